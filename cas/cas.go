@@ -1,0 +1,58 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package cas says what a blob is named and what a store of blobs must do. It holds the vocabulary of
+// the content-addressable store and of the action cache, and no implementation: those are its
+// subdirectories.
+package cas
+
+import (
+	"context"
+	"io"
+
+	repb "github.com/bazelbuild/remote-apis/build/bazel/remote/execution/v2"
+)
+
+// A Store holds blobs. Its methods are safe for concurrent use. The empty blob is always present,
+// without having been put (REAPI, ContentAddressableStorage).
+type Store interface {
+	// Open returns the blob from byte off, 0 to d.Size() inclusive, to its end; the caller closes
+	// it. A read from 0 to the end that does not match d fails with ErrCorrupt no later than where
+	// io.EOF would have stood. An absent blob is ErrNotFound, an off outside the blob ErrRange.
+	Open(ctx context.Context, d Digest, off int64) (io.ReadCloser, error)
+	// Put stores the bytes of r as d, or fails and stores nothing. It need not read r if d is
+	// present. Bytes that are not d are ErrMismatch; no room is ErrFull.
+	Put(ctx context.Context, d Digest, r io.Reader) error
+	// Missing returns those of ds that are absent, in order and each once, and marks the rest as
+	// used.
+	Missing(ctx context.Context, ds []Digest) ([]Digest, error)
+}
+
+// A Filer is an optional ability of a Store: to show a blob as a file of this host, so that a large
+// input need not be copied.
+type Filer interface {
+	// File returns the path of a regular file that holds d, with mode 0555 if executable and 0444
+	// if not. Nobody may write to it; it stays until release is called. An absent blob is
+	// ErrNotFound.
+	File(ctx context.Context, d Digest, executable bool) (path string, release func(), err error)
+}
+
+// An ActionCache maps the digest of an action to its result. Its methods are safe for concurrent
+// use. It does not check that the blobs of a result are present: that is Closure's business.
+type ActionCache interface {
+	// Lookup returns the result recorded for action, or ErrNotFound. The caller owns the result.
+	Lookup(ctx context.Context, action Digest) (*repb.ActionResult, error)
+	// Record replaces what was recorded for action.
+	Record(ctx context.Context, action Digest, r *repb.ActionResult) error
+}
+
+// An Instance is one isolated pair of a store and an action cache: what is put into one instance
+// cannot be read in another (REAPI, instance_name).
+type Instance struct {
+	Name    string
+	Store   Store
+	Actions ActionCache
+}
+
+// Instances returns the instance of a name. It fails with ErrInvalid for a name that no instance may
+// have. It is safe for concurrent use, and equal names share one content.
+type Instances func(name string) (*Instance, error)

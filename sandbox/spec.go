@@ -1,0 +1,139 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package sandbox
+
+import (
+	"fmt"
+	"path"
+	"slices"
+	"strings"
+	"time"
+)
+
+// A Spec is everything one run may see and use. It is plain data; its zero value permits nothing.
+//
+// Every path of the run is absolute, clean and named Target. Where bytes come from on this host is a
+// Source, which never becomes part of the Spec's text: two hosts that run the same thing have the same
+// text.
+type Spec struct {
+	Args []string // program and arguments, at least one
+	Dir  string   // the working directory, inside a Target
+	Env  []string // exactly these variables, "KEY=VALUE", sorted by key, each key once
+
+	// Inputs are what may be read (set I). A later input may lie inside an earlier one.
+	Inputs []Input
+	// Outputs are the directories that may be written and outlive the run (set O).
+	Outputs []Output
+	// Temp are private directories that are thrown away (set T).
+	Temp []Temp
+	// Loopback gives the run a loopback interface of its own. There is no other network (set N).
+	Loopback bool
+
+	// Workspace names the workspace in which relative Sources lie, or "".
+	Workspace string
+	// Grace is how long the run may take to end after it was told to. Zero kills at once.
+	Grace time.Duration
+}
+
+// An Input is a file or a directory that may be read and never written.
+type Input struct {
+	Target string
+	// Content names the bytes, by digest or as "host", in the Spec's text.
+	Content string
+	Source  string // a path of this host, or, relative, of the workspace
+}
+
+// An Output is a directory that may be written.
+type Output struct {
+	Target string
+	Source string // a directory of the workspace; relative
+}
+
+// A Temp is a private, empty, memory-backed directory of at most Bytes bytes.
+type Temp struct {
+	Target string
+	Bytes  int64
+}
+
+// Validate returns ErrSpec for a Spec that contradicts itself: a relative, unclean or missing path, a
+// target named twice, an environment that is not sorted or names a variable twice, an output that is
+// not in the workspace, or an input that would be writable through an output's Source.
+func (s *Spec) Validate() error {
+	bad := func(format string, args ...any) error {
+		return fmt.Errorf("%w: %s", ErrSpec, fmt.Sprintf(format, args...))
+	}
+	if len(s.Args) == 0 || s.Args[0] == "" {
+		return bad("no program to run")
+	}
+	for _, a := range s.Args {
+		if strings.ContainsRune(a, 0) {
+			return bad("argument %q holds a NUL byte", a)
+		}
+	}
+	keys := make([]string, len(s.Env))
+	for i, kv := range s.Env {
+		k, _, ok := strings.Cut(kv, "=")
+		if !ok || k == "" || strings.ContainsRune(kv, 0) {
+			return bad("environment entry %q is not KEY=VALUE", kv)
+		}
+		keys[i] = k
+	}
+	if !slices.IsSorted(keys) || len(slices.Compact(slices.Clone(keys))) != len(keys) {
+		return bad("environment is not sorted by key with each key once")
+	}
+	targets := map[string]bool{}
+	target := func(kind, t string) error {
+		if !path.IsAbs(t) || path.Clean(t) != t || t == "/" || strings.ContainsRune(t, 0) {
+			return bad("%s target %q is not a clean absolute path below the root", kind, t)
+		}
+		if targets[t] {
+			return bad("target %q is named twice", t)
+		}
+		targets[t] = true
+		return nil
+	}
+	for _, o := range s.Outputs {
+		if err := target("output", o.Target); err != nil {
+			return err
+		}
+		if s.Workspace == "" || !local(o.Source) {
+			return bad("output %s has the source %q, which is not inside the workspace", o.Target, o.Source)
+		}
+	}
+	for _, in := range s.Inputs {
+		if err := target("input", in.Target); err != nil {
+			return err
+		}
+		if path.IsAbs(in.Source) {
+			continue
+		}
+		if s.Workspace == "" || !local(in.Source) {
+			return bad("input %s has the source %q, which is neither a path of the host nor inside the workspace", in.Target, in.Source)
+		}
+		for _, o := range s.Outputs {
+			if within(in.Source, o.Source) || within(o.Source, in.Source) {
+				return bad("input %s and output %s share %q: an input must not be writable", in.Target, o.Target, in.Source)
+			}
+		}
+	}
+	for _, t := range s.Temp {
+		if err := target("temp", t.Target); err != nil {
+			return err
+		}
+		if t.Bytes <= 0 {
+			return bad("temp %s has no size", t.Target)
+		}
+	}
+	if !path.IsAbs(s.Dir) || path.Clean(s.Dir) != s.Dir {
+		return bad("working directory %q is not a clean absolute path", s.Dir)
+	}
+	return nil
+}
+
+// local reports whether p is a clean relative path that stays inside its root and is not the root.
+func local(p string) bool {
+	return p != "" && p != "." && !path.IsAbs(p) && path.Clean(p) == p && p != ".." && !strings.HasPrefix(p, "../")
+}
+
+// within reports whether a is b or lies below it.
+func within(a, b string) bool { return a == b || strings.HasPrefix(a, b+"/") }

@@ -1,0 +1,99 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package worker carries one action from its digest to its result: fetch, confine, stage, run,
+// collect, seal, publish, one verb a file. It knows no concrete store and no concrete backend.
+package worker
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"time"
+
+	repb "github.com/bazelbuild/remote-apis/build/bazel/remote/execution/v2"
+	"github.com/cloister-build/cloister/cas"
+	"google.golang.org/grpc/codes"
+)
+
+// An Executor executes actions. It is safe for concurrent use.
+type Executor interface {
+	// Execute carries t to its outcome, calling report as each stage begins. An action that fails
+	// is an Outcome; an error is the client's fault or ours, always a *Fault. It ends early when
+	// ctx does, with a Fault of kind Cancelled, and nothing of the action is alive when it returns.
+	Execute(ctx context.Context, t *Task, report func(Stage)) (*Outcome, error)
+}
+
+// A Task is one request to execute an action.
+type Task struct {
+	Instance string
+	Action   cas.Digest
+	// SkipCacheLookup runs the action even if a result is recorded.
+	SkipCacheLookup bool
+	// Queued is when the request arrived.
+	Queued time.Time
+	// Stdout and Stderr, if not nil, see the action's output while it runs.
+	Stdout, Stderr io.Writer
+}
+
+// An Outcome is what became of an action that was executed, or found in the action cache.
+type Outcome struct {
+	Result *repb.ActionResult
+	Cached bool
+	// Code is codes.OK, or what the API says of an action that ended badly by its own doing:
+	// DeadlineExceeded after its timeout, FailedPrecondition for an output of the wrong kind.
+	Code codes.Code
+	// Message says to a person why the action did not succeed; one line, "" if it did.
+	Message string
+}
+
+// A Stage is one of the seven verbs.
+type Stage uint8
+
+// The stages, in order.
+const (
+	Fetch Stage = iota + 1
+	Confine
+	StageInputs
+	Run
+	Collect
+	Seal
+	Publish
+)
+
+// String returns the verb.
+func (s Stage) String() string {
+	return [...]string{"", "fetch", "confine", "stage", "run", "collect", "seal", "publish"}[s]
+}
+
+// A Kind says whose fault an error is, and so what the caller may do about it. It is a closed list.
+type Kind uint8
+
+// The kinds. The first three are the client's, the others ours.
+const (
+	Invalid     Kind = iota + 1 // malformed; asking again cannot help
+	Missing                     // blobs are absent; upload them and ask again
+	Unmet                       // the host or the operator does not permit it
+	Exhausted                   // no room now
+	Unavailable                 // ask again
+	Internal                    // a defect, or the host failed us
+	Cancelled                   // the caller wanted no more
+)
+
+// A Fault is an error with its kind.
+type Fault struct {
+	Kind Kind
+	Err  error
+	// Blobs lists all blobs that are absent, if Kind is Missing.
+	Blobs []cas.Digest
+}
+
+// Error returns the text of the error.
+func (f *Fault) Error() string { return f.Err.Error() }
+
+// Unwrap returns the error.
+func (f *Fault) Unwrap() error { return f.Err }
+
+// faultf returns a Fault of kind k; format may wrap.
+func faultf(k Kind, format string, args ...any) *Fault {
+	return &Fault{Kind: k, Err: fmt.Errorf(format, args...)}
+}
