@@ -1,0 +1,216 @@
+// SPDX-License-Identifier: Apache-2.0
+
+//go:build linux
+
+package namespace_test
+
+import (
+	"bufio"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"os/signal"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/cloister-build/cloister/sandbox"
+	"github.com/cloister-build/cloister/sandbox/namespace"
+	"github.com/cloister-build/cloister/sandbox/sandboxtest"
+	"golang.org/x/sys/unix"
+)
+
+// holdVariable makes the test binary a worker that only holds a run, for a test that kills it.
+const holdVariable = "CLOISTER_TEST_HOLD"
+
+func TestMain(m *testing.M) {
+	if mark := os.Getenv(holdVariable); mark != "" {
+		hold(mark)
+		return
+	}
+	// What a careless parent leaves behind: an open descriptor and ignored signals.
+	if _, err := unix.FcntlInt(os.Stderr.Fd(), unix.F_DUPFD, 200); err != nil {
+		panic(err)
+	}
+	signal.Ignore(syscall.SIGINT, syscall.SIGQUIT, syscall.SIGUSR1)
+	os.Exit(m.Run())
+}
+
+func TestBackend(t *testing.T) {
+	sandboxtest.TestBackend(t, func() sandbox.Backend { return namespace.New() })
+}
+
+// unprivilegedUser is one that owns nothing.
+const unprivilegedUser = 63210
+
+// TestBackendUnprivileged runs the same contract as an ordinary user, in a process of this binary.
+func TestBackendUnprivileged(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("TestBackend runs as an ordinary user already")
+	}
+	dir, err := os.MkdirTemp("", "cloister-unprivileged-")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer os.RemoveAll(dir)
+	if err := os.Chown(dir, unprivilegedUser, unprivilegedUser); err != nil {
+		t.Fatal(err)
+	}
+	self := filepath.Join(dir, "namespace.test")
+	copyExecutable(t, self)
+	args := []string{"-test.run=^TestBackend$", "-test.timeout=3m"}
+	if testing.Verbose() {
+		args = append(args, "-test.v")
+	}
+	cmd := exec.CommandContext(t.Context(), self, args...)
+	cmd.Dir = dir
+	require := strings.ReplaceAll(os.Getenv("CLOISTER_REQUIRE"), "unprivileged", "namespaces")
+	cmd.Env = []string{"TMPDIR=" + dir, "HOME=" + dir, "PATH=/usr/bin:/bin", "CLOISTER_REQUIRE=" + require}
+	cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: unprivilegedUser, Gid: unprivilegedUser}}
+	out, err := cmd.CombinedOutput()
+	t.Logf("%s", out)
+	if err != nil {
+		t.Fatalf("as user %d: %v", unprivilegedUser, err)
+	}
+	if strings.Contains(string(out), "no tests to run") || !strings.Contains(string(out), "PASS") {
+		t.Fatal("the contract was not run")
+	}
+}
+
+func copyExecutable(t *testing.T, to string) {
+	t.Helper()
+	src, err := os.Open("/proc/self/exe")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer src.Close()
+	dst, err := os.OpenFile(to, os.O_CREATE|os.O_WRONLY|os.O_EXCL, 0o755)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := io.Copy(dst, src); err != nil {
+		t.Fatal(err)
+	}
+	if err := dst.Close(); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// hold runs a command that would outlive its worker if it could.
+func hold(mark string) {
+	b := namespace.New()
+	usr := []sandbox.Input{}
+	for _, dir := range []string{"/usr", "/bin", "/lib", "/lib64"} {
+		if src, err := filepath.EvalSymlinks(dir); err == nil {
+			usr = append(usr, sandbox.Input{Target: dir, Content: "host", Source: src})
+		}
+	}
+	_, err := b.Run(timeless{}, &sandbox.Spec{
+		Args:   []string{"/bin/sh", "-c", fmt.Sprintf("trap '' TERM HUP; echo started; setsid sleep %[1]s & sleep %[1]s", mark)},
+		Dir:    "/usr",
+		Env:    []string{"PATH=/usr/bin:/bin"},
+		Inputs: usr,
+	}, sandbox.Stdio{Stdout: os.Stdout})
+	fmt.Println("ended:", err)
+}
+
+// timeless is a context that never ends.
+type timeless struct{}
+
+func (timeless) Deadline() (time.Time, bool) { return time.Time{}, false }
+func (timeless) Done() <-chan struct{}       { return nil }
+func (timeless) Err() error                  { return nil }
+func (timeless) Value(any) any               { return nil }
+
+func TestRunDiesWithItsWorker(t *testing.T) {
+	if _, err := namespace.New().Probe(t.Context()); err != nil {
+		sandboxtest.Unavailable(t, "namespaces", err)
+	}
+	mark := fmt.Sprintf("4%d.5", os.Getpid())
+	cmd := exec.CommandContext(t.Context(), "/proc/self/exe")
+	cmd.Env = append(os.Environ(), holdVariable+"="+mark)
+	stdout, err := cmd.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	if line, err := bufio.NewReader(stdout).ReadString('\n'); err != nil || line != "started\n" {
+		t.Fatalf("the run did not start: %q, %v", line, err)
+	}
+	alive := func() []string { return sandboxtest.Running(t, "sleep\x00"+mark) }
+	for range 500 {
+		if len(alive()) == 2 {
+			break
+		}
+		time.Sleep(20 * time.Millisecond)
+	}
+	if len(alive()) != 2 {
+		t.Fatal("the run is not there to be killed")
+	}
+	if err := cmd.Process.Kill(); err != nil {
+		t.Fatal(err)
+	}
+	_ = cmd.Wait() // killed, as asked
+	for range 500 {
+		if len(alive()) == 0 {
+			return
+		}
+		time.Sleep(20 * time.Millisecond)
+	}
+	t.Errorf("10 s after its worker the run is alive: %v", alive())
+}
+
+func TestBackendSurvivesItsZygote(t *testing.T) {
+	b := namespace.New()
+	defer b.Close()
+	if _, err := b.Probe(t.Context()); err != nil {
+		sandboxtest.Unavailable(t, "namespaces", err)
+	}
+	r := sandboxtest.Run{Script: "exit 3"}
+	r.Do(t, b)
+	if err := b.KillZygote(); err != nil {
+		t.Fatal(err)
+	}
+	r.Do(t, b)
+	if r.Result.ExitCode != 3 {
+		t.Errorf("got exit code %d, want 3", r.Result.ExitCode)
+	}
+}
+
+func TestClosedBackendRefuses(t *testing.T) {
+	b := namespace.New()
+	if err := b.Close(); err != nil {
+		t.Fatal(err)
+	}
+	r := sandboxtest.Run{Script: "true"}
+	if err := r.Try(t.Context(), t, b); err == nil {
+		t.Error("a closed backend performed a run")
+	}
+}
+
+// BenchmarkRun is a run of /bin/true in a sandbox with the host's programs.
+func BenchmarkRun(b *testing.B) {
+	be := namespace.New()
+	defer be.Close()
+	if _, err := be.Probe(b.Context()); err != nil {
+		sandboxtest.Unavailable(b, "namespaces", err)
+	}
+	r := sandboxtest.Run{Spec: func(s *sandbox.Spec) { s.Args = []string{"/bin/true"} }}
+	for b.Loop() {
+		r.Do(b, be)
+	}
+}
+
+// BenchmarkForkExec is the same program without a sandbox, to compare.
+func BenchmarkForkExec(b *testing.B) {
+	for b.Loop() {
+		if err := exec.Command("/bin/true").Run(); err != nil {
+			b.Fatal(err)
+		}
+	}
+}

@@ -1,0 +1,41 @@
+// SPDX-License-Identifier: Apache-2.0
+
+//go:build !linux
+
+package namespace
+
+import (
+	"context"
+	"fmt"
+	"runtime"
+
+	"github.com/cloister-build/cloister/sandbox"
+)
+
+// A Backend runs nothing on this system.
+type Backend struct{}
+
+// New returns a backend whose every method is sandbox.ErrUnsupported.
+func New() *Backend { return &Backend{} }
+
+func unsupported() error {
+	return fmt.Errorf("%w: Linux namespaces do not exist on %s", sandbox.ErrUnsupported, runtime.GOOS)
+}
+
+// Probe returns ErrUnsupported.
+func (*Backend) Probe(context.Context) (sandbox.Features, error) {
+	return sandbox.Features{Backend: Name, Tier: "none", Checks: []sandbox.Check{{
+		Name: "Linux namespaces", Detail: "this system is " + runtime.GOOS, Required: true,
+	}}}, unsupported()
+}
+
+// Run returns ErrUnsupported.
+func (*Backend) Run(context.Context, *sandbox.Spec, sandbox.Stdio) (*sandbox.Result, error) {
+	return nil, unsupported()
+}
+
+// Workspace returns ErrUnsupported.
+func (*Backend) Workspace(context.Context) (sandbox.Workspace, error) { return nil, unsupported() }
+
+// Close does nothing.
+func (*Backend) Close() error { return nil }

@@ -1,0 +1,55 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package namespace
+
+import (
+	"flag"
+	"fmt"
+	"os"
+	"strings"
+	"testing"
+
+	"github.com/cloister-build/cloister/sandbox"
+	"github.com/google/go-cmp/cmp"
+)
+
+var update = flag.Bool("update", false, "rewrite the golden files")
+
+// TestPlan compares what init would do with testdata/plan.txt.
+func TestPlan(t *testing.T) {
+	spec := &sandbox.Spec{
+		Args: []string{"cc", "-c", "a.c"}, Dir: "/build", Env: []string{"PATH=/usr/bin"},
+		Inputs: []sandbox.Input{
+			{Target: "/build/src/big.a", Content: "x", Source: "/store/big"},
+			{Target: "/usr", Content: "host", Source: "/usr"},
+			{Target: "/bin", Content: "host", Source: "/usr/bin"},
+			{Target: "/build/src", Content: "x", Source: "in/0"},
+		},
+		Outputs:   []sandbox.Output{{Target: "/build", Source: "out"}},
+		Temp:      []sandbox.Temp{{Target: "/tmp", Bytes: 1 << 20}},
+		Workspace: "/proc/self/fd/9",
+	}
+	if err := spec.Validate(); err != nil {
+		t.Fatal(err)
+	}
+	var b strings.Builder
+	for _, op := range plan(spec).Ops {
+		fmt.Fprintf(&b, "%s %s %q %d\n", op.Kind, op.Target, op.Source, op.Bytes)
+	}
+	const golden = "testdata/plan.txt"
+	if *update {
+		if err := os.MkdirAll("testdata", 0o755); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(golden, []byte(b.String()), 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	want, err := os.ReadFile(golden)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if d := cmp.Diff(string(want), b.String()); d != "" {
+		t.Errorf("the plan differs from %s (-want +got):\n%s", golden, d)
+	}
+}

@@ -1,0 +1,132 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package namespace
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+
+	"github.com/cloister-build/cloister/sandbox"
+	"github.com/cloister-build/cloister/sandbox/internal/zygote"
+	"golang.org/x/sys/unix"
+)
+
+// Probe runs this executable in a sandbox and reports what it finds there. Nothing is concluded from
+// version numbers.
+func (b *Backend) Probe(ctx context.Context) (sandbox.Features, error) {
+	f := sandbox.Features{Backend: Name, Tier: "none"}
+	check := func(ok bool, name, detail, fix string) {
+		f.Checks = append(f.Checks, sandbox.Check{Name: name, OK: ok, Detail: detail, Fix: fix, Required: true})
+	}
+	fail := func(name string, err error) (sandbox.Features, error) {
+		detail, fix := explain(err)
+		check(false, name, detail, fix)
+		if fix != "" {
+			fix = "; fix: " + fix
+		}
+		return f, fmt.Errorf("%w: %s: %s%s", sandbox.ErrUnsupported, name, detail, fix)
+	}
+
+	if b.rootless {
+		if err := b.start(); err != nil {
+			return fail("user namespace", err)
+		}
+		check(true, "user namespace", fmt.Sprintf("user %d is root of its own user namespace", os.Geteuid()), "")
+	}
+	w, err := b.Workspace(ctx)
+	if err != nil {
+		return fail("detached tmpfs", err)
+	}
+	defer w.Close()
+	check(true, "detached tmpfs", "inputs are laid out on a mount without a path", "")
+
+	facts, err := b.probeRun(ctx, w)
+	if err != nil {
+		return fail("namespaces and root from nothing", err)
+	}
+	check(facts.PID > 1 && facts.Processes == 1, "pid namespace", fmt.Sprintf("a run sees its own processes only (%d)", facts.Processes), "")
+	check(!facts.RootWritable, "mount namespace", "a root from nothing, read-only", "")
+	check(len(facts.Interfaces) == 1 && facts.Interfaces[0] == "lo" && facts.Loopback, "network namespace",
+		fmt.Sprintf("loopback only (interfaces: %s)", strings.Join(facts.Interfaces, " ")), "")
+	check(facts.Hostname == zygote.Hostname, "UTS namespace", "the host name is always "+zygote.Hostname, "")
+	check(facts.UID == zygote.UID && facts.GID == zygote.GID, "inner user namespace",
+		fmt.Sprintf("a run is always user %d, group %d", facts.UID, facts.GID), "")
+	check(strings.Trim(facts.Capabilities, "0") == "", "capabilities", "none (effective set "+facts.Capabilities+")", "")
+	check(facts.NoNewPrivs, "no_new_privs", "set-user-ID programs gain nothing", "")
+	for _, c := range f.Checks {
+		if !c.OK {
+			return f, fmt.Errorf("%w: %s: found: %s", sandbox.ErrUnsupported, c.Name, c.Detail)
+		}
+	}
+	f.Tier = "full"
+	f.Layers = []string{"user", "mount", "pid", "network", "ipc", "uts", "cgroup"}
+	f.Checks = append(f.Checks,
+		sandbox.Check{Name: "limits", Detail: "memory, CPU time and number of processes of an action are not limited in this version"},
+		sandbox.Check{Name: "system-call filter", Detail: "no seccomp filter in this version: kernel interfaces that need no privilege are reachable"},
+	)
+	return f, nil
+}
+
+// probeRun runs this executable as NameProbe.
+func (b *Backend) probeRun(ctx context.Context, w sandbox.Workspace) (*zygote.Facts, error) {
+	self, err := filepath.EvalSymlinks("/proc/self/exe")
+	if err != nil {
+		return nil, err
+	}
+	if err := w.Root().Mkdir("out", 0o755); err != nil {
+		return nil, err
+	}
+	spec := &sandbox.Spec{
+		Args:      []string{zygote.NameProbe},
+		Dir:       "/probe",
+		Loopback:  true,
+		Inputs:    []sandbox.Input{{Target: zygote.NameProbe, Content: "host", Source: self}},
+		Outputs:   []sandbox.Output{{Target: "/probe", Source: "out"}},
+		Workspace: w.Name(),
+	}
+	// An executable that is linked dynamically, as test binaries may be, needs its libraries.
+	for _, dir := range []string{"/lib", "/lib64", "/usr/lib"} {
+		if src, err := filepath.EvalSymlinks(dir); err == nil {
+			spec.Inputs = append(spec.Inputs, sandbox.Input{Target: dir, Content: "host", Source: src})
+		}
+	}
+	var stdout, stderr bytes.Buffer
+	res, err := b.Run(ctx, spec, sandbox.Stdio{Stdout: &stdout, Stderr: &stderr})
+	if err != nil {
+		return nil, err
+	}
+	var facts zygote.Facts
+	if err := json.Unmarshal(stdout.Bytes(), &facts); err != nil || res.ExitCode != 0 {
+		return nil, fmt.Errorf("the probe exited with %d: %s", res.ExitCode, strings.TrimSpace(stderr.String()))
+	}
+	return &facts, nil
+}
+
+// explain says what an error means on this host, and the line that would fix it.
+func explain(err error) (detail, fix string) {
+	detail = err.Error()
+	read := func(name string) string {
+		b, _ := os.ReadFile("/proc/sys/" + name)
+		return strings.TrimSpace(string(b))
+	}
+	switch {
+	case read("user/max_user_namespaces") == "0":
+		return detail + " (user.max_user_namespaces is 0)", "sudo sysctl -w user.max_user_namespaces=15000"
+	case read("kernel/unprivileged_userns_clone") == "0" && os.Geteuid() != 0:
+		return detail + " (kernel.unprivileged_userns_clone is 0)", "sudo sysctl -w kernel.unprivileged_userns_clone=1"
+	case read("kernel/apparmor_restrict_unprivileged_userns") == "1" && os.Geteuid() != 0:
+		return detail + " (AppArmor restricts user namespaces to programs that have a profile)",
+			"sudo sysctl -w kernel.apparmor_restrict_unprivileged_userns=0, or an AppArmor profile with the rule userns for this executable"
+	case errors.Is(err, unix.ENOSYS) || errors.Is(err, unix.EINVAL):
+		return detail + " (the kernel is too old: mount_setattr needs Linux 5.12)", "run a newer kernel"
+	case errors.Is(err, unix.EPERM) || errors.Is(err, unix.EACCES) || strings.Contains(detail, "operation not permitted"):
+		return detail + " (in a container, its runtime's profile forbids it)", "run outside a container, or with a seccomp and AppArmor profile that permits mounts and user namespaces"
+	}
+	return detail, ""
+}

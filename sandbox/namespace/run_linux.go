@@ -1,0 +1,323 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package namespace
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"sync"
+	"syscall"
+	"time"
+
+	"github.com/cloister-build/cloister/sandbox"
+	"github.com/cloister-build/cloister/sandbox/internal/zygote"
+	"golang.org/x/sys/unix"
+)
+
+// A Backend runs commands in namespaces through one zygote, which it starts when it is first needed
+// and again if it died.
+type Backend struct {
+	rootless bool
+
+	mu     sync.Mutex
+	sock   int // of the zygote; -1 while there is none
+	proc   *os.Process
+	closed bool
+}
+
+// New returns a backend. The caller closes it.
+func New() *Backend {
+	return &Backend{rootless: os.Geteuid() != 0, sock: -1}
+}
+
+// Close ends the zygote and every run.
+func (b *Backend) Close() error {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.closed = true
+	b.drop()
+	return nil
+}
+
+// drop forgets the zygote. Its runs die with it. b.mu is held.
+func (b *Backend) drop() {
+	if b.sock < 0 {
+		return
+	}
+	unix.Close(b.sock)
+	b.proc.Kill()
+	b.proc.Wait()
+	b.sock = -1
+}
+
+// start starts the zygote if there is none.
+func (b *Backend) start() error {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.startLocked()
+}
+
+func (b *Backend) startLocked() error {
+	if b.closed {
+		return errors.New("the sandbox is closed")
+	}
+	if b.sock >= 0 {
+		return nil
+	}
+	proc, sock, err := zygote.Start(b.rootless)
+	if err != nil {
+		return err
+	}
+	b.proc, b.sock = proc, sock
+	return nil
+}
+
+// request sends one packet to the zygote and, if answer, returns the descriptor of its reply.
+func (b *Backend) request(req []byte, answer bool, fds ...int) (int, error) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	// Twice, since a failure may be how one learns that the zygote died.
+	var err error
+	for range 2 {
+		if err := b.startLocked(); err != nil {
+			return -1, err
+		}
+		var text []byte
+		var got []int
+		if err = zygote.Send(b.sock, req, fds...); err == nil && answer {
+			text, got, err = zygote.Receive(b.sock)
+		}
+		switch {
+		case err != nil:
+			b.drop()
+		case !answer:
+			return -1, nil
+		case len(text) > 1:
+			return -1, fmt.Errorf("zygote: %s", text[1:])
+		case len(got) != 1:
+			return -1, errors.New("zygote: an answer without its descriptor")
+		default:
+			return got[0], nil
+		}
+	}
+	return -1, fmt.Errorf("the zygote does not answer: %w", err)
+}
+
+// Workspace returns a new detached tmpfs.
+func (b *Backend) Workspace(context.Context) (sandbox.Workspace, error) {
+	fd, err := b.request([]byte{zygote.ReqWorkspace}, true)
+	if err != nil {
+		return nil, fmt.Errorf("workspace: %w", err)
+	}
+	w := &workspace{mount: os.NewFile(uintptr(fd), "workspace")}
+	if w.root, err = os.OpenRoot(w.Name()); err != nil {
+		w.mount.Close()
+		return nil, fmt.Errorf("workspace: %w", err)
+	}
+	return w, nil
+}
+
+// A workspace is a detached mount: it has no path but those of the descriptors that hold it.
+type workspace struct {
+	mount *os.File
+	root  *os.Root
+}
+
+func (w *workspace) Root() *os.Root { return w.root }
+func (w *workspace) Name() string   { return fmt.Sprintf("/proc/self/fd/%d", w.mount.Fd()) }
+func (w *workspace) Close() error   { return errors.Join(w.root.Close(), w.mount.Close()) }
+
+// Run performs spec.
+func (b *Backend) Run(ctx context.Context, spec *sandbox.Spec, std sandbox.Stdio) (*sandbox.Result, error) {
+	if err := spec.Validate(); err != nil {
+		return nil, err
+	}
+	if err := ctx.Err(); err != nil {
+		return nil, err
+	}
+	r := &run{}
+	defer r.close()
+	if err := r.open(spec, std); err != nil {
+		return nil, err
+	}
+	req := []byte{zygote.ReqRun}
+	if spec.Loopback {
+		req = append(req, zygote.Loopback)
+	}
+	if _, err := b.request(req, false, r.theirs...); err != nil {
+		return nil, err
+	}
+	r.handOver()
+	return r.watch(ctx, spec.Grace)
+}
+
+// A run is the worker's side of one run: descriptors, and the goroutines that copy its output.
+type run struct {
+	theirs  []int // sent to the zygote, in the order of its protocol
+	control int   // the worker's end
+	pipes   []*os.File
+	copying sync.WaitGroup
+	copyErr [2]error
+}
+
+// open makes everything that the zygote is handed.
+func (r *run) open(spec *sandbox.Spec, std sandbox.Stdio) error {
+	r.control = -1
+	text, err := json.Marshal(plan(spec))
+	if err != nil {
+		return err
+	}
+	fd, err := unix.MemfdCreate("plan", unix.MFD_CLOEXEC)
+	if err != nil {
+		return fmt.Errorf("plan: %w", err)
+	}
+	r.theirs = append(r.theirs, fd)
+	for n := 0; n < len(text); {
+		m, err := unix.Write(fd, text[n:])
+		if err != nil {
+			return fmt.Errorf("plan: %w", err)
+		}
+		n += m
+	}
+	sv, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		return fmt.Errorf("control socket: %w", err)
+	}
+	r.control = sv[0]
+	r.theirs = append(r.theirs, sv[1])
+	for i, w := range []io.Writer{std.Stdout, std.Stderr} {
+		if w == nil {
+			w = io.Discard
+		}
+		ours, theirs, err := os.Pipe()
+		if err != nil {
+			return fmt.Errorf("output pipe: %w", err)
+		}
+		// A descriptor of its own for the zygote: Fd would make the file blocking.
+		fd, err := unix.FcntlInt(theirs.Fd(), unix.F_DUPFD_CLOEXEC, 0)
+		theirs.Close()
+		if err != nil {
+			ours.Close()
+			return fmt.Errorf("output pipe: %w", err)
+		}
+		r.theirs = append(r.theirs, fd)
+		r.pipes = append(r.pipes, ours)
+		r.copying.Go(func() {
+			_, r.copyErr[i] = io.Copy(w, ours)
+			// Whoever writes on learns it by SIGPIPE rather than waits for ever.
+			ours.Close()
+		})
+	}
+	if spec.Workspace != "" {
+		fd, err := unix.Open(spec.Workspace, unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
+		if err != nil {
+			return fmt.Errorf("workspace %s: %w", spec.Workspace, err)
+		}
+		r.theirs = append(r.theirs, fd)
+	}
+	return nil
+}
+
+// handOver closes what the zygote has now.
+func (r *run) handOver() {
+	for _, fd := range r.theirs {
+		unix.Close(fd)
+	}
+	r.theirs = nil
+}
+
+// close ends what is left, and waits for the copying goroutines.
+func (r *run) close() {
+	r.handOver()
+	if r.control >= 0 {
+		unix.Close(r.control)
+	}
+	r.copying.Wait()
+}
+
+// watch follows the run to its end. When ctx ends it stops the run: SIGTERM, grace, and the end of
+// init, with which everything ends.
+func (r *run) watch(ctx context.Context, grace time.Duration) (*sandbox.Result, error) {
+	done := make(chan struct{})
+	var stopping sync.WaitGroup
+	stopping.Go(func() {
+		select {
+		case <-done:
+			return
+		case <-ctx.Done():
+		}
+		if grace > 0 {
+			_ = zygote.Send(r.control, []byte(zygote.WordTerm))
+			select {
+			case <-done:
+				return
+			case <-time.After(grace):
+			}
+		}
+		_ = zygote.Send(r.control, []byte(zygote.WordKill))
+	})
+	res, err := r.follow(func() bool { return ctx.Err() != nil })
+	close(done)
+	stopping.Wait()
+	r.copying.Wait()
+	if err != nil {
+		return nil, err
+	}
+	res.Stopped = ctx.Err() != nil
+	if err := errors.Join(r.copyErr[:]...); err != nil {
+		return nil, fmt.Errorf("copy the run's output: %w", err)
+	}
+	return res, nil
+}
+
+// follow reads reports until the run is reaped. Stopped tells whether it was told to end, which it may
+// do before its command has started.
+func (r *run) follow(stopped func() bool) (*sandbox.Result, error) {
+	var res sandbox.Result
+	var exited, started bool
+	for {
+		packet, _, err := zygote.Receive(r.control)
+		if err != nil {
+			return nil, fmt.Errorf("the zygote died during the run: %w", err)
+		}
+		var rep zygote.Report
+		if err := json.Unmarshal(packet, &rep); err != nil {
+			return nil, fmt.Errorf("report of the run: %w", err)
+		}
+		switch {
+		case rep.Failed != "":
+			return nil, fmt.Errorf("start of the run: %s", rep.Failed)
+		case rep.Started != 0:
+			started = true
+			res.Start = time.Unix(0, rep.Started)
+		case rep.Exited != nil:
+			exited = true
+			res.End = time.Unix(0, rep.Exited.At)
+			res.ExitCode = rep.Exited.Code
+			if s := rep.Exited.Signal; s != 0 {
+				res.Signal, res.ExitCode = syscall.Signal(s), 128+s
+			}
+		case rep.Reaped != nil:
+			if !started {
+				if !stopped() {
+					return nil, errors.New("the run ended before its command started")
+				}
+				res.Start = time.Now()
+			}
+			if !exited { // init was told to end, and the command with it
+				res.End = time.Now()
+				res.Signal, res.ExitCode = syscall.SIGKILL, 128+int(syscall.SIGKILL)
+			}
+			res.Usage = sandbox.Usage{
+				User:    time.Duration(rep.Reaped.UserNS),
+				System:  time.Duration(rep.Reaped.SystemNS),
+				PeakRSS: rep.Reaped.PeakRSS,
+			}
+			return &res, nil
+		}
+	}
+}
