@@ -1,0 +1,579 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package castest holds what tests of stores need: the contracts of package cas as executable suites,
+// and Memory, a real store without a disk. It is no part of the program: only test files import it.
+package castest
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"math/rand/v2"
+	"os"
+	"runtime"
+	"slices"
+	"sync"
+	"testing"
+	"testing/iotest"
+
+	repb "github.com/bazelbuild/remote-apis/build/bazel/remote/execution/v2"
+	"github.com/cloister-build/cloister/cas"
+	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/types/known/anypb"
+)
+
+// Blob returns size bytes that look random and depend on seed and size alone, and their digest.
+func Blob(seed byte, size int) ([]byte, cas.Digest) {
+	b := make([]byte, size)
+	rand.NewChaCha8([32]byte{seed, byte(size), byte(size >> 8), byte(size >> 16), byte(size >> 24)}).Read(b)
+	return b, cas.SHA256.Sum(b)
+}
+
+// TestStore checks that the stores newStore returns keep the contract of cas.Store, and that of
+// cas.Filer if they have it. Each store must be empty and have room for 32 MiB.
+func TestStore(t *testing.T, newStore func(t *testing.T) cas.Store) {
+	for _, c := range []struct {
+		name string
+		test func(t *testing.T, s cas.Store)
+	}{
+		{"RoundTrip", testRoundTrip},
+		{"EmptyBlobIsAlwaysPresent", testEmptyBlob},
+		{"AbsentIsNotFound", testAbsent},
+		{"OpenHonoursOffset", testOffset},
+		{"SizeIsPartOfTheName", testSizeInName},
+		{"PutRejectsMismatch", testMismatch},
+		{"PutStopsReadingAtTooMany", testTooMany},
+		{"PutRejectsHugeSize", testHuge},
+		{"PutStoresNothingOfFailingReader", testFailingReader},
+		{"PutOfPresentBlob", testPutPresent},
+		{"MissingKeepsOrderAndDeduplicates", testMissing},
+		{"ConcurrentPutsOfOneBlob", testConcurrentPut},
+		{"ConcurrentPutAndOpen", testConcurrentOpen},
+		{"CancelledContext", testCancelled},
+		{"CancelledDuringPut", testCancelledPut},
+		{"File", testFile},
+	} {
+		t.Run(c.name, func(t *testing.T) { c.test(t, newStore(t)) })
+	}
+}
+
+func testRoundTrip(t *testing.T, s cas.Store) {
+	for _, size := range []int{0, 1, 64 << 10, 5 << 20} {
+		b, d := Blob(1, size)
+		put(t, s, b)
+		if got := get(t, s, d, 0); !bytes.Equal(got, b) {
+			t.Errorf("Open of %d bytes gave %d other bytes", size, len(got))
+		}
+		wantPresent(t, s, d)
+	}
+}
+
+// Rule 18.
+func testEmptyBlob(t *testing.T, s cas.Store) {
+	for _, f := range cas.Functions() {
+		d := f.Sum(nil)
+		wantPresent(t, s, d)
+		if got := get(t, s, d, 0); len(got) != 0 {
+			t.Errorf("Open of the empty blob gave %d bytes", len(got))
+		}
+		if r, err := s.Open(t.Context(), d, 1); !errors.Is(err, cas.ErrRange) {
+			closeIfOpen(r)
+			t.Errorf("Open of the empty blob at 1: got %v, want ErrRange", err)
+		}
+		if err := s.Put(t.Context(), d, bytes.NewReader(nil)); err != nil {
+			t.Errorf("Put of the empty blob: %v", err)
+		}
+	}
+}
+
+func testAbsent(t *testing.T, s cas.Store) {
+	_, d := Blob(1, 100)
+	wantAbsent(t, s, d)
+}
+
+// Rule 48.
+func testOffset(t *testing.T, s cas.Store) {
+	const size = 100_000
+	b, d := Blob(1, size)
+	put(t, s, b)
+	for _, off := range []int64{0, 1, size / 2, size - 1, size} {
+		if got := get(t, s, d, off); !bytes.Equal(got, b[off:]) {
+			t.Errorf("Open at %d gave %d bytes, want the last %d", off, len(got), size-off)
+		}
+	}
+	for _, off := range []int64{-1, size + 1, 1 << 62} {
+		r, err := s.Open(t.Context(), d, off)
+		if !errors.Is(err, cas.ErrRange) {
+			closeIfOpen(r)
+			t.Errorf("Open at %d: got %v, want ErrRange", off, err)
+		}
+	}
+}
+
+// Rule 17.
+func testSizeInName(t *testing.T, s cas.Store) {
+	b, d := Blob(1, 100)
+	put(t, s, b)
+	for _, size := range []int64{0, 99, 101} {
+		other, err := cas.NewDigest(d.Function(), d.Hash(), size)
+		if err != nil {
+			t.Fatal(err)
+		}
+		wantAbsent(t, s, other)
+		if err := s.Put(t.Context(), other, bytes.NewReader(b)); !errors.Is(err, cas.ErrMismatch) {
+			t.Errorf("Put of 100 bytes as %d: got %v, want ErrMismatch", size, err)
+		}
+		wantAbsent(t, s, other)
+	}
+}
+
+// Rule 42.
+func testMismatch(t *testing.T, s cas.Store) {
+	const size = 70_000
+	b, d := Blob(1, size)
+	flipped := bytes.Clone(b)
+	flipped[size/2] ^= 1
+	for _, c := range []struct {
+		name string
+		data []byte
+	}{
+		{"wrong hash", flipped},
+		{"nothing", nil},
+		{"one byte short", b[:size-1]},
+		{"one byte long", append(bytes.Clone(b), 0)},
+		{"twice", append(bytes.Clone(b), b...)},
+	} {
+		if err := s.Put(t.Context(), d, bytes.NewReader(c.data)); !errors.Is(err, cas.ErrMismatch) {
+			t.Errorf("%s: got %v, want ErrMismatch", c.name, err)
+		}
+		wantAbsent(t, s, d)
+		if len(c.data) > 0 {
+			wantAbsent(t, s, d.Function().Sum(c.data))
+		}
+	}
+	put(t, s, b)
+	if got := get(t, s, d, 0); !bytes.Equal(got, b) {
+		t.Error("after rejected Puts the right one gave other bytes")
+	}
+}
+
+// Rule 42: too many bytes are rejected at once.
+func testTooMany(t *testing.T, s cas.Store) {
+	const size, slack = 1000, 1 << 20
+	_, d := Blob(1, size)
+	r := &endless{max: 64 * slack}
+	if err := s.Put(t.Context(), d, r); !errors.Is(err, cas.ErrMismatch) {
+		t.Errorf("Put of an endless reader: got %v, want ErrMismatch", err)
+	}
+	if r.n > size+slack {
+		t.Errorf("Put read %d bytes of a blob of %d", r.n, size)
+	}
+	wantAbsent(t, s, d)
+}
+
+// A stated size must cost nothing by itself.
+func testHuge(t *testing.T, s cas.Store) {
+	b, small := Blob(1, 100)
+	for _, size := range []int64{1 << 40, 1<<63 - 1} {
+		d, err := cas.NewDigest(small.Function(), small.Hash(), size)
+		if err != nil {
+			t.Fatal(err)
+		}
+		err = s.Put(t.Context(), d, bytes.NewReader(b))
+		if !errors.Is(err, cas.ErrMismatch) && !errors.Is(err, cas.ErrFull) {
+			t.Errorf("Put of 100 bytes as %d: got %v, want ErrMismatch or ErrFull", size, err)
+		}
+		wantAbsent(t, s, d)
+	}
+}
+
+func testFailingReader(t *testing.T, s cas.Store) {
+	errBroken := errors.New("broken pipe to the client")
+	b, d := Blob(1, 200_000)
+	for _, n := range []int{0, 1, len(b) / 2, len(b)} {
+		r := io.MultiReader(bytes.NewReader(b[:n]), iotest.ErrReader(errBroken))
+		if err := s.Put(t.Context(), d, r); !errors.Is(err, errBroken) {
+			t.Errorf("Put of a reader that fails after %d bytes: got %v, want its error", n, err)
+		}
+		wantAbsent(t, s, d)
+	}
+	// A reader may return its last bytes together with io.EOF, and any number at a time.
+	for i, r := range []io.Reader{
+		iotest.DataErrReader(bytes.NewReader(b)), iotest.HalfReader(bytes.NewReader(b)),
+	} {
+		if err := s.Put(t.Context(), d, r); err != nil {
+			t.Errorf("Put of well-behaved reader %d: %v", i, err)
+		}
+	}
+	wantPresent(t, s, d)
+}
+
+// Rule 41.
+func testPutPresent(t *testing.T, s cas.Store) {
+	b, d := Blob(1, 5000)
+	for range 3 {
+		put(t, s, b)
+	}
+	if got := get(t, s, d, 0); !bytes.Equal(got, b) {
+		t.Error("after three Puts of one blob Open gave other bytes")
+	}
+}
+
+// Rule 23.
+func testMissing(t *testing.T, s cas.Store) {
+	var ds []cas.Digest
+	for i := range 20 {
+		b, d := Blob(byte(i), 10+i)
+		ds = append(ds, d)
+		if i%3 == 0 {
+			put(t, s, b)
+		}
+	}
+	asked := append(slices.Clone(ds), cas.SHA256.Sum(nil))
+	slices.Reverse(asked)
+	asked = append(asked, ds...)
+	var want []cas.Digest
+	for i := len(ds) - 1; i >= 0; i-- {
+		if i%3 != 0 {
+			want = append(want, ds[i])
+		}
+	}
+	got, err := s.Missing(t.Context(), asked)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if !slices.Equal(got, want) {
+		t.Errorf("Missing of %d digests:\n got %v\nwant %v", len(asked), got, want)
+	}
+	if got, err := s.Missing(t.Context(), nil); err != nil || len(got) != 0 {
+		t.Errorf("Missing of nothing: got %v, %v", got, err)
+	}
+}
+
+// Rule 47.
+func testConcurrentPut(t *testing.T, s cas.Store) {
+	b, d := Blob(1, 300_000)
+	errs := make([]error, 8)
+	var wg sync.WaitGroup
+	for i := range errs {
+		wg.Go(func() { errs[i] = s.Put(t.Context(), d, bytes.NewReader(b)) })
+	}
+	wg.Wait()
+	if err := errors.Join(errs...); err != nil {
+		t.Error(err)
+	}
+	if got := get(t, s, d, 0); !bytes.Equal(got, b) {
+		t.Error("after concurrent Puts Open gave other bytes")
+	}
+}
+
+// A blob is absent or whole, never in between.
+func testConcurrentOpen(t *testing.T, s cas.Store) {
+	const blobs = 16
+	var wg sync.WaitGroup
+	for i := range blobs {
+		b, d := Blob(byte(i), 100_000)
+		wg.Go(func() {
+			if err := s.Put(t.Context(), d, bytes.NewReader(b)); err != nil {
+				t.Errorf("Put: %v", err)
+			}
+		})
+		wg.Go(func() {
+			for range 50 {
+				got, err := cas.ReadAll(t.Context(), s, d, d.Size())
+				switch {
+				case errors.Is(err, cas.ErrNotFound):
+					runtime.Gosched()
+				case err != nil:
+					t.Errorf("Open during Put: %v", err)
+					return
+				default:
+					if !bytes.Equal(got, b) {
+						t.Error("Open during Put gave other bytes")
+					}
+					return
+				}
+			}
+		})
+	}
+	wg.Wait()
+}
+
+func testCancelled(t *testing.T, s cas.Store) {
+	b, d := Blob(1, 100)
+	put(t, s, b)
+	b2, d2 := Blob(2, 100)
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	r, err := s.Open(ctx, d, 0)
+	closeIfOpen(r)
+	wantCancelled(t, "Open", err)
+	wantCancelled(t, "Put", s.Put(ctx, d2, bytes.NewReader(b2)))
+	_, err = s.Missing(ctx, []cas.Digest{d})
+	wantCancelled(t, "Missing", err)
+	if f, ok := s.(cas.Filer); ok {
+		_, release, err := f.File(ctx, d, false)
+		if err == nil {
+			release()
+		}
+		wantCancelled(t, "File", err)
+	}
+	wantAbsent(t, s, d2)
+}
+
+func testCancelledPut(t *testing.T, s cas.Store) {
+	b, d := Blob(1, 3<<20)
+	for _, n := range []int{len(b) / 2, len(b)} {
+		ctx, cancel := context.WithCancel(t.Context())
+		r := io.MultiReader(bytes.NewReader(b[:n]), readerFunc(func([]byte) (int, error) {
+			cancel()
+			return 0, io.EOF
+		}), bytes.NewReader(b[n:]))
+		wantCancelled(t, fmt.Sprintf("Put cancelled after %d of %d bytes", n, len(b)), s.Put(ctx, d, r))
+		cancel()
+		wantAbsent(t, s, d)
+	}
+}
+
+func testFile(t *testing.T, s cas.Store) {
+	f, ok := s.(cas.Filer)
+	if !ok {
+		t.Skip("the store is no cas.Filer")
+	}
+	b, d := Blob(1, 10_000)
+	for _, executable := range []bool{false, true} {
+		if _, _, err := f.File(t.Context(), d, executable); !errors.Is(err, cas.ErrNotFound) {
+			t.Errorf("File of an absent blob: got %v, want ErrNotFound", err)
+		}
+	}
+	put(t, s, b)
+	put(t, s, nil)
+	for _, c := range []struct {
+		data       []byte
+		executable bool
+		mode       os.FileMode
+	}{
+		{b, false, 0o444}, {b, true, 0o555}, {b, true, 0o555}, {b, false, 0o444},
+		{nil, false, 0o444}, {nil, true, 0o555},
+	} {
+		name := fmt.Sprintf("File of %d bytes, executable %v", len(c.data), c.executable)
+		path, release, err := f.File(t.Context(), cas.SHA256.Sum(c.data), c.executable)
+		if err != nil {
+			t.Errorf("%s: %v", name, err)
+			continue
+		}
+		fi, err := os.Lstat(path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if !fi.Mode().IsRegular() {
+			t.Errorf("%s: %s has mode %v, want a regular file", name, path, fi.Mode())
+		}
+		// Windows knows only the bit for read-only.
+		if runtime.GOOS != "windows" && fi.Mode().Perm() != c.mode {
+			t.Errorf("%s: mode %v, want %v", name, fi.Mode().Perm(), c.mode)
+		}
+		if got, err := os.ReadFile(path); err != nil || !bytes.Equal(got, c.data) {
+			t.Errorf("%s: the file holds %d other bytes, %v", name, len(got), err)
+		}
+		release()
+	}
+}
+
+// TestActionCache checks that the action caches newCache returns keep the contract of
+// cas.ActionCache. Each must be empty.
+func TestActionCache(t *testing.T, newCache func(t *testing.T) cas.ActionCache) {
+	result := func(exit int32) *repb.ActionResult {
+		_, out := Blob(byte(exit), 10)
+		aux, err := anypb.New(out.Proto())
+		if err != nil {
+			t.Fatal(err)
+		}
+		return &repb.ActionResult{
+			OutputFiles: []*repb.OutputFile{{Path: "bin/cc", Digest: out.Proto(), IsExecutable: true}},
+			StdoutRaw:   []byte("ünï\x00"),
+			ExitCode:    exit,
+			ExecutionMetadata: &repb.ExecutedActionMetadata{
+				Worker: "w1", AuxiliaryMetadata: []*anypb.Any{aux},
+			},
+		}
+	}
+	_, action := Blob(1, 100)
+	wantMiss := func(t *testing.T, ac cas.ActionCache, d cas.Digest) {
+		t.Helper()
+		if r, err := ac.Lookup(t.Context(), d); !errors.Is(err, cas.ErrNotFound) {
+			t.Errorf("Lookup of %s: got %v, %v, want ErrNotFound", d, r, err)
+		}
+	}
+	wantHit := func(t *testing.T, ac cas.ActionCache, d cas.Digest, want *repb.ActionResult) {
+		t.Helper()
+		got, err := ac.Lookup(t.Context(), d)
+		if err != nil {
+			t.Errorf("Lookup of %s: %v", d, err)
+		} else if !proto.Equal(got, want) {
+			t.Errorf("Lookup of %s:\n got %v\nwant %v", d, got, want)
+		}
+	}
+	record := func(t *testing.T, ac cas.ActionCache, d cas.Digest, r *repb.ActionResult) {
+		t.Helper()
+		if err := ac.Record(t.Context(), d, r); err != nil {
+			t.Fatal(err)
+		}
+	}
+	t.Run("MissIsNotFound", func(t *testing.T) {
+		wantMiss(t, newCache(t), action)
+	})
+	t.Run("RecordThenLookup", func(t *testing.T) {
+		ac := newCache(t)
+		record(t, ac, action, result(7))
+		wantHit(t, ac, action, result(7))
+	})
+	t.Run("EmptyResult", func(t *testing.T) {
+		ac := newCache(t)
+		record(t, ac, action, &repb.ActionResult{})
+		wantHit(t, ac, action, &repb.ActionResult{})
+	})
+	t.Run("RecordReplaces", func(t *testing.T) {
+		ac := newCache(t)
+		big := result(2)
+		big.StdoutRaw, _ = Blob(1, 50_000)
+		for _, r := range []*repb.ActionResult{result(1), big, result(3)} {
+			record(t, ac, action, r)
+			wantHit(t, ac, action, r)
+		}
+	})
+	t.Run("KeyIsWholeDigest", func(t *testing.T) {
+		ac := newCache(t)
+		record(t, ac, action, result(1))
+		longer, err := cas.NewDigest(action.Function(), action.Hash(), action.Size()+1)
+		if err != nil {
+			t.Fatal(err)
+		}
+		_, other := Blob(2, 100)
+		wantMiss(t, ac, longer)
+		wantMiss(t, ac, other)
+		record(t, ac, longer, result(2))
+		record(t, ac, other, result(3))
+		wantHit(t, ac, action, result(1))
+		wantHit(t, ac, longer, result(2))
+		wantHit(t, ac, other, result(3))
+	})
+	t.Run("ResultBelongsToCaller", func(t *testing.T) {
+		ac := newCache(t)
+		r := result(1)
+		record(t, ac, action, r)
+		r.ExitCode = 99
+		got, err := ac.Lookup(t.Context(), action)
+		if err != nil {
+			t.Fatal(err)
+		}
+		got.OutputFiles[0].Path = "changed"
+		wantHit(t, ac, action, result(1))
+	})
+	t.Run("ConcurrentRecordAndLookup", func(t *testing.T) {
+		ac := newCache(t)
+		record(t, ac, action, result(1))
+		var wg sync.WaitGroup
+		for i := range 4 {
+			wg.Go(func() {
+				for range 20 {
+					if err := ac.Record(t.Context(), action, result(int32(i+1))); err != nil {
+						t.Errorf("Record: %v", err)
+					}
+				}
+			})
+			wg.Go(func() {
+				for range 20 {
+					r, err := ac.Lookup(t.Context(), action)
+					if err != nil {
+						t.Errorf("Lookup during Record: %v", err)
+					} else if !proto.Equal(r, result(r.ExitCode)) {
+						t.Errorf("Lookup during Record gave a mixture: %v", r)
+					}
+				}
+			})
+		}
+		wg.Wait()
+	})
+	t.Run("CancelledContext", func(t *testing.T) {
+		ac := newCache(t)
+		record(t, ac, action, result(1))
+		ctx, cancel := context.WithCancel(t.Context())
+		cancel()
+		_, err := ac.Lookup(ctx, action)
+		wantCancelled(t, "Lookup", err)
+		wantCancelled(t, "Record", ac.Record(ctx, action, result(2)))
+		wantHit(t, ac, action, result(1))
+	})
+}
+
+func put(t *testing.T, s cas.Store, b []byte) {
+	t.Helper()
+	if _, err := cas.PutBytes(t.Context(), s, cas.SHA256, b); err != nil {
+		t.Fatalf("Put of %d bytes: %v", len(b), err)
+	}
+}
+
+func get(t *testing.T, s cas.Store, d cas.Digest, off int64) []byte {
+	t.Helper()
+	r, err := s.Open(t.Context(), d, off)
+	if err != nil {
+		t.Fatalf("Open of %s at %d: %v", d, off, err)
+	}
+	b, err := io.ReadAll(r)
+	if err := errors.Join(err, r.Close()); err != nil {
+		t.Fatalf("read of %s from %d: %v", d, off, err)
+	}
+	return b
+}
+
+func wantPresent(t *testing.T, s cas.Store, d cas.Digest) {
+	t.Helper()
+	if missing, err := s.Missing(t.Context(), []cas.Digest{d}); err != nil || len(missing) > 0 {
+		t.Errorf("Missing of %s: got %v, %v, want it present", d, missing, err)
+	}
+}
+
+func wantAbsent(t *testing.T, s cas.Store, d cas.Digest) {
+	t.Helper()
+	if missing, err := s.Missing(t.Context(), []cas.Digest{d}); err != nil || len(missing) != 1 {
+		t.Errorf("Missing of %s: got %v, %v, want it absent", d, missing, err)
+	}
+	r, err := s.Open(t.Context(), d, 0)
+	closeIfOpen(r)
+	if !errors.Is(err, cas.ErrNotFound) {
+		t.Errorf("Open of %s: got %v, want ErrNotFound", d, err)
+	}
+}
+
+func wantCancelled(t *testing.T, what string, err error) {
+	t.Helper()
+	if !errors.Is(err, context.Canceled) {
+		t.Errorf("%s: got %v, want context.Canceled", what, err)
+	}
+}
+
+func closeIfOpen(r io.Closer) {
+	if r != nil {
+		r.Close()
+	}
+}
+
+// endless yields zeros and counts them; it ends at max, so that a store that never stops fails a test
+// and not the machine.
+type endless struct{ n, max int }
+
+func (e *endless) Read(p []byte) (int, error) {
+	if e.n >= e.max {
+		return 0, io.EOF
+	}
+	clear(p)
+	e.n += len(p)
+	return len(p), nil
+}
+
+type readerFunc func([]byte) (int, error)
+
+func (f readerFunc) Read(p []byte) (int, error) { return f(p) }

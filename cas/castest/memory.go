@@ -1,0 +1,193 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package castest
+
+import (
+	"bytes"
+	"cmp"
+	"context"
+	"fmt"
+	"io"
+	"slices"
+	"sync"
+
+	repb "github.com/bazelbuild/remote-apis/build/bazel/remote/execution/v2"
+	"github.com/cloister-build/cloister/cas"
+	"google.golang.org/protobuf/proto"
+)
+
+// Memory is a cas.Store and a cas.ActionCache in memory, without a limit. Unlike a fake it keeps the
+// whole contract, and unlike a store for use it lets a test lose and damage blobs. It is safe for
+// concurrent use; make it with NewMemory.
+type Memory struct {
+	mu      sync.Mutex
+	blobs   map[cas.Digest][]byte             // guarded by mu; a slice is never changed in place
+	results map[cas.Digest]*repb.ActionResult // guarded by mu; a message is never changed in place
+}
+
+// NewMemory returns an empty Memory.
+func NewMemory() *Memory {
+	return &Memory{blobs: map[cas.Digest][]byte{}, results: map[cas.Digest]*repb.ActionResult{}}
+}
+
+// Instances returns instances that are one Memory each, made when first named: the Store and the
+// Actions of an instance are the same *Memory.
+func Instances() cas.Instances {
+	var mu sync.Mutex
+	memories := map[string]*Memory{}
+	return func(name string) (*cas.Instance, error) {
+		if err := cas.CheckInstanceName(name); err != nil {
+			return nil, err
+		}
+		mu.Lock()
+		defer mu.Unlock()
+		m := memories[name]
+		if m == nil {
+			m = NewMemory()
+			memories[name] = m
+		}
+		return &cas.Instance{Name: name, Store: m, Actions: m}, nil
+	}
+}
+
+// Open implements cas.Store.
+func (m *Memory) Open(ctx context.Context, d cas.Digest, off int64) (io.ReadCloser, error) {
+	if err := ctx.Err(); err != nil {
+		return nil, err
+	}
+	m.mu.Lock()
+	b, ok := m.blobs[d]
+	m.mu.Unlock()
+	switch {
+	case !ok && !d.IsEmpty():
+		return nil, fmt.Errorf("blob %s: %w", d, cas.ErrNotFound)
+	case off < 0 || off > d.Size():
+		return nil, fmt.Errorf("blob %s: offset %d: %w", d, off, cas.ErrRange)
+	case off > 0:
+		return io.NopCloser(bytes.NewReader(b[off:])), nil
+	}
+	return io.NopCloser(cas.Verify(d, bytes.NewReader(b))), nil
+}
+
+// Put implements cas.Store.
+func (m *Memory) Put(ctx context.Context, d cas.Digest, r io.Reader) error {
+	var b bytes.Buffer
+	// One byte more than stated is enough to know that there are too many.
+	n, err := io.Copy(&b, io.LimitReader(contextReader{ctx, r}, d.Size()+1))
+	if err != nil {
+		return err
+	}
+	if n > d.Size() {
+		return cas.Mismatch(d, cas.Digest{})
+	}
+	if got := d.Function().Sum(b.Bytes()); got != d {
+		return cas.Mismatch(d, got)
+	}
+	if err := ctx.Err(); err != nil {
+		return err
+	}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if !d.IsEmpty() {
+		m.blobs[d] = b.Bytes()
+	}
+	return nil
+}
+
+// Missing implements cas.Store.
+func (m *Memory) Missing(ctx context.Context, ds []cas.Digest) ([]cas.Digest, error) {
+	if err := ctx.Err(); err != nil {
+		return nil, err
+	}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	var missing []cas.Digest
+	seen := map[cas.Digest]bool{}
+	for _, d := range ds {
+		if _, ok := m.blobs[d]; !ok && !d.IsEmpty() && !seen[d] {
+			missing = append(missing, d)
+		}
+		seen[d] = true
+	}
+	return missing, nil
+}
+
+// Lookup implements cas.ActionCache.
+func (m *Memory) Lookup(ctx context.Context, action cas.Digest) (*repb.ActionResult, error) {
+	if err := ctx.Err(); err != nil {
+		return nil, err
+	}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	r, ok := m.results[action]
+	if !ok {
+		return nil, fmt.Errorf("result of action %s: %w", action, cas.ErrNotFound)
+	}
+	return proto.CloneOf(r), nil
+}
+
+// Record implements cas.ActionCache.
+func (m *Memory) Record(ctx context.Context, action cas.Digest, r *repb.ActionResult) error {
+	if err := ctx.Err(); err != nil {
+		return err
+	}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.results[action] = proto.CloneOf(r)
+	return nil
+}
+
+// Len returns the number of blobs held, without the empty blob.
+func (m *Memory) Len() int {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return len(m.blobs)
+}
+
+// Digests returns the digests of the blobs held, without the empty blob, sorted by hash.
+func (m *Memory) Digests() []cas.Digest {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	ds := make([]cas.Digest, 0, len(m.blobs))
+	for d := range m.blobs {
+		ds = append(ds, d)
+	}
+	slices.SortFunc(ds, func(a, b cas.Digest) int {
+		return cmp.Or(cmp.Compare(a.Hash(), b.Hash()), cmp.Compare(a.Size(), b.Size()))
+	})
+	return ds
+}
+
+// Delete loses the blob d, if it is held. It leaves action results alone.
+func (m *Memory) Delete(d cas.Digest) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	delete(m.blobs, d)
+}
+
+// Corrupt flips a bit of the blob d and reports whether there was one to flip. A reader that is open
+// does not see it. Putting the blob again repairs it.
+func (m *Memory) Corrupt(d cas.Digest) bool {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	b := bytes.Clone(m.blobs[d])
+	if len(b) == 0 {
+		return false
+	}
+	b[len(b)/2] ^= 1
+	m.blobs[d] = b
+	return true
+}
+
+// contextReader reads r until ctx ends.
+type contextReader struct {
+	ctx context.Context
+	r   io.Reader
+}
+
+func (c contextReader) Read(p []byte) (int, error) {
+	if err := c.ctx.Err(); err != nil {
+		return 0, err
+	}
+	return c.r.Read(p)
+}

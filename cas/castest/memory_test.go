@@ -1,0 +1,84 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package castest_test
+
+import (
+	"bytes"
+	"errors"
+	"slices"
+	"testing"
+
+	"github.com/cloister-build/cloister/cas"
+	"github.com/cloister-build/cloister/cas/castest"
+)
+
+func TestMemory(t *testing.T) {
+	castest.TestStore(t, func(*testing.T) cas.Store { return castest.NewMemory() })
+	castest.TestActionCache(t, func(*testing.T) cas.ActionCache { return castest.NewMemory() })
+}
+
+func TestMemoryReportsCorruptBlob(t *testing.T) {
+	m := castest.NewMemory()
+	b, d := castest.Blob(1, 100)
+	if m.Corrupt(d) {
+		t.Error("Corrupt of an absent blob found one")
+	}
+	if err := m.Put(t.Context(), d, bytes.NewReader(b)); err != nil {
+		t.Fatal(err)
+	}
+	if !m.Corrupt(d) {
+		t.Error("Corrupt found no blob")
+	}
+	if _, err := cas.ReadAll(t.Context(), m, d, 100); !errors.Is(err, cas.ErrCorrupt) {
+		t.Errorf("ReadAll: got %v, want ErrCorrupt", err)
+	}
+	if err := m.Put(t.Context(), d, bytes.NewReader(b)); err != nil {
+		t.Fatal(err)
+	}
+	if got, err := cas.ReadAll(t.Context(), m, d, 100); err != nil || !bytes.Equal(got, b) {
+		t.Errorf("after another Put: got %d bytes, %v", len(got), err)
+	}
+}
+
+func TestMemoryDigestsAndDelete(t *testing.T) {
+	m := castest.NewMemory()
+	var want []cas.Digest
+	for i := range 10 {
+		d, err := cas.PutBytes(t.Context(), m, cas.SHA256, []byte{byte(i)})
+		if err != nil {
+			t.Fatal(err)
+		}
+		want = append(want, d)
+	}
+	slices.SortFunc(want, func(a, b cas.Digest) int { return bytes.Compare([]byte(a.Hash()), []byte(b.Hash())) })
+	m.Delete(want[3])
+	want = slices.Delete(want, 3, 4)
+	if got := m.Digests(); !slices.Equal(got, want) || m.Len() != len(want) {
+		t.Errorf("got %d digests %v\nwant %d %v", m.Len(), got, len(want), want)
+	}
+}
+
+// Rule 22.
+func TestInstancesAreIsolated(t *testing.T) {
+	instances := castest.Instances()
+	if _, err := instances("a/blobs"); !errors.Is(err, cas.ErrInvalid) {
+		t.Errorf("reserved word: got %v, want ErrInvalid", err)
+	}
+	a, err := instances("a")
+	if err != nil {
+		t.Fatal(err)
+	}
+	d, err := cas.PutBytes(t.Context(), a.Store, cas.SHA256, []byte("x"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for name, want := range map[string]int{"a": 0, "": 1, "b": 1, "a/b": 1} {
+		in, err := instances(name)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if missing, err := in.Store.Missing(t.Context(), []cas.Digest{d}); err != nil || len(missing) != want {
+			t.Errorf("instance %q: %d missing, %v, want %d", name, len(missing), err, want)
+		}
+	}
+}
