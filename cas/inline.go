@@ -4,6 +4,7 @@ package cas
 
 import (
 	"context"
+	"slices"
 
 	repb "github.com/bazelbuild/remote-apis/build/bazel/remote/execution/v2"
 	"google.golang.org/protobuf/proto"
@@ -36,9 +37,12 @@ func Inline(ctx context.Context, s Store, r *repb.ActionResult, in Inlining) err
 		{r.StdoutDigest, &r.StdoutRaw, in.Hints.GetInlineStdout()},
 		{r.StderrDigest, &r.StderrRaw, in.Hints.GetInlineStderr()},
 	}
-	files := in.Hints.GetInlineOutputFiles()
+	files := map[string]bool{}
+	for _, path := range in.Hints.GetInlineOutputFiles() {
+		files[path] = true
+	}
 	for _, f := range r.OutputFiles {
-		blobs = append(blobs, blob{f.Digest, &f.Contents, slices.Contains(files, f.Path)})
+		blobs = append(blobs, blob{f.Digest, &f.Contents, files[f.Path]})
 	}
 	blobs = slices.DeleteFunc(blobs, func(b blob) bool { return b.digest == nil })
 	for _, b := range blobs {

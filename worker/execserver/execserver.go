@@ -1,0 +1,209 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package execserver serves a queue as the Execution service of the Remote Execution API. It neither
+// schedules nor executes: it turns requests into the queue's, and states and faults into messages.
+//
+// An action that cannot be executed is an answer like any other: it travels as the status within the
+// ExecuteResponse of a completed operation, so that whoever waits for the operation sees it. Only a
+// request that never becomes an operation fails as a call.
+package execserver
+
+import (
+	"context"
+	"log/slog"
+	"math"
+	"time"
+
+	"cloud.google.com/go/longrunning/autogen/longrunningpb"
+	repb "github.com/bazelbuild/remote-apis/build/bazel/remote/execution/v2"
+	"github.com/cloister-build/cloister/cas"
+	"github.com/cloister-build/cloister/worker"
+	"github.com/cloister-build/cloister/worker/queue"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/types/known/anypb"
+)
+
+// Config configures the service. Queue, Instances and Resolve are required.
+type Config struct {
+	Queue     *queue.Queue
+	Instances cas.Instances
+	// Resolve checks an action with its command and all its inputs before it takes a slot, and
+	// reports whether it says do_not_cache. It fails with a *worker.Fault. It is called by as many
+	// goroutines as the queue has preparers.
+	Resolve func(ctx context.Context, instance string, action cas.Digest) (doNotCache bool, err error)
+	// Worker names this worker in messages to people; it may be empty.
+	Worker string
+	// KeepaliveInterval is the longest silence on a stream; the default is 20 seconds.
+	KeepaliveInterval time.Duration
+	// Log is told of defects; nil discards them.
+	Log *slog.Logger
+}
+
+// Register adds the service to s. The queue stays the caller's: to shut down, drain it, then stop s,
+// then close it.
+func Register(s grpc.ServiceRegistrar, c Config) {
+	if c.KeepaliveInterval <= 0 {
+		c.KeepaliveInterval = 20 * time.Second
+	}
+	if c.Log == nil {
+		c.Log = slog.New(slog.DiscardHandler)
+	}
+	c.Worker = oneLine(c.Worker)
+	repb.RegisterExecutionServer(s, &server{Config: c})
+}
+
+// Capabilities returns what GetCapabilities is to say of the service.
+func Capabilities() *repb.ExecutionCapabilities {
+	var functions []repb.DigestFunction_Value
+	for _, f := range cas.Functions() {
+		functions = append(functions, f.Proto())
+	}
+	return &repb.ExecutionCapabilities{
+		ExecEnabled:     true,
+		DigestFunction:  functions[0],
+		DigestFunctions: functions,
+		ExecutionPriorityCapabilities: &repb.PriorityCapabilities{
+			Priorities: []*repb.PriorityCapabilities_PriorityRange{
+				{MinPriority: math.MinInt32, MaxPriority: math.MaxInt32},
+			},
+		},
+	}
+}
+
+type server struct {
+	repb.UnimplementedExecutionServer
+	Config
+}
+
+type stream = grpc.ServerStreamingServer[longrunningpb.Operation]
+
+// Execute implements the method of the API.
+func (s *server) Execute(req *repb.ExecuteRequest, to stream) error {
+	in, err := s.Instances(req.InstanceName)
+	if err != nil {
+		return cas.Status(err)
+	}
+	fn, err := cas.FunctionOf(req.DigestFunction, req.ActionDigest)
+	if err != nil {
+		return cas.Status(err)
+	}
+	action, err := cas.FromProto(fn, req.ActionDigest)
+	if err != nil {
+		return cas.Status(err)
+	}
+	o, err := s.Queue.Submit(queue.Request{
+		Task: worker.Task{
+			Instance:        req.InstanceName,
+			Action:          action,
+			SkipCacheLookup: req.SkipCacheLookup,
+		},
+		Priority: req.GetExecutionPolicy().GetPriority(),
+		Prepare: func(ctx context.Context, r *queue.Request) (*worker.Outcome, error) {
+			return s.prepare(ctx, in, r)
+		},
+	})
+	if err != nil {
+		return faultStatus(err).Err()
+	}
+	c := client{to, in.Store, req}
+	// The first message is the stage in which every operation begins, however far this one has come
+	// meanwhile (rule 88).
+	if err := s.send(c, o, queue.State{Stage: repb.ExecutionStage_CACHE_CHECK}); err != nil {
+		return err
+	}
+	return s.follow(c, o, queue.FirstVersion)
+}
+
+// WaitExecution implements the method of the API. It has no hints to inline blobs by.
+func (s *server) WaitExecution(req *repb.WaitExecutionRequest, to stream) error {
+	o, ok := s.Queue.Operation(req.Name)
+	if !ok {
+		return status.Errorf(codes.NotFound,
+			"operation %.100q is not known, or ended too long ago; execute the action again", req.Name)
+	}
+	return s.follow(client{stream: to}, o, 0)
+}
+
+// prepare does what needs no slot: it looks into the action cache and checks the inputs.
+func (s *server) prepare(ctx context.Context, in *cas.Instance, r *queue.Request) (*worker.Outcome, error) {
+	if !r.Task.SkipCacheLookup {
+		result, err := lookup(ctx, in, r.Task.Action)
+		if err != nil {
+			return nil, err
+		}
+		if result != nil {
+			return &worker.Outcome{Result: result, Cached: true}, nil
+		}
+	}
+	var err error
+	r.DoNotCache, err = s.Resolve(ctx, r.Task.Instance, r.Task.Action)
+	return nil, err
+}
+
+// lookup returns the result that the action cache has for the action, or nil if there is none that
+// may be served (rules 68, 94 and 96).
+func lookup(ctx context.Context, in *cas.Instance, action cas.Digest) (*repb.ActionResult, error) {
+	var a repb.Action
+	if err := cas.ReadProto(ctx, in.Store, action, &a); err != nil || a.DoNotCache {
+		return nil, nil // an error meets Resolve as well, which has the words for it
+	}
+	r, err := cas.LookupComplete(ctx, in, action)
+	switch {
+	case cas.Code(err) == codes.NotFound:
+		return nil, nil
+	case err != nil:
+		return nil, &worker.Fault{Kind: worker.Unavailable, Err: err}
+	case r.ExitCode != 0:
+		return nil, nil
+	}
+	return r, nil
+}
+
+// A client is the other end of a stream, and what it asked for.
+type client struct {
+	stream
+	store cas.Store            // of the instance; nil without a request
+	req   *repb.ExecuteRequest // nil if the client came by WaitExecution
+}
+
+// follow sends each state of o after the version seen, the last one included, and repeats it when
+// there is silence for too long (rule 91). A client that goes away only ends its own call (rule 93).
+func (s *server) follow(c client, o *queue.Operation, seen int) error {
+	for {
+		ctx, cancel := context.WithTimeout(c.Context(), s.KeepaliveInterval)
+		// An error is the end of ctx: either the client's, seen below, or it is time to repeat.
+		state, version, _ := o.Wait(ctx, seen)
+		cancel()
+		if err := c.Context().Err(); err != nil {
+			return status.FromContextError(err).Err()
+		}
+		if err := s.send(c, o, state); err != nil || state.Stage == repb.ExecutionStage_COMPLETED {
+			return err
+		}
+		seen = version
+	}
+}
+
+// send sends the state of o.
+func (s *server) send(c client, o *queue.Operation, state queue.State) error {
+	metadata, err := anypb.New(&repb.ExecuteOperationMetadata{
+		Stage:          state.Stage,
+		ActionDigest:   o.Action().Proto(),
+		DigestFunction: o.Action().Function().Proto(),
+	})
+	if err != nil {
+		return err
+	}
+	m := &longrunningpb.Operation{Name: o.Name(), Metadata: metadata}
+	if state.Stage == repb.ExecutionStage_COMPLETED {
+		response, err := anypb.New(s.response(c, o, state))
+		if err != nil {
+			return status.Errorf(codes.Internal, "encode the result of operation %s: %v", o.Name(), err)
+		}
+		m.Done = true
+		m.Result = &longrunningpb.Operation_Response{Response: response}
+	}
+	return c.Send(m)
+}

@@ -1,0 +1,1086 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package execserver_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"math"
+	"net"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"cloud.google.com/go/longrunning/autogen/longrunningpb"
+	repb "github.com/bazelbuild/remote-apis/build/bazel/remote/execution/v2"
+	"github.com/cloister-build/cloister/cas"
+	"github.com/cloister-build/cloister/cas/castest"
+	"github.com/cloister-build/cloister/worker"
+	"github.com/cloister-build/cloister/worker/execserver"
+	"github.com/cloister-build/cloister/worker/queue"
+	"github.com/google/go-cmp/cmp"
+	"google.golang.org/genproto/googleapis/rpc/errdetails"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/credentials/insecure"
+	"google.golang.org/grpc/status"
+	"google.golang.org/grpc/test/bufconn"
+	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/testing/protocmp"
+	"google.golang.org/protobuf/types/known/timestamppb"
+)
+
+// function is an Executor whose actions are past their fetch at once.
+type function func(context.Context, *worker.Task) (*worker.Outcome, error)
+
+func (f function) Execute(
+	ctx context.Context, t *worker.Task, report func(worker.Stage),
+) (*worker.Outcome, error) {
+	report(worker.Confine)
+	return f(ctx, t)
+}
+
+// site is a server with its queue, and a client of it.
+type site struct {
+	repb.ExecutionClient
+	queue *queue.Queue
+	in    *cas.Instance
+	log   *buffer
+}
+
+// buffer is what a test reads of a log.
+type buffer struct {
+	mu sync.Mutex
+	b  strings.Builder
+}
+
+func (b *buffer) Write(p []byte) (int, error) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.b.Write(p)
+}
+
+func (b *buffer) String() string {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.b.String()
+}
+
+// serve starts a site; change may be nil.
+func serve(t *testing.T, e function, change func(*queue.Config, *execserver.Config)) *site {
+	t.Helper()
+	s := &site{log: &buffer{}}
+	instances := castest.Instances()
+	qc := queue.Config{Executor: e, Slots: 2}
+	c := execserver.Config{
+		Instances: instances,
+		Worker:    "anvil",
+		Log:       slog.New(slog.NewTextHandler(s.log, nil)),
+		Resolve: func(ctx context.Context, instance string, action cas.Digest) (bool, error) {
+			in, err := instances(instance)
+			if err != nil {
+				return false, err
+			}
+			var a repb.Action
+			if err := cas.ReadProto(ctx, in.Store, action, &a); err != nil {
+				return false, &worker.Fault{Kind: worker.Missing, Err: err, Blobs: []cas.Digest{action}}
+			}
+			return a.DoNotCache, nil
+		},
+	}
+	if change != nil {
+		change(&qc, &c)
+	}
+	var err error
+	if s.in, err = c.Instances(""); err != nil {
+		t.Fatal(err)
+	}
+	s.queue = queue.New(qc)
+	t.Cleanup(s.queue.Close)
+	c.Queue = s.queue
+
+	listener := bufconn.Listen(1 << 20)
+	server := grpc.NewServer()
+	execserver.Register(server, c)
+	var serving sync.WaitGroup
+	serving.Go(func() { _ = server.Serve(listener) })
+	t.Cleanup(func() { server.Stop(); serving.Wait() })
+	conn, err := grpc.NewClient("passthrough:///site",
+		grpc.WithTransportCredentials(insecure.NewCredentials()),
+		grpc.WithContextDialer(func(ctx context.Context, _ string) (net.Conn, error) {
+			return listener.DialContext(ctx)
+		}))
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { conn.Close() })
+	s.ExecutionClient = repb.NewExecutionClient(conn)
+	return s
+}
+
+// put stores m.
+func (s *site) put(t *testing.T, m proto.Message) cas.Digest {
+	t.Helper()
+	d, err := cas.PutProto(t.Context(), s.in.Store, cas.SHA256, m)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return d
+}
+
+// action stores an Action, which its salt makes different from others.
+func (s *site) action(t *testing.T, salt string) cas.Digest {
+	t.Helper()
+	return s.put(t, &repb.Action{Salt: []byte(salt)})
+}
+
+// blob stores b.
+func (s *site) blob(t *testing.T, b []byte) *repb.Digest {
+	t.Helper()
+	d, err := cas.PutBytes(t.Context(), s.in.Store, cas.SHA256, b)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return d.Proto()
+}
+
+// record puts a result into the action cache.
+func (s *site) record(t *testing.T, action cas.Digest, r *repb.ActionResult) {
+	t.Helper()
+	if err := s.in.Actions.Record(t.Context(), action, r); err != nil {
+		t.Fatal(err)
+	}
+}
+
+type stream = grpc.ServerStreamingClient[longrunningpb.Operation]
+
+// execute begins to execute an action; change may be nil. It gives up at the end of ctx.
+func (s *site) execute(
+	ctx context.Context, t *testing.T, action cas.Digest, change func(*repb.ExecuteRequest),
+) stream {
+	t.Helper()
+	req := &repb.ExecuteRequest{ActionDigest: action.Proto()}
+	if change != nil {
+		change(req)
+	}
+	st, err := s.Execute(ctx, req)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return st
+}
+
+func (s *site) wait(ctx context.Context, t *testing.T, name string) stream {
+	t.Helper()
+	st, err := s.WaitExecution(ctx, &repb.WaitExecutionRequest{Name: name})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return st
+}
+
+func recv(t *testing.T, st stream) *longrunningpb.Operation {
+	t.Helper()
+	m, err := st.Recv()
+	if err != nil {
+		t.Fatalf("Recv: %v", err)
+	}
+	return m
+}
+
+func stageOf(t *testing.T, m *longrunningpb.Operation) repb.ExecutionStage_Value {
+	t.Helper()
+	var md repb.ExecuteOperationMetadata
+	if err := m.Metadata.UnmarshalTo(&md); err != nil {
+		t.Fatalf("metadata: %v", err)
+	}
+	return md.Stage
+}
+
+// all returns every message of st, which must end well.
+func all(t *testing.T, st stream) []*longrunningpb.Operation {
+	t.Helper()
+	var ms []*longrunningpb.Operation
+	for {
+		m, err := st.Recv()
+		if err == io.EOF {
+			return ms
+		}
+		if err != nil {
+			t.Fatalf("Recv: %v", err)
+		}
+		ms = append(ms, m)
+	}
+}
+
+// end returns the response at the end of st.
+func end(t *testing.T, st stream) *repb.ExecuteResponse {
+	t.Helper()
+	ms := all(t, st)
+	if len(ms) == 0 {
+		t.Fatal("the stream has no message")
+	}
+	return responseOf(t, ms[len(ms)-1])
+}
+
+func responseOf(t *testing.T, m *longrunningpb.Operation) *repb.ExecuteResponse {
+	t.Helper()
+	var r repb.ExecuteResponse
+	if !m.Done || m.GetResponse() == nil {
+		t.Fatalf("operation %v has no response", m)
+	}
+	if err := m.GetResponse().UnmarshalTo(&r); err != nil {
+		t.Fatalf("response: %v", err)
+	}
+	return &r
+}
+
+// codeOf returns the code with which the call of st fails at once.
+func codeOf(t *testing.T, st stream) codes.Code {
+	t.Helper()
+	m, err := st.Recv()
+	if err == nil {
+		t.Fatalf("the call succeeded with %v", m)
+	}
+	return status.Code(err)
+}
+
+func wantCode(t *testing.T, r *repb.ExecuteResponse, want codes.Code) *status.Status {
+	t.Helper()
+	st := status.FromProto(r.Status)
+	if st.Code() != want {
+		t.Fatalf("status is %v, want %v", st, want)
+	}
+	return st
+}
+
+func succeed(context.Context, *worker.Task) (*worker.Outcome, error) {
+	return &worker.Outcome{Result: result()}, nil
+}
+
+// result returns a result as an Executor does.
+func result() *repb.ActionResult {
+	return &repb.ActionResult{ExecutionMetadata: &repb.ExecutedActionMetadata{
+		Worker:                     "anvil",
+		QueuedTimestamp:            &timestamppb.Timestamp{Seconds: 1},
+		ExecutionStartTimestamp:    &timestamppb.Timestamp{Seconds: 2},
+		WorkerCompletedTimestamp:   &timestamppb.Timestamp{Seconds: 3, Nanos: 4},
+		OutputUploadStartTimestamp: &timestamppb.Timestamp{Seconds: 2, Nanos: 9},
+	}}
+}
+
+// gate returns an Executor whose actions run until open is called, once, or until they are cancelled;
+// it counts them.
+func gate() (e function, open func(), begun func() int) {
+	var mu sync.Mutex
+	n := 0
+	opened := make(chan struct{})
+	return func(ctx context.Context, t *worker.Task) (*worker.Outcome, error) {
+			mu.Lock()
+			n++
+			mu.Unlock()
+			select {
+			case <-opened:
+				return succeed(ctx, t)
+			case <-ctx.Done():
+				return nil, &worker.Fault{Kind: worker.Cancelled, Err: ctx.Err()}
+			}
+		}, func() { close(opened) }, func() int {
+			mu.Lock()
+			defer mu.Unlock()
+			return n
+		}
+}
+
+// reach reads st up to a message of that stage, and returns it.
+func reach(t *testing.T, st stream, want repb.ExecutionStage_Value) *longrunningpb.Operation {
+	t.Helper()
+	for {
+		m := recv(t, st)
+		if stageOf(t, m) == want {
+			return m
+		}
+	}
+}
+
+func TestAbsentActionIsMissingRule070(t *testing.T) {
+	s := serve(t, succeed, nil)
+	absent := cas.SHA256.Sum([]byte("never uploaded"))
+	ms := all(t, s.execute(t.Context(), t, absent, nil))
+	last := ms[len(ms)-1]
+	for _, r := range []*repb.ExecuteResponse{
+		responseOf(t, last),
+		end(t, s.wait(t.Context(), t, last.Name)), // who comes later sees it, too
+	} {
+		st := wantCode(t, r, codes.FailedPrecondition)
+		want := []any{&errdetails.PreconditionFailure{
+			Violations: []*errdetails.PreconditionFailure_Violation{{
+				Type:    "MISSING",
+				Subject: fmt.Sprintf("blobs/%s/%d", absent.Hash(), absent.Size()),
+			}},
+		}}
+		if diff := cmp.Diff(want, st.Details(), protocmp.Transform()); diff != "" {
+			t.Errorf("details (-want +got):\n%s", diff)
+		}
+	}
+}
+
+func TestFaultsBecomeStatusesRules072And085And110(t *testing.T) {
+	blobs := []cas.Digest{cas.SHA256.Sum([]byte("a")), cas.SHA256.Sum([]byte("b")), cas.SHA256.Sum([]byte("c"))}
+	type violation = errdetails.PreconditionFailure_Violation
+	for _, c := range []struct {
+		name    string
+		kind    worker.Kind
+		code    codes.Code
+		details []string
+	}{
+		{"invalid", worker.Invalid, codes.InvalidArgument, nil},
+		{"missing", worker.Missing, codes.FailedPrecondition, []string{"google.rpc.PreconditionFailure"}},
+		{"unmet", worker.Unmet, codes.FailedPrecondition, nil},
+		{"exhausted", worker.Exhausted, codes.ResourceExhausted, []string{"google.rpc.RetryInfo"}},
+		{"unavailable", worker.Unavailable, codes.Unavailable, nil},
+		{"internal", worker.Internal, codes.Internal, nil},
+		{"cancelled", worker.Cancelled, codes.Canceled, nil},
+		{"a kind that does not exist", 99, codes.Internal, nil},
+	} {
+		for _, where := range []string{"before a slot", "in a slot"} {
+			t.Run(c.name+" "+where, func(t *testing.T) {
+				f := &worker.Fault{Kind: c.kind, Err: errors.New("stage: the\nreason")}
+				if c.kind == worker.Missing {
+					f.Blobs = blobs
+				}
+				s := serve(t, func(context.Context, *worker.Task) (*worker.Outcome, error) {
+					return nil, f
+				}, func(_ *queue.Config, ec *execserver.Config) {
+					if where == "before a slot" {
+						ec.Resolve = func(context.Context, string, cas.Digest) (bool, error) { return false, f }
+					}
+				})
+				a := s.action(t, "x")
+				ms := all(t, s.execute(t.Context(), t, a, nil))
+				last := ms[len(ms)-1]
+				r := responseOf(t, last)
+				st := wantCode(t, r, c.code)
+				if r.Result != nil {
+					t.Errorf("a failure of ours has the result %v, as if it were the action's", r.Result)
+				}
+				if st.Message() != "stage: the reason" {
+					t.Errorf("message of the status is %q, want the reason in one line", st.Message())
+				}
+				// Rule 126: which worker, which operation, which action.
+				for _, part := range []string{"stage: the reason", "anvil", last.Name, a.String()} {
+					if !strings.Contains(r.Message, part) {
+						t.Errorf("message is %q, want it to contain %q", r.Message, part)
+					}
+				}
+				if strings.Contains(r.Message, "\n") {
+					t.Errorf("message is %q, want one line", r.Message)
+				}
+				var details []string
+				for _, d := range r.Status.Details {
+					details = append(details, string(d.MessageName()))
+				}
+				if !slices.Equal(details, c.details) {
+					t.Errorf("details are %q, want %q", details, c.details)
+				}
+				if c.kind != worker.Missing || len(st.Details()) != 1 {
+					return
+				}
+				var want []*violation
+				for _, d := range blobs {
+					want = append(want, &violation{Type: "MISSING", Subject: d.Resource()})
+				}
+				got := st.Details()[0].(*errdetails.PreconditionFailure).Violations
+				if diff := cmp.Diff(want, got, protocmp.Transform()); diff != "" {
+					t.Errorf("violations (-want +got):\n%s", diff)
+				}
+			})
+		}
+	}
+}
+
+func TestManyMissingBlobsFitIntoOneMessageRule072(t *testing.T) {
+	f := &worker.Fault{Kind: worker.Missing, Err: errors.New("absent"), Blobs: make([]cas.Digest, 100_000)}
+	for i := range f.Blobs {
+		d, err := cas.NewDigest(cas.SHA256, fmt.Sprintf("%064x", i), math.MaxInt64)
+		if err != nil {
+			t.Fatal(err)
+		}
+		f.Blobs[i] = d
+	}
+	s := serve(t, succeed, func(_ *queue.Config, c *execserver.Config) {
+		c.Resolve = func(context.Context, string, cas.Digest) (bool, error) { return false, f }
+	})
+	// The client itself refuses a message above 4 MiB.
+	st := wantCode(t, end(t, s.execute(t.Context(), t, s.action(t, "x"), nil)), codes.FailedPrecondition)
+	if n := len(st.Details()[0].(*errdetails.PreconditionFailure).Violations); n < 20_000 {
+		t.Errorf("%d blobs are listed; a message has room for more", n)
+	}
+}
+
+func TestFaultWithoutTextHasAMessageRule126(t *testing.T) {
+	s := serve(t, func(context.Context, *worker.Task) (*worker.Outcome, error) {
+		return nil, &worker.Fault{Kind: worker.Unavailable}
+	}, nil)
+	r := end(t, s.execute(t.Context(), t, s.action(t, "x"), nil))
+	if st := wantCode(t, r, codes.Unavailable); st.Message() == "" || r.Message == "" {
+		t.Errorf("messages are %q and %q, want something to read", st.Message(), r.Message)
+	}
+}
+
+func TestPanicIsInternalAndLoggedRule110(t *testing.T) {
+	s := serve(t, func(context.Context, *worker.Task) (*worker.Outcome, error) { panic("lost my way") }, nil)
+	r := end(t, s.execute(t.Context(), t, s.action(t, "x"), nil))
+	if st := wantCode(t, r, codes.Internal); !strings.Contains(st.Message(), "lost my way") {
+		t.Errorf("status is %v, want the panic's value", st)
+	}
+	if log := s.log.String(); !strings.Contains(log, "lost my way") || !strings.Contains(log, "execserver_test.go") {
+		t.Errorf("log is %q, want the panic and its stack", log)
+	}
+}
+
+func TestBadRequestsFailAtOnceRules086And087(t *testing.T) {
+	s := serve(t, succeed, nil)
+	a := s.action(t, "x")
+	for _, c := range []struct {
+		name   string
+		change func(*repb.ExecuteRequest)
+	}{
+		{"no digest", func(r *repb.ExecuteRequest) { r.ActionDigest = nil }},
+		{"short hash", func(r *repb.ExecuteRequest) { r.ActionDigest.Hash = "abc" }},
+		{"upper case", func(r *repb.ExecuteRequest) { r.ActionDigest.Hash = strings.ToUpper(r.ActionDigest.Hash) }},
+		{"negative size", func(r *repb.ExecuteRequest) { r.ActionDigest.SizeBytes = -1 }},
+		{"function not served", func(r *repb.ExecuteRequest) { r.DigestFunction = repb.DigestFunction_SHA512 }},
+		{"function of another length", func(r *repb.ExecuteRequest) {
+			r.DigestFunction = repb.DigestFunction_SHA256
+			r.ActionDigest.Hash = r.ActionDigest.Hash[:40]
+		}},
+		{"instance with a reserved word", func(r *repb.ExecuteRequest) { r.InstanceName = "a/blobs/b" }},
+		{"instance with an empty part", func(r *repb.ExecuteRequest) { r.InstanceName = "a//b" }},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			if got := codeOf(t, s.execute(t.Context(), t, a, c.change)); got != codes.InvalidArgument {
+				t.Errorf("the call ended with %v, want %v", got, codes.InvalidArgument)
+			}
+		})
+	}
+	if got := s.queue.Stats(); got != (queue.Stats{}) {
+		t.Errorf("Stats = %+v, want nothing of the bad requests", got)
+	}
+}
+
+func TestFullQueueIsResourceExhaustedRule086(t *testing.T) {
+	e, open, _ := gate()
+	s := serve(t, e, func(c *queue.Config, _ *execserver.Config) { c.MaxLive = 1 })
+	first := s.execute(t.Context(), t, s.action(t, "x"), nil)
+	reach(t, first, repb.ExecutionStage_EXECUTING)
+	_, err := s.execute(t.Context(), t, s.action(t, "y"), nil).Recv()
+	st := status.Convert(err)
+	if st.Code() != codes.ResourceExhausted || len(st.Details()) != 1 {
+		t.Fatalf("the call ended with %v %v, want RESOURCE_EXHAUSTED with a detail", st, st.Details())
+	}
+	if info, ok := st.Details()[0].(*errdetails.RetryInfo); !ok || info.RetryDelay.AsDuration() <= 0 {
+		t.Errorf("detail is %v, want a RetryInfo with a delay", st.Details()[0])
+	}
+	open()
+	wantCode(t, end(t, first), codes.OK)
+}
+
+func TestEveryPriorityIsAcceptedRule007(t *testing.T) {
+	s := serve(t, succeed, nil)
+	ranges := execserver.Capabilities().ExecutionPriorityCapabilities.Priorities
+	for i, p := range []int32{ranges[0].MinPriority, 0, ranges[0].MaxPriority} {
+		wantCode(t, end(t, s.execute(t.Context(), t, s.action(t, fmt.Sprint(i)), func(r *repb.ExecuteRequest) {
+			r.ExecutionPolicy = &repb.ExecutionPolicy{Priority: p}
+		})), codes.OK)
+	}
+}
+
+func TestPriorityReachesTheQueueRule087(t *testing.T) {
+	var mu sync.Mutex
+	var order []cas.Digest
+	holding, hold := make(chan struct{}), make(chan struct{})
+	s := serve(t, func(ctx context.Context, task *worker.Task) (*worker.Outcome, error) {
+		mu.Lock()
+		order = append(order, task.Action)
+		first := len(order) == 1
+		mu.Unlock()
+		if first {
+			close(holding)
+			<-hold
+		}
+		return succeed(ctx, task)
+	}, func(c *queue.Config, _ *execserver.Config) { c.Slots = 1 })
+	streams := []stream{s.execute(t.Context(), t, s.action(t, "holds the slot"), nil)}
+	<-holding
+	for _, p := range []int32{3, -3} {
+		st := s.execute(t.Context(), t, s.action(t, fmt.Sprint(p)), func(r *repb.ExecuteRequest) {
+			r.ExecutionPolicy = &repb.ExecutionPolicy{Priority: p}
+		})
+		reach(t, st, repb.ExecutionStage_QUEUED)
+		streams = append(streams, st)
+	}
+	close(hold)
+	for _, st := range streams {
+		wantCode(t, end(t, st), codes.OK)
+	}
+	if order[1] != s.action(t, "-3") {
+		t.Error("the action of the higher value ran first")
+	}
+}
+
+func TestCapabilitiesRules004And005(t *testing.T) {
+	c := execserver.Capabilities()
+	if !c.ExecEnabled || c.DigestFunction != repb.DigestFunction_SHA256 ||
+		!slices.Contains(c.DigestFunctions, c.DigestFunction) {
+		t.Errorf("capabilities are %v, want execution with SHA256", c)
+	}
+	want := []*repb.PriorityCapabilities_PriorityRange{{MinPriority: math.MinInt32, MaxPriority: math.MaxInt32}}
+	if diff := cmp.Diff(want, c.ExecutionPriorityCapabilities.Priorities, protocmp.Transform()); diff != "" {
+		t.Errorf("priorities (-want +got):\n%s", diff)
+	}
+}
+
+func TestStreamOfOneExecutionRules088To090(t *testing.T) {
+	turn := make(chan struct{})
+	s := serve(t, func(ctx context.Context, task *worker.Task) (*worker.Outcome, error) {
+		<-turn
+		return succeed(ctx, task)
+	}, func(c *queue.Config, _ *execserver.Config) { c.Slots = 1 })
+	first := s.execute(t.Context(), t, s.action(t, "holds the slot"), nil)
+	reach(t, first, repb.ExecutionStage_EXECUTING)
+	a := s.action(t, "x")
+	st := s.execute(t.Context(), t, a, nil)
+	ms := []*longrunningpb.Operation{recv(t, st)}
+	// A stage that is left at once need not be seen, so each is held until it was.
+	for _, stage := range []repb.ExecutionStage_Value{repb.ExecutionStage_QUEUED, repb.ExecutionStage_EXECUTING} {
+		for stageOf(t, ms[len(ms)-1]) != stage {
+			ms = append(ms, recv(t, st))
+		}
+		turn <- struct{}{}
+	}
+	ms = append(ms, all(t, st)...)
+
+	var stages []repb.ExecutionStage_Value
+	for i, m := range ms {
+		if m.Name == "" || m.Name != ms[0].Name {
+			t.Errorf("message %d has the name %q, want %q as at first", i, m.Name, ms[0].Name)
+		}
+		var md repb.ExecuteOperationMetadata
+		if err := m.Metadata.UnmarshalTo(&md); err != nil {
+			t.Fatalf("message %d: metadata: %v", i, err)
+		}
+		if !proto.Equal(md.ActionDigest, a.Proto()) {
+			t.Errorf("message %d is of the action %v, want %v", i, md.ActionDigest, a)
+		}
+		stages = append(stages, md.Stage)
+		if done := i == len(ms)-1; m.Done != done || (m.GetResponse() != nil) != done || m.GetError() != nil {
+			t.Errorf("message %d of %d is %v; want a response in the last alone, and never an error", i, len(ms), m)
+		}
+	}
+	stages = slices.Compact(stages) // a repeated message is no new stage
+	if want := []repb.ExecutionStage_Value{
+		repb.ExecutionStage_CACHE_CHECK, repb.ExecutionStage_QUEUED,
+		repb.ExecutionStage_EXECUTING, repb.ExecutionStage_COMPLETED,
+	}; !slices.Equal(stages, want) {
+		t.Errorf("stages are %v, want %v", stages, want)
+	}
+	wantCode(t, responseOf(t, ms[len(ms)-1]), codes.OK)
+}
+
+func TestFirstMessageDoesNotWaitForInputsRule088(t *testing.T) {
+	resolving := make(chan struct{})
+	s := serve(t, succeed, func(_ *queue.Config, c *execserver.Config) {
+		c.Resolve = func(context.Context, string, cas.Digest) (bool, error) {
+			<-resolving
+			return false, nil
+		}
+	})
+	st := s.execute(t.Context(), t, s.action(t, "x"), nil)
+	if m := recv(t, st); m.Name == "" || stageOf(t, m) != repb.ExecutionStage_CACHE_CHECK {
+		t.Errorf("first message is %v, want a name and CACHE_CHECK", m)
+	}
+	close(resolving)
+	wantCode(t, end(t, st), codes.OK)
+}
+
+// direct takes a service and calls it without a wire.
+type direct struct{ repb.ExecutionServer }
+
+func (d *direct) RegisterService(_ *grpc.ServiceDesc, impl any) {
+	d.ExecutionServer = impl.(repb.ExecutionServer)
+}
+
+// slow is a stream whose server gets to nothing but Send before all else in its bubble has come to
+// rest.
+type slow struct {
+	grpc.ServerStream
+	ctx  context.Context
+	sent []*longrunningpb.Operation
+}
+
+func (s *slow) Context() context.Context {
+	synctest.Wait()
+	return s.ctx
+}
+
+func (s *slow) Send(m *longrunningpb.Operation) error {
+	s.sent = append(s.sent, m)
+	return nil
+}
+
+func TestFirstMessageOfAnActionSoonDoneRule088(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		q := queue.New(queue.Config{Executor: function(succeed)})
+		defer q.Close()
+		var d direct
+		execserver.Register(&d, execserver.Config{
+			Queue: q, Instances: castest.Instances(),
+			Resolve: func(context.Context, string, cas.Digest) (bool, error) { return false, nil },
+		})
+		st := &slow{ctx: t.Context()}
+		req := &repb.ExecuteRequest{ActionDigest: cas.SHA256.Sum([]byte("x")).Proto()}
+		if err := d.Execute(req, st); err != nil {
+			t.Fatal(err)
+		}
+		var stages []repb.ExecutionStage_Value
+		for _, m := range st.sent {
+			stages = append(stages, stageOf(t, m))
+		}
+		want := []repb.ExecutionStage_Value{repb.ExecutionStage_CACHE_CHECK, repb.ExecutionStage_COMPLETED}
+		if !slices.Equal(stages, want) {
+			t.Errorf("stages are %v, want %v", stages, want)
+		}
+	})
+}
+
+func TestSilenceIsBrokenRule091(t *testing.T) {
+	e, open, _ := gate()
+	s := serve(t, e, func(_ *queue.Config, c *execserver.Config) { c.KeepaliveInterval = time.Millisecond })
+	st := s.execute(t.Context(), t, s.action(t, "x"), nil)
+	reach(t, st, repb.ExecutionStage_EXECUTING)
+	for range 5 {
+		if m := recv(t, st); stageOf(t, m) != repb.ExecutionStage_EXECUTING || m.Done {
+			t.Fatalf("repeated message is %v, want EXECUTING", m)
+		}
+	}
+	open()
+	wantCode(t, end(t, st), codes.OK)
+}
+
+func TestWaitExecutionRule092(t *testing.T) {
+	e, open, _ := gate()
+	s := serve(t, e, nil)
+	first := s.execute(t.Context(), t, s.action(t, "x"), nil)
+	name := reach(t, first, repb.ExecutionStage_EXECUTING).Name
+	// A client that comes back each minute sees at once where it stands.
+	for range 3 {
+		ctx, leave := context.WithCancel(t.Context())
+		if m := recv(t, s.wait(ctx, t, name)); m.Name != name || stageOf(t, m) != repb.ExecutionStage_EXECUTING {
+			t.Errorf("first message is %v, want EXECUTING of %s", m, name)
+		}
+		leave()
+	}
+	const n = 50
+	waiting := make([]stream, n)
+	for i := range waiting {
+		waiting[i] = s.wait(t.Context(), t, name)
+	}
+	open()
+	want := end(t, first)
+	for _, st := range append(waiting, s.wait(t.Context(), t, name)) {
+		if diff := cmp.Diff(want, end(t, st), protocmp.Transform()); diff != "" {
+			t.Fatalf("a waiter sees another response (-first +waiter):\n%s", diff)
+		}
+	}
+}
+
+func TestUnknownOperationIsNotFoundRule092(t *testing.T) {
+	s := serve(t, succeed, nil)
+	for _, name := range []string{"", "no such", strings.Repeat("x", 1<<20)} {
+		if got := codeOf(t, s.wait(t.Context(), t, name)); got != codes.NotFound {
+			t.Errorf("WaitExecution ended with %v, want %v", got, codes.NotFound)
+		}
+	}
+}
+
+func TestClientThatDropsComesBackRule093(t *testing.T) {
+	e, open, begun := gate()
+	s := serve(t, e, nil)
+	ctx, drop := context.WithCancel(t.Context())
+	st := s.execute(ctx, t, s.action(t, "x"), nil)
+	name := reach(t, st, repb.ExecutionStage_EXECUTING).Name
+	drop()
+	if _, err := st.Recv(); status.Code(err) != codes.Canceled {
+		t.Fatalf("Recv after the drop: %v", err)
+	}
+	back := s.wait(t.Context(), t, name)
+	reach(t, back, repb.ExecutionStage_EXECUTING)
+	open()
+	wantCode(t, end(t, back), codes.OK)
+	if n := begun(); n != 1 {
+		t.Errorf("the action ran %d times, want once", n)
+	}
+}
+
+func TestAbandonedActionIsCancelledRule093(t *testing.T) {
+	cancelled := make(chan struct{})
+	s := serve(t, func(ctx context.Context, _ *worker.Task) (*worker.Outcome, error) {
+		<-ctx.Done()
+		close(cancelled)
+		return nil, &worker.Fault{Kind: worker.Cancelled, Err: ctx.Err()}
+	}, func(c *queue.Config, _ *execserver.Config) { c.Grace = time.Millisecond })
+	ctx, drop := context.WithCancel(t.Context())
+	name := recv(t, s.execute(ctx, t, s.action(t, "x"), nil)).Name
+	drop()
+	<-cancelled
+	wantCode(t, end(t, s.wait(t.Context(), t, name)), codes.Canceled)
+}
+
+func TestActionCacheHitIsServedRule094(t *testing.T) {
+	e, open, begun := gate()
+	s := serve(t, e, func(c *queue.Config, _ *execserver.Config) { c.Slots = 1 })
+	holder := s.execute(t.Context(), t, s.action(t, "holds the slot"), nil)
+	reach(t, holder, repb.ExecutionStage_EXECUTING)
+
+	a := s.action(t, "x")
+	want := result()
+	want.OutputFiles = []*repb.OutputFile{{Path: "out", Digest: s.blob(t, []byte("contents"))}}
+	s.record(t, a, want)
+	st := s.execute(t.Context(), t, a, nil)
+	if m := recv(t, st); stageOf(t, m) != repb.ExecutionStage_CACHE_CHECK {
+		t.Errorf("first message is %v, want CACHE_CHECK", m)
+	}
+	r := end(t, st)
+	wantCode(t, r, codes.OK)
+	if !r.CachedResult {
+		t.Error("cached_result is false")
+	}
+	// Rule 122: the metadata are those of the run that made the result.
+	if diff := cmp.Diff(want, r.Result, protocmp.Transform()); diff != "" {
+		t.Errorf("result (-recorded +served):\n%s", diff)
+	}
+	if n := begun(); n != 1 {
+		t.Errorf("%d actions ran, want the one that holds the slot", n)
+	}
+	open()
+	wantCode(t, end(t, holder), codes.OK)
+}
+
+func TestUnusableCacheEntryIsNotServedRules068And094And096(t *testing.T) {
+	lost := cas.SHA256.Sum([]byte("evicted")).Proto()
+	for _, c := range []struct {
+		name    string
+		action  *repb.Action
+		result  *repb.ActionResult
+		change  func(*repb.ExecuteRequest)
+		skipped bool
+	}{
+		{name: "output absent", result: &repb.ActionResult{StdoutDigest: lost}},
+		{name: "failed", result: &repb.ActionResult{ExitCode: 1}},
+		{name: "do_not_cache", action: &repb.Action{DoNotCache: true}, result: result()},
+		{
+			name: "skip_cache_lookup", result: result(), skipped: true,
+			change: func(r *repb.ExecuteRequest) { r.SkipCacheLookup = true },
+		},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			var mu sync.Mutex
+			var task worker.Task
+			s := serve(t, func(ctx context.Context, got *worker.Task) (*worker.Outcome, error) {
+				mu.Lock()
+				defer mu.Unlock()
+				task = *got
+				return &worker.Outcome{Result: &repb.ActionResult{StdoutRaw: []byte("new")}}, nil
+			}, nil)
+			if c.action == nil {
+				c.action = &repb.Action{}
+			}
+			a := s.put(t, c.action)
+			s.record(t, a, c.result)
+			r := end(t, s.execute(t.Context(), t, a, c.change))
+			wantCode(t, r, codes.OK)
+			if r.CachedResult || string(r.Result.GetStdoutRaw()) != "new" {
+				t.Errorf("response is %v, want a new result", r)
+			}
+			mu.Lock()
+			defer mu.Unlock()
+			if task.SkipCacheLookup != c.skipped {
+				t.Errorf("the executor is told SkipCacheLookup %v, want %v", task.SkipCacheLookup, c.skipped)
+			}
+			if task.Queued.IsZero() {
+				t.Error("the executor is not told when the request came")
+			}
+		})
+	}
+}
+
+func TestBrokenCacheIsUnavailableRule094(t *testing.T) {
+	s := serve(t, succeed, func(_ *queue.Config, c *execserver.Config) {
+		inner := c.Instances
+		c.Instances = func(name string) (*cas.Instance, error) {
+			in, err := inner(name)
+			if err != nil {
+				return nil, err
+			}
+			return &cas.Instance{Name: name, Store: in.Store, Actions: unreachable{}}, nil
+		}
+	})
+	wantCode(t, end(t, s.execute(t.Context(), t, s.action(t, "x"), nil)), codes.Unavailable)
+}
+
+// unreachable is an ActionCache behind a broken wire.
+type unreachable struct{}
+
+func (unreachable) Lookup(context.Context, cas.Digest) (*repb.ActionResult, error) {
+	return nil, errors.New("connection refused")
+}
+
+func (unreachable) Record(context.Context, cas.Digest, *repb.ActionResult) error {
+	return errors.New("connection refused")
+}
+
+func TestEqualActionsShareOneRunRule095(t *testing.T) {
+	e, open, begun := gate()
+	s := serve(t, e, nil)
+	a := s.action(t, "x")
+	ctx, drop := context.WithCancel(t.Context())
+	leaver := s.execute(ctx, t, a, nil)
+	reach(t, leaver, repb.ExecutionStage_EXECUTING)
+	const n = 30
+	streams := make([]stream, n)
+	for i := range streams {
+		streams[i] = s.execute(t.Context(), t, a, nil)
+		reach(t, streams[i], repb.ExecutionStage_EXECUTING)
+	}
+	drop()
+	open()
+	want := end(t, streams[0])
+	wantCode(t, want, codes.OK)
+	for _, st := range streams[1:] {
+		if diff := cmp.Diff(want, end(t, st), protocmp.Transform()); diff != "" {
+			t.Fatalf("clients of one run got different responses (-first +other):\n%s", diff)
+		}
+	}
+	if got := begun(); got != 1 {
+		t.Errorf("the action ran %d times, want once", got)
+	}
+}
+
+func TestDoNotCacheIsNotSharedRule096(t *testing.T) {
+	e, open, begun := gate()
+	s := serve(t, e, nil)
+	a := s.put(t, &repb.Action{DoNotCache: true})
+	x, y := s.execute(t.Context(), t, a, nil), s.execute(t.Context(), t, a, nil)
+	reach(t, x, repb.ExecutionStage_EXECUTING)
+	reach(t, y, repb.ExecutionStage_EXECUTING)
+	open()
+	wantCode(t, end(t, x), codes.OK)
+	wantCode(t, end(t, y), codes.OK)
+	if got := begun(); got != 2 {
+		t.Errorf("the action ran %d times for two clients, want twice", got)
+	}
+}
+
+func TestOperationOfAnotherLifeIsNotFoundRule097(t *testing.T) {
+	name := recv(t, func() stream {
+		s := serve(t, succeed, nil)
+		return s.execute(t.Context(), t, s.action(t, "x"), nil)
+	}()).Name
+	restarted := serve(t, succeed, nil)
+	if got := codeOf(t, restarted.wait(t.Context(), t, name)); got != codes.NotFound {
+		t.Errorf("WaitExecution ended with %v, want %v", got, codes.NotFound)
+	}
+}
+
+func TestBadEndOfAnActionComesWithItsResultRule108(t *testing.T) {
+	for _, c := range []struct {
+		name string
+		code codes.Code
+		text string
+	}{
+		{"timeout", codes.DeadlineExceeded, "the action ran for 60 s, which is its limit"},
+		{"wrong output", codes.FailedPrecondition, "output out is a directory"},
+		{"exit code", codes.OK, "exit code 3"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			want := result()
+			want.ExitCode = 3
+			s := serve(t, func(context.Context, *worker.Task) (*worker.Outcome, error) {
+				return &worker.Outcome{Result: want, Code: c.code, Message: c.text}, nil
+			}, nil)
+			r := end(t, s.execute(t.Context(), t, s.action(t, "x"), nil))
+			st := wantCode(t, r, c.code)
+			if diff := cmp.Diff(want, r.Result, protocmp.Transform()); diff != "" {
+				t.Errorf("result (-want +got):\n%s", diff)
+			}
+			if r.Message != c.text || c.code != codes.OK && st.Message() != c.text {
+				t.Errorf("messages are %q and %q, want %q", r.Message, st.Message(), c.text)
+			}
+			if len(st.Details()) > 0 {
+				t.Errorf("details are %v, want none", st.Details())
+			}
+		})
+	}
+}
+
+func TestInliningRule124(t *testing.T) {
+	const kib = 1 << 10
+	blob := func(n int, c byte) []byte { return []byte(strings.Repeat(string(c), n)) }
+	var s *site
+	var shared *repb.ActionResult
+	var mu sync.Mutex
+	s = serve(t, func(context.Context, *worker.Task) (*worker.Outcome, error) {
+		mu.Lock()
+		defer mu.Unlock()
+		return &worker.Outcome{Result: shared}, nil
+	}, nil)
+	mu.Lock()
+	shared = result()
+	shared.StdoutDigest = s.blob(t, blob(10, 'o'))
+	shared.StderrDigest = s.blob(t, blob(20, 'e'))
+	shared.OutputFiles = []*repb.OutputFile{
+		{Path: "first", Digest: s.blob(t, blob(2000*kib, '1'))},
+		{Path: "second", Digest: s.blob(t, blob(2000*kib, '2'))},
+		{Path: "third", Digest: s.blob(t, blob(30, '3'))},
+	}
+	plain := proto.CloneOf(shared)
+	mu.Unlock()
+
+	// sizes returns how many bytes are inlined of stdout, stderr and the files.
+	sizes := func(r *repb.ActionResult) []int {
+		n := []int{len(r.StdoutRaw), len(r.StderrRaw)}
+		for _, f := range r.OutputFiles {
+			n = append(n, len(f.Contents))
+		}
+		return n
+	}
+	for _, c := range []struct {
+		name   string
+		change func(*repb.ExecuteRequest)
+		want   []int
+	}{
+		{"no hint", nil, []int{0, 0, 0, 0, 0}},
+		{"stdout", func(r *repb.ExecuteRequest) { r.InlineStdout = true }, []int{10, 0, 0, 0, 0}},
+		{"stderr", func(r *repb.ExecuteRequest) { r.InlineStderr = true }, []int{0, 20, 0, 0, 0}},
+		{"all that fits", func(r *repb.ExecuteRequest) {
+			r.InlineStdout, r.InlineStderr = true, true
+			r.InlineOutputFiles = []string{"third", "second", "first", "no such"}
+		}, []int{10, 20, 2000 * kib, 0, 30}},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			r := end(t, s.execute(t.Context(), t, s.action(t, c.name), c.change))
+			wantCode(t, r, codes.OK)
+			if got := sizes(r.Result); !slices.Equal(got, c.want) {
+				t.Errorf("bytes inlined are %v, want %v", got, c.want)
+			}
+			// Beside the contents nothing differs.
+			r.Result.StdoutRaw, r.Result.StderrRaw = nil, nil
+			for _, f := range r.Result.OutputFiles {
+				f.Contents = nil
+			}
+			if diff := cmp.Diff(plain, r.Result, protocmp.Transform()); diff != "" {
+				t.Errorf("result (-want +got):\n%s", diff)
+			}
+		})
+	}
+	if diff := cmp.Diff(plain, shared, protocmp.Transform()); diff != "" {
+		t.Errorf("the outcome, which other clients share, was changed (-before +after):\n%s", diff)
+	}
+}
+
+func TestHintToInlineAnAbsentBlobIsNoFailureRule124(t *testing.T) {
+	want := result()
+	want.StdoutDigest = cas.SHA256.Sum([]byte("evicted")).Proto()
+	s := serve(t, func(context.Context, *worker.Task) (*worker.Outcome, error) {
+		return &worker.Outcome{Result: want}, nil
+	}, nil)
+	r := end(t, s.execute(t.Context(), t, s.action(t, "x"), func(r *repb.ExecuteRequest) {
+		r.InlineStdout = true
+	}))
+	wantCode(t, r, codes.OK)
+	if diff := cmp.Diff(want, r.Result, protocmp.Transform()); diff != "" {
+		t.Errorf("result (-want +got):\n%s", diff)
+	}
+}
+
+func TestResultAboveOneMessageIsRefusedRule124(t *testing.T) {
+	s := serve(t, func(context.Context, *worker.Task) (*worker.Outcome, error) {
+		r := result()
+		for i := range 50_000 {
+			d := cas.SHA256.Sum([]byte(fmt.Sprint(i)))
+			r.OutputFiles = append(r.OutputFiles, &repb.OutputFile{
+				Path: fmt.Sprintf("out/%032d", i), Digest: d.Proto(),
+			})
+		}
+		return &worker.Outcome{Result: r}, nil
+	}, nil)
+	// The client would retry for ever what its own limit refuses, and never see a reason.
+	r := end(t, s.execute(t.Context(), t, s.action(t, "x"), nil))
+	if st := wantCode(t, r, codes.FailedPrecondition); !strings.Contains(st.Message(), "directories") {
+		t.Errorf("status is %v, want advice", st)
+	}
+}
+
+func TestMessageIsOneReadableLineRule126(t *testing.T) {
+	s := serve(t, func(context.Context, *worker.Task) (*worker.Outcome, error) {
+		long := "mount:\n\tbad \xff name" + strings.Repeat("é", 50_000)
+		return nil, &worker.Fault{Kind: worker.Internal, Err: errors.New(long)}
+	}, nil)
+	a := s.action(t, "x")
+	r := end(t, s.execute(t.Context(), t, a, nil))
+	st := wantCode(t, r, codes.Internal)
+	if !strings.Contains(r.Message, a.String()) {
+		t.Errorf("message is %q, want it to name the action", r.Message)
+	}
+	for _, text := range []string{r.Message, st.Message()} {
+		if !strings.Contains(text, "mount: bad \uFFFD name") || strings.Contains(text, "\n") || len(text) > 3000 {
+			t.Errorf("message is %q, want one line of readable length", text)
+		}
+	}
+	if !strings.Contains(s.log.String(), "mount: bad") {
+		t.Errorf("log is %q, want the defect", s.log.String())
+	}
+}
+
+func TestDrainRule130(t *testing.T) {
+	e, open, _ := gate()
+	s := serve(t, e, nil)
+	running := s.execute(t.Context(), t, s.action(t, "x"), nil)
+	reach(t, running, repb.ExecutionStage_EXECUTING)
+	drained := make(chan error, 1)
+	go func() { drained <- s.queue.Drain(context.Background()) }()
+	// Draining begins in the goroutine above; until then a request is still taken.
+	for i := 0; ; i++ {
+		if _, err := s.execute(t.Context(), t, s.action(t, fmt.Sprint(i)), nil).Recv(); err != nil {
+			if status.Code(err) != codes.Unavailable {
+				t.Errorf("Execute while draining ended with %v, want UNAVAILABLE", err)
+			}
+			break
+		}
+	}
+	open()
+	wantCode(t, end(t, running), codes.OK)
+	if err := <-drained; err != nil {
+		t.Errorf("Drain: %v", err)
+	}
+}
+
+func TestDrainThatEndsEarlyIsUnavailableRule130(t *testing.T) {
+	e, _, _ := gate()
+	s := serve(t, e, nil)
+	running := s.execute(t.Context(), t, s.action(t, "x"), nil)
+	reach(t, running, repb.ExecutionStage_EXECUTING)
+	now, cancel := context.WithCancel(t.Context())
+	cancel()
+	if err := s.queue.Drain(now); !errors.Is(err, context.Canceled) {
+		t.Errorf("Drain = %v, want the error of its context", err)
+	}
+	wantCode(t, end(t, running), codes.Unavailable)
+}

@@ -1,0 +1,154 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package execserver
+
+import (
+	"errors"
+	"fmt"
+	"strings"
+	"time"
+
+	repb "github.com/bazelbuild/remote-apis/build/bazel/remote/execution/v2"
+	"github.com/cloister-build/cloister/cas"
+	"github.com/cloister-build/cloister/worker"
+	"github.com/cloister-build/cloister/worker/queue"
+	"google.golang.org/genproto/googleapis/rpc/errdetails"
+	statuspb "google.golang.org/genproto/googleapis/rpc/status"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/protoadapt"
+	"google.golang.org/protobuf/types/known/durationpb"
+)
+
+const (
+	// maxResponse is the largest ExecuteResponse, in bytes: what every gRPC client accepts, less room
+	// for the Operation around it.
+	maxResponse = 4<<20 - 64<<10
+	// maxInlined is the size, in bytes, up to which a result may grow by inlining (rule 124).
+	maxInlined = 3 << 20
+	// maxViolations keeps a list of missing blobs below maxResponse. Clients upload whatever is
+	// missing when told of any blob, and are told of the rest if they do not.
+	maxViolations = 25_000
+	// maxText bounds, in bytes, what is quoted of an error.
+	maxText = 2000
+	// retryDelay is what a client is asked to wait when there is no room.
+	retryDelay = 5 * time.Second
+)
+
+// response returns the end of o, as c is to see it.
+func (s *server) response(c client, o *queue.Operation, state queue.State) *repb.ExecuteResponse {
+	if state.Fault != nil {
+		return s.faultResponse(o, state.Fault)
+	}
+	out := state.Outcome
+	text := oneLine(out.Message)
+	r := &repb.ExecuteResponse{
+		Result:       out.Result,
+		CachedResult: out.Cached,
+		Status:       &statuspb.Status{Code: int32(out.Code)},
+		Message:      text,
+	}
+	if out.Code != codes.OK {
+		r.Status.Message = text
+	}
+	if c.req != nil && out.Result != nil {
+		// The outcome is shared with other clients, which have hints of their own.
+		r.Result = proto.CloneOf(out.Result)
+		if err := cas.Inline(c.Context(), c.store, r.Result, cas.Inlining{
+			Function: o.Action().Function(),
+			Hints:    c.req,
+			MaxBytes: maxInlined,
+		}); err != nil {
+			// A hint is no promise: the client finds the blob by its digest, or its absence.
+			s.Log.Warn("inline outputs", "operation", o.Name(), "action", o.Action().String(), "err", err)
+		}
+	}
+	if n := proto.Size(r); n > maxResponse {
+		return s.faultResponse(o, &worker.Fault{Kind: worker.Unmet, Err: fmt.Errorf(
+			"the result lists so many outputs that it takes %d bytes, of the %d that a client accepts; "+
+				"declare directories instead of the files in them", n, maxResponse)})
+	}
+	return r
+}
+
+// faultResponse returns the end of o by f. It has no result, so that no client takes a failure of
+// ours for one of the action (rule 110).
+func (s *server) faultResponse(o *queue.Operation, f *worker.Fault) *repb.ExecuteResponse {
+	st := faultStatus(f)
+	if st.Code() == codes.Internal {
+		attrs := []any{"operation", o.Name(), "action", o.Action().String(), "err", st.Message()}
+		if p, ok := errors.AsType[*queue.Panic](f.Err); ok {
+			attrs = append(attrs, "stack", string(p.Stack))
+		}
+		s.Log.Error("execution failed", attrs...)
+	}
+	where := fmt.Sprintf("operation %s, action %s", o.Name(), o.Action())
+	if s.Worker != "" {
+		where = "worker " + s.Worker + ", " + where
+	}
+	return &repb.ExecuteResponse{
+		Status:  st.Proto(),
+		Message: fmt.Sprintf("%s: %s (%s)", st.Code(), st.Message(), where),
+	}
+}
+
+// faultStatus returns err, which should be a *worker.Fault, as a status of the API. It is the one
+// table from kinds to codes.
+func faultStatus(err error) *status.Status {
+	f, ok := errors.AsType[*worker.Fault](err)
+	if !ok {
+		f = &worker.Fault{Kind: worker.Internal, Err: err}
+	}
+	text := "no reason is known"
+	if f.Err != nil && f.Err.Error() != "" {
+		text = oneLine(f.Err.Error())
+	}
+	switch f.Kind {
+	case worker.Invalid:
+		return status.New(codes.InvalidArgument, text)
+	case worker.Missing:
+		return detailed(codes.FailedPrecondition, text, missing(f.Blobs))
+	case worker.Unmet:
+		return status.New(codes.FailedPrecondition, text)
+	case worker.Exhausted:
+		return detailed(codes.ResourceExhausted, text,
+			&errdetails.RetryInfo{RetryDelay: durationpb.New(retryDelay)})
+	case worker.Unavailable:
+		return status.New(codes.Unavailable, text)
+	case worker.Cancelled:
+		return status.New(codes.Canceled, text)
+	}
+	return status.New(codes.Internal, text)
+}
+
+// missing returns the one detail that a status about missing blobs may have: Bazel uploads them only
+// if there is no other (rule 72).
+func missing(blobs []cas.Digest) *errdetails.PreconditionFailure {
+	p := &errdetails.PreconditionFailure{}
+	for _, d := range blobs[:min(len(blobs), maxViolations)] {
+		p.Violations = append(p.Violations, &errdetails.PreconditionFailure_Violation{
+			Type:    "MISSING",
+			Subject: d.Resource(),
+		})
+	}
+	return p
+}
+
+func detailed(c codes.Code, text string, detail protoadapt.MessageV1) *status.Status {
+	st := status.New(c, text)
+	with, err := st.WithDetails(detail)
+	if err != nil {
+		return st
+	}
+	return with
+}
+
+// oneLine returns s without line breaks, as valid UTF-8 that is not too long for a person to read.
+func oneLine(s string) string {
+	s = strings.Join(strings.Fields(s), " ")
+	if len(s) > maxText {
+		s = s[:maxText] + "..."
+	}
+	return strings.ToValidUTF8(s, "\uFFFD")
+}

@@ -1,0 +1,245 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package queue
+
+import (
+	"container/heap"
+	"context"
+	"errors"
+	"fmt"
+	"runtime/debug"
+	"sync"
+
+	repb "github.com/bazelbuild/remote-apis/build/bazel/remote/execution/v2"
+	"github.com/cloister-build/cloister/worker"
+)
+
+// A job is one run of an action, or what is to become one.
+type job struct {
+	req Request
+	seq uint64 // in order of arrival
+	ops map[*Operation]bool
+
+	line   *line // where it waits; nil while it is worked on
+	index  int   // its place in line.jobs
+	cancel context.CancelFunc
+	// ran says that the Executor is past its own look into the action cache, so that the result
+	// will be a new one.
+	ran bool
+}
+
+func (j *job) flight() flight { return flight{j.req.Task.Instance, j.req.Task.Action} }
+
+// A line is where jobs wait for a goroutine to take them.
+type line struct {
+	jobs jobs
+	more sync.Cond
+	busy int // jobs taken and not yet done with
+}
+
+// push appends j to l.
+func (q *Queue) push(l *line, j *job) {
+	j.line = l
+	heap.Push(&l.jobs, j)
+	l.more.Signal()
+}
+
+// serve takes jobs from l, one at a time, until the queue is closed: do works, then passes on what
+// came of it.
+func (q *Queue) serve(
+	l *line,
+	do func(context.Context, *job) (*worker.Outcome, error),
+	then func(*job, *worker.Outcome, error),
+) {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	for {
+		for len(l.jobs) == 0 && q.ctx.Err() == nil {
+			l.more.Wait()
+		}
+		if q.ctx.Err() != nil {
+			return
+		}
+		j := heap.Pop(&l.jobs).(*job)
+		j.line = nil
+		l.busy++
+		if l == &q.ready {
+			j.advance(repb.ExecutionStage_EXECUTING)
+		}
+		// Nothing but leave cancels a job: its operations know why by then.
+		ctx, cancel := context.WithCancel(context.Background())
+		j.cancel = cancel
+
+		q.mu.Unlock()
+		out, err := guard(func() (*worker.Outcome, error) { return do(ctx, j) })
+		cancel()
+		q.mu.Lock()
+
+		l.busy--
+		then(j, out, err)
+		q.checkEmpty()
+	}
+}
+
+// prepare is what a preparer does.
+func prepare(ctx context.Context, j *job) (*worker.Outcome, error) {
+	return j.req.Prepare(ctx, &j.req)
+}
+
+// prepared passes on a job from a preparer.
+func (q *Queue) prepared(j *job, out *worker.Outcome, err error) {
+	switch {
+	case len(j.ops) == 0: // left meanwhile
+	case out != nil || err != nil:
+		q.finish(j, out, err)
+	default:
+		q.enter(j)
+	}
+}
+
+// enter lets j share the run of an equal action, or else wait for a slot.
+func (q *Queue) enter(j *job) {
+	if !j.req.DoNotCache {
+		if f := q.flights[j.flight()]; f != nil && f.admits(j) {
+			q.merge(f, j)
+			return
+		}
+		q.flights[j.flight()] = j
+	}
+	j.advance(repb.ExecutionStage_QUEUED)
+	q.push(&q.ready, j)
+}
+
+// admits reports whether the operations of j may have the result of f. A result that a client does
+// not want from the cache must not have been visible before it asked.
+func (f *job) admits(j *job) bool {
+	return f.line != nil || f.ran || f.req.Task.SkipCacheLookup || !j.req.Task.SkipCacheLookup
+}
+
+// merge gives the operations of j to f, which takes on what is stricter in j if it still can.
+func (q *Queue) merge(f, j *job) {
+	stage := repb.ExecutionStage_EXECUTING
+	if f.line != nil {
+		stage = repb.ExecutionStage_QUEUED
+		f.req.Task.SkipCacheLookup = f.req.Task.SkipCacheLookup || j.req.Task.SkipCacheLookup
+		f.req.Priority = min(f.req.Priority, j.req.Priority)
+		heap.Fix(&f.line.jobs, f.index)
+	}
+	j.advance(stage)
+	for o := range j.ops {
+		o.job = f
+		f.ops[o] = true
+	}
+	clear(j.ops)
+}
+
+// execute is what a slot does.
+func (q *Queue) execute(ctx context.Context, j *job) (*worker.Outcome, error) {
+	task := j.req.Task
+	out, err := q.cfg.Executor.Execute(ctx, &task, func(s worker.Stage) {
+		if s > worker.Fetch {
+			q.mu.Lock()
+			j.ran = true
+			q.mu.Unlock()
+		}
+	})
+	if out == nil && err == nil {
+		err = errors.New("the executor returned neither an outcome nor a fault")
+	}
+	return out, err
+}
+
+// finish completes the operations of j.
+func (q *Queue) finish(j *job, out *worker.Outcome, err error) {
+	q.forget(j)
+	var f *worker.Fault
+	if err != nil {
+		out, f = nil, asFault(err)
+	}
+	for o := range j.ops {
+		q.complete(o, out, f)
+	}
+	clear(j.ops)
+}
+
+// leave completes o with f before its job has ended, and cancels the job if o was the last.
+func (q *Queue) leave(o *Operation, f *worker.Fault) {
+	j := o.job
+	delete(j.ops, o)
+	q.complete(o, nil, f)
+	if len(j.ops) > 0 {
+		return
+	}
+	q.forget(j)
+	if j.line == nil {
+		j.cancel()
+		return
+	}
+	heap.Remove(&j.line.jobs, j.index)
+	q.checkEmpty()
+}
+
+// forget keeps later requests from sharing j.
+func (q *Queue) forget(j *job) {
+	if q.flights[j.flight()] == j {
+		delete(q.flights, j.flight())
+	}
+}
+
+// advance brings the operations of j to a stage.
+func (j *job) advance(s repb.ExecutionStage_Value) {
+	for o := range j.ops {
+		o.change(State{Stage: s})
+	}
+}
+
+// A Panic is the error of work that panicked.
+type Panic struct {
+	Value any
+	Stack []byte // as debug.Stack writes it
+}
+
+// Error returns the value of the panic, without the stack.
+func (p *Panic) Error() string { return fmt.Sprintf("panic: %v", p.Value) }
+
+// guard calls do. A panic in it is a Fault, so that one action cannot end all others.
+func guard(do func() (*worker.Outcome, error)) (out *worker.Outcome, err error) {
+	defer func() {
+		if v := recover(); v != nil {
+			out, err = nil, &worker.Fault{Kind: worker.Internal, Err: &Panic{v, debug.Stack()}}
+		}
+	}()
+	return do()
+}
+
+// jobs is a heap of waiting jobs, the next one first.
+type jobs []*job
+
+func (h jobs) Len() int { return len(h) }
+
+func (h jobs) Less(i, k int) bool {
+	a, b := h[i], h[k]
+	if a.req.Priority != b.req.Priority {
+		return a.req.Priority < b.req.Priority
+	}
+	return a.seq < b.seq
+}
+
+func (h jobs) Swap(i, k int) {
+	h[i], h[k] = h[k], h[i]
+	h[i].index, h[k].index = i, k
+}
+
+func (h *jobs) Push(x any) {
+	j := x.(*job)
+	j.index = len(*h)
+	*h = append(*h, j)
+}
+
+func (h *jobs) Pop() any {
+	last := len(*h) - 1
+	j := (*h)[last]
+	(*h)[last] = nil // else the array behind the slice would keep it
+	*h = (*h)[:last]
+	return j
+}

@@ -1,0 +1,296 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package queue holds actions until a slot is free and tells whoever waits what becomes of them. It
+// serves no wire and runs nothing itself: the one is execserver's business, the other the Executor's.
+//
+// A request becomes an Operation, which its client follows, and a job, which a slot runs:
+//
+//	Submit --> arrived --> Prepare --> ready --> Executor.Execute --> completed
+//	                          |          ^
+//	                          |          +-- shares the job of an equal action in flight
+//	                          +------------- known already, or refused: completed
+//
+// Each operation belongs to one job until it is completed; a job works for one or more operations
+// and is cancelled when the last of them has left. One mutex guards all of it and is never held
+// while Prepare or the Executor works.
+package queue
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"runtime"
+	"sync"
+	"time"
+
+	repb "github.com/bazelbuild/remote-apis/build/bazel/remote/execution/v2"
+	"github.com/cloister-build/cloister/cas"
+	"github.com/cloister-build/cloister/worker"
+)
+
+// Config configures a Queue. Executor is required; every other zero value means its default.
+type Config struct {
+	Executor worker.Executor
+	// Slots is how many actions are executed at once; the default is one for each CPU.
+	Slots int
+	// Preparers is how many requests are prepared at once; the default is twice Slots.
+	Preparers int
+	// MaxLive is how many operations there may be that are not completed; the default is 100,000.
+	MaxLive int
+	// Grace is how long an operation is carried on that nobody waits for; the default is a minute.
+	Grace time.Duration
+	// Retain is how long a completed operation still answers; the default is five minutes.
+	Retain time.Duration
+	// MaxRetained is how many completed operations are kept, oldest dropped first; the default is
+	// 10,000.
+	MaxRetained int
+}
+
+// A Request asks for an action to be executed.
+type Request struct {
+	// Task is what the Executor is given. A zero Queued is set to the time of Submit. The Stdout and
+	// Stderr of a request that shares an earlier run are not written to.
+	Task worker.Task
+	// Priority orders what waits: the lower value is sooner, equal ones in order of arrival.
+	Priority int32
+	// DoNotCache keeps the action from sharing a run.
+	DoNotCache bool
+	// Prepare, if not nil, does what is possible without a slot, once and before the action waits
+	// for one. It may return an Outcome that is known already, or a *worker.Fault; if it returns
+	// neither, the action is queued. It may set DoNotCache of the Request it is given.
+	Prepare func(context.Context, *Request) (*worker.Outcome, error)
+}
+
+// Stats counts what is in a queue now, and the operations completed since it was made.
+type Stats struct {
+	// Queued and Running count runs, which several operations may share.
+	Queued, Running int
+	// Done counts completed operations; Cached and Failed those of them that were answered from the
+	// action cache and that ended in a Fault.
+	Done, Cached, Failed int64
+}
+
+// A Queue executes actions in a fixed number of slots. Its methods are safe for concurrent use.
+type Queue struct {
+	cfg   Config
+	ctx   context.Context // ended by Close, under mu
+	stop  context.CancelFunc
+	wg    sync.WaitGroup // the preparers, the slots and the sweeper
+	empty chan struct{}  // closed when the queue is draining and has no job
+
+	mu             sync.Mutex // guards everything below and in each job and Operation
+	arrived, ready line
+	seq            uint64
+	flights        map[flight]*job       // the jobs that an equal action may share
+	ops            map[string]*Operation // by name
+	live           int                   // how many of ops are not completed
+	done           []*Operation          // the rest, oldest first
+	stats          Stats                 // without Queued and Running
+	draining       bool
+}
+
+// A flight is what equal actions have in common.
+type flight struct {
+	instance string
+	action   cas.Digest
+}
+
+// New returns a queue that is working. The caller closes it.
+func New(c Config) *Queue {
+	c.Slots = positive(c.Slots, runtime.GOMAXPROCS(0))
+	c.Preparers = positive(c.Preparers, 2*c.Slots)
+	c.MaxLive = positive(c.MaxLive, 100_000)
+	c.Grace = positive(c.Grace, time.Minute)
+	c.Retain = positive(c.Retain, 5*time.Minute)
+	c.MaxRetained = positive(c.MaxRetained, 10_000)
+
+	q := &Queue{
+		cfg:     c,
+		empty:   make(chan struct{}),
+		flights: make(map[flight]*job),
+		ops:     make(map[string]*Operation),
+	}
+	q.ctx, q.stop = context.WithCancel(context.Background())
+	q.arrived.more.L, q.ready.more.L = &q.mu, &q.mu
+	for range c.Preparers {
+		q.wg.Go(func() { q.serve(&q.arrived, prepare, q.prepared) })
+	}
+	for range c.Slots {
+		q.wg.Go(func() { q.serve(&q.ready, q.execute, q.finish) })
+	}
+	q.wg.Go(q.sweep)
+	return q
+}
+
+func positive[T cmp.Ordered](v, otherwise T) T {
+	var zero T
+	if v > zero {
+		return v
+	}
+	return otherwise
+}
+
+// Submit takes a request and returns the operation to follow. It never blocks. It fails with a
+// *worker.Fault: Unavailable when the queue drains, Exhausted when it is full.
+func (q *Queue) Submit(r Request) (*Operation, error) {
+	now := time.Now()
+	if r.Task.Queued.IsZero() {
+		r.Task.Queued = now
+	}
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	if q.draining {
+		return nil, errDraining
+	}
+	if q.live >= q.cfg.MaxLive {
+		return nil, fault(worker.Exhausted, "%d operations are queued or running, which is the limit", q.live)
+	}
+	q.seq++
+	j := &job{req: r, seq: q.seq, ops: make(map[*Operation]bool)}
+	o := newOperation(q, j, now)
+	q.ops[o.name] = o
+	q.live++
+	if r.Prepare == nil {
+		q.enter(j)
+	} else {
+		q.push(&q.arrived, j)
+	}
+	return o, nil
+}
+
+// errDraining refuses a request, or ends an operation, because the queue goes away.
+var errDraining = fault(worker.Unavailable, "the worker is shutting down")
+
+// Operation returns the operation of that name, unless it never was or is no longer kept.
+func (q *Queue) Operation(name string) (*Operation, bool) {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	o, ok := q.ops[name]
+	return o, ok
+}
+
+// Stats returns the present counts.
+func (q *Queue) Stats() Stats {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	s := q.stats
+	s.Queued = len(q.arrived.jobs) + q.arrived.busy + len(q.ready.jobs)
+	s.Running = q.ready.busy
+	return s
+}
+
+// Drain refuses new requests from now on and returns when nothing is queued or running. When ctx ends
+// first, the operations left are completed with a Fault of kind Unavailable, their actions are
+// cancelled, and Drain returns the error of ctx when the last has ended. Completed operations answer
+// until Close and after it.
+func (q *Queue) Drain(ctx context.Context) error {
+	q.mu.Lock()
+	q.draining = true
+	q.checkEmpty()
+	q.mu.Unlock()
+	select {
+	case <-q.empty:
+		return nil
+	case <-ctx.Done():
+	}
+	q.mu.Lock()
+	for _, o := range q.ops {
+		if o.job != nil {
+			q.leave(o, errDraining)
+		}
+	}
+	q.mu.Unlock()
+	<-q.empty
+	return ctx.Err()
+}
+
+// Close cancels what is queued or running, as Drain does, and waits for it and for every goroutine of
+// the queue.
+func (q *Queue) Close() {
+	now, cancel := context.WithCancel(context.Background())
+	cancel()
+	_ = q.Drain(now) // its error says only that something was left to cancel
+	q.mu.Lock()
+	q.stop()
+	q.arrived.more.Broadcast()
+	q.ready.more.Broadcast()
+	q.mu.Unlock()
+	q.wg.Wait()
+}
+
+// checkEmpty closes q.empty when that has become true.
+func (q *Queue) checkEmpty() {
+	if !q.draining || len(q.arrived.jobs)+q.arrived.busy+len(q.ready.jobs)+q.ready.busy > 0 {
+		return
+	}
+	select {
+	case <-q.empty:
+	default:
+		close(q.empty)
+	}
+}
+
+// sweep looks, often enough, for operations that nobody waits for and for those kept long enough.
+func (q *Queue) sweep() {
+	tick := time.NewTicker(min(q.cfg.Grace, q.cfg.Retain)/4 + 1)
+	defer tick.Stop()
+	for {
+		select {
+		case <-q.ctx.Done():
+			return
+		case now := <-tick.C:
+			q.expire(now)
+		}
+	}
+}
+
+func (q *Queue) expire(now time.Time) {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	for _, o := range q.ops {
+		if o.job != nil && o.waiters == 0 && now.Sub(o.idle) > q.cfg.Grace {
+			q.leave(o, fault(worker.Cancelled, "nobody waited for the operation for %v", q.cfg.Grace))
+		}
+	}
+	for len(q.done) > 0 && now.Sub(q.done[0].completed) > q.cfg.Retain {
+		q.forgetOldest()
+	}
+}
+
+// complete gives o its end. It belongs to no job from here on.
+func (q *Queue) complete(o *Operation, out *worker.Outcome, f *worker.Fault) {
+	o.job = nil
+	o.completed = time.Now()
+	o.change(State{Stage: repb.ExecutionStage_COMPLETED, Outcome: out, Fault: f})
+	q.live--
+	q.stats.Done++
+	switch {
+	case f != nil:
+		q.stats.Failed++
+	case out.Cached:
+		q.stats.Cached++
+	}
+	q.done = append(q.done, o)
+	if len(q.done) > q.cfg.MaxRetained {
+		q.forgetOldest()
+	}
+}
+
+func (q *Queue) forgetOldest() {
+	delete(q.ops, q.done[0].name)
+	q.done[0] = nil // else the array behind the slice would keep it
+	q.done = q.done[1:]
+}
+
+func fault(k worker.Kind, format string, args ...any) *worker.Fault {
+	return &worker.Fault{Kind: k, Err: fmt.Errorf(format, args...)}
+}
+
+// asFault returns err as the *worker.Fault that it should be. Anything else is a defect.
+func asFault(err error) *worker.Fault {
+	if f, ok := errors.AsType[*worker.Fault](err); ok {
+		return f
+	}
+	return &worker.Fault{Kind: worker.Internal, Err: err}
+}

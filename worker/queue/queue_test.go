@@ -1,0 +1,779 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package queue_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	repb "github.com/bazelbuild/remote-apis/build/bazel/remote/execution/v2"
+	"github.com/cloister-build/cloister/cas"
+	"github.com/cloister-build/cloister/worker"
+	"github.com/cloister-build/cloister/worker/queue"
+	"google.golang.org/protobuf/proto"
+)
+
+// executor is an Executor whose actions run until the test lets them end.
+type executor struct {
+	fetched bool // actions are past their fetch as soon as they begin
+
+	mu      sync.Mutex
+	begun   []*worker.Task
+	ends    map[cas.Digest]chan struct{}
+	killed  int
+	running int
+}
+
+func (e *executor) Execute(
+	ctx context.Context, t *worker.Task, report func(worker.Stage),
+) (*worker.Outcome, error) {
+	report(worker.Fetch)
+	if e.fetched {
+		report(worker.Confine)
+	}
+	e.mu.Lock()
+	e.begun = append(e.begun, t)
+	n := len(e.begun)
+	end := e.end(t.Action)
+	e.running++
+	e.mu.Unlock()
+	defer func() {
+		e.mu.Lock()
+		e.running--
+		e.mu.Unlock()
+	}()
+	select {
+	case <-end:
+		// Each run has a result of its own, so that a shared one can be told.
+		return &worker.Outcome{Result: &repb.ActionResult{ExitCode: int32(n)}}, nil
+	case <-ctx.Done():
+		e.mu.Lock()
+		e.killed++
+		e.mu.Unlock()
+		return nil, &worker.Fault{Kind: worker.Cancelled, Err: ctx.Err()}
+	}
+}
+
+// end returns the channel whose closing ends every run of d.
+func (e *executor) end(d cas.Digest) chan struct{} {
+	if e.ends == nil {
+		e.ends = make(map[cas.Digest]chan struct{})
+	}
+	if e.ends[d] == nil {
+		e.ends[d] = make(chan struct{})
+	}
+	return e.ends[d]
+}
+
+// release lets every run of the named actions end.
+func (e *executor) release(names ...string) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	for _, name := range names {
+		close(e.end(action(name)))
+	}
+}
+
+// counts returns how many runs began, how many were cancelled, and how many are alive.
+func (e *executor) counts() [3]int {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	return [3]int{len(e.begun), e.killed, e.running}
+}
+
+func action(name string) cas.Digest { return cas.SHA256.Sum([]byte(name)) }
+
+// bubble runs f with a queue in a bubble of fake time, and closes the queue.
+func bubble(t *testing.T, c queue.Config, f func(t *testing.T, q *queue.Queue, e *executor)) {
+	t.Helper()
+	e := &executor{}
+	if c.Executor == nil {
+		c.Executor = e
+	}
+	synctest.Test(t, func(t *testing.T) {
+		q := queue.New(c)
+		defer q.Close()
+		f(t, q, e)
+	})
+}
+
+// submit enters an action by its name; change may be nil.
+func submit(t *testing.T, q *queue.Queue, name string, change func(*queue.Request)) *queue.Operation {
+	t.Helper()
+	r := queue.Request{Task: worker.Task{Action: action(name)}}
+	if change != nil {
+		change(&r)
+	}
+	o, err := q.Submit(r)
+	if err != nil {
+		t.Fatalf("Submit(%s): %v", name, err)
+	}
+	synctest.Wait() // so that what can begin has begun
+	return o
+}
+
+// state returns the present state of o.
+func state(t *testing.T, o *queue.Operation) queue.State {
+	t.Helper()
+	s, _, err := o.Wait(t.Context(), 0)
+	if err != nil {
+		t.Fatalf("Wait: %v", err)
+	}
+	return s
+}
+
+func wantStage(t *testing.T, o *queue.Operation, want repb.ExecutionStage_Value) {
+	t.Helper()
+	synctest.Wait()
+	if got := state(t, o).Stage; got != want {
+		t.Errorf("stage is %v, want %v", got, want)
+	}
+}
+
+func wantFault(t *testing.T, o *queue.Operation, want worker.Kind) *worker.Fault {
+	t.Helper()
+	synctest.Wait()
+	s := state(t, o)
+	if s.Stage != repb.ExecutionStage_COMPLETED || s.Fault == nil || s.Fault.Kind != want {
+		t.Fatalf("state is %+v, want COMPLETED with a fault of kind %d", s, want)
+	}
+	return s.Fault
+}
+
+// wantRun checks that o ended with the result of the n-th run.
+func wantRun(t *testing.T, o *queue.Operation, n int32) {
+	t.Helper()
+	synctest.Wait()
+	s := state(t, o)
+	if s.Stage != repb.ExecutionStage_COMPLETED || s.Fault != nil {
+		t.Fatalf("state is %+v, want COMPLETED without a fault", s)
+	}
+	if got := s.Outcome.Result.ExitCode; got != n {
+		t.Errorf("result is of run %d, want run %d", got, n)
+	}
+}
+
+func wantCounts(t *testing.T, e *executor, begun, killed, running int) {
+	t.Helper()
+	synctest.Wait()
+	if got, want := e.counts(), [3]int{begun, killed, running}; got != want {
+		t.Errorf("runs begun, cancelled, alive are %v, want %v", got, want)
+	}
+}
+
+// watch waits for the end of o in the background, as a client does, until leave is called.
+func watch(t *testing.T, o *queue.Operation) (leave func()) {
+	t.Helper()
+	ctx, cancel := context.WithCancel(t.Context())
+	var wg sync.WaitGroup
+	wg.Go(func() {
+		for v := 0; ; {
+			s, next, err := o.Wait(ctx, v)
+			if err != nil || s.Stage == repb.ExecutionStage_COMPLETED {
+				return
+			}
+			v = next
+		}
+	})
+	synctest.Wait()
+	return func() { cancel(); wg.Wait() }
+}
+
+func skip(r *queue.Request)  { r.Task.SkipCacheLookup = true }
+func alone(r *queue.Request) { r.DoNotCache = true }
+
+func priority(p int32) func(*queue.Request) {
+	return func(r *queue.Request) { r.Priority = p }
+}
+
+func TestStagesRule089(t *testing.T) {
+	bubble(t, queue.Config{Slots: 1}, func(t *testing.T, q *queue.Queue, e *executor) {
+		first := submit(t, q, "first", nil)
+		wantStage(t, first, repb.ExecutionStage_EXECUTING)
+		resolved := make(chan struct{})
+		second := submit(t, q, "second", func(r *queue.Request) {
+			r.Prepare = func(context.Context, *queue.Request) (*worker.Outcome, error) {
+				<-resolved
+				return nil, nil
+			}
+		})
+		wantStage(t, second, repb.ExecutionStage_CACHE_CHECK)
+		close(resolved)
+		wantStage(t, second, repb.ExecutionStage_QUEUED)
+		e.release("first", "second")
+		wantRun(t, first, 1)
+		wantRun(t, second, 2)
+	})
+}
+
+func TestWaitReturnsAtEachChange(t *testing.T) {
+	bubble(t, queue.Config{Slots: 1}, func(t *testing.T, q *queue.Queue, e *executor) {
+		submit(t, q, "first", nil)
+		o := submit(t, q, "second", nil)
+		s, seen, err := o.Wait(t.Context(), 0)
+		if err != nil || s.Stage != repb.ExecutionStage_QUEUED {
+			t.Fatalf("Wait = %v, %v; want QUEUED", s.Stage, err)
+		}
+		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+		defer cancel()
+		if s, v, err := o.Wait(ctx, seen); !errors.Is(err, context.DeadlineExceeded) || v != seen ||
+			s.Stage != repb.ExecutionStage_QUEUED {
+			t.Errorf("Wait = %v, %d, %v; want the state seen and the error of the context", s.Stage, v, err)
+		}
+		e.release("first")
+		if s, seen, err = o.Wait(t.Context(), seen); err != nil || s.Stage != repb.ExecutionStage_EXECUTING {
+			t.Errorf("Wait = %v, %v; want EXECUTING", s.Stage, err)
+		}
+		e.release("second")
+		if s, seen, err = o.Wait(t.Context(), seen); err != nil || s.Stage != repb.ExecutionStage_COMPLETED {
+			t.Errorf("Wait = %v, %v; want COMPLETED", s.Stage, err)
+		}
+		if s, _, err = o.Wait(t.Context(), seen); err != nil || s.Stage != repb.ExecutionStage_COMPLETED {
+			t.Errorf("Wait after the end = %v, %v; want COMPLETED at once", s.Stage, err)
+		}
+	})
+}
+
+func TestLowerPriorityValueRunsSoonerRule087(t *testing.T) {
+	bubble(t, queue.Config{Slots: 1}, func(t *testing.T, q *queue.Queue, e *executor) {
+		submit(t, q, "holds the slot", nil)
+		for _, a := range []struct {
+			name     string
+			priority int32
+		}{
+			{"default, first", 0}, {"least", 1 << 30}, {"urgent, first", -7}, {"default, second", 0},
+			{"most", -1 << 31}, {"urgent, second", -7}, {"default, third", 0},
+		} {
+			submit(t, q, a.name, priority(a.priority))
+		}
+		want := []string{
+			"holds the slot", "most", "urgent, first", "urgent, second",
+			"default, first", "default, second", "default, third", "least",
+		}
+		e.release(want...)
+		synctest.Wait()
+		var got []string
+		for _, task := range e.begun {
+			i := slices.IndexFunc(want, func(name string) bool { return action(name) == task.Action })
+			got = append(got, want[i])
+		}
+		if !slices.Equal(got, want) {
+			t.Errorf("actions ran in the order\n%q, want\n%q", got, want)
+		}
+	})
+}
+
+func TestEqualActionsShareOneRunRule095(t *testing.T) {
+	bubble(t, queue.Config{Slots: 2}, func(t *testing.T, q *queue.Queue, e *executor) {
+		a := submit(t, q, "x", nil)
+		b := submit(t, q, "x", nil)
+		if a.Name() == b.Name() {
+			t.Error("two requests have one operation name; each client needs its own")
+		}
+		wantStage(t, b, repb.ExecutionStage_EXECUTING)
+		elsewhere := submit(t, q, "x", func(r *queue.Request) { r.Task.Instance = "other" })
+		wantCounts(t, e, 2, 0, 2)
+		e.release("x")
+		wantRun(t, a, 1)
+		wantRun(t, b, 1)
+		wantRun(t, elsewhere, 2)
+		later := submit(t, q, "x", nil)
+		wantRun(t, later, 3)
+	})
+}
+
+func TestQueuedEqualActionsShareOneRunRule095(t *testing.T) {
+	bubble(t, queue.Config{Slots: 1}, func(t *testing.T, q *queue.Queue, e *executor) {
+		submit(t, q, "holds the slot", nil)
+		a := submit(t, q, "x", nil)
+		b := submit(t, q, "x", nil)
+		wantStage(t, b, repb.ExecutionStage_QUEUED)
+		if got := q.Stats(); got.Queued != 1 || got.Running != 1 {
+			t.Errorf("Stats = %+v, want 1 queued and 1 running", got)
+		}
+		e.release("holds the slot", "x")
+		wantRun(t, a, 2)
+		wantRun(t, b, 2)
+		wantCounts(t, e, 2, 0, 0)
+	})
+}
+
+func TestUrgentRequestRaisesQueuedRunRule095(t *testing.T) {
+	bubble(t, queue.Config{Slots: 1}, func(t *testing.T, q *queue.Queue, e *executor) {
+		submit(t, q, "holds the slot", nil)
+		submit(t, q, "y", nil)
+		submit(t, q, "x", priority(5))
+		submit(t, q, "x", priority(-5))
+		submit(t, q, "x", priority(9))
+		e.release("holds the slot")
+		wantCounts(t, e, 2, 0, 1)
+		if e.begun[1].Action != action("x") {
+			t.Error("the run that was raised did not run first")
+		}
+	})
+}
+
+func TestOneLeavingDoesNotCancelRule095(t *testing.T) {
+	bubble(t, queue.Config{Slots: 1}, func(t *testing.T, q *queue.Queue, e *executor) {
+		a, b := submit(t, q, "x", nil), submit(t, q, "x", nil)
+		leaveA, leaveB := watch(t, a), watch(t, b)
+		defer leaveB()
+		leaveA()
+		time.Sleep(time.Hour)
+		wantCounts(t, e, 1, 0, 1)
+		e.release("x")
+		wantRun(t, b, 1)
+	})
+}
+
+func TestDoNotCacheIsNotSharedRule096(t *testing.T) {
+	bubble(t, queue.Config{Slots: 9}, func(t *testing.T, q *queue.Queue, e *executor) {
+		submit(t, q, "x", alone)
+		submit(t, q, "x", alone)
+		submit(t, q, "x", nil)
+		wantCounts(t, e, 3, 0, 3)
+		submit(t, q, "x", func(r *queue.Request) {
+			r.Prepare = func(_ context.Context, r *queue.Request) (*worker.Outcome, error) {
+				r.DoNotCache = true
+				return nil, nil
+			}
+		})
+		wantCounts(t, e, 4, 0, 4)
+		submit(t, q, "x", nil)
+		wantCounts(t, e, 4, 0, 4)
+	})
+}
+
+func TestSkipCacheLookupSharesOnlyNewResultsRule094(t *testing.T) {
+	for _, c := range []struct {
+		name    string
+		fetched bool
+		first   func(*queue.Request)
+		begun   int
+	}{
+		{"first may be served from the cache", false, nil, 2},
+		{"first has begun to run", true, nil, 1},
+		{"first skips the cache too", false, skip, 1},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			bubble(t, queue.Config{Slots: 3}, func(t *testing.T, q *queue.Queue, e *executor) {
+				e.fetched = c.fetched
+				submit(t, q, "x", c.first)
+				second := submit(t, q, "x", skip)
+				wantCounts(t, e, c.begun, 0, c.begun)
+				third := submit(t, q, "x", nil)
+				wantCounts(t, e, c.begun, 0, c.begun)
+				e.release("x")
+				wantRun(t, second, int32(c.begun))
+				wantRun(t, third, int32(c.begun))
+			})
+		})
+	}
+	t.Run("first is queued", func(t *testing.T) {
+		bubble(t, queue.Config{Slots: 1}, func(t *testing.T, q *queue.Queue, e *executor) {
+			submit(t, q, "holds the slot", nil)
+			submit(t, q, "x", nil)
+			submit(t, q, "x", skip)
+			submit(t, q, "x", nil)
+			e.release("holds the slot")
+			wantCounts(t, e, 2, 0, 1)
+			if !e.begun[1].SkipCacheLookup {
+				t.Error("the shared run may be served from the cache, which one of its clients forbade")
+			}
+		})
+	})
+}
+
+func TestAbandonedOperationIsCancelledAfterGraceRule093(t *testing.T) {
+	c := queue.Config{Slots: 1, Grace: 8 * time.Minute, Retain: time.Hour}
+	for _, stage := range []repb.ExecutionStage_Value{
+		repb.ExecutionStage_CACHE_CHECK, repb.ExecutionStage_QUEUED, repb.ExecutionStage_EXECUTING,
+	} {
+		t.Run(stage.String(), func(t *testing.T) {
+			bubble(t, c, func(t *testing.T, q *queue.Queue, e *executor) {
+				var prepared error
+				if stage == repb.ExecutionStage_QUEUED {
+					defer watch(t, submit(t, q, "holds the slot", nil))()
+				}
+				o := submit(t, q, "x", func(r *queue.Request) {
+					if stage == repb.ExecutionStage_CACHE_CHECK {
+						r.Prepare = func(ctx context.Context, _ *queue.Request) (*worker.Outcome, error) {
+							<-ctx.Done()
+							prepared = ctx.Err()
+							return nil, prepared
+						}
+					}
+				})
+				leave := watch(t, o)
+				time.Sleep(time.Hour)
+				wantStage(t, o, stage) // while somebody waits, there is no limit
+				leave()
+				time.Sleep(7 * time.Minute)
+				wantStage(t, o, stage) // this client came back in time
+				time.Sleep(7 * time.Minute)
+				wantStage(t, o, stage)
+				time.Sleep(11 * time.Minute)
+				synctest.Wait()
+				switch stage {
+				case repb.ExecutionStage_CACHE_CHECK:
+					if prepared == nil {
+						t.Error("Prepare was not cancelled")
+					}
+					wantCounts(t, e, 0, 0, 0)
+				case repb.ExecutionStage_QUEUED:
+					if got := q.Stats().Queued; got != 0 {
+						t.Errorf("%d runs are queued, want none", got)
+					}
+					wantCounts(t, e, 1, 0, 1)
+				case repb.ExecutionStage_EXECUTING:
+					wantCounts(t, e, 1, 1, 0)
+				}
+				wantFault(t, o, worker.Cancelled)
+			})
+		})
+	}
+}
+
+func TestCancelledRunIsNotShared(t *testing.T) {
+	var began int
+	c := queue.Config{Slots: 2, Executor: function(func(ctx context.Context) (*worker.Outcome, error) {
+		began++
+		if began == 1 {
+			<-ctx.Done()
+			time.Sleep(time.Hour) // its processes take their time to die
+			return nil, ctx.Err()
+		}
+		return &worker.Outcome{}, nil
+	})}
+	bubble(t, c, func(t *testing.T, q *queue.Queue, _ *executor) {
+		first := submit(t, q, "x", nil)
+		time.Sleep(2 * time.Minute)
+		wantFault(t, first, worker.Cancelled)
+		second := submit(t, q, "x", nil)
+		if s := state(t, second); s.Outcome == nil {
+			t.Errorf("state is %+v, want the outcome of a second run", s)
+		}
+	})
+}
+
+func TestFinishedOperationAnswersUntilRetainEndsRule092(t *testing.T) {
+	bubble(t, queue.Config{Slots: 1}, func(t *testing.T, q *queue.Queue, e *executor) {
+		o := submit(t, q, "x", nil)
+		e.release("x")
+		wantRun(t, o, 1)
+		time.Sleep(5 * time.Minute)
+		found, ok := q.Operation(o.Name())
+		if !ok || found != o {
+			t.Fatal("the operation is unknown within its five minutes")
+		}
+		wantRun(t, found, 1)
+		time.Sleep(5 * time.Minute)
+		if _, ok := q.Operation(o.Name()); ok {
+			t.Error("the operation is kept for ever")
+		}
+		wantRun(t, o, 1) // who holds it is not concerned
+	})
+}
+
+func TestFinishedOperationsAreBounded(t *testing.T) {
+	bubble(t, queue.Config{Slots: 1, MaxRetained: 2}, func(t *testing.T, q *queue.Queue, e *executor) {
+		e.release("a", "b", "c")
+		a, b, c := submit(t, q, "a", nil), submit(t, q, "b", nil), submit(t, q, "c", nil)
+		var got []bool
+		for _, o := range []*queue.Operation{a, b, c} {
+			_, ok := q.Operation(o.Name())
+			got = append(got, ok)
+		}
+		if want := []bool{false, true, true}; !slices.Equal(got, want) {
+			t.Errorf("operations kept: %v, want %v: the oldest goes", got, want)
+		}
+	})
+}
+
+func TestNamesDiffer(t *testing.T) {
+	bubble(t, queue.Config{}, func(t *testing.T, q *queue.Queue, e *executor) {
+		names := make(map[string]bool)
+		for range 100 {
+			o := submit(t, q, "x", nil)
+			if len(o.Name()) != 32 {
+				t.Fatalf("name is %q, want 128 bits in hexadecimal", o.Name())
+			}
+			names[o.Name()] = true
+		}
+		if len(names) != 100 {
+			t.Errorf("100 operations have %d names", len(names))
+		}
+		if _, ok := q.Operation("no such"); ok {
+			t.Error("an operation that never was is known")
+		}
+	})
+}
+
+func TestFullQueueRefusesRule086(t *testing.T) {
+	bubble(t, queue.Config{Slots: 1, MaxLive: 2}, func(t *testing.T, q *queue.Queue, e *executor) {
+		a := submit(t, q, "a", nil)
+		submit(t, q, "b", nil)
+		_, err := q.Submit(queue.Request{Task: worker.Task{Action: action("c")}})
+		f, ok := errors.AsType[*worker.Fault](err)
+		if !ok || f.Kind != worker.Exhausted {
+			t.Fatalf("Submit to a full queue = %v, want a fault of kind Exhausted", err)
+		}
+		e.release("a")
+		wantRun(t, a, 1)
+		submit(t, q, "c", nil)
+	})
+}
+
+func TestDrainLetsRunningFinishRule130(t *testing.T) {
+	bubble(t, queue.Config{Slots: 1}, func(t *testing.T, q *queue.Queue, e *executor) {
+		running, queued := submit(t, q, "a", nil), submit(t, q, "b", nil)
+		defer watch(t, running)()
+		defer watch(t, queued)()
+		drained := make(chan error, 1)
+		go func() { drained <- q.Drain(t.Context()) }()
+		synctest.Wait()
+		_, err := q.Submit(queue.Request{Task: worker.Task{Action: action("c")}})
+		if f, ok := errors.AsType[*worker.Fault](err); !ok || f.Kind != worker.Unavailable {
+			t.Errorf("Submit while draining = %v, want a fault of kind Unavailable", err)
+		}
+		time.Sleep(time.Hour)
+		select {
+		case err := <-drained:
+			t.Fatalf("Drain returned %v while actions were running", err)
+		default:
+		}
+		e.release("a", "b")
+		if err := <-drained; err != nil {
+			t.Errorf("Drain: %v", err)
+		}
+		wantRun(t, running, 1)
+		wantRun(t, queued, 2)
+		if err := q.Drain(t.Context()); err != nil {
+			t.Errorf("second Drain: %v", err)
+		}
+	})
+}
+
+func TestDrainCancelsTheRestWhenItsTimeIsUpRule130(t *testing.T) {
+	bubble(t, queue.Config{Slots: 1, Preparers: 1}, func(t *testing.T, q *queue.Queue, e *executor) {
+		prepare := func(r *queue.Request) {
+			r.Prepare = func(ctx context.Context, _ *queue.Request) (*worker.Outcome, error) {
+				<-ctx.Done()
+				return nil, ctx.Err()
+			}
+		}
+		ops := []*queue.Operation{
+			submit(t, q, "running", nil), submit(t, q, "running", nil), submit(t, q, "queued", nil),
+			submit(t, q, "in preparation", prepare), submit(t, q, "arrived", prepare),
+		}
+		ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+		defer cancel()
+		if err := q.Drain(ctx); !errors.Is(err, context.DeadlineExceeded) {
+			t.Errorf("Drain = %v, want the error of its context", err)
+		}
+		for _, o := range ops {
+			wantFault(t, o, worker.Unavailable)
+		}
+		wantCounts(t, e, 1, 1, 0)
+		if got, want := q.Stats(), (queue.Stats{Done: 5, Failed: 5}); got != want {
+			t.Errorf("Stats = %+v, want %+v", got, want)
+		}
+	})
+}
+
+func TestCloseEndsWhatRuns(t *testing.T) {
+	e := &executor{}
+	synctest.Test(t, func(t *testing.T) {
+		q := queue.New(queue.Config{Executor: e, Slots: 1})
+		a, b := submit(t, q, "a", nil), submit(t, q, "b", nil)
+		q.Close()
+		// The bubble itself fails if a goroutine is left.
+		wantFault(t, a, worker.Unavailable)
+		wantFault(t, b, worker.Unavailable)
+		wantCounts(t, e, 1, 1, 0)
+		if _, err := q.Submit(queue.Request{}); err == nil {
+			t.Error("a closed queue takes requests")
+		}
+		q.Close()
+	})
+}
+
+func TestCloseRightAfterSubmit(t *testing.T) {
+	// The job may be taken by a slot when Close looks, or still wait.
+	for range 200 {
+		bubble(t, queue.Config{Slots: 1}, func(t *testing.T, q *queue.Queue, e *executor) {
+			o, err := q.Submit(queue.Request{Task: worker.Task{Action: action("x")}})
+			if err != nil {
+				t.Fatal(err)
+			}
+			q.Close()
+			wantFault(t, o, worker.Unavailable)
+		})
+	}
+}
+
+// function is an Executor that looks at nothing of its task.
+type function func(context.Context) (*worker.Outcome, error)
+
+func (f function) Execute(ctx context.Context, _ *worker.Task, _ func(worker.Stage)) (*worker.Outcome, error) {
+	return f(ctx)
+}
+
+func TestBrokenExecutorIsAnInternalFault(t *testing.T) {
+	for _, c := range []struct {
+		name string
+		f    function
+		want string
+	}{
+		{"panic", func(context.Context) (*worker.Outcome, error) { panic("lost my way") }, "panic: lost my way"},
+		{"nothing", func(context.Context) (*worker.Outcome, error) { return nil, nil }, "neither"},
+		{"bare error", func(context.Context) (*worker.Outcome, error) { return nil, errors.New("odd") }, "odd"},
+		{"both", func(context.Context) (*worker.Outcome, error) {
+			return &worker.Outcome{}, errors.New("odd")
+		}, "odd"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			bubble(t, queue.Config{Slots: 1, Executor: c.f}, func(t *testing.T, q *queue.Queue, _ *executor) {
+				f := wantFault(t, submit(t, q, "x", nil), worker.Internal)
+				if !strings.Contains(f.Error(), c.want) {
+					t.Errorf("fault is %q, want it to contain %q", f, c.want)
+				}
+				if p, ok := errors.AsType[*queue.Panic](f); c.name == "panic" && (!ok || len(p.Stack) == 0) {
+					t.Error("the stack of the panic is lost")
+				}
+				// The slot has survived.
+				wantFault(t, submit(t, q, "y", nil), worker.Internal)
+			})
+		})
+	}
+}
+
+func TestPrepareAnswersWithoutASlot(t *testing.T) {
+	known := &worker.Outcome{Cached: true, Result: &repb.ActionResult{ExitCode: 42}}
+	missing := &worker.Fault{Kind: worker.Missing, Err: errors.New("absent"), Blobs: []cas.Digest{action("blob")}}
+	bubble(t, queue.Config{Slots: 1}, func(t *testing.T, q *queue.Queue, e *executor) {
+		submit(t, q, "holds the slot", nil)
+		hit := submit(t, q, "hit", func(r *queue.Request) {
+			r.Prepare = func(context.Context, *queue.Request) (*worker.Outcome, error) { return known, nil }
+		})
+		if s := state(t, hit); s.Outcome != known {
+			t.Errorf("state is %+v, want the outcome that Prepare returned", s)
+		}
+		miss := submit(t, q, "miss", func(r *queue.Request) {
+			r.Prepare = func(context.Context, *queue.Request) (*worker.Outcome, error) { return nil, missing }
+		})
+		if f := wantFault(t, miss, worker.Missing); f != missing {
+			t.Errorf("fault is %+v, want the one that Prepare returned", f)
+		}
+		broken := submit(t, q, "broken", func(r *queue.Request) {
+			r.Prepare = func(context.Context, *queue.Request) (*worker.Outcome, error) { panic("lost my way") }
+		})
+		wantFault(t, broken, worker.Internal)
+		if got, want := q.Stats(), (queue.Stats{Running: 1, Done: 3, Cached: 1, Failed: 2}); got != want {
+			t.Errorf("Stats = %+v, want %+v", got, want)
+		}
+	})
+}
+
+func TestActionAbandonedInPreparationDoesNotRunRule093(t *testing.T) {
+	bubble(t, queue.Config{Slots: 1}, func(t *testing.T, q *queue.Queue, e *executor) {
+		o := submit(t, q, "x", func(r *queue.Request) {
+			r.Prepare = func(context.Context, *queue.Request) (*worker.Outcome, error) {
+				time.Sleep(time.Hour) // whatever its context says
+				return nil, nil
+			}
+		})
+		time.Sleep(2 * time.Hour)
+		wantFault(t, o, worker.Cancelled)
+		wantCounts(t, e, 0, 0, 0)
+	})
+}
+
+func TestPreparationIsBounded(t *testing.T) {
+	bubble(t, queue.Config{Slots: 2}, func(t *testing.T, q *queue.Queue, e *executor) {
+		var mu sync.Mutex
+		var now, most, all int
+		for i := range 20 {
+			submit(t, q, fmt.Sprint(i), func(r *queue.Request) {
+				r.Prepare = func(context.Context, *queue.Request) (*worker.Outcome, error) {
+					mu.Lock()
+					now++
+					all++
+					most = max(most, now)
+					mu.Unlock()
+					time.Sleep(time.Second)
+					mu.Lock()
+					now--
+					mu.Unlock()
+					return &worker.Outcome{}, nil
+				}
+			})
+		}
+		if got := q.Stats().Queued; got != 20 {
+			t.Errorf("%d are queued, want 20", got)
+		}
+		time.Sleep(20 * time.Second)
+		mu.Lock()
+		defer mu.Unlock()
+		if most != 4 || all != 20 {
+			t.Errorf("%d of %d requests were prepared at once, want 4 of 20", most, all)
+		}
+	})
+}
+
+func TestManyClientsOfOneRunRule092(t *testing.T) {
+	bubble(t, queue.Config{Slots: 1}, func(t *testing.T, q *queue.Queue, e *executor) {
+		const n = 2000
+		var wg sync.WaitGroup
+		results := make([]*repb.ActionResult, n)
+		for i := range n {
+			wg.Go(func() {
+				o, err := q.Submit(queue.Request{Task: worker.Task{Action: action("x")}})
+				if err != nil {
+					t.Error(err)
+					return
+				}
+				for s, v := (queue.State{}), 0; ; {
+					if s, v, err = o.Wait(t.Context(), v); err != nil {
+						t.Error(err)
+						return
+					}
+					if s.Stage == repb.ExecutionStage_COMPLETED {
+						results[i] = s.Outcome.Result
+						return
+					}
+				}
+			})
+		}
+		synctest.Wait()
+		e.release("x")
+		wg.Wait()
+		for i, r := range results {
+			if r == nil || !proto.Equal(r, results[0]) {
+				t.Fatalf("client %d got %v, the first one %v", i, r, results[0])
+			}
+		}
+		wantCounts(t, e, 1, 0, 0)
+	})
+}
+
+func TestTaskKnowsWhenItWasQueued(t *testing.T) {
+	bubble(t, queue.Config{Slots: 1}, func(t *testing.T, q *queue.Queue, e *executor) {
+		began := time.Now()
+		submit(t, q, "holds the slot", nil)
+		defer watch(t, submit(t, q, "x", nil))()
+		time.Sleep(30 * time.Second)
+		e.release("holds the slot")
+		wantCounts(t, e, 2, 0, 1)
+		if got := e.begun[1].Queued; !got.Equal(began) {
+			t.Errorf("Queued is %v, want the time of Submit, %v", got, began)
+		}
+	})
+}
