@@ -1,0 +1,62 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+
+	"github.com/cloister-build/cloister/sandbox"
+	"github.com/cloister-build/cloister/sandbox/namespace"
+	"github.com/cloister-build/cloister/worker"
+	"github.com/spf13/cobra"
+)
+
+func checkCommand() *cobra.Command {
+	return &cobra.Command{
+		Use:   "check",
+		Short: "Says what this machine can enforce, and how to enable what it cannot",
+		Long: `Check runs a probe in the sandbox and reports what it found, line by line: "ok" for what is enforced,
+"off" for what is not enforced in this version, "FAIL" for what is required and missing, with the
+line that fixes it. It exits with 3 if actions cannot run here.`,
+		Example: "  cloister check",
+		Args:    cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			backend := namespace.New()
+			defer backend.Close()
+			return check(cmd.Context(), backend, cmd.OutOrStdout())
+		},
+	}
+}
+
+func check(ctx context.Context, backend sandbox.Backend, out io.Writer) error {
+	f, err := backend.Probe(ctx)
+	for _, c := range f.Checks {
+		mark := "ok  "
+		switch {
+		case !c.OK && c.Required:
+			mark = "FAIL"
+		case !c.OK:
+			mark = "off "
+		}
+		fmt.Fprintf(out, "%s  %-24s %s\n", mark, c.Name, c.Detail)
+		if c.Fix != "" {
+			fmt.Fprintf(out, "      %-24s fix: %s\n", "", c.Fix)
+		}
+	}
+	toolchain, toolErr := worker.HostToolchain()
+	if toolErr == nil {
+		fmt.Fprintf(out, "ok    %-24s", "toolchain of this host")
+		for _, in := range toolchain {
+			fmt.Fprintf(out, " %s", in.Target)
+		}
+		fmt.Fprintln(out)
+	}
+	fmt.Fprintf(out, "tier  %s\n", f.Tier)
+	if err := errors.Join(err, toolErr); err != nil {
+		return &exit{exitEnvironment, err}
+	}
+	return nil
+}

@@ -1,0 +1,280 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"net"
+	"os"
+	"os/signal"
+	"path/filepath"
+	"runtime"
+	"strings"
+	"syscall"
+	"time"
+
+	"github.com/cloister-build/cloister/cas"
+	"github.com/cloister-build/cloister/cas/casserver"
+	"github.com/cloister-build/cloister/cas/disk"
+	"github.com/cloister-build/cloister/sandbox"
+	"github.com/cloister-build/cloister/sandbox/namespace"
+	"github.com/cloister-build/cloister/worker"
+	"github.com/cloister-build/cloister/worker/execserver"
+	"github.com/cloister-build/cloister/worker/queue"
+	"github.com/spf13/cobra"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/health"
+	healthpb "google.golang.org/grpc/health/grpc_health_v1"
+	"google.golang.org/grpc/reflection"
+)
+
+// serveConfig is what the flags of serve say.
+type serveConfig struct {
+	listen       string
+	dir          string
+	jobs         int
+	maxSize      size
+	drainTimeout time.Duration
+}
+
+func serveCommand() *cobra.Command {
+	c := serveConfig{maxSize: size{percent: 10}}
+	cmd := &cobra.Command{
+		Use:   "serve",
+		Short: "Serves remote execution and its cache on this machine",
+		Long: `Serve executes the actions of Bazel and other clients of the Remote Execution API in the sandbox, and
+keeps inputs, outputs and results in a directory. It needs no configuration, accepts every instance
+name and keeps each apart. Ctrl-C drains: no new actions, running ones finish; a second Ctrl-C stops.
+
+It listens on loopback unless told otherwise. There is no authentication in this version: whoever
+reaches the port can execute commands in the sandbox.`,
+		Example: `  cloister serve
+  cloister serve --listen 127.0.0.1:9000 --dir /var/cache/cloister --jobs 4 --max-size 50GiB
+
+  bazel build --remote_executor=grpc://127.0.0.1:8980 //...`,
+		Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			if c.jobs < 1 {
+				return fmt.Errorf("--jobs %d: at least one action must be able to run", c.jobs)
+			}
+			return serve(cmd.Context(), &c, cmd.OutOrStdout())
+		},
+	}
+	f := cmd.Flags()
+	f.StringVar(&c.listen, "listen", "127.0.0.1:8980", "address and port of the gRPC services; port 0 chooses a free one")
+	f.StringVar(&c.dir, "dir", "", "directory of the store (default: cloister in the user's cache directory)")
+	f.IntVar(&c.jobs, "jobs", runtime.GOMAXPROCS(0), "how many actions run at once")
+	f.Var(&c.maxSize, "max-size", "size of the store, in bytes with a unit or as a share of the disk")
+	f.DurationVar(&c.drainTimeout, "drain-timeout", 10*time.Minute, "how long running actions may take after Ctrl-C")
+	return cmd
+}
+
+// serve runs until a signal or ctx ends it.
+func serve(ctx context.Context, c *serveConfig, out io.Writer) error {
+	signals := make(chan os.Signal, 2)
+	signal.Notify(signals, os.Interrupt, syscall.SIGTERM)
+	defer signal.Stop(signals)
+	log := slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: slog.LevelInfo}))
+
+	store, err := openStore(c)
+	if err != nil {
+		return err
+	}
+	defer store.Close()
+
+	backend := namespace.New()
+	defer backend.Close()
+	features, err := backend.Probe(ctx)
+	if err != nil {
+		return &exit{exitEnvironment, fmt.Errorf("actions cannot be sandboxed here, and are never run without: %w", err)}
+	}
+	toolchain, err := worker.HostToolchain()
+	if err != nil {
+		return &exit{exitEnvironment, fmt.Errorf("toolchain of this host: %w", err)}
+	}
+	name, err := os.Hostname()
+	if err != nil || name == "" {
+		name = "cloister"
+	}
+
+	listener, err := net.Listen("tcp", c.listen)
+	if errors.Is(err, syscall.EADDRINUSE) {
+		return &exit{exitEnvironment, fmt.Errorf("%s is in use by another process: stop it, or choose another port with --listen", c.listen)}
+	}
+	if err != nil {
+		return &exit{exitEnvironment, fmt.Errorf("--listen %s: %w", c.listen, err)}
+	}
+
+	local := worker.New(worker.Config{Name: name, Instances: store.Instance, Backend: backend, Toolchain: toolchain, Log: log})
+	work := queue.New(queue.Config{Executor: local, Slots: c.jobs})
+	defer work.Close()
+
+	server := grpc.NewServer(casserver.ServerOptions(log)...)
+	casserver.Register(server, casserver.Config{Instances: store.Instance, Execution: execserver.Capabilities()})
+	execserver.Register(server, execserver.Config{
+		Queue:     work,
+		Instances: store.Instance,
+		Resolve: func(ctx context.Context, instance string, action cas.Digest) (bool, error) {
+			in, err := store.Instance(instance)
+			if err != nil {
+				return false, err
+			}
+			req, err := local.Resolve(ctx, in, action)
+			if err != nil {
+				return false, err
+			}
+			return req.Action.DoNotCache, nil
+		},
+		Worker: name,
+		Log:    log,
+	})
+	alive := health.NewServer()
+	healthpb.RegisterHealthServer(server, alive)
+	for service := range server.GetServiceInfo() {
+		alive.SetServingStatus(service, healthpb.HealthCheckResponse_SERVING)
+	}
+	reflection.Register(server)
+
+	banner(out, c, store, features, listener.Addr().String())
+	failed := make(chan error, 1)
+	go func() { failed <- server.Serve(listener) }()
+	stopStatus := showStatus(out, work)
+	select {
+	case err = <-failed:
+		stopStatus()
+		return fmt.Errorf("serve %s: %w", listener.Addr(), err)
+	case <-ctx.Done():
+	case <-signals:
+	}
+	stopStatus()
+	alive.Shutdown()
+	drain(out, c.drainTimeout, signals, work)
+	stopServer(server)
+	<-failed
+	return nil
+}
+
+// openStore opens the store of the flags.
+func openStore(c *serveConfig) (*disk.Cache, error) {
+	if c.dir == "" {
+		cache, err := os.UserCacheDir()
+		if err != nil {
+			return nil, &exit{exitEnvironment, fmt.Errorf("there is no cache directory for this user (%w): state --dir", err)}
+		}
+		c.dir = filepath.Join(cache, "cloister")
+	}
+	dir, err := filepath.Abs(c.dir)
+	if err != nil {
+		return nil, err
+	}
+	c.dir = dir
+	if err := os.MkdirAll(dir, 0o700); err != nil {
+		return nil, &exit{exitEnvironment, fmt.Errorf("--dir %s: %w", dir, err)}
+	}
+	// Inputs are mounted by the paths of their files, and a link in them would be refused.
+	if c.dir, err = filepath.EvalSymlinks(dir); err != nil {
+		return nil, &exit{exitEnvironment, fmt.Errorf("--dir %s: %w", dir, err)}
+	}
+	max := c.maxSize.bytes
+	if max == 0 {
+		disk, err := diskBytes(c.dir)
+		if err != nil {
+			return nil, &exit{exitEnvironment, err}
+		}
+		max = disk / 100 * c.maxSize.percent
+	}
+	store, err := disk.Open(disk.Config{Dir: c.dir, MaxBytes: max})
+	if err != nil {
+		return nil, &exit{exitEnvironment, err}
+	}
+	return store, nil
+}
+
+// banner prints what somebody wants to know who has just started it.
+func banner(out io.Writer, c *serveConfig, store *disk.Cache, f sandbox.Features, addr string) {
+	stats := store.Stats()
+	fmt.Fprintf(out, "cloister %s  %s/%s  %d slots  cache %s %s of %s\n",
+		version, runtime.GOOS, runtime.GOARCH, c.jobs, c.dir, bytesText(stats.Bytes), bytesText(stats.MaxBytes))
+	fmt.Fprintf(out, "sandbox  %s namespaces, no capabilities, inputs read-only   (%s)\n", strings.Join(f.Layers, "+"), f.Tier)
+	var off []string
+	for _, check := range f.Checks {
+		if !check.OK {
+			line := check.Name
+			if check.Fix != "" {
+				line += " (fix: " + check.Fix + ")"
+			}
+			off = append(off, line)
+		}
+	}
+	if len(off) > 0 {
+		fmt.Fprintf(out, "         not enforced: %s; cloister check says more\n", strings.Join(off, ", "))
+	}
+	fmt.Fprintf(out, "bazel    build --remote_executor=grpc://%s\n", addr)
+}
+
+// drain lets what is queued and running end, until the time is up or a second signal comes.
+func drain(out io.Writer, limit time.Duration, signals <-chan os.Signal, work *queue.Queue) {
+	ctx, cancel := context.WithTimeout(context.Background(), limit)
+	defer cancel()
+	if s := work.Stats(); s.Queued+s.Running > 0 {
+		fmt.Fprintf(out, "draining %d running, %d queued; Ctrl-C again stops at once\n", s.Running, s.Queued)
+	}
+	go func() {
+		select {
+		case <-signals:
+			cancel()
+		case <-ctx.Done():
+		}
+	}()
+	if err := work.Drain(ctx); err != nil {
+		fmt.Fprintln(out, "stopped  running actions were cancelled; clients will retry")
+	}
+}
+
+// stopServer lets clients read what they were promised, for a few seconds.
+func stopServer(server *grpc.Server) {
+	stopped := make(chan struct{})
+	go func() {
+		server.GracefulStop()
+		close(stopped)
+	}()
+	select {
+	case <-stopped:
+	case <-time.After(5 * time.Second):
+		server.Stop()
+		<-stopped
+	}
+}
+
+// showStatus keeps one line about the queue up to date if out is a terminal. The caller calls what it
+// returns to end it.
+func showStatus(out io.Writer, work *queue.Queue) (stop func()) {
+	f, ok := out.(*os.File)
+	if !ok {
+		return func() {}
+	}
+	if st, err := f.Stat(); err != nil || st.Mode()&os.ModeCharDevice == 0 {
+		return func() {}
+	}
+	done, ended := make(chan struct{}), make(chan struct{})
+	go func() {
+		defer close(ended)
+		tick := time.NewTicker(time.Second)
+		defer tick.Stop()
+		for {
+			s := work.Stats()
+			fmt.Fprintf(f, "\r\x1b[Kready    %d queued · %d running · %d done · %d hits · %d failed", s.Queued, s.Running, s.Done, s.Cached, s.Failed)
+			select {
+			case <-done:
+				fmt.Fprintln(f)
+				return
+			case <-tick.C:
+			}
+		}
+	}()
+	return func() { close(done); <-ended }
+}

@@ -1,0 +1,68 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"fmt"
+	"math"
+	"strconv"
+	"strings"
+)
+
+// size is a flag of bytes: "50GiB", "500MB", "1048576", or "10%" of the disk.
+type size struct {
+	bytes   int64
+	percent int64 // of the disk, if bytes is 0
+}
+
+var units = []struct {
+	suffix string
+	bytes  int64
+}{
+	{"KiB", 1 << 10}, {"MiB", 1 << 20}, {"GiB", 1 << 30}, {"TiB", 1 << 40},
+	{"kB", 1e3}, {"KB", 1e3}, {"MB", 1e6}, {"GB", 1e9}, {"TB", 1e12},
+	{"K", 1 << 10}, {"M", 1 << 20}, {"G", 1 << 30}, {"T", 1 << 40}, {"B", 1},
+}
+
+func (s *size) Set(text string) error {
+	if p, ok := strings.CutSuffix(text, "%"); ok {
+		n, err := strconv.ParseInt(p, 10, 64)
+		if err != nil || n < 1 || n > 100 {
+			return fmt.Errorf("a share of the disk is a whole number from 1%% to 100%%")
+		}
+		*s = size{percent: n}
+		return nil
+	}
+	number, unit := text, int64(1)
+	for _, u := range units {
+		if n, ok := strings.CutSuffix(text, u.suffix); ok {
+			number, unit = n, u.bytes
+			break
+		}
+	}
+	n, err := strconv.ParseFloat(strings.TrimSpace(number), 64)
+	if err != nil || n <= 0 || n*float64(unit) >= math.MaxInt64 || n*float64(unit) < 1 {
+		return fmt.Errorf("write it as 50GiB, 500MB or 10%%")
+	}
+	*s = size{bytes: int64(n * float64(unit))}
+	return nil
+}
+
+func (s *size) String() string {
+	if s.percent > 0 {
+		return fmt.Sprintf("%d%%", s.percent)
+	}
+	return bytesText(s.bytes)
+}
+
+func (*size) Type() string { return "size" }
+
+// bytesText writes n as a person would: "3.2 GiB".
+func bytesText(n int64) string {
+	for i := 3; i >= 0; i-- {
+		if u := units[i]; n >= u.bytes {
+			return fmt.Sprintf("%.1f %s", float64(n)/float64(u.bytes), u.suffix)
+		}
+	}
+	return fmt.Sprintf("%d B", n)
+}

@@ -1,0 +1,58 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package worker
+
+import (
+	"context"
+	"errors"
+	"io"
+	"os"
+	"time"
+
+	repb "github.com/bazelbuild/remote-apis/build/bazel/remote/execution/v2"
+	"github.com/cloister-build/cloister/cas"
+	"github.com/cloister-build/cloister/cas/tree"
+)
+
+// collected is what the action left, in the store.
+type collected struct {
+	result *repb.ActionResult
+	// bad says which output is of a kind that cannot be one.
+	bad error
+
+	began, ended time.Time
+}
+
+// collect puts outputs, stdout and stderr into the store. No process of the action is alive.
+func (l *Local) collect(ctx context.Context, req *Request, s *staged) (*collected, error) {
+	c := &collected{result: &repb.ActionResult{}, began: time.Now()}
+	fn, store := req.Digest.Function(), req.Instance.Store
+	for _, log := range []struct {
+		f  *os.File
+		to **repb.Digest
+	}{{s.stdout, &c.result.StdoutDigest}, {s.stderr, &c.result.StderrDigest}} {
+		if _, err := log.f.Seek(0, io.SeekStart); err != nil {
+			return nil, err
+		}
+		d, err := cas.PutSeeker(ctx, store, fn, log.f)
+		if err != nil {
+			return nil, err
+		}
+		*log.to = d.Proto()
+	}
+	err := tree.Capture(ctx, store, fn, s.out, tree.Wanted{
+		Dir:         req.Command.WorkingDirectory,
+		Paths:       req.Command.OutputPaths,
+		Files:       req.Command.OutputFiles,
+		Directories: req.Command.OutputDirectories,
+		Format:      req.Command.OutputDirectoryFormat,
+	}, c.result)
+	if errors.Is(err, tree.ErrOutput) {
+		c.bad, err = err, nil
+	}
+	if err != nil {
+		return nil, err
+	}
+	c.ended = time.Now()
+	return c, nil
+}

@@ -1,0 +1,215 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package worker
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"path"
+	"slices"
+	"strings"
+	"time"
+
+	repb "github.com/bazelbuild/remote-apis/build/bazel/remote/execution/v2"
+	"github.com/cloister-build/cloister/cas"
+	"github.com/cloister-build/cloister/cas/tree"
+)
+
+// A Request is an action with everything it refers to, decoded and checked.
+type Request struct {
+	Digest   cas.Digest
+	Instance *cas.Instance
+	Action   *repb.Action
+	Command  *repb.Command
+	Input    *tree.Input
+	// Layout is where inputs and outputs will lie.
+	Layout *tree.Layout
+	// Timeout is the action's own, or 0 if it states none.
+	Timeout time.Duration
+}
+
+// fetch reads the action, and its result if one is recorded and may be used.
+func (l *Local) fetch(ctx context.Context, t *Task) (*Request, *Outcome, error) {
+	in, err := l.Instances(t.Instance)
+	if err != nil {
+		return nil, nil, err
+	}
+	req, err := l.Resolve(ctx, in, t.Action)
+	if err != nil {
+		return nil, nil, err
+	}
+	if t.SkipCacheLookup || req.Action.DoNotCache {
+		return req, nil, nil
+	}
+	r, err := cas.LookupComplete(ctx, in, t.Action)
+	if errors.Is(err, cas.ErrNotFound) {
+		return req, nil, nil
+	}
+	if err != nil {
+		return nil, nil, err
+	}
+	return req, &Outcome{Result: r, Cached: true}, nil
+}
+
+// Resolve reads and checks an action, its command and its input root before anything is spent on it.
+// All blobs that are absent come back in one Fault of kind Missing, so that a client uploads them in
+// one go; anything malformed is a Fault of kind Invalid that says what and where.
+func (l *Local) Resolve(ctx context.Context, in *cas.Instance, action cas.Digest) (*Request, error) {
+	req, err := resolve(ctx, in, action)
+	if err != nil {
+		return nil, fault(Fetch, err)
+	}
+	if d := req.Timeout; d > l.MaxTimeout {
+		return nil, faultf(Invalid, "fetch: action %s asks for a timeout of %v; at most %v is permitted here", action, d, l.MaxTimeout)
+	}
+	return req, nil
+}
+
+func resolve(ctx context.Context, in *cas.Instance, action cas.Digest) (*Request, error) {
+	req := &Request{Digest: action, Instance: in, Action: new(repb.Action), Command: new(repb.Command)}
+	if err := cas.ReadProto(ctx, in.Store, action, req.Action); err != nil {
+		return nil, absent(err, action)
+	}
+	command, err := cas.FromProto(action.Function(), req.Action.CommandDigest)
+	if err != nil {
+		return nil, fmt.Errorf("command_digest of action %s: %w", action, err)
+	}
+	root, err := cas.FromProto(action.Function(), req.Action.InputRootDigest)
+	if err != nil {
+		return nil, fmt.Errorf("input_root_digest of action %s: %w", action, err)
+	}
+	// Both are read before either failure is told, so that the list of absent blobs is whole.
+	commandErr := absent(cas.ReadProto(ctx, in.Store, command, req.Command), command)
+	var treeErr error
+	req.Input, treeErr = tree.Load(ctx, in.Store, root)
+	var a, b *tree.MissingError
+	if errors.As(commandErr, &a) && errors.As(treeErr, &b) {
+		return nil, &tree.MissingError{Blobs: append(a.Blobs, b.Blobs...)}
+	}
+	if err := errors.Join(commandErr, treeErr); err != nil {
+		return nil, err
+	}
+	if req.Timeout, err = timeout(req.Action); err != nil {
+		return nil, fmt.Errorf("action %s: %w", action, err)
+	}
+	outputs, err := checkCommand(req.Command)
+	if err != nil {
+		return nil, fmt.Errorf("command %s: %w", command, err)
+	}
+	if req.Layout, err = req.Input.Plan(req.Command.WorkingDirectory, outputs); err != nil {
+		return nil, fmt.Errorf("command %s: %w", command, err)
+	}
+	return req, nil
+}
+
+// absent turns a blob that was not found into a MissingError.
+func absent(err error, d cas.Digest) error {
+	if errors.Is(err, cas.ErrNotFound) {
+		return &tree.MissingError{Blobs: []cas.Digest{d}}
+	}
+	return err
+}
+
+func timeout(a *repb.Action) (time.Duration, error) {
+	if a.Timeout == nil {
+		return 0, nil
+	}
+	if err := a.Timeout.CheckValid(); err != nil {
+		return 0, invalidf("timeout: %v", err)
+	}
+	d := a.Timeout.AsDuration()
+	if d < 0 {
+		return 0, invalidf("timeout %v is negative", d)
+	}
+	return d, nil
+}
+
+// checkCommand returns ErrInvalid for a command that cannot be run as stated (rules 71, 76 to 82), and
+// else the paths of its outputs relative to the input root, clean, sorted and each once.
+func checkCommand(c *repb.Command) ([]string, error) {
+	if len(c.Arguments) == 0 || c.Arguments[0] == "" {
+		return nil, invalidf("arguments are empty")
+	}
+	for _, a := range c.Arguments {
+		if strings.ContainsRune(a, 0) {
+			return nil, invalidf("argument %q holds a NUL byte", a)
+		}
+	}
+	names := map[string]bool{}
+	for _, v := range c.EnvironmentVariables {
+		if v.Name == "" || strings.ContainsAny(v.Name, "=\x00") || strings.ContainsRune(v.Value, 0) {
+			return nil, invalidf("environment variable %q is malformed", v.Name)
+		}
+		if names[v.Name] {
+			return nil, invalidf("environment variable %s is set twice", v.Name)
+		}
+		names[v.Name] = true
+	}
+	if len(c.OutputNodeProperties) > 0 {
+		return nil, invalidf("output_node_properties %q are not supported", c.OutputNodeProperties)
+	}
+	if d := c.WorkingDirectory; d != "" && (path.IsAbs(d) || path.Clean(d) != d || escapes(d) || strings.ContainsRune(d, 0)) {
+		return nil, invalidf("working_directory %q is not a clean path below the input root", d)
+	}
+
+	lists := []struct {
+		field string
+		paths []string
+	}{{"output_paths", c.OutputPaths}}
+	if len(c.OutputPaths) == 0 {
+		lists[0].field, lists[0].paths = "output_files", c.OutputFiles
+		lists = append(lists, lists[0])
+		lists[1].field, lists[1].paths = "output_directories", c.OutputDirectories
+	}
+	var outputs []string
+	seen := map[string]string{}
+	for _, list := range lists {
+		for _, p := range list.paths {
+			clean, err := outputPath(c.WorkingDirectory, p, list.field)
+			if err != nil {
+				return nil, err
+			}
+			if other, ok := seen[clean]; ok {
+				return nil, invalidf("%s %q names the same path as %q", list.field, p, other)
+			}
+			seen[clean] = p
+			outputs = append(outputs, clean)
+		}
+	}
+	slices.Sort(outputs)
+	if len(c.OutputPaths) > 0 {
+		return outputs, nil
+	}
+	// API 2.0: no file may be the parent of another output (rule 79).
+	for _, p := range c.OutputFiles {
+		parent := path.Join(c.WorkingDirectory, p)
+		for _, o := range outputs {
+			if strings.HasPrefix(o, parent+"/") {
+				return nil, invalidf("output_files %q is a parent of the output %q", p, o)
+			}
+		}
+	}
+	return outputs, nil
+}
+
+// outputPath returns p, which is relative to dir, relative to the input root.
+func outputPath(dir, p, field string) (string, error) {
+	if path.IsAbs(p) || strings.HasSuffix(p, "/") || strings.ContainsRune(p, 0) {
+		return "", invalidf("%s %q: a path is relative, without a trailing slash", field, p)
+	}
+	clean := path.Join(dir, p)
+	if clean == "" {
+		clean = "."
+	}
+	if escapes(clean) {
+		return "", invalidf("%s %q leads out of the input root", field, p)
+	}
+	return clean, nil
+}
+
+func escapes(clean string) bool { return clean == ".." || strings.HasPrefix(clean, "../") }
+
+func invalidf(format string, args ...any) error {
+	return fmt.Errorf("%w: %s", cas.ErrInvalid, fmt.Sprintf(format, args...))
+}

@@ -1,0 +1,137 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package worker
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	"time"
+
+	"github.com/cloister-build/cloister/cas"
+	"github.com/cloister-build/cloister/cas/tree"
+	"github.com/cloister-build/cloister/sandbox"
+)
+
+// Config is what a Local needs.
+type Config struct {
+	// Name is the worker's, in the metadata of every result; it must not be empty.
+	Name      string
+	Instances cas.Instances
+	Backend   sandbox.Backend
+	// Toolchain is what every action may read besides its input root; see HostToolchain.
+	Toolchain []sandbox.Input
+	// MaxTimeout bounds what an action may ask for and is what one gets that asks for nothing.
+	// Zero is 24 hours.
+	MaxTimeout time.Duration
+	// Grace is how long an action has to end after SIGTERM. Zero is 5 seconds.
+	Grace time.Duration
+	// TempBytes is the size of /tmp. Zero is 4 GiB.
+	TempBytes int64
+	// LogBytes is how much of stdout and how much of stderr is kept. Zero is 64 MiB.
+	LogBytes int64
+	Log      *slog.Logger
+}
+
+// A Local executes actions on this machine.
+type Local struct {
+	Config
+}
+
+var _ Executor = (*Local)(nil)
+
+// New returns a Local. It starts nothing.
+func New(c Config) *Local {
+	if c.MaxTimeout == 0 {
+		c.MaxTimeout = 24 * time.Hour
+	}
+	if c.Grace == 0 {
+		c.Grace = 5 * time.Second
+	}
+	if c.TempBytes == 0 {
+		c.TempBytes = 4 << 30
+	}
+	if c.LogBytes == 0 {
+		c.LogBytes = 64 << 20
+	}
+	if c.Log == nil {
+		c.Log = slog.New(slog.DiscardHandler)
+	}
+	return &Local{c}
+}
+
+// Execute carries t through the seven verbs.
+func (l *Local) Execute(ctx context.Context, t *Task, report func(Stage)) (*Outcome, error) {
+	began := time.Now()
+
+	report(Fetch)
+	req, cached, err := l.fetch(ctx, t)
+	if err != nil || cached != nil {
+		return cached, fault(Fetch, err)
+	}
+
+	report(Confine)
+	spec, err := l.confine(req)
+	if err != nil {
+		return nil, fault(Confine, err)
+	}
+
+	report(StageInputs)
+	staged, err := l.stage(ctx, req, spec)
+	if err != nil {
+		return nil, fault(StageInputs, err)
+	}
+	defer staged.close()
+
+	report(Run)
+	ran, err := l.run(ctx, t, req, spec, staged)
+	if err != nil {
+		return nil, fault(Run, err)
+	}
+
+	report(Collect)
+	got, err := l.collect(ctx, req, staged)
+	if err != nil {
+		return nil, fault(Collect, err)
+	}
+
+	report(Seal)
+	out := l.seal(times{queued: t.Queued, began: began, staged: staged, ran: ran, collected: got}, req, ran, got)
+
+	report(Publish)
+	return out, fault(Publish, l.publish(ctx, t, req, out))
+}
+
+// fault gives err its kind and says in which stage it arose; nil stays nil.
+func fault(s Stage, err error) error {
+	if err == nil {
+		return nil
+	}
+	var f *Fault
+	if errors.As(err, &f) {
+		return f
+	}
+	var missing *tree.MissingError
+	if errors.As(err, &missing) {
+		f = faultf(Missing, "%s: %w", s, err)
+		f.Blobs = missing.Blobs
+		return f
+	}
+	for _, row := range []struct {
+		err  error
+		kind Kind
+	}{
+		{context.Canceled, Cancelled},
+		{context.DeadlineExceeded, Cancelled},
+		{cas.ErrInvalid, Invalid},
+		{cas.ErrFull, Exhausted},
+		{cas.ErrCorrupt, Unavailable},  // the store has dropped the blob: the next try reports it missing
+		{cas.ErrNotFound, Unavailable}, // evicted since it was looked for: likewise
+		{sandbox.ErrUnsupported, Unmet},
+	} {
+		if errors.Is(err, row.err) {
+			return faultf(row.kind, "%s: %w", s, err)
+		}
+	}
+	return faultf(Internal, "%s: %w", s, err)
+}

@@ -1,0 +1,70 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package worker
+
+import (
+	"fmt"
+	"time"
+
+	repb "github.com/bazelbuild/remote-apis/build/bazel/remote/execution/v2"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/protobuf/types/known/durationpb"
+	"google.golang.org/protobuf/types/known/timestamppb"
+)
+
+// times is when things happened; it becomes metadata and nothing else.
+type times struct {
+	queued, began time.Time
+	staged        *staged
+	ran           *ran
+	collected     *collected
+}
+
+// seal states what became of the action. What is volatile (times, worker) goes into the metadata alone.
+func (l *Local) seal(when times, req *Request, r *ran, c *collected) *Outcome {
+	out := &Outcome{Result: c.result}
+	out.Result.ExitCode = int32(r.ExitCode)
+	switch {
+	case r.timedOut:
+		limit := req.Timeout
+		if limit == 0 {
+			limit = l.MaxTimeout
+		}
+		out.Code = codes.DeadlineExceeded
+		out.Message = fmt.Sprintf("cloister: killed after its timeout of %v", limit)
+	case c.bad != nil:
+		out.Code = codes.FailedPrecondition
+		out.Message = "cloister: " + c.bad.Error()
+	case r.Signal != 0:
+		out.Message = fmt.Sprintf("cloister: killed by signal %d (%v), exit code %d", int(r.Signal), r.Signal, r.ExitCode)
+	case r.ExitCode != 0:
+		out.Message = fmt.Sprintf("cloister: exit code %d after %v · action %s", r.ExitCode, r.End.Sub(r.Start).Round(time.Millisecond), req.Digest)
+	}
+	out.Result.ExecutionMetadata = l.metadata(when)
+	return out
+}
+
+// metadata states each moment no earlier than the one before it, though the clock may have been set
+// back in between (rule 121).
+func (l *Local) metadata(when times) *repb.ExecutedActionMetadata {
+	var last time.Time
+	stamp := func(t time.Time) *timestamppb.Timestamp {
+		if t.Before(last) {
+			t = last
+		}
+		last = t
+		return timestamppb.New(t)
+	}
+	m := &repb.ExecutedActionMetadata{Worker: l.Name}
+	m.QueuedTimestamp = stamp(when.queued)
+	m.WorkerStartTimestamp = stamp(when.began)
+	m.InputFetchStartTimestamp = stamp(when.staged.began)
+	m.InputFetchCompletedTimestamp = stamp(when.staged.ended)
+	m.ExecutionStartTimestamp = stamp(when.ran.Start)
+	m.ExecutionCompletedTimestamp = stamp(when.ran.End)
+	m.VirtualExecutionDuration = durationpb.New(m.ExecutionCompletedTimestamp.AsTime().Sub(m.ExecutionStartTimestamp.AsTime()))
+	m.OutputUploadStartTimestamp = stamp(when.collected.began)
+	m.OutputUploadCompletedTimestamp = stamp(when.collected.ended)
+	m.WorkerCompletedTimestamp = stamp(time.Now())
+	return m
+}
