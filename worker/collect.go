@@ -46,6 +46,7 @@ func (l *Local) collect(ctx context.Context, req *Request, s *staged) (*collecte
 		Files:       req.Command.OutputFiles,
 		Directories: req.Command.OutputDirectories,
 		Format:      req.Command.OutputDirectoryFormat,
+		MaxBytes:    l.OutputBytes,
 	}, c.result)
 	if errors.Is(err, tree.ErrOutput) {
 		c.bad, err = err, nil

@@ -28,6 +28,8 @@ type Config struct {
 	Grace time.Duration
 	// TempBytes is the size of /tmp. Zero is 4 GiB.
 	TempBytes int64
+	// OutputBytes is how much the output files of one action may have together. Zero is 16 GiB.
+	OutputBytes int64
 	// LogBytes is how much of stdout and how much of stderr is kept. Zero is 64 MiB.
 	LogBytes int64
 	Log      *slog.Logger
@@ -50,6 +52,9 @@ func New(c Config) *Local {
 	}
 	if c.TempBytes == 0 {
 		c.TempBytes = 4 << 30
+	}
+	if c.OutputBytes == 0 {
+		c.OutputBytes = 16 << 30
 	}
 	if c.LogBytes == 0 {
 		c.LogBytes = 64 << 20

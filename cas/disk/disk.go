@@ -221,6 +221,10 @@ func (c *Cache) commit(tmp string, k key, n int64, pin bool) (e *entry, kept boo
 			return e, false, nil
 		}
 	}
+	access, modification := stampTimes(now)
+	if err := os.Chtimes(tmp, access, modification); err != nil {
+		return nil, false, c.writeError(err)
+	}
 	path := c.path(k)
 	// Commit point: from here on the entry is present, also to whoever opens the store next.
 	err = os.Rename(tmp, path)
@@ -254,7 +258,10 @@ func (c *Cache) use(k key, pin bool) *entry {
 
 // stamp records on disk that k was used. A failure is of no consequence but that, after the next Open,
 // k is taken for older than it is.
-func (c *Cache) stamp(k key, now time.Time) { _ = os.Chtimes(c.path(k), now, now) }
+func (c *Cache) stamp(k key, now time.Time) {
+	access, modification := stampTimes(now)
+	_ = os.Chtimes(c.path(k), access, modification)
+}
 
 // writeError returns err with what to do about it, and as cas.ErrFull if there is no space.
 func (c *Cache) writeError(err error) error {

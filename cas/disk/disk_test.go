@@ -284,7 +284,7 @@ func TestEvictionOrderSurvivesReopen(t *testing.T) {
 		d := put(t, s, i)
 		// Blob 0 is the youngest, 3 the oldest, all of them older than an hour.
 		used := time.Now().Add(-time.Duration(i+2) * time.Hour)
-		if err := os.Chtimes(pathOf(dir, "blobs", d), used, used); err != nil {
+		if err := disk.SetLastUse(pathOf(dir, "blobs", d), used); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -315,7 +315,7 @@ func TestUseIsWrittenAtMostHourly(t *testing.T) {
 		refreshed bool
 	}{{30 * time.Minute, false}, {2 * time.Hour, true}} {
 		used := time.Now().Add(-test.age)
-		if err := os.Chtimes(path, used, used); err != nil {
+		if err := disk.SetLastUse(path, used); err != nil {
 			t.Fatal(err)
 		}
 		c := open(t, dir, 8*block)
@@ -325,8 +325,8 @@ func TestUseIsWrittenAtMostHourly(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if refreshed := fi.ModTime().After(used.Add(time.Minute)); refreshed != test.refreshed {
-			t.Errorf("last use %v ago: mtime refreshed is %v, want %v", test.age, refreshed, test.refreshed)
+		if refreshed := disk.LastUse(fi).After(used.Add(time.Minute)); refreshed != test.refreshed {
+			t.Errorf("last use %v ago: time refreshed is %v, want %v", test.age, refreshed, test.refreshed)
 		}
 	}
 }

@@ -43,7 +43,7 @@ func charge(size int64) int64 {
 	return max(block, (size+block-1)/block*block)
 }
 
-// stampEvery is how old the use that a file's mtime records may be before it is written anew: an order
+// stampEvery is how old the use that a file's time records may be before it is written anew: an order
 // of eviction needs no more, and reading should not write. (cmd/go's build cache does the same.)
 const stampEvery = time.Hour
 
@@ -51,7 +51,7 @@ const stampEvery = time.Hour
 type entry struct {
 	key    key
 	charge int64
-	used   time.Time // as the file's mtime says
+	used   time.Time // as lastUse says of the file
 	pins   int       // how often File handed it out
 	// doomed says that the file is about to be removed, or would be if it were not pinned: to all
 	// but a Put it is absent.
@@ -90,7 +90,7 @@ func (x *index) give(n int64) {
 }
 
 // use returns the entry of k, or nil if it is absent, and makes it the one used last. It pins it if
-// pin. Stale says that its mtime should be written anew.
+// pin. Stale says that its time should be written anew.
 func (x *index) use(k key, now time.Time, pin bool) (e *entry, stale bool) {
 	x.mu.Lock()
 	defer x.mu.Unlock()

@@ -25,7 +25,7 @@ func (s *Store) Lookup(ctx context.Context, action cas.Digest) (*repb.ActionResu
 	if e == nil {
 		return nil, miss
 	}
-	b, err := os.ReadFile(s.cache.path(e.key))
+	b, err := readQuietly(s.cache.path(e.key))
 	if err != nil && !errors.Is(err, os.ErrNotExist) {
 		return nil, fmt.Errorf("result of action %s: %w", action, err)
 	}

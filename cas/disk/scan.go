@@ -80,7 +80,7 @@ func (c *Cache) walk(visit func(path string, f file, ok bool) error) error {
 		if err != nil {
 			return err
 		}
-		return visit(path, file{k, fi.Size(), fi.ModTime()}, true)
+		return visit(path, file{k, fi.Size(), lastUse(fi)}, true)
 	})
 }
 
@@ -159,10 +159,20 @@ func (c *Cache) Check(ctx context.Context) error {
 	return nil
 }
 
+// readQuietly returns the content of a file without that counting as a use.
+func readQuietly(path string) ([]byte, error) {
+	f, err := openQuietly(path)
+	if err != nil {
+		return nil, err
+	}
+	defer f.Close()
+	return io.ReadAll(f)
+}
+
 // checkFile returns how the content of a file is not what its key says.
 func checkFile(path string, k key) error {
 	if k.kind == result {
-		b, err := os.ReadFile(path)
+		b, err := readQuietly(path)
 		if err != nil {
 			return err
 		}
@@ -171,7 +181,7 @@ func checkFile(path string, k key) error {
 		}
 		return nil
 	}
-	f, err := os.Open(path)
+	f, err := openQuietly(path)
 	if err != nil {
 		return err
 	}

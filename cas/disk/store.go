@@ -49,7 +49,7 @@ func (s *Store) Open(ctx context.Context, d cas.Digest, off int64) (io.ReadClose
 	case off < 0 || off > d.Size():
 		return nil, rangeError(d, off)
 	}
-	f, err := os.Open(s.cache.path(e.key))
+	f, err := openQuietly(s.cache.path(e.key))
 	if errors.Is(err, os.ErrNotExist) {
 		s.cache.lose(e)
 		return nil, notFound(d)
@@ -266,7 +266,7 @@ func (s *Store) pin(k kind, d cas.Digest) (*entry, error) {
 
 // copy makes f the executable copy of the blob e.
 func (s *Store) copy(f *os.File, e *entry) error {
-	src, err := os.Open(s.cache.path(e.key))
+	src, err := openQuietly(s.cache.path(e.key))
 	if err != nil {
 		return err
 	}

@@ -1,0 +1,173 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package casserver
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+
+	repb "github.com/bazelbuild/remote-apis/build/bazel/remote/execution/v2"
+	"github.com/cloister-build/cloister/cas"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+)
+
+// actionCache is the ActionCache service.
+type actionCache struct {
+	repb.UnimplementedActionCacheServer
+	Config
+}
+
+// GetActionResult returns the result recorded for an action if all that it refers to is present, and
+// marks that as used.
+func (s *actionCache) GetActionResult(ctx context.Context, req *repb.GetActionResultRequest) (*repb.ActionResult, error) {
+	in, err := s.Instances(req.InstanceName)
+	if err != nil {
+		return nil, cas.Status(err)
+	}
+	action, err := digest(req.DigestFunction, req.ActionDigest)
+	if err != nil {
+		return nil, cas.Status(err)
+	}
+	r, err := cas.LookupComplete(ctx, in, action)
+	if err == nil {
+		err = cas.Inline(ctx, in.Store, r, cas.Inlining{Function: action.Function(), Hints: req, MaxBytes: maxReply})
+	}
+	switch {
+	case errors.Is(err, cas.ErrNotFound), errors.Is(err, cas.ErrCorrupt):
+		// Whatever is absent or damaged, the client can only execute the action.
+		return nil, status.Errorf(codes.NotFound, "no complete result of action %s is recorded", action)
+	case err != nil:
+		return nil, cas.Status(fmt.Errorf("result of action %s: %w", action, err))
+	}
+	return r, nil
+}
+
+// UpdateActionResult records a result that a client vouches for: that of a success, all of which is
+// present. What the client sent inline is stored as blobs.
+func (s *actionCache) UpdateActionResult(ctx context.Context, req *repb.UpdateActionResultRequest) (*repb.ActionResult, error) {
+	in, err := s.Instances(req.InstanceName)
+	if err != nil {
+		return nil, cas.Status(err)
+	}
+	action, err := digest(req.DigestFunction, req.ActionDigest)
+	if err != nil {
+		return nil, cas.Status(err)
+	}
+	if s.ReadOnlyActions {
+		return nil, status.Error(codes.PermissionDenied,
+			"action results come from execution alone; disable the upload of local results")
+	}
+	r := req.ActionResult
+	if err := checkResult(r); err != nil {
+		return nil, cas.Status(fmt.Errorf("result of action %s: %w", action, err))
+	}
+	if err := storeInlined(ctx, in.Store, action.Function(), r); err != nil {
+		return nil, cas.Status(fmt.Errorf("result of action %s: %w", action, err))
+	}
+	ds, err := cas.Closure(ctx, in.Store, action.Function(), r)
+	if errors.Is(err, cas.ErrNotFound) {
+		return nil, status.Errorf(codes.FailedPrecondition,
+			"result of action %s: %v; upload the outputs first", action, err)
+	} else if err != nil {
+		return nil, cas.Status(fmt.Errorf("result of action %s: %w", action, err))
+	}
+	missing, err := in.Store.Missing(ctx, ds)
+	if err != nil {
+		return nil, cas.Status(err)
+	}
+	if len(missing) > 0 {
+		return nil, status.Errorf(codes.FailedPrecondition,
+			"result of action %s refers to %d absent blobs, first %s; upload the outputs first",
+			action, len(missing), missing[0])
+	}
+	if err := in.Actions.Record(ctx, action, r); err != nil {
+		return nil, cas.Status(fmt.Errorf("result of action %s: %w", action, err))
+	}
+	return r, nil
+}
+
+// checkResult returns cas.ErrInvalid for a result that no client may record: a failure (rule 68), or
+// one with a path that leads out of the working directory (rule 66). Digests are Closure's business.
+func checkResult(r *repb.ActionResult) error {
+	if r == nil {
+		return fmt.Errorf("%w: action_result is not set", cas.ErrInvalid)
+	}
+	if r.ExitCode != 0 {
+		return fmt.Errorf("%w: exit_code is %d; only successes are recorded", cas.ErrInvalid, r.ExitCode)
+	}
+	for _, f := range r.OutputFiles {
+		if err := checkPath(f.Path); err != nil {
+			return err
+		}
+	}
+	for _, l := range slices.Concat(r.OutputSymlinks, r.OutputFileSymlinks, r.OutputDirectorySymlinks) {
+		if err := checkPath(l.Path); err != nil {
+			return err
+		}
+		if l.Target == "" {
+			return fmt.Errorf("%w: symlink %q has no target", cas.ErrInvalid, l.Path)
+		}
+	}
+	for _, d := range r.OutputDirectories {
+		if d.Path != "" { // else the working directory itself
+			if err := checkPath(d.Path); err != nil {
+				return err
+			}
+		}
+		if d.TreeDigest == nil && d.RootDirectoryDigest == nil {
+			return fmt.Errorf("%w: output directory %q has no digest", cas.ErrInvalid, d.Path)
+		}
+	}
+	return nil
+}
+
+// checkPath returns cas.ErrInvalid unless path is relative and each segment is a name.
+func checkPath(path string) error {
+	for seg := range strings.SplitSeq(path, "/") {
+		if seg == "" || seg == "." || seg == ".." || strings.ContainsRune(seg, 0) {
+			return fmt.Errorf("%w: output path %q is not a plain relative path", cas.ErrInvalid, path)
+		}
+	}
+	return nil
+}
+
+// storeInlined puts what r carries within itself into s, and leaves the digests in its place. Bytes
+// that are not those of a digest beside them are cas.ErrMismatch.
+func storeInlined(ctx context.Context, s cas.Store, f cas.Function, r *repb.ActionResult) error {
+	move := func(data *[]byte, p **repb.Digest) error {
+		if len(*data) == 0 {
+			return nil
+		}
+		d := f.Sum(*data)
+		if *p != nil {
+			stated, err := cas.FromProto(f, *p)
+			if err != nil {
+				return err
+			}
+			if stated != d {
+				return cas.Mismatch(stated, d)
+			}
+		}
+		if _, err := cas.PutBytes(ctx, s, f, *data); err != nil {
+			return explain("store", d, err)
+		}
+		*data, *p = nil, d.Proto()
+		return nil
+	}
+	if err := move(&r.StdoutRaw, &r.StdoutDigest); err != nil {
+		return err
+	}
+	if err := move(&r.StderrRaw, &r.StderrDigest); err != nil {
+		return err
+	}
+	for _, file := range r.OutputFiles {
+		if err := move(&file.Contents, &file.Digest); err != nil {
+			return err
+		}
+	}
+	return nil
+}

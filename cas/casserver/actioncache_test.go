@@ -1,0 +1,314 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package casserver_test
+
+import (
+	"fmt"
+	"slices"
+	"testing"
+
+	repb "github.com/bazelbuild/remote-apis/build/bazel/remote/execution/v2"
+	"github.com/cloister-build/cloister/cas"
+	"github.com/cloister-build/cloister/cas/casserver"
+	"github.com/google/go-cmp/cmp"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/testing/protocmp"
+)
+
+var action = sum("action")
+
+// lookup asks for the result of action.
+func (c *client) lookup(t *testing.T) (*repb.ActionResult, error) {
+	t.Helper()
+	return c.GetActionResult(t.Context(), &repb.GetActionResultRequest{ActionDigest: action.Proto()})
+}
+
+// record records r as the result of action.
+func (c *client) record(t *testing.T, r *repb.ActionResult) error {
+	t.Helper()
+	_, err := c.UpdateActionResult(t.Context(), &repb.UpdateActionResultRequest{ActionDigest: action.Proto(), ActionResult: r})
+	return err
+}
+
+// result returns a result with all kinds of outputs, and its blobs, which are stored.
+func (c *client) result(t *testing.T) (*repb.ActionResult, map[string]cas.Digest) {
+	t.Helper()
+	child := &repb.Directory{Files: []*repb.FileNode{{Name: "f", Digest: c.put(t, "file of child").Proto()}}}
+	_, childDigest, err := cas.MarshalProto(cas.SHA256, child)
+	if err != nil {
+		t.Fatal(err)
+	}
+	tree := &repb.Tree{
+		Root: &repb.Directory{
+			Files:       []*repb.FileNode{{Name: "f", Digest: c.put(t, "file of root").Proto()}},
+			Directories: []*repb.DirectoryNode{{Name: "d", Digest: childDigest.Proto()}},
+		},
+		Children: []*repb.Directory{child},
+	}
+	treeDigest, err := cas.PutProto(t.Context(), c.memory(t, ""), cas.SHA256, tree)
+	if err != nil {
+		t.Fatal(err)
+	}
+	leaf := c.directory(t, "leaf")
+	root := c.directory(t, "top", leaf)
+	blobs := map[string]cas.Digest{
+		"file": c.put(t, "file"), "stdout": c.put(t, "out"), "stderr": c.put(t, "err"),
+		"tree": treeDigest, "file of root": sum("file of root"), "file of child": sum("file of child"),
+		"root directory": root, "directory": leaf, "file of directory": c.put(t, "leaf"), "file of root directory": c.put(t, "top"),
+	}
+	return &repb.ActionResult{
+		OutputFiles: []*repb.OutputFile{{Path: "out/f", Digest: sum("file").Proto()}},
+		OutputDirectories: []*repb.OutputDirectory{
+			{Path: "tree", TreeDigest: treeDigest.Proto()},
+			{Path: "dir", RootDirectoryDigest: root.Proto()},
+		},
+		OutputSymlinks:    []*repb.OutputSymlink{{Path: "link", Target: "../elsewhere"}},
+		StdoutDigest:      sum("out").Proto(),
+		StderrDigest:      sum("err").Proto(),
+		ExecutionMetadata: &repb.ExecutedActionMetadata{Worker: "w"},
+	}, blobs
+}
+
+func TestRule062_IncompleteHitIsMiss(t *testing.T) {
+	c := serve(t, casserver.Config{})
+	_, err := c.lookup(t)
+	wantCode(t, err, codes.NotFound, action.String())
+
+	want, blobs := c.result(t)
+	if err := c.record(t, want); err != nil {
+		t.Fatal(err)
+	}
+	got, err := c.lookup(t)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if diff := cmp.Diff(want, got, protocmp.Transform()); diff != "" {
+		t.Errorf("recorded and found differ (-want +got):\n%s", diff)
+	}
+	for name, d := range blobs {
+		t.Run("without "+name, func(t *testing.T) {
+			c.memory(t, "").Delete(d)
+			_, err := c.lookup(t)
+			wantCode(t, err, codes.NotFound)
+			c.result(t)
+			_, err = c.lookup(t)
+			wantCode(t, err, codes.OK)
+		})
+	}
+}
+
+func TestRule063_HitMarksAllBlobsAsUsed(t *testing.T) {
+	stores := serve(t, casserver.Config{})
+	r, blobs := stores.result(t)
+	if err := stores.record(t, r); err != nil {
+		t.Fatal(err)
+	}
+	used := map[cas.Digest]bool{}
+	m := stores.memory(t, "")
+	p := &probe{Store: m, missing: func(ds []cas.Digest) {
+		for _, d := range ds {
+			used[d] = true
+		}
+	}}
+	c := serve(t, casserver.Config{Instances: func(name string) (*cas.Instance, error) {
+		return &cas.Instance{Name: name, Store: p, Actions: m}, nil
+	}})
+	if _, err := c.lookup(t); err != nil {
+		t.Fatal(err)
+	}
+	for name, d := range blobs {
+		if !used[d] {
+			t.Errorf("%s is not marked as used", name)
+		}
+	}
+}
+
+func TestRule064_InliningIsAHint(t *testing.T) {
+	c := serve(t, casserver.Config{})
+	big := noise(3 << 20)
+	r := &repb.ActionResult{
+		StdoutDigest: c.put(t, "out").Proto(),
+		StderrDigest: c.put(t, "err").Proto(),
+		OutputFiles: []*repb.OutputFile{
+			{Path: "a", Digest: c.put(t, "A").Proto()},
+			{Path: "big", Digest: c.put(t, big).Proto()},
+			{Path: "z", Digest: c.put(t, "Z").Proto()},
+		},
+	}
+	if err := c.record(t, r); err != nil {
+		t.Fatal(err)
+	}
+	for _, row := range []struct {
+		label                string
+		req                  *repb.GetActionResultRequest
+		stdout, stderr, a, z string
+	}{
+		{"no wish", &repb.GetActionResultRequest{}, "", "", "", ""},
+		{"stdout", &repb.GetActionResultRequest{InlineStdout: true}, "out", "", "", ""},
+		{"stderr", &repb.GetActionResultRequest{InlineStderr: true}, "", "err", "", ""},
+		{"file", &repb.GetActionResultRequest{InlineOutputFiles: []string{"z", "absent"}}, "", "", "", "Z"},
+		{"all", &repb.GetActionResultRequest{
+			InlineStdout: true, InlineStderr: true, InlineOutputFiles: []string{"big", "a", "z"},
+		}, "out", "err", "A", "Z"},
+	} {
+		t.Run(row.label, func(t *testing.T) {
+			row.req.ActionDigest = action.Proto()
+			got, err := c.GetActionResult(t.Context(), row.req)
+			if err != nil {
+				t.Fatal(err)
+			}
+			want := proto.CloneOf(r)
+			for data, field := range map[string]*[]byte{
+				row.stdout: &want.StdoutRaw, row.stderr: &want.StderrRaw,
+				row.a: &want.OutputFiles[0].Contents, row.z: &want.OutputFiles[2].Contents,
+			} {
+				if data != "" {
+					*field = []byte(data)
+				}
+			}
+			if diff := cmp.Diff(want, got, protocmp.Transform()); diff != "" {
+				t.Errorf("(-want +got):\n%s", diff)
+			}
+		})
+	}
+}
+
+func TestRule065_ForbiddenUpdateIsPermissionDenied(t *testing.T) {
+	c := serve(t, casserver.Config{ReadOnlyActions: true})
+	wantCode(t, c.record(t, &repb.ActionResult{}), codes.PermissionDenied)
+	_, err := c.lookup(t)
+	wantCode(t, err, codes.NotFound)
+}
+
+func TestRule066_MalformedResultIsInvalid(t *testing.T) {
+	c := serve(t, casserver.Config{})
+	good := c.put(t, "data").Proto()
+	file := func(path string, d *repb.Digest) *repb.ActionResult {
+		return &repb.ActionResult{OutputFiles: []*repb.OutputFile{{Path: path, Digest: d}}}
+	}
+	link := []*repb.OutputSymlink{{Path: "/l", Target: "t"}}
+	for label, r := range map[string]*repb.ActionResult{
+		"unset":                  nil,
+		"file without digest":    file("f", nil),
+		"file with bad digest":   file("f", &repb.Digest{Hash: "xyz", SizeBytes: 1}),
+		"negative size":          file("f", &repb.Digest{Hash: good.Hash, SizeBytes: -1}),
+		"bad stdout":             {StdoutDigest: &repb.Digest{Hash: "xyz"}},
+		"bad stderr":             {StderrDigest: &repb.Digest{Hash: "xyz"}},
+		"other stdout":           {StdoutDigest: good, StdoutRaw: []byte("other")},
+		"other contents":         {OutputFiles: []*repb.OutputFile{{Path: "f", Digest: good, Contents: []byte("other")}}},
+		"no path":                file("", good),
+		"absolute path":          file("/etc/passwd", good),
+		"parent":                 file("../f", good),
+		"parent within":          file("a/../b", good),
+		"dot":                    file("./f", good),
+		"double slash":           file("a//b", good),
+		"trailing slash":         file("a/", good),
+		"NUL":                    file("a\x00b", good),
+		"directory path":         {OutputDirectories: []*repb.OutputDirectory{{Path: "../d", TreeDigest: good}}},
+		"directory digest":       {OutputDirectories: []*repb.OutputDirectory{{Path: "d"}}},
+		"tree that is none":      {OutputDirectories: []*repb.OutputDirectory{{Path: "d", TreeDigest: c.put(t, "\xff\xff").Proto()}}},
+		"symlink":                {OutputSymlinks: link},
+		"file symlink":           {OutputFileSymlinks: link},
+		"directory symlink":      {OutputDirectorySymlinks: link},
+		"symlink without target": {OutputSymlinks: []*repb.OutputSymlink{{Path: "l"}}},
+	} {
+		t.Run(label, func(t *testing.T) {
+			wantCode(t, c.record(t, r), codes.InvalidArgument, action.String())
+			_, err := c.lookup(t)
+			wantCode(t, err, codes.NotFound)
+		})
+	}
+	t.Run("working directory", func(t *testing.T) {
+		empty := sum("").Proto() // an empty Tree
+		wantCode(t, c.record(t, &repb.ActionResult{OutputDirectories: []*repb.OutputDirectory{{TreeDigest: empty}}}), codes.OK)
+	})
+}
+
+func TestRule067_AbsentOutputIsFailedPrecondition(t *testing.T) {
+	for _, name := range []string{
+		"file", "stdout", "stderr", "tree", "file of root", "file of child", "root directory", "directory", "file of directory",
+	} {
+		t.Run(name, func(t *testing.T) {
+			c := serve(t, casserver.Config{})
+			r, blobs := c.result(t)
+			c.memory(t, "").Delete(blobs[name])
+			wantCode(t, c.record(t, r), codes.FailedPrecondition, blobs[name].String(), "upload the outputs first")
+			c.result(t)
+			_, err := c.lookup(t)
+			wantCode(t, err, codes.NotFound)
+		})
+	}
+}
+
+func TestRule068_FailureIsNotRecorded(t *testing.T) {
+	c := serve(t, casserver.Config{})
+	for _, code := range []int32{1, -1, 137} {
+		wantCode(t, c.record(t, &repb.ActionResult{ExitCode: code}), codes.InvalidArgument, fmt.Sprint(code))
+	}
+	_, err := c.lookup(t)
+	wantCode(t, err, codes.NotFound)
+}
+
+func TestRule069_InstancesAndActionsShareNoResult(t *testing.T) {
+	c := serve(t, casserver.Config{})
+	_, err := c.UpdateActionResult(t.Context(), &repb.UpdateActionResultRequest{
+		InstanceName: "a", ActionDigest: action.Proto(), ActionResult: &repb.ActionResult{},
+		ResultsCachePolicy: &repb.ResultsCachePolicy{Priority: -5},
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, row := range []struct {
+		instance string
+		action   cas.Digest
+		want     codes.Code
+	}{
+		{"a", action, codes.OK},
+		{"b", action, codes.NotFound},
+		{"", action, codes.NotFound},
+		{"a", sum("action with a salt"), codes.NotFound},
+	} {
+		_, err := c.GetActionResult(t.Context(), &repb.GetActionResultRequest{InstanceName: row.instance, ActionDigest: row.action.Proto()})
+		wantCode(t, err, row.want)
+	}
+}
+
+func TestUpdateStoresWhatIsInline(t *testing.T) {
+	c := serve(t, casserver.Config{})
+	if err := c.record(t, &repb.ActionResult{
+		StdoutRaw:   []byte("out"),
+		StderrRaw:   []byte("err"),
+		OutputFiles: []*repb.OutputFile{{Path: "f", Digest: sum("file").Proto(), Contents: []byte("file")}},
+	}); err != nil {
+		t.Fatal(err)
+	}
+	want := &repb.ActionResult{
+		StdoutDigest: sum("out").Proto(),
+		StderrDigest: sum("err").Proto(),
+		OutputFiles:  []*repb.OutputFile{{Path: "f", Digest: sum("file").Proto()}},
+	}
+	got, err := c.memory(t, "").Lookup(t.Context(), action)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if diff := cmp.Diff(want, got, protocmp.Transform()); diff != "" {
+		t.Errorf("recorded (-want +got):\n%s", diff)
+	}
+	for _, data := range []string{"out", "err", "file"} {
+		if !slices.Contains(c.memory(t, "").Digests(), sum(data)) {
+			t.Errorf("%q is not stored", data)
+		}
+	}
+}
+
+func TestDamagedOutputToInlineIsMiss(t *testing.T) {
+	c := serve(t, casserver.Config{})
+	d := c.put(t, "out")
+	if err := c.record(t, &repb.ActionResult{StdoutDigest: d.Proto()}); err != nil {
+		t.Fatal(err)
+	}
+	c.memory(t, "").Corrupt(d)
+	_, err := c.GetActionResult(t.Context(), &repb.GetActionResultRequest{ActionDigest: action.Proto(), InlineStdout: true})
+	wantCode(t, err, codes.NotFound)
+}

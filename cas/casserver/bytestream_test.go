@@ -1,0 +1,471 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package casserver_test
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"io"
+	"math"
+	"strings"
+	"sync"
+	"testing"
+
+	"github.com/cloister-build/cloister/cas"
+	"github.com/cloister-build/cloister/cas/casserver"
+	"github.com/cloister-build/cloister/cas/castest"
+	bspb "google.golang.org/genproto/googleapis/bytestream"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/metadata"
+)
+
+// message is a WriteRequest in short.
+func message(name string, off int64, data string, finish bool) *bspb.WriteRequest {
+	return &bspb.WriteRequest{ResourceName: name, WriteOffset: off, Data: []byte(data), FinishWrite: finish}
+}
+
+// uploadName is the resource name of an upload of data.
+func uploadName(data string) string { return "uploads/u/" + sum(data).Resource() }
+
+func TestRule036_TrailingMetadataOfAWriteIsIgnored(t *testing.T) {
+	c := serve(t, casserver.Config{})
+	for i, tail := range []string{"", "/", "/a", "/a/b/blobs/uploads/9"} {
+		data := strings.Repeat("x", i+1)
+		n, err := c.write(t.Context(), message(uploadName(data)+tail, 0, data, true))
+		if err != nil || n != int64(len(data)) || !c.has(t, sum(data)) {
+			t.Errorf("tail %q: got %d, %v", tail, n, err)
+		}
+	}
+}
+
+func TestRule037_NameMayBeOmittedButNotChanged(t *testing.T) {
+	c := serve(t, casserver.Config{})
+	for name, row := range map[string]struct {
+		second string
+		want   codes.Code
+	}{
+		"omitted":      {"", codes.OK},
+		"same":         {uploadName("omitted or same"), codes.OK},
+		"other upload": {"uploads/v/" + sum("omitted or same").Resource(), codes.InvalidArgument},
+		"other blob":   {uploadName("x"), codes.InvalidArgument},
+	} {
+		t.Run(name, func(t *testing.T) {
+			data := "omitted or same"
+			c.memory(t, "").Delete(sum(data))
+			_, err := c.write(t.Context(), message(uploadName(data), 0, data[:4], false), message(row.second, 4, data[4:], true))
+			wantCode(t, err, row.want)
+			if got := c.has(t, sum(data)); got != (row.want == codes.OK) {
+				t.Errorf("blob present: %v", got)
+			}
+		})
+	}
+	_, err := c.write(t.Context(), message("uploads//"+sum("data").Resource(), 0, "data", true))
+	wantCode(t, err, codes.InvalidArgument)
+	_, err = c.write(t.Context(), message("uploads/no uuid/"+sum("data").Resource(), 0, "data", true))
+	wantCode(t, err, codes.OK)
+	_, err = c.write(t.Context())
+	wantCode(t, err, codes.InvalidArgument)
+}
+
+func TestRule038_OffsetsFollowTheData(t *testing.T) {
+	c := serve(t, casserver.Config{})
+	for name, offsets := range map[string][2]int64{
+		"begins later":   {1, 5},
+		"negative":       {-1, 3},
+		"gap":            {0, 5},
+		"overlap":        {0, 3},
+		"not repeated":   {0, 0},
+		"largest number": {0, math.MaxInt64},
+	} {
+		t.Run(name, func(t *testing.T) {
+			_, err := c.write(t.Context(), message(uploadName("12345678"), offsets[0], "1234", false), message("", offsets[1], "5678", true))
+			wantCode(t, err, codes.InvalidArgument, "write_offset", "begin at offset 0")
+			if c.has(t, sum("12345678")) {
+				t.Error("the blob was stored")
+			}
+		})
+	}
+	n, err := c.write(t.Context(), message(uploadName("12345678"), 0, "1234", false), message("", 4, "", false), message("", 4, "5678", false), message("", 8, "", true))
+	if err != nil || n != 8 {
+		t.Errorf("got %d, %v, want 8", n, err)
+	}
+}
+
+func TestRule039_NoCommitWithoutFinishWriteNorAfterIt(t *testing.T) {
+	c := serve(t, casserver.Config{})
+	name := uploadName("12345678")
+	for label, messages := range map[string][]*bspb.WriteRequest{
+		"nothing finished":      {message(name, 0, "1234", false)},
+		"all but not finished":  {message(name, 0, "12345678", false)},
+		"data after the end":    {message(name, 0, "12345678", true), message(name, 8, "9", false)},
+		"message after the end": {message(name, 0, "12345678", true), message(name, 8, "", true)},
+		"finished too early":    {message(name, 0, "1234", true)},
+	} {
+		t.Run(label, func(t *testing.T) {
+			_, err := c.write(t.Context(), messages...)
+			wantCode(t, err, codes.InvalidArgument, sum("12345678").String())
+			if c.memory(t, "").Len() != 0 {
+				t.Errorf("stored: %v", c.memory(t, "").Digests())
+			}
+		})
+	}
+	t.Run("client goes away", func(t *testing.T) {
+		ctx, cancel := context.WithCancel(t.Context())
+		began, ended := make(chan struct{}), make(chan error, 1)
+		instances, m := behind(&probe{})
+		c := serve(t, casserver.Config{Instances: func(name string) (*cas.Instance, error) {
+			in, err := instances(name)
+			in.Store = &putting{in.Store, began, ended}
+			return in, err
+		}})
+		stream, err := c.Write(ctx)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := stream.Send(message(name, 0, "12345678", true)); err != nil {
+			t.Fatal(err)
+		}
+		<-began
+		cancel()
+		if err := <-ended; err == nil || m.Len() != 0 {
+			t.Errorf("Put ended with %v, and %d blobs are stored", err, m.Len())
+		}
+	})
+}
+
+// putting is a store that tells when its one Put begins and how it ends.
+type putting struct {
+	cas.Store
+	began chan<- struct{}
+	ended chan<- error
+}
+
+func (p *putting) Put(ctx context.Context, d cas.Digest, r io.Reader) error {
+	close(p.began)
+	// The stream alone must end it, without the help of the context.
+	err := p.Store.Put(context.WithoutCancel(ctx), d, r)
+	p.ended <- err
+	return err
+}
+
+func TestRule040_CommittedSizeIsTheSize(t *testing.T) {
+	c := serve(t, casserver.Config{})
+	for _, size := range []int{0, 1, 16 << 10, 3<<20 + 1} {
+		data := noise(size)
+		const piece = 16 << 10 // as Bazel sends
+		name := uploadName(data)
+		var messages []*bspb.WriteRequest
+		for off := 0; off < size || off == 0; off += piece {
+			end := min(off+piece, size)
+			messages = append(messages, message(name, int64(off), data[off:end], end == size))
+		}
+		n, err := c.write(t.Context(), messages...)
+		if err != nil || n != int64(size) {
+			t.Errorf("got %d, %v, want %d", n, err, size)
+		}
+		if got, err := c.read(t.Context(), &bspb.ReadRequest{ResourceName: sum(data).Resource()}); err != nil || string(got) != data {
+			t.Errorf("read %d bytes back, %v, want %d", len(got), err, size)
+		}
+	}
+}
+
+func TestRule041_PresentBlobEndsAnUploadEarlyAndWell(t *testing.T) {
+	c := serve(t, casserver.Config{})
+	data := noise(1 << 20)
+	c.put(t, data)
+	stream, err := c.Write(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := stream.Send(message(uploadName(data), 0, data[:10], false)); err != nil {
+		t.Fatal(err)
+	}
+	var resp bspb.WriteResponse
+	if err := stream.RecvMsg(&resp); err != nil || resp.CommittedSize != int64(len(data)) {
+		t.Errorf("before the end of the upload: got %v, %v", resp.CommittedSize, err)
+	}
+	if err := stream.Send(message("", 10, data[10:], true)); err != nil && err != io.EOF {
+		t.Errorf("a client that goes on meets %v", err)
+	}
+}
+
+func TestRule041_BlobArrivingMeanwhileIsNoError(t *testing.T) {
+	c := serve(t, casserver.Config{})
+	stream, err := c.Write(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := stream.Send(message(uploadName("12345678"), 0, "1234", false)); err != nil {
+		t.Fatal(err)
+	}
+	if err := c.uploadTo(t.Context(), "", "12345678"); err != nil {
+		t.Fatal(err)
+	}
+	if err := stream.Send(message("", 4, "5678", true)); err != nil && err != io.EOF {
+		t.Fatal(err)
+	}
+	if resp, err := stream.CloseAndRecv(); err != nil || resp.CommittedSize != 8 {
+		t.Errorf("got %v, %v, want 8", resp, err)
+	}
+}
+
+func TestRule042_OtherDataIsInvalidAndNotStored(t *testing.T) {
+	c := serve(t, casserver.Config{})
+	_, err := c.write(t.Context(), message(uploadName("12345678"), 0, "12345679", true))
+	wantCode(t, err, codes.InvalidArgument, sum("12345678").String(), sum("12345679").String(), "upload the bytes")
+	if n := c.memory(t, "").Len(); n != 0 {
+		t.Errorf("%d blobs are stored", n)
+	}
+}
+
+func TestRule042_TooManyBytesAreRejectedAtOnce(t *testing.T) {
+	// The store would read on for as long as there is something to read, and forgets why it ended.
+	m := castest.NewMemory()
+	c := serve(t, casserver.Config{Instances: func(name string) (*cas.Instance, error) {
+		return &cas.Instance{Name: name, Store: greedy{m}, Actions: m}, nil
+	}})
+	stream, err := c.Write(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := stream.Send(message(uploadName("12345678"), 0, "123456789", false)); err != nil {
+		t.Fatal(err)
+	}
+	// The client neither finishes nor closes: the answer does not wait for that.
+	wantCode(t, stream.RecvMsg(&bspb.WriteResponse{}), codes.InvalidArgument, "longer than the 8 bytes")
+	if n := m.Len(); n != 0 {
+		t.Errorf("%d blobs are stored", n)
+	}
+}
+
+// greedy is a store that reads to the end before it looks at anything, and says little of failures.
+type greedy struct{ cas.Store }
+
+func (g greedy) Put(ctx context.Context, d cas.Digest, r io.Reader) error {
+	b, err := io.ReadAll(r)
+	if err != nil {
+		return errors.New("cannot read")
+	}
+	return g.Store.Put(ctx, d, bytes.NewReader(b))
+}
+
+func TestWriteWithoutRoomSaysWhatToDo(t *testing.T) {
+	instances, _ := behind(&probe{put: func(cas.Digest) error { return cas.ErrFull }})
+	c := serve(t, casserver.Config{Instances: instances})
+	wantCode(t, c.uploadTo(t.Context(), "", "data"), codes.ResourceExhausted, sum("data").String(), "full", "free space")
+}
+
+func TestRule045_CompressorsAreRefused(t *testing.T) {
+	c := serve(t, casserver.Config{})
+	for _, compressor := range []string{"zstd", "deflate", "identity", "nonsense", ""} {
+		name := "compressed-blobs/" + compressor + "/" + sum("data").Hash() + "/4"
+		_, err := c.write(t.Context(), message("uploads/u/"+name, 0, "data", true))
+		wantCode(t, err, codes.InvalidArgument, "blobs/HASH/SIZE")
+		_, err = c.read(t.Context(), &bspb.ReadRequest{ResourceName: name})
+		wantCode(t, err, codes.InvalidArgument, "blobs/HASH/SIZE")
+	}
+}
+
+func TestRule046_QueryWriteStatus(t *testing.T) {
+	c := serve(t, casserver.Config{})
+	query := func() (*bspb.QueryWriteStatusResponse, error) {
+		return c.QueryWriteStatus(t.Context(), &bspb.QueryWriteStatusRequest{ResourceName: uploadName("12345678")})
+	}
+	_, err := query()
+	wantCode(t, err, codes.NotFound, "offset 0")
+	_, err = c.write(t.Context(), message(uploadName("12345678"), 0, "1234", false))
+	wantCode(t, err, codes.InvalidArgument)
+	_, err = query()
+	wantCode(t, err, codes.NotFound, "offset 0")
+	c.put(t, "12345678")
+	if r, err := query(); err != nil || !r.Complete || r.CommittedSize != 8 {
+		t.Errorf("with the blob present: got %v, %v, want 8, complete", r, err)
+	}
+}
+
+func TestRule047_ConcurrentUploadsOfOneBlobSucceed(t *testing.T) {
+	c := serve(t, casserver.Config{})
+	data := noise(1 << 20)
+	var group sync.WaitGroup
+	for range 8 {
+		group.Go(func() {
+			n, err := c.write(t.Context(), message(uploadName(data), 0, data[:1<<19], false), message("", 1<<19, data[1<<19:], true))
+			if err != nil || n != 1<<20 {
+				t.Errorf("got %d, %v", n, err)
+			}
+		})
+	}
+	group.Wait()
+	if got, err := c.read(t.Context(), &bspb.ReadRequest{ResourceName: sum(data).Resource()}); err != nil || string(got) != data {
+		t.Errorf("read %d bytes back, %v", len(got), err)
+	}
+}
+
+func TestRule047_OneUploadNameForSeveralBlobs(t *testing.T) {
+	c := serve(t, casserver.Config{})
+	first, err := c.Write(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := first.Send(message(uploadName("12345678"), 0, "1234", false)); err != nil {
+		t.Fatal(err)
+	}
+	wantCode(t, c.uploadTo(t.Context(), "", "another"), codes.OK)
+	if err := first.Send(message("", 4, "5678", true)); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := first.CloseAndRecv(); err != nil || !c.has(t, sum("12345678")) || !c.has(t, sum("another")) {
+		t.Errorf("got %v, and %v are stored", err, c.memory(t, "").Digests())
+	}
+}
+
+func TestRule048And049_ReadOffsetAndLimit(t *testing.T) {
+	c := serve(t, casserver.Config{})
+	data := noise(3<<20 + 5)
+	name := c.put(t, data).Resource()
+	size := int64(len(data))
+	for _, row := range []struct {
+		label      string
+		off, limit int64
+		want       string
+		code       codes.Code
+	}{
+		{"whole", 0, 0, data, codes.OK},
+		{"from within", 7, 0, data[7:], codes.OK},
+		{"from the end", size, 0, "", codes.OK},
+		{"beyond the end", size + 1, 0, "", codes.OutOfRange},
+		{"negative offset", -1, 0, "", codes.OutOfRange},
+		{"limit", 0, 1, data[:1], codes.OK},
+		{"limit of several pieces", 7, 2<<20 + 1, data[7 : 2<<20+8], codes.OK},
+		{"limit to the end", 7, size - 7, data[7:], codes.OK},
+		{"limit beyond the end", 7, size, data[7:], codes.OK},
+		{"largest limit", 7, math.MaxInt64, data[7:], codes.OK},
+		{"negative limit", 0, -1, "", codes.InvalidArgument},
+	} {
+		t.Run(row.label, func(t *testing.T) {
+			got, err := c.read(t.Context(), &bspb.ReadRequest{ResourceName: name, ReadOffset: row.off, ReadLimit: row.limit})
+			wantCode(t, err, row.code)
+			if string(got) != row.want {
+				t.Errorf("got %d bytes, want %d", len(got), len(row.want))
+			}
+		})
+	}
+	_, err := c.read(t.Context(), &bspb.ReadRequest{ResourceName: sum("absent").Resource()})
+	wantCode(t, err, codes.NotFound, sum("absent").String())
+}
+
+func TestRule052_PiecesAreSmall(t *testing.T) {
+	c := serve(t, casserver.Config{})
+	stream, err := c.Read(t.Context(), &bspb.ReadRequest{ResourceName: c.put(t, noise(5<<20+3)).Resource()})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for {
+		m, err := stream.Recv()
+		if err == io.EOF {
+			break
+		} else if err != nil {
+			t.Fatal(err)
+		}
+		if n := len(m.Data); n == 0 || n > 1<<20 {
+			t.Errorf("a piece of %d bytes", n)
+		}
+	}
+}
+
+func TestRule052_CancelClosesTheBlob(t *testing.T) {
+	closed := make(chan struct{})
+	instances, m := behind(&probe{open: func(_ cas.Digest, r io.ReadCloser) io.ReadCloser {
+		return &closing{r, sync.OnceFunc(func() { close(closed) })}
+	}})
+	c := serve(t, casserver.Config{Instances: instances})
+	d, err := cas.PutBytes(t.Context(), m, cas.SHA256, make([]byte, 32<<20))
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	stream, err := c.Read(ctx, &bspb.ReadRequest{ResourceName: d.Resource()})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := stream.Recv(); err != nil {
+		t.Fatal(err)
+	}
+	cancel()
+	<-closed
+}
+
+type closing struct {
+	io.ReadCloser
+	closed func()
+}
+
+func (c *closing) Close() error {
+	c.closed()
+	return c.ReadCloser.Close()
+}
+
+func TestReadOfDamagedBlobNeverLooksComplete(t *testing.T) {
+	data := noise(2<<20 + 9)
+	d := sum(data)
+	for label, damage := range map[string]func(io.ReadCloser) io.Reader{
+		"truncated":  func(r io.ReadCloser) io.Reader { return io.LimitReader(r, d.Size()-1) },
+		"empty":      func(r io.ReadCloser) io.Reader { return strings.NewReader("") },
+		"longer":     func(r io.ReadCloser) io.Reader { return io.MultiReader(r, strings.NewReader("x")) },
+		"changed":    func(r io.ReadCloser) io.Reader { return cas.Verify(d, strings.NewReader("X"+data[1:])) },
+		"unreadable": func(r io.ReadCloser) io.Reader { return io.MultiReader(io.LimitReader(r, 1<<20), broken{}) },
+	} {
+		t.Run(label, func(t *testing.T) {
+			instances, m := behind(&probe{open: func(_ cas.Digest, r io.ReadCloser) io.ReadCloser {
+				return struct {
+					io.Reader
+					io.Closer
+				}{damage(r), r}
+			}})
+			c := serve(t, casserver.Config{Instances: instances})
+			if _, err := cas.PutBytes(t.Context(), m, cas.SHA256, []byte(data)); err != nil {
+				t.Fatal(err)
+			}
+			for _, limit := range []int64{0, d.Size(), d.Size() + 1} {
+				got, err := c.read(t.Context(), &bspb.ReadRequest{ResourceName: d.Resource(), ReadLimit: limit})
+				want := codes.DataLoss
+				if label == "unreadable" {
+					want = codes.Internal
+				}
+				wantCode(t, err, want, d.String())
+				if len(got) >= len(data) {
+					t.Errorf("limit %d: all %d bytes were delivered", limit, len(got))
+				}
+			}
+		})
+	}
+}
+
+// broken is a reader of a broken disk.
+type broken struct{}
+
+func (broken) Read([]byte) (int, error) { return 0, errors.New("input/output error") }
+
+func TestRule054_NameInTheHeaderMustBeThatOfTheMessage(t *testing.T) {
+	const header = "build.bazel.remote.execution.v2.resource-name"
+	c := serve(t, casserver.Config{})
+	name := c.put(t, "data").Resource()
+	for value, want := range map[string]codes.Code{
+		name: codes.OK, "uploads/u/" + name: codes.OK, "blobs/x": codes.InvalidArgument, "": codes.InvalidArgument,
+	} {
+		ctx := metadata.AppendToOutgoingContext(t.Context(), header, value)
+		readWant, writeWant := want, want
+		if value == name {
+			writeWant = codes.InvalidArgument
+		} else if value == "uploads/u/"+name {
+			readWant = codes.InvalidArgument
+		}
+		_, err := c.read(ctx, &bspb.ReadRequest{ResourceName: name})
+		wantCode(t, err, readWant)
+		_, err = c.write(ctx, message("uploads/u/"+name, 0, "data", true))
+		wantCode(t, err, writeWant)
+		_, err = c.QueryWriteStatus(ctx, &bspb.QueryWriteStatusRequest{ResourceName: "uploads/u/" + name})
+		wantCode(t, err, writeWant)
+	}
+}

@@ -1,0 +1,59 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package casserver
+
+import (
+	"context"
+	"math"
+
+	repb "github.com/bazelbuild/remote-apis/build/bazel/remote/execution/v2"
+	"github.com/bazelbuild/remote-apis/build/bazel/semver"
+	"github.com/cloister-build/cloister/cas"
+	"google.golang.org/protobuf/proto"
+)
+
+// capabilities is the Capabilities service.
+type capabilities struct {
+	repb.UnimplementedCapabilitiesServer
+	Config
+}
+
+// GetCapabilities says what is served, the same for every instance. Version 2.0 is the lowest, since
+// Bazel up to 6 speaks nothing else; 2.12 is the highest, since GetChunkMapping of 2.13 is not served.
+func (s *capabilities) GetCapabilities(_ context.Context, req *repb.GetCapabilitiesRequest) (*repb.ServerCapabilities, error) {
+	if _, err := s.Instances(req.InstanceName); err != nil {
+		return nil, cas.Status(err)
+	}
+	var functions []repb.DigestFunction_Value
+	for _, f := range cas.Functions() {
+		functions = append(functions, f.Proto())
+	}
+	// Bazel refuses a priority outside the range, and any priority where there is no range.
+	priorities := &repb.PriorityCapabilities{Priorities: []*repb.PriorityCapabilities_PriorityRange{
+		{MinPriority: math.MinInt32, MaxPriority: math.MaxInt32},
+	}}
+	c := &repb.ServerCapabilities{
+		DeprecatedApiVersion: &semver.SemVer{Major: 2, Minor: 0},
+		LowApiVersion:        &semver.SemVer{Major: 2, Minor: 0},
+		HighApiVersion:       &semver.SemVer{Major: 2, Minor: 12},
+		CacheCapabilities: &repb.CacheCapabilities{
+			DigestFunctions:               functions,
+			ActionCacheUpdateCapabilities: &repb.ActionCacheUpdateCapabilities{UpdateEnabled: !s.ReadOnlyActions},
+			CachePriorityCapabilities:     priorities,
+			MaxBatchTotalSizeBytes:        s.MaxBatchBytes,
+			SymlinkAbsolutePathStrategy:   repb.SymlinkAbsolutePathStrategy_ALLOWED,
+		},
+	}
+	if s.MaxBlobBytes < math.MaxInt64 {
+		c.CacheCapabilities.MaxCasBlobSizeBytes = s.MaxBlobBytes
+	}
+	if s.Execution != nil {
+		x := proto.CloneOf(s.Execution)
+		x.DigestFunction, x.DigestFunctions = functions[0], functions
+		if x.ExecutionPriorityCapabilities == nil {
+			x.ExecutionPriorityCapabilities = priorities
+		}
+		c.ExecutionCapabilities = x
+	}
+	return c, nil
+}

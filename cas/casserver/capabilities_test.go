@@ -1,0 +1,199 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package casserver_test
+
+import (
+	"fmt"
+	"math"
+	"slices"
+	"testing"
+
+	repb "github.com/bazelbuild/remote-apis/build/bazel/remote/execution/v2"
+	"github.com/cloister-build/cloister/cas/casserver"
+	bspb "google.golang.org/genproto/googleapis/bytestream"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/metadata"
+)
+
+func (c *client) capabilities(t *testing.T) *repb.ServerCapabilities {
+	t.Helper()
+	r, err := c.GetCapabilities(t.Context(), &repb.GetCapabilitiesRequest{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return r
+}
+
+func TestRule001_BothPartsWhereBothAreServed(t *testing.T) {
+	alone := serve(t, casserver.Config{}).capabilities(t)
+	if alone.CacheCapabilities == nil || alone.ExecutionCapabilities != nil {
+		t.Errorf("cache alone: got %v", alone)
+	}
+	both := serve(t, casserver.Config{Execution: &repb.ExecutionCapabilities{}}).capabilities(t)
+	if both.CacheCapabilities == nil || both.ExecutionCapabilities == nil {
+		t.Errorf("cache and execution: got %v", both)
+	}
+}
+
+func TestRule002_VersionsSuitOldAndNewClients(t *testing.T) {
+	r := serve(t, casserver.Config{}).capabilities(t)
+	if l := r.LowApiVersion; l.Major != 2 || l.Minor != 0 {
+		t.Errorf("low_api_version is %v, want 2.0", l)
+	}
+	if d := r.DeprecatedApiVersion; d.Major != 2 || d.Minor != 0 {
+		t.Errorf("deprecated_api_version is %v, want 2.0", d)
+	}
+	if h := r.HighApiVersion; h.Major != 2 || h.Minor != 12 {
+		t.Errorf("high_api_version is %v, want 2.12", h)
+	}
+}
+
+func TestRule003_ListedFunctionsAreServed(t *testing.T) {
+	c := serve(t, casserver.Config{})
+	fs := c.capabilities(t).CacheCapabilities.DigestFunctions
+	if !slices.Equal(fs, []repb.DigestFunction_Value{repb.DigestFunction_SHA256}) {
+		t.Errorf("digest_functions are %v, want SHA256", fs)
+	}
+}
+
+func TestRule004_ExecutionFunctionIsOneOfItsList(t *testing.T) {
+	x := serve(t, casserver.Config{Execution: &repb.ExecutionCapabilities{}}).capabilities(t).ExecutionCapabilities
+	if x.DigestFunction != repb.DigestFunction_SHA256 || !slices.Contains(x.DigestFunctions, x.DigestFunction) {
+		t.Errorf("digest_function is %v, in the list %v", x.DigestFunction, x.DigestFunctions)
+	}
+}
+
+func TestRule005_ExecEnabledIsAsConfigured(t *testing.T) {
+	for _, enabled := range []bool{false, true} {
+		x := serve(t, casserver.Config{Execution: &repb.ExecutionCapabilities{ExecEnabled: enabled}}).capabilities(t).ExecutionCapabilities
+		if x.ExecEnabled != enabled {
+			t.Errorf("exec_enabled is %v, want %v", x.ExecEnabled, enabled)
+		}
+	}
+}
+
+func TestRule006_UpdateEnabledTellsTheTruth(t *testing.T) {
+	for _, readOnly := range []bool{false, true} {
+		c := serve(t, casserver.Config{ReadOnlyActions: readOnly})
+		says := c.capabilities(t).CacheCapabilities.ActionCacheUpdateCapabilities.UpdateEnabled
+		_, err := c.UpdateActionResult(t.Context(), &repb.UpdateActionResultRequest{
+			ActionDigest: sum("action").Proto(), ActionResult: &repb.ActionResult{},
+		})
+		if says != (err == nil) || says == readOnly {
+			t.Errorf("read-only %v: update_enabled is %v, and an update ends with %v", readOnly, says, err)
+		}
+	}
+}
+
+func TestRule007_PrioritiesHaveRanges(t *testing.T) {
+	r := serve(t, casserver.Config{Execution: &repb.ExecutionCapabilities{}}).capabilities(t)
+	for _, p := range []*repb.PriorityCapabilities{
+		r.CacheCapabilities.CachePriorityCapabilities, r.ExecutionCapabilities.ExecutionPriorityCapabilities,
+	} {
+		if len(p.GetPriorities()) != 1 || p.Priorities[0].MinPriority != math.MinInt32 || p.Priorities[0].MaxPriority != math.MaxInt32 {
+			t.Errorf("priorities are %v, want all", p)
+		}
+	}
+}
+
+func TestRule008_BatchLimitIsExact(t *testing.T) {
+	for limit, want := range map[int64]int64{0: 4_000_000, 100: 100, 5_000_000: 4_000_000} {
+		t.Run(fmt.Sprint(limit), func(t *testing.T) {
+			c := serve(t, casserver.Config{MaxBatchBytes: limit})
+			n := c.capabilities(t).CacheCapabilities.MaxBatchTotalSizeBytes
+			if n != want {
+				t.Fatalf("max_batch_total_size_bytes is %d, want %d", n, want)
+			}
+			for _, over := range []int{0, 1} {
+				a, b := noise(int(n)-10), noise(10+over)
+				want := []codes.Code{codes.OK, codes.InvalidArgument}[over]
+				_, err := c.BatchUpdateBlobs(t.Context(), updates(a, b))
+				wantCode(t, err, want)
+				c.put(t, a)
+				c.put(t, b)
+				_, err = c.BatchReadBlobs(t.Context(), reads(a, b))
+				wantCode(t, err, want)
+				bad := reads(a, b)
+				bad.Digests = append(bad.Digests, &repb.Digest{Hash: sum(a).Hash(), SizeBytes: -1})
+				slices.Reverse(bad.Digests)
+				_, err = c.BatchReadBlobs(t.Context(), bad)
+				wantCode(t, err, want)
+			}
+		})
+	}
+}
+
+func TestRule009_WriteRequestOfBatchSizePasses(t *testing.T) {
+	c := serve(t, casserver.Config{})
+	data := noise(int(2 * c.capabilities(t).CacheCapabilities.MaxBatchTotalSizeBytes))
+	n, err := c.write(t.Context(), &bspb.WriteRequest{
+		ResourceName: "uploads/u/" + sum(data).Resource(), Data: []byte(data), FinishWrite: true,
+	})
+	if err != nil || n != int64(len(data)) {
+		t.Errorf("got %d, %v, want %d", n, err, len(data))
+	}
+}
+
+func TestRule010_LargerBlobIsInvalidByEveryPath(t *testing.T) {
+	c := serve(t, casserver.Config{MaxBlobBytes: 10})
+	if n := c.capabilities(t).CacheCapabilities.MaxCasBlobSizeBytes; n != 10 {
+		t.Errorf("max_cas_blob_size_bytes is %d, want 10", n)
+	}
+	for n, want := range map[int]codes.Code{10: codes.OK, 11: codes.InvalidArgument} {
+		data := noise(n)
+		wantCode(t, c.uploadTo(t.Context(), "", data), want)
+		r, err := c.BatchUpdateBlobs(t.Context(), updates(data))
+		if err != nil || codes.Code(r.Responses[0].Status.GetCode()) != want {
+			t.Errorf("batch with %d bytes: %v, %v, want %v", n, r, err, want)
+		}
+	}
+	if n := serve(t, casserver.Config{}).capabilities(t).CacheCapabilities.MaxCasBlobSizeBytes; n != 0 {
+		t.Errorf("without a limit max_cas_blob_size_bytes is %d, want 0", n)
+	}
+}
+
+func TestRule011_NoCompressorIsAdvertisedNorServed(t *testing.T) {
+	c := serve(t, casserver.Config{})
+	r := c.capabilities(t).CacheCapabilities
+	if len(r.SupportedCompressors) != 0 || len(r.SupportedBatchUpdateCompressors) != 0 {
+		t.Errorf("advertised: %v, %v", r.SupportedCompressors, r.SupportedBatchUpdateCompressors)
+	}
+	d := c.put(t, "data")
+	_, err := c.read(t.Context(), &bspb.ReadRequest{ResourceName: "compressed-blobs/zstd/" + d.Hash() + "/4"})
+	wantCode(t, err, codes.InvalidArgument, "blobs/HASH/SIZE")
+}
+
+func TestRule012_AbsoluteSymlinksAreAllowed(t *testing.T) {
+	c := serve(t, casserver.Config{})
+	if s := c.capabilities(t).CacheCapabilities.SymlinkAbsolutePathStrategy; s != repb.SymlinkAbsolutePathStrategy_ALLOWED {
+		t.Errorf("strategy is %v, want ALLOWED", s)
+	}
+	_, err := c.UpdateActionResult(t.Context(), &repb.UpdateActionResultRequest{
+		ActionDigest: sum("action").Proto(),
+		ActionResult: &repb.ActionResult{OutputSymlinks: []*repb.OutputSymlink{{Path: "l", Target: "/usr/bin/true"}}},
+	})
+	wantCode(t, err, codes.OK)
+}
+
+func TestRule013_ChunkingIsNeitherAdvertisedNorServed(t *testing.T) {
+	c := serve(t, casserver.Config{})
+	r := c.capabilities(t).CacheCapabilities
+	if r.SplitBlobSupport || r.SpliceBlobSupport {
+		t.Errorf("advertised: split %v, splice %v", r.SplitBlobSupport, r.SpliceBlobSupport)
+	}
+	_, err := c.SplitBlob(t.Context(), &repb.SplitBlobRequest{BlobDigest: sum("data").Proto()})
+	wantCode(t, err, codes.Unimplemented)
+}
+
+func TestRule128_RequestMetadataMayBeAnything(t *testing.T) {
+	c := serve(t, casserver.Config{})
+	d := c.put(t, "data")
+	for _, value := range []string{"", "no message \xff\xff", "\x0a\x02xy"} {
+		ctx := metadata.AppendToOutgoingContext(t.Context(), "build.bazel.remote.execution.v2.requestmetadata-bin", value)
+		for _, call := range c.calls() {
+			if code := codes.OK; call.name != "GetTree" && call.name != "GetActionResult" {
+				wantCode(t, call.do(ctx, target{digest: d.Proto()}), code)
+			}
+		}
+	}
+}

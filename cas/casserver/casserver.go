@@ -1,0 +1,105 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package casserver serves the stores and action caches of cas.Instances by the Remote Execution API:
+// Capabilities, ContentAddressableStorage, ByteStream and ActionCache. It keeps no state of its own,
+// decides nothing about who may call, and does not serve Execution.
+//
+// What it holds in memory for a call is bounded: one message of the request, a page of the reply, and
+// for GetTree the digests of the tree. An upload is a stream from the client into Store.Put; one that
+// breaks off leaves nothing behind, and so the client begins again at offset 0.
+package casserver
+
+import (
+	"errors"
+	"fmt"
+	"math"
+	"strings"
+
+	repb "github.com/bazelbuild/remote-apis/build/bazel/remote/execution/v2"
+	"github.com/cloister-build/cloister/cas"
+	bspb "google.golang.org/genproto/googleapis/bytestream"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+)
+
+const (
+	// maxMessage is the largest message, in bytes, that every gRPC client accepts unless told
+	// otherwise.
+	maxMessage = 4 << 20
+	// maxBatch is the default and the upper bound of Config.MaxBatchBytes: it leaves room for the
+	// digests beside the data in a message that every client accepts.
+	maxBatch = 4_000_000
+	// maxReply bounds the messages whose size the server chooses: pages of GetTree and action
+	// results with blobs inlined.
+	maxReply = 3 << 20
+)
+
+// Config says what Register serves.
+type Config struct {
+	// Instances names the instances; it must be set.
+	Instances cas.Instances
+	// Execution is what GetCapabilities says of the Execution service; nil for a cache alone. Its
+	// digest functions, and its priorities where it has none, are filled in.
+	Execution *repb.ExecutionCapabilities
+	// MaxBatchBytes is the most data of one batch. From 1 to 4,000,000; another value means
+	// 4,000,000.
+	MaxBatchBytes int64
+	// MaxBlobBytes is the largest blob that may be uploaded; 0 means any.
+	MaxBlobBytes int64
+	// ReadOnlyActions refuses UpdateActionResult: results come from execution alone.
+	ReadOnlyActions bool
+}
+
+// Register adds the four services to s. The stores stay the caller's to close, after s has stopped.
+func Register(s *grpc.Server, c Config) {
+	if c.MaxBatchBytes < 1 || c.MaxBatchBytes > maxBatch {
+		c.MaxBatchBytes = maxBatch
+	}
+	if c.MaxBlobBytes <= 0 {
+		c.MaxBlobBytes = math.MaxInt64
+	}
+	repb.RegisterCapabilitiesServer(s, &capabilities{Config: c})
+	repb.RegisterContentAddressableStorageServer(s, &storage{Config: c})
+	bspb.RegisterByteStreamServer(s, &byteStream{Config: c})
+	repb.RegisterActionCacheServer(s, &actionCache{Config: c})
+}
+
+// digest returns p as a digest of the function that a request states, or that p has the length of.
+func digest(f repb.DigestFunction_Value, p *repb.Digest) (cas.Digest, error) {
+	fn, err := cas.FunctionOf(f, p)
+	if err != nil {
+		return cas.Digest{}, err
+	}
+	return cas.FromProto(fn, p)
+}
+
+// checkSize refuses the upload of a blob that is larger than any that is served (rule 10).
+func (c *Config) checkSize(d cas.Digest) error {
+	if d.Size() > c.MaxBlobBytes {
+		return status.Errorf(codes.InvalidArgument, "blob %s is larger than the %d bytes that may be uploaded", d, c.MaxBlobBytes)
+	}
+	return nil
+}
+
+// explain says which blob err befell in which operation and, where the client or its operator can do
+// something about it, what. It wraps err.
+func explain(op string, d cas.Digest, err error) error {
+	// Most errors of a store name the blob already; that is no part of its contract.
+	if !strings.Contains(err.Error(), d.String()) {
+		op += " " + d.String()
+	}
+	for _, row := range []struct {
+		err    error
+		advice string
+	}{
+		{cas.ErrNotFound, "upload it first"},
+		{cas.ErrMismatch, "upload the bytes that the digest was computed from"},
+		{cas.ErrFull, "free space or raise the store's limit, then upload again"},
+	} {
+		if errors.Is(err, row.err) {
+			return fmt.Errorf("%s: %w; %s", op, err, row.advice)
+		}
+	}
+	return fmt.Errorf("%s: %w", op, err)
+}

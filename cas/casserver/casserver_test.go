@@ -1,0 +1,469 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package casserver_test
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"io"
+	"log/slog"
+	"math/rand/v2"
+	"net"
+	"strings"
+	"testing"
+
+	repb "github.com/bazelbuild/remote-apis/build/bazel/remote/execution/v2"
+	"github.com/cloister-build/cloister/cas"
+	"github.com/cloister-build/cloister/cas/casserver"
+	"github.com/cloister-build/cloister/cas/castest"
+	bspb "google.golang.org/genproto/googleapis/bytestream"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/credentials/insecure"
+	"google.golang.org/grpc/status"
+	"google.golang.org/grpc/test/bufconn"
+)
+
+// A client speaks to a server of its own, over the wire, and sees its stores from behind.
+type client struct {
+	repb.CapabilitiesClient
+	repb.ContentAddressableStorageClient
+	bspb.ByteStreamClient
+	repb.ActionCacheClient
+
+	instances cas.Instances
+	log       *bytes.Buffer // complete after the call it is about
+}
+
+// serve starts a server; the zero Config serves instances in memory.
+func serve(t *testing.T, c casserver.Config) *client {
+	t.Helper()
+	if c.Instances == nil {
+		c.Instances = castest.Instances()
+	}
+	var log bytes.Buffer
+	s := grpc.NewServer(casserver.ServerOptions(slog.New(slog.NewTextHandler(&log, nil)))...)
+	casserver.Register(s, c)
+	l := bufconn.Listen(1 << 20)
+	go s.Serve(l)
+	t.Cleanup(s.Stop)
+	conn, err := grpc.NewClient("passthrough:///bufconn",
+		grpc.WithTransportCredentials(insecure.NewCredentials()),
+		grpc.WithContextDialer(func(ctx context.Context, _ string) (net.Conn, error) { return l.DialContext(ctx) }))
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { conn.Close() })
+	return &client{
+		repb.NewCapabilitiesClient(conn), repb.NewContentAddressableStorageClient(conn),
+		bspb.NewByteStreamClient(conn), repb.NewActionCacheClient(conn), c.Instances, &log,
+	}
+}
+
+// memory returns the store behind an instance.
+func (c *client) memory(t *testing.T, instance string) *castest.Memory {
+	t.Helper()
+	in, err := c.instances(instance)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return in.Store.(*castest.Memory)
+}
+
+// put stores data behind the server's back.
+func (c *client) put(t *testing.T, data string) cas.Digest {
+	t.Helper()
+	d, err := cas.PutBytes(t.Context(), c.memory(t, ""), cas.SHA256, []byte(data))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return d
+}
+
+// has reports whether the default instance holds d.
+func (c *client) has(t *testing.T, d cas.Digest) bool {
+	t.Helper()
+	missing, err := c.memory(t, "").Missing(t.Context(), []cas.Digest{d})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return len(missing) == 0
+}
+
+// read reads the whole of what a ReadRequest selects.
+func (c *client) read(ctx context.Context, req *bspb.ReadRequest) ([]byte, error) {
+	stream, err := c.Read(ctx, req)
+	if err != nil {
+		return nil, err
+	}
+	var all []byte
+	for {
+		m, err := stream.Recv()
+		if err == io.EOF {
+			return all, nil
+		} else if err != nil {
+			return all, err
+		}
+		all = append(all, m.Data...)
+	}
+}
+
+// write sends messages, closes its side and returns the committed size.
+func (c *client) write(ctx context.Context, messages ...*bspb.WriteRequest) (int64, error) {
+	stream, err := c.Write(ctx)
+	if err != nil {
+		return 0, err
+	}
+	for _, m := range messages {
+		if err := stream.Send(m); err != nil {
+			break // the server has answered
+		}
+	}
+	resp, err := stream.CloseAndRecv()
+	return resp.GetCommittedSize(), err
+}
+
+// sum returns the digest of data.
+func sum(data string) cas.Digest { return cas.SHA256.Sum([]byte(data)) }
+
+// noise returns n bytes, the same for the same n.
+func noise(n int) string {
+	b := make([]byte, n)
+	rand.NewChaCha8([32]byte{}).Read(b)
+	return string(b)
+}
+
+// wantCode fails the test unless err has the code and its text the words.
+func wantCode(t *testing.T, err error, code codes.Code, words ...string) {
+	t.Helper()
+	if got := status.Code(err); got != code {
+		t.Errorf("got %v (%v), want %v", got, err, code)
+	}
+	for _, w := range words {
+		if err != nil && !strings.Contains(err.Error(), w) {
+			t.Errorf("error %q does not say %q", err, w)
+		}
+	}
+}
+
+// A target is what a call is about.
+type target struct {
+	instance string
+	function repb.DigestFunction_Value
+	digest   *repb.Digest
+}
+
+// A call is one RPC on a target. Where the answer has a status for each blob, that is the error.
+type call struct {
+	name string
+	do   func(context.Context, target) error
+}
+
+// calls returns all RPCs that name a blob, so that a rule of names is tested on each.
+func (c *client) calls() []call {
+	name := func(t target, rest ...string) string {
+		segs := strings.Split(t.instance, "/")
+		if t.instance == "" {
+			segs = nil
+		}
+		segs = append(append(segs, rest...), "blobs")
+		if t.function != repb.DigestFunction_UNKNOWN {
+			segs = append(segs, strings.ToLower(t.function.String()))
+		}
+		return strings.Join(append(segs, fmt.Sprintf("%s/%d", t.digest.GetHash(), t.digest.GetSizeBytes())), "/")
+	}
+	return []call{
+		{"FindMissingBlobs", func(ctx context.Context, t target) error {
+			_, err := c.FindMissingBlobs(ctx, &repb.FindMissingBlobsRequest{
+				InstanceName: t.instance, DigestFunction: t.function, BlobDigests: []*repb.Digest{t.digest},
+			})
+			return err
+		}},
+		{"BatchUpdateBlobs", func(ctx context.Context, t target) error {
+			r, err := c.BatchUpdateBlobs(ctx, &repb.BatchUpdateBlobsRequest{
+				InstanceName: t.instance, DigestFunction: t.function,
+				Requests: []*repb.BatchUpdateBlobsRequest_Request{{Digest: t.digest, Data: []byte("data")}},
+			})
+			if err == nil {
+				err = status.ErrorProto(r.Responses[0].Status)
+			}
+			return err
+		}},
+		{"BatchReadBlobs", func(ctx context.Context, t target) error {
+			r, err := c.BatchReadBlobs(ctx, &repb.BatchReadBlobsRequest{
+				InstanceName: t.instance, DigestFunction: t.function, Digests: []*repb.Digest{t.digest},
+			})
+			if err == nil {
+				err = status.ErrorProto(r.Responses[0].Status)
+			}
+			return err
+		}},
+		{"GetTree", func(ctx context.Context, t target) error {
+			_, err := c.tree(ctx, &repb.GetTreeRequest{
+				InstanceName: t.instance, DigestFunction: t.function, RootDigest: t.digest,
+			})
+			return err
+		}},
+		{"Read", func(ctx context.Context, t target) error {
+			_, err := c.read(ctx, &bspb.ReadRequest{ResourceName: name(t)})
+			return err
+		}},
+		{"Write", func(ctx context.Context, t target) error {
+			_, err := c.write(ctx, &bspb.WriteRequest{
+				ResourceName: name(t, "uploads", "u"), Data: []byte("data"), FinishWrite: true,
+			})
+			return err
+		}},
+		{"QueryWriteStatus", func(ctx context.Context, t target) error {
+			_, err := c.QueryWriteStatus(ctx, &bspb.QueryWriteStatusRequest{ResourceName: name(t, "uploads", "u")})
+			return err
+		}},
+		{"GetActionResult", func(ctx context.Context, t target) error {
+			_, err := c.GetActionResult(ctx, &repb.GetActionResultRequest{
+				InstanceName: t.instance, DigestFunction: t.function, ActionDigest: t.digest,
+			})
+			return err
+		}},
+		{"UpdateActionResult", func(ctx context.Context, t target) error {
+			_, err := c.UpdateActionResult(ctx, &repb.UpdateActionResultRequest{
+				InstanceName: t.instance, DigestFunction: t.function, ActionDigest: t.digest,
+				ActionResult: &repb.ActionResult{},
+			})
+			return err
+		}},
+	}
+}
+
+// A probe is a store that a test looks into, or breaks.
+type probe struct {
+	cas.Store
+	open    func(cas.Digest, io.ReadCloser) io.ReadCloser
+	put     func(cas.Digest) error
+	missing func([]cas.Digest)
+}
+
+func (p *probe) Open(ctx context.Context, d cas.Digest, off int64) (io.ReadCloser, error) {
+	r, err := p.Store.Open(ctx, d, off)
+	if err == nil && p.open != nil {
+		r = p.open(d, r)
+	}
+	return r, err
+}
+
+func (p *probe) Put(ctx context.Context, d cas.Digest, r io.Reader) error {
+	if p.put != nil {
+		if err := p.put(d); err != nil {
+			return err
+		}
+	}
+	return p.Store.Put(ctx, d, r)
+}
+
+func (p *probe) Missing(ctx context.Context, ds []cas.Digest) ([]cas.Digest, error) {
+	if p.missing != nil {
+		p.missing(ds)
+	}
+	return p.Store.Missing(ctx, ds)
+}
+
+// behind returns instances that are all one Memory, seen through p.
+func behind(p *probe) (cas.Instances, *castest.Memory) {
+	m := castest.NewMemory()
+	p.Store = m
+	return func(name string) (*cas.Instance, error) {
+		return &cas.Instance{Name: name, Store: p, Actions: m}, nil
+	}, m
+}
+
+func TestRule015_UnknownInstanceIsInvalidEverywhere(t *testing.T) {
+	known := castest.Instances()
+	c := serve(t, casserver.Config{Instances: func(name string) (*cas.Instance, error) {
+		if name != "known" {
+			return nil, fmt.Errorf("%w instance %q", cas.ErrInvalid, name)
+		}
+		return known(name)
+	}})
+	for _, call := range c.calls() {
+		t.Run(call.name, func(t *testing.T) {
+			wantCode(t, call.do(t.Context(), target{instance: "other", digest: sum("data").Proto()}), codes.InvalidArgument, `"other"`)
+		})
+	}
+	_, err := c.GetCapabilities(t.Context(), &repb.GetCapabilitiesRequest{InstanceName: "other"})
+	wantCode(t, err, codes.InvalidArgument, `"other"`)
+	_, err = c.GetCapabilities(t.Context(), &repb.GetCapabilitiesRequest{InstanceName: "known"})
+	wantCode(t, err, codes.OK)
+}
+
+func TestRule016_MalformedDigestIsInvalidEverywhere(t *testing.T) {
+	c := serve(t, casserver.Config{})
+	hash := sum("data").Hash()
+	for _, call := range c.calls() {
+		for name, d := range map[string]*repb.Digest{
+			"upper case": {Hash: strings.ToUpper(hash), SizeBytes: 4},
+			"short":      {Hash: hash[1:], SizeBytes: 4},
+			"long":       {Hash: hash + "0", SizeBytes: 4},
+			"not hex":    {Hash: "g" + hash[1:], SizeBytes: 4},
+			"negative":   {Hash: hash, SizeBytes: -1},
+			"no hash":    {SizeBytes: 4},
+			"unset":      nil,
+		} {
+			t.Run(call.name+"/"+name, func(t *testing.T) {
+				wantCode(t, call.do(t.Context(), target{digest: d}), codes.InvalidArgument)
+			})
+		}
+	}
+}
+
+func TestRule017_OtherSizeIsOtherBlob(t *testing.T) {
+	c := serve(t, casserver.Config{})
+	c.put(t, "data")
+	want := map[string]codes.Code{
+		"FindMissingBlobs": codes.OK, "BatchUpdateBlobs": codes.InvalidArgument, "BatchReadBlobs": codes.NotFound,
+		"GetTree": codes.NotFound, "Read": codes.NotFound, "Write": codes.InvalidArgument,
+		"QueryWriteStatus": codes.NotFound, "GetActionResult": codes.NotFound,
+		"UpdateActionResult": codes.OK, // an action need not be present (rule 66)
+	}
+	for _, size := range []int64{3, 5} {
+		d := &repb.Digest{Hash: sum("data").Hash(), SizeBytes: size}
+		for _, call := range c.calls() {
+			t.Run(fmt.Sprintf("%s/%d", call.name, size), func(t *testing.T) {
+				wantCode(t, call.do(t.Context(), target{digest: d}), want[call.name])
+			})
+		}
+		r, err := c.FindMissingBlobs(t.Context(), &repb.FindMissingBlobsRequest{BlobDigests: []*repb.Digest{d}})
+		if err != nil || len(r.MissingBlobDigests) != 1 {
+			t.Errorf("size %d: FindMissingBlobs = %v, %v, want it missing", size, r, err)
+		}
+	}
+}
+
+func TestRule018_EmptyBlobIsAlwaysPresent(t *testing.T) {
+	c := serve(t, casserver.Config{})
+	d := sum("")
+	missing, err := c.FindMissingBlobs(t.Context(), &repb.FindMissingBlobsRequest{BlobDigests: []*repb.Digest{d.Proto()}})
+	if err != nil || len(missing.MissingBlobDigests) != 0 {
+		t.Errorf("FindMissingBlobs = %v, %v, want none", missing, err)
+	}
+	got, err := c.read(t.Context(), &bspb.ReadRequest{ResourceName: d.Resource()})
+	if err != nil || len(got) != 0 {
+		t.Errorf("Read = %q, %v, want no bytes", got, err)
+	}
+	batch, err := c.BatchReadBlobs(t.Context(), &repb.BatchReadBlobsRequest{Digests: []*repb.Digest{d.Proto()}})
+	if err != nil || len(batch.Responses[0].Data) != 0 || batch.Responses[0].Status.GetCode() != 0 {
+		t.Errorf("BatchReadBlobs = %v, %v, want no bytes", batch, err)
+	}
+	n, err := c.write(t.Context(), &bspb.WriteRequest{ResourceName: "uploads/u/" + d.Resource(), FinishWrite: true})
+	if err != nil || n != 0 {
+		t.Errorf("Write = %d, %v, want 0", n, err)
+	}
+	r, err := c.tree(t.Context(), &repb.GetTreeRequest{RootDigest: d.Proto()})
+	if err != nil || len(r) != 1 || len(r[0].Directories) != 1 {
+		t.Errorf("GetTree = %v, %v, want one empty Directory", r, err)
+	}
+}
+
+func TestRule019_FunctionIsInferredOrServedElseInvalid(t *testing.T) {
+	c := serve(t, casserver.Config{})
+	c.put(t, "data")
+	for _, call := range c.calls() {
+		for _, f := range []repb.DigestFunction_Value{repb.DigestFunction_UNKNOWN, repb.DigestFunction_SHA256} {
+			t.Run(call.name+"/"+f.String(), func(t *testing.T) {
+				err := call.do(t.Context(), target{function: f, digest: sum("data").Proto()})
+				if status.Code(err) == codes.InvalidArgument && call.name != "GetTree" { // "data" is no Directory
+					t.Error(err)
+				}
+			})
+		}
+		for _, f := range []repb.DigestFunction_Value{repb.DigestFunction_SHA1, repb.DigestFunction_BLAKE3, repb.DigestFunction_SHA512, 99} {
+			t.Run(call.name+"/"+f.String(), func(t *testing.T) {
+				wantCode(t, call.do(t.Context(), target{function: f, digest: sum("data").Proto()}), codes.InvalidArgument)
+			})
+		}
+		t.Run(call.name+"/length of SHA-1", func(t *testing.T) {
+			d := &repb.Digest{Hash: sum("data").Hash()[:40], SizeBytes: 4}
+			wantCode(t, call.do(t.Context(), target{digest: d}), codes.InvalidArgument)
+		})
+	}
+}
+
+func TestRule020_OtherFunctionNamesNoBlobOfEqualHash(t *testing.T) {
+	c := serve(t, casserver.Config{})
+	d := c.put(t, "data")
+	got, err := c.read(t.Context(), &bspb.ReadRequest{ResourceName: "blobs/blake3/" + d.Hash() + "/4"})
+	wantCode(t, err, codes.InvalidArgument, "BLAKE3")
+	if len(got) != 0 {
+		t.Errorf("read %q by the name of another function", got)
+	}
+}
+
+func TestRule021_InstanceNames(t *testing.T) {
+	c := serve(t, casserver.Config{})
+	d := sum("data")
+	for _, name := range []string{"", "main", "a/b/c", "blob", "uploads2"} {
+		if err := c.uploadTo(t.Context(), name, "data"); err != nil {
+			t.Errorf("instance %q: %v", name, err)
+		}
+		read := strings.TrimPrefix(name+"/"+d.Resource(), "/")
+		if got, err := c.read(t.Context(), &bspb.ReadRequest{ResourceName: read}); err != nil || string(got) != "data" {
+			t.Errorf("instance %q: read %q, %v", name, got, err)
+		}
+		if _, err := c.GetCapabilities(t.Context(), &repb.GetCapabilitiesRequest{InstanceName: name}); err != nil {
+			t.Errorf("instance %q: %v", name, err)
+		}
+	}
+	for _, word := range cas.Reserved() {
+		for _, name := range []string{word, "a/" + word, word + "/b"} {
+			for _, call := range c.calls() {
+				t.Run(call.name+"/"+name, func(t *testing.T) {
+					wantCode(t, call.do(t.Context(), target{instance: name, digest: d.Proto()}), codes.InvalidArgument)
+				})
+			}
+			_, err := c.GetCapabilities(t.Context(), &repb.GetCapabilitiesRequest{InstanceName: name})
+			wantCode(t, err, codes.InvalidArgument)
+		}
+	}
+}
+
+// uploadTo writes data to an instance.
+func (c *client) uploadTo(ctx context.Context, instance, data string) error {
+	_, err := c.write(ctx, &bspb.WriteRequest{
+		ResourceName: strings.TrimPrefix(instance+"/uploads/u/"+sum(data).Resource(), "/"),
+		Data:         []byte(data), FinishWrite: true,
+	})
+	return err
+}
+
+func TestRule022_InstancesAreIsolated(t *testing.T) {
+	c := serve(t, casserver.Config{})
+	if err := c.uploadTo(t.Context(), "a", "data"); err != nil {
+		t.Fatal(err)
+	}
+	d := sum("data")
+	for instance, want := range map[string]codes.Code{"a": codes.OK, "b": codes.NotFound, "": codes.NotFound, "a/a": codes.NotFound} {
+		_, err := c.read(t.Context(), &bspb.ReadRequest{ResourceName: strings.TrimPrefix(instance+"/"+d.Resource(), "/")})
+		wantCode(t, err, want)
+	}
+}
+
+func TestPanicEndsOneCallOnly(t *testing.T) {
+	defect := "defect"
+	instances, _ := behind(&probe{
+		put:     func(cas.Digest) error { panic(defect) },
+		missing: func(ds []cas.Digest) { _ = ds[1] },
+	})
+	c := serve(t, casserver.Config{Instances: instances})
+	for _, call := range c.calls() {
+		switch call.name {
+		case "FindMissingBlobs", "BatchUpdateBlobs", "Write":
+			err := call.do(t.Context(), target{digest: sum("data").Proto()})
+			wantCode(t, err, codes.Internal, call.name)
+			if !strings.Contains(c.log.String(), call.name) {
+				t.Errorf("the log does not speak of %s: %s", call.name, c.log)
+			}
+		}
+	}
+	if strings.Count(c.log.String(), "goroutine") < 3 {
+		t.Errorf("the log has no stacks: %s", c.log)
+	}
+}

@@ -1,0 +1,192 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package casserver
+
+import (
+	"bytes"
+	"context"
+	"sync"
+
+	repb "github.com/bazelbuild/remote-apis/build/bazel/remote/execution/v2"
+	"github.com/cloister-build/cloister/cas"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/proto"
+)
+
+// batchPuts is how many blobs of one batch are stored at once: a store that waits for its disk can
+// then commit them together.
+const batchPuts = 32
+
+// storage is the ContentAddressableStorage service. SplitBlob, SpliceBlob and their successors are not
+// implemented, as the capabilities say.
+type storage struct {
+	repb.UnimplementedContentAddressableStorageServer
+	Config
+}
+
+// FindMissingBlobs returns the digests that are absent, each once, and marks the others as used.
+func (s *storage) FindMissingBlobs(ctx context.Context, req *repb.FindMissingBlobsRequest) (*repb.FindMissingBlobsResponse, error) {
+	in, err := s.Instances(req.InstanceName)
+	if err != nil {
+		return nil, cas.Status(err)
+	}
+	ds := make([]cas.Digest, len(req.BlobDigests))
+	for i, p := range req.BlobDigests {
+		if ds[i], err = digest(req.DigestFunction, p); err != nil {
+			return nil, cas.Status(err)
+		}
+	}
+	missing, err := in.Store.Missing(ctx, ds)
+	if err != nil {
+		return nil, cas.Status(err)
+	}
+	resp := &repb.FindMissingBlobsResponse{MissingBlobDigests: make([]*repb.Digest, len(missing))}
+	for i, d := range missing {
+		resp.MissingBlobDigests[i] = d.Proto()
+	}
+	return resp, nil
+}
+
+// BatchUpdateBlobs stores blobs and says for each of them how that went. Only a batch that is too
+// large fails as a whole.
+func (s *storage) BatchUpdateBlobs(ctx context.Context, req *repb.BatchUpdateBlobsRequest) (*repb.BatchUpdateBlobsResponse, error) {
+	in, err := s.Instances(req.InstanceName)
+	if err != nil {
+		return nil, cas.Status(err)
+	}
+	var total int64
+	for _, r := range req.Requests {
+		total += int64(len(r.Data))
+	}
+	if total > s.MaxBatchBytes {
+		return nil, status.Errorf(codes.InvalidArgument,
+			"batch has %d bytes, above the %d of max_batch_total_size_bytes; send smaller batches or use ByteStream.Write",
+			total, s.MaxBatchBytes)
+	}
+	var reply int
+	for _, r := range req.Requests {
+		reply += entrySize(r.Digest)
+	}
+	if reply > maxMessage {
+		return nil, tooMany(len(req.Requests))
+	}
+	resp := &repb.BatchUpdateBlobsResponse{Responses: make([]*repb.BatchUpdateBlobsResponse_Response, len(req.Requests))}
+	parallel(len(req.Requests), func(i int) {
+		r := req.Requests[i]
+		err := s.put(ctx, in, req.DigestFunction, r)
+		resp.Responses[i] = &repb.BatchUpdateBlobsResponse_Response{Digest: r.Digest, Status: status.Convert(err).Proto()}
+	})
+	return resp, nil
+}
+
+// parallel calls f with 0 to n-1, batchPuts of them at once, and returns when all have. A panic of f
+// becomes one of the caller, where it ends a call and not the process.
+func parallel(n int, f func(i int)) {
+	var group sync.WaitGroup
+	turn := make(chan struct{}, batchPuts)
+	panics := make(chan any, 1)
+	for i := range n {
+		turn <- struct{}{}
+		group.Go(func() {
+			defer func() {
+				<-turn
+				if p := recover(); p != nil {
+					select {
+					case panics <- p:
+					default: // the first is enough
+					}
+				}
+			}()
+			f(i)
+		})
+	}
+	group.Wait()
+	select {
+	case p := <-panics:
+		panic(p)
+	default:
+	}
+}
+
+// put stores one blob of a batch; its error is a status.
+func (s *storage) put(ctx context.Context, in *cas.Instance, f repb.DigestFunction_Value, r *repb.BatchUpdateBlobsRequest_Request) error {
+	if r.Compressor != repb.Compressor_IDENTITY {
+		return status.Errorf(codes.InvalidArgument, "compressor %v is not served; send the blob uncompressed", r.Compressor)
+	}
+	d, err := digest(f, r.Digest)
+	if err != nil {
+		return cas.Status(err)
+	}
+	if err := s.checkSize(d); err != nil {
+		return err
+	}
+	// A store does not look at the bytes offered for a blob that it has, and these may be wrong.
+	if got := d.Function().Sum(r.Data); got != d {
+		return cas.Status(explain("upload", d, cas.Mismatch(d, got)))
+	}
+	if err := in.Store.Put(ctx, d, bytes.NewReader(r.Data)); err != nil {
+		return cas.Status(explain("upload", d, err))
+	}
+	return nil
+}
+
+// BatchReadBlobs returns blobs, uncompressed, and says for each of them how that went. Only a batch
+// with too much data fails as a whole.
+func (s *storage) BatchReadBlobs(ctx context.Context, req *repb.BatchReadBlobsRequest) (*repb.BatchReadBlobsResponse, error) {
+	in, err := s.Instances(req.InstanceName)
+	if err != nil {
+		return nil, cas.Status(err)
+	}
+	rest := s.MaxBatchBytes
+	for _, p := range req.Digests {
+		// A negative size is that blob's fault, and no room for others.
+		if rest -= max(p.SizeBytes, 0); rest < 0 {
+			return nil, status.Errorf(codes.InvalidArgument,
+				"batch is above the %d bytes of max_batch_total_size_bytes; ask for fewer blobs or use ByteStream.Read",
+				s.MaxBatchBytes)
+		}
+	}
+	// What stands beside the data is not counted in the limit, yet must fit into the reply.
+	room := maxMessage
+	for _, p := range req.Digests {
+		room -= entrySize(p)
+	}
+	if room < 0 {
+		return nil, tooMany(len(req.Digests))
+	}
+	resp := &repb.BatchReadBlobsResponse{Responses: make([]*repb.BatchReadBlobsResponse_Response, len(req.Digests))}
+	for i, p := range req.Digests {
+		b, err := readBlob(ctx, in, req.DigestFunction, p)
+		r := &repb.BatchReadBlobsResponse_Response{Digest: p, Data: b, Status: status.Convert(err).Proto()}
+		more := max(proto.Size(r)-entrySize(p), 0)
+		if more > room {
+			r.Data, more = nil, 0
+			r.Status = status.New(codes.ResourceExhausted, "reply is full; ask again").Proto()
+		}
+		room -= more
+		resp.Responses[i] = r
+	}
+	return resp, nil
+}
+
+// entrySize is the room, in bytes, that is reserved in a reply for the blob p without its data: its
+// digest, a status of few words and their framing.
+func entrySize(p *repb.Digest) int { return proto.Size(p) + 64 }
+
+func tooMany(digests int) error {
+	return status.Errorf(codes.InvalidArgument, "batch has %d digests, too many for one reply; send smaller batches", digests)
+}
+
+// readBlob returns one blob of a batch; its error is a status.
+func readBlob(ctx context.Context, in *cas.Instance, f repb.DigestFunction_Value, p *repb.Digest) ([]byte, error) {
+	d, err := digest(f, p)
+	if err != nil {
+		return nil, cas.Status(err)
+	}
+	b, err := cas.ReadAll(ctx, in.Store, d, maxBatch)
+	if err != nil {
+		return nil, cas.Status(explain("read", d, err))
+	}
+	return b, nil
+}

@@ -1,0 +1,271 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package casserver_test
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"slices"
+	"strings"
+	"testing"
+
+	repb "github.com/bazelbuild/remote-apis/build/bazel/remote/execution/v2"
+	"github.com/cloister-build/cloister/cas"
+	"github.com/cloister-build/cloister/cas/casserver"
+	"github.com/cloister-build/cloister/cas/castest"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/protobuf/proto"
+)
+
+// updates returns a request to store the blobs.
+func updates(blobs ...string) *repb.BatchUpdateBlobsRequest {
+	req := &repb.BatchUpdateBlobsRequest{}
+	for _, b := range blobs {
+		req.Requests = append(req.Requests, &repb.BatchUpdateBlobsRequest_Request{Digest: sum(b).Proto(), Data: []byte(b)})
+	}
+	return req
+}
+
+// reads returns a request to read the blobs.
+func reads(blobs ...string) *repb.BatchReadBlobsRequest {
+	req := &repb.BatchReadBlobsRequest{}
+	for _, b := range blobs {
+		req.Digests = append(req.Digests, sum(b).Proto())
+	}
+	return req
+}
+
+// update sends a batch and returns the code of each blob, having checked that they come in order.
+func (c *client) update(t *testing.T, req *repb.BatchUpdateBlobsRequest) []codes.Code {
+	t.Helper()
+	r, err := c.BatchUpdateBlobs(t.Context(), req)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var got []codes.Code
+	for i, r := range r.Responses {
+		if !proto.Equal(r.Digest, req.Requests[i].Digest) {
+			t.Errorf("response %d is of %v, want %v", i, r.Digest, req.Requests[i].Digest)
+		}
+		got = append(got, codes.Code(r.Status.GetCode()))
+	}
+	return got
+}
+
+func TestRule023_FindMissingReturnsTheAbsentOnes(t *testing.T) {
+	c := serve(t, casserver.Config{})
+	have := c.put(t, "have").Proto()
+	want := map[string]bool{}
+	for piece := range 4 {
+		req := &repb.FindMissingBlobsRequest{}
+		for i := range 25_000 {
+			d := sum(fmt.Sprint(piece, i))
+			want[d.Hash()] = true
+			req.BlobDigests = append(req.BlobDigests, d.Proto(), have)
+		}
+		req.BlobDigests = append(req.BlobDigests, req.BlobDigests[0])
+		r, err := c.FindMissingBlobs(t.Context(), req)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if len(r.MissingBlobDigests) != 25_000 {
+			t.Errorf("%d are missing, want 25000", len(r.MissingBlobDigests))
+		}
+		for _, d := range r.MissingBlobDigests {
+			delete(want, d.Hash)
+		}
+	}
+	if len(want) != 0 {
+		t.Errorf("%d absent blobs were not reported", len(want))
+	}
+}
+
+func TestRule024_FindMissingMarksBlobsAsUsed(t *testing.T) {
+	var used []cas.Digest
+	instances, m := behind(&probe{missing: func(ds []cas.Digest) { used = ds }})
+	c := serve(t, casserver.Config{Instances: instances})
+	d, err := cas.PutBytes(t.Context(), m, cas.SHA256, []byte("have"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := c.FindMissingBlobs(t.Context(), &repb.FindMissingBlobsRequest{BlobDigests: []*repb.Digest{d.Proto()}}); err != nil {
+		t.Fatal(err)
+	}
+	if !slices.Equal(used, []cas.Digest{d}) {
+		t.Errorf("the store was asked for %v, want %v", used, d)
+	}
+}
+
+func TestRule025_OneBadDigestSpoilsNoOther(t *testing.T) {
+	c := serve(t, casserver.Config{})
+	req := updates("a", "b", "c")
+	req.Requests[0].Digest = &repb.Digest{Hash: "xyz", SizeBytes: 1}
+	req.Requests[2].Digest = nil
+	got := c.update(t, req)
+	if want := []codes.Code{codes.InvalidArgument, codes.OK, codes.InvalidArgument}; !slices.Equal(got, want) {
+		t.Errorf("got %v, want %v", got, want)
+	}
+	if !c.has(t, sum("b")) {
+		t.Error("the good blob was not stored")
+	}
+}
+
+func TestRule026_OtherDataIsInvalidAndNotStored(t *testing.T) {
+	m := castest.NewMemory()
+	c := serve(t, casserver.Config{Instances: func(name string) (*cas.Instance, error) {
+		return &cas.Instance{Name: name, Store: trusting{m}, Actions: m}, nil
+	}})
+	if _, err := cas.PutBytes(t.Context(), m, cas.SHA256, []byte("have")); err != nil {
+		t.Fatal(err)
+	}
+	req := updates("a", "b", "have", "c")
+	req.Requests[0].Data = []byte("x")
+	req.Requests[1].Data = []byte("bb")
+	req.Requests[2].Data = []byte("HAVE")
+	r, err := c.BatchUpdateBlobs(t.Context(), req)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for i, want := range []codes.Code{codes.InvalidArgument, codes.InvalidArgument, codes.InvalidArgument, codes.OK} {
+		s := r.Responses[i].Status
+		if codes.Code(s.GetCode()) != want {
+			t.Errorf("blob %d: got %v, want %v", i, s, want)
+		}
+		if want != codes.OK && !strings.Contains(s.Message, req.Requests[i].Digest.Hash) {
+			t.Errorf("message %q does not name the blob", s.Message)
+		}
+	}
+	if m.Len() != 2 {
+		t.Errorf("a mismatched blob was stored: %v", m.Digests())
+	}
+}
+
+// trusting is a store that does not look at what is offered for a blob that it has.
+type trusting struct{ cas.Store }
+
+func (s trusting) Put(ctx context.Context, d cas.Digest, r io.Reader) error {
+	if missing, err := s.Missing(ctx, []cas.Digest{d}); err != nil || len(missing) == 0 {
+		return err
+	}
+	return s.Store.Put(ctx, d, r)
+}
+
+func TestRule027_BatchAboveTheLimitIsInvalid(t *testing.T) {
+	c := serve(t, casserver.Config{MaxBatchBytes: 10})
+	_, err := c.BatchUpdateBlobs(t.Context(), updates("12345", "123456"))
+	wantCode(t, err, codes.InvalidArgument, "11", "10", "ByteStream.Write")
+}
+
+func TestRule028_NoRoomIsResourceExhaustedForTheBlob(t *testing.T) {
+	instances, _ := behind(&probe{put: func(d cas.Digest) error {
+		if d == sum("large") {
+			return cas.ErrFull
+		}
+		return nil
+	}})
+	c := serve(t, casserver.Config{Instances: instances})
+	r, err := c.BatchUpdateBlobs(t.Context(), updates("small", "large"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if s := r.Responses[0].Status; s.GetCode() != 0 {
+		t.Errorf("small blob: %v", s)
+	}
+	s := r.Responses[1].Status
+	if codes.Code(s.GetCode()) != codes.ResourceExhausted {
+		t.Errorf("large blob: %v, want RESOURCE_EXHAUSTED", s)
+	}
+	for _, words := range []string{sum("large").String(), "full", "free space"} {
+		if !strings.Contains(s.GetMessage(), words) {
+			t.Errorf("message %q does not say %q", s.GetMessage(), words)
+		}
+	}
+}
+
+func TestRule029_UnservedCompressorIsInvalidForTheBlob(t *testing.T) {
+	c := serve(t, casserver.Config{})
+	req := updates("a", "b")
+	req.Requests[0].Compressor = repb.Compressor_ZSTD
+	if got, want := c.update(t, req), []codes.Code{codes.InvalidArgument, codes.OK}; !slices.Equal(got, want) {
+		t.Errorf("got %v, want %v", got, want)
+	}
+}
+
+func TestRule030_DuplicatesInOneBatchSucceed(t *testing.T) {
+	c := serve(t, casserver.Config{})
+	blobs := slices.Repeat([]string{"a", "b"}, 100)
+	for i, code := range c.update(t, updates(blobs...)) {
+		if code != codes.OK {
+			t.Errorf("blob %d: %v", i, code)
+		}
+	}
+}
+
+func TestRule031_BatchReadHasAStatusForEachBlob(t *testing.T) {
+	c := serve(t, casserver.Config{})
+	c.put(t, "a")
+	bad := c.put(t, "damaged")
+	c.memory(t, "").Corrupt(bad)
+	req := reads("a", "absent", "a", "damaged")
+	req.Digests = append(req.Digests, &repb.Digest{Hash: "xyz"}, &repb.Digest{Hash: sum("a").Hash(), SizeBytes: -1})
+	r, err := c.BatchReadBlobs(t.Context(), req)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for i, want := range []struct {
+		code codes.Code
+		data string
+	}{
+		{codes.OK, "a"}, {codes.NotFound, ""}, {codes.OK, "a"}, {codes.DataLoss, ""},
+		{codes.InvalidArgument, ""}, {codes.InvalidArgument, ""},
+	} {
+		got := r.Responses[i]
+		if codes.Code(got.Status.GetCode()) != want.code || string(got.Data) != want.data || !proto.Equal(got.Digest, req.Digests[i]) {
+			t.Errorf("blob %d: got %v, want %v", i, got, want)
+		}
+	}
+}
+
+func TestRule032_BatchReadStaysBelowAMessage(t *testing.T) {
+	c := serve(t, casserver.Config{})
+	// The data alone would fit: what is beside it does not.
+	var blobs []string
+	for i := range 30_000 {
+		blobs = append(blobs, fmt.Sprintf("%0130d", i))
+		c.put(t, blobs[i])
+	}
+	r, err := c.BatchReadBlobs(t.Context(), reads(blobs...))
+	wantCode(t, err, codes.OK)
+	counts := map[codes.Code]int{}
+	for i, r := range r.GetResponses() {
+		code := codes.Code(r.Status.GetCode())
+		counts[code]++
+		if code == codes.OK && string(r.Data) != blobs[i] {
+			t.Fatalf("blob %d is %q, want %q", i, r.Data, blobs[i])
+		}
+	}
+	if counts[codes.OK] == 0 || counts[codes.ResourceExhausted] == 0 || len(counts) != 2 {
+		t.Errorf("got %v, want some OK and some RESOURCE_EXHAUSTED", counts)
+	}
+
+	empty := slices.Repeat([]string{""}, 40_000)
+	_, err = c.BatchReadBlobs(t.Context(), reads(empty...))
+	wantCode(t, err, codes.InvalidArgument, "40000 digests")
+	_, err = c.BatchUpdateBlobs(t.Context(), updates(empty...))
+	wantCode(t, err, codes.InvalidArgument, "40000 digests")
+	huge := &repb.Digest{Hash: sum("a").Hash(), SizeBytes: 1 << 62}
+	_, err = c.BatchReadBlobs(t.Context(), &repb.BatchReadBlobsRequest{Digests: []*repb.Digest{huge, huge, huge, huge}})
+	wantCode(t, err, codes.InvalidArgument, "ByteStream.Read")
+}
+
+func TestRule033_BatchReadRepliesUncompressed(t *testing.T) {
+	c := serve(t, casserver.Config{})
+	c.put(t, "a")
+	req := reads("a")
+	req.AcceptableCompressors = []repb.Compressor_Value{repb.Compressor_ZSTD}
+	r, err := c.BatchReadBlobs(t.Context(), req)
+	if err != nil || r.Responses[0].Compressor != repb.Compressor_IDENTITY || string(r.Responses[0].Data) != "a" {
+		t.Errorf("got %v, %v", r, err)
+	}
+}

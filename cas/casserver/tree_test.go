@@ -1,0 +1,166 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package casserver_test
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"slices"
+	"strings"
+	"testing"
+
+	repb "github.com/bazelbuild/remote-apis/build/bazel/remote/execution/v2"
+	"github.com/cloister-build/cloister/cas"
+	"github.com/cloister-build/cloister/cas/casserver"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/protobuf/proto"
+)
+
+// tree returns the pages of a tree.
+func (c *client) tree(ctx context.Context, req *repb.GetTreeRequest) ([]*repb.GetTreeResponse, error) {
+	stream, err := c.GetTree(ctx, req)
+	if err != nil {
+		return nil, err
+	}
+	var pages []*repb.GetTreeResponse
+	for {
+		page, err := stream.Recv()
+		if err == io.EOF {
+			return pages, nil
+		} else if err != nil {
+			return pages, err
+		}
+		pages = append(pages, page)
+	}
+}
+
+// directory stores a Directory with a file of this name and these subdirectories.
+func (c *client) directory(t *testing.T, file string, subs ...cas.Digest) cas.Digest {
+	t.Helper()
+	dir := &repb.Directory{Files: []*repb.FileNode{{Name: file, Digest: sum(file).Proto()}}}
+	for i, d := range subs {
+		dir.Directories = append(dir.Directories, &repb.DirectoryNode{Name: fmt.Sprintf("d%06d", i), Digest: d.Proto()})
+	}
+	d, err := cas.PutProto(t.Context(), c.memory(t, ""), cas.SHA256, dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return d
+}
+
+// files returns the files of pages by their Directories, sorted.
+func files(pages []*repb.GetTreeResponse) []string {
+	var names []string
+	for _, p := range pages {
+		for _, d := range p.Directories {
+			names = append(names, d.Files[0].Name)
+		}
+	}
+	slices.Sort(names)
+	return names
+}
+
+func TestRule034_GetTree(t *testing.T) {
+	c := serve(t, casserver.Config{})
+	a, b := c.directory(t, "a"), c.directory(t, "b")
+	mid := c.directory(t, "m", a, b, a)
+	gone := c.directory(t, "gone", b)
+	root := c.directory(t, "r", mid, gone, b)
+	c.memory(t, "").Delete(gone)
+	all := []string{"a", "b", "m", "r"}
+
+	t.Run("absent descendants are left out", func(t *testing.T) {
+		pages, err := c.tree(t.Context(), &repb.GetTreeRequest{RootDigest: root.Proto()})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got := files(pages); !slices.Equal(got, all) {
+			t.Errorf("got %v, want %v", got, all)
+		}
+	})
+	t.Run("absent root", func(t *testing.T) {
+		_, err := c.tree(t.Context(), &repb.GetTreeRequest{RootDigest: gone.Proto()})
+		wantCode(t, err, codes.NotFound, gone.String())
+	})
+	t.Run("root that is no Directory", func(t *testing.T) {
+		_, err := c.tree(t.Context(), &repb.GetTreeRequest{RootDigest: c.put(t, "\xff\xff").Proto()})
+		wantCode(t, err, codes.InvalidArgument)
+	})
+	t.Run("pages and resumption", func(t *testing.T) {
+		for size := range int32(6) {
+			pages, err := c.tree(t.Context(), &repb.GetTreeRequest{RootDigest: root.Proto(), PageSize: size})
+			if err != nil {
+				t.Fatal(err)
+			}
+			if got := files(pages); !slices.Equal(got, all) {
+				t.Errorf("page size %d: got %v, want %v", size, got, all)
+			}
+			for i, page := range pages {
+				if size > 0 && len(page.Directories) > int(size) {
+					t.Errorf("page size %d: page %d has %d", size, i, len(page.Directories))
+				}
+				if last := i == len(pages)-1; last != (page.NextPageToken == "") {
+					t.Errorf("page size %d: page %d of %d has the next token %q", size, i, len(pages), page.NextPageToken)
+				} else if last {
+					continue
+				}
+				rest, err := c.tree(t.Context(), &repb.GetTreeRequest{
+					RootDigest: root.Proto(), PageSize: size, PageToken: page.NextPageToken,
+				})
+				if err != nil {
+					t.Fatal(err)
+				}
+				if !slices.EqualFunc(rest, pages[i+1:], func(a, b *repb.GetTreeResponse) bool { return proto.Equal(a, b) }) {
+					t.Errorf("page size %d: resumed after page %d, got %v, want %v", size, i, rest, pages[i+1:])
+				}
+			}
+		}
+	})
+	t.Run("foreign token", func(t *testing.T) {
+		for _, token := range []string{"nonsense", sum("elsewhere").String(), strings.Repeat("x", 1<<20)} {
+			_, err := c.tree(t.Context(), &repb.GetTreeRequest{RootDigest: root.Proto(), PageToken: token})
+			wantCode(t, err, codes.InvalidArgument, "page_token")
+		}
+	})
+	t.Run("negative page size", func(t *testing.T) {
+		_, err := c.tree(t.Context(), &repb.GetTreeRequest{RootDigest: root.Proto(), PageSize: -1})
+		wantCode(t, err, codes.InvalidArgument, "page_size")
+	})
+}
+
+// The client refuses messages above 4 MiB, so that these need no check of their own.
+func TestRule035_GetTreeOfManyDirectories(t *testing.T) {
+	c := serve(t, casserver.Config{})
+	var tops []cas.Digest
+	for i := range 100 {
+		var leaves []cas.Digest
+		for j := range 1000 {
+			leaves = append(leaves, c.directory(t, fmt.Sprint(i, "-", j)))
+		}
+		tops = append(tops, c.directory(t, fmt.Sprint(i), leaves...))
+	}
+	pages, err := c.tree(t.Context(), &repb.GetTreeRequest{RootDigest: c.directory(t, "root", tops...).Proto()})
+	if err != nil {
+		t.Fatal(err)
+	}
+	names := files(pages)
+	if n := len(slices.Compact(names)); n != 100_101 || len(names) != n {
+		t.Errorf("got %d directories, %d of them different; want 100101", len(names), n)
+	}
+}
+
+func TestRule035_GetTreeOfDeepNesting(t *testing.T) {
+	c := serve(t, casserver.Config{})
+	d := c.directory(t, "bottom")
+	for i := range 9999 {
+		d = c.directory(t, fmt.Sprint(i), d)
+	}
+	pages, err := c.tree(t.Context(), &repb.GetTreeRequest{RootDigest: d.Proto()})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if n := len(files(pages)); n != 10_000 {
+		t.Errorf("got %d directories, want 10000", n)
+	}
+}

@@ -1,0 +1,81 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package tree_test
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"testing"
+
+	"github.com/cloister-build/cloister/cas"
+	"github.com/cloister-build/cloister/cas/castest"
+	"github.com/cloister-build/cloister/cas/tree"
+
+	repb "github.com/bazelbuild/remote-apis/build/bazel/remote/execution/v2"
+)
+
+// manyFiles is 2,000 distinct files of 4 KiB in 100 directories, four levels deep.
+func manyFiles() *node {
+	root := dirNode()
+	for i := range 2000 {
+		content, _ := castest.Blob(byte(i), 4<<10-i/256)
+		root.set(fmt.Sprintf("a/%d/%d/src/f%d", i%10, i/10%10, i), &node{content: string(content)})
+	}
+	return root
+}
+
+// memoryDir returns a directory on a memory-backed file system, where workspaces are, if there is one.
+func memoryDir(b *testing.B) string {
+	dir, err := os.MkdirTemp("/dev/shm", "cloister-bench-")
+	if err != nil {
+		return b.TempDir()
+	}
+	b.Cleanup(func() {
+		if err := os.RemoveAll(dir); err != nil {
+			b.Error(err)
+		}
+	})
+	return dir
+}
+
+func BenchmarkStage(b *testing.B) {
+	store := castest.NewMemory()
+	l, err := load(b, store, manyFiles()).Plan("", []string{"out/x"})
+	must(b, err)
+	dir := memoryDir(b)
+	for i := 0; b.Loop(); i++ {
+		p := filepath.Join(dir, fmt.Sprint(i))
+		must(b, os.Mkdir(p, 0o755))
+		ws, err := os.OpenRoot(p)
+		must(b, err)
+		s, err := l.Stage(b.Context(), store, ws)
+		must(b, err)
+		b.StopTimer()
+		s.Release()
+		must(b, ws.Close())
+		must(b, os.RemoveAll(p))
+		b.StartTimer()
+	}
+}
+
+func BenchmarkLoad(b *testing.B) {
+	store := castest.NewMemory()
+	root := manyFiles().put(b, store)
+	for b.Loop() {
+		_, err := tree.Load(b.Context(), store, root)
+		must(b, err)
+	}
+}
+
+func BenchmarkCapture(b *testing.B) {
+	store := castest.NewMemory()
+	out, err := os.OpenRoot(memoryDir(b))
+	must(b, err)
+	defer out.Close()
+	manyFiles().make(b, out)
+	w := tree.Wanted{Paths: []string{"a"}}
+	for b.Loop() {
+		must(b, tree.Capture(b.Context(), store, cas.SHA256, out, w, &repb.ActionResult{}))
+	}
+}

@@ -1,0 +1,191 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package tree
+
+import (
+	"cmp"
+	"context"
+	"encoding/binary"
+	"math"
+	"os"
+	"path"
+	"slices"
+
+	"github.com/cloister-build/cloister/cas"
+
+	repb "github.com/bazelbuild/remote-apis/build/bazel/remote/execution/v2"
+)
+
+const noLimit = math.MaxInt64
+
+// A Wanted says which outputs of a run to collect. Paths are relative to Dir, as the client spelled
+// them.
+type Wanted struct {
+	Dir   string   // the working directory, relative to the exec root
+	Paths []string // output_paths
+	// Files and Directories are output_files and output_directories of API 2.0; they count only if
+	// Paths is empty (rule 78).
+	Files, Directories []string
+	Format             repb.Command_OutputDirectoryFormat
+	// MaxBytes limits what the files of all outputs may have together; zero is no limit.
+	MaxBytes int64
+}
+
+// An output is one declared output that exists.
+type output struct {
+	path  string // as the client spelled it
+	asked Kind   // what was declared; 0 by output_paths
+	entry entry
+	dirs  []*directory // of a directory: itself and all below, parents first
+}
+
+// Capture stores the outputs of a run and sets the output fields of r, sorted by path. out is the exec
+// root after the run, the directory out/ of the workspace; every process of the run must have ended,
+// since Capture looks before it opens. It makes unreadable files readable and changes nothing else.
+//
+// What rules 111 to 117 leave to a worker is decided thus. Outputs that do not exist are left out. A
+// symlink is returned as it is and never followed; an output behind a symlink that the run put in place
+// of a parent directory is ErrOutput. So are a special file declared as an output (inside an output
+// directory it is left out), an output that is not of the kind declared, a name or a symlink target
+// that is not UTF-8, a tree of more than 1000 levels, and files above MaxBytes. A symlink declared by
+// the fields of API 2.0 is returned by those fields and by output_symlinks.
+//
+// Other errors are those of the store and the file system; on any error r is unchanged.
+func Capture(ctx context.Context, store cas.Store, f cas.Function, out *os.Root, w Wanted, r *repb.ActionResult,
+) error {
+	s := &scanner{root: out, own: true, limit: cmp.Or(w.MaxBytes, noLimit)}
+	var outputs []*output
+	add := func(paths []string, asked Kind) error {
+		for _, p := range slices.Compact(slices.Sorted(slices.Values(paths))) {
+			o, err := s.output(ctx, w.Dir, p, asked)
+			if err != nil {
+				return err
+			}
+			if o != nil {
+				outputs = append(outputs, o)
+			}
+		}
+		return nil
+	}
+	if len(w.Paths) > 0 {
+		if err := add(w.Paths, 0); err != nil {
+			return err
+		}
+	} else {
+		if err := add(w.Files, File); err != nil {
+			return err
+		}
+		if err := add(w.Directories, Directory); err != nil {
+			return err
+		}
+	}
+	if err := s.put(ctx, store, f); err != nil {
+		return err
+	}
+
+	var res repb.ActionResult
+	for _, o := range outputs {
+		switch o.entry.kind {
+		case File:
+			res.OutputFiles = append(res.OutputFiles,
+				&repb.OutputFile{Path: o.path, Digest: o.entry.digest.Proto(), IsExecutable: o.entry.exec})
+		case Directory:
+			d, err := putTree(ctx, store, f, o.dirs, w.Format)
+			if err != nil {
+				return err
+			}
+			d.Path = o.path
+			res.OutputDirectories = append(res.OutputDirectories, d)
+		case Symlink:
+			link := &repb.OutputSymlink{Path: o.path, Target: o.entry.target}
+			res.OutputSymlinks = append(res.OutputSymlinks, link)
+			switch o.asked {
+			case File:
+				res.OutputFileSymlinks = append(res.OutputFileSymlinks, link)
+			case Directory:
+				res.OutputDirectorySymlinks = append(res.OutputDirectorySymlinks, link)
+			}
+		}
+	}
+	// The files and the directories of API 2.0 are sorted each, but not together.
+	slices.SortStableFunc(res.OutputSymlinks, func(a, b *repb.OutputSymlink) int {
+		return cmp.Compare(a.Path, b.Path)
+	})
+	r.OutputFiles, r.OutputDirectories = res.OutputFiles, res.OutputDirectories
+	r.OutputSymlinks = res.OutputSymlinks
+	r.OutputFileSymlinks, r.OutputDirectorySymlinks = res.OutputFileSymlinks, res.OutputDirectorySymlinks
+	return nil
+}
+
+// output looks at the output that the client calls spelled. It returns nil if there is none.
+func (s *scanner) output(ctx context.Context, dir, spelled string, asked Kind) (*output, error) {
+	p, err := resolve(dir, spelled)
+	if err != nil {
+		return nil, err
+	}
+	info, err := s.find(p)
+	if info == nil || err != nil {
+		return nil, err
+	}
+	parent, err := s.root.OpenRoot(path.Dir(p))
+	if err != nil {
+		return nil, err
+	}
+	defer parent.Close()
+	o := &output{path: spelled, asked: asked, entry: entry{name: path.Base(p)}}
+	ok, err := s.fill(&o.entry, parent, p, info)
+	switch {
+	case err != nil:
+		return nil, err
+	case !ok:
+		return nil, s.faultf("output %q is a %s", spelled, special(info.Mode()))
+	case asked != 0 && o.entry.kind != asked && o.entry.kind != Symlink:
+		return nil, s.faultf("output %q is a %s, declared as a %s", spelled, o.entry.kind, asked)
+	case o.entry.kind == Directory:
+		o.dirs, err = s.scan(ctx, p, o.entry.dir)
+	case o.entry.kind == File:
+		s.batches = append(s.batches, batch{path.Dir(p), []*entry{&o.entry}})
+	}
+	return o, err
+}
+
+// putTree stores dirs, parents first, in the form that format asks for: as one Tree, as Directories, or
+// both. A format that is not known is TREE_ONLY (rule 82).
+func putTree(ctx context.Context, store cas.Store, f cas.Function, dirs []*directory,
+	format repb.Command_OutputDirectoryFormat,
+) (*repb.OutputDirectory, error) {
+	blobs, err := encodeAll(f, dirs)
+	if err != nil {
+		return nil, err
+	}
+	out := &repb.OutputDirectory{}
+	if format == repb.Command_DIRECTORY_ONLY || format == repb.Command_TREE_AND_DIRECTORY {
+		out.RootDirectoryDigest = blobs[0].digest.Proto()
+		if err := putBlobs(ctx, store, blobs); err != nil {
+			return nil, err
+		}
+	}
+	if format != repb.Command_DIRECTORY_ONLY {
+		d, err := cas.PutBytes(ctx, store, f, encodeTree(blobs))
+		if err != nil {
+			return nil, err
+		}
+		out.TreeDigest, out.IsTopologicallySorted = d.Proto(), true
+	}
+	return out, nil
+}
+
+// encodeTree returns the Tree of the Directories blobs, root first, as the records that
+// is_topologically_sorted promises: tag, length, message.
+func encodeTree(blobs []blob) []byte {
+	const root, child = 1<<3 | 2, 2<<3 | 2
+	var b []byte
+	tag := byte(root)
+	for _, d := range blobs {
+		b = append(b, tag)
+		b = binary.AppendUvarint(b, uint64(len(d.data)))
+		b = append(b, d.data...)
+		tag = child
+	}
+	return b
+}

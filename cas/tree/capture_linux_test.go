@@ -1,0 +1,69 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package tree_test
+
+import (
+	"os"
+	"path/filepath"
+	"syscall"
+	"testing"
+
+	"github.com/cloister-build/cloister/cas"
+	"github.com/cloister-build/cloister/cas/castest"
+	"github.com/cloister-build/cloister/cas/tree"
+)
+
+// mknod makes a named pipe or a socket; to open the former would block for ever.
+func mknod(t *testing.T, dir *os.Root, name string, kind uint32) {
+	t.Helper()
+	must(t, syscall.Mknod(filepath.Join(dir.Name(), name), kind|0o666, 0))
+}
+
+// Rule 116.
+func TestCaptureRefusesDeclaredSpecialFile(t *testing.T) {
+	s := []string{"s"}
+	for kind, text := range map[uint32]string{
+		syscall.S_IFIFO:  `"s" is a named pipe`,
+		syscall.S_IFSOCK: `"s" is a socket`,
+	} {
+		for _, w := range []tree.Wanted{{Paths: s}, {Files: s}, {Directories: s}} {
+			out := newRoot(t)
+			mknod(t, out, "s", kind)
+			wantError(t, captureError(t, out, w), tree.ErrOutput, text)
+		}
+	}
+}
+
+// Rule 116.
+func TestCaptureSkipsSpecialFilesInDirectory(t *testing.T) {
+	store := castest.NewMemory()
+	out := execRoot(t, "d/a = 1", "d/z/b = 2")
+	mknod(t, out, "d/fifo", syscall.S_IFIFO)
+	mknod(t, out, "d/z/socket", syscall.S_IFSOCK)
+	r := capture(t, store, out, tree.Wanted{Paths: []string{"d"}})
+	into := newRoot(t)
+	must(t, tree.Extract(t.Context(), store, cas.SHA256, r, into))
+	same(t, "output", read(t, into, "."), parse(t, "d/a = 1", "d/z/b = 2"))
+}
+
+// Rule 117.
+func TestCaptureRefusesNamesThatAreNotUTF8(t *testing.T) {
+	for name, make := range map[string]func(out *os.Root) error{
+		"File":      func(out *os.Root) error { return out.WriteFile("d/\xff", nil, 0o644) },
+		"Directory": func(out *os.Root) error { return out.Mkdir("d/\xff", 0o755) },
+		"Target":    func(out *os.Root) error { return out.Symlink("\xff", "d/l") },
+	} {
+		t.Run(name, func(t *testing.T) {
+			out := execRoot(t, "d/")
+			must(t, make(out))
+			wantError(t, captureError(t, out, tree.Wanted{Paths: []string{"d"}}), tree.ErrOutput, `\xff`)
+		})
+	}
+}
+
+func TestIngestRefusesWhatCannotBeInput(t *testing.T) {
+	dir := execRoot(t, "d/a = 1")
+	mknod(t, dir, "d/fifo", syscall.S_IFIFO)
+	_, err := tree.Ingest(t.Context(), castest.NewMemory(), cas.SHA256, dir)
+	wantError(t, err, cas.ErrInvalid, `"d/fifo" is a named pipe`)
+}

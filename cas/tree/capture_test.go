@@ -1,0 +1,453 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package tree_test
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path"
+	"strings"
+	"testing"
+
+	"github.com/cloister-build/cloister/cas"
+	"github.com/cloister-build/cloister/cas/castest"
+	"github.com/cloister-build/cloister/cas/tree"
+
+	repb "github.com/bazelbuild/remote-apis/build/bazel/remote/execution/v2"
+	"google.golang.org/protobuf/encoding/protowire"
+	"google.golang.org/protobuf/proto"
+)
+
+// execRoot returns an exec root as a run might leave it.
+func execRoot(t testing.TB, lines ...string) *os.Root {
+	t.Helper()
+	out := newRoot(t)
+	parse(t, lines...).make(t, out)
+	return out
+}
+
+// capture captures w and returns the result, whose blobs must all be in the store (rule 119).
+func capture(t testing.TB, store cas.Store, out *os.Root, w tree.Wanted) *repb.ActionResult {
+	t.Helper()
+	var r repb.ActionResult
+	must(t, tree.Capture(t.Context(), store, cas.SHA256, out, w, &r))
+	ds, err := cas.Closure(t.Context(), store, cas.SHA256, &r)
+	must(t, err)
+	missing, err := store.Missing(t.Context(), ds)
+	must(t, err)
+	if len(missing) > 0 {
+		t.Errorf("blobs of the result are not stored: %v", missing)
+	}
+	return &r
+}
+
+// captureError captures w, which should fail.
+func captureError(t testing.TB, out *os.Root, w tree.Wanted) error {
+	return tree.Capture(t.Context(), castest.NewMemory(), cas.SHA256, out, w, &repb.ActionResult{})
+}
+
+// describe writes a result as lines, without Trees.
+func describe(r *repb.ActionResult) string {
+	var b strings.Builder
+	for _, f := range r.OutputFiles {
+		fmt.Fprintf(&b, "file %q size %d exec %v\n", f.Path, f.Digest.SizeBytes, f.IsExecutable)
+	}
+	for _, d := range r.OutputDirectories {
+		fmt.Fprintf(&b, "dir %q tree %v root %v sorted %v\n",
+			d.Path, d.TreeDigest != nil, d.RootDirectoryDigest != nil, d.IsTopologicallySorted)
+	}
+	for _, field := range []struct {
+		name  string
+		links []*repb.OutputSymlink
+	}{{"link", r.OutputSymlinks}, {"filelink", r.OutputFileSymlinks}, {"dirlink", r.OutputDirectorySymlinks}} {
+		for _, l := range field.links {
+			fmt.Fprintf(&b, "%s %q -> %q\n", field.name, l.Path, l.Target)
+		}
+	}
+	return b.String()
+}
+
+func TestCapture(t *testing.T) {
+	for _, c := range []struct {
+		name   string
+		root   []string
+		wanted tree.Wanted
+		want   []string // of describe
+	}{
+		{
+			"Rule111MissingIsLeftOut",
+			[]string{"a/present = 12", "a/file = 1"},
+			tree.Wanted{Paths: []string{"a/missing", "a/present", "no/where/at/all", "a/file/below"}},
+			[]string{`file "a/present" size 2 exec false`},
+		}, {
+			"Rule111KindIsDiscovered",
+			[]string{"f = 12", "d/x = 1", "l -> d"},
+			tree.Wanted{Paths: []string{"d", "f", "l"}},
+			[]string{
+				`file "f" size 2 exec false`,
+				`dir "d" tree true root false sorted true`,
+				`link "l" -> "d"`,
+			},
+		}, {
+			"Rule113PathAsRequestedAndSorted",
+			[]string{"w/z = 1", "w/a *= ", "up = 12"},
+			tree.Wanted{Dir: "w", Paths: []string{"z", "../up", "a", "./a", "a"}},
+			[]string{
+				`file "../up" size 2 exec false`,
+				`file "./a" size 0 exec true`,
+				`file "a" size 0 exec true`,
+				`file "z" size 1 exec false`,
+			},
+		}, {
+			"Rule113EmptyPathIsWorkingDirectory",
+			[]string{"w/z = 1"},
+			tree.Wanted{Dir: "w", Directories: []string{""}},
+			[]string{`dir "" tree true root false sorted true`},
+		}, {
+			"Rule114LinksAreVerbatim",
+			[]string{"abs -> /etc/passwd", "dangling -> ../../../x//y/", "w/f = 1", "tofile -> w/f"},
+			tree.Wanted{Paths: []string{"abs", "dangling", "tofile"}},
+			[]string{
+				`link "abs" -> "/etc/passwd"`,
+				`link "dangling" -> "../../../x//y/"`,
+				`link "tofile" -> "w/f"`,
+			},
+		}, {
+			"Rule114LinksOfOldFields",
+			[]string{"df -> x", "a -> dangling", "f = 1", "d/"},
+			tree.Wanted{Files: []string{"df", "f"}, Directories: []string{"a", "d", "nothing"}},
+			[]string{
+				`file "f" size 1 exec false`,
+				`dir "d" tree true root false sorted true`,
+				`link "a" -> "dangling"`,
+				`link "df" -> "x"`,
+				`filelink "df" -> "x"`,
+				`dirlink "a" -> "dangling"`,
+			},
+		}, {
+			"Rule78PathsOverrideOldFields",
+			[]string{"f = 1", "d/x = 1"},
+			tree.Wanted{Paths: []string{"f"}, Files: []string{"d"}, Directories: []string{"f"}},
+			[]string{`file "f" size 1 exec false`},
+		}, {
+			"Rule115DirectoryOnly",
+			[]string{"d/x = 1"},
+			tree.Wanted{Paths: []string{"d"}, Format: repb.Command_DIRECTORY_ONLY},
+			[]string{`dir "d" tree false root true sorted false`},
+		}, {
+			"Rule115Both",
+			[]string{"d/x = 1"},
+			tree.Wanted{Paths: []string{"d"}, Format: repb.Command_TREE_AND_DIRECTORY},
+			[]string{`dir "d" tree true root true sorted true`},
+		}, {
+			"Rule82UnknownFormatIsTree",
+			[]string{"d/x = 1"},
+			tree.Wanted{Paths: []string{"d"}, Format: 99},
+			[]string{`dir "d" tree true root false sorted true`},
+		},
+		{
+			"MaxBytesExactly", []string{"a = 12", "d/b = 345"}, tree.Wanted{Paths: []string{"a"}, MaxBytes: 2},
+			[]string{`file "a" size 2 exec false`},
+		},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			got := describe(capture(t, castest.NewMemory(), execRoot(t, c.root...), c.wanted))
+			if want := strings.Join(c.want, "\n") + "\n"; got != want {
+				t.Errorf("got\n%s\nwant\n%s", got, want)
+			}
+		})
+	}
+}
+
+func TestCaptureRefuses(t *testing.T) {
+	for _, c := range []struct {
+		name string
+		root []string
+		want tree.Wanted
+		kind error
+		text string
+	}{
+		{
+			"Rule112DirectoryAsFile", []string{"ok = 1", "x/"}, tree.Wanted{Files: []string{"ok", "x"}},
+			tree.ErrOutput, `"x" is a directory, declared as a file`,
+		},
+		{
+			"Rule112FileAsDirectory", []string{"ok/", "x = 1"}, tree.Wanted{Directories: []string{"ok", "x"}},
+			tree.ErrOutput, `"x" is a file, declared as a directory`,
+		},
+		{
+			"SymlinkForParent", []string{"ok = 1", "in/secret = 1", "a/b -> ../in"},
+			tree.Wanted{Paths: []string{"ok", "a/b/secret"}}, tree.ErrOutput,
+			`"a/b/secret" lies behind the symlink "a/b"`,
+		},
+		{
+			"SymlinkForWorkingDirectory", []string{"ok = 1", "in/secret = 1", "w -> in"},
+			tree.Wanted{Dir: "w", Paths: []string{"../ok", "secret"}}, tree.ErrOutput, `symlink "w"`,
+		},
+		{
+			"MaxBytes", []string{"ok = 1", "d/a = 12", "d/b = 345"},
+			tree.Wanted{Paths: []string{"d", "ok"}, MaxBytes: 5}, tree.ErrOutput, "5 bytes",
+		},
+		{
+			"Escape", []string{"ok = 1"}, tree.Wanted{Paths: []string{"ok", "x/../../etc"}}, cas.ErrInvalid,
+			"leaves",
+		},
+		{
+			"Absolute", []string{"ok = 1"}, tree.Wanted{Paths: []string{"ok", "/etc/passwd"}}, cas.ErrInvalid,
+			"absolute",
+		},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			r := &repb.ActionResult{ExitCode: 3}
+			err := tree.Capture(t.Context(), castest.NewMemory(), cas.SHA256, execRoot(t, c.root...), c.want, r)
+			wantError(t, err, c.kind, c.text)
+			if !proto.Equal(r, &repb.ActionResult{ExitCode: 3}) {
+				t.Errorf("the failure left the result %v", r)
+			}
+		})
+	}
+}
+
+// Rule 113.
+func TestCaptureStoresContent(t *testing.T) {
+	store := castest.NewMemory()
+	r := capture(t, store, execRoot(t, "f = content", "empty = "), tree.Wanted{Paths: []string{"f", "empty"}})
+	if got, want := r.OutputFiles[0].Digest, empty; !proto.Equal(got, want) {
+		t.Errorf("empty file: got %v, want %v", got, want)
+	}
+	d, err := cas.FromProto(cas.SHA256, r.OutputFiles[1].Digest)
+	must(t, err)
+	if b, err := cas.ReadAll(t.Context(), store, d, 100); err != nil || string(b) != "content" {
+		t.Errorf("got %q, %v", b, err)
+	}
+}
+
+// Rule 115. The Directory "same" is a child of the root and of z/deep, so that a walk meets it before
+// one of its parents.
+func TestCaptureTreeIsTopologicallySorted(t *testing.T) {
+	store := castest.NewMemory()
+	lines := []string{
+		"same/f = 1", "same/s/g *= 2", "z/deep/same/f = 1", "z/deep/same/s/g *= 2",
+		"z/empty/", "empty/", "l -> ../x", "z/l -> /abs",
+	}
+	n := parse(t, lines...)
+	below := dirNode()
+	below.kids["d"] = n
+	out := newRoot(t)
+	below.make(t, out)
+	r := capture(t, store, out, tree.Wanted{Paths: []string{"d"}, Format: repb.Command_TREE_AND_DIRECTORY})
+	o := r.OutputDirectories[0]
+	if want := n.put(t, castest.NewMemory()).Proto(); !proto.Equal(o.RootDirectoryDigest, want) {
+		t.Errorf("root_directory_digest: got %v, want %v", o.RootDirectoryDigest, want)
+	}
+
+	td, err := cas.FromProto(cas.SHA256, o.TreeDigest)
+	must(t, err)
+	b, err := cas.ReadAll(t.Context(), store, td, 1<<20)
+	must(t, err)
+	var order []string            // digests as met
+	referred := map[string]bool{} // digests that an earlier Directory names
+	for first := true; len(b) > 0; first = false {
+		tag, data := b[0], b[1:]
+		if want := map[bool]byte{true: 0x0a, false: 0x12}[first]; tag != want {
+			t.Fatalf("record has the tag %#x, want %#x", tag, want)
+		}
+		record, size := protowire.ConsumeBytes(data)
+		if size < 0 {
+			t.Fatal("record is cut off")
+		}
+		b = data[size:]
+		hash := cas.SHA256.Sum(record).Hash()
+		if !first && !referred[hash] {
+			t.Errorf("Directory %s comes before its parents or has none", hash)
+		}
+		var m repb.Directory
+		must(t, proto.Unmarshal(record, &m))
+		for _, s := range m.Directories {
+			for _, old := range order {
+				if old == s.Digest.Hash {
+					t.Errorf("Directory %s comes before one of its parents", old)
+				}
+			}
+			referred[s.Digest.Hash] = true
+		}
+		order = append(order, hash)
+	}
+	if len(order) != 6 { // the root, same, same/s, z, z/deep, empty
+		t.Errorf("Tree has %d Directories, want 6", len(order))
+	}
+}
+
+// Rule 115.
+func TestCaptureTreeIsDeterministic(t *testing.T) {
+	lines := []string{"d/b = 1", "d/a/x = 2", "d/c/x = 2", "d/l -> a"}
+	store := castest.NewMemory()
+	first := capture(t, store, execRoot(t, lines...), tree.Wanted{Paths: []string{"d"}})
+	out := newRoot(t)
+	for i := range lines { // in another order, so that the file system may list them otherwise
+		p := parse(t, lines[len(lines)-1-i])
+		if err := out.Mkdir("d", 0o700); err != nil && !errors.Is(err, os.ErrExist) {
+			t.Fatal(err)
+		}
+		sub, err := out.OpenRoot("d")
+		must(t, err)
+		p.kids["d"].make(t, sub)
+		must(t, sub.Close())
+	}
+	second := capture(t, store, out, tree.Wanted{Paths: []string{"d"}})
+	if !proto.Equal(first, second) {
+		t.Errorf("equal directories gave\n%v\nand\n%v", first, second)
+	}
+}
+
+// Rule 115: Directories are stored one by one only if they were asked for.
+func TestCaptureStoresDirectoriesOnlyForFormat(t *testing.T) {
+	store := castest.NewMemory()
+	capture(t, store, execRoot(t, "d/x = 1"), tree.Wanted{Paths: []string{"d"}})
+	if store.Len() != 2 { // x and the Tree
+		t.Errorf("%d blobs were stored, want 2", store.Len())
+	}
+}
+
+// Rule 116. Root reads everything, so that the test sees that the modes were changed.
+func TestCaptureReadsUnreadable(t *testing.T) {
+	store := castest.NewMemory()
+	out := execRoot(t, "p/d/f *= 1", "p/d/s/g = 2", "p/x *= 3")
+	unreadable := []string{"p/d/s/g", "p/d/f", "p/x", "p/d/s", "p/d", "p"}
+	for _, p := range unreadable {
+		mode := os.FileMode(0)
+		if p == "p/x" {
+			mode = 0o011 // is still executable
+		}
+		must(t, out.Chmod(p, mode))
+	}
+	r := capture(t, store, out, tree.Wanted{Paths: []string{"p/d", "p/x"}})
+	if !r.OutputFiles[0].IsExecutable {
+		t.Error("a file of mode 0011 is not executable")
+	}
+	for _, p := range unreadable {
+		info, err := out.Lstat(p)
+		must(t, err)
+		if info.Mode()&0o400 == 0 {
+			t.Errorf("%s was left with mode %v", p, info.Mode())
+		}
+	}
+	into := newRoot(t)
+	must(t, tree.Extract(t.Context(), store, cas.SHA256, r, into))
+	same(t, "output", read(t, into, "."), parse(t, "p/d/f = 1", "p/d/s/g = 2", "p/x *= 3"))
+}
+
+// A run can nest directories as deep as it likes; what a client cannot use as input is no output.
+func TestCaptureLimitsDepth(t *testing.T) {
+	for depth, want := range map[int]error{1000: nil, 1001: tree.ErrOutput} {
+		out := newRoot(t)
+		must(t, out.MkdirAll("d"+strings.Repeat("/d", depth), 0o755))
+		err := captureError(t, out, tree.Wanted{Paths: []string{"d"}})
+		if !errors.Is(err, want) {
+			t.Errorf("%d levels: got %v, want %v", depth, err, want)
+		}
+	}
+}
+
+func TestIngestIsCanonical(t *testing.T) {
+	n := parse(t, "b/f = 1", "b/g *= 2", "a -> ../dangling", "c/", "B/f = 1")
+	store := castest.NewMemory()
+	dir := newRoot(t)
+	n.make(t, dir)
+	got, err := tree.Ingest(t.Context(), store, cas.SHA256, dir)
+	must(t, err)
+	if want := n.put(t, castest.NewMemory()); got != want {
+		t.Errorf("got %v, want %v", got, want)
+	}
+	if _, err := tree.Load(t.Context(), store, got); err != nil {
+		t.Error(err)
+	}
+}
+
+// A person's directory is read and nothing else.
+func TestIngestKeepsModes(t *testing.T) {
+	dir := execRoot(t, "f = 1")
+	must(t, dir.Chmod("f", 0o040))
+	tree.Ingest(t.Context(), castest.NewMemory(), cas.SHA256, dir) // fails unless we are root
+	info, err := dir.Lstat("f")
+	must(t, err)
+	if info.Mode().Perm() != 0o040 {
+		t.Errorf("mode became %v", info.Mode())
+	}
+}
+
+func TestExtractReplacesAndMerges(t *testing.T) {
+	store := castest.NewMemory()
+	out := execRoot(t, "d/same = new", "d/sub/f *= new", "d/l -> x", "file = new", "deep/er/f = new", "dl -> d")
+	r := capture(t, store, out, tree.Wanted{Paths: []string{"d", "file", "deep/er/f", "dl"}})
+	into := execRoot(t, "d/.cloister-extract = left by a crash", "d/same = old", "d/other = kept",
+		"d/l = was a file", "file -> victim", "victim = kept", "dl = was a file")
+	must(t, tree.Extract(t.Context(), store, cas.SHA256, r, into))
+	same(t, "directory", read(t, into, "."), parse(t, "d/same = new", "d/other = kept",
+		"d/sub/f *= new", "d/l -> x", "file = new", "victim = kept", "deep/er/f = new", "dl -> d"))
+}
+
+func TestExtractReadsBothFormats(t *testing.T) {
+	for _, f := range []repb.Command_OutputDirectoryFormat{repb.Command_TREE_ONLY, repb.Command_DIRECTORY_ONLY} {
+		store := castest.NewMemory()
+		lines := []string{"d/a/x = 1", "d/b/x = 1", "d/e/"}
+		r := capture(t, store, execRoot(t, lines...), tree.Wanted{Paths: []string{"d"}, Format: f})
+		into := newRoot(t)
+		must(t, tree.Extract(t.Context(), store, cas.SHA256, r, into))
+		same(t, f.String(), read(t, into, "."), parse(t, lines...))
+	}
+}
+
+func TestExtractStaysInside(t *testing.T) {
+	store := castest.NewMemory()
+	d := putBytes(t, store, []byte("evil")).Proto()
+	outside := newRoot(t)
+	for name, r := range map[string]*repb.ActionResult{
+		"Absolute": {OutputFiles: []*repb.OutputFile{{Path: path.Join(outside.Name(), "f"), Digest: d}}},
+		"DotDot":   {OutputFiles: []*repb.OutputFile{{Path: "../f", Digest: d}}},
+		"Symlink":  {OutputFiles: []*repb.OutputFile{{Path: "way/f", Digest: d}}},
+		"Link":     {OutputSymlinks: []*repb.OutputSymlink{{Path: "way/f", Target: "x"}}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			into := newRoot(t)
+			must(t, into.Symlink(outside.Name(), "way"))
+			if err := tree.Extract(t.Context(), store, cas.SHA256, r, into); err == nil {
+				t.Error("Extract succeeded")
+			}
+			if got := read(t, outside, "."); len(got.kids) > 0 {
+				t.Errorf("written outside:\n%s", got)
+			}
+		})
+	}
+}
+
+func TestExtractRefusesMalformedTree(t *testing.T) {
+	store := castest.NewMemory()
+	lost := parent("x", putBytes(t, store, []byte("no child")))
+	for name, m := range map[string]*repb.Tree{
+		"ChildAbsent":  {Root: lost},
+		"NotCanonical": {Root: files("b", "a")},
+		"EscapingName": {Root: files("../x")},
+	} {
+		t.Run(name, func(t *testing.T) {
+			into := newRoot(t)
+			d := &repb.OutputDirectory{Path: "d", TreeDigest: putProto(t, store, m).Proto()}
+			r := &repb.ActionResult{OutputDirectories: []*repb.OutputDirectory{d}}
+			wantError(t, tree.Extract(t.Context(), store, cas.SHA256, r, into), cas.ErrInvalid, `output directory "d"`)
+		})
+	}
+}
+
+// A file that cannot be had leaves the old one and no part of the new.
+func TestExtractReplacesWholeFilesOnly(t *testing.T) {
+	store := castest.NewMemory()
+	d := putBytes(t, store, []byte("new content"))
+	store.Corrupt(d)
+	into := execRoot(t, "f = old")
+	r := &repb.ActionResult{OutputFiles: []*repb.OutputFile{{Path: "f", Digest: d.Proto()}}}
+	wantError(t, tree.Extract(t.Context(), store, cas.SHA256, r, into), cas.ErrCorrupt, "f")
+	same(t, "directory", read(t, into, "."), parse(t, "f = old"))
+	store.Delete(d)
+	wantError(t, tree.Extract(t.Context(), store, cas.SHA256, r, into), cas.ErrNotFound, d.String())
+}

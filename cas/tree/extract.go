@@ -1,0 +1,204 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package tree
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path"
+	"slices"
+
+	"github.com/cloister-build/cloister/cas"
+
+	repb "github.com/bazelbuild/remote-apis/build/bazel/remote/execution/v2"
+)
+
+// Extract writes the outputs of r below dir, with parents as needed: files with mode 0644 or 0755 less
+// the umask, symlinks as they are. It replaces files and symlinks that exist, each by a rename, and
+// writes a directory over one that exists. Nothing is written outside dir, whatever r says and whatever
+// symlinks there are; a file is not written to where a directory is. A blob that is absent is a
+// *MissingError, a malformed result cas.ErrInvalid. Two calls at once must not share dir.
+func Extract(ctx context.Context, store cas.Store, f cas.Function, r *repb.ActionResult, dir *os.Root) error {
+	x := &extractor{store: store, dir: dir}
+	for _, o := range r.OutputFiles {
+		d, err := cas.FromProto(f, o.Digest)
+		if err != nil {
+			return fmt.Errorf("output file %q: %w", o.Path, err)
+		}
+		if err := x.output(ctx, o.Path, &entry{kind: File, digest: d, exec: o.IsExecutable}); err != nil {
+			return err
+		}
+	}
+	for _, o := range r.OutputDirectories {
+		d, err := loadOutput(ctx, store, f, o)
+		if err != nil {
+			return fmt.Errorf("output directory %q: %w", o.Path, err)
+		}
+		if err := x.output(ctx, o.Path, &entry{kind: Directory, dir: d}); err != nil {
+			return err
+		}
+	}
+	// An old client's fields repeat what output_symlinks says, or stand alone in an old server's result.
+	for _, o := range slices.Concat(r.OutputSymlinks, r.OutputFileSymlinks, r.OutputDirectorySymlinks) {
+		if err := x.output(ctx, o.Path, &entry{kind: Symlink, target: o.Target}); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// loadOutput reads the directory that o describes.
+func loadOutput(ctx context.Context, store cas.Store, f cas.Function, o *repb.OutputDirectory,
+) (*directory, error) {
+	if o.TreeDigest == nil {
+		root, err := cas.FromProto(f, o.RootDirectoryDigest)
+		if err != nil {
+			return nil, err
+		}
+		in, err := Load(ctx, store, root)
+		if err != nil {
+			return nil, err
+		}
+		return in.root, nil
+	}
+	d, err := cas.FromProto(f, o.TreeDigest)
+	if err != nil {
+		return nil, err
+	}
+	var t repb.Tree
+	if err := cas.ReadProto(ctx, store, d, &t); err != nil {
+		return nil, vanished(d, err)
+	}
+	return fromTree(f, &t)
+}
+
+// fromTree decodes and checks t.
+func fromTree(f cas.Function, t *repb.Tree) (*directory, error) {
+	dirs := map[cas.Digest]*directory{}
+	decode := func(m *repb.Directory) (*directory, error) {
+		_, digest, err := cas.MarshalProto(f, m)
+		if err != nil {
+			return nil, err
+		}
+		d := &directory{digest: digest}
+		dirs[digest] = d
+		return d, d.decode(m)
+	}
+	for _, m := range t.Children {
+		if _, err := decode(m); err != nil {
+			return nil, err
+		}
+	}
+	root, err := decode(t.GetRoot())
+	if err != nil {
+		return nil, err
+	}
+	for _, d := range dirs {
+		for i := range d.entries {
+			if e := &d.entries[i]; e.kind == Directory {
+				if e.dir = dirs[e.digest]; e.dir == nil {
+					return nil, faultf(cas.ErrInvalid, "Tree without the Directory %s of %q", e.digest, e.name)
+				}
+			}
+		}
+	}
+	return root, root.measure(0)
+}
+
+type extractor struct {
+	store cas.Store
+	dir   *os.Root
+}
+
+// output writes e as the output called spelled.
+func (x *extractor) output(ctx context.Context, spelled string, e *entry) error {
+	p, err := resolve(".", spelled)
+	if err != nil {
+		return err
+	}
+	if e.kind == Directory {
+		return x.tree(ctx, p, e.dir)
+	}
+	if err := x.dir.MkdirAll(path.Dir(p), 0o755); err != nil {
+		return err
+	}
+	parent, err := x.dir.OpenRoot(path.Dir(p))
+	if err != nil {
+		return err
+	}
+	defer parent.Close()
+	return x.replace(ctx, parent, path.Base(p), e)
+}
+
+// tree writes the directory root over what is at p.
+func (x *extractor) tree(ctx context.Context, p string, root *directory) error {
+	for at, d := range root.all(p) {
+		if err := x.level(ctx, at, d); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// level writes d at p, without its subdirectories.
+func (x *extractor) level(ctx context.Context, p string, d *directory) error {
+	if err := x.dir.MkdirAll(p, 0o755); err != nil {
+		return err
+	}
+	into, err := x.dir.OpenRoot(p)
+	if err != nil {
+		return err
+	}
+	defer into.Close()
+	for i := range d.entries {
+		if e := &d.entries[i]; e.kind != Directory {
+			if err := x.replace(ctx, into, e.name, e); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+// replace puts the file or symlink e in the place of name in dir.
+func (x *extractor) replace(ctx context.Context, dir *os.Root, name string, e *entry) (err error) {
+	const temp = ".cloister-extract"
+	if name == temp {
+		return faultf(cas.ErrInvalid, "output %q has the name of a temporary file", name)
+	}
+	if err := dir.Remove(temp); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return err
+	}
+	defer func() {
+		if err != nil {
+			err = fmt.Errorf("extract %q: %w", name, err)
+			if gone := dir.Remove(temp); !errors.Is(gone, fs.ErrNotExist) {
+				err = errors.Join(err, gone)
+			}
+		}
+	}()
+	if e.kind == Symlink {
+		err = dir.Symlink(e.target, temp)
+	} else {
+		err = x.file(ctx, dir, temp, e)
+	}
+	if err != nil {
+		return err
+	}
+	return dir.Rename(temp, name) // the commit point: name is the old or the new, never a part
+}
+
+func (x *extractor) file(ctx context.Context, dir *os.Root, name string, e *entry) error {
+	mode := fs.FileMode(0o644)
+	if e.exec {
+		mode = 0o755
+	}
+	w, err := dir.OpenFile(name, os.O_WRONLY|os.O_CREATE|os.O_EXCL, mode)
+	if err != nil {
+		return err
+	}
+	return errors.Join(copyBlob(ctx, x.store, e.digest, w), w.Close())
+}

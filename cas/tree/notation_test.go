@@ -1,0 +1,299 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package tree_test
+
+import (
+	"context"
+	"fmt"
+	"io/fs"
+	"maps"
+	"os"
+	"path"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+
+	"github.com/cloister-build/cloister/cas"
+	"github.com/cloister-build/cloister/cas/castest"
+	"github.com/cloister-build/cloister/cas/tree"
+
+	repb "github.com/bazelbuild/remote-apis/build/bazel/remote/execution/v2"
+	"google.golang.org/protobuf/proto"
+)
+
+// A node is a file, directory or symlink, built without the code under test. Tests write trees as
+// lines, one for each node; parents need not be written:
+//
+//	a/file = content
+//	a/tool *= content of an executable
+//	a/link -> target
+//	a/directory/
+type node struct {
+	kids    map[string]*node // of a directory, not nil
+	target  string           // of a symlink, not empty
+	content string
+	exec    bool
+}
+
+func dirNode() *node { return &node{kids: map[string]*node{}} }
+
+// parse reads the notation.
+func parse(t testing.TB, lines ...string) *node {
+	t.Helper()
+	root := dirNode()
+	for _, line := range lines {
+		if p, target, ok := strings.Cut(line, " -> "); ok {
+			root.set(p, &node{target: target})
+		} else if p, ok := strings.CutSuffix(line, "/"); ok {
+			root.set(p, dirNode())
+		} else if p, content, ok := strings.Cut(line, " *= "); ok {
+			root.set(p, &node{content: content, exec: true})
+		} else if p, content, ok := strings.Cut(line, " = "); ok {
+			root.set(p, &node{content: content})
+		} else {
+			t.Fatalf("no tree notation: %q", line)
+		}
+	}
+	return root
+}
+
+// set puts n at p; an existing directory there stays if n is one.
+func (r *node) set(p string, n *node) {
+	dir, name := path.Split(p)
+	at := r
+	for seg := range strings.SplitSeq(strings.TrimSuffix(dir, "/"), "/") {
+		if seg == "" {
+			continue
+		}
+		if at.kids[seg] == nil {
+			at.kids[seg] = dirNode()
+		}
+		at = at.kids[seg]
+	}
+	if old := at.kids[name]; old == nil || old.kids == nil || n.kids == nil {
+		at.kids[name] = n
+	}
+}
+
+// at returns the node at p, or nil.
+func (r *node) at(p string) *node {
+	for seg := range strings.SplitSeq(p, "/") {
+		if r == nil {
+			return nil
+		}
+		r = r.kids[seg]
+	}
+	return r
+}
+
+// String writes the notation, with every directory.
+func (r *node) String() string {
+	var b strings.Builder
+	r.write(&b, "")
+	return b.String()
+}
+
+func (r *node) write(b *strings.Builder, p string) {
+	switch {
+	case r.kids != nil:
+		if p != "" {
+			fmt.Fprintf(b, "%s/\n", p)
+		}
+		for _, name := range slices.Sorted(maps.Keys(r.kids)) {
+			r.kids[name].write(b, path.Join(p, name))
+		}
+	case r.target != "":
+		fmt.Fprintf(b, "%s -> %s\n", p, r.target)
+	case r.exec:
+		fmt.Fprintf(b, "%s *= %s\n", p, r.content)
+	default:
+		fmt.Fprintf(b, "%s = %s\n", p, r.content)
+	}
+}
+
+// put stores the tree and returns the digest of its Directory.
+func (r *node) put(t testing.TB, store cas.Store) cas.Digest {
+	t.Helper()
+	m := &repb.Directory{}
+	for _, name := range slices.Sorted(maps.Keys(r.kids)) {
+		switch n := r.kids[name]; {
+		case n.kids != nil:
+			m.Directories = append(m.Directories, &repb.DirectoryNode{Name: name, Digest: n.put(t, store).Proto()})
+		case n.target != "":
+			m.Symlinks = append(m.Symlinks, &repb.SymlinkNode{Name: name, Target: n.target})
+		default:
+			d := putBytes(t, store, []byte(n.content))
+			m.Files = append(m.Files, &repb.FileNode{Name: name, Digest: d.Proto(), IsExecutable: n.exec})
+		}
+	}
+	return putProto(t, store, m)
+}
+
+// make writes the tree into dir.
+func (r *node) make(t testing.TB, dir *os.Root) {
+	t.Helper()
+	for _, name := range slices.Sorted(maps.Keys(r.kids)) {
+		switch n := r.kids[name]; {
+		case n.kids != nil:
+			must(t, dir.Mkdir(name, 0o755))
+			sub, err := dir.OpenRoot(name)
+			must(t, err)
+			n.make(t, sub)
+			must(t, sub.Close())
+		case n.target != "":
+			must(t, dir.Symlink(n.target, name))
+		case n.exec:
+			must(t, dir.WriteFile(name, []byte(n.content), 0o755))
+		default:
+			must(t, dir.WriteFile(name, []byte(n.content), 0o644))
+		}
+	}
+}
+
+// read returns what is at p in dir.
+func read(t testing.TB, dir *os.Root, p string) *node {
+	t.Helper()
+	info, err := dir.Lstat(p)
+	must(t, err)
+	switch info.Mode().Type() {
+	case fs.ModeDir:
+		n := dirNode()
+		d, err := dir.Open(p)
+		must(t, err)
+		names, err := d.Readdirnames(-1)
+		must(t, err)
+		must(t, d.Close())
+		for _, name := range names {
+			n.kids[name] = read(t, dir, path.Join(p, name))
+		}
+		return n
+	case fs.ModeSymlink:
+		target, err := dir.Readlink(p)
+		must(t, err)
+		return &node{target: target}
+	case 0:
+		b, err := dir.ReadFile(p)
+		must(t, err)
+		return &node{content: string(b), exec: info.Mode()&0o111 != 0}
+	}
+	t.Fatalf("%s has the mode %v", p, info.Mode())
+	return nil
+}
+
+// view returns what a run sees of a staged exec root, with the binds applied as mounts are.
+func view(t testing.TB, ws *os.Root, s *tree.Staged) *node {
+	t.Helper()
+	root := read(t, ws, "out")
+	for _, b := range s.Binds {
+		var from *node
+		if filepath.IsAbs(b.Source) {
+			data, err := os.ReadFile(b.Source)
+			must(t, err)
+			info, err := os.Stat(b.Source)
+			must(t, err)
+			from = &node{content: string(data), exec: info.Mode()&0o111 != 0}
+		} else {
+			from = read(t, ws, b.Source)
+		}
+		below := root.at(b.Target)
+		switch {
+		case below == nil || (below.kids == nil) != (from.kids == nil):
+			t.Fatalf("bind %s has no placeholder of its kind", b.Target)
+		case len(below.kids) > 0 || below.content != "":
+			t.Fatalf("bind %s covers more than a placeholder", b.Target)
+		}
+		*below = *from
+	}
+	return root
+}
+
+// same fails the test unless got and want read alike.
+func same(t testing.TB, what string, got, want fmt.Stringer) {
+	t.Helper()
+	if g, w := got.String(), want.String(); g != w {
+		t.Errorf("%s:\ngot\n%s\nwant\n%s", what, g, w)
+	}
+}
+
+func must(t testing.TB, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+func putBytes(t testing.TB, store cas.Store, b []byte) cas.Digest {
+	t.Helper()
+	d, err := cas.PutBytes(t.Context(), store, cas.SHA256, b)
+	must(t, err)
+	return d
+}
+
+func putProto(t testing.TB, store cas.Store, m proto.Message) cas.Digest {
+	t.Helper()
+	d, err := cas.PutProto(t.Context(), store, cas.SHA256, m)
+	must(t, err)
+	return d
+}
+
+// newRoot returns a new empty directory, which the test may fill with directories of any mode.
+func newRoot(t testing.TB) *os.Root {
+	t.Helper()
+	r, err := os.OpenRoot(t.TempDir())
+	must(t, err)
+	t.Cleanup(func() {
+		if os.Getuid() != 0 { // to whom alone read-only directories are no obstacle
+			fs.WalkDir(r.FS(), ".", func(p string, e fs.DirEntry, err error) error {
+				if err == nil && e.IsDir() {
+					r.Chmod(p, 0o700)
+				}
+				return nil
+			})
+		}
+		r.Close()
+	})
+	return r
+}
+
+// load stores and loads a tree.
+func load(t testing.TB, store cas.Store, n *node) *tree.Input {
+	t.Helper()
+	in, err := tree.Load(t.Context(), store, n.put(t, store))
+	must(t, err)
+	return in
+}
+
+// A filer is a Memory that shows blobs as files too.
+type filer struct {
+	*castest.Memory
+	dir  string
+	lent atomic.Int64 // files shown and not released
+	mu   sync.Mutex   // held to make a file
+}
+
+func newFiler(t testing.TB) *filer {
+	return &filer{Memory: castest.NewMemory(), dir: t.TempDir()}
+}
+
+func (f *filer) File(ctx context.Context, d cas.Digest, executable bool) (string, func(), error) {
+	b, err := cas.ReadAll(ctx, f, d, 1<<20)
+	if err != nil {
+		return "", nil, err
+	}
+	p, mode := filepath.Join(f.dir, d.Hash()), fs.FileMode(0o444)
+	if executable {
+		p, mode = p+"x", 0o555
+	}
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if _, err := os.Lstat(p); err != nil {
+		if err := os.WriteFile(p, b, mode); err != nil {
+			return "", nil, err
+		}
+	}
+	f.lent.Add(1)
+	return p, func() { f.lent.Add(-1) }, nil
+}

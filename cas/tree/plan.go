@@ -1,0 +1,222 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package tree
+
+import (
+	"fmt"
+	"io/fs"
+	"maps"
+	"path"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/cloister-build/cloister/cas"
+)
+
+// Modes of what is laid out, meant for a run that is not the owner. Where it is, read-only mounts still
+// keep inputs from it.
+const (
+	modeSpine    = 0o755
+	modeWritable = fs.ModeSticky | 0o777 // new names may be made, inputs not removed
+	modePrivate  = 0o777                 // inputs may be removed and replaced too
+	modeBoundDir = 0o555
+)
+
+// modeOf returns the mode of a file: of an input, or of a private copy that may be changed.
+func modeOf(exec, private bool) fs.FileMode {
+	switch {
+	case private && exec:
+		return 0o777
+	case private:
+		return 0o666
+	case exec:
+		return 0o555
+	}
+	return 0o444
+}
+
+// A Layout says how an input root is laid out for one run. It is never changed.
+type Layout struct {
+	dirs []spineDir // parents first, in order
+}
+
+// A spineDir is one real directory of the exec root.
+type spineDir struct {
+	path    string // relative to the exec root, "." for itself
+	mode    fs.FileMode
+	entries []placed // the inputs in it that are not themselves spine, sorted
+}
+
+// A placed is one input in a directory of the spine: bound, if source is set, else private.
+type placed struct {
+	*entry
+	source string // in the workspace
+}
+
+// Plan decides the layout for a run in workdir, a directory of the input root, that makes outputs. All
+// paths are relative to the input root; "" and "." are the root itself. It fails with cas.ErrInvalid if
+// workdir is no directory of the input root (rule 80), and for a path that leaves the root or leads
+// through an input that is no directory.
+//
+// The parents of outputs exist, the outputs do not (rule 100). What the inputs have at or below an
+// output path is copied instead of bound, since the run may replace it and Capture must find it (rule
+// 101).
+func (in *Input) Plan(workdir string, outputs []string) (*Layout, error) {
+	dir, err := resolve(".", workdir)
+	if err != nil {
+		return nil, err
+	}
+	if kind, ok := in.Lookup(dir); !ok || kind != Directory {
+		return nil, faultf(cas.ErrInvalid, "the working directory %q is not a directory of the input root", workdir)
+	}
+	top := &spine{dir: true}
+	wd := top.at(dir)
+	wd.dir, wd.writable = true, true
+	for _, o := range outputs {
+		p, err := resolve(".", o)
+		if err != nil {
+			return nil, err
+		}
+		top.at(p).output = true
+		top.at(path.Dir(p)).writable = true
+	}
+	p := &planner{}
+	if err := p.place(".", in.root, top, top.output); err != nil {
+		return nil, err
+	}
+	return &p.Layout, nil
+}
+
+// A spine is what is known of one path because an output or the working directory lies at or below it.
+type spine struct {
+	kids     map[string]*spine
+	dir      bool // is a directory from the start
+	writable bool // and the run may make names in it
+	output   bool // is an output
+}
+
+// at returns the node of the clean path p and makes the directories that lead to it.
+func (s *spine) at(p string) *spine {
+	if p == "." {
+		return s
+	}
+	for name := range strings.SplitSeq(p, "/") {
+		s.dir = true
+		next := s.kids[name]
+		if next == nil {
+			next = &spine{}
+			if s.kids == nil {
+				s.kids = map[string]*spine{}
+			}
+			s.kids[name] = next
+		}
+		s = next
+	}
+	return s
+}
+
+type planner struct {
+	Layout
+	binds int
+}
+
+// place plans the directory s of the spine at p, of which the input root has d, possibly empty. If
+// private, an output holds it.
+func (l *planner) place(p string, d *directory, s *spine, private bool) error {
+	here := spineDir{path: p, mode: modeSpine}
+	names := slices.Sorted(maps.Keys(s.kids))
+	if s.writable {
+		here.mode = modeWritable
+	}
+	if private || slices.ContainsFunc(names, func(name string) bool {
+		return s.kids[name].output && (s.kids[name].dir || d.find(name) != nil)
+	}) {
+		here.mode = modePrivate
+	}
+	for i := range d.entries {
+		e := &d.entries[i]
+		k := s.kids[e.name]
+		if k != nil && k.dir {
+			if e.kind != Directory {
+				return faultf(cas.ErrInvalid, "%q is an input %s, so that no output can lie below it",
+					join(p, e.name), e.kind)
+			}
+			continue
+		}
+		at := placed{entry: e}
+		if e.kind != Symlink && !private && (k == nil || !k.output) {
+			at.source = fmt.Sprintf("in/%d", l.binds)
+			l.binds++
+		}
+		here.entries = append(here.entries, at)
+	}
+	l.dirs = append(l.dirs, here)
+	for _, name := range names {
+		k := s.kids[name]
+		if !k.dir {
+			continue
+		}
+		sub := &directory{}
+		if e := d.find(name); e != nil {
+			sub = e.dir
+		}
+		if err := l.place(join(p, name), sub, k, private || k.output); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// String returns the plan, one line for each directory of the spine, followed by the inputs in it:
+//
+//	dir MODE PATH
+//	bind SOURCE MODE PATH DIGEST
+//	copy MODE PATH DIGEST
+//	link PATH -> TARGET
+//
+// The path of a bound or copied directory ends in a slash.
+func (l *Layout) String() string {
+	var b strings.Builder
+	for _, d := range l.dirs {
+		mode := d.mode.Perm()
+		if d.mode&fs.ModeSticky != 0 {
+			mode |= 0o1000
+		}
+		fmt.Fprintf(&b, "dir %05o %s\n", uint32(mode), quoted(d.path))
+		for _, e := range d.entries {
+			p := join(d.path, e.name)
+			switch {
+			case e.kind == Symlink:
+				fmt.Fprintf(&b, "link %s -> %s\n", quoted(p), quoted(e.target))
+				continue
+			case e.source != "":
+				fmt.Fprintf(&b, "bind %s ", e.source)
+			default:
+				b.WriteString("copy ")
+			}
+			mode := modeOf(e.exec, e.source == "")
+			if e.kind == Directory {
+				mode, p = dirMode(e.source == ""), p+"/"
+			}
+			fmt.Fprintf(&b, "%05o %s %s\n", uint32(mode), quoted(p), e.digest)
+		}
+	}
+	return b.String()
+}
+
+// dirMode returns the mode of an input directory that is not spine.
+func dirMode(private bool) fs.FileMode {
+	if private {
+		return modePrivate
+	}
+	return modeBoundDir
+}
+
+// quoted returns s, quoted if it could be mistaken for more than one word.
+func quoted(s string) string {
+	if q := strconv.Quote(s); strings.ContainsRune(s, ' ') || len(q) != len(s)+2 {
+		return q
+	}
+	return s
+}

@@ -1,0 +1,103 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package tree_test
+
+import (
+	"errors"
+	"flag"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/cloister-build/cloister/cas"
+	"github.com/cloister-build/cloister/cas/castest"
+)
+
+var update = flag.Bool("update", false, "rewrite the plans in testdata")
+
+// A shape is a file of testdata/plan: comments, the working directory, outputs and the input root, then
+// a line "---" and the plan.
+type shape struct {
+	name    string
+	head    string // all before the plan
+	workdir string
+	outputs []string
+	input   *node
+	plan    string
+}
+
+func shapes(t testing.TB) []shape {
+	paths, err := filepath.Glob("testdata/plan/*.txt")
+	must(t, err)
+	if len(paths) == 0 {
+		t.Fatal("no plans in testdata")
+	}
+	var all []shape
+	for _, p := range paths {
+		b, err := os.ReadFile(p)
+		must(t, err)
+		head, plan, ok := strings.Cut(string(b), "---\n")
+		if !ok {
+			t.Fatalf("%s has no plan", p)
+		}
+		s := shape{name: strings.TrimSuffix(filepath.Base(p), ".txt"), head: head, plan: plan}
+		var lines []string
+		for line := range strings.Lines(head) {
+			line = strings.TrimSuffix(line, "\n")
+			if strings.HasPrefix(line, "#") {
+				continue
+			}
+			if dir, ok := strings.CutPrefix(line, "workdir:"); ok {
+				s.workdir = strings.TrimPrefix(dir, " ")
+			} else if out, ok := strings.CutPrefix(line, "output:"); ok {
+				s.outputs = append(s.outputs, strings.TrimPrefix(out, " "))
+			} else {
+				lines = append(lines, line)
+			}
+		}
+		s.input = parse(t, lines...)
+		all = append(all, s)
+	}
+	return all
+}
+
+func TestPlan(t *testing.T) {
+	for _, s := range shapes(t) {
+		t.Run(s.name, func(t *testing.T) {
+			l, err := load(t, castest.NewMemory(), s.input).Plan(s.workdir, s.outputs)
+			var got string
+			switch {
+			case err != nil && !errors.Is(err, cas.ErrInvalid):
+				t.Fatalf("%v is not ErrInvalid", err)
+			case err != nil:
+				got = "error: " + err.Error() + "\n"
+			default:
+				got = l.String()
+			}
+			if strings.HasPrefix(s.name, "error_") != (err != nil) {
+				t.Errorf("the name does not fit the error %v", err)
+			}
+			if *update {
+				must(t, os.WriteFile("testdata/plan/"+s.name+".txt", []byte(s.head+"---\n"+got), 0o644))
+			} else if got != s.plan {
+				t.Errorf("got\n%s\nwant\n%s", got, s.plan)
+			}
+		})
+	}
+}
+
+func TestPlanRejectsPathThatCannotBe(t *testing.T) {
+	in := load(t, castest.NewMemory(), parse(t, "a/"))
+	for name, p := range map[string]string{
+		"NUL": "a\x00b", "LongName": strings.Repeat("n", 256), "NotUTF8": "a/\xff",
+		"LongPath": strings.Repeat("n/", 2001) + "n", "Parent": "..", "Root": "/",
+	} {
+		t.Run(name, func(t *testing.T) {
+			_, err := in.Plan("", []string{p})
+			wantError(t, err, cas.ErrInvalid, "")
+			_, err = in.Plan(p, nil)
+			wantError(t, err, cas.ErrInvalid, "")
+		})
+	}
+}

@@ -1,0 +1,86 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package tree_test
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"strings"
+	"testing"
+
+	"github.com/cloister-build/cloister/cas"
+	"github.com/cloister-build/cloister/cas/castest"
+	"github.com/cloister-build/cloister/cas/tree"
+
+	repb "github.com/bazelbuild/remote-apis/build/bazel/remote/execution/v2"
+	"google.golang.org/protobuf/proto"
+)
+
+// randomTree returns a tree of at most depth levels. It draws from few names and contents, so that
+// equal files, equal directories and names that sort narrowly occur.
+func randomTree(rng *rand.Rand, depth int) *node {
+	names := []string{
+		"a", "a.b", "a-b", "A", "b c", "ü", "日本", "-", "...", "new\nline", "~", strings.Repeat("n", 255),
+	}
+	n := dirNode()
+	for _, i := range rng.Perm(len(names))[:1+rng.IntN(4)] {
+		content := []string{"", "1", "two", strings.Repeat("L", tree.LargeFile)}[rng.IntN(4)]
+		switch k := rng.IntN(8); {
+		case k < 4 && depth > 0:
+			n.kids[names[i]] = randomTree(rng, depth-1)
+		case k == 4:
+			n.kids[names[i]] = &node{target: []string{"a", "../..", "/abs", "dangling/x/"}[rng.IntN(4)]}
+		default:
+			n.kids[names[i]] = &node{content: content, exec: rng.IntN(3) == 0}
+		}
+	}
+	return n
+}
+
+// A directory that is ingested, loaded, staged, captured and extracted is what it was.
+func FuzzRoundTrip(f *testing.F) {
+	for seed := range uint64(24) {
+		f.Add(seed)
+	}
+	f.Fuzz(func(t *testing.T, seed uint64) {
+		t.Logf("seed %d", seed)
+		want := randomTree(rand.New(rand.NewPCG(seed, 0)), 4)
+		host := newRoot(t)
+		want.make(t, host)
+		digest := want.put(t, castest.NewMemory())
+
+		store := newFiler(t)
+		got, err := tree.Ingest(t.Context(), store, cas.SHA256, host)
+		must(t, err)
+		if got != digest {
+			t.Fatalf("Ingest: got %v, want %v", got, digest)
+		}
+		in, err := tree.Load(t.Context(), store, digest)
+		must(t, err)
+
+		ws, staged := stage(t, store, in, "", "made/by/run")
+		want.set("made/by", dirNode())
+		same(t, "bound", view(t, ws, staged), want)
+		delete(want.kids, "made")
+
+		ws, staged = stage(t, store, in, "", "")
+		if len(staged.Binds) > 0 {
+			t.Errorf("the input root is an output, but %v are bound", staged.Binds)
+		}
+		same(t, "private", read(t, ws, "out"), want)
+
+		out, err := ws.OpenRoot("out")
+		must(t, err)
+		defer out.Close()
+		formats := []repb.Command_OutputDirectoryFormat{repb.Command_DIRECTORY_ONLY, repb.Command_TREE_ONLY}
+		for _, format := range formats {
+			r := capture(t, store, out, tree.Wanted{Paths: []string{""}, Format: format})
+			if root := r.OutputDirectories[0].RootDirectoryDigest; root != nil && !proto.Equal(root, digest.Proto()) {
+				t.Errorf("Capture: got %v, want %v", root, digest)
+			}
+			into := newRoot(t)
+			must(t, tree.Extract(t.Context(), store, cas.SHA256, r, into))
+			same(t, fmt.Sprintf("extracted %v", format), read(t, into, "."), want)
+		}
+	})
+}

@@ -1,0 +1,308 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package tree
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"slices"
+	"unicode/utf8"
+
+	"github.com/cloister-build/cloister/cas"
+)
+
+// A scanner reads directories of a file system that nobody changes meanwhile. It follows no symlink and
+// opens nothing but regular files and directories, after it has seen what they are.
+type scanner struct {
+	root *os.Root
+	// own says that the files are a finished run's: what cannot be read is made readable, special
+	// files in directories are left out, and what cannot be expressed is ErrOutput. Otherwise they
+	// are a person's: nothing is changed, and what cannot be expressed is cas.ErrInvalid.
+	own   bool
+	limit int64 // bytes that all files together may have
+
+	batches []batch
+	bytes   int64
+}
+
+// A batch is some regular files of one directory, of which the entries have no digests yet. It is small,
+// so that a directory of many files is read by many at a time, and more than one file, so that a deep
+// directory is not walked to for each.
+type batch struct {
+	dir   string
+	files []*entry
+}
+
+const batchSize = 8
+
+func (s *scanner) faultf(format string, args ...any) error {
+	if s.own {
+		return faultf(ErrOutput, format, args...)
+	}
+	return faultf(cas.ErrInvalid, format, args...)
+}
+
+// find returns what is at p, or nil if nothing is. A symlink on the way to p is a fault: it may lead
+// to an input or to another output, so that what lies behind it is not what was asked for.
+func (s *scanner) find(p string) (fs.FileInfo, error) {
+	for i, c := range p {
+		if c != '/' {
+			continue
+		}
+		info, err := s.lstat(p[:i])
+		if info == nil || err != nil {
+			return nil, err
+		}
+		switch {
+		case info.Mode().Type() == fs.ModeSymlink:
+			return nil, s.faultf("%q lies behind the symlink %q", p, p[:i])
+		case !info.IsDir():
+			return nil, nil
+		}
+		if err := s.unlock(s.root, p[:i], info); err != nil {
+			return nil, err
+		}
+	}
+	return s.lstat(p)
+}
+
+// lstat returns nil if nothing is at p.
+func (s *scanner) lstat(p string) (fs.FileInfo, error) {
+	info, err := s.root.Lstat(p)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, nil
+	}
+	return info, err
+}
+
+// unlock makes the file or directory name readable if it is the run's and is not (rule 116).
+func (s *scanner) unlock(dir *os.Root, name string, info fs.FileInfo) error {
+	need := fs.FileMode(0o400)
+	if info.IsDir() {
+		need = 0o500
+	}
+	if !s.own || info.Mode()&need == need {
+		return nil
+	}
+	return dir.Chmod(name, info.Mode().Perm()|need)
+}
+
+// fill sets e to the file, directory or symlink e.name in dir, which is at p and which info describes,
+// and reports whether it is one of these. What is in a directory and in a file is left to be read.
+func (s *scanner) fill(e *entry, dir *os.Root, p string, info fs.FileInfo) (ok bool, err error) {
+	switch info.Mode().Type() {
+	case 0:
+		e.kind, e.exec = File, info.Mode()&0o111 != 0
+		if info.Size() > s.limit-s.bytes {
+			return false, s.faultf("%q is too large: only %d bytes are permitted altogether", p, s.limit)
+		}
+		s.bytes += info.Size()
+		return true, s.unlock(dir, e.name, info)
+	case fs.ModeDir:
+		e.kind, e.dir = Directory, &directory{}
+		return true, s.unlock(dir, e.name, info)
+	case fs.ModeSymlink:
+		e.kind = Symlink
+		if e.target, err = dir.Readlink(e.name); err != nil {
+			return false, err
+		}
+		if !utf8.ValidString(e.target) {
+			return false, s.faultf("symlink %q has the target %q, which is not UTF-8", p, e.target)
+		}
+		return true, nil
+	}
+	return false, nil
+}
+
+// scan reads the directory at p into top and returns top and all directories below it, parents first.
+func (s *scanner) scan(ctx context.Context, p string, top *directory) ([]*directory, error) {
+	type place struct {
+		path  string
+		depth int
+	}
+	dirs, places := []*directory{top}, []place{{p, 0}}
+	for i := 0; i < len(dirs); i++ {
+		at := places[i]
+		if ctx.Err() != nil {
+			return nil, context.Cause(ctx)
+		}
+		if at.depth > maxDepth {
+			return nil, s.faultf("%.64q... is deeper than %d directories", at.path, maxDepth)
+		}
+		if err := s.level(at.path, dirs[i]); err != nil {
+			return nil, err
+		}
+		for j := range dirs[i].entries {
+			if e := &dirs[i].entries[j]; e.kind == Directory {
+				dirs = append(dirs, e.dir)
+				places = append(places, place{join(at.path, e.name), at.depth + 1})
+			}
+		}
+	}
+	return dirs, nil
+}
+
+// level reads the directory at p into d, but not what is in its subdirectories.
+func (s *scanner) level(p string, d *directory) error {
+	dir, err := s.root.OpenRoot(p)
+	if err != nil {
+		return err
+	}
+	defer dir.Close()
+	names, err := list(dir)
+	if err != nil {
+		return err
+	}
+	var files []*entry
+	d.entries = make([]entry, 0, len(names)) // never grows, since files points into it
+	for _, name := range names {
+		at := join(p, name)
+		if !utf8.ValidString(name) {
+			return s.faultf("%q is not UTF-8, which names must be", at)
+		}
+		info, err := dir.Lstat(name)
+		if err != nil {
+			return err
+		}
+		d.entries = append(d.entries, entry{name: name})
+		e := &d.entries[len(d.entries)-1]
+		ok, err := s.fill(e, dir, at, info)
+		switch {
+		case err != nil:
+			return err
+		case !ok && !s.own:
+			return s.faultf("%q is a %s, which cannot be an input", at, special(info.Mode()))
+		case !ok:
+			d.entries = d.entries[:len(d.entries)-1]
+		case e.kind == File:
+			files = append(files, e)
+		}
+	}
+	for some := range slices.Chunk(files, batchSize) {
+		s.batches = append(s.batches, batch{p, some})
+	}
+	return nil
+}
+
+// list returns the names in dir, sorted.
+func list(dir *os.Root) ([]string, error) {
+	d, err := dir.Open(".")
+	if err != nil {
+		return nil, err
+	}
+	defer d.Close()
+	names, err := d.Readdirnames(-1)
+	slices.Sort(names)
+	return names, err
+}
+
+// put stores every file found and gives its entry the digest.
+func (s *scanner) put(ctx context.Context, store cas.Store, f cas.Function) error {
+	return each(ctx, len(s.batches), func(ctx context.Context, i int) error {
+		b := s.batches[i]
+		dir, err := s.root.OpenRoot(b.dir)
+		if err != nil {
+			return err
+		}
+		defer dir.Close()
+		for _, e := range b.files {
+			if err := putFile(ctx, store, f, dir, e); err != nil {
+				return fmt.Errorf("put %q: %w", join(b.dir, e.name), err)
+			}
+		}
+		return nil
+	})
+}
+
+func putFile(ctx context.Context, store cas.Store, f cas.Function, dir *os.Root, e *entry) error {
+	file, err := dir.Open(e.name)
+	if err != nil {
+		return err
+	}
+	defer file.Close()
+	e.digest, err = cas.PutSeeker(ctx, store, f, &reader{ctx, file})
+	return err
+}
+
+// A reader reads a file until its context ends: even a small disk holds files with holes that would
+// take days to read.
+type reader struct {
+	ctx  context.Context
+	file *os.File
+}
+
+func (r *reader) Read(p []byte) (int, error) {
+	if r.ctx.Err() != nil {
+		return 0, context.Cause(r.ctx)
+	}
+	return r.file.Read(p)
+}
+
+func (r *reader) Seek(offset int64, whence int) (int64, error) { return r.file.Seek(offset, whence) }
+
+// special returns the word for a file that is no file, directory or symlink.
+func special(m fs.FileMode) string {
+	switch {
+	case m&fs.ModeNamedPipe != 0:
+		return "named pipe"
+	case m&fs.ModeSocket != 0:
+		return "socket"
+	case m&fs.ModeDevice != 0:
+		return "device"
+	}
+	return "special file"
+}
+
+// A blob is an encoded message.
+type blob struct {
+	digest cas.Digest
+	data   []byte
+}
+
+// encodeAll encodes dirs, which come parents first and whose files have digests. It returns the blobs
+// in that order too, but each once: after its last parent.
+func encodeAll(f cas.Function, dirs []*directory) ([]blob, error) {
+	var blobs []blob
+	seen := map[cas.Digest]bool{}
+	for _, d := range slices.Backward(dirs) {
+		b, err := d.encode(f)
+		if err != nil {
+			return nil, err
+		}
+		if !seen[b.digest] {
+			seen[b.digest] = true
+			blobs = append(blobs, b)
+		}
+	}
+	slices.Reverse(blobs)
+	return blobs, nil
+}
+
+func putBlobs(ctx context.Context, store cas.Store, blobs []blob) error {
+	return each(ctx, len(blobs), func(ctx context.Context, i int) error {
+		return store.Put(ctx, blobs[i].digest, bytes.NewReader(blobs[i].data))
+	})
+}
+
+// Ingest stores the directory dir as an input root and returns its digest. Symlinks are kept as they
+// are, even if they dangle. A special file, or a name that is not UTF-8, is cas.ErrInvalid. Nobody may
+// change dir meanwhile.
+func Ingest(ctx context.Context, store cas.Store, f cas.Function, dir *os.Root) (cas.Digest, error) {
+	s := &scanner{root: dir, limit: noLimit}
+	dirs, err := s.scan(ctx, ".", &directory{})
+	if err != nil {
+		return cas.Digest{}, err
+	}
+	if err := s.put(ctx, store, f); err != nil {
+		return cas.Digest{}, err
+	}
+	blobs, err := encodeAll(f, dirs)
+	if err != nil {
+		return cas.Digest{}, err
+	}
+	return dirs[0].digest, putBlobs(ctx, store, blobs)
+}

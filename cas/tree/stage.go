@@ -1,0 +1,278 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package tree
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"path"
+	"syscall"
+	"time"
+
+	"github.com/cloister-build/cloister/cas"
+)
+
+// LargeFile is the size, in bytes, from which an input file is bound where the store has it, if the
+// store is a cas.Filer, instead of being copied into the workspace.
+const LargeFile = 64 << 10
+
+// epoch is the time of last change of all inputs, so that no run can tell when it was staged. Symlinks
+// alone keep the time of their making, which os.Root cannot set.
+var epoch = time.Unix(1_000_000_000, 0)
+
+// A Bind is a file or a directory that must be mounted read-only for the exec root to be complete.
+type Bind struct {
+	Target  string     // relative to the exec root, where an empty placeholder of its kind is
+	Source  string     // relative to the workspace, or an absolute path of the host
+	Content cas.Digest // of the file or the Directory
+}
+
+// A Staged is an exec root that is ready but for its Binds.
+type Staged struct {
+	// Binds are in the order in which they must be mounted: one inside another follows it.
+	Binds   []Bind
+	release []func()
+}
+
+// Release gives back the files of the store that Binds refer to, after nothing is mounted any more. It
+// leaves the workspace as it is. It may be called again, but not concurrently.
+func (s *Staged) Release() {
+	for _, release := range s.release {
+		if release != nil {
+			release()
+		}
+	}
+	s.release = nil
+}
+
+// Stage builds l in the empty workspace ws: the exec root as out/, what is to be bound into it as in/.
+// The caller calls Release on what it returns, and empties the workspace whether it fails or not. It
+// keeps one directory open for each level of the tree. It fails with a *MissingError if a blob has
+// vanished since Load, with cas.ErrFull if the workspace is full.
+func (l *Layout) Stage(ctx context.Context, store cas.Store, ws *os.Root) (*Staged, error) {
+	s := &stager{store: store}
+	s.filer, _ = store.(cas.Filer)
+	if err := s.build(ctx, l, ws); err != nil {
+		s.staged.Release()
+		if errors.Is(err, syscall.ENOSPC) || errors.Is(err, syscall.EDQUOT) {
+			err = fmt.Errorf("%w: %w", cas.ErrFull, err)
+		}
+		return nil, err
+	}
+	return &s.staged, nil
+}
+
+type stager struct {
+	store  cas.Store
+	filer  cas.Filer // nil if the store is none
+	staged Staged
+}
+
+// A stageFile is one file to be made: with a content, or as the empty placeholder of one. A placeholder
+// with a bind is that of a large file, whose path the store is to say.
+type stageFile struct {
+	dir     *os.Root
+	name    string
+	path    string // of the exec root, for messages
+	mode    fs.FileMode
+	content cas.Digest // zero: empty
+	bind    int        // index of the bind, or -1
+}
+
+// bind adds a bind and returns its index.
+func (s *stager) bind(target, source string, e *entry) int {
+	s.staged.Binds = append(s.staged.Binds, Bind{Target: target, Source: source, Content: e.digest})
+	s.staged.release = append(s.staged.release, nil)
+	return len(s.staged.Binds) - 1
+}
+
+// large reports whether e is bound where the store has it.
+func (s *stager) large(e *entry) bool { return s.filer != nil && e.digest.Size() >= LargeFile }
+
+// build makes the spine and what is in it. Modes and times of the spine come last, since a directory is
+// dated anew by each directory made in it.
+func (s *stager) build(ctx context.Context, l *Layout, ws *os.Root) error {
+	for _, name := range []string{"in", "out"} {
+		if err := ws.Mkdir(name, 0o700); err != nil {
+			return err
+		}
+	}
+	in, err := ws.OpenRoot("in")
+	if err != nil {
+		return err
+	}
+	defer in.Close()
+	out, err := ws.OpenRoot("out")
+	if err != nil {
+		return err
+	}
+	defer out.Close()
+	for _, sd := range l.dirs {
+		if err := s.spine(ctx, in, out, sd); err != nil {
+			return err
+		}
+	}
+	for _, sd := range l.dirs {
+		if err := seal(out, sd.path, sd.mode); err != nil {
+			return err
+		}
+	}
+	return seal(ws, "in", modeSpine)
+}
+
+// spine makes one directory of the spine and all that is in it but other spine.
+func (s *stager) spine(ctx context.Context, in, out *os.Root, sd spineDir) error {
+	if sd.path != "." {
+		if err := out.Mkdir(sd.path, 0o700); err != nil {
+			return err
+		}
+	}
+	dir, err := out.OpenRoot(sd.path)
+	if err != nil {
+		return err
+	}
+	defer dir.Close()
+	var files []stageFile
+	for _, e := range sd.entries {
+		p := join(sd.path, e.name)
+		source := path.Base(e.source)
+		switch {
+		case e.kind == Symlink:
+			err = dir.Symlink(e.target, e.name)
+		case e.kind == Directory && e.source == "":
+			err = s.subtree(ctx, dir, e.name, p, e.dir, true)
+		case e.kind == Directory:
+			s.bind(p, e.source, e.entry)
+			if err = placeholder(dir, e.name); err == nil {
+				err = s.subtree(ctx, in, source, p, e.dir, false)
+			}
+		case e.source == "":
+			files = append(files, stageFile{dir, e.name, p, modeOf(e.exec, true), e.digest, -1})
+		case s.large(e.entry):
+			bind := s.bind(p, "", e.entry)
+			files = append(files, stageFile{dir, e.name, p, modeOf(e.exec, false), cas.Digest{}, bind})
+		default:
+			s.bind(p, e.source, e.entry)
+			files = append(files,
+				stageFile{in, source, p, modeOf(e.exec, false), e.digest, -1},
+				stageFile{dir, e.name, p, modeOf(e.exec, false), cas.Digest{}, -1})
+		}
+		if err != nil {
+			return err
+		}
+	}
+	return s.write(ctx, files)
+}
+
+// subtree makes the directory d as name in parent, with all below it: to be bound at p of the exec
+// root, or private and there already. Its recursion is as deep as the tree, which Load has limited.
+func (s *stager) subtree(ctx context.Context, parent *os.Root, name, p string, d *directory, private bool,
+) error {
+	if ctx.Err() != nil {
+		return context.Cause(ctx)
+	}
+	if err := parent.Mkdir(name, 0o700); err != nil {
+		return err
+	}
+	dir, err := parent.OpenRoot(name)
+	if err != nil {
+		return err
+	}
+	defer dir.Close()
+	files := make([]stageFile, 0, len(d.entries))
+	for i := range d.entries {
+		e := &d.entries[i]
+		at := join(p, e.name)
+		switch {
+		case e.kind == Symlink:
+			err = dir.Symlink(e.target, e.name)
+		case e.kind == Directory:
+			err = s.subtree(ctx, dir, e.name, at, e.dir, private)
+		case !private && s.large(e):
+			bind := s.bind(at, "", e)
+			files = append(files, stageFile{dir, e.name, at, modeOf(e.exec, false), cas.Digest{}, bind})
+		default:
+			files = append(files, stageFile{dir, e.name, at, modeOf(e.exec, private), e.digest, -1})
+		}
+		if err != nil {
+			return err
+		}
+	}
+	if err := s.write(ctx, files); err != nil {
+		return err
+	}
+	return seal(dir, ".", dirMode(private))
+}
+
+// placeholder makes an empty directory for another to be bound over.
+func placeholder(dir *os.Root, name string) error {
+	if err := dir.Mkdir(name, 0o700); err != nil {
+		return err
+	}
+	return seal(dir, name, modeBoundDir)
+}
+
+// write makes files, some at a time.
+func (s *stager) write(ctx context.Context, files []stageFile) error {
+	return each(ctx, len(files), func(ctx context.Context, i int) error {
+		if err := s.writeFile(ctx, files[i]); err != nil {
+			return fmt.Errorf("%s: %w", files[i].path, err)
+		}
+		return nil
+	})
+}
+
+func (s *stager) writeFile(ctx context.Context, f stageFile) error {
+	if f.bind >= 0 {
+		b := &s.staged.Binds[f.bind]
+		source, release, err := s.filer.File(ctx, b.Content, f.mode&0o111 != 0)
+		if err != nil {
+			return vanished(b.Content, err)
+		}
+		b.Source, s.staged.release[f.bind] = source, release
+	}
+	w, err := f.dir.OpenFile(f.name, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
+	if err != nil {
+		return err
+	}
+	err = copyBlob(ctx, s.store, f.content, w)
+	if err := errors.Join(err, w.Chmod(f.mode), w.Close()); err != nil {
+		return err
+	}
+	return f.dir.Chtimes(f.name, epoch, epoch)
+}
+
+// seal gives the directory name the mode it is to have and the time that all inputs have.
+func seal(dir *os.Root, name string, mode fs.FileMode) error {
+	if err := dir.Chmod(name, mode); err != nil {
+		return err
+	}
+	return dir.Chtimes(name, epoch, epoch)
+}
+
+// copyBlob writes the blob d to w. The zero Digest is nothing at all.
+func copyBlob(ctx context.Context, store cas.Store, d cas.Digest, w io.Writer) error {
+	if d.IsZero() || d.IsEmpty() {
+		return nil
+	}
+	r, err := store.Open(ctx, d, 0)
+	if err != nil {
+		return vanished(d, err)
+	}
+	defer r.Close()
+	// The limit lets io.Copy take a buffer of the blob's size; one byte more shows the end.
+	_, err = io.Copy(w, io.LimitReader(r, d.Size()+1))
+	return err
+}
+
+// vanished returns err, or, if it says that d is absent, the *MissingError of d.
+func vanished(d cas.Digest, err error) error {
+	if errors.Is(err, cas.ErrNotFound) {
+		return &MissingError{Blobs: []cas.Digest{d}}
+	}
+	return err
+}

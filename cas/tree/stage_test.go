@@ -1,0 +1,177 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package tree_test
+
+import (
+	"context"
+	"errors"
+	"io"
+	"io/fs"
+	"os"
+	"path"
+	"path/filepath"
+	"slices"
+	"strings"
+	"syscall"
+	"testing"
+	"testing/iotest"
+
+	"github.com/cloister-build/cloister/cas"
+	"github.com/cloister-build/cloister/cas/castest"
+	"github.com/cloister-build/cloister/cas/tree"
+)
+
+// stage plans and stages in a new workspace.
+func stage(t testing.TB, store cas.Store, in *tree.Input, workdir string, outputs ...string,
+) (*os.Root, *tree.Staged) {
+	t.Helper()
+	l, err := in.Plan(workdir, outputs)
+	must(t, err)
+	ws := newRoot(t)
+	s, err := l.Stage(t.Context(), store, ws)
+	must(t, err)
+	t.Cleanup(s.Release)
+	return ws, s
+}
+
+// Rules 98 and 100: for each shape of an action, the run sees the input root exactly, the parents of
+// its outputs, and nothing else.
+func TestStageShowsInputRootAndParentsOfOutputs(t *testing.T) {
+	for _, s := range shapes(t) {
+		if strings.HasPrefix(s.name, "error_") {
+			continue
+		}
+		t.Run(s.name, func(t *testing.T) {
+			store := castest.NewMemory()
+			ws, staged := stage(t, store, load(t, store, s.input), s.workdir, s.outputs...)
+			for _, o := range s.outputs {
+				if parent := path.Dir(o); parent != "." {
+					s.input.set(parent, dirNode())
+				}
+			}
+			same(t, "exec root", view(t, ws, staged), s.input)
+		})
+	}
+}
+
+func TestStageNamesContentOfBinds(t *testing.T) {
+	store := castest.NewMemory()
+	n := parse(t, "a = 1", "d/b = 2")
+	_, s := stage(t, store, load(t, store, n), "")
+	want := []tree.Bind{
+		{Target: "a", Source: "in/0", Content: cas.SHA256.Sum([]byte("1"))},
+		{Target: "d", Source: "in/1", Content: n.kids["d"].put(t, store)},
+	}
+	if !slices.Equal(s.Binds, want) {
+		t.Errorf("got %v, want %v", s.Binds, want)
+	}
+}
+
+func TestStageBindsLargeFilesFromStore(t *testing.T) {
+	store := newFiler(t)
+	large, small := strings.Repeat("L", tree.LargeFile), strings.Repeat("s", tree.LargeFile-1)
+	n := parse(t, "d/e/large = "+large, "d/e/small = "+small, "d/tool *= "+large,
+		"top = "+large, "old = "+large, "small = "+small)
+	ws, s := stage(t, store, load(t, store, n), "", "old")
+	same(t, "exec root", view(t, ws, s), n)
+	var got []string
+	for _, b := range s.Binds {
+		kind := "workspace"
+		if filepath.IsAbs(b.Source) {
+			kind = "store"
+		}
+		got = append(got, b.Target+" "+kind)
+	}
+	// What is inside d follows d. An input at an output path is private, however large.
+	want := []string{"d workspace", "d/e/large store", "d/tool store", "small workspace", "top store"}
+	if !slices.Equal(got, want) {
+		t.Errorf("binds: got %v, want %v", got, want)
+	}
+	if n := store.lent.Load(); n != 3 {
+		t.Errorf("the store lent %d files, want 3", n)
+	}
+	s.Release()
+	s.Release()
+	if n := store.lent.Load(); n != 0 {
+		t.Errorf("%d files were not released", n)
+	}
+}
+
+func TestStageReportsVanishedBlob(t *testing.T) {
+	large := strings.Repeat("L", tree.LargeFile)
+	for _, lost := range []string{"small", large} {
+		store := newFiler(t)
+		in := load(t, store, parse(t, "d/a/kept = "+large+"kept", "d/x = "+lost))
+		l, err := in.Plan("", nil)
+		must(t, err)
+		d := cas.SHA256.Sum([]byte(lost))
+		store.Delete(d)
+		_, err = l.Stage(t.Context(), store, newRoot(t))
+		var missing *tree.MissingError
+		if !errors.As(err, &missing) || !slices.Equal(missing.Blobs, []cas.Digest{d}) {
+			t.Errorf("got error %v, want that %v is missing", err, d)
+		}
+		if n := store.lent.Load(); n != 0 {
+			t.Errorf("%d files were not released after the failure", n)
+		}
+	}
+}
+
+func TestStageReportsCorruption(t *testing.T) {
+	store := castest.NewMemory()
+	in := load(t, store, parse(t, "d/x = content"))
+	l, err := in.Plan("", nil)
+	must(t, err)
+	store.Corrupt(cas.SHA256.Sum([]byte("content")))
+	_, err = l.Stage(t.Context(), store, newRoot(t))
+	wantError(t, err, cas.ErrCorrupt, "d/x")
+}
+
+// A fullStore gives every reader the errno of a full file system.
+type fullStore struct{ cas.Store }
+
+func (fullStore) Open(context.Context, cas.Digest, int64) (io.ReadCloser, error) {
+	return io.NopCloser(iotest.ErrReader(&fs.PathError{Op: "write", Path: "x", Err: syscall.ENOSPC})), nil
+}
+
+func TestStageReportsFullWorkspace(t *testing.T) {
+	store := castest.NewMemory()
+	l, err := load(t, store, parse(t, "x = content")).Plan("", nil)
+	must(t, err)
+	_, err = l.Stage(t.Context(), fullStore{store}, newRoot(t))
+	wantError(t, err, cas.ErrFull, "")
+}
+
+func TestStageEndsWithContext(t *testing.T) {
+	store := castest.NewMemory()
+	l, err := load(t, store, parse(t, "x = content")).Plan("", nil)
+	must(t, err)
+	reason := errors.New("reason")
+	ctx, cancel := context.WithCancelCause(t.Context())
+	cancel(reason)
+	_, err = l.Stage(ctx, store, newRoot(t))
+	wantError(t, err, reason, "")
+}
+
+func TestStageRefusesUsedWorkspace(t *testing.T) {
+	store := castest.NewMemory()
+	l, err := load(t, store, parse(t, "x = content")).Plan("", nil)
+	must(t, err)
+	ws := newRoot(t)
+	must(t, ws.Mkdir("out", 0o777))
+	_, err = l.Stage(t.Context(), store, ws)
+	wantError(t, err, fs.ErrExist, "out")
+}
+
+// Rule 75.
+func TestStageDeepTree(t *testing.T) {
+	store := castest.NewMemory()
+	root := chain(t, store, 1000, "d", files("f"))
+	in, err := tree.Load(t.Context(), store, root)
+	must(t, err)
+	ws, _ := stage(t, store, in, "")
+	deep := "in/0" + strings.Repeat("/d", 999) + "/f"
+	if _, err := ws.Lstat(deep); err != nil {
+		t.Error(err)
+	}
+}

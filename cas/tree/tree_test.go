@@ -1,0 +1,306 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package tree_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+
+	"github.com/cloister-build/cloister/cas"
+	"github.com/cloister-build/cloister/cas/castest"
+	"github.com/cloister-build/cloister/cas/tree"
+
+	repb "github.com/bazelbuild/remote-apis/build/bazel/remote/execution/v2"
+)
+
+// empty is the digest of both the empty file and the empty Directory.
+var empty = cas.SHA256.Sum(nil).Proto()
+
+func file(name string) *repb.FileNode     { return &repb.FileNode{Name: name, Digest: empty} }
+func sub(name string) *repb.DirectoryNode { return &repb.DirectoryNode{Name: name, Digest: empty} }
+func link(name, target string) *repb.SymlinkNode {
+	return &repb.SymlinkNode{Name: name, Target: target}
+}
+
+// parent returns a Directory with one subdirectory.
+func parent(name string, d cas.Digest) *repb.Directory {
+	return &repb.Directory{Directories: []*repb.DirectoryNode{{Name: name, Digest: d.Proto()}}}
+}
+
+func files(names ...string) *repb.Directory {
+	m := &repb.Directory{}
+	for _, n := range names {
+		m.Files = append(m.Files, file(n))
+	}
+	return m
+}
+
+// Rule 74.
+func TestLoadRejectsDirectoryThatIsNotCanonical(t *testing.T) {
+	const long = "0123456789012345678901234567890123456789012345678901234567890123"
+	for _, c := range []struct {
+		name string
+		dir  *repb.Directory
+		want string // in the error
+	}{
+		{"UnsortedFiles", files("b", "a"), `file "a" follows "b"`},
+		{"FileTwice", files("a", "a"), `file "a" follows "a"`},
+		{
+			"UnsortedDirectories", &repb.Directory{Directories: []*repb.DirectoryNode{sub("b"), sub("a")}},
+			`directory "a" follows "b"`,
+		},
+		{
+			"DirectoryTwice", &repb.Directory{Directories: []*repb.DirectoryNode{sub("b"), sub("b")}},
+			`directory "b" follows "b"`,
+		},
+		{
+			"UnsortedSymlinks", &repb.Directory{Symlinks: []*repb.SymlinkNode{link("b", "x"), link("a", "x")}},
+			`symlink "a" follows "b"`,
+		},
+		{
+			"FileAndDirectory",
+			&repb.Directory{Files: files("a", "b").Files, Directories: []*repb.DirectoryNode{sub("b")}},
+			`"b" is both`,
+		},
+		{
+			"FileAndSymlink",
+			&repb.Directory{Files: files("b").Files, Symlinks: []*repb.SymlinkNode{link("a", "x"), link("b", "x")}},
+			`"b" is both`,
+		},
+		{
+			"DirectoryAndSymlink",
+			&repb.Directory{Directories: []*repb.DirectoryNode{sub("a")}, Symlinks: []*repb.SymlinkNode{link("a", "x")}},
+			`"a" is both`,
+		},
+		{"EmptyName", files(""), `name "" of a file is empty`},
+		{"Dot", files("."), "reserved"},
+		{
+			"DotDot", &repb.Directory{Directories: []*repb.DirectoryNode{sub("..")}},
+			`name ".." of a directory is reserved`,
+		},
+		{"Slash", files("a/b"), "slash"},
+		{"AbsoluteName", &repb.Directory{Symlinks: []*repb.SymlinkNode{link("/a", "x")}}, "slash"},
+		{"NUL", files("a\x00b"), "NUL"},
+		{"LongName", files(strings.Repeat("a", 256)), "longer than 255"},
+		{"NoDigest", &repb.Directory{Files: []*repb.FileNode{{Name: "a"}}}, `file "a": digest is not set`},
+		{
+			"NoDirectoryDigest", &repb.Directory{Directories: []*repb.DirectoryNode{{Name: "a"}}},
+			`directory "a": digest is not set`,
+		},
+		{
+			"ShortHash",
+			&repb.Directory{Files: []*repb.FileNode{{Name: "a", Digest: &repb.Digest{Hash: "ab"}}}},
+			"2 characters",
+		},
+		{
+			"UpperCaseHash",
+			&repb.Directory{Files: []*repb.FileNode{{Name: "a", Digest: &repb.Digest{Hash: "A" + long[1:]}}}},
+			"lower-case",
+		},
+		{
+			"NegativeSize",
+			&repb.Directory{Files: []*repb.FileNode{{Name: "a", Digest: &repb.Digest{Hash: long, SizeBytes: -1}}}},
+			"negative",
+		},
+		{
+			"EmptyTarget", &repb.Directory{Symlinks: []*repb.SymlinkNode{link("a", "")}},
+			`symlink "a" has the target ""`,
+		},
+		{"TargetWithNUL", &repb.Directory{Symlinks: []*repb.SymlinkNode{link("a", "x\x00y")}}, `symlink "a"`},
+		{
+			"LongTarget", &repb.Directory{Symlinks: []*repb.SymlinkNode{link("a", strings.Repeat("x", 4096))}},
+			`symlink "a"`,
+		},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			store := castest.NewMemory()
+			bad := putProto(t, store, c.dir)
+			// Not the root, so that the message must say which Directory it is.
+			root := putProto(t, store, parent("d", bad))
+			_, err := tree.Load(t.Context(), store, root)
+			wantError(t, err, cas.ErrInvalid, c.want)
+			wantError(t, err, cas.ErrInvalid, bad.String())
+		})
+	}
+}
+
+// Rule 75.
+func TestLoadRejectsBlobThatIsNoDirectory(t *testing.T) {
+	for name, b := range map[string]string{
+		"Text":        "not a message",
+		"NameNotUTF8": "\x0a\x03\x0a\x01\xff", // files { name: "\xff" }
+	} {
+		t.Run(name, func(t *testing.T) {
+			store := castest.NewMemory()
+			bad := putBytes(t, store, []byte(b))
+			root := putProto(t, store, parent("d", bad))
+			_, err := tree.Load(t.Context(), store, root)
+			wantError(t, err, cas.ErrInvalid, bad.String())
+		})
+	}
+}
+
+// Rule 72.
+func TestLoadReportsAllMissing(t *testing.T) {
+	store := castest.NewMemory()
+	n := parse(t, "a/b/lost = 1", "a/kept = 2", "lost = 3", "gone/below = 4", "z/lost = 3")
+	root := n.put(t, store)
+	want := []cas.Digest{
+		n.kids["gone"].put(t, castest.NewMemory()),
+		cas.SHA256.Sum([]byte("3")), cas.SHA256.Sum([]byte("1")),
+	}
+	for _, d := range want {
+		store.Delete(d)
+	}
+	_, err := tree.Load(t.Context(), store, root)
+	var missing *tree.MissingError
+	if !errors.As(err, &missing) || !errors.Is(err, cas.ErrNotFound) {
+		t.Fatalf("Load of an incomplete tree: %v", err)
+	}
+	if !slices.Equal(missing.Blobs, want) {
+		t.Errorf("missing: got %v, want %v", missing.Blobs, want)
+	}
+	for _, text := range []string{"3 blobs", want[0].String(), want[2].String()} {
+		wantError(t, err, cas.ErrNotFound, text)
+	}
+
+	store.Delete(root)
+	_, err = tree.Load(t.Context(), store, root)
+	if !errors.As(err, &missing) || !slices.Equal(missing.Blobs, []cas.Digest{root}) {
+		t.Errorf("Load of an absent root: %v", err)
+	}
+}
+
+func TestLoadReportsCorruption(t *testing.T) {
+	store := castest.NewMemory()
+	root := parse(t, "a = 1").put(t, store)
+	store.Corrupt(root)
+	_, err := tree.Load(t.Context(), store, root)
+	wantError(t, err, cas.ErrCorrupt, "")
+}
+
+// chain returns a tree of depth directories below the root, and at the end the given Directory.
+func chain(t testing.TB, store cas.Store, depth int, name string, end *repb.Directory) cas.Digest {
+	d := putProto(t, store, end)
+	for range depth {
+		d = putProto(t, store, parent(name, d))
+	}
+	return d
+}
+
+// Rule 75.
+func TestLoadLimitsDepth(t *testing.T) {
+	store := castest.NewMemory()
+	if _, err := tree.Load(t.Context(), store, chain(t, store, 1000, "d", files("f"))); err != nil {
+		t.Errorf("1000 levels: %v", err)
+	}
+	_, err := tree.Load(t.Context(), store, chain(t, store, 1001, "d", files("f")))
+	wantError(t, err, cas.ErrInvalid, "deeper than 1000")
+	// Far deeper, and each Directory is near the root too, so that no level-wise count sees it.
+	d := putProto(t, store, files("f"))
+	all := &repb.Directory{}
+	for i := range 3000 {
+		n := &repb.DirectoryNode{Name: fmt.Sprintf("%04d", i), Digest: d.Proto()}
+		all.Directories = append(all.Directories, n)
+		d = putProto(t, store, parent("d", d))
+	}
+	for range 2 { // from the shallowest on, and from the deepest on
+		_, err = tree.Load(t.Context(), store, putProto(t, store, all))
+		wantError(t, err, cas.ErrInvalid, "deeper than 1000")
+		slices.Reverse(all.Directories)
+		for i, n := range all.Directories {
+			n.Name = fmt.Sprintf("%04d", i)
+		}
+	}
+}
+
+// Rule 75.
+func TestLoadLimitsPathLength(t *testing.T) {
+	store := castest.NewMemory()
+	name := strings.Repeat("n", 99)
+	if _, err := tree.Load(t.Context(), store, chain(t, store, 39, name, files(name))); err != nil {
+		t.Errorf("path of 3999 bytes: %v", err)
+	}
+	_, err := tree.Load(t.Context(), store, chain(t, store, 40, name, files(name)))
+	wantError(t, err, cas.ErrInvalid, "longer than 4000")
+}
+
+// Twenty-four small Directories that stand for ten to the twenty-fourth files.
+func TestLoadLimitsExpansion(t *testing.T) {
+	store := castest.NewMemory()
+	d := putProto(t, store, files("f"))
+	for range 24 {
+		m := &repb.Directory{}
+		for i := range 10 {
+			m.Directories = append(m.Directories, &repb.DirectoryNode{Name: fmt.Sprint(i), Digest: d.Proto()})
+		}
+		d = putProto(t, store, m)
+	}
+	_, err := tree.Load(t.Context(), store, d)
+	wantError(t, err, cas.ErrInvalid, "more than 10000000 entries")
+}
+
+// A counter counts how often each blob is opened.
+type counter struct {
+	cas.Store
+	mu     sync.Mutex
+	opened map[cas.Digest]int // guarded by mu
+}
+
+func (c *counter) Open(ctx context.Context, d cas.Digest, off int64) (io.ReadCloser, error) {
+	c.mu.Lock()
+	c.opened[d]++
+	c.mu.Unlock()
+	return c.Store.Open(ctx, d, off)
+}
+
+func TestLoadReadsEachDirectoryOnce(t *testing.T) {
+	c := &counter{Store: castest.NewMemory(), opened: map[cas.Digest]int{}}
+	root := parse(t, "a/same/f = 1", "b/c/same/f = 1", "same/f = 1").put(t, c)
+	_, err := tree.Load(t.Context(), c, root)
+	must(t, err)
+	for d, n := range c.opened {
+		if n != 1 {
+			t.Errorf("Directory %s was read %d times", d, n)
+		}
+	}
+	if len(c.opened) != 4 { // root, a which is b/c too, b, same
+		t.Errorf("%d blobs were read, want 4", len(c.opened))
+	}
+}
+
+func TestInputFacts(t *testing.T) {
+	store := castest.NewMemory()
+	n := parse(t, "a/same/f = 123", "b/same/f = 123", "l -> a/same", "tool *= 12", "empty/")
+	in := load(t, store, n)
+	if got, want := in.Digest(), n.put(t, store); got != want {
+		t.Errorf("Digest: got %v, want %v", got, want)
+	}
+	if in.Files() != 3 || in.Bytes() != 8 {
+		t.Errorf("got %d files of %d bytes, want 3 of 8", in.Files(), in.Bytes())
+	}
+	for p, want := range map[string]tree.Kind{
+		"": tree.Directory, ".": tree.Directory, "a": tree.Directory, "a/same": tree.Directory,
+		"empty":    tree.Directory,
+		"a/same/f": tree.File, "tool": tree.File, "l": tree.Symlink,
+		"l/f": 0, "tool/x": 0, "zzz": 0, "a/zzz": 0, "a/same/f/g": 0, "empty/x": 0,
+	} {
+		if got, ok := in.Lookup(p); got != want || ok != (want != 0) {
+			t.Errorf("Lookup(%q): got %v, %v, want %v", p, got, ok, want)
+		}
+	}
+}
+
+// wantError fails the test unless err is kind and says text.
+func wantError(t testing.TB, err, kind error, text string) {
+	t.Helper()
+	if !errors.Is(err, kind) || !strings.Contains(fmt.Sprint(err), text) {
+		t.Errorf("got error %v, want %v with %q", err, kind, text)
+	}
+}

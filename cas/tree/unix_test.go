@@ -1,0 +1,90 @@
+// SPDX-License-Identifier: Apache-2.0
+
+//go:build unix
+
+package tree_test
+
+import (
+	"context"
+	"fmt"
+	"io/fs"
+	"os"
+	"slices"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/cloister-build/cloister/cas"
+	"github.com/cloister-build/cloister/cas/castest"
+	"github.com/cloister-build/cloister/cas/tree"
+
+	repb "github.com/bazelbuild/remote-apis/build/bazel/remote/execution/v2"
+)
+
+// listing is the modes of everything below dir, checked to have the time of all inputs.
+func listing(t *testing.T, ws *os.Root, dir string) string {
+	var b strings.Builder
+	must(t, fs.WalkDir(ws.FS(), dir, func(p string, e fs.DirEntry, err error) error {
+		must(t, err)
+		info, err := e.Info()
+		must(t, err)
+		fmt.Fprintf(&b, "%v %s\n", info.Mode(), strings.TrimPrefix(p, dir))
+		if got := info.ModTime().Unix(); got != 1_000_000_000 && info.Mode().Type() != fs.ModeSymlink {
+			t.Errorf("%s was changed at %d, want 1000000000", p, got)
+		}
+		return nil
+	}))
+	return b.String()
+}
+
+// Rules 99 to 101.
+func TestStageModesAndTimes(t *testing.T) {
+	defer syscall.Umask(syscall.Umask(0o077)) // which must not matter
+	store := castest.NewMemory()
+	in := load(t, store, parse(t, "src/a = 1", "src/x *= 2", "src/sub/f = 3", "src/sub/x *= 3", "old/f = 4",
+		"old/d/x *= 5", "old/d/l -> x", "old/kept = 6"))
+	ws, s := stage(t, store, in, "src", "src/out", "old/f", "old/d", "deep/er/out")
+	want := `drwxr-xr-x 
+drwxr-xr-x /deep
+dtrwxrwxrwx /deep/er
+drwxrwxrwx /old
+drwxrwxrwx /old/d
+Lrwxrwxrwx /old/d/l
+-rwxrwxrwx /old/d/x
+-rw-rw-rw- /old/f
+-r--r--r-- /old/kept
+dtrwxrwxrwx /src
+-r--r--r-- /src/a
+dr-xr-xr-x /src/sub
+-r-xr-xr-x /src/x
+`
+	if got := listing(t, ws, "out"); got != want {
+		t.Errorf("out: got\n%s\nwant\n%s", got, want)
+	}
+	for target, want := range map[string]string{
+		"src/a": "-r--r--r-- \n", "src/x": "-r-xr-xr-x \n",
+		"src/sub": "dr-xr-xr-x \n-r--r--r-- /f\n-r-xr-xr-x /x\n",
+	} {
+		i := slices.IndexFunc(s.Binds, func(b tree.Bind) bool { return b.Target == target })
+		if got := listing(t, ws, s.Binds[i].Source); got != want {
+			t.Errorf("bind of %s: got\n%s\nwant\n%s", target, got, want)
+		}
+	}
+}
+
+// A run can leave a file with a hole that takes days to read.
+func TestCaptureEndsWithContext(t *testing.T) {
+	out := execRoot(t, "hole = ")
+	f, err := out.OpenFile("hole", os.O_WRONLY, 0)
+	must(t, err)
+	if err := f.Truncate(1 << 43); err != nil {
+		t.Skipf("the file system has no files of 8 TiB: %v", err)
+	}
+	must(t, f.Close())
+	ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
+	defer cancel()
+	w := tree.Wanted{Paths: []string{"hole"}}
+	err = tree.Capture(ctx, castest.NewMemory(), cas.SHA256, out, w, &repb.ActionResult{})
+	wantError(t, err, context.DeadlineExceeded, "")
+}
