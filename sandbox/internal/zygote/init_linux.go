@@ -33,10 +33,10 @@ const commandPID = 100
 func initMain() {
 	// no_new_privs belongs to a thread and is inherited from the one that forks.
 	runtime.LockOSThread()
-	// Every signal gets a handler and none an effect: pid 1 must not die of what the command may
-	// send, and a handler, unlike an ignored signal, is not inherited through exec. That also undoes
-	// what the worker's own parent may have ignored.
-	signal.Notify(make(chan os.Signal, 1))
+	// Whoever started the worker may have had these ignored, as a shell does for a job in the
+	// background, and what is ignored stays so through exec; a handler does not. The Go runtime
+	// respects only these two and has handlers for all others (os/signal, "Notes").
+	signal.Notify(make(chan os.Signal, 1), unix.SIGHUP, unix.SIGINT)
 	unix.CloseOnExec(initPlan)
 	unix.CloseOnExec(initControl)
 	unix.CloseOnExec(initWorkspace)
@@ -52,6 +52,9 @@ func initMain() {
 	}
 	if len(os.Args) != 3 {
 		fail(errors.New("init was started without its arguments"))
+	}
+	if err := resetLibcSignals(); err != nil {
+		fail(fmt.Errorf("reset signals: %w", err))
 	}
 	uid, err := strconv.Atoi(os.Args[1])
 	if err != nil {

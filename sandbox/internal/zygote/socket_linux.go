@@ -12,7 +12,7 @@ import (
 )
 
 // maxPacket bounds a packet: requests and reports are short, plans travel in a memory file.
-const maxPacket = 64 << 10
+const maxPacket = 4 << 10
 
 // Start starts a zygote and returns its process and the worker's end of its socket, which the caller
 // closes to end it. If rootless it lives in a user namespace whose root is the calling user.

@@ -1,0 +1,368 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package reapi_test drives a real cloister serve as a client of the Remote Execution API would. Its
+// tests carry the numbers of the rules that they check; docs/reapi.md says what the rules are.
+package reapi_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"path"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"cloud.google.com/go/longrunning/autogen/longrunningpb"
+	repb "github.com/bazelbuild/remote-apis/build/bazel/remote/execution/v2"
+	"github.com/cloister-build/cloister/cas"
+	"github.com/cloister-build/cloister/sandbox/namespace"
+	"github.com/cloister-build/cloister/sandbox/sandboxtest"
+	"github.com/cloister-build/cloister/tests/internal/bazelrun"
+	bspb "google.golang.org/genproto/googleapis/bytestream"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/credentials/insecure"
+	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/types/known/durationpb"
+)
+
+// binary is cloister, built once.
+var binary string
+
+func TestMain(m *testing.M) {
+	os.Exit(func() int {
+		dir, err := os.MkdirTemp("", "cloister-reapi-")
+		if err != nil {
+			panic(err)
+		}
+		defer os.RemoveAll(dir) // holds the binary and nothing else
+		binary = filepath.Join(dir, "cloister")
+		build := exec.Command("go", "build", "-o", binary, "github.com/cloister-build/cloister/cmd/cloister")
+		build.Stderr = os.Stderr
+		if err := build.Run(); err != nil {
+			fmt.Fprintln(os.Stderr, "build cloister:", err)
+			return 1
+		}
+		return m.Run()
+	}())
+}
+
+// A client talks to one server.
+type client struct {
+	testing.TB
+	dir  string // the server's store
+	exec repb.ExecutionClient
+	cas  repb.ContentAddressableStorageClient
+	ac   repb.ActionCacheClient
+	bs   bspb.ByteStreamClient
+	conn *grpc.ClientConn
+}
+
+// serve starts a server for the test.
+func serve(t testing.TB) *client {
+	t.Helper()
+	b := namespace.New()
+	defer b.Close()
+	if _, err := b.Probe(t.Context()); err != nil {
+		sandboxtest.Unavailable(t, "namespaces", err)
+	}
+	dir := t.TempDir()
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	s, err := bazelrun.StartServer(ctx, bazelrun.ServerConfig{
+		Binary: binary, Dir: filepath.Join(dir, "store"), Home: dir, Listen: "127.0.0.1:0",
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	conn, err := grpc.NewClient("passthrough:///"+s.Addr, grpc.WithTransportCredentials(insecure.NewCredentials()))
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		conn.Close()
+		if err := s.Stop(); err != nil {
+			t.Error(err)
+		}
+		// Whatever the test did, every blob is what its name says.
+		if _, err := bazelrun.Blobs(filepath.Join(dir, "store")); err != nil {
+			t.Error(err)
+		}
+	})
+	return &client{
+		TB:   t,
+		dir:  filepath.Join(dir, "store"),
+		exec: repb.NewExecutionClient(conn),
+		cas:  repb.NewContentAddressableStorageClient(conn),
+		ac:   repb.NewActionCacheClient(conn),
+		bs:   bspb.NewByteStreamClient(conn),
+		conn: conn,
+	}
+}
+
+// in returns the client for a sub-test.
+func (c *client) in(t testing.TB) *client {
+	d := *c
+	d.TB = t
+	return &d
+}
+
+// put uploads a blob.
+func (c *client) put(b []byte) *repb.Digest {
+	c.Helper()
+	d := cas.SHA256.Sum(b)
+	w, err := c.bs.Write(c.Context())
+	if err != nil {
+		c.Fatal(err)
+	}
+	name := fmt.Sprintf("uploads/5c5b7f2e-0b4c-4d0e-9f25-7ae1f4d4b0aa/blobs/%s/%d", d.Hash(), d.Size())
+	for off := 0; ; {
+		n := min(len(b)-off, 1<<20)
+		err := w.Send(&bspb.WriteRequest{
+			ResourceName: name, WriteOffset: int64(off), Data: b[off : off+n], FinishWrite: off+n == len(b),
+		})
+		if off += n; off == len(b) || errors.Is(err, io.EOF) {
+			break
+		}
+		if err != nil {
+			c.Fatal(err)
+		}
+	}
+	r, err := w.CloseAndRecv()
+	if err != nil || r.CommittedSize != d.Size() {
+		c.Fatalf("upload of %s: committed %v, %v", d, r.GetCommittedSize(), err)
+	}
+	return d.Proto()
+}
+
+// putProto uploads a message.
+func (c *client) putProto(m proto.Message) *repb.Digest {
+	c.Helper()
+	b, _, err := cas.MarshalProto(cas.SHA256, m)
+	if err != nil {
+		c.Fatal(err)
+	}
+	return c.put(b)
+}
+
+// get downloads a blob.
+func (c *client) get(d *repb.Digest) string {
+	c.Helper()
+	r, err := c.bs.Read(c.Context(), &bspb.ReadRequest{ResourceName: fmt.Sprintf("blobs/%s/%d", d.GetHash(), d.GetSizeBytes())})
+	if err != nil {
+		c.Fatal(err)
+	}
+	var b []byte
+	for {
+		m, err := r.Recv()
+		if err == io.EOF {
+			break
+		}
+		if err != nil {
+			c.Fatalf("download of %v: %v", d, err)
+		}
+		b = append(b, m.Data...)
+	}
+	if got := cas.SHA256.Sum(b); got.Hash() != d.Hash {
+		c.Fatalf("download of %v has digest %v", d, got)
+	}
+	return string(b)
+}
+
+// A file of an input tree: text, or a symlink if link is set; mode x makes it executable.
+type file struct {
+	text, link string
+	x          bool
+}
+
+// tree uploads an input tree and returns its root; a path that ends in a slash is an empty directory.
+func (c *client) tree(files map[string]file) *repb.Digest {
+	c.Helper()
+	type node struct {
+		dir  *repb.Directory
+		subs map[string]bool
+	}
+	dirs := map[string]*node{}
+	var at func(string) *node
+	at = func(p string) *node {
+		if dirs[p] == nil {
+			dirs[p] = &node{&repb.Directory{}, map[string]bool{}}
+			if p != "." {
+				at(path.Dir(p)).subs[path.Base(p)] = true
+			}
+		}
+		return dirs[p]
+	}
+	at(".")
+	for p, f := range files {
+		if strings.HasSuffix(p, "/") {
+			at(path.Clean(p))
+			continue
+		}
+		d := at(path.Dir(p)).dir
+		if f.link != "" {
+			d.Symlinks = append(d.Symlinks, &repb.SymlinkNode{Name: path.Base(p), Target: f.link})
+		} else {
+			d.Files = append(d.Files, &repb.FileNode{Name: path.Base(p), Digest: c.put([]byte(f.text)), IsExecutable: f.x})
+		}
+	}
+	var upload func(string) *repb.Digest
+	upload = func(p string) *repb.Digest {
+		n := dirs[p]
+		for sub := range n.subs {
+			n.dir.Directories = append(n.dir.Directories, &repb.DirectoryNode{Name: sub, Digest: upload(path.Join(p, sub))})
+		}
+		slices.SortFunc(n.dir.Files, func(a, b *repb.FileNode) int { return strings.Compare(a.Name, b.Name) })
+		slices.SortFunc(n.dir.Directories, func(a, b *repb.DirectoryNode) int { return strings.Compare(a.Name, b.Name) })
+		slices.SortFunc(n.dir.Symlinks, func(a, b *repb.SymlinkNode) int { return strings.Compare(a.Name, b.Name) })
+		return c.putProto(n.dir)
+	}
+	return upload(".")
+}
+
+// An action to be executed.
+type action struct {
+	script     string        // of /bin/sh; or
+	command    *repb.Command // the whole command
+	files      map[string]file
+	outputs    []string // output_paths
+	timeout    time.Duration
+	doNotCache bool
+	skip       bool // skip_cache_lookup
+	change     func(*repb.Action)
+}
+
+// upload puts what the action needs and returns its digest.
+func (c *client) upload(a action) *repb.Digest {
+	c.Helper()
+	cmd := a.command
+	if cmd == nil {
+		cmd = &repb.Command{Arguments: []string{"/bin/sh", "-c", a.script}, OutputPaths: a.outputs}
+	}
+	act := &repb.Action{CommandDigest: c.putProto(cmd), InputRootDigest: c.tree(a.files), DoNotCache: a.doNotCache}
+	if a.timeout > 0 {
+		act.Timeout = durationpb.New(a.timeout)
+	}
+	if a.change != nil {
+		a.change(act)
+	}
+	return c.putProto(act)
+}
+
+// execute executes an uploaded action and returns the response of its last operation.
+func (c *client) execute(d *repb.Digest, skip bool) *repb.ExecuteResponse {
+	c.Helper()
+	ctx, cancel := context.WithTimeout(c.Context(), 2*time.Minute)
+	defer cancel()
+	s, err := c.exec.Execute(ctx, &repb.ExecuteRequest{ActionDigest: d, SkipCacheLookup: skip})
+	if err != nil {
+		c.Fatal(err)
+	}
+	op, err := last(s)
+	if err != nil {
+		c.Fatal(err)
+	}
+	var r repb.ExecuteResponse
+	if err := op.GetResponse().UnmarshalTo(&r); err != nil {
+		c.Fatalf("operation %v: %v", op, err)
+	}
+	return &r
+}
+
+// last returns the last operation of a stream.
+func last(s interface {
+	Recv() (*longrunningpb.Operation, error)
+}) (*longrunningpb.Operation, error) {
+	var op *longrunningpb.Operation
+	for {
+		next, err := s.Recv()
+		if err == io.EOF {
+			return op, nil
+		}
+		if err != nil {
+			return nil, err
+		}
+		op = next
+	}
+}
+
+// do uploads and executes.
+func (c *client) do(a action) *repb.ExecuteResponse {
+	c.Helper()
+	return c.execute(c.upload(a), a.skip)
+}
+
+// ok is do for an action that must succeed; it returns stdout.
+func (c *client) ok(a action) (string, *repb.ActionResult) {
+	c.Helper()
+	r := c.do(a)
+	if r.Status.GetCode() != 0 || r.GetResult().GetExitCode() != 0 {
+		c.Fatalf("status %v, exit code %d, message %q, stderr %q", r.Status, r.GetResult().GetExitCode(), r.Message, c.stderr(r))
+	}
+	return c.get(r.Result.StdoutDigest), r.Result
+}
+
+func (c *client) stderr(r *repb.ExecuteResponse) string {
+	if r.GetResult().GetStderrDigest() == nil {
+		return ""
+	}
+	return c.get(r.Result.StderrDigest)
+}
+
+// code is the status code of a response.
+func code(r *repb.ExecuteResponse) codes.Code { return codes.Code(r.GetStatus().GetCode()) }
+
+// TestTwoThousandNoOps is the load that docs/performance.md states the rate of.
+func TestTwoThousandNoOps(t *testing.T) {
+	const actions, clients = 2000, 8
+	c := serve(t)
+	root := c.tree(nil)
+	todo := make(chan *repb.Digest, actions)
+	for i := range actions {
+		cmd := c.putProto(&repb.Command{Arguments: []string{"/bin/true"},
+			EnvironmentVariables: []*repb.Command_EnvironmentVariable{{Name: "N", Value: fmt.Sprint(i)}}})
+		todo <- c.putProto(&repb.Action{CommandDigest: cmd, InputRootDigest: root})
+	}
+	close(todo)
+	began := time.Now()
+	var all sync.WaitGroup
+	for range clients {
+		all.Go(func() {
+			for d := range todo {
+				s, err := c.exec.Execute(t.Context(), &repb.ExecuteRequest{ActionDigest: d})
+				if err != nil {
+					t.Error(err)
+					return
+				}
+				op, err := last(s)
+				var r repb.ExecuteResponse
+				if err == nil {
+					err = op.GetResponse().UnmarshalTo(&r)
+				}
+				if err != nil || code(&r) != codes.OK || r.GetResult().GetExitCode() != 0 || r.CachedResult {
+					t.Errorf("action %v: %v, %v", d, err, &r)
+					return
+				}
+			}
+		})
+	}
+	all.Wait()
+	rate := actions / time.Since(began).Seconds()
+	began = time.Now()
+	const bare = 500
+	for range bare {
+		if err := exec.Command("/bin/true").Run(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	fork := bare / time.Since(began).Seconds()
+	t.Logf("%d sandboxed no-op actions at concurrency %d: %.0f/s; fork and exec of /bin/true one after the other: %.0f/s; ratio %.2f",
+		actions, clients, rate, fork, rate/fork)
+}

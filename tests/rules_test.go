@@ -1,0 +1,311 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package tests holds the tests of Cloister as a whole: of its rules here, of its behaviour in the
+// subdirectories, each of which starts the real binary.
+package tests
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"go/ast"
+	"go/parser"
+	"go/token"
+	"io"
+	"io/fs"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+)
+
+const module = "github.com/cloister-build/cloister"
+
+// A rule says what a package may not depend on, and why.
+type rule struct {
+	// of is a pattern of packages below the module; a trailing "/..." covers what lies below.
+	of string
+	// only lists what may be imported, beside the standard library; nil permits everything.
+	only []string
+	// never lists what may not be imported.
+	never []string
+	// deep applies the rule to everything that the package depends on, not only to what it imports.
+	deep bool
+	why  string
+}
+
+// rules are docs/architecture.md, section "Who may import whom", as a test.
+var rules = []rule{
+	{of: "sandbox", only: []string{}, deep: true,
+		why: "the vocabulary of the sandbox is read and used without anything else; a Go program can confine a command with it alone"},
+	{of: "sandbox/internal/zygote", only: []string{"golang.org/x/sys/unix"}, deep: true,
+		why: "its init must run before that of any larger package, for every process that it starts runs it"},
+	{of: "sandbox/...", never: []string{"cas/...", "worker/...", "cmd/...", "proto/...", "google.golang.org/..."},
+		why: "the sandbox knows paths and processes, and neither blobs nor the wire: it can be reviewed alone"},
+	{of: "cas/...", never: []string{"sandbox/...", "worker/...", "cmd/..."},
+		why: "a store can be served and tested where nothing can be executed"},
+	{of: "cas", only: []string{"github.com/bazelbuild/remote-apis/build/bazel/remote/execution/v2",
+		"google.golang.org/protobuf/...", "google.golang.org/grpc/codes", "google.golang.org/grpc/status"},
+		why: "the vocabulary of the store speaks the API's messages, and no more of it"},
+	{of: "cas/tree", only: []string{"cas", "github.com/bazelbuild/remote-apis/build/bazel/remote/execution/v2", "google.golang.org/protobuf/..."},
+		why: "input trees are laid out the same over every store"},
+	{of: "cas/disk", only: []string{"cas", "github.com/bazelbuild/remote-apis/build/bazel/remote/execution/v2",
+		"google.golang.org/protobuf/...", "golang.org/x/sys/..."},
+		why: "a store is an implementation of package cas and serves nothing"},
+	{of: "worker", never: []string{"cas/disk", "cas/casserver", "sandbox/namespace", "worker/queue", "worker/execserver", "google.golang.org/grpc"},
+		why: "the straight line of an action is the same over every store, backend and mouth"},
+	{of: "worker/...", never: []string{"cas/disk", "cas/casserver", "sandbox/namespace", "cmd/..."},
+		why: "concrete stores and backends are chosen in cmd and in tests alone"},
+	{of: "worker/queue", never: []string{"worker/execserver", "google.golang.org/grpc"},
+		why: "who waits for what has nothing to do with how they ask"},
+	{of: "...", never: []string{"cas/castest", "sandbox/sandboxtest"},
+		why: "what only tests need is imported by tests only"},
+}
+
+// A pkg is what go list says of one package of this module.
+type pkg struct {
+	ImportPath, Dir, Name string
+	Imports, Deps         []string
+	GoFiles, CgoFiles     []string
+	Standard              bool
+}
+
+func packages(t *testing.T) []pkg {
+	t.Helper()
+	cmd := exec.Command("go", "list", "-json=ImportPath,Dir,Name,Imports,Deps,GoFiles,CgoFiles", module+"/...")
+	cmd.Stderr = os.Stderr
+	out, err := cmd.Output()
+	if err != nil {
+		t.Fatal(err)
+	}
+	var ps []pkg
+	for d := json.NewDecoder(strings.NewReader(string(out))); ; {
+		var p pkg
+		if err := d.Decode(&p); errors.Is(err, io.EOF) {
+			break
+		} else if err != nil {
+			t.Fatal(err)
+		}
+		ps = append(ps, p)
+	}
+	if len(ps) < 10 {
+		t.Fatalf("go list names %d packages only", len(ps))
+	}
+	return ps
+}
+
+// covers reports whether a pattern of a rule covers an import path. A pattern without a dot in its
+// first element is below the module.
+func covers(pattern, path string) bool {
+	if pattern == "..." {
+		return true
+	}
+	if first, _, _ := strings.Cut(pattern, "/"); !strings.Contains(first, ".") {
+		pattern = module + "/" + pattern
+	}
+	if stem, ok := strings.CutSuffix(pattern, "/..."); ok {
+		return path == stem || strings.HasPrefix(path, stem+"/")
+	}
+	return path == pattern
+}
+
+// standard reports whether an import path is of the standard library, or vendored into it.
+func standard(path string) bool {
+	first, _, _ := strings.Cut(path, "/")
+	return !strings.Contains(first, ".") || first == "vendor"
+}
+
+func TestImports(t *testing.T) {
+	for _, p := range packages(t) {
+		if strings.HasPrefix(p.ImportPath, module+"/tests") {
+			continue
+		}
+		for _, r := range rules {
+			if !covers(r.of, p.ImportPath) || strings.HasSuffix(p.ImportPath, "test") {
+				continue
+			}
+			imports := p.Imports
+			if r.deep {
+				imports = p.Deps
+			}
+			for _, i := range imports {
+				bad := slices.ContainsFunc(r.never, func(n string) bool { return covers(n, i) })
+				if r.only != nil && !standard(i) {
+					bad = bad || !slices.ContainsFunc(r.only, func(o string) bool { return covers(o, i) })
+				}
+				if bad {
+					t.Errorf("%s may not depend on %s: %s", strings.TrimPrefix(p.ImportPath, module+"/"), i, r.why)
+				}
+			}
+		}
+	}
+}
+
+// TestRulesBite checks the checker with imports that must be refused.
+func TestRulesBite(t *testing.T) {
+	for _, c := range []struct{ pattern, path string }{
+		{"cas/...", module + "/cas"}, {"cas/...", module + "/cas/disk"}, {"...", "x"},
+		{"google.golang.org/...", "google.golang.org/grpc"}, {"sandbox", module + "/sandbox"},
+	} {
+		if !covers(c.pattern, c.path) {
+			t.Errorf("%s does not cover %s", c.pattern, c.path)
+		}
+	}
+	for _, c := range []struct{ pattern, path string }{
+		{"cas", module + "/cas/disk"}, {"cas/...", module + "/castle"}, {"worker", module + "/workers"},
+	} {
+		if covers(c.pattern, c.path) {
+			t.Errorf("%s covers %s", c.pattern, c.path)
+		}
+	}
+	if standard("golang.org/x/sys/unix") || !standard("net/http") {
+		t.Error("the standard library is not told from the rest")
+	}
+}
+
+func TestNoCgoAndUnsafeIsNamed(t *testing.T) {
+	for _, p := range packages(t) {
+		if len(p.CgoFiles) > 0 {
+			t.Errorf("%s: %v use cgo: go build must be the only step, without a C compiler", p.ImportPath, p.CgoFiles)
+		}
+		for _, name := range p.GoFiles {
+			f := parse(t, filepath.Join(p.Dir, name), parser.ImportsOnly)
+			for _, i := range f.Imports {
+				if i.Path.Value == `"unsafe"` && !strings.HasSuffix(name, "_unsafe.go") {
+					t.Errorf("%s: unsafe is imported in files named *_unsafe.go alone, where reviewers look for it", name)
+				}
+			}
+		}
+	}
+}
+
+func parse(t *testing.T, path string, mode parser.Mode) *ast.File {
+	t.Helper()
+	f, err := parser.ParseFile(token.NewFileSet(), path, nil, mode)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return f
+}
+
+func TestEveryPackageIsDocumented(t *testing.T) {
+	for _, p := range packages(t) {
+		documented := false
+		for _, name := range p.GoFiles {
+			f := parse(t, filepath.Join(p.Dir, name), parser.ParseComments|parser.PackageClauseOnly)
+			text := f.Doc.Text()
+			if strings.HasPrefix(text, "Package "+p.Name+" ") || p.Name == "main" && strings.HasPrefix(text, "Command ") {
+				documented = true
+			}
+		}
+		if !documented && len(p.GoFiles) > 0 {
+			t.Errorf("%s has no comment that begins with %q: a stranger must know which room this is", p.ImportPath, "Package "+p.Name)
+		}
+	}
+}
+
+// root is the top of the repository.
+const root = ".."
+
+// sources calls visit with the path, relative to the repository, and the text of each file with one of
+// these extensions.
+func sources(t *testing.T, visit func(path, text string), extensions ...string) {
+	t.Helper()
+	n := 0
+	err := filepath.WalkDir(root, func(path string, e fs.DirEntry, err error) error {
+		if err != nil {
+			return err
+		}
+		rel, err := filepath.Rel(root, path)
+		if err != nil {
+			return err
+		}
+		if e.IsDir() && (rel == ".git" || rel == "bin" || strings.HasPrefix(rel, "bazel-")) {
+			return fs.SkipDir
+		}
+		if !e.Type().IsRegular() || !slices.Contains(extensions, filepath.Ext(path)) {
+			return nil
+		}
+		n++
+		b, err := os.ReadFile(path)
+		visit(rel, string(b))
+		return err
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if n == 0 {
+		t.Fatalf("there is no file with an extension of %v", extensions)
+	}
+}
+
+func TestEveryFileStatesItsLicence(t *testing.T) {
+	sources(t, func(path, text string) {
+		head := strings.SplitN(text, "\n", 4)
+		if !strings.Contains(strings.Join(head[:min(3, len(head))], "\n"), "SPDX-License-Identifier: Apache-2.0") {
+			t.Errorf("%s: the first lines lack SPDX-License-Identifier: Apache-2.0", path)
+		}
+	}, ".go", ".sh", ".bzl", ".cc", ".h")
+}
+
+// link is a Markdown link to a file of the repository.
+var link = regexp.MustCompile(`\]\(([^)#:]+)(#[^)]*)?\)`)
+
+func TestDocumentsLinkToWhatExists(t *testing.T) {
+	sources(t, func(path, text string) {
+		for _, m := range link.FindAllStringSubmatch(text, -1) {
+			if _, err := os.Stat(filepath.Join(root, filepath.Dir(path), m[1])); err != nil {
+				t.Errorf("%s links to %s, which does not exist", path, m[1])
+			}
+		}
+	}, ".md")
+}
+
+func TestEveryDecisionIsIndexed(t *testing.T) {
+	index, err := os.ReadFile(filepath.Join(root, "docs/adr/README.md"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	records, err := filepath.Glob(filepath.Join(root, "docs/adr/[0-9]*.md"))
+	if err != nil || len(records) == 0 {
+		t.Fatalf("no decisions: %v", err)
+	}
+	for i, r := range records {
+		name := filepath.Base(r)
+		if !strings.Contains(string(index), "("+name+")") {
+			t.Errorf("docs/adr/README.md does not list %s", name)
+		}
+		if want := fmt.Sprintf("%04d-", i+1); !strings.HasPrefix(name, want) {
+			t.Errorf("%s: the next number is %s", name, want)
+		}
+		b, err := os.ReadFile(r)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, part := range []string{"## Context", "## Decision", "## Consequence"} {
+			if !strings.Contains(string(b), part) {
+				t.Errorf("%s has no section %q", name, part)
+			}
+		}
+	}
+}
+
+// TestTopLevel keeps the top of the repository as it was agreed.
+func TestTopLevel(t *testing.T) {
+	agreed := []string{
+		"worker", "cas", "sandbox", "cmd", "proto", "tests", "go.mod", "go.sum", "WORKSPACE",
+		"MODULE.bazel", "BUILD.bazel", "Makefile", "LICENSE", "README.md", "CONTRIBUTING.md", "docs", "examples", "bin",
+	}
+	entries, err := os.ReadDir(root)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, e := range entries {
+		if n := e.Name(); !strings.HasPrefix(n, ".") && !strings.HasPrefix(n, "bazel-") && !strings.HasPrefix(n, "MODULE.bazel") && !slices.Contains(agreed, n) {
+			t.Errorf("%s is new at the top level: it belongs into a folder that says what it is", n)
+		}
+	}
+}
