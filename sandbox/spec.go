@@ -8,6 +8,7 @@ import (
 	"slices"
 	"strings"
 	"time"
+	"unicode/utf8"
 )
 
 // A Spec is everything one run may see and use. It is plain data; its zero value permits nothing.
@@ -65,15 +66,15 @@ func (s *Spec) Validate() error {
 	if len(s.Args) == 0 || s.Args[0] == "" {
 		return bad("no program to run")
 	}
-	for _, a := range s.Args {
-		if strings.ContainsRune(a, 0) {
-			return bad("argument %q holds a NUL byte", a)
+	for _, a := range slices.Concat(s.Args, s.Env) {
+		if strings.ContainsRune(a, 0) || !utf8.ValidString(a) {
+			return bad("%q is not UTF-8 text without NUL", a)
 		}
 	}
 	keys := make([]string, len(s.Env))
 	for i, kv := range s.Env {
 		k, _, ok := strings.Cut(kv, "=")
-		if !ok || k == "" || strings.ContainsRune(kv, 0) {
+		if !ok || k == "" {
 			return bad("environment entry %q is not KEY=VALUE", kv)
 		}
 		keys[i] = k

@@ -19,6 +19,8 @@ type Config struct {
 	Name      string
 	Instances cas.Instances
 	Backend   sandbox.Backend
+	// Features are what Backend.Probe said; they become part of every result's metadata.
+	Features sandbox.Features
 	// Toolchain is what every action may read besides its input root; see HostToolchain.
 	Toolchain []sandbox.Input
 	// MaxTimeout bounds what an action may ask for and is what one gets that asks for nothing.

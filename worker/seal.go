@@ -7,7 +7,10 @@ import (
 	"time"
 
 	repb "github.com/bazelbuild/remote-apis/build/bazel/remote/execution/v2"
+	cloisterpb "github.com/cloister-build/cloister/proto/cloister/v1"
+	"github.com/cloister-build/cloister/sandbox"
 	"google.golang.org/grpc/codes"
+	"google.golang.org/protobuf/types/known/anypb"
 	"google.golang.org/protobuf/types/known/durationpb"
 	"google.golang.org/protobuf/types/known/timestamppb"
 )
@@ -66,5 +69,26 @@ func (l *Local) metadata(when times) *repb.ExecutedActionMetadata {
 	m.OutputUploadStartTimestamp = stamp(when.collected.began)
 	m.OutputUploadCompletedTimestamp = stamp(when.collected.ended)
 	m.WorkerCompletedTimestamp = stamp(time.Now())
+	m.AuxiliaryMetadata = l.auxiliary(when.ran.Usage)
 	return m
+}
+
+// auxiliary says how the action was confined and what it consumed.
+func (l *Local) auxiliary(u sandbox.Usage) []*anypb.Any {
+	box := &cloisterpb.Sandbox{Backend: l.Features.Backend, Tier: l.Features.Tier, Layers: l.Features.Layers}
+	for _, c := range l.Features.Checks {
+		if !c.OK {
+			box.NotEnforced = append(box.NotEnforced, c.Name)
+		}
+	}
+	m, err := anypb.New(&cloisterpb.Execution{Sandbox: box, Usage: &cloisterpb.Usage{
+		UserTime:          durationpb.New(u.User),
+		SystemTime:        durationpb.New(u.System),
+		PeakResidentBytes: u.PeakRSS,
+	}})
+	if err != nil {
+		// Only a name that is not UTF-8 could fail to encode, and every name is our own.
+		panic(err)
+	}
+	return []*anypb.Any{m}
 }

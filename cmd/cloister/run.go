@@ -94,12 +94,16 @@ func run(ctx context.Context, c *runConfig) (int, error) {
 	}
 	backend := namespace.New()
 	defer backend.Close()
+	features, err := backend.Probe(ctx)
+	if err != nil {
+		return 0, fmt.Errorf("the command cannot be sandboxed here, and is never run without: %w", err)
+	}
 	toolchain, err := worker.HostToolchain()
 	if err != nil {
 		return 0, err
 	}
 	local := worker.New(worker.Config{
-		Name: "run", Instances: store.Instance, Backend: backend, Toolchain: toolchain, Grace: time.Second,
+		Name: "run", Instances: store.Instance, Backend: backend, Features: features, Toolchain: toolchain, Grace: time.Second,
 	})
 	out, err := local.Execute(ctx, &worker.Task{Action: action, Queued: time.Now(), Stdout: os.Stdout, Stderr: os.Stderr},
 		func(worker.Stage) {})

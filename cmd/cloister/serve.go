@@ -109,7 +109,9 @@ func serve(ctx context.Context, c *serveConfig, out io.Writer) error {
 		return &exit{exitEnvironment, fmt.Errorf("--listen %s: %w", c.listen, err)}
 	}
 
-	local := worker.New(worker.Config{Name: name, Instances: store.Instance, Backend: backend, Toolchain: toolchain, Log: log})
+	local := worker.New(worker.Config{
+		Name: name, Instances: store.Instance, Backend: backend, Features: features, Toolchain: toolchain, Log: log,
+	})
 	work := queue.New(queue.Config{Executor: local, Slots: c.jobs})
 	defer work.Close()
 

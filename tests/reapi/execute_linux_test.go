@@ -12,6 +12,7 @@ import (
 
 	repb "github.com/bazelbuild/remote-apis/build/bazel/remote/execution/v2"
 	"github.com/cloister-build/cloister/cas"
+	cloisterpb "github.com/cloister-build/cloister/proto/cloister/v1"
 	"github.com/cloister-build/cloister/sandbox/sandboxtest"
 	"google.golang.org/genproto/googleapis/rpc/errdetails"
 	"google.golang.org/grpc/codes"
@@ -489,6 +490,16 @@ func metadata(c *client) {
 		if ts == nil || ts.AsTime().IsZero() || i > 0 && ts.AsTime().Before(times[i-1].AsTime()) {
 			c.Errorf("timestamp %d is unset or out of order: %v", i, m)
 		}
+	}
+	var x cloisterpb.Execution
+	if len(m.AuxiliaryMetadata) != 1 {
+		c.Fatalf("auxiliary metadata: %v", m.AuxiliaryMetadata)
+	}
+	if err := m.AuxiliaryMetadata[0].UnmarshalTo(&x); err != nil {
+		c.Fatal(err)
+	}
+	if x.Sandbox.GetTier() != "full" || len(x.Sandbox.Layers) == 0 || len(x.Sandbox.NotEnforced) == 0 || x.Usage.GetPeakResidentBytes() == 0 {
+		c.Errorf("auxiliary metadata: %v", &x)
 	}
 	wall := m.ExecutionCompletedTimestamp.AsTime().Sub(m.ExecutionStartTimestamp.AsTime())
 	if wall < 50*time.Millisecond || m.VirtualExecutionDuration.AsDuration() > wall {

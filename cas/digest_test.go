@@ -1,0 +1,169 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package cas_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"strings"
+	"testing"
+
+	repb "github.com/bazelbuild/remote-apis/build/bazel/remote/execution/v2"
+	"github.com/cloister-build/cloister/cas"
+	"github.com/cloister-build/cloister/cas/castest"
+	"google.golang.org/grpc/codes"
+)
+
+func ExampleFunction_Sum() {
+	d := cas.SHA256.Sum([]byte("hello\n"))
+	fmt.Println(d)
+	fmt.Println(d.Resource())
+	// Output:
+	// 5891b5b522d5df086d0ff0b110fbd9d21bb4fc7163af34d08286a2e846f6be03/6
+	// blobs/5891b5b522d5df086d0ff0b110fbd9d21bb4fc7163af34d08286a2e846f6be03/6
+}
+
+func TestDigestRefuses(t *testing.T) {
+	hash := cas.SHA256.Sum(nil).Hash()
+	for name, text := range map[string]string{
+		"upper case": strings.ToUpper(hash) + "/0", "short": hash[1:] + "/0", "long": hash + "0/0", "negative": hash + "/-1",
+		"no size": hash, "no number": hash + "/x", "not hexadecimal": "g" + hash[1:] + "/0", "nothing": "",
+	} {
+		if d, err := cas.ParseDigest(text); !errors.Is(err, cas.ErrInvalid) {
+			t.Errorf("%s: got %v, %v, want ErrInvalid", name, d, err)
+		}
+	}
+	if _, err := cas.FromProto(cas.SHA256, nil); !errors.Is(err, cas.ErrInvalid) {
+		t.Errorf("unset: got %v, want ErrInvalid", err)
+	}
+}
+
+func FuzzParseDigest(f *testing.F) {
+	f.Add(cas.SHA256.Sum(nil).String())
+	f.Add("sha256:" + cas.SHA256.Sum([]byte("x")).String())
+	f.Add("a/1")
+	f.Fuzz(func(t *testing.T, text string) {
+		d, err := cas.ParseDigest(text)
+		if err != nil {
+			return
+		}
+		if again, err := cas.ParseDigest(d.String()); err != nil || again != d {
+			t.Errorf("%q: %v does not survive: %v, %v", text, d, again, err)
+		}
+	})
+}
+
+func TestFunctionIsStatedOrInferred(t *testing.T) {
+	sample := cas.SHA256.Sum(nil).Proto()
+	for _, c := range []struct {
+		v    repb.DigestFunction_Value
+		s    *repb.Digest
+		want cas.Function
+	}{
+		{repb.DigestFunction_SHA256, nil, cas.SHA256},
+		{repb.DigestFunction_UNKNOWN, sample, cas.SHA256},
+		{repb.DigestFunction_UNKNOWN, nil, cas.SHA256},
+		{repb.DigestFunction_UNKNOWN, &repb.Digest{Hash: "abc"}, 0},
+		{repb.DigestFunction_MD5, sample, 0},
+	} {
+		got, err := cas.FunctionOf(c.v, c.s)
+		if got != c.want || (err != nil) != (c.want == 0) {
+			t.Errorf("FunctionOf(%v, %v) = %v, %v", c.v, c.s, got, err)
+		}
+	}
+}
+
+func TestInstanceNames(t *testing.T) {
+	for _, ok := range []string{"", "a", "a/b/c", "Blobs", "ünï", "a b", ".."} {
+		if err := cas.CheckInstanceName(ok); err != nil {
+			t.Errorf("%q: %v", ok, err)
+		}
+	}
+	for _, bad := range []string{"/", "a//b", "a/", "/a", "blobs", "a/uploads/b", "x/actionResults", "\xff", "a\x00", strings.Repeat("x", 257)} {
+		if err := cas.CheckInstanceName(bad); !errors.Is(err, cas.ErrInvalid) {
+			t.Errorf("%q: got %v, want ErrInvalid", bad, err)
+		}
+	}
+}
+
+func TestVerifyFindsEveryDifference(t *testing.T) {
+	d := cas.SHA256.Sum([]byte("hello"))
+	for text, want := range map[string]error{"hello": nil, "hellO": cas.ErrCorrupt, "hell": cas.ErrCorrupt, "hello!": cas.ErrCorrupt, "": cas.ErrCorrupt} {
+		if _, err := io.ReadAll(cas.Verify(d, strings.NewReader(text))); !errors.Is(err, want) {
+			t.Errorf("%q: got %v, want %v", text, err, want)
+		}
+	}
+}
+
+func TestCodes(t *testing.T) {
+	for err, want := range map[error]codes.Code{
+		nil: codes.OK, cas.ErrInvalid: codes.InvalidArgument, cas.ErrMismatch: codes.InvalidArgument, cas.ErrRange: codes.OutOfRange,
+		cas.ErrNotFound: codes.NotFound, cas.ErrFull: codes.ResourceExhausted, cas.ErrCorrupt: codes.DataLoss,
+		context.Canceled: codes.Canceled, errors.New("x"): codes.Internal,
+	} {
+		if got := cas.Code(err); got != want {
+			t.Errorf("Code(%v) = %v, want %v", err, got, want)
+		}
+	}
+}
+
+// TestLookupCompleteNeedsTheWholeClosure is rule 62: a hit with a hole is a miss.
+func TestLookupCompleteNeedsTheWholeClosure(t *testing.T) {
+	m := castest.NewMemory()
+	in := &cas.Instance{Store: m, Actions: m}
+	put := func(text string) cas.Digest {
+		d, err := cas.PutBytes(t.Context(), m, cas.SHA256, []byte(text))
+		if err != nil {
+			t.Fatal(err)
+		}
+		return d
+	}
+	file, stdout, stderr, leaf, inner := put("file"), put("stdout"), put("stderr"), put("leaf"), put("inner")
+	sub := &repb.Directory{Files: []*repb.FileNode{{Name: "inner", Digest: inner.Proto()}}}
+	subDigest, err := cas.PutProto(t.Context(), m, cas.SHA256, sub)
+	if err != nil {
+		t.Fatal(err)
+	}
+	root := &repb.Directory{
+		Files:       []*repb.FileNode{{Name: "leaf", Digest: leaf.Proto()}},
+		Directories: []*repb.DirectoryNode{{Name: "sub", Digest: subDigest.Proto()}},
+	}
+	rootDigest, err := cas.PutProto(t.Context(), m, cas.SHA256, root)
+	if err != nil {
+		t.Fatal(err)
+	}
+	tree, err := cas.PutProto(t.Context(), m, cas.SHA256, &repb.Tree{Root: root, Children: []*repb.Directory{sub}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	action := cas.SHA256.Sum([]byte("action"))
+	err = m.Record(t.Context(), action, &repb.ActionResult{
+		OutputFiles:       []*repb.OutputFile{{Path: "f", Digest: file.Proto()}},
+		OutputDirectories: []*repb.OutputDirectory{{Path: "d", TreeDigest: tree.Proto(), RootDirectoryDigest: rootDigest.Proto()}},
+		StdoutDigest:      stdout.Proto(), StderrDigest: stderr.Proto(),
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := cas.LookupComplete(t.Context(), in, action); err != nil {
+		t.Fatalf("whole: %v", err)
+	}
+	for name, d := range map[string]cas.Digest{
+		"file": file, "stdout": stdout, "stderr": stderr, "Tree": tree, "file of the Tree": leaf,
+		"file of a child": inner, "root Directory": rootDigest, "child Directory": subDigest,
+	} {
+		b, err := cas.ReadAll(t.Context(), m, d, 1<<20)
+		if err != nil {
+			t.Fatal(err)
+		}
+		m.Delete(d)
+		if _, err := cas.LookupComplete(t.Context(), in, action); !errors.Is(err, cas.ErrNotFound) {
+			t.Errorf("without the %s: got %v, want ErrNotFound", name, err)
+		}
+		if _, err := cas.PutBytes(t.Context(), m, cas.SHA256, b); err != nil {
+			t.Fatal(err)
+		}
+	}
+}

@@ -1,0 +1,203 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package worker
+
+import (
+	"context"
+	"errors"
+	"strings"
+	"testing"
+	"time"
+
+	repb "github.com/bazelbuild/remote-apis/build/bazel/remote/execution/v2"
+	"github.com/cloister-build/cloister/cas"
+	"github.com/cloister-build/cloister/cas/castest"
+	"github.com/cloister-build/cloister/cas/tree"
+	"github.com/cloister-build/cloister/sandbox"
+	"github.com/google/go-cmp/cmp"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/protobuf/types/known/durationpb"
+)
+
+func TestCheckCommandReturnsCleanOutputs(t *testing.T) {
+	for _, c := range []struct {
+		name string
+		cmd  *repb.Command
+		want []string
+	}{
+		{"relative to the working directory", &repb.Command{WorkingDirectory: "a/b", OutputPaths: []string{"x", "../y", "d/../z"}}, []string{"a/b/x", "a/b/z", "a/y"}},
+		{"output_paths win", &repb.Command{OutputPaths: []string{"p"}, OutputFiles: []string{"f"}}, []string{"p"}},
+		{"API 2.0", &repb.Command{OutputFiles: []string{"f"}, OutputDirectories: []string{"d"}}, []string{"d", "f"}},
+		{"the working directory itself", &repb.Command{WorkingDirectory: "w", OutputPaths: []string{""}}, []string{"w"}},
+		{"the input root itself", &repb.Command{OutputPaths: []string{""}}, []string{"."}},
+	} {
+		c.cmd.Arguments = []string{"true"}
+		got, err := checkCommand(c.cmd)
+		if err != nil {
+			t.Errorf("%s: %v", c.name, err)
+		}
+		if d := cmp.Diff(c.want, got); d != "" {
+			t.Errorf("%s (-want +got):\n%s", c.name, d)
+		}
+	}
+}
+
+func TestCheckCommandRefuses(t *testing.T) {
+	with := func(change func(*repb.Command)) *repb.Command {
+		c := &repb.Command{Arguments: []string{"true"}}
+		change(c)
+		return c
+	}
+	variable := func(name, value string) *repb.Command_EnvironmentVariable {
+		return &repb.Command_EnvironmentVariable{Name: name, Value: value}
+	}
+	for what, cmd := range map[string]*repb.Command{
+		"no arguments":      {},
+		"empty program":     {Arguments: []string{""}},
+		"NUL in argument":   {Arguments: []string{"a\x00b"}},
+		"unnamed variable":  with(func(c *repb.Command) { c.EnvironmentVariables = append(c.EnvironmentVariables, variable("", "x")) }),
+		"NUL in a variable": with(func(c *repb.Command) { c.EnvironmentVariables = append(c.EnvironmentVariables, variable("A", "\x00")) }),
+		"absolute output":   with(func(c *repb.Command) { c.OutputPaths = []string{"/a"} }),
+		"escaping output":   with(func(c *repb.Command) { c.OutputPaths = []string{"a/../../b"} }),
+		"escaping by dir":   with(func(c *repb.Command) { c.WorkingDirectory = "w"; c.OutputPaths = []string{"../../b"} }),
+		"two spellings":     with(func(c *repb.Command) { c.OutputPaths = []string{"a", "b/../a"} }),
+		"NUL in an output":  with(func(c *repb.Command) { c.OutputPaths = []string{"a\x00"} }),
+		"unclean directory": with(func(c *repb.Command) { c.WorkingDirectory = "a/../b" }),
+		"escaping directory": with(func(c *repb.Command) {
+			c.WorkingDirectory = "../a"
+		}),
+	} {
+		if _, err := checkCommand(cmd); !errors.Is(err, cas.ErrInvalid) {
+			t.Errorf("%s: got %v, want ErrInvalid", what, err)
+		}
+	}
+}
+
+func TestCappedTellsOnceAndNeverBlocks(t *testing.T) {
+	var b strings.Builder
+	w := &capped{w: &b, left: 5}
+	for _, text := range []string{"abc", "defg", "hij"} {
+		if n, err := w.Write([]byte(text)); n != len(text) || err != nil {
+			t.Errorf("Write(%q) = %d, %v", text, n, err)
+		}
+	}
+	if got := b.String(); !strings.HasPrefix(got, "abcde\n") || strings.Count(got, "cut off") != 1 || strings.Contains(got, "f\n") {
+		t.Errorf("got %q", got)
+	}
+}
+
+func TestFaultKeepsItsKind(t *testing.T) {
+	for _, c := range []struct {
+		err  error
+		want Kind
+	}{
+		{&tree.MissingError{Blobs: []cas.Digest{cas.SHA256.Sum(nil)}}, Missing},
+		{cas.ErrInvalid, Invalid}, {cas.ErrFull, Exhausted}, {cas.ErrCorrupt, Unavailable}, {cas.ErrNotFound, Unavailable},
+		{sandbox.ErrUnsupported, Unmet}, {context.Canceled, Cancelled}, {errors.New("x"), Internal}, {faultf(Unmet, "x"), Unmet},
+	} {
+		var f *Fault
+		if err := fault(Run, c.err); !errors.As(err, &f) || f.Kind != c.want || !errors.Is(err, c.err) {
+			t.Errorf("fault(%v) = %v of kind %v, want kind %v", c.err, err, f.Kind, c.want)
+		}
+	}
+	if err := fault(Run, nil); err != nil {
+		t.Errorf("fault(nil) = %v", err)
+	}
+}
+
+// unable is a backend that cannot run anything.
+type unable struct{ sandbox.Backend }
+
+func (unable) Workspace(context.Context) (sandbox.Workspace, error) {
+	return nil, sandbox.ErrUnsupported
+}
+
+// TestExecuteWithoutSandboxIsRefused: there is no way past the backend.
+func TestExecuteWithoutSandboxIsRefused(t *testing.T) {
+	m := castest.NewMemory()
+	root, err := cas.PutProto(t.Context(), m, cas.SHA256, &repb.Directory{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	cmd, err := cas.PutProto(t.Context(), m, cas.SHA256, &repb.Command{Arguments: []string{"true"}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	put := func(a *repb.Action) cas.Digest {
+		a.CommandDigest, a.InputRootDigest = cmd.Proto(), root.Proto()
+		d, err := cas.PutProto(t.Context(), m, cas.SHA256, a)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return d
+	}
+	in := &cas.Instance{Store: m, Actions: m}
+	l := New(Config{Name: "w", Instances: func(string) (*cas.Instance, error) { return in, nil }, Backend: unable{}, MaxTimeout: time.Hour})
+	var stages []Stage
+	action := put(&repb.Action{})
+	_, err = l.Execute(t.Context(), &Task{Action: action}, func(s Stage) { stages = append(stages, s) })
+	var f *Fault
+	if !errors.As(err, &f) || f.Kind != Unmet {
+		t.Errorf("got %v, want a fault of kind Unmet", err)
+	}
+	if d := cmp.Diff([]Stage{Fetch, Confine, StageInputs}, stages); d != "" {
+		t.Errorf("stages (-want +got):\n%s", d)
+	}
+
+	// A recorded result needs no sandbox, unless it must not be used.
+	want := &repb.ActionResult{StdoutRaw: []byte("recorded")}
+	if err := m.Record(t.Context(), action, want); err != nil {
+		t.Fatal(err)
+	}
+	out, err := l.Execute(t.Context(), &Task{Action: action}, func(Stage) {})
+	if err != nil || !out.Cached || string(out.Result.StdoutRaw) != "recorded" {
+		t.Errorf("got %v, %v, want the recorded result", out, err)
+	}
+	if _, err := l.Execute(t.Context(), &Task{Action: action, SkipCacheLookup: true}, func(Stage) {}); err == nil {
+		t.Error("skip_cache_lookup was answered from the cache")
+	}
+
+	// Limits of the worker hold before anything is laid out.
+	_, err = l.Execute(t.Context(), &Task{Action: put(&repb.Action{Timeout: durationpb.New(2 * time.Hour)})}, func(Stage) {})
+	if !errors.As(err, &f) || f.Kind != Invalid {
+		t.Errorf("a timeout above the maximum: got %v, want Invalid", err)
+	}
+}
+
+func TestMetadataIsInOrderThoughTheClockIsSetBack(t *testing.T) {
+	now := time.Now()
+	l := New(Config{Name: "w"})
+	m := l.metadata(times{
+		queued: now, began: now.Add(-time.Hour), staged: &staged{began: now, ended: now},
+		ran:       &ran{Result: &sandbox.Result{Start: now, End: now.Add(-time.Minute)}},
+		collected: &collected{began: now, ended: now},
+	})
+	if m.WorkerStartTimestamp.AsTime().Before(m.QueuedTimestamp.AsTime()) ||
+		m.ExecutionCompletedTimestamp.AsTime().Before(m.ExecutionStartTimestamp.AsTime()) || m.VirtualExecutionDuration.AsDuration() < 0 {
+		t.Errorf("out of order: %v", m)
+	}
+}
+
+func TestSealSaysWhyItFailed(t *testing.T) {
+	now := time.Now()
+	for _, c := range []struct {
+		name string
+		ran  ran
+		bad  error
+		code codes.Code
+		says string
+	}{
+		{"success", ran{Result: &sandbox.Result{}}, nil, codes.OK, ""},
+		{"exit code", ran{Result: &sandbox.Result{ExitCode: 4}}, nil, codes.OK, "exit code 4"},
+		{"signal", ran{Result: &sandbox.Result{ExitCode: 139, Signal: 11}}, nil, codes.OK, "signal 11"},
+		{"timeout", ran{Result: &sandbox.Result{ExitCode: 143}, timedOut: true}, nil, codes.DeadlineExceeded, "timeout of 3s"},
+		{"output", ran{Result: &sandbox.Result{}}, tree.ErrOutput, codes.FailedPrecondition, "output"},
+	} {
+		got := &collected{result: &repb.ActionResult{}, bad: c.bad, began: now, ended: now}
+		out := New(Config{Name: "w"}).seal(times{staged: &staged{}, ran: &c.ran, collected: got},
+			&Request{Digest: cas.SHA256.Sum(nil), Timeout: 3 * time.Second}, &c.ran, got)
+		if out.Code != c.code || !strings.Contains(out.Message, c.says) || (c.says == "") != (out.Message == "") {
+			t.Errorf("%s: got code %v, message %q", c.name, out.Code, out.Message)
+		}
+	}
+}
