@@ -3,7 +3,8 @@
 package worker
 
 import (
-	"os"
+	"errors"
+	"io/fs"
 	"path"
 	"path/filepath"
 	"slices"
@@ -78,7 +79,7 @@ func HostToolchain() ([]sandbox.Input, error) {
 		}
 		for _, target := range matches {
 			source, err := filepath.EvalSymlinks(target)
-			if os.IsNotExist(err) {
+			if errors.Is(err, fs.ErrNotExist) {
 				continue
 			}
 			if err != nil {
