@@ -93,11 +93,11 @@ func resolve(ctx context.Context, in *cas.Instance, action cas.Digest) (*Request
 	if req.Timeout, err = timeout(req.Action); err != nil {
 		return nil, fmt.Errorf("action %s: %w", action, err)
 	}
-	outputs, err := checkCommand(req.Command)
+	outputs, dirs, err := checkCommand(req.Command)
 	if err != nil {
 		return nil, fmt.Errorf("command %s: %w", command, err)
 	}
-	if req.Layout, err = req.Input.Plan(req.Command.WorkingDirectory, outputs); err != nil {
+	if req.Layout, err = req.Input.Plan(req.Command.WorkingDirectory, outputs, dirs); err != nil {
 		return nil, fmt.Errorf("command %s: %w", command, err)
 	}
 	return req, nil
@@ -126,31 +126,32 @@ func timeout(a *repb.Action) (time.Duration, error) {
 }
 
 // checkCommand returns ErrInvalid for a command that cannot be run as stated (rules 71, 76 to 82), and
-// else the paths of its outputs relative to the input root, clean, sorted and each once.
-func checkCommand(c *repb.Command) ([]string, error) {
+// else the paths of its outputs relative to the input root, clean, sorted and each once, and which of
+// them API 2.0 declares as directories.
+func checkCommand(c *repb.Command) (outputs, dirs []string, err error) {
 	if len(c.Arguments) == 0 || c.Arguments[0] == "" {
-		return nil, invalidf("arguments are empty")
+		return nil, nil, invalidf("arguments are empty")
 	}
 	for _, a := range c.Arguments {
 		if strings.ContainsRune(a, 0) {
-			return nil, invalidf("argument %q holds a NUL byte", a)
+			return nil, nil, invalidf("argument %q holds a NUL byte", a)
 		}
 	}
 	names := map[string]bool{}
 	for _, v := range c.EnvironmentVariables {
 		if v.Name == "" || strings.ContainsAny(v.Name, "=\x00") || strings.ContainsRune(v.Value, 0) {
-			return nil, invalidf("environment variable %q is malformed", v.Name)
+			return nil, nil, invalidf("environment variable %q is malformed", v.Name)
 		}
 		if names[v.Name] {
-			return nil, invalidf("environment variable %s is set twice", v.Name)
+			return nil, nil, invalidf("environment variable %s is set twice", v.Name)
 		}
 		names[v.Name] = true
 	}
 	if len(c.OutputNodeProperties) > 0 {
-		return nil, invalidf("output_node_properties %q are not supported", c.OutputNodeProperties)
+		return nil, nil, invalidf("output_node_properties %q are not supported", c.OutputNodeProperties)
 	}
 	if d := c.WorkingDirectory; d != "" && (path.IsAbs(d) || path.Clean(d) != d || escapes(d) || strings.ContainsRune(d, 0)) {
-		return nil, invalidf("working_directory %q is not a clean path below the input root", d)
+		return nil, nil, invalidf("working_directory %q is not a clean path below the input root", d)
 	}
 
 	lists := []struct {
@@ -162,35 +163,37 @@ func checkCommand(c *repb.Command) ([]string, error) {
 		lists = append(lists, lists[0])
 		lists[1].field, lists[1].paths = "output_directories", c.OutputDirectories
 	}
-	var outputs []string
 	seen := map[string]string{}
 	for _, list := range lists {
 		for _, p := range list.paths {
 			clean, err := outputPath(c.WorkingDirectory, p, list.field)
 			if err != nil {
-				return nil, err
+				return nil, nil, err
 			}
 			if other, ok := seen[clean]; ok {
-				return nil, invalidf("%s %q names the same path as %q", list.field, p, other)
+				return nil, nil, invalidf("%s %q names the same path as %q", list.field, p, other)
 			}
 			seen[clean] = p
 			outputs = append(outputs, clean)
+			if list.field == "output_directories" {
+				dirs = append(dirs, clean)
+			}
 		}
 	}
 	slices.Sort(outputs)
 	if len(c.OutputPaths) > 0 {
-		return outputs, nil
+		return outputs, nil, nil
 	}
 	// API 2.0: no file may be the parent of another output (rule 79).
 	for _, p := range c.OutputFiles {
 		parent := path.Join(c.WorkingDirectory, p)
 		for _, o := range outputs {
 			if strings.HasPrefix(o, parent+"/") {
-				return nil, invalidf("output_files %q is a parent of the output %q", p, o)
+				return nil, nil, invalidf("output_files %q is a parent of the output %q", p, o)
 			}
 		}
 	}
-	return outputs, nil
+	return outputs, dirs, nil
 }
 
 // outputPath returns p, which is relative to dir, relative to the input root.

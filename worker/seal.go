@@ -41,7 +41,7 @@ func (l *Local) seal(when times, req *Request, r *ran, c *collected) *Outcome {
 	case r.Signal != 0:
 		out.Message = fmt.Sprintf("cloister: killed by signal %d (%v), exit code %d", int(r.Signal), r.Signal, r.ExitCode)
 	case r.ExitCode != 0:
-		out.Message = fmt.Sprintf("cloister: exit code %d after %v · action %s", r.ExitCode, r.End.Sub(r.Start).Round(time.Millisecond), req.Digest)
+		out.Message = fmt.Sprintf("cloister: exit code %d after %v, action %s", r.ExitCode, r.End.Sub(r.Start).Round(time.Millisecond), req.Digest)
 	}
 	out.Result.ExecutionMetadata = l.metadata(when)
 	return out

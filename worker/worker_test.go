@@ -24,20 +24,24 @@ func TestCheckCommandReturnsCleanOutputs(t *testing.T) {
 		name string
 		cmd  *repb.Command
 		want []string
+		dirs []string
 	}{
-		{"relative to the working directory", &repb.Command{WorkingDirectory: "a/b", OutputPaths: []string{"x", "../y", "d/../z"}}, []string{"a/b/x", "a/b/z", "a/y"}},
-		{"output_paths win", &repb.Command{OutputPaths: []string{"p"}, OutputFiles: []string{"f"}}, []string{"p"}},
-		{"API 2.0", &repb.Command{OutputFiles: []string{"f"}, OutputDirectories: []string{"d"}}, []string{"d", "f"}},
-		{"the working directory itself", &repb.Command{WorkingDirectory: "w", OutputPaths: []string{""}}, []string{"w"}},
-		{"the input root itself", &repb.Command{OutputPaths: []string{""}}, []string{"."}},
+		{"relative to the working directory", &repb.Command{WorkingDirectory: "a/b", OutputPaths: []string{"x", "../y", "d/../z"}}, []string{"a/b/x", "a/b/z", "a/y"}, nil},
+		{"output_paths win", &repb.Command{OutputPaths: []string{"p"}, OutputFiles: []string{"f"}}, []string{"p"}, nil},
+		{"API 2.0", &repb.Command{OutputFiles: []string{"f"}, OutputDirectories: []string{"d"}}, []string{"d", "f"}, []string{"d"}},
+		{"the working directory itself", &repb.Command{WorkingDirectory: "w", OutputPaths: []string{""}}, []string{"w"}, nil},
+		{"the input root itself", &repb.Command{OutputPaths: []string{""}}, []string{"."}, nil},
 	} {
 		c.cmd.Arguments = []string{"true"}
-		got, err := checkCommand(c.cmd)
+		got, dirs, err := checkCommand(c.cmd)
 		if err != nil {
 			t.Errorf("%s: %v", c.name, err)
 		}
 		if d := cmp.Diff(c.want, got); d != "" {
 			t.Errorf("%s (-want +got):\n%s", c.name, d)
+		}
+		if d := cmp.Diff(c.dirs, dirs); d != "" {
+			t.Errorf("%s: directories (-want +got):\n%s", c.name, d)
 		}
 	}
 }
@@ -67,7 +71,7 @@ func TestCheckCommandRefuses(t *testing.T) {
 			c.WorkingDirectory = "../a"
 		}),
 	} {
-		if _, err := checkCommand(cmd); !errors.Is(err, cas.ErrInvalid) {
+		if _, _, err := checkCommand(cmd); !errors.Is(err, cas.ErrInvalid) {
 			t.Errorf("%s: got %v, want ErrInvalid", what, err)
 		}
 	}

@@ -41,7 +41,7 @@ func memoryDir(b *testing.B) string {
 
 func BenchmarkStage(b *testing.B) {
 	store := castest.NewMemory()
-	l, err := load(b, store, manyFiles()).Plan("", []string{"out/x"})
+	l, err := load(b, store, manyFiles()).Plan("", []string{"out/x"}, nil)
 	must(b, err)
 	dir := memoryDir(b)
 	for i := 0; b.Loop(); i++ {

@@ -59,10 +59,12 @@ type placed struct {
 // workdir is no directory of the input root (rule 80), and for a path that leaves the root or leads
 // through an input that is no directory.
 //
-// The parents of outputs exist, the outputs do not (rule 100). What the inputs have at or below an
+// The parents of outputs exist, the outputs do not (rule 100); of those among them that dirs names, the
+// directories that API 2.0 declares, an empty one exists, as Bazel makes it when it runs locally and as
+// its rules have come to rely on. What the inputs have at or below an
 // output path is copied instead of bound, since the run may replace it and Capture must find it (rule
 // 101).
-func (in *Input) Plan(workdir string, outputs []string) (*Layout, error) {
+func (in *Input) Plan(workdir string, outputs, dirs []string) (*Layout, error) {
 	dir, err := resolve(".", workdir)
 	if err != nil {
 		return nil, err
@@ -80,6 +82,10 @@ func (in *Input) Plan(workdir string, outputs []string) (*Layout, error) {
 		}
 		top.at(p).output = true
 		top.at(path.Dir(p)).writable = true
+		if kind, ok := in.Lookup(p); slices.Contains(dirs, o) && (!ok || kind == Directory) {
+			made := top.at(p)
+			made.dir, made.writable = true, true
+		}
 	}
 	p := &planner{}
 	if err := p.place(".", in.root, top, top.output); err != nil {

@@ -23,6 +23,7 @@ type shape struct {
 	head    string // all before the plan
 	workdir string
 	outputs []string
+	dirs    []string // those of outputs that are declared as directories
 	input   *node
 	plan    string
 }
@@ -52,6 +53,9 @@ func shapes(t testing.TB) []shape {
 				s.workdir = strings.TrimPrefix(dir, " ")
 			} else if out, ok := strings.CutPrefix(line, "output:"); ok {
 				s.outputs = append(s.outputs, strings.TrimPrefix(out, " "))
+			} else if out, ok := strings.CutPrefix(line, "directory:"); ok {
+				s.outputs = append(s.outputs, strings.TrimPrefix(out, " "))
+				s.dirs = append(s.dirs, strings.TrimPrefix(out, " "))
 			} else {
 				lines = append(lines, line)
 			}
@@ -65,7 +69,7 @@ func shapes(t testing.TB) []shape {
 func TestPlan(t *testing.T) {
 	for _, s := range shapes(t) {
 		t.Run(s.name, func(t *testing.T) {
-			l, err := load(t, castest.NewMemory(), s.input).Plan(s.workdir, s.outputs)
+			l, err := load(t, castest.NewMemory(), s.input).Plan(s.workdir, s.outputs, s.dirs)
 			var got string
 			switch {
 			case err != nil && !errors.Is(err, cas.ErrInvalid):
@@ -94,9 +98,9 @@ func TestPlanRejectsPathThatCannotBe(t *testing.T) {
 		"LongPath": strings.Repeat("n/", 2001) + "n", "Parent": "..", "Root": "/",
 	} {
 		t.Run(name, func(t *testing.T) {
-			_, err := in.Plan("", []string{p})
+			_, err := in.Plan("", []string{p}, nil)
 			wantError(t, err, cas.ErrInvalid, "")
-			_, err = in.Plan(p, nil)
+			_, err = in.Plan(p, nil, nil)
 			wantError(t, err, cas.ErrInvalid, "")
 		})
 	}

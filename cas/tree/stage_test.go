@@ -25,7 +25,7 @@ import (
 func stage(t testing.TB, store cas.Store, in *tree.Input, workdir string, outputs ...string,
 ) (*os.Root, *tree.Staged) {
 	t.Helper()
-	l, err := in.Plan(workdir, outputs)
+	l, err := in.Plan(workdir, outputs, nil)
 	must(t, err)
 	ws := newRoot(t)
 	s, err := l.Stage(t.Context(), store, ws)
@@ -102,7 +102,7 @@ func TestStageReportsVanishedBlob(t *testing.T) {
 	for _, lost := range []string{"small", large} {
 		store := newFiler(t)
 		in := load(t, store, parse(t, "d/a/kept = "+large+"kept", "d/x = "+lost))
-		l, err := in.Plan("", nil)
+		l, err := in.Plan("", nil, nil)
 		must(t, err)
 		d := cas.SHA256.Sum([]byte(lost))
 		store.Delete(d)
@@ -120,7 +120,7 @@ func TestStageReportsVanishedBlob(t *testing.T) {
 func TestStageReportsCorruption(t *testing.T) {
 	store := castest.NewMemory()
 	in := load(t, store, parse(t, "d/x = content"))
-	l, err := in.Plan("", nil)
+	l, err := in.Plan("", nil, nil)
 	must(t, err)
 	store.Corrupt(cas.SHA256.Sum([]byte("content")))
 	_, err = l.Stage(t.Context(), store, newRoot(t))
@@ -136,7 +136,7 @@ func (fullStore) Open(context.Context, cas.Digest, int64) (io.ReadCloser, error)
 
 func TestStageReportsFullWorkspace(t *testing.T) {
 	store := castest.NewMemory()
-	l, err := load(t, store, parse(t, "x = content")).Plan("", nil)
+	l, err := load(t, store, parse(t, "x = content")).Plan("", nil, nil)
 	must(t, err)
 	_, err = l.Stage(t.Context(), fullStore{store}, newRoot(t))
 	wantError(t, err, cas.ErrFull, "")
@@ -144,7 +144,7 @@ func TestStageReportsFullWorkspace(t *testing.T) {
 
 func TestStageEndsWithContext(t *testing.T) {
 	store := castest.NewMemory()
-	l, err := load(t, store, parse(t, "x = content")).Plan("", nil)
+	l, err := load(t, store, parse(t, "x = content")).Plan("", nil, nil)
 	must(t, err)
 	reason := errors.New("reason")
 	ctx, cancel := context.WithCancelCause(t.Context())
@@ -155,7 +155,7 @@ func TestStageEndsWithContext(t *testing.T) {
 
 func TestStageRefusesUsedWorkspace(t *testing.T) {
 	store := castest.NewMemory()
-	l, err := load(t, store, parse(t, "x = content")).Plan("", nil)
+	l, err := load(t, store, parse(t, "x = content")).Plan("", nil, nil)
 	must(t, err)
 	ws := newRoot(t)
 	must(t, ws.Mkdir("out", 0o777))

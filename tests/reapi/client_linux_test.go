@@ -57,12 +57,13 @@ func TestMain(m *testing.M) {
 // A client talks to one server.
 type client struct {
 	testing.TB
-	dir  string // the server's store
-	exec repb.ExecutionClient
-	cas  repb.ContentAddressableStorageClient
-	ac   repb.ActionCacheClient
-	bs   bspb.ByteStreamClient
-	conn *grpc.ClientConn
+	server *bazelrun.Server
+	dir    string // the server's store
+	exec   repb.ExecutionClient
+	cas    repb.ContentAddressableStorageClient
+	ac     repb.ActionCacheClient
+	bs     bspb.ByteStreamClient
+	conn   *grpc.ClientConn
 }
 
 // serve starts a server for the test.
@@ -88,7 +89,8 @@ func serve(t testing.TB) *client {
 	}
 	t.Cleanup(func() {
 		conn.Close()
-		if err := s.Stop(); err != nil {
+		// A test may have ended it before.
+		if err := s.Stop(); err != nil && !errors.Is(err, os.ErrProcessDone) {
 			t.Error(err)
 		}
 		// Whatever the test did, every blob is what its name says.
@@ -97,13 +99,14 @@ func serve(t testing.TB) *client {
 		}
 	})
 	return &client{
-		TB:   t,
-		dir:  filepath.Join(dir, "store"),
-		exec: repb.NewExecutionClient(conn),
-		cas:  repb.NewContentAddressableStorageClient(conn),
-		ac:   repb.NewActionCacheClient(conn),
-		bs:   bspb.NewByteStreamClient(conn),
-		conn: conn,
+		TB:     t,
+		server: s,
+		dir:    filepath.Join(dir, "store"),
+		exec:   repb.NewExecutionClient(conn),
+		cas:    repb.NewContentAddressableStorageClient(conn),
+		ac:     repb.NewActionCacheClient(conn),
+		bs:     bspb.NewByteStreamClient(conn),
+		conn:   conn,
 	}
 }
 

@@ -255,6 +255,11 @@ func parents(c *client) {
 	if len(r.OutputFiles) != 2 || len(r.OutputDirectories) != 1 {
 		c.Errorf("got outputs %v", r)
 	}
+	// What API 2.0 declares as a directory is one from the start, as it is where Bazel runs locally.
+	_, r = c.ok(action{command: &repb.Command{Arguments: []string{"/bin/sh", "-c", "echo x > d/f"}, OutputDirectories: []string{"d", "e"}}})
+	if len(r.OutputDirectories) != 2 {
+		c.Errorf("output_directories: got %v", r)
+	}
 	// And between writable directories things move by rename alone.
 	c.ok(action{script: `echo x > x && python3 -c 'import os; os.rename("x", "a/b/out")' 2>/dev/null || perl -e 'rename("x", "a/b/out") or die'`, outputs: []string{"a/b/out"}})
 }
@@ -366,7 +371,7 @@ func signals(c *client) {
 func wrongType(c *client) {
 	for what, cmd := range map[string]*repb.Command{
 		"mkdir out":                              {OutputFiles: []string{"out"}},
-		"echo > out":                             {OutputDirectories: []string{"out"}},
+		"rmdir out; echo > out":                  {OutputDirectories: []string{"out"}},
 		"mkfifo out":                             {OutputPaths: []string{"out"}},
 		"mkdir out; touch out/$(printf '\\377')": {OutputPaths: []string{"out"}},
 	} {
@@ -410,7 +415,7 @@ func symlinks(c *client) {
 	if want := []string{"abs /etc/shadow", "file target", "link dir"}; !slices.Equal(got, want) || len(r.OutputFiles) != 0 {
 		c.Errorf("output_paths: got %q in %v, want %q", got, r, want)
 	}
-	_, r = c.ok(action{command: &repb.Command{Arguments: []string{"/bin/sh", "-c", script}, OutputFiles: []string{"file"}, OutputDirectories: []string{"link"}}})
+	_, r = c.ok(action{command: &repb.Command{Arguments: []string{"/bin/sh", "-c", "rmdir link; " + script}, OutputFiles: []string{"file"}, OutputDirectories: []string{"link"}}})
 	if len(r.OutputFileSymlinks) != 1 || len(r.OutputDirectorySymlinks) != 1 || r.OutputDirectorySymlinks[0].Target != "dir" {
 		c.Errorf("API 2.0: got %v", r)
 	}

@@ -76,6 +76,8 @@ func initMain() {
 		_, _ = unix.Write(lastPID, []byte(strconv.Itoa(commandPID-1)))
 	}
 
+	// Taken before the start, so that no time of the command is missing.
+	started := Report{Started: time.Now().UnixNano()}
 	pid, err := startCommand(&plan, uid, rootless)
 	if err != nil {
 		var no *cannotExec
@@ -83,12 +85,11 @@ func initMain() {
 			fail(err)
 		}
 		fmt.Fprintf(os.Stderr, "cloister: %v\n", no)
-		now := time.Now().UnixNano()
-		report(initControl, Report{Started: now})
-		report(initControl, Report{Exited: &Exited{Code: no.code, At: now}})
+		report(initControl, started)
+		report(initControl, Report{Exited: &Exited{Code: no.code, At: time.Now().UnixNano()}})
 		return
 	}
-	report(initControl, Report{Started: time.Now().UnixNano()})
+	report(initControl, started)
 	report(initControl, Report{Exited: reap(pid)})
 }
 

@@ -1,0 +1,58 @@
+# SPDX-License-Identifier: Apache-2.0
+#
+# Nothing is possible only by make: go build ./... and go test ./... do the same with Go alone.
+
+GO ?= go
+# The same flags for every program, so that they share what is compiled.
+BUILD = CGO_ENABLED=0 $(GO) build -trimpath
+
+# Where there is no HOME, Go has no place for its caches.
+ifeq ($(strip $(HOME)),)
+export HOME := $(CURDIR)/bin/home
+export GOFLAGS := $(GOFLAGS) -modcacherw
+endif
+
+.DEFAULT_GOAL := help
+.PHONY: help build demo test test-sandbox lint cross bench golden serve clean tools
+
+help: ## say what each target does
+	@sed -n 's/^\([a-z-]*\):[^#]*## \(.*\)/  \1\t\2/p' $(MAKEFILE_LIST) | expand -t 18
+
+build: ## compile bin/cloister
+	$(BUILD) -o bin/cloister ./cmd/cloister
+
+demo: build tools ## build and test the example remotely, twice; show what the sandbox refuses (3 minutes)
+	$(BUILD) -o bin/demo ./tests/demo
+	@bin/demo -cloister bin/cloister
+
+test: tools ## run all tests; says what it skips and why
+	$(GO) vet ./...
+	$(GO) test ./...
+
+test-sandbox: ## run the tests of the sandbox; fails where this machine cannot confine
+	CLOISTER_REQUIRE=namespaces $(GO) test -count=1 ./sandbox/...
+
+lint: ## vet, format, and staticcheck if it is installed
+	$(GO) vet ./...
+	@unformatted=$$(gofmt -l $$($(GO) list -f '{{.Dir}}' ./...)); \
+	if [ -n "$$unformatted" ]; then echo "not formatted; fix: gofmt -w"; echo "$$unformatted"; exit 1; fi
+	@if command -v staticcheck > /dev/null; then staticcheck ./...; else echo "staticcheck is not installed: skipped"; fi
+
+cross: ## vet for every operating system
+	for os in linux darwin windows; do echo "$$os"; GOOS=$$os $(GO) vet ./... || exit 1; done
+
+bench: ## run the benchmarks
+	$(GO) test -run '^$$' -bench . -benchmem ./...
+
+golden: ## write the expected outputs in testdata anew; read the difference before you commit it
+	$(GO) test -run '^TestPlan$$' ./cas/tree ./sandbox/namespace -update
+
+serve: build ## run cloister serve on 127.0.0.1:8980
+	bin/cloister serve
+
+clean: ## remove what the targets above made
+	rm -rf bin
+
+# What the tests and the demo use beyond Go.
+tools:
+	@.ci/tools

@@ -1,0 +1,16 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Computes what does not depend on x.
+#ifndef EXAMPLES_CALC_FOLD_H_
+#define EXAMPLES_CALC_FOLD_H_
+
+#include "examples/calc/ast.h"
+
+namespace calc {
+
+// Returns tree with each part that has no x replaced by its value.
+Tree Fold(Tree tree);
+
+}  // namespace calc
+
+#endif  // EXAMPLES_CALC_FOLD_H_

@@ -1,0 +1,18 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Cuts an expression into tokens.
+#ifndef EXAMPLES_CALC_LEXER_H_
+#define EXAMPLES_CALC_LEXER_H_
+
+#include <string_view>
+
+#include "examples/calc/token.h"
+
+namespace calc {
+
+// Returns the first token of *s and takes it off; the end again and again at the end.
+Token TakeToken(std::string_view* s);
+
+}  // namespace calc
+
+#endif  // EXAMPLES_CALC_LEXER_H_

@@ -1,0 +1,410 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package bazel_test has a real Bazel build the example through a real cloister serve. It does not look
+// inside either: it says what a person at the terminal would see, and what is in the store afterwards.
+package bazel_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"os"
+	"os/user"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+	"sync/atomic"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/cloister-build/cloister/sandbox/sandboxtest"
+	"github.com/cloister-build/cloister/tests/internal/bazelrun"
+)
+
+// The bounds of what may hang: one call of Bazel, and one start of serve.
+const (
+	bazelTime = 150 * time.Second
+	serveTime = 15 * time.Second
+)
+
+// A rig is a serve and a Bazel that builds a copy of the example with it.
+type rig struct {
+	*bazelrun.Bazel
+	server *bazelrun.Server
+	config bazelrun.ServerConfig
+}
+
+// newRig starts both as user, nil being whoever runs the test; they end with the test.
+func newRig(t *testing.T, user *syscall.Credential) *rig {
+	t.Helper()
+	if err := bazelrun.Find(); err != nil {
+		sandboxtest.Unavailable(t, "bazel", err)
+	}
+	dir, err := bazelrun.TempDir(user)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := bazelrun.Remove(dir); err != nil {
+			t.Error(err)
+		}
+	})
+	cloister := filepath.Join(dir, "cloister")
+	if err := bazelrun.BuildCloister(cloister); err != nil {
+		t.Fatal(err)
+	}
+	if err := bazelrun.Confines(t.Context(), cloister, user); err != nil {
+		what := "namespaces"
+		if user != nil {
+			what = "unprivileged"
+		}
+		sandboxtest.Unavailable(t, what, err)
+	}
+	r := &rig{
+		Bazel: &bazelrun.Bazel{
+			Workspace: filepath.Join(dir, "workspace"), Root: filepath.Join(dir, "bazel"),
+			User: user, Log: &lines{t: t},
+		},
+		config: bazelrun.ServerConfig{
+			Binary: cloister, Dir: filepath.Join(dir, "store"), Home: filepath.Join(dir, "home"),
+			Listen: "127.0.0.1:0", User: user, Log: &lines{t: t},
+		},
+	}
+	if err := bazelrun.CopyWorkspace(r.Workspace, "../.."); err != nil {
+		t.Fatal(err)
+	}
+	for _, d := range []string{r.Root, r.config.Home} {
+		if err := os.Mkdir(d, 0o755); err != nil {
+			t.Fatal(err)
+		}
+		if user != nil {
+			if err := os.Chown(d, int(user.Uid), int(user.Gid)); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	r.serve(t)
+	t.Cleanup(func() {
+		if err := r.Shutdown(); err != nil {
+			t.Error(err)
+		}
+		if err := r.server.Stop(); err != nil {
+			t.Error(err)
+		}
+	})
+	return r
+}
+
+// serve starts the server, on the address that it had before if it had one.
+func (r *rig) serve(t *testing.T) {
+	t.Helper()
+	ctx, cancel := context.WithTimeoutCause(t.Context(), serveTime, errors.New("it takes too long"))
+	defer cancel()
+	server, err := bazelrun.StartServer(ctx, r.config)
+	if err != nil {
+		t.Fatal(err)
+	}
+	r.server = server
+	r.config.Listen, r.Endpoint = server.Addr, server.Addr
+}
+
+// bazel calls Bazel and returns what became of it; there must be a build, good or bad.
+func (r *rig) bazel(t *testing.T, verb string, args ...string) *bazelrun.Build {
+	t.Helper()
+	ctx, cancel := context.WithTimeoutCause(t.Context(), bazelTime, errors.New("it takes too long"))
+	defer cancel()
+	build, err := r.Run(ctx, verb, args...)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return build
+}
+
+// blobs returns the names of the blobs of the store, each of which must be what its name says.
+func (r *rig) blobs(t *testing.T) map[string]bool {
+	t.Helper()
+	names, err := bazelrun.Blobs(r.config.Dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if len(names) == 0 {
+		t.Fatal("the store has no blobs, so it is not where this test looks")
+	}
+	return names
+}
+
+// wantAll checks that the build or test succeeded and that all its actions came about in one way.
+func wantAll(t *testing.T, build *bazelrun.Build, way string) {
+	t.Helper()
+	if build.ExitCode != 0 {
+		t.Fatalf("bazel: exit %d, want 0", build.ExitCode)
+	}
+	counts := build.Processes()
+	if counts[way] == 0 {
+		t.Errorf("processes are %v, want %q among them", counts, way)
+	}
+	for other := range counts {
+		// Internal actions execute nothing: they write a file that Bazel already knows.
+		if other != way && other != "internal" {
+			t.Errorf("processes are %v, want none but %q and internal", counts, way)
+		}
+	}
+}
+
+func TestExampleBuildsAndIsCached(t *testing.T) {
+	r := newRig(t, nil)
+	var remote int
+	step := func(name string, f func(t *testing.T)) {
+		if !t.Run(name, f) {
+			t.FailNow() // the next step builds on this one
+		}
+	}
+	step("everything is built and tested remotely", func(t *testing.T) {
+		build := r.bazel(t, "test", "//examples/...")
+		wantAll(t, build, "remote")
+		remote = build.Processes()["remote"]
+		passed := regexp.MustCompile(`(?m)^//examples/\S+ +PASSED`).FindAllString(build.Output, -1)
+		if len(passed) < 20 {
+			t.Errorf("%d tests passed, want at least 20", len(passed))
+		}
+	})
+	step("after clean everything is a remote cache hit", func(t *testing.T) {
+		ctx, cancel := context.WithTimeout(t.Context(), bazelTime)
+		defer cancel()
+		if err := r.Clean(ctx); err != nil {
+			t.Fatal(err)
+		}
+		build := r.bazel(t, "test", "//examples/...")
+		wantAll(t, build, "remote cache hit")
+		if hits := build.Processes()["remote cache hit"]; hits != remote {
+			t.Errorf("%d actions are remote cache hits, want %d, as many as were executed", hits, remote)
+		}
+	})
+	before := r.blobs(t)
+	t.Run("a failing test shows its log", func(t *testing.T) { testFailureShowsLog(t, r) })
+	t.Run("a sleeping test times out and leaves no process", func(t *testing.T) { testTimeout(t, r) })
+	t.Run("hostile genrules fail", func(t *testing.T) { testHostile(t, r) })
+	t.Run("the store is as it was", func(t *testing.T) {
+		after := r.blobs(t)
+		for name := range before {
+			if !after[name] {
+				t.Errorf("blob %s is gone", name)
+			}
+		}
+	})
+}
+
+func testFailureShowsLog(t *testing.T, r *rig) {
+	build := r.bazel(t, "test", "//examples/hostile:fails_test")
+	if build.ExitCode != 3 {
+		t.Errorf("bazel: exit %d, want 3", build.ExitCode)
+	}
+	for _, want := range []string{"examples/hostile/fails_test.cc:6: 6 * 9: got 54, want 42", "fails_test   "} {
+		if !strings.Contains(build.Output, want) {
+			t.Errorf("output does not contain %q", want)
+		}
+	}
+}
+
+func testTimeout(t *testing.T, r *rig) {
+	token := fmt.Sprintf("cloister-sleeper-%d-%d", os.Getpid(), time.Now().UnixNano())
+	ctx, cancel := context.WithCancel(t.Context())
+	seen := make(chan bool)
+	go func() {
+		found := false
+		for ctx.Err() == nil && !found {
+			found = len(processes(token)) > 0
+			time.Sleep(20 * time.Millisecond)
+		}
+		seen <- found
+	}()
+	build := r.bazel(t, "test", "//examples/hostile:sleeps_test",
+		"--test_timeout=3", "--test_env=HOSTILE_TOKEN="+token)
+	left := processes(token)
+	cancel()
+	if !<-seen {
+		t.Error("the child of the test was never alive, so that it is gone says nothing")
+	}
+	if len(left) > 0 {
+		t.Errorf("processes %v of the test are alive", left)
+	}
+	if build.ExitCode != 3 {
+		t.Errorf("bazel: exit %d, want 3", build.ExitCode)
+	}
+	for _, want := range []string{"sleeping as " + token, "TIMEOUT"} {
+		if !strings.Contains(build.Output, want) {
+			t.Errorf("output does not contain %q", want)
+		}
+	}
+}
+
+// processes returns the ids of the processes that have token as an argument. Bazel, which was given it
+// as a part of one, is not among them.
+func processes(token string) []string {
+	var pids []string
+	names, _ := filepath.Glob("/proc/[0-9]*/cmdline")
+	for _, name := range names {
+		// A process may end between being listed and being read.
+		cmdline, _ := os.ReadFile(name)
+		if slices.Contains(strings.Split(string(cmdline), "\x00"), token) {
+			pids = append(pids, filepath.Base(filepath.Dir(name)))
+		}
+	}
+	return pids
+}
+
+func testHostile(t *testing.T, r *rig) {
+	listener, err := net.Listen("tcp4", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer listener.Close()
+	var accepted atomic.Int32
+	go func() {
+		for {
+			conn, err := listener.Accept()
+			if err != nil {
+				return
+			}
+			accepted.Add(1)
+			fmt.Fprintln(conn, "a secret of this network")
+			conn.Close()
+		}
+	}()
+	for _, c := range []struct{ target, why string }{
+		{"connects", `Connection refused`},
+		{"writes_input", `Read-only file system|Permission denied`},
+		{"links_input", `cross-device|not permitted|Read-only file system|Permission denied`},
+		{"reads_undeclared", `secret\.txt: No such file or directory`},
+		{"reads_workspace", `secret\.txt: No such file or directory`},
+	} {
+		t.Run(c.target, func(t *testing.T) {
+			build := r.bazel(t, "build", "//examples/hostile:"+c.target,
+				"--define=HOSTILE_PORT="+port(listener), "--define=HOSTILE_WORKSPACE="+r.Workspace)
+			if build.ExitCode != 1 {
+				t.Errorf("bazel: exit %d, want 1", build.ExitCode)
+			}
+			if !regexp.MustCompile(c.why).MatchString(build.Output) {
+				t.Errorf("output does not match %q", c.why)
+			}
+		})
+	}
+	if n := accepted.Load(); n != 0 {
+		t.Errorf("%d connections came out of the sandbox", n)
+	}
+	// From outside the same connection works, so it was the sandbox that refused it.
+	conn, err := net.Dial("tcp4", listener.Addr().String())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close()
+	if secret, err := io.ReadAll(conn); err != nil || len(secret) == 0 {
+		t.Errorf("the listener answers %q, %v, want a secret", secret, err)
+	}
+}
+
+func port(l net.Listener) string { return strconv.Itoa(l.Addr().(*net.TCPAddr).Port) }
+
+func TestUnprivilegedUserBuildsAndIsConfined(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("not root: the other tests of this package already run unprivileged")
+	}
+	r := newRig(t, unusedUser(t))
+	build := r.bazel(t, "test", "//examples/hash/...", "//examples/pages/...", "//examples/units/...")
+	wantAll(t, build, "remote")
+	ctx, cancel := context.WithTimeout(t.Context(), bazelTime)
+	defer cancel()
+	if err := r.Clean(ctx); err != nil {
+		t.Fatal(err)
+	}
+	build = r.bazel(t, "test", "//examples/hash/...", "//examples/pages/...", "//examples/units/...")
+	wantAll(t, build, "remote cache hit")
+	before := r.blobs(t)
+	t.Run("a sleeping test times out and leaves no process", func(t *testing.T) { testTimeout(t, r) })
+	t.Run("hostile genrules fail", func(t *testing.T) { testHostile(t, r) })
+	after := r.blobs(t)
+	for name := range before {
+		if !after[name] {
+			t.Errorf("blob %s is gone", name)
+		}
+	}
+}
+
+// unusedUser returns a user and group that no account of this host has, and that own no file.
+func unusedUser(t *testing.T) *syscall.Credential {
+	for id := uint32(64000); id < 64900; id++ {
+		_, userErr := user.LookupId(strconv.Itoa(int(id)))
+		_, groupErr := user.LookupGroupId(strconv.Itoa(int(id)))
+		if userErr != nil && groupErr != nil {
+			return &syscall.Credential{Uid: id, Gid: id}
+		}
+	}
+	t.Fatal("every user id from 64000 to 64899 is in use")
+	return nil
+}
+
+func TestBuildFinishesAfterServeIsKilled(t *testing.T) {
+	r := newRig(t, nil)
+	ctx, cancel := context.WithTimeoutCause(t.Context(), bazelTime, errors.New("it takes too long"))
+	defer cancel()
+	type ending struct {
+		build *bazelrun.Build
+		err   error
+	}
+	ended := make(chan ending, 1)
+	go func() {
+		build, err := r.Run(ctx, "test", "//examples/calc/...", "--jobs=4", "--remote_retries=20")
+		ended <- ending{build, err}
+	}()
+	for n := 0; n < 20; {
+		var err error
+		// A result that is being written may be renamed under the walk.
+		if n, err = bazelrun.Results(r.config.Dir); err != nil && !errors.Is(err, os.ErrNotExist) {
+			t.Fatal(err)
+		}
+		select {
+		case e := <-ended:
+			t.Fatalf("the build ended, with %d results, before serve was killed: %v", n, e.err)
+		case <-time.After(10 * time.Millisecond):
+		}
+	}
+	r.server.Kill()
+	r.blobs(t)
+	r.serve(t)
+	e := <-ended
+	if e.err != nil {
+		t.Fatal(e.err)
+	}
+	if e.build.ExitCode != 0 {
+		t.Errorf("bazel: exit %d, want 0", e.build.ExitCode)
+	}
+	r.blobs(t)
+	// What was recorded before and after the crash is good enough to build everything from.
+	if err := r.Clean(ctx); err != nil {
+		t.Fatal(err)
+	}
+	wantAll(t, r.bazel(t, "test", "//examples/calc/..."), "remote cache hit")
+}
+
+// A lines logs what is written to it, a line at a time, if the test runs verbosely or fails.
+type lines struct {
+	t    *testing.T
+	rest string // what came after the last end of line
+}
+
+func (l *lines) Write(p []byte) (int, error) {
+	l.rest += string(p)
+	for {
+		line, rest, ok := strings.Cut(l.rest, "\n")
+		if !ok {
+			return len(p), nil
+		}
+		l.rest = rest
+		l.t.Log(line)
+	}
+}

@@ -1,0 +1,233 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package cli_test runs the program as a person would and reads what it says.
+package cli_test
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/cloister-build/cloister/sandbox/namespace"
+	"github.com/cloister-build/cloister/sandbox/sandboxtest"
+	"github.com/cloister-build/cloister/tests/internal/bazelrun"
+)
+
+// binary is cloister, built once.
+var binary string
+
+func TestMain(m *testing.M) {
+	os.Exit(func() int {
+		dir, err := os.MkdirTemp("", "cloister-cli-")
+		if err != nil {
+			panic(err)
+		}
+		defer os.RemoveAll(dir) // holds the binary and nothing else
+		binary = filepath.Join(dir, "cloister")
+		build := exec.Command("go", "build", "-o", binary, "github.com/cloister-build/cloister/cmd/cloister")
+		build.Stderr = os.Stderr
+		if err := build.Run(); err != nil {
+			fmt.Fprintln(os.Stderr, "build cloister:", err)
+			return 1
+		}
+		return m.Run()
+	}())
+}
+
+// said is what a call of the program came to.
+type said struct {
+	out, err string
+	code     int
+}
+
+// cloister runs the program in dir and returns what it said.
+func cloister(t *testing.T, dir string, args ...string) said {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	cmd := exec.CommandContext(ctx, binary, args...)
+	cmd.Dir = dir
+	var out, stderr bytes.Buffer
+	cmd.Stdout, cmd.Stderr = &out, &stderr
+	err := cmd.Run()
+	var exit *exec.ExitError
+	if err != nil && !errors.As(err, &exit) {
+		t.Fatal(err)
+	}
+	if ctx.Err() != nil {
+		t.Fatalf("cloister %v does not end", args)
+	}
+	return said{out.String(), stderr.String(), cmd.ProcessState.ExitCode()}
+}
+
+// confined skips the test where the machine cannot confine.
+func confined(t *testing.T) {
+	t.Helper()
+	b := namespace.New()
+	defer b.Close()
+	if _, err := b.Probe(t.Context()); err != nil {
+		sandboxtest.Unavailable(t, "namespaces", err)
+	}
+}
+
+func TestHelpHasExamples(t *testing.T) {
+	for _, command := range []string{"", "serve", "run", "check", "version"} {
+		args := append(strings.Fields(command), "--help")
+		if s := cloister(t, "", args...); s.code != 0 || !strings.Contains(s.out, "Examples:\n  cloister") {
+			t.Errorf("cloister %s: exit code %d, no example in:\n%s", strings.Join(args, " "), s.code, s.out)
+		}
+	}
+	for _, shell := range []string{"bash", "zsh", "fish", "powershell"} {
+		if s := cloister(t, "", "completion", shell); s.code != 0 || !strings.Contains(s.out, "cloister") {
+			t.Errorf("completion %s: %+v", shell, s)
+		}
+	}
+	if s := cloister(t, "", "version"); !strings.HasPrefix(s.out, "cloister 0.") || strings.Count(s.out, "\n") != 1 {
+		t.Errorf("version: %+v", s)
+	}
+}
+
+func TestMistakesAreUsage(t *testing.T) {
+	for _, args := range [][]string{
+		{"bogus"}, {"serve", "--bogus"}, {"serve", "--max-size", "12x"}, {"serve", "--max-size", "0%"}, {"serve", "--max-size", "-1GiB"},
+		{"serve", "--jobs", "0"}, {"serve", "extra"}, {"run"}, {"check", "extra"},
+	} {
+		if s := cloister(t, "", args...); s.code != 2 || !strings.HasPrefix(s.err, "cloister: ") || strings.Count(s.err, "\n") > 3 {
+			t.Errorf("cloister %v: got exit code %d and %q, want 2 and a line", args, s.code, s.err)
+		}
+	}
+}
+
+func TestCheckSaysFull(t *testing.T) {
+	confined(t)
+	s := cloister(t, "", "check")
+	if s.code != 0 || !strings.HasSuffix(s.out, "tier  full\n") || strings.Contains(s.out, "FAIL") || !strings.Contains(s.out, "off   limits") {
+		t.Errorf("exit code %d:\n%s%s", s.code, s.out, s.err)
+	}
+}
+
+func TestRun(t *testing.T) {
+	confined(t)
+	for _, c := range []struct {
+		name string
+		args []string
+		want said
+	}{
+		{"output and exit code", []string{"--", "/bin/sh", "-c", "echo out; echo err >&2; exit 3"}, said{"out\n", "err\n", 3}},
+		{"signal", []string{"--", "/bin/sh", "-c", "kill -TERM $$"}, said{"", "cloister: killed by signal 15 (terminated), exit code 143\n", 143}},
+		{"not found", []string{"--", "no-such-program"}, said{"", "cloister: no-such-program: not found in the sandbox\n", 127}},
+		{"environment", []string{"--env", "A=b c", "--", "env"}, said{"A=b c\nHOME=/tmp\nPATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin\nTMPDIR=/tmp\n", "", 0}},
+		{"bad environment", []string{"--env", "A", "--", "env"}, said{"", "cloister: --env \"A\": write it as KEY=VALUE\n", 125}},
+		{"hidden", []string{"--", "cat", "/etc/shadow"}, said{"", "cat: /etc/shadow: No such file or directory\n", 1}},
+	} {
+		if got := cloister(t, "", append([]string{"run"}, c.args...)...); got != c.want {
+			t.Errorf("%s: got %+v, want %+v", c.name, got, c.want)
+		}
+	}
+	if s := cloister(t, "", "run", "--timeout", "200ms", "--", "sleep", "60"); s.code == 0 || !strings.Contains(s.err, "timeout of 200ms") {
+		t.Errorf("timeout: %+v", s)
+	}
+	if s := cloister(t, "", "run", "--in", "no/such/directory", "--", "true"); s.code != 125 || !strings.Contains(s.err, "no/such/directory") {
+		t.Errorf("absent inputs: %+v", s)
+	}
+}
+
+func TestRunCopiesInputsInAndOutputsOut(t *testing.T) {
+	confined(t)
+	dir := t.TempDir()
+	if err := os.MkdirAll(filepath.Join(dir, "src/sub"), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(filepath.Join(dir, "src/sub/in"), []byte("input\n"), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	s := cloister(t, dir, "run", "--in", "src", "--out", "result", "--out", "tree", "--", "/bin/sh", "-c",
+		"cat sub/in > result; chmod +x result; mkdir -p tree/a; cp sub/in tree/a/b; echo x > undeclared; echo x >> sub/in || echo refused")
+	if s.code != 0 || s.out != "refused\n" {
+		t.Fatalf("%+v", s)
+	}
+	for name, want := range map[string]string{"result": "input\n", "tree/a/b": "input\n", "src/sub/in": "input\n"} {
+		if got, err := os.ReadFile(filepath.Join(dir, name)); err != nil || string(got) != want {
+			t.Errorf("%s: got %q, %v", name, got, err)
+		}
+	}
+	if st, err := os.Stat(filepath.Join(dir, "result")); err != nil || st.Mode()&0o111 == 0 {
+		t.Errorf("result is not executable: %v, %v", st, err)
+	}
+	if _, err := os.Stat(filepath.Join(dir, "undeclared")); err == nil {
+		t.Error("a file that was not declared came out")
+	}
+}
+
+// start starts a server and returns it, its store and what it has printed.
+func start(t *testing.T) (*bazelrun.Server, string, *bytes.Buffer) {
+	t.Helper()
+	confined(t)
+	dir := t.TempDir()
+	var log bytes.Buffer
+	s, err := bazelrun.StartServer(t.Context(), bazelrun.ServerConfig{
+		Binary: binary, Dir: filepath.Join(dir, "store"), Home: dir, Listen: "127.0.0.1:0", Log: &log,
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return s, filepath.Join(dir, "store"), &log
+}
+
+func TestServeSaysWhatItDoesAndEndsCalmly(t *testing.T) {
+	s, dir, log := start(t)
+	if err := s.Stop(); err != nil {
+		t.Error(err)
+	}
+	lines := strings.Split(strings.TrimSpace(log.String()), "\n")
+	if len(lines) > 5 {
+		t.Errorf("it prints more than five lines:\n%s", log)
+	}
+	for _, want := range []string{"cloister 0.", "slots", dir, "sandbox  user+mount+pid+network+ipc+uts+cgroup", "not enforced: limits", "bazel    build --remote_executor=grpc://" + s.Addr} {
+		if !strings.Contains(log.String(), want) {
+			t.Errorf("it does not say %q:\n%s", want, log)
+		}
+	}
+}
+
+func TestSecondServeNamesTheFirst(t *testing.T) {
+	s, dir, _ := start(t)
+	defer s.Stop()
+	got := cloister(t, "", "serve", "--dir", dir, "--listen", "127.0.0.1:0", "--max-size", "1GiB")
+	if got.code != 3 || !strings.Contains(got.err, fmt.Sprintf("process %d", s.PID)) || !strings.Contains(got.err, dir) {
+		t.Errorf("same directory: %+v", got)
+	}
+	got = cloister(t, "", "serve", "--dir", t.TempDir(), "--listen", s.Addr, "--max-size", "1GiB")
+	if got.code != 3 || !strings.Contains(got.err, s.Addr+" is in use") || !strings.Contains(got.err, "--listen") {
+		t.Errorf("same port: %+v", got)
+	}
+	c, err := net.Dial("tcp", s.Addr)
+	if err != nil {
+		t.Fatalf("the first is gone: %v", err)
+	}
+	c.Close()
+}
+
+func TestServeRefusesDirectoriesThatAreNoStore(t *testing.T) {
+	confined(t)
+	foreign := t.TempDir()
+	if err := os.WriteFile(filepath.Join(foreign, "thesis.txt"), []byte("x"), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	for _, dir := range []string{foreign, "/proc/nowhere", "/dev/null/store"} {
+		if got := cloister(t, "", "serve", "--dir", dir, "--listen", "127.0.0.1:0"); got.code != 3 || !strings.Contains(got.err, dir) {
+			t.Errorf("--dir %s: %+v", dir, got)
+		}
+	}
+	if entries, err := os.ReadDir(foreign); err != nil || len(entries) != 1 {
+		t.Errorf("something was left in a directory that was refused: %v, %v", entries, err)
+	}
+}

@@ -1,0 +1,84 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package bazelrun runs the example with a real cloister serve and a real Bazel, both as child
+// processes with directories of their own. It judges nothing: what a build should have shown is said by
+// its callers, tests/bazel and tests/demo.
+package bazelrun
+
+import (
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"regexp"
+	"strconv"
+	"strings"
+	"time"
+)
+
+// A Build is what one call of Bazel came to.
+type Build struct {
+	// ExitCode is Bazel's: 0 success, 1 the build failed, 3 a test did not pass.
+	ExitCode int
+	// Output is all that it printed.
+	Output string
+	Wall   time.Duration
+}
+
+// summary is Bazel's count of how actions came about: "INFO: 7 processes: 3 internal, 4 remote."
+var summary = regexp.MustCompile(`INFO: \d+ process(?:es)?: (.*)\.`)
+
+// Processes returns how many actions came about in which way, by the words of Bazel's summary:
+// "internal", "remote", "remote cache hit", "local". It is empty if there was no summary.
+func (b *Build) Processes() map[string]int {
+	counts := map[string]int{}
+	match := summary.FindStringSubmatch(b.Output)
+	if match == nil {
+		return counts
+	}
+	for _, part := range strings.Split(match[1], ", ") {
+		number, way, _ := strings.Cut(part, " ")
+		if n, err := strconv.Atoi(number); err == nil {
+			counts[way] = n
+		}
+	}
+	return counts
+}
+
+// workspace is what Bazel reads of the repository to build the example.
+var workspace = []string{
+	".bazelignore", ".bazelrc", "MODULE.bazel", "WORKSPACE", "examples", "tests/bazel/stubs",
+}
+
+// CopyWorkspace copies the example, and what Bazel needs to build it, from the repository at root to
+// dir, which must not exist. The copy is readable to everybody.
+func CopyWorkspace(dir, root string) error {
+	for _, name := range workspace {
+		from, to := filepath.Join(root, name), filepath.Join(dir, name)
+		err := filepath.WalkDir(from, func(path string, e fs.DirEntry, err error) error {
+			if err != nil {
+				return err
+			}
+			target := to + strings.TrimPrefix(path, from)
+			if e.IsDir() {
+				return os.MkdirAll(target, 0o755)
+			}
+			info, err := e.Info()
+			if err != nil {
+				return err
+			}
+			if err := os.MkdirAll(filepath.Dir(target), 0o755); err != nil {
+				return err
+			}
+			b, err := os.ReadFile(path)
+			if err != nil {
+				return err
+			}
+			return os.WriteFile(target, b, info.Mode().Perm()|0o444)
+		})
+		if err != nil {
+			return fmt.Errorf("copy workspace: %w", err)
+		}
+	}
+	return nil
+}

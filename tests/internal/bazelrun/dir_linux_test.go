@@ -1,0 +1,41 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package bazelrun
+
+import (
+	"errors"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"testing"
+)
+
+func TestMountIsFoundAtOrBelowADirectory(t *testing.T) {
+	const mounts = "22 1 0:20 / /proc rw - proc proc rw\n99 22 0:45 / /tmp/demo/store/x rw - tmpfs none rw\n"
+	for dir, want := range map[string]string{
+		"/tmp/demo":         "/tmp/demo/store/x",
+		"/tmp/demo/store/x": "/tmp/demo/store/x",
+		"/tmp/dem":          "",
+		"/tmp/demo/store/y": "",
+	} {
+		if got := mountIn(dir, mounts); got != want {
+			t.Errorf("mountIn(%q) = %q, want %q", dir, got, want)
+		}
+	}
+}
+
+func TestRemoveTakesReadOnlyDirectories(t *testing.T) {
+	dir := filepath.Join(t.TempDir(), "tree")
+	if err := os.MkdirAll(filepath.Join(dir, "a", "b"), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Chmod(filepath.Join(dir, "a"), 0o555); err != nil {
+		t.Fatal(err)
+	}
+	if err := Remove(dir); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := os.Lstat(dir); !errors.Is(err, fs.ErrNotExist) {
+		t.Errorf("it is still there: %v", err)
+	}
+}
