@@ -63,9 +63,34 @@ func (l *Local) Resolve(ctx context.Context, in *cas.Instance, action cas.Digest
 	if d := req.Timeout; d > l.MaxTimeout {
 		return nil, faultf(Invalid, "fetch: action %s asks for a timeout of %v; at most %v is permitted here", action, d, l.MaxTimeout)
 	}
+	l.ignoreProperties(req)
 	return req, nil
 }
 
+// ignoreProperties warns, once for each, of platform properties: one machine serves every platform that
+// it is asked for (rule 84). Action.platform, if set, replaces Command.platform (rule 83).
+func (l *Local) ignoreProperties(req *Request) {
+	p := req.Action.Platform
+	if p == nil {
+		p = req.Command.Platform //nolint:staticcheck // where clients of API 2.0 and 2.1 put it
+	}
+	for _, property := range p.GetProperties() {
+		l.mu.Lock()
+		first := len(l.ignored) < maxIgnored && !l.ignored[property.Name]
+		if first {
+			l.ignored[property.Name] = true
+		}
+		l.mu.Unlock()
+		if first {
+			l.Log.Warn("platform property is ignored: this worker takes every action", "name", property.Name, "value", property.Value)
+		}
+	}
+}
+
+// maxIgnored bounds how many names of properties are remembered, since they are a client's words.
+const maxIgnored = 100
+
+// resolve is Resolve without the worker's own limits.
 func resolve(ctx context.Context, in *cas.Instance, action cas.Digest) (*Request, error) {
 	req := &Request{Digest: action, Instance: in, Action: new(repb.Action), Command: new(repb.Command)}
 	if err := cas.ReadProto(ctx, in.Store, action, req.Action); err != nil {
@@ -186,11 +211,11 @@ func checkCommand(c *repb.Command) (outputs, dirs []string, err error) {
 	}
 	// API 2.0: no file may be the parent of another output (rule 79).
 	for _, p := range c.OutputFiles {
-		parent := path.Join(c.WorkingDirectory, p)
-		for _, o := range outputs {
-			if strings.HasPrefix(o, parent+"/") {
-				return nil, nil, invalidf("output_files %q is a parent of the output %q", p, o)
-			}
+		below := path.Join(c.WorkingDirectory, p) + "/"
+		// Whatever lies below sorts at or after the path with its slash.
+		i, _ := slices.BinarySearch(outputs, below)
+		if i < len(outputs) && strings.HasPrefix(outputs[i], below) {
+			return nil, nil, invalidf("output_files %q is a parent of the output %q", p, outputs[i])
 		}
 	}
 	return outputs, dirs, nil

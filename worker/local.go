@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"log/slog"
+	"sync"
 	"time"
 
 	"github.com/cloister-build/cloister/cas"
@@ -40,6 +41,9 @@ type Config struct {
 // A Local executes actions on this machine.
 type Local struct {
 	Config
+
+	mu      sync.Mutex
+	ignored map[string]bool // platform properties that were warned of
 }
 
 var _ Executor = (*Local)(nil)
@@ -64,7 +68,7 @@ func New(c Config) *Local {
 	if c.Log == nil {
 		c.Log = slog.New(slog.DiscardHandler)
 	}
-	return &Local{c}
+	return &Local{Config: c, ignored: map[string]bool{}}
 }
 
 // Execute carries t through the seven verbs.

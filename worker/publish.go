@@ -5,12 +5,26 @@ package worker
 import (
 	"context"
 
+	"github.com/cloister-build/cloister/cas"
 	"google.golang.org/grpc/codes"
 )
 
-// publish records the result of an action that succeeded and may be cached. Every blob that the result
-// names is in the store by now (rule 119).
+// publish answers for the result: every blob that it names is in the store now (rule 119). Then it
+// records it, if the action succeeded and may be cached.
 func (l *Local) publish(ctx context.Context, t *Task, req *Request, out *Outcome) error {
+	// A store that is too small for the outputs of one action evicts the first of them for the last.
+	ds, err := cas.Closure(ctx, req.Instance.Store, t.Action.Function(), out.Result)
+	if err != nil {
+		return err
+	}
+	missing, err := req.Instance.Store.Missing(ctx, ds)
+	if err != nil {
+		return err
+	}
+	if len(missing) > 0 {
+		return faultf(Exhausted, "publish: the store evicted %d of the %d blobs that action %s made, %s among them, "+
+			"before the result was whole: give it more room", len(missing), len(ds), t.Action, missing[0])
+	}
 	if req.Action.DoNotCache || out.Code != codes.OK || out.Result.ExitCode != 0 {
 		return nil
 	}

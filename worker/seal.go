@@ -10,6 +10,7 @@ import (
 	cloisterpb "github.com/cloister-build/cloister/proto/cloister/v1"
 	"github.com/cloister-build/cloister/sandbox"
 	"google.golang.org/grpc/codes"
+	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/anypb"
 	"google.golang.org/protobuf/types/known/durationpb"
 	"google.golang.org/protobuf/types/known/timestamppb"
@@ -44,8 +45,19 @@ func (l *Local) seal(when times, req *Request, r *ran, c *collected) *Outcome {
 		out.Message = fmt.Sprintf("cloister: exit code %d after %v, action %s", r.ExitCode, r.End.Sub(r.Start).Round(time.Millisecond), req.Digest)
 	}
 	out.Result.ExecutionMetadata = l.metadata(when)
+	if n := proto.Size(out.Result); n > MaxResult {
+		// Kept whole it could neither be sent nor, once recorded, be read.
+		out.Code = codes.FailedPrecondition
+		out.Message = fmt.Sprintf("cloister: the result names %d output files and takes %d bytes, more than the %d of a message: "+
+			"declare a directory instead of its files", len(out.Result.OutputFiles), n, MaxResult)
+		out.Result.OutputFiles = nil
+	}
 	return out
 }
+
+// MaxResult is the largest encoded result, in bytes, that a worker returns: it must fit into a message of
+// 4 MiB with what goes around it.
+const MaxResult = 7 << 19
 
 // metadata states each moment no earlier than the one before it, though the clock may have been set
 // back in between (rule 121).

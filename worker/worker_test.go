@@ -5,6 +5,8 @@ package worker
 import (
 	"context"
 	"errors"
+	"fmt"
+	"log/slog"
 	"strings"
 	"testing"
 	"time"
@@ -66,6 +68,8 @@ func TestCheckCommandRefuses(t *testing.T) {
 		"escaping by dir":   with(func(c *repb.Command) { c.WorkingDirectory = "w"; c.OutputPaths = []string{"../../b"} }),
 		"two spellings":     with(func(c *repb.Command) { c.OutputPaths = []string{"a", "b/../a"} }),
 		"NUL in an output":  with(func(c *repb.Command) { c.OutputPaths = []string{"a\x00"} }),
+		"file above a file": with(func(c *repb.Command) { c.OutputFiles = []string{"x", "x-y", "x/z"} }),
+		"file above a dir":  with(func(c *repb.Command) { c.OutputFiles = []string{"x"}; c.OutputDirectories = []string{"x/y/z"} }),
 		"unclean directory": with(func(c *repb.Command) { c.WorkingDirectory = "a/../b" }),
 		"escaping directory": with(func(c *repb.Command) {
 			c.WorkingDirectory = "../a"
@@ -203,5 +207,57 @@ func TestSealSaysWhyItFailed(t *testing.T) {
 		if out.Code != c.code || !strings.Contains(out.Message, c.says) || (c.says == "") != (out.Message == "") {
 			t.Errorf("%s: got code %v, message %q", c.name, out.Code, out.Message)
 		}
+	}
+}
+
+// TestPublishRefusesHoles is rule 119: a result is not given out while a blob of it is absent.
+func TestPublishRefusesHoles(t *testing.T) {
+	m := castest.NewMemory()
+	d, err := cas.PutBytes(t.Context(), m, cas.SHA256, []byte("an output"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	req := &Request{Instance: &cas.Instance{Store: m, Actions: m}, Action: &repb.Action{}}
+	task := &Task{Action: cas.SHA256.Sum([]byte("action"))}
+	out := &Outcome{Result: &repb.ActionResult{OutputFiles: []*repb.OutputFile{{Path: "o", Digest: d.Proto()}}}}
+	l := New(Config{Name: "w"})
+	if err := l.publish(t.Context(), task, req, out); err != nil {
+		t.Fatal(err)
+	}
+	m.Delete(d)
+	other := &Task{Action: cas.SHA256.Sum([]byte("another action"))}
+	var f *Fault
+	if err := l.publish(t.Context(), other, req, out); !errors.As(err, &f) || f.Kind != Exhausted {
+		t.Errorf("got %v, want a fault of kind Exhausted", err)
+	}
+	if _, err := m.Lookup(t.Context(), other.Action); !errors.Is(err, cas.ErrNotFound) {
+		t.Errorf("a result with a hole was recorded: %v", err)
+	}
+}
+
+func TestSealRefusesWhatCannotBeSent(t *testing.T) {
+	got := &collected{result: &repb.ActionResult{}}
+	for i := range 60000 {
+		got.result.OutputFiles = append(got.result.OutputFiles, &repb.OutputFile{Path: fmt.Sprint("a/file/", i), Digest: cas.SHA256.Sum(nil).Proto()})
+	}
+	r := &ran{Result: &sandbox.Result{}}
+	out := New(Config{Name: "w"}).seal(times{staged: &staged{}, ran: r, collected: got}, &Request{Digest: cas.SHA256.Sum(nil)}, r, got)
+	if out.Code != codes.FailedPrecondition || !strings.Contains(out.Message, "60000 output files") {
+		t.Errorf("got code %v, message %q", out.Code, out.Message)
+	}
+}
+
+func TestRule084_EachPropertyIsWarnedOfOnce(t *testing.T) {
+	var log strings.Builder
+	l := New(Config{Name: "w", Log: slog.New(slog.NewTextHandler(&log, nil))})
+	property := func(name string) *repb.Platform {
+		return &repb.Platform{Properties: []*repb.Platform_Property{{Name: name, Value: "x"}}}
+	}
+	for range 3 {
+		l.ignoreProperties(&Request{Action: &repb.Action{Platform: property("OSFamily")}, Command: &repb.Command{Platform: property("hidden")}})
+		l.ignoreProperties(&Request{Action: &repb.Action{}, Command: &repb.Command{Platform: property("Arch")}})
+	}
+	if got := log.String(); strings.Count(got, "\n") != 2 || !strings.Contains(got, "OSFamily") || !strings.Contains(got, "Arch") {
+		t.Errorf("got %q, want a line for OSFamily and one for Arch", got)
 	}
 }

@@ -116,7 +116,12 @@ func serve(ctx context.Context, c *serveConfig, out io.Writer) error {
 	defer work.Close()
 
 	server := grpc.NewServer(casserver.ServerOptions(log)...)
-	casserver.Register(server, casserver.Config{Instances: store.Instance, Execution: execserver.Capabilities()})
+	casserver.Register(server, casserver.Config{
+		Instances: store.Instance,
+		Execution: execserver.Capabilities(),
+		// One blob must not push out everything else.
+		MaxBlobBytes: store.Stats().MaxBytes / 2,
+	})
 	execserver.Register(server, execserver.Config{
 		Queue:     work,
 		Instances: store.Instance,

@@ -58,6 +58,7 @@ func TestMain(m *testing.M) {
 type client struct {
 	testing.TB
 	server *bazelrun.Server
+	ended  *bool  // the test has ended the server itself
 	dir    string // the server's store
 	exec   repb.ExecutionClient
 	cas    repb.ContentAddressableStorageClient
@@ -74,11 +75,16 @@ func serve(t testing.TB) *client {
 	if _, err := b.Probe(t.Context()); err != nil {
 		sandboxtest.Unavailable(t, "namespaces", err)
 	}
-	dir := t.TempDir()
+	return serveOn(t, filepath.Join(t.TempDir(), "store"))
+}
+
+// serveOn starts a server for the test on a store that may exist.
+func serveOn(t testing.TB, store string) *client {
+	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
 	s, err := bazelrun.StartServer(ctx, bazelrun.ServerConfig{
-		Binary: binary, Dir: filepath.Join(dir, "store"), Home: dir, Listen: "127.0.0.1:0",
+		Binary: binary, Dir: store, Home: filepath.Dir(store), Listen: "127.0.0.1:0",
 	})
 	if err != nil {
 		t.Fatal(err)
@@ -87,21 +93,22 @@ func serve(t testing.TB) *client {
 	if err != nil {
 		t.Fatal(err)
 	}
+	ended := false
 	t.Cleanup(func() {
 		conn.Close()
-		// A test may have ended it before.
-		if err := s.Stop(); err != nil && !errors.Is(err, os.ErrProcessDone) {
+		if err := s.Stop(); err != nil && !ended {
 			t.Error(err)
 		}
 		// Whatever the test did, every blob is what its name says.
-		if _, err := bazelrun.Blobs(filepath.Join(dir, "store")); err != nil {
-			t.Error(err)
+		if blobs, err := bazelrun.Blobs(store); err != nil || len(blobs) == 0 {
+			t.Errorf("the store holds %d blobs: %v", len(blobs), err)
 		}
 	})
 	return &client{
 		TB:     t,
 		server: s,
-		dir:    filepath.Join(dir, "store"),
+		ended:  &ended,
+		dir:    store,
 		exec:   repb.NewExecutionClient(conn),
 		cas:    repb.NewContentAddressableStorageClient(conn),
 		ac:     repb.NewActionCacheClient(conn),

@@ -183,7 +183,7 @@ func hits(c *client) {
 }
 
 func merge(c *client) {
-	d := c.upload(action{script: "sleep 0.3; head -c 20 /dev/urandom | od -An -tx1 > out", outputs: []string{"out"}})
+	d := c.upload(action{script: "sleep 2; head -c 20 /dev/urandom | od -An -tx1 > out", outputs: []string{"out"}})
 	results := make([]*repb.ExecuteResponse, 4)
 	var all sync.WaitGroup
 	for i := range results {

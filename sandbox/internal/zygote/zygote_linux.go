@@ -84,6 +84,10 @@ func reply(sock int, text string, fd int) {
 	_ = Send(sock, append([]byte{'.'}, text...), fds...)
 }
 
+// workspaceInodes bounds the files of a workspace: each takes about 1 KiB of memory that cannot be
+// reclaimed. Its bytes are bounded by the kernel, at half of the memory.
+const workspaceInodes = "1500000"
+
 // newWorkspace returns the descriptor of a detached tmpfs.
 func newWorkspace() (int, error) {
 	fs, err := unix.Fsopen("tmpfs", unix.FSOPEN_CLOEXEC)
@@ -91,7 +95,7 @@ func newWorkspace() (int, error) {
 		return -1, fmt.Errorf("open tmpfs: %w", err)
 	}
 	defer unix.Close(fs)
-	for _, kv := range [][2]string{{"mode", "0755"}, {"source", "workspace"}} {
+	for _, kv := range [][2]string{{"mode", "0755"}, {"source", "workspace"}, {"nr_inodes", workspaceInodes}} {
 		if err := unix.FsconfigSetString(fs, kv[0], kv[1]); err != nil {
 			return -1, fmt.Errorf("tmpfs %s=%s: %w", kv[0], kv[1], err)
 		}
