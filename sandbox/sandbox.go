@@ -29,8 +29,8 @@ type Backend interface {
 	Probe(ctx context.Context) (Features, error)
 	// Run performs spec. A command that started yields a Result, whatever it did; an error means
 	// that it never started or its end is not known. A program that cannot be found or executed is
-	// a Result, as a shell would give it. When ctx ends, the run is told to stop by SIGTERM, killed
-	// after spec.Grace, and its Result says so. When Run returns, nothing of the run is alive and
+	// a Result, as a shell would give it. When ctx or spec.Timeout ends, the run is told to stop by
+	// SIGTERM, killed after spec.Grace, and its Result says so. When Run returns, nothing of the run is alive and
 	// nothing more is written to std.
 	Run(ctx context.Context, spec *Spec, std Stdio) (*Result, error)
 	// Workspace lends an empty private file system in which the inputs and outputs of one run are
@@ -63,7 +63,8 @@ type Result struct {
 	ExitCode int
 	// Signal is the signal that ended the command, or 0.
 	Signal syscall.Signal
-	// Stopped says that the run was ended because its context was.
+	// Stopped says that the run was told to end, by its timeout or its context, before its command
+	// had ended by itself.
 	Stopped bool
 	// Start and End are when the command began to execute and when it had ended.
 	Start, End time.Time

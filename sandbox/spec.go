@@ -32,6 +32,9 @@ type Spec struct {
 
 	// Workspace names the workspace in which relative Sources lie, or "".
 	Workspace string
+	// Timeout is how long the command may execute, from its start; zero is without end. What comes
+	// before and after does not count.
+	Timeout time.Duration
 	// Grace is how long the run may take to end after it was told to. Zero kills at once.
 	Grace time.Duration
 }

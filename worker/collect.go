@@ -3,10 +3,9 @@
 package worker
 
 import (
+	"bytes"
 	"context"
 	"errors"
-	"io"
-	"os"
 	"time"
 
 	repb "github.com/bazelbuild/remote-apis/build/bazel/remote/execution/v2"
@@ -24,21 +23,22 @@ type collected struct {
 }
 
 // collect puts outputs, stdout and stderr into the store. No process of the action is alive.
-func (l *Local) collect(ctx context.Context, req *Request, s *staged) (*collected, error) {
+func (l *Local) collect(ctx context.Context, req *Request, s *staged, r *ran) (*collected, error) {
 	c := &collected{result: &repb.ActionResult{}, began: time.Now()}
 	fn, store := req.Digest.Function(), req.Instance.Store
 	for _, log := range []struct {
-		f  *os.File
-		to **repb.Digest
-	}{{s.stdout, &c.result.StdoutDigest}, {s.stderr, &c.result.StderrDigest}} {
-		if _, err := log.f.Seek(0, io.SeekStart); err != nil {
-			return nil, err
-		}
-		d, err := cas.PutSeeker(ctx, store, fn, log.f)
+		text *bytes.Buffer
+		to   **repb.Digest
+	}{{&r.stdout.kept, &c.result.StdoutDigest}, {&r.stderr.kept, &c.result.StderrDigest}} {
+		d, err := cas.PutBytes(ctx, store, fn, log.text.Bytes())
 		if err != nil {
 			return nil, err
 		}
 		*log.to = d.Proto()
+	}
+	// Where the action was of our own user, it may have taken away our rights to its root.
+	if err := s.ws.Root().Chmod(outDir, 0o755); err != nil {
+		return nil, err
 	}
 	err := tree.Capture(ctx, store, fn, s.out, tree.Wanted{
 		Dir:         req.Command.WorkingDirectory,

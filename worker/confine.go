@@ -33,6 +33,7 @@ func (l *Local) confine(req *Request) (*sandbox.Spec, error) {
 		Inputs:   slices.Clone(l.Toolchain),
 		Temp:     []sandbox.Temp{{Target: "/tmp", Bytes: l.TempBytes}},
 		Loopback: true,
+		Timeout:  req.Timeout,
 		Grace:    l.Grace,
 	}
 	return spec, nil

@@ -25,7 +25,7 @@ type Request struct {
 	Input    *tree.Input
 	// Layout is where inputs and outputs will lie.
 	Layout *tree.Layout
-	// Timeout is the action's own, or 0 if it states none.
+	// Timeout is the action's own, or the worker's if it states none.
 	Timeout time.Duration
 }
 
@@ -62,6 +62,9 @@ func (l *Local) Resolve(ctx context.Context, in *cas.Instance, action cas.Digest
 	}
 	if d := req.Timeout; d > l.MaxTimeout {
 		return nil, faultf(Invalid, "fetch: action %s asks for a timeout of %v; at most %v is permitted here", action, d, l.MaxTimeout)
+	}
+	if req.Timeout == 0 {
+		req.Timeout = l.MaxTimeout
 	}
 	l.ignoreProperties(req)
 	return req, nil

@@ -33,7 +33,7 @@ type Config struct {
 	TempBytes int64
 	// OutputBytes is how much the output files of one action may have together. Zero is 16 GiB.
 	OutputBytes int64
-	// LogBytes is how much of stdout and how much of stderr is kept. Zero is 64 MiB.
+	// LogBytes is how much of stdout and how much of stderr is kept. Zero is 32 MiB.
 	LogBytes int64
 	Log      *slog.Logger
 }
@@ -63,7 +63,7 @@ func New(c Config) *Local {
 		c.OutputBytes = 16 << 30
 	}
 	if c.LogBytes == 0 {
-		c.LogBytes = 64 << 20
+		c.LogBytes = 32 << 20
 	}
 	if c.Log == nil {
 		c.Log = slog.New(slog.DiscardHandler)
@@ -95,13 +95,13 @@ func (l *Local) Execute(ctx context.Context, t *Task, report func(Stage)) (*Outc
 	defer staged.close()
 
 	report(Run)
-	ran, err := l.run(ctx, t, req, spec, staged)
+	ran, err := l.run(ctx, t, spec)
 	if err != nil {
 		return nil, fault(Run, err)
 	}
 
 	report(Collect)
-	got, err := l.collect(ctx, req, staged)
+	got, err := l.collect(ctx, req, staged, ran)
 	if err != nil {
 		return nil, fault(Collect, err)
 	}

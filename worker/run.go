@@ -3,68 +3,70 @@
 package worker
 
 import (
+	"bytes"
 	"context"
-	"fmt"
 	"io"
 
 	"github.com/cloister-build/cloister/sandbox"
 )
 
-// ran is how the command ended.
+// ran is how the command ended, and what it said.
 type ran struct {
 	*sandbox.Result
-	timedOut bool
+	timedOut       bool
+	stdout, stderr *capped
 }
 
 // run runs the command. Only the time that it executes counts towards its timeout (rule 108).
-func (l *Local) run(ctx context.Context, t *Task, req *Request, spec *sandbox.Spec, s *staged) (*ran, error) {
-	limit := req.Timeout
-	if limit == 0 {
-		limit = l.MaxTimeout
+func (l *Local) run(ctx context.Context, t *Task, spec *sandbox.Spec) (*ran, error) {
+	r := &ran{
+		stdout: &capped{left: l.LogBytes, also: t.Stdout},
+		stderr: &capped{left: l.LogBytes, also: t.Stderr},
 	}
-	timed, cancel := context.WithTimeout(ctx, limit)
-	defer cancel()
-	res, err := l.Backend.Run(timed, spec, sandbox.Stdio{
-		Stdout: &capped{w: tee(s.stdout, t.Stdout), left: l.LogBytes},
-		Stderr: &capped{w: tee(s.stderr, t.Stderr), left: l.LogBytes},
-	})
+	var err error
+	r.Result, err = l.Backend.Run(ctx, spec, sandbox.Stdio{Stdout: r.stdout, Stderr: r.stderr})
 	if ctx.Err() != nil {
 		return nil, context.Cause(ctx)
 	}
 	if err != nil {
 		return nil, err
 	}
-	return &ran{Result: res, timedOut: res.Stopped}, nil
+	r.timedOut = r.Stopped
+	return r, nil
 }
 
-func tee(w, also io.Writer) io.Writer {
-	if also == nil {
-		return w
-	}
-	return io.MultiWriter(w, also)
-}
-
-// capped passes on the first left bytes, then one notice, and swallows the rest, so that an action that
-// never stops talking neither blocks nor fills the worker.
+// capped keeps the first left bytes, then one notice, and swallows the rest, so that an action that never
+// stops talking neither blocks nor fills the worker. It is memory of the worker's, apart from the
+// workspace, which an action may fill.
 type capped struct {
-	w    io.Writer
+	kept bytes.Buffer
 	left int64
 	told bool
+	also io.Writer // sees all that is kept, if not nil
 }
+
+const notice = "\ncloister: output cut off here: it reached its limit\n"
 
 func (c *capped) Write(p []byte) (int, error) {
 	keep := p[:min(int64(len(p)), c.left)]
-	if len(keep) > 0 {
-		if _, err := c.w.Write(keep); err != nil {
-			return 0, err
-		}
-		c.left -= int64(len(keep))
+	c.left -= int64(len(keep))
+	if err := c.keep(keep); err != nil {
+		return 0, err
 	}
 	if len(keep) < len(p) && !c.told {
 		c.told = true
-		if _, err := fmt.Fprintf(c.w, "\ncloister: output cut off here: it reached its limit\n"); err != nil {
+		if err := c.keep([]byte(notice)); err != nil {
 			return 0, err
 		}
 	}
 	return len(p), nil
+}
+
+func (c *capped) keep(p []byte) error {
+	c.kept.Write(p)
+	if c.also == nil || len(p) == 0 {
+		return nil
+	}
+	_, err := c.also.Write(p)
+	return err
 }

@@ -30,13 +30,10 @@ func (l *Local) seal(when times, req *Request, r *ran, c *collected) *Outcome {
 	out.Result.ExitCode = int32(r.ExitCode)
 	switch {
 	case r.timedOut:
-		limit := req.Timeout
-		if limit == 0 {
-			limit = l.MaxTimeout
-		}
 		out.Code = codes.DeadlineExceeded
-		out.Message = fmt.Sprintf("cloister: killed after its timeout of %v", limit)
-	case c.bad != nil:
+		out.Message = fmt.Sprintf("cloister: killed after its timeout of %v", req.Timeout)
+	case c.bad != nil && r.ExitCode == 0:
+		// Where the action failed of itself, that is what its client needs to see.
 		out.Code = codes.FailedPrecondition
 		out.Message = "cloister: " + c.bad.Error()
 	case r.Signal != 0:
@@ -49,8 +46,9 @@ func (l *Local) seal(when times, req *Request, r *ran, c *collected) *Outcome {
 		// Kept whole it could neither be sent nor, once recorded, be read.
 		out.Code = codes.FailedPrecondition
 		out.Message = fmt.Sprintf("cloister: the result names %d output files and takes %d bytes, more than the %d of a message: "+
-			"declare a directory instead of its files", len(out.Result.OutputFiles), n, MaxResult)
-		out.Result.OutputFiles = nil
+			"declare a directory instead of what is in it", len(out.Result.OutputFiles), n, MaxResult)
+		out.Result.OutputFiles, out.Result.OutputSymlinks, out.Result.OutputDirectories = nil, nil, nil
+		out.Result.OutputFileSymlinks, out.Result.OutputDirectorySymlinks = nil, nil //nolint:staticcheck // of API 2.0
 	}
 	return out
 }

@@ -4,7 +4,6 @@ package worker
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"os"
 	"path"
@@ -19,11 +18,9 @@ const outDir = "out"
 
 // staged is the input tree as it lies in a workspace, ready to be mounted.
 type staged struct {
-	ws     sandbox.Workspace
-	tree   *tree.Staged
-	out    *os.Root
-	stdout *os.File // beside the tree, where the action cannot see them
-	stderr *os.File
+	ws   sandbox.Workspace
+	tree *tree.Staged
+	out  *os.Root
 
 	began, ended time.Time
 }
@@ -46,12 +43,6 @@ func (l *Local) stage(ctx context.Context, req *Request, spec *sandbox.Spec) (*s
 	if s.out, err = s.ws.Root().OpenRoot(outDir); err != nil {
 		return nil, err
 	}
-	if s.stdout, err = s.ws.Root().Create("stdout"); err != nil {
-		return nil, err
-	}
-	if s.stderr, err = s.ws.Root().Create("stderr"); err != nil {
-		return nil, err
-	}
 	spec.Workspace = s.ws.Name()
 	spec.Outputs = []sandbox.Output{{Target: ExecRoot, Source: outDir}}
 	for _, b := range s.tree.Binds {
@@ -71,16 +62,11 @@ func (s *staged) close() {
 	if s.tree != nil {
 		s.tree.Release()
 	}
-	for _, f := range []*os.File{s.stdout, s.stderr} {
-		if f != nil {
-			f.Close()
-		}
-	}
 	if s.out != nil {
 		s.out.Close()
 	}
 	if s.ws != nil {
 		// A workspace that does not close is memory lost, which the next one will report as full.
-		_ = errors.Join(s.ws.Close())
+		_ = s.ws.Close()
 	}
 }

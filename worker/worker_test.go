@@ -83,11 +83,14 @@ func TestCheckCommandRefuses(t *testing.T) {
 
 func TestCappedTellsOnceAndNeverBlocks(t *testing.T) {
 	var b strings.Builder
-	w := &capped{w: &b, left: 5}
+	w := &capped{left: 5, also: &b}
 	for _, text := range []string{"abc", "defg", "hij"} {
 		if n, err := w.Write([]byte(text)); n != len(text) || err != nil {
 			t.Errorf("Write(%q) = %d, %v", text, n, err)
 		}
+	}
+	if b.String() != w.kept.String() {
+		t.Errorf("got %q beside %q", b.String(), w.kept.String())
 	}
 	if got := b.String(); !strings.HasPrefix(got, "abcde\n") || strings.Count(got, "cut off") != 1 || strings.Contains(got, "f\n") {
 		t.Errorf("got %q", got)
@@ -200,6 +203,7 @@ func TestSealSaysWhyItFailed(t *testing.T) {
 		{"signal", ran{Result: &sandbox.Result{ExitCode: 139, Signal: 11}}, nil, codes.OK, "signal 11"},
 		{"timeout", ran{Result: &sandbox.Result{ExitCode: 143}, timedOut: true}, nil, codes.DeadlineExceeded, "timeout of 3s"},
 		{"output", ran{Result: &sandbox.Result{}}, tree.ErrOutput, codes.FailedPrecondition, "output"},
+		{"output of a failure", ran{Result: &sandbox.Result{ExitCode: 4}}, tree.ErrOutput, codes.OK, "exit code 4"},
 	} {
 		got := &collected{result: &repb.ActionResult{}, bad: c.bad, began: now, ended: now}
 		out := New(Config{Name: "w"}).seal(times{staged: &staged{}, ran: &c.ran, collected: got},

@@ -12,6 +12,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"syscall"
 	"time"
 
 	repb "github.com/bazelbuild/remote-apis/build/bazel/remote/execution/v2"
@@ -51,8 +52,13 @@ It exits with the command's own code, 128+N if signal N ended it, and 125 if Clo
 		Args: cobra.MinimumNArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			c.args = args
-			ctx, stop := signal.NotifyContext(cmd.Context(), os.Interrupt)
+			ctx, stop := signal.NotifyContext(cmd.Context(), os.Interrupt, syscall.SIGTERM, syscall.SIGHUP)
 			defer stop()
+			// A reader that went away is an error like any other: it must not leave our files behind.
+			signal.Ignore(syscall.SIGPIPE)
+			if err := c.check(); err != nil {
+				return err
+			}
 			code, err := run(ctx, &c)
 			if err != nil {
 				return &exit{exitOurs, err}
@@ -67,8 +73,26 @@ It exits with the command's own code, 128+N if signal N ended it, and 125 if Clo
 	f.StringVar(&c.in, "in", "", "directory of inputs (default: none)")
 	f.StringArrayVar(&c.out, "out", nil, "path of an output, relative to the working directory; repeatable")
 	f.StringArrayVar(&c.env, "env", nil, "environment variable, KEY=VALUE; repeatable")
-	f.DurationVar(&c.timeout, "timeout", 0, "kill the command after this time (default: none)")
+	f.DurationVar(&c.timeout, "timeout", 0, "kill the command after this time (default: 24h)")
 	return cmd
+}
+
+// check returns what is wrong with the command line.
+func (c *runConfig) check() error {
+	for _, kv := range c.env {
+		if k, _, ok := strings.Cut(kv, "="); !ok || k == "" {
+			return fmt.Errorf("--env %q: write it as KEY=VALUE", kv)
+		}
+	}
+	for _, p := range c.out {
+		if !filepath.IsLocal(p) {
+			return fmt.Errorf("--out %q: write a path below the working directory", p)
+		}
+	}
+	if c.timeout < 0 {
+		return fmt.Errorf("--timeout %v: write a positive time", c.timeout)
+	}
+	return nil
 }
 
 // run carries the command through the same seven verbs as an action of a client, with a store that
@@ -79,6 +103,10 @@ func run(ctx context.Context, c *runConfig) (int, error) {
 		return 0, err
 	}
 	defer os.RemoveAll(dir) // plain files of ours: nothing is ever mounted in a store
+	// Inputs are mounted by the paths of their files, and a link in them would be refused.
+	if dir, err = filepath.EvalSymlinks(dir); err != nil {
+		return 0, err
+	}
 	store, err := disk.Open(disk.Config{Dir: filepath.Join(dir, "store"), MaxBytes: math.MaxInt64})
 	if err != nil {
 		return 0, err
@@ -104,6 +132,7 @@ func run(ctx context.Context, c *runConfig) (int, error) {
 	}
 	local := worker.New(worker.Config{
 		Name: "run", Instances: store.Instance, Backend: backend, Features: features, Toolchain: toolchain, Grace: time.Second,
+		MaxTimeout: max(c.timeout, 24*time.Hour),
 	})
 	out, err := local.Execute(ctx, &worker.Task{Action: action, Queued: time.Now(), Stdout: os.Stdout, Stderr: os.Stderr},
 		func(worker.Stage) {})
@@ -134,10 +163,7 @@ func run(ctx context.Context, c *runConfig) (int, error) {
 func ingest(ctx context.Context, store cas.Store, c *runConfig) (cas.Digest, error) {
 	cmd := &repb.Command{Arguments: c.args}
 	for _, kv := range c.env {
-		k, v, ok := strings.Cut(kv, "=")
-		if !ok {
-			return cas.Digest{}, fmt.Errorf("--env %q: write it as KEY=VALUE", kv)
-		}
+		k, v, _ := strings.Cut(kv, "=")
 		cmd.EnvironmentVariables = append(cmd.EnvironmentVariables, &repb.Command_EnvironmentVariable{Name: k, Value: v})
 	}
 	slices.SortFunc(cmd.EnvironmentVariables, func(a, b *repb.Command_EnvironmentVariable) int { return strings.Compare(a.Name, b.Name) })

@@ -35,7 +35,11 @@ func TestMain(m *testing.M) {
 	if _, err := unix.FcntlInt(os.Stderr.Fd(), unix.F_DUPFD, 200); err != nil {
 		panic(err)
 	}
-	signal.Ignore(syscall.SIGINT, syscall.SIGQUIT, syscall.SIGUSR1)
+	signal.Ignore(syscall.SIGINT, syscall.SIGQUIT, syscall.SIGUSR1, syscall.SIGTSTP, syscall.SIGTTOU)
+	if _, err := unix.KeyctlInt(unix.KEYCTL_JOIN_SESSION_KEYRING, 0, 0, 0, 0); err == nil {
+		// A session with a key in it, as a login has.
+		_, _ = unix.AddKey("user", "cloister-test", []byte("secret"), unix.KEY_SPEC_SESSION_KEYRING)
+	}
 	os.Exit(m.Run())
 }
 

@@ -86,9 +86,14 @@ func (b *Backend) request(req []byte, answer bool, fds ...int) (int, error) {
 		if err := b.startLocked(); err != nil {
 			return -1, err
 		}
+		err = zygote.Send(b.sock, req, fds...)
+		if err != nil && !errors.Is(err, unix.EPIPE) && !errors.Is(err, unix.ECONNRESET) {
+			// It lives, and with it every other run: only this request failed.
+			return -1, fmt.Errorf("zygote: %w", err)
+		}
 		var text []byte
 		var got []int
-		if err = zygote.Send(b.sock, req, fds...); err == nil && answer {
+		if err == nil && answer {
 			text, got, err = zygote.Receive(b.sock)
 		}
 		switch {
@@ -144,15 +149,11 @@ func (b *Backend) Run(ctx context.Context, spec *sandbox.Spec, std sandbox.Stdio
 	if err := r.open(spec, std); err != nil {
 		return nil, err
 	}
-	req := []byte{zygote.ReqRun}
-	if spec.Loopback {
-		req = append(req, zygote.Loopback)
-	}
-	if _, err := b.request(req, false, r.theirs...); err != nil {
+	if _, err := b.request([]byte{zygote.ReqRun}, false, r.theirs...); err != nil {
 		return nil, err
 	}
 	r.handOver()
-	return r.watch(ctx, spec.Grace)
+	return r.watch(ctx, spec)
 }
 
 // A run is the worker's side of one run: descriptors, and the goroutines that copy its output.
@@ -239,46 +240,79 @@ func (r *run) close() {
 	r.copying.Wait()
 }
 
-// watch follows the run to its end. When ctx ends it stops the run: SIGTERM, grace, and the end of
-// init, with which everything ends.
-func (r *run) watch(ctx context.Context, grace time.Duration) (*sandbox.Result, error) {
-	done := make(chan struct{})
+// watch follows the run to its end. When ctx ends, or the command has executed for the spec's timeout, it
+// stops the run: SIGTERM, grace, and the end of init, with which everything ends.
+func (r *run) watch(ctx context.Context, spec *sandbox.Spec) (*sandbox.Result, error) {
+	p := &progress{started: make(chan struct{}), exited: make(chan struct{}), reaped: make(chan struct{})}
 	var stopping sync.WaitGroup
-	stopping.Go(func() {
-		select {
-		case <-done:
-			return
-		case <-ctx.Done():
-		}
-		if grace > 0 {
-			_ = zygote.Send(r.control, []byte(zygote.WordTerm))
-			select {
-			case <-done:
-				return
-			case <-time.After(grace):
-			}
-		}
-		_ = zygote.Send(r.control, []byte(zygote.WordKill))
-	})
-	res, err := r.follow(func() bool { return ctx.Err() != nil })
-	close(done)
+	stopping.Go(func() { r.stop(ctx, spec, p) })
+	res, err := r.follow(p)
+	close(p.reaped)
 	stopping.Wait()
 	r.copying.Wait()
 	if err != nil {
 		return nil, err
 	}
-	res.Stopped = ctx.Err() != nil
+	res.Stopped = p.told
+	if res.Start.IsZero() {
+		if !res.Stopped {
+			return nil, errors.New("the run ended before its command started")
+		}
+		res.Start = res.End
+	}
 	if err := errors.Join(r.copyErr[:]...); err != nil {
 		return nil, fmt.Errorf("copy the run's output: %w", err)
 	}
 	return res, nil
 }
 
-// follow reads reports until the run is reaped. Stopped tells whether it was told to end, which it may
-// do before its command has started.
-func (r *run) follow(stopped func() bool) (*sandbox.Result, error) {
+// A progress is how far a run has come; each channel is closed when it has come there.
+type progress struct {
+	started, exited, reaped chan struct{}
+	told                    bool // to end, before it exited by itself; written before reaped is waited for
+}
+
+// stop tells the run to end when it is time to, and makes sure that it does.
+func (r *run) stop(ctx context.Context, spec *sandbox.Spec, p *progress) {
+	var timeout <-chan time.Time
+	for started := p.started; ; {
+		select {
+		case <-started:
+			started = nil
+			if spec.Timeout > 0 {
+				timer := time.NewTimer(spec.Timeout)
+				defer timer.Stop()
+				timeout = timer.C
+			}
+			continue
+		case <-p.exited:
+			// All that is left is its teardown, which only the end of ctx hurries, by nothing: the
+			// kernel is killing what remains already.
+			return
+		case <-p.reaped:
+			return
+		case <-timeout:
+		case <-ctx.Done():
+		}
+		break
+	}
+	p.told = true
+	if spec.Grace > 0 {
+		_ = zygote.Send(r.control, []byte(zygote.WordTerm))
+		select {
+		case <-p.exited:
+			return
+		case <-p.reaped:
+			return
+		case <-time.After(spec.Grace):
+		}
+	}
+	_ = zygote.Send(r.control, []byte(zygote.WordKill))
+}
+
+// follow reads reports until the run is reaped.
+func (r *run) follow(p *progress) (*sandbox.Result, error) {
 	var res sandbox.Result
-	var exited, started bool
 	for {
 		packet, _, err := zygote.Receive(r.control)
 		if err != nil {
@@ -292,23 +326,17 @@ func (r *run) follow(stopped func() bool) (*sandbox.Result, error) {
 		case rep.Failed != "":
 			return nil, fmt.Errorf("start of the run: %s", rep.Failed)
 		case rep.Started != 0:
-			started = true
 			res.Start = time.Unix(0, rep.Started)
+			close(p.started)
 		case rep.Exited != nil:
-			exited = true
 			res.End = time.Unix(0, rep.Exited.At)
 			res.ExitCode = rep.Exited.Code
 			if s := rep.Exited.Signal; s != 0 {
 				res.Signal, res.ExitCode = syscall.Signal(s), 128+s
 			}
+			close(p.exited)
 		case rep.Reaped != nil:
-			if !started {
-				if !stopped() {
-					return nil, errors.New("the run ended before its command started")
-				}
-				res.Start = time.Now()
-			}
-			if !exited { // init was told to end, and the command with it
+			if res.End.IsZero() { // init was told to end, and the command with it, perhaps before its start
 				res.End = time.Now()
 				res.Signal, res.ExitCode = syscall.SIGKILL, 128+int(syscall.SIGKILL)
 			}

@@ -49,6 +49,11 @@ func TestBackend(t *testing.T, new func() sandbox.Backend) {
 		{"NoProcessOutlivesTheRun", processes},
 		{"OtherRunsAreInvisible", otherRuns},
 		{"StopTermsThenKills", stop},
+		{"TimeoutCountsExecutionOnly", timeout},
+		{"PidOneCannotBeSignalled", pidOne},
+		{"OutputCanBeOpenedAgain", reopen},
+		{"NetworkIsNewForEachRun", freshNetwork},
+		{"KeysAreNotShared", keys},
 		{"LinksInTargetsAreNotFollowed", linkedTarget},
 		{"InvalidSpecIsRefused", invalid},
 		{"ManyRunsAtOnce", many},
@@ -581,6 +586,70 @@ func (s *signalled) Write(p []byte) (int, error) {
 		s.then()
 	}
 	return len(p), nil
+}
+
+func timeout(t *testing.T, b sandbox.Backend) {
+	r := Run{Script: "echo begun; sleep 60", Spec: func(s *sandbox.Spec) { s.Timeout = 300 * time.Millisecond }}
+	r.Do(t, b)
+	if !r.Result.Stopped || r.Stdout != "begun\n" || r.Result.End.Sub(r.Result.Start) < 300*time.Millisecond {
+		t.Errorf("got %+v, output %q", r.Result, r.Stdout)
+	}
+	r = Run{Script: "true", Spec: func(s *sandbox.Spec) { s.Timeout = time.Minute }}
+	r.Do(t, b)
+	if r.Result.Stopped {
+		t.Error("a run that ended in time was stopped")
+	}
+}
+
+func pidOne(t *testing.T, b sandbox.Backend) {
+	r := Run{Script: "for s in TERM QUIT ABRT INT HUP SEGV USR1 STOP KILL; do kill -$s 1 2>/dev/null; done; sleep 0.1; echo alive; exit 7"}
+	r.Do(t, b)
+	if r.Result.ExitCode != 7 || r.Stdout != "alive\n" || r.Stderr != "" {
+		t.Errorf("got exit code %d, stdout %q, stderr %q", r.Result.ExitCode, r.Stdout, r.Stderr)
+	}
+}
+
+func reopen(t *testing.T, b sandbox.Backend) {
+	r := Run{Script: "echo out > /dev/stdout; echo err > /dev/stderr; echo both | tee /dev/stderr"}
+	r.Do(t, b)
+	if r.Stdout != "out\nboth\n" || r.Stderr != "err\nboth\n" {
+		t.Errorf("got stdout %q, stderr %q", r.Stdout, r.Stderr)
+	}
+}
+
+// freshNetwork: what one run did on its loopback is not seen by the next, not even by its counters.
+func freshNetwork(t *testing.T, b sandbox.Backend) {
+	for range 3 {
+		r := Run{Spec: func(s *sandbox.Spec) {
+			s.Args = []string{"/bin/bash", "-c", "cat /proc/self/net/dev | grep lo:; exec 3<>/dev/tcp/127.0.0.1/9; true"}
+		}}
+		r.Do(t, b)
+		if f := strings.Fields(r.Stdout); len(f) < 3 || f[1] != "0" {
+			t.Errorf("loopback has been used before: %q", r.Stdout)
+		}
+	}
+}
+
+func keys(t *testing.T, b sandbox.Backend) {
+	if _, err := os.Stat("/usr/bin/python3"); err != nil {
+		t.Skip("needs python3 to make system calls")
+	}
+	// add_key into the session keyring, then search for it: found by the run that added it alone.
+	script := `
+import ctypes, sys
+libc = ctypes.CDLL(None, use_errno=True)
+ADD_KEY, KEYCTL, SEARCH, SESSION = 248, 250, 10, -3
+found = libc.syscall(KEYCTL, SEARCH, SESSION, b"user", b"cloister-test", 0)
+print("found" if found > 0 else "none")
+libc.syscall(ADD_KEY, b"user", b"cloister-test", b"secret", 6, SESSION)
+`
+	for range 2 {
+		r := Run{Spec: func(s *sandbox.Spec) { s.Args = []string{"/usr/bin/python3", "-c", script} }}
+		r.Do(t, b)
+		if r.Stdout != "none\n" {
+			t.Errorf("a key of another: %q %s", r.Stdout, r.Stderr)
+		}
+	}
 }
 
 func linkedTarget(t *testing.T, b sandbox.Backend) {

@@ -125,7 +125,8 @@ func TestRun(t *testing.T) {
 		{"signal", []string{"--", "/bin/sh", "-c", "kill -TERM $$"}, said{"", "cloister: killed by signal 15 (terminated), exit code 143\n", 143}},
 		{"not found", []string{"--", "no-such-program"}, said{"", "cloister: no-such-program: not found in the sandbox\n", 127}},
 		{"environment", []string{"--env", "A=b c", "--", "env"}, said{"A=b c\nHOME=/tmp\nPATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin\nTMPDIR=/tmp\n", "", 0}},
-		{"bad environment", []string{"--env", "A", "--", "env"}, said{"", "cloister: --env \"A\": write it as KEY=VALUE\n", 125}},
+		{"bad environment", []string{"--env", "A", "--", "env"}, said{"", "cloister: --env \"A\": write it as KEY=VALUE\n", 2}},
+		{"bad output", []string{"--out", "../x", "--", "env"}, said{"", "cloister: --out \"../x\": write a path below the working directory\n", 2}},
 		{"hidden", []string{"--", "cat", "/etc/shadow"}, said{"", "cat: /etc/shadow: No such file or directory\n", 1}},
 	} {
 		if got := cloister(t, "", append([]string{"run"}, c.args...)...); got != c.want {
@@ -229,5 +230,44 @@ func TestServeRefusesDirectoriesThatAreNoStore(t *testing.T) {
 	}
 	if entries, err := os.ReadDir(foreign); err != nil || len(entries) != 1 {
 		t.Errorf("something was left in a directory that was refused: %v, %v", entries, err)
+	}
+}
+
+// TestRunLeavesNothingBehind: not when its reader goes away, not when it is told to end, and not where the
+// temporary directory is reached through a link.
+func TestRunLeavesNothingBehind(t *testing.T) {
+	confined(t)
+	dir := t.TempDir()
+	in := filepath.Join(dir, "in")
+	tmp, link := filepath.Join(dir, "tmp"), filepath.Join(dir, "link")
+	for _, d := range []string{in, tmp} {
+		if err := os.Mkdir(d, 0o755); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := os.Symlink(tmp, link); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(filepath.Join(in, "large"), make([]byte, 200_000), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	for name, script := range map[string]string{
+		"a link":                 `"$0" run --in in -- cksum large`,
+		"a reader that went":     `"$0" run --in in -- /bin/sh -c 'while :; do echo x; done' | head -1; true`,
+		"a signal":               `"$0" run --in in -- sleep 60 & sleep 0.5; kill -TERM $!; wait $!; [ $? = 130 ]`,
+		"a command that is none": `"$0" run --in in -- no-such-command; [ $? = 127 ]`,
+	} {
+		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+		cmd := exec.CommandContext(ctx, "/bin/sh", "-c", script, binary)
+		cmd.Dir = dir
+		cmd.Env = append(os.Environ(), "TMPDIR="+link)
+		out, err := cmd.CombinedOutput()
+		cancel()
+		if err != nil {
+			t.Errorf("%s: %v\n%s", name, err, out)
+		}
+		if left, err := os.ReadDir(tmp); err != nil || len(left) > 0 {
+			t.Errorf("%s: left behind: %v, %v", name, left, err)
+		}
 	}
 }

@@ -459,6 +459,13 @@ func streams(c *client) {
 	if out != "a\x00\xffb" || c.get(r.StderrDigest) != "err" {
 		c.Errorf("got stdout %q, stderr %q", out, c.get(r.StderrDigest))
 	}
+	// A workspace that is full, or an action that took away its own rights, costs neither log nor exit code.
+	if r := c.do(action{script: "echo log; chmod 0 .; exit 7"}); r.Result.GetExitCode() != 7 || c.get(r.Result.StdoutDigest) != "log\n" {
+		c.Errorf("chmod 0: got %v", r)
+	}
+	if r := c.do(action{script: "mkfifo bad; echo log; exit 3", outputs: []string{"bad"}}); code(r) != codes.OK || r.Result.GetExitCode() != 3 {
+		c.Errorf("a failure with a bad output: got %v", r)
+	}
 	if _, r := c.ok(action{script: "true"}); r.StdoutDigest.GetSizeBytes() != 0 || r.StdoutDigest.GetHash() == "" {
 		c.Errorf("silence: got digest %v", r.StdoutDigest)
 	}

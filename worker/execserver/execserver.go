@@ -22,6 +22,7 @@ import (
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/anypb"
 )
 
@@ -83,15 +84,15 @@ type stream = grpc.ServerStreamingServer[longrunningpb.Operation]
 func (s *server) Execute(req *repb.ExecuteRequest, to stream) error {
 	in, err := s.Instances(req.InstanceName)
 	if err != nil {
-		return cas.Status(err)
+		return refusal(err)
 	}
 	fn, err := cas.FunctionOf(req.DigestFunction, req.ActionDigest)
 	if err != nil {
-		return cas.Status(err)
+		return refusal(err)
 	}
 	action, err := cas.FromProto(fn, req.ActionDigest)
 	if err != nil {
-		return cas.Status(err)
+		return refusal(err)
 	}
 	o, err := s.Queue.Submit(queue.Request{
 		Task: worker.Task{
@@ -121,7 +122,7 @@ func (s *server) WaitExecution(req *repb.WaitExecutionRequest, to stream) error 
 	o, ok := s.Queue.Operation(req.Name)
 	if !ok {
 		return status.Errorf(codes.NotFound,
-			"operation %.100q is not known, or ended too long ago; execute the action again", req.Name)
+			"operation %+.100q is not known, or ended too long ago; execute the action again", req.Name)
 	}
 	return s.follow(client{stream: to}, o, 0)
 }
@@ -133,7 +134,12 @@ func (s *server) prepare(ctx context.Context, in *cas.Instance, r *queue.Request
 		if err != nil {
 			return nil, err
 		}
-		if result != nil {
+		switch {
+		case proto.Size(result) > worker.MaxResult:
+			// Somebody else recorded what no client can be sent. A run makes a result that can be
+			// sent and replaces this one, or says why it is too large.
+			r.Task.SkipCacheLookup = true
+		case result != nil:
 			return &worker.Outcome{Result: result, Cached: true}, nil
 		}
 	}

@@ -422,6 +422,9 @@ func TestManyMissingBlobsFitIntoOneMessageRule072(t *testing.T) {
 	if n := len(st.Details()[0].(*errdetails.PreconditionFailure).Violations); n < 20_000 {
 		t.Errorf("%d blobs are listed; a message has room for more", n)
 	}
+	if !strings.Contains(st.Message(), "100000 blobs are absent") {
+		t.Errorf("message is %q, want it to say how many are absent", st.Message())
+	}
 }
 
 func TestFaultWithoutTextHasAMessageRule126(t *testing.T) {
@@ -784,6 +787,10 @@ func TestUnusableCacheEntryIsNotServedRules068And094And096(t *testing.T) {
 	}{
 		{name: "output absent", result: &repb.ActionResult{StdoutDigest: lost}},
 		{name: "failed", result: &repb.ActionResult{ExitCode: 1}},
+		{
+			name: "too large to send", skipped: true,
+			result: &repb.ActionResult{StdoutRaw: make([]byte, worker.MaxResult)},
+		},
 		{name: "do_not_cache", action: &repb.Action{DoNotCache: true}, result: result()},
 		{
 			name: "skip_cache_lookup", result: result(), skipped: true,
@@ -1030,7 +1037,7 @@ func TestResultAboveOneMessageIsRefusedRule124(t *testing.T) {
 
 func TestMessageIsOneReadableLineRule126(t *testing.T) {
 	s := serve(t, func(context.Context, *worker.Task) (*worker.Outcome, error) {
-		long := "mount:\n\tbad \xff name" + strings.Repeat("é", 50_000)
+		long := "mount:\n\tbad \xff name" + strings.Repeat("\u00e9 ", 50_000)
 		return nil, &worker.Fault{Kind: worker.Internal, Err: errors.New(long)}
 	}, nil)
 	a := s.action(t, "x")
@@ -1040,12 +1047,61 @@ func TestMessageIsOneReadableLineRule126(t *testing.T) {
 		t.Errorf("message is %q, want it to name the action", r.Message)
 	}
 	for _, text := range []string{r.Message, st.Message()} {
-		if !strings.Contains(text, "mount: bad \uFFFD name") || strings.Contains(text, "\n") || len(text) > 3000 {
-			t.Errorf("message is %q, want one line of readable length", text)
+		if !strings.Contains(text, `mount: bad \ufffd name\u00e9 \u00e9 `) || !strings.Contains(text, `\u00e9[cut]`) {
+			t.Errorf("message is %q, want one line, cut between characters", text)
 		}
+		wantReadable(t, text)
 	}
 	if !strings.Contains(s.log.String(), "mount: bad") {
 		t.Errorf("log is %q, want the defect", s.log.String())
+	}
+}
+
+// wantReadable checks that text is one line of ASCII and not long. Bazel 4 garbles anything else.
+func wantReadable(t *testing.T, text string) {
+	t.Helper()
+	if text == "" || len(text) > 3000 {
+		t.Errorf("message has %d bytes, want between 1 and 3000", len(text))
+	}
+	for _, c := range []byte(text) {
+		if c < ' ' || c > '~' {
+			t.Fatalf("message holds the byte %#x, want printable ASCII: %q", c, text)
+		}
+	}
+}
+
+func TestMessageOfAnOutcomeIsReadableRule126(t *testing.T) {
+	s := serve(t, func(context.Context, *worker.Task) (*worker.Outcome, error) {
+		return &worker.Outcome{
+			Result:  result(),
+			Code:    codes.FailedPrecondition,
+			Message: "output \x1b[31m" + strings.Repeat("\u00e9\r\n", 1<<20),
+		}, nil
+	}, nil)
+	r := end(t, s.execute(t.Context(), t, s.action(t, "x"), nil))
+	wantReadable(t, r.Message)
+	wantReadable(t, wantCode(t, r, codes.FailedPrecondition).Message())
+}
+
+func TestTextOfARefusedCallIsReadable(t *testing.T) {
+	s := serve(t, succeed, nil)
+	a := s.action(t, "x")
+	odd := strings.Repeat("\u00e9", 100_000)
+	for _, c := range []struct {
+		name string
+		st   stream
+	}{
+		{"instance", s.execute(t.Context(), t, a, func(r *repb.ExecuteRequest) { r.InstanceName = odd + "/blobs" })},
+		{"hash", s.execute(t.Context(), t, a, func(r *repb.ExecuteRequest) {
+			r.DigestFunction = repb.DigestFunction_SHA256
+			r.ActionDigest.Hash = odd
+		})},
+		{"operation", s.wait(t.Context(), t, odd)},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			_, err := c.st.Recv()
+			wantReadable(t, status.Convert(err).Message())
+		})
 	}
 }
 

@@ -5,8 +5,9 @@ package execserver
 import (
 	"errors"
 	"fmt"
-	"strings"
+	"strconv"
 	"time"
+	"unicode"
 
 	repb "github.com/bazelbuild/remote-apis/build/bazel/remote/execution/v2"
 	"github.com/cloister-build/cloister/cas"
@@ -27,10 +28,7 @@ const (
 	maxResponse = 4<<20 - 64<<10
 	// maxInlined is the size, in bytes, up to which a result may grow by inlining (rule 124).
 	maxInlined = 3 << 20
-	// maxViolations keeps a list of missing blobs below maxResponse. Clients upload whatever is
-	// missing when told of any blob, and are told of the rest if they do not.
-	maxViolations = 25_000
-	// maxText bounds, in bytes, what is quoted of an error.
+	// maxText bounds, in bytes, what is quoted of an error or of an outcome's message.
 	maxText = 2000
 	// retryDelay is what a client is asked to wait when there is no room.
 	retryDelay = 5 * time.Second
@@ -126,13 +124,19 @@ func faultStatus(err error) *status.Status {
 // if there is no other (rule 72).
 func missing(blobs []cas.Digest) *errdetails.PreconditionFailure {
 	p := &errdetails.PreconditionFailure{}
-	for _, d := range blobs[:min(len(blobs), maxViolations)] {
+	for _, d := range blobs { // at most queue.MaxBlobs
 		p.Violations = append(p.Violations, &errdetails.PreconditionFailure_Violation{
 			Type:    "MISSING",
 			Subject: d.Resource(),
 		})
 	}
 	return p
+}
+
+// refusal returns err as the status with which a call fails at once.
+func refusal(err error) error {
+	st := status.Convert(cas.Status(err))
+	return status.Error(st.Code(), oneLine(st.Message()))
 }
 
 func detailed(c codes.Code, text string, detail protoadapt.MessageV1) *status.Status {
@@ -144,11 +148,29 @@ func detailed(c codes.Code, text string, detail protoadapt.MessageV1) *status.St
 	return with
 }
 
-// oneLine returns s without line breaks, as valid UTF-8 that is not too long for a person to read.
+// oneLine returns s without line breaks, in ASCII, which is what every client displays as it is, and
+// not too long for a person to read. Other characters become Go's escapes.
 func oneLine(s string) string {
-	s = strings.Join(strings.Fields(s), " ")
-	if len(s) > maxText {
-		s = s[:maxText] + "..."
+	var line []byte
+	space := false
+	for _, r := range s {
+		if unicode.IsSpace(r) {
+			space = len(line) > 0
+			continue
+		}
+		if len(line) >= maxText {
+			return string(line) + "[cut]"
+		}
+		if space {
+			line = append(line, ' ')
+			space = false
+		}
+		if ' ' < r && r <= '~' {
+			line = append(line, byte(r))
+			continue
+		}
+		quoted := strconv.QuoteRuneToASCII(r)
+		line = append(line, quoted[1:len(quoted)-1]...)
 	}
-	return strings.ToValidUTF8(s, "\uFFFD")
+	return string(line)
 }

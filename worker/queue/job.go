@@ -49,7 +49,7 @@ func (q *Queue) push(l *line, j *job) {
 func (q *Queue) serve(
 	l *line,
 	do func(context.Context, *job) (*worker.Outcome, error),
-	then func(*job, *worker.Outcome, error),
+	then func(*job, end),
 ) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
@@ -73,10 +73,11 @@ func (q *Queue) serve(
 		q.mu.Unlock()
 		out, err := guard(func() (*worker.Outcome, error) { return do(ctx, j) })
 		cancel()
+		e := endOf(out, err)
 		q.mu.Lock()
 
 		l.busy--
-		then(j, out, err)
+		then(j, e)
 		q.checkEmpty()
 	}
 }
@@ -87,11 +88,11 @@ func prepare(ctx context.Context, j *job) (*worker.Outcome, error) {
 }
 
 // prepared passes on a job from a preparer.
-func (q *Queue) prepared(j *job, out *worker.Outcome, err error) {
+func (q *Queue) prepared(j *job, e end) {
 	switch {
 	case len(j.ops) == 0: // left meanwhile
-	case out != nil || err != nil:
-		q.finish(j, out, err)
+	case e.outcome != nil || e.fault != nil:
+		q.finish(j, e)
 	default:
 		q.enter(j)
 	}
@@ -150,14 +151,11 @@ func (q *Queue) execute(ctx context.Context, j *job) (*worker.Outcome, error) {
 }
 
 // finish completes the operations of j.
-func (q *Queue) finish(j *job, out *worker.Outcome, err error) {
+func (q *Queue) finish(j *job, e end) {
 	q.forget(j)
-	var f *worker.Fault
-	if err != nil {
-		out, f = nil, asFault(err)
-	}
+	e.bytes /= int64(max(1, len(j.ops))) // they share it
 	for o := range j.ops {
-		q.complete(o, out, f)
+		q.complete(o, e)
 	}
 	clear(j.ops)
 }
@@ -166,7 +164,7 @@ func (q *Queue) finish(j *job, out *worker.Outcome, err error) {
 func (q *Queue) leave(o *Operation, f *worker.Fault) {
 	j := o.job
 	delete(j.ops, o)
-	q.complete(o, nil, f)
+	q.complete(o, end{fault: f})
 	if len(j.ops) > 0 {
 		return
 	}

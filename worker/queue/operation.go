@@ -27,6 +27,7 @@ type Operation struct {
 	waiters   int
 	idle      time.Time // since when nobody waits, if waiters is 0
 	completed time.Time
+	bytes     int64 // what it takes once completed, estimated
 }
 
 // FirstVersion is the version of the state in which every operation begins.

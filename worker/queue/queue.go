@@ -42,9 +42,11 @@ type Config struct {
 	Grace time.Duration
 	// Retain is how long a completed operation still answers; the default is five minutes.
 	Retain time.Duration
-	// MaxRetained is how many completed operations are kept, oldest dropped first; the default is
-	// 10,000.
-	MaxRetained int
+	// MaxRetained is how many completed operations are kept, and MaxRetainedBytes how much memory, as
+	// estimated, they may take; the defaults are 10,000 and 256 MiB. The oldest are dropped first,
+	// those whose action did not run before all others.
+	MaxRetained      int
+	MaxRetainedBytes int64
 }
 
 // A Request asks for an action to be executed.
@@ -58,7 +60,8 @@ type Request struct {
 	DoNotCache bool
 	// Prepare, if not nil, does what is possible without a slot, once and before the action waits
 	// for one. It may return an Outcome that is known already, or a *worker.Fault; if it returns
-	// neither, the action is queued. It may set DoNotCache of the Request it is given.
+	// neither, the action is queued. It may set DoNotCache and Task.SkipCacheLookup of the Request
+	// it is given.
 	Prepare func(context.Context, *Request) (*worker.Outcome, error)
 }
 
@@ -85,9 +88,11 @@ type Queue struct {
 	flights        map[flight]*job       // the jobs that an equal action may share
 	ops            map[string]*Operation // by name
 	live           int                   // how many of ops are not completed
-	done           []*Operation          // the rest, oldest first
-	stats          Stats                 // without Queued and Running
-	draining       bool
+	// The rest of ops, oldest first: those whose action ran, and those that were answered without.
+	executed, answered []*Operation
+	kept               int64 // bytes of both
+	stats              Stats // without Queued and Running
+	draining           bool
 }
 
 // A flight is what equal actions have in common.
@@ -104,6 +109,7 @@ func New(c Config) *Queue {
 	c.Grace = positive(c.Grace, time.Minute)
 	c.Retain = positive(c.Retain, 5*time.Minute)
 	c.MaxRetained = positive(c.MaxRetained, 10_000)
+	c.MaxRetainedBytes = positive(c.MaxRetainedBytes, 256<<20)
 
 	q := &Queue{
 		cfg:     c,
@@ -253,34 +259,25 @@ func (q *Queue) expire(now time.Time) {
 			q.leave(o, fault(worker.Cancelled, "nobody waited for the operation for %v", q.cfg.Grace))
 		}
 	}
-	for len(q.done) > 0 && now.Sub(q.done[0].completed) > q.cfg.Retain {
-		q.forgetOldest()
-	}
+	q.dropExpired(now)
 }
 
 // complete gives o its end. It belongs to no job from here on.
-func (q *Queue) complete(o *Operation, out *worker.Outcome, f *worker.Fault) {
+func (q *Queue) complete(o *Operation, e end) {
+	ran := o.job.ran
 	o.job = nil
 	o.completed = time.Now()
-	o.change(State{Stage: repb.ExecutionStage_COMPLETED, Outcome: out, Fault: f})
+	o.bytes = operationBytes + e.bytes
+	o.change(State{Stage: repb.ExecutionStage_COMPLETED, Outcome: e.outcome, Fault: e.fault})
 	q.live--
 	q.stats.Done++
 	switch {
-	case f != nil:
+	case e.fault != nil:
 		q.stats.Failed++
-	case out.Cached:
+	case e.outcome.Cached:
 		q.stats.Cached++
 	}
-	q.done = append(q.done, o)
-	if len(q.done) > q.cfg.MaxRetained {
-		q.forgetOldest()
-	}
-}
-
-func (q *Queue) forgetOldest() {
-	delete(q.ops, q.done[0].name)
-	q.done[0] = nil // else the array behind the slice would keep it
-	q.done = q.done[1:]
+	q.keep(o, ran)
 }
 
 func fault(k worker.Kind, format string, args ...any) *worker.Fault {

@@ -497,6 +497,156 @@ func TestFinishedOperationsAreBounded(t *testing.T) {
 	})
 }
 
+// answer makes a request end in Prepare.
+func answer(out *worker.Outcome, err error) func(*queue.Request) {
+	return func(r *queue.Request) {
+		r.Prepare = func(context.Context, *queue.Request) (*worker.Outcome, error) { return out, err }
+	}
+}
+
+// wantKnown checks which of ops the queue still knows.
+func wantKnown(t *testing.T, q *queue.Queue, ops []*queue.Operation, want ...bool) {
+	t.Helper()
+	var got []bool
+	for _, o := range ops {
+		_, ok := q.Operation(o.Name())
+		got = append(got, ok)
+	}
+	if !slices.Equal(got, want) {
+		t.Errorf("operations kept: %v, want %v", got, want)
+	}
+}
+
+func TestFinishedOperationsAreBoundedByBytes(t *testing.T) {
+	const size = 300 << 10
+	text := strings.Repeat("x", size)
+	for _, c := range []struct {
+		name string
+		out  *worker.Outcome
+		err  error
+	}{
+		{"result", &worker.Outcome{Result: &repb.ActionResult{StdoutRaw: []byte(text)}}, nil},
+		{"message", &worker.Outcome{Message: text}, nil},
+		{"error", nil, errors.New(text)},
+		{"blobs", nil, &worker.Fault{
+			Kind: worker.Missing, Err: errors.New("absent"), Blobs: make([]cas.Digest, size/100),
+		}},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			// Two do not fit, with any of the estimates.
+			bubble(t, queue.Config{MaxRetainedBytes: size * 3 / 2}, func(t *testing.T, q *queue.Queue, _ *executor) {
+				small := submit(t, q, "small", answer(&worker.Outcome{}, nil))
+				first := submit(t, q, "first", answer(c.out, c.err))
+				second := submit(t, q, "second", answer(c.out, c.err))
+				wantKnown(t, q, []*queue.Operation{small, first, second}, false, false, true)
+				// What expires makes room.
+				time.Sleep(10 * time.Minute)
+				wantKnown(t, q, []*queue.Operation{second}, false)
+				small = submit(t, q, "small", answer(&worker.Outcome{}, nil))
+				if c.name != "result" { // whose estimate alone is above the limit
+					first = submit(t, q, "first", answer(c.out, c.err))
+					wantKnown(t, q, []*queue.Operation{small, first}, true, true)
+				}
+			})
+		})
+	}
+}
+
+func TestSharedResultIsCountedOnce(t *testing.T) {
+	big := &worker.Outcome{Result: &repb.ActionResult{StdoutRaw: make([]byte, 300<<10)}}
+	c := queue.Config{Slots: 1, MaxRetainedBytes: 2 << 20, Executor: function(
+		func(context.Context) (*worker.Outcome, error) {
+			time.Sleep(time.Second)
+			return big, nil
+		})}
+	bubble(t, c, func(t *testing.T, q *queue.Queue, _ *executor) {
+		var ops []*queue.Operation
+		var want []bool
+		for range 100 {
+			ops = append(ops, submit(t, q, "x", nil))
+			want = append(want, true)
+		}
+		time.Sleep(time.Second)
+		synctest.Wait()
+		wantKnown(t, q, ops, want...)
+	})
+}
+
+func TestResultOfARunOutlivesAnswersWithoutRule092(t *testing.T) {
+	missing := &worker.Fault{Kind: worker.Missing, Err: errors.New("absent"), Blobs: make([]cas.Digest, 1000)}
+	for _, c := range []struct {
+		name string
+		out  *worker.Outcome
+		err  error
+	}{
+		{"hits", &worker.Outcome{Cached: true}, nil},
+		{"refusals", nil, missing},
+	} {
+		for _, limit := range []queue.Config{{MaxRetained: 4}, {MaxRetainedBytes: 500 << 10}} {
+			t.Run(fmt.Sprintf("%s, at most %d", c.name, limit.MaxRetained), func(t *testing.T) {
+				limit.Slots = 1
+				bubble(t, limit, func(t *testing.T, q *queue.Queue, e *executor) {
+					e.fetched = true
+					e.release("a", "b")
+					ops := []*queue.Operation{
+						submit(t, q, "first answer", answer(c.out, c.err)), submit(t, q, "a", nil), submit(t, q, "b", nil),
+					}
+					for range 1000 {
+						ops = append(ops[:3], submit(t, q, "answer", answer(c.out, c.err)))
+					}
+					wantKnown(t, q, ops, false, true, true, true)
+				})
+			})
+		}
+	}
+	t.Run("hits in a slot", func(t *testing.T) {
+		c := queue.Config{MaxRetained: 1, Executor: function(func(context.Context) (*worker.Outcome, error) {
+			return &worker.Outcome{Cached: true}, nil
+		})}
+		bubble(t, c, func(t *testing.T, q *queue.Queue, _ *executor) {
+			first, second := submit(t, q, "x", nil), submit(t, q, "y", nil)
+			wantKnown(t, q, []*queue.Operation{first, second}, false, true)
+		})
+	})
+}
+
+func TestNewestResultOfARunIsKeptHoweverLargeRule092(t *testing.T) {
+	bubble(t, queue.Config{Slots: 1, MaxRetainedBytes: 1}, func(t *testing.T, q *queue.Queue, e *executor) {
+		e.fetched = true
+		e.release("a", "b")
+		ops := []*queue.Operation{
+			submit(t, q, "a", nil), submit(t, q, "b", nil),
+			submit(t, q, "hit", answer(&worker.Outcome{Cached: true}, nil)),
+		}
+		wantKnown(t, q, ops, false, true, false)
+	})
+}
+
+// list is an error that holds on to blobs.
+type list struct{ blobs []cas.Digest }
+
+func (l *list) Error() string { return "absent" }
+
+func TestLongListOfBlobsIsCut(t *testing.T) {
+	bubble(t, queue.Config{}, func(t *testing.T, q *queue.Queue, e *executor) {
+		all := &list{make([]cas.Digest, queue.MaxBlobs+1)}
+		given := &worker.Fault{Kind: worker.Missing, Err: all, Blobs: all.blobs}
+		f := wantFault(t, submit(t, q, "x", answer(nil, given)), worker.Missing)
+		if len(f.Blobs) != queue.MaxBlobs || cap(f.Blobs) > queue.MaxBlobs+queue.MaxBlobs/4 || &f.Blobs[0] == &all.blobs[0] {
+			t.Errorf("%d blobs are kept, want a copy of the first %d", len(f.Blobs), queue.MaxBlobs)
+		}
+		if _, ok := errors.AsType[*list](f); ok {
+			t.Error("the error keeps the whole list")
+		}
+		if want := fmt.Sprintf("%d blobs are absent", len(all.blobs)); !strings.Contains(f.Error(), want) {
+			t.Errorf("fault is %q, want it to contain %q", f, want)
+		}
+		if len(given.Blobs) != len(all.blobs) {
+			t.Error("the fault that was given is changed")
+		}
+	})
+}
+
 func TestNamesDiffer(t *testing.T) {
 	bubble(t, queue.Config{}, func(t *testing.T, q *queue.Queue, e *executor) {
 		names := make(map[string]bool)

@@ -7,9 +7,9 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"os/signal"
 	"path"
 	"runtime"
+	"slices"
 	"strconv"
 	"strings"
 	"syscall"
@@ -31,12 +31,8 @@ const commandPID = 100
 // initMain is pid 1 of one run. When it exits, however that comes about, the kernel kills every other
 // process of its pid namespace before it is reaped.
 func initMain() {
-	// no_new_privs belongs to a thread and is inherited from the one that forks.
+	// no_new_privs and the blocked signals belong to a thread and are inherited from the one that forks.
 	runtime.LockOSThread()
-	// Whoever started the worker may have had these ignored, as a shell does for a job in the
-	// background, and what is ignored stays so through exec; a handler does not. The Go runtime
-	// respects only these two and has handlers for all others (os/signal, "Notes").
-	signal.Notify(make(chan os.Signal, 1), unix.SIGHUP, unix.SIGINT)
 	unix.CloseOnExec(initPlan)
 	unix.CloseOnExec(initControl)
 	unix.CloseOnExec(initWorkspace)
@@ -53,8 +49,8 @@ func initMain() {
 	if len(os.Args) != 3 {
 		fail(errors.New("init was started without its arguments"))
 	}
-	if err := resetLibcSignals(); err != nil {
-		fail(fmt.Errorf("reset signals: %w", err))
+	if err := resetSignals(); err != nil {
+		fail(err)
 	}
 	uid, err := strconv.Atoi(os.Args[1])
 	if err != nil {
@@ -65,10 +61,13 @@ func initMain() {
 	if err := readPlan(initPlan, &plan); err != nil {
 		fail(fmt.Errorf("read plan: %w", err))
 	}
+	if err := name(plan.Loopback); err != nil {
+		fail(err)
+	}
 	if err := makeRoot(&plan); err != nil {
 		fail(err)
 	}
-	if err := restrict(); err != nil {
+	if err := restrict(uid); err != nil {
 		fail(err)
 	}
 	go obey()
@@ -147,6 +146,33 @@ func reap(command int) *Exited {
 		}
 		return e
 	}
+}
+
+// name gives the run its host name and, if asked for, its loopback interface.
+func name(loopback bool) error {
+	if err := unix.Sethostname([]byte(Hostname)); err != nil {
+		return fmt.Errorf("host name: %w", err)
+	}
+	if err := unix.Setdomainname([]byte("(none)")); err != nil {
+		return fmt.Errorf("domain name: %w", err)
+	}
+	if !loopback {
+		return nil
+	}
+	s, err := unix.Socket(unix.AF_INET, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		return fmt.Errorf("loopback interface: %w", err)
+	}
+	defer unix.Close(s)
+	ifr, err := unix.NewIfreq("lo")
+	if err != nil {
+		return fmt.Errorf("loopback interface: %w", err)
+	}
+	ifr.SetUint16(unix.IFF_UP)
+	if err := unix.IoctlIfreq(s, unix.SIOCSIFFLAGS, ifr); err != nil {
+		return fmt.Errorf("loopback interface: %w", err)
+	}
+	return nil
 }
 
 // makeRoot makes the root that the plan describes, from nothing, and leaves no way back to the host's.
@@ -327,15 +353,31 @@ var limits = []struct {
 	{unix.RLIMIT_MEMLOCK, 64 << 10},
 }
 
-// restrict sets what the command inherits from this thread and process.
-func restrict() error {
+// restrict sets what the command inherits from this thread and process. It owns its output pipes, so
+// that it can open them again as /dev/stdout.
+func restrict(uid int) error {
 	unix.Umask(0o022)
+	for _, fd := range []int{1, 2} {
+		if err := unix.Fchown(fd, uid, uid); err != nil {
+			return fmt.Errorf("owner of the output: %w", err)
+		}
+	}
+	// A session keyring without a name and without the worker's keys; a kernel without keys has none
+	// to hide.
+	if _, err := unix.KeyctlInt(unix.KEYCTL_JOIN_SESSION_KEYRING, 0, 0, 0, 0); err != nil && err != unix.ENOSYS {
+		return fmt.Errorf("session keyring: %w", err)
+	}
 	for _, l := range limits {
 		var cur syscall.Rlimit
 		if err := syscall.Getrlimit(l.resource, &cur); err != nil {
 			return fmt.Errorf("resource limit %d: %w", l.resource, err)
 		}
 		v := min(l.value, cur.Max)
+		if l.resource == unix.RLIMIT_NOFILE {
+			// The limit also bounds a user's descriptors on their way through sockets, of which the
+			// zygote must have some left where it is the same user.
+			v = min(l.value, cur.Max/2)
+		}
 		if err := syscall.Setrlimit(l.resource, &syscall.Rlimit{Cur: v, Max: v}); err != nil {
 			return fmt.Errorf("resource limit %d: %w", l.resource, err)
 		}
@@ -389,10 +431,17 @@ func startCommand(plan *Plan, uid int, rootless bool) (int, error) {
 		return pid, nil
 	case err == syscall.ENOENT:
 		return 0, &cannotExec{127, fmt.Sprintf("%s: its interpreter was not found in the sandbox", plan.Args[0])}
-	case err == syscall.EACCES || err == syscall.ENOEXEC || err == syscall.ETXTBSY || err == syscall.ENOTDIR || err == syscall.ELOOP || err == syscall.E2BIG:
+	case slices.Contains(execErrors, err):
 		return 0, &cannotExec{126, fmt.Sprintf("%s: cannot be executed: %v", plan.Args[0], err)}
 	}
 	return 0, fmt.Errorf("user namespace and start of %s: %w", plan.Args[0], err)
+}
+
+// execErrors are how execve(2) says that a file cannot be executed. What making a user namespace fails
+// with is not among them.
+var execErrors = []error{
+	syscall.EACCES, syscall.ENOEXEC, syscall.ETXTBSY, syscall.ENOTDIR, syscall.ELOOP, syscall.E2BIG, syscall.ELIBBAD,
+	syscall.EISDIR, syscall.EIO, syscall.EINVAL, syscall.ENAMETOOLONG,
 }
 
 // find returns the path of the program: as it is if it has a slash, relative to the working directory;

@@ -14,11 +14,18 @@ import (
 // maxPacket bounds a packet: requests and reports are short, plans travel in a memory file.
 const maxPacket = 4 << 10
 
+// answerTime is how many seconds the worker waits for an answer of the zygote, which makes none wait.
+const answerTime = 30
+
 // Start starts a zygote and returns its process and the worker's end of its socket, which the caller
 // closes to end it. If rootless it lives in a user namespace whose root is the calling user.
 func Start(rootless bool) (*os.Process, int, error) {
 	sv, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_CLOEXEC, 0)
 	if err != nil {
+		return nil, -1, fmt.Errorf("socket pair: %w", err)
+	}
+	// A zygote that does not answer must not hang the worker.
+	if err := unix.SetsockoptTimeval(sv[0], unix.SOL_SOCKET, unix.SO_RCVTIMEO, &unix.Timeval{Sec: answerTime}); err != nil {
 		return nil, -1, fmt.Errorf("socket pair: %w", err)
 	}
 	theirs := os.NewFile(uintptr(sv[1]), "zygote socket")

@@ -4,10 +4,9 @@
 // which is started once and never holds a file open for writing, and init, which is pid 1 of one run.
 // It does what a Plan says and decides nothing.
 //
-//	worker ──socket──▶ zygote            one per backend; unprivileged: root of its own user namespace
-//	                     ├─ slot thread  one per concurrent run: network and UTS namespaces
-//	                     │    └─ init    one per run: pid, mount, IPC and cgroup namespaces; makes the root
-//	                     │         └─ command   a user namespace with one unprivileged user
+//	worker ──socket──▶ zygote          one per backend; unprivileged: root of its own user namespace
+//	                     └─ init       one per run: all other namespaces; makes the root
+//	                          └─ command   a user namespace with one unprivileged user
 //	worker ◀──control─── init, then zygote
 //
 // Both are this same executable, recognised by the first argument before flags are read or any other
@@ -37,9 +36,8 @@ const (
 
 // Requests to the zygote, the first byte of a packet.
 const (
-	ReqRun       = 'r' // with a Plan and the descriptors below; a second byte Loopback asks for it
+	ReqRun       = 'r' // with a Plan and the descriptors below
 	ReqWorkspace = 'w' // answered by a packet with the descriptor of a new tmpfs
-	Loopback     = 'l'
 )
 
 // Descriptors that come with ReqRun, in this order. The workspace comes only if the plan has one.
@@ -63,6 +61,8 @@ type Plan struct {
 	Args []string
 	Env  []string
 	Dir  string
+	// Loopback says that the run has a loopback interface that is up.
+	Loopback bool
 	// Workspace says that a descriptor of a workspace comes with the plan.
 	Workspace bool
 }

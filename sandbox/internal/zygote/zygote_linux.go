@@ -9,7 +9,6 @@ import (
 	"os"
 	"runtime"
 	"strconv"
-	"sync"
 	"syscall"
 
 	"golang.org/x/sys/unix"
@@ -25,12 +24,12 @@ const (
 	initWorkspace = 5 // if the plan says so
 )
 
-// slotUID is the first of the host's users that runs are mapped to if the zygote is the host's root:
-// one a slot, so that two runs at once never share a user. The range from here to 61183 belongs to
-// nobody by the table of systemd (https://systemd.io/UIDS-GIDS).
+// Users of the host that runs are mapped to if the zygote is the host's root, one for each run at a
+// time, so that two never share a user. The range belongs to nobody by the table of systemd
+// (https://systemd.io/UIDS-GIDS).
 const (
-	slotUID  = 60578
-	maxSlots = 61183 - slotUID + 1
+	firstUID = 60578
+	lastUID  = 61183
 )
 
 // zygoteMain serves the socket until it closes.
@@ -45,15 +44,19 @@ func zygoteMain() {
 		reply(socketFD, "make mounts private: "+err.Error(), -1)
 		return
 	}
-	// Rootless, one user exists and every slot has it.
-	rootless := len(os.Args) > 1 && os.Args[1] == "rootless"
 	null, err := unix.Open("/dev/null", unix.O_RDONLY|unix.O_CLOEXEC, 0)
 	if err != nil {
 		reply(socketFD, "open /dev/null: "+err.Error(), -1)
 		return
 	}
+	z := &zygote{rootless: len(os.Args) > 1 && os.Args[1] == "rootless", null: null, users: make(chan int, lastUID-firstUID+1)}
+	if z.rootless {
+		z.users = nil // there is one user, and every run has it
+	}
+	for uid := firstUID; uid <= lastUID && !z.rootless; uid++ {
+		z.users <- uid
+	}
 	reply(socketFD, "", -1)
-	z := &zygote{rootless: rootless, null: null, idle: map[bool][]chan<- []int{}}
 	for {
 		req, fds, err := Receive(socketFD)
 		if err != nil || len(req) == 0 {
@@ -69,7 +72,7 @@ func zygoteMain() {
 			reply(socketFD, "", fd)
 			unix.Close(fd)
 		case ReqRun:
-			z.take(len(req) > 1 && req[1] == Loopback) <- fds
+			go z.run(fds)
 		}
 	}
 }
@@ -80,8 +83,12 @@ func reply(sock int, text string, fd int) {
 	if fd >= 0 {
 		fds = []int{fd}
 	}
-	// If the worker is gone there is nobody to tell.
-	_ = Send(sock, append([]byte{'.'}, text...), fds...)
+	err := Send(sock, append([]byte{'.'}, text...), fds...)
+	if err != nil && fd >= 0 {
+		// Too many descriptors of this user may be on their way (ETOOMANYREFS): the worker must not
+		// wait for one for ever. If the worker is gone there is nobody to tell.
+		_ = Send(sock, []byte(".send the descriptor: "+err.Error()))
+	}
 }
 
 // workspaceInodes bounds the files of a workspace: each takes about 1 KiB of memory that cannot be
@@ -110,92 +117,25 @@ func newWorkspace() (int, error) {
 	return fd, nil
 }
 
-// A zygote holds the slots: threads that each have a network and a UTS namespace and start one run at
-// a time. A slot outlives its runs because a new network namespace costs more than a whole run.
+// A zygote is the state of the process.
 type zygote struct {
 	rootless bool
-	null     int // /dev/null
-
-	mu   sync.Mutex
-	idle map[bool][]chan<- []int // by whether loopback is up: once it was, it cannot be undone without a trace
-	made int
+	null     int      // /dev/null
+	users    chan int // that no run has; nil if rootless
 }
 
-// take returns an idle slot, or a new one.
-func (z *zygote) take(loopback bool) chan<- []int {
-	z.mu.Lock()
-	defer z.mu.Unlock()
-	if n := len(z.idle[loopback]); n > 0 {
-		s := z.idle[loopback][n-1]
-		z.idle[loopback] = z.idle[loopback][:n-1]
-		return s
-	}
-	s := make(chan []int, 1)
+// run performs one run on a thread of its own: a run dies with the thread that started it
+// (PR_SET_PDEATHSIG speaks of threads), and this one lives as long as the run.
+func (z *zygote) run(fds []int) {
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
+	defer closeAll(fds)
 	uid := 0
 	if !z.rootless {
-		uid = slotUID + z.made%maxSlots
+		uid = <-z.users
+		defer func() { z.users <- uid }()
 	}
-	z.made++
-	go z.slot(s, uid, loopback)
-	return s
-}
-
-// slot serves runs, one at a time. Its thread is its own and ends with it: the namespaces are the
-// thread's, and a run dies with the thread that started it (PR_SET_PDEATHSIG speaks of threads).
-func (z *zygote) slot(runs chan []int, uid int, loopback bool) {
-	runtime.LockOSThread()
-	ready := newSlotNamespaces(loopback)
-	for fds := range runs {
-		control := fds[fdControl]
-		if ready != nil {
-			report(control, Report{Failed: ready.Error()})
-		} else {
-			z.start(fds, uid)
-		}
-		closeAll(fds)
-		if ready != nil {
-			return // a slot that could not be made is not offered again
-		}
-		z.mu.Lock()
-		z.idle[loopback] = append(z.idle[loopback], runs)
-		z.mu.Unlock()
-	}
-}
-
-// newSlotNamespaces moves the calling thread into a network namespace, with loopback up if asked for,
-// and a UTS namespace with the fixed host name.
-func newSlotNamespaces(loopback bool) error {
-	if err := unix.Unshare(unix.CLONE_NEWNET | unix.CLONE_NEWUTS); err != nil {
-		return fmt.Errorf("network and UTS namespaces: %w", err)
-	}
-	if err := unix.Sethostname([]byte(Hostname)); err != nil {
-		return fmt.Errorf("host name: %w", err)
-	}
-	if err := unix.Setdomainname([]byte("(none)")); err != nil {
-		return fmt.Errorf("domain name: %w", err)
-	}
-	if !loopback {
-		return nil
-	}
-	if err := loopbackUp(); err != nil {
-		return fmt.Errorf("loopback interface: %w", err)
-	}
-	return nil
-}
-
-// loopbackUp starts the loopback interface of the calling thread's network namespace.
-func loopbackUp() error {
-	s, err := unix.Socket(unix.AF_INET, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
-	if err != nil {
-		return err
-	}
-	defer unix.Close(s)
-	ifr, err := unix.NewIfreq("lo")
-	if err != nil {
-		return err
-	}
-	ifr.SetUint16(unix.IFF_UP)
-	return unix.IoctlIfreq(s, unix.SIOCSIFFLAGS, ifr)
+	z.start(fds, uid)
 }
 
 // start starts init for one run, waits until all of it is dead and says so.
@@ -213,12 +153,13 @@ func (z *zygote) start(fds []int, uid int) {
 			Env:   []string{"GOMAXPROCS=1", "GOGC=off"},
 			Files: files,
 			Sys: &syscall.SysProcAttr{
-				Cloneflags: unix.CLONE_NEWPID | unix.CLONE_NEWNS | unix.CLONE_NEWIPC | unix.CLONE_NEWCGROUP,
-				Pdeathsig:  syscall.SIGKILL,
+				Cloneflags: unix.CLONE_NEWPID | unix.CLONE_NEWNS | unix.CLONE_NEWNET | unix.CLONE_NEWIPC |
+					unix.CLONE_NEWUTS | unix.CLONE_NEWCGROUP,
+				Pdeathsig: syscall.SIGKILL,
 			},
 		})
 	if err != nil {
-		fail("pid, mount, IPC and cgroup namespaces", err)
+		fail("pid, mount, network, IPC, UTS and cgroup namespaces", err)
 		return
 	}
 	// The zygote keeps no end of the run's pipes: their readers must see the end with the run's.
