@@ -8,12 +8,27 @@ import (
 	"fmt"
 	"io"
 
+	repb "github.com/bazelbuild/remote-apis/build/bazel/remote/execution/v2"
+	"google.golang.org/protobuf/encoding/protowire"
 	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/reflect/protoreflect"
 )
 
-// MaxMessage is the largest blob, in bytes, that is read as a message of the API: an Action, a
-// Command, a Directory or a Tree.
-const MaxMessage = 256 << 20
+// The largest blobs, in bytes, that are read as messages of the API. Decoded, a message may take four
+// times as much memory: enough for any list of files with names of usual length, but not for one of
+// empty entries, which grow from two bytes each to a hundred.
+const (
+	MaxMessage = 16 << 20 // an Action, a Command, a Directory
+	MaxTree    = 64 << 20 // a Tree
+)
+
+// What an entry of a message is taken to cost in memory, in bytes, besides its text. Of
+// google.golang.org/protobuf v1.36.12 on a 64-bit machine the empty messages of the API take 64 to 135
+// with their pointers, and an empty string 16, each about 40 more until the list has stopped growing.
+const (
+	messageCost = 128 // a message within a message
+	stringCost  = 40  // a string or bytes in a list
+)
 
 // ReadAll returns the blob d. A blob above limit bytes is ErrInvalid; otherwise errors are those of
 // Store.Open.
@@ -40,16 +55,74 @@ func ReadAll(ctx context.Context, s Store, d Digest, limit int64) ([]byte, error
 	return b, nil
 }
 
-// ReadProto reads the blob d into m. A blob that is no such message is ErrInvalid.
+// ReadProto reads the blob d into m. A blob that is no such message, or one that CheckMessage refuses,
+// is ErrInvalid.
 func ReadProto(ctx context.Context, s Store, d Digest, m proto.Message) error {
-	b, err := ReadAll(ctx, s, d, MaxMessage)
+	b, err := ReadAll(ctx, s, d, maxBytes(m))
 	if err != nil {
 		return err
+	}
+	if err := CheckMessage(b, m); err != nil {
+		return fmt.Errorf("blob %s: %w", d, err)
 	}
 	if err := proto.Unmarshal(b, m); err != nil {
 		return invalidf("blob %s is not a valid %s", d, m.ProtoReflect().Descriptor().Name())
 	}
 	return nil
+}
+
+// maxBytes returns the size that a blob may have to be read as a message of m's type.
+func maxBytes(m proto.Message) int64 {
+	if _, ok := m.(*repb.Tree); ok {
+		return MaxTree
+	}
+	return MaxMessage
+}
+
+// CheckMessage returns ErrInvalid if b, an encoded message of m's type, is too large for ReadProto as it
+// is or would be once decoded. It decodes nothing and does not look at what m holds.
+func CheckMessage(b []byte, m proto.Message) error {
+	limit, desc := maxBytes(m), m.ProtoReflect().Descriptor()
+	if int64(len(b)) > limit {
+		return invalidf("a %s of %d bytes is larger than the %d that are read", desc.Name(), len(b), limit)
+	}
+	if charge(4*limit-int64(len(b)), b, desc) < 0 {
+		return invalidf("a %s of %d bytes with so many entries takes more than the %d bytes of memory permitted",
+			desc.Name(), len(b), 4*limit)
+	}
+	return nil
+}
+
+// charge returns what is left of left bytes of memory after the entries of b, a message that desc
+// describes: a negative number, as soon as there are too many. What is malformed costs nothing, since
+// decoding ends there. Its recursion is as deep as messages of the API are nested, none of which
+// contains its own type.
+func charge(left int64, b []byte, desc protoreflect.MessageDescriptor) int64 {
+	fields := desc.Fields()
+	for len(b) > 0 && left >= 0 {
+		num, typ, tag := protowire.ConsumeTag(b)
+		if tag < 0 {
+			return left
+		}
+		n := protowire.ConsumeFieldValue(num, typ, b[tag:])
+		if n < 0 {
+			return left
+		}
+		value := b[tag : tag+n]
+		b = b[tag+n:]
+		if typ != protowire.BytesType {
+			continue
+		}
+		switch f := fields.ByNumber(num); {
+		case f == nil:
+		case f.Message() != nil:
+			inner, _ := protowire.ConsumeBytes(value)
+			left = charge(left-messageCost, inner, f.Message())
+		case f.IsList():
+			left -= stringCost
+		}
+	}
+	return left
 }
 
 // PutBytes stores b and returns its digest.

@@ -5,119 +5,162 @@ package cas
 import (
 	"context"
 	"errors"
+	"fmt"
 
 	repb "github.com/bazelbuild/remote-apis/build/bazel/remote/execution/v2"
 )
 
-// Closure returns the digests of every blob that r refers to: output files, Trees and what they
-// hold, root Directories, stdout and stderr. It reads the Trees from s, so that a Tree that is absent
-// is ErrNotFound. A malformed digest is ErrInvalid.
+// maxClosure limits the blobs that one result refers to, each of which costs a few hundred bytes here.
+// It is more than Capture of cas/tree leaves.
+const maxClosure = 2_000_000
+
+// Closure returns the digests of every blob that r refers to: output files, stdout and stderr, Trees
+// and what they hold, root Directories and what they hold. Each comes once, where it is first met. Each
+// Tree and Directory is read from s once, so that one that is absent is ErrNotFound. One that is
+// malformed is ErrInvalid, as are a malformed digest and more than 2,000,000 blobs.
 func Closure(ctx context.Context, s Store, f Function, r *repb.ActionResult) ([]Digest, error) {
-	var ds []Digest
-	add := func(p *repb.Digest) (Digest, error) {
-		d, err := FromProto(f, p)
-		if err == nil {
-			ds = append(ds, d)
-		}
-		return d, err
-	}
-	for _, file := range r.OutputFiles {
-		if _, err := add(file.Digest); err != nil {
-			return nil, err
-		}
+	c := &closure{store: s, f: f, listed: map[Digest]bool{}, trees: map[Digest]bool{}, dirs: map[Digest]bool{}}
+	if err := addAll(c, r.OutputFiles); err != nil {
+		return nil, err
 	}
 	for _, p := range []*repb.Digest{r.StdoutDigest, r.StderrDigest} {
 		if p == nil {
 			continue
 		}
-		if _, err := add(p); err != nil {
+		if _, err := c.add(p); err != nil {
 			return nil, err
 		}
 	}
 	for _, dir := range r.OutputDirectories {
 		if dir.TreeDigest != nil {
-			d, err := add(dir.TreeDigest)
-			if err != nil {
+			if err := c.tree(ctx, dir.TreeDigest); err != nil {
 				return nil, err
-			}
-			var t repb.Tree
-			if err := ReadProto(ctx, s, d, &t); err != nil {
-				return nil, err
-			}
-			for _, child := range append(t.Children, t.Root) {
-				for _, file := range child.GetFiles() {
-					if _, err := add(file.Digest); err != nil {
-						return nil, err
-					}
-				}
 			}
 		}
 		if dir.RootDirectoryDigest != nil {
-			d, err := add(dir.RootDirectoryDigest)
-			if err != nil {
-				return nil, err
-			}
-			if err := directoryClosure(ctx, s, d, map[Digest]bool{}, &ds); err != nil {
+			if err := c.directory(ctx, dir.RootDirectoryDigest); err != nil {
 				return nil, err
 			}
 		}
 	}
-	return ds, nil
+	return c.blobs, nil
 }
 
-// directoryClosure appends what the Directory d holds to ds, each Directory once. It keeps its own
-// stack, so that depth costs memory in proportion and nothing else.
-func directoryClosure(ctx context.Context, s Store, d Digest, seen map[Digest]bool, ds *[]Digest) error {
-	for todo := []Digest{d}; len(todo) > 0; {
-		d, todo = todo[len(todo)-1], todo[:len(todo)-1]
-		if seen[d] {
-			continue
-		}
-		seen[d] = true
-		var dir repb.Directory
-		if err := ReadProto(ctx, s, d, &dir); err != nil {
+// A closure is what Closure has found so far.
+type closure struct {
+	store  Store
+	f      Function
+	blobs  []Digest
+	listed map[Digest]bool // those of blobs
+	// What was read, and as what: the same bytes may be a file, a Tree and a Directory.
+	trees, dirs map[Digest]bool
+}
+
+// add lists the blob p.
+func (c *closure) add(p *repb.Digest) (Digest, error) {
+	d, err := FromProto(c.f, p)
+	if err != nil || c.listed[d] {
+		return d, err
+	}
+	if len(c.blobs) == maxClosure {
+		return d, invalidf("a result may refer to at most %d blobs", maxClosure)
+	}
+	c.listed[d] = true
+	c.blobs = append(c.blobs, d)
+	return d, nil
+}
+
+// addAll lists the blobs that nodes, of a result or of a Directory, name.
+func addAll[N interface{ GetDigest() *repb.Digest }](c *closure, nodes []N) error {
+	for _, n := range nodes {
+		if _, err := c.add(n.GetDigest()); err != nil {
 			return err
 		}
-		for _, file := range dir.Files {
-			fd, err := FromProto(d.fn, file.Digest)
-			if err != nil {
-				return err
-			}
-			*ds = append(*ds, fd)
+	}
+	return nil
+}
+
+// tree lists the Tree p and the files that it holds.
+func (c *closure) tree(ctx context.Context, p *repb.Digest) error {
+	d, err := c.add(p)
+	if err != nil || c.trees[d] {
+		return err
+	}
+	c.trees[d] = true
+	var t repb.Tree
+	if err := ReadProto(ctx, c.store, d, &t); err != nil {
+		return err
+	}
+	for _, dir := range append(t.Children, t.Root) {
+		if err := addAll(c, dir.GetFiles()); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// directory lists the Directory p and all that it holds. It keeps its own stack, of Directories that
+// differ, so that neither depth nor repetition costs more memory than they do.
+func (c *closure) directory(ctx context.Context, p *repb.Digest) error {
+	var todo []Digest
+	push := func(p *repb.Digest) error {
+		d, err := c.add(p)
+		if err == nil && !c.dirs[d] {
+			c.dirs[d] = true
+			todo = append(todo, d)
+		}
+		return err
+	}
+	if err := push(p); err != nil {
+		return err
+	}
+	for len(todo) > 0 {
+		d := todo[len(todo)-1]
+		todo = todo[:len(todo)-1]
+		var dir repb.Directory
+		if err := ReadProto(ctx, c.store, d, &dir); err != nil {
+			return err
+		}
+		if err := addAll(c, dir.Files); err != nil {
+			return err
 		}
 		for _, sub := range dir.Directories {
-			sd, err := FromProto(d.fn, sub.Digest)
-			if err != nil {
+			if err := push(sub.Digest); err != nil {
 				return err
 			}
-			*ds = append(*ds, sd)
-			todo = append(todo, sd)
 		}
 	}
 	return nil
 }
 
 // LookupComplete returns the result recorded for action if every blob of its closure is present, and
-// marks them as used. A miss, an incomplete result and a malformed one are all ErrNotFound: the caller
-// can only run the action again.
+// marks them as used. A miss, an incomplete result and a malformed one are all ErrNotFound, and the error
+// says which: the caller can only run the action again.
 func LookupComplete(ctx context.Context, in *Instance, action Digest) (*repb.ActionResult, error) {
 	r, err := in.Actions.Lookup(ctx, action)
 	if err != nil {
 		return nil, err
 	}
 	ds, err := Closure(ctx, in.Store, action.fn, r)
-	if errors.Is(err, ErrInvalid) || errors.Is(err, ErrCorrupt) {
-		return nil, ErrNotFound
-	}
-	if err != nil {
-		return nil, err
+	switch {
+	case errors.Is(err, ErrNotFound), errors.Is(err, ErrInvalid), errors.Is(err, ErrCorrupt):
+		return nil, unusable(action, err.Error())
+	case err != nil:
+		return nil, fmt.Errorf("result of action %s: %w", action, err)
 	}
 	missing, err := in.Store.Missing(ctx, ds)
 	if err != nil {
 		return nil, err
 	}
 	if len(missing) > 0 {
-		return nil, ErrNotFound
+		return nil, unusable(action,
+			fmt.Sprintf("%d of the %d blobs it refers to are absent, first %s", len(missing), len(ds), missing[0]))
 	}
 	return r, nil
+}
+
+// unusable returns the ErrNotFound for a result that is recorded but cannot be used. It hides the kind of
+// the error that is the reason, which is nothing that the caller did.
+func unusable(action Digest, why string) error {
+	return &labelled{kind: ErrNotFound, text: fmt.Sprintf("the result of action %s cannot be used: %s", action, why)}
 }

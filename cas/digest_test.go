@@ -159,8 +159,9 @@ func TestLookupCompleteNeedsTheWholeClosure(t *testing.T) {
 			t.Fatal(err)
 		}
 		m.Delete(d)
-		if _, err := cas.LookupComplete(t.Context(), in, action); !errors.Is(err, cas.ErrNotFound) {
-			t.Errorf("without the %s: got %v, want ErrNotFound", name, err)
+		_, err = cas.LookupComplete(t.Context(), in, action)
+		if !errors.Is(err, cas.ErrNotFound) || !strings.Contains(err.Error(), d.String()) {
+			t.Errorf("without the %s: got %v, want ErrNotFound that names %s", name, err, d)
 		}
 		if _, err := cas.PutBytes(t.Context(), m, cas.SHA256, b); err != nil {
 			t.Fatal(err)

@@ -6,6 +6,8 @@ import (
 	"cmp"
 	"context"
 	"encoding/binary"
+	"errors"
+	"fmt"
 	"math"
 	"os"
 	"path"
@@ -47,17 +49,25 @@ type output struct {
 // symlink is returned as it is and never followed; an output behind a symlink that the run put in place
 // of a parent directory is ErrOutput. So are a special file declared as an output (inside an output
 // directory it is left out), an output that is not of the kind declared, a name or a symlink target
-// that is not UTF-8, a tree of more than 1000 levels, and files above MaxBytes. A symlink declared by
-// the fields of API 2.0 is returned by those fields and by output_symlinks.
+// that is not UTF-8, a tree of more than 1000 levels, more than 1,000,000 entries, a Tree or a Directory
+// too large to be read again (cas.CheckMessage), and files above MaxBytes. A symlink declared by the
+// fields of API 2.0 is returned by those fields and by output_symlinks.
 //
-// Other errors are those of the store and the file system; on any error r is unchanged.
+// On an ErrOutput about one output r has the others, since what a failed run left tells why. Other errors
+// are those of the store and the file system; on them, and if all outputs together are too large, r is
+// unchanged.
 func Capture(ctx context.Context, store cas.Store, f cas.Function, out *os.Root, w Wanted, r *repb.ActionResult,
 ) error {
 	s := &scanner{root: out, own: true, limit: cmp.Or(w.MaxBytes, noLimit)}
 	var outputs []*output
+	var bad error // the first ErrOutput about one output
 	add := func(paths []string, asked Kind) error {
 		for _, p := range slices.Compact(slices.Sorted(slices.Values(paths))) {
 			o, err := s.output(ctx, w.Dir, p, asked)
+			if errors.Is(err, ErrOutput) {
+				bad = cmp.Or(bad, err)
+				continue
+			}
 			if err != nil {
 				return err
 			}
@@ -90,7 +100,14 @@ func Capture(ctx context.Context, store cas.Store, f cas.Function, out *os.Root,
 			res.OutputFiles = append(res.OutputFiles,
 				&repb.OutputFile{Path: o.path, Digest: o.entry.digest.Proto(), IsExecutable: o.entry.exec})
 		case Directory:
-			d, err := putTree(ctx, store, f, o.dirs, w.Format)
+			d, err := s.putTree(ctx, store, f, o.dirs, w.Format)
+			if err != nil {
+				err = fmt.Errorf("output %q: %w", o.path, err)
+			}
+			if errors.Is(err, ErrOutput) {
+				bad = cmp.Or(bad, err)
+				continue
+			}
 			if err != nil {
 				return err
 			}
@@ -114,7 +131,7 @@ func Capture(ctx context.Context, store cas.Store, f cas.Function, out *os.Root,
 	r.OutputFiles, r.OutputDirectories = res.OutputFiles, res.OutputDirectories
 	r.OutputSymlinks = res.OutputSymlinks
 	r.OutputFileSymlinks, r.OutputDirectorySymlinks = res.OutputFileSymlinks, res.OutputDirectorySymlinks
-	return nil
+	return bad
 }
 
 // output looks at the output that the client calls spelled. It returns nil if there is none.
@@ -151,7 +168,7 @@ func (s *scanner) output(ctx context.Context, dir, spelled string, asked Kind) (
 
 // putTree stores dirs, parents first, in the form that format asks for: as one Tree, as Directories, or
 // both. A format that is not known is TREE_ONLY (rule 82).
-func putTree(ctx context.Context, store cas.Store, f cas.Function, dirs []*directory,
+func (s *scanner) putTree(ctx context.Context, store cas.Store, f cas.Function, dirs []*directory,
 	format repb.Command_OutputDirectoryFormat,
 ) (*repb.OutputDirectory, error) {
 	blobs, err := encodeAll(f, dirs)
@@ -161,12 +178,16 @@ func putTree(ctx context.Context, store cas.Store, f cas.Function, dirs []*direc
 	out := &repb.OutputDirectory{}
 	if format == repb.Command_DIRECTORY_ONLY || format == repb.Command_TREE_AND_DIRECTORY {
 		out.RootDirectoryDigest = blobs[0].digest.Proto()
-		if err := putBlobs(ctx, store, blobs); err != nil {
+		if err := s.putDirectories(ctx, store, blobs); err != nil {
 			return nil, err
 		}
 	}
 	if format != repb.Command_DIRECTORY_ONLY {
-		d, err := cas.PutBytes(ctx, store, f, encodeTree(blobs))
+		b := encodeTree(blobs)
+		if err := s.check(b, &repb.Tree{}); err != nil {
+			return nil, err
+		}
+		d, err := cas.PutBytes(ctx, store, f, b)
 		if err != nil {
 			return nil, err
 		}

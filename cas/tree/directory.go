@@ -19,11 +19,14 @@ import (
 // Limits of a tree. A few kilobytes of Directories can describe a tree that fills any disk, since each
 // may be referred to many times: what counts is the tree written out.
 const (
-	maxDepth   = 1000       // directories above one another, below the root
-	maxEntries = 10_000_000 // of the tree written out
-	maxName    = 255        // bytes of one name, as on every file system of interest
-	maxPath    = 4000       // bytes; leaves room for the root's own path below Linux's 4096
-	maxTarget  = 4095       // bytes of a symlink's target, as on Linux
+	maxDepth = 1000 // directories above one another, below the root
+	// Of the tree written out: what one workspace can hold, each at about 1 KiB of memory.
+	maxEntries = 1_000_000
+	// Directories that differ: each is a blob to be read, before anything runs.
+	maxDirectories = 200_000
+	maxName        = 255  // bytes of one name, as on every file system of interest
+	maxPath        = 4000 // bytes; leaves room for the root's own path below Linux's 4096
+	maxTarget      = 4095 // bytes of a symlink's target, as on Linux
 )
 
 // A Kind is what an entry of a directory is.
@@ -103,7 +106,7 @@ func (d *directory) decode(m *repb.Directory) error {
 	prev := ""
 	add := func(e entry) error {
 		if why := badName(e.name); why != "" {
-			return bad("the name %q of a %s %s", e.name, e.kind, why)
+			return bad("the name %.256q of a %s %s", e.name, e.kind, why)
 		}
 		if e.name <= prev {
 			return bad("%s %q follows %q: names must ascend and differ", e.kind, e.name, prev)
@@ -115,7 +118,7 @@ func (d *directory) decode(m *repb.Directory) error {
 	named := func(k Kind, name string, p *repb.Digest) (entry, error) {
 		digest, err := cas.FromProto(f, p)
 		if err != nil {
-			return entry{}, bad("%s %q: %v", k, name, err)
+			return entry{}, bad("%s %.256q: %v", k, name, err)
 		}
 		return entry{name: name, kind: k, digest: digest}, nil
 	}
@@ -143,7 +146,7 @@ func (d *directory) decode(m *repb.Directory) error {
 	prev = ""
 	for _, n := range m.GetSymlinks() {
 		if t := n.Target; t == "" || len(t) > maxTarget || strings.ContainsRune(t, 0) || !utf8.ValidString(t) {
-			return bad("symlink %q has the target %.64q, which must be 1 to %d bytes of UTF-8 without NUL",
+			return bad("symlink %.256q has the target %.64q, which must be 1 to %d bytes of UTF-8 without NUL",
 				n.Name, t, maxTarget)
 		}
 		if err := add(entry{name: n.Name, kind: Symlink, target: n.Target}); err != nil {
@@ -229,15 +232,15 @@ func (d *directory) measure(depth int) error {
 				d.digest, e.name, maxPath)
 		}
 		if d.count > maxEntries {
-			return d.tooLarge()
+			return d.tooLarge(maxEntries, "entries")
 		}
 	}
 	d.measured = true
 	return nil
 }
 
-func (d *directory) tooLarge() error {
-	return faultf(cas.ErrInvalid, "Directory %s: the tree has more than %d entries", d.digest, maxEntries)
+func (d *directory) tooLarge(limit int, of string) error {
+	return faultf(cas.ErrInvalid, "Directory %s: the tree has more than %d %s", d.digest, limit, of)
 }
 
 // addSaturating returns a+b or, above it, MaxInt64: sizes are what a client states.

@@ -4,13 +4,17 @@ package tree
 
 import (
 	"errors"
+	"fmt"
 	"math"
+	"os"
+	"path/filepath"
 	"reflect"
 	"slices"
 	"strings"
 	"testing"
 
 	"github.com/cloister-build/cloister/cas"
+	"github.com/cloister-build/cloister/cas/castest"
 
 	repb "github.com/bazelbuild/remote-apis/build/bazel/remote/execution/v2"
 	"google.golang.org/protobuf/proto"
@@ -45,6 +49,50 @@ func TestMeasureSaturatesBytes(t *testing.T) {
 	dir := &directory{entries: []entry{{name: "a", kind: File, digest: d}, {name: "b", kind: File, digest: d}}}
 	if err := dir.measure(0); err != nil || dir.bytes != math.MaxInt64 {
 		t.Errorf("got %d bytes, %v, want %d", dir.bytes, err, int64(math.MaxInt64))
+	}
+}
+
+// What is stored can be read again: neither Tree nor Directory is stored that CheckMessage refuses.
+func TestScannerRefusesWhatCannotBeReadAgain(t *testing.T) {
+	large := &directory{}
+	for i := range 1 + cas.MaxTree/4000 {
+		e := entry{name: fmt.Sprintf("%08d", i), kind: Symlink, target: strings.Repeat("x", 4000)}
+		large.entries = append(large.entries, e)
+	}
+	for _, format := range []repb.Command_OutputDirectoryFormat{
+		repb.Command_TREE_ONLY, repb.Command_DIRECTORY_ONLY, repb.Command_TREE_AND_DIRECTORY,
+	} {
+		store := castest.NewMemory()
+		s := &scanner{own: true, limit: noLimit}
+		_, err := s.putTree(t.Context(), store, cas.SHA256, []*directory{large}, format)
+		if !errors.Is(err, ErrOutput) || store.Len() != 0 {
+			t.Errorf("%v: got %v and %d blobs, want ErrOutput and none", format, err, store.Len())
+		}
+	}
+}
+
+func TestScannerLimitsEntries(t *testing.T) {
+	dir := t.TempDir()
+	for _, name := range []string{"a", "b"} {
+		if err := os.WriteFile(filepath.Join(dir, name), nil, 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	root, err := os.OpenRoot(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer root.Close()
+	for own, want := range map[bool]error{true: ErrOutput, false: cas.ErrInvalid} {
+		s := &scanner{root: root, own: own, limit: noLimit, entries: maxEntries - 2}
+		if _, err := s.scan(t.Context(), ".", &directory{}); err != nil {
+			t.Errorf("as many as permitted: %v", err)
+		}
+		s.entries = maxEntries - 1
+		_, err := s.scan(t.Context(), ".", &directory{})
+		if !errors.Is(err, want) || !strings.Contains(err.Error(), "1000000 entries") {
+			t.Errorf("one more: got %v, want %v that names the limit", err, want)
+		}
 	}
 }
 

@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"io/fs"
 	"maps"
-	"path"
 	"slices"
 	"strconv"
 	"strings"
@@ -21,6 +20,13 @@ const (
 	modeWritable = fs.ModeSticky | 0o777 // new names may be made, inputs not removed
 	modePrivate  = 0o777                 // inputs may be removed and replaced too
 	modeBoundDir = 0o555
+)
+
+// Limits of the spine. Each directory of it has its own path, so that deep ones take up to a thousand
+// times the memory of the Command that names them.
+const (
+	maxSpine      = 100_000  // outputs and directories that lead to them or to the working directory
+	maxSpineBytes = 16 << 20 // of all their paths together
 )
 
 // modeOf returns the mode of a file: of an input, or of a private copy that may be changed.
@@ -56,42 +62,52 @@ type placed struct {
 
 // Plan decides the layout for a run in workdir, a directory of the input root, that makes outputs. All
 // paths are relative to the input root; "" and "." are the root itself. It fails with cas.ErrInvalid if
-// workdir is no directory of the input root (rule 80), and for a path that leaves the root or leads
-// through an input that is no directory.
+// workdir is no directory of the input root (rule 80), for a path that leaves the root or leads through
+// an input that is no directory, and for more than 100,000 paths, or 16 MiB of them, counting outputs
+// and all directories on the way.
 //
 // The parents of outputs exist, the outputs do not (rule 100); of those among them that dirs names, the
 // directories that API 2.0 declares, an empty one exists, as Bazel makes it when it runs locally and as
-// its rules have come to rely on. What the inputs have at or below an
-// output path is copied instead of bound, since the run may replace it and Capture must find it (rule
-// 101).
+// its rules have come to rely on. What the inputs have at or below an output path is copied instead of
+// bound, since the run may replace it and Capture must find it (rule 101).
 func (in *Input) Plan(workdir string, outputs, dirs []string) (*Layout, error) {
 	dir, err := resolve(".", workdir)
 	if err != nil {
 		return nil, err
 	}
 	if kind, ok := in.Lookup(dir); !ok || kind != Directory {
-		return nil, faultf(cas.ErrInvalid, "the working directory %q is not a directory of the input root", workdir)
+		return nil, faultf(cas.ErrInvalid, "the working directory %.256q is not a directory of the input root", workdir)
 	}
-	top := &spine{dir: true}
-	wd := top.at(dir)
+	declared := make(map[string]bool, len(dirs))
+	for _, d := range dirs {
+		declared[d] = true
+	}
+	l := &planner{top: spine{dir: true}}
+	wd, _, err := l.at(dir)
+	if err != nil {
+		return nil, err
+	}
 	wd.dir, wd.writable = true, true
 	for _, o := range outputs {
 		p, err := resolve(".", o)
 		if err != nil {
 			return nil, err
 		}
-		top.at(p).output = true
-		top.at(path.Dir(p)).writable = true
-		if kind, ok := in.Lookup(p); slices.Contains(dirs, o) && (!ok || kind == Directory) {
-			made := top.at(p)
-			made.dir, made.writable = true, true
+		made, parent, err := l.at(p)
+		if err != nil {
+			return nil, err
+		}
+		made.output, parent.writable = true, true
+		if declared[o] {
+			if kind, ok := in.Lookup(p); !ok || kind == Directory {
+				made.dir, made.writable = true, true
+			}
 		}
 	}
-	p := &planner{}
-	if err := p.place(".", in.root, top, top.output); err != nil {
+	if err := l.place(".", in.root, &l.top, l.top.output); err != nil {
 		return nil, err
 	}
-	return &p.Layout, nil
+	return &Layout{dirs: l.dirs}, nil // without the spine, which is not needed any more
 }
 
 // A spine is what is known of one path because an output or the working directory lies at or below it.
@@ -102,29 +118,43 @@ type spine struct {
 	output   bool // is an output
 }
 
-// at returns the node of the clean path p and makes the directories that lead to it.
-func (s *spine) at(p string) *spine {
-	if p == "." {
-		return s
-	}
-	for name := range strings.SplitSeq(p, "/") {
-		s.dir = true
-		next := s.kids[name]
-		if next == nil {
-			next = &spine{}
-			if s.kids == nil {
-				s.kids = map[string]*spine{}
-			}
-			s.kids[name] = next
-		}
-		s = next
-	}
-	return s
+type planner struct {
+	dirs  []spineDir
+	binds int
+	top   spine
+	paths int // below top
+	bytes int // of these paths
 }
 
-type planner struct {
-	Layout
-	binds int
+// at returns the node of the clean path p and that of its parent, which for the root is the root, and
+// makes the directories that lead to it.
+func (l *planner) at(p string) (node, parent *spine, err error) {
+	node, parent = &l.top, &l.top
+	if p == "." {
+		return node, parent, nil
+	}
+	end := -1
+	for name := range strings.SplitSeq(p, "/") {
+		end += 1 + len(name)
+		parent = node
+		parent.dir = true
+		if node = parent.kids[name]; node != nil {
+			continue
+		}
+		l.paths++
+		l.bytes += end
+		if l.paths > maxSpine || l.bytes > maxSpineBytes {
+			return nil, nil, faultf(cas.ErrInvalid,
+				"outputs and the directories that lead to them are more than %d paths or %d bytes of paths, from %.256q on",
+				maxSpine, maxSpineBytes, p)
+		}
+		if parent.kids == nil {
+			parent.kids = map[string]*spine{}
+		}
+		node = &spine{}
+		parent.kids[name] = node
+	}
+	return node, parent, nil
 }
 
 // place plans the directory s of the spine at p, of which the input root has d, possibly empty. If

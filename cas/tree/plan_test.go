@@ -5,6 +5,7 @@ package tree_test
 import (
 	"errors"
 	"flag"
+	"fmt"
 	"os"
 	"path/filepath"
 	"strings"
@@ -102,6 +103,42 @@ func TestPlanRejectsPathThatCannotBe(t *testing.T) {
 			wantError(t, err, cas.ErrInvalid, "")
 			_, err = in.Plan(p, nil, nil)
 			wantError(t, err, cas.ErrInvalid, "")
+		})
+	}
+}
+
+// A directory of the spine has a path of its own, so that deep outputs cost far more than they say.
+func TestPlanLimitsSpine(t *testing.T) {
+	in := load(t, castest.NewMemory(), parse(t, "a/"))
+	var flat, branching, deep []string
+	for i := range 100_001 {
+		flat = append(flat, fmt.Sprint(i))
+	}
+	for i := range 60_000 {
+		branching = append(branching, fmt.Sprint("d", i, "/f"))
+	}
+	for i := range 10 { // together 40 KB
+		deep = append(deep, fmt.Sprint(i)+strings.Repeat("/d", 1999))
+	}
+	for _, c := range []struct {
+		name    string
+		outputs []string
+		want    string // in the error
+	}{
+		{"OutputsThatFit", flat[:100_000], ""},
+		{"Outputs", flat, "100000 paths"},
+		{"DirectoriesThatFit", branching[:50_000], ""},
+		{"Directories", branching, "100000 paths"},
+		{"BytesThatFit", deep[:4], ""},
+		{"Bytes", deep, "16777216 bytes"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			_, err := in.Plan("", c.outputs, nil)
+			if c.want == "" {
+				must(t, err)
+			} else {
+				wantError(t, err, cas.ErrInvalid, c.want)
+			}
 		})
 	}
 }

@@ -13,6 +13,9 @@ import (
 	"unicode/utf8"
 
 	"github.com/cloister-build/cloister/cas"
+
+	repb "github.com/bazelbuild/remote-apis/build/bazel/remote/execution/v2"
+	"google.golang.org/protobuf/proto"
 )
 
 // A scanner reads directories of a file system that nobody changes meanwhile. It follows no symlink and
@@ -26,6 +29,7 @@ type scanner struct {
 	limit int64 // bytes that all files together may have
 
 	batches []batch
+	entries int
 	bytes   int64
 }
 
@@ -94,6 +98,9 @@ func (s *scanner) unlock(dir *os.Root, name string, info fs.FileInfo) error {
 // fill sets e to the file, directory or symlink e.name in dir, which is at p and which info describes,
 // and reports whether it is one of these. What is in a directory and in a file is left to be read.
 func (s *scanner) fill(e *entry, dir *os.Root, p string, info fs.FileInfo) (ok bool, err error) {
+	if s.entries++; s.entries > maxEntries {
+		return false, s.faultf("%q is one too many: only %d entries are permitted altogether", p, maxEntries)
+	}
 	switch info.Mode().Type() {
 	case 0:
 		e.kind, e.exec = File, info.Mode()&0o111 != 0
@@ -282,15 +289,29 @@ func encodeAll(f cas.Function, dirs []*directory) ([]blob, error) {
 	return blobs, nil
 }
 
-func putBlobs(ctx context.Context, store cas.Store, blobs []blob) error {
+// putDirectories stores blobs, which are Directories, unless one is too large to be read again.
+func (s *scanner) putDirectories(ctx context.Context, store cas.Store, blobs []blob) error {
+	for _, b := range blobs {
+		if err := s.check(b.data, &repb.Directory{}); err != nil {
+			return err
+		}
+	}
 	return each(ctx, len(blobs), func(ctx context.Context, i int) error {
 		return store.Put(ctx, blobs[i].digest, bytes.NewReader(blobs[i].data))
 	})
 }
 
+// check returns a fault if b, the encoding of a message of m's type, is too large to be read again.
+func (s *scanner) check(b []byte, m proto.Message) error {
+	if err := cas.CheckMessage(b, m); err != nil {
+		return s.faultf("too many entries: %v", err)
+	}
+	return nil
+}
+
 // Ingest stores the directory dir as an input root and returns its digest. Symlinks are kept as they
-// are, even if they dangle. A special file, or a name that is not UTF-8, is cas.ErrInvalid. Nobody may
-// change dir meanwhile.
+// are, even if they dangle. A special file, a name that is not UTF-8, or more than 1,000,000 entries are
+// cas.ErrInvalid. Nobody may change dir meanwhile.
 func Ingest(ctx context.Context, store cas.Store, f cas.Function, dir *os.Root) (cas.Digest, error) {
 	s := &scanner{root: dir, limit: noLimit}
 	dirs, err := s.scan(ctx, ".", &directory{})
@@ -304,5 +325,5 @@ func Ingest(ctx context.Context, store cas.Store, f cas.Function, dir *os.Root) 
 	if err != nil {
 		return cas.Digest{}, err
 	}
-	return dirs[0].digest, putBlobs(ctx, store, blobs)
+	return dirs[0].digest, s.putDirectories(ctx, store, blobs)
 }

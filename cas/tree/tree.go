@@ -87,7 +87,7 @@ func Load(ctx context.Context, store cas.Store, root cas.Digest) (*Input, error)
 	dirs := map[cas.Digest]*directory{root: in.root}
 	files := map[cas.Digest]bool{}
 	var absent, contents []cas.Digest
-	entries := 0
+	var entries atomic.Int64 // of Directories that differ: a bound on what is decoded at any time
 	for level := []*directory{in.root}; len(level) > 0; {
 		lost := make([]bool, len(level))
 		err := each(ctx, len(level), func(ctx context.Context, i int) error {
@@ -100,7 +100,13 @@ func Load(ctx context.Context, store cas.Store, root cas.Digest) (*Input, error)
 			if err != nil {
 				return err
 			}
-			return level[i].decode(&m)
+			if err := level[i].decode(&m); err != nil {
+				return err
+			}
+			if entries.Add(int64(len(level[i].entries))) > maxEntries {
+				return level[i].tooLarge(maxEntries, "entries")
+			}
+			return nil
 		})
 		if err != nil {
 			return nil, err
@@ -110,8 +116,8 @@ func Load(ctx context.Context, store cas.Store, root cas.Digest) (*Input, error)
 			if lost[i] {
 				absent = append(absent, d.digest)
 			}
-			if entries += len(d.entries); entries > maxEntries {
-				return nil, d.tooLarge()
+			if ctx.Err() != nil {
+				return nil, context.Cause(ctx)
 			}
 			for j := range d.entries {
 				switch e := &d.entries[j]; e.kind {
@@ -122,6 +128,9 @@ func Load(ctx context.Context, store cas.Store, root cas.Digest) (*Input, error)
 					}
 				case Directory:
 					if dirs[e.digest] == nil {
+						if len(dirs) == maxDirectories {
+							return nil, in.root.tooLarge(maxDirectories, "distinct directories")
+						}
 						dirs[e.digest] = &directory{digest: e.digest}
 						next = append(next, dirs[e.digest])
 					}
@@ -219,9 +228,9 @@ func resolve(dir, p string) (string, error) {
 	case clean == "":
 		return ".", nil
 	case path.IsAbs(p) || path.IsAbs(dir):
-		return "", faultf(cas.ErrInvalid, "path %q is absolute", p)
+		return "", faultf(cas.ErrInvalid, "path %.256q is absolute", p)
 	case clean == ".." || strings.HasPrefix(clean, "../"):
-		return "", faultf(cas.ErrInvalid, "path %q leaves the input root", p)
+		return "", faultf(cas.ErrInvalid, "path %.256q leaves the input root", p)
 	case len(clean) > maxPath:
 		return "", faultf(cas.ErrInvalid, "path %.64q... is longer than %d bytes", p, maxPath)
 	}
@@ -230,7 +239,7 @@ func resolve(dir, p string) (string, error) {
 	}
 	for name := range strings.SplitSeq(clean, "/") {
 		if why := badName(name); why != "" {
-			return "", faultf(cas.ErrInvalid, "path %q: the name %q %s", p, name, why)
+			return "", faultf(cas.ErrInvalid, "path %.256q: the name %.256q %s", p, name, why)
 		}
 	}
 	return clean, nil

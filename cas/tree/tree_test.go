@@ -243,7 +243,73 @@ func TestLoadLimitsExpansion(t *testing.T) {
 		d = putProto(t, store, m)
 	}
 	_, err := tree.Load(t.Context(), store, d)
-	wantError(t, err, cas.ErrInvalid, "more than 10000000 entries")
+	wantError(t, err, cas.ErrInvalid, "more than 1000000 entries")
+}
+
+func TestLoadLimitsDistinctDirectories(t *testing.T) {
+	store := castest.NewMemory()
+	root := &repb.Directory{}
+	for i := range 20 {
+		m := &repb.Directory{}
+		for j := range 10_000 {
+			// They need not exist: the limit comes before they are read.
+			d := cas.SHA256.Sum(fmt.Append(nil, i, j))
+			m.Directories = append(m.Directories,
+				&repb.DirectoryNode{Name: fmt.Sprintf("%05d", j), Digest: d.Proto()})
+		}
+		root.Directories = append(root.Directories,
+			&repb.DirectoryNode{Name: fmt.Sprintf("%02d", i), Digest: putProto(t, store, m).Proto()})
+	}
+	c := &counter{Store: store, opened: map[cas.Digest]int{}}
+	_, err := tree.Load(t.Context(), c, putProto(t, store, root))
+	wantError(t, err, cas.ErrInvalid, "more than 200000 distinct directories")
+	if len(c.opened) != 21 {
+		t.Errorf("%d Directories were read before the tree was refused, want 21", len(c.opened))
+	}
+}
+
+// Directories beside one another are refused as soon as they hold too much, before all are decoded.
+func TestLoadLimitsEntriesOfOneLevel(t *testing.T) {
+	store := castest.NewMemory()
+	root := &repb.Directory{}
+	for i := range 18 {
+		m := &repb.Directory{}
+		for j := range 100_000 {
+			m.Symlinks = append(m.Symlinks, link(fmt.Sprintf("%02d%05d", i, j), "x"))
+		}
+		root.Directories = append(root.Directories,
+			&repb.DirectoryNode{Name: fmt.Sprintf("%02d", i), Digest: putProto(t, store, m).Proto()})
+	}
+	c := &counter{Store: store, opened: map[cas.Digest]int{}}
+	_, err := tree.Load(t.Context(), c, putProto(t, store, root))
+	wantError(t, err, cas.ErrInvalid, "more than 1000000 entries")
+	if len(c.opened) > 1+10+4 { // the root, ten that fit, and as many as are read at once
+		t.Errorf("%d Directories were read before the tree was refused", len(c.opened))
+	}
+}
+
+// An ending is a context that ends when it is asked whether it has.
+type ending struct {
+	context.Context
+	end context.CancelFunc
+}
+
+func (e ending) Err() error {
+	e.end()
+	return e.Context.Err()
+}
+
+func TestLoadEndsBetweenLevelsWithContext(t *testing.T) {
+	c := &counter{Store: castest.NewMemory(), opened: map[cas.Digest]int{}}
+	root := parse(t, "a/1/", "b/2/", "c/3/").put(t, c)
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	if _, err := tree.Load(ending{ctx, cancel}, c, root); !errors.Is(err, context.Canceled) {
+		t.Errorf("got %v, want Canceled", err)
+	}
+	if len(c.opened) != 1 {
+		t.Errorf("%d Directories were read, want the root alone", len(c.opened))
+	}
 }
 
 // A counter counts how often each blob is opened.

@@ -455,15 +455,16 @@ func directories(c *client) {
 }
 
 func streams(c *client) {
-	out, r := c.ok(action{script: `printf 'a\000\377b'; printf 'err' >&2`})
-	if out != "a\x00\xffb" || c.get(r.StderrDigest) != "err" {
-		c.Errorf("got stdout %q, stderr %q", out, c.get(r.StderrDigest))
+	out, result := c.ok(action{script: `printf 'a\000\377b'; printf 'err' >&2`})
+	if out != "a\x00\xffb" || c.get(result.StderrDigest) != "err" {
+		c.Errorf("got stdout %q, stderr %q", out, c.get(result.StderrDigest))
 	}
 	// A workspace that is full, or an action that took away its own rights, costs neither log nor exit code.
 	if r := c.do(action{script: "echo log; chmod 0 .; exit 7"}); r.Result.GetExitCode() != 7 || c.get(r.Result.StdoutDigest) != "log\n" {
 		c.Errorf("chmod 0: got %v", r)
 	}
-	if r := c.do(action{script: "mkfifo bad; echo log; exit 3", outputs: []string{"bad"}}); code(r) != codes.OK || r.Result.GetExitCode() != 3 {
+	r := c.do(action{script: "mkfifo bad; echo why > log; exit 3", outputs: []string{"bad", "log"}})
+	if code(r) != codes.OK || r.Result.GetExitCode() != 3 || len(r.Result.OutputFiles) != 1 {
 		c.Errorf("a failure with a bad output: got %v", r)
 	}
 	if _, r := c.ok(action{script: "true"}); r.StdoutDigest.GetSizeBytes() != 0 || r.StdoutDigest.GetHash() == "" {

@@ -1,0 +1,131 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package cas_test
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"runtime"
+	"strings"
+	"testing"
+
+	repb "github.com/bazelbuild/remote-apis/build/bazel/remote/execution/v2"
+	"github.com/cloister-build/cloister/cas"
+	"github.com/cloister-build/cloister/cas/castest"
+	"google.golang.org/protobuf/encoding/protowire"
+	"google.golang.org/protobuf/proto"
+)
+
+// within returns b as field n of a message.
+func within(n protowire.Number, b []byte) []byte {
+	return protowire.AppendBytes(protowire.AppendTag(nil, n, protowire.BytesType), b)
+}
+
+// A blob of empty entries would take fifty times its size in memory once decoded.
+func TestReadProtoRefusesAmplification(t *testing.T) {
+	empty := func(n protowire.Number) []byte { return bytes.Repeat(within(n, nil), 2<<20) }
+	for _, c := range []struct {
+		name string
+		m    proto.Message
+		b    []byte
+	}{
+		{"Directory/files", &repb.Directory{}, empty(1)},
+		{"Directory/node_properties/properties", &repb.Directory{}, within(5, empty(1))},
+		{"Directory/files/node_properties/properties", &repb.Directory{}, within(1, within(6, empty(1)))},
+		{"Tree/children", &repb.Tree{}, empty(2)},
+		{"Tree/root/symlinks", &repb.Tree{}, within(1, empty(3))},
+		{"Tree/children/files", &repb.Tree{}, within(2, empty(1))},
+		{"Command/arguments", &repb.Command{}, empty(1)},
+		{"Command/environment_variables", &repb.Command{}, empty(2)},
+		{"Action/platform/properties", &repb.Action{}, within(10, empty(1))},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			s := castest.NewMemory()
+			d, err := cas.PutBytes(t.Context(), s, cas.SHA256, c.b)
+			if err != nil {
+				t.Fatal(err)
+			}
+			var before, after runtime.MemStats
+			runtime.ReadMemStats(&before)
+			err = cas.ReadProto(t.Context(), s, d, c.m)
+			runtime.ReadMemStats(&after)
+			limit := fmt.Sprint(4 * cas.MaxMessage)
+			if strings.HasPrefix(c.name, "Tree") {
+				limit = fmt.Sprint(4 * cas.MaxTree)
+			}
+			if !errors.Is(err, cas.ErrInvalid) || !strings.Contains(err.Error(), d.String()) ||
+				!strings.Contains(err.Error(), limit) {
+				t.Errorf("got %v, want ErrInvalid that names %s and the limit %s", err, d, limit)
+			}
+			if got := after.TotalAlloc - before.TotalAlloc; got > 2*uint64(len(c.b)) {
+				t.Errorf("%d bytes were allocated to refuse %d", got, len(c.b))
+			}
+		})
+	}
+}
+
+// What people build is far from the limits: a blob of the largest size is read if its names are not
+// much shorter than usual.
+func TestReadProtoReadsLargestDirectoryAndTree(t *testing.T) {
+	fill := func(limit int) *repb.Directory {
+		m := &repb.Directory{}
+		for size := 0; ; {
+			name := fmt.Sprintf("%016d.o", len(m.Files))
+			n := &repb.FileNode{Name: name, Digest: cas.SHA256.Sum(nil).Proto(), IsExecutable: true}
+			if size += proto.Size(n) + 2; size > limit-64 {
+				return m
+			}
+			m.Files = append(m.Files, n)
+		}
+	}
+	for _, c := range []struct{ put, get proto.Message }{
+		{fill(cas.MaxMessage), &repb.Directory{}},
+		{&repb.Tree{Root: fill(cas.MaxTree)}, &repb.Tree{}},
+	} {
+		s := castest.NewMemory()
+		d, err := cas.PutProto(t.Context(), s, cas.SHA256, c.put)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := cas.ReadProto(t.Context(), s, d, c.get); err != nil {
+			t.Error(err)
+		}
+	}
+}
+
+func TestReadProtoLimitsSizeByKind(t *testing.T) {
+	s := castest.NewMemory()
+	d, err := cas.PutBytes(t.Context(), s, cas.SHA256, within(1, make([]byte, cas.MaxMessage)))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, m := range []proto.Message{&repb.Action{}, &repb.Command{}, &repb.Directory{}} {
+		err := cas.ReadProto(t.Context(), s, d, m)
+		if !errors.Is(err, cas.ErrInvalid) || !strings.Contains(err.Error(), fmt.Sprint(cas.MaxMessage)) {
+			t.Errorf("%T: got %v, want ErrInvalid that names the limit", m, err)
+		}
+	}
+	err = cas.CheckMessage(make([]byte, cas.MaxMessage+1), &repb.Tree{})
+	if err != nil {
+		t.Errorf("Tree above the size of a Directory: %v", err)
+	}
+	err = cas.CheckMessage(make([]byte, cas.MaxTree+1), &repb.Tree{})
+	if !errors.Is(err, cas.ErrInvalid) || !strings.Contains(err.Error(), fmt.Sprint(cas.MaxTree)) {
+		t.Errorf("Tree above its own size: got %v, want ErrInvalid that names the limit", err)
+	}
+}
+
+// No small blob is refused, whatever its bytes: what is malformed is for decoding to say.
+func FuzzCheckMessage(f *testing.F) {
+	f.Add(within(1, within(2, nil)))
+	f.Add([]byte{0x0a, 0xff, 0xff, 0xff, 0xff, 0x0f})
+	f.Add([]byte{0x0b, 0x0b, 0x0c, 0x0c})
+	f.Fuzz(func(t *testing.T, b []byte) {
+		for _, m := range []proto.Message{&repb.Action{}, &repb.Command{}, &repb.Directory{}, &repb.Tree{}} {
+			if err := cas.CheckMessage(b, m); err != nil && len(b) < 1<<18 {
+				t.Errorf("%T of %d bytes: %v", m, len(b), err)
+			}
+		}
+	})
+}
