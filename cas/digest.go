@@ -81,7 +81,7 @@ func FunctionOf(v repb.DigestFunction_Value, sample *repb.Digest) (Function, err
 		}
 	}
 	if v == repb.DigestFunction_UNKNOWN {
-		return 0, invalidf("digest function not stated, and no served function has hashes of %d digits as in %q; served: %v",
+		return 0, invalidf("digest function not stated, and no served function has hashes of %d digits as in %+.80q; served: %v",
 			len(sample.GetHash()), sample.GetHash(), Functions())
 	}
 	return 0, invalidf("digest function %v is not served; served: %v", v, Functions())
@@ -102,11 +102,11 @@ func NewDigest(f Function, hash string, size int64) (Digest, error) {
 		return Digest{}, invalidf("digest without a digest function")
 	}
 	if len(hash) != f.hexLen() {
-		return Digest{}, invalidf("digest hash %q has %d characters; %s needs %d", hash, len(hash), f, f.hexLen())
+		return Digest{}, invalidf("digest hash %+.80q has %d characters; %s needs %d", hash, len(hash), f, f.hexLen())
 	}
 	for i := range len(hash) {
 		if c := hash[i]; (c < '0' || c > '9') && (c < 'a' || c > 'f') {
-			return Digest{}, invalidf("digest hash %q is not lower-case hexadecimal", hash)
+			return Digest{}, invalidf("digest hash %+.80q is not lower-case hexadecimal", hash)
 		}
 	}
 	if size < 0 {
@@ -135,7 +135,7 @@ func ParseDigest(s string) (Digest, error) {
 	hash, size, ok := strings.Cut(text, "/")
 	n, err := strconv.ParseInt(size, 10, 64)
 	if !ok || err != nil {
-		return Digest{}, invalidf("digest %q is not of the form HASH/SIZE", s)
+		return Digest{}, invalidf("digest %+.80q of %d bytes is not of the form HASH/SIZE", s, len(s))
 	}
 	return NewDigest(f, hash, n)
 }

@@ -3,6 +3,7 @@
 package casserver
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -13,6 +14,7 @@ import (
 	"github.com/cloister-build/cloister/cas"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/proto"
 )
 
 // actionCache is the ActionCache service.
@@ -22,7 +24,8 @@ type actionCache struct {
 }
 
 // GetActionResult returns the result recorded for an action if all that it refers to is present, and
-// marks that as used.
+// marks that as used. One that does not fit into a message, which only a worker may have recorded, is
+// FAILED_PRECONDITION: to execute the action again would not help.
 func (s *actionCache) GetActionResult(ctx context.Context, req *repb.GetActionResultRequest) (*repb.ActionResult, error) {
 	in, err := s.Instances(req.InstanceName)
 	if err != nil {
@@ -39,15 +42,30 @@ func (s *actionCache) GetActionResult(ctx context.Context, req *repb.GetActionRe
 	switch {
 	case errors.Is(err, cas.ErrNotFound), errors.Is(err, cas.ErrCorrupt):
 		// Whatever is absent or damaged, the client can only execute the action.
-		return nil, status.Errorf(codes.NotFound, "no complete result of action %s is recorded", action)
+		return nil, status.Error(codes.NotFound, ofAction(action, err).Error())
 	case err != nil:
-		return nil, cas.Status(fmt.Errorf("result of action %s: %w", action, err))
+		return nil, cas.Status(ofAction(action, err))
+	}
+	if n := proto.Size(r); n > maxMessage {
+		return nil, status.Errorf(codes.FailedPrecondition,
+			"result of action %s has %d bytes, above the %d of one message; declare fewer outputs, or directories in their place",
+			action, n, maxMessage)
 	}
 	return r, nil
 }
 
+// ofAction returns err with the action in its text.
+func ofAction(action cas.Digest, err error) error {
+	if strings.Contains(err.Error(), action.String()) {
+		return err
+	}
+	return fmt.Errorf("result of action %s: %w", action, err)
+}
+
 // UpdateActionResult records a result that a client vouches for: that of a success, all of which is
-// present. What the client sent inline is stored as blobs.
+// present. What the client sent inline is stored as blobs. What is left must fit into a reply with room
+// to spare, so that what is recorded can be delivered; a larger one is INVALID_ARGUMENT, as is all else
+// that is too large.
 func (s *actionCache) UpdateActionResult(ctx context.Context, req *repb.UpdateActionResultRequest) (*repb.ActionResult, error) {
 	in, err := s.Instances(req.InstanceName)
 	if err != nil {
@@ -65,8 +83,13 @@ func (s *actionCache) UpdateActionResult(ctx context.Context, req *repb.UpdateAc
 	if err := checkResult(r); err != nil {
 		return nil, cas.Status(fmt.Errorf("result of action %s: %w", action, err))
 	}
-	if err := storeInlined(ctx, in.Store, action.Function(), r); err != nil {
+	if err := s.storeInlined(ctx, in.Store, action.Function(), r); err != nil {
 		return nil, cas.Status(fmt.Errorf("result of action %s: %w", action, err))
+	}
+	if n := proto.Size(r); n > maxReply {
+		return nil, status.Errorf(codes.InvalidArgument,
+			"result of action %s has %d bytes, above the %d that are recorded; "+
+				"declare fewer outputs, or directories in their place", action, n, maxReply)
 	}
 	ds, err := cas.Closure(ctx, in.Store, action.Function(), r)
 	if errors.Is(err, cas.ErrNotFound) {
@@ -109,7 +132,7 @@ func checkResult(r *repb.ActionResult) error {
 			return err
 		}
 		if l.Target == "" {
-			return fmt.Errorf("%w: symlink %q has no target", cas.ErrInvalid, l.Path)
+			return fmt.Errorf("%w: symlink %+.80q has no target", cas.ErrInvalid, l.Path)
 		}
 	}
 	for _, d := range r.OutputDirectories {
@@ -119,7 +142,7 @@ func checkResult(r *repb.ActionResult) error {
 			}
 		}
 		if d.TreeDigest == nil && d.RootDirectoryDigest == nil {
-			return fmt.Errorf("%w: output directory %q has no digest", cas.ErrInvalid, d.Path)
+			return fmt.Errorf("%w: output directory %+.80q has no digest", cas.ErrInvalid, d.Path)
 		}
 	}
 	return nil
@@ -129,15 +152,15 @@ func checkResult(r *repb.ActionResult) error {
 func checkPath(path string) error {
 	for seg := range strings.SplitSeq(path, "/") {
 		if seg == "" || seg == "." || seg == ".." || strings.ContainsRune(seg, 0) {
-			return fmt.Errorf("%w: output path %q is not a plain relative path", cas.ErrInvalid, path)
+			return fmt.Errorf("%w: output path %+.80q is not a plain relative path", cas.ErrInvalid, path)
 		}
 	}
 	return nil
 }
 
 // storeInlined puts what r carries within itself into s, and leaves the digests in its place. Bytes
-// that are not those of a digest beside them are cas.ErrMismatch.
-func storeInlined(ctx context.Context, s cas.Store, f cas.Function, r *repb.ActionResult) error {
+// that are not those of a digest beside them are cas.ErrMismatch, too many of them cas.ErrInvalid.
+func (c *Config) storeInlined(ctx context.Context, s cas.Store, f cas.Function, r *repb.ActionResult) error {
 	move := func(data *[]byte, p **repb.Digest) error {
 		if len(*data) == 0 {
 			return nil
@@ -152,7 +175,10 @@ func storeInlined(ctx context.Context, s cas.Store, f cas.Function, r *repb.Acti
 				return cas.Mismatch(stated, d)
 			}
 		}
-		if _, err := cas.PutBytes(ctx, s, f, *data); err != nil {
+		if err := c.checkSize(d); err != nil {
+			return err
+		}
+		if err := s.Put(ctx, d, bytes.NewReader(*data)); err != nil {
 			return explain("store", d, err)
 		}
 		*data, *p = nil, d.Proto()

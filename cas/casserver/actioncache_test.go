@@ -5,13 +5,16 @@ package casserver_test
 import (
 	"fmt"
 	"slices"
+	"strings"
 	"testing"
 
 	repb "github.com/bazelbuild/remote-apis/build/bazel/remote/execution/v2"
 	"github.com/cloister-build/cloister/cas"
 	"github.com/cloister-build/cloister/cas/casserver"
 	"github.com/google/go-cmp/cmp"
+	bspb "google.golang.org/genproto/googleapis/bytestream"
 	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/testing/protocmp"
 )
@@ -90,7 +93,7 @@ func TestRule062_IncompleteHitIsMiss(t *testing.T) {
 		t.Run("without "+name, func(t *testing.T) {
 			c.memory(t, "").Delete(d)
 			_, err := c.lookup(t)
-			wantCode(t, err, codes.NotFound)
+			wantCode(t, err, codes.NotFound, action.String(), d.String())
 			c.result(t)
 			_, err = c.lookup(t)
 			wantCode(t, err, codes.OK)
@@ -311,4 +314,67 @@ func TestDamagedOutputToInlineIsMiss(t *testing.T) {
 	c.memory(t, "").Corrupt(d)
 	_, err := c.GetActionResult(t.Context(), &repb.GetActionResultRequest{ActionDigest: action.Proto(), InlineStdout: true})
 	wantCode(t, err, codes.NotFound)
+}
+
+// padded returns a result whose encoded size is n bytes.
+func padded(n int) *repb.ActionResult {
+	r := &repb.ActionResult{OutputSymlinks: []*repb.OutputSymlink{{Path: "l", Target: strings.Repeat("x", n)}}}
+	r.OutputSymlinks[0].Target = r.OutputSymlinks[0].Target[proto.Size(r)-n:]
+	return r
+}
+
+func TestRecordedResultCanBeDelivered(t *testing.T) {
+	c := serve(t, casserver.Config{})
+	const limit = 3 << 20
+	wantCode(t, c.record(t, padded(limit+1)), codes.InvalidArgument, action.String(), fmt.Sprint(limit+1), fmt.Sprint(limit))
+	_, err := c.lookup(t)
+	wantCode(t, err, codes.NotFound)
+	// What is stored as a blob does not count.
+	r := padded(limit)
+	r.StdoutRaw = []byte(noise(1 << 20))
+	r.OutputSymlinks[0].Target = r.OutputSymlinks[0].Target[100:] // room for its digest
+	wantCode(t, c.record(t, r), codes.OK)
+	_, err = c.lookup(t)
+	wantCode(t, err, codes.OK)
+	wantCode(t, c.record(t, padded(limit)), codes.OK)
+	_, err = c.lookup(t)
+	wantCode(t, err, codes.OK)
+}
+
+// A worker recorded these, without asking the service.
+func TestResultAboveAMessageIsFailedPrecondition(t *testing.T) {
+	c := serve(t, casserver.Config{})
+	for n, want := range map[int]codes.Code{4 << 20: codes.OK, 4<<20 + 1: codes.FailedPrecondition} {
+		if err := c.memory(t, "").Record(t.Context(), action, padded(n)); err != nil {
+			t.Fatal(err)
+		}
+		_, err := c.lookup(t)
+		wantCode(t, err, want, action.String(), fmt.Sprint(n), "declare fewer outputs")
+	}
+}
+
+// However long a client's words are, an answer fits into the headers of a reply.
+func TestErrorsQuoteLittleOfTheClient(t *testing.T) {
+	c := serve(t, casserver.Config{})
+	long := strings.Repeat("\u2028", 20_000)
+	_, name := c.read(t.Context(), &bspb.ReadRequest{ResourceName: long})
+	_, hash := c.GetActionResult(t.Context(), &repb.GetActionResultRequest{ActionDigest: &repb.Digest{Hash: long}})
+	_, stated := c.GetActionResult(t.Context(), &repb.GetActionResultRequest{
+		ActionDigest: &repb.Digest{Hash: long}, DigestFunction: repb.DigestFunction_SHA256,
+	})
+	_, token := c.tree(t.Context(), &repb.GetTreeRequest{RootDigest: c.directory(t, "f").Proto(), PageToken: long})
+	for what, err := range map[string]error{
+		"resource name":             name,
+		"hash":                      hash,
+		"hash of a stated function": stated,
+		"page token":                token,
+		"path":                      c.record(t, &repb.ActionResult{OutputFiles: []*repb.OutputFile{{Path: "/" + long}}}),
+		"path of symlink":           c.record(t, &repb.ActionResult{OutputSymlinks: []*repb.OutputSymlink{{Path: long}}}),
+		"directory":                 c.record(t, &repb.ActionResult{OutputDirectories: []*repb.OutputDirectory{{Path: long}}}),
+	} {
+		wantCode(t, err, codes.InvalidArgument)
+		if n := len(status.Convert(err).Message()); n > 4<<10 {
+			t.Errorf("%s: an error of %d bytes", what, n)
+		}
+	}
 }

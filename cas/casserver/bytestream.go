@@ -73,8 +73,9 @@ func fill(r io.Reader, piece []byte, last bool) error {
 	return err
 }
 
-// Write stores a blob. If it is present, now or by the time that other clients have uploaded it, the
-// call ends early and well (rule 41).
+// Write stores a blob, and answers when the client has said by finish_write that this was all, without
+// a look at what it may still send. If the blob is present, now or by the time that other clients have
+// uploaded it, the call ends early and well (rule 41).
 func (s *byteStream) Write(stream bspb.ByteStream_WriteServer) error {
 	ctx := stream.Context()
 	first, err := stream.Recv()
@@ -88,7 +89,7 @@ func (s *byteStream) Write(stream bspb.ByteStream_WriteServer) error {
 		return err
 	}
 	if err := s.checkSize(d); err != nil {
-		return err
+		return cas.Status(err)
 	}
 	missing, err := in.Store.Missing(ctx, []cas.Digest{d})
 	if err != nil {
@@ -135,16 +136,15 @@ func (s *byteStream) resolve(ctx context.Context, name string, parse func(string
 	for _, v := range metadata.ValueFromIncomingContext(ctx, header) {
 		if v != name {
 			return nil, cas.Digest{}, status.Errorf(codes.InvalidArgument,
-				"header %s is %.256q, and the name in the message %.256q", header, v, name)
+				"header %s is %+.256q, and the name in the message %+.256q", header, v, name)
 		}
 	}
 	in, err := s.Instances(r.instance)
 	return in, r.digest, cas.Status(err)
 }
 
-// An upload reads the data of a Write stream, and io.EOF only where the client has said, by
-// finish_write and by closing its side, that this was all. It is what makes a broken-off upload fail
-// in the store.
+// An upload reads the data of a Write stream, and io.EOF only where the client has said by finish_write
+// that this was all. It is what makes a broken-off upload fail in the store.
 type upload struct {
 	stream bspb.ByteStream_WriteServer
 	next   *bspb.WriteRequest // the message already received, if any
@@ -153,7 +153,6 @@ type upload struct {
 
 	data     []byte // received and not yet read
 	received int64  // bytes
-	finished bool   // finish_write was seen
 	err      error  // what ended the stream, io.EOF if it ended well
 }
 
@@ -170,13 +169,13 @@ func (u *upload) Read(p []byte) (int, error) {
 	return n, nil
 }
 
-// receive returns the data of the next message.
+// receive returns the data of the next message, and io.EOF beside it if it is the last one.
 func (u *upload) receive() ([]byte, error) {
 	m := u.next
 	u.next = nil
 	if m == nil {
 		var err error
-		if m, err = u.stream.Recv(); err == io.EOF && !u.finished {
+		if m, err = u.stream.Recv(); err == io.EOF {
 			return nil, fmt.Errorf(
 				"%w write: stream ended after %d of %d bytes without finish_write, and nothing is kept; begin at offset 0",
 				cas.ErrInvalid, u.received, u.digest.Size())
@@ -185,10 +184,8 @@ func (u *upload) receive() ([]byte, error) {
 		}
 	}
 	switch {
-	case u.finished:
-		return nil, fmt.Errorf("%w write: message after finish_write", cas.ErrInvalid)
 	case m.ResourceName != "" && m.ResourceName != u.name:
-		return nil, fmt.Errorf("%w write: name changed to %.256q within the stream", cas.ErrInvalid, m.ResourceName)
+		return nil, fmt.Errorf("%w write: name changed to %+.256q within the stream", cas.ErrInvalid, m.ResourceName)
 	case m.WriteOffset != u.received:
 		return nil, fmt.Errorf("%w write: write_offset is %d where %d belongs; uploads are not resumed, begin at offset 0",
 			cas.ErrInvalid, m.WriteOffset, u.received)
@@ -196,6 +193,8 @@ func (u *upload) receive() ([]byte, error) {
 		return nil, cas.Mismatch(u.digest, cas.Digest{})
 	}
 	u.received += int64(len(m.Data))
-	u.finished = m.FinishWrite
+	if m.FinishWrite {
+		return m.Data, io.EOF
+	}
 	return m.Data, nil
 }

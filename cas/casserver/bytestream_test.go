@@ -11,6 +11,7 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"time"
 
 	"github.com/cloister-build/cloister/cas"
 	"github.com/cloister-build/cloister/cas/casserver"
@@ -92,15 +93,14 @@ func TestRule038_OffsetsFollowTheData(t *testing.T) {
 	}
 }
 
-func TestRule039_NoCommitWithoutFinishWriteNorAfterIt(t *testing.T) {
+func TestRule039_NoCommitWithoutFinishWrite(t *testing.T) {
 	c := serve(t, casserver.Config{})
 	name := uploadName("12345678")
 	for label, messages := range map[string][]*bspb.WriteRequest{
-		"nothing finished":      {message(name, 0, "1234", false)},
-		"all but not finished":  {message(name, 0, "12345678", false)},
-		"data after the end":    {message(name, 0, "12345678", true), message(name, 8, "9", false)},
-		"message after the end": {message(name, 0, "12345678", true), message(name, 8, "", true)},
-		"finished too early":    {message(name, 0, "1234", true)},
+		"nothing finished":     {message(name, 0, "1234", false)},
+		"all but not finished": {message(name, 0, "12345678", false)},
+		"finished too early":   {message(name, 0, "1234", true)},
+		"data after the end":   {message(name, 0, "1234", true), message(name, 4, "5678", true)},
 	} {
 		t.Run(label, func(t *testing.T) {
 			_, err := c.write(t.Context(), messages...)
@@ -123,7 +123,7 @@ func TestRule039_NoCommitWithoutFinishWriteNorAfterIt(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if err := stream.Send(message(name, 0, "12345678", true)); err != nil {
+		if err := stream.Send(message(name, 0, "12345678", false)); err != nil {
 			t.Fatal(err)
 		}
 		<-began
@@ -147,6 +147,48 @@ func (p *putting) Put(ctx context.Context, d cas.Digest, r io.Reader) error {
 	err := p.Store.Put(context.WithoutCancel(ctx), d, r)
 	p.ended <- err
 	return err
+}
+
+// The client keeps its side open: neither success nor failure waits for it to close.
+func TestFinishWriteIsAnsweredAtOnce(t *testing.T) {
+	c := serve(t, casserver.Config{})
+	for name, row := range map[string]struct {
+		messages []*bspb.WriteRequest
+		want     codes.Code
+	}{
+		"with the last data":  {[]*bspb.WriteRequest{message(uploadName("a2"), 0, "a2", true)}, codes.OK},
+		"after the last data": {[]*bspb.WriteRequest{message(uploadName("b2"), 0, "b2", false), message("", 2, "", true)}, codes.OK},
+		"of the empty blob":   {[]*bspb.WriteRequest{message(uploadName(""), 0, "", true)}, codes.OK},
+		"too early":           {[]*bspb.WriteRequest{message(uploadName("c2"), 0, "c", true)}, codes.InvalidArgument},
+		"of other data":       {[]*bspb.WriteRequest{message(uploadName("d2"), 0, "d3", true)}, codes.InvalidArgument},
+	} {
+		t.Run(name, func(t *testing.T) {
+			ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
+			defer cancel()
+			stream, err := c.Write(ctx)
+			if err != nil {
+				t.Fatal(err)
+			}
+			for _, m := range row.messages {
+				if err := stream.Send(m); err != nil {
+					t.Fatal(err)
+				}
+			}
+			wantCode(t, stream.RecvMsg(&bspb.WriteResponse{}), row.want)
+			if row.want == codes.OK && !c.has(t, sum(blobOf(row.messages))) {
+				t.Error("the blob is not stored")
+			}
+		})
+	}
+}
+
+// blobOf returns the data of messages.
+func blobOf(messages []*bspb.WriteRequest) string {
+	var b strings.Builder
+	for _, m := range messages {
+		b.Write(m.Data)
+	}
+	return b.String()
 }
 
 func TestRule040_CommittedSizeIsTheSize(t *testing.T) {

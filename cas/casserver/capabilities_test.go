@@ -13,6 +13,7 @@ import (
 	bspb "google.golang.org/genproto/googleapis/bytestream"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/metadata"
+	"google.golang.org/grpc/status"
 )
 
 func (c *client) capabilities(t *testing.T) *repb.ServerCapabilities {
@@ -141,10 +142,18 @@ func TestRule010_LargerBlobIsInvalidByEveryPath(t *testing.T) {
 	}
 	for n, want := range map[int]codes.Code{10: codes.OK, 11: codes.InvalidArgument} {
 		data := noise(n)
-		wantCode(t, c.uploadTo(t.Context(), "", data), want)
+		says := []string{sum(data).String(), "10 bytes"}
+		wantCode(t, c.uploadTo(t.Context(), "", data), want, says...)
 		r, err := c.BatchUpdateBlobs(t.Context(), updates(data))
-		if err != nil || codes.Code(r.Responses[0].Status.GetCode()) != want {
-			t.Errorf("batch with %d bytes: %v, %v, want %v", n, r, err, want)
+		if err == nil {
+			err = status.ErrorProto(r.Responses[0].Status)
+		}
+		wantCode(t, err, want, says...)
+		for _, r := range []*repb.ActionResult{
+			{StdoutRaw: []byte(data)}, {StderrRaw: []byte(data)},
+			{OutputFiles: []*repb.OutputFile{{Path: "f", Contents: []byte(data)}}},
+		} {
+			wantCode(t, c.record(t, r), want, says...)
 		}
 	}
 	if n := serve(t, casserver.Config{}).capabilities(t).CacheCapabilities.MaxCasBlobSizeBytes; n != 0 {

@@ -19,8 +19,6 @@ import (
 	"github.com/cloister-build/cloister/cas"
 	bspb "google.golang.org/genproto/googleapis/bytestream"
 	"google.golang.org/grpc"
-	"google.golang.org/grpc/codes"
-	"google.golang.org/grpc/status"
 )
 
 const (
@@ -45,7 +43,7 @@ type Config struct {
 	// MaxBatchBytes is the most data of one batch. From 1 to 4,000,000; another value means
 	// 4,000,000.
 	MaxBatchBytes int64
-	// MaxBlobBytes is the largest blob that may be uploaded; 0 means any.
+	// MaxBlobBytes is the largest blob that may be uploaded, by any call; 0 means any.
 	MaxBlobBytes int64
 	// ReadOnlyActions refuses UpdateActionResult: results come from execution alone.
 	ReadOnlyActions bool
@@ -74,10 +72,11 @@ func digest(f repb.DigestFunction_Value, p *repb.Digest) (cas.Digest, error) {
 	return cas.FromProto(fn, p)
 }
 
-// checkSize refuses the upload of a blob that is larger than any that is served (rule 10).
+// checkSize returns cas.ErrInvalid for a blob that is larger than any that may be uploaded (rule 10).
 func (c *Config) checkSize(d cas.Digest) error {
 	if d.Size() > c.MaxBlobBytes {
-		return status.Errorf(codes.InvalidArgument, "blob %s is larger than the %d bytes that may be uploaded", d, c.MaxBlobBytes)
+		return fmt.Errorf("%w upload: blob %s is larger than the %d bytes of max_cas_blob_size_bytes",
+			cas.ErrInvalid, d, c.MaxBlobBytes)
 	}
 	return nil
 }

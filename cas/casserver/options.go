@@ -19,6 +19,10 @@ import (
 //     clients with raised limits send larger lists of digests (rule 9);
 //   - it tolerates a ping every 5 s, also on an idle connection, since clients wait long for an
 //     execution and behind proxies (rule 91);
+//   - it asks a client that has been silent for 30 s whether it lives, and drops one that does not
+//     answer for 20 s: a dead client must not hold an upload or a wait for an execution;
+//   - it serves 1000 calls at once on a connection, and lets the client wait with more: the memory of a
+//     connection is bounded, and the hundreds of actions and uploads of a large build pass;
 //   - it turns a panic of a call into INTERNAL for that call, and logs it with its stack.
 func ServerOptions(log *slog.Logger) []grpc.ServerOption {
 	unary := func(ctx context.Context, req any, call *grpc.UnaryServerInfo, next grpc.UnaryHandler) (_ any, err error) {
@@ -32,6 +36,8 @@ func ServerOptions(log *slog.Logger) []grpc.ServerOption {
 	return []grpc.ServerOption{
 		grpc.MaxRecvMsgSize(16 << 20),
 		grpc.KeepaliveEnforcementPolicy(keepalive.EnforcementPolicy{MinTime: 5 * time.Second, PermitWithoutStream: true}),
+		grpc.KeepaliveParams(keepalive.ServerParameters{Time: 30 * time.Second, Timeout: 20 * time.Second}),
+		grpc.MaxConcurrentStreams(1000),
 		grpc.ChainUnaryInterceptor(unary),
 		grpc.ChainStreamInterceptor(stream),
 	}

@@ -12,8 +12,10 @@ import (
 	"time"
 
 	repb "github.com/bazelbuild/remote-apis/build/bazel/remote/execution/v2"
+	"github.com/cloister-build/cloister/cas"
 	"github.com/cloister-build/cloister/cas/casserver"
 	"github.com/cloister-build/cloister/cas/castest"
+	bspb "google.golang.org/genproto/googleapis/bytestream"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/grpc/keepalive"
@@ -50,4 +52,100 @@ func TestRule091_PingsOnAnIdleConnectionAreTolerated(t *testing.T) {
 			t.Errorf("the client had to connect %d times", n)
 		}
 	})
+}
+
+// A client whose host is gone says nothing, not even goodbye: its upload must not stay open.
+func TestSilentClientIsDropped(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var dead atomic.Bool
+		began, ended := make(chan struct{}), make(chan error, 1)
+		instances, _ := behind(&probe{})
+		c := dial(t, func(name string) (*cas.Instance, error) {
+			in, err := instances(name)
+			in.Store = &putting{in.Store, began, ended}
+			return in, err
+		}, func(conn net.Conn) net.Conn { return &mute{conn, &dead} })
+		stream, err := c.Write(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := stream.Send(message(uploadName("12345678"), 0, "1234", false)); err != nil {
+			t.Fatal(err)
+		}
+		<-began
+		time.Sleep(10 * time.Minute)
+		select {
+		case err := <-ended:
+			t.Fatalf("the upload of a slow client ended: %v", err)
+		default:
+		}
+		dead.Store(true)
+		time.Sleep(time.Minute)
+		select {
+		case err := <-ended:
+			if err == nil {
+				t.Error("the upload of a silent client ended well")
+			}
+		default:
+			t.Error("the upload of a silent client is still open")
+		}
+	})
+}
+
+// mute is a connection that loses all it is to send once it is dead.
+type mute struct {
+	net.Conn
+	dead *atomic.Bool
+}
+
+func (m *mute) Write(p []byte) (int, error) {
+	if m.dead.Load() {
+		return len(p), nil
+	}
+	return m.Conn.Write(p)
+}
+
+func TestCallsOfAConnectionAreBounded(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c := dial(t, castest.Instances(), func(conn net.Conn) net.Conn { return conn })
+		ctx, cancel := context.WithCancel(t.Context())
+		defer cancel()
+		var opened atomic.Int32
+		for range 1010 {
+			go func() {
+				if _, err := c.Write(ctx); err == nil {
+					opened.Add(1)
+				}
+			}()
+		}
+		synctest.Wait()
+		if n := opened.Load(); n != 1000 {
+			t.Errorf("%d calls at once, want 1000", n)
+		}
+	})
+}
+
+// dial serves instances on a connection that wrap may change, and returns a client of it. Both end with
+// the test.
+func dial(t *testing.T, instances cas.Instances, wrap func(net.Conn) net.Conn) bspb.ByteStreamClient {
+	t.Helper()
+	s := grpc.NewServer(casserver.ServerOptions(slog.New(slog.DiscardHandler))...)
+	casserver.Register(s, casserver.Config{Instances: instances})
+	l := bufconn.Listen(1 << 20)
+	go s.Serve(l)
+	t.Cleanup(s.Stop)
+	conn, err := grpc.NewClient("passthrough:///bufconn",
+		grpc.WithTransportCredentials(insecure.NewCredentials()),
+		grpc.WithContextDialer(func(ctx context.Context, _ string) (net.Conn, error) {
+			conn, err := l.DialContext(ctx)
+			if err != nil {
+				return nil, err
+			}
+			return wrap(conn), nil
+		}))
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { conn.Close() })
+	return bspb.NewByteStreamClient(conn)
 }

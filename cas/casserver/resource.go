@@ -80,5 +80,5 @@ func parse(name string, instance, blob []string, trailing bool) (resource, error
 }
 
 func badName(name, fault string) error {
-	return fmt.Errorf("%w resource name: %.256q %s", cas.ErrInvalid, name, fault)
+	return fmt.Errorf("%w resource name: %+.256q %s", cas.ErrInvalid, name, fault)
 }

@@ -119,7 +119,7 @@ func (s *storage) put(ctx context.Context, in *cas.Instance, f repb.DigestFuncti
 		return cas.Status(err)
 	}
 	if err := s.checkSize(d); err != nil {
-		return err
+		return cas.Status(err)
 	}
 	// A store does not look at the bytes offered for a blob that it has, and these may be wrong.
 	if got := d.Function().Sum(r.Data); got != d {

@@ -70,7 +70,7 @@ func (s *storage) GetTree(req *repb.GetTreeRequest, stream grpc.ServerStreamingS
 		pageBytes += size
 	}
 	if skipping {
-		return status.Errorf(codes.InvalidArgument, "page_token %.256q is of no page of the tree %s", req.PageToken, root)
+		return status.Errorf(codes.InvalidArgument, "page_token %+.80q is of no page of the tree %s", req.PageToken, root)
 	}
 	return stream.Send(page)
 }

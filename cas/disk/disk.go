@@ -24,22 +24,30 @@
 //     into place. That survives the death of the process at any point. It does not survive a loss of
 //     power: nothing is synced. What such a loss leaves behind is found by its size at Open, or by
 //     its hash when it is read, and is then removed.
-//   - Files in tmp and under instances together never exceed the budget. A Put reserves its stated
-//     size, and evicts to make room, before it writes. A file counts with its size rounded up to
-//     blocks of 4 KiB, as most file systems allocate; directories are not counted.
+//   - Files in tmp and under instances together never exceed the budget. A Put reserves room, and
+//     evicts to make it, before it writes: not its stated size at once but as bytes arrive, up to 4 MiB
+//     ahead of them. So large Puts that do not fit beside each other may all fail. A file counts with
+//     its size rounded up to blocks of 4 KiB, as most file systems allocate; directories are not
+//     counted.
 //   - A file that Filer.File handed out is not evicted before its release. A blob that is open for
 //     reading may be evicted and is still read to its end.
-//   - An entry that is damaged is never served as data: it becomes absent, so that a client can put
-//     it again.
+//   - What an earlier process left is not trusted: a file is handed out, or read from within, only
+//     after this process has read it whole, once, and found its hash right. A read from the start
+//     always checks the hash, and fails where the end would be if it is wrong: who stops before has
+//     unverified bytes. An action result always checks its own hash. Damage done to a file after it
+//     was verified, by a failing disk or by somebody with access to the directory, is noticed by the
+//     next read from start to end, and by the next process.
+//   - An entry that is found damaged becomes absent, so that a client can put it again.
 //
 // # Locks
 //
 // The index in memory is guarded by one mutex, under which no file is touched. A file changes its name
 // or goes away only under the lock of its shard, the first two digits, and the index says so before
-// that lock is given back. Order: making room, shard, index.
+// that lock is given back. Order: making room or verifying an entry, shard, index.
 package disk
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"os"
@@ -70,10 +78,13 @@ type Config struct {
 
 // A Cache is an open directory. It is safe for concurrent use; whoever opened it closes it.
 type Cache struct {
-	dir    string // absolute
-	index  index
-	lock   *os.File // holds the lock of the directory as long as it is open
-	closed atomic.Bool
+	dir   string // absolute
+	index index
+	lock  *os.File // holds the lock of the directory as long as it is open
+
+	mu     sync.Mutex     // orders begin and Close
+	closed atomic.Bool    // set under mu
+	calls  sync.WaitGroup // those under way; added to under mu while not closed
 
 	room   sync.Mutex      // held while entries are evicted to make room
 	shards [256]sync.Mutex // by the first two digits of a hash; see the package comment
@@ -126,28 +137,36 @@ type Stats struct {
 // Stats returns the state of the moment.
 func (c *Cache) Stats() Stats { return c.index.stats() }
 
-// Close gives the directory back. It waits for no Put: one that has not committed by now fails, as does
-// every later call, with os.ErrClosed. Readers that are open may be read to their end.
+// Close waits for the calls under way and gives the directory back. A Put among them fails as soon as its
+// reader returns, and every later call at once, with os.ErrClosed; what File handed out is never
+// released. Readers that are open may be read to their end.
 func (c *Cache) Close() error {
-	if c.closed.Swap(true) {
-		return os.ErrClosed
+	c.mu.Lock()
+	again := c.closed.Swap(true)
+	c.mu.Unlock()
+	if again {
+		return c.closedError()
 	}
-	// Whoever holds a shard may not have seen closed: another process must not get the directory
-	// before they are done.
-	for i := range c.shards {
-		c.shards[i].Lock()
-		c.shards[i].Unlock() //nolint:staticcheck // an empty critical section is a barrier
-	}
+	c.calls.Wait()
 	return c.lock.Close()
 }
+
+// begin counts a call as under way until its end, or fails with os.ErrClosed.
+func (c *Cache) begin() (end func(), err error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.closed.Load() {
+		return nil, c.closedError()
+	}
+	c.calls.Add(1)
+	return c.calls.Done, nil
+}
+
+func (c *Cache) closedError() error { return fmt.Errorf("store %s: %w", c.dir, os.ErrClosed) }
 
 // reserve makes room for n bytes, evicting as need be, or fails with cas.ErrFull. The caller gives the
 // room to an entry by commit, or back by index.give.
 func (c *Cache) reserve(n int64) error {
-	if n > c.index.max {
-		return fmt.Errorf("store %s: %d bytes are more than its whole budget of %d: %w",
-			c.dir, n, c.index.max, cas.ErrFull)
-	}
 	if c.index.take(n) {
 		return nil
 	}
@@ -168,9 +187,7 @@ func (c *Cache) reserve(n int64) error {
 				c.dir, n, c.index.max, cas.ErrFull)
 			return errors.Join(err, first)
 		}
-		if err := c.bury(e); errors.Is(err, os.ErrClosed) {
-			return err
-		} else if err != nil {
+		if err := c.bury(e); err != nil {
 			stuck = append(stuck, e)
 			if first == nil {
 				first = err
@@ -185,9 +202,6 @@ func (c *Cache) bury(e *entry) error {
 	mu := c.shard(e.key)
 	mu.Lock()
 	defer mu.Unlock()
-	if c.closed.Load() {
-		return os.ErrClosed
-	}
 	if !c.index.isDoomed(e) {
 		return nil
 	}
@@ -195,6 +209,21 @@ func (c *Cache) bury(e *entry) error {
 		return err
 	}
 	c.index.remove(e)
+	return nil
+}
+
+// verify returns nil if the file of e was verified, and else reads it whole: then cas.ErrCorrupt says that
+// it is not what its key says. Of several callers at once one reads.
+func (c *Cache) verify(ctx context.Context, e *entry) error {
+	e.reading.Lock()
+	defer e.reading.Unlock()
+	if c.index.isVerified(e) {
+		return nil
+	}
+	if err := readWhole(ctx, c.path(e.key), e.key.digest); err != nil {
+		return err
+	}
+	c.index.setVerified(e, true)
 	return nil
 }
 
@@ -212,9 +241,6 @@ func (c *Cache) commit(tmp string, k key, n int64, pin bool) (e *entry, kept boo
 	mu := c.shard(k)
 	mu.Lock()
 	defer mu.Unlock()
-	if c.closed.Load() {
-		return nil, false, os.ErrClosed
-	}
 	now := time.Now()
 	if k.kind != result {
 		if e, _ := c.index.use(k, now, pin); e != nil {

@@ -16,6 +16,7 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	repb "github.com/bazelbuild/remote-apis/build/bazel/remote/execution/v2"
@@ -396,6 +397,70 @@ func TestPutAboveBudgetIsFull(t *testing.T) {
 	}
 }
 
+// A client that states much and sends little costs the others little.
+func TestPutMakesRoomAsBytesArrive(t *testing.T) {
+	const ahead, blobs, size = 4 << 20, 8, 2 << 20
+	c := open(t, t.TempDir(), blobs*size)
+	s := store(t, c, "")
+	var all []cas.Digest
+	for i := range byte(blobs) {
+		b, d := castest.Blob(i, size)
+		if err := s.Put(t.Context(), d, bytes.NewReader(b)); err != nil {
+			t.Fatal(err)
+		}
+		all = append(all, d)
+	}
+	lost := func() int {
+		missing, err := s.Missing(t.Context(), all)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return len(missing)
+	}
+	b, d := castest.Blob(99, blobs*size-1)
+	for _, sent := range []int{1, 5 << 20} {
+		r := io.MultiReader(bytes.NewReader(b[:sent]), checkReader(func() {
+			if n := c.Stats().Bytes; n > blobs*size {
+				t.Errorf("the index counts %d bytes of a budget of %d", n, blobs*size)
+			}
+		}))
+		if err := s.Put(t.Context(), d, r); !errors.Is(err, cas.ErrMismatch) {
+			t.Errorf("got %v, want ErrMismatch", err)
+		}
+		if n, most := lost(), (sent+ahead+size-1)/size; n > most {
+			t.Errorf("%d bytes evicted %d blobs, want at most %d", sent, n, most)
+		}
+		if got, want := c.Stats().Bytes, int64(blobs-lost())*size; got != want {
+			t.Errorf("a broken Put left %d bytes counted, want %d", got, want)
+		}
+	}
+	if err := s.Put(t.Context(), d, bytes.NewReader(b)); err != nil || lost() != blobs {
+		t.Errorf("all of it: %v, with %d blobs evicted", err, lost())
+	}
+}
+
+// When it turns out in the middle of a Put that there is no room, nothing of it stays.
+func TestPutIsFullMidway(t *testing.T) {
+	dir := t.TempDir()
+	c := open(t, dir, 8<<20)
+	s := store(t, c, "")
+	_, release, err := s.File(t.Context(), put(t, s, 0), false)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer release()
+	b, d := castest.Blob(1, 8<<20)
+	if err := s.Put(t.Context(), d, bytes.NewReader(b)); !errors.Is(err, cas.ErrFull) {
+		t.Errorf("got %v, want ErrFull", err)
+	}
+	if got := c.Stats(); got.Bytes != block || got.Blobs != 1 {
+		t.Errorf("left behind: %+v", got)
+	}
+	if got := list(t, filepath.Join(dir, "tmp")); len(got) != 1 {
+		t.Errorf("tmp holds %q", got)
+	}
+}
+
 func TestRejectedPutGivesItsRoomBack(t *testing.T) {
 	c := open(t, t.TempDir(), 4*block)
 	s := store(t, c, "")
@@ -579,6 +644,148 @@ func TestFileOfTruncatedBlobIsNotFound(t *testing.T) {
 			t.Errorf("executable %v: got %q, %v, want ErrNotFound", executable, path, err)
 		}
 	}
+}
+
+// A blob that was damaged while no process held the store, its size unchanged.
+func TestBlobOfEarlierProcessIsVerifiedBeforeUse(t *testing.T) {
+	flip := func(b []byte) []byte { b[len(b)/2] ^= 1; return b }
+	for _, c := range []struct {
+		name string
+		kind string // what is damaged
+		use  func(s *disk.Store, d cas.Digest) error
+		want error
+	}{
+		{"Open from within", "blobs", func(s *disk.Store, d cas.Digest) error {
+			_, err := s.Open(t.Context(), d, block-1)
+			return err
+		}, cas.ErrCorrupt},
+		{"File", "blobs", func(s *disk.Store, d cas.Digest) error {
+			_, _, err := s.File(t.Context(), d, false)
+			return err
+		}, cas.ErrNotFound},
+		{"File with a whole copy", "blobs", func(s *disk.Store, d cas.Digest) error {
+			_, _, err := s.File(t.Context(), d, true)
+			return err
+		}, cas.ErrNotFound},
+		{"File with a damaged copy", "execs", func(s *disk.Store, d cas.Digest) error {
+			path, release, err := s.File(t.Context(), d, true)
+			if err != nil {
+				return err
+			}
+			defer release()
+			if b, err := os.ReadFile(path); err != nil || cas.SHA256.Sum(b) != d {
+				return fmt.Errorf("the file holds %d other bytes: %w", len(b), err)
+			}
+			return nil
+		}, nil},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			dir := t.TempDir()
+			earlier := open(t, dir, 1<<20)
+			s := store(t, earlier, "")
+			d := put(t, s, 0)
+			if _, release, err := s.File(t.Context(), d, true); err != nil {
+				t.Fatal(err)
+			} else {
+				release()
+			}
+			closeStore(t, earlier)
+			damage(t, pathOf(dir, c.kind, d), flip)
+
+			s = store(t, open(t, dir, 1<<20), "")
+			if err := c.use(s, d); !errors.Is(err, c.want) {
+				t.Errorf("got %v, want %v", err, c.want)
+			}
+			if got := len(present(t, s, 1)); (got == 1) != (c.want == nil) {
+				t.Errorf("the blob is present: %v", got == 1)
+			}
+			// Whatever is left is replaced by whole files.
+			put(t, s, 0)
+			if _, release, err := s.File(t.Context(), d, true); err != nil {
+				t.Error(err)
+			} else {
+				release()
+			}
+		})
+	}
+}
+
+// Verification is paid once: a file that is known to be whole is not read again, which shows in damage
+// that is done to it later.
+func TestBlobIsVerifiedOnce(t *testing.T) {
+	file := func(s *disk.Store, d cas.Digest) error {
+		_, release, err := s.File(t.Context(), d, false)
+		if err == nil {
+			release()
+		}
+		return err
+	}
+	for name, verify := range map[string]func(*disk.Store, cas.Digest) error{
+		"by File": file,
+		"by a whole read": func(s *disk.Store, d cas.Digest) error {
+			_, err := cas.ReadAll(t.Context(), s, d, block)
+			return err
+		},
+		"by a read from within": func(s *disk.Store, d cas.Digest) error {
+			r, err := s.Open(t.Context(), d, 1)
+			if err == nil {
+				err = r.Close()
+			}
+			return err
+		},
+		"by Put": func(s *disk.Store, d cas.Digest) error { put(t, s, 1); return nil },
+	} {
+		t.Run(name, func(t *testing.T) {
+			dir := t.TempDir()
+			earlier := open(t, dir, 1<<20)
+			d := put(t, store(t, earlier, ""), 0)
+			closeStore(t, earlier)
+			c, err := disk.Open(disk.Config{Dir: dir, MaxBytes: 1 << 20})
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer c.Close()
+			s := store(t, c, "")
+			if err := verify(s, d); err != nil {
+				t.Fatal(err)
+			}
+			if name == "by Put" {
+				_, d = castest.Blob(1, block)
+			}
+			damage(t, pathOf(dir, "blobs", d), func(b []byte) []byte { b[0] ^= 1; return b })
+			if err := file(s, d); err != nil {
+				t.Errorf("the file was read again: %v", err)
+			}
+		})
+	}
+}
+
+func TestVerificationEndsWithItsContext(t *testing.T) {
+	dir := t.TempDir()
+	c := open(t, dir, 1<<20)
+	d := put(t, store(t, c, ""), 0)
+	closeStore(t, c)
+	s := store(t, open(t, dir, 1<<20), "")
+	ctx := &endsAfter{Context: t.Context(), calls: 1}
+	if _, _, err := s.File(ctx, d, false); !errors.Is(err, context.Canceled) {
+		t.Errorf("got %v, want context.Canceled", err)
+	}
+	if got := present(t, s, 1); len(got) != 1 {
+		t.Error("a blob that was not read to its end is taken for damaged")
+	}
+}
+
+// endsAfter is a context that has ended after so many looks at it.
+type endsAfter struct {
+	context.Context
+	calls int
+}
+
+func (c *endsAfter) Err() error {
+	if c.calls--; c.calls < 0 {
+		return context.Canceled
+	}
+	return nil
 }
 
 // An action may have the file of a blob mounted: another Put must leave that very file alone.
@@ -854,32 +1061,83 @@ func TestOpenSweepsFilesOfTmpOnly(t *testing.T) {
 }
 
 func TestClosedStoreRefuses(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		dir := t.TempDir()
+		c := open(t, dir, 1<<20)
+		s := store(t, c, "")
+		d := put(t, s, 0)
+		b, d1 := castest.Blob(1, block)
+		closing := make(chan error, 1)
+		// This Put is under way when the store is closed.
+		during := s.Put(t.Context(), d1, io.MultiReader(bytes.NewReader(b), checkReader(func() {
+			go func() { closing <- c.Close() }()
+			synctest.Wait()
+			select {
+			case err := <-closing:
+				t.Errorf("Close returned %v before the Put did", err)
+			default:
+			}
+			if _, err := disk.Open(disk.Config{Dir: dir, MaxBytes: 1 << 20}); !errors.Is(err, disk.ErrLocked) {
+				t.Errorf("another Open during the Put: got %v, want ErrLocked", err)
+			}
+		})))
+		if err := <-closing; err != nil {
+			t.Errorf("Close: %v", err)
+		}
+		_, openErr := s.Open(t.Context(), d, 0)
+		_, missingErr := s.Missing(t.Context(), nil)
+		_, _, fileErr := s.File(t.Context(), d, false)
+		_, lookupErr := s.Lookup(t.Context(), d)
+		for name, err := range map[string]error{
+			"Put under way": during, "Put": s.Put(t.Context(), d1, bytes.NewReader(b)), "Open": openErr,
+			"Missing": missingErr, "File": fileErr, "Lookup": lookupErr,
+			"Record": s.Record(t.Context(), d, &repb.ActionResult{}), "Close": c.Close(),
+		} {
+			if !errors.Is(err, os.ErrClosed) {
+				t.Errorf("%s: got %v, want os.ErrClosed", name, err)
+			}
+		}
+		if got := present(t, store(t, open(t, dir, 1<<20), ""), 2); !slices.Equal(got, []byte{0}) {
+			t.Errorf("after reopening: got %v, want 0", got)
+		}
+	})
+}
+
+// What is found out or given back after Close must not change a directory that may be another's.
+func TestClosedStoreRemovesNothing(t *testing.T) {
 	dir := t.TempDir()
 	c := open(t, dir, 1<<20)
 	s := store(t, c, "")
-	d := put(t, s, 0)
-	b, d1 := castest.Blob(1, block)
-	// This Put is under way when the store is closed.
-	during := s.Put(t.Context(), d1, io.MultiReader(bytes.NewReader(b), checkReader(func() {
-		if err := c.Close(); err != nil {
+	flip := func(b []byte) []byte { b[0] ^= 1; return b }
+	read := put(t, s, 0)
+	r, err := s.Open(t.Context(), read, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer r.Close()
+	damage(t, pathOf(dir, "blobs", read), flip)
+	// This one is known to be damaged, and its file stays for as long as it is handed out.
+	held, release, err := s.File(t.Context(), put(t, s, 1), false)
+	if err != nil {
+		t.Fatal(err)
+	}
+	damage(t, held, flip)
+	_, d := castest.Blob(1, block)
+	if _, err := cas.ReadAll(t.Context(), s, d, block); !errors.Is(err, cas.ErrCorrupt) {
+		t.Errorf("before Close: got %v, want ErrCorrupt", err)
+	}
+
+	if err := c.Close(); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := io.ReadAll(r); !errors.Is(err, cas.ErrCorrupt) {
+		t.Errorf("after Close: got %v, want ErrCorrupt", err)
+	}
+	release()
+	for _, path := range []string{pathOf(dir, "blobs", read), held} {
+		if _, err := os.Lstat(path); err != nil {
 			t.Error(err)
 		}
-	})))
-	_, openErr := s.Open(t.Context(), d, 0)
-	_, missingErr := s.Missing(t.Context(), nil)
-	_, _, fileErr := s.File(t.Context(), d, false)
-	_, lookupErr := s.Lookup(t.Context(), d)
-	for name, err := range map[string]error{
-		"Put under way": during, "Put": s.Put(t.Context(), d1, bytes.NewReader(b)), "Open": openErr,
-		"Missing": missingErr, "File": fileErr, "Lookup": lookupErr,
-		"Record": s.Record(t.Context(), d, &repb.ActionResult{}), "Close": c.Close(),
-	} {
-		if !errors.Is(err, os.ErrClosed) {
-			t.Errorf("%s: got %v, want os.ErrClosed", name, err)
-		}
-	}
-	if got := present(t, store(t, open(t, dir, 1<<20), ""), 2); !slices.Equal(got, []byte{0}) {
-		t.Errorf("after reopening: got %v, want 0", got)
 	}
 }
 

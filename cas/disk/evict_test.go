@@ -3,6 +3,10 @@
 package disk
 
 import (
+	"os"
+	"path/filepath"
+	"strconv"
+	"sync"
 	"testing"
 
 	"github.com/cloister-build/cloister/cas"
@@ -36,6 +40,33 @@ func TestEvictionSparesWhatIsPutAgain(t *testing.T) {
 	if got, err := cas.ReadAll(t.Context(), in.Store, d, 1); err != nil || string(got) != "x" {
 		t.Errorf("after the removal: got %q, %v", got, err)
 	}
+	if err := c.Check(t.Context()); err != nil {
+		t.Error(err)
+	}
+}
+
+// What is listed in tmp may be gone when it is to be removed.
+func TestSweepToleratesVanishedFiles(t *testing.T) {
+	c, err := Open(Config{Dir: t.TempDir(), MaxBytes: 1 << 20})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	for i := range 500 {
+		if err := os.WriteFile(filepath.Join(c.dir, "tmp", strconv.Itoa(i)), nil, 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	// Each of these removes files that the others have listed.
+	var group sync.WaitGroup
+	for range 8 {
+		group.Go(func() {
+			if err := c.sweep(); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+	group.Wait()
 	if err := c.Check(t.Context()); err != nil {
 		t.Error(err)
 	}

@@ -47,12 +47,16 @@ func charge(size int64) int64 {
 // of eviction needs no more, and reading should not write. (cmd/go's build cache does the same.)
 const stampEvery = time.Hour
 
-// An entry is a file of the store. All but key is guarded by index.mu.
+// An entry is a file of the store. All but key and reading is guarded by index.mu.
 type entry struct {
-	key    key
-	charge int64
-	used   time.Time // as lastUse says of the file
-	pins   int       // how often File handed it out
+	key     key
+	reading sync.Mutex // held while the file is read to verify it
+	charge  int64
+	// verified says that this process wrote the file, or has read it whole and found it to be what
+	// its key says.
+	verified bool
+	used     time.Time // as lastUse says of the file
+	pins     int       // how often File handed it out
 	// doomed says that the file is about to be removed, or would be if it were not pinned: to all
 	// but a Put it is absent.
 	doomed     bool
@@ -110,7 +114,7 @@ func (x *index) use(k key, now time.Time, pin bool) (e *entry, stale bool) {
 }
 
 // put adds the entry of k, whose n bytes have been reserved, or replaces what the present one is about:
-// its file has just been replaced. It pins it if pin.
+// its file has just been written by this process. It pins it if pin.
 func (x *index) put(k key, n int64, now time.Time, pin bool) *entry {
 	x.mu.Lock()
 	defer x.mu.Unlock()
@@ -122,7 +126,7 @@ func (x *index) put(k key, n int64, now time.Time, pin bool) *entry {
 	}
 	x.unlink(e)
 	x.bytes -= e.charge
-	e.charge, e.used, e.doomed = n, now, false
+	e.charge, e.used, e.doomed, e.verified = n, now, false, true
 	if pin {
 		e.pins++
 	}
@@ -135,7 +139,19 @@ func (x *index) load(k key, n int64, used time.Time) {
 	x.mu.Lock()
 	x.bytes += n
 	x.mu.Unlock()
-	x.put(k, n, used, false)
+	x.setVerified(x.put(k, n, used, false), false)
+}
+
+func (x *index) setVerified(e *entry, verified bool) {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	e.verified = verified
+}
+
+func (x *index) isVerified(e *entry) bool {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	return e.verified
 }
 
 // unpin undoes one pin of e and reports whether its file is now to be removed.

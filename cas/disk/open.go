@@ -127,7 +127,9 @@ func (c *Cache) sweep() error {
 	}
 	for _, f := range files {
 		if f.Type().IsRegular() {
-			if err := os.Remove(filepath.Join(c.dir, "tmp", f.Name())); err != nil {
+			// A file that has gone meanwhile is as good as removed.
+			err := os.Remove(filepath.Join(c.dir, "tmp", f.Name()))
+			if err != nil && !errors.Is(err, os.ErrNotExist) {
 				return err
 			}
 		}

@@ -17,9 +17,11 @@ import (
 
 // Lookup implements cas.ActionCache. A result whose file is damaged is removed, and cas.ErrNotFound.
 func (s *Store) Lookup(ctx context.Context, action cas.Digest) (*repb.ActionResult, error) {
-	if err := s.ready(ctx); err != nil {
+	end, err := s.begin(ctx)
+	if err != nil {
 		return nil, err
 	}
+	defer end()
 	miss := fmt.Errorf("result of action %s: %w", action, cas.ErrNotFound)
 	e := s.cache.use(s.key(result, action), false)
 	if e == nil {
@@ -39,18 +41,18 @@ func (s *Store) Lookup(ctx context.Context, action cas.Digest) (*repb.ActionResu
 
 // Record implements cas.ActionCache.
 func (s *Store) Record(ctx context.Context, action cas.Digest, r *repb.ActionResult) error {
-	if err := s.ready(ctx); err != nil {
+	end, err := s.begin(ctx)
+	if err != nil {
 		return err
 	}
+	defer end()
 	b, err := encodeResult(r)
 	if err != nil {
 		return fmt.Errorf("result of action %s: %w", action, err)
 	}
-	_, err = s.put(result, action, int64(len(b)), false, func(f *os.File) error {
-		if _, err := f.Write(b); err != nil {
-			return s.cache.writeError(err)
-		}
-		return nil
+	_, err = s.cache.put(s.key(result, action), int64(len(b)), false, func(f *draft) error {
+		_, err := f.Write(b)
+		return err
 	})
 	return err
 }

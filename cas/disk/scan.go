@@ -107,14 +107,16 @@ func parseKey(rel string) (key, bool) {
 // not what its name says, an entry without a file, a file without an entry, a wrong sum of bytes,
 // something left in tmp. It changes nothing, and expects that nothing else is under way.
 func (c *Cache) Check(ctx context.Context) error {
-	if c.closed.Load() {
-		return fmt.Errorf("store %s: %w", c.dir, os.ErrClosed)
+	end, err := c.begin()
+	if err != nil {
+		return err
 	}
+	defer end()
 	var wrong []error
 	report := func(format string, args ...any) { wrong = append(wrong, fmt.Errorf(format, args...)) }
 	have := c.index.snapshot()
 	var sum int64
-	err := c.walk(func(path string, f file, ok bool) error {
+	err = c.walk(func(path string, f file, ok bool) error {
 		if err := ctx.Err(); err != nil {
 			return err
 		}
@@ -130,7 +132,7 @@ func (c *Cache) Check(ctx context.Context) error {
 			report("%s: %d bytes, counted as %d", path, f.size, n)
 		}
 		sum += charge(f.size)
-		if err := checkFile(path, f.key); err != nil {
+		if err := checkFile(ctx, path, f.key); err != nil {
 			report("%s: %w", path, err)
 		}
 		return nil
@@ -170,7 +172,7 @@ func readQuietly(path string) ([]byte, error) {
 }
 
 // checkFile returns how the content of a file is not what its key says.
-func checkFile(path string, k key) error {
+func checkFile(ctx context.Context, path string, k key) error {
 	if k.kind == result {
 		b, err := readQuietly(path)
 		if err != nil {
@@ -181,11 +183,26 @@ func checkFile(path string, k key) error {
 		}
 		return nil
 	}
+	return readWhole(ctx, path, k.digest)
+}
+
+// readWhole reads a file to its end and returns cas.ErrCorrupt if its content is not d.
+func readWhole(ctx context.Context, path string, d cas.Digest) error {
 	f, err := openQuietly(path)
 	if err != nil {
 		return err
 	}
 	defer f.Close()
-	_, err = io.Copy(io.Discard, cas.Verify(k.digest, f))
-	return err
+	buf := buffers.Get().(*[128 << 10]byte)
+	defer buffers.Put(buf)
+	for r := cas.Verify(d, f); ; {
+		if err := ctx.Err(); err != nil {
+			return err
+		}
+		if _, err := r.Read(buf[:]); err == io.EOF {
+			return nil
+		} else if err != nil {
+			return err
+		}
+	}
 }

@@ -9,7 +9,6 @@ import (
 	"fmt"
 	"io"
 	"os"
-	"path/filepath"
 	"sync"
 
 	"github.com/cloister-build/cloister/cas"
@@ -23,19 +22,22 @@ type Store struct {
 
 func (s *Store) key(k kind, d cas.Digest) key { return key{s.instance, k, d} }
 
-// ready returns why a call cannot begin.
-func (s *Store) ready(ctx context.Context) error {
-	if s.cache.closed.Load() {
-		return fmt.Errorf("store %s: %w", s.cache.dir, os.ErrClosed)
-	}
-	return ctx.Err()
-}
-
-// Open implements cas.Store. A blob whose file has not its size is cas.ErrCorrupt at once.
-func (s *Store) Open(ctx context.Context, d cas.Digest, off int64) (io.ReadCloser, error) {
-	if err := s.ready(ctx); err != nil {
+// begin begins a call, which ends with end, or returns why it cannot begin.
+func (s *Store) begin(ctx context.Context) (end func(), err error) {
+	if err := ctx.Err(); err != nil {
 		return nil, err
 	}
+	return s.cache.begin()
+}
+
+// Open implements cas.Store. A blob whose file has not its size is cas.ErrCorrupt at once, and so is one
+// whose bytes are not those of d, if it is opened from within and was not verified before.
+func (s *Store) Open(ctx context.Context, d cas.Digest, off int64) (io.ReadCloser, error) {
+	end, err := s.begin(ctx)
+	if err != nil {
+		return nil, err
+	}
+	defer end()
 	if d.IsEmpty() {
 		if off != 0 {
 			return nil, rangeError(d, off)
@@ -57,8 +59,8 @@ func (s *Store) Open(ctx context.Context, d cas.Digest, off int64) (io.ReadClose
 	if err != nil {
 		return nil, fmt.Errorf("open blob %s: %w", d, err)
 	}
-	r := &reader{file: f, src: f, left: d.Size() - off, lose: func() { s.lose(e) }}
-	if err := r.start(d, off); err != nil {
+	r := &reader{store: s, entry: e, file: f, src: f, left: d.Size() - off}
+	if err := r.start(ctx, off); err != nil {
 		return nil, errors.Join(err, f.Close())
 	}
 	return r, nil
@@ -74,24 +76,35 @@ func (s *Store) lose(e *entry) {
 
 // A reader reads a blob from its file and loses the blob if it turns out to be damaged.
 type reader struct {
-	file *os.File
-	src  io.Reader
-	left int64 // bytes that must still come
-	lose func()
+	store *Store
+	entry *entry
+	file  *os.File
+	src   io.Reader
+	left  int64 // bytes that must still come
+	whole bool  // it reads the whole blob, and so verifies it
 }
 
-func (r *reader) start(d cas.Digest, off int64) error {
+func (r *reader) start(ctx context.Context, off int64) error {
+	d := r.entry.key.digest
 	fi, err := r.file.Stat()
 	if err != nil {
 		return fmt.Errorf("open blob %s: %w", d, err)
 	}
 	if fi.Size() != d.Size() {
-		r.lose()
+		r.store.lose(r.entry)
 		return fmt.Errorf("blob %s: its file has %d bytes: %w", d, fi.Size(), cas.ErrCorrupt)
 	}
 	if off == 0 {
-		r.src = cas.Verify(d, r.file)
+		r.src, r.whole = cas.Verify(d, r.file), true
 		return nil
+	}
+	if err := r.store.cache.verify(ctx, r.entry); errors.Is(err, os.ErrNotExist) {
+		return notFound(d) // evicted since its file was opened
+	} else if err != nil {
+		if errors.Is(err, cas.ErrCorrupt) {
+			r.store.lose(r.entry)
+		}
+		return fmt.Errorf("open blob %s: %w", d, err)
 	}
 	if _, err := r.file.Seek(off, io.SeekStart); err != nil {
 		return fmt.Errorf("open blob %s: %w", d, err)
@@ -105,8 +118,15 @@ func (r *reader) Read(p []byte) (int, error) {
 	if err == io.EOF && r.left > 0 || r.left < 0 {
 		err = cas.ErrCorrupt // the file changed its size while it was read
 	}
-	if errors.Is(err, cas.ErrCorrupt) {
-		r.lose()
+	switch {
+	case err == io.EOF && r.whole:
+		r.store.cache.index.setVerified(r.entry, true)
+	case errors.Is(err, cas.ErrCorrupt):
+		// After Close the store is left as it is.
+		if end, closed := r.store.cache.begin(); closed == nil {
+			r.store.lose(r.entry)
+			end()
+		}
 	}
 	return n, err
 }
@@ -115,62 +135,28 @@ func (r *reader) Close() error { return r.file.Close() }
 
 // Put implements cas.Store. It does not read r if d is present.
 func (s *Store) Put(ctx context.Context, d cas.Digest, r io.Reader) error {
-	if err := s.ready(ctx); err != nil {
+	end, err := s.begin(ctx)
+	if err != nil {
 		return err
 	}
+	defer end()
 	if d.IsEmpty() || s.cache.use(s.key(blob, d), false) != nil {
 		return nil
 	}
-	_, err := s.put(blob, d, d.Size(), false, func(f *os.File) error {
+	_, err = s.cache.put(s.key(blob, d), d.Size(), false, func(f *draft) error {
 		if err := s.fill(ctx, f, d, r); err != nil {
 			return err
 		}
-		return f.Chmod(0o444)
+		return f.file.Chmod(0o444)
 	})
 	return err
 }
 
-// put makes the file of kind k and d, which write fills with size bytes, and returns its entry, pinned
-// if pin.
-func (s *Store) put(
-	k kind, d cas.Digest, size int64, pin bool, write func(*os.File) error,
-) (e *entry, err error) {
-	c := s.cache
-	n := charge(size)
-	if err := c.reserve(n); err != nil {
-		return nil, err
-	}
-	kept := false
-	defer func() {
-		if !kept {
-			c.index.give(n)
-		}
-	}()
-	f, err := os.CreateTemp(filepath.Join(c.dir, "tmp"), "")
-	if err != nil {
-		return nil, c.writeError(err)
-	}
-	defer func() {
-		if !kept {
-			err = errors.Join(err, os.Remove(f.Name()))
-		}
-	}()
-	err = write(f)
-	if closeErr := f.Close(); err == nil && closeErr != nil {
-		err = c.writeError(closeErr)
-	}
-	if err != nil {
-		return nil, err
-	}
-	e, kept, err = c.commit(f.Name(), s.key(k, d), n, pin)
-	return e, err
-}
-
 var buffers = sync.Pool{New: func() any { return new([128 << 10]byte) }}
 
-// fill writes the bytes of r to f, if they are those of d. It stops as soon as there are too many, or
-// ctx has ended.
-func (s *Store) fill(ctx context.Context, f *os.File, d cas.Digest, r io.Reader) error {
+// fill writes the bytes of r to f, if they are those of d. It stops as soon as there are too many, ctx
+// has ended, or the store is being closed.
+func (s *Store) fill(ctx context.Context, f *draft, d cas.Digest, r io.Reader) error {
 	buf := buffers.Get().(*[128 << 10]byte)
 	defer buffers.Put(buf)
 	h := d.Function().New()
@@ -179,13 +165,16 @@ func (s *Store) fill(ctx context.Context, f *os.File, d cas.Digest, r io.Reader)
 		if err := ctx.Err(); err != nil {
 			return err
 		}
+		if s.cache.closed.Load() {
+			return s.cache.closedError()
+		}
 		n += int64(m)
 		if n > d.Size() {
 			return cas.Mismatch(d, cas.Digest{})
 		}
 		h.Write(buf[:m])
 		if _, err := f.Write(buf[:m]); err != nil {
-			return s.cache.writeError(err)
+			return err
 		}
 		if readErr == io.EOF {
 			if got := d.Function().Digest(h, n); got != d {
@@ -201,9 +190,11 @@ func (s *Store) fill(ctx context.Context, f *os.File, d cas.Digest, r io.Reader)
 
 // Missing implements cas.Store. It asks the index, not the disk.
 func (s *Store) Missing(ctx context.Context, ds []cas.Digest) ([]cas.Digest, error) {
-	if err := s.ready(ctx); err != nil {
+	end, err := s.begin(ctx)
+	if err != nil {
 		return nil, err
 	}
+	defer end()
 	var missing []cas.Digest
 	seen := make(map[cas.Digest]bool, len(ds))
 	for _, d := range ds {
@@ -219,45 +210,58 @@ func (s *Store) Missing(ctx context.Context, ds []cas.Digest) ([]cas.Digest, err
 }
 
 // File implements cas.Filer. The executable file is a copy that counts against the budget, made when it
-// is first asked for; on file systems that can, it shares its blocks with the blob. File checks the
-// size of a blob but does not read it: that its bytes are still those of d is found out by Open, and by
-// Cache.Check.
+// is first asked for; on file systems that can, it shares its blocks with the blob. The first File of a
+// blob that an earlier process wrote reads it whole, to verify it; a damaged one is cas.ErrNotFound.
 func (s *Store) File(ctx context.Context, d cas.Digest, exec bool) (path string, release func(), err error) {
-	if err := s.ready(ctx); err != nil {
+	end, err := s.begin(ctx)
+	if err != nil {
 		return "", nil, err
 	}
-	e, err := s.pin(blob, d)
+	defer end()
+	e, err := s.pin(ctx, blob, d)
 	if errors.Is(err, cas.ErrNotFound) && d.IsEmpty() {
-		e, err = s.put(blob, d, 0, true, func(f *os.File) error { return f.Chmod(0o444) })
+		e, err = s.cache.put(s.key(blob, d), 0, true, func(f *draft) error { return f.file.Chmod(0o444) })
 	}
 	if err == nil && exec {
 		plain := e
-		e, err = s.pin(executable, d)
+		e, err = s.pin(ctx, executable, d)
 		if errors.Is(err, cas.ErrNotFound) {
-			e, err = s.put(executable, d, d.Size(), true, func(f *os.File) error { return s.copy(f, plain) })
+			e, err = s.cache.put(s.key(executable, d), d.Size(), true, func(f *draft) error { return s.copy(f, plain) })
 		}
 		s.cache.release(plain)
 	}
 	if err != nil {
 		return "", nil, err
 	}
-	return s.cache.path(e.key), sync.OnceFunc(func() { s.cache.release(e) }), nil
+	return s.cache.path(e.key), sync.OnceFunc(func() {
+		// After Close the file stays: the directory may be another's.
+		if end, closed := s.cache.begin(); closed == nil {
+			s.cache.release(e)
+			end()
+		}
+	}), nil
 }
 
-// pin returns the pinned entry of a blob whose file is there and has its size.
-func (s *Store) pin(k kind, d cas.Digest) (*entry, error) {
+// pin returns the pinned entry of a blob whose file is there, has its size and was verified.
+func (s *Store) pin(ctx context.Context, k kind, d cas.Digest) (*entry, error) {
 	e := s.cache.use(s.key(k, d), true)
 	if e == nil {
 		return nil, notFound(d)
 	}
 	fi, err := os.Lstat(s.cache.path(e.key))
-	switch {
-	case err == nil && fi.Mode().IsRegular() && fi.Size() == d.Size():
+	if err == nil && (!fi.Mode().IsRegular() || fi.Size() != d.Size()) {
+		err = cas.ErrCorrupt
+	}
+	if err == nil {
+		err = s.cache.verify(ctx, e)
+	}
+	if err == nil {
 		return e, nil
-	case err == nil || errors.Is(err, os.ErrNotExist):
+	}
+	if errors.Is(err, cas.ErrCorrupt) || errors.Is(err, os.ErrNotExist) {
 		err = notFound(d)
 		s.cache.lose(e)
-	default:
+	} else {
 		err = fmt.Errorf("blob %s: %w", d, err)
 	}
 	s.cache.release(e)
@@ -265,21 +269,25 @@ func (s *Store) pin(k kind, d cas.Digest) (*entry, error) {
 }
 
 // copy makes f the executable copy of the blob e.
-func (s *Store) copy(f *os.File, e *entry) error {
+func (s *Store) copy(f *draft, e *entry) error {
 	src, err := openQuietly(s.cache.path(e.key))
 	if err != nil {
 		return err
 	}
 	defer src.Close()
+	d := e.key.digest
+	if err := f.reserve(d.Size()); err != nil {
+		return err
+	}
 	// On Linux this is copy_file_range, which shares blocks where the file system can.
-	n, err := io.Copy(f, src)
+	n, err := io.Copy(f.file, src)
 	if err != nil {
 		return s.cache.writeError(err)
 	}
-	if d := e.key.digest; n != d.Size() {
+	if n != d.Size() {
 		return fmt.Errorf("blob %s: its file has %d bytes: %w", d, n, cas.ErrCorrupt)
 	}
-	return f.Chmod(0o555)
+	return f.file.Chmod(0o555)
 }
 
 func notFound(d cas.Digest) error { return fmt.Errorf("blob %s: %w", d, cas.ErrNotFound) }
