@@ -68,7 +68,7 @@ func (b *Backend) startLocked() error {
 	if b.sock >= 0 {
 		return nil
 	}
-	proc, sock, err := zygote.Start(b.rootless)
+	proc, sock, err := startZygote(b.rootless)
 	if err != nil {
 		return err
 	}

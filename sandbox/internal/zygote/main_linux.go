@@ -5,7 +5,6 @@ package zygote
 import (
 	"encoding/json"
 	"fmt"
-	"net"
 	"os"
 	"strconv"
 	"strings"
@@ -17,7 +16,7 @@ import (
 // one; then it never returns.
 func init() {
 	switch os.Args[0] {
-	case nameZygote:
+	case Name:
 		zygoteMain()
 	case nameInit:
 		initMain()
@@ -42,9 +41,12 @@ func probeMain() {
 	}
 	nnp, err := unix.PrctlRetInt(unix.PR_GET_NO_NEW_PRIVS, 0, 0, 0, 0)
 	f.NoNewPrivs = err == nil && nnp == 1
-	ifs, _ := net.Interfaces()
-	for _, i := range ifs {
-		f.Interfaces = append(f.Interfaces, i.Name)
+	// Two lines of heading, then one for each interface: NAME: COUNTERS.
+	dev, _ := os.ReadFile("/proc/self/net/dev")
+	for line := range strings.Lines(string(dev)) {
+		if name, _, ok := strings.Cut(line, ":"); ok {
+			f.Interfaces = append(f.Interfaces, strings.TrimSpace(name))
+		}
 	}
 	if file, err := os.OpenFile("/probe-write", os.O_CREATE|os.O_WRONLY, 0o600); err == nil {
 		f.RootWritable = true
@@ -56,15 +58,30 @@ func probeMain() {
 			f.Processes++
 		}
 	}
-	if l, err := net.Listen("tcp", "127.0.0.1:0"); err == nil {
-		if c, err := net.Dial("tcp", l.Addr().String()); err == nil {
-			f.Loopback = true
-			c.Close()
-		}
-		l.Close()
-	}
+	f.Loopback = loopbackWorks()
 	if err := json.NewEncoder(os.Stdout).Encode(f); err != nil {
 		fmt.Fprintln(os.Stderr, err)
 		os.Exit(1)
 	}
+}
+
+// loopbackWorks reports whether a datagram to oneself over loopback arrives.
+func loopbackWorks() bool {
+	s, err := unix.Socket(unix.AF_INET, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		return false
+	}
+	defer unix.Close(s)
+	if err := unix.Bind(s, &unix.SockaddrInet4{Addr: [4]byte{127, 0, 0, 1}}); err != nil {
+		return false
+	}
+	self, err := unix.Getsockname(s)
+	if err != nil {
+		return false
+	}
+	if err := unix.Sendto(s, []byte("x"), 0, self); err != nil {
+		return false
+	}
+	n, _, err := unix.Recvfrom(s, make([]byte, 2), unix.MSG_DONTWAIT)
+	return err == nil && n == 1
 }

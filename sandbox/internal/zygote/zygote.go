@@ -10,8 +10,9 @@
 //	worker ◀──control─── init, then zygote
 //
 // Both are this same executable, recognised by the first argument before flags are read or any other
-// package of the program has been initialised: the package imports std and x/sys only, so that Go
-// initialises it among the first.
+// package of the program has been initialised. For that it must not depend on package net, os/exec or
+// anything else that Go initialises after google.golang.org: packages are initialised in the order of
+// their paths as their dependencies allow, and every run pays for what comes before this one.
 //
 // A run is asked for by one packet on the socket, with the descriptors in the order of the fd*
 // constants. Control then carries packets in JSON: init says Started, and Exited with how the command
@@ -19,10 +20,13 @@
 // worker says "term" and "kill"; when it dies, control closes and init ends the run.
 package zygote
 
-// The names under which this executable starts itself.
+// The names under which this executable starts itself. The zygote has one argument more, Root or Rootless:
+// whether it is the host's root or that of a user namespace.
 const (
-	nameZygote = "cloister-zygote"
-	nameInit   = "cloister-init"
+	Name     = "cloister-zygote"
+	Root     = "root"
+	Rootless = "rootless"
+	nameInit = "cloister-init"
 	// NameProbe is the path of this executable inside a sandbox that is being probed.
 	NameProbe = "/cloister-probe"
 )

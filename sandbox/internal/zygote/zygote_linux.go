@@ -49,7 +49,7 @@ func zygoteMain() {
 		reply(socketFD, "open /dev/null: "+err.Error(), -1)
 		return
 	}
-	z := &zygote{rootless: len(os.Args) > 1 && os.Args[1] == "rootless", null: null, users: make(chan int, lastUID-firstUID+1)}
+	z := &zygote{rootless: len(os.Args) > 1 && os.Args[1] == Rootless, null: null, users: make(chan int, lastUID-firstUID+1)}
 	if z.rootless {
 		z.users = nil // there is one user, and every run has it
 	}
