@@ -34,7 +34,7 @@ func TestReadProtoRefusesAmplification(t *testing.T) {
 		{"Directory/node_properties/properties", &repb.Directory{}, within(5, empty(1))},
 		{"Directory/files/node_properties/properties", &repb.Directory{}, within(1, within(6, empty(1)))},
 		{"Tree/children", &repb.Tree{}, empty(2)},
-		{"Tree/root/symlinks", &repb.Tree{}, within(1, empty(3))},
+		{"Tree, symlinks of the root", &repb.Tree{}, within(1, empty(3))},
 		{"Tree/children/files", &repb.Tree{}, within(2, empty(1))},
 		{"Command/arguments", &repb.Command{}, empty(1)},
 		{"Command/environment_variables", &repb.Command{}, empty(2)},

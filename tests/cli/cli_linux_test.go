@@ -19,28 +19,12 @@ import (
 	"github.com/cloister-build/cloister/sandbox/namespace"
 	"github.com/cloister-build/cloister/sandbox/sandboxtest"
 	"github.com/cloister-build/cloister/tests/internal/bazelrun"
+	"github.com/cloister-build/cloister/tests/internal/program"
 )
 
-// binary is cloister, built once.
-var binary string
+var built program.Program
 
-func TestMain(m *testing.M) {
-	os.Exit(func() int {
-		dir, err := os.MkdirTemp("", "cloister-cli-")
-		if err != nil {
-			panic(err)
-		}
-		defer os.RemoveAll(dir) // holds the binary and nothing else
-		binary = filepath.Join(dir, "cloister")
-		build := exec.Command("go", "build", "-o", binary, "github.com/cloister-build/cloister/cmd/cloister")
-		build.Stderr = os.Stderr
-		if err := build.Run(); err != nil {
-			fmt.Fprintln(os.Stderr, "build cloister:", err)
-			return 1
-		}
-		return m.Run()
-	}())
-}
+func TestMain(m *testing.M) { os.Exit(built.Main(m)) }
 
 // said is what a call of the program came to.
 type said struct {
@@ -53,7 +37,7 @@ func cloister(t *testing.T, dir string, args ...string) said {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
-	cmd := exec.CommandContext(ctx, binary, args...)
+	cmd := exec.CommandContext(ctx, built.Path(t), args...)
 	cmd.Dir = dir
 	var out, stderr bytes.Buffer
 	cmd.Stdout, cmd.Stderr = &out, &stderr
@@ -175,7 +159,7 @@ func start(t *testing.T) (*bazelrun.Server, string, *bytes.Buffer) {
 	dir := t.TempDir()
 	var log bytes.Buffer
 	s, err := bazelrun.StartServer(t.Context(), bazelrun.ServerConfig{
-		Binary: binary, Dir: filepath.Join(dir, "store"), Home: dir, Listen: "127.0.0.1:0", Log: &log,
+		Binary: built.Path(t), Dir: filepath.Join(dir, "store"), Home: dir, Listen: "127.0.0.1:0", Log: &log,
 	})
 	if err != nil {
 		t.Fatal(err)
@@ -258,7 +242,7 @@ func TestRunLeavesNothingBehind(t *testing.T) {
 		"a command that is none": `"$0" run --in in -- no-such-command; [ $? = 127 ]`,
 	} {
 		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
-		cmd := exec.CommandContext(ctx, "/bin/sh", "-c", script, binary)
+		cmd := exec.CommandContext(ctx, "/bin/sh", "-c", script, built.Path(t))
 		cmd.Dir = dir
 		cmd.Env = append(os.Environ(), "TMPDIR="+link)
 		out, err := cmd.CombinedOutput()

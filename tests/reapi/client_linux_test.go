@@ -25,6 +25,7 @@ import (
 	"github.com/cloister-build/cloister/sandbox/namespace"
 	"github.com/cloister-build/cloister/sandbox/sandboxtest"
 	"github.com/cloister-build/cloister/tests/internal/bazelrun"
+	"github.com/cloister-build/cloister/tests/internal/program"
 	bspb "google.golang.org/genproto/googleapis/bytestream"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
@@ -33,26 +34,9 @@ import (
 	"google.golang.org/protobuf/types/known/durationpb"
 )
 
-// binary is cloister, built once.
-var binary string
+var built program.Program
 
-func TestMain(m *testing.M) {
-	os.Exit(func() int {
-		dir, err := os.MkdirTemp("", "cloister-reapi-")
-		if err != nil {
-			panic(err)
-		}
-		defer os.RemoveAll(dir) // holds the binary and nothing else
-		binary = filepath.Join(dir, "cloister")
-		build := exec.Command("go", "build", "-o", binary, "github.com/cloister-build/cloister/cmd/cloister")
-		build.Stderr = os.Stderr
-		if err := build.Run(); err != nil {
-			fmt.Fprintln(os.Stderr, "build cloister:", err)
-			return 1
-		}
-		return m.Run()
-	}())
-}
+func TestMain(m *testing.M) { os.Exit(built.Main(m)) }
 
 // A client talks to one server.
 type client struct {
@@ -84,7 +68,7 @@ func serveOn(t testing.TB, store string) *client {
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
 	s, err := bazelrun.StartServer(ctx, bazelrun.ServerConfig{
-		Binary: binary, Dir: store, Home: filepath.Dir(store), Listen: "127.0.0.1:0",
+		Binary: built.Path(t), Dir: store, Home: filepath.Dir(store), Listen: "127.0.0.1:0",
 	})
 	if err != nil {
 		t.Fatal(err)

@@ -1,0 +1,45 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package program is cloister as the tests of the whole program have it: compiled once for each package of
+// tests, when its first test needs it. It runs nothing; bazelrun does.
+package program
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"sync"
+	"testing"
+
+	"github.com/cloister-build/cloister/tests/internal/bazelrun"
+)
+
+// A Program is the compiled program of one package of tests. Its zero value is ready for Main.
+type Program struct {
+	dir  string
+	once sync.Once
+	err  error
+}
+
+// Main runs the tests in the place of m.Run and removes the program afterwards. TestMain passes what it
+// returns to os.Exit.
+func (p *Program) Main(m *testing.M) int {
+	var err error
+	if p.dir, err = os.MkdirTemp("", "cloister-test-"); err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		return 1
+	}
+	defer os.RemoveAll(p.dir) // holds the program and nothing else
+	return m.Run()
+}
+
+// Path returns the path of the program. It fails the test if the program does not compile.
+func (p *Program) Path(t testing.TB) string {
+	t.Helper()
+	path := filepath.Join(p.dir, "cloister")
+	p.once.Do(func() { p.err = bazelrun.BuildCloister(path) })
+	if p.err != nil {
+		t.Fatal(p.err)
+	}
+	return path
+}
