@@ -75,7 +75,7 @@ func (l *Local) Resolve(ctx context.Context, in *cas.Instance, action cas.Digest
 func (l *Local) ignoreProperties(req *Request) {
 	p := req.Action.Platform
 	if p == nil {
-		p = req.Command.Platform //nolint:staticcheck // where clients of API 2.0 and 2.1 put it
+		p = req.Command.Platform
 	}
 	for _, property := range p.GetProperties() {
 		l.mu.Lock()

@@ -48,7 +48,7 @@ func (l *Local) seal(when times, req *Request, r *ran, c *collected) *Outcome {
 		out.Message = fmt.Sprintf("cloister: the result names %d output files and takes %d bytes, more than the %d of a message: "+
 			"declare a directory instead of what is in it", len(out.Result.OutputFiles), n, MaxResult)
 		out.Result.OutputFiles, out.Result.OutputSymlinks, out.Result.OutputDirectories = nil, nil, nil
-		out.Result.OutputFileSymlinks, out.Result.OutputDirectorySymlinks = nil, nil //nolint:staticcheck // of API 2.0
+		out.Result.OutputFileSymlinks, out.Result.OutputDirectorySymlinks = nil, nil
 	}
 	return out
 }

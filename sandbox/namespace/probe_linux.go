@@ -37,7 +37,7 @@ func (b *Backend) Probe(ctx context.Context) (sandbox.Features, error) {
 		if err := b.start(); err != nil {
 			return fail("user namespace", err)
 		}
-		check(true, "user namespace", fmt.Sprintf("user %d is root of its own user namespace", os.Geteuid()), "")
+		check(true, "user namespace", fmt.Sprintf("user %d is root of a user namespace of its own", os.Geteuid()), "")
 	}
 	w, err := b.Workspace(ctx)
 	if err != nil {
@@ -115,9 +115,12 @@ func explain(err error) (detail, fix string) {
 		b, _ := os.ReadFile("/proc/sys/" + name)
 		return strings.TrimSpace(string(b))
 	}
+	for _, kind := range []string{"user", "mnt", "pid", "net", "ipc", "uts", "cgroup"} {
+		if name := "max_" + kind + "_namespaces"; read("user/"+name) == "0" {
+			return detail + " (user." + name + " is 0)", "sudo sysctl -w user." + name + "=15000"
+		}
+	}
 	switch {
-	case read("user/max_user_namespaces") == "0":
-		return detail + " (user.max_user_namespaces is 0)", "sudo sysctl -w user.max_user_namespaces=15000"
 	case read("kernel/unprivileged_userns_clone") == "0" && os.Geteuid() != 0:
 		return detail + " (kernel.unprivileged_userns_clone is 0)", "sudo sysctl -w kernel.unprivileged_userns_clone=1"
 	case read("kernel/apparmor_restrict_unprivileged_userns") == "1" && os.Geteuid() != 0:

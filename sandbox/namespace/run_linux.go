@@ -31,7 +31,7 @@ type Backend struct {
 
 // New returns a backend. The caller closes it.
 func New() *Backend {
-	return &Backend{rootless: os.Geteuid() != 0, sock: -1}
+	return &Backend{rootless: !ownsUsers(), sock: -1}
 }
 
 // Close ends the zygote and every run.

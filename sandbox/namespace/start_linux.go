@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os"
 	"os/exec"
+	"strings"
 	"syscall"
 
 	"github.com/cloister-build/cloister/sandbox/internal/zygote"
@@ -14,6 +15,33 @@ import (
 
 // answerTime is how many seconds the worker waits for an answer of the zygote, which makes none wait.
 const answerTime = 30
+
+// ownsUsers reports whether this process is root and has a user for each run: not in a container that has
+// been given fewer.
+func ownsUsers() bool {
+	if os.Geteuid() != 0 {
+		return false
+	}
+	for _, file := range []string{"/proc/self/uid_map", "/proc/self/gid_map"} {
+		b, err := os.ReadFile(file)
+		if err != nil || !covers(string(b), zygote.FirstUID, zygote.LastUID) {
+			return false
+		}
+	}
+	return true
+}
+
+// covers reports whether a line of a map of a user namespace has all ids from first to last: each is the
+// first id inside, the first outside and how many (user_namespaces(7)).
+func covers(idMap string, first, last int) bool {
+	for line := range strings.Lines(idMap) {
+		var inside, outside, n int
+		if _, err := fmt.Sscan(line, &inside, &outside, &n); err == nil && inside <= first && last < inside+n {
+			return true
+		}
+	}
+	return false
+}
 
 // startZygote starts a zygote and returns its process and the worker's end of its socket, which the caller
 // closes to end it. If rootless it lives in a user namespace whose root is the calling user.

@@ -13,6 +13,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
@@ -253,5 +254,52 @@ func TestRunLeavesNothingBehind(t *testing.T) {
 		if left, err := os.ReadDir(tmp); err != nil || len(left) > 0 {
 			t.Errorf("%s: left behind: %v, %v", name, left, err)
 		}
+	}
+}
+
+// TestRefusesWhereItCannotConfine: in a user namespace that may have no more namespaces of a kind, the
+// program says which kind, how to change that, and runs nothing. Nobody's rights are needed to make one.
+func TestRefusesWhereItCannotConfine(t *testing.T) {
+	confined(t)
+	for _, kind := range []string{"user", "net", "pid"} {
+		for command, code := range map[string]int{
+			"check": 3, "serve --listen 127.0.0.1:0 --dir " + t.TempDir(): 3, "run -- /bin/echo it ran": 125,
+		} {
+			ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+			cmd := exec.CommandContext(ctx, "/bin/sh", "-c",
+				fmt.Sprintf("echo 0 > /proc/sys/user/max_%s_namespaces && exec %s %s", kind, built.Path(t), command))
+			cmd.SysProcAttr = &syscall.SysProcAttr{
+				Cloneflags:  syscall.CLONE_NEWUSER | syscall.CLONE_NEWNS,
+				UidMappings: []syscall.SysProcIDMap{{HostID: os.Getuid(), Size: 1}},
+				GidMappings: []syscall.SysProcIDMap{{HostID: os.Getgid(), Size: 1}},
+			}
+			out, err := cmd.CombinedOutput()
+			cancel()
+			if got := cmd.ProcessState.ExitCode(); got != code {
+				t.Errorf("%s without %s namespaces: exit code %d (%v), want %d", command, kind, got, err, code)
+			}
+			if want := "fix: sudo sysctl -w user.max_" + kind + "_namespaces="; !strings.Contains(string(out), want) || strings.Contains(string(out), "it ran") {
+				t.Errorf("%s without %s namespaces does not say %q:\n%s", command, kind, want, out)
+			}
+		}
+	}
+}
+
+// TestRunAsRootOfAContainer: root of a user namespace with one user has no users to give away, and makes do.
+func TestRunAsRootOfAContainer(t *testing.T) {
+	confined(t)
+	host := os.Getuid()
+	if host == 0 {
+		host = 63211 // anybody, as a container would have it
+	}
+	cmd := exec.CommandContext(t.Context(), built.Path(t), "run", "--", "id", "-u")
+	cmd.SysProcAttr = &syscall.SysProcAttr{
+		Cloneflags:  syscall.CLONE_NEWUSER,
+		Credential:  &syscall.Credential{Uid: 0, Gid: 0, NoSetGroups: true},
+		UidMappings: []syscall.SysProcIDMap{{HostID: host, Size: 1}},
+		GidMappings: []syscall.SysProcIDMap{{HostID: host, Size: 1}},
+	}
+	if out, err := cmd.CombinedOutput(); err != nil || string(out) != "1000\n" {
+		t.Errorf("got %q, %v", out, err)
 	}
 }

@@ -21,7 +21,7 @@
 package zygote
 
 // The names under which this executable starts itself. The zygote has one argument more, Root or Rootless:
-// whether it is the host's root or that of a user namespace.
+// whether it has a user for each run, or makes do with the one that started it.
 const (
 	Name     = "cloister-zygote"
 	Root     = "root"
@@ -36,6 +36,13 @@ const (
 	UID      = 1000 // the user that a run sees itself as
 	GID      = 1000
 	Hostname = "cloister"
+)
+
+// Users of the host that runs are mapped to if the zygote is Root, one for each run at a time, so that two
+// never share a user. The range belongs to nobody by the table of systemd (https://systemd.io/UIDS-GIDS).
+const (
+	FirstUID = 60578
+	LastUID  = 61183
 )
 
 // Requests to the zygote, the first byte of a packet.

@@ -24,14 +24,6 @@ const (
 	initWorkspace = 5 // if the plan says so
 )
 
-// Users of the host that runs are mapped to if the zygote is the host's root, one for each run at a
-// time, so that two never share a user. The range belongs to nobody by the table of systemd
-// (https://systemd.io/UIDS-GIDS).
-const (
-	firstUID = 60578
-	lastUID  = 61183
-)
-
 // zygoteMain serves the socket until it closes.
 func zygoteMain() {
 	// Whatever the worker's own parent left open goes no further.
@@ -49,11 +41,11 @@ func zygoteMain() {
 		reply(socketFD, "open /dev/null: "+err.Error(), -1)
 		return
 	}
-	z := &zygote{rootless: len(os.Args) > 1 && os.Args[1] == Rootless, null: null, users: make(chan int, lastUID-firstUID+1)}
+	z := &zygote{rootless: len(os.Args) > 1 && os.Args[1] == Rootless, null: null, users: make(chan int, LastUID-FirstUID+1)}
 	if z.rootless {
 		z.users = nil // there is one user, and every run has it
 	}
-	for uid := firstUID; uid <= lastUID && !z.rootless; uid++ {
+	for uid := FirstUID; uid <= LastUID && !z.rootless; uid++ {
 		z.users <- uid
 	}
 	reply(socketFD, "", -1)

@@ -30,6 +30,11 @@ func (p *Program) Main(m *testing.M) int {
 		return 1
 	}
 	defer os.RemoveAll(p.dir) // holds the program and nothing else
+	// Some tests run it as another user.
+	if err := os.Chmod(p.dir, 0o755); err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		return 1
+	}
 	return m.Run()
 }
 
