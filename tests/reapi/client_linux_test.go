@@ -59,16 +59,17 @@ func serve(t testing.TB) *client {
 	if _, err := b.Probe(t.Context()); err != nil {
 		sandboxtest.Unavailable(t, "namespaces", err)
 	}
-	return serveOn(t, filepath.Join(t.TempDir(), "store"))
+	return serveOn(t, filepath.Join(t.TempDir(), "store"), 0)
 }
 
-// serveOn starts a server for the test on a store that may exist.
-func serveOn(t testing.TB, store string) *client {
+// serveOn starts a server for the test on a store that may exist, with this many jobs at once; 0 is serve's
+// default.
+func serveOn(t testing.TB, store string, jobs int) *client {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
 	s, err := bazelrun.StartServer(ctx, bazelrun.ServerConfig{
-		Binary: built.Path(t), Dir: store, Home: filepath.Dir(store), Listen: "127.0.0.1:0",
+		Binary: built.Path(t), Dir: store, Home: filepath.Dir(store), Listen: "127.0.0.1:0", Jobs: jobs,
 	})
 	if err != nil {
 		t.Fatal(err)

@@ -5,6 +5,7 @@ package reapi_test
 import (
 	"fmt"
 	"os"
+	"path/filepath"
 	"syscall"
 	"testing"
 	"time"
@@ -123,7 +124,7 @@ func TestRule130_SecondSignalStopsAtOnce(t *testing.T) {
 // TestKilledServerLosesNothingThatItAcknowledged is kill -9 while actions run and outputs are stored, and
 // a new life on the same directory.
 func TestKilledServerLosesNothingThatItAcknowledged(t *testing.T) {
-	c := serve(t)
+	c := serveOn(t, filepath.Join(t.TempDir(), "store"), 2)
 	mark := fmt.Sprintf("9%d.5", os.Getpid())
 	one := func(i int) action {
 		return action{script: fmt.Sprintf("for i in 1 2 3 4 5 6 7 8; do head -c 300000 /dev/urandom > d/$i; done; echo %d", i),
@@ -182,7 +183,7 @@ func TestKilledServerLosesNothingThatItAcknowledged(t *testing.T) {
 		t.Fatal("the server was killed too late to tell anything")
 	}
 
-	again := serveOn(t, c.dir)
+	again := serveOn(t, c.dir, 2)
 	for i, want := range acknowledged {
 		got, err := again.ac.GetActionResult(t.Context(), &repb.GetActionResultRequest{ActionDigest: todo[i]})
 		if err != nil || !proto.Equal(got.OutputDirectories[0], want.OutputDirectories[0]) {
