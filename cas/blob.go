@@ -14,12 +14,13 @@ import (
 	"google.golang.org/protobuf/reflect/protoreflect"
 )
 
-// The largest blobs, in bytes, that are read as messages of the API. Decoded, a message may take four
+// The largest blobs, in bytes, that are read as messages of the API. Decoded, a message may take "unfolded"
 // times as much memory: enough for any list of files with names of usual length, but not for one of
 // empty entries, which grow from two bytes each to a hundred.
 const (
 	MaxMessage = 16 << 20 // an Action, a Command, a Directory
 	MaxTree    = 64 << 20 // a Tree
+	unfolded   = 4
 )
 
 // What an entry of a message is taken to cost in memory, in bytes, besides its text. Of
@@ -86,9 +87,9 @@ func CheckMessage(b []byte, m proto.Message) error {
 	if int64(len(b)) > limit {
 		return invalidf("a %s of %d bytes is larger than the %d that are read", desc.Name(), len(b), limit)
 	}
-	if charge(4*limit-int64(len(b)), b, desc) < 0 {
+	if charge(unfolded*limit-int64(len(b)), b, desc) < 0 {
 		return invalidf("a %s of %d bytes with so many entries takes more than the %d bytes of memory permitted",
-			desc.Name(), len(b), 4*limit)
+			desc.Name(), len(b), unfolded*limit)
 	}
 	return nil
 }

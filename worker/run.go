@@ -35,14 +35,14 @@ func (l *Local) run(ctx context.Context, t *Task, spec *sandbox.Spec) (*ran, err
 	return r, nil
 }
 
-// capped keeps the first left bytes, then one notice, and swallows the rest, so that an action that never
-// stops talking neither blocks nor fills the worker. It is memory of the worker's, apart from the
-// workspace, which an action may fill.
+// capped keeps the first left bytes, then one notice, and no more, so that an action that never stops
+// talking neither blocks nor fills the worker. It is memory of the worker's, apart from the workspace,
+// which an action may fill.
 type capped struct {
 	kept bytes.Buffer
 	left int64
 	told bool
-	also io.Writer // sees all that is kept, if not nil
+	also io.Writer // sees everything, if not nil
 }
 
 const notice = "\ncloister: output cut off here: it reached its limit\n"
@@ -50,23 +50,13 @@ const notice = "\ncloister: output cut off here: it reached its limit\n"
 func (c *capped) Write(p []byte) (int, error) {
 	keep := p[:min(int64(len(p)), c.left)]
 	c.left -= int64(len(keep))
-	if err := c.keep(keep); err != nil {
-		return 0, err
-	}
+	c.kept.Write(keep)
 	if len(keep) < len(p) && !c.told {
 		c.told = true
-		if err := c.keep([]byte(notice)); err != nil {
-			return 0, err
-		}
+		c.kept.WriteString(notice)
+	}
+	if c.also != nil {
+		return c.also.Write(p)
 	}
 	return len(p), nil
-}
-
-func (c *capped) keep(p []byte) error {
-	c.kept.Write(p)
-	if c.also == nil || len(p) == 0 {
-		return nil
-	}
-	_, err := c.also.Write(p)
-	return err
 }

@@ -44,7 +44,9 @@ func (l *Local) seal(when times, req *Request, r *ran, c *collected) *Outcome {
 	out.Result.ExecutionMetadata = l.metadata(when)
 	if n := proto.Size(out.Result); n > MaxResult {
 		// Kept whole it could neither be sent nor, once recorded, be read.
-		out.Code = codes.FailedPrecondition
+		if out.Code == codes.OK && r.ExitCode == 0 {
+			out.Code = codes.FailedPrecondition
+		}
 		out.Message = fmt.Sprintf("cloister: the result names %d output files and takes %d bytes, more than the %d of a message: "+
 			"declare a directory instead of what is in it", len(out.Result.OutputFiles), n, MaxResult)
 		out.Result.OutputFiles, out.Result.OutputSymlinks, out.Result.OutputDirectories = nil, nil, nil

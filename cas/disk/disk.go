@@ -25,8 +25,8 @@
 //     power: nothing is synced. What such a loss leaves behind is found by its size at Open, or by
 //     its hash when it is read, and is then removed.
 //   - Files in tmp and under instances together never exceed the budget. A Put reserves room, and
-//     evicts to make it, before it writes: not its stated size at once but as bytes arrive, up to 4 MiB
-//     ahead of them. So large Puts that do not fit beside each other may all fail. A file counts with
+//     evicts to make it, before it writes: not its stated size at once but twice what has arrived, and
+//     64 KiB to begin with. So large Puts that do not fit beside each other may all fail. A file counts with
 //     its size rounded up to blocks of 4 KiB, as most file systems allocate; directories are not
 //     counted.
 //   - A file that Filer.File handed out is not evicted before its release. A blob that is open for

@@ -11,9 +11,9 @@ import (
 	"github.com/cloister-build/cloister/cas"
 )
 
-// step is by how much the room of a draft grows, in bytes: what a client states costs nobody else an
-// entry before that client has sent as much, but for one step.
-const step = 4 << 20
+// leastRoom is the room of a draft, in bytes, before anything has arrived. From there it grows to twice of
+// what has: what a client only states costs nobody else an entry.
+const leastRoom = 64 << 10
 
 // A draft is a file in tmp on its way into the store, and the room that it takes in the budget.
 type draft struct {
@@ -24,9 +24,9 @@ type draft struct {
 	room  int64 // bytes reserved; charge(size) as soon as n is size
 }
 
-// reserve makes room for the first n bytes, and for one step more.
+// reserve makes room for the first n bytes, and for as many more.
 func (d *draft) reserve(n int64) error {
-	room := min(charge(d.size), (n/step+1)*step)
+	room := min(charge(d.size), max(leastRoom, charge(2*n)))
 	if room <= d.room {
 		return nil
 	}

@@ -52,8 +52,11 @@ It exits with the command's own code, 128+N if signal N ended it, and 125 if Clo
 		Args: cobra.MinimumNArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			c.args = args
-			ctx, stop := signal.NotifyContext(cmd.Context(), os.Interrupt, syscall.SIGTERM, syscall.SIGHUP)
-			defer stop()
+			ctx, cancel := context.WithCancelCause(cmd.Context())
+			defer cancel(nil)
+			signals := make(chan os.Signal, 1)
+			signal.Notify(signals, os.Interrupt, syscall.SIGTERM, syscall.SIGHUP)
+			go func() { cancel(&interrupted{<-signals}) }()
 			// A reader that went away is an error like any other: it must not leave our files behind.
 			signal.Ignore(syscall.SIGPIPE)
 			if err := c.check(); err != nil {
@@ -75,6 +78,19 @@ It exits with the command's own code, 128+N if signal N ended it, and 125 if Clo
 	f.StringArrayVar(&c.env, "env", nil, "environment variable, KEY=VALUE; repeatable")
 	f.DurationVar(&c.timeout, "timeout", 0, "kill the command after this time (default: 24h)")
 	return cmd
+}
+
+// interrupted is why a context ended: a signal that this process was sent.
+type interrupted struct{ signal os.Signal }
+
+func (i *interrupted) Error() string { return fmt.Sprintf("interrupted by %v", i.signal) }
+
+// exitCode is what a shell would report.
+func (i *interrupted) exitCode() int {
+	if s, ok := i.signal.(syscall.Signal); ok {
+		return 128 + int(s)
+	}
+	return exitOurs
 }
 
 // check returns what is wrong with the command line.
@@ -137,8 +153,9 @@ func run(ctx context.Context, c *runConfig) (int, error) {
 	out, err := local.Execute(ctx, &worker.Task{Action: action, Queued: time.Now(), Stdout: os.Stdout, Stderr: os.Stderr},
 		func(worker.Stage) {})
 	if err != nil {
-		if ctx.Err() != nil {
-			return 130, nil // interrupted, as a shell would report it
+		var by *interrupted
+		if errors.As(context.Cause(ctx), &by) {
+			return by.exitCode(), nil
 		}
 		return 0, err
 	}

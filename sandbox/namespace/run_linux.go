@@ -97,6 +97,8 @@ func (b *Backend) request(req []byte, answer bool, fds ...int) (int, error) {
 			text, got, err = zygote.Receive(b.sock)
 		}
 		switch {
+		case errors.Is(err, zygote.ErrTruncated):
+			return -1, err
 		case err != nil:
 			b.drop()
 		case !answer:

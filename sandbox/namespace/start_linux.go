@@ -51,8 +51,10 @@ func startZygote(rootless bool) (*os.Process, int, error) {
 		return nil, -1, fmt.Errorf("socket pair: %w", err)
 	}
 	// A zygote that does not answer must not hang the worker.
-	if err := unix.SetsockoptTimeval(sv[0], unix.SOL_SOCKET, unix.SO_RCVTIMEO, &unix.Timeval{Sec: answerTime}); err != nil {
-		return nil, -1, fmt.Errorf("socket pair: %w", err)
+	for _, option := range []int{unix.SO_RCVTIMEO, unix.SO_SNDTIMEO} {
+		if err := unix.SetsockoptTimeval(sv[0], unix.SOL_SOCKET, option, &unix.Timeval{Sec: answerTime}); err != nil {
+			return nil, -1, fmt.Errorf("socket pair: %w", err)
+		}
 	}
 	theirs := os.NewFile(uintptr(sv[1]), "zygote socket")
 	defer theirs.Close()

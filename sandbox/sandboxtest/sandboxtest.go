@@ -49,6 +49,7 @@ func TestBackend(t *testing.T, new func() sandbox.Backend) {
 		{"NoProcessOutlivesTheRun", processes},
 		{"OtherRunsAreInvisible", otherRuns},
 		{"StopTermsThenKills", stop},
+		{"StopAtAnyMomentEndsSoon", stopAnytime},
 		{"TimeoutCountsExecutionOnly", timeout},
 		{"PidOneCannotBeSignalled", pidOne},
 		{"OutputCanBeOpenedAgain", reopen},
@@ -235,7 +236,6 @@ func identity(t *testing.T, b sandbox.Backend) {
 		"ulimit -c":               "0\n",
 		"ls /dev":                 "fd\nfull\nnull\nrandom\nshm\nstderr\nstdin\nstdout\nurandom\nzero\n",
 		"readlink /proc/self/cwd": "/build\n",
-		"echo $$":                 "100\n",
 		"cat /proc/self/oom_score_adj >/dev/null && echo x >/dev/null": "",
 	} {
 		if got := shell(t, b, script); got != want {
@@ -555,6 +555,20 @@ func stop(t *testing.T, b sandbox.Backend) {
 				t.Errorf("got output %q, want %q", got, c.stdout)
 			}
 		})
+	}
+}
+
+// stopAnytime: a run that is told to end before, while or after its command starts ends by that word, and does
+// not first live through its grace.
+func stopAnytime(t *testing.T, b sandbox.Backend) {
+	for i := range 40 {
+		ctx, cancel := context.WithTimeout(t.Context(), time.Duration(i)*500*time.Microsecond)
+		r := Run{Script: "exec sleep 300", Spec: func(s *sandbox.Spec) { s.Grace = time.Hour }}
+		// One that ends before it has begun is an error, which says no more.
+		if err := r.Try(ctx, t, b); err == nil && !r.Result.Stopped {
+			t.Errorf("stopped after %d half milliseconds: got %+v", i, r.Result)
+		}
+		cancel()
 	}
 }
 

@@ -239,7 +239,8 @@ func TestRunLeavesNothingBehind(t *testing.T) {
 	for name, script := range map[string]string{
 		"a link":                 `"$0" run --in in -- cksum large`,
 		"a reader that went":     `"$0" run --in in -- /bin/sh -c 'while :; do echo x; done' | head -1; true`,
-		"a signal":               `"$0" run --in in -- sleep 60 & sleep 0.5; kill -TERM $!; wait $!; [ $? = 130 ]`,
+		"a signal":               `"$0" run --in in -- sleep 60 & sleep 0.5; kill -TERM $!; wait $!; [ $? = 143 ]`,
+		"a long output":          `[ $("$0" run -- head -c 40000000 /dev/zero | wc -c) = 40000000 ]`,
 		"a command that is none": `"$0" run --in in -- no-such-command; [ $? = 127 ]`,
 	} {
 		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)

@@ -12,6 +12,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"sync"
 	"syscall"
 	"time"
 
@@ -25,7 +26,7 @@ const (
 	workspace = "/.workspace"
 )
 
-// commandPID is the process id of every command, high enough to be free.
+// commandPID is the process id that a command is to have, high enough to be free.
 const commandPID = 100
 
 // initMain is pid 1 of one run. When it exits, however that comes about, the kernel kills every other
@@ -37,13 +38,13 @@ func initMain() {
 	unix.CloseOnExec(initControl)
 	unix.CloseOnExec(initWorkspace)
 
-	// Runtime threads take process ids; the command's is the same in every run if the kernel lets us
-	// say which comes next (ns_last_pid, a file of checkpoint and restore). A kernel without it gives
-	// some small number, which no promise depends on.
+	// Runtime threads take process ids; the command's is nearly always the same if the kernel lets us
+	// say which comes next (ns_last_pid, a file of checkpoint and restore). Where it does not, or where a
+	// thread comes in between, it is some other small number, which no promise depends on.
 	lastPID, _ := unix.Open("/proc/sys/kernel/ns_last_pid", unix.O_WRONLY|unix.O_CLOEXEC, 0)
 
 	fail := func(err error) {
-		report(initControl, Report{Failed: err.Error()})
+		report(initControl, Report{Failed: fmt.Sprintf("%.2000s", err)}) // a packet has room for that
 		os.Exit(1)
 	}
 	if len(os.Args) != 3 {
@@ -61,6 +62,9 @@ func initMain() {
 	if err := readPlan(initPlan, &plan); err != nil {
 		fail(fmt.Errorf("read plan: %w", err))
 	}
+	// Before most else, so that its thread has a process id below the command's.
+	var term terminator
+	go obey(&term)
 	if err := name(plan.Loopback); err != nil {
 		fail(err)
 	}
@@ -70,14 +74,9 @@ func initMain() {
 	if err := restrict(uid); err != nil {
 		fail(err)
 	}
-	go obey()
-	if lastPID >= 0 {
-		_, _ = unix.Write(lastPID, []byte(strconv.Itoa(commandPID-1)))
-	}
-
 	// Taken before the start, so that no time of the command is missing.
 	started := Report{Started: time.Now().UnixNano()}
-	pid, err := startCommand(&plan, uid, rootless)
+	pid, err := startCommand(&plan, uid, rootless, lastPID)
 	if err != nil {
 		var no *cannotExec
 		if !errors.As(err, &no) {
@@ -88,6 +87,7 @@ func initMain() {
 		report(initControl, Report{Exited: &Exited{Code: no.code, At: time.Now().UnixNano()}})
 		return
 	}
+	term.start()
 	report(initControl, started)
 	report(initControl, Report{Exited: reap(pid)})
 }
@@ -110,16 +110,45 @@ func readPlan(fd int, into *Plan) error {
 }
 
 // obey does what the worker says. When the worker is gone it ends the run.
-func obey() {
+func obey(term *terminator) {
 	for {
 		word, _, err := Receive(initControl)
 		if err != nil || string(word) == WordKill {
 			os.Exit(1)
 		}
 		if string(word) == WordTerm {
-			// From pid 1, -1 is every process of the namespace but pid 1.
-			_ = unix.Kill(-1, unix.SIGTERM)
+			term.tell()
 		}
+	}
+}
+
+// A terminator tells every process of the run once that it is to end, whether the word comes before, while or
+// after the command is started.
+type terminator struct {
+	mu            sync.Mutex
+	told, started bool
+}
+
+// tell is called when the word comes.
+func (t *terminator) tell() {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.told = true
+	t.send()
+}
+
+// start is called when the command has been started.
+func (t *terminator) start() {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.started = true
+	t.send()
+}
+
+func (t *terminator) send() {
+	if t.told && t.started {
+		// From pid 1, -1 is every process of the namespace but pid 1.
+		_ = unix.Kill(-1, unix.SIGTERM)
 	}
 }
 
@@ -362,11 +391,6 @@ func restrict(uid int) error {
 			return fmt.Errorf("owner of the output: %w", err)
 		}
 	}
-	// A session keyring without a name and without the worker's keys; a kernel without keys has none
-	// to hide.
-	if _, err := unix.KeyctlInt(unix.KEYCTL_JOIN_SESSION_KEYRING, 0, 0, 0, 0); err != nil && err != unix.ENOSYS {
-		return fmt.Errorf("session keyring: %w", err)
-	}
 	for _, l := range limits {
 		var cur syscall.Rlimit
 		if err := syscall.Getrlimit(l.resource, &cur); err != nil {
@@ -398,7 +422,7 @@ func (e *cannotExec) Error() string { return e.text }
 
 // startCommand starts the command as the one user of a new user namespace, in which it has no
 // capability once it executes, in a session of its own.
-func startCommand(plan *Plan, uid int, rootless bool) (int, error) {
+func startCommand(plan *Plan, uid int, rootless bool, lastPID int) (int, error) {
 	if st, err := os.Stat(plan.Dir); err != nil || !st.IsDir() {
 		return 0, fmt.Errorf("working directory %s: not a directory of the sandbox", plan.Dir)
 	}
@@ -424,6 +448,9 @@ func startCommand(plan *Plan, uid int, rootless bool) (int, error) {
 			GidMappingsEnableSetgroups: !rootless,
 			Credential:                 &syscall.Credential{Uid: UID, Gid: GID, NoSetGroups: rootless},
 		},
+	}
+	if lastPID >= 0 {
+		_, _ = unix.Write(lastPID, []byte(strconv.Itoa(commandPID-1)))
 	}
 	pid, err := syscall.ForkExec(prog, plan.Args, attr)
 	switch {

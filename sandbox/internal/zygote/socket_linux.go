@@ -3,7 +3,7 @@
 package zygote
 
 import (
-	"fmt"
+	"errors"
 	"os"
 
 	"golang.org/x/sys/unix"
@@ -11,6 +11,10 @@ import (
 
 // maxPacket bounds a packet: requests and reports are short, plans travel in a memory file.
 const maxPacket = 4 << 10
+
+// ErrTruncated says that a packet came without all of its descriptors: this process has as many open as it
+// may. The packet is gone, and the socket is as good as before.
+var ErrTruncated = errors.New("too many open files to receive a descriptor")
 
 // Send sends one packet with descriptors. The caller keeps the descriptors.
 func Send(sock int, packet []byte, fds ...int) error {
@@ -27,7 +31,8 @@ func Send(sock int, packet []byte, fds ...int) error {
 }
 
 // Receive returns the next packet and its descriptors, which the caller closes and no child inherits.
-// A closed socket is os.ErrClosed.
+// A closed socket is os.ErrClosed, a packet
+// cut off ErrTruncated.
 func Receive(sock int) ([]byte, []int, error) {
 	buf, oob := make([]byte, maxPacket), make([]byte, unix.CmsgSpace(8*4))
 	for {
@@ -37,9 +42,6 @@ func Receive(sock int) ([]byte, []int, error) {
 		}
 		if err != nil {
 			return nil, nil, err
-		}
-		if flags&(unix.MSG_TRUNC|unix.MSG_CTRUNC) != 0 {
-			return nil, nil, fmt.Errorf("packet was cut off")
 		}
 		if n == 0 && oobn == 0 {
 			return nil, nil, os.ErrClosed
@@ -55,6 +57,10 @@ func Receive(sock int) ([]byte, []int, error) {
 				return nil, nil, err
 			}
 			fds = append(fds, got...)
+		}
+		if flags&(unix.MSG_TRUNC|unix.MSG_CTRUNC) != 0 {
+			closeAll(fds)
+			return nil, nil, ErrTruncated
 		}
 		return buf[:n], fds, nil
 	}

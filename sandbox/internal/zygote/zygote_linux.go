@@ -4,6 +4,7 @@ package zygote
 
 import (
 	"encoding/json"
+	"errors"
 	"fmt"
 	"math"
 	"os"
@@ -26,6 +27,12 @@ const (
 
 // zygoteMain serves the socket until it closes.
 func zygoteMain() {
+	if len(os.Args) == 2 {
+		if err := forgetKeys(); err != nil {
+			reply(socketFD, err.Error(), -1)
+			return
+		}
+	}
 	// Whatever the worker's own parent left open goes no further.
 	if err := unix.CloseRange(socketFD, math.MaxUint32, unix.CLOSE_RANGE_CLOEXEC); err != nil {
 		reply(socketFD, "close inherited descriptors: "+err.Error(), -1)
@@ -51,6 +58,9 @@ func zygoteMain() {
 	reply(socketFD, "", -1)
 	for {
 		req, fds, err := Receive(socketFD)
+		if errors.Is(err, ErrTruncated) {
+			continue // a request that lost its descriptors; its control closed with them
+		}
 		if err != nil || len(req) == 0 {
 			return // the worker is gone; what still runs dies with this process's threads
 		}
@@ -67,6 +77,34 @@ func zygoteMain() {
 			go z.run(fds)
 		}
 	}
+}
+
+// forgetKeys starts this process again without the keys that the worker's session has. Credentials belong to
+// threads; exec makes the calling one's those of the process. The new session keyring is revoked at once,
+// so that a run has none, where it could leave a key for the next; and it is one for all runs, since a
+// user's keys are few.
+func forgetKeys() error {
+	_, err := unix.KeyctlInt(unix.KEYCTL_JOIN_SESSION_KEYRING, 0, 0, 0, 0)
+	switch {
+	case err == unix.ENOSYS:
+		// A kernel without keys has none to hide.
+	case err == unix.EPERM && keysAreFiltered():
+		// So has a container whose filter of system calls denies them: it covers the runs, too.
+	case err != nil:
+		return fmt.Errorf("new session keyring (keyctl): %w", err)
+	default:
+		if _, err := unix.KeyctlInt(unix.KEYCTL_REVOKE, unix.KEY_SPEC_SESSION_KEYRING, 0, 0, 0); err != nil {
+			return fmt.Errorf("revoke the session keyring: %w", err)
+		}
+	}
+	return syscall.Exec("/proc/self/exe", append(os.Args, "keyless"), []string{})
+}
+
+// keysAreFiltered reports whether no call that deals with keys can be made at all.
+func keysAreFiltered() bool {
+	_, add := unix.AddKey("user", "", nil, unix.KEY_SPEC_SESSION_KEYRING)
+	_, request := unix.RequestKey("user", "cloister", "", 0)
+	return add == unix.EPERM && request == unix.EPERM
 }
 
 // reply sends a text, empty for success, and a descriptor if fd is not negative.
