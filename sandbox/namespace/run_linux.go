@@ -162,7 +162,6 @@ func (b *Backend) Run(ctx context.Context, spec *sandbox.Spec, std sandbox.Stdio
 type run struct {
 	theirs  []int // sent to the zygote, in the order of its protocol
 	control int   // the worker's end
-	pipes   []*os.File
 	copying sync.WaitGroup
 	copyErr [2]error
 }
@@ -208,7 +207,6 @@ func (r *run) open(spec *sandbox.Spec, std sandbox.Stdio) error {
 			return fmt.Errorf("output pipe: %w", err)
 		}
 		r.theirs = append(r.theirs, fd)
-		r.pipes = append(r.pipes, ours)
 		r.copying.Go(func() {
 			_, r.copyErr[i] = io.Copy(w, ours)
 			// Whoever writes on learns it by SIGPIPE rather than waits for ever.
@@ -288,15 +286,18 @@ func (r *run) stop(ctx context.Context, spec *sandbox.Spec, p *progress) {
 			}
 			continue
 		case <-p.exited:
-			// All that is left is its teardown, which only the end of ctx hurries, by nothing: the
-			// kernel is killing what remains already.
-			return
+			return // the kernel is killing what remains; nothing makes that faster
 		case <-p.reaped:
 			return
 		case <-timeout:
 		case <-ctx.Done():
 		}
 		break
+	}
+	select {
+	case <-p.exited:
+		return // at the same moment: by itself
+	default:
 	}
 	p.told = true
 	if spec.Grace > 0 {

@@ -48,12 +48,12 @@ func zygoteMain() {
 		reply(socketFD, "open /dev/null: "+err.Error(), -1)
 		return
 	}
-	z := &zygote{rootless: len(os.Args) > 1 && os.Args[1] == Rootless, null: null, users: make(chan int, LastUID-FirstUID+1)}
-	if z.rootless {
-		z.users = nil // there is one user, and every run has it
-	}
-	for uid := FirstUID; uid <= LastUID && !z.rootless; uid++ {
-		z.users <- uid
+	z := &zygote{rootless: len(os.Args) > 1 && os.Args[1] == Rootless, null: null}
+	if !z.rootless {
+		z.users = make(chan int, LastUID-FirstUID+1)
+		for uid := FirstUID; uid <= LastUID; uid++ {
+			z.users <- uid
+		}
 	}
 	reply(socketFD, "", -1)
 	for {
@@ -151,7 +151,7 @@ func newWorkspace() (int, error) {
 type zygote struct {
 	rootless bool
 	null     int      // /dev/null
-	users    chan int // that no run has; nil if rootless
+	users    chan int // that no run has; nil if rootless, where every run has the only one
 }
 
 // run performs one run on a thread of its own: a run dies with the thread that started it
