@@ -274,7 +274,7 @@ func showStatus(out io.Writer, work *queue.Queue) (stop func()) {
 		defer tick.Stop()
 		for {
 			s := work.Stats()
-			fmt.Fprintf(f, "\r\x1b[Kready    %d queued · %d running · %d done · %d hits · %d failed", s.Queued, s.Running, s.Done, s.Cached, s.Failed)
+			fmt.Fprintf(f, "\r\x1b[Kready    %d queued · %d running · %d done · %d hits · %d errors", s.Queued, s.Running, s.Done, s.Cached, s.Failed)
 			select {
 			case <-done:
 				fmt.Fprintln(f)

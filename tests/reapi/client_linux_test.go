@@ -59,18 +59,16 @@ func serve(t testing.TB) *client {
 	if _, err := b.Probe(t.Context()); err != nil {
 		sandboxtest.Unavailable(t, "namespaces", err)
 	}
-	return serveOn(t, filepath.Join(t.TempDir(), "store"), 0)
+	return serveAs(t, bazelrun.ServerConfig{Dir: filepath.Join(t.TempDir(), "store")})
 }
 
-// serveOn starts a server for the test on a store that may exist, with this many jobs at once; 0 is serve's
-// default.
-func serveOn(t testing.TB, store string, jobs int) *client {
+// serveAs starts a server for the test, on a store that may exist; cfg says what is not as usual.
+func serveAs(t testing.TB, cfg bazelrun.ServerConfig) *client {
 	t.Helper()
+	cfg.Binary, cfg.Home, cfg.Listen = built.Path(t), filepath.Dir(cfg.Dir), "127.0.0.1:0"
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
-	s, err := bazelrun.StartServer(ctx, bazelrun.ServerConfig{
-		Binary: built.Path(t), Dir: store, Home: filepath.Dir(store), Listen: "127.0.0.1:0", Jobs: jobs,
-	})
+	s, err := bazelrun.StartServer(ctx, cfg)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -85,7 +83,7 @@ func serveOn(t testing.TB, store string, jobs int) *client {
 			t.Error(err)
 		}
 		// Whatever the test did, every blob is what its name says.
-		if blobs, err := bazelrun.Blobs(store); err != nil || len(blobs) == 0 {
+		if blobs, err := bazelrun.Blobs(cfg.Dir); err != nil || len(blobs) == 0 {
 			t.Errorf("the store holds %d blobs: %v", len(blobs), err)
 		}
 	})
@@ -93,7 +91,7 @@ func serveOn(t testing.TB, store string, jobs int) *client {
 		TB:     t,
 		server: s,
 		ended:  &ended,
-		dir:    store,
+		dir:    cfg.Dir,
 		exec:   repb.NewExecutionClient(conn),
 		cas:    repb.NewContentAddressableStorageClient(conn),
 		ac:     repb.NewActionCacheClient(conn),

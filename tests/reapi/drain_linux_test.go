@@ -13,6 +13,7 @@ import (
 	repb "github.com/bazelbuild/remote-apis/build/bazel/remote/execution/v2"
 	"github.com/cloister-build/cloister/cas"
 	"github.com/cloister-build/cloister/sandbox/sandboxtest"
+	"github.com/cloister-build/cloister/tests/internal/bazelrun"
 	"google.golang.org/grpc/codes"
 	healthpb "google.golang.org/grpc/health/grpc_health_v1"
 	"google.golang.org/grpc/status"
@@ -124,7 +125,7 @@ func TestRule130_SecondSignalStopsAtOnce(t *testing.T) {
 // TestKilledServerLosesNothingThatItAcknowledged is kill -9 while actions run and outputs are stored, and
 // a new life on the same directory.
 func TestKilledServerLosesNothingThatItAcknowledged(t *testing.T) {
-	c := serveOn(t, filepath.Join(t.TempDir(), "store"), 2)
+	c := serveAs(t, bazelrun.ServerConfig{Dir: filepath.Join(t.TempDir(), "store"), Jobs: 2})
 	mark := fmt.Sprintf("9%d.5", os.Getpid())
 	one := func(i int) action {
 		return action{script: fmt.Sprintf("for i in 1 2 3 4 5 6 7 8; do head -c 300000 /dev/urandom > d/$i; done; echo %d", i),
@@ -183,7 +184,7 @@ func TestKilledServerLosesNothingThatItAcknowledged(t *testing.T) {
 		t.Fatal("the server was killed too late to tell anything")
 	}
 
-	again := serveOn(t, c.dir, 2)
+	again := serveAs(t, bazelrun.ServerConfig{Dir: c.dir, Jobs: 2})
 	for i, want := range acknowledged {
 		got, err := again.ac.GetActionResult(t.Context(), &repb.GetActionResultRequest{ActionDigest: todo[i]})
 		if err != nil || !proto.Equal(got.OutputDirectories[0], want.OutputDirectories[0]) {

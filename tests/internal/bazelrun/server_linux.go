@@ -4,6 +4,7 @@ package bazelrun
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -65,6 +66,8 @@ type ServerConfig struct {
 	Home   string // its HOME
 	Listen string // HOST:PORT; port 0 is any free one
 	Jobs   int    // actions at once; 0 is serve's default
+	// MaxSize is the size of the store; "" is 10GiB.
+	MaxSize string
 	// User is who runs it; nil is whoever runs this process.
 	User *syscall.Credential
 	// Log sees what it prints, if not nil.
@@ -85,7 +88,7 @@ type Server struct {
 // StartServer starts cloister serve and returns once it is ready. It fails if serve ends first, with
 // what it printed, or if ctx does.
 func StartServer(ctx context.Context, cfg ServerConfig) (*Server, error) {
-	args := []string{"serve", "--listen", cfg.Listen, "--dir", cfg.Dir, "--max-size", "10GiB"}
+	args := []string{"serve", "--listen", cfg.Listen, "--dir", cfg.Dir, "--max-size", cmp.Or(cfg.MaxSize, "10GiB")}
 	if cfg.Jobs > 0 {
 		args = append(args, "--jobs", strconv.Itoa(cfg.Jobs))
 	}

@@ -1,0 +1,44 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package reapi_test
+
+import (
+	"path/filepath"
+	"strings"
+	"testing"
+
+	repb "github.com/bazelbuild/remote-apis/build/bazel/remote/execution/v2"
+	"github.com/cloister-build/cloister/cas"
+	"github.com/cloister-build/cloister/tests/internal/bazelrun"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+)
+
+// TestFullStoreIsTold: what does not fit is refused by name, for that request alone, and nothing of it stays.
+func TestFullStoreIsTold(t *testing.T) {
+	c := serveAs(t, bazelrun.ServerConfig{Dir: filepath.Join(t.TempDir(), "store"), MaxSize: "4MiB"})
+	three := func(size string) action {
+		return action{script: "for f in a b c; do head -c " + size + " /dev/urandom > $f; done", outputs: []string{"a", "b", "c"}}
+	}
+	r := c.do(three("2000000"))
+	if code(r) != codes.ResourceExhausted || !strings.Contains(r.Status.Message, "room") {
+		t.Errorf("outputs of 6 MB into 4 MiB: got %v", r.Status)
+	}
+	if _, err := c.ac.GetActionResult(t.Context(), &repb.GetActionResultRequest{ActionDigest: c.upload(three("2000000"))}); status.Code(err) != codes.NotFound {
+		t.Errorf("a result with a hole is recorded: %v", err)
+	}
+	big := make([]byte, 3<<20)
+	d := cas.SHA256.Sum(big)
+	up, err := c.cas.BatchUpdateBlobs(t.Context(), &repb.BatchUpdateBlobsRequest{
+		Requests: []*repb.BatchUpdateBlobsRequest_Request{{Digest: d.Proto(), Data: big}},
+	})
+	if err != nil || codes.Code(up.Responses[0].Status.GetCode()) != codes.InvalidArgument || !strings.Contains(up.Responses[0].Status.Message, d.Hash()) {
+		t.Errorf("a blob that would push out everything: got %v, %v", up, err)
+	}
+	// It goes on, with what does fit.
+	for range 5 {
+		if _, r := c.ok(three("500000")); len(r.OutputFiles) != 3 {
+			t.Errorf("got %v", r)
+		}
+	}
+}
