@@ -603,9 +603,9 @@ func (s *signalled) Write(p []byte) (int, error) {
 }
 
 func timeout(t *testing.T, b sandbox.Backend) {
-	r := Run{Script: "echo begun; sleep 60", Spec: func(s *sandbox.Spec) { s.Timeout = 300 * time.Millisecond }}
+	r := Run{Script: "echo begun; sleep 60", Spec: func(s *sandbox.Spec) { s.Timeout = 1500 * time.Millisecond }}
 	r.Do(t, b)
-	if !r.Result.Stopped || r.Stdout != "begun\n" || r.Result.End.Sub(r.Result.Start) < 300*time.Millisecond {
+	if !r.Result.Stopped || r.Stdout != "begun\n" || r.Result.End.Sub(r.Result.Start) < 1500*time.Millisecond {
 		t.Errorf("got %+v, output %q", r.Result, r.Stdout)
 	}
 	r = Run{Script: "true", Spec: func(s *sandbox.Spec) { s.Timeout = time.Minute }}

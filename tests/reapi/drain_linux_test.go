@@ -48,7 +48,7 @@ func TestRule129_HealthIsServing(t *testing.T) {
 func TestRule130_DrainLetsRunningActionsEnd(t *testing.T) {
 	c := serve(t)
 	running := make(chan *repb.ExecuteResponse, 1)
-	d := c.upload(action{script: "sleep 1.5; echo done > out", outputs: []string{"out"}})
+	d := c.upload(action{script: "sleep 4; echo done > out", outputs: []string{"out"}})
 	go func() { running <- c.execute(d, false) }()
 	until(t, "running", func() bool { return len(sandboxtest.Running(t, "echo done > out")) > 0 })
 

@@ -344,10 +344,10 @@ func timeouts(c *client) {
 	mark := fmt.Sprintf("6%d.25", time.Now().UnixNano()%1e9)
 	a := action{
 		script:  fmt.Sprintf("echo before; echo partial > out; trap 'echo told; exit 0' TERM; (trap '' TERM; setsid sleep %[1]s) & sleep %[1]s & wait", mark),
-		outputs: []string{"out"}, timeout: 500 * time.Millisecond,
+		outputs: []string{"out"}, timeout: 2 * time.Second,
 	}
 	r := c.do(a)
-	if code(r) != codes.DeadlineExceeded || r.Result == nil || len(r.Result.OutputFiles) != 1 || !strings.Contains(r.Message, "500ms") {
+	if code(r) != codes.DeadlineExceeded || r.Result == nil || len(r.Result.OutputFiles) != 1 || !strings.Contains(r.Message, "2s") {
 		c.Fatalf("got %v", r)
 	}
 	if got := c.get(r.Result.StdoutDigest); !strings.Contains(got, "before\n") || !strings.Contains(got, "told\n") {
