@@ -646,7 +646,7 @@ func freshNetwork(t *testing.T, b sandbox.Backend) {
 
 func keys(t *testing.T, b sandbox.Backend) {
 	if _, err := os.Stat("/usr/bin/python3"); err != nil {
-		t.Skip("needs python3 to make system calls")
+		Unavailable(t, "namespaces", "the test makes system calls by python3")
 	}
 	// add_key into the session keyring, then search for it: found by the run that added it alone.
 	script := `
