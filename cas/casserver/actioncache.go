@@ -27,11 +27,7 @@ type actionCache struct {
 // marks that as used. One that does not fit into a message, which only a worker may have recorded, is
 // FAILED_PRECONDITION: to execute the action again would not help.
 func (s *actionCache) GetActionResult(ctx context.Context, req *repb.GetActionResultRequest) (*repb.ActionResult, error) {
-	in, err := s.Instances(req.InstanceName)
-	if err != nil {
-		return nil, cas.Status(err)
-	}
-	action, err := digest(req.DigestFunction, req.ActionDigest)
+	in, action, err := s.entry(req)
 	if err != nil {
 		return nil, cas.Status(err)
 	}
@@ -54,6 +50,20 @@ func (s *actionCache) GetActionResult(ctx context.Context, req *repb.GetActionRe
 	return r, nil
 }
 
+// entry returns the instance and the action that a request of the service names.
+func (s *actionCache) entry(req interface {
+	GetInstanceName() string
+	GetDigestFunction() repb.DigestFunction_Value
+	GetActionDigest() *repb.Digest
+}) (*cas.Instance, cas.Digest, error) {
+	in, err := s.Instances(req.GetInstanceName())
+	if err != nil {
+		return nil, cas.Digest{}, err
+	}
+	action, err := digest(req.GetDigestFunction(), req.GetActionDigest())
+	return in, action, err
+}
+
 // ofAction returns err with the action in its text.
 func ofAction(action cas.Digest, err error) error {
 	if strings.Contains(err.Error(), action.String()) {
@@ -67,11 +77,7 @@ func ofAction(action cas.Digest, err error) error {
 // to spare, so that what is recorded can be delivered; a larger one is INVALID_ARGUMENT, as is all else
 // that is too large.
 func (s *actionCache) UpdateActionResult(ctx context.Context, req *repb.UpdateActionResultRequest) (*repb.ActionResult, error) {
-	in, err := s.Instances(req.InstanceName)
-	if err != nil {
-		return nil, cas.Status(err)
-	}
-	action, err := digest(req.DigestFunction, req.ActionDigest)
+	in, action, err := s.entry(req)
 	if err != nil {
 		return nil, cas.Status(err)
 	}

@@ -15,7 +15,6 @@ import (
 
 // Exit codes, the same for every subcommand but run, which returns its command's own.
 const (
-	exitNo          = 1 // the answer is no
 	exitUsage       = 2
 	exitEnvironment = 3   // the host cannot do it
 	exitOurs        = 125 // of run: cloister itself failed

@@ -99,8 +99,6 @@ func makeRoot(plan *Plan) error {
 // do makes one part of the root.
 func (o *Op) do() error {
 	switch o.Kind {
-	case OpDir:
-		return closed(target(o.Target, true))
 	case OpFile:
 		if err := closed(target(path.Dir(o.Target), true)); err != nil {
 			return err

@@ -83,7 +83,6 @@ type OpKind string
 
 // The kinds of Op. Every target's parents are made if they are absent.
 const (
-	OpDir     OpKind = "dir"     // an empty directory
 	OpFile    OpKind = "file"    // a file with the contents of Source
 	OpSymlink OpKind = "symlink" // a symbolic link to Source
 	OpTmpfs   OpKind = "tmpfs"   // an empty writable tmpfs of Bytes bytes, mode 1777
