@@ -8,8 +8,10 @@ package sandbox
 import (
 	"context"
 	"errors"
+	"fmt"
 	"io"
 	"os"
+	"slices"
 	"syscall"
 	"time"
 )
@@ -34,8 +36,9 @@ type Backend interface {
 	// nothing more is written to std.
 	Run(ctx context.Context, spec *Spec, std Stdio) (*Result, error)
 	// Workspace lends an empty private file system in which the inputs and outputs of one run are
-	// laid out. The caller closes it.
-	Workspace(ctx context.Context) (Workspace, error)
+	// laid out, with room for so many bytes and files, directories and links included; either may be
+	// Unlimited. The caller closes it.
+	Workspace(ctx context.Context, bytes, files int64) (Workspace, error)
 	// Close ends the backend and every run in it.
 	Close() error
 }
@@ -51,9 +54,13 @@ type Workspace interface {
 	Close() error
 }
 
-// Stdio is where a run's output goes. Its stdin is always empty. A nil writer discards.
+// Stdio is where a run's output goes. Its stdin is empty. A nil writer discards.
 type Stdio struct {
 	Stdout, Stderr io.Writer
+	// Terminal, if not nil, is the run's stdin, stdout and stderr in place of all that, and its controlling
+	// terminal: the user's end of a pseudo-terminal made for this run alone, for a person's shell. The
+	// caller closes it.
+	Terminal *os.File
 }
 
 // A Result is how a command ended.
@@ -66,27 +73,71 @@ type Result struct {
 	// Stopped says that the run was told to end, by its timeout or its context, before its command
 	// had ended by itself.
 	Stopped bool
+	// Exceeded is the limit that ended the run or made it fail, with what it used and what it may; or
+	// nil. A run that met a limit and went on, as after a failed fork, has only an event of it.
+	Exceeded *Event
 	// Start and End are when the command began to execute and when it had ended.
 	Start, End time.Time
 	Usage      Usage
+	// Events are what the witness saw, equal ones as one with a count, in the order of Event.Compare.
+	Events []Event
+	// Unrecorded counts the events beyond MaxEvents different ones.
+	Unrecorded int
+	// Opened are the paths below inputs that the run opened for reading, sorted, if the Spec asks for
+	// AuditFull.
+	Opened []string
 }
 
-// Usage is what a run consumed, all its processes together.
+// Usage is what a run consumed, all its processes together. What a host cannot count is zero.
 type Usage struct {
 	User, System time.Duration
 	// PeakRSS is the resident memory, in bytes, of the largest single process.
 	PeakRSS int64
+	// PeakMemory is the most memory, in bytes, that all processes and their files in memory had at once.
+	PeakMemory int64
+	// PeakProcesses is the most processes and threads there were at once, the run's own pid 1 included.
+	PeakProcesses int64
+	// ReadBytes and WrittenBytes passed between disk and memory.
+	ReadBytes, WrittenBytes int64
+	// Switches away from a processor, waiting for something and because others wanted it.
+	VoluntarySwitches, InvoluntarySwitches int64
+	// PacketsRefused counts the packets for which there was no route: every attempt to leave the sandbox.
+	PacketsRefused int64
 }
 
 // Features is what a backend can enforce on this host: data, so that it can be printed and compared.
 type Features struct {
 	Backend string
-	// Tier is how much of the confinement is in force: "full" or "none".
+	// Tier is how much of the confinement is in force: "full", "namespaces" (no system-call filter,
+	// no Landlock and no witness, by the operator's choice), "weakened" or "none".
 	Tier string
 	// Layers are the mechanisms in force, in the order in which a person would name them.
 	Layers []string
+	// Limits are the kinds of limit that this backend enforces here.
+	Limits []Limit
+	// Audits are the degrees of watching that it can do.
+	Audits []Audit
+	// Endpoints says that exceptions of the network can be made.
+	Endpoints bool
 	// Checks are what was tried, in order.
 	Checks []Check
+}
+
+// Covers returns nil if a backend of these features enforces all of s, and else ErrUnsupported, naming
+// what it cannot enforce. A limit that is Unlimited needs no enforcement.
+func (f *Features) Covers(s *Spec) error {
+	for _, l := range AllLimits {
+		if v := s.Limits.Of(l); v != Unlimited && !slices.Contains(f.Limits, l) {
+			return fmt.Errorf("%w: the limit of %s (%s) cannot be enforced by this worker", ErrUnsupported, l, l.Format(v))
+		}
+	}
+	if !slices.Contains(f.Audits, s.Audit) {
+		return fmt.Errorf("%w: this worker cannot watch a run as closely as %q", ErrUnsupported, s.Audit)
+	}
+	if len(s.Network.Allow) > 0 && !f.Endpoints {
+		return fmt.Errorf("%w: this worker cannot make exceptions of the network (%s)", ErrUnsupported, s.Network.Allow[0])
+	}
+	return nil
 }
 
 // A Check is one thing that was tried on this host.

@@ -27,8 +27,12 @@ type Spec struct {
 	Outputs []Output
 	// Temp are private directories that are thrown away (set T).
 	Temp []Temp
-	// Loopback gives the run a loopback interface of its own. There is no other network (set N).
-	Loopback bool
+	// Network is what may be reached (set N). Its zero value is nothing at all.
+	Network Network
+	// Limits bound what the run may use. Every one must be set: none is without end by omission.
+	Limits Limits
+	// Audit is how closely the run is watched. Its zero value records every attempt that was refused.
+	Audit Audit
 
 	// Workspace names the workspace in which relative Sources lie, or "".
 	Workspace string
@@ -61,7 +65,8 @@ type Temp struct {
 
 // Validate returns ErrSpec for a Spec that contradicts itself: a relative, unclean or missing path, a
 // target named twice, an environment that is not sorted or names a variable twice, an output that is
-// not in the workspace, or an input that would be writable through an output's Source.
+// not in the workspace, an input that would be writable through an output's Source, a limit that is not
+// set, or an endpoint that cannot be one.
 func (s *Spec) Validate() error {
 	bad := func(format string, args ...any) error {
 		return fmt.Errorf("%w: %s", ErrSpec, fmt.Sprintf(format, args...))
@@ -130,6 +135,15 @@ func (s *Spec) Validate() error {
 	}
 	if !path.IsAbs(s.Dir) || path.Clean(s.Dir) != s.Dir {
 		return bad("working directory %q is not a clean absolute path", s.Dir)
+	}
+	if err := s.Network.validate(); err != nil {
+		return bad("%v", err)
+	}
+	if err := s.Limits.validate(); err != nil {
+		return bad("%v", err)
+	}
+	if !s.Audit.known() {
+		return bad("audit %q is none of %q, %q and %q", s.Audit, AuditAttempts, AuditFull, AuditOff)
 	}
 	return nil
 }

@@ -5,6 +5,7 @@ package sandbox_test
 import (
 	"errors"
 	"fmt"
+	"strings"
 	"testing"
 
 	"github.com/cloister-build/cloister/sandbox"
@@ -18,6 +19,8 @@ func valid() *sandbox.Spec {
 		Outputs:   []sandbox.Output{{Target: "/build", Source: "out"}},
 		Temp:      []sandbox.Temp{{Target: "/tmp", Bytes: 1}},
 		Workspace: "/proc/self/fd/3",
+		Network:   sandbox.Network{Loopback: true, Allow: []sandbox.Endpoint{{Host: "example.org", Port: 443}}},
+		Limits:    sandbox.DefaultLimits(),
 	}
 }
 
@@ -50,6 +53,15 @@ func TestValidateRefuses(t *testing.T) {
 		"output in an input":         func(s *sandbox.Spec) { s.Inputs[1].Source = "x"; s.Outputs[0].Source = "x/out" },
 		"no workspace":               func(s *sandbox.Spec) { s.Workspace = "" },
 		"temp without a size":        func(s *sandbox.Spec) { s.Temp[0].Bytes = 0 },
+		"a limit by omission":        func(s *sandbox.Spec) { s.Limits.Processes = 0 },
+		"a negative limit":           func(s *sandbox.Spec) { s.Limits.CPU = -2 },
+		"listening on nothing":       func(s *sandbox.Spec) { s.Network = sandbox.Network{Listen: true} },
+		"an endpoint without a way":  func(s *sandbox.Spec) { s.Network.Loopback = false },
+		"an endpoint without a port": func(s *sandbox.Spec) { s.Network.Allow[0].Port = 0 },
+		"an endpoint that is a URL":  func(s *sandbox.Spec) { s.Network.Allow[0].Host = "https://example.org" },
+		"an endpoint on loopback":    func(s *sandbox.Spec) { s.Network.Allow[0].Host = "127.0.0.1" },
+		"an endpoint twice":          func(s *sandbox.Spec) { s.Network.Allow = append(s.Network.Allow, s.Network.Allow[0]) },
+		"an unknown audit":           func(s *sandbox.Spec) { s.Audit = "some" },
 	} {
 		s := valid()
 		change(s)
@@ -59,11 +71,77 @@ func TestValidateRefuses(t *testing.T) {
 	}
 }
 
+func TestText(t *testing.T) {
+	s := valid()
+	s.Audit = sandbox.AuditFull
+	const want = `cloister spec 1
+arg "cc"
+dir "/build"
+env "A=1"
+env "B="
+input "/usr" "host"
+input "/build/a" ""
+output "/build"
+temp "/tmp" 1
+loopback
+allow example.org:443
+limit "memory" 4294967296
+limit "CPU time" 3600000000000
+limit "processes" 128
+limit "open files" 4096
+limit "output bytes" 17179869184
+limit "output files" 1000000
+audit full
+timeout 0
+grace 0
+`
+	if got := s.Text(); got != want {
+		t.Errorf("got:\n%s\nwant:\n%s", got, want)
+	}
+	// What differs between hosts is not in it.
+	other := valid()
+	other.Audit = sandbox.AuditFull
+	other.Workspace, other.Inputs[0].Source, other.Inputs[1].Source = "/proc/self/fd/9", "/other/usr", "in/7"
+	if s.Hash() != other.Hash() {
+		t.Error("two hosts that permit the same have different texts")
+	}
+	other.Network.Listen = true
+	if s.Hash() == other.Hash() {
+		t.Error("a permission more has the same hash")
+	}
+}
+
+func TestCovers(t *testing.T) {
+	s := valid()
+	full := sandbox.Features{Limits: sandbox.AllLimits, Audits: []sandbox.Audit{sandbox.AuditAttempts}, Endpoints: true}
+	if err := full.Covers(s); err != nil {
+		t.Error(err)
+	}
+	for name, weaken := range map[string]func(*sandbox.Features){
+		"memory":      func(f *sandbox.Features) { f.Limits = f.Limits[1:] },
+		"network":     func(f *sandbox.Features) { f.Endpoints = false },
+		"watch a run": func(f *sandbox.Features) { f.Audits = nil },
+	} {
+		f := full
+		weaken(&f)
+		if err := f.Covers(s); !errors.Is(err, sandbox.ErrUnsupported) || !strings.Contains(err.Error(), name) {
+			t.Errorf("without %s: got %v, want ErrUnsupported that says so", name, err)
+		}
+	}
+	s.Limits.Memory = sandbox.Unlimited
+	few := full
+	few.Limits = few.Limits[1:]
+	if err := few.Covers(s); err != nil {
+		t.Errorf("no limit needs no enforcement: got %v", err)
+	}
+}
+
 // A Spec permits what it lists and nothing else; Validate says what contradicts itself in it.
 func ExampleSpec_Validate() {
 	s := &sandbox.Spec{
 		Args:   []string{"/bin/true"},
 		Dir:    "/",
+		Limits: sandbox.DefaultLimits(),
 		Inputs: []sandbox.Input{{Target: "/bin", Content: "host", Source: "bin"}},
 	}
 	fmt.Println(s.Validate())

@@ -27,14 +27,15 @@ var defaults = map[string]string{
 // confine says what the action may see and use, before anything is laid out for it.
 func (l *Local) confine(req *Request) (*sandbox.Spec, error) {
 	spec := &sandbox.Spec{
-		Args:     req.Command.Arguments,
-		Dir:      path.Join(ExecRoot, req.Command.WorkingDirectory),
-		Env:      environment(req.Command),
-		Inputs:   slices.Clone(l.Toolchain),
-		Temp:     []sandbox.Temp{{Target: "/tmp", Bytes: l.TempBytes}},
-		Loopback: true,
-		Timeout:  req.Timeout,
-		Grace:    l.Grace,
+		Args:    req.Command.Arguments,
+		Dir:     path.Join(ExecRoot, req.Command.WorkingDirectory),
+		Env:     environment(req.Command),
+		Inputs:  slices.Clone(l.Toolchain),
+		Temp:    []sandbox.Temp{{Target: "/tmp", Bytes: l.TempBytes}},
+		Network: sandbox.Network{Loopback: true, Listen: true},
+		Limits:  sandbox.DefaultLimits(),
+		Timeout: req.Timeout,
+		Grace:   l.Grace,
 	}
 	return spec, nil
 }

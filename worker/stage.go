@@ -34,7 +34,7 @@ func (l *Local) stage(ctx context.Context, req *Request, spec *sandbox.Spec) (*s
 			s.close()
 		}
 	}()
-	if s.ws, err = l.Backend.Workspace(ctx); err != nil {
+	if s.ws, err = l.Backend.Workspace(ctx, sandbox.Unlimited, sandbox.Unlimited); err != nil {
 		return nil, err
 	}
 	if s.tree, err = req.Layout.Stage(ctx, req.Instance.Store, s.ws.Root()); err != nil {

@@ -119,7 +119,7 @@ func TestFaultKeepsItsKind(t *testing.T) {
 // unable is a backend that cannot run anything.
 type unable struct{ sandbox.Backend }
 
-func (unable) Workspace(context.Context) (sandbox.Workspace, error) {
+func (unable) Workspace(context.Context, int64, int64) (sandbox.Workspace, error) {
 	return nil, sandbox.ErrUnsupported
 }
 

@@ -24,7 +24,7 @@ line that fixes it. It exits with 3 if actions cannot run here.`,
 		Example: "  cloister check",
 		Args:    cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			backend := namespace.New()
+			backend := namespace.New(namespace.Config{})
 			defer backend.Close()
 			return check(cmd.Context(), backend, cmd.OutOrStdout())
 		},

@@ -136,7 +136,7 @@ func run(ctx context.Context, c *runConfig) (int, error) {
 	if err != nil {
 		return 0, err
 	}
-	backend := namespace.New()
+	backend := namespace.New(namespace.Config{})
 	defer backend.Close()
 	features, err := backend.Probe(ctx)
 	if err != nil {

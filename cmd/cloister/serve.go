@@ -86,7 +86,7 @@ func serve(ctx context.Context, c *serveConfig, out io.Writer) error {
 	}
 	defer store.Close()
 
-	backend := namespace.New()
+	backend := namespace.New(namespace.Config{})
 	defer backend.Close()
 	features, err := backend.Probe(ctx)
 	if err != nil {

@@ -35,7 +35,7 @@ func probeDenied(denied string) {
 		}
 		panic(syscall.Exec("/proc/self/exe", os.Args, []string{deniedVariable + "=probe"}))
 	}
-	b := namespace.New()
+	b := namespace.New(namespace.Config{})
 	defer b.Close()
 	f, err := b.Probe(timeless{})
 	fmt.Printf("tier %s: %v\n", f.Tier, err)
@@ -61,7 +61,7 @@ func deny(numbers []uint32) error {
 // TestKeysThatCannotBeHidden: where a filter denies keys to everybody, runs included, there are none to hide.
 // Where it only keeps us from hiding them, the backend refuses.
 func TestKeysThatCannotBeHidden(t *testing.T) {
-	b := namespace.New()
+	b := namespace.New(namespace.Config{})
 	defer b.Close()
 	if _, err := b.Probe(t.Context()); err != nil {
 		sandboxtest.Unavailable(t, "namespaces", err)

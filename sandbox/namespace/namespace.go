@@ -25,4 +25,35 @@ import (
 // Name is what Features call this backend.
 const Name = "namespace"
 
+// A Config says how a backend is to be made; its zero value is the strictest that the host can do.
+type Config struct {
+	// Without lists the layers to leave out, each by name. A backend without a layer says so in its
+	// Features. It exists for hosts that cannot do better, by their operator's decision, and for tests
+	// that show what each layer is for.
+	Without []Layer
+	// Hidden are directories of this host whose paths a run must not learn, though inputs come from
+	// them: the directory of a store.
+	Hidden []string
+}
+
+// A Layer is one mechanism of the sandbox.
+type Layer string
+
+// The layers that can be left out.
+const (
+	Seccomp      Layer = "seccomp"       // the filter of system calls
+	Landlock     Layer = "landlock"      // the second layer over the file system
+	Witness      Layer = "witness"       // the record of what was refused
+	Cgroups      Layer = "cgroups"       // limits over all processes of a run together
+	Rlimits      Layer = "rlimits"       // limits of each process
+	Capabilities Layer = "capabilities"  // none is left to a run
+	ReadOnly     Layer = "read-only"     // inputs and root cannot be written
+	PidNamespace Layer = "pid namespace" // processes of others are out of sight and reach
+	NetNamespace Layer = "net namespace" // the network of the host is out of reach
+	IPCNamespace Layer = "ipc namespace" // System V and POSIX IPC objects of others likewise
+	NoSetuid     Layer = "nosuid"        // set-user-ID bits mean nothing
+	ProcSubset   Layer = "proc subset"   // /proc shows processes of the run and nothing of the machine
+	HiddenPaths  Layer = "hidden paths"  // no path of Config.Hidden shows in a mount table
+)
+
 var _ sandbox.Backend = (*Backend)(nil)

@@ -48,7 +48,7 @@ func TestMain(m *testing.M) {
 }
 
 func TestBackend(t *testing.T) {
-	sandboxtest.TestBackend(t, func() sandbox.Backend { return namespace.New() })
+	sandboxtest.TestBackend(t, func() sandbox.Backend { return namespace.New(namespace.Config{}) })
 }
 
 // unprivilegedUser is one that owns nothing.
@@ -109,7 +109,7 @@ func copyExecutable(t *testing.T, to string) {
 
 // hold runs a command that would outlive its worker if it could.
 func hold(mark string) {
-	b := namespace.New()
+	b := namespace.New(namespace.Config{})
 	usr := []sandbox.Input{}
 	for _, dir := range []string{"/usr", "/bin", "/lib", "/lib64"} {
 		if src, err := filepath.EvalSymlinks(dir); err == nil {
@@ -121,6 +121,7 @@ func hold(mark string) {
 		Dir:    "/usr",
 		Env:    []string{"PATH=/usr/bin:/bin"},
 		Inputs: usr,
+		Limits: sandboxtest.Limits(),
 	}, sandbox.Stdio{Stdout: os.Stdout})
 	fmt.Println("ended:", err)
 }
@@ -134,7 +135,7 @@ func (timeless) Err() error                  { return nil }
 func (timeless) Value(any) any               { return nil }
 
 func TestRunDiesWithItsWorker(t *testing.T) {
-	if _, err := namespace.New().Probe(t.Context()); err != nil {
+	if _, err := namespace.New(namespace.Config{}).Probe(t.Context()); err != nil {
 		sandboxtest.Unavailable(t, "namespaces", err)
 	}
 	mark := fmt.Sprintf("4%d.5", os.Getpid())
@@ -174,7 +175,7 @@ func TestRunDiesWithItsWorker(t *testing.T) {
 }
 
 func TestBackendSurvivesItsZygote(t *testing.T) {
-	b := namespace.New()
+	b := namespace.New(namespace.Config{})
 	defer b.Close()
 	if _, err := b.Probe(t.Context()); err != nil {
 		sandboxtest.Unavailable(t, "namespaces", err)
@@ -191,7 +192,7 @@ func TestBackendSurvivesItsZygote(t *testing.T) {
 }
 
 func TestClosedBackendRefuses(t *testing.T) {
-	b := namespace.New()
+	b := namespace.New(namespace.Config{})
 	if err := b.Close(); err != nil {
 		t.Fatal(err)
 	}
@@ -203,7 +204,7 @@ func TestClosedBackendRefuses(t *testing.T) {
 
 // BenchmarkRun is a run of /bin/true in a sandbox with the host's programs.
 func BenchmarkRun(b *testing.B) {
-	be := namespace.New()
+	be := namespace.New(namespace.Config{})
 	defer be.Close()
 	if _, err := be.Probe(b.Context()); err != nil {
 		sandboxtest.Unavailable(b, "namespaces", err)

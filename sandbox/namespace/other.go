@@ -16,7 +16,7 @@ import (
 type Backend struct{}
 
 // New returns a backend whose every method is sandbox.ErrUnsupported.
-func New() *Backend { return &Backend{} }
+func New(Config) *Backend { return &Backend{} }
 
 func unsupported() error {
 	return fmt.Errorf("%w: Linux namespaces do not exist on %s", sandbox.ErrUnsupported, runtime.GOOS)
@@ -35,7 +35,9 @@ func (*Backend) Run(context.Context, *sandbox.Spec, sandbox.Stdio) (*sandbox.Res
 }
 
 // Workspace returns ErrUnsupported.
-func (*Backend) Workspace(context.Context) (sandbox.Workspace, error) { return nil, unsupported() }
+func (*Backend) Workspace(context.Context, int64, int64) (sandbox.Workspace, error) {
+	return nil, unsupported()
+}
 
 // Close does nothing.
 func (*Backend) Close() error { return nil }

@@ -24,7 +24,7 @@ func plan(spec *sandbox.Spec) *zygote.Plan {
 		Args:      spec.Args,
 		Env:       spec.Env,
 		Dir:       spec.Dir,
-		Loopback:  spec.Loopback,
+		Loopback:  spec.Network.Loopback,
 		Workspace: spec.Workspace != "",
 	}
 	add := func(kind zygote.OpKind, target, source string) {

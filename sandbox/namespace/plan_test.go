@@ -28,6 +28,7 @@ func TestPlan(t *testing.T) {
 		Outputs:   []sandbox.Output{{Target: "/build", Source: "out"}},
 		Temp:      []sandbox.Temp{{Target: "/tmp", Bytes: 1 << 20}},
 		Workspace: "/proc/self/fd/9",
+		Limits:    sandbox.DefaultLimits(),
 	}
 	if err := spec.Validate(); err != nil {
 		t.Fatal(err)

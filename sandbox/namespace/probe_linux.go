@@ -39,7 +39,7 @@ func (b *Backend) Probe(ctx context.Context) (sandbox.Features, error) {
 		}
 		check(true, "user namespace", fmt.Sprintf("user %d is root of a user namespace of its own", os.Geteuid()), "")
 	}
-	w, err := b.Workspace(ctx)
+	w, err := b.Workspace(ctx, sandbox.Unlimited, sandbox.Unlimited)
 	if err != nil {
 		return fail("detached tmpfs", err)
 	}
@@ -85,7 +85,8 @@ func (b *Backend) probeRun(ctx context.Context, w sandbox.Workspace) (*zygote.Fa
 	spec := &sandbox.Spec{
 		Args:      []string{zygote.NameProbe},
 		Dir:       "/probe",
-		Loopback:  true,
+		Network:   sandbox.Network{Loopback: true},
+		Limits:    unlimited,
 		Inputs:    []sandbox.Input{{Target: zygote.NameProbe, Content: "host", Source: self}},
 		Outputs:   []sandbox.Output{{Target: "/probe", Source: "out"}},
 		Workspace: w.Name(),
@@ -132,4 +133,10 @@ func explain(err error) (detail, fix string) {
 		return detail + " (in a container, its runtime's profile forbids it)", "run outside a container, or with a seccomp and AppArmor profile that permits mounts and user namespaces"
 	}
 	return detail, ""
+}
+
+// unlimited are the limits of a run of our own.
+var unlimited = sandbox.Limits{
+	Memory: sandbox.Unlimited, CPU: sandbox.Unlimited, Processes: sandbox.Unlimited,
+	OpenFiles: sandbox.Unlimited, OutputBytes: sandbox.Unlimited, OutputFiles: sandbox.Unlimited,
 }

@@ -21,6 +21,7 @@ import (
 // A Backend runs commands in namespaces through one zygote, which it starts when it is first needed
 // and again if it died.
 type Backend struct {
+	config   Config
 	rootless bool
 
 	mu     sync.Mutex
@@ -30,8 +31,8 @@ type Backend struct {
 }
 
 // New returns a backend. The caller closes it.
-func New() *Backend {
-	return &Backend{rootless: !ownsUsers(), sock: -1}
+func New(c Config) *Backend {
+	return &Backend{config: c, rootless: !ownsUsers(), sock: -1}
 }
 
 // Close ends the zygote and every run.
@@ -115,7 +116,7 @@ func (b *Backend) request(req []byte, answer bool, fds ...int) (int, error) {
 }
 
 // Workspace returns a new detached tmpfs.
-func (b *Backend) Workspace(context.Context) (sandbox.Workspace, error) {
+func (b *Backend) Workspace(_ context.Context, bytes, files int64) (sandbox.Workspace, error) {
 	fd, err := b.request([]byte{zygote.ReqWorkspace}, true)
 	if err != nil {
 		return nil, fmt.Errorf("workspace: %w", err)

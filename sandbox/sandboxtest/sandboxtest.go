@@ -73,6 +73,14 @@ func Unavailable(t testing.TB, what string, reason any) {
 	t.Skipf("needs %s: %v", what, reason)
 }
 
+// Limits are those that every backend enforces: the default ones, without those that a host may be unable
+// to hold.
+func Limits() sandbox.Limits {
+	l := sandbox.DefaultLimits()
+	l.Memory, l.CPU = sandbox.Unlimited, sandbox.Unlimited
+	return l
+}
+
 // A Run is one run of a shell script, and what came of it.
 type Run struct {
 	Script string
@@ -95,7 +103,7 @@ func (r *Run) Do(t testing.TB, b sandbox.Backend) {
 // Try is Do for runs that may fail to start.
 func (r *Run) Try(ctx context.Context, t testing.TB, b sandbox.Backend) error {
 	t.Helper()
-	w, err := b.Workspace(ctx)
+	w, err := b.Workspace(ctx, sandbox.Unlimited, sandbox.Unlimited)
 	if err != nil {
 		return err
 	}
@@ -116,7 +124,8 @@ func (r *Run) Try(ctx context.Context, t testing.TB, b sandbox.Backend) error {
 		Inputs:    host(t),
 		Outputs:   []sandbox.Output{{Target: "/build", Source: "out"}},
 		Temp:      []sandbox.Temp{{Target: "/tmp", Bytes: 16 << 20}},
-		Loopback:  true,
+		Network:   sandbox.Network{Loopback: true, Listen: true},
+		Limits:    Limits(),
 		Workspace: w.Name(),
 	}
 	if r.Spec != nil {
@@ -462,7 +471,7 @@ func loopback(t *testing.T, b sandbox.Backend) {
 			// Nobody listens: over an interface that is up that is "refused", else "unreachable".
 			Spec: func(s *sandbox.Spec) {
 				s.Args = []string{"/bin/bash", "-c", "exec 3<>/dev/tcp/127.0.0.1/9"}
-				s.Loopback = up
+				s.Network = sandbox.Network{Loopback: up}
 			},
 		}
 		r.Do(t, b)
@@ -574,14 +583,14 @@ func stopAnytime(t *testing.T, b sandbox.Backend) {
 
 // with is Try with a writer of one's own for stdout.
 func (r *Run) with(ctx context.Context, t *testing.T, b sandbox.Backend, stdout *signalled) (*sandbox.Result, error) {
-	w, err := b.Workspace(ctx)
+	w, err := b.Workspace(ctx, sandbox.Unlimited, sandbox.Unlimited)
 	if err != nil {
 		return nil, err
 	}
 	defer w.Close()
 	spec := &sandbox.Spec{
 		Args: []string{"/bin/sh", "-c", r.Script}, Dir: "/tmp", Env: []string{"PATH=/usr/bin:/bin"},
-		Inputs: host(t), Temp: []sandbox.Temp{{Target: "/tmp", Bytes: 1 << 20}},
+		Inputs: host(t), Temp: []sandbox.Temp{{Target: "/tmp", Bytes: 1 << 20}}, Limits: Limits(),
 	}
 	r.Spec(spec)
 	return b.Run(ctx, spec, sandbox.Stdio{Stdout: stdout})

@@ -56,7 +56,7 @@ func cloister(t *testing.T, dir string, args ...string) said {
 // confined skips the test where the machine cannot confine.
 func confined(t *testing.T) {
 	t.Helper()
-	b := namespace.New()
+	b := namespace.New(namespace.Config{})
 	defer b.Close()
 	if _, err := b.Probe(t.Context()); err != nil {
 		sandboxtest.Unavailable(t, "namespaces", err)

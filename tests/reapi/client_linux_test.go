@@ -54,7 +54,7 @@ type client struct {
 // serve starts a server for the test.
 func serve(t testing.TB) *client {
 	t.Helper()
-	b := namespace.New()
+	b := namespace.New(namespace.Config{})
 	defer b.Close()
 	if _, err := b.Probe(t.Context()); err != nil {
 		sandboxtest.Unavailable(t, "namespaces", err)

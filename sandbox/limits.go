@@ -1,0 +1,127 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package sandbox
+
+import (
+	"fmt"
+	"time"
+)
+
+// Unlimited is the value of a limit that is not one. Nothing is unlimited by omission: a limit of zero is
+// an error.
+const Unlimited = -1
+
+// Limits bound what one run may use, all its processes together. Each is positive or Unlimited.
+type Limits struct {
+	// Memory is in bytes: of processes, and of the files that they write into memory.
+	Memory int64
+	// CPU is processor time.
+	CPU time.Duration
+	// Processes counts processes and threads.
+	Processes int64
+	// OpenFiles counts the descriptors of each process.
+	OpenFiles int64
+	// OutputBytes and OutputFiles bound what lies in writable directories that outlive the run: bytes,
+	// and files with directories and links.
+	OutputBytes int64
+	OutputFiles int64
+}
+
+// A Limit names one of the Limits.
+type Limit string
+
+// The limits.
+const (
+	LimitMemory      Limit = "memory"
+	LimitCPU         Limit = "CPU time"
+	LimitProcesses   Limit = "processes"
+	LimitOpenFiles   Limit = "open files"
+	LimitOutputBytes Limit = "output bytes"
+	LimitOutputFiles Limit = "output files"
+)
+
+// AllLimits are the limits, in the order of the fields of Limits.
+var AllLimits = []Limit{LimitMemory, LimitCPU, LimitProcesses, LimitOpenFiles, LimitOutputBytes, LimitOutputFiles}
+
+// DefaultLimits are those of a build action: 4 GiB of memory, an hour of processor time, 128 processes and
+// threads, 4096 open files each, 16 GiB and a million files of output.
+func DefaultLimits() Limits {
+	return Limits{
+		Memory:      4 << 30,
+		CPU:         time.Hour,
+		Processes:   128,
+		OpenFiles:   4096,
+		OutputBytes: 16 << 30,
+		OutputFiles: 1_000_000,
+	}
+}
+
+// at returns the field that l names, or nil for CPU, which is a duration, and for no limit.
+func (ls *Limits) at(l Limit) *int64 {
+	switch l {
+	case LimitMemory:
+		return &ls.Memory
+	case LimitProcesses:
+		return &ls.Processes
+	case LimitOpenFiles:
+		return &ls.OpenFiles
+	case LimitOutputBytes:
+		return &ls.OutputBytes
+	case LimitOutputFiles:
+		return &ls.OutputFiles
+	}
+	return nil
+}
+
+// Of returns the value of one limit: bytes, nanoseconds or a number.
+func (ls *Limits) Of(l Limit) int64 {
+	if l == LimitCPU {
+		return int64(ls.CPU)
+	}
+	return *ls.at(l)
+}
+
+// Set changes the value of one limit.
+func (ls *Limits) Set(l Limit, v int64) {
+	if l == LimitCPU {
+		ls.CPU = time.Duration(v)
+		return
+	}
+	*ls.at(l) = v
+}
+
+// Format returns a value of the limit as a person writes it: "4.0 GiB", "1h0m0s", "128".
+func (l Limit) Format(v int64) string {
+	switch {
+	case v == Unlimited:
+		return "unlimited"
+	case l == LimitCPU:
+		return time.Duration(v).String()
+	case l == LimitMemory || l == LimitOutputBytes:
+		return Bytes(v)
+	}
+	return fmt.Sprint(v)
+}
+
+// Bytes returns a number of bytes as a person writes it: "512 B", "4.0 GiB".
+func Bytes(n int64) string {
+	if n < 1<<10 {
+		return fmt.Sprintf("%d B", n)
+	}
+	v, unit := float64(n), ""
+	for _, unit = range []string{"KiB", "MiB", "GiB", "TiB"} {
+		if v /= 1 << 10; v < 1<<10 {
+			break
+		}
+	}
+	return fmt.Sprintf("%.1f %s", v, unit)
+}
+
+func (ls *Limits) validate() error {
+	for _, l := range AllLimits {
+		if v := ls.Of(l); v <= 0 && v != Unlimited {
+			return fmt.Errorf("the limit of %s is %d: it must be positive, or Unlimited", l, v)
+		}
+	}
+	return nil
+}

@@ -1,0 +1,59 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package sandbox
+
+import (
+	"crypto/sha256"
+	"encoding/hex"
+	"fmt"
+	"strings"
+)
+
+// Text returns the canonical text of a valid Spec: a line for everything that the run may see and use, in
+// the order of the fields, strings quoted as in Go. Sources, the workspace and anything else of this host
+// are not in it: the same text means the same permission on every host.
+func (s *Spec) Text() string {
+	var b strings.Builder
+	line := func(format string, args ...any) { fmt.Fprintf(&b, format+"\n", args...) }
+	line("cloister spec 1")
+	for _, a := range s.Args {
+		line("arg %q", a)
+	}
+	line("dir %q", s.Dir)
+	for _, kv := range s.Env {
+		line("env %q", kv)
+	}
+	for _, in := range s.Inputs {
+		line("input %q %q", in.Target, in.Content)
+	}
+	for _, o := range s.Outputs {
+		line("output %q", o.Target)
+	}
+	for _, t := range s.Temp {
+		line("temp %q %d", t.Target, t.Bytes)
+	}
+	if s.Network.Loopback {
+		line("loopback")
+	}
+	if s.Network.Listen {
+		line("listen")
+	}
+	for _, e := range s.Network.Allow {
+		line("allow %s", e)
+	}
+	for _, l := range AllLimits {
+		line("limit %q %d", l, s.Limits.Of(l))
+	}
+	if s.Audit != AuditAttempts {
+		line("audit %s", s.Audit)
+	}
+	line("timeout %d", s.Timeout)
+	line("grace %d", s.Grace)
+	return b.String()
+}
+
+// Hash returns the SHA-256 of Text in hexadecimal.
+func (s *Spec) Hash() string {
+	sum := sha256.Sum256([]byte(s.Text()))
+	return hex.EncodeToString(sum[:])
+}
