@@ -1,0 +1,183 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package seccomp
+
+import (
+	"fmt"
+	"math"
+	"slices"
+
+	"golang.org/x/sys/unix"
+)
+
+// What the kernel answers. A call of another architecture (32-bit programs) gets SIGSYS: after an error
+// some C libraries try to exit for ever, and a filter that kills fills the host's log.
+const (
+	returnAllow  = unix.SECCOMP_RET_ALLOW
+	returnNotify = unix.SECCOMP_RET_USER_NOTIF
+	returnErrno  = unix.SECCOMP_RET_ERRNO
+	returnTrap   = unix.SECCOMP_RET_TRAP
+)
+
+// Offsets in the kernel's struct seccomp_data. Both architectures are little-endian.
+const (
+	offsetNumber = 0
+	offsetArch   = 4
+	offsetArgs   = 16
+)
+
+// Program returns the filter of a run, for the architecture that this is compiled for. On others than
+// amd64 and arm64 it permits nothing.
+func Program(c Config) []unix.SockFilter {
+	return compile(index(rules), c, returnErrno|uint32(unix.ENOSYS))
+}
+
+// Reaper returns the filter of pid 1 of a run, which a Go program installs in all its threads once the
+// command runs. What it refuses fails with EPERM.
+func Reaper() []unix.SockFilter {
+	return compile(index(reaper), Config{}, returnErrno|uint32(unix.EPERM))
+}
+
+// answer returns what the kernel is to do.
+func (c Config) answer(r *rule, v verdict) uint32 {
+	switch {
+	case v == allow, v == listen && c.Listen, v == attempt && c.Watch == WatchOff, v == look && c.Watch != WatchFull:
+		return returnAllow
+	case v == absent:
+		return returnErrno | uint32(unix.ENOSYS)
+	case c.Watch != WatchOff:
+		return returnNotify
+	case r.errno != 0:
+		return returnErrno | uint32(r.errno)
+	}
+	return returnErrno | uint32(unix.EPERM)
+}
+
+// A span is a range of numbers with one answer, up to the next span: a constant, or a rule to be asked.
+type span struct {
+	first uint32
+	ret   uint32
+	rule  *rule
+}
+
+// compile returns a program that finds the span of a number by binary search. The kernel runs it for each
+// number when it is installed, to learn which calls it need never ask about: short ways make that cheap.
+func compile(byNumber []*rule, c Config, unknown uint32) []unix.SockFilter {
+	var spans []span
+	add := func(s span) {
+		if n := len(spans); n == 0 || spans[n-1].ret != s.ret || spans[n-1].rule != s.rule {
+			spans = append(spans, s)
+		}
+	}
+	for nr, r := range byNumber {
+		s := span{first: uint32(nr), ret: unknown}
+		if r != nil {
+			s.ret = c.answer(r, r.otherwise)
+			if len(r.cases) > 0 && c.answer(r, r.then) != s.ret {
+				s.ret, s.rule = 0, r
+			}
+		}
+		add(s)
+	}
+	// All higher numbers, among them negative ones and those of x32.
+	add(span{first: uint32(len(byNumber)), ret: unknown})
+
+	var bodies []unix.SockFilter
+	starts := map[*rule]int{}
+	for _, s := range spans {
+		if _, ok := starts[s.rule]; !ok && s.rule != nil {
+			starts[s.rule] = len(bodies)
+			bodies = append(bodies, c.body(s.rule)...)
+		}
+	}
+	tree := search(spans, starts)
+	for i := range tree {
+		if tree[i].Code == goTo {
+			tree[i].K += uint32(len(tree) - i - 1) // the bodies stand after the tree
+		}
+	}
+	return slices.Concat([]unix.SockFilter{
+		load(offsetArch),
+		branch(unix.BPF_JEQ, arch, 1, 0),
+		ret(returnTrap),
+		load(offsetNumber),
+	}, tree, bodies)
+}
+
+// search returns a balanced tree of comparisons. A rule's leaf goes to where the rule starts, counted from
+// the end of the tree.
+func search(spans []span, starts map[*rule]int) []unix.SockFilter {
+	if len(spans) == 1 {
+		if r := spans[0].rule; r != nil {
+			return []unix.SockFilter{{Code: goTo, K: uint32(starts[r])}}
+		}
+		return []unix.SockFilter{ret(spans[0].ret)}
+	}
+	middle := len(spans) / 2
+	lower, upper := search(spans[:middle], starts), search(spans[middle:], starts)
+	return slices.Concat([]unix.SockFilter{branch(unix.BPF_JGE, spans[middle].first, len(lower), 0)}, lower, upper)
+}
+
+// body returns the code of a rule: its cases one after the other.
+func (c Config) body(r *rule) []unix.SockFilter {
+	var code []unix.SockFilter
+	for _, conditions := range r.cases {
+		var block []unix.SockFilter
+		for _, condition := range conditions {
+			block = append(block, condition.code()...)
+		}
+		block = append(block, ret(c.answer(r, r.then)))
+		for i := range block {
+			if block[i].Jf == fails {
+				block[i].Jf = uint8(len(block) - i - 1)
+			}
+		}
+		code = append(code, block...)
+	}
+	return append(code, ret(c.answer(r, r.otherwise)))
+}
+
+// fails stands for the way out of a block until the block's length is known.
+const fails = math.MaxUint8
+
+// code falls through if the condition holds. Values have 32 bits: of the upper half nothing may be set
+// that the mask shows.
+func (c condition) code() []unix.SockFilter {
+	var code []unix.SockFilter
+	half := func(offset int, mask uint32, values ...uint32) {
+		if mask == 0 {
+			return
+		}
+		code = append(code, load(offset))
+		if mask != math.MaxUint32 {
+			code = append(code, unix.SockFilter{Code: unix.BPF_ALU | unix.BPF_AND | unix.BPF_K, K: mask})
+		}
+		last := len(values) - 1
+		for i, v := range values[:last] {
+			code = append(code, branch(unix.BPF_JEQ, v, last-i, 0))
+		}
+		code = append(code, branch(unix.BPF_JEQ, values[last], 0, fails))
+	}
+	offset := offsetArgs + 8*c.arg
+	half(offset+4, uint32(c.mask>>32), 0)
+	half(offset, uint32(c.mask), c.values...)
+	return code
+}
+
+const goTo = unix.BPF_JMP | unix.BPF_JA
+
+func load(offset int) unix.SockFilter {
+	return unix.SockFilter{Code: unix.BPF_LD | unix.BPF_W | unix.BPF_ABS, K: uint32(offset)}
+}
+
+func ret(answer uint32) unix.SockFilter {
+	return unix.SockFilter{Code: unix.BPF_RET | unix.BPF_K, K: answer}
+}
+
+// branch compares with k and skips so many instructions.
+func branch(comparison uint16, k uint32, yes, no int) unix.SockFilter {
+	if max(yes, no) > math.MaxUint8 {
+		panic(fmt.Sprintf("a filter jumps over %d instructions, and 255 is the most: there are too many spans", max(yes, no)))
+	}
+	return unix.SockFilter{Code: unix.BPF_JMP | unix.BPF_K | comparison, Jt: uint8(yes), Jf: uint8(no), K: k}
+}

@@ -1,0 +1,525 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package seccomp
+
+import (
+	"errors"
+	"flag"
+	"fmt"
+	"math/rand/v2"
+	"os"
+	"runtime"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	"golang.org/x/sys/unix"
+)
+
+var update = flag.Bool("update", false, "rewrite the golden files")
+
+// A call is what a filter sees of a system call.
+type call struct {
+	nr   uint32
+	arch uint32
+	args [6]uint64
+}
+
+// run is the machine for which filters are made, as far as they use it.
+func run(program []unix.SockFilter, c call) (uint32, error) {
+	var a uint32
+	for pc := 0; pc < len(program); pc++ {
+		i := program[pc]
+		taken := false
+		switch i.Code {
+		case unix.BPF_LD | unix.BPF_W | unix.BPF_ABS:
+			switch {
+			case i.K == 0:
+				a = c.nr
+			case i.K == 4:
+				a = c.arch
+			case i.K >= 16 && i.K < 64 && i.K%4 == 0:
+				a = uint32(c.args[(i.K-16)/8] >> (i.K % 8 * 8))
+			default:
+				return 0, fmt.Errorf("instruction %d loads from %d", pc, i.K)
+			}
+			continue
+		case unix.BPF_ALU | unix.BPF_AND | unix.BPF_K:
+			a &= i.K
+			continue
+		case unix.BPF_RET | unix.BPF_K:
+			return i.K, nil
+		case unix.BPF_JMP | unix.BPF_JA:
+			pc += int(i.K)
+			continue
+		case unix.BPF_JMP | unix.BPF_JEQ | unix.BPF_K:
+			taken = a == i.K
+		case unix.BPF_JMP | unix.BPF_JGE | unix.BPF_K:
+			taken = a >= i.K
+		default:
+			return 0, fmt.Errorf("instruction %d has the code %#x", pc, i.Code)
+		}
+		if taken {
+			pc += int(i.Jt)
+		} else {
+			pc += int(i.Jf)
+		}
+	}
+	return 0, errors.New("the program has no end")
+}
+
+// judge says what the rules say, without a program.
+func judge(rules []rule, unknown unix.Errno, conf Config, c call) uint32 {
+	if c.arch != arch {
+		return unix.SECCOMP_RET_TRAP
+	}
+	for i := range rules {
+		r := &rules[i]
+		if c.nr >= uint32(len(names)) || !slices.Contains(strings.Fields(r.calls), names[c.nr]) {
+			continue
+		}
+		if slices.ContainsFunc(r.cases, func(conditions all) bool {
+			return !slices.ContainsFunc(conditions, func(k condition) bool {
+				masked := c.args[k.arg] & k.mask
+				return masked > low32 || !slices.Contains(k.values, uint32(masked))
+			})
+		}) {
+			return conf.answer(r, r.then)
+		}
+		return conf.answer(r, r.otherwise)
+	}
+	return unix.SECCOMP_RET_ERRNO | uint32(unknown)
+}
+
+// word says an answer as the tests write it.
+func word(answer uint32) string {
+	switch answer {
+	case unix.SECCOMP_RET_ALLOW:
+		return "allow"
+	case unix.SECCOMP_RET_USER_NOTIF:
+		return "notify"
+	case unix.SECCOMP_RET_TRAP:
+		return "SIGSYS"
+	}
+	if answer&unix.SECCOMP_RET_ACTION_FULL == unix.SECCOMP_RET_ERRNO {
+		return unix.ErrnoName(unix.Errno(answer & unix.SECCOMP_RET_DATA))
+	}
+	return fmt.Sprintf("%#x", answer)
+}
+
+func number(name string) (uint32, bool) {
+	nr := slices.Index(names[:], name)
+	return uint32(nr), nr >= 0
+}
+
+// answers are the words of a call with each watch, without listening.
+func answers(t testing.TB, c call) string {
+	var words []string
+	for _, w := range []Watch{WatchOff, WatchAttempts, WatchFull} {
+		a, err := run(Program(Config{Watch: w}), c)
+		if err != nil {
+			t.Fatal(err)
+		}
+		words = append(words, word(a))
+	}
+	return strings.Join(words, " ")
+}
+
+const (
+	allowed   = "allow allow allow"
+	refused   = "EPERM notify notify"
+	noFamily  = "EAFNOSUPPORT notify notify"
+	silent    = "ENOSYS ENOSYS ENOSYS"
+	attempted = "allow notify notify"
+	looked    = "allow allow notify"
+
+	high = 1 << 32 // a bit that the kernel does not look at where an argument has 32
+)
+
+// judged are calls whose verdict depends on their arguments, with what an attacker would try, and what is
+// to become of them.
+var judged = []struct {
+	name string
+	args []uint64
+	want string
+}{
+	{"open", []uint64{1, unix.O_RDONLY | unix.O_CLOEXEC}, looked},
+	{"open", []uint64{1, unix.O_WRONLY}, attempted},
+	{"openat", []uint64{3, 1, unix.O_RDONLY | unix.O_DIRECTORY}, looked},
+	{"openat", []uint64{3, 1, unix.O_RDWR}, attempted},
+	{"openat", []uint64{3, 1, unix.O_ACCMODE}, attempted},
+	{"openat", []uint64{3, 1, unix.O_CREAT}, attempted},
+	{"openat", []uint64{3, 1, unix.O_TRUNC}, attempted},
+	{"openat", []uint64{3, 1, high | unix.O_WRONLY}, attempted},
+	{"openat2", nil, attempted},
+	{"utimensat", []uint64{3, 0}, allowed},
+	{"utimensat", []uint64{3, 1}, attempted},
+	{"utimensat", []uint64{3, high}, attempted},
+	{"futimesat", []uint64{3, 0}, allowed},
+	{"futimesat", []uint64{3, high}, attempted},
+	{"sendto", []uint64{3, 1, 1, 0, 0}, allowed},
+	{"sendto", []uint64{3, 1, 1, 0, 1}, attempted},
+	{"sendto", []uint64{3, 1, 1, 0, high}, attempted},
+	{"mknod", []uint64{1, 0o644}, allowed},
+	{"mknod", []uint64{1, unix.S_IFIFO}, allowed},
+	{"mknod", []uint64{1, unix.S_IFCHR | 0o666, 0x103}, refused},
+	{"mknod", []uint64{1, high | unix.S_IFBLK}, refused},
+	{"mknodat", []uint64{3, 1, unix.S_IFREG}, allowed},
+	{"mknodat", []uint64{3, 1, unix.S_IFSOCK}, allowed},
+	{"mknodat", []uint64{3, 1, unix.S_IFCHR}, refused},
+	{"mknodat", []uint64{3, 1, unix.S_IFBLK}, refused},
+	{"mknodat", []uint64{3, 1, 1<<16 | unix.S_IFCHR}, refused}, // the kernel takes 16 bits of a mode
+	{"mknodat", []uint64{3, 1, 1<<16 | unix.S_IFIFO}, allowed},
+	{"clone", []uint64{uint64(unix.SIGCHLD)}, allowed},
+	{"clone", []uint64{unix.CLONE_VM | unix.CLONE_FS | unix.CLONE_FILES | unix.CLONE_SIGHAND | unix.CLONE_THREAD}, allowed},
+	{"clone", []uint64{unix.CLONE_NEWUSER | uint64(unix.SIGCHLD)}, refused},
+	{"clone", []uint64{high | unix.CLONE_NEWNS}, refused},
+	{"clone", []uint64{unix.CLONE_NEWCGROUP}, refused},
+	{"clone", []uint64{unix.CLONE_NEWUTS}, refused},
+	{"clone", []uint64{unix.CLONE_NEWIPC}, refused},
+	{"clone", []uint64{unix.CLONE_NEWPID}, refused},
+	{"clone", []uint64{unix.CLONE_NEWNET}, refused},
+	{"clone", []uint64{unix.CLONE_NEWUSER << 32}, allowed}, // of which the kernel sees nothing
+	{"clone3", nil, silent},
+	{"unshare", []uint64{0}, allowed},
+	{"unshare", []uint64{unix.CLONE_FILES | unix.CLONE_FS | unix.CLONE_SYSVSEM}, allowed},
+	{"unshare", []uint64{unix.CLONE_FILES | unix.CLONE_NEWUSER}, refused},
+	{"unshare", []uint64{unix.CLONE_NEWTIME}, refused},
+	{"unshare", []uint64{unix.CLONE_NEWNET}, refused},
+	{"unshare", []uint64{high}, refused},
+	{"socket", []uint64{unix.AF_UNIX, unix.SOCK_SEQPACKET | unix.SOCK_CLOEXEC}, allowed},
+	{"socket", []uint64{high | unix.AF_UNIX, unix.SOCK_STREAM}, allowed},
+	{"socket", []uint64{unix.AF_INET, unix.SOCK_STREAM | unix.SOCK_CLOEXEC | unix.SOCK_NONBLOCK, unix.IPPROTO_TCP}, allowed},
+	{"socket", []uint64{unix.AF_INET, unix.SOCK_STREAM, unix.IPPROTO_MPTCP}, allowed},
+	{"socket", []uint64{unix.AF_INET6, unix.SOCK_DGRAM}, allowed},
+	{"socket", []uint64{unix.AF_INET6, unix.SOCK_DGRAM, unix.IPPROTO_UDP}, allowed},
+	{"socket", []uint64{unix.AF_INET, unix.SOCK_DGRAM, unix.IPPROTO_TCP}, noFamily},
+	{"socket", []uint64{unix.AF_INET, unix.SOCK_RAW, unix.IPPROTO_ICMP}, noFamily},
+	{"socket", []uint64{unix.AF_INET, high | unix.SOCK_RAW | unix.SOCK_CLOEXEC}, noFamily},
+	{"socket", []uint64{unix.AF_INET, unix.SOCK_PACKET, 0x300}, noFamily},
+	{"socket", []uint64{unix.AF_INET, unix.SOCK_DCCP}, noFamily},
+	{"socket", []uint64{unix.AF_INET, unix.SOCK_STREAM, unix.IPPROTO_SCTP}, noFamily},
+	{"socket", []uint64{unix.AF_INET, unix.SOCK_STREAM, high | unix.IPPROTO_SCTP}, noFamily},
+	{"socket", []uint64{unix.AF_INET6, unix.SOCK_SEQPACKET, unix.IPPROTO_SCTP}, noFamily},
+	{"socket", []uint64{unix.AF_NETLINK, unix.SOCK_RAW | unix.SOCK_CLOEXEC, unix.NETLINK_ROUTE}, allowed},
+	{"socket", []uint64{unix.AF_NETLINK, unix.SOCK_RAW, unix.NETLINK_NETFILTER}, noFamily},
+	{"socket", []uint64{unix.AF_VSOCK, unix.SOCK_STREAM}, noFamily},
+	{"socket", []uint64{high | unix.AF_VSOCK, unix.SOCK_STREAM}, noFamily},
+	{"socket", []uint64{unix.AF_PACKET, unix.SOCK_RAW}, noFamily},
+	{"socket", []uint64{unix.AF_ALG, unix.SOCK_SEQPACKET}, noFamily},
+	{"socket", []uint64{unix.AF_XDP, unix.SOCK_RAW}, noFamily},
+	{"socket", []uint64{unix.AF_UNSPEC, unix.SOCK_STREAM}, noFamily},
+	{"socketpair", []uint64{unix.AF_UNIX, unix.SOCK_STREAM}, allowed},
+	{"socketpair", []uint64{unix.AF_TIPC, unix.SOCK_STREAM}, noFamily},
+	{"ioctl", []uint64{0, unix.TCGETS}, allowed},
+	{"ioctl", []uint64{0, unix.TIOCSTI}, refused},
+	{"ioctl", []uint64{0, high | unix.TIOCSTI}, refused}, // CVE-2019-10063: the kernel takes 32 bits
+	{"ioctl", []uint64{0, high | 0x541c}, refused},
+	{"ioctl", []uint64{0, 0x5423}, refused},
+	{"fcntl", []uint64{0, unix.F_SETLK}, allowed},
+	{"fcntl", []uint64{0, unix.F_GETLEASE}, allowed},
+	{"fcntl", []uint64{0, high | unix.F_SETLEASE}, refused},
+	{"fcntl", []uint64{0, unix.F_NOTIFY}, refused},
+	{"fcntl", []uint64{0, 1040}, refused},
+	{"prctl", []uint64{unix.PR_SET_NAME, 1}, allowed},
+	{"prctl", []uint64{unix.PR_SET_NO_NEW_PRIVS, 1}, allowed},
+	{"prctl", []uint64{high | unix.PR_SET_MM}, refused},
+	{"prctl", []uint64{unix.PR_SCHED_CORE}, refused},
+	{"personality", []uint64{0}, allowed},
+	{"personality", []uint64{0x40000}, allowed},
+	{"personality", []uint64{0xffffffff}, allowed},
+	{"personality", []uint64{1<<64 - 1}, allowed},
+	{"personality", []uint64{8}, refused},
+	{"personality", []uint64{high | 0x400000}, refused},
+	{"seccomp", []uint64{1, unix.SECCOMP_FILTER_FLAG_TSYNC, 1}, allowed},
+	{"seccomp", []uint64{1, unix.SECCOMP_FILTER_FLAG_NEW_LISTENER | unix.SECCOMP_FILTER_FLAG_TSYNC, 1}, refused},
+	{"seccomp", []uint64{1, high | unix.SECCOMP_FILTER_FLAG_NEW_LISTENER, 1}, refused},
+	{"listen", nil, refused},
+	{"mount", nil, refused},
+	{"ptrace", nil, refused},
+	{"execve", nil, attempted},
+	{"stat", nil, looked},
+	{"newfstatat", nil, looked},
+	{"read", nil, allowed},
+	{"io_uring_setup", nil, silent},
+}
+
+// calls calls f for what this architecture has of judged.
+func calls(f func(c call, want string)) {
+	for _, j := range judged {
+		if nr, ok := number(j.name); ok {
+			c := call{nr: nr, arch: arch}
+			copy(c.args[:], j.args)
+			f(c, j.want)
+		}
+	}
+}
+
+func TestVerdicts(t *testing.T) {
+	calls(func(c call, want string) {
+		if got := answers(t, c); got != want {
+			t.Errorf("%s(%#x): got %s, want %s", Name(int(c.nr)), c.args, got, want)
+		}
+		c.arch ^= 1
+		if got := answers(t, c); got != "SIGSYS SIGSYS SIGSYS" {
+			t.Errorf("%s of another architecture: got %s", Name(int(c.nr)), got)
+		}
+	})
+	for _, nr := range []uint32{uint32(len(names)), 1 << 20, 1 << 30, 1<<30 | 1, 1<<30 | unix.SYS_EXECVE, 1 << 31, 1<<32 - 1} {
+		if got := answers(t, call{nr: nr, arch: arch}); got != silent {
+			t.Errorf("unknown number %#x: got %s", nr, got)
+		}
+	}
+	c := call{nr: unix.SYS_LISTEN, arch: arch}
+	for _, w := range []Watch{WatchOff, WatchAttempts, WatchFull} {
+		if a, err := run(Program(Config{Listen: true, Watch: w}), c); err != nil || word(a) != "allow" {
+			t.Errorf("listen, permitted, watch %d: got %s, %v", w, word(a), err)
+		}
+	}
+}
+
+// TestReaper has the verdicts on which pid 1 depends; TestReaperOfAGoProgram is of the rest.
+func TestReaper(t *testing.T) {
+	for _, x := range []struct {
+		nr   uint32
+		args [6]uint64
+		want string
+	}{
+		{unix.SYS_WAIT4, [6]uint64{}, "allow"},
+		{unix.SYS_KILL, [6]uint64{}, "allow"},
+		{unix.SYS_OPENAT, [6]uint64{}, "EPERM"},
+		{unix.SYS_EXECVE, [6]uint64{}, "EPERM"},
+		{unix.SYS_SOCKET, [6]uint64{unix.AF_UNIX, unix.SOCK_STREAM}, "EPERM"},
+		{unix.SYS_CLONE, [6]uint64{unix.CLONE_VM | unix.CLONE_SIGHAND | unix.CLONE_THREAD}, "allow"},
+		{unix.SYS_CLONE, [6]uint64{uint64(unix.SIGCHLD)}, "EPERM"},
+		{unix.SYS_CLONE, [6]uint64{unix.CLONE_THREAD | unix.CLONE_NEWUSER}, "EPERM"},
+		{unix.SYS_MMAP, [6]uint64{0, 1, unix.PROT_READ | unix.PROT_WRITE}, "allow"},
+		{unix.SYS_MMAP, [6]uint64{0, 1, unix.PROT_READ | unix.PROT_EXEC}, "EPERM"},
+		{uint32(len(names)), [6]uint64{}, "EPERM"},
+		{1 << 30, [6]uint64{}, "EPERM"},
+	} {
+		a, err := run(Reaper(), call{nr: x.nr, arch: arch, args: x.args})
+		if err != nil || word(a) != x.want {
+			t.Errorf("%s(%#x): got %s, %v, want %s", Name(int(x.nr)), x.args, word(a), err, x.want)
+		}
+	}
+}
+
+// TestGolden compares the answers for every number with a file to review.
+func TestGolden(t *testing.T) {
+	var b strings.Builder
+	b.WriteString("# number, name, [arguments]: WatchOff, WatchAttempts, WatchFull; without Listen\n")
+	shown := map[uint32]bool{}
+	for nr, name := range names {
+		if name == "" {
+			continue
+		}
+		calls(func(c call, _ string) {
+			if c.nr != uint32(nr) || c.args == [6]uint64{} {
+				return
+			}
+			shown[c.nr] = true
+			fmt.Fprintf(&b, "%3d %-24s %s", nr, name, answers(t, c))
+			for _, a := range c.args {
+				fmt.Fprintf(&b, " %#x", a)
+			}
+			b.WriteString("\n")
+		})
+		if !shown[uint32(nr)] {
+			fmt.Fprintf(&b, "%3d %-24s %s\n", nr, name, answers(t, call{nr: uint32(nr), arch: arch}))
+		}
+	}
+	b.WriteString("\n# what pid 1 may call\n")
+	for nr, name := range names {
+		if a, err := run(Reaper(), call{nr: uint32(nr), arch: arch}); err == nil && a == returnAllow {
+			fmt.Fprintf(&b, "%3d %s\n", nr, name)
+		}
+	}
+	golden := "testdata/verdicts_" + runtime.GOARCH + ".txt"
+	if *update {
+		if err := os.WriteFile(golden, []byte(b.String()), 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	want, err := os.ReadFile(golden)
+	if errors.Is(err, os.ErrNotExist) && runtime.GOARCH != "amd64" {
+		t.Skipf("needs %s: write it on this architecture with -update", golden)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	if d := cmp.Diff(string(want), b.String()); d != "" {
+		t.Errorf("the verdicts differ from %s (-want +got):\n%s", golden, d)
+	}
+}
+
+func TestEveryCallHasOneRule(t *testing.T) {
+	count := map[string]int{}
+	for _, r := range rules {
+		for name := range strings.FieldsSeq(r.calls) {
+			count[name]++
+		}
+	}
+	known := map[string]bool{}
+	for _, name := range names {
+		if name == "" {
+			continue
+		}
+		if known[name] {
+			t.Errorf("%s has two numbers", name)
+		}
+		known[name] = true
+		if count[name] != 1 {
+			t.Errorf("%s is in %d rules: it must be in one", name, count[name])
+		}
+	}
+	inReaper := map[string]bool{}
+	for _, r := range reaper {
+		for name := range strings.FieldsSeq(r.calls) {
+			if inReaper[name] {
+				t.Errorf("%s is twice in the rules of pid 1", name)
+			}
+			inReaper[name] = true
+			if count[name] == 0 {
+				t.Errorf("%s is in the rules of pid 1 alone", name)
+			}
+		}
+	}
+	// amd64 has every call that there is; a name that it does not know is misspelt.
+	if runtime.GOARCH == "amd64" {
+		for name := range count {
+			if !known[name] {
+				t.Errorf("%s is in a rule and in no table of numbers", name)
+			}
+		}
+	}
+}
+
+// TestNotifiedIsWatchedOrRefused: the supervisor decides by the number alone, so a number must not be
+// notified once because it is watched and once because it is refused.
+func TestNotifiedIsWatchedOrRefused(t *testing.T) {
+	for nr, name := range names {
+		if name == "" {
+			continue
+		}
+		r := of(nr)
+		if r == nil {
+			continue // TestEveryCallHasOneRule says so
+		}
+		for _, v := range []verdict{r.then, r.otherwise} {
+			refusing := v == refuse || v == listen
+			watching := v == look || v == attempt
+			if refusing && Watched(nr) || watching && !Watched(nr) {
+				t.Errorf("%s: Watched is %t, and it may be refused: %t, watched: %t", name, Watched(nr), refusing, watching)
+			}
+		}
+		// What fails without a watch fails in the same way with one.
+		for _, c := range vectors(r, uint32(nr), 200) {
+			without := judge(rules, unix.ENOSYS, Config{}, c)
+			if without&unix.SECCOMP_RET_ACTION_FULL != unix.SECCOMP_RET_ERRNO {
+				continue
+			}
+			if got := unix.Errno(without & unix.SECCOMP_RET_DATA); got != Errno(nr) {
+				t.Errorf("%s fails with %v unwatched, and with %v watched", name, got, Errno(nr))
+			}
+		}
+	}
+	if Errno(-1) != unix.ENOSYS || Errno(len(names)) != unix.ENOSYS || Watched(-1) || Watched(len(names)) {
+		t.Error("a number out of range is known")
+	}
+}
+
+func TestName(t *testing.T) {
+	for nr, want := range map[int]string{
+		unix.SYS_MOUNT: "mount", unix.SYS_READ: "read", 999: "syscall 999", -1: "syscall -1",
+	} {
+		if got := Name(nr); got != want {
+			t.Errorf("%d: got %q, want %q", nr, got, want)
+		}
+	}
+}
+
+// vectors are n calls of a number with arguments at the borders of its rule.
+func vectors(r *rule, nr uint32, n int) []call {
+	var all []call
+	random := rand.New(rand.NewPCG(1, uint64(nr)))
+	candidates := []uint64{0, 1, 2, 3, 10, 1<<32 - 1, 1<<64 - 1}
+	for _, conditions := range r.cases {
+		for _, k := range conditions {
+			for _, v := range k.values {
+				candidates = append(candidates, uint64(v))
+			}
+			candidates = append(candidates, k.mask, ^k.mask)
+		}
+	}
+	for range n {
+		c := call{nr: nr, arch: arch}
+		for i := range c.args {
+			c.args[i] = candidates[random.IntN(len(candidates))]
+			switch random.IntN(4) {
+			case 0:
+				c.args[i] ^= 1 << random.IntN(64)
+			case 1:
+				c.args[i] |= high
+			}
+		}
+		all = append(all, c)
+	}
+	return all
+}
+
+// configs are all there are.
+func configs() []Config {
+	var all []Config
+	for _, w := range []Watch{WatchOff, WatchAttempts, WatchFull} {
+		all = append(all, Config{Watch: w}, Config{Listen: true, Watch: w})
+	}
+	return all
+}
+
+// TestProgramsSayWhatTheRulesSay compares each compiled program with the rules, for every number and one
+// beyond, at the borders of the rules.
+func TestProgramsSayWhatTheRulesSay(t *testing.T) {
+	compare := func(name string, program []unix.SockFilter, rules []rule, unknown unix.Errno, conf Config) {
+		byNumber := append(index(rules), nil)
+		for nr, r := range byNumber {
+			n := 1000
+			if r == nil || len(r.cases) == 0 {
+				r, n = &rule{}, 2
+			}
+			for _, c := range vectors(r, uint32(nr), n) {
+				want := judge(rules, unknown, conf, c)
+				if got, err := run(program, c); err != nil || got != want {
+					t.Fatalf("%s: %s(%#x): got %s, %v, want %s", name, Name(nr), c.args, word(got), err, word(want))
+				}
+			}
+		}
+	}
+	for _, conf := range configs() {
+		compare(fmt.Sprintf("%+v", conf), Program(conf), rules, unix.ENOSYS, conf)
+	}
+	compare("reaper", Reaper(), reaper, unix.EPERM, Config{})
+}
+
+func FuzzProgram(f *testing.F) {
+	calls(func(c call, _ string) {
+		f.Add(c.nr, c.arch, c.args[0], c.args[1], c.args[2], c.args[3], c.args[4], c.args[5])
+	})
+	var programs [][]unix.SockFilter
+	for _, conf := range configs() {
+		programs = append(programs, Program(conf))
+	}
+	pid1 := Reaper()
+	f.Fuzz(func(t *testing.T, nr, arch uint32, a, b, c, d, e, g uint64) {
+		x := call{nr, arch, [6]uint64{a, b, c, d, e, g}}
+		for i, conf := range configs() {
+			if got, err := run(programs[i], x); err != nil || got != judge(rules, unix.ENOSYS, conf, x) {
+				t.Errorf("%+v: %+v: got %s, %v", conf, x, word(got), err)
+			}
+		}
+		if got, err := run(pid1, x); err != nil || got != judge(reaper, unix.EPERM, Config{}, x) {
+			t.Errorf("pid 1: %+v: got %s, %v", x, word(got), err)
+		}
+	})
+}

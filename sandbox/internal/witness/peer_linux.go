@@ -1,0 +1,125 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package witness
+
+import (
+	"bytes"
+	"encoding/binary"
+	"fmt"
+	"net/netip"
+	"path"
+	"strconv"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/cloister-build/cloister/sandbox"
+)
+
+// reach returns the event of a connection, or of a datagram, to the address at an address of memory.
+func (w *watch) reach(n *notification, at, size uint64) []sandbox.Event {
+	var buf [unix.SizeofSockaddrUnix]byte
+	b := buf[:min(size&0xffffffff, uint64(len(buf)))] // an int to the kernel
+	b = b[:readMemory(n.PID, at, b)]
+	if to, ok := endpoint(b); ok {
+		if w.view.Loopback && (to.Addr().IsLoopback() || to.Addr().IsUnspecified()) { // the latter is oneself, too
+			return nil
+		}
+		return []sandbox.Event{{Kind: sandbox.EventConnect, Subject: protocol(n) + " " + to.String()}}
+	}
+	if p, ok := socketPath(b); ok {
+		w.enter(n)
+		s := w.resolve(n.PID, p, true)
+		// A socket in a writable directory is the run's own.
+		if hostSocket(p) && (s.mode == 0 || !w.view.writable(s.path)) {
+			return []sandbox.Event{{Kind: sandbox.EventConnect, Subject: "unix " + p}}
+		}
+	}
+	return nil
+}
+
+// endpoint returns the address and port of a struct sockaddr_in or sockaddr_in6.
+func endpoint(b []byte) (netip.AddrPort, bool) {
+	if len(b) < 2 {
+		return netip.AddrPort{}, false
+	}
+	switch binary.NativeEndian.Uint16(b) {
+	case unix.AF_INET:
+		if len(b) >= unix.SizeofSockaddrInet4 {
+			return netip.AddrPortFrom(netip.AddrFrom4([4]byte(b[4:8])), binary.BigEndian.Uint16(b[2:])), true
+		}
+	case unix.AF_INET6:
+		if len(b) >= 24 { // without a scope it is shorter, and the kernel takes it
+			return netip.AddrPortFrom(netip.AddrFrom16([16]byte(b[8:24])).Unmap(), binary.BigEndian.Uint16(b[2:])), true
+		}
+	}
+	return netip.AddrPort{}, false
+}
+
+// socketPath returns the path of a struct sockaddr_un. Abstract names are none: they are of the run's own
+// network namespace. Relative ones are of no interest.
+func socketPath(b []byte) (string, bool) {
+	if len(b) < 3 || binary.NativeEndian.Uint16(b) != unix.AF_UNIX || b[2] != '/' {
+		return "", false
+	}
+	name, _, _ := bytes.Cut(b[2:], []byte{0})
+	return path.Clean(string(name)), true
+}
+
+// hostSocket reports whether services of the host listen at such a path. The C library asks one of them,
+// nscd, before each look-up of a user, which says nothing about the action.
+func hostSocket(p string) bool {
+	return (within(p, "/run") || within(p, "/var/run") || within(p, "/tmp/.X11-unix")) &&
+		p != "/var/run/nscd/socket" && p != "/run/nscd/socket"
+}
+
+// protocol returns "tcp" or "udp" for the socket of a call, or "ip" if it cannot be had.
+func protocol(n *notification) string {
+	process, err := unix.PidfdOpen(leader(n.PID), 0)
+	if err != nil {
+		return "ip"
+	}
+	defer unix.Close(process)
+	socket, err := unix.PidfdGetfd(process, int(int32(n.Args[0])), 0)
+	if err != nil {
+		return "ip"
+	}
+	defer unix.Close(socket)
+	switch kind, _ := unix.GetsockoptInt(socket, unix.SOL_SOCKET, unix.SO_TYPE); kind {
+	case unix.SOCK_STREAM:
+		return "tcp"
+	case unix.SOCK_DGRAM:
+		return "udp"
+	}
+	return "ip"
+}
+
+// families are names of protocol families, those that programs ask for in vain.
+var families = map[uint32]string{
+	unix.AF_UNIX: "AF_UNIX", unix.AF_INET: "AF_INET", unix.AF_INET6: "AF_INET6", unix.AF_NETLINK: "AF_NETLINK",
+	unix.AF_PACKET: "AF_PACKET", unix.AF_VSOCK: "AF_VSOCK", unix.AF_ALG: "AF_ALG", unix.AF_XDP: "AF_XDP",
+	unix.AF_BLUETOOTH: "AF_BLUETOOTH", unix.AF_CAN: "AF_CAN", unix.AF_TIPC: "AF_TIPC", unix.AF_KEY: "AF_KEY",
+	unix.AF_RDS: "AF_RDS", unix.AF_SMC: "AF_SMC", unix.AF_QIPCRTR: "AF_QIPCRTR",
+}
+
+// family returns the arguments of socket(2) as far as they say why it is refused: "AF_VSOCK", "AF_INET,
+// SOCK_RAW".
+func family(args [6]uint64) string {
+	f := uint32(args[0])
+	name, ok := families[f]
+	if !ok {
+		name = strconv.FormatUint(uint64(f), 10)
+	}
+	switch kind := uint32(args[1]) &^ (unix.SOCK_CLOEXEC | unix.SOCK_NONBLOCK); {
+	case f == unix.AF_NETLINK:
+		return fmt.Sprintf("%s, protocol %d", name, uint32(args[2]))
+	case f == unix.AF_INET || f == unix.AF_INET6:
+		switch kind {
+		case unix.SOCK_RAW:
+			return name + ", SOCK_RAW"
+		case unix.SOCK_STREAM, unix.SOCK_DGRAM:
+			return fmt.Sprintf("%s, protocol %d", name, uint32(args[2]))
+		}
+		return fmt.Sprintf("%s, type %d", name, kind)
+	}
+	return name
+}

@@ -1,0 +1,87 @@
+// SPDX-License-Identifier: Apache-2.0
+
+//go:build linux
+
+package witness
+
+import (
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+)
+
+// A notification is the kernel's struct seccomp_notif: a call that waits for its answer.
+type notification struct {
+	ID    uint64
+	PID   uint32 // of the thread
+	Flags uint32
+	Nr    int32
+	Arch  uint32
+	IP    uint64
+	Args  [6]uint64
+}
+
+// An answer is the kernel's struct seccomp_notif_resp.
+type answer struct {
+	ID    uint64
+	Val   int64
+	Error int32
+	Flags uint32
+}
+
+// A queue is the listener of a filter.
+type queue struct {
+	fd int
+	// buf is room for a notification of this kernel, which may be larger than ours; in words, for its
+	// alignment.
+	buf []uint64
+}
+
+// newQueue returns the queue of a listener.
+func newQueue(fd int) *queue {
+	var sizes struct{ notification, answer, data uint16 }
+	// Where this fails the structures are those of the first kernel that had them, which are ours.
+	_, _, _ = unix.Syscall(unix.SYS_SECCOMP, unix.SECCOMP_GET_NOTIF_SIZES, 0, uintptr(unsafe.Pointer(&sizes)))
+	size := max(int(sizes.notification), int(unsafe.Sizeof(notification{})))
+	// The two processes take turns, so that both are fastest on one processor. Kernels before 6.6 do not
+	// know that.
+	_, _, _ = unix.Syscall(unix.SYS_IOCTL, uintptr(fd), unix.SECCOMP_IOCTL_NOTIF_SET_FLAGS, unix.SECCOMP_USER_NOTIF_FD_SYNC_WAKE_UP)
+	return &queue{fd: fd, buf: make([]uint64, (size+7)/8)}
+}
+
+// receive returns the next call. It blocks if there is none. ENOENT says that its process was killed or
+// interrupted before we came.
+func (q *queue) receive() (notification, error) {
+	clear(q.buf) // the kernel demands it
+	n := (*notification)(unsafe.Pointer(&q.buf[0]))
+	_, _, errno := unix.Syscall(unix.SYS_IOCTL, uintptr(q.fd), unix.SECCOMP_IOCTL_NOTIF_RECV, uintptr(unsafe.Pointer(n)))
+	if errno != 0 {
+		return notification{}, errno
+	}
+	return *n, nil
+}
+
+// proceed lets a call go on; fail makes it return an error instead. Both report whether the process had
+// waited in this call all along. Where it had not, what was read of it may be another's.
+func (q *queue) proceed(id uint64) bool {
+	return q.send(answer{ID: id, Flags: unix.SECCOMP_USER_NOTIF_FLAG_CONTINUE})
+}
+
+func (q *queue) fail(id uint64, with unix.Errno) bool {
+	return q.send(answer{ID: id, Error: -int32(with)})
+}
+
+func (q *queue) send(a answer) bool {
+	for {
+		_, _, errno := unix.Syscall(unix.SYS_IOCTL, uintptr(q.fd), unix.SECCOMP_IOCTL_NOTIF_SEND, uintptr(unsafe.Pointer(&a)))
+		if errno != unix.EINTR {
+			return errno == 0
+		}
+	}
+}
+
+// valid reports whether a call still waits.
+func (q *queue) valid(id uint64) bool {
+	_, _, errno := unix.Syscall(unix.SYS_IOCTL, uintptr(q.fd), unix.SECCOMP_IOCTL_NOTIF_ID_VALID, uintptr(unsafe.Pointer(&id)))
+	return errno == 0
+}

@@ -1,0 +1,189 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package witness answers the system calls of one run that its filter notifies, and records what they
+// tried. A watched call is recorded and goes on; what becomes of it is the kernel's decision. Any other
+// call that is notified is refused.
+//
+// What a call names is read from the memory of a process that may change it at any time, so a record is
+// evidence and never a decision: nothing here may permit a call that the kernel would refuse.
+package witness
+
+import (
+	"maps"
+	"path"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/cloister-build/cloister/sandbox"
+)
+
+// A View is what a run may do, in paths inside its sandbox: absolute and clean.
+type View struct {
+	Writable []string // outputs and temporary directories, /tmp and /dev/shm among them
+	Inputs   []string // of an input and a writable directory around a path, the longer decides
+	Loopback bool
+	// Full is sandbox.AuditFull: reads are recorded, too.
+	Full bool
+	// HostRoot is the directory below which Full looks for a path that the sandbox lacks, to tell a file
+	// of the host from one that is nowhere; "" is "/". Nothing there is opened.
+	HostRoot string
+	// Source maps directories of the sandbox to directories of the host where Full looks first.
+	Source map[string]string
+}
+
+// Bounds of what is remembered of one run.
+const (
+	maxOpened   = 200_000
+	maxPrograms = 10_000
+	maxSubject  = 512 // bytes
+)
+
+// A Recorder is the watch over one run. Its methods may be called concurrently.
+type Recorder struct {
+	view View
+	// stop asks for the end of the watch and may be called again; done is closed at the end. What is
+	// below belongs to the watch until then.
+	stop func()
+	done chan struct{}
+
+	events     map[identity]*entry
+	unrecorded int
+	opened     map[string]bool
+	programs   map[string]bool // the last element of each program that was found
+}
+
+// An identity is what makes two events the same.
+type identity struct {
+	kind                      sandbox.EventKind
+	subject, syscall, process string
+}
+
+// An entry is an event and, of EventExec, the last element of the path.
+type entry struct {
+	event   sandbox.Event
+	program string
+}
+
+// Kinds of what is remembered without being an event.
+const (
+	inputOpened  sandbox.EventKind = "input opened"
+	programFound sandbox.EventKind = "program found"
+)
+
+func newRecorder(v View) *Recorder {
+	return &Recorder{
+		view: v, stop: func() {}, done: make(chan struct{}),
+		events: map[identity]*entry{}, opened: map[string]bool{}, programs: map[string]bool{},
+	}
+}
+
+// Stop ends the watch and returns when it has ended. Calls that wait are answered first. In a process of
+// the run that is still alive, calls that the filter notifies fail with ENOSYS from then on.
+func (r *Recorder) Stop() {
+	r.stop()
+	<-r.done
+}
+
+// Seen waits until every process of the run is gone or Stop is called, and returns what was recorded: the
+// events in the order of Event.Compare, at most sandbox.MaxEvents; how many more there were, each counted
+// as often as it happened; and, if View.Full, the paths of inputs that were opened or executed, sorted.
+//
+// An execution that failed is an event only if no program of that name was found elsewhere: a search in
+// PATH tries many.
+func (r *Recorder) Seen() (events []sandbox.Event, unrecorded int, opened []string) {
+	<-r.done
+	for _, e := range r.events {
+		events = append(events, e.event)
+	}
+	slices.SortFunc(events, sandbox.Event.Compare)
+	return events, r.unrecorded, slices.Sorted(maps.Keys(r.opened))
+}
+
+// record remembers one thing that was seen.
+func (r *Recorder) record(e sandbox.Event) {
+	program := ""
+	switch e.Kind {
+	case inputOpened:
+		if len(r.opened) < maxOpened {
+			r.opened[e.Subject] = true
+		}
+		return
+	case programFound:
+		r.found(path.Base(e.Subject))
+		return
+	case sandbox.EventExec:
+		if program = path.Base(e.Subject); r.programs[program] {
+			return
+		}
+	}
+	e.Subject, e.Process = printable(e.Subject), printable(e.Process)
+	id := identity{e.Kind, e.Subject, e.Syscall, e.Process}
+	if known := r.events[id]; known != nil {
+		known.event.Count++
+		return
+	}
+	if len(r.events) == sandbox.MaxEvents {
+		r.unrecorded++
+		return
+	}
+	e.Count = 1
+	r.events[id] = &entry{e, program}
+}
+
+// found remembers that a program exists, and forgets where else it was looked for.
+func (r *Recorder) found(program string) {
+	if r.programs[program] || len(r.programs) == maxPrograms {
+		return
+	}
+	r.programs[program] = true
+	maps.DeleteFunc(r.events, func(_ identity, e *entry) bool { return e.program == program })
+}
+
+// printable returns s as ASCII on one line, its end if it is long.
+func printable(s string) string {
+	s = strconv.QuoteToASCII(s)
+	s = s[1 : len(s)-1]
+	if len(s) > maxSubject {
+		s = "..." + s[len(s)-maxSubject:]
+	}
+	return s
+}
+
+// writable reports whether the run may change what lies at p.
+func (v *View) writable(p string) bool { return longest(v.Writable, p) > longest(v.Inputs, p) }
+
+// input reports whether an input lies at p.
+func (v *View) input(p string) bool { return longest(v.Inputs, p) > longest(v.Writable, p) }
+
+// longest returns the length of the longest of dirs that is p or has it below, or 0.
+func longest(dirs []string, p string) int {
+	n := 0
+	for _, d := range dirs {
+		if len(d) > n && within(p, d) {
+			n = len(d)
+		}
+	}
+	return n
+}
+
+// within reports whether p is dir or lies below it.
+func within(p, dir string) bool {
+	rest, ok := strings.CutPrefix(p, strings.TrimSuffix(dir, "/"))
+	return ok && (rest == "" || rest[0] == '/')
+}
+
+// quiet reports whether p is a device or a file of the process itself, which anybody may use or look for.
+func quiet(p string) bool {
+	switch p {
+	case "/dev/null", "/dev/zero", "/dev/full", "/dev/tty", "/dev/stdin", "/dev/stdout", "/dev/stderr":
+		return true
+	}
+	if within(p, "/dev/fd") {
+		return true
+	}
+	rest, ok := strings.CutPrefix(p, "/proc/")
+	process, _, _ := strings.Cut(rest, "/")
+	_, err := strconv.ParseUint(process, 10, 32)
+	return ok && (process == "self" || process == "thread-self" || err == nil)
+}

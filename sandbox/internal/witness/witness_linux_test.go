@@ -1,0 +1,457 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package witness
+
+import (
+	"bytes"
+	"fmt"
+	"os"
+	"os/exec"
+	"slices"
+	"strconv"
+	"strings"
+	"syscall"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/cloister-build/cloister/sandbox"
+)
+
+// roots are the ways in which a process can be rooted: as this one is, in a directory of our mount namespace,
+// in a mount namespace of its own.
+var roots = []string{"plain", "chroot", "pivot"}
+
+// A watched is a process that has installed its filter and waits.
+type watched struct {
+	cmd      *exec.Cmd
+	out, err bytes.Buffer
+	control  int
+	listener int // to be taken over; -1 if it has no filter
+	base     string
+	view     View
+}
+
+// start starts a process that does a deed in namespaces of its own.
+func start(t testing.TB, root, deed string) *watched {
+	t.Helper()
+	dir := t.TempDir()
+	p := &watched{listener: -1}
+	if root == "plain" {
+		p.base = dir
+	}
+	p.view = layout(t, dir, p.base)
+	pair, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	p.control = pair[0]
+	t.Cleanup(func() { unix.Close(pair[0]) })
+	theirs := os.NewFile(uintptr(pair[1]), "control")
+	defer theirs.Close()
+	p.cmd = exec.CommandContext(t.Context(), "/proc/self/exe")
+	p.cmd.Env = []string{envRoot + "=" + root, envBase + "=" + dir, envDeed + "=" + deed}
+	p.cmd.Stdout, p.cmd.Stderr, p.cmd.ExtraFiles = &p.out, &p.err, []*os.File{theirs}
+	p.cmd.SysProcAttr = &syscall.SysProcAttr{
+		Cloneflags:  unix.CLONE_NEWUSER | unix.CLONE_NEWNET,
+		UidMappings: []syscall.SysProcIDMap{{ContainerID: 0, HostID: os.Getuid(), Size: 1}},
+		GidMappings: []syscall.SysProcIDMap{{ContainerID: 0, HostID: os.Getgid(), Size: 1}},
+	}
+	if root == "pivot" {
+		p.cmd.SysProcAttr.Cloneflags |= unix.CLONE_NEWNS
+	}
+	if err := p.cmd.Start(); err != nil {
+		unavailable(t, err)
+	}
+	if deed == "cost unwatched" {
+		return p
+	}
+	b, oob := make([]byte, 1), make([]byte, unix.CmsgSpace(4))
+	_, n, _, _, err := unix.Recvmsg(p.control, b, oob, unix.MSG_CMSG_CLOEXEC)
+	if err != nil || n == 0 {
+		theirs.Close()
+		t.Fatalf("no listener: %v; %v: %s", err, p.cmd.Wait(), p.err.String())
+	}
+	messages, err := unix.ParseSocketControlMessage(oob[:n])
+	if err != nil {
+		t.Fatal(err)
+	}
+	fds, err := unix.ParseUnixRights(&messages[0])
+	if err != nil {
+		t.Fatal(err)
+	}
+	p.listener = fds[0]
+	return p
+}
+
+// unavailable skips the test because the host has no namespaces for us, or fails it if they are required.
+func unavailable(t testing.TB, err error) {
+	t.Helper()
+	if slices.Contains(strings.Split(os.Getenv("CLOISTER_REQUIRE"), ","), "namespaces") {
+		t.Fatalf("namespaces are required by CLOISTER_REQUIRE and missing: %v", err)
+	}
+	t.Skipf("needs namespaces: %v", err)
+}
+
+// goOn lets the process do its deed.
+func (p *watched) goOn(t testing.TB) {
+	t.Helper()
+	if _, err := unix.Write(p.control, []byte("g")); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// end waits for the process and returns what it printed.
+func (p *watched) end(t testing.TB) string {
+	t.Helper()
+	if err := p.cmd.Wait(); err != nil {
+		t.Fatalf("%v: %s", err, p.err.String())
+	}
+	return p.out.String()
+}
+
+// lines returns events as text, each on a line, as they would be if base were the root.
+func lines(events []sandbox.Event, base string) string {
+	var b strings.Builder
+	for _, e := range events {
+		fmt.Fprintf(&b, "%s %s %s", e.Kind, strings.TrimPrefix(e.Subject, base), e.Syscall)
+		if e.Count > 1 {
+			fmt.Fprintf(&b, " %d", e.Count)
+		}
+		if e.Detail != "" {
+			fmt.Fprintf(&b, ", %s", e.Detail)
+		}
+		b.WriteByte('\n')
+	}
+	return b.String()
+}
+
+// watchAll watches a deed to its end, and compares.
+func watchAll(t *testing.T, p *watched, want string) (out string, opened []string) {
+	t.Helper()
+	r := Watch(p.listener, p.view)
+	p.goOn(t)
+	out = p.end(t)
+	events, unrecorded, opened := r.Seen()
+	if got := lines(events, p.base); got != want || unrecorded != 0 {
+		t.Errorf("%d unrecorded, got:\n%s\nwant:\n%s\nthe process saw:\n%s", unrecorded, got, want, out)
+	}
+	for _, e := range events {
+		if e.Process != "exe" {
+			t.Errorf("%s: process %q, want exe", e.Subject, e.Process)
+		}
+	}
+	return out, opened
+}
+
+func everyRoot(t *testing.T, test func(t *testing.T, root string)) {
+	for _, root := range roots {
+		t.Run(root, func(t *testing.T) { test(t, root) })
+	}
+}
+
+// TestWriteIsNamedByWhereItLeads: whatever a path goes through, the event names the file.
+func TestWriteIsNamedByWhereItLeads(t *testing.T) {
+	everyRoot(t, func(t *testing.T, root string) {
+		out, _ := watchAll(t, start(t, root, "write"), `write /in/absent/below-absent openat
+write /in/absolute openat
+write /in/by-descriptor openat
+write /in/by-openat2 openat2
+write /in/dangling openat
+write /in/new\nline openat
+write /in/relative openat
+write /in/through-absolute openat
+write /in/through-descriptor openat
+write /in/through-proc openat
+write /in/through-relative openat
+write /in/up openat
+write /out/in/deeper openat
+`)
+		if !strings.Contains(out, "create absolute: \n") {
+			t.Errorf("a watched call does not go on: %s", out)
+		}
+	})
+}
+
+// TestOnlyChangesAreEvents: what fails or succeeds whatever is permitted is no attempt.
+func TestOnlyChangesAreEvents(t *testing.T) {
+	everyRoot(t, func(t *testing.T, root string) {
+		watchAll(t, start(t, root, "change"), `write /in/chmod fchmodat
+write /in/chown lchown
+write /in/link linkat
+write /in/mkdir mkdirat
+write /in/rename renameat
+write /in/renamed renameat
+write /in/rmdir unlinkat
+write /in/symlink symlinkat
+write /in/truncate truncate
+write /in/truncating openat
+write /in/unlink unlinkat
+write /in/unnamed openat
+write /in/utime utimensat
+`)
+	})
+}
+
+// TestLinksAreFollowedAsTheKernelDoes: a link in a writable directory may be changed itself.
+func TestLinksAreFollowedAsTheKernelDoes(t *testing.T) {
+	everyRoot(t, func(t *testing.T, root string) {
+		watchAll(t, start(t, root, "links"), `write /in fchownat
+write /in/keep openat
+write /in/through-own openat
+`)
+	})
+}
+
+func TestMemoryIsReadAsTheKernelDoes(t *testing.T) {
+	out, _ := watchAll(t, start(t, "pivot", "memory"), `write /in/crosses openat
+write /in/end openat
+`)
+	const want = "end: \ncrosses: \nunterminated: EFAULT\ntoo long: ENAMETOOLONG\nunmapped: EFAULT\nnil: EFAULT\n"
+	if out != want {
+		t.Errorf("the process saw:\n%s\nwant:\n%s", out, want)
+	}
+}
+
+func TestThreads(t *testing.T) {
+	want := ""
+	for i := range 8 {
+		want += fmt.Sprintf("write /in/thread%d openat 200\n", i)
+	}
+	watchAll(t, start(t, "pivot", "threads"), want)
+}
+
+func TestManyPathsAreCounted(t *testing.T) {
+	p := start(t, "pivot", "many")
+	r := Watch(p.listener, p.view)
+	p.goOn(t)
+	p.end(t)
+	events, unrecorded, _ := r.Seen()
+	if len(events) != sandbox.MaxEvents || unrecorded != 10_000-sandbox.MaxEvents {
+		t.Errorf("got %d events and %d unrecorded", len(events), unrecorded)
+	}
+}
+
+// TestSearchOfAProgram: a program that is found in the end was not missing.
+func TestSearchOfAProgram(t *testing.T) {
+	everyRoot(t, func(t *testing.T, root string) {
+		watchAll(t, start(t, root, "exec"), `exec /bin/never execve
+exec /bin1/never execve
+`)
+	})
+}
+
+func TestRefusedCallGetsItsErrno(t *testing.T) {
+	out, _ := watchAll(t, start(t, "pivot", "refused"), `syscall mount mount
+syscall socket(AF_VSOCK) socket
+`)
+	if want := "mount: EPERM\nvsock: EAFNOSUPPORT\n"; out != want {
+		t.Errorf("the process saw %q, want %q", out, want)
+	}
+}
+
+func TestConnect(t *testing.T) {
+	everyRoot(t, func(t *testing.T, root string) {
+		watchAll(t, start(t, root, "connect"), `connect tcp 10.0.0.1:443 connect
+connect udp 10.0.0.2:53 sendto
+connect udp [fd00::1]:53 connect
+connect unix /run/absent-witness.sock connect
+`)
+	})
+}
+
+func TestLoopbackIsAnEventIfThereIsNone(t *testing.T) {
+	p := start(t, "pivot", "connect")
+	p.view.Loopback = false
+	watchAll(t, p, `connect tcp 10.0.0.1:443 connect
+connect udp 10.0.0.2:53 sendto
+connect udp 127.0.0.1:9 connect 2
+connect udp [fd00::1]:53 connect
+connect unix /run/absent-witness.sock connect
+`)
+}
+
+func TestFullRecordsReads(t *testing.T) {
+	everyRoot(t, func(t *testing.T, root string) {
+		p := start(t, root, "read")
+		host, source := t.TempDir(), t.TempDir()
+		for _, dir := range []string{host + p.base + "/usr", host + p.base + "/out"} {
+			if err := os.MkdirAll(dir, 0o755); err != nil {
+				t.Fatal(err)
+			}
+		}
+		for _, f := range []string{host + p.base + "/usr/on-host", host + p.base + "/out/header.h", source + "/header.h"} {
+			if err := os.WriteFile(f, nil, 0o600); err != nil {
+				t.Fatal(err)
+			}
+		}
+		p.view.Full, p.view.HostRoot = true, host
+		p.view.Source = map[string]string{p.base + "/out": source}
+		_, opened := watchAll(t, p, `read /out/header.h newfstatat, in the source tree: add it to the inputs
+read /usr/on-host newfstatat, it exists on the host
+`)
+		for i := range opened {
+			opened[i] = strings.TrimPrefix(opened[i], p.base)
+		}
+		if want := []string{"/bin/tool", "/in/keep", "/in/pipe2", "/out/in/file"}; !slices.Equal(opened, want) {
+			t.Errorf("opened: got %q, want %q", opened, want)
+		}
+	})
+}
+
+func TestReadsAreNoEventsOfAttempts(t *testing.T) {
+	p := start(t, "pivot", "read")
+	p.view.Source = map[string]string{"/out": t.TempDir()}
+	if _, opened := watchAll(t, p, ""); len(opened) > 0 {
+		t.Errorf("opened: got %q", opened)
+	}
+}
+
+// waiting returns once a call of the process waits.
+func (p *watched) waiting(t *testing.T) {
+	t.Helper()
+	fds := []unix.PollFd{{Fd: int32(p.listener), Events: unix.POLLIN}}
+	for {
+		_, err := unix.Poll(fds, 60_000)
+		if err == unix.EINTR {
+			continue
+		}
+		if err != nil || fds[0].Revents&unix.POLLIN == 0 {
+			t.Fatalf("no call waits: %v, events %x", err, fds[0].Revents)
+		}
+		return
+	}
+}
+
+// TestStopAnswersWhoWaits: a call that came before the end is answered; of a later one the kernel may say ENOSYS.
+func TestStopAnswersWhoWaits(t *testing.T) {
+	p := start(t, "pivot", "hang")
+	p.goOn(t)
+	p.waiting(t)
+	// Stopped before it ever looks.
+	r := newWatch(p.listener, p.view)
+	r.stop()
+	r.serve()
+	if out := p.end(t); !strings.HasPrefix(out, "create hang: \n") {
+		t.Errorf("the process saw %q", out)
+	}
+	if events, _, _ := r.Seen(); !strings.Contains(lines(events, ""), "write /in/hang openat\n") {
+		t.Errorf("got %v", events)
+	}
+}
+
+func TestStop(t *testing.T) {
+	p := start(t, "pivot", "hang")
+	r := Watch(p.listener, p.view)
+	r.Stop()
+	r.Stop()
+	p.goOn(t)
+	if out, want := p.end(t), "create hang: ENOSYS\ncreate after: ENOSYS\n"; out != want {
+		t.Errorf("the process saw %q, want %q", out, want)
+	}
+	if events, _, _ := r.Seen(); len(events) > 0 {
+		t.Errorf("got %v", events)
+	}
+}
+
+// TestStopWithoutADescriptorToSpare: a watch that could not get its pipe ends all the same.
+func TestStopWithoutADescriptorToSpare(t *testing.T) {
+	p := start(t, "pivot", "hang")
+	w := newWatch(p.listener, p.view)
+	unix.Close(w.wake)
+	w.wake = -1
+	go w.serve()
+	w.Stop()
+	p.goOn(t)
+	if out, want := p.end(t), "create hang: ENOSYS\ncreate after: ENOSYS\n"; out != want {
+		t.Errorf("the process saw %q, want %q", out, want)
+	}
+}
+
+// TestKilledBeforeItIsSeen: a call that never was is no event, and the watch ends.
+func TestKilledBeforeItIsSeen(t *testing.T) {
+	p := start(t, "pivot", "hang")
+	p.goOn(t)
+	p.waiting(t)
+	kill(t, p)
+	if events, _, _ := Watch(p.listener, p.view).Seen(); len(events) > 0 {
+		t.Errorf("got %v", events)
+	}
+}
+
+// TestKilledWhileItIsSeen: by then its number may be another's, here that of the test.
+func TestKilledWhileItIsSeen(t *testing.T) {
+	p := start(t, "pivot", "refused")
+	p.goOn(t)
+	p.waiting(t)
+	w := newWatch(p.listener, p.view)
+	n, err := w.queue.receive()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if !w.queue.valid(n.ID) {
+		t.Error("a call that waits is not valid")
+	}
+	kill(t, p)
+	n.PID = uint32(os.Getpid())
+	if w.enter(&n); w.root >= 0 {
+		t.Error("the root is that of another process")
+	}
+	w.answer(&n)
+	w.serve()
+	if events, _, _ := w.Seen(); len(events) > 0 {
+		t.Errorf("got %v", events)
+	}
+}
+
+func kill(t *testing.T, p *watched) {
+	t.Helper()
+	if err := p.cmd.Process.Kill(); err != nil {
+		t.Fatal(err)
+	}
+	_ = p.cmd.Wait() // says that it was killed
+}
+
+// TestNothingStaysOpen: a watch leaves no descriptor open.
+func TestNothingStaysOpen(t *testing.T) {
+	run := func() {
+		p := start(t, "pivot", "hang")
+		watchAll(t, p, "write /in/after openat\nwrite /in/hang openat\n")
+	}
+	run() // what the Go runtime opens for itself stays
+	before, err := os.ReadDir("/proc/self/fd")
+	if err != nil {
+		t.Fatal(err)
+	}
+	run()
+	after, err := os.ReadDir("/proc/self/fd")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if len(after) != len(before)+1 { // the test's own socket
+		t.Errorf("%d descriptors before, %d after", len(before), len(after))
+	}
+}
+
+// BenchmarkOpen measures an open for writing with and without a watch, in the process itself.
+func BenchmarkOpen(b *testing.B) {
+	for _, deed := range []string{"cost unwatched", "cost watched"} {
+		b.Run(deed, func(b *testing.B) {
+			total := 0
+			for range b.N {
+				p := start(b, "pivot", deed)
+				if p.listener >= 0 {
+					defer Watch(p.listener, p.view).Stop()
+				}
+				p.goOn(b)
+				ns, err := strconv.Atoi(p.end(b))
+				if err != nil {
+					b.Fatal(err)
+				}
+				total += ns
+			}
+			b.ReportMetric(float64(total)/float64(b.N), "ns/open")
+			b.ReportMetric(0, "ns/op")
+		})
+	}
+}

@@ -1,0 +1,92 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package witness
+
+import (
+	"strings"
+	"testing"
+
+	"github.com/cloister-build/cloister/sandbox"
+)
+
+func TestTheLongerDirectoryDecides(t *testing.T) {
+	v := View{Writable: []string{"/build", "/tmp", "/build/in/out"}, Inputs: []string{"/usr", "/build/in"}}
+	for p, want := range map[string]struct{ writable, input bool }{
+		"/build":            {true, false},
+		"/build/x":          {true, false},
+		"/buildx":           {false, false},
+		"/build/in":         {false, true},
+		"/build/in/x":       {false, true},
+		"/build/in/out/x":   {true, false},
+		"/build/inx":        {true, false},
+		"/usr/include":      {false, true},
+		"/":                 {false, false},
+		"/etc/passwd":       {false, false},
+		"/tmp/usr/not-real": {true, false},
+	} {
+		if v.writable(p) != want.writable || v.input(p) != want.input {
+			t.Errorf("%s: got %t, %t, want %v", p, v.writable(p), v.input(p), want)
+		}
+	}
+}
+
+func TestQuiet(t *testing.T) {
+	for p, want := range map[string]bool{
+		"/dev/null": true, "/dev/tty": true, "/dev/fd/3": true, "/dev/fdx": false, "/dev/kvm": false,
+		"/proc/self": true, "/proc/self/fd/1": true, "/proc/thread-self/comm": true, "/proc/12/status": true,
+		"/proc": false, "/proc/": false, "/proc/cpuinfo": false, "/proc/selfish": false, "/procself": false,
+		"/proc/sys/kernel/core_pattern": false, "self": false, "12": false,
+	} {
+		if quiet(p) != want {
+			t.Errorf("%s: got %t", p, !want)
+		}
+	}
+}
+
+// TestTextIsHarmless: what a hostile process names becomes one line of bounded length, and keeps its end.
+func TestTextIsHarmless(t *testing.T) {
+	r := newRecorder(View{})
+	r.record(sandbox.Event{Kind: sandbox.EventWrite, Subject: "/a\x1b[2J\n\xff\u202e", Process: "x\ny"})
+	r.record(sandbox.Event{Kind: sandbox.EventWrite, Subject: "/" + strings.Repeat("long/", 1000) + "end"})
+	close(r.done)
+	events, _, _ := r.Seen()
+	if len(events) != 2 {
+		t.Fatalf("got %v", events)
+	}
+	if e := events[1]; e.Subject != `/a\x1b[2J\n\xff\u202e` || e.Process != `x\ny` {
+		t.Errorf("got %q by %q", e.Subject, e.Process)
+	}
+	if s := events[0].Subject; len(s) != maxSubject+3 || !strings.HasPrefix(s, "...") || !strings.HasSuffix(s, "long/end") {
+		t.Errorf("got %d bytes: %q", len(s), s)
+	}
+}
+
+// TestLateProgramTakesItsFailuresBack: a search that goes on after a failure was recorded, even of a program
+// whose name is too long to be recorded whole.
+func TestLateProgramTakesItsFailuresBack(t *testing.T) {
+	r := newRecorder(View{})
+	name := strings.Repeat("\xff", 250)
+	r.record(sandbox.Event{Kind: sandbox.EventExec, Subject: "/a/" + name})
+	r.record(sandbox.Event{Kind: sandbox.EventExec, Subject: "/a/cc"})
+	r.record(sandbox.Event{Kind: programFound, Subject: "/b/" + name})
+	r.record(sandbox.Event{Kind: sandbox.EventExec, Subject: "/c/" + name})
+	close(r.done)
+	if events, _, _ := r.Seen(); len(events) != 1 || events[0].Subject != "/a/cc" {
+		t.Errorf("got %v", events)
+	}
+}
+
+// TestMemoryIsBounded: a run cannot make its watch remember without end.
+func TestMemoryIsBounded(t *testing.T) {
+	r := newRecorder(View{})
+	name := func(i int) string { return string([]byte{'/', byte(i), byte(i >> 8), byte(i >> 16), 1}) }
+	for i := range maxOpened + 10 {
+		r.record(sandbox.Event{Kind: inputOpened, Subject: name(i)})
+	}
+	for i := range maxPrograms + 10 {
+		r.record(sandbox.Event{Kind: programFound, Subject: name(i)})
+	}
+	if len(r.opened) != maxOpened || len(r.programs) != maxPrograms {
+		t.Errorf("got %d and %d", len(r.opened), len(r.programs))
+	}
+}
