@@ -6,6 +6,7 @@
 package sandbox
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -132,7 +133,7 @@ func (f *Features) Covers(s *Spec) error {
 		}
 	}
 	if !slices.Contains(f.Audits, s.Audit) {
-		return fmt.Errorf("%w: this worker cannot watch a run as closely as %q", ErrUnsupported, s.Audit)
+		return fmt.Errorf("%w: this worker cannot watch a run as closely as %s", ErrUnsupported, cmp.Or(string(s.Audit), "attempts"))
 	}
 	if len(s.Network.Allow) > 0 && !f.Endpoints {
 		return fmt.Errorf("%w: this worker cannot make exceptions of the network (%s)", ErrUnsupported, s.Network.Allow[0])

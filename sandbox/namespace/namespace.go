@@ -10,15 +10,19 @@
 //   - its own processes, network (loopback at most), IPC objects, host name and cgroup view;
 //   - one user, 1000, of a user namespace of its own, without capabilities and without new privileges;
 //   - an environment of exactly the Spec's variables, an empty stdin, no descriptor but 0, 1 and 2;
-//   - every process dead when Run returns.
+//   - every process dead when Run returns;
+//   - only the system calls that actions need, and a second layer (Landlock) where the kernel has it;
+//   - limits, as far as the host can enforce them; what it cannot is refused or named, never dropped;
+//   - no network but the endpoints that its Spec names, each connection recorded.
 //
-// What it is not promised yet: limits on memory, processor time and the number of processes, and a
-// filter of system calls.
+// And whoever runs it is told what it tried beyond that.
 //
 // The processes that do it are described in package zygote. The worker itself mounts nothing.
 package namespace
 
 import (
+	"slices"
+
 	"github.com/cloister-build/cloister/sandbox"
 )
 
@@ -34,7 +38,12 @@ type Config struct {
 	// Hidden are directories of this host whose paths a run must not learn, though inputs come from
 	// them: the directory of a store.
 	Hidden []string
+	// Source maps directories of a run to directories of this host in which, if a run is audited in full,
+	// what it misses is looked for, so that it can be told where it is. Nothing there is opened.
+	Source map[string]string
 }
+
+func (c *Config) has(l Layer) bool { return !slices.Contains(c.Without, l) }
 
 // A Layer is one mechanism of the sandbox.
 type Layer string
@@ -48,12 +57,16 @@ const (
 	Rlimits      Layer = "rlimits"       // limits of each process
 	Capabilities Layer = "capabilities"  // none is left to a run
 	ReadOnly     Layer = "read-only"     // inputs and root cannot be written
-	PidNamespace Layer = "pid namespace" // processes of others are out of sight and reach
 	NetNamespace Layer = "net namespace" // the network of the host is out of reach
 	IPCNamespace Layer = "ipc namespace" // System V and POSIX IPC objects of others likewise
 	NoSetuid     Layer = "nosuid"        // set-user-ID bits mean nothing
 	ProcSubset   Layer = "proc subset"   // /proc shows processes of the run and nothing of the machine
 	HiddenPaths  Layer = "hidden paths"  // no path of Config.Hidden shows in a mount table
+	NoNesting    Layer = "no nesting"    // no user namespace can be made in that of a run
 )
+
+// NamespacesOnly are the layers to leave out where the kernel has none of them: what remains is the tier
+// "namespaces".
+var NamespacesOnly = []Layer{Seccomp, Landlock, Witness}
 
 var _ sandbox.Backend = (*Backend)(nil)

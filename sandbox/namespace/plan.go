@@ -4,8 +4,11 @@ package namespace
 
 import (
 	"fmt"
+	"math"
+	"net/netip"
 	"slices"
 	"strings"
+	"time"
 
 	"github.com/cloister-build/cloister/sandbox"
 	"github.com/cloister-build/cloister/sandbox/internal/zygote"
@@ -17,44 +20,161 @@ var devices = []string{"full", "null", "random", "urandom", "zero"}
 // shmBytes bounds /dev/shm.
 const shmBytes = 1 << 30
 
-// plan turns a valid spec into what init does. It decides everything and touches nothing: the same
-// spec gives the same plan on every host.
-func plan(spec *sandbox.Spec) *zygote.Plan {
+// What a mount may be restricted to (mount_setattr(2)); the numbers are the kernel's.
+const (
+	readOnly = 1
+	noSetuid = 2
+	noDevice = 4
+	noExec   = 8
+)
+
+// Resources of getrlimit(2); the numbers are the kernel's.
+const (
+	rlimitCPU     = 0
+	rlimitCore    = 4
+	rlimitNproc   = 6
+	rlimitNofile  = 7
+	rlimitMemlock = 8
+)
+
+// conditions are what a plan depends on besides the spec.
+type conditions struct {
+	without []Layer
+	// landlock is the version that the kernel has, or 0.
+	landlock int
+	// groups says that a control group counts processes.
+	groups bool
+	// filter and reaper are programs of the filter of system calls.
+	filter, reaper []byte
+	watched        bool
+	// hidden are directories whose paths are not to show.
+	hidden   []string
+	terminal bool
+}
+
+func (c *conditions) has(l Layer) bool { return !slices.Contains(c.without, l) }
+
+// plan turns a valid spec into what the zygote does. It decides everything and touches nothing: the same
+// spec under the same conditions gives the same plan on every host.
+func plan(spec *sandbox.Spec, c *conditions) *zygote.Plan {
 	p := &zygote.Plan{
-		Args:      spec.Args,
-		Env:       spec.Env,
-		Dir:       spec.Dir,
-		Loopback:  spec.Network.Loopback,
-		Workspace: spec.Workspace != "",
+		Args:             spec.Args,
+		Env:              spec.Env,
+		Dir:              spec.Dir,
+		Loopback:         spec.Network.Loopback,
+		Workspace:        spec.Workspace != "",
+		Terminal:         c.terminal,
+		HostNetwork:      !c.has(NetNamespace),
+		HostIPC:          !c.has(IPCNamespace),
+		KeepCapabilities: !c.has(Capabilities),
+		Filter:           c.filter,
+		Reaper:           c.reaper,
+		Watched:          c.watched,
+		Landlock:         c.landlock,
+		ProcOptions:      "subset=pid,hidepid=invisible",
+		WritableRoot:     !c.has(ReadOnly),
+		Rlimits:          rlimits(&spec.Limits, c),
 	}
-	add := func(kind zygote.OpKind, target, source string) {
-		p.Ops = append(p.Ops, zygote.Op{Kind: kind, Target: target, Source: source})
+	if !c.has(ProcSubset) {
+		p.ProcOptions = ""
 	}
-	for _, d := range devices {
-		add(zygote.OpDevice, "/dev/"+d, "/dev/"+d)
+	hosts := reach(spec.Network.Allow, p)
+	attrs := func(a uint64) uint64 {
+		if !c.has(ReadOnly) {
+			a &^= readOnly
+		}
+		if !c.has(NoSetuid) {
+			a &^= noSetuid
+		}
+		return a
 	}
-	add(zygote.OpSymlink, "/dev/fd", "/proc/self/fd")
-	add(zygote.OpSymlink, "/dev/stdin", "/proc/self/fd/0")
-	add(zygote.OpSymlink, "/dev/stdout", "/proc/self/fd/1")
-	add(zygote.OpSymlink, "/dev/stderr", "/proc/self/fd/2")
-	p.Ops = append(p.Ops, zygote.Op{Kind: zygote.OpTmpfs, Target: "/dev/shm", Bytes: shmBytes})
-	add(zygote.OpProc, "/proc", "")
-	add(zygote.OpFile, "/etc/passwd", fmt.Sprintf("root:x:0:0:root:/:/bin/sh\nbuild:x:%d:%d:build:/tmp:/bin/sh\nnobody:x:65534:65534:nobody:/:/bin/false\n", zygote.UID, zygote.GID))
-	add(zygote.OpFile, "/etc/group", fmt.Sprintf("root:x:0:\nbuild:x:%d:\nnogroup:x:65534:\n", zygote.GID))
-	add(zygote.OpFile, "/etc/hosts", "127.0.0.1 localhost "+zygote.Hostname+"\n::1 localhost "+zygote.Hostname+"\n")
-	add(zygote.OpFile, "/etc/nsswitch.conf", "passwd: files\ngroup: files\nhosts: files\n")
+	add := func(kind zygote.OpKind, target, source string, a uint64) {
+		p.Ops = append(p.Ops, zygote.Op{Kind: kind, Target: target, Source: source, Attrs: attrs(a)})
+	}
+	temp := func(target string, bytes int64, a uint64) {
+		p.Ops = append(p.Ops, zygote.Op{Kind: zygote.OpTmpfs, Target: target, Bytes: bytes, Attrs: attrs(a)})
+		p.Writable = append(p.Writable, target)
+	}
+	nodes := slices.Clone(devices)
+	if c.terminal {
+		nodes = append(nodes, "tty")
+	}
+	for _, d := range nodes {
+		add(zygote.OpDevice, "/dev/"+d, "/dev/"+d, readOnly|noSetuid|noExec)
+	}
+	add(zygote.OpSymlink, "/dev/fd", "/proc/self/fd", 0)
+	add(zygote.OpSymlink, "/dev/stdin", "/proc/self/fd/0", 0)
+	add(zygote.OpSymlink, "/dev/stdout", "/proc/self/fd/1", 0)
+	add(zygote.OpSymlink, "/dev/stderr", "/proc/self/fd/2", 0)
+	temp("/dev/shm", shmBytes, noSetuid|noDevice|noExec)
+	add(zygote.OpFile, "/etc/passwd", fmt.Sprintf("root:x:0:0:root:/:/bin/sh\nbuild:x:%d:%d:build:/tmp:/bin/sh\nnobody:x:65534:65534:nobody:/:/bin/false\n", zygote.UID, zygote.GID), 0)
+	add(zygote.OpFile, "/etc/group", fmt.Sprintf("root:x:0:\nbuild:x:%d:\nnogroup:x:65534:\n", zygote.GID), 0)
+	add(zygote.OpFile, "/etc/hosts", "127.0.0.1 localhost "+zygote.Hostname+"\n::1 localhost "+zygote.Hostname+"\n"+hosts, 0)
+	add(zygote.OpFile, "/etc/nsswitch.conf", "passwd: files\ngroup: files\nhosts: files\n", 0)
 
 	// What lies inside something else comes after it, since a parent sorts before its children.
 	first := len(p.Ops)
 	for _, in := range spec.Inputs {
-		add(zygote.OpBind, in.Target, in.Source)
+		add(zygote.OpBind, in.Target, in.Source, readOnly|noSetuid|noDevice)
 	}
 	for _, out := range spec.Outputs {
-		add(zygote.OpOutput, out.Target, out.Source)
+		add(zygote.OpBind, out.Target, out.Source, noSetuid|noDevice)
+		p.Writable = append(p.Writable, out.Target)
 	}
 	for _, t := range spec.Temp {
-		p.Ops = append(p.Ops, zygote.Op{Kind: zygote.OpTmpfs, Target: t.Target, Bytes: t.Bytes})
+		temp(t.Target, t.Bytes, noSetuid|noDevice)
+	}
+	for _, dir := range c.hidden {
+		if slices.ContainsFunc(spec.Inputs, func(in sandbox.Input) bool { return in.Source == dir || strings.HasPrefix(in.Source, dir+"/") }) {
+			p.Hidden = append(p.Hidden, dir)
+		}
 	}
 	slices.SortStableFunc(p.Ops[first:], func(a, b zygote.Op) int { return strings.Compare(a.Target, b.Target) })
+	slices.Sort(p.Writable)
 	return p
+}
+
+// rlimits are the limits of each process, and of a run where nothing else counts its processes.
+func rlimits(l *sandbox.Limits, c *conditions) []zygote.Rlimit {
+	rs := []zygote.Rlimit{{Resource: rlimitCore}}
+	if !c.has(Rlimits) {
+		return nil
+	}
+	rs = append(rs, zygote.Rlimit{Resource: rlimitMemlock, Value: 64 << 10})
+	if l.OpenFiles != sandbox.Unlimited {
+		rs = append(rs, zygote.Rlimit{Resource: rlimitNofile, Value: uint64(l.OpenFiles)})
+	}
+	if l.Processes != sandbox.Unlimited && !c.groups {
+		// The kernel counts those of one user in one user namespace, and a slot has its own.
+		rs = append(rs, zygote.Rlimit{Resource: rlimitNproc, Value: uint64(l.Processes)})
+	}
+	if l.CPU != sandbox.Unlimited {
+		// In whole seconds, and of one process: the monitor counts all of them together.
+		rs = append(rs, zygote.Rlimit{Resource: rlimitCPU, Value: uint64(math.Ceil(time.Duration(l.CPU).Seconds()))})
+	}
+	return rs
+}
+
+// reach says in p how the endpoints are reached, and returns the lines of /etc/hosts for it. Each host has an
+// address on the run's own loopback, where the worker listens and carries on what comes: a name one of
+// 127.1.0.0/16, an address itself.
+func reach(allow []sandbox.Endpoint, p *zygote.Plan) string {
+	var hosts strings.Builder
+	known := map[string][4]byte{}
+	for _, e := range allow {
+		at, ok := known[e.Host]
+		if !ok {
+			if a, err := netip.ParseAddr(e.Host); err == nil {
+				at = a.As4()
+				p.Addresses = append(p.Addresses, at)
+			} else {
+				n := len(known) + 1
+				at = [4]byte{127, 1, byte(n >> 8), byte(n)}
+				fmt.Fprintf(&hosts, "%v %s\n", netip.AddrFrom4(at), e.Host)
+			}
+			known[e.Host] = at
+		}
+		p.Listeners = append(p.Listeners, zygote.Listener{Address: at, Port: e.Port})
+	}
+	return hosts.String()
 }

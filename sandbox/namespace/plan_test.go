@@ -3,6 +3,7 @@
 package namespace
 
 import (
+	"encoding/json"
 	"flag"
 	"fmt"
 	"os"
@@ -29,14 +30,24 @@ func TestPlan(t *testing.T) {
 		Temp:      []sandbox.Temp{{Target: "/tmp", Bytes: 1 << 20}},
 		Workspace: "/proc/self/fd/9",
 		Limits:    sandbox.DefaultLimits(),
+		Network: sandbox.Network{Loopback: true, Allow: []sandbox.Endpoint{
+			{Host: "10.0.0.1", Port: 80}, {Host: "example.org", Port: 443}, {Host: "example.org", Port: 80},
+		}},
 	}
 	if err := spec.Validate(); err != nil {
 		t.Fatal(err)
 	}
 	var b strings.Builder
-	for _, op := range plan(spec).Ops {
-		fmt.Fprintf(&b, "%s %s %q %d\n", op.Kind, op.Target, op.Source, op.Bytes)
+	p := plan(spec, &conditions{landlock: 7})
+	for _, op := range p.Ops {
+		fmt.Fprintf(&b, "%s %s %q %d %d\n", op.Kind, op.Target, op.Source, op.Bytes, op.Attrs)
 	}
+	p.Ops = nil
+	rest, err := json.MarshalIndent(p, "", "\t")
+	if err != nil {
+		t.Fatal(err)
+	}
+	fmt.Fprintf(&b, "%s\n", rest)
 	const golden = "testdata/plan.txt"
 	if *update {
 		if err := os.MkdirAll("testdata", 0o755); err != nil {

@@ -10,9 +10,11 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 
 	"github.com/cloister-build/cloister/sandbox"
+	"github.com/cloister-build/cloister/sandbox/internal/cgroup"
 	"github.com/cloister-build/cloister/sandbox/internal/zygote"
 	"golang.org/x/sys/unix"
 )
@@ -33,48 +35,114 @@ func (b *Backend) Probe(ctx context.Context) (sandbox.Features, error) {
 		return f, fmt.Errorf("%w: %s: %s%s", sandbox.ErrUnsupported, name, detail, fix)
 	}
 
+	b.mu.Lock()
+	err := b.start()
+	b.mu.Unlock()
+	if err != nil {
+		return fail("zygote", err)
+	}
 	if b.rootless {
-		if err := b.start(); err != nil {
-			return fail("user namespace", err)
-		}
 		check(true, "user namespace", fmt.Sprintf("user %d is root of a user namespace of its own", os.Geteuid()), "")
 	}
-	w, err := b.Workspace(ctx, sandbox.Unlimited, sandbox.Unlimited)
-	if err != nil {
-		return fail("detached tmpfs", err)
+	facts, err := b.probeRun(ctx)
+	if err != nil && len(b.config.Hidden) > 0 && !b.exposed.Swap(true) {
+		exposed := err
+		if facts, err = b.probeRun(ctx); err == nil {
+			f.Checks = append(f.Checks, sandbox.Check{Name: string(HiddenPaths),
+				Detail: "mount tables inside show paths of the store: " + exposed.Error()})
+		}
 	}
-	defer w.Close()
-	check(true, "detached tmpfs", "inputs are laid out on a mount without a path", "")
-
-	facts, err := b.probeRun(ctx, w)
 	if err != nil {
 		return fail("namespaces and root from nothing", err)
 	}
-	check(facts.PID > 1 && facts.Processes == 1, "pid namespace", fmt.Sprintf("a run sees its own processes only (%d)", facts.Processes), "")
-	check(!facts.RootWritable, "mount namespace", "a root from nothing, read-only", "")
-	check(len(facts.Interfaces) == 1 && facts.Interfaces[0] == "lo" && facts.Loopback, "network namespace",
-		fmt.Sprintf("loopback only (interfaces: %s)", strings.Join(facts.Interfaces, " ")), "")
+	check(true, "detached tmpfs", "inputs are laid out on a mount without a path", "")
+	check(facts.PID > 1 && facts.Processes == 1 || !b.config.has(ProcSubset), "pid namespace", fmt.Sprintf("a run sees its own processes only (%d)", facts.Processes), "")
+	if b.config.has(ReadOnly) {
+		check(!facts.RootWritable, "mount namespace", "a root from nothing, read-only", "")
+	}
+	if b.config.has(NetNamespace) {
+		check(len(facts.Interfaces) == 1 && facts.Interfaces[0] == "lo" && facts.Loopback, "network namespace",
+			fmt.Sprintf("loopback only (interfaces: %s)", strings.Join(facts.Interfaces, " ")), "")
+	}
 	check(facts.Hostname == zygote.Hostname, "UTS namespace", "the host name is always "+zygote.Hostname, "")
 	check(facts.UID == zygote.UID && facts.GID == zygote.GID, "inner user namespace",
 		fmt.Sprintf("a run is always user %d, group %d", facts.UID, facts.GID), "")
 	check(strings.Trim(facts.Capabilities, "0") == "", "capabilities", "none (effective set "+facts.Capabilities+")", "")
 	check(facts.NoNewPrivs, "no_new_privs", "set-user-ID programs gain nothing", "")
+	if b.config.has(Seccomp) {
+		check(facts.Filtered, "seccomp", "system calls that no action needs are refused", "")
+	}
+	for _, dir := range b.config.Hidden {
+		if b.config.has(HiddenPaths) && !b.exposed.Load() {
+			check(!strings.Contains(facts.Mounts, dir), string(HiddenPaths), "mount tables inside show no path of the store", "")
+		}
+	}
 	for _, c := range f.Checks {
-		if !c.OK {
+		if !c.OK && c.Required {
 			return f, fmt.Errorf("%w: %s: found: %s", sandbox.ErrUnsupported, c.Name, c.Detail)
 		}
 	}
-	f.Tier = "full"
-	f.Layers = []string{"user", "mount", "pid", "network", "ipc", "uts", "cgroup"}
-	f.Checks = append(f.Checks,
-		sandbox.Check{Name: "limits", Detail: "memory, CPU time and number of processes of an action are not limited in this version"},
-		sandbox.Check{Name: "system-call filter", Detail: "no seccomp filter in this version: kernel interfaces that need no privilege are reachable"},
-	)
+	b.optional(&f)
+	enforced := b.enforced()
+	f.Limits, f.Audits, f.Endpoints = enforced.Limits, enforced.Audits, enforced.Endpoints
+	f.Tier, f.Layers = b.tier(), b.layers()
 	return f, nil
 }
 
+// optional adds what is in force only where the host has it, and what was left out by name.
+func (b *Backend) optional(f *sandbox.Features) {
+	add := func(ok bool, name, detail, fix string) {
+		f.Checks = append(f.Checks, sandbox.Check{Name: name, OK: ok, Detail: detail, Fix: fix})
+	}
+	for _, l := range b.config.Without {
+		add(false, string(l), "left out by the operator", "")
+	}
+	switch {
+	case b.landlock > 0:
+		add(true, "landlock", fmt.Sprintf("a second layer over the file system (version %d)", b.landlock), "")
+	case b.config.has(Landlock):
+		add(false, "landlock", "no second layer: the kernel has none, or it is not enabled", "boot with landlock in lsm=")
+	}
+	if b.groups == nil {
+		return
+	}
+	can := b.groups.Can()
+	why, fix := b.groups.Why()
+	if b.groups.Mode() != cgroup.None {
+		add(true, "control groups", string(b.groups.Mode()), "")
+	}
+	add(can.LimitMemory, "memory limit", detail(can.LimitMemory, "all processes of a run together", why), fix)
+	add(can.CountCPU, "CPU time limit", detail(can.CountCPU, "all processes of a run together", "of each process alone: "+why), fix)
+	add(can.LimitProcesses || b.config.has(Rlimits), "limit of processes",
+		detail(can.LimitProcesses, "by control group, with peak", "by resource limit, without peak: "+why), "")
+}
+
+// detail returns what is said of a check.
+func detail(ok bool, yes, no string) string {
+	if ok {
+		return yes
+	}
+	return no
+}
+
+// tier returns the name of what is in force.
+func (b *Backend) tier() string {
+	switch {
+	case len(b.config.Without) == 0:
+		return "full"
+	case slices.Equal(b.config.Without, NamespacesOnly):
+		return "namespaces"
+	}
+	return "weakened"
+}
+
 // probeRun runs this executable as NameProbe.
-func (b *Backend) probeRun(ctx context.Context, w sandbox.Workspace) (*zygote.Facts, error) {
+func (b *Backend) probeRun(ctx context.Context) (*zygote.Facts, error) {
+	w, err := b.Workspace(ctx, sandbox.Unlimited, sandbox.Unlimited)
+	if err != nil {
+		return nil, fmt.Errorf("detached tmpfs: %w", err)
+	}
+	defer w.Close()
 	self, err := filepath.EvalSymlinks("/proc/self/exe")
 	if err != nil {
 		return nil, err
@@ -87,9 +155,13 @@ func (b *Backend) probeRun(ctx context.Context, w sandbox.Workspace) (*zygote.Fa
 		Dir:       "/probe",
 		Network:   sandbox.Network{Loopback: true},
 		Limits:    unlimited,
+		Audit:     sandbox.AuditOff,
 		Inputs:    []sandbox.Input{{Target: zygote.NameProbe, Content: "host", Source: self}},
 		Outputs:   []sandbox.Output{{Target: "/probe", Source: "out"}},
 		Workspace: w.Name(),
+	}
+	for i, dir := range b.config.Hidden {
+		spec.Inputs = append(spec.Inputs, sandbox.Input{Target: fmt.Sprintf("/hidden%d", i), Content: "host", Source: dir})
 	}
 	// An executable that is linked dynamically, as test binaries may be, needs its libraries.
 	for _, dir := range []string{"/lib", "/lib64", "/usr/lib"} {

@@ -9,168 +9,84 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"strconv"
 	"sync"
 	"syscall"
 	"time"
 
 	"github.com/cloister-build/cloister/sandbox"
+	"github.com/cloister-build/cloister/sandbox/internal/witness"
 	"github.com/cloister-build/cloister/sandbox/internal/zygote"
 	"golang.org/x/sys/unix"
 )
-
-// A Backend runs commands in namespaces through one zygote, which it starts when it is first needed
-// and again if it died.
-type Backend struct {
-	config   Config
-	rootless bool
-
-	mu     sync.Mutex
-	sock   int // of the zygote; -1 while there is none
-	proc   *os.Process
-	closed bool
-}
-
-// New returns a backend. The caller closes it.
-func New(c Config) *Backend {
-	return &Backend{config: c, rootless: !ownsUsers(), sock: -1}
-}
-
-// Close ends the zygote and every run.
-func (b *Backend) Close() error {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	b.closed = true
-	b.drop()
-	return nil
-}
-
-// drop forgets the zygote. Its runs die with it. b.mu is held.
-func (b *Backend) drop() {
-	if b.sock < 0 {
-		return
-	}
-	unix.Close(b.sock)
-	b.proc.Kill()
-	b.proc.Wait()
-	b.sock = -1
-}
-
-// start starts the zygote if there is none.
-func (b *Backend) start() error {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	return b.startLocked()
-}
-
-func (b *Backend) startLocked() error {
-	if b.closed {
-		return errors.New("the sandbox is closed")
-	}
-	if b.sock >= 0 {
-		return nil
-	}
-	proc, sock, err := startZygote(b.rootless)
-	if err != nil {
-		return err
-	}
-	b.proc, b.sock = proc, sock
-	return nil
-}
-
-// request sends one packet to the zygote and, if answer, returns the descriptor of its reply.
-func (b *Backend) request(req []byte, answer bool, fds ...int) (int, error) {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	// Twice, since a failure may be how one learns that the zygote died.
-	var err error
-	for range 2 {
-		if err := b.startLocked(); err != nil {
-			return -1, err
-		}
-		err = zygote.Send(b.sock, req, fds...)
-		if err != nil && !errors.Is(err, unix.EPIPE) && !errors.Is(err, unix.ECONNRESET) {
-			// It lives, and with it every other run: only this request failed.
-			return -1, fmt.Errorf("zygote: %w", err)
-		}
-		var text []byte
-		var got []int
-		if err == nil && answer {
-			text, got, err = zygote.Receive(b.sock)
-		}
-		switch {
-		case errors.Is(err, zygote.ErrTruncated):
-			return -1, err
-		case err != nil:
-			b.drop()
-		case !answer:
-			return -1, nil
-		case len(text) > 1:
-			return -1, fmt.Errorf("zygote: %s", text[1:])
-		case len(got) != 1:
-			return -1, errors.New("zygote: an answer without its descriptor")
-		default:
-			return got[0], nil
-		}
-	}
-	return -1, fmt.Errorf("the zygote does not answer: %w", err)
-}
-
-// Workspace returns a new detached tmpfs.
-func (b *Backend) Workspace(_ context.Context, bytes, files int64) (sandbox.Workspace, error) {
-	fd, err := b.request([]byte{zygote.ReqWorkspace}, true)
-	if err != nil {
-		return nil, fmt.Errorf("workspace: %w", err)
-	}
-	w := &workspace{mount: os.NewFile(uintptr(fd), "workspace")}
-	if w.root, err = os.OpenRoot(w.Name()); err != nil {
-		w.mount.Close()
-		return nil, fmt.Errorf("workspace: %w", err)
-	}
-	return w, nil
-}
-
-// A workspace is a detached mount: it has no path but those of the descriptors that hold it.
-type workspace struct {
-	mount *os.File
-	root  *os.Root
-}
-
-func (w *workspace) Root() *os.Root { return w.root }
-func (w *workspace) Name() string   { return fmt.Sprintf("/proc/self/fd/%d", w.mount.Fd()) }
-func (w *workspace) Close() error   { return errors.Join(w.root.Close(), w.mount.Close()) }
 
 // Run performs spec.
 func (b *Backend) Run(ctx context.Context, spec *sandbox.Spec, std sandbox.Stdio) (*sandbox.Result, error) {
 	if err := spec.Validate(); err != nil {
 		return nil, err
 	}
+	// Twice, since the zygote may have died since the slot was last used.
+	for range 2 {
+		res, err := b.try(ctx, spec, std)
+		if !errors.Is(err, errLostSlot) {
+			return res, err
+		}
+	}
+	return nil, errLostSlot
+}
+
+func (b *Backend) try(ctx context.Context, spec *sandbox.Spec, std sandbox.Stdio) (*sandbox.Result, error) {
 	if err := ctx.Err(); err != nil {
 		return nil, err
 	}
-	r := &run{}
-	defer r.close()
-	if err := r.open(spec, std); err != nil {
+	s, err := b.take()
+	if err != nil {
 		return nil, err
 	}
-	if _, err := b.request([]byte{zygote.ReqRun}, false, r.theirs...); err != nil {
+	defer b.give(s)
+	features := b.enforced()
+	if err := features.Covers(spec); err != nil {
+		return nil, err
+	}
+	r := &run{spec: spec, slot: s, source: b.config.Source, control: -1}
+	defer r.close()
+	if err := r.limit(); err != nil {
+		return nil, err
+	}
+	if err := r.open(plan(spec, b.conditions(spec, s, std.Terminal != nil)), std); err != nil {
+		return nil, err
+	}
+	if _, err := b.request(append([]byte{zygote.ReqRun}, strconv.Itoa(s.number)...), false, r.theirs...); err != nil {
 		return nil, err
 	}
 	r.handOver()
-	return r.watch(ctx, spec)
+	return r.watch(ctx)
 }
 
-// A run is the worker's side of one run: descriptors, and the goroutines that copy its output.
+// A run is the worker's side of one run: descriptors, and the goroutines that serve it.
 type run struct {
-	theirs  []int // sent to the zygote, in the order of its protocol
-	control int   // the worker's end
+	spec    *sandbox.Spec
+	slot    *slot
+	source  map[string]string // see Config
+	theirs  []int             // sent to the zygote, in the order of its protocol
+	control int               // the worker's end
 	copying sync.WaitGroup
 	copyErr [2]error
+
+	recorder *witness.Recorder // nil while nobody watches
+	gate     *gate             // nil without exceptions of the network
+
+	mu       sync.Mutex
+	exceeded *sandbox.Event // the limit for which the run was killed
 }
 
 // open makes everything that the zygote is handed.
-func (r *run) open(spec *sandbox.Spec, std sandbox.Stdio) error {
-	r.control = -1
-	text, err := json.Marshal(plan(spec))
+func (r *run) open(p *zygote.Plan, std sandbox.Stdio) error {
+	if r.slot.group != nil {
+		dir, _ := r.slot.group.Join()
+		p.Cgroup = dir >= 0
+	}
+	text, err := json.Marshal(p)
 	if err != nil {
 		return err
 	}
@@ -192,6 +108,44 @@ func (r *run) open(spec *sandbox.Spec, std sandbox.Stdio) error {
 	}
 	r.control = sv[0]
 	r.theirs = append(r.theirs, sv[1])
+	if err := r.streams(std); err != nil {
+		return err
+	}
+	if p.Workspace {
+		fd, err := unix.Open(r.spec.Workspace, unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
+		if err != nil {
+			return fmt.Errorf("workspace %s: %w", r.spec.Workspace, err)
+		}
+		r.theirs = append(r.theirs, fd)
+	}
+	if p.Cgroup {
+		dir, _ := r.slot.group.Join()
+		fd, err := unix.FcntlInt(uintptr(dir), unix.F_DUPFD_CLOEXEC, 0)
+		if err != nil {
+			return fmt.Errorf("control group: %w", err)
+		}
+		r.theirs = append(r.theirs, fd)
+	}
+	return nil
+}
+
+// streams makes the run's standard streams: an empty stdin and two pipes, or a terminal.
+func (r *run) streams(std sandbox.Stdio) error {
+	if std.Terminal != nil {
+		for range 3 {
+			fd, err := unix.FcntlInt(std.Terminal.Fd(), unix.F_DUPFD_CLOEXEC, 0)
+			if err != nil {
+				return fmt.Errorf("terminal: %w", err)
+			}
+			r.theirs = append(r.theirs, fd)
+		}
+		return nil
+	}
+	null, err := unix.Open("/dev/null", unix.O_RDONLY|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return fmt.Errorf("open /dev/null: %w", err)
+	}
+	r.theirs = append(r.theirs, null)
 	for i, w := range []io.Writer{std.Stdout, std.Stderr} {
 		if w == nil {
 			w = io.Discard
@@ -214,13 +168,6 @@ func (r *run) open(spec *sandbox.Spec, std sandbox.Stdio) error {
 			ours.Close()
 		})
 	}
-	if spec.Workspace != "" {
-		fd, err := unix.Open(spec.Workspace, unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
-		if err != nil {
-			return fmt.Errorf("workspace %s: %w", spec.Workspace, err)
-		}
-		r.theirs = append(r.theirs, fd)
-	}
 	return nil
 }
 
@@ -238,15 +185,22 @@ func (r *run) close() {
 	if r.control >= 0 {
 		unix.Close(r.control)
 	}
+	if r.recorder != nil {
+		r.recorder.Stop()
+	}
+	if r.gate != nil {
+		r.gate.close()
+	}
 	r.copying.Wait()
 }
 
 // watch follows the run to its end. When ctx ends, or the command has executed for the spec's timeout, it
 // stops the run: SIGTERM, grace, and the end of init, with which everything ends.
-func (r *run) watch(ctx context.Context, spec *sandbox.Spec) (*sandbox.Result, error) {
+func (r *run) watch(ctx context.Context) (*sandbox.Result, error) {
 	p := &progress{started: make(chan struct{}), exited: make(chan struct{}), reaped: make(chan struct{})}
 	var stopping sync.WaitGroup
-	stopping.Go(func() { r.stop(ctx, spec, p) })
+	stopping.Go(func() { r.stop(ctx, p) })
+	stopping.Go(func() { r.monitor(p) })
 	res, err := r.follow(p)
 	close(p.reaped)
 	stopping.Wait()
@@ -264,7 +218,7 @@ func (r *run) watch(ctx context.Context, spec *sandbox.Spec) (*sandbox.Result, e
 	if err := errors.Join(r.copyErr[:]...); err != nil {
 		return nil, fmt.Errorf("copy the run's output: %w", err)
 	}
-	return res, nil
+	return res, r.account(res)
 }
 
 // A progress is how far a run has come; each channel is closed when it has come there.
@@ -274,14 +228,14 @@ type progress struct {
 }
 
 // stop tells the run to end when it is time to, and makes sure that it does.
-func (r *run) stop(ctx context.Context, spec *sandbox.Spec, p *progress) {
+func (r *run) stop(ctx context.Context, p *progress) {
 	var timeout <-chan time.Time
 	for started := p.started; ; {
 		select {
 		case <-started:
 			started = nil
-			if spec.Timeout > 0 {
-				timer := time.NewTimer(spec.Timeout)
+			if r.spec.Timeout > 0 {
+				timer := time.NewTimer(r.spec.Timeout)
 				defer timer.Stop()
 				timeout = timer.C
 			}
@@ -301,14 +255,14 @@ func (r *run) stop(ctx context.Context, spec *sandbox.Spec, p *progress) {
 	default:
 	}
 	p.told = true
-	if spec.Grace > 0 {
+	if r.spec.Grace > 0 {
 		_ = zygote.Send(r.control, []byte(zygote.WordTerm))
 		select {
 		case <-p.exited:
 			return
 		case <-p.reaped:
 			return
-		case <-time.After(spec.Grace):
+		case <-time.After(r.spec.Grace):
 		}
 	}
 	_ = zygote.Send(r.control, []byte(zygote.WordKill))
@@ -318,15 +272,20 @@ func (r *run) stop(ctx context.Context, spec *sandbox.Spec, p *progress) {
 func (r *run) follow(p *progress) (*sandbox.Result, error) {
 	var res sandbox.Result
 	for {
-		packet, _, err := zygote.Receive(r.control)
+		packet, fds, err := zygote.Receive(r.control)
 		if err != nil {
 			return nil, fmt.Errorf("the zygote died during the run: %w", err)
 		}
 		var rep zygote.Report
 		if err := json.Unmarshal(packet, &rep); err != nil {
+			closeAll(fds)
 			return nil, fmt.Errorf("report of the run: %w", err)
 		}
 		switch {
+		case rep.Watching && len(fds) == 1:
+			r.recorder = witness.Watch(fds[0], view(r.spec, r.source))
+		case rep.Listening && len(fds) == len(r.spec.Network.Allow):
+			r.gate = openGate(fds, r.spec.Network.Allow)
 		case rep.Failed != "":
 			return nil, fmt.Errorf("start of the run: %s", rep.Failed)
 		case rep.Started != 0:
@@ -348,8 +307,20 @@ func (r *run) follow(p *progress) (*sandbox.Result, error) {
 				User:    time.Duration(rep.Reaped.UserNS),
 				System:  time.Duration(rep.Reaped.SystemNS),
 				PeakRSS: rep.Reaped.PeakRSS,
+				// Blocks are of 512 bytes (getrusage(2)).
+				ReadBytes:           rep.Reaped.ReadBlocks * 512,
+				WrittenBytes:        rep.Reaped.Written * 512,
+				VoluntarySwitches:   rep.Reaped.Voluntary,
+				InvoluntarySwitches: rep.Reaped.Involuntary,
+				PacketsRefused:      rep.Reaped.NoRoute,
 			}
 			return &res, nil
 		}
+	}
+}
+
+func closeAll(fds []int) {
+	for _, fd := range fds {
+		unix.Close(fd)
 	}
 }

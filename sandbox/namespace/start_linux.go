@@ -65,7 +65,7 @@ func startZygote(rootless bool) (*os.Process, int, error) {
 	cmd.ExtraFiles = []*os.File{theirs}
 	cmd.Stderr = os.Stderr
 	// A terminal's Ctrl-C is for the worker, which drains; a session of its own keeps it from here.
-	cmd.SysProcAttr = &syscall.SysProcAttr{Cloneflags: unix.CLONE_NEWNS, Setsid: true}
+	cmd.SysProcAttr = &syscall.SysProcAttr{Cloneflags: unix.CLONE_NEWNS | unix.CLONE_NEWUTS, Setsid: true}
 	if rootless {
 		cmd.Args[1] = zygote.Rootless
 		cmd.SysProcAttr.Cloneflags |= unix.CLONE_NEWUSER

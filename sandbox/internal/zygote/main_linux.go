@@ -12,14 +12,14 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// init turns the process into the zygote, into pid 1 of a run or into a probe, if it was started as
+// init turns the process into the zygote, into the holder of a user namespace or into a probe, if it was started as
 // one; then it never returns.
 func init() {
 	switch os.Args[0] {
 	case Name:
 		zygoteMain()
-	case nameInit:
-		initMain()
+	case nameHolder:
+		holderMain()
 	case NameProbe:
 		probeMain()
 	default:
@@ -38,6 +38,9 @@ func probeMain() {
 		if v, ok := strings.CutPrefix(line, "CapEff:"); ok {
 			f.Capabilities = strings.TrimSpace(v)
 		}
+		if v, ok := strings.CutPrefix(line, "Seccomp:"); ok {
+			f.Filtered = strings.TrimSpace(v) == "2"
+		}
 	}
 	nnp, err := unix.PrctlRetInt(unix.PR_GET_NO_NEW_PRIVS, 0, 0, 0, 0)
 	f.NoNewPrivs = err == nil && nnp == 1
@@ -52,6 +55,8 @@ func probeMain() {
 		f.RootWritable = true
 		file.Close()
 	}
+	mounts, _ := os.ReadFile("/proc/self/mountinfo")
+	f.Mounts = string(mounts)
 	entries, _ := os.ReadDir("/proc")
 	for _, e := range entries {
 		if _, err := strconv.Atoi(e.Name()); err == nil {

@@ -18,35 +18,10 @@ const (
 	workspace = "/.workspace"
 )
 
-// name gives the run its host name and, if asked for, its loopback interface.
-func name(loopback bool) error {
-	if err := unix.Sethostname([]byte(Hostname)); err != nil {
-		return fmt.Errorf("host name: %w", err)
-	}
-	if err := unix.Setdomainname([]byte("(none)")); err != nil {
-		return fmt.Errorf("domain name: %w", err)
-	}
-	if !loopback {
-		return nil
-	}
-	s, err := unix.Socket(unix.AF_INET, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
-	if err != nil {
-		return fmt.Errorf("loopback interface: %w", err)
-	}
-	defer unix.Close(s)
-	ifr, err := unix.NewIfreq("lo")
-	if err != nil {
-		return fmt.Errorf("loopback interface: %w", err)
-	}
-	ifr.SetUint16(unix.IFF_UP)
-	if err := unix.IoctlIfreq(s, unix.SIOCSIFFLAGS, ifr); err != nil {
-		return fmt.Errorf("loopback interface: %w", err)
-	}
-	return nil
-}
-
-// makeRoot makes the root that the plan describes, from nothing, and leaves no way back to the host's.
-func makeRoot(plan *Plan) error {
+// makeRoot makes the root that the plan describes, from nothing, in the calling thread's mount namespace. What is
+// left for pid 1 is what it alone can do, mount /proc, and what must come after that: to detach the host's
+// root and make this one read-only.
+func makeRoot(plan *Plan, ws int) error {
 	if err := unix.Mount("", "/", "", unix.MS_REC|unix.MS_PRIVATE, ""); err != nil {
 		return fmt.Errorf("make mounts private: %w", err)
 	}
@@ -63,13 +38,18 @@ func makeRoot(plan *Plan) error {
 	if err := os.Chdir("/"); err != nil {
 		return err
 	}
-	if plan.Workspace {
+	if ws >= 0 {
 		if err := os.Mkdir(workspace, 0o700); err != nil {
 			return err
 		}
-		err := unix.MoveMount(initWorkspace, "", unix.AT_FDCWD, workspace, unix.MOVE_MOUNT_F_EMPTY_PATH)
+		err := unix.MoveMount(ws, "", unix.AT_FDCWD, workspace, unix.MOVE_MOUNT_F_EMPTY_PATH)
 		if err != nil {
 			return fmt.Errorf("attach the workspace: %w", err)
+		}
+	}
+	for _, dir := range plan.Hidden {
+		if err := hide(dir); err != nil {
+			return fmt.Errorf("hide a directory of the host: %w", err)
 		}
 	}
 	for i := range plan.Ops {
@@ -77,21 +57,61 @@ func makeRoot(plan *Plan) error {
 			return fmt.Errorf("%s %s: %w", plan.Ops[i].Kind, plan.Ops[i].Target, err)
 		}
 	}
-	detach := []string{oldRoot}
-	if plan.Workspace {
-		detach = append(detach, workspace)
+	if err := os.Mkdir("/proc", 0o755); err != nil {
+		return err
 	}
-	for _, dir := range detach {
-		// Detaching follows no link and removes no file: what the mounts hold is untouched.
-		if err := unix.Unmount(dir, unix.MNT_DETACH|unix.UMOUNT_NOFOLLOW); err != nil {
-			return fmt.Errorf("detach %s: %w", dir, err)
+	if ws >= 0 {
+		// Detaching removes no file: what the mount holds is untouched.
+		if err := unix.Unmount(workspace, unix.MNT_DETACH|unix.UMOUNT_NOFOLLOW); err != nil {
+			return fmt.Errorf("detach the workspace: %w", err)
 		}
-		if err := unix.Rmdir(dir); err != nil {
-			return fmt.Errorf("detach %s: %w", dir, err)
+		if err := os.Remove(workspace); err != nil {
+			return fmt.Errorf("detach the workspace: %w", err)
 		}
 	}
-	if err := unix.MountSetattr(unix.AT_FDCWD, "/", 0, &unix.MountAttr{Attr_set: unix.MOUNT_ATTR_RDONLY}); err != nil {
-		return fmt.Errorf("make the root read-only: %w", err)
+	return nil
+}
+
+// emptyDir is a directory that a view needs beside the one that it shows.
+const emptyDir = "/.empty"
+
+// hide covers a directory of the host with a view of it that is a file system of its own: what is mounted from
+// there has a path that begins at the view, and locks and leases that are not the host's. A view lives as long
+// as the run, and with it what it holds of files that were removed meanwhile.
+func hide(dir string) error {
+	// The mount table shows the words that name the layers; these two tell nothing.
+	if err := os.Mkdir(emptyDir, 0o755); err != nil {
+		return err
+	}
+	defer unix.Rmdir(emptyDir)
+	if err := os.Chdir(oldRoot + dir); err != nil {
+		return err
+	}
+	defer os.Chdir("/")
+	fs, err := unix.Fsopen("overlay", unix.FSOPEN_CLOEXEC)
+	if err != nil {
+		return fmt.Errorf("overlay: %w", err)
+	}
+	defer unix.Close(fs)
+	if err := unix.FsconfigSetString(fs, "source", "store"); err != nil {
+		return fmt.Errorf("overlay: %w", err)
+	}
+	if err := unix.FsconfigSetString(fs, "lowerdir", ".:"+emptyDir); err != nil {
+		return fmt.Errorf("overlay: %w", err)
+	}
+	if err := unix.FsconfigSetFlag(fs, "userxattr"); err != nil {
+		return fmt.Errorf("overlay: %w", err)
+	}
+	if err := unix.FsconfigCreate(fs); err != nil {
+		return fmt.Errorf("overlay: %w", err)
+	}
+	view, err := unix.Fsmount(fs, unix.FSMOUNT_CLOEXEC, unix.MOUNT_ATTR_NOSUID|unix.MOUNT_ATTR_NODEV|unix.MOUNT_ATTR_RDONLY)
+	if err != nil {
+		return fmt.Errorf("overlay: %w", err)
+	}
+	defer unix.Close(view)
+	if err := unix.MoveMount(view, "", unix.AT_FDCWD, oldRoot+dir, unix.MOVE_MOUNT_F_EMPTY_PATH); err != nil {
+		return fmt.Errorf("cover it: %w", err)
 	}
 	return nil
 }
@@ -109,28 +129,21 @@ func (o *Op) do() error {
 			return err
 		}
 		return os.Symlink(o.Source, o.Target)
+	case OpDir:
+		return closed(target(o.Target, true))
 	case OpTmpfs:
 		if err := closed(target(o.Target, true)); err != nil {
 			return err
 		}
-		return unix.Mount("tmp", o.Target, "tmpfs", unix.MS_NOSUID|unix.MS_NODEV, fmt.Sprintf("mode=1777,size=%d", o.Bytes))
-	case OpProc:
-		if err := closed(target(o.Target, true)); err != nil {
-			return err
-		}
-		return unix.Mount("proc", o.Target, "proc", unix.MS_NOSUID|unix.MS_NODEV|unix.MS_NOEXEC, "subset=pid,hidepid=invisible")
-	case OpBind:
-		return o.bind(unix.MOUNT_ATTR_RDONLY | unix.MOUNT_ATTR_NOSUID | unix.MOUNT_ATTR_NODEV)
-	case OpDevice:
-		return o.bind(unix.MOUNT_ATTR_RDONLY | unix.MOUNT_ATTR_NOSUID | unix.MOUNT_ATTR_NOEXEC)
-	case OpOutput:
-		return o.bind(unix.MOUNT_ATTR_NOSUID | unix.MOUNT_ATTR_NODEV)
+		return unix.Mount("tmp", o.Target, "tmpfs", uintptr(o.Attrs), fmt.Sprintf("mode=1777,size=%d,nr_inodes=%d", o.Bytes, o.Bytes/4096+16))
+	case OpBind, OpDevice:
+		return o.bind()
 	}
 	return fmt.Errorf("unknown operation")
 }
 
-// bind attaches a copy of the mount tree at the source, with attrs added to all of it.
-func (o *Op) bind(attrs uint64) error {
+// bind attaches a copy of the mount tree at the source, restricted as the operation says.
+func (o *Op) bind() error {
 	from, rel := oldRoot, strings.TrimPrefix(o.Source, "/")
 	if !path.IsAbs(o.Source) {
 		from = workspace
@@ -164,7 +177,7 @@ func (o *Op) bind(attrs uint64) error {
 	if dir {
 		at |= unix.AT_RECURSIVE
 	}
-	if err := unix.MountSetattr(tree, "", at, &unix.MountAttr{Attr_set: attrs}); err != nil {
+	if err := unix.MountSetattr(tree, "", at, &unix.MountAttr{Attr_set: o.Attrs}); err != nil {
 		return fmt.Errorf("restrict the mount: %w", err)
 	}
 	dst, err := target(o.Target, dir)

@@ -12,6 +12,9 @@ import (
 // maxPacket bounds a packet: requests and reports are short, plans travel in a memory file.
 const maxPacket = 4 << 10
 
+// maxDescriptors bounds those that come with a packet; the kernel takes 253.
+const maxDescriptors = 64
+
 // ErrTruncated says that a packet came without all of its descriptors: this process has as many open as it
 // may. The packet is gone, and the socket is as good as before.
 var ErrTruncated = errors.New("too many open files to receive a descriptor")
@@ -34,7 +37,7 @@ func Send(sock int, packet []byte, fds ...int) error {
 // A closed socket is os.ErrClosed, a packet
 // cut off ErrTruncated.
 func Receive(sock int) ([]byte, []int, error) {
-	buf, oob := make([]byte, maxPacket), make([]byte, unix.CmsgSpace(8*4))
+	buf, oob := make([]byte, maxPacket), make([]byte, unix.CmsgSpace(maxDescriptors*4))
 	for {
 		n, oobn, flags, _, err := unix.Recvmsg(sock, buf, oob, unix.MSG_CMSG_CLOEXEC)
 		if err == unix.EINTR {

@@ -1,32 +1,37 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Package zygote is the processes that stand between a worker and the commands it runs: the zygote,
-// which is started once and never holds a file open for writing, and init, which is pid 1 of one run.
-// It does what a Plan says and decides nothing.
+// which is started once and never holds a file open for writing, and pid 1 of each run. It does what a
+// Plan says and decides nothing.
 //
-//	worker ──socket──▶ zygote          one per backend; unprivileged: root of its own user namespace
-//	                     └─ init       one per run: all other namespaces; makes the root
-//	                          └─ command   a user namespace with one unprivileged user
-//	worker ◀──control─── init, then zygote
+//	worker ──socket──▶ zygote     one per backend; unprivileged: root of its own user namespace
+//	                     └─ pid 1      one per run: a fork of a slot's thread, which made its root
+//	                          └─ command   in the slot's user namespace, which has one unprivileged user
+//	worker ◀──control─── pid 1, zygote
 //
-// Both are this same executable, recognised by the first argument before flags are read or any other
+// A slot is a thread of the zygote with a user namespace and control groups of its own; one run at a time
+// is in it. The thread makes network, mounts and root of a run in ordinary Go, forks, and goes back to
+// where it was. What comes after the fork is system calls alone, since the Go runtime is not there any
+// more (fork_linux_unsafe.go).
+//
+// The zygote is this same executable, recognised by the first argument before flags are read or any other
 // package of the program has been initialised. For that it must not depend on package net, os/exec or
 // anything else that Go initialises after google.golang.org: packages are initialised in the order of
-// their paths as their dependencies allow, and every run pays for what comes before this one.
+// their paths as their dependencies allow. And the smaller the zygote is, the sooner it has forked.
 //
 // A run is asked for by one packet on the socket, with the descriptors in the order of the fd*
-// constants. Control then carries packets in JSON: init says Started, and Exited with how the command
-// ended; the zygote says Reaped once init and with it everything in its pid namespace is dead. The
-// worker says "term" and "kill"; when it dies, control closes and init ends the run.
+// constants. Control then carries packets in JSON: the zygote says Started, Exited with how the command
+// ended, and Reaped once pid 1 and with it everything in its pid namespace is dead. The worker says
+// "term" and "kill" to pid 1; when it dies, control closes and pid 1 ends the run.
 package zygote
 
 // The names under which this executable starts itself. The zygote has one argument more, Root or Rootless:
-// whether it has a user for each run, or makes do with the one that started it.
+// whether it has two users for each run, or makes do with the one that started it.
 const (
-	Name     = "cloister-zygote"
-	Root     = "root"
-	Rootless = "rootless"
-	nameInit = "cloister-init"
+	Name       = "cloister-zygote"
+	Root       = "root"
+	Rootless   = "rootless"
+	nameHolder = "cloister-holder"
 	// NameProbe is the path of this executable inside a sandbox that is being probed.
 	NameProbe = "/cloister-probe"
 )
@@ -38,26 +43,30 @@ const (
 	Hostname = "cloister"
 )
 
-// Users of the host that runs are mapped to if the zygote is Root, one for each run at a time, so that two
-// never share a user. The range belongs to nobody by the table of systemd (https://systemd.io/UIDS-GIDS).
+// Users of the host that belong to runs if the zygote is Root, two for each slot: the command's, and that of
+// its pid 1. The range belongs to nobody by the table of systemd (https://systemd.io/UIDS-GIDS).
 const (
 	FirstUID = 60578
 	LastUID  = 61183
+	// MaxSlots is how many slots there are users for.
+	MaxSlots = (LastUID - FirstUID + 1) / 2
 )
 
 // Requests to the zygote, the first byte of a packet.
 const (
-	ReqRun       = 'r' // with a Plan and the descriptors below
-	ReqWorkspace = 'w' // answered by a packet with the descriptor of a new tmpfs
+	ReqRun       = 'r' // then the number of a slot; with a Plan and the descriptors below; not answered
+	ReqSlot      = 's' // then a Slot in JSON; with the files of control groups that it joins
+	ReqWorkspace = 'w' // then a Room in JSON; answered by a packet with the descriptor of a new tmpfs
 )
 
-// Descriptors that come with ReqRun, in this order. The workspace comes only if the plan has one.
+// Descriptors that come with ReqRun, in this order, the last two if the plan says so.
 const (
 	fdPlan = iota
 	fdControl
+	fdStdin
 	fdStdout
 	fdStderr
-	fdWorkspace
+	fdMore
 )
 
 // Words from the worker on control.
@@ -66,16 +75,70 @@ const (
 	WordKill = "kill" // end the run now
 )
 
-// A Plan is what init does, in order, and then what it runs.
+// A Slot is what a new slot is to be.
+type Slot struct {
+	Number int
+	// Nested permits user namespaces inside that of its runs.
+	Nested bool
+}
+
+// A Room is the size of a workspace; -1 is no size of its own.
+type Room struct{ Bytes, Files int64 }
+
+// A Plan is what one run is made of.
 type Plan struct {
 	Ops  []Op
 	Args []string
 	Env  []string
 	Dir  string
+
+	// Workspace and Cgroup say that descriptors of a workspace, and of a control group to be born in,
+	// come with the plan.
+	Workspace, Cgroup bool
+	// Terminal says that the standard streams are a terminal, which becomes the run's.
+	Terminal bool
+
 	// Loopback says that the run has a loopback interface that is up.
 	Loopback bool
-	// Workspace says that a descriptor of a workspace comes with the plan.
-	Workspace bool
+	// Addresses are IPv4 addresses that loopback has besides its own.
+	Addresses [][4]byte
+	// Listeners are where the worker listens inside the run's network.
+	Listeners []Listener
+	// HostNetwork and HostIPC leave the run in those namespaces of the host.
+	HostNetwork, HostIPC bool
+
+	// Rlimits are set for the command (getrlimit(2)).
+	Rlimits []Rlimit
+	// KeepCapabilities leaves the command the capabilities that a user namespace gives.
+	KeepCapabilities bool
+	// Filter is the system calls that the command may make, Reaper those of pid 1, as classic BPF
+	// programs (seccomp(2)); empty is no filter.
+	Filter, Reaper []byte
+	// Watched says that the filter notifies, and that the worker wants its listener.
+	Watched bool
+	// Landlock, if not 0, is the version of Landlock to use, in which Writable are the only paths that
+	// can be changed.
+	Landlock int
+	Writable []string
+	// Hidden are directories of the host whose paths must not show in the run's mount table, though
+	// sources lie in them.
+	Hidden []string
+	// ProcOptions are those of /proc.
+	ProcOptions string
+	// WritableRoot leaves the root itself writable.
+	WritableRoot bool
+}
+
+// A Listener is an address and a port.
+type Listener struct {
+	Address [4]byte
+	Port    uint16
+}
+
+// A Rlimit is a resource and its limit, soft and hard; no limit is raised above what the zygote may use.
+type Rlimit struct {
+	Resource int
+	Value    uint64
 }
 
 // An OpKind is one way to make a part of the root.
@@ -86,10 +149,9 @@ const (
 	OpFile    OpKind = "file"    // a file with the contents of Source
 	OpSymlink OpKind = "symlink" // a symbolic link to Source
 	OpTmpfs   OpKind = "tmpfs"   // an empty writable tmpfs of Bytes bytes, mode 1777
-	OpProc    OpKind = "proc"    // the processes of this run and nothing else
-	OpBind    OpKind = "bind"    // Source read-only, no devices, no set-user-ID
+	OpDir     OpKind = "dir"     // an empty directory
+	OpBind    OpKind = "bind"    // Source
 	OpDevice  OpKind = "device"  // the device node Source
-	OpOutput  OpKind = "output"  // Source writable, no devices, no set-user-ID
 )
 
 // An Op makes one part of the root.
@@ -100,10 +162,16 @@ type Op struct {
 	// link's target or a file's contents.
 	Source string `json:",omitempty"`
 	Bytes  int64  `json:",omitempty"`
+	// Attrs restrict the mount: MOUNT_ATTR_* of mount_setattr(2).
+	Attrs uint64 `json:",omitempty"`
 }
 
-// A Report is one packet on control from init or from the zygote; exactly one field is set.
+// A Report is one packet on control; exactly one field is set.
 type Report struct {
+	// Watching comes with the listener of the filter.
+	Watching bool `json:",omitempty"`
+	// Listening comes with the sockets of Plan.Listeners, in their order.
+	Listening bool `json:",omitempty"`
 	// Started is when the command began to execute, in nanoseconds of Unix time.
 	Started int64 `json:",omitempty"`
 	// Failed says why the command was never started.
@@ -119,10 +187,14 @@ type Exited struct {
 	At     int64 // nanoseconds of Unix time
 }
 
-// Reaped is how init ended, and what the run consumed.
+// Reaped is how the run ended, and what it consumed.
 type Reaped struct {
-	UserNS, SystemNS int64 // CPU time, nanoseconds
-	PeakRSS          int64 // bytes, of the largest process
+	UserNS, SystemNS       int64 // CPU time, nanoseconds
+	PeakRSS                int64 // bytes, of the largest process
+	ReadBlocks, Written    int64 // blocks of 512 bytes from and to disk
+	Voluntary, Involuntary int64 // switches away from a processor
+	// NoRoute counts the packets that found no route.
+	NoRoute int64
 }
 
 // Facts is what the executable finds when it runs inside a sandbox as NameProbe.
@@ -132,11 +204,15 @@ type Facts struct {
 	Hostname     string
 	Capabilities string // the effective set in hexadecimal
 	NoNewPrivs   bool
-	Interfaces   []string
+	// Filtered says that a filter of system calls is in force.
+	Filtered   bool
+	Interfaces []string
 	// RootWritable says that a file could be made in /.
 	RootWritable bool
 	// Processes counts the entries of /proc that are numbers.
 	Processes int
 	// Loopback says that a connection over loopback worked.
 	Loopback bool
+	// Mounts is the mount table.
+	Mounts string
 }

@@ -8,7 +8,6 @@ import (
 	"fmt"
 	"math"
 	"os"
-	"runtime"
 	"strconv"
 	"syscall"
 
@@ -18,42 +17,19 @@ import (
 // socketFD is where the zygote finds its socket.
 const socketFD = 3
 
-// Where init finds what it needs, after its standard streams, which are the command's.
-const (
-	initPlan      = 3
-	initControl   = 4
-	initWorkspace = 5 // if the plan says so
-)
+// A zygote is the state of the process.
+type zygote struct {
+	rootless bool
+	mounts   int // the descriptor of the mount namespace in which it lives
+	slots    map[int]*slot
+}
 
 // zygoteMain serves the socket until it closes.
 func zygoteMain() {
-	if len(os.Args) == 2 {
-		if err := forgetKeys(); err != nil {
-			reply(socketFD, err.Error(), -1)
-			return
-		}
-	}
-	// Whatever the worker's own parent left open goes no further.
-	if err := unix.CloseRange(socketFD, math.MaxUint32, unix.CLOSE_RANGE_CLOEXEC); err != nil {
-		reply(socketFD, "close inherited descriptors: "+err.Error(), -1)
-		return
-	}
-	// Mounts of the host still arrive here, ours never go back.
-	if err := unix.Mount("", "/", "", unix.MS_REC|unix.MS_SLAVE, ""); err != nil {
-		reply(socketFD, "make mounts private: "+err.Error(), -1)
-		return
-	}
-	null, err := unix.Open("/dev/null", unix.O_RDONLY|unix.O_CLOEXEC, 0)
+	z, err := begin()
 	if err != nil {
-		reply(socketFD, "open /dev/null: "+err.Error(), -1)
+		reply(socketFD, err.Error(), -1)
 		return
-	}
-	z := &zygote{rootless: len(os.Args) > 1 && os.Args[1] == Rootless, null: null}
-	if !z.rootless {
-		z.users = make(chan int, LastUID-FirstUID+1)
-		for uid := FirstUID; uid <= LastUID; uid++ {
-			z.users <- uid
-		}
 	}
 	reply(socketFD, "", -1)
 	for {
@@ -64,18 +40,74 @@ func zygoteMain() {
 		if err != nil || len(req) == 0 {
 			return // the worker is gone; what still runs dies with this process's threads
 		}
-		switch req[0] {
-		case ReqWorkspace:
-			fd, err := newWorkspace()
-			if err != nil {
-				reply(socketFD, err.Error(), -1)
-				continue
-			}
-			reply(socketFD, "", fd)
-			unix.Close(fd)
-		case ReqRun:
-			go z.run(fds)
+		z.serve(req[0], req[1:], fds)
+	}
+}
+
+// begin makes of this process what a zygote is.
+func begin() (*zygote, error) {
+	if len(os.Args) == 2 {
+		return nil, forgetKeys()
+	}
+	z := &zygote{rootless: os.Args[1] == Rootless, slots: map[int]*slot{}}
+	// Whatever the worker's own parent left open goes no further.
+	if err := unix.CloseRange(socketFD, math.MaxUint32, unix.CLOSE_RANGE_CLOEXEC); err != nil {
+		return nil, fmt.Errorf("close inherited descriptors: %w", err)
+	}
+	// Mounts of the host still arrive here, ours never go back.
+	if err := unix.Mount("", "/", "", unix.MS_REC|unix.MS_SLAVE, ""); err != nil {
+		return nil, fmt.Errorf("make mounts private: %w", err)
+	}
+	if err := unix.Sethostname([]byte(Hostname)); err != nil {
+		return nil, fmt.Errorf("host name: %w", err)
+	}
+	if err := unix.Setdomainname([]byte("(none)")); err != nil {
+		return nil, fmt.Errorf("domain name: %w", err)
+	}
+	unix.Umask(0o022)
+	var err error
+	if z.mounts, err = unix.Open("/proc/self/ns/mnt", unix.O_RDONLY|unix.O_CLOEXEC, 0); err != nil {
+		return nil, fmt.Errorf("mount namespace: %w", err)
+	}
+	return z, nil
+}
+
+// serve does one request.
+func (z *zygote) serve(kind byte, text []byte, fds []int) {
+	switch kind {
+	case ReqWorkspace:
+		var room Room
+		err := json.Unmarshal(text, &room)
+		fd := -1
+		if err == nil {
+			fd, err = newWorkspace(room)
 		}
+		if err != nil {
+			reply(socketFD, err.Error(), -1)
+			return
+		}
+		reply(socketFD, "", fd)
+		unix.Close(fd)
+	case ReqSlot:
+		var want Slot
+		err := json.Unmarshal(text, &want)
+		if err == nil {
+			err = z.newSlot(want, fds)
+		}
+		closeAll(fds)
+		if err != nil {
+			reply(socketFD, err.Error(), -1)
+			return
+		}
+		reply(socketFD, "", -1)
+	case ReqRun:
+		n, err := strconv.Atoi(string(text))
+		s := z.slots[n]
+		if err != nil || s == nil || len(fds) < fdMore {
+			closeAll(fds) // with control, which tells the worker
+			return
+		}
+		s.work <- fds
 	}
 }
 
@@ -121,18 +153,25 @@ func reply(sock int, text string, fd int) {
 	}
 }
 
-// workspaceInodes bounds the files of a workspace: each takes about 1 KiB of memory that cannot be
-// reclaimed. Its bytes are bounded by the kernel, at half of the memory.
-const workspaceInodes = "1500000"
+// maxWorkspaceFiles bounds the files of a workspace that has no bound of its own: each takes about 1 KiB of
+// memory that cannot be reclaimed. Bytes without a bound are bounded by the kernel, at half of the memory.
+const maxWorkspaceFiles = 1_500_000
 
 // newWorkspace returns the descriptor of a detached tmpfs.
-func newWorkspace() (int, error) {
+func newWorkspace(room Room) (int, error) {
+	if room.Files <= 0 {
+		room.Files = maxWorkspaceFiles
+	}
+	options := [][2]string{{"mode", "0755"}, {"source", "workspace"}, {"nr_inodes", strconv.FormatInt(room.Files, 10)}}
+	if room.Bytes > 0 {
+		options = append(options, [2]string{"size", strconv.FormatInt(room.Bytes, 10)})
+	}
 	fs, err := unix.Fsopen("tmpfs", unix.FSOPEN_CLOEXEC)
 	if err != nil {
 		return -1, fmt.Errorf("open tmpfs: %w", err)
 	}
 	defer unix.Close(fs)
-	for _, kv := range [][2]string{{"mode", "0755"}, {"source", "workspace"}, {"nr_inodes", workspaceInodes}} {
+	for _, kv := range options {
 		if err := unix.FsconfigSetString(fs, kv[0], kv[1]); err != nil {
 			return -1, fmt.Errorf("tmpfs %s=%s: %w", kv[0], kv[1], err)
 		}
@@ -147,77 +186,11 @@ func newWorkspace() (int, error) {
 	return fd, nil
 }
 
-// A zygote is the state of the process.
-type zygote struct {
-	rootless bool
-	null     int      // /dev/null
-	users    chan int // that no run has; nil if rootless, where every run has the only one
-}
-
-// run performs one run on a thread of its own: a run dies with the thread that started it
-// (PR_SET_PDEATHSIG speaks of threads), and this one lives as long as the run.
-func (z *zygote) run(fds []int) {
-	runtime.LockOSThread()
-	defer runtime.UnlockOSThread()
-	defer closeAll(fds)
-	uid := 0
-	if !z.rootless {
-		uid = <-z.users
-		defer func() { z.users <- uid }()
-	}
-	z.start(fds, uid)
-}
-
-// start starts init for one run, waits until all of it is dead and says so.
-func (z *zygote) start(fds []int, uid int) {
-	control := fds[fdControl]
-	fail := func(what string, err error) { report(control, Report{Failed: what + ": " + err.Error()}) }
-	files := []uintptr{uintptr(z.null), uintptr(fds[fdStdout]), uintptr(fds[fdStderr]),
-		initPlan: uintptr(fds[fdPlan]), initControl: uintptr(control)}
-	if len(fds) > fdWorkspace {
-		files = append(files, uintptr(fds[fdWorkspace]))
-	}
-	pid, err := syscall.ForkExec("/proc/self/exe", []string{nameInit, strconv.Itoa(uid), strconv.FormatBool(z.rootless)},
-		&syscall.ProcAttr{
-			// Init makes mounts one after the other: more threads, or a collector, only cost.
-			Env:   []string{"GOMAXPROCS=1", "GOGC=off"},
-			Files: files,
-			Sys: &syscall.SysProcAttr{
-				Cloneflags: unix.CLONE_NEWPID | unix.CLONE_NEWNS | unix.CLONE_NEWNET | unix.CLONE_NEWIPC |
-					unix.CLONE_NEWUTS | unix.CLONE_NEWCGROUP,
-				Pdeathsig: syscall.SIGKILL,
-			},
-		})
-	if err != nil {
-		fail("pid, mount, network, IPC, UTS and cgroup namespaces", err)
-		return
-	}
-	// The zygote keeps no end of the run's pipes: their readers must see the end with the run's.
-	for _, fd := range []int{fdStdout, fdStderr} {
-		unix.Close(fds[fd])
-		fds[fd] = -1
-	}
-	var ws unix.WaitStatus
-	var ru unix.Rusage
-	for {
-		if _, err = unix.Wait4(pid, &ws, 0, &ru); err != unix.EINTR {
-			break
-		}
-	}
-	if err != nil {
-		fail("wait for init", err)
-		return
-	}
-	report(control, Report{Reaped: &Reaped{
-		UserNS: ru.Utime.Nano(), SystemNS: ru.Stime.Nano(), PeakRSS: ru.Maxrss * 1024,
-	}})
-}
-
 // report sends r on control. If the worker is gone there is nobody to tell.
-func report(control int, r Report) {
+func report(control int, r Report, fds ...int) {
 	b, err := json.Marshal(r)
 	if err == nil {
-		_ = Send(control, b)
+		_ = Send(control, b, fds...)
 	}
 }
 

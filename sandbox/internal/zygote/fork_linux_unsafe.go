@@ -1,0 +1,444 @@
+// SPDX-License-Identifier: Apache-2.0
+
+//go:build linux
+
+package zygote
+
+import (
+	"math"
+	"runtime"
+	"slices"
+	"syscall"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+)
+
+// The runtime's hooks around a fork. Between them no signal is handled and no stack can grow.
+//
+//go:linkname beforeFork syscall.runtime_BeforeFork
+func beforeFork()
+
+//go:linkname afterFork syscall.runtime_AfterFork
+func afterFork()
+
+// A step is what a forked process was doing when it failed.
+type step uint32
+
+// The steps, in order: those of pid 1, then those of the command.
+const (
+	stepParent step = iota
+	stepDescriptors
+	stepSignals
+	stepCgroup
+	stepProc
+	stepDetach
+	stepReadOnly
+	stepPrivileges
+	stepGroups
+	stepFork
+	stepDrop
+	stepReaperFilter
+	stepSession
+	stepUser
+	stepIDs
+	stepLimits
+	stepCapabilities
+	stepStreams
+	stepTerminal
+	stepDir
+	stepLandlock
+	stepFilter
+	stepListener
+	stepExec
+)
+
+// String names the step.
+func (s step) String() string {
+	if int(s) < len(steps) {
+		return steps[s]
+	}
+	return "start of the run"
+}
+
+var steps = [...]string{
+	"the worker is gone", "close descriptors", "signals", "cgroup namespace", "mount /proc", "detach the host's root",
+	"make the root read-only", "no_new_privs", "supplementary groups", "fork", "drop the rights of pid 1",
+	"filter of pid 1 (seccomp)", "session", "user namespace", "user and group", "resource limits", "capabilities",
+	"standard streams", "terminal", "working directory", "Landlock", "filter of system calls (seccomp)",
+	"listener of the filter", "execute",
+}
+
+// A launch is everything that a forked process needs, laid out before the fork: after it there is no
+// allocation, no lock and no scheduler, only system calls (the rules of forkAndExecInChild1 in package
+// syscall). It is never moved, and nothing in it is a Go pointer but what keeps memory alive.
+type launch struct {
+	// Descriptors; -1 is none.
+	cgroup, users, control, ruleset, start, end int
+	stdio                                       [3]int
+	reaper                                      int // the user that pid 1 becomes; -1 if rootless
+
+	terminal, keepCaps, readOnly, hostIPC bool
+
+	gaps           [16][2]uintptr // descriptors that are not this run's
+	ngaps          int
+	rlimits        [16]struct{ resource, cur, max uintptr }
+	nrlimits       int
+	path, dir      *byte
+	proc           *byte // the options of /proc
+	argv, envv     []*byte
+	filter, reaped []unix.SockFilter
+	fprog, rprog   unix.SockFprog
+	watched        bool
+	filterFlags    uintptr
+
+	// Memory for system calls.
+	clone     cloneArgs
+	action    [4]uint64 // struct sigaction: all zero is SIG_DFL
+	set       uint64    // of signals
+	attr      unix.MountAttr
+	capHeader unix.CapUserHeader
+	capData   [2]unix.CapUserData
+	rlim      [2]uint64
+	polls     [2]unix.PollFd
+	word      [16]byte
+	info      [128]byte // struct signalfd_siginfo
+	status    uint32
+	record    [3]uint64
+	failure   [2]uint32
+	now       unix.Timespec
+	message   unix.Msghdr
+	iov       unix.Iovec
+	rights    [24]byte // one control message with one descriptor
+}
+
+// cloneArgs is struct clone_args (clone(2)).
+type cloneArgs struct {
+	flags, pidfd, childTID, parentTID, exitSignal, stack, stackSize, tls, setTID, setTIDSize, cgroup uint64
+}
+
+// Texts for the kernel.
+var (
+	textProc     = []byte("proc\x00")
+	textProcDir  = []byte("/proc\x00")
+	textRoot     = []byte("/\x00")
+	textOldRoot  = []byte(oldRoot + "\x00")
+	textWatching = []byte(`{"Watching":true}`)
+)
+
+// Constants that x/sys/unix lacks.
+const (
+	lastSignal    = 64
+	sigsetSize    = 8
+	capKill       = 5
+	lastCap       = 63
+	seccompFilter = 1 // SECCOMP_SET_MODE_FILTER
+)
+
+// prepare fills in what the plan says.
+func (l *launch) prepare(plan *Plan, executable string) error {
+	var err error
+	if l.path, err = syscall.BytePtrFromString(executable); err != nil {
+		return err
+	}
+	if l.dir, err = syscall.BytePtrFromString(plan.Dir); err != nil {
+		return err
+	}
+	if l.proc, err = syscall.BytePtrFromString(plan.ProcOptions); err != nil {
+		return err
+	}
+	if l.argv, err = syscall.SlicePtrFromStrings(plan.Args); err != nil {
+		return err
+	}
+	if l.envv, err = syscall.SlicePtrFromStrings(plan.Env); err != nil {
+		return err
+	}
+	l.terminal, l.keepCaps, l.readOnly, l.hostIPC = plan.Terminal, plan.KeepCapabilities, !plan.WritableRoot, plan.HostIPC
+	if plan.Watched {
+		l.watched, l.filterFlags = true, listenerFlags()
+	}
+	if len(plan.Rlimits) > len(l.rlimits) {
+		return unix.E2BIG
+	}
+	for i, r := range plan.Rlimits {
+		var now unix.Rlimit
+		if err := unix.Getrlimit(r.Resource, &now); err != nil {
+			return err
+		}
+		v := uintptr(min(r.Value, now.Max))
+		if r.Resource == unix.RLIMIT_NOFILE {
+			// The limit also bounds a user's descriptors on their way through sockets, of which the
+			// zygote must have some left where it is the same user.
+			v = uintptr(min(r.Value, now.Max/2))
+		}
+		l.rlimits[i].resource, l.rlimits[i].cur, l.rlimits[i].max = uintptr(r.Resource), v, v
+	}
+	l.nrlimits = len(plan.Rlimits)
+	l.filter, l.fprog = program(plan.Filter)
+	l.reaped, l.rprog = program(plan.Reaper)
+
+	// What lies between the descriptors of this run belongs to others.
+	mine := slices.DeleteFunc([]int{l.users, l.control, l.ruleset, l.start, l.end, l.stdio[0], l.stdio[1], l.stdio[2]},
+		func(fd int) bool { return fd < 0 })
+	slices.Sort(mine)
+	next := 0
+	for _, fd := range mine {
+		if fd > next {
+			l.gaps[l.ngaps] = [2]uintptr{uintptr(next), uintptr(fd - 1)}
+			l.ngaps++
+		}
+		next = max(next, fd+1)
+	}
+	l.gaps[l.ngaps] = [2]uintptr{uintptr(next), math.MaxUint32}
+	l.ngaps++
+
+	l.set = math.MaxUint64
+	l.attr.Attr_set = unix.MOUNT_ATTR_RDONLY
+	l.capHeader.Version = unix.LINUX_CAPABILITY_VERSION_3
+	l.polls[0] = unix.PollFd{Fd: int32(l.control), Events: unix.POLLIN}
+	l.iov.Base = &textWatching[0]
+	l.iov.SetLen(len(textWatching))
+	l.message.Iov = &l.iov
+	l.message.SetIovlen(1)
+	header := (*unix.Cmsghdr)(unsafe.Pointer(&l.rights[0]))
+	header.Level, header.Type = unix.SOL_SOCKET, unix.SCM_RIGHTS
+	header.SetLen(unix.CmsgLen(4))
+	l.message.Control = &l.rights[0]
+	l.message.SetControllen(unix.CmsgSpace(4))
+	return nil
+}
+
+// listenerFlags are those of a filter that notifies. A process that waits for an answer should be interrupted only
+// by its end (Linux 5.19); a kernel that knows a flag complains of the absent program, not of the flag.
+func listenerFlags() uintptr {
+	const killable = unix.SECCOMP_FILTER_FLAG_NEW_LISTENER | unix.SECCOMP_FILTER_FLAG_WAIT_KILLABLE_RECV
+	if _, _, errno := unix.RawSyscall(unix.SYS_SECCOMP, seccompFilter, killable, 0); errno == unix.EFAULT {
+		return killable
+	}
+	return unix.SECCOMP_FILTER_FLAG_NEW_LISTENER
+}
+
+// program returns a filter as the kernel wants it; its instructions are 8 bytes each.
+func program(b []byte) ([]unix.SockFilter, unix.SockFprog) {
+	n := len(b) / int(unsafe.Sizeof(unix.SockFilter{}))
+	if n == 0 {
+		return nil, unix.SockFprog{}
+	}
+	f := make([]unix.SockFilter, n)
+	copy(unsafe.Slice((*byte)(unsafe.Pointer(&f[0])), len(b)), b)
+	return f, unix.SockFprog{Len: uint16(n), Filter: &f[0]}
+}
+
+// fork forks pid 1 of the run and returns its process id outside.
+//
+//go:norace
+//go:noinline
+func (l *launch) fork() (int, error) {
+	l.clone = cloneArgs{flags: unix.CLONE_NEWPID, exitSignal: uint64(unix.SIGCHLD)}
+	if !l.hostIPC {
+		l.clone.flags |= unix.CLONE_NEWIPC
+	}
+	call, a, b := uintptr(unix.SYS_CLONE), uintptr(l.clone.flags|l.clone.exitSignal), uintptr(0)
+	if l.cgroup >= 0 {
+		l.clone.flags |= unix.CLONE_INTO_CGROUP
+		l.clone.cgroup = uint64(l.cgroup)
+		call, a, b = unix.SYS_CLONE3, uintptr(unsafe.Pointer(&l.clone)), unsafe.Sizeof(l.clone)
+	}
+	syscall.ForkLock.Lock()
+	beforeFork()
+	pid, _, errno := unix.RawSyscall6(call, a, b, 0, 0, 0, 0)
+	if pid == 0 && errno == 0 {
+		l.one()
+	}
+	afterFork()
+	syscall.ForkLock.Unlock()
+	runtime.KeepAlive(l)
+	if errno != 0 {
+		return 0, errno
+	}
+	return int(pid), nil
+}
+
+// fail reports the step that failed and ends the process.
+//
+//go:norace
+//go:nosplit
+func (l *launch) fail(s step, errno syscall.Errno) {
+	l.failure[0], l.failure[1] = uint32(s), uint32(errno)
+	unix.RawSyscall(unix.SYS_WRITE, uintptr(l.start), uintptr(unsafe.Pointer(&l.failure)), 8)
+	for {
+		unix.RawSyscall(unix.SYS_EXIT_GROUP, 1, 0, 0)
+	}
+}
+
+// do makes a system call that must succeed.
+//
+//go:norace
+//go:nosplit
+func (l *launch) do(s step, call, a, b, c, d, e uintptr) uintptr {
+	r, _, errno := unix.RawSyscall6(call, a, b, c, d, e, 0)
+	if errno != 0 {
+		l.fail(s, errno)
+	}
+	return r
+}
+
+// one is pid 1 of the run: it finishes the root, forks the command, gives up its rights, and waits. When it
+// ends, however that comes about, the kernel kills every other process of its pid namespace before it can
+// be waited for.
+//
+//go:norace
+//go:nosplit
+func (l *launch) one() {
+	l.do(stepParent, unix.SYS_PRCTL, unix.PR_SET_PDEATHSIG, uintptr(unix.SIGKILL), 0, 0, 0)
+	// A process of the host would do much harm with what follows.
+	if pid, _, _ := unix.RawSyscall(unix.SYS_GETPID, 0, 0, 0); pid != 1 {
+		l.fail(stepParent, unix.ESRCH)
+	}
+	// Descriptors of other runs: as long as they are open here, their readers wait.
+	for i := 0; i < l.ngaps; i++ {
+		l.do(stepDescriptors, unix.SYS_CLOSE_RANGE, l.gaps[i][0], l.gaps[i][1], 0, 0, 0)
+	}
+	// What the worker's parent had ignored would pass on to the command; and to pid 1 the kernel delivers no
+	// signal from inside that has its default disposition. All are blocked since before the fork.
+	for signal := uintptr(1); signal <= lastSignal; signal++ {
+		if signal != uintptr(unix.SIGKILL) && signal != uintptr(unix.SIGSTOP) {
+			l.do(stepSignals, unix.SYS_RT_SIGACTION, signal, uintptr(unsafe.Pointer(&l.action)), 0, sigsetSize, 0)
+		}
+	}
+	l.do(stepCgroup, unix.SYS_UNSHARE, unix.CLONE_NEWCGROUP, 0, 0, 0, 0)
+	l.do(stepProc, unix.SYS_MOUNT, uintptr(unsafe.Pointer(&textProc[0])), uintptr(unsafe.Pointer(&textProcDir[0])),
+		uintptr(unsafe.Pointer(&textProc[0])), unix.MS_NOSUID|unix.MS_NODEV|unix.MS_NOEXEC, uintptr(unsafe.Pointer(l.proc)))
+	l.do(stepDetach, unix.SYS_UMOUNT2, uintptr(unsafe.Pointer(&textOldRoot[0])), unix.MNT_DETACH|unix.UMOUNT_NOFOLLOW, 0, 0, 0)
+	l.do(stepDetach, unix.SYS_UNLINKAT, atFDCWD, uintptr(unsafe.Pointer(&textOldRoot[0])), unix.AT_REMOVEDIR, 0, 0)
+	if l.readOnly {
+		l.do(stepReadOnly, unix.SYS_MOUNT_SETATTR, atFDCWD, uintptr(unsafe.Pointer(&textRoot[0])), 0,
+			uintptr(unsafe.Pointer(&l.attr)), unsafe.Sizeof(l.attr))
+	}
+	l.do(stepPrivileges, unix.SYS_PRCTL, unix.PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
+	if l.reaper >= 0 {
+		// Without privileges the kernel forbids it, and the run keeps the calling user's groups, which own
+		// nothing that it can see.
+		l.do(stepGroups, unix.SYS_SETGROUPS, 0, 0, 0, 0, 0)
+	}
+	l.set = 1 << (uint(unix.SIGCHLD) - 1)
+	ended := l.do(stepSignals, unix.SYS_SIGNALFD4, ^uintptr(0), uintptr(unsafe.Pointer(&l.set)), sigsetSize, unix.SFD_CLOEXEC, 0)
+	l.polls[1].Fd, l.polls[1].Events = int32(ended), unix.POLLIN
+	command := l.do(stepFork, unix.SYS_CLONE, uintptr(unix.SIGCHLD), 0, 0, 0, 0)
+	if command == 0 {
+		l.command()
+	}
+	l.drop()
+	l.wait(command)
+}
+
+// drop gives up what pid 1 no longer needs: it keeps the right to send signals, which is to processes of this run, and
+// where it has a user of its own it is not the command's.
+//
+//go:norace
+//go:nosplit
+func (l *launch) drop() {
+	if l.reaper >= 0 {
+		user := uintptr(l.reaper)
+		l.do(stepDrop, unix.SYS_PRCTL, unix.PR_SET_KEEPCAPS, 1, 0, 0, 0)
+		l.do(stepDrop, unix.SYS_SETRESGID, user, user, user, 0, 0)
+		l.do(stepDrop, unix.SYS_SETRESUID, user, user, user, 0, 0)
+	}
+	l.capData[0].Effective, l.capData[0].Permitted = 1<<capKill, 1<<capKill
+	l.do(stepDrop, unix.SYS_CAPSET, uintptr(unsafe.Pointer(&l.capHeader)), uintptr(unsafe.Pointer(&l.capData)), 0, 0, 0)
+	l.do(stepDrop, unix.SYS_PRCTL, unix.PR_SET_DUMPABLE, 0, 0, 0, 0)
+	if l.rprog.Len > 0 {
+		l.do(stepReaperFilter, unix.SYS_SECCOMP, seccompFilter, 0, uintptr(unsafe.Pointer(&l.rprog)), 0, 0)
+	}
+	unix.RawSyscall(unix.SYS_CLOSE, uintptr(l.start), 0, 0)
+	for _, fd := range l.stdio {
+		unix.RawSyscall(unix.SYS_CLOSE, uintptr(fd), 0, 0)
+	}
+}
+
+// wait reaps, and does what the worker says, until the command has ended or the worker is gone.
+//
+//go:norace
+//go:nosplit
+func (l *launch) wait(command uintptr) {
+	for {
+		unix.RawSyscall6(unix.SYS_PPOLL, uintptr(unsafe.Pointer(&l.polls)), 2, 0, 0, 0, 0)
+		if l.polls[0].Revents != 0 {
+			n, _, _ := unix.RawSyscall6(unix.SYS_RECVFROM, uintptr(l.control), uintptr(unsafe.Pointer(&l.word)), uintptr(len(l.word)), 0, 0, 0)
+			if int(n) > 0 && l.word[0] == WordTerm[0] {
+				// From pid 1, -1 is every process of the namespace but pid 1.
+				unix.RawSyscall(unix.SYS_KILL, ^uintptr(0), uintptr(unix.SIGTERM), 0)
+			} else {
+				unix.RawSyscall(unix.SYS_EXIT_GROUP, 1, 0, 0)
+			}
+		}
+		if l.polls[1].Revents == 0 {
+			continue
+		}
+		unix.RawSyscall(unix.SYS_READ, uintptr(l.polls[1].Fd), uintptr(unsafe.Pointer(&l.info)), uintptr(len(l.info)))
+		for {
+			pid, _, _ := unix.RawSyscall6(unix.SYS_WAIT4, ^uintptr(0), uintptr(unsafe.Pointer(&l.status)), unix.WNOHANG, 0, 0, 0)
+			if int(pid) <= 0 {
+				break
+			}
+			if pid != command {
+				continue
+			}
+			unix.RawSyscall(unix.SYS_CLOCK_GETTIME, unix.CLOCK_REALTIME, uintptr(unsafe.Pointer(&l.now)), 0)
+			l.record[0], l.record[1], l.record[2] = uint64(l.status), uint64(l.now.Sec), uint64(l.now.Nsec)
+			unix.RawSyscall(unix.SYS_WRITE, uintptr(l.end), uintptr(unsafe.Pointer(&l.record)), unsafe.Sizeof(l.record))
+			unix.RawSyscall(unix.SYS_EXIT_GROUP, 0, 0, 0)
+		}
+	}
+}
+
+// command becomes the command: the one user of the slot's user namespace, in a session of its own, with no
+// capability, behind Landlock and the filter.
+//
+//go:norace
+//go:nosplit
+func (l *launch) command() {
+	l.do(stepSession, unix.SYS_SETSID, 0, 0, 0, 0, 0)
+	l.do(stepUser, unix.SYS_SETNS, uintptr(l.users), unix.CLONE_NEWUSER, 0, 0, 0)
+	l.do(stepIDs, unix.SYS_SETRESGID, GID, GID, GID, 0, 0)
+	l.do(stepIDs, unix.SYS_SETRESUID, UID, UID, UID, 0, 0)
+	for i := 0; i < l.nrlimits; i++ {
+		l.rlim[0], l.rlim[1] = uint64(l.rlimits[i].cur), uint64(l.rlimits[i].max)
+		l.do(stepLimits, unix.SYS_PRLIMIT64, 0, l.rlimits[i].resource, uintptr(unsafe.Pointer(&l.rlim)), 0, 0)
+	}
+	for i, fd := range l.stdio {
+		l.do(stepStreams, unix.SYS_DUP3, uintptr(fd), uintptr(i), 0, 0, 0)
+	}
+	if l.terminal {
+		l.do(stepTerminal, unix.SYS_IOCTL, 0, unix.TIOCSCTTY, 0, 0, 0)
+	}
+	// Closed when the command executes: until then there may be something to report.
+	l.do(stepDescriptors, unix.SYS_CLOSE_RANGE, 3, math.MaxUint32, unix.CLOSE_RANGE_CLOEXEC, 0, 0)
+	l.do(stepDir, unix.SYS_CHDIR, uintptr(unsafe.Pointer(l.dir)), 0, 0, 0, 0)
+	if !l.keepCaps {
+		// From 64 on there is none; below, the kernel says where they end.
+		for c := uintptr(0); c <= lastCap; c++ {
+			if _, _, errno := unix.RawSyscall6(unix.SYS_PRCTL, unix.PR_CAPBSET_DROP, c, 0, 0, 0, 0); errno == unix.EINVAL {
+				break
+			}
+		}
+		l.capData = [2]unix.CapUserData{}
+		l.do(stepCapabilities, unix.SYS_CAPSET, uintptr(unsafe.Pointer(&l.capHeader)), uintptr(unsafe.Pointer(&l.capData)), 0, 0, 0)
+	}
+	if l.ruleset >= 0 {
+		l.do(stepLandlock, unix.SYS_LANDLOCK_RESTRICT_SELF, uintptr(l.ruleset), 0, 0, 0, 0)
+	}
+	l.set = 0
+	l.do(stepSignals, unix.SYS_RT_SIGPROCMASK, unix.SIG_SETMASK, uintptr(unsafe.Pointer(&l.set)), 0, sigsetSize, 0)
+	if l.fprog.Len > 0 {
+		listener := l.do(stepFilter, unix.SYS_SECCOMP, seccompFilter, l.filterFlags, uintptr(unsafe.Pointer(&l.fprog)), 0, 0)
+		if l.watched {
+			*(*int32)(unsafe.Pointer(&l.rights[unix.SizeofCmsghdr])) = int32(listener)
+			l.do(stepListener, unix.SYS_SENDMSG, uintptr(l.control), uintptr(unsafe.Pointer(&l.message)), unix.MSG_NOSIGNAL, 0, 0)
+		}
+	}
+	l.do(stepExec, unix.SYS_EXECVE, uintptr(unsafe.Pointer(l.path)), uintptr(unsafe.Pointer(&l.argv[0])), uintptr(unsafe.Pointer(&l.envv[0])), 0, 0)
+}
+
+// atFDCWD is AT_FDCWD as the kernel reads it.
+const atFDCWD = ^uintptr(99)

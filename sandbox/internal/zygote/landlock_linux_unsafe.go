@@ -1,0 +1,96 @@
+// SPDX-License-Identifier: Apache-2.0
+
+//go:build linux
+
+package zygote
+
+import (
+	"errors"
+	"fmt"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+)
+
+// What Landlock can restrict (landlock(7)).
+const (
+	landlockRead  = unix.LANDLOCK_ACCESS_FS_EXECUTE | unix.LANDLOCK_ACCESS_FS_READ_FILE | unix.LANDLOCK_ACCESS_FS_READ_DIR
+	landlockFile  = unix.LANDLOCK_ACCESS_FS_WRITE_FILE | unix.LANDLOCK_ACCESS_FS_TRUNCATE | unix.LANDLOCK_ACCESS_FS_IOCTL_DEV
+	landlockWrite = landlockFile | unix.LANDLOCK_ACCESS_FS_REMOVE_DIR | unix.LANDLOCK_ACCESS_FS_REMOVE_FILE |
+		unix.LANDLOCK_ACCESS_FS_MAKE_DIR | unix.LANDLOCK_ACCESS_FS_MAKE_REG | unix.LANDLOCK_ACCESS_FS_MAKE_SOCK |
+		unix.LANDLOCK_ACCESS_FS_MAKE_FIFO | unix.LANDLOCK_ACCESS_FS_MAKE_SYM | unix.LANDLOCK_ACCESS_FS_REFER
+	landlockAll = landlockRead | landlockWrite | unix.LANDLOCK_ACCESS_FS_MAKE_CHAR | unix.LANDLOCK_ACCESS_FS_MAKE_BLOCK
+)
+
+// LandlockVersion returns the version of Landlock that the kernel has, or 0.
+func LandlockVersion() int {
+	v, _, errno := unix.RawSyscall(unix.SYS_LANDLOCK_CREATE_RULESET, 0, 0, unix.LANDLOCK_CREATE_RULESET_VERSION)
+	if errno != 0 {
+		return 0
+	}
+	return int(v)
+}
+
+// landlockRights returns the rights that a version of Landlock knows.
+func landlockRights(version int) uint64 {
+	known := uint64(landlockAll)
+	for _, later := range []struct {
+		version int
+		right   uint64
+	}{
+		{2, unix.LANDLOCK_ACCESS_FS_REFER},
+		{3, unix.LANDLOCK_ACCESS_FS_TRUNCATE},
+		{5, unix.LANDLOCK_ACCESS_FS_IOCTL_DEV},
+	} {
+		if version < later.version {
+			known &^= later.right
+		}
+	}
+	return known
+}
+
+// ruleset returns the descriptor of the plan's Landlock rules, or -1: everything that is in sight can be read, what is
+// writable can be changed, devices can be written; and no signal or abstract socket reaches beyond the run. It is a
+// second layer over the mounts, in which inputs inside a writable directory cannot be told from it.
+func ruleset(plan *Plan) (int, error) {
+	if plan.Landlock == 0 {
+		return -1, nil
+	}
+	known := landlockRights(plan.Landlock)
+	attr := unix.LandlockRulesetAttr{Access_fs: known}
+	size := unsafe.Sizeof(attr.Access_fs)
+	if plan.Landlock >= 6 {
+		attr.Scoped = unix.LANDLOCK_SCOPE_ABSTRACT_UNIX_SOCKET | unix.LANDLOCK_SCOPE_SIGNAL
+		size = unsafe.Sizeof(attr)
+	}
+	r, _, errno := unix.RawSyscall(unix.SYS_LANDLOCK_CREATE_RULESET, uintptr(unsafe.Pointer(&attr)), size, 0)
+	if errno != 0 {
+		return -1, fmt.Errorf("ruleset: %w", errno)
+	}
+	fd := int(r)
+	err := errors.Join(allow(fd, "/", landlockRead), allow(fd, "/dev", known&landlockFile))
+	for _, p := range plan.Writable {
+		err = errors.Join(err, allow(fd, p, known&(landlockRead|landlockWrite)))
+	}
+	if err != nil {
+		unix.Close(fd)
+		return -1, err
+	}
+	return fd, nil
+}
+
+// allow adds a rule for what lies below p.
+func allow(ruleset int, p string, rights uint64) error {
+	dir, err := unix.Open(p, unix.O_PATH|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return fmt.Errorf("%s: %w", p, err)
+	}
+	defer unix.Close(dir)
+	attr := unix.LandlockPathBeneathAttr{Allowed_access: rights, Parent_fd: int32(dir)}
+	_, _, errno := unix.RawSyscall6(unix.SYS_LANDLOCK_ADD_RULE, uintptr(ruleset), unix.LANDLOCK_RULE_PATH_BENEATH,
+		uintptr(unsafe.Pointer(&attr)), 0, 0, 0)
+	if errno != 0 {
+		return fmt.Errorf("%s: %w", p, errno)
+	}
+	return nil
+}

@@ -1,0 +1,252 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package namespace
+
+import (
+	"encoding/binary"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/cloister-build/cloister/sandbox"
+	"github.com/cloister-build/cloister/sandbox/internal/cgroup"
+	"github.com/cloister-build/cloister/sandbox/internal/seccomp"
+	"github.com/cloister-build/cloister/sandbox/internal/witness"
+	"github.com/cloister-build/cloister/sandbox/internal/zygote"
+	"golang.org/x/sys/unix"
+)
+
+// enforced returns what this backend holds a run to. Its control groups must have been looked for.
+func (b *Backend) enforced() *sandbox.Features {
+	f := &sandbox.Features{Backend: Name, Endpoints: b.config.has(NetNamespace)}
+	var can cgroup.Ability
+	b.mu.Lock()
+	if b.groups != nil {
+		can = b.groups.Can()
+	}
+	b.mu.Unlock()
+	for _, row := range []struct {
+		limit sandbox.Limit
+		ok    bool
+	}{
+		{sandbox.LimitMemory, can.LimitMemory},
+		{sandbox.LimitCPU, can.CountCPU},
+		{sandbox.LimitProcesses, can.LimitProcesses || b.config.has(Rlimits)},
+		{sandbox.LimitOpenFiles, b.config.has(Rlimits)},
+		{sandbox.LimitOutputBytes, true},
+		{sandbox.LimitOutputFiles, true},
+	} {
+		if row.ok {
+			f.Limits = append(f.Limits, row.limit)
+		}
+	}
+	f.Audits = []sandbox.Audit{sandbox.AuditOff}
+	if b.config.has(Seccomp) && b.config.has(Witness) {
+		f.Audits = append(f.Audits, sandbox.AuditAttempts, sandbox.AuditFull)
+	}
+	return f
+}
+
+// conditions returns what the plan of a run depends on besides its spec.
+func (b *Backend) conditions(spec *sandbox.Spec, s *slot, terminal bool) *conditions {
+	c := &conditions{without: b.config.Without, landlock: b.landlock, groups: s.group != nil, terminal: terminal}
+	if b.config.has(HiddenPaths) && !b.exposed.Load() {
+		c.hidden = b.config.Hidden
+	}
+	if b.config.has(Seccomp) {
+		watch := seccomp.WatchOff
+		switch spec.Audit {
+		case sandbox.AuditAttempts:
+			watch = seccomp.WatchAttempts
+		case sandbox.AuditFull:
+			watch = seccomp.WatchFull
+		}
+		c.watched = watch != seccomp.WatchOff
+		c.filter = encode(seccomp.Program(seccomp.Config{Listen: spec.Network.Listen, Watch: watch}))
+		c.reaper = encode(seccomp.Reaper())
+	}
+	return c
+}
+
+// encode returns a program as bytes.
+func encode(program []unix.SockFilter) []byte {
+	b := make([]byte, 0, 8*len(program))
+	for _, i := range program {
+		b = binary.NativeEndian.AppendUint16(b, i.Code)
+		b = append(b, i.Jt, i.Jf)
+		b = binary.NativeEndian.AppendUint32(b, i.K)
+	}
+	return b
+}
+
+// view returns what a run may do, for who watches it.
+func view(spec *sandbox.Spec, source map[string]string) witness.View {
+	v := witness.View{Source: source, Writable: []string{"/dev/shm"}, Loopback: spec.Network.Loopback, Full: spec.Audit == sandbox.AuditFull}
+	for _, o := range spec.Outputs {
+		v.Writable = append(v.Writable, o.Target)
+	}
+	for _, t := range spec.Temp {
+		v.Writable = append(v.Writable, t.Target)
+	}
+	for _, in := range spec.Inputs {
+		v.Inputs = append(v.Inputs, in.Target)
+	}
+	return v
+}
+
+// limit prepares the slot's control group for the run.
+func (r *run) limit() error {
+	if r.slot.group == nil {
+		return nil
+	}
+	l := cgroup.Limits{Memory: r.spec.Limits.Memory, Processes: r.spec.Limits.Processes}
+	if l.Processes != sandbox.Unlimited {
+		l.Processes++ // pid 1
+	}
+	if err := r.slot.group.Reset(l); err != nil {
+		return fmt.Errorf("limits of the run: %w", err)
+	}
+	return nil
+}
+
+// interval is how often a run is looked at while it executes. It may exceed its processor time by that much on
+// every processor.
+const interval = 200 * time.Millisecond
+
+// monitor kills the run when it has used up its processor time, or when the kernel has killed one of its processes
+// for want of memory: what is left of it could only confuse.
+func (r *run) monitor(p *progress) {
+	if r.slot.group == nil {
+		return
+	}
+	tick := time.NewTicker(interval)
+	defer tick.Stop()
+	for {
+		select {
+		case <-p.exited:
+			return
+		case <-p.reaped:
+			return
+		case <-tick.C:
+		}
+		used, err := r.slot.group.Sample()
+		if err != nil {
+			continue // asked again at the end, where it matters
+		}
+		if e := r.over(&used); e != nil {
+			r.mu.Lock()
+			r.exceeded = e
+			r.mu.Unlock()
+			_ = zygote.Send(r.control, []byte(zygote.WordKill))
+			return
+		}
+	}
+}
+
+// over returns the limit that ends the run, or nil.
+func (r *run) over(used *cgroup.Usage) *sandbox.Event {
+	l := &r.spec.Limits
+	if used.OOMKills > 0 {
+		return exceeded(sandbox.LimitMemory, used.PeakMemory, l.Memory)
+	}
+	if cpu := used.User + used.System; l.CPU != sandbox.Unlimited && cpu >= l.CPU {
+		return exceeded(sandbox.LimitCPU, int64(cpu), int64(l.CPU))
+	}
+	return nil
+}
+
+func exceeded(l sandbox.Limit, actual, limit int64) *sandbox.Event {
+	return &sandbox.Event{Kind: sandbox.EventLimit, Subject: string(l), Count: 1, Actual: l.Format(actual), Limit: l.Format(limit)}
+}
+
+// account completes res with what the run used, and what was seen of it, now that all of it is dead.
+func (r *run) account(res *sandbox.Result) error {
+	u := &res.Usage
+	res.Exceeded = r.exceeded
+	if r.slot.group != nil {
+		used, err := r.slot.group.Sample()
+		if err != nil {
+			return fmt.Errorf("usage of the run: %w", err)
+		}
+		if used.User+used.System > u.User+u.System {
+			u.User, u.System = used.User, used.System
+		}
+		u.PeakMemory = used.PeakMemory
+		u.PeakProcesses = used.PeakProcesses
+		u.ReadBytes, u.WrittenBytes = max(u.ReadBytes, used.ReadBytes), max(u.WrittenBytes, used.WrittenBytes)
+		if res.Exceeded == nil {
+			res.Exceeded = r.over(&used)
+		}
+		if used.ForksRefused > 0 {
+			e := exceeded(sandbox.LimitProcesses, used.PeakProcesses-1, r.spec.Limits.Processes)
+			e.Count = int(used.ForksRefused)
+			r.met(res, e)
+		}
+	}
+	r.full(res)
+	if r.recorder != nil {
+		r.recorder.Stop()
+		events, unrecorded, opened := r.recorder.Seen()
+		res.Events = append(res.Events, events...)
+		res.Unrecorded, res.Opened = unrecorded, opened
+	}
+	if r.gate != nil {
+		res.Events = append(res.Events, r.gate.close()...)
+	}
+	if res.Exceeded != nil && !slices.ContainsFunc(res.Events, func(e sandbox.Event) bool { return e == *res.Exceeded }) {
+		res.Events = append(res.Events, *res.Exceeded)
+	}
+	slices.SortFunc(res.Events, sandbox.Event.Compare)
+	return nil
+}
+
+// met records a limit that the run ran into. If its command failed, that is why.
+func (r *run) met(res *sandbox.Result, e *sandbox.Event) {
+	res.Events = append(res.Events, *e)
+	if res.Exceeded == nil && res.ExitCode != 0 {
+		res.Exceeded = e
+	}
+}
+
+// full says if the workspace has no room left.
+func (r *run) full(res *sandbox.Result) {
+	if r.spec.Workspace == "" || len(r.spec.Outputs) == 0 {
+		return
+	}
+	var st unix.Statfs_t
+	if err := unix.Statfs(r.spec.Workspace, &st); err != nil {
+		return
+	}
+	l := &r.spec.Limits
+	if st.Bavail == 0 && st.Blocks > 0 && l.OutputBytes != sandbox.Unlimited {
+		r.met(res, exceeded(sandbox.LimitOutputBytes, l.OutputBytes, l.OutputBytes))
+	}
+	if st.Ffree == 0 && st.Files > 0 && l.OutputFiles != sandbox.Unlimited {
+		r.met(res, exceeded(sandbox.LimitOutputFiles, l.OutputFiles, l.OutputFiles))
+	}
+}
+
+// layers returns the names of what is in force, for Features.
+func (b *Backend) layers() []string {
+	names := []string{"user", "mount", "pid", "network", "ipc", "uts", "cgroup"}
+	for layer, name := range map[Layer]string{NetNamespace: "network", IPCNamespace: "ipc"} {
+		if !b.config.has(layer) {
+			names = slices.DeleteFunc(names, func(n string) bool { return n == name })
+		}
+	}
+	names = []string{strings.Join(names, "+") + " namespaces"}
+	if b.groups != nil && b.groups.Mode() != cgroup.None {
+		names = append(names, string(b.groups.Mode())+" limits")
+	}
+	if b.config.has(Seccomp) {
+		names = append(names, "seccomp")
+	}
+	if b.landlock > 0 {
+		names = append(names, "landlock")
+	}
+	if b.config.has(Seccomp) && b.config.has(Witness) {
+		names = append(names, "witness")
+	}
+	return names
+}
