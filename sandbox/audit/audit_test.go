@@ -1,0 +1,597 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package audit_test
+
+import (
+	"bytes"
+	"crypto/sha256"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/cloister-build/cloister/sandbox"
+	"github.com/cloister-build/cloister/sandbox/audit"
+	"github.com/google/go-cmp/cmp"
+	"github.com/google/go-cmp/cmp/cmpopts"
+)
+
+// entry returns an entry that n decides.
+func entry(n int) audit.Entry {
+	return audit.Entry{
+		Time:   time.Date(2026, 11, 21, 12, 0, n, 5, time.UTC),
+		Action: fmt.Sprintf("%064x/142", n), Instance: "main", Target: "//app:bin", Mnemonic: "CppCompile",
+		Invocation: "7d0c", Worker: "w1", Exit: n % 3, Unrecorded: n % 2,
+		Events: []sandbox.Event{
+			{Kind: sandbox.EventConnect, Subject: "tcp 10.0.0.1:443", Syscall: "connect", Process: "curl", Count: 2},
+			{Kind: sandbox.EventLimit, Subject: "memory", Count: 1, Actual: "4.0 GiB", Limit: "4.0 GiB", Detail: "set limit.memory"},
+		},
+	}
+}
+
+func open(t testing.TB, dir string) *audit.Log {
+	t.Helper()
+	l, err := audit.Open(dir)
+	if errors.Is(err, errors.ErrUnsupported) {
+		t.Skipf("no file lock: %v", err)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := l.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+	return l
+}
+
+func appendAll(t testing.TB, l *audit.Log, entries ...audit.Entry) {
+	t.Helper()
+	for _, e := range entries {
+		if err := l.Append(e); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+func read(t testing.TB, dir string) []audit.Record {
+	t.Helper()
+	var rs []audit.Record
+	if err := audit.Read(dir, func(r audit.Record) error { rs = append(rs, r); return nil }); err != nil {
+		t.Fatal(err)
+	}
+	return rs
+}
+
+func verify(t testing.TB, dir, head string) *audit.Report {
+	t.Helper()
+	r, err := audit.Verify(dir, head)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return r
+}
+
+// segments returns the paths of the segments of dir, oldest first.
+func segments(t testing.TB, dir string) []string {
+	t.Helper()
+	paths, err := filepath.Glob(filepath.Join(dir, "*.jsonl"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return paths
+}
+
+// filled makes a log of 12 entries in segments of four.
+func filled(t testing.TB) (dir, head string) {
+	t.Helper()
+	dir = filepath.Join(t.TempDir(), "audit")
+	l := open(t, dir)
+	l.SetSegmentBytes(3000)
+	for i := range 12 {
+		appendAll(t, l, entry(i))
+	}
+	if err := l.Close(); err != nil {
+		t.Fatal(err)
+	}
+	for _, path := range segments(t, dir) {
+		b, err := os.ReadFile(path)
+		if err != nil || bytes.Count(b, []byte("\n")) != 4 {
+			t.Fatalf("%s has %d lines (%v), want 4", path, bytes.Count(b, []byte("\n")), err)
+		}
+	}
+	return dir, verify(t, dir, "").Head
+}
+
+func TestReadReturnsWhatWasAppended(t *testing.T) {
+	dir := filepath.Join(t.TempDir(), "a", "audit")
+	l := open(t, dir)
+	want := []audit.Entry{entry(1), entry(2), {}, entry(3)}
+	want[2].Time = time.Date(2026, 11, 21, 12, 0, 0, 0, time.UTC)
+	appendAll(t, l, want...)
+	prev := strings.Repeat("0", 64)
+	rs := read(t, dir) // while the writer has it open
+	for i, r := range rs {
+		if diff := cmp.Diff(want[i], r.Entry); diff != "" {
+			t.Errorf("entry %d (-want +got):\n%s", i+1, diff)
+		}
+		if r.Seq != uint64(i+1) || r.Prev != prev || r.Note != "" {
+			t.Errorf("entry %d: number %d, note %q, follows %s, want %s", i+1, r.Seq, r.Note, r.Prev, prev)
+		}
+		prev = r.Hash
+	}
+	if len(rs) != len(want) {
+		t.Errorf("got %d entries, want %d", len(rs), len(want))
+	}
+	report := verify(t, dir, prev)
+	if want := (audit.Report{Entries: 4, First: 1, Head: prev}); *report != want {
+		t.Errorf("got %+v, want %+v", *report, want)
+	}
+	for _, path := range append(segments(t, dir), dir) {
+		if fi, err := os.Stat(path); err != nil || fi.Mode().Perm()&0o077 != 0 {
+			t.Errorf("%s is open to others: %v, %v", path, fi.Mode(), err)
+		}
+	}
+}
+
+func TestTimeIsRecordedInUTC(t *testing.T) {
+	dir := t.TempDir()
+	e := entry(1)
+	e.Time = e.Time.In(time.FixedZone("", 3600))
+	appendAll(t, open(t, dir), e)
+	if got := read(t, dir)[0].Time; got != e.Time.UTC() {
+		t.Errorf("got %v, want %v", got, e.Time.UTC())
+	}
+}
+
+func TestChainGoesOnAcrossSegmentsAndWriters(t *testing.T) {
+	dir, head := filled(t)
+	if n := len(segments(t, dir)); n != 3 {
+		t.Fatalf("%d segments, want 3", n)
+	}
+	l := open(t, dir)
+	appendAll(t, l, entry(12))
+	report := verify(t, dir, head)
+	if report.Entries != 13 || report.Head == head {
+		t.Errorf("got %+v, want 13 entries and another head", report)
+	}
+}
+
+func TestOldestSegmentsMayBeDeleted(t *testing.T) {
+	dir, head := filled(t)
+	anchor := read(t, dir)[4].Prev
+	l := open(t, dir) // deleting needs no pause of the writer
+	if err := os.Remove(segments(t, dir)[0]); err != nil {
+		t.Fatal(err)
+	}
+	for _, h := range []string{"", head, anchor} {
+		if r := verify(t, dir, h); r.First != 5 || r.Entries != 8 {
+			t.Errorf("head %q: got %+v, want 8 entries from 5", h, r)
+		}
+	}
+	appendAll(t, l, entry(12))
+	if rs := read(t, dir); rs[0].Seq != 5 || rs[len(rs)-1].Seq != 13 {
+		t.Errorf("got entries %d to %d, want 5 to 13", rs[0].Seq, rs[len(rs)-1].Seq)
+	}
+	// Deleted is what is remembered from before.
+	if _, err := audit.Verify(dir, strings.Repeat("a", 64)); !errors.Is(err, audit.ErrTampered) || !strings.Contains(err.Error(), "before entry 5") {
+		t.Errorf("got %v, want ErrTampered that says where the log begins", err)
+	}
+}
+
+// rehash gives a line a hash that fits it.
+func rehash(line []byte) []byte {
+	head, _, _ := bytes.Cut(line, []byte(`,"hash":"`))
+	sum := sha256.Sum256(head)
+	return fmt.Appendf(slices.Clone(head), `,"hash":"%s"}`, hex.EncodeToString(sum[:]))
+}
+
+func TestTamperingIsFound(t *testing.T) {
+	// edit changes the lines of one segment.
+	edit := func(segment int, change func(lines [][]byte) [][]byte) func(*testing.T, []string) {
+		return func(t *testing.T, paths []string) {
+			b, err := os.ReadFile(paths[segment])
+			if err != nil {
+				t.Fatal(err)
+			}
+			lines := change(bytes.Split(bytes.TrimSuffix(b, []byte("\n")), []byte("\n")))
+			b = bytes.Join(lines, []byte("\n"))
+			if len(lines) > 0 {
+				b = append(b, '\n')
+			}
+			if err := os.WriteFile(paths[segment], b, 0o600); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	replace := func(line int, old, new string, fix bool) func([][]byte) [][]byte {
+		return func(lines [][]byte) [][]byte {
+			l := bytes.Replace(lines[line], []byte(old), []byte(new), 1)
+			if bytes.Equal(l, lines[line]) {
+				panic("nothing was replaced")
+			}
+			if fix {
+				l = rehash(l)
+			}
+			lines[line] = l
+			return lines
+		}
+	}
+	remove := func(segment int) func(*testing.T, []string) {
+		return func(t *testing.T, paths []string) {
+			if err := os.Remove(paths[segment]); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	for _, c := range []struct {
+		name   string
+		change func(*testing.T, []string)
+		// segment and line are the first that does not fit; no line if only the head shows it.
+		segment, line int
+		why           string
+	}{
+		{"a byte", edit(1, replace(2, "curl", "curk", false)), 1, 3, "was changed"},
+		{"a byte of the last line", edit(2, replace(3, `"exit":2`, `"exit":0`, false)), 2, 4, "was changed"},
+		{"a byte of a hash", edit(0, replace(1, `,"hash":"`, `,"hash":"x`, false)), 0, 2, "does not end in a hash"},
+		{"a line's end", edit(0, func(l [][]byte) [][]byte { l[1] = append(l[1], ' '); return l }), 0, 2, "does not end in a hash"},
+		{"one line with its hash", edit(1, replace(1, "curl", "wget", true)), 1, 3, "was replaced"},
+		{"the last line of a segment with its hash", edit(0, replace(3, "curl", "wget", true)), 1, 1, "was replaced"},
+		{"the first line's past", edit(0, replace(0, `"prev":"0`, `"prev":"1`, true)), 0, 1, "was replaced"},
+		{"a number", edit(1, replace(1, `"seq":6`, `"seq":7`, true)), 1, 2, "this is entry 7, and entry 6 is expected"},
+		{"what is no JSON", edit(1, replace(1, `{`, `[`, true)), 1, 2, "is no entry"},
+		{"a line deleted", edit(1, func(l [][]byte) [][]byte { return slices.Delete(l, 1, 2) }), 1, 2, "this is entry 7, and entry 6 is expected"},
+		{"the first line deleted", edit(0, func(l [][]byte) [][]byte { return l[1:] }), 0, 1, "this is entry 2, and entry 1 is expected"},
+		{"the last line of a segment deleted", edit(0, func(l [][]byte) [][]byte { return l[:3] }), 1, 1, "entry 4 is expected"},
+		{"a line twice", edit(1, func(l [][]byte) [][]byte { return slices.Insert(l, 2, l[1]) }), 1, 3, "this is entry 6, and entry 7 is expected"},
+		{"an empty line", edit(1, func(l [][]byte) [][]byte { return slices.Insert(l, 2, nil) }), 1, 3, "does not end in a hash"},
+		{"lines swapped", edit(1, func(l [][]byte) [][]byte { l[1], l[2] = l[2], l[1]; return l }), 1, 2, "this is entry 7, and entry 6 is expected"},
+		{"a long line", edit(1, func(l [][]byte) [][]byte { l[1] = make([]byte, audit.MaxLine); return l }), 1, 2, "is longer than"},
+		{"a middle segment deleted", remove(1), 2, 1, "entry 5 is expected"},
+		{"a middle segment emptied", edit(1, func([][]byte) [][]byte { return nil }), 2, 1, "entry 5 is expected"},
+		{"a middle segment cut within a line", func(t *testing.T, paths []string) {
+			fi, err := os.Stat(paths[1])
+			if err == nil {
+				err = os.Truncate(paths[1], fi.Size()-1)
+			}
+			if err != nil {
+				t.Fatal(err)
+			}
+		}, 1, 4, "is cut off"},
+		{"a segment renamed", func(t *testing.T, paths []string) {
+			if err := os.Rename(paths[2], strings.Replace(paths[2], "009.", "010.", 1)); err != nil {
+				t.Fatal(err)
+			}
+		}, 2, 1, "entry 9 is expected"},
+		{"the tail cut", edit(2, func(l [][]byte) [][]byte { return l[:3] }), 2, 0, "no line has the hash"},
+		{"the tail cut within a line", func(t *testing.T, paths []string) {
+			if err := os.Truncate(paths[2], 100); err != nil {
+				t.Fatal(err)
+			}
+		}, 2, 0, "no line has the hash"},
+		{"the last segment deleted", remove(2), 2, 0, "no line has the hash"},
+		{"everything deleted", func(t *testing.T, paths []string) {
+			for i := range paths {
+				remove(i)(t, paths)
+			}
+		}, 2, 0, "no line has the hash"},
+		{"the last line with its hash", edit(2, replace(3, "curl", "wget", true)), 2, 0, "no line has the hash"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			dir, head := filled(t)
+			c.change(t, segments(t, dir))
+			want := ": " + c.why
+			if c.line > 0 {
+				want = fmt.Sprintf("%020d.v1.jsonl:%d: ", 1+4*c.segment, c.line)
+				if c.name == "a segment renamed" {
+					want = strings.Replace(want, "009.", "010.", 1)
+				}
+			}
+			_, err := audit.Verify(dir, head)
+			if !errors.Is(err, audit.ErrTampered) || !strings.Contains(err.Error(), want) || !strings.Contains(err.Error(), c.why) {
+				t.Errorf("got %v, want ErrTampered with %q and %q", err, want, c.why)
+			}
+			// Without the head the rest fits, where it is the head that shows it.
+			if _, err := audit.Verify(dir, ""); errors.Is(err, audit.ErrTampered) != (c.line > 0) {
+				t.Errorf("without the head: %v", err)
+			}
+			if err := audit.Read(dir, func(audit.Record) error { return nil }); errors.Is(err, audit.ErrTampered) != (c.line > 0) {
+				t.Errorf("Read: %v", err)
+			}
+		})
+	}
+}
+
+func TestEveryByteOfALineCounts(t *testing.T) {
+	dir := t.TempDir()
+	appendAll(t, open(t, dir), entry(1))
+	path := segments(t, dir)[0]
+	b, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for i := range len(b) - 1 { // without the last, the line is unfinished
+		b[i] ^= 1
+		if err := os.WriteFile(path, b, 0o600); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := audit.Verify(dir, ""); !errors.Is(err, audit.ErrTampered) {
+			t.Errorf("a bit of byte %d, %q, may be changed: %v", i, b[i]^1, err)
+		}
+		b[i] ^= 1
+	}
+}
+
+func TestDamagedLogIsNotAppendedTo(t *testing.T) {
+	dir, _ := filled(t)
+	paths := segments(t, dir)
+	b, err := os.ReadFile(paths[2])
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(paths[2], bytes.Replace(b, []byte("curl"), []byte("wget"), 1), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for range 2 { // the lock was given back
+		if _, err := audit.Open(dir); !errors.Is(err, audit.ErrTampered) || !strings.Contains(err.Error(), "move "+dir+" aside") {
+			t.Errorf("got %v, want ErrTampered and what to do", err)
+		}
+	}
+}
+
+func TestEmptySegments(t *testing.T) {
+	t.Run("after another", func(t *testing.T) {
+		dir, head := filled(t)
+		if err := os.WriteFile(filepath.Join(dir, fmt.Sprintf("%020d.v1.jsonl", 13)), nil, 0o600); err != nil {
+			t.Fatal(err)
+		}
+		appendAll(t, open(t, dir), entry(12))
+		if r := verify(t, dir, head); r.Entries != 13 || len(segments(t, dir)) != 4 {
+			t.Errorf("got %+v, want 13 entries in 4 segments", r)
+		}
+	})
+	t.Run("alone", func(t *testing.T) {
+		dir := t.TempDir()
+		if err := os.WriteFile(filepath.Join(dir, fmt.Sprintf("%020d.v1.jsonl", 13)), nil, 0o600); err != nil {
+			t.Fatal(err)
+		}
+		if l, err := audit.Open(dir); !errors.Is(err, audit.ErrTampered) && !errors.Is(err, errors.ErrUnsupported) {
+			t.Errorf("got %v, %v: a chain cannot go on from nothing", l, err)
+		}
+	})
+}
+
+func TestNoLog(t *testing.T) {
+	dir := filepath.Join(t.TempDir(), "absent")
+	if err := audit.Read(dir, nil); !errors.Is(err, fs.ErrNotExist) {
+		t.Errorf("Read: got %v, want ErrNotExist", err)
+	}
+	if _, err := audit.Verify(dir, ""); !errors.Is(err, fs.ErrNotExist) {
+		t.Errorf("Verify: got %v, want ErrNotExist", err)
+	}
+	open(t, dir)
+	zeros := strings.Repeat("0", 64)
+	if r := verify(t, dir, zeros); *r != (audit.Report{Head: zeros}) {
+		t.Errorf("got %+v of a log without entries", r)
+	}
+}
+
+func TestVisitEndsRead(t *testing.T) {
+	dir, _ := filled(t)
+	end, n := errors.New("enough"), 0
+	if err := audit.Read(dir, func(audit.Record) error { n++; return end }); !errors.Is(err, end) || n != 1 {
+		t.Errorf("got %v after %d entries, want %v after 1", err, n, end)
+	}
+}
+
+func TestConcurrentAppends(t *testing.T) {
+	const writers, each = 8, 100
+	dir := t.TempDir()
+	l := open(t, dir)
+	l.SetSegmentBytes(20_000)
+	var wg sync.WaitGroup
+	for w := range writers {
+		wg.Go(func() {
+			for i := range each {
+				e := entry(i)
+				e.Worker = fmt.Sprint(w)
+				if err := l.Append(e); err != nil {
+					t.Error(err)
+				}
+			}
+		})
+	}
+	wg.Go(func() { // and somebody looks on
+		for range 20 {
+			if _, err := audit.Verify(dir, ""); err != nil {
+				t.Errorf("while it is written: %v", err)
+			}
+		}
+	})
+	wg.Wait()
+	next := map[string]int{}
+	for _, r := range read(t, dir) {
+		if diff := cmp.Diff(entry(next[r.Worker]), r.Entry, cmpopts.IgnoreFields(audit.Entry{}, "Worker")); diff != "" {
+			t.Fatalf("worker %s (-want +got):\n%s", r.Worker, diff)
+		}
+		next[r.Worker]++
+	}
+	for w := range writers {
+		if n := next[fmt.Sprint(w)]; n != each {
+			t.Errorf("%d entries of worker %d, want %d", n, w, each)
+		}
+	}
+}
+
+func TestAppendAfterClose(t *testing.T) {
+	l := open(t, t.TempDir())
+	if err := l.Close(); err != nil {
+		t.Fatal(err)
+	}
+	if err := l.Append(entry(1)); !errors.Is(err, os.ErrClosed) {
+		t.Errorf("got %v, want ErrClosed", err)
+	}
+}
+
+func TestSyncedEntriesCanBeRead(t *testing.T) {
+	dir := t.TempDir()
+	l := open(t, dir)
+	l.Sync = true
+	appendAll(t, l, entry(1), entry(2))
+	if n := verify(t, dir, "").Entries; n != 2 {
+		t.Errorf("%d entries, want 2", n)
+	}
+}
+
+// hostile are texts that a line or a terminal might take for something else.
+var hostile = []string{
+	"a\n{\"seq\":9}", "\r\x1b[2J\x1b]0;title\a", "\x9b31m", "\u009b31m", "\u202egpj.exe", "\u2028", "\x7f", "\"},\"hash\":\"", "é 日 😀 <&>", `\x1b`, "\x00",
+}
+
+func TestTextsCannotForgeLines(t *testing.T) {
+	dir := t.TempDir()
+	l := open(t, dir)
+	for _, s := range hostile {
+		appendAll(t, l, audit.Entry{
+			Action: s, Instance: s, Target: s, Mnemonic: s, Invocation: s, Worker: s,
+			Events: []sandbox.Event{{Kind: sandbox.EventKind(s), Subject: s, Syscall: s, Process: s, Count: 1, Actual: s, Limit: s, Detail: s}},
+		})
+	}
+	stored, err := os.ReadFile(segments(t, dir)[0])
+	if err != nil {
+		t.Fatal(err)
+	}
+	for i, b := range stored {
+		if (b < ' ' || b > '~') && b != '\n' {
+			t.Fatalf("byte %d of the log is %#x, in %q", i, b, stored[max(0, i-30):i+1])
+		}
+	}
+	rs := read(t, dir)
+	if len(rs) != len(hostile) || bytes.Count(stored, []byte("\n")) != len(hostile) {
+		t.Fatalf("%d entries, %d lines, want %d", len(rs), bytes.Count(stored, []byte("\n")), len(hostile))
+	}
+	for i, r := range rs {
+		want := hostile[i]
+		if want == "\x9b31m" {
+			want = `\x9b31m` // not UTF-8
+		}
+		if r.Events[0].Subject != want || r.Target != want {
+			t.Errorf("got %q and %q, want %q", r.Target, r.Events[0].Subject, want)
+		}
+		lines := r.Lines("")
+		if len(lines) != 1 {
+			t.Errorf("%q: %d lines for one event: %q", want, len(lines), lines)
+		}
+		for _, text := range append(lines, strings.ReplaceAll(r.Text(), "\n", " ")) {
+			if j := strings.IndexFunc(text, func(r rune) bool { return r < ' ' || r >= 0x7f && r < 0xa0 || r >= 0x2028 && r <= 0x202e }); j >= 0 {
+				t.Errorf("shown as %q", text)
+			}
+		}
+		if n := strings.Count(r.Text(), "\n"); n != 12 {
+			t.Errorf("%q: %d lines, want 12:\n%s", want, n, r.Text())
+		}
+	}
+}
+
+func TestHugeEntryIsCutAndSaysSo(t *testing.T) {
+	dir := t.TempDir()
+	l := open(t, dir)
+	long := strings.Repeat("\x01", 100_000)
+	huge := audit.Entry{Time: entry(1).Time, Action: long, Instance: long, Target: long, Mnemonic: long, Invocation: long, Worker: long, Unrecorded: 7}
+	for range sandbox.MaxEvents {
+		huge.Events = append(huge.Events, sandbox.Event{Kind: "x", Subject: long, Process: long, Count: 1, Detail: long})
+	}
+	appendAll(t, l, entry(1), huge, entry(2))
+	verify(t, dir, "")
+	rs := read(t, dir)
+	if len(rs) != 3 {
+		t.Fatalf("%d entries, want 3", len(rs))
+	}
+	r := rs[1]
+	if n := len(r.JSON()); n >= audit.MaxLine {
+		t.Errorf("a line of %d bytes", n)
+	}
+	left := sandbox.MaxEvents - len(r.Events)
+	if len(r.Events) == 0 || left == 0 || r.Unrecorded != 7+left {
+		t.Errorf("%d events and %d unrecorded, want some and the others", len(r.Events), r.Unrecorded)
+	}
+	if want := fmt.Sprintf("texts were cut to 4096 bytes; %d events were left out", left); !strings.Contains(r.Note, want) {
+		t.Errorf("note %q, want %q", r.Note, want)
+	}
+	if len(huge.Events) != sandbox.MaxEvents || len(huge.Events[0].Subject) != len(long) {
+		t.Error("the caller's entry was changed")
+	}
+}
+
+func TestTextIsCutBetweenCharacters(t *testing.T) {
+	dir := t.TempDir()
+	appendAll(t, open(t, dir), audit.Entry{Target: "a" + strings.Repeat("日", 2000), Worker: strings.Repeat("\xbf", 5000)})
+	r := read(t, dir)[0]
+	if want := "a" + strings.Repeat("日", 1365); r.Target != want {
+		t.Errorf("got %d bytes that end in %q", len(r.Target), r.Target[len(r.Target)-6:])
+	}
+	if !strings.HasPrefix(r.Worker, `\xbf\xbf`) {
+		t.Errorf("got %.20q", r.Worker)
+	}
+}
+
+func TestLines(t *testing.T) {
+	dir := t.TempDir()
+	appendAll(t, open(t, dir), entry(1))
+	r := read(t, dir)[0]
+	got := strings.Join(r.Lines(""), "\n")
+	const want = `2026-11-21T12:00:01Z  000000000000  connect  tried to connect to tcp 10.0.0.1:443: there is no network (curl, connect, 2 times)
+2026-11-21T12:00:01Z  000000000000  limit    memory 4.0 GiB of 4.0 GiB, set limit.memory
+2026-11-21T12:00:01Z  000000000000  more     1 more, not recorded`
+	if got != want {
+		t.Errorf("got:\n%s\nwant:\n%s", got, want)
+	}
+	if got := r.Lines(sandbox.EventLimit); len(got) != 1 || !strings.Contains(got[0], "  limit  ") {
+		t.Errorf("of one kind: %q", got)
+	}
+}
+
+func BenchmarkAppend(b *testing.B) {
+	for _, sync := range []bool{false, true} {
+		b.Run(fmt.Sprintf("sync=%v", sync), func(b *testing.B) {
+			l := open(b, b.TempDir())
+			l.Sync = sync
+			e := entry(1)
+			b.ReportAllocs()
+			for b.Loop() {
+				if err := l.Append(e); err != nil {
+					b.Fatal(err)
+				}
+			}
+		})
+	}
+}
+
+// BenchmarkOpen opens a log whose two newest segments are full, which takes longest.
+func BenchmarkOpen(b *testing.B) {
+	dir := b.TempDir()
+	l := open(b, dir)
+	for len(segments(b, dir)) < 3 {
+		for i := range 1000 {
+			appendAll(b, l, entry(i))
+		}
+	}
+	if err := l.Close(); err != nil {
+		b.Fatal(err)
+	}
+	for b.Loop() {
+		l, err := audit.Open(dir)
+		if err != nil {
+			b.Fatal(err)
+		}
+		l.Close()
+	}
+}

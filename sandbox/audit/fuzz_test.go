@@ -1,0 +1,69 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package audit_test
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"testing"
+
+	"github.com/cloister-build/cloister/sandbox/audit"
+)
+
+// FuzzRead reads a segment of any bytes. With fix, each of its lines gets a hash that fits, so that what
+// comes behind the check of hashes is reached, too.
+func FuzzRead(f *testing.F) {
+	dir, _ := filled(f)
+	for _, path := range segments(f, dir) {
+		b, err := os.ReadFile(path)
+		if err != nil {
+			f.Fatal(err)
+		}
+		for _, fix := range []bool{false, true} {
+			f.Add(b, fix)
+			f.Add(b[:len(b)-10], fix)
+			f.Add(bytes.Replace(b, []byte(`"count":2`), []byte(`"count":1e99`), 1), fix)
+		}
+	}
+	f.Add([]byte(`{"seq":1}`+"\n"), true)
+	f.Add([]byte("\n\n"), true)
+	dir = f.TempDir()
+	path := filepath.Join(dir, fmt.Sprintf("%020d.v1.jsonl", 1))
+	f.Fuzz(func(t *testing.T, b []byte, fix bool) {
+		if fix {
+			lines := bytes.Split(b, []byte("\n"))
+			for i, l := range lines[:len(lines)-1] {
+				lines[i] = rehash(l)
+			}
+			b = bytes.Join(lines, []byte("\n"))
+		}
+		if err := os.WriteFile(path, b, 0o600); err != nil {
+			t.Fatal(err)
+		}
+		size, last := 0, uint64(0)
+		readErr := audit.Read(dir, func(r audit.Record) error {
+			if r.Seq != last+1 {
+				t.Errorf("entry %d after %d", r.Seq, last)
+			}
+			if r.Text() == "" {
+				t.Error("an entry without a text")
+			}
+			r.Lines("")
+			last, size = r.Seq, size+len(r.JSON())+1
+			return nil
+		})
+		if readErr != nil && !errors.Is(readErr, audit.ErrTampered) {
+			t.Errorf("got %v, want ErrTampered", readErr)
+		}
+		report, err := audit.Verify(dir, "")
+		if (err == nil) != (readErr == nil) {
+			t.Fatalf("Read: %v; Verify: %v", readErr, err)
+		}
+		if err == nil && (report.Entries != last || int64(size)+report.Unfinished != int64(len(b))) {
+			t.Errorf("%+v of %d bytes, of which %d in %d entries were read", report, len(b), size, last)
+		}
+	})
+}

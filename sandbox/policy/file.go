@@ -1,0 +1,294 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package policy
+
+import (
+	"maps"
+	"regexp"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/cloister-build/cloister/sandbox"
+	"github.com/goccy/go-yaml/ast"
+)
+
+// Parse reads a policy; docs/policy.md says how one is written. The file's name is for messages alone. Any
+// mistake is a SyntaxError, a key that does not exist among them.
+func Parse(file string, text []byte) (*Policy, error) {
+	r := &reader{decoder: newDecoder(file, text), policy: Default(), profiles: map[string]ast.Node{}}
+	root, err := r.parse(text)
+	if err != nil {
+		return nil, err
+	}
+	var version bool
+	var names []string
+	var rules ast.Node
+	err = r.mapping(root, keys{
+		"version": func(n ast.Node) error {
+			version = true
+			if v, err := r.scalar(n); err != nil || v != "1" {
+				return r.errorf(n, "this version of Cloister reads version 1")
+			}
+			return nil
+		},
+		"profiles": func(n ast.Node) error {
+			return r.entries(n, func(name string, key, value ast.Node) error {
+				names = append(names, name)
+				r.profiles[name] = value
+				_, err := r.name(key)
+				return err
+			})
+		},
+		"rules":            func(n ast.Node) error { rules = n; return nil }, // which name profiles
+		"allow_unenforced": r.readUnenforced,
+	})
+	if err != nil {
+		return nil, err
+	}
+	if !version {
+		return nil, r.errorf(root, "the version is missing: write version: 1")
+	}
+	for _, name := range names {
+		if err := r.readProfile(name); err != nil {
+			return nil, err
+		}
+	}
+	if rules != nil {
+		if err := r.sequence(rules, r.readRule); err != nil {
+			return nil, err
+		}
+	}
+	return r.policy, nil
+}
+
+// A reader makes a policy of the parts of a file.
+type reader struct {
+	*decoder
+	policy   *Policy
+	profiles map[string]ast.Node // of the file
+	done     []string            // those that are in the policy
+	heirs    []string            // the one being read, and whoever waits for it to inherit from it
+}
+
+// wellNamed is what profiles and rules may be called: nothing that needs quotes in a message.
+var wellNamed = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$`)
+
+func (r *reader) name(n ast.Node) (string, error) {
+	name, err := r.scalar(n)
+	if err == nil && !wellNamed.MatchString(name) {
+		err = r.errorf(n, "%q is no name: write at most 64 letters, digits, '.', '_' and '-'", name)
+	}
+	return name, err
+}
+
+// profileName reads the name of a profile that exists.
+func (r *reader) profileName(n ast.Node) (string, error) {
+	name, err := r.scalar(n)
+	if err != nil {
+		return "", err
+	}
+	known := slices.Concat(slices.Collect(maps.Keys(r.profiles)), slices.Collect(maps.Keys(builtin())))
+	slices.Sort(known)
+	if known = slices.Compact(known); !slices.Contains(known, name) {
+		return "", r.unknown(n, "profile", name, known)
+	}
+	return name, nil
+}
+
+// readProfile reads a profile of the file, and first the one that it inherits from.
+func (r *reader) readProfile(name string) error {
+	if slices.Contains(r.done, name) {
+		return nil
+	}
+	own := map[string]ast.Node{}
+	err := r.entries(r.profiles[name], func(key string, _, value ast.Node) error { own[key] = value; return nil })
+	if err != nil {
+		return err
+	}
+	parent := profileBuild
+	if _, ok := builtin()[name]; ok {
+		parent = name
+	}
+	if n, ok := own["inherits"]; ok {
+		if parent == name {
+			return r.errorf(n, "profile %s is built in and inherits nothing", name)
+		}
+		if parent, err = r.profileName(n); err != nil {
+			return err
+		}
+		r.heirs = append(r.heirs, name)
+		if slices.Contains(r.heirs, parent) {
+			return r.errorf(n, "profiles inherit in a circle: %s", strings.Join(append(r.heirs, parent), ", "))
+		}
+		if _, ok := r.profiles[parent]; ok {
+			if err := r.readProfile(parent); err != nil {
+				return err
+			}
+		}
+		r.heirs = r.heirs[:len(r.heirs)-1]
+	}
+	p := *r.policy.profiles[parent]
+	p.name = name
+	if err := r.mapping(r.profiles[name], r.settings(&p)); err != nil {
+		return err
+	}
+	if !p.loopback.v {
+		if n, ok := own["listen"]; ok && p.listen.v {
+			return r.errorf(n, "profile %s has no loopback to listen on (%s)", name, p.loopback.from())
+		}
+		p.listen = said[bool]{false, p.loopback.at}
+		if n := own["network"]; len(p.allow.v) > 0 {
+			if n == nil {
+				n = own["loopback"]
+			}
+			return r.errorf(n, "profile %s permits endpoints (%s), and has no loopback to reach them through (%s)",
+				name, p.allow.from(), p.loopback.from())
+		}
+	}
+	r.policy.profiles[name] = &p
+	r.done = append(r.done, name)
+	return nil
+}
+
+// settings are the keys of a profile.
+func (r *reader) settings(p *profile) keys {
+	known := r.quantities(&p.amounts)
+	known["inherits"] = func(ast.Node) error { return nil } // read before the others
+	known["max_timeout"] = value(r.decoder, &p.maxTimeout, func(s string) (time.Duration, error) {
+		v, err := parseDuration(s)
+		return time.Duration(v), err
+	})
+	known["loopback"] = value(r.decoder, &p.loopback, parseBool)
+	known["listen"] = value(r.decoder, &p.listen, parseBool)
+	known["audit"] = value(r.decoder, &p.audit, parseAudit)
+	known["network"] = func(n ast.Node) error {
+		return r.mapping(n, keys{
+			"allow": func(n ast.Node) error {
+				p.allow = said[[]sandbox.Endpoint]{at: r.at(n)}
+				err := r.sequence(n, func(n ast.Node) error {
+					var e said[sandbox.Endpoint]
+					err := value(r.decoder, &e, sandbox.ParseEndpoint)(n)
+					p.allow.v = append(p.allow.v, e.v)
+					return err
+				})
+				p.allow.v = sortedOnce(p.allow.v)
+				return err
+			},
+			"cache": value(r.decoder, &p.cache, parseBool),
+		})
+	}
+	return known
+}
+
+// quantities are the keys that profiles and max have in common.
+func (r *reader) quantities(to *[len(quantities)]said[int64]) keys {
+	known := keys{}
+	for i, q := range quantities {
+		known[q.key] = value(r.decoder, &to[i], q.parse)
+	}
+	return known
+}
+
+// readRule reads the next rule.
+func (r *reader) readRule(n ast.Node) error {
+	u := &rule{at: r.at(n)}
+	var max ast.Node
+	err := r.mapping(n, keys{
+		"name": func(n ast.Node) (err error) {
+			if u.name, err = r.name(n); err != nil {
+				return err
+			}
+			for _, other := range slices.Concat(r.policy.rules, []*rule{defaultRule}) {
+				if other.name == u.name {
+					return r.errorf(n, "there is another rule %q (%s): each has a name of its own", u.name, said[bool]{at: other.at}.from())
+				}
+			}
+			return nil
+		},
+		"when":    func(n ast.Node) error { return r.readCondition(n, &u.when) },
+		"profile": func(n ast.Node) (err error) { u.profile, err = r.profileName(n); return err },
+		"max":     func(n ast.Node) error { max = n; return r.mapping(n, r.quantities(&u.max)) },
+	})
+	if err != nil {
+		return err
+	}
+	if u.name == "" {
+		return r.errorf(n, "the rule has no name, by which refusals call it: write name: NAME")
+	}
+	if len(r.policy.rules) > 0 {
+		if last := r.policy.rules[len(r.policy.rules)-1]; last.when.always() {
+			return r.errorf(n, "rule %q is never reached: rule %q before it (%s) matches everything", u.name, last.name, last.at)
+		}
+	}
+	profiles := []string{u.profile}
+	if u.profile == "" {
+		profiles = []string{profileBuild, profileTest}
+	}
+	for _, name := range profiles {
+		for i, q := range quantities {
+			given := r.policy.profiles[name].amounts[i]
+			if most := u.max[i]; most.at != "" && most.v < given.v {
+				return r.errorf(max, "max: {%s: %s} is less than profile %s gives anyway: %s (%s)",
+					q.key, q.format(most.v), name, q.format(given.v), given.from())
+			}
+		}
+	}
+	r.policy.rules = append(r.policy.rules, u)
+	return nil
+}
+
+func (r *reader) readCondition(n ast.Node, w *condition) error {
+	text := func(to **string) func(ast.Node) error {
+		return func(n ast.Node) error {
+			s, err := r.scalar(n)
+			*to = &s
+			return err
+		}
+	}
+	return r.mapping(n, keys{
+		"target": func(n ast.Node) error {
+			var p said[*pattern]
+			err := value(r.decoder, &p, parsePattern)(n)
+			w.target = p.v
+			return err
+		},
+		"mnemonic": text(&w.mnemonic),
+		"instance": text(&w.instance),
+		"property": func(n ast.Node) error {
+			err := r.entries(n, func(name string, _, value ast.Node) error {
+				v, err := r.scalar(value)
+				w.properties = append(w.properties, Property{name, v})
+				return err
+			})
+			slices.SortFunc(w.properties, func(a, b Property) int { return strings.Compare(a.Name, b.Name) })
+			return err
+		},
+	})
+}
+
+// always reports whether the condition holds for every action.
+func (w *condition) always() bool {
+	return w.target == nil && w.mnemonic == nil && w.instance == nil && len(w.properties) == 0
+}
+
+func (r *reader) readUnenforced(n ast.Node) error {
+	limits := map[string]sandbox.Limit{}
+	for _, q := range quantities {
+		if q.limit != "" {
+			limits[q.key] = q.limit
+		}
+	}
+	return r.sequence(n, func(n ast.Node) error {
+		key, err := r.scalar(n)
+		if err != nil {
+			return err
+		}
+		l, ok := limits[key]
+		if !ok {
+			return r.unknown(n, "limit", key, slices.Sorted(maps.Keys(limits)))
+		}
+		r.policy.allowUnenforced = append(r.policy.allowUnenforced, l)
+		return nil
+	})
+}

@@ -1,0 +1,198 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package policy_test
+
+import (
+	"errors"
+	"flag"
+	"fmt"
+	"os"
+	"regexp"
+	"strings"
+	"testing"
+
+	"github.com/cloister-build/cloister/sandbox"
+	"github.com/cloister-build/cloister/sandbox/policy"
+)
+
+var update = flag.Bool("update", false, "write testdata anew")
+
+// golden compares got with a file of testdata.
+func golden(t *testing.T, name, got string) {
+	t.Helper()
+	if *update {
+		if err := os.WriteFile("testdata/"+name, []byte(got), 0o666); err != nil {
+			t.Fatal(err)
+		}
+	}
+	want, err := os.ReadFile("testdata/" + name)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got != string(want) {
+		t.Errorf("got\n%s\nwant testdata/%s\n%s", got, name, want)
+	}
+}
+
+// mistakes are texts that are refused; testdata/mistakes.txt has what is said of each.
+var mistakes = []struct{ name, text string }{
+	{"nothing", ""},
+	{"only a comment", "# nothing\n"},
+	{"not UTF-8", "version: 1\n\xff\n"},
+	{"no version", "rules: []\n"},
+	{"another version", "version: 2\n"},
+	{"two documents", "version: 1\n---\nversion: 1\n"},
+	{"a list", "- version: 1\n"},
+	{"a misspelt key", "version: 1\nprofile:\n  build: {}\n"},
+	{"a misspelt setting", "version: 1\nprofiles:\n  build:\n    memry: 8GiB\n"},
+	{"a key of nothing alike", "version: 1\nprofiles: {build: {privileged: true}}\n"},
+	{"a key of a property", "version: 1\nprofiles: {build: {open-files: 1}}\n"},
+	{"a key twice", "version: 1\nprofiles:\n  build: {tmp: 1GiB, tmp: 2GiB}\n"},
+	{"YAML that is none", "version: 1\nprofiles: [\n"},
+	{"an anchor", "version: 1\nprofiles: {build: &a {tmp: 1GiB}, test: *a}\n"},
+	{"a merge", "version: 1\nprofiles:\n  build:\n    <<: {tmp: 1GiB}\n"},
+	{"a tag", "version: 1\nprofiles: {build: {tmp: !!str 1GiB}}\n"},
+	{"a text in several lines", "version: 1\nprofiles:\n  build:\n    tmp: |\n      1GiB\n"},
+	{"a profile without anything", "version: 1\nprofiles:\n  build:\n  test: {}\n"},
+	{"a bad name of a profile", "version: 1\nprofiles: {a b: {}}\n"},
+	{"no size", "version: 1\nprofiles: {build: {memory: 4096}}\n"},
+	{"a size beyond all", "version: 1\nprofiles: {build: {memory: 9000000TiB}}\n"},
+	{"no time", "version: 1\nprofiles: {build: {cpu: 1}}\n"},
+	{"a negative time", "version: 1\nprofiles: {build: {max_timeout: -1s}}\n"},
+	{"no number", "version: 1\nprofiles: {build: {processes: 0}}\n"},
+	{"no truth", "version: 1\nprofiles: {build: {listen: yes}}\n"},
+	{"no audit", "version: 1\nprofiles: {build: {audit: some}}\n"},
+	{"no endpoint", "version: 1\nprofiles:\n  build:\n    network:\n      allow:\n        - example.org\n"},
+	{"an endpoint that is a mapping", "version: 1\nprofiles: {a: {network: {allow: [example.org: 443]}}}\n"},
+	{"endpoints that are no list", "version: 1\nprofiles: {a: {network: {allow: example.org:443}}}\n"},
+	{"a misspelt key of network", "version: 1\nprofiles: {a: {network: {alow: []}}}\n"},
+	{"an unknown parent", "version: 1\nprofiles: {java: {inherits: biuld}}\n"},
+	{"a built-in profile that inherits", "version: 1\nprofiles: {test: {inherits: build}}\n"},
+	{"a circle", "version: 1\nprofiles:\n  a: {inherits: b}\n  b: {inherits: c}\n  c: {inherits: a}\n"},
+	{"inherits from itself", "version: 1\nprofiles: {a: {inherits: a}}\n"},
+	{"listening on nothing", "version: 1\nprofiles: {a: {loopback: false, listen: true}}\n"},
+	{"listening on what a parent has not", "version: 1\nprofiles: {b: {inherits: a, listen: true}, a: {loopback: false}}\n"},
+	{"endpoints without a way", "version: 1\nprofiles:\n  a: {network: {allow: [example.org:443]}}\n  b: {inherits: a, loopback: false}\n"},
+	{"endpoints and no way", "version: 1\nprofiles:\n  a:\n    loopback: false\n    network: {allow: [example.org:443]}\n"},
+	{"a rule without a name", "version: 1\nrules:\n  - profile: build\n"},
+	{"a rule twice", "version: 1\nrules:\n  - {name: a, when: {mnemonic: A}}\n  - {name: a}\n"},
+	{"a rule called default", "version: 1\nrules: [{name: default}]\n"},
+	{"a bad name of a rule", "version: 1\nrules: [{name: \"a\\nb\"}]\n"},
+	{"an unknown profile", "version: 1\nprofiles: {fetch: {}}\nrules:\n  - {name: a, profile: fecth}\n"},
+	{"a rule that is never reached", "version: 1\nrules:\n  - {name: a}\n  - {name: b}\n"},
+	{"a misspelt condition", "version: 1\nrules: [{name: a, when: {mnemonics: A}}]\n"},
+	{"no condition", "version: 1\nrules:\n  - name: a\n    when:\n    profile: build\n"},
+	{"no pattern", "version: 1\nrules: [{name: a, when: {target: \"third_party/...\"}}]\n"},
+	{"max of the unknown", "version: 1\nrules: [{name: a, max: {listen: true}}]\n"},
+	{"max below the profile", "version: 1\nprofiles:\n  build: {memory: 8GiB}\nrules:\n  - name: a\n    profile: build\n    max: {processes: 256, memory: 4GiB}\n"},
+	{"max below a profile that may apply", "version: 1\nrules:\n  - name: a\n    max: {processes: 256}\n"},
+	{"a limit that is none", "version: 1\nallow_unenforced: [memory, tmp]\n"},
+	{"a misspelt limit", "version: 1\nallow_unenforced: [open-files]\n"},
+	{"a place far below", "version: 1\n" + strings.Repeat("\n", 998) + "\tx: 1\n"},
+	{"characters that a terminal obeys", "version: 1 # \x1b[2J \u00e9\nprofiles: {\"\x1b[31m\": {}}\n"},
+}
+
+func TestMistakesAreExplained(t *testing.T) {
+	var b strings.Builder
+	for _, c := range mistakes {
+		p, err := policy.Parse("policy.yaml", []byte(c.text))
+		var at *policy.SyntaxError
+		if !errors.As(err, &at) {
+			t.Errorf("%s: got %v, %v; want a SyntaxError", c.name, p, err)
+			continue
+		}
+		b.WriteString("== " + c.name + "\n" + err.Error() + "\n")
+	}
+	golden(t, "mistakes.txt", b.String())
+}
+
+func TestTextIsBounded(t *testing.T) {
+	text := "version: 1\n" + strings.Repeat("# nothing\n", 7000)
+	if _, err := policy.Parse("policy.yaml", []byte(text)); err == nil || !strings.Contains(err.Error(), "at most 65536") {
+		t.Errorf("a text of 70 kB: got %v, want that it is too large", err)
+	}
+}
+
+func TestExampleIsUnderstood(t *testing.T) {
+	text, err := os.ReadFile("../../examples/policy.yaml")
+	if err != nil {
+		t.Fatal(err)
+	}
+	p, err := policy.Parse("policy.yaml", text)
+	if err != nil {
+		t.Fatal(err)
+	}
+	golden(t, "example.txt", p.Text())
+}
+
+// TestDocumentIsTrue reads every policy of the document, and compares the one that shows the built-in values.
+func TestDocumentIsTrue(t *testing.T) {
+	doc, err := os.ReadFile("../../docs/policy.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	blocks := regexp.MustCompile("(?s)```yaml\n(.*?)```").FindAllSubmatch(doc, -1)
+	if len(blocks) < 3 {
+		t.Fatalf("got %d blocks of YAML, want 3 at least", len(blocks))
+	}
+	for _, b := range blocks {
+		if _, err := policy.Parse("policy.md", b[1]); err != nil {
+			t.Error(err)
+		}
+	}
+	if !strings.Contains(string(doc), policy.Default().Text()) {
+		t.Errorf("the built-in profiles are not in the document as they are:\n%s", policy.Default().Text())
+	}
+}
+
+func TestHashIsOfWhatIsMeant(t *testing.T) {
+	hash := func(text string) string { return parse(t, text).Hash() }
+	if hash("version: 1") != policy.Default().Hash() {
+		t.Error("a file that says nothing is another policy than none")
+	}
+	if hash("version: 1\nprofiles: {b: {tmp: 1024MiB}, a: {}}") != hash("# x\nprofiles:\n  a: {}\n  b: {tmp: 1GiB}\nversion: 1") {
+		t.Error("the same policy, written differently, has another hash")
+	}
+	const rule = "version: 1\nprofiles: {a: {network: {allow: [%s]}}}\nrules: [{name: r, when: {property: {%s}}}]"
+	if hash(fmt.Sprintf(rule, "b:1, a:1, B:1", "y: 1, x: 1")) != hash(fmt.Sprintf(rule, "a:1, b:1", "x: 1, y: 1")) {
+		t.Error("an order that means nothing changes the hash")
+	}
+	// Said by the file is not the same as built in: a worker that cannot enforce it refuses.
+	if hash("version: 1\nprofiles: {build: {memory: 4GiB}}") == policy.Default().Hash() {
+		t.Error("a limit that the file asks for has the hash of one that is built in")
+	}
+}
+
+// What FuzzParse finds by chance: the canonical text is a policy, and the same.
+func TestTextIsAPolicy(t *testing.T) {
+	for _, text := range []string{
+		wide,
+		"version: 1\nprofiles: {a: {listen: true}, b: {inherits: a, loopback: false}}",
+		"version: 1\nprofiles: {\"null\": {}, \"true\": {}, 1e3: {inherits: test}}\nrules: [{name: \"Null\", profile: \"null\"}]",
+		"version: 1\nrules: [{name: a, when: {mnemonic: \"x: \\n\\u00e9\", instance: \"\", property: {\"a b\": \"#\"}}}]",
+		"version: 1\nallow_unenforced: [output_files, cpu, cpu]",
+	} {
+		p := parse(t, text)
+		if again := parse(t, p.Text()); again.Text() != p.Text() {
+			t.Errorf("got\n%s\nwant\n%s", again.Text(), p.Text())
+		}
+	}
+}
+
+func parse(t *testing.T, text string) *policy.Policy {
+	t.Helper()
+	p, err := policy.Parse("policy.yaml", []byte(text))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return p
+}
+
+func compile(t *testing.T, p *policy.Policy, r policy.Request) *policy.Grant {
+	t.Helper()
+	g, err := p.Compile(r, sandbox.AllLimits)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return g
+}

@@ -1,0 +1,55 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package policy_test
+
+import (
+	"errors"
+	"os"
+	"testing"
+
+	"github.com/cloister-build/cloister/sandbox"
+	"github.com/cloister-build/cloister/sandbox/policy"
+)
+
+// Whatever the text is, Parse reports a mistake with its place, or returns a policy that answers, and whose
+// canonical text is the same policy.
+func FuzzParse(f *testing.F) {
+	example, err := os.ReadFile("../../examples/policy.yaml")
+	if err != nil {
+		f.Fatal(err)
+	}
+	f.Add(example)
+	for _, c := range mistakes {
+		f.Add([]byte(c.text))
+	}
+	f.Fuzz(func(t *testing.T, text []byte) {
+		p, err := policy.Parse("policy.yaml", text)
+		if err != nil {
+			var at *policy.SyntaxError
+			if !errors.As(err, &at) || at.Line < 1 || at.Column < 1 || at.Message == "" || at.Error() == "" {
+				t.Fatalf("got %#v, want a SyntaxError with a place", err)
+			}
+			return
+		}
+		again, err := policy.Parse("text", []byte(p.Text()))
+		if err != nil {
+			t.Fatalf("the canonical text is no policy: %v\n%s", err, p.Text())
+		}
+		if again.Text() != p.Text() || again.Hash() != p.Hash() {
+			t.Fatalf("got\n%s\nwant\n%s", again.Text(), p.Text())
+		}
+		g, err := p.Compile(policy.Request{}, sandbox.AllLimits)
+		if err != nil {
+			t.Fatalf("a request that asks for nothing is refused: %v\n%s", err, p.Text())
+		}
+		s := sandbox.Spec{Args: []string{"x"}, Dir: "/", Network: g.Network, Limits: g.Limits, Audit: g.Audit,
+			Temp: []sandbox.Temp{{Target: "/tmp", Bytes: g.TempBytes}}}
+		if err := s.Validate(); err != nil {
+			t.Fatal(err)
+		}
+		// Where nothing can be enforced, a limit that the file asks for is the one reason to refuse.
+		if _, err := p.Compile(policy.Request{}, nil); err != nil && !errors.Is(err, sandbox.ErrUnsupported) {
+			t.Fatal(err)
+		}
+	})
+}

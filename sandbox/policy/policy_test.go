@@ -1,0 +1,323 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package policy_test
+
+import (
+	"cmp"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/cloister-build/cloister/sandbox"
+	"github.com/cloister-build/cloister/sandbox/policy"
+)
+
+func properties(kv ...string) []policy.Property {
+	var ps []policy.Property
+	for _, s := range kv {
+		k, v, _ := strings.Cut(s, "=")
+		ps = append(ps, policy.Property{Name: k, Value: v})
+	}
+	return ps
+}
+
+func TestBuiltIn(t *testing.T) {
+	build := compile(t, policy.Default(), policy.Request{})
+	if build.Profile != "build" || build.Rule != "default" || build.Limits != sandbox.DefaultLimits() ||
+		!build.Network.Loopback || !build.Network.Listen || build.TempBytes != 4<<30 || build.MaxTimeout != 0 ||
+		!build.Cache || !build.Hermetic || build.Audit != sandbox.AuditAttempts {
+		t.Errorf("got %+v", build)
+	}
+	limits := sandbox.DefaultLimits()
+	limits.Processes = 1024
+	test := compile(t, policy.Default(), policy.Request{Mnemonic: "TestRunner"})
+	if test.Profile != "test" || test.Limits != limits || test.TempBytes != 8<<30 || !test.Network.Listen {
+		t.Errorf("got %+v", test)
+	}
+}
+
+// wide is a policy in which every key that a profile has says something else than what is built in.
+const wide = `version: 1
+profiles:
+  wide:
+    memory: 5GiB
+    cpu: 2h
+    processes: 200
+    open_files: 5000
+    output_bytes: 17GiB
+    output_files: 2000000
+    tmp: 6GiB
+    max_timeout: 3h
+    loopback: true
+    listen: false
+    audit: full
+    network: {allow: [b.example.org:443, a.example.org:443, A.example.org:443], cache: true}
+  child: {inherits: wide, memory: 6GiB}
+  mute: {loopback: false, audit: off}
+  once: {network: {allow: [10.0.0.1:80]}}
+rules:
+  - {name: mute, when: {instance: mute}, profile: mute}
+  - {name: once, when: {instance: once}, profile: once}
+  - {name: child, when: {instance: child}, profile: child}
+  - name: wide
+    when: {instance: wide}
+    profile: wide
+    max: {memory: 50GiB, cpu: 20h, processes: 2000, open_files: 50000, output_bytes: 170GiB, output_files: 20000000, tmp: 60GiB}
+`
+
+func TestGrants(t *testing.T) {
+	p := parse(t, wide)
+	for _, c := range []struct {
+		instance, asks string
+		says           func(g *policy.Grant) any
+		want           any
+	}{
+		{"wide", "", func(g *policy.Grant) any { return g.Limits }, sandbox.Limits{
+			Memory: 5 << 30, CPU: 2 * time.Hour, Processes: 200, OpenFiles: 5000, OutputBytes: 17 << 30, OutputFiles: 2000000}},
+		{"wide", "", func(g *policy.Grant) any { return g.TempBytes }, int64(6 << 30)},
+		{"wide", "", func(g *policy.Grant) any { return g.MaxTimeout }, 3 * time.Hour},
+		{"wide", "", func(g *policy.Grant) any { return fmt.Sprint(g.Network) }, "{true false []}"},
+		{"wide", "", func(g *policy.Grant) any { return g.Audit }, sandbox.AuditFull},
+		{"wide", "", func(g *policy.Grant) any { return g.Hermetic }, true},
+		{"wide", "", func(g *policy.Grant) any { return g.Profile + " " + g.Rule }, "wide wide"},
+		{"child", "", func(g *policy.Grant) any {
+			return fmt.Sprint(g.Limits.Memory>>30, g.Limits.Processes, g.Network.Listen)
+		}, "6 200 false"},
+		{"mute", "", func(g *policy.Grant) any { return g.Audit }, sandbox.AuditOff},
+		{"mute", "", func(g *policy.Grant) any { return fmt.Sprint(g.Network) }, "{false false []}"},
+		// More, up to max, and less.
+		{"wide", "cloister.memory=50GiB", func(g *policy.Grant) any { return g.Limits.Memory }, int64(50 << 30)},
+		{"wide", "cloister.memory=1MiB", func(g *policy.Grant) any { return g.Limits.Memory }, int64(1 << 20)},
+		{"wide", "cloister.cpu=20h", func(g *policy.Grant) any { return g.Limits.CPU }, 20 * time.Hour},
+		{"wide", "cloister.processes=2000", func(g *policy.Grant) any { return g.Limits.Processes }, int64(2000)},
+		{"wide", "cloister.open-files=50000", func(g *policy.Grant) any { return g.Limits.OpenFiles }, int64(50000)},
+		{"wide", "cloister.output-bytes=170GiB", func(g *policy.Grant) any { return g.Limits.OutputBytes }, int64(170 << 30)},
+		{"wide", "cloister.output-files=20000000", func(g *policy.Grant) any { return g.Limits.OutputFiles }, int64(20000000)},
+		{"wide", "cloister.tmp=60GiB", func(g *policy.Grant) any { return g.TempBytes }, int64(60 << 30)},
+		{"child", "cloister.memory=6GiB", func(g *policy.Grant) any { return g.Limits.Memory }, int64(6 << 30)},
+		// Endpoints: what is asked for, in the order of a Spec, and once.
+		{"wide", "cloister.network=b.example.org:443, A.example.org:443 cloister.network=b.example.org:443",
+			func(g *policy.Grant) any { return fmt.Sprint(g.Network.Allow) }, "[a.example.org:443 b.example.org:443]"},
+		{"wide", "cloister.network=a.example.org:443", func(g *policy.Grant) any { return fmt.Sprint(g.Hermetic, g.Cache) }, "false true"},
+		{"once", "cloister.network=10.0.0.1:80", func(g *policy.Grant) any { return fmt.Sprint(g.Hermetic, g.Cache) }, "false false"},
+		{"once", "", func(g *policy.Grant) any { return fmt.Sprint(g.Hermetic, g.Cache) }, "true true"},
+		// What an action gives up.
+		{"once", "cloister.listen=false", func(g *policy.Grant) any { return fmt.Sprint(g.Network) }, "{true false []}"},
+		{"once", "cloister.loopback=false", func(g *policy.Grant) any { return fmt.Sprint(g.Network) }, "{false false []}"},
+		{"once", "cloister.loopback=true cloister.listen=true", func(g *policy.Grant) any { return fmt.Sprint(g.Network) }, "{true true []}"},
+		{"once", "cloister.audit=full", func(g *policy.Grant) any { return g.Audit }, sandbox.AuditFull},
+		{"once", "cloister.audit=attempts", func(g *policy.Grant) any { return g.Audit }, sandbox.AuditAttempts},
+		{"mute", "cloister.audit=off", func(g *policy.Grant) any { return g.Audit }, sandbox.AuditOff},
+		{"", "cloister.profile=test", func(g *policy.Grant) any { return g.Profile }, "test"},
+		{"child", "cloister.profile=child", func(g *policy.Grant) any { return g.Profile }, "child"},
+		// What is the same twice, and what is none of ours.
+		{"", "cloister.tmp=1GiB cloister.tmp=1GiB", func(g *policy.Grant) any { return g.TempBytes }, int64(1 << 30)},
+		{"", "OSFamily=linux Pool=x cloisters.memory=1 Cloister.memory=1", func(g *policy.Grant) any { return g.Profile }, "build"},
+	} {
+		asked := properties(strings.Fields(strings.ReplaceAll(c.asks, ", ", ","))...)
+		if got := c.says(compile(t, p, policy.Request{Instance: c.instance, Properties: asked})); got != c.want {
+			t.Errorf("%s %s: got %v, want %v", c.instance, c.asks, got, c.want)
+		}
+	}
+}
+
+func TestRefusals(t *testing.T) {
+	p := parse(t, wide)
+	var b strings.Builder
+	for _, c := range []struct{ instance, asks string }{
+		{"", "cloister.memory=64GiB"},
+		{"", "cloister.cpu=61m"},
+		{"", "cloister.processes=129"},
+		{"", "cloister.open-files=4097"},
+		{"", "cloister.output-bytes=17GiB"},
+		{"", "cloister.output-files=1000001"},
+		{"", "cloister.tmp=5GiB"},
+		{"wide", "cloister.memory=51GiB"},
+		{"child", "cloister.memory=7GiB"},
+		{"", "cloister.memory=lots"},
+		{"", "cloister.cpu=-1s"},
+		{"", "cloister.processes=0"},
+		{"", "cloister.memori=1GiB"},
+		{"", "cloister.open_files=1"},
+		{"", "cloister.privileged=true"},
+		{"", "cloister.=1"},
+		{"", "cloister.tmp=1GiB cloister.tmp=2GiB"},
+		{"", "cloister.profile=wide"},
+		{"", "cloister.profile="},
+		{"wide", "cloister.profile=build"},
+		{"", "cloister.network=example.org:443"},
+		{"wide", "cloister.network=a.example.org:443,example.org:443"},
+		{"wide", "cloister.network=a.example.org:80"},
+		{"wide", "cloister.network=a.example.org"},
+		{"wide", "cloister.network=a.example.org:443, cloister.network="},
+		{"wide", "cloister.network=a.example.org:443 cloister.loopback=false"},
+		{"wide", "cloister.listen=true"},
+		{"once", "cloister.listen=true cloister.loopback=false"},
+		{"mute", "cloister.loopback=true"},
+		{"once", "cloister.loopback=yes"},
+		{"wide", "cloister.audit=attempts"},
+		{"", "cloister.audit=off"},
+		{"", "cloister.audit=some"},
+		{"", "cloister.\x1b[2J=1"},
+		{"", "cloister.memory=" + strings.Repeat("9", 4097)},
+	} {
+		g, err := p.Compile(policy.Request{Instance: c.instance, Properties: properties(strings.Fields(c.asks)...)}, sandbox.AllLimits)
+		var refused *policy.RefusedError
+		if !errors.Is(err, policy.ErrRefused) || !errors.As(err, &refused) || refused.Rule != cmp.Or(c.instance, "default") {
+			t.Errorf("%s %s: got %+v, %v; want a RefusedError of the rule", c.instance, c.asks, g, err)
+			continue
+		}
+		fmt.Fprintf(&b, "%s\n", err)
+	}
+	golden(t, "refusals.txt", b.String())
+}
+
+func TestRulesMatch(t *testing.T) {
+	all := policy.Request{Instance: "main", Target: "//a/b:c", Mnemonic: "Fetch", Properties: properties("pool=big", "pool=net", "x=")}
+	for _, c := range []struct {
+		when  string
+		match bool
+	}{
+		{`{}`, true},
+		{`{mnemonic: Fetch}`, true}, {`{mnemonic: fetch}`, false},
+		{`{instance: main}`, true}, {`{instance: other}`, false}, {`{instance: ""}`, false},
+		{`{property: {pool: net}}`, true}, {`{property: {pool: big}}`, true}, {`{property: {pool: small}}`, false},
+		{`{property: {pool: net, y: 1}}`, false}, {`{property: {x: ""}}`, true}, {`{property: {y: ""}}`, false},
+		{`{target: "//a/..."}`, true}, {`{target: "//b/..."}`, false},
+		{`{target: "//a/...", mnemonic: Fetch, instance: main, property: {pool: net}}`, true},
+		{`{target: "//x/...", mnemonic: Fetch, instance: main, property: {pool: net}}`, false},
+		{`{target: "//a/...", mnemonic: X, instance: main, property: {pool: net}}`, false},
+		{`{target: "//a/...", mnemonic: Fetch, instance: x, property: {pool: net}}`, false},
+		{`{target: "//a/...", mnemonic: Fetch, instance: main, property: {pool: x}}`, false},
+	} {
+		p := parse(t, "version: 1\nrules: [{name: r, when: "+c.when+", profile: test}]")
+		if g := compile(t, p, all); (g.Rule == "r") != c.match || (g.Profile == "test") != c.match {
+			t.Errorf("%s: got rule %s, profile %s", c.when, g.Rule, g.Profile)
+		}
+	}
+	// The first that matches applies, and one without a profile leaves that as it is.
+	p := parse(t, "version: 1\nrules:\n- {name: a, when: {mnemonic: X}}\n- {name: b, when: {instance: main}}\n- {name: c, profile: test}")
+	if g := compile(t, p, all); g.Rule != "b" || g.Profile != "build" {
+		t.Errorf("got rule %s, profile %s", g.Rule, g.Profile)
+	}
+	if g := compile(t, p, policy.Request{Instance: "main", Mnemonic: "TestRunner"}); g.Rule != "b" || g.Profile != "test" {
+		t.Errorf("got rule %s, profile %s", g.Rule, g.Profile)
+	}
+}
+
+func TestTargetPatterns(t *testing.T) {
+	for _, c := range []struct {
+		pattern string
+		yes, no []string
+	}{
+		{"//a/b:c", []string{"//a/b:c", "@//a/b:c", "@@//a/b:c"}, []string{"//a/b:d", "//a/b", "//a/b/c", "@@r//a/b:c", "", "a/b:c", "/a/b:c", "x//a/b:c", "@@@//a/b:c"}},
+		{"//a/b", []string{"//a/b:b", "//a/b"}, []string{"//a/b:c"}},
+		{"//a:all", []string{"//a:a", "//a:x/y", "//a"}, []string{"//a/b:c", "//:a", "//ab:c"}},
+		{"//:x", []string{"//:x"}, []string{"//x", "//x:x"}},
+		{"//:all", []string{"//:x"}, []string{"//x", "//x:x"}},
+		{"//a/...", []string{"//a:x", "//a/b:c", "//a/b/c:d"}, []string{"//ab:c", "//b/a:c", "@@r//a:x"}},
+		{"//...", []string{"//:x", "//a/b:c"}, []string{"@@r//a", "@r//a", ""}},
+		{"@@r+//a/...", []string{"@@r+//a:b", "@r+//a/c"}, []string{"//a:b", "@@r//a:b"}},
+		{"@r//...", []string{"@@r//:x", "@r//a"}, []string{"//a", "@@rr//a"}},
+	} {
+		p := parse(t, fmt.Sprintf("version: 1\nrules: [{name: r, when: {target: %q}}]", c.pattern))
+		for _, label := range slices.Concat(c.yes, c.no) {
+			got := compile(t, p, policy.Request{Target: label}).Rule == "r"
+			if want := slices.Contains(c.yes, label); got != want {
+				t.Errorf("%s matches %q: got %t", c.pattern, label, got)
+			}
+		}
+	}
+	for _, bad := range []string{"", "//", "a", ":a", "//a:", "//a/", "//a//b:c", "//a/../b:c", "//a/.:x", "//a/...:all", "//.../b", "//a:*", "r//a:b", "@@r", "@@@r//a:b", "///...", "//a/b:c/..."} {
+		if _, err := policy.Parse("f", fmt.Appendf(nil, "version: 1\nrules: [{name: r, when: {target: %q}}]", bad)); err == nil {
+			t.Errorf("%q is accepted as a pattern", bad)
+		}
+	}
+}
+
+// A limit that nobody asked for is given up where it cannot be enforced; one that somebody did is not.
+func TestLimitsThatCannotBeEnforced(t *testing.T) {
+	few := []sandbox.Limit{sandbox.LimitCPU}
+	g, err := policy.Default().Compile(policy.Request{}, few)
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := sandbox.Limits{Memory: -1, CPU: time.Hour, Processes: -1, OpenFiles: -1, OutputBytes: -1, OutputFiles: -1}
+	if g.Limits != want {
+		t.Errorf("got %+v, want %+v", g.Limits, want)
+	}
+	if !slices.ContainsFunc(g.Why, func(s string) bool { return strings.HasPrefix(s, "memory unlimited: ") }) {
+		t.Errorf("nothing says that memory is unlimited: %q", g.Why)
+	}
+	asked := policy.Request{Properties: properties("cloister.memory=1GiB")}
+	explicit := "version: 1\nprofiles: {build: {memory: 1GiB}}\n"
+	for name, c := range map[string]struct {
+		text    string
+		request policy.Request
+	}{
+		"a property asks":                    {"version: 1", asked},
+		"the file asks":                      {explicit, policy.Request{}},
+		"a parent asks":                      {"version: 1\nprofiles: {a: {memory: 1GiB}, b: {inherits: a}}\nrules: [{name: b, profile: b}]\n", policy.Request{}},
+		"another limit may be left out":      {explicit + "allow_unenforced: [cpu]", policy.Request{}},
+		"a property asks within the default": {"version: 1\nallow_unenforced: [processes]", asked},
+	} {
+		_, err := parse(t, c.text).Compile(c.request, few)
+		if !errors.Is(err, sandbox.ErrUnsupported) || !strings.Contains(err.Error(), "memory 1GiB") {
+			t.Errorf("%s: got %v, want ErrUnsupported that names memory", name, err)
+		}
+		g, err := parse(t, strings.ReplaceAll(strings.Split(c.text, "allow_")[0], "version: 1", "version: 1\nallow_unenforced: [memory]")).Compile(c.request, few)
+		if err != nil || g.Limits.Memory != sandbox.Unlimited {
+			t.Errorf("%s, permitted: got %+v, %v; want no limit", name, g, err)
+		}
+	}
+}
+
+func TestWhyNamesRuleAndLine(t *testing.T) {
+	var b strings.Builder
+	p := parse(t, wide)
+	for _, r := range []policy.Request{
+		{},
+		{Mnemonic: "TestRunner"},
+		{Instance: "wide", Properties: properties("cloister.memory=20GiB", "cloister.network=a.example.org:443")},
+		{Instance: "once", Properties: properties("cloister.network=10.0.0.1:80", "cloister.listen=false", "cloister.audit=full")},
+	} {
+		fmt.Fprintf(&b, "== %s %s %v\n%s\n", r.Instance, r.Mnemonic, r.Properties, strings.Join(compile(t, p, r).Why, "\n"))
+	}
+	golden(t, "why.txt", b.String())
+}
+
+func BenchmarkCompile(b *testing.B) {
+	p := policy.Default()
+	for b.Loop() {
+		if _, err := p.Compile(policy.Request{Mnemonic: "CppCompile", Target: "//a:b"}, sandbox.AllLimits); err != nil {
+			b.Fatal(err)
+		}
+	}
+}
+
+// An action asks by its platform properties, and the operator's file says how much it may have.
+func Example() {
+	p, err := policy.Parse("policy.yaml", []byte(`version: 1
+rules:
+  - name: linkers
+    when: {mnemonic: CppLink}
+    max: {memory: 16GiB}
+`))
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	request := policy.Request{Mnemonic: "CppLink", Properties: []policy.Property{{Name: "cloister.memory", Value: "12GiB"}}}
+	grant, err := p.Compile(request, sandbox.AllLimits)
+	fmt.Println(sandbox.Bytes(grant.Limits.Memory), err)
+
+	request.Mnemonic = "CppCompile"
+	_, err = p.Compile(request, sandbox.AllLimits)
+	fmt.Println(err)
+	// Output:
+	// 12.0 GiB <nil>
+	// property cloister.memory=12GiB: rule "default" grants at most 4GiB (built in); ask for less, or the operator for a rule with max: {memory: 12GiB}
+}

@@ -1,0 +1,164 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package policy
+
+import (
+	"fmt"
+	"math"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/cloister-build/cloister/sandbox"
+)
+
+// A quantity is an amount of something. Files, max and properties all state it in the same way.
+type quantity struct {
+	key    string        // in a file
+	limit  sandbox.Limit // "" for the size of /tmp, which is none
+	parse  func(string) (int64, error)
+	format func(int64) string
+}
+
+// quantities are all of them, the limits in the order of sandbox.AllLimits.
+var quantities = [...]quantity{
+	{"memory", sandbox.LimitMemory, parseSize, formatSize},
+	{"cpu", sandbox.LimitCPU, parseDuration, func(v int64) string { return formatDuration(time.Duration(v)) }},
+	{"processes", sandbox.LimitProcesses, parseCount, formatCount},
+	{"open_files", sandbox.LimitOpenFiles, parseCount, formatCount},
+	{"output_bytes", sandbox.LimitOutputBytes, parseSize, formatSize},
+	{"output_files", sandbox.LimitOutputFiles, parseCount, formatCount},
+	{"tmp", "", parseSize, formatSize},
+}
+
+func index(key string) int {
+	return slices.IndexFunc(quantities[:], func(q quantity) bool { return q.key == key })
+}
+
+// property returns the name of the quantity as a property of an action, without the prefix.
+func (q *quantity) property() string { return strings.ReplaceAll(q.key, "_", "-") }
+
+var units = []struct {
+	name  string
+	bytes int64
+}{
+	{"TiB", 1 << 40}, {"GiB", 1 << 30}, {"MiB", 1 << 20}, {"KiB", 1 << 10},
+	{"TB", 1e12}, {"GB", 1e9}, {"MB", 1e6}, {"kB", 1e3}, {"B", 1},
+}
+
+func parseSize(s string) (int64, error) {
+	for _, u := range units {
+		number, ok := strings.CutSuffix(s, u.name)
+		if !ok {
+			continue
+		}
+		n, err := parseCount(strings.TrimSuffix(number, " "))
+		if err != nil || n > math.MaxInt64/u.bytes {
+			break
+		}
+		return n * u.bytes, nil
+	}
+	return 0, fmt.Errorf("%q is no size: write a whole number with a unit, as 4GiB or 512MiB", s)
+}
+
+// formatSize loses nothing: what it returns is parsed to the same number.
+func formatSize(v int64) string {
+	i := 0
+	for v%units[i].bytes != 0 {
+		i++ // to bytes at last, which divide everything
+	}
+	return formatCount(v/units[i].bytes) + units[i].name
+}
+
+func parseDuration(s string) (int64, error) {
+	d, err := time.ParseDuration(s)
+	if err != nil || d <= 0 {
+		return 0, fmt.Errorf("%q is no time: write a number with a unit, as 1h or 90s", s)
+	}
+	return int64(d), nil
+}
+
+// formatDuration omits the zeros of Duration.String: "1h" for "1h0m0s".
+func formatDuration(d time.Duration) string {
+	s := d.String()
+	for _, zero := range []string{"m0s", "h0m"} {
+		if strings.HasSuffix(s, zero) {
+			s = s[:len(s)-2]
+		}
+	}
+	return s
+}
+
+func parseCount(s string) (int64, error) {
+	n, err := strconv.ParseInt(s, 10, 64)
+	if err != nil || n <= 0 {
+		return 0, fmt.Errorf("%q is no number: write a whole number of at least 1", s)
+	}
+	return n, nil
+}
+
+func formatCount(v int64) string { return strconv.FormatInt(v, 10) }
+
+func parseBool(s string) (bool, error) {
+	if s != "true" && s != "false" {
+		return false, fmt.Errorf("%q is neither true nor false", s)
+	}
+	return s == "true", nil
+}
+
+// audits are the degrees of watching, from the loosest to the closest.
+var audits = []sandbox.Audit{sandbox.AuditOff, sandbox.AuditAttempts, sandbox.AuditFull}
+
+func parseAudit(s string) (sandbox.Audit, error) {
+	i := slices.IndexFunc(audits, func(a sandbox.Audit) bool { return formatAudit(a) == s })
+	if i < 0 {
+		return "", fmt.Errorf("%q is none of off, attempts and full", s)
+	}
+	return audits[i], nil
+}
+
+func formatAudit(a sandbox.Audit) string {
+	if a == sandbox.AuditAttempts {
+		return "attempts"
+	}
+	return string(a)
+}
+
+// sortedOnce sorts endpoints as a Spec wants them.
+func sortedOnce(es []sandbox.Endpoint) []sandbox.Endpoint {
+	slices.SortFunc(es, func(a, b sandbox.Endpoint) int { return strings.Compare(a.String(), b.String()) })
+	return slices.Compact(es)
+}
+
+// nearest returns the name that s is most likely a misspelling of, or "".
+func nearest(s string, names []string) string {
+	best, least := "", 2+len(s)/4
+	for _, name := range names {
+		if d := distance(s, name); d < least {
+			best, least = name, d
+		}
+	}
+	return best
+}
+
+// distance is Levenshtein's: how many bytes must be added, removed or changed.
+func distance(a, b string) int {
+	row := make([]int, len(b)+1)
+	for j := range row {
+		row[j] = j
+	}
+	for i := range len(a) {
+		diagonal := row[0]
+		row[0] = i + 1
+		for j := range len(b) {
+			changed := diagonal
+			if a[i] != b[j] {
+				changed++
+			}
+			diagonal = row[j+1]
+			row[j+1] = min(changed, row[j]+1, row[j+1]+1)
+		}
+	}
+	return row[len(b)]
+}
