@@ -16,16 +16,35 @@ import (
 // collected is what the action left, in the store.
 type collected struct {
 	result *repb.ActionResult
+	*Attempts
+	// unread are the inputs that were never read, if the run was watched so closely.
+	unread []string
+	// log is the text that says all that, or the zero Digest.
+	log cas.Digest
 	// bad says which output is of a kind that cannot be one.
 	bad error
 
 	began, ended time.Time
 }
 
-// collect puts outputs, stdout and stderr into the store. No process of the action is alive.
-func (l *Local) collect(ctx context.Context, req *Request, s *staged, r *ran) (*collected, error) {
+// collect puts outputs, stdout, stderr and what the action tried into the store. No process of the action
+// is alive.
+func (l *Local) collect(ctx context.Context, t *Task, req *Request, box *confined, s *staged, r *ran) (*collected, error) {
 	c := &collected{result: &repb.ActionResult{}, began: time.Now()}
 	fn, store := req.Digest.Function(), req.Instance.Store
+	// Where the action was of our own user, it may have taken away our rights to its root.
+	if err := s.ws.Root().Chmod(outDir, 0o755); err != nil {
+		return nil, err
+	}
+	if err := l.attempted(t, req, box, s, r, c); err != nil {
+		return nil, err
+	}
+	if text := c.auditText(t, req, box); text != "" {
+		var err error
+		if c.log, err = cas.PutBytes(ctx, store, fn, []byte(text)); err != nil {
+			return nil, err
+		}
+	}
 	for _, log := range []struct {
 		text *bytes.Buffer
 		to   **repb.Digest
@@ -36,17 +55,13 @@ func (l *Local) collect(ctx context.Context, req *Request, s *staged, r *ran) (*
 		}
 		*log.to = d.Proto()
 	}
-	// Where the action was of our own user, it may have taken away our rights to its root.
-	if err := s.ws.Root().Chmod(outDir, 0o755); err != nil {
-		return nil, err
-	}
 	err := tree.Capture(ctx, store, fn, s.out, tree.Wanted{
 		Dir:         req.Command.WorkingDirectory,
 		Paths:       req.Command.OutputPaths,
 		Files:       req.Command.OutputFiles,
 		Directories: req.Command.OutputDirectories,
 		Format:      req.Command.OutputDirectoryFormat,
-		MaxBytes:    l.OutputBytes,
+		MaxBytes:    max(0, box.spec.Limits.OutputBytes), // zero is no limit here
 	}, c.result)
 	if errors.Is(err, tree.ErrOutput) {
 		c.bad, err = err, nil

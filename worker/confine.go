@@ -4,14 +4,17 @@ package worker
 
 import (
 	"errors"
+	"fmt"
 	"io/fs"
 	"path"
 	"path/filepath"
 	"slices"
 	"strings"
+	"time"
 
 	repb "github.com/bazelbuild/remote-apis/build/bazel/remote/execution/v2"
 	"github.com/cloister-build/cloister/sandbox"
+	"github.com/cloister-build/cloister/sandbox/policy"
 )
 
 // ExecRoot is where every action finds its input root, on every worker.
@@ -24,20 +27,71 @@ var defaults = map[string]string{
 	"TMPDIR": "/tmp",
 }
 
-// confine says what the action may see and use, before anything is laid out for it.
-func (l *Local) confine(req *Request) (*sandbox.Spec, error) {
+// confined is what the action may see and use, and why.
+type confined struct {
+	spec  *sandbox.Spec
+	grant *policy.Grant
+}
+
+// confine says what the action may see and use, before anything is laid out for it. What the policy does
+// not grant or the backend does not enforce is a Fault of kind Unmet.
+func (l *Local) confine(t *Task, req *Request) (*confined, error) {
+	ask := policy.Request{Instance: t.Instance, Target: t.Target, Mnemonic: t.Mnemonic}
+	var asked string // what of it is ours, for messages
+	for _, p := range req.properties() {
+		ask.Properties = append(ask.Properties, policy.Property{Name: p.Name, Value: p.Value})
+		if ours(p.Name) {
+			asked += fmt.Sprintf(", property %s=%s", p.Name, p.Value)
+		}
+	}
+	grant, err := l.Policy.Compile(ask, l.Features.Limits)
+	if err != nil {
+		return nil, err
+	}
+	timeout, err := l.timeout(t, req, grant)
+	if err != nil {
+		return nil, err
+	}
 	spec := &sandbox.Spec{
 		Args:    req.Command.Arguments,
 		Dir:     path.Join(ExecRoot, req.Command.WorkingDirectory),
 		Env:     environment(req.Command),
 		Inputs:  slices.Clone(l.Toolchain),
-		Temp:    []sandbox.Temp{{Target: "/tmp", Bytes: l.TempBytes}},
-		Network: sandbox.Network{Loopback: true, Listen: true},
-		Limits:  sandbox.DefaultLimits(),
-		Timeout: req.Timeout,
+		Temp:    []sandbox.Temp{{Target: "/tmp", Bytes: grant.TempBytes}},
+		Network: grant.Network,
+		Limits:  grant.Limits,
+		Audit:   grant.Audit,
+		Timeout: timeout,
 		Grace:   l.Grace,
 	}
-	return spec, nil
+	if len(t.Args) > 0 {
+		spec.Args = t.Args
+	}
+	if spec.Audit == sandbox.AuditAttempts && !slices.Contains(l.Features.Audits, sandbox.AuditAttempts) {
+		// The operator chose a sandbox without a witness, which every result says; nobody asked for more.
+		spec.Audit = sandbox.AuditOff
+	}
+	if err := l.Features.Covers(spec); err != nil {
+		return nil, fmt.Errorf("profile %q by rule %q%s: %w", grant.Profile, grant.Rule, asked, err)
+	}
+	return &confined{spec, grant}, nil
+}
+
+// ours reports whether a platform property is the policy's business.
+func ours(property string) bool { return strings.HasPrefix(property, "cloister.") }
+
+// timeout returns how long the command may execute.
+func (l *Local) timeout(t *Task, req *Request, g *policy.Grant) (time.Duration, error) {
+	switch {
+	case t.byHand():
+		return l.MaxTimeout, nil // a person is not to be hurried by the action's
+	case g.MaxTimeout == 0 || req.Timeout <= g.MaxTimeout:
+		return req.Timeout, nil
+	case req.Action.Timeout.AsDuration() == 0:
+		return g.MaxTimeout, nil
+	}
+	return 0, faultf(Invalid, "confine: action %s asks for a timeout of %v; profile %q by rule %q permits at most %v",
+		req.Digest, req.Timeout, g.Profile, g.Rule, g.MaxTimeout)
 }
 
 // environment returns the command's variables and the defaults beneath them, sorted.

@@ -39,7 +39,7 @@ func (l *Local) fetch(ctx context.Context, t *Task) (*Request, *Outcome, error) 
 	if err != nil {
 		return nil, nil, err
 	}
-	if t.SkipCacheLookup || req.Action.DoNotCache {
+	if t.SkipCacheLookup || t.byHand() || req.Action.DoNotCache {
 		return req, nil, nil
 	}
 	r, err := cas.LookupComplete(ctx, in, t.Action)
@@ -70,14 +70,21 @@ func (l *Local) Resolve(ctx context.Context, in *cas.Instance, action cas.Digest
 	return req, nil
 }
 
-// ignoreProperties warns, once for each, of platform properties: one machine serves every platform that
-// it is asked for (rule 84). Action.platform, if set, replaces Command.platform (rule 83).
-func (l *Local) ignoreProperties(req *Request) {
-	p := req.Action.Platform
-	if p == nil {
-		p = req.Command.Platform
+// properties returns the platform properties: Action.platform, if set, replaces Command.platform (rule 83).
+func (req *Request) properties() []*repb.Platform_Property {
+	if p := req.Action.Platform; p != nil {
+		return p.Properties
 	}
-	for _, property := range p.GetProperties() {
+	return req.Command.Platform.GetProperties()
+}
+
+// ignoreProperties warns, once for each, of the platform properties of others: one machine serves every
+// platform that it is asked for (rule 84).
+func (l *Local) ignoreProperties(req *Request) {
+	for _, property := range req.properties() {
+		if ours(property.Name) {
+			continue
+		}
 		l.mu.Lock()
 		first := len(l.ignored) < maxIgnored && !l.ignored[property.Name]
 		if first {

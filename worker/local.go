@@ -12,6 +12,7 @@ import (
 	"github.com/cloister-build/cloister/cas"
 	"github.com/cloister-build/cloister/cas/tree"
 	"github.com/cloister-build/cloister/sandbox"
+	"github.com/cloister-build/cloister/sandbox/policy"
 )
 
 // Config is what a Local needs.
@@ -24,15 +25,19 @@ type Config struct {
 	Features sandbox.Features
 	// Toolchain is what every action may read besides its input root; see HostToolchain.
 	Toolchain []sandbox.Input
+	// Policy says what an action may be given. Nil is policy.Default.
+	Policy *policy.Policy
+	// Server is the URL by which a person on this machine reaches the store that actions come from, for
+	// messages; "" is where the commands look by themselves.
+	Server string
+	// Audit, if not nil, is told what each run tried, once and only if there is something to tell, even if
+	// nobody waits for the result any more. It is called by many goroutines, which wait for it.
+	Audit func(*Task, *Attempts)
 	// MaxTimeout bounds what an action may ask for and is what one gets that asks for nothing.
 	// Zero is 24 hours.
 	MaxTimeout time.Duration
 	// Grace is how long an action has to end after SIGTERM. Zero is 5 seconds.
 	Grace time.Duration
-	// TempBytes is the size of /tmp. Zero is 4 GiB.
-	TempBytes int64
-	// OutputBytes is how much the output files of one action may have together. Zero is 16 GiB.
-	OutputBytes int64
 	// LogBytes is how much of stdout and how much of stderr is kept. Zero is 32 MiB.
 	LogBytes int64
 	Log      *slog.Logger
@@ -56,11 +61,8 @@ func New(c Config) *Local {
 	if c.Grace == 0 {
 		c.Grace = 5 * time.Second
 	}
-	if c.TempBytes == 0 {
-		c.TempBytes = 4 << 30
-	}
-	if c.OutputBytes == 0 {
-		c.OutputBytes = 16 << 30
+	if c.Policy == nil {
+		c.Policy = policy.Default()
 	}
 	if c.LogBytes == 0 {
 		c.LogBytes = 32 << 20
@@ -82,32 +84,32 @@ func (l *Local) Execute(ctx context.Context, t *Task, report func(Stage)) (*Outc
 	}
 
 	report(Confine)
-	spec, err := l.confine(req)
+	box, err := l.confine(t, req)
 	if err != nil {
 		return nil, fault(Confine, err)
 	}
 
 	report(StageInputs)
-	staged, err := l.stage(ctx, req, spec)
+	staged, err := l.stage(ctx, req, box.spec)
 	if err != nil {
 		return nil, fault(StageInputs, err)
 	}
 	defer staged.close()
 
 	report(Run)
-	ran, err := l.run(ctx, t, spec)
+	ran, err := l.run(ctx, t, box.spec)
 	if err != nil {
 		return nil, fault(Run, err)
 	}
 
 	report(Collect)
-	got, err := l.collect(ctx, req, staged, ran)
+	got, err := l.collect(ctx, t, req, box, staged, ran)
 	if err != nil {
 		return nil, fault(Collect, err)
 	}
 
 	report(Seal)
-	out := l.seal(times{queued: t.Queued, began: began, staged: staged, ran: ran, collected: got}, req, ran, got)
+	out := l.seal(&course{began: began, task: t, req: req, box: box, staged: staged, ran: ran, collected: got})
 
 	report(Publish)
 	return out, fault(Publish, l.publish(ctx, t, req, out))
@@ -139,6 +141,7 @@ func fault(s Stage, err error) error {
 		{cas.ErrCorrupt, Unavailable},  // the store has dropped the blob: the next try reports it missing
 		{cas.ErrNotFound, Unavailable}, // evicted since it was looked for: likewise
 		{sandbox.ErrUnsupported, Unmet},
+		{policy.ErrRefused, Unmet},
 	} {
 		if errors.Is(err, row.err) {
 			return faultf(row.kind, "%s: %w", s, err)

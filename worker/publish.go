@@ -25,7 +25,7 @@ func (l *Local) publish(ctx context.Context, t *Task, req *Request, out *Outcome
 		return faultf(Exhausted, "publish: the store evicted %d of the %d blobs that action %s made, %s among them, "+
 			"before the result was whole: give it more room", len(missing), len(ds), t.Action, missing[0])
 	}
-	if req.Action.DoNotCache || out.Code != codes.OK || out.Result.ExitCode != 0 {
+	if req.Action.DoNotCache || out.OneOff || out.Code != codes.OK || out.Result.ExitCode != 0 {
 		return nil
 	}
 	return req.Instance.Actions.Record(ctx, t.Action, out.Result)

@@ -24,8 +24,11 @@ func (l *Local) run(ctx context.Context, t *Task, spec *sandbox.Spec) (*ran, err
 		stderr: &capped{left: l.LogBytes, also: t.Stderr},
 	}
 	var err error
-	r.Result, err = l.Backend.Run(ctx, spec, sandbox.Stdio{Stdout: r.stdout, Stderr: r.stderr})
+	r.Result, err = l.Backend.Run(ctx, spec, sandbox.Stdio{Stdout: r.stdout, Stderr: r.stderr, Terminal: t.Terminal})
 	if ctx.Err() != nil {
+		if r.Result != nil {
+			l.audit(t, attempts(r.Result, nil, 0)) // whoever went away has not undone it
+		}
 		return nil, context.Cause(ctx)
 	}
 	if err != nil {

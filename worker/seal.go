@@ -4,9 +4,12 @@ package worker
 
 import (
 	"fmt"
+	"strings"
+	"syscall"
 	"time"
 
 	repb "github.com/bazelbuild/remote-apis/build/bazel/remote/execution/v2"
+	resourceusagepb "github.com/cloister-build/cloister/proto/buildbarn/resourceusage"
 	cloisterpb "github.com/cloister-build/cloister/proto/cloister/v1"
 	"github.com/cloister-build/cloister/sandbox"
 	"google.golang.org/grpc/codes"
@@ -16,41 +19,40 @@ import (
 	"google.golang.org/protobuf/types/known/timestamppb"
 )
 
-// times is when things happened; it becomes metadata and nothing else.
-type times struct {
-	queued, began time.Time
-	staged        *staged
-	ran           *ran
-	collected     *collected
+// A course is all that is known of an action once it is over.
+type course struct {
+	task      *Task
+	began     time.Time
+	req       *Request
+	box       *confined
+	staged    *staged
+	ran       *ran
+	collected *collected
 }
 
 // seal states what became of the action. What is volatile (times, worker) goes into the metadata alone.
-func (l *Local) seal(when times, req *Request, r *ran, c *collected) *Outcome {
-	out := &Outcome{Result: c.result}
-	out.Result.ExitCode = int32(r.ExitCode)
-	switch {
-	case r.timedOut:
-		out.Code = codes.DeadlineExceeded
-		out.Message = fmt.Sprintf("cloister: killed after its timeout of %v", req.Timeout)
-	case c.bad != nil && r.ExitCode == 0:
-		// Where the action failed of itself, that is what its client needs to see.
-		out.Code = codes.FailedPrecondition
-		out.Message = "cloister: " + c.bad.Error()
-	case r.Signal != 0:
-		out.Message = fmt.Sprintf("cloister: killed by signal %d (%v), exit code %d", int(r.Signal), r.Signal, r.ExitCode)
-	case r.ExitCode != 0:
-		out.Message = fmt.Sprintf("cloister: exit code %d after %v, action %s", r.ExitCode, r.End.Sub(r.Start).Round(time.Millisecond), req.Digest)
-	}
-	out.Result.ExecutionMetadata = l.metadata(when)
+func (l *Local) seal(c *course) *Outcome {
+	out := &Outcome{Result: c.collected.result, AuditLog: c.collected.log}
+	out.Result.ExitCode = int32(c.ran.ExitCode)
+	var line string
+	var limit *sandbox.Event
+	out.Code, line, limit = c.end()
+	out.OneOff = c.task.byHand() || !c.box.grant.Cache || c.limit() != nil
+	out.Result.ExecutionMetadata = l.metadata(c)
 	if n := proto.Size(out.Result); n > MaxResult {
 		// Kept whole it could neither be sent nor, once recorded, be read.
-		if out.Code == codes.OK && r.ExitCode == 0 {
+		if out.Code == codes.OK && c.ran.ExitCode == 0 {
 			out.Code = codes.FailedPrecondition
 		}
-		out.Message = fmt.Sprintf("cloister: the result names %d output files and takes %d bytes, more than the %d of a message: "+
+		line = fmt.Sprintf("the result names %d output files and takes %d bytes, more than the %d of a message: "+
 			"declare a directory instead of what is in it", len(out.Result.OutputFiles), n, MaxResult)
+		limit = nil
 		out.Result.OutputFiles, out.Result.OutputSymlinks, out.Result.OutputDirectories = nil, nil, nil
 		out.Result.OutputFileSymlinks, out.Result.OutputDirectorySymlinks = nil, nil
+	}
+	out.Message = c.message(line, limit)
+	if out.Code != codes.OK || c.ran.ExitCode != 0 {
+		out.Reproduce = reproduce(l.Server, c.task.Instance, c.req.Digest)
 	}
 	return out
 }
@@ -61,7 +63,7 @@ const MaxResult = 7 << 19
 
 // metadata states each moment no earlier than the one before it, though the clock may have been set
 // back in between (rule 121).
-func (l *Local) metadata(when times) *repb.ExecutedActionMetadata {
+func (l *Local) metadata(c *course) *repb.ExecutedActionMetadata {
 	var last time.Time
 	stamp := func(t time.Time) *timestamppb.Timestamp {
 		if t.Before(last) {
@@ -71,36 +73,98 @@ func (l *Local) metadata(when times) *repb.ExecutedActionMetadata {
 		return timestamppb.New(t)
 	}
 	m := &repb.ExecutedActionMetadata{Worker: l.Name}
-	m.QueuedTimestamp = stamp(when.queued)
-	m.WorkerStartTimestamp = stamp(when.began)
-	m.InputFetchStartTimestamp = stamp(when.staged.began)
-	m.InputFetchCompletedTimestamp = stamp(when.staged.ended)
-	m.ExecutionStartTimestamp = stamp(when.ran.Start)
-	m.ExecutionCompletedTimestamp = stamp(when.ran.End)
+	m.QueuedTimestamp = stamp(c.task.Queued)
+	m.WorkerStartTimestamp = stamp(c.began)
+	m.InputFetchStartTimestamp = stamp(c.staged.began)
+	m.InputFetchCompletedTimestamp = stamp(c.staged.ended)
+	m.ExecutionStartTimestamp = stamp(c.ran.Start)
+	m.ExecutionCompletedTimestamp = stamp(c.ran.End)
 	m.VirtualExecutionDuration = durationpb.New(m.ExecutionCompletedTimestamp.AsTime().Sub(m.ExecutionStartTimestamp.AsTime()))
-	m.OutputUploadStartTimestamp = stamp(when.collected.began)
-	m.OutputUploadCompletedTimestamp = stamp(when.collected.ended)
+	m.OutputUploadStartTimestamp = stamp(c.collected.began)
+	m.OutputUploadCompletedTimestamp = stamp(c.collected.ended)
 	m.WorkerCompletedTimestamp = stamp(time.Now())
-	m.AuxiliaryMetadata = l.auxiliary(when.ran.Usage)
+	m.AuxiliaryMetadata = l.auxiliary(c)
 	return m
 }
 
-// auxiliary says how the action was confined and what it consumed.
-func (l *Local) auxiliary(u sandbox.Usage) []*anypb.Any {
+// maxSealed is how many events a result carries for ever; the audit log has all.
+const maxSealed = 100
+
+// auxiliary says how the action was confined, what it tried and what it consumed: in our own words, and in
+// those that Buildbarn's browser reads.
+func (l *Local) auxiliary(c *course) []*anypb.Any {
 	box := &cloisterpb.Sandbox{Backend: l.Features.Backend, Tier: l.Features.Tier, Layers: l.Features.Layers}
-	for _, c := range l.Features.Checks {
-		if !c.OK {
-			box.NotEnforced = append(box.NotEnforced, c.Name)
+	for _, check := range l.Features.Checks {
+		if !check.OK {
+			box.NotEnforced = append(box.NotEnforced, check.Name)
 		}
 	}
-	m, err := anypb.New(&cloisterpb.Execution{Sandbox: box, Usage: &cloisterpb.Usage{
-		UserTime:          durationpb.New(u.User),
-		SystemTime:        durationpb.New(u.System),
-		PeakResidentBytes: u.PeakRSS,
-	}})
-	if err != nil {
-		// Only a name that is not UTF-8 could fail to encode, and every name is our own.
-		panic(err)
+	u, full := c.ran.Usage, c.box.spec.Audit == sandbox.AuditFull
+	ours := &cloisterpb.Execution{
+		Sandbox: box,
+		Usage: &cloisterpb.Usage{
+			UserTime:            durationpb.New(u.User),
+			SystemTime:          durationpb.New(u.System),
+			PeakResidentBytes:   u.PeakRSS,
+			PeakMemoryBytes:     u.PeakMemory,
+			PeakProcesses:       u.PeakProcesses,
+			ReadBytes:           u.ReadBytes,
+			WrittenBytes:        u.WrittenBytes,
+			VoluntarySwitches:   u.VoluntarySwitches,
+			InvoluntarySwitches: u.InvoluntarySwitches,
+			PacketsRefused:      u.PacketsRefused,
+		},
+		EventsOmitted: int64(c.collected.Unrecorded),
+		SpecHash:      c.box.spec.Hash(),
+		Profile:       c.box.grant.Profile,
+		Rule:          c.box.grant.Rule,
+		Hermetic:      c.box.grant.Hermetic,
 	}
-	return []*anypb.Any{m}
+	for i, e := range c.collected.byImportance() {
+		if i == maxSealed {
+			ours.EventsOmitted += int64(len(c.collected.Events) - maxSealed)
+			break
+		}
+		ours.Events = append(ours.Events, &cloisterpb.Event{
+			Kind: string(e.Kind), Subject: e.Subject, Syscall: e.Syscall, Process: e.Process,
+			Count: int64(e.Count), Actual: e.Actual, Limit: e.Limit, Detail: e.Detail,
+		})
+	}
+	messages := []proto.Message{ours, &resourceusagepb.POSIXResourceUsage{
+		UserTime:                   durationpb.New(u.User),
+		SystemTime:                 durationpb.New(u.System),
+		MaximumResidentSetSize:     u.PeakRSS,
+		BlockInputOperations:       u.ReadBytes / 512,
+		BlockOutputOperations:      u.WrittenBytes / 512,
+		VoluntaryContextSwitches:   u.VoluntarySwitches,
+		InvoluntaryContextSwitches: u.InvoluntarySwitches,
+		TerminationSignal:          signalName(c.ran.Signal),
+	}}
+	if full {
+		unread := int64(len(c.collected.unread))
+		ours.UnreadInputs = &unread
+		messages = append(messages, &resourceusagepb.InputRootResourceUsage{FilesRead: uint64(c.req.Input.Files() - unread)})
+	}
+	var all []*anypb.Any
+	for _, m := range messages {
+		packed, err := anypb.New(m)
+		if err != nil {
+			// Only a text that is not UTF-8 could fail to encode, and every text is our own or printable.
+			panic(err)
+		}
+		all = append(all, packed)
+	}
+	return all
+}
+
+// signals are the names of Linux' signals, from 1 on.
+var signals = strings.Fields("HUP INT QUIT ILL TRAP ABRT BUS FPE KILL USR1 SEGV USR2 PIPE ALRM TERM STKFLT " +
+	"CHLD CONT STOP TSTP TTIN TTOU URG XCPU XFSZ VTALRM PROF WINCH IO PWR SYS")
+
+// signalName returns the name of a signal without "SIG", "" if it has none.
+func signalName(s syscall.Signal) string {
+	if s < 1 || int(s) > len(signals) {
+		return ""
+	}
+	return signals[s-1]
 }

@@ -5,6 +5,7 @@ package worker
 import (
 	"context"
 	"fmt"
+	"math"
 	"os"
 	"path"
 	"time"
@@ -34,7 +35,9 @@ func (l *Local) stage(ctx context.Context, req *Request, spec *sandbox.Spec) (*s
 			s.close()
 		}
 	}()
-	if s.ws, err = l.Backend.Workspace(ctx, sandbox.Unlimited, sandbox.Unlimited); err != nil {
+	bytes, files := req.Layout.Room(req.Instance.Store)
+	bytes, files = beside(bytes, spec.Limits.OutputBytes), beside(files, spec.Limits.OutputFiles)
+	if s.ws, err = l.Backend.Workspace(ctx, bytes, files); err != nil {
 		return nil, err
 	}
 	if s.tree, err = req.Layout.Stage(ctx, req.Instance.Store, s.ws.Root()); err != nil {
@@ -55,6 +58,14 @@ func (l *Local) stage(ctx context.Context, req *Request, spec *sandbox.Spec) (*s
 	}
 	s.ended = time.Now()
 	return s, nil
+}
+
+// beside returns the room for the inputs and for what the action may make beside them.
+func beside(inputs, outputs int64) int64 {
+	if outputs == sandbox.Unlimited {
+		return sandbox.Unlimited
+	}
+	return min(inputs, math.MaxInt64-outputs) + outputs
 }
 
 // close gives everything back. It is called once the run is over.

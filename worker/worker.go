@@ -8,10 +8,12 @@ import (
 	"context"
 	"fmt"
 	"io"
+	"os"
 	"time"
 
 	repb "github.com/bazelbuild/remote-apis/build/bazel/remote/execution/v2"
 	"github.com/cloister-build/cloister/cas"
+	"github.com/cloister-build/cloister/sandbox"
 	"google.golang.org/grpc/codes"
 )
 
@@ -33,7 +35,21 @@ type Task struct {
 	Queued time.Time
 	// Stdout and Stderr, if not nil, see the action's output while it runs.
 	Stdout, Stderr io.Writer
+
+	// Target, Mnemonic and Invocation are what the client says of itself, "" if it does not: the label
+	// that is built, the kind of action, the build. They choose a rule of the policy, and nobody vouches
+	// for them.
+	Target, Mnemonic, Invocation string
+
+	// Args, if there are any, are run in place of the command's arguments, and Terminal, if not nil, is
+	// the run's terminal: a person's shell in the action's sandbox. Such a run is never recorded, and
+	// its time is the worker's.
+	Args     []string
+	Terminal *os.File
 }
+
+// byHand reports whether a person runs something of their own in the action's place.
+func (t *Task) byHand() bool { return len(t.Args) > 0 || t.Terminal != nil }
 
 // An Outcome is what became of an action that was executed, or found in the action cache.
 type Outcome struct {
@@ -42,8 +58,25 @@ type Outcome struct {
 	// Code is codes.OK, or what the API says of an action that ended badly by its own doing:
 	// DeadlineExceeded after its timeout, FailedPrecondition for an output of the wrong kind.
 	Code codes.Code
-	// Message says to a person why the action did not succeed; one line, "" if it did.
+	// OneOff says that the result depends on more than the action: on a limit that it met, on a network,
+	// or on a person. It is not recorded.
+	OneOff bool
+	// Message says to a person why the action did not succeed, and what it tried; at most MaxMessage
+	// lines of printable text, "" if there is nothing to say.
 	Message string
+	// Reproduce is the command line by which a person runs an action again that failed, else "".
+	Reproduce string
+	// AuditLog is a text in the store that says all that the action tried, or the zero Digest.
+	AuditLog cas.Digest
+}
+
+// Attempts are what one run tried, and the limits that it met.
+type Attempts struct {
+	ExitCode int
+	// Events are in the order of Event.Compare, in printable text.
+	Events []sandbox.Event
+	// Unrecorded counts the events beyond those.
+	Unrecorded int
 }
 
 // A Stage is one of the seven verbs.

@@ -16,6 +16,7 @@ import (
 	"github.com/cloister-build/cloister/cas/castest"
 	"github.com/cloister-build/cloister/cas/tree"
 	"github.com/cloister-build/cloister/sandbox"
+	"github.com/cloister-build/cloister/sandbox/policy"
 	"github.com/google/go-cmp/cmp"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/protobuf/types/known/durationpb"
@@ -104,7 +105,7 @@ func TestFaultKeepsItsKind(t *testing.T) {
 	}{
 		{&tree.MissingError{Blobs: []cas.Digest{cas.SHA256.Sum(nil)}}, Missing},
 		{cas.ErrInvalid, Invalid}, {cas.ErrFull, Exhausted}, {cas.ErrCorrupt, Unavailable}, {cas.ErrNotFound, Unavailable},
-		{sandbox.ErrUnsupported, Unmet}, {context.Canceled, Cancelled}, {errors.New("x"), Internal}, {faultf(Unmet, "x"), Unmet},
+		{sandbox.ErrUnsupported, Unmet}, {policy.ErrRefused, Unmet}, {context.Canceled, Cancelled}, {errors.New("x"), Internal}, {faultf(Unmet, "x"), Unmet},
 	} {
 		var f *Fault
 		if err := fault(Run, c.err); !errors.As(err, &f) || f.Kind != c.want || !errors.Is(err, c.err) {
@@ -143,7 +144,7 @@ func TestExecuteWithoutSandboxIsRefused(t *testing.T) {
 		return d
 	}
 	in := &cas.Instance{Store: m, Actions: m}
-	l := New(Config{Name: "w", Instances: func(string) (*cas.Instance, error) { return in, nil }, Backend: unable{}, MaxTimeout: time.Hour})
+	l := New(Config{Name: "w", Instances: func(string) (*cas.Instance, error) { return in, nil }, Backend: unable{}, Features: able, MaxTimeout: time.Hour})
 	var stages []Stage
 	action := put(&repb.Action{})
 	_, err = l.Execute(t.Context(), &Task{Action: action}, func(s Stage) { stages = append(stages, s) })
@@ -177,39 +178,71 @@ func TestExecuteWithoutSandboxIsRefused(t *testing.T) {
 
 func TestMetadataIsInOrderThoughTheClockIsSetBack(t *testing.T) {
 	now := time.Now()
-	l := New(Config{Name: "w"})
-	m := l.metadata(times{
-		queued: now, began: now.Add(-time.Hour), staged: &staged{began: now, ended: now},
-		ran:       &ran{Result: &sandbox.Result{Start: now, End: now.Add(-time.Minute)}},
-		collected: &collected{began: now, ended: now},
-	})
+	c := over(&sandbox.Result{Start: now, End: now.Add(-time.Minute)})
+	c.task.Queued, c.began, c.staged = now, now.Add(-time.Hour), &staged{began: now, ended: now}
+	m := New(Config{Name: "w"}).metadata(c)
 	if m.WorkerStartTimestamp.AsTime().Before(m.QueuedTimestamp.AsTime()) ||
 		m.ExecutionCompletedTimestamp.AsTime().Before(m.ExecutionStartTimestamp.AsTime()) || m.VirtualExecutionDuration.AsDuration() < 0 {
 		t.Errorf("out of order: %v", m)
 	}
 }
 
+// over returns the course of an action that ended as r says, under the default policy.
+func over(r *sandbox.Result) *course {
+	a := attempts(r, nil, 0)
+	return &course{
+		task: &Task{}, req: &Request{Digest: cas.SHA256.Sum(nil)}, staged: &staged{},
+		box: &confined{
+			spec:  &sandbox.Spec{Args: []string{"true"}, Timeout: 3 * time.Second},
+			grant: &policy.Grant{Profile: "build", Rule: "default", Cache: true, Hermetic: true},
+		},
+		ran:       &ran{Result: r, timedOut: r.Stopped},
+		collected: &collected{result: &repb.ActionResult{}, Attempts: a},
+	}
+}
+
 func TestSealSaysWhyItFailed(t *testing.T) {
-	now := time.Now()
+	memory := &sandbox.Event{Kind: sandbox.EventLimit, Subject: string(sandbox.LimitMemory), Actual: "4.0 GiB", Limit: "4.0 GiB", Count: 1}
+	files := &sandbox.Event{Kind: sandbox.EventLimit, Subject: string(sandbox.LimitOutputFiles), Actual: "10", Limit: "10", Count: 1}
+	forks := sandbox.Event{Kind: sandbox.EventLimit, Subject: string(sandbox.LimitProcesses), Actual: "128", Limit: "128", Count: 1}
 	for _, c := range []struct {
-		name string
-		ran  ran
-		bad  error
-		code codes.Code
-		says string
+		name   string
+		ran    *sandbox.Result
+		bad    error
+		code   codes.Code
+		oneOff bool
+		says   string
 	}{
-		{"success", ran{Result: &sandbox.Result{}}, nil, codes.OK, ""},
-		{"exit code", ran{Result: &sandbox.Result{ExitCode: 4}}, nil, codes.OK, "exit code 4"},
-		{"signal", ran{Result: &sandbox.Result{ExitCode: 139, Signal: 11}}, nil, codes.OK, "signal 11"},
-		{"timeout", ran{Result: &sandbox.Result{ExitCode: 143}, timedOut: true}, nil, codes.DeadlineExceeded, "timeout of 3s"},
-		{"output", ran{Result: &sandbox.Result{}}, tree.ErrOutput, codes.FailedPrecondition, "output"},
-		{"output of a failure", ran{Result: &sandbox.Result{ExitCode: 4}}, tree.ErrOutput, codes.OK, "exit code 4"},
+		{"success", &sandbox.Result{}, nil, codes.OK, false, ""},
+		{"exit code", &sandbox.Result{ExitCode: 4}, nil, codes.OK, false, "exit code 4"},
+		{"signal", &sandbox.Result{ExitCode: 139, Signal: 11}, nil, codes.OK, false, "signal 11"},
+		{"timeout", &sandbox.Result{ExitCode: 143, Stopped: true}, nil, codes.DeadlineExceeded, false, "timeout of 3s"},
+		{"output", &sandbox.Result{}, tree.ErrOutput, codes.FailedPrecondition, false, "output"},
+		{"output of a failure", &sandbox.Result{ExitCode: 4}, tree.ErrOutput, codes.OK, false, "exit code 4"},
+		{"memory", &sandbox.Result{ExitCode: 137, Signal: 9, Exceeded: memory, Usage: sandbox.Usage{PeakMemory: 4 << 30}}, nil,
+			codes.OK, true, "cloister: killed: memory 4.0 GiB of 4.0 GiB, peak 4.0 GiB"},
+		{"memory of a child", &sandbox.Result{ExitCode: 1, Exceeded: memory, Events: []sandbox.Event{*memory}}, nil,
+			codes.OK, true, "cloister: killed: memory 4.0 GiB of 4.0 GiB"},
+		{"output files", &sandbox.Result{ExitCode: 1, Exceeded: files}, nil,
+			codes.OK, true, "cloister: exit code 1 after a limit was exceeded: output files 10 of 10"},
+		{"a limit that it survived", &sandbox.Result{Exceeded: memory}, nil,
+			codes.OK, true, "cloister: ended well but met a limit, so that its result is not cached: memory 4.0 GiB of 4.0 GiB"},
+		{"a limit that it noticed", &sandbox.Result{Events: []sandbox.Event{forks}}, nil,
+			codes.OK, true, "cloister: ended well but met a limit, so that its result is not cached: processes 128 of 128"},
+		{"a limit and a timeout", &sandbox.Result{ExitCode: 137, Stopped: true, Exceeded: memory}, nil,
+			codes.DeadlineExceeded, true, "cloister: killed after its timeout of 3s\ncloister: memory 4.0 GiB of 4.0 GiB"},
 	} {
-		got := &collected{result: &repb.ActionResult{}, bad: c.bad, began: now, ended: now}
-		out := New(Config{Name: "w"}).seal(times{staged: &staged{}, ran: &c.ran, collected: got},
-			&Request{Digest: cas.SHA256.Sum(nil), Timeout: 3 * time.Second}, &c.ran, got)
-		if out.Code != c.code || !strings.Contains(out.Message, c.says) || (c.says == "") != (out.Message == "") {
-			t.Errorf("%s: got code %v, message %q", c.name, out.Code, out.Message)
+		course := over(c.ran)
+		course.collected.bad = c.bad
+		out := New(Config{Name: "w"}).seal(course)
+		if out.Code != c.code || out.OneOff != c.oneOff || !strings.Contains(out.Message, c.says) || (c.says == "") != (out.Message == "") {
+			t.Errorf("%s: got code %v, one-off %v, message %q", c.name, out.Code, out.OneOff, out.Message)
+		}
+		if strings.Contains(c.says, "cloister:") && out.Message != c.says {
+			t.Errorf("%s: got message %q, want %q", c.name, out.Message, c.says)
+		}
+		if failed := c.code != codes.OK || c.ran.ExitCode != 0; failed != (out.Reproduce != "") {
+			t.Errorf("%s: to reproduce it, %q", c.name, out.Reproduce)
 		}
 	}
 }
@@ -244,8 +277,10 @@ func TestSealRefusesWhatCannotBeSent(t *testing.T) {
 	for i := range 60000 {
 		got.result.OutputFiles = append(got.result.OutputFiles, &repb.OutputFile{Path: fmt.Sprint("a/file/", i), Digest: cas.SHA256.Sum(nil).Proto()})
 	}
-	r := &ran{Result: &sandbox.Result{}}
-	out := New(Config{Name: "w"}).seal(times{staged: &staged{}, ran: r, collected: got}, &Request{Digest: cas.SHA256.Sum(nil)}, r, got)
+	c := over(&sandbox.Result{})
+	got.Attempts = c.collected.Attempts
+	c.collected = got
+	out := New(Config{Name: "w"}).seal(c)
 	if out.Code != codes.FailedPrecondition || !strings.Contains(out.Message, "60000 output files") {
 		t.Errorf("got code %v, message %q", out.Code, out.Message)
 	}
@@ -260,6 +295,7 @@ func TestRule084_EachPropertyIsWarnedOfOnce(t *testing.T) {
 	for range 3 {
 		l.ignoreProperties(&Request{Action: &repb.Action{Platform: property("OSFamily")}, Command: &repb.Command{Platform: property("hidden")}})
 		l.ignoreProperties(&Request{Action: &repb.Action{}, Command: &repb.Command{Platform: property("Arch")}})
+		l.ignoreProperties(&Request{Action: &repb.Action{}, Command: &repb.Command{Platform: property("cloister.memory")}})
 	}
 	if got := log.String(); strings.Count(got, "\n") != 2 || !strings.Contains(got, "OSFamily") || !strings.Contains(got, "Arch") {
 		t.Errorf("got %q, want a line for OSFamily and one for Arch", got)

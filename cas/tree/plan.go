@@ -52,6 +52,8 @@ type spineDir struct {
 	path    string // relative to the exec root, "." for itself
 	mode    fs.FileMode
 	entries []placed // the inputs in it that are not themselves spine, sorted
+	kids    []string // the names in it that are outputs or spine, sorted
+	output  bool     // is an output, or lies in one
 }
 
 // A placed is one input in a directory of the spine: bound, if source is set, else private.
@@ -160,8 +162,8 @@ func (l *planner) at(p string) (node, parent *spine, err error) {
 // place plans the directory s of the spine at p, of which the input root has d, possibly empty. If
 // private, an output holds it.
 func (l *planner) place(p string, d *directory, s *spine, private bool) error {
-	here := spineDir{path: p, mode: modeSpine}
 	names := slices.Sorted(maps.Keys(s.kids))
+	here := spineDir{path: p, mode: modeSpine, kids: names, output: private}
 	if s.writable {
 		here.mode = modeWritable
 	}

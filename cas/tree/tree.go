@@ -18,6 +18,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"iter"
 	"path"
 	"strings"
 	"sync"
@@ -161,6 +162,19 @@ func (in *Input) Files() int64 { return in.root.files }
 
 // Bytes returns how many bytes the tree's files have when written out; it never exceeds MaxInt64.
 func (in *Input) Bytes() int64 { return in.root.bytes }
+
+// FilePaths yields the path of each file of the tree written out, relative to the root.
+func (in *Input) FilePaths() iter.Seq[string] {
+	return func(yield func(string) bool) {
+		for p, d := range in.root.all(".") {
+			for i := range d.entries {
+				if e := &d.entries[i]; e.kind == File && !yield(join(p, e.name)) {
+					return
+				}
+			}
+		}
+	}
+}
 
 // Lookup returns what lies at p, a clean path relative to the root; "" and "." are the root. It does
 // not follow symlinks.

@@ -94,11 +94,15 @@ func (s *server) Execute(req *repb.ExecuteRequest, to stream) error {
 	if err != nil {
 		return refusal(err)
 	}
+	who := identity(to.Context())
 	o, err := s.Queue.Submit(queue.Request{
 		Task: worker.Task{
 			Instance:        req.InstanceName,
 			Action:          action,
 			SkipCacheLookup: req.SkipCacheLookup,
+			Target:          said(who.TargetId),
+			Mnemonic:        said(who.ActionMnemonic),
+			Invocation:      said(who.ToolInvocationId),
 		},
 		Priority: req.GetExecutionPolicy().GetPriority(),
 		Prepare: func(ctx context.Context, r *queue.Request) (*worker.Outcome, error) {

@@ -29,6 +29,7 @@ import (
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/credentials/insecure"
+	"google.golang.org/grpc/metadata"
 	"google.golang.org/grpc/status"
 	"google.golang.org/grpc/test/bufconn"
 	"google.golang.org/protobuf/proto"
@@ -1075,12 +1076,101 @@ func TestMessageOfAnOutcomeIsReadableRule126(t *testing.T) {
 		return &worker.Outcome{
 			Result:  result(),
 			Code:    codes.FailedPrecondition,
-			Message: "output \x1b[31m" + strings.Repeat("\u00e9\r\n", 1<<20),
+			Message: "output \x1b[31m" + strings.Repeat("\u00e9\r", 1<<20),
 		}, nil
 	}, nil)
 	r := end(t, s.execute(t.Context(), t, s.action(t, "x"), nil))
 	wantReadable(t, r.Message)
 	wantReadable(t, wantCode(t, r, codes.FailedPrecondition).Message())
+}
+
+// TestMessageKeepsItsLinesRule126: each is readable by itself, there are not too many, and the last is ready
+// to paste.
+func TestMessageKeepsItsLinesRule126(t *testing.T) {
+	outcome := &worker.Outcome{
+		Result: result(), Code: codes.DeadlineExceeded,
+		Message:   "cloister: one\n\n\tcloister: \x1b[31mtwo \u00e9\n",
+		Reproduce: "cloister run --action x/1",
+	}
+	s := serve(t, func(context.Context, *worker.Task) (*worker.Outcome, error) { return outcome, nil }, nil)
+	r := end(t, s.execute(t.Context(), t, s.action(t, "x"), nil))
+	const want = "cloister: one\ncloister: \\x1b[31mtwo \\u00e9\ncloister: reproduce: cloister run --action x/1"
+	if st := wantCode(t, r, codes.DeadlineExceeded); r.Message != want || st.Message() != want {
+		t.Errorf("messages are %q and %q, want %q", r.Message, st.Message(), want)
+	}
+	outcome.Message = strings.Repeat("cloister: again\n", 1000)
+	r = end(t, s.execute(t.Context(), t, s.action(t, "y"), nil))
+	if got := strings.Count(r.Message, "\n") + 1; got != worker.MaxMessage+1 {
+		t.Errorf("message has %d lines, want %d", got, worker.MaxMessage+1)
+	}
+	outcome.Message = strings.Repeat("cloister: again\n", worker.MaxMessage)
+	r = end(t, s.execute(t.Context(), t, s.action(t, "z"), nil))
+	if !strings.HasSuffix(r.Message, "\ncloister: reproduce: cloister run --action x/1") {
+		t.Errorf("message is %q, want it to end with how to reproduce it", r.Message)
+	}
+}
+
+func TestAuditLogIsAServerLogRule125(t *testing.T) {
+	log := cas.SHA256.Sum([]byte("what it tried"))
+	s := serve(t, func(_ context.Context, task *worker.Task) (*worker.Outcome, error) {
+		out := &worker.Outcome{Result: result()}
+		if task.Target != "quiet" {
+			out.AuditLog = log
+		}
+		return out, nil
+	}, nil)
+	r := end(t, s.execute(t.Context(), t, s.action(t, "x"), nil))
+	want := map[string]*repb.LogFile{"audit": {Digest: log.Proto(), HumanReadable: true}}
+	if diff := cmp.Diff(want, r.ServerLogs, protocmp.Transform()); diff != "" {
+		t.Errorf("server logs (-want +got):\n%s", diff)
+	}
+	ctx := said(t, &repb.RequestMetadata{TargetId: "quiet"})
+	if r := end(t, s.execute(ctx, t, s.action(t, "y"), nil)); len(r.ServerLogs) != 0 {
+		t.Errorf("server logs are %v, want none", r.ServerLogs)
+	}
+}
+
+// said returns a context whose calls say m of their client.
+func said(t *testing.T, m *repb.RequestMetadata) context.Context {
+	t.Helper()
+	b, err := proto.Marshal(m)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return header(t, string(b))
+}
+
+// header returns a context whose calls have the header of the API with this value.
+func header(t *testing.T, value string) context.Context {
+	return metadata.AppendToOutgoingContext(t.Context(), "build.bazel.remote.execution.v2.requestmetadata-bin", value)
+}
+
+// TestClientSaysWhatItBuildsRule128: the header is believed as far as it can be read, and never needed.
+func TestClientSaysWhatItBuildsRule128(t *testing.T) {
+	tasks := make(chan *worker.Task, 1)
+	s := serve(t, func(_ context.Context, task *worker.Task) (*worker.Outcome, error) {
+		tasks <- task
+		return &worker.Outcome{Result: result()}, nil
+	}, nil)
+	type words struct{ Target, Mnemonic, Invocation string }
+	for i, c := range []struct {
+		name string
+		ctx  context.Context
+		want words
+	}{
+		{"all of it", said(t, &repb.RequestMetadata{TargetId: "//a:b\u00e9", ActionMnemonic: "CppCompile", ToolInvocationId: "i-1"}), words{"//a:b\u00e9", "CppCompile", "i-1"}},
+		{"no header", t.Context(), words{}},
+		{"no message", header(t, "\xff\xff\xff"), words{}},
+		{"lines", said(t, &repb.RequestMetadata{TargetId: "//a:b\nx", ActionMnemonic: "\x1b[31m", ToolInvocationId: "i"}), words{"", "", "i"}},
+		{"too long", said(t, &repb.RequestMetadata{TargetId: strings.Repeat("x", 513), ActionMnemonic: strings.Repeat("x", 512)}), words{"", strings.Repeat("x", 512), ""}},
+		{"far too long", said(t, &repb.RequestMetadata{TargetId: "x", CorrelatedInvocationsId: strings.Repeat("x", 100_000)}), words{}},
+	} {
+		end(t, s.execute(c.ctx, t, s.action(t, fmt.Sprint(i)), nil))
+		task := <-tasks
+		if got := (words{task.Target, task.Mnemonic, task.Invocation}); got != c.want {
+			t.Errorf("%s: got %q, want %q", c.name, got, c.want)
+		}
+	}
 }
 
 func TestTextOfARefusedCallIsReadable(t *testing.T) {

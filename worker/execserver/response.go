@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"strconv"
+	"strings"
 	"time"
 	"unicode"
 
@@ -28,8 +29,10 @@ const (
 	maxResponse = 4<<20 - 64<<10
 	// maxInlined is the size, in bytes, up to which a result may grow by inlining (rule 124).
 	maxInlined = 3 << 20
-	// maxText bounds, in bytes, what is quoted of an error or of an outcome's message.
+	// maxText bounds, in bytes, what is quoted of an error or of one line of an outcome's message.
 	maxText = 2000
+	// maxLines is how many lines there are at most of an outcome's message, with how to reproduce it.
+	maxLines = worker.MaxMessage + 1
 	// retryDelay is what a client is asked to wait when there is no room.
 	retryDelay = 5 * time.Second
 )
@@ -40,7 +43,11 @@ func (s *server) response(c client, o *queue.Operation, state queue.State) *repb
 		return s.faultResponse(o, state.Fault)
 	}
 	out := state.Outcome
-	text := oneLine(out.Message)
+	text := out.Message
+	if out.Reproduce != "" {
+		text += "\ncloister: reproduce: " + out.Reproduce
+	}
+	text = lines(text)
 	r := &repb.ExecuteResponse{
 		Result:       out.Result,
 		CachedResult: out.Cached,
@@ -49,6 +56,9 @@ func (s *server) response(c client, o *queue.Operation, state queue.State) *repb
 	}
 	if out.Code != codes.OK {
 		r.Status.Message = text
+	}
+	if !out.AuditLog.IsZero() {
+		r.ServerLogs = map[string]*repb.LogFile{worker.AuditLog: {Digest: out.AuditLog.Proto(), HumanReadable: true}}
 	}
 	if c.req != nil && out.Result != nil {
 		// The outcome is shared with other clients, which have hints of their own.
@@ -146,6 +156,22 @@ func detailed(c codes.Code, text string, detail protoadapt.MessageV1) *status.St
 		return st
 	}
 	return with
+}
+
+// lines returns the lines of an outcome's message, each by itself as oneLine returns it, and not too many.
+// Those that are empty are left out.
+func lines(s string) string {
+	var all []string
+	for line := range strings.Lines(s) {
+		if line = oneLine(line); line == "" {
+			continue
+		}
+		if len(all) == maxLines {
+			break
+		}
+		all = append(all, line)
+	}
+	return strings.Join(all, "\n")
 }
 
 // oneLine returns s without line breaks, in ASCII, which is what every client displays as it is, and

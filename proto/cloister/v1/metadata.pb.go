@@ -31,7 +31,21 @@ type Execution struct {
 	// The sandbox that the action ran in.
 	Sandbox *Sandbox `protobuf:"bytes,1,opt,name=sandbox,proto3" json:"sandbox,omitempty"`
 	// What the action consumed, all its processes together.
-	Usage         *Usage `protobuf:"bytes,2,opt,name=usage,proto3" json:"usage,omitempty"`
+	Usage *Usage `protobuf:"bytes,2,opt,name=usage,proto3" json:"usage,omitempty"`
+	// What the action tried and the limits that it met: the most important hundred at most.
+	Events []*Event `protobuf:"bytes,3,rep,name=events,proto3" json:"events,omitempty"`
+	// How many events there were besides.
+	EventsOmitted int64 `protobuf:"varint,4,opt,name=events_omitted,json=eventsOmitted,proto3" json:"events_omitted,omitempty"`
+	// The SHA-256, in hexadecimal, of the text that says all that the action could see and use. It is the
+	// same on every worker that permits the same.
+	SpecHash string `protobuf:"bytes,5,opt,name=spec_hash,json=specHash,proto3" json:"spec_hash,omitempty"`
+	// The profile of the operator's policy, and the rule that chose it.
+	Profile string `protobuf:"bytes,6,opt,name=profile,proto3" json:"profile,omitempty"`
+	Rule    string `protobuf:"bytes,7,opt,name=rule,proto3" json:"rule,omitempty"`
+	// False if the policy let the action reach something outside of its sandbox.
+	Hermetic bool `protobuf:"varint,8,opt,name=hermetic,proto3" json:"hermetic,omitempty"`
+	// How many files of the input root were never read. It is set only if the action was watched so closely.
+	UnreadInputs  *int64 `protobuf:"varint,9,opt,name=unread_inputs,json=unreadInputs,proto3,oneof" json:"unread_inputs,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -80,6 +94,162 @@ func (x *Execution) GetUsage() *Usage {
 	return nil
 }
 
+func (x *Execution) GetEvents() []*Event {
+	if x != nil {
+		return x.Events
+	}
+	return nil
+}
+
+func (x *Execution) GetEventsOmitted() int64 {
+	if x != nil {
+		return x.EventsOmitted
+	}
+	return 0
+}
+
+func (x *Execution) GetSpecHash() string {
+	if x != nil {
+		return x.SpecHash
+	}
+	return ""
+}
+
+func (x *Execution) GetProfile() string {
+	if x != nil {
+		return x.Profile
+	}
+	return ""
+}
+
+func (x *Execution) GetRule() string {
+	if x != nil {
+		return x.Rule
+	}
+	return ""
+}
+
+func (x *Execution) GetHermetic() bool {
+	if x != nil {
+		return x.Hermetic
+	}
+	return false
+}
+
+func (x *Execution) GetUnreadInputs() int64 {
+	if x != nil && x.UnreadInputs != nil {
+		return *x.UnreadInputs
+	}
+	return 0
+}
+
+// Event is something that an action tried, or a limit that it met.
+type Event struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// "connect", "allowed", "write", "exec", "syscall", "read", "output" or "limit".
+	Kind string `protobuf:"bytes,1,opt,name=kind,proto3" json:"kind,omitempty"`
+	// The peer, the path, the system call or the limit.
+	Subject string `protobuf:"bytes,2,opt,name=subject,proto3" json:"subject,omitempty"`
+	// The system call, and the name of the process, as far as they are known.
+	Syscall string `protobuf:"bytes,3,opt,name=syscall,proto3" json:"syscall,omitempty"`
+	Process string `protobuf:"bytes,4,opt,name=process,proto3" json:"process,omitempty"`
+	// How often.
+	Count int64 `protobuf:"varint,5,opt,name=count,proto3" json:"count,omitempty"`
+	// By how much a limit was exceeded, for a person to read.
+	Actual string `protobuf:"bytes,6,opt,name=actual,proto3" json:"actual,omitempty"`
+	Limit  string `protobuf:"bytes,7,opt,name=limit,proto3" json:"limit,omitempty"`
+	// What more is known.
+	Detail        string `protobuf:"bytes,8,opt,name=detail,proto3" json:"detail,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Event) Reset() {
+	*x = Event{}
+	mi := &file_cloister_v1_metadata_proto_msgTypes[1]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Event) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Event) ProtoMessage() {}
+
+func (x *Event) ProtoReflect() protoreflect.Message {
+	mi := &file_cloister_v1_metadata_proto_msgTypes[1]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Event.ProtoReflect.Descriptor instead.
+func (*Event) Descriptor() ([]byte, []int) {
+	return file_cloister_v1_metadata_proto_rawDescGZIP(), []int{1}
+}
+
+func (x *Event) GetKind() string {
+	if x != nil {
+		return x.Kind
+	}
+	return ""
+}
+
+func (x *Event) GetSubject() string {
+	if x != nil {
+		return x.Subject
+	}
+	return ""
+}
+
+func (x *Event) GetSyscall() string {
+	if x != nil {
+		return x.Syscall
+	}
+	return ""
+}
+
+func (x *Event) GetProcess() string {
+	if x != nil {
+		return x.Process
+	}
+	return ""
+}
+
+func (x *Event) GetCount() int64 {
+	if x != nil {
+		return x.Count
+	}
+	return 0
+}
+
+func (x *Event) GetActual() string {
+	if x != nil {
+		return x.Actual
+	}
+	return ""
+}
+
+func (x *Event) GetLimit() string {
+	if x != nil {
+		return x.Limit
+	}
+	return ""
+}
+
+func (x *Event) GetDetail() string {
+	if x != nil {
+		return x.Detail
+	}
+	return ""
+}
+
 // Sandbox is how much of the confinement was in force.
 type Sandbox struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -97,7 +267,7 @@ type Sandbox struct {
 
 func (x *Sandbox) Reset() {
 	*x = Sandbox{}
-	mi := &file_cloister_v1_metadata_proto_msgTypes[1]
+	mi := &file_cloister_v1_metadata_proto_msgTypes[2]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -109,7 +279,7 @@ func (x *Sandbox) String() string {
 func (*Sandbox) ProtoMessage() {}
 
 func (x *Sandbox) ProtoReflect() protoreflect.Message {
-	mi := &file_cloister_v1_metadata_proto_msgTypes[1]
+	mi := &file_cloister_v1_metadata_proto_msgTypes[2]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -122,7 +292,7 @@ func (x *Sandbox) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Sandbox.ProtoReflect.Descriptor instead.
 func (*Sandbox) Descriptor() ([]byte, []int) {
-	return file_cloister_v1_metadata_proto_rawDescGZIP(), []int{1}
+	return file_cloister_v1_metadata_proto_rawDescGZIP(), []int{2}
 }
 
 func (x *Sandbox) GetBackend() string {
@@ -153,7 +323,7 @@ func (x *Sandbox) GetNotEnforced() []string {
 	return nil
 }
 
-// Usage is what a run consumed.
+// Usage is what a run consumed. What a host cannot count is zero.
 type Usage struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Processor time in user mode.
@@ -162,13 +332,25 @@ type Usage struct {
 	SystemTime *durationpb.Duration `protobuf:"bytes,2,opt,name=system_time,json=systemTime,proto3" json:"system_time,omitempty"`
 	// Resident memory, in bytes, of the largest single process.
 	PeakResidentBytes int64 `protobuf:"varint,3,opt,name=peak_resident_bytes,json=peakResidentBytes,proto3" json:"peak_resident_bytes,omitempty"`
-	unknownFields     protoimpl.UnknownFields
-	sizeCache         protoimpl.SizeCache
+	// The most memory, in bytes, that all processes and their files in memory had at once.
+	PeakMemoryBytes int64 `protobuf:"varint,4,opt,name=peak_memory_bytes,json=peakMemoryBytes,proto3" json:"peak_memory_bytes,omitempty"`
+	// The most processes and threads there were at once.
+	PeakProcesses int64 `protobuf:"varint,5,opt,name=peak_processes,json=peakProcesses,proto3" json:"peak_processes,omitempty"`
+	// Bytes that passed between disk and memory.
+	ReadBytes    int64 `protobuf:"varint,6,opt,name=read_bytes,json=readBytes,proto3" json:"read_bytes,omitempty"`
+	WrittenBytes int64 `protobuf:"varint,7,opt,name=written_bytes,json=writtenBytes,proto3" json:"written_bytes,omitempty"`
+	// Switches away from a processor, waiting for something and because others wanted it.
+	VoluntarySwitches   int64 `protobuf:"varint,8,opt,name=voluntary_switches,json=voluntarySwitches,proto3" json:"voluntary_switches,omitempty"`
+	InvoluntarySwitches int64 `protobuf:"varint,9,opt,name=involuntary_switches,json=involuntarySwitches,proto3" json:"involuntary_switches,omitempty"`
+	// Packets for which there was no route.
+	PacketsRefused int64 `protobuf:"varint,10,opt,name=packets_refused,json=packetsRefused,proto3" json:"packets_refused,omitempty"`
+	unknownFields  protoimpl.UnknownFields
+	sizeCache      protoimpl.SizeCache
 }
 
 func (x *Usage) Reset() {
 	*x = Usage{}
-	mi := &file_cloister_v1_metadata_proto_msgTypes[2]
+	mi := &file_cloister_v1_metadata_proto_msgTypes[3]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -180,7 +362,7 @@ func (x *Usage) String() string {
 func (*Usage) ProtoMessage() {}
 
 func (x *Usage) ProtoReflect() protoreflect.Message {
-	mi := &file_cloister_v1_metadata_proto_msgTypes[2]
+	mi := &file_cloister_v1_metadata_proto_msgTypes[3]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -193,7 +375,7 @@ func (x *Usage) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Usage.ProtoReflect.Descriptor instead.
 func (*Usage) Descriptor() ([]byte, []int) {
-	return file_cloister_v1_metadata_proto_rawDescGZIP(), []int{2}
+	return file_cloister_v1_metadata_proto_rawDescGZIP(), []int{3}
 }
 
 func (x *Usage) GetUserTime() *durationpb.Duration {
@@ -217,24 +399,99 @@ func (x *Usage) GetPeakResidentBytes() int64 {
 	return 0
 }
 
+func (x *Usage) GetPeakMemoryBytes() int64 {
+	if x != nil {
+		return x.PeakMemoryBytes
+	}
+	return 0
+}
+
+func (x *Usage) GetPeakProcesses() int64 {
+	if x != nil {
+		return x.PeakProcesses
+	}
+	return 0
+}
+
+func (x *Usage) GetReadBytes() int64 {
+	if x != nil {
+		return x.ReadBytes
+	}
+	return 0
+}
+
+func (x *Usage) GetWrittenBytes() int64 {
+	if x != nil {
+		return x.WrittenBytes
+	}
+	return 0
+}
+
+func (x *Usage) GetVoluntarySwitches() int64 {
+	if x != nil {
+		return x.VoluntarySwitches
+	}
+	return 0
+}
+
+func (x *Usage) GetInvoluntarySwitches() int64 {
+	if x != nil {
+		return x.InvoluntarySwitches
+	}
+	return 0
+}
+
+func (x *Usage) GetPacketsRefused() int64 {
+	if x != nil {
+		return x.PacketsRefused
+	}
+	return 0
+}
+
 var File_cloister_v1_metadata_proto protoreflect.FileDescriptor
 
 const file_cloister_v1_metadata_proto_rawDesc = "" +
 	"\n" +
-	"\x1acloister/v1/metadata.proto\x12\vcloister.v1\x1a\x1egoogle/protobuf/duration.proto\"e\n" +
+	"\x1acloister/v1/metadata.proto\x12\vcloister.v1\x1a\x1egoogle/protobuf/duration.proto\"\xdb\x02\n" +
 	"\tExecution\x12.\n" +
 	"\asandbox\x18\x01 \x01(\v2\x14.cloister.v1.SandboxR\asandbox\x12(\n" +
-	"\x05usage\x18\x02 \x01(\v2\x12.cloister.v1.UsageR\x05usage\"r\n" +
+	"\x05usage\x18\x02 \x01(\v2\x12.cloister.v1.UsageR\x05usage\x12*\n" +
+	"\x06events\x18\x03 \x03(\v2\x12.cloister.v1.EventR\x06events\x12%\n" +
+	"\x0eevents_omitted\x18\x04 \x01(\x03R\reventsOmitted\x12\x1b\n" +
+	"\tspec_hash\x18\x05 \x01(\tR\bspecHash\x12\x18\n" +
+	"\aprofile\x18\x06 \x01(\tR\aprofile\x12\x12\n" +
+	"\x04rule\x18\a \x01(\tR\x04rule\x12\x1a\n" +
+	"\bhermetic\x18\b \x01(\bR\bhermetic\x12(\n" +
+	"\runread_inputs\x18\t \x01(\x03H\x00R\funreadInputs\x88\x01\x01B\x10\n" +
+	"\x0e_unread_inputs\"\xc5\x01\n" +
+	"\x05Event\x12\x12\n" +
+	"\x04kind\x18\x01 \x01(\tR\x04kind\x12\x18\n" +
+	"\asubject\x18\x02 \x01(\tR\asubject\x12\x18\n" +
+	"\asyscall\x18\x03 \x01(\tR\asyscall\x12\x18\n" +
+	"\aprocess\x18\x04 \x01(\tR\aprocess\x12\x14\n" +
+	"\x05count\x18\x05 \x01(\x03R\x05count\x12\x16\n" +
+	"\x06actual\x18\x06 \x01(\tR\x06actual\x12\x14\n" +
+	"\x05limit\x18\a \x01(\tR\x05limit\x12\x16\n" +
+	"\x06detail\x18\b \x01(\tR\x06detail\"r\n" +
 	"\aSandbox\x12\x18\n" +
 	"\abackend\x18\x01 \x01(\tR\abackend\x12\x12\n" +
 	"\x04tier\x18\x02 \x01(\tR\x04tier\x12\x16\n" +
 	"\x06layers\x18\x03 \x03(\tR\x06layers\x12!\n" +
-	"\fnot_enforced\x18\x04 \x03(\tR\vnotEnforced\"\xab\x01\n" +
+	"\fnot_enforced\x18\x04 \x03(\tR\vnotEnforced\"\xcd\x03\n" +
 	"\x05Usage\x126\n" +
 	"\tuser_time\x18\x01 \x01(\v2\x19.google.protobuf.DurationR\buserTime\x12:\n" +
 	"\vsystem_time\x18\x02 \x01(\v2\x19.google.protobuf.DurationR\n" +
 	"systemTime\x12.\n" +
-	"\x13peak_resident_bytes\x18\x03 \x01(\x03R\x11peakResidentBytesBAZ?github.com/cloister-build/cloister/proto/cloister/v1;cloisterpbb\x06proto3"
+	"\x13peak_resident_bytes\x18\x03 \x01(\x03R\x11peakResidentBytes\x12*\n" +
+	"\x11peak_memory_bytes\x18\x04 \x01(\x03R\x0fpeakMemoryBytes\x12%\n" +
+	"\x0epeak_processes\x18\x05 \x01(\x03R\rpeakProcesses\x12\x1d\n" +
+	"\n" +
+	"read_bytes\x18\x06 \x01(\x03R\treadBytes\x12#\n" +
+	"\rwritten_bytes\x18\a \x01(\x03R\fwrittenBytes\x12-\n" +
+	"\x12voluntary_switches\x18\b \x01(\x03R\x11voluntarySwitches\x121\n" +
+	"\x14involuntary_switches\x18\t \x01(\x03R\x13involuntarySwitches\x12'\n" +
+	"\x0fpackets_refused\x18\n" +
+	" \x01(\x03R\x0epacketsRefusedBAZ?github.com/cloister-build/cloister/proto/cloister/v1;cloisterpbb\x06proto3"
 
 var (
 	file_cloister_v1_metadata_proto_rawDescOnce sync.Once
@@ -248,23 +505,25 @@ func file_cloister_v1_metadata_proto_rawDescGZIP() []byte {
 	return file_cloister_v1_metadata_proto_rawDescData
 }
 
-var file_cloister_v1_metadata_proto_msgTypes = make([]protoimpl.MessageInfo, 3)
+var file_cloister_v1_metadata_proto_msgTypes = make([]protoimpl.MessageInfo, 4)
 var file_cloister_v1_metadata_proto_goTypes = []any{
 	(*Execution)(nil),           // 0: cloister.v1.Execution
-	(*Sandbox)(nil),             // 1: cloister.v1.Sandbox
-	(*Usage)(nil),               // 2: cloister.v1.Usage
-	(*durationpb.Duration)(nil), // 3: google.protobuf.Duration
+	(*Event)(nil),               // 1: cloister.v1.Event
+	(*Sandbox)(nil),             // 2: cloister.v1.Sandbox
+	(*Usage)(nil),               // 3: cloister.v1.Usage
+	(*durationpb.Duration)(nil), // 4: google.protobuf.Duration
 }
 var file_cloister_v1_metadata_proto_depIdxs = []int32{
-	1, // 0: cloister.v1.Execution.sandbox:type_name -> cloister.v1.Sandbox
-	2, // 1: cloister.v1.Execution.usage:type_name -> cloister.v1.Usage
-	3, // 2: cloister.v1.Usage.user_time:type_name -> google.protobuf.Duration
-	3, // 3: cloister.v1.Usage.system_time:type_name -> google.protobuf.Duration
-	4, // [4:4] is the sub-list for method output_type
-	4, // [4:4] is the sub-list for method input_type
-	4, // [4:4] is the sub-list for extension type_name
-	4, // [4:4] is the sub-list for extension extendee
-	0, // [0:4] is the sub-list for field type_name
+	2, // 0: cloister.v1.Execution.sandbox:type_name -> cloister.v1.Sandbox
+	3, // 1: cloister.v1.Execution.usage:type_name -> cloister.v1.Usage
+	1, // 2: cloister.v1.Execution.events:type_name -> cloister.v1.Event
+	4, // 3: cloister.v1.Usage.user_time:type_name -> google.protobuf.Duration
+	4, // 4: cloister.v1.Usage.system_time:type_name -> google.protobuf.Duration
+	5, // [5:5] is the sub-list for method output_type
+	5, // [5:5] is the sub-list for method input_type
+	5, // [5:5] is the sub-list for extension type_name
+	5, // [5:5] is the sub-list for extension extendee
+	0, // [0:5] is the sub-list for field type_name
 }
 
 func init() { file_cloister_v1_metadata_proto_init() }
@@ -272,13 +531,14 @@ func file_cloister_v1_metadata_proto_init() {
 	if File_cloister_v1_metadata_proto != nil {
 		return
 	}
+	file_cloister_v1_metadata_proto_msgTypes[0].OneofWrappers = []any{}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_cloister_v1_metadata_proto_rawDesc), len(file_cloister_v1_metadata_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   3,
+			NumMessages:   4,
 			NumExtensions: 0,
 			NumServices:   0,
 		},

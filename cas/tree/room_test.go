@@ -1,0 +1,87 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package tree_test
+
+import (
+	"io/fs"
+	"os"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/cloister-build/cloister/cas"
+	"github.com/cloister-build/cloister/cas/castest"
+	"github.com/cloister-build/cloister/cas/tree"
+)
+
+// taken counts what lies in a workspace as a memory-backed file system does.
+func taken(t testing.TB, ws *os.Root) (bytes, files int64) {
+	t.Helper()
+	page := int64(os.Getpagesize())
+	must(t, fs.WalkDir(ws.FS(), ".", func(_ string, e fs.DirEntry, err error) error {
+		must(t, err)
+		files++
+		info, err := e.Info()
+		must(t, err)
+		if e.Type().IsRegular() || e.Type() == fs.ModeSymlink && info.Size() >= 128 {
+			bytes += (info.Size() + page - 1) / page * page
+		}
+		return nil
+	}))
+	return bytes, files
+}
+
+// TestRoomIsWhatStageTakes: a workspace of this room holds the inputs, and no more than the outputs
+// permitted besides.
+func TestRoomIsWhatStageTakes(t *testing.T) {
+	large := strings.Repeat("L", tree.LargeFile)
+	inputs := []struct {
+		name    string
+		input   *node
+		outputs []string
+	}{
+		{"large files", parse(t, "d/large = "+large, "d/e/tool *= "+large, "top = "+large, "old = "+large, "out/old = "+large, "s = 1"), []string{"old", "out"}},
+		{"one directory many times", parse(t, "a/x/f = 1", "a/y/f = 1", "b/f = 1", "out/x/f = 1"), []string{"out"}},
+		{"one directory bound and copied", parse(t, "a/e/f = "+large, "out/e/f = "+large), []string{"out"}},
+		{"links", parse(t, "l -> f", "d/l -> "+strings.Repeat("x", 127), "d/m -> "+strings.Repeat("x", 128), "f = 1"), nil},
+	}
+	for _, s := range shapes(t) {
+		if !strings.HasPrefix(s.name, "error_") {
+			inputs = append(inputs, struct {
+				name    string
+				input   *node
+				outputs []string
+			}{s.name, s.input, s.outputs})
+		}
+	}
+	for _, c := range inputs {
+		for name, store := range map[string]cas.Store{"copied": castest.NewMemory(), "bound": newFiler(t)} {
+			t.Run(c.name+" "+name, func(t *testing.T) {
+				l, err := load(t, store, c.input).Plan("", c.outputs, nil)
+				must(t, err)
+				ws := newRoot(t)
+				s, err := l.Stage(t.Context(), store, ws)
+				must(t, err)
+				defer s.Release()
+				bytes, files := l.Room(store)
+				if b, f := taken(t, ws); b != bytes || f != files {
+					t.Errorf("Room says %d bytes in %d files, Stage took %d in %d", bytes, files, b, f)
+				}
+			})
+		}
+	}
+}
+
+func TestFilePathsAreThoseOfTheTreeWrittenOut(t *testing.T) {
+	in := load(t, castest.NewMemory(), parse(t, "a/f = 1", "b/f = 1", "b/l -> f", "c/", "d *= 2"))
+	got := slices.Sorted(in.FilePaths())
+	if want := []string{"a/f", "b/f", "d"}; !slices.Equal(got, want) {
+		t.Errorf("got %q, want %q", got, want)
+	}
+	for p := range in.FilePaths() {
+		if p == "" {
+			t.Error("a file without a name")
+		}
+		break // an early end is no fault
+	}
+}

@@ -1,0 +1,567 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package worker
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math"
+	"os"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	repb "github.com/bazelbuild/remote-apis/build/bazel/remote/execution/v2"
+	"github.com/cloister-build/cloister/cas"
+	"github.com/cloister-build/cloister/cas/castest"
+	resourceusagepb "github.com/cloister-build/cloister/proto/buildbarn/resourceusage"
+	cloisterpb "github.com/cloister-build/cloister/proto/cloister/v1"
+	"github.com/cloister-build/cloister/sandbox"
+	"github.com/cloister-build/cloister/sandbox/policy"
+	"github.com/google/go-cmp/cmp"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/testing/protocmp"
+	"google.golang.org/protobuf/types/known/durationpb"
+)
+
+// able are the features of a backend that enforces everything.
+var able = sandbox.Features{
+	Backend: "function", Tier: "full", Limits: sandbox.AllLimits, Endpoints: true,
+	Audits: []sandbox.Audit{sandbox.AuditAttempts, sandbox.AuditFull, sandbox.AuditOff},
+}
+
+// A function is a backend whose runs are calls: it confines nothing, and says what it is told to.
+type function struct {
+	sandbox.Backend
+	t *testing.T
+	// run performs a spec in the directory that becomes ExecRoot.
+	run func(ctx context.Context, spec *sandbox.Spec, std sandbox.Stdio, out *os.Root) *sandbox.Result
+
+	bytes, files int64 // of the last workspace
+	root         *os.Root
+}
+
+func (f *function) Workspace(_ context.Context, bytes, files int64) (sandbox.Workspace, error) {
+	f.bytes, f.files = bytes, files
+	var err error
+	f.root, err = os.OpenRoot(f.t.TempDir())
+	return space{f.root}, err
+}
+
+func (f *function) Run(ctx context.Context, spec *sandbox.Spec, std sandbox.Stdio) (*sandbox.Result, error) {
+	out, err := f.root.OpenRoot("out")
+	if err != nil {
+		return nil, err
+	}
+	defer out.Close()
+	return f.run(ctx, spec, std, out), nil
+}
+
+type space struct{ root *os.Root }
+
+func (s space) Root() *os.Root { return s.root }
+func (s space) Name() string   { return s.root.Name() }
+func (s space) Close() error   { return s.root.Close() }
+
+// A bench is a worker over a store in memory.
+type bench struct {
+	*Local
+	t       *testing.T
+	store   *castest.Memory
+	backend *function
+	audited []*Attempts
+}
+
+func newBench(t *testing.T, run func(ctx context.Context, spec *sandbox.Spec, std sandbox.Stdio, out *os.Root) *sandbox.Result) *bench {
+	b := &bench{t: t, store: castest.NewMemory(), backend: &function{t: t, run: run}}
+	in := &cas.Instance{Store: b.store, Actions: b.store}
+	b.Local = New(Config{
+		Name: "w", Instances: func(string) (*cas.Instance, error) { return in, nil },
+		Backend: b.backend, Features: able, MaxTimeout: time.Hour,
+		Audit: func(_ *Task, a *Attempts) { b.audited = append(b.audited, a) },
+	})
+	return b
+}
+
+// put stores m.
+func (b *bench) put(m proto.Message) *repb.Digest {
+	b.t.Helper()
+	d, err := cas.PutProto(b.t.Context(), b.store, cas.SHA256, m)
+	if err != nil {
+		b.t.Fatal(err)
+	}
+	return d.Proto()
+}
+
+// action stores an action with the inputs a and d/b and the output o/x; change may be nil.
+func (b *bench) action(change func(*repb.Action, *repb.Command)) cas.Digest {
+	b.t.Helper()
+	blob, err := cas.PutBytes(b.t.Context(), b.store, cas.SHA256, []byte("12345"))
+	if err != nil {
+		b.t.Fatal(err)
+	}
+	sub := b.put(&repb.Directory{Files: []*repb.FileNode{{Name: "b", Digest: blob.Proto()}}})
+	action := &repb.Action{InputRootDigest: b.put(&repb.Directory{
+		Files:       []*repb.FileNode{{Name: "a", Digest: blob.Proto()}},
+		Directories: []*repb.DirectoryNode{{Name: "d", Digest: sub}},
+	})}
+	command := &repb.Command{Arguments: []string{"cc", "-c"}, OutputPaths: []string{"o/x"}}
+	if change != nil {
+		change(action, command)
+	}
+	action.CommandDigest = b.put(command)
+	d, err := cas.FromProto(cas.SHA256, b.put(action))
+	if err != nil {
+		b.t.Fatal(err)
+	}
+	return d
+}
+
+// do executes a task.
+func (b *bench) do(task *Task) *Outcome {
+	b.t.Helper()
+	out, err := b.Execute(b.t.Context(), task, func(Stage) {})
+	if err != nil {
+		b.t.Fatal(err)
+	}
+	return out
+}
+
+// recorded reports whether the action has a result.
+func (b *bench) recorded(action cas.Digest) bool {
+	_, err := b.store.Lookup(b.t.Context(), action)
+	return err == nil
+}
+
+// execution returns our message among the metadata.
+func (b *bench) execution(out *Outcome) *cloisterpb.Execution {
+	b.t.Helper()
+	var m cloisterpb.Execution
+	if err := out.Result.ExecutionMetadata.AuxiliaryMetadata[0].UnmarshalTo(&m); err != nil {
+		b.t.Fatal(err)
+	}
+	return &m
+}
+
+// text returns the audit log.
+func (b *bench) text(out *Outcome) string {
+	b.t.Helper()
+	text, err := cas.ReadAll(b.t.Context(), b.store, out.AuditLog, 1<<20)
+	if err != nil {
+		b.t.Fatal(err)
+	}
+	return string(text)
+}
+
+func platform(pairs ...string) *repb.Platform {
+	p := &repb.Platform{}
+	for i := 0; i < len(pairs); i += 2 {
+		p.Properties = append(p.Properties, &repb.Platform_Property{Name: pairs[i], Value: pairs[i+1]})
+	}
+	return p
+}
+
+var connect = sandbox.Event{Kind: sandbox.EventConnect, Subject: "tcp 10.0.0.1:443", Syscall: "connect", Process: "curl", Count: 3}
+
+// ended returns a run that ended so, with these events.
+func ended(exit int, events ...sandbox.Event) func(context.Context, *sandbox.Spec, sandbox.Stdio, *os.Root) *sandbox.Result {
+	return func(context.Context, *sandbox.Spec, sandbox.Stdio, *os.Root) *sandbox.Result {
+		return &sandbox.Result{ExitCode: exit, Events: events}
+	}
+}
+
+func TestAttemptsAreTold(t *testing.T) {
+	b := newBench(t, ended(1, connect))
+	action := b.action(nil)
+	out := b.do(&Task{Action: action, Target: "//a:b", Mnemonic: "Genrule", Invocation: "i-1"})
+	lines := strings.Split(out.Message, "\n")
+	if len(lines) != 2 || !strings.HasPrefix(lines[0], "cloister: exit code 1 after ") ||
+		lines[1] != "cloister: tried to connect to tcp 10.0.0.1:443: there is no network (curl, connect, 3 times)" {
+		t.Errorf("message is %q", out.Message)
+	}
+	if want := "cloister run --action " + action.String(); out.Reproduce != want {
+		t.Errorf("reproduce is %q, want %q", out.Reproduce, want)
+	}
+	text := b.text(out)
+	for _, part := range []string{action.String(), "target //a:b", "mnemonic Genrule", "invocation i-1", `profile "build"`, "exit code 1", connect.String()} {
+		if !strings.Contains(text, part) {
+			t.Errorf("the audit log lacks %q:\n%s", part, text)
+		}
+	}
+	if want := []*Attempts{{ExitCode: 1, Events: []sandbox.Event{connect}}}; cmp.Diff(want, b.audited) != "" {
+		t.Errorf("the hook was told %+v", b.audited)
+	}
+	want := []*cloisterpb.Event{{Kind: "connect", Subject: "tcp 10.0.0.1:443", Syscall: "connect", Process: "curl", Count: 3}}
+	if d := cmp.Diff(want, b.execution(out).Events, protocmp.Transform()); d != "" {
+		t.Errorf("events of the metadata (-want +got):\n%s", d)
+	}
+}
+
+func TestNothingTriedIsNothingSaid(t *testing.T) {
+	b := newBench(t, ended(0))
+	action := b.action(nil)
+	out := b.do(&Task{Action: action})
+	if out.Message != "" || out.Reproduce != "" || !out.AuditLog.IsZero() || len(b.audited) != 0 {
+		t.Errorf("got message %q, reproduce %q, audit log %v, hook %v", out.Message, out.Reproduce, out.AuditLog, b.audited)
+	}
+	if !b.recorded(action) {
+		t.Error("the result is not recorded")
+	}
+}
+
+// TestAttemptsDoNotMakeAResultUntrue is decision 0017: what is refused is refused on every worker.
+func TestAttemptsDoNotMakeAResultUntrue(t *testing.T) {
+	b := newBench(t, ended(0, connect))
+	action := b.action(nil)
+	out := b.do(&Task{Action: action})
+	if !b.recorded(action) || out.OneOff {
+		t.Error("the result of an action that tried something is not recorded")
+	}
+	if out.Message != "cloister: "+connect.String() || out.AuditLog.IsZero() {
+		t.Errorf("message is %q, audit log %v", out.Message, out.AuditLog)
+	}
+	if again := b.do(&Task{Action: action}); !again.Cached || again.Message != "" || !again.AuditLog.IsZero() {
+		t.Errorf("from the cache: %+v", again)
+	}
+}
+
+func TestOneOffResultsAreNotRecorded(t *testing.T) {
+	limit := sandbox.Event{Kind: sandbox.EventLimit, Subject: string(sandbox.LimitProcesses), Actual: "128", Limit: "128", Count: 1}
+	for name, b := range map[string]*bench{
+		"a limit that it noticed": newBench(t, ended(0, limit)),
+		"a limit that it survived": newBench(t, func(context.Context, *sandbox.Spec, sandbox.Stdio, *os.Root) *sandbox.Result {
+			return &sandbox.Result{Exceeded: &limit}
+		}),
+	} {
+		action := b.action(nil)
+		if out := b.do(&Task{Action: action}); b.recorded(action) || !out.OneOff || out.Code != codes.OK {
+			t.Errorf("%s: recorded %v, outcome %+v", name, b.recorded(action), out)
+		}
+		if len(b.audited) != 1 || len(b.audited[0].Events) != 1 {
+			t.Errorf("%s: the hook was told %+v, want the limit once", name, b.audited)
+		}
+	}
+}
+
+// TestByHand: a person's shell has the action's sandbox, its own program, and no trace in the cache.
+func TestByHand(t *testing.T) {
+	terminal := os.Stdin // any file: it is only handed on
+	var got *sandbox.Spec
+	var std sandbox.Stdio
+	b := newBench(t, func(_ context.Context, spec *sandbox.Spec, s sandbox.Stdio, _ *os.Root) *sandbox.Result {
+		got, std = spec, s
+		return &sandbox.Result{}
+	})
+	action := b.action(func(a *repb.Action, _ *repb.Command) { a.Timeout = durationpb.New(time.Second) })
+	for _, task := range []*Task{{Action: action, Args: []string{"/bin/sh", "-i"}}, {Action: action, Terminal: terminal}} {
+		out := b.do(task)
+		if b.recorded(action) || !out.OneOff {
+			t.Errorf("%+v is recorded", task)
+		}
+		if want := task.Args; want != nil && !slices.Equal(got.Args, want) {
+			t.Errorf("runs %q, want %q", got.Args, want)
+		}
+		if std.Terminal != task.Terminal {
+			t.Errorf("the terminal is %v, want %v", std.Terminal, task.Terminal)
+		}
+		if got.Timeout != time.Hour {
+			t.Errorf("a person has %v, want the worker's hour", got.Timeout)
+		}
+	}
+	if err := b.store.Record(t.Context(), action, &repb.ActionResult{}); err != nil {
+		t.Fatal(err)
+	}
+	if out := b.do(&Task{Action: action, Args: []string{"sh"}}); out.Cached {
+		t.Error("a shell was answered from the cache")
+	}
+}
+
+// TestAttemptsOfACancelledRunAreAudited: going away is no way to try something without a trace.
+func TestAttemptsOfACancelledRunAreAudited(t *testing.T) {
+	ctx, cancel := context.WithCancel(t.Context())
+	b := newBench(t, func(context.Context, *sandbox.Spec, sandbox.Stdio, *os.Root) *sandbox.Result {
+		cancel()
+		return &sandbox.Result{ExitCode: 137, Events: []sandbox.Event{connect}}
+	})
+	var f *Fault
+	if _, err := b.Execute(ctx, &Task{Action: b.action(nil)}, func(Stage) {}); !errors.As(err, &f) || f.Kind != Cancelled {
+		t.Errorf("got %v, want a fault of kind Cancelled", err)
+	}
+	if len(b.audited) != 1 || b.audited[0].Events[0].Kind != sandbox.EventConnect {
+		t.Errorf("the hook was told %+v", b.audited)
+	}
+}
+
+func TestUndeclaredFilesAreEvents(t *testing.T) {
+	leave := func(_ context.Context, _ *sandbox.Spec, _ sandbox.Stdio, out *os.Root) *sandbox.Result {
+		for _, name := range []string{"o/x", "o/x.d", "evil\ncloister: reproduce: rm -rf ~\xff"} {
+			if err := out.WriteFile(name, nil, 0o644); err != nil {
+				t.Error(err)
+			}
+		}
+		return &sandbox.Result{ExitCode: 2}
+	}
+	b := newBench(t, leave)
+	out := b.do(&Task{Action: b.action(nil)})
+	lines := strings.Split(out.Message, "\n")
+	want := []string{
+		`cloister: left evil\ncloister: reproduce: rm -rf ~\ufffd: not a declared output`,
+		"cloister: left o/x.d: not a declared output",
+	}
+	if !slices.Equal(lines[1:], want) {
+		t.Errorf("message is %q, want the lines %q", out.Message, want)
+	}
+	if text := b.text(out); strings.Count(text, "\n") != 5 {
+		t.Errorf("a name forged a line of the audit log:\n%s", text)
+	}
+
+	b = newBench(t, leave)
+	c := over(&sandbox.Result{})
+	c.box.spec.Audit = sandbox.AuditOff
+	if err := b.attempted(c.task, c.req, c.box, c.staged, c.ran, c.collected); err != nil || len(c.collected.Events) != 0 {
+		t.Errorf("where nobody watches, got %v, %v", c.collected.Events, err)
+	}
+}
+
+func TestManyEventsAreCountedNotPrinted(t *testing.T) {
+	var events []sandbox.Event
+	for i := range 150 {
+		events = append(events, sandbox.Event{Kind: sandbox.EventExec, Subject: fmt.Sprintf("/bin/%03d", i), Count: 1})
+	}
+	events = append(events, sandbox.Event{Kind: sandbox.EventWrite, Subject: "/etc/passwd", Count: 1}) // which sorts last
+	b := newBench(t, func(context.Context, *sandbox.Spec, sandbox.Stdio, *os.Root) *sandbox.Result {
+		return &sandbox.Result{ExitCode: 1, Events: events, Unrecorded: 7}
+	})
+	out := b.do(&Task{Action: b.action(nil)})
+	lines := strings.Split(out.Message, "\n")
+	if len(lines) != 7 || !strings.Contains(lines[1], "/etc/passwd") || lines[6] != `cloister: and 153 more (server log "audit")` {
+		t.Errorf("message is\n%s", out.Message)
+	}
+	m := b.execution(out)
+	if len(m.Events) != 100 || m.Events[0].Kind != "write" || m.EventsOmitted != 151-100+7 {
+		t.Errorf("metadata has %d events, the first %v, and says that %d are omitted", len(m.Events), m.Events[0], m.EventsOmitted)
+	}
+	if text := b.text(out); !strings.Contains(text, "/bin/149") || !strings.Contains(text, "and 7 more") {
+		t.Errorf("the audit log is not whole:\n%s", text)
+	}
+}
+
+func TestUnreadInputsAreNamedInAFullAudit(t *testing.T) {
+	b := newBench(t, func(context.Context, *sandbox.Spec, sandbox.Stdio, *os.Root) *sandbox.Result {
+		return &sandbox.Result{Opened: []string{"/build/a", "/usr/lib/x"}}
+	})
+	full := func(a *repb.Action, _ *repb.Command) { a.Platform = platform("cloister.audit", "full") }
+	out := b.do(&Task{Action: b.action(full)})
+	if text := b.text(out); !strings.Contains(text, "1 of 2 inputs were never read\nunread   d/b\n") {
+		t.Errorf("audit log:\n%s", text)
+	}
+	if m := b.execution(out); m.UnreadInputs == nil || *m.UnreadInputs != 1 {
+		t.Errorf("metadata says %v, want 1", m.UnreadInputs)
+	}
+	var used resourceusagepb.InputRootResourceUsage
+	if all := out.Result.ExecutionMetadata.AuxiliaryMetadata; len(all) != 3 || all[2].UnmarshalTo(&used) != nil || used.FilesRead != 1 {
+		t.Errorf("metadata is %v, want that 1 file was read", all)
+	}
+	if len(b.audited) != 0 {
+		t.Errorf("the hook was told %+v, though nothing was tried", b.audited)
+	}
+	if out := b.do(&Task{Action: b.action(nil)}); !out.AuditLog.IsZero() || b.execution(out).UnreadInputs != nil {
+		t.Error("inputs count as unread though nobody watched")
+	}
+}
+
+func TestMetadataSaysWhatWasUsedAndGranted(t *testing.T) {
+	var hash string
+	b := newBench(t, func(_ context.Context, spec *sandbox.Spec, _ sandbox.Stdio, _ *os.Root) *sandbox.Result {
+		hash = spec.Hash()
+		return &sandbox.Result{ExitCode: 139, Signal: 11, Usage: sandbox.Usage{
+			User: time.Second, System: 2 * time.Second, PeakRSS: 3, PeakMemory: 4, PeakProcesses: 5, ReadBytes: 6 * 512, WrittenBytes: 7 * 512,
+			VoluntarySwitches: 8, InvoluntarySwitches: 9, PacketsRefused: 10,
+		}}
+	})
+	out := b.do(&Task{Action: b.action(nil)})
+	want := &cloisterpb.Execution{
+		Sandbox: &cloisterpb.Sandbox{Backend: "function", Tier: "full"},
+		Usage: &cloisterpb.Usage{
+			UserTime: durationpb.New(time.Second), SystemTime: durationpb.New(2 * time.Second), PeakResidentBytes: 3, PeakMemoryBytes: 4, PeakProcesses: 5,
+			ReadBytes: 6 * 512, WrittenBytes: 7 * 512, VoluntarySwitches: 8, InvoluntarySwitches: 9, PacketsRefused: 10,
+		},
+		SpecHash: hash, Profile: "build", Rule: "default", Hermetic: true,
+	}
+	if d := cmp.Diff(want, b.execution(out), protocmp.Transform()); d != "" {
+		t.Errorf("(-want +got):\n%s", d)
+	}
+	all := out.Result.ExecutionMetadata.AuxiliaryMetadata
+	if len(all) != 2 || all[1].TypeUrl != "type.googleapis.com/buildbarn.resourceusage.POSIXResourceUsage" {
+		t.Fatalf("metadata is %v", all)
+	}
+	// The bytes that Buildbarn's own message has: field 1 and 2 durations, 3, 10, 11, 15, 16, 17.
+	const wire = "\x0a\x02\x08\x01\x12\x02\x08\x02\x18\x03\x50\x06\x58\x07\x78\x08\x80\x01\x09\x8a\x01\x04SEGV"
+	if got := string(all[1].Value); got != wire {
+		t.Errorf("on the wire POSIXResourceUsage is %x, want %x", got, wire)
+	}
+}
+
+func TestGrantBecomesSpec(t *testing.T) {
+	var got *sandbox.Spec
+	b := newBench(t, func(_ context.Context, spec *sandbox.Spec, _ sandbox.Stdio, _ *os.Root) *sandbox.Result {
+		got = spec
+		return &sandbox.Result{}
+	})
+	properties := func(a *repb.Action, c *repb.Command) {
+		a.Platform = platform("cloister.audit", "full", "OSFamily", "linux")
+		c.Platform = platform("cloister.audit", "off") // which the action's replaces
+	}
+	grant, err := policy.Default().Compile(policy.Request{
+		Properties: []policy.Property{{Name: "cloister.audit", Value: "full"}},
+	}, sandbox.AllLimits)
+	if err != nil {
+		t.Fatal(err)
+	}
+	b.do(&Task{Action: b.action(properties)})
+	if d := cmp.Diff(grant.Network, got.Network) + cmp.Diff(grant.Limits, got.Limits); d != "" {
+		t.Errorf("(-want +got):\n%s", d)
+	}
+	if want := []sandbox.Temp{{Target: "/tmp", Bytes: grant.TempBytes}}; !slices.Equal(got.Temp, want) || got.Audit != sandbox.AuditFull {
+		t.Errorf("got temp %v, audit %q", got.Temp, got.Audit)
+	}
+	// Two files in whole pages; the workspace, in, a file, a directory and its file, out, two placeholders, o.
+	page := int64(os.Getpagesize())
+	if want := grant.Limits.OutputBytes + 2*page; b.backend.bytes != want {
+		t.Errorf("the workspace has %d bytes, want %d", b.backend.bytes, want)
+	}
+	if want := grant.Limits.OutputFiles + 9; b.backend.files != want {
+		t.Errorf("the workspace has %d files, want %d", b.backend.files, want)
+	}
+}
+
+func TestRoomBesideInputs(t *testing.T) {
+	for _, c := range []struct{ inputs, outputs, want int64 }{
+		{5, 7, 12}, {5, sandbox.Unlimited, sandbox.Unlimited}, {math.MaxInt64, 7, math.MaxInt64}, {5, math.MaxInt64, math.MaxInt64},
+	} {
+		if got := beside(c.inputs, c.outputs); got != c.want {
+			t.Errorf("beside(%d, %d) = %d, want %d", c.inputs, c.outputs, got, c.want)
+		}
+	}
+}
+
+func TestWhatIsNotGrantedIsUnmet(t *testing.T) {
+	b := newBench(t, ended(0))
+	refused := b.action(func(a *repb.Action, _ *repb.Command) { a.Platform = platform("cloister.network", "example.org:443") })
+	full := b.action(func(a *repb.Action, _ *repb.Command) { a.Platform = platform("cloister.audit", "full") })
+	b.Features.Audits = []sandbox.Audit{sandbox.AuditAttempts}
+	for action, words := range map[cas.Digest][]string{
+		refused: {"cloister.network"},
+		full:    {"cloister.audit=full", `rule "default"`, "as closely"},
+	} {
+		_, err := b.Execute(t.Context(), &Task{Action: action}, func(Stage) {})
+		var f *Fault
+		if !errors.As(err, &f) || f.Kind != Unmet {
+			t.Errorf("got %v, want a fault of kind Unmet", err)
+			continue
+		}
+		for _, w := range words {
+			if !strings.Contains(err.Error(), w) {
+				t.Errorf("%q does not say %q", err, w)
+			}
+		}
+	}
+}
+
+func TestTimeoutOfTheGrant(t *testing.T) {
+	l := New(Config{Name: "w"})
+	g := &policy.Grant{Profile: "p", Rule: "r", MaxTimeout: time.Minute}
+	for _, c := range []struct {
+		asked, want time.Duration
+		ok          bool
+	}{{time.Second, time.Second, true}, {time.Minute, time.Minute, true}, {0, time.Minute, true}, {time.Hour, 0, false}} {
+		req := &Request{Digest: cas.SHA256.Sum(nil), Action: &repb.Action{}, Timeout: c.asked}
+		if c.asked > 0 {
+			req.Action.Timeout = durationpb.New(c.asked)
+		} else {
+			req.Timeout = l.MaxTimeout // as Resolve has it
+		}
+		got, err := l.timeout(&Task{}, req, g)
+		var f *Fault
+		if got != c.want || (err == nil) != c.ok || !c.ok && (!errors.As(err, &f) || f.Kind != Invalid || !strings.Contains(err.Error(), `rule "r" permits at most 1m0s`)) {
+			t.Errorf("asked for %v: got %v, %v", c.asked, got, err)
+		}
+	}
+	if got, err := l.timeout(&Task{}, &Request{Timeout: time.Hour}, &policy.Grant{}); got != time.Hour || err != nil {
+		t.Errorf("without a bound of the grant: got %v, %v", got, err)
+	}
+}
+
+// TestExceptionOfTheNetwork: what depends on another host is said to, and not recorded unless the policy
+// wants it.
+func TestExceptionOfTheNetwork(t *testing.T) {
+	allowed := sandbox.Event{Kind: sandbox.EventAllowed, Subject: "example.org:443", Count: 1}
+	for _, cache := range []bool{false, true} {
+		c := over(&sandbox.Result{Events: []sandbox.Event{allowed}})
+		c.box.grant = &policy.Grant{Profile: "fetch", Rule: "downloads", Cache: cache, Network: sandbox.Network{
+			Loopback: true, Allow: []sandbox.Endpoint{{Host: "example.org", Port: 443}},
+		}}
+		out := New(Config{Name: "w"}).seal(c)
+		want := `cloister: not hermetic, so that its result is not cached: profile "fetch" by rule "downloads" permits example.org:443`
+		if cache {
+			want = strings.Replace(want, "is not cached", "is cached all the same", 1)
+		}
+		if out.Message != want || out.OneOff == cache {
+			t.Errorf("cache %v: one-off %v, message %q", cache, out.OneOff, out.Message)
+		}
+		if m := (&bench{t: t}).execution(out); m.Hermetic || len(m.Events) != 1 {
+			t.Errorf("metadata says %v", m)
+		}
+	}
+}
+
+func TestReproduceIsReadyToPaste(t *testing.T) {
+	d := cas.SHA256.Sum([]byte("x"))
+	for instance, want := range map[string]string{
+		"": "", "main/a-b": " --instance main/a-b", "it's; rm": ` --instance 'it'\''s; rm'`,
+	} {
+		if got := reproduce("", instance, d); got != "cloister run --action "+d.String()+want {
+			t.Errorf("%q: got %q", instance, got)
+		}
+	}
+	if got, want := reproduce("grpc://127.0.0.1:9", "", d), "cloister run --action "+d.String()+" --cas grpc://127.0.0.1:9"; got != want {
+		t.Errorf("got %q, want %q", got, want)
+	}
+	if got := reproduce("", "a\nb", d); got != "" {
+		t.Errorf("got %q for a name that cannot be typed", got)
+	}
+}
+
+// TestRulesSeeWhatTheClientSays: instance, target, mnemonic and properties choose the grant.
+func TestRulesSeeWhatTheClientSays(t *testing.T) {
+	p, err := policy.Parse("policy.yaml", []byte(`version: 1
+profiles:
+  fetch: {inherits: build, network: {allow: ["example.org:443"]}}
+rules:
+  - name: downloads
+    when: {instance: main, target: "//third_party/...", mnemonic: Fetch}
+    profile: fetch
+`))
+	if err != nil {
+		t.Fatal(err)
+	}
+	b := newBench(t, ended(0))
+	b.Policy = p
+	action := b.action(func(_ *repb.Action, c *repb.Command) { c.Platform = platform("cloister.network", "example.org:443") })
+	out := b.do(&Task{Action: action, Instance: "main", Target: "//third_party/x:y", Mnemonic: "Fetch"})
+	if m := b.execution(out); m.Rule != "downloads" || m.Hermetic || b.recorded(action) {
+		t.Errorf("metadata is %v, recorded %v", m, b.recorded(action))
+	}
+	for _, other := range []*Task{
+		{Action: action, Instance: "other", Target: "//third_party/x:y", Mnemonic: "Fetch"},
+		{Action: action, Instance: "main", Target: "//x:y", Mnemonic: "Fetch"},
+		{Action: action, Instance: "main", Target: "//third_party/x:y"},
+	} {
+		if _, err := b.Execute(t.Context(), other, func(Stage) {}); !errors.Is(err, policy.ErrRefused) {
+			t.Errorf("%+v: got %v, want ErrRefused", other, err)
+		}
+	}
+}

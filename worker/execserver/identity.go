@@ -1,0 +1,42 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package execserver
+
+import (
+	"context"
+	"strings"
+	"unicode"
+	"unicode/utf8"
+
+	repb "github.com/bazelbuild/remote-apis/build/bazel/remote/execution/v2"
+	"google.golang.org/grpc/metadata"
+	"google.golang.org/protobuf/proto"
+)
+
+const (
+	// requestMetadata is the header in which a client says what it builds.
+	requestMetadata = "build.bazel.remote.execution.v2.requestmetadata-bin"
+	// maxHeader and maxSaid bound, in bytes, what is read of the header and of each text in it.
+	maxHeader = 64 << 10
+	maxSaid   = 512
+)
+
+// identity returns what the client says of itself. A header that is absent or malformed says nothing
+// (rule 128); nobody vouches for one that is not.
+func identity(ctx context.Context) *repb.RequestMetadata {
+	m := &repb.RequestMetadata{}
+	values := metadata.ValueFromIncomingContext(ctx, requestMetadata)
+	if len(values) == 0 || len(values[0]) > maxHeader || proto.Unmarshal([]byte(values[0]), m) != nil {
+		return &repb.RequestMetadata{}
+	}
+	return m
+}
+
+// said returns a text of the header, or "" if it is too long or cannot be printed: one that was changed
+// might mean something else.
+func said(s string) string {
+	if len(s) > maxSaid || !utf8.ValidString(s) || strings.ContainsFunc(s, func(r rune) bool { return !unicode.IsPrint(r) }) {
+		return ""
+	}
+	return s
+}

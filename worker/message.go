@@ -1,0 +1,146 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package worker
+
+import (
+	"fmt"
+	"regexp"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/cloister-build/cloister/cas"
+	"github.com/cloister-build/cloister/sandbox"
+	"google.golang.org/grpc/codes"
+)
+
+const (
+	// maxTold is how many events a message names; the audit log names all.
+	maxTold = 5
+	// MaxMessage is how many lines a message has at most: the end, the events, how many more, the network.
+	MaxMessage = 1 + maxTold + 2
+	// maxLine bounds each of them, in bytes.
+	maxLine = 1000
+)
+
+// end says how the action ended: the code of the API for it, the line for a person, "" if there is nothing
+// to say, and the limit that the line speaks of, if any.
+func (c *course) end() (code codes.Code, line string, limit *sandbox.Event) {
+	r := c.ran
+	code = codes.OK
+	switch {
+	case r.timedOut:
+		code, line = codes.DeadlineExceeded, fmt.Sprintf("killed after its timeout of %v", c.box.spec.Timeout)
+	case r.Exceeded != nil && r.ExitCode != 0:
+		limit = r.Exceeded
+		line = fmt.Sprintf("%s: %s%s", c.fate(), limit, c.peak())
+	case c.collected.bad != nil && r.ExitCode == 0:
+		// Where the action failed of itself, that is what its client needs to see.
+		code, line = codes.FailedPrecondition, c.collected.bad.Error()
+	case r.Signal != 0:
+		line = fmt.Sprintf("killed by signal %d (%v), exit code %d", int(r.Signal), r.Signal, r.ExitCode)
+	case r.ExitCode != 0:
+		line = fmt.Sprintf("exit code %d after %v, action %s", r.ExitCode, r.End.Sub(r.Start).Round(time.Millisecond), c.req.Digest)
+	default:
+		if limit = c.limit(); limit != nil {
+			line = fmt.Sprintf("ended well but met a limit, so that its result is not cached: %s%s", limit, c.peak())
+		}
+	}
+	return code, line, limit
+}
+
+// limit returns a limit that the action met, or nil.
+func (c *course) limit() *sandbox.Event {
+	if e := c.ran.Exceeded; e != nil {
+		return e
+	}
+	for i, e := range c.collected.Events {
+		if e.Kind == sandbox.EventLimit {
+			return &c.collected.Events[i]
+		}
+	}
+	return nil
+}
+
+// fate says what a limit does to those that exceed it: of memory and time it kills, others refuse.
+func (c *course) fate() string {
+	switch sandbox.Limit(c.ran.Exceeded.Subject) {
+	case sandbox.LimitMemory, sandbox.LimitCPU:
+		return "killed"
+	}
+	return fmt.Sprintf("exit code %d after a limit was exceeded", c.ran.ExitCode)
+}
+
+// peak says how much memory there was in use, if memory is what was short.
+func (c *course) peak() string {
+	if e := c.limit(); e.Subject != string(sandbox.LimitMemory) || c.ran.Usage.PeakMemory == 0 {
+		return ""
+	}
+	return ", peak " + sandbox.Bytes(c.ran.Usage.PeakMemory)
+}
+
+// message says to a person how the action ended, if line says so, and what it tried, but for limit, of
+// which line speaks.
+func (c *course) message(line string, limit *sandbox.Event) string {
+	var lines []string
+	say := func(format string, args ...any) {
+		lines = append(lines, "cloister: "+printable(fmt.Sprintf(format, args...), maxLine))
+	}
+	if line != "" {
+		say("%s", line)
+	}
+	told := slices.DeleteFunc(c.collected.byImportance(), func(e sandbox.Event) bool {
+		return e.Kind == sandbox.EventAllowed || sameLimit(limit, e)
+	})
+	more := c.collected.Unrecorded
+	if n := len(told); n > maxTold {
+		more += n - maxTold
+		told = told[:maxTold]
+	}
+	for _, e := range told {
+		say("%s", e)
+	}
+	if more > 0 {
+		say("and %d more (server log %q)", more, AuditLog)
+	}
+	if g := c.box.grant; !g.Hermetic {
+		kept := "is not cached"
+		if g.Cache {
+			kept = "is cached all the same"
+		}
+		say("not hermetic, so that its result %s: profile %q by rule %q permits %s", kept, g.Profile, g.Rule, endpoints(g.Network.Allow))
+	}
+	return strings.Join(lines, "\n")
+}
+
+// AuditLog is the name under which the server log of an execution says all that the action tried.
+const AuditLog = "audit"
+
+func endpoints(allow []sandbox.Endpoint) string {
+	var names []string
+	for _, e := range allow {
+		names = append(names, e.String())
+	}
+	return strings.Join(names, ", ")
+}
+
+// plain is what a shell reads as one word as it is.
+var plain = regexp.MustCompile(`^[\w./@:+-]+$`)
+
+// reproduce returns the command line by which a person runs the action again, "" for an instance whose name
+// cannot be typed.
+func reproduce(server, instance string, action cas.Digest) string {
+	line := "cloister run --action " + action.String()
+	if server != "" {
+		line += " --cas " + server
+	}
+	switch {
+	case instance == "":
+		return line
+	case printable(instance, maxLine) != instance:
+		return ""
+	case !plain.MatchString(instance):
+		instance = "'" + strings.ReplaceAll(instance, "'", `'\''`) + "'"
+	}
+	return line + " --instance " + instance
+}
