@@ -9,26 +9,31 @@ import (
 	"io"
 
 	"github.com/cloister-build/cloister/sandbox"
-	"github.com/cloister-build/cloister/sandbox/namespace"
 	"github.com/cloister-build/cloister/worker"
 	"github.com/spf13/cobra"
 )
 
 func checkCommand() *cobra.Command {
-	return &cobra.Command{
+	var box confinement
+	cmd := &cobra.Command{
 		Use:   "check",
 		Short: "Says what this machine can enforce, and how to enable what it cannot",
 		Long: `Check runs a probe in the sandbox and reports what it found, line by line: "ok" for what is enforced,
-"off" for what is not enforced in this version, "FAIL" for what is required and missing, with the
+"off" for what is not enforced here and what is lost by it, "FAIL" for what is required and missing, with the
 line that fixes it. It exits with 3 if actions cannot run here.`,
 		Example: "  cloister check",
 		Args:    cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			backend := namespace.New(namespace.Config{})
+			backend, err := box.backend()
+			if err != nil {
+				return err
+			}
 			defer backend.Close()
 			return check(cmd.Context(), backend, cmd.OutOrStdout())
 		},
 	}
+	box.register(cmd)
+	return cmd
 }
 
 func check(ctx context.Context, backend sandbox.Backend, out io.Writer) error {

@@ -15,8 +15,11 @@ import (
 
 // Exit codes, the same for every subcommand but run, which returns its command's own.
 const (
+	exitNo          = 1 // the answer is no
 	exitUsage       = 2
 	exitEnvironment = 3   // the host cannot do it
+	exitAbsent      = 4   // blobs are absent from a server's store
+	exitConnect     = 5   // a server cannot be reached
 	exitOurs        = 125 // of run: cloister itself failed
 )
 
@@ -67,6 +70,6 @@ declares, the host's toolchain and nothing else.`,
 		Args:          cobra.NoArgs,
 		RunE:          func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
 	}
-	root.AddCommand(serveCommand(), runCommand(), checkCommand(), versionCommand())
+	root.AddCommand(serveCommand(), runCommand(), actionCommand(), auditCommand(), policyCommand(), checkCommand(), versionCommand())
 	return root
 }

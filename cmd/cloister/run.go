@@ -19,7 +19,6 @@ import (
 	"github.com/cloister-build/cloister/cas"
 	"github.com/cloister-build/cloister/cas/disk"
 	"github.com/cloister-build/cloister/cas/tree"
-	"github.com/cloister-build/cloister/sandbox/namespace"
 	"github.com/cloister-build/cloister/worker"
 	"github.com/spf13/cobra"
 	"google.golang.org/grpc/codes"
@@ -33,37 +32,64 @@ type runConfig struct {
 	env     []string
 	timeout time.Duration
 	args    []string
+	outDir  string
+
+	box confinement
+
+	// Of a stored action.
+	action string
+	digest cas.Digest // of action
+	from   origin
+	shell  bool
 }
 
 func runCommand() *cobra.Command {
 	var c runConfig
 	cmd := &cobra.Command{
-		Use:   "run [--in DIR] [--out PATH]... [--env K=V]... [--timeout D] -- COMMAND [ARG]...",
-		Short: "Runs one command in the sandbox, without a server",
+		Use: "run [--in DIR] [--out PATH]... [--env K=V]... [--timeout D] [--out-dir DIR] -- COMMAND [ARG]...\n" +
+			"  cloister run --action DIGEST [--cas URL] [--instance NAME] [--shell] [--out-dir DIR]",
+		Short: "Runs one command, or a stored action, in the sandbox, without a server",
 		Long: `Run executes one command as an action: the files of --in are its inputs, read-only, in the working
-directory; the paths of --out, relative to it, are copied to the current directory when it has
-ended; the environment is exactly the variables of --env, and PATH, HOME and TMPDIR. There is no
-network but loopback.
+directory; the paths of --out, relative to it, are copied to --out-dir when it has ended; the
+environment is exactly the variables of --env, and PATH, HOME and TMPDIR. There is no network but
+loopback.
 
-It exits with the command's own code, 128+N if signal N ended it, and 125 if Cloister itself failed.`,
+With --action it fetches an action and all its inputs from a server and executes it here, as the server
+would; DIGEST is HASH/SIZE, as messages print it. Its outputs are dropped unless --out-dir says where
+they go, and no result is recorded. With --shell it first says what the action's command is, and opens
+a shell in its place, with the same inputs, environment and working directory.
+
+It exits with the command's own code, 128+N if signal N ended it, and 125 if Cloister itself failed;
+with --action also with 4 if blobs are absent from the server, and 5 if it cannot be reached.`,
 		Example: `  cloister run -- /bin/sh -c 'id; ls -l /'
   cloister run --in src --out app -- gcc -o app main.c
-  cloister run -- /bin/sh -c 'cat /etc/shadow'        # No such file or directory`,
-		Args: cobra.MinimumNArgs(1),
+  cloister run -- /bin/sh -c 'cat /etc/shadow'        # No such file or directory
+  cloister run --action 9f2c...e1/142 --shell         # look around where an action failed`,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			c.args = args
 			ctx, cancel := context.WithCancelCause(cmd.Context())
 			defer cancel(nil)
 			signals := make(chan os.Signal, 1)
 			signal.Notify(signals, os.Interrupt, syscall.SIGTERM, syscall.SIGHUP)
+			if c.shell {
+				signal.Notify(signals, syscall.SIGQUIT) // the terminal must be given back
+			}
 			go func() { cancel(&interrupted{<-signals}) }()
 			// A reader that went away is an error like any other: it must not leave our files behind.
 			signal.Ignore(syscall.SIGPIPE)
-			if err := c.check(); err != nil {
+			if err := c.check(cmd); err != nil {
 				return err
 			}
 			code, err := run(ctx, &c)
-			if err != nil {
+			var by *interrupted
+			var told *exit
+			switch {
+			case err == nil:
+			case errors.As(context.Cause(ctx), &by):
+				code = by.exitCode()
+			case errors.As(err, &told):
+				return told
+			default:
 				return &exit{exitOurs, err}
 			}
 			if code != 0 {
@@ -77,6 +103,11 @@ It exits with the command's own code, 128+N if signal N ended it, and 125 if Clo
 	f.StringArrayVar(&c.out, "out", nil, "path of an output, relative to the working directory; repeatable")
 	f.StringArrayVar(&c.env, "env", nil, "environment variable, KEY=VALUE; repeatable")
 	f.DurationVar(&c.timeout, "timeout", 0, "kill the command after this time (default: 24h)")
+	f.StringVar(&c.outDir, "out-dir", "", "directory that outputs are copied to (default: the current one; of --action none)")
+	f.StringVar(&c.action, "action", "", "run this action, HASH/SIZE, of a server")
+	f.BoolVar(&c.shell, "shell", false, "open a shell in the action's sandbox in place of its command")
+	c.from.register(cmd)
+	c.box.register(cmd)
 	return cmd
 }
 
@@ -94,7 +125,34 @@ func (i *interrupted) exitCode() int {
 }
 
 // check returns what is wrong with the command line.
-func (c *runConfig) check() error {
+func (c *runConfig) check(cmd *cobra.Command) error {
+	for _, f := range []struct {
+		names  []string
+		action bool // belongs to a stored action, and not to a command
+	}{{[]string{"in", "out", "env", "timeout"}, false}, {[]string{"cas", "instance", "shell"}, true}} {
+		for _, name := range f.names {
+			switch {
+			case !cmd.Flags().Changed(name) || f.action == (c.action != ""):
+			case f.action:
+				return fmt.Errorf("--%s goes with --action, which is not given", name)
+			default:
+				return fmt.Errorf("--%s does not go with --action: an action states it by itself", name)
+			}
+		}
+	}
+	switch {
+	case c.action == "" && len(c.args) == 0:
+		return errors.New("state a command after --, or a stored action with --action")
+	case c.action != "" && len(c.args) > 0:
+		return errors.New("--action has a command of its own: state none")
+	case c.action != "":
+		var err error
+		if c.digest, err = cas.ParseDigest(c.action); err != nil {
+			return fmt.Errorf("--action: %w", err)
+		}
+	case c.outDir == "":
+		c.outDir = "."
+	}
 	for _, kv := range c.env {
 		if k, _, ok := strings.Cut(kv, "="); !ok || k == "" {
 			return fmt.Errorf("--env %q: write it as KEY=VALUE", kv)
@@ -128,15 +186,26 @@ func run(ctx context.Context, c *runConfig) (int, error) {
 		return 0, err
 	}
 	defer store.Close()
-	in, err := store.Instance("")
+	task := &worker.Task{Action: c.digest, Queued: time.Now(), Stdout: os.Stdout, Stderr: os.Stderr}
+	config := worker.Config{Name: "run", Instances: store.Instance}
+	if c.action == "" {
+		config.Grace, config.MaxTimeout = time.Second, max(c.timeout, 24*time.Hour)
+		task.Action, err = ingest(ctx, store, c)
+	} else {
+		task.Instance, err = fetch(ctx, store, c)
+		err = c.from.explain(err, exitOurs)
+	}
 	if err != nil {
 		return 0, err
 	}
-	action, err := ingest(ctx, in.Store, c)
+	in, err := store.Instance(task.Instance)
 	if err != nil {
 		return 0, err
 	}
-	backend := namespace.New(namespace.Config{})
+	backend, err := c.box.backend(dir)
+	if err != nil {
+		return 0, err
+	}
 	defer backend.Close()
 	features, err := backend.Probe(ctx)
 	if err != nil {
@@ -146,28 +215,18 @@ func run(ctx context.Context, c *runConfig) (int, error) {
 	if err != nil {
 		return 0, err
 	}
-	local := worker.New(worker.Config{
-		Name: "run", Instances: store.Instance, Backend: backend, Features: features, Toolchain: toolchain, Grace: time.Second,
-		MaxTimeout: max(c.timeout, 24*time.Hour),
-	})
-	out, err := local.Execute(ctx, &worker.Task{Action: action, Queued: time.Now(), Stdout: os.Stdout, Stderr: os.Stderr},
-		func(worker.Stage) {})
-	if err != nil {
-		var by *interrupted
-		if errors.As(context.Cause(ctx), &by) {
-			return by.exitCode(), nil
-		}
+	if config.Policy, err = c.box.rules(); err != nil {
 		return 0, err
 	}
-	if out.Code != codes.OK || out.Result.ExitCode > 128 {
-		fmt.Fprintln(os.Stderr, out.Message)
-	}
-	here, err := os.OpenRoot(".")
+	config.Backend, config.Features, config.Toolchain = backend, features, toolchain
+	out, err := execute(ctx, worker.New(config), task, in.Store, c.shell)
 	if err != nil {
 		return 0, err
 	}
-	defer here.Close()
-	if err := tree.Extract(ctx, in.Store, cas.SHA256, out.Result, here); err != nil {
+	if text := remarks(out, task.Action); text != "" {
+		fmt.Fprintln(os.Stderr, text)
+	}
+	if err := c.keep(ctx, in.Store, out.Result); err != nil {
 		return 0, fmt.Errorf("write outputs: %w", err)
 	}
 	if out.Code != codes.OK {
@@ -176,8 +235,169 @@ func run(ctx context.Context, c *runConfig) (int, error) {
 	return int(out.Result.ExitCode), nil
 }
 
-// ingest puts the action that c describes into the store.
-func ingest(ctx context.Context, store cas.Store, c *runConfig) (cas.Digest, error) {
+// execute carries the task to its outcome, with a shell in place of its command if that is wished.
+func execute(ctx context.Context, local *worker.Local, task *worker.Task, store cas.Store, shell bool) (*worker.Outcome, error) {
+	if shell {
+		command, err := commandOf(ctx, store, task.Action)
+		if err != nil {
+			return nil, err
+		}
+		fmt.Fprintf(os.Stderr, "cloister: a shell in place of this command of action %s:\n%s\n", task.Action, quoteAll(command.Arguments))
+		t, err := openTerminal(os.Stdin, os.Stdout)
+		if err != nil {
+			return nil, err
+		}
+		defer t.close()
+		task.Terminal, task.Args = t.run, []string{"/bin/sh", "-i"}
+	}
+	return local.Execute(ctx, task, func(worker.Stage) {})
+}
+
+// remarks returns what a person wants to be told of an outcome. That a command failed is not among it, which
+// its exit code says.
+func remarks(out *worker.Outcome, action cas.Digest) string {
+	end, rest, _ := strings.Cut(out.Message, "\n")
+	if out.Code == codes.OK && out.Result.ExitCode <= 128 && strings.HasSuffix(end, ", action "+action.String()) {
+		return rest
+	}
+	return out.Message
+}
+
+// keep writes the outputs to where the command line says, or says that they are dropped.
+func (c *runConfig) keep(ctx context.Context, store cas.Store, r *repb.ActionResult) error {
+	if c.outDir == "" {
+		if n := len(r.OutputFiles) + len(r.OutputDirectories) + len(r.OutputSymlinks); n > 0 {
+			fmt.Fprintf(os.Stderr, "cloister: outputs are dropped (%d); --out-dir DIR keeps them\n", n)
+		}
+		return nil
+	}
+	if err := os.MkdirAll(c.outDir, 0o755); err != nil {
+		return err
+	}
+	dir, err := os.OpenRoot(c.outDir)
+	if err != nil {
+		return err
+	}
+	defer dir.Close()
+	return tree.Extract(ctx, store, cas.SHA256, r, dir)
+}
+
+// fetch copies the stored action and all that it refers to into the instance of the same name, and returns
+// that name.
+func fetch(ctx context.Context, to *disk.Cache, c *runConfig) (instance string, err error) {
+	from, err := c.from.open(ctx)
+	if err != nil {
+		return "", err
+	}
+	defer from.Close()
+	in, err := to.Instance(from.Name())
+	if err != nil {
+		return "", err
+	}
+	var absent []cas.Digest
+	// present copies blobs and returns those that are there.
+	present := func(ds ...cas.Digest) ([]cas.Digest, error) {
+		lost, err := from.Fetch(ctx, in.Store, ds)
+		absent = append(absent, lost...)
+		gone := make(map[cas.Digest]bool, len(lost))
+		for _, d := range lost {
+			gone[d] = true
+		}
+		return slices.DeleteFunc(ds, func(d cas.Digest) bool { return gone[d] }), err
+	}
+	if _, err := present(c.digest); err != nil {
+		return "", err
+	}
+	if len(absent) > 0 {
+		return "", c.from.absent(c.digest, absent)
+	}
+	var action repb.Action
+	if err := cas.ReadProto(ctx, in.Store, c.digest, &action); err != nil {
+		return "", err
+	}
+	command, err := cas.FromProto(cas.SHA256, action.CommandDigest)
+	if err != nil {
+		return "", fmt.Errorf("action %s: command: %w", c.digest, err)
+	}
+	root, err := cas.FromProto(cas.SHA256, action.InputRootDigest)
+	if err != nil {
+		return "", fmt.Errorf("action %s: input root: %w", c.digest, err)
+	}
+	if _, err := present(command); err != nil {
+		return "", err
+	}
+	// One level of directories at a time, each of them once; then all files. What is absent is told at the
+	// end, all of it.
+	var files []cas.Digest
+	known, listed := map[cas.Digest]bool{root: true}, map[cas.Digest]bool{}
+	for level := []cas.Digest{root}; len(level) > 0; {
+		if level, err = present(level...); err != nil {
+			return "", err
+		}
+		var next []cas.Digest
+		for _, d := range level {
+			var dir repb.Directory
+			if err := cas.ReadProto(ctx, in.Store, d, &dir); err != nil {
+				return "", err
+			}
+			if files, err = newOf(dir.Files, listed, files); err == nil {
+				next, err = newOf(dir.Directories, known, next)
+			}
+			if err != nil {
+				return "", fmt.Errorf("Directory %s: %w", d, err)
+			}
+		}
+		level = next
+	}
+	lost, err := from.Missing(ctx, files)
+	if err != nil {
+		return "", err
+	}
+	if absent = append(absent, lost...); len(absent) == 0 {
+		_, err = present(files...)
+	}
+	if err == nil && len(absent) > 0 {
+		err = c.from.absent(c.digest, absent)
+	}
+	return from.Name(), err
+}
+
+// newOf appends to ds those digests of nodes that are not among known, and makes them known.
+func newOf[N interface{ GetDigest() *repb.Digest }](nodes []N, known map[cas.Digest]bool, ds []cas.Digest) ([]cas.Digest, error) {
+	for _, n := range nodes {
+		d, err := cas.FromProto(cas.SHA256, n.GetDigest())
+		if err != nil {
+			return nil, err
+		}
+		if !known[d] {
+			known[d] = true
+			ds = append(ds, d)
+		}
+	}
+	return ds, nil
+}
+
+// commandOf reads the command of an action.
+func commandOf(ctx context.Context, store cas.Store, digest cas.Digest) (*repb.Command, error) {
+	var action repb.Action
+	if err := cas.ReadProto(ctx, store, digest, &action); err != nil {
+		return nil, err
+	}
+	d, err := cas.FromProto(cas.SHA256, action.CommandDigest)
+	if err != nil {
+		return nil, err
+	}
+	var command repb.Command
+	return &command, cas.ReadProto(ctx, store, d, &command)
+}
+
+// ingest puts the action that c describes into the default instance.
+func ingest(ctx context.Context, to *disk.Cache, c *runConfig) (cas.Digest, error) {
+	in, err := to.Instance("")
+	if err != nil {
+		return cas.Digest{}, err
+	}
+	store := in.Store
 	cmd := &repb.Command{Arguments: c.args}
 	for _, kv := range c.env {
 		k, v, _ := strings.Cut(kv, "=")
@@ -190,7 +410,6 @@ func ingest(ctx context.Context, store cas.Store, c *runConfig) (cas.Digest, err
 	slices.Sort(cmd.OutputPaths)
 
 	var root cas.Digest
-	var err error
 	if c.in == "" {
 		root, err = cas.PutProto(ctx, store, cas.SHA256, &repb.Directory{})
 	} else {

@@ -21,7 +21,7 @@ import (
 	"github.com/cloister-build/cloister/cas/casserver"
 	"github.com/cloister-build/cloister/cas/disk"
 	"github.com/cloister-build/cloister/sandbox"
-	"github.com/cloister-build/cloister/sandbox/namespace"
+	"github.com/cloister-build/cloister/sandbox/audit"
 	"github.com/cloister-build/cloister/worker"
 	"github.com/cloister-build/cloister/worker/execserver"
 	"github.com/cloister-build/cloister/worker/queue"
@@ -39,7 +39,11 @@ type serveConfig struct {
 	jobs         int
 	maxSize      size
 	drainTimeout time.Duration
+	box          confinement
 }
+
+// defaultListen is where serve listens, and where other commands look for it.
+const defaultListen = "127.0.0.1:8980"
 
 func serveCommand() *cobra.Command {
 	c := serveConfig{maxSize: size{percent: 10}}
@@ -65,10 +69,11 @@ reaches the port can execute commands in the sandbox.`,
 		},
 	}
 	f := cmd.Flags()
-	f.StringVar(&c.listen, "listen", "127.0.0.1:8980", "address and port of the gRPC services; port 0 chooses a free one")
+	f.StringVar(&c.listen, "listen", defaultListen, "address and port of the gRPC services; port 0 chooses a free one")
 	f.StringVar(&c.dir, "dir", "", "directory of the store (default: cloister in the user's cache directory)")
 	f.IntVar(&c.jobs, "jobs", runtime.GOMAXPROCS(0), "how many actions run at once")
 	f.Var(&c.maxSize, "max-size", "size of the store, in bytes with a unit or as a share of the disk")
+	c.box.register(cmd)
 	f.DurationVar(&c.drainTimeout, "drain-timeout", 10*time.Minute, "how long running actions may take after Ctrl-C")
 	return cmd
 }
@@ -80,13 +85,26 @@ func serve(ctx context.Context, c *serveConfig, out io.Writer) error {
 	defer signal.Stop(signals)
 	log := slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: slog.LevelInfo}))
 
+	rules, err := c.box.rules()
+	if err != nil {
+		return err
+	}
 	store, err := openStore(c)
 	if err != nil {
 		return err
 	}
 	defer store.Close()
 
-	backend := namespace.New(namespace.Config{})
+	record, err := audit.Open(auditDir(c.dir))
+	if err != nil {
+		return &exit{exitEnvironment, err}
+	}
+	defer record.Close()
+
+	backend, err := c.box.backend(c.dir)
+	if err != nil {
+		return err
+	}
 	defer backend.Close()
 	features, err := backend.Probe(ctx)
 	if err != nil {
@@ -111,6 +129,8 @@ func serve(ctx context.Context, c *serveConfig, out io.Writer) error {
 
 	local := worker.New(worker.Config{
 		Name: name, Instances: store.Instance, Backend: backend, Features: features, Toolchain: toolchain, Log: log,
+		Policy: rules, Server: address(listener.Addr()),
+		Audit: func(t *worker.Task, a *worker.Attempts) { recordAttempts(log, record, name, t, a) },
 	})
 	work := queue.New(queue.Config{Executor: local, Slots: c.jobs})
 	defer work.Close()
@@ -165,16 +185,46 @@ func serve(ctx context.Context, c *serveConfig, out io.Writer) error {
 	return nil
 }
 
-// openStore opens the store of the flags.
-func openStore(c *serveConfig) (*disk.Cache, error) {
-	if c.dir == "" {
+// recordAttempts writes what an action tried to the log and to the audit log.
+func recordAttempts(log *slog.Logger, record *audit.Log, name string, t *worker.Task, a *worker.Attempts) {
+	log.Warn("an action tried what it may not", "action", t.Action.String(), "instance", t.Instance, "target", t.Target,
+		"mnemonic", t.Mnemonic, "exit", a.ExitCode, "events", len(a.Events)+a.Unrecorded, "first", a.First().String())
+	err := record.Append(audit.Entry{
+		Time: time.Now(), Action: t.Action.String(), Instance: t.Instance, Target: t.Target, Mnemonic: t.Mnemonic,
+		Invocation: t.Invocation, Worker: name, Exit: a.ExitCode, Events: a.Events, Unrecorded: a.Unrecorded,
+	})
+	if err != nil {
+		log.Error("the audit log cannot be written", "err", err)
+	}
+}
+
+// address returns how a command on this machine names a server that is not where it looks by itself, else "".
+func address(a net.Addr) string {
+	tcp, ok := a.(*net.TCPAddr)
+	if !ok || a.String() == defaultListen {
+		return ""
+	}
+	if tcp.IP.IsUnspecified() {
+		return fmt.Sprintf("grpc://127.0.0.1:%d", tcp.Port)
+	}
+	return "grpc://" + a.String()
+}
+
+// storeDir returns the directory that --dir names, or the default.
+func storeDir(flag string) (string, error) {
+	if flag == "" {
 		cache, err := os.UserCacheDir()
 		if err != nil {
-			return nil, &exit{exitEnvironment, fmt.Errorf("there is no cache directory for this user (%w): state --dir", err)}
+			return "", &exit{exitEnvironment, fmt.Errorf("there is no cache directory for this user (%w): state --dir", err)}
 		}
-		c.dir = filepath.Join(cache, "cloister")
+		flag = filepath.Join(cache, "cloister")
 	}
-	dir, err := filepath.Abs(c.dir)
+	return filepath.Abs(flag)
+}
+
+// openStore opens the store of the flags.
+func openStore(c *serveConfig) (*disk.Cache, error) {
+	dir, err := storeDir(c.dir)
 	if err != nil {
 		return nil, err
 	}
@@ -206,7 +256,7 @@ func banner(out io.Writer, c *serveConfig, store *disk.Cache, f sandbox.Features
 	stats := store.Stats()
 	fmt.Fprintf(out, "cloister %s  %s/%s  %d slots  cache %s %s of %s\n",
 		version, runtime.GOOS, runtime.GOARCH, c.jobs, c.dir, bytesText(stats.Bytes), bytesText(stats.MaxBytes))
-	fmt.Fprintf(out, "sandbox  %s namespaces, no capabilities, inputs read-only   (%s)\n", strings.Join(f.Layers, "+"), f.Tier)
+	fmt.Fprintf(out, "sandbox  %s   (%s)\n", strings.Join(f.Layers, ", "), f.Tier)
 	var off []string
 	for _, check := range f.Checks {
 		if !check.OK {

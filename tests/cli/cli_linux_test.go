@@ -94,7 +94,7 @@ func TestMistakesAreUsage(t *testing.T) {
 func TestCheckSaysFull(t *testing.T) {
 	confined(t)
 	s := cloister(t, "", "check")
-	if s.code != 0 || !strings.HasSuffix(s.out, "tier  full\n") || strings.Contains(s.out, "FAIL") || !strings.Contains(s.out, "off   limits") {
+	if s.code != 0 || !strings.HasSuffix(s.out, "tier  full\n") || strings.Contains(s.out, "FAIL") || !strings.Contains(s.out, "ok    seccomp ") {
 		t.Errorf("exit code %d:\n%s%s", s.code, s.out, s.err)
 	}
 }
@@ -177,7 +177,7 @@ func TestServeSaysWhatItDoesAndEndsCalmly(t *testing.T) {
 	if len(lines) > 5 {
 		t.Errorf("it prints more than five lines:\n%s", log)
 	}
-	for _, want := range []string{"cloister 0.", "slots", dir, "sandbox  user+mount+pid+network+ipc+uts+cgroup", "not enforced: limits", "bazel    build --remote_executor=grpc://" + s.Addr} {
+	for _, want := range []string{"cloister 0.", "slots", dir, "sandbox  user+mount+pid+network+ipc+uts+cgroup namespaces", "seccomp", "(full)", "bazel    build --remote_executor=grpc://" + s.Addr} {
 		if !strings.Contains(log.String(), want) {
 			t.Errorf("it does not say %q:\n%s", want, log)
 		}

@@ -12,6 +12,7 @@ import (
 
 	repb "github.com/bazelbuild/remote-apis/build/bazel/remote/execution/v2"
 	"github.com/cloister-build/cloister/cas"
+	resourceusagepb "github.com/cloister-build/cloister/proto/buildbarn/resourceusage"
 	cloisterpb "github.com/cloister-build/cloister/proto/cloister/v1"
 	"github.com/cloister-build/cloister/sandbox/sandboxtest"
 	"google.golang.org/genproto/googleapis/rpc/errdetails"
@@ -505,13 +506,18 @@ func metadata(c *client) {
 		}
 	}
 	var x cloisterpb.Execution
-	if len(m.AuxiliaryMetadata) != 1 {
+	if len(m.AuxiliaryMetadata) != 2 {
 		c.Fatalf("auxiliary metadata: %v", m.AuxiliaryMetadata)
+	}
+	// What Buildbarn's browser reads.
+	var posix resourceusagepb.POSIXResourceUsage
+	if err := m.AuxiliaryMetadata[1].UnmarshalTo(&posix); err != nil || posix.MaximumResidentSetSize == 0 {
+		c.Errorf("resource usage: %v, %v", &posix, err)
 	}
 	if err := m.AuxiliaryMetadata[0].UnmarshalTo(&x); err != nil {
 		c.Fatal(err)
 	}
-	if x.Sandbox.GetTier() != "full" || len(x.Sandbox.Layers) == 0 || len(x.Sandbox.NotEnforced) == 0 || x.Usage.GetPeakResidentBytes() == 0 {
+	if x.Sandbox.GetTier() != "full" || len(x.Sandbox.Layers) == 0 || x.SpecHash == "" || x.Usage.GetPeakResidentBytes() == 0 {
 		c.Errorf("auxiliary metadata: %v", &x)
 	}
 	wall := m.ExecutionCompletedTimestamp.AsTime().Sub(m.ExecutionStartTimestamp.AsTime())

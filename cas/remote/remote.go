@@ -1,0 +1,219 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package remote is the store and the action cache of package cas over a server of the Remote Execution
+// API. It keeps no blob here, not even for a moment longer than a call, and executes nothing.
+//
+// A server is not trusted with contents: what it sends is checked against the digest, and what it is
+// sent is checked before the last of it leaves.
+package remote
+
+import (
+	"context"
+	"crypto/tls"
+	"errors"
+	"fmt"
+	"net/url"
+	"slices"
+	"strings"
+
+	repb "github.com/bazelbuild/remote-apis/build/bazel/remote/execution/v2"
+	"github.com/cloister-build/cloister/cas"
+	bspb "google.golang.org/genproto/googleapis/bytestream"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/credentials"
+	"google.golang.org/grpc/credentials/insecure"
+	"google.golang.org/grpc/status"
+)
+
+// ErrAddress says that the address of a server is malformed.
+var ErrAddress = errors.New("address of a server is grpc://HOST:PORT[/INSTANCE] or grpcs://HOST:PORT[/INSTANCE]")
+
+// What goes into one call. Every client and server accepts messages of 4 MiB unless told otherwise.
+const (
+	maxSmall   = 1 << 20 // bytes of a blob that is not streamed
+	maxBatch   = 3 << 20 // bytes of the blobs of one call, which leaves room for what stands beside them
+	maxEntries = 4000    // blobs of such a call
+	maxAsked   = 16_000  // digests of one FindMissingBlobs
+	pieceBytes = 1 << 20 // of one message of a stream
+	attempts   = 5       // at one call, or at going on with a stream that broke off
+)
+
+// retries makes gRPC repeat what a server did not take up or was too busy for, as long as nothing of an
+// answer has arrived: after 1.5 s in all it gives up. GetCapabilities is not repeated, so that a wrong
+// address is told at once.
+var retries = fmt.Sprintf(`{"methodConfig": [{
+	"name": [
+		{"service": "build.bazel.remote.execution.v2.ContentAddressableStorage"},
+		{"service": "build.bazel.remote.execution.v2.ActionCache"},
+		{"service": "google.bytestream.ByteStream"}
+	],
+	"retryPolicy": {
+		"maxAttempts": %d, "initialBackoff": "0.1s", "maxBackoff": "1s", "backoffMultiplier": 2,
+		"retryableStatusCodes": ["UNAVAILABLE"]
+	}
+}]}`, attempts)
+
+// A Client is a connection to one server. It is safe for concurrent use; Dial makes it.
+type Client struct {
+	conn     *grpc.ClientConn
+	target   string // as messages name the server
+	instance string // of the address
+	small    int64  // bytes up to which a blob goes into a batch
+	batch    int64  // bytes of the blobs of a batch
+}
+
+// Dial connects to the server of an address grpc://HOST:PORT[/INSTANCE], or grpcs:// for TLS with the
+// certificates that this host trusts, and asks it what it can do. The caller closes the Client. A
+// malformed address is ErrAddress; a server that cannot be reached before ctx ends, or that does not
+// serve SHA-256, is an error that says so. Options come after our own and override them.
+func Dial(ctx context.Context, address string, options ...grpc.DialOption) (*Client, error) {
+	u, err := url.Parse(address)
+	if err != nil || u.Port() == "" || u.User != nil || u.RawQuery != "" || u.Fragment != "" {
+		return nil, fmt.Errorf("%+.256q: %w", address, ErrAddress)
+	}
+	creds := insecure.NewCredentials()
+	switch u.Scheme {
+	case "grpc":
+	case "grpcs":
+		creds = credentials.NewTLS(&tls.Config{})
+	default:
+		return nil, fmt.Errorf("%+.256q: %w", address, ErrAddress)
+	}
+	c := &Client{target: u.Scheme + "://" + u.Host, instance: strings.Trim(u.Path, "/")}
+	if err := cas.CheckInstanceName(c.instance); err != nil {
+		return nil, fmt.Errorf("%+.256q: %w", address, err)
+	}
+	c.conn, err = grpc.NewClient(u.Host, append([]grpc.DialOption{
+		grpc.WithTransportCredentials(creds),
+		grpc.WithDefaultServiceConfig(retries),
+		// A small blob that is put must fit, for gRPC to send it again.
+		grpc.WithDefaultCallOptions(grpc.MaxRetryRPCBufferSize(2 * maxSmall)),
+	}, options...)...)
+	if err != nil {
+		return nil, fmt.Errorf("%s: %w", c.target, err)
+	}
+	if err := c.negotiate(ctx); err != nil {
+		return nil, errors.Join(err, c.conn.Close())
+	}
+	return c, nil
+}
+
+// negotiate asks the server for its functions and its limits.
+func (c *Client) negotiate(ctx context.Context) error {
+	caps, err := repb.NewCapabilitiesClient(c.conn).GetCapabilities(ctx, &repb.GetCapabilitiesRequest{InstanceName: c.instance})
+	if err != nil {
+		return c.failed(ctx, "reach the server", err)
+	}
+	served := caps.GetCacheCapabilities().GetDigestFunctions()
+	if !slices.Contains(served, cas.SHA256.Proto()) {
+		return fmt.Errorf("server at %s: it serves the digest functions %v, and %s is needed", c.target, served, cas.SHA256)
+	}
+	c.batch = maxBatch
+	if limit := caps.CacheCapabilities.MaxBatchTotalSizeBytes; limit > 0 {
+		c.batch = min(limit, c.batch)
+	}
+	c.small = min(maxSmall, c.batch)
+	return nil
+}
+
+// Close ends the connection and every call on it.
+func (c *Client) Close() error { return c.conn.Close() }
+
+// Store returns the blobs and results of an instance: the one of the address if name is empty, and else
+// the one called name below it. A name that no instance may have is cas.ErrInvalid.
+func (c *Client) Store(name string) (*Store, error) {
+	if c.instance != "" && name != "" {
+		name = "/" + name
+	}
+	name = c.instance + name
+	if err := cas.CheckInstanceName(name); err != nil {
+		return nil, err
+	}
+	return &Store{
+		Client: c, name: name,
+		blobs: repb.NewContentAddressableStorageClient(c.conn), streams: bspb.NewByteStreamClient(c.conn),
+		results: repb.NewActionCacheClient(c.conn),
+	}, nil
+}
+
+// Instance is Store as a cas.Instances.
+func (c *Client) Instance(name string) (*cas.Instance, error) {
+	s, err := c.Store(name)
+	if err != nil {
+		return nil, err
+	}
+	return &cas.Instance{Name: s.name, Store: s, Actions: s}, nil
+}
+
+// failed says what did not succeed at which server, and gives err the kind that package cas has for it.
+// An error for which there is none stays the status it is. The end of ctx comes before all else.
+func (c *Client) failed(ctx context.Context, what string, err error) error {
+	if ctx.Err() != nil {
+		return fmt.Errorf("%s at %s: %w", what, c.target, ctx.Err())
+	}
+	st := status.Convert(err)
+	for _, row := range []struct {
+		code codes.Code
+		kind error
+	}{
+		{codes.NotFound, cas.ErrNotFound},
+		{codes.OutOfRange, cas.ErrRange},
+		{codes.DataLoss, cas.ErrCorrupt},
+		{codes.DeadlineExceeded, context.DeadlineExceeded},
+	} {
+		if st.Code() == row.code {
+			return fmt.Errorf("%s at %s: %w", what, c.target, row.kind)
+		}
+	}
+	return fmt.Errorf("%s at %s: %w", what, c.target, err)
+}
+
+// A Store is one instance of a server: a cas.Store and a cas.ActionCache. It is safe for concurrent use,
+// and usable until its Client is closed.
+type Store struct {
+	*Client
+	name    string
+	blobs   repb.ContentAddressableStorageClient
+	streams bspb.ByteStreamClient
+	results repb.ActionCacheClient
+}
+
+var (
+	_ cas.Store       = (*Store)(nil)
+	_ cas.ActionCache = (*Store)(nil)
+)
+
+// Name returns the name of the instance at the server.
+func (s *Store) Name() string { return s.name }
+
+// resource returns the name of a resource of ByteStream.
+func (s *Store) resource(rest string) string {
+	if s.name == "" {
+		return rest
+	}
+	return s.name + "/" + rest
+}
+
+// Lookup implements cas.ActionCache.
+func (s *Store) Lookup(ctx context.Context, action cas.Digest) (*repb.ActionResult, error) {
+	r, err := s.results.GetActionResult(ctx, &repb.GetActionResultRequest{
+		InstanceName: s.name, ActionDigest: action.Proto(), DigestFunction: action.Function().Proto(),
+	})
+	if err != nil {
+		return nil, s.failed(ctx, fmt.Sprintf("look up the result of action %s", action), err)
+	}
+	return r, nil
+}
+
+// Record implements cas.ActionCache. A server may permit it to nobody, or only for successes all of whose
+// blobs are present.
+func (s *Store) Record(ctx context.Context, action cas.Digest, r *repb.ActionResult) error {
+	_, err := s.results.UpdateActionResult(ctx, &repb.UpdateActionResultRequest{
+		InstanceName: s.name, ActionDigest: action.Proto(), DigestFunction: action.Function().Proto(), ActionResult: r,
+	})
+	if err != nil {
+		return s.failed(ctx, fmt.Sprintf("record the result of action %s", action), err)
+	}
+	return nil
+}

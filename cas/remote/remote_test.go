@@ -1,0 +1,711 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package remote_test
+
+import (
+	"bytes"
+	"context"
+	"encoding/pem"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"net"
+	"net/http/httptest"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+
+	repb "github.com/bazelbuild/remote-apis/build/bazel/remote/execution/v2"
+	"github.com/cloister-build/cloister/cas"
+	"github.com/cloister-build/cloister/cas/casserver"
+	"github.com/cloister-build/cloister/cas/castest"
+	"github.com/cloister-build/cloister/cas/remote"
+	bspb "google.golang.org/genproto/googleapis/bytestream"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/credentials"
+	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/proto"
+)
+
+// A server is a casserver on loopback over instances in memory, whose calls a test may see and spoil.
+type server struct {
+	address   string
+	instances cas.Instances
+
+	mu    sync.Mutex
+	calls map[string]int // by the last word of the method
+
+	// before, if not nil, may end the nth call of a method, counted from 1.
+	before func(ctx context.Context, method string, n int) error
+	// after, if not nil, may change an answer.
+	after func(answer any)
+	// breakAt is the message of a stream, counted from 1, at which the first breaks streams break off.
+	breakAt, breaks int
+}
+
+// count returns which call of the method this is.
+func (s *server) count(method string) (string, int) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	method = method[strings.LastIndexByte(method, '/')+1:]
+	s.calls[method]++
+	return method, s.calls[method]
+}
+
+func (s *server) called(method string) int {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.calls[method]
+}
+
+// spoil makes the next streams break off at a message, and begins to count anew.
+func (s *server) spoil(breakAt, breaks int) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.breakAt, s.breaks = breakAt, breaks
+	clear(s.calls)
+}
+
+// broken returns the message at which the nth stream is to break off.
+func (s *server) broken(n int) int {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if n > s.breaks {
+		return 0
+	}
+	return s.breakAt
+}
+
+func (s *server) unary(ctx context.Context, req any, info *grpc.UnaryServerInfo, next grpc.UnaryHandler) (any, error) {
+	method, n := s.count(info.FullMethod)
+	if s.before != nil {
+		if err := s.before(ctx, method, n); err != nil {
+			return nil, err
+		}
+	}
+	answer, err := next(ctx, req)
+	if s.after != nil && err == nil {
+		s.after(answer)
+	}
+	return answer, err
+}
+
+func (s *server) stream(srv any, stream grpc.ServerStream, info *grpc.StreamServerInfo, next grpc.StreamHandler) error {
+	method, n := s.count(info.FullMethod)
+	if s.before != nil {
+		if err := s.before(stream.Context(), method, n); err != nil {
+			return err
+		}
+	}
+	return next(srv, &spoiled{ServerStream: stream, server: s, breakAt: s.broken(n)})
+}
+
+// spoiled is a stream that breaks off or brings other messages than were sent.
+type spoiled struct {
+	grpc.ServerStream
+	server  *server
+	breakAt int
+	n       int
+}
+
+func (s *spoiled) pass() error {
+	if s.n++; s.n == s.breakAt {
+		return status.Error(codes.Unavailable, "the server goes away")
+	}
+	return nil
+}
+
+func (s *spoiled) SendMsg(m any) error {
+	if err := s.pass(); err != nil {
+		return err
+	}
+	if s.server.after != nil {
+		s.server.after(m)
+	}
+	return s.ServerStream.SendMsg(m)
+}
+
+func (s *spoiled) RecvMsg(m any) error {
+	if err := s.ServerStream.RecvMsg(m); err != nil {
+		return err
+	}
+	if _, ok := m.(*bspb.WriteRequest); !ok {
+		return nil
+	}
+	return s.pass()
+}
+
+// serve starts a server.
+func serve(t *testing.T, c casserver.Config, options ...grpc.ServerOption) *server {
+	t.Helper()
+	if c.Instances == nil {
+		c.Instances = castest.Instances()
+	}
+	s := &server{instances: c.Instances, calls: map[string]int{}}
+	listen(t, s, func(g *grpc.Server) { casserver.Register(g, c) }, options...)
+	return s
+}
+
+func listen(t *testing.T, s *server, register func(*grpc.Server), options ...grpc.ServerOption) {
+	t.Helper()
+	options = append(options, casserver.ServerOptions(slog.New(slog.DiscardHandler))...)
+	g := grpc.NewServer(append(options, grpc.ChainUnaryInterceptor(s.unary), grpc.ChainStreamInterceptor(s.stream))...)
+	register(g)
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	go g.Serve(l)
+	t.Cleanup(g.Stop)
+	s.address = "grpc://" + l.Addr().String()
+}
+
+// dial returns an instance of the server, over the wire.
+func (s *server) dial(t *testing.T, name string) *remote.Store {
+	t.Helper()
+	c, err := remote.Dial(t.Context(), s.address)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { c.Close() })
+	store, err := c.Store(name)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return store
+}
+
+// memory returns what is behind an instance.
+func (s *server) memory(t *testing.T, name string) *castest.Memory {
+	t.Helper()
+	in, err := s.instances(name)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return in.Store.(*castest.Memory)
+}
+
+// put stores a blob behind the server's back.
+func (s *server) put(t *testing.T, seed byte, size int) ([]byte, cas.Digest) {
+	t.Helper()
+	b, d := castest.Blob(seed, size)
+	if err := s.memory(t, "").Put(t.Context(), d, bytes.NewReader(b)); err != nil {
+		t.Fatal(err)
+	}
+	return b, d
+}
+
+func TestStore(t *testing.T) {
+	castest.TestStore(t, func(t *testing.T) cas.Store { return serve(t, casserver.Config{}).dial(t, "") })
+}
+
+// TestStoreOfSmallBatches: the same, where nearly every blob is too large for a batch.
+func TestStoreOfSmallBatches(t *testing.T) {
+	castest.TestStore(t, func(t *testing.T) cas.Store {
+		return serve(t, casserver.Config{MaxBatchBytes: 10}).dial(t, "some/instance")
+	})
+}
+
+// bare is an ActionCache service that takes every result, as the API permits and casserver does not.
+type bare struct {
+	repb.UnimplementedActionCacheServer
+	results cas.ActionCache
+}
+
+func (b *bare) GetActionResult(ctx context.Context, req *repb.GetActionResultRequest) (*repb.ActionResult, error) {
+	d, err := cas.FromProto(cas.SHA256, req.ActionDigest)
+	if err != nil {
+		return nil, cas.Status(err)
+	}
+	r, err := b.results.Lookup(ctx, d)
+	return r, cas.Status(err)
+}
+
+func (b *bare) UpdateActionResult(ctx context.Context, req *repb.UpdateActionResultRequest) (*repb.ActionResult, error) {
+	d, err := cas.FromProto(cas.SHA256, req.ActionDigest)
+	if err != nil {
+		return nil, cas.Status(err)
+	}
+	return req.ActionResult, cas.Status(b.results.Record(ctx, d, req.ActionResult))
+}
+
+// capable is a Capabilities service that says what it is told to say.
+type capable struct {
+	repb.UnimplementedCapabilitiesServer
+	functions []repb.DigestFunction_Value
+}
+
+func (c *capable) GetCapabilities(context.Context, *repb.GetCapabilitiesRequest) (*repb.ServerCapabilities, error) {
+	return &repb.ServerCapabilities{CacheCapabilities: &repb.CacheCapabilities{DigestFunctions: c.functions}}, nil
+}
+
+func TestActionCache(t *testing.T) {
+	castest.TestActionCache(t, func(t *testing.T) cas.ActionCache {
+		s := &server{calls: map[string]int{}}
+		listen(t, s, func(g *grpc.Server) {
+			repb.RegisterCapabilitiesServer(g, &capable{functions: []repb.DigestFunction_Value{repb.DigestFunction_SHA256}})
+			repb.RegisterActionCacheServer(g, &bare{results: castest.NewMemory()})
+		})
+		return s.dial(t, "")
+	})
+}
+
+// TestResultsOfCasserver: what may be recorded there comes back, what may not is an error that says why.
+func TestResultsOfCasserver(t *testing.T) {
+	s := serve(t, casserver.Config{})
+	_, file := s.put(t, 1, 100)
+	store, action := s.dial(t, ""), cas.SHA256.Sum([]byte("action"))
+	if err := store.Record(t.Context(), action, &repb.ActionResult{ExitCode: 1}); status.Code(err) != codes.InvalidArgument ||
+		!strings.Contains(err.Error(), "only successes") || !strings.Contains(err.Error(), s.address) {
+		t.Errorf("a failure: got %v, want the server's reason and address", err)
+	}
+	want := &repb.ActionResult{OutputFiles: []*repb.OutputFile{{Path: "out", Digest: file.Proto()}}}
+	if err := store.Record(t.Context(), action, want); err != nil {
+		t.Fatal(err)
+	}
+	if got, err := store.Lookup(t.Context(), action); err != nil || !proto.Equal(got, want) {
+		t.Errorf("got %v, %v, want %v", got, err, want)
+	}
+}
+
+func TestInstancesAreThoseOfTheServer(t *testing.T) {
+	s := serve(t, casserver.Config{})
+	b, d := castest.Blob(1, 100)
+	for _, c := range []struct{ path, name, want string }{
+		{"", "", ""}, {"/", "", ""}, {"", "a/b", "a/b"}, {"/x/y", "", "x/y"}, {"/x", "y/z", "x/y/z"}, {"/with%20space", "", "with space"},
+	} {
+		client, err := remote.Dial(t.Context(), s.address+c.path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		in, err := client.Instance(c.name)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := in.Store.Put(t.Context(), d, bytes.NewReader(b)); err != nil {
+			t.Error(err)
+		}
+		if in.Name != c.want || s.memory(t, c.want).Len() != 1 {
+			t.Errorf("%s with %q is %q, and %q holds %d blobs", c.path, c.name, in.Name, c.want, s.memory(t, c.want).Len())
+		}
+		if _, err := client.Instance("blobs"); !errors.Is(err, cas.ErrInvalid) {
+			t.Errorf("an instance called blobs: got %v, want ErrInvalid", err)
+		}
+		client.Close()
+	}
+}
+
+func TestDialRefuses(t *testing.T) {
+	s := serve(t, casserver.Config{})
+	host := strings.TrimPrefix(s.address, "grpc://")
+	for _, address := range []string{
+		"", host, "http://" + host, "grpc://", "grpc://localhost", "grpc://u@" + host, s.address + "?a=b", s.address + "#a", "grpc://a b:1", "grpc://%zz:1",
+	} {
+		if _, err := remote.Dial(t.Context(), address); !errors.Is(err, remote.ErrAddress) {
+			t.Errorf("%q: got %v, want ErrAddress", address, err)
+		}
+	}
+	if _, err := remote.Dial(t.Context(), s.address+"/blobs"); !errors.Is(err, cas.ErrInvalid) {
+		t.Errorf("an instance called blobs: got %v, want ErrInvalid", err)
+	}
+
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	l.Close()
+	nobody := "grpc://" + l.Addr().String()
+	if _, err := remote.Dial(t.Context(), nobody); status.Code(err) != codes.Unavailable || !strings.Contains(err.Error(), nobody) {
+		t.Errorf("nobody listens: got %v, want Unavailable and the address", err)
+	}
+
+	other := &server{calls: map[string]int{}}
+	listen(t, other, func(g *grpc.Server) {
+		repb.RegisterCapabilitiesServer(g, &capable{functions: []repb.DigestFunction_Value{repb.DigestFunction_BLAKE3}})
+	})
+	if _, err := remote.Dial(t.Context(), other.address); err == nil || !strings.Contains(err.Error(), "BLAKE3") {
+		t.Errorf("a server without SHA256: got %v", err)
+	}
+}
+
+// TestTLS: grpcs speaks TLS with those whose certificate this host trusts, and with nobody else.
+func TestTLS(t *testing.T) {
+	// A certificate that is valid for 127.0.0.1.
+	web := httptest.NewTLSServer(nil)
+	defer web.Close()
+	trusted := filepath.Join(t.TempDir(), "trusted.pem")
+	if err := os.WriteFile(trusted, pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: web.Certificate().Raw}), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	// They are read once, by whichever test asks first: no other speaks TLS.
+	t.Setenv("SSL_CERT_FILE", trusted)
+	plain := serve(t, casserver.Config{})
+	secure := serve(t, casserver.Config{}, grpc.Creds(credentials.NewServerTLSFromCert(&web.TLS.Certificates[0])))
+	if c, err := remote.Dial(t.Context(), strings.Replace(secure.address, "grpc:", "grpcs:", 1)); err != nil {
+		t.Errorf("a trusted server: %v", err)
+	} else {
+		c.Close()
+	}
+	for name, address := range map[string]string{
+		"grpcs to a server without TLS": strings.Replace(plain.address, "grpc:", "grpcs:", 1), "grpc to one with": secure.address,
+		"a name that is not in the certificate": strings.Replace(secure.address, "grpc://127.0.0.1", "grpcs://localhost", 1),
+	} {
+		if c, err := remote.Dial(t.Context(), address); err == nil {
+			c.Close()
+			t.Errorf("%s: no error", name)
+		}
+	}
+}
+
+// TestContentIsVerified: a server that sends other bytes than were asked for is found out, whatever it says.
+func TestContentIsVerified(t *testing.T) {
+	for name, damage := range map[string]func(b []byte) []byte{
+		"one bit":       func(b []byte) []byte { b = bytes.Clone(b); b[len(b)/2] ^= 1; return b },
+		"one byte less": func(b []byte) []byte { return b[:len(b)-1] },
+		"one byte more": func(b []byte) []byte { return append(bytes.Clone(b), 0) },
+	} {
+		for _, size := range []int{100, 3_000_000} {
+			s := serve(t, casserver.Config{})
+			_, d := s.put(t, 1, size)
+			s.after = func(answer any) {
+				switch m := answer.(type) {
+				case *repb.BatchReadBlobsResponse:
+					m.Responses[0].Data = damage(m.Responses[0].Data)
+				case *bspb.ReadResponse:
+					m.Data = damage(m.Data)
+				}
+			}
+			store, to := s.dial(t, ""), castest.NewMemory()
+			if _, err := cas.ReadAll(t.Context(), store, d, int64(size)); !errors.Is(err, cas.ErrCorrupt) {
+				t.Errorf("%s of %d: read: got %v, want ErrCorrupt", name, size, err)
+			}
+			// Of a part only the length can be known to be wrong.
+			if r, err := store.Open(t.Context(), d, 1); name != "one bit" {
+				var got []byte
+				if err == nil {
+					got, err = io.ReadAll(r)
+				}
+				if !errors.Is(err, cas.ErrCorrupt) || len(got) > size-1 {
+					t.Errorf("%s of %d from offset 1: got %d bytes and %v, want ErrCorrupt", name, size, len(got), err)
+				}
+			}
+			if _, err := store.Fetch(t.Context(), to, []cas.Digest{d}); err == nil || to.Len() != 0 {
+				t.Errorf("%s of %d: Fetch: got %v and %d blobs, want an error and none", name, size, err, to.Len())
+			}
+		}
+	}
+}
+
+// TestDamageAtTheServerIsCorrupt: so is what the server itself knows to be damaged.
+func TestDamageAtTheServerIsCorrupt(t *testing.T) {
+	for _, size := range []int{100, 3_000_000} {
+		s := serve(t, casserver.Config{})
+		_, d := s.put(t, 1, size)
+		s.memory(t, "").Corrupt(d)
+		if _, err := cas.ReadAll(t.Context(), s.dial(t, ""), d, int64(size)); !errors.Is(err, cas.ErrCorrupt) {
+			t.Errorf("%d bytes: got %v, want ErrCorrupt", size, err)
+		}
+	}
+}
+
+// everyCall makes one call of each kind, all at once, with blobs small and large.
+func everyCall(t *testing.T, s *server, store *remote.Store) map[string]error {
+	t.Helper()
+	_, small := s.put(t, 1, 100)
+	_, large := s.put(t, 2, 5<<20)
+	newSmall, smallDigest := castest.Blob(3, 1<<20)
+	newLarge, largeDigest := castest.Blob(4, 5<<20)
+	known, unknown := cas.SHA256.Sum([]byte("known")), cas.SHA256.Sum([]byte("unknown"))
+	if err := s.memory(t, "").Record(t.Context(), known, &repb.ActionResult{}); err != nil {
+		t.Fatal(err)
+	}
+	errs := map[string]error{}
+	var mu sync.Mutex
+	var group sync.WaitGroup
+	for method, call := range map[string]func() error{
+		"FindMissingBlobs": func() error { _, err := store.Missing(t.Context(), []cas.Digest{small}); return err },
+		"BatchReadBlobs":   func() error { _, err := cas.ReadAll(t.Context(), store, small, 1<<30); return err },
+		"Read":             func() error { _, err := cas.ReadAll(t.Context(), store, large, 1<<30); return err },
+		// A reader that is nothing else cannot be read twice.
+		"BatchUpdateBlobs":   func() error { return store.Put(t.Context(), smallDigest, io.MultiReader(bytes.NewReader(newSmall))) },
+		"Write":              func() error { return store.Put(t.Context(), largeDigest, bytes.NewReader(newLarge)) },
+		"UpdateActionResult": func() error { return store.Record(t.Context(), unknown, &repb.ActionResult{}) },
+		"GetActionResult":    func() error { _, err := store.Lookup(t.Context(), known); return err },
+	} {
+		group.Go(func() {
+			err := call()
+			mu.Lock()
+			defer mu.Unlock()
+			errs[method] = err
+		})
+	}
+	group.Wait()
+	return errs
+}
+
+func TestBusyServerIsAskedAgain(t *testing.T) {
+	s := serve(t, casserver.Config{})
+	store := s.dial(t, "")
+	s.before = func(_ context.Context, _ string, n int) error {
+		if n <= 2 {
+			return status.Error(codes.Unavailable, "busy")
+		}
+		return nil
+	}
+	for method, err := range everyCall(t, s, store) {
+		if n := s.called(method); err != nil || n != 3 {
+			t.Errorf("%s: %v after %d calls, want success of the third", method, err, n)
+		}
+	}
+}
+
+func TestDeadServerIsGivenUp(t *testing.T) {
+	s := serve(t, casserver.Config{})
+	store := s.dial(t, "")
+	s.before = func(context.Context, string, int) error { return status.Error(codes.Unavailable, "dead") }
+	for method, err := range everyCall(t, s, store) {
+		// An upload begins again as a whole, beside what gRPC repeats.
+		if n := s.called(method); status.Code(err) != codes.Unavailable || !strings.Contains(err.Error(), s.address) || n < 2 || n > 25 {
+			t.Errorf("%s: %v after %d calls, want Unavailable and the address after a few", method, err, n)
+		}
+	}
+}
+
+// TestOtherFailuresAreFinal: what asking again cannot help is asked once.
+func TestOtherFailuresAreFinal(t *testing.T) {
+	s := serve(t, casserver.Config{})
+	store := s.dial(t, "")
+	s.before = func(context.Context, string, int) error { return status.Error(codes.PermissionDenied, "not you") }
+	for method, err := range everyCall(t, s, store) {
+		if n := s.called(method); status.Code(err) != codes.PermissionDenied || !strings.Contains(err.Error(), "not you") || n != 1 {
+			t.Errorf("%s: %v after %d calls, want PermissionDenied after one", method, err, n)
+		}
+	}
+}
+
+// TestBrokenStreamsGoOn: a download where it was, an upload from its start.
+func TestBrokenStreamsGoOn(t *testing.T) {
+	s := serve(t, casserver.Config{})
+	store := s.dial(t, "")
+	want, d := s.put(t, 1, 10<<20)
+	for _, off := range []int64{0, 12345} {
+		s.spoil(3, 3)
+		r, err := store.Open(t.Context(), d, off)
+		if err != nil {
+			t.Fatal(err)
+		}
+		got, err := io.ReadAll(r)
+		r.Close()
+		if err != nil || !bytes.Equal(got, want[off:]) || s.called("Read") != 4 {
+			t.Errorf("from %d: %d bytes, %v, after %d calls", off, len(got), err, s.called("Read"))
+		}
+	}
+	s.spoil(3, 3)
+	b, d := castest.Blob(2, 5<<20)
+	whole := io.NewSectionReader(bytes.NewReader(append([]byte("head"), b...)), 0, 1<<30)
+	if _, err := whole.Seek(4, io.SeekStart); err != nil {
+		t.Fatal(err)
+	}
+	if err := store.Put(t.Context(), d, whole); err != nil || s.called("Write") != 4 {
+		t.Errorf("upload: %v after %d calls", err, s.called("Write"))
+	}
+	b, d = castest.Blob(3, 5<<20)
+	s.spoil(3, 3)
+	if err := store.Put(t.Context(), d, io.MultiReader(bytes.NewReader(b))); status.Code(err) != codes.Unavailable {
+		t.Errorf("upload that cannot be repeated: got %v, want Unavailable", err)
+	}
+	// One that always breaks off is given up.
+	s.spoil(3, 1000)
+	_, d = s.put(t, 4, 30<<20)
+	if _, err := cas.ReadAll(t.Context(), store, d, 1<<30); status.Code(err) != codes.Unavailable {
+		t.Errorf("stream that breaks again and again: got %v, want Unavailable", err)
+	}
+}
+
+// TestDeadlineEndsEveryCall: also where the server says nothing at all.
+func TestDeadlineEndsEveryCall(t *testing.T) {
+	s := serve(t, casserver.Config{})
+	store := s.dial(t, "")
+	s.before = func(ctx context.Context, _ string, _ int) error { <-ctx.Done(); return ctx.Err() }
+	_, small := s.put(t, 1, 100)
+	large, largeDigest := castest.Blob(2, 20<<20)
+	for name, call := range map[string]func(ctx context.Context) error{
+		"Missing": func(ctx context.Context) error { _, err := store.Missing(ctx, []cas.Digest{small}); return err },
+		"Open":    func(ctx context.Context) error { _, err := store.Open(ctx, small, 0); return err },
+		"stream":  func(ctx context.Context) error { _, err := store.Open(ctx, largeDigest, 0); return err },
+		"Put":     func(ctx context.Context) error { return store.Put(ctx, largeDigest, bytes.NewReader(large)) },
+		"Lookup":  func(ctx context.Context) error { _, err := store.Lookup(ctx, small); return err },
+		"Record":  func(ctx context.Context) error { return store.Record(ctx, small, &repb.ActionResult{}) },
+		"Fetch": func(ctx context.Context) error {
+			_, err := store.Fetch(ctx, castest.NewMemory(), []cas.Digest{small})
+			return err
+		},
+		"Dial": func(ctx context.Context) error { _, err := remote.Dial(ctx, s.address); return err },
+	} {
+		ctx, cancel := context.WithTimeout(t.Context(), 1)
+		err := call(ctx)
+		cancel()
+		if !errors.Is(err, context.DeadlineExceeded) {
+			t.Errorf("%s: got %v, want DeadlineExceeded", name, err)
+		}
+	}
+}
+
+// TestMissingAsksInParts: a list of any length, in messages that every server accepts, in whatever order it answers.
+func TestMissingAsksInParts(t *testing.T) {
+	s := serve(t, casserver.Config{})
+	s.after = func(answer any) {
+		if m, ok := answer.(*repb.FindMissingBlobsResponse); ok {
+			slices.Reverse(m.MissingBlobDigests)
+		}
+	}
+	store := s.dial(t, "")
+	var ds, want []cas.Digest
+	for i := range 40_000 {
+		d := cas.SHA256.Sum(fmt.Append(nil, i))
+		if ds = append(ds, d); i%1000 == 0 {
+			if _, err := cas.PutBytes(t.Context(), s.memory(t, ""), cas.SHA256, fmt.Append(nil, i)); err != nil {
+				t.Fatal(err)
+			}
+		} else {
+			want = append(want, d)
+		}
+	}
+	got, err := store.Missing(t.Context(), ds)
+	if err != nil || !slices.Equal(got, want) || s.called("FindMissingBlobs") != 3 {
+		t.Errorf("%d of %d are missing, %v, after %d calls, want %d after 3", len(got), len(ds), err, s.called("FindMissingBlobs"), len(want))
+	}
+}
+
+func TestFetch(t *testing.T) {
+	s := serve(t, casserver.Config{})
+	store, to := s.dial(t, ""), castest.NewMemory()
+	var ds []cas.Digest
+	for i := range 40_000 { // more than one call may name
+		d, err := cas.PutBytes(t.Context(), s.memory(t, ""), cas.SHA256, fmt.Append(nil, i))
+		if err != nil {
+			t.Fatal(err)
+		}
+		ds = append(ds, d)
+	}
+	for i := range 10 { // more than one call may hold
+		_, d := s.put(t, byte(i), 900_000)
+		ds = append(ds, d)
+	}
+	for i := range 3 {
+		_, d := s.put(t, byte(i), 5<<20)
+		ds = append(ds, d)
+	}
+	have, mine := castest.Blob(9, 100)
+	if err := to.Put(t.Context(), mine, bytes.NewReader(have)); err != nil {
+		t.Fatal(err)
+	}
+	ds = append(ds, mine, cas.SHA256.Sum(nil), ds[0])
+
+	_, lost := castest.Blob(10, 100)
+	_, alsoLost := castest.Blob(11, 5<<20)
+	absent, err := store.Fetch(t.Context(), to, append([]cas.Digest{lost, alsoLost, lost}, ds...))
+	if err != nil || !slices.Equal(absent, []cas.Digest{lost, alsoLost}) {
+		t.Fatalf("got %v, %v, want the 2 that are absent", absent, err)
+	}
+	if missing, err := to.Missing(t.Context(), ds); err != nil || len(missing) > 0 {
+		t.Errorf("%d were not copied, %v", len(missing), err)
+	}
+	if absent, err = store.Fetch(t.Context(), to, ds); err != nil || len(absent) > 0 || s.called("Read") != 3 {
+		t.Errorf("again: got %v, %v and %d streams, want nothing more", absent, err, s.called("Read"))
+	}
+	if n, streams := s.called("BatchReadBlobs"), s.called("Read"); n > 15 || streams != 3 {
+		t.Errorf("%d batches and %d streams for 40,010 small blobs and 3 large ones", n, streams)
+	}
+}
+
+// TestFetchAsksAloneForWhatABatchLeftOut: an answer may be full before it is complete.
+func TestFetchAsksAloneForWhatABatchLeftOut(t *testing.T) {
+	s := serve(t, casserver.Config{})
+	s.after = func(answer any) {
+		if m, ok := answer.(*repb.BatchReadBlobsResponse); ok && len(m.Responses) > 1 {
+			m.Responses[0].Data, m.Responses[0].Status = nil, status.New(codes.ResourceExhausted, "full").Proto()
+			m.Responses = m.Responses[:len(m.Responses)-1]
+		}
+	}
+	var ds []cas.Digest
+	for i := range 5 {
+		_, d := s.put(t, byte(i), 1000)
+		ds = append(ds, d)
+	}
+	to := castest.NewMemory()
+	if absent, err := s.dial(t, "").Fetch(t.Context(), to, ds); err != nil || len(absent) > 0 || to.Len() != 5 {
+		t.Errorf("got %v, %v and %d blobs, want 5", absent, err, to.Len())
+	}
+}
+
+// full is a store without room.
+type full struct{ *castest.Memory }
+
+func (*full) Put(_ context.Context, d cas.Digest, r io.Reader) error {
+	io.Copy(io.Discard, r)
+	return fmt.Errorf("blob %s: %w", d, cas.ErrFull)
+}
+
+func TestFullServerIsErrFull(t *testing.T) {
+	s := serve(t, casserver.Config{Instances: func(name string) (*cas.Instance, error) {
+		m := castest.NewMemory()
+		return &cas.Instance{Name: name, Store: &full{m}, Actions: m}, nil
+	}})
+	for _, size := range []int{100, 3_000_000} {
+		b, d := castest.Blob(1, size)
+		if err := s.dial(t, "").Put(t.Context(), d, bytes.NewReader(b)); !errors.Is(err, cas.ErrFull) || !strings.Contains(err.Error(), "free space") {
+			t.Errorf("%d bytes: got %v, want ErrFull with the server's advice", size, err)
+		}
+	}
+}
+
+// TestNothingFalseIsFinished: not even a server that checks nothing is told that other bytes are the blob.
+func TestNothingFalseIsFinished(t *testing.T) {
+	var finished atomic.Int64
+	s := &server{calls: map[string]int{}}
+	listen(t, s, func(g *grpc.Server) {
+		repb.RegisterCapabilitiesServer(g, &capable{functions: []repb.DigestFunction_Value{repb.DigestFunction_SHA256}})
+		bspb.RegisterByteStreamServer(g, &credulous{finished: &finished})
+	})
+	store := s.dial(t, "")
+	b, d := castest.Blob(1, 3<<20)
+	other := bytes.Clone(b)
+	other[0] ^= 1
+	for _, data := range [][]byte{other, b[1:], append(bytes.Clone(b), 0)} {
+		if err := store.Put(t.Context(), d, bytes.NewReader(data)); !errors.Is(err, cas.ErrMismatch) {
+			t.Errorf("got %v, want ErrMismatch", err)
+		}
+	}
+	if n := finished.Load(); n != 0 {
+		t.Errorf("%d uploads were finished", n)
+	}
+	if err := store.Put(t.Context(), d, bytes.NewReader(b)); err == nil || !strings.Contains(err.Error(), "committed 1 bytes") {
+		t.Errorf("a server that says it kept less: got %v", err)
+	}
+}
+
+// credulous is a ByteStream service that takes everything and says that it kept one byte.
+type credulous struct {
+	bspb.UnimplementedByteStreamServer
+	finished *atomic.Int64
+}
+
+func (c *credulous) Write(stream bspb.ByteStream_WriteServer) error {
+	for {
+		m, err := stream.Recv()
+		if err != nil {
+			return err
+		}
+		if m.FinishWrite {
+			c.finished.Add(1)
+			return stream.SendAndClose(&bspb.WriteResponse{CommittedSize: 1})
+		}
+	}
+}

@@ -1,0 +1,239 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"regexp"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/cloister-build/cloister/sandbox"
+	"github.com/cloister-build/cloister/sandbox/audit"
+	"github.com/spf13/cobra"
+)
+
+// auditConfig is what the flags of audit and of the commands below it say.
+type auditConfig struct {
+	dir          string // of the store
+	action, kind string
+	since        time.Duration
+	last         int
+	json         bool
+	head         string
+}
+
+func auditCommand() *cobra.Command {
+	var c auditConfig
+	cmd := &cobra.Command{
+		Use:   "audit",
+		Short: "Shows and verifies the record of what actions tried",
+		Long: `Audit reads the log that serve keeps in the directory "audit" of its store: what actions tried and were
+refused, what they were permitted as an exception, and which limits they met. The log is only ever
+appended to, and each line holds the hash of the one before it.`,
+		Example: `  cloister audit ls --since 1h                 # what was tried in the last hour
+  cloister audit show 9f2c1e77                 # everything about one action
+  cloister audit verify                        # is the log as it was written?`,
+		Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
+	}
+	cmd.PersistentFlags().StringVar(&c.dir, "dir", "", "directory of the store (default: cloister in the user's cache directory)")
+	cmd.AddCommand(auditLsCommand(&c), auditShowCommand(&c), auditVerifyCommand(&c))
+	return cmd
+}
+
+func auditLsCommand(c *auditConfig) *cobra.Command {
+	cmd := &cobra.Command{
+		Use:   "ls",
+		Short: "Lists events, one a line: time, action, kind, text",
+		Long: `Ls prints one line an event, the oldest first: time (UTC), the beginning of the action's digest, kind,
+and what happened. The kind "note" is what the log says of itself. When it is done it prints to stderr
+how much there was, and the head of the log, which audit verify --head looks for.
+
+With --json it prints the entries that have such events, whole and as they are stored, one a line.`,
+		Example: `  cloister audit ls --since 1h
+  cloister audit ls --kind connect -n 20
+  cloister audit ls --action 9f2c1e77 --json`,
+		Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			if c.last < 0 || c.since < 0 {
+				return errors.New("-n and --since take numbers that are not negative")
+			}
+			return auditLs(c, time.Now(), cmd.OutOrStdout(), cmd.ErrOrStderr())
+		},
+	}
+	f := cmd.Flags()
+	f.StringVar(&c.action, "action", "", "only actions whose digest begins so")
+	f.StringVar(&c.kind, "kind", "", "only events of this kind: connect, allowed, write, exec, syscall, read, output, limit or note")
+	f.DurationVar(&c.since, "since", 0, "only what is not older than this (default: everything)")
+	f.IntVarP(&c.last, "last", "n", 0, "only the last so many lines (default: all)")
+	f.BoolVar(&c.json, "json", false, "print whole entries as JSON")
+	return cmd
+}
+
+func auditShowCommand(c *auditConfig) *cobra.Command {
+	return &cobra.Command{
+		Use:   "show SEQ|ACTION",
+		Short: "Shows everything of an entry, by its number or the beginning of its action's digest",
+		Long: `Show prints every field and every event of the entry of this number, or, where there is none, of all
+entries of actions whose digests begin so. It exits with 1 if there is no such entry.`,
+		Example: `  cloister audit show 17
+  cloister audit show 9f2c1e77`,
+		Args: cobra.ExactArgs(1),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			if args[0] == "" {
+				return errors.New("state the number of an entry, or the beginning of an action's digest")
+			}
+			return auditShow(c, args[0], cmd.OutOrStdout())
+		},
+	}
+}
+
+func auditVerifyCommand(c *auditConfig) *cobra.Command {
+	cmd := &cobra.Command{
+		Use:   "verify",
+		Short: "Says whether the log is as it was written, or names the first line that is not",
+		Long: `Verify reads the whole log. If every line fits the one before it, it prints the number of entries and
+the head, the hash of the last line. It exits with 1 otherwise, naming the first line that does not fit.
+
+Only a head that is kept elsewhere shows that the end was cut off or the whole log written anew: give it
+to --head, and verify looks for the line that it is of.`,
+		Example: `  cloister audit verify
+  cloister audit verify --head "$(cat /elsewhere/head)"`,
+		Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			if c.head != "" && !headText.MatchString(c.head) {
+				return fmt.Errorf("--head %q: write the 64 hexadecimal digits that audit verify or audit ls printed", c.head)
+			}
+			return auditVerify(c, cmd.OutOrStdout())
+		},
+	}
+	cmd.Flags().StringVar(&c.head, "head", "", "the hash of a line that must be there: a head printed earlier")
+	return cmd
+}
+
+// headText is what a head looks like.
+var headText = regexp.MustCompile(`^[0-9a-f]{64}$`)
+
+// auditDir returns the directory of the log of a store.
+func auditDir(store string) string { return filepath.Join(store, "audit") }
+
+// log returns the directory of the log.
+func (c *auditConfig) log() (string, error) {
+	dir, err := storeDir(c.dir)
+	return auditDir(dir), err
+}
+
+// auditError gives an error of package audit its exit code.
+func auditError(dir string, err error) error {
+	switch {
+	case err == nil:
+		return nil
+	case errors.Is(err, audit.ErrTampered):
+		return &exit{exitNo, err}
+	case errors.Is(err, os.ErrNotExist):
+		return &exit{exitEnvironment, fmt.Errorf("there is no audit log in %s: state with --dir the directory of the store that serve was given", dir)}
+	}
+	return &exit{exitEnvironment, err}
+}
+
+// auditLs prints the lines that c asks for, and then the head of the log to info.
+func auditLs(c *auditConfig, now time.Time, out, info io.Writer) error {
+	dir, err := c.log()
+	if err != nil {
+		return err
+	}
+	var kept []string // the last ones, if so many are asked for
+	var entries, shown int
+	head := ""
+	err = audit.Read(dir, func(r audit.Record) error {
+		entries, head = entries+1, r.Hash
+		if !strings.HasPrefix(r.Action, c.action) || c.since > 0 && now.Sub(r.Time) > c.since {
+			return nil
+		}
+		lines := r.Lines(sandbox.EventKind(c.kind))
+		if c.json && len(lines) > 0 {
+			lines = []string{r.JSON()}
+		}
+		if c.last > 0 {
+			kept = append(kept, lines...)
+			kept = kept[max(0, len(kept)-c.last):]
+			shown = len(kept)
+			return nil
+		}
+		shown += len(lines)
+		return printLines(out, lines)
+	})
+	if err := errors.Join(printLines(out, kept), auditError(dir, err)); err != nil {
+		return err
+	}
+	if entries == 0 {
+		_, err = fmt.Fprintln(info, "the log has no entries")
+	} else {
+		_, err = fmt.Fprintf(info, "%d lines of %d entries, head %s\n", shown, entries, head)
+	}
+	return err
+}
+
+func printLines(out io.Writer, lines []string) error {
+	for _, l := range lines {
+		if _, err := fmt.Fprintln(out, l); err != nil {
+			return &exit{exitEnvironment, err}
+		}
+	}
+	return nil
+}
+
+// auditShow prints the entry whose number is name, or else the entries of actions that begin with name.
+func auditShow(c *auditConfig, name string, out io.Writer) error {
+	dir, err := c.log()
+	if err != nil {
+		return err
+	}
+	var numbered string
+	var named []string
+	err = audit.Read(dir, func(r audit.Record) error {
+		if strconv.FormatUint(r.Seq, 10) == name {
+			numbered = r.Text()
+		} else if strings.HasPrefix(r.Action, name) {
+			named = append(named, r.Text())
+		}
+		return nil
+	})
+	if err != nil {
+		return auditError(dir, err)
+	}
+	if numbered != "" {
+		named = []string{numbered}
+	}
+	if len(named) == 0 {
+		return &exit{exitNo, fmt.Errorf("the audit log in %s has no entry of the number or action %q: cloister audit ls lists what there is", dir, name)}
+	}
+	_, err = fmt.Fprint(out, strings.Join(named, "\n"))
+	return err
+}
+
+// auditVerify prints what a whole log holds.
+func auditVerify(c *auditConfig, out io.Writer) error {
+	dir, err := c.log()
+	if err != nil {
+		return err
+	}
+	report, err := audit.Verify(dir, c.head)
+	if err != nil {
+		return auditError(dir, err)
+	}
+	fmt.Fprintf(out, "%d entries, head %s\n", report.Entries, report.Head)
+	if report.First > 1 {
+		fmt.Fprintf(out, "begins at entry %d: older ones were deleted\n", report.First)
+	}
+	if report.Unfinished > 0 {
+		fmt.Fprintf(out, "ends in %d bytes of an unfinished line: one that is being written, or that a writer left that was killed\n", report.Unfinished)
+	}
+	return nil
+}

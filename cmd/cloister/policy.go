@@ -1,0 +1,118 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"strings"
+
+	"github.com/cloister-build/cloister/sandbox"
+	"github.com/cloister-build/cloister/sandbox/policy"
+	"github.com/spf13/cobra"
+)
+
+// exitRefused is the code of explain for an action that the policy refuses.
+const exitRefused = 1
+
+func policyCommand() *cobra.Command {
+	cmd := &cobra.Command{
+		Use:   "policy",
+		Short: "Checks an operator's rules, and says what they grant an action",
+		Long: `A policy is a file that says what an action may be given: limits, sizes, exceptions of the network.
+docs/policy.md says how one is written.`,
+		Example: `  cloister policy check policy.yaml
+  cloister policy explain policy.yaml --mnemonic TestRunner --property cloister.memory=8GiB
+  cloister policy explain                      # what is granted without a file`,
+		Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
+	}
+	cmd.AddCommand(policyCheckCommand(), policyExplainCommand())
+	return cmd
+}
+
+func policyCheckCommand() *cobra.Command {
+	return &cobra.Command{
+		Use:   "check FILE",
+		Short: "Reads a policy and prints it as it is understood",
+		Long: `Check prints profiles with everything they inherit, and rules in their order; what is built in is a
+comment. It exits with 2 if the file has a mistake, and says where.`,
+		Example: "  cloister policy check policy.yaml",
+		Args:    cobra.ExactArgs(1),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			p, err := readPolicy(args[0])
+			if err != nil {
+				return err
+			}
+			_, err = fmt.Fprintf(cmd.OutOrStdout(), "# policy %s\n%s", p.Hash(), p.Text())
+			return err
+		},
+	}
+}
+
+func policyExplainCommand() *cobra.Command {
+	var r policy.Request
+	var properties []string
+	cmd := &cobra.Command{
+		Use:   "explain [FILE] [--property K=V]... [--target LABEL] [--mnemonic NAME] [--instance NAME]",
+		Short: "Says what a policy grants an action, and why",
+		Long: `Explain prints what an action of these properties is given by a worker that can enforce every limit,
+each decision with the rule and the line that it is from. Without a file it explains the policy that
+is built in. It exits with 1 if the action is refused, and says why.`,
+		Example: `  cloister policy explain
+  cloister policy explain policy.yaml --target //third_party/zlib:src --property pool=net --property cloister.network=example.org:443`,
+		Args: cobra.MaximumNArgs(1),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			p := policy.Default()
+			if len(args) > 0 {
+				var err error
+				if p, err = readPolicy(args[0]); err != nil {
+					return err
+				}
+			}
+			for _, kv := range properties {
+				k, v, ok := strings.Cut(kv, "=")
+				if !ok || k == "" {
+					return fmt.Errorf("--property %q: write it as NAME=VALUE", kv)
+				}
+				r.Properties = append(r.Properties, policy.Property{Name: k, Value: v})
+			}
+			return explain(cmd.OutOrStdout(), p, r)
+		},
+	}
+	f := cmd.Flags()
+	f.StringArrayVar(&properties, "property", nil, "platform property of the action, NAME=VALUE; repeatable")
+	f.StringVar(&r.Target, "target", "", "label of the action's target, as the client says it")
+	f.StringVar(&r.Mnemonic, "mnemonic", "", "mnemonic of the action, as the client says it")
+	f.StringVar(&r.Instance, "instance", "", "instance name of the request")
+	return cmd
+}
+
+// readPolicy reads the policy of a file.
+func readPolicy(file string) (*policy.Policy, error) {
+	text, err := os.ReadFile(file)
+	if err != nil {
+		return nil, &exit{exitUsage, fmt.Errorf("read the policy: %w", err)}
+	}
+	p, err := policy.Parse(file, text)
+	if err != nil {
+		return nil, &exit{exitUsage, err}
+	}
+	return p, nil
+}
+
+// explain prints what p grants r.
+func explain(out io.Writer, p *policy.Policy, r policy.Request) error {
+	g, err := p.Compile(r, sandbox.AllLimits)
+	if errors.Is(err, policy.ErrRefused) {
+		return &exit{exitRefused, err}
+	}
+	if err != nil {
+		return err
+	}
+	_, err = fmt.Fprintf(out, "granted by rule %s: profile %s, hermetic %t, results recorded %t\n  %s\n",
+		g.Rule, g.Profile, g.Hermetic, g.Cache, strings.Join(g.Why, "\n  "))
+	return err
+}

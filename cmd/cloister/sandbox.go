@@ -1,0 +1,69 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+
+	"github.com/cloister-build/cloister/sandbox/namespace"
+	"github.com/cloister-build/cloister/sandbox/policy"
+	"github.com/cloister-build/cloister/worker"
+	"github.com/spf13/cobra"
+)
+
+// confinement is the flags that say how actions are confined.
+type confinement struct {
+	tier       string
+	policy     string
+	sourceTree string
+}
+
+func (c *confinement) register(cmd *cobra.Command) {
+	f := cmd.Flags()
+	f.StringVar(&c.tier, "sandbox", "full", "full, or namespaces: without system-call filter, Landlock and witness, for hosts that lack them")
+	f.StringVar(&c.policy, "policy", "", "file that says what actions may be given (default: cloister policy explain)")
+	f.StringVar(&c.sourceTree, "source-tree", "", "directory in which an action that is audited in full is told its missing inputs to be")
+}
+
+// backend returns the backend of the flags. Paths of the directories hidden do not show in it. The caller closes
+// it.
+func (c *confinement) backend(hidden ...string) (*namespace.Backend, error) {
+	config := namespace.Config{Hidden: hidden}
+	switch c.tier {
+	case "full":
+	case "namespaces":
+		config.Without = namespace.NamespacesOnly
+	default:
+		return nil, &exit{exitUsage, fmt.Errorf("--sandbox %q: there are full and namespaces", c.tier)}
+	}
+	if c.sourceTree != "" {
+		dir, err := filepath.Abs(c.sourceTree)
+		if err != nil {
+			return nil, err
+		}
+		if st, err := os.Stat(dir); err != nil || !st.IsDir() {
+			return nil, &exit{exitUsage, fmt.Errorf("--source-tree %s: %w", dir, errors.Join(err, errors.New("not a directory")))}
+		}
+		config.Source = map[string]string{worker.ExecRoot: dir}
+	}
+	return namespace.New(config), nil
+}
+
+// rules returns the policy of the flags.
+func (c *confinement) rules() (*policy.Policy, error) {
+	if c.policy == "" {
+		return policy.Default(), nil
+	}
+	text, err := os.ReadFile(c.policy)
+	if err != nil {
+		return nil, &exit{exitUsage, fmt.Errorf("--policy: %w", err)}
+	}
+	p, err := policy.Parse(c.policy, text)
+	if err != nil {
+		return nil, &exit{exitUsage, err}
+	}
+	return p, nil
+}

@@ -1,0 +1,170 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"fmt"
+	"io"
+	"os"
+	"os/signal"
+	"sync"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// A terminal is a pseudo-terminal made for one run, joined to the terminal, or the pipes, of a person.
+type terminal struct {
+	// run is the run's end.
+	run *os.File
+
+	ours    *os.File
+	in      *os.File
+	before  *unix.Termios // of in, nil if it is no terminal
+	resized chan os.Signal
+	drained chan struct{} // closed once all that the run wrote has been passed on
+	once    sync.Once
+}
+
+// openTerminal makes a pseudo-terminal and begins to copy what comes from in to it and what it shows to
+// out. If in is a terminal, its settings and its size become those of the new one, and it passes on
+// every key, until close. If in is none, its lines are typed without being shown, and its end ends the
+// shell that reads them.
+func openTerminal(in, out *os.File) (_ *terminal, err error) {
+	t := &terminal{in: in, resized: make(chan os.Signal, 1), drained: make(chan struct{})}
+	if t.ours, err = os.OpenFile("/dev/ptmx", os.O_RDWR|unix.O_NOCTTY, 0); err != nil {
+		return nil, fmt.Errorf("pseudo-terminal: %w", err)
+	}
+	if err := t.prepare(); err != nil {
+		t.ours.Close()
+		if t.run != nil {
+			t.run.Close()
+		}
+		return nil, fmt.Errorf("pseudo-terminal: %w", err)
+	}
+	go func() {
+		io.Copy(out, t.ours)
+		// Where nobody reads any more, this tells the run so.
+		t.ours.Close()
+		close(t.drained)
+	}()
+	go t.typeIn()
+	if t.before != nil {
+		signal.Notify(t.resized, unix.SIGWINCH)
+		go func() {
+			for range t.resized {
+				t.resize()
+			}
+		}()
+	}
+	return t, nil
+}
+
+// prepare opens the run's end and gives both terminals their settings.
+func (t *terminal) prepare() error {
+	var number int
+	err := control(t.ours, func(fd int) (err error) {
+		if err = unix.IoctlSetPointerInt(fd, unix.TIOCSPTLCK, 0); err != nil {
+			return err
+		}
+		number, err = unix.IoctlGetInt(fd, unix.TIOCGPTN)
+		return err
+	})
+	if err != nil {
+		return err
+	}
+	// Opened by package os it would not block, and neither would the shell's reads.
+	path := fmt.Sprintf("/dev/pts/%d", number)
+	fd, err := unix.Open(path, unix.O_RDWR|unix.O_NOCTTY|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return fmt.Errorf("%s: %w", path, err)
+	}
+	t.run = os.NewFile(uintptr(fd), path)
+
+	settings, err := unix.IoctlGetTermios(fd, unix.TCGETS)
+	if err != nil {
+		return err
+	}
+	err = control(t.in, func(fd int) (err error) {
+		t.before, err = unix.IoctlGetTermios(fd, unix.TCGETS)
+		return err
+	})
+	if err != nil {
+		t.before = nil
+		settings.Lflag &^= unix.ECHO
+		settings.Oflag &^= unix.OPOST
+		return unix.IoctlSetTermios(fd, unix.TCSETS, settings)
+	}
+	if err := unix.IoctlSetTermios(fd, unix.TCSETS, t.before); err != nil {
+		return err
+	}
+	t.resize()
+	return t.set(raw(*t.before))
+}
+
+// raw returns s without anything that the terminal itself would do about a key or a character.
+func raw(s unix.Termios) *unix.Termios {
+	s.Iflag &^= unix.IGNBRK | unix.BRKINT | unix.PARMRK | unix.ISTRIP | unix.INLCR | unix.IGNCR | unix.ICRNL | unix.IXON
+	s.Oflag &^= unix.OPOST
+	s.Lflag &^= unix.ECHO | unix.ECHONL | unix.ICANON | unix.ISIG | unix.IEXTEN
+	s.Cflag = s.Cflag&^(unix.CSIZE|unix.PARENB) | unix.CS8
+	s.Cc[unix.VMIN], s.Cc[unix.VTIME] = 1, 0
+	return &s
+}
+
+func (t *terminal) set(s *unix.Termios) error {
+	return control(t.in, func(fd int) error { return unix.IoctlSetTermios(fd, unix.TCSETS, s) })
+}
+
+// resize gives the run's terminal the size of the person's. A size that is not known is none.
+func (t *terminal) resize() {
+	var size *unix.Winsize
+	if control(t.in, func(fd int) (err error) {
+		size, err = unix.IoctlGetWinsize(fd, unix.TIOCGWINSZ)
+		return err
+	}) == nil {
+		control(t.ours, func(fd int) error { return unix.IoctlSetWinsize(fd, unix.TIOCSWINSZ, size) })
+	}
+}
+
+// typeIn types what comes from in, and then says that this was all until the run is over: whoever reads
+// at that moment, a program of the shell or it itself, takes only one such word.
+func (t *terminal) typeIn() {
+	io.Copy(t.ours, t.in)
+	const pause = 100 * time.Millisecond
+	for end := []byte{4}; ; time.Sleep(pause) { // Ctrl-D
+		if _, err := t.ours.Write(end); err != nil {
+			return
+		}
+	}
+}
+
+// close gives the person's terminal back as it was, after all that the run wrote has been shown. The run
+// is over. Calls after the first do nothing.
+func (t *terminal) close() {
+	t.once.Do(func() {
+		t.run.Close()
+		// Nobody has the run's end open now, and reading ends behind its last byte. Should somebody have it
+		// open all the same, it ends soon.
+		t.ours.SetReadDeadline(time.Now().Add(time.Second))
+		<-t.drained
+		if t.before != nil {
+			signal.Stop(t.resized)
+			close(t.resized)
+			t.set(t.before)
+		}
+	})
+}
+
+// control calls f with the descriptor of file, and leaves the file as it is.
+func control(file *os.File, f func(fd int) error) error {
+	conn, err := file.SyscallConn()
+	if err != nil {
+		return err
+	}
+	var failed error
+	if err := conn.Control(func(fd uintptr) { failed = f(int(fd)) }); err != nil {
+		return err
+	}
+	return failed
+}

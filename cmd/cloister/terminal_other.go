@@ -1,0 +1,19 @@
+// SPDX-License-Identifier: Apache-2.0
+
+//go:build !linux
+
+package main
+
+import (
+	"errors"
+	"os"
+)
+
+// terminal does not exist on this system.
+type terminal struct{ run *os.File }
+
+func openTerminal(_, _ *os.File) (*terminal, error) {
+	return nil, errors.New("--shell needs Linux, as the sandbox does")
+}
+
+func (*terminal) close() {}

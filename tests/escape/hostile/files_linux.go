@@ -1,0 +1,300 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"os"
+	"strconv"
+	"strings"
+
+	"golang.org/x/sys/unix"
+)
+
+// original is what every input holds.
+const original = "original"
+
+// inputWrite tries to change the bytes of each file.
+func inputWrite(r *report, args []string) {
+	for _, file := range args {
+		for _, mode := range []struct {
+			name  string
+			flags int
+		}{
+			{"O_WRONLY", unix.O_WRONLY}, {"O_RDWR", unix.O_RDWR}, {"O_APPEND", unix.O_WRONLY | unix.O_APPEND},
+			{"O_WRONLY|O_TRUNC", unix.O_WRONLY | unix.O_TRUNC}, {"O_RDONLY|O_TRUNC", unix.O_RDONLY | unix.O_TRUNC},
+			{"O_CREAT", unix.O_WRONLY | unix.O_CREAT},
+		} {
+			fd, err := unix.Open(file, mode.flags|unix.O_CLOEXEC, 0o666)
+			if err == nil {
+				_, _ = unix.Write(fd, []byte("changed"))
+				unix.Close(fd)
+			}
+			r.refused("open "+file+" "+mode.name, err)
+		}
+		r.refused("truncate "+file, unix.Truncate(file, 0))
+		fd, err := unix.Open(file, unix.O_RDONLY|unix.O_CLOEXEC, 0)
+		if !r.must("open "+file, err) {
+			continue
+		}
+		// A descriptor that was opened for reading does not say which right is missing.
+		_, err = unix.Write(fd, []byte("changed"))
+		r.refused("write", err, unix.EBADF)
+		r.refused("ftruncate", unix.Ftruncate(fd, 0), unix.EINVAL)
+		r.refused("fallocate", unix.Fallocate(fd, 0, 0, 4096), unix.EBADF)
+		_, err = unix.Mmap(fd, 0, 8, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
+		r.refused("map shared and writable", err)
+		if shared, err := unix.Mmap(fd, 0, 8, unix.PROT_READ, unix.MAP_SHARED); r.must("map", err) {
+			r.refused("make the mapping writable", unix.Mprotect(shared, unix.PROT_READ|unix.PROT_WRITE))
+			if mem, err := unix.Open("/proc/self/mem", unix.O_RDWR|unix.O_CLOEXEC, 0); err == nil {
+				_, err = unix.Pwrite(mem, []byte("changed"), int64(address(shared)))
+				r.refused("write the mapping by /proc/self/mem", err, unix.EIO, unix.EFAULT)
+				unix.Close(mem)
+			} else {
+				r.refused("open /proc/self/mem", err)
+			}
+		}
+		_, err = unix.Open(fmt.Sprintf("/proc/self/fd/%d", fd), unix.O_RDWR|unix.O_CLOEXEC, 0)
+		r.refused("open the descriptor again for writing", err)
+		if at, err := unix.Open(file, unix.O_PATH|unix.O_CLOEXEC, 0); r.must("O_PATH", err) {
+			_, err = unix.Open(fmt.Sprintf("/proc/self/fd/%d", at), unix.O_WRONLY|unix.O_CLOEXEC, 0)
+			r.refused("open an O_PATH descriptor for writing", err)
+			unix.Close(at)
+		}
+		unix.Close(fd)
+		unchanged(r, file)
+	}
+}
+
+func unchanged(r *report, file string) {
+	b, err := os.ReadFile(file)
+	if r.must("read "+file, err) && string(b) != original {
+		r.escape("%s holds %q", file, b)
+	}
+}
+
+// inputMetadata tries to change what the file system says of each file.
+func inputMetadata(r *report, args []string) {
+	for _, file := range args {
+		fd, err := unix.Open(file, unix.O_RDONLY|unix.O_CLOEXEC, 0)
+		if !r.must("open "+file, err) {
+			continue
+		}
+		r.refused("chmod "+file, unix.Chmod(file, 0o777))
+		r.refused("fchmod", unix.Fchmod(fd, 0o777))
+		_, err = call(unix.SYS_FCHMODAT2, unix.AT_FDCWD, file, 0o777, 0)
+		r.refused("fchmodat2", err)
+		r.refused("chown", unix.Chown(file, os.Getuid(), os.Getgid()))
+		r.refused("fchown", unix.Fchown(fd, os.Getuid(), os.Getgid()))
+		r.refused("utimensat", unix.UtimesNanoAt(unix.AT_FDCWD, file, []unix.Timespec{{Nsec: unix.UTIME_NOW}, {Nsec: unix.UTIME_NOW}}, 0))
+		_, err = call(unix.SYS_UTIMENSAT, fd, []byte(nil), []byte(nil), 0)
+		r.refused("utimensat of the descriptor", err)
+		r.refused("setxattr", unix.Setxattr(file, "user.hostile", []byte("x"), 0), unix.ENOTSUP)
+		r.refused("fsetxattr", unix.Fsetxattr(fd, "user.hostile", []byte("x"), 0), unix.ENOTSUP)
+		r.refused("set flags of the inode", unix.IoctlSetPointerInt(fd, unix.FS_IOC_SETFLAGS, 0), unix.ENOTTY, unix.ENOTSUP)
+		unix.Close(fd)
+	}
+}
+
+// inputName tries to remove, replace and add names: of a file first, then in a directory that holds sub.
+func inputName(r *report, args []string) {
+	file, dir := args[0], args[1]
+	if !r.must("make a file", os.WriteFile("/build/new", []byte("changed"), 0o600)) {
+		return
+	}
+	// A mount point cannot be removed or replaced (EBUSY), and no name leads from one mount into another (EXDEV).
+	r.refused("unlink "+file, unix.Unlink(file), unix.EBUSY)
+	r.refused("rename "+file, unix.Rename(file, "/build/gone"), unix.EBUSY, unix.EXDEV)
+	r.refused("replace "+file, unix.Rename("/build/new", file), unix.EBUSY, unix.EXDEV)
+	r.refused("exchange "+file, unix.Renameat2(unix.AT_FDCWD, "/build/new", unix.AT_FDCWD, file, unix.RENAME_EXCHANGE), unix.EBUSY, unix.EXDEV)
+	r.refused("link "+file, unix.Link(file, "/build/hard"), unix.EXDEV)
+	if fd, err := unix.Open(file, unix.O_RDONLY|unix.O_CLOEXEC, 0); r.must("open "+file, err) {
+		link := fmt.Sprintf("/proc/self/fd/%d", fd)
+		r.refused("link the descriptor", unix.Linkat(unix.AT_FDCWD, link, unix.AT_FDCWD, "/build/hard", unix.AT_SYMLINK_FOLLOW), unix.EXDEV)
+		unix.Close(fd)
+	}
+	if r.must("symlink", unix.Symlink(file, "/build/soft")) {
+		_, err := unix.Open("/build/soft", unix.O_WRONLY|unix.O_CLOEXEC, 0)
+		r.refused("open a symlink to "+file+" for writing", err)
+	}
+	create(r, dir)
+	r.refused("rename "+dir+"/sub", unix.Rename(dir+"/sub", dir+"/other"))
+	r.refused("unlink "+dir+"/sub", unix.Unlink(dir+"/sub"))
+	r.refused("rmdir "+dir, unix.Rmdir(dir), unix.EBUSY)
+	unchanged(r, file)
+}
+
+// create tries to make one thing of each kind in dir, and removes what it made.
+func create(r *report, dir string) {
+	name := dir + "/new"
+	try := func(what string, err error) {
+		r.refused(what+" "+name, err, unix.ENOENT) // /proc knows no new names
+		if err == nil {
+			_ = os.Remove(name)
+		}
+	}
+	fd, err := unix.Open(name, unix.O_WRONLY|unix.O_CREAT|unix.O_EXCL|unix.O_CLOEXEC, 0o600)
+	if err == nil {
+		unix.Close(fd)
+	}
+	try("create", err)
+	try("mkdir", unix.Mkdir(name, 0o700))
+	try("symlink", unix.Symlink("x", name))
+	try("mkfifo", unix.Mkfifo(name, 0o600))
+}
+
+// dnAccess asks for a signal when something in a directory is read (fcntl(2)).
+const dnAccess = 1
+
+// inputLease tries to learn of the host's own use of a file, and to hold it up.
+func inputLease(r *report, args []string) {
+	fd, err := unix.Open(args[0], unix.O_RDONLY|unix.O_CLOEXEC, 0)
+	if !r.must("open "+args[0], err) {
+		return
+	}
+	_, err = unix.FcntlInt(uintptr(fd), unix.F_SETLEASE, unix.F_RDLCK)
+	r.refused("lease on "+args[0], err)
+	if dir, err := unix.Open(args[1], unix.O_RDONLY|unix.O_DIRECTORY|unix.O_CLOEXEC, 0); r.must("open "+args[1], err) {
+		_, err = unix.FcntlInt(uintptr(dir), unix.F_NOTIFY, dnAccess)
+		r.refused("notice of changes in "+args[1], err)
+	}
+}
+
+// outside tries to make files in directories that are not the run's to write.
+func outside(r *report, args []string) {
+	for _, dir := range args {
+		if _, err := os.Stat(dir); r.must(dir, err) {
+			create(r, dir)
+		}
+	}
+}
+
+// device tries to make device nodes wherever a run can write.
+func device(r *report, args []string) {
+	for _, dir := range args {
+		for _, d := range []struct {
+			name string
+			kind uint32
+			dev  uint64
+		}{
+			{"memory", unix.S_IFCHR, unix.Mkdev(1, 1)}, {"null", unix.S_IFCHR, unix.Mkdev(1, 3)},
+			{"disk", unix.S_IFBLK, unix.Mkdev(8, 0)}, {"fuse", unix.S_IFCHR, unix.Mkdev(10, 229)},
+		} {
+			r.refused("mknod "+dir+"/"+d.name, unix.Mknod(dir+"/"+d.name, d.kind|0o666, int(d.dev)))
+		}
+	}
+}
+
+// setuid looks for a mount on which set-user-ID bits have a meaning, and executes a file that has them.
+func setuid(r *report, _ []string) {
+	if on, err := unix.PrctlRetInt(unix.PR_GET_NO_NEW_PRIVS, 0, 0, 0, 0); err != nil || on != 1 {
+		r.escape("no_new_privs is not set")
+	}
+	table, err := os.ReadFile("/proc/self/mountinfo")
+	if !r.must("mount table", err) {
+		return
+	}
+	for line := range strings.Lines(string(table)) {
+		f := strings.Fields(line)
+		if options := "," + f[5] + ","; !strings.Contains(options, ",nosuid,") {
+			r.escape("%s is mounted without nosuid", f[4])
+		}
+	}
+	self, err := os.ReadFile("/proc/self/exe")
+	if !r.must("copy", errors.Join(err, os.WriteFile("/build/suid", self, 0o700), unix.Chmod("/build/suid", 0o6755))) {
+		return
+	}
+	ended(r, "the set-user-ID copy", "/build/suid", "child-ids")
+}
+
+// ids is the set-user-ID program.
+func ids(r *report, _ []string) {
+	var ruid, euid, suid, rgid, egid, sgid int
+	ruid, euid, suid = unix.Getresuid()
+	rgid, egid, sgid = unix.Getresgid()
+	if ruid != euid || ruid != suid || rgid != egid || rgid != sgid {
+		r.escape("users %d %d %d, groups %d %d %d", ruid, euid, suid, rgid, egid, sgid)
+	}
+	r.hold("one user and one group")
+}
+
+// fill writes a file of so many MiB.
+func fill(r *report, args []string) {
+	want, err := strconv.Atoi(args[1])
+	if !r.must("size", err) {
+		return
+	}
+	fd, err := unix.Open(args[0], unix.O_WRONLY|unix.O_CREAT|unix.O_CLOEXEC, 0o600)
+	if !r.must("create "+args[0], err) {
+		return
+	}
+	piece := bytes.Repeat([]byte("x"), 1<<20)
+	for i := range want {
+		n, err := unix.Write(fd, piece)
+		if err == nil && n == len(piece) {
+			continue
+		}
+		if err == nil {
+			_, err = unix.Write(fd, piece[n:])
+		}
+		r.refused(fmt.Sprintf("MiB %d", i), err, unix.ENOSPC, unix.EDQUOT)
+		return
+	}
+	r.escape("%d MiB were written", want)
+}
+
+// files makes so many files in a directory.
+func files(r *report, args []string) {
+	want, err := strconv.Atoi(args[1])
+	if !r.must("number", err) {
+		return
+	}
+	for i := range want {
+		if err := unix.Mknod(fmt.Sprintf("%s/%d", args[0], i), unix.S_IFREG|0o600, 0); err != nil {
+			r.refused(fmt.Sprintf("file %d", i), err, unix.ENOSPC, unix.EDQUOT)
+			return
+		}
+	}
+	r.escape("%d files were made", want)
+}
+
+// names leaves what a careless reader of the outputs stumbles over: every odd byte, the longest names, directories
+// deeper than a path can say.
+func names(r *report, _ []string) {
+	for b := 1; b < 256; b++ {
+		if b == '/' {
+			continue
+		}
+		if !r.must("odd name", os.WriteFile("/build/odd"+string([]byte{byte(b)}), nil, 0o600)) {
+			return
+		}
+	}
+	if !r.must("long name", os.Mkdir("/build/"+strings.Repeat("n", 255), 0o700)) ||
+		!r.must("directory", os.Chdir("/build")) {
+		return
+	}
+	for range 1000 {
+		if !r.must("deep directory", errors.Join(unix.Mkdir("deep", 0o700), unix.Chdir("deep"))) {
+			return
+		}
+	}
+	r.hold("left odd names")
+}
+
+// links leaves symlinks that lead out, and files that are neither regular nor directories.
+func links(r *report, args []string) {
+	for i, to := range append(args, "/etc/shadow", "../../../../../../etc/shadow", "/proc/self/root") {
+		if !r.must("symlink", unix.Symlink(to, fmt.Sprintf("/build/link%d", i))) {
+			return
+		}
+	}
+	if !r.must("fifo", unix.Mkfifo("/build/fifo", 0o666)) {
+		return
+	}
+	fd, err := unix.Socket(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
+	if r.must("socket", err) && r.must("bind", unix.Bind(fd, &unix.SockaddrUnix{Name: "/build/socket"})) {
+		r.hold("left links")
+	}
+}

@@ -1,0 +1,131 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"bytes"
+	"os"
+	"runtime/debug"
+	"strconv"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// forks makes so many processes that do nothing.
+func forks(r *report, args []string) {
+	want, err := strconv.Atoi(args[0])
+	if !r.must("number", err) {
+		return
+	}
+	// No thread may become necessary after the last process that there is room for.
+	debug.SetGCPercent(-1)
+	var children []int
+	for range want {
+		pid, no := fork()
+		if no != nil {
+			err = no
+			break
+		}
+		children = append(children, pid)
+	}
+	for _, pid := range children {
+		kill(pid)
+	}
+	if err == nil {
+		r.escape("%d processes were made", want)
+		return
+	}
+	r.refused("process "+strconv.Itoa(len(children)+1), err, unix.EAGAIN)
+}
+
+// memory takes so many MiB of one kind: "anonymous", "memfd", or a directory to write them to.
+func memory(r *report, args []string) {
+	mib, err := strconv.Atoi(args[1])
+	if !r.must("size", err) {
+		return
+	}
+	size, piece := mib<<20, bytes.Repeat([]byte("x"), 1<<20)
+	switch kind := args[0]; kind {
+	case "anonymous":
+		b, err := unix.Mmap(-1, 0, size, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANON)
+		if !r.must("map", err) {
+			return
+		}
+		for i := 0; i < size; i += 4096 {
+			b[i] = 1
+		}
+	default:
+		var fd int
+		if kind == "memfd" {
+			fd, err = unix.MemfdCreate("hostile", unix.MFD_CLOEXEC)
+		} else {
+			fd, err = unix.Open(kind+"/big", unix.O_WRONLY|unix.O_CREAT|unix.O_CLOEXEC, 0o600)
+		}
+		if !r.must("make a file", err) {
+			return
+		}
+		for range mib {
+			if _, err := unix.Write(fd, piece); err != nil {
+				r.refused("write to "+kind, err, unix.ENOSPC, unix.ENOMEM)
+				return
+			}
+		}
+	}
+	r.escape("%d MiB of memory were taken", mib)
+}
+
+// descriptors opens so many files.
+func descriptors(r *report, args []string) {
+	want, err := strconv.Atoi(args[0])
+	if !r.must("number", err) {
+		return
+	}
+	for i := range want {
+		if _, err := unix.Open("/dev/null", unix.O_RDONLY|unix.O_CLOEXEC, 0); err != nil {
+			r.refused("descriptor "+strconv.Itoa(i), err, unix.EMFILE)
+			return
+		}
+	}
+	r.escape("%d files were opened", want)
+}
+
+// cpu uses three seconds of processor time, no process of its own more than one.
+func cpu(r *report, _ []string) {
+	for range 4 {
+		pid, err := start(self, syscall.SysProcAttr{}, "child-spin")
+		if !r.must("start", err) {
+			return
+		}
+		if _, err := unix.Wait4(pid, nil, 0, nil); !r.must("wait", err) {
+			return
+		}
+	}
+	r.escape("three seconds of processor time were used")
+}
+
+// spin uses 750 ms of processor time.
+func spin() {
+	for {
+		var used unix.Timespec
+		if err := unix.ClockGettime(unix.CLOCK_PROCESS_CPUTIME_ID, &used); err != nil || used.Nano() > int64(750*time.Millisecond) {
+			os.Exit(0)
+		}
+	}
+}
+
+// flood writes so many MiB to stdout, with no verdict but that of SIGPIPE.
+func flood(r *report, args []string) {
+	mib, err := strconv.Atoi(args[0])
+	if !r.must("size", err) {
+		return
+	}
+	piece := bytes.Repeat([]byte("x"), 1<<20)
+	for range mib {
+		if _, err := os.Stdout.Write(piece); err != nil {
+			os.Exit(exitBroken)
+		}
+	}
+	os.Exit(0)
+}

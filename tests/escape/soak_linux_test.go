@@ -1,0 +1,229 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package escape_test
+
+import (
+	"bytes"
+	"context"
+	"flag"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/cloister-build/cloister/sandbox"
+	"github.com/cloister-build/cloister/sandbox/sandboxtest"
+)
+
+var soak = flag.Int("soak", 400, "how many runs TestSoak makes")
+
+// soakSlots is how many runs there are at once.
+const soakSlots = 8
+
+// soakAttacks are what the runs do, in turn: some are ordinary, some leave all that they can, some end badly.
+var soakAttacks = [][]string{
+	{"daemon"}, {"input-write", "/in/file", "/in/host"}, {"leave", "/tmp", "/dev/shm", "/build"}, {"fill", "/tmp/big", "64"},
+	{"outside", "/", "/in/open"}, {"forks", "32"}, {"links", "/etc/shadow"}, {"syscalls"},
+	{"userns"}, {"kill-all"}, {"fds", "500"}, {"names"},
+	{"identity"}, {"memory", "memfd", "4"}, {"stubborn"}, {"no such attack"},
+}
+
+// TestSoak makes many runs, hostile and ordinary ones, and compares the host before and after.
+func TestSoak(t *testing.T) {
+	w := newWorld(t)
+	b := w.backend(nil)
+	if _, err := b.Probe(t.Context()); err != nil {
+		sandboxtest.Unavailable(t, "namespaces", err)
+	}
+	if err := w.stock(); err != nil {
+		t.Fatal(err)
+	}
+	if err := w.fillSlots(t.Context(), b); err != nil {
+		t.Fatal(err)
+	}
+	before := settled(t, w, nil)
+	var all sync.WaitGroup
+	next := make(chan int)
+	for range soakSlots {
+		all.Go(func() {
+			for i := range next {
+				spec := w.spec(append(slices.Clone(soakAttacks[i%len(soakAttacks)]), w.soakMark(i)...))
+				if spec.Args[1] == "stubborn" {
+					spec.Timeout, spec.Grace = 50*time.Millisecond, 20*time.Millisecond
+				}
+				if _, _, err := w.run(t.Context(), b, spec, nil, nil); err != nil {
+					t.Errorf("run %d, %v: %v", i, spec.Args, err)
+				}
+			}
+		})
+	}
+	for i := range *soak {
+		next <- i
+	}
+	close(next)
+	all.Wait()
+	after := settled(t, w, before)
+	for what, want := range before {
+		if got := after[what]; got != want {
+			t.Errorf("%s: %s before, %s after %d runs", what, want, got, *soak)
+		}
+	}
+	if err := w.intact(); err != nil {
+		t.Error(err)
+	}
+	if pids := w.left(); len(pids) > 0 {
+		t.Errorf("processes %v are alive", pids)
+	}
+	t.Logf("%d runs, %d at once; before and after: %v", *soak, soakSlots, after)
+}
+
+// soakMark is what the command lines of some attacks carry, so that their processes can be found.
+func (w *world) soakMark(i int) []string {
+	if a := soakAttacks[i%len(soakAttacks)][0]; a == "stubborn" || a == "daemon" {
+		return []string{w.mark}
+	}
+	return nil
+}
+
+// fillSlots has as many runs alive at once as there will be, so that what the backend keeps for each is there.
+func (w *world) fillSlots(parent context.Context, b sandbox.Backend) error {
+	ctx, cancel := context.WithTimeout(parent, time.Minute)
+	defer cancel()
+	var all, ready sync.WaitGroup
+	ready.Add(soakSlots)
+	errs := make(chan error, soakSlots)
+	for range soakSlots {
+		all.Go(func() {
+			once := sync.OnceFunc(ready.Done)
+			defer once()
+			if _, text, err := w.run(ctx, b, w.spec([]string{"stubborn", w.mark}), func(string) { once() }, nil); err != nil || !strings.HasPrefix(text, "ready") {
+				errs <- fmt.Errorf("a run that waits: %q, %w", text, err)
+			}
+		})
+	}
+	ready.Wait()
+	cancel()
+	all.Wait()
+	close(errs)
+	return <-errs
+}
+
+// A census is what a host has of this process's doing, by what is counted.
+type census map[string]string
+
+// settled returns a census once it is as want, or after ten seconds whatever it is: the kernel takes some time
+// to clear up after a run.
+func settled(t *testing.T, w *world, want census) census {
+	t.Helper()
+	var got census
+	for range 100 {
+		next, err := count(w)
+		if err != nil {
+			t.Fatal(err)
+		}
+		same := func(a, b census) bool { return fmt.Sprint(a) == fmt.Sprint(b) }
+		if want != nil && same(next, want) || want == nil && same(next, got) {
+			return next
+		}
+		got = next
+		time.Sleep(100 * time.Millisecond)
+	}
+	return got
+}
+
+func count(w *world) (census, error) {
+	c := census{}
+	number := func(what string, n int) { c[what] = strconv.Itoa(n) }
+	tree, err := descendants()
+	if err != nil {
+		return nil, err
+	}
+	number("processes", len(tree))
+	spaces := map[string]bool{}
+	for _, pid := range tree {
+		links, _ := filepath.Glob(fmt.Sprintf("/proc/%d/ns/*", pid))
+		for _, l := range links {
+			if to, err := os.Readlink(l); err == nil {
+				spaces[to] = true
+			}
+		}
+		name := "worker"
+		if pid != os.Getpid() {
+			line, _ := os.ReadFile(fmt.Sprintf("/proc/%d/cmdline", pid))
+			name = string(bytes.TrimRight(bytes.SplitN(line, []byte{0}, 2)[0], "\x00"))
+		}
+		c["descriptors of "+name] = descriptors(pid)
+		if mounts, err := os.ReadFile(fmt.Sprintf("/proc/%d/mountinfo", pid)); err == nil {
+			number("mounts of "+name, bytes.Count(mounts, []byte("\n")))
+		}
+	}
+	number("namespaces", len(spaces))
+	groups := 0
+	_ = filepath.WalkDir("/sys/fs/cgroup", func(path string, e fs.DirEntry, err error) error {
+		// Those of this worker alone: others may be at work on the same host.
+		if err == nil && e.IsDir() && strings.Contains(path, "cloister") && strings.Contains(path, strconv.Itoa(os.Getpid())) {
+			groups++
+		}
+		return nil // groups come and go while one looks
+	})
+	number("groups", groups)
+	files := 0
+	err = filepath.WalkDir(w.store, func(string, fs.DirEntry, error) error { files++; return nil })
+	number("files in the store", files)
+	return c, err
+}
+
+// descriptors returns what a process has open, by kind.
+func descriptors(pid int) string {
+	links, _ := filepath.Glob(fmt.Sprintf("/proc/%d/fd/*", pid))
+	kinds := map[string]int{}
+	for _, l := range links {
+		to, err := os.Readlink(l)
+		if err != nil {
+			continue // that by which the directory was read
+		}
+		if kind, _, ok := strings.Cut(to, ":["); ok && kind != "anon_inode" {
+			to = kind // the rest is a number
+		}
+		kinds[to]++
+	}
+	// The runtime of Go makes one of each when it first needs it, which may be late.
+	for _, lazy := range []string{"anon_inode:[eventpoll]", "anon_inode:[eventfd]"} {
+		kinds[lazy] = max(kinds[lazy], 1)
+	}
+	return fmt.Sprint(kinds)
+}
+
+// descendants returns this process and all that it has started, directly or not.
+func descendants() ([]int, error) {
+	children := map[int][]int{}
+	stats, err := filepath.Glob("/proc/[0-9]*/stat")
+	if err != nil {
+		return nil, err
+	}
+	for _, s := range stats {
+		b, err := os.ReadFile(s)
+		if err != nil {
+			continue // it has ended
+		}
+		// The name is in parentheses and may hold anything; state and parent come after the last one.
+		f := strings.Fields(string(b[bytes.LastIndexByte(b, ')')+1:]))
+		pid, err1 := strconv.Atoi(filepath.Base(filepath.Dir(s)))
+		parent, err2 := strconv.Atoi(f[1])
+		if err1 == nil && err2 == nil {
+			children[parent] = append(children[parent], pid)
+		}
+	}
+	tree := []int{os.Getpid()}
+	for i := 0; i < len(tree); i++ {
+		tree = append(tree, children[tree[i]]...)
+	}
+	slices.Sort(tree)
+	return tree, nil
+}
