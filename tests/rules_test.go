@@ -67,6 +67,8 @@ var rules = []rule{
 		why: "the straight line of an action is the same over every store, backend and mouth"},
 	{of: "worker/...", never: []string{"cas/disk", "cas/remote", "cas/casserver", "sandbox/namespace", "cmd/..."},
 		why: "concrete stores and backends are chosen in cmd and in tests alone"},
+	{of: "worker/telemetry", never: []string{"worker/queue", "worker/execserver", "google.golang.org/grpc"},
+		why: "what is counted is an Executor, whoever asks it"},
 	{of: "worker/queue", never: []string{"worker/execserver", "google.golang.org/grpc"},
 		why: "who waits for what has nothing to do with how they ask"},
 	{of: "...", never: []string{"cas/castest", "sandbox/sandboxtest"},

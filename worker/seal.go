@@ -37,6 +37,9 @@ func (l *Local) seal(c *course) *Outcome {
 	var line string
 	var limit *sandbox.Event
 	out.Code, line, limit = c.end()
+	if limit != nil && c.ran.ExitCode != 0 {
+		out.Exceeded = sandbox.Limit(limit.Subject)
+	}
 	out.OneOff = c.task.byHand() || !c.box.grant.Cache || c.limit() != nil
 	out.Result.ExecutionMetadata = l.metadata(c)
 	if n := proto.Size(out.Result); n > MaxResult {

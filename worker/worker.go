@@ -58,6 +58,8 @@ type Outcome struct {
 	// Code is codes.OK, or what the API says of an action that ended badly by its own doing:
 	// DeadlineExceeded after its timeout, FailedPrecondition for an output of the wrong kind.
 	Code codes.Code
+	// Exceeded is the limit that made the action fail, or "".
+	Exceeded sandbox.Limit
 	// OneOff says that the result depends on more than the action: on a limit that it met, on a network,
 	// or on a person. It is not recorded.
 	OneOff bool

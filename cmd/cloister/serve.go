@@ -25,6 +25,8 @@ import (
 	"github.com/cloister-build/cloister/worker"
 	"github.com/cloister-build/cloister/worker/execserver"
 	"github.com/cloister-build/cloister/worker/queue"
+	"github.com/cloister-build/cloister/worker/telemetry"
+	"github.com/prometheus/client_golang/prometheus"
 	"github.com/spf13/cobra"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/health"
@@ -39,6 +41,7 @@ type serveConfig struct {
 	jobs         int
 	maxSize      size
 	drainTimeout time.Duration
+	metrics      string
 	box          confinement
 }
 
@@ -73,6 +76,7 @@ reaches the port can execute commands in the sandbox.`,
 	f.StringVar(&c.dir, "dir", "", "directory of the store (default: cloister in the user's cache directory)")
 	f.IntVar(&c.jobs, "jobs", runtime.GOMAXPROCS(0), "how many actions run at once")
 	f.Var(&c.maxSize, "max-size", "size of the store, in bytes with a unit or as a share of the disk")
+	f.StringVar(&c.metrics, "metrics", "", "address and port that serve /metrics for Prometheus over HTTP (default: none)")
 	c.box.register(cmd)
 	f.DurationVar(&c.drainTimeout, "drain-timeout", 10*time.Minute, "how long running actions may take after Ctrl-C")
 	return cmd
@@ -127,13 +131,23 @@ func serve(ctx context.Context, c *serveConfig, out io.Writer) error {
 		return &exit{exitEnvironment, fmt.Errorf("--listen %s: %w", c.listen, err)}
 	}
 
+	registry := prometheus.NewRegistry()
+	metrics := telemetry.New(registry)
 	local := worker.New(worker.Config{
 		Name: name, Instances: store.Instance, Backend: backend, Features: features, Toolchain: toolchain, Log: log,
 		Policy: rules, Server: address(listener.Addr()),
-		Audit: func(t *worker.Task, a *worker.Attempts) { recordAttempts(log, record, name, t, a) },
+		Audit: func(t *worker.Task, a *worker.Attempts) {
+			metrics.Attempts(a)
+			recordAttempts(log, record, name, t, a)
+		},
 	})
-	work := queue.New(queue.Config{Executor: local, Slots: c.jobs})
+	work := queue.New(queue.Config{Executor: metrics.Executor(local), Slots: c.jobs})
 	defer work.Close()
+	stopMetrics, err := serveMetrics(c.metrics, registry, work, store)
+	if err != nil {
+		return err
+	}
+	defer stopMetrics()
 
 	server := grpc.NewServer(casserver.ServerOptions(log)...)
 	casserver.Register(server, casserver.Config{

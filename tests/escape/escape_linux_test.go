@@ -442,7 +442,9 @@ func (w *world) confined(t *testing.T, features *sandbox.Features, g *guarantee)
 		return
 	}
 	t.Log(held)
-	if g.limit != "" && !met(w.result, g.limit) {
+	// Without a control group the kernel refuses a process by a resource limit, and tells nobody.
+	silent := g.limit == sandbox.LimitProcesses && w.result.Usage.PeakProcesses == 0
+	if g.limit != "" && !silent && !met(w.result, g.limit) {
 		t.Errorf("the result does not say that the limit of %s was met: %+v, events %v", g.limit, w.result.Exceeded, w.result.Events)
 	}
 	if g.limit != "" && g.ends && (w.result.Exceeded == nil || w.result.Exceeded.Subject != string(g.limit)) {

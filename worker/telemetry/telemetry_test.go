@@ -1,0 +1,86 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package telemetry_test
+
+import (
+	"context"
+	"errors"
+	"strings"
+	"testing"
+
+	repb "github.com/bazelbuild/remote-apis/build/bazel/remote/execution/v2"
+	"github.com/cloister-build/cloister/sandbox"
+	"github.com/cloister-build/cloister/worker"
+	"github.com/cloister-build/cloister/worker/telemetry"
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/testutil"
+	"google.golang.org/grpc/codes"
+)
+
+// ends is an Executor whose actions end as it says.
+type ends struct {
+	out *worker.Outcome
+	err error
+}
+
+func (e *ends) Execute(_ context.Context, _ *worker.Task, report func(worker.Stage)) (*worker.Outcome, error) {
+	report(worker.Fetch)
+	report(worker.Run)
+	return e.out, e.err
+}
+
+func TestActionsAreCountedByResult(t *testing.T) {
+	exit := func(code int32) *repb.ActionResult { return &repb.ActionResult{ExitCode: code} }
+	for want, e := range map[string]*ends{
+		"ok":        {out: &worker.Outcome{Result: exit(0)}},
+		"nonzero":   {out: &worker.Outcome{Result: exit(1)}},
+		"signal":    {out: &worker.Outcome{Result: exit(139)}},
+		"timeout":   {out: &worker.Outcome{Result: exit(143), Code: codes.DeadlineExceeded}},
+		"oom":       {out: &worker.Outcome{Result: exit(137), Exceeded: sandbox.LimitMemory}},
+		"limit":     {out: &worker.Outcome{Result: exit(137), Exceeded: sandbox.LimitCPU}},
+		"cached":    {out: &worker.Outcome{Result: exit(0), Cached: true}},
+		"rejected":  {err: &worker.Fault{Kind: worker.Unmet, Err: errors.New("x")}},
+		"cancelled": {err: &worker.Fault{Kind: worker.Cancelled, Err: errors.New("x")}},
+		"infra":     {err: &worker.Fault{Kind: worker.Internal, Err: errors.New("x")}},
+	} {
+		r := prometheus.NewRegistry()
+		m := telemetry.New(r)
+		var stages []worker.Stage
+		out, err := m.Executor(e).Execute(t.Context(), &worker.Task{}, func(s worker.Stage) { stages = append(stages, s) })
+		if out != e.out || err != e.err || len(stages) != 2 {
+			t.Errorf("%s: the decorator changed what came of it: %v, %v, stages %v", want, out, err, stages)
+		}
+		text := `
+# HELP cloister_actions_total Actions that ended, by result.
+# TYPE cloister_actions_total counter
+cloister_actions_total{result="` + want + `"} 1
+`
+		if err := testutil.GatherAndCompare(r, strings.NewReader(text), "cloister_actions_total"); err != nil {
+			t.Error(err)
+		}
+		if n, err := testutil.GatherAndCount(r, "cloister_action_stage_duration_seconds"); n != 2 || err != nil {
+			t.Errorf("%s: %d stages were timed (%v), want 2", want, n, err)
+		}
+	}
+}
+
+func TestAttemptsAreCountedByKind(t *testing.T) {
+	r := prometheus.NewRegistry()
+	telemetry.New(r).Attempts(&worker.Attempts{
+		Events: []sandbox.Event{
+			{Kind: sandbox.EventConnect, Subject: "tcp 10.0.0.1:1", Count: 3}, {Kind: sandbox.EventConnect, Subject: "tcp 10.0.0.2:1", Count: 1},
+			{Kind: sandbox.EventWrite, Subject: "/x", Count: 1},
+		},
+		Unrecorded: 7,
+	})
+	const want = `
+# HELP cloister_sandbox_violations_total What actions tried and may not, and limits that they met, by kind of event.
+# TYPE cloister_sandbox_violations_total counter
+cloister_sandbox_violations_total{kind="connect"} 4
+cloister_sandbox_violations_total{kind="unrecorded"} 7
+cloister_sandbox_violations_total{kind="write"} 1
+`
+	if err := testutil.GatherAndCompare(r, strings.NewReader(want), "cloister_sandbox_violations_total"); err != nil {
+		t.Error(err)
+	}
+}
