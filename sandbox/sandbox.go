@@ -118,8 +118,8 @@ type Features struct {
 	Limits []Limit
 	// Audits are the degrees of watching that it can do.
 	Audits []Audit
-	// Endpoints says that exceptions of the network can be made.
-	Endpoints bool
+	// Endpoints says that exceptions of the network can be made, Silence that listening can be forbidden.
+	Endpoints, Silence bool
 	// Checks are what was tried, in order.
 	Checks []Check
 }
@@ -137,6 +137,9 @@ func (f *Features) Covers(s *Spec) error {
 	}
 	if len(s.Network.Allow) > 0 && !f.Endpoints {
 		return fmt.Errorf("%w: this worker cannot make exceptions of the network (%s)", ErrUnsupported, s.Network.Allow[0])
+	}
+	if s.Network.Loopback && !s.Network.Listen && !f.Silence {
+		return fmt.Errorf("%w: this worker cannot forbid a run to listen", ErrUnsupported)
 	}
 	return nil
 }

@@ -69,8 +69,9 @@ type Record struct {
 	Seq uint64
 	// Prev is the hash of the line before, and Hash that of this one, in hexadecimal.
 	Prev, Hash string
-	// Note is what the log itself says: why this entry is not whole, or what it found as it was opened. In
-	// the latter case the Entry holds nothing but the time.
+	// Note is what the log itself says: why this entry is not whole, how many before it could not be
+	// written, or what was found as the log was opened. In the last case the Entry holds nothing but the
+	// time.
 	Note string
 	Entry
 

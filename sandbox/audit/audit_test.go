@@ -187,6 +187,34 @@ func TestOldestSegmentsMayBeDeleted(t *testing.T) {
 	}
 }
 
+func TestReadWhileTheOldestSegmentsAreDeleted(t *testing.T) {
+	dir, _ := filled(t)
+	paths := segments(t, dir)
+	var got []uint64
+	err := audit.Read(dir, func(r audit.Record) error {
+		got = append(got, r.Seq)
+		if r.Seq == 2 {
+			return errors.Join(os.Remove(paths[0]), os.Remove(paths[1]))
+		}
+		return nil
+	})
+	if want := []uint64{1, 2, 3, 4, 9, 10, 11, 12}; err != nil || !slices.Equal(got, want) {
+		t.Errorf("got entries %d, %v, want %d", got, err, want)
+	}
+}
+
+// A name whose file is never there is not waited for.
+func TestSegmentThatCannotBeOpened(t *testing.T) {
+	dir, head := filled(t)
+	path := segments(t, dir)[1]
+	if err := errors.Join(os.Remove(path), os.Symlink("nowhere", path)); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := audit.Verify(dir, head); !errors.Is(err, fs.ErrNotExist) {
+		t.Errorf("got %v, want ErrNotExist", err)
+	}
+}
+
 // rehash gives a line a hash that fits it.
 func rehash(line []byte) []byte {
 	head, _, _ := bytes.Cut(line, []byte(`,"hash":"`))

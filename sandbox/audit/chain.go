@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"slices"
@@ -111,18 +112,32 @@ func (c *chain) segment(path string, first uint64, last bool, visit func(Record)
 	}
 }
 
+// reread calls read with the segments of dir, and again with those that are left as long as one of them
+// was deleted before it was read: the oldest may be at any time. What was read by then was older still, and
+// is gone with it.
+func reread(dir string, read func(firsts []uint64) error) error {
+	var before []uint64
+	for {
+		firsts, err := segments(dir)
+		if err != nil {
+			return fmt.Errorf("read audit log: %w", err)
+		}
+		err = read(firsts)
+		if !errors.Is(err, fs.ErrNotExist) || slices.Equal(firsts, before) {
+			return err
+		}
+		before = firsts
+	}
+}
+
 // Read calls visit for each entry of the log in dir, in order, also while a writer appends to it. An error
 // of visit ends it and is returned. So does the first line that does not fit, with ErrTampered: what
 // follows such a line is not shown as if it were evidence. It is fs.ErrNotExist if there is no log.
 func Read(dir string, visit func(Record) error) error {
-	firsts, err := segments(dir)
-	if err != nil {
-		return fmt.Errorf("read audit log: %w", err)
-	}
-	if _, err = follow(dir, firsts, visit); err != nil {
+	return reread(dir, func(firsts []uint64) error {
+		_, err := follow(dir, firsts, visit)
 		return err
-	}
-	return nil
+	})
 }
 
 // A Report is what Verify found in a log of which every line fits.
@@ -142,10 +157,15 @@ type Report struct {
 // the first line that does not fit and what is expected there; and also if head is not "" and is the hash
 // neither of an entry nor of the line before the first one. It is fs.ErrNotExist if there is no log.
 func Verify(dir, head string) (*Report, error) {
-	firsts, err := segments(dir)
-	if err != nil {
-		return nil, fmt.Errorf("verify audit log: %w", err)
-	}
+	var report *Report
+	err := reread(dir, func(firsts []uint64) (err error) {
+		report, err = verify(dir, firsts, head)
+		return err
+	})
+	return report, err
+}
+
+func verify(dir string, firsts []uint64, head string) (*Report, error) {
 	var report Report
 	found := head == "" || head == genesis && (len(firsts) == 0 || firsts[0] == 1)
 	c, err := follow(dir, firsts, func(r Record) error {

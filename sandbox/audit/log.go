@@ -29,6 +29,7 @@ type Log struct {
 	chain          // guarded by mu; size is that of file
 	file  *os.File // the newest segment, or nil before the first; guarded by mu
 	err   error    // why nothing more can be appended; guarded by mu
+	lost  int      // entries that could not be written since the last that was; guarded by mu
 }
 
 // Open opens the log in dir, which it makes if it is not there, to go on behind its last entry. An
@@ -108,14 +109,23 @@ func (l *Log) lockError(err error) error {
 
 // Append adds one entry at the end, as one line by one write. When it returns nil, the entry is there
 // whatever becomes of this process. When it fails, for want of room or of anything else, nothing of the
-// entry stays in the log, unless it is Sync that failed; a later Append may succeed.
+// entry stays in the log, unless it is Sync that failed; a later Append may succeed, and its entry's note
+// says how many before it did not.
 //
 // A text is cut to 4 KiB, and events are left out where the line would be longer than 1 MiB; the entry's
 // note says so, and Unrecorded counts them.
 func (l *Log) Append(e Entry) error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	return l.append("", &e)
+	note, next := "", l.next
+	if l.lost > 0 {
+		note = fmt.Sprintf("%d entries before this one could not be written", l.lost)
+	}
+	err := l.append(note, &e)
+	if l.lost++; l.next != next { // it is there, perhaps not on the disk
+		l.lost = 0
+	}
+	return err
 }
 
 func (l *Log) append(note string, e *Entry) error {

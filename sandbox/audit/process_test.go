@@ -238,10 +238,12 @@ func fill(dir string) error {
 	if err := syscall.Setrlimit(syscall.RLIMIT_FSIZE, &old); err != nil {
 		return err
 	}
-	if err := l.Append(entry(n)); err != nil {
-		return err
+	for range 2 {
+		if err := l.Append(entry(n)); err != nil {
+			return err
+		}
 	}
-	fmt.Println(n + 1)
+	fmt.Println(n + 2)
 	return nil
 }
 
@@ -254,5 +256,46 @@ func TestFullDiskLeavesNoPartOfALine(t *testing.T) {
 	report := verify(t, dir, "")
 	if fmt.Sprintln(report.Entries) != string(out) || report.Unfinished != 0 {
 		t.Errorf("got %+v, want %s entries", *report, out)
+	}
+	rs := read(t, dir)
+	for i, r := range rs {
+		want := ""
+		if i == len(rs)-2 { // the first that had room again
+			want = "2 entries before this one could not be written"
+		}
+		if r.Note != want {
+			t.Errorf("entry %d of %d: note %q, want %q", i+1, len(rs), r.Note, want)
+		}
+	}
+}
+
+// The first segment is a pipe here, so that it is known how far the reader has come.
+func TestVerifyWhileTheOldestSegmentsAreDeleted(t *testing.T) {
+	dir, head := filled(t)
+	paths := segments(t, dir)
+	first, err := os.ReadFile(paths[0])
+	if err == nil {
+		err = os.Remove(paths[0])
+	}
+	if err == nil {
+		err = syscall.Mkfifo(paths[0], 0o600)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	go func() {
+		pipe, err := os.OpenFile(paths[0], os.O_WRONLY, 0) // waits for the reader, who has listed all segments
+		if err != nil {
+			t.Error(err)
+			return
+		}
+		_, err = pipe.Write(first)
+		if err := errors.Join(err, os.Remove(paths[0]), os.Remove(paths[1]), pipe.Close()); err != nil {
+			t.Error(err)
+		}
+	}()
+	report := verify(t, dir, head)
+	if want := (audit.Report{Entries: 4, First: 9, Head: head}); *report != want {
+		t.Errorf("got %+v, want %+v", *report, want)
 	}
 }

@@ -8,9 +8,11 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"slices"
 	"strconv"
 	"sync"
 	"sync/atomic"
+	"time"
 
 	"github.com/cloister-build/cloister/sandbox"
 	"github.com/cloister-build/cloister/sandbox/internal/cgroup"
@@ -33,8 +35,10 @@ type Backend struct {
 	closed bool
 	groups *cgroup.Host // nil until the zygote is first started, and without control groups
 	made   int          // slots
+	busy   int          // those that were taken
 	free   []*slot      // the one that was used longest ago first: it has had the time to prepare itself
 	wanted *sync.Cond   // a slot was given back
+	open   map[string]*workspace
 }
 
 // A slot is what one run at a time has for itself: a thread of the zygote and a control group.
@@ -42,11 +46,14 @@ type slot struct {
 	number int
 	life   int // of the zygote that knows it
 	group  *cgroup.Group
+	// last is the workspace of its last run, or nil. As long as it is open, what the run left there counts as
+	// memory of the slot's group.
+	last *workspace
 }
 
 // New returns a backend. The caller closes it.
 func New(c Config) *Backend {
-	b := &Backend{config: c, rootless: !ownsUsers(), sock: -1}
+	b := &Backend{config: c, rootless: !ownsUsers(), sock: -1, open: map[string]*workspace{}}
 	b.wanted = sync.NewCond(&b.mu)
 	if c.has(Landlock) {
 		b.landlock = zygote.LandlockVersion()
@@ -61,6 +68,21 @@ func (b *Backend) Close() error {
 	b.closed = true
 	b.drop()
 	b.wanted.Broadcast()
+	// Their processes are killed; whoever runs them reads their groups once more.
+	late := false
+	patience := time.AfterFunc(answerTime*time.Second, func() {
+		b.mu.Lock()
+		defer b.mu.Unlock()
+		late = true
+		b.wanted.Broadcast()
+	})
+	defer patience.Stop()
+	for b.busy > 0 && !late {
+		b.wanted.Wait()
+	}
+	if b.busy > 0 {
+		return fmt.Errorf("%d runs do not end", b.busy)
+	}
 	if b.groups == nil {
 		return nil
 	}
@@ -84,7 +106,7 @@ func (b *Backend) drop() {
 // start starts the zygote if there is none. b.mu is held.
 func (b *Backend) start() error {
 	if b.closed {
-		return errors.New("the sandbox is closed")
+		return errClosed
 	}
 	if b.sock >= 0 {
 		return nil
@@ -133,9 +155,6 @@ func (b *Backend) requestLocked(req []byte, answer bool, fds ...int) (int, error
 			return -1, err
 		case err != nil:
 			b.drop()
-			if req[0] == zygote.ReqRun {
-				return -1, errLostSlot // the next zygote does not know the slot
-			}
 		case !answer:
 			return -1, nil
 		case len(text) > 1:
@@ -149,6 +168,29 @@ func (b *Backend) requestLocked(req []byte, answer bool, fds ...int) (int, error
 	return -1, fmt.Errorf("the zygote does not answer: %w", err)
 }
 
+// launch hands a run to its slot. It fails with errLostSlot if the zygote is not the one that knows the slot.
+func (b *Backend) launch(s *slot, fds []int) error {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if b.closed {
+		return errClosed
+	}
+	if b.sock < 0 || s.life != b.life {
+		return errLostSlot
+	}
+	err := zygote.Send(b.sock, append([]byte{zygote.ReqRun}, strconv.Itoa(s.number)...), fds...)
+	if errors.Is(err, unix.EPIPE) || errors.Is(err, unix.ECONNRESET) {
+		b.drop()
+		return errLostSlot
+	}
+	if err != nil {
+		return fmt.Errorf("zygote: %w", err)
+	}
+	return nil
+}
+
+var errClosed = errors.New("the sandbox is closed")
+
 // errLostSlot says that the zygote died since it made the slot.
 var errLostSlot = errors.New("the zygote died")
 
@@ -159,24 +201,12 @@ func (b *Backend) take() (*slot, error) {
 	if err := b.start(); err != nil {
 		return nil, err
 	}
-	for len(b.free) == 0 && b.made == zygote.MaxSlots && !b.closed {
-		b.wanted.Wait()
-	}
-	var s *slot
-	if len(b.free) > 0 {
-		s, b.free = b.free[0], b.free[1:]
-	} else {
-		s = &slot{number: b.made}
-		b.made++
-		if b.groups != nil && b.groups.Mode() != cgroup.None {
-			var err error
-			if s.group, err = b.groups.New("slot" + strconv.Itoa(s.number)); err != nil {
-				b.free = append(b.free, s)
-				return nil, fmt.Errorf("control group: %w", err)
-			}
-		}
+	s, err := b.pick()
+	if err != nil {
+		return nil, err
 	}
 	if s.life == b.life && b.sock >= 0 {
+		b.busy++
 		return s, nil
 	}
 	var fds []int
@@ -192,18 +222,52 @@ func (b *Backend) take() (*slot, error) {
 	}
 	if err != nil {
 		b.free = append(b.free, s)
+		b.wanted.Signal()
 		return nil, err
 	}
 	s.life = b.life
+	b.busy++
 	return s, nil
 }
 
-// give takes a slot back.
-func (b *Backend) give(s *slot) {
+// pick returns a slot in which a run has all of its memory, if there can be one. b.mu is held.
+func (b *Backend) pick() (*slot, error) {
+	for len(b.free) == 0 && b.made == zygote.MaxSlots && !b.closed {
+		b.wanted.Wait()
+	}
+	i := slices.IndexFunc(b.free, func(s *slot) bool { return s.last == nil || b.open[s.last.name] != s.last })
+	if i < 0 && b.made < zygote.MaxSlots {
+		return b.newSlot()
+	}
+	if len(b.free) == 0 {
+		return nil, errClosed
+	}
+	s := b.free[max(i, 0)]
+	b.free = slices.Delete(b.free, max(i, 0), max(i, 0)+1)
+	return s, nil
+}
+
+// newSlot makes a slot, never one without the control group that it is to have. b.mu is held.
+func (b *Backend) newSlot() (*slot, error) {
+	s := &slot{number: b.made}
+	if b.groups != nil && b.groups.Mode() != cgroup.None {
+		var err error
+		if s.group, err = b.groups.New("slot" + strconv.Itoa(s.number)); err != nil {
+			return nil, fmt.Errorf("control group: %w", err)
+		}
+	}
+	b.made++
+	return s, nil
+}
+
+// give takes a slot back after a run in a workspace.
+func (b *Backend) give(s *slot, workspace string) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
+	s.last = b.open[workspace]
 	b.free = append(b.free, s)
-	b.wanted.Signal()
+	b.busy--
+	b.wanted.Broadcast()
 }
 
 // Workspace returns a new detached tmpfs.
@@ -216,20 +280,34 @@ func (b *Backend) Workspace(_ context.Context, bytes, files int64) (sandbox.Work
 	if err != nil {
 		return nil, fmt.Errorf("workspace: %w", err)
 	}
-	w := &workspace{mount: os.NewFile(uintptr(fd), "workspace")}
-	if w.root, err = os.OpenRoot(w.Name()); err != nil {
+	w := &workspace{b: b, mount: os.NewFile(uintptr(fd), "workspace"), name: fmt.Sprintf("/proc/self/fd/%d", fd)}
+	if w.root, err = os.OpenRoot(w.name); err != nil {
 		w.mount.Close()
 		return nil, fmt.Errorf("workspace: %w", err)
 	}
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.open[w.name] = w
 	return w, nil
 }
 
 // A workspace is a detached mount: it has no path but those of the descriptors that hold it.
 type workspace struct {
+	b     *Backend
 	mount *os.File
 	root  *os.Root
+	name  string
 }
 
 func (w *workspace) Root() *os.Root { return w.root }
-func (w *workspace) Name() string   { return fmt.Sprintf("/proc/self/fd/%d", w.mount.Fd()) }
-func (w *workspace) Close() error   { return errors.Join(w.root.Close(), w.mount.Close()) }
+func (w *workspace) Name() string   { return w.name }
+
+func (w *workspace) Close() error {
+	err := w.root.Close()
+	w.b.mu.Lock()
+	defer w.b.mu.Unlock()
+	if w.b.open[w.name] == w {
+		delete(w.b.open, w.name)
+	}
+	return errors.Join(err, w.mount.Close())
+}

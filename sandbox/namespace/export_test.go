@@ -10,3 +10,17 @@ func (b *Backend) KillZygote() error {
 	defer b.mu.Unlock()
 	return b.proc.Kill()
 }
+
+// Zygote is its process.
+func (b *Backend) Zygote() int {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.proc.Pid
+}
+
+// Slots counts those that were made.
+func (b *Backend) Slots() int {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.made
+}

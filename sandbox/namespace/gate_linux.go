@@ -7,9 +7,11 @@ import (
 	"fmt"
 	"io"
 	"net"
+	"net/netip"
 	"os"
 	"strings"
 	"sync"
+	"syscall"
 	"time"
 
 	"github.com/cloister-build/cloister/sandbox"
@@ -84,7 +86,7 @@ func (g *gate) serve(ctx context.Context, l net.Listener, e sandbox.Endpoint) {
 // carry connects inside with e until either has no more to say, and returns what to tell of it.
 func carry(ctx context.Context, inside net.Conn, e sandbox.Endpoint) string {
 	defer inside.Close()
-	dialer := net.Dialer{Timeout: dialTime}
+	dialer := net.Dialer{Timeout: dialTime, ControlContext: elsewhere}
 	outside, err := dialer.DialContext(ctx, "tcp", e.String())
 	if err != nil {
 		// The run sees a connection that ends at once.
@@ -104,6 +106,18 @@ func carry(ctx context.Context, inside net.Conn, e sandbox.Endpoint) string {
 	return fmt.Sprintf("at %s, %d bytes sent, %d received", outside.RemoteAddr(), sent, received)
 }
 
+// elsewhere refuses addresses that are this host itself, or its neighbour without a router: a name may lead anywhere.
+func elsewhere(_ context.Context, _, address string, _ syscall.RawConn) error {
+	to, err := netip.ParseAddrPort(address)
+	if err != nil {
+		return err
+	}
+	if a := to.Addr().Unmap(); a.IsLoopback() || a.IsUnspecified() || a.IsLinkLocalUnicast() || a.IsMulticast() {
+		return fmt.Errorf("%s is no address of another host", a)
+	}
+	return nil
+}
+
 // pass copies until from ends, and then ends to in that direction.
 func pass(to, from net.Conn) int64 {
 	n, _ := io.Copy(to, from) // an end is an end, however it comes
@@ -113,13 +127,18 @@ func pass(to, from net.Conn) int64 {
 	return n
 }
 
-// record makes an event of a connection; beyond the bound only the first of an endpoint and its detail are kept.
+// record makes an event of a connection; beyond the bound those of an endpoint are counted by the last of its own.
 func (g *gate) record(e sandbox.Endpoint, detail string) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
+	event := sandbox.Event{Kind: sandbox.EventAllowed, Subject: e.String(), Count: 1, Detail: detail}
 	if len(g.events) >= sandbox.MaxEvents {
-		g.events[len(g.events)-1].Count++
-		return
+		for i := len(g.events) - 1; i >= 0; i-- {
+			if g.events[i].Subject == event.Subject {
+				g.events[i].Count++
+				return
+			}
+		}
 	}
-	g.events = append(g.events, sandbox.Event{Kind: sandbox.EventAllowed, Subject: e.String(), Count: 1, Detail: detail})
+	g.events = append(g.events, event)
 }

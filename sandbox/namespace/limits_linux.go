@@ -5,6 +5,7 @@ package namespace
 import (
 	"encoding/binary"
 	"fmt"
+	"net/netip"
 	"slices"
 	"strings"
 	"time"
@@ -17,15 +18,19 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// enforced returns what this backend holds a run to. Its control groups must have been looked for.
-func (b *Backend) enforced() *sandbox.Features {
-	f := &sandbox.Features{Backend: Name, Endpoints: b.config.has(NetNamespace)}
-	var can cgroup.Ability
+// can returns what control groups do here, which must have been looked for.
+func (b *Backend) can() cgroup.Ability {
 	b.mu.Lock()
-	if b.groups != nil {
-		can = b.groups.Can()
+	defer b.mu.Unlock()
+	if b.groups == nil {
+		return cgroup.Ability{}
 	}
-	b.mu.Unlock()
+	return b.groups.Can()
+}
+
+// enforced returns what this backend holds a run to.
+func (b *Backend) enforced(can cgroup.Ability) *sandbox.Features {
+	f := &sandbox.Features{Backend: Name, Endpoints: b.config.has(NetNamespace), Silence: b.config.has(Seccomp)}
 	for _, row := range []struct {
 		limit sandbox.Limit
 		ok    bool
@@ -49,8 +54,8 @@ func (b *Backend) enforced() *sandbox.Features {
 }
 
 // conditions returns what the plan of a run depends on besides its spec.
-func (b *Backend) conditions(spec *sandbox.Spec, s *slot, terminal bool) *conditions {
-	c := &conditions{without: b.config.Without, landlock: b.landlock, groups: s.group != nil, terminal: terminal}
+func (b *Backend) conditions(spec *sandbox.Spec, can cgroup.Ability, terminal bool) *conditions {
+	c := &conditions{without: b.config.Without, landlock: b.landlock, groups: can.LimitProcesses, terminal: terminal}
 	if b.config.has(HiddenPaths) && !b.exposed.Load() {
 		c.hidden = b.config.Hidden
 	}
@@ -92,16 +97,23 @@ func view(spec *sandbox.Spec, source map[string]string) witness.View {
 	for _, in := range spec.Inputs {
 		v.Inputs = append(v.Inputs, in.Target)
 	}
+	for _, e := range spec.Network.Allow {
+		if a, err := netip.ParseAddr(e.Host); err == nil { // a name has an address on loopback
+			v.Allowed = append(v.Allowed, netip.AddrPortFrom(a, e.Port))
+		}
+	}
 	return v
 }
 
 // limit prepares the slot's control group for the run.
-func (r *run) limit() error {
+func (r *run) limit(can cgroup.Ability) error {
 	if r.slot.group == nil {
 		return nil
 	}
 	l := cgroup.Limits{Memory: r.spec.Limits.Memory, Processes: r.spec.Limits.Processes}
-	if l.Processes != sandbox.Unlimited {
+	if !can.LimitProcesses {
+		l.Processes = cgroup.Unlimited // resource limits do it
+	} else if l.Processes != sandbox.Unlimited {
 		l.Processes++ // pid 1
 	}
 	if err := r.slot.group.Reset(l); err != nil {
@@ -117,9 +129,6 @@ const interval = 200 * time.Millisecond
 // monitor kills the run when it has used up its processor time, or when the kernel has killed one of its processes
 // for want of memory: what is left of it could only confuse.
 func (r *run) monitor(p *progress) {
-	if r.slot.group == nil {
-		return
-	}
 	tick := time.NewTicker(interval)
 	defer tick.Stop()
 	for {
@@ -129,6 +138,10 @@ func (r *run) monitor(p *progress) {
 		case <-p.reaped:
 			return
 		case <-tick.C:
+		}
+		r.look()
+		if r.slot.group == nil {
+			continue
 		}
 		used, err := r.slot.group.Sample()
 		if err != nil {
@@ -148,7 +161,8 @@ func (r *run) monitor(p *progress) {
 func (r *run) over(used *cgroup.Usage) *sandbox.Event {
 	l := &r.spec.Limits
 	if used.OOMKills > 0 {
-		return exceeded(sandbox.LimitMemory, used.PeakMemory, l.Memory)
+		// What earlier runs left cached is not in the peak, so that it may seem to be below the limit.
+		return exceeded(sandbox.LimitMemory, max(used.PeakMemory, l.Memory), l.Memory)
 	}
 	if cpu := used.User + used.System; l.CPU != sandbox.Unlimited && cpu >= l.CPU {
 		return exceeded(sandbox.LimitCPU, int64(cpu), int64(l.CPU))
@@ -179,7 +193,8 @@ func (r *run) account(res *sandbox.Result) error {
 			res.Exceeded = r.over(&used)
 		}
 		if used.ForksRefused > 0 {
-			e := exceeded(sandbox.LimitProcesses, used.PeakProcesses-1, r.spec.Limits.Processes)
+			// None is refused below it. The peak is known only where it exceeds that of earlier runs.
+			e := exceeded(sandbox.LimitProcesses, r.spec.Limits.Processes, r.spec.Limits.Processes)
 			e.Count = int(used.ForksRefused)
 			r.met(res, e)
 		}
@@ -209,21 +224,36 @@ func (r *run) met(res *sandbox.Result, e *sandbox.Event) {
 	}
 }
 
-// full says if the workspace has no room left.
-func (r *run) full(res *sandbox.Result) {
-	if r.spec.Workspace == "" || len(r.spec.Outputs) == 0 {
-		return
-	}
+// look remembers whether the workspace has no room left: it has a little more than the run may have, so that more
+// was wanted. What a run deletes again between two looks is not seen.
+func (r *run) look() {
 	var st unix.Statfs_t
-	if err := unix.Statfs(r.spec.Workspace, &st); err != nil {
+	if r.spec.Workspace == "" || unix.Statfs(r.spec.Workspace, &st) != nil {
 		return
 	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.noBytes = r.noBytes || st.Bavail == 0 && st.Blocks > 0
+	r.noFiles = r.noFiles || st.Ffree == 0 && st.Files > 0
+}
+
+// full records the room that was not enough.
+func (r *run) full(res *sandbox.Result) {
+	r.look()
 	l := &r.spec.Limits
-	if st.Bavail == 0 && st.Blocks > 0 && l.OutputBytes != sandbox.Unlimited {
+	if r.noBytes && l.OutputBytes != sandbox.Unlimited {
 		r.met(res, exceeded(sandbox.LimitOutputBytes, l.OutputBytes, l.OutputBytes))
 	}
-	if st.Ffree == 0 && st.Files > 0 && l.OutputFiles != sandbox.Unlimited {
+	if r.noFiles && l.OutputFiles != sandbox.Unlimited {
 		r.met(res, exceeded(sandbox.LimitOutputFiles, l.OutputFiles, l.OutputFiles))
+	}
+	for _, target := range r.fullTemps {
+		for _, t := range r.spec.Temp {
+			if t.Target == target {
+				size := sandbox.Bytes(t.Bytes)
+				r.met(res, &sandbox.Event{Kind: sandbox.EventLimit, Subject: "room in " + target, Count: 1, Actual: size, Limit: size})
+			}
+		}
 	}
 }
 

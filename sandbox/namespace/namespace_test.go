@@ -6,6 +6,7 @@ package namespace_test
 
 import (
 	"bufio"
+	"context"
 	"fmt"
 	"io"
 	"os"
@@ -13,6 +14,8 @@ import (
 	"os/signal"
 	"path/filepath"
 	"strings"
+	"sync"
+	"sync/atomic"
 	"syscall"
 	"testing"
 	"time"
@@ -35,6 +38,10 @@ func TestMain(m *testing.M) {
 		probeDenied(denied)
 		return
 	}
+	if os.Getenv(starveVariable) != "" {
+		starve()
+		return
+	}
 	// What a careless parent leaves behind: an open descriptor and ignored signals.
 	if _, err := unix.FcntlInt(os.Stderr.Fd(), unix.F_DUPFD, 200); err != nil {
 		panic(err)
@@ -48,7 +55,9 @@ func TestMain(m *testing.M) {
 }
 
 func TestBackend(t *testing.T) {
-	sandboxtest.TestBackend(t, func() sandbox.Backend { return namespace.New(namespace.Config{}) })
+	sandboxtest.TestBackend(t, func() sandbox.Backend {
+		return namespace.New(namespace.Config{Source: map[string]string{os.TempDir(): os.TempDir()}})
+	})
 }
 
 // unprivilegedUser is one that owns nothing.
@@ -69,13 +78,14 @@ func TestBackendUnprivileged(t *testing.T) {
 	}
 	self := filepath.Join(dir, "namespace.test")
 	copyExecutable(t, self)
-	args := []string{"-test.run=^TestBackend$", "-test.timeout=3m"}
+	args := []string{"-test.run=^Test(Backend|RunsDieWithTheirZygote|FortyRunsAtOnce|NothingAccumulates|LimitsThatNobodyCanKeep|HiddenDirectory)$", "-test.timeout=3m"}
 	if testing.Verbose() {
 		args = append(args, "-test.v")
 	}
 	cmd := exec.CommandContext(t.Context(), self, args...)
 	cmd.Dir = dir
-	require := strings.ReplaceAll(os.Getenv("CLOISTER_REQUIRE"), "unprivileged", "namespaces")
+	// What that user lacks is no fault of the contract.
+	require := strings.NewReplacer("unprivileged", "namespaces", "limits", "").Replace(os.Getenv("CLOISTER_REQUIRE"))
 	cmd.Env = []string{"TMPDIR=" + dir, "HOME=" + dir, "PATH=/usr/bin:/bin", "CLOISTER_REQUIRE=" + require}
 	cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: unprivilegedUser, Gid: unprivilegedUser}}
 	out, err := cmd.CombinedOutput()
@@ -133,6 +143,56 @@ func (timeless) Deadline() (time.Time, bool) { return time.Time{}, false }
 func (timeless) Done() <-chan struct{}       { return nil }
 func (timeless) Err() error                  { return nil }
 func (timeless) Value(any) any               { return nil }
+
+// starveVariable makes the test binary a worker that has not descriptors enough for what it does.
+const starveVariable = "CLOISTER_TEST_STARVE"
+
+func starve() {
+	b := namespace.New(namespace.Config{})
+	if _, err := b.Probe(timeless{}); err != nil {
+		panic(err)
+	}
+	usr := []sandbox.Input{{Target: "/usr", Content: "host", Source: "/usr"}}
+	for _, dir := range []string{"/bin", "/lib", "/lib64"} {
+		if src, err := filepath.EvalSymlinks(dir); err == nil {
+			usr = append(usr, sandbox.Input{Target: dir, Content: "host", Source: src})
+		}
+	}
+	var failed atomic.Int32
+	for few := uint64(150); few < 400; few += 10 {
+		if err := syscall.Setrlimit(syscall.RLIMIT_NOFILE, &syscall.Rlimit{Cur: few, Max: 1000}); err != nil {
+			panic(err)
+		}
+		var all sync.WaitGroup
+		for range 24 {
+			all.Go(func() {
+				_, err := b.Run(timeless{}, &sandbox.Spec{
+					Args: []string{"/bin/sleep", "0.1"}, Dir: "/usr", Inputs: usr, Limits: sandboxtest.Limits(),
+				}, sandbox.Stdio{})
+				if err != nil {
+					failed.Add(1)
+				}
+			})
+		}
+		all.Wait()
+	}
+	fmt.Println("all ended,", failed.Load(), "failed")
+}
+
+// TestRunsEndWithoutDescriptors: a worker that may not open another file loses runs, and waits for none for ever.
+func TestRunsEndWithoutDescriptors(t *testing.T) {
+	if _, err := namespace.New(namespace.Config{}).Probe(t.Context()); err != nil {
+		sandboxtest.Unavailable(t, "namespaces", err)
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	cmd := exec.CommandContext(ctx, "/proc/self/exe")
+	cmd.Env = append(os.Environ(), starveVariable+"=yes")
+	out, err := cmd.CombinedOutput()
+	if err != nil || !strings.Contains(string(out), "all ended") || strings.Contains(string(out), " 0 failed") {
+		t.Errorf("got %q, %v", out, err)
+	}
+}
 
 func TestRunDiesWithItsWorker(t *testing.T) {
 	if _, err := namespace.New(namespace.Config{}).Probe(t.Context()); err != nil {

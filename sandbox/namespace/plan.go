@@ -35,6 +35,10 @@ const (
 	rlimitNproc   = 6
 	rlimitNofile  = 7
 	rlimitMemlock = 8
+	rlimitSignals = 11
+	rlimitQueues  = 12
+	rlimitNice    = 13
+	rlimitRTPrio  = 14
 )
 
 // conditions are what a plan depends on besides the spec.
@@ -136,11 +140,15 @@ func plan(spec *sandbox.Spec, c *conditions) *zygote.Plan {
 
 // rlimits are the limits of each process, and of a run where nothing else counts its processes.
 func rlimits(l *sandbox.Limits, c *conditions) []zygote.Rlimit {
-	rs := []zygote.Rlimit{{Resource: rlimitCore}}
 	if !c.has(Rlimits) {
 		return nil
 	}
-	rs = append(rs, zygote.Rlimit{Resource: rlimitMemlock, Value: 64 << 10})
+	// Of one byte, not of none: that stops a program of the host as well, to which the kernel would hand the
+	// core whatever its size (do_coredump in fs/coredump.c of Linux).
+	rs := []zygote.Rlimit{{Resource: rlimitCore, Value: 1}}
+	// Signals and message queues count for the user who owns the run's user namespace as well.
+	rs = append(rs, zygote.Rlimit{Resource: rlimitMemlock, Value: 64 << 10}, zygote.Rlimit{Resource: rlimitSignals, Value: 1024},
+		zygote.Rlimit{Resource: rlimitQueues, Value: 128 << 10}, zygote.Rlimit{Resource: rlimitNice}, zygote.Rlimit{Resource: rlimitRTPrio})
 	if l.OpenFiles != sandbox.Unlimited {
 		rs = append(rs, zygote.Rlimit{Resource: rlimitNofile, Value: uint64(l.OpenFiles)})
 	}
@@ -149,8 +157,8 @@ func rlimits(l *sandbox.Limits, c *conditions) []zygote.Rlimit {
 		rs = append(rs, zygote.Rlimit{Resource: rlimitNproc, Value: uint64(l.Processes)})
 	}
 	if l.CPU != sandbox.Unlimited {
-		// In whole seconds, and of one process: the monitor counts all of them together.
-		rs = append(rs, zygote.Rlimit{Resource: rlimitCPU, Value: uint64(math.Ceil(time.Duration(l.CPU).Seconds()))})
+		// Of one process, and late: the monitor counts all of them together, and says so.
+		rs = append(rs, zygote.Rlimit{Resource: rlimitCPU, Value: uint64(math.Ceil(time.Duration(l.CPU).Seconds())) + 2})
 	}
 	return rs
 }

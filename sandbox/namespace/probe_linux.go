@@ -83,8 +83,8 @@ func (b *Backend) Probe(ctx context.Context) (sandbox.Features, error) {
 		}
 	}
 	b.optional(&f)
-	enforced := b.enforced()
-	f.Limits, f.Audits, f.Endpoints = enforced.Limits, enforced.Audits, enforced.Endpoints
+	enforced := b.enforced(b.can())
+	f.Limits, f.Audits, f.Endpoints, f.Silence = enforced.Limits, enforced.Audits, enforced.Endpoints, enforced.Silence
 	f.Tier, f.Layers = b.tier(), b.layers()
 	return f, nil
 }
@@ -153,12 +153,15 @@ func (b *Backend) probeRun(ctx context.Context) (*zygote.Facts, error) {
 	spec := &sandbox.Spec{
 		Args:      []string{zygote.NameProbe},
 		Dir:       "/probe",
-		Network:   sandbox.Network{Loopback: true},
+		Network:   sandbox.Network{Loopback: true, Listen: true},
 		Limits:    unlimited,
 		Audit:     sandbox.AuditOff,
 		Inputs:    []sandbox.Input{{Target: zygote.NameProbe, Content: "host", Source: self}},
 		Outputs:   []sandbox.Output{{Target: "/probe", Source: "out"}},
 		Workspace: w.Name(),
+	}
+	if b.config.has(Seccomp) && b.config.has(Witness) {
+		spec.Audit = sandbox.AuditAttempts
 	}
 	for i, dir := range b.config.Hidden {
 		spec.Inputs = append(spec.Inputs, sandbox.Input{Target: fmt.Sprintf("/hidden%d", i), Content: "host", Source: dir})
@@ -194,6 +197,9 @@ func explain(err error) (detail, fix string) {
 		}
 	}
 	switch {
+	case strings.Contains(detail, "(seccomp)"):
+		return detail + " (the kernel has no such filter, or a container's own leaves no room for another)",
+			"--sandbox=namespaces, which does without the filter and its witness, and says so in every result"
 	case read("kernel/unprivileged_userns_clone") == "0" && os.Geteuid() != 0:
 		return detail + " (kernel.unprivileged_userns_clone is 0)", "sudo sysctl -w kernel.unprivileged_userns_clone=1"
 	case read("kernel/apparmor_restrict_unprivileged_userns") == "1" && os.Geteuid() != 0:

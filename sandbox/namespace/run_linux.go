@@ -9,7 +9,6 @@ import (
 	"fmt"
 	"io"
 	"os"
-	"strconv"
 	"sync"
 	"syscall"
 	"time"
@@ -43,20 +42,21 @@ func (b *Backend) try(ctx context.Context, spec *sandbox.Spec, std sandbox.Stdio
 	if err != nil {
 		return nil, err
 	}
-	defer b.give(s)
-	features := b.enforced()
+	defer b.give(s, spec.Workspace)
+	can := b.can()
+	features := b.enforced(can)
 	if err := features.Covers(spec); err != nil {
 		return nil, err
 	}
-	r := &run{spec: spec, slot: s, source: b.config.Source, control: -1}
+	r := &run{spec: spec, slot: s, source: b.config.Source, control: -1, init: -1}
 	defer r.close()
-	if err := r.limit(); err != nil {
+	if err := r.limit(can); err != nil {
 		return nil, err
 	}
-	if err := r.open(plan(spec, b.conditions(spec, s, std.Terminal != nil)), std); err != nil {
+	if err := r.open(plan(spec, b.conditions(spec, can, std.Terminal != nil)), std); err != nil {
 		return nil, err
 	}
-	if _, err := b.request(append([]byte{zygote.ReqRun}, strconv.Itoa(s.number)...), false, r.theirs...); err != nil {
+	if err := b.launch(s, r.theirs); err != nil {
 		return nil, err
 	}
 	r.handOver()
@@ -70,6 +70,7 @@ type run struct {
 	source  map[string]string // see Config
 	theirs  []int             // sent to the zygote, in the order of its protocol
 	control int               // the worker's end
+	init    int               // of pid 1, as soon as the command has started
 	copying sync.WaitGroup
 	copyErr [2]error
 
@@ -78,6 +79,10 @@ type run struct {
 
 	mu       sync.Mutex
 	exceeded *sandbox.Event // the limit for which the run was killed
+	noBytes  bool           // left in the workspace, at some time
+	noFiles  bool
+
+	fullTemps []string // temporary directories that had no room left at the end
 }
 
 // open makes everything that the zygote is handed.
@@ -182,8 +187,10 @@ func (r *run) handOver() {
 // close ends what is left, and waits for the copying goroutines.
 func (r *run) close() {
 	r.handOver()
-	if r.control >= 0 {
-		unix.Close(r.control)
+	for _, fd := range []int{r.control, r.init} {
+		if fd >= 0 {
+			unix.Close(fd)
+		}
 	}
 	if r.recorder != nil {
 		r.recorder.Stop()
@@ -202,6 +209,9 @@ func (r *run) watch(ctx context.Context) (*sandbox.Result, error) {
 	stopping.Go(func() { r.stop(ctx, p) })
 	stopping.Go(func() { r.monitor(p) })
 	res, err := r.follow(p)
+	if err != nil {
+		r.die()
+	}
 	close(p.reaped)
 	stopping.Wait()
 	r.copying.Wait()
@@ -273,6 +283,9 @@ func (r *run) follow(p *progress) (*sandbox.Result, error) {
 	var res sandbox.Result
 	for {
 		packet, fds, err := zygote.Receive(r.control)
+		if errors.Is(err, zygote.ErrTruncated) {
+			return nil, fmt.Errorf("follow the run: %w", err)
+		}
 		if err != nil {
 			return nil, fmt.Errorf("the zygote died during the run: %w", err)
 		}
@@ -289,6 +302,9 @@ func (r *run) follow(p *progress) (*sandbox.Result, error) {
 		case rep.Failed != "":
 			return nil, fmt.Errorf("start of the run: %s", rep.Failed)
 		case rep.Started != 0:
+			if len(fds) == 1 {
+				r.init = fds[0]
+			}
 			res.Start = time.Unix(0, rep.Started)
 			close(p.started)
 		case rep.Exited != nil:
@@ -296,6 +312,9 @@ func (r *run) follow(p *progress) (*sandbox.Result, error) {
 			res.ExitCode = rep.Exited.Code
 			if s := rep.Exited.Signal; s != 0 {
 				res.Signal, res.ExitCode = syscall.Signal(s), 128+s
+			}
+			if res.End.Before(res.Start) {
+				res.Start = res.End // who saw it start looked at the clock too late
 			}
 			close(p.exited)
 		case rep.Reaped != nil:
@@ -314,7 +333,20 @@ func (r *run) follow(p *progress) (*sandbox.Result, error) {
 				InvoluntarySwitches: rep.Reaped.Involuntary,
 				PacketsRefused:      rep.Reaped.NoRoute,
 			}
+			r.fullTemps = rep.Reaped.Full
 			return &res, nil
+		}
+	}
+}
+
+// die ends a run that cannot be followed any more, and waits for its end: pid 1 has let go of control, and ends when
+// everything in its pid namespace has.
+func (r *run) die() {
+	_ = unix.Shutdown(r.control, unix.SHUT_RDWR) // of a socket it is no error to have ended already
+	for r.init >= 0 {
+		_, err := unix.Poll([]unix.PollFd{{Fd: int32(r.init), Events: unix.POLLIN}}, answerTime*1000)
+		if err != unix.EINTR {
+			return
 		}
 	}
 }

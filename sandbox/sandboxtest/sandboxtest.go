@@ -6,6 +6,7 @@ package sandboxtest
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"fmt"
 	"net"
@@ -58,6 +59,25 @@ func TestBackend(t *testing.T, new func() sandbox.Backend) {
 		{"LinksInTargetsAreNotFollowed", linkedTarget},
 		{"InvalidSpecIsRefused", invalid},
 		{"ManyRunsAtOnce", many},
+		{"LimitsAreEnforced", limitsEnforced},
+		{"LimitsOfOneRunDoNotOutliveIt", func(t *testing.T, _ sandbox.Backend) {
+			// One that is new gives each run what the run before it had.
+			b := new()
+			defer b.Close()
+			limitsReset(t, b)
+		}},
+		{"UsageIsOfTheWholeRun", usage},
+		{"AttemptsAreNamed", attempts},
+		{"ManyAttemptsHideNoOther", flood},
+		{"SharedCountersAreBounded", shared},
+		{"FullTemporaryDirectoryIsTold", fullTemp},
+		{"HostCannotBeAskedForItsFiles", oracle},
+		{"OrdinaryActionsAreNoAttempts", ordinary},
+		{"AuditFullNamesWhatIsMissing", auditFull},
+		{"AuditOffRecordsNothing", auditOff},
+		{"EndpointsAreReachedAndNothingElse", endpoints},
+		{"ListenIsForbiddenUnlessPermitted", listen},
+		{"TerminalIsTheRuns", terminal},
 	} {
 		t.Run(c.name, func(t *testing.T) { c.run(t, b) })
 	}
@@ -85,6 +105,8 @@ func Limits() sandbox.Limits {
 type Run struct {
 	Script string
 	Spec   func(*sandbox.Spec)                // changes the spec, if not nil
+	Bytes  int64                              // the room of the workspace; 0 is without end
+	Files  int64                              // likewise
 	Setup  func(testing.TB, *os.Root)         // fills the workspace, if not nil
 	Result *sandbox.Result                    // how it ended
 	Stdout string                             // what it wrote
@@ -103,7 +125,7 @@ func (r *Run) Do(t testing.TB, b sandbox.Backend) {
 // Try is Do for runs that may fail to start.
 func (r *Run) Try(ctx context.Context, t testing.TB, b sandbox.Backend) error {
 	t.Helper()
-	w, err := b.Workspace(ctx, sandbox.Unlimited, sandbox.Unlimited)
+	w, err := b.Workspace(ctx, cmp.Or(r.Bytes, sandbox.Unlimited), cmp.Or(r.Files, sandbox.Unlimited))
 	if err != nil {
 		return err
 	}

@@ -211,17 +211,17 @@ func (w *watch) used(at place) []sandbox.Event {
 	return []sandbox.Event{{Kind: inputOpened, Subject: at.path}}
 }
 
-// elsewhere reports whether the host has what a full watch sees missing in the sandbox, and what to say of it.
+// elsewhere reports whether a source tree has what a full watch sees missing in the sandbox, and what to say of it.
 func (w *watch) elsewhere(at place) (detail string, ok bool) {
 	if !w.view.Full || !at.absent {
 		return "", false
 	}
 	for dir, source := range w.view.Source {
-		if rest, ok := strings.CutPrefix(at.path, dir+"/"); ok && exists(source+"/"+rest) {
+		if rest, ok := strings.CutPrefix(at.path, strings.TrimSuffix(dir, "/")+"/"); ok && exists(strings.TrimSuffix(source, "/")+"/"+rest) {
 			return "in the source tree: add it to the inputs", true
 		}
 	}
-	return "it exists on the host", exists(strings.TrimSuffix(w.view.HostRoot, "/") + at.path)
+	return "", false
 }
 
 // exists reports whether something is at a path of the host, without mounting or opening anything there.

@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"net/netip"
 	"path"
+	"slices"
 	"strconv"
 
 	"golang.org/x/sys/unix"
@@ -24,13 +25,16 @@ func (w *watch) reach(n *notification, at, size uint64) []sandbox.Event {
 		if w.view.Loopback && (to.Addr().IsLoopback() || to.Addr().IsUnspecified()) { // the latter is oneself, too
 			return nil
 		}
-		return []sandbox.Event{{Kind: sandbox.EventConnect, Subject: protocol(n) + " " + to.String()}}
+		if protocol := protocol(n); protocol != "tcp" || !slices.Contains(w.view.Allowed, to) {
+			return []sandbox.Event{{Kind: sandbox.EventConnect, Subject: protocol + " " + to.String()}}
+		}
+		return nil
 	}
 	if p, ok := socketPath(b); ok {
 		w.enter(n)
 		s := w.resolve(n.PID, p, true)
-		// A socket in a writable directory is the run's own.
-		if hostSocket(p) && (s.mode == 0 || !w.view.writable(s.path)) {
+		// A socket in a writable directory is the run's own; one elsewhere that is there is a service of the host.
+		if !w.view.writable(s.path) && (s.mode != 0 || hostSocket(p)) {
 			return []sandbox.Event{{Kind: sandbox.EventConnect, Subject: "unix " + p}}
 		}
 	}

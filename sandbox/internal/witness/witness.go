@@ -10,6 +10,7 @@ package witness
 
 import (
 	"maps"
+	"net/netip"
 	"path"
 	"slices"
 	"strconv"
@@ -23,17 +24,18 @@ type View struct {
 	Writable []string // outputs and temporary directories, /tmp and /dev/shm among them
 	Inputs   []string // of an input and a writable directory around a path, the longer decides
 	Loopback bool
+	// Allowed are the endpoints beyond loopback that may be reached.
+	Allowed []netip.AddrPort
 	// Full is sandbox.AuditFull: reads are recorded, too.
 	Full bool
-	// HostRoot is the directory below which Full looks for a path that the sandbox lacks, to tell a file
-	// of the host from one that is nowhere; "" is "/". Nothing there is opened.
-	HostRoot string
-	// Source maps directories of the sandbox to directories of the host where Full looks first.
+	// Source maps directories of the sandbox to directories of the host where Full looks for a path that the
+	// sandbox lacks. Nothing there is opened; what is elsewhere on the host is nobody's business.
 	Source map[string]string
 }
 
 // Bounds of what is remembered of one run.
 const (
+	maxKind     = sandbox.MaxEvents / 5 // there are five kinds of events here
 	maxOpened   = 200_000
 	maxPrograms = 10_000
 	maxSubject  = 512 // bytes
@@ -48,6 +50,7 @@ type Recorder struct {
 	done chan struct{}
 
 	events     map[identity]*entry
+	kinds      map[sandbox.EventKind]int // different events
 	unrecorded int
 	opened     map[string]bool
 	programs   map[string]bool // the last element of each program that was found
@@ -74,7 +77,7 @@ const (
 func newRecorder(v View) *Recorder {
 	return &Recorder{
 		view: v, stop: func() {}, done: make(chan struct{}),
-		events: map[identity]*entry{}, opened: map[string]bool{}, programs: map[string]bool{},
+		events: map[identity]*entry{}, kinds: map[sandbox.EventKind]int{}, opened: map[string]bool{}, programs: map[string]bool{},
 	}
 }
 
@@ -123,10 +126,12 @@ func (r *Recorder) record(e sandbox.Event) {
 		known.event.Count++
 		return
 	}
-	if len(r.events) == sandbox.MaxEvents {
+	// Each kind has its share, so that many of one cannot hide the first of another.
+	if r.kinds[e.Kind] == maxKind {
 		r.unrecorded++
 		return
 	}
+	r.kinds[e.Kind]++
 	e.Count = 1
 	r.events[id] = &entry{e, program}
 }
@@ -137,7 +142,12 @@ func (r *Recorder) found(program string) {
 		return
 	}
 	r.programs[program] = true
-	maps.DeleteFunc(r.events, func(_ identity, e *entry) bool { return e.program == program })
+	maps.DeleteFunc(r.events, func(_ identity, e *entry) bool {
+		if e.program == program {
+			r.kinds[e.event.Kind]--
+		}
+		return e.program == program
+	})
 }
 
 // printable returns s as ASCII on one line, its end if it is long.
@@ -179,11 +189,16 @@ func quiet(p string) bool {
 	case "/dev/null", "/dev/zero", "/dev/full", "/dev/tty", "/dev/stdin", "/dev/stdout", "/dev/stderr":
 		return true
 	}
-	if within(p, "/dev/fd") {
-		return true
+	rest, ok := strings.CutPrefix(p, "/dev/fd/")
+	if ok {
+		return !strings.Contains(rest, "/")
 	}
-	rest, ok := strings.CutPrefix(p, "/proc/")
-	process, _, _ := strings.Cut(rest, "/")
+	rest, ok = strings.CutPrefix(p, "/proc/")
+	process, file, _ := strings.Cut(rest, "/")
 	_, err := strconv.ParseUint(process, 10, 32)
-	return ok && (process == "self" || process == "thread-self" || err == nil)
+	if !ok || process != "self" && process != "thread-self" && err != nil {
+		return false
+	}
+	// Beyond these links is something else.
+	return !strings.Contains(file, "root/") && !strings.Contains(file, "cwd/") && strings.Count(file, "/") < 2
 }

@@ -66,7 +66,7 @@ var steps = [...]string{
 	"make the root read-only", "no_new_privs", "supplementary groups", "fork", "drop the rights of pid 1",
 	"filter of pid 1 (seccomp)", "session", "user namespace", "user and group", "resource limits", "capabilities",
 	"standard streams", "terminal", "working directory", "Landlock", "filter of system calls (seccomp)",
-	"listener of the filter", "execute",
+	"listener of the filter (seccomp)", "execute",
 }
 
 // A launch is everything that a forked process needs, laid out before the fork: after it there is no
@@ -89,6 +89,7 @@ type launch struct {
 	argv, envv     []*byte
 	filter, reaped []unix.SockFilter
 	fprog, rprog   unix.SockFprog
+	landlockFlags  uintptr
 	watched        bool
 	filterFlags    uintptr
 
@@ -100,7 +101,7 @@ type launch struct {
 	capHeader unix.CapUserHeader
 	capData   [2]unix.CapUserData
 	rlim      [2]uint64
-	polls     [2]unix.PollFd
+	polls     [3]unix.PollFd
 	word      [16]byte
 	info      [128]byte // struct signalfd_siginfo
 	status    uint32
@@ -174,6 +175,10 @@ func (l *launch) prepare(plan *Plan, executable string) error {
 		l.rlimits[i].resource, l.rlimits[i].cur, l.rlimits[i].max = uintptr(r.Resource), v, v
 	}
 	l.nrlimits = len(plan.Rlimits)
+	if plan.Landlock >= 7 {
+		// The host's audit log is no place for what an action can repeat at will.
+		l.landlockFlags = unix.LANDLOCK_RESTRICT_SELF_LOG_SAME_EXEC_OFF
+	}
 	l.filter, l.fprog = program(plan.Filter)
 	l.reaped, l.rprog = program(plan.Reaper)
 
@@ -196,6 +201,7 @@ func (l *launch) prepare(plan *Plan, executable string) error {
 	l.attr.Attr_set = unix.MOUNT_ATTR_RDONLY
 	l.capHeader.Version = unix.LINUX_CAPABILITY_VERSION_3
 	l.polls[0] = unix.PollFd{Fd: int32(l.control), Events: unix.POLLIN}
+	l.polls[2] = unix.PollFd{Fd: int32(l.end)}
 	l.iov.Base = &textWatching[0]
 	l.iov.SetLen(len(textWatching))
 	l.message.Iov = &l.iov
@@ -356,13 +362,18 @@ func (l *launch) drop() {
 	}
 }
 
-// wait reaps, and does what the worker says, until the command has ended or the worker is gone.
+// wait reaps, and does what the worker says, until the command has ended, or the worker or the zygote is gone. The
+// kernel forgot to tell of the latter when pid 1 changed its user (PR_SET_PDEATHSIG); but nobody else reads how the
+// command ended, and a pipe without a reader is an error (poll(2)).
 //
 //go:norace
 //go:nosplit
 func (l *launch) wait(command uintptr) {
 	for {
-		unix.RawSyscall6(unix.SYS_PPOLL, uintptr(unsafe.Pointer(&l.polls)), 2, 0, 0, 0, 0)
+		unix.RawSyscall6(unix.SYS_PPOLL, uintptr(unsafe.Pointer(&l.polls)), uintptr(len(l.polls)), 0, 0, 0, 0)
+		if l.polls[2].Revents != 0 {
+			unix.RawSyscall(unix.SYS_EXIT_GROUP, 1, 0, 0)
+		}
 		if l.polls[0].Revents != 0 {
 			n, _, _ := unix.RawSyscall6(unix.SYS_RECVFROM, uintptr(l.control), uintptr(unsafe.Pointer(&l.word)), uintptr(len(l.word)), 0, 0, 0)
 			if int(n) > 0 && l.word[0] == WordTerm[0] {
@@ -426,7 +437,7 @@ func (l *launch) command() {
 		l.do(stepCapabilities, unix.SYS_CAPSET, uintptr(unsafe.Pointer(&l.capHeader)), uintptr(unsafe.Pointer(&l.capData)), 0, 0, 0)
 	}
 	if l.ruleset >= 0 {
-		l.do(stepLandlock, unix.SYS_LANDLOCK_RESTRICT_SELF, uintptr(l.ruleset), 0, 0, 0, 0)
+		l.do(stepLandlock, unix.SYS_LANDLOCK_RESTRICT_SELF, uintptr(l.ruleset), l.landlockFlags, 0, 0, 0)
 	}
 	l.set = 0
 	l.do(stepSignals, unix.SYS_RT_SIGPROCMASK, unix.SIG_SETMASK, uintptr(unsafe.Pointer(&l.set)), 0, sigsetSize, 0)

@@ -3,20 +3,32 @@
 package zygote
 
 import (
+	"encoding/hex"
 	"fmt"
 	"os"
 	"path"
 	"strings"
+	"syscall"
 
 	"golang.org/x/sys/unix"
 )
 
 // Where the host and the workspace are reached while the root is made. Both are gone before the
 // command starts.
-const (
-	oldRoot   = "/.host"
-	workspace = "/.workspace"
-)
+//
+// Nobody can guess the name of the host's root: a link of an input tree leads there at no time.
+var oldRoot = "/." + secret()
+
+const workspace = "/.workspace"
+
+// secret returns a word that is different in each zygote.
+func secret() string {
+	var b [16]byte
+	if n, err := unix.Getrandom(b[:], 0); err != nil || n != len(b) {
+		panic("the kernel gives no random bytes")
+	}
+	return hex.EncodeToString(b[:])
+}
 
 // makeRoot makes the root that the plan describes, from nothing, in the calling thread's mount namespace. What is
 // left for pid 1 is what it alone can do, mount /proc, and what must come after that: to detach the host's
@@ -123,6 +135,10 @@ func (o *Op) do() error {
 		if err := closed(target(path.Dir(o.Target), true)); err != nil {
 			return err
 		}
+		// A pid 1 that is forked meanwhile would have the file open for writing until it closes what is not
+		// its own, and a mount with a writer cannot be made read-only.
+		syscall.ForkLock.RLock()
+		defer syscall.ForkLock.RUnlock()
 		return os.WriteFile(o.Target, []byte(o.Source), 0o444)
 	case OpSymlink:
 		if err := closed(target(path.Dir(o.Target), true)); err != nil {
@@ -135,7 +151,7 @@ func (o *Op) do() error {
 		if err := closed(target(o.Target, true)); err != nil {
 			return err
 		}
-		return unix.Mount("tmp", o.Target, "tmpfs", uintptr(o.Attrs), fmt.Sprintf("mode=1777,size=%d,nr_inodes=%d", o.Bytes, o.Bytes/4096+16))
+		return unix.Mount("tmp", o.Target, "tmpfs", uintptr(o.Attrs), fmt.Sprintf("mode=1777,size=%d,nr_inodes=%d", o.Bytes+int64(os.Getpagesize()), o.Bytes/4096+16))
 	case OpBind, OpDevice:
 		return o.bind()
 	}

@@ -16,8 +16,8 @@ import (
 )
 
 // A slot is a thread that carries one run at a time: it makes the run's network, mounts and root around
-// itself, forks, and returns to the zygote's mounts. A run dies with it (PR_SET_PDEATHSIG speaks of
-// threads), and it lives as long as the zygote.
+// itself, forks, and returns to the zygote's mounts. It lives as long as the zygote, and a run no
+// longer.
 type slot struct {
 	z       *zygote
 	command int // the user of the host that the command is
@@ -52,7 +52,7 @@ func (z *zygote) newSlot(want Slot, tasks []int) error {
 	return nil
 }
 
-// serve is the slot's thread. It is never unlocked: a thread that cannot get back to where it was ends.
+// serve is the slot's thread. It is never unlocked.
 func (s *slot) serve(tasks []int, ready chan<- error) {
 	runtime.LockOSThread()
 	err := s.join(tasks)
@@ -130,7 +130,13 @@ func (s *slot) run(fds []int) (private bool) {
 	case err != nil:
 		fail(err)
 	default:
-		report(control, Report{Started: now})
+		init, err := unix.PidfdOpen(child.pid, 0)
+		if err != nil {
+			report(control, Report{Started: now})
+			break
+		}
+		report(control, Report{Started: now}, init)
+		unix.Close(init)
 	}
 	// The zygote keeps no end of the run's pipes: their readers must see the end with the run's.
 	closeAll(fds[fdStdin:fdMore])
@@ -140,10 +146,12 @@ func (s *slot) run(fds []int) (private bool) {
 		if exited := child.exited(); exited != nil && err == nil {
 			report(control, Report{Exited: exited})
 		}
+		full := child.full()
 		if usage, err = child.reap(); err != nil {
 			fail(fmt.Errorf("wait for pid 1: %w", err))
 			return private
 		}
+		usage.Full = full
 	}
 	if private {
 		usage.NoRoute = noRoute()
@@ -318,9 +326,14 @@ func userNamespace(user int, rootless, nested bool) (int, error) {
 // holderMain holds a user namespace until its stdin ends. Where the kernel does not let it forbid further ones, the
 // filter of system calls still does.
 func holderMain() {
+	limit := func(name, n string) { _ = os.WriteFile("/proc/sys/user/max_"+name, []byte(n), 0) }
 	if len(os.Args) == 2 && os.Args[1] == "false" {
-		_ = os.WriteFile("/proc/sys/user/max_user_namespaces", []byte("0"), 0)
+		limit("user_namespaces", "0")
 	}
+	// What a run has of these counts for the user who owns its namespace as well: the host's root, as a rule.
+	limit("inotify_instances", "16")
+	limit("inotify_watches", "8192")
+	limit("fanotify_groups", "0")
 	_, _ = os.Stdout.Write([]byte("."))
 	_, _ = os.Stdin.Read(make([]byte, 1))
 }

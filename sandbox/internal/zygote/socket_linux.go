@@ -40,7 +40,8 @@ func Receive(sock int) ([]byte, []int, error) {
 	buf, oob := make([]byte, maxPacket), make([]byte, unix.CmsgSpace(maxDescriptors*4))
 	for {
 		n, oobn, flags, _, err := unix.Recvmsg(sock, buf, oob, unix.MSG_CMSG_CLOEXEC)
-		if err == unix.EINTR {
+		if err == unix.EINTR || err == unix.ECONNRESET {
+			// The other end was closed before it had read all: said once, ahead of what it had sent.
 			continue
 		}
 		if err != nil {
@@ -63,7 +64,7 @@ func Receive(sock int) ([]byte, []int, error) {
 		}
 		if flags&(unix.MSG_TRUNC|unix.MSG_CTRUNC) != 0 {
 			closeAll(fds)
-			return nil, nil, ErrTruncated
+			return buf[:n], nil, ErrTruncated
 		}
 		return buf[:n], fds, nil
 	}

@@ -4,6 +4,7 @@ package zygote
 
 import (
 	"errors"
+	"os"
 	"syscall"
 	"testing"
 
@@ -48,4 +49,26 @@ func TestTruncatedPacketCostsNoOther(t *testing.T) {
 		t.Errorf("the next packet: got %q, %v, %v", packet, fds, err)
 	}
 	closeAll(fds)
+}
+
+// TestReceiveAfterReset: what was sent is received, even if its sender went away with something unread.
+func TestReceiveAfterReset(t *testing.T) {
+	sv, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer unix.Close(sv[0])
+	if err := Send(sv[0], []byte("kill")); err != nil {
+		t.Fatal(err)
+	}
+	if err := Send(sv[1], []byte("last words")); err != nil {
+		t.Fatal(err)
+	}
+	unix.Close(sv[1])
+	if got, _, err := Receive(sv[0]); err != nil || string(got) != "last words" {
+		t.Errorf("got %q, %v", got, err)
+	}
+	if got, _, err := Receive(sv[0]); !errors.Is(err, os.ErrClosed) {
+		t.Errorf("after the end: got %q, %v", got, err)
+	}
 }

@@ -8,7 +8,6 @@ import (
 	"fmt"
 	"os"
 	"path"
-	"runtime"
 	"slices"
 	"strings"
 	"syscall"
@@ -32,7 +31,7 @@ func (s *slot) start(plan *Plan, fds []int) (*child, error) {
 	}
 	defer func() {
 		if unix.Setns(s.z.mounts, unix.CLONE_NEWNS) != nil {
-			runtime.Goexit() // the thread is of no use any more, and ends
+			os.Exit(1) // the slot is of no use any more, and who waits for it learns that in no other way
 		}
 	}()
 	l := &launch{
@@ -66,18 +65,31 @@ func (s *slot) start(plan *Plan, fds []int) (*child, error) {
 	}
 	defer closeAll([]int{l.ruleset})
 
-	c := &child{program: plan.Args[0]}
+	c := &child{start: -1, end: -1, program: plan.Args[0]}
+	for _, o := range plan.Ops {
+		if o.Kind != OpTmpfs {
+			continue
+		}
+		fd, err := unix.Open(o.Target, unix.O_PATH|unix.O_CLOEXEC, 0)
+		if err != nil {
+			c.close()
+			return nil, err
+		}
+		c.temps = append(c.temps, temp{o.Target, fd})
+	}
 	var start, end [2]int
 	if err := unix.Pipe2(start[:], unix.O_CLOEXEC); err != nil {
+		c.close()
 		return nil, err
 	}
+	c.start = start[0]
 	defer unix.Close(start[1])
 	if err := unix.Pipe2(end[:], unix.O_CLOEXEC); err != nil {
-		unix.Close(start[0])
+		c.close()
 		return nil, err
 	}
 	defer unix.Close(end[1])
-	c.start, c.end = start[0], end[0]
+	c.end = end[0]
 	l.start, l.end = start[1], end[1]
 	if err = l.prepare(plan, program); err == nil {
 		c.pid, err = l.fork()
@@ -135,9 +147,36 @@ type child struct {
 	pid        int
 	start, end int // pipes: why the command could not start, if so; how it ended
 	program    string
+	temps      []temp
 }
 
-func (c *child) close() { closeAll([]int{c.start, c.end}) }
+// A temp is a temporary directory and its descriptor.
+type temp struct {
+	target string
+	fd     int
+}
+
+func (c *child) close() {
+	closeAll([]int{c.start, c.end})
+	for _, t := range c.temps {
+		unix.Close(t.fd)
+	}
+}
+
+// full returns the temporary directories that have no room left, and lets go of all: their memory counts as the
+// run's, and not as the next one's.
+func (c *child) full() []string {
+	var full []string
+	for _, t := range c.temps {
+		var st unix.Statfs_t
+		if unix.Fstatfs(t.fd, &st) == nil && (st.Bavail == 0 || st.Ffree == 0) {
+			full = append(full, t.target)
+		}
+		unix.Close(t.fd)
+	}
+	c.temps = nil
+	return full
+}
 
 // started waits until the command executes, or says why it does not: a *cannotExec if it is the program's
 // doing.

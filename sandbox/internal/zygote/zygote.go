@@ -172,7 +172,8 @@ type Report struct {
 	Watching bool `json:",omitempty"`
 	// Listening comes with the sockets of Plan.Listeners, in their order.
 	Listening bool `json:",omitempty"`
-	// Started is when the command began to execute, in nanoseconds of Unix time.
+	// Started is when the command began to execute, in nanoseconds of Unix time. It comes with a descriptor of
+	// pid 1 (pidfd_open(2)), if there is one.
 	Started int64 `json:",omitempty"`
 	// Failed says why the command was never started.
 	Failed string  `json:",omitempty"`
@@ -195,6 +196,8 @@ type Reaped struct {
 	Voluntary, Involuntary int64 // switches away from a processor
 	// NoRoute counts the packets that found no route.
 	NoRoute int64
+	// Full are the temporary directories that had no room left when the command had ended.
+	Full []string `json:",omitempty"`
 }
 
 // Facts is what the executable finds when it runs inside a sandbox as NameProbe.

@@ -35,7 +35,11 @@ func zygoteMain() {
 	for {
 		req, fds, err := Receive(socketFD)
 		if errors.Is(err, ErrTruncated) {
-			continue // a request that lost its descriptors; its control closed with them
+			// A request that lost its descriptors. Of a run, control closed with them.
+			if len(req) > 0 && req[0] != ReqRun {
+				reply(socketFD, err.Error(), -1)
+			}
+			continue
 		}
 		if err != nil || len(req) == 0 {
 			return // the worker is gone; what still runs dies with this process's threads
@@ -107,7 +111,13 @@ func (z *zygote) serve(kind byte, text []byte, fds []int) {
 			closeAll(fds) // with control, which tells the worker
 			return
 		}
-		s.work <- fds
+		select {
+		case s.work <- fds:
+		default:
+			// It has one that it cannot even begin. Nobody else is to wait for that.
+			report(fds[fdControl], Report{Failed: "the slot does not answer"})
+			closeAll(fds)
+		}
 	}
 }
 
@@ -157,14 +167,16 @@ func reply(sock int, text string, fd int) {
 // memory that cannot be reclaimed. Bytes without a bound are bounded by the kernel, at half of the memory.
 const maxWorkspaceFiles = 1_500_000
 
-// newWorkspace returns the descriptor of a detached tmpfs.
+// newWorkspace returns the descriptor of a detached tmpfs. It has a page and a file more than the room that is asked
+// for: when nothing is left, more was wanted.
 func newWorkspace(room Room) (int, error) {
 	if room.Files <= 0 {
 		room.Files = maxWorkspaceFiles
 	}
+	room.Files++
 	options := [][2]string{{"mode", "0755"}, {"source", "workspace"}, {"nr_inodes", strconv.FormatInt(room.Files, 10)}}
 	if room.Bytes > 0 {
-		options = append(options, [2]string{"size", strconv.FormatInt(room.Bytes, 10)})
+		options = append(options, [2]string{"size", strconv.FormatInt(room.Bytes+int64(os.Getpagesize()), 10)})
 	}
 	fs, err := unix.Fsopen("tmpfs", unix.FSOPEN_CLOEXEC)
 	if err != nil {

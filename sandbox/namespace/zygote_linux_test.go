@@ -1,0 +1,341 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package namespace_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/cloister-build/cloister/sandbox"
+	"github.com/cloister-build/cloister/sandbox/namespace"
+	"github.com/cloister-build/cloister/sandbox/sandboxtest"
+)
+
+// backend returns one that works, and what it can do.
+func backend(t *testing.T, c namespace.Config) (*namespace.Backend, sandbox.Features) {
+	t.Helper()
+	b := namespace.New(c)
+	t.Cleanup(func() { b.Close() })
+	f, err := b.Probe(t.Context())
+	if err != nil {
+		sandboxtest.Unavailable(t, "namespaces", err)
+	}
+	return b, f
+}
+
+// eventually waits until f holds, for ten seconds at most.
+func eventually(f func() bool) bool {
+	for range 500 {
+		if f() {
+			return true
+		}
+		time.Sleep(20 * time.Millisecond)
+	}
+	return f()
+}
+
+// groups returns the directories of the control groups of this process.
+func groups(t *testing.T) []string {
+	t.Helper()
+	var found []string
+	err := filepath.WalkDir("/sys/fs/cgroup", func(p string, d fs.DirEntry, err error) error {
+		if err == nil && d.IsDir() && strings.HasPrefix(d.Name(), fmt.Sprintf("cloister.%d.", os.Getpid())) {
+			found = append(found, p)
+		}
+		return nil // others come and go meanwhile
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return found
+}
+
+func TestRunsDieWithTheirZygote(t *testing.T) {
+	before := groups(t)
+	b, _ := backend(t, namespace.Config{})
+	mark := fmt.Sprintf("5%d.5", os.Getpid())
+	var ended sync.WaitGroup
+	for range 3 {
+		ended.Go(func() {
+			// Nothing holds the run's output, which would be waited for, and it takes a moment to end so many.
+			r := sandboxtest.Run{Script: "exec >/dev/null 2>&1; for i in $(seq 60); do setsid sleep " + mark + " & done; exec sleep " + mark}
+			if err := r.Try(t.Context(), t, b); err == nil {
+				t.Errorf("a run without its zygote ended with %+v", r.Result)
+			}
+		})
+	}
+	alive := func() []string { return sandboxtest.Running(t, "sleep\x00"+mark) }
+	if !eventually(func() bool { return len(alive()) == 3*61 }) {
+		t.Fatal("the runs are not there")
+	}
+	if err := b.KillZygote(); err != nil {
+		t.Fatal(err)
+	}
+	ended.Wait()
+	if left := alive(); len(left) > 0 {
+		t.Errorf("alive when Run has returned: %v", left)
+	}
+	r := sandboxtest.Run{Script: "exit 3"}
+	r.Do(t, b)
+	if r.Result.ExitCode != 3 {
+		t.Errorf("the next run: got exit code %d, want 3", r.Result.ExitCode)
+	}
+	if err := b.Close(); err != nil {
+		t.Error(err)
+	}
+	if left := groups(t); !slices.Equal(left, before) {
+		t.Errorf("control groups are left: %v", left)
+	}
+}
+
+// TestFortyRunsAtOnce: as many slots as there are runs at a time, and no more for those that come after.
+func TestFortyRunsAtOnce(t *testing.T) {
+	const n = 40
+	b, _ := backend(t, namespace.Config{})
+	for range 2 {
+		ctx, cancel := context.WithCancel(t.Context())
+		var started, ended sync.WaitGroup
+		started.Add(n)
+		for range n {
+			said := sync.OnceFunc(started.Done)
+			ended.Go(func() {
+				defer said() // also if it could not start
+				res, err := b.Run(ctx, script(t, "echo started; exec sleep 600"), sandbox.Stdio{Stdout: writer(said)})
+				if err != nil || !res.Stopped {
+					t.Errorf("got %+v, %v; want a run that was stopped", res, err)
+				}
+			})
+		}
+		started.Wait()
+		cancel()
+		ended.Wait()
+	}
+	if got := b.Slots(); got != n {
+		t.Errorf("got %d slots, want %d", got, n)
+	}
+}
+
+// script is a spec that runs one, with the host's programs and nothing to write to but /tmp.
+func script(t *testing.T, text string) *sandbox.Spec {
+	t.Helper()
+	s := &sandbox.Spec{
+		Args: []string{"/bin/sh", "-c", text}, Dir: "/tmp", Env: []string{"PATH=/usr/bin:/bin"},
+		Temp: []sandbox.Temp{{Target: "/tmp", Bytes: 1 << 20}}, Limits: sandboxtest.Limits(),
+	}
+	for _, dir := range []string{"/usr", "/bin", "/lib", "/lib64"} {
+		if src, err := filepath.EvalSymlinks(dir); err == nil {
+			s.Inputs = append(s.Inputs, sandbox.Input{Target: dir, Content: "host", Source: src})
+		}
+	}
+	return s
+}
+
+// A writer calls a function when something is written.
+type writer func()
+
+func (w writer) Write(p []byte) (int, error) {
+	w()
+	return len(p), nil
+}
+
+// TestNothingAccumulates: after hundreds of runs of every kind, worker and zygote have open what they had before.
+func TestNothingAccumulates(t *testing.T) {
+	b, _ := backend(t, namespace.Config{})
+	runs := func(n int) {
+		for range n {
+			ok := script(t, "true")
+			ok.Network = sandbox.Network{Loopback: true, Allow: []sandbox.Endpoint{{Host: "192.0.2.1", Port: 443}}}
+			absent := script(t, "true")
+			absent.Args = []string{"/no/such/program"}
+			invalid := script(t, "true")
+			invalid.Inputs[0].Source = "/no/such/directory"
+			for _, s := range []*sandbox.Spec{ok, absent, invalid} {
+				if _, err := b.Run(t.Context(), s, sandbox.Stdio{}); (err != nil) != (s == invalid) {
+					t.Fatal(err)
+				}
+			}
+			r := sandboxtest.Run{Script: "echo x > /build/x"}
+			r.Do(t, b)
+		}
+	}
+	count := func(dir string) int {
+		entries, err := os.ReadDir(dir)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return len(entries)
+	}
+	zygote := fmt.Sprintf("/proc/%d/", b.Zygote())
+	places := []string{"/proc/self/fd", "/proc/self/task", zygote + "fd", zygote + "task"}
+	runs(5)
+	var before []int
+	for _, p := range places {
+		before = append(before, count(p))
+	}
+	runs(75)
+	for i, p := range places {
+		slack := 0
+		if strings.HasSuffix(p, "task") {
+			slack = 8 // of which Go starts some as it sees fit
+		}
+		// What a run has open in the zygote is closed a moment after its end.
+		if !eventually(func() bool { return count(p) <= before[i]+slack }) {
+			t.Errorf("%s: %d before 300 runs, %d after", p, before[i], count(p))
+		}
+	}
+}
+
+func TestLimitsThatNobodyCanKeep(t *testing.T) {
+	set := func(l sandbox.Limit) *sandboxtest.Run {
+		return &sandboxtest.Run{Script: "true", Spec: func(s *sandbox.Spec) {
+			s.Limits.OpenFiles, s.Limits.Processes = sandbox.Unlimited, sandbox.Unlimited
+			s.Limits.Set(l, 100<<20)
+		}}
+	}
+	for _, c := range []struct {
+		without []namespace.Layer
+		lacks   []sandbox.Limit
+	}{
+		{[]namespace.Layer{namespace.Cgroups}, []sandbox.Limit{sandbox.LimitMemory, sandbox.LimitCPU}},
+		{[]namespace.Layer{namespace.Cgroups, namespace.Rlimits}, []sandbox.Limit{sandbox.LimitMemory, sandbox.LimitCPU, sandbox.LimitProcesses, sandbox.LimitOpenFiles}},
+	} {
+		b, f := backend(t, namespace.Config{Without: c.without})
+		for _, l := range sandbox.AllLimits {
+			err := set(l).Try(t.Context(), t, b)
+			if lacks := slices.Contains(c.lacks, l); lacks != errors.Is(err, sandbox.ErrUnsupported) || !lacks && err != nil {
+				t.Errorf("without %v, the limit of %s: got %v", c.without, l, err)
+			}
+			if slices.Contains(c.lacks, l) == slices.Contains(f.Limits, l) {
+				t.Errorf("without %v: got features %v", c.without, f.Limits)
+			}
+		}
+	}
+	// Resource limits do for processes what control groups would.
+	b, _ := backend(t, namespace.Config{Without: []namespace.Layer{namespace.Cgroups}})
+	r := sandboxtest.Run{
+		Script: `i=0; while [ $i -lt 60 ]; do sleep 60 & i=$((i+1)); done`,
+		Spec:   func(s *sandbox.Spec) { s.Limits.Processes = 20 },
+	}
+	r.Do(t, b)
+	if r.Result.ExitCode == 0 {
+		t.Error("60 processes were started within a limit of 20")
+	}
+}
+
+// TestNoSlotIsWithoutItsGroup: where a control group cannot be made there is no run, now and later.
+func TestNoSlotIsWithoutItsGroup(t *testing.T) {
+	b, f := backend(t, namespace.Config{})
+	if !slices.Contains(f.Limits, sandbox.LimitMemory) {
+		sandboxtest.Unavailable(t, "limits", "this host cannot limit memory")
+	}
+	inTheWay := groups(t)
+	for i, g := range inTheWay {
+		inTheWay[i] = filepath.Join(g, "slot1")
+		if err := os.Mkdir(inTheWay[i], 0o755); err != nil {
+			t.Fatal(err)
+		}
+	}
+	limit := func(s *sandbox.Spec) { s.Limits.Memory = 64 << 20 }
+	first := sandboxtest.Run{Script: "true", Spec: limit}
+	// While its workspace is open the next run gets another slot.
+	first.Check = func(testing.TB, *os.Root, string) {
+		second := sandboxtest.Run{Script: "exec dd if=/dev/zero of=/dev/shm/x bs=1M count=100", Spec: limit}
+		if err := second.Try(t.Context(), t, b); err == nil {
+			t.Error("a run was performed without a control group")
+		}
+		for _, g := range inTheWay {
+			if err := os.Remove(g); err != nil {
+				t.Fatal(err)
+			}
+		}
+		second.Do(t, b)
+		if second.Result.Exceeded == nil {
+			t.Errorf("the limit does not hold any more: got %+v", second.Result)
+		}
+	}
+	first.Do(t, b)
+}
+
+// TestHiddenDirectory: a run reads blobs of a directory whose path it does not learn, and goes on reading them when
+// they are replaced or removed.
+func TestHiddenDirectory(t *testing.T) {
+	dir, err := filepath.EvalSymlinks(t.TempDir())
+	if err != nil {
+		t.Fatal(err)
+	}
+	dir = filepath.Join(dir, "the-store")
+	if err := os.Mkdir(dir, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	blob := func(name, text string) string {
+		p := filepath.Join(dir, name)
+		if err := os.WriteFile(p, []byte(text), 0o444); err != nil {
+			t.Fatal(err)
+		}
+		return p
+	}
+	b, f := backend(t, namespace.Config{Hidden: []string{dir}})
+	if i := slices.IndexFunc(f.Checks, func(c sandbox.Check) bool { return c.Name == string(namespace.HiddenPaths) }); i < 0 || !f.Checks[i].OK {
+		sandboxtest.Unavailable(t, "namespaces", "paths cannot be hidden here")
+	}
+	w, err := b.Workspace(t.Context(), sandbox.Unlimited, sandbox.Unlimited)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer w.Close()
+	if err := w.Root().Mkdir("out", 0o777); err != nil {
+		t.Fatal(err)
+	}
+	removed, replaced := blob("removed", "one"), blob("replaced", "two")
+	s := script(t, `cat /proc/self/mountinfo /proc/self/mounts; echo ready
+while ! test -e /build/go; do sleep 0.02; done
+cat /in/removed /in/replaced /proc/self/mountinfo`)
+	s.Workspace = w.Name()
+	s.Outputs = []sandbox.Output{{Target: "/build", Source: "out"}}
+	s.Inputs = append(s.Inputs,
+		sandbox.Input{Target: "/in/removed", Content: "x", Source: removed},
+		sandbox.Input{Target: "/in/replaced", Content: "x", Source: replaced})
+	s.Timeout = time.Minute
+	ours, theirs := io.Pipe()
+	var said strings.Builder
+	var reading sync.WaitGroup
+	reading.Go(func() {
+		buf, changed := make([]byte, 4096), false
+		for {
+			n, err := ours.Read(buf)
+			said.Write(buf[:n])
+			if !changed && strings.Contains(said.String(), "ready\n") {
+				changed = true
+				blob("new", "other")
+				if err := errors.Join(os.Remove(removed), os.Rename(filepath.Join(dir, "new"), replaced), w.Root().WriteFile("out/go", nil, 0o644)); err != nil {
+					t.Error(err)
+				}
+			}
+			if err != nil {
+				return
+			}
+		}
+	})
+	res, err := b.Run(t.Context(), s, sandbox.Stdio{Stdout: theirs})
+	theirs.Close()
+	reading.Wait()
+	if err != nil || res.ExitCode != 0 {
+		t.Fatalf("got %+v, %v", res, err)
+	}
+	if !strings.Contains(said.String(), "ready\nonetwo") {
+		t.Errorf("the blobs did not stay what they were:\n%s", &said)
+	}
+	if !strings.Contains(said.String(), " /in/removed ") || strings.Contains(said.String(), "the-store") {
+		t.Errorf("the mount table shows the store, or not the inputs:\n%s", &said)
+	}
+}

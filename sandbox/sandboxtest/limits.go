@@ -1,0 +1,208 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package sandboxtest
+
+import (
+	"errors"
+	"os"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/cloister-build/cloister/sandbox"
+)
+
+const (
+	mebibyte   = int64(1 << 20)
+	halfSecond = 500 * time.Millisecond
+)
+
+// features returns what b says of itself.
+func features(t *testing.T, b sandbox.Backend) *sandbox.Features {
+	t.Helper()
+	f, err := b.Probe(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	return &f
+}
+
+// limited sets one limit of a spec.
+func limited(l sandbox.Limit, v int64) func(*sandbox.Spec) {
+	return func(s *sandbox.Spec) { s.Limits.Set(l, v) }
+}
+
+// fill is a command that writes so many mebibytes into memory as a file; hoard keeps them as a process.
+const (
+	fill  = "exec dd if=/dev/zero of=/dev/shm/x bs=1M count="
+	hoard = "head -c 300000000 /dev/zero | tail -n 1" // one line, which tail keeps until its end
+)
+
+// spend is a loop of processes of which none uses much processor time.
+const spend = `while :; do sh -c 'i=0; while [ $i -lt 9000 ]; do i=$((i+1)); done'; done`
+
+func limitsEnforced(t *testing.T, b sandbox.Backend) {
+	f := features(t, b)
+	for _, c := range []struct {
+		name   string
+		limit  sandbox.Limit
+		value  int64
+		run    Run // goes beyond the limit
+		code   int // 0 is any but success
+		actual string
+	}{
+		{"memory of files", sandbox.LimitMemory, 64 * mebibyte, Run{Script: fill + "300"}, 137, "64.0 MiB"},
+		{"memory of processes", sandbox.LimitMemory, 64 * mebibyte, Run{Script: hoard}, 137, "64.0 MiB"},
+		{"time of many processes", sandbox.LimitCPU, int64(halfSecond), Run{Script: spend}, 137, ""},
+		{"processes", sandbox.LimitProcesses, 20, Run{Script: `i=0; while [ $i -lt 60 ]; do sleep 60 & i=$((i+1)); done; true`}, 0, "20"},
+		{"output bytes", sandbox.LimitOutputBytes, 8 * mebibyte, Run{Script: "head -c 20000000 /dev/zero > big", Bytes: 8 * mebibyte}, 0, "8.0 MiB"},
+		{"output files", sandbox.LimitOutputFiles, 100, Run{Script: `i=0; while [ $i -lt 200 ]; do : > f$i; i=$((i+1)); done`, Files: 100}, 0, "100"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			c.run.Spec = func(s *sandbox.Spec) {
+				s.Limits.Set(c.limit, c.value)
+				s.Timeout = time.Minute // for a limit that does not hold
+			}
+			if unsupported(t, b, f, c.limit, &c.run) {
+				return
+			}
+			c.run.Do(t, b)
+			res := c.run.Result
+			if res.Stopped || res.ExitCode == 0 || c.code != 0 && res.ExitCode != c.code {
+				t.Errorf("got exit code %d, stopped %v, want %d\n%s", res.ExitCode, res.Stopped, c.code, c.run.Stderr)
+			}
+			if c.limit == sandbox.LimitProcesses && !slices.Contains(f.Limits, sandbox.LimitMemory) {
+				return // without control groups the kernel tells nobody but the one who was refused
+			}
+			e := res.Exceeded
+			if e == nil || e.Kind != sandbox.EventLimit || e.Subject != string(c.limit) || e.Limit != c.limit.Format(c.value) || e.Count < 1 {
+				t.Fatalf("got exceeded %+v, want %s", e, c.limit)
+			}
+			if c.actual != "" && e.Actual != c.actual {
+				t.Errorf("got %q of %q, want %q", e.Actual, e.Limit, c.actual)
+			}
+			if !slices.Contains(res.Events, *e) {
+				t.Errorf("events %v have not %v", res.Events, e)
+			}
+		})
+	}
+	t.Run("open files", func(t *testing.T) {
+		r := Run{Spec: func(s *sandbox.Spec) {
+			s.Args = []string{"/bin/bash", "-c", "for i in {4..60}; do exec {fd}</dev/null || exit 3; echo $fd; done"}
+			s.Limits.OpenFiles = 32
+		}}
+		if unsupported(t, b, f, sandbox.LimitOpenFiles, &r) {
+			return
+		}
+		r.Do(t, b)
+		if n := strings.Count(r.Stdout, "\n"); n == 0 || n > 32 || r.Result.ExitCode != 3 {
+			t.Errorf("%d files were opened beyond the first, exit code %d: %s", n, r.Result.ExitCode, r.Stderr)
+		}
+	})
+	t.Run("what is within", func(t *testing.T) {
+		r := Run{
+			Script: `i=0; while [ $i -lt 9 ]; do sleep 60 & mkdir d$i || exit 3; i=$((i+1)); done; dd if=/dev/zero of=big bs=1M count=9`,
+			Bytes:  16 * mebibyte, Files: 100,
+			Spec: func(s *sandbox.Spec) {
+				s.Limits = sandbox.Limits{Memory: 64 * mebibyte, CPU: time.Minute, Processes: 20, OpenFiles: 32, OutputBytes: 16 * mebibyte, OutputFiles: 100}
+				for _, l := range sandbox.AllLimits {
+					if !slices.Contains(f.Limits, l) {
+						s.Limits.Set(l, sandbox.Unlimited)
+					}
+				}
+			},
+		}
+		r.Do(t, b)
+		if r.Result.ExitCode != 0 || r.Result.Exceeded != nil || len(r.Result.Events) > 0 {
+			t.Errorf("got %+v\n%s", r.Result, r.Stderr)
+		}
+	})
+}
+
+// unsupported reports that a backend does not enforce a limit, after a look at whether it says so.
+func unsupported(t *testing.T, b sandbox.Backend, f *sandbox.Features, l sandbox.Limit, r *Run) bool {
+	t.Helper()
+	if slices.Contains(f.Limits, l) {
+		return false
+	}
+	err := r.Try(t.Context(), t, b)
+	if !errors.Is(err, sandbox.ErrUnsupported) || !strings.Contains(err.Error(), string(l)) {
+		t.Errorf("got %v, want ErrUnsupported that names the limit of %s", err, l)
+	}
+	if !t.Failed() {
+		Unavailable(t, "limits", "this host cannot limit "+string(l))
+	}
+	return true
+}
+
+// limitsReset: nothing of one run counts in the next, not even what its workspace still holds.
+func limitsReset(t *testing.T, b sandbox.Backend) {
+	f := features(t, b)
+	first := Run{Script: fill + "300", Spec: limited(sandbox.LimitMemory, 64*mebibyte)}
+	if unsupported(t, b, f, sandbox.LimitMemory, &first) {
+		return
+	}
+	next := func(after string) {
+		r := Run{Script: fill + "48", Spec: limited(sandbox.LimitMemory, 64*mebibyte)}
+		r.Do(t, b)
+		if r.Result.ExitCode != 0 || r.Result.Exceeded != nil || len(r.Result.Events) > 0 {
+			t.Errorf("after %s: got %+v", after, r.Result)
+		}
+		if n := r.Result.Usage.PeakMemory; n < 32*mebibyte || n > 64*mebibyte {
+			t.Errorf("after %s: got a peak of %s, with a file of 48 MiB", after, sandbox.Bytes(n))
+		}
+	}
+	next("nothing")
+	first.Do(t, b)
+	if first.Result.Exceeded == nil {
+		t.Fatal("the first run was not ended")
+	}
+	next("a run that was ended")
+	busy := Run{Script: spend, Spec: limited(sandbox.LimitCPU, int64(halfSecond))}
+	busy.Do(t, b)
+	idle := Run{Script: "true", Spec: limited(sandbox.LimitCPU, int64(halfSecond))}
+	idle.Do(t, b)
+	if u := idle.Result.Usage; idle.Result.Exceeded != nil || u.User+u.System >= halfSecond {
+		t.Errorf("a run that does nothing: got %+v", idle.Result)
+	}
+	forks := Run{Script: `i=0; while [ $i -lt 60 ]; do sleep 60 & i=$((i+1)); done`, Spec: limited(sandbox.LimitProcesses, 20)}
+	for range 2 { // the peak of processes is the group's, and the second does not exceed it
+		forks.Do(t, b)
+		if e := forks.Result.Exceeded; e == nil || e.Actual != "20" {
+			t.Errorf("too many processes: got %+v", e)
+		}
+	}
+	next("one that met the limit of processes")
+	held := Run{
+		Script: "exec dd if=/dev/zero of=/build/x bs=1M count=48",
+		Spec:   limited(sandbox.LimitMemory, 64*mebibyte),
+		Check:  func(testing.TB, *os.Root, string) { next("one whose outputs are still there") },
+	}
+	held.Do(t, b)
+}
+
+func usage(t *testing.T, b sandbox.Backend) {
+	f := features(t, b)
+	if !slices.Contains(f.Limits, sandbox.LimitMemory) || !slices.Contains(f.Limits, sandbox.LimitCPU) {
+		Unavailable(t, "limits", "this host cannot count what a whole run uses")
+	}
+	// Nobody waits for the one that is busy.
+	r := Run{Script: `
+mkfifo wait
+(i=0; while [ $i -lt 200000 ]; do i=$((i+1)); done; echo > wait; exec sleep 60) &
+i=0; while [ $i -lt 60 ]; do sleep 60 & i=$((i+1)); done
+dd if=/dev/zero of=/dev/shm/x bs=1M count=32 2>/dev/null
+read x < wait`}
+	r.Do(t, b)
+	u := r.Result.Usage
+	if u.User+u.System < 50*time.Millisecond {
+		t.Errorf("got %v of processor time", u.User+u.System)
+	}
+	if u.PeakMemory < 32*mebibyte {
+		t.Errorf("got a peak of %s of memory", sandbox.Bytes(u.PeakMemory))
+	}
+	if u.PeakProcesses < 62 || u.PeakProcesses > 66 {
+		t.Errorf("got a peak of %d processes", u.PeakProcesses)
+	}
+}
