@@ -29,7 +29,7 @@ import (
 
 // able are the features of a backend that enforces everything.
 var able = sandbox.Features{
-	Backend: "function", Tier: "full", Limits: sandbox.AllLimits, Endpoints: true,
+	Backend: "function", Tier: "full", Limits: sandbox.AllLimits, Endpoints: true, Silence: true,
 	Audits: []sandbox.Audit{sandbox.AuditAttempts, sandbox.AuditFull, sandbox.AuditOff},
 }
 
@@ -337,7 +337,7 @@ func TestManyEventsAreCountedNotPrinted(t *testing.T) {
 	})
 	out := b.do(&Task{Action: b.action(nil)})
 	lines := strings.Split(out.Message, "\n")
-	if len(lines) != 7 || !strings.Contains(lines[1], "/etc/passwd") || lines[6] != `cloister: and 153 more (server log "audit")` {
+	if len(lines) != 7 || !strings.Contains(lines[1], "/etc/passwd") || lines[6] != `cloister: and 146 more (server log "audit"), and 7 of which no record was kept` {
 		t.Errorf("message is\n%s", out.Message)
 	}
 	m := b.execution(out)
@@ -353,7 +353,7 @@ func TestUnreadInputsAreNamedInAFullAudit(t *testing.T) {
 	b := newBench(t, func(context.Context, *sandbox.Spec, sandbox.Stdio, *os.Root) *sandbox.Result {
 		return &sandbox.Result{Opened: []string{"/build/a", "/usr/lib/x"}}
 	})
-	full := func(a *repb.Action, _ *repb.Command) { a.Platform = platform("cloister.audit", "full") }
+	full := func(a *repb.Action, _ *repb.Command) { a.Platform = platform("cloister-audit", "full") }
 	out := b.do(&Task{Action: b.action(full)})
 	if text := b.text(out); !strings.Contains(text, "1 of 2 inputs were never read\nunread   d/b\n") {
 		t.Errorf("audit log:\n%s", text)
@@ -412,11 +412,11 @@ func TestGrantBecomesSpec(t *testing.T) {
 		return &sandbox.Result{}
 	})
 	properties := func(a *repb.Action, c *repb.Command) {
-		a.Platform = platform("cloister.audit", "full", "OSFamily", "linux")
-		c.Platform = platform("cloister.audit", "off") // which the action's replaces
+		a.Platform = platform("cloister-audit", "full", "OSFamily", "linux")
+		c.Platform = platform("cloister-audit", "off") // which the action's replaces
 	}
 	grant, err := policy.Default().Compile(policy.Request{
-		Properties: []policy.Property{{Name: "cloister.audit", Value: "full"}},
+		Properties: []policy.Property{{Name: "cloister-audit", Value: "full"}},
 	}, sandbox.AllLimits)
 	if err != nil {
 		t.Fatal(err)
@@ -450,12 +450,12 @@ func TestRoomBesideInputs(t *testing.T) {
 
 func TestWhatIsNotGrantedIsUnmet(t *testing.T) {
 	b := newBench(t, ended(0))
-	refused := b.action(func(a *repb.Action, _ *repb.Command) { a.Platform = platform("cloister.network", "example.org:443") })
-	full := b.action(func(a *repb.Action, _ *repb.Command) { a.Platform = platform("cloister.audit", "full") })
+	refused := b.action(func(a *repb.Action, _ *repb.Command) { a.Platform = platform("cloister-network", "example.org:443") })
+	full := b.action(func(a *repb.Action, _ *repb.Command) { a.Platform = platform("cloister-audit", "full") })
 	b.Features.Audits = []sandbox.Audit{sandbox.AuditAttempts}
 	for action, words := range map[cas.Digest][]string{
-		refused: {"cloister.network"},
-		full:    {"cloister.audit=full", `rule "default"`, "as closely"},
+		refused: {"cloister-network"},
+		full:    {"cloister-audit=full", `rule "default"`, "as closely"},
 	} {
 		_, err := b.Execute(t.Context(), &Task{Action: action}, func(Stage) {})
 		var f *Fault
@@ -523,14 +523,15 @@ func TestReproduceIsReadyToPaste(t *testing.T) {
 	for instance, want := range map[string]string{
 		"": "", "main/a-b": " --instance main/a-b", "it's; rm": ` --instance 'it'\''s; rm'`,
 	} {
-		if got := reproduce("", instance, d); got != "cloister run --action "+d.String()+want {
+		if got := reproduce(&Task{Action: d, Instance: instance}, nil); got != "cloister run --action "+d.String()+want {
 			t.Errorf("%q: got %q", instance, got)
 		}
 	}
-	if got, want := reproduce("grpc://127.0.0.1:9", "", d), "cloister run --action "+d.String()+" --cas grpc://127.0.0.1:9"; got != want {
+	got := reproduce(&Task{Action: d, Target: "//a:b c", Mnemonic: "TestRunner"}, []string{"--cas", "grpc://[::1]:9"})
+	if want := "cloister run --action " + d.String() + " --cas 'grpc://[::1]:9' --target '//a:b c' --mnemonic TestRunner"; got != want {
 		t.Errorf("got %q, want %q", got, want)
 	}
-	if got := reproduce("", "a\nb", d); got != "" {
+	if got := reproduce(&Task{Action: d, Instance: "a\nb"}, nil); got != "" {
 		t.Errorf("got %q for a name that cannot be typed", got)
 	}
 }
@@ -550,7 +551,7 @@ rules:
 	}
 	b := newBench(t, ended(0))
 	b.Policy = p
-	action := b.action(func(_ *repb.Action, c *repb.Command) { c.Platform = platform("cloister.network", "example.org:443") })
+	action := b.action(func(_ *repb.Action, c *repb.Command) { c.Platform = platform("cloister-network", "example.org:443") })
 	out := b.do(&Task{Action: action, Instance: "main", Target: "//third_party/x:y", Mnemonic: "Fetch"})
 	if m := b.execution(out); m.Rule != "downloads" || m.Hermetic || b.recorded(action) {
 		t.Errorf("metadata is %v, recorded %v", m, b.recorded(action))
@@ -563,5 +564,32 @@ rules:
 		if _, err := b.Execute(t.Context(), other, func(Stage) {}); !errors.Is(err, policy.ErrRefused) {
 			t.Errorf("%+v: got %v, want ErrRefused", other, err)
 		}
+	}
+}
+
+// TestAdmit: what the policy refuses takes no slot, and who is given something else shares no run.
+func TestAdmit(t *testing.T) {
+	b := newBench(t, nil)
+	admit := func(mnemonic string, properties ...string) (Admission, error) {
+		action := b.action(func(a *repb.Action, _ *repb.Command) {
+			a.Platform = &repb.Platform{}
+			for i := 0; i < len(properties); i += 2 {
+				a.Platform.Properties = append(a.Platform.Properties, &repb.Platform_Property{Name: properties[i], Value: properties[i+1]})
+			}
+		})
+		return b.Admit(t.Context(), &Task{Action: action, Mnemonic: mnemonic})
+	}
+	build, err := admit("CppCompile")
+	if err != nil || build.Alone {
+		t.Fatalf("got %+v, %v", build, err)
+	}
+	if again, err := admit("Genrule"); err != nil || again != build {
+		t.Errorf("the same grant: got %+v, %v, want %+v", again, err, build)
+	}
+	if test, err := admit("TestRunner"); err != nil || test.Terms == build.Terms {
+		t.Errorf("another profile has the terms %q (%v)", test.Terms, err)
+	}
+	if _, err := admit("CppCompile", "cloister-memory", "1TiB"); !errors.Is(err, policy.ErrRefused) {
+		t.Errorf("got %v, want ErrRefused", err)
 	}
 }

@@ -3,6 +3,7 @@
 package worker
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -25,6 +26,27 @@ var defaults = map[string]string{
 	"HOME":   "/tmp",
 	"PATH":   "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
 	"TMPDIR": "/tmp",
+}
+
+// Admit checks t and all that it refers to, as Resolve does, and whether the policy and this host give it what it
+// asks for: everything that can be refused without a slot. It fails with a *Fault.
+func (l *Local) Admit(ctx context.Context, t *Task) (Admission, error) {
+	in, err := l.Instances(t.Instance)
+	if err != nil {
+		return Admission{}, fault(Fetch, err)
+	}
+	req, err := l.Resolve(ctx, in, t.Action)
+	if err != nil {
+		return Admission{}, err
+	}
+	box, err := l.confine(t, req)
+	if err != nil {
+		return Admission{}, fault(Confine, err)
+	}
+	return Admission{
+		Alone: req.Action.DoNotCache || !box.grant.Cache,
+		Terms: fmt.Sprintf("%s %q %q", box.spec.Hash(), box.grant.Profile, box.grant.Rule),
+	}, nil
 }
 
 // confined is what the action may see and use, and why.
@@ -67,7 +89,8 @@ func (l *Local) confine(t *Task, req *Request) (*confined, error) {
 	if len(t.Args) > 0 {
 		spec.Args = t.Args
 	}
-	if spec.Audit == sandbox.AuditAttempts && !slices.Contains(l.Features.Audits, sandbox.AuditAttempts) {
+	named := slices.ContainsFunc(ask.Properties, func(p policy.Property) bool { return p.Name == "cloister-audit" })
+	if spec.Audit == sandbox.AuditAttempts && !named && !slices.Contains(l.Features.Audits, sandbox.AuditAttempts) {
 		// The operator chose a sandbox without a witness, which every result says; nobody asked for more.
 		spec.Audit = sandbox.AuditOff
 	}
@@ -78,7 +101,7 @@ func (l *Local) confine(t *Task, req *Request) (*confined, error) {
 }
 
 // ours reports whether a platform property is the policy's business.
-func ours(property string) bool { return strings.HasPrefix(property, "cloister.") }
+func ours(property string) bool { return strings.HasPrefix(property, "cloister-") }
 
 // timeout returns how long the command may execute.
 func (l *Local) timeout(t *Task, req *Request, g *policy.Grant) (time.Duration, error) {

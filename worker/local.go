@@ -27,9 +27,9 @@ type Config struct {
 	Toolchain []sandbox.Input
 	// Policy says what an action may be given. Nil is policy.Default.
 	Policy *policy.Policy
-	// Server is the URL by which a person on this machine reaches the store that actions come from, for
-	// messages; "" is where the commands look by themselves.
-	Server string
+	// Flags are what a person on this machine must say to cloister run to have the actions, and the policy,
+	// that this worker has.
+	Flags []string
 	// Audit, if not nil, is told what each run tried, once and only if there is something to tell, even if
 	// nobody waits for the result any more. It is called by many goroutines, which wait for it.
 	Audit func(*Task, *Attempts)

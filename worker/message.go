@@ -9,7 +9,6 @@ import (
 	"strings"
 	"time"
 
-	"github.com/cloister-build/cloister/cas"
 	"github.com/cloister-build/cloister/sandbox"
 	"google.golang.org/grpc/codes"
 )
@@ -92,16 +91,17 @@ func (c *course) message(line string, limit *sandbox.Event) string {
 	told := slices.DeleteFunc(c.collected.byImportance(), func(e sandbox.Event) bool {
 		return e.Kind == sandbox.EventAllowed || sameLimit(limit, e)
 	})
-	more := c.collected.Unrecorded
-	if n := len(told); n > maxTold {
-		more += n - maxTold
-		told = told[:maxTold]
-	}
-	for _, e := range told {
+	more := max(0, len(told)-maxTold)
+	for _, e := range told[:len(told)-more] {
 		say("%s", e)
 	}
-	if more > 0 {
+	switch lost := c.collected.Unrecorded; {
+	case more > 0 && lost > 0:
+		say("and %d more (server log %q), and %d of which no record was kept", more, AuditLog, lost)
+	case more > 0:
 		say("and %d more (server log %q)", more, AuditLog)
+	case lost > 0:
+		say("and %d more, of which no record was kept", lost)
 	}
 	if g := c.box.grant; !g.Hermetic {
 		kept := "is not cached"
@@ -127,20 +127,22 @@ func endpoints(allow []sandbox.Endpoint) string {
 // plain is what a shell reads as one word as it is.
 var plain = regexp.MustCompile(`^[\w./@:+-]+$`)
 
-// reproduce returns the command line by which a person runs the action again, "" for an instance whose name
-// cannot be typed.
-func reproduce(server, instance string, action cas.Digest) string {
-	line := "cloister run --action " + action.String()
-	if server != "" {
-		line += " --cas " + server
+// reproduce returns the command line by which a person runs the action of t again where it was run, "" for a name
+// that cannot be typed. Flags are those that name the server and its policy.
+func reproduce(t *Task, flags []string) string {
+	words := append([]string{"cloister", "run", "--action", t.Action.String()}, flags...)
+	for _, f := range [][2]string{{"--instance", t.Instance}, {"--target", t.Target}, {"--mnemonic", t.Mnemonic}} {
+		if f[1] != "" {
+			words = append(words, f[0], f[1])
+		}
 	}
-	switch {
-	case instance == "":
-		return line
-	case printable(instance, maxLine) != instance:
-		return ""
-	case !plain.MatchString(instance):
-		instance = "'" + strings.ReplaceAll(instance, "'", `'\''`) + "'"
+	for i, w := range words {
+		if printable(w, maxLine) != w {
+			return ""
+		}
+		if !plain.MatchString(w) {
+			words[i] = "'" + strings.ReplaceAll(w, "'", `'\''`) + "'"
+		}
 	}
-	return line + " --instance " + instance
+	return strings.Join(words, " ")
 }

@@ -21,6 +21,12 @@ func (l *Local) publish(ctx context.Context, t *Task, req *Request, out *Outcome
 	if err != nil {
 		return err
 	}
+	if !out.AuditLog.IsZero() {
+		// It is a help to people and no part of the result.
+		if gone, err := req.Instance.Store.Missing(ctx, []cas.Digest{out.AuditLog}); err != nil || len(gone) > 0 {
+			out.AuditLog = cas.Digest{}
+		}
+	}
 	if len(missing) > 0 {
 		return faultf(Exhausted, "publish: the store evicted %d of the %d blobs that action %s made, %s among them, "+
 			"before the result was whole: give it more room", len(missing), len(ds), t.Action, missing[0])

@@ -48,6 +48,14 @@ type Task struct {
 	Terminal *os.File
 }
 
+// An Admission is what a worker says of a task before it takes a slot.
+type Admission struct {
+	// Alone says that its result is for nobody else: it is not to be cached.
+	Alone bool
+	// Terms are equal for equal actions that are given the same: only these may share a run.
+	Terms string
+}
+
 // byHand reports whether a person runs something of their own in the action's place.
 func (t *Task) byHand() bool { return len(t.Args) > 0 || t.Terminal != nil }
 

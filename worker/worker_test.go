@@ -295,7 +295,7 @@ func TestRule084_EachPropertyIsWarnedOfOnce(t *testing.T) {
 	for range 3 {
 		l.ignoreProperties(&Request{Action: &repb.Action{Platform: property("OSFamily")}, Command: &repb.Command{Platform: property("hidden")}})
 		l.ignoreProperties(&Request{Action: &repb.Action{}, Command: &repb.Command{Platform: property("Arch")}})
-		l.ignoreProperties(&Request{Action: &repb.Action{}, Command: &repb.Command{Platform: property("cloister.memory")}})
+		l.ignoreProperties(&Request{Action: &repb.Action{}, Command: &repb.Command{Platform: property("cloister-memory")}})
 	}
 	if got := log.String(); strings.Count(got, "\n") != 2 || !strings.Contains(got, "OSFamily") || !strings.Contains(got, "Arch") {
 		t.Errorf("got %q, want a line for OSFamily and one for Arch", got)

@@ -132,7 +132,7 @@ func (s *Store) readBatch(ctx context.Context, ds []cas.Digest) ([]batched, erro
 		d, err := cas.FromProto(fn, r.Digest)
 		i, asked := at[d]
 		if err != nil || !asked {
-			return nil, fmt.Errorf("read %d blobs at %s: the answer names the blob %v, which was not asked for", len(ds), s.target, r.Digest)
+			return nil, fmt.Errorf("read %d blobs at %s: the answer names the blob %s, which was not asked for", len(ds), s.target, printable(r.Digest.String()))
 		}
 		switch codes.Code(r.GetStatus().GetCode()) {
 		case codes.OK:

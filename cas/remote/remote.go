@@ -4,7 +4,8 @@
 // API. It keeps no blob here, not even for a moment longer than a call, and executes nothing.
 //
 // A server is not trusted with contents: what it sends is checked against the digest, and what it is
-// sent is checked before the last of it leaves.
+// sent is checked before the last of it leaves. Nor with words: what it says stands in errors as one
+// printable line.
 package remote
 
 import (
@@ -14,7 +15,9 @@ import (
 	"fmt"
 	"net/url"
 	"slices"
+	"strconv"
 	"strings"
+	"unicode/utf8"
 
 	repb "github.com/bazelbuild/remote-apis/build/bazel/remote/execution/v2"
 	"github.com/cloister-build/cloister/cas"
@@ -107,7 +110,7 @@ func (c *Client) negotiate(ctx context.Context) error {
 	}
 	served := caps.GetCacheCapabilities().GetDigestFunctions()
 	if !slices.Contains(served, cas.SHA256.Proto()) {
-		return fmt.Errorf("server at %s: it serves the digest functions %v, and %s is needed", c.target, served, cas.SHA256)
+		return fmt.Errorf("server at %s: it serves the digest functions %s, and %s is needed", c.target, printable(fmt.Sprint(served)), cas.SHA256)
 	}
 	c.batch = maxBatch
 	if limit := caps.CacheCapabilities.MaxBatchTotalSizeBytes; limit > 0 {
@@ -152,7 +155,7 @@ func (c *Client) failed(ctx context.Context, what string, err error) error {
 	if ctx.Err() != nil {
 		return fmt.Errorf("%s at %s: %w", what, c.target, ctx.Err())
 	}
-	st := status.Convert(err)
+	st, answered := status.FromError(err)
 	for _, row := range []struct {
 		code codes.Code
 		kind error
@@ -166,7 +169,36 @@ func (c *Client) failed(ctx context.Context, what string, err error) error {
 			return fmt.Errorf("%s at %s: %w", what, c.target, row.kind)
 		}
 	}
+	if answered {
+		p := st.Proto()
+		p.Message = printable(p.Message)
+		err = status.FromProto(p).Err()
+	}
 	return fmt.Errorf("%s at %s: %w", what, c.target, err)
+}
+
+// maxText is the most bytes of what a server says that an error repeats.
+const maxText = 1000
+
+// printable returns s as one line of at most maxText bytes that cannot steer a terminal: what is not
+// printable is written as in a Go string.
+func printable(s string) string {
+	const more = "..."
+	var b strings.Builder
+	for len(s) > 0 {
+		r, size := utf8.DecodeRuneInString(s)
+		text := s[:size]
+		if r == utf8.RuneError && size == 1 || !strconv.IsPrint(r) {
+			text = strconv.Quote(text)
+			text = text[1 : len(text)-1]
+		}
+		s = s[size:]
+		if b.Len()+len(text) > maxText-len(more) {
+			return b.String() + more
+		}
+		b.WriteString(text)
+	}
+	return b.String()
 }
 
 // A Store is one instance of a server: a cas.Store and a cas.ActionCache. It is safe for concurrent use,

@@ -19,6 +19,7 @@ import (
 	"sync"
 	"sync/atomic"
 	"testing"
+	"unicode"
 
 	repb "github.com/bazelbuild/remote-apis/build/bazel/remote/execution/v2"
 	"github.com/cloister-build/cloister/cas"
@@ -486,6 +487,62 @@ func TestOtherFailuresAreFinal(t *testing.T) {
 		if n := s.called(method); status.Code(err) != codes.PermissionDenied || !strings.Contains(err.Error(), "not you") || n != 1 {
 			t.Errorf("%s: %v after %d calls, want PermissionDenied after one", method, err, n)
 		}
+	}
+}
+
+// TestWordsOfAServer: they can neither begin a line nor steer a terminal, and are not long.
+func TestWordsOfAServer(t *testing.T) {
+	const hostile = "\x1b[2J\x07\nINFO: done\r\u202e\u009b31m"
+	const shown = `\x1b[2J\a\nINFO: done\r\u202e\u009b31m`
+	long := hostile + strings.Repeat("\n", 5000)
+	check := func(what string, err error) {
+		t.Helper()
+		if err == nil || !strings.Contains(err.Error(), shown) || len(err.Error()) > 1500 || !strings.Contains(err.Error(), "...") {
+			t.Errorf("%s: got %.2000q, want %q and dots", what, fmt.Sprint(err), shown)
+		}
+		if err != nil && strings.ContainsFunc(err.Error(), func(r rune) bool { return !unicode.IsPrint(r) }) {
+			t.Errorf("%s: got %.2000q, want a printable line", what, err)
+		}
+	}
+	s := serve(t, casserver.Config{})
+	store := s.dial(t, "")
+	details, err := status.New(codes.PermissionDenied, long).WithDetails(&repb.Digest{Hash: "detail"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	s.before = func(context.Context, string, int) error { return details.Err() }
+	for method, err := range everyCall(t, s, store) {
+		check(method, err)
+		if st := status.Convert(err); st.Code() != codes.PermissionDenied || len(st.Details()) != 1 {
+			t.Errorf("%s: code %v, details %v", method, st.Code(), st.Details())
+		}
+	}
+	_, err = remote.Dial(t.Context(), s.address)
+	check("Dial", err)
+	s.before = func(context.Context, string, int) error { return status.Error(codes.ResourceExhausted, long) }
+	small, d := castest.Blob(1, 200)
+	check("a full server", store.Put(t.Context(), d, bytes.NewReader(small)))
+	s.before = nil
+	s.after = func(answer any) {
+		switch m := answer.(type) {
+		case *repb.BatchUpdateBlobsResponse:
+			m.Responses[0].Status = status.New(codes.Internal, long).Proto()
+		case *repb.ServerCapabilities:
+			m.CacheCapabilities.DigestFunctions = make([]repb.DigestFunction_Value, 5000)
+		}
+	}
+	check("the status of one blob", store.Put(t.Context(), d, bytes.NewReader(small)))
+	if _, err := remote.Dial(t.Context(), s.address); err == nil || len(err.Error()) > 1500 {
+		t.Errorf("5000 functions: got %.2000q", fmt.Sprint(err))
+	}
+	_, known := s.put(t, 2, 100)
+	s.after = func(answer any) {
+		if m, ok := answer.(*repb.BatchReadBlobsResponse); ok {
+			m.Responses[0].Digest = &repb.Digest{Hash: strings.Repeat("\n", 5000)}
+		}
+	}
+	if _, err := store.Open(t.Context(), known, 0); err == nil || strings.Contains(err.Error(), "\n") || len(err.Error()) > 1500 {
+		t.Errorf("a digest that was not asked for: got %.2000q", fmt.Sprint(err))
 	}
 }
 

@@ -24,7 +24,7 @@ func policyCommand() *cobra.Command {
 		Long: `A policy is a file that says what an action may be given: limits, sizes, exceptions of the network.
 docs/policy.md says how one is written.`,
 		Example: `  cloister policy check policy.yaml
-  cloister policy explain policy.yaml --mnemonic TestRunner --property cloister.memory=8GiB
+  cloister policy explain policy.yaml --mnemonic TestRunner --property cloister-memory=8GiB
   cloister policy explain                      # what is granted without a file`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
@@ -62,7 +62,7 @@ func policyExplainCommand() *cobra.Command {
 each decision with the rule and the line that it is from. Without a file it explains the policy that
 is built in. It exits with 1 if the action is refused, and says why.`,
 		Example: `  cloister policy explain
-  cloister policy explain policy.yaml --target //third_party/zlib:src --property pool=net --property cloister.network=example.org:443`,
+  cloister policy explain policy.yaml --target //third_party/zlib:src --property pool=net --property cloister-network=example.org:443`,
 		Args: cobra.MaximumNArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			p := policy.Default()

@@ -37,10 +37,11 @@ type runConfig struct {
 	box confinement
 
 	// Of a stored action.
-	action string
-	digest cas.Digest // of action
-	from   origin
-	shell  bool
+	action           string
+	digest           cas.Digest // of action
+	target, mnemonic string
+	from             origin
+	shell            bool
 }
 
 func runCommand() *cobra.Command {
@@ -105,6 +106,8 @@ with --action also with 4 if blobs are absent from the server, and 5 if it canno
 	f.DurationVar(&c.timeout, "timeout", 0, "kill the command after this time (default: 24h)")
 	f.StringVar(&c.outDir, "out-dir", "", "directory that outputs are copied to (default: the current one; of --action none)")
 	f.StringVar(&c.action, "action", "", "run this action, HASH/SIZE, of a server")
+	f.StringVar(&c.target, "target", "", "what the client says that the action is for: it may choose a rule of the policy")
+	f.StringVar(&c.mnemonic, "mnemonic", "", "what the client says of the action's kind, likewise")
 	f.BoolVar(&c.shell, "shell", false, "open a shell in the action's sandbox in place of its command")
 	c.from.register(cmd)
 	c.box.register(cmd)
@@ -129,7 +132,7 @@ func (c *runConfig) check(cmd *cobra.Command) error {
 	for _, f := range []struct {
 		names  []string
 		action bool // belongs to a stored action, and not to a command
-	}{{[]string{"in", "out", "env", "timeout"}, false}, {[]string{"cas", "instance", "shell"}, true}} {
+	}{{[]string{"in", "out", "env", "timeout"}, false}, {[]string{"cas", "instance", "shell", "target", "mnemonic"}, true}} {
 		for _, name := range f.names {
 			switch {
 			case !cmd.Flags().Changed(name) || f.action == (c.action != ""):
@@ -181,12 +184,20 @@ func run(ctx context.Context, c *runConfig) (int, error) {
 	if dir, err = filepath.EvalSymlinks(dir); err != nil {
 		return 0, err
 	}
-	store, err := disk.Open(disk.Config{Dir: filepath.Join(dir, "store"), MaxBytes: math.MaxInt64})
+	most := int64(math.MaxInt64) // what is there already fits
+	if c.action != "" {
+		size, err := diskBytes(dir)
+		if err != nil {
+			return 0, err
+		}
+		most = size / 5
+	}
+	store, err := disk.Open(disk.Config{Dir: filepath.Join(dir, "store"), MaxBytes: most})
 	if err != nil {
 		return 0, err
 	}
 	defer store.Close()
-	task := &worker.Task{Action: c.digest, Queued: time.Now(), Stdout: os.Stdout, Stderr: os.Stderr}
+	task := &worker.Task{Action: c.digest, Target: c.target, Mnemonic: c.mnemonic, Queued: time.Now(), Stdout: os.Stdout, Stderr: os.Stderr}
 	config := worker.Config{Name: "run", Instances: store.Instance}
 	if c.action == "" {
 		config.Grace, config.MaxTimeout = time.Second, max(c.timeout, 24*time.Hour)
@@ -282,8 +293,31 @@ func (c *runConfig) keep(ctx context.Context, store cas.Store, r *repb.ActionRes
 	return tree.Extract(ctx, store, cas.SHA256, r, dir)
 }
 
+// How large an input tree may be that is fetched: as large as one that a worker executes.
+const (
+	maxDirectories = 200_000 // that differ
+	maxFiles       = 1_000_000
+)
+
+// A budget is how much of a store may still be taken.
+type budget struct{ most, taken int64 }
+
+// take takes room for blobs, by the sizes that they state and in the blocks in which a store counts.
+func (b *budget) take(ds []cas.Digest) error {
+	const block = 4096
+	for _, d := range ds {
+		size := max(block, (min(d.Size(), math.MaxInt64-block)+block-1)/block*block)
+		b.taken += min(size, math.MaxInt64-b.taken)
+	}
+	if b.taken > b.most {
+		return fmt.Errorf("its inputs take %s (%d bytes) or more, and %s (%d bytes) are permitted: a fifth of the disk of the directory for temporary files; "+
+			"set TMPDIR to one on a larger disk", bytesText(b.taken), b.taken, bytesText(b.most), b.most)
+	}
+	return nil
+}
+
 // fetch copies the stored action and all that it refers to into the instance of the same name, and returns
-// that name.
+// that name. What does not fit into the store, or is no message by its size, is refused before it is fetched.
 func fetch(ctx context.Context, to *disk.Cache, c *runConfig) (instance string, err error) {
 	from, err := c.from.open(ctx)
 	if err != nil {
@@ -295,8 +329,12 @@ func fetch(ctx context.Context, to *disk.Cache, c *runConfig) (instance string, 
 		return "", err
 	}
 	var absent []cas.Digest
+	room := budget{most: to.Stats().MaxBytes}
 	// present copies blobs and returns those that are there.
 	present := func(ds ...cas.Digest) ([]cas.Digest, error) {
+		if err := room.take(ds); err != nil {
+			return nil, fmt.Errorf("action %s: %w", c.digest, err)
+		}
 		lost, err := from.Fetch(ctx, in.Store, ds)
 		absent = append(absent, lost...)
 		gone := make(map[cas.Digest]bool, len(lost))
@@ -305,7 +343,16 @@ func fetch(ctx context.Context, to *disk.Cache, c *runConfig) (instance string, 
 		}
 		return slices.DeleteFunc(ds, func(d cas.Digest) bool { return gone[d] }), err
 	}
-	if _, err := present(c.digest); err != nil {
+	// messages copies messages of one kind.
+	messages := func(kind string, ds ...cas.Digest) ([]cas.Digest, error) {
+		for _, d := range ds {
+			if d.Size() > cas.MaxMessage {
+				return nil, fmt.Errorf("%s %s is too large: %d bytes, and at most %d are read", kind, d, d.Size(), cas.MaxMessage)
+			}
+		}
+		return present(ds...)
+	}
+	if _, err := messages("Action", c.digest); err != nil {
 		return "", err
 	}
 	if len(absent) > 0 {
@@ -323,7 +370,7 @@ func fetch(ctx context.Context, to *disk.Cache, c *runConfig) (instance string, 
 	if err != nil {
 		return "", fmt.Errorf("action %s: input root: %w", c.digest, err)
 	}
-	if _, err := present(command); err != nil {
+	if _, err := messages("Command", command); err != nil {
 		return "", err
 	}
 	// One level of directories at a time, each of them once; then all files. What is absent is told at the
@@ -331,7 +378,7 @@ func fetch(ctx context.Context, to *disk.Cache, c *runConfig) (instance string, 
 	var files []cas.Digest
 	known, listed := map[cas.Digest]bool{root: true}, map[cas.Digest]bool{}
 	for level := []cas.Digest{root}; len(level) > 0; {
-		if level, err = present(level...); err != nil {
+		if level, err = messages("Directory", level...); err != nil {
 			return "", err
 		}
 		var next []cas.Digest
@@ -345,6 +392,10 @@ func fetch(ctx context.Context, to *disk.Cache, c *runConfig) (instance string, 
 			}
 			if err != nil {
 				return "", fmt.Errorf("Directory %s: %w", d, err)
+			}
+			if len(known) > maxDirectories || len(files) > maxFiles {
+				return "", fmt.Errorf("action %s: its input tree has %d directories and %d files that differ, or more, and at most %d and %d are permitted",
+					c.digest, len(known), len(files), maxDirectories, maxFiles)
 			}
 		}
 		level = next

@@ -25,7 +25,7 @@ func (c *confinement) register(cmd *cobra.Command) {
 	f := cmd.Flags()
 	f.StringVar(&c.tier, "sandbox", "full", "full, or namespaces: without system-call filter, Landlock and witness, for hosts that lack them")
 	f.StringVar(&c.policy, "policy", "", "file that says what actions may be given (default: cloister policy explain)")
-	f.StringVar(&c.sourceTree, "source-tree", "", "directory in which an action that is audited in full is told its missing inputs to be")
+	f.StringVar(&c.sourceTree, "source-tree", "", "directory in which an action that is audited in full is told to find what it misses, below /build and below this path")
 }
 
 // backend returns the backend of the flags. Paths of the directories hidden do not show in it. The caller closes
@@ -47,7 +47,7 @@ func (c *confinement) backend(hidden ...string) (*namespace.Backend, error) {
 		if st, err := os.Stat(dir); err != nil || !st.IsDir() {
 			return nil, &exit{exitUsage, fmt.Errorf("--source-tree %s: %w", dir, errors.Join(err, errors.New("not a directory")))}
 		}
-		config.Source = map[string]string{worker.ExecRoot: dir}
+		config.Source = map[string]string{worker.ExecRoot: dir, dir: dir}
 	}
 	return namespace.New(config), nil
 }

@@ -13,15 +13,16 @@ import (
 	"os/signal"
 	"path/filepath"
 	"runtime"
+	"strconv"
 	"strings"
 	"syscall"
 	"time"
 
-	"github.com/cloister-build/cloister/cas"
 	"github.com/cloister-build/cloister/cas/casserver"
 	"github.com/cloister-build/cloister/cas/disk"
 	"github.com/cloister-build/cloister/sandbox"
 	"github.com/cloister-build/cloister/sandbox/audit"
+	"github.com/cloister-build/cloister/sandbox/policy"
 	"github.com/cloister-build/cloister/worker"
 	"github.com/cloister-build/cloister/worker/execserver"
 	"github.com/cloister-build/cloister/worker/queue"
@@ -135,7 +136,7 @@ func serve(ctx context.Context, c *serveConfig, out io.Writer) error {
 	metrics := telemetry.New(registry)
 	local := worker.New(worker.Config{
 		Name: name, Instances: store.Instance, Backend: backend, Features: features, Toolchain: toolchain, Log: log,
-		Policy: rules, Server: address(listener.Addr()),
+		Policy: rules, Flags: c.flags(listener.Addr()),
 		Audit: func(t *worker.Task, a *worker.Attempts) {
 			metrics.Attempts(a)
 			recordAttempts(log, record, name, t, a)
@@ -159,19 +160,9 @@ func serve(ctx context.Context, c *serveConfig, out io.Writer) error {
 	execserver.Register(server, execserver.Config{
 		Queue:     work,
 		Instances: store.Instance,
-		Resolve: func(ctx context.Context, instance string, action cas.Digest) (bool, error) {
-			in, err := store.Instance(instance)
-			if err != nil {
-				return false, err
-			}
-			req, err := local.Resolve(ctx, in, action)
-			if err != nil {
-				return false, err
-			}
-			return req.Action.DoNotCache, nil
-		},
-		Worker: name,
-		Log:    log,
+		Admit:     local.Admit,
+		Worker:    name,
+		Log:       log,
 	})
 	alive := health.NewServer()
 	healthpb.RegisterHealthServer(server, alive)
@@ -180,7 +171,7 @@ func serve(ctx context.Context, c *serveConfig, out io.Writer) error {
 	}
 	reflection.Register(server)
 
-	banner(out, c, store, features, listener.Addr().String())
+	banner(out, c, store, features, rules, listener.Addr().String())
 	failed := make(chan error, 1)
 	go func() { failed <- server.Serve(listener) }()
 	stopStatus := showStatus(out, work)
@@ -201,7 +192,7 @@ func serve(ctx context.Context, c *serveConfig, out io.Writer) error {
 
 // recordAttempts writes what an action tried to the log and to the audit log.
 func recordAttempts(log *slog.Logger, record *audit.Log, name string, t *worker.Task, a *worker.Attempts) {
-	log.Warn("an action tried what it may not", "action", t.Action.String(), "instance", t.Instance, "target", t.Target,
+	log.Warn("attempts of an action", "action", t.Action.String(), "instance", t.Instance, "target", t.Target,
 		"mnemonic", t.Mnemonic, "exit", a.ExitCode, "events", len(a.Events)+a.Unrecorded, "first", a.First().String())
 	err := record.Append(audit.Entry{
 		Time: time.Now(), Action: t.Action.String(), Instance: t.Instance, Target: t.Target, Mnemonic: t.Mnemonic,
@@ -212,16 +203,27 @@ func recordAttempts(log *slog.Logger, record *audit.Log, name string, t *worker.
 	}
 }
 
-// address returns how a command on this machine names a server that is not where it looks by itself, else "".
-func address(a net.Addr) string {
-	tcp, ok := a.(*net.TCPAddr)
-	if !ok || a.String() == defaultListen {
-		return ""
+// flags returns what a command on this machine must be told, to find this server and to run as it does.
+func (c *serveConfig) flags(a net.Addr) []string {
+	var flags []string
+	if tcp, ok := a.(*net.TCPAddr); ok && a.String() != defaultListen {
+		host := tcp.IP.String()
+		if tcp.IP.IsUnspecified() {
+			host = "127.0.0.1"
+		}
+		flags = append(flags, "--cas", "grpc://"+net.JoinHostPort(host, strconv.Itoa(tcp.Port)))
 	}
-	if tcp.IP.IsUnspecified() {
-		return fmt.Sprintf("grpc://127.0.0.1:%d", tcp.Port)
+	if c.box.policy != "" {
+		file, err := filepath.Abs(c.box.policy)
+		if err != nil {
+			file = c.box.policy
+		}
+		flags = append(flags, "--policy", file)
 	}
-	return "grpc://" + a.String()
+	if c.box.tier != "full" {
+		flags = append(flags, "--sandbox", c.box.tier)
+	}
+	return flags
 }
 
 // storeDir returns the directory that --dir names, or the default.
@@ -266,7 +268,7 @@ func openStore(c *serveConfig) (*disk.Cache, error) {
 }
 
 // banner prints what somebody wants to know who has just started it.
-func banner(out io.Writer, c *serveConfig, store *disk.Cache, f sandbox.Features, addr string) {
+func banner(out io.Writer, c *serveConfig, store *disk.Cache, f sandbox.Features, rules *policy.Policy, addr string) {
 	stats := store.Stats()
 	fmt.Fprintf(out, "cloister %s  %s/%s  %d slots  cache %s %s of %s\n",
 		version, runtime.GOOS, runtime.GOARCH, c.jobs, c.dir, bytesText(stats.Bytes), bytesText(stats.MaxBytes))
@@ -283,6 +285,9 @@ func banner(out io.Writer, c *serveConfig, store *disk.Cache, f sandbox.Features
 	}
 	if len(off) > 0 {
 		fmt.Fprintf(out, "         not enforced: %s; cloister check says more\n", strings.Join(off, ", "))
+	}
+	if c.box.policy != "" {
+		fmt.Fprintf(out, "policy   %s   (%.12s)\n", c.box.policy, rules.Hash())
 	}
 	fmt.Fprintf(out, "bazel    build --remote_executor=grpc://%s\n", addr)
 }

@@ -156,7 +156,7 @@ func (r *reader) settings(p *profile) keys {
 	known := r.quantities(&p.amounts)
 	known["inherits"] = func(ast.Node) error { return nil } // read before the others
 	known["max_timeout"] = value(r.decoder, &p.maxTimeout, func(s string) (time.Duration, error) {
-		v, err := parseDuration(s)
+		v, err := maxTimeout.read(s)
 		return time.Duration(v), err
 	})
 	known["loopback"] = value(r.decoder, &p.loopback, parseBool)
@@ -185,7 +185,7 @@ func (r *reader) settings(p *profile) keys {
 func (r *reader) quantities(to *[len(quantities)]said[int64]) keys {
 	known := keys{}
 	for i, q := range quantities {
-		known[q.key] = value(r.decoder, &to[i], q.parse)
+		known[q.key] = value(r.decoder, &to[i], q.read)
 	}
 	return known
 }

@@ -57,6 +57,13 @@ var mistakes = []struct{ name, text string }{
 	{"a bad name of a profile", "version: 1\nprofiles: {a b: {}}\n"},
 	{"no size", "version: 1\nprofiles: {build: {memory: 4096}}\n"},
 	{"a size beyond all", "version: 1\nprofiles: {build: {memory: 9000000TiB}}\n"},
+	{"less than the least size", "version: 1\nprofiles: {build: {memory: 1MiB}}\n"},
+	{"less than the least number", "version: 1\nprofiles:\n  build:\n    open_files: 15\n"},
+	{"less than the least size of /tmp", "version: 1\nprofiles: {a: {tmp: 4KiB}}\n"},
+	{"more than the largest size", "version: 1\nrules: [{name: a, max: {tmp: 1025TiB}}]\n"},
+	{"more than the largest number", "version: 1\nrules: [{name: a, max: {output_files: 1073741825}}]\n"},
+	{"more than the longest time", "version: 1\nprofiles: {build: {cpu: 87601h}}\n"},
+	{"more than the longest timeout", "version: 1\nprofiles: {build: {max_timeout: 87601h}}\n"},
 	{"no time", "version: 1\nprofiles: {build: {cpu: 1}}\n"},
 	{"a negative time", "version: 1\nprofiles: {build: {max_timeout: -1s}}\n"},
 	{"no number", "version: 1\nprofiles: {build: {processes: 0}}\n"},
@@ -142,6 +149,17 @@ func TestDocumentIsTrue(t *testing.T) {
 	}
 	if !strings.Contains(string(doc), policy.Default().Text()) {
 		t.Errorf("the built-in profiles are not in the document as they are:\n%s", policy.Default().Text())
+	}
+}
+
+// TestLargestAmounts: what is refused as too much begins right above these.
+func TestLargestAmounts(t *testing.T) {
+	const all = "memory: 1024TiB, cpu: 87600h, processes: 1073741824, open_files: 1073741824, output_bytes: 1024TiB, output_files: 1073741824, tmp: 1024TiB"
+	text := parse(t, "version: 1\nprofiles: {build: {max_timeout: 87600h}}\nrules: [{name: r, max: {"+all+"}}]").Text()
+	for _, want := range []string{"max: {" + all + "}", "max_timeout: 87600h"} {
+		if !strings.Contains(text, want) {
+			t.Errorf("got\n%s\nwant in it %q", text, want)
+		}
 	}
 }
 

@@ -76,10 +76,12 @@ var ErrRefused = errors.New("refused by the policy")
 type RefusedError struct {
 	Property Property
 	Rule     string // the rule that applied
-	Reason   string // what it grants instead, where that is said, and what to do
+	Reason   string // what the rule does: "grants at most 4GiB", "refuses it: ..."; and what to do
 }
 
-func (e *RefusedError) Error() string { return fmt.Sprintf("property %s: %s", e.Property, e.Reason) }
+func (e *RefusedError) Error() string {
+	return fmt.Sprintf("property %s: rule %q %s", e.Property, e.Rule, e.Reason)
+}
 
 // Unwrap returns ErrRefused.
 func (*RefusedError) Unwrap() error { return ErrRefused }
@@ -171,7 +173,7 @@ func (p *Policy) Hash() string {
 }
 
 // prefix begins the properties that are ours.
-const prefix = "cloister."
+const prefix = "cloister-"
 
 // propertyNames are the properties that an action may have, without the prefix.
 var propertyNames = func() []string {
@@ -226,6 +228,7 @@ func (c *compilation) because(format string, args ...any) {
 	c.grant.Why = append(c.grant.Why, fmt.Sprintf(format, args...))
 }
 
+// refuse returns the error for a property. What is formatted goes on from the name of the rule.
 func (c *compilation) refuse(name, format string, args ...any) error {
 	return &RefusedError{Property{prefix + name, c.asked[name]}, c.rule.name, fmt.Sprintf(format, args...)}
 }
@@ -243,19 +246,19 @@ func (c *compilation) read(properties []Property) error {
 			continue
 		}
 		if len(p.Value) > maxProperty {
-			return &RefusedError{p, c.rule.name, fmt.Sprintf("the value has %d bytes: at most %d make sense", len(p.Value), maxProperty)}
+			return &RefusedError{p, c.rule.name, fmt.Sprintf("refuses it: the value has %d bytes, and at most %d make sense", len(p.Value), maxProperty)}
 		}
 		before, twice := c.asked[name]
 		switch {
 		case name == "network" && twice:
 			c.asked[name] = before + "," + p.Value
 		case twice && before != p.Value:
-			return c.refuse(name, "it is also given as %q: give it once", p.Value)
+			return c.refuse(name, "refuses it: it is also given as %q; give it once", p.Value)
 		default:
 			c.asked[name] = p.Value
 		}
 		if !slices.Contains(propertyNames, name) {
-			reason := "there is no such property"
+			reason := "refuses it: there is no such property"
 			if near := nearest(name, propertyNames); near != "" {
 				reason += fmt.Sprintf(", did you mean %s%s?", prefix, near)
 			}
@@ -281,11 +284,11 @@ func (c *compilation) choose(mnemonic string) error {
 	}
 	if want, ok := c.asked["profile"]; ok {
 		if !slices.Contains(offers, want) {
-			return c.refuse("profile", "rule %q grants %s; ask the operator for a rule that matches this property and chooses the profile",
-				c.rule.name, strings.Join(offers, " or "))
+			return c.refuse("profile", "grants %s; ask the operator for a rule that matches this property and chooses the profile",
+				strings.Join(offers, " or "))
 		}
 		if want != name {
-			why += ", and property cloister.profile asks for it"
+			why += ", and property cloister-profile asks for it"
 		}
 		name = want
 	}
@@ -301,17 +304,17 @@ func (c *compilation) amounts() error {
 		given := c.profile.amounts[i]
 		v, by, explicit := given.v, c.profileText(given.from()), given.at != ""
 		if text, ok := c.asked[q.property()]; ok {
-			want, err := q.parse(text)
+			want, err := q.read(text)
 			if err != nil {
-				return c.refuse(q.property(), "%v", err)
+				return c.refuse(q.property(), "refuses it: %v", err)
 			}
 			most := given
 			if c.rule.max[i].v > 0 {
 				most = c.rule.max[i]
 			}
 			if want > most.v {
-				return c.refuse(q.property(), "rule %q grants at most %s (%s); ask for less, or the operator for a rule with max: {%s: %s}",
-					c.rule.name, q.format(most.v), most.from(), q.key, q.format(want))
+				return c.refuse(q.property(), "grants at most %s (%s); ask for less, or the operator for a rule with max: {%s: %s}",
+					q.format(most.v), most.from(), q.key, q.format(want))
 			}
 			v, by, explicit = want, fmt.Sprintf("property %s%s, of at most %s (%s)", prefix, q.property(), q.format(most.v), most.from()), true
 		}
@@ -346,7 +349,7 @@ func (c *compilation) network() error {
 	listen := c.profile.listen
 	if listen.v && !n.Loopback {
 		if c.asked["listen"] == "true" {
-			return c.refuse("listen", "there is nothing to listen on: cloister.loopback is false")
+			return c.refuse("listen", "refuses it: there is nothing to listen on: cloister-loopback is false")
 		}
 		listen.v = false
 	}
@@ -357,17 +360,17 @@ func (c *compilation) network() error {
 		for s := range strings.SplitSeq(text, ",") {
 			e, err := sandbox.ParseEndpoint(strings.TrimSpace(s))
 			if err != nil {
-				return c.refuse("network", "%v", err)
+				return c.refuse("network", "refuses it: %v", err)
 			}
 			if !slices.Contains(c.profile.allow.v, e) {
-				return c.refuse("network", "rule %q does not permit %s (profile %s, %s); ask the operator for a profile with network: {allow: [%q]}",
-					c.rule.name, e, c.profile.name, c.profile.allow.from(), e)
+				return c.refuse("network", "does not permit %s (profile %s, %s); ask the operator for a profile with network: {allow: [%q]}",
+					e, c.profile.name, c.profile.allow.from(), e)
 			}
 			if !n.Loopback {
-				return c.refuse("network", "an endpoint is reached through loopback, and cloister.loopback is false")
+				return c.refuse("network", "refuses it: an endpoint is reached through loopback, and cloister-loopback is false")
 			}
 			n.Allow = append(n.Allow, e)
-			c.because("network %s: property cloister.network, as %s permits", e, c.profileText(c.profile.allow.from()))
+			c.because("network %s: property cloister-network, as %s permits", e, c.profileText(c.profile.allow.from()))
 		}
 		n.Allow = sortedOnce(n.Allow)
 	}
@@ -390,10 +393,10 @@ func (c *compilation) flag(name string, given said[bool]) (bool, error) {
 	}
 	want, err := parseBool(text)
 	if err != nil {
-		return false, c.refuse(name, "%v", err)
+		return false, c.refuse(name, "refuses it: %v", err)
 	}
 	if want && !given.v {
-		return false, c.refuse(name, "rule %q does not permit it (profile %s, %s)", c.rule.name, c.profile.name, given.from())
+		return false, c.refuse(name, "does not permit it (profile %s, %s)", c.profile.name, given.from())
 	}
 	c.because("%s %t: property %s%s", name, want, prefix, name)
 	return want, nil
@@ -407,13 +410,13 @@ func (c *compilation) audit() error {
 	if text, ok := c.asked["audit"]; ok {
 		want, err := parseAudit(text)
 		if err != nil {
-			return c.refuse("audit", "%v", err)
+			return c.refuse("audit", "refuses it: %v", err)
 		}
 		if slices.Index(audits, want) < slices.Index(audits, given.v) {
-			return c.refuse("audit", "rule %q watches as closely as %s at least (profile %s, %s); ask the operator for a profile with audit: %s",
-				c.rule.name, formatAudit(given.v), c.profile.name, given.from(), text)
+			return c.refuse("audit", "watches as closely as %s at least (profile %s, %s); ask the operator for a profile with audit: %s",
+				formatAudit(given.v), c.profile.name, given.from(), text)
 		}
-		c.grant.Audit, by = want, "property cloister.audit"
+		c.grant.Audit, by = want, "property cloister-audit"
 	}
 	c.because("audit %s: %s", formatAudit(c.grant.Audit), by)
 	return nil

@@ -89,32 +89,39 @@ func TestGrants(t *testing.T) {
 		{"mute", "", func(g *policy.Grant) any { return g.Audit }, sandbox.AuditOff},
 		{"mute", "", func(g *policy.Grant) any { return fmt.Sprint(g.Network) }, "{false false []}"},
 		// More, up to max, and less.
-		{"wide", "cloister.memory=50GiB", func(g *policy.Grant) any { return g.Limits.Memory }, int64(50 << 30)},
-		{"wide", "cloister.memory=1MiB", func(g *policy.Grant) any { return g.Limits.Memory }, int64(1 << 20)},
-		{"wide", "cloister.cpu=20h", func(g *policy.Grant) any { return g.Limits.CPU }, 20 * time.Hour},
-		{"wide", "cloister.processes=2000", func(g *policy.Grant) any { return g.Limits.Processes }, int64(2000)},
-		{"wide", "cloister.open-files=50000", func(g *policy.Grant) any { return g.Limits.OpenFiles }, int64(50000)},
-		{"wide", "cloister.output-bytes=170GiB", func(g *policy.Grant) any { return g.Limits.OutputBytes }, int64(170 << 30)},
-		{"wide", "cloister.output-files=20000000", func(g *policy.Grant) any { return g.Limits.OutputFiles }, int64(20000000)},
-		{"wide", "cloister.tmp=60GiB", func(g *policy.Grant) any { return g.TempBytes }, int64(60 << 30)},
-		{"child", "cloister.memory=6GiB", func(g *policy.Grant) any { return g.Limits.Memory }, int64(6 << 30)},
+		{"wide", "cloister-memory=50GiB", func(g *policy.Grant) any { return g.Limits.Memory }, int64(50 << 30)},
+		// The least that there is.
+		{"", "cloister-memory=16MiB", func(g *policy.Grant) any { return g.Limits.Memory }, int64(16 << 20)},
+		{"", "cloister-cpu=1ns", func(g *policy.Grant) any { return g.Limits.CPU }, time.Duration(1)},
+		{"", "cloister-processes=1", func(g *policy.Grant) any { return g.Limits.Processes }, int64(1)},
+		{"", "cloister-open-files=16", func(g *policy.Grant) any { return g.Limits.OpenFiles }, int64(16)},
+		{"", "cloister-output-bytes=1B", func(g *policy.Grant) any { return g.Limits.OutputBytes }, int64(1)},
+		{"", "cloister-output-files=1", func(g *policy.Grant) any { return g.Limits.OutputFiles }, int64(1)},
+		{"", "cloister-tmp=1MiB", func(g *policy.Grant) any { return g.TempBytes }, int64(1 << 20)},
+		{"wide", "cloister-cpu=20h", func(g *policy.Grant) any { return g.Limits.CPU }, 20 * time.Hour},
+		{"wide", "cloister-processes=2000", func(g *policy.Grant) any { return g.Limits.Processes }, int64(2000)},
+		{"wide", "cloister-open-files=50000", func(g *policy.Grant) any { return g.Limits.OpenFiles }, int64(50000)},
+		{"wide", "cloister-output-bytes=170GiB", func(g *policy.Grant) any { return g.Limits.OutputBytes }, int64(170 << 30)},
+		{"wide", "cloister-output-files=20000000", func(g *policy.Grant) any { return g.Limits.OutputFiles }, int64(20000000)},
+		{"wide", "cloister-tmp=60GiB", func(g *policy.Grant) any { return g.TempBytes }, int64(60 << 30)},
+		{"child", "cloister-memory=6GiB", func(g *policy.Grant) any { return g.Limits.Memory }, int64(6 << 30)},
 		// Endpoints: what is asked for, in the order of a Spec, and once.
-		{"wide", "cloister.network=b.example.org:443, A.example.org:443 cloister.network=b.example.org:443",
+		{"wide", "cloister-network=b.example.org:443, A.example.org:443 cloister-network=b.example.org:443",
 			func(g *policy.Grant) any { return fmt.Sprint(g.Network.Allow) }, "[a.example.org:443 b.example.org:443]"},
-		{"wide", "cloister.network=a.example.org:443", func(g *policy.Grant) any { return fmt.Sprint(g.Hermetic, g.Cache) }, "false true"},
-		{"once", "cloister.network=10.0.0.1:80", func(g *policy.Grant) any { return fmt.Sprint(g.Hermetic, g.Cache) }, "false false"},
+		{"wide", "cloister-network=a.example.org:443", func(g *policy.Grant) any { return fmt.Sprint(g.Hermetic, g.Cache) }, "false true"},
+		{"once", "cloister-network=10.0.0.1:80", func(g *policy.Grant) any { return fmt.Sprint(g.Hermetic, g.Cache) }, "false false"},
 		{"once", "", func(g *policy.Grant) any { return fmt.Sprint(g.Hermetic, g.Cache) }, "true true"},
 		// What an action gives up.
-		{"once", "cloister.listen=false", func(g *policy.Grant) any { return fmt.Sprint(g.Network) }, "{true false []}"},
-		{"once", "cloister.loopback=false", func(g *policy.Grant) any { return fmt.Sprint(g.Network) }, "{false false []}"},
-		{"once", "cloister.loopback=true cloister.listen=true", func(g *policy.Grant) any { return fmt.Sprint(g.Network) }, "{true true []}"},
-		{"once", "cloister.audit=full", func(g *policy.Grant) any { return g.Audit }, sandbox.AuditFull},
-		{"once", "cloister.audit=attempts", func(g *policy.Grant) any { return g.Audit }, sandbox.AuditAttempts},
-		{"mute", "cloister.audit=off", func(g *policy.Grant) any { return g.Audit }, sandbox.AuditOff},
-		{"", "cloister.profile=test", func(g *policy.Grant) any { return g.Profile }, "test"},
-		{"child", "cloister.profile=child", func(g *policy.Grant) any { return g.Profile }, "child"},
+		{"once", "cloister-listen=false", func(g *policy.Grant) any { return fmt.Sprint(g.Network) }, "{true false []}"},
+		{"once", "cloister-loopback=false", func(g *policy.Grant) any { return fmt.Sprint(g.Network) }, "{false false []}"},
+		{"once", "cloister-loopback=true cloister-listen=true", func(g *policy.Grant) any { return fmt.Sprint(g.Network) }, "{true true []}"},
+		{"once", "cloister-audit=full", func(g *policy.Grant) any { return g.Audit }, sandbox.AuditFull},
+		{"once", "cloister-audit=attempts", func(g *policy.Grant) any { return g.Audit }, sandbox.AuditAttempts},
+		{"mute", "cloister-audit=off", func(g *policy.Grant) any { return g.Audit }, sandbox.AuditOff},
+		{"", "cloister-profile=test", func(g *policy.Grant) any { return g.Profile }, "test"},
+		{"child", "cloister-profile=child", func(g *policy.Grant) any { return g.Profile }, "child"},
 		// What is the same twice, and what is none of ours.
-		{"", "cloister.tmp=1GiB cloister.tmp=1GiB", func(g *policy.Grant) any { return g.TempBytes }, int64(1 << 30)},
+		{"", "cloister-tmp=1GiB cloister-tmp=1GiB", func(g *policy.Grant) any { return g.TempBytes }, int64(1 << 30)},
 		{"", "OSFamily=linux Pool=x cloisters.memory=1 Cloister.memory=1", func(g *policy.Grant) any { return g.Profile }, "build"},
 	} {
 		asked := properties(strings.Fields(strings.ReplaceAll(c.asks, ", ", ","))...)
@@ -128,47 +135,61 @@ func TestRefusals(t *testing.T) {
 	p := parse(t, wide)
 	var b strings.Builder
 	for _, c := range []struct{ instance, asks string }{
-		{"", "cloister.memory=64GiB"},
-		{"", "cloister.cpu=61m"},
-		{"", "cloister.processes=129"},
-		{"", "cloister.open-files=4097"},
-		{"", "cloister.output-bytes=17GiB"},
-		{"", "cloister.output-files=1000001"},
-		{"", "cloister.tmp=5GiB"},
-		{"wide", "cloister.memory=51GiB"},
-		{"child", "cloister.memory=7GiB"},
-		{"", "cloister.memory=lots"},
-		{"", "cloister.cpu=-1s"},
-		{"", "cloister.processes=0"},
-		{"", "cloister.memori=1GiB"},
-		{"", "cloister.open_files=1"},
-		{"", "cloister.privileged=true"},
-		{"", "cloister.=1"},
-		{"", "cloister.tmp=1GiB cloister.tmp=2GiB"},
-		{"", "cloister.profile=wide"},
-		{"", "cloister.profile="},
-		{"wide", "cloister.profile=build"},
-		{"", "cloister.network=example.org:443"},
-		{"wide", "cloister.network=a.example.org:443,example.org:443"},
-		{"wide", "cloister.network=a.example.org:80"},
-		{"wide", "cloister.network=a.example.org"},
-		{"wide", "cloister.network=a.example.org:443, cloister.network="},
-		{"wide", "cloister.network=a.example.org:443 cloister.loopback=false"},
-		{"wide", "cloister.listen=true"},
-		{"once", "cloister.listen=true cloister.loopback=false"},
-		{"mute", "cloister.loopback=true"},
-		{"once", "cloister.loopback=yes"},
-		{"wide", "cloister.audit=attempts"},
-		{"", "cloister.audit=off"},
-		{"", "cloister.audit=some"},
-		{"", "cloister.\x1b[2J=1"},
-		{"", "cloister.memory=" + strings.Repeat("9", 4097)},
+		{"", "cloister-memory=64GiB"},
+		{"", "cloister-cpu=61m"},
+		{"", "cloister-processes=129"},
+		{"", "cloister-open-files=4097"},
+		{"", "cloister-output-bytes=17GiB"},
+		{"", "cloister-output-files=1000001"},
+		{"", "cloister-tmp=5GiB"},
+		{"wide", "cloister-memory=51GiB"},
+		{"child", "cloister-memory=7GiB"},
+		{"", "cloister-memory=lots"},
+		{"", "cloister-cpu=-1s"},
+		{"", "cloister-processes=0"},
+		{"wide", "cloister-memory=16777215B"},
+		{"wide", "cloister-open-files=15"},
+		{"wide", "cloister-output-bytes=0B"},
+		{"wide", "cloister-tmp=1048575B"},
+		{"wide", "cloister-memory=1125899906842625B"},
+		{"wide", "cloister-cpu=87600h1ns"},
+		{"wide", "cloister-processes=1073741825"},
+		{"wide", "cloister-open-files=1073741825"},
+		{"wide", "cloister-output-bytes=1025TiB"},
+		{"wide", "cloister-output-files=1073741825"},
+		{"wide", "cloister-tmp=1025TiB"},
+		{"", "cloister-memori=1GiB"},
+		{"", "cloister-open_files=1"},
+		{"", "cloister-privileged=true"},
+		{"", "cloister-=1"},
+		{"", "cloister-tmp=1GiB cloister-tmp=2GiB"},
+		{"", "cloister-profile=wide"},
+		{"", "cloister-profile="},
+		{"wide", "cloister-profile=build"},
+		{"", "cloister-network=example.org:443"},
+		{"wide", "cloister-network=a.example.org:443,example.org:443"},
+		{"wide", "cloister-network=a.example.org:80"},
+		{"wide", "cloister-network=a.example.org"},
+		{"wide", "cloister-network=a.example.org:443, cloister-network="},
+		{"wide", "cloister-network=a.example.org:443 cloister-loopback=false"},
+		{"wide", "cloister-listen=true"},
+		{"once", "cloister-listen=true cloister-loopback=false"},
+		{"mute", "cloister-loopback=true"},
+		{"once", "cloister-loopback=yes"},
+		{"wide", "cloister-audit=attempts"},
+		{"", "cloister-audit=off"},
+		{"", "cloister-audit=some"},
+		{"", "cloister-\x1b[2J=1"},
+		{"", "cloister-memory=" + strings.Repeat("9", 4097)},
 	} {
 		g, err := p.Compile(policy.Request{Instance: c.instance, Properties: properties(strings.Fields(c.asks)...)}, sandbox.AllLimits)
 		var refused *policy.RefusedError
 		if !errors.Is(err, policy.ErrRefused) || !errors.As(err, &refused) || refused.Rule != cmp.Or(c.instance, "default") {
 			t.Errorf("%s %s: got %+v, %v; want a RefusedError of the rule", c.instance, c.asks, g, err)
 			continue
+		}
+		if n := strings.Count(err.Error(), fmt.Sprintf("rule %q", refused.Rule)); n != 1 {
+			t.Errorf("the rule is named %d times, want once: %v", n, err)
 		}
 		fmt.Fprintf(&b, "%s\n", err)
 	}
@@ -252,7 +273,7 @@ func TestLimitsThatCannotBeEnforced(t *testing.T) {
 	if !slices.ContainsFunc(g.Why, func(s string) bool { return strings.HasPrefix(s, "memory unlimited: ") }) {
 		t.Errorf("nothing says that memory is unlimited: %q", g.Why)
 	}
-	asked := policy.Request{Properties: properties("cloister.memory=1GiB")}
+	asked := policy.Request{Properties: properties("cloister-memory=1GiB")}
 	explicit := "version: 1\nprofiles: {build: {memory: 1GiB}}\n"
 	for name, c := range map[string]struct {
 		text    string
@@ -281,8 +302,8 @@ func TestWhyNamesRuleAndLine(t *testing.T) {
 	for _, r := range []policy.Request{
 		{},
 		{Mnemonic: "TestRunner"},
-		{Instance: "wide", Properties: properties("cloister.memory=20GiB", "cloister.network=a.example.org:443")},
-		{Instance: "once", Properties: properties("cloister.network=10.0.0.1:80", "cloister.listen=false", "cloister.audit=full")},
+		{Instance: "wide", Properties: properties("cloister-memory=20GiB", "cloister-network=a.example.org:443")},
+		{Instance: "once", Properties: properties("cloister-network=10.0.0.1:80", "cloister-listen=false", "cloister-audit=full")},
 	} {
 		fmt.Fprintf(&b, "== %s %s %v\n%s\n", r.Instance, r.Mnemonic, r.Properties, strings.Join(compile(t, p, r).Why, "\n"))
 	}
@@ -310,7 +331,7 @@ rules:
 		fmt.Println(err)
 		return
 	}
-	request := policy.Request{Mnemonic: "CppLink", Properties: []policy.Property{{Name: "cloister.memory", Value: "12GiB"}}}
+	request := policy.Request{Mnemonic: "CppLink", Properties: []policy.Property{{Name: "cloister-memory", Value: "12GiB"}}}
 	grant, err := p.Compile(request, sandbox.AllLimits)
 	fmt.Println(sandbox.Bytes(grant.Limits.Memory), err)
 
@@ -319,5 +340,5 @@ rules:
 	fmt.Println(err)
 	// Output:
 	// 12.0 GiB <nil>
-	// property cloister.memory=12GiB: rule "default" grants at most 4GiB (built in); ask for less, or the operator for a rule with max: {memory: 12GiB}
+	// property cloister-memory=12GiB: rule "default" grants at most 4GiB (built in); ask for less, or the operator for a rule with max: {memory: 12GiB}
 }

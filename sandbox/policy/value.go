@@ -13,23 +13,54 @@ import (
 	"github.com/cloister-build/cloister/sandbox"
 )
 
-// A quantity is an amount of something. Files, max and properties all state it in the same way.
-type quantity struct {
-	key    string        // in a file
-	limit  sandbox.Limit // "" for the size of /tmp, which is none
+// A kind is how amounts are written, and the largest that there may be: more is a mistake, and somewhere on
+// its way to the kernel it might become too little.
+type kind struct {
 	parse  func(string) (int64, error)
 	format func(int64) string
+	most   int64
+}
+
+var (
+	sizes     = kind{parseSize, formatSize, 1 << 50}
+	counts    = kind{parseCount, formatCount, 1 << 30}
+	durations = kind{parseDuration, func(v int64) string { return formatDuration(time.Duration(v)) }, int64(10 * 365 * 24 * time.Hour)}
+)
+
+// A quantity is an amount of something. Files, max and properties all state it in the same way.
+type quantity struct {
+	key   string        // in a file
+	limit sandbox.Limit // "" for the size of /tmp, which is none
+	kind
+	least int64 // with less, hardly a command could begin
 }
 
 // quantities are all of them, the limits in the order of sandbox.AllLimits.
 var quantities = [...]quantity{
-	{"memory", sandbox.LimitMemory, parseSize, formatSize},
-	{"cpu", sandbox.LimitCPU, parseDuration, func(v int64) string { return formatDuration(time.Duration(v)) }},
-	{"processes", sandbox.LimitProcesses, parseCount, formatCount},
-	{"open_files", sandbox.LimitOpenFiles, parseCount, formatCount},
-	{"output_bytes", sandbox.LimitOutputBytes, parseSize, formatSize},
-	{"output_files", sandbox.LimitOutputFiles, parseCount, formatCount},
-	{"tmp", "", parseSize, formatSize},
+	{"memory", sandbox.LimitMemory, sizes, 16 << 20},
+	{"cpu", sandbox.LimitCPU, durations, 1},
+	{"processes", sandbox.LimitProcesses, counts, 1},
+	{"open_files", sandbox.LimitOpenFiles, counts, 16},
+	{"output_bytes", sandbox.LimitOutputBytes, sizes, 1},
+	{"output_files", sandbox.LimitOutputFiles, counts, 1},
+	{"tmp", "", sizes, 1 << 20},
+}
+
+// maxTimeout is what max_timeout is written like. It is no quantity: no action asks for it.
+var maxTimeout = quantity{key: "max_timeout", kind: durations, least: 1}
+
+// read returns the amount that s states, which is neither too little nor too much.
+func (q *quantity) read(s string) (int64, error) {
+	v, err := q.parse(s)
+	switch {
+	case err != nil:
+		return 0, err
+	case v < q.least:
+		return 0, fmt.Errorf("%q is too little: at least %s is permitted", s, q.format(q.least))
+	case v > q.most:
+		return 0, fmt.Errorf("%q is too much: at most %s is permitted", s, q.format(q.most))
+	}
+	return v, nil
 }
 
 func index(key string) int {

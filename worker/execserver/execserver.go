@@ -26,14 +26,13 @@ import (
 	"google.golang.org/protobuf/types/known/anypb"
 )
 
-// Config configures the service. Queue, Instances and Resolve are required.
+// Config configures the service. Queue, Instances and Admit are required.
 type Config struct {
 	Queue     *queue.Queue
 	Instances cas.Instances
-	// Resolve checks an action with its command and all its inputs before it takes a slot, and
-	// reports whether it says do_not_cache. It fails with a *worker.Fault. It is called by as many
-	// goroutines as the queue has preparers.
-	Resolve func(ctx context.Context, instance string, action cas.Digest) (doNotCache bool, err error)
+	// Admit checks a task with all that it refers to before it takes a slot. It fails with a
+	// *worker.Fault. It is called by as many goroutines as the queue has preparers.
+	Admit func(ctx context.Context, t *worker.Task) (worker.Admission, error)
 	// Worker names this worker in messages to people; it may be empty.
 	Worker string
 	// KeepaliveInterval is the longest silence on a stream; the default is 20 seconds.
@@ -147,8 +146,8 @@ func (s *server) prepare(ctx context.Context, in *cas.Instance, r *queue.Request
 			return &worker.Outcome{Result: result, Cached: true}, nil
 		}
 	}
-	var err error
-	r.DoNotCache, err = s.Resolve(ctx, r.Task.Instance, r.Task.Action)
+	a, err := s.Admit(ctx, &r.Task)
+	r.Alone, r.Terms = a.Alone, a.Terms
 	return nil, err
 }
 
@@ -157,7 +156,7 @@ func (s *server) prepare(ctx context.Context, in *cas.Instance, r *queue.Request
 func lookup(ctx context.Context, in *cas.Instance, action cas.Digest) (*repb.ActionResult, error) {
 	var a repb.Action
 	if err := cas.ReadProto(ctx, in.Store, action, &a); err != nil || a.DoNotCache {
-		return nil, nil // an error meets Resolve as well, which has the words for it
+		return nil, nil // an error meets Admit as well, which has the words for it
 	}
 	r, err := cas.LookupComplete(ctx, in, action)
 	switch {

@@ -83,16 +83,16 @@ func serve(t *testing.T, e function, change func(*queue.Config, *execserver.Conf
 		Instances: instances,
 		Worker:    "anvil",
 		Log:       slog.New(slog.NewTextHandler(s.log, nil)),
-		Resolve: func(ctx context.Context, instance string, action cas.Digest) (bool, error) {
-			in, err := instances(instance)
+		Admit: func(ctx context.Context, task *worker.Task) (worker.Admission, error) {
+			in, err := instances(task.Instance)
 			if err != nil {
-				return false, err
+				return worker.Admission{}, err
 			}
 			var a repb.Action
-			if err := cas.ReadProto(ctx, in.Store, action, &a); err != nil {
-				return false, &worker.Fault{Kind: worker.Missing, Err: err, Blobs: []cas.Digest{action}}
+			if err := cas.ReadProto(ctx, in.Store, task.Action, &a); err != nil {
+				return worker.Admission{}, &worker.Fault{Kind: worker.Missing, Err: err, Blobs: []cas.Digest{task.Action}}
 			}
-			return a.DoNotCache, nil
+			return worker.Admission{Alone: a.DoNotCache, Terms: task.Mnemonic}, nil
 		},
 	}
 	if change != nil {
@@ -360,7 +360,7 @@ func TestFaultsBecomeStatusesRules072And085And110(t *testing.T) {
 					return nil, f
 				}, func(_ *queue.Config, ec *execserver.Config) {
 					if where == "before a slot" {
-						ec.Resolve = func(context.Context, string, cas.Digest) (bool, error) { return false, f }
+						ec.Admit = func(context.Context, *worker.Task) (worker.Admission, error) { return worker.Admission{}, f }
 					}
 				})
 				a := s.action(t, "x")
@@ -416,7 +416,7 @@ func TestManyMissingBlobsFitIntoOneMessageRule072(t *testing.T) {
 		f.Blobs[i] = d
 	}
 	s := serve(t, succeed, func(_ *queue.Config, c *execserver.Config) {
-		c.Resolve = func(context.Context, string, cas.Digest) (bool, error) { return false, f }
+		c.Admit = func(context.Context, *worker.Task) (worker.Admission, error) { return worker.Admission{}, f }
 	})
 	// The client itself refuses a message above 4 MiB.
 	st := wantCode(t, end(t, s.execute(t.Context(), t, s.action(t, "x"), nil)), codes.FailedPrecondition)
@@ -601,9 +601,9 @@ func TestStreamOfOneExecutionRules088To090(t *testing.T) {
 func TestFirstMessageDoesNotWaitForInputsRule088(t *testing.T) {
 	resolving := make(chan struct{})
 	s := serve(t, succeed, func(_ *queue.Config, c *execserver.Config) {
-		c.Resolve = func(context.Context, string, cas.Digest) (bool, error) {
+		c.Admit = func(context.Context, *worker.Task) (worker.Admission, error) {
 			<-resolving
-			return false, nil
+			return worker.Admission{}, nil
 		}
 	})
 	st := s.execute(t.Context(), t, s.action(t, "x"), nil)
@@ -646,7 +646,7 @@ func TestFirstMessageOfAnActionSoonDoneRule088(t *testing.T) {
 		var d direct
 		execserver.Register(&d, execserver.Config{
 			Queue: q, Instances: castest.Instances(),
-			Resolve: func(context.Context, string, cas.Digest) (bool, error) { return false, nil },
+			Admit: func(context.Context, *worker.Task) (worker.Admission, error) { return worker.Admission{}, nil },
 		})
 		st := &slow{ctx: t.Context()}
 		req := &repb.ExecuteRequest{ActionDigest: cas.SHA256.Sum([]byte("x")).Proto()}

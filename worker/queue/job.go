@@ -28,7 +28,7 @@ type job struct {
 	ran bool
 }
 
-func (j *job) flight() flight { return flight{j.req.Task.Instance, j.req.Task.Action} }
+func (j *job) flight() flight { return flight{j.req.Task.Instance, j.req.Task.Action, j.req.Terms} }
 
 // A line is where jobs wait for a goroutine to take them.
 type line struct {
@@ -100,7 +100,7 @@ func (q *Queue) prepared(j *job, e end) {
 
 // enter lets j share the run of an equal action, or else wait for a slot.
 func (q *Queue) enter(j *job) {
-	if !j.req.DoNotCache {
+	if !j.req.Alone {
 		if f := q.flights[j.flight()]; f != nil && f.admits(j) {
 			q.merge(f, j)
 			return

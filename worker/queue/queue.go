@@ -56,11 +56,13 @@ type Request struct {
 	Task worker.Task
 	// Priority orders what waits: the lower value is sooner, equal ones in order of arrival.
 	Priority int32
-	// DoNotCache keeps the action from sharing a run.
-	DoNotCache bool
+	// Alone keeps the action from sharing a run.
+	Alone bool
+	// Terms keep it from sharing the run of an equal action whose terms differ.
+	Terms string
 	// Prepare, if not nil, does what is possible without a slot, once and before the action waits
 	// for one. It may return an Outcome that is known already, or a *worker.Fault; if it returns
-	// neither, the action is queued. It may set DoNotCache and Task.SkipCacheLookup of the Request
+	// neither, the action is queued. It may set Alone, Terms and Task.SkipCacheLookup of the Request
 	// it is given.
 	Prepare func(context.Context, *Request) (*worker.Outcome, error)
 }
@@ -99,6 +101,7 @@ type Queue struct {
 type flight struct {
 	instance string
 	action   cas.Digest
+	terms    string
 }
 
 // New returns a queue that is working. The caller closes it.

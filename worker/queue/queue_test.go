@@ -187,7 +187,7 @@ func watch(t *testing.T, o *queue.Operation) (leave func()) {
 }
 
 func skip(r *queue.Request)  { r.Task.SkipCacheLookup = true }
-func alone(r *queue.Request) { r.DoNotCache = true }
+func alone(r *queue.Request) { r.Alone = true }
 
 func priority(p int32) func(*queue.Request) {
 	return func(r *queue.Request) { r.Priority = p }
@@ -341,13 +341,32 @@ func TestDoNotCacheIsNotSharedRule096(t *testing.T) {
 		wantCounts(t, e, 3, 0, 3)
 		submit(t, q, "x", func(r *queue.Request) {
 			r.Prepare = func(_ context.Context, r *queue.Request) (*worker.Outcome, error) {
-				r.DoNotCache = true
+				r.Alone = true
 				return nil, nil
 			}
 		})
 		wantCounts(t, e, 4, 0, 4)
 		submit(t, q, "x", nil)
 		wantCounts(t, e, 4, 0, 4)
+	})
+}
+
+// TestTermsAreNotShared: who is given something else does not get what came of it.
+func TestTermsAreNotShared(t *testing.T) {
+	bubble(t, queue.Config{Slots: 9}, func(t *testing.T, q *queue.Queue, e *executor) {
+		on := func(terms string) func(*queue.Request) {
+			return func(r *queue.Request) {
+				r.Prepare = func(_ context.Context, r *queue.Request) (*worker.Outcome, error) {
+					r.Terms = terms
+					return nil, nil
+				}
+			}
+		}
+		submit(t, q, "x", on("build"))
+		submit(t, q, "x", on("test"))
+		wantCounts(t, e, 2, 0, 2)
+		submit(t, q, "x", on("test"))
+		wantCounts(t, e, 2, 0, 2)
 	})
 }
 
