@@ -13,7 +13,7 @@ export GOFLAGS := $(GOFLAGS) -modcacherw
 endif
 
 .DEFAULT_GOAL := help
-.PHONY: help build demo test test-sandbox lint cross bench golden serve clean tools
+.PHONY: help build demo test test-sandbox escape lint cross bench golden serve clean tools
 
 help: ## say what each target does
 	@sed -n 's/^\([a-z-]*\):[^#]*## \(.*\)/  \1\t\2/p' $(MAKEFILE_LIST) | expand -t 18
@@ -31,6 +31,13 @@ test: tools ## run all tests; says what it skips and why
 
 test-sandbox: ## run the tests of the sandbox; fails where this machine cannot confine
 	CLOISTER_REQUIRE=namespaces $(GO) test -count=1 ./sandbox/...
+
+SOAK ?= 400
+
+escape: ## try to get out of the sandbox; print the table of guarantees (SOAK=10000: mixed with so many runs)
+	@mkdir -p bin
+	@$(GO) test -count=1 -timeout 30m -v -run '^(TestEscapes|TestSoak)$$' ./tests/escape -args -soak=$(SOAK) > bin/escape.log; code=$$?; \
+	if [ $$code = 0 ]; then grep -E '^ +(held|skipped|FAILED) |guarantees of|runs' bin/escape.log; else cat bin/escape.log; fi; exit $$code
 
 lint: ## vet, format, and staticcheck if it is installed
 	$(GO) vet ./...

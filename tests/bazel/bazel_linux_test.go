@@ -78,6 +78,7 @@ func newRig(t *testing.T, user *syscall.Credential) *rig {
 	if err := bazelrun.CopyWorkspace(r.Workspace, "../.."); err != nil {
 		t.Fatal(err)
 	}
+	r.config.Args = []string{"--source-tree", r.Workspace}
 	for _, d := range []string{r.Root, r.config.Home} {
 		if err := os.Mkdir(d, 0o755); err != nil {
 			t.Fatal(err)
@@ -172,6 +173,7 @@ func TestExampleBuildsAndIsCached(t *testing.T) {
 		if len(passed) < 20 {
 			t.Errorf("%d tests passed, want at least 20", len(passed))
 		}
+		r.wantNoEvents(t)
 	})
 	step("after clean everything is a remote cache hit", func(t *testing.T) {
 		ctx, cancel := context.WithTimeout(t.Context(), bazelTime)
@@ -317,6 +319,7 @@ func TestUnprivilegedUserBuildsAndIsConfined(t *testing.T) {
 	r := newRig(t, unusedUser(t))
 	build := r.bazel(t, "test", "//examples/hash/...", "//examples/pages/...", "//examples/units/...")
 	wantAll(t, build, "remote")
+	r.wantNoEvents(t)
 	ctx, cancel := context.WithTimeout(t.Context(), bazelTime)
 	defer cancel()
 	if err := r.Clean(ctx); err != nil {

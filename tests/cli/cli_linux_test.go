@@ -64,7 +64,10 @@ func confined(t *testing.T) {
 }
 
 func TestHelpHasExamples(t *testing.T) {
-	for _, command := range []string{"", "serve", "run", "check", "version"} {
+	for _, command := range []string{
+		"", "serve", "run", "action", "action show", "audit", "audit ls", "audit show", "audit verify",
+		"policy", "policy check", "policy explain", "check", "version",
+	} {
 		args := append(strings.Fields(command), "--help")
 		if s := cloister(t, "", args...); s.code != 0 || !strings.Contains(s.out, "Examples:\n  cloister") {
 			t.Errorf("cloister %s: exit code %d, no example in:\n%s", strings.Join(args, " "), s.code, s.out)
@@ -153,14 +156,14 @@ func TestRunCopiesInputsInAndOutputsOut(t *testing.T) {
 	}
 }
 
-// start starts a server and returns it, its store and what it has printed.
-func start(t *testing.T) (*bazelrun.Server, string, *bytes.Buffer) {
+// start starts a server with further flags and returns it, its store and what it has printed.
+func start(t *testing.T, flags ...string) (*bazelrun.Server, string, *bytes.Buffer) {
 	t.Helper()
 	confined(t)
 	dir := t.TempDir()
 	var log bytes.Buffer
 	s, err := bazelrun.StartServer(t.Context(), bazelrun.ServerConfig{
-		Binary: built.Path(t), Dir: filepath.Join(dir, "store"), Home: dir, Listen: "127.0.0.1:0", Log: &log,
+		Binary: built.Path(t), Dir: filepath.Join(dir, "store"), Home: dir, Listen: "127.0.0.1:0", Args: flags, Log: &log,
 	})
 	if err != nil {
 		t.Fatal(err)

@@ -188,18 +188,24 @@ attempt "connect to the server outside" "exec 3<> /dev/tcp/127.0.0.1/$1"
 exit $status
 `
 
-// refusals runs attempts in the sandbox and shows what each led to. It returns how many there were, or
-// an error if the sandbox did not refuse them all.
+// refusals runs attempts in the sandbox and shows what each led to, and then what the worker says of them. It
+// returns how many there were, or an error if the sandbox did not refuse them all or nobody noticed.
 func refusals(ctx context.Context, binary, root, addr string, out io.Writer) (int, error) {
 	_, port, _ := strings.Cut(addr, ":")
 	cmd := exec.CommandContext(ctx, binary, "run", "--in", filepath.Join(root, "examples/hostile"), "--",
 		"/bin/bash", "-c", attempts, "attempts", port, root)
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
-	var said strings.Builder
-	cmd.Stdout = io.MultiWriter(&said, &indent{w: out})
-	cmd.Stderr = cmd.Stdout
+	var said, seen strings.Builder
+	cmd.Stdout, cmd.Stderr = io.MultiWriter(&said, &indent{w: out}), &seen
 	if err := cmd.Run(); err != nil {
-		return 0, fmt.Errorf("the sandbox did not refuse everything: %w", err)
+		return 0, fmt.Errorf("the sandbox did not refuse everything: %w\n%s", err, &seen)
+	}
+	if seen.Len() == 0 {
+		return 0, errors.New("the worker did not notice what was tried")
+	}
+	fmt.Fprintln(out, "worker: what it saw of that")
+	if _, err := io.WriteString(&indent{w: out}, seen.String()); err != nil {
+		return 0, err
 	}
 	return strings.Count(said.String(), "\n"), nil
 }

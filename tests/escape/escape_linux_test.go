@@ -395,8 +395,6 @@ func TestEscapes(t *testing.T) {
 			state = "FAILED"
 		case !ran || t.Skipped():
 			state = "skipped"
-		case g.open:
-			state = "open"
 		}
 		fmt.Fprintf(&table, "%-8s %-17s %s [%s]\n", state, g.name, g.promise, note)
 	}
@@ -431,10 +429,6 @@ func (w *world) confined(t *testing.T, features *sandbox.Features, g *guarantee)
 	escaped, held, err := w.attempt(t, g, nil)
 	if err != nil {
 		t.Errorf("the attack could not be tried: %v", err)
-		return
-	}
-	if g.open {
-		t.Logf("not promised: %s%s", escaped, held)
 		return
 	}
 	if escaped != "" {

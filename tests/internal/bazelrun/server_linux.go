@@ -71,6 +71,8 @@ type ServerConfig struct {
 	Jobs   int    // actions at once; 0 is serve's default
 	// MaxSize is the size of the store; "" is 10GiB.
 	MaxSize string
+	// Args are further flags.
+	Args []string
 	// User is who runs it; nil is whoever runs this process.
 	User *syscall.Credential
 	// Log sees what it prints, if not nil.
@@ -95,6 +97,7 @@ func StartServer(ctx context.Context, cfg ServerConfig) (*Server, error) {
 	if cfg.Jobs > 0 {
 		args = append(args, "--jobs", strconv.Itoa(cfg.Jobs))
 	}
+	args = append(args, cfg.Args...)
 	s := &Server{cmd: exec.Command(cfg.Binary, args...), done: make(chan struct{})}
 	banner := &banner{ready: make(chan string, 1), log: cfg.Log}
 	s.cmd.Dir = "/"
@@ -162,16 +165,19 @@ func (b *banner) Write(p []byte) (int, error) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	b.seen.Write(p)
+	if b.log != nil {
+		// Before anybody hears that the server is ready, and reads it.
+		if n, err := b.log.Write(p); err != nil {
+			return n, err
+		}
+	}
 	// Only whole lines: an address that is still being written would be a wrong one.
 	whole := b.seen.Bytes()[:bytes.LastIndexByte(b.seen.Bytes(), '\n')+1]
 	if match := endpoint.FindSubmatch(whole); match != nil && !b.found {
 		b.found = true
 		b.ready <- string(match[1])
 	}
-	if b.log == nil {
-		return len(p), nil
-	}
-	return b.log.Write(p)
+	return len(p), nil
 }
 
 func (b *banner) text() string {

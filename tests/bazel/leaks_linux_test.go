@@ -1,0 +1,210 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package bazel_test
+
+import (
+	"context"
+	"fmt"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"sync/atomic"
+	"testing"
+
+	"github.com/cloister-build/cloister/sandbox"
+	"github.com/cloister-build/cloister/sandbox/namespace"
+	"github.com/cloister-build/cloister/sandbox/sandboxtest"
+)
+
+// audit calls cloister audit on the log of the server and returns what it prints.
+func (r *rig) audit(t *testing.T, args ...string) string {
+	t.Helper()
+	args = append([]string{"audit", "--dir", r.config.Dir}, args...)
+	out, err := exec.CommandContext(t.Context(), r.config.Binary, args...).Output()
+	if err != nil {
+		t.Fatalf("cloister %v: %v", args, err)
+	}
+	return string(out)
+}
+
+// wantNoEvents checks that no action has tried anything.
+func (r *rig) wantNoEvents(t *testing.T) {
+	t.Helper()
+	if events := r.audit(t, "ls", "-n", "10"); events != "" {
+		t.Errorf("the audit log of an ordinary build has events, the last of them:\n%s", events)
+	}
+}
+
+// limits returns the limits that a worker of whoever runs the test enforces.
+func limits(t *testing.T) []sandbox.Limit {
+	t.Helper()
+	b := namespace.New(namespace.Config{})
+	defer b.Close()
+	features, err := b.Probe(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	return features.Limits
+}
+
+// reproduce is the line by which a message names its action.
+var reproduce = regexp.MustCompile(`(?m)^cloister: reproduce: cloister run --action (\S+) --cas grpc://\S+`)
+
+// TestLeaksAreNamed: what an action tries, and what it takes too much of, stands on Bazel's own console, on a
+// line of its own, and in the audit log.
+func TestLeaksAreNamed(t *testing.T) {
+	r := newRig(t, nil)
+	enforced := limits(t)
+	for _, c := range []struct {
+		target, line, kind, event string // regular expressions of the whole line and of the whole event
+		limit                     sandbox.Limit
+	}{
+		{target: "connects_outside", kind: "connect",
+			event: `tried to connect to tcp 192\.0\.2\.1:443: there is no network \(bash, connect\)`},
+		{target: "writes_input", kind: "write",
+			event: `tried to write /build/examples/hostile/victim\.txt: not an output \(bash, openat\)`},
+		{target: "includes_undeclared", kind: "read",
+			event: `tried to read /build/examples/hostile/undeclared\.h: not an input, in the source tree: add it to the inputs \(cc1plus, openat\)`},
+		{target: "leaves_undeclared", kind: "output",
+			event: `left bazel-out/\S+/bin/examples/hostile/beside\.txt: not a declared output`},
+		{target: "eats_memory", kind: "limit", limit: sandbox.LimitMemory,
+			line: `killed: memory [\d.]+ MiB of 64\.0 MiB, peak [\d.]+ MiB`, event: `memory [\d.]+ MiB of 64\.0 MiB`},
+		{target: "eats_time", kind: "limit", limit: sandbox.LimitCPU,
+			line: `killed: CPU time [\d.]+s of 1s`, event: `CPU time [\d.]+s of 1s`},
+		// Without control groups processes are limited and nobody is told, and then memory is not limited.
+		{target: "eats_processes", kind: "limit", limit: sandbox.LimitMemory,
+			line: `exit code [12] after a limit was exceeded: processes 16 of 16 \(\d+ times\)`, event: `processes 16 of 16 \(\d+ times\)`},
+	} {
+		t.Run(c.target, func(t *testing.T) {
+			if c.limit != "" && !slices.Contains(enforced, c.limit) {
+				sandboxtest.Unavailable(t, "limits", fmt.Sprintf("this worker cannot limit %s", c.limit))
+			}
+			build := r.bazel(t, "build", "//examples/hostile:"+c.target)
+			if build.ExitCode != 1 {
+				t.Errorf("bazel: exit %d, want 1", build.ExitCode)
+			}
+			if c.line == "" {
+				c.line = c.event
+			}
+			if !regexp.MustCompile(`(?m)^cloister: ` + c.line + `$`).MatchString(build.Output) {
+				t.Errorf("no line of the console is %q", "cloister: "+c.line)
+			}
+			action := reproduce.FindStringSubmatch(build.Output)
+			if action == nil {
+				t.Fatalf("no line of the console matches %q", reproduce)
+			}
+			event := fmt.Sprintf(`^\S+  %s  %-7s  %s\n$`, action[1][:12], c.kind, c.event)
+			if got := r.audit(t, "ls", "--action", action[1]); !regexp.MustCompile(event).MatchString(got) {
+				t.Errorf("the audit log has of the action\n%swant one line that matches %q", got, event)
+			}
+		})
+	}
+	t.Run("asks_too_much", func(t *testing.T) {
+		build := r.bazel(t, "build", "//examples/hostile:asks_too_much")
+		if build.ExitCode == 0 {
+			t.Error("bazel: exit 0")
+		}
+		const want = `(?m)^Failed Precondition: confine: property cloister-memory=1TiB: rule "default" grants at most 4GiB \(built in\); ask for less`
+		if !regexp.MustCompile(want).MatchString(build.Output) {
+			t.Errorf("no line of the console matches %q", want)
+		}
+	})
+	t.Run("fetches", func(t *testing.T) { testFetches(t, r) })
+	if got := r.audit(t, "verify"); !regexp.MustCompile(`^\d+ entries, head [0-9a-f]{64}\n$`).MatchString(got) {
+		t.Errorf("audit verify: %q", got)
+	}
+}
+
+// testFetches: an endpoint that the policy permits is reached, each connection is an event, and what came of
+// it is never taken from the cache.
+func testFetches(t *testing.T, r *rig) {
+	listener, err := net.Listen("tcp4", ownAddress(t)+":0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer listener.Close()
+	var silent atomic.Bool
+	go func() {
+		for {
+			conn, err := listener.Accept()
+			if err != nil {
+				return
+			}
+			if !silent.Load() {
+				fmt.Fprintln(conn, "news")
+			}
+			conn.Close()
+		}
+	}()
+	endpoint := listener.Addr().String()
+	file := filepath.Join(filepath.Dir(r.Workspace), "policy.yaml")
+	text := fmt.Sprintf(`version: 1
+profiles:
+  fetch: {network: {allow: [%q]}}
+rules:
+  - {name: downloads, when: {target: "//examples/hostile:fetches", mnemonic: Genrule}, profile: fetch}
+`, endpoint)
+	if err := os.WriteFile(file, []byte(text), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	if err := r.server.Stop(); err != nil {
+		t.Fatal(err)
+	}
+	r.config.Args = append(r.config.Args, "--policy", file)
+	r.serve(t)
+
+	flags := []string{"//examples/hostile:fetches", "--remote_default_exec_properties=cloister-network=" + endpoint,
+		"--define=HOSTILE_HOST=" + listener.Addr().(*net.TCPAddr).IP.String(), "--define=HOSTILE_PORT=" + port(listener)}
+	for range 2 {
+		wantAll(t, r.bazel(t, "build", flags...), "remote")
+		ctx, cancel := context.WithTimeout(t.Context(), bazelTime)
+		defer cancel()
+		if err := r.Clean(ctx); err != nil {
+			t.Fatal(err)
+		}
+	}
+	silent.Store(true)
+	build := r.bazel(t, "build", flags...)
+	if build.ExitCode != 1 {
+		t.Errorf("bazel: exit %d, want 1", build.ExitCode)
+	}
+	want := fmt.Sprintf("\ncloister: not hermetic, so that its result is not cached: profile \"fetch\" by rule \"downloads\" permits %s\n", endpoint)
+	if !strings.Contains(build.Output, want) {
+		t.Errorf("no line of the console is %q", want)
+	}
+	if strings.Contains(build.Output, "tried to connect") {
+		t.Error("the console says of a connection that is permitted that it was tried")
+	}
+	var events string
+	for _, received := range []int{5, 5, 0} {
+		at := regexp.QuoteMeta(endpoint)
+		events += fmt.Sprintf(`\S+  \S+  allowed  connected to %s, as permitted, at %s, 0 bytes sent, %d received\n`, at, at, received)
+	}
+	action := reproduce.FindStringSubmatch(build.Output)
+	if action == nil {
+		t.Fatalf("no line of the console matches %q", reproduce)
+	}
+	if got := r.audit(t, "ls", "--action", action[1]); !regexp.MustCompile("^" + events + "$").MatchString(got) {
+		t.Errorf("the audit log has of the action\n%swant lines that match %q", got, events)
+	}
+}
+
+// ownAddress returns an address of this host that is not of its loopback: what a policy may permit.
+func ownAddress(t *testing.T) string {
+	t.Helper()
+	addresses, err := net.InterfaceAddrs()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, a := range addresses {
+		if n, ok := a.(*net.IPNet); ok && n.IP.To4() != nil && n.IP.IsGlobalUnicast() {
+			return n.IP.String()
+		}
+	}
+	sandboxtest.Unavailable(t, "address", "this host has no IPv4 address but that of loopback")
+	return ""
+}

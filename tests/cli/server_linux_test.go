@@ -1,0 +1,277 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package cli_test
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/bazelbuild/remote-apis-sdks/go/pkg/client"
+	"github.com/bazelbuild/remote-apis-sdks/go/pkg/digest"
+	repb "github.com/bazelbuild/remote-apis/build/bazel/remote/execution/v2"
+	"google.golang.org/protobuf/proto"
+)
+
+// A remote is a running serve, on a port that is not the default one, and a client of one of its instances.
+type remote struct {
+	*client.Client
+	cas string // its address as --cas has it
+	dir string // its store
+	log *bytes.Buffer
+}
+
+// serving starts a server with further flags; it ends with the test.
+func serving(t *testing.T, instance string, flags ...string) *remote {
+	t.Helper()
+	s, dir, log := start(t, flags...)
+	t.Cleanup(func() {
+		if err := s.Stop(); err != nil {
+			t.Error(err)
+		}
+	})
+	c, err := client.NewClient(t.Context(), instance, client.DialParams{Service: s.Addr, NoSecurity: true})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { c.Close() })
+	return &remote{c, "grpc://" + s.Addr, dir, log}
+}
+
+// execute has the server execute a shell script, whose one input is the file input and whose one output is
+// the file out. It returns the action's digest and what became of it.
+func (r *remote) execute(t *testing.T, script string) (string, *repb.ExecuteResponse) {
+	t.Helper()
+	blob, err := r.WriteBlob(t.Context(), []byte("an input\n"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	put := func(m proto.Message) *repb.Digest {
+		d, err := r.WriteProto(t.Context(), m)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return d.ToProto()
+	}
+	action := put(&repb.Action{
+		CommandDigest:   put(&repb.Command{Arguments: []string{"/bin/sh", "-c", script}, OutputPaths: []string{"out"}}),
+		InputRootDigest: put(&repb.Directory{Files: []*repb.FileNode{{Name: "input", Digest: blob.ToProto()}}}),
+	})
+	op, err := r.ExecuteAndWait(t.Context(), &repb.ExecuteRequest{InstanceName: r.InstanceName, ActionDigest: action})
+	if err != nil {
+		t.Fatal(err)
+	}
+	var response repb.ExecuteResponse
+	if err := op.GetResponse().UnmarshalTo(&response); err != nil {
+		t.Fatal(err)
+	}
+	return digest.NewFromProtoUnvalidated(action).String(), &response
+}
+
+// read returns a blob as text.
+func (r *remote) read(t *testing.T, d *repb.Digest) string {
+	t.Helper()
+	b, _, err := r.ReadBlob(t.Context(), digest.NewFromProtoUnvalidated(d))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return string(b)
+}
+
+// hostile fails after it has tried to change its input.
+const hostile = "cat input; echo x >> input; echo here >&2; exit 3"
+
+// TestReproduceLineDoesWhatTheActionDid: the line of a failed action's message, pasted into a shell, prints
+// the same and ends the same, whatever the instance is called and wherever the server listens.
+func TestReproduceLineDoesWhatTheActionDid(t *testing.T) {
+	for _, instance := range []string{"", "main", "team's one"} {
+		r := serving(t, instance)
+		action, response := r.execute(t, hostile)
+		_, line, ok := strings.Cut(response.Message, "\ncloister: reproduce: ")
+		if line, _, _ = strings.Cut(line, "\n"); !ok || !strings.HasPrefix(line, "cloister run --action "+action) {
+			t.Fatalf("the message does not say how to reproduce action %s:\n%s", action, response.Message)
+		}
+		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+		defer cancel()
+		cmd := exec.CommandContext(ctx, "/bin/sh", "-c", line)
+		cmd.Env = []string{"PATH=" + filepath.Dir(built.Path(t)) + ":/usr/bin:/bin"}
+		var out, stderr bytes.Buffer
+		cmd.Stdout, cmd.Stderr = &out, &stderr
+		_ = cmd.Run() // the exit code says it
+		if got, want := cmd.ProcessState.ExitCode(), int(response.Result.ExitCode); got != want || got != 3 {
+			t.Errorf("%s: exit code %d, want %d as at the server", line, got, want)
+		}
+		if got, want := out.String(), r.read(t, response.Result.StdoutDigest); got != want || want != "an input\n" {
+			t.Errorf("%s: stdout %q, want %q as at the server", line, got, want)
+		}
+		const tried = "cloister: tried to write /build/input: not an output (sh, openat)\n"
+		if got, want := stderr.String(), r.read(t, response.Result.StderrDigest)+tried; got != want {
+			t.Errorf("%s: stderr %q, want %q as at the server", line, got, want)
+		}
+		if !strings.Contains(response.Message, tried) {
+			t.Errorf("the server's message does not say %q:\n%s", tried, response.Message)
+		}
+	}
+}
+
+func TestRunOfAStoredAction(t *testing.T) {
+	r := serving(t, "")
+	action, _ := r.execute(t, "cat input > out")
+	dir := t.TempDir()
+	s := cloister(t, dir, "run", "--action", action, "--cas", r.cas)
+	if want := (said{"", "cloister: outputs are dropped (1); --out-dir DIR keeps them\n", 0}); s != want {
+		t.Errorf("got %+v, want %+v", s, want)
+	}
+	if s := cloister(t, dir, "run", "--action", action, "--cas", r.cas, "--out-dir", "kept"); s != (said{}) {
+		t.Errorf("--out-dir: %+v", s)
+	}
+	if got, err := os.ReadFile(filepath.Join(dir, "kept/out")); err != nil || string(got) != "an input\n" {
+		t.Errorf("kept/out is %q, %v", got, err)
+	}
+
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	cmd := exec.CommandContext(ctx, built.Path(t), "run", "--action", action, "--cas", r.cas, "--shell")
+	cmd.Stdin = strings.NewReader("pwd; ls; exit 4\n")
+	out, err := cmd.CombinedOutput()
+	if code := cmd.ProcessState.ExitCode(); code != 4 {
+		t.Errorf("--shell: exit code %d (%v), want 4", code, err)
+	}
+	text := strings.ReplaceAll(string(out), "\r\n", "\n")
+	for _, want := range []string{"/bin/sh -c 'cat input > out'\n", "/build\n", "input\n"} {
+		if !strings.Contains(text, want) {
+			t.Errorf("--shell does not print %q:\n%s", want, text)
+		}
+	}
+}
+
+// TestStoredActionsThatCannotBeHad: an action that is absent, and a server that is.
+func TestStoredActionsThatCannotBeHad(t *testing.T) {
+	r := serving(t, "")
+	l, err := net.Listen("tcp4", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	l.Close()
+	absent := strings.Repeat("0", 63) + "1/5"
+	for _, command := range [][]string{{"run", "--action"}, {"action", "show"}} {
+		for _, c := range []struct {
+			cas, want string
+			code      int
+		}{
+			{r.cas, absent, 4},
+			{"grpc://" + l.Addr().String(), "--cas", 5},
+			{"http://" + l.Addr().String(), "--cas", 2},
+		} {
+			args := append(command[:2:2], absent, "--cas", c.cas)
+			if s := cloister(t, "", args...); s.code != c.code || s.out != "" || !whole(`cloister: .*`+c.want+`.*\n`, s.err) {
+				t.Errorf("%v: got %+v, want exit code %d and a line with %q", args, s, c.code, c.want)
+			}
+		}
+	}
+}
+
+// TestTierIsSaidWhereItMatters: when a server starts, and of each result for as long as it is kept.
+func TestTierIsSaidWhereItMatters(t *testing.T) {
+	for tier, line := range map[string]string{
+		"full":       `(?m)^sandbox  .* namespaces, .*seccomp, .*witness   \(full\)$`,
+		"namespaces": `(?m)^sandbox  \S+ namespaces(, \S+ limits)?   \(namespaces\)\n +not enforced: .*seccomp, landlock, witness[;,]`,
+	} {
+		r := serving(t, "", "--sandbox="+tier)
+		if text := r.log.String(); !regexp.MustCompile(line).MatchString(text) {
+			t.Errorf("--sandbox=%s: no line that matches %q in what the server says\n%s", tier, line, text)
+		}
+		action, _ := r.execute(t, "cat input > out")
+		s := cloister(t, "", "action", "show", action, "--cas", r.cas)
+		for _, want := range []string{
+			"action       " + action + "\n", "command      /bin/sh -c 'cat input > out'\n", "declares     out\n", "result       exit code 0\n",
+			" sandbox.tier " + tier + "\n", " profile build\n",
+		} {
+			if s.code != 0 || !strings.Contains(s.out, want) {
+				t.Errorf("--sandbox=%s: action show: exit code %d, no %q in\n%s%s", tier, s.code, want, s.out, s.err)
+			}
+		}
+	}
+}
+
+func TestAuditLog(t *testing.T) {
+	r := serving(t, "main")
+	dir := "--dir=" + r.dir
+	if s := cloister(t, "", "audit", "ls", dir); s != (said{"", "the log has no entries\n", 0}) {
+		t.Errorf("ls of nothing: %+v", s)
+	}
+	r.execute(t, "cat input > out")
+	action, _ := r.execute(t, hostile)
+	other, _ := r.execute(t, "echo x > beside; cat input > out")
+
+	const write, left = "tried to write /build/input: not an output (sh, openat)", "left beside: not a declared output"
+	line := func(action, kind, text string) string {
+		return `\S+Z  ` + action[:12] + fmt.Sprintf("  %-7s  ", kind) + regexp.QuoteMeta(text) + `\n`
+	}
+	verified := cloister(t, "", "audit", "verify", dir)
+	if !whole(`2 entries, head [0-9a-f]{64}\n`, verified.out) || verified.code != 0 {
+		t.Fatalf("verify: %+v", verified)
+	}
+	head := verified.out[len("2 entries, head ") : len(verified.out)-1]
+	for _, c := range []struct {
+		args []string
+		code int
+		out  string // regular expressions of all that is printed
+		err  string
+	}{
+		{[]string{"ls"}, 0, line(action, "write", write) + line(other, "output", left), `2 lines of 2 entries, head ` + head + `\n`},
+		{[]string{"ls", "--kind", "output"}, 0, line(other, "output", left), `1 lines of 2 entries, .*\n`},
+		{[]string{"ls", "--action", action}, 0, line(action, "write", write), `1 lines of 2 entries, .*\n`},
+		{[]string{"ls", "-n", "1"}, 0, line(other, "output", left), `.*\n`},
+		{[]string{"ls", "--json", "--action", action}, 0, `\{"seq":1,.*"action":"` + action + `","instance":"main",.*\}\n`, `.*\n`},
+		{[]string{"show", "1"}, 0, `(?s)entry       1\n.*action      ` + action + `\ninstance    main\n.*exit        3\nwrite       ` + regexp.QuoteMeta(write) + `\n.*`, ``},
+		{[]string{"show", other[:8]}, 0, `(?s)entry       2\n.*output      ` + regexp.QuoteMeta(left) + `\n.*`, ``},
+		{[]string{"show", "3"}, 1, ``, `cloister: .*\n`},
+		{[]string{"verify", "--head", head}, 0, `2 entries, head ` + head + `\n`, ``},
+		{[]string{"verify", "--head", strings.Repeat("0", 63) + "1"}, 1, ``, `cloister: .*\n`},
+		{[]string{"verify", "--head", "1"}, 2, ``, `cloister: .*\n`},
+	} {
+		s := cloister(t, "", append([]string{"audit", dir}, c.args...)...)
+		if s.code != c.code || !whole(c.out, s.out) || !whole(c.err, s.err) {
+			t.Errorf("audit %v: exit code %d, want %d\nstdout %q\n  want %q\nstderr %q\n  want %q", c.args, s.code, c.code, s.out, c.out, s.err, c.err)
+		}
+	}
+	if s := cloister(t, "", "audit", "ls", "--dir", t.TempDir()); s.code != 3 || !strings.Contains(s.err, "--dir") {
+		t.Errorf("ls where there is no log: %+v", s)
+	}
+
+	// A copy in which one word is another.
+	tampered := t.TempDir()
+	if err := os.CopyFS(filepath.Join(tampered, "audit"), os.DirFS(filepath.Join(r.dir, "audit"))); err != nil {
+		t.Fatal(err)
+	}
+	segments, err := filepath.Glob(filepath.Join(tampered, "audit", "*.jsonl"))
+	if err != nil || len(segments) != 1 {
+		t.Fatalf("the log has the segments %q, %v, want one", segments, err)
+	}
+	text, err := os.ReadFile(segments[0])
+	if err != nil || !bytes.Contains(text, []byte("/build/input")) {
+		t.Fatalf("the segment is %q, %v", text, err)
+	}
+	if err := os.Chmod(segments[0], 0o600); err != nil {
+		t.Fatal(err)
+	}
+	text = bytes.Replace(text, []byte("/build/input"), []byte("/build/image"), 1)
+	if err := os.WriteFile(segments[0], text, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for _, command := range []string{"verify", "ls"} {
+		s := cloister(t, "", "audit", command, "--dir", tampered)
+		if s.code != 1 || s.out != "" || !whole(`cloister: .*`+regexp.QuoteMeta(filepath.Base(segments[0]))+`.*1.*\n`, s.err) {
+			t.Errorf("%s of a log that somebody changed: %+v", command, s)
+		}
+	}
+}
