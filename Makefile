@@ -37,7 +37,7 @@ SOAK ?= 400
 escape: ## try to get out of the sandbox; print the table of guarantees (SOAK=10000: mixed with so many runs)
 	@mkdir -p bin
 	@$(GO) test -count=1 -timeout 30m -v -run '^(TestEscapes|TestSoak)$$' ./tests/escape -args -soak=$(SOAK) > bin/escape.log; code=$$?; \
-	if [ $$code = 0 ]; then grep -E '^ +(held|skipped|FAILED) |guarantees of|runs' bin/escape.log; else cat bin/escape.log; fi; exit $$code
+	if [ $$code = 0 ]; then grep -E '^ +(held|skipped|FAILED) |guarantees of|after as before|runs,' bin/escape.log; else cat bin/escape.log; fi; exit $$code
 
 lint: ## vet, format, and staticcheck if it is installed
 	$(GO) vet ./...

@@ -52,7 +52,7 @@ func (e Endpoint) validate() error {
 	if len(e.Host) > 253 || !hostName.MatchString(e.Host) {
 		return fmt.Errorf("endpoint %q: %q is neither the name of a host in lower case nor an IPv4 address", e, e.Host)
 	}
-	if a, err := netip.ParseAddr(e.Host); err == nil && (a.IsLoopback() || a.IsUnspecified() || a.IsMulticast()) {
+	if a, err := netip.ParseAddr(e.Host); err == nil && (a.IsLoopback() || a.IsUnspecified() || a.IsMulticast() || a.IsLinkLocalUnicast()) {
 		return fmt.Errorf("endpoint %q: %s is no address of another host", e, a)
 	}
 	if e.Host == "localhost" || strings.HasSuffix(e.Host, ".localhost") {

@@ -61,7 +61,9 @@ func (l *Local) attempted(t *Task, req *Request, box *confined, s *staged, r *ra
 		left, more, err = req.Layout.Undeclared(s.out, maxLeft)
 		for _, v := range req.Command.EnvironmentVariables {
 			if v.Name == "TEST_TMPDIR" { // Bazel's own, which its tests may use as they like
-				left = slices.DeleteFunc(left, func(p string) bool { return strings.HasPrefix(v.Value+"/", p) || strings.HasPrefix(p, v.Value+"/") })
+				left = slices.DeleteFunc(left, func(p string) bool {
+					return strings.HasSuffix(p, "/") && strings.HasPrefix(v.Value+"/", p) || strings.HasPrefix(p, v.Value+"/")
+				})
 			}
 		}
 	}

@@ -303,11 +303,12 @@ func (w *workspace) Root() *os.Root { return w.root }
 func (w *workspace) Name() string   { return w.name }
 
 func (w *workspace) Close() error {
-	err := w.root.Close()
+	// Freeing much memory takes its time.
+	err := errors.Join(w.root.Close(), w.mount.Close())
 	w.b.mu.Lock()
 	defer w.b.mu.Unlock()
-	if w.b.open[w.name] == w {
+	if w.b.open[w.name] == w { // and not the next one of the same descriptor
 		delete(w.b.open, w.name)
 	}
-	return errors.Join(err, w.mount.Close())
+	return err
 }

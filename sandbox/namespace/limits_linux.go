@@ -192,8 +192,8 @@ func (r *run) account(res *sandbox.Result) error {
 		if res.Exceeded == nil {
 			res.Exceeded = r.over(&used)
 		}
-		if used.ForksRefused > 0 {
-			// None is refused below it. The peak is known only where it exceeds that of earlier runs.
+		if used.ForksRefused > 0 && r.spec.Limits.Processes != sandbox.Unlimited {
+			// The peak is known only where it exceeds that of earlier runs.
 			e := exceeded(sandbox.LimitProcesses, r.spec.Limits.Processes, r.spec.Limits.Processes)
 			e.Count = int(used.ForksRefused)
 			r.met(res, e)

@@ -281,10 +281,14 @@ func (r *run) stop(ctx context.Context, p *progress) {
 // follow reads reports until the run is reaped.
 func (r *run) follow(p *progress) (*sandbox.Result, error) {
 	var res sandbox.Result
+	var lost error
 	for {
 		packet, fds, err := zygote.Receive(r.control)
 		if errors.Is(err, zygote.ErrTruncated) {
-			return nil, fmt.Errorf("follow the run: %w", err)
+			// Without what came it cannot go on; it is followed to its end all the same.
+			lost = fmt.Errorf("follow the run: %w", err)
+			_ = zygote.Send(r.control, []byte(zygote.WordKill))
+			continue
 		}
 		if err != nil {
 			return nil, fmt.Errorf("the zygote died during the run: %w", err)
@@ -334,7 +338,7 @@ func (r *run) follow(p *progress) (*sandbox.Result, error) {
 				PacketsRefused:      rep.Reaped.NoRoute,
 			}
 			r.fullTemps = rep.Reaped.Full
-			return &res, nil
+			return &res, lost
 		}
 	}
 }

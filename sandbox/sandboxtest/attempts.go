@@ -175,6 +175,7 @@ func ordinary(t *testing.T, b sandbox.Backend) {
 	for _, c := range []struct{ tool, script string }{
 		{"sh", `echo x > /tmp/y; cat /tmp/y; mkdir -p a/b; ln -s b a/c; mv a/b a/d; rm -r a; test -w /usr; command -v no-such-program; true`},
 		{"bash", `cat <<< x; diff <(echo a) <(echo a); x=$(mktemp); exec 5<>$x; echo y >&5; coproc cat; kill $!; echo e | tee /dev/stderr; : > /dev/null`},
+		{"bash", `set -e; echo name > /proc/$$/comm; echo other > /proc/self/task/$$/comm; echo 500 > /proc/self/oom_score_adj; exit 0`},
 		{"id", `id; whoami; hostname; date; uname -a; nproc; stat .; getent passwd build; getent hosts localhost no-such-host; timeout 9 true; setsid true; sort /etc/passwd; df . ; true`},
 		{"python3", `/usr/bin/python3 -c '
 import json, os, socket, ssl, subprocess, sys, tempfile, threading, uuid, pwd, platform, multiprocessing

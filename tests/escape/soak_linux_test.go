@@ -8,6 +8,7 @@ import (
 	"flag"
 	"fmt"
 	"io/fs"
+	"maps"
 	"os"
 	"path/filepath"
 	"slices"
@@ -80,7 +81,10 @@ func TestSoak(t *testing.T) {
 	if pids := w.left(); len(pids) > 0 {
 		t.Errorf("processes %v are alive", pids)
 	}
-	t.Logf("%d runs, %d at once; before and after: %v", *soak, soakSlots, after)
+	for _, what := range slices.Sorted(maps.Keys(after)) {
+		t.Logf("after as before: %s %.60s", what, after[what])
+	}
+	t.Logf("%d runs, %d at once", *soak, soakSlots)
 }
 
 // soakMark is what the command lines of some attacks carry, so that their processes can be found.

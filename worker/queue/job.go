@@ -26,9 +26,9 @@ type job struct {
 	// ran says that the Executor is past its own look into the action cache, so that the result
 	// will be a new one.
 	ran bool
+	// flight is where later requests find the job, once it is prepared and if it can be shared.
+	flight flight
 }
-
-func (j *job) flight() flight { return flight{j.req.Task.Instance, j.req.Task.Action, j.req.Terms} }
 
 // A line is where jobs wait for a goroutine to take them.
 type line struct {
@@ -101,11 +101,13 @@ func (q *Queue) prepared(j *job, e end) {
 // enter lets j share the run of an equal action, or else wait for a slot.
 func (q *Queue) enter(j *job) {
 	if !j.req.Alone {
-		if f := q.flights[j.flight()]; f != nil && f.admits(j) {
+		key := flight{j.req.Task.Instance, j.req.Task.Action, j.req.Terms}
+		if f := q.flights[key]; f != nil && f.admits(j) {
 			q.merge(f, j)
 			return
 		}
-		q.flights[j.flight()] = j
+		j.flight = key
+		q.flights[key] = j
 	}
 	j.advance(repb.ExecutionStage_QUEUED)
 	q.push(&q.ready, j)
@@ -179,8 +181,9 @@ func (q *Queue) leave(o *Operation, f *worker.Fault) {
 
 // forget keeps later requests from sharing j.
 func (q *Queue) forget(j *job) {
-	if q.flights[j.flight()] == j {
-		delete(q.flights, j.flight())
+	// Of a job that is being prepared the key is still empty: the request is Prepare's until it ends.
+	if q.flights[j.flight] == j {
+		delete(q.flights, j.flight)
 	}
 }
 

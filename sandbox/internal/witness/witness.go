@@ -199,6 +199,13 @@ func quiet(p string) bool {
 	if !ok || process != "self" && process != "thread-self" && err != nil {
 		return false
 	}
+	// A thread of it has the same files.
+	if task, ok := strings.CutPrefix(file, "task/"); ok {
+		thread, rest, _ := strings.Cut(task, "/")
+		if _, err := strconv.ParseUint(thread, 10, 32); err == nil {
+			file = rest
+		}
+	}
 	// Beyond these links is something else.
 	return !strings.Contains(file, "root/") && !strings.Contains(file, "cwd/") && strings.Count(file, "/") < 2
 }

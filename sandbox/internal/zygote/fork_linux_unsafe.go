@@ -90,6 +90,7 @@ type launch struct {
 	filter, reaped []unix.SockFilter
 	fprog, rprog   unix.SockFprog
 	landlockFlags  uintptr
+	procRule       unix.LandlockPathBeneathAttr
 	watched        bool
 	filterFlags    uintptr
 
@@ -175,6 +176,7 @@ func (l *launch) prepare(plan *Plan, executable string) error {
 		l.rlimits[i].resource, l.rlimits[i].cur, l.rlimits[i].max = uintptr(r.Resource), v, v
 	}
 	l.nrlimits = len(plan.Rlimits)
+	l.procRule.Allowed_access = landlockRights(plan.Landlock) & landlockFile
 	if plan.Landlock >= 7 {
 		// The host's audit log is no place for what an action can repeat at will.
 		l.landlockFlags = unix.LANDLOCK_RESTRICT_SELF_LOG_SAME_EXEC_OFF
@@ -315,6 +317,12 @@ func (l *launch) one() {
 	l.do(stepCgroup, unix.SYS_UNSHARE, unix.CLONE_NEWCGROUP, 0, 0, 0, 0)
 	l.do(stepProc, unix.SYS_MOUNT, uintptr(unsafe.Pointer(&textProc[0])), uintptr(unsafe.Pointer(&textProcDir[0])),
 		uintptr(unsafe.Pointer(&textProc[0])), unix.MS_NOSUID|unix.MS_NODEV|unix.MS_NOEXEC, uintptr(unsafe.Pointer(l.proc)))
+	if l.ruleset >= 0 {
+		// A rule is about what is mounted. Processes may name their threads, and say who is to be killed first.
+		l.procRule.Parent_fd = int32(l.do(stepLandlock, unix.SYS_OPENAT, atFDCWD, uintptr(unsafe.Pointer(&textProcDir[0])), unix.O_PATH|unix.O_CLOEXEC, 0, 0))
+		l.do(stepLandlock, unix.SYS_LANDLOCK_ADD_RULE, uintptr(l.ruleset), unix.LANDLOCK_RULE_PATH_BENEATH, uintptr(unsafe.Pointer(&l.procRule)), 0, 0)
+		unix.RawSyscall(unix.SYS_CLOSE, uintptr(l.procRule.Parent_fd), 0, 0)
+	}
 	l.do(stepDetach, unix.SYS_UMOUNT2, uintptr(unsafe.Pointer(&textOldRoot[0])), unix.MNT_DETACH|unix.UMOUNT_NOFOLLOW, 0, 0, 0)
 	l.do(stepDetach, unix.SYS_UNLINKAT, atFDCWD, uintptr(unsafe.Pointer(&textOldRoot[0])), unix.AT_REMOVEDIR, 0, 0)
 	if l.readOnly {

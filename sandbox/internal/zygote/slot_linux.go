@@ -131,12 +131,13 @@ func (s *slot) run(fds []int) (private bool) {
 		fail(err)
 	default:
 		init, err := unix.PidfdOpen(child.pid, 0)
-		if err != nil {
-			report(control, Report{Started: now})
-			break
+		if err == nil {
+			err = report(control, Report{Started: now}, init)
+			unix.Close(init)
 		}
-		report(control, Report{Started: now}, init)
-		unix.Close(init)
+		if err != nil {
+			report(control, Report{Started: now}) // the word matters more than the descriptor
+		}
 	}
 	// The zygote keeps no end of the run's pipes: their readers must see the end with the run's.
 	closeAll(fds[fdStdin:fdMore])

@@ -69,6 +69,8 @@ func begin() (*zygote, error) {
 		return nil, fmt.Errorf("domain name: %w", err)
 	}
 	unix.Umask(0o022)
+	// Where no core is permitted, one byte is better (see Plan.Rlimits): that takes a right that few have.
+	_ = unix.Setrlimit(unix.RLIMIT_CORE, &unix.Rlimit{Cur: 1, Max: 1})
 	var err error
 	if z.mounts, err = unix.Open("/proc/self/ns/mnt", unix.O_RDONLY|unix.O_CLOEXEC, 0); err != nil {
 		return nil, fmt.Errorf("mount namespace: %w", err)
@@ -198,12 +200,13 @@ func newWorkspace(room Room) (int, error) {
 	return fd, nil
 }
 
-// report sends r on control. If the worker is gone there is nobody to tell.
-func report(control int, r Report, fds ...int) {
+// report sends r on control. If the worker is gone there is nobody to tell, and few need to know.
+func report(control int, r Report, fds ...int) error {
 	b, err := json.Marshal(r)
-	if err == nil {
-		_ = Send(control, b, fds...)
+	if err != nil {
+		return err
 	}
+	return Send(control, b, fds...)
 }
 
 func closeAll(fds []int) {
