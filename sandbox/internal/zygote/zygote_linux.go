@@ -70,7 +70,10 @@ func begin() (*zygote, error) {
 	}
 	unix.Umask(0o022)
 	// Where no core is permitted, one byte is better (see Plan.Rlimits): that takes a right that few have.
-	_ = unix.Setrlimit(unix.RLIMIT_CORE, &unix.Rlimit{Cur: 1, Max: 1})
+	var core unix.Rlimit
+	if unix.Getrlimit(unix.RLIMIT_CORE, &core) == nil && core.Max == 0 {
+		_ = unix.Setrlimit(unix.RLIMIT_CORE, &unix.Rlimit{Cur: 1, Max: 1})
+	}
 	var err error
 	if z.mounts, err = unix.Open("/proc/self/ns/mnt", unix.O_RDONLY|unix.O_CLOEXEC, 0); err != nil {
 		return nil, fmt.Errorf("mount namespace: %w", err)
