@@ -18,6 +18,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/cloister-build/cloister/cas"
+	"github.com/cloister-build/cloister/cas/disk"
 	"github.com/cloister-build/cloister/sandbox"
 	"github.com/cloister-build/cloister/sandbox/sandboxtest"
 )
@@ -29,10 +31,64 @@ const soakSlots = 8
 
 // soakAttacks are what the runs do, in turn: some are ordinary, some leave all that they can, some end badly.
 var soakAttacks = [][]string{
-	{"daemon"}, {"input-write", "/in/file", "/in/host"}, {"leave", "/tmp", "/dev/shm", "/build"}, {"fill", "/tmp/big", "64"},
+	{"daemon"}, {"input-write", "/in/file", "/in/host"}, {"input-write", "/blobs/0", "/blobs/1"}, {"input-name", "/blobs/2", "/blobs"}, {"leave", "/tmp", "/dev/shm", "/build"}, {"fill", "/tmp/big", "64"},
 	{"outside", "/", "/in/open"}, {"forks", "32"}, {"links", "/etc/shadow"}, {"syscalls"},
 	{"userns"}, {"kill-all"}, {"fds", "500"}, {"names"},
 	{"identity"}, {"memory", "memfd", "4"}, {"stubborn"}, {"no such attack"},
+}
+
+// blobs are those of a store of the worker's own kind, as inputs of every run.
+type blobs struct {
+	store   cas.Store
+	digests []cas.Digest
+	inputs  []sandbox.Input
+}
+
+// newBlobs fills a store.
+func newBlobs(t *testing.T) *blobs {
+	t.Helper()
+	dir, err := filepath.EvalSymlinks(t.TempDir())
+	if err != nil {
+		t.Fatal(err)
+	}
+	cache, err := disk.Open(disk.Config{Dir: filepath.Join(dir, "store"), MaxBytes: 1 << 30})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { cache.Close() })
+	in, err := cache.Instance("")
+	if err != nil {
+		t.Fatal(err)
+	}
+	b := &blobs{store: in.Store}
+	for i := range 16 {
+		d, err := cas.PutBytes(t.Context(), b.store, cas.SHA256, bytes.Repeat([]byte(strconv.Itoa(i)), 100_000))
+		if err != nil {
+			t.Fatal(err)
+		}
+		file, release, err := b.store.(cas.Filer).File(t.Context(), d, i%2 == 0)
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(release)
+		b.digests = append(b.digests, d)
+		b.inputs = append(b.inputs, sandbox.Input{Target: fmt.Sprintf("/blobs/%d", i), Content: d.String(), Source: file})
+	}
+	return b
+}
+
+// verify reads every blob against its digest: as the store has it, and as runs were given it.
+func (b *blobs) verify(t *testing.T) {
+	t.Helper()
+	for i, d := range b.digests {
+		if _, err := cas.ReadAll(t.Context(), b.store, d, 1<<20); err != nil {
+			t.Errorf("blob %d: %v", i, err)
+		}
+		given, err := os.ReadFile(b.inputs[i].Source)
+		if err != nil || cas.SHA256.Sum(given) != d {
+			t.Errorf("blob %d was given to runs and is %d other bytes (%v)", i, len(given), err)
+		}
+	}
 }
 
 // TestSoak makes many runs, hostile and ordinary ones, and compares the host before and after.
@@ -48,6 +104,7 @@ func TestSoak(t *testing.T) {
 	if err := w.fillSlots(t.Context(), b); err != nil {
 		t.Fatal(err)
 	}
+	blobs := newBlobs(t)
 	before := settled(t, w, nil)
 	var all sync.WaitGroup
 	next := make(chan int)
@@ -55,6 +112,7 @@ func TestSoak(t *testing.T) {
 		all.Go(func() {
 			for i := range next {
 				spec := w.spec(append(slices.Clone(soakAttacks[i%len(soakAttacks)]), w.soakMark(i)...))
+				spec.Inputs = append(spec.Inputs, blobs.inputs...)
 				if spec.Args[1] == "stubborn" {
 					spec.Timeout, spec.Grace = 50*time.Millisecond, 20*time.Millisecond
 				}
@@ -78,6 +136,7 @@ func TestSoak(t *testing.T) {
 	if err := w.intact(); err != nil {
 		t.Error(err)
 	}
+	blobs.verify(t)
 	if pids := w.left(); len(pids) > 0 {
 		t.Errorf("processes %v are alive", pids)
 	}
