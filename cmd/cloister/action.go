@@ -22,6 +22,7 @@ import (
 	"github.com/cloister-build/cloister/cas/remote"
 	"github.com/cloister-build/cloister/cas/tree"
 	_ "github.com/cloister-build/cloister/proto/cloister/v1" // what results carry, so that it can be shown
+	"github.com/cloister-build/cloister/sandbox"
 	"github.com/spf13/cobra"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
@@ -217,7 +218,7 @@ func (a *description) text(w io.Writer) error {
 	if a.inputErr != nil {
 		p.line("inputs", fmt.Sprintf("%s  cannot be read: %v", quote(root), a.inputErr))
 	} else {
-		p.line("inputs", fmt.Sprintf("%s  %d files, %s", root, a.input.Files(), bytesText(a.input.Bytes())))
+		p.line("inputs", fmt.Sprintf("%s  %d files, %s", root, a.input.Files(), sandbox.Bytes(a.input.Bytes())))
 	}
 	for _, o := range a.outputs() {
 		p.line("declares", quote(o))

@@ -9,6 +9,7 @@ import (
 	"io"
 
 	"github.com/cloister-build/cloister/sandbox"
+	"github.com/cloister-build/cloister/sandbox/namespace"
 	"github.com/cloister-build/cloister/worker"
 	"github.com/spf13/cobra"
 )
@@ -24,10 +25,11 @@ line that fixes it. It exits with 3 if actions cannot run here.`,
 		Example: "  cloister check",
 		Args:    cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			backend, err := box.backend()
+			config, err := box.backend()
 			if err != nil {
 				return err
 			}
+			backend := namespace.New(config)
 			defer backend.Close()
 			return check(cmd.Context(), backend, cmd.OutOrStdout())
 		},

@@ -42,7 +42,7 @@ comment. It exits with 2 if the file has a mistake, and says where.`,
 		Example: "  cloister policy check policy.yaml",
 		Args:    cobra.ExactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			p, err := readPolicy(args[0])
+			p, err := readPolicy("read the policy", args[0])
 			if err != nil {
 				return err
 			}
@@ -68,7 +68,7 @@ is built in. It exits with 1 if the action is refused, and says why.`,
 			p := policy.Default()
 			if len(args) > 0 {
 				var err error
-				if p, err = readPolicy(args[0]); err != nil {
+				if p, err = readPolicy("read the policy", args[0]); err != nil {
 					return err
 				}
 			}
@@ -90,11 +90,11 @@ is built in. It exits with 1 if the action is refused, and says why.`,
 	return cmd
 }
 
-// readPolicy reads the policy of a file.
-func readPolicy(file string) (*policy.Policy, error) {
+// readPolicy reads the policy of a file, of which an error says what names it.
+func readPolicy(what, file string) (*policy.Policy, error) {
 	text, err := os.ReadFile(file)
 	if err != nil {
-		return nil, &exit{exitUsage, fmt.Errorf("read the policy: %w", err)}
+		return nil, &exit{exitUsage, fmt.Errorf("%s: %w", what, err)}
 	}
 	p, err := policy.Parse(file, text)
 	if err != nil {

@@ -19,6 +19,8 @@ import (
 	"github.com/cloister-build/cloister/cas"
 	"github.com/cloister-build/cloister/cas/disk"
 	"github.com/cloister-build/cloister/cas/tree"
+	"github.com/cloister-build/cloister/sandbox"
+	"github.com/cloister-build/cloister/sandbox/namespace"
 	"github.com/cloister-build/cloister/worker"
 	"github.com/spf13/cobra"
 	"google.golang.org/grpc/codes"
@@ -175,6 +177,15 @@ func (c *runConfig) check(cmd *cobra.Command) error {
 // run carries the command through the same seven verbs as an action of a client, with a store that
 // lasts as long as the run. It returns the command's exit code.
 func run(ctx context.Context, c *runConfig) (int, error) {
+	// What is wrong with the command line is told before anything is fetched.
+	rules, err := c.box.rules()
+	if err != nil {
+		return 0, err
+	}
+	box, err := c.box.backend()
+	if err != nil {
+		return 0, err
+	}
 	dir, err := os.MkdirTemp("", "cloister-run-")
 	if err != nil {
 		return 0, err
@@ -198,7 +209,7 @@ func run(ctx context.Context, c *runConfig) (int, error) {
 	}
 	defer store.Close()
 	task := &worker.Task{Action: c.digest, Target: c.target, Mnemonic: c.mnemonic, Queued: time.Now(), Stdout: os.Stdout, Stderr: os.Stderr}
-	config := worker.Config{Name: "run", Instances: store.Instance}
+	config := worker.Config{Name: "run", Instances: store.Instance, Policy: rules}
 	if c.action == "" {
 		config.Grace, config.MaxTimeout = time.Second, max(c.timeout, 24*time.Hour)
 		task.Action, err = ingest(ctx, store, c)
@@ -213,10 +224,8 @@ func run(ctx context.Context, c *runConfig) (int, error) {
 	if err != nil {
 		return 0, err
 	}
-	backend, err := c.box.backend(dir)
-	if err != nil {
-		return 0, err
-	}
+	box.Hidden = []string{dir}
+	backend := namespace.New(box)
 	defer backend.Close()
 	features, err := backend.Probe(ctx)
 	if err != nil {
@@ -224,9 +233,6 @@ func run(ctx context.Context, c *runConfig) (int, error) {
 	}
 	toolchain, err := worker.HostToolchain()
 	if err != nil {
-		return 0, err
-	}
-	if config.Policy, err = c.box.rules(); err != nil {
 		return 0, err
 	}
 	config.Backend, config.Features, config.Toolchain = backend, features, toolchain
@@ -311,7 +317,7 @@ func (b *budget) take(ds []cas.Digest) error {
 	}
 	if b.taken > b.most {
 		return fmt.Errorf("its inputs take %s (%d bytes) or more, and %s (%d bytes) are permitted: a fifth of the disk of the directory for temporary files; "+
-			"set TMPDIR to one on a larger disk", bytesText(b.taken), b.taken, bytesText(b.most), b.most)
+			"set TMPDIR to one on a larger disk", sandbox.Bytes(b.taken), b.taken, sandbox.Bytes(b.most), b.most)
 	}
 	return nil
 }

@@ -28,28 +28,27 @@ func (c *confinement) register(cmd *cobra.Command) {
 	f.StringVar(&c.sourceTree, "source-tree", "", "directory in which an action that is audited in full is told to find what it misses, below /build and below this path")
 }
 
-// backend returns the backend of the flags. Paths of the directories hidden do not show in it. The caller closes
-// it.
-func (c *confinement) backend(hidden ...string) (*namespace.Backend, error) {
-	config := namespace.Config{Hidden: hidden}
+// backend returns what the flags say of the backend, before anything is made.
+func (c *confinement) backend() (namespace.Config, error) {
+	var config namespace.Config
 	switch c.tier {
 	case "full":
 	case "namespaces":
 		config.Without = namespace.NamespacesOnly
 	default:
-		return nil, &exit{exitUsage, fmt.Errorf("--sandbox %q: there are full and namespaces", c.tier)}
+		return config, &exit{exitUsage, fmt.Errorf("--sandbox %q: there are full and namespaces", c.tier)}
 	}
 	if c.sourceTree != "" {
 		dir, err := filepath.Abs(c.sourceTree)
 		if err != nil {
-			return nil, err
+			return config, err
 		}
 		if st, err := os.Stat(dir); err != nil || !st.IsDir() {
-			return nil, &exit{exitUsage, fmt.Errorf("--source-tree %s: %w", dir, errors.Join(err, errors.New("not a directory")))}
+			return config, &exit{exitUsage, fmt.Errorf("--source-tree %s: %w", dir, errors.Join(err, errors.New("not a directory")))}
 		}
 		config.Source = map[string]string{worker.ExecRoot: dir, dir: dir}
 	}
-	return namespace.New(config), nil
+	return config, nil
 }
 
 // rules returns the policy of the flags.
@@ -57,13 +56,5 @@ func (c *confinement) rules() (*policy.Policy, error) {
 	if c.policy == "" {
 		return policy.Default(), nil
 	}
-	text, err := os.ReadFile(c.policy)
-	if err != nil {
-		return nil, &exit{exitUsage, fmt.Errorf("--policy: %w", err)}
-	}
-	p, err := policy.Parse(c.policy, text)
-	if err != nil {
-		return nil, &exit{exitUsage, err}
-	}
-	return p, nil
+	return readPolicy("--policy", c.policy)
 }

@@ -22,6 +22,7 @@ import (
 	"github.com/cloister-build/cloister/cas/disk"
 	"github.com/cloister-build/cloister/sandbox"
 	"github.com/cloister-build/cloister/sandbox/audit"
+	"github.com/cloister-build/cloister/sandbox/namespace"
 	"github.com/cloister-build/cloister/sandbox/policy"
 	"github.com/cloister-build/cloister/worker"
 	"github.com/cloister-build/cloister/worker/execserver"
@@ -94,6 +95,10 @@ func serve(ctx context.Context, c *serveConfig, out io.Writer) error {
 	if err != nil {
 		return err
 	}
+	box, err := c.box.backend()
+	if err != nil {
+		return err
+	}
 	store, err := openStore(c)
 	if err != nil {
 		return err
@@ -106,10 +111,8 @@ func serve(ctx context.Context, c *serveConfig, out io.Writer) error {
 	}
 	defer record.Close()
 
-	backend, err := c.box.backend(c.dir)
-	if err != nil {
-		return err
-	}
+	box.Hidden = []string{c.dir}
+	backend := namespace.New(box)
 	defer backend.Close()
 	features, err := backend.Probe(ctx)
 	if err != nil {
@@ -271,7 +274,7 @@ func openStore(c *serveConfig) (*disk.Cache, error) {
 func banner(out io.Writer, c *serveConfig, store *disk.Cache, f sandbox.Features, rules *policy.Policy, addr string) {
 	stats := store.Stats()
 	fmt.Fprintf(out, "cloister %s  %s/%s  %d slots  cache %s %s of %s\n",
-		version, runtime.GOOS, runtime.GOARCH, c.jobs, c.dir, bytesText(stats.Bytes), bytesText(stats.MaxBytes))
+		version, runtime.GOOS, runtime.GOARCH, c.jobs, c.dir, sandbox.Bytes(stats.Bytes), sandbox.Bytes(stats.MaxBytes))
 	fmt.Fprintf(out, "sandbox  %s   (%s)\n", strings.Join(f.Layers, ", "), f.Tier)
 	var off []string
 	for _, check := range f.Checks {

@@ -7,6 +7,8 @@ import (
 	"math"
 	"strconv"
 	"strings"
+
+	"github.com/cloister-build/cloister/sandbox"
 )
 
 // size is a flag of bytes: "50GiB", "500MB", "1048576", or "10%" of the disk.
@@ -52,17 +54,7 @@ func (s *size) String() string {
 	if s.percent > 0 {
 		return fmt.Sprintf("%d%%", s.percent)
 	}
-	return bytesText(s.bytes)
+	return sandbox.Bytes(s.bytes)
 }
 
 func (*size) Type() string { return "size" }
-
-// bytesText writes n as a person would: "3.2 GiB".
-func bytesText(n int64) string {
-	for i := 3; i >= 0; i-- {
-		if u := units[i]; n >= u.bytes {
-			return fmt.Sprintf("%.1f %s", float64(n)/float64(u.bytes), u.suffix)
-		}
-	}
-	return fmt.Sprintf("%d B", n)
-}
