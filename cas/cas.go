@@ -23,16 +23,46 @@ type Store interface {
 	// present. Bytes that are not d are ErrMismatch; no room is ErrFull.
 	Put(ctx context.Context, d Digest, r io.Reader) error
 	// Missing returns those of ds that are absent, in order and each once, and marks the rest as
-	// used.
+	// used. A store that evicts keeps what was put, opened or marked for as long as its operator has
+	// promised, the lease, and refuses a Put rather than break that.
 	Missing(ctx context.Context, ds []Digest) ([]Digest, error)
+}
+
+// A Blob is the content of a small blob, in memory, and the name under which it is offered.
+type Blob struct {
+	Digest Digest
+	Data   []byte
+}
+
+// A Batcher is an optional ability of a Store: to store many small blobs for the price of a few.
+type Batcher interface {
+	// PutAll stores each of blobs as Put would, near each other, and returns an error for each, nil
+	// where it is stored. Unlike Put it looks at the bytes of every blob, also where that is present.
+	// The data is the caller's again when it returns.
+	PutAll(ctx context.Context, blobs []Blob) []error
+}
+
+// A Fetcher is an optional ability of a Store whose blobs are far away: to bring many near in few calls.
+type Fetcher interface {
+	// Fetch brings those of ds near that are not, so that Open of them is cheap. One that is absent
+	// is no error: Open will say so.
+	Fetch(ctx context.Context, ds []Digest) error
+}
+
+// Fetch is s.Fetch if s is a Fetcher, and else nothing.
+func Fetch(ctx context.Context, s Store, ds []Digest) error {
+	if f, ok := s.(Fetcher); ok && len(ds) > 0 {
+		return f.Fetch(ctx, ds)
+	}
+	return nil
 }
 
 // A Filer is an optional ability of a Store: to show a blob as a file of this host, so that a large
 // input need not be copied.
 type Filer interface {
 	// File returns the path of a regular file that holds d, with mode 0555 if executable and 0444
-	// if not. Nobody may write to it; it stays until release is called. An absent blob is
-	// ErrNotFound.
+	// if not. Nobody may write to it; it stays until release is called, unless it is found damaged. An
+	// absent blob is ErrNotFound.
 	File(ctx context.Context, d Digest, executable bool) (path string, release func(), err error)
 }
 

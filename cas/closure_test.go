@@ -45,6 +45,44 @@ func (o *openings) put(t *testing.T, m proto.Message) cas.Digest {
 	return d
 }
 
+// A marking store counts how often each blob is marked as used, present or not.
+type marking struct {
+	*openings
+	marks map[cas.Digest]int
+}
+
+func newMarking() *marking { return &marking{newOpenings(), map[cas.Digest]int{}} }
+
+func (m *marking) Missing(ctx context.Context, ds []cas.Digest) ([]cas.Digest, error) {
+	for _, d := range ds {
+		m.marks[d]++
+	}
+	return m.openings.Missing(ctx, ds)
+}
+
+// text stores a blob that is no message.
+func (m *marking) text(t *testing.T, content string) cas.Digest {
+	t.Helper()
+	d, err := cas.PutBytes(t.Context(), m, cas.SHA256, []byte(content))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return d
+}
+
+// wantMarked checks that each of want was marked once since the last call, and nothing else.
+func (m *marking) wantMarked(t *testing.T, want ...cas.Digest) {
+	t.Helper()
+	once := map[cas.Digest]int{}
+	for _, d := range want {
+		once[d] = 1
+	}
+	if diff := cmp.Diff(once, m.marks, cmp.Comparer(func(a, b cas.Digest) bool { return a == b })); diff != "" {
+		t.Errorf("blobs marked as used (-want +got):\n%s", diff)
+	}
+	clear(m.marks)
+}
+
 // fileOf returns a Directory that holds one file.
 func fileOf(name string, d cas.Digest) *repb.Directory {
 	return &repb.Directory{Files: []*repb.FileNode{{Name: name, Digest: d.Proto()}}}
@@ -153,5 +191,119 @@ func TestLookupCompleteSaysWhatIsWrong(t *testing.T) {
 				}
 			}
 		})
+	}
+}
+
+func TestRule062And063_HitMarksItsWholeClosureOrIsNone(t *testing.T) {
+	s := newMarking()
+	in := &cas.Instance{Store: s, Actions: s}
+	var blobs []cas.Digest
+	text := func(content string) cas.Digest {
+		blobs = append(blobs, s.text(t, content))
+		return blobs[len(blobs)-1]
+	}
+	message := func(m proto.Message) *repb.Digest {
+		blobs = append(blobs, s.put(t, m))
+		return blobs[len(blobs)-1].Proto()
+	}
+	nested := message(fileOf("f", text("below the root Directory's directory")))
+	root := fileOf("f", text("in the root Directory"))
+	root.Directories = []*repb.DirectoryNode{{Name: "d", Digest: nested}}
+	r := &repb.ActionResult{
+		OutputFiles:  []*repb.OutputFile{{Path: "a", Digest: text("a").Proto()}, {Path: "b", Digest: text("b").Proto()}},
+		StdoutDigest: text("stdout").Proto(),
+		StderrDigest: text("stderr").Proto(),
+		OutputDirectories: []*repb.OutputDirectory{
+			{Path: "tree", TreeDigest: message(&repb.Tree{
+				Root:     fileOf("f", text("in the Tree's root")),
+				Children: []*repb.Directory{fileOf("f", text("in a child")), fileOf("f", text("in another child"))},
+			})},
+			{Path: "root", RootDirectoryDigest: message(root)},
+		},
+	}
+	action := cas.SHA256.Sum([]byte("action"))
+	if err := s.Record(t.Context(), action, r); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := cas.LookupComplete(t.Context(), in, action); err != nil {
+		t.Fatal(err)
+	}
+	s.wantMarked(t, blobs...)
+	for _, d := range blobs {
+		content, err := cas.ReadAll(t.Context(), s, d, 1<<20)
+		if err != nil {
+			t.Fatal(err)
+		}
+		s.Delete(d)
+		if _, err := cas.LookupComplete(t.Context(), in, action); !errors.Is(err, cas.ErrNotFound) {
+			t.Errorf("without %q: got %v, want ErrNotFound", content, err)
+		}
+		s.text(t, string(content))
+	}
+}
+
+func TestRule024_MarkInputsMarksAllThatAnActionNeeds(t *testing.T) {
+	s := newMarking()
+	a, b, c := s.text(t, "a"), s.text(t, "b"), s.text(t, "c")
+	leaf, other := s.put(t, fileOf("b", b)), s.put(t, fileOf("c", c))
+	dir := fileOf("a", a)
+	dir.Directories = []*repb.DirectoryNode{
+		{Name: "d", Digest: leaf.Proto()}, {Name: "e", Digest: other.Proto()}, {Name: "f", Digest: leaf.Proto()},
+	}
+	root := s.put(t, dir)
+	command := s.put(t, &repb.Command{Arguments: []string{"true"}})
+	action := s.put(t, &repb.Action{CommandDigest: command.Proto(), InputRootDigest: root.Proto()})
+	mark := func(want ...cas.Digest) {
+		t.Helper()
+		missing, err := cas.MarkInputs(t.Context(), s, action)
+		if err != nil || fmt.Sprint(missing) != fmt.Sprint(want) {
+			t.Errorf("missing are %v, %v, want %v", missing, err, want)
+		}
+	}
+	mark()
+	s.wantMarked(t, action, command, root, a, leaf, b, other, c)
+
+	// What is absent or damaged costs no other blob its mark.
+	s.Delete(command)
+	s.Delete(b)
+	s.Delete(leaf)
+	mark(command, leaf)
+	s.wantMarked(t, action, command, root, a, leaf, other, c)
+	s.Corrupt(root)
+	mark(command)
+	s.wantMarked(t, action, command, root)
+	s.Delete(action)
+	if _, err := cas.MarkInputs(t.Context(), s, action); !errors.Is(err, cas.ErrNotFound) {
+		t.Errorf("without the action: got %v, want ErrNotFound", err)
+	}
+}
+
+// An action of a thousand files in a hundred directories, in a store that costs nothing.
+func BenchmarkMarkInputs(b *testing.B) {
+	m := castest.NewMemory()
+	put := func(p proto.Message) *repb.Digest {
+		d, err := cas.PutProto(b.Context(), m, cas.SHA256, p)
+		if err != nil {
+			b.Fatal(err)
+		}
+		return d.Proto()
+	}
+	root := &repb.Directory{}
+	for i := range 100 {
+		dir := &repb.Directory{}
+		for j := range 10 {
+			dir.Files = append(dir.Files, &repb.FileNode{Name: fmt.Sprint("file", j), Digest: cas.SHA256.Sum([]byte{byte(i), byte(j)}).Proto()})
+		}
+		root.Directories = append(root.Directories, &repb.DirectoryNode{Name: fmt.Sprintf("directory%02d", i), Digest: put(dir)})
+	}
+	d, err := cas.FromProto(cas.SHA256, put(&repb.Action{InputRootDigest: put(root), CommandDigest: put(&repb.Command{})}))
+	if err != nil {
+		b.Fatal(err)
+	}
+	b.ReportAllocs()
+	for b.Loop() {
+		if _, err := cas.MarkInputs(b.Context(), m, d); err != nil {
+			b.Fatal(err)
+		}
 	}
 }

@@ -100,7 +100,7 @@ func TestVerifyFindsEveryDifference(t *testing.T) {
 func TestCodes(t *testing.T) {
 	for err, want := range map[error]codes.Code{
 		nil: codes.OK, cas.ErrInvalid: codes.InvalidArgument, cas.ErrMismatch: codes.InvalidArgument, cas.ErrRange: codes.OutOfRange,
-		cas.ErrNotFound: codes.NotFound, cas.ErrFull: codes.ResourceExhausted, cas.ErrCorrupt: codes.DataLoss,
+		cas.ErrNotFound: codes.NotFound, cas.ErrFull: codes.ResourceExhausted, cas.ErrCorrupt: codes.NotFound,
 		context.Canceled: codes.Canceled, errors.New("x"): codes.Internal,
 	} {
 		if got := cas.Code(err); got != want {

@@ -23,6 +23,10 @@ var (
 	ErrCorrupt = errors.New("stored blob is corrupt")
 )
 
+// ErrUnavailable says that another server on which a store depends cannot be reached, or does not answer: a
+// later try may succeed.
+var ErrUnavailable = errors.New("unavailable")
+
 // Errors of writing.
 var (
 	// ErrMismatch says that the bytes offered are not those that the digest names.

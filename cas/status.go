@@ -35,7 +35,10 @@ func Code(err error) codes.Code {
 		{ErrRange, codes.OutOfRange},
 		{ErrNotFound, codes.NotFound},
 		{ErrFull, codes.ResourceExhausted},
-		{ErrCorrupt, codes.DataLoss},
+		// The store has dropped it: that it is absent is what a client knows what to do about, while Bazel
+		// gives up at DATA_LOSS.
+		{ErrCorrupt, codes.NotFound},
+		{ErrUnavailable, codes.Unavailable},
 		{context.Canceled, codes.Canceled},
 		{context.DeadlineExceeded, codes.DeadlineExceeded},
 		{os.ErrPermission, codes.Internal},

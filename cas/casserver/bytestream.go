@@ -14,8 +14,9 @@ import (
 	"google.golang.org/grpc/status"
 )
 
-// pieceBytes is the most data of one ReadResponse.
-const pieceBytes = 1 << 20
+// pieceBytes is the most data of one ReadResponse, which with its framing fills 1 MiB: that is the largest size
+// of which clients in Go keep buffers.
+const pieceBytes = 1<<20 - pieceHead
 
 // byteStream is the ByteStream service.
 type byteStream struct {
@@ -43,13 +44,12 @@ func (s *byteStream) Read(req *bspb.ReadRequest, stream bspb.ByteStream_ReadServ
 		rest, toEnd = req.ReadLimit, false
 	}
 	for rest > 0 {
-		// gRPC may look at a message after it was sent, so that each has a buffer of its own.
-		piece := make([]byte, min(rest, pieceBytes))
-		rest -= int64(len(piece))
-		if err := fill(r, piece, toEnd && rest == 0); err != nil {
+		p := newPiece(int(min(rest, pieceBytes)))
+		rest -= int64(len(p.Data))
+		if err := fill(r, p.Data, toEnd && rest == 0); err != nil {
 			return cas.Status(explain("read", d, err))
 		}
-		if err := stream.Send(&bspb.ReadResponse{Data: piece}); err != nil {
+		if err := stream.SendMsg(p); err != nil {
 			return err
 		}
 	}
@@ -78,13 +78,15 @@ func fill(r io.Reader, piece []byte, last bool) error {
 // uploaded it, the call ends early and well (rule 41).
 func (s *byteStream) Write(stream bspb.ByteStream_WriteServer) error {
 	ctx := stream.Context()
-	first, err := stream.Recv()
+	u := &upload{stream: stream, begins: true}
+	defer u.message.release()
+	err := stream.RecvMsg(&u.message)
 	if err == io.EOF {
 		return status.Error(codes.InvalidArgument, "write without a message")
 	} else if err != nil {
 		return err
 	}
-	in, d, err := s.resolve(ctx, first.ResourceName, parseWrite)
+	in, d, err := s.resolve(ctx, u.message.ResourceName, parseWrite)
 	if err != nil {
 		return err
 	}
@@ -96,7 +98,7 @@ func (s *byteStream) Write(stream bspb.ByteStream_WriteServer) error {
 		return cas.Status(explain("upload", d, err))
 	}
 	if len(missing) > 0 {
-		u := &upload{stream: stream, next: first, name: first.ResourceName, digest: d}
+		u.name, u.digest = u.message.ResourceName, d
 		err := in.Store.Put(ctx, d, u)
 		if u.err != nil && u.err != io.EOF {
 			err = u.err // the store saw no other, but may have wrapped it in words of its own
@@ -146,10 +148,11 @@ func (s *byteStream) resolve(ctx context.Context, name string, parse func(string
 // An upload reads the data of a Write stream, and io.EOF only where the client has said by finish_write
 // that this was all. It is what makes a broken-off upload fail in the store.
 type upload struct {
-	stream bspb.ByteStream_WriteServer
-	next   *bspb.WriteRequest // the message already received, if any
-	name   string
-	digest cas.Digest
+	stream  bspb.ByteStream_WriteServer
+	message incoming // the last one received
+	begins  bool     // it is the first, and nobody has looked at its data yet
+	name    string
+	digest  cas.Digest
 
 	data     []byte // received and not yet read
 	received int64  // bytes
@@ -171,11 +174,10 @@ func (u *upload) Read(p []byte) (int, error) {
 
 // receive returns the data of the next message, and io.EOF beside it if it is the last one.
 func (u *upload) receive() ([]byte, error) {
-	m := u.next
-	u.next = nil
-	if m == nil {
-		var err error
-		if m, err = u.stream.Recv(); err == io.EOF {
+	m := &u.message
+	if !u.begins {
+		m.release() // a client that takes its time holds no buffer
+		if err := u.stream.RecvMsg(m); err == io.EOF {
 			return nil, fmt.Errorf(
 				"%w write: stream ended after %d of %d bytes without finish_write, and nothing is kept; begin at offset 0",
 				cas.ErrInvalid, u.received, u.digest.Size())
@@ -183,6 +185,7 @@ func (u *upload) receive() ([]byte, error) {
 			return nil, err
 		}
 	}
+	u.begins = false
 	switch {
 	case m.ResourceName != "" && m.ResourceName != u.name:
 		return nil, fmt.Errorf("%w write: name changed to %+.256q within the stream", cas.ErrInvalid, m.ResourceName)

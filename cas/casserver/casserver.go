@@ -93,8 +93,9 @@ func explain(op string, d cas.Digest, err error) error {
 		advice string
 	}{
 		{cas.ErrNotFound, "upload it first"},
+		{cas.ErrCorrupt, "upload it again"},
 		{cas.ErrMismatch, "upload the bytes that the digest was computed from"},
-		{cas.ErrFull, "free space or raise the store's limit, then upload again"},
+		{cas.ErrFull, "upload again later; the store's operator can free disk space, raise --max-size or lower --lease"},
 	} {
 		if errors.Is(err, row.err) {
 			return fmt.Errorf("%s: %w; %s", op, err, row.advice)

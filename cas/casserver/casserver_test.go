@@ -39,11 +39,19 @@ type client struct {
 // serve starts a server; the zero Config serves instances in memory.
 func serve(t *testing.T, c casserver.Config) *client {
 	t.Helper()
+	var log bytes.Buffer
+	cl := serveWith(t, c, casserver.ServerOptions(slog.New(slog.NewTextHandler(&log, nil)))...)
+	cl.log = &log
+	return cl
+}
+
+// serveWith is serve with other options.
+func serveWith(t *testing.T, c casserver.Config, options ...grpc.ServerOption) *client {
+	t.Helper()
 	if c.Instances == nil {
 		c.Instances = castest.Instances()
 	}
-	var log bytes.Buffer
-	s := grpc.NewServer(casserver.ServerOptions(slog.New(slog.NewTextHandler(&log, nil)))...)
+	s := grpc.NewServer(options...)
 	casserver.Register(s, c)
 	l := bufconn.Listen(1 << 20)
 	go s.Serve(l)
@@ -57,7 +65,7 @@ func serve(t *testing.T, c casserver.Config) *client {
 	t.Cleanup(func() { conn.Close() })
 	return &client{
 		repb.NewCapabilitiesClient(conn), repb.NewContentAddressableStorageClient(conn),
-		bspb.NewByteStreamClient(conn), repb.NewActionCacheClient(conn), c.Instances, &log,
+		bspb.NewByteStreamClient(conn), repb.NewActionCacheClient(conn), c.Instances, nil,
 	}
 }
 

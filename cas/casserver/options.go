@@ -23,6 +23,7 @@ import (
 //     answer for 20 s: a dead client must not hold an upload or a wait for an execution;
 //   - it serves 1000 calls at once on a connection, and lets the client wait with more: the memory of a
 //     connection is bounded, and the hundreds of actions and uploads of a large build pass;
+//   - it neither copies nor clears memory for the data of ByteStream beyond what gRPC itself needs;
 //   - it turns a panic of a call into INTERNAL for that call, and logs it with its stack.
 func ServerOptions(log *slog.Logger) []grpc.ServerOption {
 	unary := func(ctx context.Context, req any, call *grpc.UnaryServerInfo, next grpc.UnaryHandler) (_ any, err error) {
@@ -38,6 +39,7 @@ func ServerOptions(log *slog.Logger) []grpc.ServerOption {
 		grpc.KeepaliveEnforcementPolicy(keepalive.EnforcementPolicy{MinTime: 5 * time.Second, PermitWithoutStream: true}),
 		grpc.KeepaliveParams(keepalive.ServerParameters{Time: 30 * time.Second, Timeout: 20 * time.Second}),
 		grpc.MaxConcurrentStreams(1000),
+		grpc.ForceServerCodecV2(newCodec()),
 		grpc.ChainUnaryInterceptor(unary),
 		grpc.ChainStreamInterceptor(stream),
 	}

@@ -42,8 +42,11 @@ func (s *storage) FindMissingBlobs(ctx context.Context, req *repb.FindMissingBlo
 		return nil, cas.Status(err)
 	}
 	resp := &repb.FindMissingBlobsResponse{MissingBlobDigests: make([]*repb.Digest, len(missing))}
+	protos := make([]repb.Digest, len(missing)) // one allocation for all of them
 	for i, d := range missing {
-		resp.MissingBlobDigests[i] = d.Proto()
+		p := &protos[i]
+		p.Hash, p.SizeBytes = d.Hash(), d.Size()
+		resp.MissingBlobDigests[i] = p
 	}
 	return resp, nil
 }
@@ -72,12 +75,53 @@ func (s *storage) BatchUpdateBlobs(ctx context.Context, req *repb.BatchUpdateBlo
 		return nil, tooMany(len(req.Requests))
 	}
 	resp := &repb.BatchUpdateBlobsResponse{Responses: make([]*repb.BatchUpdateBlobsResponse_Response, len(req.Requests))}
-	parallel(len(req.Requests), func(i int) {
-		r := req.Requests[i]
-		err := s.put(ctx, in, req.DigestFunction, r)
+	var blobs []cas.Blob
+	var answers []*repb.BatchUpdateBlobsResponse_Response // to blobs
+	for i, r := range req.Requests {
+		d, err := s.offered(req.DigestFunction, r)
 		resp.Responses[i] = &repb.BatchUpdateBlobsResponse_Response{Digest: r.Digest, Status: status.Convert(err).Proto()}
-	})
+		if err == nil {
+			blobs = append(blobs, cas.Blob{Digest: d, Data: r.Data})
+			answers = append(answers, resp.Responses[i])
+		}
+	}
+	for i, err := range putAll(ctx, in.Store, blobs) {
+		if err != nil {
+			answers[i].Status = status.Convert(cas.Status(explain("upload", blobs[i].Digest, err))).Proto()
+		}
+	}
 	return resp, nil
+}
+
+// offered returns the digest of a blob of a batch, or as a status why it cannot be stored, whatever its data.
+func (s *storage) offered(f repb.DigestFunction_Value, r *repb.BatchUpdateBlobsRequest_Request) (cas.Digest, error) {
+	if r.Compressor != repb.Compressor_IDENTITY {
+		return cas.Digest{}, status.Errorf(codes.InvalidArgument, "compressor %v is not served; send the blob uncompressed", r.Compressor)
+	}
+	d, err := digest(f, r.Digest)
+	if err == nil {
+		err = s.checkSize(d)
+	}
+	return d, cas.Status(err)
+}
+
+// putAll stores blobs, together if s can, and returns an error for each. Data that is not that of its digest
+// is never taken, even if the blob is present.
+func putAll(ctx context.Context, s cas.Store, blobs []cas.Blob) []error {
+	if b, ok := s.(cas.Batcher); ok {
+		return b.PutAll(ctx, blobs)
+	}
+	errs := make([]error, len(blobs))
+	parallel(len(blobs), func(i int) {
+		d, data := blobs[i].Digest, blobs[i].Data
+		// Put does not look at the bytes offered for a blob that is present, and these may be wrong.
+		if got := d.Function().Sum(data); got != d {
+			errs[i] = cas.Mismatch(d, got)
+			return
+		}
+		errs[i] = s.Put(ctx, d, bytes.NewReader(data))
+	})
+	return errs
 }
 
 // parallel calls f with 0 to n-1, batchPuts of them at once, and returns when all have. A panic of f
@@ -109,28 +153,6 @@ func parallel(n int, f func(i int)) {
 	}
 }
 
-// put stores one blob of a batch; its error is a status.
-func (s *storage) put(ctx context.Context, in *cas.Instance, f repb.DigestFunction_Value, r *repb.BatchUpdateBlobsRequest_Request) error {
-	if r.Compressor != repb.Compressor_IDENTITY {
-		return status.Errorf(codes.InvalidArgument, "compressor %v is not served; send the blob uncompressed", r.Compressor)
-	}
-	d, err := digest(f, r.Digest)
-	if err != nil {
-		return cas.Status(err)
-	}
-	if err := s.checkSize(d); err != nil {
-		return cas.Status(err)
-	}
-	// A store does not look at the bytes offered for a blob that it has, and these may be wrong.
-	if got := d.Function().Sum(r.Data); got != d {
-		return cas.Status(explain("upload", d, cas.Mismatch(d, got)))
-	}
-	if err := in.Store.Put(ctx, d, bytes.NewReader(r.Data)); err != nil {
-		return cas.Status(explain("upload", d, err))
-	}
-	return nil
-}
-
 // BatchReadBlobs returns blobs, uncompressed, and says for each of them how that went. Only a batch
 // with too much data fails as a whole.
 func (s *storage) BatchReadBlobs(ctx context.Context, req *repb.BatchReadBlobsRequest) (*repb.BatchReadBlobsResponse, error) {
@@ -155,6 +177,14 @@ func (s *storage) BatchReadBlobs(ctx context.Context, req *repb.BatchReadBlobsRe
 	if room < 0 {
 		return nil, tooMany(len(req.Digests))
 	}
+	var ds []cas.Digest
+	for _, p := range req.Digests {
+		if d, err := digest(req.DigestFunction, p); err == nil {
+			ds = append(ds, d)
+		}
+	}
+	// If what is far cannot be fetched, each blob says so itself below: some may be near.
+	_ = cas.Fetch(ctx, in.Store, ds)
 	resp := &repb.BatchReadBlobsResponse{Responses: make([]*repb.BatchReadBlobsResponse_Response, len(req.Digests))}
 	for i, p := range req.Digests {
 		b, err := readBlob(ctx, in, req.DigestFunction, p)

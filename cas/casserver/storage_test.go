@@ -3,7 +3,9 @@
 package casserver_test
 
 import (
+	"bytes"
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"slices"
@@ -176,7 +178,7 @@ func TestRule028_NoRoomIsResourceExhaustedForTheBlob(t *testing.T) {
 	if codes.Code(s.GetCode()) != codes.ResourceExhausted {
 		t.Errorf("large blob: %v, want RESOURCE_EXHAUSTED", s)
 	}
-	for _, words := range []string{sum("large").String(), "full", "free space"} {
+	for _, words := range []string{sum("large").String(), "full", "later"} {
 		if !strings.Contains(s.GetMessage(), words) {
 			t.Errorf("message %q does not say %q", s.GetMessage(), words)
 		}
@@ -217,7 +219,7 @@ func TestRule031_BatchReadHasAStatusForEachBlob(t *testing.T) {
 		code codes.Code
 		data string
 	}{
-		{codes.OK, "a"}, {codes.NotFound, ""}, {codes.OK, "a"}, {codes.DataLoss, ""},
+		{codes.OK, "a"}, {codes.NotFound, ""}, {codes.OK, "a"}, {codes.NotFound, ""},
 		{codes.InvalidArgument, ""}, {codes.InvalidArgument, ""},
 	} {
 		got := r.Responses[i]
@@ -257,6 +259,63 @@ func TestRule032_BatchReadStaysBelowAMessage(t *testing.T) {
 	huge := &repb.Digest{Hash: sum("a").Hash(), SizeBytes: 1 << 62}
 	_, err = c.BatchReadBlobs(t.Context(), &repb.BatchReadBlobsRequest{Digests: []*repb.Digest{huge, huge, huge, huge}})
 	wantCode(t, err, codes.InvalidArgument, "ByteStream.Read")
+}
+
+// A batching store stores batches by PutAll alone, and remembers them.
+type batching struct {
+	cas.Store
+	batches [][]cas.Blob
+	fail    map[cas.Digest]error
+}
+
+func (b *batching) Put(context.Context, cas.Digest, io.Reader) error {
+	return errors.New("a blob of a batch was put by itself")
+}
+
+func (b *batching) PutAll(ctx context.Context, blobs []cas.Blob) []error {
+	b.batches = append(b.batches, blobs)
+	errs := make([]error, len(blobs))
+	for i, blob := range blobs {
+		if errs[i] = b.fail[blob.Digest]; errs[i] == nil {
+			errs[i] = b.Store.Put(ctx, blob.Digest, bytes.NewReader(blob.Data))
+		}
+	}
+	return errs
+}
+
+// Rules 25, 26 and 28: so it is where the store takes the whole batch.
+func TestBatchIsStoredInOne(t *testing.T) {
+	m := castest.NewMemory()
+	s := &batching{Store: m, fail: map[cas.Digest]error{
+		sum("full"): fmt.Errorf("all is leased: %w", cas.ErrFull), sum("away"): cas.ErrUnavailable,
+	}}
+	c := serve(t, casserver.Config{
+		MaxBlobBytes: 10,
+		Instances: func(name string) (*cas.Instance, error) {
+			return &cas.Instance{Name: name, Store: s, Actions: m}, nil
+		},
+	})
+	req := updates("a", "compressed", "b", "wrong", "full", "longer than ten", "away", "a", "")
+	req.Requests[1].Compressor = repb.Compressor_ZSTD
+	req.Requests[3].Data = []byte("WRONG")
+	got := c.update(t, req)
+	want := []codes.Code{
+		codes.OK, codes.InvalidArgument, codes.OK, codes.InvalidArgument, codes.ResourceExhausted,
+		codes.InvalidArgument, codes.Unavailable, codes.OK, codes.OK,
+	}
+	if !slices.Equal(got, want) {
+		t.Errorf("got %v, want %v", got, want)
+	}
+	if len(s.batches) != 1 || len(s.batches[0]) != 7 {
+		t.Errorf("the store was given the batches %v, want one of 7", s.batches)
+	}
+	if missing, err := m.Missing(t.Context(), []cas.Digest{sum("a"), sum("b")}); err != nil || len(missing) > 0 || m.Len() != 2 {
+		t.Errorf("stored are %v, want a and b", m.Digests())
+	}
+	r, err := c.BatchUpdateBlobs(t.Context(), updates("full"))
+	if text := r.GetResponses()[0].GetStatus().GetMessage(); err != nil || !strings.Contains(text, "all is leased") {
+		t.Errorf("got %q, %v, want the store's own words", text, err)
+	}
 }
 
 func TestRule033_BatchReadRepliesUncompressed(t *testing.T) {

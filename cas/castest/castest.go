@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Package castest holds what tests of stores need: the contracts of package cas as executable suites,
-// and Memory, a real store without a disk. It is no part of the program: only test files import it.
+// Memory, a real store without a disk, and Faulty, faults for any store. It is no part of the program: only
+// test files import it.
 package castest
 
 import (
@@ -31,8 +32,8 @@ func Blob(seed byte, size int) ([]byte, cas.Digest) {
 	return b, cas.SHA256.Sum(b)
 }
 
-// TestStore checks that the stores newStore returns keep the contract of cas.Store, and that of
-// cas.Filer if they have it. Each store must be empty and have room for 32 MiB.
+// TestStore checks that the stores newStore returns keep the contract of cas.Store, and those of cas.Batcher,
+// cas.Fetcher and cas.Filer if they have them. Each store must be empty and have room for 32 MiB.
 func TestStore(t *testing.T, newStore func(t *testing.T) cas.Store) {
 	for _, c := range []struct {
 		name string
@@ -53,6 +54,12 @@ func TestStore(t *testing.T, newStore func(t *testing.T) cas.Store) {
 		{"ConcurrentPutAndOpen", testConcurrentOpen},
 		{"CancelledContext", testCancelled},
 		{"CancelledDuringPut", testCancelledPut},
+		{"PutAll", testPutAll},
+		{"PutAllLooksAtEveryBlob", testPutAllWrong},
+		{"PutAllOfManySizes", testPutAllSizes},
+		{"ConcurrentPutAll", testConcurrentPutAll},
+		{"CancelledPutAll", testCancelledPutAll},
+		{"Fetch", testFetch},
 		{"File", testFile},
 	} {
 		t.Run(c.name, func(t *testing.T) { c.test(t, newStore(t)) })
@@ -335,6 +342,198 @@ func testCancelledPut(t *testing.T, s cas.Store) {
 		cancel()
 		wantAbsent(t, s, d)
 	}
+}
+
+func batcher(t *testing.T, s cas.Store) cas.Batcher {
+	t.Helper()
+	b, ok := s.(cas.Batcher)
+	if !ok {
+		t.Skip("the store is no cas.Batcher")
+	}
+	return b
+}
+
+// An error stands where its blob does, and is that blob's alone.
+func testPutAll(t *testing.T, s cas.Store) {
+	all := batcher(t, s)
+	if errs := all.PutAll(t.Context(), nil); len(errs) != 0 {
+		t.Errorf("PutAll of nothing: got %v", errs)
+	}
+	var blobs []cas.Blob
+	var good []bool
+	for i := range 20 {
+		b, d := Blob(byte(i), 1000+i)
+		good = append(good, i%3 != 0)
+		if !good[i] {
+			b[i] ^= 1
+		}
+		blobs = append(blobs, cas.Blob{Digest: d, Data: b})
+	}
+	// The empty blob is present before, blob 1 twice in one batch.
+	blobs = append(blobs, cas.Blob{Digest: cas.SHA256.Sum(nil)}, blobs[1])
+	good = append(good, true, true)
+	put(t, s, blobs[2].Data)
+	errs := all.PutAll(t.Context(), blobs)
+	if len(errs) != len(blobs) {
+		t.Fatalf("PutAll of %d blobs gave %d errors", len(blobs), len(errs))
+	}
+	for i, err := range errs {
+		switch {
+		case good[i] && err != nil:
+			t.Errorf("blob %d: %v", i, err)
+		case !good[i] && !errors.Is(err, cas.ErrMismatch):
+			t.Errorf("blob %d has other bytes: got %v, want ErrMismatch", i, err)
+		}
+		if !good[i] {
+			wantAbsent(t, s, blobs[i].Digest)
+			continue
+		}
+		want := bytes.Clone(blobs[i].Data)
+		clear(blobs[i].Data) // it is ours again
+		if got := get(t, s, blobs[i].Digest, 0); i < 20 && !bytes.Equal(got, want) {
+			t.Errorf("blob %d came back as %d other bytes", i, len(got))
+		}
+	}
+}
+
+// Bytes are looked at also where the blob is present, or beside it in one batch.
+func testPutAllWrong(t *testing.T, s cas.Store) {
+	all := batcher(t, s)
+	b, present := Blob(1, 5000)
+	put(t, s, b)
+	c, other := Blob(2, 5000)
+	flipped := bytes.Clone(b)
+	flipped[0] ^= 1
+	errs := all.PutAll(t.Context(), []cas.Blob{
+		{Digest: present, Data: flipped}, {Digest: present, Data: b[1:]}, {Digest: present, Data: append(bytes.Clone(b), 0)},
+		{Digest: present}, {Digest: other, Data: b}, {Digest: other, Data: c}, {Digest: other, Data: c[1:]},
+		{Digest: cas.SHA256.Sum(nil), Data: b},
+	})
+	for i, err := range errs {
+		if i == 5 && err != nil {
+			t.Errorf("the right bytes: %v", err)
+		} else if i != 5 && !errors.Is(err, cas.ErrMismatch) {
+			t.Errorf("wrong bytes %d: got %v, want ErrMismatch", i, err)
+		}
+	}
+	for d, want := range map[cas.Digest][]byte{present: b, other: c} {
+		if got := get(t, s, d, 0); !bytes.Equal(got, want) {
+			t.Error("after rejected blobs Open gave other bytes")
+		}
+	}
+}
+
+// PutAll is meant for small blobs, and stores any.
+func testPutAllSizes(t *testing.T, s cas.Store) {
+	all := batcher(t, s)
+	var blobs []cas.Blob
+	for i, size := range []int{1, 511, 512, 513, 64<<10 - 1, 64 << 10, 1 << 20, 1<<20 + 1, 5 << 20} {
+		b, d := Blob(byte(i), size)
+		blobs = append(blobs, cas.Blob{Digest: d, Data: b})
+	}
+	for i := range 1000 {
+		b := fmt.Append(nil, "small blob ", i)
+		blobs = append(blobs, cas.Blob{Digest: cas.SHA256.Sum(b), Data: b})
+	}
+	if err := errors.Join(all.PutAll(t.Context(), blobs)...); err != nil {
+		t.Fatal(err)
+	}
+	var ds []cas.Digest
+	for i, b := range blobs {
+		ds = append(ds, b.Digest)
+		if i < 20 || i%100 == 0 {
+			if got := get(t, s, b.Digest, 0); !bytes.Equal(got, b.Data) {
+				t.Errorf("a blob of %d bytes came back as other bytes", len(b.Data))
+			}
+		}
+	}
+	if missing, err := s.Missing(t.Context(), ds); err != nil || len(missing) > 0 {
+		t.Errorf("%d of %d blobs are absent, %v", len(missing), len(ds), err)
+	}
+}
+
+// Batches that share blobs, and Puts of the same.
+func testConcurrentPutAll(t *testing.T, s cas.Store) {
+	all := batcher(t, s)
+	var blobs []cas.Blob
+	for i := range 40 {
+		b, d := Blob(byte(i), 2000)
+		blobs = append(blobs, cas.Blob{Digest: d, Data: b})
+	}
+	var wg sync.WaitGroup
+	for i := range 8 {
+		wg.Go(func() {
+			if err := errors.Join(all.PutAll(t.Context(), blobs[4*i:4*i+12])...); err != nil {
+				t.Errorf("PutAll: %v", err)
+			}
+		})
+		wg.Go(func() {
+			if err := s.Put(t.Context(), blobs[4*i].Digest, bytes.NewReader(blobs[4*i].Data)); err != nil {
+				t.Errorf("Put: %v", err)
+			}
+		})
+	}
+	wg.Wait()
+	for _, b := range blobs {
+		if got := get(t, s, b.Digest, 0); !bytes.Equal(got, b.Data) {
+			t.Error("after concurrent batches Open gave other bytes")
+		}
+	}
+}
+
+func testCancelledPutAll(t *testing.T, s cas.Store) {
+	all := batcher(t, s)
+	b, d := Blob(1, 100)
+	c, e := Blob(2, 3<<20)
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	errs := all.PutAll(ctx, []cas.Blob{{Digest: d, Data: b}, {Digest: e, Data: c}})
+	if len(errs) != 2 {
+		t.Fatalf("PutAll of 2 blobs gave %d errors", len(errs))
+	}
+	for _, err := range errs {
+		wantCancelled(t, "PutAll", err)
+	}
+	wantAbsent(t, s, d)
+	wantAbsent(t, s, e)
+}
+
+func testFetch(t *testing.T, s cas.Store) {
+	f, ok := s.(cas.Fetcher)
+	if !ok {
+		t.Skip("the store is no cas.Fetcher")
+	}
+	if err := f.Fetch(t.Context(), nil); err != nil {
+		t.Errorf("Fetch of nothing: %v", err)
+	}
+	ds := []cas.Digest{cas.SHA256.Sum(nil)}
+	for i := range 10 {
+		b, d := Blob(byte(i), 1000<<i)
+		ds = append(ds, d, d)
+		if i%2 == 0 {
+			put(t, s, b)
+		}
+	}
+	for range 2 {
+		if err := f.Fetch(t.Context(), ds); err != nil {
+			t.Errorf("Fetch of present and absent blobs: %v", err)
+		}
+	}
+	for i := range 10 {
+		b, d := Blob(byte(i), 1000<<i)
+		if i%2 != 0 {
+			wantAbsent(t, s, d)
+		} else if got := get(t, s, d, 0); !bytes.Equal(got, b) {
+			t.Errorf("after Fetch a blob of %d bytes came back as other bytes", len(b))
+		}
+	}
+	_, absent := Blob(99, 99)
+	if err := f.Fetch(t.Context(), []cas.Digest{absent}); err != nil {
+		t.Errorf("Fetch of an absent blob: %v", err)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	wantCancelled(t, "Fetch", f.Fetch(ctx, []cas.Digest{absent}))
 }
 
 func testFile(t *testing.T, s cas.Store) {

@@ -16,7 +16,7 @@ import (
 	"google.golang.org/protobuf/proto"
 )
 
-// Memory is a cas.Store and a cas.ActionCache in memory, without a limit. Unlike a fake it keeps the
+// Memory is a cas.Store, a cas.Batcher and a cas.ActionCache in memory, without a limit. Unlike a fake it keeps the
 // whole contract, and unlike a store for use it lets a test lose and damage blobs. It is safe for
 // concurrent use; make it with NewMemory.
 type Memory struct {
@@ -92,6 +92,15 @@ func (m *Memory) Put(ctx context.Context, d cas.Digest, r io.Reader) error {
 		m.blobs[d] = b.Bytes()
 	}
 	return nil
+}
+
+// PutAll implements cas.Batcher.
+func (m *Memory) PutAll(ctx context.Context, blobs []cas.Blob) []error {
+	errs := make([]error, len(blobs))
+	for i, b := range blobs {
+		errs[i] = m.Put(ctx, b.Digest, bytes.NewReader(b.Data))
+	}
+	return errs
 }
 
 // Missing implements cas.Store.

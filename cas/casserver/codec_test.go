@@ -1,0 +1,171 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package casserver
+
+import (
+	"bytes"
+	"io"
+	"testing"
+
+	"github.com/cloister-build/cloister/cas"
+	bspb "google.golang.org/genproto/googleapis/bytestream"
+	"google.golang.org/grpc/mem"
+	"google.golang.org/protobuf/encoding/protowire"
+	"google.golang.org/protobuf/proto"
+)
+
+// encodings returns encoded WriteRequests, well-formed and not.
+func encodings(t *testing.T) map[string][]byte {
+	t.Helper()
+	data := bytes.Repeat([]byte("0123456789"), 5000)
+	whole, err := proto.Marshal(&bspb.WriteRequest{ResourceName: "uploads/u/blobs/x/1", WriteOffset: 1 << 40, FinishWrite: true, Data: data})
+	if err != nil {
+		t.Fatal(err)
+	}
+	field := func(b []byte, n protowire.Number, v []byte) []byte {
+		return protowire.AppendBytes(protowire.AppendTag(b, n, protowire.BytesType), v)
+	}
+	return map[string][]byte{
+		"nothing":             nil,
+		"whole":               whole,
+		"data first":          field(field(nil, dataField, data), 1, []byte("name")),
+		"data twice":          field(field(nil, dataField, data), dataField, []byte("the last one counts")),
+		"no data last":        field(field(nil, dataField, data), dataField, nil),
+		"field of the future": field(field(nil, 77, []byte("x")), dataField, data),
+		"data as a number":    protowire.AppendVarint(protowire.AppendTag(nil, dataField, protowire.VarintType), 7),
+		"name is no text":     field(field(nil, 1, []byte{0xff}), dataField, data),
+		"cut off in the data": whole[:len(whole)/2],
+		"cut off in a tag":    append(bytes.Clone(whole), 0x80),
+		"field 0":             {0, 0},
+		"end of no group":     {0x0c},
+	}
+}
+
+// What is received is what protobuf makes of it, in however many parts it came, and nothing of what was before.
+func TestIncomingIsTheMessage(t *testing.T) {
+	for name, b := range encodings(t) {
+		t.Run(name, func(t *testing.T) {
+			var want bspb.WriteRequest
+			wantErr := proto.Unmarshal(b, &want)
+			parts := mem.BufferSlice{}
+			for rest := b; len(rest) > 0; {
+				n := min(len(rest), 16<<10)
+				parts = append(parts, mem.SliceBuffer(rest[:n]))
+				rest = rest[n:]
+			}
+			got := &incoming{}
+			defer got.release()
+			before := mem.BufferSlice{mem.SliceBuffer(encodings(t)["whole"])}
+			for _, message := range []mem.BufferSlice{{mem.SliceBuffer(b)}, parts} {
+				if err := newCodec().Unmarshal(before, got); err != nil {
+					t.Fatal(err)
+				}
+				got.release()
+				err := newCodec().Unmarshal(message, got)
+				if (err == nil) != (wantErr == nil) {
+					t.Errorf("in %d parts: got %v, want %v", len(message), err, wantErr)
+				}
+				if err == nil && !proto.Equal(&want, &got.WriteRequest) {
+					t.Errorf("in %d parts: got %.200v, want %.200v", len(message), &got.WriteRequest, &want)
+				}
+			}
+		})
+	}
+}
+
+// A counted pool knows how many of its buffers came back.
+type countedPool struct{ back int }
+
+func (p *countedPool) Get(n int) *[]byte { return new(make([]byte, n)) }
+func (p *countedPool) Put(*[]byte)       { p.back++ }
+
+// The data is not copied where it came in one part, and its buffer is given back once.
+func TestIncomingBorrowsItsBuffer(t *testing.T) {
+	b := encodings(t)["whole"]
+	var pool countedPool
+	m := &incoming{}
+	for i := range 3 {
+		message := mem.BufferSlice{mem.NewBuffer(&b, &pool)}
+		if err := newCodec().Unmarshal(message, m); err != nil {
+			t.Fatal(err)
+		}
+		message.Free() // as gRPC does when Unmarshal has returned
+		if at := bytes.Index(b, m.Data); at < 0 || &b[at] != &m.Data[0] {
+			t.Error("the data was copied")
+		}
+		if pool.back != i {
+			t.Errorf("while message %d is looked at, %d buffers are back", i, pool.back)
+		}
+		m.release()
+		m.release()
+	}
+	if pool.back != 3 || m.Data != nil {
+		t.Errorf("in the end %d of 3 buffers are back, and data has %d bytes", pool.back, len(m.Data))
+	}
+}
+
+// A script is a stream of messages, which no upload may wait for with a buffer in its hands.
+type script struct {
+	bspb.ByteStream_WriteServer
+	t        *testing.T
+	messages [][]byte
+}
+
+func (s *script) RecvMsg(v any) error {
+	if v.(*incoming).encoded != nil {
+		s.t.Error("who waits for a message still holds the last")
+	}
+	b := s.messages[0]
+	s.messages = s.messages[1:]
+	return newCodec().Unmarshal(mem.BufferSlice{mem.SliceBuffer(b)}, v)
+}
+
+func TestUploadWaitsWithoutABuffer(t *testing.T) {
+	s := &script{t: t}
+	for i, text := range []string{"abc", "def", "ghi"} {
+		b, err := proto.Marshal(&bspb.WriteRequest{WriteOffset: int64(3 * i), Data: []byte(text), FinishWrite: i == 2})
+		if err != nil {
+			t.Fatal(err)
+		}
+		s.messages = append(s.messages, b)
+	}
+	u := &upload{stream: s, digest: cas.SHA256.Sum([]byte("abcdefghi"))}
+	if b, err := io.ReadAll(u); err != nil || string(b) != "abcdefghi" {
+		t.Errorf("got %q, %v", b, err)
+	}
+}
+
+func TestPieceIsAReadResponse(t *testing.T) {
+	for _, n := range []int{0, 1, 127, 128, 1 << 14, pieceBytes} {
+		p := newPiece(n)
+		for i := range p.Data {
+			p.Data[i] = byte(i)
+		}
+		want := &bspb.ReadResponse{Data: bytes.Clone(p.Data)}
+		encoded, err := newCodec().Marshal(p)
+		if err != nil || len(want.Data) != n {
+			t.Fatalf("%d bytes: got %d, %v", n, len(want.Data), err)
+		}
+		if n > 0 && &encoded[0].ReadOnlyData()[encoded.Len()-1] != &p.Data[n-1] {
+			t.Errorf("%d bytes: the data was copied", n)
+		}
+		var got bspb.ReadResponse
+		if err := newCodec().Unmarshal(encoded, &got); err != nil || !proto.Equal(want, &got) {
+			t.Errorf("%d bytes: another message, %v", n, err)
+		}
+		encoded.Free()
+	}
+}
+
+func TestBuffersAreLongEnough(t *testing.T) {
+	for range 3 {
+		for _, n := range []int{0, 1, 32 << 10, 32<<10 + 1, 128 << 10, 1 << 20, 1<<20 + 1, 16 << 20} {
+			b := buffers.Get(n)
+			if len(*b) != n {
+				t.Errorf("got %d bytes, want %d", len(*b), n)
+			}
+			*b = (*b)[:n/2]
+			buffers.Put(b)
+		}
+	}
+}
