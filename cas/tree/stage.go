@@ -17,7 +17,7 @@ import (
 )
 
 // LargeFile is the size, in bytes, from which an input file is bound where the store has it, if the
-// store is a cas.Filer, instead of being copied into the workspace.
+// store is a cas.Filer with room for it, instead of being copied into the workspace.
 const LargeFile = 64 << 10
 
 // epoch is the time of last change of all inputs, so that no run can tell when it was staged. Symlinks
@@ -54,6 +54,11 @@ func (s *Staged) Release() {
 // keeps one directory open for each level of the tree. It fails with a *MissingError if a blob has
 // vanished since Load, with cas.ErrFull if the workspace is full.
 func (l *Layout) Stage(ctx context.Context, store cas.Store, ws *os.Root) (*Staged, error) {
+	if _, ok := store.(cas.Fetcher); ok {
+		if err := cas.Fetch(ctx, store, l.contents()); err != nil {
+			return nil, err
+		}
+	}
 	s := &stager{store: store}
 	s.filer, _ = store.(cas.Filer)
 	if err := s.build(ctx, l, ws); err != nil {
@@ -66,9 +71,45 @@ func (l *Layout) Stage(ctx context.Context, store cas.Store, ws *os.Root) (*Stag
 	return &s.staged, nil
 }
 
+// contents returns the digests of all files of l, each once.
+func (l *Layout) contents() []cas.Digest {
+	var ds []cas.Digest
+	seen := map[cas.Digest]bool{}
+	add := func(e *entry) {
+		if e.kind == File && !seen[e.digest] {
+			seen[e.digest] = true
+			ds = append(ds, e.digest)
+		}
+	}
+	walked := map[*directory]bool{}
+	var walk func(d *directory)
+	walk = func(d *directory) {
+		if walked[d] {
+			return
+		}
+		walked[d] = true
+		for i := range d.entries {
+			add(&d.entries[i])
+			if d.entries[i].kind == Directory {
+				walk(d.entries[i].dir)
+			}
+		}
+	}
+	for _, sd := range l.dirs {
+		for _, e := range sd.entries {
+			add(e.entry)
+			if e.kind == Directory {
+				walk(e.dir)
+			}
+		}
+	}
+	return ds
+}
+
 type stager struct {
 	store  cas.Store
 	filer  cas.Filer // nil if the store is none
+	in     *os.Root  // in/ of the workspace
 	staged Staged
 }
 
@@ -106,6 +147,7 @@ func (s *stager) build(ctx context.Context, l *Layout, ws *os.Root) error {
 		return err
 	}
 	defer in.Close()
+	s.in = in
 	out, err := ws.OpenRoot("out")
 	if err != nil {
 		return err
@@ -230,6 +272,11 @@ func (s *stager) writeFile(ctx context.Context, f stageFile) error {
 	if f.bind >= 0 {
 		b := &s.staged.Binds[f.bind]
 		source, release, err := s.filer.File(ctx, b.Content, f.mode&0o111 != 0)
+		if errors.Is(err, cas.ErrFull) {
+			// The store cannot hold the file, but may be able to read the blob elsewhere.
+			copied := stageFile{s.in, fmt.Sprintf("large%d", f.bind), f.path, f.mode, b.Content, -1}
+			source, release, err = path.Join("in", copied.name), nil, s.writeFile(ctx, copied)
+		}
 		if err != nil {
 			return vanished(b.Content, err)
 		}

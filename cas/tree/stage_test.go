@@ -97,6 +97,27 @@ func TestStageBindsLargeFilesFromStore(t *testing.T) {
 	}
 }
 
+// A crampedStore shows no blob as a file.
+type crampedStore struct{ cas.Store }
+
+func (crampedStore) File(context.Context, cas.Digest, bool) (string, func(), error) {
+	return "", nil, cas.ErrFull
+}
+
+func TestStageCopiesWhatTheStoreHasNoRoomFor(t *testing.T) {
+	store := crampedStore{castest.NewMemory()}
+	large := strings.Repeat("L", tree.LargeFile)
+	n := parse(t, "d/e/large = "+large, "d/tool *= "+large, "top = "+large, "small = s")
+	ws, s := stage(t, store, load(t, store, n), "", "old")
+	same(t, "exec root", view(t, ws, s), n)
+	for _, b := range s.Binds {
+		if filepath.IsAbs(b.Source) {
+			t.Errorf("%s is bound from %s, outside the workspace", b.Target, b.Source)
+		}
+	}
+	s.Release()
+}
+
 func TestStageReportsVanishedBlob(t *testing.T) {
 	large := strings.Repeat("L", tree.LargeFile)
 	for _, lost := range []string{"small", large} {

@@ -90,6 +90,9 @@ func Load(ctx context.Context, store cas.Store, root cas.Digest) (*Input, error)
 	var absent, contents []cas.Digest
 	var entries atomic.Int64 // of Directories that differ: a bound on what is decoded at any time
 	for level := []*directory{in.root}; len(level) > 0; {
+		if err := fetch(ctx, store, level); err != nil {
+			return nil, err
+		}
 		lost := make([]bool, len(level))
 		err := each(ctx, len(level), func(ctx context.Context, i int) error {
 			var m repb.Directory
@@ -152,6 +155,17 @@ func Load(ctx context.Context, store cas.Store, root cas.Digest) (*Input, error)
 		return nil, &MissingError{Blobs: absent}
 	}
 	return in, nil
+}
+
+// fetch brings the Directories dirs near, if the store is far. One too large to be read is not worth it.
+func fetch(ctx context.Context, store cas.Store, dirs []*directory) error {
+	var ds []cas.Digest
+	for _, d := range dirs {
+		if d.digest.Size() <= cas.MaxMessage {
+			ds = append(ds, d.digest)
+		}
+	}
+	return cas.Fetch(ctx, store, ds)
 }
 
 // Digest returns the digest of the root Directory.
