@@ -4,15 +4,19 @@ package remote
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"io"
+	"os"
 	"slices"
+	"strings"
 	"sync"
 
 	repb "github.com/bazelbuild/remote-apis/build/bazel/remote/execution/v2"
 	"github.com/cloister-build/cloister/cas"
+	"github.com/klauspost/compress/zstd"
 	bspb "google.golang.org/genproto/googleapis/bytestream"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
@@ -21,15 +25,21 @@ import (
 
 // Missing implements cas.Store.
 func (s *Store) Missing(ctx context.Context, ds []cas.Digest) ([]cas.Digest, error) {
-	var asked []cas.Digest
-	seen := make(map[cas.Digest]bool, len(ds))
+	var named, asked []cas.Digest // each once, and those of them that the server is asked for
+	absent := make(map[cas.Digest]bool, len(ds))
 	for _, d := range ds {
-		if !seen[d] && !d.IsEmpty() {
+		if _, again := absent[d]; again || d.IsEmpty() {
+			continue
+		}
+		absent[d] = impossible(d)
+		named = append(named, d)
+		if !impossible(d) {
 			asked = append(asked, d)
 		}
-		seen[d] = true
 	}
-	var missing []cas.Digest
+	if _, err := s.ready(ctx); err != nil {
+		return nil, err
+	}
 	for part := range slices.Chunk(asked, maxAsked) {
 		resp, err := s.blobs.FindMissingBlobs(ctx, &repb.FindMissingBlobsRequest{
 			InstanceName: s.name, BlobDigests: protos(part), DigestFunction: part[0].Function().Proto(),
@@ -38,7 +48,6 @@ func (s *Store) Missing(ctx context.Context, ds []cas.Digest) ([]cas.Digest, err
 			return nil, s.failed(ctx, "find missing blobs", err)
 		}
 		// The server may answer in any order.
-		absent := make(map[cas.Digest]bool, len(resp.MissingBlobDigests))
 		for _, p := range resp.MissingBlobDigests {
 			d, err := cas.FromProto(part[0].Function(), p)
 			if err != nil {
@@ -46,14 +55,13 @@ func (s *Store) Missing(ctx context.Context, ds []cas.Digest) ([]cas.Digest, err
 			}
 			absent[d] = true
 		}
-		for _, d := range part {
-			if absent[d] {
-				missing = append(missing, d)
-			}
-		}
 	}
-	return missing, ctx.Err()
+	return slices.DeleteFunc(named, func(d cas.Digest) bool { return !absent[d] }), ctx.Err()
 }
+
+// impossible reports whether d names no blob at all. bb_storage takes each blob without bytes for the empty one, and
+// bazel-remote refuses a whole list for it.
+func impossible(d cas.Digest) bool { return d.Size() == 0 && !d.IsEmpty() }
 
 func protos(ds []cas.Digest) []*repb.Digest {
 	ps := make([]*repb.Digest, len(ds))
@@ -73,8 +81,23 @@ func (s *Store) Open(ctx context.Context, d cas.Digest, off int64) (io.ReadClose
 		return nil, fmt.Errorf("read blob %s at %s: offset %d: %w", d, s.target, off, cas.ErrRange)
 	case d.IsEmpty():
 		return io.NopCloser(bytes.NewReader(nil)), nil
-	case off == 0 && d.Size() <= s.small:
-		data, err := s.readBatch(ctx, []cas.Digest{d})
+	case off == d.Size():
+		// bazel-remote refuses to read nothing from the end.
+		missing, err := s.Missing(ctx, []cas.Digest{d})
+		if err == nil && len(missing) > 0 {
+			err = fmt.Errorf("read blob %s at %s: %w", d, s.target, cas.ErrNotFound)
+		}
+		if err != nil {
+			return nil, err
+		}
+		return io.NopCloser(bytes.NewReader(nil)), nil
+	}
+	t, err := s.ready(ctx)
+	if err != nil {
+		return nil, err
+	}
+	if off == 0 && d.Size() <= t.small {
+		data, err := s.readBatch(ctx, t, []cas.Digest{d})
 		if err != nil {
 			return nil, err
 		}
@@ -87,10 +110,10 @@ func (s *Store) Open(ctx context.Context, d cas.Digest, off int64) (io.ReadClose
 	}
 	r := &reader{s: s, d: d, next: off}
 	r.ctx, r.cancel = context.WithCancel(ctx)
-	// Only the first message says whether the blob is there.
-	if r.err = r.receive(); r.err != nil && r.err != io.EOF {
-		r.cancel()
-		return nil, r.err
+	// Some servers ignore the offset into a compressed blob, and in a part that would not be noticed.
+	if err := r.open(t.zstd && off == 0 && d.Size() >= worthwhile); err != nil {
+		r.Close()
+		return nil, err
 	}
 	if off > 0 {
 		return r, nil
@@ -114,11 +137,13 @@ type batched struct {
 }
 
 // readBatch reads blobs that differ and fit into one call.
-func (s *Store) readBatch(ctx context.Context, ds []cas.Digest) ([]batched, error) {
+func (s *Store) readBatch(ctx context.Context, t *terms, ds []cas.Digest) ([]batched, error) {
 	fn := ds[0].Function()
-	resp, err := s.blobs.BatchReadBlobs(ctx, &repb.BatchReadBlobsRequest{
-		InstanceName: s.name, Digests: protos(ds), DigestFunction: fn.Proto(),
-	})
+	req := &repb.BatchReadBlobsRequest{InstanceName: s.name, Digests: protos(ds), DigestFunction: fn.Proto()}
+	if t.zstd {
+		req.AcceptableCompressors = []repb.Compressor_Value{repb.Compressor_ZSTD}
+	}
+	resp, err := s.blobs.BatchReadBlobs(ctx, req)
 	if err != nil {
 		return nil, s.failed(ctx, fmt.Sprintf("read blob %s and %d others", ds[0], len(ds)-1), err)
 	}
@@ -136,8 +161,12 @@ func (s *Store) readBatch(ctx context.Context, ds []cas.Digest) ([]batched, erro
 		}
 		switch codes.Code(r.GetStatus().GetCode()) {
 		case codes.OK:
-			all[i] = batched{data: r.Data}
-			if fn.Sum(r.Data) != d {
+			data, err := r.Data, error(nil)
+			if r.Compressor == repb.Compressor_ZSTD {
+				data, err = inflate(data, d.Size())
+			}
+			all[i] = batched{data: data}
+			if err != nil || fn.Sum(data) != d {
 				all[i] = batched{err: fmt.Errorf("read blob %s at %s: %w", d, s.target, cas.ErrCorrupt)}
 			}
 		case codes.NotFound:
@@ -154,70 +183,134 @@ type reader struct {
 	ctx    context.Context
 	cancel context.CancelFunc
 
-	stream grpc.ServerStreamingClient[bspb.ReadResponse] // nil before the first message and after a break
-	alive  bool                                          // stream has brought a message
-	broken int                                           // how often a stream broke off
-	data   []byte                                        // received and not yet read
-	next   int64                                         // offset of what is to be received next
-	err    error                                         // what ended the stream
+	in      *messages
+	decoder *zstd.Decoder // of in, if the stream is compressed
+	broken  int           // how many streams in a row broke off early
+	begun   int64         // offset at which this one began
+	next    int64         // offset of what is to be read next
+	err     error         // what ended it
+}
+
+// open begins a stream at r.next, and waits for its first message: only that says whether the blob is there.
+func (r *reader) open(compressed bool) error {
+	r.recycle()
+	r.begun = r.next
+	name := r.d.Resource()
+	if compressed {
+		name = "compressed-blobs/zstd/" + strings.TrimPrefix(name, "blobs/")
+	}
+	stream, err := r.s.streams.Read(r.ctx, &bspb.ReadRequest{ResourceName: r.s.resource(name), ReadOffset: r.next})
+	if err == nil {
+		r.in = &messages{stream: stream}
+		err = r.in.receive()
+	}
+	if err != nil && err != io.EOF {
+		return r.failed(err)
+	}
+	if compressed {
+		r.decoder = decoders.Get().(*zstd.Decoder)
+		return r.decoder.Reset(r.in)
+	}
+	return nil
 }
 
 // Read implements io.Reader.
 func (r *reader) Read(p []byte) (int, error) {
-	for len(r.data) == 0 {
-		if r.err == nil {
-			r.err = r.receive()
-		}
-		if r.err != nil {
-			return 0, r.err
-		}
-	}
-	n := copy(p, r.data)
-	r.data = r.data[n:]
-	return n, nil
-}
-
-// receive waits for the next message.
-func (r *reader) receive() error {
-	for {
-		m, err := r.message()
-		switch {
-		case err == nil && int64(len(m.Data)) <= r.d.Size()-r.next:
-			r.data, r.alive = m.Data, true
-			r.next += int64(len(m.Data))
-			return nil
-		case err == nil || err == io.EOF && r.next != r.d.Size():
-			return fmt.Errorf("read blob %s at %s: it has not that many bytes: %w", r.d, r.s.target, cas.ErrCorrupt)
-		case err == io.EOF:
-			return err
-		case status.Code(err) == codes.Unavailable && r.alive && r.broken < attempts:
-			r.broken++
-			r.stream, r.alive = nil, false
-		default:
-			return r.s.failed(r.ctx, fmt.Sprintf("read blob %s", r.d), err)
-		}
-	}
-}
-
-func (r *reader) message() (*bspb.ReadResponse, error) {
-	if r.stream == nil {
+	for r.err == nil {
+		var n int
 		var err error
-		r.stream, err = r.s.streams.Read(r.ctx, &bspb.ReadRequest{ResourceName: r.s.resource(r.d.Resource()), ReadOffset: r.next})
+		if r.decoder != nil {
+			n, err = r.decoder.Read(p)
+		} else {
+			n, err = r.in.Read(p)
+		}
+		if int64(n) > r.d.Size()-r.next {
+			n, err = 0, io.EOF
+			r.next = -1
+		}
+		r.next += int64(n)
 		if err != nil {
-			return nil, err
+			r.err = r.ended(err)
+		}
+		if n > 0 {
+			return n, nil
 		}
 	}
-	return r.stream.Recv()
+	return 0, r.err
+}
+
+// ended returns what the end of a stream is for the reader: nil if another stream goes on.
+func (r *reader) ended(err error) error {
+	if r.next-r.begun >= pieceBytes {
+		r.broken = 0
+	}
+	switch {
+	case err == io.EOF && r.next == r.d.Size():
+		return io.EOF
+	case r.in.err == nil || r.in.err == io.EOF:
+		return fmt.Errorf("read blob %s at %s: it has not that many bytes: %w", r.d, r.s.target, cas.ErrCorrupt)
+	case status.Code(r.in.err) == codes.Unavailable && r.broken < attempts:
+		r.broken++
+		return r.open(false)
+	}
+	return r.failed(r.in.err)
+}
+
+func (r *reader) failed(err error) error {
+	return r.s.failed(r.ctx, fmt.Sprintf("read blob %s", r.d), err)
+}
+
+// recycle gives back the decoder.
+func (r *reader) recycle() {
+	if r.decoder != nil {
+		r.decoder.Reset(nil)
+		decoders.Put(r.decoder)
+		r.decoder = nil
+	}
 }
 
 // Close implements io.Closer.
 func (r *reader) Close() error {
 	r.cancel()
+	r.err = cmp.Or(r.err, os.ErrClosed)
+	r.recycle()
 	return nil
 }
 
-// fetches is how many calls of one Fetch are under way at once: with their blobs they take up to 24 MiB.
-const fetches = 8
+// maxEmpty is how many messages without data a stream may bring in a row: none of them is silence.
+const maxEmpty = 100
+
+// messages reads the data of a stream.
+type messages struct {
+	stream grpc.ServerStreamingClient[bspb.ReadResponse]
+	data   []byte // received and not yet read
+	err    error  // what ended the stream
+}
+
+// receive waits for the next message.
+func (m *messages) receive() error {
+	resp, err := m.stream.Recv()
+	m.data, m.err = resp.GetData(), err
+	return err
+}
+
+// Read implements io.Reader.
+func (m *messages) Read(p []byte) (int, error) {
+	for empty := 0; len(m.data) == 0; empty++ {
+		if m.err == nil && empty == maxEmpty {
+			m.err = status.Errorf(codes.Unavailable, "%d messages in a row brought nothing", maxEmpty)
+		}
+		if m.err != nil || m.receive() != nil {
+			return 0, m.err
+		}
+	}
+	n := copy(p, m.data)
+	m.data = m.data[n:]
+	return n, nil
+}
+
+// inFlight is how many calls of one Fetch or PutAll are under way at once: with their blobs they take up to 24 MiB.
+const inFlight = 8
 
 // Fetch copies those of the blobs ds that another store lacks into it, small ones many in one call. It
 // returns those that are absent here, too, in order and each once. After an error it may have copied some.
@@ -235,42 +328,55 @@ func (s *Store) Fetch(ctx context.Context, to cas.Store, ds []cas.Digest) (absen
 	}
 	lacking = slices.DeleteFunc(lacking, func(d cas.Digest) bool { return lost[d] })
 
+	t, err := s.ready(ctx)
+	if err != nil {
+		return nil, err
+	}
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
-	var group sync.WaitGroup
-	turn := make(chan struct{}, fetches)
-	for _, part := range s.parts(lacking) {
-		turn <- struct{}{}
-		group.Go(func() {
-			defer func() { <-turn }()
-			if ctx.Err() != nil {
-				return
-			}
-			if err := s.fetch(ctx, to, part); err != nil {
-				cancel(err)
-			}
-		})
-	}
-	group.Wait()
+	each(parts(t, lacking, cas.Digest.Size), func(part []cas.Digest) {
+		if ctx.Err() != nil {
+			return
+		}
+		if err := s.fetch(ctx, t, to, part); err != nil {
+			cancel(err)
+		}
+	})
 	return absent, context.Cause(ctx)
 }
 
-// parts returns ds in parts that fit into one call each; a large blob is a part of its own.
-func (s *Store) parts(ds []cas.Digest) [][]cas.Digest {
-	var parts [][]cas.Digest
-	var part []cas.Digest
+// each calls f with each of parts, inFlight of them at once, and returns when all have.
+func each[T any](parts []T, f func(T)) {
+	var group sync.WaitGroup
+	turn := make(chan struct{}, inFlight)
+	for _, part := range parts {
+		turn <- struct{}{}
+		group.Go(func() {
+			defer func() { <-turn }()
+			f(part)
+		})
+	}
+	group.Wait()
+}
+
+// parts returns all in parts that fit into one call each, by the sizes of blobs; a large blob is a part of its
+// own.
+func parts[T any](t *terms, all []T, size func(T) int64) [][]T {
+	var parts [][]T
+	var part []T
 	var bytes int64
-	for _, d := range ds {
-		if d.Size() > s.small {
-			parts = append(parts, []cas.Digest{d})
+	for _, b := range all {
+		n := size(b)
+		if n > t.small {
+			parts = append(parts, []T{b})
 			continue
 		}
-		if bytes+d.Size() > s.batch || len(part) == maxEntries {
+		if bytes+n > t.batch || len(part) == maxEntries {
 			parts = append(parts, part)
 			part, bytes = nil, 0
 		}
-		part = append(part, d)
-		bytes += d.Size()
+		part = append(part, b)
+		bytes += n
 	}
 	if len(part) > 0 {
 		parts = append(parts, part)
@@ -279,7 +385,7 @@ func (s *Store) parts(ds []cas.Digest) [][]cas.Digest {
 }
 
 // fetch copies one part.
-func (s *Store) fetch(ctx context.Context, to cas.Store, part []cas.Digest) error {
+func (s *Store) fetch(ctx context.Context, t *terms, to cas.Store, part []cas.Digest) error {
 	if len(part) == 1 {
 		r, err := s.Open(ctx, part[0], 0)
 		if err != nil {
@@ -288,20 +394,34 @@ func (s *Store) fetch(ctx context.Context, to cas.Store, part []cas.Digest) erro
 		defer r.Close()
 		return to.Put(ctx, part[0], r)
 	}
-	all, err := s.readBatch(ctx, part)
+	all, err := s.readBatch(ctx, t, part)
 	if err != nil {
 		return err
 	}
+	var blobs []cas.Blob
 	for i, b := range all {
 		switch {
 		case b.err == nil:
-			err = to.Put(ctx, part[i], bytes.NewReader(b.data))
+			blobs = append(blobs, cas.Blob{Digest: part[i], Data: b.data})
 		case errors.Is(b.err, errAlone):
-			err = s.fetch(ctx, to, part[i:i+1])
+			err = s.fetch(ctx, t, to, part[i:i+1])
 		default:
 			err = b.err
 		}
 		if err != nil {
+			return err
+		}
+	}
+	if to, ok := to.(cas.Batcher); ok {
+		for _, err := range to.PutAll(ctx, blobs) {
+			if err != nil {
+				return err
+			}
+		}
+		return nil
+	}
+	for _, b := range blobs {
+		if err := to.Put(ctx, b.Digest, bytes.NewReader(b.Data)); err != nil {
 			return err
 		}
 	}

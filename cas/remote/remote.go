@@ -5,7 +5,9 @@
 //
 // A server is not trusted with contents: what it sends is checked against the digest, and what it is
 // sent is checked before the last of it leaves. Nor with words: what it says stands in errors as one
-// printable line.
+// printable line. Nor with time: a call during which nothing comes for a minute ends, and a server that
+// answers no call, or none that its caller gave ten seconds, is left alone until it answers a probe; meanwhile every call is cas.ErrUnavailable at once.
+// Blobs travel compressed where the server takes zstd.
 package remote
 
 import (
@@ -14,18 +16,21 @@ import (
 	"errors"
 	"fmt"
 	"net/url"
-	"slices"
+	"os"
 	"strconv"
 	"strings"
+	"time"
 	"unicode/utf8"
 
 	repb "github.com/bazelbuild/remote-apis/build/bazel/remote/execution/v2"
 	"github.com/cloister-build/cloister/cas"
 	bspb "google.golang.org/genproto/googleapis/bytestream"
 	"google.golang.org/grpc"
+	"google.golang.org/grpc/backoff"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/credentials"
 	"google.golang.org/grpc/credentials/insecure"
+	"google.golang.org/grpc/keepalive"
 	"google.golang.org/grpc/status"
 )
 
@@ -38,12 +43,14 @@ const (
 	maxBatch   = 3 << 20 // bytes of the blobs of one call, which leaves room for what stands beside them
 	maxEntries = 4000    // blobs of such a call
 	maxAsked   = 16_000  // digests of one FindMissingBlobs
+	maxMessage = 4 << 20 // bytes of a message
 	pieceBytes = 1 << 20 // of one message of a stream
 	attempts   = 5       // at one call, or at going on with a stream that broke off
 )
 
 // retries makes gRPC repeat what a server did not take up or was too busy for, as long as nothing of an
-// answer has arrived: after 1.5 s in all it gives up. GetCapabilities is not repeated, so that a wrong
+// answer has arrived: after 1.5 s in all it gives up. gRPC makes each wait up to a fifth longer or shorter by
+// chance, so that clients do not come back all at once. GetCapabilities is not repeated, so that a wrong
 // address is told at once.
 var retries = fmt.Sprintf(`{"methodConfig": [{
 	"name": [
@@ -57,13 +64,13 @@ var retries = fmt.Sprintf(`{"methodConfig": [{
 	}
 }]}`, attempts)
 
-// A Client is a connection to one server. It is safe for concurrent use; Dial makes it.
+// A Client is a connection to one server. It is safe for concurrent use; Dial and New make it.
 type Client struct {
 	conn     *grpc.ClientConn
 	target   string // as messages name the server
 	instance string // of the address
-	small    int64  // bytes up to which a blob goes into a batch
-	batch    int64  // bytes of the blobs of a batch
+	turns    turns
+	health
 }
 
 // Dial connects to the server of an address grpc://HOST:PORT[/INSTANCE], or grpcs:// for TLS with the
@@ -71,9 +78,50 @@ type Client struct {
 // malformed address is ErrAddress; a server that cannot be reached before ctx ends, or that does not
 // serve SHA-256, is an error that says so. Options come after our own and override them.
 func Dial(ctx context.Context, address string, options ...grpc.DialOption) (*Client, error) {
+	c, err := connect(address, options)
+	if err != nil {
+		return nil, err
+	}
+	if err := c.negotiate(ctx); err != nil {
+		return nil, errors.Join(err, c.Close())
+	}
+	return c, nil
+}
+
+// New is Dial for a server that need not be there yet: it asks it in the background, again and again. Calls
+// wait for the first time that it answers or fails to, and until it has answered fail with
+// cas.ErrUnavailable.
+func New(address string, options ...grpc.DialOption) (*Client, error) {
+	c, err := connect(address, options)
+	if err != nil {
+		return nil, err
+	}
+	c.work.Go(c.probe)
+	return c, nil
+}
+
+// harmless returns address without what may be a secret: a user, and all behind a question or number mark. It need not
+// be an address.
+func harmless(address string) string {
+	if at := strings.LastIndexByte(address, '@'); at >= 0 {
+		scheme, _, found := strings.Cut(address[:at], "://")
+		if !found {
+			scheme = ""
+		}
+		address = scheme + "://..." + address[at:]
+	}
+	if i := strings.IndexAny(address, "?#"); i >= 0 {
+		address = address[:i+1] + "..."
+	}
+	return address
+}
+
+// connect returns a Client that has not asked its server anything.
+func connect(address string, options []grpc.DialOption) (*Client, error) {
+	shown := harmless(address)
 	u, err := url.Parse(address)
 	if err != nil || u.Port() == "" || u.User != nil || u.RawQuery != "" || u.Fragment != "" {
-		return nil, fmt.Errorf("%+.256q: %w", address, ErrAddress)
+		return nil, fmt.Errorf("%+.256q: %w", shown, ErrAddress)
 	}
 	creds := insecure.NewCredentials()
 	switch u.Scheme {
@@ -81,47 +129,40 @@ func Dial(ctx context.Context, address string, options ...grpc.DialOption) (*Cli
 	case "grpcs":
 		creds = credentials.NewTLS(&tls.Config{})
 	default:
-		return nil, fmt.Errorf("%+.256q: %w", address, ErrAddress)
+		return nil, fmt.Errorf("%+.256q: %w", shown, ErrAddress)
 	}
-	c := &Client{target: u.Scheme + "://" + u.Host, instance: strings.Trim(u.Path, "/")}
+	c := &Client{target: u.Scheme + "://" + u.Host, instance: strings.Trim(u.Path, "/"), turns: newTurns()}
 	if err := cas.CheckInstanceName(c.instance); err != nil {
-		return nil, fmt.Errorf("%+.256q: %w", address, err)
+		return nil, fmt.Errorf("%+.256q: %w", shown, err)
 	}
+	c.begin()
 	c.conn, err = grpc.NewClient(u.Host, append([]grpc.DialOption{
 		grpc.WithTransportCredentials(creds),
 		grpc.WithDefaultServiceConfig(retries),
-		// A small blob that is put must fit, for gRPC to send it again.
-		grpc.WithDefaultCallOptions(grpc.MaxRetryRPCBufferSize(2 * maxSmall)),
+		// A batch that is put must fit, for gRPC to send it again.
+		grpc.WithDefaultCallOptions(grpc.MaxRetryRPCBufferSize(maxMessage)),
+		// gRPC's own waits of up to two minutes would outlast the outage.
+		grpc.WithConnectParams(grpc.ConnectParams{
+			Backoff:           backoff.Config{BaseDelay: time.Second, Multiplier: 1.6, Jitter: 0.2, MaxDelay: 5 * time.Second},
+			MinConnectTimeout: probeTime,
+		}),
+		// What was sent and is not acknowledged ends the connection in Timeout. Servers take a ping more often
+		// than every five minutes for an attack.
+		grpc.WithKeepaliveParams(keepalive.ClientParameters{Time: 5 * time.Minute, Timeout: 20 * time.Second}),
+		grpc.WithChainUnaryInterceptor(c.unary),
+		grpc.WithChainStreamInterceptor(c.stream),
 	}, options...)...)
 	if err != nil {
 		return nil, fmt.Errorf("%s: %w", c.target, err)
 	}
-	if err := c.negotiate(ctx); err != nil {
-		return nil, errors.Join(err, c.conn.Close())
-	}
 	return c, nil
 }
 
-// negotiate asks the server for its functions and its limits.
-func (c *Client) negotiate(ctx context.Context) error {
-	caps, err := repb.NewCapabilitiesClient(c.conn).GetCapabilities(ctx, &repb.GetCapabilitiesRequest{InstanceName: c.instance})
-	if err != nil {
-		return c.failed(ctx, "reach the server", err)
-	}
-	served := caps.GetCacheCapabilities().GetDigestFunctions()
-	if !slices.Contains(served, cas.SHA256.Proto()) {
-		return fmt.Errorf("server at %s: it serves the digest functions %s, and %s is needed", c.target, printable(fmt.Sprint(served)), cas.SHA256)
-	}
-	c.batch = maxBatch
-	if limit := caps.CacheCapabilities.MaxBatchTotalSizeBytes; limit > 0 {
-		c.batch = min(limit, c.batch)
-	}
-	c.small = min(maxSmall, c.batch)
-	return nil
+// Close ends the connection and every call on it, and waits for what it began itself.
+func (c *Client) Close() error {
+	c.end()
+	return c.conn.Close()
 }
-
-// Close ends the connection and every call on it.
-func (c *Client) Close() error { return c.conn.Close() }
 
 // Store returns the blobs and results of an instance: the one of the address if name is empty, and else
 // the one called name below it. A name that no instance may have is cas.ErrInvalid.
@@ -149,8 +190,9 @@ func (c *Client) Instance(name string) (*cas.Instance, error) {
 	return &cas.Instance{Name: s.name, Store: s, Actions: s}, nil
 }
 
-// failed says what did not succeed at which server, and gives err the kind that package cas has for it.
-// An error for which there is none stays the status it is. The end of ctx comes before all else.
+// failed says what did not succeed at which server, and gives err the kind that there is for it: one that is about
+// us, such as a refusal, must not reach a client of ours as if it were about him. An error for which there is none
+// stays the status it is. The end of ctx comes before all else.
 func (c *Client) failed(ctx context.Context, what string, err error) error {
 	if ctx.Err() != nil {
 		return fmt.Errorf("%s at %s: %w", what, c.target, ctx.Err())
@@ -163,7 +205,6 @@ func (c *Client) failed(ctx context.Context, what string, err error) error {
 		{codes.NotFound, cas.ErrNotFound},
 		{codes.OutOfRange, cas.ErrRange},
 		{codes.DataLoss, cas.ErrCorrupt},
-		{codes.DeadlineExceeded, context.DeadlineExceeded},
 	} {
 		if st.Code() == row.code {
 			return fmt.Errorf("%s at %s: %w", what, c.target, row.kind)
@@ -173,6 +214,16 @@ func (c *Client) failed(ctx context.Context, what string, err error) error {
 		p := st.Proto()
 		p.Message = printable(p.Message)
 		err = status.FromProto(p).Err()
+	}
+	switch st.Code() {
+	case codes.Unavailable:
+		err = fmt.Errorf("%w: %w", cas.ErrUnavailable, err)
+	case codes.DeadlineExceeded:
+		err = fmt.Errorf("%w: %v", cas.ErrUnavailable, err)
+	case codes.PermissionDenied, codes.Unauthenticated:
+		err = fmt.Errorf("%w: %v", os.ErrPermission, err)
+	case codes.Unimplemented:
+		err = fmt.Errorf("%w: %v", errors.ErrUnsupported, err)
 	}
 	return fmt.Errorf("%s at %s: %w", what, c.target, err)
 }
@@ -201,7 +252,7 @@ func printable(s string) string {
 	return b.String()
 }
 
-// A Store is one instance of a server: a cas.Store and a cas.ActionCache. It is safe for concurrent use,
+// A Store is one instance of a server: a cas.Store, a cas.Batcher and a cas.ActionCache. It is safe for concurrent use,
 // and usable until its Client is closed.
 type Store struct {
 	*Client
@@ -213,6 +264,7 @@ type Store struct {
 
 var (
 	_ cas.Store       = (*Store)(nil)
+	_ cas.Batcher     = (*Store)(nil)
 	_ cas.ActionCache = (*Store)(nil)
 )
 
@@ -229,6 +281,9 @@ func (s *Store) resource(rest string) string {
 
 // Lookup implements cas.ActionCache.
 func (s *Store) Lookup(ctx context.Context, action cas.Digest) (*repb.ActionResult, error) {
+	if _, err := s.ready(ctx); err != nil {
+		return nil, err
+	}
 	r, err := s.results.GetActionResult(ctx, &repb.GetActionResultRequest{
 		InstanceName: s.name, ActionDigest: action.Proto(), DigestFunction: action.Function().Proto(),
 	})
@@ -238,10 +293,17 @@ func (s *Store) Lookup(ctx context.Context, action cas.Digest) (*repb.ActionResu
 	return r, nil
 }
 
-// Record implements cas.ActionCache. A server may permit it to nobody, or only for successes all of whose
-// blobs are present.
+// Record implements cas.ActionCache. A server may permit it to nobody, which is os.ErrPermission, or only for
+// successes all of whose blobs are present.
 func (s *Store) Record(ctx context.Context, action cas.Digest, r *repb.ActionResult) error {
-	_, err := s.results.UpdateActionResult(ctx, &repb.UpdateActionResultRequest{
+	t, err := s.ready(ctx)
+	if err != nil {
+		return err
+	}
+	if !t.results {
+		return fmt.Errorf("record the result of action %s at %s: the server takes no results, or not ours: %w", action, s.target, os.ErrPermission)
+	}
+	_, err = s.results.UpdateActionResult(ctx, &repb.UpdateActionResultRequest{
 		InstanceName: s.name, ActionDigest: action.Proto(), DigestFunction: action.Function().Proto(), ActionResult: r,
 	})
 	if err != nil {

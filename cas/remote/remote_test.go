@@ -48,6 +48,8 @@ type server struct {
 	after func(answer any)
 	// breakAt is the message of a stream, counted from 1, at which the first breaks streams break off.
 	breakAt, breaks int
+	// stallAt is the message at which the first stream brings nothing more.
+	stallAt int
 }
 
 // count returns which call of the method this is.
@@ -69,7 +71,7 @@ func (s *server) called(method string) int {
 func (s *server) spoil(breakAt, breaks int) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.breakAt, s.breaks = breakAt, breaks
+	s.breakAt, s.breaks, s.stallAt = breakAt, breaks, 0
 	clear(s.calls)
 }
 
@@ -104,30 +106,36 @@ func (s *server) stream(srv any, stream grpc.ServerStream, info *grpc.StreamServ
 			return err
 		}
 	}
-	return next(srv, &spoiled{ServerStream: stream, server: s, breakAt: s.broken(n)})
+	sp := &spoiled{ServerStream: stream, upload: method == "Write", breakAt: s.broken(n)}
+	if n == 1 {
+		sp.stallAt = s.stallAt
+	}
+	return next(srv, sp)
 }
 
-// spoiled is a stream that breaks off or brings other messages than were sent.
+// spoiled is a stream that breaks off at a message with data.
 type spoiled struct {
 	grpc.ServerStream
-	server  *server
-	breakAt int
-	n       int
+	upload           bool
+	breakAt, stallAt int
+	n                int
 }
 
 func (s *spoiled) pass() error {
-	if s.n++; s.n == s.breakAt {
+	if s.n++; s.n == s.stallAt {
+		<-s.Context().Done()
+	}
+	if s.n == s.breakAt {
 		return status.Error(codes.Unavailable, "the server goes away")
 	}
 	return nil
 }
 
 func (s *spoiled) SendMsg(m any) error {
-	if err := s.pass(); err != nil {
-		return err
-	}
-	if s.server.after != nil {
-		s.server.after(m)
+	if !s.upload {
+		if err := s.pass(); err != nil {
+			return err
+		}
 	}
 	return s.ServerStream.SendMsg(m)
 }
@@ -136,10 +144,24 @@ func (s *spoiled) RecvMsg(m any) error {
 	if err := s.ServerStream.RecvMsg(m); err != nil {
 		return err
 	}
-	if _, ok := m.(*bspb.WriteRequest); !ok {
+	if !s.upload {
 		return nil
 	}
 	return s.pass()
+}
+
+// changed is a stream whose messages are changed on the way to the client.
+type changed struct {
+	grpc.ClientStream
+	after func(answer any)
+}
+
+func (c *changed) RecvMsg(m any) error {
+	err := c.ClientStream.RecvMsg(m)
+	if err == nil && c.after != nil {
+		c.after(m)
+	}
+	return err
 }
 
 // serve starts a server.
@@ -170,7 +192,11 @@ func listen(t *testing.T, s *server, register func(*grpc.Server), options ...grp
 // dial returns an instance of the server, over the wire.
 func (s *server) dial(t *testing.T, name string) *remote.Store {
 	t.Helper()
-	c, err := remote.Dial(t.Context(), s.address)
+	c, err := remote.Dial(t.Context(), s.address, grpc.WithChainStreamInterceptor(func(ctx context.Context, desc *grpc.StreamDesc,
+		cc *grpc.ClientConn, method string, streamer grpc.Streamer, opts ...grpc.CallOption) (grpc.ClientStream, error) {
+		stream, err := streamer(ctx, desc, cc, method, opts...)
+		return &changed{stream, s.after}, err
+	}))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -243,7 +269,8 @@ type capable struct {
 }
 
 func (c *capable) GetCapabilities(context.Context, *repb.GetCapabilitiesRequest) (*repb.ServerCapabilities, error) {
-	return &repb.ServerCapabilities{CacheCapabilities: &repb.CacheCapabilities{DigestFunctions: c.functions}}, nil
+	return &repb.ServerCapabilities{CacheCapabilities: &repb.CacheCapabilities{
+		DigestFunctions: c.functions, ActionCacheUpdateCapabilities: &repb.ActionCacheUpdateCapabilities{UpdateEnabled: true}}}, nil
 }
 
 func TestActionCache(t *testing.T) {
@@ -408,8 +435,9 @@ func TestDamageAtTheServerIsCorrupt(t *testing.T) {
 	for _, size := range []int{100, 3_000_000} {
 		s := serve(t, casserver.Config{})
 		_, d := s.put(t, 1, size)
-		s.memory(t, "").Corrupt(d)
-		if _, err := cas.ReadAll(t.Context(), s.dial(t, ""), d, int64(size)); !errors.Is(err, cas.ErrCorrupt) {
+		store := s.dial(t, "")
+		s.before = func(context.Context, string, int) error { return status.Error(codes.DataLoss, "damaged") }
+		if _, err := cas.ReadAll(t.Context(), store, d, int64(size)); !errors.Is(err, cas.ErrCorrupt) {
 			t.Errorf("%d bytes: got %v, want ErrCorrupt", size, err)
 		}
 	}
@@ -472,7 +500,7 @@ func TestDeadServerIsGivenUp(t *testing.T) {
 	s.before = func(context.Context, string, int) error { return status.Error(codes.Unavailable, "dead") }
 	for method, err := range everyCall(t, s, store) {
 		// An upload begins again as a whole, beside what gRPC repeats.
-		if n := s.called(method); status.Code(err) != codes.Unavailable || !strings.Contains(err.Error(), s.address) || n < 2 || n > 25 {
+		if n := s.called(method); !errors.Is(err, cas.ErrUnavailable) || !strings.Contains(err.Error(), s.address) || n < 2 || n > 25 {
 			t.Errorf("%s: %v after %d calls, want Unavailable and the address after a few", method, err, n)
 		}
 	}
@@ -484,8 +512,78 @@ func TestOtherFailuresAreFinal(t *testing.T) {
 	store := s.dial(t, "")
 	s.before = func(context.Context, string, int) error { return status.Error(codes.PermissionDenied, "not you") }
 	for method, err := range everyCall(t, s, store) {
-		if n := s.called(method); status.Code(err) != codes.PermissionDenied || !strings.Contains(err.Error(), "not you") || n != 1 {
-			t.Errorf("%s: %v after %d calls, want PermissionDenied after one", method, err, n)
+		if n := s.called(method); !errors.Is(err, os.ErrPermission) || !strings.Contains(err.Error(), "not you") || n != 1 {
+			t.Errorf("%s: %v after %d calls, want ErrPermission after one", method, err, n)
+		}
+	}
+}
+
+// TestAnswersAboutUs are not passed on as if they were about a client of ours.
+func TestAnswersAboutUs(t *testing.T) {
+	s := serve(t, casserver.Config{})
+	for code, want := range map[codes.Code]struct {
+		kind   error
+		passed codes.Code
+	}{
+		codes.Unauthenticated:  {os.ErrPermission, codes.Internal},
+		codes.Unimplemented:    {errors.ErrUnsupported, codes.Internal},
+		codes.DeadlineExceeded: {cas.ErrUnavailable, codes.Unavailable}, // a proxy's, of its own
+	} {
+		s.before = nil
+		store := s.dial(t, "")
+		s.before = func(context.Context, string, int) error { return status.Error(code, "the reason") }
+		for method, err := range everyCall(t, s, store) {
+			if !errors.Is(err, want.kind) || errors.Is(err, context.DeadlineExceeded) || !strings.Contains(err.Error(), "the reason") {
+				t.Errorf("%v of %s: got %v, want %v", code, method, err, want.kind)
+			}
+			if got := status.Code(cas.Status(err)); got != want.passed {
+				t.Errorf("%v of %s: passed on as %v, want %v", code, method, got, want.passed)
+			}
+		}
+	}
+}
+
+// TestServerWithoutResults: one that says that it takes none is not asked to.
+func TestServerWithoutResults(t *testing.T) {
+	s := serve(t, casserver.Config{ReadOnlyActions: true})
+	err := s.dial(t, "").Record(t.Context(), cas.SHA256.Sum(nil), &repb.ActionResult{})
+	if !errors.Is(err, os.ErrPermission) || !strings.Contains(err.Error(), s.address) || s.called("UpdateActionResult") != 0 {
+		t.Errorf("got %v after %d calls, want ErrPermission after none", err, s.called("UpdateActionResult"))
+	}
+}
+
+// TestLargestBlob: what a server says that it does not take is not sent.
+func TestLargestBlob(t *testing.T) {
+	s := serve(t, casserver.Config{})
+	s.after = func(answer any) {
+		if m, ok := answer.(*repb.ServerCapabilities); ok {
+			m.CacheCapabilities.MaxCasBlobSizeBytes = 2 << 20
+		}
+	}
+	store := s.dial(t, "")
+	for size, want := range map[int]error{2 << 20: nil, 2<<20 + 1: cas.ErrFull} {
+		s.spoil(0, 0)
+		b, d := castest.Blob(1, size)
+		if err := store.Put(t.Context(), d, bytes.NewReader(b)); !errors.Is(err, want) || (want == nil) != (s.called("Write") == 1) {
+			t.Errorf("%d bytes: got %v after %d calls, want %v", size, err, s.called("Write"), want)
+		}
+	}
+}
+
+// TestSecretsInAddresses stay out of errors.
+func TestSecretsInAddresses(t *testing.T) {
+	for address, want := range map[string]string{
+		"grpc://SECRET:SECRET@localhost:1/in":  `"grpc://...@localhost:1/in"`,
+		"grpc://SECRET?SECRET@localhost:1":     `"grpc://...@localhost:1"`,
+		"SECRET:SECRET@localhost":              `"://...@localhost"`,
+		"grpc://localhost:1?secret=SECRET":     `"grpc://localhost:1?..."`,
+		"grpc://localhost:1#SECRET":            `"grpc://localhost:1#..."`,
+		"grpc://%zz SECRET@localhost:1/blobs":  `"grpc://...@localhost:1/blobs"`,
+		"grpc://localhost:1/in?a=SECRET@x:1#y": `"grpc://...@x:1#..."`,
+	} {
+		_, err := remote.New(address)
+		if err == nil || strings.Contains(err.Error(), "SECRET") || !strings.Contains(err.Error(), want) {
+			t.Errorf("got %v, want %s", err, want)
 		}
 	}
 }
@@ -506,14 +604,14 @@ func TestWordsOfAServer(t *testing.T) {
 	}
 	s := serve(t, casserver.Config{})
 	store := s.dial(t, "")
-	details, err := status.New(codes.PermissionDenied, long).WithDetails(&repb.Digest{Hash: "detail"})
+	details, err := status.New(codes.Aborted, long).WithDetails(&repb.Digest{Hash: "detail"})
 	if err != nil {
 		t.Fatal(err)
 	}
 	s.before = func(context.Context, string, int) error { return details.Err() }
 	for method, err := range everyCall(t, s, store) {
 		check(method, err)
-		if st := status.Convert(err); st.Code() != codes.PermissionDenied || len(st.Details()) != 1 {
+		if st := status.Convert(err); st.Code() != codes.Aborted || len(st.Details()) != 1 {
 			t.Errorf("%s: code %v, details %v", method, st.Code(), st.Details())
 		}
 	}
@@ -574,14 +672,51 @@ func TestBrokenStreamsGoOn(t *testing.T) {
 	}
 	b, d = castest.Blob(3, 5<<20)
 	s.spoil(3, 3)
-	if err := store.Put(t.Context(), d, io.MultiReader(bytes.NewReader(b))); status.Code(err) != codes.Unavailable {
+	if err := store.Put(t.Context(), d, io.MultiReader(bytes.NewReader(b))); !errors.Is(err, cas.ErrUnavailable) {
 		t.Errorf("upload that cannot be repeated: got %v, want Unavailable", err)
 	}
-	// One that always breaks off is given up.
+	// However often one breaks off, it goes on while it brings something; else it is given up.
 	s.spoil(3, 1000)
 	_, d = s.put(t, 4, 30<<20)
-	if _, err := cas.ReadAll(t.Context(), store, d, 1<<30); status.Code(err) != codes.Unavailable {
-		t.Errorf("stream that breaks again and again: got %v, want Unavailable", err)
+	if _, err := cas.ReadAll(t.Context(), store, d, 1<<30); err != nil || s.called("Read") < 10 {
+		t.Errorf("stream that breaks again and again: %v after %d calls", err, s.called("Read"))
+	}
+	s.spoil(1, 1000)
+	if _, err := cas.ReadAll(t.Context(), store, d, 1<<30); !errors.Is(err, cas.ErrUnavailable) {
+		t.Errorf("stream that brings nothing: got %v, want Unavailable", err)
+	}
+}
+
+// A mute server sends a blob's first byte, and then messages without data.
+type mute struct {
+	bspb.UnimplementedByteStreamServer
+	streams atomic.Int64
+}
+
+func (m *mute) Read(_ *bspb.ReadRequest, stream bspb.ByteStream_ReadServer) error {
+	if m.streams.Add(1) > 50 {
+		return status.Error(codes.NotFound, "enough")
+	}
+	err := stream.Send(&bspb.ReadResponse{Data: []byte("x")})
+	for range 10_000 {
+		if err != nil {
+			break
+		}
+		err = stream.Send(&bspb.ReadResponse{})
+	}
+	return err
+}
+
+// TestEmptyMessages are no progress, and one byte now and then is too little.
+func TestEmptyMessages(t *testing.T) {
+	s := &server{calls: map[string]int{}}
+	listen(t, s, func(g *grpc.Server) {
+		repb.RegisterCapabilitiesServer(g, &capable{functions: []repb.DigestFunction_Value{repb.DigestFunction_SHA256}})
+		bspb.RegisterByteStreamServer(g, &mute{})
+	})
+	_, d := castest.Blob(1, 5<<20)
+	if _, err := cas.ReadAll(t.Context(), s.dial(t, ""), d, d.Size()); !errors.Is(err, cas.ErrUnavailable) {
+		t.Errorf("got %v, want ErrUnavailable", err)
 	}
 }
 
@@ -702,22 +837,15 @@ func TestFetchAsksAloneForWhatABatchLeftOut(t *testing.T) {
 	}
 }
 
-// full is a store without room.
-type full struct{ *castest.Memory }
-
-func (*full) Put(_ context.Context, d cas.Digest, r io.Reader) error {
-	io.Copy(io.Discard, r)
-	return fmt.Errorf("blob %s: %w", d, cas.ErrFull)
-}
-
 func TestFullServerIsErrFull(t *testing.T) {
 	s := serve(t, casserver.Config{Instances: func(name string) (*cas.Instance, error) {
-		m := castest.NewMemory()
-		return &cas.Instance{Name: name, Store: &full{m}, Actions: m}, nil
+		f := castest.NewFaulty(castest.NewMemory(), nil)
+		f.Fail(cas.ErrFull, castest.Put, castest.PutAll)
+		return &cas.Instance{Name: name, Store: f}, nil
 	}})
 	for _, size := range []int{100, 3_000_000} {
 		b, d := castest.Blob(1, size)
-		if err := s.dial(t, "").Put(t.Context(), d, bytes.NewReader(b)); !errors.Is(err, cas.ErrFull) || !strings.Contains(err.Error(), "free space") {
+		if err := s.dial(t, "").Put(t.Context(), d, bytes.NewReader(b)); !errors.Is(err, cas.ErrFull) || !strings.Contains(err.Error(), "upload again later") {
 			t.Errorf("%d bytes: got %v, want ErrFull with the server's advice", size, err)
 		}
 	}

@@ -1,0 +1,507 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package remote_test
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"io"
+	"log/slog"
+	"net"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/cloister-build/cloister/cas"
+	"github.com/cloister-build/cloister/cas/casserver"
+	"github.com/cloister-build/cloister/cas/castest"
+	"github.com/cloister-build/cloister/cas/remote"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+	"google.golang.org/grpc/test/bufconn"
+)
+
+// A bubble is a server without a network, for tests whose clock is not the real one.
+type bubble struct {
+	server
+	listener *bufconn.Listener
+	away     atomic.Bool // nobody listens
+	client   *remote.Client
+	store    *remote.Store
+}
+
+// inBubble calls test with a server and a lazy client of it.
+func inBubble(t *testing.T, c casserver.Config, away bool, test func(t *testing.T, b *bubble)) {
+	t.Helper()
+	synctest.Test(t, func(t *testing.T) {
+		c.Instances = castest.Instances()
+		b := &bubble{server: server{instances: c.Instances, calls: map[string]int{}}, listener: bufconn.Listen(1 << 20)}
+		b.away.Store(away)
+		options := casserver.ServerOptions(slog.New(slog.DiscardHandler))
+		g := grpc.NewServer(append(options, grpc.ChainUnaryInterceptor(b.unary), grpc.ChainStreamInterceptor(b.server.stream))...)
+		casserver.Register(g, c)
+		go g.Serve(b.listener)
+		defer g.Stop()
+		var err error
+		b.client, err = remote.New("grpc://127.0.0.1:1", grpc.WithContextDialer(func(ctx context.Context, _ string) (net.Conn, error) {
+			if b.away.Load() {
+				return nil, errors.New("connection refused")
+			}
+			return b.listener.DialContext(ctx)
+		}))
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer b.client.Close()
+		if b.store, err = b.client.Store(""); err != nil {
+			t.Fatal(err)
+		}
+		test(t, b)
+	})
+}
+
+// never is how a server answers that does not. A client that waits for an hour is answered, and found out.
+func never(ctx context.Context, _ string, _ int) error {
+	select {
+	case <-ctx.Done():
+		return ctx.Err()
+	case <-time.After(time.Hour):
+		return nil
+	}
+}
+
+func (b *bubble) ask(t *testing.T) error {
+	_, err := b.store.Missing(t.Context(), []cas.Digest{cas.SHA256.Sum([]byte("x"))})
+	return err
+}
+
+// wantAway checks that calls of every kind fail, without one of them reaching the server.
+func (b *bubble) wantAway(t *testing.T, why string) {
+	t.Helper()
+	b.spoil(0, 0)
+	start := time.Now()
+	for method, err := range everyCall(t, &b.server, b.store) {
+		if !errors.Is(err, cas.ErrUnavailable) || !strings.Contains(err.Error(), why) || b.called(method) != 0 {
+			t.Errorf("%s: got %v after %d calls, want ErrUnavailable for %q after none", method, err, b.called(method), why)
+		}
+	}
+	data, d := castest.Blob(9, 9)
+	if errs := b.store.PutAll(t.Context(), []cas.Blob{{Digest: d, Data: data}}); !errors.Is(errs[0], cas.ErrUnavailable) {
+		t.Errorf("PutAll: got %v, want ErrUnavailable", errs[0])
+	}
+	if time.Since(start) != 0 {
+		t.Errorf("it took %v to fail", time.Since(start))
+	}
+	if err := b.client.Err(); !errors.Is(err, cas.ErrUnavailable) || !strings.Contains(err.Error(), why) || !strings.Contains(err.Error(), "since 20") {
+		t.Errorf("Err: got %v, want ErrUnavailable since when and for %q", err, why)
+	}
+}
+
+// wantBack checks that calls succeed.
+func (b *bubble) wantBack(t *testing.T) {
+	t.Helper()
+	if err := b.client.Err(); err != nil {
+		t.Errorf("Err: %v", err)
+	}
+	for method, err := range everyCall(t, &b.server, b.store) {
+		if err != nil {
+			t.Errorf("%s: %v", method, err)
+		}
+	}
+}
+
+// TestServerThatComesLater: a client of a server that is not there is made, says so, and notices when it comes.
+func TestServerThatComesLater(t *testing.T) {
+	inBubble(t, casserver.Config{}, true, func(t *testing.T, b *bubble) {
+		if err := b.ask(t); !errors.Is(err, cas.ErrUnavailable) { // waits for the first probe alone
+			t.Errorf("the first call: got %v", err)
+		}
+		b.wantAway(t, "connection refused")
+		time.Sleep(time.Hour)
+		b.wantAway(t, "connection refused")
+		b.away.Store(false)
+		time.Sleep(10 * time.Second)
+		b.wantBack(t)
+	})
+}
+
+// TestFirstCallWaits: where the server is there, no call fails for having come too early.
+func TestFirstCallWaits(t *testing.T) {
+	inBubble(t, casserver.Config{}, false, func(t *testing.T, b *bubble) {
+		if err := b.ask(t); err != nil {
+			t.Error(err)
+		}
+		b.wantBack(t)
+	})
+	// The caller need not wait with it.
+	inBubble(t, casserver.Config{}, false, func(t *testing.T, b *bubble) {
+		b.before = never
+		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+		defer cancel()
+		if _, err := b.store.Missing(ctx, nil); !errors.Is(err, context.DeadlineExceeded) {
+			t.Errorf("got %v, want DeadlineExceeded", err)
+		}
+	})
+}
+
+// TestSilentProbe: a server that takes connections and says nothing is found out, too.
+func TestSilentProbe(t *testing.T) {
+	inBubble(t, casserver.Config{}, false, func(t *testing.T, b *bubble) {
+		b.before = never
+		if err := b.ask(t); !errors.Is(err, cas.ErrUnavailable) {
+			t.Errorf("got %v, want ErrUnavailable", err)
+		}
+	})
+}
+
+// TestBreaker: a server that fails again and again is left alone, and taken up again when it answers.
+func TestBreaker(t *testing.T) {
+	inBubble(t, casserver.Config{}, false, func(t *testing.T, b *bubble) {
+		b.wantBack(t)
+		var sick atomic.Bool
+		b.before = func(context.Context, string, int) error {
+			if sick.Load() {
+				return status.Error(codes.Unavailable, "out of order")
+			}
+			return nil
+		}
+		sick.Store(true)
+		for i := range 4 {
+			if err := b.ask(t); !errors.Is(err, cas.ErrUnavailable) {
+				t.Errorf("call %d: got %v", i, err)
+			}
+		}
+		// One that succeeds between begins the count anew.
+		sick.Store(false)
+		if err := b.ask(t); err != nil {
+			t.Error(err)
+		}
+		sick.Store(true)
+		for range 5 {
+			if err := b.client.Err(); err != nil {
+				t.Errorf("too early: %v", err)
+			}
+			b.ask(t)
+		}
+		b.wantAway(t, "out of order")
+		time.Sleep(time.Minute)
+		b.wantAway(t, "out of order")
+		sick.Store(false)
+		time.Sleep(3 * time.Second)
+		b.wantBack(t)
+	})
+}
+
+// TestProbeNeedsNoTurn: calls that hang do not keep it from being found out that the server is back.
+func TestProbeNeedsNoTurn(t *testing.T) {
+	inBubble(t, casserver.Config{MaxBatchBytes: 10}, false, func(t *testing.T, b *bubble) {
+		_, d := b.put(t, 1, 100)
+		var sick atomic.Bool
+		sick.Store(true)
+		b.before = func(ctx context.Context, method string, n int) error {
+			switch {
+			case method == "FindMissingBlobs":
+				return never(ctx, method, n)
+			case method == "Read" && sick.Load():
+				return status.Error(codes.Unavailable, "out of order")
+			}
+			return nil
+		}
+		ctx, cancel := context.WithCancel(t.Context())
+		var group sync.WaitGroup
+		for range 100 {
+			group.Go(func() { b.store.Missing(ctx, []cas.Digest{d}) })
+		}
+		synctest.Wait()
+		for range 5 {
+			if _, err := b.store.Open(t.Context(), d, 0); !errors.Is(err, cas.ErrUnavailable) {
+				t.Errorf("got %v, want ErrUnavailable", err)
+			}
+		}
+		if b.client.Err() == nil {
+			t.Error("the server counts as healthy")
+		}
+		sick.Store(false)
+		time.Sleep(3 * time.Second)
+		if err := b.client.Err(); err != nil {
+			t.Error(err)
+		}
+		cancel()
+		group.Wait()
+	})
+}
+
+// TestUploadIsNotRepeated to a server that is being left alone.
+func TestUploadIsNotRepeated(t *testing.T) {
+	inBubble(t, casserver.Config{}, false, func(t *testing.T, b *bubble) {
+		if err := b.ask(t); err != nil {
+			t.Fatal(err)
+		}
+		b.before = func(context.Context, string, int) error { return status.Error(codes.Unavailable, "out of order") }
+		for range 3 {
+			b.ask(t)
+		}
+		data, d := castest.Blob(1, 3<<20)
+		err := b.store.Put(t.Context(), d, bytes.NewReader(data))
+		// Each try is five of gRPC, and the second makes five failures in a row.
+		if !errors.Is(err, cas.ErrUnavailable) || b.called("Write") != 10 {
+			t.Errorf("got %v after %d calls, want ErrUnavailable after 10", err, b.called("Write"))
+		}
+	})
+}
+
+// TestCallersWhoGiveUp say nothing about the server, neither good nor bad.
+func TestCallersWhoGiveUp(t *testing.T) {
+	inBubble(t, casserver.Config{}, false, func(t *testing.T, b *bubble) {
+		if err := b.ask(t); err != nil {
+			t.Fatal(err)
+		}
+		var sick atomic.Bool
+		b.before = func(ctx context.Context, method string, n int) error {
+			if sick.Load() {
+				return status.Error(codes.Unavailable, "out of order")
+			}
+			return never(ctx, method, n)
+		}
+		giveUp := func() {
+			t.Helper()
+			sick.Store(false)
+			ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+			defer cancel()
+			if _, err := b.store.Missing(ctx, []cas.Digest{cas.SHA256.Sum([]byte("x"))}); !errors.Is(err, context.DeadlineExceeded) {
+				t.Errorf("got %v, want DeadlineExceeded", err)
+			}
+		}
+		for range 10 {
+			giveUp()
+		}
+		for range 5 {
+			if err := b.client.Err(); err != nil {
+				t.Errorf("too early: %v", err)
+			}
+			giveUp()
+			sick.Store(true)
+			b.ask(t)
+		}
+		if b.client.Err() == nil {
+			t.Error("five calls failed, and the server counts as healthy")
+		}
+	})
+}
+
+// TestHungServer: one that answers nothing is left alone, though no caller waits until the client would give up.
+func TestHungServer(t *testing.T) {
+	for name, end := range map[string]func(ctx context.Context) (context.Context, context.CancelFunc){
+		"deadline": func(ctx context.Context) (context.Context, context.CancelFunc) {
+			return context.WithTimeout(ctx, 15*time.Second)
+		},
+		"cancelled": func(ctx context.Context) (context.Context, context.CancelFunc) {
+			ctx, cancel := context.WithCancel(ctx)
+			time.AfterFunc(15*time.Second, cancel)
+			return ctx, cancel
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			inBubble(t, casserver.Config{}, false, func(t *testing.T, b *bubble) {
+				_, d := b.put(t, 1, 5<<20)
+				if err := b.ask(t); err != nil {
+					t.Fatal(err)
+				}
+				var hung atomic.Bool
+				hung.Store(true)
+				b.before = func(ctx context.Context, method string, n int) error {
+					if hung.Load() {
+						return never(ctx, method, n)
+					}
+					return nil
+				}
+				for i := range 5 {
+					if err := b.client.Err(); err != nil {
+						t.Errorf("too early: %v", err)
+					}
+					ctx, cancel := end(t.Context())
+					if i%2 == 0 {
+						b.store.Missing(ctx, []cas.Digest{d})
+					} else {
+						b.store.Open(ctx, d, 0)
+					}
+					cancel()
+				}
+				if b.client.Err() == nil {
+					t.Error("five calls hung, and the server counts as healthy")
+				}
+				hung.Store(false)
+				time.Sleep(time.Minute)
+				b.wantBack(t)
+			})
+		})
+	}
+}
+
+// TestServersOwnDeadline: a server that says that it ran out of time is none that answers.
+func TestServersOwnDeadline(t *testing.T) {
+	inBubble(t, casserver.Config{}, false, func(t *testing.T, b *bubble) {
+		if err := b.ask(t); err != nil {
+			t.Fatal(err)
+		}
+		b.before = func(context.Context, string, int) error { return status.Error(codes.DeadlineExceeded, "of a proxy") }
+		for range 5 {
+			if err := b.ask(t); !errors.Is(err, cas.ErrUnavailable) {
+				t.Errorf("got %v, want ErrUnavailable", err)
+			}
+		}
+		b.wantAway(t, "of a proxy")
+	})
+}
+
+// TestSilence: no call waits for ever, though its caller would.
+func TestSilence(t *testing.T) {
+	inBubble(t, casserver.Config{}, false, func(t *testing.T, b *bubble) {
+		if err := b.ask(t); err != nil {
+			t.Fatal(err)
+		}
+		b.before = never
+		start := time.Now()
+		for method, err := range everyCall(t, &b.server, b.store) {
+			if !errors.Is(err, cas.ErrUnavailable) {
+				t.Errorf("%s: got %v, want ErrUnavailable", method, err)
+			}
+		}
+		if n := time.Since(start); n > 10*time.Minute {
+			t.Errorf("they gave up after %v", n)
+		}
+	})
+}
+
+// TestStalledStreamGoesOn elsewhere, but a reader may take his time.
+func TestStalledStreamGoesOn(t *testing.T) {
+	inBubble(t, casserver.Config{}, false, func(t *testing.T, b *bubble) {
+		want, d := b.put(t, 1, 5<<20)
+		b.stallAt = 3
+		got, err := cas.ReadAll(t.Context(), b.store, d, d.Size())
+		if err != nil || !bytes.Equal(got, want) || b.called("Read") != 2 {
+			t.Errorf("stalled: got %d bytes, %v after %d calls", len(got), err, b.called("Read"))
+		}
+		b.spoil(0, 0)
+		r, err := b.store.Open(t.Context(), d, 0)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer r.Close()
+		for n := 0; n < len(want); {
+			m, err := r.Read(make([]byte, 1<<20))
+			if err != nil {
+				t.Fatalf("after %d bytes: %v", n, err)
+			}
+			n += m
+			time.Sleep(time.Hour)
+		}
+		if _, err := r.Read(make([]byte, 1)); err != io.EOF || b.called("Read") != 1 {
+			t.Errorf("a slow reader: %v after %d calls", err, b.called("Read"))
+		}
+	})
+}
+
+// TestCallsAreBounded: a thousand callers are no attack on the server.
+func TestCallsAreBounded(t *testing.T) {
+	inBubble(t, casserver.Config{MaxBatchBytes: 10}, false, func(t *testing.T, b *bubble) {
+		if err := b.ask(t); err != nil {
+			t.Fatal(err)
+		}
+		_, d := b.put(t, 1, 100)
+		other, e := castest.Blob(2, 100)
+		for method, call := range map[string]func(ctx context.Context) error{
+			"FindMissingBlobs": func(ctx context.Context) error { _, err := b.store.Missing(ctx, []cas.Digest{d}); return err },
+			"Read":             func(ctx context.Context) error { _, err := cas.ReadAll(ctx, b.store, d, 100); return err },
+			"Write":            func(ctx context.Context) error { return b.store.Put(ctx, e, bytes.NewReader(other)) },
+		} {
+			var now, most atomic.Int64
+			release := make(chan struct{})
+			b.before = func(context.Context, string, int) error {
+				n := now.Add(1)
+				defer now.Add(-1)
+				for m := most.Load(); n > m && !most.CompareAndSwap(m, n); m = most.Load() {
+				}
+				<-release
+				return nil
+			}
+			var group sync.WaitGroup
+			for range 200 {
+				group.Go(func() {
+					if err := call(t.Context()); err != nil {
+						t.Errorf("%s: %v", method, err)
+					}
+				})
+			}
+			synctest.Wait()
+			ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+			if err := call(ctx); !errors.Is(err, context.DeadlineExceeded) {
+				t.Errorf("%s: one who waits no longer got %v", method, err)
+			}
+			cancel()
+			close(release)
+			group.Wait()
+			if most.Load() != 64 {
+				t.Errorf("%s: %d calls at once, want 64", method, most.Load())
+			}
+		}
+	})
+}
+
+// TestTurnsAreGivenBack by readers that are closed early, and uploads may read downloads of the same server.
+func TestTurnsAreGivenBack(t *testing.T) {
+	inBubble(t, casserver.Config{MaxBatchBytes: 10}, false, func(t *testing.T, b *bubble) {
+		_, d := b.put(t, 1, 100)
+		for range 200 {
+			r, err := b.store.Open(t.Context(), d, 0)
+			if err != nil {
+				t.Fatal(err)
+			}
+			r.Close()
+			if _, err := r.Read(make([]byte, 1)); err == nil {
+				t.Error("a closed reader can be read")
+			}
+		}
+		to, err := b.client.Store("elsewhere")
+		if err != nil {
+			t.Fatal(err)
+		}
+		ctx, cancel := context.WithTimeout(t.Context(), time.Hour)
+		defer cancel()
+		var group sync.WaitGroup
+		for i := range 150 {
+			_, d := b.put(t, byte(i), 200)
+			group.Go(func() {
+				r, err := b.store.Open(ctx, d, 0)
+				if err != nil {
+					t.Error(err)
+					return
+				}
+				defer r.Close()
+				if err := to.Put(ctx, d, r); err != nil {
+					t.Error(err)
+				}
+			})
+		}
+		group.Wait()
+	})
+}
+
+// TestCloseEndsWhatWaits: also where the server never came.
+func TestCloseEndsWhatWaits(t *testing.T) {
+	inBubble(t, casserver.Config{}, false, func(t *testing.T, b *bubble) {
+		b.before = never
+		done := make(chan error, 1)
+		go func() { done <- b.ask(t) }()
+		synctest.Wait()
+		b.client.Close()
+		if err := <-done; !errors.Is(err, cas.ErrUnavailable) {
+			t.Errorf("got %v, want ErrUnavailable", err)
+		}
+	})
+}
