@@ -1,0 +1,764 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package object_test
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"os"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"testing/iotest"
+	"time"
+	"unicode"
+
+	repb "github.com/bazelbuild/remote-apis/build/bazel/remote/execution/v2"
+	"github.com/cloister-build/cloister/cas"
+	"github.com/cloister-build/cloister/cas/castest"
+	"github.com/cloister-build/cloister/cas/object"
+)
+
+// both runs a test for each scheme.
+func both(t *testing.T, test func(t *testing.T, s *server)) {
+	for _, scheme := range schemes {
+		t.Run(scheme, func(t *testing.T) { test(t, serve(t, scheme)) })
+	}
+}
+
+func TestContract(t *testing.T) {
+	for _, scheme := range schemes {
+		t.Run(scheme, func(t *testing.T) {
+			castest.TestStore(t, func(t *testing.T) cas.Store { return serve(t, scheme).instance(t) })
+			castest.TestActionCache(t, func(t *testing.T) cas.ActionCache { return serve(t, scheme).instance(t) })
+		})
+	}
+}
+
+// TestParts: what is larger than a request goes in parts, and comes back as one.
+func TestParts(t *testing.T) {
+	both(t, func(t *testing.T, s *server) {
+		store := s.instance(t)
+		for i, size := range []int{16 << 20, 16<<20 + 1, 48 << 20} {
+			b, d := castest.Blob(byte(i), size)
+			s.spoil(faults{})
+			if err := store.Put(t.Context(), d, iotest.DataErrReader(bytes.NewReader(b))); err != nil {
+				t.Fatal(err)
+			}
+			if got, want := s.called("part"), []int{0, 2, 3}[i]; got != want {
+				t.Errorf("%d bytes went in %d parts, want %d", size, got, want)
+			}
+			for _, off := range []int64{0, 16 << 20} {
+				r, err := store.Open(t.Context(), d, off)
+				if err != nil {
+					t.Fatal(err)
+				}
+				got, err := io.ReadAll(r)
+				r.Close()
+				if err != nil || !bytes.Equal(got, b[off:]) {
+					t.Errorf("%d bytes from %d: got %d bytes, %v", size, off, len(got), err)
+				}
+			}
+		}
+		if n := s.uploads(t); n != 0 {
+			t.Errorf("%d uploads are under way", n)
+		}
+	})
+}
+
+// TestFailedPutLeavesNothing: neither an object nor parts of one, however late it fails.
+func TestFailedPutLeavesNothing(t *testing.T) {
+	errBroken := errors.New("broken")
+	both(t, func(t *testing.T, s *server) {
+		store := s.instance(t)
+		for _, size := range []int{1000, 40 << 20} {
+			b, d := castest.Blob(1, size)
+			flipped := bytes.Clone(b)
+			flipped[size-1] ^= 1
+			for name, c := range map[string]struct {
+				r    io.Reader
+				want error
+			}{
+				"another last bit":   {bytes.NewReader(flipped), cas.ErrMismatch},
+				"a byte less":        {bytes.NewReader(b[:size-1]), cas.ErrMismatch},
+				"a byte more":        {io.MultiReader(bytes.NewReader(b), strings.NewReader("x")), cas.ErrMismatch},
+				"broken at the end":  {io.MultiReader(bytes.NewReader(b), iotest.ErrReader(errBroken)), errBroken},
+				"broken in the half": {io.MultiReader(bytes.NewReader(b[:size/2]), iotest.ErrReader(errBroken)), errBroken},
+			} {
+				s.spoil(faults{})
+				if err := store.Put(t.Context(), d, c.r); !errors.Is(err, c.want) {
+					t.Errorf("%d bytes, %s: got %v, want %v", size, name, err, c.want)
+				}
+				if keys, n := s.keys(t), s.uploads(t); len(keys) > 0 || n > 0 || s.called("complete") > 0 {
+					t.Errorf("%d bytes, %s: objects %q, %d uploads, %d completed", size, name, keys, n, s.called("complete"))
+				}
+			}
+		}
+		// The end of a context is no reason to leave parts behind.
+		b, d := castest.Blob(2, 40<<20)
+		ctx, cancel := context.WithCancel(t.Context())
+		s.spoil(faults{before: func(_ http.ResponseWriter, _ *http.Request, kind string, n int) bool {
+			if kind == "part" && n == 2 {
+				cancel()
+			}
+			return false
+		}})
+		if err := store.Put(ctx, d, bytes.NewReader(b)); !errors.Is(err, context.Canceled) {
+			t.Errorf("cancelled: got %v", err)
+		}
+		if keys, n := s.keys(t), s.uploads(t); len(keys) > 0 || n > 0 || s.called("begin") != 1 {
+			t.Errorf("cancelled: objects %q, %d uploads of %d", keys, n, s.called("begin"))
+		}
+	})
+}
+
+// TestDamagedOnTheWay: what arrives as something else is refused by the server, which is told what to expect.
+func TestDamagedOnTheWay(t *testing.T) {
+	both(t, func(t *testing.T, s *server) {
+		store := s.instance(t)
+		s.spoil(faults{damage: func(kind string, b []byte) []byte {
+			if kind == "PUT" || kind == "part" {
+				b = bytes.Clone(b)
+				b[len(b)/2] ^= 1
+			}
+			return b
+		}})
+		for _, size := range []int{1000, 17 << 20} {
+			b, d := castest.Blob(1, size)
+			if err := store.Put(t.Context(), d, bytes.NewReader(b)); err == nil {
+				t.Errorf("%d bytes: no error", size)
+			}
+		}
+		if err := store.Record(t.Context(), cas.SHA256.Sum(nil), &repb.ActionResult{ExitCode: 1}); err == nil {
+			t.Error("a result: no error")
+		}
+		if keys, n := s.keys(t), s.uploads(t); len(keys) > 0 || n > 0 {
+			t.Errorf("objects %q, %d uploads", keys, n)
+		}
+	})
+}
+
+// TestTooLargeForAnObject: and for memory, if parts were to grow with it.
+func TestTooLargeForAnObject(t *testing.T) {
+	s := serve(t, "s3")
+	store := s.instance(t)
+	_, small := castest.Blob(1, 100)
+	d, err := cas.NewDigest(cas.SHA256, small.Hash(), 10_000*16<<20+1)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := store.Put(t.Context(), d, iotest.ErrReader(errors.New("read"))); !errors.Is(err, cas.ErrFull) || s.called("begin") != 0 {
+		t.Errorf("got %v after %d uploads, want ErrFull before any", err, s.called("begin"))
+	}
+}
+
+// TestKeys: where things lie, and that a name of a client is no path.
+func TestKeys(t *testing.T) {
+	s := serve(t, "s3")
+	c := s.open(t, object.Config{})
+	hash := cas.SHA256.Sum([]byte("x")).Hash()
+	names := map[string]string{
+		"": "!", "main": "main", "a/b": "a!2fb", "../../other": "!2e!2e!2f!2e!2e!2fother", "A b\n\u202e": "!41!20b!0a!e2!80!ae",
+		"!": "!21", "!2f": "!212f", "team/one": "team!2fone", strings.Repeat("/a", 50)[1:]: strings.Repeat("!2fa", 50)[3:],
+		strings.Repeat("a", 256): "!!" + cas.SHA256.Sum([]byte(strings.Repeat("a", 256))).Hash(),
+	}
+	var want []string
+	for name, part := range names {
+		in, err := c.Instance(name)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if missing, err := in.Store.Missing(t.Context(), []cas.Digest{cas.SHA256.Sum([]byte("x"))}); err != nil || len(missing) != 1 {
+			t.Errorf("%q: what another instance holds is missing %v, %v", name, missing, err)
+		}
+		d := put(t, in.Store, []byte("x"))
+		if err := in.Actions.Record(t.Context(), d, &repb.ActionResult{}); err != nil {
+			t.Fatal(err)
+		}
+		want = append(want, "team/one/"+part+"/blobs/sha256/"+hash+"-1", "team/one/"+part+"/results/sha256/"+hash+"-1")
+	}
+	got := s.keys(t)
+	slices.Sort(got)
+	slices.Sort(want)
+	if !slices.Equal(got, want) {
+		t.Errorf("got  %q\nwant %q", got, want)
+	}
+	for _, name := range []string{"blobs", "a//b", strings.Repeat("a", 257)} {
+		if _, err := c.Instance(name); !errors.Is(err, cas.ErrInvalid) {
+			t.Errorf("%.20q: got %v, want ErrInvalid", name, err)
+		}
+	}
+}
+
+// TestDamage: a damaged object is found out when it is read, told of once, absent from then on, and
+// repaired by the next Put.
+func TestDamage(t *testing.T) {
+	b, d := castest.Blob(1, 100_000)
+	for name, damaged := range map[string][]byte{
+		"one bit": append([]byte{b[0] ^ 1}, b[1:]...), "cut off": b[:50_000], "nothing": nil, "longer": append(bytes.Clone(b), 0),
+	} {
+		both(t, func(t *testing.T, s *server) {
+			var told []string
+			c := s.open(t, object.Config{URL: s.url(""), Corrupt: func(instance string, d cas.Digest, where string) {
+				told = append(told, fmt.Sprint(instance, " ", d, " ", where))
+			}})
+			store := named(t, c, "main")
+			put(t, store, b)
+			key := s.only(t)
+			s.replace(t, key, damaged, time.Now())
+			// A size is seen without reading.
+			if missing, err := store.Missing(t.Context(), []cas.Digest{d}); err != nil || (len(missing) == 1) != (name != "one bit") {
+				t.Errorf("%s, not read yet: got %v, %v", name, missing, err)
+			}
+			for range 2 {
+				if _, err := cas.ReadAll(t.Context(), store, d, 1<<20); !errors.Is(err, cas.ErrCorrupt) {
+					t.Errorf("%s: read: got %v, want ErrCorrupt", name, err)
+				}
+			}
+			if r, err := store.Open(t.Context(), d, 60_000); name != "one bit" && !errors.Is(err, cas.ErrCorrupt) {
+				t.Errorf("%s: read from 60000: got %v, %v, want ErrCorrupt", name, r, err)
+			}
+			if want := []string{fmt.Sprint("main ", d, " ", key)}; !slices.Equal(told, want) {
+				t.Errorf("%s: told %q, want %q", name, told, want)
+			}
+			to := castest.NewMemory()
+			if _, err := store.Fetch(t.Context(), to, []cas.Digest{d}); err == nil || to.Len() != 0 {
+				t.Errorf("%s: Fetch: got %v and %d blobs", name, err, to.Len())
+			}
+			if missing, err := store.Missing(t.Context(), []cas.Digest{d}); err != nil || len(missing) != 1 {
+				t.Errorf("%s: got %v, %v, want it absent", name, missing, err)
+			}
+			put(t, store, b)
+			if missing, err := store.Missing(t.Context(), []cas.Digest{d}); err != nil || len(missing) != 0 {
+				t.Errorf("%s: put again: got %v, %v, want it present", name, missing, err)
+			}
+			if got, err := cas.ReadAll(t.Context(), store, d, 1<<20); err != nil || !bytes.Equal(got, b) {
+				t.Errorf("%s: put again: got %d bytes, %v", name, len(got), err)
+			}
+			// Who repaired it may have been another.
+			s.replace(t, key, append([]byte{b[0] ^ 1}, b[1:]...), time.Now())
+			if _, err := cas.ReadAll(t.Context(), store, d, 1<<20); !errors.Is(err, cas.ErrCorrupt) {
+				t.Errorf("%s: damaged again: got %v", name, err)
+			}
+			s.replace(t, key, b, time.Now())
+			if _, err := cas.ReadAll(t.Context(), store, d, 1<<20); err != nil {
+				t.Error(err)
+			}
+			if missing, err := store.Missing(t.Context(), []cas.Digest{d}); err != nil || len(missing) != 0 {
+				t.Errorf("%s: repaired by another: got %v, %v, want it present", name, missing, err)
+			}
+		})
+	}
+}
+
+// TestDamagedResult: it is none, and recorded again.
+func TestDamagedResult(t *testing.T) {
+	both(t, func(t *testing.T, s *server) {
+		store := s.instance(t)
+		_, action := castest.Blob(1, 100)
+		record := func() {
+			if err := store.Record(t.Context(), action, &repb.ActionResult{StdoutRaw: []byte("hello"), ExitCode: 3}); err != nil {
+				t.Fatal(err)
+			}
+		}
+		record()
+		key := s.only(t)
+		b := s.content(t, key)
+		for name, damaged := range map[string][]byte{
+			"one bit": append(bytes.Clone(b[:len(b)-1]), b[len(b)-1]^1), "cut off": b[:len(b)-1], "nothing": nil, "no sum": b[32:], "longer": append(bytes.Clone(b), 0),
+		} {
+			s.replace(t, key, damaged, time.Now())
+			if r, err := store.Lookup(t.Context(), action); !errors.Is(err, cas.ErrNotFound) {
+				t.Errorf("%s: got %v, %v, want ErrNotFound", name, r, err)
+			}
+			record()
+			if r, err := store.Lookup(t.Context(), action); err != nil || r.ExitCode != 3 {
+				t.Errorf("%s: recorded again: got %v, %v", name, r, err)
+			}
+		}
+	})
+}
+
+// everyCall makes each call of a store, of blobs that are there or not, and returns the errors.
+func everyCall(ctx context.Context, s *server, store *object.Store, present cas.Digest) map[string]error {
+	b, absent := castest.Blob(7, 1000)
+	large, largeDigest := castest.Blob(8, 17<<20)
+	errs := map[string]error{}
+	_, errs["Missing"] = store.Missing(ctx, []cas.Digest{present})
+	_, errs["Open"] = store.Open(ctx, present, 0)
+	_, errs["Open at the end"] = store.Open(ctx, present, present.Size())
+	errs["Put"] = store.Put(ctx, absent, bytes.NewReader(b))
+	errs["Put of parts"] = store.Put(ctx, largeDigest, bytes.NewReader(large))
+	errs["PutAll"] = errors.Join(store.PutAll(ctx, []cas.Blob{{Digest: absent, Data: b}})...)
+	_, errs["Lookup"] = store.Lookup(ctx, present)
+	errs["Record"] = store.Record(ctx, present, &repb.ActionResult{})
+	_, errs["Fetch"] = store.Fetch(ctx, castest.NewMemory(), []cas.Digest{present})
+	errs["Check"] = store.Check(ctx)
+	return errs
+}
+
+// TestServerFails: each answer is an error of its kind, says what to do, and repeats the server's words as
+// one printable line.
+func TestServerFails(t *testing.T) {
+	const hostile = "\x1b[2J\u202e\n\r"
+	both(t, func(t *testing.T, s *server) {
+		store := s.instance(t)
+		present := put(t, store, []byte("present"))
+		if err := store.Record(t.Context(), present, &repb.ActionResult{}); err != nil {
+			t.Fatal(err)
+		}
+		for _, c := range []struct {
+			status int
+			code   string
+			want   error
+			text   string // which every error that has a body contains
+		}{
+			{500, "InternalError", cas.ErrUnavailable, "InternalError"},
+			{503, "SlowDown", cas.ErrUnavailable, "SlowDown"},
+			{502, "BadGateway", cas.ErrUnavailable, "BadGateway"},
+			{429, "TooManyRequests", cas.ErrUnavailable, "TooManyRequests"},
+			{403, "AccessDenied", os.ErrPermission, "read, write and list"},
+			{403, "SignatureDoesNotMatch", os.ErrPermission, "SignatureDoesNotMatch"},
+			{401, "AuthenticationRequired", os.ErrPermission, "read, write and list"},
+			{501, "NotImplemented", nil, "NotImplemented"},
+			{507, "XMinioStorageFull", cas.ErrFull, "XMinioStorageFull"},
+			{400, "XMinioAdminBucketQuotaExceeded", cas.ErrFull, "Quota"},
+			{404, "NoSuchBucket", object.ErrNoBucket, "correct its name"},
+		} {
+			s.spoil(faults{before: func(w http.ResponseWriter, r *http.Request, _ string, _ int) bool {
+				refuse(w, c.status, c.code, strings.ReplaceAll(hostile, "\x1b", "&#x9b;")+strings.Repeat("long ", 1000))
+				return true
+			}})
+			for call, err := range everyCall(t.Context(), s, store, present) {
+				// To HEAD there is no answer but the status.
+				head := call == "Missing" || call == "Open at the end"
+				if head && (c.code == "NoSuchBucket" || c.status == 400) {
+					continue
+				}
+				if c.want == nil && errors.Is(err, cas.ErrUnavailable) || c.want != nil && !errors.Is(err, c.want) || !head && !strings.Contains(err.Error(), c.text) {
+					t.Errorf("%d %s: %s: got %v, want %v that says %q", c.status, c.code, call, err, c.want, c.text)
+				}
+				if err == nil || !strings.Contains(err.Error(), s.scheme+"://"+bucketName+"/team/one/") || len(err.Error()) > 5000 ||
+					strings.ContainsFunc(err.Error(), func(r rune) bool { return !unicode.IsPrint(r) }) {
+					t.Errorf("%d %s: %s: got %q, want a printable line with the bucket", c.status, c.code, call, err)
+				}
+			}
+		}
+	})
+}
+
+// TestRetries: what fails now and then succeeds, and what cannot succeed is not tried again.
+func TestRetries(t *testing.T) {
+	both(t, func(t *testing.T, s *server) {
+		store := s.instance(t)
+		present := put(t, store, []byte("present"))
+		if err := store.Record(t.Context(), present, &repb.ActionResult{}); err != nil {
+			t.Fatal(err)
+		}
+		var turn int
+		var mu sync.Mutex
+		s.spoil(faults{before: func(w http.ResponseWriter, _ *http.Request, _ string, _ int) bool {
+			mu.Lock()
+			defer mu.Unlock()
+			turn++
+			switch turn % 3 {
+			case 1:
+				refuse(w, 503, "SlowDown", "")
+			case 2:
+				panic(http.ErrAbortHandler)
+			}
+			return turn%3 != 0
+		}})
+		for call, err := range everyCall(t.Context(), s, store, present) {
+			if err != nil {
+				t.Errorf("%s: %v", call, err)
+			}
+		}
+		for status, want := range map[int]int{403: 1, 503: 5} {
+			s.spoil(faults{before: func(w http.ResponseWriter, _ *http.Request, _ string, _ int) bool {
+				refuse(w, status, "Refused", "")
+				return true
+			}})
+			if _, err := store.Lookup(t.Context(), present); err == nil || s.called("GET") != want {
+				t.Errorf("%d: %v after %d calls, want %d", status, err, s.called("GET"), want)
+			}
+		}
+	})
+}
+
+// TestNobodyAnswers: not even the connection.
+func TestNobodyAnswers(t *testing.T) {
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	l.Close()
+	both(t, func(t *testing.T, s *server) {
+		store := s.instance(t)
+		present := put(t, store, []byte("present"))
+		s.spoil(faults{before: func(http.ResponseWriter, *http.Request, string, int) bool { panic(http.ErrAbortHandler) }})
+		for call, err := range everyCall(t.Context(), s, store, present) {
+			if !errors.Is(err, cas.ErrUnavailable) {
+				t.Errorf("%s: got %v, want ErrUnavailable", call, err)
+			}
+		}
+		if _, err := object.Open(t.Context(), object.Config{URL: s.scheme + "://" + bucketName + "?endpoint=http://" + l.Addr().String()}); !errors.Is(err, cas.ErrUnavailable) || !strings.Contains(err.Error(), l.Addr().String()) {
+			t.Errorf("Open: got %v, want ErrUnavailable with the address", err)
+		}
+		if _, err := object.Open(t.Context(), object.Config{URL: s.scheme + "://no-such-bucket?endpoint=" + s.address}); !errors.Is(err, cas.ErrUnavailable) {
+			t.Errorf("Open: got %v, want ErrUnavailable", err)
+		}
+		s.spoil(faults{})
+		if _, err := object.Open(t.Context(), object.Config{URL: s.scheme + "://no-such-bucket?endpoint=" + s.address}); !errors.Is(err, object.ErrNoBucket) {
+			t.Errorf("Open: got %v, want ErrNoBucket", err)
+		}
+	})
+}
+
+// TestContextEndsEveryCall: also where the server says nothing at all, or not the rest.
+func TestContextEndsEveryCall(t *testing.T) {
+	both(t, func(t *testing.T, s *server) {
+		store := s.instance(t)
+		b, _ := castest.Blob(1, 10<<20)
+		present := put(t, store, b)
+		ctx, cancel := context.WithCancel(t.Context())
+		r, err := store.Open(ctx, present, 0)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := io.ReadFull(r, b[:1<<20]); err != nil {
+			t.Fatal(err)
+		}
+		cancel()
+		if _, err := io.Copy(io.Discard, r); !errors.Is(err, context.Canceled) {
+			t.Errorf("the rest of a blob: got %v", err)
+		}
+		r.Close()
+
+		var waiting atomic.Pointer[context.CancelFunc]
+		s.spoil(faults{before: func(_ http.ResponseWriter, r *http.Request, kind string, _ int) bool {
+			// Whoever waits is cancelled as soon as it does.
+			(*waiting.Load())()
+			if kind == "abort" {
+				return false
+			}
+			io.Copy(io.Discard, r.Body) // only then does the server notice
+			hang(r.Context())
+			return true
+		}})
+		large, largeDigest := castest.Blob(8, 17<<20)
+		for call, f := range map[string]func(ctx context.Context) error{
+			"Missing": func(ctx context.Context) error { _, err := store.Missing(ctx, []cas.Digest{present}); return err },
+			"Open":    func(ctx context.Context) error { _, err := store.Open(ctx, present, 0); return err },
+			"Put":     func(ctx context.Context) error { return store.Put(ctx, present, bytes.NewReader(b)) },
+			"parts":   func(ctx context.Context) error { return store.Put(ctx, largeDigest, bytes.NewReader(large)) },
+			"Lookup":  func(ctx context.Context) error { _, err := store.Lookup(ctx, present); return err },
+			"Record":  func(ctx context.Context) error { return store.Record(ctx, present, &repb.ActionResult{}) },
+			"Check":   store.Check,
+			"Fetch": func(ctx context.Context) error {
+				_, err := store.Fetch(ctx, castest.NewMemory(), []cas.Digest{present})
+				return err
+			},
+			"object.Open": func(ctx context.Context) error {
+				_, err := object.Open(ctx, object.Config{URL: s.url("")})
+				return err
+			},
+		} {
+			ctx, cancel := context.WithCancel(t.Context())
+			waiting.Store(&cancel)
+			if err := f(ctx); !errors.Is(err, context.Canceled) {
+				t.Errorf("%s: got %v, want Canceled", call, err)
+			}
+			cancel()
+		}
+	})
+}
+
+// TestBrokenBodiesGoOn: a download goes on where it was, and not for ever.
+func TestBrokenBodiesGoOn(t *testing.T) {
+	both(t, func(t *testing.T, s *server) {
+		store := s.instance(t)
+		b, d := castest.Blob(1, 5<<20)
+		put(t, store, b)
+		for _, off := range []int64{0, 12345} {
+			s.spoil(faults{breakAt: 1 << 20, breaks: 3})
+			r, err := store.Open(t.Context(), d, off)
+			if err != nil {
+				t.Fatal(err)
+			}
+			got, err := io.ReadAll(r)
+			r.Close()
+			if err != nil || !bytes.Equal(got, b[off:]) || s.called("GET") != 4 {
+				t.Errorf("from %d: %d bytes, %v, after %d calls", off, len(got), err, s.called("GET"))
+			}
+		}
+		s.spoil(faults{breakAt: 0, breaks: 1000})
+		if _, err := cas.ReadAll(t.Context(), store, d, 5<<20); !errors.Is(err, cas.ErrUnavailable) || s.called("GET") != 5 {
+			t.Errorf("broken again and again: got %v after %d calls, want ErrUnavailable after 5", err, s.called("GET"))
+		}
+		s.spoil(faults{before: func(w http.ResponseWriter, r *http.Request, _ string, _ int) bool {
+			if r.Method == http.MethodGet {
+				w.Header().Set("Last-Modified", time.Now().UTC().Format(http.TimeFormat))
+				w.(http.Flusher).Flush()
+			}
+			return r.Method == http.MethodGet
+		}})
+		if _, err := store.Open(t.Context(), d, 0); !errors.Is(err, cas.ErrUnavailable) {
+			t.Errorf("an answer without a length: got %v, want ErrUnavailable", err)
+		}
+		// What could not be read is not what is damaged.
+		if missing, err := store.Missing(t.Context(), []cas.Digest{d}); err != nil || len(missing) != 0 {
+			t.Errorf("got %v, %v, want it present", missing, err)
+		}
+		// An object that is gone in between.
+		s.spoil(faults{breakAt: 1 << 20, breaks: 1})
+		r, err := store.Open(t.Context(), d, 0)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer r.Close()
+		if _, err := s.objects.DeleteObject(bucketName, s.only(t)); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := io.Copy(io.Discard, r); !errors.Is(err, cas.ErrNotFound) {
+			t.Errorf("gone: got %v, want ErrNotFound", err)
+		}
+	})
+}
+
+// TestExpiry: where a rule deletes what is ten days old, what was found at five is new again.
+func TestExpiry(t *testing.T) {
+	const day = 24 * time.Hour
+	both(t, func(t *testing.T, s *server) {
+		store := named(t, s.open(t, object.Config{URL: s.url("&expire_days=10")}), "")
+		forever := s.instance(t)
+		b, d := castest.Blob(1, 1000)
+		blob := "team/one/!/blobs/sha256/" + d.Hash() + "-1000"
+		result := "team/one/!/results/sha256/" + d.Hash() + "-1000"
+		put(t, store, b)
+		if err := store.Record(t.Context(), d, &repb.ActionResult{ExitCode: 1}); err != nil {
+			t.Fatal(err)
+		}
+		recorded := s.content(t, result)
+		use := map[string]func(store *object.Store) error{
+			blob: func(store *object.Store) error {
+				missing, err := store.Missing(t.Context(), []cas.Digest{d})
+				if len(missing) > 0 {
+					t.Error("the blob is missing")
+				}
+				return err
+			},
+			result: func(store *object.Store) error { _, err := store.Lookup(t.Context(), d); return err },
+		}
+		for key, content := range map[string][]byte{blob: b, result: recorded} {
+			for _, c := range []struct {
+				age    time.Duration
+				store  *object.Store
+				copied int
+			}{
+				{5*day - time.Hour, store, 0}, {5*day + time.Hour, store, 1}, {50 * day, forever, 0}, {9 * day, store, 1},
+			} {
+				s.replace(t, key, content, time.Now().Add(-c.age))
+				s.spoil(faults{})
+				for range 2 {
+					if err := use[key](c.store); err != nil {
+						t.Error(err)
+					}
+				}
+				if n := s.called("copy"); n != c.copied || !bytes.Equal(s.content(t, key), content) {
+					t.Errorf("%s at %v: copied %d times, want %d", key, c.age, n, c.copied)
+				}
+			}
+			// What is stored again is new, too: whether it is there is not asked.
+			s.replace(t, key, content, time.Now().Add(-9*day))
+			put(t, store, b)
+			if err := store.Record(t.Context(), d, &repb.ActionResult{ExitCode: 1}); err != nil {
+				t.Fatal(err)
+			}
+			s.spoil(faults{})
+			if err := use[key](store); err != nil || s.called("copy") != 0 {
+				t.Errorf("%s stored again: %v and %d copies", key, err, s.called("copy"))
+			}
+			// Of two who copy one may come too late.
+			s.replace(t, key, content, time.Now().Add(-9*day))
+			s.spoil(faults{before: func(_ http.ResponseWriter, _ *http.Request, kind string, _ int) bool {
+				if kind == "copy" {
+					s.objects.DeleteObject(bucketName, key)
+				}
+				return false
+			}})
+			if key == result {
+				if _, err := store.Lookup(t.Context(), d); !errors.Is(err, cas.ErrNotFound) {
+					t.Errorf("gone while it was copied: got %v, want ErrNotFound", err)
+				}
+			} else if missing, err := store.Missing(t.Context(), []cas.Digest{d}); err != nil || len(missing) != 1 {
+				t.Errorf("gone while it was copied: got %v, %v, want it missing", missing, err)
+			}
+			s.spoil(faults{})
+		}
+		// S3 cannot copy it, so it must be put again. Google can, but it has none.
+		d, err := cas.NewDigest(cas.SHA256, d.Hash(), 5<<30+1)
+		if err != nil {
+			t.Fatal(err)
+		}
+		s.spoil(faults{before: func(w http.ResponseWriter, r *http.Request, _ string, _ int) bool {
+			if r.Method != http.MethodHead {
+				return false
+			}
+			w.Header().Set("Content-Length", fmt.Sprint(d.Size()))
+			w.Header().Set("Last-Modified", time.Now().Add(-6*day).UTC().Format(http.TimeFormat))
+			return true
+		}})
+		for store, want := range map[*object.Store]int{store: 1, forever: 0} {
+			if missing, err := store.Missing(t.Context(), []cas.Digest{d}); err != nil || len(missing) != want {
+				t.Errorf("5 GiB: got %v, %v, want %d missing", missing, err, want)
+			}
+		}
+		if copied := s.called("copy") == 1; copied != (s.scheme == "gs") {
+			t.Errorf("5 GiB: copied is %v", copied)
+		}
+	})
+}
+
+// TestFetch copies what the other store lacks, reads nothing else, and keeps within its bound.
+func TestFetch(t *testing.T) {
+	both(t, func(t *testing.T, s *server) {
+		store, to := s.instance(t), castest.NewMemory()
+		var ds, absent []cas.Digest
+		for i := range 200 {
+			b := fmt.Append(nil, "blob ", i)
+			d := cas.SHA256.Sum(b)
+			ds = append(ds, d)
+			switch {
+			case i%10 == 0:
+				absent = append(absent, d)
+			case i%10 == 1:
+				put(t, to, b)
+			default:
+				put(t, store, b)
+			}
+		}
+		// Requests wait for one another until there are 32, and a little longer for one too many.
+		var mu sync.Mutex
+		arrived, full := 0, make(chan struct{})
+		s.spoil(faults{before: func(_ http.ResponseWriter, r *http.Request, _ string, _ int) bool {
+			mu.Lock()
+			if arrived++; arrived == 32 {
+				time.AfterFunc(50*time.Millisecond, func() { close(full) })
+			}
+			mu.Unlock()
+			select {
+			case <-full:
+			case <-r.Context().Done():
+			}
+			return false
+		}})
+		got, err := store.Fetch(t.Context(), to, append(slices.Clone(ds), ds...))
+		if err != nil || !slices.Equal(got, absent) || to.Len() != len(ds)-len(absent) {
+			t.Errorf("absent are %d, %v, and %d are there; want %d and %d", len(got), err, to.Len(), len(absent), len(ds)-len(absent))
+		}
+		if n := s.called("GET"); n != 180 || s.most != 32 {
+			t.Errorf("%d reads, up to %d at once, want 180, 32", n, s.most)
+		}
+	})
+}
+
+// TestLongWay: however often bodies break off, a download goes on while each brings something.
+func TestLongWay(t *testing.T) {
+	both(t, func(t *testing.T, s *server) {
+		store := s.instance(t)
+		d := put(t, store, bytes.Repeat([]byte("long"), 3<<20))
+		s.spoil(faults{breakAt: 1 << 20, breaks: 1000})
+		if _, err := cas.ReadAll(t.Context(), store, d, d.Size()); err != nil || s.called("GET") < 10 {
+			t.Errorf("%v after %d calls", err, s.called("GET"))
+		}
+	})
+}
+
+// TestUploadsAreBounded: however many blobs are put, few are in memory.
+func TestUploadsAreBounded(t *testing.T) {
+	s := serve(t, "s3")
+	store := s.instance(t)
+	b, d := castest.Blob(1, 16<<20)
+	arrived, free := make(chan struct{}, 100), make(chan struct{})
+	s.spoil(faults{before: func(http.ResponseWriter, *http.Request, string, int) bool {
+		arrived <- struct{}{}
+		<-free
+		return false
+	}})
+	var group sync.WaitGroup
+	for range 8 {
+		group.Go(func() {
+			if err := store.Put(t.Context(), d, bytes.NewReader(b)); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+	for range 8 {
+		<-arrived
+	}
+	// The ninth is not even read, and waits no longer than its caller.
+	ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
+	defer cancel()
+	ninth := bytes.NewReader(b)
+	if err := store.Put(ctx, d, ninth); !errors.Is(err, context.DeadlineExceeded) || ninth.Len() != len(b) {
+		t.Errorf("got %v, and %d bytes were read; want DeadlineExceeded and none", err, len(b)-ninth.Len())
+	}
+	close(free)
+	group.Wait()
+	if err := store.Put(t.Context(), d, ninth); err != nil {
+		t.Errorf("after the others: %v", err)
+	}
+}
+
+// TestSecretsInURLs stay out of errors.
+func TestSecretsInURLs(t *testing.T) {
+	for url, want := range map[string]string{
+		"s3://AKIASECRET:SECRET@farm-cache/a":              `"s3://...@farm-cache/a"`,
+		"s3://AKIA:SEC?SECRET@farm-cache":                  `"s3://...@farm-cache"`,
+		"SECRET:SECRET@farm-cache":                         `"://...@farm-cache"`,
+		"s3://farm-cache?reigon=x&password=SECRET":         `"s3://farm-cache?..."`,
+		"s3://farm-cache?endpoint=http://u:SECRET@host":    `"s3://...@host"`,
+		"s3://farm-cache#SECRET":                           `"s3://farm-cache#..."`,
+		"s3://farm-cache?region=SECRET1&region=SECRET2":    `"s3://farm-cache?..."`,
+		"http://SECRET@farm-cache?endpoint=http://a@b?c=d": `"http://...@b?..."`,
+	} {
+		_, err := object.Open(t.Context(), object.Config{URL: url})
+		if err == nil || strings.Contains(err.Error(), "SECRET") || !strings.Contains(err.Error(), want) {
+			t.Errorf("got %v, want %s", err, want)
+		}
+	}
+}
+
+func TestURL(t *testing.T) {
+	s := serve(t, "s3")
+	for _, url := range []string{
+		"", "farm-cache", "http://farm-cache", "s3:farm-cache", "s3://", "s3:///x", "s3://AB", "s3://a", "s3://key:secret@farm-cache", "s3://farm-cache:80", "s3://farm-cache#a",
+		"s3://farm-cache/a//b", "s3://farm-cache/../b", "s3://farm-cache/a%20b", "s3://farm-cache/.a", "s3://farm-cache/" + strings.Repeat("a", 256),
+		"s3://farm-cache?endpoint=", "s3://farm-cache?endpoint=localhost:9000", "s3://farm-cache?endpoint=ftp://localhost", "s3://farm-cache?endpoint=http://localhost/x",
+		"s3://farm-cache?endpoint=http://u@localhost", "s3://farm-cache?endpoint=http://localhost?a=b", "s3://farm-cache?endpoint=http://:80",
+		"s3://farm-cache?reigon=x", "s3://farm-cache?region=a&region=b", "s3://farm-cache?a;b", "gs://farm-cache?region=x",
+		"s3://farm-cache?expire_days=0", "s3://farm-cache?expire_days=-1", "s3://farm-cache?expire_days=30d", "s3://farm-cache?expire_days=",
+	} {
+		if _, err := object.Open(t.Context(), object.Config{URL: url}); !errors.Is(err, object.ErrURL) {
+			t.Errorf("%q: got %v, want ErrURL", url, err)
+		}
+	}
+	for url, prefix := range map[string]string{
+		"s3://farm-cache": "", "s3://farm-cache/": "", "s3://farm-cache/a": "a/", "s3://farm-cache/a/b.c/": "a/b.c/",
+	} {
+		in := named(t, s.open(t, object.Config{URL: url + "?region=eu-west-1&endpoint=" + s.address}), "x")
+		d := put(t, in, []byte(url))
+		key := fmt.Sprintf("%sx/blobs/sha256/%s-%d", prefix, d.Hash(), d.Size())
+		if !slices.Contains(s.keys(t), key) {
+			t.Errorf("%s: no %s among %q", url, key, s.keys(t))
+		}
+	}
+}

@@ -1,0 +1,178 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package object_test
+
+import (
+	"context"
+	"crypto/rand"
+	"crypto/rsa"
+	"crypto/x509"
+	"encoding/json"
+	"encoding/pem"
+	"errors"
+	"io"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync/atomic"
+	"testing"
+
+	"github.com/cloister-build/cloister/cas"
+	"github.com/cloister-build/cloister/cas/object"
+)
+
+// secure starts a server with TLS that this process trusts.
+func secure(t *testing.T, scheme string) *server {
+	t.Helper()
+	s := newServer(t, scheme)
+	web := s.listen(t, (*httptest.Server).StartTLS)
+	trusted := filepath.Join(t.TempDir(), "trusted.pem")
+	if err := os.WriteFile(trusted, pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: web.Certificate().Raw}), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	t.Setenv("SSL_CERT_FILE", trusted)
+	return s
+}
+
+// account makes a service account the application default credentials, whose tokens tokens gives out.
+func account(t *testing.T, tokens http.HandlerFunc) {
+	t.Helper()
+	web := httptest.NewServer(tokens)
+	t.Cleanup(web.Close)
+	key, err := rsa.GenerateKey(rand.Reader, 2048)
+	if err != nil {
+		t.Fatal(err)
+	}
+	private, err := x509.MarshalPKCS8PrivateKey(key)
+	if err != nil {
+		t.Fatal(err)
+	}
+	file, err := json.Marshal(map[string]string{
+		"type": "service_account", "client_email": "farm@example.com", "token_uri": web.URL,
+		"private_key": string(pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: private})),
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	path := filepath.Join(t.TempDir(), "account.json")
+	if err := os.WriteFile(path, file, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	t.Setenv("GOOGLE_APPLICATION_CREDENTIALS", path)
+}
+
+// TestGoogleToken: with TLS every request bears a token, of which one serves for many; without, none does.
+func TestGoogleToken(t *testing.T) {
+	var given atomic.Int32
+	account(t, func(w http.ResponseWriter, _ *http.Request) {
+		given.Add(1)
+		w.Header().Set("Content-Type", "application/json")
+		io.WriteString(w, `{"access_token": "t0k3n", "token_type": "Bearer", "expires_in": 3600}`)
+	})
+	s := secure(t, "gs")
+	s.token = "t0k3n"
+	store := s.instance(t)
+	d := put(t, store, []byte("x"))
+	if b, err := cas.ReadAll(t.Context(), store, d, 1); err != nil || string(b) != "x" || given.Load() != 1 {
+		t.Errorf("got %q, %v with %d tokens, want one", b, err, given.Load())
+	}
+	plain := serve(t, "gs") // it refuses what bears a token
+	put(t, plain.instance(t), []byte("x"))
+	if n := given.Load(); n != 1 {
+		t.Errorf("%d tokens after a request without TLS, want one", n)
+	}
+}
+
+// TestGoogleTokenFails: it is told, and waited for no longer than the context lasts.
+func TestGoogleTokenFails(t *testing.T) {
+	s := secure(t, "gs")
+	account(t, func(w http.ResponseWriter, _ *http.Request) {
+		http.Error(w, "invalid_grant \x1b[2J\n", http.StatusBadRequest)
+	})
+	if _, err := object.Open(t.Context(), object.Config{URL: s.url("")}); !errors.Is(err, cas.ErrUnavailable) || !strings.Contains(err.Error(), "invalid_grant") || strings.ContainsAny(err.Error(), "\x1b\n") {
+		t.Errorf("got %q, want ErrUnavailable with the reason in one printable line", err)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	over := make(chan struct{})
+	var left atomic.Bool
+	account(t, func(_ http.ResponseWriter, r *http.Request) {
+		io.Copy(io.Discard, r.Body) // only then is it noticed that who asked went away
+		cancel()
+		select {
+		case <-over:
+		case <-r.Context().Done():
+			left.Store(true)
+		}
+	})
+	if _, err := object.Open(ctx, object.Config{URL: s.url("")}); !errors.Is(err, context.Canceled) {
+		t.Errorf("got %v, want Canceled", err)
+	}
+	if left.Load() {
+		t.Error("the call waited until the token was given up")
+	}
+	close(over)
+	t.Setenv("GOOGLE_APPLICATION_CREDENTIALS", filepath.Join(t.TempDir(), "none.json"))
+	if _, err := object.Open(t.Context(), object.Config{URL: s.url("")}); err == nil || !strings.Contains(err.Error(), "gcloud auth application-default login") {
+		t.Errorf("no account: got %v, want what to do", err)
+	}
+}
+
+// TestTLS: S3 is spoken with those whose certificate is trusted, and with nobody else.
+func TestTLS(t *testing.T) {
+	s := secure(t, "s3")
+	put(t, s.instance(t), []byte("x"))
+	s.address = strings.Replace(s.address, "127.0.0.1", "localhost", 1) // which the certificate is not for
+	if _, err := object.Open(t.Context(), object.Config{URL: s.url("")}); !errors.Is(err, cas.ErrUnavailable) || !strings.Contains(err.Error(), "certificate") {
+		t.Errorf("got %v, want ErrUnavailable and the certificate", err)
+	}
+}
+
+// TestAmazonCredentials are those of the environment, else those of a profile, else those of a role, and
+// without any nothing is asked of the bucket.
+func TestAmazonCredentials(t *testing.T) {
+	s := serve(t, "s3")
+	profile := filepath.Join(t.TempDir(), "credentials")
+	if err := os.WriteFile(profile, []byte("[default]\naws_access_key_id = "+accessKey+"\naws_secret_access_key = x\n[other]\naws_access_key_id = OTHER\naws_secret_access_key = x\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	var silent atomic.Bool
+	role := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		if silent.Load() {
+			http.Error(w, "no role", http.StatusNotFound)
+			return
+		}
+		io.WriteString(w, `{"AccessKeyId": "`+accessKey+`", "SecretAccessKey": "x", "Token": "t", "Expiration": "2099-01-01T00:00:00Z"}`)
+	}))
+	defer role.Close()
+	t.Setenv("AWS_CONTAINER_CREDENTIALS_FULL_URI", role.URL)
+	t.Setenv("HOME", t.TempDir())
+	t.Setenv("AWS_SHARED_CREDENTIALS_FILE", profile)
+	open := func() error {
+		_, err := object.Open(t.Context(), object.Config{URL: s.url("")})
+		return err
+	}
+	t.Setenv("AWS_PROFILE", "other")
+	if err := open(); err != nil {
+		t.Errorf("environment: %v", err)
+	}
+	t.Setenv("AWS_ACCESS_KEY_ID", "")
+	t.Setenv("AWS_SECRET_ACCESS_KEY", "")
+	if err := open(); !errors.Is(err, os.ErrPermission) || !strings.Contains(err.Error(), "Credential=OTHER") {
+		t.Errorf("another profile: got %v, want it to be refused", err)
+	}
+	t.Setenv("AWS_PROFILE", "")
+	if err := open(); err != nil {
+		t.Errorf("profile: %v", err)
+	}
+	t.Setenv("AWS_SHARED_CREDENTIALS_FILE", filepath.Join(t.TempDir(), "none"))
+	if err := open(); err != nil {
+		t.Errorf("role: %v", err)
+	}
+	silent.Store(true)
+	s.spoil(faults{})
+	if err := open(); !errors.Is(err, cas.ErrUnavailable) || !strings.Contains(err.Error(), "set AWS_ACCESS_KEY_ID") || s.called("GET") != 0 {
+		t.Errorf("none: got %v after %d requests, want what to do after none", err, s.called("GET"))
+	}
+}

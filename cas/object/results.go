@@ -1,0 +1,69 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package object
+
+import (
+	"bytes"
+	"context"
+	"crypto/sha256"
+	"fmt"
+	"io"
+
+	repb "github.com/bazelbuild/remote-apis/build/bazel/remote/execution/v2"
+	"github.com/cloister-build/cloister/cas"
+	"google.golang.org/protobuf/proto"
+)
+
+// maxResult is the most bytes of an object that is read as a result.
+const maxResult = sha256.Size + cas.MaxMessage
+
+// Lookup implements cas.ActionCache. A result whose object is damaged is cas.ErrNotFound.
+func (s *Store) Lookup(ctx context.Context, action cas.Digest) (*repb.ActionResult, error) {
+	what, key := fmt.Sprintf("look up the result of action %s", action), s.key(results, action)
+	r, info, err := s.open(ctx, what, key, 0)
+	if err != nil {
+		return nil, err
+	}
+	defer r.Close()
+	b, err := io.ReadAll(io.LimitReader(r, maxResult))
+	if err != nil {
+		return nil, err
+	}
+	result, ok := decode(b)
+	if !ok {
+		return nil, fmt.Errorf("%s in %s: it is damaged: %w", what, s.target, cas.ErrNotFound)
+	}
+	if err := s.keep(ctx, what, key, info); err != nil {
+		return nil, err
+	}
+	return result, nil
+}
+
+// Record implements cas.ActionCache.
+func (s *Store) Record(ctx context.Context, action cas.Digest, r *repb.ActionResult) error {
+	what := fmt.Sprintf("record the result of action %s", action)
+	b, err := encode(r)
+	if err != nil {
+		return fmt.Errorf("%s: %w", what, err)
+	}
+	return s.putWhole(ctx, what, s.key(results, action), b)
+}
+
+// encode returns the object of a result: the message, and before it the SHA-256 of the message, since its
+// key says nothing of its content.
+func encode(r *repb.ActionResult) ([]byte, error) {
+	message, err := proto.MarshalOptions{Deterministic: true}.Marshal(r)
+	sum := sha256.Sum256(message)
+	return append(sum[:], message...), err
+}
+
+// decode is the inverse of encode; ok is false if b is anything else.
+func decode(b []byte) (r *repb.ActionResult, ok bool) {
+	if len(b) < sha256.Size {
+		return nil, false
+	}
+	want, message := b[:sha256.Size], b[sha256.Size:]
+	sum := sha256.Sum256(message)
+	r = new(repb.ActionResult)
+	return r, bytes.Equal(sum[:], want) && cas.CheckMessage(message, r) == nil && proto.Unmarshal(message, r) == nil
+}

@@ -1,0 +1,332 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package object_test
+
+import (
+	"bytes"
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"errors"
+	"io"
+	"log"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/cloister-build/cloister/cas"
+	"github.com/cloister-build/cloister/cas/object"
+	"github.com/johannesboyne/gofakes3"
+	"github.com/johannesboyne/gofakes3/backend/s3mem"
+	"github.com/minio/minio-go/v7"
+)
+
+func TestMain(m *testing.M) {
+	// Waits between attempts prove nothing.
+	minio.DefaultRetryUnit, minio.DefaultRetryCap = time.Millisecond, time.Millisecond
+	for _, name := range []string{"AWS_REGION", "AWS_DEFAULT_REGION", "AWS_PROFILE", "AWS_SESSION_TOKEN", "GOOGLE_APPLICATION_CREDENTIALS"} {
+		os.Unsetenv(name)
+	}
+	os.Setenv("AWS_ACCESS_KEY_ID", accessKey)
+	os.Setenv("AWS_SECRET_ACCESS_KEY", "a secret that is not one")
+	os.Exit(m.Run())
+}
+
+const (
+	accessKey  = "AKIDEXAMPLE"
+	bucketName = "farm-cache"
+)
+
+// Each test of the store runs once for each scheme.
+var schemes = []string{"s3", "gs"}
+
+// A server keeps objects in memory. In front of a store that speaks the dialect of S3 it sees to what that
+// does not: signatures and sums of Amazon, headers and tokens of Google.
+type server struct {
+	scheme  string
+	address string // http://HOST:PORT
+	objects *s3mem.Backend
+	store   http.Handler
+	token   string // that Google's requests must bear; "": none
+
+	mu         sync.Mutex
+	faults     faults
+	calls      map[string]int // by kind
+	busy, most int            // requests under way, now and at most
+}
+
+// faults are what a test does to requests; the zero value does nothing.
+type faults struct {
+	// before may answer the nth request of a kind, counted from 1, and say so.
+	before func(w http.ResponseWriter, r *http.Request, kind string, n int) bool
+	// damage changes a body on its way to the server.
+	damage func(kind string, b []byte) []byte
+	// breakAt is the number of bytes of an object after which the first breaks answers break off.
+	breakAt, breaks int
+}
+
+// spoil makes requests fail from now on, and counts them anew.
+func (s *server) spoil(f faults) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.faults, s.most = f, 0
+	clear(s.calls)
+}
+
+// serve starts a server with an empty bucket.
+func serve(t *testing.T, scheme string) *server {
+	t.Helper()
+	s := newServer(t, scheme)
+	s.listen(t, (*httptest.Server).Start)
+	return s
+}
+
+// listen starts a web server for s.
+func (s *server) listen(t *testing.T, start func(*httptest.Server)) *httptest.Server {
+	web := httptest.NewUnstartedServer(s)
+	web.Config.ErrorLog = log.New(io.Discard, "", 0) // of connections that broke off
+	start(web)
+	t.Cleanup(web.Close)
+	s.address = web.URL
+	return web
+}
+
+func newServer(t *testing.T, scheme string) *server {
+	t.Helper()
+	s := &server{scheme: scheme, objects: s3mem.New(), calls: map[string]int{}}
+	s.store = gofakes3.New(s.objects, gofakes3.WithLogger(gofakes3.DiscardLog())).Server()
+	if err := s.objects.CreateBucket(bucketName); err != nil {
+		t.Fatal(err)
+	}
+	return s
+}
+
+// url returns the URL of the bucket, with more behind its question mark.
+func (s *server) url(more string) string {
+	return s.scheme + "://" + bucketName + "/team/one?endpoint=" + s.address + more
+}
+
+func (s *server) open(t *testing.T, cfg object.Config) *object.Client {
+	t.Helper()
+	if cfg.URL == "" {
+		cfg.URL = s.url("")
+	}
+	c, err := object.Open(t.Context(), cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { c.Close() })
+	return c
+}
+
+// instance returns the instance without a name.
+func (s *server) instance(t *testing.T) *object.Store {
+	t.Helper()
+	return named(t, s.open(t, object.Config{}), "")
+}
+
+func named(t *testing.T, c *object.Client, name string) *object.Store {
+	t.Helper()
+	store, err := c.Store(name)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return store
+}
+
+// kind names what a request does.
+func kind(r *http.Request) string {
+	q := r.URL.Query()
+	switch {
+	case q.Has("uploads"):
+		return "begin"
+	case q.Has("partNumber"):
+		return "part"
+	case q.Has("uploadId") && r.Method == http.MethodPost:
+		return "complete"
+	case q.Has("uploadId"):
+		return "abort"
+	case r.Header.Get("X-Amz-Copy-Source")+r.Header.Get("X-Goog-Copy-Source") != "":
+		return "copy"
+	}
+	return r.Method
+}
+
+// count returns which request of its kind this is, and what is to be done to it.
+func (s *server) count(kind string) (int, faults) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.calls[kind]++
+	s.busy++
+	s.most = max(s.most, s.busy)
+	return s.calls[kind], s.faults
+}
+
+func (s *server) called(kind string) int {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.calls[kind]
+}
+
+func refuse(w http.ResponseWriter, status int, code, message string) {
+	w.Header().Set("Content-Type", "application/xml")
+	w.WriteHeader(status)
+	io.WriteString(w, "<Error><Code>"+code+"</Code><Message>"+message+"</Message></Error>")
+}
+
+// ServeHTTP implements http.Handler.
+func (s *server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	what := kind(r)
+	n, f := s.count(what)
+	defer func() {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		s.busy--
+	}()
+	if f.before != nil && f.before(w, r, what, n) {
+		return
+	}
+	body, err := io.ReadAll(r.Body)
+	if err != nil {
+		return // the client went away
+	}
+	if f.damage != nil {
+		body = f.damage(what, body)
+	}
+	r.Body = io.NopCloser(bytes.NewReader(body))
+	if s.scheme == "gs" {
+		amazon := http.Header{}
+		for name, values := range r.Header {
+			if strings.HasPrefix(name, "X-Amz-") {
+				refuse(w, 400, "ExcessHeaderValues", name+" is not of Google")
+				return
+			}
+			amazon[strings.Replace(name, "X-Goog-", "X-Amz-", 1)] = values
+		}
+		r.Header = amazon
+		bearer := ""
+		if s.token != "" {
+			bearer = "Bearer " + s.token
+		}
+		switch {
+		case r.Header.Get("Authorization") != bearer:
+			refuse(w, 401, "AuthenticationRequired", "authorization is "+r.Header.Get("Authorization"))
+			return
+		case (what == "PUT" || what == "part") && r.Header.Get("Content-Md5") == "":
+			refuse(w, 400, "InvalidDigest", "no sum")
+			return
+		}
+	} else {
+		sum := sha256.Sum256(body)
+		switch said := r.Header.Get("X-Amz-Content-Sha256"); {
+		case !strings.HasPrefix(r.Header.Get("Authorization"), "AWS4-HMAC-SHA256 Credential="+accessKey+"/"):
+			refuse(w, 403, "AccessDenied", "authorization is "+r.Header.Get("Authorization"))
+			return
+		case len(body) > 0 && said != hex.EncodeToString(sum[:]):
+			refuse(w, 400, "XAmzContentSHA256Mismatch", "the body is not "+said)
+			return
+		}
+	}
+	if what == "copy" && r.Header.Get("X-Amz-Metadata-Directive") != "REPLACE" {
+		refuse(w, 400, "InvalidRequest", "a copy onto itself changes nothing")
+		return
+	}
+	if what == "GET" && n <= f.breaks {
+		w = &breaking{ResponseWriter: w, left: f.breakAt}
+	}
+	s.store.ServeHTTP(w, r)
+}
+
+// breaking is an answer that breaks off.
+type breaking struct {
+	http.ResponseWriter
+	left int
+}
+
+func (b *breaking) Write(p []byte) (int, error) {
+	if len(p) > b.left {
+		b.ResponseWriter.Write(p[:b.left])
+		b.ResponseWriter.(http.Flusher).Flush()
+		panic(http.ErrAbortHandler)
+	}
+	b.left -= len(p)
+	return b.ResponseWriter.Write(p)
+}
+
+// keys returns the keys of all objects.
+func (s *server) keys(t *testing.T) []string {
+	t.Helper()
+	list, err := s.objects.ListBucket(bucketName, nil, gofakes3.ListBucketPage{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	var keys []string
+	for _, o := range list.Contents {
+		keys = append(keys, o.Key)
+	}
+	return keys
+}
+
+// uploads returns the number of multipart uploads that are neither complete nor aborted.
+func (s *server) uploads(t *testing.T) int {
+	t.Helper()
+	w := httptest.NewRecorder()
+	s.store.ServeHTTP(w, httptest.NewRequest(http.MethodGet, "/"+bucketName+"?uploads", nil))
+	if w.Code != http.StatusOK && !strings.Contains(w.Body.String(), "NoSuchUpload") {
+		t.Fatalf("list uploads: %d %s", w.Code, w.Body)
+	}
+	return strings.Count(w.Body.String(), "<Upload>")
+}
+
+// only returns the key of the one object that there is.
+func (s *server) only(t *testing.T) string {
+	t.Helper()
+	keys := s.keys(t)
+	if len(keys) != 1 {
+		t.Fatalf("the bucket has the objects %q, want one", keys)
+	}
+	return keys[0]
+}
+
+// replace makes content the object of a key, as if it had been put there at a time.
+func (s *server) replace(t *testing.T, key string, content []byte, at time.Time) {
+	t.Helper()
+	// The backend adds to metadata what the object had, so it must go first.
+	_, err1 := s.objects.DeleteObject(bucketName, key)
+	_, err2 := s.objects.PutObject(bucketName, key, map[string]string{"Last-Modified": at.UTC().Format(http.TimeFormat)}, bytes.NewReader(content), int64(len(content)), nil)
+	if err := errors.Join(err1, err2); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// content returns an object.
+func (s *server) content(t *testing.T, key string) []byte {
+	t.Helper()
+	o, err := s.objects.GetObject(bucketName, key, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer o.Contents.Close()
+	b, err := io.ReadAll(o.Contents)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return b
+}
+
+// put stores bytes and returns their digest.
+func put(t *testing.T, s cas.Store, b []byte) cas.Digest {
+	t.Helper()
+	d, err := cas.PutBytes(t.Context(), s, cas.SHA256, b)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return d
+}
+
+// hang answers nothing until the client goes away.
+func hang(ctx context.Context) { <-ctx.Done() }

@@ -1,0 +1,166 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package object
+
+import (
+	"bytes"
+	"context"
+	"crypto/md5"
+	"crypto/sha256"
+	"encoding/base64"
+	"encoding/hex"
+	"fmt"
+	"hash"
+	"io"
+	"time"
+
+	"github.com/cloister-build/cloister/cas"
+	"github.com/minio/minio-go/v7"
+)
+
+const (
+	partBytes = 16 << 20           // of one request
+	maxBytes  = 10_000 * partBytes // of an object: S3 takes that many parts
+	abortTime = 30 * time.Second   // for a call that leaves no parts behind
+	maxUpload = 8 * partBytes      // of all requests under way; each is in memory twice, here and in attempt
+)
+
+// Put implements cas.Store. It does not ask whether d is present, so that what it has stored is new. A blob
+// of more than 16 MiB goes in parts, one after the other; one of more than 156 GiB is cas.ErrFull.
+func (s *Store) Put(ctx context.Context, d cas.Digest, r io.Reader) error {
+	what := fmt.Sprintf("store blob %s", d)
+	if d.Size() > maxBytes {
+		return fmt.Errorf("%s in %s: it is larger than the %d bytes of an object: %w", what, s.target, int64(maxBytes), cas.ErrFull)
+	}
+	if err := ctx.Err(); err != nil {
+		return err
+	}
+	size := min(d.Size(), partBytes)
+	if err := s.memory.Acquire(ctx, size); err != nil {
+		return fmt.Errorf("%s in %s: %w", what, s.target, err)
+	}
+	defer s.memory.Release(size)
+	key, src := s.key(blobs, d), &source{d: d, r: r, h: d.Function().New()}
+	var err error
+	if d.Size() > partBytes {
+		err = s.putParts(ctx, what, key, src)
+	} else {
+		var data []byte
+		if data, err = src.next(); err == nil && !d.IsEmpty() {
+			err = s.putWhole(ctx, what, key, data)
+		}
+	}
+	if err != nil {
+		return err
+	}
+	s.setDamaged(d, false)
+	return nil
+}
+
+// PutAll implements cas.Batcher, so that blobs do not wait for one another: no call stores two.
+func (s *Store) PutAll(ctx context.Context, blobs []cas.Blob) []error {
+	errs := make([]error, len(blobs))
+	_ = each(ctx, len(blobs), func(ctx context.Context, i int) error {
+		errs[i] = s.Put(ctx, blobs[i].Digest, bytes.NewReader(blobs[i].Data))
+		return nil
+	})
+	return errs
+}
+
+// putWhole stores an object with one call.
+func (s *Store) putWhole(ctx context.Context, what, key string, data []byte) error {
+	md5Sum, sha256Sum := s.sums(data)
+	o := minio.PutObjectOptions{DisableContentSha256: true} // the payload is signed as a whole, by its sum
+	if _, err := s.core.PutObject(ctx, s.bucket, key, bytes.NewReader(data), int64(len(data)), md5Sum, sha256Sum, o); err != nil {
+		return s.failed(ctx, what, err)
+	}
+	return nil
+}
+
+// sums returns that sum of data by which the server sees that it arrived undamaged: Amazon takes SHA-256,
+// Google MD5.
+func (c *Client) sums(data []byte) (md5Base64, sha256Hex string) {
+	if c.google {
+		sum := md5.Sum(data)
+		return base64.StdEncoding.EncodeToString(sum[:]), ""
+	}
+	sum := sha256.Sum256(data)
+	return "", hex.EncodeToString(sum[:])
+}
+
+// putParts stores an object in parts, which become one by the last call.
+func (s *Store) putParts(ctx context.Context, what, key string, src *source) error {
+	upload, err := s.core.NewMultipartUpload(ctx, s.bucket, key, minio.PutObjectOptions{})
+	if err != nil {
+		return s.failed(ctx, what, err)
+	}
+	parts, err := s.sendParts(ctx, what, key, upload, src)
+	if err == nil {
+		if _, err = s.core.CompleteMultipartUpload(ctx, s.bucket, key, upload, parts, minio.PutObjectOptions{}); err == nil {
+			return nil
+		}
+		err = s.failed(ctx, what, err)
+	}
+	// Parts are paid for until somebody aborts the upload; the bucket's rule does, where this call fails.
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), abortTime)
+	defer cancel()
+	_ = s.core.AbortMultipartUpload(ctx, s.bucket, key, upload)
+	return err
+}
+
+func (s *Store) sendParts(ctx context.Context, what, key, upload string, src *source) ([]minio.CompletePart, error) {
+	var parts []minio.CompletePart
+	for src.n < src.d.Size() {
+		data, err := src.next()
+		if err != nil {
+			return nil, err
+		}
+		md5Sum, sha256Sum := s.sums(data)
+		part, err := s.core.PutObjectPart(ctx, s.bucket, key, upload, len(parts)+1, bytes.NewReader(data), int64(len(data)),
+			minio.PutObjectPartOptions{Md5Base64: md5Sum, Sha256Hex: sha256Sum, DisableContentSha256: true})
+		if err != nil {
+			return nil, s.failed(ctx, what, err)
+		}
+		parts = append(parts, minio.CompletePart{PartNumber: part.PartNumber, ETag: part.ETag})
+	}
+	return parts, nil
+}
+
+// A source reads a blob. Where the blob should end it fails with cas.ErrMismatch if that is not what it
+// read.
+type source struct {
+	d cas.Digest
+	r io.Reader
+	h hash.Hash
+	n int64 // bytes read
+}
+
+// Read implements io.Reader.
+func (s *source) Read(p []byte) (int, error) {
+	n, err := s.r.Read(p)
+	s.h.Write(p[:n])
+	s.n += int64(n)
+	if s.n > s.d.Size() {
+		return 0, cas.Mismatch(s.d, cas.Digest{})
+	}
+	if err == io.EOF {
+		if got := s.d.Function().Digest(s.h, s.n); got != s.d {
+			return 0, cas.Mismatch(s.d, got)
+		}
+	}
+	return n, err
+}
+
+// next returns the next part, in memory of its own. The last one is read to its end, and thereby checked.
+func (s *source) next() ([]byte, error) {
+	var r io.Reader = s
+	size := s.d.Size() - s.n
+	if size > partBytes {
+		size = partBytes
+		r = io.LimitReader(s, size)
+	}
+	var part bytes.Buffer
+	part.Grow(int(size) + bytes.MinRead) // ReadFrom wants room to see the end
+	_, err := part.ReadFrom(r)
+	return part.Bytes(), err
+}
