@@ -38,6 +38,10 @@ type Config struct {
 	MaxTimeout time.Duration
 	// Grace is how long an action has to end after SIGTERM. Zero is 5 seconds.
 	Grace time.Duration
+	// Renew is how often the inputs of a running action are marked as used, so that no store lets them go
+	// while the run may still read them: well within the time for which the store keeps what was used. Zero
+	// is an hour.
+	Renew time.Duration
 	// LogBytes is how much of stdout and how much of stderr is kept. Zero is 32 MiB.
 	LogBytes int64
 	Log      *slog.Logger
@@ -47,8 +51,9 @@ type Config struct {
 type Local struct {
 	Config
 
-	mu      sync.Mutex
-	ignored map[string]bool // platform properties that were warned of
+	renewing chan struct{} // holds a value while inputs are being marked
+	mu       sync.Mutex
+	ignored  map[string]bool // platform properties that were warned of
 }
 
 var _ Executor = (*Local)(nil)
@@ -64,13 +69,16 @@ func New(c Config) *Local {
 	if c.Policy == nil {
 		c.Policy = policy.Default()
 	}
+	if c.Renew <= 0 {
+		c.Renew = time.Hour
+	}
 	if c.LogBytes == 0 {
 		c.LogBytes = 32 << 20
 	}
 	if c.Log == nil {
 		c.Log = slog.New(slog.DiscardHandler)
 	}
-	return &Local{Config: c, ignored: map[string]bool{}}
+	return &Local{Config: c, renewing: make(chan struct{}, 1), ignored: map[string]bool{}}
 }
 
 // Execute carries t through the seven verbs.
@@ -82,6 +90,7 @@ func (l *Local) Execute(ctx context.Context, t *Task, report func(Stage)) (*Outc
 	if err != nil || cached != nil {
 		return cached, fault(Fetch, err)
 	}
+	defer l.keepInputs(ctx, t)()
 
 	report(Confine)
 	box, err := l.confine(t, req)
@@ -140,6 +149,7 @@ func fault(s Stage, err error) error {
 		{cas.ErrFull, Exhausted},
 		{cas.ErrCorrupt, Unavailable},  // the store has dropped the blob: the next try reports it missing
 		{cas.ErrNotFound, Unavailable}, // evicted since it was looked for: likewise
+		{cas.ErrUnavailable, Unavailable},
 		{sandbox.ErrUnsupported, Unmet},
 		{policy.ErrRefused, Unmet},
 	} {

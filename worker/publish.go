@@ -22,7 +22,8 @@ func (l *Local) publish(ctx context.Context, t *Task, req *Request, out *Outcome
 		return err
 	}
 	if !out.AuditLog.IsZero() {
-		// It is a help to people and no part of the result.
+		// It is a help to people and no part of the result: it lasts as long as what was used now, and no hit
+		// of the action cache makes that longer.
 		if gone, err := req.Instance.Store.Missing(ctx, []cas.Digest{out.AuditLog}); err != nil || len(gone) > 0 {
 			out.AuditLog = cas.Digest{}
 		}

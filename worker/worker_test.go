@@ -105,6 +105,7 @@ func TestFaultKeepsItsKind(t *testing.T) {
 	}{
 		{&tree.MissingError{Blobs: []cas.Digest{cas.SHA256.Sum(nil)}}, Missing},
 		{cas.ErrInvalid, Invalid}, {cas.ErrFull, Exhausted}, {cas.ErrCorrupt, Unavailable}, {cas.ErrNotFound, Unavailable},
+		{cas.ErrUnavailable, Unavailable},
 		{sandbox.ErrUnsupported, Unmet}, {policy.ErrRefused, Unmet}, {context.Canceled, Cancelled}, {errors.New("x"), Internal}, {faultf(Unmet, "x"), Unmet},
 	} {
 		var f *Fault

@@ -42,6 +42,14 @@ type Config struct {
 	Grace time.Duration
 	// Retain is how long a completed operation still answers; the default is five minutes.
 	Retain time.Duration
+	// Renew, if not nil, is to mark the inputs of an action as used, so that no store lets them go while it
+	// waits for a slot. Every RenewEvery one goroutine calls it for each waiting action in turn: at 3 ms for a
+	// thousand files in a hundred Directories, 5 minutes of a core for 100,000 of them. A round that takes
+	// longer than RenewEvery is followed by the next at once.
+	Renew func(context.Context, *worker.Task)
+	// RenewEvery must lie well within the time for which the store keeps what was used; the default is an
+	// hour.
+	RenewEvery time.Duration
 	// MaxRetained is how many completed operations are kept, and MaxRetainedBytes how much memory, as
 	// estimated, they may take; the defaults are 10,000 and 256 MiB. The oldest are dropped first,
 	// those whose action did not run before all others.
@@ -81,7 +89,7 @@ type Queue struct {
 	cfg   Config
 	ctx   context.Context // ended by Close, under mu
 	stop  context.CancelFunc
-	wg    sync.WaitGroup // the preparers, the slots and the sweeper
+	wg    sync.WaitGroup // the preparers, the slots, the sweeper and who renews
 	empty chan struct{}  // closed when the queue is draining and has no job
 
 	mu             sync.Mutex // guards everything below and in each job and Operation
@@ -111,6 +119,7 @@ func New(c Config) *Queue {
 	c.MaxLive = positive(c.MaxLive, 100_000)
 	c.Grace = positive(c.Grace, time.Minute)
 	c.Retain = positive(c.Retain, 5*time.Minute)
+	c.RenewEvery = positive(c.RenewEvery, time.Hour)
 	c.MaxRetained = positive(c.MaxRetained, 10_000)
 	c.MaxRetainedBytes = positive(c.MaxRetainedBytes, 256<<20)
 
@@ -129,6 +138,9 @@ func New(c Config) *Queue {
 		q.wg.Go(func() { q.serve(&q.ready, q.execute, q.finish) })
 	}
 	q.wg.Go(q.sweep)
+	if c.Renew != nil {
+		q.wg.Go(q.renew)
+	}
 	return q
 }
 

@@ -946,3 +946,89 @@ func TestTaskKnowsWhenItWasQueued(t *testing.T) {
 		}
 	})
 }
+
+// TestInputsOfAQueuedActionAreRenewedRule024: each action that waits, one at a time, and no other.
+func TestInputsOfAQueuedActionAreRenewedRule024(t *testing.T) {
+	var mu sync.Mutex
+	var renewed []cas.Digest // guarded by mu
+	working, most := 0, 0    // guarded by mu
+	enter := func(n int) {
+		mu.Lock()
+		defer mu.Unlock()
+		working += n
+		most = max(most, working)
+	}
+	c := queue.Config{Slots: 1, Grace: 100 * time.Hour, Retain: 100 * time.Hour, RenewEvery: time.Hour}
+	c.Renew = func(ctx context.Context, task *worker.Task) {
+		enter(1)
+		defer enter(-1)
+		time.Sleep(time.Second)
+		mu.Lock()
+		defer mu.Unlock()
+		renewed = append(renewed, task.Action)
+	}
+	bubble(t, c, func(t *testing.T, q *queue.Queue, e *executor) {
+		for _, name := range []string{"running", "a", "b", "c"} {
+			submit(t, q, name, nil)
+		}
+		submit(t, q, "a", nil) // shares the run
+		want := func(names ...string) {
+			t.Helper()
+			synctest.Wait()
+			mu.Lock()
+			defer mu.Unlock()
+			var want []cas.Digest
+			for _, name := range names {
+				want = append(want, action(name))
+			}
+			if !slices.Equal(renewed, want) || most > 1 {
+				t.Errorf("renewed were %v, want %v; %d at once", renewed, want, most)
+			}
+			renewed = nil
+		}
+		time.Sleep(time.Hour - time.Second)
+		want()
+		time.Sleep(time.Minute)
+		want("a", "b", "c")
+		e.release("running", "a") // b runs
+		time.Sleep(time.Hour)
+		want("c")
+		e.release("b", "c")
+		time.Sleep(time.Hour)
+		want()
+	})
+}
+
+// TestRenewalSkipsWhatNoLongerWaits, because it has begun or nobody waits for it, by the time it is its turn.
+func TestRenewalSkipsWhatNoLongerWaits(t *testing.T) {
+	var mu sync.Mutex
+	var renewed []cas.Digest // guarded by mu
+	c := queue.Config{Slots: 1, Grace: 2 * time.Hour, RenewEvery: time.Hour}
+	c.Renew = func(ctx context.Context, task *worker.Task) {
+		mu.Lock()
+		renewed = append(renewed, task.Action)
+		mu.Unlock()
+		select {
+		case <-ctx.Done():
+		case <-time.After(12 * time.Hour):
+		}
+	}
+	bubble(t, c, func(t *testing.T, q *queue.Queue, e *executor) {
+		defer watch(t, submit(t, q, "running", nil))()
+		submit(t, q, "first", nil)
+		submit(t, q, "abandoned", nil)
+		defer watch(t, submit(t, q, "begins", nil))()
+		defer watch(t, submit(t, q, "waits", nil))()
+		time.Sleep(4 * time.Hour) // the first is being renewed
+		e.release("running")
+		time.Sleep(10 * time.Hour)
+		synctest.Wait()
+		mu.Lock()
+		defer mu.Unlock()
+		if want := []cas.Digest{action("first"), action("waits")}; !slices.Equal(renewed, want) {
+			t.Errorf("renewed were %v, want %v", renewed, want)
+		}
+		e.release("begins", "waits")
+		// Close ends the renewal that is under way.
+	})
+}

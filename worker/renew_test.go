@@ -1,0 +1,220 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package worker
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	"maps"
+	"os"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	repb "github.com/bazelbuild/remote-apis/build/bazel/remote/execution/v2"
+	"github.com/cloister-build/cloister/cas"
+	"github.com/cloister-build/cloister/cas/castest"
+	"github.com/cloister-build/cloister/sandbox"
+)
+
+// A marking store counts how often each blob is marked as used.
+type marking struct {
+	*castest.Memory
+	mu    sync.Mutex
+	marks map[cas.Digest]int // guarded by mu
+	hook  func()             // called by Missing, if not nil
+}
+
+func (m *marking) Missing(ctx context.Context, ds []cas.Digest) ([]cas.Digest, error) {
+	m.mu.Lock()
+	for _, d := range ds {
+		m.marks[d]++
+	}
+	m.mu.Unlock()
+	if m.hook != nil {
+		m.hook()
+	}
+	return m.Memory.Missing(ctx, ds)
+}
+
+// taken returns the marks since the last call.
+func (m *marking) taken() map[cas.Digest]int {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	taken := maps.Clone(m.marks)
+	clear(m.marks)
+	return taken
+}
+
+// newMarkingBench returns a bench whose worker sees its store through what counts marks.
+func newMarkingBench(t *testing.T, run func(context.Context, *sandbox.Spec, sandbox.Stdio, *os.Root) *sandbox.Result) (*bench, *marking, *strings.Builder) {
+	b := newBench(t, run)
+	m := &marking{Memory: b.store, marks: map[cas.Digest]int{}}
+	b.Instances = func(string) (*cas.Instance, error) { return &cas.Instance{Store: m, Actions: m}, nil }
+	var log strings.Builder
+	b.Log = slog.New(slog.NewTextHandler(&log, nil))
+	return b, m, &log
+}
+
+// TestRule024_InputsOfARunningActionAreRenewed: they are marked as used for as long as it runs, and not after.
+func TestRule024_InputsOfARunningActionAreRenewed(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var m *marking
+		var inputs []cas.Digest
+		b, m, log := newMarkingBench(t, func(context.Context, *sandbox.Spec, sandbox.Stdio, *os.Root) *sandbox.Result {
+			m.taken()
+			for hour := range 3 {
+				time.Sleep(time.Hour)
+				synctest.Wait()
+				got := m.taken()
+				for _, d := range inputs {
+					if got[d] != 1 {
+						t.Errorf("in hour %d, %s was marked %d times", hour, d, got[d])
+					}
+				}
+			}
+			return &sandbox.Result{}
+		})
+		action := b.action(nil)
+		inputs = b.store.Digests() // an action, a command, two Directories, a file
+		if len(inputs) != 5 {
+			t.Fatalf("the action has %d blobs", len(inputs))
+		}
+		b.do(&Task{Action: action})
+		m.taken()
+		time.Sleep(10 * time.Hour)
+		synctest.Wait()
+		if got := m.taken(); len(got) > 0 || log.Len() > 0 {
+			t.Errorf("after the action %d blobs were marked, and the log says %s", len(got), log)
+		}
+	})
+}
+
+// TestInputLostWhileItRuns: the run does not fail of that alone, and the log says it.
+func TestInputLostWhileItRuns(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		lost := cas.SHA256.Sum([]byte("12345"))
+		var b *bench
+		b, m, log := newMarkingBench(t, func(context.Context, *sandbox.Spec, sandbox.Stdio, *os.Root) *sandbox.Result {
+			b.store.Delete(lost)
+			time.Sleep(90 * time.Minute)
+			return &sandbox.Result{}
+		})
+		action := b.action(nil)
+		if out := b.do(&Task{Action: action}); out.Result.ExitCode != 0 || !b.recorded(action) {
+			t.Errorf("got %v", out)
+		}
+		if text := log.String(); strings.Count(text, "\n") != 1 || !strings.Contains(text, lost.String()) || !strings.Contains(text, action.String()) {
+			t.Errorf("the log says %q, want a line with %s and %s", text, lost, action)
+		}
+		if m.taken()[lost] == 0 {
+			t.Error("the lost blob was not looked for")
+		}
+	})
+}
+
+// TestRule072_AllLostInputsAreListed: a store that broke its promise while the action waited is told of in one go.
+func TestRule072_AllLostInputsAreListed(t *testing.T) {
+	b := newBench(t, ended(0))
+	command := b.put(&repb.Command{Arguments: []string{"cc", "-c"}, OutputPaths: []string{"o/x"}})
+	action := b.action(nil)
+	d, err := cas.FromProto(cas.SHA256, command)
+	if err != nil {
+		t.Fatal(err)
+	}
+	lost := []cas.Digest{d, cas.SHA256.Sum([]byte("12345"))}
+	for _, d := range lost {
+		b.store.Delete(d)
+	}
+	_, err = b.Execute(t.Context(), &Task{Action: action}, func(Stage) {})
+	var f *Fault
+	if !errors.As(err, &f) || f.Kind != Missing || !slices.Equal(f.Blobs, lost) {
+		t.Errorf("got %v, want a fault of kind Missing with %v", err, lost)
+	}
+}
+
+// TestRenewInputsTakesTurnsAndSurvives: one list of blobs at a time, no wait for one whose action is over, and
+// a defect of a store ends nothing but the call.
+func TestRenewInputsTakesTurnsAndSurvives(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b, m, log := newMarkingBench(t, ended(0))
+		task := &Task{Action: b.action(nil)}
+		working, most := 0, 0
+		m.hook = func() {
+			working++
+			most = max(most, working)
+			time.Sleep(time.Minute)
+			working--
+		}
+		var wg sync.WaitGroup
+		began := time.Now()
+		for range 5 {
+			wg.Go(func() { b.RenewInputs(t.Context(), task) })
+		}
+		synctest.Wait()
+		over, cancel := context.WithCancel(t.Context())
+		cancel()
+		b.RenewInputs(over, task)
+		if d := time.Since(began); d != 0 {
+			t.Errorf("waited %v for its turn though its action was over", d)
+		}
+		wg.Wait()
+		if most != 1 || log.Len() > 0 {
+			t.Errorf("%d at once, log %q", most, log)
+		}
+
+		m.hook = func() { panic("a defect") }
+		b.RenewInputs(t.Context(), task)
+		m.hook = nil
+		b.RenewInputs(t.Context(), task) // it is nobody's turn any more
+		if text := log.String(); strings.Count(text, "a defect") == 0 || !strings.Contains(text, "RenewInputs") {
+			t.Errorf("the log says %q, want the panic and its stack", text)
+		}
+	})
+}
+
+// TestRule063_ResultOfARunIsMarkedWhole: so is one that is not recorded, and the audit log beside it.
+func TestRule063_ResultOfARunIsMarkedWhole(t *testing.T) {
+	for name, exit := range map[string]int{"recorded": 0, "failed": 1} {
+		t.Run(name, func(t *testing.T) {
+			b, m, _ := newMarkingBench(t, nil)
+			b.backend.run = func(_ context.Context, _ *sandbox.Spec, std sandbox.Stdio, out *os.Root) *sandbox.Result {
+				std.Stdout.Write([]byte("said"))
+				std.Stderr.Write([]byte("complained"))
+				for name, content := range map[string]string{"o/x": "output", "o/t/f": "in the Tree", "o/t/d/f": "in a child"} {
+					if err := out.MkdirAll(name[:strings.LastIndex(name, "/")], 0o755); err != nil {
+						t.Error(err)
+					}
+					if err := out.WriteFile(name, []byte(content), 0o644); err != nil {
+						t.Error(err)
+					}
+				}
+				m.taken()
+				return &sandbox.Result{ExitCode: exit, Events: []sandbox.Event{connect}}
+			}
+			action := b.action(func(_ *repb.Action, c *repb.Command) { c.OutputPaths = append(c.OutputPaths, "o/t") })
+			out := b.do(&Task{Action: action})
+			if b.recorded(action) != (exit == 0) {
+				t.Errorf("recorded: %v", b.recorded(action))
+			}
+			got := m.taken()
+			want := []cas.Digest{out.AuditLog}
+			for _, content := range []string{"said", "complained", "output", "in the Tree", "in a child"} {
+				want = append(want, cas.SHA256.Sum([]byte(content)))
+			}
+			tree, err := cas.FromProto(cas.SHA256, out.Result.OutputDirectories[0].TreeDigest)
+			if err != nil {
+				t.Fatal(err)
+			}
+			for _, d := range append(want, tree) {
+				if got[d] == 0 {
+					t.Errorf("%s was not marked", d)
+				}
+			}
+		})
+	}
+}
