@@ -4,22 +4,36 @@ package overlay
 
 import (
 	"errors"
+	"hash/maphash"
 	"sync"
 
 	"github.com/cloister-build/cloister/cas"
 )
 
-// maxDoubts is how many blobs of each kind are remembered.
-const maxDoubts = 1 << 16
+const (
+	maxDoubts = 1 << 16 // blobs of each kind that are remembered
+	places    = 1 << 22 // bytes that remember roughly those of unsent that do not fit
+)
 
 // doubts are the blobs that Missing calls absent whatever near and far say of them, so that somebody puts them
 // again. They are forgotten with the process.
 type doubts struct {
 	mu     sync.Mutex
 	unsent map[key]bool // near has them, and the write far failed: not under Back, whose journal knows them
-	full   bool         // there were more of unsent than fit
 	unread map[key]bool // far was asked for them in vain; any of them is forgotten for a new one
+
+	// spilled marks, by their hashes, those of unsent that did not fit; it is nil until there is one. Blobs share
+	// places, so no mark is ever taken away: it says no more than that far is to be asked.
+	spilled []bool
+	seed    maphash.Seed
 }
+
+func newDoubts() doubts {
+	return doubts{unsent: map[key]bool{}, unread: map[key]bool{}, seed: maphash.MakeSeed()}
+}
+
+// place returns the mark of k. The caller holds o.mu, and spilled is not nil.
+func (o *doubts) place(k key) *bool { return &o.spilled[maphash.Comparable(o.seed, k)%places] }
 
 // sent notes how it ended that blobs were written far.
 func (s *store) sent(d cas.Digest, err error) {
@@ -35,7 +49,10 @@ func (s *store) sent(d cas.Digest, err error) {
 	case len(o.unsent) < maxDoubts:
 		o.unsent[k] = true
 	default:
-		o.full = true
+		if o.spilled == nil {
+			o.spilled = make([]bool, places)
+		}
+		*o.place(k) = true
 	}
 }
 
@@ -59,9 +76,9 @@ func (s *store) brought(d cas.Digest, err error) {
 	}
 }
 
-// doubted returns those of ds, of which near lacks absent, that are to be put again; all says that only far knows
-// of the others.
-func (s *store) doubted(ds, absent []cas.Digest) (again map[cas.Digest]bool, all bool) {
+// doubted returns those of ds, of which near lacks absent, that are to be put again, and in order those that far is
+// to be asked for.
+func (s *store) doubted(ds, absent []cas.Digest) (again map[cas.Digest]bool, ask []cas.Digest) {
 	o := &s.o.doubts
 	o.mu.Lock()
 	defer o.mu.Unlock()
@@ -78,5 +95,17 @@ func (s *store) doubted(ds, absent []cas.Digest) (again map[cas.Digest]bool, all
 	}
 	add(o.unsent, ds)
 	add(o.unread, absent)
-	return again, o.full
+	if o.spilled == nil {
+		return again, absent
+	}
+	lacked := map[cas.Digest]bool{}
+	for _, d := range absent {
+		lacked[d] = true
+	}
+	for _, d := range ds {
+		if lacked[d] || *o.place(key{s.name, d}) {
+			ask = append(ask, d)
+		}
+	}
+	return again, ask
 }

@@ -154,7 +154,8 @@ func TestUnsentIsMissing(t *testing.T) {
 	}
 }
 
-// TestManyUnsent: of more than can be remembered, too, none is called present.
+// TestManyUnsent: of more than can be remembered, too, none is called present before it is far; and it does not make
+// Missing ask far for all others from then on.
 func TestManyUnsent(t *testing.T) {
 	p := newPair(t, overlay.Through)
 	p.faulty.FailNth(castest.PutAll, 1, cas.ErrFull)
@@ -169,6 +170,20 @@ func TestManyUnsent(t *testing.T) {
 	if missing, err := p.store.Missing(t.Context(), ds); err != nil || len(missing) != len(ds) {
 		t.Errorf("%d of %d are missing, %v", len(missing), len(ds), err)
 	}
+	last := len(blobs) - 1
+	for _, err := range p.store.(cas.Batcher).PutAll(t.Context(), blobs[:last]) {
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	_, nowhere := castest.Blob(1, 100)
+	_, neither := castest.Blob(2, 100)
+	some := []cas.Digest{ds[0], nowhere, ds[last], ds[1], neither, ds[last]}
+	wantMissing(t, "all but the last were put again", p.store, some, []cas.Digest{nowhere, ds[last], neither})
+	p.store.(cas.Batcher).PutAll(t.Context(), blobs[last:])
+	wantMissing(t, "so was the last", p.store, some, []cas.Digest{nowhere, neither})
+	p.faulty.Fail(cas.ErrUnavailable, castest.Missing)
+	wantMissing(t, "far is away", p.store, ds[:10], nil)
 }
 
 // TestUnreadIsMissing: what far has and does not bring is put again, and then is there.
@@ -200,6 +215,37 @@ func TestUnreadIsMissing(t *testing.T) {
 			})
 		}
 	}
+}
+
+// TestUnreadOfMany: a copy of many that does not bring one of them leaves that one in doubt, and puts it there.
+func TestUnreadOfMany(t *testing.T) {
+	near, listed, held := castest.NewMemory(), castest.NewMemory(), castest.NewMemory()
+	// What far lists is not all that it brings.
+	o := open(t, overlay.Config{Near: one(near, nil), Far: one(&copier{Store: listed, from: held}, nil)})
+	in, err := o.Instance("")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var ds []cas.Digest
+	for i := range 4 {
+		_, d := put(t, listed, byte(i), 100)
+		ds = append(ds, d)
+	}
+	put(t, held, 0, 100)
+	put(t, held, 2, 100)
+	for range 2 {
+		if err := cas.Fetch(t.Context(), in.Store, ds); err != nil {
+			t.Fatal(err)
+		}
+		wantMissing(t, "not brought", in.Store, ds, []cas.Digest{ds[1], ds[3]})
+	}
+	put(t, held, 1, 100)
+	put(t, held, 3, 100)
+	if err := cas.Fetch(t.Context(), in.Store, ds); err != nil {
+		t.Fatal(err)
+	}
+	near.Delete(ds[1])
+	wantMissing(t, "brought", in.Store, ds, nil)
 }
 
 // TestFarDoesNotSay: whatever keeps far from looking up a result, it is a miss.

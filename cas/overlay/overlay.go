@@ -98,7 +98,7 @@ func New(c Config) (*Overlay, error) {
 	}
 	o := &Overlay{
 		config: c, flights: map[key]*flight{}, warned: map[string]time.Time{},
-		doubts: doubts{unsent: map[key]bool{}, unread: map[key]bool{}},
+		doubts: newDoubts(),
 	}
 	o.ctx, o.cancel = context.WithCancelCause(context.Background())
 	if c.Policy == Back {

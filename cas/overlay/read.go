@@ -43,13 +43,10 @@ func (s *store) Missing(ctx context.Context, ds []cas.Digest) ([]cas.Digest, err
 	if err != nil {
 		return nil, err
 	}
-	again, all := s.doubted(ds, absent)
-	if all {
-		absent = ds
-	}
+	again, ask := s.doubted(ds, absent)
 	var missing []cas.Digest
-	if len(absent) > 0 {
-		missing, err = s.far.Store.Missing(ctx, absent)
+	if len(ask) > 0 {
+		missing, err = s.far.Store.Missing(ctx, ask)
 	}
 	if errors.Is(err, cas.ErrUnavailable) && s.o.config.Policy == Back {
 		s.o.count(func(st *Stats) { st.Unasked++ })
@@ -250,7 +247,11 @@ func (s *store) carry(f *flight) error {
 		if err == nil {
 			s.o.count(func(st *Stats) { st.Fetched += int64(len(f.blobs) - len(absent)) })
 			for _, d := range f.blobs {
-				s.brought(d, nil)
+				var err error
+				if len(absent) > 0 && d == absent[0] { // they are in order
+					err, absent = cas.ErrNotFound, absent[1:]
+				}
+				s.brought(d, err)
 			}
 		}
 		return err

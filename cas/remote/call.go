@@ -5,6 +5,7 @@ package remote
 import (
 	"context"
 	"errors"
+	"io"
 	"time"
 
 	repb "github.com/bazelbuild/remote-apis/build/bazel/remote/execution/v2"
@@ -61,8 +62,12 @@ func (w *watch) during(f func() error) error {
 	timer := time.AfterFunc(silence, func() { w.cancel(errSilent) })
 	defer timer.Stop()
 	err := f()
-	if err != nil && context.Cause(w.ctx) == errSilent {
+	switch {
+	case err != nil && context.Cause(w.ctx) == errSilent:
 		err = status.Errorf(codes.Unavailable, "no answer for %v", silence)
+	case err != io.EOF && errors.Is(err, io.EOF):
+		// gRPC gave up repeating a call, which it does where the server is Unavailable, and no longer says why.
+		err = status.Error(codes.Unavailable, err.Error())
 	}
 	return err
 }
@@ -117,17 +122,29 @@ type call struct {
 	*watch
 	caller context.Context
 	client *Client
-	brings bool // more than one message
+	brings bool      // more than one message
+	broke  time.Time // when the send began that found the stream over; zero: none did
 }
 
-// SendMsg implements grpc.ClientStream.
+// SendMsg implements grpc.ClientStream. That a message could be sent says nothing about the server: it may lie in
+// a buffer.
 func (s *call) SendMsg(m any) error {
-	return s.during(func() error { return s.ClientStream.SendMsg(m) })
+	begun := time.Now()
+	err := s.during(func() error { return s.ClientStream.SendMsg(m) })
+	if err == io.EOF {
+		s.broke = begun // RecvMsg says why, at once, and not how long that took
+	} else if err != nil {
+		s.client.heard(s.caller, begun, err)
+	}
+	return err
 }
 
 // RecvMsg implements grpc.ClientStream.
 func (s *call) RecvMsg(m any) error {
-	begun := time.Now()
+	begun := s.broke
+	if begun.IsZero() {
+		begun = time.Now()
+	}
 	err := s.during(func() error { return s.ClientStream.RecvMsg(m) })
 	s.client.heard(s.caller, begun, err)
 	if err != nil || !s.brings {

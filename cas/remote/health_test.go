@@ -505,3 +505,42 @@ func TestCloseEndsWhatWaits(t *testing.T) {
 		}
 	})
 }
+
+// TestStalledUploads: a server that takes no more of what is sent is left alone, whoever gives up first.
+func TestStalledUploads(t *testing.T) {
+	for name, limit := range map[string]time.Duration{"caller": 15 * time.Second, "client": time.Hour} {
+		t.Run(name, func(t *testing.T) {
+			inBubble(t, casserver.Config{}, false, func(t *testing.T, b *bubble) {
+				if err := b.ask(t); err != nil {
+					t.Fatal(err)
+				}
+				// More than fits into what the connection buffers.
+				data, d := castest.Blob(1, 8<<20)
+				put := func(limit time.Duration) {
+					t.Helper()
+					// Not a deadline, which the server would hear of.
+					ctx, cancel := context.WithCancel(t.Context())
+					defer cancel()
+					time.AfterFunc(limit, cancel)
+					// Not an io.Seeker: each is one call.
+					if err := b.store.Put(ctx, d, io.MultiReader(bytes.NewReader(data))); err == nil {
+						t.Error("it was put")
+					}
+				}
+				b.before = never
+				for range 10 {
+					put(time.Second)
+				}
+				for range 5 {
+					if err := b.client.Err(); err != nil {
+						t.Errorf("too early: %v", err)
+					}
+					put(limit)
+				}
+				if b.client.Err() == nil {
+					t.Error("five uploads stalled, and the server counts as healthy")
+				}
+			})
+		})
+	}
+}
