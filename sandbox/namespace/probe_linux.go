@@ -74,7 +74,7 @@ func (b *Backend) Probe(ctx context.Context) (sandbox.Features, error) {
 	}
 	for _, dir := range b.config.Hidden {
 		if b.config.has(HiddenPaths) && !b.exposed.Load() {
-			check(!strings.Contains(facts.Mounts, dir), string(HiddenPaths), "mount tables inside show no path of the store", "")
+			check(!showsPath(facts.Mounts, dir), string(HiddenPaths), "mount tables inside show no path of the store", "")
 		}
 	}
 	for _, c := range f.Checks {
@@ -217,4 +217,12 @@ func explain(err error) (detail, fix string) {
 var unlimited = sandbox.Limits{
 	Memory: sandbox.Unlimited, CPU: sandbox.Unlimited, Processes: sandbox.Unlimited,
 	OpenFiles: sandbox.Unlimited, OutputBytes: sandbox.Unlimited, OutputFiles: sandbox.Unlimited,
+}
+
+// showsPath reports whether a mount table (proc_pid_mountinfo(5)) has a path that is dir or below it, as a field or
+// within an option.
+func showsPath(mounts, dir string) bool {
+	dir = strings.NewReplacer(" ", `\040`, "\t", `\011`, "\n", `\012`, `\`, `\134`).Replace(dir)
+	return slices.ContainsFunc(strings.FieldsFunc(mounts, func(r rune) bool { return strings.ContainsRune(" \t\n,=:", r) }),
+		func(path string) bool { return path == dir || strings.HasPrefix(path, dir+"/") })
 }
