@@ -1,49 +1,52 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package disk keeps blobs and action results as files of a local directory, and evicts what was used
-// least recently. It is neither shared between processes nor served: one process holds the directory,
-// and casserver speaks for it.
+// Package disk keeps blobs and action results in a local directory, promises how long they stay, and evicts what
+// was used least recently. It is neither shared between processes nor served: one process holds the directory, and
+// casserver speaks for it.
 //
 // # Layout
 //
-//	DIR/version                                         one line, "cloister-store v1"
-//	DIR/lock                                            locked by its holder, whose process id it states
-//	DIR/tmp/                                            files being written; swept by Open
-//	DIR/instances/INSTANCE/blobs/sha256/ab/HASH-SIZE    a blob, mode 0444
-//	DIR/instances/INSTANCE/execs/sha256/ab/HASH-SIZE    its copy with mode 0555, made when first asked for
-//	DIR/instances/INSTANCE/results/sha256/ab/HASH-SIZE  an action result: 32 bytes of SHA-256 of the rest,
-//	                                                    then the deterministic message
+//	DIR/version                              one line, "cloister-store v2"
+//	DIR/lock                                 locked by its holder, whose process id it states
+//	DIR/boot                                 since which start of the machine nothing can have been lost but by its end
+//	DIR/instances                            a line for each instance: its number, and its name
+//	DIR/segments/                            blobs below Config.Pack, and all action results: see internal/segment
+//	DIR/files/INSTANCE/sha256/ab/HASH-SIZE   a larger blob, mode 0444
+//	DIR/copies/INSTANCE/sha256/ab/HASH-SIZE  a copy for File, with ".x" and mode 0555 to be executed; gone after Open
+//	DIR/quarantine/                          blobs that were found damaged, for a person to look at
+//	DIR/verify                               how far Verify has come
+//	DIR/tmp/                                 files being written; swept by Open
 //
-// INSTANCE is "@" and the name of the instance with all but a-z, 0-9, "-" and "_" written as "%xx"; see
-// escape for long names. The two digits are the first of HASH. Everything after DIR is made of checked
-// digests and escaped names, so no file name is a client's words.
+// INSTANCE is "@" and the name of the instance with all but a-z, 0-9, "-" and "_" written as "%xx"; see escape for
+// long names. The two digits are the first of HASH. Everything after DIR is made of checked digests and escaped
+// names, so no file name is a client's words.
 //
-// # Guarantees
+// An action result in a segment is 32 bytes of SHA-256 of the rest, then the deterministic message.
 //
-//   - A file under instances is whole: it is written in tmp, checked against its digest, and renamed
-//     into place. That survives the death of the process at any point. It does not survive a loss of
-//     power: nothing is synced. What such a loss leaves behind is found by its size at Open, or by
-//     its hash when it is read, and is then removed.
-//   - Files in tmp and under instances together never exceed the budget. A Put reserves room, and
-//     evicts to make it, before it writes: not its stated size at once but twice what has arrived, and
-//     64 KiB to begin with. So large Puts that do not fit beside each other may all fail. A file counts with
-//     its size rounded up to blocks of 4 KiB, as most file systems allocate; directories are not
-//     counted.
-//   - A file that Filer.File handed out is not evicted before its release. A blob that is open for
-//     reading may be evicted and is still read to its end.
-//   - What an earlier process left is not trusted: a file is handed out, or read from within, only
-//     after this process has read it whole, once, and found its hash right. A read from the start
-//     always checks the hash, and fails where the end would be if it is wrong: who stops before has
-//     unverified bytes. An action result always checks its own hash. Damage done to a file after it
-//     was verified, by a failing disk or by somebody with access to the directory, is noticed by the
-//     next read from start to end, and by the next process.
-//   - An entry that is found damaged becomes absent, so that a client can put it again.
+// # What is promised
+//
+//   - What was put, opened, looked up or asked for by Missing is leased: for Config.Lease it is not evicted. If
+//     all that there is is leased, a Put is cas.ErrFull. The lease outlives the process.
+//   - A blob exists from the moment when its record is in the log of a segment, and was checked against its
+//     digest before. Put returns after that, so the death of the process at any point loses nothing that was
+//     acknowledged. With Config.Sync neither does a loss of power. Without it, what was put in the last half
+//     minute may be lost, and what of it is damaged is found by Open, which reads it all: nothing is called
+//     present that is not.
+//   - Segments, files, copies and what is being written together exceed neither Config.MaxBytes nor
+//     Config.MaxFiles. A Put reserves room before it writes, and evicts to make it. A file counts with its size
+//     rounded up to blocks of 4 KiB, as most file systems allocate; directories are not counted.
+//   - What an earlier process left is not trusted: a file is handed out, or read from within, only after this
+//     process has read it whole, once, and found its hash right. A read from the start always checks the hash.
+//   - A blob that is found damaged becomes absent at once, so that a client can put it again, and is kept in
+//     quarantine. Config.Corrupt is told.
+//   - A file that File handed out is not evicted before its release. A blob that is open for reading may be evicted
+//     and is still read to its end.
 //
 // # Locks
 //
-// The index in memory is guarded by one mutex, under which no file is touched. A file changes its name
-// or goes away only under the lock of its shard, the first two digits, and the index says so before
-// that lock is given back. Order: making room or verifying an entry, shard, index.
+// In this order: making a copy (copies.making), making room (Cache.room), reading a file (Cache.reading), one file
+// (Cache.files), what internal/segment holds, one part of the index, and names of instances, counts and pins, which are
+// held for moments.
 package disk
 
 import (
@@ -52,51 +55,100 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
-	"strconv"
 	"sync"
 	"sync/atomic"
 	"time"
 
 	"github.com/cloister-build/cloister/cas"
+	"github.com/cloister-build/cloister/cas/disk/internal/index"
+	"github.com/cloister-build/cloister/cas/disk/internal/segment"
 )
 
 // ErrLocked says that another process, or another Cache of this one, holds the directory.
 var ErrLocked = errors.New("store is in use")
 
 // version is the content of DIR/version. A change of the layout changes it.
-const version = "cloister-store v1\n"
+const version = "cloister-store v2\n"
 
-// Config says where a Cache lives and how large it may grow.
+// DefaultLease is how long blobs are kept at least: as long as Bazel and Buck2 take for granted.
+const DefaultLease = 3 * time.Hour
+
+// DefaultPack is the size, in bytes, from which a blob is a file of its own.
+const DefaultPack = 64 << 10
+
+// Config says where a Cache lives, how large it may grow and what it promises.
 type Config struct {
 	// Dir is the directory of the store. It is made if it is absent; if it is present it must be a
 	// store, or empty.
 	Dir string
 	// MaxBytes is the budget in bytes over all instances, blobs and action results. It must be
-	// positive: no budget is not an unlimited one.
+	// positive: no budget is not an unlimited one. What the file system has not is cas.ErrFull, too, and
+	// nothing is evicted for it.
 	MaxBytes int64
+	// MaxFiles is the budget of files. 0 is a tenth of what the file system can hold, or none where it
+	// does not say.
+	MaxFiles int64
+	// Lease is how long a blob stays at least after it was used. 0 is DefaultLease; with a negative one
+	// anything may be evicted at any time.
+	Lease time.Duration
+	// Pack is the size in bytes below which blobs share segments. 0 is DefaultPack; with a negative one
+	// every blob is a file of its own.
+	Pack int64
+	// Sync writes what a Put stores to the disk before the Put returns.
+	Sync bool
+	// Corrupt, if not nil, is told of each blob that is found damaged, and where it was. Many goroutines
+	// may call it at once; it must not use the Cache.
+	Corrupt func(instance string, d cas.Digest, where string)
 }
 
 // A Cache is an open directory. It is safe for concurrent use; whoever opened it closes it.
 type Cache struct {
-	dir   string // absolute
-	index index
-	lock  *os.File // holds the lock of the directory as long as it is open
+	Config
+	dir  string   // absolute
+	lock *os.File // holds the lock of the directory as long as it is open
+
+	index            *index.Index
+	segments         *segment.Set
+	fresh            *segment.Appender // of what is put
+	moved            *segment.Appender // of what stays when a segment goes
+	budget           budget
+	instances        instances
+	copies           copies
+	pins             pins
+	quarantined      atomic.Int64 // files in quarantine
+	quarantinedBytes atomic.Int64 // their charges
+
+	lease, grain int64 // seconds; see lease.go
 
 	mu     sync.Mutex     // orders begin and Close
 	closed atomic.Bool    // set under mu
 	calls  sync.WaitGroup // those under way; added to under mu while not closed
+	stop   chan struct{}  // closed by Close
+	upkeep sync.WaitGroup // the goroutine that maintain is
 
-	room   sync.Mutex      // held while entries are evicted to make room
-	shards [256]sync.Mutex // by the first two digits of a hash; see the package comment
+	room       sync.Mutex // held while entries are evicted
+	maintained uint32     // guarded by room; when maintainOnce was called last
+
+	files     [256]sync.Mutex // by the first byte of a hash: held while a file gets its name, or loses it
+	reading   [256]sync.Mutex // likewise: held while a file is read to verify it
+	verifying chan struct{}   // full while a Verify runs
+
+	rewinds atomic.Int64 // how often a log was about to be written anew
+
+	evictedBlobs, evictedBytes, corrupt atomic.Int64
 }
 
-// Open opens the store in c.Dir, makes it if need be, removes what a previous life left unfinished, and
-// evicts down to c.MaxBytes. It reads the name and size of every file, not its content. If the
-// directory is held by another process the error is ErrLocked and names that process; a directory that
-// is not a store, or one of another version, is refused untouched.
+// Open opens the store in c.Dir, makes it if need be, removes what a previous life left unfinished, and evicts down
+// to the budget, as far as leases permit. It reads the logs, and the names of files; blobs it reads only if they were
+// written shortly before a loss of power. If the directory is held by another process the error is ErrLocked and
+// names that process; a directory that is not a store, one of another version,
+// and one that others own or could change, is refused untouched. Nobody else can read it afterwards.
 func Open(c Config) (*Cache, error) {
 	if c.MaxBytes <= 0 {
 		return nil, fmt.Errorf("open store: budget of %d bytes: state a positive number of bytes", c.MaxBytes)
+	}
+	if c.MaxFiles < 0 {
+		return nil, fmt.Errorf("open store: budget of %d files: state a positive number, or 0 for a tenth of the file system's", c.MaxFiles)
 	}
 	if c.Dir == "" {
 		return nil, errors.New("open store: no directory stated")
@@ -105,15 +157,35 @@ func Open(c Config) (*Cache, error) {
 	if err != nil {
 		return nil, fmt.Errorf("open store %s: %w", c.Dir, err)
 	}
-	cache := &Cache{dir: dir, index: index{max: c.MaxBytes, entries: map[key]*entry{}}}
+	if c.Lease == 0 {
+		c.Lease = DefaultLease
+	}
+	if c.Pack == 0 {
+		c.Pack = DefaultPack
+	}
+	// What is packed fits into a segment.
+	c.Pack = min(c.Pack, segmentLimit(c.MaxBytes)-recordBytes)
+	cache := &Cache{Config: c, dir: dir, index: index.New(), stop: make(chan struct{}), verifying: make(chan struct{}, 1)}
+	cache.setLease(c.Lease)
 	if err := cache.open(); err != nil {
+		if isFull(err) {
+			err = cache.writeError(err)
+		}
+		if cache.segments != nil {
+			err = errors.Join(err, cache.segments.Close())
+		}
 		if cache.lock != nil {
 			err = errors.Join(err, cache.lock.Close())
 		}
 		return nil, err
 	}
+	cache.upkeep.Go(cache.maintain)
 	return cache, nil
 }
+
+// segmentLimit returns how large segments grow, in bytes: so that one of them is a small part of the budget. As much
+// is kept free for what stays when a segment goes.
+func segmentLimit(budget int64) int64 { return min(max(budget/32, 16<<10), 256<<20) }
 
 // Instance returns the instance of a name; it is a cas.Instances. The Store and the Actions of the
 // result are the same *Store. A name that no instance may have is cas.ErrInvalid. Naming an instance
@@ -122,20 +194,36 @@ func (c *Cache) Instance(name string) (*cas.Instance, error) {
 	if err := cas.CheckInstanceName(name); err != nil {
 		return nil, err
 	}
-	s := &Store{cache: c, instance: escape(name)}
+	s := &Store{cache: c, name: name}
 	return &cas.Instance{Name: name, Store: s, Actions: s}, nil
 }
 
-// Stats says how full a Cache is.
+// Stats says how full a Cache is, and what became of what it held.
 type Stats struct {
 	Blobs    int   // blobs of all instances
 	Results  int   // action results of all instances
 	Bytes    int64 // what counts against the budget, Puts under way included
 	MaxBytes int64 // the budget
+	Files    int64 // files that count against the budget of files
+	MaxFiles int64 // that budget; 0 is none
+	Segments int
+	Lease    time.Duration // negative: nothing is promised
+
+	// Since Open:
+	EvictedBlobs, EvictedBytes int64
+	Corrupt                    int64 // blobs that were found damaged
 }
 
 // Stats returns the state of the moment.
-func (c *Cache) Stats() Stats { return c.index.stats() }
+func (c *Cache) Stats() Stats {
+	s := Stats{
+		MaxBytes: c.MaxBytes, MaxFiles: c.MaxFiles, Segments: c.segments.Len(), Lease: c.Lease,
+		EvictedBlobs: c.evictedBlobs.Load(), EvictedBytes: c.evictedBytes.Load(), Corrupt: c.corrupt.Load(),
+	}
+	s.Bytes, s.Files = c.used()
+	s.Blobs, s.Results = c.budget.counts()
+	return s
+}
 
 // Close waits for the calls under way and gives the directory back. A Put among them fails as soon as its
 // reader returns, and every later call at once, with os.ErrClosed; what File handed out is never
@@ -147,8 +235,10 @@ func (c *Cache) Close() error {
 	if again {
 		return c.closedError()
 	}
+	close(c.stop)
 	c.calls.Wait()
-	return c.lock.Close()
+	c.upkeep.Wait()
+	return errors.Join(c.segments.Close(), c.lock.Close())
 }
 
 // begin counts a call as under way until its end, or fails with os.ErrClosed.
@@ -162,150 +252,90 @@ func (c *Cache) begin() (end func(), err error) {
 	return c.calls.Done, nil
 }
 
+// beginWith is begin for a call with a context that may have ended.
+func (c *Cache) beginWith(ctx context.Context) (end func(), err error) {
+	if err := ctx.Err(); err != nil {
+		return nil, err
+	}
+	return c.begin()
+}
+
 func (c *Cache) closedError() error { return fmt.Errorf("store %s: %w", c.dir, os.ErrClosed) }
 
-// reserve makes room for n bytes, evicting as need be, or fails with cas.ErrFull. The caller gives the
-// room to an entry by commit, or back by index.give.
-func (c *Cache) reserve(n int64) error {
-	if c.index.take(n) {
-		return nil
+// upkeepEvery is how often the store is made to outlive a loss of power: what was put since the last time would
+// have to be read after one.
+const upkeepEvery = 30 * time.Second
+
+// maintain does what is to be done now and then, until Close.
+func (c *Cache) maintain() {
+	tick := time.NewTicker(upkeepEvery)
+	defer tick.Stop()
+	for {
+		select {
+		case <-c.stop:
+			return
+		case <-tick.C:
+		}
+		c.maintainOnce()
 	}
-	c.room.Lock()
+}
+
+// maintainOnce makes the store outlive a loss of power, and shortens logs. What fails is read again after one, or
+// tried again the next time.
+func (c *Cache) maintainOnce() {
+	now := seconds(time.Now())
+	_ = c.segments.MarkDurable(now, c.flush)
+	if !c.room.TryLock() {
+		return // a segment may be read for its removal
+	}
 	defer c.room.Unlock()
-	// An entry that cannot be removed must not stop the others from being.
-	var stuck []*entry
-	var first error
-	defer func() {
-		for _, e := range stuck {
-			c.index.spare(e)
-		}
-	}()
-	for !c.index.take(n) {
-		e := c.index.doomOldest()
-		if e == nil {
-			err := fmt.Errorf("store %s: no room for %d bytes, all of its %d are in use: %w",
-				c.dir, n, c.index.max, cas.ErrFull)
-			return errors.Join(err, first)
-		}
-		if err := c.bury(e); err != nil {
-			stuck = append(stuck, e)
-			if first == nil {
-				first = err
+	if now < c.maintained {
+		c.putBack(now)
+	}
+	c.maintained = now
+	for _, g := range c.segments.Segments() {
+		if g.Bloated() {
+			c.seal(g)
+			if c.rewindVerify(g.N) == nil {
+				_ = g.Shorten(now, c.wanted, c.rerecord)
 			}
 		}
 	}
-	return nil
 }
 
-// bury removes the file and the entry of e, unless e was put again or is pinned.
-func (c *Cache) bury(e *entry) error {
-	mu := c.shard(e.key)
-	mu.Lock()
-	defer mu.Unlock()
-	if !c.index.isDoomed(e) {
-		return nil
-	}
-	if err := os.Remove(c.path(e.key)); err != nil && !errors.Is(err, os.ErrNotExist) {
-		return err
-	}
-	c.index.remove(e)
-	return nil
+// seal makes g a segment that nothing is added to.
+func (c *Cache) seal(g *segment.Segment) {
+	c.fresh.Seal(g)
+	c.moved.Seal(g)
 }
 
-// verify returns nil if the file of e was verified, and else reads it whole: then cas.ErrCorrupt says that
-// it is not what its key says. Of several callers at once one reads.
-func (c *Cache) verify(ctx context.Context, e *entry) error {
-	e.reading.Lock()
-	defer e.reading.Unlock()
-	if c.index.isVerified(e) {
-		return nil
+// flush writes the file system of the store to its disk.
+func (c *Cache) flush() error { return syncFileSystem(c.lock) }
+
+// wanted reports whether the put r is what the index tells of, and gives it the stamp of that.
+func (c *Cache) wanted(r *segment.Record) bool {
+	e, ok := c.index.Get(r.Key)
+	if !ok || e.Place != r.Place {
+		return false
 	}
-	if err := readWhole(ctx, c.path(e.key), e.key.digest); err != nil {
-		return err
-	}
-	c.index.setVerified(e, true)
-	return nil
+	r.Stamp = e.Stamp
+	return true
 }
 
-// lose makes e absent, because its file is damaged or gone. If the file cannot be removed, the entry
-// stays doomed: absent to everyone, and replaced by the next Put.
-func (c *Cache) lose(e *entry) {
-	c.index.doom(e)
-	_ = c.bury(e)
-}
-
-// commit makes the finished file tmp the file of k, in n bytes reserved for it, and returns its entry,
-// pinned once more if pin. If a blob k is present already, that one is kept: then, as after an error,
-// tmp and the reservation are left to the caller.
-func (c *Cache) commit(tmp string, k key, n int64, pin bool) (e *entry, kept bool, err error) {
-	mu := c.shard(k)
-	mu.Lock()
-	defer mu.Unlock()
-	now := time.Now()
-	if k.kind != result {
-		if e, _ := c.index.use(k, now, pin); e != nil {
-			return e, false, nil
+// rerecord tells the index that the record of an entry is at another place of the same log.
+func (c *Cache) rerecord(from index.Place, to *segment.Record) {
+	c.index.Update(to.Key, func(e *index.Entry) {
+		if e.Place == from {
+			e.Place = to.Place
 		}
-	}
-	access, modification := stampTimes(now)
-	if err := os.Chtimes(tmp, access, modification); err != nil {
-		return nil, false, c.writeError(err)
-	}
-	path := c.path(k)
-	// Commit point: from here on the entry is present, also to whoever opens the store next.
-	err = os.Rename(tmp, path)
-	if errors.Is(err, os.ErrNotExist) {
-		if err = os.MkdirAll(filepath.Dir(path), 0o700); err == nil {
-			err = os.Rename(tmp, path)
-		}
-	}
-	if err != nil {
-		return nil, false, c.writeError(err)
-	}
-	return c.index.put(k, n, now, pin), true, nil
-}
-
-// release undoes one pin of e, and removes its file if that had to wait for it.
-func (c *Cache) release(e *entry) {
-	if c.index.unpin(e) {
-		_ = c.bury(e) // left doomed if it fails; see lose
-	}
-}
-
-// use returns the entry of k, marked as used and pinned if pin, or nil.
-func (c *Cache) use(k key, pin bool) *entry {
-	now := time.Now()
-	e, stale := c.index.use(k, now, pin)
-	if stale {
-		c.stamp(k, now)
-	}
-	return e
-}
-
-// stamp records on disk that k was used. A failure is of no consequence but that, after the next Open,
-// k is taken for older than it is.
-func (c *Cache) stamp(k key, now time.Time) {
-	access, modification := stampTimes(now)
-	_ = os.Chtimes(c.path(k), access, modification)
+	})
 }
 
 // writeError returns err with what to do about it, and as cas.ErrFull if there is no space.
 func (c *Cache) writeError(err error) error {
 	if isFull(err) {
-		return fmt.Errorf("store %s: %w: %w: free space on its file system, or give the store a budget that fits",
+		return fmt.Errorf("store %s: %w: %w: free space or inodes on its file system, or give the store a budget that fits",
 			c.dir, cas.ErrFull, err)
 	}
 	return fmt.Errorf("store %s: %w", c.dir, err)
-}
-
-func (c *Cache) shard(k key) *sync.Mutex {
-	// A Digest has been checked to be hexadecimal.
-	n, _ := strconv.ParseUint(k.digest.Hash()[:2], 16, 8)
-	return &c.shards[n]
-}
-
-func (c *Cache) path(k key) string {
-	h := k.digest.Hash()
-	return filepath.Join(c.dir, "instances", k.instance, k.kind.String(), k.digest.Function().String(), h[:2],
-		h+"-"+strconv.FormatInt(k.digest.Size(), 10))
 }

@@ -4,13 +4,16 @@ package disk_test
 
 import (
 	"bytes"
-	"context"
 	"errors"
 	"fmt"
 	"os"
+	"os/exec"
+	"path/filepath"
 	"strings"
 	"syscall"
 	"testing"
+	"testing/synctest"
+	"time"
 
 	repb "github.com/bazelbuild/remote-apis/build/bazel/remote/execution/v2"
 	"github.com/cloister-build/cloister/cas"
@@ -18,17 +21,30 @@ import (
 	"github.com/cloister-build/cloister/cas/disk"
 )
 
-func init() { roles["full"] = fillFileSystem }
+// fullVar is the directory on which TestFullChild, as a child, mounts small file systems.
+const fullVar = "CLOISTER_DISK_TEST_FULL"
 
-// The file system is a small one, mounted in a mount namespace that ends with the child.
+// The file systems are small ones, mounted in a mount namespace that ends with the child.
 func TestFullFileSystemIsErrFull(t *testing.T) {
-	cmd := child(t, "full", t.TempDir())
+	runInNamespace(t, "TestFullChild", fullVar)
+}
+
+// runInNamespace runs another test in a child with user and mount namespaces of its own, with a directory for it in
+// the environment.
+func runInNamespace(t *testing.T, test, variable string) {
+	t.Helper()
+	self, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	cmd := exec.CommandContext(t.Context(), self, "-test.run=^"+test+"$", "-test.v", "-test.timeout=60s")
+	cmd.Env = append(os.Environ(), variable+"="+t.TempDir())
 	cmd.SysProcAttr = &syscall.SysProcAttr{
 		Cloneflags:  syscall.CLONE_NEWUSER | syscall.CLONE_NEWNS,
 		UidMappings: []syscall.SysProcIDMap{{ContainerID: 0, HostID: os.Getuid(), Size: 1}},
 		GidMappings: []syscall.SysProcIDMap{{ContainerID: 0, HostID: os.Getgid(), Size: 1}},
 	}
-	err := cmd.Run()
+	out, err := cmd.CombinedOutput()
 	if errors.Is(err, syscall.EPERM) || errors.Is(err, syscall.ENOSPC) || errors.Is(err, syscall.EINVAL) {
 		if strings.Contains(os.Getenv("CLOISTER_REQUIRE"), "namespaces") {
 			t.Fatalf("user namespaces are required: %v", err)
@@ -36,56 +52,261 @@ func TestFullFileSystemIsErrFull(t *testing.T) {
 		t.Skipf("this host permits no user and mount namespace: %v", err)
 	}
 	if err != nil {
-		t.Error(err)
+		t.Errorf("%v\n%s", err, out)
 	}
 }
 
-func fillFileSystem(args []string) error {
-	dir := args[0]
+// inNamespace returns the directory that runInNamespace has given to this child, whose mounts nobody else sees.
+func inNamespace(t *testing.T, variable string) (dir string) {
+	t.Helper()
+	if dir = os.Getenv(variable); dir == "" {
+		t.Skip("it is the child of another test")
+	}
 	if err := syscall.Mount("", "/", "", syscall.MS_REC|syscall.MS_PRIVATE, ""); err != nil {
-		return fmt.Errorf("make mounts private: %w", err)
+		t.Fatalf("make mounts private: %v", err)
 	}
-	if err := syscall.Mount("tmpfs", dir, "tmpfs", 0, "size=1m,mode=700"); err != nil {
-		return fmt.Errorf("mount tmpfs: %w", err)
-	}
-	ctx := context.Background()
-	c, err := disk.Open(disk.Config{Dir: dir, MaxBytes: 1 << 30})
-	if err != nil {
+	return dir
+}
+
+// fullCases are what is done on a file system without a free block, or without a free inode.
+var fullCases = []struct {
+	name   string
+	do     func(t *testing.T, f *fullStore, n int) error
+	bytes  bool // without blocks it must fail
+	inodes bool // without inodes it must
+}{
+	{"Put of a small blob", func(t *testing.T, f *fullStore, n int) error { return putOther(t, f.store, n) }, true, false},
+	{"Put of a large blob", func(t *testing.T, f *fullStore, n int) error {
+		b, d := castest.Blob(byte(n), 50_000)
+		return f.store.Put(t.Context(), d, bytes.NewReader(b))
+	}, true, true},
+	{"PutAll", func(t *testing.T, f *fullStore, n int) error {
+		var blobs []cas.Blob
+		for i := range byte(5) {
+			b, d := castest.Blob(byte(n)+i, 1500)
+			blobs = append(blobs, cas.Blob{Digest: d, Data: b})
+		}
+		return errors.Join(f.store.PutAll(t.Context(), blobs)...)
+	}, true, false},
+	{"Record", func(t *testing.T, f *fullStore, n int) error {
+		_, d := castest.Blob(byte(n), 10)
+		return f.store.Record(t.Context(), d, &repb.ActionResult{StdoutRaw: make([]byte, 10*n)})
+	}, true, false},
+	{"File", func(t *testing.T, f *fullStore, n int) error {
+		for _, d := range f.digests { // the copies of all of them together are more than a page
+			_, release, err := f.store.File(t.Context(), d, true)
+			if err != nil {
+				return err
+			}
+			release()
+		}
+		return nil
+	}, true, true},
+	{"Missing", func(t *testing.T, f *fullStore, n int) error { // writes stamps where it can
+		time.Sleep(time.Hour)
+		if lost := missing(t, f.store, f.digests...); len(lost) > 0 {
+			t.Errorf("missing are %v", lost)
+		}
+		return nil
+	}, false, false},
+	{"Collect", func(t *testing.T, f *fullStore, n int) error { // moves what is leased away from what is not
+		r, err := f.cache.Collect(t.Context(), disk.CollectOptions{OlderThan: fullLease})
+		if err == nil && n == 0 && r.Moved == 0 {
+			t.Errorf("nothing was moved: %+v", r)
+		}
 		return err
+	}, true, true},
+	{"first blob of an instance", func(t *testing.T, f *fullStore, n int) error {
+		return putOther(t, store(t, f.cache, fmt.Sprintf("%0200d", n)), n)
+	}, true, false},
+	{"maintenance", func(t *testing.T, f *fullStore, n int) error { f.cache.Maintain(); return nil }, false, false},
+}
+
+const fullLease = 10 * time.Hour
+
+type fullStore struct {
+	cache   *disk.Cache
+	store   *disk.Store
+	digests []cas.Digest // of the blobs that are leased
+}
+
+// read reads all that is leased.
+func (f *fullStore) read(t *testing.T) {
+	t.Helper()
+	for i := range byte(10) {
+		read(t, f.store, i, 3000)
 	}
-	in, err := c.Instance("")
-	if err != nil {
-		return err
+	read(t, f.store, 0, 60_000)
+	for i := range byte(3) {
+		_, d := castest.Blob(i, 10)
+		if r, err := f.store.Lookup(t.Context(), d); err != nil || r.ExitCode != int32(i) && len(r.StdoutRaw) == 0 {
+			t.Errorf("result %d: %v, %v", i, r, err)
+		}
 	}
+}
+
+func TestFullChild(t *testing.T) {
+	dir := inNamespace(t, fullVar)
 	syscall.Umask(0o077) // must not change what is promised of a file's mode
-	var stored []cas.Digest
-	for i := range 100 {
-		b, d := castest.Blob(byte(i), 100_000)
-		if err = in.Store.Put(ctx, d, bytes.NewReader(b)); err != nil {
+	for _, inodes := range []bool{false, true} {
+		for _, c := range fullCases {
+			t.Run(fmt.Sprintf("%s,inodes=%v", c.name, inodes), func(t *testing.T) {
+				synctest.Test(t, func(t *testing.T) {
+					mountSmall(t, dir, inodes)
+					whenFull(t, filepath.Join(dir, "store"), inodes, c.do, c.bytes && !inodes || c.inodes && inodes)
+				})
+			})
+		}
+		t.Run(fmt.Sprintf("Open,inodes=%v", inodes), func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				mountSmall(t, dir, inodes)
+				openWhenFull(t, dir, inodes)
+			})
+		})
+	}
+}
+
+// mountSmall mounts a file system of a megabyte, or of few inodes, until the end of the test.
+func mountSmall(t *testing.T, dir string, inodes bool) {
+	t.Helper()
+	options := "size=1m,mode=700"
+	if inodes {
+		options = "size=8m,nr_inodes=100,mode=700"
+	}
+	if err := syscall.Mount("tmpfs", dir, "tmpfs", 0, options); err != nil {
+		t.Fatalf("mount tmpfs: %v", err)
+	}
+	t.Cleanup(func() {
+		if err := syscall.Unmount(dir, 0); err != nil {
+			t.Errorf("unmount: %v", err)
+		}
+	})
+}
+
+// exhaust takes all that is free of the file system of dir, until the result is called.
+func exhaust(t *testing.T, dir string, inodes bool) (free func()) {
+	t.Helper()
+	room := filepath.Join(dir, "..", "filler")
+	if err := os.MkdirAll(room, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	for i := range 10_000 {
+		f, err := os.Create(filepath.Join(room, fmt.Sprint(i)))
+		if err == nil && !inodes {
+			for err == nil {
+				_, err = f.Write(make([]byte, block))
+			}
+		}
+		if f != nil {
+			f.Close()
+		}
+		if err != nil {
+			if !errors.Is(err, syscall.ENOSPC) {
+				t.Fatal(err)
+			}
+			return func() {
+				if err := os.RemoveAll(room); err != nil {
+					t.Fatal(err)
+				}
+			}
+		}
+	}
+	t.Fatal("the file system has no end")
+	return nil
+}
+
+func whenFull(t *testing.T, dir string, inodes bool, do func(*testing.T, *fullStore, int) error, fails bool) {
+	config := disk.Config{Dir: dir, MaxBytes: 64 << 20, MaxFiles: 1 << 20, Pack: 20_000, Lease: fullLease}
+	f := &fullStore{cache: open(t, config)}
+	f.store = store(t, f.cache, "")
+	for i := range byte(20) {
+		putSize(t, f.store, i, 3000)
+	}
+	putSize(t, f.store, 0, 60_000)
+	fill := func() {
+		for i := range byte(10) {
+			_, d := castest.Blob(i, 3000)
+			f.digests = append(f.digests, d)
+		}
+		_, d := castest.Blob(0, 60_000)
+		f.digests = append(f.digests, d)
+		for i := range byte(3) {
+			_, d := castest.Blob(i, 10)
+			if err := f.store.Record(t.Context(), d, &repb.ActionResult{ExitCode: int32(i)}); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	time.Sleep(fullLease)
+	fill()
+	if lost := missing(t, f.store, f.digests...); len(lost) > 0 {
+		t.Fatal(lost)
+	}
+	time.Sleep(fullLease / 2) // the other half of the small ones has lapsed
+
+	free := exhaust(t, dir, inodes)
+	var err error
+	for n := range 200 { // there may be room at the end of a page
+		if err = do(t, f, n); err != nil || !fails && n == 20 {
 			break
 		}
-		stored = append(stored, d)
 	}
-	if !errors.Is(err, cas.ErrFull) || !errors.Is(err, syscall.ENOSPC) ||
-		!strings.Contains(err.Error(), dir) || !strings.Contains(err.Error(), "free space") {
-		return fmt.Errorf("after %d blobs Put: got %v, want ErrFull that names %s and says what to do",
-			len(stored), err, dir)
+	if fails && !errors.Is(err, cas.ErrFull) || !fails && err != nil {
+		t.Errorf("got %v, want ErrFull: %v", err, fails)
 	}
-	big := &repb.ActionResult{StdoutRaw: make([]byte, 100_000)}
-	if err := in.Actions.Record(ctx, stored[0], big); !errors.Is(err, cas.ErrFull) {
-		return fmt.Errorf("Record: got %v, want ErrFull", err)
+	if fails && (!errors.Is(err, syscall.ENOSPC) || !strings.Contains(err.Error(), dir) || !strings.Contains(err.Error(), "free space")) {
+		t.Errorf("%q does not say what to do, or where", err)
 	}
-	// What was stored is untouched, and nothing of the rest remains.
-	missing, err := in.Store.Missing(ctx, stored)
-	if err != nil || len(missing) > 0 {
-		return fmt.Errorf("%d of %d stored blobs are missing: %v", len(missing), len(stored), err)
+	f.read(t)
+	if err := f.cache.Check(t.Context()); err != nil {
+		t.Errorf("while it is full: %v", err)
 	}
-	fi, err := os.Lstat(pathOf(dir, "blobs", stored[0]))
-	if err != nil {
-		return err
+	free()
+	if err := do(t, f, 1000); err != nil {
+		t.Errorf("with room: %v", err)
 	}
-	if fi.Mode() != plain {
-		return fmt.Errorf("under umask 077 a blob has mode %v, want %v", fi.Mode(), os.FileMode(plain))
+	f.read(t)
+	closeStore(t, f.cache)
+	f.cache = open(t, config)
+	f.store = store(t, f.cache, "")
+	f.read(t)
+	closeStore(t, f.cache)
+	fi, err := os.Lstat(filePath(dir, f.digests[10]))
+	if err != nil || fi.Mode() != 0o444 {
+		t.Errorf("under umask 077 a file has mode %v, %v", fi.Mode(), err)
 	}
-	return errors.Join(c.Check(ctx), c.Close())
+}
+
+// A store on a full file system opens, or says what is wrong; either way nothing of it is lost.
+func openWhenFull(t *testing.T, dir string, inodes bool) {
+	config := disk.Config{Dir: filepath.Join(dir, "store"), MaxBytes: 64 << 20, MaxFiles: 1 << 20}
+	c := open(t, config)
+	put(t, store(t, c, ""), 0)
+	closeStore(t, c)
+	free := exhaust(t, config.Dir, inodes)
+	c, err := disk.Open(config)
+	switch {
+	case err == nil:
+		read(t, store(t, c, ""), 0, block)
+		closeStore(t, c)
+	case !errors.Is(err, cas.ErrFull):
+		t.Errorf("Open: got %v, want ErrFull", err)
+	}
+	if err := os.Mkdir(filepath.Join(dir, "filler", "new"), 0o700); !inodes && err != nil {
+		t.Fatal(err)
+	}
+	fresh := disk.Config{Dir: filepath.Join(dir, "filler", "new"), MaxBytes: 64 << 20}
+	if _, err := disk.Open(fresh); !errors.Is(err, cas.ErrFull) || !strings.Contains(err.Error(), fresh.Dir) {
+		t.Errorf("Open of a new store: got %v, want ErrFull that names it", err)
+	}
+	free()
+	fresh.Dir = filepath.Join(dir, "new")
+	for i, config := range []disk.Config{config, fresh} {
+		c := open(t, config)
+		if i == 0 {
+			read(t, store(t, c, ""), 0, block)
+		}
+		put(t, store(t, c, ""), 1)
+		closeStore(t, c)
+	}
 }

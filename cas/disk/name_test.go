@@ -37,34 +37,57 @@ func FuzzEscape(f *testing.F) {
 	})
 }
 
-// FuzzParseKey: a path is either no key, or the very path of its key.
-func FuzzParseKey(f *testing.F) {
+// FuzzParsePath: a path is either no key, or the very path of its key.
+func FuzzParsePath(f *testing.F) {
 	c := &Cache{dir: "d"}
-	for _, name := range []string{"", "a/b"} {
-		for k := range kinds {
-			p, err := filepath.Rel("d/instances", c.path(key{escape(name), kind(k), cas.SHA256.Sum([]byte(name))}))
+	c.instances.numbers, c.instances.byEscaped = map[string]uint16{}, map[string]uint16{}
+	for _, name := range []string{"", "a/b", strings.Repeat("long/", 50)} {
+		n := c.instances.learn(name)
+		for _, function := range cas.Functions() {
+			p, err := c.pathBelow("files", keyOf(n, blob, function.Sum([]byte(name))))
+			if err == nil {
+				p, err = filepath.Rel("d/files", p)
+			}
 			if err != nil {
 				f.Fatal(err)
 			}
 			p = filepath.ToSlash(p)
-			if _, ok := parseKey(p); !ok {
-				f.Errorf("parseKey(%q) is no key", p)
+			if k, ok := c.parsePath(p); !ok || k.Instance != n {
+				f.Errorf("parsePath(%q) is no key, or one of instance %d", p, k.Instance)
 			}
-			f.Add(p)
-			f.Add(p + "0")
-			f.Add(strings.Replace(p, "-", "-+", 1))
+			for _, p := range []string{p, p + "0", strings.Replace(p, "-", "-+", 1), "x/" + p, strings.Replace(p, "@", "@@", 1), strings.ToUpper(p)} {
+				f.Add(p)
+			}
 		}
 	}
-	f.Add("@/blobs/sha256//-0")
+	f.Add("@/sha256//-0")
 	f.Fuzz(func(t *testing.T, rel string) {
-		k, ok := parseKey(rel)
+		k, ok := c.parsePath(rel)
 		if !ok || strings.ContainsRune(rel, '\\') {
 			return
 		}
-		if got := filepath.ToSlash(c.path(k)); got != "d/instances/"+rel {
-			t.Errorf("parseKey(%q) has the path %q", rel, got)
+		got, err := c.pathBelow("files", k)
+		if err != nil || filepath.ToSlash(got) != "d/files/"+rel {
+			t.Errorf("parsePath(%q) has the path %q, %v", rel, got, err)
 		}
 	})
+}
+
+// A key is as good as its digest.
+func TestKeyIsItsDigest(t *testing.T) {
+	for _, f := range cas.Functions() {
+		for _, b := range []string{"", "x"} {
+			d := f.Sum([]byte(b))
+			if got, err := digestOf(keyOf(3, result, d)); err != nil || got != d {
+				t.Errorf("got %v, %v, want %v", got, err, d)
+			}
+		}
+	}
+	k := keyOf(0, blob, cas.SHA256.Sum(nil))
+	k.Kind = 0xf0 | blob
+	if d, err := digestOf(k); err == nil {
+		t.Errorf("a key of no function is %v", d)
+	}
 }
 
 func TestChargeIsWholeBlocks(t *testing.T) {
@@ -74,5 +97,18 @@ func TestChargeIsWholeBlocks(t *testing.T) {
 		if got := charge(size); got != want {
 			t.Errorf("charge(%d) = %d, want %d", size, got, want)
 		}
+	}
+}
+
+// The classes of ages have no gaps, and are a quarter of the age wide at most.
+func TestClassesOfAges(t *testing.T) {
+	for c := range classes - 1 {
+		from, to := youngest(c), youngest(c+1)-1
+		if class(from) != c || class(to) != c || to-from > from/4 {
+			t.Errorf("class %d is from %d to %d, which are of classes %d and %d", c, from, to, class(from), class(to))
+		}
+	}
+	if got := class(1<<32 - 1); got != classes-1 {
+		t.Errorf("the greatest age is of class %d of %d", got, classes)
 	}
 }

@@ -7,11 +7,17 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"runtime"
 	"strconv"
 	"strings"
+	"time"
+
+	"github.com/cloister-build/cloister/cas"
+	"github.com/cloister-build/cloister/cas/disk/internal/commit"
+	"github.com/cloister-build/cloister/cas/disk/internal/segment"
 )
 
-// open takes the directory and fills the index from it. If it fails the caller closes c.lock.
+// open takes the directory and fills the index from it. If it fails the caller closes c.lock and c.segments.
 func (c *Cache) open() error {
 	const advice = "make the directory writable for this user, or choose another"
 	// Other users have no business with the sources and outputs in here.
@@ -21,6 +27,9 @@ func (c *Cache) open() error {
 	// The directory is looked at before the first write into it, and again when nobody else can
 	// change it.
 	if _, err := c.recognise(); err != nil {
+		return err
+	}
+	if err := makePrivate(c.dir); err != nil {
 		return err
 	}
 	lock, err := os.OpenFile(filepath.Join(c.dir, "lock"), os.O_RDWR|os.O_CREATE, 0o600)
@@ -38,13 +47,25 @@ func (c *Cache) open() error {
 	if err := c.claim(isNew); err != nil {
 		return fmt.Errorf("store directory %s cannot be written: %w; %s", c.dir, err, advice)
 	}
-	if err := c.sweep(); err != nil {
-		return fmt.Errorf("open store %s: remove unfinished files: %w", c.dir, err)
+	if c.MaxFiles == 0 {
+		c.MaxFiles = fileSystemFiles(c.dir) / 10
 	}
-	if err := c.scan(); err != nil {
+	if err := c.load(); err != nil {
 		return fmt.Errorf("open store %s: %w", c.dir, err)
 	}
-	return c.reserve(0)
+	return c.shrink()
+}
+
+// shrink evicts down to the budget, which may have been larger before. What is leased stays, and then nothing can be
+// put until enough of it is not.
+func (c *Cache) shrink() error {
+	if c.take(0, 0) {
+		return nil
+	}
+	c.room.Lock()
+	defer c.room.Unlock()
+	_ = c.evict(0, 0) // whoever puts something will be told
+	return nil
 }
 
 // recognise reports whether the directory may become a store. It is an error if it is none and holds
@@ -53,8 +74,8 @@ func (c *Cache) recognise() (isNew bool, err error) {
 	b, err := os.ReadFile(filepath.Join(c.dir, "version"))
 	if err == nil {
 		if string(b) != version {
-			return false, fmt.Errorf("store %s is of version %.40q, this program knows %q: choose another directory",
-				c.dir, strings.TrimSpace(string(b)), strings.TrimSpace(version))
+			return false, fmt.Errorf("store %s is of version %.40q, this program knows %q: choose another directory, "+
+				"or remove this one, which is a cache", c.dir, strings.TrimSpace(string(b)), strings.TrimSpace(version))
 		}
 		return false, nil
 	}
@@ -102,16 +123,13 @@ func (c *Cache) claim(isNew bool) error {
 		return err
 	}
 	if isNew {
-		unfinished := filepath.Join(c.dir, "version.new")
-		if err := os.WriteFile(unfinished, []byte(version), 0o600); err != nil {
-			return err
-		}
 		// Commit point: from here on the directory is a store.
-		if err := os.Rename(unfinished, filepath.Join(c.dir, "version")); err != nil {
+		if err := replaceFile(filepath.Join(c.dir, "version"), version); err != nil {
 			return err
 		}
+		commit.Point("claimed")
 	}
-	for _, sub := range []string{"tmp", "instances"} {
+	for _, sub := range []string{"tmp", "segments", "files", "quarantine"} {
 		if err := os.Mkdir(filepath.Join(c.dir, sub), 0o700); err != nil && !errors.Is(err, os.ErrExist) {
 			return err
 		}
@@ -119,19 +137,116 @@ func (c *Cache) claim(isNew bool) error {
 	return nil
 }
 
-// sweep removes the regular files directly in tmp. Anything else there is not ours.
+// replaceFile gives the file at path another content at once, and so that it outlives a loss of power.
+func replaceFile(path, content string) error {
+	f, err := os.OpenFile(path+".new", os.O_WRONLY|os.O_CREATE|os.O_TRUNC, 0o600)
+	if err != nil {
+		return err
+	}
+	_, err = f.WriteString(content)
+	if err == nil {
+		err = f.Sync()
+	}
+	if err = errors.Join(err, f.Close()); err != nil {
+		return err
+	}
+	if err := os.Rename(path+".new", path); err != nil {
+		return err
+	}
+	return syncDir(filepath.Dir(path))
+}
+
+// syncDir makes the names in a directory outlive a loss of power, where the system can.
+func syncDir(dir string) error {
+	f, err := os.Open(dir)
+	if err != nil {
+		return err
+	}
+	err = f.Sync()
+	if runtime.GOOS == "windows" {
+		err = nil // it has no such thing
+	}
+	return errors.Join(err, f.Close())
+}
+
+// load fills the index, and removes what belongs to nothing.
+func (c *Cache) load() error {
+	if err := c.sweep(); err != nil {
+		return fmt.Errorf("remove unfinished files: %w", err)
+	}
+	if err := c.instances.open(c.dir); err != nil {
+		return err
+	}
+	var err error
+	if c.segments, err = segment.Open(segment.Config{
+		Dir: filepath.Join(c.dir, "segments"), Limit: segmentLimit(c.MaxBytes), Sync: c.Sync,
+	}); err != nil {
+		return err
+	}
+	c.index.Reserve(c.segments.LogBytes() / recordBytes)
+	r := recovery{cache: c, instances: len(c.instances.names), functions: cas.Functions()}
+	if err := r.askPower(); err != nil {
+		return err
+	}
+	if err := r.replay(); err != nil {
+		return err
+	}
+	if err := r.matchFiles(); err != nil {
+		return err
+	}
+	// What goes on growing is what was growing.
+	var last *segment.Segment
+	if all := c.segments.Segments(); len(all) > 0 {
+		last = all[len(all)-1]
+	}
+	c.fresh, c.moved = c.segments.NewAppender(last), c.segments.NewAppender(nil)
+	c.moved.Flushed = true
+	if !c.Sync {
+		for _, g := range c.segments.Segments() {
+			c.moved.Remember(g)
+		}
+	}
+	if err := r.checkDoubtful(); err != nil {
+		return err
+	}
+	if c.Sync {
+		// What an earlier process put without it is to be as safe as what this one puts, and moves.
+		if err := c.segments.MarkDurable(seconds(time.Now()), c.flush); err != nil && !errors.Is(err, errors.ErrUnsupported) {
+			return err
+		}
+	}
+	return nil
+}
+
+// sweep removes the regular files directly in tmp, and all copies. Anything else in tmp is not ours.
 func (c *Cache) sweep() error {
-	files, err := os.ReadDir(filepath.Join(c.dir, "tmp"))
+	tmp := filepath.Join(c.dir, "tmp")
+	files, err := os.ReadDir(tmp)
 	if err != nil {
 		return err
 	}
 	for _, f := range files {
 		if f.Type().IsRegular() {
 			// A file that has gone meanwhile is as good as removed.
-			err := os.Remove(filepath.Join(c.dir, "tmp", f.Name()))
-			if err != nil && !errors.Is(err, os.ErrNotExist) {
+			if err := os.Remove(filepath.Join(tmp, f.Name())); err != nil && !errors.Is(err, os.ErrNotExist) {
 				return err
 			}
+		}
+	}
+	// Plain files that this package made: no store has anything mounted in it.
+	if err := os.RemoveAll(filepath.Join(c.dir, "copies")); err != nil {
+		return err
+	}
+	if err := os.Mkdir(filepath.Join(c.dir, "copies"), 0o700); err != nil {
+		return err
+	}
+	kept, err := os.ReadDir(filepath.Join(c.dir, "quarantine"))
+	if err != nil {
+		return err
+	}
+	for _, f := range kept {
+		if fi, err := f.Info(); err == nil && fi.Mode().IsRegular() {
+			c.quarantine(fi.Size())
 		}
 	}
 	return nil

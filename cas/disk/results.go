@@ -8,32 +8,34 @@ import (
 	"crypto/sha256"
 	"errors"
 	"fmt"
-	"os"
 
 	repb "github.com/bazelbuild/remote-apis/build/bazel/remote/execution/v2"
 	"github.com/cloister-build/cloister/cas"
+	"github.com/cloister-build/cloister/cas/disk/internal/segment"
 	"google.golang.org/protobuf/proto"
 )
 
-// Lookup implements cas.ActionCache. A result whose file is damaged is removed, and cas.ErrNotFound.
+// Lookup implements cas.ActionCache. A result that is damaged is cas.ErrNotFound from then on.
 func (s *Store) Lookup(ctx context.Context, action cas.Digest) (*repb.ActionResult, error) {
-	end, err := s.begin(ctx)
+	end, err := s.cache.beginWith(ctx)
 	if err != nil {
 		return nil, err
 	}
 	defer end()
 	miss := fmt.Errorf("result of action %s: %w", action, cas.ErrNotFound)
-	e := s.cache.use(s.key(result, action), false)
-	if e == nil {
+	e, ok := s.use(result, action)
+	if !ok {
 		return nil, miss
 	}
-	b, err := readQuietly(s.cache.path(e.key))
-	if err != nil && !errors.Is(err, os.ErrNotExist) {
+	b, err := s.cache.read(e)
+	if errors.Is(err, cas.ErrNotFound) || errors.Is(err, cas.ErrCorrupt) {
+		return nil, miss
+	} else if err != nil {
 		return nil, fmt.Errorf("result of action %s: %w", action, err)
 	}
 	r, ok := decodeResult(b)
 	if !ok {
-		s.cache.lose(e)
+		_ = s.cache.damaged(e, b)
 		return nil, miss
 	}
 	return r, nil
@@ -41,7 +43,7 @@ func (s *Store) Lookup(ctx context.Context, action cas.Digest) (*repb.ActionResu
 
 // Record implements cas.ActionCache.
 func (s *Store) Record(ctx context.Context, action cas.Digest, r *repb.ActionResult) error {
-	end, err := s.begin(ctx)
+	end, err := s.cache.beginWith(ctx)
 	if err != nil {
 		return err
 	}
@@ -50,15 +52,17 @@ func (s *Store) Record(ctx context.Context, action cas.Digest, r *repb.ActionRes
 	if err != nil {
 		return fmt.Errorf("result of action %s: %w", action, err)
 	}
-	_, err = s.cache.put(s.key(result, action), int64(len(b)), false, func(f *draft) error {
-		_, err := f.Write(b)
+	k, err := s.key(result, action)
+	if err != nil {
 		return err
-	})
-	return err
+	}
+	it := item(k, b)
+	it.Next = true
+	return s.cache.append([]segment.Item{it})
 }
 
-// encodeResult returns the content of the file of r: a result, unlike a blob, is not named by its
-// content, so it brings its own checksum.
+// encodeResult returns what is stored of r: a result, unlike a blob, is not named by its content, so it brings its
+// own checksum.
 func encodeResult(r *repb.ActionResult) ([]byte, error) {
 	b, err := proto.MarshalOptions{Deterministic: true}.MarshalAppend(make([]byte, sha256.Size), r)
 	if err != nil {
@@ -71,10 +75,18 @@ func encodeResult(r *repb.ActionResult) ([]byte, error) {
 
 // decodeResult is the inverse of encodeResult; ok is false if b is anything else.
 func decodeResult(b []byte) (r *repb.ActionResult, ok bool) {
-	if len(b) < sha256.Size {
+	if !soundResult(b) {
 		return nil, false
 	}
-	sum := sha256.Sum256(b[sha256.Size:])
 	r = new(repb.ActionResult)
-	return r, bytes.Equal(sum[:], b[:sha256.Size]) && proto.Unmarshal(b[sha256.Size:], r) == nil
+	return r, proto.Unmarshal(b[sha256.Size:], r) == nil
+}
+
+// soundResult reports whether b is as encodeResult has made it.
+func soundResult(b []byte) bool {
+	if len(b) < sha256.Size {
+		return false
+	}
+	sum := sha256.Sum256(b[sha256.Size:])
+	return bytes.Equal(sum[:], b[:sha256.Size])
 }

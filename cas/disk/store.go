@@ -10,30 +10,58 @@ import (
 	"io"
 	"os"
 	"sync"
+	"time"
 
 	"github.com/cloister-build/cloister/cas"
+	"github.com/cloister-build/cloister/cas/disk/internal/index"
+	"github.com/cloister-build/cloister/cas/disk/internal/segment"
 )
 
-// A Store is one instance of a Cache. It implements cas.Store, cas.Filer and cas.ActionCache.
+// A Store is one instance of a Cache. It implements cas.Store, cas.Batcher, cas.Filer and cas.ActionCache.
 type Store struct {
-	cache    *Cache
-	instance string // escaped
+	cache *Cache
+	name  string
 }
 
-func (s *Store) key(k kind, d cas.Digest) key { return key{s.instance, k, d} }
+var (
+	_ cas.Store       = (*Store)(nil)
+	_ cas.Batcher     = (*Store)(nil)
+	_ cas.Filer       = (*Store)(nil)
+	_ cas.ActionCache = (*Store)(nil)
+)
 
-// begin begins a call, which ends with end, or returns why it cannot begin.
-func (s *Store) begin(ctx context.Context) (end func(), err error) {
-	if err := ctx.Err(); err != nil {
-		return nil, err
+// find returns the key of d; ok is false if nothing was ever put into the instance.
+func (s *Store) find(kind index.Kind, d cas.Digest) (k index.Key, ok bool) {
+	n, ok := s.cache.instances.find(s.name)
+	if !ok {
+		return k, false
 	}
-	return s.cache.begin()
+	return keyOf(n, kind, d), true
 }
 
-// Open implements cas.Store. A blob whose file has not its size is cas.ErrCorrupt at once, and so is one
-// whose bytes are not those of d, if it is opened from within and was not verified before.
+// key returns the key of d, which is about to be put.
+func (s *Store) key(kind index.Kind, d cas.Digest) (index.Key, error) {
+	n, err := s.cache.instances.number(s.name)
+	if err != nil {
+		return index.Key{}, s.cache.writeError(err)
+	}
+	return keyOf(n, kind, d), nil
+}
+
+// use returns the entry of d, which from now on is leased anew.
+func (s *Store) use(kind index.Kind, d cas.Digest) (index.Entry, bool) {
+	k, ok := s.find(kind, d)
+	if !ok {
+		return index.Entry{}, false
+	}
+	return s.cache.use(k)
+}
+
+// Open implements cas.Store. A packed blob is read and verified before Open returns. A file that has not its size
+// is cas.ErrCorrupt at once, and so is one whose bytes are not those of d, if it is opened from within and was not
+// verified before.
 func (s *Store) Open(ctx context.Context, d cas.Digest, off int64) (io.ReadCloser, error) {
-	end, err := s.begin(ctx)
+	end, err := s.cache.beginWith(ctx)
 	if err != nil {
 		return nil, err
 	}
@@ -44,250 +72,330 @@ func (s *Store) Open(ctx context.Context, d cas.Digest, off int64) (io.ReadClose
 		}
 		return io.NopCloser(bytes.NewReader(nil)), nil
 	}
-	e := s.cache.use(s.key(blob, d), false)
+	e, ok := s.use(blob, d)
 	switch {
-	case e == nil:
+	case !ok:
 		return nil, notFound(d)
 	case off < 0 || off > d.Size():
 		return nil, rangeError(d, off)
+	case e.File:
+		return s.openFile(ctx, e, d, off)
 	}
-	f, err := openQuietly(s.cache.path(e.key))
-	if errors.Is(err, os.ErrNotExist) {
-		s.cache.lose(e)
+	b, err := s.cache.read(e)
+	if err == nil && d.Function().Sum(b) != d {
+		err = s.cache.damaged(e, b)
+	}
+	if errors.Is(err, cas.ErrNotFound) {
 		return nil, notFound(d)
-	}
-	if err != nil {
-		return nil, fmt.Errorf("open blob %s: %w", d, err)
-	}
-	r := &reader{store: s, entry: e, file: f, src: f, left: d.Size() - off}
-	if err := r.start(ctx, off); err != nil {
-		return nil, errors.Join(err, f.Close())
-	}
-	return r, nil
-}
-
-// lose makes a blob absent, and its executable copy, which may be a copy of the damage.
-func (s *Store) lose(e *entry) {
-	s.cache.lose(e)
-	if x := s.cache.use(s.key(executable, e.key.digest), false); x != nil {
-		s.cache.lose(x)
-	}
-}
-
-// A reader reads a blob from its file and loses the blob if it turns out to be damaged.
-type reader struct {
-	store *Store
-	entry *entry
-	file  *os.File
-	src   io.Reader
-	left  int64 // bytes that must still come
-	whole bool  // it reads the whole blob, and so verifies it
-}
-
-func (r *reader) start(ctx context.Context, off int64) error {
-	d := r.entry.key.digest
-	fi, err := r.file.Stat()
-	if err != nil {
-		return fmt.Errorf("open blob %s: %w", d, err)
-	}
-	if fi.Size() != d.Size() {
-		r.store.lose(r.entry)
-		return fmt.Errorf("blob %s: its file has %d bytes: %w", d, fi.Size(), cas.ErrCorrupt)
-	}
-	if off == 0 {
-		r.src, r.whole = cas.Verify(d, r.file), true
-		return nil
-	}
-	if err := r.store.cache.verify(ctx, r.entry); errors.Is(err, os.ErrNotExist) {
-		return notFound(d) // evicted since its file was opened
 	} else if err != nil {
-		if errors.Is(err, cas.ErrCorrupt) {
-			r.store.lose(r.entry)
-		}
-		return fmt.Errorf("open blob %s: %w", d, err)
+		return nil, fmt.Errorf("blob %s: %w", d, err)
 	}
-	if _, err := r.file.Seek(off, io.SeekStart); err != nil {
-		return fmt.Errorf("open blob %s: %w", d, err)
-	}
-	return nil
+	return io.NopCloser(bytes.NewReader(b[off:])), nil
 }
 
-func (r *reader) Read(p []byte) (int, error) {
-	n, err := r.src.Read(p)
-	r.left -= int64(n)
-	if err == io.EOF && r.left > 0 || r.left < 0 {
-		err = cas.ErrCorrupt // the file changed its size while it was read
-	}
-	switch {
-	case err == io.EOF && r.whole:
-		r.store.cache.index.setVerified(r.entry, true)
-	case errors.Is(err, cas.ErrCorrupt):
-		// After Close the store is left as it is.
-		if end, closed := r.store.cache.begin(); closed == nil {
-			r.store.lose(r.entry)
-			end()
+// read returns the bytes of a packed entry, wherever they are by now, or cas.ErrNotFound.
+func (c *Cache) read(e index.Entry) ([]byte, error) {
+	for {
+		b := make([]byte, e.Length)
+		err := c.segments.Read(&e, b)
+		if err == nil {
+			return b, nil
 		}
+		if errors.Is(err, io.EOF) || unreadable(err) {
+			return nil, c.damaged(e, nil) // somebody has cut off its end, or the disk has lost it
+		}
+		now, ok := c.index.Get(e.Key)
+		if !ok || now.File {
+			return nil, cas.ErrNotFound
+		}
+		if !errors.Is(err, segment.ErrGone) || now.Place == e.Place {
+			return nil, err
+		}
+		e = now
 	}
-	return n, err
 }
-
-func (r *reader) Close() error { return r.file.Close() }
 
 // Put implements cas.Store. It does not read r if d is present.
 func (s *Store) Put(ctx context.Context, d cas.Digest, r io.Reader) error {
-	end, err := s.begin(ctx)
+	end, err := s.cache.beginWith(ctx)
 	if err != nil {
 		return err
 	}
 	defer end()
-	if d.IsEmpty() || s.cache.use(s.key(blob, d), false) != nil {
+	if d.IsEmpty() {
 		return nil
 	}
-	_, err = s.cache.put(s.key(blob, d), d.Size(), false, func(f *draft) error {
-		if err := s.fill(ctx, f, d, r); err != nil {
-			return err
-		}
-		return f.file.Chmod(0o444)
-	})
-	return err
+	if _, ok := s.use(blob, d); ok {
+		return nil
+	}
+	if d.Size() >= s.cache.Pack {
+		return s.putFile(ctx, d, r)
+	}
+	buf := buffers.Get().(*[]byte)
+	defer buffers.Put(buf)
+	b, err := s.readSmall(ctx, d, r, (*buf)[:0])
+	if err != nil {
+		return err
+	}
+	k, err := s.key(blob, d)
+	if err != nil {
+		return err
+	}
+	return s.cache.append([]segment.Item{item(k, b)})
 }
 
-var buffers = sync.Pool{New: func() any { return new([128 << 10]byte) }}
+// buffers hold what is read before it is written.
+var buffers = sync.Pool{New: func() any { b := make([]byte, 128<<10); return &b }}
 
-// fill writes the bytes of r to f, if they are those of d. It stops as soon as there are too many, ctx
-// has ended, or the store is being closed.
-func (s *Store) fill(ctx context.Context, f *draft, d cas.Digest, r io.Reader) error {
-	buf := buffers.Get().(*[128 << 10]byte)
-	defer buffers.Put(buf)
-	h := d.Function().New()
-	for n := int64(0); ; {
-		m, readErr := r.Read(buf[:])
-		if err := ctx.Err(); err != nil {
-			return err
+// readSmall appends the bytes of r to b, if they are those of d.
+func (s *Store) readSmall(ctx context.Context, d cas.Digest, r io.Reader, b []byte) ([]byte, error) {
+	for {
+		if len(b) == cap(b) {
+			b = append(b, 0)[:len(b)]
 		}
-		if s.cache.closed.Load() {
-			return s.cache.closedError()
-		}
-		n += int64(m)
-		if n > d.Size() {
-			return cas.Mismatch(d, cas.Digest{})
-		}
-		h.Write(buf[:m])
-		if _, err := f.Write(buf[:m]); err != nil {
-			return err
-		}
-		if readErr == io.EOF {
-			if got := d.Function().Digest(h, n); got != d {
-				return cas.Mismatch(d, got)
+		n, err := r.Read(b[len(b):cap(b)])
+		b = b[:len(b)+n]
+		switch {
+		case ctx.Err() != nil:
+			return nil, ctx.Err()
+		case s.cache.closed.Load():
+			return nil, s.cache.closedError()
+		case int64(len(b)) > d.Size():
+			return nil, cas.Mismatch(d, cas.Digest{})
+		case err == io.EOF:
+			if got := d.Function().Sum(b); got != d {
+				return nil, cas.Mismatch(d, got)
 			}
-			return nil
+			return b, nil
+		case err != nil:
+			return nil, err
 		}
-		if readErr != nil {
-			return readErr
+	}
+}
+
+// PutAll implements cas.Batcher: all that is packed shares one commit.
+func (s *Store) PutAll(ctx context.Context, blobs []cas.Blob) []error {
+	errs := make([]error, len(blobs))
+	fill := func(err error) []error {
+		for i := range errs {
+			if errs[i] == nil {
+				errs[i] = err
+			}
 		}
+		return errs
+	}
+	end, err := s.cache.beginWith(ctx)
+	if err != nil {
+		return fill(err)
+	}
+	defer end()
+	items := make([]segment.Item, 0, len(blobs))
+	var at []int // the blob of each item
+	for i, b := range blobs {
+		if got := b.Digest.Function().Sum(b.Data); got != b.Digest {
+			errs[i] = cas.Mismatch(b.Digest, got)
+			continue
+		}
+		if b.Digest.IsEmpty() {
+			continue
+		}
+		if _, ok := s.use(blob, b.Digest); ok {
+			continue
+		}
+		k, err := s.key(blob, b.Digest)
+		switch {
+		case err != nil:
+			errs[i] = err
+		case b.Digest.Size() >= s.cache.Pack:
+			errs[i] = s.putFile(ctx, b.Digest, bytes.NewReader(b.Data))
+		default:
+			items = append(items, item(k, b.Data))
+			at = append(at, i)
+		}
+		if err := ctx.Err(); err != nil {
+			return fill(err)
+		}
+	}
+	if len(items) == 0 {
+		return errs
+	}
+	if err := s.cache.append(items); err != nil {
+		for _, i := range at {
+			errs[i] = err
+		}
+	}
+	return errs
+}
+
+// item returns what is to be appended for the packed blob k.
+func item(k index.Key, b []byte) segment.Item {
+	return segment.Item{
+		Record: segment.Record{Entry: index.Entry{Key: k, Length: uint32(len(b)), Stamp: seconds(time.Now()), Verified: true}},
+		Data:   b,
+	}
+}
+
+// append puts packed entries next to each other, in as few commits as segments are large enough for. If it fails, those
+// of later commits are not put.
+func (c *Cache) append(items []segment.Item) error {
+	for len(items) > 0 {
+		var n int64
+		some := 0
+		for some < len(items) && (some == 0 || n+packedCharge(int64(len(items[some].Data))) <= c.segments.Limit) {
+			n += packedCharge(int64(len(items[some].Data)))
+			some++
+		}
+		if err := c.appendOnce(items[:some], n); err != nil {
+			return err
+		}
+		items = items[some:]
+	}
+	return nil
+}
+
+// appendOnce puts packed entries, which take n bytes, in one commit.
+func (c *Cache) appendOnce(items []segment.Item, n int64) error {
+	if err := c.reserve(n, 0); err != nil {
+		return err
+	}
+	defer c.budget.give(n, 0)
+	if err := c.fresh.Append(items, c.committed); err != nil {
+		return c.writeError(err)
+	}
+	return nil
+}
+
+// committed makes what an item is about present.
+func (c *Cache) committed(it *segment.Item) {
+	if isResult(it.Key) {
+		if old, replaced := c.index.Put(it.Entry); replaced {
+			c.uncount(&old)
+			c.forget(&old)
+		}
+		c.count(&it.Entry)
+	} else if c.index.Add(&it.Entry) {
+		c.count(&it.Entry)
+	} // else somebody else has put it meanwhile: this copy goes with its segment
+}
+
+// forget notes that a result was replaced: it must not come back when the later one is evicted. If that cannot be
+// written, Open does it.
+func (c *Cache) forget(old *index.Entry) {
+	if g := c.segments.Segment(old.Segment); g != nil {
+		_ = g.Forget(old)
+	}
+}
+
+// count counts an entry that the index holds from now on.
+func (c *Cache) count(e *index.Entry) {
+	c.budget.countEntry(e.Key, 1)
+	c.weigh(e, 1)
+}
+
+// uncount undoes count.
+func (c *Cache) uncount(e *index.Entry) {
+	c.budget.countEntry(e.Key, -1)
+	c.weigh(e, -1)
+}
+
+// weigh adds an entry to what is wanted of its segment, n times.
+func (c *Cache) weigh(e *index.Entry, n int64) {
+	g := c.segments.Segment(e.Segment)
+	switch {
+	case g == nil:
+	case e.File:
+		g.Files.Add(n)
+	default:
+		g.Live.Add(n * segment.Padded(int64(e.Length)))
 	}
 }
 
 // Missing implements cas.Store. It asks the index, not the disk.
 func (s *Store) Missing(ctx context.Context, ds []cas.Digest) ([]cas.Digest, error) {
-	end, err := s.begin(ctx)
+	end, err := s.cache.beginWith(ctx)
 	if err != nil {
 		return nil, err
 	}
 	defer end()
 	var missing []cas.Digest
-	seen := make(map[cas.Digest]bool, len(ds))
+	var old []index.Key // whose stamps are to be written anew
+	var oldAt []cas.Digest
+	asked := map[index.Key]bool{} // of old: a client may name one many times, and not each is to be noted
+	now := seconds(time.Now())
+	instance, known := s.cache.instances.find(s.name)
 	for _, d := range ds {
-		if seen[d] || d.IsEmpty() {
+		if d.IsEmpty() {
 			continue
 		}
-		seen[d] = true
-		if s.cache.use(s.key(blob, d), false) == nil {
+		var e index.Entry
+		present := false
+		if known {
+			e, present = s.cache.index.Get(keyOf(instance, blob, d))
+		}
+		switch {
+		case !present:
+			missing = append(missing, d)
+		case s.cache.stale(&e, now) && !asked[e.Key]:
+			asked[e.Key] = true
+			old, oldAt = append(old, e.Key), append(oldAt, d)
+		}
+	}
+	if len(old) > 0 {
+		missing = append(missing, lost(s.cache.touch(old, now), old, oldAt)...)
+		if len(missing) > 0 {
+			missing = inOrder(ds, missing)
+		}
+	}
+	return unique(missing), nil
+}
+
+// lost returns the digests of those keys that are absent.
+func lost(absent, keys []index.Key, ds []cas.Digest) []cas.Digest {
+	if len(absent) == 0 {
+		return nil
+	}
+	gone := make(map[index.Key]bool, len(absent))
+	for _, k := range absent {
+		gone[k] = true
+	}
+	var lost []cas.Digest
+	for i, k := range keys {
+		if gone[k] {
+			lost = append(lost, ds[i])
+		}
+	}
+	return lost
+}
+
+// inOrder returns missing in the order of ds.
+func inOrder(ds, missing []cas.Digest) []cas.Digest {
+	is := make(map[cas.Digest]bool, len(missing))
+	for _, d := range missing {
+		is[d] = true
+	}
+	missing = missing[:0]
+	for _, d := range ds {
+		if is[d] {
 			missing = append(missing, d)
 		}
 	}
-	return missing, nil
+	return missing
 }
 
-// File implements cas.Filer. The executable file is a copy that counts against the budget, made when it
-// is first asked for; on file systems that can, it shares its blocks with the blob. The first File of a
-// blob that an earlier process wrote reads it whole, to verify it; a damaged one is cas.ErrNotFound.
-func (s *Store) File(ctx context.Context, d cas.Digest, exec bool) (path string, release func(), err error) {
-	end, err := s.begin(ctx)
-	if err != nil {
-		return "", nil, err
+// unique returns ds with each digest once.
+func unique(ds []cas.Digest) []cas.Digest {
+	if len(ds) < 2 {
+		return ds
 	}
-	defer end()
-	e, err := s.pin(ctx, blob, d)
-	if errors.Is(err, cas.ErrNotFound) && d.IsEmpty() {
-		e, err = s.cache.put(s.key(blob, d), 0, true, func(f *draft) error { return f.file.Chmod(0o444) })
-	}
-	if err == nil && exec {
-		plain := e
-		e, err = s.pin(ctx, executable, d)
-		if errors.Is(err, cas.ErrNotFound) {
-			e, err = s.cache.put(s.key(executable, d), d.Size(), true, func(f *draft) error { return s.copy(f, plain) })
+	seen := make(map[cas.Digest]bool, len(ds))
+	kept := ds[:0]
+	for _, d := range ds {
+		if !seen[d] {
+			seen[d] = true
+			kept = append(kept, d)
 		}
-		s.cache.release(plain)
 	}
-	if err != nil {
-		return "", nil, err
-	}
-	return s.cache.path(e.key), sync.OnceFunc(func() {
-		// After Close the file stays: the directory may be another's.
-		if end, closed := s.cache.begin(); closed == nil {
-			s.cache.release(e)
-			end()
-		}
-	}), nil
-}
-
-// pin returns the pinned entry of a blob whose file is there, has its size and was verified.
-func (s *Store) pin(ctx context.Context, k kind, d cas.Digest) (*entry, error) {
-	e := s.cache.use(s.key(k, d), true)
-	if e == nil {
-		return nil, notFound(d)
-	}
-	fi, err := os.Lstat(s.cache.path(e.key))
-	if err == nil && (!fi.Mode().IsRegular() || fi.Size() != d.Size()) {
-		err = cas.ErrCorrupt
-	}
-	if err == nil {
-		err = s.cache.verify(ctx, e)
-	}
-	if err == nil {
-		return e, nil
-	}
-	if errors.Is(err, cas.ErrCorrupt) || errors.Is(err, os.ErrNotExist) {
-		err = notFound(d)
-		s.cache.lose(e)
-	} else {
-		err = fmt.Errorf("blob %s: %w", d, err)
-	}
-	s.cache.release(e)
-	return nil, err
-}
-
-// copy makes f the executable copy of the blob e.
-func (s *Store) copy(f *draft, e *entry) error {
-	src, err := openQuietly(s.cache.path(e.key))
-	if err != nil {
-		return err
-	}
-	defer src.Close()
-	d := e.key.digest
-	if err := f.reserve(d.Size()); err != nil {
-		return err
-	}
-	// On Linux this is copy_file_range, which shares blocks where the file system can.
-	n, err := io.Copy(f.file, src)
-	if err != nil {
-		return s.cache.writeError(err)
-	}
-	if n != d.Size() {
-		return fmt.Errorf("blob %s: its file has %d bytes: %w", d, n, cas.ErrCorrupt)
-	}
-	return f.file.Chmod(0o555)
+	return kept
 }
 
 func notFound(d cas.Digest) error { return fmt.Errorf("blob %s: %w", d, cas.ErrNotFound) }
@@ -295,3 +403,6 @@ func notFound(d cas.Digest) error { return fmt.Errorf("blob %s: %w", d, cas.ErrN
 func rangeError(d cas.Digest, off int64) error {
 	return fmt.Errorf("blob %s: offset %d: %w", d, off, cas.ErrRange)
 }
+
+// vanished reports whether err says that a file is not there.
+func vanished(err error) bool { return errors.Is(err, os.ErrNotExist) }

@@ -24,8 +24,6 @@ import (
 	_ "github.com/cloister-build/cloister/proto/cloister/v1" // what results carry, so that it can be shown
 	"github.com/cloister-build/cloister/sandbox"
 	"github.com/spf13/cobra"
-	"google.golang.org/grpc/codes"
-	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/encoding/protojson"
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/reflect/protoreflect"
@@ -68,7 +66,7 @@ func (o *origin) explain(err error, code int) error {
 		return err
 	case errors.Is(err, cas.ErrNotFound):
 		return &exit{exitAbsent, err}
-	case status.Code(err) == codes.Unavailable:
+	case errors.Is(err, cas.ErrUnavailable):
 		return &exit{exitConnect, err}
 	}
 	return &exit{code, err}

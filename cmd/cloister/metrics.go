@@ -4,41 +4,96 @@ package main
 
 import (
 	"fmt"
+	"io"
 	"net"
 	"net/http"
+	"strings"
 	"time"
 
 	"github.com/cloister-build/cloister/cas/disk"
+	"github.com/cloister-build/cloister/cas/overlay"
 	"github.com/cloister-build/cloister/worker/queue"
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/promhttp"
 )
 
-// serveMetrics serves the registry, with what the queue and the store say of the moment, at addr; at "" it serves
-// nothing. The caller calls stop to end it.
-func serveMetrics(addr string, registry *prometheus.Registry, work *queue.Queue, store *disk.Cache) (stop func(), err error) {
+// serveMetrics serves at addr the registry, with what the queue, the store and what is behind it say of the moment,
+// and whether the server lives and is ready; at "" it serves nothing. Front and behind are nil without an upstream. The
+// caller calls stop to end it, also after an error.
+func serveMetrics(addr string, registry *prometheus.Registry, work *queue.Queue, store *disk.Cache, front *overlay.Overlay, behind *upstream, ready *readiness) (stop func(), err error) {
 	if addr == "" {
 		return func() {}, nil
 	}
-	for _, g := range []struct {
-		name, help string
-		value      func() float64
-	}{
-		{"cloister_actions_queued", "Actions that wait for a slot.", func() float64 { return float64(work.Stats().Queued) }},
-		{"cloister_actions_running", "Actions that have a slot.", func() float64 { return float64(work.Stats().Running) }},
-		{"cloister_cas_bytes", "Size of the store.", func() float64 { return float64(store.Stats().Bytes) }},
-		{"cloister_cas_limit_bytes", "Size at which the store evicts.", func() float64 { return float64(store.Stats().MaxBytes) }},
-		{"cloister_cas_blobs", "Blobs in the store.", func() float64 { return float64(store.Stats().Blobs) }},
-	} {
-		registry.MustRegister(prometheus.NewGaugeFunc(prometheus.GaugeOpts{Name: g.name, Help: g.help}, g.value))
-	}
+	register(registry, work, store, front, behind, ready)
 	listener, err := net.Listen("tcp", addr)
 	if err != nil {
-		return nil, &exit{exitEnvironment, fmt.Errorf("--metrics %s: %w", addr, err)}
+		return func() {}, &exit{exitEnvironment, fmt.Errorf("--metrics %s: %w", addr, err)}
 	}
 	mux := http.NewServeMux()
 	mux.Handle("GET /metrics", promhttp.HandlerFor(registry, promhttp.HandlerOpts{}))
+	mux.Handle("GET /ready", ready)
+	mux.HandleFunc("GET /live", func(w http.ResponseWriter, _ *http.Request) { io.WriteString(w, "alive\n") })
 	server := &http.Server{Handler: mux, ReadHeaderTimeout: 10 * time.Second}
 	go server.Serve(listener) // ends with Close
 	return func() { server.Close() }, nil
+}
+
+// A reading is a metric that is read when somebody asks. A name that ends with _total is of a counter.
+type reading struct {
+	name, help string
+	value      func() float64
+}
+
+// register adds what is read at the moment.
+func register(registry *prometheus.Registry, work *queue.Queue, store *disk.Cache, front *overlay.Overlay, behind *upstream, ready *readiness) {
+	queued := func(f func(queue.Stats) int) func() float64 {
+		return func() float64 { return float64(f(work.Stats())) }
+	}
+	stored := func(f func(disk.Stats) int64) func() float64 {
+		return func() float64 { return float64(f(store.Stats())) }
+	}
+	readings := []reading{
+		{"cloister_actions_queued", "Actions that wait for a slot.", queued(func(s queue.Stats) int { return s.Queued })},
+		{"cloister_actions_running", "Actions that have a slot.", queued(func(s queue.Stats) int { return s.Running })},
+		{"cloister_ready", "1 if the server should be given work, as /ready says.", func() float64 { return truth(len(ready.why()) == 0) }},
+		{"cloister_cas_bytes", "Size of the store.", stored(func(s disk.Stats) int64 { return s.Bytes })},
+		{"cloister_cas_limit_bytes", "Size at which the store evicts.", stored(func(s disk.Stats) int64 { return s.MaxBytes })},
+		{"cloister_cas_blobs", "Blobs in the store.", stored(func(s disk.Stats) int64 { return int64(s.Blobs) })},
+		{"cloister_cas_files", "Files of the store.", stored(func(s disk.Stats) int64 { return s.Files })},
+		{"cloister_cas_limit_files", "Number of files at which the store evicts; 0 is none.", stored(func(s disk.Stats) int64 { return s.MaxFiles })},
+		{"cloister_cas_segments", "Segments of small blobs.", stored(func(s disk.Stats) int64 { return int64(s.Segments) })},
+		{"cloister_cas_lease_seconds", "How long a blob stays at least after it was used; 0 is no promise.", func() float64 { return max(store.Stats().Lease, 0).Seconds() }},
+		{"cloister_cas_evicted_blobs_total", "Blobs and results that were evicted.", stored(func(s disk.Stats) int64 { return s.EvictedBlobs })},
+		{"cloister_cas_evicted_bytes_total", "Bytes that were evicted.", stored(func(s disk.Stats) int64 { return s.EvictedBytes })},
+		{"cloister_cas_corrupt_total", "Blobs that were found damaged.", stored(func(s disk.Stats) int64 { return s.Corrupt })},
+	}
+	if front != nil {
+		moved := func(f func(overlay.Stats) int64) func() float64 {
+			return func() float64 { return float64(f(front.Stats())) }
+		}
+		readings = append(readings,
+			reading{"cloister_cas_upstream_up", "1 if the upstream answers.", func() float64 { return truth(behind.down() == "") }},
+			reading{"cloister_cas_upstream_fetched_total", "Blobs that were fetched from the upstream.", moved(func(s overlay.Stats) int64 { return s.Fetched })},
+			reading{"cloister_cas_upstream_sent_total", "Blobs and results that were written to the upstream after their write was answered.", moved(func(s overlay.Stats) int64 { return s.Sent })},
+			reading{"cloister_cas_upstream_unasked_total", "Questions that were answered without the upstream, since it did not.", moved(func(s overlay.Stats) int64 { return s.Unasked })},
+			reading{"cloister_cas_upstream_refused_total", "Results that the upstream did not take.", moved(func(s overlay.Stats) int64 { return s.Refused })},
+			reading{"cloister_cas_upstream_pending", "Blobs and results that are still to be written to the upstream.", moved(func(s overlay.Stats) int64 { return int64(s.Pending) })},
+			reading{"cloister_cas_upstream_lost_total", "Blobs and results that were gone before they could be written to the upstream.", moved(func(s overlay.Stats) int64 { return s.Lost })},
+		)
+	}
+	for _, r := range readings {
+		if strings.HasSuffix(r.name, "_total") {
+			registry.MustRegister(prometheus.NewCounterFunc(prometheus.CounterOpts{Name: r.name, Help: r.help}, r.value))
+		} else {
+			registry.MustRegister(prometheus.NewGaugeFunc(prometheus.GaugeOpts{Name: r.name, Help: r.help}, r.value))
+		}
+	}
+}
+
+// truth is a condition as Prometheus has it.
+func truth(b bool) float64 {
+	if b {
+		return 1
+	}
+	return 0
 }

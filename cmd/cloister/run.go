@@ -195,15 +195,8 @@ func run(ctx context.Context, c *runConfig) (int, error) {
 	if dir, err = filepath.EvalSymlinks(dir); err != nil {
 		return 0, err
 	}
-	most := int64(math.MaxInt64) // what is there already fits
-	if c.action != "" {
-		size, err := diskBytes(dir)
-		if err != nil {
-			return 0, err
-		}
-		most = size / 5
-	}
-	store, err := disk.Open(disk.Config{Dir: filepath.Join(dir, "store"), MaxBytes: most})
+	// What is there already fits, and what is fetched is bounded before it comes.
+	store, err := disk.Open(disk.Config{Dir: filepath.Join(dir, "store"), MaxBytes: math.MaxInt64, MaxFiles: math.MaxInt64})
 	if err != nil {
 		return 0, err
 	}
@@ -214,7 +207,11 @@ func run(ctx context.Context, c *runConfig) (int, error) {
 		config.Grace, config.MaxTimeout = time.Second, max(c.timeout, 24*time.Hour)
 		task.Action, err = ingest(ctx, store, c)
 	} else {
-		task.Instance, err = fetch(ctx, store, c)
+		var size int64
+		if size, err = diskBytes(dir); err != nil {
+			return 0, err
+		}
+		task.Instance, err = fetch(ctx, store, size/5, c)
 		err = c.from.explain(err, exitOurs)
 	}
 	if err != nil {
@@ -323,8 +320,8 @@ func (b *budget) take(ds []cas.Digest) error {
 }
 
 // fetch copies the stored action and all that it refers to into the instance of the same name, and returns
-// that name. What does not fit into the store, or is no message by its size, is refused before it is fetched.
-func fetch(ctx context.Context, to *disk.Cache, c *runConfig) (instance string, err error) {
+// that name. What takes more than most bytes, or is no message by its size, is refused before it is fetched.
+func fetch(ctx context.Context, to *disk.Cache, most int64, c *runConfig) (instance string, err error) {
 	from, err := c.from.open(ctx)
 	if err != nil {
 		return "", err
@@ -335,7 +332,7 @@ func fetch(ctx context.Context, to *disk.Cache, c *runConfig) (instance string, 
 		return "", err
 	}
 	var absent []cas.Digest
-	room := budget{most: to.Stats().MaxBytes}
+	room := budget{most: most}
 	// present copies blobs and returns those that are there.
 	present := func(ds ...cas.Digest) ([]cas.Digest, error) {
 		if err := room.take(ds); err != nil {

@@ -163,7 +163,7 @@ func TestHostileTreesAreNotFetched(t *testing.T) {
 		})), stated(1_000_000, 1), []string{"1020000 files", "and 1000000 are permitted"}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			to, err := disk.Open(disk.Config{Dir: t.TempDir(), MaxBytes: most})
+			to, err := disk.Open(disk.Config{Dir: t.TempDir(), MaxBytes: math.MaxInt64})
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -172,7 +172,7 @@ func TestHostileTreesAreNotFetched(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			_, err = fetch(t.Context(), to, &runConfig{digest: digest, from: origin{cas: b.address}})
+			_, err = fetch(t.Context(), to, most, &runConfig{digest: digest, from: origin{cas: b.address}})
 			for _, want := range c.want {
 				if err == nil || !strings.Contains(err.Error(), want) {
 					t.Errorf("got %v, want %q", err, want)
@@ -199,12 +199,12 @@ func TestFetchOfWhatJustFits(t *testing.T) {
 	}
 	const needed = 3*4096 + 25*4096 // three messages and one file
 	for _, most := range []int64{needed, needed - 1} {
-		to, err := disk.Open(disk.Config{Dir: t.TempDir(), MaxBytes: most})
+		to, err := disk.Open(disk.Config{Dir: t.TempDir(), MaxBytes: math.MaxInt64})
 		if err != nil {
 			t.Fatal(err)
 		}
 		defer to.Close()
-		if _, err := fetch(t.Context(), to, &runConfig{digest: action, from: origin{cas: b.address}}); (err == nil) != (most == needed) {
+		if _, err := fetch(t.Context(), to, most, &runConfig{digest: action, from: origin{cas: b.address}}); (err == nil) != (most == needed) {
 			t.Errorf("%d bytes: %v", most, err)
 		}
 	}

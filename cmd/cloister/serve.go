@@ -15,11 +15,15 @@ import (
 	"runtime"
 	"strconv"
 	"strings"
+	"sync"
 	"syscall"
 	"time"
 
+	"github.com/cloister-build/cloister/cas"
 	"github.com/cloister-build/cloister/cas/casserver"
 	"github.com/cloister-build/cloister/cas/disk"
+	"github.com/cloister-build/cloister/cas/diskctl"
+	"github.com/cloister-build/cloister/cas/overlay"
 	"github.com/cloister-build/cloister/sandbox"
 	"github.com/cloister-build/cloister/sandbox/audit"
 	"github.com/cloister-build/cloister/sandbox/namespace"
@@ -42,6 +46,13 @@ type serveConfig struct {
 	dir          string
 	jobs         int
 	maxSize      size
+	maxBlob      size // 0: half of maxSize
+	maxFiles     int64
+	lease        span
+	sync         bool
+	scrub        rate
+	far          far
+	write        overlay.Policy
 	drainTimeout time.Duration
 	metrics      string
 	box          confinement
@@ -51,7 +62,7 @@ type serveConfig struct {
 const defaultListen = "127.0.0.1:8980"
 
 func serveCommand() *cobra.Command {
-	c := serveConfig{maxSize: size{percent: 10}}
+	c := serveConfig{maxSize: size{percent: 10}, lease: span(disk.DefaultLease)}
 	cmd := &cobra.Command{
 		Use:   "serve",
 		Short: "Serves remote execution and its cache on this machine",
@@ -59,16 +70,22 @@ func serveCommand() *cobra.Command {
 keeps inputs, outputs and results in a directory. It needs no configuration, accepts every instance
 name and keeps each apart. Ctrl-C drains: no new actions, running ones finish; a second Ctrl-C stops.
 
+A blob that a client was told is there stays for the time of --lease. With --cas or --store the directory
+is in front of another server, or of a bucket, which then has everything, too; what only that has, it
+keeps for as long as it likes. docs/store.md says more.
+
 It listens on loopback unless told otherwise. There is no authentication in this version: whoever
 reaches the port can execute commands in the sandbox.`,
 		Example: `  cloister serve
   cloister serve --listen 127.0.0.1:9000 --dir /var/cache/cloister --jobs 4 --max-size 50GiB
+  cloister serve --cas grpcs://cache.example.com:443 --cas-write back
+  cloister serve --store 's3://builds/cache?region=eu-central-1' --lease 12h
 
   bazel build --remote_executor=grpc://127.0.0.1:8980 //...`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			if c.jobs < 1 {
-				return fmt.Errorf("--jobs %d: at least one action must be able to run", c.jobs)
+			if err := c.check(cmd); err != nil {
+				return err
 			}
 			return serve(cmd.Context(), &c, cmd.OutOrStdout())
 		},
@@ -78,10 +95,35 @@ reaches the port can execute commands in the sandbox.`,
 	f.StringVar(&c.dir, "dir", "", "directory of the store (default: cloister in the user's cache directory)")
 	f.IntVar(&c.jobs, "jobs", runtime.GOMAXPROCS(0), "how many actions run at once")
 	f.Var(&c.maxSize, "max-size", "size of the store, in bytes with a unit or as a share of the disk")
-	f.StringVar(&c.metrics, "metrics", "", "address and port that serve /metrics for Prometheus over HTTP (default: none)")
+	f.Var(&c.maxBlob, "max-blob", "size of the largest blob that is taken (default: half of --max-size, which is the most)")
+	f.Int64Var(&c.maxFiles, "max-files", 0, "files of the store (default: a tenth of what the disk can hold)")
+	f.Var(&c.lease, "lease", "how long a blob stays at least after it was used; 0 promises nothing")
+	f.BoolVar(&c.sync, "sync", false, "write to the disk before a write is answered, so that a loss of power loses nothing")
+	f.Var(&c.scrub, "scrub", "read everything again and again at this rate, and compare it with its digest; 0 is never")
+	c.far.register(cmd)
+	f.StringVar(&c.metrics, "metrics", "", "address and port that serve /metrics for Prometheus, /ready and /live over HTTP (default: none)")
 	c.box.register(cmd)
 	f.DurationVar(&c.drainTimeout, "drain-timeout", 10*time.Minute, "how long running actions may take after Ctrl-C")
 	return cmd
+}
+
+// check returns what is wrong with the command line, before anything is made.
+func (c *serveConfig) check(cmd *cobra.Command) (err error) {
+	switch {
+	case c.jobs < 1:
+		return fmt.Errorf("--jobs %d: at least one action must be able to run", c.jobs)
+	case c.maxFiles < 0:
+		return fmt.Errorf("--max-files %d: write a positive number, or 0 for a tenth of what the disk can hold", c.maxFiles)
+	case c.lease > 0 && c.lease < span(time.Second):
+		return fmt.Errorf("--lease %s: write at least 1s, or 0 to promise nothing", &c.lease)
+	case c.maxBlob.percent > 0:
+		return fmt.Errorf("--max-blob %s: write it as 512MiB or 4GiB", &c.maxBlob)
+	}
+	c.write, err = c.far.policy(cmd)
+	if c.write == overlay.Back && c.lease == 0 {
+		return errors.New("--cas-write back needs a --lease: what is yet to be sent could be evicted before")
+	}
+	return err
 }
 
 // serve runs until a signal or ctx ends it.
@@ -99,11 +141,30 @@ func serve(ctx context.Context, c *serveConfig, out io.Writer) error {
 	if err != nil {
 		return err
 	}
-	store, err := openStore(c)
+	behind, err := c.far.open(ctx, log)
+	if err != nil {
+		return err
+	}
+	if behind != nil {
+		defer behind.close()
+	}
+	store, err := openStore(c, log)
 	if err != nil {
 		return err
 	}
 	defer store.Close()
+	control, err := diskctl.Serve(c.dir, store, casserver.ServerOptions(log)...)
+	if err != nil {
+		return &exit{exitEnvironment, err}
+	}
+	defer control.Close()
+
+	if n, err := unsent(c.dir); err != nil {
+		return &exit{exitEnvironment, err}
+	} else if n > 0 && c.write != overlay.Back {
+		log.Warn("not sent to an upstream, and not kept until they are: start with --cas-write back to send them",
+			"blobs and results", n, "journal", journalOf(c.dir))
+	}
 
 	record, err := audit.Open(auditDir(c.dir))
 	if err != nil {
@@ -135,34 +196,65 @@ func serve(ctx context.Context, c *serveConfig, out io.Writer) error {
 		return &exit{exitEnvironment, fmt.Errorf("--listen %s: %w", c.listen, err)}
 	}
 
+	// What is sent at the end is still seen from outside.
+	stopMetrics := func() {}
+	defer func() { stopMetrics() }()
+	background, stopBackground := context.WithCancel(ctx)
+	var watchers sync.WaitGroup
+	defer watchers.Wait()
+	defer stopBackground()
+
+	ready := &readiness{}
+	if c.write == overlay.Through {
+		ready.upstream = behind
+	}
+	instances := store.Instance
+	var front *overlay.Overlay
+	sending, stopSending := context.WithCancel(context.Background())
+	stopSending() // until it is known that all went well, nobody waits for what is still to be sent
+	if behind != nil {
+		front, err = overlay.New(overlay.Config{
+			Near: store.Instance, Far: behind.instances, Policy: c.write, Journal: journalOf(c.dir), Renew: c.renew(), Log: log,
+		})
+		if err != nil {
+			return &exit{exitEnvironment, err}
+		}
+		instances = front.Instance
+		defer func() {
+			if err := front.Close(sending); err != nil {
+				log.Warn("upstream", "address", behind.address, "err", err)
+			}
+			stopSending()
+		}()
+	}
+	instances = ready.store.instances(instances, store.MaxBytes/2)
+
 	registry := prometheus.NewRegistry()
 	metrics := telemetry.New(registry)
 	local := worker.New(worker.Config{
-		Name: name, Instances: store.Instance, Backend: backend, Features: features, Toolchain: toolchain, Log: log,
-		Policy: rules, Flags: c.flags(listener.Addr()),
+		Name: name, Instances: instances, Backend: backend, Features: features, Toolchain: toolchain, Log: log,
+		Policy: rules, Flags: c.flags(listener.Addr()), Renew: c.renew(),
 		Audit: func(t *worker.Task, a *worker.Attempts) {
 			metrics.Attempts(a)
 			recordAttempts(log, record, name, t, a)
 		},
 	})
-	work := queue.New(queue.Config{Executor: metrics.Executor(local), Slots: c.jobs})
+	work := queue.New(queue.Config{Executor: metrics.Executor(local), Slots: c.jobs, Renew: local.RenewInputs, RenewEvery: c.renew()})
 	defer work.Close()
-	stopMetrics, err := serveMetrics(c.metrics, registry, work, store)
+	stopMetrics, err = serveMetrics(c.metrics, registry, work, store, front, behind, ready)
 	if err != nil {
 		return err
 	}
-	defer stopMetrics()
 
 	server := grpc.NewServer(casserver.ServerOptions(log)...)
 	casserver.Register(server, casserver.Config{
-		Instances: store.Instance,
-		Execution: execserver.Capabilities(),
-		// One blob must not push out everything else.
-		MaxBlobBytes: store.Stats().MaxBytes / 2,
+		Instances:    instances,
+		Execution:    execserver.Capabilities(),
+		MaxBlobBytes: c.maxBlob.bytes,
 	})
 	execserver.Register(server, execserver.Config{
 		Queue:     work,
-		Instances: store.Instance,
+		Instances: instances,
 		Admit:     local.Admit,
 		Worker:    name,
 		Log:       log,
@@ -173,6 +265,14 @@ func serve(ctx context.Context, c *serveConfig, out io.Writer) error {
 		alive.SetServingStatus(service, healthpb.HealthCheckResponse_SERVING)
 	}
 	reflection.Register(server)
+
+	watchers.Go(func() { ready.tell(background, alive) })
+	if behind != nil {
+		watchers.Go(func() { behind.watch(background, log) })
+	}
+	if c.scrub > 0 {
+		watchers.Go(func() { control.Scrub(background, int64(c.scrub), log) })
+	}
 
 	banner(out, c, store, features, rules, listener.Addr().String())
 	failed := make(chan error, 1)
@@ -186,12 +286,25 @@ func serve(ctx context.Context, c *serveConfig, out io.Writer) error {
 	case <-signals:
 	}
 	stopStatus()
+	ready.draining.Store(true)
 	alive.Shutdown()
 	drain(out, c.drainTimeout, signals, work)
 	stopServer(server)
 	<-failed
+	if front != nil {
+		if n := front.Stats().Pending; n > 0 {
+			fmt.Fprintf(out, "sending  %d blobs and results to %s, for up to %s; Ctrl-C leaves them to the next start\n", n, behind.address, c.drainTimeout)
+			if why := behind.down(); why != "" {
+				fmt.Fprintf(out, "         %s\n", why)
+			}
+		}
+		sending, stopSending = patience(c.drainTimeout, signals)
+	}
 	return nil
 }
+
+// renew returns how often what is still needed is marked as used, so that its lease does not end.
+func (c *serveConfig) renew() time.Duration { return time.Duration(c.lease) / 3 }
 
 // recordAttempts writes what an action tried to the log and to the audit log.
 func recordAttempts(log *slog.Logger, record *audit.Log, name string, t *worker.Task, a *worker.Attempts) {
@@ -241,8 +354,8 @@ func storeDir(flag string) (string, error) {
 	return filepath.Abs(flag)
 }
 
-// openStore opens the store of the flags.
-func openStore(c *serveConfig) (*disk.Cache, error) {
+// openStore opens the store of the flags, and fills in what they leave to it. Log is told what is found damaged.
+func openStore(c *serveConfig, log *slog.Logger) (*disk.Cache, error) {
 	dir, err := storeDir(c.dir)
 	if err != nil {
 		return nil, err
@@ -255,15 +368,24 @@ func openStore(c *serveConfig) (*disk.Cache, error) {
 	if c.dir, err = filepath.EvalSymlinks(dir); err != nil {
 		return nil, &exit{exitEnvironment, fmt.Errorf("--dir %s: %w", dir, err)}
 	}
-	max := c.maxSize.bytes
-	if max == 0 {
-		disk, err := diskBytes(c.dir)
-		if err != nil {
-			return nil, &exit{exitEnvironment, err}
-		}
-		max = disk / 100 * c.maxSize.percent
+	most, err := c.maxSize.on(c.dir)
+	if err != nil {
+		return nil, &exit{exitEnvironment, err}
 	}
-	store, err := disk.Open(disk.Config{Dir: c.dir, MaxBytes: max})
+	// One blob must not push out everything else.
+	switch half := most / 2; {
+	case c.maxBlob.bytes == 0:
+		c.maxBlob.bytes = max(half, 1)
+	case c.maxBlob.bytes > half:
+		return nil, &exit{exitUsage, fmt.Errorf("--max-blob %s: at most half of --max-size, which is %s here", &c.maxBlob, sandbox.Bytes(most))}
+	}
+	store, err := disk.Open(disk.Config{
+		Dir: c.dir, MaxBytes: most, MaxFiles: c.maxFiles, Lease: leaseOf(c.lease), Sync: c.sync,
+		Corrupt: func(instance string, d cas.Digest, where string) {
+			log.Warn("damaged blob: it is absent now, so that it is uploaded or made again",
+				"digest", d.String(), "instance", instance, "where", where, "kept", diskctl.Quarantine(c.dir, d))
+		},
+	})
 	if err != nil {
 		return nil, &exit{exitEnvironment, err}
 	}
@@ -275,6 +397,14 @@ func banner(out io.Writer, c *serveConfig, store *disk.Cache, f sandbox.Features
 	stats := store.Stats()
 	fmt.Fprintf(out, "cloister %s  %s/%s  %d slots  cache %s %s of %s\n",
 		version, runtime.GOOS, runtime.GOARCH, c.jobs, c.dir, sandbox.Bytes(stats.Bytes), sandbox.Bytes(stats.MaxBytes))
+	lease := "no lease: anything may be evicted at any time"
+	if c.lease > 0 {
+		lease = "what was used stays for " + c.lease.String()
+	}
+	if c.sync {
+		lease += ", synced"
+	}
+	fmt.Fprintf(out, "store    %s\n", lease)
 	fmt.Fprintf(out, "sandbox  %s   (%s)\n", strings.Join(f.Layers, ", "), f.Tier)
 	var off []string
 	for _, check := range f.Checks {
@@ -292,16 +422,17 @@ func banner(out io.Writer, c *serveConfig, store *disk.Cache, f sandbox.Features
 	if c.box.policy != "" {
 		fmt.Fprintf(out, "policy   %s   (%.12s)\n", c.box.policy, rules.Hash())
 	}
-	fmt.Fprintf(out, "bazel    build --remote_executor=grpc://%s\n", addr)
+	// Programs look for the first address, and take it for a sign that all has been said.
+	last := fmt.Sprintf("bazel    build --remote_executor=grpc://%s\n", addr)
+	if c.far.cas+c.far.store != "" {
+		last += fmt.Sprintf("upstream %s   (write %s)\n", c.far.cas+c.far.store, c.far.write)
+	}
+	io.WriteString(out, last)
 }
 
-// drain lets what is queued and running end, until the time is up or a second signal comes.
-func drain(out io.Writer, limit time.Duration, signals <-chan os.Signal, work *queue.Queue) {
+// patience returns a context that ends when the time is up or another signal comes.
+func patience(limit time.Duration, signals <-chan os.Signal) (context.Context, context.CancelFunc) {
 	ctx, cancel := context.WithTimeout(context.Background(), limit)
-	defer cancel()
-	if s := work.Stats(); s.Queued+s.Running > 0 {
-		fmt.Fprintf(out, "draining %d running, %d queued; Ctrl-C again stops at once\n", s.Running, s.Queued)
-	}
 	go func() {
 		select {
 		case <-signals:
@@ -309,6 +440,16 @@ func drain(out io.Writer, limit time.Duration, signals <-chan os.Signal, work *q
 		case <-ctx.Done():
 		}
 	}()
+	return ctx, cancel
+}
+
+// drain lets what is queued and running end, until the time is up or a second signal comes.
+func drain(out io.Writer, limit time.Duration, signals <-chan os.Signal, work *queue.Queue) {
+	ctx, cancel := patience(limit, signals)
+	defer cancel()
+	if s := work.Stats(); s.Queued+s.Running > 0 {
+		fmt.Fprintf(out, "draining %d running, %d queued; Ctrl-C again stops at once\n", s.Running, s.Queued)
+	}
 	if err := work.Drain(ctx); err != nil {
 		fmt.Fprintln(out, "stopped  running actions were cancelled; clients will retry")
 	}
@@ -332,11 +473,7 @@ func stopServer(server *grpc.Server) {
 // showStatus keeps one line about the queue up to date if out is a terminal. The caller calls what it
 // returns to end it.
 func showStatus(out io.Writer, work *queue.Queue) (stop func()) {
-	f, ok := out.(*os.File)
-	if !ok {
-		return func() {}
-	}
-	if st, err := f.Stat(); err != nil || st.Mode()&os.ModeCharDevice == 0 {
+	if !isTerminal(out) {
 		return func() {}
 	}
 	done, ended := make(chan struct{}), make(chan struct{})
@@ -346,10 +483,10 @@ func showStatus(out io.Writer, work *queue.Queue) (stop func()) {
 		defer tick.Stop()
 		for {
 			s := work.Stats()
-			fmt.Fprintf(f, "\r\x1b[Kready    %d queued · %d running · %d done · %d hits · %d errors", s.Queued, s.Running, s.Done, s.Cached, s.Failed)
+			fmt.Fprintf(out, "\r\x1b[Kready    %d queued · %d running · %d done · %d hits · %d errors", s.Queued, s.Running, s.Done, s.Cached, s.Failed)
 			select {
 			case <-done:
-				fmt.Fprintln(f)
+				fmt.Fprintln(out)
 				return
 			case <-tick.C:
 			}

@@ -58,3 +58,37 @@ func (s *size) String() string {
 }
 
 func (*size) Type() string { return "size" }
+
+// on returns s in bytes, of the disk of dir where it is a share.
+func (s *size) on(dir string) (int64, error) {
+	if s.percent == 0 {
+		return s.bytes, nil
+	}
+	disk, err := diskBytes(dir)
+	return disk / 100 * s.percent, err
+}
+
+// rate is a flag of bytes a second: "50MiB", "50MiB/s", or "0".
+type rate int64
+
+func (r *rate) Set(text string) error {
+	if text == "0" {
+		*r = 0
+		return nil
+	}
+	var s size
+	if err := s.Set(strings.TrimSuffix(text, "/s")); err != nil || s.percent > 0 {
+		return fmt.Errorf("write it as 50MiB, which is meant by the second")
+	}
+	*r = rate(s.bytes)
+	return nil
+}
+
+func (r *rate) String() string {
+	if *r == 0 {
+		return "0"
+	}
+	return sandbox.Bytes(int64(*r)) + "/s"
+}
+
+func (*rate) Type() string { return "rate" }

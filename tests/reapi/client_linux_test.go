@@ -83,8 +83,8 @@ func serveAs(t testing.TB, cfg bazelrun.ServerConfig) *client {
 			t.Error(err)
 		}
 		// Whatever the test did, every blob is what its name says.
-		if blobs, err := bazelrun.Blobs(cfg.Dir); err != nil || len(blobs) == 0 {
-			t.Errorf("the store holds %d blobs: %v", len(blobs), err)
+		if blobs, err := bazelrun.Verify(context.Background(), cfg); err != nil || blobs == 0 {
+			t.Errorf("the store holds %d blobs: %v", blobs, err)
 		}
 	})
 	return &client{

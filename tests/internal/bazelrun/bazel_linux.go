@@ -57,6 +57,16 @@ func (b *Bazel) Clean(ctx context.Context) error {
 	return err
 }
 
+// Outputs returns the directory of what the last Run has built of a package, whose name is that of its directory
+// in the workspace.
+func (b *Bazel) Outputs(name string) (string, error) {
+	found, err := filepath.Glob(filepath.Join(b.Root, "base", "execroot", "*", "bazel-out", "*", "bin", name))
+	if err != nil || len(found) != 1 {
+		return "", fmt.Errorf("outputs of //%s are in %q, want one directory: %v", name, found, err)
+	}
+	return found[0], nil
+}
+
 // Shutdown ends the Bazel server and waits until it has ended. It kills it if it does not.
 func (b *Bazel) Shutdown() error {
 	ctx, cancel := context.WithTimeout(context.Background(), 30*time.Second)

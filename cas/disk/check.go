@@ -1,0 +1,199 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package disk
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+
+	"github.com/cloister-build/cloister/cas/disk/internal/index"
+	"github.com/cloister-build/cloister/cas/disk/internal/segment"
+)
+
+// Check reads the whole store and returns every way in which it is not as it should be: an entry whose bytes are not
+// what its key says or whose record is not in a log, a file without an entry, a wrong count, something left in tmp. It
+// changes nothing, and expects that nothing else is under way.
+func (c *Cache) Check(ctx context.Context) error {
+	end, err := c.begin()
+	if err != nil {
+		return err
+	}
+	defer end()
+	k := checker{cache: c, ctx: ctx}
+	k.entries()
+	k.logs()
+	k.names()
+	k.counts()
+	if err := ctx.Err(); err != nil {
+		return err
+	}
+	if len(k.wrong) > 0 {
+		return fmt.Errorf("store %s: %w", c.dir, errors.Join(k.wrong...))
+	}
+	return nil
+}
+
+type checker struct {
+	cache *Cache
+	ctx   context.Context
+	wrong []error
+
+	places map[index.Place]index.Key // of entries
+	live   map[uint32][2]int64       // bytes and files, by segment
+	bytes  int64                     // of files
+	files  int64
+	blobs  int
+	result int
+}
+
+func (k *checker) report(format string, args ...any) {
+	if len(k.wrong) < 100 {
+		k.wrong = append(k.wrong, fmt.Errorf(format, args...))
+	}
+}
+
+// entries reads what every entry stands for.
+func (k *checker) entries() {
+	c := k.cache
+	k.places, k.live = map[index.Place]index.Key{}, map[uint32][2]int64{}
+	var all []index.Entry
+	c.index.Each(func(e *index.Entry) bool {
+		all = append(all, *e)
+		return true
+	})
+	for _, e := range all {
+		k.places[e.Place] = e.Key
+		live := k.live[e.Segment]
+		if isResult(e.Key) {
+			k.result++
+		} else {
+			k.blobs++
+		}
+		d, err := digestOf(e.Key)
+		if err != nil {
+			k.report("%v", err)
+			continue
+		}
+		if e.File {
+			live[1]++
+			k.bytes += charge(e.Size)
+			k.files++
+			path, err := c.pathBelow("files", e.Key)
+			if err == nil {
+				err = readWhole(k.ctx, path, d)
+			}
+			if err != nil {
+				k.report("%s: %w", path, err)
+			}
+		} else {
+			live[0] += segment.Padded(int64(e.Length))
+			b := make([]byte, e.Length)
+			if err := c.segments.Read(&e, b); err != nil {
+				k.report("%s: %w", d, err)
+			} else if !c.sound(&e, b) {
+				k.report("%s in segment %d at %d: not what its digest says", d, e.Segment, e.Offset)
+			}
+		}
+		k.live[e.Segment] = live
+	}
+}
+
+// logs looks for the record of every entry.
+func (k *checker) logs() {
+	for _, g := range k.cache.segments.Segments() {
+		err := g.Puts(0, func(r *segment.Record) bool {
+			if k.places[r.Place] == r.Key {
+				delete(k.places, r.Place)
+			}
+			return true
+		})
+		if err != nil {
+			k.report("%w", err)
+		}
+		if live := k.live[g.N]; g.Live.Load() != live[0] || g.Files.Load() != live[1] {
+			k.report("segment %d: %d bytes and %d files of it are counted, and %d and %d are there",
+				g.N, g.Live.Load(), g.Files.Load(), live[0], live[1])
+		}
+	}
+	for p := range k.places {
+		k.report("segment %d has no record at %d of an entry", p.Segment, p.Record)
+	}
+}
+
+// names looks for files that belong to nothing.
+func (k *checker) names() {
+	c := k.cache
+	root := filepath.Join(c.dir, "files")
+	err := filepath.WalkDir(root, func(path string, entry fs.DirEntry, err error) error {
+		if err != nil || entry.IsDir() {
+			return err
+		}
+		rel, err := filepath.Rel(root, path)
+		if err != nil {
+			return err
+		}
+		key, ok := c.parsePath(filepath.ToSlash(rel))
+		if !ok || !entry.Type().IsRegular() {
+			k.report("%s: not a file of the store", path)
+		} else if e, ok := c.index.Get(key); !ok || !e.File {
+			k.report("%s: not in the index", path)
+		}
+		return nil
+	})
+	if err != nil {
+		k.report("%w", err)
+	}
+	unfinished, err := os.ReadDir(filepath.Join(c.dir, "tmp"))
+	if err != nil {
+		k.report("%w", err)
+	}
+	for _, f := range unfinished {
+		k.report("%s: unfinished", filepath.Join(c.dir, "tmp", f.Name()))
+	}
+	for _, sub := range []string{"quarantine", "copies"} {
+		err := filepath.WalkDir(filepath.Join(c.dir, sub), func(_ string, entry fs.DirEntry, err error) error {
+			if err != nil || entry.IsDir() {
+				return err
+			}
+			fi, err := entry.Info()
+			if err == nil {
+				k.bytes += charge(fi.Size())
+				k.files++
+			}
+			return err
+		})
+		if err != nil {
+			k.report("%w", err)
+		}
+	}
+}
+
+// counts compares what is counted with what is there.
+func (k *checker) counts() {
+	c := k.cache
+	var segments int64
+	for _, g := range c.segments.Segments() {
+		data, log := g.Size()
+		segments += data + log
+	}
+	if segments != c.segments.Bytes() {
+		k.report("segments have %d bytes, and %d are counted", segments, c.segments.Bytes())
+	}
+	s := c.Stats()
+	if want := k.bytes + segments; s.Bytes != want {
+		k.report("there are %d bytes, and %d are counted", want, s.Bytes)
+	}
+	if s.Bytes > s.MaxBytes {
+		k.report("%d bytes are above the budget of %d", s.Bytes, s.MaxBytes)
+	}
+	if want := k.files + 2*int64(s.Segments); s.Files != want {
+		k.report("there are %d files, and %d are counted", want, s.Files)
+	}
+	if s.Blobs != k.blobs || s.Results != k.result {
+		k.report("there are %d blobs and %d results, and %d and %d are counted", k.blobs, k.result, s.Blobs, s.Results)
+	}
+}

@@ -1,0 +1,547 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package disk_test
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"math/rand/v2"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	repb "github.com/bazelbuild/remote-apis/build/bazel/remote/execution/v2"
+	"github.com/cloister-build/cloister/cas"
+	"github.com/cloister-build/cloister/cas/castest"
+	"github.com/cloister-build/cloister/cas/disk"
+)
+
+// aged opens a store with blobs of one block and of ten, and results, put a day after each other.
+func aged(t *testing.T, days int, config disk.Config) (*disk.Cache, *disk.Store) {
+	t.Helper()
+	config.Dir, config.MaxBytes = t.TempDir(), 16<<20
+	c := open(t, config)
+	s := store(t, c, "")
+	for i := range byte(days) {
+		put(t, s, i)
+		d := putSize(t, s, i, 20*block)
+		if err := s.Record(t.Context(), d, &repb.ActionResult{ExitCode: int32(i)}); err != nil {
+			t.Fatal(err)
+		}
+		time.Sleep(24 * time.Hour)
+	}
+	return c, s
+}
+
+func TestCollectOlderThan(t *testing.T) {
+	for _, pack := range []int64{0, everyFile, 1 << 20} {
+		synctest.Test(t, func(t *testing.T) {
+			const days, kept = 40, 10
+			c, s := aged(t, days, disk.Config{Pack: pack})
+			before := c.Stats()
+			o := disk.CollectOptions{OlderThan: kept*24*time.Hour + time.Hour, DryRun: true}
+			dry, err := c.Collect(t.Context(), o)
+			if err != nil || c.Stats() != before {
+				t.Fatalf("the dry run changed %+v to %+v, %v", before, c.Stats(), err)
+			}
+			o.DryRun = false
+			r, err := c.Collect(t.Context(), o)
+			if err != nil {
+				t.Fatal(err)
+			}
+			time.Sleep(time.Minute) // so that there is a note in each log
+			// Nothing is left to do.
+			if r, err := c.Collect(t.Context(), o); err != nil || r.Freed != 0 || r.Moved != 0 || r.Segments != 0 {
+				t.Errorf("pack %d: once more: %+v, %v", pack, r, err)
+			}
+			if r.Blobs+r.Files != 3*(days-kept) || c.Stats().EvictedBlobs != 3*(days-kept) {
+				t.Errorf("pack %d: collected %+v", pack, r)
+			}
+			if got := present(t, s, days); len(got) != kept || got[0] != days-kept {
+				t.Errorf("pack %d: left are %v", pack, got)
+			}
+			for i := range byte(days) {
+				b, d := castest.Blob(i, 20*block)
+				got, err := cas.ReadAll(t.Context(), s, d, d.Size())
+				if (err == nil && bytes.Equal(got, b)) != (i >= days-kept) {
+					t.Errorf("pack %d: large blob %d: %v", pack, i, err)
+				}
+				if _, err := s.Lookup(t.Context(), d); (err == nil) != (i >= days-kept) {
+					t.Errorf("pack %d: result %d: %v", pack, i, err)
+				}
+			}
+			after := c.Stats()
+			if r.Freed != before.Bytes-after.Bytes+(after.Bytes-r.Bytes) || r.MaxBytes != before.MaxBytes {
+				t.Errorf("pack %d: %+v, and the store went from %d to %d bytes", pack, r, before.Bytes, after.Bytes)
+			}
+			if dry.Freed < r.Freed*9/10 || dry.Freed > r.Freed*11/10 || dry.Files != r.Files || dry.Segments > r.Segments+1 || dry.Bytes != before.Bytes-dry.Freed {
+				t.Errorf("pack %d: the dry run said %+v, and it came to %+v", pack, dry, r)
+			}
+		})
+	}
+}
+
+func TestCollectMaxBytes(t *testing.T) {
+	for _, pack := range []int64{0, everyFile, 1 << 20} {
+		synctest.Test(t, func(t *testing.T) {
+			const days = 40
+			c, s := aged(t, days, disk.Config{Pack: pack})
+			before := c.Stats()
+			o := disk.CollectOptions{MaxBytes: before.Bytes / 2, DryRun: true}
+			dry, err := c.Collect(t.Context(), o)
+			if err != nil || c.Stats() != before {
+				t.Fatalf("the dry run changed %+v to %+v, %v", before, c.Stats(), err)
+			}
+			o.DryRun = false
+			r, err := c.Collect(t.Context(), o)
+			after := c.Stats()
+			if err != nil || after.Bytes > o.MaxBytes || after.Bytes < o.MaxBytes*6/10 || r.Bytes != after.Bytes || r.Freed != before.Bytes-after.Bytes {
+				t.Errorf("pack %d: %+v, %v, and there are %d bytes of %d", pack, r, err, after.Bytes, before.Bytes)
+			}
+			if dry.Freed < before.Bytes-o.MaxBytes || dry.Freed > r.Freed*3/2 {
+				t.Errorf("pack %d: the dry run said %+v, and it came to %+v", pack, dry, r)
+			}
+			// The youngest are still there.
+			for i := byte(days - 8); i < days; i++ {
+				read(t, s, i, block)
+				read(t, s, i, 20*block)
+			}
+		})
+	}
+}
+
+func TestCollectKeepsLeasedAndPinned(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c, s := aged(t, 20, disk.Config{Lease: 5 * 24 * time.Hour})
+		_, old := castest.Blob(0, 20*block)
+		path, release := file(t, s, old, false)
+		copied, releaseCopy := file(t, s, old, true)
+		time.Sleep(6 * 24 * time.Hour) // the use by File has lapsed, too
+		b, d := castest.Blob(19, block)
+		read(t, s, 19, block)
+		r, err := c.Collect(t.Context(), disk.CollectOptions{MaxBytes: 1})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if st := c.Stats(); r.Leased != block || r.Pinned != 2*20*block || st.Blobs != 2 || r.Bytes > 45*block {
+			t.Errorf("%+v, and there are %+v", r, st)
+		}
+		if got, err := cas.ReadAll(t.Context(), s, d, block); err != nil || !bytes.Equal(got, b) {
+			t.Error("the leased one is gone")
+		}
+		large, _ := castest.Blob(0, 20*block)
+		for _, path := range []string{path, copied} {
+			if got, err := os.ReadFile(path); err != nil || !bytes.Equal(got, large) {
+				t.Errorf("%s: %d bytes, %v", path, len(got), err)
+			}
+		}
+		release()
+		releaseCopy()
+		time.Sleep(7 * 24 * time.Hour)
+		if r, err := c.Collect(t.Context(), disk.CollectOptions{MaxBytes: 1}); err != nil || r.Copies != 1 || r.Files != 1 || c.Stats().Bytes != 0 {
+			t.Errorf("after release: %+v, %v, %+v", r, err, c.Stats())
+		}
+	})
+}
+
+func TestCollectAges(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		const day = 24 * time.Hour
+		c := open(t, disk.Config{Dir: t.TempDir(), MaxBytes: 16 << 20})
+		s := store(t, c, "")
+		for i, wait := range []time.Duration{40 * day, 15 * day, 3 * day, 10 * time.Hour, 0} {
+			for range 1 << i {
+				putSize(t, s, byte(c.Stats().Blobs), 1000)
+			}
+			putSize(t, s, byte(i), 80_000)
+			time.Sleep(wait)
+		}
+		_, d := castest.Blob(0, 80_000)
+		_, release := file(t, s, d, false) // leased, and so not also pinned
+		defer release()
+		r, err := c.Collect(t.Context(), disk.CollectOptions{MaxBytes: 16 << 20, DryRun: true})
+		if err != nil {
+			t.Fatal(err)
+		}
+		var blobs, sum int64
+		for _, row := range r.Ages {
+			blobs += row.Blobs
+			sum += row.Bytes
+			if row.Leased && (row.Bytes != r.Leased || row.Blobs != 16+1+1) {
+				t.Errorf("leased are %d, and %+v", r.Leased, row)
+			}
+		}
+		if want := int64(31*1024 + 5*20*block); blobs != 36 || sum != want || len(r.Ages) != 5 {
+			t.Errorf("%d blobs of %d bytes, want 36 of %d: %+v", blobs, sum, want, r.Ages)
+		}
+		// 40 days and more, 15, 3, and half of one; the leased ones are first.
+		for i, want := range []int64{18, 9, 5, 3, 1} {
+			if r.Ages[i].Blobs != want {
+				t.Errorf("%q has %d blobs, want %d", r.Ages[i].Label, r.Ages[i].Blobs, want)
+			}
+		}
+	})
+}
+
+func TestCollectRefusesNonsense(t *testing.T) {
+	c := open(t, disk.Config{Dir: t.TempDir()})
+	for _, o := range []disk.CollectOptions{{}, {MaxBytes: -1}, {OlderThan: -1}, {DryRun: true}} {
+		if _, err := c.Collect(t.Context(), o); !errors.Is(err, cas.ErrInvalid) {
+			t.Errorf("%+v: got %v, want ErrInvalid", o, err)
+		}
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	if _, err := c.Collect(ctx, disk.CollectOptions{MaxBytes: 1}); !errors.Is(err, context.Canceled) {
+		t.Errorf("got %v, want context.Canceled", err)
+	}
+}
+
+// A Collect that is cancelled has done a part, and broken nothing.
+func TestCollectStopsWithItsContext(t *testing.T) {
+	for calls := 1; calls < 60; calls += 6 {
+		synctest.Test(t, func(t *testing.T) {
+			c, s := aged(t, 20, disk.Config{Pack: 1 << 20})
+			_, err := c.Collect(&endsAfter{Context: t.Context(), calls: calls}, disk.CollectOptions{OlderThan: 10*24*time.Hour + time.Hour})
+			if err != nil && !errors.Is(err, context.Canceled) {
+				t.Error(err)
+			}
+			for i := byte(10); i < 20; i++ {
+				read(t, s, i, block)
+				read(t, s, i, 20*block)
+			}
+		})
+	}
+}
+
+// Reading goes on while what is read is moved and removed.
+func TestReadersSurviveCollect(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c, s := aged(t, 20, disk.Config{Lease: none})
+		b, d := castest.Blob(0, 20*block)
+		small, sd := castest.Blob(0, block)
+		var readers []io.ReadCloser
+		for _, d := range []cas.Digest{d, sd} {
+			r, err := s.Open(t.Context(), d, 0)
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer r.Close()
+			readers = append(readers, r)
+		}
+		time.Sleep(40 * 24 * time.Hour)
+		if _, err := c.Collect(t.Context(), disk.CollectOptions{MaxBytes: 1}); err != nil || c.Stats().Blobs > 0 {
+			t.Fatal(err, c.Stats())
+		}
+		for i, want := range [][]byte{b, small} {
+			if got, err := io.ReadAll(readers[i]); err != nil || !bytes.Equal(got, want) {
+				t.Errorf("read %d bytes, %v", len(got), err)
+			}
+		}
+	})
+}
+
+// A damaged blob does not become a sound one by being moved.
+func TestDamagedBlobIsNotMoved(t *testing.T) {
+	for _, cut := range []bool{false, true} {
+		synctest.Test(t, func(t *testing.T) {
+			const lease = time.Hour
+			dir := t.TempDir()
+			var told []cas.Digest
+			c := open(t, disk.Config{Dir: dir, Lease: lease, Corrupt: func(_ string, d cas.Digest, _ string) { told = append(told, d) }})
+			s := store(t, c, "")
+			for i := byte(1); i < 4; i++ {
+				put(t, s, i)
+			}
+			time.Sleep(2 * lease)
+			put(t, s, 4)
+			d := put(t, s, 0) // the last, in the same segment as those that lapsed
+			b, _ := castest.Blob(0, block)
+			path, at := find(t, dir, b)
+			if cut {
+				if err := os.Truncate(path, int64(at)+1); err != nil {
+					t.Fatal(err)
+				}
+			} else {
+				damageBlob(t, dir, b)
+			}
+			if r, err := c.Collect(t.Context(), disk.CollectOptions{OlderThan: lease}); err != nil || r.Segments == 0 {
+				t.Errorf("%+v, %v", r, err)
+			}
+			if exists(path) {
+				t.Error("the segment was not rewritten")
+			}
+			read(t, s, 4, block)
+			if has(t, s, d) {
+				t.Error("the damaged blob was moved")
+			}
+			if !slices.Equal(told, []cas.Digest{d}) || c.Stats().Corrupt != 1 {
+				t.Errorf("told of %v, counted %d", told, c.Stats().Corrupt)
+			}
+			if got := list(t, filepath.Join(dir, "quarantine")); len(got) != 2 && !cut {
+				t.Errorf("in quarantine is %q", got)
+			}
+		})
+	}
+}
+
+// The later of two results wins, after reopening, and after both of their segments were written anew.
+func TestLaterResultWins(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		const lease = time.Hour
+		config := disk.Config{Dir: t.TempDir(), Lease: lease}
+		c := open(t, config)
+		_, action := castest.Blob(0, 10)
+		n := 0
+		for round := range 4 {
+			s := store(t, c, "")
+			for range 4 - round { // fewer each time: an order that began anew would be too low
+				n++
+				if err := s.Record(t.Context(), action, &repb.ActionResult{ExitCode: int32(n)}); err != nil {
+					t.Fatal(err)
+				}
+				for i := range byte(5) { // the next one is in another segment
+					put(t, s, byte(n)*5+i)
+				}
+			}
+			if round%2 == 1 {
+				time.Sleep(2 * lease)
+				if r, err := s.Lookup(t.Context(), action); err != nil || r.ExitCode != int32(n) {
+					t.Errorf("round %d: %v, %v", round, r, err)
+				}
+				if r, err := c.Collect(t.Context(), disk.CollectOptions{OlderThan: lease}); err != nil || r.Segments == 0 {
+					t.Errorf("round %d: %+v, %v", round, r, err)
+				}
+			}
+			closeStore(t, c)
+			c = open(t, config)
+			if r, err := store(t, c, "").Lookup(t.Context(), action); err != nil || r.ExitCode != int32(n) {
+				t.Errorf("round %d, after reopening: %v, %v, want %d", round, r, err, n)
+			}
+			if got := c.Stats().Results; got != 1 {
+				t.Errorf("%d results are counted", got)
+			}
+		}
+	})
+}
+
+// A result that was replaced does not come back when the later one is evicted, or lost; neither if the process ended
+// before it was noted that it is replaced.
+func TestReplacedResultStaysReplaced(t *testing.T) {
+	for _, lost := range []bool{false, true} {
+		for _, noted := range []bool{false, true} {
+			synctest.Test(t, func(t *testing.T) {
+				// In a large segment one result is no reason to write it anew.
+				config := disk.Config{Dir: t.TempDir(), MaxBytes: 4 << 20}
+				c := open(t, config)
+				s := store(t, c, "")
+				_, action := castest.Blob(0, 10)
+				record := func(n int32) {
+					t.Helper()
+					if err := s.Record(t.Context(), action, &repb.ActionResult{ExitCode: n}); err != nil {
+						t.Fatal(err)
+					}
+				}
+				var used []cas.Digest
+				record(1)
+				for i := byte(0); len(segmentFiles(t, config.Dir, ".log")) < 2; i++ {
+					used = append(used, put(t, s, i))
+				}
+				record(2)
+				if lost || !noted {
+					closeStore(t, c)
+				}
+				if !noted {
+					path := filepath.Join(config.Dir, firstLog)
+					fi, err := os.Stat(path)
+					if err != nil || fi.Size()%64 != 16 {
+						t.Fatalf("%v: without a note at its end the log has %d bytes", err, fi.Size())
+					}
+					if err := os.Truncate(path, fi.Size()-16); err != nil {
+						t.Fatal(err)
+					}
+				}
+				if lost {
+					if err := os.Truncate(segmentFiles(t, config.Dir, ".data")[1], 0); err != nil {
+						t.Fatal(err)
+					}
+				}
+				if lost || !noted { // else all of it is one process
+					c = open(t, config)
+					s = store(t, c, "")
+				}
+				if !lost {
+					time.Sleep(48 * time.Hour)
+					missing(t, s, used...) // and so the first segment stays
+					if _, err := c.Collect(t.Context(), disk.CollectOptions{OlderThan: 24 * time.Hour}); err != nil {
+						t.Fatal(err)
+					}
+				}
+				for round := range 2 {
+					if r, err := store(t, c, "").Lookup(t.Context(), action); !errors.Is(err, cas.ErrNotFound) {
+						t.Errorf("lost %v, noted %v, round %d: got %v, %v", lost, noted, round, r, err)
+					}
+					closeStore(t, c)
+					c = open(t, config)
+				}
+			})
+		}
+	}
+}
+
+// Where little has lapsed, one Put is no reason to write everything anew.
+func TestLittleIsRewrittenForLittle(t *testing.T) {
+	for name, lapses := range map[string]func(i int) bool{
+		"a little everywhere":    func(i int) bool { return i%20 == 0 },
+		"half of the first ones": func(i int) bool { return i%20 == 0 || i < 300 && i%2 == 0 },
+	} {
+		synctest.Test(t, func(t *testing.T) {
+			const lease = time.Hour
+			dir := t.TempDir()
+			s := store(t, open(t, disk.Config{Dir: dir, MaxBytes: 4 << 20, Lease: lease}), "")
+			var all []cas.Digest
+			for i := 0; ; i++ {
+				d, err := cas.PutBytes(t.Context(), s, cas.SHA256, fmt.Appendf(nil, "%01000d", i))
+				if errors.Is(err, cas.ErrFull) {
+					break
+				} else if err != nil {
+					t.Fatal(err)
+				}
+				all = append(all, d)
+			}
+			time.Sleep(2 * lease)
+			for i, d := range all {
+				if !lapses(i) && !has(t, s, d) {
+					t.Fatal("absent")
+				}
+			}
+			before := segmentFiles(t, dir, ".data")
+			put(t, s, 0)
+			after := segmentFiles(t, dir, ".data")
+			gone := 0
+			for _, path := range before {
+				if !slices.Contains(after, path) {
+					gone++
+				}
+			}
+			if gone == 0 || gone > 8 || len(before) < 30 {
+				t.Errorf("%s: %d of %d segments were rewritten", name, gone, len(before))
+			}
+		})
+	}
+}
+
+// Random load on a store that is too small for it, in bytes or in files, under Collect and Verify.
+func TestBudgetsHoldUnderLoad(t *testing.T) {
+	for _, config := range []disk.Config{
+		{MaxBytes: 1 << 20, Lease: none}, {MaxBytes: 1 << 20, Lease: none, Pack: everyFile},
+		{MaxBytes: 64 << 20, MaxFiles: 60, Lease: none, Pack: 2000}, {MaxBytes: 1 << 20, MaxFiles: 50, Pack: 5000, Lease: none, Sync: true},
+	} {
+		t.Run(fmt.Sprintf("bytes=%d,files=%d,pack=%d", config.MaxBytes, config.MaxFiles, config.Pack), func(t *testing.T) {
+			const workers, rounds = 6, 150
+			config.Dir = t.TempDir()
+			c := open(t, config)
+			s := store(t, c, "")
+			var wg sync.WaitGroup
+			for w := range workers {
+				wg.Go(func() {
+					random := rand.New(rand.NewPCG(1, uint64(w)))
+					for i := range rounds {
+						size := 1 + random.IntN(1<<(6+random.IntN(10)))
+						b, d := castest.Blob(byte(random.IntN(256)), size)
+						var err error
+						switch random.IntN(10) {
+						case 0:
+							var got []byte
+							if got, err = cas.ReadAll(t.Context(), s, d, d.Size()); err == nil && !bytes.Equal(got, b) {
+								t.Errorf("%s: other bytes", d)
+							}
+						case 1:
+							var release func()
+							if _, release, err = s.File(t.Context(), d, i%2 == 0); err == nil {
+								release()
+							}
+						case 2:
+							err = s.Record(t.Context(), d, &repb.ActionResult{StdoutRaw: b})
+						case 3:
+							if w == 0 {
+								_, err = c.Collect(t.Context(), disk.CollectOptions{MaxBytes: config.MaxBytes / 2})
+							} else if w == 1 {
+								_, err = c.Verify(t.Context(), disk.VerifyOptions{})
+							} else if w == 2 {
+								c.Maintain()
+							}
+						default:
+							err = s.Put(t.Context(), d, bytes.NewReader(b))
+						}
+						if err != nil && !errors.Is(err, cas.ErrNotFound) && !errors.Is(err, cas.ErrFull) &&
+							!strings.Contains(err.Error(), "is kept") {
+							t.Error(err)
+						}
+						st := c.Stats()
+						// What is being committed counts twice.
+						if st.Bytes > st.MaxBytes+workers*2<<16 {
+							t.Errorf("%d bytes of a budget of %d", st.Bytes, st.MaxBytes)
+						}
+						// What changes while it is counted may count twice.
+						if _, files := occupied(t, config.Dir); config.MaxFiles > 0 && files > config.MaxFiles+workers {
+							t.Errorf("%d files of a budget of %d", files, config.MaxFiles)
+						}
+					}
+				})
+			}
+			wg.Wait()
+			st := c.Stats()
+			if st.Corrupt > 0 || st.EvictedBlobs == 0 {
+				t.Errorf("%+v", st)
+			}
+			r, err := c.Verify(t.Context(), disk.VerifyOptions{Restart: true})
+			if err != nil || len(r.Damaged) > 0 || r.Blobs < int64(st.Blobs+st.Results) {
+				t.Errorf("Verify: %+v, %v", r, err)
+			}
+		})
+	}
+}
+
+// Puts that arrive together do not all take the last file.
+func TestFilesAreReserved(t *testing.T) {
+	const most = 20
+	synctest.Test(t, func(t *testing.T) {
+		dir := t.TempDir()
+		c := open(t, disk.Config{Dir: dir, MaxFiles: most, Pack: everyFile, Lease: none})
+		s := store(t, c, "")
+		gate := make(chan struct{})
+		var wg sync.WaitGroup
+		for i := range byte(60) {
+			wg.Go(func() {
+				b, d := castest.Blob(i, block)
+				err := s.Put(t.Context(), d, io.MultiReader(bytes.NewReader(b), checkReader(func() { <-gate })))
+				if err != nil && !errors.Is(err, cas.ErrFull) {
+					t.Error(err)
+				}
+			})
+		}
+		synctest.Wait()
+		if _, files := occupied(t, dir); files > most || c.Stats().Files > most {
+			t.Errorf("%d files are there and %d are counted, of a budget of %d", files, c.Stats().Files, most)
+		}
+		close(gate)
+		wg.Wait()
+		if _, files := occupied(t, dir); files > most || files < 5 {
+			t.Errorf("at the end there are %d files of a budget of %d", files, most)
+		}
+		for i := range byte(60) {
+			if err := tryPut(t, s, i); err != nil {
+				t.Fatal(err)
+			}
+		}
+	})
+}

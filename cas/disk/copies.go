@@ -1,0 +1,298 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package disk
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/cloister-build/cloister/cas"
+	"github.com/cloister-build/cloister/cas/disk/internal/index"
+)
+
+// pins counts how often File handed out the file of a blob.
+type pins struct {
+	mu sync.Mutex
+	n  map[index.Key]int // guarded by mu
+}
+
+func (p *pins) add(k index.Key) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.n == nil {
+		p.n = map[index.Key]int{}
+	}
+	p.n[k]++
+}
+
+func (p *pins) remove(k index.Key) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.n[k]--; p.n[k] == 0 {
+		delete(p.n, k)
+	}
+}
+
+func (p *pins) has(k index.Key) bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.n[k] > 0
+}
+
+// A copyKey names a copy.
+type copyKey struct {
+	key        index.Key
+	executable bool
+}
+
+// copies are the files of blobs that are packed, or that are to be executed. They are derived from blobs: nothing is
+// lost with them but the time to make them.
+type copies struct {
+	making [256]sync.Mutex // by the first byte of a hash: held while a copy is made
+
+	mu sync.Mutex
+	m  map[copyKey]*copied // guarded by mu
+}
+
+// A copied is one copy. All of it is guarded by copies.mu.
+type copied struct {
+	path   string
+	charge int64
+	pins   int
+	used   time.Time
+}
+
+// pin returns the copy of k, which is not removed until its pin is given back, or nil.
+func (cs *copies) pin(k copyKey) *copied {
+	cs.mu.Lock()
+	defer cs.mu.Unlock()
+	f := cs.m[k]
+	if f != nil {
+		f.pins++
+		f.used = time.Now()
+	}
+	return f
+}
+
+func (cs *copies) unpin(f *copied) {
+	cs.mu.Lock()
+	defer cs.mu.Unlock()
+	f.pins--
+}
+
+// add adds the copy f of k, and returns what one that it replaces counted.
+func (cs *copies) add(k copyKey, f *copied) (freed int64) {
+	cs.mu.Lock()
+	defer cs.mu.Unlock()
+	if cs.m == nil {
+		cs.m = map[copyKey]*copied{}
+	}
+	if old := cs.m[k]; old != nil {
+		freed = old.charge // somebody has removed its file
+	}
+	cs.m[k] = f
+	return freed
+}
+
+// File implements cas.Filer. A file of a packed blob, or an executable one, is a copy that counts against the
+// budget, made when it is first asked for, and verified. The first File of a blob that an earlier process wrote reads
+// it whole, to verify it; a damaged one is cas.ErrNotFound.
+func (s *Store) File(ctx context.Context, d cas.Digest, executable bool) (path string, release func(), err error) {
+	end, err := s.cache.beginWith(ctx)
+	if err != nil {
+		return "", nil, err
+	}
+	defer end()
+	if d.IsEmpty() {
+		// One for all instances: naming one must not cost anything.
+		return s.copy(ctx, copyKey{keyOf(0, blob, d), executable}, d, func(*draft) error { return nil })
+	}
+	e, ok := s.use(blob, d)
+	switch {
+	case !ok:
+		return "", nil, notFound(d)
+	case e.File && executable:
+		return s.copy(ctx, copyKey{e.Key, true}, d, func(f *draft) error { return s.copyFile(ctx, f, e, d) })
+	case e.File:
+		return s.pinFile(ctx, e, d)
+	}
+	return s.copy(ctx, copyKey{e.Key, executable}, d, func(f *draft) error {
+		b, err := s.cache.read(e)
+		if err == nil && d.Function().Sum(b) != d {
+			err = s.cache.damaged(e, b)
+		}
+		if err != nil {
+			return err
+		}
+		_, err = io.Copy(f, bytes.NewReader(b))
+		return err
+	})
+}
+
+// pinFile returns the file of a blob that has one of its own.
+func (s *Store) pinFile(ctx context.Context, e index.Entry, d cas.Digest) (path string, release func(), err error) {
+	c := s.cache
+	c.pins.add(e.Key)
+	release = sync.OnceFunc(func() { c.pins.remove(e.Key) })
+	defer func() {
+		if err != nil {
+			release()
+			release = nil
+		}
+	}()
+	// It may have gone before it was pinned.
+	if _, ok := c.index.Get(e.Key); !ok {
+		return "", release, notFound(d)
+	}
+	if path, err = c.pathBelow("files", e.Key); err != nil {
+		return "", release, err
+	}
+	fi, err := os.Lstat(path)
+	switch {
+	case err == nil && (!fi.Mode().IsRegular() || fi.Size() != d.Size()):
+		err = c.damaged(e, nil)
+	case vanished(err):
+		c.lose(e)
+	case err == nil:
+		err = c.verifyFile(ctx, e, d, path)
+	}
+	switch {
+	case vanished(err), errors.Is(err, cas.ErrCorrupt):
+		return "", release, notFound(d)
+	case err != nil:
+		return "", release, fmt.Errorf("blob %s: %w", d, err)
+	}
+	return path, release, nil
+}
+
+// copyFile fills f with the blob e, which has a file of its own. It looks at every byte: what is executed is not only
+// what was right once.
+func (s *Store) copyFile(ctx context.Context, f *draft, e index.Entry, d cas.Digest) error {
+	path, err := s.cache.pathBelow("files", e.Key)
+	if err != nil {
+		return err
+	}
+	src, err := openQuietly(path)
+	if vanished(err) {
+		s.cache.lose(e)
+	}
+	if err != nil {
+		return err
+	}
+	defer src.Close()
+	err = s.cache.fill(ctx, f, d, src)
+	if errors.Is(err, cas.ErrMismatch) {
+		return s.cache.damaged(e, nil)
+	} else if err == nil {
+		s.cache.setVerified(e)
+	}
+	return err
+}
+
+// copy returns the copy k, which write fills if it is not there.
+func (s *Store) copy(ctx context.Context, k copyKey, d cas.Digest, write func(*draft) error) (path string, release func(), err error) {
+	c := s.cache
+	mu := &c.copies.making[k.key.Hash[0]]
+	mu.Lock()
+	defer mu.Unlock()
+	f := c.copies.pin(k)
+	if f != nil {
+		if fi, err := os.Lstat(f.path); err != nil || !fi.Mode().IsRegular() || fi.Size() != d.Size() {
+			c.copies.unpin(f)
+			c.removeCopy(k, f)
+			f = nil
+		}
+	}
+	if f == nil {
+		if err := ctx.Err(); err != nil {
+			return "", nil, err
+		}
+		f, err = c.makeCopy(k, write)
+		if errors.Is(err, cas.ErrNotFound) || errors.Is(err, cas.ErrCorrupt) || vanished(err) {
+			return "", nil, notFound(d)
+		} else if err != nil {
+			return "", nil, fmt.Errorf("blob %s: %w", d, err)
+		}
+	}
+	return f.path, sync.OnceFunc(func() { c.copies.unpin(f) }), nil
+}
+
+// makeCopy makes the copy k, and pins it.
+func (c *Cache) makeCopy(k copyKey, write func(*draft) error) (*copied, error) {
+	path := filepath.Join(c.dir, "copies", "empty")
+	if k.key.Size > 0 {
+		var err error
+		if path, err = c.pathBelow("copies", k.key); err != nil {
+			return nil, err
+		}
+	}
+	mode := os.FileMode(0o444)
+	if k.executable {
+		path, mode = path+".x", 0o555
+	}
+	d, err := c.draft(k.key.Size)
+	if err != nil {
+		return nil, err
+	}
+	defer d.discard()
+	if err := write(d); err != nil {
+		return nil, err
+	}
+	if err := d.finish(mode); err != nil {
+		return nil, err
+	}
+	if err := d.rename(path); err != nil {
+		return nil, err
+	}
+	f := &copied{path: path, charge: charge(k.key.Size), pins: 1, used: time.Now()}
+	c.budget.count(f.charge, 1)
+	if freed := c.copies.add(k, f); freed > 0 {
+		c.budget.count(-freed, -1)
+	}
+	return f, nil
+}
+
+// removeCopy removes the copy f of k unless it is pinned, and reports whether it did.
+func (c *Cache) removeCopy(k copyKey, f *copied) bool {
+	c.copies.mu.Lock()
+	defer c.copies.mu.Unlock()
+	if f.pins > 0 || c.copies.m[k] != f {
+		return false
+	}
+	if err := os.Remove(f.path); err != nil && !vanished(err) {
+		return false
+	}
+	delete(c.copies.m, k)
+	c.budget.count(-f.charge, -1)
+	return true
+}
+
+// An idleCopy is a copy that nobody has.
+type idleCopy struct {
+	key  copyKey
+	f    *copied
+	used time.Time
+}
+
+// idle returns the copies that nobody has, the one first that was used least recently, and what the others count.
+func (cs *copies) idle() (idle []idleCopy, pinned int64) {
+	cs.mu.Lock()
+	defer cs.mu.Unlock()
+	for k, f := range cs.m {
+		if f.pins > 0 {
+			pinned += f.charge
+		} else {
+			idle = append(idle, idleCopy{k, f, f.used})
+		}
+	}
+	slices.SortFunc(idle, func(a, b idleCopy) int { return a.used.Compare(b.used) })
+	return idle, pinned
+}

@@ -1,0 +1,432 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package disk_test
+
+import (
+	"bufio"
+	"bytes"
+	"errors"
+	"fmt"
+	"io/fs"
+	"math/rand/v2"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	repb "github.com/bazelbuild/remote-apis/build/bazel/remote/execution/v2"
+	"github.com/cloister-build/cloister/cas"
+	"github.com/cloister-build/cloister/cas/castest"
+	"github.com/cloister-build/cloister/cas/disk"
+)
+
+// crashVar is the directory of the store that TestCrashChild, as a child, works on.
+const crashVar = "CLOISTER_DISK_TEST_CRASH"
+
+// Both processes live in a bubble in which time begins anew: so the lease means something.
+const crashLease = time.Hour
+
+func crashConfig(dir string, sync bool) disk.Config {
+	return disk.Config{Dir: dir, MaxBytes: 1 << 20, Pack: 8 << 10, Lease: crashLease, Sync: sync}
+}
+
+// TestCrashChild is what the child does: everything that a store can, with a line for each thing that it was told is
+// done, or that it is about to break.
+func TestCrashChild(t *testing.T) {
+	dir := os.Getenv(crashVar)
+	if dir == "" {
+		t.Skip("it is the child of another test")
+	}
+	dir, sync := strings.CutSuffix(dir, "?sync")
+	synctest.Test(t, func(t *testing.T) { (&workload{T: t, config: crashConfig(dir, sync)}).run() })
+}
+
+type workload struct {
+	*testing.T
+	config disk.Config
+	cache  *disk.Cache
+	store  *disk.Store
+	blobs  []crashBlob
+	exit   int32 // of the last result that was recorded
+}
+
+type crashBlob struct {
+	seed byte
+	size int
+}
+
+func (b crashBlob) content() ([]byte, cas.Digest) { return castest.Blob(b.seed, b.size) }
+
+func (w *workload) say(format string, args ...any) {
+	if _, err := fmt.Printf("%d "+format+"\n", append([]any{time.Now().Unix()}, args...)...); err != nil {
+		w.Fatal(err)
+	}
+}
+
+// check ends the child if err is anything but a full store.
+func (w *workload) check(err error) bool {
+	w.Helper()
+	if err != nil && !errors.Is(err, cas.ErrFull) {
+		w.Fatal(err)
+	}
+	return err == nil
+}
+
+func (w *workload) open() {
+	w.cache = open(w, w.config)
+	w.store = store(w, w.cache, "")
+}
+
+func (w *workload) put(b crashBlob) {
+	data, d := b.content()
+	if w.check(w.store.Put(w.Context(), d, bytes.NewReader(data))) {
+		w.say("has %d %d", b.seed, b.size)
+		w.blobs = append(w.blobs, b)
+	}
+}
+
+func (w *workload) putAll(all []crashBlob) {
+	var blobs []cas.Blob
+	for _, b := range all {
+		data, d := b.content()
+		blobs = append(blobs, cas.Blob{Digest: d, Data: data})
+	}
+	for i, err := range w.store.PutAll(w.Context(), blobs) {
+		if w.check(err) {
+			w.say("has %d %d", all[i].seed, all[i].size)
+			w.blobs = append(w.blobs, all[i])
+		}
+	}
+}
+
+func (w *workload) record(action byte) {
+	w.exit++
+	_, d := castest.Blob(action, 10)
+	w.say("try %d %d", action, w.exit)
+	if w.check(w.store.Record(w.Context(), d, &repb.ActionResult{ExitCode: w.exit})) {
+		w.say("result %d %d", action, w.exit)
+	}
+}
+
+// use asks for blobs, and is told which are there, and stay.
+func (w *workload) use(blobs []crashBlob) {
+	for _, b := range blobs {
+		_, d := b.content()
+		if has(w, w.store, d) {
+			w.say("has %d %d", b.seed, b.size)
+		}
+	}
+}
+
+// damage flips a bit of each of blobs that is there, and lets Verify find that.
+func (w *workload) damage(blobs []crashBlob) {
+	for _, b := range blobs {
+		data, d := b.content()
+		if !has(w, w.store, d) {
+			continue
+		}
+		w.say("broken %d %d", b.seed, b.size)
+		// A copy of it that lies dead in another segment may come first: damage all.
+		if path := filePath(w.config.Dir, d); exists(path) {
+			damageBlob(w, w.config.Dir, data)
+			continue
+		}
+		for _, path := range segmentFiles(w, w.config.Dir, ".data") {
+			all, err := os.ReadFile(path)
+			if err != nil {
+				w.Fatal(err)
+			}
+			if bytes.Contains(all, data) {
+				damageBlob(w, w.config.Dir, data)
+			}
+		}
+	}
+	if _, err := w.cache.Verify(w.Context(), disk.VerifyOptions{Restart: true}); err != nil {
+		w.Fatal(err)
+	}
+	for _, b := range blobs {
+		if _, d := b.content(); has(w, w.store, d) {
+			w.Fatalf("damaged blob %v is present", b)
+		}
+		w.put(b)
+	}
+}
+
+// sleep lets time pass, and says so.
+func (w *workload) sleep(d time.Duration) {
+	time.Sleep(d)
+	w.say("now 0 0")
+}
+
+func (w *workload) run() {
+	random := rand.New(rand.NewPCG(1, 2))
+	w.open()
+	for round := range byte(3) {
+		small := func() crashBlob { return crashBlob{byte(random.IntN(256)), 600 + random.IntN(2000)} }
+		large := func() crashBlob { return crashBlob{byte(random.IntN(256)), 10_000 + random.IntN(20_000)} }
+		for i := range byte(8) {
+			w.put(small())
+			w.put(large())
+			w.putAll([]crashBlob{small(), small(), small(), large()})
+			w.record(i)
+		}
+		recent := slices.Clone(w.blobs[len(w.blobs)-20:])
+		for i, b := range recent[:6] {
+			_, d := b.content()
+			if _, release, err := w.store.File(w.Context(), d, i%2 == 0); w.check(err) {
+				release()
+				w.say("has %d %d", b.seed, b.size)
+			}
+		}
+		w.damage(recent[:4])
+		for range 10 { // until there are more notes than records
+			w.sleep(crashLease / 5)
+			w.use(recent)
+		}
+		w.cache.Maintain()
+		w.sleep(crashLease / 2)
+		w.use(recent[10:])
+		w.record(round) // and the others lapse
+		w.sleep(crashLease * 3 / 4)
+		if _, err := w.cache.Collect(w.Context(), disk.CollectOptions{OlderThan: time.Second}); err != nil {
+			w.Fatal(err)
+		}
+		if _, err := w.cache.Verify(&endsAfter{Context: w.Context(), calls: 5}, disk.VerifyOptions{}); err == nil {
+			w.Fatal("Verify did not stop")
+		}
+		for range 40 { // more than there is room for
+			w.put(large())
+			w.put(small())
+			w.sleep(crashLease / 10)
+		}
+		closeStore(w, w.cache)
+		w.open()
+	}
+}
+
+// points returns the names of all commit points of the package, as the source says them.
+func points(t *testing.T) []string {
+	t.Helper()
+	call := regexp.MustCompile(`commit\.Point\(([^)]*)\)`)
+	var names []string
+	err := filepath.WalkDir(".", func(path string, e fs.DirEntry, err error) error {
+		if err != nil || e.IsDir() || !strings.HasSuffix(path, ".go") || strings.HasSuffix(path, "_test.go") {
+			return err
+		}
+		b, err := os.ReadFile(path)
+		for _, m := range call.FindAllStringSubmatch(string(b), -1) {
+			name, err := unquote(m[1])
+			if err != nil {
+				t.Fatalf("%s: %s: %v", path, m[0], err)
+			}
+			names = append(names, name...)
+		}
+		return err
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	slices.Sort(names)
+	return slices.Compact(names)
+}
+
+// unquote returns the names that an argument of commit.Point stands for.
+func unquote(argument string) ([]string, error) {
+	if name, ok := strings.CutSuffix(argument, `" + suffix`); ok {
+		return []string{strings.Trim(name, `"`) + ".log", strings.Trim(name, `"`) + ".data"}, nil
+	}
+	name := strings.Trim(argument, `"`)
+	if len(name) != len(argument)-2 || strings.Contains(name, `"`) {
+		return nil, errors.New("this test does not understand which names that is")
+	}
+	return []string{name}, nil
+}
+
+// A process that dies at any commit point leaves a store that has all that it was told is stored.
+func TestCrashAtEveryCommitPoint(t *testing.T) {
+	program, err := exec.LookPath("go")
+	if err != nil {
+		t.Skip("needs the go command")
+	}
+	binary := filepath.Join(t.TempDir(), "disk.test")
+	if out, err := exec.Command(program, "test", "-c", "-tags", "commitpoints", "-o", binary, ".").CombinedOutput(); err != nil {
+		t.Fatalf("build: %v\n%s", err, out)
+	}
+	names := points(t)
+	if len(names) < 15 {
+		t.Fatalf("only the points %q were found", names)
+	}
+	rounds := 0
+	for i, name := range names {
+		// Two points are passed with Sync alone, and one without it alone.
+		reached := false
+		for j, n := range []int{1, 3, 25} {
+			for _, sync := range []bool{false, true} {
+				if sync != ((i+j)%3 == 0) && reached {
+					continue
+				}
+				if dead := crashAt(t, binary, name, n, sync); dead {
+					reached = true
+					rounds++
+				}
+			}
+		}
+		if !reached {
+			t.Errorf("no process died at %q: it does not get there", name)
+		}
+	}
+	t.Logf("%d points, %d processes died", len(names), rounds)
+}
+
+// A crashModel is what is known of a store from what its process said.
+type crashModel struct {
+	now     int64
+	blobs   map[crashBlob]int64     // when it was used last
+	results map[byte]int32          // the last that is known to be recorded
+	tried   map[byte]map[int32]bool // those that may be recorded as well
+	broken  map[string]bool         // digests of those that were damaged
+	used    map[byte]int64          // when a result was recorded
+}
+
+func (m *crashModel) learn(line string) {
+	var at int64
+	var what string
+	var a, n int
+	if _, err := fmt.Sscanf(line, "%d %s %d %d", &at, &what, &a, &n); err != nil {
+		return // of the test binary itself
+	}
+	m.now = at
+	switch what {
+	case "has":
+		m.blobs[crashBlob{byte(a), n}] = at
+	case "broken":
+		b := crashBlob{byte(a), n}
+		_, d := b.content()
+		delete(m.blobs, b)
+		m.broken[d.String()] = true
+	case "try":
+		if m.tried[byte(a)] == nil {
+			m.tried[byte(a)] = map[int32]bool{}
+		}
+		m.tried[byte(a)][int32(n)] = true
+	case "result":
+		m.results[byte(a)], m.used[byte(a)] = int32(n), at
+		m.tried[byte(a)] = map[int32]bool{int32(n): true}
+	}
+}
+
+// crashAt lets a child die at the nth passing of a point, if it gets there, and looks at what is left.
+func crashAt(t *testing.T, binary, point string, n int, sync bool) (died bool) {
+	t.Helper()
+	what := fmt.Sprintf("%s, passing %d, sync %v", point, n, sync)
+	config := crashConfig(t.TempDir(), sync)
+	cmd := exec.CommandContext(t.Context(), binary, "-test.run=^TestCrashChild$", "-test.timeout=60s")
+	env := crashVar + "=" + config.Dir
+	if sync {
+		env += "?sync"
+	}
+	cmd.Env = append(os.Environ(), env, fmt.Sprintf("CLOISTER_TEST_DIE_AT=%s=%d", point, n))
+	var stderr bytes.Buffer
+	cmd.Stderr = &stderr
+	out, err := cmd.StdoutPipe()
+	if err == nil {
+		err = cmd.Start()
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	m := crashModel{broken: map[string]bool{}, blobs: map[crashBlob]int64{}, results: map[byte]int32{}, tried: map[byte]map[int32]bool{}, used: map[byte]int64{}}
+	var said []string
+	for lines := bufio.NewScanner(out); lines.Scan(); {
+		m.learn(lines.Text())
+		said = append(said, lines.Text())
+	}
+	if err := cmd.Wait(); err != nil {
+		if !strings.Contains(stderr.String(), "killed at "+point) {
+			t.Fatalf("%s: the child failed: %v\n%s\n%s", what, err, strings.Join(said[max(0, len(said)-20):], "\n"), stderr.String())
+		}
+		died = true
+	}
+	synctest.Test(t, func(t *testing.T) {
+		time.Sleep(time.Until(time.Unix(m.now, 0)))
+		for range 2 { // what the first Open leaves, the second finds
+			c, err := disk.Open(config)
+			if err != nil {
+				t.Fatalf("%s: %v", what, err)
+			}
+			m.compare(t, what, store(t, c, ""))
+			// What the child had broken, and not yet found.
+			r, err := c.Verify(t.Context(), disk.VerifyOptions{Restart: true})
+			if err != nil {
+				t.Errorf("%s: %v", what, err)
+			}
+			for _, d := range r.Damaged {
+				if !m.broken[d.Digest.String()] {
+					t.Errorf("%s: %s is damaged", what, d.Digest)
+				}
+			}
+			if err := errors.Join(c.Check(t.Context()), c.Close()); err != nil {
+				t.Errorf("%s: %v", what, err)
+			}
+		}
+		leftovers(t, what, config.Dir)
+	})
+	return died
+}
+
+// compare reads all that must be there.
+func (m *crashModel) compare(t *testing.T, what string, s *disk.Store) {
+	t.Helper()
+	for b, used := range m.blobs {
+		if used+int64(crashLease/time.Second) < m.now {
+			continue
+		}
+		want, d := b.content()
+		if got, err := cas.ReadAll(t.Context(), s, d, d.Size()); err != nil || !bytes.Equal(got, want) {
+			t.Errorf("%s: blob %v was acknowledged at %d, and now, at %d: %d bytes, %v", what, b, used, m.now, len(got), err)
+		}
+	}
+	for a, exit := range m.results {
+		_, d := castest.Blob(a, 10)
+		r, err := s.Lookup(t.Context(), d)
+		if m.used[a]+int64(crashLease/time.Second) < m.now && errors.Is(err, cas.ErrNotFound) {
+			continue
+		}
+		if err != nil || !m.tried[a][r.ExitCode] {
+			t.Errorf("%s: result %d was %d at %d, and now, at %d: %v, %v", what, a, exit, m.used[a], m.now, r, err)
+		}
+	}
+}
+
+// leftovers finds files that a store does not have. Check looks into files and tmp.
+func leftovers(t *testing.T, what, dir string) {
+	t.Helper()
+	known := regexp.MustCompile(`^(version|lock|boot|instances|verify|segments|files|copies|quarantine|tmp)$`)
+	top, err := os.ReadDir(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, e := range top {
+		if !known.MatchString(e.Name()) {
+			t.Errorf("%s: %s is left over", what, e.Name())
+		}
+	}
+	pairs := map[string]int{}
+	for _, name := range list(t, filepath.Join(dir, "segments"))[1:] {
+		digits, suffix, _ := strings.Cut(name, ".")
+		pairs[digits]++
+		if suffix != "data" && suffix != "log" {
+			t.Errorf("%s: segments/%s is left over", what, name)
+		}
+	}
+	for digits, n := range pairs {
+		if n != 2 {
+			t.Errorf("%s: of segment %s there are %d files", what, digits, n)
+		}
+	}
+}

@@ -1,0 +1,761 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package disk_test
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	repb "github.com/bazelbuild/remote-apis/build/bazel/remote/execution/v2"
+	"github.com/cloister-build/cloister/cas"
+	"github.com/cloister-build/cloister/cas/castest"
+	"github.com/cloister-build/cloister/cas/disk"
+)
+
+// However a blob is damaged, and however it is asked for: never wrong bytes, then absent, told of, and put again.
+func TestDamagedBlobIsNotServedAndCanBePutAgain(t *testing.T) {
+	for _, c := range []struct {
+		name   string
+		change func([]byte) []byte
+	}{
+		{"bit flipped", func(b []byte) []byte { b[len(b)-1] ^= 1; return b }},
+		{"one byte short", func(b []byte) []byte { return b[:len(b)-1] }},
+		{"one byte long", func(b []byte) []byte { return append(b, 0) }},
+		{"empty", func(b []byte) []byte { return nil }},
+		{"zeros", func(b []byte) []byte { return make([]byte, len(b)) }},
+	} {
+		for _, u := range uses[:1] {
+			t.Run(c.name+" "+u.name, func(t *testing.T) {
+				dir := t.TempDir()
+				var told atomic.Int32
+				s := store(t, open(t, disk.Config{Dir: dir, Pack: everyFile, Corrupt: func(instance string, d cas.Digest, where string) {
+					if instance != "" || filepath.Join(dir, where) != filePath(dir, d) {
+						t.Errorf("told of %q, %s", instance, where)
+					}
+					told.Add(1)
+				}}), "")
+				d := put(t, s, 0)
+				damageFile(t, filePath(dir, d), c.change)
+				if got, err := cas.ReadAll(t.Context(), s, d, block); !errors.Is(err, cas.ErrCorrupt) {
+					t.Errorf("read %d bytes, %v, want ErrCorrupt", len(got), err)
+				}
+				if exists(filePath(dir, d)) {
+					t.Error("the damaged file is still there")
+				}
+				if !exists(filepath.Join(dir, "quarantine", fmt.Sprintf("%s-%d", d.Hash(), d.Size()))) {
+					t.Error("it is not in quarantine")
+				}
+				if has(t, s, d) {
+					t.Error("the damaged blob is still present")
+				}
+				put(t, s, 0)
+				read(t, s, 0, block)
+				if n := told.Load(); n != 1 {
+					t.Errorf("told %d times of one", n)
+				}
+			})
+		}
+	}
+}
+
+func TestDamagedPackedBlobIsNotServed(t *testing.T) {
+	for name, use := range map[string]func(s *disk.Store, d cas.Digest) error{
+		"Open": func(s *disk.Store, d cas.Digest) error { _, err := s.Open(t.Context(), d, 0); return err },
+		"Open from within": func(s *disk.Store, d cas.Digest) error {
+			_, err := s.Open(t.Context(), d, block-1)
+			return err
+		},
+		"File":            func(s *disk.Store, d cas.Digest) error { _, _, err := s.File(t.Context(), d, false); return err },
+		"executable File": func(s *disk.Store, d cas.Digest) error { _, _, err := s.File(t.Context(), d, true); return err },
+	} {
+		for _, cut := range []bool{false, true} {
+			t.Run(fmt.Sprintf("%s,cut=%v", name, cut), func(t *testing.T) {
+				dir := t.TempDir()
+				var told []string
+				config := disk.Config{Dir: dir, Corrupt: func(instance string, d cas.Digest, where string) { told = append(told, where) }}
+				c := open(t, config)
+				s := store(t, c, "")
+				kept, d := put(t, s, 1), put(t, s, 0)
+				b, _ := castest.Blob(0, block)
+				if cut {
+					path, at := find(t, dir, b)
+					if err := os.Truncate(path, int64(at)+10); err != nil {
+						t.Fatal(err)
+					}
+				} else {
+					damageBlob(t, dir, b)
+				}
+				if err := use(s, d); !errors.Is(err, cas.ErrCorrupt) && !errors.Is(err, cas.ErrNotFound) {
+					t.Errorf("got %v, want ErrCorrupt or ErrNotFound", err)
+				}
+				if has(t, s, d) || !has(t, s, kept) {
+					t.Error("the damaged blob is present, or its neighbour absent")
+				}
+				if len(told) != 1 || told[0] != "segments/00000001.data at 4096" || c.Stats().Corrupt != 1 {
+					t.Errorf("told of %q, and %d are counted", told, c.Stats().Corrupt)
+				}
+				if got := list(t, filepath.Join(dir, "quarantine")); len(got) != 2 && !cut {
+					t.Errorf("in quarantine is %q", got)
+				}
+				if cut {
+					return // the file is shorter than it is taken for: no store survives that before Open
+				}
+				// For a later process, too.
+				closeStore(t, c)
+				c = open(t, config)
+				s = store(t, c, "")
+				if has(t, s, d) {
+					t.Error("after reopening it is present again")
+				}
+				put(t, s, 0)
+				closeStore(t, c)
+				read(t, store(t, open(t, config), ""), 0, block)
+			})
+		}
+	}
+}
+
+func TestTruncatedBlobIsNotServedFromAnOffset(t *testing.T) {
+	dir := t.TempDir()
+	s := store(t, open(t, disk.Config{Dir: dir, Pack: everyFile}), "")
+	for i, off := range []int64{1, block / 2, block} {
+		d := put(t, s, byte(i))
+		damageFile(t, filePath(dir, d), func(b []byte) []byte { return b[:block/2] })
+		r, err := s.Open(t.Context(), d, off)
+		if !errors.Is(err, cas.ErrCorrupt) {
+			t.Errorf("Open at %d: got %v, want ErrCorrupt", off, err)
+		}
+		if r != nil {
+			r.Close()
+		}
+	}
+	if got := present(t, s, 3); len(got) != 0 {
+		t.Errorf("the truncated blobs %v are still present", got)
+	}
+}
+
+func TestFileOfTruncatedBlobIsNotFound(t *testing.T) {
+	dir := t.TempDir()
+	s := store(t, open(t, disk.Config{Dir: dir, Pack: everyFile}), "")
+	for _, executable := range []bool{false, true} {
+		d := put(t, s, 0)
+		damageFile(t, filePath(dir, d), func(b []byte) []byte { return b[:10] })
+		if path, _, err := s.File(t.Context(), d, executable); !errors.Is(err, cas.ErrNotFound) {
+			t.Errorf("executable %v: got %q, %v, want ErrNotFound", executable, path, err)
+		}
+	}
+}
+
+// A copy that somebody has damaged or removed is made again; it is not the blob that is damaged.
+func TestDamagedCopyIsMadeAgain(t *testing.T) {
+	dir := t.TempDir()
+	s := store(t, open(t, disk.Config{Dir: dir}), "")
+	b, _ := castest.Blob(0, block)
+	d := put(t, s, 0)
+	for _, harm := range []func(path string){
+		func(path string) { damageFile(t, path, func(b []byte) []byte { return b[:10] }) },
+		func(path string) {
+			if err := os.Remove(path); err != nil {
+				t.Fatal(err)
+			}
+		},
+	} {
+		path, release := file(t, s, d, true)
+		release()
+		harm(path)
+		path, release = file(t, s, d, true)
+		if got, err := os.ReadFile(path); err != nil || !bytes.Equal(got, b) {
+			t.Errorf("the file holds %d bytes, %v", len(got), err)
+		}
+		release()
+	}
+}
+
+// A copy that somebody has removed while it was handed out is made again, and counts once: Check compares.
+func TestCopyIsCountedOnce(t *testing.T) {
+	c := open(t, disk.Config{Dir: t.TempDir()})
+	s := store(t, c, "")
+	d := put(t, s, 0)
+	path, first := file(t, s, d, true)
+	before := c.Stats()
+	if err := os.Remove(path); err != nil {
+		t.Fatal(err)
+	}
+	_, second := file(t, s, d, true)
+	if after := c.Stats(); after != before {
+		t.Errorf("there were %+v, and are %+v", before, after)
+	}
+	first()
+	second()
+	if err := c.Check(t.Context()); err != nil {
+		t.Error(err)
+	}
+}
+
+// A blob that was damaged while no process held the store, its size unchanged.
+func TestFileOfEarlierProcessIsVerifiedBeforeUse(t *testing.T) {
+	for _, c := range []struct {
+		name string
+		use  func(s *disk.Store, d cas.Digest) error
+		want error
+	}{
+		{"Open from within", func(s *disk.Store, d cas.Digest) error {
+			_, err := s.Open(t.Context(), d, block-1)
+			return err
+		}, cas.ErrCorrupt},
+		{"File", func(s *disk.Store, d cas.Digest) error { _, _, err := s.File(t.Context(), d, false); return err }, cas.ErrNotFound},
+		{"executable File", func(s *disk.Store, d cas.Digest) error { _, _, err := s.File(t.Context(), d, true); return err }, cas.ErrNotFound},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			config := disk.Config{Dir: t.TempDir(), Pack: everyFile}
+			earlier := open(t, config)
+			d := put(t, store(t, earlier, ""), 0)
+			closeStore(t, earlier)
+			b, _ := castest.Blob(0, block)
+			damageBlob(t, config.Dir, b)
+
+			s := store(t, open(t, config), "")
+			if err := c.use(s, d); !errors.Is(err, c.want) {
+				t.Errorf("got %v, want %v", err, c.want)
+			}
+			if has(t, s, d) {
+				t.Error("the blob is present")
+			}
+			put(t, s, 0)
+			_, release := file(t, s, d, true)
+			release()
+		})
+	}
+}
+
+// Verification is paid once: a file that is known to be whole is not read again, which shows in damage that is done
+// to it later.
+func TestFileIsVerifiedOnce(t *testing.T) {
+	use := func(s *disk.Store, d cas.Digest) error {
+		_, release, err := s.File(t.Context(), d, false)
+		if err == nil {
+			release()
+		}
+		return err
+	}
+	for name, verify := range map[string]func(*disk.Cache, *disk.Store, cas.Digest) error{
+		"by File": func(_ *disk.Cache, s *disk.Store, d cas.Digest) error { return use(s, d) },
+		"by a whole read": func(_ *disk.Cache, s *disk.Store, d cas.Digest) error {
+			_, err := cas.ReadAll(t.Context(), s, d, block)
+			return err
+		},
+		"by a read from within": func(_ *disk.Cache, s *disk.Store, d cas.Digest) error {
+			r, err := s.Open(t.Context(), d, 1)
+			if err == nil {
+				err = r.Close()
+			}
+			return err
+		},
+		"by Verify": func(c *disk.Cache, s *disk.Store, d cas.Digest) error {
+			_, err := c.Verify(t.Context(), disk.VerifyOptions{})
+			return err
+		},
+		"by Put": func(_ *disk.Cache, s *disk.Store, d cas.Digest) error { put(t, s, 1); return nil },
+	} {
+		t.Run(name, func(t *testing.T) {
+			config := disk.Config{Dir: t.TempDir(), MaxBytes: 1 << 20, Pack: everyFile}
+			earlier := open(t, config)
+			d := put(t, store(t, earlier, ""), 0)
+			closeStore(t, earlier)
+			c, err := disk.Open(config)
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer c.Close()
+			s := store(t, c, "")
+			if err := verify(c, s, d); err != nil {
+				t.Fatal(err)
+			}
+			seed := byte(0)
+			if name == "by Put" {
+				seed = 1
+			}
+			b, d := castest.Blob(seed, block)
+			damageBlob(t, config.Dir, b)
+			if err := use(s, d); err != nil {
+				t.Errorf("the file was read again: %v", err)
+			}
+		})
+	}
+}
+
+func TestVerificationEndsWithItsContext(t *testing.T) {
+	config := disk.Config{Dir: t.TempDir(), Pack: everyFile}
+	c := open(t, config)
+	d := put(t, store(t, c, ""), 0)
+	closeStore(t, c)
+	s := store(t, open(t, config), "")
+	ctx := &endsAfter{Context: t.Context(), calls: 1}
+	if _, _, err := s.File(ctx, d, false); !errors.Is(err, context.Canceled) {
+		t.Errorf("got %v, want context.Canceled", err)
+	}
+	if !has(t, s, d) {
+		t.Error("a blob that was not read to its end is taken for damaged")
+	}
+}
+
+// endsAfter is a context that has ended after so many looks at it.
+type endsAfter struct {
+	context.Context
+	calls int
+}
+
+func (c *endsAfter) Err() error {
+	if c.calls--; c.calls < 0 {
+		return context.Canceled
+	}
+	return nil
+}
+
+func TestBlobTruncatedWhileItIsRead(t *testing.T) {
+	dir := t.TempDir()
+	s := store(t, open(t, disk.Config{Dir: dir, Pack: everyFile}), "")
+	for _, off := range []int64{0, 1} {
+		d := put(t, s, 0)
+		r, err := s.Open(t.Context(), d, off)
+		if err != nil {
+			t.Fatal(err)
+		}
+		damageFile(t, filePath(dir, d), func(b []byte) []byte { return b[:10] })
+		if got, err := io.ReadAll(r); !errors.Is(err, cas.ErrCorrupt) {
+			t.Errorf("from %d: read %d bytes, %v, want ErrCorrupt", off, len(got), err)
+		}
+		if err := r.Close(); err != nil {
+			t.Error(err)
+		}
+	}
+}
+
+func TestVanishedFileIsNotFound(t *testing.T) {
+	dir := t.TempDir()
+	c := open(t, disk.Config{Dir: dir, Pack: everyFile})
+	s := store(t, c, "")
+	for i, use := range []func(cas.Digest) error{
+		func(d cas.Digest) error { _, err := s.Open(t.Context(), d, 0); return err },
+		func(d cas.Digest) error { _, _, err := s.File(t.Context(), d, false); return err },
+		func(d cas.Digest) error { _, _, err := s.File(t.Context(), d, true); return err },
+	} {
+		d := put(t, s, byte(i))
+		if err := os.Remove(filePath(dir, d)); err != nil {
+			t.Fatal(err)
+		}
+		if err := use(d); !errors.Is(err, cas.ErrNotFound) {
+			t.Errorf("use %d: got %v, want ErrNotFound", i, err)
+		}
+	}
+	if got := present(t, s, 3); len(got) != 0 {
+		t.Errorf("the vanished blobs %v are still present", got)
+	}
+	if n := c.Stats().Corrupt; n != 3 {
+		t.Errorf("%d damaged blobs are counted, want 3", n)
+	}
+}
+
+func TestDamagedResultIsMiss(t *testing.T) {
+	dir := t.TempDir()
+	c := open(t, disk.Config{Dir: dir, MaxBytes: 16 << 20})
+	s := store(t, c, "")
+	_, action := castest.Blob(0, 10)
+	out, _ := castest.Blob(1, 20)
+	const sum = 32 // bytes before the message
+	record := func() (path string, at, size int) {
+		t.Helper()
+		out[0], out[1] = out[0]+1, ^out[0] // so that it is found, and none before it
+		if err := s.Record(t.Context(), action, &repb.ActionResult{ExitCode: 3, StdoutRaw: out}); err != nil {
+			t.Fatal(err)
+		}
+		path, in := find(t, dir, out)
+		return path, in / 512 * 512, in%512 + len(out)
+	}
+	_, _, size := record()
+	if size < sum+len(out) {
+		t.Fatalf("a result of %d bytes", size)
+	}
+	for i := range size {
+		path, at, _ := record()
+		f, err := os.OpenFile(path, os.O_RDWR, 0)
+		if err != nil {
+			t.Fatal(err)
+		}
+		b := make([]byte, 1)
+		_, err = f.ReadAt(b, int64(at+i))
+		if err == nil {
+			_, err = f.WriteAt([]byte{b[0] ^ 0x10}, int64(at+i))
+		}
+		if err := errors.Join(err, f.Close()); err != nil {
+			t.Fatal(err)
+		}
+		if got, err := s.Lookup(t.Context(), action); !errors.Is(err, cas.ErrNotFound) {
+			t.Errorf("byte %d flipped: got %v, %v, want ErrNotFound", i, got, err)
+		}
+	}
+	if got := c.Stats(); got.Corrupt != int64(size) || got.Results != 0 {
+		t.Errorf("after %d: %+v", size, got)
+	}
+}
+
+// Damage is no way to fill a store with what nobody may remove.
+func TestQuarantineIsBounded(t *testing.T) {
+	for _, pack := range []int64{0, everyFile} {
+		const budget = 2 << 20
+		dir := t.TempDir()
+		c := open(t, disk.Config{Dir: dir, MaxBytes: budget, Pack: pack, Lease: none})
+		s := store(t, c, "")
+		for i := range byte(150) {
+			d := putSize(t, s, i, 3*block)
+			b, _ := castest.Blob(i, 3*block)
+			damageBlob(t, dir, b)
+			if _, err := cas.ReadAll(t.Context(), s, d, d.Size()); !errors.Is(err, cas.ErrCorrupt) {
+				t.Fatalf("got %v, want ErrCorrupt", err)
+			}
+		}
+		var size int64
+		for _, name := range list(t, filepath.Join(dir, "quarantine")) {
+			fi, err := os.Stat(filepath.Join(dir, "quarantine", name))
+			if err != nil {
+				t.Fatal(err)
+			}
+			if fi.Mode().IsRegular() {
+				size += fi.Size()
+			}
+		}
+		if size == 0 || size > budget/64 {
+			t.Errorf("pack %d: quarantine has %d bytes of a budget of %d", pack, size, budget)
+		}
+	}
+}
+
+func TestQuarantineIsBoundedInFiles(t *testing.T) {
+	for _, pack := range []int64{0, everyFile} {
+		const files = 640
+		dir := t.TempDir()
+		s := store(t, open(t, disk.Config{Dir: dir, MaxBytes: 64 << 20, MaxFiles: files, Pack: pack}), "")
+		for i := range byte(20) {
+			d := putSize(t, s, i, 1000)
+			b, _ := castest.Blob(i, 1000)
+			damageBlob(t, dir, b)
+			if _, err := cas.ReadAll(t.Context(), s, d, d.Size()); !errors.Is(err, cas.ErrCorrupt) {
+				t.Fatalf("got %v, want ErrCorrupt", err)
+			}
+		}
+		if n := len(list(t, filepath.Join(dir, "quarantine"))) - 1; n == 0 || n > files/64 {
+			t.Errorf("pack %d: quarantine has %d files of a budget of %d", pack, n, files)
+		}
+	}
+}
+
+func TestCheckFindsWhatIsWrong(t *testing.T) {
+	for _, c := range []struct {
+		name string
+		do   func(t *testing.T, dir string, d cas.Digest)
+		says string
+	}{
+		{"damaged file", func(t *testing.T, dir string, d cas.Digest) {
+			damageFile(t, filePath(dir, d), func(b []byte) []byte { b[0] ^= 1; return b })
+		}, "corrupt"},
+		{"vanished file", func(t *testing.T, dir string, d cas.Digest) {
+			if err := os.Remove(filePath(dir, d)); err != nil {
+				t.Fatal(err)
+			}
+		}, "no such file"},
+		{"damaged blob", func(t *testing.T, dir string, d cas.Digest) {
+			b, _ := castest.Blob(1, 1000)
+			damageBlob(t, dir, b)
+		}, "not what its digest says"},
+		{"lost record", func(t *testing.T, dir string, d cas.Digest) {
+			if err := os.Truncate(segmentFiles(t, dir, ".log")[0], 64); err != nil {
+				t.Fatal(err)
+			}
+		}, "no record"},
+		{"foreign file", func(t *testing.T, dir string, d cas.Digest) {
+			write(t, filepath.Join(filepath.Dir(filePath(dir, d)), "letter.txt"), "")
+		}, "letter.txt"},
+		{"unindexed file", func(t *testing.T, dir string, d cas.Digest) { write(t, filePath(dir, d)+"0", "") }, "not in the index"},
+		{"unfinished file", func(t *testing.T, dir string, d cas.Digest) { write(t, filepath.Join(dir, "tmp", "x"), "") }, "unfinished"},
+		{"uncounted file", func(t *testing.T, dir string, d cas.Digest) {
+			write(t, filepath.Join(dir, "quarantine", "x"), "")
+		}, "are counted"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			dir := t.TempDir()
+			cache, err := disk.Open(disk.Config{Dir: dir, MaxBytes: 1 << 20})
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer cache.Close()
+			d := putSize(t, store(t, cache, ""), 0, 70_000)
+			putSize(t, store(t, cache, ""), 1, 1000)
+			if err := cache.Check(t.Context()); err != nil {
+				t.Errorf("before: %v", err)
+			}
+			c.do(t, dir, d)
+			if err := cache.Check(t.Context()); err == nil || !strings.Contains(err.Error(), c.says) {
+				t.Errorf("got %v, want it to say %q", err, c.says)
+			}
+		})
+	}
+}
+
+// Each kind of damage: found, named, taken out, told of once.
+func TestVerifyFindsDamage(t *testing.T) {
+	dir := t.TempDir()
+	told := map[string]int{}
+	c := open(t, disk.Config{Dir: dir, MaxBytes: 4 << 20, Corrupt: func(instance string, d cas.Digest, where string) {
+		told[instance+" "+d.String()]++
+	}})
+	s := store(t, c, "")
+	blobs := map[string]cas.Digest{
+		"packed": putSize(t, s, 0, 1000), "flipped": putSize(t, s, 1, 70_000), "cut": putSize(t, s, 2, 70_000),
+		"vanished": putSize(t, s, 3, 70_000),
+	}
+	for i := byte(10); i < 30; i++ {
+		putSize(t, s, i, 5000*int(i-9))
+	}
+	other := store(t, c, "other")
+	otherDigest := putSize(t, other, 4, 1000)
+	_, action := castest.Blob(5, 10)
+	out, _ := castest.Blob(6, 100)
+	if err := other.Record(t.Context(), action, &repb.ActionResult{StdoutRaw: out}); err != nil {
+		t.Fatal(err)
+	}
+	flip := func(seed byte, size int) { b, _ := castest.Blob(seed, size); damageBlob(t, dir, b) }
+	flip(0, 1000)
+	flip(1, 70_000)
+	damageFile(t, filePath(dir, blobs["cut"]), func(b []byte) []byte { return b[:100] })
+	if err := os.Remove(filePath(dir, blobs["vanished"])); err != nil {
+		t.Fatal(err)
+	}
+	flip(4, 1000)
+	flip(6, 100)
+
+	want := map[string]string{
+		" " + blobs["packed"].String():   "segments/0000000",
+		" " + blobs["flipped"].String():  filePath("", blobs["flipped"]),
+		" " + blobs["cut"].String():      filePath("", blobs["cut"]),
+		" " + blobs["vanished"].String(): filePath("", blobs["vanished"]),
+		"other " + otherDigest.String():  "segments/0000000", "other " + action.String(): "segments/0000000",
+	}
+	r, err := c.Verify(t.Context(), disk.VerifyOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, d := range r.Damaged {
+		name := d.Instance + " " + d.Digest.String()
+		if where, ok := want[name]; !ok || !strings.HasPrefix(d.Where, where) {
+			t.Errorf("damaged is %+v, want it at %q", d, where)
+		}
+		if told[name] != 1 {
+			t.Errorf("told %d times of %s", told[name], name)
+		}
+		delete(want, name)
+	}
+	if len(want) > 0 || len(told) != 6 || c.Stats().Corrupt != 6 {
+		t.Errorf("not found: %v; told of %d, counted %d", want, len(told), c.Stats().Corrupt)
+	}
+	if r.Blobs != 26 || r.Resumed || r.TotalBytes < 1_000_000 || r.Bytes > r.TotalBytes {
+		t.Errorf("report %+v", r)
+	}
+	for name, d := range blobs {
+		if has(t, s, d) {
+			t.Errorf("%s is still present", name)
+		}
+	}
+	if has(t, other, otherDigest) {
+		t.Error("the one of the other instance is still present")
+	}
+	if _, err := other.Lookup(t.Context(), action); !errors.Is(err, cas.ErrNotFound) {
+		t.Errorf("the damaged result: %v", err)
+	}
+	if got := list(t, filepath.Join(dir, "quarantine")); len(got) < 4 {
+		t.Errorf("in quarantine is %q", got)
+	}
+	r, err = c.Verify(t.Context(), disk.VerifyOptions{})
+	if err != nil || len(r.Damaged) > 0 || r.Blobs != 20 {
+		t.Errorf("once more: %+v, %v", r, err)
+	}
+}
+
+// A Verify that waits for another one waits no longer than its caller.
+func TestVerifyWaitsNoLongerThanItsContext(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c := open(t, disk.Config{Dir: t.TempDir()})
+		s := store(t, c, "")
+		putSize(t, s, 0, 1000)
+		putSize(t, s, 1, 1000)
+		first, stop := context.WithCancel(t.Context())
+		ended := make(chan struct{})
+		go func() {
+			defer close(ended)
+			c.Verify(first, disk.VerifyOptions{BytesPerSecond: 1})
+		}()
+		synctest.Wait() // the first has read one
+		began := time.Now()
+		second, cancel := context.WithTimeout(t.Context(), time.Minute)
+		defer cancel()
+		if _, err := c.Verify(second, disk.VerifyOptions{}); !errors.Is(err, context.DeadlineExceeded) || time.Since(began) != time.Minute {
+			t.Errorf("the second, after %v: %v", time.Since(began), err)
+		}
+		stop()
+		<-ended
+		if r, err := c.Verify(t.Context(), disk.VerifyOptions{}); err != nil || !r.Resumed {
+			t.Errorf("the third: %+v, %v", r, err)
+		}
+	})
+}
+
+// A Verify that is stopped is gone on with, by this process or the next, and reads nothing twice.
+func TestVerifyResumes(t *testing.T) {
+	for _, pack := range []int64{0, everyFile} {
+		for _, reopen := range []bool{false, true} {
+			config := disk.Config{Dir: t.TempDir(), MaxBytes: 1 << 20, Pack: pack}
+			c := open(t, config)
+			s := store(t, c, "")
+			const blobs = 60
+			for i := range byte(blobs) {
+				putSize(t, s, i, 3000)
+			}
+			stopped, err := c.Verify(&endsAfter{Context: t.Context(), calls: 40}, disk.VerifyOptions{})
+			if !errors.Is(err, context.Canceled) || stopped.Blobs == 0 || stopped.Blobs == blobs {
+				t.Fatalf("%+v, %v", stopped, err)
+			}
+			if reopen {
+				closeStore(t, c)
+				c = open(t, config)
+			}
+			// What was read is not read again, and so this is not found.
+			b, _ := castest.Blob(0, 3000)
+			damageBlob(t, config.Dir, b)
+			rest, err := c.Verify(t.Context(), disk.VerifyOptions{})
+			if err != nil || !rest.Resumed || rest.Blobs+stopped.Blobs != blobs || len(rest.Damaged) > 0 || rest.TotalBytes > 3000*rest.Blobs {
+				t.Errorf("stopped after %+v, then %+v, %v", stopped, rest, err)
+			}
+			// Now from the beginning; and with Restart, too.
+			if _, err := c.Verify(&endsAfter{Context: t.Context(), calls: 40}, disk.VerifyOptions{Restart: true}); !errors.Is(err, context.Canceled) {
+				t.Error(err)
+			}
+			all, err := c.Verify(t.Context(), disk.VerifyOptions{Restart: true})
+			if err != nil || all.Resumed || all.Blobs != blobs-1 || exists(filepath.Join(config.Dir, "verify")) {
+				t.Errorf("from the beginning: %+v, %v", all, err)
+			}
+		}
+	}
+}
+
+// Where a result was replaced Verify neither stops for good nor jumps ahead: it reads the later one where that is.
+func TestVerifyResumesAtReplacedResult(t *testing.T) {
+	c := open(t, disk.Config{Dir: t.TempDir()})
+	s := store(t, c, "")
+	const blobs = 9
+	_, action := castest.Blob(0, 10)
+	for n := range int32(2) {
+		if err := s.Record(t.Context(), action, &repb.ActionResult{ExitCode: n}); err != nil {
+			t.Fatal(err)
+		}
+		for i := byte(0); n == 0 && i < blobs; i++ {
+			putSize(t, s, i, 100)
+		}
+	}
+	all, err := c.Verify(t.Context(), disk.VerifyOptions{})
+	if err != nil || all.Blobs != blobs+1 {
+		t.Errorf("%d entries: %+v, %v", blobs+1, all, err)
+	}
+	for calls := range 4 {
+		stopped, err := c.Verify(&endsAfter{t.Context(), calls}, disk.VerifyOptions{Restart: true})
+		if !errors.Is(err, context.Canceled) {
+			t.Errorf("%+v, %v", stopped, err)
+		}
+		rest, err := c.Verify(t.Context(), disk.VerifyOptions{})
+		if err != nil || stopped.Blobs+rest.Blobs != all.Blobs {
+			t.Errorf("stopped after %d, then %d, want %d in all: %v", stopped.Blobs, rest.Blobs, all.Blobs, err)
+		}
+	}
+}
+
+// Verify ends though more is put all the while than it may read.
+func TestVerifyEndsUnderLoad(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c := open(t, disk.Config{Dir: t.TempDir(), Lease: none})
+		s := store(t, c, "")
+		n := 0
+		putNext := func() {
+			n++
+			b := bytes.Repeat([]byte(fmt.Sprintf("%04d", n)), 1000)
+			if err := s.Put(t.Context(), cas.SHA256.Sum(b), bytes.NewReader(b)); err != nil {
+				t.Fatal(err)
+			}
+		}
+		for range 20 {
+			putNext()
+		}
+		ctx, cancel := context.WithCancel(t.Context())
+		defer cancel()
+		done := make(chan error, 1)
+		go func() {
+			_, err := c.Verify(ctx, disk.VerifyOptions{BytesPerSecond: 20_000})
+			done <- err
+		}()
+		for range 500 {
+			putNext()
+			time.Sleep(100 * time.Millisecond) // 40,000 bytes a second
+			select {
+			case err := <-done:
+				if err != nil {
+					t.Error(err)
+				}
+				return
+			default:
+			}
+		}
+		t.Errorf("it has not ended after %d puts, of which there were 20 when it began", n)
+		cancel()
+		<-done
+	})
+}
+
+func TestVerifyHonoursItsRate(t *testing.T) {
+	for _, pack := range []int64{0, everyFile} {
+		synctest.Test(t, func(t *testing.T) {
+			c := open(t, disk.Config{Dir: t.TempDir(), Pack: pack})
+			s := store(t, c, "")
+			for i := range byte(100) {
+				putSize(t, s, i, 1000)
+			}
+			before := time.Now()
+			var told int
+			r, err := c.Verify(t.Context(), disk.VerifyOptions{BytesPerSecond: 10_000, Progress: func(disk.VerifyReport) { told++ }})
+			// The last one is read without waiting.
+			if took := time.Since(before); err != nil || took < 9900*time.Millisecond || took > 10*time.Second || told < 9 || told > 12 {
+				t.Errorf("100000 bytes at 10000 a second took %v and told %d times: %+v, %v", took, told, r, err)
+			}
+			// Close does not wait for it.
+			done := make(chan error)
+			go func() {
+				_, err := c.Verify(t.Context(), disk.VerifyOptions{BytesPerSecond: 1})
+				done <- err
+			}()
+			time.Sleep(time.Second)
+			before = time.Now()
+			if err := c.Close(); err != nil {
+				t.Error(err)
+			}
+			if err := <-done; !errors.Is(err, os.ErrClosed) || time.Since(before) > time.Second {
+				t.Errorf("Verify of a closed store: %v, after %v", err, time.Since(before))
+			}
+		})
+	}
+}

@@ -1,0 +1,282 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package disk_test
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"sync"
+	"syscall"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/cloister-build/cloister/cas"
+	"github.com/cloister-build/cloister/cas/castest"
+	"github.com/cloister-build/cloister/cas/disk"
+	"golang.org/x/sys/unix"
+)
+
+const (
+	// nowhere is a file whose beginning cannot be read: that is EIO, as of a bad sector.
+	nowhere = "/proc/self/mem"
+	// nothing is a file to which all can be written, and that cannot be flushed.
+	nothing = "/dev/null"
+)
+
+// replaceOpen lets this process, where it has a file open, have another one, until the result is called, or the test
+// ends.
+func replaceOpen(t *testing.T, path, by string) (restore func()) {
+	t.Helper()
+	fds, err := os.ReadDir("/proc/self/fd")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, e := range fds {
+		var fd int
+		if link, err := os.Readlink(filepath.Join("/proc/self/fd", e.Name())); err != nil || link != path {
+			continue
+		}
+		if _, err := fmt.Sscan(e.Name(), &fd); err != nil {
+			t.Fatal(err)
+		}
+		saved, err := unix.FcntlInt(uintptr(fd), unix.F_DUPFD_CLOEXEC, 0)
+		if err != nil {
+			t.Fatal(err)
+		}
+		flags := os.O_RDWR
+		if by == nowhere {
+			flags = os.O_RDONLY
+		}
+		other, err := os.OpenFile(by, flags, 0)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer other.Close()
+		if err := unix.Dup3(int(other.Fd()), fd, unix.O_CLOEXEC); err != nil {
+			t.Fatal(err)
+		}
+		link, err := os.Readlink(filepath.Join("/proc/self/fd", e.Name()))
+		if err != nil {
+			t.Fatal(err)
+		}
+		restore = sync.OnceFunc(func() {
+			// Unless the store has closed it.
+			if now, err := os.Readlink(filepath.Join("/proc/self/fd", e.Name())); err == nil && now == link {
+				if err := unix.Dup3(saved, fd, unix.O_CLOEXEC); err != nil {
+					t.Error(err)
+				}
+			}
+			if err := unix.Close(saved); err != nil {
+				t.Error(err)
+			}
+		})
+		t.Cleanup(restore)
+		return restore
+	}
+	t.Fatalf("%s is not open", path)
+	return nil
+}
+
+// twoSegments opens a store of which the first segment has blob 0 alone of those from seed 0 to 9, and is full.
+func twoSegments(t *testing.T, config disk.Config) (*disk.Cache, *disk.Store) {
+	t.Helper()
+	c := open(t, config)
+	s := store(t, c, "")
+	put(t, s, 0)
+	for i := byte(100); len(segmentFiles(t, config.Dir, ".data")) < 2; i++ {
+		put(t, s, i)
+	}
+	for i := byte(1); i < 10; i++ {
+		putSize(t, s, i, 500)
+	}
+	return c, s
+}
+
+// What the disk no longer gives is damaged, as what it gives wrongly, and all else goes on.
+func TestUnreadableBlobIsDamaged(t *testing.T) {
+	const lease = time.Hour
+	for _, how := range []struct {
+		name string
+		use  func(*testing.T, *disk.Cache, *disk.Store, cas.Digest) error
+		want error
+	}{
+		{"Open", func(t *testing.T, _ *disk.Cache, s *disk.Store, d cas.Digest) error {
+			_, err := s.Open(t.Context(), d, 0)
+			return err
+		}, cas.ErrCorrupt},
+		{"File", func(t *testing.T, _ *disk.Cache, s *disk.Store, d cas.Digest) error {
+			_, _, err := s.File(t.Context(), d, false)
+			return err
+		}, cas.ErrNotFound},
+		{"Collect", func(t *testing.T, c *disk.Cache, _ *disk.Store, _ cas.Digest) error {
+			_, err := c.Collect(t.Context(), disk.CollectOptions{OlderThan: lease})
+			return err
+		}, nil},
+		{"Verify", func(t *testing.T, c *disk.Cache, _ *disk.Store, _ cas.Digest) error {
+			r, err := c.Verify(t.Context(), disk.VerifyOptions{})
+			if want := int64(c.Stats().Blobs + len(r.Damaged)); r.Blobs != want {
+				t.Errorf("Verify has read %d of %d", r.Blobs, want)
+			}
+			return err
+		}, nil},
+	} {
+		t.Run(how.name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				told := map[string]int{}
+				config := disk.Config{Dir: t.TempDir(), Lease: lease, Corrupt: func(_ string, d cas.Digest, _ string) { told[d.String()]++ }}
+				c, s := twoSegments(t, config)
+				_, d := castest.Blob(0, block)
+				time.Sleep(2 * lease)
+				if !has(t, s, d) { // and nothing else is leased
+					t.Fatal("absent")
+				}
+				restore := replaceOpen(t, filepath.Join(config.Dir, firstData), nowhere)
+				if err := how.use(t, c, s, d); !errors.Is(err, how.want) {
+					t.Errorf("got %v, want %v", err, how.want)
+				}
+				if has(t, s, d) {
+					t.Error("it is present")
+				}
+				if told[d.String()] != 1 {
+					t.Errorf("told %d times of it", told[d.String()])
+				}
+				put(t, s, 0)
+				restore()
+				read(t, s, 0, block)
+				if how.name != "Collect" {
+					read(t, s, 1, 500)
+				}
+			})
+		})
+	}
+}
+
+// If what was moved from a segment cannot be flushed the segment stays, also the next time, when nothing is left to be
+// moved from it.
+func TestSegmentStaysIfMovedCannotBeFlushed(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		const lease = time.Hour
+		config := disk.Config{Dir: t.TempDir(), Lease: lease}
+		c := open(t, config)
+		s := store(t, c, "")
+		// A first Collect makes the segment to which others are moved from then on.
+		put(t, s, 0)
+		put(t, s, 1)
+		time.Sleep(2 * lease)
+		read(t, s, 0, block)
+		collect := func() error {
+			_, err := c.Collect(t.Context(), disk.CollectOptions{OlderThan: lease})
+			return err
+		}
+		if err := collect(); err != nil {
+			t.Fatal(err)
+		}
+		moved := segmentFiles(t, config.Dir, ".log")
+		if len(moved) != 1 {
+			t.Fatalf("there are %q", moved)
+		}
+		put(t, s, 2)
+		put(t, s, 3)
+		source := segmentFiles(t, config.Dir, ".data")[1]
+		time.Sleep(2 * lease)
+		if lost := missing(t, s, digestOfBlob(0, block), digestOfBlob(2, block)); len(lost) > 0 {
+			t.Fatal(lost)
+		}
+		restore := replaceOpen(t, moved[0], nothing)
+		for range 3 {
+			if err := collect(); !errors.Is(err, syscall.EINVAL) {
+				t.Errorf("got %v, want the error of the flush", err)
+			}
+			if !exists(source) {
+				t.Fatal("the segment is gone")
+			}
+		}
+		restore()
+		if err := c.Close(); err != nil {
+			t.Fatal(err)
+		}
+		// What went to nothing is there all the same.
+		s = store(t, open(t, config), "")
+		read(t, s, 0, block)
+		read(t, s, 2, block)
+	})
+}
+
+// faultVar is the directory in which TestFaultChild, as a child, mounts files on those of stores.
+const faultVar = "CLOISTER_DISK_TEST_FAULT"
+
+func TestFaultsOfFiles(t *testing.T) { runInNamespace(t, "TestFaultChild", faultVar) }
+
+func TestFaultChild(t *testing.T) {
+	dir := inNamespace(t, faultVar)
+	// cover mounts one file on another, which cannot be removed then.
+	cover := func(t *testing.T, path, by string) (uncover func()) {
+		t.Helper()
+		if err := syscall.Mount(by, path, "", syscall.MS_BIND, ""); err != nil {
+			t.Fatalf("mount %s on %s: %v", by, path, err)
+		}
+		return func() {
+			if err := syscall.Unmount(path, 0); err != nil {
+				t.Error(err)
+			}
+		}
+	}
+	t.Run("Open with a smaller budget", func(t *testing.T) {
+		config := disk.Config{Dir: filepath.Join(dir, "budget"), Lease: none}
+		c := open(t, config)
+		s := store(t, c, "")
+		var paths []string
+		for i := range byte(8) {
+			paths = append(paths, filePath(config.Dir, putSize(t, s, i, 70_000)))
+		}
+		closeStore(t, c)
+		config.MaxBytes = 200_000
+		for _, path := range paths {
+			defer cover(t, path, path)()
+		}
+		c, err := disk.Open(config)
+		if err != nil {
+			t.Fatal(err)
+		}
+		read(t, store(t, c, ""), 0, 70_000)
+		if err := putOther(t, store(t, c, ""), 0); !errors.Is(err, cas.ErrFull) || !errors.Is(err, syscall.EBUSY) {
+			t.Errorf("got %v, want ErrFull, and why", err)
+		}
+		if err := c.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+	for _, power := range []bool{false, true} {
+		t.Run(fmt.Sprintf("bad sector,power=%v", power), func(t *testing.T) {
+			config := disk.Config{Dir: filepath.Join(dir, fmt.Sprint(power)), MaxBytes: 1 << 20}
+			c := open(t, config)
+			s := store(t, c, "")
+			d := putSize(t, s, 0, 70_000)
+			put(t, s, 1)
+			closeStore(t, c)
+			if power {
+				write(t, filepath.Join(config.Dir, "boot"), "another start of the machine\n")
+			}
+			uncover := cover(t, filePath(config.Dir, d), nowhere)
+			c, err := disk.Open(config)
+			if err != nil {
+				t.Fatalf("for one blob the store does not open: %v", err)
+			}
+			s = store(t, c, "")
+			if r, err := s.Open(t.Context(), d, 0); err == nil {
+				t.Error("it can be read")
+				r.Close()
+			} else if !errors.Is(err, cas.ErrCorrupt) && !errors.Is(err, cas.ErrNotFound) {
+				t.Errorf("got %v", err)
+			}
+			read(t, s, 1, block)
+			if err := c.Close(); err != nil {
+				t.Error(err)
+			}
+			uncover()
+		})
+	}
+}

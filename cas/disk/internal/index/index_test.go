@@ -1,0 +1,221 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package index
+
+import (
+	"encoding/binary"
+	"maps"
+	"math/rand/v2"
+	"reflect"
+	"sync"
+	"testing"
+)
+
+func key(n uint64) (k Key) {
+	random := rand.New(rand.NewPCG(n, 1))
+	for i := range k.Hash {
+		k.Hash[i] = byte(random.Uint32())
+	}
+	k.Hash[0] = byte(n % 3) // few parts, so that they grow
+	k.Size, k.Instance, k.Kind = int64(n), uint16(n%2), Kind(n%5)
+	return k
+}
+
+// A random history, beside a map.
+func TestIndexIsAMap(t *testing.T) {
+	x, want := New(), map[Key]Entry{}
+	random := rand.New(rand.NewPCG(1, 2))
+	for i := range 60_000 {
+		k := key(uint64(random.IntN(3000)))
+		e := Entry{
+			Key: k, Place: Place{uint32(i), random.Uint32()}, Offset: random.Uint32(), Length: random.Uint32(), Stamp: uint32(i),
+			File: i%2 == 0, Verified: i%3 == 0,
+		}
+		old, there := want[k]
+		switch random.IntN(6) {
+		case 5:
+			// Some of them are there, and some twice.
+			var all []Entry
+			for range 1 + random.IntN(20) {
+				e.Key = key(uint64(random.IntN(3000)))
+				all = append(all, e)
+			}
+			added := map[Key]int{}
+			for _, e := range all {
+				added[e.Key]++
+			}
+			for _, e := range x.AddAll(all) {
+				added[e.Key]--
+			}
+			for k, n := range added {
+				if _, there := want[k]; there == (n == 1) || n < 0 || n > 1 {
+					t.Fatalf("AddAll added %d times one that was there: %v", n, there)
+				}
+				if n == 1 {
+					e.Key = k
+					want[k] = e
+				}
+			}
+			if i%100 == 0 {
+				x.Reserve(len(want) + 500)
+			}
+		case 0:
+			if got, replaced := x.Put(e); replaced != there || got != old {
+				t.Fatalf("Put gave %v, %v, want %v, %v", got, replaced, old, there)
+			}
+			want[k] = e
+		case 1:
+			if added := x.Add(&e); added == there {
+				t.Fatalf("Add gave %v of one that is there: %v", added, there)
+			}
+			if !there {
+				want[k] = e
+			}
+		case 2:
+			if got := x.Update(k, func(now *Entry) {
+				if *now != old {
+					t.Fatalf("Update told of %v, want %v", *now, old)
+				}
+				*now = e
+				now.Key = Key{} // it keeps its own
+			}); got != there {
+				t.Fatalf("Update gave %v of one that is there: %v", got, there)
+			}
+			if there {
+				want[k] = e
+			}
+		case 3:
+			permit := i%4 > 0
+			if got, removed := x.Remove(k, func(*Entry) bool { return permit }); removed != (there && permit) || removed && got != old {
+				t.Fatalf("Remove gave %v, %v of %v", got, removed, old)
+			}
+			if permit {
+				delete(want, k)
+			}
+		case 4:
+			if got, ok := x.Get(k); ok != there || got != old {
+				t.Fatalf("Get gave %v, %v, want %v, %v", got, ok, old, there)
+			}
+		}
+		if x.Len() != len(want) {
+			t.Fatalf("after %d steps %d entries, want %d", i, x.Len(), len(want))
+		}
+	}
+	got := map[Key]Entry{}
+	x.Each(func(e *Entry) bool { got[e.Key] = *e; return true })
+	if !maps.Equal(got, want) || len(want) < 1000 {
+		t.Errorf("Each told of %d entries, want %d", len(got), len(want))
+	}
+	n := 0
+	x.Each(func(*Entry) bool { n++; return n < 10 })
+	if n != 10 {
+		t.Errorf("Each did not stop: %d", n)
+	}
+}
+
+func TestEveryPartOfAKeyCounts(t *testing.T) {
+	x := New()
+	k := key(7)
+	x.Put(Entry{Key: k})
+	others := []Key{k, k, k, k, k}
+	others[0].Hash[31]++
+	others[1].Size++
+	others[2].Instance++
+	others[3].Kind++
+	others[4].Hash[0]++
+	for i, other := range others {
+		if _, ok := x.Get(other); ok {
+			t.Errorf("key %d is taken for another", i)
+		}
+	}
+}
+
+// Hashes that a client has chosen to be alike are still found.
+func TestCollidingKeys(t *testing.T) {
+	x := New()
+	const n = 2000
+	for i := range int64(n) {
+		x.Put(Entry{Key: Key{Size: i}, Stamp: uint32(i)})
+	}
+	for i := range int64(n) {
+		if i%2 == 0 {
+			x.Remove(Key{Size: i}, func(*Entry) bool { return true })
+		}
+	}
+	for i := range int64(n) {
+		if e, ok := x.Get(Key{Size: i}); ok != (i%2 == 1) || ok && e.Stamp != uint32(i) {
+			t.Fatalf("%d: %v, %v", i, e, ok)
+		}
+	}
+}
+
+// Whatever part of their keys clients make alike, keys are spread evenly, and nobody can foresee where they are.
+func TestKeysAreSpread(t *testing.T) {
+	const n, mean = 64_000, 64_000 / shards
+	x, other := New(), New()
+	for name, differ := range map[string]func(k *Key, i uint32){
+		"the first bytes of their hashes": func(k *Key, i uint32) { binary.LittleEndian.PutUint32(k.Hash[:], i) },
+		"the fifth and later bytes":       func(k *Key, i uint32) { binary.LittleEndian.PutUint32(k.Hash[4:], i) },
+		"the ninth and later bytes":       func(k *Key, i uint32) { binary.LittleEndian.PutUint32(k.Hash[8:], i) },
+		"the last bytes of their hashes":  func(k *Key, i uint32) { binary.LittleEndian.PutUint32(k.Hash[28:], i) },
+		"their sizes":                     func(k *Key, i uint32) { k.Size = int64(i) },
+		"their kinds and their instances": func(k *Key, i uint32) { k.Kind, k.Instance = Kind(i), uint16(i>>8) },
+	} {
+		parts, places := map[*shard]int{}, map[uint32]bool{}
+		most, same := 0, 0
+		for i := range uint32(n) {
+			var k Key
+			differ(&k, i)
+			s, h := x.locate(&k)
+			parts[s]++
+			most = max(most, parts[s])
+			place, _ := home(h, 1<<16)
+			places[place] = true
+			if _, again := other.locate(&k); h == again {
+				same++
+			}
+		}
+		if most > 2*mean {
+			t.Errorf("of %d keys that differ in %s, %d are in one part", n, name, most)
+		}
+		if len(places) < n/2 {
+			t.Errorf("%d keys that differ in %s have %d places", n, name, len(places))
+		}
+		if same > 10 {
+			t.Errorf("%d of %d keys that differ in %s are where they are in another index", same, n, name)
+		}
+	}
+}
+
+func TestConcurrentUse(t *testing.T) {
+	x := New()
+	var wg sync.WaitGroup
+	for w := range 8 {
+		wg.Go(func() {
+			for i := range 3000 {
+				k := key(uint64(i % 100))
+				switch (i + w) % 4 {
+				case 0:
+					x.Put(Entry{Key: k, Stamp: uint32(i)})
+				case 1:
+					x.Update(k, func(e *Entry) { e.Stamp++ })
+				case 2:
+					x.Remove(k, func(e *Entry) bool { return e.Stamp%2 == 0 })
+				case 3:
+					if e, ok := x.Get(k); ok && e.Key != k {
+						t.Errorf("got the entry of another key")
+					}
+				}
+			}
+			x.Each(func(*Entry) bool { return true })
+		})
+	}
+	wg.Wait()
+}
+
+// Millions of entries must cost little, and the garbage collector nothing.
+func TestSlotIsSmall(t *testing.T) {
+	if n := reflect.TypeFor[slot]().Size(); n != 64 {
+		t.Errorf("an entry takes %d bytes", n)
+	}
+}

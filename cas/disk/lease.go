@@ -1,0 +1,108 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package disk
+
+import (
+	"time"
+
+	"github.com/cloister-build/cloister/cas/disk/internal/index"
+)
+
+// An entry's stamp says when it was used last, but it is written anew only when it is older than the grain: an order
+// of eviction needs no more, and reading should hardly write. So a lease is counted from the end of the grain, and
+// is never shorter than promised. A stamp is in the log before the use is acknowledged.
+
+const maxGrain = 15 * time.Minute
+
+func (c *Cache) setLease(lease time.Duration) {
+	if lease < 0 {
+		c.grain = int64(maxGrain / time.Second)
+		return
+	}
+	// A stamp has whole seconds, rounded down.
+	c.lease = int64(lease / time.Second)
+	if lease%time.Second > 0 {
+		c.lease++
+	}
+	c.grain = min(c.lease/8, int64(maxGrain/time.Second))
+}
+
+// seconds is the stamp of a moment.
+func seconds(t time.Time) uint32 { return uint32(t.Unix()) }
+
+// leased reports whether e may not be evicted at now.
+func (c *Cache) leased(e *index.Entry, now uint32) bool {
+	return c.lease > 0 && int64(e.Stamp)+c.grain+c.lease >= int64(now)
+}
+
+// stale reports whether the stamp of e is to be written anew.
+func (c *Cache) stale(e *index.Entry, now uint32) bool { return int64(e.Stamp)+c.grain < int64(now) }
+
+// putBack makes no stamp later than now: it was given by a clock that was ahead, and would be a lease for as long.
+func (c *Cache) putBack(now uint32) {
+	var ahead []index.Key
+	c.index.Each(func(e *index.Entry) bool {
+		if e.Stamp > now {
+			ahead = append(ahead, e.Key)
+		}
+		return true
+	})
+	for _, k := range ahead {
+		c.index.Update(k, func(e *index.Entry) { e.Stamp = min(e.Stamp, now) })
+	}
+}
+
+// use returns the entry of k, which from now on is leased anew; ok is false if it is absent.
+func (c *Cache) use(k index.Key) (e index.Entry, ok bool) {
+	e, ok = c.index.Get(k)
+	if !ok {
+		return e, false
+	}
+	if now := seconds(time.Now()); c.stale(&e, now) {
+		if len(c.touch([]index.Key{k}, now)) > 0 {
+			return e, false
+		}
+		return c.index.Get(k)
+	}
+	return e, true
+}
+
+// touch gives the entries of keys the stamp now, and returns the keys that turned out to be absent.
+//
+// If a log cannot be written, for its disk is full, the stamp holds until the end of this process.
+func (c *Cache) touch(keys []index.Key, now uint32) (absent []index.Key) {
+	bySegment := map[uint32][]index.Key{}
+	for len(keys) > 0 {
+		clear(bySegment)
+		for _, k := range keys {
+			if e, ok := c.index.Get(k); ok {
+				bySegment[e.Segment] = append(bySegment[e.Segment], k)
+			} else {
+				absent = append(absent, k)
+			}
+		}
+		keys = nil
+		for n, ks := range bySegment {
+			if g := c.segments.Segment(n); g != nil {
+				_ = g.Touch(ks, now, func(k index.Key) (uint32, bool) {
+					e, ok := c.index.Get(k)
+					return e.Record, ok && e.Segment == n
+				})
+			}
+			for _, k := range ks {
+				still := false
+				ok := c.index.Update(k, func(e *index.Entry) {
+					if still = e.Segment == n; still {
+						e.Stamp = max(e.Stamp, now)
+					}
+				})
+				if !ok {
+					absent = append(absent, k)
+				} else if !still {
+					keys = append(keys, k) // moved meanwhile, with its old stamp
+				}
+			}
+		}
+	}
+	return absent
+}

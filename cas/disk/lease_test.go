@@ -1,0 +1,635 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package disk_test
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"io"
+	"math"
+	"os"
+	"strings"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	repb "github.com/bazelbuild/remote-apis/build/bazel/remote/execution/v2"
+	"github.com/cloister-build/cloister/cas"
+	"github.com/cloister-build/cloister/cas/castest"
+	"github.com/cloister-build/cloister/cas/disk"
+)
+
+// fill puts blobs of one block, the first one of seed from, until the store is full, and returns how many fitted.
+func fill(t *testing.T, s *disk.Store, from, most int) int {
+	t.Helper()
+	for i := range most {
+		err := putOther(t, s, from+i)
+		if errors.Is(err, cas.ErrFull) {
+			return i
+		} else if err != nil {
+			t.Fatal(err)
+		}
+	}
+	return most
+}
+
+func putOther(t *testing.T, s cas.Store, n int) error {
+	b := fmt.Appendf(make([]byte, 0, block), "%d ", n)
+	_, err := cas.PutBytes(t.Context(), s, cas.SHA256, b[:block])
+	return err
+}
+
+// uses are the ways in which a blob, or the result of that digest, is used.
+var uses = []struct {
+	name string
+	use  func(t *testing.T, s *disk.Store, d cas.Digest) error
+}{
+	{"Open", func(t *testing.T, s *disk.Store, d cas.Digest) error {
+		r, err := s.Open(t.Context(), d, 1)
+		if err == nil {
+			err = r.Close()
+		}
+		return err
+	}},
+	{"Missing", func(t *testing.T, s *disk.Store, d cas.Digest) error { // rule 24
+		absent, err := s.Missing(t.Context(), []cas.Digest{d})
+		if len(absent) > 0 {
+			err = cas.ErrNotFound
+		}
+		return err
+	}},
+	{"Put", func(t *testing.T, s *disk.Store, d cas.Digest) error {
+		b, _ := castest.Blob(0, int(d.Size()))
+		return s.Put(t.Context(), d, bytes.NewReader(b))
+	}},
+	{"PutAll", func(t *testing.T, s *disk.Store, d cas.Digest) error {
+		b, _ := castest.Blob(0, int(d.Size()))
+		return errors.Join(s.PutAll(t.Context(), []cas.Blob{{Digest: d, Data: b}})...)
+	}},
+	{"File", func(t *testing.T, s *disk.Store, d cas.Digest) error {
+		_, release, err := s.File(t.Context(), d, false)
+		if err == nil {
+			release()
+		}
+		return err
+	}},
+	{"Lookup", func(t *testing.T, s *disk.Store, d cas.Digest) error {
+		_, err := s.Lookup(t.Context(), d)
+		return err
+	}},
+	{"Record", func(t *testing.T, s *disk.Store, d cas.Digest) error {
+		return s.Record(t.Context(), d, &repb.ActionResult{ExitCode: 1})
+	}},
+}
+
+// Whatever is put, what was used within the lease stays; and all of it stays if the process ends.
+func TestLeasedIsNotEvicted(t *testing.T) {
+	const lease = 2 * time.Hour
+	for _, pack := range []int64{0, everyFile} {
+		for _, u := range uses {
+			for _, reopen := range []bool{false, true} {
+				t.Run(fmt.Sprintf("%s,pack=%d,reopen=%v", u.name, pack, reopen), func(t *testing.T) {
+					synctest.Test(t, func(t *testing.T) {
+						config := disk.Config{Dir: t.TempDir(), MaxBytes: 32 * block, Lease: lease, Pack: pack}
+						c := open(t, config)
+						s := store(t, c, "")
+						d := put(t, s, 0)
+						if err := s.Record(t.Context(), d, &repb.ActionResult{ExitCode: 1}); err != nil {
+							t.Fatal(err)
+						}
+						for i := byte(1); i < 8; i++ {
+							put(t, s, i)
+						}
+						time.Sleep(lease - time.Second)
+						if err := u.use(t, s, d); err != nil {
+							t.Fatal(err)
+						}
+						if reopen {
+							closeStore(t, c)
+							c = open(t, config)
+							s = store(t, c, "")
+						}
+						time.Sleep(lease)
+						// All else has lapsed, and is gone before this is full.
+						if n := fill(t, s, 0, 200); n < 10 || n == 200 {
+							t.Errorf("%d blobs were put into a store of 32", n)
+						}
+						if u.name == "Lookup" || u.name == "Record" {
+							if _, err := s.Lookup(t.Context(), d); err != nil {
+								t.Errorf("the leased result: %v", err)
+							}
+							return
+						}
+						read(t, s, 0, block)
+						if got := present(t, s, 8); len(got) != 1 {
+							t.Errorf("present are %v, want 0 alone", got)
+						}
+					})
+				})
+			}
+		}
+	}
+}
+
+// A use that is not written, for the last one was a moment ago, is a lease all the same.
+func TestLeaseOutlivesTheGrain(t *testing.T) {
+	for _, u := range uses {
+		synctest.Test(t, func(t *testing.T) {
+			const lease = 2 * time.Hour
+			c := open(t, disk.Config{Dir: t.TempDir(), MaxBytes: 32 * block, Lease: lease})
+			s := store(t, c, "")
+			d := put(t, s, 0)
+			if err := s.Record(t.Context(), d, &repb.ActionResult{}); err != nil {
+				t.Fatal(err)
+			}
+			time.Sleep(15 * time.Minute)
+			if err := u.use(t, s, d); err != nil {
+				t.Fatal(err)
+			}
+			time.Sleep(lease)
+			if r, err := c.Collect(t.Context(), disk.CollectOptions{MaxBytes: 1}); err != nil {
+				t.Errorf("%+v, %v", r, err)
+			}
+			if u.name == "Lookup" || u.name == "Record" {
+				if _, err := s.Lookup(t.Context(), d); err != nil {
+					t.Errorf("%s: %v", u.name, err)
+				}
+			} else if !has(t, s, d) {
+				t.Errorf("%s: the blob is gone", u.name)
+			}
+		})
+	}
+}
+
+func TestLongestLease(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c := open(t, disk.Config{Dir: t.TempDir(), Lease: math.MaxInt64})
+		s := store(t, c, "")
+		put(t, s, 0)
+		time.Sleep(24 * time.Hour)
+		if r, err := c.Collect(t.Context(), disk.CollectOptions{MaxBytes: 1}); err != nil || r.Freed != 0 || r.Leased == 0 {
+			t.Errorf("%+v, %v", r, err)
+		}
+		read(t, s, 0, block)
+	})
+}
+
+// What was put while the clock was ahead lapses all the same.
+func TestClockThatWasAhead(t *testing.T) {
+	const lease = time.Hour
+	config := disk.Config{Dir: t.TempDir(), MaxBytes: 32 * block, Lease: lease}
+	c := open(t, config)
+	if n := fill(t, store(t, c, ""), 0, 100); n == 100 {
+		t.Fatal("it does not get full")
+	}
+	closeStore(t, c)
+	synctest.Test(t, func(t *testing.T) { // where it is years earlier
+		s := store(t, open(t, config), "")
+		time.Sleep(lease + lease/8 + 2*time.Second)
+		if err := putOther(t, s, 1000); err != nil {
+			t.Error(err)
+		}
+	})
+}
+
+func TestLapsedGoes(t *testing.T) {
+	for _, pack := range []int64{0, everyFile} {
+		synctest.Test(t, func(t *testing.T) {
+			const lease = time.Hour
+			s := store(t, open(t, disk.Config{Dir: t.TempDir(), MaxBytes: 32 * block, Lease: lease, Pack: pack}), "")
+			d := put(t, s, 0)
+			if err := s.Record(t.Context(), d, &repb.ActionResult{}); err != nil {
+				t.Fatal(err)
+			}
+			fill(t, s, 0, 200)
+			if err := putOther(t, s, 1000); !errors.Is(err, cas.ErrFull) {
+				t.Errorf("got %v, want ErrFull", err)
+			}
+			time.Sleep(lease + lease/8 + 2*time.Second) // the grain beside the lease
+			for i := range 25 {
+				if err := putOther(t, s, 1000+i); err != nil {
+					t.Fatalf("pack %d: after the lease: %v", pack, err)
+				}
+				time.Sleep(lease / 5)
+			}
+			if has(t, s, d) {
+				t.Error("the lapsed blob is still there")
+			}
+			if _, err := s.Lookup(t.Context(), d); pack == 0 && !errors.Is(err, cas.ErrNotFound) {
+				t.Errorf("the lapsed result is still there: %v", err)
+			}
+		})
+	}
+}
+
+// Roughly: with a quarter of the age.
+func TestOldestGoesFirst(t *testing.T) {
+	for _, lease := range []time.Duration{none, time.Minute} {
+		for _, pack := range []int64{0, everyFile} {
+			synctest.Test(t, func(t *testing.T) {
+				dir := t.TempDir()
+				config := disk.Config{Dir: dir, MaxBytes: 64 * block, Lease: lease, Pack: pack}
+				c := open(t, config)
+				s := store(t, c, "")
+				for i := range byte(40) {
+					put(t, s, i)
+					time.Sleep(5 * time.Hour)
+				}
+				closeStore(t, c)
+				// Used are 4 to 7, which shared a segment: they are the youngest by now.
+				s = store(t, open(t, config), "")
+				for i := byte(4); i < 8; i++ {
+					read(t, s, i, block)
+				}
+				time.Sleep(5 * time.Hour)
+				for i := range 30 {
+					if err := putOther(t, s, i); err != nil {
+						t.Fatal(err)
+					}
+				}
+				got := present(t, s, 40)
+				if len(got) < 8 || len(got) > 36 {
+					t.Fatalf("lease %v, pack %d: %v are left", lease, pack, got)
+				}
+				if !bytes.HasPrefix(got, []byte{4, 5, 6, 7}) {
+					t.Errorf("lease %v, pack %d: %v are left, without those used last", lease, pack, got)
+				}
+				// Of the rest those put last.
+				for _, seed := range got[4:] {
+					if int(seed) < 40-3*len(got)/2 {
+						t.Errorf("lease %v, pack %d: %v are left, though %d is old", lease, pack, got, seed)
+					}
+				}
+			})
+		}
+	}
+}
+
+// A smaller budget takes effect at once, as far as leases permit.
+func TestSmallerBudget(t *testing.T) {
+	for _, pack := range []int64{0, everyFile} {
+		synctest.Test(t, func(t *testing.T) {
+			const lease = time.Hour
+			config := disk.Config{Dir: t.TempDir(), MaxBytes: 64 * block, Lease: lease, Pack: pack}
+			c := open(t, config)
+			s := store(t, c, "")
+			for i := range byte(40) {
+				put(t, s, i)
+				time.Sleep(lease)
+			}
+			closeStore(t, c)
+			config.MaxBytes = 24 * block
+			c = open(t, config)
+			s = store(t, c, "")
+			if got := c.Stats(); got.Bytes > 24*block || got.Blobs < 10 {
+				t.Errorf("pack %d: %+v", pack, got)
+			}
+			got := present(t, s, 40)
+			if got[0] < 15 || got[len(got)-1] != 39 {
+				t.Errorf("pack %d: left are %v", pack, got)
+			}
+			if err := c.Check(t.Context()); err != nil {
+				t.Error(err)
+			}
+			if err := c.Close(); err != nil {
+				t.Fatal(err)
+			}
+			// All that is left is leased now.
+			config.MaxBytes = 10 * block
+			c, err := disk.Open(config)
+			if err != nil {
+				t.Fatal(err)
+			}
+			s = store(t, c, "")
+			if again := present(t, s, 40); !bytes.Equal(again, got) {
+				t.Errorf("pack %d: left are %v of %v", pack, again, got)
+			}
+			if err := putOther(t, s, 0); !errors.Is(err, cas.ErrFull) {
+				t.Errorf("pack %d: got %v, want ErrFull", pack, err)
+			}
+			if err := c.Close(); err != nil {
+				t.Fatal(err)
+			}
+		})
+	}
+}
+
+func TestFullStoreSaysWhy(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		dir := t.TempDir()
+		s := store(t, open(t, disk.Config{Dir: dir, MaxBytes: 32 * block, Lease: 42 * time.Minute}), "")
+		fill(t, s, 0, 100)
+		r, err := s.Missing(t.Context(), nil)
+		if err != nil || len(r) > 0 {
+			t.Error(r, err)
+		}
+		_, d := castest.Blob(0, block)
+		b, large := castest.Blob(0, 70_000)
+		for name, err := range map[string]error{
+			"Put":    putOther(t, s, 1000),
+			"Record": s.Record(t.Context(), d, &repb.ActionResult{StdoutRaw: make([]byte, block)}),
+			"large":  s.Put(t.Context(), large, bytes.NewReader(b)),
+		} {
+			if !errors.Is(err, cas.ErrFull) {
+				t.Errorf("%s: got %v, want ErrFull", name, err)
+				continue
+			}
+			for _, want := range []string{dir, "leased", "42m0s", fmt.Sprint(32 * block)} {
+				if !strings.Contains(err.Error(), want) {
+					t.Errorf("%s: %q does not say %q", name, err, want)
+				}
+			}
+		}
+	})
+}
+
+// A store in which all is leased has nothing to gain from writing it anew.
+func TestFullStoreIsNotRewritten(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		dir := t.TempDir()
+		s := store(t, open(t, disk.Config{Dir: dir, MaxBytes: 64 * block}), "")
+		fill(t, s, 0, 100)
+		before := list(t, dir)
+		for i := range 10 {
+			time.Sleep(2 * time.Second)
+			if err := putOther(t, s, 1000+i); !errors.Is(err, cas.ErrFull) {
+				t.Fatalf("got %v, want ErrFull", err)
+			}
+		}
+		if after := list(t, dir); !equal(before, after) {
+			t.Errorf("ten Puts that found no room changed the directory from %q to %q", before, after)
+		}
+	})
+}
+
+func equal(a, b []string) bool { return strings.Join(a, "\n") == strings.Join(b, "\n") }
+
+func logBytes(t *testing.T, dir string) (n int64) {
+	t.Helper()
+	for _, path := range segmentFiles(t, dir, ".log") {
+		fi, err := os.Stat(path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		n += fi.Size()
+	}
+	return n
+}
+
+// Reading does not write, but once in a grain: an eighth of the lease, and a quarter of an hour at most.
+func TestUseIsWrittenOncePerGrain(t *testing.T) {
+	for _, test := range []struct{ lease, grain time.Duration }{
+		{80 * time.Minute, 10 * time.Minute}, {24 * time.Hour, 15 * time.Minute}, {none, 15 * time.Minute},
+	} {
+		synctest.Test(t, func(t *testing.T) {
+			dir := t.TempDir()
+			c := open(t, disk.Config{Dir: dir, Lease: test.lease, Sync: true})
+			s := store(t, c, "")
+			d := put(t, s, 0)
+			if err := s.Record(t.Context(), d, &repb.ActionResult{ExitCode: 1}); err != nil {
+				t.Fatal(err)
+			}
+			use := func(times int) {
+				for range times {
+					for _, u := range uses {
+						if u.name == "Record" {
+							continue
+						}
+						if err := u.use(t, s, d); err != nil {
+							t.Fatalf("%s: %v", u.name, err)
+						}
+					}
+				}
+			}
+			c.Maintain() // so that nothing else is noted
+			before := logBytes(t, dir)
+			time.Sleep(test.grain)
+			use(3)
+			if n := logBytes(t, dir) - before; n != 0 {
+				t.Errorf("lease %v: within the grain %d bytes were written", test.lease, n)
+			}
+			time.Sleep(time.Second)
+			use(3)
+			if n := logBytes(t, dir) - before; n != 2*16 {
+				t.Errorf("lease %v: after the grain %d bytes were written, want two notes", test.lease, n)
+			}
+		})
+	}
+}
+
+// A client that names blobs again and again makes no log longer for it.
+func TestBlobNamedOftenIsNotedOnce(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		dir := t.TempDir()
+		c := open(t, disk.Config{Dir: dir})
+		s := store(t, c, "")
+		a, b := put(t, s, 0), put(t, s, 1)
+		c.Maintain() // so that nothing else is noted
+		before := logBytes(t, dir)
+		time.Sleep(time.Hour)
+		var ds []cas.Digest
+		for range 1000 {
+			ds = append(ds, a, a, b)
+		}
+		missing(t, s, ds...)
+		if n := logBytes(t, dir) - before; n != 2*16 {
+			t.Errorf("%d bytes were written, want two notes", n)
+		}
+	})
+}
+
+// What is used while its segment is written anew has its new stamp in the new one, also for a later process.
+func TestUseDuringRewriteIsKept(t *testing.T) {
+	const lease = time.Hour
+	for round := range 5 {
+		synctest.Test(t, func(t *testing.T) {
+			config := disk.Config{Dir: t.TempDir(), MaxBytes: 512 << 10, Lease: lease}
+			c := open(t, config)
+			s := store(t, c, "")
+			var ds []cas.Digest
+			for i := range 200 { // of which one half lapses
+				b := fmt.Appendf(nil, "%d %d", round, i)
+				d, err := cas.PutBytes(t.Context(), s, cas.SHA256, bytes.Repeat(b, 100))
+				if err != nil {
+					t.Fatal(err)
+				}
+				ds = append(ds, d)
+			}
+			time.Sleep(lease)
+			for i, d := range ds {
+				if i%2 == 0 && !has(t, s, d) {
+					t.Fatal("absent")
+				}
+			}
+			time.Sleep(lease) // the other half has lapsed
+			var wg sync.WaitGroup
+			var used []cas.Digest
+			wg.Go(func() {
+				for i, d := range ds {
+					absent, err := s.Missing(t.Context(), []cas.Digest{d})
+					if err != nil {
+						t.Error(err)
+					}
+					if len(absent) == 0 {
+						used = append(used, ds[i])
+					}
+				}
+			})
+			r, err := c.Collect(t.Context(), disk.CollectOptions{OlderThan: lease})
+			if err != nil {
+				t.Error(err)
+			}
+			wg.Wait()
+			if len(used) < len(ds)/2 || r.Segments == 0 {
+				t.Errorf("%d blobs were used, and %d segments rewritten", len(used), r.Segments)
+			}
+			closeStore(t, c)
+			time.Sleep(lease)
+			c = open(t, config)
+			if _, err := c.Collect(t.Context(), disk.CollectOptions{MaxBytes: 1}); err != nil {
+				t.Error(err)
+			}
+			if lost := missing(t, store(t, c, ""), used...); len(lost) > 0 {
+				t.Errorf("%d of %d blobs that were used within the lease are gone", len(lost), len(used))
+			}
+		})
+	}
+}
+
+// What Missing calls present can be read for as long as the lease is, whatever is put meanwhile.
+func TestMissingIsNotWrongUnderEviction(t *testing.T) {
+	for _, pack := range []int64{0, everyFile} {
+		t.Run(fmt.Sprintf("pack=%d", pack), func(t *testing.T) {
+			const lease, workers, blobs = time.Minute, 6, 30
+			synctest.Test(t, func(t *testing.T) {
+				c := open(t, disk.Config{Dir: t.TempDir(), MaxBytes: 40 * block, Lease: lease, Pack: pack})
+				s := store(t, c, "")
+				evicted := int64(0)
+				for round := range 12 {
+					time.Sleep(lease + lease/8 + 2*time.Second) // all that there is may go
+					for i := range byte(blobs / 2) {
+						_ = tryPut(t, s, i+byte(round%2)*blobs/2)
+					}
+					time.Sleep(lease + lease/8 + 2*time.Second)
+					var wg sync.WaitGroup
+					for w := range workers {
+						wg.Go(func() {
+							for i := range byte(blobs) {
+								if w%2 == 0 {
+									_ = putOther(t, s, round*1000+w*100+int(i))
+									continue
+								}
+								b, d := castest.Blob((i*7+byte(w))%blobs, block)
+								if !has(t, s, d) {
+									continue
+								}
+								r, err := s.Open(t.Context(), d, 0)
+								if err != nil {
+									t.Errorf("Missing called it present: %v", err)
+									continue
+								}
+								got, err := io.ReadAll(r)
+								if err = errors.Join(err, r.Close()); err != nil || !bytes.Equal(got, b) {
+									t.Errorf("Missing called it present: %d bytes, %v", len(got), err)
+								}
+							}
+						})
+					}
+					wg.Wait()
+					evicted = c.Stats().EvictedBlobs
+				}
+				if evicted < blobs {
+					t.Errorf("only %d blobs were evicted meanwhile", evicted)
+				}
+			})
+		})
+	}
+}
+
+func tryPut(t *testing.T, s *disk.Store, seed byte) error {
+	b, d := castest.Blob(seed, block)
+	return s.Put(t.Context(), d, bytes.NewReader(b))
+}
+
+// A log full of notes gets shorter, and nothing of what it says is lost: neither what is there, nor until when, nor
+// what is not.
+func TestLogGetsShorter(t *testing.T) {
+	for _, sync := range []bool{false, true} {
+		shorten(t, sync)
+	}
+}
+
+func shorten(t *testing.T, sync bool) {
+	synctest.Test(t, func(t *testing.T) {
+		const lease = time.Hour
+		dir := t.TempDir()
+		config := disk.Config{Dir: dir, Lease: lease, Sync: sync}
+		c := open(t, config)
+		s := store(t, c, "")
+		var ds []cas.Digest
+		for i := range byte(10) {
+			ds = append(ds, putSize(t, s, i, 1000))
+		}
+		large := putSize(t, s, 10, 70_000)
+		ds = append(ds, large)
+		for n := range int32(5) {
+			if err := s.Record(t.Context(), ds[0], &repb.ActionResult{ExitCode: n}); err != nil {
+				t.Fatal(err)
+			}
+		}
+		b, _ := castest.Blob(5, 1000)
+		damageBlob(t, dir, b)
+		if _, err := s.Open(t.Context(), ds[5], 0); !errors.Is(err, cas.ErrCorrupt) {
+			t.Error(err)
+		}
+		ds = append(ds[:5], ds[6:]...)
+		before, after := int64(0), int64(0)
+		for range 40 {
+			time.Sleep(lease / 4)
+			if lost := missing(t, s, ds...); len(lost) > 0 {
+				t.Fatal(lost)
+			}
+			if _, err := s.Lookup(t.Context(), ds[0]); err != nil {
+				t.Fatal(err)
+			}
+			before = logBytes(t, dir)
+			time.Sleep(time.Minute) // twice the time of upkeep
+			if after = logBytes(t, dir); after < before {
+				break // and all stamps are in puts now
+			}
+		}
+		if after >= before || after > 12*64+32 {
+			t.Errorf("sync %v: the log had %d bytes, and has %d", sync, before, after)
+		}
+		check := func() {
+			t.Helper()
+			for i := range byte(10) {
+				if i != 5 {
+					read(t, s, i, 1000)
+				}
+			}
+			read(t, s, 10, 70_000)
+			if r, err := s.Lookup(t.Context(), ds[0]); err != nil || r.ExitCode != 4 {
+				t.Errorf("%v, %v", r, err)
+			}
+		}
+		putSize(t, s, 20, 100) // in the next segment, or behind
+		time.Sleep(lease - 2*time.Minute)
+		for range 2 {
+			closeStore(t, c)
+			c = open(t, config)
+			s = store(t, c, "")
+			if _, err := c.Collect(t.Context(), disk.CollectOptions{MaxBytes: 1}); err != nil {
+				t.Error(err)
+			}
+			if has(t, s, digestOfBlob(5, 1000)) {
+				t.Error("what was damaged is present again")
+			}
+		}
+		check()
+	})
+}
+
+func digestOfBlob(seed byte, size int) cas.Digest { _, d := castest.Blob(seed, size); return d }

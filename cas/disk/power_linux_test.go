@@ -1,0 +1,356 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package disk_test
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"os"
+	"path/filepath"
+	"runtime"
+	"slices"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	repb "github.com/bazelbuild/remote-apis/build/bazel/remote/execution/v2"
+	"github.com/cloister-build/cloister/cas"
+	"github.com/cloister-build/cloister/cas/castest"
+	"github.com/cloister-build/cloister/cas/disk"
+	"golang.org/x/sys/unix"
+)
+
+// losePower returns a directory as a loss of power may leave it: all that was there before is there, and of what was
+// written since, any part of 512 bytes is there, or zeros, or the file ends before it, or has no name.
+func losePower(t *testing.T, random *rand.Rand, before, after map[string][]byte) (dir string) {
+	t.Helper()
+	files := map[string][]byte{}
+	for name, b := range after {
+		if b == nil {
+			files[name] = nil
+			continue
+		}
+		was, old := before[name]
+		if name == "boot" || name == "instances" || name == "version" || name == "lock" {
+			files[name] = b // written so that they outlive it
+			continue
+		}
+		if !old && random.IntN(4) == 0 {
+			continue
+		}
+		b = bytes.Clone(b)
+		kept := 0
+		if old && bytes.HasPrefix(b, was) {
+			kept = len(was)
+		}
+		if random.IntN(2) == 0 {
+			b = b[:kept+random.IntN(len(b)-kept+1)]
+		}
+		for at := kept; at < len(b); {
+			end := min((at/512+1)*512, len(b))
+			switch random.IntN(3) {
+			case 0:
+				clear(b[at:end])
+			case 1: // what was there before somebody else's file was removed
+				for i := at; i < end; i++ {
+					b[i] = byte(random.Uint32())
+				}
+			}
+			at = end
+		}
+		files[name] = b
+	}
+	for name, b := range before { // a removal that was not yet on disk
+		if _, there := files[name]; !there && after[name] == nil {
+			files[name] = b
+		}
+	}
+	files["boot"] = []byte("another start of the machine\n")
+	return restore(t, files)
+}
+
+// After a loss of power what was on disk is there, and all that is called present is whole.
+func TestLossOfPower(t *testing.T) {
+	t.Parallel() // not beside a test that starts processes: between fork and exec they hold the lock, too
+	for _, pack := range []int64{0, everyFile} {
+		for round := range 30 {
+			random := rand.New(rand.NewPCG(uint64(round), 7))
+			dir := t.TempDir()
+			c := open(t, disk.Config{Dir: dir, Pack: pack})
+			s := store(t, c, "")
+			for i := range byte(8) {
+				putSize(t, s, i, 2000)
+			}
+			large := putSize(t, s, 0, 70_000)
+			_, other := castest.Blob(0, 10)
+			for _, action := range []cas.Digest{large, other} {
+				if err := s.Record(t.Context(), action, &repb.ActionResult{ExitCode: 1}); err != nil {
+					t.Fatal(err)
+				}
+			}
+			c.Maintain() // from here on it is on disk
+			before := snapshot(t, dir)
+			for i := byte(8); i < 16; i++ {
+				putSize(t, s, i, 2000)
+				if i%3 == 0 {
+					putSize(t, s, i, 70_000)
+				}
+			}
+			if err := s.Record(t.Context(), large, &repb.ActionResult{ExitCode: 2}); err != nil {
+				t.Fatal(err)
+			}
+			closeStore(t, c)
+
+			config := disk.Config{Dir: losePower(t, random, before, snapshot(t, dir)), MaxBytes: 1 << 20, Pack: pack}
+			for range 2 { // and it stays so
+				c, err := disk.Open(config)
+				if err != nil {
+					t.Fatalf("round %d: %v", round, err)
+				}
+				s := store(t, c, "")
+				for i := range byte(8) {
+					read(t, s, i, 2000)
+				}
+				read(t, s, 0, 70_000)
+				if r, err := s.Lookup(t.Context(), other); err != nil || r.ExitCode != 1 {
+					t.Errorf("round %d: %v, %v", round, r, err)
+				}
+				// The one that took the place of another may be lost, and then none is there.
+				r, err := s.Lookup(t.Context(), large)
+				if err != nil && !errors.Is(err, cas.ErrNotFound) || err == nil && r.ExitCode != 1 && r.ExitCode != 2 {
+					t.Errorf("round %d: %v, %v", round, r, err)
+				}
+				for i := byte(8); i < 16; i++ {
+					for _, size := range []int{2000, 70_000} {
+						if has(t, s, digestOfBlob(i, size)) {
+							read(t, s, i, size)
+						}
+					}
+				}
+				if err := c.Check(t.Context()); err != nil {
+					t.Errorf("round %d: %v", round, err)
+				}
+				for i := byte(16); i < 20; i++ { // these take the place of what was lost
+					putSize(t, s, i, 2000)
+				}
+				if err := errors.Join(c.Check(t.Context()), c.Close()); err != nil {
+					t.Errorf("round %d: %v", round, err)
+				}
+			}
+		}
+	}
+}
+
+// A file that was put again after its eviction is not vouched for by the record of the first one.
+func TestFilePutAgainAfterEvictionMayBeLost(t *testing.T) {
+	dir := t.TempDir()
+	c := open(t, disk.Config{Dir: dir, Lease: none})
+	s := store(t, c, "")
+	d := putSize(t, s, 0, 70_000)
+	put(t, s, 1) // so that the segment has something to stay for
+	c.Maintain()
+	r, err := c.Collect(t.Context(), disk.CollectOptions{MaxBytes: c.Stats().Bytes - 1})
+	if err != nil || r.Files != 1 || r.Segments != 0 {
+		t.Fatalf("%+v, %v", r, err)
+	}
+	c.Maintain()
+	before := snapshot(t, dir)
+	putSize(t, s, 0, 70_000)
+	closeStore(t, c)
+	files := snapshot(t, dir)
+	files[firstLog] = before[firstLog]
+	name, err := filepath.Rel(dir, filePath(dir, d))
+	if err != nil {
+		t.Fatal(err)
+	}
+	files["boot"] = []byte("another start of the machine\n")
+	for _, size := range []int{70_000, 0} {
+		files[name] = make([]byte, size) // its name came to the disk, and its bytes did not
+		s := store(t, open(t, disk.Config{Dir: restore(t, files)}), "")
+		if has(t, s, d) {
+			t.Errorf("a file of %d zeros is called present", size)
+		}
+		read(t, s, 1, block)
+	}
+}
+
+// A store that is opened with Sync makes what an earlier process put without it as safe as all else.
+func TestSyncTakesInWhatWasNot(t *testing.T) {
+	needsDisk(t)
+	config := disk.Config{Dir: t.TempDir()}
+	c := open(t, config)
+	d := putSize(t, store(t, c, ""), 0, 70_000)
+	put(t, store(t, c, ""), 1)
+	closeStore(t, c)
+	config.Sync = true
+	open(t, config)
+	for _, path := range append(segmentFiles(t, config.Dir, ".data"), filePath(config.Dir, d)) {
+		if n := unwritten(t, path); n > 0 {
+			t.Errorf("%d pages of %s are not on disk", n, path)
+		}
+	}
+}
+
+// unwritten returns how many pages of a file are not on disk, as the kernel says.
+func unwritten(t *testing.T, path string) uint64 {
+	t.Helper()
+	f, err := os.OpenFile(path, os.O_RDONLY, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	var st unix.Cachestat_t
+	if err := unix.Cachestat(uint(f.Fd()), &unix.CachestatRange{}, &st, 0); err != nil {
+		t.Skipf("needs cachestat(2): %v", err)
+	}
+	return st.Dirty + st.Writeback
+}
+
+// needsDisk skips a test on a file system of which the kernel does not say what is on disk.
+func needsDisk(t *testing.T) {
+	t.Helper()
+	probe := filepath.Join(t.TempDir(), "probe")
+	write(t, probe, strings.Repeat("x", 1<<20))
+	f, err := os.OpenFile(probe, os.O_RDWR, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	err = errors.Join(f.Sync(), f.Close())
+	if err != nil || unwritten(t, probe) > 0 {
+		t.Skipf("this file system has no disk, or does not say what is on it: %v", err)
+	}
+}
+
+// With Sync all bytes of what was acknowledged are on disk, as far as the kernel can tell: it does not tell of names in
+// directories. Without, what is marked as durable is.
+func TestSyncIsOnDisk(t *testing.T) {
+	needsDisk(t)
+	check := func(what string, paths ...string) {
+		t.Helper()
+		if len(paths) == 0 {
+			t.Fatalf("%s: no files", what)
+		}
+		for _, path := range paths {
+			if n := unwritten(t, path); n > 0 {
+				t.Errorf("%s: %d pages of %s are not on disk", what, n, path)
+			}
+		}
+	}
+	for _, pack := range []int64{0, everyFile} {
+		t.Run(fmt.Sprintf("pack=%d", pack), func(t *testing.T) {
+			dir := t.TempDir()
+			c := open(t, disk.Config{Dir: dir, Sync: true, Lease: none, Pack: pack})
+			s := store(t, c, "")
+			segments := func() []string {
+				return slices.Concat(segmentFiles(t, dir, ".data"), segmentFiles(t, dir, ".log"))
+			}
+			for i := range byte(20) {
+				d := put(t, s, i)
+				check("Put", segments()...)
+				if pack == everyFile {
+					check("Put", filePath(dir, d))
+				}
+				d = putSize(t, s, i, 70_000)
+				check("Put of a large one", append(segments(), filePath(dir, d))...)
+				if err := s.Record(t.Context(), d, &repb.ActionResult{}); err != nil {
+					t.Fatal(err)
+				}
+				check("Record", segments()...)
+			}
+			b, d := castest.Blob(99, 5000)
+			if err := errors.Join(s.PutAll(t.Context(), []cas.Blob{{Digest: d, Data: b}})...); err != nil {
+				t.Fatal(err)
+			}
+			check("PutAll", segments()...)
+			check("instances", filepath.Join(dir, "instances"))
+		})
+	}
+	t.Run("mark", func(t *testing.T) {
+		dir := t.TempDir()
+		c := open(t, disk.Config{Dir: dir})
+		s := store(t, c, "")
+		put(t, s, 0)
+		d := putSize(t, s, 0, 70_000)
+		c.Maintain()
+		check("upkeep", append(segmentFiles(t, dir, ".data"), filePath(dir, d))...)
+	})
+}
+
+// Before a segment goes, what was moved from it is on disk.
+func TestMovedIsOnDisk(t *testing.T) {
+	needsDisk(t)
+	synctest.Test(t, func(t *testing.T) {
+		const lease = time.Hour
+		dir := t.TempDir()
+		c := open(t, disk.Config{Dir: dir, Lease: lease})
+		s := store(t, c, "")
+		for i := range byte(40) {
+			put(t, s, i)
+		}
+		time.Sleep(lease)
+		for i := byte(0); i < 40; i += 2 {
+			read(t, s, i, block)
+		}
+		time.Sleep(lease)
+		before := segmentFiles(t, dir, ".data")
+		if r, err := c.Collect(t.Context(), disk.CollectOptions{OlderThan: lease}); err != nil || r.Moved != 20*block {
+			t.Errorf("%+v, %v", r, err)
+		}
+		moved := 0
+		for _, suffix := range []string{".data", ".log"} {
+			for _, path := range segmentFiles(t, dir, suffix) {
+				if slices.Contains(before, strings.TrimSuffix(path, suffix)+".data") {
+					t.Errorf("%s is still there", path)
+				}
+				if moved++; unwritten(t, path) > 0 {
+					t.Errorf("%s is not on disk", path)
+				}
+			}
+		}
+		if moved < 4 {
+			t.Errorf("only %d files", moved)
+		}
+	})
+}
+
+// Nor does it go before what a process had moved from it that was killed before it flushed that.
+func TestMovedByKilledProcessIsOnDisk(t *testing.T) {
+	needsDisk(t)
+	dir := t.TempDir()
+	c := open(t, disk.Config{Dir: dir})
+	s := store(t, c, "")
+	var ds []cas.Digest
+	for i := range byte(3) {
+		ds = append(ds, put(t, s, i))
+	}
+	moved := map[string][]byte{} // a segment of the same records
+	for _, suffix := range []string{".data", ".log"} {
+		b, err := os.ReadFile(filepath.Join(dir, "segments", "00000001"+suffix))
+		if err != nil {
+			t.Fatal(err)
+		}
+		moved[filepath.Join(dir, "segments", "00000002"+suffix)] = b
+	}
+	c.Maintain() // the first one is on disk
+	closeStore(t, c)
+	for path, b := range moved {
+		write(t, path, string(b))
+	}
+	// Logs are read in order now: the later one takes the entries.
+	defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(1))
+	c = open(t, disk.Config{Dir: dir})
+	if r, err := c.Collect(t.Context(), disk.CollectOptions{OlderThan: time.Hour}); err != nil || r.Segments != 1 || exists(filepath.Join(dir, firstLog)) {
+		t.Errorf("%+v, %v", r, err)
+	}
+	for path := range moved {
+		if n := unwritten(t, path); n > 0 {
+			t.Errorf("%d pages of %s are not on disk", n, path)
+		}
+	}
+	if lost := missing(t, store(t, c, ""), ds...); len(lost) > 0 {
+		t.Error(lost)
+	}
+}

@@ -1,0 +1,803 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package disk
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"math"
+	"os"
+	"path/filepath"
+	"runtime"
+	"slices"
+	"strconv"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	repb "github.com/bazelbuild/remote-apis/build/bazel/remote/execution/v2"
+	"github.com/cloister-build/cloister/cas"
+	"github.com/cloister-build/cloister/cas/castest"
+	"github.com/cloister-build/cloister/cas/disk/internal/index"
+	"github.com/cloister-build/cloister/cas/disk/internal/segment"
+)
+
+func openStore(t *testing.T, config Config) (*Cache, *Store) {
+	t.Helper()
+	if config.MaxBytes == 0 {
+		config.MaxBytes = 1 << 20
+	}
+	c, err := Open(config)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := errors.Join(c.Check(context.Background()), c.Close()); err != nil && !errors.Is(err, os.ErrClosed) {
+			t.Error(err)
+		}
+	})
+	in, err := c.Instance("")
+	if err != nil {
+		t.Fatal(err)
+	}
+	return c, in.Store.(*Store)
+}
+
+// What is listed in tmp may be gone when it is to be removed.
+func TestSweepToleratesVanishedFiles(t *testing.T) {
+	c, _ := openStore(t, Config{Dir: t.TempDir()})
+	for i := range 500 {
+		if err := os.WriteFile(filepath.Join(c.dir, "tmp", strconv.Itoa(i)), nil, 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	// Each of these removes files that the others have listed.
+	var group sync.WaitGroup
+	for range 8 {
+		group.Go(func() {
+			if err := c.sweep(); err != nil && !vanished(err) && !errors.Is(err, os.ErrExist) {
+				t.Error(err)
+			}
+		})
+	}
+	group.Wait()
+}
+
+// An event is what a log may say of one key.
+type event struct {
+	name string
+	tell func(*history)
+}
+
+// orders calls visit with all orders of logs: within one log its events stay in order.
+func orders(logs [][]event, visit func([]event)) {
+	var so []event
+	var next func(rest [][]event)
+	next = func(rest [][]event) {
+		done := true
+		for i, log := range rest {
+			if len(log) == 0 {
+				continue
+			}
+			done = false
+			so = append(so, log[0])
+			shorter := slices.Clone(rest)
+			shorter[i] = log[1:]
+			next(shorter)
+			so = so[:len(so)-1]
+		}
+		if done {
+			visit(so)
+		}
+	}
+	next(logs)
+}
+
+// Logs are read at the same time, and what comes out must not depend on how that goes.
+func TestRecoveryDoesNotDependOnOrder(t *testing.T) {
+	_, d := castest.Blob(0, 100)
+	entry := func(kind index.Kind, n uint32, stamp uint32) index.Entry {
+		return index.Entry{Key: keyOf(0, kind, d), Place: index.Place{Segment: n}, Stamp: stamp, Length: 100}
+	}
+	put := func(kind index.Kind, n, stamp, order uint32, file bool) event {
+		return event{fmt.Sprintf("put in %d at %d", n, stamp), func(r *history) {
+			e := entry(kind, n, stamp)
+			e.File = file
+			r.Put(&segment.Record{Entry: e, Order: order}, false)
+		}}
+	}
+	doubtful := func(kind index.Kind, n, stamp, order uint32) event {
+		return event{fmt.Sprintf("doubtful put in %d at %d", n, stamp), func(r *history) {
+			r.Put(&segment.Record{Entry: entry(kind, n, stamp), Order: order}, true)
+		}}
+	}
+	drop := func(kind index.Kind, n, order uint32) event {
+		return event{fmt.Sprintf("drop in %d", n), func(r *history) {
+			r.Drop(&segment.Record{Entry: entry(kind, n, 1), Order: order})
+		}}
+	}
+	touch := func(kind index.Kind, n, stamp uint32) event {
+		return event{fmt.Sprintf("touch in %d at %d", n, stamp), func(r *history) {
+			r.Touch(&segment.Record{Entry: entry(kind, n, 1)}, stamp)
+		}}
+	}
+	for _, c := range []struct {
+		name    string
+		kind    index.Kind
+		logs    [][]event
+		segment uint32 // where it must be found; 0 is nowhere
+		stamp   uint32 // the least it must have
+	}{
+		{"damaged and put again", blob, [][]event{{drop(blob, 1, 0)}, {put(blob, 2, 5, 0, false)}}, 2, 5},
+		{"evicted file, then packed", blob, [][]event{{put(blob, 1, 5, 0, true)}, {put(blob, 2, 9, 0, false)}}, 2, 9},
+		{"blob moved and used before and after", blob,
+			[][]event{{put(blob, 1, 5, 0, false), touch(blob, 1, 7)}, {put(blob, 1, 6, 0, false), touch(blob, 1, 9)}}, 1, 9},
+		{"result moved, used before", result,
+			[][]event{{put(result, 1, 5, 1, false), touch(result, 1, 9)}, {put(result, 1, 6, 1, false)}}, 1, 9},
+		{"result moved, used after", result,
+			[][]event{{put(result, 1, 5, 1, false)}, {put(result, 1, 6, 1, false), touch(result, 1, 9)}}, 1, 9},
+		{"later result wins", result, [][]event{{put(result, 1, 5, 1, false)}, {put(result, 2, 5, 2, false)}, {put(result, 3, 5, 0, false)}}, 2, 5},
+		{"earlier result does not come back", result, [][]event{{put(result, 1, 5, 1, false)}, {drop(result, 2, 2)}}, 0, 0},
+		{"blob being moved", blob, [][]event{{put(blob, 1, 5, 0, false), touch(blob, 1, 9)}, {doubtful(blob, 2, 6, 0)}}, 1, 9},
+		{"file, and packed but doubtful", blob, [][]event{{put(blob, 1, 5, 0, true)}, {doubtful(blob, 2, 6, 0)}}, 1, 6},
+		{"blob that may be lost twice", blob, [][]event{{doubtful(blob, 2, 5, 0)}, {doubtful(blob, 2, 6, 0)}}, 2, 6},
+		{"result being moved", result, [][]event{{put(result, 1, 5, 1, false)}, {doubtful(result, 2, 6, 1)}}, 1, 5},
+		{"result moved, and its source noted as replaced", result, [][]event{{drop(result, 1, 1)}, {put(result, 2, 6, 1, false)}}, 2, 6},
+		{"result being moved from what was lost", result, [][]event{{drop(result, 1, 1)}, {doubtful(result, 2, 6, 1)}}, 2, 6},
+		{"earlier result, and copies of a later one", result,
+			[][]event{{put(result, 1, 5, 1, false)}, {drop(result, 2, 2)}, {put(result, 3, 5, 2, false)}}, 3, 5},
+		{"later result may be lost", result, [][]event{{put(result, 1, 5, 1, false)}, {doubtful(result, 2, 6, 2)}}, 2, 6},
+	} {
+		orders(c.logs, func(events []event) {
+			cache := &Cache{index: index.New()}
+			r := &history{recovery: &recovery{
+				cache: cache, power: true, instances: 1, functions: cas.Functions(), orders: map[index.Key]uint32{},
+				doubtful: map[uint32]uint32{}, shaky: map[index.Key]bool{},
+			}}
+			var names []string
+			for _, e := range events {
+				e.tell(r)
+				r.flush()
+				names = append(names, e.name)
+			}
+			e, ok := cache.index.Get(keyOf(0, c.kind, d))
+			if ok != (c.segment != 0) || ok && (e.Segment != c.segment || e.Stamp < c.stamp) {
+				t.Errorf("%s: after %q it is present: %v, in segment %d, with stamp %d; want segment %d and stamp %d",
+					c.name, names, ok, e.Segment, e.Stamp, c.segment, c.stamp)
+			}
+		})
+	}
+}
+
+// A blob that was found damaged and put again is there after Open, whichever log is read first: that of the damaged
+// one is long.
+func TestBlobPutAgainAfterDamageSurvivesReopen(t *testing.T) {
+	config := Config{Dir: t.TempDir(), MaxBytes: 8 << 20}
+	c, s := openStore(t, config)
+	for i := range 3000 {
+		b := []byte(strconv.Itoa(i))
+		if err := s.Put(t.Context(), cas.SHA256.Sum(b), bytes.NewReader(b)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	b, d := castest.Blob(0, 1000)
+	if err := s.Put(t.Context(), d, bytes.NewReader(b)); err != nil {
+		t.Fatal(err)
+	}
+	e, _ := c.index.Get(keyOf(0, blob, d))
+	_ = c.damaged(e, nil)
+	c.seal(c.segments.Segment(e.Segment))
+	if err := s.Put(t.Context(), d, bytes.NewReader(b)); err != nil {
+		t.Fatal(err)
+	}
+	if err := c.Close(); err != nil {
+		t.Fatal(err)
+	}
+	for range 5 {
+		c, s := openStore(t, config)
+		if got, err := cas.ReadAll(t.Context(), s, d, d.Size()); err != nil || !bytes.Equal(got, b) {
+			t.Fatalf("read %d bytes, %v", len(got), err)
+		}
+		if err := c.Close(); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+// A put whose bytes were lost must not come back as the bytes of another one that has taken their place.
+func TestLostPutStaysLost(t *testing.T) {
+	config := Config{Dir: t.TempDir()}
+	c, s := openStore(t, config)
+	b, d := castest.Blob(0, 1000)
+	if err := s.Put(t.Context(), d, bytes.NewReader(b)); err != nil {
+		t.Fatal(err)
+	}
+	if err := c.Close(); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Truncate(filepath.Join(c.dir, "segments", "00000001.data"), 0); err != nil {
+		t.Fatal(err)
+	}
+	c, s = openStore(t, config)
+	other, o := castest.Blob(1, 1000)
+	if err := s.Put(t.Context(), o, bytes.NewReader(other)); err != nil {
+		t.Fatal(err)
+	}
+	c.maintainOnce() // so that none is doubtful
+	if err := c.Close(); err != nil {
+		t.Fatal(err)
+	}
+	c, s = openStore(t, config)
+	if missing, err := s.Missing(t.Context(), []cas.Digest{d, o}); err != nil || !slices.Equal(missing, []cas.Digest{d}) {
+		t.Errorf("missing are %v, %v, want %v", missing, err, d)
+	}
+	if err := c.Check(t.Context()); err != nil {
+		t.Error(err)
+	}
+}
+
+// Of a put that is recorded and not yet in the index nothing is lost if the log is written anew at this moment.
+func TestLogIsNotShortenedUnderAPut(t *testing.T) {
+	config := Config{Dir: t.TempDir()}
+	c, s := openStore(t, config)
+	b, d := castest.Blob(0, 1000)
+	k, err := s.key(blob, d)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := cas.PutBytes(t.Context(), s, cas.SHA256, []byte("x")); err != nil {
+		t.Fatal(err)
+	}
+	x, _ := s.find(blob, cas.SHA256.Sum([]byte("x")))
+	for range 100 {
+		e, _ := c.index.Get(x)
+		c.touch([]index.Key{x}, e.Stamp+1)
+	}
+	g := c.segments.Segments()[0]
+	if !g.Bloated() {
+		t.Fatal("the log is not to be shortened")
+	}
+	shortened := make(chan struct{})
+	err = c.fresh.Append([]segment.Item{item(k, b)}, func(it *segment.Item) {
+		go func() {
+			c.maintainOnce()
+			close(shortened)
+		}()
+		for range 10_000 { // as long as it takes, if it is not waited for
+			runtime.Gosched()
+			if !g.Bloated() {
+				break
+			}
+		}
+		c.committed(it)
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	<-shortened
+	if g.Bloated() {
+		t.Error("the log was not shortened")
+	}
+	if err := errors.Join(c.Check(t.Context()), c.Close()); err != nil {
+		t.Error(err)
+	}
+	_, s = openStore(t, config)
+	if missing, err := s.Missing(t.Context(), []cas.Digest{d, cas.SHA256.Sum([]byte("x"))}); err != nil || len(missing) > 0 {
+		t.Errorf("missing are %v, %v", missing, err)
+	}
+}
+
+// Who has read a damaged file to its end must not take away the whole one that was put meanwhile.
+func TestReaderOfDamagedFileSparesItsSuccessor(t *testing.T) {
+	c, s := openStore(t, Config{Dir: t.TempDir(), Pack: -1})
+	b, d := castest.Blob(0, 10_000)
+	put := func() {
+		t.Helper()
+		if err := s.Put(t.Context(), d, bytes.NewReader(b)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	put()
+	path, err := c.pathBelow("files", keyOf(0, blob, d))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := errors.Join(os.Chmod(path, 0o600), os.WriteFile(path, make([]byte, len(b)), 0o600)); err != nil {
+		t.Fatal(err)
+	}
+	slow, err := s.Open(t.Context(), d, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer slow.Close()
+	if _, err := cas.ReadAll(t.Context(), s, d, d.Size()); !errors.Is(err, cas.ErrCorrupt) {
+		t.Errorf("got %v, want ErrCorrupt", err)
+	}
+	put()
+	// When the log is written anew the second put comes to where the first one was.
+	k := keyOf(0, blob, d)
+	for n := uint32(1); n < 200; n++ {
+		c.touch([]index.Key{k}, seconds(time.Now()))
+	}
+	c.maintainOnce()
+	if e, ok := c.index.Get(k); !ok || e.Place != (index.Place{Segment: 1}) {
+		t.Errorf("the second one is at %v", e.Place)
+	}
+	if _, err := io.ReadAll(slow); !errors.Is(err, cas.ErrCorrupt) {
+		t.Errorf("got %v, want ErrCorrupt", err)
+	}
+	if missing, err := s.Missing(t.Context(), []cas.Digest{d}); err != nil || len(missing) > 0 {
+		t.Errorf("the whole one is gone: %v", err)
+	}
+	if got := c.Stats().Corrupt; got != 1 {
+		t.Errorf("%d damaged blobs are counted, want 1", got)
+	}
+}
+
+// A file that somebody takes for damaged is there all the while that it is read once more, also in a log that is written
+// anew meanwhile, and stays if it is sound.
+func TestSoundFileStaysWhileItIsReadAgain(t *testing.T) {
+	config := Config{Dir: t.TempDir(), MaxBytes: 8 << 20}
+	c, s := openStore(t, config)
+	b, d := castest.Blob(0, 2<<20)
+	if err := s.Put(t.Context(), d, bytes.NewReader(b)); err != nil {
+		t.Fatal(err)
+	}
+	e, _ := c.index.Get(keyOf(0, blob, d))
+	g := c.segments.Segments()[0]
+	c.seal(g)
+	done := make(chan struct{})
+	var group sync.WaitGroup
+	until := func(do func() bool) {
+		group.Go(func() {
+			for do() {
+				select {
+				case <-done:
+					return
+				default:
+				}
+			}
+		})
+	}
+	until(func() bool {
+		missing, err := s.Missing(t.Context(), []cas.Digest{d})
+		if err != nil || len(missing) > 0 {
+			t.Errorf("missing are %v, %v", missing, err)
+			return false
+		}
+		return true
+	})
+	until(func() bool {
+		if err := g.Shorten(seconds(time.Now()), c.wanted, c.rerecord); err != nil {
+			t.Error(err)
+			return false
+		}
+		return true
+	})
+	for range 20 {
+		_ = c.damaged(e, nil)
+	}
+	close(done)
+	group.Wait()
+	if got := c.Stats().Corrupt; got != 0 {
+		t.Errorf("%d damaged blobs are counted", got)
+	}
+	if err := c.Close(); err != nil {
+		t.Error(err)
+	}
+	_, s = openStore(t, config)
+	if missing, err := s.Missing(t.Context(), []cas.Digest{d}); err != nil || len(missing) > 0 {
+		t.Errorf("missing are %v, %v after Open", missing, err)
+	}
+}
+
+// A use between the moment at which an entry is read to be moved, and the one at which it has moved, is in the log of
+// where it is then.
+func TestUseBetweenReadAndMoveIsKept(t *testing.T) {
+	synctest.Test(t, useBetweenReadAndMove)
+}
+
+func useBetweenReadAndMove(t *testing.T) {
+	config := Config{Dir: t.TempDir()}
+	c, s := openStore(t, config)
+	b, d := castest.Blob(0, 1000)
+	large, ld := castest.Blob(1, 70_000)
+	if err := errors.Join(s.Put(t.Context(), d, bytes.NewReader(b)), s.Put(t.Context(), ld, bytes.NewReader(large))); err != nil {
+		t.Fatal(err)
+	}
+	keys := []index.Key{keyOf(0, blob, d), keyOf(0, blob, ld)}
+	g := c.segments.Segments()[0]
+	c.seal(g)
+	m := mover{cache: c}
+	err := g.Puts(0, func(r *segment.Record) bool {
+		e, ok := c.index.Get(r.Key)
+		if err := m.add(r, e); err != nil || !ok {
+			t.Error(err, ok)
+		}
+		return true
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	time.Sleep(time.Hour)
+	used := seconds(time.Now())
+	if absent := c.touch(keys, used); len(absent) > 0 {
+		t.Errorf("absent are %v", absent)
+	}
+	if err := m.flush(); err != nil {
+		t.Fatal(err)
+	}
+	if err := c.removeSegment(&plan{census: c.takeCensus(0)}, g); err != nil {
+		t.Fatal(err)
+	}
+	if err := errors.Join(c.Check(t.Context()), c.Close()); err != nil {
+		t.Fatal(err)
+	}
+	c, s = openStore(t, config)
+	for _, k := range keys {
+		if e, ok := c.index.Get(k); !ok || e.Stamp < used {
+			t.Errorf("it is there: %v, with stamp %d, and was used at %d", ok, e.Stamp, used)
+		}
+	}
+}
+
+// recorder returns a function that records results of one action, and a check that none of it is there, neither now nor
+// after Open.
+func recorder(t *testing.T, s *Store) (record func(int32), absent func(*Store)) {
+	_, action := castest.Blob(0, 10)
+	record = func(n int32) {
+		t.Helper()
+		if err := s.Record(t.Context(), action, &repb.ActionResult{ExitCode: n}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return record, func(s *Store) {
+		t.Helper()
+		if r, err := s.Lookup(t.Context(), action); !errors.Is(err, cas.ErrNotFound) {
+			t.Errorf("got %v, %v, want ErrNotFound", r, err)
+		}
+	}
+}
+
+// evictAllOf evicts all that a segment has.
+func evictAllOf(t *testing.T, c *Cache, g *segment.Segment) error {
+	c.room.Lock()
+	defer c.room.Unlock()
+	p := &plan{census: c.takeCensus(0)}
+	p.cutoff = p.now
+	return c.rewrite(t.Context(), p, g)
+}
+
+// A result that is replaced while it is moved does not come back when the later one is evicted.
+func TestResultReplacedWhileMoved(t *testing.T) {
+	config := Config{Dir: t.TempDir(), Lease: -1}
+	c, s := openStore(t, config)
+	record, absent := recorder(t, s)
+	record(1)
+	g := c.segments.Segments()[0]
+	c.seal(g)
+	m := mover{cache: c}
+	err := g.Puts(0, func(r *segment.Record) bool {
+		e, _ := c.index.Get(r.Key)
+		return m.add(r, e) == nil
+	})
+	record(2)
+	if err := errors.Join(err, m.flush(), c.removeSegment(&plan{}, g), evictAllOf(t, c, c.segments.Segment(2))); err != nil {
+		t.Fatal(err)
+	}
+	absent(s)
+	if err := c.Close(); err != nil {
+		t.Fatal(err)
+	}
+	_, s = openStore(t, config)
+	absent(s)
+}
+
+// A result that was evicted from a segment that had to stay does not come back when a later one is evicted.
+func TestResultEvictedFromKeptSegment(t *testing.T) {
+	config := Config{Dir: t.TempDir(), Lease: -1}
+	c, s := openStore(t, config)
+	record, absent := recorder(t, s)
+	record(1)
+	g := c.segments.Segments()[0]
+	g.Files.Add(1) // one that is wanted, of which the plan did not know
+	if err := evictAllOf(t, c, g); err == nil {
+		t.Fatal("the segment is gone")
+	}
+	g.Files.Add(-1)
+	record(2)
+	if err := evictAllOf(t, c, c.segments.Segment(2)); err != nil {
+		t.Fatal(err)
+	}
+	absent(s)
+	if err := c.Close(); err != nil {
+		t.Fatal(err)
+	}
+	_, s = openStore(t, config)
+	absent(s)
+}
+
+// The budget holds also while a whole segment is there twice, in a store that is full: with its log, which is the
+// longer the smaller its blobs are.
+func TestBudgetHoldsDuringMove(t *testing.T) {
+	c, s := openStore(t, Config{Dir: t.TempDir()})
+	var full error
+	for i := 0; full == nil; i++ {
+		b := []byte(strconv.Itoa(i))
+		full = s.Put(t.Context(), cas.SHA256.Sum(b), bytes.NewReader(b))
+	}
+	if !errors.Is(full, cas.ErrFull) {
+		t.Fatal(full)
+	}
+	c.room.Lock()
+	defer c.room.Unlock()
+	g := c.segments.Segments()[0]
+	g.Files.Add(1) // so that it stays
+	defer g.Files.Add(-1)
+	if err := c.rewrite(t.Context(), &plan{census: c.takeCensus(0)}, g); err == nil || g.Live.Load() > 0 {
+		t.Errorf("not all was moved, or the segment is gone: %v", err)
+	}
+	if used, _ := c.used(); used > c.MaxBytes {
+		t.Errorf("%d bytes of %d", used, c.MaxBytes)
+	}
+}
+
+// A file, or a copy, may be handed out after it was chosen to go, and before it goes.
+func TestFileHandedOutDuringEvictionStays(t *testing.T) {
+	for _, executable := range []bool{false, true} {
+		c, s := openStore(t, Config{Dir: t.TempDir(), Pack: -1, Lease: -1})
+		b, d := castest.Blob(0, 1000)
+		if err := s.Put(t.Context(), d, bytes.NewReader(b)); err != nil {
+			t.Fatal(err)
+		}
+		_, release, err := s.File(t.Context(), d, executable)
+		if err != nil {
+			t.Fatal(err)
+		}
+		release()
+		p := plan{census: c.takeCensus(0), bytes: math.MaxInt64, files: math.MaxInt64}
+		p.cutoff = p.now
+		path, release, err := s.File(t.Context(), d, executable)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := c.carryOut(t.Context(), &p); err != nil {
+			t.Error(err)
+		}
+		if _, err := os.Lstat(path); err != nil {
+			t.Error(err)
+		}
+		release()
+	}
+}
+
+// Verify passes nothing over because a log is written anew while it reads, or after it was stopped, or before it stops.
+func TestVerifyWhileLogGetsShorter(t *testing.T) {
+	for _, when := range []string{"reading", "stopped", "stopping"} {
+		c, s := openStore(t, Config{Dir: t.TempDir()})
+		var ds []cas.Digest
+		var keys []index.Key
+		for i := range byte(20) {
+			b, d := castest.Blob(i, 1000)
+			if err := s.Put(t.Context(), d, bytes.NewReader(b)); err != nil {
+				t.Fatal(err)
+			}
+			ds, keys = append(ds, d), append(keys, keyOf(0, blob, d))
+		}
+		g := c.segments.Segments()[0]
+		shorten := func() {
+			for _, k := range keys[:10] { // so that the others have earlier records
+				e, _ := c.index.Get(k)
+				_ = c.damaged(e, nil)
+			}
+			for i := range uint32(10) {
+				c.touch(keys[10:], seconds(time.Now())+i)
+			}
+			if c.maintainOnce(); g.Bloated() {
+				t.Error("the log was not shortened")
+			}
+		}
+		e, _ := c.index.Get(keys[11])
+		f, err := os.OpenFile(filepath.Join(c.dir, "segments", "00000001.data"), os.O_WRONLY, 0)
+		if err == nil {
+			_, err = f.WriteAt(make([]byte, 100), int64(e.Offset)*segment.Block)
+		}
+		if err := errors.Join(err, f.Close()); err != nil {
+			t.Fatal(err)
+		}
+		if when != "reading" {
+			// After the first ten: the position is one that the later records do not reach any more.
+			if err := os.WriteFile(filepath.Join(c.dir, "verify"), fmt.Appendf(nil, "segment %d record %d\n", g.N, e.Record), 0o600); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if when == "stopped" {
+			shorten()
+		}
+		ctx, cancel := context.WithCancel(t.Context())
+		defer cancel()
+		first := when != "stopped"
+		r, err := c.Verify(ctx, VerifyOptions{Progress: func(VerifyReport) {
+			if !first {
+				return
+			}
+			first = false
+			if shorten(); when == "stopping" {
+				cancel()
+			}
+		}})
+		if when == "stopping" {
+			if !errors.Is(err, context.Canceled) || r.Blobs > 0 {
+				t.Errorf("%+v, %v", r, err)
+			}
+			r, err = c.Verify(t.Context(), VerifyOptions{})
+		}
+		if err != nil || len(r.Damaged) != 1 || r.Damaged[0].Digest != ds[11] {
+			t.Errorf("%s: %+v, %v", when, r, err)
+		}
+	}
+}
+
+// A process may end after it has moved something, and before it has removed the source. Then both are there; unless the
+// power was lost as well, and the new record came to the disk without its bytes, or with zeros in their place: it must
+// not take the place of what is sound. Either way it is there at each later Open.
+func TestMovedAndNotYetRemoved(t *testing.T) {
+	for _, power := range []string{"stays", "leaves zeros", "leaves nothing"} {
+		config := Config{Dir: t.TempDir(), MaxBytes: 1 << 20}
+		c, s := openStore(t, config)
+		b, d := castest.Blob(0, 1000)
+		if err := errors.Join(s.Put(t.Context(), d, bytes.NewReader(b)), s.Record(t.Context(), d, &repb.ActionResult{ExitCode: 1})); err != nil {
+			t.Fatal(err)
+		}
+		c.maintainOnce()
+		g := c.segments.Segments()[0]
+		c.seal(g)
+		m := mover{cache: c}
+		err := g.Puts(0, func(r *segment.Record) bool {
+			e, _ := c.index.Get(r.Key)
+			return m.add(r, e) == nil
+		})
+		if err := errors.Join(err, m.flush(), c.Close()); err != nil {
+			t.Fatal(err)
+		}
+		moved := filepath.Join(c.dir, "segments", "00000002.data")
+		fi, err := os.Stat(moved)
+		if err != nil || fi.Size() == 0 {
+			t.Fatal(fi, err)
+		}
+		if power != "stays" {
+			zeros := make([]byte, fi.Size())
+			if power == "leaves nothing" {
+				zeros = nil
+			}
+			if err := errors.Join(os.WriteFile(moved, zeros, 0o600),
+				os.WriteFile(filepath.Join(c.dir, "boot"), []byte("another start of the machine\n"), 0o600)); err != nil {
+				t.Fatal(err)
+			}
+		}
+		for round := range 3 {
+			c, s = openStore(t, config)
+			if got, err := cas.ReadAll(t.Context(), s, d, d.Size()); err != nil || !bytes.Equal(got, b) {
+				t.Errorf("power %s, round %d: the blob has %d bytes, %v", power, round, len(got), err)
+			}
+			if r, err := s.Lookup(t.Context(), d); err != nil || r.ExitCode != 1 {
+				t.Errorf("power %s, round %d: the result is %v, %v", power, round, r, err)
+			}
+			if err := errors.Join(c.Check(t.Context()), c.Close()); err != nil {
+				t.Error(err)
+			}
+		}
+	}
+}
+
+// A collection that takes long is no reason for a loss of power to take more.
+func TestMarkDuringCollection(t *testing.T) {
+	c, s := openStore(t, Config{Dir: t.TempDir()})
+	b, d := castest.Blob(0, 1000)
+	if err := s.Put(t.Context(), d, bytes.NewReader(b)); err != nil {
+		t.Fatal(err)
+	}
+	c.room.Lock()
+	defer c.room.Unlock()
+	c.maintainOnce()
+	if c.segments.Segments()[0].Marked() == 0 {
+		t.Error("nothing is marked as durable while room is being made")
+	}
+}
+
+// What a clock that was ahead says of the last use is no lease for as long.
+func TestClockIsPutBack(t *testing.T) {
+	c, s := openStore(t, Config{Dir: t.TempDir()})
+	b, d := castest.Blob(0, 1000)
+	if err := s.Put(t.Context(), d, bytes.NewReader(b)); err != nil {
+		t.Fatal(err)
+	}
+	k, ahead := keyOf(0, blob, d), seconds(time.Now().Add(1000*time.Hour))
+	c.touch([]index.Key{k}, ahead)
+	c.maintained = ahead // this was upkeep before the clock was put back
+	c.maintainOnce()
+	if e, _ := c.index.Get(k); e.Stamp > seconds(time.Now()) {
+		t.Errorf("the last use is %d seconds from now", e.Stamp-seconds(time.Now()))
+	}
+}
+
+// Of two results that are recorded at once the same one is there before and after Open: in the log, too, the later of
+// them has the greater order.
+func TestResultsAreOrderedAsTheyAreWritten(t *testing.T) {
+	const writers, rounds = 8, 300
+	c, s := openStore(t, Config{Dir: t.TempDir(), MaxBytes: 64 << 20})
+	_, action := castest.Blob(0, 10)
+	var group sync.WaitGroup
+	for w := range writers {
+		group.Go(func() {
+			for i := range rounds {
+				if err := s.Record(t.Context(), action, &repb.ActionResult{ExitCode: int32(w*rounds + i)}); err != nil {
+					t.Error(err)
+				}
+			}
+		})
+	}
+	group.Wait()
+	var last uint32
+	n := 0
+	for _, g := range c.segments.Segments() {
+		err := g.Puts(0, func(r *segment.Record) bool {
+			if r.Order != last+1 {
+				t.Errorf("record %d has order %d, after %d", n, r.Order, last)
+			}
+			last = r.Order
+			n++
+			return true
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	if n != writers*rounds {
+		t.Errorf("%d records, want %d", n, writers*rounds)
+	}
+}
+
+// Verify passes no file of an earlier process over because its record was moved meanwhile: of a file that says nothing.
+func TestVerifyWhileRecordOfFileMoves(t *testing.T) {
+	config := Config{Dir: t.TempDir()}
+	c, s := openStore(t, config)
+	var d cas.Digest
+	for i, size := range []int{1000, 70_000} {
+		var b []byte
+		b, d = castest.Blob(byte(i), size)
+		if err := s.Put(t.Context(), d, bytes.NewReader(b)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	path, err := c.pathBelow("files", keyOf(0, blob, d))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := errors.Join(os.Chmod(path, 0o600), os.WriteFile(path, make([]byte, 70_000), 0o600)); err != nil {
+		t.Fatal(err)
+	}
+	if err := c.Close(); err != nil {
+		t.Fatal(err)
+	}
+	c, _ = openStore(t, config)
+	first := true
+	r, err := c.Verify(t.Context(), VerifyOptions{Progress: func(VerifyReport) {
+		if !first {
+			return
+		}
+		first = false
+		c.room.Lock()
+		defer c.room.Unlock()
+		if err := c.rewrite(t.Context(), &plan{census: c.takeCensus(0)}, c.segments.Segments()[0]); err != nil {
+			t.Error(err)
+		}
+	}})
+	if err != nil || len(r.Damaged) != 1 || r.Damaged[0].Digest != d || first {
+		t.Errorf("%+v, %v", r, err)
+	}
+}

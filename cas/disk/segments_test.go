@@ -1,0 +1,485 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package disk_test
+
+import (
+	"bytes"
+	"crypto/sha256"
+	"errors"
+	"fmt"
+	"io/fs"
+	"math/rand/v2"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	repb "github.com/bazelbuild/remote-apis/build/bazel/remote/execution/v2"
+	"github.com/cloister-build/cloister/cas"
+	"github.com/cloister-build/cloister/cas/castest"
+	"github.com/cloister-build/cloister/cas/disk"
+)
+
+// A file system image may point at a blob: each begins at a multiple of 512 bytes, and nothing but zeros follows up to
+// the next.
+func TestBlobsAreAlignedAndPadded(t *testing.T) {
+	dir := t.TempDir()
+	c := open(t, disk.Config{Dir: dir})
+	s := store(t, c, "")
+	sizes := []int{1, 511, 512, 513, 4095, 5000, 20_000, 17}
+	var blobs []cas.Blob
+	for i, size := range sizes {
+		b, d := castest.Blob(byte(i), size)
+		blobs = append(blobs, cas.Blob{Digest: d, Data: b})
+		putSize(t, s, byte(100+i), size)
+	}
+	if err := errors.Join(s.PutAll(t.Context(), blobs)...); err != nil {
+		t.Fatal(err)
+	}
+	seeds := []int{0, 100}
+	for i, size := range sizes {
+		for _, seed := range seeds {
+			b, _ := castest.Blob(byte(seed+i), size)
+			if size < 16 {
+				continue // may be found anywhere
+			}
+			path, at := find(t, dir, b)
+			data, err := os.ReadFile(path)
+			if err != nil {
+				t.Fatal(err)
+			}
+			end := (at + size + 511) / 512 * 512
+			if at%512 != 0 || len(data) < end || bytes.Count(data[at+size:end], []byte{0}) != end-at-size {
+				t.Errorf("%d bytes at %d of %d: not aligned, or not padded with zeros", size, at, len(data))
+			}
+		}
+	}
+}
+
+// What arrives together lies together.
+func TestBlobsOfOneBatchAreAdjacent(t *testing.T) {
+	dir := t.TempDir()
+	c := open(t, disk.Config{Dir: dir, MaxBytes: 8 << 20})
+	s := store(t, c, "")
+	done := make(chan struct{})
+	go func() { // others in between
+		defer close(done)
+		for i := range 200 {
+			if err := putOther(t, s, i); err != nil {
+				t.Error(err)
+			}
+		}
+	}()
+	for round := range 10 {
+		var blobs []cas.Blob
+		for i := range 20 {
+			b, d := castest.Blob(byte(round*20+i), 700)
+			blobs = append(blobs, cas.Blob{Digest: d, Data: b})
+		}
+		if err := errors.Join(s.PutAll(t.Context(), blobs)...); err != nil {
+			t.Fatal(err)
+		}
+		path, at := find(t, dir, blobs[0].Data)
+		for i, b := range blobs {
+			if p, where := find(t, dir, b.Data); p != path || where != at+i*1024 {
+				t.Errorf("blob %d of a batch is in %s at %d, the first one in %s at %d", i, p, where, path, at)
+			}
+		}
+	}
+	<-done
+}
+
+// However much arrives at once, no segment is larger than the room that is kept to write one anew.
+func TestLargeBatchIsManySegments(t *testing.T) {
+	const limit = 1 << 20 / 32
+	dir := t.TempDir()
+	s := store(t, open(t, disk.Config{Dir: dir}), "")
+	var blobs []cas.Blob
+	for i := range byte(100) {
+		b, d := castest.Blob(i, 3000)
+		blobs = append(blobs, cas.Blob{Digest: d, Data: b})
+	}
+	if err := errors.Join(s.PutAll(t.Context(), blobs)...); err != nil {
+		t.Fatal(err)
+	}
+	for _, path := range segmentFiles(t, dir, ".data") {
+		if fi, err := os.Stat(path); err != nil || fi.Size() > limit {
+			t.Errorf("%s has %d bytes, %v", path, fi.Size(), err)
+		}
+	}
+	for i := range byte(100) {
+		read(t, s, i, 3000)
+	}
+}
+
+// Committed data is never written over, in this process or a later one.
+func TestDataIsNeverWrittenOver(t *testing.T) {
+	config := disk.Config{Dir: t.TempDir(), Lease: none}
+	random := rand.New(rand.NewPCG(1, 1))
+	sums := map[string][2]any{} // by path: how long it was, and its hash
+	check := func() {
+		t.Helper()
+		for path, was := range sums {
+			b, err := os.ReadFile(path)
+			if errors.Is(err, fs.ErrNotExist) {
+				delete(sums, path)
+				continue
+			}
+			if n := was[0].(int); len(b) < n || sha256.Sum256(b[:n]) != was[1] {
+				t.Fatalf("%s was written over", path)
+			}
+		}
+		for _, path := range segmentFiles(t, config.Dir, ".data") {
+			b, err := os.ReadFile(path)
+			if err != nil {
+				t.Fatal(err)
+			}
+			sums[path] = [2]any{len(b), sha256.Sum256(b)}
+		}
+	}
+	for range 4 {
+		c := open(t, config)
+		s := store(t, c, "")
+		for i := range 150 {
+			_, d := castest.Blob(byte(random.IntN(250)), 1+random.IntN(9000))
+			putSize(t, s, byte(random.IntN(250)), 1+random.IntN(9000))
+			if err := s.Record(t.Context(), d, &repb.ActionResult{ExitCode: 1}); err != nil {
+				t.Fatal(err)
+			}
+			if i%10 == 0 {
+				check()
+			}
+		}
+		closeStore(t, c)
+	}
+	if len(sums) < 10 {
+		t.Errorf("only %d segments", len(sums))
+	}
+}
+
+// snapshot reads all files of a directory, and restore writes them to another one.
+func snapshot(t *testing.T, dir string) map[string][]byte {
+	t.Helper()
+	files := map[string][]byte{}
+	for _, name := range list(t, dir) {
+		fi, err := os.Stat(filepath.Join(dir, name))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if fi.IsDir() {
+			files[name] = nil
+			continue
+		}
+		b, err := os.ReadFile(filepath.Join(dir, name))
+		if err != nil {
+			t.Fatal(err)
+		}
+		files[name] = append([]byte{}, b...)
+	}
+	return files
+}
+
+func restore(t *testing.T, files map[string][]byte) (dir string) {
+	t.Helper()
+	dir = t.TempDir()
+	for name, b := range files {
+		path := filepath.Join(dir, name)
+		err := os.MkdirAll(filepath.Dir(path), 0o700)
+		if b == nil {
+			err = errors.Join(err, os.MkdirAll(path, 0o700))
+		} else {
+			err = errors.Join(err, os.WriteFile(path, b, 0o600))
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	return dir
+}
+
+const (
+	firstData = "segments/00000001.data"
+	firstLog  = "segments/00000001.log"
+)
+
+// However a write was torn, what was committed before it is there, and what was being written is whole or absent.
+func TestTornWrites(t *testing.T) {
+	t.Parallel() // not beside a test that starts processes: between fork and exec they hold the lock, too
+	dir := t.TempDir()
+	config := disk.Config{Dir: dir}
+	c := open(t, config)
+	s := store(t, c, "")
+	put(t, s, 0)
+	putSize(t, s, 1, 70_000)
+	closeStore(t, c)
+	before := snapshot(t, dir)
+	c = open(t, config)
+	s = store(t, c, "")
+	var blobs []cas.Blob
+	for i := range byte(3) {
+		b, d := castest.Blob(10+i, 600)
+		blobs = append(blobs, cas.Blob{Digest: d, Data: b})
+	}
+	if err := errors.Join(s.PutAll(t.Context(), blobs)...); err != nil {
+		t.Fatal(err)
+	}
+	closeStore(t, c)
+	after := snapshot(t, dir)
+
+	try := func(what, name string, content []byte, all bool) {
+		t.Helper()
+		files := map[string][]byte{}
+		for k, v := range after {
+			files[k] = v
+		}
+		files[name] = content
+		config := disk.Config{Dir: restore(t, files), MaxBytes: 1 << 20}
+		for range 2 {
+			c, err := disk.Open(config)
+			if err != nil {
+				t.Fatalf("%s: %v", what, err)
+			}
+			s := store(t, c, "")
+			read(t, s, 0, block)
+			read(t, s, 1, 70_000)
+			for i, b := range blobs {
+				got, err := cas.ReadAll(t.Context(), s, b.Digest, b.Digest.Size())
+				if err == nil && !bytes.Equal(got, b.Data) || err != nil && (all || !errors.Is(err, cas.ErrNotFound)) {
+					t.Errorf("%s: blob %d: %v", what, i, err)
+				}
+				if err != nil {
+					if err := s.Put(t.Context(), b.Digest, bytes.NewReader(b.Data)); err != nil {
+						t.Errorf("%s: put again: %v", what, err)
+					}
+				}
+			}
+			if err := errors.Join(c.Check(t.Context()), c.Close()); err != nil {
+				t.Errorf("%s: %v", what, err)
+			}
+		}
+	}
+	for n := len(before[firstLog]); n <= len(after[firstLog]); n++ {
+		try(fmt.Sprintf("log cut to %d", n), firstLog, after[firstLog][:n], n == len(after[firstLog]))
+		if n%4 == 0 {
+			zeros := append(bytes.Clone(after[firstLog][:n]), make([]byte, 4096-n)...)
+			try(fmt.Sprintf("log cut to %d, and zeros", n), firstLog, zeros, n == len(after[firstLog]))
+		}
+	}
+	for n := len(before[firstData]); n <= len(after[firstData]); n += 37 {
+		try(fmt.Sprintf("data cut to %d", n), firstData, after[firstData][:n], false)
+	}
+	try("whole data", firstData, after[firstData], true)
+	try("longer data", firstData, append(bytes.Clone(after[firstData]), "garbage that no record tells of"...), true)
+}
+
+// Whatever bit of a log is flipped, at most what it tells of is lost, and never are wrong bytes served.
+func TestFlippedBitInLog(t *testing.T) {
+	dir := t.TempDir()
+	c := open(t, disk.Config{Dir: dir})
+	s := store(t, c, "")
+	for i := range byte(4) {
+		putSize(t, s, i, 1000)
+	}
+	putSize(t, s, 4, 70_000)
+	_, action := castest.Blob(0, 10)
+	for i := range int32(3) {
+		if err := s.Record(t.Context(), action, &repb.ActionResult{ExitCode: i}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	c.Maintain()
+	closeStore(t, c)
+	files := snapshot(t, dir)
+	log := files[firstLog]
+	if len(log) != 8*64+2*16+16 { // puts, two results that were replaced, a mark
+		t.Fatalf("the log has %d bytes", len(log))
+	}
+	for bit := 0; bit < 8*len(log); bit += 3 {
+		flipped := bytes.Clone(log)
+		flipped[bit/8] ^= 1 << (bit % 8)
+		// In place: the directory is as Open left it but for the log.
+		files[firstLog] = flipped
+		for _, name := range []string{firstLog, firstData} {
+			if err := os.WriteFile(filepath.Join(dir, name), files[name], 0o600); err != nil {
+				t.Fatal(err)
+			}
+		}
+		large, d := castest.Blob(4, 70_000)
+		if !exists(filePath(dir, d)) { // the record was lost, and it with it
+			if err := errors.Join(os.MkdirAll(filepath.Dir(filePath(dir, d)), 0o700), os.WriteFile(filePath(dir, d), large, 0o600)); err != nil {
+				t.Fatal(err)
+			}
+		}
+		c, err := disk.Open(disk.Config{Dir: dir, MaxBytes: 1 << 20})
+		if err != nil {
+			t.Fatalf("bit %d: %v", bit, err)
+		}
+		s := store(t, c, "")
+		lost := 0
+		for i, size := range []int{1000, 1000, 1000, 1000, 70_000} {
+			want, d := castest.Blob(byte(i), size)
+			got, err := cas.ReadAll(t.Context(), s, d, d.Size())
+			if err == nil && !bytes.Equal(got, want) || err != nil && !errors.Is(err, cas.ErrNotFound) {
+				t.Errorf("bit %d: blob %d: %v", bit, i, err)
+			}
+			if err != nil {
+				lost++
+			}
+		}
+		r, err := s.Lookup(t.Context(), action)
+		if err != nil || r.ExitCode != 2 {
+			lost++
+		}
+		if lost > 1 {
+			t.Errorf("bit %d: %d are lost", bit, lost)
+		}
+		if err := errors.Join(c.Check(t.Context()), c.Close()); err != nil {
+			t.Errorf("bit %d: %v", bit, err)
+		}
+	}
+}
+
+// What no record tells of goes, what has no other half, too, and a file that is not there is absent.
+func TestOrphansAreSwept(t *testing.T) {
+	dir := t.TempDir()
+	config := disk.Config{Dir: dir}
+	c := open(t, config)
+	s := store(t, c, "")
+	put(t, s, 0)
+	kept, vanished := putSize(t, s, 1, 70_000), putSize(t, s, 2, 70_000)
+	closeStore(t, c)
+	b, orphan := castest.Blob(3, 70_000)
+	if err := os.MkdirAll(filepath.Dir(filePath(dir, orphan)), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	write(t, filePath(dir, orphan), string(b))
+	log, err := os.ReadFile(filepath.Join(dir, firstLog))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for name, content := range map[string]string{
+		"00000002.data": "data of a segment that was being made, or removed", "00000003.log": string(log), "00000001.log.new": "half a log",
+	} {
+		write(t, filepath.Join(dir, "segments", name), content)
+	}
+	foreign := filepath.Join(dir, "segments", "letter.txt")
+	write(t, foreign, "dear")
+	if err := os.Remove(filePath(dir, vanished)); err != nil {
+		t.Fatal(err)
+	}
+	c = open(t, config)
+	s = store(t, c, "")
+	read(t, s, 0, block)
+	read(t, s, 1, 70_000)
+	if !has(t, s, kept) || has(t, s, vanished) || has(t, s, orphan) {
+		t.Error("the wrong ones are present")
+	}
+	if exists(filePath(dir, orphan)) {
+		t.Error("the file without a record is still there")
+	}
+	got := list(t, filepath.Join(dir, "segments"))
+	if want := []string{".", "00000001.data", "00000001.log", "letter.txt"}; !slices.Equal(got, want) {
+		t.Errorf("segments has %q, want %q", got, want)
+	}
+	// No number is used twice: an old position must not mean a new segment.
+	for i := byte(10); i < 40; i++ {
+		put(t, s, i)
+	}
+	if slices.Contains(list(t, filepath.Join(dir, "segments")), "00000003.data") {
+		t.Error("the number of a segment that was there is used again")
+	}
+}
+
+// A line that was being written when the process ended is no name, and the next one takes its place.
+func TestTornInstance(t *testing.T) {
+	dir := t.TempDir()
+	config := disk.Config{Dir: dir}
+	c := open(t, config)
+	put(t, store(t, c, ""), 0)
+	put(t, store(t, c, "second/of/a/long/name"), 1)
+	closeStore(t, c)
+	path := filepath.Join(dir, "instances")
+	whole, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	last := bytes.Index(whole, []byte("\n")) + 1
+	for n := last; n < len(whole); n++ {
+		write(t, path, string(whole)+string(whole[last:n]))
+		c := open(t, config)
+		if got := present(t, store(t, c, "second/of/a/long/name"), 2); !slices.Equal(got, []byte{1}) {
+			t.Errorf("torn after %d bytes: the second instance has %v", n, got)
+		}
+		put(t, store(t, c, "third"), 2)
+		closeStore(t, c)
+		c = open(t, config)
+		if got := present(t, store(t, c, "third"), 3); !slices.Equal(got, []byte{2}) {
+			t.Errorf("torn after %d bytes: instance third has %v", n, got)
+		}
+		if _, err := c.Collect(t.Context(), disk.CollectOptions{MaxBytes: 1}); err != nil {
+			t.Error(err)
+		}
+		closeStore(t, c)
+		write(t, path, string(whole))
+		if err := os.RemoveAll(filepath.Join(dir, "segments")); err != nil {
+			t.Fatal(err)
+		}
+		c = open(t, config)
+		put(t, store(t, c, ""), 0)
+		put(t, store(t, c, "second/of/a/long/name"), 1)
+		closeStore(t, c)
+	}
+	// A line that is whole and wrong is no torn one: what it named is unknown, and nothing is guessed.
+	write(t, path, "7 \"x\"\n")
+	if _, err := disk.Open(disk.Config{Dir: dir, MaxBytes: 1 << 20}); err == nil || !strings.Contains(err.Error(), "line 1 is damaged") {
+		t.Errorf("got %v", err)
+	}
+}
+
+// A blob that is there twice, for two Puts of it raced or a process was killed while it was moved, is one blob.
+func TestDuplicatesAreOneBlob(t *testing.T) {
+	dir := t.TempDir()
+	config := disk.Config{Dir: dir}
+	c := open(t, config)
+	s := store(t, c, "")
+	b, d := castest.Blob(0, block)
+	err := errors.Join(s.PutAll(t.Context(), []cas.Blob{{Digest: d, Data: b}, {Digest: d, Data: b}, {Digest: d, Data: b}})...)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got := c.Stats().Blobs; got != 1 {
+		t.Errorf("%d blobs are counted", got)
+	}
+	closeStore(t, c)
+	// The whole segment once more.
+	for _, suffix := range []string{".data", ".log"} {
+		b, err := os.ReadFile(filepath.Join(dir, "segments/00000001"+suffix))
+		if err != nil {
+			t.Fatal(err)
+		}
+		write(t, filepath.Join(dir, "segments/00000005"+suffix), string(b))
+	}
+	c = open(t, config)
+	if got := c.Stats(); got.Blobs != 1 || got.Segments != 2 {
+		t.Errorf("%+v", got)
+	}
+	read(t, store(t, c, ""), 0, block)
+}
+
+// Pack may be another one each time: what is there stays where it is.
+func TestPackMayChange(t *testing.T) {
+	config := disk.Config{Dir: t.TempDir()}
+	for i, pack := range []int64{0, everyFile, 1 << 20, 2000, 0} {
+		config.Pack = pack
+		c := open(t, config)
+		s := store(t, c, "")
+		for j := range byte(i) {
+			read(t, s, j, 3000)
+			read(t, s, j, 70_000)
+		}
+		putSize(t, s, byte(i), 3000)
+		putSize(t, s, byte(i), 70_000)
+		closeStore(t, c)
+	}
+}

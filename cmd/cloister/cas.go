@@ -1,0 +1,251 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"math"
+	"os"
+	"path/filepath"
+	"time"
+
+	"github.com/cloister-build/cloister/cas/disk"
+	"github.com/cloister-build/cloister/cas/diskctl"
+	"github.com/cloister-build/cloister/sandbox"
+	"github.com/spf13/cobra"
+)
+
+func casCommand() *cobra.Command {
+	cmd := &cobra.Command{
+		Use:   "cas",
+		Short: "Shows how full the store is, and verifies what is in it",
+		Long: `Cas looks at the store of serve, while serve runs and while it does not: it asks the process that holds
+the store, or opens the store where none does. What frees space is cloister gc.`,
+		Example: `  cloister cas stat
+  cloister cas verify --rate 50MiB`,
+		Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
+	}
+	cmd.AddCommand(casStatCommand(), casVerifyCommand())
+	return cmd
+}
+
+func casStatCommand() *cobra.Command {
+	var store reach
+	cmd := &cobra.Command{
+		Use:   "stat [--dir DIR] [--json]",
+		Short: "Says how much the store holds, and how much of that may go",
+		Long: `Stat prints the size of the store and its budgets, how much of it is leased, when the rest was used last,
+and what was evicted and found damaged since serve has started.`,
+		Example: `  cloister cas stat
+  cloister cas stat --dir /var/cache/cloister --json`,
+		Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error { return casStat(cmd.Context(), &store, cmd.OutOrStdout()) },
+	}
+	store.register(cmd)
+	return cmd
+}
+
+func casStat(ctx context.Context, store *reach, out io.Writer) error {
+	if err := store.open(ctx); err != nil {
+		return err
+	}
+	defer store.Close()
+	s, err := store.Stats(ctx)
+	var r disk.CollectReport
+	if err == nil {
+		r, err = store.Collect(ctx, disk.CollectOptions{OlderThan: time.Duration(maxSpan), DryRun: true})
+	}
+	if err != nil {
+		return &exit{exitEnvironment, err}
+	}
+	kept, err := os.ReadDir(filepath.Join(store.dir, "quarantine"))
+	if err != nil {
+		return &exit{exitEnvironment, err}
+	}
+	if store.json {
+		err = printJSON(out, struct {
+			Dir          string   `json:"dir"`
+			Holder       int      `json:"holder"` // 0: nobody held it
+			Blobs        int      `json:"blobs"`
+			Results      int      `json:"results"`
+			Bytes        int64    `json:"bytes"`
+			MaxBytes     int64    `json:"max_bytes"`
+			Files        int64    `json:"files"`
+			MaxFiles     int64    `json:"max_files"`
+			Segments     int      `json:"segments"`
+			Lease        float64  `json:"lease_seconds"`
+			Leased       int64    `json:"leased_bytes"`
+			Pinned       int64    `json:"pinned_bytes"`
+			EvictedBlobs int64    `json:"evicted_blobs"`
+			EvictedBytes int64    `json:"evicted_bytes"`
+			Corrupt      int64    `json:"corrupt"`
+			Quarantined  int      `json:"quarantined"`
+			Ages         []ageRow `json:"ages"`
+		}{
+			store.dir, store.Holder(), s.Blobs, s.Results, s.Bytes, budgetOf(s.MaxBytes), s.Files, budgetOf(s.MaxFiles), s.Segments, max(s.Lease, 0).Seconds(),
+			r.Leased, r.Pinned, s.EvictedBlobs, s.EvictedBytes, s.Corrupt, len(kept), ageRows(r.Ages),
+		})
+	} else {
+		err = statText(out, store, &s, &r, len(kept))
+	}
+	if err != nil {
+		return &exit{exitEnvironment, err}
+	}
+	return nil
+}
+
+func statText(out io.Writer, store *reach, s *disk.Stats, r *disk.CollectReport, quarantined int) error {
+	p := &page{w: out}
+	p.line("store", store.dir+", "+store.holder())
+	size, files := sandbox.Bytes(s.Bytes), fmt.Sprint(s.Files)
+	if s.MaxBytes < math.MaxInt64 {
+		size += " of " + sandbox.Bytes(s.MaxBytes)
+	}
+	if budget := budgetOf(s.MaxFiles); budget > 0 {
+		files += fmt.Sprintf(" of %d", budget)
+	}
+	p.line("size", size)
+	p.line("files", files+fmt.Sprintf(", among them those of %d segments", s.Segments))
+	p.line("blobs", fmt.Sprintf("%d, and %d action results", s.Blobs, s.Results))
+	p.account(r, s.Lease, time.Now())
+	if store.Holder() > 0 {
+		p.line("evicted", fmt.Sprintf("%d blobs, %s, since that process began", s.EvictedBlobs, sandbox.Bytes(s.EvictedBytes)))
+		p.line("damaged", fmt.Sprintf("%d blobs since then", s.Corrupt))
+	}
+	p.line("quarantine", fmt.Sprintf("%d blobs in %s", quarantined, filepath.Join(store.dir, "quarantine")))
+	if p.err == nil {
+		p.err = ages(out, r.Ages)
+	}
+	return p.err
+}
+
+func casVerifyCommand() *cobra.Command {
+	var store reach
+	var o disk.VerifyOptions
+	var limit rate
+	cmd := &cobra.Command{
+		Use:   "verify [--dir DIR] [--rate RATE] [--restart] [--json]",
+		Short: "Reads every blob and compares it with its digest",
+		Long: `Verify reads all of the store, and names every blob that is not what its digest says. Such a blob is
+absent from then on, so that a client uploads it again or an action makes it again, and its bytes are
+kept in the directory "quarantine" of the store, for a person to look at.
+
+Ctrl-C stops it, and the next one goes on there unless --restart is given; where serve verifies by itself
+(--scrub), it goes on where that is. It exits with 0 if all that it read is sound, with 1 if something was
+damaged, and with 3 if the store cannot be read.`,
+		Example: `  cloister cas verify
+  cloister cas verify --rate 50MiB             # while others work with the disk
+  cloister cas verify --restart --json`,
+		Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			o.BytesPerSecond = int64(limit)
+			return casVerify(cmd.Context(), &store, o, cmd.OutOrStdout(), cmd.ErrOrStderr())
+		},
+	}
+	f := cmd.Flags()
+	f.Var(&limit, "rate", "how many bytes to read a second at most; 0 is as many as the disk gives")
+	f.BoolVar(&o.Restart, "restart", false, "begin anew, and not where an earlier verify was stopped")
+	store.register(cmd)
+	return cmd
+}
+
+// casVerify prints what is damaged to out, and how far it has come to info, if that is a terminal.
+func casVerify(ctx context.Context, store *reach, o disk.VerifyOptions, out, info io.Writer) error {
+	ctx, end := stop(ctx)
+	defer end()
+	if err := store.open(ctx); err != nil {
+		return err
+	}
+	defer store.Close()
+	progress := isTerminal(info)
+	if progress {
+		o.Progress = func(r disk.VerifyReport) {
+			fmt.Fprintf(info, "\r\x1b[Kverify   %s of %s · %d blobs · %d damaged", sandbox.Bytes(r.Bytes), sandbox.Bytes(r.TotalBytes), r.Blobs, len(r.Damaged))
+		}
+	}
+	began := time.Now()
+	r, verr := store.Verify(ctx, o)
+	if progress {
+		fmt.Fprint(info, "\r\x1b[K")
+	}
+	var err error
+	if store.json {
+		err = verifyJSON(out, store, &r, verr == nil)
+	} else {
+		err = verifyText(out, store, &r, verr == nil, time.Since(began))
+	}
+	switch {
+	case verr != nil:
+		// What was found before it ended stands above.
+		return stopped(ctx, verr, fmt.Sprintf("stopped after %s of about %s; the next cloister cas verify goes on there",
+			sandbox.Bytes(r.Bytes), sandbox.Bytes(r.TotalBytes)))
+	case err != nil:
+		return &exit{exitEnvironment, err}
+	case len(r.Damaged) > 0:
+		return &exit{code: exitNo}
+	}
+	return nil
+}
+
+func verifyText(out io.Writer, store *reach, r *disk.VerifyReport, whole bool, took time.Duration) error {
+	p := &page{w: out}
+	p.line("store", store.dir+", "+store.holder())
+	if r.Resumed {
+		p.line("begins", "where an earlier one was stopped")
+	}
+	for _, d := range r.Damaged {
+		p.line("damaged", d.Digest.String())
+		p.line("  instance", quote(d.Instance))
+		p.line("  was in", d.Where)
+		kept := diskctl.Quarantine(store.dir, d.Digest)
+		if kept == "" {
+			kept = "nowhere: quarantine is full, or the blob was too large for it or gone"
+		}
+		p.line("  kept as", kept)
+	}
+	if !whole {
+		return p.err
+	}
+	word := "sound"
+	if n := len(r.Damaged); n > 0 {
+		word = fmt.Sprintf("%d damaged, and absent now, so that clients upload them again", n)
+	}
+	p.line("verified", fmt.Sprintf("%d blobs and results, %s in %s: %s", r.Blobs, sandbox.Bytes(r.Bytes), took.Round(time.Millisecond), word))
+	return p.err
+}
+
+func verifyJSON(out io.Writer, store *reach, r *disk.VerifyReport, whole bool) error {
+	type damage struct {
+		Instance string `json:"instance"`
+		Digest   string `json:"digest"`
+		Where    string `json:"where"`
+		Kept     string `json:"kept"` // "": nowhere
+	}
+	damaged := []damage{}
+	for _, d := range r.Damaged {
+		damaged = append(damaged, damage{d.Instance, d.Digest.String(), d.Where, diskctl.Quarantine(store.dir, d.Digest)})
+	}
+	return printJSON(out, struct {
+		Dir        string   `json:"dir"`
+		Holder     int      `json:"holder"` // 0: nobody held it
+		Complete   bool     `json:"complete"`
+		Resumed    bool     `json:"resumed"`
+		Blobs      int64    `json:"blobs"`
+		Bytes      int64    `json:"bytes"`
+		TotalBytes int64    `json:"total_bytes"`
+		Damaged    []damage `json:"damaged"`
+	}{store.dir, store.Holder(), whole, r.Resumed, r.Blobs, r.Bytes, r.TotalBytes, damaged})
+}
+
+// isTerminal reports whether w is a terminal, or another device that a person may look at.
+func isTerminal(w io.Writer) bool {
+	f, ok := w.(*os.File)
+	if !ok {
+		return false
+	}
+	st, err := f.Stat()
+	return err == nil && st.Mode()&os.ModeCharDevice != 0
+}

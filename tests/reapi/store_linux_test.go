@@ -1,0 +1,455 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package reapi_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"math/rand/v2"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	repb "github.com/bazelbuild/remote-apis/build/bazel/remote/execution/v2"
+	"github.com/cloister-build/cloister/cas"
+	"github.com/cloister-build/cloister/sandbox/namespace"
+	"github.com/cloister-build/cloister/sandbox/sandboxtest"
+	"github.com/cloister-build/cloister/tests/internal/bazelrun"
+	bspb "google.golang.org/genproto/googleapis/bytestream"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/credentials/insecure"
+	"google.golang.org/grpc/status"
+)
+
+// connect starts a server as serveAs does. What its store holds is for the test to say; Binary may be set.
+func connect(t testing.TB, cfg bazelrun.ServerConfig) *client {
+	t.Helper()
+	b := namespace.New(namespace.Config{})
+	defer b.Close()
+	if _, err := b.Probe(t.Context()); err != nil {
+		sandboxtest.Unavailable(t, "namespaces", err)
+	}
+	if cfg.Binary == "" {
+		cfg.Binary = built.Path(t)
+	}
+	cfg.Home, cfg.Listen = filepath.Dir(cfg.Dir), "127.0.0.1:0"
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	s, err := bazelrun.StartServer(ctx, cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	conn, err := grpc.NewClient("passthrough:///"+s.Addr, grpc.WithTransportCredentials(insecure.NewCredentials()))
+	if err != nil {
+		t.Fatal(err)
+	}
+	ended := false
+	t.Cleanup(func() {
+		conn.Close()
+		if err := s.Stop(); err != nil && !ended {
+			t.Error(err)
+		}
+	})
+	return &client{
+		TB: t, server: s, ended: &ended, dir: cfg.Dir, conn: conn,
+		exec: repb.NewExecutionClient(conn), cas: repb.NewContentAddressableStorageClient(conn),
+		ac: repb.NewActionCacheClient(conn), bs: bspb.NewByteStreamClient(conn),
+	}
+}
+
+// kill ends the server as a crash would.
+func (c *client) kill() {
+	*c.ended = true
+	c.server.Kill()
+}
+
+// random returns size bytes that nobody has seen before, as far as rnd goes.
+func random(rnd *rand.Rand, size int) []byte {
+	b := make([]byte, size)
+	var seed [32]byte
+	for i := range seed {
+		seed[i] = byte(rnd.Uint32())
+	}
+	rand.NewChaCha8(seed).Read(b)
+	return b
+}
+
+// seeded returns numbers that are the same in every run.
+func seeded(seed uint64) *rand.Rand { return rand.New(rand.NewPCG(seed, seed)) }
+
+// batch uploads blobs in one call and returns an error for each.
+func (c *client) batch(ctx context.Context, blobs [][]byte) []error {
+	var req repb.BatchUpdateBlobsRequest
+	for _, b := range blobs {
+		req.Requests = append(req.Requests, &repb.BatchUpdateBlobsRequest_Request{Digest: cas.SHA256.Sum(b).Proto(), Data: b})
+	}
+	errs := make([]error, len(blobs))
+	resp, err := c.cas.BatchUpdateBlobs(ctx, &req)
+	for i := range errs {
+		if errs[i] = err; err == nil {
+			errs[i] = status.ErrorProto(resp.Responses[i].Status)
+		}
+	}
+	return errs
+}
+
+// stream uploads a blob, and returns nil once the server has acknowledged all of it.
+func (c *client) stream(ctx context.Context, b []byte) error {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	w, err := c.bs.Write(ctx)
+	if err != nil {
+		return err
+	}
+	d := cas.SHA256.Sum(b)
+	name := fmt.Sprintf("uploads/5c5b7f2e-0b4c-4d0e-9f25-7ae1f4d4b0aa/blobs/%s/%d", d.Hash(), d.Size())
+	for off := 0; off < len(b); {
+		n := min(len(b)-off, 64<<10)
+		err := w.Send(&bspb.WriteRequest{ResourceName: name, WriteOffset: int64(off), Data: b[off : off+n], FinishWrite: off+n == len(b)})
+		if errors.Is(err, io.EOF) {
+			break // the server has answered
+		}
+		if err != nil {
+			return err
+		}
+		off += n
+	}
+	r, err := w.CloseAndRecv()
+	if err == nil && r.CommittedSize != d.Size() {
+		err = fmt.Errorf("committed %d of %d bytes", r.CommittedSize, d.Size())
+	}
+	return err
+}
+
+// store uploads a blob: a small one in a batch, as clients do.
+func (c *client) store(ctx context.Context, b []byte) error {
+	if len(b) < 64<<10 {
+		return c.batch(ctx, [][]byte{b})[0]
+	}
+	return c.stream(ctx, b)
+}
+
+// absent asks which of blobs are missing, and thereby marks the others as used.
+func (c *client) absent(ctx context.Context, ds ...*repb.Digest) ([]*repb.Digest, error) {
+	resp, err := c.cas.FindMissingBlobs(ctx, &repb.FindMissingBlobsRequest{BlobDigests: ds})
+	return resp.GetMissingBlobDigests(), err
+}
+
+// wantAll checks that all blobs are there, and reads every byte of them.
+func (c *client) wantAll(ds []*repb.Digest) {
+	c.Helper()
+	missing, err := c.absent(c.Context(), ds...)
+	if err != nil || len(missing) > 0 {
+		c.Fatalf("%d of %d blobs are missing: %v", len(missing), len(ds), err)
+	}
+	for _, d := range ds {
+		c.get(d)
+	}
+}
+
+// fill uploads blobs of a size until one is refused for want of room, and returns the others and the refusal.
+func (c *client) fill(rnd *rand.Rand, size int, limit int) (stored []*repb.Digest, refused []byte, err error) {
+	c.Helper()
+	for total := 0; total < limit; total += size {
+		b := random(rnd, size)
+		err := c.store(c.Context(), b)
+		if status.Code(err) == codes.ResourceExhausted {
+			return stored, b, err
+		}
+		if err != nil {
+			c.Fatal(err)
+		}
+		stored = append(stored, cas.SHA256.Sum(b).Proto())
+	}
+	c.Fatalf("%d bytes in blobs of %d were stored, and none refused", limit, size)
+	return nil, nil, nil
+}
+
+// TestRule24_FullOfLeases: blobs that FindMissingBlobs called present, and those that were acknowledged, stay
+// when there is no room; what comes is refused instead, in words about leases.
+func TestRule24_FullOfLeases(t *testing.T) {
+	c := connect(t, bazelrun.ServerConfig{Dir: filepath.Join(t.TempDir(), "store"), MaxSize: "16MiB"})
+	rnd := seeded(24)
+	var promised []*repb.Digest
+	for i := range 60 {
+		b := random(rnd, 1+rnd.IntN([]int{1000, 50_000, 300_000}[i%3]))
+		if err := c.store(t.Context(), b); err != nil {
+			t.Fatal(err)
+		}
+		promised = append(promised, cas.SHA256.Sum(b).Proto())
+	}
+	if missing, err := c.absent(t.Context(), promised...); err != nil || len(missing) > 0 {
+		t.Fatalf("%d of %d blobs are missing: %v", len(missing), len(promised), err)
+	}
+	refusals := 0
+	for _, size := range []int{1 << 20, 100_000, 10_000} {
+		stored, _, err := c.fill(rnd, size, 64<<20)
+		if !strings.Contains(err.Error(), "lease") {
+			t.Errorf("the refusal of %d bytes does not say why: %v", size, err)
+		}
+		promised, refusals = append(promised, stored...), refusals+1
+	}
+	c.wantAll(promised)
+	t.Logf("%d blobs are there after %d refusals", len(promised), refusals)
+}
+
+// TestRule24_ShortLeases: with leases of a second the same store takes any number of blobs, and one that is
+// called present is there for that second, while others push.
+func TestRule24_ShortLeases(t *testing.T) {
+	const lease, budget = time.Second, 8 << 20
+	c := connect(t, bazelrun.ServerConfig{
+		Dir: filepath.Join(t.TempDir(), "store"), MaxSize: fmt.Sprint(budget), Args: []string{"--lease", lease.String()},
+	})
+	var (
+		mu       sync.Mutex
+		stored   []*repb.Digest // guarded by mu
+		enough   atomic.Bool
+		refusals int
+		writer   sync.WaitGroup
+	)
+	writer.Go(func() {
+		rnd := seeded(2)
+		for total := 0; total < 3*budget || !enough.Load(); {
+			b := random(rnd, 1+rnd.IntN([]int{1000, 50_000, 300_000}[rnd.IntN(3)]))
+			err := c.store(t.Context(), b)
+			if status.Code(err) == codes.ResourceExhausted && refusals < 10_000 {
+				refusals++
+				time.Sleep(10 * time.Millisecond)
+				continue
+			}
+			if err != nil {
+				t.Errorf("after %d bytes and %d refusals: %v", total, refusals, err)
+				return
+			}
+			total += len(b)
+			mu.Lock()
+			stored = append(stored, cas.SHA256.Sum(b).Proto())
+			mu.Unlock()
+		}
+	})
+	end := func() {
+		enough.Store(true)
+		writer.Wait()
+	}
+	defer end()
+	rnd := seeded(1)
+	kept, late := 0, 0 // rounds of reading
+	for range 40 {
+		if kept == 6 || t.Failed() {
+			break
+		}
+		var sample []*repb.Digest
+		mu.Lock()
+		recent := stored[max(0, len(stored)-200):]
+		for range min(10, len(recent)) {
+			sample = append(sample, recent[rnd.IntN(len(recent))])
+		}
+		mu.Unlock()
+		asked := time.Now()
+		missing, err := c.absent(t.Context(), sample...)
+		if err != nil {
+			t.Fatal(err)
+		}
+		present := slices.DeleteFunc(sample, func(d *repb.Digest) bool {
+			return slices.ContainsFunc(missing, func(m *repb.Digest) bool { return m.Hash == d.Hash })
+		})
+		time.Sleep(lease / 2)
+		if len(present) == 0 {
+			continue
+		}
+		resp, err := c.cas.BatchReadBlobs(t.Context(), &repb.BatchReadBlobsRequest{Digests: present})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if time.Since(asked) >= lease {
+			late++ // nothing was promised for so long
+			continue
+		}
+		kept++
+		for _, r := range resp.Responses {
+			if err := status.ErrorProto(r.Status); err != nil || cas.SHA256.Sum(r.Data).Hash() != r.Digest.Hash {
+				t.Errorf("blob %v was called present and is then: %v", r.Digest, err)
+			}
+		}
+	}
+	end()
+	missing, err := c.absent(t.Context(), stored...)
+	if err != nil || len(missing) == 0 || kept == 0 {
+		t.Errorf("%d blobs are evicted, and %d times those that were called present were read in time, want some of each: %v", len(missing), kept, err)
+	}
+	t.Logf("%d blobs stored after %d refusals, %d evicted; %d times those called present were there, %d times it was too late to say",
+		len(stored), refusals, len(missing), kept, late)
+}
+
+// TestKilledAmidWrites: what was acknowledged is there after kill -9, whatever else was being written.
+func TestKilledAmidWrites(t *testing.T) {
+	const rounds, writers = 10, 4
+	dir := filepath.Join(t.TempDir(), "store")
+	rnd := seeded(9)
+	var acknowledged []*repb.Digest
+	interrupted := map[string]*repb.Digest{} // by hash
+	for range rounds {
+		c := connect(t, bazelrun.ServerConfig{Dir: dir})
+		c.wantAll(acknowledged)
+		var mu sync.Mutex
+		var all sync.WaitGroup
+		// note remembers what became of an upload, and reports whether there may be another.
+		note := func(b []byte, err error) bool {
+			d := cas.SHA256.Sum(b).Proto()
+			mu.Lock()
+			defer mu.Unlock()
+			if err != nil {
+				interrupted[d.Hash] = d
+				return false
+			}
+			acknowledged = append(acknowledged, d)
+			return true
+		}
+		for i := range writers {
+			rnd := rand.New(rand.NewPCG(rnd.Uint64(), rnd.Uint64()))
+			all.Go(func() {
+				for range 200 {
+					if i%2 == 0 {
+						b := random(rnd, 1+rnd.IntN(600_000))
+						if !note(b, c.stream(t.Context(), b)) {
+							return
+						}
+						continue
+					}
+					blobs := make([][]byte, 1+rnd.IntN(20))
+					for j := range blobs {
+						blobs[j] = random(rnd, 1+rnd.IntN(20_000))
+					}
+					more := true
+					for j, err := range c.batch(t.Context(), blobs) {
+						more = note(blobs[j], err) && more
+					}
+					if !more {
+						return
+					}
+				}
+			})
+		}
+		time.Sleep(time.Duration(5+rnd.IntN(150)) * time.Millisecond)
+		c.kill()
+		all.Wait()
+	}
+	c := connect(t, bazelrun.ServerConfig{Dir: dir})
+	c.wantAll(acknowledged)
+	// What was not acknowledged is there whole or not at all.
+	var whole []*repb.Digest
+	for _, d := range interrupted {
+		missing, err := c.absent(t.Context(), d)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if len(missing) == 0 {
+			whole = append(whole, d)
+		}
+	}
+	c.wantAll(whole)
+	if len(acknowledged) == 0 || len(interrupted) == 0 {
+		t.Errorf("%d blobs were acknowledged and %d interrupted, want some of each", len(acknowledged), len(interrupted))
+	}
+	t.Logf("%d kills: 0 of %d acknowledged blobs lost; of %d that were interrupted %d are whole and the others absent",
+		rounds, len(acknowledged), len(interrupted), len(whole))
+}
+
+// onSmallDisk returns a program that is cloister with a tmpfs on dir, in a mount namespace of its own. options are
+// those of the mount; ballast is a command of sh that takes room in the working directory, dir.
+func onSmallDisk(t *testing.T, dir, options, ballast string) string {
+	t.Helper()
+	flags := "--mount"
+	if os.Geteuid() != 0 {
+		flags += " --user --map-root-user"
+	}
+	if out, err := exec.CommandContext(t.Context(), "unshare", append(strings.Fields(flags), "mount", "-t", "tmpfs", "none", dir)...).CombinedOutput(); err != nil {
+		sandboxtest.Unavailable(t, "namespaces", fmt.Sprintf("unshare and mount: %v: %s", err, out))
+	}
+	path := filepath.Join(t.TempDir(), "cloister")
+	script := fmt.Sprintf("#!/bin/sh\nexec unshare %s --propagation private -- sh -c 'set -e; mount -t tmpfs -o %s none %s; (cd %[3]s; %s); exec %s \"$@\"' sh \"$@\"\n",
+		flags, options, dir, ballast, built.Path(t))
+	if err := os.WriteFile(path, []byte(script), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	return path
+}
+
+// TestFullDisk: when the disk itself is full, each write is refused by name, nothing else suffers, and it is
+// over as soon as there is room.
+func TestFullDisk(t *testing.T) {
+	for _, c := range []struct {
+		name             string
+		options, ballast string
+		sizes            []int // of blobs, each until there is no room for one
+	}{
+		// Smaller blobs find room where larger ones find none.
+		{"bytes", "size=40m", "head -c 16M /dev/zero > ballast", []int{1 << 20, 100_000, 10_000}},
+		// Small blobs need no file of their own, and are not refused.
+		{"inodes", "size=512m,nr_inodes=1000", "mkdir ballast; cd ballast; touch $(seq 930)", []int{100_000}},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			mount := t.TempDir()
+			client := connect(t, bazelrun.ServerConfig{
+				Binary: onSmallDisk(t, mount, c.options, c.ballast), Dir: filepath.Join(mount, "store"), MaxSize: "400MiB",
+			})
+			testFullDisk(client, filepath.Join(fmt.Sprintf("/proc/%d/root", client.server.PID), mount), c.sizes)
+		})
+	}
+}
+
+// testFullDisk fills the disk whose root is seen at disk.
+func testFullDisk(c *client, disk string, sizes []int) {
+	rnd := seeded(5)
+	last := action{script: "for f in a b c d; do head -c 1000000 /dev/urandom > $f; done", outputs: []string{"a", "b", "c", "d"}}
+	uploaded := c.upload(last)
+	// It runs once before, so that whatever it needs of the disk beside its outputs is there.
+	if r := c.execute(uploaded, true); code(r) != codes.OK {
+		c.Fatalf("before the disk is full: %v", r)
+	}
+	var stored []*repb.Digest
+	var refused [][]byte
+	for _, size := range sizes {
+		ds, b, err := c.fill(rnd, size, 256<<20)
+		if !strings.Contains(err.Error(), "room") && !strings.Contains(err.Error(), "space") {
+			c.Errorf("the refusal of %d bytes does not say why: %v", size, err)
+		}
+		stored, refused = append(stored, ds...), append(refused, b)
+	}
+	if r := c.execute(uploaded, true); code(r) != codes.ResourceExhausted {
+		c.Errorf("outputs without room for them: got %v, want RESOURCE_EXHAUSTED", r)
+	}
+	c.wantAll(stored)
+	for _, b := range refused {
+		if missing, err := c.absent(c.Context(), cas.SHA256.Sum(b).Proto()); err != nil || len(missing) != 1 {
+			c.Errorf("a blob that was refused is missing as %v, %v", missing, err)
+		}
+	}
+	if left, err := os.ReadDir(filepath.Join(disk, "store", "tmp")); err != nil || len(left) > 0 {
+		c.Errorf("half-written files %v remain: %v", left, err)
+	}
+
+	if err := os.RemoveAll(filepath.Join(disk, "ballast")); err != nil {
+		c.Fatal(err)
+	}
+	for _, b := range refused {
+		if err := c.store(c.Context(), b); err != nil {
+			c.Errorf("after there is room again: %v", err)
+		}
+		stored = append(stored, cas.SHA256.Sum(b).Proto())
+	}
+	if r := c.execute(uploaded, true); code(r) != codes.OK || len(r.Result.GetOutputFiles()) != 4 {
+		c.Errorf("after there is room again: %v", r)
+	}
+	c.wantAll(stored)
+	c.Logf("%d blobs stored and %d refused; all are there once there is room", len(stored)-len(refused), len(refused))
+}
