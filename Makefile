@@ -13,7 +13,7 @@ export GOFLAGS := $(GOFLAGS) -modcacherw
 endif
 
 .DEFAULT_GOAL := help
-.PHONY: help build demo test test-sandbox escape lint cross bench golden serve clean tools
+.PHONY: help build demo test test-sandbox escape interop lint cross bench golden serve clean tools
 
 help: ## say what each target does
 	@sed -n 's/^\([a-z-]*\):[^#]*## \(.*\)/  \1\t\2/p' $(MAKEFILE_LIST) | expand -t 18
@@ -38,6 +38,9 @@ escape: ## try to get out of the sandbox; print the table of guarantees (SOAK=10
 	@mkdir -p bin
 	@$(GO) test -count=1 -timeout 30m -v -run '^(TestEscapes|TestSoak)$$' ./tests/escape -args -soak=$(SOAK) > bin/escape.log; code=$$?; \
 	if [ $$code = 0 ]; then grep -E '^ +(held|skipped|FAILED) |guarantees of|after as before|runs,' bin/escape.log; else cat bin/escape.log; fi; exit $$code
+
+interop: ## run with the real bazel-remote and bb_storage; builds them first (5 minutes, once)
+	cd tests/interop && $(GO) test -count=1 -timeout 60m ./...
 
 lint: ## vet, format, and staticcheck if it is installed
 	$(GO) vet ./...

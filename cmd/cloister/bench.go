@@ -1,0 +1,276 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"context"
+	"crypto/rand"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/cloister-build/cloister/cmd/cloister/internal/load"
+	"github.com/cloister-build/cloister/sandbox"
+	"github.com/spf13/cobra"
+)
+
+func benchCommand() *cobra.Command {
+	cmd := &cobra.Command{
+		Use:   "bench",
+		Short: "Measures the blob storage of servers, and a store on this machine",
+		Example: `  cloister bench blobs --executor 127.0.0.1:8980
+  cloister bench store --dir /var/tmp/store -n 1000000`,
+		Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
+	}
+	cmd.AddCommand(benchBlobsCommand(), benchStoreCommand())
+	return cmd
+}
+
+// amount is a flag of bytes: "256MiB", or "0".
+type amount int64
+
+func (a *amount) Set(text string) error {
+	if text == "0" {
+		*a = 0
+		return nil
+	}
+	var s size
+	if err := s.Set(text); err != nil || s.percent > 0 {
+		return errors.New("write it as 1KiB or 256MiB")
+	}
+	*a = amount(s.bytes)
+	return nil
+}
+
+func (a *amount) String() string { return sandbox.Bytes(int64(*a)) }
+
+func (*amount) Type() string { return "size" }
+
+// benchBlobs is what the flags of bench blobs say.
+type benchBlobs struct {
+	load           load.Config
+	executor       string
+	against, watch []string
+	json           string
+}
+
+func benchBlobsCommand() *cobra.Command {
+	c := benchBlobs{load: load.Config{Size: 1 << 10, Large: 256 << 20, Chunk: 1 << 20}}
+	cmd := &cobra.Command{
+		Use:   "blobs --executor [NAME=]ADDRESS [--against NAME=ADDRESS]...",
+		Short: "Writes and reads blobs at one or several servers, and compares how fast they are",
+		Long: `Blobs puts the content-addressable storage of any server of the Remote Execution API under load: small
+blobs in batches and by one stream each, questions for missing blobs (every second of them is), and one
+large blob by a stream. The blobs are half compressible. They stay at the server.
+
+Several servers take turns, step by step. The table shows the median of all rounds, and how many times
+as fast the first server is as each other one. With --watch it also shows the CPU time of a server in
+each step, and its memory. It exits with 1 if a call fails or an answer is wrong.`,
+		Example: `  cloister bench blobs --executor 127.0.0.1:8980
+  cloister bench blobs --executor cloister=127.0.0.1:8980 --against other=127.0.0.1:9092 --watch other=other.pid`,
+		Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			if err := c.check(); err != nil {
+				return err
+			}
+			return c.run(cmd.Context(), cmd.OutOrStdout(), cmd.ErrOrStderr())
+		},
+	}
+	f := cmd.Flags()
+	f.StringVar(&c.executor, "executor", defaultListen, "the server: HOST:PORT or grpc://HOST:PORT[/INSTANCE], with NAME= before it or not")
+	f.StringArrayVar(&c.against, "against", nil, "another server, NAME=ADDRESS; repeatable")
+	f.StringArrayVar(&c.watch, "watch", nil, "measure what a server's process uses, NAME=PIDFILE; repeatable")
+	f.StringVar(&c.load.Salt, "salt", "", "what the contents depend on; servers must not have seen it before (default: a random one)")
+	f.IntVarP(&c.load.Blobs, "blobs", "n", 10_000, "small blobs of a step; 0 leaves these steps out")
+	f.Var((*amount)(&c.load.Size), "size", "size of a small blob, at most 1MiB")
+	f.Var((*amount)(&c.load.Large), "large", "size of the large blob; 0 leaves its steps out")
+	f.Var((*amount)(&c.load.Chunk), "chunk", "size of a piece in which the large blob is sent, at most 3MiB")
+	f.IntVarP(&c.load.Parallel, "concurrency", "c", 4, "calls in flight")
+	f.IntVar(&c.load.Lookups, "lookups", 1_000_000, "digests asked for in a step")
+	f.IntVar(&c.load.Rounds, "rounds", 3, "how often each step is done")
+	f.BoolVar(&c.load.Zstd, "zstd", false, "measure compressed blobs, too, where a server takes them")
+	f.BoolVar(&c.load.Verify, "verify", false, "at the end read everything once more, and compare")
+	f.StringVar(&c.json, "json", "", "write everything that was measured to this file")
+	return cmd
+}
+
+// check finds mistakes in the flags.
+func (c *benchBlobs) check() error {
+	switch l := &c.load; {
+	case l.Blobs < 0 || l.Lookups < 1 || l.Parallel < 1 || l.Rounds < 1:
+		return errors.New("-c, --lookups and --rounds take numbers from 1, and -n from 0")
+	case l.Size < 1 || l.Size > 1<<20:
+		return fmt.Errorf("--size %s: a small blob has from 1 byte to 1MiB, since it goes into a batch", (*amount)(&l.Size))
+	case l.Chunk < 1 || l.Chunk > 3<<20:
+		return fmt.Errorf("--chunk %s: a piece has from 1 byte to 3MiB, since it goes into a message", (*amount)(&l.Chunk))
+	}
+	return nil
+}
+
+// named splits NAME=VALUE.
+func named(flag, text string) (name, value string, err error) {
+	name, value, ok := strings.Cut(text, "=")
+	if !ok || name == "" {
+		return "", "", fmt.Errorf("--%s %q: write it as NAME=VALUE", flag, text)
+	}
+	return name, value, nil
+}
+
+// run measures, and prints what was measured to out, and how far it is to info.
+func (c *benchBlobs) run(ctx context.Context, out, info io.Writer) error {
+	if c.load.Salt == "" {
+		c.load.Salt = rand.Text()
+	}
+	servers, err := c.dial(ctx)
+	for _, s := range servers {
+		defer s.Close()
+	}
+	if err != nil {
+		return err
+	}
+	c.load.Progress = func(round int) { fmt.Fprintf(info, "round %d of %d\n", round, c.load.Rounds) }
+	report, err := load.Run(ctx, c.load, servers)
+	if err != nil {
+		return &exit{exitNo, err}
+	}
+	if err := writeReport(c.json, report); err != nil {
+		return err
+	}
+	fmt.Fprintf(out, "%d blobs of %s, large %s in pieces of %s, %d calls at once, medians of %d rounds, salt %s\n",
+		c.load.Blobs, (*amount)(&c.load.Size), (*amount)(&c.load.Large), (*amount)(&c.load.Chunk), c.load.Parallel, c.load.Rounds, c.load.Salt)
+	return report.Text(out)
+}
+
+// dial connects to the servers, which the caller closes, also after an error.
+func (c *benchBlobs) dial(ctx context.Context) ([]*load.Server, error) {
+	ctx, cancel := context.WithTimeout(ctx, 20*time.Second)
+	defer cancel()
+	name, address, ok := strings.Cut(c.executor, "=")
+	if !ok {
+		name, address = "executor", c.executor
+	}
+	names, addresses := []string{name}, []string{address}
+	for _, text := range c.against {
+		name, address, err := named("against", text)
+		if err != nil {
+			return nil, err
+		}
+		names, addresses = append(names, name), append(addresses, address)
+	}
+	var servers []*load.Server
+	for i, name := range names {
+		s, err := load.Dial(ctx, name, addresses[i])
+		if errors.Is(err, load.ErrAddress) {
+			return servers, err
+		} else if err != nil {
+			return servers, &exit{exitConnect, err}
+		}
+		servers = append(servers, s)
+	}
+	for _, text := range c.watch {
+		name, file, err := named("watch", text)
+		if err != nil {
+			return servers, err
+		}
+		i := slices.IndexFunc(servers, func(s *load.Server) bool { return s.Name == name })
+		if i < 0 {
+			return servers, fmt.Errorf("--watch %s: no server has this name; the one of --executor is called %q", text, servers[0].Name)
+		}
+		b, err := os.ReadFile(file)
+		if err != nil {
+			return servers, &exit{exitEnvironment, fmt.Errorf("--watch: %w", err)}
+		}
+		pid, err := strconv.Atoi(strings.TrimSpace(string(b)))
+		if err != nil || pid < 1 {
+			return servers, &exit{exitEnvironment, fmt.Errorf("--watch: %s does not hold the number of a process", file)}
+		}
+		if err := servers[i].Watch(pid); err != nil {
+			return servers, &exit{exitEnvironment, fmt.Errorf("--watch: %w", err)}
+		}
+	}
+	return servers, nil
+}
+
+// writeReport writes a report as JSON, unless file is empty.
+func writeReport(file string, report any) error {
+	if file == "" {
+		return nil
+	}
+	b, err := json.MarshalIndent(report, "", "  ")
+	if err == nil {
+		err = os.WriteFile(file, append(b, '\n'), 0o644)
+	}
+	if err != nil {
+		return &exit{exitEnvironment, fmt.Errorf("--json: %w", err)}
+	}
+	return nil
+}
+
+func benchStoreCommand() *cobra.Command {
+	c := load.StoreConfig{Size: 256}
+	var file string
+	cmd := &cobra.Command{
+		Use:   "store --dir DIR [-n N]",
+		Short: "Fills a store with small blobs, and says how fast it is and what it takes",
+		Long: `Store makes a store in a directory of its own, puts small blobs into it, closes it, and opens it again. It
+prints how long that takes, how much memory the store needs for each blob, and how many blobs can be
+asked for and read. The store stays: a second run finds it, and opens it only.
+
+Files that were just written are in the memory of the operating system, so that opening them is as fast
+as it is after a restart of the server, not of the machine.`,
+		Example: "  cloister bench store --dir /var/tmp/store -n 5000000",
+		Args:    cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			switch {
+			case c.Dir == "":
+				return errors.New("--dir: name a directory for the store, which holds nothing else")
+			case c.Blobs < 1 || c.Reads < 0:
+				return errors.New("-n takes a number from 1, and --reads one from 0")
+			case c.Size < 8 || c.Size > 32<<10:
+				return fmt.Errorf("--size %s: a blob has from 8 bytes to 32KiB", (*amount)(&c.Size))
+			}
+			return benchStore(cmd.Context(), c, file, cmd.OutOrStdout())
+		},
+	}
+	f := cmd.Flags()
+	f.StringVar(&c.Dir, "dir", "", "directory of the store; required")
+	f.StringVar(&c.Salt, "salt", "", "what the contents depend on")
+	f.IntVarP(&c.Blobs, "blobs", "n", 1_000_000, "blobs of the store")
+	f.Var((*amount)(&c.Size), "size", "size of a blob, from 8 bytes to 32KiB")
+	f.IntVar(&c.Reads, "reads", 100_000, "blobs that are read, at random")
+	f.BoolVar(&c.Sync, "sync", false, "write each batch to the disk before the next one is put")
+	f.StringVar(&file, "json", "", "write what was measured to this file")
+	return cmd
+}
+
+// benchStore prints what was measured of a store.
+func benchStore(ctx context.Context, c load.StoreConfig, file string, out io.Writer) error {
+	r, err := load.RunStore(ctx, c)
+	if err != nil {
+		return &exit{exitNo, err}
+	}
+	if err := writeReport(file, r); err != nil {
+		return err
+	}
+	if r.Filled {
+		fmt.Fprintf(out, "put      %.0f blobs of %d bytes a second\n", r.Put, r.Size)
+	}
+	fmt.Fprintf(out, "closed   in %.2f s\n", r.Close)
+	fmt.Fprintf(out, "opened   %d blobs in %.2f s", r.Blobs, r.Open)
+	if r.OpenCPU > 0 {
+		fmt.Fprintf(out, ", %.2f s of CPU time", r.OpenCPU)
+	}
+	fmt.Fprintf(out, "\nmemory   %.1f bytes a blob in the heap", r.Heap)
+	if r.Resident > 0 {
+		fmt.Fprintf(out, ", %.1f resident", r.Resident)
+	}
+	_, err = fmt.Fprintf(out, "\nasked    for %.0f blobs a second\nread     %.0f blobs a second\n", r.Missing, r.Read)
+	return err
+}

@@ -1,0 +1,106 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package interop_test runs Cloister with the real servers of others: their storage as the one behind ours.
+// They are built from exact pins by package peers; where that cannot be, tests skip and say why.
+package interop_test
+
+import (
+	"context"
+	"net"
+	"sync"
+	"testing"
+	"time"
+
+	repb "github.com/bazelbuild/remote-apis/build/bazel/remote/execution/v2"
+	"github.com/cloister-build/cloister/cas"
+	"github.com/cloister-build/cloister/cas/castest"
+	"github.com/cloister-build/cloister/cas/remote"
+	"github.com/cloister-build/cloister/sandbox/sandboxtest"
+	"github.com/cloister-build/cloister/tests/interop/peers"
+	"google.golang.org/protobuf/proto"
+)
+
+// programs builds each peer once.
+var programs = map[string]func() (string, error){}
+
+func init() {
+	for _, k := range peers.Kinds() {
+		programs[k.Name] = sync.OnceValues(func() (string, error) {
+			ctx, cancel := context.WithTimeout(context.Background(), 20*time.Minute)
+			defer cancel()
+			return k.Build(ctx)
+		})
+	}
+}
+
+// start starts a peer with an empty store; it ends with the test.
+func start(t *testing.T, k peers.Kind) *peers.Server {
+	t.Helper()
+	program, err := programs[k.Name]()
+	if err != nil {
+		sandboxtest.Unavailable(t, "interop", err)
+	}
+	s, err := k.Start(t.Context(), peers.Options{Program: program, Dir: t.TempDir(), Results: true})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := s.Stop(); err != nil {
+			t.Error(err)
+		}
+	})
+	return s
+}
+
+// dial returns the store of an instance of a peer.
+func dial(t *testing.T, s *peers.Server, instance string) *remote.Store {
+	t.Helper()
+	c, err := remote.Dial(t.Context(), "grpc://"+s.Addr)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { c.Close() })
+	store, err := c.Store(instance)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return store
+}
+
+// A peer is a peer's store without the ways of peers that harm nobody and that the contract does not have.
+type peer struct {
+	*remote.Store
+}
+
+// key returns the digest under which a result is kept: bazel-remote looks at the hash alone.
+func key(action cas.Digest) cas.Digest { return action.Function().Sum([]byte(action.String())) }
+
+// Lookup implements cas.ActionCache. It leaves out what peers add to a result: when the worker was done, and
+// from which address the result came.
+func (p peer) Lookup(ctx context.Context, action cas.Digest) (*repb.ActionResult, error) {
+	result, err := p.Store.Lookup(ctx, key(action))
+	if m := result.GetExecutionMetadata(); m != nil {
+		m.WorkerCompletedTimestamp = nil
+		if net.ParseIP(m.Worker) != nil {
+			m.Worker = ""
+		}
+		if proto.Equal(m, &repb.ExecutedActionMetadata{}) {
+			result.ExecutionMetadata = nil
+		}
+	}
+	return result, err
+}
+
+// Record implements cas.ActionCache.
+func (p peer) Record(ctx context.Context, action cas.Digest, r *repb.ActionResult) error {
+	return p.Store.Record(ctx, key(action), r)
+}
+
+func TestRemote(t *testing.T) {
+	for _, k := range peers.Kinds() {
+		t.Run(k.Name, func(t *testing.T) {
+			castest.TestStore(t, func(t *testing.T) cas.Store { return peer{dial(t, start(t, k), "")} })
+			castest.TestActionCache(t, func(t *testing.T) cas.ActionCache { return peer{dial(t, start(t, k), "")} })
+		})
+	}
+}

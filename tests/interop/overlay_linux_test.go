@@ -1,0 +1,138 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package interop_test
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"io"
+	"path/filepath"
+	"testing"
+	"time"
+
+	"github.com/cloister-build/cloister/cas"
+	"github.com/cloister-build/cloister/cas/castest"
+	"github.com/cloister-build/cloister/cas/overlay"
+	"github.com/cloister-build/cloister/tests/interop/peers"
+)
+
+// over returns the instance "" of an overlay in front of a peer; near is a store in memory.
+func over(t *testing.T, s *peers.Server, policy overlay.Policy) *cas.Instance {
+	t.Helper()
+	far := peer{dial(t, s, "")}
+	o, err := overlay.New(overlay.Config{
+		Near: castest.Instances(),
+		Far: func(name string) (*cas.Instance, error) {
+			return &cas.Instance{Name: name, Store: far, Actions: far}, nil
+		},
+		Policy: policy, Journal: filepath.Join(t.TempDir(), "journal"),
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+		defer cancel()
+		if err := o.Close(ctx); err != nil {
+			t.Error(err)
+		}
+	})
+	in, err := o.Instance("")
+	if err != nil {
+		t.Fatal(err)
+	}
+	return in
+}
+
+func TestOverlay(t *testing.T) {
+	for _, c := range []struct {
+		name   string
+		kind   peers.Kind
+		policy overlay.Policy
+	}{
+		{"BazelRemoteThrough", peers.BazelRemote, overlay.Through},
+		{"BBStorageThrough", peers.BBStorage, overlay.Through},
+		{"BBStorageBack", peers.BBStorage, overlay.Back},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			castest.TestStore(t, func(t *testing.T) cas.Store { return over(t, start(t, c.kind), c.policy).Store })
+			castest.TestActionCache(t, func(t *testing.T) cas.ActionCache { return over(t, start(t, c.kind), c.policy).Actions })
+		})
+	}
+}
+
+// sizes are of blobs that go in a batch, in one message, and as a stream.
+var sizes = []int{100, 70_000, 5 << 20}
+
+// put stores a blob of each size and returns their digests.
+func put(t *testing.T, s cas.Store, seed byte) []cas.Digest {
+	t.Helper()
+	var ds []cas.Digest
+	for _, size := range sizes {
+		b, d := castest.Blob(seed, size)
+		if err := s.Put(t.Context(), d, bytes.NewReader(b)); err != nil {
+			t.Fatal(err)
+		}
+		ds = append(ds, d)
+	}
+	return ds
+}
+
+// read reads a blob of seed and returns an error if it is not what it should be.
+func read(t *testing.T, s cas.Store, seed byte, d cas.Digest) error {
+	t.Helper()
+	r, err := s.Open(t.Context(), d, 0)
+	if err != nil {
+		return err
+	}
+	defer r.Close()
+	got, err := io.ReadAll(r)
+	if err != nil {
+		return err
+	}
+	if want, _ := castest.Blob(seed, int(d.Size())); !bytes.Equal(got, want) {
+		return errors.New("other bytes")
+	}
+	return nil
+}
+
+// wantRead fails the test unless all blobs of seed are present and can be read.
+func wantRead(t *testing.T, s cas.Store, seed byte, ds []cas.Digest) {
+	t.Helper()
+	if missing, err := s.Missing(t.Context(), ds); err != nil || len(missing) > 0 {
+		t.Errorf("missing are %v, %v", missing, err)
+	}
+	for _, d := range ds {
+		if err := read(t, s, seed, d); err != nil {
+			t.Errorf("read %s: %v", d, err)
+		}
+	}
+}
+
+// TestUpstreamComesAndGoes: what is written is at the peer, what the peer has can be read, and when it is gone,
+// what was read before still can be, and nothing else is called absent.
+func TestUpstreamComesAndGoes(t *testing.T) {
+	for _, k := range peers.Kinds() {
+		t.Run(k.Name, func(t *testing.T) {
+			s := start(t, k)
+			far := peer{dial(t, s, "")}
+			in := over(t, s, overlay.Through)
+			wantRead(t, far, 1, put(t, in.Store, 1))
+			known := put(t, far, 2)
+			wantRead(t, in.Store, 2, known)
+			unknown := put(t, far, 3)
+			s.Kill()
+			for _, d := range known {
+				if err := read(t, in.Store, 2, d); err != nil {
+					t.Errorf("read %s, which is near, without the upstream: %v", d, err)
+				}
+			}
+			for _, d := range unknown {
+				if err := read(t, in.Store, 3, d); !errors.Is(err, cas.ErrUnavailable) {
+					t.Errorf("read %s, which is far, without the upstream: %v, want ErrUnavailable", d, err)
+				}
+			}
+		})
+	}
+}

@@ -1,0 +1,139 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Command bbstorage serves the storage of Buildbarn as its bb_storage does: blobs in one file that is used
+// as a block device, persistent, and an action cache that is checked for completeness. Buildbarn's packages
+// do all the work; there is no store and no service here, only the configuration that bb_storage would read
+// from a file.
+package main
+
+import (
+	"context"
+	"errors"
+	"flag"
+	"os"
+	"path/filepath"
+	"time"
+
+	remoteexecution "github.com/bazelbuild/remote-apis/build/bazel/remote/execution/v2"
+	"github.com/buildbarn/bb-storage/pkg/blobstore/configuration"
+	"github.com/buildbarn/bb-storage/pkg/blobstore/grpcservers"
+	"github.com/buildbarn/bb-storage/pkg/capabilities"
+	bb_grpc "github.com/buildbarn/bb-storage/pkg/grpc"
+	"github.com/buildbarn/bb-storage/pkg/program"
+	"github.com/buildbarn/bb-storage/pkg/proto/auth"
+	"github.com/buildbarn/bb-storage/pkg/proto/configuration/blobstore"
+	"github.com/buildbarn/bb-storage/pkg/proto/configuration/blockdevice"
+	"github.com/buildbarn/bb-storage/pkg/proto/configuration/digest"
+	"github.com/buildbarn/bb-storage/pkg/proto/configuration/eviction"
+	grpcpb "github.com/buildbarn/bb-storage/pkg/proto/configuration/grpc"
+	"google.golang.org/genproto/googleapis/bytestream"
+	"google.golang.org/grpc"
+	"google.golang.org/protobuf/types/known/durationpb"
+)
+
+const (
+	// maxMessage is the largest message, in bytes. What gRPC clients accept is 4 MiB.
+	maxMessage = 4 << 20
+	// readChunk is the chunk of a ByteStream read, in bytes, that bb_storage has built in.
+	readChunk = 1 << 16
+	// resultsShare of the size is for action results.
+	resultsShare = 64
+)
+
+func main() {
+	listen := flag.String("listen", "127.0.0.1:8982", "address and port")
+	dir := flag.String("dir", "", "existing directory of the storage")
+	size := flag.Int64("size", 10<<30, "bytes of the storage of blobs")
+	complete := flag.Bool("complete", true, "answer with a result only if its blobs are present")
+	flag.Parse()
+	program.RunMain(func(_ context.Context, siblings, dependencies program.Group) error {
+		if *dir == "" || flag.NArg() > 0 {
+			return errors.New("usage: bbstorage -dir DIR [-listen HOST:PORT] [-size BYTES]")
+		}
+		return serve(*listen, *dir, *size, *complete, siblings, dependencies)
+	})
+}
+
+// serve starts the servers; the groups run them.
+func serve(listen, dir string, size int64, complete bool, siblings, dependencies program.Group) error {
+	blobs, err := local(filepath.Join(dir, "cas"), size, 3)
+	if err != nil {
+		return err
+	}
+	cas, err := configuration.NewBlobAccessFromConfiguration(dependencies, blobs, configuration.NewCASBlobAccessCreator(nil, maxMessage))
+	if err != nil {
+		return err
+	}
+	results, err := local(filepath.Join(dir, "ac"), size/resultsShare, 1)
+	if err != nil {
+		return err
+	}
+	if complete {
+		results = &blobstore.BlobAccessConfiguration{Backend: &blobstore.BlobAccessConfiguration_CompletenessChecking{
+			CompletenessChecking: &blobstore.CompletenessCheckingBlobAccessConfiguration{
+				Backend: results, MaximumTotalTreeSizeBytes: 64 << 20,
+			},
+		}}
+	}
+	ac, err := configuration.NewBlobAccessFromConfiguration(dependencies, results, configuration.NewACBlobAccessCreator(&cas, nil, maxMessage))
+	if err != nil {
+		return err
+	}
+	return bb_grpc.NewServersFromConfigurationAndServe(
+		[]*grpcpb.ServerConfiguration{{
+			ListenAddresses: []string{listen},
+			AuthenticationPolicy: &grpcpb.AuthenticationPolicy{
+				Policy: &grpcpb.AuthenticationPolicy_Allow{Allow: &auth.AuthenticationMetadata{}},
+			},
+			MaximumReceivedMessageSizeBytes: maxMessage,
+		}},
+		func(registrar grpc.ServiceRegistrar) {
+			s := registrar.(*grpc.Server) // which the code generated for this version asks for
+			remoteexecution.RegisterContentAddressableStorageServer(s, grpcservers.NewContentAddressableStorageServer(cas.BlobAccess, maxMessage))
+			bytestream.RegisterByteStreamServer(s, grpcservers.NewByteStreamServer(cas.BlobAccess, readChunk))
+			remoteexecution.RegisterActionCacheServer(s, grpcservers.NewActionCacheServer(ac.BlobAccess, maxMessage))
+			remoteexecution.RegisterCapabilitiesServer(s, capabilities.NewServer(
+				capabilities.NewMergingProvider([]capabilities.Provider{cas.BlobAccess, ac.BlobAccess})))
+		},
+		siblings)
+}
+
+// local is the configuration of one storage in dir, with the proportions that Buildbarn's own examples have.
+func local(dir string, size int64, newBlocks int32) (*blobstore.BlobAccessConfiguration, error) {
+	state := filepath.Join(dir, "persistent_state")
+	if err := os.MkdirAll(state, 0o700); err != nil {
+		return nil, err
+	}
+	file := func(name string, size int64) *blockdevice.Configuration {
+		return &blockdevice.Configuration{Source: &blockdevice.Configuration_File{
+			File: &blockdevice.FileConfiguration{Path: filepath.Join(dir, name), SizeBytes: size},
+		}}
+	}
+	return &blobstore.BlobAccessConfiguration{Backend: &blobstore.BlobAccessConfiguration_Local{
+		Local: &blobstore.LocalBlobAccessConfiguration{
+			KeyLocationMapBackend: &blobstore.LocalBlobAccessConfiguration_KeyLocationMapOnBlockDevice{
+				KeyLocationMapOnBlockDevice: file("key_location_map", max(size/64, 1<<20)),
+			},
+			KeyLocationMapMaximumGetAttempts: 16,
+			KeyLocationMapMaximumPutAttempts: 64,
+			OldBlocks:                        8,
+			CurrentBlocks:                    24,
+			NewBlocks:                        newBlocks,
+			BlocksBackend: &blobstore.LocalBlobAccessConfiguration_BlocksOnBlockDevice_{
+				BlocksOnBlockDevice: &blobstore.LocalBlobAccessConfiguration_BlocksOnBlockDevice{
+					Source:      file("blocks", size),
+					SpareBlocks: 3,
+					DataIntegrityValidationCache: &digest.ExistenceCacheConfiguration{
+						CacheSize:              100_000,
+						CacheDuration:          durationpb.New(4 * time.Hour),
+						CacheReplacementPolicy: eviction.CacheReplacementPolicy_LEAST_RECENTLY_USED,
+					},
+				},
+			},
+			Persistent: &blobstore.LocalBlobAccessConfiguration_Persistent{
+				StateDirectoryPath:   state,
+				MinimumEpochInterval: durationpb.New(5 * time.Minute),
+			},
+		},
+	}}, nil
+}

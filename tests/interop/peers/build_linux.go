@@ -1,0 +1,113 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package peers
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+)
+
+// module is the path of the module that this package is in.
+const module = "github.com/cloister-build/cloister/tests/interop"
+
+// cacheDir returns the directory that keeps the modules of the peers and their programs between runs.
+func cacheDir() (string, error) {
+	cache, err := os.UserCacheDir()
+	return filepath.Join(cache, "cloister-interop"), err
+}
+
+// goCommand returns a go command for the module in dir, with its own cache of modules: one of them needs a file
+// beside its sources, which no other program should meet.
+func goCommand(ctx context.Context, cache, dir string, args ...string) *exec.Cmd {
+	// It takes minutes when nothing is built yet, and others may need the machine.
+	cmd := exec.CommandContext(ctx, "nice", append([]string{"-n", "10", "go"}, args...)...)
+	cmd.Dir = dir
+	cmd.Env = append(os.Environ(), "GOMODCACHE="+filepath.Join(cache, "mod"), "GOFLAGS=-modcacherw -buildvcs=false",
+		"GOWORK=off", "CGO_ENABLED=0")
+	return cmd
+}
+
+// output runs a command and returns what it prints, or an error with what it says.
+func output(cmd *exec.Cmd) (string, error) {
+	out, err := cmd.Output()
+	var failed *exec.ExitError
+	if errors.As(err, &failed) {
+		err = fmt.Errorf("%w: %s", err, failed.Stderr)
+	}
+	return strings.TrimSpace(string(out)), err
+}
+
+// moduleDir returns the directory of a module that the one of the working directory has.
+func moduleDir(ctx context.Context, module string) (string, error) {
+	return output(exec.CommandContext(ctx, "go", "list", "-m", "-f", "{{.Dir}}", module))
+}
+
+// BuildCloister compiles the program cloister of this working copy and returns its path. The working directory
+// must be in this module.
+func BuildCloister(ctx context.Context) (program string, err error) {
+	cache, err := cacheDir()
+	if err != nil {
+		return "", err
+	}
+	dir, err := moduleDir(ctx, "github.com/cloister-build/cloister")
+	if err != nil {
+		return "", err
+	}
+	program = filepath.Join(cache, "bin", "cloister")
+	cmd := exec.CommandContext(ctx, "go", "build", "-trimpath", "-o", program, "./cmd/cloister")
+	cmd.Dir = dir
+	cmd.Env = append(os.Environ(), "CGO_ENABLED=0")
+	if _, err := output(cmd); err != nil {
+		return "", fmt.Errorf("build cloister: %w", err)
+	}
+	return program, nil
+}
+
+// Build compiles the peer from its pinned version and returns the path of the program. The working directory
+// must be in this module. What it needs is downloaded once and kept in the user's cache directory.
+func (k Kind) Build(ctx context.Context) (program string, err error) {
+	defer func() {
+		if err != nil {
+			err = fmt.Errorf("build %s: %w", k.Name, err)
+		}
+	}()
+	cache, err := cacheDir()
+	if err != nil {
+		return "", err
+	}
+	dir, err := moduleDir(ctx, module)
+	if err != nil {
+		return "", err
+	}
+	dir = filepath.Join(dir, "peers", k.dir)
+	for _, f := range k.generated {
+		if err := generate(ctx, cache, dir, f); err != nil {
+			return "", err
+		}
+	}
+	program = filepath.Join(cache, "bin", k.dir)
+	_, err = output(goCommand(ctx, cache, dir, "build", "-trimpath", "-o", program, k.pkg))
+	return program, err
+}
+
+// generate makes an empty file in the sources of a module, where there is none.
+func generate(ctx context.Context, cache, dir string, f file) error {
+	if _, err := output(goCommand(ctx, cache, dir, "mod", "download", f.module)); err != nil {
+		return err
+	}
+	sources, err := output(goCommand(ctx, cache, dir, "list", "-m", "-f", "{{.Dir}}", f.module))
+	if err != nil {
+		return err
+	}
+	name := filepath.Join(sources, f.name)
+	if _, err := os.Stat(name); !errors.Is(err, fs.ErrNotExist) {
+		return err
+	}
+	return os.WriteFile(name, nil, 0o644)
+}

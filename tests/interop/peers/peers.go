@@ -1,0 +1,61 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package peers builds and starts the real servers of others with which Cloister works together, on loopback
+// and each in a directory of the caller's. Only how they are started is here; their programs are compiled from
+// the modules in the directories beside, and nothing of theirs is in this repository.
+package peers
+
+import (
+	"path/filepath"
+	"strconv"
+)
+
+// A Kind is one server of others.
+type Kind struct {
+	Name string
+	dir  string // of its module, in that of this package
+	pkg  string // its main package
+	// generated are files that its sources embed and only its own build tool makes.
+	generated []file
+	args      func(o Options, listen string) []string
+}
+
+// A file is one in the sources of a module.
+type file struct{ module, name string }
+
+// Options say how to start a peer.
+type Options struct {
+	Program string // what Build returned
+	Dir     string // an existing directory for what it stores
+	Size    int64  // bytes that it may store; 0: 1 GiB
+	// Results has it answer with a result whether or not the blobs of it are present.
+	Results bool
+}
+
+// BazelRemote is bazel-remote: a file for each blob, compressed.
+var BazelRemote = Kind{
+	Name: "bazel-remote", dir: "bazelremote", pkg: "github.com/buchgr/bazel-remote/v2",
+	args: func(o Options, listen string) []string {
+		// The name of a socket is short, so that this one is relative to the directory that it runs in.
+		args := []string{
+			"--dir", filepath.Join(o.Dir, "store"), "--max_size", strconv.FormatInt((o.Size+1<<30-1)>>30, 10),
+			"--grpc_address", listen, "--http_address", "unix://http", "--access_log_level", "none",
+		}
+		if o.Results {
+			args = append(args, "--disable_grpc_ac_deps_check")
+		}
+		return args
+	},
+}
+
+// BBStorage is the storage of Buildbarn: blobs in one file that is used as a block device.
+var BBStorage = Kind{
+	Name: "bb_storage", dir: "bbstorage", pkg: ".",
+	generated: []file{{"github.com/buildbarn/bb-storage", "pkg/otel/stylesheet.css"}},
+	args: func(o Options, listen string) []string {
+		return []string{"-dir", o.Dir, "-size", strconv.FormatInt(o.Size, 10), "-listen", listen, "-complete=" + strconv.FormatBool(!o.Results)}
+	},
+}
+
+// Kinds are all of them.
+func Kinds() []Kind { return []Kind{BazelRemote, BBStorage} }

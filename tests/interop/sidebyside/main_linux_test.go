@@ -1,0 +1,61 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"bytes"
+	"encoding/json"
+	"os"
+	"path/filepath"
+	"testing"
+
+	"github.com/cloister-build/cloister/sandbox/sandboxtest"
+	"github.com/cloister-build/cloister/tests/internal/bazelrun"
+	"github.com/cloister-build/cloister/tests/interop/peers"
+)
+
+// TestSideBySide: every step is done at every server, and what they send is what was written.
+func TestSideBySide(t *testing.T) {
+	for _, k := range peers.Kinds() {
+		if _, err := k.Build(t.Context()); err != nil {
+			sandboxtest.Unavailable(t, "interop", err)
+		}
+	}
+	program, err := peers.BuildCloister(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := bazelrun.Confines(t.Context(), program, nil); err != nil {
+		sandboxtest.Unavailable(t, "namespaces", err)
+	}
+	file := filepath.Join(t.TempDir(), "report.json")
+	var out, info bytes.Buffer
+	flags := []string{"-n", "300", "--large", "8MiB", "--lookups", "2000", "--rounds", "2", "--zstd", "--verify", "--json", file}
+	if err := sideBySide(t.Context(), program, t.TempDir(), 1<<30, flags, &out, &info); err != nil {
+		t.Fatalf("%v\n%s%s", err, out.String(), info.String())
+	}
+	b, err := os.ReadFile(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var report struct {
+		Servers []struct {
+			Name  string
+			Steps []struct{ Step string }
+			Peak  int64 `json:"peak_rss_bytes"`
+		}
+	}
+	if err := json.Unmarshal(b, &report); err != nil {
+		t.Fatal(err)
+	}
+	if len(report.Servers) != 2+len(peers.Kinds()) {
+		t.Fatalf("%d servers were measured", len(report.Servers))
+	}
+	const steps, zstd = 7, 4
+	for _, s := range report.Servers {
+		if n := len(s.Steps); n != steps && n != steps+zstd || s.Peak == 0 {
+			t.Errorf("%s: %d steps, %d bytes of memory at most", s.Name, n, s.Peak)
+		}
+	}
+	t.Logf("\n%s", out.String())
+}
