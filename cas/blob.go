@@ -7,6 +7,7 @@ import (
 	"context"
 	"fmt"
 	"io"
+	"sync"
 
 	repb "github.com/bazelbuild/remote-apis/build/bazel/remote/execution/v2"
 	"google.golang.org/protobuf/encoding/protowire"
@@ -180,4 +181,59 @@ func (v *verifier) Read(p []byte) (int, error) {
 		return n, ErrCorrupt
 	}
 	return n, err
+}
+
+// batchPuts is how many blobs PutAll stores at once in a store that is no Batcher: a store that waits for its disk can
+// then commit them together.
+const batchPuts = 32
+
+// PutAll stores each of blobs in s, as Batcher has it, by its PutAll if it is one and else by Put of many at once. It
+// returns an error for each, nil where it is stored.
+func PutAll(ctx context.Context, s Store, blobs []Blob) []error {
+	if len(blobs) == 0 {
+		return nil
+	}
+	if b, ok := s.(Batcher); ok {
+		return b.PutAll(ctx, blobs)
+	}
+	errs := make([]error, len(blobs))
+	parallel(len(blobs), func(i int) {
+		d, data := blobs[i].Digest, blobs[i].Data
+		// Put does not look at the bytes offered for a blob that is present, and these may be wrong.
+		if got := d.fn.Sum(data); got != d {
+			errs[i] = Mismatch(d, got)
+			return
+		}
+		errs[i] = s.Put(ctx, d, bytes.NewReader(data))
+	})
+	return errs
+}
+
+// parallel calls f with 0 to n-1, batchPuts of them at once, and returns when all have. A panic of f
+// becomes one of the caller, where it ends a call and not the process.
+func parallel(n int, f func(i int)) {
+	var group sync.WaitGroup
+	turn := make(chan struct{}, batchPuts)
+	panics := make(chan any, 1)
+	for i := range n {
+		turn <- struct{}{}
+		group.Go(func() {
+			defer func() {
+				<-turn
+				if p := recover(); p != nil {
+					select {
+					case panics <- p:
+					default: // the first is enough
+					}
+				}
+			}()
+			f(i)
+		})
+	}
+	group.Wait()
+	select {
+	case p := <-panics:
+		panic(p)
+	default:
+	}
 }

@@ -3,9 +3,7 @@
 package casserver
 
 import (
-	"bytes"
 	"context"
-	"sync"
 
 	repb "github.com/bazelbuild/remote-apis/build/bazel/remote/execution/v2"
 	"github.com/cloister-build/cloister/cas"
@@ -13,10 +11,6 @@ import (
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/proto"
 )
-
-// batchPuts is how many blobs of one batch are stored at once: a store that waits for its disk can
-// then commit them together.
-const batchPuts = 32
 
 // storage is the ContentAddressableStorage service. SplitBlob, SpliceBlob and their successors are not
 // implemented, as the capabilities say.
@@ -85,7 +79,7 @@ func (s *storage) BatchUpdateBlobs(ctx context.Context, req *repb.BatchUpdateBlo
 			answers = append(answers, resp.Responses[i])
 		}
 	}
-	for i, err := range putAll(ctx, in.Store, blobs) {
+	for i, err := range cas.PutAll(ctx, in.Store, blobs) {
 		if err != nil {
 			answers[i].Status = status.Convert(cas.Status(explain("upload", blobs[i].Digest, err))).Proto()
 		}
@@ -103,54 +97,6 @@ func (s *storage) offered(f repb.DigestFunction_Value, r *repb.BatchUpdateBlobsR
 		err = s.checkSize(d)
 	}
 	return d, cas.Status(err)
-}
-
-// putAll stores blobs, together if s can, and returns an error for each. Data that is not that of its digest
-// is never taken, even if the blob is present.
-func putAll(ctx context.Context, s cas.Store, blobs []cas.Blob) []error {
-	if b, ok := s.(cas.Batcher); ok {
-		return b.PutAll(ctx, blobs)
-	}
-	errs := make([]error, len(blobs))
-	parallel(len(blobs), func(i int) {
-		d, data := blobs[i].Digest, blobs[i].Data
-		// Put does not look at the bytes offered for a blob that is present, and these may be wrong.
-		if got := d.Function().Sum(data); got != d {
-			errs[i] = cas.Mismatch(d, got)
-			return
-		}
-		errs[i] = s.Put(ctx, d, bytes.NewReader(data))
-	})
-	return errs
-}
-
-// parallel calls f with 0 to n-1, batchPuts of them at once, and returns when all have. A panic of f
-// becomes one of the caller, where it ends a call and not the process.
-func parallel(n int, f func(i int)) {
-	var group sync.WaitGroup
-	turn := make(chan struct{}, batchPuts)
-	panics := make(chan any, 1)
-	for i := range n {
-		turn <- struct{}{}
-		group.Go(func() {
-			defer func() {
-				<-turn
-				if p := recover(); p != nil {
-					select {
-					case panics <- p:
-					default: // the first is enough
-					}
-				}
-			}()
-			f(i)
-		})
-	}
-	group.Wait()
-	select {
-	case p := <-panics:
-		panic(p)
-	default:
-	}
 }
 
 // BatchReadBlobs returns blobs, uncompressed, and says for each of them how that went. Only a batch

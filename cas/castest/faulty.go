@@ -254,17 +254,7 @@ func (f *Faulty) PutAll(ctx context.Context, blobs []cas.Blob) []error {
 		}
 		return errs
 	}
-	if b, ok := f.store.(cas.Batcher); ok {
-		errs = b.PutAll(ctx, blobs)
-	} else {
-		for i, b := range blobs {
-			if got := b.Digest.Function().Sum(b.Data); got != b.Digest {
-				errs[i] = cas.Mismatch(b.Digest, got)
-			} else {
-				errs[i] = f.store.Put(ctx, b.Digest, bytes.NewReader(b.Data))
-			}
-		}
-	}
+	copy(errs, cas.PutAll(ctx, f.store, blobs))
 	for i, b := range blobs {
 		if errs[i] == nil {
 			f.kept(b.Digest)

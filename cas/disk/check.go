@@ -127,17 +127,8 @@ func (k *checker) logs() {
 // names looks for files that belong to nothing.
 func (k *checker) names() {
 	c := k.cache
-	root := filepath.Join(c.dir, "files")
-	err := filepath.WalkDir(root, func(path string, entry fs.DirEntry, err error) error {
-		if err != nil || entry.IsDir() {
-			return err
-		}
-		rel, err := filepath.Rel(root, path)
-		if err != nil {
-			return err
-		}
-		key, ok := c.parsePath(filepath.ToSlash(rel))
-		if !ok || !entry.Type().IsRegular() {
+	err := c.walkFiles(func(path string, key index.Key, ok bool) error {
+		if !ok {
 			k.report("%s: not a file of the store", path)
 		} else if e, ok := c.index.Get(key); !ok || !e.File {
 			k.report("%s: not in the index", path)

@@ -456,7 +456,7 @@ func (c *Cache) removeSegment(p *plan, g *segment.Segment) error {
 	if live, files := g.Live.Load(), g.Files.Load(); live != 0 || files != 0 {
 		return fmt.Errorf("store %s: segment %d is kept: %d bytes and %d files of it are still wanted", c.dir, g.N, live, files)
 	}
-	if err := errors.Join(c.moved.Flush(), c.segments.SyncDir()); err != nil {
+	if err := errors.Join(c.moved.Flush(), segment.SyncDir(c.segments.Dir)); err != nil {
 		return c.writeError(err)
 	}
 	commit.Point("moved and flushed")

@@ -136,6 +136,7 @@ type Cache struct {
 	rewinds atomic.Int64 // how often a log was about to be written anew
 
 	evictedBlobs, evictedBytes, corrupt atomic.Int64
+	logDamage, logLost                  atomic.Int64
 }
 
 // Open opens the store in c.Dir, makes it if need be, removes what a previous life left unfinished, and evicts down
@@ -212,6 +213,10 @@ type Stats struct {
 	// Since Open:
 	EvictedBlobs, EvictedBytes int64
 	Corrupt                    int64 // blobs that were found damaged
+
+	// What Open found of the logs: bytes that were not readable, beside a torn end, and records of bytes that are
+	// not there. Each such place is a blob or a result less, and no other.
+	LogDamage, LogLost int64
 }
 
 // Stats returns the state of the moment.
@@ -219,6 +224,7 @@ func (c *Cache) Stats() Stats {
 	s := Stats{
 		MaxBytes: c.MaxBytes, MaxFiles: c.MaxFiles, Segments: c.segments.Len(), Lease: c.Lease,
 		EvictedBlobs: c.evictedBlobs.Load(), EvictedBytes: c.evictedBytes.Load(), Corrupt: c.corrupt.Load(),
+		LogDamage: c.logDamage.Load(), LogLost: c.logLost.Load(),
 	}
 	s.Bytes, s.Files = c.used()
 	s.Blobs, s.Results = c.budget.counts()

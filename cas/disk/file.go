@@ -129,7 +129,7 @@ func (d *draft) rename(path string) error {
 // syncPath makes the names in dir, and those of it and its parents, outlive a loss of power.
 func (c *Cache) syncPath(dir string) error {
 	for {
-		if err := syncDir(dir); err != nil {
+		if err := segment.SyncDir(dir); err != nil {
 			return err
 		}
 		if dir == c.dir {

@@ -15,6 +15,7 @@ import (
 
 	"github.com/cloister-build/cloister/cas"
 	"github.com/cloister-build/cloister/cas/disk/internal/commit"
+	"github.com/cloister-build/cloister/cas/disk/internal/segment"
 )
 
 // instances are the names of instances, and the numbers by which entries refer to them.
@@ -116,7 +117,7 @@ func (in *instances) append(line string) (err error) {
 	if err := f.Sync(); err != nil || in.end > 0 {
 		return err
 	}
-	return syncDir(filepath.Dir(in.file)) // the file is new
+	return segment.SyncDir(filepath.Dir(in.file)) // the file is new
 }
 
 // escaped returns the number of the instance whose name escape writes so.

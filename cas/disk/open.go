@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
-	"runtime"
 	"strconv"
 	"strings"
 	"time"
@@ -153,20 +152,7 @@ func replaceFile(path, content string) error {
 	if err := os.Rename(path+".new", path); err != nil {
 		return err
 	}
-	return syncDir(filepath.Dir(path))
-}
-
-// syncDir makes the names in a directory outlive a loss of power, where the system can.
-func syncDir(dir string) error {
-	f, err := os.Open(dir)
-	if err != nil {
-		return err
-	}
-	err = f.Sync()
-	if runtime.GOOS == "windows" {
-		err = nil // it has no such thing
-	}
-	return errors.Join(err, f.Close())
+	return segment.SyncDir(filepath.Dir(path))
 }
 
 // load fills the index, and removes what belongs to nothing.

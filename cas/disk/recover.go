@@ -45,9 +45,11 @@ func (r *recovery) replay() error {
 		group.Go(func() {
 			h := history{recovery: r, blobs: make([]index.Entry, 0, maxBlobs)}
 			for g := range segments {
-				_, _, err := g.Replay(&h)
+				damaged, lost, err := g.Replay(&h)
 				h.flush()
 				errs[i] = errors.Join(errs[i], err)
+				r.cache.logDamage.Add(damaged)
+				r.cache.logLost.Add(int64(lost))
 			}
 		})
 	}
@@ -190,17 +192,8 @@ func (h *history) Drop(p *segment.Record) {
 func (r *recovery) matchFiles() error {
 	c := r.cache
 	found := map[index.Key]bool{}
-	root := filepath.Join(c.dir, "files")
-	err := filepath.WalkDir(root, func(path string, entry fs.DirEntry, err error) error {
-		if err != nil || entry.IsDir() {
-			return err
-		}
-		rel, err := filepath.Rel(root, path)
-		if err != nil {
-			return err
-		}
-		k, ok := c.parsePath(filepath.ToSlash(rel))
-		if !ok || !entry.Type().IsRegular() {
+	err := c.walkFiles(func(path string, k index.Key, ok bool) error {
+		if !ok {
 			return nil // not ours: neither counted nor touched
 		}
 		if e, ok := c.index.Get(k); ok && e.File {
@@ -250,6 +243,22 @@ func (r *recovery) matchFiles() error {
 		c.putBack(now)
 	}
 	return nil
+}
+
+// walkFiles calls visit with what is below DIR/files but directories. Ok is false if it is no file at the place of a key.
+func (c *Cache) walkFiles(visit func(path string, k index.Key, ok bool) error) error {
+	root := filepath.Join(c.dir, "files")
+	return filepath.WalkDir(root, func(path string, entry fs.DirEntry, err error) error {
+		if err != nil || entry.IsDir() {
+			return err
+		}
+		rel, err := filepath.Rel(root, path)
+		if err != nil {
+			return err
+		}
+		k, ok := c.parsePath(filepath.ToSlash(rel))
+		return visit(path, k, ok && entry.Type().IsRegular())
+	})
 }
 
 // parsePath is the inverse of what pathBelow appends to DIR/files.

@@ -331,6 +331,10 @@ func TestFlippedBitInLog(t *testing.T) {
 		if err != nil || r.ExitCode != 2 {
 			lost++
 		}
+		// Damage before the last put is told; at the end it cannot be told from a torn write.
+		if damage := c.Stats().LogDamage; (damage > 0) != (bit/8 < len(log)-2*16-64) {
+			t.Errorf("bit %d: %d bytes are told to be damaged", bit, damage)
+		}
 		if lost > 1 {
 			t.Errorf("bit %d: %d are lost", bit, lost)
 		}

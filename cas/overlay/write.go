@@ -3,7 +3,6 @@
 package overlay
 
 import (
-	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -37,7 +36,7 @@ func (s *store) Put(ctx context.Context, d cas.Digest, r io.Reader) error {
 
 // PutAll implements cas.Batcher: one batch is one batch far.
 func (s *store) PutAll(ctx context.Context, blobs []cas.Blob) []error {
-	errs := putAll(ctx, s.near.Store, blobs)
+	errs := cas.PutAll(ctx, s.near.Store, blobs)
 	var stored []cas.Blob
 	var entries []entry
 	var at []int // of stored in blobs
@@ -57,7 +56,7 @@ func (s *store) PutAll(ctx context.Context, blobs []cas.Blob) []error {
 		}
 		return errs
 	}
-	for j, err := range putAll(ctx, s.far.Store, stored) {
+	for j, err := range cas.PutAll(ctx, s.far.Store, stored) {
 		s.sent(stored[j].Digest, err)
 		errs[at[j]] = err
 	}
@@ -160,7 +159,7 @@ func (s *store) send(ctx context.Context, ds []cas.Digest) map[cas.Digest]error 
 	var batch []cas.Blob
 	var size int64
 	flush := func() {
-		for i, err := range putAll(ctx, s.far.Store, batch) {
+		for i, err := range cas.PutAll(ctx, s.far.Store, batch) {
 			ended(batch[i].Digest, err)
 		}
 		batch, size = nil, 0
@@ -186,24 +185,4 @@ func (s *store) send(ctx context.Context, ds []cas.Digest) map[cas.Digest]error 
 	}
 	flush()
 	return failed
-}
-
-// putAll stores blobs by s, together if it can.
-func putAll(ctx context.Context, s cas.Store, blobs []cas.Blob) []error {
-	if len(blobs) == 0 {
-		return nil
-	}
-	if b, ok := s.(cas.Batcher); ok {
-		return b.PutAll(ctx, blobs)
-	}
-	errs := make([]error, len(blobs))
-	for i, b := range blobs {
-		// Put does not look at the bytes of a blob that is present.
-		if got := b.Digest.Function().Sum(b.Data); got != b.Digest {
-			errs[i] = cas.Mismatch(b.Digest, got)
-		} else {
-			errs[i] = s.Put(ctx, b.Digest, bytes.NewReader(b.Data))
-		}
-	}
-	return errs
 }

@@ -412,16 +412,8 @@ func (s *Store) fetch(ctx context.Context, t *terms, to cas.Store, part []cas.Di
 			return err
 		}
 	}
-	if to, ok := to.(cas.Batcher); ok {
-		for _, err := range to.PutAll(ctx, blobs) {
-			if err != nil {
-				return err
-			}
-		}
-		return nil
-	}
-	for _, b := range blobs {
-		if err := to.Put(ctx, b.Digest, bytes.NewReader(b.Data)); err != nil {
+	for _, err := range cas.PutAll(ctx, to, blobs) {
+		if err != nil {
 			return err
 		}
 	}

@@ -389,6 +389,10 @@ func openStore(c *serveConfig, log *slog.Logger) (*disk.Cache, error) {
 	if err != nil {
 		return nil, &exit{exitEnvironment, err}
 	}
+	if s := store.Stats(); s.LogDamage > 0 || s.LogLost > 0 {
+		log.Warn("damaged logs: some blobs are absent now, so that they are uploaded or made again",
+			"dir", filepath.Join(c.dir, "segments"), "unreadable_bytes", s.LogDamage, "records_without_bytes", s.LogLost)
+	}
 	return store, nil
 }
 

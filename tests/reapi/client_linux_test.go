@@ -65,7 +65,20 @@ func serve(t testing.TB) *client {
 // serveAs starts a server for the test, on a store that may exist; cfg says what is not as usual.
 func serveAs(t testing.TB, cfg bazelrun.ServerConfig) *client {
 	t.Helper()
-	cfg.Binary, cfg.Home, cfg.Listen = built.Path(t), filepath.Dir(cfg.Dir), "127.0.0.1:0"
+	cfg.Binary, cfg.Home = built.Path(t), filepath.Dir(cfg.Dir)
+	// Whatever the test did, every blob is what its name says, once the server has ended.
+	t.Cleanup(func() {
+		if blobs, err := bazelrun.Verify(context.Background(), cfg); err != nil || blobs == 0 {
+			t.Errorf("the store holds %d blobs: %v", blobs, err)
+		}
+	})
+	return start(t, cfg)
+}
+
+// start starts a server with its Binary and Home for the test, on any free port.
+func start(t testing.TB, cfg bazelrun.ServerConfig) *client {
+	t.Helper()
+	cfg.Listen = "127.0.0.1:0"
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
 	s, err := bazelrun.StartServer(ctx, cfg)
@@ -81,10 +94,6 @@ func serveAs(t testing.TB, cfg bazelrun.ServerConfig) *client {
 		conn.Close()
 		if err := s.Stop(); err != nil && !ended {
 			t.Error(err)
-		}
-		// Whatever the test did, every blob is what its name says.
-		if blobs, err := bazelrun.Verify(context.Background(), cfg); err != nil || blobs == 0 {
-			t.Errorf("the store holds %d blobs: %v", blobs, err)
 		}
 	})
 	return &client{

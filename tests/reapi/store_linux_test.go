@@ -24,9 +24,7 @@ import (
 	"github.com/cloister-build/cloister/sandbox/sandboxtest"
 	"github.com/cloister-build/cloister/tests/internal/bazelrun"
 	bspb "google.golang.org/genproto/googleapis/bytestream"
-	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
-	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/grpc/status"
 )
 
@@ -41,29 +39,8 @@ func connect(t testing.TB, cfg bazelrun.ServerConfig) *client {
 	if cfg.Binary == "" {
 		cfg.Binary = built.Path(t)
 	}
-	cfg.Home, cfg.Listen = filepath.Dir(cfg.Dir), "127.0.0.1:0"
-	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
-	defer cancel()
-	s, err := bazelrun.StartServer(ctx, cfg)
-	if err != nil {
-		t.Fatal(err)
-	}
-	conn, err := grpc.NewClient("passthrough:///"+s.Addr, grpc.WithTransportCredentials(insecure.NewCredentials()))
-	if err != nil {
-		t.Fatal(err)
-	}
-	ended := false
-	t.Cleanup(func() {
-		conn.Close()
-		if err := s.Stop(); err != nil && !ended {
-			t.Error(err)
-		}
-	})
-	return &client{
-		TB: t, server: s, ended: &ended, dir: cfg.Dir, conn: conn,
-		exec: repb.NewExecutionClient(conn), cas: repb.NewContentAddressableStorageClient(conn),
-		ac: repb.NewActionCacheClient(conn), bs: bspb.NewByteStreamClient(conn),
-	}
+	cfg.Home = filepath.Dir(cfg.Dir)
+	return start(t, cfg)
 }
 
 // kill ends the server as a crash would.

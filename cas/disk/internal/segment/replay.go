@@ -249,7 +249,7 @@ func replace(path string, content []byte) (*os.File, error) {
 	commit.Point("log renamed")
 	if err == nil {
 		// Should the name be lost with the power, the log before it is there.
-		_ = syncDir(filepath.Dir(path))
+		_ = SyncDir(filepath.Dir(path))
 	}
 	if err != nil {
 		_ = f.Close()

@@ -31,6 +31,7 @@ import (
 	"math"
 	"os"
 	"path/filepath"
+	"runtime"
 	"slices"
 	"strconv"
 	"strings"
@@ -179,7 +180,7 @@ func (s *Set) create() (*Segment, error) {
 	s.mu.Unlock()
 	g, err := s.open(n, os.O_CREATE|os.O_EXCL)
 	if err == nil && s.Sync {
-		err = syncDir(s.Dir)
+		err = SyncDir(s.Dir)
 	}
 	if err != nil {
 		if g != nil {
@@ -434,14 +435,15 @@ func (s *Set) Close() error {
 	return errors.Join(errs...)
 }
 
-// SyncDir makes the names of all segments outlive a loss of power.
-func (s *Set) SyncDir() error { return syncDir(s.Dir) }
-
-// syncDir makes the names in a directory outlive a loss of power.
-func syncDir(dir string) error {
+// SyncDir makes the names in a directory outlive a loss of power, where the system can.
+func SyncDir(dir string) error {
 	d, err := os.Open(dir)
 	if err != nil {
 		return err
 	}
-	return errors.Join(d.Sync(), d.Close())
+	err = d.Sync()
+	if runtime.GOOS == "windows" {
+		err = nil // it has no such thing
+	}
+	return errors.Join(err, d.Close())
 }
