@@ -8,6 +8,7 @@ package cas
 import (
 	"context"
 	"io"
+	"os"
 
 	repb "github.com/bazelbuild/remote-apis/build/bazel/remote/execution/v2"
 )
@@ -65,6 +66,45 @@ type Filer interface {
 	// absent blob is ErrNotFound.
 	File(ctx context.Context, d Digest, executable bool) (path string, release func(), err error)
 }
+
+// A Placer is an optional ability of a Store that keeps many small blobs in few files of this host: to say
+// where, so that the image of a tree can point at them instead of holding copies.
+type Placer interface {
+	// Place says where each of ds lies, and marks all as used. What it says holds until Release: the
+	// bytes there are those of the blob, compared with its digest since the store was opened, and are
+	// neither moved nor overwritten. It is no error that a blob is absent, or has a file of its own.
+	Place(ctx context.Context, ds []Digest) (Placement, error)
+}
+
+// A Placement is where blobs lie. Its methods are safe for concurrent use.
+type Placement interface {
+	// Extents are in the order of the digests asked for.
+	Extents() []Extent
+	// Files are what extents lie in, open for reading, and the placement's: closed by Release.
+	Files() []*os.File
+	// Valid reports whether what Place said still holds. It does not if somebody else has written to one of
+	// the files, or damage was found in one; then Place must be asked again.
+	Valid() bool
+	// Release gives the files back. It may be called again.
+	Release()
+}
+
+// An Extent is where a blob lies: the bytes of the blob from Offset on in Files()[File], followed by zeros up to the
+// next multiple of ExtentAlign, of which Offset is one. A File of Elsewhere says that the blob is not packed but
+// present, Absent that it is absent; the empty blob is Elsewhere.
+type Extent struct {
+	File   int32
+	Offset int64
+}
+
+// Values of Extent.File besides indexes.
+const (
+	Elsewhere = -1
+	Absent    = -2
+)
+
+// ExtentAlign is the alignment of extents, in bytes.
+const ExtentAlign = 512
 
 // An ActionCache maps the digest of an action to its result. Its methods are safe for concurrent
 // use. It does not check that the blobs of a result are present: that is Closure's business.

@@ -33,7 +33,7 @@ func Blob(seed byte, size int) ([]byte, cas.Digest) {
 }
 
 // TestStore checks that the stores newStore returns keep the contract of cas.Store, and those of cas.Batcher,
-// cas.Fetcher and cas.Filer if they have them. Each store must be empty and have room for 32 MiB.
+// cas.Fetcher, cas.Filer and cas.Placer if they have them. Each store must be empty and have room for 32 MiB.
 func TestStore(t *testing.T, newStore func(t *testing.T) cas.Store) {
 	for _, c := range []struct {
 		name string
@@ -61,6 +61,8 @@ func TestStore(t *testing.T, newStore func(t *testing.T) cas.Store) {
 		{"CancelledPutAll", testCancelledPutAll},
 		{"Fetch", testFetch},
 		{"File", testFile},
+		{"Place", testPlace},
+		{"PlaceWhilePutting", testPlaceWhilePutting},
 	} {
 		t.Run(c.name, func(t *testing.T) { c.test(t, newStore(t)) })
 	}
@@ -578,6 +580,121 @@ func testFile(t *testing.T, s cas.Store) {
 			t.Errorf("%s: the file holds %d other bytes, %v", name, len(got), err)
 		}
 		release()
+	}
+}
+
+func placer(t *testing.T, s cas.Store) cas.Placer {
+	t.Helper()
+	p, ok := s.(cas.Placer)
+	if !ok {
+		t.Skip("the store is no cas.Placer")
+	}
+	return p
+}
+
+// A placement speaks of every digest in its place, and what it says is so until its end, whatever is put.
+func testPlace(t *testing.T, s cas.Store) {
+	p := placer(t, s)
+	_, absent := Blob(200, 700)
+	ds := []cas.Digest{absent, cas.SHA256.Sum(nil)}
+	blobs := [][]byte{nil, nil}
+	for i, size := range []int{1, 511, 512, 513, 5000, 60_000, 1 << 20} {
+		b, d := Blob(byte(i), size)
+		put(t, s, b)
+		ds, blobs = append(ds, d), append(blobs, b)
+	}
+	ds, blobs = append(ds, absent, ds[4], ds[2]), append(blobs, nil, blobs[4], blobs[2])
+	for _, n := range []int{len(ds), 2, 1, 0} {
+		at, err := p.Place(t.Context(), ds[:n])
+		if err != nil {
+			t.Fatal(err)
+		}
+		if len(at.Extents()) != n || !at.Valid() {
+			t.Errorf("Place of %d blobs gave %d extents, valid %v", n, len(at.Extents()), at.Valid())
+		}
+		for i, e := range at.Extents() {
+			want := int32(0)
+			switch {
+			case ds[i] == absent:
+				want = cas.Absent
+			case ds[i].IsEmpty():
+				want = cas.Elsewhere
+			}
+			if e.File < cas.Absent || want < 0 && e.File != want || want == 0 && e.File == cas.Absent {
+				t.Errorf("digest %d of %d bytes is in file %d", i, ds[i].Size(), e.File)
+			}
+		}
+		wantPlaced(t, at, blobs[:n])
+		at.Release()
+		at.Release()
+	}
+	at, err := p.Place(t.Context(), ds)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer at.Release()
+	for i := range byte(100) {
+		b, _ := Blob(i, 30_000)
+		put(t, s, b)
+	}
+	if !at.Valid() {
+		t.Error("a placement is invalid after Puts")
+	}
+	wantPlaced(t, at, blobs)
+	for i, f := range at.Files() {
+		if _, err := f.WriteAt([]byte{1}, 0); err == nil {
+			t.Errorf("file %d can be written to", i)
+		}
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	_, err = p.Place(ctx, ds)
+	wantCancelled(t, "Place", err)
+}
+
+// What is placed while others put is right and stays valid.
+func testPlaceWhilePutting(t *testing.T, s cas.Store) {
+	p := placer(t, s)
+	var wg sync.WaitGroup
+	for w := range byte(4) {
+		wg.Go(func() {
+			var ds []cas.Digest
+			var blobs [][]byte
+			for i := range byte(25) {
+				b, d := Blob(32*w+i, 3000+int(i))
+				if err := s.Put(t.Context(), d, bytes.NewReader(b)); err != nil {
+					t.Errorf("Put: %v", err)
+					return
+				}
+				ds, blobs = append(ds, d), append(blobs, b)
+				at, err := p.Place(t.Context(), ds)
+				if err != nil {
+					t.Errorf("Place: %v", err)
+					return
+				}
+				wantPlaced(t, at, blobs)
+				if !at.Valid() {
+					t.Error("a placement is invalid while others put")
+				}
+				at.Release()
+			}
+		})
+	}
+	wg.Wait()
+}
+
+// wantPlaced checks that the extents in files hold blobs, and zeros behind them.
+func wantPlaced(t *testing.T, at cas.Placement, blobs [][]byte) {
+	t.Helper()
+	for i, e := range at.Extents() {
+		if e.File < 0 {
+			continue
+		}
+		want := append(bytes.Clone(blobs[i]), make([]byte, -len(blobs[i])&(cas.ExtentAlign-1))...)
+		got := make([]byte, len(want))
+		if _, err := at.Files()[e.File].ReadAt(got, e.Offset); err != nil || !bytes.Equal(got, want) || e.Offset%cas.ExtentAlign != 0 {
+			t.Errorf("the extent of blob %d of %d bytes, at %d, holds other bytes, %v", i, len(blobs[i]), e.Offset, err)
+		}
 	}
 }
 

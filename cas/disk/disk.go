@@ -34,19 +34,22 @@
 //     present that is not.
 //   - Segments, files, copies and what is being written together exceed neither Config.MaxBytes nor
 //     Config.MaxFiles. A Put reserves room before it writes, and evicts to make it. A file counts with its size
-//     rounded up to blocks of 4 KiB, as most file systems allocate; directories are not counted.
+//     rounded up to blocks of 4 KiB, as most file systems allocate; directories are not counted, and neither is a
+//     segment that was removed but is in a placement.
 //   - What an earlier process left is not trusted: a file is handed out, or read from within, only after this
 //     process has read it whole, once, and found its hash right. A read from the start always checks the hash.
 //   - A blob that is found damaged becomes absent at once, so that a client can put it again, and is kept in
 //     quarantine. Config.Corrupt is told.
 //   - A file that File handed out is not evicted before its release. A blob that is open for reading may be evicted
 //     and is still read to its end.
+//   - Where Place says that a blob is, it stays until the placement is released, whatever becomes of the blob or the
+//     store: data is never written over, and what was removed stays open.
 //
 // # Locks
 //
 // In this order: making a copy (copies.making), making room (Cache.room), reading a file (Cache.reading), one file
-// (Cache.files), what internal/segment holds, one part of the index, and names of instances, counts and pins, which are
-// held for moments.
+// (Cache.files), a placement (placement.mu), what internal/segment holds, one part of the index, and names of
+// instances, counts and pins, which are held for moments.
 package disk
 
 import (
@@ -208,7 +211,10 @@ type Stats struct {
 	Files    int64 // files that count against the budget of files
 	MaxFiles int64 // that budget; 0 is none
 	Segments int
-	Lease    time.Duration // negative: nothing is promised
+	// HeldBytes is what removed segments take for as long as somebody has what Place returned. It does not count
+	// against the budget.
+	HeldBytes int64
+	Lease     time.Duration // negative: nothing is promised
 
 	// Since Open:
 	EvictedBlobs, EvictedBytes int64
@@ -222,7 +228,7 @@ type Stats struct {
 // Stats returns the state of the moment.
 func (c *Cache) Stats() Stats {
 	s := Stats{
-		MaxBytes: c.MaxBytes, MaxFiles: c.MaxFiles, Segments: c.segments.Len(), Lease: c.Lease,
+		MaxBytes: c.MaxBytes, MaxFiles: c.MaxFiles, Segments: c.segments.Len(), HeldBytes: c.segments.Held(), Lease: c.Lease,
 		EvictedBlobs: c.evictedBlobs.Load(), EvictedBytes: c.evictedBytes.Load(), Corrupt: c.corrupt.Load(),
 		LogDamage: c.logDamage.Load(), LogLost: c.logLost.Load(),
 	}
@@ -233,7 +239,7 @@ func (c *Cache) Stats() Stats {
 
 // Close waits for the calls under way and gives the directory back. A Put among them fails as soon as its
 // reader returns, and every later call at once, with os.ErrClosed; what File handed out is never
-// released. Readers that are open may be read to their end.
+// released. Readers that are open may be read to their end, and placements until they are released.
 func (c *Cache) Close() error {
 	c.mu.Lock()
 	again := c.closed.Swap(true)

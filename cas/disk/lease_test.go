@@ -75,6 +75,13 @@ var uses = []struct {
 		}
 		return err
 	}},
+	{"Place", func(t *testing.T, s *disk.Store, d cas.Digest) error {
+		p, err := s.Place(t.Context(), []cas.Digest{d, d})
+		if err == nil {
+			p.Release()
+		}
+		return err
+	}},
 	{"Lookup", func(t *testing.T, s *disk.Store, d cas.Digest) error {
 		_, err := s.Lookup(t.Context(), d)
 		return err

@@ -55,6 +55,7 @@ func (c *Cache) damaged(e index.Entry, b []byte) error {
 			c.uncount(&now)
 			c.keepBytes(b, e.Key)
 		}
+		g.Revoke()
 	}
 	if removed {
 		c.corrupt.Add(1)

@@ -17,7 +17,8 @@ import (
 	"github.com/cloister-build/cloister/cas/disk/internal/segment"
 )
 
-// A Store is one instance of a Cache. It implements cas.Store, cas.Batcher, cas.Filer and cas.ActionCache.
+// A Store is one instance of a Cache. It implements cas.Store, cas.Batcher, cas.Filer, cas.Placer and
+// cas.ActionCache.
 type Store struct {
 	cache *Cache
 	name  string
@@ -27,6 +28,7 @@ var (
 	_ cas.Store       = (*Store)(nil)
 	_ cas.Batcher     = (*Store)(nil)
 	_ cas.Filer       = (*Store)(nil)
+	_ cas.Placer      = (*Store)(nil)
 	_ cas.ActionCache = (*Store)(nil)
 )
 
@@ -93,13 +95,16 @@ func (s *Store) Open(ctx context.Context, d cas.Digest, off int64) (io.ReadClose
 	return io.NopCloser(bytes.NewReader(b[off:])), nil
 }
 
-// read returns the bytes of a packed entry, wherever they are by now, or cas.ErrNotFound.
+// read returns the bytes of a packed entry, wherever they are by now, or cas.ErrNotFound. One that is not padded with
+// zeros is damaged: a file system image may show what follows it.
 func (c *Cache) read(e index.Entry) ([]byte, error) {
 	for {
-		b := make([]byte, e.Length)
+		b := make([]byte, segment.Padded(int64(e.Length)))
 		err := c.segments.Read(&e, b)
-		if err == nil {
-			return b, nil
+		if err == nil && !padded(b, e.Length) {
+			return nil, c.damaged(e, b)
+		} else if err == nil {
+			return b[:e.Length], nil
 		}
 		if errors.Is(err, io.EOF) || unreadable(err) {
 			return nil, c.damaged(e, nil) // somebody has cut off its end, or the disk has lost it

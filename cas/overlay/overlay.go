@@ -12,6 +12,7 @@
 package overlay
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -37,7 +38,7 @@ const (
 // Config says what New makes.
 type Config struct {
 	// Near and Far are the instances; equal names belong together. A near store that is a cas.Filer makes the
-	// overlay one. A far store that is a Copier or a cas.Batcher is asked in few calls.
+	// overlay one, and one that is a cas.Placer, too, makes it that. A far store that is a Copier or a cas.Batcher is asked in few calls.
 	Near, Far cas.Instances
 	Policy    Policy
 	// Journal is the path of a file that is this overlay's alone. Back needs it.
@@ -118,7 +119,7 @@ func New(c Config) (*Overlay, error) {
 }
 
 // Instance is a cas.Instances: its stores are also a cas.Batcher, a cas.Fetcher and, if near is one, a
-// cas.Filer.
+// cas.Filer, and then, likewise, a cas.Placer.
 func (o *Overlay) Instance(name string) (*cas.Instance, error) {
 	s, err := o.store(name)
 	if err != nil {
@@ -126,7 +127,11 @@ func (o *Overlay) Instance(name string) (*cas.Instance, error) {
 	}
 	in := &cas.Instance{Name: s.name, Store: s, Actions: s}
 	if f, ok := s.near.Store.(cas.Filer); ok {
-		in.Store = &filing{s, f}
+		filing := &filing{s, f}
+		in.Store = filing
+		if p, ok := s.near.Store.(cas.Placer); ok {
+			in.Store = &placing{filing, p}
+		}
 	}
 	return in, nil
 }
@@ -211,6 +216,7 @@ var (
 	_ cas.Fetcher     = (*store)(nil)
 	_ cas.ActionCache = (*store)(nil)
 	_ cas.Filer       = (*filing)(nil)
+	_ cas.Placer      = (*placing)(nil)
 )
 
 // filing is a store whose near is a cas.Filer.
@@ -229,4 +235,56 @@ func (s *filing) File(ctx context.Context, d cas.Digest, executable bool) (strin
 		return "", nil, err
 	}
 	return s.filer.File(ctx, d, executable)
+}
+
+// placing is a filing whose near is a cas.Placer.
+type placing struct {
+	*filing
+	placer cas.Placer
+}
+
+// Place implements cas.Placer. What is not near is brought there first; that near has no room for it is cas.ErrFull.
+func (s *placing) Place(ctx context.Context, ds []cas.Digest) (cas.Placement, error) {
+	p, err := s.placer.Place(ctx, ds)
+	if err != nil {
+		return nil, err
+	}
+	absent := absentOf(p, ds)
+	if len(absent) == 0 {
+		return p, nil
+	}
+	p.Release()
+	own, others := s.fetch(ctx, absent)
+	if err = cmp.Or(ctx.Err(), own, others); lacks(err) {
+		// One that is damaged far has ended the flight of many.
+		if absent, err = s.near.Store.Missing(ctx, absent); err == nil {
+			err = s.bringEach(ctx, absent)
+		}
+	}
+	if err != nil {
+		return nil, err
+	}
+	return s.placer.Place(ctx, ds)
+}
+
+// bringEach brings those of ds near that far has.
+func (s *store) bringEach(ctx context.Context, ds []cas.Digest) error {
+	for _, d := range ds {
+		if err := s.bring(ctx, d); err != nil && !lacks(err) {
+			return err
+		}
+	}
+	return nil
+}
+
+// absentOf returns those of ds that are absent by p, each once.
+func absentOf(p cas.Placement, ds []cas.Digest) (absent []cas.Digest) {
+	seen := map[cas.Digest]bool{}
+	for i, e := range p.Extents() {
+		if e.File == cas.Absent && !seen[ds[i]] {
+			seen[ds[i]] = true
+			absent = append(absent, ds[i])
+		}
+	}
+	return absent
 }

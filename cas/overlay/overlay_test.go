@@ -199,6 +199,9 @@ func TestContractsOfDiskAndServer(t *testing.T) {
 			if _, ok := instance(t).Store.(cas.Filer); !ok {
 				t.Error("over a disk it is no cas.Filer")
 			}
+			if _, ok := instance(t).Store.(cas.Placer); !ok {
+				t.Error("over a disk it is no cas.Placer")
+			}
 		})
 	}
 }

@@ -97,25 +97,53 @@ func (s *store) Fetch(ctx context.Context, ds []cas.Digest) error {
 	if err != nil {
 		return err
 	}
-	own, others := s.join(absent)
-	err = s.wait(ctx, own)
-	for _, f := range others {
-		// If a flight fails that others began, what is still absent is only dearer to open.
-		s.wait(ctx, f)
-	}
+	// If a flight fails that others began, what is still absent is only dearer to open.
+	err, _ = s.fetch(ctx, absent)
 	if errors.Is(err, cas.ErrFull) || lacks(err) {
 		err = nil
 	}
 	return cmp.Or(ctx.Err(), err)
 }
 
+// fetch brings blobs near, and returns how its own flights ended, and the first of those that failed of others that it
+// joined. That a blob is absent far is no failure.
+func (s *store) fetch(ctx context.Context, ds []cas.Digest) (own, others error) {
+	own, others = s.fly(ctx, ds)
+	if own != nil || others == nil || ctx.Err() != nil {
+		return own, others
+	}
+	// What ended a flight of others need not be the fault of any blob that is wanted here.
+	rest, err := s.near.Store.Missing(ctx, ds)
+	if err != nil {
+		return err, nil
+	}
+	return s.fly(ctx, rest)
+}
+
+// fly is fetch without a second try.
+func (s *store) fly(ctx context.Context, ds []cas.Digest) (own, others error) {
+	began, joined := s.join(ds)
+	for _, f := range began {
+		own = worse(own, s.wait(ctx, f))
+	}
+	for _, f := range joined {
+		others = worse(others, s.wait(ctx, f))
+	}
+	return own, others
+}
+
+// worse returns the error that says more: that a blob is absent is none, and that one is damaged says nothing of others.
+func worse(a, b error) error {
+	if errors.Is(b, cas.ErrNotFound) || a != nil && (b == nil || !lacks(a)) {
+		return a
+	}
+	return b
+}
+
 // bring brings one blob near. A blob that is absent far is cas.ErrNotFound.
 func (s *store) bring(ctx context.Context, d cas.Digest) error {
-	f, others := s.join([]cas.Digest{d})
-	if f == nil {
-		f = others[0]
-	}
-	return s.wait(ctx, f)
+	began, joined := s.join([]cas.Digest{d})
+	return s.wait(ctx, append(began, joined...)[0])
 }
 
 // A key names a blob of an instance.
@@ -142,49 +170,68 @@ type flight struct {
 	orphan, over bool
 }
 
-// join begins a flight for those of ds that are in none, and returns it with the others. The caller waits for
-// each of them. Who asks for one blob alone does not join a flight of many: he would wait for all of them, and
-// fail with any.
-func (s *store) join(ds []cas.Digest) (own *flight, others []*flight) {
+// join begins flights for those of ds that are in none, and returns them with the others. The caller waits for each of
+// them. A large blob flies by itself, so that whoever wants it can join. Who asks for one blob alone does not join a
+// flight of many small ones: he would wait for all of them, and fail with any.
+func (s *store) join(ds []cas.Digest) (began, joined []*flight) {
 	s.o.mu.Lock()
 	defer s.o.mu.Unlock()
-	var blobs []cas.Digest
-	joined := map[*flight]bool{}
+	var small []cas.Digest
+	seen := map[*flight]bool{}
+	turn := make(chan struct{}, streams)
 	for _, d := range ds {
 		f := s.o.flights[key{s.name, d}]
-		if f == nil || len(ds) == 1 && len(f.blobs) > 1 {
-			blobs = append(blobs, d)
-		} else if !joined[f] {
-			joined[f] = true
+		switch {
+		case f != nil && seen[f]:
+		case f != nil && (len(ds) > 1 || len(f.blobs) == 1):
+			seen[f] = true
 			f.askers++
 			s.o.adopt(f)
-			others = append(others, f)
+			joined = append(joined, f)
+		case d.Size() > smallBlob:
+			f := s.begin([]cas.Digest{d}, turn)
+			seen[f] = true // d may be listed again
+			began = append(began, f)
+		default:
+			small = append(small, d)
 		}
 	}
-	if len(blobs) == 0 {
-		return nil, others
+	if len(small) > 0 {
+		began = append(began, s.begin(small, nil))
 	}
-	own = &flight{blobs: blobs, done: make(chan struct{}), askers: 1}
+	return began, joined
+}
+
+// begin begins a flight when it has its turn, if that is not nil. The caller holds s.o.mu.
+func (s *store) begin(blobs []cas.Digest, turn chan struct{}) *flight {
+	f := &flight{blobs: blobs, done: make(chan struct{}), askers: 1}
 	if s.o.closed {
-		own.err, own.over = errClosed, true
-		close(own.done)
-		return own, others
+		f.err, f.over = errClosed, true
+		close(f.done)
+		return f
 	}
-	own.ctx, own.cancel = context.WithCancel(s.o.ctx)
+	f.ctx, f.cancel = context.WithCancel(s.o.ctx)
 	for _, d := range blobs {
-		s.o.flights[key{s.name, d}] = own
+		s.o.flights[key{s.name, d}] = f
 	}
 	s.o.work.Go(func() {
-		own.err = s.fly(own)
+		if turn != nil {
+			select {
+			case turn <- struct{}{}:
+				defer func() { <-turn }()
+			case <-f.ctx.Done():
+			}
+		}
+		f.err = s.carry(f)
 		s.o.mu.Lock()
-		s.land(own)
-		s.o.adopt(own)
-		own.over = true
+		s.land(f)
+		s.o.adopt(f)
+		f.over = true
 		s.o.mu.Unlock()
-		own.cancel()
-		close(own.done)
+		f.cancel()
+		close(f.done)
 	})
-	return own, others
+	return f
 }
 
 // adopt makes f no orphan. The caller holds o.mu.
@@ -204,11 +251,8 @@ func (s *store) land(f *flight) {
 	}
 }
 
-// wait waits for f, which may be nil, and returns how it ended.
+// wait waits for f, and returns how it ended.
 func (s *store) wait(ctx context.Context, f *flight) error {
-	if f == nil {
-		return nil
-	}
 	defer func() {
 		s.o.mu.Lock()
 		defer s.o.mu.Unlock()
@@ -231,16 +275,16 @@ func (s *store) wait(ctx context.Context, f *flight) error {
 	}
 }
 
-// fly brings the blobs of f near. One that is absent far is cas.ErrNotFound if it is alone, and else no error.
-func (s *store) fly(f *flight) error {
-	err := s.carry(f)
+// carry brings the blobs of f near. One that is absent far is cas.ErrNotFound if it is alone, and else no error.
+func (s *store) carry(f *flight) error {
+	err := s.carryAll(f)
 	if s.o.ctx.Err() != nil {
 		return errClosed
 	}
 	return err
 }
 
-func (s *store) carry(f *flight) error {
+func (s *store) carryAll(f *flight) error {
 	copier, ok := s.far.Store.(Copier)
 	if ok && len(f.blobs) > 1 {
 		absent, err := copier.Fetch(f.ctx, s.near.Store, f.blobs)

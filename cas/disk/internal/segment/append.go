@@ -135,9 +135,15 @@ func (a *Appender) write(batches []*batch) error {
 		}
 	}
 	if len(a.buffer) > 0 {
-		if _, err := g.data.WriteAt(a.buffer, begin); err != nil {
-			// If this fails too, the next write goes over the rest, or Open cuts it off.
-			_ = g.data.Truncate(begin)
+		err := g.change(func() error {
+			_, err := g.data.WriteAt(a.buffer, begin)
+			if err != nil {
+				// If this fails too, the next write goes over the rest, or Open cuts it off.
+				_ = g.data.Truncate(begin)
+			}
+			return err
+		})
+		if err != nil {
 			return err
 		}
 		g.size.Store(begin + total)
@@ -153,7 +159,7 @@ func (a *Appender) write(batches []*batch) error {
 	}
 	if err := a.record(g, batches); err != nil {
 		// Nothing tells of the bytes. If they cannot be cut off, they count until the segment goes.
-		if a.active == g && g.data.Truncate(begin) == nil {
+		if a.active == g && g.change(func() error { return g.data.Truncate(begin) }) == nil {
 			g.size.Store(begin)
 			a.set.bytes.Add(-total)
 		}

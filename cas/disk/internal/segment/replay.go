@@ -98,7 +98,7 @@ func (g *Segment) Replay(h History) (damaged int64, lost int, err error) {
 		}
 	}
 	if size < fi.Size() {
-		if err := g.data.Truncate(size); err != nil {
+		if err := g.change(func() error { return g.data.Truncate(size) }); err != nil {
 			return 0, 0, err
 		}
 	}

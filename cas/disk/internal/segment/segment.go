@@ -20,7 +20,7 @@
 //
 // # Locks
 //
-// In this order: Appender.writing, Segment.using, Segment.logging. What the caller passes as a function is called
+// In this order: Appender.writing, Segment.using, Segment.logging, Segment.viewing, Segment.own. What the caller passes as a function is called
 // under them, but for History and what Puts is given: it must not use the Set.
 package segment
 
@@ -65,6 +65,7 @@ type Set struct {
 	Config
 
 	bytes atomic.Int64  // of all data and logs
+	held  atomic.Int64  // of the data of removed segments that is in view
 	order atomic.Uint32 // of the record that got one last
 
 	mu       sync.RWMutex
@@ -108,6 +109,17 @@ type Segment struct {
 	data  *os.File     // guarded by using; nil when the segment was removed
 
 	growing atomic.Bool // an Appender may add to it
+
+	own     sync.RWMutex // held for writing while this process writes to data
+	left    state        // guarded by own; how its last write left data
+	suspect atomic.Bool  // somebody else has written to data
+	revoked atomic.Uint32
+
+	viewing sync.Mutex
+	shown   *os.File // guarded by viewing; data, open for reading; nil before the first View
+	views   int      // guarded by viewing; those that were not released
+	closed  bool     // guarded by viewing; the last View closes shown
+	removed bool     // guarded by viewing
 }
 
 // Open opens what is in the directory, which must exist. It reads nothing yet: the caller replays each segment
@@ -169,6 +181,7 @@ func (s *Set) open(n uint32, flag int) (*Segment, error) {
 	if g.log, err = os.OpenFile(s.path(n, ".log"), os.O_RDWR|flag, 0o600); err != nil {
 		return nil, errors.Join(err, g.data.Close())
 	}
+	g.left = stateOf(g.data)
 	return g, nil
 }
 
@@ -396,12 +409,13 @@ func (s *Set) MarkDurable(now uint32, flush func() error) error {
 	return first
 }
 
-// Remove removes a segment of which nothing is wanted any more. Who reads from it reads to the end first.
+// Remove removes a segment of which nothing is wanted any more. Who reads from it reads to the end first; who has a
+// View of it keeps its data.
 func (s *Set) Remove(g *Segment) error {
 	s.mu.Lock()
 	delete(s.segments, g.N)
 	s.mu.Unlock()
-	err := g.close()
+	err := g.close(true)
 	// The log first: data without a log holds nothing.
 	for _, suffix := range []string{".log", ".data"} {
 		if e := os.Remove(s.path(g.N, suffix)); e != nil && !errors.Is(e, os.ErrNotExist) {
@@ -412,7 +426,7 @@ func (s *Set) Remove(g *Segment) error {
 	return err
 }
 
-func (g *Segment) close() error {
+func (g *Segment) close(removed bool) error {
 	g.using.Lock()
 	defer g.using.Unlock()
 	g.logging.Lock()
@@ -421,16 +435,16 @@ func (g *Segment) close() error {
 		return nil
 	}
 	g.set.bytes.Add(-g.size.Load() - int64(g.units)*unit)
-	err := errors.Join(g.log.Close(), g.data.Close())
+	err := errors.Join(g.log.Close(), g.data.Close(), g.conclude(removed))
 	g.log, g.data = nil, nil
 	return err
 }
 
-// Close closes all files. The Set is not used after it.
+// Close closes all files but those of Views. The Set is not used after it.
 func (s *Set) Close() error {
 	var errs []error
 	for _, g := range s.Segments() {
-		errs = append(errs, g.close())
+		errs = append(errs, g.close(false))
 	}
 	return errors.Join(errs...)
 }

@@ -1,0 +1,55 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package disk_test
+
+import (
+	"errors"
+	"testing"
+
+	"github.com/cloister-build/cloister/cas"
+	"github.com/cloister-build/cloister/cas/castest"
+	"github.com/cloister-build/cloister/cas/disk"
+)
+
+// What the store itself takes back is nobody else's write.
+func TestFailedPutLeavesPlacementsValid(t *testing.T) {
+	config := disk.Config{Dir: t.TempDir()}
+	s := store(t, open(t, config), "")
+	p := place(t, s, put(t, s, 1))
+	restore := replaceOpen(t, segmentFiles(t, config.Dir, ".log")[0], "/dev/full")
+	b, _ := castest.Blob(2, 3*block)
+	if _, err := cas.PutBytes(t.Context(), s, cas.SHA256, b); !errors.Is(err, cas.ErrFull) {
+		t.Fatalf("Put: %v", err)
+	}
+	restore()
+	if !p.Valid() {
+		t.Error("the placement is invalid")
+	}
+}
+
+// An action asks often: neither question costs an allocation for each blob.
+func TestPlaceAllocates(t *testing.T) {
+	s := store(t, open(t, disk.Config{Dir: t.TempDir(), MaxBytes: 64 << 20}), "")
+	blobs := smallBlobs(0, 2000, 1000)
+	if err := errors.Join(s.PutAll(t.Context(), blobs)...); err != nil {
+		t.Fatal(err)
+	}
+	ds := make([]cas.Digest, len(blobs))
+	for i := range ds {
+		ds[i] = blobs[i].Digest
+	}
+	p := place(t, s, ds...)
+	if n := testing.AllocsPerRun(10, func() { p.Valid() }); n > 0 {
+		t.Errorf("Valid allocates %v times", n)
+	}
+	n := testing.AllocsPerRun(10, func() {
+		p, err := s.Place(t.Context(), ds)
+		if err != nil {
+			t.Fatal(err)
+		}
+		p.Release()
+	})
+	if n > 100 {
+		t.Errorf("Place allocates %v times", n)
+	}
+}

@@ -1,0 +1,417 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package disk_test
+
+import (
+	"bytes"
+	"errors"
+	"os"
+	"path/filepath"
+	"slices"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/cloister-build/cloister/cas"
+	"github.com/cloister-build/cloister/cas/castest"
+	"github.com/cloister-build/cloister/cas/disk"
+)
+
+// place places the blobs of ds, and releases them with the test.
+func place(t testing.TB, s cas.Placer, ds ...cas.Digest) cas.Placement {
+	t.Helper()
+	p, err := s.Place(t.Context(), ds)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(p.Release)
+	return p
+}
+
+// absent returns the indexes of the extents that are absent.
+func absent(p cas.Placement) (is []int) {
+	for i, e := range p.Extents() {
+		if e.File == cas.Absent {
+			is = append(is, i)
+		}
+	}
+	return is
+}
+
+// at returns the size bytes where blob i is.
+func at(t testing.TB, p cas.Placement, i, size int) []byte {
+	t.Helper()
+	b := make([]byte, size)
+	e := p.Extents()[i]
+	if _, err := p.Files()[e.File].ReadAt(b, e.Offset); err != nil {
+		t.Fatal(err)
+	}
+	return b
+}
+
+// overwrite writes b into the file at path as somebody else does, a while after the store.
+func overwrite(t testing.TB, path string, b []byte, off int) {
+	t.Helper()
+	f, err := os.OpenFile(path, os.O_WRONLY, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, err = f.WriteAt(b, int64(off))
+	later := time.Now().Add(time.Minute)
+	if err := errors.Join(err, f.Close(), os.Chtimes(path, later, later)); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func TestPlaceSaysWhatIsPacked(t *testing.T) {
+	s := store(t, open(t, disk.Config{Pack: 8 << 10, Dir: t.TempDir()}), "")
+	small, large := putSize(t, s, 1, 8<<10-1), putSize(t, s, 2, 8<<10)
+	p := place(t, s, small, large)
+	if e := p.Extents(); e[0].File != 0 || e[1].File != cas.Elsewhere || len(p.Files()) != 1 {
+		t.Errorf("got %v in %d files", e, len(p.Files()))
+	}
+	other := store(t, open(t, disk.Config{Dir: t.TempDir()}), "nothing was put here")
+	if p := place(t, other, small, cas.SHA256.Sum(nil)); p.Extents()[0].File != cas.Absent || p.Extents()[1].File != cas.Elsewhere || !p.Valid() {
+		t.Errorf("in an empty instance: got %v", p.Extents())
+	}
+}
+
+// What an earlier process left is compared with its digest, and with the zeros behind it: each blob, however they lie,
+// and damage takes no other.
+func TestPlaceVerifies(t *testing.T) {
+	const n = 400
+	config := disk.Config{Dir: t.TempDir(), MaxBytes: 64 << 20, Pack: 1 << 20}
+	var told int
+	config.Corrupt = func(string, cas.Digest, string) { told++ }
+	c := open(t, config)
+	s := store(t, c, "")
+	size := func(i int) int { return []int{100, 3000, 513, 200_000, 40_000, 1, 10_000}[i%7] + i }
+	var ds []cas.Digest
+	for i := range n {
+		ds = append(ds, putSize(t, s, byte(i), size(i)))
+		if i%5 == 0 {
+			putSize(t, s, byte(i), 20_000+i) // not asked for
+		}
+	}
+	if err := c.Close(); err != nil {
+		t.Fatal(err)
+	}
+	var want []int
+	for i := 3; i < n; i += 37 {
+		b, _ := castest.Blob(byte(i), size(i))
+		path, off := find(t, config.Dir, b)
+		if i%2 == 0 && size(i)%512 != 0 {
+			off += size(i) // what follows it
+		} else {
+			off += size(i) / 2
+		}
+		old, err := os.ReadFile(path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		overwrite(t, path, []byte{old[off] ^ 1}, off)
+		want = append(want, i)
+	}
+	c = open(t, config)
+	s = store(t, c, "")
+	p := place(t, s, append(slices.Clone(ds), ds...)...)
+	all := absent(p)
+	if got := all[:len(all)/2]; !slices.Equal(got, want) || len(all) != 2*len(want) || !p.Valid() {
+		t.Errorf("absent are %v, want %v twice; valid %v", all, want, p.Valid())
+	}
+	for i := range n {
+		if b, _ := castest.Blob(byte(i), size(i)); !slices.Contains(want, i) && !bytes.Equal(at(t, p, i, size(i)), b) {
+			t.Errorf("blob %d has other bytes", i)
+		}
+	}
+	if told != len(want) {
+		t.Errorf("told of %d damaged blobs, want %d", told, len(want))
+	}
+}
+
+// A placement holds what it says, also when its segment is removed, or the store is closed.
+func TestPlacementOutlivesItsSegment(t *testing.T) {
+	for _, how := range []string{"evicted", "moved", "closed"} {
+		t.Run(how, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				config := disk.Config{Dir: t.TempDir(), Lease: none}
+				c := open(t, config)
+				s := store(t, c, "")
+				put(t, s, 9)
+				if how == "moved" {
+					time.Sleep(10 * time.Hour)
+				}
+				b, d := castest.Blob(1, 5000)
+				putSize(t, s, 1, 5000)
+				first, p := place(t, s, d), place(t, s, d)
+				path := segmentFiles(t, config.Dir, ".data")[0]
+				switch how {
+				case "evicted":
+					time.Sleep(10 * time.Hour)
+					fallthrough
+				case "moved":
+					if _, err := c.Collect(t.Context(), disk.CollectOptions{OlderThan: time.Hour}); err != nil {
+						t.Fatal(err)
+					}
+					if exists(path) {
+						t.Fatal("the segment is still there")
+					}
+					if now := place(t, s, d); how == "moved" && (now.Extents()[0].File != 0 || !bytes.Equal(at(t, now, 0, 5000), b)) {
+						t.Error("what was moved is not placed")
+					} else if how == "evicted" && now.Extents()[0].File != cas.Absent {
+						t.Error("what was evicted is placed")
+					}
+					for i := range byte(20) { // would take the place of what is free
+						put(t, s, 100+i)
+					}
+					if got := c.Stats().HeldBytes; got != 5120+block {
+						t.Errorf("held are %d bytes", got)
+					}
+				case "closed":
+					closeStore(t, c)
+					if _, err := s.Place(t.Context(), []cas.Digest{d}); !errors.Is(err, os.ErrClosed) {
+						t.Errorf("Place of a closed store: %v", err)
+					}
+				}
+				first.Release()
+				if !p.Valid() || !bytes.Equal(at(t, p, 0, 5000), b) {
+					t.Error("the placement holds no longer")
+				}
+				f := p.Files()[0]
+				p.Release()
+				if _, err := f.Stat(); !errors.Is(err, os.ErrClosed) || p.Valid() {
+					t.Errorf("after Release: valid %v, and the file is open: %v", p.Valid(), err)
+				}
+				if got := c.Stats().HeldBytes; got != 0 {
+					t.Errorf("after Release %d bytes are held", got)
+				}
+			})
+		})
+	}
+}
+
+// Nobody but the store writes to segments. If somebody does, no placement is valid that was made before, whether the
+// store has written since or not, and the data is looked at each time from then on.
+func TestForeignWrite(t *testing.T) {
+	for _, put := range []bool{false, true} {
+		config := disk.Config{Dir: t.TempDir()}
+		c := open(t, config)
+		s := store(t, c, "")
+		var ds []cas.Digest
+		var blobs [][]byte
+		for i := range byte(3) {
+			b, d := castest.Blob(i, 2000)
+			ds, blobs = append(ds, d), append(blobs, b)
+			putSize(t, s, i, 2000)
+		}
+		before := place(t, s, ds...)
+		path, off := find(t, config.Dir, blobs[0])
+		overwrite(t, path, []byte{blobs[0][0] ^ 1}, off)
+		if put {
+			putSize(t, s, 9, 2000)
+		}
+		if before.Valid() {
+			t.Error("the placement is valid after a write of somebody else")
+		}
+		p := place(t, s, ds...)
+		if got := absent(p); !slices.Equal(got, []int{0}) || !p.Valid() || !bytes.Equal(at(t, p, 1, 2000), blobs[1]) {
+			t.Errorf("absent are %v, valid %v", got, p.Valid())
+		}
+		if before.Valid() {
+			t.Error("the placement of before is valid again")
+		}
+		// Even of one that leaves no trace.
+		fi, err := os.Stat(path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		_, off = find(t, config.Dir, blobs[1])
+		overwrite(t, path, []byte{blobs[1][0] ^ 1}, off)
+		if err := os.Chtimes(path, fi.ModTime(), fi.ModTime()); err != nil {
+			t.Fatal(err)
+		}
+		if got := absent(place(t, s, ds...)); !slices.Equal(got, []int{0, 1}) {
+			t.Errorf("then absent are %v", got)
+		}
+	}
+}
+
+// What is not there is not placed: an image would show zeros in its place.
+func TestPlaceInShortSegment(t *testing.T) {
+	config := disk.Config{Dir: t.TempDir()}
+	s := store(t, open(t, config), "")
+	ds := []cas.Digest{put(t, s, 1), putSize(t, s, 2, 700)}
+	before := place(t, s, ds...)
+	if err := os.Truncate(segmentFiles(t, config.Dir, ".data")[0], block+700); err != nil {
+		t.Fatal(err)
+	}
+	if before.Valid() {
+		t.Error("the placement is valid after its file was cut")
+	}
+	if got := absent(place(t, s, ds...)); !slices.Equal(got, []int{1}) {
+		t.Errorf("absent are %v", got)
+	}
+}
+
+// Another file by the name of a segment is not the one that the store writes and reads.
+func TestPlaceInReplacedSegment(t *testing.T) {
+	config := disk.Config{Dir: t.TempDir()}
+	s := store(t, open(t, config), "")
+	d := put(t, s, 1)
+	path, other := segmentFiles(t, config.Dir, ".data")[0], filepath.Join(config.Dir, "other")
+	fi, err := os.Stat(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	write(t, other, string(make([]byte, block)))
+	if err := errors.Join(os.Chtimes(other, fi.ModTime(), fi.ModTime()), os.Rename(other, path)); err != nil {
+		t.Fatal(err)
+	}
+	if p, err := s.Place(t.Context(), []cas.Digest{d}); err == nil {
+		t.Errorf("got %v", p.Extents())
+	}
+}
+
+// Damage, by whomever it is found, ends the placements of its segment.
+func TestDamageEndsPlacements(t *testing.T) {
+	for name, discover := range map[string]func(*disk.Cache, *disk.Store, cas.Digest) error{
+		"Open": func(_ *disk.Cache, s *disk.Store, d cas.Digest) error {
+			_, err := s.Open(t.Context(), d, 0)
+			return err
+		},
+		"Verify": func(c *disk.Cache, _ *disk.Store, _ cas.Digest) error {
+			_, err := c.Verify(t.Context(), disk.VerifyOptions{})
+			return err
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			config := disk.Config{Dir: t.TempDir()}
+			c := open(t, config)
+			s := store(t, c, "")
+			d, kept := put(t, s, 1), put(t, s, 2)
+			p := place(t, s, d, kept)
+			path := segmentFiles(t, config.Dir, ".data")[0]
+			fi, err := os.Stat(path)
+			if err != nil {
+				t.Fatal(err)
+			}
+			b, _ := castest.Blob(1, block)
+			damageBlob(t, config.Dir, b)
+			// The disk did it, and not by a write.
+			if err := os.Chtimes(path, fi.ModTime(), fi.ModTime()); err != nil {
+				t.Fatal(err)
+			}
+			if !p.Valid() {
+				t.Fatal("invalid before anybody has looked")
+			}
+			if err := discover(c, s, d); err != nil && !errors.Is(err, cas.ErrCorrupt) {
+				t.Fatal(err)
+			}
+			if p.Valid() {
+				t.Error("the placement is still valid")
+			}
+			if p := place(t, s, d, kept); !slices.Equal(absent(p), []int{0}) || !p.Valid() {
+				t.Errorf("absent are %v, valid %v", absent(p), p.Valid())
+			}
+		})
+	}
+}
+
+// While others put, evict and move, what is placed is right and stays so.
+func TestPlaceConcurrently(t *testing.T) {
+	c := open(t, disk.Config{Dir: t.TempDir(), MaxBytes: 600 << 10, Lease: none})
+	s := store(t, c, "")
+	var group sync.WaitGroup
+	for w := range 3 {
+		group.Go(func() {
+			for i := range 60 {
+				var ds []cas.Digest
+				var blobs [][]byte
+				for j := range byte(10) {
+					b, d := castest.Blob(byte(5*i)+j, 3000+w)
+					if _, err := cas.PutBytes(t.Context(), s, cas.SHA256, b); err != nil {
+						t.Error(err)
+					}
+					ds, blobs = append(ds, d), append(blobs, b)
+				}
+				p, err := s.Place(t.Context(), ds)
+				if err != nil {
+					t.Error(err)
+					return
+				}
+				if i%10 == 0 {
+					if _, err := c.Collect(t.Context(), disk.CollectOptions{MaxBytes: 100 << 10}); err != nil {
+						t.Error(err)
+					}
+				}
+				for j, e := range p.Extents() {
+					if e.File >= 0 && !bytes.Equal(at(t, p, j, len(blobs[j])), blobs[j]) {
+						t.Errorf("blob %d has other bytes", j)
+					}
+				}
+				if !p.Valid() {
+					t.Error("the placement is invalid")
+				}
+				p.Release()
+			}
+		})
+	}
+	group.Wait()
+	if got := c.Stats().HeldBytes; got != 0 {
+		t.Errorf("%d bytes are held by nobody", got)
+	}
+}
+
+// Of 2,000 small blobs: placed when all are known, for the first time in a process, and whether that still holds.
+func BenchmarkPlace(b *testing.B) {
+	config := disk.Config{Dir: b.TempDir(), MaxBytes: 64 << 30}
+	blobs := smallBlobs(0, 2000, 4096)
+	c := open(b, config)
+	s := store(b, c, "")
+	if err := errors.Join(s.PutAll(b.Context(), blobs)...); err != nil {
+		b.Fatal(err)
+	}
+	ds := make([]cas.Digest, len(blobs))
+	for i := range ds {
+		ds[i] = blobs[i].Digest
+	}
+	b.Run("known", func(b *testing.B) {
+		b.ReportAllocs()
+		for b.Loop() {
+			p, err := s.Place(b.Context(), ds)
+			if err != nil {
+				b.Fatal(err)
+			}
+			p.Release()
+		}
+	})
+	b.Run("missing", func(b *testing.B) {
+		for b.Loop() {
+			missing(b, s, ds...)
+		}
+	})
+	b.Run("valid", func(b *testing.B) {
+		p := place(b, s, ds...)
+		for b.Loop() {
+			p.Valid()
+		}
+	})
+	if err := c.Close(); err != nil {
+		b.Fatal(err)
+	}
+	b.Run("first", func(b *testing.B) {
+		for b.Loop() {
+			b.StopTimer()
+			c := open(b, config)
+			s := store(b, c, "")
+			b.StartTimer()
+			place(b, s, ds...).Release()
+			b.StopTimer()
+			if err := c.Close(); err != nil {
+				b.Fatal(err)
+			}
+			b.StartTimer()
+		}
+	})
+}
