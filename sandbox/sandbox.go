@@ -55,6 +55,22 @@ type Workspace interface {
 	Close() error
 }
 
+// An Imager is an optional ability of a Backend: to have inputs lie in images.
+type Imager interface {
+	// Mount mounts the EROFS image in a file, whose chunks lie in devices, for runs alone, which cannot write to it.
+	// The files remain the caller's, which may close them; nobody may change what the image uses of them until
+	// the Mount is closed. ErrUnsupported says that this host cannot do it.
+	Mount(ctx context.Context, image *os.File, devices []*os.File) (Mount, error)
+}
+
+// A Mount is an image that is mounted.
+type Mount interface {
+	// Name is what Input.Image says to mean this mount.
+	Name() string
+	// Close ends it, once no run uses it any more.
+	Close() error
+}
+
 // Stdio is where a run's output goes. Its stdin is empty. A nil writer discards.
 type Stdio struct {
 	Stdout, Stderr io.Writer

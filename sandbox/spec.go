@@ -49,6 +49,8 @@ type Input struct {
 	// Content names the bytes, by digest or as "host", in the Spec's text.
 	Content string
 	Source  string // a path of this host, or, relative, of the workspace
+	// Image, if not "", names the Mount that Source is relative to instead, "." being its root.
+	Image string
 }
 
 // An Output is a directory that may be written.
@@ -112,6 +114,12 @@ func (s *Spec) Validate() error {
 	for _, in := range s.Inputs {
 		if err := target("input", in.Target); err != nil {
 			return err
+		}
+		if in.Image != "" {
+			if in.Source != "." && !local(in.Source) {
+				return bad("input %s has the source %q, which is not inside an image", in.Target, in.Source)
+			}
+			continue
 		}
 		if path.IsAbs(in.Source) {
 			continue

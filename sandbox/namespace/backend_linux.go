@@ -39,13 +39,22 @@ type Backend struct {
 	free   []*slot      // the one that was used longest ago first: it has had the time to prepare itself
 	wanted *sync.Cond   // a slot was given back
 	open   map[string]*workspace
+
+	mounted atomic.Int64 // images there have been
+	images  sync.Map     // of *image, by name
+	filters sync.Map     // encoded, by seccomp.Config
 }
 
-// A slot is what one run at a time has for itself: a thread of the zygote and a control group.
+// A slot is what one run at a time has for itself: a child of the zygote and a control group.
 type slot struct {
 	number int
-	life   int // of the zygote that knows it
-	group  *cgroup.Group
+	sock   int // of the process; -1 while there is none
+	life   int // of the zygote that started it
+	// base is what it has ready, and untouched says that its last run left the network as it was.
+	base      *zygote.Base
+	untouched bool
+	ready     bool // it has said that it is
+	group     *cgroup.Group
 	// last is the workspace of its last run, or nil. As long as it is open, what the run left there counts as
 	// memory of the slot's group.
 	last *workspace
@@ -101,6 +110,17 @@ func (b *Backend) drop() {
 	b.proc.Kill()
 	b.proc.Wait()
 	b.sock = -1
+	for _, s := range b.free {
+		s.drop()
+	}
+}
+
+// drop forgets the process, which ends.
+func (s *slot) drop() {
+	if s.sock >= 0 {
+		unix.Close(s.sock)
+	}
+	s.sock, s.base, s.untouched, s.ready = -1, nil, false, false
 }
 
 // start starts the zygote if there is none. b.mu is held.
@@ -108,9 +128,10 @@ func (b *Backend) start() error {
 	if b.closed {
 		return errClosed
 	}
-	if b.sock >= 0 {
+	if b.sock >= 0 && !hungUp(b.sock) {
 		return nil
 	}
+	b.drop()
 	if b.groups == nil && b.config.has(Cgroups) {
 		var err error
 		if b.groups, err = cgroup.Open(); err != nil {
@@ -124,6 +145,13 @@ func (b *Backend) start() error {
 	b.proc, b.sock = proc, sock
 	b.life++
 	return nil
+}
+
+// hungUp reports whether the other end of a socket was closed.
+func hungUp(sock int) bool {
+	poll := []unix.PollFd{{Fd: int32(sock)}}
+	n, err := unix.Poll(poll, 0)
+	return err == nil && n == 1
 }
 
 // request sends one packet to the zygote and, if answer, returns the descriptor of its reply, or -1.
@@ -168,74 +196,177 @@ func (b *Backend) requestLocked(req []byte, answer bool, fds ...int) (int, error
 	return -1, fmt.Errorf("the zygote does not answer: %w", err)
 }
 
-// launch hands a run to its slot. It fails with errLostSlot if the zygote is not the one that knows the slot.
-func (b *Backend) launch(s *slot, fds []int) error {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	if b.closed {
-		return errClosed
+// await returns when the slot is ready, with errLostSlot if it is gone.
+func (s *slot) await() error {
+	if s.ready {
+		return nil
 	}
-	if b.sock < 0 || s.life != b.life {
+	packet, _, err := zygote.Receive(s.sock)
+	if errors.Is(err, os.ErrClosed) || errors.Is(err, unix.ECONNRESET) {
+		s.drop()
 		return errLostSlot
 	}
-	err := zygote.Send(b.sock, append([]byte{zygote.ReqRun}, strconv.Itoa(s.number)...), fds...)
+	if err == nil && len(packet) != 1 {
+		err = fmt.Errorf("it says %q", packet)
+	}
+	if err != nil {
+		s.drop()
+		return fmt.Errorf("slot: %w", err)
+	}
+	s.ready = true
+	return nil
+}
+
+// launch hands a run to the slot, which is ready, with descriptors. It fails with errLostSlot if the slot is gone.
+func (s *slot) launch(p *zygote.Plan, control int, streams []int, more []int) error {
+	base := p.Base
+	if base.Own {
+		s.base = nil
+	} else if s.base != nil && s.base.Equal(base) {
+		p.Base = nil
+	}
+	p.SameNetwork = s.untouched
+	text, err := p.Append([]byte{zygote.ReqRun})
+	if err != nil {
+		return err
+	}
+	var fds []int
+	if len(text) > zygote.MaxPacket {
+		file, err := memory(text[1:])
+		if err != nil {
+			return err
+		}
+		defer unix.Close(file)
+		fds, text = append(fds, file), []byte{zygote.ReqFile}
+	}
+	fds = append(append(append(fds, control), streams...), more...)
+	err = zygote.Send(s.sock, text, fds...)
+	s.base, s.untouched, s.ready = base, false, false
+	if base.Own {
+		s.base = nil
+	}
 	if errors.Is(err, unix.EPIPE) || errors.Is(err, unix.ECONNRESET) {
-		b.drop()
+		s.drop()
 		return errLostSlot
 	}
 	if err != nil {
-		return fmt.Errorf("zygote: %w", err)
+		s.base = nil
+		return fmt.Errorf("slot: %w", err)
 	}
 	return nil
 }
 
+// memory returns the descriptor of a file in memory that holds text.
+func memory(text []byte) (int, error) {
+	fd, err := unix.MemfdCreate("plan", unix.MFD_CLOEXEC)
+	if err != nil {
+		return -1, fmt.Errorf("plan: %w", err)
+	}
+	for len(text) > 0 {
+		n, err := unix.Write(fd, text)
+		if err != nil {
+			unix.Close(fd)
+			return -1, fmt.Errorf("plan: %w", err)
+		}
+		text = text[n:]
+	}
+	return fd, nil
+}
+
+// leaveNetwork has the slot's next run get another network, and returns how many packets found no route in this one.
+func (s *slot) leaveNetwork() (noRoute int64, err error) {
+	var packet []byte
+	if err = s.await(); err == nil {
+		err = zygote.Send(s.sock, []byte{zygote.ReqNetwork})
+	}
+	if err == nil {
+		s.ready = false
+		packet, _, err = zygote.Receive(s.sock)
+	}
+	var t zygote.Traffic
+	if err == nil {
+		err = json.Unmarshal(packet, &t)
+	}
+	if err != nil {
+		s.drop()
+		return 0, fmt.Errorf("network of the run: %w", err)
+	}
+	s.untouched = true
+	return t.NoRoute, nil
+}
+
 var errClosed = errors.New("the sandbox is closed")
 
-// errLostSlot says that the zygote died since it made the slot.
-var errLostSlot = errors.New("the zygote died")
+// errLostSlot says that the slot died since it was last used.
+var errLostSlot = errors.New("the slot died")
 
-// take returns a slot that the caller has for itself until it gives it back. It waits if there are none left.
-func (b *Backend) take() (*slot, error) {
+// take returns a slot that the caller has for itself until it gives it back, one that has base ready if there is one. It
+// waits if there are none left.
+func (b *Backend) take(base *zygote.Base) (*slot, error) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	if err := b.start(); err != nil {
 		return nil, err
 	}
-	s, err := b.pick()
+	s, err := b.pick(base)
 	if err != nil {
 		return nil, err
 	}
-	if s.life == b.life && b.sock >= 0 {
-		b.busy++
-		return s, nil
-	}
-	var fds []int
-	if s.group != nil {
-		_, tasks := s.group.Join()
-		for _, f := range tasks {
-			fds = append(fds, int(f.Fd()))
+	if s.life != b.life || s.sock < 0 || b.sock < 0 || hungUp(s.sock) {
+		if err := b.startSlot(s); err != nil {
+			b.free = append(b.free, s)
+			b.wanted.Signal()
+			return nil, err
 		}
 	}
-	want, err := json.Marshal(zygote.Slot{Number: s.number, Nested: !b.config.has(NoNesting)})
-	if err == nil {
-		_, err = b.requestLocked(append([]byte{zygote.ReqSlot}, want...), true, fds...)
-	}
-	if err != nil {
-		b.free = append(b.free, s)
-		b.wanted.Signal()
-		return nil, err
-	}
-	s.life = b.life
 	b.busy++
 	return s, nil
 }
 
+// startSlot starts the process of a slot. b.mu is held.
+func (b *Backend) startSlot(s *slot) error {
+	s.drop()
+	want := zygote.Slot{Number: s.number, Nested: !b.config.has(NoNesting), Attached: b.config.attached}
+	var fds []int
+	if s.group != nil {
+		dir, tasks := s.group.Join()
+		if want.Cgroup = dir >= 0; want.Cgroup {
+			fds = append(fds, dir)
+		}
+		for _, f := range tasks {
+			fds = append(fds, int(f.Fd()))
+		}
+		want.Tasks = len(tasks)
+	}
+	text, err := json.Marshal(want)
+	if err != nil {
+		return err
+	}
+	sock, err := b.requestLocked(append([]byte{zygote.ReqSlot}, text...), true, fds...)
+	if err != nil {
+		return err
+	}
+	// A slot that does not answer must not hang the worker.
+	for _, option := range []int{unix.SO_RCVTIMEO, unix.SO_SNDTIMEO} {
+		if err := unix.SetsockoptTimeval(sock, unix.SOL_SOCKET, option, &unix.Timeval{Sec: answerTime}); err != nil {
+			unix.Close(sock)
+			return fmt.Errorf("slot: %w", err)
+		}
+	}
+	s.sock, s.life, s.ready = sock, b.life, true
+	return nil
+}
+
 // pick returns a slot in which a run has all of its memory, if there can be one. b.mu is held.
-func (b *Backend) pick() (*slot, error) {
+func (b *Backend) pick(base *zygote.Base) (*slot, error) {
 	for len(b.free) == 0 && b.made == zygote.MaxSlots && !b.closed {
 		b.wanted.Wait()
 	}
-	i := slices.IndexFunc(b.free, func(s *slot) bool { return s.last == nil || b.open[s.last.name] != s.last })
+	empty := func(s *slot) bool { return s.last == nil || b.open[s.last.name] != s.last }
+	i := slices.IndexFunc(b.free, func(s *slot) bool { return empty(s) && s.base != nil && s.base.Equal(base) })
+	if i < 0 {
+		i = slices.IndexFunc(b.free, empty)
+	}
 	if i < 0 && b.made < zygote.MaxSlots {
 		return b.newSlot()
 	}
@@ -249,7 +380,7 @@ func (b *Backend) pick() (*slot, error) {
 
 // newSlot makes a slot, never one without the control group that it is to have. b.mu is held.
 func (b *Backend) newSlot() (*slot, error) {
-	s := &slot{number: b.made}
+	s := &slot{number: b.made, sock: -1}
 	if b.groups != nil && b.groups.Mode() != cgroup.None {
 		var err error
 		if s.group, err = b.groups.New("slot" + strconv.Itoa(s.number)); err != nil {
@@ -265,6 +396,9 @@ func (b *Backend) give(s *slot, workspace string) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	s.last = b.open[workspace]
+	if b.closed || b.sock < 0 {
+		s.drop()
+	}
 	b.free = append(b.free, s)
 	b.busy--
 	b.wanted.Broadcast()
@@ -272,11 +406,8 @@ func (b *Backend) give(s *slot, workspace string) {
 
 // Workspace returns a new detached tmpfs.
 func (b *Backend) Workspace(_ context.Context, bytes, files int64) (sandbox.Workspace, error) {
-	room, err := json.Marshal(zygote.Room{Bytes: bytes, Files: files})
-	if err != nil {
-		return nil, err
-	}
-	fd, err := b.request(append([]byte{zygote.ReqWorkspace}, room...), true)
+	room := zygote.Room{Bytes: bytes, Files: files}
+	fd, err := b.newWorkspace(room)
 	if err != nil {
 		return nil, fmt.Errorf("workspace: %w", err)
 	}
@@ -289,6 +420,53 @@ func (b *Backend) Workspace(_ context.Context, bytes, files int64) (sandbox.Work
 	defer b.mu.Unlock()
 	b.open[w.name] = w
 	return w, nil
+}
+
+// newWorkspace returns the descriptor of a workspace, by way of the zygote if this process may not mount.
+func (b *Backend) newWorkspace(room zygote.Room) (int, error) {
+	if !b.rootless {
+		return zygote.NewWorkspace(room)
+	}
+	text, err := json.Marshal(room)
+	if err != nil {
+		return -1, err
+	}
+	return b.request(append([]byte{zygote.ReqWorkspace}, text...), true)
+}
+
+// copiesDetached is asked of the kernel once.
+var copiesDetached = sync.OnceValue(zygote.CopiesDetached)
+
+// Mount mounts an image, detached.
+func (b *Backend) Mount(_ context.Context, file *os.File, devices []*os.File) (sandbox.Mount, error) {
+	if b.rootless {
+		return nil, fmt.Errorf("%w: an ordinary user cannot mount an EROFS image", sandbox.ErrUnsupported)
+	}
+	if b.config.attached || !copiesDetached() {
+		// Attached in one run it could be in no other.
+		return nil, fmt.Errorf("%w: this kernel copies no mount that is attached nowhere (Linux 6.15 does)", sandbox.ErrUnsupported)
+	}
+	fd, err := zygote.NewImage(file, devices)
+	if err != nil {
+		return nil, fmt.Errorf("image: %w", err)
+	}
+	m := &image{b: b, fd: fd, name: fmt.Sprintf("image/%d", b.mounted.Add(1))}
+	b.images.Store(m.name, m)
+	return m, nil
+}
+
+// An image is a detached mount.
+type image struct {
+	b    *Backend
+	fd   int
+	name string
+}
+
+func (m *image) Name() string { return m.name }
+
+func (m *image) Close() error {
+	m.b.images.Delete(m.name)
+	return unix.Close(m.fd)
 }
 
 // A workspace is a detached mount: it has no path but those of the descriptors that hold it.

@@ -24,3 +24,9 @@ func (b *Backend) Slots() int {
 	defer b.mu.Unlock()
 	return b.made
 }
+
+// NewAttached is New of a backend that does as on a kernel that copies only mounts that are attached.
+func NewAttached(c Config) *Backend {
+	c.attached = true
+	return New(c)
+}

@@ -8,6 +8,7 @@ import (
 	"net/netip"
 	"slices"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/cloister-build/cloister/sandbox"
@@ -68,11 +69,23 @@ func (b *Backend) conditions(spec *sandbox.Spec, can cgroup.Ability, terminal bo
 			watch = seccomp.WatchFull
 		}
 		c.watched = watch != seccomp.WatchOff
-		c.filter = encode(seccomp.Program(seccomp.Config{Listen: spec.Network.Listen, Watch: watch}))
-		c.reaper = encode(seccomp.Reaper())
+		c.filter = b.filter(seccomp.Config{Listen: spec.Network.Listen, Watch: watch})
+		c.reaper = reaper()
 	}
 	return c
 }
+
+// filter returns the filter of a run as bytes.
+func (b *Backend) filter(c seccomp.Config) []byte {
+	if f, ok := b.filters.Load(c); ok {
+		return f.([]byte)
+	}
+	f, _ := b.filters.LoadOrStore(c, encode(seccomp.Program(c)))
+	return f.([]byte)
+}
+
+// reaper returns that of pid 1.
+var reaper = sync.OnceValue(func() []byte { return encode(seccomp.Reaper()) })
 
 // encode returns a program as bytes.
 func encode(program []unix.SockFilter) []byte {
@@ -200,11 +213,19 @@ func (r *run) account(res *sandbox.Result) error {
 		}
 	}
 	r.full(res)
+	untouched := false
 	if r.recorder != nil {
 		r.recorder.Stop()
 		events, unrecorded, opened := r.recorder.Seen()
 		res.Events = append(res.Events, events...)
 		res.Unrecorded, res.Opened = unrecorded, opened
+		untouched = !r.recorder.Networked() && r.gate == nil
+	}
+	if r.slot.untouched = untouched; !untouched {
+		var err error
+		if u.PacketsRefused, err = r.slot.leaveNetwork(); err != nil {
+			return err
+		}
 	}
 	if r.gate != nil {
 		res.Events = append(res.Events, r.gate.close()...)

@@ -17,7 +17,7 @@
 //
 // And whoever runs it is told what it tried beyond that.
 //
-// The processes that do it are described in package zygote. The worker itself mounts nothing.
+// The processes that do it are described in package zygote. The worker itself attaches no mount anywhere.
 package namespace
 
 import (
@@ -41,6 +41,8 @@ type Config struct {
 	// Source maps directories of a run to directories of this host in which, if a run is audited in full,
 	// what it misses is looked for, so that it can be told where it is. Nothing there is opened.
 	Source map[string]string
+
+	attached bool // see zygote.Slot; for tests
 }
 
 func (c *Config) has(l Layer) bool { return !slices.Contains(c.Without, l) }
@@ -69,4 +71,7 @@ const (
 // "namespaces".
 var NamespacesOnly = []Layer{Seccomp, Landlock, Witness}
 
-var _ sandbox.Backend = (*Backend)(nil)
+var (
+	_ sandbox.Backend = (*Backend)(nil)
+	_ sandbox.Imager  = (*Backend)(nil)
+)

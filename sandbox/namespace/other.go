@@ -7,6 +7,7 @@ package namespace
 import (
 	"context"
 	"fmt"
+	"os"
 	"runtime"
 
 	"github.com/cloister-build/cloister/sandbox"
@@ -36,6 +37,11 @@ func (*Backend) Run(context.Context, *sandbox.Spec, sandbox.Stdio) (*sandbox.Res
 
 // Workspace returns ErrUnsupported.
 func (*Backend) Workspace(context.Context, int64, int64) (sandbox.Workspace, error) {
+	return nil, unsupported()
+}
+
+// Mount returns ErrUnsupported.
+func (*Backend) Mount(context.Context, *os.File, []*os.File) (sandbox.Mount, error) {
 	return nil, unsupported()
 }
 

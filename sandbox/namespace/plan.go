@@ -58,16 +58,11 @@ type conditions struct {
 
 func (c *conditions) has(l Layer) bool { return !slices.Contains(c.without, l) }
 
-// plan turns a valid spec into what the zygote does. It decides everything and touches nothing: the same
-// spec under the same conditions gives the same plan on every host.
-func plan(spec *sandbox.Spec, c *conditions) *zygote.Plan {
-	p := &zygote.Plan{
-		Args:             spec.Args,
-		Env:              spec.Env,
-		Dir:              spec.Dir,
+// plan turns a valid spec into what the slot does, and names the images that it speaks of. It decides everything and
+// touches nothing: the same spec under the same conditions gives the same plan on every host.
+func plan(spec *sandbox.Spec, c *conditions) (p *zygote.Plan, images []string) {
+	b := &zygote.Base{
 		Loopback:         spec.Network.Loopback,
-		Workspace:        spec.Workspace != "",
-		Terminal:         c.terminal,
 		HostNetwork:      !c.has(NetNamespace),
 		HostIPC:          !c.has(IPCNamespace),
 		KeepCapabilities: !c.has(Capabilities),
@@ -77,10 +72,19 @@ func plan(spec *sandbox.Spec, c *conditions) *zygote.Plan {
 		Landlock:         c.landlock,
 		ProcOptions:      "subset=pid,hidepid=invisible",
 		WritableRoot:     !c.has(ReadOnly),
-		Rlimits:          rlimits(&spec.Limits, c),
+		Own:              !c.has(ReadOnly),
+	}
+	p = &zygote.Plan{
+		Base:      b,
+		Args:      spec.Args,
+		Env:       spec.Env,
+		Dir:       spec.Dir,
+		Workspace: spec.Workspace != "",
+		Terminal:  c.terminal,
+		Rlimits:   rlimits(&spec.Limits, c),
 	}
 	if !c.has(ProcSubset) {
-		p.ProcOptions = ""
+		b.ProcOptions = ""
 	}
 	hosts := reach(spec.Network.Allow, p)
 	attrs := func(a uint64) uint64 {
@@ -93,11 +97,11 @@ func plan(spec *sandbox.Spec, c *conditions) *zygote.Plan {
 		return a
 	}
 	add := func(kind zygote.OpKind, target, source string, a uint64) {
-		p.Ops = append(p.Ops, zygote.Op{Kind: kind, Target: target, Source: source, Attrs: attrs(a)})
+		b.Ops = append(b.Ops, zygote.Op{Kind: kind, Target: target, Source: source, Attrs: attrs(a)})
 	}
-	temp := func(target string, bytes int64, a uint64) {
-		p.Ops = append(p.Ops, zygote.Op{Kind: zygote.OpTmpfs, Target: target, Bytes: bytes, Attrs: attrs(a)})
+	temp := func(target string, bytes int64, a uint64) zygote.Op {
 		p.Writable = append(p.Writable, target)
+		return zygote.Op{Kind: zygote.OpTmpfs, Target: target, Bytes: bytes, Attrs: attrs(a)}
 	}
 	nodes := slices.Clone(devices)
 	if c.terminal {
@@ -110,33 +114,74 @@ func plan(spec *sandbox.Spec, c *conditions) *zygote.Plan {
 	add(zygote.OpSymlink, "/dev/stdin", "/proc/self/fd/0", 0)
 	add(zygote.OpSymlink, "/dev/stdout", "/proc/self/fd/1", 0)
 	add(zygote.OpSymlink, "/dev/stderr", "/proc/self/fd/2", 0)
-	temp("/dev/shm", shmBytes, noSetuid|noDevice|noExec)
+	b.Temps = append(b.Temps, temp("/dev/shm", shmBytes, noSetuid|noDevice|noExec))
 	add(zygote.OpFile, "/etc/passwd", fmt.Sprintf("root:x:0:0:root:/:/bin/sh\nbuild:x:%d:%d:build:/tmp:/bin/sh\nnobody:x:65534:65534:nobody:/:/bin/false\n", zygote.UID, zygote.GID), 0)
 	add(zygote.OpFile, "/etc/group", fmt.Sprintf("root:x:0:\nbuild:x:%d:\nnogroup:x:65534:\n", zygote.GID), 0)
 	add(zygote.OpFile, "/etc/hosts", "127.0.0.1 localhost "+zygote.Hostname+"\n::1 localhost "+zygote.Hostname+"\n"+hosts, 0)
 	add(zygote.OpFile, "/etc/nsswitch.conf", "passwd: files\ngroup: files\nhosts: files\n", 0)
 
-	// What lies inside something else comes after it, since a parent sorts before its children.
-	first := len(p.Ops)
+	var ops []zygote.Op
+	numbers := map[string]int{}
 	for _, in := range spec.Inputs {
-		add(zygote.OpBind, in.Target, in.Source, readOnly|noSetuid|noDevice)
+		op := zygote.Op{Kind: zygote.OpBind, Target: in.Target, Source: in.Source, Attrs: attrs(readOnly | noSetuid | noDevice)}
+		if in.Image != "" {
+			if numbers[in.Image] == 0 {
+				images = append(images, in.Image)
+				numbers[in.Image] = len(images)
+			}
+			op.Image = numbers[in.Image]
+		}
+		ops = append(ops, op)
 	}
 	for _, out := range spec.Outputs {
-		add(zygote.OpBind, out.Target, out.Source, noSetuid|noDevice)
+		ops = append(ops, zygote.Op{Kind: zygote.OpBind, Target: out.Target, Source: out.Source, Attrs: attrs(noSetuid | noDevice)})
 		p.Writable = append(p.Writable, out.Target)
 	}
 	for _, t := range spec.Temp {
-		temp(t.Target, t.Bytes, noSetuid|noDevice)
+		ops = append(ops, temp(t.Target, t.Bytes, noSetuid|noDevice))
 	}
 	for _, dir := range c.hidden {
-		if slices.ContainsFunc(spec.Inputs, func(in sandbox.Input) bool { return in.Source == dir || strings.HasPrefix(in.Source, dir+"/") }) {
-			p.Hidden = append(p.Hidden, dir)
+		if slices.ContainsFunc(spec.Inputs, func(in sandbox.Input) bool { return within(in.Source, dir) }) {
+			b.Hidden = append(b.Hidden, dir)
 		}
 	}
-	slices.SortStableFunc(p.Ops[first:], func(a, b zygote.Op) int { return strings.Compare(a.Target, b.Target) })
+	// What lies inside something else comes after it, since a parent sorts before its children.
+	slices.SortStableFunc(ops, func(a, b zygote.Op) int { return strings.Compare(a.Target, b.Target) })
+	split(p, ops)
 	slices.Sort(p.Writable)
-	return p
+	return p, images
 }
+
+// split divides ops between the plan and its base: what is the same for many runs is the base's.
+func split(p *zygote.Plan, ops []zygote.Op) {
+	b := p.Base
+	var mine []string // targets in the plan
+	for _, o := range ops {
+		over := slices.ContainsFunc(mine, func(dir string) bool { return within(o.Target, dir) })
+		hidden := slices.ContainsFunc(b.Hidden, func(dir string) bool { return within(o.Source, dir) })
+		switch {
+		case o.Kind == zygote.OpTmpfs && !over:
+			b.Temps = append(b.Temps, o)
+			continue
+		case o.Kind == zygote.OpBind && !over && !hidden && o.Image == 0 && strings.HasPrefix(o.Source, "/"):
+			b.Ops = append(b.Ops, o)
+			continue
+		}
+		p.Ops = append(p.Ops, o)
+		if over {
+			continue
+		}
+		mine = append(mine, o.Target)
+		if slices.Contains(p.Writable, o.Target) { // an output, and so a directory
+			b.Points = append(b.Points, o.Target)
+		} else {
+			b.Own = true // it remains to be seen what it is
+		}
+	}
+}
+
+// within reports whether p is dir or lies below it.
+func within(p, dir string) bool { return p == dir || strings.HasPrefix(p, dir+"/") }
 
 // rlimits are the limits of each process, and of a run where nothing else counts its processes.
 func rlimits(l *sandbox.Limits, c *conditions) []zygote.Rlimit {

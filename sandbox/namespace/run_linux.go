@@ -38,29 +38,51 @@ func (b *Backend) try(ctx context.Context, spec *sandbox.Spec, std sandbox.Stdio
 	if err := ctx.Err(); err != nil {
 		return nil, err
 	}
-	s, err := b.take()
+	b.mu.Lock()
+	err := b.start() // which finds out what control groups can do
+	b.mu.Unlock()
 	if err != nil {
 		return nil, err
 	}
-	defer b.give(s, spec.Workspace)
 	can := b.can()
 	features := b.enforced(can)
 	if err := features.Covers(spec); err != nil {
 		return nil, err
 	}
+	p, images := plan(spec, b.conditions(spec, can, std.Terminal != nil))
+	identify(p.Base)
+	s, err := b.take(p.Base)
+	if err != nil {
+		return nil, err
+	}
+	defer b.give(s, spec.Workspace)
 	r := &run{spec: spec, slot: s, source: b.config.Source, control: -1, init: -1}
 	defer r.close()
+	if err := s.await(); err != nil {
+		return nil, err
+	}
 	if err := r.limit(can); err != nil {
 		return nil, err
 	}
-	if err := r.open(plan(spec, b.conditions(spec, can, std.Terminal != nil)), std); err != nil {
+	if err := r.begin(b, p, images, std); err != nil {
 		return nil, err
 	}
-	if err := b.launch(s, r.theirs); err != nil {
-		return nil, err
+	res, err := r.watch(ctx)
+	if err != nil {
+		s.base = nil // perhaps the slot could not make it
 	}
-	r.handOver()
-	return r.watch(ctx)
+	return res, err
+}
+
+// identify says in a base what its sources are now: a template keeps what it was made of, whatever becomes of the name.
+func identify(base *zygote.Base) {
+	for i := range base.Ops {
+		o := &base.Ops[i]
+		var st unix.Stat_t
+		if o.Kind == zygote.OpBind && unix.Stat(o.Source, &st) == nil { // what is absent the slot complains of
+			o.Device, o.Inode = uint64(st.Dev), uint64(st.Ino)
+		}
+	}
 }
 
 // A run is the worker's side of one run: descriptors, and the goroutines that serve it.
@@ -68,7 +90,7 @@ type run struct {
 	spec    *sandbox.Spec
 	slot    *slot
 	source  map[string]string // see Config
-	theirs  []int             // sent to the zygote, in the order of its protocol
+	theirs  []int             // sent to the slot, and then closed
 	control int               // the worker's end
 	init    int               // of pid 1, as soon as the command has started
 	copying sync.WaitGroup
@@ -85,28 +107,8 @@ type run struct {
 	fullTemps []string // temporary directories that had no room left at the end
 }
 
-// open makes everything that the zygote is handed.
-func (r *run) open(p *zygote.Plan, std sandbox.Stdio) error {
-	if r.slot.group != nil {
-		dir, _ := r.slot.group.Join()
-		p.Cgroup = dir >= 0
-	}
-	text, err := json.Marshal(p)
-	if err != nil {
-		return err
-	}
-	fd, err := unix.MemfdCreate("plan", unix.MFD_CLOEXEC)
-	if err != nil {
-		return fmt.Errorf("plan: %w", err)
-	}
-	r.theirs = append(r.theirs, fd)
-	for n := 0; n < len(text); {
-		m, err := unix.Write(fd, text[n:])
-		if err != nil {
-			return fmt.Errorf("plan: %w", err)
-		}
-		n += m
-	}
+// begin hands the run to its slot.
+func (r *run) begin(b *Backend, p *zygote.Plan, images []string, std sandbox.Stdio) error {
 	sv, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_CLOEXEC, 0)
 	if err != nil {
 		return fmt.Errorf("control socket: %w", err)
@@ -116,21 +118,30 @@ func (r *run) open(p *zygote.Plan, std sandbox.Stdio) error {
 	if err := r.streams(std); err != nil {
 		return err
 	}
+	streams := r.theirs[1:]
+	var more []int
 	if p.Workspace {
 		fd, err := unix.Open(r.spec.Workspace, unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
 		if err != nil {
 			return fmt.Errorf("workspace %s: %w", r.spec.Workspace, err)
 		}
 		r.theirs = append(r.theirs, fd)
+		more = append(more, fd)
 	}
-	if p.Cgroup {
-		dir, _ := r.slot.group.Join()
-		fd, err := unix.FcntlInt(uintptr(dir), unix.F_DUPFD_CLOEXEC, 0)
-		if err != nil {
-			return fmt.Errorf("control group: %w", err)
+	if len(images) > zygote.MaxImages {
+		return fmt.Errorf("%w: the run has %d images, and %d are the most", sandbox.ErrSpec, len(images), zygote.MaxImages)
+	}
+	for _, name := range images {
+		m, ok := b.images.Load(name)
+		if !ok {
+			return fmt.Errorf("%w: there is no image %q", sandbox.ErrSpec, name)
 		}
-		r.theirs = append(r.theirs, fd)
+		more = append(more, m.(*image).fd)
 	}
+	if err := r.slot.launch(p, sv[1], streams, more); err != nil {
+		return err
+	}
+	r.handOver()
 	return nil
 }
 
@@ -176,7 +187,7 @@ func (r *run) streams(std sandbox.Stdio) error {
 	return nil
 }
 
-// handOver closes what the zygote has now.
+// handOver closes what the slot has now.
 func (r *run) handOver() {
 	for _, fd := range r.theirs {
 		unix.Close(fd)
@@ -291,7 +302,7 @@ func (r *run) follow(p *progress) (*sandbox.Result, error) {
 			continue
 		}
 		if err != nil {
-			return nil, fmt.Errorf("the zygote died during the run: %w", err)
+			return nil, fmt.Errorf("the slot died during the run: %w", err)
 		}
 		var rep zygote.Report
 		if err := json.Unmarshal(packet, &rep); err != nil {
@@ -335,7 +346,6 @@ func (r *run) follow(p *progress) (*sandbox.Result, error) {
 				WrittenBytes:        rep.Reaped.Written * 512,
 				VoluntarySwitches:   rep.Reaped.Voluntary,
 				InvoluntarySwitches: rep.Reaped.Involuntary,
-				PacketsRefused:      rep.Reaped.NoRoute,
 			}
 			r.fullTemps = rep.Reaped.Full
 			return &res, lost

@@ -63,19 +63,7 @@ func filtered(what string) {
 		i, _ := strconv.Atoi(rest)
 		conf = configs()[i]
 	}
-	program := Program(conf)
-	var child int
-	if what == "reaper" {
-		program = Reaper()
-		// Under way before the filter, as what pid 1 has started is.
-		sleep := exec.Command("sleep", "60")
-		if err := sleep.Start(); err != nil {
-			fmt.Println(err)
-			return
-		}
-		child = sleep.Process.Pid
-	}
-	if err := install(program); err != nil {
+	if err := install(Program(conf)); err != nil {
 		fmt.Fprintln(os.Stderr, err)
 		os.Exit(cannotFilter)
 	}
@@ -91,8 +79,6 @@ func filtered(what string) {
 	case "exec":
 		environment := slices.DeleteFunc(os.Environ(), func(kv string) bool { return strings.HasPrefix(kv, filteredVariable) })
 		fmt.Println(unix.Exec("/bin/sh", []string{"sh", "-c", rest}, environment))
-	case "reaper":
-		beReaper(child)
 	}
 }
 
@@ -305,45 +291,6 @@ multiprocessing.Lock(); select.epoll().close(); os.memfd_create("m"); os.sched_g
 				t.Errorf("%v\n%s", err, out)
 			}
 		})
-	}
-}
-
-// TestReaperOfAGoProgram does in a Go program what pid 1 does, and what its runtime does beside.
-func TestReaperOfAGoProgram(t *testing.T) { silently(t, "reaper") }
-
-func beReaper(child int) {
-	// Threads for calls that block, a stack and a heap that grow, timers, the collector.
-	var pipes [8][2]int
-	ready := make(chan error)
-	for i := range pipes {
-		if err := unix.Pipe(pipes[i][:]); err == nil {
-			fmt.Println("pid 1 may make a pipe")
-		}
-		go func() {
-			runtime.LockOSThread()
-			time.Sleep(time.Millisecond)
-			ready <- nil
-		}()
-	}
-	for range pipes {
-		<-ready
-	}
-	for range 20 {
-		_ = make([]byte, 4<<20)
-		runtime.GC()
-	}
-	if _, err := os.Open("/proc/self/status"); !errors.Is(err, unix.EPERM) {
-		fmt.Printf("open: got %v, want EPERM\n", err)
-	}
-	if err := unix.Exec("/bin/true", []string{"true"}, nil); !errors.Is(err, unix.EPERM) {
-		fmt.Printf("exec: got %v, want EPERM\n", err)
-	}
-	if err := unix.Kill(child, unix.SIGKILL); err != nil {
-		fmt.Println(err)
-	}
-	var ws unix.WaitStatus
-	if pid, err := unix.Wait4(child, &ws, 0, nil); err != nil || pid != child || ws.Signal() != unix.SIGKILL {
-		fmt.Println(pid, err, ws)
 	}
 }
 

@@ -32,8 +32,8 @@ func Program(c Config) []unix.SockFilter {
 	return compile(index(rules), c, returnErrno|uint32(unix.ENOSYS))
 }
 
-// Reaper returns the filter of pid 1 of a run, which a Go program installs in all its threads once the
-// command runs. What it refuses fails with EPERM.
+// Reaper returns the filter of pid 1 of a run, which it installs once the command runs. What it refuses fails with
+// EPERM.
 func Reaper() []unix.SockFilter {
 	return compile(index(reaper), Config{}, returnErrno|uint32(unix.EPERM))
 }
@@ -73,7 +73,7 @@ func compile(byNumber []*rule, c Config, unknown uint32) []unix.SockFilter {
 		s := span{first: uint32(nr), ret: unknown}
 		if r != nil {
 			s.ret = c.answer(r, r.otherwise)
-			if len(r.cases) > 0 && c.answer(r, r.then) != s.ret {
+			if len(r.cases) > 0 && (c.answer(r, r.then) != s.ret || len(r.allowed) > 0) {
 				s.ret, s.rule = 0, r
 			}
 		}
@@ -121,19 +121,23 @@ func search(spans []span, starts map[*rule]int) []unix.SockFilter {
 // body returns the code of a rule: its cases one after the other.
 func (c Config) body(r *rule) []unix.SockFilter {
 	var code []unix.SockFilter
-	for _, conditions := range r.cases {
-		var block []unix.SockFilter
-		for _, condition := range conditions {
-			block = append(block, condition.code()...)
-		}
-		block = append(block, ret(c.answer(r, r.then)))
-		for i := range block {
-			if block[i].Jf == fails {
-				block[i].Jf = uint8(len(block) - i - 1)
+	add := func(cases []all, answer uint32) {
+		for _, conditions := range cases {
+			var block []unix.SockFilter
+			for _, condition := range conditions {
+				block = append(block, condition.code()...)
 			}
+			block = append(block, ret(answer))
+			for i := range block {
+				if block[i].Jf == fails {
+					block[i].Jf = uint8(len(block) - i - 1)
+				}
+			}
+			code = append(code, block...)
 		}
-		code = append(code, block...)
 	}
+	add(r.allowed, returnAllow)
+	add(r.cases, c.answer(r, r.then))
 	return append(code, ret(c.answer(r, r.otherwise)))
 }
 

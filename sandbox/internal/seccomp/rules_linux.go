@@ -4,6 +4,7 @@ package seccomp
 
 import (
 	"fmt"
+	"slices"
 	"strings"
 	"sync"
 
@@ -32,6 +33,8 @@ const (
 // pointer leads to may change between the filter and the kernel.
 type rule struct {
 	calls string // names, separated by space; each in one rule
+	// A call for which one of these cases holds is allowed, before anything else is asked.
+	allowed []all
 	// A call meets then if one of the cases holds, and otherwise if none does.
 	cases     []all
 	then      verdict
@@ -179,8 +182,10 @@ var rules = []rule{
 	// AF_INET into AF_PACKET, and so the types are listed, too.
 	{
 		calls: `socket`,
+		// These belong to no network. Of all others a watch is told, since what they leave there must not meet the
+		// next run.
+		allowed: []all{{{0, low32, []uint32{unix.AF_UNIX}}}},
 		cases: []all{
-			{{0, low32, []uint32{unix.AF_UNIX}}},
 			{
 				{0, low32, []uint32{unix.AF_INET, unix.AF_INET6}},
 				{1, sockType, []uint32{unix.SOCK_STREAM}},
@@ -193,7 +198,7 @@ var rules = []rule{
 			},
 			{{0, low32, []uint32{unix.AF_NETLINK}}, {2, low32, []uint32{unix.NETLINK_ROUTE}}},
 		},
-		then: allow, otherwise: refuse, errno: unix.EAFNOSUPPORT,
+		then: attempt, otherwise: refuse, errno: unix.EAFNOSUPPORT,
 	},
 	{
 		calls: `socketpair`,
@@ -262,27 +267,11 @@ var rules = []rule{
 		remap_file_pages security set_thread_area sysfs tuxcall uselib ustat vserver`},
 }
 
-// reaper is what pid 1 of a run may call once the command runs; all else is refused.
+// reaper is what pid 1 of a run may call once the command runs; all else is refused. Its work: hear the worker, wait for
+// processes, end them, report.
 var reaper = []rule{
-	// Its work: hear the worker, wait for processes, end them, report.
-	{otherwise: allow, calls: `read pread64 recvfrom recvmsg write sendto sendmsg close poll ppoll wait4 waitid
-		kill exit exit_group rt_sigreturn restart_syscall clock_gettime`},
-	// The Go runtime: wake, sleep, interrupt a thread, find its place.
-	{otherwise: allow, calls: `futex nanosleep clock_nanosleep sched_yield sched_getaffinity tgkill getpid
-		gettid epoll_wait epoll_pwait epoll_ctl rt_sigprocmask rt_sigaction sigaltstack getrandom munmap
-		madvise`},
-	// Memory, of which none is to be executed.
-	{
-		calls: `mmap`,
-		cases: []all{{{2, unix.PROT_EXEC, []uint32{0}}}},
-		then:  allow, otherwise: refuse,
-	},
-	// Threads; no processes.
-	{
-		calls: `clone`,
-		cases: []all{{{0, unix.CLONE_THREAD | newNamespace, []uint32{unix.CLONE_THREAD}}}},
-		then:  allow, otherwise: refuse,
-	},
+	{otherwise: allow, calls: `read recvfrom write close poll ppoll wait4 kill exit exit_group clock_gettime
+		restart_syscall`},
 }
 
 // index returns the rule of each number, nil where there is none. Names that this architecture does not
@@ -321,11 +310,26 @@ func Name(nr int) string {
 	return names[nr]
 }
 
-// Watched reports whether the supervisor records a call of which it is notified and lets it continue. Any
-// other it refuses. No number is of both kinds.
-func Watched(nr int) bool {
+// Permitted reports whether the supervisor lets a call with these arguments continue of which it is notified. Any other
+// it refuses.
+func Permitted(nr int, args [6]uint64) bool {
 	r := of(nr)
-	return r != nil && (r.then >= look && r.then <= attempt || r.otherwise >= look && r.otherwise <= attempt)
+	if r == nil {
+		return false
+	}
+	v := r.otherwise
+	if slices.ContainsFunc(r.cases, func(a all) bool { return a.holds(args) }) {
+		v = r.then
+	}
+	return v == look || v == attempt
+}
+
+// holds is what the filter finds of the case.
+func (a all) holds(args [6]uint64) bool {
+	return !slices.ContainsFunc(a, func(c condition) bool {
+		masked := args[c.arg] & c.mask
+		return masked>>32 != 0 || !slices.Contains(c.values, uint32(masked))
+	})
 }
 
 // Errno returns what a refused call fails with, whoever refuses it.

@@ -52,6 +52,7 @@ type Recorder struct {
 	events     map[identity]*entry
 	kinds      map[sandbox.EventKind]int // different events
 	unrecorded int
+	networked  bool
 	opened     map[string]bool
 	programs   map[string]bool // the last element of each program that was found
 }
@@ -101,6 +102,13 @@ func (r *Recorder) Seen() (events []sandbox.Event, unrecorded int, opened []stri
 	}
 	slices.SortFunc(events, sandbox.Event.Compare)
 	return events, r.unrecorded, slices.Sorted(maps.Keys(r.opened))
+}
+
+// Networked waits as Seen does, and reports whether the run made a socket in its network. Where it made none it left
+// nothing there.
+func (r *Recorder) Networked() bool {
+	<-r.done
+	return r.networked
 }
 
 // record remembers one thing that was seen.

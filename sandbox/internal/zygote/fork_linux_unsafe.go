@@ -5,9 +5,10 @@
 package zygote
 
 import (
+	"fmt"
 	"math"
-	"runtime"
 	"slices"
+	"strings"
 	"syscall"
 	"unsafe"
 
@@ -32,8 +33,6 @@ const (
 	stepSignals
 	stepCgroup
 	stepProc
-	stepDetach
-	stepReadOnly
 	stepPrivileges
 	stepGroups
 	stepFork
@@ -62,43 +61,42 @@ func (s step) String() string {
 }
 
 var steps = [...]string{
-	"the worker is gone", "close descriptors", "signals", "cgroup namespace", "mount /proc", "detach the host's root",
-	"make the root read-only", "no_new_privs", "supplementary groups", "fork", "drop the rights of pid 1",
+	"the worker is gone", "close descriptors", "signals", "cgroup namespace", "mount /proc",
+	"no_new_privs", "supplementary groups", "fork", "drop the rights of pid 1",
 	"filter of pid 1 (seccomp)", "session", "user namespace", "user and group", "resource limits", "capabilities",
 	"standard streams", "terminal", "working directory", "Landlock", "filter of system calls (seccomp)",
 	"listener of the filter (seccomp)", "execute",
 }
 
-// A launch is everything that a forked process needs, laid out before the fork: after it there is no
-// allocation, no lock and no scheduler, only system calls (the rules of forkAndExecInChild1 in package
-// syscall). It is never moved, and nothing in it is a Go pointer but what keeps memory alive.
+// A launch is everything that a forked process needs, in memory that it shares with the slot, since the fork comes
+// before the run: after it there is no allocation, no lock and no scheduler, only system calls (the rules of
+// forkAndExecInChild1 in package syscall). Nothing in it points out of it, and the slot touches none of it
+// from when it has sent the run's descriptors until pid 1 is dead.
 type launch struct {
-	// Descriptors; -1 is none.
-	cgroup, users, control, ruleset, start, end int
-	stdio                                       [3]int
-	reaper                                      int // the user that pid 1 becomes; -1 if rootless
+	// Descriptors; -1 is none. Control and stdio come with the run.
+	cgroup, users, gate, start, end, control, ruleset int
+	stdio                                             [3]int
+	reaper                                            int // the user that pid 1 becomes; -1 if rootless
 
-	terminal, keepCaps, readOnly, hostIPC bool
+	terminal, keepCaps, hostIPC, procSubset bool
 
-	gaps           [16][2]uintptr // descriptors that are not this run's
-	ngaps          int
-	rlimits        [16]struct{ resource, cur, max uintptr }
-	nrlimits       int
-	path, dir      *byte
-	proc           *byte // the options of /proc
-	argv, envv     []*byte
-	filter, reaped []unix.SockFilter
-	fprog, rprog   unix.SockFprog
-	landlockFlags  uintptr
-	procRule       unix.LandlockPathBeneathAttr
-	watched        bool
-	filterFlags    uintptr
+	gaps          [9][2]uintptr // descriptors that are not this run's
+	ngaps         int
+	rlimits       [maxRlimits]struct{ resource, cur, max uintptr }
+	nrlimits      int
+	path, dir     uintptr
+	proc          uintptr // the options of /proc
+	argv, envv    uintptr
+	fprog, rprog  unix.SockFprog
+	landlockFlags uintptr
+	procRule      unix.LandlockPathBeneathAttr
+	watched       bool
+	filterFlags   uintptr
 
 	// Memory for system calls.
 	clone     cloneArgs
 	action    [4]uint64 // struct sigaction: all zero is SIG_DFL
 	set       uint64    // of signals
-	attr      unix.MountAttr
 	capHeader unix.CapUserHeader
 	capData   [2]unix.CapUserData
 	rlim      [2]uint64
@@ -111,8 +109,17 @@ type launch struct {
 	now       unix.Timespec
 	message   unix.Msghdr
 	iov       unix.Iovec
-	rights    [24]byte // one control message with one descriptor
+	rights    [32]byte // one control message with up to four descriptors
+
+	used uintptr // bytes of room that hold the base's part, and then the run's
+	room [launchBytes]byte
 }
+
+const (
+	maxRlimits = 16
+	// launchBytes is room for the longest command line that the kernel takes, 6 MiB, and all else.
+	launchBytes = 8 << 20
+)
 
 // cloneArgs is struct clone_args (clone(2)).
 type cloneArgs struct {
@@ -121,11 +128,13 @@ type cloneArgs struct {
 
 // Texts for the kernel.
 var (
-	textProc     = []byte("proc\x00")
-	textProcDir  = []byte("/proc\x00")
-	textRoot     = []byte("/\x00")
-	textOldRoot  = []byte(oldRoot + "\x00")
-	textWatching = []byte(`{"Watching":true}`)
+	textProc    = []byte("proc\x00")
+	textProcDir = []byte("/proc\x00")
+	textNone    = []byte("\x00")
+	// The options of /proc, one by one.
+	textSubset, textPID     = []byte("subset\x00"), []byte("pid\x00")
+	textHide, textInvisible = []byte("hidepid\x00"), []byte("invisible\x00")
+	textWatching            = []byte(`{"Watching":true}`)
 )
 
 // Constants that x/sys/unix lacks.
@@ -137,31 +146,145 @@ const (
 	seccompFilter = 1 // SECCOMP_SET_MODE_FILTER
 )
 
-// prepare fills in what the plan says.
-func (l *launch) prepare(plan *Plan, executable string) error {
-	var err error
-	if l.path, err = syscall.BytePtrFromString(executable); err != nil {
-		return err
+// newLaunch returns a launch in shared memory, for as long as the process lives.
+func newLaunch() (*launch, error) {
+	b, err := unix.Mmap(-1, 0, int(unsafe.Sizeof(launch{})), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED|unix.MAP_ANONYMOUS|unix.MAP_NORESERVE)
+	if err != nil {
+		return nil, err
 	}
-	if l.dir, err = syscall.BytePtrFromString(plan.Dir); err != nil {
-		return err
+	return (*launch)(unsafe.Pointer(&b[0])), nil
+}
+
+// take returns the address of n bytes of room, or 0 if there is none left.
+func (l *launch) take(n int) uintptr {
+	at := (l.used + 7) &^ 7
+	if n > launchBytes || at > uintptr(launchBytes-n) {
+		return 0
 	}
-	if l.proc, err = syscall.BytePtrFromString(plan.ProcOptions); err != nil {
-		return err
+	l.used = at + uintptr(n)
+	return uintptr(unsafe.Pointer(&l.room[0])) + at
+}
+
+// text returns the address of a copy of s with a NUL behind it.
+func (l *launch) text(s string) (uintptr, error) {
+	if strings.IndexByte(s, 0) >= 0 {
+		return 0, unix.EINVAL
 	}
-	if l.argv, err = syscall.SlicePtrFromStrings(plan.Args); err != nil {
-		return err
+	at := l.take(len(s) + 1)
+	if at == 0 {
+		return 0, unix.E2BIG
 	}
-	if l.envv, err = syscall.SlicePtrFromStrings(plan.Env); err != nil {
-		return err
+	off := at - uintptr(unsafe.Pointer(&l.room[0]))
+	copy(l.room[off:], s)
+	l.room[off+uintptr(len(s))] = 0
+	return at, nil
+}
+
+// texts returns the address of a list of addresses of list, with 0 behind them.
+func (l *launch) texts(list []string) (uintptr, error) {
+	at := l.take(8 * (len(list) + 1))
+	if at == 0 {
+		return 0, unix.E2BIG
 	}
-	l.terminal, l.keepCaps, l.readOnly, l.hostIPC = plan.Terminal, plan.KeepCapabilities, !plan.WritableRoot, plan.HostIPC
-	if plan.Watched {
+	addresses := unsafe.Slice((*uintptr)(unsafe.Pointer(&l.room[at-uintptr(unsafe.Pointer(&l.room[0]))])), len(list)+1)
+	for i, s := range list {
+		var err error
+		if addresses[i], err = l.text(s); err != nil {
+			return 0, err
+		}
+	}
+	addresses[len(list)] = 0
+	return at, nil
+}
+
+// program returns a filter as the kernel wants it; its instructions are 8 bytes each.
+func (l *launch) program(b []byte) (unix.SockFprog, error) {
+	n := len(b) / int(unsafe.Sizeof(unix.SockFilter{}))
+	if n == 0 {
+		return unix.SockFprog{}, nil
+	}
+	at := l.take(len(b))
+	if at == 0 {
+		return unix.SockFprog{}, unix.E2BIG
+	}
+	off := at - uintptr(unsafe.Pointer(&l.room[0]))
+	copy(l.room[off:], b)
+	return unix.SockFprog{Len: uint16(n), Filter: (*unix.SockFilter)(unsafe.Pointer(&l.room[off]))}, nil
+}
+
+// prepare fills in what is known before there is a run. The descriptors are pid 1's ends.
+func (l *launch) prepare(s *slot, rules, gate, start, end int) error {
+	l.clear()
+	b := s.base
+	l.cgroup, l.users, l.reaper = s.cgroup, s.users, s.reaper
+	l.ruleset, l.gate, l.start, l.end = rules, gate, start, end
+	l.keepCaps, l.hostIPC, l.procSubset = b.KeepCapabilities, b.HostIPC, b.ProcOptions != ""
+	if b.Watched {
 		l.watched, l.filterFlags = true, listenerFlags()
 	}
-	if len(plan.Rlimits) > len(l.rlimits) {
-		return unix.E2BIG
+	l.procRule.Allowed_access = landlockRights(b.Landlock) & landlockFile
+	if b.Landlock >= 7 {
+		// The host's audit log is no place for what an action can repeat at will.
+		l.landlockFlags = unix.LANDLOCK_RESTRICT_SELF_LOG_SAME_EXEC_OFF
 	}
+	var err error
+	if l.proc, err = l.text(b.ProcOptions); err != nil {
+		return err
+	}
+	if l.fprog, err = l.program(b.Filter); err != nil {
+		return err
+	}
+	if l.rprog, err = l.program(b.Reaper); err != nil {
+		return err
+	}
+
+	// What lies between the descriptors of this run belongs to others. The first three stay, so that what comes
+	// with the run is none of them.
+	mine := []int{0, 1, 2, l.users, l.gate, l.start, l.end}
+	if rules >= 0 {
+		mine = append(mine, rules)
+	}
+	slices.Sort(mine)
+	next := 0
+	for _, fd := range mine {
+		if fd > next {
+			l.gaps[l.ngaps] = [2]uintptr{uintptr(next), uintptr(fd - 1)}
+			l.ngaps++
+		}
+		next = max(next, fd+1)
+	}
+	l.gaps[l.ngaps] = [2]uintptr{uintptr(next), math.MaxUint32}
+	l.ngaps++
+
+	l.set = math.MaxUint64
+	l.capHeader.Version = unix.LINUX_CAPABILITY_VERSION_3
+	return nil
+}
+
+// clear makes all of it zero but the room.
+func (l *launch) clear() {
+	clear(unsafe.Slice((*byte)(unsafe.Pointer(l)), unsafe.Offsetof(l.room)))
+}
+
+// complete fills in what the run adds.
+func (l *launch) complete(plan *Plan, executable string) error {
+	var err error
+	if l.path, err = l.text(executable); err != nil {
+		return err
+	}
+	if l.dir, err = l.text(plan.Dir); err != nil {
+		return err
+	}
+	if l.argv, err = l.texts(plan.Args); err == nil {
+		l.envv, err = l.texts(plan.Env)
+	}
+	if err == unix.E2BIG {
+		return &cannotExec{126, fmt.Sprintf("%s: cannot be executed: %v", plan.Args[0], err)}
+	}
+	if err != nil {
+		return err
+	}
+	l.terminal = plan.Terminal
 	for i, r := range plan.Rlimits {
 		var now unix.Rlimit
 		if err := unix.Getrlimit(r.Resource, &now); err != nil {
@@ -176,43 +299,6 @@ func (l *launch) prepare(plan *Plan, executable string) error {
 		l.rlimits[i].resource, l.rlimits[i].cur, l.rlimits[i].max = uintptr(r.Resource), v, v
 	}
 	l.nrlimits = len(plan.Rlimits)
-	l.procRule.Allowed_access = landlockRights(plan.Landlock) & landlockFile
-	if plan.Landlock >= 7 {
-		// The host's audit log is no place for what an action can repeat at will.
-		l.landlockFlags = unix.LANDLOCK_RESTRICT_SELF_LOG_SAME_EXEC_OFF
-	}
-	l.filter, l.fprog = program(plan.Filter)
-	l.reaped, l.rprog = program(plan.Reaper)
-
-	// What lies between the descriptors of this run belongs to others.
-	mine := slices.DeleteFunc([]int{l.users, l.control, l.ruleset, l.start, l.end, l.stdio[0], l.stdio[1], l.stdio[2]},
-		func(fd int) bool { return fd < 0 })
-	slices.Sort(mine)
-	next := 0
-	for _, fd := range mine {
-		if fd > next {
-			l.gaps[l.ngaps] = [2]uintptr{uintptr(next), uintptr(fd - 1)}
-			l.ngaps++
-		}
-		next = max(next, fd+1)
-	}
-	l.gaps[l.ngaps] = [2]uintptr{uintptr(next), math.MaxUint32}
-	l.ngaps++
-
-	l.set = math.MaxUint64
-	l.attr.Attr_set = unix.MOUNT_ATTR_RDONLY
-	l.capHeader.Version = unix.LINUX_CAPABILITY_VERSION_3
-	l.polls[0] = unix.PollFd{Fd: int32(l.control), Events: unix.POLLIN}
-	l.polls[2] = unix.PollFd{Fd: int32(l.end)}
-	l.iov.Base = &textWatching[0]
-	l.iov.SetLen(len(textWatching))
-	l.message.Iov = &l.iov
-	l.message.SetIovlen(1)
-	header := (*unix.Cmsghdr)(unsafe.Pointer(&l.rights[0]))
-	header.Level, header.Type = unix.SOL_SOCKET, unix.SCM_RIGHTS
-	header.SetLen(unix.CmsgLen(4))
-	l.message.Control = &l.rights[0]
-	l.message.SetControllen(unix.CmsgSpace(4))
 	return nil
 }
 
@@ -224,17 +310,6 @@ func listenerFlags() uintptr {
 		return killable
 	}
 	return unix.SECCOMP_FILTER_FLAG_NEW_LISTENER
-}
-
-// program returns a filter as the kernel wants it; its instructions are 8 bytes each.
-func program(b []byte) ([]unix.SockFilter, unix.SockFprog) {
-	n := len(b) / int(unsafe.Sizeof(unix.SockFilter{}))
-	if n == 0 {
-		return nil, unix.SockFprog{}
-	}
-	f := make([]unix.SockFilter, n)
-	copy(unsafe.Slice((*byte)(unsafe.Pointer(&f[0])), len(b)), b)
-	return f, unix.SockFprog{Len: uint16(n), Filter: &f[0]}
 }
 
 // fork forks pid 1 of the run and returns its process id outside.
@@ -260,7 +335,6 @@ func (l *launch) fork() (int, error) {
 	}
 	afterFork()
 	syscall.ForkLock.Unlock()
-	runtime.KeepAlive(l)
 	if errno != 0 {
 		return 0, errno
 	}
@@ -291,8 +365,8 @@ func (l *launch) do(s step, call, a, b, c, d, e uintptr) uintptr {
 	return r
 }
 
-// one is pid 1 of the run: it finishes the root, forks the command, gives up its rights, and waits. When it
-// ends, however that comes about, the kernel kills every other process of its pid namespace before it can
+// one is pid 1 of the run: it finishes the root, waits for the run, forks the command, gives up its rights, and waits for
+// its end. When it ends itself, however that comes about, the kernel kills every other process of its pid namespace before it can
 // be waited for.
 //
 //go:norace
@@ -315,19 +389,17 @@ func (l *launch) one() {
 		}
 	}
 	l.do(stepCgroup, unix.SYS_UNSHARE, unix.CLONE_NEWCGROUP, 0, 0, 0, 0)
-	l.do(stepProc, unix.SYS_MOUNT, uintptr(unsafe.Pointer(&textProc[0])), uintptr(unsafe.Pointer(&textProcDir[0])),
-		uintptr(unsafe.Pointer(&textProc[0])), unix.MS_NOSUID|unix.MS_NODEV|unix.MS_NOEXEC, uintptr(unsafe.Pointer(l.proc)))
+	if l.reaper >= 0 {
+		l.do(stepProc, unix.SYS_MOUNT, uintptr(unsafe.Pointer(&textProc[0])), uintptr(unsafe.Pointer(&textProcDir[0])),
+			uintptr(unsafe.Pointer(&textProc[0])), unix.MS_NOSUID|unix.MS_NODEV|unix.MS_NOEXEC, l.proc)
+	} else {
+		l.replaceProc()
+	}
 	if l.ruleset >= 0 {
 		// A rule is about what is mounted. Processes may name their threads, and say who is to be killed first.
 		l.procRule.Parent_fd = int32(l.do(stepLandlock, unix.SYS_OPENAT, atFDCWD, uintptr(unsafe.Pointer(&textProcDir[0])), unix.O_PATH|unix.O_CLOEXEC, 0, 0))
 		l.do(stepLandlock, unix.SYS_LANDLOCK_ADD_RULE, uintptr(l.ruleset), unix.LANDLOCK_RULE_PATH_BENEATH, uintptr(unsafe.Pointer(&l.procRule)), 0, 0)
 		unix.RawSyscall(unix.SYS_CLOSE, uintptr(l.procRule.Parent_fd), 0, 0)
-	}
-	l.do(stepDetach, unix.SYS_UMOUNT2, uintptr(unsafe.Pointer(&textOldRoot[0])), unix.MNT_DETACH|unix.UMOUNT_NOFOLLOW, 0, 0, 0)
-	l.do(stepDetach, unix.SYS_UNLINKAT, atFDCWD, uintptr(unsafe.Pointer(&textOldRoot[0])), unix.AT_REMOVEDIR, 0, 0)
-	if l.readOnly {
-		l.do(stepReadOnly, unix.SYS_MOUNT_SETATTR, atFDCWD, uintptr(unsafe.Pointer(&textRoot[0])), 0,
-			uintptr(unsafe.Pointer(&l.attr)), unsafe.Sizeof(l.attr))
 	}
 	l.do(stepPrivileges, unix.SYS_PRCTL, unix.PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
 	if l.reaper >= 0 {
@@ -337,13 +409,61 @@ func (l *launch) one() {
 	}
 	l.set = 1 << (uint(unix.SIGCHLD) - 1)
 	ended := l.do(stepSignals, unix.SYS_SIGNALFD4, ^uintptr(0), uintptr(unsafe.Pointer(&l.set)), sigsetSize, unix.SFD_CLOEXEC, 0)
-	l.polls[1].Fd, l.polls[1].Events = int32(ended), unix.POLLIN
-	command := l.do(stepFork, unix.SYS_CLONE, uintptr(unix.SIGCHLD), 0, 0, 0, 0)
-	if command == 0 {
-		l.command()
+	l.receive()
+	l.polls[0] = unix.PollFd{Fd: int32(l.control), Events: unix.POLLIN}
+	l.polls[1] = unix.PollFd{Fd: int32(ended), Events: unix.POLLIN}
+	l.polls[2] = unix.PollFd{Fd: int32(l.end)}
+	// The command has the memory of pid 1, which waits meanwhile, until it executes: there is nothing to copy.
+	command, errno := vfork(unix.CLONE_VM|unix.CLONE_VFORK|uintptr(unix.SIGCHLD), l)
+	if errno != 0 {
+		l.fail(stepFork, syscall.Errno(errno))
 	}
 	l.drop()
 	l.wait(command)
+}
+
+// replaceProc mounts /proc in place of the host's, beside which alone it can be mounted without privileges.
+//
+//go:norace
+//go:nosplit
+func (l *launch) replaceProc() {
+	fs := l.do(stepProc, unix.SYS_FSOPEN, uintptr(unsafe.Pointer(&textProc[0])), unix.FSOPEN_CLOEXEC, 0, 0, 0)
+	if l.procSubset {
+		l.do(stepProc, unix.SYS_FSCONFIG, fs, unix.FSCONFIG_SET_STRING, uintptr(unsafe.Pointer(&textSubset[0])), uintptr(unsafe.Pointer(&textPID[0])), 0)
+		l.do(stepProc, unix.SYS_FSCONFIG, fs, unix.FSCONFIG_SET_STRING, uintptr(unsafe.Pointer(&textHide[0])), uintptr(unsafe.Pointer(&textInvisible[0])), 0)
+	}
+	l.do(stepProc, unix.SYS_FSCONFIG, fs, unix.FSCONFIG_CMD_CREATE, 0, 0, 0)
+	mount := l.do(stepProc, unix.SYS_FSMOUNT, fs, unix.FSMOUNT_CLOEXEC, unix.MOUNT_ATTR_NOSUID|unix.MOUNT_ATTR_NODEV|unix.MOUNT_ATTR_NOEXEC, 0, 0)
+	l.do(stepProc, unix.SYS_UMOUNT2, uintptr(unsafe.Pointer(&textProcDir[0])), unix.MNT_DETACH|unix.UMOUNT_NOFOLLOW, 0, 0, 0)
+	l.do(stepProc, unix.SYS_MOVE_MOUNT, mount, uintptr(unsafe.Pointer(&textNone[0])), atFDCWD, uintptr(unsafe.Pointer(&textProcDir[0])), unix.MOVE_MOUNT_F_EMPTY_PATH)
+	unix.RawSyscall(unix.SYS_CLOSE, fs, 0, 0)
+	unix.RawSyscall(unix.SYS_CLOSE, mount, 0, 0)
+}
+
+// receive waits for the descriptors of the run. Where the gate closes instead, there is none to be.
+//
+//go:norace
+//go:nosplit
+func (l *launch) receive() {
+	l.iov.Base, l.iov.Len = &l.word[0], 1
+	l.message.Iov, l.message.Iovlen = &l.iov, 1
+	l.message.Control, l.message.Controllen = &l.rights[0], uint64(len(l.rights))
+	n, _, _ := unix.RawSyscall(unix.SYS_RECVMSG, uintptr(l.gate), uintptr(unsafe.Pointer(&l.message)), unix.MSG_CMSG_CLOEXEC)
+	header := (*unix.Cmsghdr)(unsafe.Pointer(&l.rights[0]))
+	if int(n) != 1 || l.message.Controllen < unix.SizeofCmsghdr || header.Len != uint64(unix.SizeofCmsghdr+4*fdMore) {
+		unix.RawSyscall(unix.SYS_EXIT_GROUP, 1, 0, 0)
+	}
+	fds := (*[fdMore]int32)(unsafe.Pointer(&l.rights[unix.SizeofCmsghdr]))
+	l.control = int(fds[0])
+	for i := range l.stdio {
+		l.stdio[i] = int(fds[i+1])
+	}
+	unix.RawSyscall(unix.SYS_CLOSE, uintptr(l.gate), 0, 0)
+	// What the command sends, if it is watched.
+	l.iov.Base, l.iov.Len = &textWatching[0], uint64(len(textWatching))
+	header.Level, header.Type, header.Len = unix.SOL_SOCKET, unix.SCM_RIGHTS, uint64(unix.SizeofCmsghdr+4)
+	l.message.Controllen = uint64(unix.SizeofCmsghdr + 8)
+	l.message.Flags = 0
 }
 
 // drop gives up what pid 1 no longer needs: it keeps the right to send signals, which is to processes of this run, and
@@ -365,8 +485,9 @@ func (l *launch) drop() {
 		l.do(stepReaperFilter, unix.SYS_SECCOMP, seccompFilter, 0, uintptr(unsafe.Pointer(&l.rprog)), 0, 0)
 	}
 	unix.RawSyscall(unix.SYS_CLOSE, uintptr(l.start), 0, 0)
-	for _, fd := range l.stdio {
-		unix.RawSyscall(unix.SYS_CLOSE, uintptr(fd), 0, 0)
+	for fd := uintptr(0); fd < 3; fd++ {
+		unix.RawSyscall(unix.SYS_CLOSE, fd, 0, 0)
+		unix.RawSyscall(unix.SYS_CLOSE, uintptr(l.stdio[fd]), 0, 0)
 	}
 }
 
@@ -411,6 +532,12 @@ func (l *launch) wait(command uintptr) {
 	}
 }
 
+// becomeCommand is what vfork has the child call.
+//
+//go:norace
+//go:nosplit
+func becomeCommand(l *launch) { l.command() }
+
 // command becomes the command: the one user of the slot's user namespace, in a session of its own, with no
 // capability, behind Landlock and the filter.
 //
@@ -433,7 +560,7 @@ func (l *launch) command() {
 	}
 	// Closed when the command executes: until then there may be something to report.
 	l.do(stepDescriptors, unix.SYS_CLOSE_RANGE, 3, math.MaxUint32, unix.CLOSE_RANGE_CLOEXEC, 0, 0)
-	l.do(stepDir, unix.SYS_CHDIR, uintptr(unsafe.Pointer(l.dir)), 0, 0, 0, 0)
+	l.do(stepDir, unix.SYS_CHDIR, l.dir, 0, 0, 0, 0)
 	if !l.keepCaps {
 		// From 64 on there is none; below, the kernel says where they end.
 		for c := uintptr(0); c <= lastCap; c++ {
@@ -454,9 +581,12 @@ func (l *launch) command() {
 		if l.watched {
 			*(*int32)(unsafe.Pointer(&l.rights[unix.SizeofCmsghdr])) = int32(listener)
 			l.do(stepListener, unix.SYS_SENDMSG, uintptr(l.control), uintptr(unsafe.Pointer(&l.message)), unix.MSG_NOSIGNAL, 0, 0)
+			// Were it open here when the worker is gone, nobody would end the wait for an answer: not even pid 1, which
+			// waits for this process to execute.
+			unix.RawSyscall(unix.SYS_CLOSE, listener, 0, 0)
 		}
 	}
-	l.do(stepExec, unix.SYS_EXECVE, uintptr(unsafe.Pointer(l.path)), uintptr(unsafe.Pointer(&l.argv[0])), uintptr(unsafe.Pointer(&l.envv[0])), 0, 0)
+	l.do(stepExec, unix.SYS_EXECVE, l.path, l.argv, l.envv, 0, 0)
 }
 
 // atFDCWD is AT_FDCWD as the kernel reads it.

@@ -49,17 +49,17 @@ func landlockRights(version int) uint64 {
 	return known
 }
 
-// ruleset returns the descriptor of the plan's Landlock rules, or -1: everything that is in sight can be read, what is
-// writable can be changed, devices can be written; and no signal or abstract socket reaches beyond the run. It is a
-// second layer over the mounts, in which inputs inside a writable directory cannot be told from it.
-func ruleset(plan *Plan) (int, error) {
-	if plan.Landlock == 0 {
+// ruleset returns the descriptor of Landlock rules of a version, or -1 for version 0: everything that is in sight can be
+// read, devices can be written; and no signal or abstract socket reaches beyond the run. It is a second layer over the
+// mounts, in which inputs inside a writable directory cannot be told from it.
+func ruleset(version int) (int, error) {
+	if version == 0 {
 		return -1, nil
 	}
-	known := landlockRights(plan.Landlock)
+	known := landlockRights(version)
 	attr := unix.LandlockRulesetAttr{Access_fs: known}
 	size := unsafe.Sizeof(attr.Access_fs)
-	if plan.Landlock >= 6 {
+	if version >= 6 {
 		attr.Scoped = unix.LANDLOCK_SCOPE_ABSTRACT_UNIX_SOCKET | unix.LANDLOCK_SCOPE_SIGNAL
 		size = unsafe.Sizeof(attr)
 	}
@@ -68,11 +68,7 @@ func ruleset(plan *Plan) (int, error) {
 		return -1, fmt.Errorf("ruleset: %w", errno)
 	}
 	fd := int(r)
-	err := errors.Join(allow(fd, "/", landlockRead), allow(fd, "/dev", known&landlockFile))
-	for _, p := range plan.Writable {
-		err = errors.Join(err, allow(fd, p, known&(landlockRead|landlockWrite)))
-	}
-	if err != nil {
+	if err := errors.Join(allow(fd, "/", landlockRead), allow(fd, "/dev", known&landlockFile)); err != nil {
 		unix.Close(fd)
 		return -1, err
 	}

@@ -12,12 +12,14 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// init turns the process into the zygote, into the holder of a user namespace or into a probe, if it was started as
-// one; then it never returns.
+// init turns the process into the zygote, a slot, the holder of a user namespace or a probe, if it was started as one;
+// then it never returns.
 func init() {
 	switch os.Args[0] {
 	case Name:
 		zygoteMain()
+	case nameSlot:
+		slotMain()
 	case nameHolder:
 		holderMain()
 	case NameProbe:

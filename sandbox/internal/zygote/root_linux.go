@@ -7,21 +7,18 @@ import (
 	"fmt"
 	"os"
 	"path"
+	"slices"
+	"strconv"
 	"strings"
-	"syscall"
 
 	"golang.org/x/sys/unix"
 )
 
-// Where the host and the workspace are reached while the root is made. Both are gone before the
-// command starts.
-//
-// Nobody can guess the name of the host's root: a link of an input tree leads there at no time.
+// oldRoot is where the host is reached while a template is made, and in a slot's stage. In what a run gets it is gone.
+// Nobody can guess its name.
 var oldRoot = "/." + secret()
 
-const workspace = "/.workspace"
-
-// secret returns a word that is different in each zygote.
+// secret returns a word that is different in each process.
 func secret() string {
 	var b [16]byte
 	if n, err := unix.Getrandom(b[:], 0); err != nil || n != len(b) {
@@ -30,11 +27,16 @@ func secret() string {
 	return hex.EncodeToString(b[:])
 }
 
-// makeRoot makes the root that the plan describes, from nothing, in the calling thread's mount namespace. What is
-// left for pid 1 is what it alone can do, mount /proc, and what must come after that: to detach the host's
-// root and make this one read-only.
-func makeRoot(plan *Plan, ws int) error {
-	if err := unix.Mount("", "/", "", unix.MS_REC|unix.MS_PRIVATE, ""); err != nil {
+// enterRoot gives the thread a mount namespace with an empty root, and the host's in oldRoot. Propagation says whether
+// mounts of the host still arrive there.
+func (s *slot) enterRoot(propagation uintptr) error {
+	if err := unix.Setns(s.host, unix.CLONE_NEWNS); err != nil {
+		return fmt.Errorf("mount namespace of the host: %w", err)
+	}
+	if err := unix.Unshare(unix.CLONE_NEWNS); err != nil {
+		return fmt.Errorf("mount namespace: %w", err)
+	}
+	if err := unix.Mount("", "/", "", unix.MS_REC|propagation, ""); err != nil {
 		return fmt.Errorf("make mounts private: %w", err)
 	}
 	// Any directory serves to carry the new root; /proc is sure to exist.
@@ -47,38 +49,203 @@ func makeRoot(plan *Plan, ws int) error {
 	if err := unix.PivotRoot("/proc", "/proc"+oldRoot); err != nil {
 		return fmt.Errorf("pivot root: %w", err)
 	}
-	if err := os.Chdir("/"); err != nil {
+	return os.Chdir("/")
+}
+
+// makeTemplate makes the root that runs with this base get copies of, and stays in it.
+func (s *slot) makeTemplate(b *Base) error {
+	s.forget()
+	s.base = nil
+	if s.template >= 0 {
+		unix.Close(s.template)
+		s.template = -1
+	}
+	if err := s.enterRoot(unix.MS_PRIVATE); err != nil {
 		return err
 	}
-	if ws >= 0 {
-		if err := os.Mkdir(workspace, 0o700); err != nil {
-			return err
-		}
-		err := unix.MoveMount(ws, "", unix.AT_FDCWD, workspace, unix.MOVE_MOUNT_F_EMPTY_PATH)
-		if err != nil {
-			return fmt.Errorf("attach the workspace: %w", err)
+	if err := lay(b.Ops); err != nil {
+		return err
+	}
+	for _, p := range b.Points {
+		if err := closed(target(p, true)); err != nil {
+			return fmt.Errorf("%s: %w", p, err)
 		}
 	}
-	for _, dir := range plan.Hidden {
-		if err := hide(dir); err != nil {
-			return fmt.Errorf("hide a directory of the host: %w", err)
-		}
-	}
-	for i := range plan.Ops {
-		if err := plan.Ops[i].do(); err != nil {
-			return fmt.Errorf("%s %s: %w", plan.Ops[i].Kind, plan.Ops[i].Target, err)
+	for _, o := range b.Temps {
+		if err := closed(target(o.Target, true)); err != nil {
+			return fmt.Errorf("%s: %w", o.Target, err)
 		}
 	}
 	if err := os.Mkdir("/proc", 0o755); err != nil {
 		return err
 	}
-	if ws >= 0 {
-		// Detaching removes no file: what the mount holds is untouched.
-		if err := unix.Unmount(workspace, unix.MNT_DETACH|unix.UMOUNT_NOFOLLOW); err != nil {
-			return fmt.Errorf("detach the workspace: %w", err)
+	if s.rootless {
+		// Where root is not the host's, the kernel mounts /proc only beside one that shows all. Pid 1 removes this one.
+		if err := lay([]Op{{Kind: OpBind, Target: "/proc", Source: "/proc"}}); err != nil {
+			return err
 		}
-		if err := os.Remove(workspace); err != nil {
-			return fmt.Errorf("detach the workspace: %w", err)
+	}
+	if err := unix.Unmount(oldRoot, unix.MNT_DETACH|unix.UMOUNT_NOFOLLOW); err != nil {
+		return fmt.Errorf("detach the host's root: %w", err)
+	}
+	if err := unix.Rmdir(oldRoot); err != nil {
+		return fmt.Errorf("detach the host's root: %w", err)
+	}
+	if !b.Own {
+		if err := lockRoot(); err != nil {
+			return err
+		}
+	}
+	var err error
+	s.template, err = s.mounts()
+	if err == nil {
+		s.base = b
+	}
+	return err
+}
+
+// lay makes the operations of a template, whose sources are the host's.
+func lay(ops []Op) error {
+	host, err := unix.Open(oldRoot, unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return err
+	}
+	defer unix.Close(host)
+	for i := range ops {
+		o := &ops[i]
+		if o.binds() {
+			var t tree
+			if t, err = o.take(host, strings.TrimPrefix(o.Source, "/")); err == nil {
+				err = o.attach(t)
+				unix.Close(t.fd)
+			}
+		} else {
+			err = o.do()
+		}
+		if err != nil {
+			return fmt.Errorf("%s %s: %w", o.Kind, o.Target, err)
+		}
+	}
+	return nil
+}
+
+// lockRoot makes the root itself read-only.
+func lockRoot() error {
+	if err := unix.MountSetattr(unix.AT_FDCWD, "/", 0, &unix.MountAttr{Attr_set: unix.MOUNT_ATTR_RDONLY}); err != nil {
+		return fmt.Errorf("make the root read-only: %w", err)
+	}
+	return nil
+}
+
+// A tree is a mount that is attached nowhere yet, and whether its root is a directory.
+type tree struct {
+	fd  int
+	dir bool
+}
+
+// layOut makes what the plan has beyond its base, in the thread's mount namespace. Sources are descriptors of the
+// workspace, which is number 0, and of the images.
+func (s *slot) layOut(plan *Plan, sources []int) error {
+	trees := make([]tree, len(plan.Ops))
+	for i := range trees {
+		trees[i].fd = -1
+	}
+	defer func() {
+		for _, t := range trees {
+			closeAll([]int{t.fd})
+		}
+	}()
+	if err := s.borrow(plan, trees, sources); err != nil {
+		return err
+	}
+	for i := range plan.Ops {
+		o := &plan.Ops[i]
+		var err error
+		if o.binds() {
+			if trees[i].fd < 0 {
+				if trees[i], err = o.takeFrom(sources); err != nil {
+					return fmt.Errorf("%s %s: %w", o.Kind, o.Target, err)
+				}
+			}
+			err = o.attach(trees[i])
+		} else {
+			err = o.do()
+		}
+		if err != nil {
+			return fmt.Errorf("%s %s: %w", o.Kind, o.Target, err)
+		}
+	}
+	if s.base.Own && !s.base.WritableRoot {
+		return lockRoot()
+	}
+	return nil
+}
+
+// borrow takes the trees that must be taken where they are attached: those of the host, and all if the kernel copies no
+// others. The thread is where it was.
+func (s *slot) borrow(plan *Plan, trees []tree, sources []int) error {
+	if !slices.ContainsFunc(plan.Ops, func(o Op) bool { return o.fromHost() || o.binds() && s.attached }) {
+		return nil
+	}
+	here, err := s.mounts()
+	if err != nil {
+		return err
+	}
+	defer unix.Close(here)
+	if s.stage >= 0 {
+		err = unix.Setns(s.stage, unix.CLONE_NEWNS)
+	} else if err = s.enterRoot(unix.MS_SLAVE); err == nil {
+		s.stage, err = s.mounts()
+	}
+	if err == nil {
+		err = s.takeStaged(plan, trees, sources)
+	}
+	if unix.Setns(here, unix.CLONE_NEWNS) != nil {
+		os.Exit(1) // the slot is of no use any more, and who waits for it learns that in no other way
+	}
+	return err
+}
+
+// takeStaged is borrow in the stage.
+func (s *slot) takeStaged(plan *Plan, trees []tree, sources []int) error {
+	for _, dir := range s.base.Hidden {
+		if err := hide(dir); err != nil {
+			return fmt.Errorf("hide a directory of the host: %w", err)
+		}
+		// What is taken from a view keeps it.
+		defer unix.Unmount(oldRoot+dir, unix.MNT_DETACH|unix.UMOUNT_NOFOLLOW)
+	}
+	if s.attached {
+		for i, fd := range sources {
+			if fd < 0 {
+				continue
+			}
+			at := "/." + strconv.Itoa(i)
+			if err := os.MkdirAll(at, 0o700); err != nil {
+				return err
+			}
+			if err := unix.MoveMount(fd, "", unix.AT_FDCWD, at, unix.MOVE_MOUNT_F_EMPTY_PATH); err != nil {
+				return fmt.Errorf("attach a source: %w", err)
+			}
+			// Detaching removes no file.
+			defer unix.Unmount(at, unix.MNT_DETACH|unix.UMOUNT_NOFOLLOW)
+		}
+	}
+	host, err := unix.Open(oldRoot, unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return err
+	}
+	defer unix.Close(host)
+	for i := range plan.Ops {
+		o := &plan.Ops[i]
+		switch {
+		case o.fromHost():
+			trees[i], err = o.take(host, strings.TrimPrefix(o.Source, "/"))
+		case o.binds() && s.attached:
+			trees[i], err = o.takeFrom(sources)
+		}
+		if err != nil {
+			return fmt.Errorf("%s %s: %w", o.Kind, o.Target, err)
 		}
 	}
 	return nil
@@ -128,18 +295,18 @@ func hide(dir string) error {
 	return nil
 }
 
-// do makes one part of the root.
+// binds reports whether the operation mounts what is elsewhere, and fromHost whether that is a path of the host.
+func (o *Op) binds() bool    { return o.Kind == OpBind || o.Kind == OpDevice }
+func (o *Op) fromHost() bool { return o.binds() && path.IsAbs(o.Source) }
+
+// do makes one part of the root that is mounted from nowhere.
 func (o *Op) do() error {
 	switch o.Kind {
 	case OpFile:
 		if err := closed(target(path.Dir(o.Target), true)); err != nil {
 			return err
 		}
-		// A pid 1 that is forked meanwhile would have the file open for writing until it closes what is not
-		// its own, and a mount with a writer cannot be made read-only.
-		syscall.ForkLock.RLock()
-		defer syscall.ForkLock.RUnlock()
-		return os.WriteFile(o.Target, []byte(o.Source), 0o444)
+		return writeFile(o.Target, o.Source)
 	case OpSymlink:
 		if err := closed(target(path.Dir(o.Target), true)); err != nil {
 			return err
@@ -152,56 +319,92 @@ func (o *Op) do() error {
 			return err
 		}
 		return unix.Mount("tmp", o.Target, "tmpfs", uintptr(o.Attrs), fmt.Sprintf("mode=1777,size=%d,nr_inodes=%d", o.Bytes+int64(os.Getpagesize()), o.Bytes/4096+16))
-	case OpBind, OpDevice:
-		return o.bind()
 	}
 	return fmt.Errorf("unknown operation")
 }
 
-// bind attaches a copy of the mount tree at the source, restricted as the operation says.
-func (o *Op) bind() error {
-	from, rel := oldRoot, strings.TrimPrefix(o.Source, "/")
-	if !path.IsAbs(o.Source) {
-		from = workspace
-	}
-	base, err := unix.Open(from, unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
+// writeFile makes a file that can be read.
+func writeFile(name, text string) error {
+	fd, err := unix.Open(name, unix.O_WRONLY|unix.O_CREAT|unix.O_EXCL|unix.O_CLOEXEC, 0o444)
 	if err != nil {
 		return err
 	}
-	defer unix.Close(base)
+	defer unix.Close(fd)
+	for len(text) > 0 {
+		n, err := unix.Write(fd, []byte(text))
+		if err != nil {
+			return err
+		}
+		text = text[n:]
+	}
+	return nil
+}
+
+// imageAttrs are what an image is mounted with (NewImage), as far as operations say it.
+const imageAttrs = unix.MOUNT_ATTR_RDONLY | unix.MOUNT_ATTR_NOSUID | unix.MOUNT_ATTR_NODEV
+
+// takeFrom takes the operation's source from the workspace or an image.
+func (o *Op) takeFrom(sources []int) (tree, error) {
+	if o.Image < 0 || o.Image >= len(sources) || sources[o.Image] < 0 {
+		return tree{fd: -1}, fmt.Errorf("source %s: there is no image or workspace %d", o.Source, o.Image)
+	}
+	return o.take(sources[o.Image], o.Source)
+}
+
+// take returns a copy of the mount tree at rel below base, restricted as the operation says.
+func (o *Op) take(base int, rel string) (tree, error) {
+	t := tree{fd: -1}
+	if o.Image > 0 && o.Attrs == imageAttrs {
+		// An image is mounted so already, it has no mounts inside, and what leads to a bind in it are directories.
+		var err error
+		if t.fd, err = unix.OpenTree(base, rel, unix.OPEN_TREE_CLONE|unix.OPEN_TREE_CLOEXEC|unix.AT_SYMLINK_NOFOLLOW); err != nil {
+			return t, fmt.Errorf("source %s: %w", o.Source, err)
+		}
+		var st unix.Stat_t
+		if err := unix.Fstat(t.fd, &st); err != nil {
+			unix.Close(t.fd)
+			t.fd = -1
+			return t, fmt.Errorf("source %s: %w", o.Source, err)
+		}
+		t.dir = st.Mode&unix.S_IFMT == unix.S_IFDIR
+		return t, nil
+	}
 	// A link on the way would be read against the wrong root, so there may be none.
 	src, err := unix.Openat2(base, rel, &unix.OpenHow{Flags: unix.O_PATH | unix.O_CLOEXEC, Resolve: unix.RESOLVE_NO_SYMLINKS | unix.RESOLVE_BENEATH})
 	if err != nil {
-		return fmt.Errorf("source %s: %w", o.Source, err)
+		return t, fmt.Errorf("source %s: %w", o.Source, err)
 	}
 	defer unix.Close(src)
 	var st unix.Stat_t
 	if err := unix.Fstat(src, &st); err != nil {
-		return err
+		return t, err
 	}
-	dir := st.Mode&unix.S_IFMT == unix.S_IFDIR
-	clone := uint(unix.OPEN_TREE_CLONE | unix.OPEN_TREE_CLOEXEC | unix.AT_EMPTY_PATH)
-	if dir {
-		clone |= unix.AT_RECURSIVE
+	t.dir = st.Mode&unix.S_IFMT == unix.S_IFDIR
+	recursive := uint(0)
+	if t.dir {
+		recursive = unix.AT_RECURSIVE
 	}
-	tree, err := unix.OpenTree(src, "", clone)
-	if err != nil {
-		return fmt.Errorf("copy the mount: %w", err)
+	if t.fd, err = unix.OpenTree(src, "", unix.OPEN_TREE_CLONE|unix.OPEN_TREE_CLOEXEC|unix.AT_EMPTY_PATH|recursive); err != nil {
+		return t, fmt.Errorf("copy the mount: %w", err)
 	}
-	defer unix.Close(tree)
-	at := uint(unix.AT_EMPTY_PATH)
-	if dir {
-		at |= unix.AT_RECURSIVE
+	// What the host mounts from now on stays outside: it would come without restrictions.
+	attr := &unix.MountAttr{Attr_set: o.Attrs, Propagation: unix.MS_PRIVATE}
+	if err := unix.MountSetattr(t.fd, "", unix.AT_EMPTY_PATH|recursive, attr); err != nil {
+		unix.Close(t.fd)
+		t.fd = -1
+		return t, fmt.Errorf("restrict the mount: %w", err)
 	}
-	if err := unix.MountSetattr(tree, "", at, &unix.MountAttr{Attr_set: o.Attrs}); err != nil {
-		return fmt.Errorf("restrict the mount: %w", err)
-	}
-	dst, err := target(o.Target, dir)
+	return t, nil
+}
+
+// attach attaches a tree at the operation's target.
+func (o *Op) attach(t tree) error {
+	dst, err := target(o.Target, t.dir)
 	if err != nil {
 		return err
 	}
 	defer unix.Close(dst)
-	if err := unix.MoveMount(tree, "", dst, "", unix.MOVE_MOUNT_F_EMPTY_PATH|unix.MOVE_MOUNT_T_EMPTY_PATH); err != nil {
+	if err := unix.MoveMount(t.fd, "", dst, "", unix.MOVE_MOUNT_F_EMPTY_PATH|unix.MOVE_MOUNT_T_EMPTY_PATH); err != nil {
 		return fmt.Errorf("attach the mount: %w", err)
 	}
 	return nil

@@ -5,6 +5,7 @@ package zygote
 import (
 	"encoding/json"
 	"fmt"
+	"math"
 	"os"
 	"runtime"
 	"strconv"
@@ -15,110 +16,167 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// A slot is a thread that carries one run at a time: it makes the run's network, mounts and root around
-// itself, forks, and returns to the zygote's mounts. It lives as long as the zygote, and a run no
-// longer.
+// A slot is a process that carries one run at a time, and all of it is one thread: it forks pid 1 before a run is
+// there, lays out what the run has beyond its base, and follows it to its end.
 type slot struct {
-	z       *zygote
-	command int // the user of the host that the command is
-	reaper  int // the one that its pid 1 becomes; -1 if rootless, where there is only one
-	users   int // the descriptor of the user namespace of its runs
-	fresh   bool
-	work    chan []int
+	rootless bool
+	command  int // the user of the host that the command is
+	reaper   int // the one that its pid 1 becomes; -1 if rootless, where there is only one
+	users    int // the descriptor of the user namespace of its runs
+	cgroup   int // of the control group in which runs are born; -1 if it is this thread's
+	proc     int // of the host's /proc
+	host     int // of the mount namespace with the host's root
+	stage    int // of one with the host's root in oldRoot; -1 until something of the host is wanted
+
+	attached bool // mounts are copied only where they are attached, as by kernels before Linux 6.15
+
+	base     *Base
+	template int     // the mount namespace that each run gets a copy of; -1 if there is none
+	private  bool    // the thread has a network that is not the host's
+	looped   bool    // with a loopback interface that is up
+	used     bool    // and a run had it
+	launch   *launch // in memory that it shares with pid 1
+	next     *child  // the run that waits to begin, or nil
+	runs     int
 }
 
-// newSlot starts a slot, whose thread joins the control groups of these files.
-func (z *zygote) newSlot(want Slot, tasks []int) error {
-	if want.Number < 0 || want.Number >= MaxSlots || z.slots[want.Number] != nil {
-		return fmt.Errorf("there is no slot %d to be made", want.Number)
+// slotMain serves runs until its socket closes.
+func slotMain() {
+	// The thread that joins control groups must not be the main one (cgroup.Group.Join).
+	go func() {
+		runtime.LockOSThread()
+		s, err := newSlot()
+		if err != nil {
+			reply(socketFD, err.Error(), -1)
+			os.Exit(1)
+		}
+		for s.serve() {
+		}
+		os.Exit(0) // what still runs dies with this process
+	}()
+	select {}
+}
+
+// newSlot makes of this process, whose arguments are the mode of the zygote and a Slot, what a slot is.
+func newSlot() (*slot, error) {
+	// Descriptors that came along are this process's alone.
+	if err := unix.CloseRange(socketFD, math.MaxUint32, unix.CLOSE_RANGE_CLOEXEC); err != nil {
+		return nil, fmt.Errorf("close inherited descriptors: %w", err)
 	}
-	// A slot is asked for one run at a time: the one who asks never waits.
-	s := &slot{z: z, reaper: -1, work: make(chan []int, 1)}
-	if !z.rootless {
+	var want Slot
+	if err := json.Unmarshal([]byte(os.Args[2]), &want); err != nil {
+		return nil, err
+	}
+	s := &slot{rootless: os.Args[1] == Rootless, reaper: -1, cgroup: -1, stage: -1, template: -1}
+	if !s.rootless {
 		s.command = FirstUID + 2*want.Number
 		s.reaper = s.command + 1
 	}
 	var err error
-	if s.users, err = userNamespace(s.command, z.rootless, want.Nested); err != nil {
-		return fmt.Errorf("user namespace: %w", err)
+	if s.users, err = userNamespace(s.command, s.rootless, want.Nested); err != nil {
+		return nil, fmt.Errorf("user namespace: %w", err)
 	}
-	ready := make(chan error)
-	go s.serve(tasks, ready)
-	if err := <-ready; err != nil {
-		unix.Close(s.users)
-		return err
+	if s.launch, err = newLaunch(); err != nil {
+		return nil, fmt.Errorf("memory to launch from: %w", err)
 	}
-	z.slots[want.Number] = s
-	return nil
-}
-
-// serve is the slot's thread. It is never unlocked.
-func (s *slot) serve(tasks []int, ready chan<- error) {
-	runtime.LockOSThread()
-	err := s.join(tasks)
-	ready <- err
-	if err != nil {
-		return
+	if s.proc, err = unix.Open("/proc", unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0); err != nil {
+		return nil, fmt.Errorf("/proc: %w", err)
 	}
-	for fds := range s.work {
-		private := s.run(fds)
-		closeAll(fds)
-		if private {
-			// Made ahead of need: it is the slowest part of a run. If it fails, so does the next run.
-			_ = s.newNetwork()
-		}
+	if s.host, err = s.mounts(); err != nil {
+		return nil, err
 	}
-}
-
-// join gives the thread control groups and a root and working directory of its own.
-func (s *slot) join(tasks []int) error {
-	for _, fd := range tasks {
+	s.attached = want.Attached || !CopiesDetached()
+	if want.Cgroup {
+		s.cgroup = socketFD + 1
+	}
+	for fd := socketFD + 1; fd <= socketFD+want.Tasks; fd++ {
 		if _, err := unix.Write(fd, []byte("0")); err != nil {
-			return fmt.Errorf("join a control group: %w", err)
+			return nil, fmt.Errorf("join a control group: %w", err)
 		}
+		unix.Close(fd)
 	}
+	// A root and a working directory of its own.
 	if err := unix.Unshare(unix.CLONE_FS); err != nil {
-		return fmt.Errorf("unshare the working directory: %w", err)
+		return nil, fmt.Errorf("unshare the working directory: %w", err)
 	}
-	return nil
+	return s, nil
 }
 
-// newNetwork gives the thread, and what it forks, a network namespace in which nothing has happened.
-func (s *slot) newNetwork() error {
-	if s.fresh {
-		return nil
-	}
-	if err := unix.Unshare(unix.CLONE_NEWNET); err != nil {
-		return fmt.Errorf("network namespace: %w", err)
-	}
-	s.fresh = true
-	return nil
-}
-
-// run performs one run: it says on control how it went, and returns whether the run had a network of its own. The
-// caller closes fds.
-func (s *slot) run(fds []int) (private bool) {
-	control := fds[fdControl]
-	fail := func(err error) { report(control, Report{Failed: fmt.Sprintf("%.2000s", err)}) } // a packet has room for that
-	var plan Plan
-	if err := readPlan(fds[fdPlan], &plan); err != nil {
-		fail(fmt.Errorf("read plan: %w", err))
-		return private
-	}
-	private = !plan.HostNetwork
-	listeners, err := s.network(&plan)
-	defer closeAll(listeners)
+// CopiesDetached reports whether the kernel copies mounts that are attached nowhere, for whoever may mount.
+func CopiesDetached() bool {
+	mount, err := NewWorkspace(Room{})
 	if err != nil {
-		fail(err)
-		return private
+		return false
 	}
-	if len(listeners) > 0 {
-		report(control, Report{Listening: true}, listeners...)
+	defer unix.Close(mount)
+	fd, err := unix.OpenTree(mount, "", unix.OPEN_TREE_CLONE|unix.OPEN_TREE_CLOEXEC|unix.AT_EMPTY_PATH)
+	if err != nil {
+		return false
 	}
-	child, err := s.start(&plan, fds)
+	unix.Close(fd)
+	return true
+}
+
+// mounts returns a descriptor of the thread's mount namespace.
+func (s *slot) mounts() (int, error) {
+	fd, err := unix.Openat(s.proc, "thread-self/ns/mnt", unix.O_RDONLY|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return -1, fmt.Errorf("mount namespace: %w", err)
+	}
+	return fd, nil
+}
+
+// collectEvery is after how many runs garbage is collected: little enough of it for a small process.
+const collectEvery = 100
+
+// serve does one request, and returns false if there are no more.
+func (s *slot) serve() bool {
+	if s.runs++; s.runs%collectEvery == 0 {
+		runtime.GC()
+	}
+	// If it fails, so does the next run, which says why. With it goes what is left of the last run.
+	_ = s.prepare()
+	reply(socketFD, "", -1)
+	req, fds, err := receive(socketFD)
+	defer closeAll(fds)
+	if err == ErrTruncated {
+		return true // of a run, control closed with the rest
+	}
+	if err != nil || len(req) == 0 {
+		return false
+	}
+	switch req[0] {
+	case ReqRun:
+		if len(fds) >= fdMore {
+			s.run(req[1:], fds)
+		}
+	case ReqFile:
+		if len(fds) > fdMore {
+			// What cannot be read is no plan, and the run says so.
+			text, _ := readFile(fds[0])
+			s.run(text, fds[1:])
+		}
+	case ReqNetwork:
+		b, err := json.Marshal(Traffic{NoRoute: s.noRoute()})
+		s.forget()
+		if err == nil {
+			err = s.newNetwork()
+		}
+		if err == nil {
+			err = Send(socketFD, b)
+		}
+		return err == nil // without a network there are no more runs
+	}
+	return true
+}
+
+// run performs one run and says on control how it went. The caller closes fds.
+func (s *slot) run(text []byte, fds []int) {
+	control := fds[fdControl]
+	c, err := s.begin(text, fds)
 	if err == nil {
-		defer child.close()
-		err = child.started()
+		defer s.end(c)
+		err = c.started()
 	}
 	now := time.Now().UnixNano()
 	cannot := isCannotExec(err)
@@ -128,71 +186,69 @@ func (s *slot) run(fds []int) (private bool) {
 		report(control, Report{Started: now})
 		report(control, Report{Exited: &Exited{Code: cannot.code, At: now}})
 	case err != nil:
-		fail(err)
+		report(control, Report{Failed: fmt.Sprintf("%.2000s", err)}) // a packet has room for that
 	default:
-		init, err := unix.PidfdOpen(child.pid, 0)
-		if err == nil {
-			err = report(control, Report{Started: now}, init)
-			unix.Close(init)
-		}
-		if err != nil {
+		if report(control, Report{Started: now}, c.init) != nil {
 			report(control, Report{Started: now}) // the word matters more than the descriptor
 		}
 	}
-	// The zygote keeps no end of the run's pipes: their readers must see the end with the run's.
-	closeAll(fds[fdStdin:fdMore])
-	fds[fdStdin], fds[fdStdout], fds[fdStderr] = -1, -1, -1
+	// The slot keeps no end of the run's pipes: their readers must see the end with the run's.
+	closeAll(fds[fdStdin:])
+	for i := fdStdin; i < len(fds); i++ {
+		fds[i] = -1
+	}
 	usage := &Reaped{}
-	if child != nil {
-		if exited := child.exited(); exited != nil && err == nil {
+	if c != nil {
+		if exited := c.exited(); exited != nil && err == nil {
 			report(control, Report{Exited: exited})
 		}
-		full := child.full()
-		if usage, err = child.reap(); err != nil {
-			fail(fmt.Errorf("wait for pid 1: %w", err))
-			return private
+		full := c.full()
+		if usage, err = c.reap(); err != nil {
+			report(control, Report{Failed: "wait for pid 1: " + err.Error()})
+			return
 		}
 		usage.Full = full
 	}
-	if private {
-		usage.NoRoute = noRoute()
-	}
 	report(control, Report{Reaped: usage})
-	return private
 }
 
-// readPlan reads the plan from its start, wherever other holders of the descriptor stand.
-func readPlan(fd int, into *Plan) error {
+// readFile returns what a file in memory holds.
+func readFile(fd int) ([]byte, error) {
 	var st unix.Stat_t
 	if err := unix.Fstat(fd, &st); err != nil {
-		return err
+		return nil, err
 	}
 	b := make([]byte, st.Size)
 	for n := 0; n < len(b); {
 		m, err := unix.Pread(fd, b[n:], int64(n))
 		if err != nil || m == 0 {
-			return fmt.Errorf("short plan: %d of %d bytes: %w", n, len(b), err)
+			return nil, fmt.Errorf("short plan: %d of %d bytes: %w", n, len(b), err)
 		}
 		n += m
 	}
-	return json.Unmarshal(b, into)
+	return b, nil
 }
 
-// network makes the run's network and returns the sockets that the worker listens on in it.
-func (s *slot) network(plan *Plan) ([]int, error) {
-	if plan.HostNetwork {
-		return nil, nil // the zygote's, which this thread has until it makes another
+// newNetwork gives the thread, and what it forks, a network namespace in which nothing has happened.
+func (s *slot) newNetwork() error {
+	if s.base == nil || s.base.HostNetwork {
+		return nil // the zygote's
 	}
-	if err := s.newNetwork(); err != nil {
-		return nil, err
+	s.private = false
+	if err := unix.Unshare(unix.CLONE_NEWNET); err != nil {
+		return fmt.Errorf("network namespace: %w", err)
 	}
-	s.fresh = false
-	if !plan.Loopback {
-		return nil, nil
+	if s.base.Loopback {
+		if err := loopback("lo", nil); err != nil {
+			return fmt.Errorf("loopback interface: %w", err)
+		}
 	}
-	if err := loopback("lo", nil); err != nil {
-		return nil, fmt.Errorf("loopback interface: %w", err)
-	}
+	s.private, s.looped, s.used = true, s.base.Loopback, false
+	return nil
+}
+
+// listen gives loopback the addresses of the plan and returns the sockets that the worker listens on there.
+func listen(plan *Plan) ([]int, error) {
 	for i, a := range plan.Addresses {
 		if err := loopback("lo:"+strconv.Itoa(i), a[:]); err != nil {
 			return nil, fmt.Errorf("address %v: %w", a, err)
@@ -244,13 +300,16 @@ func loopback(name string, address []byte) error {
 	return unix.IoctlIfreq(s, unix.SIOCSIFFLAGS, ifr)
 }
 
-// noRoute returns how many packets of this thread's network found no route (RFC 4293, ipIfStatsOutNoRoutes).
-func noRoute() int64 {
+// noRoute returns how many packets of this thread's network found no route (RFC 4293, ipIfStatsOutNoRoutes); 0 for
+// the host's.
+func (s *slot) noRoute() int64 {
+	if !s.private {
+		return 0
+	}
 	var n int64
-	b, _ := os.ReadFile("/proc/thread-self/net/snmp")
 	// A line of names, then one of values: "Ip: ... OutNoRoutes", "Ip: ... 0".
 	var names []string
-	for line := range strings.Lines(string(b)) {
+	for line := range strings.Lines(s.readProc("thread-self/net/snmp")) {
 		f := strings.Fields(line)
 		if len(f) == 0 || f[0] != "Ip:" {
 			continue
@@ -266,14 +325,38 @@ func noRoute() int64 {
 			}
 		}
 	}
-	b, _ = os.ReadFile("/proc/thread-self/net/snmp6")
-	for line := range strings.Lines(string(b)) {
+	for line := range strings.Lines(s.readProc("thread-self/net/snmp6")) {
 		if f := strings.Fields(line); len(f) == 2 && f[0] == "Ip6OutNoRoutes" {
 			v, _ := strconv.ParseInt(f[1], 10, 64)
 			n += v
 		}
 	}
 	return n
+}
+
+// socketsLeft reports whether this thread's network has unix sockets, though all is dead that could have them open: they
+// are on their way through each other, and the kernel has not found out yet that they will not arrive.
+func (s *slot) socketsLeft() bool {
+	return strings.Count(s.readProc("thread-self/net/unix"), "\n") > 1 // a line of names
+}
+
+// readProc returns what a short file of the host's /proc holds, "" if it cannot be read.
+func (s *slot) readProc(name string) string {
+	fd, err := unix.Openat(s.proc, name, unix.O_RDONLY|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return ""
+	}
+	defer unix.Close(fd)
+	b := make([]byte, 16<<10)
+	n := 0
+	for n < len(b) {
+		m, err := unix.Read(fd, b[n:])
+		if err != nil || m == 0 {
+			break
+		}
+		n += m
+	}
+	return string(b[:n])
 }
 
 // userNamespace returns the descriptor of a new user namespace with the one user UID, who is user outside,

@@ -3,17 +3,26 @@
 package zygote
 
 import (
+	"bytes"
 	"errors"
 	"os"
+	"sync"
 
 	"golang.org/x/sys/unix"
 )
 
-// maxPacket bounds a packet: requests and reports are short, plans travel in a memory file.
-const maxPacket = 4 << 10
+// MaxPacket bounds a packet, in bytes: what is longer travels in a file.
+const MaxPacket = 64 << 10
 
 // maxDescriptors bounds those that come with a packet; the kernel takes 253.
-const maxDescriptors = 64
+const maxDescriptors = 253
+
+// buffers are for packets and their control messages.
+var buffers = sync.Pool{New: func() any {
+	return &buffer{make([]byte, MaxPacket), make([]byte, unix.CmsgSpace(maxDescriptors*4))}
+}}
+
+type buffer struct{ packet, rights []byte }
 
 // ErrTruncated says that a packet came without all of its descriptors: this process has as many open as it
 // may. The packet is gone, and the socket is as good as before.
@@ -37,7 +46,9 @@ func Send(sock int, packet []byte, fds ...int) error {
 // A closed socket is os.ErrClosed, a packet
 // cut off ErrTruncated.
 func Receive(sock int) ([]byte, []int, error) {
-	buf, oob := make([]byte, maxPacket), make([]byte, unix.CmsgSpace(maxDescriptors*4))
+	b := buffers.Get().(*buffer)
+	defer buffers.Put(b)
+	buf, oob := b.packet, b.rights
 	for {
 		n, oobn, flags, _, err := unix.Recvmsg(sock, buf, oob, unix.MSG_CMSG_CLOEXEC)
 		if err == unix.EINTR || err == unix.ECONNRESET {
@@ -64,8 +75,8 @@ func Receive(sock int) ([]byte, []int, error) {
 		}
 		if flags&(unix.MSG_TRUNC|unix.MSG_CTRUNC) != 0 {
 			closeAll(fds)
-			return buf[:n], nil, ErrTruncated
+			return bytes.Clone(buf[:n]), nil, ErrTruncated
 		}
-		return buf[:n], fds, nil
+		return bytes.Clone(buf[:n]), fds, nil
 	}
 }

@@ -24,81 +24,234 @@ type cannotExec struct {
 
 func (e *cannotExec) Error() string { return e.text }
 
-// start makes the root of the run around the calling thread, forks pid 1 and takes the thread back.
-func (s *slot) start(plan *Plan, fds []int) (*child, error) {
-	if err := unix.Unshare(unix.CLONE_NEWNS); err != nil {
-		return nil, fmt.Errorf("mount namespace: %w", err)
-	}
-	defer func() {
-		if unix.Setns(s.z.mounts, unix.CLONE_NEWNS) != nil {
-			os.Exit(1) // the slot is of no use any more, and who waits for it learns that in no other way
-		}
-	}()
-	l := &launch{
-		cgroup: -1, users: s.users, reaper: s.reaper, control: fds[fdControl],
-		stdio: [3]int{fds[fdStdin], fds[fdStdout], fds[fdStderr]},
-	}
-	workspace, more := -1, fds[fdMore:]
-	if plan.Workspace && len(more) > 0 {
-		workspace, more = more[0], more[1:]
-	}
-	if plan.Cgroup && len(more) > 0 {
-		l.cgroup = more[0]
-	}
-	if err := makeRoot(plan, workspace); err != nil {
-		return nil, err
-	}
-	program, err := find(plan)
-	if err != nil {
-		return nil, err
-	}
-	if !plan.Terminal {
-		// The run owns its output pipes, so that it can open them again as /dev/stdout.
-		for _, fd := range l.stdio[1:] {
-			if err := unix.Fchown(fd, s.command, s.command); err != nil {
-				return nil, fmt.Errorf("owner of the output: %w", err)
-			}
-		}
-	}
-	if l.ruleset, err = ruleset(plan); err != nil {
-		return nil, fmt.Errorf("Landlock: %w", err)
-	}
-	defer closeAll([]int{l.ruleset})
+// A child is a run that was forked, seen from its slot.
+type child struct {
+	pid, init  int // and the descriptor of the process
+	gate       int // a socket on which pid 1 waits for its descriptors
+	rules      int // of Landlock; pid 1 has them, too
+	start, end int // pipes: why the command could not start, if so; how it ended
+	program    string
+	temps      []temp
+}
 
-	c := &child{start: -1, end: -1, program: plan.Args[0]}
-	for _, o := range plan.Ops {
-		if o.Kind != OpTmpfs {
-			continue
-		}
-		fd, err := unix.Open(o.Target, unix.O_PATH|unix.O_CLOEXEC, 0)
-		if err != nil {
-			c.close()
-			return nil, err
-		}
-		c.temps = append(c.temps, temp{o.Target, fd})
+// A temp is a temporary directory and its descriptor.
+type temp struct {
+	target string
+	fd     int
+}
+
+// prepare forks pid 1 of the next run, in copies of the template's mounts and in namespaces of its own, if there is a
+// template. It stays in those mounts, to add to them.
+func (s *slot) prepare() error {
+	if s.next != nil || s.base == nil {
+		return nil
 	}
+	if s.private && s.used && s.socketsLeft() {
+		// They show in the network, and may hold files of the template open, with locks.
+		s.private = false
+		if err := s.makeTemplate(s.base); err != nil {
+			return err
+		}
+	}
+	if !s.base.HostNetwork && (!s.private || s.looped != s.base.Loopback) {
+		if err := s.newNetwork(); err != nil {
+			return err
+		}
+	}
+	if err := unix.Setns(s.template, unix.CLONE_NEWNS); err != nil {
+		return fmt.Errorf("mount namespace of the template: %w", err)
+	}
+	if err := unix.Unshare(unix.CLONE_NEWNS); err != nil {
+		return fmt.Errorf("mount namespace: %w", err)
+	}
+	c := &child{init: -1, gate: -1, rules: -1, start: -1, end: -1}
+	if err := s.fork(c); err != nil {
+		c.close()
+		return err
+	}
+	s.next = c
+	return nil
+}
+
+// fork is the rest of prepare.
+func (s *slot) fork(c *child) error {
+	for i := range s.base.Temps {
+		o := &s.base.Temps[i]
+		if err := o.do(); err != nil {
+			return fmt.Errorf("%s %s: %w", o.Kind, o.Target, err)
+		}
+		if err := c.keep(o); err != nil {
+			return err
+		}
+	}
+	gate, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		return err
+	}
+	c.gate = gate[0]
+	defer unix.Close(gate[1])
 	var start, end [2]int
 	if err := unix.Pipe2(start[:], unix.O_CLOEXEC); err != nil {
-		c.close()
-		return nil, err
+		return err
 	}
 	c.start = start[0]
 	defer unix.Close(start[1])
 	if err := unix.Pipe2(end[:], unix.O_CLOEXEC); err != nil {
-		c.close()
-		return nil, err
+		return err
 	}
 	defer unix.Close(end[1])
 	c.end = end[0]
-	l.start, l.end = start[1], end[1]
-	if err = l.prepare(plan, program); err == nil {
-		c.pid, err = l.fork()
+	if c.rules, err = ruleset(s.base.Landlock); err != nil {
+		return fmt.Errorf("Landlock: %w", err)
 	}
+	for _, t := range c.temps {
+		if err := c.permit(s.base, t.target); err != nil {
+			return err
+		}
+	}
+	if err := s.launch.prepare(s, c.rules, gate[1], start[1], end[1]); err != nil {
+		return err
+	}
+	if c.pid, err = s.launch.fork(); err != nil {
+		return fmt.Errorf("pid, IPC and cgroup namespaces: %w", err)
+	}
+	if c.init, err = unix.PidfdOpen(c.pid, 0); err != nil {
+		c.init = -1 // it is of use only where a run goes wrong
+	}
+	return nil
+}
+
+// forget ends the run that waits to begin.
+func (s *slot) forget() {
+	if s.next == nil {
+		return
+	}
+	unix.Close(s.next.gate)
+	s.next.gate = -1
+	_, _ = s.next.reap()
+	s.next.close()
+	s.next = nil
+}
+
+// begin lays out what the plan says and has the run that waits begin. A child that it returns with an error did begin:
+// it must be followed to its end.
+func (s *slot) begin(text []byte, fds []int) (*child, error) {
+	plan, err := decodePlan(text)
 	if err != nil {
-		c.close()
-		return nil, fmt.Errorf("pid, IPC and cgroup namespaces: %w", err)
+		return nil, fmt.Errorf("read plan: %w", err)
+	}
+	if plan.Base != nil {
+		if err := s.makeTemplate(plan.Base); err != nil {
+			return nil, err
+		}
+	}
+	if s.base == nil {
+		return nil, errors.New("the slot has no base for the run")
+	}
+	if !plan.SameNetwork && s.private && s.used {
+		s.forget()
+		s.private = false
+	}
+	if err := s.prepare(); err != nil {
+		return nil, err
+	}
+	c := s.next
+	s.next, s.used = nil, true
+	if err := s.complete(c, plan, fds); err != nil {
+		unix.Close(c.gate)
+		c.gate = -1
+		_, _ = c.reap()
+		s.end(c)
+		return nil, err
 	}
 	return c, nil
+}
+
+// complete is begin from where pid 1 waits.
+func (s *slot) complete(c *child, plan *Plan, fds []int) error {
+	if len(plan.Args) == 0 || len(plan.Rlimits) > maxRlimits {
+		return unix.E2BIG
+	}
+	listeners, err := listen(plan)
+	defer closeAll(listeners)
+	if err != nil {
+		return err
+	}
+	if len(listeners) > 0 {
+		report(fds[fdControl], Report{Listening: true}, listeners...)
+	}
+	// The workspace is source 0, whether there is one or not.
+	sources := append([]int{-1}, fds[fdMore:]...)
+	if plan.Workspace && len(sources) > 1 {
+		sources = sources[1:]
+	}
+	if err := s.layOut(plan, sources); err != nil {
+		return err
+	}
+	for i := range plan.Ops {
+		if plan.Ops[i].Kind == OpTmpfs {
+			if err := c.keep(&plan.Ops[i]); err != nil {
+				return err
+			}
+		}
+	}
+	program, err := find(plan)
+	if err != nil {
+		return err
+	}
+	c.program = plan.Args[0]
+	if !plan.Terminal {
+		// The run owns its output pipes, so that it can open them again as /dev/stdout.
+		for _, fd := range fds[fdStdout:fdMore] {
+			if err := unix.Fchown(fd, s.command, s.command); err != nil {
+				return fmt.Errorf("owner of the output: %w", err)
+			}
+		}
+	}
+	for _, p := range plan.Writable {
+		if err := c.permit(s.base, p); err != nil {
+			return err
+		}
+	}
+	if err := s.launch.complete(plan, program); err != nil {
+		return err
+	}
+	err = Send(c.gate, []byte{'.'}, fds[:fdMore]...)
+	unix.Close(c.gate)
+	c.gate = -1
+	if err == unix.EPIPE || err == unix.ECONNRESET {
+		return nil // it is dead, and has said why, or its end says so
+	}
+	return err
+}
+
+// end lets go of a run that is over.
+func (s *slot) end(c *child) {
+	c.close()
+	if s.base != nil && s.base.Own {
+		s.base = nil // the worker sends it anew
+	}
+}
+
+// permit adds what is below p to what Landlock lets the run change.
+func (c *child) permit(b *Base, p string) error {
+	if c.rules < 0 {
+		return nil
+	}
+	if err := allow(c.rules, p, landlockRights(b.Landlock)&(landlockRead|landlockWrite)); err != nil {
+		return fmt.Errorf("Landlock: %w", err)
+	}
+	return nil
+}
+
+// keep keeps a temporary directory in sight.
+func (c *child) keep(o *Op) error {
+	fd, err := unix.Open(o.Target, unix.O_PATH|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return err
+	}
+	c.temps = append(c.temps, temp{o.Target, fd})
+	return nil
 }
 
 // find returns the path of the program: as it is if it has a slash, relative to the working directory;
@@ -142,25 +295,12 @@ func find(plan *Plan) (string, error) {
 	return "", &cannotExec{127, fmt.Sprintf("%s: not found in the sandbox", name)}
 }
 
-// A child is a run that was forked, seen from its slot.
-type child struct {
-	pid        int
-	start, end int // pipes: why the command could not start, if so; how it ended
-	program    string
-	temps      []temp
-}
-
-// A temp is a temporary directory and its descriptor.
-type temp struct {
-	target string
-	fd     int
-}
-
 func (c *child) close() {
-	closeAll([]int{c.start, c.end})
+	closeAll([]int{c.init, c.gate, c.rules, c.start, c.end})
 	for _, t := range c.temps {
 		unix.Close(t.fd)
 	}
+	c.temps = nil
 }
 
 // full returns the temporary directories that have no room left, and lets go of all: their memory counts as the
@@ -221,10 +361,10 @@ func (c *child) exited() *Exited {
 
 // reap waits for pid 1, which is dead only when everything in its pid namespace is.
 func (c *child) reap() (*Reaped, error) {
-	var ws unix.WaitStatus
+	var ws uint32
 	var ru unix.Rusage
 	for {
-		_, err := unix.Wait4(c.pid, &ws, 0, &ru)
+		err := wait(c.pid, &ws, &ru)
 		if err == unix.EINTR {
 			continue
 		}
@@ -238,7 +378,7 @@ func (c *child) reap() (*Reaped, error) {
 // readAll fills b from a pipe, and reports whether all of it came before the end.
 func readAll(fd int, b []byte) bool {
 	for len(b) > 0 {
-		n, err := unix.Read(fd, b)
+		n, err := read(fd, b)
 		if err == unix.EINTR {
 			continue
 		}

@@ -1,29 +1,34 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Package zygote is the processes that stand between a worker and the commands it runs: the zygote,
-// which is started once and never holds a file open for writing, and pid 1 of each run. It does what a
-// Plan says and decides nothing.
+// which is started once and never holds a file open for writing, its slots, and pid 1 of each run. They do
+// what a Plan says and decide nothing.
 //
-//	worker ──socket──▶ zygote     one per backend; unprivileged: root of its own user namespace
-//	                     └─ pid 1      one per run: a fork of a slot's thread, which made its root
-//	                          └─ command   in the slot's user namespace, which has one unprivileged user
-//	worker ◀──control─── pid 1, zygote
+//	worker ──socket──▶ zygote        one per backend; unprivileged: root of its own user namespace
+//	worker ──socket──▶  └─ slot      has one run at a time: network, control groups, and the part of the
+//	                         │       root that every run has (Base)
+//	                         └─ pid 1     one per run: a fork of the slot, made before the run is known
+//	                              └─ command   in the slot's user namespace, which has one unprivileged user
+//	worker ◀──control─── pid 1, slot
 //
-// A slot is a thread of the zygote with a user namespace and control groups of its own; one run at a time
-// is in it. The thread makes network, mounts and root of a run in ordinary Go, forks, and goes back to
-// where it was. What comes after the fork is system calls alone, since the Go runtime is not there any
-// more (fork_linux_unsafe.go).
+// A slot makes in ordinary Go what a run's root has beyond its Base, and tells the waiting pid 1 to go on. What
+// pid 1 does is system calls alone, since the Go runtime is not there any more (fork_linux_unsafe.go).
 //
-// The zygote is this same executable, recognised by the first argument before flags are read or any other
+// Zygote and slots are this same executable, recognised by the first argument before flags are read or any other
 // package of the program has been initialised. For that it must not depend on package net, os/exec or
 // anything else that Go initialises after google.golang.org: packages are initialised in the order of
-// their paths as their dependencies allow. And the smaller the zygote is, the sooner it has forked.
+// their paths as their dependencies allow. And the smaller a slot is, the sooner it has forked.
 //
-// A run is asked for by one packet on the socket, with the descriptors in the order of the fd*
-// constants. Control then carries packets in JSON: the zygote says Started, Exited with how the command
+// A run is asked for by one packet on the slot's socket, with the descriptors in the order of the fd*
+// constants. Control then carries packets in JSON: the slot says Started, Exited with how the command
 // ended, and Reaped once pid 1 and with it everything in its pid namespace is dead. The worker says
 // "term" and "kill" to pid 1; when it dies, control closes and pid 1 ends the run.
 package zygote
+
+import (
+	"bytes"
+	"slices"
+)
 
 // The names under which this executable starts itself. The zygote has one argument more, Root or Rootless:
 // whether it has two users for each run, or makes do with the one that started it.
@@ -31,6 +36,7 @@ const (
 	Name       = "cloister-zygote"
 	Root       = "root"
 	Rootless   = "rootless"
+	nameSlot   = "cloister-slot"
 	nameHolder = "cloister-holder"
 	// NameProbe is the path of this executable inside a sandbox that is being probed.
 	NameProbe = "/cloister-probe"
@@ -52,22 +58,31 @@ const (
 	MaxSlots = (LastUID - FirstUID + 1) / 2
 )
 
-// Requests to the zygote, the first byte of a packet.
+// Requests to the zygote, the first byte of a packet, each answered by a packet with a descriptor.
 const (
-	ReqRun       = 'r' // then the number of a slot; with a Plan and the descriptors below; not answered
-	ReqSlot      = 's' // then a Slot in JSON; with the files of control groups that it joins
-	ReqWorkspace = 'w' // then a Room in JSON; answered by a packet with the descriptor of a new tmpfs
+	ReqSlot      = 's' // then a Slot in JSON, with the files of control groups that it joins: the slot's socket
+	ReqWorkspace = 'w' // then a Room in JSON: a new tmpfs
 )
 
-// Descriptors that come with ReqRun, in this order, the last two if the plan says so.
+// Requests to a slot, which says by an empty answer, as that of the zygote to ReqSlot, when it is ready for the next one:
+// whatever the last run had in memory is gone then.
 const (
-	fdPlan = iota
-	fdControl
+	ReqRun     = 'r' // then a Plan, with the descriptors below; not answered
+	ReqFile    = 'f' // the same; the Plan is in a file, whose descriptor comes first
+	ReqNetwork = 'n' // answered by a Traffic in JSON; the next run has another network
+)
+
+// Descriptors that come with ReqRun, in this order, and then those that the plan speaks of.
+const (
+	fdControl = iota
 	fdStdin
 	fdStdout
 	fdStderr
 	fdMore
 )
+
+// MaxImages is how many images one run may have: the kernel passes on 253 descriptors at once.
+const MaxImages = 200
 
 // Words from the worker on control.
 const (
@@ -80,35 +95,38 @@ type Slot struct {
 	Number int
 	// Nested permits user namespaces inside that of its runs.
 	Nested bool
+	// Cgroup says that a control group of version 2 comes along, in which each run is born, and Tasks how many
+	// files of version 1, into which the slot writes itself.
+	Cgroup bool
+	Tasks  int
+	// Attached has the slot do as on a kernel that copies only mounts that are attached (before Linux 6.15).
+	Attached bool
+}
+
+// Traffic is what left a network since it was made, or tried to.
+type Traffic struct {
+	// NoRoute counts the packets that found no route.
+	NoRoute int64
 }
 
 // A Room is the size of a workspace; -1 is no size of its own.
 type Room struct{ Bytes, Files int64 }
 
-// A Plan is what one run is made of.
-type Plan struct {
-	Ops  []Op
-	Args []string
-	Env  []string
-	Dir  string
+// A Base is the part of a plan that many runs have in common, so that a slot makes it once.
+type Base struct {
+	// Ops make the template, of which every run has a copy: nothing of it can be written.
+	Ops []Op
+	// Temps are made anew for each run.
+	Temps []Op
+	// Points are empty directories for what a run mounts.
+	Points []string
+	// Own says that the template is good for one run only, which may add to it.
+	Own bool
 
-	// Workspace and Cgroup say that descriptors of a workspace, and of a control group to be born in,
-	// come with the plan.
-	Workspace, Cgroup bool
-	// Terminal says that the standard streams are a terminal, which becomes the run's.
-	Terminal bool
-
-	// Loopback says that the run has a loopback interface that is up.
+	// Loopback says that a run has a loopback interface that is up.
 	Loopback bool
-	// Addresses are IPv4 addresses that loopback has besides its own.
-	Addresses [][4]byte
-	// Listeners are where the worker listens inside the run's network.
-	Listeners []Listener
-	// HostNetwork and HostIPC leave the run in those namespaces of the host.
+	// HostNetwork and HostIPC leave a run in those namespaces of the host.
 	HostNetwork, HostIPC bool
-
-	// Rlimits are set for the command (getrlimit(2)).
-	Rlimits []Rlimit
 	// KeepCapabilities leaves the command the capabilities that a user namespace gives.
 	KeepCapabilities bool
 	// Filter is the system calls that the command may make, Reaper those of pid 1, as classic BPF
@@ -116,17 +134,52 @@ type Plan struct {
 	Filter, Reaper []byte
 	// Watched says that the filter notifies, and that the worker wants its listener.
 	Watched bool
-	// Landlock, if not 0, is the version of Landlock to use, in which Writable are the only paths that
-	// can be changed.
+	// Landlock, if not 0, is the version of Landlock to use.
 	Landlock int
-	Writable []string
 	// Hidden are directories of the host whose paths must not show in the run's mount table, though
 	// sources lie in them.
 	Hidden []string
-	// ProcOptions are those of /proc.
+	// ProcOptions are those of /proc: "subset=pid,hidepid=invisible", or "".
 	ProcOptions string
 	// WritableRoot leaves the root itself writable.
 	WritableRoot bool
+}
+
+// Equal reports whether both make the same.
+func (b *Base) Equal(o *Base) bool {
+	return slices.Equal(b.Ops, o.Ops) && slices.Equal(b.Temps, o.Temps) && slices.Equal(b.Points, o.Points) && b.Own == o.Own &&
+		b.Loopback == o.Loopback && b.HostNetwork == o.HostNetwork && b.HostIPC == o.HostIPC &&
+		b.KeepCapabilities == o.KeepCapabilities && bytes.Equal(b.Filter, o.Filter) && bytes.Equal(b.Reaper, o.Reaper) &&
+		b.Watched == o.Watched && b.Landlock == o.Landlock && slices.Equal(b.Hidden, o.Hidden) &&
+		b.ProcOptions == o.ProcOptions && b.WritableRoot == o.WritableRoot
+}
+
+// A Plan is what one run is made of.
+type Plan struct {
+	// Base is absent if it is that of the slot's last run.
+	Base *Base
+	// Ops come on top of the base, in order.
+	Ops  []Op
+	Args []string
+	Env  []string
+	Dir  string
+
+	// Workspace says that the descriptor of a workspace comes with the plan, before those of its images.
+	Workspace bool
+	// Terminal says that the standard streams are a terminal, which becomes the run's.
+	Terminal bool
+
+	// SameNetwork permits the network that the last run had, because that run made no socket in it.
+	SameNetwork bool
+	// Addresses are IPv4 addresses that loopback has besides its own.
+	Addresses [][4]byte
+	// Listeners are where the worker listens inside the run's network.
+	Listeners []Listener
+
+	// Rlimits are set for the command (getrlimit(2)).
+	Rlimits []Rlimit
+	// Writable are the only paths that can be changed, by Landlock.
+	Writable []string
 }
 
 // A Listener is an address and a port.
@@ -158,10 +211,15 @@ const (
 type Op struct {
 	Kind   OpKind
 	Target string // absolute, in the new root
-	// Source is a path of the host without symbolic links, a path relative to the workspace, a
+	// Source is a path of the host without symbolic links, a path relative to the workspace or an image, a
 	// link's target or a file's contents.
 	Source string `json:",omitempty"`
-	Bytes  int64  `json:",omitempty"`
+	// Image is the number, from 1 on, of the image that Source is relative to, "." being its root.
+	Image int   `json:",omitempty"`
+	Bytes int64 `json:",omitempty"`
+	// Device and Inode are what a source of the host was when the base was written, so that its replacement makes
+	// another base.
+	Device, Inode uint64 `json:",omitempty"`
 	// Attrs restrict the mount: MOUNT_ATTR_* of mount_setattr(2).
 	Attrs uint64 `json:",omitempty"`
 }
@@ -194,8 +252,6 @@ type Reaped struct {
 	PeakRSS                int64 // bytes, of the largest process
 	ReadBlocks, Written    int64 // blocks of 512 bytes from and to disk
 	Voluntary, Involuntary int64 // switches away from a processor
-	// NoRoute counts the packets that found no route.
-	NoRoute int64
 	// Full are the temporary directories that had no room left when the command had ended.
 	Full []string `json:",omitempty"`
 }

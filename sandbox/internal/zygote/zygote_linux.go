@@ -8,20 +8,18 @@ import (
 	"fmt"
 	"math"
 	"os"
-	"strconv"
 	"syscall"
 
 	"golang.org/x/sys/unix"
 )
 
-// socketFD is where the zygote finds its socket.
+// socketFD is where zygote and slots find their socket.
 const socketFD = 3
 
 // A zygote is the state of the process.
 type zygote struct {
-	rootless bool
-	mounts   int // the descriptor of the mount namespace in which it lives
-	slots    map[int]*slot
+	mode  string // Root or Rootless
+	slots map[int]int
 }
 
 // zygoteMain serves the socket until it closes.
@@ -35,16 +33,20 @@ func zygoteMain() {
 	for {
 		req, fds, err := Receive(socketFD)
 		if errors.Is(err, ErrTruncated) {
-			// A request that lost its descriptors. Of a run, control closed with them.
-			if len(req) > 0 && req[0] != ReqRun {
-				reply(socketFD, err.Error(), -1)
-			}
+			reply(socketFD, err.Error(), -1) // to a request that lost its descriptors
 			continue
 		}
 		if err != nil || len(req) == 0 {
-			return // the worker is gone; what still runs dies with this process's threads
+			return // the worker is gone, and with this process its slots go
 		}
-		z.serve(req[0], req[1:], fds)
+		fd, err := z.serve(req[0], req[1:], fds)
+		closeAll(fds)
+		if err != nil {
+			reply(socketFD, err.Error(), -1)
+			continue
+		}
+		reply(socketFD, "", fd)
+		unix.Close(fd)
 	}
 }
 
@@ -53,7 +55,6 @@ func begin() (*zygote, error) {
 	if len(os.Args) == 2 {
 		return nil, forgetKeys()
 	}
-	z := &zygote{rootless: os.Args[1] == Rootless, slots: map[int]*slot{}}
 	// Whatever the worker's own parent left open goes no further.
 	if err := unix.CloseRange(socketFD, math.MaxUint32, unix.CLOSE_RANGE_CLOEXEC); err != nil {
 		return nil, fmt.Errorf("close inherited descriptors: %w", err)
@@ -74,54 +75,78 @@ func begin() (*zygote, error) {
 	if unix.Getrlimit(unix.RLIMIT_CORE, &core) == nil && core.Max == 0 {
 		_ = unix.Setrlimit(unix.RLIMIT_CORE, &unix.Rlimit{Cur: 1, Max: 1})
 	}
-	var err error
-	if z.mounts, err = unix.Open("/proc/self/ns/mnt", unix.O_RDONLY|unix.O_CLOEXEC, 0); err != nil {
-		return nil, fmt.Errorf("mount namespace: %w", err)
-	}
-	return z, nil
+	return &zygote{mode: os.Args[1], slots: map[int]int{}}, nil
 }
 
-// serve does one request.
-func (z *zygote) serve(kind byte, text []byte, fds []int) {
+// serve does one request and returns the descriptor that answers it.
+func (z *zygote) serve(kind byte, text []byte, fds []int) (int, error) {
 	switch kind {
 	case ReqWorkspace:
 		var room Room
-		err := json.Unmarshal(text, &room)
-		fd := -1
-		if err == nil {
-			fd, err = newWorkspace(room)
+		if err := json.Unmarshal(text, &room); err != nil {
+			return -1, err
 		}
-		if err != nil {
-			reply(socketFD, err.Error(), -1)
-			return
-		}
-		reply(socketFD, "", fd)
-		unix.Close(fd)
+		return NewWorkspace(room)
 	case ReqSlot:
-		var want Slot
-		err := json.Unmarshal(text, &want)
-		if err == nil {
-			err = z.newSlot(want, fds)
-		}
-		closeAll(fds)
-		if err != nil {
-			reply(socketFD, err.Error(), -1)
+		return z.newSlot(text, fds)
+	}
+	return -1, fmt.Errorf("unknown request %q", kind)
+}
+
+// newSlot starts a slot with the control groups of these files, and returns its socket once it is ready.
+func (z *zygote) newSlot(text []byte, fds []int) (int, error) {
+	var want Slot
+	if err := json.Unmarshal(text, &want); err != nil {
+		return -1, err
+	}
+	if want.Number < 0 || want.Number >= MaxSlots {
+		return -1, fmt.Errorf("there is no slot %d", want.Number)
+	}
+	z.bury(want.Number)
+	sv, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		return -1, fmt.Errorf("socket pair: %w", err)
+	}
+	defer unix.Close(sv[1])
+	files := []uintptr{0, 1, 2, uintptr(sv[1])}
+	for _, fd := range fds {
+		files = append(files, uintptr(fd))
+	}
+	pid, err := syscall.ForkExec("/proc/self/exe", []string{nameSlot, z.mode, string(text)}, &syscall.ProcAttr{
+		// It runs on one thread, which never leaves its processor to another. It collects garbage between runs, and
+		// during one only if that is of many megabytes.
+		Env:   []string{"GOMAXPROCS=1", "GODEBUG=asyncpreemptoff=1", "GOGC=off", "GOMEMLIMIT=32MiB"},
+		Files: files,
+		Sys:   &syscall.SysProcAttr{Cloneflags: unix.CLONE_NEWNS, Pdeathsig: syscall.SIGKILL},
+	})
+	if err != nil {
+		unix.Close(sv[0])
+		return -1, fmt.Errorf("start a slot: %w", err)
+	}
+	z.slots[want.Number] = pid
+	unix.Close(sv[1]) // so that its death is seen
+	b, _, err := Receive(sv[0])
+	if err == nil && len(b) > 1 {
+		err = errors.New(string(b[1:]))
+	}
+	if err != nil {
+		unix.Close(sv[0])
+		return -1, fmt.Errorf("start a slot: %w", err)
+	}
+	return sv[0], nil
+}
+
+// bury ends a slot of which the worker has lost sight, with what runs in it.
+func (z *zygote) bury(number int) {
+	pid, ok := z.slots[number]
+	if !ok {
+		return
+	}
+	delete(z.slots, number)
+	_ = unix.Kill(pid, unix.SIGKILL) // it may be dead, and is a child until it is waited for
+	for {
+		if _, err := unix.Wait4(pid, nil, 0, nil); err != unix.EINTR {
 			return
-		}
-		reply(socketFD, "", -1)
-	case ReqRun:
-		n, err := strconv.Atoi(string(text))
-		s := z.slots[n]
-		if err != nil || s == nil || len(fds) < fdMore {
-			closeAll(fds) // with control, which tells the worker
-			return
-		}
-		select {
-		case s.work <- fds:
-		default:
-			// It has one that it cannot even begin. Nobody else is to wait for that.
-			report(fds[fdControl], Report{Failed: "the slot does not answer"})
-			closeAll(fds)
 		}
 	}
 }
@@ -166,41 +191,6 @@ func reply(sock int, text string, fd int) {
 		// wait for one for ever. If the worker is gone there is nobody to tell.
 		_ = Send(sock, []byte(".send the descriptor: "+err.Error()))
 	}
-}
-
-// maxWorkspaceFiles bounds the files of a workspace that has no bound of its own: each takes about 1 KiB of
-// memory that cannot be reclaimed. Bytes without a bound are bounded by the kernel, at half of the memory.
-const maxWorkspaceFiles = 1_500_000
-
-// newWorkspace returns the descriptor of a detached tmpfs. It has a page and a file more than the room that is asked
-// for: when nothing is left, more was wanted.
-func newWorkspace(room Room) (int, error) {
-	if room.Files <= 0 {
-		room.Files = maxWorkspaceFiles
-	}
-	room.Files++
-	options := [][2]string{{"mode", "0755"}, {"source", "workspace"}, {"nr_inodes", strconv.FormatInt(room.Files, 10)}}
-	if room.Bytes > 0 {
-		options = append(options, [2]string{"size", strconv.FormatInt(room.Bytes+int64(os.Getpagesize()), 10)})
-	}
-	fs, err := unix.Fsopen("tmpfs", unix.FSOPEN_CLOEXEC)
-	if err != nil {
-		return -1, fmt.Errorf("open tmpfs: %w", err)
-	}
-	defer unix.Close(fs)
-	for _, kv := range options {
-		if err := unix.FsconfigSetString(fs, kv[0], kv[1]); err != nil {
-			return -1, fmt.Errorf("tmpfs %s=%s: %w", kv[0], kv[1], err)
-		}
-	}
-	if err := unix.FsconfigCreate(fs); err != nil {
-		return -1, fmt.Errorf("make tmpfs: %w", err)
-	}
-	fd, err := unix.Fsmount(fs, unix.FSMOUNT_CLOEXEC, unix.MOUNT_ATTR_NOSUID|unix.MOUNT_ATTR_NODEV)
-	if err != nil {
-		return -1, fmt.Errorf("mount tmpfs: %w", err)
-	}
-	return fd, nil
 }
 
 // report sends r on control. If the worker is gone there is nobody to tell, and few need to know.

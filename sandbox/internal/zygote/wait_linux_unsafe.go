@@ -1,0 +1,73 @@
+// SPDX-License-Identifier: Apache-2.0
+
+//go:build linux
+
+package zygote
+
+import (
+	"fmt"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+)
+
+// These wait without telling the Go scheduler, which would hand this thread's processor on, and back, by two switches
+// between threads. As long as it does not know, it finds that the thread has run for too long and asks it to give way.
+// The hooks of a fork make it forget that, and keep signals away.
+
+// read is read(2).
+//
+//go:norace
+//go:nosplit
+func read(fd int, b []byte) (int, error) {
+	at := unsafe.Pointer(unsafe.SliceData(b))
+	beforeFork()
+	n, _, errno := unix.RawSyscall(unix.SYS_READ, uintptr(fd), uintptr(at), uintptr(len(b)))
+	afterFork()
+	if errno != 0 {
+		return 0, errno
+	}
+	return int(n), nil
+}
+
+// wait is wait4(2).
+//
+//go:norace
+//go:nosplit
+func wait(pid int, ws *uint32, ru *unix.Rusage) error {
+	beforeFork()
+	_, _, errno := unix.RawSyscall6(unix.SYS_WAIT4, uintptr(pid), uintptr(unsafe.Pointer(ws)), 0, uintptr(unsafe.Pointer(ru)), 0, 0)
+	afterFork()
+	if errno != 0 {
+		return errno
+	}
+	return nil
+}
+
+// readable waits until there is something to be received.
+//
+//go:norace
+//go:nosplit
+func readable(poll *unix.PollFd) error {
+	beforeFork()
+	_, _, errno := unix.RawSyscall6(unix.SYS_PPOLL, uintptr(unsafe.Pointer(poll)), 1, 0, 0, 0, 0)
+	afterFork()
+	if errno != 0 {
+		return errno
+	}
+	return nil
+}
+
+// receive is Receive, once there is something to be received.
+func receive(sock int) ([]byte, []int, error) {
+	for {
+		err := readable(&unix.PollFd{Fd: int32(sock), Events: unix.POLLIN})
+		if err == unix.EINTR {
+			continue
+		}
+		if err != nil {
+			return nil, nil, fmt.Errorf("wait for a request: %w", err)
+		}
+		return Receive(sock)
+	}
+}

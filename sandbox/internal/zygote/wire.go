@@ -1,0 +1,162 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package zygote
+
+import (
+	"encoding/binary"
+	"encoding/json"
+	"errors"
+	"math"
+)
+
+// A plan travels between processes of one executable, for every run: as its fields one after the other, a number as a
+// varint and a text behind its length. A base, which is rare, is in JSON.
+
+// Append appends the plan's encoding to b.
+func (p *Plan) Append(b []byte) ([]byte, error) {
+	var base []byte
+	if p.Base != nil {
+		var err error
+		if base, err = json.Marshal(p.Base); err != nil {
+			return nil, err
+		}
+	}
+	b = appendText(b, string(base))
+	b = binary.AppendUvarint(b, uint64(len(p.Ops)))
+	for _, o := range p.Ops {
+		b = appendText(b, string(o.Kind))
+		b = appendText(b, o.Target)
+		b = appendText(b, o.Source)
+		b = binary.AppendVarint(b, int64(o.Image))
+		b = binary.AppendVarint(b, o.Bytes)
+		b = binary.AppendUvarint(b, o.Attrs)
+	}
+	for _, list := range [][]string{p.Args, p.Env, p.Writable} {
+		b = binary.AppendUvarint(b, uint64(len(list)))
+		for _, s := range list {
+			b = appendText(b, s)
+		}
+	}
+	b = appendText(b, p.Dir)
+	var flags uint64
+	for i, set := range []bool{p.Workspace, p.Terminal, p.SameNetwork} {
+		if set {
+			flags |= 1 << i
+		}
+	}
+	b = binary.AppendUvarint(b, flags)
+	b = binary.AppendUvarint(b, uint64(len(p.Addresses)))
+	for _, a := range p.Addresses {
+		b = append(b, a[:]...)
+	}
+	b = binary.AppendUvarint(b, uint64(len(p.Listeners)))
+	for _, l := range p.Listeners {
+		b = append(b, l.Address[:]...)
+		b = binary.AppendUvarint(b, uint64(l.Port))
+	}
+	b = binary.AppendUvarint(b, uint64(len(p.Rlimits)))
+	for _, r := range p.Rlimits {
+		b = binary.AppendVarint(b, int64(r.Resource))
+		b = binary.AppendUvarint(b, r.Value)
+	}
+	return b, nil
+}
+
+func appendText(b []byte, s string) []byte {
+	return append(binary.AppendUvarint(b, uint64(len(s))), s...)
+}
+
+// decodePlan is the inverse of Append.
+func decodePlan(b []byte) (*Plan, error) {
+	d := &decoder{b: b}
+	p := &Plan{}
+	if base := d.text(); base != "" {
+		p.Base = &Base{}
+		if err := json.Unmarshal([]byte(base), p.Base); err != nil {
+			return nil, err
+		}
+	}
+	p.Ops = make([]Op, d.length())
+	for i := range p.Ops {
+		p.Ops[i] = Op{
+			Kind: OpKind(d.text()), Target: d.text(), Source: d.text(),
+			Image: int(d.varint()), Bytes: d.varint(), Attrs: d.uvarint(),
+		}
+	}
+	for _, list := range []*[]string{&p.Args, &p.Env, &p.Writable} {
+		*list = make([]string, d.length())
+		for i := range *list {
+			(*list)[i] = d.text()
+		}
+	}
+	p.Dir = d.text()
+	flags := d.uvarint()
+	for i, set := range []*bool{&p.Workspace, &p.Terminal, &p.SameNetwork} {
+		*set = flags&(1<<i) != 0
+	}
+	p.Addresses = make([][4]byte, d.length())
+	for i := range p.Addresses {
+		copy(p.Addresses[i][:], d.bytes(4))
+	}
+	p.Listeners = make([]Listener, d.length())
+	for i := range p.Listeners {
+		copy(p.Listeners[i].Address[:], d.bytes(4))
+		p.Listeners[i].Port = uint16(d.uvarint())
+	}
+	p.Rlimits = make([]Rlimit, d.length())
+	for i := range p.Rlimits {
+		p.Rlimits[i] = Rlimit{int(d.varint()), d.uvarint()}
+	}
+	if d.short || len(d.b) > 0 {
+		return nil, errors.New("it is not of this program's making")
+	}
+	return p, nil
+}
+
+// A decoder takes fields from the front of b, and nothing any more once one is cut off.
+type decoder struct {
+	b     []byte
+	short bool
+}
+
+func (d *decoder) uvarint() uint64 {
+	v, n := binary.Uvarint(d.b)
+	d.skip(n)
+	return v
+}
+
+func (d *decoder) varint() int64 {
+	v, n := binary.Varint(d.b)
+	d.skip(n)
+	return v
+}
+
+// skip takes a number of n bytes; of none if it was cut off.
+func (d *decoder) skip(n int) {
+	if n <= 0 {
+		d.short, n = true, 0
+	}
+	d.b = d.b[n:]
+}
+
+// length returns a number of fields, each of at least a byte.
+func (d *decoder) length() int {
+	n := d.uvarint()
+	if n > uint64(len(d.b)) || n > math.MaxInt32 {
+		d.short = true
+		return 0
+	}
+	return int(n)
+}
+
+func (d *decoder) text() string { return string(d.bytes(d.length())) }
+
+func (d *decoder) bytes(n int) []byte {
+	if n > len(d.b) {
+		d.short = true
+		return nil
+	}
+	field := d.b[:n]
+	d.b = d.b[n:]
+	return field
+}

@@ -1,0 +1,239 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package namespace_test
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+
+	"github.com/cloister-build/cloister/sandbox"
+	"github.com/cloister-build/cloister/sandbox/internal/zygote"
+	"github.com/cloister-build/cloister/sandbox/namespace"
+	"github.com/cloister-build/cloister/sandbox/sandboxtest"
+	"golang.org/x/sys/unix"
+)
+
+// erofs returns an image with a directory "sub" that holds one executable file "file": a superblock, three inodes, two
+// blocks of names and one of the file's bytes.
+func erofs(text string) []byte {
+	const block, inodes = 4096, 2048
+	image := make([]byte, 4*block)
+	le := binary.LittleEndian
+	super := image[1024:]
+	le.PutUint32(super, 0xe0f5e1e2)
+	super[12] = 12 // bits of a block
+	le.PutUint16(super[14:], inodes/32)
+	le.PutUint64(super[16:], 3)
+	le.PutUint32(super[36:], 4)
+	inode := func(n, mode, links, size, at int) {
+		i := image[inodes+32*n:]
+		le.PutUint16(i[4:], uint16(mode))
+		le.PutUint16(i[6:], uint16(links))
+		le.PutUint32(i[8:], uint32(size))
+		le.PutUint32(i[16:], uint32(at))
+		le.PutUint32(i[20:], uint32(n+1))
+	}
+	directory := func(at, self, parent int, name string, kind byte) int {
+		b := image[at*block:]
+		for i, e := range []struct {
+			nid    int
+			offset int
+			kind   byte
+		}{{self, 36, 2}, {parent, 37, 2}, {self + 1, 39, kind}} {
+			le.PutUint64(b[12*i:], uint64(inodes/32+e.nid))
+			le.PutUint16(b[12*i+8:], uint16(e.offset))
+			b[12*i+10] = e.kind
+		}
+		return 36 + copy(b[36:], "."+".."+name)
+	}
+	inode(0, unix.S_IFDIR|0o777, 3, directory(1, 0, 0, "sub", 2), 1)
+	inode(1, unix.S_IFDIR|0o777, 2, directory(2, 1, 0, "file", 1), 2)
+	inode(2, unix.S_IFREG|0o777, 1, copy(image[3*block:], text), 3)
+	return image
+}
+
+// mountImage mounts one that holds text.
+func mountImage(t *testing.T, b *namespace.Backend, text string) sandbox.Mount {
+	t.Helper()
+	f, err := os.Create(filepath.Join(t.TempDir(), "secret-name.erofs"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	if _, err := f.Write(erofs(text)); err != nil {
+		t.Fatal(err)
+	}
+	m, err := b.Mount(t.Context(), f, nil)
+	if err != nil {
+		sandboxtest.Unavailable(t, "namespaces", err)
+	}
+	return m
+}
+
+func rootOnly(t *testing.T) {
+	t.Helper()
+	if os.Geteuid() != 0 {
+		t.Skip("needs root: an ordinary user cannot mount an EROFS image")
+	}
+}
+
+// TestImages: what is in an image can be read and executed, not changed, and tells nothing of the host.
+func TestImages(t *testing.T) {
+	rootOnly(t)
+	b, _ := backend(t, namespace.Config{})
+	one, two := mountImage(t, b, "#!/bin/sh\necho one\n"), mountImage(t, b, "#!/bin/sh\necho two\n")
+	r := sandboxtest.Run{
+		Script: `/one/sub/file && /build/in/two && cat /one/sub/file && grep -e /one -e /build/in /proc/self/mountinfo
+exec 2>/dev/null
+for f in /one/sub/file /build/in/two; do
+	for try in "chmod 700 $f" "touch $f" "rm -f $f" "mv $f $f.x" "ln $f /build/x" "truncate -s 0 $f"; do $try && echo "CHANGED by $try"; done
+	(echo x >> $f) && echo CHANGED
+done
+touch /one/new && echo CHANGED; mount -o remount,rw /one && echo CHANGED
+/one/sub/file`,
+		Spec: func(s *sandbox.Spec) {
+			s.Inputs = append(s.Inputs, sandbox.Input{Target: "/one", Content: "x", Image: one.Name(), Source: "."},
+				sandbox.Input{Target: "/build/in/two", Content: "x", Image: two.Name(), Source: "sub/file"})
+		},
+	}
+	for range 3 { // the same mounts again
+		r.Do(t, b)
+		if !strings.HasPrefix(r.Stdout, "one\ntwo\n#!/bin/sh\necho one\n") || !strings.HasSuffix(r.Stdout, "\none\n") || strings.Contains(r.Stdout, "CHANGED") {
+			t.Fatalf("got %s%s", r.Stdout, r.Stderr)
+		}
+		if n := strings.Count(r.Stdout, " - erofs /proc/self/fd/1000 ro"); n != 2 || strings.Contains(r.Stdout, "secret-name") {
+			t.Errorf("the mount table tells more than it should:\n%s", r.Stdout)
+		}
+	}
+	for _, m := range []sandbox.Mount{one, two} {
+		if err := m.Close(); err != nil {
+			t.Error(err)
+		}
+		if err := r.Try(t.Context(), t, b); !errors.Is(err, sandbox.ErrSpec) {
+			t.Errorf("of an image that is closed: got %v, want ErrSpec", err)
+		}
+	}
+}
+
+// TestManyImages: as many as travel in one packet, and no more.
+func TestManyImages(t *testing.T) {
+	rootOnly(t)
+	b, _ := backend(t, namespace.Config{})
+	var names []string
+	for range zygote.MaxImages + 1 {
+		m := mountImage(t, b, "#!/bin/sh\n")
+		defer m.Close()
+		names = append(names, m.Name())
+	}
+	run := func(n int) (string, error) {
+		r := sandboxtest.Run{
+			Script: "cat /build/i/*/sub/file | wc -l",
+			Spec: func(s *sandbox.Spec) {
+				for i, name := range names[:n] {
+					s.Inputs = append(s.Inputs, sandbox.Input{Target: fmt.Sprintf("/build/i/%d", i), Content: "x", Image: name, Source: "."})
+				}
+				s.Env = append([]string{"LONG=" + strings.Repeat("x", 100<<10)}, s.Env...) // one descriptor more
+			},
+		}
+		err := r.Try(t.Context(), t, b)
+		return r.Stdout, err
+	}
+	if got, err := run(zygote.MaxImages); err != nil || got != fmt.Sprintln(zygote.MaxImages) {
+		t.Errorf("%d images: got %q, %v", zygote.MaxImages, got, err)
+	}
+	if _, err := run(zygote.MaxImages + 1); !errors.Is(err, sandbox.ErrSpec) {
+		t.Errorf("%d images: got %v, want ErrSpec", zygote.MaxImages+1, err)
+	}
+}
+
+// TestBackendAttached is the contract on a kernel before Linux 6.15, as far as a later one shows it.
+func TestBackendAttached(t *testing.T) {
+	sandboxtest.TestBackend(t, func() sandbox.Backend {
+		return namespace.NewAttached(namespace.Config{Source: map[string]string{os.TempDir(): os.TempDir()}})
+	})
+}
+
+// TestImagesAttached: an image that could be in one run only is refused from the start.
+func TestImagesAttached(t *testing.T) {
+	rootOnly(t)
+	b := namespace.NewAttached(namespace.Config{})
+	defer b.Close()
+	f, err := os.Create(filepath.Join(t.TempDir(), "image"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	if _, err := f.Write(erofs("")); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := b.Mount(t.Context(), f, nil); !errors.Is(err, sandbox.ErrUnsupported) {
+		t.Errorf("got %v, want ErrUnsupported", err)
+	}
+}
+
+// sharedVariable makes the test binary a worker on a host whose mounts are shared, as systemd makes them.
+const sharedVariable = "CLOISTER_TEST_SHARED"
+
+// beShared is that worker: it lays an input over a part of an output, and the host mounts something in the input
+// meanwhile. It runs in a mount namespace of its own.
+func beShared(t testing.TB, dir string) {
+	for _, flags := range []uintptr{unix.MS_PRIVATE, unix.MS_SHARED} {
+		if err := unix.Mount("", "/", "", unix.MS_REC|flags, ""); err != nil {
+			t.Fatal(err)
+		}
+	}
+	b := namespace.New(namespace.Config{})
+	defer b.Close()
+	if err := os.MkdirAll(filepath.Join(dir, "in", "below"), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	r := sandboxtest.Run{
+		Script: "cat /proc/self/mountinfo; echo ready; read x < /build/go; touch /build/in/below/x /in/below/x 2>/dev/null && echo CHANGED; cat /proc/self/mountinfo",
+		Spec: func(s *sandbox.Spec) {
+			for _, target := range []string{"/build/in", "/in"} {
+				s.Inputs = append(s.Inputs, sandbox.Input{Target: target, Content: "x", Source: filepath.Join(dir, "in")})
+			}
+			s.Args[2] = strings.Replace(s.Args[2], "read x < /build/go", "while ! test -e /in/below/mounted -o -e /in/go; do sleep 0.02; done", 1)
+		},
+	}
+	go func() {
+		eventually(func() bool { return len(sandboxtest.Running(t, "/in/below/mounted")) > 0 })
+		err := unix.Mount("late", filepath.Join(dir, "in", "below"), "tmpfs", 0, "mode=0777")
+		if err == nil {
+			err = os.WriteFile(filepath.Join(dir, "in", "go"), nil, 0o644)
+		}
+		if err != nil {
+			t.Error(err)
+		}
+	}()
+	r.Do(t, b)
+	for _, word := range []string{"CHANGED", " master:", " shared:", " propagate_from:", "- tmpfs late"} {
+		if strings.Contains(r.Stdout, word) {
+			t.Errorf("%q is in\n%s", word, r.Stdout)
+		}
+	}
+}
+
+// TestHostsMountsDoNotArrive: what the host mounts while a run goes on does not come into its inputs, where it could
+// be written to.
+func TestHostsMountsDoNotArrive(t *testing.T) {
+	if dir := os.Getenv(sharedVariable); dir != "" {
+		beShared(t, dir)
+		return
+	}
+	rootOnly(t)
+	backend(t, namespace.Config{})
+	cmd := exec.CommandContext(t.Context(), "/proc/self/exe", "-test.run=^TestHostsMountsDoNotArrive$", "-test.timeout=1m")
+	cmd.Env = append(os.Environ(), sharedVariable+"="+t.TempDir())
+	cmd.SysProcAttr = &syscall.SysProcAttr{Cloneflags: unix.CLONE_NEWNS}
+	if out, err := cmd.CombinedOutput(); err != nil {
+		t.Errorf("%v\n%s", err, out)
+	}
+}

@@ -1,0 +1,510 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package namespace_test
+
+import (
+	"bufio"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/cloister-build/cloister/sandbox"
+	"github.com/cloister-build/cloister/sandbox/namespace"
+	"github.com/cloister-build/cloister/sandbox/sandboxtest"
+)
+
+// A process is what /proc says of one.
+type process struct {
+	pid   int
+	state string
+	name  string
+}
+
+// children returns the processes that a process has started and not waited for.
+func children(t *testing.T, parent int) []process {
+	t.Helper()
+	stats, err := filepath.Glob("/proc/[0-9]*/stat")
+	if err != nil || len(stats) == 0 {
+		t.Fatalf("the host's processes cannot be listed: %v", err)
+	}
+	var found []process
+	for _, p := range stats {
+		text, err := os.ReadFile(p)
+		if err != nil {
+			continue // it has ended
+		}
+		before, after, ok := strings.Cut(string(text), " (")
+		i := strings.LastIndex(after, ") ")
+		if !ok || i < 0 {
+			t.Fatalf("%s: %q", p, text)
+		}
+		f := strings.Fields(after[i+2:])
+		pid, err := strconv.Atoi(before)
+		if err == nil && f[1] == strconv.Itoa(parent) {
+			found = append(found, process{pid, f[0], after[:i]})
+		}
+	}
+	return found
+}
+
+// slotProcesses are the slots of a backend that live.
+func slotProcesses(t *testing.T, b *namespace.Backend) []int {
+	t.Helper()
+	var pids []int
+	for _, p := range children(t, b.Zygote()) {
+		if p.state != "Z" {
+			pids = append(pids, p.pid)
+		}
+	}
+	return pids
+}
+
+func alive(pid int) bool { return syscall.Kill(pid, 0) == nil }
+
+// TestTemplateKeepsNothing: what a run does to the root that it has from a template is not seen by the next run of the
+// slot, also if it was killed.
+func TestTemplateKeepsNothing(t *testing.T) {
+	b, _ := backend(t, namespace.Config{})
+	look := func() string {
+		r := sandboxtest.Run{Script: `ls -AlRn --time-style=+%s.%N / --ignore=proc --ignore=usr --ignore=lib --ignore=lib64 --ignore=bin --ignore=alternatives 2>&1 | sed 's/[0-9]*\.[0-9]* / /; s/^total.*//'
+cat /etc/* 2>/dev/null; exec 3</etc/passwd; flock -xn 3 && echo free; ls -A /tmp /dev/shm /build`}
+		r.Do(t, b)
+		return r.Stdout
+	}
+	numbers := regexp.MustCompile(`[0-9]+:[0-9]+|^[0-9]+ [0-9]+|mnt:\[[0-9]+\]`)
+	mounts := func() string {
+		r := sandboxtest.Run{Script: "cat /proc/self/mountinfo"}
+		r.Do(t, b)
+		var lines []string
+		for l := range strings.Lines(r.Stdout) {
+			lines = append(lines, numbers.ReplaceAllString(l, "N"))
+		}
+		return strings.Join(lines, "")
+	}
+	before, table := look(), mounts()
+	if !strings.Contains(before, "free\n") || !strings.Contains(table, " /tmp ") {
+		t.Fatalf("got %s\n%s", before, table)
+	}
+	const leave = `exec 2>/dev/null 3</etc/passwd; flock -x 3
+for d in / /etc /dev /dev/shm /tmp /build /proc; do echo x > $d/left; mkdir $d/leftdir; ln -s x $d/leftlink; mkfifo $d/leftpipe; done
+for f in /etc/passwd /etc/hosts; do echo x >> $f; touch $f; chmod 777 $f; mv $f $f.left; rm -f $f; done
+rm -rf /tmp /dev/shm /etc; mount -t tmpfs left /tmp; umount -l /dev/shm; cd /tmp; `
+	for _, end := range []string{"exit 0", "sleep 60 & exit 3", "kill -9 $$", "exec sleep 60"} {
+		r := sandboxtest.Run{Script: leave + end, Spec: func(s *sandbox.Spec) { s.Timeout = 500 * time.Millisecond }}
+		r.Do(t, b)
+		if got := look(); got != before {
+			t.Errorf("after %s the root differs:\n%s\nbut\n%s", end, before, got)
+		}
+		if got := mounts(); got != table {
+			t.Errorf("after %s the mount table differs:\n%s\nbut\n%s", end, table, got)
+		}
+	}
+	if n := b.Slots(); n != 1 {
+		t.Errorf("the runs had %d slots", n)
+	}
+}
+
+// TestBasesDoNotMix: runs that differ in what a slot makes ahead have each its own, in one slot by turns.
+func TestBasesDoNotMix(t *testing.T) {
+	b, _ := backend(t, namespace.Config{})
+	dir := t.TempDir()
+	if err := os.WriteFile(filepath.Join(dir, "mark"), nil, 0o644); err != nil {
+		t.Fatal(err)
+	}
+	const script = `cat /etc/hosts; df -B1 /tmp | tail -n1; test -e /host/mark && echo mark; ls -d /build/* /other 2>/dev/null; cat /proc/self/net/dev | grep -c lo:; exec 2>/dev/null; exec 3<>/dev/tcp/127.0.0.1/9`
+	changes := []func(*sandbox.Spec){
+		func(s *sandbox.Spec) {},
+		func(s *sandbox.Spec) { s.Network.Listen = false },
+		func(s *sandbox.Spec) { s.Network = sandbox.Network{} },
+		func(s *sandbox.Spec) { s.Temp[0].Bytes = 5 << 20 },
+		func(s *sandbox.Spec) { s.Temp = append(s.Temp, sandbox.Temp{Target: "/other", Bytes: 1 << 20}) },
+		func(s *sandbox.Spec) { s.Network.Allow = []sandbox.Endpoint{{Host: "name.example", Port: 443}} },
+		func(s *sandbox.Spec) { s.Network.Allow = []sandbox.Endpoint{{Host: "other.example", Port: 443}} },
+		func(s *sandbox.Spec) { s.Audit = sandbox.AuditOff },
+		func(s *sandbox.Spec) {
+			s.Inputs = append(s.Inputs, sandbox.Input{Target: "/host", Content: "x", Source: dir})
+		},
+		func(s *sandbox.Spec) { // a root of its own
+			s.Inputs = append(s.Inputs, sandbox.Input{Target: "/other", Content: "x", Source: "out/x"})
+			s.Outputs[0].Source = "out/y"
+		},
+	}
+	run := func(i int) string {
+		r := sandboxtest.Run{
+			Spec: func(s *sandbox.Spec) { s.Args = []string{"/bin/bash", "-c", script}; changes[i](s) },
+			Setup: func(t testing.TB, ws *os.Root) {
+				if err := errors.Join(ws.Mkdir("out/x", 0o755), ws.Mkdir("out/y", 0o755)); err != nil {
+					t.Fatal(err)
+				}
+			},
+		}
+		r.Do(t, b)
+		return r.Stdout
+	}
+	var alone []string
+	for i := range changes {
+		alone = append(alone, run(i))
+	}
+	for _, i := range []int{1, 2, 3, 4, 5, 6} {
+		if i > 2 && slices.Contains(alone[:i], alone[i]) {
+			t.Errorf("change %d makes no difference:\n%s", i, alone[i])
+		}
+	}
+	for i := range changes {
+		for j := range changes {
+			if got := []string{run(i), run(j)}; got[0] != alone[i] || got[1] != alone[j] {
+				t.Fatalf("change %d then %d: got\n%s\nwant\n%s\n%s", i, j, got, alone[i], alone[j])
+			}
+		}
+	}
+	if n := b.Slots(); n != 1 {
+		t.Errorf("the runs had %d slots", n)
+	}
+}
+
+// TestFailedTemplateIsForgotten: once what was missing is there, so is the run.
+func TestFailedTemplateIsForgotten(t *testing.T) {
+	b, _ := backend(t, namespace.Config{})
+	dir := filepath.Join(t.TempDir(), "late")
+	r := sandboxtest.Run{Script: "ls /late", Spec: func(s *sandbox.Spec) {
+		s.Inputs = append(s.Inputs, sandbox.Input{Target: "/late", Content: "x", Source: dir})
+	}}
+	for range 2 {
+		if err := r.Try(t.Context(), t, b); err == nil || !strings.Contains(err.Error(), dir) {
+			t.Errorf("got %v, want an error that names %s", err, dir)
+		}
+	}
+	if err := os.Mkdir(dir, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	r.Do(t, b)
+}
+
+// TestTemplateFollowsTheHost: an input that was replaced on the host is the new one for the next run.
+func TestTemplateFollowsTheHost(t *testing.T) {
+	b, _ := backend(t, namespace.Config{})
+	dir := t.TempDir()
+	put := func(name, text string) {
+		t.Helper()
+		p := filepath.Join(dir, name)
+		if err := errors.Join(os.Mkdir(p, 0o755), os.WriteFile(filepath.Join(p, "file"), []byte(text), 0o644)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	move := func(from, to string) {
+		t.Helper()
+		if err := os.Rename(filepath.Join(dir, from), filepath.Join(dir, to)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	r := sandboxtest.Run{Script: "cat /sdk/file", Spec: func(s *sandbox.Spec) {
+		s.Inputs = append(s.Inputs, sandbox.Input{Target: "/sdk", Content: "host", Source: filepath.Join(dir, "sdk")})
+	}}
+	put("sdk", "old")
+	r.Do(t, b)
+	put("new", "new")
+	move("sdk", "gone")
+	move("new", "sdk")
+	r.Do(t, b)
+	if r.Stdout != "new" {
+		t.Errorf("got %q, want the new one", r.Stdout)
+	}
+}
+
+// TestKilledSlotLosesItsRunAlone: and the next runs find new ones.
+func TestKilledSlotLosesItsRunAlone(t *testing.T) {
+	b, _ := backend(t, namespace.Config{})
+	mark := fmt.Sprintf("6%d.5", os.Getpid())
+	type end struct {
+		r   *sandboxtest.Run
+		err error
+	}
+	ended := make(chan end, 2)
+	first := slotProcesses(t, b)
+	if len(first) != 1 {
+		t.Fatalf("got slots %v after one run", first)
+	}
+	for range 2 {
+		go func() {
+			r := &sandboxtest.Run{Script: "echo ready; exec sleep " + mark, Spec: func(s *sandbox.Spec) { s.Timeout = 3 * time.Second }}
+			err := r.Try(t.Context(), t, b)
+			ended <- end{r, err}
+		}()
+	}
+	running := func() int { return len(sandboxtest.Running(t, "sleep\x00"+mark)) }
+	if !eventually(func() bool { return running() == 2 }) {
+		t.Fatal("the runs are not there")
+	}
+	if err := syscall.Kill(first[0], syscall.SIGKILL); err != nil {
+		t.Fatal(err)
+	}
+	lost := <-ended
+	if lost.err == nil {
+		t.Errorf("a run without its slot ended with %+v", lost.r.Result)
+	}
+	if n := running(); n != 1 {
+		t.Errorf("%d runs are alive, want the other one", n)
+	}
+	if other := <-ended; other.err != nil || !other.r.Result.Stopped {
+		t.Errorf("the other run: got %+v, %v", other.r.Result, other.err)
+	}
+	// All of them, while they wait.
+	for _, pid := range slotProcesses(t, b) {
+		if err := syscall.Kill(pid, syscall.SIGKILL); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if !eventually(func() bool { return len(slotProcesses(t, b)) == 0 }) {
+		t.Fatal("the slots live")
+	}
+	r := sandboxtest.Run{Script: "exit 3"}
+	for range 3 {
+		r.Do(t, b)
+		if r.Result.ExitCode != 3 {
+			t.Errorf("the next run: got %+v", r.Result)
+		}
+	}
+}
+
+// TestIdleProcessesDie: slots that wait, and what they have ready, end with the zygote and with the backend.
+func TestIdleProcessesDie(t *testing.T) {
+	for name, end := range map[string]func(*namespace.Backend) error{
+		"zygote": (*namespace.Backend).KillZygote, "backend": (*namespace.Backend).Close,
+	} {
+		b, _ := backend(t, namespace.Config{})
+		var all []int
+		if !eventually(func() bool {
+			all = slotProcesses(t, b)
+			for _, slot := range all {
+				for _, c := range children(t, slot) {
+					all = append(all, c.pid)
+				}
+			}
+			return len(all) == 2 // the slot, and the pid 1 that waits
+		}) {
+			t.Fatalf("got processes %v, want a slot and a pid 1", all)
+		}
+		if err := end(b); err != nil {
+			t.Fatal(err)
+		}
+		if !eventually(func() bool { return !slices.ContainsFunc(all, alive) }) {
+			t.Errorf("without the %s these live: %v", name, slices.DeleteFunc(all, func(pid int) bool { return !alive(pid) }))
+		}
+	}
+}
+
+// TestLongCommandLines: what the kernel takes runs, and what it does not is the program's failure, however the plan
+// travels.
+func TestLongCommandLines(t *testing.T) {
+	b, _ := backend(t, namespace.Config{})
+	many := func(n, size int) []string {
+		list := make([]string, n)
+		for i := range list {
+			list[i] = fmt.Sprintf("%0*d", size, i)
+		}
+		return list
+	}
+	env := func(values []string) []string {
+		for i, v := range values {
+			values[i] = fmt.Sprintf("V%06d=%s", i, v)
+		}
+		return append([]string{"PATH=/usr/bin:/bin"}, values...)
+	}
+	const word = 128<<10 - 1 // the longest that the kernel takes, without its NUL (MAX_ARG_STRLEN)
+	for _, c := range []struct {
+		name string
+		args []string
+		env  []string
+		code int
+	}{
+		{"plan that just fits a packet or not", many(1, 59<<10), nil, 0},
+		{"longest word", many(1, word), nil, 0},
+		{"a longer word", many(1, word+1), nil, 126},
+		{"longest variable", nil, env(many(1, word-len("V000000="))), 0},
+		{"a longer variable", nil, env(many(1, word-len("V000000=")+1)), 126},
+		{"many words", many(100_000, 8), nil, 0},
+		{"a megabyte of words", many(10, 100<<10), nil, 0},
+		{"a megabyte of variables", nil, env(many(10, 100<<10)), 0},
+		{"more than there is room for", many(90, 100<<10), nil, 126},
+		{"more variables than there is room for", nil, env(many(90, 100<<10)), 126},
+	} {
+		r := sandboxtest.Run{Spec: func(s *sandbox.Spec) {
+			s.Args = append([]string{"/bin/bash", "-c", `echo $#; [ -z "$V000000" ] || echo ${#V000000}`, "bash"}, c.args...)
+			if c.env != nil {
+				s.Env = c.env
+				slices.Sort(s.Env)
+			}
+		}}
+		r.Do(t, b)
+		if r.Result.ExitCode != c.code || c.code == 0 && !strings.HasPrefix(r.Stdout, fmt.Sprintf("%d\n", len(c.args))) {
+			t.Errorf("%s: got exit code %d, %q, %s", c.name, r.Result.ExitCode, r.Stdout, r.Stderr)
+		}
+		if c.code == 126 && r.Stderr != "cloister: /bin/bash: cannot be executed: argument list too long\n" {
+			t.Errorf("%s: got %q", c.name, r.Stderr)
+		}
+	}
+}
+
+// TestPlansAroundAPacket: wherever a plan stops to fit into a packet, all of it arrives.
+func TestPlansAroundAPacket(t *testing.T) {
+	b, _ := backend(t, namespace.Config{})
+	for n := 62 << 10; n < 66<<10; n += 64 {
+		r := sandboxtest.Run{Spec: func(s *sandbox.Spec) {
+			s.Args = []string{"/bin/bash", "-c", "echo ${#1}", "bash", strings.Repeat("x", n)}
+		}}
+		r.Do(t, b)
+		if r.Stdout != fmt.Sprintln(n) {
+			t.Errorf("a word of %d bytes: got %q, exit code %d, %s", n, r.Stdout, r.Result.ExitCode, r.Stderr)
+		}
+	}
+}
+
+// TestSlotStaysSmall: a slot has open what it had before, hundreds of runs later, and not much more memory, long command
+// lines or not.
+func TestSlotStaysSmall(t *testing.T) {
+	b, _ := backend(t, namespace.Config{})
+	runs := func(n int) {
+		t.Helper()
+		for i := range n {
+			s := script(t, "true")
+			s.Args = []string{"/bin/true"}
+			if i%3 == 0 {
+				s.Args = append(s.Args, slices.Repeat([]string{strings.Repeat("x", 100<<10)}, 12)...)
+			}
+			if _, err := b.Run(t.Context(), s, sandbox.Stdio{}); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	runs(20)
+	slots := slotProcesses(t, b)
+	if len(slots) != 1 {
+		t.Fatalf("got slots %v", slots)
+	}
+	state := func() (fds, processes int, resident int64) {
+		entries, err := os.ReadDir(fmt.Sprintf("/proc/%d/fd", slots[0]))
+		if err != nil {
+			t.Fatal(err)
+		}
+		status, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", slots[0]))
+		if err != nil {
+			t.Fatal(err)
+		}
+		for line := range strings.Lines(string(status)) {
+			if v, ok := strings.CutPrefix(line, "VmRSS:"); ok {
+				resident, err = strconv.ParseInt(strings.Fields(v)[0], 10, 64)
+				if err != nil {
+					t.Fatal(err)
+				}
+			}
+		}
+		return len(entries), len(children(t, slots[0])), resident << 10
+	}
+	runs(80)
+	fds, processes, resident := state()
+	runs(500)
+	var f, p int
+	var now int64
+	// The pid 1 of the next run comes a moment after the last one's end.
+	if !eventually(func() bool { f, p, now = state(); return f <= fds && p <= max(processes, 1) }) {
+		t.Errorf("after 500 runs more: %d descriptors and %d processes, before %d and %d", f, p, fds, processes)
+	}
+	if now > resident+4<<20 || now > 48<<20 {
+		t.Errorf("after 500 runs more: resident are %s, before %s", sandbox.Bytes(now), sandbox.Bytes(resident))
+	}
+	for _, c := range append(children(t, slots[0]), children(t, b.Zygote())...) {
+		if c.state == "Z" {
+			t.Errorf("%s, %d, is a zombie", c.name, c.pid)
+		}
+	}
+}
+
+// churnVariable makes the test binary a worker that does runs without an end, each a program of the name that it has.
+const churnVariable = "CLOISTER_TEST_CHURN"
+
+func churn(mark string) {
+	b := namespace.New(namespace.Config{})
+	if _, err := b.Probe(timeless{}); err != nil {
+		panic(err)
+	}
+	fmt.Println(b.Zygote())
+	for {
+		s := &sandbox.Spec{Args: []string{"/bin/sleep", "0.00" + mark}, Dir: "/usr", Limits: sandboxtest.Limits()}
+		for _, dir := range []string{"/usr", "/bin", "/lib", "/lib64"} {
+			if src, err := filepath.EvalSymlinks(dir); err == nil {
+				s.Inputs = append(s.Inputs, sandbox.Input{Target: dir, Content: "host", Source: src})
+			}
+		}
+		if _, err := b.Run(timeless{}, s, sandbox.Stdio{}); err != nil {
+			panic(err)
+		}
+	}
+}
+
+// TestEverythingDiesWithTheWorker: at whatever moment of a run the worker is killed, also if it has not answered for a
+// while before, so that a command waits to be executed, all processes that it had end.
+func TestEverythingDiesWithTheWorker(t *testing.T) {
+	backend(t, namespace.Config{})
+	mark := fmt.Sprintf("7%d", os.Getpid())
+	for i := range 24 {
+		cmd := exec.CommandContext(t.Context(), "/proc/self/exe")
+		cmd.Env = append(os.Environ(), churnVariable+"="+mark)
+		stdout, err := cmd.StdoutPipe()
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := cmd.Start(); err != nil {
+			t.Fatal(err)
+		}
+		line, err := bufio.NewReader(stdout).ReadString('\n')
+		zygote := strings.TrimSpace(line)
+		if err != nil {
+			t.Fatalf("the worker does not start: %q, %v", line, err)
+		}
+		time.Sleep(time.Duration(i) * 1300 * time.Microsecond)
+		if i%2 == 0 {
+			if err := cmd.Process.Signal(syscall.SIGSTOP); err != nil {
+				t.Fatal(err)
+			}
+			time.Sleep(20 * time.Millisecond)
+		}
+		if err := cmd.Process.Kill(); err != nil {
+			t.Fatal(err)
+		}
+		_ = cmd.Wait() // killed, as asked
+		left := func() []string { return append(session(t, zygote), sandboxtest.Running(t, "sleep\x000.00"+mark)...) }
+		if !eventually(func() bool { return len(left()) == 0 }) {
+			t.Errorf("after worker %d these live: %v", i, left())
+		}
+	}
+}
+
+// session returns the processes of a session (proc_pid_stat(5)), which are the zygote that leads it, its slots, and
+// each pid 1.
+func session(t *testing.T, leader string) []string {
+	t.Helper()
+	stats, err := filepath.Glob("/proc/[0-9]*/stat")
+	if err != nil || len(stats) == 0 {
+		t.Fatalf("the host's processes cannot be listed: %v", err)
+	}
+	var found []string
+	for _, p := range stats {
+		text, err := os.ReadFile(p)
+		if err != nil {
+			continue // it has ended
+		}
+		if f := strings.Fields(string(text[strings.LastIndexByte(string(text), ')')+1:])); len(f) > 3 && f[3] == leader {
+			found = append(found, string(text))
+		}
+	}
+	return found
+}

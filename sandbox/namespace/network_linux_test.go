@@ -1,0 +1,110 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package namespace_test
+
+import (
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/cloister-build/cloister/sandbox"
+	"github.com/cloister-build/cloister/sandbox/namespace"
+)
+
+// TestNetworkIsKeptOnlyUnused: of two runs in one slot the second has the first one's network if that made no socket in
+// it, and in any case one in which nothing has happened.
+func TestNetworkIsKeptOnlyUnused(t *testing.T) {
+	off := func(s *sandbox.Spec) { s.Audit = sandbox.AuditOff }
+	for _, c := range []struct {
+		name    string
+		without []namespace.Layer
+		spec    func(*sandbox.Spec)
+		does    string
+		kept    bool
+	}{
+		{"nothing", nil, nil, "", true},
+		{"unix sockets", nil, nil, "unix", true},
+		{"a connection", nil, nil, "tcp", false},
+		{"a datagram", nil, nil, "udp", false},
+		{"a netlink socket", nil, nil, "netlink", false},
+		{"nothing, without audit", nil, off, "", false},
+		{"nothing, without a witness", []namespace.Layer{namespace.Witness}, off, "", false},
+		{"nothing, without a filter", []namespace.Layer{namespace.Seccomp}, off, "", false},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			b, _ := backend(t, namespace.Config{Without: c.without})
+			run := func(words ...string) (id, text string) {
+				r := program(t, append([]string{"link=/proc/self/ns/net"}, words...)...)
+				if set := r.Spec; c.spec != nil {
+					r.Spec = func(s *sandbox.Spec) { set(s); c.spec(s) }
+				}
+				r.Do(t, b)
+				id, text, _ = strings.Cut(r.Stdout, "\n")
+				if r.Result.ExitCode != 0 || !strings.HasPrefix(id, "net:[") {
+					t.Fatalf("%v: got %+v, %s%s", words, r.Result, r.Stdout, r.Stderr)
+				}
+				return id, text
+			}
+			_, fresh := run("state")
+			first, said := run(c.does)
+			second, state := run("state")
+			if n := b.Slots(); n != 1 {
+				t.Fatalf("the runs had %d slots", n)
+			}
+			if c.does == "tcp" && !strings.Contains(said, " 06 ") { // TCP_TIME_WAIT
+				t.Errorf("the connection left nothing:\n%s", said)
+			}
+			if state != fresh {
+				t.Errorf("the network is not as it was:\n%s\nbut\n%s", fresh, state)
+			}
+			if kept := first == second; kept != c.kept {
+				t.Errorf("the network was kept: %t, want %t", kept, c.kept)
+			}
+		})
+	}
+}
+
+// TestKilledRunTakesItsNetworkAlong: so does one that was stopped while it had a connection.
+func TestKilledRunTakesItsNetworkAlong(t *testing.T) {
+	b, _ := backend(t, namespace.Config{})
+	fresh := act(t, b, "state")
+	r := program(t, "tcp", "wait")
+	set := r.Spec
+	r.Spec = func(s *sandbox.Spec) { set(s); s.Timeout = 300 * time.Millisecond }
+	r.Do(t, b)
+	if !r.Result.Stopped || !strings.Contains(r.Stdout, " 06 ") {
+		t.Fatalf("got %+v, %s", r.Result, r.Stdout)
+	}
+	if got := act(t, b, "state"); got != fresh || b.Slots() != 1 {
+		t.Errorf("in %d slots, the network is not as it was:\n%s\nbut\n%s", b.Slots(), fresh, got)
+	}
+}
+
+// TestPacketsAreOfTheirRun: each is counted in the run that sent it and in no other.
+func TestPacketsAreOfTheirRun(t *testing.T) {
+	b, _ := backend(t, namespace.Config{})
+	for i, c := range []struct {
+		does    string
+		refused bool
+	}{{"state", false}, {"away", true}, {"state", false}, {"unix", false}, {"udp", false}, {"away", true}, {"netlink", false}} {
+		r := program(t, c.does)
+		r.Do(t, b)
+		if n := r.Result.Usage.PacketsRefused; n > 0 != c.refused || b.Slots() != 1 {
+			t.Errorf("run %d, %s, in one of %d slots: got %d packets, some refused: %t", i, c.does, b.Slots(), n, c.refused)
+		}
+	}
+}
+
+// TestSocketsInFlightAreGone: unix sockets that nobody can reach any more, but of which the kernel does not know it yet,
+// show in no later run, and hold no lock there.
+func TestSocketsInFlightAreGone(t *testing.T) {
+	b, _ := backend(t, namespace.Config{})
+	for range 10 {
+		if got := act(t, b, "cycle=100"); got != "" {
+			t.Fatal(got)
+		}
+		if got := act(t, b, "cat=/proc/self/net/unix", "lock=/etc/passwd"); strings.Contains(got, "left") || strings.Count(got, "\n") != 2 {
+			t.Fatalf("in one of %d slots, the next run sees\n%s", b.Slots(), got)
+		}
+	}
+}
