@@ -60,17 +60,24 @@ func ReadAll(ctx context.Context, s Store, d Digest, limit int64) ([]byte, error
 // ReadProto reads the blob d into m. A blob that is no such message, or one that CheckMessage refuses,
 // is ErrInvalid.
 func ReadProto(ctx context.Context, s Store, d Digest, m proto.Message) error {
+	_, err := ReadSized(ctx, s, d, m)
+	return err
+}
+
+// ReadSized is ReadProto, and returns the bytes of memory that m is taken to cost.
+func ReadSized(ctx context.Context, s Store, d Digest, m proto.Message) (int64, error) {
 	b, err := ReadAll(ctx, s, d, maxBytes(m))
 	if err != nil {
-		return err
+		return 0, err
 	}
-	if err := CheckMessage(b, m); err != nil {
-		return fmt.Errorf("blob %s: %w", d, err)
+	cost, err := measure(b, m)
+	if err != nil {
+		return 0, fmt.Errorf("blob %s: %w", d, err)
 	}
 	if err := proto.Unmarshal(b, m); err != nil {
-		return invalidf("blob %s is not a valid %s", d, m.ProtoReflect().Descriptor().Name())
+		return 0, invalidf("blob %s is not a valid %s", d, m.ProtoReflect().Descriptor().Name())
 	}
-	return nil
+	return cost, nil
 }
 
 // maxBytes returns the size that a blob may have to be read as a message of m's type.
@@ -84,15 +91,22 @@ func maxBytes(m proto.Message) int64 {
 // CheckMessage returns ErrInvalid if b, an encoded message of m's type, is too large for ReadProto as it
 // is or would be once decoded. It decodes nothing and does not look at what m holds.
 func CheckMessage(b []byte, m proto.Message) error {
+	_, err := measure(b, m)
+	return err
+}
+
+// measure is CheckMessage, and returns what b will take once decoded.
+func measure(b []byte, m proto.Message) (int64, error) {
 	limit, desc := maxBytes(m), m.ProtoReflect().Descriptor()
 	if int64(len(b)) > limit {
-		return invalidf("a %s of %d bytes is larger than the %d that are read", desc.Name(), len(b), limit)
+		return 0, invalidf("a %s of %d bytes is larger than the %d that are read", desc.Name(), len(b), limit)
 	}
-	if charge(unfolded*limit-int64(len(b)), b, desc) < 0 {
-		return invalidf("a %s of %d bytes with so many entries takes more than the %d bytes of memory permitted",
+	left := charge(unfolded*limit-int64(len(b)), b, desc)
+	if left < 0 {
+		return 0, invalidf("a %s of %d bytes with so many entries takes more than the %d bytes of memory permitted",
 			desc.Name(), len(b), unfolded*limit)
 	}
-	return nil
+	return unfolded*limit - left, nil
 }
 
 // charge returns what is left of left bytes of memory after the entries of b, a message that desc

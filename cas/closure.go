@@ -54,8 +54,6 @@ type closure struct {
 	listed map[Digest]bool // those of blobs
 	// What was read, and as what: the same bytes may be a file, a Tree and a Directory.
 	trees, dirs map[Digest]bool
-	// holes says that a Directory that cannot be read is listed all the same, with nothing below it.
-	holes bool
 }
 
 func newClosure(s Store, f Function) *closure {
@@ -124,11 +122,7 @@ func (c *closure) directory(ctx context.Context, p *repb.Digest) error {
 		d := todo[len(todo)-1]
 		todo = todo[:len(todo)-1]
 		var dir repb.Directory
-		err := ReadProto(ctx, c.store, d, &dir)
-		if c.holes && (errors.Is(err, ErrNotFound) || errors.Is(err, ErrCorrupt)) {
-			continue
-		}
-		if err != nil {
+		if err := ReadProto(ctx, c.store, d, &dir); err != nil {
 			return err
 		}
 		if err := addAll(c, dir.Files); err != nil {
@@ -141,30 +135,6 @@ func (c *closure) directory(ctx context.Context, p *repb.Digest) error {
 		}
 	}
 	return nil
-}
-
-// MarkInputs marks as used every blob that action needs in order to run: the Action itself, its Command, its
-// input root with all Directories and files below. It returns those that are absent, as Store.Missing does, and
-// goes on without what an absent Directory would have named; an absent Action is ErrNotFound. What is malformed
-// is ErrInvalid, as are more than 2,000,000 blobs.
-//
-// It reads every Directory once, and takes a few hundred bytes of memory for each blob while it works.
-func MarkInputs(ctx context.Context, s Store, action Digest) (missing []Digest, err error) {
-	var a repb.Action
-	if err := ReadProto(ctx, s, action, &a); err != nil {
-		return nil, err
-	}
-	c := newClosure(s, action.fn)
-	c.holes = true
-	for _, p := range []*repb.Digest{action.Proto(), a.CommandDigest} {
-		if _, err := c.add(p); err != nil {
-			return nil, err
-		}
-	}
-	if err := c.directory(ctx, a.InputRootDigest); err != nil {
-		return nil, err
-	}
-	return s.Missing(ctx, c.blobs)
 }
 
 // LookupComplete returns the result recorded for action if every blob of its closure is present, and

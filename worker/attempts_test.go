@@ -375,16 +375,20 @@ func TestUnreadInputsAreNamedInAFullAudit(t *testing.T) {
 
 func TestMetadataSaysWhatWasUsedAndGranted(t *testing.T) {
 	var hash string
+	var root *repb.Digest
 	b := newBench(t, func(_ context.Context, spec *sandbox.Spec, _ sandbox.Stdio, _ *os.Root) *sandbox.Result {
-		hash = spec.Hash()
+		// It is the same however the input root was laid out.
+		whole := *spec
+		whole.Inputs = []sandbox.Input{{Target: ExecRoot, Content: fmt.Sprintf("%s/%d", root.Hash, root.SizeBytes)}}
+		hash = whole.Hash()
 		return &sandbox.Result{ExitCode: 139, Signal: 11, Usage: sandbox.Usage{
 			User: time.Second, System: 2 * time.Second, PeakRSS: 3, PeakMemory: 4, PeakProcesses: 5, ReadBytes: 6 * 512, WrittenBytes: 7 * 512,
 			VoluntarySwitches: 8, InvoluntarySwitches: 9, PacketsRefused: 10,
 		}}
 	})
-	out := b.do(&Task{Action: b.action(nil)})
+	out := b.do(&Task{Action: b.action(func(a *repb.Action, _ *repb.Command) { root = a.InputRootDigest })})
 	want := &cloisterpb.Execution{
-		Sandbox: &cloisterpb.Sandbox{Backend: "function", Tier: "full"},
+		Sandbox: &cloisterpb.Sandbox{Backend: "function", Tier: "full", Inputs: "copy", InputsReason: "this host mounts no images"},
 		Usage: &cloisterpb.Usage{
 			UserTime: durationpb.New(time.Second), SystemTime: durationpb.New(2 * time.Second), PeakResidentBytes: 3, PeakMemoryBytes: 4, PeakProcesses: 5,
 			ReadBytes: 6 * 512, WrittenBytes: 7 * 512, VoluntarySwitches: 8, InvoluntarySwitches: 9, PacketsRefused: 10,

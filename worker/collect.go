@@ -21,6 +21,8 @@ type collected struct {
 	unread []string
 	// log is the text that says all that, or the zero Digest.
 	log cas.Digest
+	// blobs are all that the result may name.
+	blobs []cas.Digest
 	// bad says which output is of a kind that cannot be one.
 	bad error
 
@@ -45,17 +47,18 @@ func (l *Local) collect(ctx context.Context, t *Task, req *Request, box *confine
 			return nil, err
 		}
 	}
+	batch := cas.NewBatch(store)
 	for _, log := range []struct {
 		text *bytes.Buffer
 		to   **repb.Digest
 	}{{&r.stdout.kept, &c.result.StdoutDigest}, {&r.stderr.kept, &c.result.StderrDigest}} {
-		d, err := cas.PutBytes(ctx, store, fn, log.text.Bytes())
+		d, err := batch.AddBytes(ctx, fn, log.text.Bytes())
 		if err != nil {
 			return nil, err
 		}
 		*log.to = d.Proto()
 	}
-	err := tree.Capture(ctx, store, fn, s.out, tree.Wanted{
+	err := tree.Capture(ctx, batch, fn, s.out, tree.Wanted{
 		Dir:         req.Command.WorkingDirectory,
 		Paths:       req.Command.OutputPaths,
 		Files:       req.Command.OutputFiles,
@@ -69,6 +72,9 @@ func (l *Local) collect(ctx context.Context, t *Task, req *Request, box *confine
 	if err != nil {
 		return nil, err
 	}
-	c.ended = time.Now()
+	if err := batch.Flush(ctx); err != nil {
+		return nil, err
+	}
+	c.blobs, c.ended = batch.Blobs(), time.Now()
 	return c, nil
 }

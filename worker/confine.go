@@ -45,7 +45,8 @@ func (l *Local) Admit(ctx context.Context, t *Task) (Admission, error) {
 	}
 	return Admission{
 		Alone: req.Action.DoNotCache || !box.grant.Cache,
-		Terms: fmt.Sprintf("%s %q %q", box.spec.Hash(), box.grant.Profile, box.grant.Rule),
+		// All else that decides on the grant is in the action itself.
+		Terms: fmt.Sprintf("%q %q", box.grant.Profile, box.grant.Rule),
 	}, nil
 }
 
@@ -75,7 +76,7 @@ func (l *Local) confine(t *Task, req *Request) (*confined, error) {
 		return nil, err
 	}
 	spec := &sandbox.Spec{
-		Args:    req.Command.Arguments,
+		Args:    slices.Clip(req.Command.Arguments), // which other runs may share
 		Dir:     path.Join(ExecRoot, req.Command.WorkingDirectory),
 		Env:     environment(req.Command),
 		Inputs:  slices.Clone(l.Toolchain),

@@ -16,7 +16,8 @@ import (
 	"github.com/cloister-build/cloister/cas/tree"
 )
 
-// A Request is an action with everything it refers to, decoded and checked.
+// A Request is an action with everything it refers to, decoded and checked. Action, Command and Input may be
+// shared and must not be changed.
 type Request struct {
 	Digest   cas.Digest
 	Instance *cas.Instance
@@ -56,7 +57,7 @@ func (l *Local) fetch(ctx context.Context, t *Task) (*Request, *Outcome, error) 
 // All blobs that are absent come back in one Fault of kind Missing, so that a client uploads them in
 // one go; anything malformed is a Fault of kind Invalid that says what and where.
 func (l *Local) Resolve(ctx context.Context, in *cas.Instance, action cas.Digest) (*Request, error) {
-	req, err := resolve(ctx, in, action)
+	req, err := l.resolve(ctx, in, action)
 	if err != nil {
 		return nil, fault(Fetch, err)
 	}
@@ -101,28 +102,21 @@ func (l *Local) ignoreProperties(req *Request) {
 const maxIgnored = 100
 
 // resolve is Resolve without the worker's own limits.
-func resolve(ctx context.Context, in *cas.Instance, action cas.Digest) (*Request, error) {
-	req := &Request{Digest: action, Instance: in, Action: new(repb.Action), Command: new(repb.Command)}
-	if err := cas.ReadProto(ctx, in.Store, action, req.Action); err != nil {
+func (l *Local) resolve(ctx context.Context, in *cas.Instance, action cas.Digest) (*Request, error) {
+	req := &Request{Digest: action, Instance: in}
+	var err error
+	if req.Action, err = tree.Read(ctx, l.inputs, in, action, new(repb.Action)); err != nil {
 		return nil, absent(err, action)
 	}
-	command, err := cas.FromProto(action.Function(), req.Action.CommandDigest)
+	command, root, err := parts(action, req.Action)
 	if err != nil {
-		return nil, fmt.Errorf("command_digest of action %s: %w", action, err)
-	}
-	root, err := cas.FromProto(action.Function(), req.Action.InputRootDigest)
-	if err != nil {
-		return nil, fmt.Errorf("input_root_digest of action %s: %w", action, err)
+		return nil, err
 	}
 	// Both are read before either failure is told, so that the list of absent blobs is whole.
-	commandErr := absent(cas.ReadProto(ctx, in.Store, command, req.Command), command)
-	var treeErr error
-	req.Input, treeErr = tree.Load(ctx, in.Store, root)
-	var a, b *tree.MissingError
-	if errors.As(commandErr, &a) && errors.As(treeErr, &b) {
-		return nil, &tree.MissingError{Blobs: append(a.Blobs, b.Blobs...)}
-	}
-	if err := errors.Join(commandErr, treeErr); err != nil {
+	var commandErr, treeErr error
+	req.Command, commandErr = tree.Read(ctx, l.inputs, in, command, new(repb.Command))
+	req.Input, treeErr = l.inputs.Load(ctx, in, root)
+	if err := both(absent(commandErr, command), treeErr); err != nil {
 		return nil, err
 	}
 	if req.Timeout, err = timeout(req.Action); err != nil {
@@ -136,6 +130,26 @@ func resolve(ctx context.Context, in *cas.Instance, action cas.Digest) (*Request
 		return nil, fmt.Errorf("command %s: %w", command, err)
 	}
 	return req, nil
+}
+
+// parts returns the digests of command and input root of the action a, which d names.
+func parts(d cas.Digest, a *repb.Action) (command, root cas.Digest, err error) {
+	if command, err = cas.FromProto(d.Function(), a.CommandDigest); err != nil {
+		return command, root, fmt.Errorf("command_digest of action %s: %w", d, err)
+	}
+	if root, err = cas.FromProto(d.Function(), a.InputRootDigest); err != nil {
+		return command, root, fmt.Errorf("input_root_digest of action %s: %w", d, err)
+	}
+	return command, root, nil
+}
+
+// both returns what says all that a and b say: of absent blobs one list.
+func both(a, b error) error {
+	var m, n *tree.MissingError
+	if errors.As(a, &m) && errors.As(b, &n) {
+		return &tree.MissingError{Blobs: slices.Concat(m.Blobs, n.Blobs)}
+	}
+	return errors.Join(a, b)
 }
 
 // absent turns a blob that was not found into a MissingError.

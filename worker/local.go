@@ -23,6 +23,8 @@ type Config struct {
 	Backend   sandbox.Backend
 	// Features are what Backend.Probe said; they become part of every result's metadata.
 	Features sandbox.Features
+	// Stager lays out input trees. Nil copies them.
+	Stager *tree.Stager
 	// Toolchain is what every action may read besides its input root; see HostToolchain.
 	Toolchain []sandbox.Input
 	// Policy says what an action may be given. Nil is policy.Default.
@@ -42,15 +44,22 @@ type Config struct {
 	// while the run may still read them: well within the time for which the store keeps what was used. Zero
 	// is an hour.
 	Renew time.Duration
+	// CacheBytes is how much memory the cache of decoded actions, commands and input trees takes. Zero is
+	// DefaultCacheBytes.
+	CacheBytes int64
 	// LogBytes is how much of stdout and how much of stderr is kept. Zero is 32 MiB.
 	LogBytes int64
 	Log      *slog.Logger
 }
 
+// DefaultCacheBytes is what Config.CacheBytes is by default: the decoded trees of some 300,000 files.
+const DefaultCacheBytes = 64 << 20
+
 // A Local executes actions on this machine.
 type Local struct {
 	Config
 
+	inputs   *tree.Cache
 	renewing chan struct{} // holds a value while inputs are being marked
 	mu       sync.Mutex
 	ignored  map[string]bool // platform properties that were warned of
@@ -72,13 +81,26 @@ func New(c Config) *Local {
 	if c.Renew <= 0 {
 		c.Renew = time.Hour
 	}
+	if c.Stager == nil {
+		c.Stager = tree.NewStager(tree.StagerConfig{})
+	}
+	if c.CacheBytes == 0 {
+		c.CacheBytes = DefaultCacheBytes
+	}
 	if c.LogBytes == 0 {
 		c.LogBytes = 32 << 20
 	}
 	if c.Log == nil {
 		c.Log = slog.New(slog.DiscardHandler)
 	}
-	return &Local{Config: c, renewing: make(chan struct{}, 1), ignored: map[string]bool{}}
+	return &Local{
+		Config: c,
+		// What was marked for the last time a quarter of Renew ago, and is marked again after Renew, is kept by a
+		// store that keeps what was used for three times Renew.
+		inputs:   tree.NewCache(c.CacheBytes, c.Renew/4),
+		renewing: make(chan struct{}, 1),
+		ignored:  map[string]bool{},
+	}
 }
 
 // Execute carries t through the seven verbs.
@@ -101,6 +123,9 @@ func (l *Local) Execute(ctx context.Context, t *Task, report func(Stage)) (*Outc
 	report(StageInputs)
 	staged, err := l.stage(ctx, req, box.spec)
 	if err != nil {
+		if errors.Is(err, cas.ErrNotFound) || errors.Is(err, cas.ErrCorrupt) {
+			l.inputs.Doubt(req.Instance.Name) // so that the client is told of all that is missing when it asks again
+		}
 		return nil, fault(StageInputs, err)
 	}
 	defer staged.close()
@@ -109,6 +134,11 @@ func (l *Local) Execute(ctx context.Context, t *Task, report func(Stage)) (*Outc
 	ran, err := l.run(ctx, t, box.spec)
 	if err != nil {
 		return nil, fault(Run, err)
+	}
+
+	if !staged.tree.Valid() {
+		l.inputs.Doubt(req.Instance.Name)
+		return nil, faultf(Unavailable, "run: somebody else wrote to the files of the store, or a blob was found damaged, while action %s read its inputs: run it again", t.Action)
 	}
 
 	report(Collect)
@@ -121,7 +151,7 @@ func (l *Local) Execute(ctx context.Context, t *Task, report func(Stage)) (*Outc
 	out := l.seal(&course{began: began, task: t, req: req, box: box, staged: staged, ran: ran, collected: got})
 
 	report(Publish)
-	return out, fault(Publish, l.publish(ctx, t, req, out))
+	return out, fault(Publish, l.publish(ctx, t, req, out, got.blobs))
 }
 
 // fault gives err its kind and says in which stage it arose; nil stays nil.

@@ -4,39 +4,45 @@ package worker
 
 import (
 	"context"
+	"errors"
+	"log/slog"
 	"runtime/debug"
 	"sync"
 	"time"
 
+	repb "github.com/bazelbuild/remote-apis/build/bazel/remote/execution/v2"
 	"github.com/cloister-build/cloister/cas"
+	"github.com/cloister-build/cloister/cas/tree"
 )
 
 // keepInputs calls RenewInputs every l.Renew until the function that it returns is called, which waits for
-// a call that is under way. The first is due after l.Renew: fetch has just marked them.
+// a call that is under way. The first is due after l.Renew: fetch has marked them, or knows that they
+// were marked at most a quarter of that ago.
 func (l *Local) keepInputs(ctx context.Context, t *Task) (stop func()) {
 	ctx, cancel := context.WithCancel(ctx)
-	var wg sync.WaitGroup
-	wg.Go(func() {
-		tick := time.NewTicker(l.Renew)
-		defer tick.Stop()
-		for {
-			select {
-			case <-ctx.Done():
-				return
-			case <-tick.C:
-				l.RenewInputs(ctx, t)
-			}
+	var working sync.Mutex
+	working.Lock() // until there is a timer
+	defer working.Unlock()
+	var timer *time.Timer
+	timer = time.AfterFunc(l.Renew, func() {
+		working.Lock()
+		defer working.Unlock()
+		if ctx.Err() == nil {
+			l.RenewInputs(ctx, t)
+			timer.Reset(l.Renew)
 		}
 	})
 	return func() {
 		cancel()
-		wg.Wait()
+		working.Lock() // so that nobody sets the timer again
+		defer working.Unlock()
+		timer.Stop()
 	}
 }
 
-// RenewInputs marks as used all that the action of t needs, as cas.MarkInputs does, so that a store keeps it
-// for as long again. What is absent or goes wrong is told to the log alone: the run may not need it any more,
-// and fails in its own words if it does. Calls take turns, so that only one holds a list of blobs.
+// RenewInputs marks as used all that the action of t needs, but for what was marked lately for another, so that
+// a store keeps it for as long again. What is absent or goes wrong is told to the log alone: the run may not need
+// it any more, and fails in its own words if it does. Calls take turns, so that only one holds a list of blobs.
 func (l *Local) RenewInputs(ctx context.Context, t *Task) {
 	select {
 	case l.renewing <- struct{}{}:
@@ -44,24 +50,43 @@ func (l *Local) RenewInputs(ctx context.Context, t *Task) {
 	case <-ctx.Done():
 		return
 	}
-	log := l.Log.With("action", t.Action.String(), "instance", t.Instance)
+	log := func() *slog.Logger { return l.Log.With("action", t.Action.String(), "instance", t.Instance) }
 	defer func() {
 		// It is called by goroutines of which nobody else would survive a panic.
 		if v := recover(); v != nil {
-			log.Error("panic while the inputs of an action were renewed", "panic", v, "stack", string(debug.Stack()))
+			log().Error("panic while the inputs of an action were renewed", "panic", v, "stack", string(debug.Stack()))
 		}
 	}()
 	in, err := l.Instances(t.Instance)
-	if err != nil {
-		log.Warn("inputs of an action cannot be renewed", "err", err)
-		return
+	if err == nil {
+		err = l.markInputs(ctx, in, t.Action)
 	}
-	missing, err := cas.MarkInputs(ctx, in.Store, t.Action)
+	var missing *tree.MissingError
 	switch {
-	case ctx.Err() != nil: // the action is over
-	case err != nil:
-		log.Warn("inputs of an action cannot be renewed", "err", err)
-	case len(missing) > 0:
-		log.Warn("inputs of an action are gone from the store before its end", "blobs", len(missing), "first", missing[0].String())
+	case err == nil, ctx.Err() != nil: // else the action is over
+	case errors.As(err, &missing):
+		l.inputs.Doubt(in.Name)
+		log().Warn("inputs of an action are gone from the store before its end",
+			"blobs", len(missing.Blobs), "first", missing.Blobs[0].String())
+	default:
+		log().Warn("inputs of an action cannot be renewed", "err", err)
 	}
+}
+
+// markInputs marks the action and all that it refers to.
+func (l *Local) markInputs(ctx context.Context, in *cas.Instance, action cas.Digest) error {
+	a, err := tree.Read(ctx, l.inputs, in, action, new(repb.Action))
+	if err != nil {
+		return absent(err, action)
+	}
+	command, root, err := parts(action, a)
+	if err != nil {
+		return err
+	}
+	missing, err := in.Store.Missing(ctx, []cas.Digest{action, command})
+	if err == nil && len(missing) > 0 {
+		err = &tree.MissingError{Blobs: missing}
+	}
+	_, treeErr := l.inputs.Load(ctx, in, root)
+	return both(err, treeErr)
 }

@@ -4,6 +4,7 @@ package worker
 
 import (
 	"fmt"
+	"slices"
 	"strings"
 	"syscall"
 	"time"
@@ -101,6 +102,9 @@ const maxSealed = 100
 // those that Buildbarn's browser reads.
 func (l *Local) auxiliary(c *course) []*anypb.Any {
 	box := &cloisterpb.Sandbox{Backend: l.Features.Backend, Tier: l.Features.Tier, Layers: l.Features.Layers}
+	if c.staged.tree != nil {
+		box.Inputs, box.InputsReason = string(c.staged.tree.Form), c.staged.tree.Why
+	}
 	for _, check := range l.Features.Checks {
 		if !check.OK {
 			box.NotEnforced = append(box.NotEnforced, check.Name)
@@ -122,7 +126,7 @@ func (l *Local) auxiliary(c *course) []*anypb.Any {
 			PacketsRefused:      u.PacketsRefused,
 		},
 		EventsOmitted: int64(c.collected.Unrecorded),
-		SpecHash:      c.box.spec.Hash(),
+		SpecHash:      l.specHash(c),
 		Profile:       c.box.grant.Profile,
 		Rule:          c.box.grant.Rule,
 		Hermetic:      c.box.grant.Hermetic,
@@ -162,6 +166,15 @@ func (l *Local) auxiliary(c *course) []*anypb.Any {
 		all = append(all, packed)
 	}
 	return all
+}
+
+// specHash says what the action could see and use. Of its input root that is the whole; which parts of it were mounts of
+// their own is this worker's affair.
+func (l *Local) specHash(c *course) string {
+	spec, root := *c.box.spec, c.req.Action.GetInputRootDigest()
+	whole := sandbox.Input{Target: ExecRoot, Content: fmt.Sprintf("%s/%d", root.GetHash(), root.GetSizeBytes())}
+	spec.Inputs = append(slices.Clone(l.Toolchain), whole)
+	return spec.Hash()
 }
 
 // signals are the names of Linux' signals, from 1 on.

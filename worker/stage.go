@@ -5,9 +5,11 @@ package worker
 import (
 	"context"
 	"fmt"
+	"log/slog"
 	"math"
 	"os"
 	"path"
+	"slices"
 	"time"
 
 	"github.com/cloister-build/cloister/cas/tree"
@@ -17,7 +19,29 @@ import (
 // outDir is the directory of a workspace that becomes ExecRoot.
 const outDir = "out"
 
-// staged is the input tree as it lies in a workspace, ready to be mounted.
+// few is how many inputs are copied rather than mounted: below that, mounting an image takes longer.
+const few = 16
+
+// NewStager returns what lays out input trees for runs in a backend: by images, if it can mount these, else by copies, and
+// then why says why. The images' files are made in dir, which must not be a file system in memory, and have no names; subtrees that many
+// runs share stay mounted within budget bytes. The caller closes it before the backend.
+func NewStager(ctx context.Context, b sandbox.Backend, dir string, budget int64, log *slog.Logger) (s *tree.Stager, why error) {
+	c := tree.StagerConfig{Dir: dir, Budget: budget, Few: few, Log: log}
+	if imager, ok := b.(sandbox.Imager); ok {
+		c.Mounter = mounter{imager}
+	}
+	s = tree.NewStager(c)
+	return s, s.Probe(ctx)
+}
+
+// A mounter mounts images by a backend.
+type mounter struct{ imager sandbox.Imager }
+
+func (m mounter) Mount(ctx context.Context, image *os.File, devices []*os.File) (tree.Mount, error) {
+	return m.imager.Mount(ctx, image, devices)
+}
+
+// staged is the input tree, ready to be mounted.
 type staged struct {
 	ws   sandbox.Workspace
 	tree *tree.Staged
@@ -35,12 +59,15 @@ func (l *Local) stage(ctx context.Context, req *Request, spec *sandbox.Spec) (*s
 			s.close()
 		}
 	}()
-	bytes, files := req.Layout.Room(req.Instance.Store)
-	bytes, files = beside(bytes, spec.Limits.OutputBytes), beside(files, spec.Limits.OutputFiles)
-	if s.ws, err = l.Backend.Workspace(ctx, bytes, files); err != nil {
-		return nil, err
+	room := func(bytes, files int64) (*os.Root, error) {
+		bytes, files = beside(bytes, spec.Limits.OutputBytes), beside(files, spec.Limits.OutputFiles)
+		var err error
+		if s.ws, err = l.Backend.Workspace(ctx, bytes, files); err != nil {
+			return nil, err
+		}
+		return s.ws.Root(), nil
 	}
-	if s.tree, err = req.Layout.Stage(ctx, req.Instance.Store, s.ws.Root()); err != nil {
+	if s.tree, err = l.Stager.Stage(ctx, req.Layout, req.Instance, room); err != nil {
 		return nil, err
 	}
 	if s.out, err = s.ws.Root().OpenRoot(outDir); err != nil {
@@ -48,9 +75,10 @@ func (l *Local) stage(ctx context.Context, req *Request, spec *sandbox.Spec) (*s
 	}
 	spec.Workspace = s.ws.Name()
 	spec.Outputs = []sandbox.Output{{Target: ExecRoot, Source: outDir}}
+	spec.Inputs = slices.Grow(spec.Inputs, len(s.tree.Binds))
 	for _, b := range s.tree.Binds {
 		spec.Inputs = append(spec.Inputs, sandbox.Input{
-			Target: path.Join(ExecRoot, b.Target), Content: b.Content.String(), Source: b.Source,
+			Target: path.Join(ExecRoot, b.Target), Content: b.Content.String(), Source: b.Source, Image: b.Image,
 		})
 	}
 	if err = spec.Validate(); err != nil {

@@ -259,13 +259,13 @@ func TestPublishRefusesHoles(t *testing.T) {
 	task := &Task{Action: cas.SHA256.Sum([]byte("action"))}
 	out := &Outcome{Result: &repb.ActionResult{OutputFiles: []*repb.OutputFile{{Path: "o", Digest: d.Proto()}}}}
 	l := New(Config{Name: "w"})
-	if err := l.publish(t.Context(), task, req, out); err != nil {
+	if err := l.publish(t.Context(), task, req, out, []cas.Digest{d}); err != nil {
 		t.Fatal(err)
 	}
 	m.Delete(d)
 	other := &Task{Action: cas.SHA256.Sum([]byte("another action"))}
 	var f *Fault
-	if err := l.publish(t.Context(), other, req, out); !errors.As(err, &f) || f.Kind != Exhausted {
+	if err := l.publish(t.Context(), other, req, out, []cas.Digest{d}); !errors.As(err, &f) || f.Kind != Exhausted {
 		t.Errorf("got %v, want a fault of kind Exhausted", err)
 	}
 	if _, err := m.Lookup(t.Context(), other.Action); !errors.Is(err, cas.ErrNotFound) {

@@ -73,6 +73,9 @@ func protos(ds []cas.Digest) []*repb.Digest {
 
 // Open implements cas.Store. A blob of up to 1 MiB is here when it returns, a larger one is streamed; a
 // stream that breaks off goes on where it was.
+//
+// It is one stream also for a large blob: four ranges at once took as long, on loopback and with 20 and 50 ms to the
+// server and back, since they share the connection.
 func (s *Store) Open(ctx context.Context, d cas.Digest, off int64) (io.ReadCloser, error) {
 	switch {
 	case ctx.Err() != nil:

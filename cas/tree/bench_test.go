@@ -76,6 +76,8 @@ func BenchmarkCapture(b *testing.B) {
 	manyFiles().make(b, out)
 	w := tree.Wanted{Paths: []string{"a"}}
 	for b.Loop() {
-		must(b, tree.Capture(b.Context(), store, cas.SHA256, out, w, &repb.ActionResult{}))
+		batch := cas.NewBatch(store)
+		must(b, tree.Capture(b.Context(), batch, cas.SHA256, out, w, &repb.ActionResult{}))
+		must(b, batch.Flush(b.Context()))
 	}
 }

@@ -41,9 +41,10 @@ type output struct {
 	dirs  []*directory // of a directory: itself and all below, parents first
 }
 
-// Capture stores the outputs of a run and sets the output fields of r, sorted by path. out is the exec
-// root after the run, the directory out/ of the workspace; every process of the run must have ended,
-// since Capture looks before it opens. It makes unreadable files readable and changes nothing else.
+// Capture adds the outputs of a run to b, which the caller flushes, and sets the output fields of r, sorted
+// by path. out is the exec root after the run, the directory out/ of the workspace; every process of the run
+// must have ended, since Capture looks before it opens. It makes unreadable files readable and changes
+// nothing else.
 //
 // What rules 111 to 117 leave to a worker is decided thus. Outputs that do not exist are left out. A
 // symlink is returned as it is and never followed; an output behind a symlink that the run put in place
@@ -56,9 +57,9 @@ type output struct {
 // On an ErrOutput about one output r has the others, since what a failed run left tells why. Other errors
 // are those of the store and the file system; on them, and if all outputs together are too large, r is
 // unchanged.
-func Capture(ctx context.Context, store cas.Store, f cas.Function, out *os.Root, w Wanted, r *repb.ActionResult,
+func Capture(ctx context.Context, b *cas.Batch, f cas.Function, out *os.Root, w Wanted, r *repb.ActionResult,
 ) error {
-	s := &scanner{root: out, own: true, limit: cmp.Or(w.MaxBytes, noLimit)}
+	s := &scanner{root: out, own: true, limit: cmp.Or(w.MaxBytes, noLimit), real: map[string]bool{}}
 	var outputs []*output
 	var bad error // the first ErrOutput about one output
 	add := func(paths []string, asked Kind) error {
@@ -89,7 +90,7 @@ func Capture(ctx context.Context, store cas.Store, f cas.Function, out *os.Root,
 			return err
 		}
 	}
-	if err := s.put(ctx, store, f); err != nil {
+	if err := s.put(ctx, b, f); err != nil {
 		return err
 	}
 
@@ -100,7 +101,7 @@ func Capture(ctx context.Context, store cas.Store, f cas.Function, out *os.Root,
 			res.OutputFiles = append(res.OutputFiles,
 				&repb.OutputFile{Path: o.path, Digest: o.entry.digest.Proto(), IsExecutable: o.entry.exec})
 		case Directory:
-			d, err := s.putTree(ctx, store, f, o.dirs, w.Format)
+			d, err := s.putTree(ctx, b, f, o.dirs, w.Format)
 			if err != nil {
 				err = fmt.Errorf("output %q: %w", o.path, err)
 			}
@@ -144,13 +145,8 @@ func (s *scanner) output(ctx context.Context, dir, spelled string, asked Kind) (
 	if info == nil || err != nil {
 		return nil, err
 	}
-	parent, err := s.root.OpenRoot(path.Dir(p))
-	if err != nil {
-		return nil, err
-	}
-	defer parent.Close()
 	o := &output{path: spelled, asked: asked, entry: entry{name: path.Base(p)}}
-	ok, err := s.fill(&o.entry, parent, p, info)
+	ok, err := s.fill(&o.entry, s.root, p, p, info)
 	switch {
 	case err != nil:
 		return nil, err
@@ -161,14 +157,14 @@ func (s *scanner) output(ctx context.Context, dir, spelled string, asked Kind) (
 	case o.entry.kind == Directory:
 		o.dirs, err = s.scan(ctx, p, o.entry.dir)
 	case o.entry.kind == File:
-		s.batches = append(s.batches, batch{path.Dir(p), []*entry{&o.entry}})
+		s.add(path.Dir(p), &o.entry, info.Size())
 	}
 	return o, err
 }
 
-// putTree stores dirs, parents first, in the form that format asks for: as one Tree, as Directories, or
+// putTree adds dirs, parents first, to b in the form that format asks for: as one Tree, as Directories, or
 // both. A format that is not known is TREE_ONLY (rule 82).
-func (s *scanner) putTree(ctx context.Context, store cas.Store, f cas.Function, dirs []*directory,
+func (s *scanner) putTree(ctx context.Context, b *cas.Batch, f cas.Function, dirs []*directory,
 	format repb.Command_OutputDirectoryFormat,
 ) (*repb.OutputDirectory, error) {
 	blobs, err := encodeAll(f, dirs)
@@ -177,17 +173,17 @@ func (s *scanner) putTree(ctx context.Context, store cas.Store, f cas.Function, 
 	}
 	out := &repb.OutputDirectory{}
 	if format == repb.Command_DIRECTORY_ONLY || format == repb.Command_TREE_AND_DIRECTORY {
-		out.RootDirectoryDigest = blobs[0].digest.Proto()
-		if err := s.putDirectories(ctx, store, blobs); err != nil {
+		out.RootDirectoryDigest = blobs[0].Digest.Proto()
+		if err := s.putDirectories(ctx, b, blobs); err != nil {
 			return nil, err
 		}
 	}
 	if format != repb.Command_DIRECTORY_ONLY {
-		b := encodeTree(blobs)
-		if err := s.check(b, &repb.Tree{}); err != nil {
+		data := encodeTree(blobs)
+		if err := s.check(data, &repb.Tree{}); err != nil {
 			return nil, err
 		}
-		d, err := cas.PutBytes(ctx, store, f, b)
+		d, err := b.AddBytes(ctx, f, data)
 		if err != nil {
 			return nil, err
 		}
@@ -198,14 +194,14 @@ func (s *scanner) putTree(ctx context.Context, store cas.Store, f cas.Function, 
 
 // encodeTree returns the Tree of the Directories blobs, root first, as the records that
 // is_topologically_sorted promises: tag, length, message.
-func encodeTree(blobs []blob) []byte {
+func encodeTree(blobs []cas.Blob) []byte {
 	const root, child = 1<<3 | 2, 2<<3 | 2
 	var b []byte
 	tag := byte(root)
 	for _, d := range blobs {
 		b = append(b, tag)
-		b = binary.AppendUvarint(b, uint64(len(d.data)))
-		b = append(b, d.data...)
+		b = binary.AppendUvarint(b, uint64(len(d.Data)))
+		b = append(b, d.Data...)
 		tag = child
 	}
 	return b

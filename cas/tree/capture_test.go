@@ -31,7 +31,9 @@ func execRoot(t testing.TB, lines ...string) *os.Root {
 func capture(t testing.TB, store cas.Store, out *os.Root, w tree.Wanted) *repb.ActionResult {
 	t.Helper()
 	var r repb.ActionResult
-	must(t, tree.Capture(t.Context(), store, cas.SHA256, out, w, &r))
+	b := cas.NewBatch(store)
+	must(t, tree.Capture(t.Context(), b, cas.SHA256, out, w, &r))
+	must(t, b.Flush(t.Context()))
 	ds, err := cas.Closure(t.Context(), store, cas.SHA256, &r)
 	must(t, err)
 	missing, err := store.Missing(t.Context(), ds)
@@ -44,7 +46,7 @@ func capture(t testing.TB, store cas.Store, out *os.Root, w tree.Wanted) *repb.A
 
 // captureError captures w, which should fail.
 func captureError(t testing.TB, out *os.Root, w tree.Wanted) error {
-	return tree.Capture(t.Context(), castest.NewMemory(), cas.SHA256, out, w, &repb.ActionResult{})
+	return tree.Capture(t.Context(), cas.NewBatch(castest.NewMemory()), cas.SHA256, out, w, &repb.ActionResult{})
 }
 
 // describe writes a result as lines, without Trees.
@@ -200,7 +202,7 @@ func TestCaptureRefuses(t *testing.T) {
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			r := &repb.ActionResult{ExitCode: 3}
-			err := tree.Capture(t.Context(), castest.NewMemory(), cas.SHA256, execRoot(t, c.root...), c.want, r)
+			err := tree.Capture(t.Context(), cas.NewBatch(castest.NewMemory()), cas.SHA256, execRoot(t, c.root...), c.want, r)
 			wantError(t, err, c.kind, c.text)
 			if c.kind == tree.ErrOutput {
 				// In each case one output is bad and the other is kept.

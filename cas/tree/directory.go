@@ -181,7 +181,7 @@ func badName(name string) string {
 }
 
 // encode returns d as a blob and records its digest. Subdirectories and files must have their digests.
-func (d *directory) encode(f cas.Function) (blob, error) {
+func (d *directory) encode(f cas.Function) (cas.Blob, error) {
 	m := &repb.Directory{}
 	for i := range d.entries {
 		switch e := &d.entries[i]; e.kind {
@@ -197,7 +197,7 @@ func (d *directory) encode(f cas.Function) (blob, error) {
 	}
 	data, digest, err := cas.MarshalProto(f, m)
 	d.digest = digest
-	return blob{digest, data}, err
+	return cas.Blob{Digest: digest, Data: data}, err
 }
 
 // measure computes what the tree below d, which lies depth directories below the root, amounts to. A

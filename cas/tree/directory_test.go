@@ -64,9 +64,10 @@ func TestScannerRefusesWhatCannotBeReadAgain(t *testing.T) {
 	} {
 		store := castest.NewMemory()
 		s := &scanner{own: true, limit: noLimit}
-		_, err := s.putTree(t.Context(), store, cas.SHA256, []*directory{large}, format)
-		if !errors.Is(err, ErrOutput) || store.Len() != 0 {
-			t.Errorf("%v: got %v and %d blobs, want ErrOutput and none", format, err, store.Len())
+		b := cas.NewBatch(store)
+		_, err := s.putTree(t.Context(), b, cas.SHA256, []*directory{large}, format)
+		if !errors.Is(err, ErrOutput) || len(b.Blobs()) != 0 || store.Len() != 0 {
+			t.Errorf("%v: got %v and %d blobs, want ErrOutput and none", format, err, len(b.Blobs()))
 		}
 	}
 }
@@ -136,10 +137,10 @@ func FuzzDirectory(f *testing.F) {
 			t.Fatal(err)
 		}
 		var back repb.Directory
-		if err := proto.Unmarshal(encoded.data, &back); err != nil {
+		if err := proto.Unmarshal(encoded.Data, &back); err != nil {
 			t.Fatal(err)
 		}
-		third := &directory{digest: encoded.digest}
+		third := &directory{digest: encoded.Digest}
 		if err := third.decode(&back); err != nil {
 			t.Fatal(err)
 		}

@@ -3,10 +3,10 @@
 package tree
 
 import (
-	"bytes"
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"io/fs"
 	"os"
 	"slices"
@@ -29,6 +29,7 @@ type scanner struct {
 	limit int64 // bytes that all files together may have
 
 	batches []batch
+	real    map[string]bool // the parents of outputs that are no links
 	entries int
 	bytes   int64
 }
@@ -38,10 +39,30 @@ type scanner struct {
 // directory is not walked to for each.
 type batch struct {
 	dir   string
-	files []*entry
+	files []unread
 }
 
-const batchSize = 8
+// An unread is a file and its size.
+type unread struct {
+	*entry
+	size int64
+}
+
+const (
+	batchSize = 8
+	// smallFile is the size, in bytes, up to which a file is read at once and stored with others.
+	smallFile = 64 << 10
+)
+
+// add leaves the file e of the directory dir to be stored.
+func (s *scanner) add(dir string, e *entry, size int64) {
+	last := len(s.batches) - 1
+	if last < 0 || s.batches[last].dir != dir || len(s.batches[last].files) == batchSize {
+		s.batches = append(s.batches, batch{dir: dir})
+		last++
+	}
+	s.batches[last].files = append(s.batches[last].files, unread{e, size})
+}
 
 func (s *scanner) faultf(format string, args ...any) error {
 	if s.own {
@@ -54,7 +75,7 @@ func (s *scanner) faultf(format string, args ...any) error {
 // to an input or to another output, so that what lies behind it is not what was asked for.
 func (s *scanner) find(p string) (fs.FileInfo, error) {
 	for i, c := range p {
-		if c != '/' {
+		if c != '/' || s.real[p[:i]] {
 			continue
 		}
 		info, err := s.lstat(p[:i])
@@ -70,6 +91,7 @@ func (s *scanner) find(p string) (fs.FileInfo, error) {
 		if err := s.unlock(s.root, p[:i], info); err != nil {
 			return nil, err
 		}
+		s.real[p[:i]] = true
 	}
 	return s.lstat(p)
 }
@@ -95,9 +117,9 @@ func (s *scanner) unlock(dir *os.Root, name string, info fs.FileInfo) error {
 	return dir.Chmod(name, info.Mode().Perm()|need)
 }
 
-// fill sets e to the file, directory or symlink e.name in dir, which is at p and which info describes,
-// and reports whether it is one of these. What is in a directory and in a file is left to be read.
-func (s *scanner) fill(e *entry, dir *os.Root, p string, info fs.FileInfo) (ok bool, err error) {
+// fill sets e to the file, directory or symlink name in dir, which is at p and which info describes, and
+// reports whether it is one of these. What is in a directory and in a file is left to be read.
+func (s *scanner) fill(e *entry, dir *os.Root, name, p string, info fs.FileInfo) (ok bool, err error) {
 	if s.entries++; s.entries > maxEntries {
 		return false, s.faultf("%q is one too many: only %d entries are permitted altogether", p, maxEntries)
 	}
@@ -108,13 +130,13 @@ func (s *scanner) fill(e *entry, dir *os.Root, p string, info fs.FileInfo) (ok b
 			return false, s.faultf("%q is too large: only %d bytes are permitted altogether", p, s.limit)
 		}
 		s.bytes += info.Size()
-		return true, s.unlock(dir, e.name, info)
+		return true, s.unlock(dir, name, info)
 	case fs.ModeDir:
 		e.kind, e.dir = Directory, &directory{}
-		return true, s.unlock(dir, e.name, info)
+		return true, s.unlock(dir, name, info)
 	case fs.ModeSymlink:
 		e.kind = Symlink
-		if e.target, err = dir.Readlink(e.name); err != nil {
+		if e.target, err = dir.Readlink(name); err != nil {
 			return false, err
 		}
 		if !utf8.ValidString(e.target) {
@@ -164,8 +186,7 @@ func (s *scanner) level(p string, d *directory) error {
 	if err != nil {
 		return err
 	}
-	var files []*entry
-	d.entries = make([]entry, 0, len(names)) // never grows, since files points into it
+	d.entries = make([]entry, 0, len(names)) // never grows, since batches point into it
 	for _, name := range names {
 		at := join(p, name)
 		if !utf8.ValidString(name) {
@@ -177,7 +198,7 @@ func (s *scanner) level(p string, d *directory) error {
 		}
 		d.entries = append(d.entries, entry{name: name})
 		e := &d.entries[len(d.entries)-1]
-		ok, err := s.fill(e, dir, at, info)
+		ok, err := s.fill(e, dir, name, at, info)
 		switch {
 		case err != nil:
 			return err
@@ -186,11 +207,8 @@ func (s *scanner) level(p string, d *directory) error {
 		case !ok:
 			d.entries = d.entries[:len(d.entries)-1]
 		case e.kind == File:
-			files = append(files, e)
+			s.add(p, e, info.Size())
 		}
-	}
-	for some := range slices.Chunk(files, batchSize) {
-		s.batches = append(s.batches, batch{p, some})
 	}
 	return nil
 }
@@ -207,31 +225,43 @@ func list(dir *os.Root) ([]string, error) {
 	return names, err
 }
 
-// put stores every file found and gives its entry the digest.
-func (s *scanner) put(ctx context.Context, store cas.Store, f cas.Function) error {
+// put adds every file found to b and gives its entry the digest.
+func (s *scanner) put(ctx context.Context, b *cas.Batch, f cas.Function) error {
 	return each(ctx, len(s.batches), func(ctx context.Context, i int) error {
-		b := s.batches[i]
-		dir, err := s.root.OpenRoot(b.dir)
+		some := s.batches[i]
+		dir, err := s.root.OpenRoot(some.dir)
 		if err != nil {
 			return err
 		}
 		defer dir.Close()
-		for _, e := range b.files {
-			if err := putFile(ctx, store, f, dir, e); err != nil {
-				return fmt.Errorf("put %q: %w", join(b.dir, e.name), err)
+		for _, u := range some.files {
+			if err := putFile(ctx, b, f, dir, u); err != nil {
+				return fmt.Errorf("put %q: %w", join(some.dir, u.name), err)
 			}
 		}
 		return nil
 	})
 }
 
-func putFile(ctx context.Context, store cas.Store, f cas.Function, dir *os.Root, e *entry) error {
-	file, err := dir.Open(e.name)
+func putFile(ctx context.Context, b *cas.Batch, f cas.Function, dir *os.Root, u unread) error {
+	if u.size == 0 {
+		u.digest = f.Sum(nil)
+		return nil
+	}
+	file, err := dir.Open(u.name)
 	if err != nil {
 		return err
 	}
 	defer file.Close()
-	e.digest, err = cas.PutSeeker(ctx, store, f, &reader{ctx, file})
+	if u.size > smallFile {
+		u.digest, err = b.AddSeeker(ctx, f, &reader{ctx, file})
+		return err
+	}
+	data := make([]byte, u.size)
+	if _, err := io.ReadFull(file, data); err != nil {
+		return err
+	}
+	u.digest, err = b.AddBytes(ctx, f, data)
 	return err
 }
 
@@ -264,24 +294,18 @@ func special(m fs.FileMode) string {
 	return "special file"
 }
 
-// A blob is an encoded message.
-type blob struct {
-	digest cas.Digest
-	data   []byte
-}
-
 // encodeAll encodes dirs, which come parents first and whose files have digests. It returns the blobs
 // in that order too, but each once: after its last parent.
-func encodeAll(f cas.Function, dirs []*directory) ([]blob, error) {
-	var blobs []blob
+func encodeAll(f cas.Function, dirs []*directory) ([]cas.Blob, error) {
+	var blobs []cas.Blob
 	seen := map[cas.Digest]bool{}
 	for _, d := range slices.Backward(dirs) {
 		b, err := d.encode(f)
 		if err != nil {
 			return nil, err
 		}
-		if !seen[b.digest] {
-			seen[b.digest] = true
+		if !seen[b.Digest] {
+			seen[b.Digest] = true
 			blobs = append(blobs, b)
 		}
 	}
@@ -289,16 +313,19 @@ func encodeAll(f cas.Function, dirs []*directory) ([]blob, error) {
 	return blobs, nil
 }
 
-// putDirectories stores blobs, which are Directories, unless one is too large to be read again.
-func (s *scanner) putDirectories(ctx context.Context, store cas.Store, blobs []blob) error {
-	for _, b := range blobs {
-		if err := s.check(b.data, &repb.Directory{}); err != nil {
+// putDirectories adds blobs, which are Directories, to b, unless one is too large to be read again.
+func (s *scanner) putDirectories(ctx context.Context, b *cas.Batch, blobs []cas.Blob) error {
+	for _, d := range blobs {
+		if err := s.check(d.Data, &repb.Directory{}); err != nil {
 			return err
 		}
 	}
-	return each(ctx, len(blobs), func(ctx context.Context, i int) error {
-		return store.Put(ctx, blobs[i].digest, bytes.NewReader(blobs[i].data))
-	})
+	for _, d := range blobs {
+		if err := b.Add(ctx, d); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // check returns a fault if b, the encoding of a message of m's type, is too large to be read again.
@@ -318,12 +345,16 @@ func Ingest(ctx context.Context, store cas.Store, f cas.Function, dir *os.Root) 
 	if err != nil {
 		return cas.Digest{}, err
 	}
-	if err := s.put(ctx, store, f); err != nil {
+	b := cas.NewBatch(store)
+	if err := s.put(ctx, b, f); err != nil {
 		return cas.Digest{}, err
 	}
 	blobs, err := encodeAll(f, dirs)
 	if err != nil {
 		return cas.Digest{}, err
 	}
-	return dirs[0].digest, s.putDirectories(ctx, store, blobs)
+	if err := s.putDirectories(ctx, b, blobs); err != nil {
+		return cas.Digest{}, err
+	}
+	return dirs[0].digest, b.Flush(ctx)
 }

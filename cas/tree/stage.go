@@ -27,19 +27,35 @@ var epoch = time.Unix(1_000_000_000, 0)
 // A Bind is a file or a directory that must be mounted read-only for the exec root to be complete.
 type Bind struct {
 	Target  string     // relative to the exec root, where an empty placeholder of its kind is
-	Source  string     // relative to the workspace, or an absolute path of the host
+	Source  string     // relative to the workspace or the image's root, or an absolute path of the host
+	Image   string     // the Mount that has the source, or ""
 	Content cas.Digest // of the file or the Directory
 }
 
 // A Staged is an exec root that is ready but for its Binds.
 type Staged struct {
 	// Binds are in the order in which they must be mounted: one inside another follows it.
-	Binds   []Bind
-	release []func()
+	Binds []Bind
+	Form  Form
+	Why   string // it is not FormImage, if it is not
+
+	placements []cas.Placement
+	release    []func()
 }
 
-// Release gives back the files of the store that Binds refer to, after nothing is mounted any more. It
-// leaves the workspace as it is. It may be called again, but not concurrently.
+// Valid reports whether what images say of where files are has held so far. It does not if somebody has written to the
+// store's files, so that the run may have read what is no input of its. It is asked before Release.
+func (s *Staged) Valid() bool {
+	for _, p := range s.placements {
+		if !p.Valid() {
+			return false
+		}
+	}
+	return true
+}
+
+// Release gives back the images and the files of the store that Binds refer to, after no run has them mounted any more.
+// It leaves the workspace as it is. It may be called again, but not concurrently.
 func (s *Staged) Release() {
 	for _, release := range s.release {
 		if release != nil {
@@ -54,12 +70,17 @@ func (s *Staged) Release() {
 // keeps one directory open for each level of the tree. It fails with a *MissingError if a blob has
 // vanished since Load, with cas.ErrFull if the workspace is full.
 func (l *Layout) Stage(ctx context.Context, store cas.Store, ws *os.Root) (*Staged, error) {
+	return l.build(ctx, store, ws, false)
+}
+
+// build builds l, or, if bare, the spine alone with a placeholder for each of what is bound into it.
+func (l *Layout) build(ctx context.Context, store cas.Store, ws *os.Root, bare bool) (*Staged, error) {
 	if _, ok := store.(cas.Fetcher); ok {
-		if err := cas.Fetch(ctx, store, l.contents()); err != nil {
+		if err := cas.Fetch(ctx, store, l.contents(bare)); err != nil {
 			return nil, err
 		}
 	}
-	s := &stager{store: store}
+	s := &stager{store: store, bare: bare, staged: Staged{Form: FormCopy}}
 	s.filer, _ = store.(cas.Filer)
 	if err := s.build(ctx, l, ws); err != nil {
 		s.staged.Release()
@@ -71,8 +92,8 @@ func (l *Layout) Stage(ctx context.Context, store cas.Store, ws *os.Root) (*Stag
 	return &s.staged, nil
 }
 
-// contents returns the digests of all files of l, each once.
-func (l *Layout) contents() []cas.Digest {
+// contents returns the digests of all files of l, or of those that are private, each once.
+func (l *Layout) contents(private bool) []cas.Digest {
 	var ds []cas.Digest
 	seen := map[cas.Digest]bool{}
 	add := func(e *entry) {
@@ -97,6 +118,9 @@ func (l *Layout) contents() []cas.Digest {
 	}
 	for _, sd := range l.dirs {
 		for _, e := range sd.entries {
+			if private && e.source != "" {
+				continue
+			}
 			add(e.entry)
 			if e.kind == Directory {
 				walk(e.dir)
@@ -109,7 +133,8 @@ func (l *Layout) contents() []cas.Digest {
 type stager struct {
 	store  cas.Store
 	filer  cas.Filer // nil if the store is none
-	in     *os.Root  // in/ of the workspace
+	bare   bool      // of what is bound, only placeholders are made
+	in     *os.Root  // in/ of the workspace, unless bare
 	staged Staged
 }
 
@@ -137,24 +162,25 @@ func (s *stager) large(e *entry) bool { return s.filer != nil && e.digest.Size()
 // build makes the spine and what is in it. Modes and times of the spine come last, since a directory is
 // dated anew by each directory made in it.
 func (s *stager) build(ctx context.Context, l *Layout, ws *os.Root) error {
-	for _, name := range []string{"in", "out"} {
-		if err := ws.Mkdir(name, 0o700); err != nil {
-			return err
-		}
-	}
-	in, err := ws.OpenRoot("in")
-	if err != nil {
+	if err := ws.Mkdir("out", 0o700); err != nil {
 		return err
 	}
-	defer in.Close()
-	s.in = in
 	out, err := ws.OpenRoot("out")
 	if err != nil {
 		return err
 	}
 	defer out.Close()
+	if !s.bare {
+		if err := ws.Mkdir("in", 0o700); err != nil {
+			return err
+		}
+		if s.in, err = ws.OpenRoot("in"); err != nil {
+			return err
+		}
+		defer s.in.Close()
+	}
 	for _, sd := range l.dirs {
-		if err := s.spine(ctx, in, out, sd); err != nil {
+		if err := s.spine(ctx, out, sd); err != nil {
 			return err
 		}
 	}
@@ -163,11 +189,14 @@ func (s *stager) build(ctx context.Context, l *Layout, ws *os.Root) error {
 			return err
 		}
 	}
+	if s.bare {
+		return nil
+	}
 	return seal(ws, "in", modeSpine)
 }
 
 // spine makes one directory of the spine and all that is in it but other spine.
-func (s *stager) spine(ctx context.Context, in, out *os.Root, sd spineDir) error {
+func (s *stager) spine(ctx context.Context, out *os.Root, sd spineDir) error {
 	if sd.path != "." {
 		if err := out.Mkdir(sd.path, 0o700); err != nil {
 			return err
@@ -185,12 +214,16 @@ func (s *stager) spine(ctx context.Context, in, out *os.Root, sd spineDir) error
 		switch {
 		case e.kind == Symlink:
 			err = dir.Symlink(e.target, e.name)
+		case e.source != "" && s.bare && e.kind == Directory:
+			err = placeholder(dir, e.name)
+		case e.source != "" && s.bare:
+			files = append(files, stageFile{dir, e.name, p, modeOf(e.exec, false), cas.Digest{}, -1})
 		case e.kind == Directory && e.source == "":
 			err = s.subtree(ctx, dir, e.name, p, e.dir, true)
 		case e.kind == Directory:
 			s.bind(p, e.source, e.entry)
 			if err = placeholder(dir, e.name); err == nil {
-				err = s.subtree(ctx, in, source, p, e.dir, false)
+				err = s.subtree(ctx, s.in, source, p, e.dir, false)
 			}
 		case e.source == "":
 			files = append(files, stageFile{dir, e.name, p, modeOf(e.exec, true), e.digest, -1})
@@ -200,7 +233,7 @@ func (s *stager) spine(ctx context.Context, in, out *os.Root, sd spineDir) error
 		default:
 			s.bind(p, e.source, e.entry)
 			files = append(files,
-				stageFile{in, source, p, modeOf(e.exec, false), e.digest, -1},
+				stageFile{s.in, source, p, modeOf(e.exec, false), e.digest, -1},
 				stageFile{dir, e.name, p, modeOf(e.exec, false), cas.Digest{}, -1})
 		}
 		if err != nil {
@@ -250,13 +283,8 @@ func (s *stager) subtree(ctx context.Context, parent *os.Root, name, p string, d
 	return seal(dir, ".", dirMode(private))
 }
 
-// placeholder makes an empty directory for another to be bound over.
-func placeholder(dir *os.Root, name string) error {
-	if err := dir.Mkdir(name, 0o700); err != nil {
-		return err
-	}
-	return seal(dir, name, modeBoundDir)
-}
+// placeholder makes an empty directory for another to be bound over: what it is like itself nobody sees.
+func placeholder(dir *os.Root, name string) error { return dir.Mkdir(name, 0o700) }
 
 // write makes files, some at a time.
 func (s *stager) write(ctx context.Context, files []stageFile) error {
@@ -286,6 +314,9 @@ func (s *stager) writeFile(ctx context.Context, f stageFile) error {
 	if err != nil {
 		return err
 	}
+	if f.content.IsZero() {
+		return w.Close() // a placeholder
+	}
 	err = copyBlob(ctx, s.store, f.content, w)
 	if err := errors.Join(err, w.Chmod(f.mode), w.Close()); err != nil {
 		return err
@@ -301,9 +332,9 @@ func seal(dir *os.Root, name string, mode fs.FileMode) error {
 	return dir.Chtimes(name, epoch, epoch)
 }
 
-// copyBlob writes the blob d to w. The zero Digest is nothing at all.
+// copyBlob writes the blob d to w.
 func copyBlob(ctx context.Context, store cas.Store, d cas.Digest, w io.Writer) error {
-	if d.IsZero() || d.IsEmpty() {
+	if d.IsEmpty() {
 		return nil
 	}
 	r, err := store.Open(ctx, d, 0)

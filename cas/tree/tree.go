@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Package tree turns the Directory trees of the API into files and files into Directory trees: Load
-// decodes and checks an input root, Plan and Stage lay it out for one run, Capture collects what the
-// run made, Ingest and Extract do the same for a directory of a person. It neither mounts nor confines
-// anything: what Stage leaves to be mounted is a list of Binds.
+// decodes and checks an input root, a Cache keeps what many of them share, Plan and Stage lay it out for
+// one run, Capture collects what the run made, Ingest and Extract do the same for a directory of a person.
+// It neither mounts nor confines anything: what Stage leaves to be mounted is a list of Binds.
 //
 // A run sees its exec root as a spine of real, partly writable directories (the input root itself, the
 // working directory, the parents of outputs and what leads to them), in which every other input is a
@@ -25,8 +25,6 @@ import (
 	"sync/atomic"
 
 	"github.com/cloister-build/cloister/cas"
-
-	repb "github.com/bazelbuild/remote-apis/build/bazel/remote/execution/v2"
 )
 
 // ErrOutput says that a run left an output that cannot be returned: one of the wrong kind, or with a
@@ -77,84 +75,9 @@ type Input struct {
 	root *directory
 }
 
-// Load reads the Directory root and all below it from store, each distinct one once, and checks that
-// every file they name is present.
-//
-// It fails with a *MissingError that lists every absent blob that can be known to be missing, or with
-// cas.ErrInvalid, saying which Directory is wrong and where: a blob that is no Directory, one that is
-// not canonical, or a tree that is too deep or too large when written out.
+// Load is Cache.Load without a Cache: it reads each distinct Directory once, and marks all files.
 func Load(ctx context.Context, store cas.Store, root cas.Digest) (*Input, error) {
-	in := &Input{root: &directory{digest: root}}
-	dirs := map[cas.Digest]*directory{root: in.root}
-	files := map[cas.Digest]bool{}
-	var absent, contents []cas.Digest
-	var entries atomic.Int64 // of Directories that differ: a bound on what is decoded at any time
-	for level := []*directory{in.root}; len(level) > 0; {
-		if err := fetch(ctx, store, level); err != nil {
-			return nil, err
-		}
-		lost := make([]bool, len(level))
-		err := each(ctx, len(level), func(ctx context.Context, i int) error {
-			var m repb.Directory
-			err := cas.ReadProto(ctx, store, level[i].digest, &m)
-			if errors.Is(err, cas.ErrNotFound) {
-				lost[i] = true
-				return nil
-			}
-			if err != nil {
-				return err
-			}
-			if err := level[i].decode(&m); err != nil {
-				return err
-			}
-			if entries.Add(int64(len(level[i].entries))) > maxEntries {
-				return level[i].tooLarge(maxEntries, "entries")
-			}
-			return nil
-		})
-		if err != nil {
-			return nil, err
-		}
-		var next []*directory
-		for i, d := range level {
-			if lost[i] {
-				absent = append(absent, d.digest)
-			}
-			if ctx.Err() != nil {
-				return nil, context.Cause(ctx)
-			}
-			for j := range d.entries {
-				switch e := &d.entries[j]; e.kind {
-				case File:
-					if !files[e.digest] {
-						files[e.digest] = true
-						contents = append(contents, e.digest)
-					}
-				case Directory:
-					if dirs[e.digest] == nil {
-						if len(dirs) == maxDirectories {
-							return nil, in.root.tooLarge(maxDirectories, "distinct directories")
-						}
-						dirs[e.digest] = &directory{digest: e.digest}
-						next = append(next, dirs[e.digest])
-					}
-					e.dir = dirs[e.digest]
-				}
-			}
-		}
-		level = next
-	}
-	if err := in.root.measure(0); err != nil {
-		return nil, err
-	}
-	missing, err := store.Missing(ctx, contents)
-	if err != nil {
-		return nil, err
-	}
-	if absent = append(absent, missing...); len(absent) > 0 {
-		return nil, &MissingError{Blobs: absent}
-	}
-	return in, nil
+	return NewCache(0, 0).Load(ctx, &cas.Instance{Store: store}, root)
 }
 
 // fetch brings the Directories dirs near, if the store is far. One too large to be read is not worth it.

@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"io/fs"
 	"os"
+	"path"
 	"slices"
 	"strings"
 	"syscall"
@@ -22,13 +23,18 @@ import (
 	repb "github.com/bazelbuild/remote-apis/build/bazel/remote/execution/v2"
 )
 
-// listing is the modes of everything below dir, checked to have the time of all inputs.
-func listing(t *testing.T, ws *os.Root, dir string) string {
+// listing is the modes of everything below dir, checked to have the time of all inputs. Of what something is to be bound
+// over it says no more than whether it is a directory.
+func listing(t *testing.T, ws *os.Root, dir string, over ...tree.Bind) string {
 	var b strings.Builder
 	must(t, fs.WalkDir(ws.FS(), dir, func(p string, e fs.DirEntry, err error) error {
 		must(t, err)
 		info, err := e.Info()
 		must(t, err)
+		if slices.ContainsFunc(over, func(b tree.Bind) bool { return p == path.Join(dir, b.Target) }) {
+			fmt.Fprintf(&b, "bind %v %s\n", info.Mode().Type(), strings.TrimPrefix(p, dir))
+			return nil
+		}
 		fmt.Fprintf(&b, "%v %s\n", info.Mode(), strings.TrimPrefix(p, dir))
 		if got := info.ModTime().Unix(); got != 1_000_000_000 && info.Mode().Type() != fs.ModeSymlink {
 			t.Errorf("%s was changed at %d, want 1000000000", p, got)
@@ -53,13 +59,13 @@ drwxrwxrwx /old/d
 Lrwxrwxrwx /old/d/l
 -rwxrwxrwx /old/d/x
 -rw-rw-rw- /old/f
--r--r--r-- /old/kept
+bind ---------- /old/kept
 dtrwxrwxrwx /src
--r--r--r-- /src/a
-dr-xr-xr-x /src/sub
--r-xr-xr-x /src/x
+bind ---------- /src/a
+bind d--------- /src/sub
+bind ---------- /src/x
 `
-	if got := listing(t, ws, "out"); got != want {
+	if got := listing(t, ws, "out", s.Binds...); got != want {
 		t.Errorf("out: got\n%s\nwant\n%s", got, want)
 	}
 	for target, want := range map[string]string{
@@ -85,6 +91,6 @@ func TestCaptureEndsWithContext(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
 	defer cancel()
 	w := tree.Wanted{Paths: []string{"hole"}}
-	err = tree.Capture(ctx, castest.NewMemory(), cas.SHA256, out, w, &repb.ActionResult{})
+	err = tree.Capture(ctx, cas.NewBatch(castest.NewMemory()), cas.SHA256, out, w, &repb.ActionResult{})
 	wantError(t, err, context.DeadlineExceeded, "")
 }

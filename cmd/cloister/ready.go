@@ -111,7 +111,7 @@ func (f *fullness) full(now time.Time) string {
 
 // instances returns next with writes that f is told of. What comes near from an upstream to be read is no write: next
 // is what clients see. That there is no room for a blob of more than most bytes says nothing. Stores of next are a
-// cas.Batcher and a cas.Filer.
+// cas.Batcher, a cas.Filer and a cas.Placer.
 func (f *fullness) instances(next cas.Instances, most int64) cas.Instances {
 	return func(name string) (*cas.Instance, error) {
 		in, err := next(name)
@@ -135,6 +135,7 @@ type filing interface {
 	cas.Store
 	cas.Batcher
 	cas.Filer
+	cas.Placer
 }
 
 // noting is a store whose writes are noted.

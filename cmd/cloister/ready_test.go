@@ -37,6 +37,9 @@ func TestEveryWriteWithoutRoomIsNoted(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	if _, ok := in.Store.(cas.Placer); !ok {
+		t.Error("what is on a disk is no cas.Placer")
+	}
 	var held cas.Digest
 	for i := 0; err == nil; i++ {
 		if filling.full(time.Now()) != "" {
@@ -94,6 +97,9 @@ func TestReadingIsNoWrite(t *testing.T) {
 	}
 	if _, ok := in.Store.(cas.Fetcher); !ok {
 		t.Error("what is read from an upstream is no cas.Fetcher")
+	}
+	if _, ok := in.Store.(cas.Placer); !ok {
+		t.Error("what is on a disk is no cas.Placer in front of an upstream")
 	}
 	behind, err := far("")
 	if err != nil {

@@ -51,6 +51,7 @@ type serveConfig struct {
 	lease        span
 	sync         bool
 	scrub        rate
+	trees        amount
 	far          far
 	write        overlay.Policy
 	drainTimeout time.Duration
@@ -62,7 +63,7 @@ type serveConfig struct {
 const defaultListen = "127.0.0.1:8980"
 
 func serveCommand() *cobra.Command {
-	c := serveConfig{maxSize: size{percent: 10}, lease: span(disk.DefaultLease)}
+	c := serveConfig{maxSize: size{percent: 10}, lease: span(disk.DefaultLease), trees: 512 << 20}
 	cmd := &cobra.Command{
 		Use:   "serve",
 		Short: "Serves remote execution and its cache on this machine",
@@ -100,6 +101,7 @@ reaches the port can execute commands in the sandbox.`,
 	f.Var(&c.lease, "lease", "how long a blob stays at least after it was used; 0 promises nothing")
 	f.BoolVar(&c.sync, "sync", false, "write to the disk before a write is answered, so that a loss of power loses nothing")
 	f.Var(&c.scrub, "scrub", "read everything again and again at this rate, and compare it with its digest; 0 is never")
+	f.Var(&c.trees, "mounted-trees", "bytes of input directories that stay mounted because several actions have them; what is read of them is in the operating system's cache; 0 mounts each anew")
 	c.far.register(cmd)
 	f.StringVar(&c.metrics, "metrics", "", "address and port that serve /metrics for Prometheus, /ready and /live over HTTP (default: none)")
 	c.box.register(cmd)
@@ -229,17 +231,28 @@ func serve(ctx context.Context, c *serveConfig, out io.Writer) error {
 	}
 	instances = ready.store.instances(instances, store.MaxBytes/2)
 
+	stager, copied := worker.NewStager(ctx, backend, filepath.Join(c.dir, "tmp"), int64(c.trees), log)
+	defer func() {
+		if err := stager.Close(); err != nil {
+			log.Warn("input trees", "err", err)
+		}
+	}()
 	registry := prometheus.NewRegistry()
 	metrics := telemetry.New(registry)
 	local := worker.New(worker.Config{
-		Name: name, Instances: instances, Backend: backend, Features: features, Toolchain: toolchain, Log: log,
+		Stager: stager,
+		Name:   name, Instances: instances, Backend: backend, Features: features, Toolchain: toolchain, Log: log,
 		Policy: rules, Flags: c.flags(listener.Addr()), Renew: c.renew(),
 		Audit: func(t *worker.Task, a *worker.Attempts) {
 			metrics.Attempts(a)
 			recordAttempts(log, record, name, t, a)
 		},
 	})
-	work := queue.New(queue.Config{Executor: metrics.Executor(local), Slots: c.jobs, Renew: local.RenewInputs, RenewEvery: c.renew()})
+	line := queue.Config{Executor: metrics.Executor(local), Slots: c.jobs, Renew: local.RenewInputs, RenewEvery: c.renew()}
+	if behind != nil {
+		line.Fetch, line.FetchBytes = local.FetchInputs, store.MaxBytes/8 // so that leases leave room for outputs
+	}
+	work := queue.New(line)
 	defer work.Close()
 	stopMetrics, err = serveMetrics(c.metrics, registry, work, store, front, behind, ready)
 	if err != nil {
@@ -274,7 +287,7 @@ func serve(ctx context.Context, c *serveConfig, out io.Writer) error {
 		watchers.Go(func() { control.Scrub(background, int64(c.scrub), log) })
 	}
 
-	banner(out, c, store, features, rules, listener.Addr().String())
+	banner(out, c, store, features, copied, rules, listener.Addr().String())
 	failed := make(chan error, 1)
 	go func() { failed <- server.Serve(listener) }()
 	stopStatus := showStatus(out, work)
@@ -397,7 +410,7 @@ func openStore(c *serveConfig, log *slog.Logger) (*disk.Cache, error) {
 }
 
 // banner prints what somebody wants to know who has just started it.
-func banner(out io.Writer, c *serveConfig, store *disk.Cache, f sandbox.Features, rules *policy.Policy, addr string) {
+func banner(out io.Writer, c *serveConfig, store *disk.Cache, f sandbox.Features, copied error, rules *policy.Policy, addr string) {
 	stats := store.Stats()
 	fmt.Fprintf(out, "cloister %s  %s/%s  %d slots  cache %s %s of %s\n",
 		version, runtime.GOOS, runtime.GOARCH, c.jobs, c.dir, sandbox.Bytes(stats.Bytes), sandbox.Bytes(stats.MaxBytes))
@@ -409,6 +422,12 @@ func banner(out io.Writer, c *serveConfig, store *disk.Cache, f sandbox.Features
 		lease += ", synced"
 	}
 	fmt.Fprintf(out, "store    %s\n", lease)
+	if copied != nil {
+		fmt.Fprintf(out, "inputs   copied for each action: %v\n", copied)
+	} else {
+		fmt.Fprintf(out, "inputs   read from the store; %s of them stay mounted, %s decoded\n",
+			sandbox.Bytes(int64(c.trees)), sandbox.Bytes(worker.DefaultCacheBytes))
+	}
 	fmt.Fprintf(out, "sandbox  %s   (%s)\n", strings.Join(f.Layers, ", "), f.Tier)
 	var off []string
 	for _, check := range f.Checks {

@@ -4,7 +4,6 @@ package namespace
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -304,10 +303,10 @@ func (r *run) follow(p *progress) (*sandbox.Result, error) {
 		if err != nil {
 			return nil, fmt.Errorf("the slot died during the run: %w", err)
 		}
-		var rep zygote.Report
-		if err := json.Unmarshal(packet, &rep); err != nil {
+		rep, err := zygote.DecodeReport(packet)
+		if err != nil {
 			closeAll(fds)
-			return nil, fmt.Errorf("report of the run: %w", err)
+			return nil, fmt.Errorf("report %q of the run: %w", packet, err)
 		}
 		switch {
 		case rep.Watching && len(fds) == 1:

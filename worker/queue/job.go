@@ -25,7 +25,8 @@ type job struct {
 	cancel context.CancelFunc
 	// ran says that the Executor is past its own look into the action cache, so that the result
 	// will be a new one.
-	ran bool
+	ran      bool
+	prefetch prefetch
 	// flight is where later requests find the job, once it is prepared and if it can be shared.
 	flight flight
 }
@@ -42,6 +43,7 @@ func (q *Queue) push(l *line, j *job) {
 	j.line = l
 	heap.Push(&l.jobs, j)
 	l.more.Signal()
+	q.waiting.Signal()
 }
 
 // serve takes jobs from l, one at a time, until the queue is closed: do works, then passes on what
@@ -64,6 +66,7 @@ func (q *Queue) serve(
 		j.line = nil
 		l.busy++
 		if l == &q.ready {
+			q.giveRoom(j)
 			j.advance(repb.ExecutionStage_EXECUTING)
 		}
 		// Nothing but leave cancels a job: its operations know why by then.
@@ -127,6 +130,7 @@ func (q *Queue) merge(f, j *job) {
 		f.req.Task.SkipCacheLookup = f.req.Task.SkipCacheLookup || j.req.Task.SkipCacheLookup
 		f.req.Priority = min(f.req.Priority, j.req.Priority)
 		heap.Fix(&f.line.jobs, f.index)
+		q.waiting.Signal()
 	}
 	j.advance(stage)
 	for o := range j.ops {
@@ -176,11 +180,15 @@ func (q *Queue) leave(o *Operation, f *worker.Fault) {
 		return
 	}
 	heap.Remove(&j.line.jobs, j.index)
+	q.giveRoom(j)
 	q.checkEmpty()
 }
 
-// forget keeps later requests from sharing j.
+// forget keeps later requests from sharing j, and ends what is fetched for it.
 func (q *Queue) forget(j *job) {
+	if stop := j.prefetch.stop; stop != nil {
+		stop()
+	}
 	// Of a job that is being prepared the key is still empty: the request is Prepare's until it ends.
 	if q.flights[j.flight] == j {
 		delete(q.flights, j.flight)

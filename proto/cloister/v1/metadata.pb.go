@@ -260,7 +260,12 @@ type Sandbox struct {
 	// The layers in force.
 	Layers []string `protobuf:"bytes,3,rep,name=layers,proto3" json:"layers,omitempty"`
 	// What was not enforced.
-	NotEnforced   []string `protobuf:"bytes,4,rep,name=not_enforced,json=notEnforced,proto3" json:"not_enforced,omitempty"`
+	NotEnforced []string `protobuf:"bytes,4,rep,name=not_enforced,json=notEnforced,proto3" json:"not_enforced,omitempty"`
+	// How input files were laid out: "image" where they were read from the store through an image of the tree, "copy"
+	// where small ones were copied. Neither can be written to.
+	Inputs string `protobuf:"bytes,5,opt,name=inputs,proto3" json:"inputs,omitempty"`
+	// Why it was not "image".
+	InputsReason  string `protobuf:"bytes,6,opt,name=inputs_reason,json=inputsReason,proto3" json:"inputs_reason,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -321,6 +326,20 @@ func (x *Sandbox) GetNotEnforced() []string {
 		return x.NotEnforced
 	}
 	return nil
+}
+
+func (x *Sandbox) GetInputs() string {
+	if x != nil {
+		return x.Inputs
+	}
+	return ""
+}
+
+func (x *Sandbox) GetInputsReason() string {
+	if x != nil {
+		return x.InputsReason
+	}
+	return ""
 }
 
 // Usage is what a run consumed. What a host cannot count is zero.
@@ -472,12 +491,14 @@ const file_cloister_v1_metadata_proto_rawDesc = "" +
 	"\x05count\x18\x05 \x01(\x03R\x05count\x12\x16\n" +
 	"\x06actual\x18\x06 \x01(\tR\x06actual\x12\x14\n" +
 	"\x05limit\x18\a \x01(\tR\x05limit\x12\x16\n" +
-	"\x06detail\x18\b \x01(\tR\x06detail\"r\n" +
+	"\x06detail\x18\b \x01(\tR\x06detail\"\xaf\x01\n" +
 	"\aSandbox\x12\x18\n" +
 	"\abackend\x18\x01 \x01(\tR\abackend\x12\x12\n" +
 	"\x04tier\x18\x02 \x01(\tR\x04tier\x12\x16\n" +
 	"\x06layers\x18\x03 \x03(\tR\x06layers\x12!\n" +
-	"\fnot_enforced\x18\x04 \x03(\tR\vnotEnforced\"\xcd\x03\n" +
+	"\fnot_enforced\x18\x04 \x03(\tR\vnotEnforced\x12\x16\n" +
+	"\x06inputs\x18\x05 \x01(\tR\x06inputs\x12#\n" +
+	"\rinputs_reason\x18\x06 \x01(\tR\finputsReason\"\xcd\x03\n" +
 	"\x05Usage\x126\n" +
 	"\tuser_time\x18\x01 \x01(\v2\x19.google.protobuf.DurationR\buserTime\x12:\n" +
 	"\vsystem_time\x18\x02 \x01(\v2\x19.google.protobuf.DurationR\n" +

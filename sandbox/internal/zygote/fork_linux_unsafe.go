@@ -134,7 +134,7 @@ var (
 	// The options of /proc, one by one.
 	textSubset, textPID     = []byte("subset\x00"), []byte("pid\x00")
 	textHide, textInvisible = []byte("hidepid\x00"), []byte("invisible\x00")
-	textWatching            = []byte(`{"Watching":true}`)
+	textWatching            = []byte{reportWatching}
 )
 
 // Constants that x/sys/unix lacks.

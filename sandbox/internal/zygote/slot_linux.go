@@ -127,7 +127,7 @@ func (s *slot) mounts() (int, error) {
 }
 
 // collectEvery is after how many runs garbage is collected: little enough of it for a small process.
-const collectEvery = 100
+const collectEvery = 300
 
 // serve does one request, and returns false if there are no more.
 func (s *slot) serve() bool {

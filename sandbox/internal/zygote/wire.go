@@ -9,8 +9,8 @@ import (
 	"math"
 )
 
-// A plan travels between processes of one executable, for every run: as its fields one after the other, a number as a
-// varint and a text behind its length. A base, which is rare, is in JSON.
+// Plans and reports travel between processes of one executable, for every run: as their fields one after the other, a
+// number as a varint and a text behind its length. A base, which is rare, is in JSON.
 
 // Append appends the plan's encoding to b.
 func (p *Plan) Append(b []byte) ([]byte, error) {
@@ -62,6 +62,86 @@ func (p *Plan) Append(b []byte) ([]byte, error) {
 	return b, nil
 }
 
+// Append appends the report's encoding to b.
+func (r *Report) Append(b []byte) []byte {
+	switch {
+	case r.Watching:
+		return append(b, reportWatching)
+	case r.Listening:
+		return append(b, reportListening)
+	case r.Started != 0:
+		return binary.AppendVarint(append(b, reportStarted), r.Started)
+	case r.Exited != nil:
+		b = append(b, reportExited)
+		for _, v := range []int64{int64(r.Exited.Code), int64(r.Exited.Signal), r.Exited.At} {
+			b = binary.AppendVarint(b, v)
+		}
+		return b
+	case r.Reaped != nil:
+		b = append(b, reportReaped)
+		for _, v := range r.Reaped.numbers() {
+			b = binary.AppendVarint(b, *v)
+		}
+		b = binary.AppendUvarint(b, uint64(len(r.Reaped.Full)))
+		for _, dir := range r.Reaped.Full {
+			b = appendText(b, dir)
+		}
+		return b
+	}
+	return append(append(b, reportFailed), r.Failed...)
+}
+
+// The first byte of a report.
+const (
+	reportWatching  = 'w'
+	reportListening = 'l'
+	reportStarted   = 's'
+	reportFailed    = 'f'
+	reportExited    = 'e'
+	reportReaped    = 'r'
+)
+
+func (r *Reaped) numbers() []*int64 {
+	return []*int64{&r.UserNS, &r.SystemNS, &r.PeakRSS, &r.ReadBlocks, &r.Written, &r.Voluntary, &r.Involuntary}
+}
+
+// DecodeReport is the inverse of Append.
+func DecodeReport(b []byte) (*Report, error) {
+	if len(b) == 0 {
+		return nil, errForeign
+	}
+	d := &decoder{b: b[1:]}
+	r := &Report{}
+	switch b[0] {
+	case reportWatching:
+		r.Watching = true
+	case reportListening:
+		r.Listening = true
+	case reportStarted:
+		r.Started = d.varint()
+	case reportFailed:
+		r.Failed, d.b = string(d.b), nil
+	case reportExited:
+		r.Exited = &Exited{Code: int(d.varint()), Signal: int(d.varint()), At: d.varint()}
+	case reportReaped:
+		r.Reaped = &Reaped{}
+		for _, v := range r.Reaped.numbers() {
+			*v = d.varint()
+		}
+		for range d.length() {
+			r.Reaped.Full = append(r.Reaped.Full, d.text())
+		}
+	default:
+		return nil, errForeign
+	}
+	if d.short || len(d.b) > 0 {
+		return nil, errForeign
+	}
+	return r, nil
+}
+
+var errForeign = errors.New("it is not of this program's making")
+
 func appendText(b []byte, s string) []byte {
 	return append(binary.AppendUvarint(b, uint64(len(s))), s...)
 }
@@ -108,7 +188,7 @@ func decodePlan(b []byte) (*Plan, error) {
 		p.Rlimits[i] = Rlimit{int(d.varint()), d.uvarint()}
 	}
 	if d.short || len(d.b) > 0 {
-		return nil, errors.New("it is not of this program's making")
+		return nil, errForeign
 	}
 	return p, nil
 }

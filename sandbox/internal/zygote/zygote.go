@@ -20,7 +20,7 @@
 // their paths as their dependencies allow. And the smaller a slot is, the sooner it has forked.
 //
 // A run is asked for by one packet on the slot's socket, with the descriptors in the order of the fd*
-// constants. Control then carries packets in JSON: the slot says Started, Exited with how the command
+// constants. Control then carries reports: the slot says Started, Exited with how the command
 // ended, and Reaped once pid 1 and with it everything in its pid namespace is dead. The worker says
 // "term" and "kill" to pid 1; when it dies, control closes and pid 1 ends the run.
 package zygote
@@ -227,16 +227,16 @@ type Op struct {
 // A Report is one packet on control; exactly one field is set.
 type Report struct {
 	// Watching comes with the listener of the filter.
-	Watching bool `json:",omitempty"`
+	Watching bool
 	// Listening comes with the sockets of Plan.Listeners, in their order.
-	Listening bool `json:",omitempty"`
+	Listening bool
 	// Started is when the command began to execute, in nanoseconds of Unix time. It comes with a descriptor of
 	// pid 1 (pidfd_open(2)), if there is one.
-	Started int64 `json:",omitempty"`
+	Started int64
 	// Failed says why the command was never started.
-	Failed string  `json:",omitempty"`
-	Exited *Exited `json:",omitempty"`
-	Reaped *Reaped `json:",omitempty"`
+	Failed string
+	Exited *Exited
+	Reaped *Reaped
 }
 
 // Exited is how the command ended.
@@ -253,7 +253,7 @@ type Reaped struct {
 	ReadBlocks, Written    int64 // blocks of 512 bytes from and to disk
 	Voluntary, Involuntary int64 // switches away from a processor
 	// Full are the temporary directories that had no room left when the command had ended.
-	Full []string `json:",omitempty"`
+	Full []string
 }
 
 // Facts is what the executable finds when it runs inside a sandbox as NameProbe.

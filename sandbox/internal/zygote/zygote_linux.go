@@ -195,11 +195,7 @@ func reply(sock int, text string, fd int) {
 
 // report sends r on control. If the worker is gone there is nobody to tell, and few need to know.
 func report(control int, r Report, fds ...int) error {
-	b, err := json.Marshal(r)
-	if err != nil {
-		return err
-	}
-	return Send(control, b, fds...)
+	return Send(control, r.Append(nil), fds...)
 }
 
 func closeAll(fds []int) {

@@ -1,0 +1,136 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package cas_test
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"slices"
+	"sync"
+	"testing"
+
+	"github.com/cloister-build/cloister/cas"
+	"github.com/cloister-build/cloister/cas/castest"
+)
+
+// A packing store knows how many blobs and bytes came at once, and how many by themselves.
+type packing struct {
+	*castest.Memory
+	mu     sync.Mutex
+	blobs  []int // guarded by mu
+	bytes  []int // guarded by mu
+	refuse error
+}
+
+func (p *packing) PutAll(ctx context.Context, blobs []cas.Blob) []error {
+	n := 0
+	for _, b := range blobs {
+		n += len(b.Data)
+	}
+	p.mu.Lock()
+	p.blobs, p.bytes = append(p.blobs, len(blobs)), append(p.bytes, n)
+	p.mu.Unlock()
+	if p.refuse != nil {
+		errs := make([]error, len(blobs))
+		errs[len(errs)-1] = p.refuse
+		return errs
+	}
+	return p.Memory.PutAll(ctx, blobs)
+}
+
+func TestBatchPutsTogether(t *testing.T) {
+	p := &packing{Memory: castest.NewMemory()}
+	b := cas.NewBatch(p)
+	var want []cas.Digest
+	add := func(data []byte) {
+		t.Helper()
+		d, err := b.AddBytes(t.Context(), cas.SHA256, data)
+		if err != nil || d != cas.SHA256.Sum(data) {
+			t.Errorf("got %v, %v", d, err)
+		}
+		if len(data) > 0 && !slices.Contains(want, d) {
+			want = append(want, d)
+		}
+	}
+	for i := range 100 {
+		add([]byte{byte(i % 50)})
+		add(nil)
+	}
+	if p.Len() != 0 || len(p.blobs) != 0 {
+		t.Errorf("%d blobs were put at once", p.Len())
+	}
+	large, _ := castest.Blob(1, 2<<20)
+	add(large)
+	if p.Len() != 1 || len(p.blobs) != 0 {
+		t.Errorf("a large blob waits: %d are stored, %v came together", p.Len(), p.blobs)
+	}
+	other, _ := castest.Blob(2, 3<<20)
+	d, err := b.AddSeeker(t.Context(), cas.SHA256, bytes.NewReader(other))
+	if err != nil {
+		t.Fatal(err)
+	}
+	want = append(want, d)
+	for range 2 { // the second has nothing to do
+		if err := b.Flush(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if !slices.Equal(p.blobs, []int{50}) {
+		t.Errorf("blobs came in batches of %v, want one of 50", p.blobs)
+	}
+	if !slices.Equal(b.Blobs(), want) {
+		t.Errorf("it knows of %d blobs, want %d", len(b.Blobs()), len(want))
+	}
+	if missing, err := p.Missing(t.Context(), want); err != nil || len(missing) > 0 {
+		t.Errorf("%d blobs are not stored, %v", len(missing), err)
+	}
+}
+
+// TestBatchIsBounded: what waits is put when it is too much, whoever added it.
+func TestBatchIsBounded(t *testing.T) {
+	for name, size := range map[string]int{"bytes": 50_000, "blobs": 16} {
+		t.Run(name, func(t *testing.T) {
+			p := &packing{Memory: castest.NewMemory()}
+			b := cas.NewBatch(p)
+			const each = 1500
+			var wg sync.WaitGroup
+			for g := range 4 {
+				wg.Go(func() {
+					for i := range each {
+						data := bytes.Repeat([]byte{byte(g), byte(i), byte(i >> 8)}, size/3)
+						if _, err := b.AddBytes(t.Context(), cas.SHA256, data); err != nil {
+							t.Error(err)
+						}
+					}
+				})
+			}
+			wg.Wait()
+			if err := b.Flush(t.Context()); err != nil {
+				t.Fatal(err)
+			}
+			if p.Len() != 4*each || len(b.Blobs()) != 4*each {
+				t.Errorf("%d blobs are stored, it knows of %d", p.Len(), len(b.Blobs()))
+			}
+			if n := slices.Max(p.bytes); n > 5<<20 {
+				t.Errorf("%d bytes came at once", n)
+			}
+			if n := slices.Max(p.blobs); n > 4*1000 {
+				t.Errorf("%d blobs came at once", n)
+			}
+		})
+	}
+}
+
+func TestBatchFailsWithItsStore(t *testing.T) {
+	p := &packing{Memory: castest.NewMemory(), refuse: cas.ErrFull}
+	b := cas.NewBatch(p)
+	for i := range 3 {
+		if _, err := b.AddBytes(t.Context(), cas.SHA256, []byte{byte(i)}); err != nil {
+			t.Error(err)
+		}
+	}
+	if err := b.Flush(t.Context()); !errors.Is(err, cas.ErrFull) {
+		t.Errorf("got %v, want ErrFull", err)
+	}
+}

@@ -1,0 +1,449 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package tree_test
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"runtime"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/cloister-build/cloister/cas"
+	"github.com/cloister-build/cloister/cas/castest"
+	"github.com/cloister-build/cloister/cas/tree"
+
+	repb "github.com/bazelbuild/remote-apis/build/bazel/remote/execution/v2"
+)
+
+const budget = 64 << 20
+
+// A ledger is a store that counts what is opened and what is asked for.
+type ledger struct {
+	*counter
+	memory *castest.Memory
+	asked  map[cas.Digest]int // guarded by counter.mu
+}
+
+func newLedger() *ledger {
+	m := castest.NewMemory()
+	return &ledger{&counter{Store: m, opened: map[cas.Digest]int{}}, m, map[cas.Digest]int{}}
+}
+
+func (l *ledger) Missing(ctx context.Context, ds []cas.Digest) ([]cas.Digest, error) {
+	l.mu.Lock()
+	for _, d := range ds {
+		l.asked[d]++
+	}
+	l.mu.Unlock()
+	return l.Store.Missing(ctx, ds)
+}
+
+// taken returns how many blobs were opened and asked for since the last call.
+func (l *ledger) taken() (opened, asked int) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	opened, asked = len(l.opened), len(l.asked)
+	clear(l.opened)
+	clear(l.asked)
+	return opened, asked
+}
+
+func (l *ledger) wantTaken(t *testing.T, opened, asked int) {
+	t.Helper()
+	if o, a := l.taken(); o != opened || a != asked {
+		t.Errorf("%d blobs were opened and %d asked for, want %d and %d", o, a, opened, asked)
+	}
+}
+
+// instance is that of a store.
+func instance(name string, s cas.Store) *cas.Instance { return &cas.Instance{Name: name, Store: s} }
+
+// loaded loads root, which must be whole.
+func loaded(t testing.TB, c *tree.Cache, in *cas.Instance, root cas.Digest) *tree.Input {
+	t.Helper()
+	input, err := c.Load(t.Context(), in, root)
+	must(t, err)
+	return input
+}
+
+// wantMissing checks that root lacks these blobs.
+func wantMissing(t *testing.T, c *tree.Cache, in *cas.Instance, root cas.Digest, want ...cas.Digest) {
+	t.Helper()
+	_, err := c.Load(t.Context(), in, root)
+	var missing *tree.MissingError
+	if !errors.As(err, &missing) || !slices.Equal(missing.Blobs, want) {
+		t.Errorf("got %v, want that %v are missing", err, want)
+	}
+}
+
+// forest is a root of n directories of files in some version.
+func forest(version func(i int) int, n int) *node {
+	root := dirNode()
+	for i := range n {
+		root.set(fmt.Sprintf("d%d/changed", i), &node{content: fmt.Sprint(i, " ", version(i))})
+		root.set(fmt.Sprintf("d%d/same", i), &node{content: fmt.Sprint(i)})
+	}
+	return root
+}
+
+func TestCacheReadsOnlyWhatChanged(t *testing.T) {
+	s := newLedger()
+	in, c := instance("", s), tree.NewCache(budget, time.Hour)
+	first := forest(func(int) int { return 0 }, 100).put(t, s.memory)
+	second := forest(func(i int) int { return 1 - min(1, i%10) }, 100).put(t, s.memory)
+	loaded(t, c, in, first)
+	s.wantTaken(t, 101, 200)
+	all := c.Bytes()
+	loaded(t, c, in, second)
+	s.wantTaken(t, 11, 20)
+	if more := c.Bytes() - all; more <= 0 || more > all/3 {
+		t.Errorf("the second tree takes %d bytes beside the %d of the first, with which it shares nine in ten directories", more, all)
+	}
+	got, want := loaded(t, c, in, second), load(t, s.memory, forest(func(i int) int { return 1 - min(1, i%10) }, 100))
+	s.wantTaken(t, 0, 0)
+	if got.Digest() != want.Digest() || got.Files() != 200 || got.Bytes() != want.Bytes() ||
+		!slices.Equal(slices.Collect(got.FilePaths()), slices.Collect(want.FilePaths())) {
+		t.Errorf("from the cache: %v with %d files of %d bytes", got.Digest(), got.Files(), got.Bytes())
+	}
+	loaded(t, c, in, first)
+	s.wantTaken(t, 0, 0)
+}
+
+func TestCacheKeepsItsBudget(t *testing.T) {
+	s := newLedger()
+	in := instance("", s)
+	size := func(n *node) int64 {
+		c := tree.NewCache(budget, time.Hour)
+		loaded(t, c, in, n.put(t, s.memory))
+		return c.Bytes()
+	}
+	shared := forest(func(int) int { return 0 }, 50)
+	with := func(i int) *node {
+		n := dirNode()
+		n.set("shared", shared)
+		n.set("own/f", &node{content: fmt.Sprint("own ", i)})
+		return n
+	}
+	max := size(with(0)) * 3 / 2
+	c := tree.NewCache(max, time.Hour)
+	s.taken()
+	for i := range 500 { // each evicts the one before the last, and none what all have in common
+		loaded(t, c, in, with(i).put(t, s.memory))
+		if c.Bytes() > max {
+			t.Fatalf("%d bytes are taken after %d trees, %d permitted", c.Bytes(), i, max)
+		}
+	}
+	if opened, _ := s.taken(); opened != 53+499*2 {
+		t.Errorf("%d blobs were read, want each once: %d", opened, 53+499*2)
+	}
+	loaded(t, c, in, with(0).put(t, s.memory))
+	s.wantTaken(t, 2, 1)
+	// What everything held goes once nothing does.
+	loaded(t, c, in, forest(func(i int) int { return -i }, 50).put(t, s.memory))
+	loaded(t, c, in, forest(func(i int) int { return -2 * i }, 50).put(t, s.memory))
+	s.taken()
+	loaded(t, c, in, shared.put(t, s.memory))
+	if opened, _ := s.taken(); opened < 40 {
+		t.Errorf("%d blobs were read of what should have been evicted", opened)
+	}
+	// What is larger than all is loaded, and not kept.
+	loaded(t, c, in, forest(func(i int) int { return i + 7 }, 200).put(t, s.memory))
+	if c.Bytes() > max {
+		t.Errorf("%d bytes are taken, %d permitted", c.Bytes(), max)
+	}
+}
+
+// TestCacheCountsWhatItTakes: the estimate is not far below what the heap grows by.
+func TestCacheCountsWhatItTakes(t *testing.T) {
+	s := castest.NewMemory()
+	root := &repb.Directory{}
+	for i := range 100 {
+		m := &repb.Directory{}
+		for j := range 500 {
+			d := cas.SHA256.Sum(fmt.Append(nil, i, " ", j))
+			m.Files = append(m.Files, &repb.FileNode{Name: fmt.Sprintf("source file %04d.cc", j), Digest: d.Proto()})
+		}
+		root.Directories = append(root.Directories, &repb.DirectoryNode{Name: fmt.Sprintf("%03d", i), Digest: putProto(t, s, m).Proto()})
+	}
+	in := instance("", present{s})
+	d := putProto(t, s, root)
+	c := tree.NewCache(budget, time.Hour)
+	var before, after runtime.MemStats
+	runtime.GC()
+	runtime.GC() // of what pools held
+	runtime.ReadMemStats(&before)
+	loaded(t, c, in, d)
+	runtime.GC()
+	runtime.GC()
+	runtime.ReadMemStats(&after)
+	if real := int64(after.HeapAlloc) - int64(before.HeapAlloc); real > c.Bytes()*11/10 {
+		t.Errorf("the heap grew by %d bytes, of which %d are counted", real, c.Bytes())
+	}
+	runtime.KeepAlive(c)
+	runtime.KeepAlive(s)
+}
+
+// TestCacheCountsWhatIsUnfolded: a small blob may be a large message, and costs as much as it takes.
+func TestCacheCountsWhatIsUnfolded(t *testing.T) {
+	s := castest.NewMemory()
+	d := putBytes(t, s, bytes.Repeat([]byte{2<<3 | 2, 0}, 100_000)) // environment variables without a name
+	c := tree.NewCache(budget, time.Hour)
+	m, err := tree.Read(t.Context(), c, instance("", s), d, &repb.Command{})
+	must(t, err)
+	if n := int64(len(m.EnvironmentVariables)); n != 100_000 || c.Bytes() < 64*n {
+		t.Errorf("a message of %d variables is taken to need %d bytes", n, c.Bytes())
+	}
+}
+
+// A present store says that it has everything.
+type present struct{ cas.Store }
+
+func (present) Missing(context.Context, []cas.Digest) ([]cas.Digest, error) { return nil, nil }
+
+// TestCacheKeepsInstancesApart: what one has says nothing to the clients of another.
+func TestCacheKeepsInstancesApart(t *testing.T) {
+	a, b := newLedger(), newLedger()
+	c := tree.NewCache(budget, time.Hour)
+	n := parse(t, "d/f = 1", "e/g = 2")
+	root := n.put(t, a.memory)
+	loaded(t, c, instance("a", a), root)
+	wantMissing(t, c, instance("b", b), root, root)
+	// Nor what it has of a tree says anything of the rest.
+	d := n.kids["d"].put(t, b.memory)
+	b.memory.Delete(cas.SHA256.Sum([]byte("1")))
+	wantMissing(t, c, instance("b", b), d, cas.SHA256.Sum([]byte("1")))
+	putProto(t, b.memory, parent("d", d))
+	wantMissing(t, c, instance("b", b), n.kids["e"].put(t, castest.NewMemory()), n.kids["e"].put(t, castest.NewMemory()))
+
+	command := putProto(t, a.memory, &repb.Command{Arguments: []string{"secret"}})
+	_, err := tree.Read(t.Context(), c, instance("a", a), command, &repb.Command{})
+	must(t, err)
+	_, err = tree.Read(t.Context(), c, instance("b", b), command, &repb.Command{})
+	wantError(t, err, cas.ErrNotFound, "")
+}
+
+func TestReadIsOncePerType(t *testing.T) {
+	s := newLedger()
+	in, c := instance("", s), tree.NewCache(budget, time.Hour)
+	// Field 1 of a Command is a list of texts and of an Action a message: these bytes are both.
+	d := putProto(t, s.memory, &repb.Action{CommandDigest: &repb.Digest{Hash: "x"}})
+	for range 3 {
+		a, err := tree.Read(t.Context(), c, in, d, &repb.Action{})
+		must(t, err)
+		b, err := tree.Read(t.Context(), c, in, d, &repb.Command{})
+		must(t, err)
+		if a.CommandDigest.GetHash() != "x" || len(b.Arguments) != 1 {
+			t.Errorf("got %v and %v", a, b)
+		}
+	}
+	if s.opened[d] != 2 {
+		t.Errorf("it was read %d times, want once for each type", s.opened[d])
+	}
+	small := tree.NewCache(0, time.Hour)
+	_, err := tree.Read(t.Context(), small, in, d, &repb.Action{})
+	must(t, err)
+	if small.Bytes() != 0 {
+		t.Errorf("a cache of no bytes takes %d", small.Bytes())
+	}
+}
+
+// TestCacheMarksAgain: whatever is used is marked in the store, but not again and again.
+func TestCacheMarksAgain(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newLedger()
+		in, c := instance("", s), tree.NewCache(budget, 10*time.Minute)
+		old := parse(t, "old/a = 1", "old/b = 2")
+		both := parse(t, "old/a = 1", "old/b = 2", "new/c = 3", "new/d = 4")
+		command := putProto(t, s.memory, &repb.Command{})
+		read := func() {
+			t.Helper()
+			_, err := tree.Read(t.Context(), c, in, command, &repb.Command{})
+			must(t, err)
+		}
+		loaded(t, c, in, old.put(t, s.memory))
+		read()
+		s.wantTaken(t, 2+1, 2)
+		time.Sleep(9 * time.Minute)
+		loaded(t, c, in, old.put(t, s.memory))
+		loaded(t, c, in, both.put(t, s.memory))
+		read()
+		s.wantTaken(t, 2, 2) // new/ and what holds it
+		time.Sleep(time.Minute)
+		loaded(t, c, in, both.put(t, s.memory))
+		s.wantTaken(t, 0, 4) // the root, old/ and its files
+		read()
+		s.wantTaken(t, 1, 0)
+		time.Sleep(9 * time.Minute)
+		loaded(t, c, in, both.put(t, s.memory))
+		s.wantTaken(t, 0, 4) // the root, new/ and its files
+		loaded(t, c, in, old.put(t, s.memory))
+		s.wantTaken(t, 0, 1)
+	})
+}
+
+// TestCacheNoticesLoss: a tree may become incomplete later.
+func TestCacheNoticesLoss(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := castest.NewMemory()
+		in, c := instance("a", s), tree.NewCache(budget, 10*time.Minute)
+		n := parse(t, "d/lost = 1", "d/kept = 2", "e/f = 3")
+		root := n.put(t, s)
+		loaded(t, c, in, root)
+
+		lost, d := cas.SHA256.Sum([]byte("1")), n.kids["d"].put(t, castest.NewMemory())
+		s.Delete(lost)
+		loaded(t, c, in, root) // it was there a moment ago
+		c.Doubt("a")
+		wantMissing(t, c, in, root, lost)
+		wantMissing(t, c, in, root, lost) // asking does not make it there
+		s.Delete(d)
+		wantMissing(t, c, in, root, d, lost)
+		n.put(t, s)
+		loaded(t, c, in, root)
+		s.Delete(lost)
+		time.Sleep(10 * time.Minute)
+		wantMissing(t, c, in, root, lost)
+	})
+	// The doubts of one instance are not those of another.
+	s, other := newLedger(), newLedger()
+	c := tree.NewCache(budget, time.Hour)
+	root := parse(t, "d/f = 1").put(t, s.memory)
+	parse(t, "d/f = 1").put(t, other.memory)
+	loaded(t, c, instance("a", s), root)
+	loaded(t, c, instance("b", other), root)
+	s.taken()
+	other.taken()
+	c.Doubt("a")
+	loaded(t, c, instance("a", s), root)
+	loaded(t, c, instance("b", other), root)
+	s.wantTaken(t, 0, 3)
+	other.wantTaken(t, 0, 0)
+}
+
+// TestCacheIsNotPoisoned: only what matches its digest is kept.
+func TestCacheIsNotPoisoned(t *testing.T) {
+	s := castest.NewMemory()
+	in, c := instance("", s), tree.NewCache(budget, time.Hour)
+	n := parse(t, "d/f = 1")
+	root, d := n.put(t, s), n.kids["d"].put(t, s)
+	s.Corrupt(d)
+	_, err := c.Load(t.Context(), in, root)
+	wantError(t, err, cas.ErrCorrupt, "")
+	n.put(t, s)
+	if got := loaded(t, c, in, root); got.Files() != 1 {
+		t.Errorf("got %d files", got.Files())
+	}
+	bad := putProto(t, s, files("b", "a"))
+	for range 2 { // what is wrong stays wrong
+		_, err = c.Load(t.Context(), in, bad)
+		wantError(t, err, cas.ErrInvalid, "must ascend")
+	}
+}
+
+// TestLoadMarksWhatIsThere: what is absent or damaged costs no other blob its mark.
+func TestLoadMarksWhatIsThere(t *testing.T) {
+	s := newLedger()
+	n := parse(t, "a = 1", "b/c = 2", "d/e = 3", "f/g = 4")
+	root := n.put(t, s.memory)
+	s.memory.Corrupt(n.kids["b"].put(t, castest.NewMemory()))
+	s.memory.Delete(n.kids["d"].put(t, castest.NewMemory()))
+	_, err := tree.Load(t.Context(), s, root)
+	wantError(t, err, cas.ErrCorrupt, "")
+	for _, content := range []string{"1", "4"} {
+		if s.asked[cas.SHA256.Sum([]byte(content))] != 1 {
+			t.Errorf("file %q was not marked", content)
+		}
+	}
+}
+
+// TestCacheLimitsHoldAboveWhatItHas: a tree has the same limits whatever of it is known already.
+func TestCacheLimitsHoldAboveWhatItHas(t *testing.T) {
+	s := castest.NewMemory()
+	in := instance("", s)
+	above := func(d cas.Digest, depth int, name string) cas.Digest {
+		for range depth {
+			d = putProto(t, s, parent(name, d))
+		}
+		return d
+	}
+	deep := chain(t, s, 600, "d", files("f"))
+	long := chain(t, s, 20, strings.Repeat("n", 99), files("f"))
+	many := putProto(t, s, files("f"))
+	ten := func(d cas.Digest, n int) cas.Digest {
+		m := &repb.Directory{}
+		for i := range n {
+			m.Directories = append(m.Directories, &repb.DirectoryNode{Name: fmt.Sprintf("%02d", i), Digest: d.Proto()})
+		}
+		return putProto(t, s, m)
+	}
+	for range 5 {
+		many = ten(many, 10)
+	}
+	for _, c := range []struct {
+		name          string
+		known, ok, no cas.Digest
+		want          string
+	}{
+		{"depth", deep, above(deep, 400, "d"), above(deep, 401, "d"), "deeper than 1000"},
+		{"path", long, above(long, 19, strings.Repeat("n", 99)), above(long, 21, strings.Repeat("n", 99)), "longer than 4000"},
+		{"entries", many, ten(many, 4), ten(many, 10), "more than 1000000 entries"},
+	} {
+		cache := tree.NewCache(budget, time.Hour)
+		loaded(t, cache, in, c.known)
+		loaded(t, cache, in, c.ok)
+		for range 2 {
+			_, err := cache.Load(t.Context(), in, c.no)
+			wantError(t, err, cas.ErrInvalid, c.want)
+		}
+	}
+}
+
+// TestCacheIsShared: many load trees that overlap, while others are evicted.
+func TestCacheIsShared(t *testing.T) {
+	s := newLedger()
+	in := instance("", s)
+	var roots []cas.Digest
+	for v := range 20 {
+		roots = append(roots, forest(func(i int) int { return v * (i % 3) }, 12).put(t, s.memory))
+	}
+	for _, max := range []int64{0, 20 << 10, budget} {
+		c := tree.NewCache(max, time.Nanosecond)
+		var wg sync.WaitGroup
+		for g := range 8 {
+			wg.Go(func() {
+				for i := range 40 {
+					root := roots[(g*7+i*3)%len(roots)]
+					input, err := c.Load(t.Context(), in, root)
+					if err != nil || input.Digest() != root || input.Files() != 24 {
+						t.Errorf("got %v, %v", input, err)
+					}
+					if i%10 == 0 {
+						c.Doubt("")
+					}
+				}
+			})
+		}
+		wg.Wait()
+		if c.Bytes() > max {
+			t.Errorf("%d bytes are taken, %d permitted", c.Bytes(), max)
+		}
+		if max < budget {
+			continue
+		}
+		// Each directory is kept once, whoever came first.
+		once := tree.NewCache(max, time.Hour)
+		for _, root := range roots {
+			loaded(t, once, in, root)
+		}
+		if c.Bytes() != once.Bytes() {
+			t.Errorf("%d bytes are taken by what %d suffice for", c.Bytes(), once.Bytes())
+		}
+	}
+}

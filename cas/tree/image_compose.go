@@ -1,0 +1,213 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package tree
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strconv"
+	"sync"
+
+	"github.com/cloister-build/cloister/cas"
+	"github.com/cloister-build/cloister/cas/tree/internal/erofs"
+)
+
+// A composer says what an image holds. It is used again, since it is a large part of what a Stage allocates.
+type composer struct {
+	tree  erofs.Tree
+	names []string // of what is in the root
+	dirs  []composedDir
+	files []composedFile
+
+	digests []cas.Digest // of files
+	image   []byte
+}
+
+// A composedDir is one of the directories of a composer's tree, whose digest is zero if it is the root, or a
+// placeholder.
+type composedDir struct {
+	path     string // relative to the root of the image
+	dir      *directory
+	from, to int // of the files below it, in order
+}
+
+// A composedFile is a file that is not empty.
+type composedFile struct {
+	*entry
+	at, dir int // of its own entry, and of its directory, in the tree
+	top     int // what is in the root, and is it or holds it
+}
+
+var composers = sync.Pool{New: func() any { return &composer{} }}
+
+// maxIdleImage is the size up to which the memory of an image is kept, in bytes.
+const maxIdleImage = 4 << 20
+
+func (c *composer) giveBack() {
+	if cap(c.image) <= maxIdleImage {
+		composers.Put(c)
+	}
+}
+
+// compose begins anew, with bs in the root. It asks hot, if that is not nil, which directories below those are bound
+// from elsewhere, and leaves them empty.
+func (c *composer) compose(ctx context.Context, bs []bound, hot func(*bound) (bool, error)) error {
+	c.tree = erofs.Tree{Devices: c.tree.Devices[:0], Dirs: c.tree.Dirs[:0], Entries: c.tree.Entries[:0]}
+	c.names, c.dirs, c.files, c.digests = c.names[:0], c.dirs[:0], c.files[:0], c.digests[:0]
+	c.open(nil, "", len(bs))
+	width := len(strconv.Itoa(len(bs)))
+	for i, b := range bs {
+		// Of one length, so that they ascend.
+		c.names = append(c.names, fmt.Sprintf("%0*d", width, i))
+		c.add(b.entry, c.names[i], 0, i)
+	}
+	for i, b := range bs {
+		if b.kind == Directory {
+			if err := c.below(ctx, i, i, c.names[i], b, hot); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+// open begins a directory of n entries and returns which it is.
+func (c *composer) open(d *directory, p string, n int) int {
+	c.tree.Dirs = append(c.tree.Dirs, erofs.Dir{Mode: modeBoundDir, First: int32(len(c.tree.Entries)), Count: int32(n)})
+	c.dirs = append(c.dirs, composedDir{path: p, dir: d, from: len(c.files)})
+	return len(c.dirs) - 1
+}
+
+// add adds an entry to the directory that was opened last.
+func (c *composer) add(e *entry, name string, dir, top int) {
+	at := erofs.Entry{Name: name, Kind: erofs.Directory}
+	switch e.kind {
+	case File:
+		at.Kind, at.Mode = erofs.File, uint16(modeOf(e.exec, false))
+		if e.digest.Size() > 0 {
+			c.files = append(c.files, composedFile{e, len(c.tree.Entries), dir, top})
+			c.digests = append(c.digests, e.digest)
+		}
+	case Symlink:
+		at.Kind, at.Target = erofs.Symlink, e.target
+	}
+	c.tree.Entries = append(c.tree.Entries, at)
+}
+
+// below adds the directory b, whose entry is there, and all below it. Its recursion is as deep as the tree.
+func (c *composer) below(ctx context.Context, at, top int, p string, b bound, hot func(*bound) (bool, error)) error {
+	if ctx.Err() != nil {
+		return context.Cause(ctx)
+	}
+	d := b.dir
+	n, first := c.open(d, p, len(d.entries)), len(c.tree.Entries)
+	c.tree.Entries[at].Dir = int32(n)
+	for i := range d.entries {
+		c.add(&d.entries[i], d.entries[i].name, n, top)
+	}
+	for i := range d.entries {
+		e := &d.entries[i]
+		if e.kind != Directory {
+			continue
+		}
+		sub := bound{entry: e}
+		if hot != nil && !b.whole {
+			sub.target = b.target + "/" + e.name
+			elsewhere, err := hot(&sub)
+			if err != nil {
+				return err
+			}
+			if elsewhere {
+				c.tree.Entries[first+i].Dir = int32(c.open(nil, "", 0))
+				continue
+			}
+		}
+		sub.whole = sub.whole || b.whole
+		if err := c.below(ctx, first+i, top, p+"/"+e.name, sub, hot); err != nil {
+			return err
+		}
+	}
+	c.dirs[n].to = len(c.files)
+	return nil
+}
+
+// maxDevices is how many files of the store one image can point at. They are sent to whoever mounts it in one
+// message, which on Linux has 253 descriptors at most.
+const maxDevices = 250
+
+var (
+	errDevices = errors.New("the inputs lie in too many segments")
+	errNoFile  = errors.New("the store has an input neither in a segment nor as a file")
+	errShort   = errors.New("a segment of the store is shorter than its blobs")
+)
+
+// place has the files point at their extents, and returns those that have none and how many bytes the others have. It
+// fails with a *MissingError if a blob is absent.
+func (c *composer) place(p cas.Placement, filer bool) (loose []looseFile, bytes int64, err error) {
+	files, extents := p.Files(), p.Extents()
+	if len(files) > maxDevices {
+		return nil, 0, fmt.Errorf("%w: %d of at most %d", errDevices, len(files), maxDevices)
+	}
+	for _, f := range files {
+		info, err := f.Stat()
+		if err != nil {
+			return nil, 0, err
+		}
+		c.tree.Devices = append(c.tree.Devices, info.Size())
+	}
+	var absent []cas.Digest
+	for i := range c.files {
+		f, x := &c.files[i], extents[i]
+		at, size := &c.tree.Entries[f.at], f.digest.Size()
+		switch {
+		case x.File == cas.Absent:
+			absent = append(absent, f.digest)
+		case filer && (x.File == cas.Elsewhere || size >= LargeFile):
+			loose = append(loose, looseFile{*f, i, c.path(f)})
+		case x.File == cas.Elsewhere:
+			return nil, 0, errNoFile
+		case x.Offset > c.tree.Devices[x.File]-size:
+			return nil, 0, errShort // some kernels would show zeros
+		default:
+			at.Device, at.Offset, at.Size = x.File, x.Offset, size
+			bytes += size
+		}
+	}
+	if len(absent) > 0 {
+		return nil, 0, &MissingError{Blobs: unique(absent)}
+	}
+	return loose, bytes, nil
+}
+
+// path returns where f is in the image.
+func (c *composer) path(f *composedFile) string {
+	if f.dir == 0 {
+		return c.names[f.top]
+	}
+	return c.dirs[f.dir].path + "/" + f.name
+}
+
+// within returns those of loose that are below d.
+func (d *composedDir) within(loose []looseFile) []looseFile {
+	first := func(n int) int {
+		i, _ := slices.BinarySearchFunc(loose, n, func(f looseFile, n int) int { return cmp.Compare(f.nth, n) })
+		return i
+	}
+	return loose[first(d.from):first(d.to)]
+}
+
+// unique returns ds, each once, in order.
+func unique(ds []cas.Digest) []cas.Digest {
+	seen := make(map[cas.Digest]bool, len(ds))
+	once := ds[:0]
+	for _, d := range ds {
+		if !seen[d] {
+			seen[d] = true
+			once = append(once, d)
+		}
+	}
+	return once
+}

@@ -1,0 +1,1001 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package tree_test
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"os"
+	"path"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/cloister-build/cloister/cas"
+	"github.com/cloister-build/cloister/cas/disk"
+	"github.com/cloister-build/cloister/cas/tree"
+)
+
+// A mounter mounts images at no path.
+type mounter struct {
+	mu    sync.Mutex
+	roots map[string]int // by name: descriptors of what is mounted
+	made  int
+	err   error  // of every Mount
+	first func() // called by one Mount, before it
+}
+
+func newMounter(t testing.TB) *mounter {
+	t.Helper()
+	m := &mounter{roots: map[string]int{}}
+	fsfd, err := unix.Fsopen("erofs", unix.FSOPEN_CLOEXEC)
+	if err == nil {
+		unix.Close(fsfd)
+	}
+	if err == nil && os.Getuid() != 0 {
+		err = unix.EPERM
+	}
+	if err != nil {
+		if slices.Contains(strings.Split(os.Getenv("CLOISTER_REQUIRE"), ","), "namespaces") && os.Getuid() == 0 {
+			t.Fatalf("mounts of EROFS images are required by CLOISTER_REQUIRE and missing: %v", err)
+		}
+		t.Skipf("no mounts of EROFS images: %v", err)
+	}
+	t.Cleanup(func() {
+		if n := m.mounted(); n != 0 {
+			t.Errorf("%d images are still mounted", n)
+		}
+	})
+	return m
+}
+
+// imageDir returns a directory for images, which a memory-backed file system cannot hold.
+func imageDir(t testing.TB) string {
+	t.Helper()
+	dir := t.TempDir()
+	var st unix.Statfs_t
+	must(t, unix.Statfs(dir, &st))
+	if st.Type != unix.TMPFS_MAGIC {
+		return dir
+	}
+	dir, err := os.MkdirTemp("/var/tmp", "cloister-images-")
+	must(t, err)
+	t.Cleanup(func() { os.RemoveAll(dir) })
+	return dir
+}
+
+func (m *mounter) Mount(_ context.Context, image *os.File, devices []*os.File) (tree.Mount, error) {
+	if f := m.first; f != nil {
+		m.first = nil
+		f()
+	}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.err != nil {
+		return nil, m.err
+	}
+	fsfd, err := unix.Fsopen("erofs", unix.FSOPEN_CLOEXEC)
+	if err != nil {
+		return nil, err
+	}
+	defer unix.Close(fsfd)
+	err = unix.FsconfigSetString(fsfd, "source", fmt.Sprintf("/proc/self/fd/%d", image.Fd()))
+	for _, d := range devices {
+		err = errors.Join(err, unix.FsconfigSetString(fsfd, "device", fmt.Sprintf("/proc/self/fd/%d", d.Fd())))
+	}
+	if err = errors.Join(err, unix.FsconfigCreate(fsfd)); err != nil {
+		return nil, err
+	}
+	root, err := unix.Fsmount(fsfd, unix.FSMOUNT_CLOEXEC, unix.MOUNT_ATTR_RDONLY)
+	if err != nil {
+		return nil, err
+	}
+	m.made++
+	mt := &mount{m, fmt.Sprint("image ", m.made)}
+	m.roots[mt.name] = root
+	return mt, nil
+}
+
+// mounted returns how many images are.
+func (m *mounter) mounted() int {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return len(m.roots)
+}
+
+// root opens the root of an image.
+func (m *mounter) root(t testing.TB, name string) *os.Root {
+	t.Helper()
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	fd, ok := m.roots[name]
+	if !ok {
+		t.Fatalf("no image %q is mounted", name)
+	}
+	r, err := os.OpenRoot(fmt.Sprintf("/proc/self/fd/%d", fd))
+	must(t, err)
+	return r
+}
+
+type mount struct {
+	m    *mounter
+	name string
+}
+
+func (m *mount) Name() string { return m.name }
+
+func (m *mount) Close() error {
+	m.m.mu.Lock()
+	defer m.m.mu.Unlock()
+	fd, ok := m.m.roots[m.name]
+	if !ok {
+		return errors.New("closed twice")
+	}
+	delete(m.m.roots, m.name)
+	return unix.Close(fd)
+}
+
+// A segmented store has small blobs in two files, and shows the others.
+type segmented struct {
+	*filer
+	mu     sync.Mutex
+	files  []*os.File
+	at     map[cas.Digest]cas.Extent
+	end    int64
+	ages   int  // how often all of it was written to by somebody else
+	held   int  // placements not released
+	placed int  // blobs, over all calls
+	asked  int  // digests given to Missing
+	packs  bool // large blobs too
+}
+
+func newSegmented(t testing.TB) *segmented {
+	t.Helper()
+	s := &segmented{filer: newFiler(t), at: map[cas.Digest]cas.Extent{}}
+	for range 2 {
+		f, err := os.Create(filepath.Join(t.TempDir(), "segment"))
+		must(t, err)
+		t.Cleanup(func() { f.Close() })
+		s.files = append(s.files, f)
+	}
+	t.Cleanup(func() {
+		if s.held != 0 || s.lent.Load() != 0 {
+			t.Errorf("%d placements and %d files were not released", s.held, s.lent.Load())
+		}
+	})
+	return s
+}
+
+func (s *segmented) Place(ctx context.Context, ds []cas.Digest) (cas.Placement, error) {
+	missing, err := s.Memory.Missing(ctx, ds)
+	if err != nil {
+		return nil, err
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	p := &placement{s: s, age: s.ages}
+	for _, d := range ds {
+		x, ok := s.at[d]
+		switch {
+		case slices.Contains(missing, d):
+			x = cas.Extent{File: cas.Absent}
+		case d.IsEmpty() || d.Size() >= tree.LargeFile && !s.packs:
+			x = cas.Extent{File: cas.Elsewhere}
+		case !ok:
+			b, err := cas.ReadAll(ctx, s, d, d.Size())
+			if err != nil {
+				return nil, err
+			}
+			x = cas.Extent{File: int32(len(s.at) % 2), Offset: s.end}
+			padded := append(bytes.Clone(b), make([]byte, -len(b)&(cas.ExtentAlign-1))...)
+			if _, err := s.files[x.File].WriteAt(padded, x.Offset); err != nil {
+				return nil, err
+			}
+			s.end += int64(len(padded))
+			s.at[d] = x
+		}
+		p.extents = append(p.extents, x)
+	}
+	s.placed += len(ds)
+	s.held++
+	return p, nil
+}
+
+func (s *segmented) Missing(ctx context.Context, ds []cas.Digest) ([]cas.Digest, error) {
+	s.mu.Lock()
+	s.asked += len(ds)
+	s.mu.Unlock()
+	return s.Memory.Missing(ctx, ds)
+}
+
+// counts returns what was placed and asked since it was called last.
+func (s *segmented) counts() (placed, asked int) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	placed, asked = s.placed, s.asked
+	s.placed, s.asked = 0, 0
+	return placed, asked
+}
+
+// damage overwrites all segments.
+func (s *segmented) damage(t testing.TB) {
+	t.Helper()
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, f := range s.files {
+		info, err := f.Stat()
+		must(t, err)
+		_, err = f.WriteAt(bytes.Repeat([]byte{'!'}, int(info.Size())), 0)
+		must(t, err)
+	}
+	s.ages++
+	clear(s.at)
+}
+
+type placement struct {
+	s       *segmented
+	age     int
+	extents []cas.Extent
+	gone    bool
+}
+
+func (p *placement) Extents() []cas.Extent { return p.extents }
+func (p *placement) Files() []*os.File     { return p.s.files }
+
+func (p *placement) Valid() bool {
+	p.s.mu.Lock()
+	defer p.s.mu.Unlock()
+	return p.age == p.s.ages && !p.gone
+}
+
+func (p *placement) Release() {
+	p.s.mu.Lock()
+	defer p.s.mu.Unlock()
+	if !p.gone {
+		p.gone = true
+		p.s.held--
+	}
+}
+
+// A rig stages trees by image.
+type rig struct {
+	t     testing.TB
+	store *segmented
+	*mounter
+	*tree.Stager
+}
+
+const plenty = 1 << 30
+
+func newRig(t testing.TB, budget int64) *rig {
+	t.Helper()
+	m := newMounter(t)
+	r := &rig{t: t, store: newSegmented(t), mounter: m,
+		Stager: tree.NewStager(tree.StagerConfig{Mounter: m, Dir: imageDir(t), Budget: budget})}
+	t.Cleanup(func() { must(t, r.Stager.Close()) })
+	return r
+}
+
+// stage stages n, in the form of an image, in a workspace that has what was asked for.
+func (r *rig) stage(instance string, n *node, outputs ...string) (*os.Root, *tree.Staged) {
+	r.t.Helper()
+	l, err := load(r.t, r.store, n).Plan("", outputs, nil)
+	must(r.t, err)
+	ws, s := r.stageLayout(r.t, instance, l)
+	if s.Form != tree.FormImage || s.Why != "" {
+		r.t.Fatalf("form %q, because %s", s.Form, s.Why)
+	}
+	return ws, s
+}
+
+func (r *rig) in(instance string) *cas.Instance { return &cas.Instance{Name: instance, Store: r.store} }
+
+// into lays out in ws, whatever its size.
+func into(ws *os.Root) func(bytes, files int64) (*os.Root, error) {
+	return func(_, _ int64) (*os.Root, error) { return ws, nil }
+}
+
+func (r *rig) stageLayout(t testing.TB, instance string, l *tree.Layout) (*os.Root, *tree.Staged) {
+	t.Helper()
+	ws := newRoot(t)
+	var bytes, files int64
+	s, err := r.Stager.Stage(t.Context(), l, r.in(instance), func(b, f int64) (*os.Root, error) {
+		bytes, files = b, f
+		return ws, nil
+	})
+	must(t, err)
+	if b, f := taken(t, ws); b != bytes || f != files {
+		t.Errorf("room for %d bytes in %d files was asked, %d in %d were taken", bytes, files, b, f)
+	}
+	return ws, s
+}
+
+// source opens where a bind is from, and returns its path there.
+func (r *rig) source(ws *os.Root, b tree.Bind) (*os.Root, string) {
+	r.t.Helper()
+	switch {
+	case b.Image != "":
+		return r.root(r.t, b.Image), b.Source
+	case filepath.IsAbs(b.Source):
+		dir, err := os.OpenRoot(filepath.Dir(b.Source))
+		must(r.t, err)
+		return dir, filepath.Base(b.Source)
+	}
+	dir, err := ws.OpenRoot(path.Dir(b.Source))
+	must(r.t, err)
+	return dir, path.Base(b.Source)
+}
+
+// see returns what a run sees.
+func (r *rig) see(ws *os.Root, s *tree.Staged) *node {
+	r.t.Helper()
+	root := read(r.t, ws, "out")
+	for _, b := range s.Binds {
+		dir, source := r.source(ws, b)
+		from, below := read(r.t, dir, source), root.at(b.Target)
+		must(r.t, dir.Close())
+		switch {
+		case below == nil || (below.kids == nil) != (from.kids == nil) || below.target != "":
+			r.t.Fatalf("bind %s has no placeholder of its kind", b.Target)
+		case len(below.kids) > 0 || below.content != "":
+			r.t.Fatalf("bind %s covers more than a placeholder", b.Target)
+		}
+		*below = *from
+	}
+	return root
+}
+
+// leaves is a tree of n directories with files files each, of which those whose numbers are in changed are other than
+// without.
+func leaves(n, files int, changed map[int]string) *node {
+	root := dirNode()
+	for i := range n {
+		for j := range files {
+			root.set(fmt.Sprintf("a/%d/%d/f%d", i%10, i, j), &node{content: fmt.Sprint(i, j, changed[i])})
+		}
+	}
+	return root
+}
+
+// images returns the names of the images that are bound, each once, and how many binds there are from them.
+func images(s *tree.Staged) (names []string, binds int) {
+	for _, b := range s.Binds {
+		if b.Image != "" {
+			names = append(names, b.Image)
+		}
+	}
+	binds = len(names)
+	slices.Sort(names)
+	return slices.Compact(names), binds
+}
+
+// Rules 98 and 100: by images as by copies, the first time, when subtrees come to stay, and when they have.
+func TestImageShowsInputRootAndParentsOfOutputs(t *testing.T) {
+	r := newRig(t, plenty)
+	large := strings.Repeat("L", tree.LargeFile)
+	all := append(shapes(t), shape{name: "large", outputs: []string{"old", "out/x"},
+		input: parse(t, "d/large = "+large, "d/e/tool *= "+large, "top = "+large, "old = "+large+"old", "out/in = 1",
+			"empty = ", "d/empty *= ", "x *= 1", "l -> x", "d/l -> ../x", "none/", "d/none/")})
+	many := leaves(3, 12, nil)
+	many.set("a/0/0/large", &node{content: large})
+	many.set("a/large", &node{content: large, exec: true})
+	many.set("a/empty", &node{})
+	many.set("out/a", leaves(1, 9, nil).at("a")) // an input below an output
+	all = append(all, shape{name: "hot", input: many, outputs: []string{"out", "b/c"}})
+	for _, s := range all {
+		if strings.HasPrefix(s.name, "error_") {
+			continue
+		}
+		t.Run(s.name, func(t *testing.T) {
+			l, err := load(t, r.store, s.input).Plan(s.workdir, s.outputs, nil)
+			must(t, err)
+			for _, o := range s.outputs {
+				if parent := path.Dir(o); parent != "." {
+					s.input.set(parent, dirNode())
+				}
+			}
+			for range 3 {
+				ws, staged := r.stageLayout(t, "", l)
+				if staged.Form != tree.FormImage {
+					t.Fatalf("form %q, because %s", staged.Form, staged.Why)
+				}
+				same(t, "exec root", r.see(ws, staged), s.input)
+				if _, err := ws.Lstat("in"); err == nil {
+					t.Error("there is in/, for copies")
+				}
+				staged.Release()
+				staged.Release()
+			}
+		})
+	}
+}
+
+// Rules 99 to 101, and that inputs cannot be changed.
+func TestImageModesAndTimes(t *testing.T) {
+	r := newRig(t, plenty)
+	n := parse(t, "src/a = 1", "src/x *= 2", "src/sub/f = 3", "src/sub/x *= 3", "src/sub/e = ", "src/sub/s/f = 4", "old/f = 4")
+	for i := range 10 {
+		n.set(fmt.Sprintf("hot/%d", i), &node{content: "1", exec: i%2 == 0})
+	}
+	for i := range 3 {
+		ws, s := r.stage("", n, "src/out", "old/f")
+		same := func(where, got, want string) {
+			if got != want {
+				t.Errorf("stage %d, %s: got\n%s\nwant\n%s", i, where, got, want)
+			}
+		}
+		same("out", listing(t, ws, "out", s.Binds...), `dtrwxrwxrwx 
+bind d--------- /hot
+drwxrwxrwx /old
+-rw-rw-rw- /old/f
+dtrwxrwxrwx /src
+bind ---------- /src/a
+bind d--------- /src/sub
+bind ---------- /src/x
+`)
+		for target, want := range map[string]string{
+			"src/a": "-r--r--r-- \n", "src/x": "-r-xr-xr-x \n",
+			"src/sub": "dr-xr-xr-x \n-r--r--r-- /e\n-r--r--r-- /f\ndr-xr-xr-x /s\n-r--r--r-- /s/f\n-r-xr-xr-x /x\n",
+			"hot":     "dr-xr-xr-x \n" + strings.Repeat("-r-xr-xr-x /%d\n-r--r--r-- /%d\n", 5),
+		} {
+			if target == "hot" {
+				want = fmt.Sprintf(want, 0, 1, 2, 3, 4, 5, 6, 7, 8, 9)
+			}
+			b := s.Binds[slices.IndexFunc(s.Binds, func(b tree.Bind) bool { return b.Target == target })]
+			dir, source := r.source(ws, b)
+			same(target, listing(t, dir, source), want)
+			if strings.HasPrefix(want, "-") {
+				_, err := dir.OpenFile(source, os.O_WRONLY, 0)
+				if !errors.Is(err, unix.EROFS) {
+					t.Errorf("%s opened for writing: %v", target, err)
+				}
+			} else if err := dir.WriteFile(path.Join(source, "new"), nil, 0o600); !errors.Is(err, unix.EROFS) {
+				t.Errorf("a new file in %s: %v", target, err)
+			}
+			must(t, dir.Close())
+		}
+		s.Release()
+	}
+}
+
+func TestImageNamesContentOfBinds(t *testing.T) {
+	r := newRig(t, 0)
+	n := parse(t, "a = 1", "d/b = 2")
+	_, s := r.stage("", n)
+	want := map[string]cas.Digest{"a": cas.SHA256.Sum([]byte("1")), "d": n.kids["d"].put(t, r.store)}
+	got := map[string]cas.Digest{}
+	for _, b := range s.Binds {
+		got[b.Target] = b.Content
+	}
+	if !maps.Equal(got, want) {
+		t.Errorf("got %v, want %v", got, want)
+	}
+	s.Release()
+}
+
+// TestOnlyWhatChangedIsWritten: of 2,000 files in 100 directories, with 10 others in 10 of them each time.
+func TestOnlyWhatChangedIsWritten(t *testing.T) {
+	r := newRig(t, plenty)
+	for i, want := range []int{2000, 2000, 200, 200, 200} {
+		changed := map[int]string{}
+		for j := range 10 {
+			changed[j*7] = fmt.Sprint("change ", i)
+		}
+		n := leaves(100, 20, changed)
+		r.store.counts()
+		ws, s := r.stage("", n)
+		if placed, _ := r.store.counts(); placed != want {
+			t.Errorf("stage %d wrote %d files into images, want %d", i, placed, want)
+		}
+		same(t, "exec root", r.see(ws, s), n)
+		s.Release()
+	}
+	if n := r.mounted(); n != 1 {
+		t.Errorf("%d images stay mounted, want one with all that is used again", n)
+	}
+}
+
+// TestSubtreeOfWhatStaysIsNotWrittenAgain: where less of a tree recurs than did, what recurs is still there.
+func TestSubtreeOfWhatStaysIsNotWrittenAgain(t *testing.T) {
+	r := newRig(t, plenty)
+	large := strings.Repeat("L", tree.LargeFile)
+	with := func(changed map[int]string) *node {
+		n := leaves(20, 10, changed)
+		n.set("a/3/13/sub/large", &node{content: large})
+		n.set("a/4/14/large", &node{content: large, exec: true})
+		return n
+	}
+	for i, want := range []int{202, 202, 0, 10, 10} { // the third is bound whole
+		changed := map[int]string{}
+		if i > 2 {
+			changed[7] = fmt.Sprint(i)
+		}
+		n := with(changed)
+		r.store.counts()
+		ws, s := r.stage("", n)
+		if placed, _ := r.store.counts(); placed != want {
+			t.Errorf("stage %d wrote %d files into images, want %d", i, placed, want)
+		}
+		same(t, "exec root", r.see(ws, s), n)
+		s.Release()
+	}
+}
+
+// TestInstancesShareNoMounts: not even of what both have.
+func TestInstancesShareNoMounts(t *testing.T) {
+	r := newRig(t, plenty)
+	n := leaves(3, 10, nil)
+	seen := map[string]string{}
+	for range 3 {
+		for _, instance := range []string{"a", "b"} {
+			_, s := r.stage(instance, n)
+			names, _ := images(s)
+			for _, name := range names {
+				if other, ok := seen[name]; ok && other != instance {
+					t.Errorf("%s is bound for instances %q and %q", name, other, instance)
+				}
+				seen[name] = instance
+			}
+			s.Release()
+		}
+	}
+	if n := r.mounted(); n != 2 {
+		t.Errorf("%d images stay mounted, want one for each instance", n)
+	}
+}
+
+// TestBudgetOfWhatStaysMounted: what was used least recently goes, but not while a run uses it.
+func TestBudgetOfWhatStaysMounted(t *testing.T) {
+	r := newRig(t, 100_000)
+	n := func(name string) *node {
+		root := dirNode()
+		for i := range 10 {
+			root.set(fmt.Sprintf("d/%d", i), &node{content: name + strings.Repeat("c", 4000)})
+		}
+		return root
+	}
+	stage := func(name string) *tree.Staged {
+		_, s := r.stage("", n(name))
+		return s
+	}
+	for range 2 { // of each two, one image comes to stay, at 40,000 bytes and something
+		stage("a").Release()
+		stage("b").Release()
+	}
+	if got := r.mounted(); got != 2 {
+		t.Fatalf("%d images stay mounted, want 2", got)
+	}
+	inUse := stage("b")
+	stage("a").Release() // so that b was used before a
+	stage("c").Release()
+	stage("c").Release()
+	if got := r.mounted(); got != 3 {
+		t.Errorf("%d images are mounted, want a, c, and b which is in use", got)
+	}
+	inUse.Release()
+	if got := r.mounted(); got != 2 {
+		t.Errorf("%d images stay mounted, want a and c", got)
+	}
+	r.store.counts()
+	stage("a").Release()
+	if placed, _ := r.store.counts(); placed != 0 {
+		t.Errorf("a was used more recently than b, but %d of its files were placed again", placed)
+	}
+	stage("b").Release()
+	if placed, _ := r.store.counts(); placed != 10 {
+		t.Errorf("of b, which went, %d files were placed, want 10", placed)
+	}
+	stage("b").Release()
+	if placed, _ := r.store.counts(); placed != 0 {
+		t.Errorf("b did not come to stay again: %d files were placed", placed)
+	}
+}
+
+// TestDamageIsNotHandedOn: what was written to under an image is told, and not used again.
+func TestDamageIsNotHandedOn(t *testing.T) {
+	r := newRig(t, plenty)
+	n := leaves(3, 10, map[int]string{1: "x"})
+	n.set("f", &node{content: "not hot"})
+	for range 3 {
+		_, s := r.stage("", n)
+		if !s.Valid() {
+			t.Error("invalid, though nothing was damaged")
+		}
+		s.Release()
+	}
+	_, s := r.stage("", n)
+	_, both := r.stage("", leaves(3, 10, map[int]string{1: "x"})) // nothing but what stays mounted
+	r.store.damage(t)
+	if s.Valid() || both.Valid() {
+		t.Error("valid, though all segments were overwritten")
+	}
+	s.Release()
+	both.Release()
+	r.store.counts()
+	for i := range 2 {
+		ws, s := r.stage("", n)
+		if !s.Valid() {
+			t.Error("invalid after the damage")
+		}
+		same(t, "exec root", r.see(ws, s), n)
+		if placed, _ := r.store.counts(); i == 0 && placed != 31 || i == 1 && placed != 1 {
+			t.Errorf("stage %d after the damage placed %d files", i, placed)
+		}
+		s.Release()
+	}
+}
+
+// TestDamageUnderARunIsTold: also of what does not stay mounted.
+func TestDamageUnderARunIsTold(t *testing.T) {
+	r := newRig(t, 0)
+	_, s := r.stage("", parse(t, "d/f = 1"))
+	if !s.Valid() {
+		t.Error("invalid before the damage")
+	}
+	r.store.damage(t)
+	if s.Valid() {
+		t.Error("valid after it")
+	}
+	s.Release()
+}
+
+// TestWhatStaysIsMountedOnce: who comes while another one mounts it does without.
+func TestWhatStaysIsMountedOnce(t *testing.T) {
+	r := newRig(t, plenty)
+	n := leaves(3, 10, nil)
+	see := func() {
+		ws, s := r.stage("", n)
+		same(t, "exec root", r.see(ws, s), n)
+		s.Release()
+	}
+	see()
+	r.first = see
+	see()
+	see()
+	if got := r.mounted(); got != 1 || r.made != 3 {
+		t.Errorf("%d images stay mounted of %d, want 1 of 3", got, r.made)
+	}
+}
+
+// TestLargeFilesAreBoundAsFiles: also where the store has packed them, so that what is read of them is cached once.
+func TestLargeFilesAreBoundAsFiles(t *testing.T) {
+	r := newRig(t, plenty)
+	r.store.packs = true
+	n := parse(t, "d/large *= "+strings.Repeat("L", tree.LargeFile), "d/small = s")
+	ws, s := r.stage("", n)
+	same(t, "exec root", r.see(ws, s), n)
+	if n := r.store.lent.Load(); n != 1 {
+		t.Errorf("the store lent %d files, want one", n)
+	}
+	s.Release()
+}
+
+// TestUseOfWhatStaysMountedIsTold: to the store, which keeps what is used, but not each time.
+func TestUseOfWhatStaysMountedIsTold(t *testing.T) {
+	r := newRig(t, plenty)
+	l, err := load(t, r.store, leaves(3, 10, nil)).Plan("", nil, nil)
+	must(t, err)
+	synctest.Test(t, func(t *testing.T) {
+		asked := func() int {
+			r.store.counts()
+			_, s := r.stageLayout(t, "", l)
+			s.Release()
+			_, n := r.store.counts()
+			return n
+		}
+		asked()
+		asked()
+		for i, want := range []int{0, 0, 30, 0} {
+			if i == 2 {
+				time.Sleep(5 * time.Minute)
+			}
+			if got := asked(); got != want {
+				t.Errorf("use %d: the store was told of %d files, want %d", i, got, want)
+			}
+		}
+		time.Sleep(5 * time.Minute)
+		lost := cas.SHA256.Sum([]byte(fmt.Sprint(1, 1, "")))
+		r.store.Delete(lost)
+		ws := newRoot(t)
+		_, err := r.Stager.Stage(t.Context(), l, r.in(""), into(ws))
+		var missing *tree.MissingError
+		if !errors.As(err, &missing) || !slices.Equal(missing.Blobs, []cas.Digest{lost}) {
+			t.Errorf("got error %v, want that %v is missing", err, lost)
+		}
+	})
+}
+
+func TestImageReportsVanishedBlobs(t *testing.T) {
+	large := strings.Repeat("L", tree.LargeFile)
+	for _, lost := range []string{"small", large} {
+		r := newRig(t, plenty)
+		l, err := load(t, r.store, parse(t, "d/a/kept = "+large+"kept", "d/x = "+lost, "d/y = "+lost)).Plan("", nil, nil)
+		must(t, err)
+		d := cas.SHA256.Sum([]byte(lost))
+		r.store.Delete(d)
+		_, err = r.Stager.Stage(t.Context(), l, &cas.Instance{Store: r.store}, nil)
+		var missing *tree.MissingError
+		if !errors.As(err, &missing) || !slices.Equal(missing.Blobs, []cas.Digest{d}) {
+			t.Errorf("got error %v, want that %v is missing", err, d)
+		}
+	}
+}
+
+// A cramped store shows no blob as a file.
+type crampedSegmented struct{ *segmented }
+
+func (crampedSegmented) File(context.Context, cas.Digest, bool) (string, func(), error) {
+	return "", nil, cas.ErrFull
+}
+
+// A shrunk store has lost the ends of its segments.
+type shrunk struct{ *segmented }
+
+func (s shrunk) Place(ctx context.Context, ds []cas.Digest) (cas.Placement, error) {
+	p, err := s.segmented.Place(ctx, ds)
+	if err == nil {
+		for _, f := range s.files {
+			err = errors.Join(err, f.Truncate(0))
+		}
+	}
+	return p, err
+}
+
+// A spread store has more segments than can be mounted.
+type spread struct{ *segmented }
+
+func (s spread) Place(ctx context.Context, ds []cas.Digest) (cas.Placement, error) {
+	p, err := s.segmented.Place(ctx, ds)
+	return spreadPlacement{p}, err
+}
+
+type spreadPlacement struct{ cas.Placement }
+
+func (p spreadPlacement) Files() []*os.File { return slices.Repeat(p.Placement.Files(), 126) }
+
+// TestCopiesWhereThereAreNoImages: each reason is told, what the run sees is the same, and it has the room.
+func TestCopiesWhereThereAreNoImages(t *testing.T) {
+	large := strings.Repeat("L", tree.LargeFile)
+	n := parse(t, "d/e/large = "+large, "d/s = s", "top = "+large, "l -> top")
+	for _, c := range []struct {
+		name, why string
+		store     func(*segmented) cas.Store
+		change    func(*tree.StagerConfig)
+	}{
+		{"no mounter", "mounts no images", nil, func(c *tree.StagerConfig) { c.Mounter = nil }},
+		{"no segments", "no segments", func(s *segmented) cas.Store { return s.filer }, nil},
+		{"mount fails", "not today", nil, func(c *tree.StagerConfig) { c.Mounter = &mounter{err: errors.New("not today")} }},
+		{"no directory", "no such file", nil, func(c *tree.StagerConfig) { c.Dir += "/absent" }},
+		{"no room for files", "store is full", func(s *segmented) cas.Store { return crampedSegmented{s} }, nil},
+		{"short segments", "shorter", func(s *segmented) cas.Store { return shrunk{s} }, nil},
+		{"many segments", "252 of at most 250", func(s *segmented) cas.Store { return spread{s} }, nil},
+		{"few", "so few", nil, func(c *tree.StagerConfig) { c.Few = 5 }}, // d, e, large, s and top
+		{"no files", "neither", func(s *segmented) cas.Store {
+			return struct {
+				cas.Store
+				cas.Placer
+			}{s, s}
+		}, nil},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			m := newMounter(t)
+			segments := newSegmented(t)
+			var store cas.Store = segments
+			if c.store != nil {
+				store = c.store(segments)
+			}
+			config := tree.StagerConfig{Mounter: m, Dir: imageDir(t), Budget: plenty}
+			if c.change != nil {
+				c.change(&config)
+			}
+			s := tree.NewStager(config)
+			l, err := load(t, store, n).Plan("", []string{"out"}, nil)
+			must(t, err)
+			for range 2 {
+				ws := newRoot(t)
+				var bytes, files int64
+				staged, err := s.Stage(t.Context(), l, &cas.Instance{Store: store}, func(b, f int64) (*os.Root, error) {
+					bytes, files = b, f
+					return ws, nil
+				})
+				must(t, err)
+				if staged.Form != tree.FormCopy || !strings.Contains(staged.Why, c.why) {
+					t.Errorf("form %q because %q, want that %q is told", staged.Form, staged.Why, c.why)
+				}
+				if b, f := taken(t, ws); b != bytes || f != files {
+					t.Errorf("room for %d bytes in %d files was asked, %d in %d were taken", bytes, files, b, f)
+				}
+				same(t, "exec root", view(t, ws, staged), n)
+				staged.Release()
+			}
+			must(t, s.Close())
+		})
+	}
+}
+
+// TestFewInputsBesideOthers: what stays mounted is bound, however few the others are; and one more is not few.
+func TestFewInputsBesideOthers(t *testing.T) {
+	m := newMounter(t)
+	store := newSegmented(t)
+	s := tree.NewStager(tree.StagerConfig{Mounter: m, Dir: imageDir(t), Budget: plenty, Few: 11})
+	defer func() { must(t, s.Close()) }()
+	ten := leaves(1, 10, nil).at("a/0") // and 0, which holds them
+	for i, n := range []*node{ten, ten, ten, parse(t, "1 = 1", "2 = 2")} {
+		root := dirNode()
+		root.set("d", n)
+		if i < 3 {
+			root.set(fmt.Sprint("f", i), &node{content: fmt.Sprint(i)})
+		}
+		l, err := load(t, store, root).Plan("", nil, nil)
+		must(t, err)
+		ws := newRoot(t)
+		staged, err := s.Stage(t.Context(), l, &cas.Instance{Store: store}, into(ws))
+		must(t, err)
+		if want := []tree.Form{tree.FormImage, tree.FormImage, tree.FormImage, tree.FormCopy}[i]; staged.Form != want {
+			t.Errorf("stage %d: form %q because %q, want %q", i, staged.Form, staged.Why, want)
+		}
+		staged.Release()
+	}
+}
+
+// TestFailedStageGivesBackImages: a rig notices what is left.
+func TestFailedStageGivesBackImages(t *testing.T) {
+	r := newRig(t, plenty)
+	l, err := load(t, r.store, leaves(2, 10, nil)).Plan("", nil, nil)
+	must(t, err)
+	reason := errors.New("reason")
+	for range 3 {
+		_, err := r.Stager.Stage(t.Context(), l, r.in(""), func(_, _ int64) (*os.Root, error) { return nil, reason })
+		wantError(t, err, reason, "")
+		used := newRoot(t)
+		must(t, used.Mkdir("out", 0o777))
+		_, err = r.Stager.Stage(t.Context(), l, r.in(""), into(used))
+		wantError(t, err, os.ErrExist, "out")
+	}
+	ctx, cancel := context.WithCancelCause(t.Context())
+	cancel(reason)
+	_, err = r.Stager.Stage(ctx, l, &cas.Instance{Store: r.store}, nil)
+	wantError(t, err, reason, "")
+	if n := r.mounted(); n != 1 {
+		t.Errorf("%d images are mounted, want the one that stays", n)
+	}
+}
+
+// TestBindsFromWhatStaysAreLimited: and what is beyond is there all the same.
+func TestBindsFromWhatStaysAreLimited(t *testing.T) {
+	r := newRig(t, plenty)
+	for i := range 4 {
+		n := dirNode() // whose directories recur, while what holds them differs
+		for j := range 200 {
+			for k := range 8 {
+				n.set(fmt.Sprintf("a/%d/%d", j, k), &node{content: fmt.Sprint(j, k)})
+			}
+		}
+		n.set("a/x", &node{content: fmt.Sprint(i)})
+		ws, s := r.stage("", n)
+		_, binds := images(s)
+		if want := []int{1, 129, 129, 129}[i]; binds != want {
+			t.Errorf("stage %d has %d binds, want %d", i, binds, want)
+		}
+		same(t, "exec root", r.see(ws, s), n)
+		s.Release()
+	}
+}
+
+// TestManyStagesAtOnce: each sees its own tree, whatever others mount and unmount, and what recurs is mounted once.
+func TestManyStagesAtOnce(t *testing.T) {
+	r := newRig(t, 60_000) // too little for all
+	var layouts []*tree.Layout
+	var trees []*node
+	for i := range 6 {
+		n := leaves(8, 10, map[int]string{i: strings.Repeat("x", 500)})
+		l, err := load(t, r.store, n).Plan("", nil, nil)
+		must(t, err)
+		trees, layouts = append(trees, n), append(layouts, l)
+	}
+	var group sync.WaitGroup
+	for g := range 4 {
+		group.Go(func() {
+			for i := range 12 {
+				at := (g + i) % len(layouts)
+				ws, s := r.stageLayout(t, "", layouts[at])
+				if s.Form != tree.FormImage {
+					t.Errorf("form %q, because %s", s.Form, s.Why)
+				}
+				same(t, "exec root "+strconv.Itoa(at), r.see(ws, s), trees[at])
+				s.Release()
+			}
+		})
+	}
+	group.Wait()
+}
+
+// TestImageOverDisk: the store that has segments.
+func TestImageOverDisk(t *testing.T) {
+	m := newMounter(t)
+	dir := t.TempDir()
+	c, err := disk.Open(disk.Config{Dir: dir, MaxBytes: 1 << 30})
+	must(t, err)
+	defer c.Close()
+	s := tree.NewStager(tree.StagerConfig{Mounter: m, Dir: imageDir(t), Budget: plenty})
+	defer s.Close()
+	r := &rig{t: t, mounter: m, Stager: s}
+	n := leaves(3, 10, nil)
+	n.set("a/large", &node{content: strings.Repeat("L", tree.LargeFile), exec: true})
+	n.set("a/empty", &node{})
+	n.set("f", &node{content: strings.Repeat("f", tree.LargeFile-1)})
+	in, err := c.Instance("")
+	must(t, err)
+	l, err := load(t, in.Store, n).Plan("", nil, nil)
+	must(t, err)
+	for range 3 {
+		in, err := c.Instance("")
+		must(t, err)
+		ws := newRoot(t)
+		staged, err := s.Stage(t.Context(), l, in, into(ws))
+		must(t, err)
+		if staged.Form != tree.FormImage || !staged.Valid() {
+			t.Errorf("form %q because %q, valid %v", staged.Form, staged.Why, staged.Valid())
+		}
+		same(t, "exec root", r.see(ws, staged), n)
+		staged.Release()
+	}
+	if m.mounted() != 1 {
+		t.Errorf("%d images stay mounted, want one", m.mounted())
+	}
+}
+
+func BenchmarkStageForms(b *testing.B) {
+	m := newMounter(b)
+	c, err := disk.Open(disk.Config{Dir: b.TempDir(), MaxBytes: plenty})
+	must(b, err)
+	defer c.Close()
+	in, err := c.Instance("")
+	must(b, err)
+	l, err := load(b, in.Store, manyFiles()).Plan("", []string{"out/x"}, nil)
+	must(b, err)
+	for _, c := range []struct {
+		name   string
+		mount  tree.Mounter
+		budget int64
+	}{{"copy", nil, 0}, {"image", m, 0}, {"hot", m, plenty}} {
+		b.Run(c.name, func(b *testing.B) {
+			s := tree.NewStager(tree.StagerConfig{Mounter: c.mount, Dir: imageDir(b), Budget: c.budget})
+			dir := memoryDir(b)
+			n := 0
+			once := func() {
+				n++
+				p := filepath.Join(dir, fmt.Sprint(n))
+				must(b, os.Mkdir(p, 0o755))
+				ws, err := os.OpenRoot(p)
+				must(b, err)
+				b.StartTimer()
+				staged, err := s.Stage(b.Context(), l, in, into(ws))
+				must(b, err)
+				staged.Release()
+				b.StopTimer()
+				must(b, ws.Close())
+				must(b, os.RemoveAll(p))
+			}
+			b.StopTimer()
+			for range 3 {
+				once()
+			}
+			b.ResetTimer()
+			for range b.N {
+				once()
+			}
+			must(b, s.Close())
+		})
+	}
+}

@@ -1,0 +1,74 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package reapi_test
+
+import (
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	repb "github.com/bazelbuild/remote-apis/build/bazel/remote/execution/v2"
+	"github.com/cloister-build/cloister/sandbox/sandboxtest"
+	"github.com/cloister-build/cloister/tests/internal/bazelrun"
+	"google.golang.org/grpc/codes"
+)
+
+// TestInputsComeNearWhileAnActionWaits: it runs though the server that had them is gone by then.
+func TestInputsComeNearWhileAnActionWaits(t *testing.T) {
+	far := serve(t)
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	metrics := l.Addr().String()
+	l.Close()
+	near := serveAs(t, bazelrun.ServerConfig{Dir: filepath.Join(t.TempDir(), "store"), Jobs: 1, Args: []string{
+		"--cas", "grpc://" + far.server.Addr, "--cas-write", "back", "--drain-timeout", "1s", "--metrics", metrics,
+	}})
+	fetched := func() int {
+		resp, err := http.Get("http://" + metrics + "/metrics")
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer resp.Body.Close()
+		text, err := io.ReadAll(resp.Body)
+		if err != nil {
+			t.Fatal(err)
+		}
+		var n int
+		_, value, _ := strings.Cut(string(text), "\ncloister_cas_upstream_fetched_total ")
+		fmt.Sscan(value, &n)
+		return n
+	}
+
+	running, waiting := make(chan *repb.ExecuteResponse, 1), make(chan *repb.ExecuteResponse, 1)
+	first := near.upload(action{script: "sleep 9.87"})
+	go func() { running <- near.wait(first, 0) }()
+	until(t, "running", func() bool { return len(sandboxtest.Running(t, "sleep 9.87")) > 0 })
+	// Action, command, three Directories and three files.
+	next := far.upload(action{script: "cat a d/b e/c | wc -c", files: map[string]file{
+		"a": {text: "a"}, "d/b": {text: "bb"}, "e/c": {text: large},
+	}})
+	before := fetched()
+	go func() { waiting <- near.wait(next, 0) }()
+	until(t, "near", func() bool { return fetched() == before+8 })
+	*far.ended = true
+	far.server.Kill()
+	if len(running) > 0 {
+		t.Fatal("the action has not waited")
+	}
+	if r := <-running; code(r) != codes.OK {
+		t.Errorf("the action that ran: %v", r)
+	}
+	r := <-waiting
+	if code(r) != codes.OK || r.Result.GetExitCode() != 0 {
+		t.Fatalf("the action that waited: %v", r)
+	}
+	if got, want := near.get(r.Result.StdoutDigest), fmt.Sprintln(3+len(large)); got != want {
+		t.Errorf("it read %q, want %q", got, want)
+	}
+}

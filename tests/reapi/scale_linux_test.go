@@ -1,0 +1,325 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package reapi_test
+
+import (
+	"bytes"
+	"cmp"
+	"context"
+	"flag"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	repb "github.com/bazelbuild/remote-apis/build/bazel/remote/execution/v2"
+	"github.com/cloister-build/cloister/cas"
+	"github.com/cloister-build/cloister/sandbox/namespace"
+	"github.com/cloister-build/cloister/sandbox/sandboxtest"
+	"github.com/cloister-build/cloister/tests/internal/bazelrun"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/credentials/insecure"
+	"google.golang.org/protobuf/proto"
+)
+
+var scale = flag.String("scale", "small", "sizes of TestScale: small, or full for three sizes each, up to those that are promised")
+
+// A growth is something that may be large, and what a server may take in memory for it.
+type growth struct {
+	name  string
+	small int
+	full  [3]int
+	jobs  func(n int) int // slots of the server
+	run   func(c *client, n int)
+	// base and each bound the peak of the server's memory: base and as much for each of n, in bytes.
+	base, each int64
+}
+
+func slots(k int) func(int) int { return func(int) int { return k } }
+
+var growths = []growth{
+	{"actions that wait, each with a stream to a client", 2_000, [3]int{10_000, 30_000, 100_000}, slots(1), queued, 100 << 20, 30 << 10},
+	{"files of an input tree", 4_000, [3]int{50_000, 100_000, 200_000}, slots(2), manyInputs, 100 << 20, 5 << 9},
+	{"files of an output directory", 2_000, [3]int{12_500, 25_000, 50_000}, slots(2), manyOutputs, 100 << 20, 3 << 10},
+	{"bytes of stdout", 40 << 20, [3]int{64 << 20, 256 << 20, 1 << 30}, slots(2), muchStdout, 300 << 20, 0},
+	{"slots, each with an action that runs", 8, [3]int{16, 32, 64}, func(n int) int { return n }, manySlots, 100 << 20, 2 << 20},
+}
+
+// TestScale: what is large works, in memory that is bounded. docs/performance.md has the table that it prints.
+func TestScale(t *testing.T) {
+	b := namespace.New(namespace.Config{})
+	defer b.Close()
+	if _, err := b.Probe(t.Context()); err != nil {
+		sandboxtest.Unavailable(t, "namespaces", err)
+	}
+	var table strings.Builder
+	for _, g := range growths {
+		sizes := []int{g.small}
+		if *scale == "full" {
+			sizes = g.full[:]
+		}
+		for _, n := range sizes {
+			t.Run(fmt.Sprintf("%s/%d", g.name, n), func(t *testing.T) {
+				c := serveAs(t, bazelrun.ServerConfig{
+					Dir: filepath.Join(t.TempDir(), "store"), Jobs: g.jobs(n), Args: []string{"--drain-timeout", "1s"},
+				})
+				idle := peak(t, c.server.PID)
+				began := time.Now()
+				g.run(c, n)
+				took, most := time.Since(began), peak(t, c.server.PID)
+				if limit := g.base + g.each*int64(n); most > limit {
+					t.Errorf("the server took %d MiB, want at most %d", most>>20, limit>>20)
+				}
+				fmt.Fprintf(&table, "| %s | %d | %.1f s | %d MiB, idle %d |\n", g.name, n, took.Seconds(), most>>20, idle>>20)
+			})
+		}
+	}
+	t.Logf("\n| what | how many | time, with what the client does | peak memory of the server |\n|---|---|---|---|\n%s", &table)
+}
+
+// peak returns the most memory, in bytes, that a process has had.
+func peak(t testing.TB, pid int) int64 {
+	t.Helper()
+	status, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, rest, _ := strings.Cut(string(status), "VmHWM:")
+	kib, _, _ := strings.Cut(strings.TrimSpace(rest), " ")
+	n, err := strconv.ParseInt(kib, 10, 64)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return n << 10
+}
+
+// putAll uploads blobs in batches.
+func (c *client) putAll(blobs [][]byte) []*repb.Digest {
+	c.Helper()
+	ds := make([]*repb.Digest, len(blobs))
+	req := &repb.BatchUpdateBlobsRequest{}
+	var size int
+	flush := func() {
+		resp, err := c.cas.BatchUpdateBlobs(c.Context(), req)
+		if err != nil {
+			c.Fatal(err)
+		}
+		for _, r := range resp.Responses {
+			if r.Status.GetCode() != 0 {
+				c.Fatalf("upload of %v: %v", r.Digest, r.Status)
+			}
+		}
+		req, size = &repb.BatchUpdateBlobsRequest{}, 0
+	}
+	for i, b := range blobs {
+		ds[i] = cas.SHA256.Sum(b).Proto()
+		req.Requests = append(req.Requests, &repb.BatchUpdateBlobsRequest_Request{Digest: ds[i], Data: b})
+		if size += len(b) + 100; size > 1<<20 || i == len(blobs)-1 {
+			flush()
+		}
+	}
+	return ds
+}
+
+// encode returns the messages as blobs.
+func encode[M proto.Message](c *client, messages []M) [][]byte {
+	c.Helper()
+	blobs := make([][]byte, len(messages))
+	for i, m := range messages {
+		var err error
+		if blobs[i], _, err = cas.MarshalProto(cas.SHA256, m); err != nil {
+			c.Fatal(err)
+		}
+	}
+	return blobs
+}
+
+// actions uploads n actions that differ and run a script, and returns their digests.
+func (c *client) actions(n int, script string) []*repb.Digest {
+	c.Helper()
+	command := c.putProto(&repb.Command{Arguments: []string{"/bin/sh", "-c", script}})
+	root := c.tree(nil)
+	all := make([]*repb.Action, n)
+	for i := range all {
+		all[i] = &repb.Action{CommandDigest: command, InputRootDigest: root, Salt: fmt.Append(nil, i)}
+	}
+	return c.putAll(encode(c, all))
+}
+
+// queued has n actions at once: all but two wait behind one that runs, for clients with up to 100 each, and the last
+// overtakes them.
+func queued(c *client, n int) {
+	const streams = 100
+	seconds := 5 + n/1500
+	running := make(chan *repb.ExecuteResponse, 1)
+	first := c.actions(1, fmt.Sprintf("sleep %d", seconds))[0]
+	last := c.actions(1, "echo overtook")[0]
+	todo := c.actions(n-2, "true")
+	go func() { running <- c.in(c.TB).wait(first, 0) }()
+	until(c, "running", func() bool { return len(sandboxtest.Running(c, fmt.Sprintf("sleep %d", seconds))) > 0 })
+
+	ctx, leave := context.WithCancel(c.Context())
+	defer leave()
+	var clients sync.WaitGroup
+	turn := make(chan struct{}, 16) // that connect at once
+	for part := range slices.Chunk(todo, streams) {
+		conn, err := grpc.NewClient("passthrough:///"+c.server.Addr, grpc.WithTransportCredentials(insecure.NewCredentials()))
+		if err != nil {
+			c.Fatal(err)
+		}
+		defer conn.Close()
+		turn <- struct{}{}
+		clients.Go(func() {
+			defer func() { <-turn }()
+			for _, d := range part {
+				s, err := repb.NewExecutionClient(conn).Execute(ctx, &repb.ExecuteRequest{ActionDigest: d})
+				if err != nil {
+					c.Error(err)
+					return
+				}
+				for stage := repb.ExecutionStage_UNKNOWN; stage != repb.ExecutionStage_QUEUED; {
+					op, err := s.Recv()
+					var m repb.ExecuteOperationMetadata
+					if err == nil {
+						err = op.GetMetadata().UnmarshalTo(&m)
+					}
+					if err != nil || op.Done {
+						c.Errorf("it does not wait: %v, %v", op, err)
+						return
+					}
+					stage = m.Stage
+				}
+			}
+		})
+	}
+	clients.Wait()
+	select {
+	case <-running:
+		c.Fatal("the action that all were to wait for has ended before")
+	default:
+	}
+	if r := c.wait(last, -1); code(r) != codes.OK || r.Result.GetStdoutDigest().GetHash() != cas.SHA256.Sum([]byte("overtook\n")).Hash() {
+		c.Errorf("the one that overtakes: %v", r)
+	}
+	if r := <-running; code(r) != codes.OK {
+		c.Errorf("the one that ran: %v", r)
+	}
+}
+
+// wait executes an action with a priority, for as long as the test may take.
+func (c *client) wait(d *repb.Digest, priority int32) *repb.ExecuteResponse {
+	s, err := c.exec.Execute(c.Context(), &repb.ExecuteRequest{ActionDigest: d, ExecutionPolicy: &repb.ExecutionPolicy{Priority: priority}})
+	var r repb.ExecuteResponse
+	if err == nil {
+		op, failed := last(s)
+		if err = failed; err == nil {
+			err = op.GetResponse().UnmarshalTo(&r)
+		}
+	}
+	if err != nil {
+		c.Error(err)
+	}
+	return &r
+}
+
+// manyInputs runs an action with n input files, and then one that differs from it in one.
+func manyInputs(c *client, n int) {
+	const width = 1000
+	text := func(i int) []byte { return fmt.Appendf(nil, "this is file %d", i) }
+	var blobs [][]byte
+	for i := range n {
+		blobs = append(blobs, text(i))
+	}
+	var dirs []*repb.Directory
+	for part := range slices.Chunk(c.putAll(blobs), width) {
+		dir := &repb.Directory{}
+		for i, d := range part {
+			dir.Files = append(dir.Files, &repb.FileNode{Name: fmt.Sprintf("f%03d", i), Digest: d})
+		}
+		dirs = append(dirs, dir)
+	}
+	for round := range 2 {
+		if round == 1 {
+			dirs[1].Files[0].Digest = c.put([]byte("changed"))
+		}
+		root := &repb.Directory{}
+		for i, d := range c.putAll(encode(c, dirs)) {
+			root.Directories = append(root.Directories, &repb.DirectoryNode{Name: fmt.Sprintf("d%04d", i), Digest: d})
+		}
+		command := &repb.Command{Arguments: []string{"/bin/sh", "-c", fmt.Sprintf("cat d%04d/f007; echo; ls d* | grep -c ^f", len(dirs)-1)}}
+		r := c.wait(c.putProto(&repb.Action{CommandDigest: c.putProto(command), InputRootDigest: c.putProto(root)}), 0)
+		want := fmt.Sprintf("%s\n%d\n", text(n-width+7), n)
+		if code(r) != codes.OK {
+			c.Fatalf("status %v", r.Status)
+		}
+		if got := c.get(r.Result.StdoutDigest); got != want {
+			c.Errorf("it read %q, want %q; %s", got, want, c.stderr(r))
+		}
+	}
+}
+
+// manyOutputs runs an action that makes a directory of n files.
+func manyOutputs(c *client, n int) {
+	r := c.wait(c.upload(action{
+		script:  fmt.Sprintf("mkdir o && i=0 && while [ $i -lt %d ]; do echo file $i > o/$i || exit 1; i=$((i+1)); done", n),
+		outputs: []string{"o"},
+	}), 0)
+	if code(r) != codes.OK || r.Result.ExitCode != 0 || len(r.Result.OutputDirectories) != 1 {
+		c.Fatalf("status %v, message %q, %s", r.Status, r.Message, c.stderr(r))
+	}
+	var tree repb.Tree
+	if err := proto.Unmarshal([]byte(c.get(r.Result.OutputDirectories[0].TreeDigest)), &tree); err != nil {
+		c.Fatal(err)
+	}
+	files := map[string]*repb.Digest{}
+	for _, f := range tree.Root.GetFiles() {
+		files[f.Name] = f.Digest
+	}
+	if len(files) != n {
+		c.Fatalf("the directory has %d files, want %d", len(files), n)
+	}
+	name := strconv.Itoa(n - 1)
+	if got := c.get(files[name]); got != "file "+name+"\n" {
+		c.Errorf("file %s is %q", name, got)
+	}
+}
+
+// muchStdout runs an action that writes n bytes, of which some are kept.
+func muchStdout(c *client, n int) {
+	const kept = 32 << 20
+	r := c.wait(c.upload(action{script: fmt.Sprintf("head -c %d /dev/zero && echo whole >&2", n)}), 0)
+	if code(r) != codes.OK || c.stderr(r) != "whole\n" {
+		c.Fatalf("status %v, %q", r.Status, c.stderr(r))
+	}
+	got := []byte(c.get(r.Result.StdoutDigest))
+	if len(got) < kept || !bytes.Equal(got[:kept], make([]byte, kept)) || !strings.Contains(string(got[kept:]), "cut off") {
+		c.Errorf("of stdout %d bytes are kept, with %q behind", len(got), got[min(kept, len(got)):])
+	}
+}
+
+// manySlots has n actions run at once.
+func manySlots(c *client, n int) {
+	results := make(chan *repb.ExecuteResponse, n)
+	for _, d := range c.actions(n, fmt.Sprintf("sleep %d", 2+n/8)) {
+		go func() { results <- c.wait(d, 0) }()
+	}
+	var begun, ended []time.Time
+	for range n {
+		r := <-results
+		if code(r) != codes.OK || r.Result.GetExitCode() != 0 {
+			c.Fatalf("status %v, message %q", r.Status, r.Message)
+		}
+		m := r.Result.ExecutionMetadata
+		begun, ended = append(begun, m.ExecutionStartTimestamp.AsTime()), append(ended, m.ExecutionCompletedTimestamp.AsTime())
+	}
+	byTime := func(a, b time.Time) int { return cmp.Compare(a.UnixNano(), b.UnixNano()) }
+	if slices.MaxFunc(begun, byTime).After(slices.MinFunc(ended, byTime)) {
+		c.Error("they did not all run at once")
+	}
+}

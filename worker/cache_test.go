@@ -1,0 +1,248 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package worker
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"maps"
+	"os"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	repb "github.com/bazelbuild/remote-apis/build/bazel/remote/execution/v2"
+	"github.com/cloister-build/cloister/cas"
+	"github.com/cloister-build/cloister/cas/castest"
+	"github.com/cloister-build/cloister/sandbox"
+	"github.com/google/go-cmp/cmp"
+)
+
+// A tally is a store that counts calls.
+type tally struct {
+	*castest.Memory
+	mu     sync.Mutex
+	opened map[cas.Digest]int // guarded by mu
+	puts   int                // guarded by mu
+	packs  []int              // guarded by mu; the blobs of each PutAll
+	asked  int                // guarded by mu; calls of Missing
+}
+
+func (s *tally) Open(ctx context.Context, d cas.Digest, off int64) (io.ReadCloser, error) {
+	s.mu.Lock()
+	s.opened[d]++
+	s.mu.Unlock()
+	return s.Memory.Open(ctx, d, off)
+}
+
+func (s *tally) Put(ctx context.Context, d cas.Digest, r io.Reader) error {
+	s.mu.Lock()
+	s.puts++
+	s.mu.Unlock()
+	return s.Memory.Put(ctx, d, r)
+}
+
+func (s *tally) PutAll(ctx context.Context, blobs []cas.Blob) []error {
+	s.mu.Lock()
+	s.packs = append(s.packs, len(blobs))
+	s.mu.Unlock()
+	return s.Memory.PutAll(ctx, blobs)
+}
+
+func (s *tally) Missing(ctx context.Context, ds []cas.Digest) ([]cas.Digest, error) {
+	s.mu.Lock()
+	s.asked++
+	s.mu.Unlock()
+	return s.Memory.Missing(ctx, ds)
+}
+
+func newTallyBench(t *testing.T, run func(context.Context, *sandbox.Spec, sandbox.Stdio, *os.Root) *sandbox.Result) (*bench, *tally) {
+	b := newBench(t, run)
+	s := &tally{Memory: b.store, opened: map[cas.Digest]int{}}
+	b.Instances = func(string) (*cas.Instance, error) { return &cas.Instance{Store: s, Actions: s}, nil }
+	return b, s
+}
+
+// TestEachMessageIsReadOnce, for the queue and for the slot, and its files are asked for once.
+func TestEachMessageIsReadOnce(t *testing.T) {
+	b, s := newTallyBench(t, ended(0))
+	action := b.action(nil)
+	messages := slices.DeleteFunc(b.store.Digests(), func(d cas.Digest) bool { return d == cas.SHA256.Sum([]byte("12345")) })
+	if _, err := b.Admit(t.Context(), &Task{Action: action}); err != nil {
+		t.Fatal(err)
+	}
+	b.do(&Task{Action: action})
+	want := map[cas.Digest]int{}
+	for _, d := range messages {
+		want[d] = 1
+	}
+	got := maps.Clone(s.opened)
+	delete(got, cas.SHA256.Sum([]byte("12345"))) // which stage reads
+	if d := cmp.Diff(want, got, cmp.Comparer(func(a, b cas.Digest) bool { return a == b })); len(want) != 4 || d != "" {
+		t.Errorf("messages read (-want +got):\n%s", d)
+	}
+	if s.asked != 1 {
+		t.Errorf("the store was asked %d times what is missing, want once: there are no outputs", s.asked)
+	}
+}
+
+// TestOutputsArePutTogether: what is small costs one call, and nothing none.
+func TestOutputsArePutTogether(t *testing.T) {
+	b, s := newTallyBench(t, func(_ context.Context, _ *sandbox.Spec, std sandbox.Stdio, out *os.Root) *sandbox.Result {
+		std.Stdout.Write([]byte("said"))
+		for name, content := range map[string]string{"o/x": "output", "o/empty": "", "t/a": "a", "t/b/c": "c", "big": strings.Repeat("big", 100_000)} {
+			if i := strings.LastIndex(name, "/"); i > 0 {
+				if err := out.MkdirAll(name[:i], 0o755); err != nil {
+					t.Error(err)
+				}
+			}
+			if err := out.WriteFile(name, []byte(content), 0o644); err != nil {
+				t.Error(err)
+			}
+		}
+		return &sandbox.Result{}
+	})
+	action := b.action(func(_ *repb.Action, c *repb.Command) { c.OutputPaths = []string{"o/x", "o/empty", "t", "big"} })
+	out := b.do(&Task{Action: action})
+	// stdout, o/x, t/a, t/b/c and the Tree; big by itself.
+	if !slices.Equal(s.packs, []int{5}) || s.puts != 1 {
+		t.Errorf("blobs came in batches of %v, and %d alone; want one of 5, and 1", s.packs, s.puts)
+	}
+	ds, err := cas.Closure(t.Context(), s, cas.SHA256, out.Result)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if missing, err := s.Memory.Missing(t.Context(), ds); err != nil || len(missing) > 0 || len(ds) != 7 {
+		t.Errorf("of %d blobs %d are not stored, %v", len(ds), len(missing), err)
+	}
+}
+
+// TestLostSinceItWasSeen: who stages notices, and from then on all that is lost is listed until it is there again.
+func TestLostSinceItWasSeen(t *testing.T) {
+	b := newBench(t, ended(0))
+	first := cas.SHA256.Sum([]byte("12345"))
+	second, err := cas.PutBytes(t.Context(), b.store, cas.SHA256, []byte("second"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	root := b.put(&repb.Directory{Files: []*repb.FileNode{{Name: "a", Digest: first.Proto()}, {Name: "b", Digest: second.Proto()}}})
+	action := b.action(func(a *repb.Action, _ *repb.Command) { a.InputRootDigest = root })
+	admit := func() error {
+		_, err := b.Admit(t.Context(), &Task{Action: action})
+		return err
+	}
+	if err := admit(); err != nil {
+		t.Fatal(err)
+	}
+	lost := []cas.Digest{first, second}
+	for _, d := range lost {
+		b.store.Delete(d)
+	}
+	var f *Fault
+	_, err = b.Execute(t.Context(), &Task{Action: action}, func(Stage) {})
+	if !errors.As(err, &f) || f.Kind != Missing || len(f.Blobs) == 0 || !slices.Contains(lost, f.Blobs[0]) {
+		t.Errorf("got %v, want a fault of kind Missing", err)
+	}
+	if err := admit(); !errors.As(err, &f) || f.Kind != Missing || !slices.Equal(f.Blobs, lost) {
+		t.Errorf("got %v, want that %v are missing", err, lost)
+	}
+	for _, content := range []string{"12345", "second"} {
+		if _, err := cas.PutBytes(t.Context(), b.store, cas.SHA256, []byte(content)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := admit(); err != nil {
+		t.Error(err)
+	}
+	if out := b.do(&Task{Action: action}); out.Result.ExitCode != 0 {
+		t.Errorf("got %v", out)
+	}
+}
+
+// TestInstancesAreApart: what was resolved in one is not known in another.
+func TestInstancesAreApart(t *testing.T) {
+	b := newBench(t, ended(0))
+	action := b.action(nil)
+	b.Instances = func(name string) (*cas.Instance, error) {
+		if name == "own" {
+			return &cas.Instance{Name: name, Store: b.store, Actions: b.store}, nil
+		}
+		m := castest.NewMemory()
+		return &cas.Instance{Name: name, Store: m, Actions: m}, nil
+	}
+	if _, err := b.Admit(t.Context(), &Task{Action: action, Instance: "own"}); err != nil {
+		t.Fatal(err)
+	}
+	var f *Fault
+	_, err := b.Admit(t.Context(), &Task{Action: action, Instance: "other"})
+	if !errors.As(err, &f) || f.Kind != Missing || !slices.Equal(f.Blobs, []cas.Digest{action}) {
+		t.Errorf("got %v, want that the action is missing", err)
+	}
+}
+
+// TestRule024_RenewInputsMarksAllThatAnActionNeeds: what is absent or damaged costs no other blob its mark.
+func TestRule024_RenewInputsMarksAllThatAnActionNeeds(t *testing.T) {
+	b, m, log := newMarkingBench(t, ended(0))
+	b.Local.inputs = New(Config{Renew: time.Nanosecond}).inputs // where nothing is known for long
+	text := func(content string) *repb.Digest {
+		d, err := cas.PutBytes(t.Context(), m, cas.SHA256, []byte(content))
+		if err != nil {
+			t.Fatal(err)
+		}
+		return d.Proto()
+	}
+	dir := func(name string, content *repb.Digest) *repb.Directory {
+		return &repb.Directory{Files: []*repb.FileNode{{Name: name, Digest: content}}}
+	}
+	c, d, e := text("c"), text("d"), text("e")
+	left, right := b.put(dir("c", c)), b.put(dir("d", d))
+	top := dir("e", e)
+	top.Directories = []*repb.DirectoryNode{{Name: "l", Digest: left}, {Name: "m", Digest: right}, {Name: "r", Digest: left}}
+	root := b.put(top)
+	action := b.action(func(a *repb.Action, _ *repb.Command) { a.InputRootDigest = root })
+	command := b.put(&repb.Command{Arguments: []string{"cc", "-c"}, OutputPaths: []string{"o/x"}})
+
+	digest := func(p *repb.Digest) cas.Digest {
+		d, err := cas.FromProto(cas.SHA256, p)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return d
+	}
+	renewed := func(said string, want ...*repb.Digest) {
+		t.Helper()
+		log.Reset()
+		m.taken()
+		b.RenewInputs(t.Context(), &Task{Action: action})
+		got := m.taken()
+		for _, p := range append(want, action.Proto(), command) {
+			if got[digest(p)] == 0 {
+				t.Errorf("%s was not marked", p.Hash)
+			}
+		}
+		if !strings.Contains(log.String(), said) || said == "" && log.Len() > 0 {
+			t.Errorf("the log says %q, want %q", log, said)
+		}
+	}
+	renewed("", c, d, e) // by reading it, where it is no file
+	renewed("", c, d, e) // or once it is known
+	m.Delete(digest(command))
+	m.Delete(digest(d))
+	renewed("blobs=2 first="+digest(command).String(), root, left, right, c, d, e)
+	b.Local.inputs = New(Config{CacheBytes: 1}).inputs // where nothing is kept
+	m.Delete(digest(left))
+	renewed("blobs=3", e)
+	b.put(&repb.Command{Arguments: []string{"cc", "-c"}, OutputPaths: []string{"o/x"}})
+	m.Corrupt(digest(right))
+	renewed("corrupt", e)
+	m.Delete(action)
+	log.Reset()
+	b.RenewInputs(t.Context(), &Task{Action: action})
+	if !strings.Contains(log.String(), fmt.Sprint("first=", action)) {
+		t.Errorf("the log says %q", log)
+	}
+}
