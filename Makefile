@@ -51,8 +51,8 @@ lint: ## vet, format, and staticcheck if it is installed
 cross: ## vet for every operating system
 	for os in linux darwin windows; do echo "$$os"; GOOS=$$os $(GO) vet ./... || exit 1; done
 
-bench: ## run the benchmarks
-	$(GO) test -run '^$$' -bench . -benchmem ./...
+bench: build ## measure a server of its own, and print how it compares with this machine (2 minutes)
+	bin/cloister bench table
 
 golden: ## write the expected outputs in testdata anew; read the difference before you commit it
 	$(GO) test -run '^TestPlan$$' ./cas/tree ./sandbox/namespace -update

@@ -10,10 +10,8 @@ import (
 	"fmt"
 	"io"
 	"os"
-	"slices"
-	"strconv"
-	"strings"
-	"time"
+	"os/signal"
+	"syscall"
 
 	"github.com/cloister-build/cloister/cmd/cloister/internal/load"
 	"github.com/cloister-build/cloister/sandbox"
@@ -23,13 +21,28 @@ import (
 func benchCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "bench",
-		Short: "Measures the blob storage of servers, and a store on this machine",
-		Example: `  cloister bench blobs --executor 127.0.0.1:8980
+		Short: "Measures servers, a store on this machine, and the machine itself",
+		Long: `Bench puts servers of the Remote Execution API under load, checks every answer, and compares them with each
+other and with what the machine does without a server. Only what was measured in one run is to be
+compared: everything takes turns in it.`,
+		Example: `  cloister bench table                         # of a server of its own
+  cloister bench noop --executor 127.0.0.1:8980 -c 8
+  cloister bench blobs --executor 127.0.0.1:8980
   cloister bench store --dir /var/tmp/store -n 1000000`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
 	}
-	cmd.AddCommand(benchBlobsCommand(), benchStoreCommand())
+	// An interrupted command leaves no files and no server behind; a second signal does not wait for that.
+	cmd.PersistentPreRun = func(cmd *cobra.Command, _ []string) {
+		ctx, stop := signal.NotifyContext(cmd.Context(), os.Interrupt, syscall.SIGTERM)
+		context.AfterFunc(ctx, stop)
+		cmd.SetContext(ctx)
+	}
+	cmd.AddCommand(benchTableCommand())
+	for _, kind := range []load.Kind{load.Noop, load.Trees, load.Outputs, load.Mixed} {
+		cmd.AddCommand(benchExecCommand(kind))
+	}
+	cmd.AddCommand(benchLocalCommand(), benchBlobsCommand(), benchStoreCommand())
 	return cmd
 }
 
@@ -55,10 +68,9 @@ func (*amount) Type() string { return "size" }
 
 // benchBlobs is what the flags of bench blobs say.
 type benchBlobs struct {
-	load           load.Config
-	executor       string
-	against, watch []string
-	json           string
+	load  load.Config
+	peers peers
+	json  string
 }
 
 func benchBlobsCommand() *cobra.Command {
@@ -84,9 +96,7 @@ each step, and its memory. It exits with 1 if a call fails or an answer is wrong
 		},
 	}
 	f := cmd.Flags()
-	f.StringVar(&c.executor, "executor", defaultListen, "the server: HOST:PORT or grpc://HOST:PORT[/INSTANCE], with NAME= before it or not")
-	f.StringArrayVar(&c.against, "against", nil, "another server, NAME=ADDRESS; repeatable")
-	f.StringArrayVar(&c.watch, "watch", nil, "measure what a server's process uses, NAME=PIDFILE; repeatable")
+	c.peers.register(f, defaultListen)
 	f.StringVar(&c.load.Salt, "salt", "", "what the contents depend on; servers must not have seen it before (default: a random one)")
 	f.IntVarP(&c.load.Blobs, "blobs", "n", 10_000, "small blobs of a step; 0 leaves these steps out")
 	f.Var((*amount)(&c.load.Size), "size", "size of a small blob, at most 1MiB")
@@ -114,21 +124,12 @@ func (c *benchBlobs) check() error {
 	return nil
 }
 
-// named splits NAME=VALUE.
-func named(flag, text string) (name, value string, err error) {
-	name, value, ok := strings.Cut(text, "=")
-	if !ok || name == "" {
-		return "", "", fmt.Errorf("--%s %q: write it as NAME=VALUE", flag, text)
-	}
-	return name, value, nil
-}
-
 // run measures, and prints what was measured to out, and how far it is to info.
 func (c *benchBlobs) run(ctx context.Context, out, info io.Writer) error {
 	if c.load.Salt == "" {
 		c.load.Salt = rand.Text()
 	}
-	servers, err := c.dial(ctx)
+	servers, err := c.peers.dial(ctx)
 	for _, s := range servers {
 		defer s.Close()
 	}
@@ -146,56 +147,6 @@ func (c *benchBlobs) run(ctx context.Context, out, info io.Writer) error {
 	fmt.Fprintf(out, "%d blobs of %s, large %s in pieces of %s, %d calls at once, medians of %d rounds, salt %s\n",
 		c.load.Blobs, (*amount)(&c.load.Size), (*amount)(&c.load.Large), (*amount)(&c.load.Chunk), c.load.Parallel, c.load.Rounds, c.load.Salt)
 	return report.Text(out)
-}
-
-// dial connects to the servers, which the caller closes, also after an error.
-func (c *benchBlobs) dial(ctx context.Context) ([]*load.Server, error) {
-	ctx, cancel := context.WithTimeout(ctx, 20*time.Second)
-	defer cancel()
-	name, address, ok := strings.Cut(c.executor, "=")
-	if !ok {
-		name, address = "executor", c.executor
-	}
-	names, addresses := []string{name}, []string{address}
-	for _, text := range c.against {
-		name, address, err := named("against", text)
-		if err != nil {
-			return nil, err
-		}
-		names, addresses = append(names, name), append(addresses, address)
-	}
-	var servers []*load.Server
-	for i, name := range names {
-		s, err := load.Dial(ctx, name, addresses[i])
-		if errors.Is(err, load.ErrAddress) {
-			return servers, err
-		} else if err != nil {
-			return servers, &exit{exitConnect, err}
-		}
-		servers = append(servers, s)
-	}
-	for _, text := range c.watch {
-		name, file, err := named("watch", text)
-		if err != nil {
-			return servers, err
-		}
-		i := slices.IndexFunc(servers, func(s *load.Server) bool { return s.Name == name })
-		if i < 0 {
-			return servers, fmt.Errorf("--watch %s: no server has this name; the one of --executor is called %q", text, servers[0].Name)
-		}
-		b, err := os.ReadFile(file)
-		if err != nil {
-			return servers, &exit{exitEnvironment, fmt.Errorf("--watch: %w", err)}
-		}
-		pid, err := strconv.Atoi(strings.TrimSpace(string(b)))
-		if err != nil || pid < 1 {
-			return servers, &exit{exitEnvironment, fmt.Errorf("--watch: %s does not hold the number of a process", file)}
-		}
-		if err := servers[i].Watch(pid); err != nil {
-			return servers, &exit{exitEnvironment, fmt.Errorf("--watch: %w", err)}
-		}
-	}
-	return servers, nil
 }
 
 // writeReport writes a report as JSON, unless file is empty.

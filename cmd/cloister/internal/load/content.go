@@ -28,14 +28,23 @@ func blobs(salt, name string, n int, size int64) []blob {
 	all := make([]byte, int64(n)*size)
 	bs := make([]blob, n)
 	for i := range bs {
-		data := all[int64(i)*size:][:size:size]
-		random := rand.NewChaCha8(sha256.Sum256(fmt.Appendf(nil, "%s\n%s\n%d", salt, name, i)))
-		for off := int64(0); off < size; off += 2 * run {
-			random.Read(data[off:min(off+run, size)])
-		}
-		bs[i] = blob{data: data, hash: hash(data)}
+		bs[i] = fill(all[int64(i)*size:][:size:size], salt, name, i)
 	}
 	return bs
+}
+
+// newBlob returns the blob i of a salt and a name.
+func newBlob(salt, name string, i int, size int64) blob {
+	return fill(make([]byte, size), salt, name, i)
+}
+
+// fill makes data, which is zero, the blob i of a salt and a name.
+func fill(data []byte, salt, name string, i int) blob {
+	random := rand.NewChaCha8(sha256.Sum256(fmt.Appendf(nil, "%s\n%s\n%d", salt, name, i)))
+	for off := 0; off < len(data); off += 2 * run {
+		random.Read(data[off:min(off+run, len(data))])
+	}
+	return blob{data: data, hash: hash(data)}
 }
 
 func hash(b []byte) string {

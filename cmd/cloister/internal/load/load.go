@@ -1,9 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package load puts the blob storage of servers of the Remote Execution API under load and measures it:
-// small blobs in batches and one by one, a large blob, and questions for missing blobs. Several servers take
-// turns, step by step, so that what disturbs the machine disturbs each of them. It knows the API and no
-// server, and starts none. RunStore does without a server: it fills a store of package disk and measures that.
+// Package load puts servers of the Remote Execution API under load and measures them. Run is for their blob
+// storage: small blobs in batches and one by one, a large blob, and questions for missing blobs. Execute is for
+// actions: such as do nothing, have many inputs, or many outputs. Several servers take turns, step by step, so
+// that what disturbs the machine disturbs each of them; with Execute the bare machine takes its turn, too. It knows
+// the API and no server, and starts none. RunStore and RunLocal do without a server: one fills a store of package disk,
+// the other says what the machine itself can do.
 //
 // The client is cheap, since it usually shares a machine with what it measures: content, digests and
 // requests are made before the clock starts, and answers are checked when it has stopped.
@@ -57,11 +59,15 @@ type Config struct {
 type Server struct {
 	Name     string
 	Address  string
-	instance string
-	conn     *grpc.ClientConn
-	batch    int64 // bytes of the blobs of a batch
-	zstd     bool  // it serves compressed blobs
-	pid      int   // 0: not watched
+	instance string           // of the store
+	conn     *grpc.ClientConn // of the store
+	batch    int64            // bytes of the blobs of a batch
+	zstd     bool             // it serves compressed blobs
+	pids     []int            // none: not watched
+
+	// Where actions are executed: the same, unless DialStore has said otherwise.
+	execInstance string
+	exec         *grpc.ClientConn
 }
 
 // Dial connects to a server and asks it what it can do. The caller closes the Server. A malformed
@@ -86,22 +92,37 @@ func Dial(ctx context.Context, name, address string) (*Server, error) {
 	}
 	c := caps.GetCacheCapabilities()
 	return &Server{
-		Name: name, Address: address, instance: instance, conn: conn,
+		Name: name, Address: address, instance: instance, conn: conn, execInstance: instance, exec: conn,
 		batch: cmp.Or(c.GetMaxBatchTotalSizeBytes(), maxMessage),
 		zstd:  slices.Contains(c.GetSupportedCompressors(), repb.Compressor_ZSTD),
 	}, nil
 }
 
-// Watch has Run measure what the process pid uses, which should be the server. It fails if there is no
-// such process, and where the operating system does not say what it uses.
+// DialStore has s keep blobs at another address than it executes actions at. A malformed address is ErrAddress.
+func (s *Server) DialStore(ctx context.Context, address string) error {
+	store, err := Dial(ctx, s.Name, address)
+	if err != nil {
+		return err
+	}
+	s.instance, s.conn, s.batch, s.zstd = store.instance, store.conn, store.batch, store.zstd
+	return nil
+}
+
+// Watch measures also what the process pid uses, which should be the server, or one of several that are it. It fails
+// if there is no such process, and where the operating system does not say what it uses.
 func (s *Server) Watch(pid int) error {
 	_, err := usageOf(pid)
-	s.pid = pid
+	s.pids = append(s.pids, pid)
 	return err
 }
 
-// Close ends the connection.
-func (s *Server) Close() error { return s.conn.Close() }
+// Close ends the connections.
+func (s *Server) Close() error {
+	if s.exec == s.conn {
+		return s.conn.Close()
+	}
+	return errors.Join(s.exec.Close(), s.conn.Close())
+}
 
 // usage is what a process has used.
 type usage struct {
@@ -110,16 +131,19 @@ type usage struct {
 	anonymous int64 // bytes of it now that belong to no file
 }
 
-// usage returns what the server's process has used, or nothing if it is not watched.
+// usage returns what the server's processes have used, or nothing if they are not watched.
 func (s *Server) usage() (usage, error) {
-	if s.pid == 0 {
-		return usage{}, nil
+	var total usage
+	for _, pid := range s.pids {
+		u, err := usageOf(pid)
+		if err != nil {
+			return u, fmt.Errorf("watch the process %d of %s: %w", pid, s.Name, err)
+		}
+		total.cpu += u.cpu
+		total.peak += u.peak
+		total.anonymous += u.anonymous
 	}
-	u, err := usageOf(s.pid)
-	if err != nil {
-		return u, fmt.Errorf("watch the process %d of %s: %w", s.pid, s.Name, err)
-	}
-	return u, nil
+	return total, nil
 }
 
 // Run measures servers, each with the same load. It ends with the first call that fails or answer that is

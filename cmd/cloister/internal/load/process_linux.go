@@ -4,10 +4,14 @@ package load
 
 import (
 	"bytes"
+	"errors"
 	"fmt"
+	"io/fs"
 	"os"
+	"slices"
 	"strconv"
 	"strings"
+	"syscall"
 	"time"
 )
 
@@ -17,23 +21,11 @@ const tick = time.Second / 100
 // usageOf returns what a process has used. Its children are not part of it.
 func usageOf(pid int) (usage, error) {
 	dir := "/proc/" + strconv.Itoa(pid)
-	stat, err := os.ReadFile(dir + "/stat")
+	p, err := processOf(pid)
 	if err != nil {
 		return usage{}, err
 	}
-	// The name of the program, in parentheses, may have any character; fields count from behind it.
-	fields := strings.Fields(string(stat[bytes.LastIndexByte(stat, ')')+1:]))
-	var u usage
-	for _, i := range []int{11, 12} { // utime, stime
-		if i >= len(fields) {
-			return usage{}, fmt.Errorf("%s/stat is malformed", dir)
-		}
-		n, err := strconv.ParseInt(fields[i], 10, 64)
-		if err != nil {
-			return usage{}, fmt.Errorf("%s/stat is malformed: %w", dir, err)
-		}
-		u.cpu += time.Duration(n) * tick
-	}
+	u := usage{cpu: p.cpu}
 	status, err := os.ReadFile(dir + "/status")
 	if err != nil {
 		return usage{}, err
@@ -49,4 +41,104 @@ func usageOf(pid int) (usage, error) {
 		}
 	}
 	return u, nil
+}
+
+// A process is what the kernel says of one.
+type process struct {
+	parent int
+	cpu    time.Duration // its own
+	ended  time.Duration // of descendants that have ended and were waited for
+}
+
+func processOf(pid int) (process, error) {
+	file := "/proc/" + strconv.Itoa(pid) + "/stat"
+	stat, err := os.ReadFile(file)
+	if err != nil {
+		return process{}, err
+	}
+	// The name of the program, in parentheses, may have any character; fields count from behind it.
+	fields := strings.Fields(string(stat[bytes.LastIndexByte(stat, ')')+1:]))
+	numbers := make([]int64, 15)
+	for _, i := range []int{1, 11, 12, 13, 14} { // ppid, utime, stime, cutime, cstime
+		if i >= len(fields) {
+			return process{}, fmt.Errorf("%s is malformed", file)
+		}
+		if numbers[i], err = strconv.ParseInt(fields[i], 10, 64); err != nil {
+			return process{}, fmt.Errorf("%s is malformed: %w", file, err)
+		}
+	}
+	return process{
+		parent: int(numbers[1]),
+		cpu:    time.Duration(numbers[11]+numbers[12]) * tick,
+		ended:  time.Duration(numbers[13]+numbers[14]) * tick,
+	}, nil
+}
+
+// families returns the CPU time of processes and of all their descendants that live now, and that of those
+// that have ended and were waited for.
+func families(pids []int) (living, ended time.Duration, err error) {
+	if len(pids) == 0 {
+		return 0, 0, nil
+	}
+	names, err := os.ReadDir("/proc")
+	if err != nil {
+		return 0, 0, err
+	}
+	all := map[int]process{}
+	for _, name := range names {
+		pid, err := strconv.Atoi(name.Name())
+		if err != nil {
+			continue
+		}
+		p, err := processOf(pid)
+		if errors.Is(err, fs.ErrNotExist) || errors.Is(err, syscall.ESRCH) {
+			continue // it has ended meanwhile
+		} else if err != nil {
+			return 0, 0, err
+		}
+		all[pid] = p
+	}
+	for pid, p := range all {
+		for at := pid; at != 0; at = all[at].parent {
+			if slices.Contains(pids, at) {
+				living, ended = living+p.cpu, ended+p.ended
+				break
+			}
+		}
+	}
+	return living, ended, nil
+}
+
+// machineCPU returns how long the processors of the machine have been busy, all together, with whatever it is; also
+// with what is not of this machine, if it is a virtual one.
+func machineCPU() (time.Duration, error) {
+	stat, err := os.ReadFile("/proc/stat")
+	if err != nil {
+		return 0, err
+	}
+	line, _, _ := strings.Cut(string(stat), "\n")
+	fields := strings.Fields(line)
+	if len(fields) < 9 || fields[0] != "cpu" {
+		return 0, errors.New("/proc/stat is malformed")
+	}
+	var busy time.Duration
+	for i, field := range fields[1:9] { // user, nice, system, idle, iowait, irq, softirq, steal
+		n, err := strconv.ParseInt(field, 10, 64)
+		if err != nil {
+			return 0, fmt.Errorf("/proc/stat is malformed: %w", err)
+		}
+		if i != 3 && i != 4 {
+			busy += time.Duration(n) * tick
+		}
+	}
+	return busy, nil
+}
+
+// ownCPU returns the CPU time of this process, and that of its children that have ended.
+func ownCPU() (self, ended time.Duration) {
+	p, err := processOf(os.Getpid())
+	if err != nil {
+		return 0, 0
+	}
+	return p.cpu, p.ended
 }

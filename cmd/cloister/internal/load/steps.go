@@ -363,13 +363,17 @@ func (s *Server) drain(bs []blob) load {
 func (s *Server) readRequests(bs []blob) ([]message, error) {
 	requests := make([]message, len(bs))
 	for i, b := range bs {
-		m, err := proto.Marshal(&bspb.ReadRequest{ResourceName: s.resource(b.resource())})
-		if err != nil {
+		var err error
+		if requests[i], err = s.readRequest(b.resource()); err != nil {
 			return nil, err
 		}
-		requests[i] = message{m}
 	}
 	return requests, nil
+}
+
+func (s *Server) readRequest(resource string) (message, error) {
+	m, err := proto.Marshal(&bspb.ReadRequest{ResourceName: s.resource(resource)})
+	return message{m}, err
 }
 
 // read reads one blob, and gives each of its pieces to keep, which frees it.

@@ -1,0 +1,142 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/cloister-build/cloister/cmd/cloister/internal/load"
+	"github.com/spf13/pflag"
+)
+
+// peers is the flags that name the servers that are measured.
+type peers struct {
+	executor       string
+	against, watch []string
+	cas            []string // apart from their servers
+	instance       string
+}
+
+// register adds the flags; executor is the default of the first server.
+func (p *peers) register(f *pflag.FlagSet, executor string) {
+	f.StringVar(&p.executor, "executor", executor, "the server: HOST:PORT or grpc://HOST:PORT[/INSTANCE], with NAME= before it or not")
+	f.StringArrayVar(&p.against, "against", nil, "another server, NAME=ADDRESS; repeatable")
+	f.StringArrayVar(&p.watch, "watch", nil, "measure what a server's process uses, NAME=PIDFILE; repeatable, also for one server")
+}
+
+// registerStores adds the flags of servers that execute.
+func (p *peers) registerStores(f *pflag.FlagSet) {
+	f.StringArrayVar(&p.cas, "cas", nil, "where a server's blobs are, if not at its address: [NAME=]ADDRESS, NAME being that of --executor if left out; repeatable")
+	f.StringVar(&p.instance, "instance", "", "instance at all servers whose address does not name one")
+}
+
+// named splits NAME=VALUE.
+func named(flag, text string) (name, value string, err error) {
+	name, value, ok := strings.Cut(text, "=")
+	if !ok || name == "" {
+		return "", "", fmt.Errorf("--%s %q: write it as NAME=VALUE", flag, text)
+	}
+	return name, value, nil
+}
+
+// address adds the instance to an address that has none.
+func (p *peers) address(text string) string {
+	if p.instance == "" || strings.Contains(strings.TrimPrefix(text, "grpc://"), "/") {
+		return text
+	}
+	return text + "/" + p.instance
+}
+
+// dial connects to the servers, which the caller closes, also after an error.
+func (p *peers) dial(ctx context.Context) ([]*load.Server, error) {
+	ctx, cancel := context.WithTimeout(ctx, 20*time.Second)
+	defer cancel()
+	name, address, ok := strings.Cut(p.executor, "=")
+	if !ok {
+		name, address = "executor", p.executor
+	}
+	names, addresses := []string{name}, []string{address}
+	for _, text := range p.against {
+		name, address, err := named("against", text)
+		if err != nil {
+			return nil, err
+		}
+		names, addresses = append(names, name), append(addresses, address)
+	}
+	var servers []*load.Server
+	for i, name := range names {
+		s, err := load.Dial(ctx, name, p.address(addresses[i]))
+		if err != nil {
+			return servers, unreached(err)
+		}
+		servers = append(servers, s)
+	}
+	for _, text := range p.cas {
+		name, address, ok := strings.Cut(text, "=")
+		if !ok {
+			name, address = servers[0].Name, text
+		}
+		s, err := find(servers, "cas", name)
+		if err != nil {
+			return servers, err
+		}
+		if err := s.DialStore(ctx, p.address(address)); err != nil {
+			return servers, unreached(err)
+		}
+	}
+	for _, text := range p.watch {
+		name, file, err := named("watch", text)
+		if err != nil {
+			return servers, err
+		}
+		s, err := find(servers, "watch", name)
+		if err != nil {
+			return servers, err
+		}
+		pid, err := readPID(file)
+		if err == nil {
+			err = s.Watch(pid)
+		}
+		if err != nil {
+			return servers, &exit{exitEnvironment, fmt.Errorf("--watch: %w", err)}
+		}
+	}
+	return servers, nil
+}
+
+// readPID returns the number of a process that file holds.
+func readPID(file string) (int, error) {
+	b, err := os.ReadFile(file)
+	if err != nil {
+		return 0, err
+	}
+	pid, err := strconv.Atoi(strings.TrimSpace(string(b)))
+	if err != nil || pid < 1 {
+		return 0, fmt.Errorf("%s does not hold the number of a process", file)
+	}
+	return pid, nil
+}
+
+// find returns the server that a flag names.
+func find(servers []*load.Server, flag, name string) (*load.Server, error) {
+	i := slices.IndexFunc(servers, func(s *load.Server) bool { return s.Name == name })
+	if i < 0 {
+		return nil, fmt.Errorf("--%s: no server is called %q; the one of --executor is called %q", flag, name, servers[0].Name)
+	}
+	return servers[i], nil
+}
+
+// unreached gives an error of load.Dial its exit code.
+func unreached(err error) error {
+	if errors.Is(err, load.ErrAddress) {
+		return err
+	}
+	return &exit{exitConnect, err}
+}
