@@ -4,11 +4,26 @@
 
 package namespace
 
-// KillZygote kills the zygote behind the backend's back.
+import (
+	"errors"
+	"time"
+)
+
+// KillZygote kills the zygote behind the backend's back, and waits for its end: a run that gets a slot before that
+// is lost with it.
 func (b *Backend) KillZygote() error {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	return b.proc.Kill()
+	if err := b.proc.Kill(); err != nil {
+		return err
+	}
+	for range 10_000 {
+		if hungUp(b.sock) {
+			return nil
+		}
+		time.Sleep(time.Millisecond)
+	}
+	return errors.New("the zygote does not end")
 }
 
 // Zygote is its process.
