@@ -93,6 +93,9 @@ type Result struct {
 	// Exceeded is the limit that ended the run or made it fail, with what it used and what it may; or
 	// nil. A run that met a limit and went on, as after a failed fork, has only an event of it.
 	Exceeded *Event
+	// Gone says that nothing at all is left of the run. Else the kernel still holds files that it had open, with their
+	// locks, because it sent them to itself and never received them: what it saw is not for another run.
+	Gone bool
 	// Start and End are when the command began to execute and when it had ended.
 	Start, End time.Time
 	Usage      Usage

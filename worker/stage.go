@@ -22,9 +22,9 @@ const outDir = "out"
 // few is how many inputs are copied rather than mounted: below that, mounting an image takes longer.
 const few = 16
 
-// NewStager returns what lays out input trees for runs in a backend: by images, if it can mount these, else by copies, and
-// then why says why. The images' files are made in dir, which must not be a file system in memory, and have no names; subtrees that many
-// runs share stay mounted within budget bytes. The caller closes it before the backend.
+// NewStager returns what lays out input trees for runs in a backend: by images, if it can mount these, else by copies,
+// and then why says why. The images' files are made in dir, which must not be a file system in memory, and have no
+// names; subtrees that many runs share stay mounted within budget bytes. The caller closes it before the backend.
 func NewStager(ctx context.Context, b sandbox.Backend, dir string, budget int64, log *slog.Logger) (s *tree.Stager, why error) {
 	c := tree.StagerConfig{Dir: dir, Budget: budget, Few: few, Log: log}
 	if imager, ok := b.(sandbox.Imager); ok {

@@ -27,7 +27,7 @@ func fromStats(s disk.Stats) *cloisterpb.StatResponse {
 	return &cloisterpb.StatResponse{
 		Blobs: int64(s.Blobs), Results: int64(s.Results), Bytes: s.Bytes, MaxBytes: s.MaxBytes, Files: s.Files, MaxFiles: s.MaxFiles,
 		Segments: int64(s.Segments), Lease: durationpb.New(s.Lease),
-		EvictedBlobs: s.EvictedBlobs, EvictedBytes: s.EvictedBytes, Corrupt: s.Corrupt,
+		EvictedBlobs: s.EvictedBlobs, EvictedBytes: s.EvictedBytes, Corrupt: s.Corrupt, HeldBytes: s.HeldBytes,
 	}
 }
 
@@ -35,7 +35,7 @@ func toStats(m *cloisterpb.StatResponse) disk.Stats {
 	return disk.Stats{
 		Blobs: int(m.Blobs), Results: int(m.Results), Bytes: m.Bytes, MaxBytes: m.MaxBytes, Files: m.Files, MaxFiles: m.MaxFiles,
 		Segments: int(m.Segments), Lease: m.Lease.AsDuration(),
-		EvictedBlobs: m.EvictedBlobs, EvictedBytes: m.EvictedBytes, Corrupt: m.Corrupt,
+		EvictedBlobs: m.EvictedBlobs, EvictedBytes: m.EvictedBytes, Corrupt: m.Corrupt, HeldBytes: m.HeldBytes,
 	}
 }
 

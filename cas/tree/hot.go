@@ -22,6 +22,9 @@ const (
 	maxHotBinds = 128
 	// maxHotImages is how many images stay mounted.
 	maxHotImages = 128
+	// maxHotAge is how long an image stays mounted. As long as it does, it keeps on the disk what the store has removed or
+	// moved meanwhile, whole segments of it, and no budget counts that.
+	maxHotAge = 15 * time.Minute
 	// maxSeen is how many digests are remembered, twice, at about 100 bytes each.
 	maxSeen = 1 << 16
 	// markAfter is how old the last use may be that the store was told of. The store keeps what is mounted anyway: this
@@ -51,6 +54,7 @@ type hotKey struct {
 // A hotImage is an image that stays mounted.
 type hotImage struct {
 	*mounted
+	made  time.Time
 	users int             // guarded by hot.mu
 	keys  []hotKey        // of its parts
 	place *linked.Element // guarded by hot.mu; nil once it is to be unmounted
@@ -69,12 +73,20 @@ func newHot(budget int64) hot {
 	return hot{budget: budget, parts: map[hotKey]*hotPart{}, making: map[hotKey]bool{}, seen: [2]map[hotKey]uint64{{}, {}}}
 }
 
-// begin numbers a Stage.
-func (h *hot) begin() uint64 {
+// begin numbers a Stage, and returns the images that were mounted for too long and are to be unmounted.
+func (h *hot) begin() (stage uint64, old []*hotImage) {
+	now := time.Now()
 	h.mu.Lock()
 	defer h.mu.Unlock()
+	for e := h.images.Front(); e != nil; {
+		g := e.Value.(*hotImage)
+		e = e.Next() // which e has no more once it is removed
+		if now.Sub(g.made) >= maxHotAge && h.remove(g) {
+			old = append(old, g)
+		}
+	}
 	h.stages++
-	return h.stages
+	return h.stages, old
 }
 
 // What to do with a subtree that is no part of what is mounted.
@@ -283,7 +295,7 @@ func (w *imaging) mountHot(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	g := &hotImage{mounted: m}
+	g := &hotImage{mounted: m, made: now}
 	parts := map[hotKey]*hotPart{}
 	for _, d := range c.dirs[1:] {
 		k := hotKey{w.in.Name, d.dir.digest}

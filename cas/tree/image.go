@@ -142,7 +142,11 @@ func (s *Stager) Stage(ctx context.Context, l *Layout, in *cas.Instance,
 	case placer == nil:
 		return l.copied(ctx, in.Store, workspace, "the store has no segments on this host")
 	}
-	w := &imaging{Stager: s, in: in, placer: placer, stage: s.hot.begin(), staged: &Staged{Form: FormImage}}
+	stage, old := s.hot.begin()
+	for _, g := range old {
+		s.unmount(g.mounted)
+	}
+	w := &imaging{Stager: s, in: in, placer: placer, stage: stage, staged: &Staged{Form: FormImage}}
 	w.filer, _ = in.Store.(cas.Filer)
 	err := w.mount(ctx, l)
 	var missing *MissingError

@@ -849,6 +849,49 @@ func TestFewInputsBesideOthers(t *testing.T) {
 }
 
 // TestFailedStageGivesBackImages: a rig notices what is left.
+// TestProbe: one mount that works and is gone again, or else no other, and all is copied because of that.
+func TestProbe(t *testing.T) {
+	r := newRig(t, 0)
+	must(t, r.Probe(t.Context()))
+	if r.made != 1 || r.mounted() != 0 {
+		t.Errorf("%d images were mounted, and %d still are; want one, and none", r.made, r.mounted())
+	}
+	l, err := load(t, r.store, leaves(2, 10, nil)).Plan("", nil, nil)
+	must(t, err)
+	_, s := r.stageLayout(t, "", l)
+	s.Release()
+	if s.Form != tree.FormImage {
+		t.Errorf("after a probe that succeeded: form %q because %q", s.Form, s.Why)
+	}
+
+	broken := newMounter(t)
+	for _, c := range []struct {
+		name   string
+		config tree.StagerConfig
+		why    string
+	}{
+		{"no mounter", tree.StagerConfig{Dir: imageDir(t)}, "mounts no images"},
+		{"a mount that fails", tree.StagerConfig{Mounter: broken, Dir: imageDir(t)}, "no such mount"},
+		{"no directory", tree.StagerConfig{Mounter: r.mounter, Dir: filepath.Join(imageDir(t), "absent")}, "absent"},
+	} {
+		s := tree.NewStager(c.config)
+		defer func() { must(t, s.Close()) }()
+		broken.err = errors.New("no such mount")
+		why := s.Probe(t.Context())
+		if why == nil || !strings.Contains(why.Error(), c.why) {
+			t.Errorf("%s: got error %v, want one with %q", c.name, why, c.why)
+			continue
+		}
+		broken.err = nil // by now it would work
+		staged, err := s.Stage(t.Context(), l, r.in(""), into(newRoot(t)))
+		must(t, err)
+		staged.Release()
+		if staged.Form != tree.FormCopy || staged.Why != why.Error() {
+			t.Errorf("%s: form %q because %q, want a copy because %q", c.name, staged.Form, staged.Why, why)
+		}
+	}
+}
+
 func TestFailedStageGivesBackImages(t *testing.T) {
 	r := newRig(t, plenty)
 	l, err := load(t, r.store, leaves(2, 10, nil)).Plan("", nil, nil)
@@ -890,6 +933,42 @@ func TestBindsFromWhatStaysAreLimited(t *testing.T) {
 		same(t, "exec root", r.see(ws, s), n)
 		s.Release()
 	}
+}
+
+// TestWhatStaysIsMountedForAWhile: used or not, it goes, and with it what it holds of the store. Who uses it keeps it.
+func TestWhatStaysIsMountedForAWhile(t *testing.T) {
+	r := newRig(t, plenty)
+	var layouts []*tree.Layout
+	for i := range 3 {
+		l, err := load(t, r.store, leaves(1, 10, map[int]string{0: fmt.Sprint(i)})).Plan("", nil, nil)
+		must(t, err)
+		layouts = append(layouts, l)
+	}
+	synctest.Test(t, func(t *testing.T) {
+		stage := func(i int) *tree.Staged {
+			_, s := r.stageLayout(t, "", layouts[i])
+			return s
+		}
+		for i := range layouts {
+			stage(i).Release()
+			stage(i).Release()
+		}
+		time.Sleep(15*time.Minute - time.Second)
+		inUse := stage(0)
+		if n := r.mounted(); n != 3 {
+			t.Errorf("%d images are mounted, want three", n)
+		}
+		time.Sleep(time.Second)
+		again := stage(0)
+		if n := r.mounted(); n != 2 {
+			t.Errorf("%d images are mounted, want one in use, and the one in its place", n)
+		}
+		inUse.Release()
+		again.Release()
+		if n := r.mounted(); n != 1 {
+			t.Errorf("%d images are mounted, want the new one", n)
+		}
+	})
 }
 
 // TestManyStagesAtOnce: each sees its own tree, whatever others mount and unmount, and what recurs is mounted once.

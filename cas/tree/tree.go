@@ -1,15 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Package tree turns the Directory trees of the API into files and files into Directory trees: Load
-// decodes and checks an input root, a Cache keeps what many of them share, Plan and Stage lay it out for
+// decodes and checks an input root, a Cache keeps what many of them share, Plan and a Stager lay it out for
 // one run, Capture collects what the run made, Ingest and Extract do the same for a directory of a person.
-// It neither mounts nor confines anything: what Stage leaves to be mounted is a list of Binds.
+// It neither mounts nor confines anything: a Mounter mounts its images, and what is left to be mounted for the
+// run is a list of Binds.
 //
 // A run sees its exec root as a spine of real, partly writable directories (the input root itself, the
 // working directory, the parents of outputs and what leads to them), in which every other input is a
 // read-only mount over an empty placeholder. All writable directories thus lie on one mount, so that
-// the run can rename between them, and no input can be changed. In the workspace the spine is out/ and
-// what is mounted is in/0, in/1 and so on.
+// the run can rename between them, and no input can be changed. In the workspace the spine is out/. What is
+// mounted lies in an EROFS image, whose files are where the store has them, or, copied, in the workspace as
+// in/0, in/1 and so on.
 //
 // Node properties are ignored: every file and directory made here is dated as one fixed moment.
 package tree

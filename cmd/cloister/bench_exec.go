@@ -215,7 +215,8 @@ func benchLocalCommand() *cobra.Command {
 		Short: "Says what this machine itself can do, without a server",
 		Long: `Local starts processes, one at a time and as many as there are processors, reads an input tree and writes
 outputs with the commands of bench tree --read and bench outputs, and lays the tree out by hard links
-and by copies. No server is faster than that, unless it does not do it.`,
+and by copies. Files are those of the file system of --dir: a server that lets actions write to memory can
+be faster.`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if c.Rounds < 1 || c.LocalTime <= 0 {

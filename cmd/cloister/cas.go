@@ -82,11 +82,12 @@ func casStat(ctx context.Context, store *reach, out io.Writer) error {
 			EvictedBlobs int64    `json:"evicted_blobs"`
 			EvictedBytes int64    `json:"evicted_bytes"`
 			Corrupt      int64    `json:"corrupt"`
+			Held         int64    `json:"held_bytes"`
 			Quarantined  int      `json:"quarantined"`
 			Ages         []ageRow `json:"ages"`
 		}{
 			store.dir, store.Holder(), s.Blobs, s.Results, s.Bytes, budgetOf(s.MaxBytes), s.Files, budgetOf(s.MaxFiles), s.Segments, max(s.Lease, 0).Seconds(),
-			r.Leased, r.Pinned, s.EvictedBlobs, s.EvictedBytes, s.Corrupt, len(kept), ageRows(r.Ages),
+			r.Leased, r.Pinned, s.EvictedBlobs, s.EvictedBytes, s.Corrupt, s.HeldBytes, len(kept), ageRows(r.Ages),
 		})
 	} else {
 		err = statText(out, store, &s, &r, len(kept))
@@ -114,6 +115,9 @@ func statText(out io.Writer, store *reach, s *disk.Stats, r *disk.CollectReport,
 	if store.Holder() > 0 {
 		p.line("evicted", fmt.Sprintf("%d blobs, %s, since that process began", s.EvictedBlobs, sandbox.Bytes(s.EvictedBytes)))
 		p.line("damaged", fmt.Sprintf("%d blobs since then", s.Corrupt))
+		if s.HeldBytes > 0 {
+			p.line("held", sandbox.Bytes(s.HeldBytes)+" besides, removed but still read through images of inputs")
+		}
 	}
 	p.line("quarantine", fmt.Sprintf("%d blobs in %s", quarantined, filepath.Join(store.dir, "quarantine")))
 	if p.err == nil {

@@ -65,6 +65,7 @@ func register(registry *prometheus.Registry, work *queue.Queue, store *disk.Cach
 		{"cloister_cas_lease_seconds", "How long a blob stays at least after it was used; 0 is no promise.", func() float64 { return max(store.Stats().Lease, 0).Seconds() }},
 		{"cloister_cas_evicted_blobs_total", "Blobs and results that were evicted.", stored(func(s disk.Stats) int64 { return s.EvictedBlobs })},
 		{"cloister_cas_evicted_bytes_total", "Bytes that were evicted.", stored(func(s disk.Stats) int64 { return s.EvictedBytes })},
+		{"cloister_cas_held_bytes", "Bytes of removed segments that images of inputs keep on the disk.", stored(func(s disk.Stats) int64 { return s.HeldBytes })},
 		{"cloister_cas_corrupt_total", "Blobs that were found damaged.", stored(func(s disk.Stats) int64 { return s.Corrupt })},
 	}
 	if front != nil {

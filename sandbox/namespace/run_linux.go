@@ -346,7 +346,7 @@ func (r *run) follow(p *progress) (*sandbox.Result, error) {
 				VoluntarySwitches:   rep.Reaped.Voluntary,
 				InvoluntarySwitches: rep.Reaped.Involuntary,
 			}
-			r.fullTemps = rep.Reaped.Full
+			r.fullTemps, res.Gone = rep.Reaped.Full, rep.Reaped.Gone == 1
 			return &res, lost
 		}
 	}

@@ -73,9 +73,12 @@ type StatResponse struct {
 	// How long a blob stays after it was used; negative if nothing is promised.
 	Lease *durationpb.Duration `protobuf:"bytes,8,opt,name=lease,proto3" json:"lease,omitempty"`
 	// Since the process opened the store.
-	EvictedBlobs  int64 `protobuf:"varint,9,opt,name=evicted_blobs,json=evictedBlobs,proto3" json:"evicted_blobs,omitempty"`
-	EvictedBytes  int64 `protobuf:"varint,10,opt,name=evicted_bytes,json=evictedBytes,proto3" json:"evicted_bytes,omitempty"`
-	Corrupt       int64 `protobuf:"varint,11,opt,name=corrupt,proto3" json:"corrupt,omitempty"`
+	EvictedBlobs int64 `protobuf:"varint,9,opt,name=evicted_blobs,json=evictedBlobs,proto3" json:"evicted_blobs,omitempty"`
+	EvictedBytes int64 `protobuf:"varint,10,opt,name=evicted_bytes,json=evictedBytes,proto3" json:"evicted_bytes,omitempty"`
+	Corrupt      int64 `protobuf:"varint,11,opt,name=corrupt,proto3" json:"corrupt,omitempty"`
+	// Bytes of segments that were removed and are still on the disk, because images of inputs hold them. They count
+	// against no budget.
+	HeldBytes     int64 `protobuf:"varint,12,opt,name=held_bytes,json=heldBytes,proto3" json:"held_bytes,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -183,6 +186,13 @@ func (x *StatResponse) GetEvictedBytes() int64 {
 func (x *StatResponse) GetCorrupt() int64 {
 	if x != nil {
 		return x.Corrupt
+	}
+	return 0
+}
+
+func (x *StatResponse) GetHeldBytes() int64 {
+	if x != nil {
+		return x.HeldBytes
 	}
 	return 0
 }
@@ -659,7 +669,7 @@ var File_cloister_v1_store_proto protoreflect.FileDescriptor
 const file_cloister_v1_store_proto_rawDesc = "" +
 	"\n" +
 	"\x17cloister/v1/store.proto\x12\vcloister.v1\x1a\x1egoogle/protobuf/duration.proto\"\r\n" +
-	"\vStatRequest\"\xd5\x02\n" +
+	"\vStatRequest\"\xf4\x02\n" +
 	"\fStatResponse\x12\x14\n" +
 	"\x05blobs\x18\x01 \x01(\x03R\x05blobs\x12\x18\n" +
 	"\aresults\x18\x02 \x01(\x03R\aresults\x12\x14\n" +
@@ -672,7 +682,9 @@ const file_cloister_v1_store_proto_rawDesc = "" +
 	"\revicted_blobs\x18\t \x01(\x03R\fevictedBlobs\x12#\n" +
 	"\revicted_bytes\x18\n" +
 	" \x01(\x03R\fevictedBytes\x12\x18\n" +
-	"\acorrupt\x18\v \x01(\x03R\acorrupt\"\x80\x01\n" +
+	"\acorrupt\x18\v \x01(\x03R\acorrupt\x12\x1d\n" +
+	"\n" +
+	"held_bytes\x18\f \x01(\x03R\theldBytes\"\x80\x01\n" +
 	"\x0eCollectRequest\x12\x1b\n" +
 	"\tmax_bytes\x18\x01 \x01(\x03R\bmaxBytes\x128\n" +
 	"\n" +

@@ -31,12 +31,14 @@ type slot struct {
 	attached bool // mounts are copied only where they are attached, as by kernels before Linux 6.15
 
 	base     *Base
-	template int     // the mount namespace that each run gets a copy of; -1 if there is none
-	private  bool    // the thread has a network that is not the host's
-	looped   bool    // with a loopback interface that is up
-	used     bool    // and a run had it
-	launch   *launch // in memory that it shares with pid 1
-	next     *child  // the run that waits to begin, or nil
+	template int            // the mount namespace that each run gets a copy of; -1 if there is none
+	private  bool           // the thread has a network that is not the host's
+	looped   bool           // with a loopback interface that is up
+	used     bool           // and a run had it
+	left     bool           // and it may have left sockets there
+	launch   *launch        // in memory that it shares with pid 1
+	text     [16 << 10]byte // what was read last of /proc
+	next     *child         // the run that waits to begin, or nil
 	runs     int
 }
 
@@ -208,6 +210,9 @@ func (s *slot) run(text []byte, fds []int) {
 			return
 		}
 		usage.Full = full
+		if s.private && !s.socketsLeft() {
+			s.left, usage.Gone = false, 1
+		}
 	}
 	report(control, Report{Reaped: usage})
 }
@@ -347,7 +352,7 @@ func (s *slot) readProc(name string) string {
 		return ""
 	}
 	defer unix.Close(fd)
-	b := make([]byte, 16<<10)
+	b := s.text[:]
 	n := 0
 	for n < len(b) {
 		m, err := unix.Read(fd, b[n:])

@@ -46,9 +46,9 @@ func (s *slot) prepare() error {
 	if s.next != nil || s.base == nil {
 		return nil
 	}
-	if s.private && s.used && s.socketsLeft() {
-		// They show in the network, and may hold files of the template open, with locks.
-		s.private = false
+	if s.left && s.private {
+		// What is left shows in the network, and may hold files of the template open, with locks.
+		s.private, s.left = false, false
 		if err := s.makeTemplate(s.base); err != nil {
 			return err
 		}
@@ -156,7 +156,7 @@ func (s *slot) begin(text []byte, fds []int) (*child, error) {
 		return nil, err
 	}
 	c := s.next
-	s.next, s.used = nil, true
+	s.next, s.used, s.left = nil, true, true // until it is seen to be gone
 	if err := s.complete(c, plan, fds); err != nil {
 		unix.Close(c.gate)
 		c.gate = -1

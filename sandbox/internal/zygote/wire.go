@@ -102,7 +102,7 @@ const (
 )
 
 func (r *Reaped) numbers() []*int64 {
-	return []*int64{&r.UserNS, &r.SystemNS, &r.PeakRSS, &r.ReadBlocks, &r.Written, &r.Voluntary, &r.Involuntary}
+	return []*int64{&r.UserNS, &r.SystemNS, &r.PeakRSS, &r.ReadBlocks, &r.Written, &r.Voluntary, &r.Involuntary, &r.Gone}
 }
 
 // DecodeReport is the inverse of Append.

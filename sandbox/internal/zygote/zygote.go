@@ -252,6 +252,8 @@ type Reaped struct {
 	PeakRSS                int64 // bytes, of the largest process
 	ReadBlocks, Written    int64 // blocks of 512 bytes from and to disk
 	Voluntary, Involuntary int64 // switches away from a processor
+	// Gone is 1 if the kernel holds nothing any more of what the run had open: no socket is on its way through another.
+	Gone int64
 	// Full are the temporary directories that had no room left when the command had ended.
 	Full []string
 }

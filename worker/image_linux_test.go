@@ -1,0 +1,286 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package worker
+
+import (
+	"bytes"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+
+	repb "github.com/bazelbuild/remote-apis/build/bazel/remote/execution/v2"
+	"github.com/cloister-build/cloister/cas"
+	"github.com/cloister-build/cloister/cas/disk"
+	cloisterpb "github.com/cloister-build/cloister/proto/cloister/v1"
+	"github.com/cloister-build/cloister/sandbox/namespace"
+	"github.com/cloister-build/cloister/sandbox/sandboxtest"
+	"golang.org/x/sys/unix"
+	"google.golang.org/protobuf/proto"
+)
+
+// A confining is a worker whose runs are confined, over a store on the disk.
+type confining struct {
+	*Local
+	t   *testing.T
+	in  *cas.Instance
+	why error // NewStager's
+}
+
+// newConfining returns one whose images lie in dir.
+func newConfining(t *testing.T, dir string, budget int64) *confining {
+	t.Helper()
+	backend := namespace.New(namespace.Config{})
+	t.Cleanup(func() { backend.Close() })
+	features, err := backend.Probe(t.Context())
+	if err != nil {
+		sandboxtest.Unavailable(t, "namespaces", err)
+	}
+	toolchain, err := HostToolchain()
+	if err != nil {
+		t.Fatal(err)
+	}
+	store, err := disk.Open(disk.Config{Dir: filepath.Join(onDisk(t), "store"), MaxBytes: 64 << 20})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { store.Close() })
+	in, err := store.Instance("")
+	if err != nil {
+		t.Fatal(err)
+	}
+	stager, why := NewStager(t.Context(), backend, dir, budget, nil)
+	t.Cleanup(func() {
+		if err := stager.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+	return &confining{New(Config{
+		Name: "w", Instances: store.Instance, Backend: backend, Features: features, Stager: stager, Toolchain: toolchain,
+	}), t, in, why}
+}
+
+// onDisk returns a directory that is on no file system in memory.
+func onDisk(t *testing.T) string {
+	t.Helper()
+	dir := t.TempDir()
+	if !inMemory(t, dir) {
+		return dir
+	}
+	dir, err := os.MkdirTemp("/var/tmp", "cloister-worker-")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { os.RemoveAll(dir) })
+	return dir
+}
+
+func inMemory(t *testing.T, dir string) bool {
+	t.Helper()
+	var st unix.Statfs_t
+	if err := unix.Statfs(dir, &st); err != nil {
+		t.Fatal(err)
+	}
+	return st.Type == unix.TMPFS_MAGIC
+}
+
+func (c *confining) blob(b []byte) *repb.Digest {
+	c.t.Helper()
+	d, err := cas.PutBytes(c.t.Context(), c.in.Store, cas.SHA256, b)
+	if err != nil {
+		c.t.Fatal(err)
+	}
+	return d.Proto()
+}
+
+func (c *confining) message(m proto.Message) *repb.Digest {
+	c.t.Helper()
+	d, err := cas.PutProto(c.t.Context(), c.in.Store, cas.SHA256, m)
+	if err != nil {
+		c.t.Fatal(err)
+	}
+	return d.Proto()
+}
+
+// shell runs a script in root, and returns what it wrote and how its inputs were laid out.
+func (c *confining) shell(script string, root *repb.Directory) (string, *cloisterpb.Sandbox) {
+	c.t.Helper()
+	action := c.message(&repb.Action{
+		CommandDigest:   c.message(&repb.Command{Arguments: []string{"/bin/sh", "-c", script}}),
+		InputRootDigest: c.message(root), DoNotCache: true,
+	})
+	d, err := cas.FromProto(cas.SHA256, action)
+	if err != nil {
+		c.t.Fatal(err)
+	}
+	var text bytes.Buffer
+	out, err := c.Execute(c.t.Context(), &Task{Action: d, Stdout: &text, Stderr: &text}, func(Stage) {})
+	if err != nil {
+		c.t.Fatal(err)
+	}
+	var m cloisterpb.Execution
+	if err := out.Result.ExecutionMetadata.AuxiliaryMetadata[0].UnmarshalTo(&m); err != nil {
+		c.t.Fatal(err)
+	}
+	if out.Result.ExitCode != 0 {
+		c.t.Errorf("exit code %d: %s", out.Result.ExitCode, text.String())
+	}
+	return text.String(), m.Sandbox
+}
+
+// varied returns a root with all that inputs can be.
+func (c *confining) varied() *repb.Directory {
+	long := strings.Repeat("n", 255)
+	deep := &repb.Directory{Files: []*repb.FileNode{{Name: "bottom", Digest: c.blob([]byte("bottom"))}}}
+	for range 60 {
+		deep = &repb.Directory{Directories: []*repb.DirectoryNode{{Name: "d", Digest: c.message(deep)}}}
+	}
+	wide := &repb.Directory{}
+	for i := range 300 {
+		wide.Files = append(wide.Files, &repb.FileNode{Name: fmt.Sprintf("f%03d", i), Digest: c.blob(fmt.Appendf(nil, "%d", i%7))})
+	}
+	odd := &repb.Directory{Files: []*repb.FileNode{
+		{Name: "\t\n\\", Digest: c.blob([]byte("escaped"))},
+		{Name: "!", Digest: c.blob([]byte("before the dot"))},
+		{Name: "-", Digest: c.blob(bytes.Repeat([]byte("x"), 511))},
+		{Name: "..-", Digest: c.blob(bytes.Repeat([]byte("x"), 512))},
+		{Name: "..a", Digest: c.blob(bytes.Repeat([]byte("x"), 513))},
+		{Name: ".a", Digest: c.blob(bytes.Repeat([]byte("x"), 4096))},
+		{Name: "<&>\u2028\u00ff", Digest: c.blob(bytes.Repeat([]byte("x"), 4097))},
+		{Name: "empty", Digest: c.blob(nil)},
+		{Name: "large", Digest: c.blob(bytes.Repeat([]byte("l"), 200_000))},
+		{Name: long, Digest: c.blob([]byte("#!/bin/sh\necho executed\n")), IsExecutable: true},
+	}, Symlinks: []*repb.SymlinkNode{
+		{Name: "~dangling", Target: strings.Repeat("t", 4000)},
+		{Name: "~link", Target: "../wide/f000"},
+	}, Directories: []*repb.DirectoryNode{{Name: "~none", Digest: c.message(&repb.Directory{})}}}
+	return &repb.Directory{
+		Files: []*repb.FileNode{{Name: "top", Digest: c.blob([]byte("top")), IsExecutable: true}},
+		Directories: []*repb.DirectoryNode{
+			{Name: "deep", Digest: c.message(deep)}, {Name: "odd", Digest: c.message(odd)}, {Name: "wide", Digest: c.message(wide)},
+		},
+		Symlinks: []*repb.SymlinkNode{{Name: "up", Target: "odd"}},
+	}
+}
+
+// look prints what a program can learn of inputs that must not depend on how they were laid out. The size of a
+// directory is its file system's affair, and the time of a symlink cannot be set in a copy.
+const look = `find . -type l -printf '%P %y %m %n %U:%G %s %l\0' -o -type d -printf '%P %y %m %n %U:%G %T@\0' \
+	-o -printf '%P %y %m %n %U:%G %s %T@\0' | sort -z | tr '\0\n' '\n?'
+find . -type f -print0 | sort -z | xargs -0 sha256sum -z | tr '\0\n' '\n?'
+cat odd/~link && test -z "$(cat odd/empty)" && ./odd/n*
+find . -type f -exec sh -c 'for f; do (echo x >>"$f") 2>/dev/null && echo "WRITTEN $f"; done; true' sh {} +`
+
+// TestInputsLookTheSame: from an image that is the run's own, from one that stays, and copied.
+func TestInputsLookTheSame(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("needs root: an ordinary user cannot mount an EROFS image")
+	}
+	c := newConfining(t, onDisk(t), 1<<30)
+	if c.why != nil {
+		sandboxtest.Unavailable(t, "namespaces", c.why)
+	}
+	root := c.varied()
+	own, o := c.shell(look, root)
+	c.shell(look, root)
+	kept, k := c.shell(look, root)
+	if o.Inputs != "image" || k.Inputs != "image" {
+		t.Fatalf("inputs by %v and %v, want images", o, k)
+	}
+	c.Local.Stager = New(Config{}).Stager
+	copied, s := c.shell(look, root)
+	if s.Inputs != "copy" {
+		t.Fatalf("inputs by %v, want copies", s)
+	}
+	if strings.Contains(copied, "WRITTEN") || !strings.Contains(copied, "executed") || strings.Count(copied, "\n") < 600 {
+		t.Errorf("copies look strange:\n%s", copied)
+	}
+	for name, got := range map[string]string{"own": own, "kept": kept} {
+		if got != copied {
+			t.Errorf("%s image: %s", name, firstDifference(got, copied))
+		}
+	}
+}
+
+func firstDifference(got, want string) string {
+	g, w := strings.Split(got, "\n"), strings.Split(want, "\n")
+	for i := range min(len(g), len(w)) {
+		if g[i] != w[i] {
+			return fmt.Sprintf("line %d is %.300q, want %.300q", i, g[i], w[i])
+		}
+	}
+	return fmt.Sprintf("%d lines, want %d", len(g), len(w))
+}
+
+// unprivilegedUser is one that owns nothing.
+const unprivilegedUser = 63210
+
+// TestMetadataSaysHowInputsWereLaidOut: one case for each rung, and the reason for the lower ones.
+func TestMetadataSaysHowInputsWereLaidOut(t *testing.T) {
+	check := func(t *testing.T, c *confining, inputs, reason string) {
+		t.Helper()
+		_, s := c.shell("cat wide/* top odd/large >/dev/null", c.varied())
+		if s.Inputs != inputs || !strings.Contains(s.InputsReason, reason) || (s.InputsReason == "") != (inputs == "image") {
+			t.Errorf("inputs %q because %q, want %s because of %q", s.Inputs, s.InputsReason, inputs, reason)
+		}
+		if (c.why == nil) != (inputs == "image") || c.why != nil && c.why.Error() != s.InputsReason {
+			t.Errorf("NewStager said %v, and the metadata %q", c.why, s.InputsReason)
+		}
+	}
+	if os.Geteuid() != 0 {
+		check(t, newConfining(t, onDisk(t), 0), "copy", "an ordinary user cannot mount an EROFS image")
+		return
+	}
+	t.Run("image", func(t *testing.T) {
+		c := newConfining(t, onDisk(t), 0)
+		if c.why != nil {
+			sandboxtest.Unavailable(t, "namespaces", c.why)
+		}
+		check(t, c, "image", "")
+	})
+	t.Run("directory in memory", func(t *testing.T) {
+		dir, err := os.MkdirTemp("/dev/shm", "cloister-worker-")
+		if err != nil || !inMemory(t, dir) {
+			t.Skip("needs a file system in memory at /dev/shm")
+		}
+		defer os.RemoveAll(dir)
+		check(t, newConfining(t, dir, 0), "copy", "erofs")
+	})
+	t.Run("ordinary user", func(t *testing.T) {
+		self, err := os.Executable()
+		if err != nil {
+			t.Fatal(err)
+		}
+		dir, err := os.MkdirTemp("", "cloister-unprivileged-")
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer os.RemoveAll(dir)
+		program, err := os.ReadFile(self)
+		if err == nil {
+			err = os.WriteFile(filepath.Join(dir, "worker.test"), program, 0o755)
+		}
+		if err == nil {
+			err = os.Chown(dir, unprivilegedUser, unprivilegedUser)
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		cmd := exec.CommandContext(t.Context(), filepath.Join(dir, "worker.test"), "-test.run=^"+strings.Split(t.Name(), "/")[0]+"$", "-test.v")
+		cmd.Dir = dir
+		// What that user lacks is no fault of the worker.
+		require := strings.NewReplacer("unprivileged", "namespaces", "limits", "").Replace(os.Getenv("CLOISTER_REQUIRE"))
+		cmd.Env = []string{"TMPDIR=" + dir, "HOME=" + dir, "PATH=/usr/bin:/bin", "CLOISTER_REQUIRE=" + require}
+		cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: unprivilegedUser, Gid: unprivilegedUser}}
+		text, err := cmd.CombinedOutput()
+		switch {
+		case strings.Contains(string(text), "--- SKIP"):
+			sandboxtest.Unavailable(t, "unprivileged", "an ordinary user has no sandbox here")
+		case err != nil || !strings.Contains(string(text), "--- PASS"):
+			t.Errorf("as user %d: %v\n%s", unprivilegedUser, err, text)
+		}
+	})
+}
