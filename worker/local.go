@@ -136,6 +136,9 @@ func (l *Local) Execute(ctx context.Context, t *Task, report func(Stage)) (*Outc
 		return nil, fault(Run, err)
 	}
 
+	if ran.Gone {
+		staged.tree.Gone()
+	}
 	if !staged.tree.Valid() {
 		l.inputs.Doubt(req.Instance.Name)
 		return nil, faultf(Unavailable, "run: somebody else wrote to the files of the store, or a blob was found damaged, while action %s read its inputs: run it again", t.Action)

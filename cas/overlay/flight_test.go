@@ -101,3 +101,33 @@ func TestFailureOfOthers(t *testing.T) {
 		}
 	})
 }
+
+// TestLargeBlobsDoNotWaitForOthers: whoever wants one that another call would fetch later has it now, and it comes once.
+func TestLargeBlobsDoNotWaitForOthers(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		p := newPair(t, overlay.Through)
+		var ds []cas.Digest
+		for i := range byte(10) {
+			_, d := put(t, p.far, i, 2<<20)
+			ds = append(ds, d)
+		}
+		gate := p.faulty.Hold(castest.Open)
+		var group sync.WaitGroup
+		for _, want := range []int{4, 8, 10} {
+			group.Go(func() {
+				if err := cas.Fetch(t.Context(), p.store, ds); err != nil {
+					t.Error(err)
+				}
+			})
+			synctest.Wait()
+			if n := p.faulty.Calls(castest.Open); n != want {
+				t.Errorf("%d come at once, want %d", n, want)
+			}
+		}
+		gate.Open()
+		group.Wait()
+		if n := p.faulty.Calls(castest.Open); n != len(ds) {
+			t.Errorf("far was asked %d times for %d blobs", n, len(ds))
+		}
+	})
+}

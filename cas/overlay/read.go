@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"io"
 	"slices"
+	"sync"
 
 	repb "github.com/bazelbuild/remote-apis/build/bazel/remote/execution/v2"
 	"github.com/cloister-build/cloister/cas"
@@ -162,12 +163,13 @@ type flight struct {
 	blobs  []cas.Digest
 	ctx    context.Context
 	cancel context.CancelFunc
+	hurry  func()        // has it wait for its turn no more
 	done   chan struct{} // closed when err is set
 	err    error
 
 	// Guarded by Overlay.mu.
-	askers       int
-	orphan, over bool
+	askers               int
+	flying, orphan, over bool
 }
 
 // join begins flights for those of ds that are in none, and returns them with the others. The caller waits for each of
@@ -188,6 +190,9 @@ func (s *store) join(ds []cas.Digest) (began, joined []*flight) {
 			f.askers++
 			s.o.adopt(f)
 			joined = append(joined, f)
+			if !f.flying {
+				s.hasten(f, turn)
+			}
 		case d.Size() > smallBlob:
 			f := s.begin([]cas.Digest{d}, turn)
 			seen[f] = true // d may be listed again
@@ -202,9 +207,23 @@ func (s *store) join(ds []cas.Digest) (began, joined []*flight) {
 	return began, joined
 }
 
+// hasten has f fly as soon as it has this turn: who began it may have many to fly before it. The caller holds s.o.mu.
+func (s *store) hasten(f *flight, turn chan struct{}) {
+	s.o.work.Go(func() {
+		select {
+		case turn <- struct{}{}:
+			f.hurry()
+			<-f.done
+			<-turn
+		case <-f.done:
+		}
+	})
+}
+
 // begin begins a flight when it has its turn, if that is not nil. The caller holds s.o.mu.
 func (s *store) begin(blobs []cas.Digest, turn chan struct{}) *flight {
-	f := &flight{blobs: blobs, done: make(chan struct{}), askers: 1}
+	soon := make(chan struct{})
+	f := &flight{blobs: blobs, hurry: sync.OnceFunc(func() { close(soon) }), done: make(chan struct{}), askers: 1, flying: turn == nil}
 	if s.o.closed {
 		f.err, f.over = errClosed, true
 		close(f.done)
@@ -219,8 +238,12 @@ func (s *store) begin(blobs []cas.Digest, turn chan struct{}) *flight {
 			select {
 			case turn <- struct{}{}:
 				defer func() { <-turn }()
+			case <-soon:
 			case <-f.ctx.Done():
 			}
+			s.o.mu.Lock()
+			f.flying = true
+			s.o.mu.Unlock()
 		}
 		f.err = s.carry(f)
 		s.o.mu.Lock()

@@ -5,6 +5,7 @@ package tree
 import (
 	linked "container/list"
 	"context"
+	"os"
 	"slices"
 	"sync"
 	"time"
@@ -51,13 +52,16 @@ type hotKey struct {
 	digest   cas.Digest
 }
 
-// A hotImage is an image that stays mounted.
+// A hotImage is an image that stays. Each run has a mount of its own, so that no lock and no notice of one reaches
+// another; those that a run has left without a trace serve others, one at a time, and what was read of them is there
+// already.
 type hotImage struct {
-	*mounted
-	made  time.Time
-	users int             // guarded by hot.mu
-	keys  []hotKey        // of its parts
-	place *linked.Element // guarded by hot.mu; nil once it is to be unmounted
+	*mounted // without a mount
+	made     time.Time
+	idle     []Mount         // guarded by hot.mu; each but the first counts as much as the image
+	users    int             // guarded by hot.mu
+	keys     []hotKey        // of its parts
+	place    *linked.Element // guarded by hot.mu; nil once it is to be unmounted
 }
 
 // A hotPart is a subtree of one.
@@ -186,26 +190,48 @@ func (h *hot) remove(g *hotImage) (idle bool) {
 	}
 	h.images.Remove(g.place)
 	g.place = nil
-	h.bytes -= g.bytes
+	h.bytes -= g.bytes * int64(max(1, len(g.idle)))
 	for _, k := range g.keys {
 		delete(h.parts, k)
 	}
 	return g.users == 0
 }
 
-// drop removes g, which the caller uses.
-func (h *hot) drop(g *hotImage) {
+// forget removes g, which the caller uses.
+func (h *hot) forget(g *hotImage) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	h.remove(g)
 }
 
-// letGo is called once by each user of g. It reports whether g is to be unmounted.
-func (h *hot) letGo(g *hotImage) bool {
+// take returns a mount of g that nobody uses, or nil.
+func (h *hot) take(g *hotImage) Mount {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	n := len(g.idle)
+	if n == 0 {
+		return nil
+	}
+	m := g.idle[n-1]
+	g.idle = g.idle[:n-1]
+	if g.place != nil && n > 1 {
+		h.bytes -= g.bytes
+	}
+	return m
+}
+
+// letGo is called once by each user of g, with its mount if another run may have that. It reports whether the mount was
+// kept for one, and whether g is to be unmounted.
+func (h *hot) letGo(g *hotImage, m Mount) (kept, unmount bool) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	g.users--
-	return g.users == 0 && g.place == nil
+	more := g.bytes * int64(min(1, len(g.idle)))
+	if kept = m != nil && g.place != nil && h.bytes+more <= h.budget; kept {
+		g.idle = append(g.idle, m)
+		h.bytes += more
+	}
+	return kept, g.users == 0 && g.place == nil
 }
 
 // clear removes all images and returns those that are to be unmounted.
@@ -243,11 +269,11 @@ func (w *imaging) bindHot(ctx context.Context, b *bound) (bool, error) {
 			return false, err
 		}
 		if !sound {
-			w.hot.drop(p.image)
+			w.hot.forget(p.image)
 			continue
 		}
 		w.binds++
-		w.staged.Binds = append(w.staged.Binds, Bind{b.target, p.source, p.image.mount.Name(), b.digest})
+		w.staged.Binds = append(w.staged.Binds, Bind{b.target, p.source, w.mounts[p.image].Name(), b.digest})
 		for _, f := range p.loose {
 			if err := w.bindFile(ctx, b.target+f.path[len(p.source):], f.entry); err != nil {
 				return false, err
@@ -262,12 +288,21 @@ func (w *imaging) use(ctx context.Context, p *hotPart) (sound bool, err error) {
 	if g := p.image; !slices.Contains(w.uses, g) {
 		w.uses = append(w.uses, g)
 		w.staged.release = append(w.staged.release, func() { w.letGo(g) })
+		var devices []*os.File
 		if g.placement != nil {
 			if !g.placement.Valid() {
 				return false, nil
 			}
 			w.staged.placements = append(w.staged.placements, g.placement)
+			devices = g.placement.Files()
 		}
+		m := w.hot.take(g)
+		if m == nil {
+			if m, err = w.c.Mounter.Mount(ctx, g.file.File, devices); err != nil {
+				return false, err
+			}
+		}
+		w.mounts[g] = m
 	}
 	if !w.hot.stale(p) {
 		return true, nil
@@ -304,16 +339,35 @@ func (w *imaging) mountHot(ctx context.Context) error {
 		}
 		parts[k] = &hotPart{g, d.path, c.digests[d.from:d.to], d.within(m.loose), now}
 	}
+	w.mounts[g], m.mount = m.mount, nil
 	for _, idle := range w.hot.add(g, parts) {
-		w.unmount(idle.mounted)
+		w.drop(idle)
 	}
 	w.uses = append(w.uses, g)
 	w.staged.release = append(w.staged.release, func() { w.letGo(g) })
-	return w.bind(ctx, m, c.names, w.keep)
+	return w.bind(ctx, m, w.mounts[g], c.names, w.keep)
 }
 
-func (s *Stager) letGo(g *hotImage) {
-	if s.hot.letGo(g) {
-		s.unmount(g.mounted)
+// letGo lets go of g and of the run's mount of it, if it came to have one.
+func (w *imaging) letGo(g *hotImage) {
+	m := w.mounts[g]
+	spare := m
+	if !w.staged.gone {
+		spare = nil
 	}
+	kept, unmount := w.hot.letGo(g, spare)
+	if m != nil && !kept {
+		w.close(m)
+	}
+	if unmount {
+		w.drop(g)
+	}
+}
+
+// drop unmounts an image that nobody uses or finds any more.
+func (s *Stager) drop(g *hotImage) {
+	for _, m := range g.idle {
+		s.close(m)
+	}
+	s.unmount(g.mounted)
 }

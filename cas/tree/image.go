@@ -119,7 +119,7 @@ func (s *Stager) probe(ctx context.Context) error {
 // Close unmounts what stays mounted. It is called after everything that was staged is released.
 func (s *Stager) Close() error {
 	for _, g := range s.hot.clear() {
-		s.unmount(g.mounted)
+		s.drop(g)
 	}
 	return s.files.close()
 }
@@ -144,9 +144,9 @@ func (s *Stager) Stage(ctx context.Context, l *Layout, in *cas.Instance,
 	}
 	stage, old := s.hot.begin()
 	for _, g := range old {
-		s.unmount(g.mounted)
+		s.drop(g)
 	}
-	w := &imaging{Stager: s, in: in, placer: placer, stage: stage, staged: &Staged{Form: FormImage}}
+	w := &imaging{Stager: s, in: in, placer: placer, stage: stage, staged: &Staged{Form: FormImage, gone: true}, mounts: map[*hotImage]Mount{}}
 	w.filer, _ = in.Store.(cas.Filer)
 	err := w.mount(ctx, l)
 	var missing *MissingError
@@ -171,6 +171,7 @@ func (s *Stager) Stage(ctx context.Context, l *Layout, in *cas.Instance,
 		w.staged.Release()
 		return nil, err
 	}
+	w.staged.gone = false // until its caller says so
 	return w.staged, nil
 }
 
@@ -233,7 +234,9 @@ type imaging struct {
 	keep  []bound     // what one has that stays mounted from now on
 	bytes int64       // of the files in keep
 	uses  []*hotImage // that are mounted and not let go
-	binds int         // from images that stay mounted
+	// mounts are the run's own of these.
+	mounts map[*hotImage]Mount
+	binds  int // from images that stay mounted
 }
 
 // A bound is an input that an image has in its root.
@@ -276,7 +279,7 @@ func (w *imaging) mount(ctx context.Context, l *Layout) error {
 			return err
 		}
 		w.staged.release = append(w.staged.release, func() { w.unmount(m) })
-		if err := w.bind(ctx, m, own.names, w.own); err != nil {
+		if err := w.bind(ctx, m, m.mount, own.names, w.own); err != nil {
 			return err
 		}
 	}
@@ -284,8 +287,8 @@ func (w *imaging) mount(ctx context.Context, l *Layout) error {
 	return w.mountHot(ctx)
 }
 
-// bind binds all that is in the root of an image.
-func (w *imaging) bind(ctx context.Context, m *mounted, names []string, bs []bound) error {
+// bind binds all that is in the root of an image, from a mount of it.
+func (w *imaging) bind(ctx context.Context, m *mounted, from Mount, names []string, bs []bound) error {
 	if m.placement != nil {
 		w.staged.placements = append(w.staged.placements, m.placement)
 	}
@@ -297,7 +300,7 @@ func (w *imaging) bind(ctx context.Context, m *mounted, names []string, bs []bou
 	}
 	for i, b := range bs {
 		if !loose[i] {
-			w.staged.Binds = append(w.staged.Binds, Bind{b.target, names[i], m.mount.Name(), b.digest})
+			w.staged.Binds = append(w.staged.Binds, Bind{b.target, names[i], from.Name(), b.digest})
 		}
 	}
 	for _, f := range m.loose {
@@ -321,7 +324,7 @@ func (w *imaging) bindFile(ctx context.Context, target string, e *entry) error {
 
 // A mounted is an image that is mounted, and all that it needs for that.
 type mounted struct {
-	mount     Mount
+	mount     Mount // nil where it has several
 	file      *imageFile
 	placement cas.Placement // nil if there is no file to place
 	loose     []looseFile
@@ -372,18 +375,22 @@ func (w *imaging) image(ctx context.Context, c *composer) (_ *mounted, err error
 
 // unmount undoes image, as far as that came.
 func (s *Stager) unmount(m *mounted) {
-	var err error
-	if m.mount != nil {
-		if err = m.mount.Close(); err != nil {
-			s.c.Log.Warn("an image of inputs stays mounted", "mount", m.mount.Name(), "error", err)
-		}
-	}
+	closed := m.mount == nil || s.close(m.mount)
 	if m.file != nil {
-		s.files.put(m.file, err == nil)
+		s.files.put(m.file, closed)
 	}
 	if m.placement != nil {
 		m.placement.Release()
 	}
+}
+
+// close unmounts m and reports whether it is unmounted.
+func (s *Stager) close(m Mount) bool {
+	err := m.Close()
+	if err != nil {
+		s.c.Log.Warn("an image of inputs stays mounted", "mount", m.Name(), "error", err)
+	}
+	return err == nil
 }
 
 // An imageFile holds an image: one after the other, since making files costs more than writing to them.

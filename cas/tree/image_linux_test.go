@@ -317,7 +317,60 @@ func (r *rig) stageLayout(t testing.TB, instance string, l *tree.Layout) (*os.Ro
 	if b, f := taken(t, ws); b != bytes || f != files {
 		t.Errorf("room for %d bytes in %d files was asked, %d in %d were taken", bytes, files, b, f)
 	}
+	s.Gone() // as of a run that left nothing
 	return ws, s
+}
+
+// TestRunsShareNoMount: two runs at once have mounts of their own of all that stays, so that a lock of one is none of the
+// other's; one that left something behind is the last to have its mount.
+func TestRunsShareNoMount(t *testing.T) {
+	r := newRig(t, plenty)
+	l, err := load(t, r.store, leaves(2, 10, nil)).Plan("", nil, nil)
+	must(t, err)
+	for range 2 {
+		_, s := r.stageLayout(t, "", l)
+		s.Release()
+	}
+	images := func(s *tree.Staged) map[string]bool {
+		names := map[string]bool{}
+		for _, b := range s.Binds {
+			names[b.Image] = true
+		}
+		return names
+	}
+	made := r.made
+	_, a := r.stageLayout(t, "", l)
+	if r.made != made {
+		t.Errorf("%d images were mounted for a run that has all mounted already", r.made-made)
+	}
+	_, b := r.stageLayout(t, "", l)
+	for name := range images(b) {
+		if images(a)[name] {
+			t.Errorf("two runs at once have the mount %q", name)
+		}
+	}
+	left, err := r.Stager.Stage(t.Context(), l, r.in(""), into(newRoot(t)))
+	must(t, err)
+	spoiled := images(left)
+	for _, s := range []*tree.Staged{a, b, left} {
+		s.Release()
+	}
+	var next []*tree.Staged
+	for range 3 {
+		_, s := r.stageLayout(t, "", l)
+		next = append(next, s)
+		for name := range images(s) {
+			if spoiled[name] {
+				t.Errorf("a run has the mount %q of one that left something", name)
+			}
+		}
+	}
+	for _, s := range next {
+		s.Release()
+	}
+	if n := r.mounted(); n != 3 {
+		t.Errorf("%d mounts stay, want the three that runs had at once", n)
+	}
 }
 
 // source opens where a bind is from, and returns its path there.
@@ -1027,6 +1080,7 @@ func TestImageOverDisk(t *testing.T) {
 			t.Errorf("form %q because %q, valid %v", staged.Form, staged.Why, staged.Valid())
 		}
 		same(t, "exec root", r.see(ws, staged), n)
+		staged.Gone()
 		staged.Release()
 	}
 	if m.mounted() != 1 {

@@ -41,7 +41,12 @@ type Staged struct {
 
 	placements []cas.Placement
 	release    []func()
+	gone       bool
 }
+
+// Gone says that nothing is left of the run that had the Binds mounted, neither a process nor a file that it had open:
+// another run may then have the mounts that stay. It is called before Release.
+func (s *Staged) Gone() { s.gone = true }
 
 // Valid reports whether what images say of where files are has held so far. It does not if somebody has written to the
 // store's files, so that the run may have read what is no input of its. It is asked before Release.

@@ -131,6 +131,7 @@ func (q *Queue) merge(f, j *job) {
 		f.req.Priority = min(f.req.Priority, j.req.Priority)
 		heap.Fix(&f.line.jobs, f.index)
 		q.waiting.Signal()
+		q.room.Broadcast()
 	}
 	j.advance(stage)
 	for o := range j.ops {
@@ -226,8 +227,10 @@ type jobs []*job
 
 func (h jobs) Len() int { return len(h) }
 
-func (h jobs) Less(i, k int) bool {
-	a, b := h[i], h[k]
+func (h jobs) Less(i, k int) bool { return h[i].before(h[k]) }
+
+// before reports whether a is to be taken sooner than b.
+func (a *job) before(b *job) bool {
 	if a.req.Priority != b.req.Priority {
 		return a.req.Priority < b.req.Priority
 	}

@@ -5,6 +5,7 @@ package queue
 import (
 	"container/heap"
 	"context"
+	"slices"
 )
 
 // fetchers is how many waiting actions are fetched for at once: enough to hide the way to a store that is far, and few
@@ -64,12 +65,18 @@ func (q *Queue) nextToFetch() *job {
 	return nil
 }
 
-// takeRoom waits for room for what is to be fetched for j, as long as j waits. It reports whether there is any.
+// takeRoom waits for room for what is to be fetched for j, as long as j waits. It reports whether there is any. Whoever
+// is next in line has it first.
 func (q *Queue) takeRoom(ctx context.Context, j *job, bytes int64) bool {
 	q.mu.Lock()
 	defer q.mu.Unlock()
+	q.asking = append(q.asking, j)
+	defer func() {
+		q.asking = slices.DeleteFunc(q.asking, func(other *job) bool { return other == j })
+		q.room.Broadcast()
+	}()
 	for ctx.Err() == nil && j.line != nil && bytes <= q.cfg.FetchBytes {
-		if q.fetched <= q.cfg.FetchBytes-bytes {
+		if q.fetched <= q.cfg.FetchBytes-bytes && !slices.ContainsFunc(q.asking, func(other *job) bool { return other.before(j) }) {
 			q.fetched += bytes
 			j.prefetch.bytes = bytes
 			return true

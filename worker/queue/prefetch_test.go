@@ -151,6 +151,26 @@ func TestFetchIsBounded(t *testing.T) {
 	})
 }
 
+// TestRoomIsGivenInLine: an action that needs less does not take the room for which one before it waits.
+func TestRoomIsGivenInLine(t *testing.T) {
+	f := &fetches{bytes: 60}
+	bubble(t, queue.Config{Slots: 2, FetchBytes: 100, Fetch: f.fetch}, func(t *testing.T, q *queue.Queue, e *executor) {
+		submit(t, q, "running", nil)
+		submit(t, q, "too", nil)
+		submit(t, q, "a", nil)
+		submit(t, q, "b", nil)
+		f.bytes = 30
+		submit(t, q, "c", nil)
+		f.want(t, "room for c, which b has not", &f.ended, "a")
+		submit(t, q, "c", priority(-1))
+		f.want(t, "room for c, which is sooner now", &f.ended, "a", "c")
+		e.release("running")
+		f.want(t, "no room yet", &f.ended, "a", "c")
+		e.release("too")
+		f.want(t, "room for b", &f.ended, "a", "b", "c")
+	})
+}
+
 // TestFetchOfWhatNoLongerWaits: for want of room it began to be fetched too late.
 func TestFetchOfWhatNoLongerWaits(t *testing.T) {
 	f := &fetches{bytes: 60}

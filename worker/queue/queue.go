@@ -113,6 +113,7 @@ type Queue struct {
 	draining           bool
 	// What is fetched for jobs that wait.
 	fetched int64     // bytes of Config.FetchBytes that are taken
+	asking  []*job    // those that room is wanted for
 	room    sync.Cond // there may be room
 	waiting sync.Cond // there may be a job to fetch for
 }
