@@ -9,6 +9,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"strings"
+	"sync"
 	"syscall"
 	"testing"
 
@@ -283,4 +284,47 @@ func TestMetadataSaysHowInputsWereLaidOut(t *testing.T) {
 			t.Errorf("as user %d: %v\n%s", unprivilegedUser, err, text)
 		}
 	})
+}
+
+// TestLocksOnInputsAreNotShared: of two actions at once with the same directory, which stays mounted since others had it,
+// neither is held up by a lock of the other.
+func TestLocksOnInputsAreNotShared(t *testing.T) {
+	if _, err := exec.LookPath("python3"); err != nil {
+		t.Skip("there is no python3 to take locks with")
+	}
+	c := newConfining(t, onDisk(t), 64<<20)
+	if c.why != nil {
+		sandboxtest.Unavailable(t, "namespaces", c.why)
+	}
+	dir := &repb.Directory{}
+	for i := range 30 {
+		dir.Files = append(dir.Files, &repb.FileNode{Name: fmt.Sprintf("f%02d", i), Digest: c.blob(fmt.Appendf(nil, "%d", i))})
+	}
+	root := &repb.Directory{Directories: []*repb.DirectoryNode{{Name: "d", Digest: c.message(dir)}}}
+	for i := range 3 { // from the second on it stays mounted
+		c.shell(fmt.Sprintf("true %d", i), root)
+	}
+	lock := `
+import fcntl, time
+f = open("d/f01")
+try:
+    fcntl.flock(f, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    got = "locked"
+except OSError:
+    got = "taken"
+`
+	var both sync.WaitGroup
+	said := make([]string, 2)
+	for i := range said {
+		both.Go(func() {
+			// Each waits as long as the other needs to come.
+			said[i], _ = c.shell(fmt.Sprintf("python3 -c '%s\ntime.sleep(3)\nprint(got, %d)'", lock, i), root)
+		})
+	}
+	both.Wait()
+	for i, got := range said {
+		if want := fmt.Sprintf("locked %d\n", i); got != want {
+			t.Errorf("of two at once one says %q, want %q", got, want)
+		}
+	}
 }

@@ -108,3 +108,24 @@ func TestSocketsInFlightAreGone(t *testing.T) {
 		}
 	}
 }
+
+// TestGoneSaysThatNothingIsLeft: of runs that leave sockets in flight some are found out, and of others none is suspected.
+func TestGoneSaysThatNothingIsLeft(t *testing.T) {
+	b, _ := backend(t, namespace.Config{})
+	found := 0
+	for range 20 {
+		r := program(t, "cycle=100")
+		r.Do(t, b)
+		if !r.Result.Gone {
+			found++
+		}
+		r = program(t, "cat=/proc/self/net/unix")
+		r.Do(t, b)
+		if !r.Result.Gone {
+			t.Errorf("a run that left nothing is not gone: %s", r.Stdout)
+		}
+	}
+	if found == 0 {
+		t.Error("20 runs left sockets in flight, and all are said to be gone")
+	}
+}
