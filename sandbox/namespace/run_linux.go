@@ -3,6 +3,7 @@
 package namespace
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -91,6 +92,7 @@ type run struct {
 	source  map[string]string // see Config
 	theirs  []int             // sent to the slot, and then closed
 	control int               // the worker's end
+	reports *os.File          // the same
 	init    int               // of pid 1, as soon as the command has started
 	copying sync.WaitGroup
 	copyErr [2]error
@@ -114,6 +116,11 @@ func (r *run) begin(b *Backend, p *zygote.Plan, images []string, std sandbox.Std
 	}
 	r.control = sv[0]
 	r.theirs = append(r.theirs, sv[1])
+	// Only this end does not block: whoever waits at it must not keep a thread, and have the Go runtime watch that.
+	if err := unix.SetNonblock(r.control, true); err != nil {
+		return fmt.Errorf("control socket: %w", err)
+	}
+	r.reports = os.NewFile(uintptr(r.control), "control")
 	if err := r.streams(std); err != nil {
 		return err
 	}
@@ -197,10 +204,11 @@ func (r *run) handOver() {
 // close ends what is left, and waits for the copying goroutines.
 func (r *run) close() {
 	r.handOver()
-	for _, fd := range []int{r.control, r.init} {
-		if fd >= 0 {
-			unix.Close(fd)
-		}
+	if r.reports != nil {
+		r.reports.Close()
+	}
+	if r.init >= 0 {
+		unix.Close(r.init)
 	}
 	if r.recorder != nil {
 		r.recorder.Stop()
@@ -288,12 +296,25 @@ func (r *run) stop(ctx context.Context, p *progress) {
 	_ = zygote.Send(r.control, []byte(zygote.WordKill))
 }
 
+// receive returns the next report and its descriptors.
+func (r *run) receive() (packet []byte, fds []int, err error) {
+	raw, err := r.reports.SyscallConn()
+	if err != nil {
+		return nil, nil, err
+	}
+	waited := raw.Read(func(fd uintptr) bool {
+		packet, fds, err = zygote.Receive(int(fd))
+		return !errors.Is(err, unix.EAGAIN)
+	})
+	return packet, fds, cmp.Or(waited, err)
+}
+
 // follow reads reports until the run is reaped.
 func (r *run) follow(p *progress) (*sandbox.Result, error) {
 	var res sandbox.Result
 	var lost error
 	for {
-		packet, fds, err := zygote.Receive(r.control)
+		packet, fds, err := r.receive()
 		if errors.Is(err, zygote.ErrTruncated) {
 			// Without what came it cannot go on; it is followed to its end all the same.
 			lost = fmt.Errorf("follow the run: %w", err)

@@ -3,7 +3,10 @@
 package witness
 
 import (
+	"os"
 	"sync"
+	"sync/atomic"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -24,24 +27,24 @@ func Watch(listener int, v View) *Recorder {
 }
 
 func newWatch(listener int, v View) *watch {
-	w := &watch{Recorder: newRecorder(v), queue: newQueue(listener), root: -1, stopped: make(chan struct{}), wake: -1}
-	var pipe [2]int
-	if err := unix.Pipe2(pipe[:], unix.O_CLOEXEC); err != nil {
-		w.stop = sync.OnceFunc(func() { close(w.stopped) })
-		return w
-	}
-	w.wake = pipe[0]
-	w.stop = sync.OnceFunc(func() { close(w.stopped); unix.Close(pipe[1]) })
+	w := &watch{Recorder: newRecorder(v), queue: newQueue(listener), root: -1}
+	// Whoever waits for the next call keeps no thread of the worker, which has as many watches as runs. Of a descriptor it
+	// is no error that it does not block anyway.
+	_ = unix.SetNonblock(listener, true)
+	w.listener = os.NewFile(uintptr(listener), "listener")
+	w.stop = sync.OnceFunc(func() {
+		w.stopped.Store(true)
+		_ = w.listener.SetReadDeadline(time.Now()) // the watch may have ended by itself
+	})
 	return w
 }
 
 // A watch is the goroutine of a Recorder.
 type watch struct {
 	*Recorder
-	queue *queue
-	// stopped is closed by Stop. wake is then readable, or -1 if there was no descriptor left for it.
-	stopped chan struct{}
-	wake    int
+	listener *os.File // and its queue
+	queue    *queue
+	stopped  atomic.Bool
 	// root is the root directory of the run, rootName what readlink calls it: the same as for everything
 	// else that the run has open. They are -1 and "" until the first process is seen.
 	root     int
@@ -57,43 +60,50 @@ func (w *watch) serve() {
 	defer close(w.done)
 	defer func() {
 		w.stop()
-		for _, fd := range []int{w.queue.fd, w.wake, w.root} {
-			if fd >= 0 {
-				unix.Close(fd)
-			}
+		w.listener.Close()
+		if w.root >= 0 {
+			unix.Close(w.root)
 		}
 	}()
-	timeout := -1
-	if w.wake < 0 {
-		timeout = 100 // milliseconds
+	raw, err := w.listener.SyscallConn()
+	if err != nil {
+		return
 	}
-	left := lastAnswers
-	for left > 0 {
+	ended := false
+	if err := raw.Read(func(uintptr) bool {
+		ended = w.answerAll()
+		return ended || w.stopped.Load()
+	}); err != nil && !w.stopped.Load() {
+		return // it cannot be waited for: what is notified fails from here on
+	}
+	// What came before the end is answered.
+	if !ended {
+		w.answerAll()
+	}
+}
+
+// answerAll answers the calls that wait, and reports whether there can be no more.
+func (w *watch) answerAll() (ended bool) {
+	for left := lastAnswers; left > 0; {
 		// Older kernels wait for ever in receive once the run is gone, so this asks first.
-		fds := []unix.PollFd{{Fd: int32(w.queue.fd), Events: unix.POLLIN}, {Fd: int32(w.wake), Events: unix.POLLIN}}
-		_, err := unix.Poll(fds, timeout)
-		if err == unix.EINTR {
-			continue
-		}
-		if err != nil {
-			return
-		}
-		stopped := false
-		select {
-		case <-w.stopped:
-			stopped = true
-			left--
-		default:
-		}
+		fds := []unix.PollFd{{Fd: int32(w.queue.fd), Events: unix.POLLIN}}
+		_, err := unix.Poll(fds, 0)
 		switch {
+		case err == unix.EINTR:
+		case err != nil:
+			return true
 		case fds[0].Revents&unix.POLLIN != 0:
 			if !w.next() {
-				return
+				return true
 			}
-		case fds[0].Revents != 0 || stopped: // the run is gone, or nobody waits
-			return
+			if w.stopped.Load() {
+				left--
+			}
+		default:
+			return fds[0].Revents != 0 // the run is gone
 		}
 	}
+	return true
 }
 
 // next answers one call. It returns false if nothing can be received any more.

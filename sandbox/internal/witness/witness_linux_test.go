@@ -357,20 +357,6 @@ func TestStop(t *testing.T) {
 	}
 }
 
-// TestStopWithoutADescriptorToSpare: a watch that could not get its pipe ends all the same.
-func TestStopWithoutADescriptorToSpare(t *testing.T) {
-	p := start(t, "pivot", "hang")
-	w := newWatch(p.listener, p.view)
-	unix.Close(w.wake)
-	w.wake = -1
-	go w.serve()
-	w.Stop()
-	p.goOn(t)
-	if out, want := p.end(t), "create hang: ENOSYS\ncreate after: ENOSYS\n"; out != want {
-		t.Errorf("the process saw %q, want %q", out, want)
-	}
-}
-
 // TestKilledBeforeItIsSeen: a call that never was is no event, and the watch ends.
 func TestKilledBeforeItIsSeen(t *testing.T) {
 	p := start(t, "pivot", "hang")
