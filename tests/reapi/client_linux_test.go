@@ -321,7 +321,7 @@ func (c *client) stderr(r *repb.ExecuteResponse) string {
 // code is the status code of a response.
 func code(r *repb.ExecuteResponse) codes.Code { return codes.Code(r.GetStatus().GetCode()) }
 
-// TestTwoThousandNoOps is the load that docs/performance.md states the rate of.
+// TestTwoThousandNoOps executes as many actions, eight at once, and says how fast.
 func TestTwoThousandNoOps(t *testing.T) {
 	const actions, clients = 2000, 8
 	c := serve(t)
