@@ -18,6 +18,7 @@ import (
 	"time"
 
 	"github.com/cloister-build/cloister/cmd/cloister/internal/load"
+	"github.com/cloister-build/cloister/worker"
 	"github.com/spf13/cobra"
 )
 
@@ -168,8 +169,8 @@ func addedCPU(most float64) bar {
 	}}
 }
 
-// mostMemory is the bar of a server's memory, in bytes.
-const mostMemory = 150 << 20
+// mostMemory is the bar of a server's memory, in bytes: 150 MiB, and the cache of which serve says at its start that it has it.
+const mostMemory = 150<<20 + worker.DefaultCacheBytes
 
 // printTable prints for each server what was measured beside the bars.
 func printTable(out io.Writer, r *load.ExecReport) error {
