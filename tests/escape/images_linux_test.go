@@ -1,0 +1,136 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package escape_test
+
+import (
+	"bytes"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	repb "github.com/bazelbuild/remote-apis/build/bazel/remote/execution/v2"
+	"github.com/cloister-build/cloister/cas"
+	"github.com/cloister-build/cloister/cas/disk"
+	"github.com/cloister-build/cloister/cas/tree"
+	cloisterpb "github.com/cloister-build/cloister/proto/cloister/v1"
+	"github.com/cloister-build/cloister/sandbox/namespace"
+	"github.com/cloister-build/cloister/sandbox/sandboxtest"
+	"github.com/cloister-build/cloister/worker"
+	"google.golang.org/protobuf/proto"
+)
+
+// TestEscapesFromImages: what serve measures is what is attacked: a worker whose inputs lie in images, the second time in
+// one that stays mounted. Afterwards each blob of the store is what it was.
+func TestEscapesFromImages(t *testing.T) {
+	program, err := build()
+	if err != nil {
+		t.Fatal(err)
+	}
+	dir, err := os.MkdirTemp("/var/tmp", "cloister-escape-") // no file system in memory has images
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { os.RemoveAll(dir) })
+	backend := namespace.New(namespace.Config{Hidden: []string{dir}})
+	t.Cleanup(func() { backend.Close() })
+	features, err := backend.Probe(t.Context())
+	if err != nil {
+		sandboxtest.Unavailable(t, "namespaces", err)
+	}
+	cache, err := disk.Open(disk.Config{Dir: filepath.Join(dir, "store"), MaxBytes: 256 << 20})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { cache.Close() })
+	in, err := cache.Instance("")
+	if err != nil {
+		t.Fatal(err)
+	}
+	stager, why := worker.NewStager(t.Context(), backend, dir, 64<<20, nil)
+	if why != nil {
+		sandboxtest.Unavailable(t, "namespaces", why)
+	}
+	t.Cleanup(func() { stager.Close() })
+	toolchain, err := worker.HostToolchain()
+	if err != nil {
+		t.Fatal(err)
+	}
+	local := worker.New(worker.Config{
+		Name: "w", Instances: cache.Instance, Backend: backend, Features: features, Stager: stager, Toolchain: toolchain,
+	})
+
+	put := func(b []byte) *repb.Digest {
+		d, err := cas.PutBytes(t.Context(), in.Store, cas.SHA256, b)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return d.Proto()
+	}
+	message := func(m proto.Message) *repb.Digest {
+		b, _, err := cas.MarshalProto(cas.SHA256, m)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return put(b)
+	}
+	text, err := os.ReadFile(program)
+	if err != nil {
+		t.Fatal(err)
+	}
+	sub := &repb.Directory{}
+	for i := range 30 {
+		sub.Files = append(sub.Files, &repb.FileNode{Name: fmt.Sprintf("f%02d", i), Digest: put([]byte("original"))})
+	}
+	root := &repb.Directory{
+		Files: []*repb.FileNode{
+			{Name: "file", Digest: put([]byte("original"))},
+			{Name: "hostile", Digest: put(text), IsExecutable: true},
+		},
+		Directories: []*repb.DirectoryNode{{Name: "dir", Digest: message(sub)}},
+	}
+	files := []string{"/build/file", "/build/dir/f07"}
+	for _, attack := range [][]string{
+		append([]string{"input-write"}, files...),
+		append([]string{"input-metadata"}, files...),
+		{"input-name", "/build/dir/f07", "/build/dir"},
+		{"input-lease", "/build/dir/f07", "/build/dir"},
+		{"outside", "/build/dir", "/etc", "/"},
+	} {
+		for round := range 2 {
+			action, err := cas.FromProto(cas.SHA256, message(&repb.Action{
+				InputRootDigest: message(root), DoNotCache: true,
+				CommandDigest: message(&repb.Command{
+					Arguments:            append([]string{"./hostile"}, attack...),
+					EnvironmentVariables: []*repb.Command_EnvironmentVariable{{Name: "ROUND", Value: fmt.Sprint(round)}},
+				}),
+			}))
+			if err != nil {
+				t.Fatal(err)
+			}
+			var said bytes.Buffer
+			out, err := local.Execute(t.Context(), &worker.Task{Action: action, Stdout: &said, Stderr: &said}, func(worker.Stage) {})
+			if err != nil {
+				t.Fatalf("%v: %v", attack, err)
+			}
+			if !strings.HasPrefix(said.String(), "held:") || out.Result.ExitCode != 0 {
+				t.Errorf("%v, round %d: exit code %d, it says %.200q, want that all was held", attack, round, out.Result.ExitCode, said.String())
+			}
+			var m cloisterpb.Execution
+			if err := out.Result.ExecutionMetadata.AuxiliaryMetadata[0].UnmarshalTo(&m); err != nil {
+				t.Fatal(err)
+			}
+			if m.Sandbox.Inputs != string(tree.FormImage) {
+				t.Errorf("%v: inputs were laid out by %q, because %q", attack, m.Sandbox.Inputs, m.Sandbox.InputsReason)
+			}
+		}
+	}
+	report, err := cache.Verify(t.Context(), disk.VerifyOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if len(report.Damaged) > 0 || report.Blobs == 0 {
+		t.Errorf("of %d blobs these are damaged: %v", report.Blobs, report.Damaged)
+	}
+}
