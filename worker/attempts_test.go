@@ -388,7 +388,7 @@ func TestMetadataSaysWhatWasUsedAndGranted(t *testing.T) {
 	})
 	out := b.do(&Task{Action: b.action(func(a *repb.Action, _ *repb.Command) { root = a.InputRootDigest })})
 	want := &cloisterpb.Execution{
-		Sandbox: &cloisterpb.Sandbox{Backend: "function", Tier: "full", Inputs: "copy", InputsReason: "this host mounts no images"},
+		Sandbox: &cloisterpb.Sandbox{Backend: "function", Tier: "full", Inputs: "copy", InputsReason: "this worker mounts no images"},
 		Usage: &cloisterpb.Usage{
 			UserTime: durationpb.New(time.Second), SystemTime: durationpb.New(2 * time.Second), PeakResidentBytes: 3, PeakMemoryBytes: 4, PeakProcesses: 5,
 			ReadBytes: 6 * 512, WrittenBytes: 7 * 512, VoluntarySwitches: 8, InvoluntarySwitches: 9, PacketsRefused: 10,

@@ -4,6 +4,7 @@ package worker
 
 import (
 	"bytes"
+	"errors"
 	"fmt"
 	"os"
 	"os/exec"
@@ -28,7 +29,8 @@ type confining struct {
 	*Local
 	t   *testing.T
 	in  *cas.Instance
-	why error // NewStager's
+	dir string // of the store
+	why error  // NewStager's
 }
 
 // newConfining returns one whose images lie in dir.
@@ -44,7 +46,8 @@ func newConfining(t *testing.T, dir string, budget int64) *confining {
 	if err != nil {
 		t.Fatal(err)
 	}
-	store, err := disk.Open(disk.Config{Dir: filepath.Join(onDisk(t), "store"), MaxBytes: 64 << 20})
+	at := filepath.Join(onDisk(t), "store")
+	store, err := disk.Open(disk.Config{Dir: at, MaxBytes: 64 << 20})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -61,7 +64,7 @@ func newConfining(t *testing.T, dir string, budget int64) *confining {
 	})
 	return &confining{New(Config{
 		Name: "w", Instances: store.Instance, Backend: backend, Features: features, Stager: stager, Toolchain: toolchain,
-	}), t, in, why}
+	}), t, in, at, why}
 }
 
 // onDisk returns a directory that is on no file system in memory.
@@ -326,5 +329,66 @@ except OSError:
 		if want := fmt.Sprintf("locked %d\n", i); got != want {
 			t.Errorf("of two at once one says %q, want %q", got, want)
 		}
+	}
+}
+
+// A hook is a writer that calls itself.
+type hook func()
+
+func (h hook) Write(p []byte) (int, error) {
+	h()
+	return len(p), nil
+}
+
+// TestResultOfChangedInputsIsNotRecorded: somebody else writes to a segment while an action may read it. The client is told
+// to try again, and then the action runs.
+func TestResultOfChangedInputsIsNotRecorded(t *testing.T) {
+	c := newConfining(t, onDisk(t), 0)
+	if c.why != nil {
+		sandboxtest.Unavailable(t, "namespaces", c.why)
+	}
+	root := &repb.Directory{}
+	for i := range 30 {
+		root.Files = append(root.Files, &repb.FileNode{Name: fmt.Sprintf("f%02d", i), Digest: c.blob(fmt.Appendf(nil, "%d", i))})
+	}
+	action, err := cas.FromProto(cas.SHA256, c.message(&repb.Action{
+		CommandDigest:   c.message(&repb.Command{Arguments: []string{"/bin/sh", "-c", "echo ready; sleep 0.5; cat f*"}}),
+		InputRootDigest: c.message(root),
+	}))
+	if err != nil {
+		t.Fatal(err)
+	}
+	meddle := sync.OnceFunc(func() {
+		segments, err := filepath.Glob(filepath.Join(c.dir, "segments", "*.data"))
+		if err != nil || len(segments) == 0 {
+			t.Errorf("segments %v, %v", segments, err)
+		}
+		for _, name := range segments {
+			// The same bytes: that somebody wrote at all is what counts.
+			f, err := os.OpenFile(name, os.O_RDWR, 0)
+			if err != nil {
+				t.Error(err)
+				return
+			}
+			b := make([]byte, 1)
+			if _, err := f.ReadAt(b, 0); err == nil {
+				_, err = f.WriteAt(b, 0)
+			}
+			if err := errors.Join(err, f.Close()); err != nil {
+				t.Error(err)
+			}
+		}
+	})
+	_, err = c.Execute(t.Context(), &Task{Action: action, Stdout: hook(meddle)}, func(Stage) {})
+	var f *Fault
+	if !errors.As(err, &f) || f.Kind != Unavailable || !strings.Contains(err.Error(), "run it again") {
+		t.Errorf("got error %v, want that it is to be run again", err)
+	}
+	if _, err := c.in.Actions.Lookup(t.Context(), action); !errors.Is(err, cas.ErrNotFound) {
+		t.Errorf("looking for its result: %v, want that there is none", err)
+	}
+	out, err := c.Execute(t.Context(), &Task{Action: action}, func(Stage) {})
+	if err != nil || out.Cached || out.Result.ExitCode != 0 {
+		t.Errorf("run again: %v, %v", out, err)
 	}
 }

@@ -72,7 +72,7 @@ func NewStager(c StagerConfig) *Stager {
 	}
 	s := &Stager{c: c, files: imageFiles{dir: c.Dir}, hot: newHot(c.Budget)}
 	if c.Mounter == nil {
-		s.why = "this host mounts no images"
+		s.why = "this worker mounts no images"
 	}
 	return s
 }

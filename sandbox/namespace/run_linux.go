@@ -114,12 +114,13 @@ func (r *run) begin(b *Backend, p *zygote.Plan, images []string, std sandbox.Std
 	if err != nil {
 		return fmt.Errorf("control socket: %w", err)
 	}
-	r.control = sv[0]
 	r.theirs = append(r.theirs, sv[1])
 	// Only this end does not block: whoever waits at it must not keep a thread, and have the Go runtime watch that.
-	if err := unix.SetNonblock(r.control, true); err != nil {
+	if err := unix.SetNonblock(sv[0], true); err != nil {
+		unix.Close(sv[0])
 		return fmt.Errorf("control socket: %w", err)
 	}
+	r.control = sv[0]
 	r.reports = os.NewFile(uintptr(r.control), "control")
 	if err := r.streams(std); err != nil {
 		return err
