@@ -159,7 +159,14 @@ func PutProto(ctx context.Context, s Store, f Function, m proto.Message) (Digest
 // PutSeeker stores what r holds from its start to its end, and returns its digest. It reads r twice:
 // once for the name and once for the store.
 func PutSeeker(ctx context.Context, s Store, f Function, r io.ReadSeeker) (Digest, error) {
-	h := f.New()
+	size, err := r.Seek(0, io.SeekEnd)
+	if err != nil {
+		return Digest{}, err
+	}
+	if _, err := r.Seek(0, io.SeekStart); err != nil {
+		return Digest{}, err
+	}
+	h := f.New(size)
 	n, err := io.Copy(h, r)
 	if err != nil {
 		return Digest{}, err
@@ -174,7 +181,7 @@ func PutSeeker(ctx context.Context, s Store, f Function, r io.ReadSeeker) (Diges
 // Verify returns a reader of r that fails with ErrCorrupt where io.EOF would have stood, if the bytes
 // read were not those of d, and as soon as there are too many of them.
 func Verify(d Digest, r io.Reader) io.Reader {
-	return &verifier{d: d, r: r, h: d.fn.New()}
+	return &verifier{d: d, r: r, h: d.fn.New(d.size)}
 }
 
 type verifier struct {

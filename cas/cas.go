@@ -121,6 +121,41 @@ type Instance struct {
 	Name    string
 	Store   Store
 	Actions ActionCache
+	// Functions are the digest functions that the instance serves. Where a client states none, the first is meant
+	// that has hashes of the length of its digest. Nil is all of Functions().
+	Functions []Function
+}
+
+// Serves returns the digest functions of the instance; the caller may not change them.
+func (in *Instance) Serves() []Function {
+	if in.Functions == nil {
+		return allFunctions
+	}
+	return in.Functions
+}
+
+// FunctionOf returns the function of a request to the instance: the stated one, or, where v is UNKNOWN, the first that
+// has hashes as long as sample's; a nil sample means the first of all. One that is not served is ErrInvalid (REAPI,
+// digest_function of every request).
+func (in *Instance) FunctionOf(v repb.DigestFunction_Value, sample *repb.Digest) (Function, error) {
+	if v == repb.DigestFunction_UNKNOWN && sample == nil {
+		return in.Serves()[0], nil
+	}
+	return functionOf(in.Serves(), v, sample.GetHash())
+}
+
+// functionOf returns the first of served that is v, or that has hashes as long as hash where v is UNKNOWN.
+func functionOf(served []Function, v repb.DigestFunction_Value, hash string) (Function, error) {
+	for _, f := range served {
+		if v == f.Proto() || v == repb.DigestFunction_UNKNOWN && len(hash) == f.hexLen() {
+			return f, nil
+		}
+	}
+	if v == repb.DigestFunction_UNKNOWN {
+		return 0, invalidf("digest function not stated, and no served function has hashes of %d digits as in %+.80q; served: %v",
+			len(hash), hash, served)
+	}
+	return 0, invalidf("digest function %v is not served; served: %v", v, served)
 }
 
 // Instances returns the instance of a name. It fails with ErrInvalid for a name that no instance may

@@ -3,13 +3,19 @@
 package cas
 
 import (
+	"crypto/md5"
+	"crypto/sha1"
 	"crypto/sha256"
+	"crypto/sha512"
 	"encoding/hex"
+	"fmt"
 	"hash"
 	"strconv"
 	"strings"
 
 	repb "github.com/bazelbuild/remote-apis/build/bazel/remote/execution/v2"
+	"github.com/cloister-build/cloister/cas/internal/sha256tree"
+	"github.com/zeebo/blake3"
 	"google.golang.org/protobuf/proto"
 )
 
@@ -17,74 +23,113 @@ import (
 type Function uint8
 
 // The functions served. Each is part of every key, so that equal hashes of different functions never
-// name the same blob.
+// name the same blob. Stores keep the numbers: a new function takes the next one.
 const (
-	SHA256 Function = 1
+	SHA256 Function = 1 + iota
+	SHA1
+	MD5
+	SHA384
+	SHA512
+	SHA256TREE
+	BLAKE3
+	GITSHA1
 )
 
+// functions is what is known of each.
+var functions = [...]struct {
+	name  string // as the API has it, in lower case
+	proto repb.DigestFunction_Value
+	bytes int // of a hash
+	// named says that resource names state the function; of the others they leave it to the length of the hash.
+	named bool
+	new   func(size int64) hash.Hash
+}{
+	SHA256:     {"sha256", repb.DigestFunction_SHA256, sha256.Size, false, func(int64) hash.Hash { return sha256.New() }},
+	SHA1:       {"sha1", repb.DigestFunction_SHA1, sha1.Size, false, func(int64) hash.Hash { return sha1.New() }},
+	MD5:        {"md5", repb.DigestFunction_MD5, md5.Size, false, func(int64) hash.Hash { return md5.New() }},
+	SHA384:     {"sha384", repb.DigestFunction_SHA384, sha512.Size384, false, func(int64) hash.Hash { return sha512.New384() }},
+	SHA512:     {"sha512", repb.DigestFunction_SHA512, sha512.Size, false, func(int64) hash.Hash { return sha512.New() }},
+	SHA256TREE: {"sha256tree", repb.DigestFunction_SHA256TREE, sha256tree.Size, true, func(int64) hash.Hash { return sha256tree.New() }},
+	BLAKE3:     {"blake3", repb.DigestFunction_BLAKE3, 32, true, func(int64) hash.Hash { return blake3.New() }},
+	GITSHA1:    {"gitsha1", repb.DigestFunction_GITSHA1, sha1.Size, true, newGitSHA1},
+}
+
 // Functions lists the functions served, in the order in which they are advertised.
-func Functions() []Function { return []Function{SHA256} }
+func Functions() []Function {
+	fs := make([]Function, 0, len(functions)-1)
+	for f := SHA256; int(f) < len(functions); f++ {
+		fs = append(fs, f)
+	}
+	return fs
+}
+
+// allFunctions is Functions for those who do not change it.
+var allFunctions = Functions()
 
 // Proto returns the function's number in the API.
-func (f Function) Proto() repb.DigestFunction_Value {
-	if f == SHA256 {
-		return repb.DigestFunction_SHA256
-	}
-	return repb.DigestFunction_UNKNOWN
-}
+func (f Function) Proto() repb.DigestFunction_Value { return functions[f].proto }
 
 // String returns the function's lower-case name, as it appears in paths.
 func (f Function) String() string {
-	if f == SHA256 {
-		return "sha256"
+	if f == 0 {
+		return "unknown"
 	}
-	return "unknown"
+	return functions[f].name
 }
 
-// New returns a hash of the function. It panics for the zero Function.
-func (f Function) New() hash.Hash {
-	if f == SHA256 {
-		return sha256.New()
-	}
-	panic("cas: New of no digest function")
-}
+// Size returns the length of a hash of the function in bytes.
+func (f Function) Size() int { return functions[f].bytes }
+
+// Named reports whether the resource names of ByteStream state the function, as blobs/FUNCTION/HASH/SIZE. Of a
+// function that is older than that they do not: the length of the hash says enough.
+func (f Function) Named() bool { return functions[f].named }
+
+// New returns a hash of the function for size bytes: GITSHA1 hashes the size before them, all others ignore it. It
+// panics for the zero Function.
+func (f Function) New(size int64) hash.Hash { return functions[f].new(size) }
 
 // hexLen is the length of a hash of the function in hexadecimal digits.
-func (f Function) hexLen() int {
-	if f == SHA256 {
-		return 2 * sha256.Size
-	}
-	return 0
-}
+func (f Function) hexLen() int { return 2 * functions[f].bytes }
 
 // Sum returns the digest of data.
 func (f Function) Sum(data []byte) Digest {
-	h := f.New()
+	h := f.New(int64(len(data)))
 	h.Write(data)
 	return f.Digest(h, int64(len(data)))
 }
 
-// Digest returns the digest of the size bytes that h, a hash of f, has seen.
+// Digest returns the digest of the size bytes that h, a hash of f, has seen. If that is not the size that h was made
+// for, the digest is none that any bytes have.
 func (f Function) Digest(h hash.Hash, size int64) Digest {
 	return Digest{fn: f, hash: hex.EncodeToString(h.Sum(nil)), size: size}
 }
 
-// FunctionOf returns the function of a request: the stated one, or, where v is UNKNOWN, the one that
-// sample's hash has the length of; a nil sample means SHA-256. An unserved one is ErrInvalid.
-func FunctionOf(v repb.DigestFunction_Value, sample *repb.Digest) (Function, error) {
-	for _, f := range Functions() {
-		switch {
-		case v == f.Proto():
-			return f, nil
-		case v == repb.DigestFunction_UNKNOWN && (sample == nil || len(sample.Hash) == f.hexLen()):
+// ParseFunction returns the function of a lower-case name, or ErrInvalid.
+func ParseFunction(name string) (Function, error) {
+	for _, f := range allFunctions {
+		if f.String() == name {
 			return f, nil
 		}
 	}
-	if v == repb.DigestFunction_UNKNOWN {
-		return 0, invalidf("digest function not stated, and no served function has hashes of %d digits as in %+.80q; served: %v",
-			len(sample.GetHash()), sample.GetHash(), Functions())
-	}
-	return 0, invalidf("digest function %v is not served; served: %v", v, Functions())
+	return 0, invalidf("digest function %+.80q is not served; served: %v", name, allFunctions)
+}
+
+// gitSHA1 is SHA-1 of Git's header of a blob and the blob (REAPI, DigestFunction.GITSHA1).
+type gitSHA1 struct {
+	hash.Hash
+	header []byte
+}
+
+func newGitSHA1(size int64) hash.Hash {
+	h := &gitSHA1{sha1.New(), fmt.Appendf(nil, "blob %d\x00", size)}
+	h.Write(h.header)
+	return h
+}
+
+// Reset implements hash.Hash, for as many bytes as before.
+func (h *gitSHA1) Reset() {
+	h.Hash.Reset()
+	h.Write(h.header)
 }
 
 // A Digest names a blob by function, hash and size. It is comparable, checked when made, and not
@@ -132,19 +177,26 @@ func FromProto(f Function, d *repb.Digest) (Digest, error) {
 	return NewDigest(f, d.Hash, d.SizeBytes)
 }
 
-// ParseDigest reads what String writes, or ErrInvalid. A text without a function is SHA-256.
+// ParseDigest reads what String writes, or ErrInvalid. A text without a function is of the first that has hashes of
+// that length.
 func ParseDigest(s string) (Digest, error) {
 	text, f := s, SHA256
-	for _, g := range Functions() {
-		if rest, ok := strings.CutPrefix(text, g.String()+":"); ok {
-			text, f = rest, g
-			break
+	if name, rest, ok := strings.Cut(s, ":"); ok {
+		var err error
+		if f, err = ParseFunction(name); err != nil {
+			return Digest{}, err
 		}
+		text = rest
 	}
 	hash, size, ok := strings.Cut(text, "/")
 	n, err := strconv.ParseInt(size, 10, 64)
 	if !ok || err != nil {
 		return Digest{}, invalidf("digest %+.80q of %d bytes is not of the form HASH/SIZE", s, len(s))
+	}
+	if text == s {
+		if of, err := functionOf(allFunctions, 0, hash); err == nil {
+			f = of
+		}
 	}
 	return NewDigest(f, hash, n)
 }
@@ -162,27 +214,40 @@ func (d Digest) Size() int64 { return d.size }
 func (d Digest) IsZero() bool { return d.fn == 0 }
 
 // IsEmpty reports whether d names the empty blob of its function.
-func (d Digest) IsEmpty() bool { return d.size == 0 && d.fn != 0 && d == d.fn.Sum(nil) }
+func (d Digest) IsEmpty() bool { return d.size == 0 && d.fn != 0 && d.hash == emptyHashes[d.fn] }
+
+// emptyHashes are those of the empty blob.
+var emptyHashes = func() (of [len(functions)]string) {
+	for _, f := range allFunctions {
+		of[f] = f.Sum(nil).hash
+	}
+	return of
+}()
 
 // Proto returns d as a message of the API.
 func (d Digest) Proto() *repb.Digest { return &repb.Digest{Hash: d.hash, SizeBytes: d.size} }
 
-// String returns HASH/SIZE, with the function's name and a colon before it unless it is SHA-256.
+// String returns HASH/SIZE, with the function's name and a colon before it unless ParseDigest would take it for the
+// right one anyhow.
 func (d Digest) String() string {
 	if d.IsZero() {
 		return "no digest"
 	}
 	s := d.hash + "/" + strconv.FormatInt(d.size, 10)
-	if d.fn != SHA256 {
+	if d.fn.Named() {
 		s = d.fn.String() + ":" + s
 	}
 	return s
 }
 
-// Resource returns the name by which the API speaks of the blob in a precondition failure:
-// blobs/HASH/SIZE.
+// Resource returns the name by which the API speaks of the blob, in a precondition failure and at the end of a
+// resource name: blobs/[FUNCTION/]HASH/SIZE.
 func (d Digest) Resource() string {
-	return "blobs/" + d.hash + "/" + strconv.FormatInt(d.size, 10)
+	s := d.hash + "/" + strconv.FormatInt(d.size, 10)
+	if d.fn.Named() {
+		s = d.fn.String() + "/" + s
+	}
+	return "blobs/" + s
 }
 
 // MarshalProto returns the deterministic encoding of m and its digest.

@@ -43,6 +43,10 @@ func TestDigestRefuses(t *testing.T) {
 func FuzzParseDigest(f *testing.F) {
 	f.Add(cas.SHA256.Sum(nil).String())
 	f.Add("sha256:" + cas.SHA256.Sum([]byte("x")).String())
+	for _, function := range cas.Functions() {
+		f.Add(function.Sum([]byte("x")).String())
+		f.Add(function.Sum([]byte("x")).Resource())
+	}
 	f.Add("a/1")
 	f.Fuzz(func(t *testing.T, text string) {
 		d, err := cas.ParseDigest(text)
@@ -55,23 +59,82 @@ func FuzzParseDigest(f *testing.F) {
 	})
 }
 
+// Rule 19.
 func TestFunctionIsStatedOrInferred(t *testing.T) {
-	sample := cas.SHA256.Sum(nil).Proto()
+	all := &cas.Instance{}
+	blake := &cas.Instance{Functions: []cas.Function{cas.BLAKE3, cas.SHA256}}
 	for _, c := range []struct {
+		in   *cas.Instance
 		v    repb.DigestFunction_Value
 		s    *repb.Digest
 		want cas.Function
 	}{
-		{repb.DigestFunction_SHA256, nil, cas.SHA256},
-		{repb.DigestFunction_UNKNOWN, sample, cas.SHA256},
-		{repb.DigestFunction_UNKNOWN, nil, cas.SHA256},
-		{repb.DigestFunction_UNKNOWN, &repb.Digest{Hash: "abc"}, 0},
-		{repb.DigestFunction_MD5, sample, 0},
+		{all, repb.DigestFunction_SHA256, nil, cas.SHA256},
+		{all, repb.DigestFunction_UNKNOWN, cas.SHA256.Sum(nil).Proto(), cas.SHA256},
+		{all, repb.DigestFunction_UNKNOWN, cas.BLAKE3.Sum(nil).Proto(), cas.SHA256},
+		{all, repb.DigestFunction_BLAKE3, cas.BLAKE3.Sum(nil).Proto(), cas.BLAKE3},
+		{all, repb.DigestFunction_UNKNOWN, cas.MD5.Sum(nil).Proto(), cas.MD5},
+		{all, repb.DigestFunction_UNKNOWN, cas.GITSHA1.Sum(nil).Proto(), cas.SHA1},
+		{all, repb.DigestFunction_UNKNOWN, cas.SHA384.Sum(nil).Proto(), cas.SHA384},
+		{all, repb.DigestFunction_UNKNOWN, cas.SHA512.Sum(nil).Proto(), cas.SHA512},
+		{all, repb.DigestFunction_UNKNOWN, nil, cas.SHA256},
+		{all, repb.DigestFunction_UNKNOWN, &repb.Digest{Hash: "abc"}, 0},
+		{all, repb.DigestFunction_VSO, nil, 0},
+		{blake, repb.DigestFunction_UNKNOWN, cas.SHA256.Sum(nil).Proto(), cas.BLAKE3},
+		{blake, repb.DigestFunction_SHA256, cas.SHA256.Sum(nil).Proto(), cas.SHA256},
+		{blake, repb.DigestFunction_UNKNOWN, nil, cas.BLAKE3},
+		{blake, repb.DigestFunction_MD5, cas.MD5.Sum(nil).Proto(), 0},
 	} {
-		got, err := cas.FunctionOf(c.v, c.s)
-		if got != c.want || (err != nil) != (c.want == 0) {
-			t.Errorf("FunctionOf(%v, %v) = %v, %v", c.v, c.s, got, err)
+		got, err := c.in.FunctionOf(c.v, c.s)
+		if got != c.want || (err != nil) != (c.want == 0) || err != nil && !errors.Is(err, cas.ErrInvalid) {
+			t.Errorf("FunctionOf(%v, %v) of %v = %v, %v, want %v", c.v, c.s, c.in.Functions, got, err, c.want)
 		}
+	}
+}
+
+// The hashes are those that other programs print: sha256sum, sha1sum, md5sum, sha384sum, sha512sum and git
+// hash-object. That of BLAKE3 is the first of the vectors that its authors publish.
+func TestFunctionsAreThoseOfOthers(t *testing.T) {
+	for f, want := range map[cas.Function]string{
+		cas.SHA256:     "5891b5b522d5df086d0ff0b110fbd9d21bb4fc7163af34d08286a2e846f6be03/6",
+		cas.SHA1:       "f572d396fae9206628714fb2ce00f72e94f2258f/6",
+		cas.MD5:        "b1946ac92492d2347c6235b4d2611184/6",
+		cas.SHA384:     "1d0f284efe3edea4b9ca3bd514fa134b17eae361ccc7a1eefeff801b9bd6604e01f21f6bf249ef030599f0c218f2ba8c/6",
+		cas.SHA512:     "e7c22b994c59d9cf2b48e549b1e24666636045930d3da7c1acb299d1c3b7f931f94aae41edda2c2b207a36e10f8bcb8d45223e54878f5b316e7ce3b6bc019629/6",
+		cas.SHA256TREE: "sha256tree:5891b5b522d5df086d0ff0b110fbd9d21bb4fc7163af34d08286a2e846f6be03/6",
+		cas.GITSHA1:    "gitsha1:ce013625030ba8dba906f756967f9e9ca394464a/6",
+	} {
+		if got := f.Sum([]byte("hello\n")).String(); got != want {
+			t.Errorf("%v: %s, want %s", f, got, want)
+		}
+	}
+	const empty = "blake3:af1349b9f5f9a1a6a0404dea36dcc9499bcb25c9adc112b7cc9a93cae41f3262/0"
+	if got := cas.BLAKE3.Sum(nil).String(); got != empty {
+		t.Errorf("%s, want %s", got, empty)
+	}
+	if n := len(cas.Functions()); n != 8 {
+		t.Errorf("%d functions, want 8", n)
+	}
+}
+
+// Rule 20. Up to 1024 bytes SHA256TREE has the hashes of SHA256.
+func TestEqualHashesOfTwoFunctionsAreTwoDigests(t *testing.T) {
+	a, b := cas.SHA256.Sum([]byte("x")), cas.SHA256TREE.Sum([]byte("x"))
+	if a.Hash() != b.Hash() || a == b || a.String() == b.String() || a.Resource() == b.Resource() {
+		t.Errorf("%v and %v, %s and %s", a, b, a.Resource(), b.Resource())
+	}
+	if want := "blobs/sha256tree/" + b.Hash() + "/1"; b.Resource() != want {
+		t.Errorf("resource %s, want %s", b.Resource(), want)
+	}
+}
+
+func TestGitHashStartsAgain(t *testing.T) {
+	h := cas.GITSHA1.New(6)
+	h.Write([]byte("other"))
+	h.Reset()
+	h.Write([]byte("hello\n"))
+	if got, want := cas.GITSHA1.Digest(h, 6), cas.GITSHA1.Sum([]byte("hello\n")); got != want {
+		t.Errorf("after Reset %v, want %v", got, want)
 	}
 }
 

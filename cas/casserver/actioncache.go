@@ -60,7 +60,7 @@ func (s *actionCache) entry(req interface {
 	if err != nil {
 		return nil, cas.Digest{}, err
 	}
-	action, err := digest(req.GetDigestFunction(), req.GetActionDigest())
+	action, err := digest(in, req.GetDigestFunction(), req.GetActionDigest())
 	return in, action, err
 }
 

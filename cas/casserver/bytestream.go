@@ -142,7 +142,14 @@ func (s *byteStream) resolve(ctx context.Context, name string, parse func(string
 		}
 	}
 	in, err := s.Instances(r.instance)
-	return in, r.digest, cas.Status(err)
+	if err != nil {
+		return nil, cas.Digest{}, cas.Status(err)
+	}
+	d, err := r.digest(in)
+	if err != nil {
+		err = fmt.Errorf("resource name %+.256q: %w", name, err)
+	}
+	return in, d, cas.Status(err)
 }
 
 // An upload reads the data of a Write stream, and io.EOF only where the client has said by finish_write

@@ -18,14 +18,15 @@ type capabilities struct {
 	Config
 }
 
-// GetCapabilities says what is served, the same for every instance. Version 2.0 is the lowest, since
+// GetCapabilities says what is served, for every instance the same but for the digest functions. Version 2.0 is the lowest, since
 // Bazel up to 6 speaks nothing else; 2.12 is the highest, since GetChunkMapping of 2.13 is not served.
 func (s *capabilities) GetCapabilities(_ context.Context, req *repb.GetCapabilitiesRequest) (*repb.ServerCapabilities, error) {
-	if _, err := s.Instances(req.InstanceName); err != nil {
+	in, err := s.Instances(req.InstanceName)
+	if err != nil {
 		return nil, cas.Status(err)
 	}
 	var functions []repb.DigestFunction_Value
-	for _, f := range cas.Functions() {
+	for _, f := range in.Serves() {
 		functions = append(functions, f.Proto())
 	}
 	// Bazel refuses a priority outside the range, and any priority where there is no range.

@@ -9,6 +9,7 @@ import (
 	"testing"
 
 	repb "github.com/bazelbuild/remote-apis/build/bazel/remote/execution/v2"
+	"github.com/cloister-build/cloister/cas"
 	"github.com/cloister-build/cloister/cas/casserver"
 	bspb "google.golang.org/genproto/googleapis/bytestream"
 	"google.golang.org/grpc/codes"
@@ -52,8 +53,31 @@ func TestRule002_VersionsSuitOldAndNewClients(t *testing.T) {
 func TestRule003_ListedFunctionsAreServed(t *testing.T) {
 	c := serve(t, casserver.Config{})
 	fs := c.capabilities(t).CacheCapabilities.DigestFunctions
-	if !slices.Equal(fs, []repb.DigestFunction_Value{repb.DigestFunction_SHA256}) {
-		t.Errorf("digest_functions are %v, want SHA256", fs)
+	want := []repb.DigestFunction_Value{
+		repb.DigestFunction_SHA256, repb.DigestFunction_SHA1, repb.DigestFunction_MD5, repb.DigestFunction_SHA384, repb.DigestFunction_SHA512,
+		repb.DigestFunction_SHA256TREE, repb.DigestFunction_BLAKE3, repb.DigestFunction_GITSHA1,
+	}
+	if !slices.Equal(fs, want) {
+		t.Errorf("digest_functions are %v, want %v", fs, want)
+	}
+	for _, f := range fs {
+		d := cas.SHA256
+		for _, of := range cas.Functions() {
+			if of.Proto() == f {
+				d = of
+			}
+		}
+		text := []byte("of every function")
+		resp, err := c.BatchUpdateBlobs(t.Context(), &repb.BatchUpdateBlobsRequest{
+			DigestFunction: f, Requests: []*repb.BatchUpdateBlobsRequest_Request{{Digest: d.Sum(text).Proto(), Data: text}},
+		})
+		if err != nil || resp.Responses[0].Status.GetCode() != 0 {
+			t.Errorf("%v: upload gave %v, %v", f, resp, err)
+			continue
+		}
+		if got, err := c.read(t.Context(), &bspb.ReadRequest{ResourceName: d.Sum(text).Resource()}); err != nil || string(got) != string(text) {
+			t.Errorf("%v: read %q, %v", f, got, err)
+		}
 	}
 }
 

@@ -38,7 +38,7 @@ type Config struct {
 	// Instances names the instances; it must be set.
 	Instances cas.Instances
 	// Execution is what GetCapabilities says of the Execution service; nil for a cache alone. Its
-	// digest functions, and its priorities where it has none, are filled in.
+	// digest functions, those of the instance, and its priorities where it has none, are filled in.
 	Execution *repb.ExecutionCapabilities
 	// MaxBatchBytes is the most data of one batch. From 1 to 4,000,000; another value means
 	// 4,000,000.
@@ -63,9 +63,9 @@ func Register(s *grpc.Server, c Config) {
 	repb.RegisterActionCacheServer(s, &actionCache{Config: c})
 }
 
-// digest returns p as a digest of the function that a request states, or that p has the length of.
-func digest(f repb.DigestFunction_Value, p *repb.Digest) (cas.Digest, error) {
-	fn, err := cas.FunctionOf(f, p)
+// digest returns p as a digest of the function that a request to in states, or that p has the length of.
+func digest(in *cas.Instance, f repb.DigestFunction_Value, p *repb.Digest) (cas.Digest, error) {
+	fn, err := in.FunctionOf(f, p)
 	if err != nil {
 		return cas.Digest{}, err
 	}

@@ -383,13 +383,13 @@ func TestRule019_FunctionIsInferredOrServedElseInvalid(t *testing.T) {
 				}
 			})
 		}
-		for _, f := range []repb.DigestFunction_Value{repb.DigestFunction_SHA1, repb.DigestFunction_BLAKE3, repb.DigestFunction_SHA512, 99} {
+		for _, f := range []repb.DigestFunction_Value{repb.DigestFunction_SHA1, repb.DigestFunction_SHA512, repb.DigestFunction_VSO, 99} {
 			t.Run(call.name+"/"+f.String(), func(t *testing.T) {
 				wantCode(t, call.do(t.Context(), target{function: f, digest: sum("data").Proto()}), codes.InvalidArgument)
 			})
 		}
-		t.Run(call.name+"/length of SHA-1", func(t *testing.T) {
-			d := &repb.Digest{Hash: sum("data").Hash()[:40], SizeBytes: 4}
+		t.Run(call.name+"/length of none", func(t *testing.T) {
+			d := &repb.Digest{Hash: sum("data").Hash()[:42], SizeBytes: 4}
 			wantCode(t, call.do(t.Context(), target{digest: d}), codes.InvalidArgument)
 		})
 	}
@@ -399,7 +399,13 @@ func TestRule020_OtherFunctionNamesNoBlobOfEqualHash(t *testing.T) {
 	c := serve(t, casserver.Config{})
 	d := c.put(t, "data")
 	got, err := c.read(t.Context(), &bspb.ReadRequest{ResourceName: "blobs/blake3/" + d.Hash() + "/4"})
-	wantCode(t, err, codes.InvalidArgument, "BLAKE3")
+	wantCode(t, err, codes.NotFound, "blake3:"+d.Hash())
+	if len(got) != 0 {
+		t.Errorf("read %q by the name of another function", got)
+	}
+	// These two have equal hashes up to 1024 bytes.
+	got, err = c.read(t.Context(), &bspb.ReadRequest{ResourceName: "blobs/sha256tree/" + d.Hash() + "/4"})
+	wantCode(t, err, codes.NotFound, "sha256tree:"+d.Hash())
 	if len(got) != 0 {
 		t.Errorf("read %q by the name of another function", got)
 	}

@@ -21,8 +21,18 @@ import (
 // refused: no compressor is served.
 type resource struct {
 	instance string
-	digest   cas.Digest
+	function repb.DigestFunction_Value // UNKNOWN if the name does not state it
+	hash     string
+	size     int64
 }
+
+// digest returns the digest that the name states, of a function that in serves. A malformed one is cas.ErrInvalid.
+func (r *resource) digest(in *cas.Instance) (cas.Digest, error) {
+	return digest(in, r.function, &repb.Digest{Hash: r.hash, SizeBytes: r.size})
+}
+
+// maxHash is the length of the longest hash, of SHA512, in digits.
+const maxHash = 128
 
 // parseRead parses the name of a blob to read. A malformed name is cas.ErrInvalid.
 func parseRead(name string) (resource, error) {
@@ -62,21 +72,23 @@ func parse(name string, instance, blob []string, trailing bool) (resource, error
 	default:
 		return resource{}, badName(name, "has no segment blobs after its upload")
 	}
-	var function repb.DigestFunction_Value
 	if len(blob) > 0 {
 		if v := repb.DigestFunction_Value_value[strings.ToUpper(blob[0])]; v != 0 {
-			function, blob = repb.DigestFunction_Value(v), blob[1:]
+			r.function, blob = repb.DigestFunction_Value(v), blob[1:]
 		}
 	}
 	if len(blob) < 2 || len(blob) > 2 && !trailing {
 		return resource{}, badName(name, "does not have the form blobs/HASH/SIZE")
 	}
+	if len(blob[0]) > maxHash {
+		return resource{}, badName(name, "has a hash that is too long for any digest function")
+	}
 	size, err := strconv.ParseInt(blob[1], 10, 64)
 	if err != nil || strconv.FormatInt(size, 10) != blob[1] {
 		return resource{}, badName(name, "has a size that is no decimal number of bytes")
 	}
-	r.digest, err = digest(function, &repb.Digest{Hash: blob[0], SizeBytes: size})
-	return r, err
+	r.hash, r.size = blob[0], size
+	return r, nil
 }
 
 func badName(name, fault string) error {

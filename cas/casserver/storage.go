@@ -27,7 +27,7 @@ func (s *storage) FindMissingBlobs(ctx context.Context, req *repb.FindMissingBlo
 	}
 	ds := make([]cas.Digest, len(req.BlobDigests))
 	for i, p := range req.BlobDigests {
-		if ds[i], err = digest(req.DigestFunction, p); err != nil {
+		if ds[i], err = digest(in, req.DigestFunction, p); err != nil {
 			return nil, cas.Status(err)
 		}
 	}
@@ -72,7 +72,7 @@ func (s *storage) BatchUpdateBlobs(ctx context.Context, req *repb.BatchUpdateBlo
 	var blobs []cas.Blob
 	var answers []*repb.BatchUpdateBlobsResponse_Response // to blobs
 	for i, r := range req.Requests {
-		d, err := s.offered(req.DigestFunction, r)
+		d, err := s.offered(in, req.DigestFunction, r)
 		resp.Responses[i] = &repb.BatchUpdateBlobsResponse_Response{Digest: r.Digest, Status: status.Convert(err).Proto()}
 		if err == nil {
 			blobs = append(blobs, cas.Blob{Digest: d, Data: r.Data})
@@ -88,11 +88,11 @@ func (s *storage) BatchUpdateBlobs(ctx context.Context, req *repb.BatchUpdateBlo
 }
 
 // offered returns the digest of a blob of a batch, or as a status why it cannot be stored, whatever its data.
-func (s *storage) offered(f repb.DigestFunction_Value, r *repb.BatchUpdateBlobsRequest_Request) (cas.Digest, error) {
+func (s *storage) offered(in *cas.Instance, f repb.DigestFunction_Value, r *repb.BatchUpdateBlobsRequest_Request) (cas.Digest, error) {
 	if r.Compressor != repb.Compressor_IDENTITY {
 		return cas.Digest{}, status.Errorf(codes.InvalidArgument, "compressor %v is not served; send the blob uncompressed", r.Compressor)
 	}
-	d, err := digest(f, r.Digest)
+	d, err := digest(in, f, r.Digest)
 	if err == nil {
 		err = s.checkSize(d)
 	}
@@ -125,7 +125,7 @@ func (s *storage) BatchReadBlobs(ctx context.Context, req *repb.BatchReadBlobsRe
 	}
 	var ds []cas.Digest
 	for _, p := range req.Digests {
-		if d, err := digest(req.DigestFunction, p); err == nil {
+		if d, err := digest(in, req.DigestFunction, p); err == nil {
 			ds = append(ds, d)
 		}
 	}
@@ -156,7 +156,7 @@ func tooMany(digests int) error {
 
 // readBlob returns one blob of a batch; its error is a status.
 func readBlob(ctx context.Context, in *cas.Instance, f repb.DigestFunction_Value, p *repb.Digest) ([]byte, error) {
-	d, err := digest(f, p)
+	d, err := digest(in, f, p)
 	if err != nil {
 		return nil, cas.Status(err)
 	}

@@ -23,7 +23,7 @@ func (s *storage) GetTree(req *repb.GetTreeRequest, stream grpc.ServerStreamingS
 	if err != nil {
 		return cas.Status(err)
 	}
-	root, err := digest(req.DigestFunction, req.RootDigest)
+	root, err := digest(in, req.DigestFunction, req.RootDigest)
 	if err != nil {
 		return cas.Status(err)
 	}
@@ -45,7 +45,7 @@ func (s *storage) GetTree(req *repb.GetTreeRequest, stream grpc.ServerStreamingS
 			return cas.Status(explain("tree: read directory", d, err))
 		}
 		for _, sub := range dir.Directories {
-			sd, err := digest(d.Function().Proto(), sub.Digest)
+			sd, err := cas.FromProto(d.Function(), sub.Digest)
 			if err != nil {
 				return cas.Status(explain("tree: directory", d, err))
 			}

@@ -41,6 +41,7 @@ func TestStore(t *testing.T, newStore func(t *testing.T) cas.Store) {
 	}{
 		{"RoundTrip", testRoundTrip},
 		{"EmptyBlobIsAlwaysPresent", testEmptyBlob},
+		{"FunctionsDoNotAlias", testFunctions},
 		{"AbsentIsNotFound", testAbsent},
 		{"OpenHonoursOffset", testOffset},
 		{"SizeIsPartOfTheName", testSizeInName},
@@ -93,6 +94,37 @@ func testEmptyBlob(t *testing.T, s cas.Store) {
 		}
 		if err := s.Put(t.Context(), d, bytes.NewReader(nil)); err != nil {
 			t.Errorf("Put of the empty blob: %v", err)
+		}
+	}
+}
+
+// Rule 20: what is stored under a digest of one function is not there under those of others, also where their
+// hashes are equal, as those of SHA256 and SHA256TREE are.
+func testFunctions(t *testing.T, s cas.Store) {
+	small, large := []byte("the same under every name"), make([]byte, 300<<10)
+	for i := range large {
+		large[i] = byte(i * i >> 7)
+	}
+	for _, b := range [][]byte{small, large} {
+		var ds []cas.Digest
+		for _, f := range cas.Functions() {
+			ds = append(ds, f.Sum(b))
+		}
+		for _, d := range ds {
+			wantAbsent(t, s, d)
+			if err := s.Put(t.Context(), d, bytes.NewReader(b)); err != nil {
+				t.Fatalf("Put of %v: %v", d, err)
+			}
+			if got := get(t, s, d, 0); !bytes.Equal(got, b) {
+				t.Errorf("Open of %v gave %d other bytes", d, len(got))
+			}
+			other := d.Function().Sum(append([]byte("not "), b...))
+			if err := s.Put(t.Context(), other, bytes.NewReader(b)); !errors.Is(err, cas.ErrMismatch) {
+				t.Errorf("Put of other bytes as %v: got %v, want ErrMismatch", other, err)
+			}
+		}
+		for _, d := range ds {
+			wantPresent(t, s, d)
 		}
 	}
 }

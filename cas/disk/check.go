@@ -73,18 +73,19 @@ func (k *checker) entries() {
 		} else {
 			k.blobs++
 		}
-		d, err := digestOf(e.Key)
+		f, err := functionOf(e.Key)
 		if err != nil {
 			k.report("%v", err)
 			continue
 		}
+		name := f.String() + " " + nameOf(f, e.Key)
 		if e.File {
 			live[1]++
 			k.bytes += charge(e.Size)
 			k.files++
 			path, err := c.pathBelow("files", e.Key)
 			if err == nil {
-				err = readWhole(k.ctx, path, d)
+				err = readWhole(k.ctx, path, e.Key)
 			}
 			if err != nil {
 				k.report("%s: %w", path, err)
@@ -93,9 +94,9 @@ func (k *checker) entries() {
 			live[0] += segment.Padded(int64(e.Length))
 			b := make([]byte, e.Length)
 			if err := c.segments.Read(&e, b); err != nil {
-				k.report("%s: %w", d, err)
+				k.report("%s: %w", name, err)
 			} else if !c.sound(&e, b) {
-				k.report("%s in segment %d at %d: not what its digest says", d, e.Segment, e.Offset)
+				k.report("%s in segment %d at %d: not what its digest says", name, e.Segment, e.Offset)
 			}
 		}
 		k.live[e.Segment] = live

@@ -507,8 +507,8 @@ func (c *Cache) sound(e *index.Entry, b []byte) bool {
 	if isResult(e.Key) {
 		return soundResult(b)
 	}
-	d, err := digestOf(e.Key)
-	return err == nil && d.Function().Sum(b) == d
+	f, err := functionOf(e.Key)
+	return err == nil && is(e.Key, f.Sum(b))
 }
 
 // flush moves what was added.

@@ -100,7 +100,8 @@ type Config struct {
 	// Sync writes what a Put stores to the disk before the Put returns.
 	Sync bool
 	// Corrupt, if not nil, is told of each blob that is found damaged, and where it was. Many goroutines
-	// may call it at once; it must not use the Cache.
+	// may call it at once; it must not use the Cache. The digest is zero if it is of a function whose hashes
+	// are longer than 32 bytes: the store keeps only what it needs to know them again.
 	Corrupt func(instance string, d cas.Digest, where string)
 }
 

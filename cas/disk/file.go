@@ -187,7 +187,7 @@ func (c *Cache) fill(ctx context.Context, f io.Writer, d cas.Digest, r io.Reader
 	p := buffers.Get().(*[]byte)
 	defer buffers.Put(p)
 	buf := (*p)[:cap(*p)]
-	h := d.Function().New()
+	h := d.Function().New(d.Size())
 	for n := int64(0); ; {
 		m, readErr := r.Read(buf)
 		if err := ctx.Err(); err != nil {
@@ -303,7 +303,7 @@ func (c *Cache) verifyFile(ctx context.Context, e index.Entry, d cas.Digest, pat
 	if now, ok := c.index.Get(e.Key); ok && now.Place == e.Place && now.Verified {
 		return nil
 	}
-	err := readWhole(ctx, path, d)
+	err := readWhole(ctx, path, e.Key)
 	if errors.Is(err, cas.ErrCorrupt) {
 		return c.damaged(e, nil)
 	} else if err != nil {
@@ -323,8 +323,12 @@ func (c *Cache) setVerified(e index.Entry) {
 	})
 }
 
-// readWhole reads a file to its end and returns cas.ErrCorrupt if its content is not d.
-func readWhole(ctx context.Context, path string, d cas.Digest) error {
+// readWhole reads a file to its end and returns cas.ErrCorrupt if its content is not what k is the key of.
+func readWhole(ctx context.Context, path string, k index.Key) error {
+	function, err := functionOf(k)
+	if err != nil {
+		return err
+	}
 	f, err := openQuietly(path)
 	if err != nil {
 		return err
@@ -332,11 +336,17 @@ func readWhole(ctx context.Context, path string, d cas.Digest) error {
 	defer f.Close()
 	p := buffers.Get().(*[]byte)
 	defer buffers.Put(p)
-	for r := cas.Verify(d, f); ; {
+	h := function.New(k.Size)
+	for n := int64(0); ; {
 		if err := ctx.Err(); err != nil {
 			return err
 		}
-		if _, err := r.Read((*p)[:cap(*p)]); err == io.EOF {
+		m, err := f.Read((*p)[:cap(*p)])
+		h.Write((*p)[:m])
+		n += int64(m)
+		if n > k.Size || err == io.EOF && !is(k, function.Digest(h, n)) {
+			return cas.ErrCorrupt
+		} else if err == io.EOF {
 			return nil
 		} else if unreadable(err) {
 			return fmt.Errorf("%w: %w", cas.ErrCorrupt, err)

@@ -30,7 +30,7 @@ func (c *Cache) damaged(e index.Entry, b []byte) error {
 	where := c.where(e)
 	if e.File {
 		_, removed, _ = c.removeFile(e.Key, func(path string) error {
-			if d, err := digestOf(e.Key); err != nil || readWhole(context.Background(), path, d) == nil {
+			if readWhole(context.Background(), path, e.Key) == nil {
 				return errSound
 			}
 			return nil
@@ -70,9 +70,8 @@ var errSound = errors.New("sound")
 // tell tells Config.Corrupt.
 func (c *Cache) tell(k index.Key, where string) {
 	name, ok := c.instances.name(k.Instance)
-	d, err := digestOf(k)
-	if c.Corrupt != nil && ok && err == nil {
-		c.Corrupt(name, d, where)
+	if c.Corrupt != nil && ok {
+		c.Corrupt(name, digestOf(k), where)
 	}
 }
 
@@ -104,12 +103,12 @@ func (c *Cache) lose(e index.Entry) {
 
 // quarantinePath returns where a damaged blob is kept, or "" if it is not.
 func (c *Cache) quarantinePath(k index.Key, size int64) string {
-	d, err := digestOf(k)
+	f, err := functionOf(k)
 	if err != nil || c.quarantinedBytes.Load()+charge(size) > c.MaxBytes/quarantineShare || c.quarantined.Load() >= maxQuarantine ||
 		c.MaxFiles > 0 && c.quarantined.Load() >= c.MaxFiles/quarantineShare {
 		return ""
 	}
-	path := filepath.Join(c.dir, "quarantine", fmt.Sprintf("%s-%d", d.Hash(), d.Size()))
+	path := filepath.Join(c.dir, "quarantine", nameOf(f, k))
 	if _, err := os.Lstat(path); err == nil {
 		return "" // an earlier one is there
 	}

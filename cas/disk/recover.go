@@ -4,6 +4,7 @@ package disk
 
 import (
 	"context"
+	"encoding/hex"
 	"errors"
 	"io/fs"
 	"os"
@@ -276,17 +277,16 @@ func (c *Cache) parsePath(rel string) (k index.Key, ok bool) {
 	if err != nil || strconv.FormatInt(bytes, 10) != size || len(part[2]) != 2 || !strings.HasPrefix(hash, part[2]) {
 		return k, false
 	}
-	for _, f := range cas.Functions() {
-		if f.String() != part[1] {
-			continue
-		}
-		d, err := cas.NewDigest(f, hash, bytes)
-		if err != nil {
-			return k, false
-		}
-		return keyOf(n, blob, d), true
+	f, err := cas.ParseFunction(part[1])
+	if err != nil {
+		return k, false
 	}
-	return k, false
+	k = index.Key{Size: bytes, Instance: n, Kind: blob | index.Kind(f)<<kindBits}
+	if len(hash) != 2*min(f.Size(), len(k.Hash)) || strings.ToLower(hash) != hash {
+		return k, false
+	}
+	_, err = hex.Decode(k.Hash[:], []byte(hash))
+	return k, err == nil && bytes >= 0
 }
 
 // askPower says whether power may have been lost since the last Open.
@@ -389,15 +389,11 @@ func (c *Cache) check(ctx context.Context, e index.Entry) error {
 		}
 		return err
 	}
-	d, err := digestOf(e.Key)
-	if err != nil {
-		return err
-	}
 	path, err := c.pathBelow("files", e.Key)
 	if err != nil {
 		return err
 	}
-	err = readWhole(ctx, path, d)
+	err = readWhole(ctx, path, e.Key)
 	switch {
 	case errors.Is(err, cas.ErrCorrupt):
 		return c.damaged(e, nil)

@@ -36,7 +36,7 @@ type VerifyReport struct {
 // A Damage is a blob that was not what its digest says. It is absent now.
 type Damage struct {
 	Instance string
-	Digest   cas.Digest // of an action, if its result was damaged
+	Digest   cas.Digest // of an action, if its result was damaged; zero as for Config.Corrupt
 	Where    string     // seen from Config.Dir
 }
 
@@ -163,10 +163,9 @@ func (v *verification) one(ctx context.Context, e index.Entry) error {
 	err := v.cache.check(ctx, e)
 	switch {
 	case errors.Is(err, cas.ErrCorrupt), errors.Is(err, cas.ErrNotFound) && v.cache.corrupt.Load() > before:
-		d, err := digestOf(e.Key)
 		name, ok := v.cache.instances.name(e.Instance)
-		if err == nil && ok && len(v.report.Damaged) < maxDamages {
-			v.report.Damaged = append(v.report.Damaged, Damage{name, d, v.cache.where(e)})
+		if ok && len(v.report.Damaged) < maxDamages {
+			v.report.Damaged = append(v.report.Damaged, Damage{name, digestOf(e.Key), v.cache.where(e)})
 		}
 	case errors.Is(err, cas.ErrNotFound): // evicted meanwhile
 	case err != nil:

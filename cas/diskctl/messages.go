@@ -64,7 +64,11 @@ func toCollect(m *cloisterpb.CollectResponse) disk.CollectReport {
 func fromVerify(r *disk.VerifyReport) *cloisterpb.VerifyResponse {
 	m := &cloisterpb.VerifyResponse{Blobs: r.Blobs, Bytes: r.Bytes, TotalBytes: r.TotalBytes, Resumed: r.Resumed}
 	for _, d := range r.Damaged {
-		m.Damaged = append(m.Damaged, &cloisterpb.Damage{Instance: d.Instance, Digest: d.Digest.String(), Where: d.Where})
+		p := &cloisterpb.Damage{Instance: d.Instance, Where: d.Where}
+		if !d.Digest.IsZero() {
+			p.Digest = d.Digest.String()
+		}
+		m.Damaged = append(m.Damaged, p)
 	}
 	return m
 }
@@ -72,9 +76,12 @@ func fromVerify(r *disk.VerifyReport) *cloisterpb.VerifyResponse {
 func toVerify(m *cloisterpb.VerifyResponse) (disk.VerifyReport, error) {
 	r := disk.VerifyReport{Blobs: m.Blobs, Bytes: m.Bytes, TotalBytes: m.TotalBytes, Resumed: m.Resumed}
 	for _, p := range m.Damaged {
-		d, err := cas.ParseDigest(p.Digest)
-		if err != nil {
-			return r, fmt.Errorf("answer of the process that holds the store: %w", err)
+		var d cas.Digest
+		if p.Digest != "" {
+			var err error
+			if d, err = cas.ParseDigest(p.Digest); err != nil {
+				return r, fmt.Errorf("answer of the process that holds the store: %w", err)
+			}
 		}
 		r.Damaged = append(r.Damaged, disk.Damage{Instance: p.Instance, Digest: d, Where: printable(p.Where)})
 	}

@@ -40,7 +40,7 @@ func (s *Store) Put(ctx context.Context, d cas.Digest, r io.Reader) error {
 		return fmt.Errorf("%s in %s: %w", what, s.target, err)
 	}
 	defer s.memory.Release(size)
-	key, src := s.key(blobs, d), &source{d: d, r: r, h: d.Function().New()}
+	key, src := s.key(blobs, d), &source{d: d, r: r, h: d.Function().New(d.Size())}
 	var err error
 	if d.Size() > partBytes {
 		err = s.putParts(ctx, what, key, src)

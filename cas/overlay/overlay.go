@@ -125,7 +125,7 @@ func (o *Overlay) Instance(name string) (*cas.Instance, error) {
 	if err != nil {
 		return nil, err
 	}
-	in := &cas.Instance{Name: s.name, Store: s, Actions: s}
+	in := &cas.Instance{Name: s.name, Store: s, Actions: s, Functions: s.far.Functions}
 	if f, ok := s.near.Store.(cas.Filer); ok {
 		filing := &filing{s, f}
 		in.Store = filing

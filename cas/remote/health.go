@@ -30,6 +30,8 @@ type terms struct {
 	zstdPut bool  // so may the blobs of a batch that are put
 	largest int64 // bytes of a blob that it takes; 0: it does not say
 	results bool  // it takes them
+
+	functions []cas.Function // that it serves, of ours
 }
 
 // health is whether the server answers. While it does not, one goroutine probes it, so that no call has to wait
@@ -74,6 +76,26 @@ func (c *Client) down() error {
 		return nil
 	}
 	return fmt.Errorf("server at %s: %w since %s: %v", c.target, cas.ErrUnavailable, c.since.UTC().Format(time.RFC3339), c.why)
+}
+
+// functions returns the digest functions that the server serves, of ours, or nil if it has not said so yet.
+func (c *Client) functions() []cas.Function {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.terms == nil {
+		return nil
+	}
+	return c.terms.functions
+}
+
+// readyFor is ready for calls that name digests of f. A function that the server does not serve is cas.ErrInvalid: it is
+// what the caller chose.
+func (c *Client) readyFor(ctx context.Context, f cas.Function) (*terms, error) {
+	t, err := c.ready(ctx)
+	if err == nil && !slices.Contains(t.functions, f) {
+		err = fmt.Errorf("%w: server at %s does not serve digest function %v; it serves %v", cas.ErrInvalid, c.target, f, t.functions)
+	}
+	return t, err
 }
 
 // ready returns the terms of the server, or why no call can be made now.
@@ -174,14 +196,19 @@ func (c *Client) capabilities(ctx context.Context) (*terms, error) {
 		return nil, c.failed(ctx, "reach the server", err)
 	}
 	cc := caps.GetCacheCapabilities()
-	if !slices.Contains(cc.GetDigestFunctions(), cas.SHA256.Proto()) {
-		return nil, fmt.Errorf("server at %s: it serves the digest functions %s, and %s is needed",
-			c.target, printable(fmt.Sprint(cc.GetDigestFunctions())), cas.SHA256)
-	}
 	t := &terms{
 		batch:   maxBatch,
 		zstd:    slices.Contains(cc.SupportedCompressors, repb.Compressor_ZSTD),
 		zstdPut: slices.Contains(cc.SupportedBatchUpdateCompressors, repb.Compressor_ZSTD),
+	}
+	for _, f := range cas.Functions() {
+		if slices.Contains(cc.GetDigestFunctions(), f.Proto()) {
+			t.functions = append(t.functions, f)
+		}
+	}
+	if len(t.functions) == 0 {
+		return nil, fmt.Errorf("server at %s: it serves the digest functions %s, and one of %v is needed",
+			c.target, printable(fmt.Sprint(cc.GetDigestFunctions())), cas.Functions())
 	}
 	if limit := cc.MaxBatchTotalSizeBytes; limit > 0 {
 		t.batch = min(limit, t.batch)

@@ -40,7 +40,10 @@ func (s *Store) Missing(ctx context.Context, ds []cas.Digest) ([]cas.Digest, err
 	if _, err := s.ready(ctx); err != nil {
 		return nil, err
 	}
-	for part := range slices.Chunk(asked, maxAsked) {
+	for _, part := range runs(asked, maxAsked) {
+		if _, err := s.readyFor(ctx, part[0].Function()); err != nil {
+			return nil, err
+		}
 		resp, err := s.blobs.FindMissingBlobs(ctx, &repb.FindMissingBlobsRequest{
 			InstanceName: s.name, BlobDigests: protos(part), DigestFunction: part[0].Function().Proto(),
 		})
@@ -95,7 +98,7 @@ func (s *Store) Open(ctx context.Context, d cas.Digest, off int64) (io.ReadClose
 		}
 		return io.NopCloser(bytes.NewReader(nil)), nil
 	}
-	t, err := s.ready(ctx)
+	t, err := s.readyFor(ctx, d.Function())
 	if err != nil {
 		return nil, err
 	}
@@ -142,6 +145,9 @@ type batched struct {
 // readBatch reads blobs that differ and fit into one call.
 func (s *Store) readBatch(ctx context.Context, t *terms, ds []cas.Digest) ([]batched, error) {
 	fn := ds[0].Function()
+	if _, err := s.readyFor(ctx, fn); err != nil {
+		return nil, err
+	}
 	req := &repb.BatchReadBlobsRequest{InstanceName: s.name, Digests: protos(ds), DigestFunction: fn.Proto()}
 	if t.zstd {
 		req.AcceptableCompressors = []repb.Compressor_Value{repb.Compressor_ZSTD}
@@ -337,7 +343,7 @@ func (s *Store) Fetch(ctx context.Context, to cas.Store, ds []cas.Digest) (absen
 	}
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
-	each(parts(t, lacking, cas.Digest.Size), func(part []cas.Digest) {
+	each(parts(t, lacking, func(d cas.Digest) cas.Digest { return d }), func(part []cas.Digest) {
 		if ctx.Err() != nil {
 			return
 		}
@@ -362,19 +368,32 @@ func each[T any](parts []T, f func(T)) {
 	group.Wait()
 }
 
-// parts returns all in parts that fit into one call each, by the sizes of blobs; a large blob is a part of its
-// own.
-func parts[T any](t *terms, all []T, size func(T) int64) [][]T {
+// runs returns ds in parts of at most size digests, each of one digest function.
+func runs(ds []cas.Digest, size int) [][]cas.Digest {
+	var parts [][]cas.Digest
+	for i, d := range ds {
+		last := len(parts) - 1
+		if i == 0 || len(parts[last]) == size || parts[last][0].Function() != d.Function() {
+			parts, last = append(parts, ds[i:i]), last+1
+		}
+		parts[last] = ds[i-len(parts[last]) : i+1]
+	}
+	return parts
+}
+
+// parts returns all in parts that fit into one call each, by the sizes of the blobs that they name: those of a part are
+// of one digest function, and a large one is a part of its own.
+func parts[T any](t *terms, all []T, digest func(T) cas.Digest) [][]T {
 	var parts [][]T
 	var part []T
 	var bytes int64
 	for _, b := range all {
-		n := size(b)
+		n := digest(b).Size()
 		if n > t.small {
 			parts = append(parts, []T{b})
 			continue
 		}
-		if bytes+n > t.batch || len(part) == maxEntries {
+		if len(part) > 0 && (bytes+n > t.batch || len(part) == maxEntries || digest(part[0]).Function() != digest(b).Function()) {
 			parts = append(parts, part)
 			part, bytes = nil, 0
 		}

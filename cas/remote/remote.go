@@ -187,7 +187,7 @@ func (c *Client) Instance(name string) (*cas.Instance, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &cas.Instance{Name: s.name, Store: s, Actions: s}, nil
+	return &cas.Instance{Name: s.name, Store: s, Actions: s, Functions: c.functions()}, nil
 }
 
 // failed says what did not succeed at which server, and gives err the kind that there is for it: one that is about
@@ -281,7 +281,7 @@ func (s *Store) resource(rest string) string {
 
 // Lookup implements cas.ActionCache.
 func (s *Store) Lookup(ctx context.Context, action cas.Digest) (*repb.ActionResult, error) {
-	if _, err := s.ready(ctx); err != nil {
+	if _, err := s.readyFor(ctx, action.Function()); err != nil {
 		return nil, err
 	}
 	r, err := s.results.GetActionResult(ctx, &repb.GetActionResultRequest{
@@ -296,7 +296,7 @@ func (s *Store) Lookup(ctx context.Context, action cas.Digest) (*repb.ActionResu
 // Record implements cas.ActionCache. A server may permit it to nobody, which is os.ErrPermission, or only for
 // successes all of whose blobs are present.
 func (s *Store) Record(ctx context.Context, action cas.Digest, r *repb.ActionResult) error {
-	t, err := s.ready(ctx)
+	t, err := s.readyFor(ctx, action.Function())
 	if err != nil {
 		return err
 	}

@@ -23,7 +23,7 @@ import (
 
 // Put implements cas.Store. A stream that broke off begins again if r is an io.Seeker.
 func (s *Store) Put(ctx context.Context, d cas.Digest, r io.Reader) error {
-	t, err := s.ready(ctx)
+	t, err := s.readyFor(ctx, d.Function())
 	if err != nil {
 		return err
 	}
@@ -77,9 +77,9 @@ func (s *Store) PutAll(ctx context.Context, blobs []cas.Blob) []error {
 		}
 		at[b.Digest] = append(at[b.Digest], i)
 	}
-	size := func(b cas.Blob) int64 { return b.Digest.Size() }
-	each(parts(t, distinct, size), func(part []cas.Blob) {
-		if size(part[0]) > t.small {
+	named := func(b cas.Blob) cas.Digest { return b.Digest }
+	each(parts(t, distinct, named), func(part []cas.Blob) {
+		if part[0].Digest.Size() > t.small {
 			err := s.Put(ctx, part[0].Digest, bytes.NewReader(part[0].Data))
 			for _, i := range at[part[0].Digest] {
 				errs[i] = err
@@ -109,6 +109,12 @@ func (s *Store) update(ctx context.Context, t *terms, blobs []cas.Blob) []error 
 	req := &repb.BatchUpdateBlobsRequest{InstanceName: s.name, DigestFunction: blobs[0].Digest.Function().Proto()}
 	at := make(map[string]int, len(blobs)) // by hash: it is that of the contents
 	errs := make([]error, len(blobs))
+	if _, err := s.readyFor(ctx, blobs[0].Digest.Function()); err != nil {
+		for i := range errs {
+			errs[i] = err
+		}
+		return errs
+	}
 	for i, b := range blobs {
 		r := &repb.BatchUpdateBlobsRequest_Request{Digest: b.Digest.Proto(), Data: b.Data}
 		if t.zstdPut {
@@ -234,7 +240,7 @@ type source struct {
 }
 
 func newSource(d cas.Digest, r io.Reader) *source {
-	return &source{d: d, r: r, h: d.Function().New()}
+	return &source{d: d, r: r, h: d.Function().New(d.Size())}
 }
 
 // next fills piece, as far as the blob goes, and returns how far that is. Bytes that are not the blob's are

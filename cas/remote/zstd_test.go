@@ -45,13 +45,24 @@ type packer struct {
 
 func (p *packer) GetCapabilities(context.Context, *repb.GetCapabilitiesRequest) (*repb.ServerCapabilities, error) {
 	c := &repb.CacheCapabilities{
-		DigestFunctions:      []repb.DigestFunction_Value{repb.DigestFunction_SHA256},
 		SupportedCompressors: []repb.Compressor_Value{repb.Compressor_DEFLATE, repb.Compressor_ZSTD},
+	}
+	for _, f := range cas.Functions() {
+		c.DigestFunctions = append(c.DigestFunctions, f.Proto())
 	}
 	if p.batches {
 		c.SupportedBatchUpdateCompressors = c.SupportedCompressors
 	}
 	return &repb.ServerCapabilities{CacheCapabilities: c}, nil
+}
+
+// digestOf returns m as a digest of the function that a request states or leaves to its length.
+func digestOf(v repb.DigestFunction_Value, m *repb.Digest) (cas.Digest, error) {
+	f, err := (&cas.Instance{}).FunctionOf(v, m)
+	if err != nil {
+		return cas.Digest{}, err
+	}
+	return cas.FromProto(f, m)
 }
 
 func (p *packer) count(n int) {
@@ -78,7 +89,7 @@ func pack(b []byte) []byte {
 func (p *packer) FindMissingBlobs(ctx context.Context, req *repb.FindMissingBlobsRequest) (*repb.FindMissingBlobsResponse, error) {
 	resp := &repb.FindMissingBlobsResponse{}
 	for _, m := range req.BlobDigests {
-		d, err := cas.FromProto(cas.SHA256, m)
+		d, err := digestOf(req.DigestFunction, m)
 		if err != nil {
 			return nil, cas.Status(err)
 		}
@@ -95,7 +106,7 @@ func (p *packer) BatchUpdateBlobs(ctx context.Context, req *repb.BatchUpdateBlob
 	resp := &repb.BatchUpdateBlobsResponse{}
 	for _, r := range req.Requests {
 		p.count(len(r.Data))
-		d, err := cas.FromProto(cas.SHA256, r.Digest)
+		d, err := digestOf(req.DigestFunction, r.Digest)
 		if err == nil && r.Compressor == repb.Compressor_ZSTD && p.batches {
 			r.Data, err = unpack(r.Data)
 		} else if r.Compressor != repb.Compressor_IDENTITY {
@@ -113,7 +124,7 @@ func (p *packer) BatchReadBlobs(ctx context.Context, req *repb.BatchReadBlobsReq
 	resp := &repb.BatchReadBlobsResponse{}
 	for _, m := range req.Digests {
 		r := &repb.BatchReadBlobsResponse_Response{Digest: m}
-		d, err := cas.FromProto(cas.SHA256, m)
+		d, err := digestOf(req.DigestFunction, m)
 		if err == nil {
 			r.Data, err = cas.ReadAll(ctx, p, d, d.Size())
 		}
@@ -134,7 +145,8 @@ func (p *packer) resource(name string) (d cas.Digest, packed bool, err error) {
 	if err != nil {
 		return d, false, err
 	}
-	d, err = cas.NewDigest(cas.SHA256, segs[len(segs)-2], size)
+	v := repb.DigestFunction_Value_value[strings.ToUpper(segs[len(segs)-3])]
+	d, err = digestOf(repb.DigestFunction_Value(v), &repb.Digest{Hash: segs[len(segs)-2], SizeBytes: size})
 	return d, strings.Contains(name, "compressed-blobs/zstd/"), err
 }
 

@@ -119,7 +119,7 @@ func (f *fullness) instances(next cas.Instances, most int64) cas.Instances {
 			return nil, err
 		}
 		s := noting{in.Store.(filing), in.Actions, f, most}
-		wrapped := &cas.Instance{Name: in.Name, Store: s, Actions: s}
+		wrapped := &cas.Instance{Name: in.Name, Store: s, Actions: s, Functions: in.Functions}
 		if fetcher, ok := in.Store.(cas.Fetcher); ok {
 			wrapped.Store = struct {
 				noting

@@ -240,7 +240,7 @@ func run(ctx context.Context, c *runConfig) (int, error) {
 	if text := remarks(out, task.Action); text != "" {
 		fmt.Fprintln(os.Stderr, text)
 	}
-	if err := c.keep(ctx, in.Store, out.Result); err != nil {
+	if err := c.keep(ctx, in.Store, task.Action.Function(), out.Result); err != nil {
 		return 0, fmt.Errorf("write outputs: %w", err)
 	}
 	if out.Code != codes.OK {
@@ -278,7 +278,7 @@ func remarks(out *worker.Outcome, action cas.Digest) string {
 }
 
 // keep writes the outputs to where the command line says, or says that they are dropped.
-func (c *runConfig) keep(ctx context.Context, store cas.Store, r *repb.ActionResult) error {
+func (c *runConfig) keep(ctx context.Context, store cas.Store, f cas.Function, r *repb.ActionResult) error {
 	if c.outDir == "" {
 		if n := len(r.OutputFiles) + len(r.OutputDirectories) + len(r.OutputSymlinks); n > 0 {
 			fmt.Fprintf(os.Stderr, "cloister: outputs are dropped (%d); --out-dir DIR keeps them\n", n)
@@ -293,7 +293,7 @@ func (c *runConfig) keep(ctx context.Context, store cas.Store, r *repb.ActionRes
 		return err
 	}
 	defer dir.Close()
-	return tree.Extract(ctx, store, cas.SHA256, r, dir)
+	return tree.Extract(ctx, store, f, r, dir)
 }
 
 // How large an input tree may be that is fetched: as large as one that a worker executes.
@@ -365,11 +365,11 @@ func fetch(ctx context.Context, to *disk.Cache, most int64, c *runConfig) (insta
 	if err := cas.ReadProto(ctx, in.Store, c.digest, &action); err != nil {
 		return "", err
 	}
-	command, err := cas.FromProto(cas.SHA256, action.CommandDigest)
+	command, err := cas.FromProto(c.digest.Function(), action.CommandDigest)
 	if err != nil {
 		return "", fmt.Errorf("action %s: command: %w", c.digest, err)
 	}
-	root, err := cas.FromProto(cas.SHA256, action.InputRootDigest)
+	root, err := cas.FromProto(c.digest.Function(), action.InputRootDigest)
 	if err != nil {
 		return "", fmt.Errorf("action %s: input root: %w", c.digest, err)
 	}
@@ -390,8 +390,8 @@ func fetch(ctx context.Context, to *disk.Cache, most int64, c *runConfig) (insta
 			if err := cas.ReadProto(ctx, in.Store, d, &dir); err != nil {
 				return "", err
 			}
-			if files, err = newOf(dir.Files, listed, files); err == nil {
-				next, err = newOf(dir.Directories, known, next)
+			if files, err = newOf(d.Function(), dir.Files, listed, files); err == nil {
+				next, err = newOf(d.Function(), dir.Directories, known, next)
 			}
 			if err != nil {
 				return "", fmt.Errorf("Directory %s: %w", d, err)
@@ -416,10 +416,10 @@ func fetch(ctx context.Context, to *disk.Cache, most int64, c *runConfig) (insta
 	return from.Name(), err
 }
 
-// newOf appends to ds those digests of nodes that are not among known, and makes them known.
-func newOf[N interface{ GetDigest() *repb.Digest }](nodes []N, known map[cas.Digest]bool, ds []cas.Digest) ([]cas.Digest, error) {
+// newOf appends to ds those digests of nodes, of the function f, that are not among known, and makes them known.
+func newOf[N interface{ GetDigest() *repb.Digest }](f cas.Function, nodes []N, known map[cas.Digest]bool, ds []cas.Digest) ([]cas.Digest, error) {
 	for _, n := range nodes {
-		d, err := cas.FromProto(cas.SHA256, n.GetDigest())
+		d, err := cas.FromProto(f, n.GetDigest())
 		if err != nil {
 			return nil, err
 		}
@@ -437,7 +437,7 @@ func commandOf(ctx context.Context, store cas.Store, digest cas.Digest) (*repb.C
 	if err := cas.ReadProto(ctx, store, digest, &action); err != nil {
 		return nil, err
 	}
-	d, err := cas.FromProto(cas.SHA256, action.CommandDigest)
+	d, err := cas.FromProto(digest.Function(), action.CommandDigest)
 	if err != nil {
 		return nil, err
 	}

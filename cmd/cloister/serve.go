@@ -54,6 +54,7 @@ type serveConfig struct {
 	trees        amount
 	far          far
 	write        overlay.Policy
+	meant        meant
 	drainTimeout time.Duration
 	metrics      string
 	box          confinement
@@ -103,6 +104,7 @@ reaches the port can execute commands in the sandbox.`,
 	f.Var(&c.scrub, "scrub", "read everything again and again at this rate, and compare it with its digest; 0 is never")
 	f.Var(&c.trees, "mounted-trees", "bytes of input directories that stay mounted because several actions have them; what is read of them is in the operating system's cache; 0 mounts each anew")
 	c.far.register(cmd)
+	f.Var(&c.meant, "digest-function", "[INSTANCE=]FUNCTION that is meant by a client that states none, of those with hashes of equal length; Buck2 with BLAKE3 needs blake3")
 	f.StringVar(&c.metrics, "metrics", "", "address and port that serve /metrics for Prometheus, /ready and /live over HTTP (default: none)")
 	c.box.register(cmd)
 	f.DurationVar(&c.drainTimeout, "drain-timeout", 10*time.Minute, "how long running actions may take after Ctrl-C")
@@ -229,7 +231,7 @@ func serve(ctx context.Context, c *serveConfig, out io.Writer) error {
 			stopSending()
 		}()
 	}
-	instances = ready.store.instances(instances, store.MaxBytes/2)
+	instances = c.meant.instances(ready.store.instances(instances, store.MaxBytes/2))
 
 	stager, copied := worker.NewStager(ctx, backend, filepath.Join(c.dir, "tmp"), int64(c.trees), log)
 	defer func() {

@@ -54,16 +54,10 @@ func Register(s grpc.ServiceRegistrar, c Config) {
 	repb.RegisterExecutionServer(s, &server{Config: c})
 }
 
-// Capabilities returns what GetCapabilities is to say of the service.
+// Capabilities returns what GetCapabilities is to say of the service; it adds the digest functions of the instance.
 func Capabilities() *repb.ExecutionCapabilities {
-	var functions []repb.DigestFunction_Value
-	for _, f := range cas.Functions() {
-		functions = append(functions, f.Proto())
-	}
 	return &repb.ExecutionCapabilities{
-		ExecEnabled:     true,
-		DigestFunction:  functions[0],
-		DigestFunctions: functions,
+		ExecEnabled: true,
 		ExecutionPriorityCapabilities: &repb.PriorityCapabilities{
 			Priorities: []*repb.PriorityCapabilities_PriorityRange{
 				{MinPriority: math.MinInt32, MaxPriority: math.MaxInt32},
@@ -85,7 +79,7 @@ func (s *server) Execute(req *repb.ExecuteRequest, to stream) error {
 	if err != nil {
 		return refusal(err)
 	}
-	fn, err := cas.FunctionOf(req.DigestFunction, req.ActionDigest)
+	fn, err := in.FunctionOf(req.DigestFunction, req.ActionDigest)
 	if err != nil {
 		return refusal(err)
 	}

@@ -1,0 +1,85 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package sha256tree_test
+
+import (
+	"bufio"
+	"crypto/sha256"
+	"encoding/hex"
+	"os"
+	"strconv"
+	"strings"
+	"testing"
+
+	"github.com/cloister-build/cloister/cas/internal/sha256tree"
+)
+
+// sequence returns n bytes that count to 250 again and again.
+func sequence(n int) []byte {
+	b := make([]byte, n)
+	for i := range b {
+		b[i] = byte(i % 251)
+	}
+	return b
+}
+
+// sum hashes b in writes of at most step bytes.
+func sum(b []byte, step int) string {
+	h := sha256tree.New()
+	for len(b) > 0 {
+		n := min(step, len(b))
+		h.Write(b[:n])
+		b = b[n:]
+	}
+	return hex.EncodeToString(h.Sum(nil))
+}
+
+// Rule 61: testdata/vectors.txt are the vectors that ship with the API (sha256tree_test_vectors.txt): a length, and the
+// hash of that many bytes of the sequence.
+func TestRule061_SHA256TREEVectors(t *testing.T) {
+	f, err := os.Open("testdata/vectors.txt")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	checked := 0
+	for lines := bufio.NewScanner(f); lines.Scan(); checked++ {
+		length, want, _ := strings.Cut(lines.Text(), "\t")
+		n, err := strconv.Atoi(length)
+		if err != nil {
+			t.Fatalf("line %q: %v", lines.Text(), err)
+		}
+		for _, step := range []int{n, 1024, 1000, 1} {
+			if got := sum(sequence(n), step); got != want {
+				t.Errorf("%d bytes in steps of %d: %s, want %s", n, step, got, want)
+			}
+		}
+	}
+	if checked != 18 {
+		t.Errorf("%d vectors, want 18", checked)
+	}
+}
+
+func TestUpToOneLeafIsPlainSHA256(t *testing.T) {
+	for _, n := range []int{0, 1, 1023, 1024} {
+		want := sha256.Sum256(sequence(n))
+		if got := sum(sequence(n), 100); got != hex.EncodeToString(want[:]) {
+			t.Errorf("%d bytes: %s, want %x", n, got, want)
+		}
+	}
+}
+
+func TestSumAndReset(t *testing.T) {
+	h := sha256tree.New()
+	h.Write(sequence(5000))
+	first := hex.EncodeToString(h.Sum(nil))
+	if again := hex.EncodeToString(h.Sum(nil)); again != first {
+		t.Errorf("the second Sum is %s, the first was %s", again, first)
+	}
+	h.Write(sequence(3000))
+	h.Reset()
+	h.Write(sequence(5000))
+	if again := hex.EncodeToString(h.Sum(nil)); again != first {
+		t.Errorf("after Reset %s, before %s", again, first)
+	}
+}
