@@ -33,6 +33,9 @@ func (s *Store) Lookup(ctx context.Context, action cas.Digest) (*repb.ActionResu
 	} else if err != nil {
 		return nil, fmt.Errorf("result of action %s: %w", action, err)
 	}
+	if isForgotten(b) {
+		return nil, miss
+	}
 	r, ok := decodeResult(b)
 	if !ok {
 		_ = s.cache.damaged(e, b)
@@ -52,6 +55,11 @@ func (s *Store) Record(ctx context.Context, action cas.Digest, r *repb.ActionRes
 	if err != nil {
 		return fmt.Errorf("result of action %s: %w", action, err)
 	}
+	return s.replace(action, b)
+}
+
+// replace stores what encodeResult has made, in place of what is there for action.
+func (s *Store) replace(action cas.Digest, b []byte) error {
 	k, err := s.key(result, action)
 	if err != nil {
 		return err
@@ -59,6 +67,37 @@ func (s *Store) Record(ctx context.Context, action cas.Digest, r *repb.ActionRes
 	it := item(k, b)
 	it.Next = true
 	return s.cache.append([]segment.Item{it})
+}
+
+// Forget makes the result recorded for action absent, as durably as Record makes one present, and reports whether there
+// was one. A Record at the same time may come before or after.
+func (s *Store) Forget(ctx context.Context, action cas.Digest) (bool, error) {
+	_, err := s.Lookup(ctx, action)
+	if errors.Is(err, cas.ErrNotFound) {
+		return false, nil
+	} else if err != nil {
+		return false, err
+	}
+	end, err := s.cache.beginWith(ctx)
+	if err != nil {
+		return false, err
+	}
+	defer end()
+	// An entry that says so, and not the removal of one: the log may still tell of an older result.
+	return true, s.replace(action, checked([]byte{forgotten}))
+}
+
+// forgotten stands where a result would. No encoded message begins with it.
+const forgotten = 0
+
+func isForgotten(b []byte) bool {
+	return soundResult(b) && len(b) == sha256.Size+1 && b[sha256.Size] == forgotten
+}
+
+// checked returns b behind its checksum.
+func checked(b []byte) []byte {
+	sum := sha256.Sum256(b)
+	return append(sum[:], b...)
 }
 
 // encodeResult returns what is stored of r: a result, unlike a blob, is not named by its content, so it brings its

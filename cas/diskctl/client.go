@@ -136,6 +136,19 @@ func (c *Client) Stats(ctx context.Context) (disk.Stats, error) {
 	return toStats(m), nil
 }
 
+// Forget makes the result of an action absent, and reports whether there was one. A malformed name of an instance is
+// cas.ErrInvalid.
+func (c *Client) Forget(ctx context.Context, instance string, action cas.Digest) (bool, error) {
+	if c.cache != nil {
+		return forget(ctx, c.cache, instance, action)
+	}
+	m, err := c.api().Forget(ctx, &cloisterpb.ForgetRequest{Instance: instance, Action: action.String()})
+	if err != nil {
+		return false, c.failed(ctx, err)
+	}
+	return m.Recorded, nil
+}
+
 // Collect is disk.Cache.Collect. If ctx ends while another process collects, the report is empty.
 func (c *Client) Collect(ctx context.Context, o disk.CollectOptions) (disk.CollectReport, error) {
 	if c.cache != nil {

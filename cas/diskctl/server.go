@@ -99,6 +99,23 @@ func (s *service) Stat(context.Context, *cloisterpb.StatRequest) (*cloisterpb.St
 	return fromStats(s.server.cache.Stats()), nil
 }
 
+func (s *service) Forget(ctx context.Context, req *cloisterpb.ForgetRequest) (*cloisterpb.ForgetResponse, error) {
+	action, err := cas.ParseDigest(req.Action)
+	if err != nil {
+		return nil, cas.Status(err)
+	}
+	recorded, err := forget(ctx, s.server.cache, req.Instance, action)
+	return &cloisterpb.ForgetResponse{Recorded: recorded}, cas.Status(err)
+}
+
+func forget(ctx context.Context, c *disk.Cache, instance string, action cas.Digest) (bool, error) {
+	in, err := c.Instance(instance)
+	if err != nil {
+		return false, err
+	}
+	return in.Actions.(*disk.Store).Forget(ctx, action)
+}
+
 func (s *service) Collect(ctx context.Context, req *cloisterpb.CollectRequest) (*cloisterpb.CollectResponse, error) {
 	report, err := s.server.cache.Collect(ctx, disk.CollectOptions{
 		MaxBytes: req.MaxBytes, OlderThan: req.OlderThan.AsDuration(), DryRun: req.DryRun,

@@ -20,31 +20,45 @@ import (
 func casCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "cas",
-		Short: "Shows how full the store is, and verifies what is in it",
-		Long: `Cas looks at the store of serve, while serve runs and while it does not: it asks the process that holds
-the store, or opens the store where none does. What frees space is cloister gc.`,
-		Example: `  cloister cas stat
+		Short: "Puts blobs into a server's store, gets and lists them; says how full this machine's store is, and verifies it",
+		Long: `Put, get, cat, ls and tree speak the Remote Execution API with the server that --cas names, of whatever make. So
+do stat and verify when they are given digests; else they look at the store of serve on this machine, while serve runs and
+while it does not: they ask the process that holds the store, or open the store where none does. What frees space is
+cloister gc.`,
+		Example: `  cloister cas put src                         # prints the digest of its Directory
+  cloister cas ls 77ab...02/310
+  cloister cas cat 9f2c...e1/142
+  cloister cas stat
   cloister cas verify --rate 50MiB`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
 	}
-	cmd.AddCommand(casStatCommand(), casVerifyCommand())
+	cmd.AddCommand(casPutCommand(), casGetCommand(), casCatCommand(), casLsCommand(), casTreeCommand(), casStatCommand(), casVerifyCommand())
 	return cmd
 }
 
 func casStatCommand() *cobra.Command {
 	var store reach
+	var from origin
 	cmd := &cobra.Command{
-		Use:   "stat [--dir DIR] [--json]",
-		Short: "Says how much the store holds, and how much of that may go",
+		Use:   "stat [--dir DIR] [--json] | stat DIGEST... [--cas URL] [--instance NAME] [--json]",
+		Short: "Says how much the store holds, and how much of that may go; or whether a server has blobs",
 		Long: `Stat prints the size of the store and its budgets, how much of it is leased, when the rest was used last,
-and what was evicted and found damaged since serve has started.`,
+and what was evicted and found damaged since serve has started.
+
+With digests it asks the server that --cas names whether it has them, and exits with 4 if it lacks one.`,
 		Example: `  cloister cas stat
-  cloister cas stat --dir /var/cache/cloister --json`,
-		Args: cobra.NoArgs,
-		RunE: func(cmd *cobra.Command, _ []string) error { return casStat(cmd.Context(), &store, cmd.OutOrStdout()) },
+  cloister cas stat --dir /var/cache/cloister --json
+  cloister cas stat 9f2c...e1/142 --cas grpc://cache.example.com:9092`,
+		RunE: func(cmd *cobra.Command, args []string) error {
+			if len(args) > 0 {
+				return casPresent(cmd.Context(), &from, args, false, store.json, cmd.OutOrStdout())
+			}
+			return casStat(cmd.Context(), &store, cmd.OutOrStdout())
+		},
 	}
 	store.register(cmd)
+	from.register(cmd)
 	return cmd
 }
 
@@ -130,21 +144,27 @@ func casVerifyCommand() *cobra.Command {
 	var store reach
 	var o disk.VerifyOptions
 	var limit rate
+	var from origin
 	cmd := &cobra.Command{
-		Use:   "verify [--dir DIR] [--rate RATE] [--restart] [--json]",
-		Short: "Reads every blob and compares it with its digest",
+		Use:   "verify [--dir DIR] [--rate RATE] [--restart] [--json] | verify DIGEST... [--cas URL] [--instance NAME] [--json]",
+		Short: "Reads every blob and compares it with its digest; or those of a server that are named",
 		Long: `Verify reads all of the store, and names every blob that is not what its digest says. Such a blob is
 absent from then on, so that a client uploads it again or an action makes it again, and its bytes are
 kept in the directory "quarantine" of the store, for a person to look at.
 
 Ctrl-C stops it, and the next one goes on there unless --restart is given; where serve verifies by itself
 (--scrub), it goes on where that is. It exits with 0 if all that it read is sound, with 1 if something was
-damaged, and with 3 if the store cannot be read.`,
+damaged, and with 3 if the store cannot be read.
+
+With digests it reads these from the server that --cas names, and exits with 4 if one is absent.`,
 		Example: `  cloister cas verify
   cloister cas verify --rate 50MiB             # while others work with the disk
-  cloister cas verify --restart --json`,
-		Args: cobra.NoArgs,
-		RunE: func(cmd *cobra.Command, _ []string) error {
+  cloister cas verify --restart --json
+  cloister cas verify 9f2c...e1/142 --cas grpc://cache.example.com:9092`,
+		RunE: func(cmd *cobra.Command, args []string) error {
+			if len(args) > 0 {
+				return casPresent(cmd.Context(), &from, args, true, store.json, cmd.OutOrStdout())
+			}
 			o.BytesPerSecond = int64(limit)
 			return casVerify(cmd.Context(), &store, o, cmd.OutOrStdout(), cmd.ErrOrStderr())
 		},
@@ -153,6 +173,7 @@ damaged, and with 3 if the store cannot be read.`,
 	f.Var(&limit, "rate", "how many bytes to read a second at most; 0 is as many as the disk gives")
 	f.BoolVar(&o.Restart, "restart", false, "begin anew, and not where an earlier verify was stopped")
 	store.register(cmd)
+	from.register(cmd)
 	return cmd
 }
 

@@ -24,6 +24,104 @@ const (
 	_ = protoimpl.EnforceVersion(protoimpl.MaxVersion - 20)
 )
 
+type ForgetRequest struct {
+	state    protoimpl.MessageState `protogen:"open.v1"`
+	Instance string                 `protobuf:"bytes,1,opt,name=instance,proto3" json:"instance,omitempty"`
+	// HASH/SIZE, with the digest function and a colon before it where the length of the hash does not say it.
+	Action        string `protobuf:"bytes,2,opt,name=action,proto3" json:"action,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ForgetRequest) Reset() {
+	*x = ForgetRequest{}
+	mi := &file_cloister_v1_store_proto_msgTypes[0]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ForgetRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ForgetRequest) ProtoMessage() {}
+
+func (x *ForgetRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_cloister_v1_store_proto_msgTypes[0]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ForgetRequest.ProtoReflect.Descriptor instead.
+func (*ForgetRequest) Descriptor() ([]byte, []int) {
+	return file_cloister_v1_store_proto_rawDescGZIP(), []int{0}
+}
+
+func (x *ForgetRequest) GetInstance() string {
+	if x != nil {
+		return x.Instance
+	}
+	return ""
+}
+
+func (x *ForgetRequest) GetAction() string {
+	if x != nil {
+		return x.Action
+	}
+	return ""
+}
+
+type ForgetResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// There was a result.
+	Recorded      bool `protobuf:"varint,1,opt,name=recorded,proto3" json:"recorded,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ForgetResponse) Reset() {
+	*x = ForgetResponse{}
+	mi := &file_cloister_v1_store_proto_msgTypes[1]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ForgetResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ForgetResponse) ProtoMessage() {}
+
+func (x *ForgetResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_cloister_v1_store_proto_msgTypes[1]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ForgetResponse.ProtoReflect.Descriptor instead.
+func (*ForgetResponse) Descriptor() ([]byte, []int) {
+	return file_cloister_v1_store_proto_rawDescGZIP(), []int{1}
+}
+
+func (x *ForgetResponse) GetRecorded() bool {
+	if x != nil {
+		return x.Recorded
+	}
+	return false
+}
+
 type StatRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	unknownFields protoimpl.UnknownFields
@@ -32,7 +130,7 @@ type StatRequest struct {
 
 func (x *StatRequest) Reset() {
 	*x = StatRequest{}
-	mi := &file_cloister_v1_store_proto_msgTypes[0]
+	mi := &file_cloister_v1_store_proto_msgTypes[2]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -44,7 +142,7 @@ func (x *StatRequest) String() string {
 func (*StatRequest) ProtoMessage() {}
 
 func (x *StatRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_cloister_v1_store_proto_msgTypes[0]
+	mi := &file_cloister_v1_store_proto_msgTypes[2]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -57,7 +155,7 @@ func (x *StatRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StatRequest.ProtoReflect.Descriptor instead.
 func (*StatRequest) Descriptor() ([]byte, []int) {
-	return file_cloister_v1_store_proto_rawDescGZIP(), []int{0}
+	return file_cloister_v1_store_proto_rawDescGZIP(), []int{2}
 }
 
 type StatResponse struct {
@@ -85,7 +183,7 @@ type StatResponse struct {
 
 func (x *StatResponse) Reset() {
 	*x = StatResponse{}
-	mi := &file_cloister_v1_store_proto_msgTypes[1]
+	mi := &file_cloister_v1_store_proto_msgTypes[3]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -97,7 +195,7 @@ func (x *StatResponse) String() string {
 func (*StatResponse) ProtoMessage() {}
 
 func (x *StatResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_cloister_v1_store_proto_msgTypes[1]
+	mi := &file_cloister_v1_store_proto_msgTypes[3]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -110,7 +208,7 @@ func (x *StatResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StatResponse.ProtoReflect.Descriptor instead.
 func (*StatResponse) Descriptor() ([]byte, []int) {
-	return file_cloister_v1_store_proto_rawDescGZIP(), []int{1}
+	return file_cloister_v1_store_proto_rawDescGZIP(), []int{3}
 }
 
 func (x *StatResponse) GetBlobs() int64 {
@@ -211,7 +309,7 @@ type CollectRequest struct {
 
 func (x *CollectRequest) Reset() {
 	*x = CollectRequest{}
-	mi := &file_cloister_v1_store_proto_msgTypes[2]
+	mi := &file_cloister_v1_store_proto_msgTypes[4]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -223,7 +321,7 @@ func (x *CollectRequest) String() string {
 func (*CollectRequest) ProtoMessage() {}
 
 func (x *CollectRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_cloister_v1_store_proto_msgTypes[2]
+	mi := &file_cloister_v1_store_proto_msgTypes[4]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -236,7 +334,7 @@ func (x *CollectRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CollectRequest.ProtoReflect.Descriptor instead.
 func (*CollectRequest) Descriptor() ([]byte, []int) {
-	return file_cloister_v1_store_proto_rawDescGZIP(), []int{2}
+	return file_cloister_v1_store_proto_rawDescGZIP(), []int{4}
 }
 
 func (x *CollectRequest) GetMaxBytes() int64 {
@@ -285,7 +383,7 @@ type CollectResponse struct {
 
 func (x *CollectResponse) Reset() {
 	*x = CollectResponse{}
-	mi := &file_cloister_v1_store_proto_msgTypes[3]
+	mi := &file_cloister_v1_store_proto_msgTypes[5]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -297,7 +395,7 @@ func (x *CollectResponse) String() string {
 func (*CollectResponse) ProtoMessage() {}
 
 func (x *CollectResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_cloister_v1_store_proto_msgTypes[3]
+	mi := &file_cloister_v1_store_proto_msgTypes[5]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -310,7 +408,7 @@ func (x *CollectResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CollectResponse.ProtoReflect.Descriptor instead.
 func (*CollectResponse) Descriptor() ([]byte, []int) {
-	return file_cloister_v1_store_proto_rawDescGZIP(), []int{3}
+	return file_cloister_v1_store_proto_rawDescGZIP(), []int{5}
 }
 
 func (x *CollectResponse) GetBlobs() int64 {
@@ -403,7 +501,7 @@ type Age struct {
 
 func (x *Age) Reset() {
 	*x = Age{}
-	mi := &file_cloister_v1_store_proto_msgTypes[4]
+	mi := &file_cloister_v1_store_proto_msgTypes[6]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -415,7 +513,7 @@ func (x *Age) String() string {
 func (*Age) ProtoMessage() {}
 
 func (x *Age) ProtoReflect() protoreflect.Message {
-	mi := &file_cloister_v1_store_proto_msgTypes[4]
+	mi := &file_cloister_v1_store_proto_msgTypes[6]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -428,7 +526,7 @@ func (x *Age) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Age.ProtoReflect.Descriptor instead.
 func (*Age) Descriptor() ([]byte, []int) {
-	return file_cloister_v1_store_proto_rawDescGZIP(), []int{4}
+	return file_cloister_v1_store_proto_rawDescGZIP(), []int{6}
 }
 
 func (x *Age) GetLabel() string {
@@ -471,7 +569,7 @@ type VerifyRequest struct {
 
 func (x *VerifyRequest) Reset() {
 	*x = VerifyRequest{}
-	mi := &file_cloister_v1_store_proto_msgTypes[5]
+	mi := &file_cloister_v1_store_proto_msgTypes[7]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -483,7 +581,7 @@ func (x *VerifyRequest) String() string {
 func (*VerifyRequest) ProtoMessage() {}
 
 func (x *VerifyRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_cloister_v1_store_proto_msgTypes[5]
+	mi := &file_cloister_v1_store_proto_msgTypes[7]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -496,7 +594,7 @@ func (x *VerifyRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use VerifyRequest.ProtoReflect.Descriptor instead.
 func (*VerifyRequest) Descriptor() ([]byte, []int) {
-	return file_cloister_v1_store_proto_rawDescGZIP(), []int{5}
+	return file_cloister_v1_store_proto_rawDescGZIP(), []int{7}
 }
 
 func (x *VerifyRequest) GetBytesPerSecond() int64 {
@@ -531,7 +629,7 @@ type VerifyResponse struct {
 
 func (x *VerifyResponse) Reset() {
 	*x = VerifyResponse{}
-	mi := &file_cloister_v1_store_proto_msgTypes[6]
+	mi := &file_cloister_v1_store_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -543,7 +641,7 @@ func (x *VerifyResponse) String() string {
 func (*VerifyResponse) ProtoMessage() {}
 
 func (x *VerifyResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_cloister_v1_store_proto_msgTypes[6]
+	mi := &file_cloister_v1_store_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -556,7 +654,7 @@ func (x *VerifyResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use VerifyResponse.ProtoReflect.Descriptor instead.
 func (*VerifyResponse) Descriptor() ([]byte, []int) {
-	return file_cloister_v1_store_proto_rawDescGZIP(), []int{6}
+	return file_cloister_v1_store_proto_rawDescGZIP(), []int{8}
 }
 
 func (x *VerifyResponse) GetBlobs() int64 {
@@ -615,7 +713,7 @@ type Damage struct {
 
 func (x *Damage) Reset() {
 	*x = Damage{}
-	mi := &file_cloister_v1_store_proto_msgTypes[7]
+	mi := &file_cloister_v1_store_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -627,7 +725,7 @@ func (x *Damage) String() string {
 func (*Damage) ProtoMessage() {}
 
 func (x *Damage) ProtoReflect() protoreflect.Message {
-	mi := &file_cloister_v1_store_proto_msgTypes[7]
+	mi := &file_cloister_v1_store_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -640,7 +738,7 @@ func (x *Damage) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Damage.ProtoReflect.Descriptor instead.
 func (*Damage) Descriptor() ([]byte, []int) {
-	return file_cloister_v1_store_proto_rawDescGZIP(), []int{7}
+	return file_cloister_v1_store_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *Damage) GetInstance() string {
@@ -668,7 +766,12 @@ var File_cloister_v1_store_proto protoreflect.FileDescriptor
 
 const file_cloister_v1_store_proto_rawDesc = "" +
 	"\n" +
-	"\x17cloister/v1/store.proto\x12\vcloister.v1\x1a\x1egoogle/protobuf/duration.proto\"\r\n" +
+	"\x17cloister/v1/store.proto\x12\vcloister.v1\x1a\x1egoogle/protobuf/duration.proto\"C\n" +
+	"\rForgetRequest\x12\x1a\n" +
+	"\binstance\x18\x01 \x01(\tR\binstance\x12\x16\n" +
+	"\x06action\x18\x02 \x01(\tR\x06action\",\n" +
+	"\x0eForgetResponse\x12\x1a\n" +
+	"\brecorded\x18\x01 \x01(\bR\brecorded\"\r\n" +
 	"\vStatRequest\"\xf4\x02\n" +
 	"\fStatResponse\x12\x14\n" +
 	"\x05blobs\x18\x01 \x01(\x03R\x05blobs\x12\x18\n" +
@@ -722,11 +825,12 @@ const file_cloister_v1_store_proto_rawDesc = "" +
 	"\x06Damage\x12\x1a\n" +
 	"\binstance\x18\x01 \x01(\tR\binstance\x12\x16\n" +
 	"\x06digest\x18\x02 \x01(\tR\x06digest\x12\x14\n" +
-	"\x05where\x18\x03 \x01(\tR\x05where2\xcf\x01\n" +
+	"\x05where\x18\x03 \x01(\tR\x05where2\x92\x02\n" +
 	"\x05Store\x12;\n" +
 	"\x04Stat\x12\x18.cloister.v1.StatRequest\x1a\x19.cloister.v1.StatResponse\x12D\n" +
 	"\aCollect\x12\x1b.cloister.v1.CollectRequest\x1a\x1c.cloister.v1.CollectResponse\x12C\n" +
-	"\x06Verify\x12\x1a.cloister.v1.VerifyRequest\x1a\x1b.cloister.v1.VerifyResponse0\x01BAZ?github.com/cloister-build/cloister/proto/cloister/v1;cloisterpbb\x06proto3"
+	"\x06Verify\x12\x1a.cloister.v1.VerifyRequest\x1a\x1b.cloister.v1.VerifyResponse0\x01\x12A\n" +
+	"\x06Forget\x12\x1a.cloister.v1.ForgetRequest\x1a\x1b.cloister.v1.ForgetResponseBAZ?github.com/cloister-build/cloister/proto/cloister/v1;cloisterpbb\x06proto3"
 
 var (
 	file_cloister_v1_store_proto_rawDescOnce sync.Once
@@ -740,34 +844,38 @@ func file_cloister_v1_store_proto_rawDescGZIP() []byte {
 	return file_cloister_v1_store_proto_rawDescData
 }
 
-var file_cloister_v1_store_proto_msgTypes = make([]protoimpl.MessageInfo, 8)
+var file_cloister_v1_store_proto_msgTypes = make([]protoimpl.MessageInfo, 10)
 var file_cloister_v1_store_proto_goTypes = []any{
-	(*StatRequest)(nil),         // 0: cloister.v1.StatRequest
-	(*StatResponse)(nil),        // 1: cloister.v1.StatResponse
-	(*CollectRequest)(nil),      // 2: cloister.v1.CollectRequest
-	(*CollectResponse)(nil),     // 3: cloister.v1.CollectResponse
-	(*Age)(nil),                 // 4: cloister.v1.Age
-	(*VerifyRequest)(nil),       // 5: cloister.v1.VerifyRequest
-	(*VerifyResponse)(nil),      // 6: cloister.v1.VerifyResponse
-	(*Damage)(nil),              // 7: cloister.v1.Damage
-	(*durationpb.Duration)(nil), // 8: google.protobuf.Duration
+	(*ForgetRequest)(nil),       // 0: cloister.v1.ForgetRequest
+	(*ForgetResponse)(nil),      // 1: cloister.v1.ForgetResponse
+	(*StatRequest)(nil),         // 2: cloister.v1.StatRequest
+	(*StatResponse)(nil),        // 3: cloister.v1.StatResponse
+	(*CollectRequest)(nil),      // 4: cloister.v1.CollectRequest
+	(*CollectResponse)(nil),     // 5: cloister.v1.CollectResponse
+	(*Age)(nil),                 // 6: cloister.v1.Age
+	(*VerifyRequest)(nil),       // 7: cloister.v1.VerifyRequest
+	(*VerifyResponse)(nil),      // 8: cloister.v1.VerifyResponse
+	(*Damage)(nil),              // 9: cloister.v1.Damage
+	(*durationpb.Duration)(nil), // 10: google.protobuf.Duration
 }
 var file_cloister_v1_store_proto_depIdxs = []int32{
-	8, // 0: cloister.v1.StatResponse.lease:type_name -> google.protobuf.Duration
-	8, // 1: cloister.v1.CollectRequest.older_than:type_name -> google.protobuf.Duration
-	4, // 2: cloister.v1.CollectResponse.ages:type_name -> cloister.v1.Age
-	7, // 3: cloister.v1.VerifyResponse.damaged:type_name -> cloister.v1.Damage
-	0, // 4: cloister.v1.Store.Stat:input_type -> cloister.v1.StatRequest
-	2, // 5: cloister.v1.Store.Collect:input_type -> cloister.v1.CollectRequest
-	5, // 6: cloister.v1.Store.Verify:input_type -> cloister.v1.VerifyRequest
-	1, // 7: cloister.v1.Store.Stat:output_type -> cloister.v1.StatResponse
-	3, // 8: cloister.v1.Store.Collect:output_type -> cloister.v1.CollectResponse
-	6, // 9: cloister.v1.Store.Verify:output_type -> cloister.v1.VerifyResponse
-	7, // [7:10] is the sub-list for method output_type
-	4, // [4:7] is the sub-list for method input_type
-	4, // [4:4] is the sub-list for extension type_name
-	4, // [4:4] is the sub-list for extension extendee
-	0, // [0:4] is the sub-list for field type_name
+	10, // 0: cloister.v1.StatResponse.lease:type_name -> google.protobuf.Duration
+	10, // 1: cloister.v1.CollectRequest.older_than:type_name -> google.protobuf.Duration
+	6,  // 2: cloister.v1.CollectResponse.ages:type_name -> cloister.v1.Age
+	9,  // 3: cloister.v1.VerifyResponse.damaged:type_name -> cloister.v1.Damage
+	2,  // 4: cloister.v1.Store.Stat:input_type -> cloister.v1.StatRequest
+	4,  // 5: cloister.v1.Store.Collect:input_type -> cloister.v1.CollectRequest
+	7,  // 6: cloister.v1.Store.Verify:input_type -> cloister.v1.VerifyRequest
+	0,  // 7: cloister.v1.Store.Forget:input_type -> cloister.v1.ForgetRequest
+	3,  // 8: cloister.v1.Store.Stat:output_type -> cloister.v1.StatResponse
+	5,  // 9: cloister.v1.Store.Collect:output_type -> cloister.v1.CollectResponse
+	8,  // 10: cloister.v1.Store.Verify:output_type -> cloister.v1.VerifyResponse
+	1,  // 11: cloister.v1.Store.Forget:output_type -> cloister.v1.ForgetResponse
+	8,  // [8:12] is the sub-list for method output_type
+	4,  // [4:8] is the sub-list for method input_type
+	4,  // [4:4] is the sub-list for extension type_name
+	4,  // [4:4] is the sub-list for extension extendee
+	0,  // [0:4] is the sub-list for field type_name
 }
 
 func init() { file_cloister_v1_store_proto_init() }
@@ -781,7 +889,7 @@ func file_cloister_v1_store_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_cloister_v1_store_proto_rawDesc), len(file_cloister_v1_store_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   8,
+			NumMessages:   10,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

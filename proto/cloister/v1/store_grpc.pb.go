@@ -24,6 +24,7 @@ const (
 	Store_Stat_FullMethodName    = "/cloister.v1.Store/Stat"
 	Store_Collect_FullMethodName = "/cloister.v1.Store/Collect"
 	Store_Verify_FullMethodName  = "/cloister.v1.Store/Verify"
+	Store_Forget_FullMethodName  = "/cloister.v1.Store/Forget"
 )
 
 // StoreClient is the client API for Store service.
@@ -40,6 +41,8 @@ type StoreClient interface {
 	// Verify reads every blob. It answers about once a second how far it has come, and at the end once more. If the
 	// call is ended before, the next one goes on there.
 	Verify(ctx context.Context, in *VerifyRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[VerifyResponse], error)
+	// Forget makes the result of an action absent from the action cache.
+	Forget(ctx context.Context, in *ForgetRequest, opts ...grpc.CallOption) (*ForgetResponse, error)
 }
 
 type storeClient struct {
@@ -89,6 +92,16 @@ func (c *storeClient) Verify(ctx context.Context, in *VerifyRequest, opts ...grp
 // This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
 type Store_VerifyClient = grpc.ServerStreamingClient[VerifyResponse]
 
+func (c *storeClient) Forget(ctx context.Context, in *ForgetRequest, opts ...grpc.CallOption) (*ForgetResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(ForgetResponse)
+	err := c.cc.Invoke(ctx, Store_Forget_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
 // StoreServer is the server API for Store service.
 // All implementations must embed UnimplementedStoreServer
 // for forward compatibility.
@@ -103,6 +116,8 @@ type StoreServer interface {
 	// Verify reads every blob. It answers about once a second how far it has come, and at the end once more. If the
 	// call is ended before, the next one goes on there.
 	Verify(*VerifyRequest, grpc.ServerStreamingServer[VerifyResponse]) error
+	// Forget makes the result of an action absent from the action cache.
+	Forget(context.Context, *ForgetRequest) (*ForgetResponse, error)
 	mustEmbedUnimplementedStoreServer()
 }
 
@@ -121,6 +136,9 @@ func (UnimplementedStoreServer) Collect(context.Context, *CollectRequest) (*Coll
 }
 func (UnimplementedStoreServer) Verify(*VerifyRequest, grpc.ServerStreamingServer[VerifyResponse]) error {
 	return status.Errorf(codes.Unimplemented, "method Verify not implemented")
+}
+func (UnimplementedStoreServer) Forget(context.Context, *ForgetRequest) (*ForgetResponse, error) {
+	return nil, status.Errorf(codes.Unimplemented, "method Forget not implemented")
 }
 func (UnimplementedStoreServer) mustEmbedUnimplementedStoreServer() {}
 func (UnimplementedStoreServer) testEmbeddedByValue()               {}
@@ -190,6 +208,24 @@ func _Store_Verify_Handler(srv interface{}, stream grpc.ServerStream) error {
 // This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
 type Store_VerifyServer = grpc.ServerStreamingServer[VerifyResponse]
 
+func _Store_Forget_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(ForgetRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(StoreServer).Forget(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Store_Forget_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(StoreServer).Forget(ctx, req.(*ForgetRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
 // Store_ServiceDesc is the grpc.ServiceDesc for Store service.
 // It's only intended for direct use with grpc.RegisterService,
 // and not to be introspected or modified (even as a copy)
@@ -204,6 +240,10 @@ var Store_ServiceDesc = grpc.ServiceDesc{
 		{
 			MethodName: "Collect",
 			Handler:    _Store_Collect_Handler,
+		},
+		{
+			MethodName: "Forget",
+			Handler:    _Store_Forget_Handler,
 		},
 	},
 	Streams: []grpc.StreamDesc{

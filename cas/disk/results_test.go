@@ -1,0 +1,60 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package disk_test
+
+import (
+	"errors"
+	"testing"
+
+	repb "github.com/bazelbuild/remote-apis/build/bazel/remote/execution/v2"
+	"github.com/cloister-build/cloister/cas"
+	"github.com/cloister-build/cloister/cas/castest"
+	"github.com/cloister-build/cloister/cas/disk"
+)
+
+// A result that was forgotten stays so, also where older ones of its action are in the log; another one may follow.
+func TestForget(t *testing.T) {
+	dir := t.TempDir()
+	c := open(t, disk.Config{Dir: dir})
+	s := store(t, c, "a")
+	_, action := castest.Blob(1, 100)
+	_, other := castest.Blob(2, 100)
+	forget := func(want bool) {
+		t.Helper()
+		if was, err := s.Forget(t.Context(), action); was != want || err != nil {
+			t.Errorf("Forget = %v, %v, want %v", was, err, want)
+		}
+	}
+	forget(false)
+	for exit := range int32(3) {
+		for _, d := range []cas.Digest{action, other} {
+			if err := s.Record(t.Context(), d, &repb.ActionResult{ExitCode: exit}); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	forget(true)
+	forget(false)
+	for range 2 {
+		if r, err := s.Lookup(t.Context(), action); !errors.Is(err, cas.ErrNotFound) {
+			t.Errorf("Lookup of what was forgotten: got %v, %v, want ErrNotFound", r, err)
+		}
+		if r, err := s.Lookup(t.Context(), other); err != nil || r.ExitCode != 2 {
+			t.Errorf("Lookup of another: got %v, %v", r, err)
+		}
+		if report, err := c.Verify(t.Context(), disk.VerifyOptions{Restart: true}); err != nil || len(report.Damaged) > 0 {
+			t.Errorf("Verify: got %+v, %v", report, err)
+		}
+		closeStore(t, c)
+		c = open(t, disk.Config{Dir: dir})
+		s = store(t, c, "a")
+	}
+	// The empty result is one like any other.
+	if err := s.Record(t.Context(), action, &repb.ActionResult{}); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := s.Lookup(t.Context(), action); err != nil {
+		t.Errorf("Lookup of an empty result: %v", err)
+	}
+	forget(true)
+}

@@ -1,0 +1,131 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package cli_test
+
+import (
+	"encoding/json"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/cloister-build/cloister/cas"
+)
+
+// wantSaid runs the program and demands an exit code, and texts on its standard output, or, where that is not 0, on either.
+func wantSaid(t *testing.T, code int, args []string, texts ...string) said {
+	t.Helper()
+	s := cloister(t, "", args...)
+	all := s.out
+	if code != 0 {
+		all += s.err
+	}
+	if s.code != code {
+		t.Fatalf("cloister %v: exit code %d, want %d\n%s%s", args, s.code, code, s.out, s.err)
+	}
+	for _, text := range texts {
+		if !strings.Contains(all, text) {
+			t.Errorf("cloister %v does not say %q:\n%s%s", args, text, s.out, s.err)
+		}
+	}
+	return s
+}
+
+// Whatever is put comes back the same, of every digest function, and nothing that is absent is taken for empty.
+func TestBlobsOfAServer(t *testing.T) {
+	f := farming(t)
+	at := func(args ...string) []string {
+		return append(args, "--cas", "grpc://"+f.server.Addr, "--instance", "main")
+	}
+	dir := t.TempDir()
+	src := filepath.Join(dir, "src")
+	for name, text := range map[string]string{"a.txt": "alpha", "sub/b.txt": "beta", "sub/deep/c": strings.Repeat("c", 100_000)} {
+		path := filepath.Join(src, name)
+		if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(path, []byte(text), 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := os.Chmod(filepath.Join(src, "sub/b.txt"), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Symlink("../a.txt", filepath.Join(src, "sub/link")); err != nil {
+		t.Fatal(err)
+	}
+	for _, fn := range cas.Functions() {
+		want := fn.Sum([]byte("alpha")).String()
+		s := wantSaid(t, 0, at("cas", "put", filepath.Join(src, "a.txt"), src, "--digest-function", fn.String()), want)
+		lines := strings.Split(strings.TrimSpace(s.out), "\n")
+		if len(lines) != 2 {
+			t.Fatalf("%v: put printed %q", fn, s.out)
+		}
+		root, _, _ := strings.Cut(lines[1], " ")
+
+		if s := wantSaid(t, 0, at("cas", "cat", want, want)); s.out != "alphaalpha" {
+			t.Errorf("%v: cat printed %q", fn, s.out)
+		}
+		wantSaid(t, 0, at("cas", "ls", root), "a.txt", "d            -  sub/")
+		wantSaid(t, 0, at("cas", "ls", root, "sub"), "x            4  sub/b.txt", "sub/link -> ../a.txt", "sub/deep/")
+		wantSaid(t, 0, at("cas", "ls", root, "sub/b.txt"), fn.Sum([]byte("beta")).String())
+		wantSaid(t, 4, at("cas", "ls", root, "sub/none"), "sub/none")
+		s = wantSaid(t, 0, at("cas", "tree", root), "sub/deep/c")
+		if n := strings.Count(s.out, "\n"); n != 6 {
+			t.Errorf("%v: tree printed %d lines:\n%s", fn, n, s.out)
+		}
+
+		back := filepath.Join(dir, fn.String())
+		wantSaid(t, 0, at("cas", "get", want, back+".txt"))
+		wantSaid(t, 0, at("cas", "get", root, back, "--directory"))
+		for path, want := range map[string]string{back + ".txt": "alpha", back + "/sub/b.txt": "beta", back + "/sub/link": "alpha"} {
+			if b, err := os.ReadFile(path); err != nil || string(b) != want {
+				t.Errorf("%v: %s holds %q, %v, want %q", fn, path, b, err, want)
+			}
+		}
+		if fi, err := os.Stat(back + "/sub/b.txt"); err != nil || fi.Mode()&0o111 == 0 {
+			t.Errorf("%v: the executable came back as %v, %v", fn, fi, err)
+		}
+
+		absent := fn.Sum([]byte("nobody has put this")).String()
+		wantSaid(t, 0, at("cas", "stat", want, root), "present")
+		wantSaid(t, 4, at("cas", "stat", want, absent), "present", "absent")
+		wantSaid(t, 0, at("cas", "verify", want), "sound")
+		wantSaid(t, 4, at("cas", "cat", absent), absent)
+		wantSaid(t, 4, at("cas", "get", absent, back+".none"), absent)
+		if left, err := filepath.Glob(filepath.Join(dir, ".*")); err != nil || len(left) > 0 {
+			t.Errorf("%v: get left %v, %v", fn, left, err)
+		}
+	}
+	var rows []struct{ Path, Kind, Digest string }
+	put := wantSaid(t, 0, at("cas", "put", src, "--json"))
+	var put1 []struct{ Digest string }
+	if err := json.Unmarshal([]byte(put.out), &put1); err != nil || len(put1) != 1 {
+		t.Fatalf("put --json printed %q: %v", put.out, err)
+	}
+	tree := wantSaid(t, 0, at("cas", "tree", put1[0].Digest, "--json"))
+	if err := json.Unmarshal([]byte(tree.out), &rows); err != nil || len(rows) != 6 {
+		t.Errorf("tree --json has %d rows, %v:\n%s", len(rows), err, tree.out)
+	}
+	wantSaid(t, 2, []string{"cas", "cat", "nonsense"}, "nonsense")
+	wantSaid(t, 2, []string{"cas", "put", src, "--digest-function", "vso"}, "vso")
+	wantSaid(t, 5, []string{"cas", "cat", put1[0].Digest, "--cas", "grpc://" + unused(t)})
+}
+
+// A result that was removed is absent, also after a restart, and its action runs again.
+func TestCacheShowAndRm(t *testing.T) {
+	r := serving(t, "main")
+	action, resp := r.execute(t, "echo made > out")
+	at := []string{"--cas", r.cas, "--instance", "main"}
+	rm := []string{"--dir", r.dir, "--instance", "main"}
+	wantSaid(t, 0, append([]string{"cache", "show", action}, at...), "exit code 0", "out ", "0 of them absent", resp.Result.ExecutionMetadata.Worker)
+	wantSaid(t, 0, append([]string{"cache", "show", action, "--json"}, at...), `"absent": []`)
+	wantSaid(t, 4, []string{"cache", "rm", action, "--dir", r.dir, "--instance", "other"}, "absent")
+	wantSaid(t, 0, append([]string{"cache", "rm", action}, rm...), "removed")
+	wantSaid(t, 4, append([]string{"cache", "show", action}, at...))
+	wantSaid(t, 4, append([]string{"cache", "rm", action}, rm...), "absent")
+	if _, again := r.execute(t, "echo made > out"); again.CachedResult {
+		t.Error("the removed result was served")
+	}
+	wantSaid(t, 0, append([]string{"cache", "show", action}, at...), "exit code 0")
+}
