@@ -78,6 +78,10 @@ func (c *Client) down() error {
 	return fmt.Errorf("server at %s: %w since %s: %v", c.target, cas.ErrUnavailable, c.since.UTC().Format(time.RFC3339), c.why)
 }
 
+// Asked returns a channel that is closed when the server has said for the first time what it serves, or has not
+// answered.
+func (c *Client) Asked() <-chan struct{} { return c.asked }
+
 // functions returns the digest functions that the server serves, of ours, or nil if it has not said so yet.
 func (c *Client) functions() []cas.Function {
 	c.mu.Lock()

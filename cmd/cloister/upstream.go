@@ -23,6 +23,7 @@ import (
 const (
 	probeEvery = 10 * time.Second // how often an upstream is asked whether it answers
 	probeLimit = 10 * time.Second // how long that may take
+	askedLimit = 3 * time.Second  // how long a start waits for the first answer
 )
 
 // far is the flags that say what is behind the disk.
@@ -78,6 +79,11 @@ func (f *far) open(ctx context.Context, log *slog.Logger) (*upstream, error) {
 		}
 		u.instances, u.close = c.Instance, c.Close
 		u.check = func(ctx context.Context) error { return checkServer(ctx, c) }
+		// What is advertised to clients is what the server serves.
+		select {
+		case <-c.Asked():
+		case <-time.After(askedLimit):
+		}
 	case f.store != "":
 		ctx, cancel := context.WithTimeout(ctx, 20*time.Second)
 		defer cancel()
