@@ -92,8 +92,8 @@ func testEmptyBlob(t *testing.T, s cas.Store) {
 			closeIfOpen(r)
 			t.Errorf("Open of the empty blob at 1: got %v, want ErrRange", err)
 		}
-		if err := s.Put(t.Context(), d, bytes.NewReader(nil)); err != nil {
-			t.Errorf("Put of the empty blob: %v", err)
+		if err := s.Put(t.Context(), d, bytes.NewReader(nil)); err != nil && (f == cas.SHA256 || !errors.Is(err, cas.ErrInvalid)) {
+			t.Errorf("Put of the empty blob of %v: %v", f, err) // ErrInvalid: a server may serve fewer functions
 		}
 	}
 }

@@ -27,6 +27,21 @@ var cloister = sync.OnceValues(func() (string, error) {
 // serve starts cloister serve in front of a peer and returns an instance of it; it ends with the test.
 func serve(t *testing.T, upstream *peers.Server, flags ...string) *remote.Store {
 	t.Helper()
+	c, err := remote.Dial(t.Context(), "grpc://"+listen(t, append([]string{"--cas", "grpc://" + upstream.Addr}, flags...)...))
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { c.Close() })
+	store, err := c.Store("")
+	if err != nil {
+		t.Fatal(err)
+	}
+	return store
+}
+
+// listen starts cloister serve and returns its address; it ends with the test.
+func listen(t *testing.T, flags ...string) string {
+	t.Helper()
 	program, err := cloister()
 	if err != nil {
 		t.Fatal(err)
@@ -41,7 +56,7 @@ func serve(t *testing.T, upstream *peers.Server, flags ...string) *remote.Store 
 	}
 	s, err := bazelrun.StartServer(t.Context(), bazelrun.ServerConfig{
 		Binary: program, Dir: t.TempDir(), Home: t.TempDir(), Listen: addr,
-		Args: append([]string{"--cas", "grpc://" + upstream.Addr}, flags...),
+		Args: flags,
 	})
 	if err != nil {
 		t.Fatal(err)
@@ -51,16 +66,7 @@ func serve(t *testing.T, upstream *peers.Server, flags ...string) *remote.Store 
 			t.Error(err)
 		}
 	})
-	c, err := remote.Dial(t.Context(), "grpc://"+addr)
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { c.Close() })
-	store, err := c.Store("")
-	if err != nil {
-		t.Fatal(err)
-	}
-	return store
+	return addr
 }
 
 // TestServe: all that is put through cloister serve is at the peer and comes back, over the whole way.

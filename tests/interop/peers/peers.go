@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Package peers builds and starts the real servers of others with which Cloister works together, on loopback
-// and each in a directory of the caller's. Only how they are started is here; their programs are compiled from
+// and each in a directory of the caller's, and builds a client of others. Only how they are started is here; their programs are compiled from
 // the modules in the directories beside, and nothing of theirs is in this repository.
 package peers
 
@@ -57,5 +57,10 @@ var BBStorage = Kind{
 	},
 }
 
-// Kinds are all of them.
+// RemoteTool is the client of remote-apis-sdks for the command line. It is built, and not started as a server.
+var RemoteTool = Kind{
+	Name: "remotetool", dir: "remotetool", pkg: "github.com/bazelbuild/remote-apis-sdks/go/cmd/remotetool",
+}
+
+// Kinds are all servers.
 func Kinds() []Kind { return []Kind{BazelRemote, BBStorage} }

@@ -1,0 +1,151 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package interop_test
+
+import (
+	"bytes"
+	"context"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/cloister-build/cloister/cas"
+	"github.com/cloister-build/cloister/cas/castest"
+	"github.com/cloister-build/cloister/cas/tree"
+	"github.com/cloister-build/cloister/sandbox/sandboxtest"
+	"github.com/cloister-build/cloister/tests/interop/peers"
+)
+
+// A tool is remotetool and the server that it speaks with.
+type tool struct {
+	*testing.T
+	program, addr, home string
+}
+
+// run runs one operation and returns all that it prints, and whether it succeeded.
+func (t *tool) run(operation string, args ...string) (string, bool) {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	cmd := exec.CommandContext(ctx, t.program, append([]string{
+		"-service", t.addr, "-service_no_security", "-instance", "main", "-alsologtostderr", "-operation", operation,
+	}, args...)...)
+	cmd.Env = []string{"HOME=" + t.home, "TMPDIR=" + t.home, "PATH=/usr/bin:/bin"}
+	var out bytes.Buffer
+	cmd.Stdout, cmd.Stderr = &out, &out
+	err := cmd.Run()
+	if ctx.Err() != nil {
+		t.Fatalf("remotetool %s %v does not end:\n%s", operation, args, &out)
+	}
+	return out.String(), err == nil
+}
+
+// must is run for what must succeed and print texts.
+func (t *tool) must(operation string, args []string, texts ...string) string {
+	t.Helper()
+	out, ok := t.run(operation, args...)
+	for _, text := range texts {
+		ok = ok && strings.Contains(out, text)
+	}
+	if !ok {
+		t.Fatalf("remotetool %s %v failed, or does not print %q:\n%s", operation, args, texts, out)
+	}
+	return out
+}
+
+// write writes files below dir.
+func (t *tool) write(dir string, files map[string]string) {
+	t.Helper()
+	for name, text := range files {
+		path := filepath.Join(dir, name)
+		if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(path, []byte(text), 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+// holds demands that a file has this content.
+func (t *tool) holds(path, want string) {
+	t.Helper()
+	if b, err := os.ReadFile(path); err != nil || string(b) != want {
+		t.Errorf("%s holds %q, %v, want %q", path, b, err, want)
+	}
+}
+
+// action writes what execute_action reads: an action whose script makes the files out and dir/made.
+func (t *tool) action(script string) (root string) {
+	t.Helper()
+	root = t.TempDir()
+	t.write(root, map[string]string{
+		"ac.textproto": "timeout { seconds: 20 }\n",
+		"cmd.textproto": `arguments: "/bin/sh" arguments: "-c" arguments: "` + script + `" output_files: "out" output_directories: "dir"
+			platform { properties { name: "container-image" value: "docker://any" } }`, // download_action wants one
+		"input/a.txt":         "an input\n",
+		"input/sub/deep/more": strings.Repeat("more\n", 30_000),
+	})
+	return root
+}
+
+var digestLine = regexp.MustCompile(`Action digest: ([0-9a-f]{64}/[0-9]+)`)
+
+// TestRemoteTool: the client of remote-apis-sdks does with cloister serve what it is made for.
+func TestRemoteTool(t *testing.T) {
+	program, err := programs[peers.RemoteTool.Name]()
+	if err != nil {
+		sandboxtest.Unavailable(t, "interop", err)
+	}
+	r := &tool{t, program, listen(t), t.TempDir()}
+
+	root := r.action("cat a.txt sub/deep/more > out; mkdir -p dir; cp a.txt dir/made; echo said")
+	input, err := os.OpenRoot(filepath.Join(root, "input"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer input.Close()
+	want, err := tree.Ingest(t.Context(), castest.NewMemory(), cas.SHA256, input)
+	if err != nil {
+		t.Fatal(err)
+	}
+	r.must("upload_dir", []string{"-path", filepath.Join(root, "input")}, want.String())
+	down := filepath.Join(r.home, "down")
+	r.must("download_dir", []string{"-digest", want.String(), "-path", down})
+	r.holds(filepath.Join(down, "a.txt"), "an input\n")
+	r.holds(filepath.Join(down, "sub/deep/more"), strings.Repeat("more\n", 30_000))
+
+	out := r.must("execute_action", []string{"-action_root", root, "-path", filepath.Join(r.home, "made")}, "Number of Output Files: 1", "Number of Output Directories: 1", "said")
+	r.holds(filepath.Join(r.home, "made/dir/made"), "an input\n")
+	found := digestLine.FindStringSubmatch(out)
+	if found == nil {
+		t.Fatalf("execute_action names no action:\n%s", out)
+	}
+	action := found[1]
+	r.must("show_action", []string{"-digest", action}, "/bin/sh", "out", "dir")
+	result := filepath.Join(r.home, "result")
+	r.must("download_action_result", []string{"-digest", action, "-path", result})
+	r.holds(filepath.Join(result, "out"), "an input\n"+strings.Repeat("more\n", 30_000))
+	r.holds(filepath.Join(result, "dir/made"), "an input\n")
+	again := filepath.Join(r.home, "again")
+	r.must("download_action", []string{"-digest", action, "-path", again})
+	r.holds(filepath.Join(again, "input/a.txt"), "an input\n")
+	r.must("execute_action", []string{"-digest", action, "-path", filepath.Join(r.home, "made")}, action)
+
+	blob := filepath.Join(r.home, "blob")
+	r.write(r.home, map[string]string{"blob": strings.Repeat("a blob\n", 1_000_000)})
+	r.must("upload_blob", []string{"-path", blob})
+	name := cas.SHA256.Sum([]byte(strings.Repeat("a blob\n", 1_000_000))).String()
+	r.must("download_blob", []string{"-digest", name, "-path", filepath.Join(r.home, "blob2")})
+	r.holds(filepath.Join(r.home, "blob2"), strings.Repeat("a blob\n", 1_000_000))
+
+	r.must("check_determinism", []string{"-action_root", root, "-exec_attempts", "3"})
+	differs := r.action("date +%N > out; mkdir -p dir")
+	if out, ok := r.run("check_determinism", "-action_root", differs, "-exec_attempts", "3"); ok || !strings.Contains(out, "not deterministic") {
+		t.Errorf("an action that writes the time is called deterministic:\n%s", out)
+	}
+}
