@@ -13,7 +13,7 @@ export GOFLAGS := $(GOFLAGS) -modcacherw
 endif
 
 .DEFAULT_GOAL := help
-.PHONY: help build demo test test-sandbox escape interop lint cross bench golden serve clean tools
+.PHONY: help build demo test test-sandbox escape interop fuzz lint cross bench golden serve clean tools
 
 help: ## say what each target does
 	@sed -n 's/^\([a-z-]*\):[^#]*## \(.*\)/  \1\t\2/p' $(MAKEFILE_LIST) | expand -t 18
@@ -41,6 +41,11 @@ escape: ## try to get out of the sandbox; print the table of guarantees (SOAK=10
 
 interop: ## run with the real bazel-remote and bb_storage; builds them first (5 minutes, once)
 	cd tests/interop && $(GO) test -count=1 -timeout 60m ./...
+
+FUZZ ?= 60s
+
+fuzz: ## look for inputs that break what reads them (10 minutes; FUZZ=10m: for so long each)
+	@.ci/fuzz $(FUZZ)
 
 lint: ## vet, format, and staticcheck if it is installed
 	$(GO) vet ./...
