@@ -3,7 +3,6 @@
 package worker
 
 import (
-	"bytes"
 	"context"
 	"errors"
 	"time"
@@ -49,9 +48,9 @@ func (l *Local) collect(ctx context.Context, t *Task, req *Request, box *confine
 	}
 	batch := cas.NewBatch(store)
 	for _, log := range []struct {
-		text *bytes.Buffer
+		text *Log
 		to   **repb.Digest
-	}{{&r.stdout.kept, &c.result.StdoutDigest}, {&r.stderr.kept, &c.result.StderrDigest}} {
+	}{{r.stdout.kept, &c.result.StdoutDigest}, {r.stderr.kept, &c.result.StderrDigest}} {
 		d, err := batch.AddBytes(ctx, fn, log.text.Bytes())
 		if err != nil {
 			return nil, err

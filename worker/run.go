@@ -3,7 +3,6 @@
 package worker
 
 import (
-	"bytes"
 	"context"
 	"io"
 
@@ -19,9 +18,13 @@ type ran struct {
 
 // run runs the command. Only the time that it executes counts towards its timeout (rule 108).
 func (l *Local) run(ctx context.Context, t *Task, spec *sandbox.Spec) (*ran, error) {
+	logs := t.Logs
+	if logs == nil {
+		logs = &Logs{}
+	}
 	r := &ran{
-		stdout: &capped{left: l.LogBytes, also: t.Stdout},
-		stderr: &capped{left: l.LogBytes, also: t.Stderr},
+		stdout: &capped{kept: &logs.Stdout, left: l.LogBytes, also: t.Stdout},
+		stderr: &capped{kept: &logs.Stderr, left: l.LogBytes, also: t.Stderr},
 	}
 	var err error
 	r.Result, err = l.Backend.Run(ctx, spec, sandbox.Stdio{Stdout: r.stdout, Stderr: r.stderr, Terminal: t.Terminal})
@@ -34,6 +37,8 @@ func (l *Local) run(ctx context.Context, t *Task, spec *sandbox.Spec) (*ran, err
 	if err != nil {
 		return nil, err
 	}
+	logs.Stdout.Close(nil)
+	logs.Stderr.Close(nil)
 	r.timedOut = r.Stopped
 	return r, nil
 }
@@ -42,7 +47,7 @@ func (l *Local) run(ctx context.Context, t *Task, spec *sandbox.Spec) (*ran, err
 // talking neither blocks nor fills the worker. It is memory of the worker's, apart from the workspace,
 // which an action may fill.
 type capped struct {
-	kept bytes.Buffer
+	kept *Log
 	left int64
 	told bool
 	also io.Writer // sees everything, if not nil
@@ -56,7 +61,7 @@ func (c *capped) Write(p []byte) (int, error) {
 	c.kept.Write(keep)
 	if len(keep) < len(p) && !c.told {
 		c.told = true
-		c.kept.WriteString(notice)
+		c.kept.Write([]byte(notice))
 	}
 	if c.also != nil {
 		return c.also.Write(p)

@@ -35,6 +35,9 @@ type Task struct {
 	Queued time.Time
 	// Stdout and Stderr, if not nil, see the action's output while it runs.
 	Stdout, Stderr io.Writer
+	// Logs, if not nil, keep the output for the result, so that it can be read from there until the action has
+	// ended. They are closed once all of the output is in them, if it ever is.
+	Logs *Logs
 
 	// Target, Mnemonic and Invocation are what the client says of itself, "" if it does not: the label
 	// that is built, the kind of action, the build. They choose a rule of the policy, and nobody vouches

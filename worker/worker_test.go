@@ -84,7 +84,7 @@ func TestCheckCommandRefuses(t *testing.T) {
 
 func TestCappedTellsOnceAndNeverBlocks(t *testing.T) {
 	var b strings.Builder
-	w := &capped{left: 5, also: &b}
+	w := &capped{kept: &Log{}, left: 5, also: &b}
 	for _, text := range []string{"abc", "defg", "hij"} {
 		if n, err := w.Write([]byte(text)); n != len(text) || err != nil {
 			t.Errorf("Write(%q) = %d, %v", text, n, err)
@@ -93,7 +93,7 @@ func TestCappedTellsOnceAndNeverBlocks(t *testing.T) {
 	if b.String() != "abcdefghij" {
 		t.Errorf("who looks on sees %q", b.String())
 	}
-	if got := w.kept.String(); !strings.HasPrefix(got, "abcde\n") || strings.Count(got, "cut off") != 1 || strings.Contains(got, "f\n") {
+	if got := string(w.kept.Bytes()); !strings.HasPrefix(got, "abcde\n") || strings.Count(got, "cut off") != 1 || strings.Contains(got, "f\n") {
 		t.Errorf("got %q", got)
 	}
 }

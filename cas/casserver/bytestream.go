@@ -26,6 +26,9 @@ type byteStream struct {
 
 // Read sends a blob, or the part of it that the offset and limit select.
 func (s *byteStream) Read(req *bspb.ReadRequest, stream bspb.ByteStream_ReadServer) error {
+	if s.ofLog(req.ResourceName) {
+		return s.Logs.Read(req, stream)
+	}
 	ctx := stream.Context()
 	in, d, err := s.resolve(ctx, req.ResourceName, parseRead)
 	if err != nil {
@@ -86,6 +89,9 @@ func (s *byteStream) Write(stream bspb.ByteStream_WriteServer) error {
 	} else if err != nil {
 		return err
 	}
+	if s.ofLog(u.message.ResourceName) {
+		return s.writeLog(&u.message, stream)
+	}
 	in, d, err := s.resolve(ctx, u.message.ResourceName, parseWrite)
 	if err != nil {
 		return err
@@ -113,6 +119,9 @@ func (s *byteStream) Write(stream bspb.ByteStream_WriteServer) error {
 // QueryWriteStatus says that the upload of a blob that is present is complete. Any other is
 // NOT_FOUND, since nothing is kept of it (rule 46).
 func (s *byteStream) QueryWriteStatus(ctx context.Context, req *bspb.QueryWriteStatusRequest) (*bspb.QueryWriteStatusResponse, error) {
+	if s.ofLog(req.ResourceName) {
+		return s.Logs.QueryWriteStatus(ctx, req)
+	}
 	in, d, err := s.resolve(ctx, req.ResourceName, parseWrite)
 	if err != nil {
 		return nil, err

@@ -47,6 +47,8 @@ type Config struct {
 	MaxBlobBytes int64
 	// ReadOnlyActions refuses UpdateActionResult: results come from execution alone.
 	ReadOnlyActions bool
+	// Logs, if not nil, serve what ByteStream calls log streams.
+	Logs Logs
 }
 
 // Register adds the four services to s. The stores stay the caller's to close, after s has stopped.

@@ -30,6 +30,7 @@ import (
 	"github.com/cloister-build/cloister/sandbox/policy"
 	"github.com/cloister-build/cloister/worker"
 	"github.com/cloister-build/cloister/worker/execserver"
+	"github.com/cloister-build/cloister/worker/logstream"
 	"github.com/cloister-build/cloister/worker/queue"
 	"github.com/cloister-build/cloister/worker/telemetry"
 	"github.com/prometheus/client_golang/prometheus"
@@ -250,7 +251,9 @@ func serve(ctx context.Context, c *serveConfig, out io.Writer) error {
 			recordAttempts(log, record, name, t, a)
 		},
 	})
-	line := queue.Config{Executor: metrics.Executor(local), Slots: c.jobs, Renew: local.RenewInputs, RenewEvery: c.renew()}
+	logs := logstream.New(logstream.Config{Instances: instances})
+	defer logs.Close()
+	line := queue.Config{Executor: metrics.Executor(local), Slots: c.jobs, Renew: local.RenewInputs, RenewEvery: c.renew(), Logs: logs.Begin}
 	if behind != nil {
 		line.Fetch, line.FetchBytes = local.FetchInputs, store.MaxBytes/8 // so that leases leave room for outputs
 	}
@@ -266,7 +269,9 @@ func serve(ctx context.Context, c *serveConfig, out io.Writer) error {
 		Instances:    instances,
 		Execution:    execserver.Capabilities(),
 		MaxBlobBytes: c.maxBlob.bytes,
+		Logs:         logs,
 	})
+	logs.Register(server)
 	execserver.Register(server, execserver.Config{
 		Queue:     work,
 		Instances: instances,
@@ -304,6 +309,7 @@ func serve(ctx context.Context, c *serveConfig, out io.Writer) error {
 	ready.draining.Store(true)
 	alive.Shutdown()
 	drain(out, c.drainTimeout, signals, work)
+	logs.Close() // whoever follows one would hold up the server
 	stopServer(server)
 	<-failed
 	if front != nil {

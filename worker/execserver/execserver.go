@@ -192,9 +192,11 @@ func (s *server) follow(c client, o *queue.Operation, seen int) error {
 // send sends the state of o.
 func (s *server) send(c client, o *queue.Operation, state queue.State) error {
 	metadata, err := anypb.New(&repb.ExecuteOperationMetadata{
-		Stage:          state.Stage,
-		ActionDigest:   o.Action().Proto(),
-		DigestFunction: o.Action().Function().Proto(),
+		Stage:            state.Stage,
+		ActionDigest:     o.Action().Proto(),
+		DigestFunction:   o.Action().Function().Proto(),
+		StdoutStreamName: state.Stdout,
+		StderrStreamName: state.Stderr,
 	})
 	if err != nil {
 		return err

@@ -27,6 +27,9 @@ type job struct {
 	// will be a new one.
 	ran      bool
 	prefetch prefetch
+	// logs and endLogs are of Config.Logs, nil before a slot has the job and if there are none.
+	logs    *worker.Logs
+	endLogs func(*worker.Outcome)
 	// flight is where later requests find the job, once it is prepared and if it can be shared.
 	flight flight
 }
@@ -67,6 +70,9 @@ func (q *Queue) serve(
 		l.busy++
 		if l == &q.ready {
 			q.giveRoom(j)
+			if q.cfg.Logs != nil {
+				j.logs, j.endLogs = q.cfg.Logs(&j.req.Task)
+			}
 			j.advance(repb.ExecutionStage_EXECUTING)
 		}
 		// Nothing but leave cancels a job: its operations know why by then.
@@ -133,6 +139,7 @@ func (q *Queue) merge(f, j *job) {
 		q.waiting.Signal()
 		q.room.Broadcast()
 	}
+	j.logs = f.logs
 	j.advance(stage)
 	for o := range j.ops {
 		o.job = f
@@ -142,9 +149,13 @@ func (q *Queue) merge(f, j *job) {
 }
 
 // execute is what a slot does.
-func (q *Queue) execute(ctx context.Context, j *job) (*worker.Outcome, error) {
+func (q *Queue) execute(ctx context.Context, j *job) (out *worker.Outcome, err error) {
 	task := j.req.Task
-	out, err := q.cfg.Executor.Execute(ctx, &task, func(s worker.Stage) {
+	task.Logs = j.logs
+	if j.endLogs != nil {
+		defer func() { j.endLogs(out) }()
+	}
+	out, err = q.cfg.Executor.Execute(ctx, &task, func(s worker.Stage) {
 		if s > worker.Fetch {
 			q.mu.Lock()
 			j.ran = true
@@ -198,8 +209,9 @@ func (q *Queue) forget(j *job) {
 
 // advance brings the operations of j to a stage.
 func (j *job) advance(s repb.ExecutionStage_Value) {
+	stdout, stderr := j.logs.Names()
 	for o := range j.ops {
-		o.change(State{Stage: s})
+		o.change(State{Stage: s, Stdout: stdout, Stderr: stderr})
 	}
 }
 

@@ -42,6 +42,9 @@ type State struct {
 	// and must not be modified.
 	Outcome *worker.Outcome
 	Fault   *worker.Fault
+	// Stdout and Stderr are the names of the run's logs, from EXECUTING on and "" if there are none. Operations
+	// that share a run have the same.
+	Stdout, Stderr string
 }
 
 func newOperation(q *Queue, j *job, now time.Time) *Operation {

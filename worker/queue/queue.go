@@ -58,6 +58,10 @@ type Config struct {
 	// FetchBytes is how many bytes those actions may need together, however many of them were near already; for one
 	// that needs more, nothing is fetched before it has a slot. The default is 1 GiB.
 	FetchBytes int64
+	// Logs, if not nil, makes what the output of an action is read from while it runs. It is called when a slot
+	// takes the action, before anybody learns that it executes, and must neither wait nor call the queue. The
+	// function end is called with the outcome, or nil if there is none, before anybody learns of that.
+	Logs func(t *worker.Task) (logs *worker.Logs, end func(*worker.Outcome))
 	// MaxRetained is how many completed operations are kept, and MaxRetainedBytes how much memory, as
 	// estimated, they may take; the defaults are 10,000 and 256 MiB. The oldest are dropped first,
 	// those whose action did not run before all others.
@@ -303,7 +307,9 @@ func (q *Queue) complete(o *Operation, e end) {
 	o.job = nil
 	o.completed = time.Now()
 	o.bytes = operationBytes + e.bytes
-	o.change(State{Stage: repb.ExecutionStage_COMPLETED, Outcome: e.outcome, Fault: e.fault})
+	s := o.state // the names of its logs stay
+	s.Stage, s.Outcome, s.Fault = repb.ExecutionStage_COMPLETED, e.outcome, e.fault
+	o.change(s)
 	q.live--
 	q.stats.Done++
 	switch {

@@ -1,0 +1,410 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package logstream_test
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"io"
+	"net"
+	"runtime"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+	"weak"
+
+	repb "github.com/bazelbuild/remote-apis/build/bazel/remote/execution/v2"
+	logpb "github.com/bazelbuild/remote-apis/build/bazel/remote/logstream/v1"
+	"github.com/cloister-build/cloister/cas"
+	"github.com/cloister-build/cloister/cas/castest"
+	"github.com/cloister-build/cloister/worker"
+	"github.com/cloister-build/cloister/worker/logstream"
+	bspb "google.golang.org/genproto/googleapis/bytestream"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/credentials/insecure"
+	"google.golang.org/grpc/status"
+	"google.golang.org/grpc/test/bufconn"
+)
+
+// A site is a server with its registry, and a client of it over the wire.
+type site struct {
+	*logstream.Registry
+	logpb.LogStreamServiceClient
+	bytes   bspb.ByteStreamClient
+	store   *castest.Memory // of the instance "main"
+	serving *atomic.Int32   // reads under way
+	close   func()
+}
+
+// byteStream is a ByteStream service of log streams alone.
+type byteStream struct {
+	bspb.UnimplementedByteStreamServer
+	*logstream.Registry
+	reads atomic.Int32
+}
+
+func (b *byteStream) Read(req *bspb.ReadRequest, to bspb.ByteStream_ReadServer) error {
+	b.reads.Add(1)
+	defer b.reads.Add(-1)
+	return b.Registry.Read(req, to)
+}
+
+func (b *byteStream) Write(from bspb.ByteStream_WriteServer) error {
+	first, err := from.Recv()
+	if err != nil {
+		return err
+	}
+	return b.Registry.Write(first, from)
+}
+
+func (b *byteStream) QueryWriteStatus(ctx context.Context, req *bspb.QueryWriteStatusRequest) (*bspb.QueryWriteStatusResponse, error) {
+	return b.Registry.QueryWriteStatus(ctx, req)
+}
+
+// serve starts a site; the test, or the bubble that it is in, ends it by close.
+func serve(t *testing.T, c logstream.Config) *site {
+	t.Helper()
+	c.Instances = castest.Instances()
+	in, err := c.Instances("main")
+	if err != nil {
+		t.Fatal(err)
+	}
+	b := &byteStream{Registry: logstream.New(c)}
+	server, listener := grpc.NewServer(), bufconn.Listen(1<<20)
+	bspb.RegisterByteStreamServer(server, b)
+	b.Register(server)
+	var serving sync.WaitGroup
+	serving.Go(func() { _ = server.Serve(listener) })
+	conn, err := grpc.NewClient("passthrough:///site", grpc.WithTransportCredentials(insecure.NewCredentials()),
+		grpc.WithContextDialer(func(ctx context.Context, _ string) (net.Conn, error) { return listener.DialContext(ctx) }))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return &site{b.Registry, logpb.NewLogStreamServiceClient(conn), bspb.NewByteStreamClient(conn), in.Store.(*castest.Memory), &b.reads, func() {
+		b.Close()
+		conn.Close()
+		server.Stop()
+		serving.Wait()
+	}}
+}
+
+// bubble runs f with a site in a bubble of fake time.
+func bubble(t *testing.T, c logstream.Config, f func(t *testing.T, s *site)) {
+	t.Helper()
+	synctest.Test(t, func(t *testing.T) {
+		s := serve(t, c)
+		defer s.close()
+		f(t, s)
+	})
+}
+
+// begin begins a run in the instance "main".
+func (s *site) begin() (*worker.Logs, func(*worker.Outcome)) {
+	return s.Begin(&worker.Task{Instance: "main", Action: cas.SHA256.Sum([]byte("an action"))})
+}
+
+// outcome stores what a run said, and returns its outcome.
+func (s *site) outcome(t *testing.T, stdout, stderr string) *worker.Outcome {
+	t.Helper()
+	put := func(text string) *repb.Digest {
+		d, err := cas.PutBytes(t.Context(), s.store, cas.SHA256, []byte(text))
+		if err != nil {
+			t.Fatal(err)
+		}
+		return d.Proto()
+	}
+	return &worker.Outcome{Result: &repb.ActionResult{StdoutDigest: put(stdout), StderrDigest: put(stderr)}}
+}
+
+// follow begins to read a stream.
+func (s *site) follow(t *testing.T, name string) bspb.ByteStream_ReadClient {
+	t.Helper()
+	r, err := s.bytes.Read(t.Context(), &bspb.ReadRequest{ResourceName: name})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return r
+}
+
+// rest reads what is left of a stream, and how it ends.
+func rest(r bspb.ByteStream_ReadClient) (string, codes.Code) {
+	var b strings.Builder
+	for {
+		m, err := r.Recv()
+		if err == io.EOF {
+			return b.String(), codes.OK
+		}
+		if err != nil {
+			return b.String(), status.Code(err)
+		}
+		b.Write(m.Data)
+	}
+}
+
+// read reads a part of a stream to its end.
+func (s *site) read(t *testing.T, req *bspb.ReadRequest) (string, codes.Code) {
+	t.Helper()
+	r, err := s.bytes.Read(t.Context(), req)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return rest(r)
+}
+
+func want(t *testing.T, what string, text string, code codes.Code, wantText string, wantCode codes.Code) {
+	t.Helper()
+	if text != wantText || code != wantCode {
+		t.Errorf("%s: got %.200q of %d bytes and %v, want %.200q and %v", what, text, len(text), code, wantText, wantCode)
+	}
+}
+
+// wantNext checks what the next message brings.
+func wantNext(t *testing.T, r bspb.ByteStream_ReadClient, text string) {
+	t.Helper()
+	if m, err := r.Recv(); err != nil || string(m.Data) != text {
+		t.Fatalf("got %v, %v, want %q", m, err, text)
+	}
+}
+
+func TestRule127_ReadersSeeOutputWhileTheRunLasts(t *testing.T) {
+	s := serve(t, logstream.Config{})
+	defer s.close()
+	logs, end := s.begin()
+	out, errs := &logs.Stdout, &logs.Stderr
+	if !strings.HasPrefix(out.Name, "main/logstreams/") || !strings.HasPrefix(errs.Name, "main/logstreams/") || out.Name == errs.Name {
+		t.Fatalf("the names are %q and %q", out.Name, errs.Name)
+	}
+	early := []bspb.ByteStream_ReadClient{s.follow(t, out.Name), s.follow(t, out.Name)}
+	io.WriteString(out, "first\n")
+	io.WriteString(errs, "oh\n")
+	for _, r := range early {
+		wantNext(t, r, "first\n") // though the run goes on
+	}
+	late := s.follow(t, out.Name)
+	wantNext(t, late, "first\n")
+	io.WriteString(out, "second\n")
+	for _, r := range append(early, late) {
+		wantNext(t, r, "second\n")
+	}
+	out.Close(nil)
+	for _, r := range append(early, late) {
+		text, code := rest(r) // before there is an outcome
+		want(t, "end of the output", text, code, "", codes.OK)
+	}
+	errs.Close(nil)
+	end(s.outcome(t, "first\nsecond\n", "oh\n"))
+	for name, whole := range map[string]string{out.Name: "first\nsecond\n", errs.Name: "oh\n"} {
+		text, code := s.read(t, &bspb.ReadRequest{ResourceName: name})
+		want(t, "after the end", text, code, whole, codes.OK)
+	}
+}
+
+// TestRule127_SlowReaderHoldsUpNobody: not the run, and not its memory; and misses nothing.
+func TestRule127_SlowReaderHoldsUpNobody(t *testing.T) {
+	s := serve(t, logstream.Config{})
+	defer s.close()
+	logs, end := s.begin()
+	slow := s.follow(t, logs.Stdout.Name)
+	name, held := logs.Stdout.Name, weak.Make(logs)
+	io.WriteString(&logs.Stdout, "it is there\n")
+	wantNext(t, slow, "it is there\n")
+	var whole bytes.Buffer
+	for i := range 300_000 { // much more than lies in buffers on the way
+		fmt.Fprintf(&whole, "line %d of many\n", i)
+	}
+	logs.Stdout.Write(whole.Bytes())
+	logs.Stdout.Close(nil)
+	logs.Stderr.Close(nil)
+	end(s.outcome(t, "it is there\n"+whole.String(), ""))
+	logs = nil
+	for i := 0; held.Value() != nil; i++ {
+		if runtime.GC(); i == 1000 {
+			t.Fatal("the output is in memory although it is in the store, and the reader has long been told so")
+		}
+		time.Sleep(time.Millisecond)
+	}
+	text, code := rest(slow)
+	want(t, "slow reader", text, code, whole.String(), codes.OK)
+	text, code = s.read(t, &bspb.ReadRequest{ResourceName: name, ReadOffset: 12})
+	want(t, "from the store", text, code, whole.String(), codes.OK)
+}
+
+func TestRule127_CancelledReaderIsFreeAtOnce(t *testing.T) {
+	bubble(t, logstream.Config{}, func(t *testing.T, s *site) {
+		logs, end := s.begin()
+		ctx, cancel := context.WithCancel(t.Context())
+		if _, err := s.bytes.Read(ctx, &bspb.ReadRequest{ResourceName: logs.Stdout.Name}); err != nil {
+			t.Fatal(err)
+		}
+		synctest.Wait()
+		if n := s.serving.Load(); n != 1 {
+			t.Fatalf("%d reads are under way, want one", n)
+		}
+		cancel()
+		synctest.Wait()
+		if n := s.serving.Load(); n != 0 {
+			t.Errorf("%d reads are under way after their reader went", n)
+		}
+		end(nil)
+	})
+}
+
+func TestRule127_NamesAreForReadingOrForWriting(t *testing.T) {
+	s := serve(t, logstream.Config{})
+	defer s.close()
+	logs, end := s.begin()
+	io.WriteString(&logs.Stdout, "said")
+	logs.Stdout.Close(nil)
+	end(s.outcome(t, "said", ""))
+	made, err := s.CreateLogStream(t.Context(), &logpb.CreateLogStreamRequest{Parent: "main"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	token := strings.TrimPrefix(made.WriteResourceName, made.Name+"/")
+	for _, c := range []struct {
+		name        string
+		read, write codes.Code
+	}{
+		{made.WriteResourceName, codes.InvalidArgument, codes.OK},
+		{made.Name, codes.OK, codes.InvalidArgument},
+		{logs.Stdout.Name, codes.OK, codes.InvalidArgument},
+		{logs.Stdout.Name + "/" + token, codes.InvalidArgument, codes.NotFound},
+		{made.Name + "/" + token[1:] + "0", codes.InvalidArgument, codes.NotFound},
+		{strings.TrimPrefix(made.Name, "main/"), codes.NotFound, codes.InvalidArgument},
+		{"other/" + made.Name, codes.NotFound, codes.InvalidArgument},
+		{strings.TrimPrefix(made.WriteResourceName, "main/"), codes.InvalidArgument, codes.NotFound},
+		{"main/logstreams/0123", codes.NotFound, codes.InvalidArgument},
+		{"main/logstreams/0123/4567", codes.InvalidArgument, codes.NotFound},
+		{"main/logstreams/", codes.InvalidArgument, codes.InvalidArgument},
+		{"main/logstreams", codes.InvalidArgument, codes.InvalidArgument},
+		{"/" + made.Name, codes.InvalidArgument, codes.InvalidArgument},
+		{made.WriteResourceName + "/more", codes.InvalidArgument, codes.InvalidArgument},
+		// The SDK for Go takes what the metadata says for an id.
+		{"main/logstreams/" + logs.Stdout.Name, codes.OK, codes.InvalidArgument},
+	} {
+		if _, err := s.bytes.QueryWriteStatus(t.Context(), &bspb.QueryWriteStatusRequest{ResourceName: c.name}); status.Code(err) != c.write {
+			t.Errorf("QueryWriteStatus of %s: %v, want %v", c.name, err, c.write)
+		}
+		if err := s.write(t, &bspb.WriteRequest{ResourceName: c.name}); status.Code(err) != c.write {
+			t.Errorf("Write of %s: %v, want %v", c.name, err, c.write)
+		}
+		if c.name == made.Name {
+			continue // nobody ends it
+		}
+		if _, code := s.read(t, &bspb.ReadRequest{ResourceName: c.name}); code != c.read {
+			t.Errorf("Read of %s: %v, want %v", c.name, code, c.read)
+		}
+	}
+}
+
+func TestReadOffsetsAndLimits(t *testing.T) {
+	s := serve(t, logstream.Config{})
+	defer s.close()
+	logs, end := s.begin()
+	io.WriteString(&logs.Stdout, "0123456789")
+	check := func(when string) {
+		for _, c := range []struct {
+			off, limit int64
+			text       string
+			code       codes.Code
+		}{
+			{0, 10, "0123456789", codes.OK}, {3, 4, "3456", codes.OK}, {9, 1, "9", codes.OK},
+			{-1, 0, "", codes.OutOfRange}, {0, -1, "", codes.InvalidArgument},
+		} {
+			text, code := s.read(t, &bspb.ReadRequest{ResourceName: logs.Stdout.Name, ReadOffset: c.off, ReadLimit: c.limit})
+			want(t, fmt.Sprintf("%s, offset %d, limit %d", when, c.off, c.limit), text, code, c.text, c.code)
+		}
+	}
+	check("running")
+	ahead, err := s.bytes.Read(t.Context(), &bspb.ReadRequest{ResourceName: logs.Stdout.Name, ReadOffset: 12})
+	if err != nil {
+		t.Fatal(err)
+	}
+	beyond, err := s.bytes.Read(t.Context(), &bspb.ReadRequest{ResourceName: logs.Stdout.Name, ReadOffset: 15})
+	if err != nil {
+		t.Fatal(err)
+	}
+	io.WriteString(&logs.Stdout, "abcd")
+	wantNext(t, ahead, "cd")
+	logs.Stdout.Close(nil)
+	_, code := rest(beyond)
+	want(t, "beyond the end", "", code, "", codes.OutOfRange)
+	end(s.outcome(t, "0123456789abcd", ""))
+	check("ended")
+	for off, c := range map[int64]codes.Code{14: codes.OK, 15: codes.OutOfRange} {
+		text, code := s.read(t, &bspb.ReadRequest{ResourceName: logs.Stdout.Name, ReadOffset: off})
+		want(t, fmt.Sprintf("ended, offset %d", off), text, code, "", c)
+	}
+}
+
+// TestRunsThatEndOtherwise: what was recorded meanwhile by somebody else is a run's output as any other; what is lost
+// never looks whole.
+func TestRunsThatEndOtherwise(t *testing.T) {
+	s := serve(t, logstream.Config{})
+	defer s.close()
+	cached := s.outcome(t, "recorded", "")
+	for _, c := range []struct {
+		name string
+		out  *worker.Outcome
+		said string
+		text string
+		code codes.Code
+	}{
+		{"recorded meanwhile", &worker.Outcome{Result: cached.Result, Cached: true}, "", "recorded", codes.OK},
+		{"recorded meanwhile, without output", &worker.Outcome{Result: &repb.ActionResult{}, Cached: true}, "", "", codes.OK},
+		{"recorded meanwhile, not as a blob", &worker.Outcome{Result: &repb.ActionResult{StdoutRaw: []byte("x")}, Cached: true}, "", "", codes.Aborted},
+		{"cancelled", nil, "", "", codes.Aborted},
+		{"cancelled later", nil, "said", "said", codes.Aborted},
+	} {
+		logs, end := s.begin()
+		r := s.follow(t, logs.Stdout.Name)
+		if c.said != "" {
+			io.WriteString(&logs.Stdout, c.said)
+			wantNext(t, r, c.said)
+		}
+		end(c.out)
+		text, code := rest(r)
+		want(t, c.name, c.said+text, code, c.text, c.code)
+		text, code = s.read(t, &bspb.ReadRequest{ResourceName: logs.Stdout.Name})
+		want(t, c.name+", read later", c.said+text, code, c.text, c.code)
+	}
+}
+
+func TestRunsAreKeptForAWhile(t *testing.T) {
+	bubble(t, logstream.Config{Keep: time.Minute, MaxRuns: 2}, func(t *testing.T, s *site) {
+		var names []string
+		run := func() {
+			logs, end := s.begin()
+			names = append(names, logs.Stdout.Name)
+			end(s.outcome(t, "said", ""))
+		}
+		running, end := s.begin()
+		check := func(want ...codes.Code) {
+			t.Helper()
+			for i, c := range want {
+				if _, code := s.read(t, &bspb.ReadRequest{ResourceName: names[i]}); code != c {
+					t.Errorf("run %d: %v, want %v", i, code, c)
+				}
+			}
+		}
+		run()
+		time.Sleep(50 * time.Second)
+		run()
+		check(codes.OK, codes.OK)
+		time.Sleep(30 * time.Second)
+		check(codes.NotFound, codes.OK)
+		run()
+		run()
+		check(codes.NotFound, codes.NotFound, codes.OK, codes.OK)
+		time.Sleep(time.Hour)
+		check(codes.NotFound, codes.NotFound, codes.NotFound, codes.NotFound)
+		end(s.outcome(t, "long", "")) // it was never forgotten while it ran
+		text, code := s.read(t, &bspb.ReadRequest{ResourceName: running.Stdout.Name})
+		want(t, "long run", text, code, "long", codes.OK)
+	})
+}

@@ -1,0 +1,141 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package logstream
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"math"
+
+	"github.com/cloister-build/cloister/cas"
+	"github.com/cloister-build/cloister/worker"
+	bspb "google.golang.org/genproto/googleapis/bytestream"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+)
+
+// pieceBytes is the most data of one message: all that is held of a text for a reader who is slow.
+const pieceBytes = 64 << 10
+
+// A reader is one call of Read.
+type reader struct {
+	to    bspb.ByteStream_ReadServer
+	piece []byte
+	off   int64 // of what is read next
+	left  int64 // bytes that are wanted
+}
+
+// Read implements ByteStream.Read for names of streams. It sends what there is, then what is added until the text is
+// whole. An offset that lies behind what there is waits for it; one behind the end of the text is OUT_OF_RANGE. Of a run that
+// ends without a result Read ends with ABORTED.
+func (r *Registry) Read(req *bspb.ReadRequest, to bspb.ByteStream_ReadServer) error {
+	s, err := r.readable(req.ResourceName)
+	if err != nil {
+		return err
+	}
+	switch {
+	case req.ReadLimit < 0:
+		return status.Errorf(codes.InvalidArgument, "read_limit is %d, below 0", req.ReadLimit)
+	case req.ReadOffset < 0:
+		return status.Errorf(codes.OutOfRange, "read_offset is %d, below 0", req.ReadOffset)
+	}
+	call := &reader{to: to, piece: make([]byte, pieceBytes), off: req.ReadOffset, left: req.ReadLimit}
+	if call.left == 0 {
+		call.left = math.MaxInt64
+	}
+	for err == nil && call.left > 0 {
+		var log *worker.Log
+		var blob cas.Digest
+		log, blob, err = r.source(s)
+		switch {
+		case err != nil:
+		case log == nil:
+			err = r.stored(call, s, blob)
+		default:
+			err = call.follow(log)
+		}
+		if errors.Is(err, errMoved) {
+			err = nil // to where source says
+		}
+	}
+	if err == nil || err == io.EOF {
+		return nil
+	}
+	return explain(s, err)
+}
+
+// source returns where s is read now: a log, or a blob.
+func (r *Registry) source(s *stream) (*worker.Log, cas.Digest, error) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	switch {
+	case r.streams[s.id] != s:
+		return nil, cas.Digest{}, status.Errorf(codes.NotFound, "log stream %s ended too long ago", s.name())
+	case s.log == nil && s.blob.IsZero():
+		return nil, cas.Digest{}, status.Errorf(codes.Aborted, "log stream %s: the run ended without a result, and of its output nothing is kept", s.name())
+	}
+	return s.log, s.blob, nil
+}
+
+// follow sends one piece of a log, waiting for it.
+func (c *reader) follow(log *worker.Log) error {
+	n, err := log.ReadAt(c.to.Context(), c.piece[:min(c.left, pieceBytes)], c.off)
+	if err != nil {
+		return err
+	}
+	return c.send(n)
+}
+
+// stored sends what is wanted of a blob, and returns io.EOF.
+func (r *Registry) stored(c *reader, s *stream, blob cas.Digest) error {
+	in, err := r.cfg.Instances(s.instance)
+	if err != nil {
+		return err
+	}
+	from, err := in.Store.Open(c.to.Context(), blob, c.off)
+	if err != nil {
+		return err
+	}
+	defer from.Close()
+	for c.left > 0 {
+		n, err := io.ReadFull(from, c.piece[:min(c.left, pieceBytes)])
+		if err == io.ErrUnexpectedEOF {
+			err = nil // the next read says io.EOF, or what else there is to say
+		}
+		if err != nil {
+			return err
+		}
+		if err := c.send(n); err != nil {
+			return err
+		}
+	}
+	return io.EOF
+}
+
+// send sends the first n bytes of the piece.
+func (c *reader) send(n int) error {
+	if err := c.to.Send(&bspb.ReadResponse{Data: c.piece[:n]}); err != nil {
+		return err
+	}
+	c.off += int64(n)
+	c.left -= int64(n)
+	return nil
+}
+
+// explain returns err, of reading s, as a status.
+func explain(s *stream, err error) error {
+	switch {
+	case errors.Is(err, errClosing):
+		return status.Errorf(codes.Unavailable, "log stream %s: %v", s.name(), err)
+	case errors.Is(err, errIdle):
+		return status.Errorf(codes.Aborted, "log stream %s ended before it was whole: %v", s.name(), err)
+	case errors.Is(err, context.Canceled), errors.Is(err, context.DeadlineExceeded):
+		return status.FromContextError(err).Err()
+	}
+	if _, ok := status.FromError(err); ok {
+		return err
+	}
+	return cas.Status(fmt.Errorf("log stream %s: %w", s.name(), err))
+}

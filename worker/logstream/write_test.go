@@ -1,0 +1,269 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package logstream_test
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	logpb "github.com/bazelbuild/remote-apis/build/bazel/remote/logstream/v1"
+	"github.com/cloister-build/cloister/worker/logstream"
+	bspb "google.golang.org/genproto/googleapis/bytestream"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+)
+
+// create makes a stream.
+func (s *site) create(t *testing.T) *logpb.LogStream {
+	t.Helper()
+	made, err := s.CreateLogStream(t.Context(), &logpb.CreateLogStreamRequest{Parent: "main"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return made
+}
+
+// write writes messages in one call.
+func (s *site) write(t *testing.T, ms ...*bspb.WriteRequest) error {
+	t.Helper()
+	_, err := s.committed(t.Context(), ms...)
+	return err
+}
+
+// committed is write that returns how much is committed.
+func (s *site) committed(ctx context.Context, ms ...*bspb.WriteRequest) (int64, error) {
+	w, err := s.bytes.Write(ctx)
+	if err != nil {
+		return 0, err
+	}
+	for _, m := range ms {
+		if w.Send(m) != nil {
+			break // CloseAndRecv says why
+		}
+	}
+	r, err := w.CloseAndRecv()
+	return r.GetCommittedSize(), err
+}
+
+func message(name string, off int64, data string, finish bool) *bspb.WriteRequest {
+	return &bspb.WriteRequest{ResourceName: name, WriteOffset: off, Data: []byte(data), FinishWrite: finish}
+}
+
+// wantStatus checks what QueryWriteStatus says.
+func (s *site) wantStatus(t *testing.T, l *logpb.LogStream, size int64, complete bool) {
+	t.Helper()
+	r, err := s.bytes.QueryWriteStatus(t.Context(), &bspb.QueryWriteStatusRequest{ResourceName: l.WriteResourceName})
+	if err != nil || r.CommittedSize != size || r.Complete != complete {
+		t.Errorf("status is %v, %v, want %d bytes, complete %v", r, err, size, complete)
+	}
+}
+
+func TestCreateLogStream(t *testing.T) {
+	s := serve(t, logstream.Config{})
+	defer s.close()
+	a, b := s.create(t), s.create(t)
+	for _, l := range []*logpb.LogStream{a, b} {
+		token, ok := strings.CutPrefix(l.WriteResourceName, l.Name+"/")
+		if !ok || len(token) < 32 || strings.Contains(token, "/") || !strings.HasPrefix(l.Name, "main/logstreams/") {
+			t.Errorf("the names are %q and %q", l.Name, l.WriteResourceName)
+		}
+	}
+	if a.Name == b.Name {
+		t.Error("two streams have one name")
+	}
+	if l, err := s.CreateLogStream(t.Context(), &logpb.CreateLogStreamRequest{}); err != nil || !strings.HasPrefix(l.Name, "logstreams/") {
+		t.Errorf("without a parent: %v, %v", l, err)
+	}
+	for _, parent := range []string{"/", "a//b", "a/blobs"} {
+		if l, err := s.CreateLogStream(t.Context(), &logpb.CreateLogStreamRequest{Parent: parent}); status.Code(err) != codes.InvalidArgument {
+			t.Errorf("parent %q: %v, %v, want INVALID_ARGUMENT", parent, l, err)
+		}
+	}
+}
+
+// TestWrittenStreamIsFollowedResumedAndFinished is the example of the API.
+func TestWrittenStreamIsFollowedResumedAndFinished(t *testing.T) {
+	s := serve(t, logstream.Config{})
+	defer s.close()
+	l := s.create(t)
+	to := l.WriteResourceName
+	r := s.follow(t, l.Name)
+
+	w, err := s.bytes.Write(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := w.Send(message(to, 0, "one ", false)); err != nil {
+		t.Fatal(err)
+	}
+	wantNext(t, r, "one ") // while the writer's call is open
+	if err := w.Send(message("", 4, "two ", false)); err != nil {
+		t.Fatal(err)
+	}
+	wantNext(t, r, "two ")
+	if res, err := w.CloseAndRecv(); err != nil || res.CommittedSize != 8 {
+		t.Fatalf("a call without finish_write: %v, %v, want 8 bytes committed", res, err)
+	}
+	s.wantStatus(t, l, 8, false)
+
+	for _, c := range []struct {
+		name string
+		m    *bspb.WriteRequest
+		code codes.Code
+	}{
+		{"overwrites", message(to, 4, "TWO", false), codes.InvalidArgument},
+		{"leaves a gap", message(to, 9, "x", true), codes.InvalidArgument},
+		{"below 0", message(to, -1, "x", true), codes.InvalidArgument},
+	} {
+		if err := s.write(t, c.m); status.Code(err) != c.code || !strings.Contains(err.Error(), " 8 ") || strings.Contains(err.Error(), to) {
+			t.Errorf("%s: %v, want %v that says 8, and not the token", c.name, err, c.code)
+		}
+	}
+	if err := s.write(t, message(to, 8, "three", false), message(l.Name, 13, "x", false)); status.Code(err) != codes.InvalidArgument {
+		t.Errorf("changed name: %v", err)
+	}
+	wantNext(t, r, "three")
+	if n, err := s.committed(t.Context(), message(to, 13, "", true)); err != nil || n != 13 {
+		t.Errorf("finish: %d, %v", n, err)
+	}
+	text, code := rest(r)
+	want(t, "the end", text, code, "", codes.OK)
+	s.wantStatus(t, l, 13, true)
+
+	if n, err := s.committed(t.Context(), message(to, 13, "", true)); err != nil || n != 13 {
+		t.Errorf("finish again: %d, %v", n, err)
+	}
+	for _, m := range []*bspb.WriteRequest{message(to, 13, "more", true), message(to, 13, "more", false), message(to, 13, "", false)} {
+		if err := s.write(t, m); status.Code(err) != codes.FailedPrecondition {
+			t.Errorf("%v after the end: %v, want FAILED_PRECONDITION", m, err)
+		}
+	}
+	text, code = s.read(t, &bspb.ReadRequest{ResourceName: l.Name, ReadOffset: 4})
+	want(t, "finished", text, code, "two three", codes.OK)
+}
+
+// TestWritersDoNotOverwriteEachOther: of those who write to one offset at once, one does.
+func TestWritersDoNotOverwriteEachOther(t *testing.T) {
+	s := serve(t, logstream.Config{})
+	defer s.close()
+	l := s.create(t)
+	const writers, size = 8, 100_000
+	for off := int64(0); off < 5*size; off += size {
+		var won atomic.Int32
+		var all sync.WaitGroup
+		for i := range writers {
+			all.Go(func() {
+				switch err := s.write(t, message(l.WriteResourceName, off, strings.Repeat(fmt.Sprint(i), size), false)); status.Code(err) {
+				case codes.OK:
+					won.Add(1)
+				case codes.InvalidArgument:
+				default:
+					t.Error(err)
+				}
+			})
+		}
+		all.Wait()
+		if won.Load() != 1 {
+			t.Fatalf("%d writers wrote at %d", won.Load(), off)
+		}
+	}
+	s.wantStatus(t, l, 5*size, false)
+	text, code := s.read(t, &bspb.ReadRequest{ResourceName: l.Name, ReadLimit: 5 * size})
+	for i := 0; i < len(text); i += size {
+		if part := text[i : i+size]; strings.Trim(part, part[:1]) != "" || code != codes.OK {
+			t.Errorf("what was written at %d is mixed", i)
+		}
+	}
+}
+
+func TestStreamsOfClientsAreBounded(t *testing.T) {
+	s := serve(t, logstream.Config{MaxStreams: 3, MaxBytes: 100, MaxStreamBytes: 60})
+	defer s.close()
+	a, b, c := s.create(t), s.create(t), s.create(t)
+	if l, err := s.CreateLogStream(t.Context(), &logpb.CreateLogStreamRequest{}); status.Code(err) != codes.ResourceExhausted {
+		t.Errorf("a fourth: %v, %v, want RESOURCE_EXHAUSTED", l, err)
+	}
+	fill := func(l *logpb.LogStream, off int64, n int, finish bool, want codes.Code) {
+		t.Helper()
+		err := s.write(t, message(l.WriteResourceName, off, strings.Repeat("x", n), finish))
+		if status.Code(err) != want {
+			t.Errorf("%d bytes: %v, want %v", n, err, want)
+		}
+	}
+	fill(a, 0, 61, false, codes.ResourceExhausted)
+	s.wantStatus(t, a, 0, false)
+	fill(a, 0, 60, false, codes.OK)
+	fill(a, 60, 1, false, codes.ResourceExhausted)
+	fill(b, 0, 41, false, codes.ResourceExhausted)
+	s.wantStatus(t, b, 0, false)
+	fill(b, 0, 40, false, codes.OK)
+	fill(c, 0, 1, false, codes.ResourceExhausted)
+	fill(a, 60, 0, true, codes.OK)
+	fill(c, 0, 60, true, codes.OK) // a, which is whole, makes room
+	if _, code := s.read(t, &bspb.ReadRequest{ResourceName: a.Name}); code != codes.NotFound {
+		t.Errorf("a: %v, want NOT_FOUND", code)
+	}
+	s.create(t)
+	d := s.create(t) // in the place of c
+	fill(d, 0, 60, true, codes.OK)
+	s.wantStatus(t, b, 40, false)
+}
+
+func TestStreamThatNobodyWritesToEnds(t *testing.T) {
+	bubble(t, logstream.Config{Keep: time.Minute, Idle: 10 * time.Minute}, func(t *testing.T, s *site) {
+		idle, busy, done := s.create(t), s.create(t), s.create(t)
+		r := s.follow(t, idle.Name)
+		if err := s.write(t, message(done.WriteResourceName, 0, "done", true)); err != nil {
+			t.Fatal(err)
+		}
+		for i := range int64(30) {
+			if err := s.write(t, message(busy.WriteResourceName, i, "x", false)); err != nil {
+				t.Fatal(err)
+			}
+			time.Sleep(30 * time.Second)
+		}
+		text, code := rest(r)
+		want(t, "idle", text, code, "", codes.Aborted)
+		for _, l := range []*logpb.LogStream{idle, done} {
+			if err := s.write(t, message(l.WriteResourceName, 0, "x", false)); status.Code(err) != codes.NotFound {
+				t.Errorf("write to one that has ended: %v, want NOT_FOUND", err)
+			}
+			_, code = s.read(t, &bspb.ReadRequest{ResourceName: l.Name})
+			want(t, "ended", "", code, "", codes.NotFound)
+		}
+		s.wantStatus(t, busy, 30, false)
+	})
+}
+
+func TestCloseEndsReadersAndWriters(t *testing.T) {
+	bubble(t, logstream.Config{}, func(t *testing.T, s *site) {
+		l := s.create(t)
+		r := s.follow(t, l.Name)
+		w, err := s.bytes.Write(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := w.Send(message(l.WriteResourceName, 0, "said", false)); err != nil {
+			t.Fatal(err)
+		}
+		wantNext(t, r, "said")
+		s.Registry.Close()
+		text, code := rest(r)
+		want(t, "reader", text, code, "", codes.Unavailable)
+		synctest.Wait()
+		if n := s.serving.Load(); n != 0 {
+			t.Errorf("%d reads are under way", n)
+		}
+		_ = w.Send(message("", 4, "more", true)) // CloseAndRecv says what became of it
+		if _, err := w.CloseAndRecv(); status.Code(err) != codes.Unavailable || err == io.EOF {
+			t.Errorf("writer: %v, want UNAVAILABLE", err)
+		}
+	})
+}
