@@ -34,7 +34,7 @@ import (
 // A site is a server with its registry, and a client of it over the wire.
 type site struct {
 	*logstream.Registry
-	logpb.LogStreamServiceClient
+	maker   logpb.LogStreamServiceClient
 	bytes   bspb.ByteStreamClient
 	store   *castest.Memory // of the instance "main"
 	serving *atomic.Int32   // reads under way
@@ -261,7 +261,7 @@ func TestRule127_NamesAreForReadingOrForWriting(t *testing.T) {
 	io.WriteString(&logs.Stdout, "said")
 	logs.Stdout.Close(nil)
 	end(s.outcome(t, "said", ""))
-	made, err := s.CreateLogStream(t.Context(), &logpb.CreateLogStreamRequest{Parent: "main"})
+	made, err := s.maker.CreateLogStream(t.Context(), &logpb.CreateLogStreamRequest{Parent: "main"})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -23,7 +23,7 @@ import (
 // create makes a stream.
 func (s *site) create(t *testing.T) *logpb.LogStream {
 	t.Helper()
-	made, err := s.CreateLogStream(t.Context(), &logpb.CreateLogStreamRequest{Parent: "main"})
+	made, err := s.maker.CreateLogStream(t.Context(), &logpb.CreateLogStreamRequest{Parent: "main"})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -78,11 +78,11 @@ func TestCreateLogStream(t *testing.T) {
 	if a.Name == b.Name {
 		t.Error("two streams have one name")
 	}
-	if l, err := s.CreateLogStream(t.Context(), &logpb.CreateLogStreamRequest{}); err != nil || !strings.HasPrefix(l.Name, "logstreams/") {
+	if l, err := s.maker.CreateLogStream(t.Context(), &logpb.CreateLogStreamRequest{}); err != nil || !strings.HasPrefix(l.Name, "logstreams/") {
 		t.Errorf("without a parent: %v, %v", l, err)
 	}
 	for _, parent := range []string{"/", "a//b", "a/blobs"} {
-		if l, err := s.CreateLogStream(t.Context(), &logpb.CreateLogStreamRequest{Parent: parent}); status.Code(err) != codes.InvalidArgument {
+		if l, err := s.maker.CreateLogStream(t.Context(), &logpb.CreateLogStreamRequest{Parent: parent}); status.Code(err) != codes.InvalidArgument {
 			t.Errorf("parent %q: %v, %v, want INVALID_ARGUMENT", parent, l, err)
 		}
 	}
@@ -187,7 +187,7 @@ func TestStreamsOfClientsAreBounded(t *testing.T) {
 	s := serve(t, logstream.Config{MaxStreams: 3, MaxBytes: 100, MaxStreamBytes: 60})
 	defer s.close()
 	a, b, c := s.create(t), s.create(t), s.create(t)
-	if l, err := s.CreateLogStream(t.Context(), &logpb.CreateLogStreamRequest{}); status.Code(err) != codes.ResourceExhausted {
+	if l, err := s.maker.CreateLogStream(t.Context(), &logpb.CreateLogStreamRequest{}); status.Code(err) != codes.ResourceExhausted {
 		t.Errorf("a fourth: %v, %v, want RESOURCE_EXHAUSTED", l, err)
 	}
 	fill := func(l *logpb.LogStream, off int64, n int, finish bool, want codes.Code) {
