@@ -880,6 +880,41 @@ func TestEqualActionsShareOneRunRule095(t *testing.T) {
 	}
 }
 
+func TestRule127_LogStreamsAreNamedFromExecutingOn(t *testing.T) {
+	e, open, _ := gate()
+	s := serve(t, e, func(c *queue.Config, _ *execserver.Config) {
+		c.Logs = func(*worker.Task) (*worker.Logs, func(*worker.Outcome)) {
+			logs := &worker.Logs{}
+			logs.Stdout.Name, logs.Stderr.Name = "logstreams/out", "logstreams/err"
+			return logs, func(*worker.Outcome) {}
+		}
+	})
+	a := s.action(t, "x")
+	first := s.execute(t.Context(), t, a, nil)
+	ms := []*longrunningpb.Operation{reach(t, first, repb.ExecutionStage_EXECUTING)}
+	ms = append(ms, reach(t, s.execute(t.Context(), t, a, nil), repb.ExecutionStage_EXECUTING))
+	ms = append(ms, recv(t, s.wait(t.Context(), t, ms[0].Name)))
+	open()
+	ms = append(ms, all(t, first)...)
+	for _, m := range ms {
+		var md repb.ExecuteOperationMetadata
+		if err := m.Metadata.UnmarshalTo(&md); err != nil {
+			t.Fatal(err)
+		}
+		if md.StdoutStreamName != "logstreams/out" || md.StderrStreamName != "logstreams/err" {
+			t.Errorf("at %v the streams are %q and %q", md.Stage, md.StdoutStreamName, md.StderrStreamName)
+		}
+	}
+	hit := s.action(t, "known")
+	s.record(t, hit, result())
+	for _, m := range all(t, s.execute(t.Context(), t, hit, nil)) {
+		var md repb.ExecuteOperationMetadata
+		if err := m.Metadata.UnmarshalTo(&md); err != nil || md.StdoutStreamName+md.StderrStreamName != "" {
+			t.Errorf("of a cache hit the streams are %q and %q, %v", md.StdoutStreamName, md.StderrStreamName, err)
+		}
+	}
+}
+
 func TestDoNotCacheIsNotSharedRule096(t *testing.T) {
 	e, open, begun := gate()
 	s := serve(t, e, nil)

@@ -153,7 +153,12 @@ func (q *Queue) execute(ctx context.Context, j *job) (out *worker.Outcome, err e
 	task := j.req.Task
 	task.Logs = j.logs
 	if j.endLogs != nil {
-		defer func() { j.endLogs(out) }()
+		defer func() {
+			if err != nil {
+				out = nil // whatever the Executor returned beside it
+			}
+			j.endLogs(out)
+		}()
 	}
 	out, err = q.cfg.Executor.Execute(ctx, &task, func(s worker.Stage) {
 		if s > worker.Fetch {

@@ -1,0 +1,122 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package casserver_test
+
+import (
+	"context"
+	"io"
+	"slices"
+	"sync"
+	"testing"
+
+	"github.com/cloister-build/cloister/cas/casserver"
+	bspb "google.golang.org/genproto/googleapis/bytestream"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+)
+
+// logs are log streams that remember what they were asked.
+type logs struct {
+	mu    sync.Mutex
+	asked []string
+}
+
+func (l *logs) note(call, name string) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.asked = append(l.asked, call+" "+name)
+}
+
+func (l *logs) Read(req *bspb.ReadRequest, to bspb.ByteStream_ReadServer) error {
+	l.note("read", req.ResourceName)
+	return to.Send(&bspb.ReadResponse{Data: []byte("logged")})
+}
+
+func (l *logs) Write(first *bspb.WriteRequest, rest bspb.ByteStream_WriteServer) error {
+	l.note("write", first.ResourceName)
+	second, err := rest.Recv()
+	if err != nil {
+		return err
+	}
+	return rest.SendAndClose(&bspb.WriteResponse{CommittedSize: int64(len(string(first.Data) + string(second.Data)))})
+}
+
+func (l *logs) QueryWriteStatus(_ context.Context, req *bspb.QueryWriteStatusRequest) (*bspb.QueryWriteStatusResponse, error) {
+	l.note("query", req.ResourceName)
+	return &bspb.QueryWriteStatusResponse{CommittedSize: 7}, nil
+}
+
+func TestRule127_NamesOfLogStreamsGoToTheLogs(t *testing.T) {
+	var l logs
+	c := serve(t, casserver.Config{Logs: &l})
+	ctx := t.Context()
+	r, err := c.Read(ctx, &bspb.ReadRequest{ResourceName: "main/logstreams/a"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if m, err := r.Recv(); err != nil || string(m.Data) != "logged" {
+		t.Errorf("read: %v, %v", m, err)
+	}
+	if _, err := r.Recv(); err != io.EOF {
+		t.Errorf("read: %v", err)
+	}
+	w, err := c.Write(ctx)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, m := range []*bspb.WriteRequest{message("logstreams/a/b", 0, "one", false), message("", 3, "three", false)} {
+		if err := w.Send(m); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if res, err := w.CloseAndRecv(); err != nil || res.CommittedSize != 8 {
+		t.Errorf("write: %v, %v", res, err)
+	}
+	if res, err := c.QueryWriteStatus(ctx, &bspb.QueryWriteStatusRequest{ResourceName: "x/y/logstreams/a/b"}); err != nil || res.CommittedSize != 7 {
+		t.Errorf("query: %v, %v", res, err)
+	}
+	if want := []string{"read main/logstreams/a", "write logstreams/a/b", "query x/y/logstreams/a/b"}; !slices.Equal(l.asked, want) {
+		t.Errorf("the logs were asked %q, want %q", l.asked, want)
+	}
+}
+
+// TestInstanceMayBeCalledLogstreams: its blobs are blobs.
+func TestInstanceMayBeCalledLogstreams(t *testing.T) {
+	var l logs
+	c := serve(t, casserver.Config{Logs: &l})
+	name := "logstreams/" + uploadName("a blob")
+	w, err := c.Write(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := w.Send(message(name, 0, "a blob", true)); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := w.CloseAndRecv(); err != nil {
+		t.Error(err)
+	}
+	if res, err := c.QueryWriteStatus(t.Context(), &bspb.QueryWriteStatusRequest{ResourceName: name}); err != nil || !res.Complete {
+		t.Errorf("query: %v, %v", res, err)
+	}
+	r, err := c.Read(t.Context(), &bspb.ReadRequest{ResourceName: "logstreams/" + sum("a blob").Resource()})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if m, err := r.Recv(); err != nil || string(m.Data) != "a blob" {
+		t.Errorf("read: %v, %v", m, err)
+	}
+	if len(l.asked) > 0 {
+		t.Errorf("the logs were asked %q", l.asked)
+	}
+}
+
+func TestWithoutLogsTheirNamesAreInvalid(t *testing.T) {
+	c := serve(t, casserver.Config{})
+	r, err := c.Read(t.Context(), &bspb.ReadRequest{ResourceName: "main/logstreams/a"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := r.Recv(); status.Code(err) != codes.InvalidArgument {
+		t.Errorf("got %v, want INVALID_ARGUMENT", err)
+	}
+}

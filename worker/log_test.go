@@ -1,0 +1,149 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package worker
+
+import (
+	"context"
+	"errors"
+	"io"
+	"os"
+	"strings"
+	"testing"
+	"testing/synctest"
+
+	repb "github.com/bazelbuild/remote-apis/build/bazel/remote/execution/v2"
+	"github.com/cloister-build/cloister/cas"
+	"github.com/cloister-build/cloister/sandbox"
+)
+
+// readAll reads l from its beginning to its end, as it comes.
+func readAll(ctx context.Context, l *Log) (string, error) {
+	var b strings.Builder
+	for p := make([]byte, 3); ; {
+		n, err := l.ReadAt(ctx, p, int64(b.Len()))
+		b.Write(p[:n])
+		if err != nil {
+			return b.String(), err
+		}
+	}
+}
+
+func TestLogIsReadWhileItGrows(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var l Log
+		var got [3]string
+		for i := range got {
+			go func() { got[i], _ = readAll(t.Context(), &l) }()
+		}
+		p := make([]byte, 10)
+		beyond := make(chan error, 1)
+		go func() {
+			_, err := l.ReadAt(t.Context(), p, 9)
+			beyond <- err
+		}()
+		for _, text := range []string{"ab", "", "cdefgh"} {
+			synctest.Wait()
+			if n, err := l.Write([]byte(text)); n != len(text) || err != nil {
+				t.Errorf("Write(%q) = %d, %v", text, n, err)
+			}
+		}
+		l.Close(nil)
+		l.Close(errors.New("too late"))
+		synctest.Wait()
+		for _, text := range got {
+			if text != "abcdefgh" {
+				t.Errorf("a reader saw %q", text)
+			}
+		}
+		if err := <-beyond; !errors.Is(err, cas.ErrRange) {
+			t.Errorf("beyond the end: %v", err)
+		}
+		if n, err := l.ReadAt(t.Context(), p, 8); n != 0 || err != io.EOF {
+			t.Errorf("at the end: %d, %v", n, err)
+		}
+		if _, err := l.Write([]byte("x")); err != io.ErrClosedPipe {
+			t.Errorf("Write after Close: %v", err)
+		}
+	})
+}
+
+func TestLogThatBreaksOffSaysWhy(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var l Log
+		why := errors.New("it broke off")
+		ctx, cancel := context.WithCancel(t.Context())
+		ends := make(chan error, 2)
+		go func() { _, err := readAll(ctx, &l); ends <- err }()
+		synctest.Wait()
+		cancel()
+		if err := <-ends; err != context.Canceled {
+			t.Errorf("a reader that went: %v", err)
+		}
+		go func() { _, err := readAll(t.Context(), &l); ends <- err }()
+		synctest.Wait()
+		l.Close(why)
+		if err := <-ends; err != why {
+			t.Errorf("got %v, want %v", err, why)
+		}
+	})
+}
+
+// TestRule127_WhatIsFollowedIsTheBlob: of a run's output, also where it is cut off, before there is a result.
+func TestRule127_WhatIsFollowedIsTheBlob(t *testing.T) {
+	logs := &Logs{}
+	followed := make(chan string)
+	b := newBench(t, func(_ context.Context, _ *sandbox.Spec, std sandbox.Stdio, _ *os.Root) *sandbox.Result {
+		go func() {
+			text, err := readAll(t.Context(), &logs.Stdout)
+			if err != io.EOF {
+				t.Error(err)
+			}
+			followed <- text
+		}()
+		for range 10 {
+			std.Stdout.Write([]byte("0123456789"))
+		}
+		std.Stderr.Write([]byte("x"))
+		return &sandbox.Result{}
+	})
+	b.LogBytes = 25
+	var text string
+	out, err := b.Execute(t.Context(), &Task{Action: b.action(nil), Logs: logs}, func(s Stage) {
+		if s == Collect {
+			text = <-followed
+		}
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, c := range []struct {
+		text   string
+		digest *repb.Digest
+	}{{text, out.Result.StdoutDigest}, {string(logs.Stderr.Bytes()), out.Result.StderrDigest}} {
+		if got := cas.SHA256.Sum([]byte(c.text)); got.Hash() != c.digest.Hash {
+			t.Errorf("%q has the digest %s, and the result says %s", c.text, got, c.digest.Hash)
+		}
+	}
+	if want := "0123456789012345678901234" + notice; text != want {
+		t.Errorf("followed %q, want %q", text, want)
+	}
+}
+
+// TestLogsOfARunThatIsCancelledAreNotWhole: nobody takes what there is for all of it.
+func TestLogsOfARunThatIsCancelledAreNotWhole(t *testing.T) {
+	logs := &Logs{}
+	ctx, cancel := context.WithCancel(t.Context())
+	b := newBench(t, func(_ context.Context, _ *sandbox.Spec, std sandbox.Stdio, _ *os.Root) *sandbox.Result {
+		std.Stdout.Write([]byte("half"))
+		cancel()
+		return &sandbox.Result{}
+	})
+	if out, err := b.Execute(ctx, &Task{Action: b.action(nil), Logs: logs}, func(Stage) {}); err == nil {
+		t.Fatalf("the run ended with %v", out)
+	}
+	why := errors.New("nobody closed it before")
+	logs.Stdout.Close(why)
+	if text, err := readAll(t.Context(), &logs.Stdout); text != "half" || err != why {
+		t.Errorf("got %q, %v", text, err)
+	}
+}
