@@ -1,0 +1,241 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package reapi_test
+
+import (
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"syscall"
+	"testing"
+
+	"cloud.google.com/go/longrunning/autogen/longrunningpb"
+	sdk "github.com/bazelbuild/remote-apis-sdks/go/pkg/client"
+	"github.com/bazelbuild/remote-apis-sdks/go/pkg/command"
+	"github.com/bazelbuild/remote-apis-sdks/go/pkg/filemetadata"
+	"github.com/bazelbuild/remote-apis-sdks/go/pkg/outerr"
+	"github.com/bazelbuild/remote-apis-sdks/go/pkg/rexec"
+	repb "github.com/bazelbuild/remote-apis/build/bazel/remote/execution/v2"
+	logpb "github.com/bazelbuild/remote-apis/build/bazel/remote/logstream/v1"
+	"github.com/cloister-build/cloister/sandbox/sandboxtest"
+	bspb "google.golang.org/genproto/googleapis/bytestream"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+)
+
+// waiting is a script that says something, and says more and ends when it gets SIGUSR1.
+func waiting(mark string) string {
+	return "trap 'go=1' USR1; echo first; echo oh >&2; while [ -z \"$go\" ]; do sleep 0.05; done; echo second # " + mark
+}
+
+// wake sends SIGUSR1 to the process, in the sandbox, whose command line contains mark.
+func wake(t testing.TB, mark string) {
+	t.Helper()
+	woken := 0
+	for _, p := range sandboxtest.Running(t, mark) {
+		pid, err := strconv.Atoi(strings.Split(p, "/")[2])
+		if err == nil {
+			err = syscall.Kill(pid, syscall.SIGUSR1)
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		woken++
+	}
+	if woken == 0 {
+		t.Fatal("the action does not run")
+	}
+}
+
+// A log is what a client reads of a stream.
+type log struct {
+	testing.TB
+	bspb.ByteStream_ReadClient
+	text string
+}
+
+// log begins to read a stream.
+func (c *client) log(name string, offset int64) *log {
+	c.Helper()
+	r, err := c.bs.Read(c.Context(), &bspb.ReadRequest{ResourceName: name, ReadOffset: offset})
+	if err != nil {
+		c.Fatal(err)
+	}
+	return &log{c, r, ""}
+}
+
+// next waits for more.
+func (l *log) next() error {
+	m, err := l.Recv()
+	l.text += string(m.GetData())
+	return err
+}
+
+// reach waits until as much is there as text has.
+func (l *log) reach(text string) {
+	l.Helper()
+	for len(l.text) < len(text) {
+		if err := l.next(); err != nil {
+			l.Fatalf("after %q: %v", l.text, err)
+		}
+	}
+	if l.text != text {
+		l.Errorf("got %q, want %q", l.text, text)
+	}
+}
+
+// end waits for the end.
+func (l *log) end(text string) {
+	l.Helper()
+	for err := error(nil); err != io.EOF; {
+		if err = l.next(); err != nil && err != io.EOF {
+			l.Fatalf("after %q: %v", l.text, err)
+		}
+	}
+	if l.text != text {
+		l.Errorf("got %q, want %q", l.text, text)
+	}
+}
+
+// executing executes an action and returns its operation as soon as it executes, with its metadata.
+func (c *client) executing(d *repb.Digest) (repb.Execution_ExecuteClient, *longrunningpb.Operation, *repb.ExecuteOperationMetadata) {
+	c.Helper()
+	s, err := c.exec.Execute(c.Context(), &repb.ExecuteRequest{ActionDigest: d})
+	if err != nil {
+		c.Fatal(err)
+	}
+	for {
+		op, err := s.Recv()
+		if err != nil {
+			c.Fatal(err)
+		}
+		var m repb.ExecuteOperationMetadata
+		if err := op.Metadata.UnmarshalTo(&m); err != nil {
+			c.Fatal(err)
+		}
+		if m.Stage >= repb.ExecutionStage_EXECUTING {
+			return s, op, &m
+		}
+	}
+}
+
+func TestRule127_OutputIsReadWhileTheActionRuns(t *testing.T) {
+	c := serve(t)
+	mark := fmt.Sprintf("logs %d", os.Getpid())
+	d := c.upload(action{script: waiting(mark)})
+	s, op, m := c.executing(d)
+	_, _, other := c.executing(d) // shares the run
+	if m.StdoutStreamName == "" || m.StderrStreamName == "" || m.StdoutStreamName != other.StdoutStreamName {
+		t.Fatalf("the streams are %q and %q, and those of an equal action %q and %q",
+			m.StdoutStreamName, m.StderrStreamName, other.StdoutStreamName, other.StderrStreamName)
+	}
+	readers := []*log{c.log(m.StdoutStreamName, 0), c.log(m.StdoutStreamName, 0)}
+	errs := c.log(m.StderrStreamName, 0)
+	for _, l := range readers {
+		l.reach("first\n")
+	}
+	errs.reach("oh\n")
+	w, err := c.exec.WaitExecution(t.Context(), &repb.WaitExecutionRequest{Name: op.Name})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if now, err := w.Recv(); err != nil || now.Done {
+		t.Fatalf("the first line was read, and the operation is %v, %v", now, err)
+	}
+	wake(t, mark)
+	for _, l := range readers {
+		l.end("first\nsecond\n")
+	}
+	errs.end("oh\n")
+	end, err := last(s)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var r repb.ExecuteResponse
+	if err := end.GetResponse().UnmarshalTo(&r); err != nil {
+		t.Fatal(err)
+	}
+	if got := c.get(r.Result.GetStdoutDigest()); got != "first\nsecond\n" || code(&r) != codes.OK {
+		t.Errorf("the result has the output %q, status %v", got, r.Status)
+	}
+	l := c.log(m.StdoutStreamName, 6)
+	l.end("second\n")
+	l = c.log(m.StdoutStreamName+"/0123", 0)
+	if err := l.next(); status.Code(err) != codes.InvalidArgument {
+		t.Errorf("read of a write name: %v", err)
+	}
+	if _, err := c.bs.QueryWriteStatus(t.Context(), &bspb.QueryWriteStatusRequest{ResourceName: m.StdoutStreamName}); status.Code(err) != codes.InvalidArgument {
+		t.Errorf("write of a read name: %v", err)
+	}
+}
+
+// TestRule127_LogStreamOfAClient is the example of the API, over the whole server.
+func TestRule127_LogStreamOfAClient(t *testing.T) {
+	c := serve(t)
+	c.put([]byte("a blob"))
+	made, err := logpb.NewLogStreamServiceClient(c.conn).CreateLogStream(t.Context(), &logpb.CreateLogStreamRequest{Parent: "main"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	l := c.log(made.Name, 0)
+	for i, text := range []string{"one ", "two"} {
+		w, err := c.bs.Write(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		m := &bspb.WriteRequest{ResourceName: made.WriteResourceName, WriteOffset: int64(4 * i), Data: []byte(text), FinishWrite: i == 1}
+		if err := w.Send(m); err != nil {
+			t.Fatal(err)
+		}
+		if r, err := w.CloseAndRecv(); err != nil || r.CommittedSize != int64(4*i+len(text)) {
+			t.Fatalf("%v, %v", r, err)
+		}
+		l.reach("one two"[:4*i+len(text)])
+	}
+	l.end("one two")
+}
+
+// TestRule127_SDKStreamsOutput: the SDK for Go, asked to, prints while the action runs.
+func TestRule127_SDKStreamsOutput(t *testing.T) {
+	c := serve(t)
+	for _, instance := range []string{"", "main"} {
+		g, err := sdk.NewClient(t.Context(), instance, sdk.DialParams{Service: c.server.Addr, NoSecurity: true})
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer g.Close()
+		mark := fmt.Sprintf("streamed to %q %d", instance, os.Getpid())
+		cmd := &command.Command{
+			Identifiers: &command.Identifiers{}, ExecRoot: t.TempDir(), Args: []string{"/bin/sh", "-c", waiting(mark)},
+			InputSpec: &command.InputSpec{},
+		}
+		if err := os.WriteFile(filepath.Join(cmd.ExecRoot, "input"), []byte("x"), 0o644); err != nil {
+			t.Fatal(err)
+		}
+		cmd.InputSpec.Inputs = []string{"input"}
+		out, into := io.Pipe()
+		var said strings.Builder
+		go func() {
+			defer into.Close()
+			r := &rexec.Client{FileMetadataCache: filemetadata.NewNoopCache(), GrpcClient: g}
+			opts := command.DefaultExecutionOptions()
+			opts.StreamOutErr = true
+			res, _ := r.Run(t.Context(), cmd, opts, outerr.NewStreamOutErr(into, &said))
+			if !res.IsOk() || res.ExitCode != 0 {
+				t.Errorf("instance %q: %+v", instance, res)
+			}
+		}()
+		line := make([]byte, len("first\n"))
+		if _, err := io.ReadFull(out, line); err != nil || string(line) != "first\n" {
+			t.Fatalf("instance %q: %q, %v", instance, line, err)
+		}
+		wake(t, mark)
+		rest, err := io.ReadAll(out)
+		if err != nil || string(rest) != "second\n" || said.String() != "oh\n" {
+			t.Errorf("instance %q: then %q and %q, %v", instance, rest, said.String(), err)
+		}
+	}
+}
