@@ -23,8 +23,11 @@ type Logs interface {
 // ofLog reports whether a resource name is for c.Logs. An instance may be called logstreams; that a name holds a
 // word which no instance may have tells it from a stream's.
 func (c *Config) ofLog(name string) bool {
+	if c.Logs == nil || !strings.Contains(name, "logstreams/") {
+		return false // nearly all names
+	}
 	segs := strings.Split(name, "/")
-	return c.Logs != nil && slices.Contains(segs, "logstreams") &&
+	return slices.Contains(segs, "logstreams") &&
 		!slices.ContainsFunc(segs, func(s string) bool { return s == "blobs" || s == "compressed-blobs" || s == "uploads" })
 }
 

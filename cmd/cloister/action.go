@@ -97,7 +97,7 @@ func actionCommand() *cobra.Command {
 		Args:    cobra.NoArgs,
 		RunE:    func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
 	}
-	cmd.AddCommand(actionShowCommand())
+	cmd.AddCommand(actionShowCommand(), actionLogCommand())
 	return cmd
 }
 

@@ -1,0 +1,160 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package cli_test
+
+import (
+	"bufio"
+	"context"
+	"fmt"
+	"io"
+	"net"
+	"os"
+	"os/exec"
+	"strconv"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/bazelbuild/remote-apis-sdks/go/pkg/digest"
+	repb "github.com/bazelbuild/remote-apis/build/bazel/remote/execution/v2"
+	"github.com/cloister-build/cloister/sandbox/sandboxtest"
+	"google.golang.org/protobuf/proto"
+)
+
+// begin has the server execute a shell script without waiting for its end. It returns the action's digest, the name of
+// the operation, and what waits for the end of it.
+func (r *remote) begin(t *testing.T, script string) (action, operation string, end func() *repb.ExecuteResponse) {
+	t.Helper()
+	put := func(m proto.Message) *repb.Digest {
+		d, err := r.WriteProto(t.Context(), m)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return d.ToProto()
+	}
+	d := put(&repb.Action{
+		CommandDigest:   put(&repb.Command{Arguments: []string{"/bin/sh", "-c", script}}),
+		InputRootDigest: put(&repb.Directory{}),
+	})
+	s, err := r.Execute(t.Context(), &repb.ExecuteRequest{InstanceName: r.InstanceName, ActionDigest: d})
+	if err != nil {
+		t.Fatal(err)
+	}
+	op, err := s.Recv()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return digest.NewFromProtoUnvalidated(d).String(), op.Name, func() *repb.ExecuteResponse {
+		t.Helper()
+		for !op.Done {
+			if op, err = s.Recv(); err != nil {
+				t.Fatal(err)
+			}
+		}
+		var response repb.ExecuteResponse
+		if err := op.GetResponse().UnmarshalTo(&response); err != nil {
+			t.Fatal(err)
+		}
+		return &response
+	}
+}
+
+// TestActionLogFollows: a line of a running action is there while it runs, and the command ends with it.
+func TestActionLogFollows(t *testing.T) {
+	for _, instance := range []string{"", "main"} {
+		r := serving(t, instance)
+		mark := fmt.Sprintf("followed in %q %d", instance, os.Getpid())
+		_, operation, end := r.begin(t, "trap 'go=1' USR1; echo first; echo oh >&2; while [ -z \"$go\" ]; do sleep 0.05; done; echo second; exit 3 # "+mark)
+		at := []string{"--cas", r.cas, "--instance", instance}
+		log := func(args ...string) said {
+			return cloister(t, "", append(append([]string{"action", "log"}, args...), at...)...)
+		}
+
+		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+		defer cancel()
+		cmd := exec.CommandContext(ctx, built.Path(t), append([]string{"action", "log", "-f", operation}, at...)...)
+		out, err := cmd.StdoutPipe()
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := cmd.Start(); err != nil {
+			t.Fatal(err)
+		}
+		text := bufio.NewReader(out)
+		if line, err := text.ReadString('\n'); err != nil || line != "first\n" {
+			t.Fatalf("%q, %v", line, err)
+		}
+		if s := log(operation); s.code != 1 || s.out != "" || !whole(`cloister: .*EXECUTING.* -f\n`, s.err) {
+			t.Errorf("of a running one without -f: %+v", s)
+		}
+		for _, p := range sandboxtest.Running(t, "# "+mark) {
+			pid, err := strconv.Atoi(strings.Split(p, "/")[2])
+			if err == nil {
+				err = syscall.Kill(pid, syscall.SIGUSR1)
+			}
+			if err != nil {
+				t.Fatal(err)
+			}
+		}
+		if rest, err := io.ReadAll(text); err != nil || string(rest) != "second\n" {
+			t.Errorf("then %q, %v", rest, err)
+		}
+		if err := cmd.Wait(); err != nil {
+			t.Error(err)
+		}
+		if response := end(); response.Result.GetExitCode() != 3 {
+			t.Errorf("the action ended with %v", response)
+		}
+		for _, args := range [][]string{{operation}, {"-f", operation}} {
+			if s := log(args...); s != (said{out: "first\nsecond\n"}) {
+				t.Errorf("%v: %+v", args, s)
+			}
+			if s := log(append(args, "--stderr")...); s != (said{out: "oh\n"}) {
+				t.Errorf("%v --stderr: %+v", args, s)
+			}
+		}
+	}
+}
+
+func TestActionLogOfAResult(t *testing.T) {
+	r := serving(t, "main")
+	action, _ := r.execute(t, "cat input; echo oh >&2; echo x > out")
+	for _, c := range []struct {
+		args []string
+		out  string
+	}{
+		{[]string{action}, "an input\n"}, {[]string{action, "-f"}, "an input\n"}, {[]string{action, "--stderr"}, "oh\n"},
+	} {
+		args := append([]string{"action", "log", "--cas", r.cas, "--instance", "main"}, c.args...)
+		if s := cloister(t, "", args...); s != (said{out: c.out}) {
+			t.Errorf("%v: %+v, want %q", c.args, s, c.out)
+		}
+	}
+	quiet, _ := r.execute(t, "echo x > out")
+	if s := cloister(t, "", "action", "log", quiet, "--cas", r.cas, "--instance", "main"); s != (said{}) {
+		t.Errorf("of one that said nothing: %+v", s)
+	}
+
+	l, err := net.Listen("tcp4", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	l.Close()
+	absent := strings.Repeat("0", 63) + "1/5"
+	for _, c := range []struct {
+		name, cas, want string
+		code            int
+	}{
+		{absent, r.cas, absent, 4},
+		{strings.Repeat("0", 32), r.cas, "operation", 4},
+		{action, "grpc://" + l.Addr().String(), "127.0.0.1", 5},
+		{"an operation", "grpc://" + l.Addr().String(), "127.0.0.1", 5},
+		{action, "http://" + l.Addr().String(), "--cas", 2},
+	} {
+		s := cloister(t, "", "action", "log", c.name, "--cas", c.cas, "--instance", "main")
+		if s.code != c.code || s.out != "" || !whole(`cloister: .*`+c.want+`.*\n`, s.err) {
+			t.Errorf("%s at %s: got %+v, want exit code %d and a line with %q", c.name, c.cas, s, c.code, c.want)
+		}
+	}
+}
