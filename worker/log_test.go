@@ -41,11 +41,26 @@ func TestLogIsReadWhileItGrows(t *testing.T) {
 			_, err := l.ReadAt(t.Context(), p, 9)
 			beyond <- err
 		}()
+		at := make(chan byte, 1)
+		go func() {
+			one := make([]byte, 1)
+			l.ReadAt(t.Context(), one, 4)
+			at <- one[0]
+		}()
 		for _, text := range []string{"ab", "", "cdefgh"} {
 			synctest.Wait()
 			if n, err := l.Write([]byte(text)); n != len(text) || err != nil {
 				t.Errorf("Write(%q) = %d, %v", text, n, err)
 			}
+		}
+		synctest.Wait()
+		select {
+		case c := <-at:
+			if c != 'e' {
+				t.Errorf("at 4 stands %q", c)
+			}
+		default:
+			t.Error("who waited for what is there now was not woken")
 		}
 		l.Close(nil)
 		l.Close(errors.New("too late"))

@@ -183,6 +183,47 @@ func TestWritersDoNotOverwriteEachOther(t *testing.T) {
 	}
 }
 
+// A part is one message of a write whose call then ends.
+type part struct{ bspb.ByteStream_WriteServer }
+
+func (part) Recv() (*bspb.WriteRequest, error)      { return nil, io.EOF }
+func (part) SendAndClose(*bspb.WriteResponse) error { return nil }
+
+// TestWritersInTurnKeepTheOrder: whoever is told what is committed writes behind it.
+func TestWritersInTurnKeepTheOrder(t *testing.T) {
+	s := serve(t, logstream.Config{})
+	defer s.close()
+	l := s.create(t)
+	const size, whole = 16, 16 * 20_000
+	var all sync.WaitGroup
+	for range 4 {
+		all.Go(func() {
+			for {
+				r, err := s.QueryWriteStatus(t.Context(), &bspb.QueryWriteStatusRequest{ResourceName: l.WriteResourceName})
+				if err != nil {
+					t.Error(err)
+					return
+				}
+				if r.CommittedSize >= whole {
+					return
+				}
+				err = s.Write(message(l.WriteResourceName, r.CommittedSize, fmt.Sprintf("%016d", r.CommittedSize), false), part{})
+				if c := status.Code(err); c != codes.OK && c != codes.InvalidArgument {
+					t.Error(err)
+					return
+				}
+			}
+		})
+	}
+	all.Wait()
+	text, _ := s.read(t, &bspb.ReadRequest{ResourceName: l.Name, ReadLimit: whole})
+	for i := 0; i < len(text); i += size {
+		if want := fmt.Sprintf("%016d", i); text[i:i+size] != want {
+			t.Fatalf("at %d stands %s", i, text[i:i+size])
+		}
+	}
+}
+
 func TestStreamsOfClientsAreBounded(t *testing.T) {
 	s := serve(t, logstream.Config{MaxStreams: 3, MaxBytes: 100, MaxStreamBytes: 60})
 	defer s.close()
