@@ -13,6 +13,7 @@ import (
 	"cloud.google.com/go/longrunning/autogen/longrunningpb"
 	repb "github.com/bazelbuild/remote-apis/build/bazel/remote/execution/v2"
 	"github.com/cloister-build/cloister/cas"
+	"github.com/cloister-build/cloister/cas/remote"
 	"github.com/spf13/cobra"
 	bspb "google.golang.org/genproto/googleapis/bytestream"
 	"google.golang.org/grpc"
@@ -60,12 +61,12 @@ operation, or the result, or what it said is absent; and with 5 if the server ca
 
 // print prints the output of an action that is named by its digest or by an operation.
 func (c *logConfig) print(ctx context.Context, name string, out io.Writer) error {
-	conn, err := c.from.dial()
+	conn, instance, err := c.from.dial()
 	if err != nil {
 		return err
 	}
 	defer conn.Close()
-	l := &logs{logConfig: c, conn: conn, out: out}
+	l := &logs{logConfig: c, conn: conn, instance: instance, out: out}
 	action, err := cas.ParseDigest(name)
 	if err != nil {
 		return l.operation(ctx, name)
@@ -80,28 +81,30 @@ func (c *logConfig) print(ctx context.Context, name string, out io.Writer) error
 	return l.recorded(ctx, action)
 }
 
-// dial returns a connection on which calls may be silent for as long as they like. The caller closes it.
-func (o *origin) dial() (*grpc.ClientConn, error) {
+// dial returns a connection on which calls may be silent for as long as they like, and the name of the instance. The
+// caller closes the connection.
+func (o *origin) dial() (*grpc.ClientConn, string, error) {
 	u, err := url.Parse(o.cas)
 	creds := insecure.NewCredentials()
 	switch {
-	case err != nil || u.Port() == "" || u.Scheme != "grpc" && u.Scheme != "grpcs":
-		return nil, &exit{exitUsage, fmt.Errorf("--cas %+.256q: write it as grpc://HOST:PORT or grpcs://HOST:PORT", o.cas)}
+	case err != nil || u.Port() == "" || u.User != nil || u.Scheme != "grpc" && u.Scheme != "grpcs":
+		return nil, "", &exit{exitUsage, fmt.Errorf("--cas: %w", remote.ErrAddress)}
 	case u.Scheme == "grpcs":
 		creds = credentials.NewTLS(nil)
 	}
 	conn, err := grpc.NewClient(u.Host, grpc.WithTransportCredentials(creds))
 	if err != nil {
-		return nil, &exit{exitUsage, fmt.Errorf("--cas: %w", err)}
+		return nil, "", &exit{exitUsage, fmt.Errorf("--cas: %w", err)}
 	}
-	return conn, nil
+	return conn, strings.Trim(u.Path+"/"+o.instance, "/"), nil
 }
 
 // logs print the output of actions at one server.
 type logs struct {
 	*logConfig
-	conn *grpc.ClientConn
-	out  io.Writer
+	conn     *grpc.ClientConn
+	instance string
+	out      io.Writer
 }
 
 // explain says what did not succeed, with its exit code.
@@ -122,7 +125,7 @@ func (l *logs) find(ctx context.Context, action cas.Digest) (*longrunningpb.Oper
 	client := longrunningpb.NewOperationsClient(l.conn)
 	base := fmt.Sprintf("action=%s/%d", action.Hash(), action.Size())
 	for _, filter := range []string{base + " stage=EXECUTING", base} {
-		r, err := client.ListOperations(ctx, &longrunningpb.ListOperationsRequest{Name: l.from.instance, Filter: filter, PageSize: 1})
+		r, err := client.ListOperations(ctx, &longrunningpb.ListOperationsRequest{Name: l.instance, Filter: filter, PageSize: 1})
 		if err != nil {
 			return nil, err
 		}
@@ -136,7 +139,7 @@ func (l *logs) find(ctx context.Context, action cas.Digest) (*longrunningpb.Oper
 // recorded prints the output of the result in the action cache, or else that of an operation which has ended otherwise.
 func (l *logs) recorded(ctx context.Context, action cas.Digest) error {
 	r, err := repb.NewActionCacheClient(l.conn).GetActionResult(ctx, &repb.GetActionResultRequest{
-		InstanceName: l.from.instance, ActionDigest: action.Proto(), DigestFunction: action.Function().Proto(),
+		InstanceName: l.instance, ActionDigest: action.Proto(), DigestFunction: action.Function().Proto(),
 	})
 	if err == nil {
 		return l.result(ctx, action.Function(), r)
@@ -147,7 +150,7 @@ func (l *logs) recorded(ctx context.Context, action cas.Digest) error {
 	if op, err := l.find(ctx, action); err == nil && op != nil {
 		return l.operation(ctx, op.Name)
 	}
-	return &exit{exitAbsent, fmt.Errorf("action %s: no result is recorded at %s, instance %q, and no execution is known", action, l.from.cas, l.from.instance)}
+	return &exit{exitAbsent, fmt.Errorf("action %s: no result is recorded at %s, instance %q, and no execution is known", action, l.from.cas, l.instance)}
 }
 
 // operation prints the output of an execution.
@@ -163,7 +166,7 @@ func (l *logs) operation(ctx context.Context, name string) error {
 		return &exit{exitNo, fmt.Errorf("operation %s has not ended, it is at %v: follow it with -f", quote(name), m.Stage)}
 	}
 	if i := strings.LastIndex(name, "operations/"); i >= 0 { // as a server may name it: INSTANCE/operations/ID
-		l.from.instance = strings.TrimSuffix(name[:i], "/")
+		l.instance = strings.TrimSuffix(name[:i], "/")
 	}
 	var r repb.ExecuteResponse
 	if err := op.GetResponse().UnmarshalTo(&r); err != nil {
@@ -265,5 +268,5 @@ func (l *logs) result(ctx context.Context, f cas.Function, r *repb.ActionResult)
 	if err != nil {
 		return &exit{exitNo, fmt.Errorf("the result: %w", err)}
 	}
-	return l.stream(ctx, strings.TrimPrefix(l.from.instance+"/"+d.Resource(), "/"))
+	return l.stream(ctx, strings.TrimPrefix(l.instance+"/"+d.Resource(), "/"))
 }

@@ -72,9 +72,9 @@ func (r *Registry) source(s *stream) (*worker.Log, cas.Digest, error) {
 	defer r.mu.Unlock()
 	switch {
 	case r.streams[s.id] != s:
-		return nil, cas.Digest{}, status.Errorf(codes.NotFound, "log stream %s ended too long ago", s.name())
+		return nil, cas.Digest{}, status.Errorf(codes.NotFound, "log stream %+q ended too long ago", s.name())
 	case s.log == nil && s.blob.IsZero():
-		return nil, cas.Digest{}, status.Errorf(codes.Aborted, "log stream %s: the run ended without a result, and of its output nothing is kept", s.name())
+		return nil, cas.Digest{}, status.Errorf(codes.Aborted, "log stream %+q: the run ended without a result, and of its output nothing is kept", s.name())
 	}
 	return s.log, s.blob, nil
 }
@@ -128,14 +128,14 @@ func (c *reader) send(n int) error {
 func explain(s *stream, err error) error {
 	switch {
 	case errors.Is(err, errClosing):
-		return status.Errorf(codes.Unavailable, "log stream %s: %v", s.name(), err)
+		return status.Errorf(codes.Unavailable, "log stream %+q: %v", s.name(), err)
 	case errors.Is(err, errIdle):
-		return status.Errorf(codes.Aborted, "log stream %s ended before it was whole: %v", s.name(), err)
+		return status.Errorf(codes.Aborted, "log stream %+q ended before it was whole: %v", s.name(), err)
 	case errors.Is(err, context.Canceled), errors.Is(err, context.DeadlineExceeded):
 		return status.FromContextError(err).Err()
 	}
 	if _, ok := status.FromError(err); ok {
 		return err
 	}
-	return cas.Status(fmt.Errorf("log stream %s: %w", s.name(), err))
+	return cas.Status(fmt.Errorf("log stream %+q: %w", s.name(), err))
 }

@@ -88,7 +88,7 @@ func (r *Registry) write(name string, m *bspb.WriteRequest) (committed int64, er
 		return 0, err
 	}
 	if _, err := s.log.Write(m.Data); err != nil && len(m.Data) > 0 {
-		return 0, status.Errorf(codes.Unavailable, "log stream %s was dropped, or the server is shutting down", s.name())
+		return 0, status.Errorf(codes.Unavailable, "log stream %+q was dropped, or the server is shutting down", s.name())
 	}
 	if m.FinishWrite {
 		s.log.Close(nil)
@@ -104,14 +104,14 @@ func (r *Registry) admit(s *stream, m *bspb.WriteRequest) (int64, error) {
 	switch {
 	case m.WriteOffset != n:
 		return 0, status.Errorf(codes.InvalidArgument,
-			"write_offset is %d where %d belongs: that much of log stream %s is committed", m.WriteOffset, n, s.name())
+			"write_offset is %d where %d belongs: that much of log stream %+q is committed", m.WriteOffset, n, s.name())
 	case s.whole && more == 0 && m.FinishWrite:
 		return n, nil // who did not hear the answer says it again
 	case s.whole:
-		return 0, status.Errorf(codes.FailedPrecondition, "log stream %s is finished at %d bytes: nothing can be added", s.name(), n)
+		return 0, status.Errorf(codes.FailedPrecondition, "log stream %+q is finished at %d bytes: nothing can be added", s.name(), n)
 	case more > r.cfg.MaxStreamBytes-n:
 		return 0, status.Errorf(codes.ResourceExhausted,
-			"log stream %s has %d bytes; with %d more it exceeds the %d that one may have", s.name(), n, more, r.cfg.MaxStreamBytes)
+			"log stream %+q has %d bytes; with %d more it exceeds the %d that one may have", s.name(), n, more, r.cfg.MaxStreamBytes)
 	case !r.makeRoom(0, more):
 		return 0, status.Errorf(codes.ResourceExhausted, "the log streams of clients take %d bytes of the %d that they may have; finish one, or wait",
 			r.bytes, r.cfg.MaxBytes)

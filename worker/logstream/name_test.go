@@ -1,0 +1,44 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package logstream
+
+import (
+	"strings"
+	"testing"
+	"unicode/utf8"
+
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+)
+
+// FuzzStreamName: a name is for reading, for writing or for neither; what is refused is INVALID_ARGUMENT in ASCII.
+func FuzzStreamName(f *testing.F) {
+	for _, name := range []string{
+		"", "/", "logstreams", "logstreams/a", "logstreams/a/b", "a/b/logstreams/c", "a/b/logstreams/c/d", "logstreams//a",
+		"logstreams/logstreams/a", "logstreams/logstreams/logstreams/logstreams", "a/logstreams/b/c/d", "blobs/x/1", "logstreams/\xff\x00",
+	} {
+		f.Add(name)
+	}
+	f.Fuzz(func(t *testing.T, name string) {
+		id, _, readErr := split(name, reading)
+		if readErr == nil && !strings.HasSuffix("/"+name, "/logstreams/"+id) {
+			t.Errorf("%q has the id %q", name, id)
+		}
+		id, token, writeErr := split(name, writing)
+		if writeErr == nil && !strings.HasSuffix("/"+name, "/logstreams/"+id+"/"+token) {
+			t.Errorf("%q has the id %q and the token %q", name, id, token)
+		}
+		if writeErr == nil && readErr == nil && !strings.HasSuffix("/"+name, "/logstreams/logstreams/"+token) {
+			t.Errorf("%q is for both", name)
+		}
+		for _, err := range []error{readErr, writeErr} {
+			if err == nil {
+				continue
+			}
+			text := status.Convert(err).Message()
+			if status.Code(err) != codes.InvalidArgument || !utf8.ValidString(text) || strings.ContainsFunc(text, func(r rune) bool { return r < ' ' || r > '~' }) {
+				t.Errorf("%q: %q", name, err)
+			}
+		}
+	})
+}
