@@ -63,6 +63,7 @@ func (l *Local) collect(ctx context.Context, t *Task, req *Request, box *confine
 		Files:       req.Command.OutputFiles,
 		Directories: req.Command.OutputDirectories,
 		Format:      req.Command.OutputDirectoryFormat,
+		Properties:  req.Command.OutputNodeProperties,
 		MaxBytes:    max(0, box.spec.Limits.OutputBytes), // zero is no limit here
 	}, c.result)
 	if errors.Is(err, tree.ErrOutput) {

@@ -196,8 +196,10 @@ func checkCommand(c *repb.Command) (outputs, dirs []string, err error) {
 		}
 		names[v.Name] = true
 	}
-	if len(c.OutputNodeProperties) > 0 {
-		return nil, nil, invalidf("output_node_properties %q are not supported", c.OutputNodeProperties)
+	for _, p := range c.OutputNodeProperties {
+		if known := tree.NodeProperties(); !slices.Contains(known, p) {
+			return nil, nil, invalidf("output_node_properties %+.100q: this server knows %q alone", p, known)
+		}
 	}
 	if d := c.WorkingDirectory; d != "" && (path.IsAbs(d) || path.Clean(d) != d || escapes(d) || strings.ContainsRune(d, 0)) {
 		return nil, nil, invalidf("working_directory %q is not a clean path below the input root", d)

@@ -63,6 +63,7 @@ type item struct {
 const (
 	itemBytes  = 512
 	entryBytes = 160 // an entry with a hash
+	ownBytes   = 48  // properties
 )
 
 // NewCache returns an empty Cache that takes about bytes of memory, besides what its users hold. What it
@@ -382,6 +383,9 @@ func (d *directory) memory() int64 {
 	n := int64(itemBytes)
 	for i := range d.entries {
 		n += entryBytes + int64(len(d.entries[i].name)+len(d.entries[i].target))
+		if d.entries[i].own != nil {
+			n += ownBytes
+		}
 	}
 	return n
 }

@@ -8,6 +8,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"io/fs"
 	"math"
 	"os"
 	"path"
@@ -29,6 +30,8 @@ type Wanted struct {
 	// Paths is empty (rule 78).
 	Files, Directories []string
 	Format             repb.Command_OutputDirectoryFormat
+	// Properties are output_node_properties, of which NodeProperties lists what there is.
+	Properties []string
 	// MaxBytes limits what the files of all outputs may have together; zero is no limit.
 	MaxBytes int64
 }
@@ -44,7 +47,8 @@ type output struct {
 // Capture adds the outputs of a run to b, which the caller flushes, and sets the output fields of r, sorted
 // by path. out is the exec root after the run, the directory out/ of the workspace; every process of the run
 // must have ended, since Capture looks before it opens. It makes unreadable files readable and changes
-// nothing else.
+// nothing else. What w.Properties asks for is in the messages of files, directories and symlinks, as the run left it;
+// without, two runs that write the same bytes have one result.
 //
 // What rules 111 to 117 leave to a worker is decided thus. Outputs that do not exist are left out. A
 // symlink is returned as it is and never followed; an output behind a symlink that the run put in place
@@ -59,7 +63,10 @@ type output struct {
 // unchanged.
 func Capture(ctx context.Context, b *cas.Batch, f cas.Function, out *os.Root, w Wanted, r *repb.ActionResult,
 ) error {
-	s := &scanner{root: out, own: true, limit: cmp.Or(w.MaxBytes, noLimit), real: map[string]bool{}}
+	s := &scanner{
+		root: out, own: true, want: wanted(w.Properties), limit: cmp.Or(w.MaxBytes, noLimit),
+		real: map[string]bool{}, locked: map[string]fs.FileMode{},
+	}
 	var outputs []*output
 	var bad error // the first ErrOutput about one output
 	add := func(paths []string, asked Kind) error {
@@ -98,12 +105,14 @@ func Capture(ctx context.Context, b *cas.Batch, f cas.Function, out *os.Root, w 
 	for _, o := range outputs {
 		switch o.entry.kind {
 		case File:
-			res.OutputFiles = append(res.OutputFiles,
-				&repb.OutputFile{Path: o.path, Digest: o.entry.digest.Proto(), IsExecutable: o.entry.exec})
+			res.OutputFiles = append(res.OutputFiles, &repb.OutputFile{
+				Path: o.path, Digest: o.entry.digest.Proto(), IsExecutable: o.entry.exec,
+				NodeProperties: o.entry.own.proto(),
+			})
 		case Directory:
 			d, err := s.putTree(ctx, b, f, o.dirs, w.Format)
 			if err != nil {
-				err = fmt.Errorf("output %q: %w", o.path, err)
+				err = fmt.Errorf("output %+.256q: %w", o.path, err)
 			}
 			if errors.Is(err, ErrOutput) {
 				bad = cmp.Or(bad, err)
@@ -115,7 +124,7 @@ func Capture(ctx context.Context, b *cas.Batch, f cas.Function, out *os.Root, w 
 			d.Path = o.path
 			res.OutputDirectories = append(res.OutputDirectories, d)
 		case Symlink:
-			link := &repb.OutputSymlink{Path: o.path, Target: o.entry.target}
+			link := &repb.OutputSymlink{Path: o.path, Target: o.entry.target, NodeProperties: o.entry.own.proto()}
 			res.OutputSymlinks = append(res.OutputSymlinks, link)
 			switch o.asked {
 			case File:
@@ -145,21 +154,41 @@ func (s *scanner) output(ctx context.Context, dir, spelled string, asked Kind) (
 	if info == nil || err != nil {
 		return nil, err
 	}
+	if err := s.target(p, spelled, asked, info); err != nil {
+		return nil, err
+	}
 	o := &output{path: spelled, asked: asked, entry: entry{name: path.Base(p)}}
 	ok, err := s.fill(&o.entry, s.root, p, p, info)
 	switch {
 	case err != nil:
 		return nil, err
 	case !ok:
-		return nil, s.faultf("output %q is a %s", spelled, special(info.Mode()))
+		return nil, s.faultf("output %+.256q is a %s", spelled, special(info.Mode()))
 	case asked != 0 && o.entry.kind != asked && o.entry.kind != Symlink:
-		return nil, s.faultf("output %q is a %s, declared as a %s", spelled, o.entry.kind, asked)
+		return nil, s.faultf("output %+.256q is a %s, declared as a %s", spelled, o.entry.kind, asked)
 	case o.entry.kind == Directory:
 		o.dirs, err = s.scan(ctx, p, o.entry.dir)
 	case o.entry.kind == File:
 		s.add(path.Dir(p), &o.entry, info.Size())
 	}
 	return o, err
+}
+
+// target returns a fault if a symlink at p, declared as a file or a directory by the fields of API 2.0, leads to the
+// other (ActionResult, output_file_symlinks). Where it leads out of the exec root, into a bound input or to nothing it
+// is taken as it is.
+func (s *scanner) target(p, spelled string, asked Kind, info fs.FileInfo) error {
+	if asked == 0 || info.Mode().Type() != fs.ModeSymlink {
+		return nil
+	}
+	to, err := s.root.Stat(p)
+	switch {
+	case err != nil, asked == Directory && to.IsDir(), asked == File && to.Mode().IsRegular():
+		return nil
+	case to.IsDir():
+		return s.faultf("output %+.256q is a symlink to a directory, declared as a file", spelled)
+	}
+	return s.faultf("output %+.256q is a symlink to what is no %s, as which it is declared", spelled, asked)
 }
 
 // putTree adds dirs, parents first, to b in the form that format asks for: as one Tree, as Directories, or

@@ -49,6 +49,7 @@ func (k Kind) String() string {
 type directory struct {
 	digest  cas.Digest
 	entries []entry // sorted by name
+	own     *properties
 
 	// What measure finds: of the tree written out below this directory.
 	measured       bool
@@ -63,7 +64,8 @@ type entry struct {
 	exec   bool       // of a File
 	digest cas.Digest // of a File or a Directory
 	target string     // of a Symlink
-	dir    *directory // of a Directory
+	dir    *directory // of a Directory, which has its properties
+	own    *properties
 }
 
 // find returns the entry called name, or nil.
@@ -103,13 +105,20 @@ func (d *directory) decode(m *repb.Directory) error {
 	bad := func(format string, args ...any) error {
 		return faultf(cas.ErrInvalid, "Directory %s: %s", d.digest, fmt.Sprintf(format, args...))
 	}
+	own := func(k Kind, name string, m *repb.NodeProperties) (*properties, error) {
+		p, err := readProperties(m)
+		if err != nil {
+			return nil, bad("%s %+.256q: %v", k, name, err)
+		}
+		return p, nil
+	}
 	prev := ""
 	add := func(e entry) error {
 		if why := badName(e.name); why != "" {
-			return bad("the name %.256q of a %s %s", e.name, e.kind, why)
+			return bad("the name %+.256q of a %s %s", e.name, e.kind, why)
 		}
 		if e.name <= prev {
-			return bad("%s %q follows %q: names must ascend and differ", e.kind, e.name, prev)
+			return bad("%s %+q follows %+q: names must ascend and differ", e.kind, e.name, prev)
 		}
 		prev = e.name
 		d.entries = append(d.entries, e)
@@ -118,17 +127,24 @@ func (d *directory) decode(m *repb.Directory) error {
 	named := func(k Kind, name string, p *repb.Digest) (entry, error) {
 		digest, err := cas.FromProto(f, p)
 		if err != nil {
-			return entry{}, bad("%s %.256q: %v", k, name, err)
+			return entry{}, bad("%s %+.256q: %v", k, name, err)
 		}
 		return entry{name: name, kind: k, digest: digest}, nil
 	}
 
+	var err error
+	if d.own, err = own(Directory, ".", m.GetNodeProperties()); err != nil {
+		return err
+	}
 	for _, n := range m.GetFiles() {
 		e, err := named(File, n.Name, n.Digest)
 		if err != nil {
 			return err
 		}
 		e.exec = n.IsExecutable
+		if e.own, err = own(File, n.Name, n.NodeProperties); err != nil {
+			return err
+		}
 		if err := add(e); err != nil {
 			return err
 		}
@@ -146,10 +162,14 @@ func (d *directory) decode(m *repb.Directory) error {
 	prev = ""
 	for _, n := range m.GetSymlinks() {
 		if t := n.Target; t == "" || len(t) > maxTarget || strings.ContainsRune(t, 0) || !utf8.ValidString(t) {
-			return bad("symlink %.256q has the target %.64q, which must be 1 to %d bytes of UTF-8 without NUL",
+			return bad("symlink %+.256q has the target %+.64q, which must be 1 to %d bytes of UTF-8 without NUL",
 				n.Name, t, maxTarget)
 		}
-		if err := add(entry{name: n.Name, kind: Symlink, target: n.Target}); err != nil {
+		p, err := own(Symlink, n.Name, n.NodeProperties)
+		if err != nil {
+			return err
+		}
+		if err := add(entry{name: n.Name, kind: Symlink, target: n.Target, own: p}); err != nil {
 			return err
 		}
 	}
@@ -157,7 +177,7 @@ func (d *directory) decode(m *repb.Directory) error {
 	slices.SortFunc(d.entries, func(a, b entry) int { return cmp.Compare(a.name, b.name) })
 	for i := 1; i < len(d.entries); i++ {
 		if a, b := &d.entries[i-1], &d.entries[i]; a.name == b.name {
-			return bad("%q is both a %s and a %s", a.name, a.kind, b.kind)
+			return bad("%+q is both a %s and a %s", a.name, a.kind, b.kind)
 		}
 	}
 	return nil
@@ -182,17 +202,19 @@ func badName(name string) string {
 
 // encode returns d as a blob and records its digest. Subdirectories and files must have their digests.
 func (d *directory) encode(f cas.Function) (cas.Blob, error) {
-	m := &repb.Directory{}
+	m := &repb.Directory{NodeProperties: d.own.proto()}
 	for i := range d.entries {
 		switch e := &d.entries[i]; e.kind {
 		case File:
-			m.Files = append(m.Files,
-				&repb.FileNode{Name: e.name, Digest: e.digest.Proto(), IsExecutable: e.exec})
+			m.Files = append(m.Files, &repb.FileNode{
+				Name: e.name, Digest: e.digest.Proto(), IsExecutable: e.exec, NodeProperties: e.own.proto(),
+			})
 		case Directory:
 			e.digest = e.dir.digest
 			m.Directories = append(m.Directories, &repb.DirectoryNode{Name: e.name, Digest: e.digest.Proto()})
 		case Symlink:
-			m.Symlinks = append(m.Symlinks, &repb.SymlinkNode{Name: e.name, Target: e.target})
+			m.Symlinks = append(m.Symlinks,
+				&repb.SymlinkNode{Name: e.name, Target: e.target, NodeProperties: e.own.proto()})
 		}
 	}
 	data, digest, err := cas.MarshalProto(f, m)
@@ -228,7 +250,7 @@ func (d *directory) measure(depth int) error {
 			d.bytes = addSaturating(d.bytes, e.dir.bytes)
 		}
 		if d.length = max(d.length, length); d.length > maxPath {
-			return faultf(cas.ErrInvalid, "Directory %s: the path below %.64q is longer than %d bytes",
+			return faultf(cas.ErrInvalid, "Directory %s: the path below %+.64q is longer than %d bytes",
 				d.digest, e.name, maxPath)
 		}
 		if d.count > maxEntries {

@@ -26,7 +26,7 @@ func Extract(ctx context.Context, store cas.Store, f cas.Function, r *repb.Actio
 	for _, o := range r.OutputFiles {
 		d, err := cas.FromProto(f, o.Digest)
 		if err != nil {
-			return fmt.Errorf("output file %q: %w", o.Path, err)
+			return fmt.Errorf("output file %+.256q: %w", o.Path, err)
 		}
 		if err := x.output(ctx, o.Path, &entry{kind: File, digest: d, exec: o.IsExecutable}); err != nil {
 			return err
@@ -35,7 +35,7 @@ func Extract(ctx context.Context, store cas.Store, f cas.Function, r *repb.Actio
 	for _, o := range r.OutputDirectories {
 		d, err := loadOutput(ctx, store, f, o)
 		if err != nil {
-			return fmt.Errorf("output directory %q: %w", o.Path, err)
+			return fmt.Errorf("output directory %+.256q: %w", o.Path, err)
 		}
 		if err := x.output(ctx, o.Path, &entry{kind: Directory, dir: d}); err != nil {
 			return err
@@ -100,7 +100,7 @@ func fromTree(f cas.Function, t *repb.Tree) (*directory, error) {
 		for i := range d.entries {
 			if e := &d.entries[i]; e.kind == Directory {
 				if e.dir = dirs[e.digest]; e.dir == nil {
-					return nil, faultf(cas.ErrInvalid, "Tree without the Directory %s of %q", e.digest, e.name)
+					return nil, faultf(cas.ErrInvalid, "Tree without the Directory %s of %+.256q", e.digest, e.name)
 				}
 			}
 		}
@@ -167,14 +167,14 @@ func (x *extractor) level(ctx context.Context, p string, d *directory) error {
 func (x *extractor) replace(ctx context.Context, dir *os.Root, name string, e *entry) (err error) {
 	const temp = ".cloister-extract"
 	if name == temp {
-		return faultf(cas.ErrInvalid, "output %q has the name of a temporary file", name)
+		return faultf(cas.ErrInvalid, "output %+.256q has the name of a temporary file", name)
 	}
 	if err := dir.Remove(temp); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return err
 	}
 	defer func() {
 		if err != nil {
-			err = fmt.Errorf("extract %q: %w", name, err)
+			err = fmt.Errorf("extract %+.256q: %w", name, err)
 			if gone := dir.Remove(temp); !errors.Is(gone, fs.ErrNotExist) {
 				err = errors.Join(err, gone)
 			}

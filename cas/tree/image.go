@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"log/slog"
 	"os"
+	"strconv"
 	"sync"
 
 	"github.com/cloister-build/cloister/cas"
@@ -163,9 +164,12 @@ func (s *Stager) Stage(ctx context.Context, l *Layout, in *cas.Instance,
 		}
 		return l.copied(ctx, store, workspace, err.Error())
 	}
-	ws, err := workspace(l.spineRoom())
+	ws, err := workspace(w.room(l))
 	if err == nil {
 		_, err = l.build(ctx, in.Store, ws, true)
+	}
+	if err == nil {
+		err = w.copy(ctx, ws)
 	}
 	if err != nil {
 		w.staged.Release()
@@ -219,6 +223,42 @@ func (l *Layout) spineRoom() (bytes, files int64) {
 	return bytes, files
 }
 
+// room is what the workspace takes beside images: the spine, and the files in copies.
+func (w *imaging) room(l *Layout) (bytes, files int64) {
+	bytes, files = l.spineRoom()
+	if len(w.copies) > 0 {
+		files++ // in/
+	}
+	r := &room{page: int64(os.Getpagesize())}
+	for _, c := range w.copies {
+		bytes, files = addSaturating(bytes, r.entry(c.entry, true)), files+1
+	}
+	return bytes, files
+}
+
+// copy makes the files in copies, in ws.
+func (w *imaging) copy(ctx context.Context, ws *os.Root) error {
+	if len(w.copies) == 0 {
+		return nil
+	}
+	if err := ws.Mkdir("in", 0o700); err != nil {
+		return err
+	}
+	dir, err := ws.OpenRoot("in")
+	if err != nil {
+		return err
+	}
+	defer dir.Close()
+	var files []stageFile
+	for i, c := range w.copies {
+		files = append(files, c.file(dir, strconv.Itoa(i), c.target, false))
+	}
+	if err := (&stager{store: w.in.Store}).write(ctx, files); err != nil {
+		return full(err)
+	}
+	return seal(ws, "in", modeSpine, epoch)
+}
+
 var errFew = errors.New("copies of so few inputs cost less")
 
 // An imaging is one Stage on its way to images.
@@ -237,6 +277,9 @@ type imaging struct {
 	// mounts are the run's own of these.
 	mounts map[*hotImage]Mount
 	binds  int // from images that stay mounted
+	// copies are files that the store shows with another mode or date than they are to have: in/0 of the workspace,
+	// in/1 and so on.
+	copies []bound
 }
 
 // A bound is an input that an image has in its root.
@@ -311,8 +354,13 @@ func (w *imaging) bind(ctx context.Context, m *mounted, from Mount, names []stri
 	return nil
 }
 
-// bindFile binds a file from where the store shows it.
+// bindFile binds a file from where the store shows it, or from a copy if that is another.
 func (w *imaging) bindFile(ctx context.Context, target string, e *entry) error {
+	if e.special() {
+		w.staged.Binds = append(w.staged.Binds, Bind{target, fmt.Sprintf("in/%d", len(w.copies)), "", e.digest})
+		w.copies = append(w.copies, bound{entry: e, target: target})
+		return nil
+	}
 	source, release, err := w.filer.File(ctx, e.digest, e.exec)
 	if err != nil {
 		return fmt.Errorf("%s: %w", target, vanished(e.digest, err))

@@ -76,17 +76,21 @@ func (c *composer) compose(ctx context.Context, bs []bound, hot func(*bound) (bo
 
 // open begins a directory of n entries and returns which it is.
 func (c *composer) open(d *directory, p string, n int) int {
-	c.tree.Dirs = append(c.tree.Dirs, erofs.Dir{Mode: modeBoundDir, First: int32(len(c.tree.Entries)), Count: int32(n)})
+	dir := erofs.Dir{Mode: modeBoundDir, First: int32(len(c.tree.Entries)), Count: int32(n)}
+	if d != nil {
+		dir.Mode, dir.After = uint16(d.mode(false)), d.own.date().Sub(epoch)
+	}
+	c.tree.Dirs = append(c.tree.Dirs, dir)
 	c.dirs = append(c.dirs, composedDir{path: p, dir: d, from: len(c.files)})
 	return len(c.dirs) - 1
 }
 
 // add adds an entry to the directory that was opened last.
 func (c *composer) add(e *entry, name string, dir, top int) {
-	at := erofs.Entry{Name: name, Kind: erofs.Directory}
+	at := erofs.Entry{Name: name, Kind: erofs.Directory, After: e.own.date().Sub(epoch)}
 	switch e.kind {
 	case File:
-		at.Kind, at.Mode = erofs.File, uint16(modeOf(e.exec, false))
+		at.Kind, at.Mode = erofs.File, uint16(e.mode(false))
 		if e.digest.Size() > 0 {
 			c.files = append(c.files, composedFile{e, len(c.tree.Entries), dir, top})
 			c.digests = append(c.digests, e.digest)

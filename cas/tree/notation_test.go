@@ -36,6 +36,7 @@ type node struct {
 	target  string           // of a symlink, not empty
 	content string
 	exec    bool
+	own     *repb.NodeProperties // which the notation does not show
 }
 
 func dirNode() *node { return &node{kids: map[string]*node{}} }
@@ -117,16 +118,17 @@ func (r *node) write(b *strings.Builder, p string) {
 // put stores the tree and returns the digest of its Directory.
 func (r *node) put(t testing.TB, store cas.Store) cas.Digest {
 	t.Helper()
-	m := &repb.Directory{}
+	m := &repb.Directory{NodeProperties: r.own}
 	for _, name := range slices.Sorted(maps.Keys(r.kids)) {
 		switch n := r.kids[name]; {
 		case n.kids != nil:
 			m.Directories = append(m.Directories, &repb.DirectoryNode{Name: name, Digest: n.put(t, store).Proto()})
 		case n.target != "":
-			m.Symlinks = append(m.Symlinks, &repb.SymlinkNode{Name: name, Target: n.target})
+			m.Symlinks = append(m.Symlinks, &repb.SymlinkNode{Name: name, Target: n.target, NodeProperties: n.own})
 		default:
 			d := putBytes(t, store, []byte(n.content))
-			m.Files = append(m.Files, &repb.FileNode{Name: name, Digest: d.Proto(), IsExecutable: n.exec})
+			m.Files = append(m.Files,
+				&repb.FileNode{Name: name, Digest: d.Proto(), IsExecutable: n.exec, NodeProperties: n.own})
 		}
 	}
 	return putProto(t, store, m)

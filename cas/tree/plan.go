@@ -9,6 +9,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"time"
 
 	"github.com/cloister-build/cloister/cas"
 )
@@ -51,9 +52,10 @@ type Layout struct {
 type spineDir struct {
 	path    string // relative to the exec root, "." for itself
 	mode    fs.FileMode
-	entries []placed // the inputs in it that are not themselves spine, sorted
-	kids    []string // the names in it that are outputs or spine, sorted
-	output  bool     // is an output, or lies in one
+	date    time.Time // of its last change
+	entries []placed  // the inputs in it that are not themselves spine, sorted
+	kids    []string  // the names in it that are outputs or spine, sorted
+	output  bool      // is an output, or lies in one
 }
 
 // A placed is one input in a directory of the spine: bound, if source is set, else private.
@@ -78,7 +80,7 @@ func (in *Input) Plan(workdir string, outputs, dirs []string) (*Layout, error) {
 		return nil, err
 	}
 	if kind, ok := in.Lookup(dir); !ok || kind != Directory {
-		return nil, faultf(cas.ErrInvalid, "the working directory %.256q is not a directory of the input root", workdir)
+		return nil, faultf(cas.ErrInvalid, "the working directory %+.256q is not a directory of the input root", workdir)
 	}
 	declared := make(map[string]bool, len(dirs))
 	for _, d := range dirs {
@@ -147,7 +149,7 @@ func (l *planner) at(p string) (node, parent *spine, err error) {
 		l.bytes += end
 		if l.paths > maxSpine || l.bytes > maxSpineBytes {
 			return nil, nil, faultf(cas.ErrInvalid,
-				"outputs and the directories that lead to them are more than %d paths or %d bytes of paths, from %.256q on",
+				"outputs and the directories that lead to them are more than %d paths or %d bytes of paths, from %+.256q on",
 				maxSpine, maxSpineBytes, p)
 		}
 		if parent.kids == nil {
@@ -163,7 +165,7 @@ func (l *planner) at(p string) (node, parent *spine, err error) {
 // private, an output holds it.
 func (l *planner) place(p string, d *directory, s *spine, private bool) error {
 	names := slices.Sorted(maps.Keys(s.kids))
-	here := spineDir{path: p, mode: modeSpine, kids: names, output: private}
+	here := spineDir{path: p, mode: modeSpine, date: d.own.date(), kids: names, output: private}
 	if s.writable {
 		here.mode = modeWritable
 	}
@@ -177,7 +179,7 @@ func (l *planner) place(p string, d *directory, s *spine, private bool) error {
 		k := s.kids[e.name]
 		if k != nil && k.dir {
 			if e.kind != Directory {
-				return faultf(cas.ErrInvalid, "%q is an input %s, so that no output can lie below it",
+				return faultf(cas.ErrInvalid, "%+q is an input %s, so that no output can lie below it",
 					join(p, e.name), e.kind)
 			}
 			continue
@@ -233,22 +235,16 @@ func (l *Layout) String() string {
 			default:
 				b.WriteString("copy ")
 			}
-			mode := modeOf(e.exec, e.source == "")
+			mode := fs.FileMode(0)
 			if e.kind == Directory {
-				mode, p = dirMode(e.source == ""), p+"/"
+				mode, p = e.dir.mode(e.source == ""), p+"/"
+			} else {
+				mode = e.mode(e.source == "")
 			}
 			fmt.Fprintf(&b, "%05o %s %s\n", uint32(mode), quoted(p), e.digest)
 		}
 	}
 	return b.String()
-}
-
-// dirMode returns the mode of an input directory that is not spine.
-func dirMode(private bool) fs.FileMode {
-	if private {
-		return modePrivate
-	}
-	return modeBoundDir
 }
 
 // quoted returns s, quoted if it could be mistaken for more than one word.

@@ -43,7 +43,7 @@ type room struct {
 
 // bound reports whether e is bound from outside the workspace unless it is private.
 func (r *room) bound(e *entry) bool {
-	return r.filer && e.kind == File && e.digest.Size() >= LargeFile
+	return r.filer && e.kind == File && e.digest.Size() >= LargeFile && !e.special()
 }
 
 func (r *room) entry(e *entry, private bool) int64 {

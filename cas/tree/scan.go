@@ -26,10 +26,12 @@ type scanner struct {
 	// files in directories are left out, and what cannot be expressed is ErrOutput. Otherwise they
 	// are a person's: nothing is changed, and what cannot be expressed is cas.ErrInvalid.
 	own   bool
+	want  want  // node properties that what is found is to have
 	limit int64 // bytes that all files together may have
 
 	batches []batch
-	real    map[string]bool // the parents of outputs that are no links
+	real    map[string]bool        // the parents of outputs that are no links
+	locked  map[string]fs.FileMode // what was not readable, by path: the mode that it had
 	entries int
 	bytes   int64
 }
@@ -84,11 +86,11 @@ func (s *scanner) find(p string) (fs.FileInfo, error) {
 		}
 		switch {
 		case info.Mode().Type() == fs.ModeSymlink:
-			return nil, s.faultf("%q lies behind the symlink %q", p, p[:i])
+			return nil, s.faultf("%+.256q lies behind the symlink %+.256q", p, p[:i])
 		case !info.IsDir():
 			return nil, nil
 		}
-		if err := s.unlock(s.root, p[:i], info); err != nil {
+		if err := s.unlock(s.root, p[:i], p[:i], info); err != nil {
 			return nil, err
 		}
 		s.real[p[:i]] = true
@@ -105,14 +107,17 @@ func (s *scanner) lstat(p string) (fs.FileInfo, error) {
 	return info, err
 }
 
-// unlock makes the file or directory name readable if it is the run's and is not (rule 116).
-func (s *scanner) unlock(dir *os.Root, name string, info fs.FileInfo) error {
+// unlock makes the file or directory name in dir, which is at p, readable if it is the run's and is not (rule 116).
+func (s *scanner) unlock(dir *os.Root, name, p string, info fs.FileInfo) error {
 	need := fs.FileMode(0o400)
 	if info.IsDir() {
 		need = 0o500
 	}
 	if !s.own || info.Mode()&need == need {
 		return nil
+	}
+	if _, again := s.locked[p]; !again && s.locked != nil {
+		s.locked[p] = info.Mode()
 	}
 	return dir.Chmod(name, info.Mode().Perm()|need)
 }
@@ -121,26 +126,31 @@ func (s *scanner) unlock(dir *os.Root, name string, info fs.FileInfo) error {
 // reports whether it is one of these. What is in a directory and in a file is left to be read.
 func (s *scanner) fill(e *entry, dir *os.Root, name, p string, info fs.FileInfo) (ok bool, err error) {
 	if s.entries++; s.entries > maxEntries {
-		return false, s.faultf("%q is one too many: only %d entries are permitted altogether", p, maxEntries)
+		return false, s.faultf("%+.256q is one too many: only %d entries are permitted altogether", p, maxEntries)
 	}
+	mode, ok := s.locked[p] // before another output that it belongs to was read
+	if !ok {
+		mode = info.Mode()
+	}
+	own := s.want.of(info, mode)
 	switch info.Mode().Type() {
 	case 0:
-		e.kind, e.exec = File, info.Mode()&0o111 != 0
+		e.kind, e.exec, e.own = File, info.Mode()&0o111 != 0, own
 		if info.Size() > s.limit-s.bytes {
-			return false, s.faultf("%q is too large: only %d bytes are permitted altogether", p, s.limit)
+			return false, s.faultf("%+.256q is too large: only %d bytes are permitted altogether", p, s.limit)
 		}
 		s.bytes += info.Size()
-		return true, s.unlock(dir, name, info)
+		return true, s.unlock(dir, name, p, info)
 	case fs.ModeDir:
-		e.kind, e.dir = Directory, &directory{}
-		return true, s.unlock(dir, name, info)
+		e.kind, e.dir = Directory, &directory{own: own}
+		return true, s.unlock(dir, name, p, info)
 	case fs.ModeSymlink:
-		e.kind = Symlink
+		e.kind, e.own = Symlink, own
 		if e.target, err = dir.Readlink(name); err != nil {
 			return false, err
 		}
 		if !utf8.ValidString(e.target) {
-			return false, s.faultf("symlink %q has the target %q, which is not UTF-8", p, e.target)
+			return false, s.faultf("symlink %+.256q has the target %+.256q, which is not UTF-8", p, e.target)
 		}
 		return true, nil
 	}
@@ -160,7 +170,7 @@ func (s *scanner) scan(ctx context.Context, p string, top *directory) ([]*direct
 			return nil, context.Cause(ctx)
 		}
 		if at.depth > maxDepth {
-			return nil, s.faultf("%.64q... is deeper than %d directories", at.path, maxDepth)
+			return nil, s.faultf("%+.64q... is deeper than %d directories", at.path, maxDepth)
 		}
 		if err := s.level(at.path, dirs[i]); err != nil {
 			return nil, err
@@ -190,7 +200,7 @@ func (s *scanner) level(p string, d *directory) error {
 	for _, name := range names {
 		at := join(p, name)
 		if !utf8.ValidString(name) {
-			return s.faultf("%q is not UTF-8, which names must be", at)
+			return s.faultf("%+.256q is not UTF-8, which names must be", at)
 		}
 		info, err := dir.Lstat(name)
 		if err != nil {
@@ -203,7 +213,7 @@ func (s *scanner) level(p string, d *directory) error {
 		case err != nil:
 			return err
 		case !ok && !s.own:
-			return s.faultf("%q is a %s, which cannot be an input", at, special(info.Mode()))
+			return s.faultf("%+.256q is a %s, which cannot be an input", at, special(info.Mode()))
 		case !ok:
 			d.entries = d.entries[:len(d.entries)-1]
 		case e.kind == File:
@@ -236,7 +246,7 @@ func (s *scanner) put(ctx context.Context, b *cas.Batch, f cas.Function) error {
 		defer dir.Close()
 		for _, u := range some.files {
 			if err := putFile(ctx, b, f, dir, u); err != nil {
-				return fmt.Errorf("put %q: %w", join(some.dir, u.name), err)
+				return fmt.Errorf("put %+.256q: %w", join(some.dir, u.name), err)
 			}
 		}
 		return nil

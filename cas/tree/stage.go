@@ -17,12 +17,9 @@ import (
 )
 
 // LargeFile is the size, in bytes, from which an input file is bound where the store has it, if the
-// store is a cas.Filer with room for it, instead of being copied into the workspace.
+// store is a cas.Filer with room for it, instead of being copied into the workspace. One with a mode or a date of its
+// own is copied, since the store's file has neither.
 const LargeFile = 64 << 10
-
-// epoch is the time of last change of all inputs, so that no run can tell when it was staged. Symlinks
-// alone keep the time of their making, which os.Root cannot set.
-var epoch = time.Unix(1_000_000_000, 0)
 
 // A Bind is a file or a directory that must be mounted read-only for the exec root to be complete.
 type Bind struct {
@@ -89,12 +86,17 @@ func (l *Layout) build(ctx context.Context, store cas.Store, ws *os.Root, bare b
 	s.filer, _ = store.(cas.Filer)
 	if err := s.build(ctx, l, ws); err != nil {
 		s.staged.Release()
-		if errors.Is(err, syscall.ENOSPC) || errors.Is(err, syscall.EDQUOT) {
-			err = fmt.Errorf("%w: %w", cas.ErrFull, err)
-		}
-		return nil, err
+		return nil, full(err)
 	}
 	return &s.staged, nil
+}
+
+// full returns err, as cas.ErrFull if it says that the workspace is.
+func full(err error) error {
+	if errors.Is(err, syscall.ENOSPC) || errors.Is(err, syscall.EDQUOT) {
+		err = fmt.Errorf("%w: %w", cas.ErrFull, err)
+	}
+	return err
 }
 
 // contents returns the digests of all files of l, or of those that are private, each once.
@@ -150,6 +152,7 @@ type stageFile struct {
 	name    string
 	path    string // of the exec root, for messages
 	mode    fs.FileMode
+	date    time.Time  // of its last change
 	content cas.Digest // zero: empty
 	bind    int        // index of the bind, or -1
 }
@@ -162,7 +165,9 @@ func (s *stager) bind(target, source string, e *entry) int {
 }
 
 // large reports whether e is bound where the store has it.
-func (s *stager) large(e *entry) bool { return s.filer != nil && e.digest.Size() >= LargeFile }
+func (s *stager) large(e *entry) bool {
+	return s.filer != nil && e.digest.Size() >= LargeFile && !e.special()
+}
 
 // build makes the spine and what is in it. Modes and times of the spine come last, since a directory is
 // dated anew by each directory made in it.
@@ -190,14 +195,14 @@ func (s *stager) build(ctx context.Context, l *Layout, ws *os.Root) error {
 		}
 	}
 	for _, sd := range l.dirs {
-		if err := seal(out, sd.path, sd.mode); err != nil {
+		if err := seal(out, sd.path, sd.mode, sd.date); err != nil {
 			return err
 		}
 	}
 	if s.bare {
 		return nil
 	}
-	return seal(ws, "in", modeSpine)
+	return seal(ws, "in", modeSpine, epoch)
 }
 
 // spine makes one directory of the spine and all that is in it but other spine.
@@ -218,11 +223,11 @@ func (s *stager) spine(ctx context.Context, out *os.Root, sd spineDir) error {
 		source := path.Base(e.source)
 		switch {
 		case e.kind == Symlink:
-			err = dir.Symlink(e.target, e.name)
+			err = e.link(dir)
 		case e.source != "" && s.bare && e.kind == Directory:
 			err = placeholder(dir, e.name)
 		case e.source != "" && s.bare:
-			files = append(files, stageFile{dir, e.name, p, modeOf(e.exec, false), cas.Digest{}, -1})
+			files = append(files, placeholderFile(dir, e.name, p))
 		case e.kind == Directory && e.source == "":
 			err = s.subtree(ctx, dir, e.name, p, e.dir, true)
 		case e.kind == Directory:
@@ -231,15 +236,12 @@ func (s *stager) spine(ctx context.Context, out *os.Root, sd spineDir) error {
 				err = s.subtree(ctx, s.in, source, p, e.dir, false)
 			}
 		case e.source == "":
-			files = append(files, stageFile{dir, e.name, p, modeOf(e.exec, true), e.digest, -1})
+			files = append(files, e.file(dir, e.name, p, true))
 		case s.large(e.entry):
-			bind := s.bind(p, "", e.entry)
-			files = append(files, stageFile{dir, e.name, p, modeOf(e.exec, false), cas.Digest{}, bind})
+			files = append(files, s.shown(dir, p, e.entry))
 		default:
 			s.bind(p, e.source, e.entry)
-			files = append(files,
-				stageFile{s.in, source, p, modeOf(e.exec, false), e.digest, -1},
-				stageFile{dir, e.name, p, modeOf(e.exec, false), cas.Digest{}, -1})
+			files = append(files, e.file(s.in, source, p, false), placeholderFile(dir, e.name, p))
 		}
 		if err != nil {
 			return err
@@ -269,14 +271,13 @@ func (s *stager) subtree(ctx context.Context, parent *os.Root, name, p string, d
 		at := join(p, e.name)
 		switch {
 		case e.kind == Symlink:
-			err = dir.Symlink(e.target, e.name)
+			err = e.link(dir)
 		case e.kind == Directory:
 			err = s.subtree(ctx, dir, e.name, at, e.dir, private)
 		case !private && s.large(e):
-			bind := s.bind(at, "", e)
-			files = append(files, stageFile{dir, e.name, at, modeOf(e.exec, false), cas.Digest{}, bind})
+			files = append(files, s.shown(dir, at, e))
 		default:
-			files = append(files, stageFile{dir, e.name, at, modeOf(e.exec, private), e.digest, -1})
+			files = append(files, e.file(dir, e.name, at, private))
 		}
 		if err != nil {
 			return err
@@ -285,7 +286,32 @@ func (s *stager) subtree(ctx context.Context, parent *os.Root, name, p string, d
 	if err := s.write(ctx, files); err != nil {
 		return err
 	}
-	return seal(dir, ".", dirMode(private))
+	return seal(dir, ".", d.mode(private), d.own.date())
+}
+
+// file returns the file e of the exec root at p as one to be made as name in dir.
+func (e *entry) file(dir *os.Root, name, p string, private bool) stageFile {
+	return stageFile{dir, name, p, e.mode(private), e.own.date(), e.digest, -1}
+}
+
+// placeholderFile returns an empty file for another to be bound over.
+func placeholderFile(dir *os.Root, name, p string) stageFile {
+	return stageFile{dir: dir, name: name, path: p, bind: -1}
+}
+
+// shown returns the placeholder of the file e at p, which the store is to show.
+func (s *stager) shown(dir *os.Root, p string, e *entry) stageFile {
+	f := placeholderFile(dir, e.name, p)
+	f.mode, f.date, f.bind = e.mode(false), e.own.date(), s.bind(p, "", e)
+	return f
+}
+
+// link makes the symlink e in dir.
+func (e *entry) link(dir *os.Root) error {
+	if err := dir.Symlink(e.target, e.name); err != nil {
+		return err
+	}
+	return dateLink(dir, e.name, e.own.date())
 }
 
 // placeholder makes an empty directory for another to be bound over: what it is like itself nobody sees.
@@ -307,7 +333,7 @@ func (s *stager) writeFile(ctx context.Context, f stageFile) error {
 		source, release, err := s.filer.File(ctx, b.Content, f.mode&0o111 != 0)
 		if errors.Is(err, cas.ErrFull) {
 			// The store cannot hold the file, but may be able to read the blob elsewhere.
-			copied := stageFile{s.in, fmt.Sprintf("large%d", f.bind), f.path, f.mode, b.Content, -1}
+			copied := stageFile{s.in, fmt.Sprintf("large%d", f.bind), f.path, f.mode, f.date, b.Content, -1}
 			source, release, err = path.Join("in", copied.name), nil, s.writeFile(ctx, copied)
 		}
 		if err != nil {
@@ -326,15 +352,16 @@ func (s *stager) writeFile(ctx context.Context, f stageFile) error {
 	if err := errors.Join(err, w.Chmod(f.mode), w.Close()); err != nil {
 		return err
 	}
-	return f.dir.Chtimes(f.name, epoch, epoch)
+	return f.dir.Chtimes(f.name, f.date, f.date)
 }
 
-// seal gives the directory name the mode it is to have and the time that all inputs have.
-func seal(dir *os.Root, name string, mode fs.FileMode) error {
-	if err := dir.Chmod(name, mode); err != nil {
+// seal gives the directory name the date and the mode it is to have: in this order, since the mode may be one that
+// permits us nothing more.
+func seal(dir *os.Root, name string, mode fs.FileMode, date time.Time) error {
+	if err := dir.Chtimes(name, date, date); err != nil {
 		return err
 	}
-	return dir.Chtimes(name, epoch, epoch)
+	return dir.Chmod(name, mode)
 }
 
 // copyBlob writes the blob d to w.

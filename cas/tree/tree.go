@@ -13,7 +13,8 @@
 // mounted lies in an EROFS image, whose files are where the store has them, or, copied, in the workspace as
 // in/0, in/1 and so on.
 //
-// Node properties are ignored: every file and directory made here is dated as one fixed moment.
+// What states no node properties has one of a few modes, and is dated as one fixed moment. Inputs that state mtime or
+// unix_mode have these; only directories of the spine keep the mode that the run needs, since it may not own them.
 package tree
 
 import (
@@ -181,18 +182,18 @@ func resolve(dir, p string) (string, error) {
 	case clean == "":
 		return ".", nil
 	case path.IsAbs(p) || path.IsAbs(dir):
-		return "", faultf(cas.ErrInvalid, "path %.256q is absolute", p)
+		return "", faultf(cas.ErrInvalid, "path %+.256q is absolute", p)
 	case clean == ".." || strings.HasPrefix(clean, "../"):
-		return "", faultf(cas.ErrInvalid, "path %.256q leaves the input root", p)
+		return "", faultf(cas.ErrInvalid, "path %+.256q leaves the input root", p)
 	case len(clean) > maxPath:
-		return "", faultf(cas.ErrInvalid, "path %.64q... is longer than %d bytes", p, maxPath)
+		return "", faultf(cas.ErrInvalid, "path %+.64q... is longer than %d bytes", p, maxPath)
 	}
 	if clean == "." {
 		return clean, nil
 	}
 	for name := range strings.SplitSeq(clean, "/") {
 		if why := badName(name); why != "" {
-			return "", faultf(cas.ErrInvalid, "path %.256q: the name %.256q %s", p, name, why)
+			return "", faultf(cas.ErrInvalid, "path %+.256q: the name %+.256q %s", p, name, why)
 		}
 	}
 	return clean, nil

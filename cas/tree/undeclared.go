@@ -62,7 +62,7 @@ func (s *scanner) names(p string) ([]string, error) {
 	if err != nil || info == nil || !info.IsDir() {
 		return nil, err
 	}
-	if err := s.unlock(s.root, p, info); err != nil {
+	if err := s.unlock(s.root, p, p, info); err != nil {
 		return nil, err
 	}
 	dir, err := s.root.OpenRoot(p)

@@ -17,6 +17,7 @@ import (
 	"cloud.google.com/go/longrunning/autogen/longrunningpb"
 	repb "github.com/bazelbuild/remote-apis/build/bazel/remote/execution/v2"
 	"github.com/cloister-build/cloister/cas"
+	"github.com/cloister-build/cloister/cas/tree"
 	"github.com/cloister-build/cloister/worker"
 	"github.com/cloister-build/cloister/worker/queue"
 	"google.golang.org/grpc"
@@ -57,7 +58,8 @@ func Register(s grpc.ServiceRegistrar, c Config) {
 // Capabilities returns what GetCapabilities is to say of the service; it adds the digest functions of the instance.
 func Capabilities() *repb.ExecutionCapabilities {
 	return &repb.ExecutionCapabilities{
-		ExecEnabled: true,
+		ExecEnabled:             true,
+		SupportedNodeProperties: tree.NodeProperties(),
 		ExecutionPriorityCapabilities: &repb.PriorityCapabilities{
 			Priorities: []*repb.PriorityCapabilities_PriorityRange{
 				{MinPriority: math.MinInt32, MaxPriority: math.MaxInt32},

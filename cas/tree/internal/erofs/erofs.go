@@ -4,7 +4,8 @@
 // each points into one of the devices that are given along when the image is mounted, which on Linux 6.12 and later
 // may be regular files. It neither reads nor mounts images, touches no file, and knows nothing of blobs.
 //
-// All that an image holds belongs to root and has one time of change, so that equal trees make equal images.
+// All that an image holds belongs to root and was changed at one time, unless the tree says another, so that equal
+// trees make equal images.
 package erofs
 
 import (
@@ -15,12 +16,13 @@ import (
 	"math/bits"
 	"slices"
 	"strings"
+	"time"
 )
 
 // BlockSize is the size of a block, in bytes: the alignment of what files point at.
 const BlockSize = 1 << blockBits
 
-// Time is when everything in an image was changed, in seconds since 1970.
+// Time is when what says nothing else was changed, in seconds since 1970.
 const Time = 1_000_000_000
 
 // MaxDevices is how many devices an image can have.
@@ -50,9 +52,10 @@ type Tree struct {
 
 // A Dir is one directory.
 type Dir struct {
-	Mode  uint16 // permission bits
-	First int32  // of its entries, Entries[First:First+Count]
-	Count int32  // ascending by name, compared as bytes
+	Mode  uint16        // permission bits
+	First int32         // of its entries, Entries[First:First+Count]
+	Count int32         // ascending by name, compared as bytes
+	After time.Duration // when it was changed, from Time on; may be negative
 
 	place
 }
@@ -60,6 +63,7 @@ type Dir struct {
 // A place is where the inode of a directory is, as Encode finds it.
 type place struct {
 	inode  int64 // where it starts, or 0
+	names  int64 // where its names start, unless they have blocks of their own
 	parent int64 // the same of its parent
 	size   int64 // of its names, in bytes
 	tail   int   // of what follows the inode: the names and a NUL, or nothing
@@ -75,6 +79,7 @@ type Entry struct {
 	Dir    int32  // of a Directory: which of the Dirs
 	Mode   uint16 // of a File: permission bits
 	Kind   Kind
+	After  time.Duration // as of a Dir; of a Directory, that says it
 
 	inode int64 // where it starts, as Encode finds it
 }
@@ -90,7 +95,7 @@ const (
 	featureChunks  = 0x4
 	featureDevices = 0x8
 	compactSize    = 32 // of an inode; also what all of them are aligned to
-	extendedSize   = 64 // of an inode with a size or a count of links beyond a compact one
+	extendedSize   = 64 // of one with a date of its own, or a size or a count of links beyond a compact one
 	extended       = 1  // bit of an inode's format
 	layoutPlain    = 0 << 1
 	layoutInline   = 2 << 1
@@ -98,8 +103,8 @@ const (
 	chunkIndexes   = 0x20
 	chunkIndexSize = 8
 	direntSize     = 12
-	maxInline      = BlockSize - compactSize // an inode and what follows it must lie in one block
-	maxFile        = 1 << (31 + blockBits)   // a file is one chunk
+	maxInline      = BlockSize - extendedSize // an inode and what follows it must lie in one block
+	maxFile        = 1 << (31 + blockBits)    // a file is one chunk
 	typeFile       = 0o100000
 	typeDirectory  = 0o040000
 	typeSymlink    = 0o120000
@@ -226,7 +231,7 @@ func (w *writer) directory(i int) error {
 			return fmt.Errorf("%q: %w", e.Name, err)
 		}
 	}
-	at := int(d.inode) + compactSize
+	at := int(d.names)
 	if d.tail == 0 {
 		w.align(BlockSize)
 		at = w.extend(int(d.size))
@@ -276,36 +281,39 @@ func (w *writer) directoryInode(i int, parent int64) error {
 	if d.size < maxInline {
 		layout, d.tail = layoutInline, int(d.size)+1
 	}
-	d.inode = w.head(typeDirectory|d.Mode&permissions, layout, d.size, links, d.tail)
+	d.inode, d.names = w.head(typeDirectory|d.Mode&permissions, layout, d.size, links, d.tail, d.After)
 	return nil
 }
 
-// head writes an inode, followed by tail zeros, and returns where it starts.
-func (w *writer) head(mode, layout uint16, size int64, links, tail int) int64 {
-	if size > math.MaxUint32 || links > math.MaxUint16 {
-		at := w.inode(extendedSize, tail, false)
+// head writes an inode, followed by tail zeros, and returns where both start.
+func (w *writer) head(mode, layout uint16, size int64, links, tail int, after time.Duration) (at, end int64) {
+	inline := layout == layoutInline
+	if size > math.MaxUint32 || links > math.MaxUint16 || after != 0 {
+		at := w.inode(extendedSize, tail, inline)
+		changed := time.Unix(Time, 0).Add(after)
 		b := w.b[at:]
 		binary.LittleEndian.PutUint16(b[0:], layout|extended)
 		binary.LittleEndian.PutUint16(b[4:], mode)
 		binary.LittleEndian.PutUint64(b[8:], uint64(size))
-		binary.LittleEndian.PutUint64(b[32:], Time)
+		binary.LittleEndian.PutUint64(b[32:], uint64(changed.Unix()))
+		binary.LittleEndian.PutUint32(b[40:], uint32(changed.Nanosecond()))
 		binary.LittleEndian.PutUint32(b[44:], uint32(links))
-		return int64(at)
+		return int64(at), int64(at) + extendedSize
 	}
-	at := w.inode(compactSize, tail, layout == layoutInline)
-	b := w.b[at:]
+	start := w.inode(compactSize, tail, inline)
+	b := w.b[start:]
 	binary.LittleEndian.PutUint16(b[0:], layout)
 	binary.LittleEndian.PutUint16(b[4:], mode)
 	binary.LittleEndian.PutUint16(b[6:], uint16(links))
 	binary.LittleEndian.PutUint32(b[8:], uint32(size))
-	return int64(at)
+	return int64(start), int64(start) + compactSize
 }
 
 // file writes the inode of a file: one chunk that holds all of it, and where that is.
 func (w *writer) file(e *Entry) error {
 	mode := typeFile | e.Mode&permissions
 	if e.Size == 0 {
-		e.inode = w.head(mode, layoutPlain, 0, 1, 0)
+		e.inode, _ = w.head(mode, layoutPlain, 0, 1, 0, e.After)
 		return nil
 	}
 	block := e.Offset >> blockBits
@@ -317,7 +325,7 @@ func (w *writer) file(e *Entry) error {
 	case e.Offset < 0 || e.Offset&(BlockSize-1) != 0 || block > math.MaxUint32:
 		return fmt.Errorf("%w: a file at byte %d of a device", ErrTree, e.Offset)
 	}
-	e.inode = w.head(mode, layoutChunks, e.Size, 1, chunkIndexSize)
+	e.inode, _ = w.head(mode, layoutChunks, e.Size, 1, chunkIndexSize, e.After)
 	binary.LittleEndian.PutUint16(w.b[e.inode+16:], chunkIndexes|uint16(max(bits.Len64(uint64(e.Size-1)), blockBits)-blockBits))
 	index := w.b[len(w.b)-chunkIndexSize:]
 	binary.LittleEndian.PutUint16(index[2:], uint16(e.Device+1)) // 0 is the image itself
@@ -332,11 +340,12 @@ func (w *writer) symlink(e *Entry) error {
 		return fmt.Errorf("%w: a target of %d bytes, or with a NUL", ErrTree, n)
 	}
 	if n <= maxInline {
-		e.inode = w.head(modeSymlink, layoutInline, int64(n), 1, n)
-		copy(w.b[e.inode+compactSize:], e.Target)
+		inode, end := w.head(modeSymlink, layoutInline, int64(n), 1, n, e.After)
+		e.inode = inode
+		copy(w.b[end:], e.Target)
 		return nil
 	}
-	e.inode = w.head(modeSymlink, layoutPlain, int64(n), 1, 0)
+	e.inode, _ = w.head(modeSymlink, layoutPlain, int64(n), 1, 0, e.After)
 	w.align(BlockSize)
 	at := w.extend(n)
 	copy(w.b[at:], e.Target)

@@ -9,6 +9,7 @@ import (
 	"math/rand/v2"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/cloister-build/cloister/cas/tree/internal/erofs"
 )
@@ -36,15 +37,18 @@ func TestBoundaries(t *testing.T) {
 		n := &node{mode: 0o555, kids: map[string]*node{}}
 		for i := range 60 {
 			name := fmt.Sprintf("%02d%s", i, strings.Repeat("n", length))[:max(2, length)]
-			n.kids[name] = &node{target: strings.Repeat("t", length*16+i/4)}
+			n.kids[name] = &node{target: strings.Repeat("t", length*16+i/4), after: time.Duration(i % 3)}
 		}
 		encode(t, n, nil, nil)
 	}
 	for length := range 4095 {
-		if length < 470 || length > 520 && length%97 != 0 {
+		if length < 430 || length > 520 && length%97 != 0 {
 			continue
 		}
-		encode(t, &node{kids: map[string]*node{"l": {target: strings.Repeat("t", length+1)}}}, nil, nil)
+		for _, after := range []time.Duration{0, 1} {
+			l := &node{target: strings.Repeat("t", length+1), after: after}
+			encode(t, &node{kids: map[string]*node{"l": l}, after: after}, nil, nil)
+		}
 	}
 }
 

@@ -15,6 +15,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -122,8 +123,8 @@ func compare(t testing.TB, at *os.File, n *node, segments [][]byte) {
 			mode = unix.S_IFLNK | 0o777
 		}
 		if st.Mode != mode || st.Uid != 0 || st.Gid != 0 || uint64(st.Nlink) != kindLinks ||
-			st.Mtim != (unix.Timespec{Sec: erofs.Time}) || st.Ino == 0 {
-			t.Fatalf("%q: got %+v, want mode %o", name, st, mode)
+			!time.Unix(st.Mtim.Unix()).Equal(time.Unix(erofs.Time, 0).Add(k.after)) || st.Ino == 0 {
+			t.Fatalf("%q: got %+v, want mode %o and %v after", name, st, mode, k.after)
 		}
 		switch {
 		case k.kids != nil:

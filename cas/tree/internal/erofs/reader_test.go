@@ -10,6 +10,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/cloister-build/cloister/cas/tree/internal/erofs"
 )
@@ -22,11 +23,12 @@ type node struct {
 	size   int64            // of a file, as what follows
 	device int
 	offset int64
+	after  time.Duration // when it was changed, from erofs.Time on
 }
 
 // flat returns n as a Tree: depth first, or else breadth first.
 func (n *node) flat(devices []int64, depthFirst bool) *erofs.Tree {
-	t := &erofs.Tree{Devices: devices, Dirs: []erofs.Dir{{Mode: n.mode}}}
+	t := &erofs.Tree{Devices: devices, Dirs: []erofs.Dir{{Mode: n.mode, After: n.after}}}
 	todo := []*node{n}
 	of := []int{0}
 	for len(todo) > 0 {
@@ -39,14 +41,14 @@ func (n *node) flat(devices []int64, depthFirst bool) *erofs.Tree {
 		t.Dirs[i].First, t.Dirs[i].Count = int32(len(t.Entries)), int32(len(d.kids))
 		for _, name := range slices.Sorted(maps.Keys(d.kids)) {
 			k := d.kids[name]
-			e := erofs.Entry{Name: name, Kind: erofs.File, Mode: k.mode, Size: k.size, Device: int32(k.device), Offset: k.offset}
+			e := erofs.Entry{Name: name, Kind: erofs.File, Mode: k.mode, Size: k.size, Device: int32(k.device), Offset: k.offset, After: k.after}
 			switch {
 			case k.kids != nil:
 				e = erofs.Entry{Name: name, Kind: erofs.Directory, Dir: int32(len(t.Dirs))}
 				todo, of = append(todo, k), append(of, len(t.Dirs))
-				t.Dirs = append(t.Dirs, erofs.Dir{Mode: k.mode})
+				t.Dirs = append(t.Dirs, erofs.Dir{Mode: k.mode, After: k.after})
 			case k.target != "":
-				e = erofs.Entry{Name: name, Kind: erofs.Symlink, Target: k.target}
+				e = erofs.Entry{Name: name, Kind: erofs.Symlink, Target: k.target, After: k.after}
 			}
 			t.Entries = append(t.Entries, e)
 		}
@@ -56,6 +58,9 @@ func (n *node) flat(devices []int64, depthFirst bool) *erofs.Tree {
 
 // lines writes what is below n, a line each.
 func (n *node) lines(b *strings.Builder, p string) {
+	if n.after != 0 {
+		fmt.Fprintf(b, "%v ", n.after)
+	}
 	switch {
 	case n.kids != nil:
 		fmt.Fprintf(b, "%s/ %o\n", p, n.mode)
@@ -116,11 +121,10 @@ func (r *reader) inode(nid, parent uint64, kind byte) *node {
 	b := r.b[nid*32:]
 	format, mode := le.Uint16(b), le.Uint16(b[4:])
 	size, links, next := uint64(le.Uint32(b[8:])), uint32(le.Uint16(b[6:])), 32
+	after := time.Duration(0)
 	if format&1 != 0 {
 		size, links, next = le.Uint64(b[8:]), le.Uint32(b[44:]), 64
-		if le.Uint64(b[32:]) != erofs.Time {
-			panic("wrong time")
-		}
+		after = time.Duration(int64(le.Uint64(b[32:]))-erofs.Time)*time.Second + time.Duration(le.Uint32(b[40:]))
 	}
 	if want := map[uint16]byte{0o100000: 1, 0o040000: 2, 0o120000: 7}[mode&^0o7777]; want != kind {
 		panic(fmt.Sprintf("mode %o under an entry of kind %d", mode, kind))
@@ -143,18 +147,18 @@ func (r *reader) inode(nid, parent uint64, kind byte) *node {
 		}
 		index := b[next:]
 		return &node{mode: mode & 0o7777, size: int64(size), device: int(le.Uint16(index[2:])) - 1,
-			offset: int64(le.Uint32(index[4:])) * 512}
+			offset: int64(le.Uint32(index[4:])) * 512, after: after}
 	}
 	switch kind {
 	case 1:
-		return &node{mode: mode & 0o7777}
+		return &node{mode: mode & 0o7777, after: after}
 	case 7:
-		return &node{target: string(data)}
+		return &node{target: string(data), after: after}
 	}
 	if !end {
 		panic("the last name of a directory has no end")
 	}
-	n := &node{mode: mode & 0o7777, kids: map[string]*node{}}
+	n := &node{mode: mode & 0o7777, kids: map[string]*node{}, after: after}
 	prev, dots := "", 0
 	subdirectories := uint32(0)
 	for len(data) > 0 {
@@ -228,6 +232,9 @@ func random(r *rand.Rand, n int, devices int, size int64) *node {
 			continue
 		}
 		k := &node{}
+		if r.IntN(4) == 0 { // from 1901 to 2242
+			k.after = time.Duration(r.Int64N(10_737_418_240)-3_147_483_648)*time.Second + time.Duration(r.IntN(1e9))
+		}
 		switch r.IntN(6) {
 		case 0:
 			k.kids, k.mode = map[string]*node{}, []uint16{0o555, 0o755, 0o1777}[r.IntN(3)]

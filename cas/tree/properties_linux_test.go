@@ -1,0 +1,62 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package tree_test
+
+import (
+	"fmt"
+	"os"
+	"testing"
+)
+
+// TestRule098_NodePropertiesInImages: they are the same in an image of a run's own, in one that stays mounted, and of
+// files that the store has where no image can point at them; and the room for what is copied is known beforehand.
+func TestRule098_NodePropertiesInImages(t *testing.T) {
+	r := newRig(t, plenty)
+	n, outputs, want := propertied(t)
+	l, err := load(t, r.store, n).Plan("", outputs, nil)
+	must(t, err)
+	for i := range 4 {
+		ws, s := r.stageLayout(t, "", l)
+		if s.Form != "image" {
+			t.Fatalf("form %q, because %s", s.Form, s.Why)
+		}
+		if _, hot := images(s); i > 0 && hot == 0 {
+			t.Errorf("run %d: nothing stays mounted", i)
+		}
+		checkFacts(t, want, func(p string) string {
+			return facts(t, ws, s, func(name string) *os.Root { return r.root(t, name) }, p)
+		})
+		seen := r.see(ws, s)
+		n.at("suid").exec = true // as its mode says
+		same(t, "exec root", seen, n)
+		s.Release()
+	}
+}
+
+// TestRule098_PropertiesTellSubtreesApart: what stays mounted is never shown to a run whose inputs differ in nothing but
+// their properties.
+func TestRule098_PropertiesTellSubtreesApart(t *testing.T) {
+	r := newRig(t, plenty)
+	for range 3 {
+		for _, s := range []int64{0, 1, 2} {
+			n := dirNode()
+			for i := range 10 {
+				n.set(fmt.Sprintf("d/%d", i), &node{content: "x"})
+			}
+			files := n.at("d").kids
+			for _, f := range files {
+				f.own = withTime(s, 0)
+			}
+			l, err := load(t, r.store, n).Plan("", nil, nil)
+			must(t, err)
+			ws, staged := r.stageLayout(t, "", l)
+			for f := range files {
+				got := facts(t, ws, staged, func(name string) *os.Root { return r.root(t, name) }, "d/"+f)
+				if want := fmt.Sprintf("-r--r--r-- %d.000000000", s); got != want {
+					t.Errorf("%s: got %s, want %s", f, got, want)
+				}
+			}
+			staged.Release()
+		}
+	}
+}

@@ -1,0 +1,254 @@
+// SPDX-License-Identifier: Apache-2.0
+
+//go:build unix
+
+package tree_test
+
+import (
+	"fmt"
+	"io/fs"
+	"math"
+	"os"
+	"path"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/cloister-build/cloister/cas"
+	"github.com/cloister-build/cloister/cas/castest"
+	"github.com/cloister-build/cloister/cas/tree"
+
+	repb "github.com/bazelbuild/remote-apis/build/bazel/remote/execution/v2"
+	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/types/known/timestamppb"
+	"google.golang.org/protobuf/types/known/wrapperspb"
+)
+
+func withMode(mode uint32) *repb.NodeProperties {
+	return &repb.NodeProperties{UnixMode: wrapperspb.UInt32(mode)}
+}
+
+func withTime(s int64, ns int32) *repb.NodeProperties {
+	return &repb.NodeProperties{Mtime: &timestamppb.Timestamp{Seconds: s, Nanos: ns}}
+}
+
+func withBoth(mode uint32, s int64, ns int32) *repb.NodeProperties {
+	p := withTime(s, ns)
+	p.UnixMode = wrapperspb.UInt32(mode)
+	return p
+}
+
+// propertied is a tree in which each kind of input has properties, wherever it may lie.
+func propertied(t testing.TB) (n *node, outputs []string, want map[string]string) {
+	large := strings.Repeat("L", tree.LargeFile)
+	n = parse(t, "f = 1", "plain = 1", "tool *= 2", "both *= 3", "suid = 4", "st_mode = 4", "ignored = 5", "zero = ", "old = 1901",
+		"l -> f", "large = "+large, "d/f = 1", "d/sub/large = "+large, "d/sub/tool *= "+large+"x", "d/sub/plain = "+large,
+		"d/sub/l -> x", "d/sub/a = 1", "d/sub/b = 1", "d/sub/c = 1", "d/closed/f = 1", "d/closed/large = "+large, "e/", "out/f = 6", "out/d/f = 7", "out/d/large = "+large, "w/f = 1")
+	for p, own := range map[string]*repb.NodeProperties{
+		"f": withBoth(0o640, 1, 5), "tool": withMode(0o700), "both": withMode(0o644), "suid": withMode(0o7755),
+		"st_mode": withMode(0o100600), "zero": withBoth(0o600, 0, 0), "old": withTime(-1<<31, 0), "l": withBoth(0o600, 7, 7), "large": withTime(8, 0),
+		"d": withBoth(0o750, 9, 999_999_999), "d/f": withTime(1<<33-1, 0), "d/sub/large": withBoth(0o666, 10, 0),
+		"d/sub/tool": withTime(11, 0), "d/sub/l": withTime(12, 0), "d/closed": withMode(0), "d/closed/large": withMode(0), "e": withBoth(0o711, 13, 0),
+		"out": withBoth(0o500, 14, 0), "out/f": withBoth(0o400, 15, 0), "out/d": withTime(16, 0), "out/d/large": withMode(0o604), "w": withBoth(0o700, 17, 0),
+		"ignored": {Properties: []*repb.NodeProperty{{Name: "bazel_tool_input"}, {Name: "mtime", Value: "x"}, {Name: "unix_mode"}}},
+	} {
+		n.at(p).own = own
+	}
+	return n, []string{"out", "w/out"}, map[string]string{
+		"f": "-rw-r----- 1.000000005", "plain": "-r--r--r-- 1000000000.000000000", "tool": "-rwx--x--x 1000000000.000000000",
+		"both": "-rwxr-xr-x 1000000000.000000000", "suid": "-rwxr-xr-x 1000000000.000000000", "st_mode": "-rw------- 1000000000.000000000",
+		"ignored": "-r--r--r-- 1000000000.000000000", "zero": "-rw------- 0.000000000", "old": "-r--r--r-- -2147483648.000000000",
+		"l": "Lrwxrwxrwx 7.000000007", "large": "-r--r--r-- 8.000000000", "d": "drwxr-x--- 9.999999999",
+		"d/f": "-r--r--r-- 8589934591.000000000", "d/sub": "dr-xr-xr-x 1000000000.000000000", "d/sub/large": "-rw-rw-rw- 10.000000000",
+		"d/sub/tool": "-r-xr-xr-x 11.000000000", "d/sub/plain": "-r--r--r-- 1000000000.000000000", "d/sub/l": "Lrwxrwxrwx 12.000000000",
+		"d/closed": "d--------- 1000000000.000000000", "d/closed/f": "-r--r--r-- 1000000000.000000000",
+		"d/closed/large": "---------- 1000000000.000000000", "e": "drwx--x--x 13.000000000",
+		// What a run makes names in keeps the mode that it needs for that.
+		"out": "drwxrwxrwx 14.000000000", "out/f": "-r-------- 15.000000000", "out/d": "drwxrwxrwx 16.000000000",
+		"out/d/large": "-rw----r-- 1000000000.000000000", "w": "dtrwxrwxrwx 17.000000000",
+	}
+}
+
+// facts says what a run sees of p: mode and date.
+func facts(t testing.TB, ws *os.Root, s *tree.Staged, image func(name string) *os.Root, p string) string {
+	t.Helper()
+	info, err := ws.Lstat("out/" + p)
+	for _, b := range s.Binds { // the last is on top
+		if p != b.Target && !strings.HasPrefix(p, b.Target+"/") {
+			continue
+		}
+		from := path.Join(b.Source, p[len(b.Target):])
+		switch {
+		case b.Image != "":
+			root := image(b.Image)
+			info, err = root.Lstat(from)
+			root.Close()
+		case filepath.IsAbs(from):
+			info, err = os.Lstat(from)
+		default:
+			info, err = ws.Lstat(from)
+		}
+	}
+	must(t, err)
+	return fmt.Sprintf("%v %d.%09d", info.Mode(), info.ModTime().Unix(), info.ModTime().Nanosecond())
+}
+
+func TestRule098_NodePropertiesOfInputsAreApplied(t *testing.T) {
+	for name, store := range map[string]cas.Store{
+		"copied": castest.NewMemory(), "large files bound": newFiler(t), "no room for those": crampedStore{castest.NewMemory()},
+	} {
+		t.Run(name, func(t *testing.T) {
+			n, outputs, want := propertied(t)
+			l, err := load(t, store, n).Plan("", outputs, nil)
+			must(t, err)
+			ws := newRoot(t)
+			s, err := l.Stage(t.Context(), store, ws)
+			must(t, err)
+			defer s.Release()
+			bytes, files := l.Room(store)
+			if _, ok := store.(crampedStore); ok {
+				bytes, files = taken(t, ws) // who lays out asks for that room when he learns it
+			}
+			if b, f := taken(t, ws); b != bytes || f != files {
+				t.Errorf("Room says %d bytes in %d files, Stage took %d in %d", bytes, files, b, f)
+			}
+			checkFacts(t, want, func(p string) string { return facts(t, ws, s, nil, p) })
+		})
+	}
+}
+
+func checkFacts(t *testing.T, want map[string]string, got func(string) string) {
+	t.Helper()
+	for p, want := range want {
+		got := got(p)
+		if p == "d/sub/plain" { // nothing but its mode is known of the store's file
+			got, want = got[:10], want[:10]
+		}
+		if got != want {
+			t.Errorf("%s: got %s, want %s", p, got, want)
+		}
+	}
+}
+
+func TestRule098_BadNodePropertiesAreRefused(t *testing.T) {
+	for _, c := range []struct {
+		own  *repb.NodeProperties
+		want string
+	}{
+		{withTime(-1<<31-1, 0), "mtime"}, {withTime(1<<33, 0), "mtime"}, {withTime(math.MaxInt64, 0), "mtime"},
+		{withTime(0, -1), "mtime"}, {withTime(0, 1e9), "mtime"},
+		{withMode(0o200000), "unix_mode"}, {withMode(math.MaxUint32), "unix_mode"},
+	} {
+		d := &repb.NodeProperties{}
+		proto.Merge(d, c.own)
+		for of, dir := range map[string]*repb.Directory{
+			`file "a"`:      {Files: []*repb.FileNode{{Name: "a", Digest: empty, NodeProperties: d}}},
+			`symlink "a"`:   {Symlinks: []*repb.SymlinkNode{{Name: "a", Target: "x", NodeProperties: d}}},
+			`directory "."`: {NodeProperties: d},
+		} {
+			store := castest.NewMemory()
+			bad := putProto(t, store, dir)
+			_, err := tree.Load(t.Context(), store, putProto(t, store, parent("d", bad)))
+			wantError(t, err, cas.ErrInvalid, of+": "+c.want)
+			wantError(t, err, cas.ErrInvalid, bad.String())
+		}
+	}
+}
+
+// TestRule082_PropertiesOfOutputs: what was asked for is in every message that has a place for it, also of what had to
+// be made readable, and of an output within another; what was not is not.
+func TestRule082_PropertiesOfOutputs(t *testing.T) {
+	make := func() *os.Root {
+		out := execRoot(t, "d/closed/f = 1", "d/x *= 2", "d/l -> x", "f = 3", "l -> f", "late = 4", "early = 5")
+		date := func(p string, s, ns int64) { must(t, out.Chtimes(p, time.Unix(s, ns), time.Unix(s, ns))) }
+		for p, mode := range map[string]fs.FileMode{"d/closed/f": 0, "d/closed": 0, "d/x": 0o711, "f": 0o4640 | fs.ModeSetuid, "late": 0o600, "early": 0o600} {
+			must(t, out.Chmod(p, mode))
+		}
+		date("d/closed/f", 11, 1)
+		date("d/closed", 12, 0)
+		date("d/x", 13, 0)
+		date("d", 14, 0)
+		date("f", 15, 5)
+		date("late", 1<<33, 0)
+		date("early", -1<<31-1, 0)
+		return out
+	}
+	wanted := tree.Wanted{
+		Paths: []string{"d", "d/closed", "d/closed/f", "early", "f", "l", "late"}, Format: repb.Command_TREE_AND_DIRECTORY,
+		Properties: []string{"mtime", "unix_mode"},
+	}
+	store := castest.NewMemory()
+	r := capture(t, store, make(), wanted)
+	got := map[string]*repb.NodeProperties{}
+	for _, f := range r.OutputFiles {
+		got[f.Path] = f.NodeProperties
+	}
+	for _, l := range r.OutputSymlinks {
+		got[l.Path] = l.NodeProperties
+	}
+	for _, o := range r.OutputDirectories {
+		var m repb.Tree
+		d, err := cas.FromProto(cas.SHA256, o.TreeDigest)
+		must(t, err)
+		must(t, cas.ReadProto(t.Context(), store, d, &m))
+		for i, dir := range append([]*repb.Directory{m.Root}, m.Children...) {
+			at := fmt.Sprint(o.Path, ":", i)
+			got[at] = dir.NodeProperties
+			for _, f := range dir.Files {
+				got[at+"/"+f.Name] = f.NodeProperties
+			}
+			for _, l := range dir.Symlinks {
+				got[at+"/"+l.Name] = l.NodeProperties
+			}
+		}
+		// The two forms agree, properties and all.
+		var root repb.Directory
+		d, err = cas.FromProto(cas.SHA256, o.RootDirectoryDigest)
+		must(t, err)
+		must(t, cas.ReadProto(t.Context(), store, d, &root))
+		if !proto.Equal(&root, m.Root) {
+			t.Errorf("%s: the root Directory is %v, that of the Tree %v", o.Path, &root, m.Root)
+		}
+		// What one action left another may have.
+		_, err = tree.Load(t.Context(), store, d)
+		must(t, err)
+	}
+	want := map[string]*repb.NodeProperties{
+		"d:0": withBoth(0o755, 14, 0), "d:0/x": withBoth(0o711, 13, 0), "d:1": withBoth(0, 12, 0), "d:1/f": withBoth(0, 11, 1),
+		"d/closed:0": withBoth(0, 12, 0), "d/closed:0/f": withBoth(0, 11, 1), "d/closed/f": withBoth(0, 11, 1),
+		"f": withBoth(0o640, 15, 5), "late": withBoth(0o600, 1<<33-1, 0), "early": withBoth(0o600, -1<<31, 0),
+	}
+	for p, w := range want {
+		if !proto.Equal(got[p], w) {
+			t.Errorf("%s: got %v, want %v", p, got[p], w)
+		}
+	}
+	for _, link := range []string{"l", "d:0/l"} {
+		if p := got[link]; p.GetMtime() == nil || p.GetUnixMode().GetValue() != 0o777 {
+			t.Errorf("%s: got %v, want the mode 777 and a date", link, p)
+		}
+	}
+
+	wanted.Properties = []string{"unix_mode"}
+	if r := capture(t, store, make(), wanted); r.OutputFiles[0].NodeProperties.Mtime != nil || r.OutputFiles[0].NodeProperties.UnixMode == nil {
+		t.Errorf("only unix_mode: got %v", r.OutputFiles[0])
+	}
+	wanted.Properties = nil
+	plain := capture(t, store, make(), wanted)
+	if strings.Contains(plain.String(), "node_properties") {
+		t.Errorf("nothing asked for: got %v", plain)
+	}
+	later := make()
+	must(t, later.Chtimes("d/x", time.Unix(99, 0), time.Unix(99, 0)))
+	if again := capture(t, store, later, wanted); !proto.Equal(again, plain) {
+		t.Errorf("a date that nobody asked for is in the result: %v, then %v", plain, again)
+	}
+}
+
+func TestNodePropertiesAreSorted(t *testing.T) {
+	if names := tree.NodeProperties(); !slices.IsSorted(names) || len(names) != 2 {
+		t.Errorf("got %q", names)
+	}
+}
