@@ -183,13 +183,13 @@ func checkCommand(c *repb.Command) (outputs, dirs []string, err error) {
 	}
 	for _, a := range c.Arguments {
 		if strings.ContainsRune(a, 0) {
-			return nil, nil, invalidf("argument %q holds a NUL byte", a)
+			return nil, nil, invalidf("argument %+.256q holds a NUL byte", a)
 		}
 	}
 	names := map[string]bool{}
 	for _, v := range c.EnvironmentVariables {
 		if v.Name == "" || strings.ContainsAny(v.Name, "=\x00") || strings.ContainsRune(v.Value, 0) {
-			return nil, nil, invalidf("environment variable %q is malformed", v.Name)
+			return nil, nil, invalidf("environment variable %+.256q is malformed", v.Name)
 		}
 		if names[v.Name] {
 			return nil, nil, invalidf("environment variable %s is set twice", v.Name)
@@ -202,7 +202,7 @@ func checkCommand(c *repb.Command) (outputs, dirs []string, err error) {
 		}
 	}
 	if d := c.WorkingDirectory; d != "" && (path.IsAbs(d) || path.Clean(d) != d || escapes(d) || strings.ContainsRune(d, 0)) {
-		return nil, nil, invalidf("working_directory %q is not a clean path below the input root", d)
+		return nil, nil, invalidf("working_directory %+.256q is not a clean path below the input root", d)
 	}
 
 	lists := []struct {
@@ -222,7 +222,7 @@ func checkCommand(c *repb.Command) (outputs, dirs []string, err error) {
 				return nil, nil, err
 			}
 			if other, ok := seen[clean]; ok {
-				return nil, nil, invalidf("%s %q names the same path as %q", list.field, p, other)
+				return nil, nil, invalidf("%s %+.256q names the same path as %+.256q", list.field, p, other)
 			}
 			seen[clean] = p
 			outputs = append(outputs, clean)
@@ -235,13 +235,17 @@ func checkCommand(c *repb.Command) (outputs, dirs []string, err error) {
 	if len(c.OutputPaths) > 0 {
 		return outputs, nil, nil
 	}
-	// API 2.0: no file may be the parent of another output (rule 79).
+	// API 2.0: no file may be the parent of another output (rule 79), nor of the working directory or that itself.
 	for _, p := range c.OutputFiles {
-		below := path.Join(c.WorkingDirectory, p) + "/"
+		clean := path.Join(c.WorkingDirectory, p)
+		below := clean + "/"
+		if clean == "" || clean == "." || strings.HasPrefix(c.WorkingDirectory+"/", below) {
+			return nil, nil, invalidf("output_files %+.256q is the working directory, or leads to it, and cannot be a file", p)
+		}
 		// Whatever lies below sorts at or after the path with its slash.
 		i, _ := slices.BinarySearch(outputs, below)
 		if i < len(outputs) && strings.HasPrefix(outputs[i], below) {
-			return nil, nil, invalidf("output_files %q is a parent of the output %q", p, outputs[i])
+			return nil, nil, invalidf("output_files %+.256q is a parent of the output %+.256q", p, outputs[i])
 		}
 	}
 	return outputs, dirs, nil
@@ -250,14 +254,14 @@ func checkCommand(c *repb.Command) (outputs, dirs []string, err error) {
 // outputPath returns p, which is relative to dir, relative to the input root.
 func outputPath(dir, p, field string) (string, error) {
 	if path.IsAbs(p) || strings.HasSuffix(p, "/") || strings.ContainsRune(p, 0) {
-		return "", invalidf("%s %q: a path is relative, without a trailing slash", field, p)
+		return "", invalidf("%s %+.256q: a path is relative, without a trailing slash", field, p)
 	}
 	clean := path.Join(dir, p)
 	if clean == "" {
 		clean = "."
 	}
 	if escapes(clean) {
-		return "", invalidf("%s %q leads out of the input root", field, p)
+		return "", invalidf("%s %+.256q leads out of the input root", field, p)
 	}
 	return clean, nil
 }

@@ -41,6 +41,7 @@ func TestExecute(t *testing.T) {
 		{"Rule095_EqualActionsMerge", merge},
 		{"Rule096_DoNotCacheIsNotCached", doNotCache},
 		{"Rule098_InputTreeIsExact", inputTree},
+		{"Rule098_NodePropertiesInAndOut", nodeProperties},
 		{"Rule099_InputsCannotBeChanged", changeInputs},
 		{"Rule100_ParentsOfOutputsExist", parents},
 		{"Rule101_InputAtOutputPathMayBeReplaced", replaceInput},
@@ -132,7 +133,7 @@ func badCommands(c *client) {
 		"parent":            {Arguments: sh, OutputFiles: []string{"x", "x/y"}},
 		"working_directory": {Arguments: sh, WorkingDirectory: "/x"},
 		"nowhere":           {Arguments: sh, WorkingDirectory: "nowhere"},
-		"node_properties":   {Arguments: sh, OutputNodeProperties: []string{"mtime"}},
+		"node_properties":   {Arguments: sh, OutputNodeProperties: []string{"mtime", "owner"}},
 	} {
 		c.wantInvalid(action{command: cmd}, name)
 	}
