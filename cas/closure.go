@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 
 	repb "github.com/bazelbuild/remote-apis/build/bazel/remote/execution/v2"
 )
@@ -16,8 +17,9 @@ const maxClosure = 2_000_000
 
 // Closure returns the digests of every blob that r refers to: output files, stdout and stderr, Trees
 // and what they hold, root Directories and what they hold. Each comes once, where it is first met. Each
-// Tree and Directory is read from s once, so that one that is absent is ErrNotFound. One that is
-// malformed is ErrInvalid, as are a malformed digest and more than 2,000,000 blobs.
+// Tree and Directory is read from s once, so that one that is absent is ErrNotFound; where s is a Fetcher, all Trees
+// and the Directories of one level come near at once. One that is malformed is ErrInvalid, as are a malformed digest
+// and more than 2,000,000 blobs.
 func Closure(ctx context.Context, s Store, f Function, r *repb.ActionResult) ([]Digest, error) {
 	c := newClosure(s, f)
 	if err := addAll(c, r.OutputFiles); err != nil {
@@ -31,17 +33,20 @@ func Closure(ctx context.Context, s Store, f Function, r *repb.ActionResult) ([]
 			return nil, err
 		}
 	}
+	var trees, dirs []Digest
 	for _, dir := range r.OutputDirectories {
-		if dir.TreeDigest != nil {
-			if err := c.tree(ctx, dir.TreeDigest); err != nil {
-				return nil, err
-			}
+		if err := c.meet(dir.TreeDigest, c.trees, &trees); err != nil {
+			return nil, err
 		}
-		if dir.RootDirectoryDigest != nil {
-			if err := c.directory(ctx, dir.RootDirectoryDigest); err != nil {
-				return nil, err
-			}
+		if err := c.meet(dir.RootDirectoryDigest, c.dirs, &dirs); err != nil {
+			return nil, err
 		}
+	}
+	if err := c.readTrees(ctx, trees); err != nil {
+		return nil, err
+	}
+	if err := c.readDirectories(ctx, dirs); err != nil {
+		return nil, err
 	}
 	return c.blobs, nil
 }
@@ -52,7 +57,7 @@ type closure struct {
 	f      Function
 	blobs  []Digest
 	listed map[Digest]bool // those of blobs
-	// What was read, and as what: the same bytes may be a file, a Tree and a Directory.
+	// What was met, and as what: the same bytes may be a file, a Tree and a Directory.
 	trees, dirs map[Digest]bool
 }
 
@@ -84,55 +89,73 @@ func addAll[N interface{ GetDigest() *repb.Digest }](c *closure, nodes []N) erro
 	return nil
 }
 
-// tree lists the Tree p and the files that it holds.
-func (c *closure) tree(ctx context.Context, p *repb.Digest) error {
+// meet lists the blob p, if it is set, and adds it to todo unless it is among met.
+func (c *closure) meet(p *repb.Digest, met map[Digest]bool, todo *[]Digest) error {
+	if p == nil {
+		return nil
+	}
 	d, err := c.add(p)
-	if err != nil || c.trees[d] {
+	if err == nil && !met[d] {
+		met[d] = true
+		*todo = append(*todo, d)
+	}
+	return err
+}
+
+// near brings messages of at most limit bytes near: others are not read.
+func (c *closure) near(ctx context.Context, ds []Digest, limit int64) error {
+	if _, ok := c.store.(Fetcher); !ok {
+		return nil
+	}
+	small := slices.DeleteFunc(slices.Clone(ds), func(d Digest) bool { return d.size > limit })
+	return Fetch(ctx, c.store, small)
+}
+
+// readTrees lists the files that Trees hold.
+func (c *closure) readTrees(ctx context.Context, trees []Digest) error {
+	if err := c.near(ctx, trees, MaxTree); err != nil {
 		return err
 	}
-	c.trees[d] = true
-	var t repb.Tree
-	if err := ReadProto(ctx, c.store, d, &t); err != nil {
-		return err
-	}
-	for _, dir := range append(t.Children, t.Root) {
-		if err := addAll(c, dir.GetFiles()); err != nil {
+	for _, d := range trees {
+		var t repb.Tree
+		if err := ReadProto(ctx, c.store, d, &t); err != nil {
 			return err
+		}
+		for _, dir := range append(t.Children, t.Root) {
+			if err := addAll(c, dir.GetFiles()); err != nil {
+				return err
+			}
 		}
 	}
 	return nil
 }
 
-// directory lists the Directory p and all that it holds. It keeps its own stack, of Directories that
-// differ, so that neither depth nor repetition costs more memory than they do.
-func (c *closure) directory(ctx context.Context, p *repb.Digest) error {
-	var todo []Digest
-	push := func(p *repb.Digest) error {
-		d, err := c.add(p)
-		if err == nil && !c.dirs[d] {
-			c.dirs[d] = true
-			todo = append(todo, d)
-		}
-		return err
-	}
-	if err := push(p); err != nil {
-		return err
-	}
-	for len(todo) > 0 {
-		d := todo[len(todo)-1]
-		todo = todo[:len(todo)-1]
-		var dir repb.Directory
-		if err := ReadProto(ctx, c.store, d, &dir); err != nil {
+// readDirectories lists all that Directories hold, a level at a time: neither depth nor repetition costs more memory
+// than those that differ.
+func (c *closure) readDirectories(ctx context.Context, level []Digest) error {
+	for len(level) > 0 {
+		if err := c.near(ctx, level, MaxMessage); err != nil {
 			return err
 		}
-		if err := addAll(c, dir.Files); err != nil {
-			return err
-		}
-		for _, sub := range dir.Directories {
-			if err := push(sub.Digest); err != nil {
+		var next []Digest
+		for _, d := range level {
+			var dir repb.Directory
+			if err := ReadProto(ctx, c.store, d, &dir); err != nil {
 				return err
 			}
+			if err := addAll(c, dir.Files); err != nil {
+				return err
+			}
+			for _, sub := range dir.Directories {
+				if sub.Digest == nil {
+					return invalidf("Directory %s: digest of the directory %+.256q is not set", d, sub.Name)
+				}
+				if err := c.meet(sub.Digest, c.dirs, &next); err != nil {
+					return err
+				}
+			}
 		}
+		level = next
 	}
 	return nil
 }

@@ -95,7 +95,7 @@ func TestClosureReadsAndListsEachBlobOnce(t *testing.T) {
 	inTree, inShared, inRoot := cas.SHA256.Sum([]byte("1")), cas.SHA256.Sum([]byte("2")), cas.SHA256.Sum([]byte("3"))
 	tree := s.put(t, &repb.Tree{Root: fileOf("f", inTree), Children: []*repb.Directory{fileOf("g", inTree)}})
 	shared := s.put(t, fileOf("f", inShared))
-	want := []cas.Digest{tree, inTree}
+	want := []cas.Digest{tree}
 	for i := range 3 {
 		// The roots differ, but not in what they hold; each holds the shared Directory twice.
 		dir := fileOf(fmt.Sprint("f", i), inRoot)
@@ -104,14 +104,12 @@ func TestClosureReadsAndListsEachBlobOnce(t *testing.T) {
 		}
 		root := s.put(t, dir)
 		want = append(want, root)
-		if i == 0 {
-			want = append(want, inRoot, shared, inShared)
-		}
 		for range 2 {
 			r.OutputDirectories = append(r.OutputDirectories,
 				&repb.OutputDirectory{TreeDigest: tree.Proto(), RootDirectoryDigest: root.Proto()})
 		}
 	}
+	want = append(want, inTree, inRoot, shared, inShared)
 	got, err := cas.Closure(t.Context(), s, cas.SHA256, &r)
 	if err != nil {
 		t.Fatal(err)
@@ -126,6 +124,61 @@ func TestClosureReadsAndListsEachBlobOnce(t *testing.T) {
 	}
 	if len(s.n) != 5 { // the Tree, three roots, the shared Directory
 		t.Errorf("%d blobs were read, want 5", len(s.n))
+	}
+}
+
+// A far store opens nothing that was not fetched before.
+type far struct {
+	*openings
+	t     *testing.T
+	near  map[cas.Digest]bool
+	calls int
+}
+
+func (f *far) Fetch(_ context.Context, ds []cas.Digest) error {
+	f.calls++
+	for _, d := range ds {
+		f.near[d] = true
+	}
+	return nil
+}
+
+func (f *far) Open(ctx context.Context, d cas.Digest, off int64) (io.ReadCloser, error) {
+	if !f.near[d] {
+		f.t.Errorf("%s is opened before it is near", d)
+	}
+	return f.openings.Open(ctx, d, off)
+}
+
+// TestRule062_ClosureOfManyOutputsIsFetchedInFewCalls: 20,000 outputs, and a tree of three levels besides.
+func TestRule062_ClosureOfManyOutputsIsFetchedInFewCalls(t *testing.T) {
+	s := &far{openings: newOpenings(), t: t, near: map[cas.Digest]bool{}}
+	r := &repb.ActionResult{}
+	for i := range 10_000 {
+		d := cas.SHA256.Sum(fmt.Append(nil, i))
+		tree := s.put(t, &repb.Tree{Root: fileOf("f", d)})
+		r.OutputFiles = append(r.OutputFiles, &repb.OutputFile{Path: fmt.Sprint("f", i), Digest: d.Proto()})
+		r.OutputDirectories = append(r.OutputDirectories, &repb.OutputDirectory{Path: fmt.Sprint("d", i), TreeDigest: tree.Proto()})
+	}
+	top := &repb.Directory{}
+	for i := range 30 {
+		mid := &repb.Directory{}
+		for j := range 30 {
+			leaf := s.put(t, fileOf(fmt.Sprint(i, j), cas.SHA256.Sum([]byte("leaf"))))
+			mid.Directories = append(mid.Directories, &repb.DirectoryNode{Name: fmt.Sprint(100 + j), Digest: leaf.Proto()})
+		}
+		top.Directories = append(top.Directories, &repb.DirectoryNode{Name: fmt.Sprint(100 + i), Digest: s.put(t, mid).Proto()})
+	}
+	r.OutputDirectories[0].RootDirectoryDigest = s.put(t, top).Proto()
+	ds, err := cas.Closure(t.Context(), s, cas.SHA256, r)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if want := 20_000 + 1 + 30 + 900 + 1; len(ds) != want {
+		t.Errorf("the closure has %d blobs, want %d", len(ds), want)
+	}
+	if s.calls != 4 { // Trees, and three levels of Directories
+		t.Errorf("blobs were fetched in %d calls, want 4", s.calls)
 	}
 }
 
