@@ -8,11 +8,13 @@ import (
 	"io"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 
 	repb "github.com/bazelbuild/remote-apis/build/bazel/remote/execution/v2"
 	"github.com/cloister-build/cloister/cas"
 	"github.com/cloister-build/cloister/cas/casserver"
+	"github.com/cloister-build/cloister/cas/castest"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/protobuf/proto"
 )
@@ -117,6 +119,19 @@ func TestRule034_GetTree(t *testing.T) {
 			}
 		}
 	})
+	t.Run("resumption where the page began with what is gone", func(t *testing.T) {
+		late := c.directory(t, "late")
+		root := c.directory(t, "r", a, b, late, mid)
+		pages, err := c.tree(t.Context(), &repb.GetTreeRequest{RootDigest: root.Proto(), PageSize: 3})
+		if err != nil || pages[0].NextPageToken != late.String() {
+			t.Fatalf("got %v, %v", pages, err)
+		}
+		c.memory(t, "").Delete(late)
+		rest, err := c.tree(t.Context(), &repb.GetTreeRequest{RootDigest: root.Proto(), PageToken: late.String()})
+		if got := files(rest); err != nil || !slices.Equal(got, []string{"m"}) {
+			t.Errorf("got %v, %v", got, err)
+		}
+	})
 	t.Run("foreign token", func(t *testing.T) {
 		for _, token := range []string{"nonsense", sum("elsewhere").String(), strings.Repeat("x", 1<<20)} {
 			_, err := c.tree(t.Context(), &repb.GetTreeRequest{RootDigest: root.Proto(), PageToken: token})
@@ -162,5 +177,90 @@ func TestRule035_GetTreeOfDeepNesting(t *testing.T) {
 	}
 	if n := len(files(pages)); n != 10_000 {
 		t.Errorf("got %d directories, want 10000", n)
+	}
+}
+
+// TestRule035_GetTreeOfADirectoryBeyondAMessage: it is refused by name, and what is just below goes through.
+func TestRule035_GetTreeOfADirectoryBeyondAMessage(t *testing.T) {
+	c := serve(t, casserver.Config{})
+	for size, want := range map[int]codes.Code{4<<20 - 4096: codes.OK, 4 << 20: codes.ResourceExhausted} {
+		dir := &repb.Directory{}
+		for n := 0; n < size; n = proto.Size(dir) {
+			for range min(1000, (size-n)/4000+1) {
+				dir.Symlinks = append(dir.Symlinks, &repb.SymlinkNode{
+					Name: fmt.Sprintf("%08d", len(dir.Symlinks)), Target: strings.Repeat("x", min(4000, max(1, size-n-20))),
+				})
+			}
+		}
+		d, err := cas.PutProto(t.Context(), c.memory(t, ""), cas.SHA256, dir)
+		if err != nil {
+			t.Fatal(err)
+		}
+		_, err = c.tree(t.Context(), &repb.GetTreeRequest{RootDigest: d.Proto()})
+		if want == codes.OK && err != nil {
+			t.Errorf("%d bytes: %v", proto.Size(dir), err)
+		} else if want != codes.OK {
+			wantCode(t, err, want, d.String())
+		}
+	}
+}
+
+// A distant store opens no Directory that was not fetched before.
+type distant struct {
+	cas.Store
+	t     *testing.T
+	mu    sync.Mutex
+	near  map[cas.Digest]bool // guarded by mu
+	calls int                 // guarded by mu
+}
+
+func (s *distant) Fetch(_ context.Context, ds []cas.Digest) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.calls++
+	for _, d := range ds {
+		s.near[d] = true
+	}
+	return nil
+}
+
+func (s *distant) Open(ctx context.Context, d cas.Digest, off int64) (io.ReadCloser, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if !s.near[d] {
+		s.t.Errorf("%s is opened before it is near", d)
+	}
+	return s.Store.Open(ctx, d, off)
+}
+
+// TestRule035_GetTreeFetchesManyAtOnce: not one call for each Directory.
+func TestRule035_GetTreeFetchesManyAtOnce(t *testing.T) {
+	memory := castest.NewMemory()
+	far := &distant{Store: memory, t: t, near: map[cas.Digest]bool{}}
+	c := serve(t, casserver.Config{Instances: func(string) (*cas.Instance, error) {
+		return &cas.Instance{Store: far, Actions: memory}, nil
+	}})
+	put := func(dir *repb.Directory) *repb.Digest {
+		d, err := cas.PutProto(t.Context(), memory, cas.SHA256, dir)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return d.Proto()
+	}
+	root := &repb.Directory{}
+	for i := range 3000 {
+		leaf := put(&repb.Directory{Symlinks: []*repb.SymlinkNode{{Name: "l", Target: fmt.Sprint(i)}}})
+		root.Directories = append(root.Directories, &repb.DirectoryNode{Name: fmt.Sprintf("%05d", i), Digest: leaf})
+	}
+	pages, err := c.tree(t.Context(), &repb.GetTreeRequest{RootDigest: put(root)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	n := 0
+	for _, p := range pages {
+		n += len(p.Directories)
+	}
+	if n != 3001 || far.calls > 5 {
+		t.Errorf("got %d Directories in %d calls, want 3001 in at most 5", n, far.calls)
 	}
 }
