@@ -15,7 +15,6 @@ import (
 	"github.com/cloister-build/cloister/cas/tree"
 
 	repb "github.com/bazelbuild/remote-apis/build/bazel/remote/execution/v2"
-	"google.golang.org/protobuf/encoding/protowire"
 	"google.golang.org/protobuf/proto"
 )
 
@@ -253,36 +252,11 @@ func TestCaptureTreeIsTopologicallySorted(t *testing.T) {
 	must(t, err)
 	b, err := cas.ReadAll(t.Context(), store, td, 1<<20)
 	must(t, err)
-	var order []string            // digests as met
-	referred := map[string]bool{} // digests that an earlier Directory names
-	for first := true; len(b) > 0; first = false {
-		tag, data := b[0], b[1:]
-		if want := map[bool]byte{true: 0x0a, false: 0x12}[first]; tag != want {
-			t.Fatalf("record has the tag %#x, want %#x", tag, want)
-		}
-		record, size := protowire.ConsumeBytes(data)
-		if size < 0 {
-			t.Fatal("record is cut off")
-		}
-		b = data[size:]
-		hash := cas.SHA256.Sum(record).Hash()
-		if !first && !referred[hash] {
-			t.Errorf("Directory %s comes before its parents or has none", hash)
-		}
-		var m repb.Directory
-		must(t, proto.Unmarshal(record, &m))
-		for _, s := range m.Directories {
-			for _, old := range order {
-				if old == s.Digest.Hash {
-					t.Errorf("Directory %s comes before one of its parents", old)
-				}
-			}
-			referred[s.Digest.Hash] = true
-		}
-		order = append(order, hash)
-	}
-	if len(order) != 6 { // the root, same, same/s, z, z/deep, empty
-		t.Errorf("Tree has %d Directories, want 6", len(order))
+	must(t, sorted(b))
+	dirs, err := records(b)
+	must(t, err)
+	if len(dirs) != 6 { // the root, same, same/s, z, z/deep, empty
+		t.Errorf("Tree has %d Directories, want 6", len(dirs))
 	}
 }
 

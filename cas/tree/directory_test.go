@@ -18,18 +18,9 @@ import (
 
 	repb "github.com/bazelbuild/remote-apis/build/bazel/remote/execution/v2"
 	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/types/known/timestamppb"
+	"google.golang.org/protobuf/types/known/wrapperspb"
 )
-
-// seeds adds encoded messages to a fuzz corpus.
-func seeds(f *testing.F, ms ...proto.Message) {
-	for _, m := range ms {
-		b, err := proto.Marshal(m)
-		if err != nil {
-			f.Fatal(err)
-		}
-		f.Add(b)
-	}
-}
 
 func seedDirectory() *repb.Directory {
 	d := cas.SHA256.Sum(nil).Proto()
@@ -97,39 +88,104 @@ func TestScannerLimitsEntries(t *testing.T) {
 	}
 }
 
-// What decode accepts is what it says it is, and encode writes it again.
+// badDirectories are one for each way not to be canonical (rule 74).
+func badDirectories() []proto.Message {
+	d := cas.SHA256.Sum(nil).Proto()
+	file := func(name string) *repb.FileNode { return &repb.FileNode{Name: name, Digest: d} }
+	sub := func(name string) *repb.DirectoryNode { return &repb.DirectoryNode{Name: name, Digest: d} }
+	link := func(name, target string) *repb.SymlinkNode { return &repb.SymlinkNode{Name: name, Target: target} }
+	var all []proto.Message
+	for _, name := range []string{"", ".", "..", "a/b", "/a", "a\x00", strings.Repeat("n", 256), "\u00e9"} {
+		all = append(all, &repb.Directory{Files: []*repb.FileNode{file(name)}},
+			&repb.Directory{Directories: []*repb.DirectoryNode{sub(name)}},
+			&repb.Directory{Symlinks: []*repb.SymlinkNode{link(name, "x")}})
+	}
+	return append(all,
+		&repb.Directory{Files: []*repb.FileNode{file("b"), file("a")}},
+		&repb.Directory{Files: []*repb.FileNode{file("a"), file("a")}},
+		&repb.Directory{Files: []*repb.FileNode{file("a")}, Directories: []*repb.DirectoryNode{sub("a")}},
+		&repb.Directory{Files: []*repb.FileNode{{Name: "a"}}, Directories: []*repb.DirectoryNode{{Name: "b"}}},
+		&repb.Directory{Files: []*repb.FileNode{{Name: "a", Digest: &repb.Digest{Hash: d.Hash, SizeBytes: -1}}}},
+		&repb.Directory{Symlinks: []*repb.SymlinkNode{link("a", "")}},
+		&repb.Directory{Symlinks: []*repb.SymlinkNode{link("a", "../../../etc/passwd"), link("b", "/etc/passwd")}},
+		&repb.Directory{NodeProperties: &repb.NodeProperties{
+			Mtime: &timestamppb.Timestamp{Seconds: 1 << 40, Nanos: -1}, UnixMode: wrapperspb.UInt32(1 << 31)}},
+		&repb.Directory{NodeProperties: &repb.NodeProperties{
+			Mtime: &timestamppb.Timestamp{Seconds: 1}, UnixMode: wrapperspb.UInt32(0o4755)}},
+	)
+}
+
+// canonical reports whether m is sorted and has no name twice, as the API says.
+func canonical(m *repb.Directory) bool {
+	var all []string
+	ascend := func(names []string) bool {
+		all = append(all, names...)
+		return slices.IsSorted(names)
+	}
+	var files, dirs, links []string
+	for _, n := range m.Files {
+		files = append(files, n.Name)
+	}
+	for _, n := range m.Directories {
+		dirs = append(dirs, n.Name)
+	}
+	for _, n := range m.Symlinks {
+		links = append(links, n.Name)
+	}
+	if !ascend(files) || !ascend(dirs) || !ascend(links) {
+		return false
+	}
+	slices.Sort(all)
+	return len(slices.Compact(all)) == len(files)+len(dirs)+len(links)
+}
+
+// What decode accepts is canonical and what it says it is, encode writes it again, and it can be planned for whatever
+// outputs: none of it panics.
 func FuzzDirectory(f *testing.F) {
-	unsorted := seedDirectory()
-	slices.Reverse(unsorted.Files)
-	seeds(f, &repb.Directory{}, seedDirectory(), unsorted, &repb.Directory{Files: []*repb.FileNode{{Name: ".."}}})
-	f.Fuzz(func(t *testing.T, b []byte) {
+	for _, m := range append(badDirectories(), &repb.Directory{}, seedDirectory()) {
+		b, err := proto.Marshal(m)
+		if err != nil {
+			f.Fatal(err)
+		}
+		f.Add(b, "", "b/out")
+		f.Add(b, "b", "a/../../x")
+		f.Add(b, ".", "")
+	}
+	f.Fuzz(func(t *testing.T, b []byte, workdir, output string) {
 		var m repb.Directory
 		if proto.Unmarshal(b, &m) != nil {
 			return
 		}
 		d := &directory{digest: cas.SHA256.Sum(b)}
 		if err := d.decode(&m); err != nil {
-			if !errors.Is(err, cas.ErrInvalid) {
-				t.Fatalf("decode failed with %v, which is not ErrInvalid", err)
+			if !errors.Is(err, cas.ErrInvalid) || !strings.Contains(err.Error(), d.digest.String()) {
+				t.Fatalf("decode failed with %v, want ErrInvalid that names the Directory", err)
+			}
+			if i := strings.IndexFunc(err.Error(), func(r rune) bool { return r < ' ' || r > '~' }); i >= 0 {
+				t.Fatalf("%q is not printable ASCII", err)
 			}
 			return
+		}
+		if !canonical(&m) {
+			t.Fatalf("decode accepted %v", &m)
 		}
 		for i := range d.entries {
 			e := &d.entries[i]
 			if e.name == "" || e.name == "." || e.name == ".." || strings.ContainsAny(e.name, "/\x00") {
 				t.Fatalf("decode accepted the name %q", e.name)
 			}
-			if i > 0 && d.entries[i-1].name >= e.name {
-				t.Fatalf("%q follows %q", e.name, d.entries[i-1].name)
-			}
 			if d.find(e.name) != e {
 				t.Fatalf("find does not find %q", e.name)
 			}
+			if e.mode(false)&^0o777 != 0 || e.mode(true)&^0o777 != 0 {
+				t.Fatalf("%q has the mode %v", e.name, e.mode(false))
+			}
 		}
-		again := &directory{entries: slices.Clone(d.entries)}
+		again := &directory{entries: slices.Clone(d.entries), own: d.own}
 		for i := range again.entries {
 			if e := &again.entries[i]; e.kind == Directory {
 				e.dir = &directory{digest: e.digest}
+				d.entries[i].dir = e.dir
 			}
 		}
 		encoded, err := again.encode(cas.SHA256)
@@ -144,13 +200,31 @@ func FuzzDirectory(f *testing.F) {
 		if err := third.decode(&back); err != nil {
 			t.Fatal(err)
 		}
-		if !reflect.DeepEqual(third.entries, d.entries) {
+		for i := range third.entries {
+			third.entries[i].dir = d.entries[i].dir
+		}
+		if !reflect.DeepEqual(third.entries, d.entries) || !reflect.DeepEqual(third.own, d.own) {
 			t.Fatalf("encode turned %+v into %+v", d.entries, third.entries)
+		}
+		if err := d.measure(0); err != nil {
+			t.Fatal(err)
+		}
+		l, err := (&Input{root: d}).Plan(workdir, []string{output, "out"}, []string{output})
+		if err != nil {
+			if !errors.Is(err, cas.ErrInvalid) {
+				t.Fatalf("Plan failed with %v, want ErrInvalid", err)
+			}
+			return
+		}
+		_, _, _ = l.String(), l.contents(false), l.contents(true)
+		if bytes, files := l.Room(castest.NewMemory()); bytes < 0 || files < int64(len(l.dirs)) {
+			t.Fatalf("room for %d bytes in %d files", bytes, files)
 		}
 	})
 }
 
-// fromTree accepts only what can be walked to its end.
+// FuzzTree: of whatever is said to be a Tree the closure can be found or not, and it can be extracted or not, and
+// nothing is ever written outside the directory to which it was.
 func FuzzTree(f *testing.F) {
 	child := seedDirectory()
 	child.Directories = nil
@@ -160,9 +234,52 @@ func FuzzTree(f *testing.F) {
 	}
 	x, y := &repb.DirectoryNode{Name: "x", Digest: d.Proto()}, &repb.DirectoryNode{Name: "y", Digest: d.Proto()}
 	root := &repb.Directory{Directories: []*repb.DirectoryNode{x, y}}
-	seeds(f, &repb.Tree{}, &repb.Tree{Root: child}, &repb.Tree{Root: root},
-		&repb.Tree{Root: root, Children: []*repb.Directory{child}})
-	f.Fuzz(func(t *testing.T, b []byte) {
+	trees := []proto.Message{&repb.Tree{}, &repb.Tree{Root: child}, &repb.Tree{Root: root},
+		&repb.Tree{Root: root, Children: []*repb.Directory{child}},
+		&repb.Tree{Root: root, Children: []*repb.Directory{child, child, {}}}}
+	for _, m := range badDirectories() {
+		trees = append(trees, &repb.Tree{Root: m.(*repb.Directory), Children: []*repb.Directory{{}}})
+	}
+	for _, m := range trees {
+		b, err := proto.Marshal(m)
+		if err != nil {
+			f.Fatal(err)
+		}
+		f.Add(b, "out", "link")
+		f.Add(b, "a/b", "a")
+		f.Add(b, "", "../x")
+		f.Add(b, "../out", "x/../../y")
+	}
+	f.Fuzz(func(t *testing.T, b []byte, p, linkAt string) {
+		store := castest.NewMemory()
+		d, err := cas.PutBytes(t.Context(), store, cas.SHA256, b)
+		if err != nil {
+			t.Fatal(err)
+		}
+		r := &repb.ActionResult{
+			OutputDirectories: []*repb.OutputDirectory{{Path: p, TreeDigest: d.Proto()}},
+			OutputSymlinks:    []*repb.OutputSymlink{{Path: linkAt, Target: ".."}},
+			// Through the link, if that could be done.
+			OutputFileSymlinks: []*repb.OutputSymlink{{Path: linkAt + "/through", Target: "x"}},
+		}
+		if _, err := cas.Closure(t.Context(), store, cas.SHA256, r); err != nil && !errors.Is(err, cas.ErrInvalid) {
+			t.Fatalf("Closure failed with %v, want ErrInvalid", err)
+		}
+		above := t.TempDir()
+		if err := os.Mkdir(filepath.Join(above, "in"), 0o755); err != nil {
+			t.Fatal(err)
+		}
+		in, err := os.OpenRoot(filepath.Join(above, "in"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer in.Close()
+		for range 2 { // also over what is there
+			_ = Extract(t.Context(), store, cas.SHA256, r, in) // which may well fail
+		}
+		if names, err := os.ReadDir(above); err != nil || len(names) != 1 {
+			t.Fatalf("there is %v beside the directory, %v", names, err)
+		}
 		var m repb.Tree
 		if proto.Unmarshal(b, &m) != nil {
 			return

@@ -1,0 +1,148 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package tree_test
+
+import (
+	"encoding/binary"
+	"fmt"
+	"math/rand/v2"
+	"slices"
+	"testing"
+
+	"github.com/cloister-build/cloister/cas"
+	"github.com/cloister-build/cloister/cas/castest"
+	"github.com/cloister-build/cloister/cas/tree"
+
+	repb "github.com/bazelbuild/remote-apis/build/bazel/remote/execution/v2"
+	"google.golang.org/protobuf/encoding/protowire"
+	"google.golang.org/protobuf/proto"
+)
+
+// records cuts an encoded Tree as is_topologically_sorted describes it: a tag byte, a varint, a Directory.
+func records(b []byte) (dirs [][]byte, err error) {
+	for len(b) > 0 {
+		want := byte(2<<3 | 2)
+		if dirs == nil {
+			want = 1<<3 | 2
+		}
+		if b[0] != want {
+			return nil, fmt.Errorf("record %d has the tag %#x, want %#x", len(dirs), b[0], want)
+		}
+		dir, n := protowire.ConsumeBytes(b[1:])
+		if n < 0 {
+			return nil, fmt.Errorf("record %d is cut off", len(dirs))
+		}
+		dirs, b = append(dirs, dir), b[1+n:]
+	}
+	return dirs, nil
+}
+
+// sorted says what about an encoded Tree is_topologically_sorted does not permit.
+func sorted(b []byte) error {
+	dirs, err := records(b)
+	if err != nil {
+		return err
+	}
+	if len(dirs) == 0 {
+		return fmt.Errorf("there is no root")
+	}
+	met, referred := map[string]bool{}, map[string]bool{}
+	for i, dir := range dirs {
+		hash := cas.SHA256.Sum(dir).Hash()
+		switch {
+		case met[hash]:
+			return fmt.Errorf("record %d is there twice", i)
+		case i > 0 && !referred[hash]:
+			return fmt.Errorf("record %d comes before its parents, or has none", i)
+		}
+		met[hash] = true
+		var m repb.Directory
+		if err := proto.Unmarshal(dir, &m); err != nil {
+			return err
+		}
+		for _, sub := range m.Directories {
+			if met[sub.Digest.Hash] {
+				return fmt.Errorf("record %d comes after its child %q", i, sub.Name)
+			}
+			referred[sub.Digest.Hash] = true
+		}
+	}
+	if len(referred) != len(dirs)-1 {
+		return fmt.Errorf("%d directories are referred to, and %d are there besides the root", len(referred), len(dirs)-1)
+	}
+	return nil
+}
+
+func join(dirs ...[]byte) (b []byte) {
+	tag := byte(1<<3 | 2)
+	for _, d := range dirs {
+		b = append(binary.AppendUvarint(append(b, tag), uint64(len(d))), d...)
+		tag = 2<<3 | 2
+	}
+	return b
+}
+
+// TestRule115_TreesAreTopologicallySorted: in random trees, which draw from few names and contents, so that directories
+// repeat at all depths. Each other order of some of them the check refuses.
+func TestRule115_TreesAreTopologicallySorted(t *testing.T) {
+	store := castest.NewMemory()
+	refused := 0
+	for seed := range uint64(60) {
+		r := rand.New(rand.NewPCG(seed, 1))
+		n := dirNode()
+		n.kids["d"] = randomTree(r, 5)
+		n.set("d/z/again", n.at("d").copy())
+		n.set("d/0", n.at("d").copy())
+		out := newRoot(t)
+		n.make(t, out)
+		o := capture(t, store, out, tree.Wanted{Paths: []string{"d"}, Format: repb.Command_TREE_AND_DIRECTORY}).OutputDirectories[0]
+		td, err := cas.FromProto(cas.SHA256, o.TreeDigest)
+		must(t, err)
+		b, err := cas.ReadAll(t.Context(), store, td, 1<<20)
+		must(t, err)
+		if err := sorted(b); err != nil || !o.IsTopologicallySorted {
+			t.Fatalf("seed %d, marked as sorted %v: %v", seed, o.IsTopologicallySorted, err)
+		}
+		dirs, err := records(b)
+		must(t, err)
+		if d := cas.SHA256.Sum(dirs[0]); d.Hash() != o.RootDirectoryDigest.Hash {
+			t.Errorf("seed %d: root_directory_digest is not that of Tree.root", seed)
+		}
+		for _, wrong := range [][][]byte{
+			append(slices.Clone(dirs), dirs[len(dirs)-1]), // twice
+			dirs[:len(dirs)-1],                            // a child is missing
+			append(slices.Clone(dirs), []byte{}),          // nobody's
+			append([][]byte{dirs[0]}, reversed(dirs[1:])...),
+			reversed(dirs),
+		} {
+			if b := join(wrong...); !slices.EqualFunc(wrong, dirs, func(a, b []byte) bool { return string(a) == string(b) }) {
+				if sorted(b) != nil {
+					refused++
+				} else if len(wrong) != len(dirs) {
+					t.Errorf("seed %d: the check accepts %d directories for %d", seed, len(wrong), len(dirs))
+				}
+			}
+		}
+	}
+	if refused < 200 {
+		t.Errorf("the check refused %d wrong orders, want most of 300", refused)
+	}
+}
+
+func reversed(dirs [][]byte) [][]byte {
+	r := slices.Clone(dirs)
+	slices.Reverse(r)
+	return r
+}
+
+// copy returns a tree like r.
+func (r *node) copy() *node {
+	c := *r
+	if r.kids != nil {
+		c.kids = map[string]*node{}
+		for name, k := range r.kids {
+			c.kids[name] = k.copy()
+		}
+	}
+	return &c
+}
