@@ -19,8 +19,7 @@ func mknod(t *testing.T, dir *os.Root, name string, kind uint32) {
 	must(t, syscall.Mknod(filepath.Join(dir.Name(), name), kind|0o666, 0))
 }
 
-// Rule 116.
-func TestCaptureRefusesDeclaredSpecialFile(t *testing.T) {
+func TestRule116_DeclaredSpecialFileIsRefused(t *testing.T) {
 	s := []string{"s"}
 	for kind, text := range map[uint32]string{
 		syscall.S_IFIFO:  `"s" is a named pipe`,
@@ -34,8 +33,7 @@ func TestCaptureRefusesDeclaredSpecialFile(t *testing.T) {
 	}
 }
 
-// Rule 116.
-func TestCaptureSkipsSpecialFilesInDirectory(t *testing.T) {
+func TestRule116_SpecialFilesInDirectoriesAreLeftOut(t *testing.T) {
 	store := castest.NewMemory()
 	out := execRoot(t, "d/a = 1", "d/z/b = 2")
 	mknod(t, out, "d/fifo", syscall.S_IFIFO)
@@ -46,8 +44,7 @@ func TestCaptureSkipsSpecialFilesInDirectory(t *testing.T) {
 	same(t, "output", read(t, into, "."), parse(t, "d/a = 1", "d/z/b = 2"))
 }
 
-// Rule 117.
-func TestCaptureRefusesNamesThatAreNotUTF8(t *testing.T) {
+func TestRule117_NamesThatAreNotUTF8AreRefused(t *testing.T) {
 	for name, make := range map[string]func(out *os.Root) error{
 		"File":      func(out *os.Root) error { return out.WriteFile("d/\xff", nil, 0o644) },
 		"Directory": func(out *os.Root) error { return out.Mkdir("d/\xff", 0o755) },

@@ -127,6 +127,26 @@ func TestCapture(t *testing.T) {
 				`dirlink "a" -> "dangling"`,
 			},
 		}, {
+			"Rule112LinksWhoseEndNobodyKnows",
+			[]string{"loop -> loop", "out -> ../../x", "abs -> /etc", "bound -> d/in/it", "d/", "any -> d", "f = 1"},
+			tree.Wanted{Files: []string{"loop", "out", "abs"}, Directories: []string{"bound"}},
+			[]string{
+				`link "abs" -> "/etc"`, `link "bound" -> "d/in/it"`, `link "loop" -> "loop"`, `link "out" -> "../../x"`,
+				`filelink "abs" -> "/etc"`, `filelink "loop" -> "loop"`, `filelink "out" -> "../../x"`, `dirlink "bound" -> "d/in/it"`,
+			},
+		}, {
+			"Rule112LinksOfTheKindDeclared",
+			[]string{"d/x = 1", "ld -> d", "lf -> d/x"}, tree.Wanted{Files: []string{"lf"}, Directories: []string{"ld"}},
+			[]string{`link "ld" -> "d"`, `link "lf" -> "d/x"`, `filelink "lf" -> "d/x"`, `dirlink "ld" -> "d"`},
+		}, {
+			"Rule112OutputPathsTakeAnyLink",
+			[]string{"d/x = 1", "ld -> d", "lf -> d/x"}, tree.Wanted{Paths: []string{"ld", "lf"}},
+			[]string{`link "ld" -> "d"`, `link "lf" -> "d/x"`},
+		}, {
+			"Rule111EmptyPathIsWorkingDirectory",
+			[]string{"w/z = 1"}, tree.Wanted{Dir: "w", Paths: []string{""}},
+			[]string{`dir "" tree true root false sorted true`},
+		}, {
 			"Rule78PathsOverrideOldFields",
 			[]string{"f = 1", "d/x = 1"},
 			tree.Wanted{Paths: []string{"f"}, Files: []string{"d"}, Directories: []string{"f"}},
@@ -178,6 +198,14 @@ func TestCaptureRefuses(t *testing.T) {
 			tree.ErrOutput, `"x" is a file, declared as a directory`,
 		},
 		{
+			"Rule112LinkToDirectoryAsFile", []string{"ok = 1", "d/x = 1", "l -> d"}, tree.Wanted{Files: []string{"ok", "l"}},
+			tree.ErrOutput, `"l" is a symlink to a directory, declared as a file`,
+		},
+		{
+			"Rule112LinkToFileAsDirectory", []string{"ok/", "d/x = 1", "a/l -> ../d/x"}, tree.Wanted{Directories: []string{"ok", "a/l"}},
+			tree.ErrOutput, `"a/l" is a symlink to what is no directory`,
+		},
+		{
 			"SymlinkForParent", []string{"ok = 1", "in/secret = 1", "a/b -> ../in"},
 			tree.Wanted{Paths: []string{"ok", "a/b/secret"}}, tree.ErrOutput,
 			`"a/b/secret" lies behind the symlink "a/b"`,
@@ -215,8 +243,7 @@ func TestCaptureRefuses(t *testing.T) {
 	}
 }
 
-// Rule 113.
-func TestCaptureStoresContent(t *testing.T) {
+func TestRule113_ContentIsStored(t *testing.T) {
 	store := castest.NewMemory()
 	r := capture(t, store, execRoot(t, "f = content", "empty = "), tree.Wanted{Paths: []string{"f", "empty"}})
 	if got, want := r.OutputFiles[0].Digest, empty; !proto.Equal(got, want) {
@@ -260,8 +287,7 @@ func TestCaptureTreeIsTopologicallySorted(t *testing.T) {
 	}
 }
 
-// Rule 115.
-func TestCaptureTreeIsDeterministic(t *testing.T) {
+func TestRule115_TreeIsDeterministic(t *testing.T) {
 	lines := []string{"d/b = 1", "d/a/x = 2", "d/c/x = 2", "d/l -> a"}
 	store := castest.NewMemory()
 	first := capture(t, store, execRoot(t, lines...), tree.Wanted{Paths: []string{"d"}})
@@ -292,7 +318,7 @@ func TestCaptureStoresDirectoriesOnlyForFormat(t *testing.T) {
 }
 
 // Rule 116. Root reads everything, so that the test sees that the modes were changed.
-func TestCaptureReadsUnreadable(t *testing.T) {
+func TestRule116_UnreadableOutputsAreRead(t *testing.T) {
 	store := castest.NewMemory()
 	out := execRoot(t, "p/d/f *= 1", "p/d/s/g = 2", "p/x *= 3")
 	unreadable := []string{"p/d/s/g", "p/d/f", "p/x", "p/d/s", "p/d", "p"}

@@ -184,8 +184,7 @@ func TestStageRefusesUsedWorkspace(t *testing.T) {
 	wantError(t, err, fs.ErrExist, "out")
 }
 
-// Rule 75.
-func TestStageDeepTree(t *testing.T) {
+func TestRule075_DeepTreeIsStaged(t *testing.T) {
 	store := castest.NewMemory()
 	root := chain(t, store, 1000, "d", files("f"))
 	in, err := tree.Load(t.Context(), store, root)

@@ -41,8 +41,7 @@ func files(names ...string) *repb.Directory {
 	return m
 }
 
-// Rule 74.
-func TestLoadRejectsDirectoryThatIsNotCanonical(t *testing.T) {
+func TestRule074_DirectoryThatIsNotCanonicalIsRefused(t *testing.T) {
 	const long = "0123456789012345678901234567890123456789012345678901234567890123"
 	for _, c := range []struct {
 		name string
@@ -130,8 +129,7 @@ func TestLoadRejectsDirectoryThatIsNotCanonical(t *testing.T) {
 	}
 }
 
-// Rule 75.
-func TestLoadRejectsBlobThatIsNoDirectory(t *testing.T) {
+func TestRule075_BlobThatIsNoDirectoryIsRefused(t *testing.T) {
 	for name, b := range map[string]string{
 		"Text":        "not a message",
 		"NameNotUTF8": "\x0a\x03\x0a\x01\xff", // files { name: "\xff" }
@@ -146,8 +144,7 @@ func TestLoadRejectsBlobThatIsNoDirectory(t *testing.T) {
 	}
 }
 
-// Rule 72.
-func TestLoadReportsAllMissing(t *testing.T) {
+func TestRule072_AllMissingBlobsAreReported(t *testing.T) {
 	store := castest.NewMemory()
 	n := parse(t, "a/b/lost = 1", "a/kept = 2", "lost = 3", "gone/below = 4", "z/lost = 3")
 	root := n.put(t, store)
@@ -194,8 +191,7 @@ func chain(t testing.TB, store cas.Store, depth int, name string, end *repb.Dire
 	return d
 }
 
-// Rule 75.
-func TestLoadLimitsDepth(t *testing.T) {
+func TestRule075_DepthIsLimited(t *testing.T) {
 	store := castest.NewMemory()
 	if _, err := tree.Load(t.Context(), store, chain(t, store, 1000, "d", files("f"))); err != nil {
 		t.Errorf("1000 levels: %v", err)
@@ -220,8 +216,7 @@ func TestLoadLimitsDepth(t *testing.T) {
 	}
 }
 
-// Rule 75.
-func TestLoadLimitsPathLength(t *testing.T) {
+func TestRule075_LengthOfPathsIsLimited(t *testing.T) {
 	store := castest.NewMemory()
 	name := strings.Repeat("n", 99)
 	if _, err := tree.Load(t.Context(), store, chain(t, store, 39, name, files(name))); err != nil {
