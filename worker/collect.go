@@ -22,6 +22,8 @@ type collected struct {
 	log cas.Digest
 	// blobs are all that the result may name.
 	blobs []cas.Digest
+	// left says which special files were left out of output directories, "" for none.
+	left string
 	// bad says which output is of a kind that cannot be one.
 	bad error
 
@@ -57,7 +59,7 @@ func (l *Local) collect(ctx context.Context, t *Task, req *Request, box *confine
 		}
 		*log.to = d.Proto()
 	}
-	err := tree.Capture(ctx, batch, fn, s.out, tree.Wanted{
+	left, err := tree.Capture(ctx, batch, fn, s.out, tree.Wanted{
 		Dir:         req.Command.WorkingDirectory,
 		Paths:       req.Command.OutputPaths,
 		Files:       req.Command.OutputFiles,
@@ -66,6 +68,7 @@ func (l *Local) collect(ctx context.Context, t *Task, req *Request, box *confine
 		Properties:  req.Command.OutputNodeProperties,
 		MaxBytes:    max(0, box.spec.Limits.OutputBytes), // zero is no limit here
 	}, c.result)
+	c.left = left
 	if errors.Is(err, tree.ErrOutput) {
 		c.bad, err = err, nil
 	}

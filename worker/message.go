@@ -16,8 +16,9 @@ import (
 const (
 	// maxTold is how many events a message names; the audit log names all.
 	maxTold = 5
-	// MaxMessage is how many lines a message has at most: the end, the events, how many more, the network.
-	MaxMessage = 1 + maxTold + 2
+	// MaxMessage is how many lines a message has at most: the end, what was left out, the events, how many more, the
+	// network.
+	MaxMessage = 2 + maxTold + 2
 	// maxLine bounds each of them, in bytes.
 	maxLine = 1000
 )
@@ -87,6 +88,9 @@ func (c *course) message(line string, limit *sandbox.Event) string {
 	}
 	if line != "" {
 		say("%s", line)
+	}
+	if left := c.collected.left; left != "" {
+		say("left out of the outputs, which are files, directories and symlinks: %s", left)
 	}
 	told := slices.DeleteFunc(c.collected.byImportance(), func(e sandbox.Event) bool {
 		return e.Kind == sandbox.EventAllowed || sameLimit(limit, e)

@@ -77,7 +77,8 @@ func BenchmarkCapture(b *testing.B) {
 	w := tree.Wanted{Paths: []string{"a"}}
 	for b.Loop() {
 		batch := cas.NewBatch(store)
-		must(b, tree.Capture(b.Context(), batch, cas.SHA256, out, w, &repb.ActionResult{}))
+		_, err := tree.Capture(b.Context(), batch, cas.SHA256, out, w, &repb.ActionResult{})
+		must(b, err)
 		must(b, batch.Flush(b.Context()))
 	}
 }

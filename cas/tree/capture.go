@@ -13,6 +13,7 @@ import (
 	"os"
 	"path"
 	"slices"
+	"strings"
 
 	"github.com/cloister-build/cloister/cas"
 
@@ -54,18 +55,21 @@ type output struct {
 // symlink is returned as it is and never followed; an output behind a symlink that the run put in place
 // of a parent directory is ErrOutput. So are a special file declared as an output (inside an output
 // directory it is left out), an output that is not of the kind declared, a name or a symlink target
-// that is not UTF-8, a tree of more than 1000 levels, more than 1,000,000 entries, a Tree or a Directory
-// too large to be read again (cas.CheckMessage), and files above MaxBytes. A symlink declared by the
-// fields of API 2.0 is returned by those fields and by output_symlinks.
+// that is not UTF-8, a tree of more than 1000 levels or with a path of more than 4000 bytes, more than 1,000,000
+// entries, a Tree or a Directory too large to be read again (cas.CheckMessage), and files above MaxBytes. A symlink
+// declared by the fields of API 2.0 is returned by those fields and by output_symlinks; one that leads to a directory
+// where a file is declared, or the other way round, is ErrOutput.
+//
+// What left says, to a person, is which special files were left out, "" for none.
 //
 // On an ErrOutput about one output r has the others, since what a failed run left tells why. Other errors
 // are those of the store and the file system; on them, and if all outputs together are too large, r is
 // unchanged.
 func Capture(ctx context.Context, b *cas.Batch, f cas.Function, out *os.Root, w Wanted, r *repb.ActionResult,
-) error {
+) (left string, err error) {
 	s := &scanner{
 		root: out, own: true, want: wanted(w.Properties), limit: cmp.Or(w.MaxBytes, noLimit),
-		real: map[string]bool{}, locked: map[string]fs.FileMode{},
+		real: map[string]bool{}, dirs: map[string]*place{}, locked: map[string]fs.FileMode{},
 	}
 	var outputs []*output
 	var bad error // the first ErrOutput about one output
@@ -87,18 +91,18 @@ func Capture(ctx context.Context, b *cas.Batch, f cas.Function, out *os.Root, w 
 	}
 	if len(w.Paths) > 0 {
 		if err := add(w.Paths, 0); err != nil {
-			return err
+			return "", err
 		}
 	} else {
 		if err := add(w.Files, File); err != nil {
-			return err
+			return "", err
 		}
 		if err := add(w.Directories, Directory); err != nil {
-			return err
+			return "", err
 		}
 	}
 	if err := s.put(ctx, b, f); err != nil {
-		return err
+		return "", err
 	}
 
 	var res repb.ActionResult
@@ -119,7 +123,7 @@ func Capture(ctx context.Context, b *cas.Batch, f cas.Function, out *os.Root, w 
 				continue
 			}
 			if err != nil {
-				return err
+				return "", err
 			}
 			d.Path = o.path
 			res.OutputDirectories = append(res.OutputDirectories, d)
@@ -141,7 +145,7 @@ func Capture(ctx context.Context, b *cas.Batch, f cas.Function, out *os.Root, w 
 	r.OutputFiles, r.OutputDirectories = res.OutputFiles, res.OutputDirectories
 	r.OutputSymlinks = res.OutputSymlinks
 	r.OutputFileSymlinks, r.OutputDirectorySymlinks = res.OutputFileSymlinks, res.OutputDirectorySymlinks
-	return bad
+	return s.left(), bad
 }
 
 // output looks at the output that the client calls spelled. It returns nil if there is none.
@@ -169,7 +173,12 @@ func (s *scanner) output(ctx context.Context, dir, spelled string, asked Kind) (
 	case o.entry.kind == Directory:
 		o.dirs, err = s.scan(ctx, p, o.entry.dir)
 	case o.entry.kind == File:
-		s.add(path.Dir(p), &o.entry, info.Size())
+		dir := s.dirs[path.Dir(p)]
+		if dir == nil {
+			dir = &place{name: path.Dir(p), depth: strings.Count(p, "/")}
+			s.dirs[dir.name] = dir
+		}
+		s.add(dir, &o.entry, info.Size())
 	}
 	return o, err
 }

@@ -11,6 +11,8 @@ import (
 	"github.com/cloister-build/cloister/cas"
 	"github.com/cloister-build/cloister/cas/castest"
 	"github.com/cloister-build/cloister/cas/tree"
+
+	repb "github.com/bazelbuild/remote-apis/build/bazel/remote/execution/v2"
 )
 
 // mknod makes a named pipe or a socket; to open the former would block for ever.
@@ -38,6 +40,14 @@ func TestRule116_SpecialFilesInDirectoriesAreLeftOut(t *testing.T) {
 	out := execRoot(t, "d/a = 1", "d/z/b = 2")
 	mknod(t, out, "d/fifo", syscall.S_IFIFO)
 	mknod(t, out, "d/z/socket", syscall.S_IFSOCK)
+	for _, name := range []string{"d/z/t", "d/z/u", "d/z/v\xc3\xa9"} {
+		mknod(t, out, name, syscall.S_IFIFO)
+	}
+	left, err := tree.Capture(t.Context(), cas.NewBatch(store), cas.SHA256, out, tree.Wanted{Paths: []string{"d"}}, &repb.ActionResult{})
+	must(t, err)
+	if want := `the named pipe "d/fifo", the socket "d/z/socket", the named pipe "d/z/t" and 2 more`; left != want {
+		t.Errorf("left out are %s, want %s", left, want)
+	}
 	r := capture(t, store, out, tree.Wanted{Paths: []string{"d"}})
 	into := newRoot(t)
 	must(t, tree.Extract(t.Context(), store, cas.SHA256, r, into))

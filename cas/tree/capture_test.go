@@ -3,11 +3,14 @@
 package tree_test
 
 import (
+	"context"
 	"errors"
 	"fmt"
+	"io"
 	"os"
 	"path"
 	"strings"
+	"sync/atomic"
 	"testing"
 
 	"github.com/cloister-build/cloister/cas"
@@ -31,7 +34,8 @@ func capture(t testing.TB, store cas.Store, out *os.Root, w tree.Wanted) *repb.A
 	t.Helper()
 	var r repb.ActionResult
 	b := cas.NewBatch(store)
-	must(t, tree.Capture(t.Context(), b, cas.SHA256, out, w, &r))
+	_, err := tree.Capture(t.Context(), b, cas.SHA256, out, w, &r)
+	must(t, err)
 	must(t, b.Flush(t.Context()))
 	ds, err := cas.Closure(t.Context(), store, cas.SHA256, &r)
 	must(t, err)
@@ -45,7 +49,8 @@ func capture(t testing.TB, store cas.Store, out *os.Root, w tree.Wanted) *repb.A
 
 // captureError captures w, which should fail.
 func captureError(t testing.TB, out *os.Root, w tree.Wanted) error {
-	return tree.Capture(t.Context(), cas.NewBatch(castest.NewMemory()), cas.SHA256, out, w, &repb.ActionResult{})
+	_, err := tree.Capture(t.Context(), cas.NewBatch(castest.NewMemory()), cas.SHA256, out, w, &repb.ActionResult{})
+	return err
 }
 
 // describe writes a result as lines, without Trees.
@@ -229,7 +234,7 @@ func TestCaptureRefuses(t *testing.T) {
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			r := &repb.ActionResult{ExitCode: 3}
-			err := tree.Capture(t.Context(), cas.NewBatch(castest.NewMemory()), cas.SHA256, execRoot(t, c.root...), c.want, r)
+			_, err := tree.Capture(t.Context(), cas.NewBatch(castest.NewMemory()), cas.SHA256, execRoot(t, c.root...), c.want, r)
 			wantError(t, err, c.kind, c.text)
 			if c.kind == tree.ErrOutput {
 				// In each case one output is bad and the other is kept.
@@ -355,6 +360,61 @@ func TestCaptureLimitsDepth(t *testing.T) {
 			t.Errorf("%d levels: got %v, want %v", depth, err, want)
 		}
 	}
+}
+
+// Rule 75: nor one whose path is too long for an input.
+func TestRule075_LengthOfPathsOfOutputsIsLimited(t *testing.T) {
+	name := strings.Repeat("n", 199)
+	for depth, want := range map[int]error{19: nil, 20: tree.ErrOutput} {
+		out := newRoot(t)
+		must(t, out.MkdirAll("d"+strings.Repeat("/"+name, depth), 0o755))
+		err := captureError(t, out, tree.Wanted{Paths: []string{"d"}})
+		if !errors.Is(err, want) || err != nil && len(err.Error()) > 500 {
+			t.Errorf("%d levels: got %v, want %v", depth, err, want)
+		}
+	}
+}
+
+// TestRule119_ManyOutputs: 5,000 outputs, of which some lie in others, are stored in few calls.
+func TestRule119_ManyOutputs(t *testing.T) {
+	if testing.Short() {
+		t.Skip("5,000 files")
+	}
+	out := newRoot(t)
+	var paths []string
+	for i := range 50 {
+		dir := fmt.Sprintf("d%02d", i)
+		must(t, out.Mkdir(dir, 0o755))
+		paths = append(paths, dir)
+		for j := range 99 {
+			paths = append(paths, fmt.Sprintf("%s/%03d", dir, j))
+			must(t, out.WriteFile(paths[len(paths)-1], fmt.Append(nil, i, j), 0o644))
+		}
+	}
+	store := &batches{Memory: castest.NewMemory()}
+	r := capture(t, store, out, tree.Wanted{Paths: paths, Properties: []string{"mtime"}})
+	if len(r.OutputFiles) != 4_950 || len(r.OutputDirectories) != 50 {
+		t.Errorf("got %d files and %d directories", len(r.OutputFiles), len(r.OutputDirectories))
+	}
+	if n := store.calls.Load(); n > 20 {
+		t.Errorf("they were stored in %d calls", n)
+	}
+}
+
+// A batches counts how often blobs are put.
+type batches struct {
+	*castest.Memory
+	calls atomic.Int64
+}
+
+func (b *batches) Put(ctx context.Context, d cas.Digest, r io.Reader) error {
+	b.calls.Add(1)
+	return b.Memory.Put(ctx, d, r)
+}
+
+func (b *batches) PutAll(ctx context.Context, blobs []cas.Blob) []error {
+	b.calls.Add(1)
+	return cas.PutAll(ctx, b.Memory, blobs)
 }
 
 func TestIngestIsCanonical(t *testing.T) {

@@ -10,6 +10,7 @@ import (
 	"io/fs"
 	"os"
 	"slices"
+	"strings"
 	"unicode/utf8"
 
 	"github.com/cloister-build/cloister/cas"
@@ -31,16 +32,20 @@ type scanner struct {
 
 	batches []batch
 	real    map[string]bool        // the parents of outputs that are no links
-	locked  map[string]fs.FileMode // what was not readable, by path: the mode that it had
+	locked  map[string]fs.FileMode // what was not readable, by path: the mode that it had, if that is wanted
+	paths   int                    // bytes in locked
+	dirs    map[string]*place      // of outputs that are files, so that those of one directory are read together
+	special []string               // what was left out, the first maxTold
+	skipped int                    // how many were
 	entries int
 	bytes   int64
 }
 
 // A batch is some regular files of one directory, of which the entries have no digests yet. It is small,
-// so that a directory of many files is read by many at a time, and more than one file, so that a deep
-// directory is not walked to for each.
+// so that a directory of many files is read by many at a time, and the larger the deeper the directory is, since it
+// is walked to for each.
 type batch struct {
-	dir   string
+	dir   *place
 	files []unread
 }
 
@@ -51,15 +56,15 @@ type unread struct {
 }
 
 const (
-	batchSize = 8
+	batchSize = 8 // of a directory at the top
 	// smallFile is the size, in bytes, up to which a file is read at once and stored with others.
 	smallFile = 64 << 10
 )
 
 // add leaves the file e of the directory dir to be stored.
-func (s *scanner) add(dir string, e *entry, size int64) {
+func (s *scanner) add(dir *place, e *entry, size int64) {
 	last := len(s.batches) - 1
-	if last < 0 || s.batches[last].dir != dir || len(s.batches[last].files) == batchSize {
+	if last < 0 || s.batches[last].dir != dir || len(s.batches[last].files) >= batchSize+dir.depth {
 		s.batches = append(s.batches, batch{dir: dir})
 		last++
 	}
@@ -116,8 +121,10 @@ func (s *scanner) unlock(dir *os.Root, name, p string, info fs.FileInfo) error {
 	if !s.own || info.Mode()&need == need {
 		return nil
 	}
-	if _, again := s.locked[p]; !again && s.locked != nil {
+	// An output within another is looked at twice.
+	if _, again := s.locked[p]; s.want.mode && !again && s.paths < maxSpineBytes {
 		s.locked[p] = info.Mode()
+		s.paths += len(p)
 	}
 	return dir.Chmod(name, info.Mode().Perm()|need)
 }
@@ -157,50 +164,81 @@ func (s *scanner) fill(e *entry, dir *os.Root, name, p string, info fs.FileInfo)
 	return false, nil
 }
 
-// scan reads the directory at p into top and returns top and all directories below it, parents first.
-func (s *scanner) scan(ctx context.Context, p string, top *directory) ([]*directory, error) {
-	type place struct {
-		path  string
-		depth int
-	}
-	dirs, places := []*directory{top}, []place{{p, 0}}
-	for i := 0; i < len(dirs); i++ {
-		at := places[i]
-		if ctx.Err() != nil {
-			return nil, context.Cause(ctx)
-		}
-		if at.depth > maxDepth {
-			return nil, s.faultf("%+.64q... is deeper than %d directories", at.path, maxDepth)
-		}
-		if err := s.level(at.path, dirs[i]); err != nil {
-			return nil, err
-		}
-		for j := range dirs[i].entries {
-			if e := &dirs[i].entries[j]; e.kind == Directory {
-				dirs = append(dirs, e.dir)
-				places = append(places, place{join(at.path, e.name), at.depth + 1})
-			}
-		}
-	}
-	return dirs, nil
+// A place is a directory that was scanned. Places share what is above them, since a run may nest directories so deep
+// that the paths of all would fill any memory.
+type place struct {
+	above *place // nil of the first
+	name  string // a path, of the first
+	depth int
 }
 
-// level reads the directory at p into d, but not what is in its subdirectories.
-func (s *scanner) level(p string, d *directory) error {
+// path returns where p is, relative to the root of the scanner.
+func (p *place) path() string {
+	if p.above == nil {
+		return p.name
+	}
+	return join(p.above.path(), p.name)
+}
+
+// scan reads the directory at p into top and returns top and all directories below it, parents first. It keeps one
+// directory open for each level.
+func (s *scanner) scan(ctx context.Context, p string, top *directory) ([]*directory, error) {
 	dir, err := s.root.OpenRoot(p)
 	if err != nil {
-		return err
+		return nil, err
 	}
 	defer dir.Close()
+	var all []*directory
+	err = s.below(ctx, dir, &place{name: p}, top, &all)
+	return all, err
+}
+
+// below reads dir, which is at, into d, and what is below it, and adds all directories to all. Its recursion is as deep
+// as is permitted.
+func (s *scanner) below(ctx context.Context, dir *os.Root, at *place, d *directory, all *[]*directory) error {
+	if ctx.Err() != nil {
+		return context.Cause(ctx)
+	}
+	p := at.path()
+	switch {
+	case at.depth > maxDepth:
+		return s.faultf("%+.64q... is deeper than %d directories", p, maxDepth)
+	case len(p) > maxPath:
+		return s.faultf("%+.64q... is longer than %d bytes", p, maxPath)
+	}
+	*all = append(*all, d)
+	if err := s.level(dir, at, p, d); err != nil {
+		return err
+	}
+	for i := range d.entries {
+		e := &d.entries[i]
+		if e.kind != Directory {
+			continue
+		}
+		sub, err := dir.OpenRoot(e.name)
+		if err != nil {
+			return err
+		}
+		err = s.below(ctx, sub, &place{at, e.name, at.depth + 1}, e.dir, all)
+		sub.Close()
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// level reads dir, which is at, at the path p, into d, but not what is in its subdirectories.
+func (s *scanner) level(dir *os.Root, at *place, p string, d *directory) error {
 	names, err := list(dir)
 	if err != nil {
 		return err
 	}
 	d.entries = make([]entry, 0, len(names)) // never grows, since batches point into it
 	for _, name := range names {
-		at := join(p, name)
+		p := join(p, name)
 		if !utf8.ValidString(name) {
-			return s.faultf("%+.256q is not UTF-8, which names must be", at)
+			return s.faultf("%+.256q is not UTF-8, which names must be", p)
 		}
 		info, err := dir.Lstat(name)
 		if err != nil {
@@ -208,19 +246,39 @@ func (s *scanner) level(p string, d *directory) error {
 		}
 		d.entries = append(d.entries, entry{name: name})
 		e := &d.entries[len(d.entries)-1]
-		ok, err := s.fill(e, dir, name, at, info)
+		ok, err := s.fill(e, dir, name, p, info)
 		switch {
 		case err != nil:
 			return err
 		case !ok && !s.own:
-			return s.faultf("%+.256q is a %s, which cannot be an input", at, special(info.Mode()))
+			return s.faultf("%+.256q is a %s, which cannot be an input", p, special(info.Mode()))
 		case !ok:
 			d.entries = d.entries[:len(d.entries)-1]
+			s.skip(p, info)
 		case e.kind == File:
-			s.add(p, e, info.Size())
+			s.add(at, e, info.Size())
 		}
 	}
 	return nil
+}
+
+// maxTold is how many special files a person is told of.
+const maxTold = 3
+
+// skip notes that the special file at p is left out.
+func (s *scanner) skip(p string, info fs.FileInfo) {
+	if s.skipped++; s.skipped <= maxTold {
+		s.special = append(s.special, fmt.Sprintf("the %s %+.256q", special(info.Mode()), p))
+	}
+}
+
+// left says what was left out.
+func (s *scanner) left() string {
+	text := strings.Join(s.special, ", ")
+	if more := s.skipped - len(s.special); more > 0 {
+		text += fmt.Sprintf(" and %d more", more)
+	}
+	return text
 }
 
 // list returns the names in dir, sorted.
@@ -239,14 +297,15 @@ func list(dir *os.Root) ([]string, error) {
 func (s *scanner) put(ctx context.Context, b *cas.Batch, f cas.Function) error {
 	return each(ctx, len(s.batches), func(ctx context.Context, i int) error {
 		some := s.batches[i]
-		dir, err := s.root.OpenRoot(some.dir)
+		p := some.dir.path()
+		dir, err := s.root.OpenRoot(p)
 		if err != nil {
 			return err
 		}
 		defer dir.Close()
 		for _, u := range some.files {
 			if err := putFile(ctx, b, f, dir, u); err != nil {
-				return fmt.Errorf("put %+.256q: %w", join(some.dir, u.name), err)
+				return fmt.Errorf("put %+.256q: %w", join(p, u.name), err)
 			}
 		}
 		return nil

@@ -91,6 +91,6 @@ func TestCaptureEndsWithContext(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
 	defer cancel()
 	w := tree.Wanted{Paths: []string{"hole"}}
-	err = tree.Capture(ctx, cas.NewBatch(castest.NewMemory()), cas.SHA256, out, w, &repb.ActionResult{})
+	_, err = tree.Capture(ctx, cas.NewBatch(castest.NewMemory()), cas.SHA256, out, w, &repb.ActionResult{})
 	wantError(t, err, context.DeadlineExceeded, "")
 }

@@ -55,6 +55,7 @@ func TestExecute(t *testing.T) {
 		{"Rule113_Outputs", outputs},
 		{"Rule114_SymlinksAreKept", symlinks},
 		{"Rule115_OutputDirectories", directories},
+		{"Rule116_SpecialFilesAreLeftOut", specialFiles},
 		{"Rule118_OutputStreamsAreExact", streams},
 		{"Rule120_OnlySuccessIsCached", onlySuccess},
 		{"Rule121_MetadataIsWhole", metadata},
@@ -385,6 +386,18 @@ func wrongType(c *client) {
 		if r := c.do(a); r.CachedResult {
 			c.Errorf("%s: cached", what)
 		}
+	}
+}
+
+// Rule 116: what the API cannot say is left out of a directory, and the client is told.
+func specialFiles(c *client) {
+	r := c.do(action{script: "mkdir d; mkfifo d/pipe; echo x > d/f", outputs: []string{"d"}})
+	if code(r) != codes.OK || r.GetResult().GetExitCode() != 0 || !strings.Contains(r.Message, `the named pipe "d/pipe"`) {
+		c.Fatalf("got %v", r)
+	}
+	var tree repb.Tree
+	if err := proto.Unmarshal([]byte(c.get(r.Result.OutputDirectories[0].TreeDigest)), &tree); err != nil || len(tree.Root.Files) != 1 {
+		c.Errorf("got %v, %v", &tree, err)
 	}
 }
 
