@@ -5,6 +5,7 @@
 package tree_test
 
 import (
+	"errors"
 	"fmt"
 	"io/fs"
 	"math"
@@ -91,6 +92,9 @@ func facts(t testing.TB, ws *os.Root, s *tree.Staged, image func(name string) *o
 			info, err = ws.Lstat(from)
 		}
 	}
+	if os.Getuid() != 0 && errors.Is(err, fs.ErrPermission) {
+		return "hidden" // as was asked for
+	}
 	must(t, err)
 	return fmt.Sprintf("%v %d.%09d", info.Mode(), info.ModTime().Unix(), info.ModTime().Nanosecond())
 }
@@ -107,6 +111,10 @@ func TestRule098_NodePropertiesOfInputsAreApplied(t *testing.T) {
 			s, err := l.Stage(t.Context(), store, ws)
 			must(t, err)
 			defer s.Release()
+			checkFacts(t, want, func(p string) string { return facts(t, ws, s, nil, p) })
+			if os.Getuid() != 0 {
+				return // cannot count what lies in d/closed
+			}
 			bytes, files := l.Room(store)
 			if _, ok := store.(crampedStore); ok {
 				bytes, files = taken(t, ws) // who lays out asks for that room when he learns it
@@ -114,7 +122,6 @@ func TestRule098_NodePropertiesOfInputsAreApplied(t *testing.T) {
 			if b, f := taken(t, ws); b != bytes || f != files {
 				t.Errorf("Room says %d bytes in %d files, Stage took %d in %d", bytes, files, b, f)
 			}
-			checkFacts(t, want, func(p string) string { return facts(t, ws, s, nil, p) })
 		})
 	}
 }
@@ -126,7 +133,7 @@ func checkFacts(t *testing.T, want map[string]string, got func(string) string) {
 		if p == "d/sub/plain" { // nothing but its mode is known of the store's file
 			got, want = got[:10], want[:10]
 		}
-		if got != want {
+		if got != want && got != "hidden" {
 			t.Errorf("%s: got %s, want %s", p, got, want)
 		}
 	}
@@ -163,9 +170,6 @@ func TestRule082_PropertiesOfOutputs(t *testing.T) {
 	make := func() *os.Root {
 		out := execRoot(t, "d/closed/f = 1", "d/x *= 2", "d/l -> x", "f = 3", "l -> f", "late = 4", "early = 5")
 		date := func(p string, s, ns int64) { must(t, out.Chtimes(p, time.Unix(s, ns), time.Unix(s, ns))) }
-		for p, mode := range map[string]fs.FileMode{"d/closed/f": 0, "d/closed": 0, "d/x": 0o711, "f": 0o4640 | fs.ModeSetuid, "late": 0o600, "early": 0o600} {
-			must(t, out.Chmod(p, mode))
-		}
 		date("d/closed/f", 11, 1)
 		date("d/closed", 12, 0)
 		date("d/x", 13, 0)
@@ -173,6 +177,12 @@ func TestRule082_PropertiesOfOutputs(t *testing.T) {
 		date("f", 15, 5)
 		date("late", 1<<33, 0)
 		date("early", -1<<31-1, 0)
+		for _, m := range []struct {
+			path string
+			mode fs.FileMode
+		}{{"d/closed/f", 0}, {"d/closed", 0}, {"d/x", 0o711}, {"f", 0o640 | fs.ModeSetuid}, {"late", 0o600}, {"early", 0o600}} {
+			must(t, out.Chmod(m.path, m.mode))
+		}
 		return out
 	}
 	wanted := tree.Wanted{
