@@ -10,30 +10,34 @@ import (
 	"time"
 
 	"github.com/cloister-build/cloister/sandbox"
+	"github.com/cloister-build/cloister/sandbox/policy/strict"
 	"github.com/goccy/go-yaml/ast"
 )
+
+// A SyntaxError is a mistake in a policy file, with its place.
+type SyntaxError = strict.SyntaxError
 
 // Parse reads a policy; docs/policy.md says how one is written. The file's name is for messages alone. Any
 // mistake is a SyntaxError, a key that does not exist among them.
 func Parse(file string, text []byte) (*Policy, error) {
-	r := &reader{decoder: newDecoder(file, text), policy: Default(), profiles: map[string]ast.Node{}}
-	root, err := r.parse(text)
+	r := &reader{Decoder: strict.NewDecoder(file, "a policy", text), policy: Default(), profiles: map[string]ast.Node{}}
+	root, err := r.Parse(text)
 	if err != nil {
 		return nil, err
 	}
 	var version bool
 	var names []string
 	var rules ast.Node
-	err = r.mapping(root, keys{
+	err = r.Mapping(root, strict.Keys{
 		"version": func(n ast.Node) error {
 			version = true
-			if v, err := r.scalar(n); err != nil || v != "1" {
-				return r.errorf(n, "this version of Cloister reads version 1")
+			if v, err := r.Scalar(n); err != nil || v != "1" {
+				return r.Errorf(n, "this version of Cloister reads version 1")
 			}
 			return nil
 		},
 		"profiles": func(n ast.Node) error {
-			return r.entries(n, func(name string, key, value ast.Node) error {
+			return r.Entries(n, func(name string, key, value ast.Node) error {
 				names = append(names, name)
 				r.profiles[name] = value
 				_, err := r.name(key)
@@ -47,7 +51,7 @@ func Parse(file string, text []byte) (*Policy, error) {
 		return nil, err
 	}
 	if !version {
-		return nil, r.errorf(root, "the version is missing: write version: 1")
+		return nil, r.Errorf(root, "the version is missing: write version: 1")
 	}
 	for _, name := range names {
 		if err := r.readProfile(name); err != nil {
@@ -55,7 +59,7 @@ func Parse(file string, text []byte) (*Policy, error) {
 		}
 	}
 	if rules != nil {
-		if err := r.sequence(rules, r.readRule); err != nil {
+		if err := r.Sequence(rules, r.readRule); err != nil {
 			return nil, err
 		}
 	}
@@ -64,7 +68,7 @@ func Parse(file string, text []byte) (*Policy, error) {
 
 // A reader makes a policy of the parts of a file.
 type reader struct {
-	*decoder
+	*strict.Decoder
 	policy   *Policy
 	profiles map[string]ast.Node // of the file
 	done     []string            // those that are in the policy
@@ -75,23 +79,23 @@ type reader struct {
 var wellNamed = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$`)
 
 func (r *reader) name(n ast.Node) (string, error) {
-	name, err := r.scalar(n)
+	name, err := r.Scalar(n)
 	if err == nil && !wellNamed.MatchString(name) {
-		err = r.errorf(n, "%q is no name: write at most 64 letters, digits, '.', '_' and '-'", name)
+		err = r.Errorf(n, "%q is no name: write at most 64 letters, digits, '.', '_' and '-'", name)
 	}
 	return name, err
 }
 
 // profileName reads the name of a profile that exists.
 func (r *reader) profileName(n ast.Node) (string, error) {
-	name, err := r.scalar(n)
+	name, err := r.Scalar(n)
 	if err != nil {
 		return "", err
 	}
 	known := slices.Concat(slices.Collect(maps.Keys(r.profiles)), slices.Collect(maps.Keys(builtin())))
 	slices.Sort(known)
 	if known = slices.Compact(known); !slices.Contains(known, name) {
-		return "", r.unknown(n, "profile", name, known)
+		return "", r.Unknown(n, "profile", name, known)
 	}
 	return name, nil
 }
@@ -102,7 +106,7 @@ func (r *reader) readProfile(name string) error {
 		return nil
 	}
 	own := map[string]ast.Node{}
-	err := r.entries(r.profiles[name], func(key string, _, value ast.Node) error { own[key] = value; return nil })
+	err := r.Entries(r.profiles[name], func(key string, _, value ast.Node) error { own[key] = value; return nil })
 	if err != nil {
 		return err
 	}
@@ -112,14 +116,14 @@ func (r *reader) readProfile(name string) error {
 	}
 	if n, ok := own["inherits"]; ok {
 		if parent == name {
-			return r.errorf(n, "profile %s is built in and inherits nothing", name)
+			return r.Errorf(n, "profile %s is built in and inherits nothing", name)
 		}
 		if parent, err = r.profileName(n); err != nil {
 			return err
 		}
 		r.heirs = append(r.heirs, name)
 		if slices.Contains(r.heirs, parent) {
-			return r.errorf(n, "profiles inherit in a circle: %s", strings.Join(append(r.heirs, parent), ", "))
+			return r.Errorf(n, "profiles inherit in a circle: %s", strings.Join(append(r.heirs, parent), ", "))
 		}
 		if _, ok := r.profiles[parent]; ok {
 			if err := r.readProfile(parent); err != nil {
@@ -130,19 +134,19 @@ func (r *reader) readProfile(name string) error {
 	}
 	p := *r.policy.profiles[parent]
 	p.name = name
-	if err := r.mapping(r.profiles[name], r.settings(&p)); err != nil {
+	if err := r.Mapping(r.profiles[name], r.settings(&p)); err != nil {
 		return err
 	}
 	if !p.loopback.v {
 		if n, ok := own["listen"]; ok && p.listen.v {
-			return r.errorf(n, "profile %s has no loopback to listen on (%s)", name, p.loopback.from())
+			return r.Errorf(n, "profile %s has no loopback to listen on (%s)", name, p.loopback.from())
 		}
 		p.listen = said[bool]{false, p.loopback.at}
 		if n := own["network"]; len(p.allow.v) > 0 {
 			if n == nil {
 				n = own["loopback"]
 			}
-			return r.errorf(n, "profile %s permits endpoints (%s), and has no loopback to reach them through (%s)",
+			return r.Errorf(n, "profile %s permits endpoints (%s), and has no loopback to reach them through (%s)",
 				name, p.allow.from(), p.loopback.from())
 		}
 	}
@@ -152,73 +156,73 @@ func (r *reader) readProfile(name string) error {
 }
 
 // settings are the keys of a profile.
-func (r *reader) settings(p *profile) keys {
+func (r *reader) settings(p *profile) strict.Keys {
 	known := r.quantities(&p.amounts)
 	known["inherits"] = func(ast.Node) error { return nil } // read before the others
-	known["max_timeout"] = value(r.decoder, &p.maxTimeout, func(s string) (time.Duration, error) {
+	known["max_timeout"] = value(r.Decoder, &p.maxTimeout, func(s string) (time.Duration, error) {
 		v, err := maxTimeout.read(s)
 		return time.Duration(v), err
 	})
-	known["loopback"] = value(r.decoder, &p.loopback, parseBool)
-	known["listen"] = value(r.decoder, &p.listen, parseBool)
-	known["audit"] = value(r.decoder, &p.audit, parseAudit)
+	known["loopback"] = value(r.Decoder, &p.loopback, parseBool)
+	known["listen"] = value(r.Decoder, &p.listen, parseBool)
+	known["audit"] = value(r.Decoder, &p.audit, parseAudit)
 	known["network"] = func(n ast.Node) error {
-		return r.mapping(n, keys{
+		return r.Mapping(n, strict.Keys{
 			"allow": func(n ast.Node) error {
-				p.allow = said[[]sandbox.Endpoint]{at: r.at(n)}
-				err := r.sequence(n, func(n ast.Node) error {
+				p.allow = said[[]sandbox.Endpoint]{at: r.At(n)}
+				err := r.Sequence(n, func(n ast.Node) error {
 					var e said[sandbox.Endpoint]
-					err := value(r.decoder, &e, sandbox.ParseEndpoint)(n)
+					err := value(r.Decoder, &e, sandbox.ParseEndpoint)(n)
 					p.allow.v = append(p.allow.v, e.v)
 					return err
 				})
 				p.allow.v = sortedOnce(p.allow.v)
 				return err
 			},
-			"cache": value(r.decoder, &p.cache, parseBool),
+			"cache": value(r.Decoder, &p.cache, parseBool),
 		})
 	}
 	return known
 }
 
 // quantities are the keys that profiles and max have in common.
-func (r *reader) quantities(to *[len(quantities)]said[int64]) keys {
-	known := keys{}
+func (r *reader) quantities(to *[len(quantities)]said[int64]) strict.Keys {
+	known := strict.Keys{}
 	for i, q := range quantities {
-		known[q.key] = value(r.decoder, &to[i], q.read)
+		known[q.key] = value(r.Decoder, &to[i], q.read)
 	}
 	return known
 }
 
 // readRule reads the next rule.
 func (r *reader) readRule(n ast.Node) error {
-	u := &rule{at: r.at(n)}
+	u := &rule{at: r.At(n)}
 	var max ast.Node
-	err := r.mapping(n, keys{
+	err := r.Mapping(n, strict.Keys{
 		"name": func(n ast.Node) (err error) {
 			if u.name, err = r.name(n); err != nil {
 				return err
 			}
 			for _, other := range slices.Concat(r.policy.rules, []*rule{defaultRule}) {
 				if other.name == u.name {
-					return r.errorf(n, "there is another rule %q (%s): each has a name of its own", u.name, said[bool]{at: other.at}.from())
+					return r.Errorf(n, "there is another rule %q (%s): each has a name of its own", u.name, said[bool]{at: other.at}.from())
 				}
 			}
 			return nil
 		},
 		"when":    func(n ast.Node) error { return r.readCondition(n, &u.when) },
 		"profile": func(n ast.Node) (err error) { u.profile, err = r.profileName(n); return err },
-		"max":     func(n ast.Node) error { max = n; return r.mapping(n, r.quantities(&u.max)) },
+		"max":     func(n ast.Node) error { max = n; return r.Mapping(n, r.quantities(&u.max)) },
 	})
 	if err != nil {
 		return err
 	}
 	if u.name == "" {
-		return r.errorf(n, "the rule has no name, by which refusals call it: write name: NAME")
+		return r.Errorf(n, "the rule has no name, by which refusals call it: write name: NAME")
 	}
 	if len(r.policy.rules) > 0 {
 		if last := r.policy.rules[len(r.policy.rules)-1]; last.when.always() {
-			return r.errorf(n, "rule %q is never reached: rule %q before it (%s) matches everything", u.name, last.name, last.at)
+			return r.Errorf(n, "rule %q is never reached: rule %q before it (%s) matches everything", u.name, last.name, last.at)
 		}
 	}
 	profiles := []string{u.profile}
@@ -229,7 +233,7 @@ func (r *reader) readRule(n ast.Node) error {
 		for i, q := range quantities {
 			given := r.policy.profiles[name].amounts[i]
 			if most := u.max[i]; most.at != "" && most.v < given.v {
-				return r.errorf(max, "max: {%s: %s} is less than profile %s gives anyway: %s (%s)",
+				return r.Errorf(max, "max: {%s: %s} is less than profile %s gives anyway: %s (%s)",
 					q.key, q.format(most.v), name, q.format(given.v), given.from())
 			}
 		}
@@ -241,23 +245,23 @@ func (r *reader) readRule(n ast.Node) error {
 func (r *reader) readCondition(n ast.Node, w *condition) error {
 	text := func(to **string) func(ast.Node) error {
 		return func(n ast.Node) error {
-			s, err := r.scalar(n)
+			s, err := r.Scalar(n)
 			*to = &s
 			return err
 		}
 	}
-	return r.mapping(n, keys{
+	return r.Mapping(n, strict.Keys{
 		"target": func(n ast.Node) error {
 			var p said[*pattern]
-			err := value(r.decoder, &p, parsePattern)(n)
+			err := value(r.Decoder, &p, parsePattern)(n)
 			w.target = p.v
 			return err
 		},
 		"mnemonic": text(&w.mnemonic),
 		"instance": text(&w.instance),
 		"property": func(n ast.Node) error {
-			err := r.entries(n, func(name string, _, value ast.Node) error {
-				v, err := r.scalar(value)
+			err := r.Entries(n, func(name string, _, value ast.Node) error {
+				v, err := r.Scalar(value)
 				w.properties = append(w.properties, Property{name, v})
 				return err
 			})
@@ -279,16 +283,32 @@ func (r *reader) readUnenforced(n ast.Node) error {
 			limits[q.key] = q.limit
 		}
 	}
-	return r.sequence(n, func(n ast.Node) error {
-		key, err := r.scalar(n)
+	return r.Sequence(n, func(n ast.Node) error {
+		key, err := r.Scalar(n)
 		if err != nil {
 			return err
 		}
 		l, ok := limits[key]
 		if !ok {
-			return r.unknown(n, "limit", key, slices.Sorted(maps.Keys(limits)))
+			return r.Unknown(n, "limit", key, slices.Sorted(maps.Keys(limits)))
 		}
 		r.policy.allowUnenforced = append(r.policy.allowUnenforced, l)
 		return nil
 	})
+}
+
+// value reads a scalar into where it belongs.
+func value[T any](d *strict.Decoder, to *said[T], parse func(string) (T, error)) func(ast.Node) error {
+	return func(n ast.Node) error {
+		text, err := d.Scalar(n)
+		if err != nil {
+			return err
+		}
+		v, err := parse(text)
+		if err != nil {
+			return d.Errorf(n, "%v", err)
+		}
+		*to = said[T]{v, d.At(n)}
+		return nil
+	}
 }

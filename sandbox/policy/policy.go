@@ -17,6 +17,7 @@ import (
 	"time"
 
 	"github.com/cloister-build/cloister/sandbox"
+	"github.com/cloister-build/cloister/sandbox/policy/strict"
 )
 
 // A Request is what is known of an action when it is decided what it may have.
@@ -259,7 +260,7 @@ func (c *compilation) read(properties []Property) error {
 		}
 		if !slices.Contains(propertyNames, name) {
 			reason := "refuses it: there is no such property"
-			if near := nearest(name, propertyNames); near != "" {
+			if near := strict.Nearest(name, propertyNames); near != "" {
 				reason += fmt.Sprintf(", did you mean %s%s?", prefix, near)
 			}
 			return c.refuse(name, "%s", reason)

@@ -161,35 +161,3 @@ func sortedOnce(es []sandbox.Endpoint) []sandbox.Endpoint {
 	slices.SortFunc(es, func(a, b sandbox.Endpoint) int { return strings.Compare(a.String(), b.String()) })
 	return slices.Compact(es)
 }
-
-// nearest returns the name that s is most likely a misspelling of, or "".
-func nearest(s string, names []string) string {
-	best, least := "", 2+len(s)/4
-	for _, name := range names {
-		if d := distance(s, name); d < least {
-			best, least = name, d
-		}
-	}
-	return best
-}
-
-// distance is Levenshtein's: how many bytes must be added, removed or changed.
-func distance(a, b string) int {
-	row := make([]int, len(b)+1)
-	for j := range row {
-		row[j] = j
-	}
-	for i := range len(a) {
-		diagonal := row[0]
-		row[0] = i + 1
-		for j := range len(b) {
-			changed := diagonal
-			if a[i] != b[j] {
-				changed++
-			}
-			diagonal = row[j+1]
-			row[j+1] = min(changed, row[j]+1, row[j+1]+1)
-		}
-	}
-	return row[len(b)]
-}

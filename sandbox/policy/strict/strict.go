@@ -1,6 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package policy
+// Package strict reads files that operators write: YAML of mappings, lists and scalars alone, in which a key that
+// nobody reads is a mistake. Each mistake is told with its place in the file. It knows neither what a file means nor
+// where it lies.
+package strict
 
 import (
 	"errors"
@@ -16,7 +19,7 @@ import (
 	"github.com/goccy/go-yaml/token"
 )
 
-// A SyntaxError is a mistake in a policy file, with its place.
+// A SyntaxError is a mistake in a file, with its place.
 type SyntaxError struct {
 	File         string
 	Line, Column int    // from 1; the column in characters
@@ -46,18 +49,19 @@ func (e *SyntaxError) Error() string {
 	return b.String()
 }
 
-// maxBytes is far more than a policy needs. The parser's time grows with the square of how deep a text
+// maxBytes is far more than a person writes. The parser's time grows with the square of how deep a text
 // nests, and its stack with the depth.
 const maxBytes = 64 << 10
 
-// A decoder reads the nodes of one file. It accepts mappings, sequences and scalars, and none of YAML's
-// ways to say something elsewhere than where it applies: anchors, aliases, merges and tags.
-type decoder struct {
-	file  string
-	lines []string // printable, a column a character
+// A Decoder reads the nodes of one file. It accepts mappings, sequences and scalars, and none of YAML's
+// ways to say something elsewhere than where it applies: anchors, aliases, merges and tags. It is for one goroutine.
+type Decoder struct {
+	file, what string
+	lines      []string // printable, a column a character
 }
 
-func newDecoder(file string, text []byte) *decoder {
+// NewDecoder returns a Decoder of text. The file's name, and what the file is ("a policy"), are for messages alone.
+func NewDecoder(file, what string, text []byte) *Decoder {
 	printable := func(r rune) rune {
 		if r == '\t' {
 			return ' '
@@ -67,7 +71,7 @@ func newDecoder(file string, text []byte) *decoder {
 		}
 		return r
 	}
-	d := &decoder{file: file}
+	d := &Decoder{file: file, what: what}
 	for line := range strings.SplitSeq(string(text), "\n") {
 		d.lines = append(d.lines, strings.Map(printable, strings.TrimSuffix(line, "\r")))
 	}
@@ -75,7 +79,7 @@ func newDecoder(file string, text []byte) *decoder {
 }
 
 // errorAt returns a mistake at a place. A place outside the text is moved to its end.
-func (d *decoder) errorAt(line, column int, hint, format string, args ...any) error {
+func (d *Decoder) errorAt(line, column int, hint, format string, args ...any) error {
 	line = min(max(line, 1), len(d.lines))
 	column = min(max(column, 1), utf8.RuneCountInString(d.lines[line-1])+1)
 	return &SyntaxError{
@@ -83,12 +87,12 @@ func (d *decoder) errorAt(line, column int, hint, format string, args ...any) er
 	}
 }
 
-// errorf returns a mistake at a node.
-func (d *decoder) errorf(n ast.Node, format string, args ...any) error {
+// Errorf returns a mistake at a node.
+func (d *Decoder) Errorf(n ast.Node, format string, args ...any) error {
 	return d.suggest(n, "", format, args...)
 }
 
-func (d *decoder) suggest(n ast.Node, hint, format string, args ...any) error {
+func (d *Decoder) suggest(n ast.Node, hint, format string, args ...any) error {
 	line, column := 1, 1
 	if t := start(n); t != nil && t.Position != nil {
 		line, column = t.Position.Line, t.Position.Column
@@ -96,8 +100,8 @@ func (d *decoder) suggest(n ast.Node, hint, format string, args ...any) error {
 	return d.errorAt(line, column, hint, format, args...)
 }
 
-// at returns where a node is, for a person.
-func (d *decoder) at(n ast.Node) string {
+// At returns where a node is, for a person.
+func (d *Decoder) At(n ast.Node) string {
 	return fmt.Sprintf("%s:%d", d.file, start(n).Position.Line)
 }
 
@@ -109,10 +113,10 @@ func start(n ast.Node) *token.Token {
 	return n.GetToken()
 }
 
-// parse returns the one document of text.
-func (d *decoder) parse(text []byte) (ast.Node, error) {
+// Parse returns the one document of text.
+func (d *Decoder) Parse(text []byte) (ast.Node, error) {
 	if len(text) > maxBytes {
-		return nil, d.errorAt(1, 1, "", "the file has %d bytes: a policy has at most %d", len(text), maxBytes)
+		return nil, d.errorAt(1, 1, "", "the file has %d bytes: %s has at most %d", len(text), d.what, maxBytes)
 	}
 	if !utf8.Valid(text) {
 		return nil, d.errorAt(1, 1, "", "the file is not UTF-8 text")
@@ -141,11 +145,11 @@ func (d *decoder) parse(text []byte) (ast.Node, error) {
 	case 1:
 		return bodies[0], nil
 	}
-	return nil, d.errorf(bodies[1], "a second document begins here: a policy is one")
+	return nil, d.Errorf(bodies[1], "a second document begins here: %s is one", d.what)
 }
 
-// entries calls f for each pair of a mapping, in order. The parser has refused a name that occurs twice.
-func (d *decoder) entries(n ast.Node, f func(name string, key, value ast.Node) error) error {
+// Entries calls f for each pair of a mapping, in order. The parser has refused a name that occurs twice.
+func (d *Decoder) Entries(n ast.Node, f func(name string, key, value ast.Node) error) error {
 	var pairs []*ast.MappingValueNode
 	switch n := n.(type) {
 	case *ast.MappingNode:
@@ -153,10 +157,10 @@ func (d *decoder) entries(n ast.Node, f func(name string, key, value ast.Node) e
 	case *ast.MappingValueNode:
 		pairs = []*ast.MappingValueNode{n}
 	default:
-		return d.errorf(n, "a mapping belongs here, as {key: value}")
+		return d.Errorf(n, "a mapping belongs here, as {key: value}")
 	}
 	for _, pair := range pairs {
-		name, err := d.scalar(pair.Key)
+		name, err := d.Scalar(pair.Key)
 		if err != nil {
 			return err
 		}
@@ -167,33 +171,33 @@ func (d *decoder) entries(n ast.Node, f func(name string, key, value ast.Node) e
 	return nil
 }
 
-// keys are what a mapping may say, and who reads it.
-type keys map[string]func(value ast.Node) error
+// Keys are what a mapping may say, and who reads it.
+type Keys map[string]func(value ast.Node) error
 
-// mapping reads a mapping of known keys.
-func (d *decoder) mapping(n ast.Node, known keys) error {
-	return d.entries(n, func(name string, key, value ast.Node) error {
+// Mapping reads a mapping of known keys.
+func (d *Decoder) Mapping(n ast.Node, known Keys) error {
+	return d.Entries(n, func(name string, key, value ast.Node) error {
 		read, ok := known[name]
 		if !ok {
-			return d.unknown(key, "key", name, slices.Sorted(maps.Keys(known)))
+			return d.Unknown(key, "key", name, slices.Sorted(maps.Keys(known)))
 		}
 		return read(value)
 	})
 }
 
-// unknown returns a mistake in a name that should be one of several.
-func (d *decoder) unknown(n ast.Node, what, name string, known []string) error {
-	if near := nearest(name, known); near != "" {
+// Unknown returns a mistake in a name that should be one of several.
+func (d *Decoder) Unknown(n ast.Node, what, name string, known []string) error {
+	if near := Nearest(name, known); near != "" {
 		return d.suggest(n, near, "unknown %s %q", what, name)
 	}
-	return d.errorf(n, "unknown %s %q: one of %s belongs here", what, name, strings.Join(known, ", "))
+	return d.Errorf(n, "unknown %s %q: one of %s belongs here", what, name, strings.Join(known, ", "))
 }
 
-// sequence calls f for each element of a list.
-func (d *decoder) sequence(n ast.Node, f func(ast.Node) error) error {
+// Sequence calls f for each element of a list.
+func (d *Decoder) Sequence(n ast.Node, f func(ast.Node) error) error {
 	s, ok := n.(*ast.SequenceNode)
 	if !ok {
-		return d.errorf(n, "a list belongs here, as [a, b]")
+		return d.Errorf(n, "a list belongs here, as [a, b]")
 	}
 	for _, v := range s.Values {
 		if err := f(v); err != nil {
@@ -203,8 +207,8 @@ func (d *decoder) sequence(n ast.Node, f func(ast.Node) error) error {
 	return nil
 }
 
-// scalar returns the text of a plain or quoted scalar in one line, as it is written: 08 is "08".
-func (d *decoder) scalar(n ast.Node) (string, error) {
+// Scalar returns the text of a plain or quoted scalar in one line, as it is written: 08 is "08".
+func (d *Decoder) Scalar(n ast.Node) (string, error) {
 	switch n := n.(type) {
 	case *ast.StringNode:
 		return n.Value, nil
@@ -215,7 +219,7 @@ func (d *decoder) scalar(n ast.Node) (string, error) {
 			return text, nil
 		}
 	}
-	return "", d.errorf(n, "one value belongs here, in one line")
+	return "", d.Errorf(n, "one value belongs here, in one line")
 }
 
 // rejoined returns the plain scalar "a:b". In a list inside of braces the parser takes it for a mapping,
@@ -231,18 +235,34 @@ func rejoined(n *ast.MappingNode) (string, bool) {
 	return key.Value + ":" + value.Value, true
 }
 
-// value reads a scalar into where it belongs.
-func value[T any](d *decoder, to *said[T], parse func(string) (T, error)) func(ast.Node) error {
-	return func(n ast.Node) error {
-		text, err := d.scalar(n)
-		if err != nil {
-			return err
+// Nearest returns the name that s is most likely a misspelling of, or "".
+func Nearest(s string, names []string) string {
+	best, least := "", 2+len(s)/4
+	for _, name := range names {
+		if d := distance(s, name); d < least {
+			best, least = name, d
 		}
-		v, err := parse(text)
-		if err != nil {
-			return d.errorf(n, "%v", err)
-		}
-		*to = said[T]{v, d.at(n)}
-		return nil
 	}
+	return best
+}
+
+// distance is Levenshtein's: how many bytes must be added, removed or changed.
+func distance(a, b string) int {
+	row := make([]int, len(b)+1)
+	for j := range row {
+		row[j] = j
+	}
+	for i := range len(a) {
+		diagonal := row[0]
+		row[0] = i + 1
+		for j := range len(b) {
+			changed := diagonal
+			if a[i] != b[j] {
+				changed++
+			}
+			diagonal = row[j+1]
+			row[j+1] = min(changed, row[j]+1, row[j+1]+1)
+		}
+	}
+	return row[len(b)]
 }
