@@ -18,12 +18,17 @@ type capabilities struct {
 	Config
 }
 
-// GetCapabilities says what is served, for every instance the same but for the digest functions. Version 2.0 is the lowest, since
+// GetCapabilities says what is served, for every instance the same but for the digest functions, and what of it the
+// caller may use. Version 2.0 is the lowest, since
 // Bazel up to 6 speaks nothing else; 2.12 is the highest, since GetChunkMapping of 2.13 is not served.
-func (s *capabilities) GetCapabilities(_ context.Context, req *repb.GetCapabilitiesRequest) (*repb.ServerCapabilities, error) {
+func (s *capabilities) GetCapabilities(ctx context.Context, req *repb.GetCapabilitiesRequest) (*repb.ServerCapabilities, error) {
 	in, err := s.Instances(req.InstanceName)
 	if err != nil {
 		return nil, cas.Status(err)
+	}
+	execute, update := true, true
+	if s.Rights != nil {
+		execute, update = s.Rights(ctx, req.InstanceName)
 	}
 	var functions []repb.DigestFunction_Value
 	for _, f := range in.Serves() {
@@ -39,7 +44,7 @@ func (s *capabilities) GetCapabilities(_ context.Context, req *repb.GetCapabilit
 		HighApiVersion:       &semver.SemVer{Major: 2, Minor: 12},
 		CacheCapabilities: &repb.CacheCapabilities{
 			DigestFunctions:               functions,
-			ActionCacheUpdateCapabilities: &repb.ActionCacheUpdateCapabilities{UpdateEnabled: !s.ReadOnlyActions},
+			ActionCacheUpdateCapabilities: &repb.ActionCacheUpdateCapabilities{UpdateEnabled: update && !s.ReadOnlyActions},
 			CachePriorityCapabilities:     priorities,
 			MaxBatchTotalSizeBytes:        s.MaxBatchBytes,
 			SymlinkAbsolutePathStrategy:   repb.SymlinkAbsolutePathStrategy_ALLOWED,
@@ -50,6 +55,7 @@ func (s *capabilities) GetCapabilities(_ context.Context, req *repb.GetCapabilit
 	}
 	if s.Execution != nil {
 		x := proto.CloneOf(s.Execution)
+		x.ExecEnabled = x.ExecEnabled && execute
 		x.DigestFunction, x.DigestFunctions = functions[0], functions
 		if x.ExecutionPriorityCapabilities == nil {
 			x.ExecutionPriorityCapabilities = priorities

@@ -3,6 +3,7 @@
 package casserver_test
 
 import (
+	"context"
 	"fmt"
 	"math"
 	"slices"
@@ -228,5 +229,34 @@ func TestRule128_RequestMetadataMayBeAnything(t *testing.T) {
 				wantCode(t, call.do(ctx, target{digest: d.Proto()}), code)
 			}
 		}
+	}
+}
+
+// TestRule005_006_CapabilitiesAreThoseOfTheCaller: what the caller may not do, he is told is not there.
+func TestRule005_006_CapabilitiesAreThoseOfTheCaller(t *testing.T) {
+	for _, may := range []struct{ execute, update bool }{{true, true}, {true, false}, {false, true}, {false, false}} {
+		c := serve(t, casserver.Config{
+			Execution: &repb.ExecutionCapabilities{ExecEnabled: true},
+			Rights: func(_ context.Context, instance string) (execute, update bool) {
+				return may.execute && instance == "", may.update && instance == ""
+			},
+		})
+		r := c.capabilities(t)
+		if got := r.ExecutionCapabilities.ExecEnabled; got != may.execute {
+			t.Errorf("%+v: exec_enabled is %t", may, got)
+		}
+		if got := r.CacheCapabilities.ActionCacheUpdateCapabilities.UpdateEnabled; got != may.update {
+			t.Errorf("%+v: update_enabled is %t", may, got)
+		}
+		other, err := c.GetCapabilities(t.Context(), &repb.GetCapabilitiesRequest{InstanceName: "other"})
+		if err != nil || other.ExecutionCapabilities.ExecEnabled || other.CacheCapabilities.ActionCacheUpdateCapabilities.UpdateEnabled {
+			t.Errorf("%+v: in another instance got %v, %v", may, other, err)
+		}
+	}
+	// Who may do everything learns what is served all the same.
+	all := func(context.Context, string) (execute, update bool) { return true, true }
+	r := serve(t, casserver.Config{Execution: &repb.ExecutionCapabilities{}, ReadOnlyActions: true, Rights: all}).capabilities(t)
+	if r.ExecutionCapabilities.ExecEnabled || r.CacheCapabilities.ActionCacheUpdateCapabilities.UpdateEnabled {
+		t.Errorf("a right turned on what is not served: %v", r)
 	}
 }

@@ -10,6 +10,7 @@
 package casserver
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"math"
@@ -49,6 +50,9 @@ type Config struct {
 	ReadOnlyActions bool
 	// Logs, if not nil, serve what ByteStream calls log streams.
 	Logs Logs
+	// Rights reports what the caller may do in an instance: have actions executed, and write results.
+	// GetCapabilities tells him so (rules 5 and 6); it decides about no call. Nil: everybody may do both.
+	Rights func(ctx context.Context, instance string) (execute, update bool)
 }
 
 // Register adds the four services to s. The stores stay the caller's to close, after s has stopped.
