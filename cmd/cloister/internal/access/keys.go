@@ -1,0 +1,194 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package access
+
+import (
+	"bytes"
+	"crypto"
+	"crypto/ecdh"
+	"crypto/ecdsa"
+	"crypto/ed25519"
+	"crypto/elliptic"
+	"crypto/rsa"
+	"crypto/x509"
+	"encoding/base64"
+	"encoding/json"
+	"encoding/pem"
+	"errors"
+	"fmt"
+	"math/big"
+	"os"
+	"slices"
+)
+
+// A key verifies signatures, by one algorithm.
+type key struct {
+	name      string // "kid", or ""
+	algorithm string // as tokens call it
+	public    crypto.PublicKey
+}
+
+// minRSA is the fewest bits of an RSA key.
+const minRSA = 2048
+
+// readKeys reads public keys: PEM, of keys or certificates, or a JSON Web Key Set. A secret key of either kind is a
+// mistake: who has it could sign tokens.
+func readKeys(file string) ([]key, error) {
+	text, err := os.ReadFile(file)
+	if err != nil {
+		return nil, err
+	}
+	var keys []key
+	if bytes.HasPrefix(bytes.TrimSpace(text), []byte("{")) {
+		keys, err = parseSet(text)
+	} else {
+		keys, err = parsePEM(text)
+	}
+	if err == nil && len(keys) == 0 {
+		err = errors.New("there is no public key: it takes PEM, or a JSON Web Key Set")
+	}
+	if err != nil {
+		return nil, fmt.Errorf("%s: %w", file, err)
+	}
+	return keys, nil
+}
+
+func parsePEM(text []byte) ([]key, error) {
+	var keys []key
+	for {
+		var block *pem.Block
+		if block, text = pem.Decode(text); block == nil {
+			if len(bytes.TrimSpace(text)) > 0 {
+				return nil, errors.New("there is something in it that is no PEM")
+			}
+			return keys, nil
+		}
+		var public any
+		var err error
+		switch block.Type {
+		case "PUBLIC KEY":
+			public, err = x509.ParsePKIXPublicKey(block.Bytes)
+		case "RSA PUBLIC KEY":
+			public, err = x509.ParsePKCS1PublicKey(block.Bytes)
+		case "CERTIFICATE":
+			var c *x509.Certificate
+			if c, err = x509.ParseCertificate(block.Bytes); err == nil {
+				public = c.PublicKey
+			}
+		default:
+			err = fmt.Errorf("a %.40q is no public key", block.Type)
+		}
+		if err != nil {
+			return nil, err
+		}
+		k, err := newKey("", "", public)
+		if err != nil {
+			return nil, err
+		}
+		keys = append(keys, k)
+	}
+}
+
+// newKey returns a key with its algorithm: the one that is stated, if it is one of such keys, or else the usual one.
+func newKey(name, stated string, public any) (key, error) {
+	var fit []string
+	switch k := public.(type) {
+	case *rsa.PublicKey:
+		if k.N.BitLen() < minRSA {
+			return key{}, fmt.Errorf("an RSA key of %d bits is too short: at least %d", k.N.BitLen(), minRSA)
+		}
+		fit = []string{"RS256", "RS384", "RS512", "PS256", "PS384", "PS512"}
+	case *ecdsa.PublicKey:
+		if fit = map[elliptic.Curve][]string{elliptic.P256(): {"ES256"}, elliptic.P384(): {"ES384"}, elliptic.P521(): {"ES512"}}[k.Curve]; fit == nil {
+			return key{}, errors.New("the curve of an ECDSA key is not P-256, P-384 or P-521")
+		}
+	case ed25519.PublicKey:
+		fit = []string{"EdDSA"}
+	default:
+		return key{}, fmt.Errorf("a key is neither RSA, ECDSA nor Ed25519: %T", public)
+	}
+	if stated == "" {
+		stated = fit[0]
+	}
+	if !slices.Contains(fit, stated) {
+		return key{}, fmt.Errorf("algorithm %.40q does not go with the key: one of %v does", stated, fit)
+	}
+	return key{name, stated, public}, nil
+}
+
+// A webKey is a JSON Web Key (RFC 7517, 7518 and 8037).
+type webKey struct {
+	Kind      string   `json:"kty"`
+	Name      string   `json:"kid"`
+	Use       string   `json:"use"`
+	Ops       []string `json:"key_ops"`
+	Algorithm string   `json:"alg"`
+	Curve     string   `json:"crv"`
+	N, E      string
+	X, Y      string
+	Secret    string `json:"d"`
+}
+
+func parseSet(text []byte) ([]key, error) {
+	var set struct{ Keys []webKey }
+	if err := json.Unmarshal(text, &set); err != nil {
+		return nil, fmt.Errorf("JSON Web Key Set: %w", err)
+	}
+	var keys []key
+	for i, w := range set.Keys {
+		if w.Use != "" && w.Use != "sig" || w.Ops != nil && !slices.Contains(w.Ops, "verify") {
+			continue // for something else than signatures
+		}
+		public, err := w.public()
+		if err == nil {
+			var k key
+			if k, err = newKey(w.Name, w.Algorithm, public); err == nil {
+				keys = append(keys, k)
+			}
+		}
+		if err != nil {
+			return nil, fmt.Errorf("key %d (%+.60q): %w", i+1, w.Name, err)
+		}
+	}
+	return keys, nil
+}
+
+// public returns the key.
+func (w *webKey) public() (any, error) {
+	if w.Secret != "" {
+		return nil, errors.New("it is a secret key")
+	}
+	var parts [4][]byte
+	for i, text := range []string{w.N, w.E, w.X, w.Y} {
+		var err error
+		if parts[i], err = base64.RawURLEncoding.Strict().DecodeString(text); err != nil {
+			return nil, err
+		}
+	}
+	n, e, x, y := parts[0], parts[1], parts[2], parts[3]
+	switch {
+	case w.Kind == "RSA":
+		exponent := new(big.Int).SetBytes(e)
+		if exponent.BitLen() > 31 || exponent.Int64() < 3 || exponent.Bit(0) == 0 {
+			return nil, errors.New("its exponent is none of RSA")
+		}
+		return &rsa.PublicKey{N: new(big.Int).SetBytes(n), E: int(exponent.Int64())}, nil
+	case w.Kind == "OKP" && w.Curve == "Ed25519" && len(x) == ed25519.PublicKeySize:
+		return ed25519.PublicKey(x), nil
+	case w.Kind == "EC":
+		for _, c := range []struct {
+			curve elliptic.Curve
+			check ecdh.Curve
+		}{{elliptic.P256(), ecdh.P256()}, {elliptic.P384(), ecdh.P384()}, {elliptic.P521(), ecdh.P521()}} {
+			size := (c.curve.Params().BitSize + 7) / 8
+			if w.Curve != c.curve.Params().Name || len(x) != size || len(y) != size {
+				continue
+			}
+			if _, err := c.check.NewPublicKey(slices.Concat([]byte{4}, x, y)); err != nil {
+				return nil, errors.New("it is no point of its curve")
+			}
+			return &ecdsa.PublicKey{Curve: c.curve, X: new(big.Int).SetBytes(x), Y: new(big.Int).SetBytes(y)}, nil
+		}
+	}
+	return nil, fmt.Errorf("kind %.20q with curve %.20q is none of public keys here: RSA, EC with P-256, P-384 or P-521, OKP with Ed25519", w.Kind, w.Curve)
+}
