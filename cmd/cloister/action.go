@@ -36,19 +36,25 @@ import (
 type origin struct {
 	cas      string
 	instance string
+	who      identity
 }
 
 func (o *origin) register(cmd *cobra.Command) {
 	f := cmd.Flags()
 	f.StringVar(&o.cas, "cas", "grpc://"+defaultListen, "server that holds the action: grpc://HOST:PORT or grpcs://HOST:PORT")
 	f.StringVar(&o.instance, "instance", "", "name of the instance at the server")
+	o.who.register(f, "")
 }
 
 // open connects to the server. The caller closes what it returns.
 func (o *origin) open(ctx context.Context) (*remote.Store, error) {
 	ctx, cancel := context.WithTimeout(ctx, 20*time.Second)
 	defer cancel()
-	c, err := remote.Dial(ctx, strings.TrimRight(o.cas, "/")+"/"+url.PathEscape(o.instance))
+	options, err := o.who.options(o.cas)
+	if err != nil {
+		return nil, err
+	}
+	c, err := remote.Dial(ctx, strings.TrimRight(o.cas, "/")+"/"+url.PathEscape(o.instance), options...)
 	switch {
 	case errors.Is(err, remote.ErrAddress), errors.Is(err, cas.ErrInvalid):
 		return nil, &exit{exitUsage, fmt.Errorf("--cas, --instance: %w", err)}

@@ -14,6 +14,7 @@ import (
 
 	"github.com/cloister-build/cloister/cmd/cloister/internal/load"
 	"github.com/spf13/pflag"
+	"google.golang.org/grpc"
 )
 
 // peers is the flags that name the servers that are measured.
@@ -22,12 +23,14 @@ type peers struct {
 	against, watch []string
 	cas            []string // apart from their servers
 	instance       string
+	who            identity // at the server of executor and its store
 }
 
 // register adds the flags; executor is the default of the first server.
 func (p *peers) register(f *pflag.FlagSet, executor string) {
-	f.StringVar(&p.executor, "executor", executor, "the server: HOST:PORT or grpc://HOST:PORT[/INSTANCE], with NAME= before it or not")
+	f.StringVar(&p.executor, "executor", executor, "the server: HOST:PORT, grpc:// or grpcs://HOST:PORT[/INSTANCE], with NAME= before it or not; --tls-... and --token-file are for it alone")
 	f.StringArrayVar(&p.against, "against", nil, "another server, NAME=ADDRESS; repeatable")
+	p.who.register(f, "")
 	f.StringArrayVar(&p.watch, "watch", nil, "measure what a server's process uses, NAME=PIDFILE; repeatable, also for one server")
 }
 
@@ -48,10 +51,22 @@ func named(flag, text string) (name, value string, err error) {
 
 // address adds the instance to an address that has none.
 func (p *peers) address(text string) string {
-	if p.instance == "" || strings.Contains(strings.TrimPrefix(text, "grpc://"), "/") {
+	_, rest, found := strings.Cut(text, "://")
+	if !found {
+		rest = text
+	}
+	if p.instance == "" || strings.Contains(rest, "/") {
 		return text
 	}
 	return text + "/" + p.instance
+}
+
+// withScheme returns an address with the scheme that it has if it states none.
+func withScheme(address string) string {
+	if strings.Contains(address, "://") {
+		return address
+	}
+	return "grpc://" + address
 }
 
 // dial connects to the servers, which the caller closes, also after an error.
@@ -72,7 +87,14 @@ func (p *peers) dial(ctx context.Context) ([]*load.Server, error) {
 	}
 	var servers []*load.Server
 	for i, name := range names {
-		s, err := load.Dial(ctx, name, p.address(addresses[i]))
+		var options []grpc.DialOption
+		if i == 0 {
+			var err error
+			if options, err = p.who.options(withScheme(address)); err != nil {
+				return nil, err
+			}
+		}
+		s, err := load.Dial(ctx, name, p.address(addresses[i]), options...)
 		if err != nil {
 			return servers, unreached(err)
 		}
@@ -87,7 +109,13 @@ func (p *peers) dial(ctx context.Context) ([]*load.Server, error) {
 		if err != nil {
 			return servers, err
 		}
-		if err := s.DialStore(ctx, p.address(address)); err != nil {
+		var options []grpc.DialOption
+		if s == servers[0] {
+			if options, err = p.who.options(withScheme(address)); err != nil {
+				return servers, err
+			}
+		}
+		if err := s.DialStore(ctx, p.address(address), options...); err != nil {
 			return servers, unreached(err)
 		}
 	}

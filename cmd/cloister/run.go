@@ -134,7 +134,7 @@ func (c *runConfig) check(cmd *cobra.Command) error {
 	for _, f := range []struct {
 		names  []string
 		action bool // belongs to a stored action, and not to a command
-	}{{[]string{"in", "out", "env", "timeout"}, false}, {[]string{"cas", "instance", "shell", "target", "mnemonic"}, true}} {
+	}{{[]string{"in", "out", "env", "timeout"}, false}, {append(c.from.who.flags(), "cas", "instance", "shell", "target", "mnemonic"), true}} {
 		for _, name := range f.names {
 			switch {
 			case !cmd.Flags().Changed(name) || f.action == (c.action != ""):

@@ -24,6 +24,7 @@ import (
 	"github.com/cloister-build/cloister/cas/disk"
 	"github.com/cloister-build/cloister/cas/diskctl"
 	"github.com/cloister-build/cloister/cas/overlay"
+	"github.com/cloister-build/cloister/cmd/cloister/internal/access"
 	"github.com/cloister-build/cloister/sandbox"
 	"github.com/cloister-build/cloister/sandbox/audit"
 	"github.com/cloister-build/cloister/sandbox/namespace"
@@ -59,6 +60,7 @@ type serveConfig struct {
 	drainTimeout time.Duration
 	metrics      string
 	box          confinement
+	door         door
 }
 
 // defaultListen is where serve listens, and where other commands look for it.
@@ -77,11 +79,13 @@ A blob that a client was told is there stays for the time of --lease. With --cas
 is in front of another server, or of a bucket, which then has everything, too; what only that has, it
 keeps for as long as it likes. docs/store.md says more.
 
-It listens on loopback unless told otherwise. There is no authentication in this version: whoever
-reaches the port can execute commands in the sandbox.`,
+It listens on loopback unless told otherwise, and whoever reaches the port can execute commands in the
+sandbox. With --tls-client-ca that is who has a certificate, with --auth who may by a file of callers and
+their rights; docs/auth.md says how one is written.`,
 		Example: `  cloister serve
   cloister serve --listen 127.0.0.1:9000 --dir /var/cache/cloister --jobs 4 --max-size 50GiB
   cloister serve --cas grpcs://cache.example.com:443 --cas-write back
+  cloister serve --listen 0.0.0.0:8980 --tls-cert server.pem --tls-key server.key --auth auth.yaml
   cloister serve --store 's3://builds/cache?region=eu-central-1' --lease 12h
 
   bazel build --remote_executor=grpc://127.0.0.1:8980 //...`,
@@ -105,6 +109,7 @@ reaches the port can execute commands in the sandbox.`,
 	f.Var(&c.scrub, "scrub", "read everything again and again at this rate, and compare it with its digest; 0 is never")
 	f.Var(&c.trees, "mounted-trees", "bytes of input directories that stay mounted because several actions have them; what is read of them is in the operating system's cache; 0 mounts each anew")
 	c.far.register(cmd)
+	c.door.register(f)
 	f.Var(&c.meant, "digest-function", "[INSTANCE=]FUNCTION that is meant by a client that states none, of those with hashes of equal length; Buck2 with BLAKE3 needs blake3")
 	f.StringVar(&c.metrics, "metrics", "", "address and port that serve /metrics for Prometheus, /ready and /live over HTTP (default: none)")
 	c.box.register(cmd)
@@ -123,6 +128,9 @@ func (c *serveConfig) check(cmd *cobra.Command) (err error) {
 		return fmt.Errorf("--lease %s: write at least 1s, or 0 to promise nothing", &c.lease)
 	case c.maxBlob.percent > 0:
 		return fmt.Errorf("--max-blob %s: write it as 512MiB or 4GiB", &c.maxBlob)
+	}
+	if err := c.door.check(); err != nil {
+		return err
 	}
 	c.write, err = c.far.policy(cmd)
 	if c.write == overlay.Back && c.lease == 0 {
@@ -143,6 +151,10 @@ func serve(ctx context.Context, c *serveConfig, out io.Writer) error {
 		return err
 	}
 	box, err := c.box.backend()
+	if err != nil {
+		return err
+	}
+	options, err := c.door.open(log)
 	if err != nil {
 		return err
 	}
@@ -264,8 +276,9 @@ func serve(ctx context.Context, c *serveConfig, out io.Writer) error {
 		return err
 	}
 
-	server := grpc.NewServer(casserver.ServerOptions(log)...)
+	server := grpc.NewServer(append(casserver.ServerOptions(log), options...)...)
 	casserver.Register(server, casserver.Config{
+		Rights:       c.door.rights(),
 		Instances:    instances,
 		Execution:    execserver.Capabilities(),
 		MaxBlobBytes: c.maxBlob.bytes,
@@ -285,6 +298,13 @@ func serve(ctx context.Context, c *serveConfig, out io.Writer) error {
 		alive.SetServingStatus(service, healthpb.HealthCheckResponse_SERVING)
 	}
 	reflection.Register(server)
+	if err := access.Check(server.GetServiceInfo()); err != nil {
+		return err
+	}
+	if c.door.unguarded(listener.Addr()) {
+		log.Warn("everybody who reaches this address can execute commands in the sandbox, and write results: see --auth and --tls-client-ca",
+			"address", listener.Addr().String())
+	}
 
 	watchers.Go(func() { ready.tell(background, alive) })
 	if behind != nil {
@@ -343,12 +363,12 @@ func recordAttempts(log *slog.Logger, record *audit.Log, name string, t *worker.
 // flags returns what a command on this machine must be told, to find this server and to run as it does.
 func (c *serveConfig) flags(a net.Addr) []string {
 	var flags []string
-	if tcp, ok := a.(*net.TCPAddr); ok && a.String() != defaultListen {
+	if tcp, ok := a.(*net.TCPAddr); ok && (a.String() != defaultListen || c.door.cert != "") {
 		host := tcp.IP.String()
 		if tcp.IP.IsUnspecified() {
 			host = "127.0.0.1"
 		}
-		flags = append(flags, "--cas", "grpc://"+net.JoinHostPort(host, strconv.Itoa(tcp.Port)))
+		flags = append(flags, "--cas", c.door.scheme()+"://"+net.JoinHostPort(host, strconv.Itoa(tcp.Port)))
 	}
 	if c.box.policy != "" {
 		file, err := filepath.Abs(c.box.policy)
@@ -453,8 +473,11 @@ func banner(out io.Writer, c *serveConfig, store *disk.Cache, f sandbox.Features
 	if c.box.policy != "" {
 		fmt.Fprintf(out, "policy   %s   (%.12s)\n", c.box.policy, rules.Hash())
 	}
+	if line := c.door.line(); line != "" {
+		fmt.Fprintf(out, "access   %s\n", line)
+	}
 	// Programs look for the first address, and take it for a sign that all has been said.
-	last := fmt.Sprintf("bazel    build --remote_executor=grpc://%s\n", addr)
+	last := fmt.Sprintf("bazel    build --remote_executor=%s://%s\n", c.door.scheme(), addr)
 	if c.far.cas+c.far.store != "" {
 		last += fmt.Sprintf("upstream %s   (write %s)\n", c.far.cas+c.far.store, c.far.write)
 	}

@@ -9,6 +9,7 @@ import (
 	"log/slog"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -29,6 +30,7 @@ const (
 // far is the flags that say what is behind the disk.
 type far struct {
 	cas, store, write string
+	who               identity // at cas
 }
 
 func (f *far) register(cmd *cobra.Command) {
@@ -36,6 +38,7 @@ func (f *far) register(cmd *cobra.Command) {
 	fs.StringVar(&f.cas, "cas", "", "another server whose store and action cache are behind this one: grpc://HOST:PORT[/INSTANCE] or grpcs://")
 	fs.StringVar(&f.store, "store", "", "a bucket behind this store: s3://BUCKET[/PREFIX] or gs://BUCKET[/PREFIX]")
 	fs.StringVar(&f.write, "cas-write", "through", "when what is behind has what is written: through, before the client is answered; back, later")
+	f.who.register(fs, "cas-")
 	cmd.MarkFlagsMutuallyExclusive("cas", "store")
 }
 
@@ -44,6 +47,8 @@ func (f *far) policy(cmd *cobra.Command) (overlay.Policy, error) {
 	switch {
 	case cmd.Flags().Changed("cas-write") && f.cas == "" && f.store == "":
 		return 0, errors.New("--cas-write goes with --cas or --store, of which none is given")
+	case f.cas == "" && slices.ContainsFunc(f.who.flags(), cmd.Flags().Changed):
+		return 0, fmt.Errorf("--%s go with --cas, which is not given", strings.Join(f.who.flags(), ", --"))
 	case f.write == "through":
 		return overlay.Through, nil
 	case f.write == "back":
@@ -73,7 +78,11 @@ func (f *far) open(ctx context.Context, log *slog.Logger) (*upstream, error) {
 	u := &upstream{address: f.cas + f.store, why: errUnasked, since: time.Now()}
 	switch {
 	case f.cas != "":
-		c, err := remote.New(f.cas)
+		options, err := f.who.options(f.cas)
+		if err != nil {
+			return nil, err
+		}
+		c, err := remote.New(f.cas, options...)
 		if err != nil {
 			return nil, &exit{exitUsage, fmt.Errorf("--cas: %w", err)}
 		}

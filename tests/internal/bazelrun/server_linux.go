@@ -149,7 +149,7 @@ func (s *Server) Kill() {
 }
 
 // endpoint is in the line that serve prints once it is ready.
-var endpoint = regexp.MustCompile(`--remote_executor=grpc://([0-9.]+:\d+)`)
+var endpoint = regexp.MustCompile(`--remote_executor=grpcs?://([0-9.]+:\d+)`)
 
 // A banner keeps what a server prints, and finds its address in it.
 type banner struct {

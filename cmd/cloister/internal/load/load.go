@@ -24,11 +24,12 @@ import (
 
 	repb "github.com/bazelbuild/remote-apis/build/bazel/remote/execution/v2"
 	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials"
 	"google.golang.org/grpc/credentials/insecure"
 )
 
 // ErrAddress says that the address of a server is malformed.
-var ErrAddress = errors.New("address of a server is HOST:PORT or grpc://HOST:PORT[/INSTANCE]")
+var ErrAddress = errors.New("address of a server is HOST:PORT, grpc://HOST:PORT[/INSTANCE] or grpcs://HOST:PORT[/INSTANCE]")
 
 const (
 	// maxMessage is the largest message, in bytes, that every server and client accepts, and
@@ -71,18 +72,25 @@ type Server struct {
 }
 
 // Dial connects to a server and asks it what it can do. The caller closes the Server. A malformed
-// address is ErrAddress.
-func Dial(ctx context.Context, name, address string) (*Server, error) {
-	rest, _ := strings.CutPrefix(address, "grpc://")
+// address is ErrAddress. Options come after our own and override them.
+func Dial(ctx context.Context, name, address string, options ...grpc.DialOption) (*Server, error) {
+	creds := insecure.NewCredentials()
+	rest, secure := strings.CutPrefix(address, "grpcs://")
+	if secure {
+		creds = credentials.NewTLS(nil)
+	} else {
+		rest, _ = strings.CutPrefix(address, "grpc://")
+	}
 	target, instance, _ := strings.Cut(rest, "/")
 	if host, port, err := net.SplitHostPort(target); err != nil || host == "" || port == "" {
 		return nil, fmt.Errorf("%+.256q: %w", address, ErrAddress)
 	}
-	conn, err := grpc.NewClient(target,
-		grpc.WithTransportCredentials(insecure.NewCredentials()),
+	conn, err := grpc.NewClient(target, append([]grpc.DialOption{
+		grpc.WithTransportCredentials(creds),
 		grpc.WithInitialWindowSize(window), grpc.WithInitialConnWindowSize(window),
-		grpc.WithReadBufferSize(1<<17), grpc.WithWriteBufferSize(1<<17),
-		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(2*maxMessage)))
+		grpc.WithReadBufferSize(1 << 17), grpc.WithWriteBufferSize(1 << 17),
+		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(2 * maxMessage)),
+	}, options...)...)
 	if err != nil {
 		return nil, fmt.Errorf("%s: %w", address, err)
 	}
@@ -98,9 +106,10 @@ func Dial(ctx context.Context, name, address string) (*Server, error) {
 	}, nil
 }
 
-// DialStore has s keep blobs at another address than it executes actions at. A malformed address is ErrAddress.
-func (s *Server) DialStore(ctx context.Context, address string) error {
-	store, err := Dial(ctx, s.Name, address)
+// DialStore has s keep blobs at another address than it executes actions at. A malformed address is ErrAddress. Options
+// are as in Dial.
+func (s *Server) DialStore(ctx context.Context, address string, options ...grpc.DialOption) error {
+	store, err := Dial(ctx, s.Name, address, options...)
 	if err != nil {
 		return err
 	}

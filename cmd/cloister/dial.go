@@ -1,0 +1,137 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"context"
+	"crypto/tls"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"net/url"
+	"os"
+	"strings"
+
+	"github.com/cloister-build/cloister/cmd/cloister/internal/access"
+	"github.com/spf13/pflag"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials"
+)
+
+// identity is the flags that say whom a server is to be, and who calls it.
+type identity struct {
+	prefix                     string // of the flags
+	ca, cert, key, token, from string // from is the variable that a token may stand in
+}
+
+// register adds the flags. A prefix is that of flags for one of several servers.
+func (i *identity) register(f *pflag.FlagSet, prefix string) {
+	i.prefix, i.from = prefix, "CLOISTER_TOKEN"
+	f.StringVar(&i.ca, prefix+"tls-ca", "", "certificates by which the server's is verified, PEM (default: those that this host trusts)")
+	f.StringVar(&i.cert, prefix+"tls-cert", "", "certificate to show the server, PEM; its key is --"+prefix+"tls-key")
+	f.StringVar(&i.key, prefix+"tls-key", "", "key of --"+prefix+"tls-cert, PEM")
+	f.StringVar(&i.token, prefix+"token-file", "", "file with the token to send the server (default: what is in "+i.from+")")
+}
+
+// flags are the names of the flags.
+func (i *identity) flags() []string {
+	return []string{i.prefix + "tls-ca", i.prefix + "tls-cert", i.prefix + "tls-key", i.prefix + "token-file"}
+}
+
+// options returns how to dial the server of an address, grpc:// or grpcs://. A mistake in the flags is one of usage.
+func (i *identity) options(address string) ([]grpc.DialOption, error) {
+	secure := strings.HasPrefix(address, "grpcs://")
+	var options []grpc.DialOption
+	switch {
+	case (i.cert == "") != (i.key == ""):
+		return nil, &exit{exitUsage, fmt.Errorf("--%stls-cert and --%[1]stls-key go together", i.prefix)}
+	case !secure && i.ca+i.cert != "":
+		return nil, &exit{exitUsage, fmt.Errorf("--%stls-ca and --%[1]stls-cert are for a server with TLS: write its address as grpcs://HOST:PORT", i.prefix)}
+	case secure:
+		config, err := i.tls()
+		if err != nil {
+			return nil, err
+		}
+		options = append(options, grpc.WithTransportCredentials(credentials.NewTLS(config)))
+	}
+	t := bearer{file: i.token, from: i.from}
+	if text, err := t.read(); err != nil {
+		return nil, &exit{exitUsage, fmt.Errorf("--%stoken-file: %w", i.prefix, err)}
+	} else if text == "" {
+		return options, nil
+	}
+	if !secure && !onLoopback(address) {
+		return nil, &exit{exitUsage, errors.New("a token is not sent in clear text: write the address as grpcs://HOST:PORT, or send none")}
+	}
+	return append(options, grpc.WithPerRPCCredentials(&t)), nil
+}
+
+// tls returns the configuration of a connection.
+func (i *identity) tls() (*tls.Config, error) {
+	config := &tls.Config{}
+	if i.ca != "" {
+		pool, err := access.ReadPool(i.ca)
+		if err != nil {
+			return nil, &exit{exitUsage, fmt.Errorf("--%stls-ca: %w", i.prefix, err)}
+		}
+		config.RootCAs = pool
+	}
+	if i.cert != "" {
+		pair, err := access.NewPair(i.cert, i.key, slog.Default())
+		if err != nil {
+			return nil, &exit{exitUsage, fmt.Errorf("--%stls-cert: %w", i.prefix, err)}
+		}
+		pair.Client(config)
+	}
+	return config, nil
+}
+
+// onLoopback reports whether an address is of this host, so that nobody else sees what is sent there.
+func onLoopback(address string) bool {
+	u, err := url.Parse(address)
+	if err != nil {
+		return false
+	}
+	ip := net.ParseIP(u.Hostname())
+	return u.Hostname() == "localhost" || ip != nil && ip.IsLoopback()
+}
+
+// A bearer sends a token with each call. It reads the file each time: tokens are renewed while we run.
+type bearer struct {
+	file string
+	from string // the variable, where there is no file
+}
+
+// read returns the token, or "" if there is none. Messages do not repeat it.
+func (b *bearer) read() (string, error) {
+	text := ""
+	if b.file != "" {
+		data, err := os.ReadFile(b.file)
+		if err != nil {
+			return "", err
+		}
+		if text = strings.TrimSpace(string(data)); text == "" {
+			return "", fmt.Errorf("%s is empty", b.file)
+		}
+	} else if b.from != "" {
+		text = strings.TrimSpace(os.Getenv(b.from))
+	}
+	if strings.ContainsFunc(text, func(r rune) bool { return r <= ' ' || r > '~' }) {
+		return "", errors.New("a token is one word of ASCII")
+	}
+	return text, nil
+}
+
+// GetRequestMetadata implements credentials.PerRPCCredentials.
+func (b *bearer) GetRequestMetadata(context.Context, ...string) (map[string]string, error) {
+	text, err := b.read()
+	if err != nil {
+		return nil, err
+	}
+	return map[string]string{"authorization": "Bearer " + text}, nil
+}
+
+// RequireTransportSecurity implements credentials.PerRPCCredentials. Where there is none, options has made sure that the
+// server is on this host.
+func (b *bearer) RequireTransportSecurity() bool { return false }

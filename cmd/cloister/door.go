@@ -1,0 +1,112 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"strings"
+
+	"github.com/cloister-build/cloister/cmd/cloister/internal/access"
+	"github.com/spf13/pflag"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials"
+)
+
+// door is the flags that say who may reach a server, and do what there.
+type door struct {
+	cert, key, clientCA, auth string
+
+	rules *access.Rules // of auth, once it is open; nil: everybody who can connect may do everything
+}
+
+func (d *door) register(f *pflag.FlagSet) {
+	f.StringVar(&d.cert, "tls-cert", "", "certificate of this server, PEM: clients connect by grpcs://; read again when it has changed")
+	f.StringVar(&d.key, "tls-key", "", "key of --tls-cert, PEM")
+	f.StringVar(&d.clientCA, "tls-client-ca", "", "certificates by which those of clients are verified, PEM; without --auth every client must have one")
+	f.StringVar(&d.auth, "auth", "", "file of callers and their rights (default: everybody who can connect may do everything)")
+}
+
+// check returns what is wrong with the flags, before anything is made.
+func (d *door) check() error {
+	switch {
+	case (d.cert == "") != (d.key == ""):
+		return errors.New("--tls-cert and --tls-key go together")
+	case d.clientCA != "" && d.cert == "":
+		return errors.New("--tls-client-ca goes with --tls-cert: clients show a certificate only over TLS")
+	}
+	return nil
+}
+
+// open reads the files, and returns the options of a server that holds every call against them. Whatever is wrong with
+// a file is an error: there is no server then.
+func (d *door) open(log *slog.Logger) ([]grpc.ServerOption, error) {
+	var options []grpc.ServerOption
+	if d.cert != "" {
+		pair, err := access.NewPair(d.cert, d.key, log)
+		if err != nil {
+			return nil, &exit{exitUsage, fmt.Errorf("--tls-cert: %w", err)}
+		}
+		config, err := pair.Server(d.clientCA, d.auth == "")
+		if err != nil {
+			return nil, &exit{exitUsage, fmt.Errorf("--tls-client-ca: %w", err)}
+		}
+		options = append(options, grpc.Creds(credentials.NewTLS(config)))
+	}
+	if d.auth == "" {
+		return options, nil
+	}
+	rules, err := access.ReadFile(d.auth)
+	switch {
+	case err != nil:
+		return nil, &exit{exitUsage, fmt.Errorf("--auth: %w", err)}
+	case rules.Certificates() && d.clientCA == "":
+		return nil, &exit{exitUsage, fmt.Errorf("--auth: %s knows callers by certificates, which --tls-client-ca must say how to verify", d.auth)}
+	case rules.Tokens() && d.cert == "":
+		log.Warn("tokens are sent to this server in clear text: give it --tls-cert, or put a proxy with TLS in front of it", "auth", d.auth)
+	}
+	d.rules = rules
+	return append(options, rules.Options()...), nil
+}
+
+// rights is casserver.Config.Rights.
+func (d *door) rights() func(ctx context.Context, instance string) (execute, update bool) {
+	if d.rules == nil {
+		return nil
+	}
+	return d.rules.Rights
+}
+
+// scheme is how clients reach the server.
+func (d *door) scheme() string {
+	if d.cert != "" {
+		return "grpcs"
+	}
+	return "grpc"
+}
+
+// line says to a person who may do what, or nothing where nobody is kept out.
+func (d *door) line() string {
+	var parts []string
+	if d.cert != "" {
+		parts = append(parts, "TLS")
+	}
+	switch {
+	case d.rules != nil:
+		parts = append(parts, fmt.Sprintf("%s of %s", d.rules, d.auth))
+	case d.clientCA != "":
+		parts = append(parts, "everybody with a certificate of "+d.clientCA+" may do everything")
+	case d.cert != "":
+		parts = append(parts, "everybody who can connect may do everything")
+	}
+	return strings.Join(parts, ", ")
+}
+
+// unguarded reports whether everybody on a network may do everything.
+func (d *door) unguarded(at net.Addr) bool {
+	tcp, ok := at.(*net.TCPAddr)
+	return d.rules == nil && d.clientCA == "" && !(ok && tcp.IP.IsLoopback())
+}
