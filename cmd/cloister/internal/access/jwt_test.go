@@ -158,6 +158,27 @@ callers:
 	}
 }
 
+// TestSignedTokenEnds: that a token was good once does not make it good for longer than it says.
+func TestSignedTokenEnds(t *testing.T) {
+	k := newKeys(t)
+	dir := t.TempDir()
+	write(t, filepath.Join(dir, "keys.pem"), publicPEM(t, k.ed.Public()))
+	rules, err := access.Parse(filepath.Join(dir, "auth.yaml"), []byte("version: 1\ncallers: [{name: j, jwt: {keys: keys.pem}, rights: [read]}]"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	conn := serve(t, rules, nil).dial(nil, "Bearer "+sign(t, jwt.SigningMethodEdDSA, k.ed, nil,
+		jwt.MapClaims{"exp": time.Now().Add(-28 * time.Second).Unix()}))
+	// Good for a second or two, since clocks may be 30 seconds apart.
+	for end := time.Now().Add(30 * time.Second); ; time.Sleep(50 * time.Millisecond) {
+		if err := calls["BatchReadBlobs"](t.Context(), conn, ""); status.Code(err) == codes.Unauthenticated {
+			return
+		} else if err != nil || time.Now().After(end) {
+			t.Fatalf("after its end: %v", err)
+		}
+	}
+}
+
 // TestKeySet: of a JSON Web Key Set each key verifies by its own algorithm, under its own name.
 func TestKeySet(t *testing.T) {
 	k := newKeys(t)
@@ -172,6 +193,7 @@ func TestKeySet(t *testing.T) {
 			{"kty": "OKP", "kid": "d", "crv": "Ed25519", "x": b64(k.ed.Public().(ed25519.PublicKey)), "key_ops": []string{"verify"}},
 			{"kty": "oct", "kid": "for encryption", "use": "enc", "k": "AAAA"},
 		}, extra...)
+		all = append(all, map[string]any{"kty": "RSA", "kid": "o", "n": b64(k.other.N.Bytes()), "e": "AQAB"})
 		b, err := json.Marshal(map[string]any{"keys": all})
 		if err != nil {
 			t.Fatal(err)
@@ -198,7 +220,10 @@ func TestKeySet(t *testing.T) {
 		{sign(t, jwt.SigningMethodPS384, k.rsa, nil, claims), true},
 		{sign(t, jwt.SigningMethodES256, k.ec, named("e"), claims), true},
 		{sign(t, jwt.SigningMethodEdDSA, k.ed, named("d"), claims), true},
-		{sign(t, jwt.SigningMethodRS256, k.rsa, named("r"), claims), false},
+		{sign(t, jwt.SigningMethodRS256, k.other, named("o"), claims), true},
+		{sign(t, jwt.SigningMethodRS256, k.rsa, named("r"), claims), false}, // which is the other's algorithm
+		{sign(t, jwt.SigningMethodRS256, k.rsa, nil, claims), false},
+		{sign(t, jwt.SigningMethodRS256, k.other, named("r"), claims), false},
 		{sign(t, jwt.SigningMethodES256, k.ec, named("r"), claims), false},
 		{sign(t, jwt.SigningMethodHS256, []byte{0, 0, 0}, named("for encryption"), claims), false},
 	} {
