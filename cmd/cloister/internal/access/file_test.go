@@ -78,6 +78,9 @@ func TestMistakes(t *testing.T) {
 	if said.String() != string(want) {
 		t.Errorf("got\n%s\nwant testdata/mistakes.txt\n%s", &said, want)
 	}
+	if r, err := access.ReadFile("../../../../examples/auth.yaml"); err != nil || r.String() != "4 callers" {
+		t.Errorf("the example: %v, %v", r, err)
+	}
 	if _, err := access.ReadFile("/nonexistent/auth.yaml"); !errors.Is(err, os.ErrNotExist) {
 		t.Errorf("a file that is not there: %v", err)
 	}
