@@ -437,12 +437,18 @@ func TestStrangeResourceNames(t *testing.T) {
 		return err
 	}
 	for name, want := range map[string]codes.Code{
-		"a/logstreams/blobs/" + blob.Hash + "/0": codes.PermissionDenied, // of an instance a/logstreams
-		"b/logstreams/x":                         codes.PermissionDenied,
-		"a/x":                                    codes.InvalidArgument,
-		"":                                       codes.InvalidArgument,
-		"blobs/a/blobs/" + blob.Hash + "/0":      codes.PermissionDenied,
-		"a/compressed-blobs/x/" + blob.Hash:      codes.InvalidArgument, // by the service
+		"a/logstreams/blobs/" + blob.Hash + "/0":              codes.PermissionDenied, // of an instance a/logstreams
+		"b/logstreams/x":                                      codes.PermissionDenied,
+		"a/logstreams/x":                                      codes.InvalidArgument, // by the service, which has no such streams
+		"a/logstreams/a/logstreams/x":                         codes.InvalidArgument, // the instance once more
+		"a/logstreams/b/logstreams/x":                         codes.PermissionDenied,
+		"logstreams/logstreams/x":                             codes.PermissionDenied,
+		"a/logstreams/a/logstreams/b/logstreams/x":            codes.PermissionDenied,
+		"a/logstreams/a/logstreams/blobs/" + blob.Hash + "/0": codes.PermissionDenied,
+		"a/x":                               codes.InvalidArgument,
+		"":                                  codes.InvalidArgument,
+		"blobs/a/blobs/" + blob.Hash + "/0": codes.PermissionDenied,
+		"a/compressed-blobs/x/" + blob.Hash: codes.InvalidArgument, // by the service
 	} {
 		if err := read(name); status.Code(err) != want {
 			t.Errorf("%s: %v, want %v", name, err, want)

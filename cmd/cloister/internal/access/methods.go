@@ -135,7 +135,9 @@ var marks = []string{"blobs", "compressed-blobs", "uploads", "logstreams"}
 
 // resource is for messages with the name of a resource of ByteStream. A name with several marks is of each instance
 // that it could be of, whichever the service takes it for: [INSTANCE/]uploads/UUID/blobs/... is of INSTANCE alone, since
-// no instance has the segment "uploads" in its name, but there may be one with "logstreams".
+// no instance has the segment "uploads" in its name, but there may be one with "logstreams". Some clients put the
+// instance before the name of a log stream once more, [INSTANCE/]logstreams/[INSTANCE/]logstreams/ID: that is of
+// INSTANCE alone.
 func resource(m any) ([]string, error) {
 	r, ok := m.(interface{ GetResourceName() string })
 	if !ok {
@@ -147,7 +149,10 @@ func resource(m any) ([]string, error) {
 		if !slices.Contains(marks, s) {
 			continue
 		}
-		instances = append(instances, strings.Join(segments[:i], "/"))
+		instance := strings.Join(segments[:i], "/")
+		if len(instances) != 1 || s != "logstreams" || instance != under(instances[0], under("logstreams", instances[0])) {
+			instances = append(instances, instance)
+		}
 		if s != "logstreams" {
 			break
 		}
@@ -157,3 +162,6 @@ func resource(m any) ([]string, error) {
 	}
 	return instances, nil
 }
+
+// under returns the name of what is called rest below an instance; either may be "".
+func under(instance, rest string) string { return strings.Trim(instance+"/"+rest, "/") }
