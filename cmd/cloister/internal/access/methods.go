@@ -26,7 +26,8 @@ type demand struct {
 
 // methods are all that may be called, by their full names.
 var methods = map[string]demand{
-	repb.Capabilities_GetCapabilities_FullMethodName: {everything, named},
+	// They tell what the caller may do in the instance, which may be nothing; clients ask before they know their instance.
+	repb.Capabilities_GetCapabilities_FullMethodName: {everything, nil},
 
 	// To ask what is absent is part of an upload, too.
 	repb.ContentAddressableStorage_FindMissingBlobs_FullMethodName:     {Read | Write, named},
