@@ -18,7 +18,6 @@ import (
 	bspb "google.golang.org/genproto/googleapis/bytestream"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
-	"google.golang.org/grpc/credentials"
 	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/grpc/status"
 )
@@ -85,14 +84,15 @@ func (c *logConfig) print(ctx context.Context, name string, out io.Writer) error
 // caller closes the connection.
 func (o *origin) dial() (*grpc.ClientConn, string, error) {
 	u, err := url.Parse(o.cas)
-	creds := insecure.NewCredentials()
-	switch {
-	case err != nil || u.Port() == "" || u.User != nil || u.Scheme != "grpc" && u.Scheme != "grpcs":
+	if err != nil || u.Port() == "" || u.User != nil || u.Scheme != "grpc" && u.Scheme != "grpcs" {
 		return nil, "", &exit{exitUsage, fmt.Errorf("--cas: %w", remote.ErrAddress)}
-	case u.Scheme == "grpcs":
-		creds = credentials.NewTLS(nil)
 	}
-	conn, err := grpc.NewClient(u.Host, grpc.WithTransportCredentials(creds))
+	options, err := o.who.options(o.cas)
+	if err != nil {
+		return nil, "", err
+	}
+	options = append([]grpc.DialOption{grpc.WithTransportCredentials(insecure.NewCredentials())}, options...)
+	conn, err := grpc.NewClient(u.Host, options...)
 	if err != nil {
 		return nil, "", &exit{exitUsage, fmt.Errorf("--cas: %w", err)}
 	}

@@ -85,3 +85,31 @@ func TestIdentityMistakes(t *testing.T) {
 		t.Errorf("without flags: %v, %v", options, err)
 	}
 }
+
+// TestEveryDialShowsWhoCalls: no command dials a server without the flags of identity.
+func TestEveryDialShowsWhoCalls(t *testing.T) {
+	files, err := filepath.Glob("*.go")
+	if err != nil || len(files) == 0 {
+		t.Fatalf("no files: %v", err)
+	}
+	dials := 0
+	for _, name := range files {
+		text, err := os.ReadFile(name)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for line := range strings.Lines(string(text)) {
+			for _, call := range []string{"grpc.New" + "Client(", "remote." + "Dial(", "remote." + "New(", "load." + "Dial(", ".Dial" + "Store("} {
+				if strings.HasSuffix(name, "_test.go") || !strings.Contains(line, call) {
+					continue
+				}
+				if dials++; !strings.Contains(line, "options...") {
+					t.Errorf("%s: %s: it dials without identity.options", name, strings.TrimSpace(line))
+				}
+			}
+		}
+	}
+	if dials < 5 {
+		t.Errorf("found %d dials only", dials)
+	}
+}
