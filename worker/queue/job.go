@@ -3,12 +3,11 @@
 package queue
 
 import (
-	"container/heap"
 	"context"
 	"errors"
 	"fmt"
 	"runtime/debug"
-	"sync"
+	"time"
 
 	repb "github.com/bazelbuild/remote-apis/build/bazel/remote/execution/v2"
 	"github.com/cloister-build/cloister/worker"
@@ -17,12 +16,12 @@ import (
 // A job is one run of an action, or what is to become one.
 type job struct {
 	req Request
-	seq uint64 // in order of arrival
 	ops map[*Operation]bool
 
-	line   *line // where it waits; nil while it is worked on
-	index  int   // its place in line.jobs
+	line   *line  // where it waits; nil while it is worked on
+	turn   *party // in whose turn it was taken
 	cancel context.CancelFunc
+	began  time.Time // when a slot took it
 	// ran says that the Executor is past its own look into the action cache, so that the result
 	// will be a new one.
 	ran      bool
@@ -32,21 +31,6 @@ type job struct {
 	endLogs func(*worker.Outcome)
 	// flight is where later requests find the job, once it is prepared and if it can be shared.
 	flight flight
-}
-
-// A line is where jobs wait for a goroutine to take them.
-type line struct {
-	jobs jobs
-	more sync.Cond
-	busy int // jobs taken and not yet done with
-}
-
-// push appends j to l.
-func (q *Queue) push(l *line, j *job) {
-	j.line = l
-	heap.Push(&l.jobs, j)
-	l.more.Signal()
-	q.waiting.Signal()
 }
 
 // serve takes jobs from l, one at a time, until the queue is closed: do works, then passes on what
@@ -59,17 +43,16 @@ func (q *Queue) serve(
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	for {
-		for len(l.jobs) == 0 && q.ctx.Err() == nil {
+		for l.waiting == 0 && q.ctx.Err() == nil {
 			l.more.Wait()
 		}
 		if q.ctx.Err() != nil {
 			return
 		}
-		j := heap.Pop(&l.jobs).(*job)
-		j.line = nil
-		l.busy++
+		j := l.take()
 		if l == &q.ready {
 			q.giveRoom(j)
+			j.began = time.Now()
 			if q.cfg.Logs != nil {
 				j.logs, j.endLogs = q.cfg.Logs(&j.req.Task)
 			}
@@ -85,7 +68,7 @@ func (q *Queue) serve(
 		e := endOf(out, err)
 		q.mu.Lock()
 
-		l.busy--
+		l.done(j)
 		then(j, e)
 		q.checkEmpty()
 	}
@@ -118,8 +101,13 @@ func (q *Queue) enter(j *job) {
 		j.flight = key
 		q.flights[key] = j
 	}
-	j.advance(repb.ExecutionStage_QUEUED)
-	q.push(&q.ready, j)
+	if q.ready.waiting+q.ready.busy < q.cfg.Slots {
+		j.await() // it will not wait for long enough to be told
+	} else {
+		j.advance(repb.ExecutionStage_QUEUED)
+	}
+	q.ready.push(j)
+	q.waiting.Signal()
 }
 
 // admits reports whether the operations of j may have the result of f. A result that a client does
@@ -134,18 +122,19 @@ func (q *Queue) merge(f, j *job) {
 	if f.line != nil {
 		stage = repb.ExecutionStage_QUEUED
 		f.req.Task.SkipCacheLookup = f.req.Task.SkipCacheLookup || j.req.Task.SkipCacheLookup
-		f.req.Priority = min(f.req.Priority, j.req.Priority)
-		heap.Fix(&f.line.jobs, f.index)
-		q.waiting.Signal()
-		q.room.Broadcast()
 	}
-	j.logs = f.logs
+	j.began, j.logs = f.began, f.logs
 	j.advance(stage)
 	for o := range j.ops {
 		o.job = f
 		f.ops[o] = true
+		if f.line != nil {
+			f.line.join(o)
+		}
 	}
 	clear(j.ops)
+	q.waiting.Signal()
+	q.room.Broadcast()
 }
 
 // execute is what a slot does.
@@ -186,6 +175,9 @@ func (q *Queue) finish(j *job, e end) {
 // leave completes o with f before its job has ended, and cancels the job if o was the last.
 func (q *Queue) leave(o *Operation, f *worker.Fault) {
 	j := o.job
+	if j.line != nil {
+		j.line.part(o)
+	}
 	delete(j.ops, o)
 	q.complete(o, end{fault: f})
 	if len(j.ops) > 0 {
@@ -196,7 +188,7 @@ func (q *Queue) leave(o *Operation, f *worker.Fault) {
 		j.cancel()
 		return
 	}
-	heap.Remove(&j.line.jobs, j.index)
+	j.line.drop(j)
 	q.giveRoom(j)
 	q.checkEmpty()
 }
@@ -216,7 +208,14 @@ func (q *Queue) forget(j *job) {
 func (j *job) advance(s repb.ExecutionStage_Value) {
 	stdout, stderr := j.logs.Names()
 	for o := range j.ops {
-		o.change(State{Stage: s, Stdout: stdout, Stderr: stderr})
+		o.change(State{Stage: s, Began: j.began, Stdout: stdout, Stderr: stderr})
+	}
+}
+
+// await makes QUEUED the stage of the operations of j, and wakes nobody to tell.
+func (j *job) await() {
+	for o := range j.ops {
+		o.state = State{Stage: repb.ExecutionStage_QUEUED}
 	}
 }
 
@@ -237,38 +236,4 @@ func guard(do func() (*worker.Outcome, error)) (out *worker.Outcome, err error) 
 		}
 	}()
 	return do()
-}
-
-// jobs is a heap of waiting jobs, the next one first.
-type jobs []*job
-
-func (h jobs) Len() int { return len(h) }
-
-func (h jobs) Less(i, k int) bool { return h[i].before(h[k]) }
-
-// before reports whether a is to be taken sooner than b.
-func (a *job) before(b *job) bool {
-	if a.req.Priority != b.req.Priority {
-		return a.req.Priority < b.req.Priority
-	}
-	return a.seq < b.seq
-}
-
-func (h jobs) Swap(i, k int) {
-	h[i], h[k] = h[k], h[i]
-	h[i].index, h[k].index = i, k
-}
-
-func (h *jobs) Push(x any) {
-	j := x.(*job)
-	j.index = len(*h)
-	*h = append(*h, j)
-}
-
-func (h *jobs) Pop() any {
-	last := len(*h) - 1
-	j := (*h)[last]
-	(*h)[last] = nil // else the array behind the slice would keep it
-	*h = (*h)[:last]
-	return j
 }

@@ -6,6 +6,7 @@ import (
 	"context"
 	"crypto/rand"
 	"encoding/hex"
+	"path"
 	"time"
 
 	repb "github.com/bazelbuild/remote-apis/build/bazel/remote/execution/v2"
@@ -15,12 +16,15 @@ import (
 
 // An Operation is one request on its way to an end. Its methods are safe for concurrent use.
 type Operation struct {
-	name   string
-	action cas.Digest
-	q      *Queue
+	info Info
+	seq  uint64 // in order of arrival
+	who  who
+	q    *Queue
 
 	// The rest is guarded by q.mu.
-	job       *job // nil once completed
+	job       *job   // nil once completed
+	party     *party // whose turn it waits for, while job waits in a line
+	place     int    // in party.places
 	state     State
 	version   int           // of state
 	changed   chan struct{} // closed at the next change
@@ -28,6 +32,19 @@ type Operation struct {
 	idle      time.Time // since when nobody waits, if waiters is 0
 	completed time.Time
 	bytes     int64 // what it takes once completed, estimated
+}
+
+// Info is what is known of an operation from the start.
+type Info struct {
+	// Name is INSTANCE/operations/ID, without the first part where the instance has no name. The ID cannot be
+	// guessed.
+	Name     string
+	Instance string
+	Action   cas.Digest
+	// Target, Mnemonic and Invocation are those of the Task.
+	Target, Mnemonic, Invocation string
+	// Queued is when the request arrived.
+	Queued time.Time
 }
 
 // FirstVersion is the version of the state in which every operation begins.
@@ -38,6 +55,8 @@ type State struct {
 	// Stage is CACHE_CHECK first and while the request is prepared, then QUEUED, EXECUTING and
 	// COMPLETED, of which only the last is never left out.
 	Stage repb.ExecutionStage_Value
+	// Began is when a slot took the action; zero before, and where none did.
+	Began time.Time
 	// Outcome or Fault is set at COMPLETED, not both. An Outcome may be shared by several operations
 	// and must not be modified.
 	Outcome *worker.Outcome
@@ -49,11 +68,16 @@ type State struct {
 
 func newOperation(q *Queue, j *job, now time.Time) *Operation {
 	// The name is all that a client needs to see the result, so it must not be guessed.
-	var name [16]byte
-	rand.Read(name[:]) // never fails
+	var id [16]byte
+	rand.Read(id[:]) // never fails
+	t := &j.req.Task
 	o := &Operation{
-		name:    hex.EncodeToString(name[:]),
-		action:  j.req.Task.Action,
+		info: Info{
+			Name: path.Join(t.Instance, "operations", hex.EncodeToString(id[:])), Instance: t.Instance, Action: t.Action,
+			Target: t.Target, Mnemonic: t.Mnemonic, Invocation: t.Invocation, Queued: t.Queued,
+		},
+		seq:     q.seq,
+		who:     who{t.Instance, t.Invocation, j.req.Priority},
 		q:       q,
 		job:     j,
 		state:   State{Stage: repb.ExecutionStage_CACHE_CHECK},
@@ -66,10 +90,30 @@ func newOperation(q *Queue, j *job, now time.Time) *Operation {
 }
 
 // Name returns the operation's name, which never changes and cannot be guessed.
-func (o *Operation) Name() string { return o.name }
+func (o *Operation) Name() string { return o.info.Name }
 
 // Action returns the digest of the action.
-func (o *Operation) Action() cas.Digest { return o.action }
+func (o *Operation) Action() cas.Digest { return o.info.Action }
+
+// Info returns what was known of the operation from the start.
+func (o *Operation) Info() Info { return o.info }
+
+// State returns the present state. Unlike Wait it shows no interest.
+func (o *Operation) State() State {
+	o.q.mu.Lock()
+	defer o.q.mu.Unlock()
+	return o.state
+}
+
+// Cancel completes the operation with a Fault of kind Cancelled that says why, unless it is completed. Its action goes
+// on for other operations that share the run, and ends if there are none.
+func (o *Operation) Cancel(why string) {
+	o.q.mu.Lock()
+	defer o.q.mu.Unlock()
+	if o.job != nil {
+		o.q.leave(o, fault(worker.Cancelled, "%s", why))
+	}
+}
 
 // Wait returns the state and its version as soon as the version is not seen; versions begin at
 // FirstVersion. The state COMPLETED is the last and is returned at once. When ctx ends, Wait returns
@@ -97,6 +141,12 @@ func (o *Operation) Wait(ctx context.Context, seen int) (State, int, error) {
 	}
 	return o.state, o.version, nil
 }
+
+// before reports whether o came sooner than p.
+func (o *Operation) before(p *Operation) bool { return o.seq < p.seq }
+
+// moved notes the place of o.
+func (o *Operation) moved(to int) { o.place = to }
 
 // change makes s the state.
 func (o *Operation) change(s State) {

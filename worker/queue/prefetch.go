@@ -3,7 +3,6 @@
 package queue
 
 import (
-	"container/heap"
 	"context"
 	"slices"
 )
@@ -45,21 +44,12 @@ func (q *Queue) fetchAhead() {
 // nextToFetch returns the first of the next 2*Slots jobs in line that nobody fetches for, or nil. While a slot is free
 // there is none: it fetches itself.
 func (q *Queue) nextToFetch() *job {
-	f := front{jobs: q.ready.jobs}
-	if len(f.jobs) == 0 || q.ready.busy < q.cfg.Slots {
+	if q.ready.busy < q.cfg.Slots {
 		return nil
 	}
-	f.at = []int{0}
-	for range 2 * q.cfg.Slots {
-		if len(f.at) == 0 {
-			return nil
-		}
-		i := heap.Pop(&f).(int)
-		if !f.jobs[i].prefetch.begun {
-			return f.jobs[i]
-		}
-		for child := 2*i + 1; child <= 2*i+2 && child < len(f.jobs); child++ {
-			heap.Push(&f, child)
+	for _, j := range q.ready.ahead(2 * q.cfg.Slots) {
+		if !j.prefetch.begun {
+			return j
 		}
 	}
 	return nil
@@ -76,7 +66,7 @@ func (q *Queue) takeRoom(ctx context.Context, j *job, bytes int64) bool {
 		q.room.Broadcast()
 	}()
 	for ctx.Err() == nil && j.line != nil && bytes <= q.cfg.FetchBytes {
-		if q.fetched <= q.cfg.FetchBytes-bytes && !slices.ContainsFunc(q.asking, func(other *job) bool { return other.before(j) }) {
+		if q.fetched <= q.cfg.FetchBytes-bytes && q.firstToAsk() == j {
 			q.fetched += bytes
 			j.prefetch.bytes = bytes
 			return true
@@ -86,28 +76,21 @@ func (q *Queue) takeRoom(ctx context.Context, j *job, bytes int64) bool {
 	return false
 }
 
+// firstToAsk returns the next in line of those that wait and ask for room, of which there must be one.
+func (q *Queue) firstToAsk() *job {
+	for _, j := range q.ready.ahead(2 * q.cfg.Slots) {
+		if slices.Contains(q.asking, j) {
+			return j
+		}
+	}
+	// None is as near as it was any more.
+	return q.asking[slices.IndexFunc(q.asking, func(j *job) bool { return j.line != nil })]
+}
+
 // giveRoom gives back the room that was taken for j, which waits no more.
 func (q *Queue) giveRoom(j *job) {
 	q.fetched -= j.prefetch.bytes
 	j.prefetch.bytes = 0
 	q.room.Broadcast()
 	q.waiting.Signal()
-}
-
-// A front is a heap of places in a heap of jobs: all jobs that stand before theirs have been seen.
-type front struct {
-	jobs jobs
-	at   []int
-}
-
-func (f front) Len() int           { return len(f.at) }
-func (f front) Less(i, k int) bool { return f.jobs.Less(f.at[i], f.at[k]) }
-func (f front) Swap(i, k int)      { f.at[i], f.at[k] = f.at[k], f.at[i] }
-func (f *front) Push(x any)        { f.at = append(f.at, x.(int)) }
-
-func (f *front) Pop() any {
-	last := len(f.at) - 1
-	i := f.at[last]
-	f.at = f.at[:last]
-	return i
 }

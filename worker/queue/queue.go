@@ -74,7 +74,8 @@ type Request struct {
 	// Task is what the Executor is given. A zero Queued is set to the time of Submit. The Stdout and
 	// Stderr of a request that shares an earlier run are not written to.
 	Task worker.Task
-	// Priority orders what waits: the lower value is sooner, equal ones in order of arrival.
+	// Priority orders what waits: the lower value is sooner. Among equal ones the invocations of each instance take
+	// turns, and the requests of one are served in order of arrival.
 	Priority int32
 	// Alone keeps the action from sharing a run.
 	Alone bool
@@ -109,6 +110,7 @@ type Queue struct {
 	seq            uint64
 	flights        map[flight]*job       // the jobs that an equal action may share
 	ops            map[string]*Operation // by name
+	listed         roll                  // the same, in order of arrival
 	live           int                   // how many of ops are not completed
 	// The rest of ops, oldest first: those whose action ran, and those that were answered without.
 	executed, answered []*Operation
@@ -188,23 +190,24 @@ func (q *Queue) Submit(r Request) (*Operation, error) {
 		return nil, errDraining
 	}
 	if q.live >= q.cfg.MaxLive {
-		return nil, fault(worker.Exhausted, "%d operations are queued or running, which is the limit", q.live)
+		return nil, fault(worker.Exhausted, "%d operations are queued or running here, which is the limit: ask again when some have ended", q.live)
 	}
 	q.seq++
-	j := &job{req: r, seq: q.seq, ops: make(map[*Operation]bool)}
+	j := &job{req: r, ops: make(map[*Operation]bool, 1)}
 	o := newOperation(q, j, now)
-	q.ops[o.name] = o
+	q.ops[o.info.Name] = o
+	q.listed.add(o)
 	q.live++
 	if r.Prepare == nil {
 		q.enter(j)
 	} else {
-		q.push(&q.arrived, j)
+		q.arrived.push(j)
 	}
 	return o, nil
 }
 
 // errDraining refuses a request, or ends an operation, because the queue goes away.
-var errDraining = fault(worker.Unavailable, "the worker is shutting down")
+var errDraining = fault(worker.Unavailable, "the worker is shutting down: ask again, another or its successor takes the action")
 
 // Operation returns the operation of that name, unless it never was or is no longer kept.
 func (q *Queue) Operation(name string) (*Operation, bool) {
@@ -219,7 +222,7 @@ func (q *Queue) Stats() Stats {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	s := q.stats
-	s.Queued = len(q.arrived.jobs) + q.arrived.busy + len(q.ready.jobs)
+	s.Queued = q.arrived.waiting + q.arrived.busy + q.ready.waiting
 	s.Running = q.ready.busy
 	return s
 }
@@ -266,7 +269,7 @@ func (q *Queue) Close() {
 
 // checkEmpty closes q.empty when that has become true.
 func (q *Queue) checkEmpty() {
-	if !q.draining || len(q.arrived.jobs)+q.arrived.busy+len(q.ready.jobs)+q.ready.busy > 0 {
+	if !q.draining || q.arrived.waiting+q.arrived.busy+q.ready.waiting+q.ready.busy > 0 {
 		return
 	}
 	select {
@@ -295,7 +298,7 @@ func (q *Queue) expire(now time.Time) {
 	defer q.mu.Unlock()
 	for _, o := range q.ops {
 		if o.job != nil && o.waiters == 0 && now.Sub(o.idle) > q.cfg.Grace {
-			q.leave(o, fault(worker.Cancelled, "nobody waited for the operation for %v", q.cfg.Grace))
+			q.leave(o, fault(worker.Cancelled, "cancelled because nobody waited for the operation for %v: execute the action again", q.cfg.Grace))
 		}
 	}
 	q.dropExpired(now)
@@ -306,8 +309,8 @@ func (q *Queue) complete(o *Operation, e end) {
 	ran := o.job.ran
 	o.job = nil
 	o.completed = time.Now()
-	o.bytes = operationBytes + e.bytes
-	s := o.state // the names of its logs stay
+	o.bytes = operationBytes + e.bytes + int64(len(o.info.Target)+len(o.info.Mnemonic)+len(o.info.Invocation))
+	s := o.state // when it began and the names of its logs stay
 	s.Stage, s.Outcome, s.Fault = repb.ExecutionStage_COMPLETED, e.outcome, e.fault
 	o.change(s)
 	q.live--

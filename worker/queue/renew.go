@@ -2,10 +2,7 @@
 
 package queue
 
-import (
-	"slices"
-	"time"
-)
+import "time"
 
 // renew has the inputs of all that waits for a slot renewed, one action at a time. What waits to be prepared
 // needs it not: Prepare looks for its inputs.
@@ -19,8 +16,7 @@ func (q *Queue) renew() {
 		case <-tick.C:
 		}
 		q.mu.Lock()
-		waiting := slices.Clone(q.ready.jobs)
-		for _, j := range waiting {
+		for _, j := range q.ready.all() {
 			// Whoever took it marks what it fetches; whom nobody waits for needs nothing.
 			if j.line == nil || len(j.ops) == 0 {
 				continue

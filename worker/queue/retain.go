@@ -12,8 +12,9 @@ import (
 )
 
 // MaxBlobs is how many absent blobs of a Fault are kept. A client can be told of no more in one message
-// of 4 MiB; it uploads whatever is missing when told of any, and is told of the rest if it does not.
-const MaxBlobs = 25_000
+// of 4 MiB, at about 100 bytes each; it uploads whatever is missing when told of any, and is told of the rest if it
+// does not.
+const MaxBlobs = 40_000
 
 // What completed operations take in memory is estimated from what is cheap to know. A decoded result
 // takes 1.7 to 3.1 times its encoded size from ten files up, measured with Go 1.26 on linux/amd64.
@@ -39,7 +40,7 @@ func endOf(out *worker.Outcome, err error) end {
 			// Of the error the text is enough, and what it wraps may hold the whole list.
 			f = &worker.Fault{
 				Kind:  f.Kind,
-				Err:   fmt.Errorf("%d blobs are absent, of which %d are listed: %v", n, MaxBlobs, f.Err),
+				Err:   fmt.Errorf("%d blobs are absent: %v", n, f.Err),
 				Blobs: slices.Clone(f.Blobs[:MaxBlobs]),
 			}
 		}
@@ -78,11 +79,16 @@ func (q *Queue) keep(o *Operation, ran bool) {
 
 // dropOldest makes the first operation of list unknown.
 func (q *Queue) dropOldest(list *[]*Operation) {
-	o := (*list)[0]
-	delete(q.ops, o.name)
-	q.kept -= o.bytes
+	q.unlist((*list)[0])
 	(*list)[0] = nil // else the array behind the slice would keep it
 	*list = (*list)[1:]
+}
+
+// unlist makes o, which is completed, unknown.
+func (q *Queue) unlist(o *Operation) {
+	delete(q.ops, o.info.Name)
+	q.listed.remove(o)
+	q.kept -= o.bytes
 }
 
 // dropExpired drops the operations that have answered for long enough.

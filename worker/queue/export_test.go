@@ -1,0 +1,10 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package queue
+
+// Parties returns how many builds the lines of q know.
+func Parties(q *Queue) int {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	return len(q.arrived.parties) + len(q.ready.parties)
+}

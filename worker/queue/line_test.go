@@ -1,0 +1,247 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package queue_test
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/cloister-build/cloister/worker"
+	"github.com/cloister-build/cloister/worker/queue"
+)
+
+// of makes a request one of a build.
+func of(invocation string) func(*queue.Request) {
+	return func(r *queue.Request) { r.Task.Invocation = invocation }
+}
+
+// order returns by which builds the runs of e were asked for, as they began.
+func (e *executor) order() string {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	var names []string
+	for _, t := range e.begun {
+		names = append(names, t.Invocation)
+	}
+	return strings.Join(names, " ")
+}
+
+// fill submits n actions of each build, one build after the other, and makes each end at once when it runs.
+func fill(t *testing.T, q *queue.Queue, e *executor, n int, change func(*queue.Request), builds ...string) {
+	t.Helper()
+	for _, b := range builds {
+		for i := range n {
+			name := fmt.Sprint(b, i)
+			submit(t, q, name, func(r *queue.Request) {
+				of(b)(r)
+				if change != nil {
+					change(r)
+				}
+			})
+			e.release(name)
+		}
+	}
+}
+
+func TestRule087_BuildsTakeTurns(t *testing.T) {
+	bubble(t, queue.Config{Slots: 1}, func(t *testing.T, q *queue.Queue, e *executor) {
+		submit(t, q, "holds the slot", of("first"))
+		fill(t, q, e, 4, nil, "a")
+		fill(t, q, e, 2, nil, "b", "")
+		e.release("holds the slot")
+		synctest.Wait()
+		if got, want := e.order(), "first a b  a b  a a"; got != want {
+			t.Errorf("the runs were of %q, want %q", got, want)
+		}
+		// Of one build they run in order of arrival.
+		for i := range 4 {
+			k := slices.IndexFunc(e.begun, func(task *worker.Task) bool { return task.Action == action(fmt.Sprint("a", i)) })
+			if want := []int{1, 4, 7, 8}[i]; k != want {
+				t.Errorf("a%d ran at %d, want %d", i, k, want)
+			}
+		}
+	})
+}
+
+// TestRule087_SmallBuildIsNotStarved: five actions beside 50,000 run within the next turns, whatever came before.
+func TestRule087_SmallBuildIsNotStarved(t *testing.T) {
+	bubble(t, queue.Config{Slots: 4}, func(t *testing.T, q *queue.Queue, e *executor) {
+		for i := range 50_000 {
+			r := queue.Request{Task: worker.Task{Action: action(fmt.Sprint(i)), Invocation: "large"}}
+			if _, err := q.Submit(r); err != nil {
+				t.Fatal(err)
+			}
+		}
+		wantCounts(t, e, 4, 0, 4)
+		for i := range 5 {
+			submit(t, q, fmt.Sprint("small ", i), of("small"))
+			e.release(fmt.Sprint("small ", i))
+		}
+		e.release("0") // and no other of the large one that runs
+		synctest.Wait()
+		if n := strings.Count(e.order(), "small"); n != 5 {
+			t.Errorf("%d actions of the small build began, want all 5", n)
+		}
+	})
+}
+
+// TestRule087_FewestRunningIsNext: a build that holds slots waits for one that holds fewer.
+func TestRule087_FewestRunningIsNext(t *testing.T) {
+	bubble(t, queue.Config{Slots: 3}, func(t *testing.T, q *queue.Queue, e *executor) {
+		for _, name := range []string{"a0", "a1", "a2", "a3", "a4"} {
+			submit(t, q, name, of("a"))
+		}
+		for _, name := range []string{"b0", "b1", "b2"} {
+			submit(t, q, name, of("b"))
+		}
+		e.release("a0")
+		wantCounts(t, e, 4, 0, 3) // a a b
+		e.release("a1")
+		wantCounts(t, e, 5, 0, 3) // a b, one each: b was served last, but a ... is next by its turn
+		e.release("b0")
+		wantCounts(t, e, 6, 0, 3)
+		if got, want := e.order(), "a a a b a b"; got != want {
+			t.Errorf("the runs were of %q, want %q", got, want)
+		}
+	})
+}
+
+// TestRule087_NewcomersDoNotStarve a build that waits: each of them is new, and none waits longer.
+func TestRule087_NewcomersDoNotStarve(t *testing.T) {
+	bubble(t, queue.Config{Slots: 1}, func(t *testing.T, q *queue.Queue, e *executor) {
+		submit(t, q, "holds the slot", of("old"))
+		fill(t, q, e, 3, nil, "old")
+		held := "holds the slot"
+		for i := range 6 {
+			b := fmt.Sprint("new", i)
+			submit(t, q, b, of(b))
+			e.release(held)
+			synctest.Wait()
+			e.mu.Lock()
+			last := e.begun[len(e.begun)-1]
+			e.mu.Unlock()
+			held = last.Invocation
+			if held == "old" {
+				t.Fatal("an action that had ended is running") // fill released it
+			}
+		}
+		if n := strings.Count(e.order(), "old"); n != 4 {
+			t.Errorf("the old build ran %d actions while newcomers kept coming, want all 4: %s", n, e.order())
+		}
+	})
+}
+
+// TestRule087_PriorityIsBeforeTurns and instances do not share one.
+func TestRule087_PriorityIsBeforeTurns(t *testing.T) {
+	bubble(t, queue.Config{Slots: 1}, func(t *testing.T, q *queue.Queue, e *executor) {
+		submit(t, q, "holds the slot", of("first"))
+		fill(t, q, e, 2, nil, "a")
+		fill(t, q, e, 3, priority(-1), "b")
+		submit(t, q, "elsewhere", func(r *queue.Request) { r.Task.Instance, r.Task.Invocation = "other", "a" })
+		e.release("elsewhere")
+		e.release("holds the slot")
+		synctest.Wait()
+		if got, want := e.order(), "first b b b a a a"; got != want {
+			t.Errorf("the runs were of %q, want %q", got, want)
+		}
+		if e.begun[5].Instance != "other" {
+			t.Error("a build of another instance of the same name has no turn of its own")
+		}
+	})
+}
+
+// TestRule087_PreparationTakesTurns, too: with 50,000 requests before it, a small build would wait there.
+func TestRule087_PreparationTakesTurns(t *testing.T) {
+	var order []string
+	bubble(t, queue.Config{Slots: 1, Preparers: 1}, func(t *testing.T, q *queue.Queue, e *executor) {
+		for _, b := range []string{"a", "a", "a", "b", "b"} {
+			r := queue.Request{Task: worker.Task{Action: action(b), Invocation: b}}
+			r.Prepare = afterwards(func() {
+				time.Sleep(time.Second)
+				order = append(order, b)
+			})
+			if _, err := q.Submit(r); err != nil {
+				t.Fatal(err)
+			}
+		}
+		time.Sleep(time.Minute)
+		synctest.Wait()
+		if got, want := strings.Join(order, " "), "a b a b a"; got != want {
+			t.Errorf("preparation was of %q, want %q", got, want)
+		}
+	})
+}
+
+// TestRule095_SharedRunComesAtTheSoonerTurn: for whom it is sooner, it counts; when that one leaves, it waits on.
+func TestRule095_SharedRunComesAtTheSoonerTurn(t *testing.T) {
+	for _, leaves := range []bool{false, true} {
+		t.Run(fmt.Sprintf("leaves: %v", leaves), func(t *testing.T) {
+			bubble(t, queue.Config{Slots: 1}, func(t *testing.T, q *queue.Queue, e *executor) {
+				submit(t, q, "holds the slot", of("first"))
+				fill(t, q, e, 3, nil, "a")
+				shared := submit(t, q, "x", of("a"))
+				sooner := submit(t, q, "x", of("b"))
+				fill(t, q, e, 2, nil, "b")
+				e.release("x")
+				if leaves {
+					sooner.Cancel("it was asked for")
+				}
+				e.release("holds the slot")
+				synctest.Wait()
+				if got, want := len(e.begun), 7; got != want {
+					t.Fatalf("%d actions ran, want %d", got, want)
+				}
+				at := slices.IndexFunc(e.begun, func(task *worker.Task) bool { return task.Action == action("x") })
+				if want := map[bool]int{false: 2, true: 6}[leaves]; at != want {
+					t.Errorf("the shared run was number %d, want %d: %s", at, want, e.order())
+				}
+				wantRun(t, shared, int32(at+1))
+			})
+		})
+	}
+}
+
+// TestPrefetchFollowsTurns: what comes near is what will be taken.
+func TestPrefetchFollowsTurns(t *testing.T) {
+	f := &fetches{}
+	bubble(t, queue.Config{Slots: 2, Fetch: f.fetch}, func(t *testing.T, q *queue.Queue, e *executor) {
+		for _, name := range []string{"running", "too", "a1", "a2", "a3", "a4"} {
+			submit(t, q, name, of("a"))
+		}
+		f.want(t, "of one build", &f.ended, "a1", "a2", "a3", "a4")
+		for _, name := range []string{"b1", "b2", "b3"} {
+			submit(t, q, name, of("b"))
+		}
+		// Build a has two slots: next are b1, b2, then by turns a1, b3.
+		f.want(t, "of two", &f.ended, "a1", "a2", "a3", "a4", "b1", "b2", "b3")
+		submit(t, q, "b4", of("b"))
+		f.want(t, "not in sight", &f.ended, "a1", "a2", "a3", "a4", "b1", "b2", "b3")
+	})
+}
+
+// TestLineForgetsBuilds: of what neither waits nor runs nothing is left.
+func TestLineForgetsBuilds(t *testing.T) {
+	bubble(t, queue.Config{Slots: 2}, func(t *testing.T, q *queue.Queue, e *executor) {
+		for i := range 100 {
+			fill(t, q, e, 2, priority(int32(i%3)), fmt.Sprint(i))
+		}
+		submit(t, q, "left", of("x")).Cancel("it was asked for")
+		synctest.Wait()
+		if n := queue.Parties(q); n != 0 {
+			t.Errorf("%d builds are remembered, want none", n)
+		}
+	})
+}
+
+// afterwards is a Prepare that answers when f has returned.
+func afterwards(f func()) func(context.Context, *queue.Request) (*worker.Outcome, error) {
+	return func(context.Context, *queue.Request) (*worker.Outcome, error) {
+		f()
+		return &worker.Outcome{}, nil
+	}
+}

@@ -1,0 +1,147 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package queue_test
+
+import (
+	"fmt"
+	"slices"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/cloister-build/cloister/worker"
+	"github.com/cloister-build/cloister/worker/queue"
+)
+
+// older returns the names of the actions that q knows, as Older pages them.
+func older(q *queue.Queue, n int) []string {
+	var got []string
+	for seq := uint64(0); ; {
+		var ops []*queue.Operation
+		if ops, seq = q.Older(seq, n); len(ops) == 0 {
+			return got
+		}
+		for _, o := range ops {
+			got = append(got, o.Info().Target)
+		}
+	}
+}
+
+// TestOlderFindsEveryOperationOnce, the newest first, whatever was dropped in between and whatever comes meanwhile.
+func TestOlderFindsEveryOperationOnce(t *testing.T) {
+	bubble(t, queue.Config{Slots: 1}, func(t *testing.T, q *queue.Queue, e *executor) {
+		if ops, _ := q.Older(0, 10); len(ops) != 0 {
+			t.Errorf("an empty queue lists %d operations", len(ops))
+		}
+		var want []string
+		ops := map[string]*queue.Operation{}
+		for i := range 40 {
+			name := fmt.Sprint(i)
+			ops[name] = submit(t, q, name, func(r *queue.Request) { r.Task.Target = name })
+			e.release(name)
+			want = append(want, name)
+		}
+		synctest.Wait()
+		slices.Reverse(want)
+		for _, gone := range []string{"39", "0", "20", "21", "22"} {
+			if known, completed := q.Forget(ops[gone].Name()); !known || !completed {
+				t.Fatalf("Forget(%s) = %v, %v; want that it was completed", gone, known, completed)
+			}
+			want = slices.DeleteFunc(want, func(s string) bool { return s == gone })
+		}
+		for _, n := range []int{1, 7, 35, 100} {
+			if got := older(q, n); !slices.Equal(got, want) {
+				t.Errorf("by pages of %d: %q, want %q", n, got, want)
+			}
+		}
+		_, seq := q.Older(0, 5)
+		submit(t, q, "newer", nil)
+		page, _ := q.Older(seq, 1)
+		if got := page[0].Info().Target; got != want[5] {
+			t.Errorf("the next page begins with %s, want %s", got, want[5])
+		}
+		// Most go: the gaps are closed, and what is left is found.
+		for _, name := range want[:30] {
+			q.Forget(ops[name].Name())
+		}
+		if got := older(q, 3); !slices.Equal(got, append([]string{""}, want[30:]...)) {
+			t.Errorf("after most were forgotten: %q, want %q", got, want[30:])
+		}
+		time.Sleep(time.Hour)
+		if got := older(q, 3); len(got) != 0 {
+			t.Errorf("after they expired: %q, want none", got)
+		}
+	})
+}
+
+func TestForget(t *testing.T) {
+	bubble(t, queue.Config{Slots: 1}, func(t *testing.T, q *queue.Queue, e *executor) {
+		a, b := submit(t, q, "a", nil), submit(t, q, "b", nil)
+		for _, o := range []*queue.Operation{a, b} {
+			if known, completed := q.Forget(o.Name()); !known || completed {
+				t.Errorf("Forget of what is not completed = %v, %v", known, completed)
+			}
+		}
+		if known, _ := q.Forget("no such"); known {
+			t.Error("an operation that never was is known")
+		}
+		e.release("a")
+		wantRun(t, a, 1)
+		if known, completed := q.Forget(a.Name()); !known || !completed {
+			t.Errorf("Forget = %v, %v; want that it was completed", known, completed)
+		}
+		wantKnown(t, q, []*queue.Operation{a, b}, false, true)
+		time.Sleep(time.Hour) // nothing is dropped twice
+		e.release("b")
+	})
+}
+
+func TestCancelledOperationLeavesTheRunToOthers(t *testing.T) {
+	bubble(t, queue.Config{Slots: 1}, func(t *testing.T, q *queue.Queue, e *executor) {
+		a, b, queued := submit(t, q, "x", nil), submit(t, q, "x", nil), submit(t, q, "y", nil)
+		a.Cancel("the operator wants no more of it")
+		if f := wantFault(t, a, worker.Cancelled); f.Error() != "the operator wants no more of it" {
+			t.Errorf("fault is %q, want the reason", f)
+		}
+		wantCounts(t, e, 1, 0, 1)
+		queued.Cancel("nor of this")
+		wantFault(t, queued, worker.Cancelled)
+		e.release("x", "y")
+		wantRun(t, b, 1)
+		wantCounts(t, e, 1, 0, 0)
+		b.Cancel("too late")
+		wantRun(t, b, 1)
+	})
+	bubble(t, queue.Config{Slots: 1}, func(t *testing.T, q *queue.Queue, e *executor) {
+		only := submit(t, q, "x", nil)
+		only.Cancel("nobody else wants it")
+		wantFault(t, only, worker.Cancelled)
+		wantCounts(t, e, 1, 1, 0)
+	})
+}
+
+// TestStateSaysWhenARunBegan, also to those who join it.
+func TestStateSaysWhenARunBegan(t *testing.T) {
+	bubble(t, queue.Config{Slots: 1}, func(t *testing.T, q *queue.Queue, e *executor) {
+		came := time.Now()
+		submit(t, q, "holds the slot", nil)
+		defer watch(t, submit(t, q, "holds the slot", nil))()
+		o := submit(t, q, "x", nil)
+		defer watch(t, o)()
+		if s := o.State(); !s.Began.IsZero() || !o.Info().Queued.Equal(came) {
+			t.Errorf("of what waits: began %v, queued %v; want zero and %v", s.Began, o.Info().Queued, came)
+		}
+		time.Sleep(time.Minute)
+		e.release("holds the slot")
+		wantCounts(t, e, 2, 0, 1)
+		time.Sleep(time.Second)
+		joined := submit(t, q, "x", nil)
+		e.release("x")
+		wantRun(t, joined, 2)
+		for _, o := range []*queue.Operation{o, joined} {
+			if s := o.State(); !s.Began.Equal(came.Add(time.Minute)) {
+				t.Errorf("began %v, want a minute after %v", s.Began, came)
+			}
+		}
+	})
+}
