@@ -53,6 +53,11 @@ func (l *Local) fetch(ctx context.Context, t *Task) (*Request, *Outcome, error) 
 	return req, &Outcome{Result: r, Cached: true}, nil
 }
 
+// Action reads an action, or has it from the worker's cache: it may be shared and must not be changed.
+func (l *Local) Action(ctx context.Context, in *cas.Instance, action cas.Digest) (*repb.Action, error) {
+	return tree.Read(ctx, l.inputs, in, action, new(repb.Action))
+}
+
 // Resolve reads and checks an action, its command and its input root before anything is spent on it.
 // All blobs that are absent come back in one Fault of kind Missing, so that a client uploads them in
 // one go; anything malformed is a Fault of kind Invalid that says what and where.
@@ -105,7 +110,7 @@ const maxIgnored = 100
 func (l *Local) resolve(ctx context.Context, in *cas.Instance, action cas.Digest) (*Request, error) {
 	req := &Request{Digest: action, Instance: in}
 	var err error
-	if req.Action, err = tree.Read(ctx, l.inputs, in, action, new(repb.Action)); err != nil {
+	if req.Action, err = l.Action(ctx, in, action); err != nil {
 		return nil, absent(err, action)
 	}
 	command, root, err := parts(action, req.Action)

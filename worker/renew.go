@@ -10,7 +10,6 @@ import (
 	"sync"
 	"time"
 
-	repb "github.com/bazelbuild/remote-apis/build/bazel/remote/execution/v2"
 	"github.com/cloister-build/cloister/cas"
 	"github.com/cloister-build/cloister/cas/tree"
 )
@@ -75,7 +74,7 @@ func (l *Local) RenewInputs(ctx context.Context, t *Task) {
 
 // markInputs marks the action and all that it refers to.
 func (l *Local) markInputs(ctx context.Context, in *cas.Instance, action cas.Digest) error {
-	a, err := tree.Read(ctx, l.inputs, in, action, new(repb.Action))
+	a, err := l.Action(ctx, in, action)
 	if err != nil {
 		return absent(err, action)
 	}

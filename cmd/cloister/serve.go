@@ -289,6 +289,7 @@ func serve(ctx context.Context, c *serveConfig, out io.Writer) error {
 		Queue:     work,
 		Instances: instances,
 		Admit:     local.Admit,
+		Action:    local.Action,
 		Worker:    name,
 		Log:       log,
 	})

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package execserver serves a queue as the Execution service of the Remote Execution API. It neither
-// schedules nor executes: it turns requests into the queue's, and states and faults into messages.
+// Package execserver serves a queue as the Execution service of the Remote Execution API, and what is in it as
+// google.longrunning.Operations. It neither schedules nor executes: it turns requests into the queue's, and states and
+// faults into messages.
 //
 // An action that cannot be executed is an answer like any other: it travels as the status within the
 // ExecuteResponse of a completed operation, so that whoever waits for the operation sees it. Only a
@@ -25,6 +26,7 @@ import (
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/anypb"
+	"google.golang.org/protobuf/types/known/timestamppb"
 )
 
 // Config configures the service. Queue, Instances and Admit are required.
@@ -34,7 +36,9 @@ type Config struct {
 	// Admit checks a task with all that it refers to before it takes a slot. It fails with a
 	// *worker.Fault. It is called by as many goroutines as the queue has preparers.
 	Admit func(ctx context.Context, t *worker.Task) (worker.Admission, error)
-	// Worker names this worker in messages to people; it may be empty.
+	// Action reads an action, which may be shared and is not changed; nil reads it from the store each time.
+	Action func(ctx context.Context, in *cas.Instance, action cas.Digest) (*repb.Action, error)
+	// Worker names this worker in messages to people and in the metadata of operations; it may be empty.
 	Worker string
 	// KeepaliveInterval is the longest silence on a stream; the default is 20 seconds.
 	KeepaliveInterval time.Duration
@@ -42,7 +46,7 @@ type Config struct {
 	Log *slog.Logger
 }
 
-// Register adds the service to s. The queue stays the caller's: to shut down, drain it, then stop s,
+// Register adds both services to s. The queue stays the caller's: to shut down, drain it, then stop s,
 // then close it.
 func Register(s grpc.ServiceRegistrar, c Config) {
 	if c.KeepaliveInterval <= 0 {
@@ -51,8 +55,16 @@ func Register(s grpc.ServiceRegistrar, c Config) {
 	if c.Log == nil {
 		c.Log = slog.New(slog.DiscardHandler)
 	}
+	if c.Action == nil {
+		c.Action = func(ctx context.Context, in *cas.Instance, action cas.Digest) (*repb.Action, error) {
+			a := &repb.Action{}
+			return a, cas.ReadProto(ctx, in.Store, action, a)
+		}
+	}
 	c.Worker = oneLine(c.Worker)
-	repb.RegisterExecutionServer(s, &server{Config: c})
+	srv := &server{Config: c}
+	repb.RegisterExecutionServer(s, srv)
+	longrunningpb.RegisterOperationsServer(s, &operations{server: srv})
 }
 
 // Capabilities returns what GetCapabilities is to say of the service; it adds the digest functions of the instance.
@@ -120,8 +132,7 @@ func (s *server) Execute(req *repb.ExecuteRequest, to stream) error {
 func (s *server) WaitExecution(req *repb.WaitExecutionRequest, to stream) error {
 	o, ok := s.Queue.Operation(req.Name)
 	if !ok {
-		return status.Errorf(codes.NotFound,
-			"operation %+.100q is not known, or ended too long ago; execute the action again", req.Name)
+		return unknown(req.Name)
 	}
 	return s.follow(client{stream: to}, o, 0)
 }
@@ -129,7 +140,7 @@ func (s *server) WaitExecution(req *repb.WaitExecutionRequest, to stream) error 
 // prepare does what needs no slot: it looks into the action cache and checks the inputs.
 func (s *server) prepare(ctx context.Context, in *cas.Instance, r *queue.Request) (*worker.Outcome, error) {
 	if !r.Task.SkipCacheLookup {
-		result, err := lookup(ctx, in, r.Task.Action)
+		result, err := s.lookup(ctx, in, r.Task.Action)
 		if err != nil {
 			return nil, err
 		}
@@ -149,9 +160,8 @@ func (s *server) prepare(ctx context.Context, in *cas.Instance, r *queue.Request
 
 // lookup returns the result that the action cache has for the action, or nil if there is none that
 // may be served (rules 68, 94 and 96).
-func lookup(ctx context.Context, in *cas.Instance, action cas.Digest) (*repb.ActionResult, error) {
-	var a repb.Action
-	if err := cas.ReadProto(ctx, in.Store, action, &a); err != nil || a.DoNotCache {
+func (s *server) lookup(ctx context.Context, in *cas.Instance, action cas.Digest) (*repb.ActionResult, error) {
+	if a, err := s.Action(ctx, in, action); err != nil || a.DoNotCache {
 		return nil, nil // an error meets Admit as well, which has the words for it
 	}
 	r, err := cas.LookupComplete(ctx, in, action)
@@ -170,7 +180,7 @@ func lookup(ctx context.Context, in *cas.Instance, action cas.Digest) (*repb.Act
 type client struct {
 	stream
 	store cas.Store            // of the instance; nil without a request
-	req   *repb.ExecuteRequest // nil if the client came by WaitExecution
+	req   *repb.ExecuteRequest // nil if the client came by the name of the operation
 }
 
 // follow sends each state of o after the version seen, the last one included, and repeats it when
@@ -193,24 +203,49 @@ func (s *server) follow(c client, o *queue.Operation, seen int) error {
 
 // send sends the state of o.
 func (s *server) send(c client, o *queue.Operation, state queue.State) error {
-	metadata, err := anypb.New(&repb.ExecuteOperationMetadata{
-		Stage:            state.Stage,
-		ActionDigest:     o.Action().Proto(),
-		DigestFunction:   o.Action().Function().Proto(),
-		StdoutStreamName: state.Stdout,
-		StderrStreamName: state.Stderr,
-	})
+	m, err := s.message(o, state)
 	if err != nil {
 		return err
 	}
-	m := &longrunningpb.Operation{Name: o.Name(), Metadata: metadata}
 	if state.Stage == repb.ExecutionStage_COMPLETED {
-		response, err := anypb.New(s.response(c, o, state))
-		if err != nil {
-			return status.Errorf(codes.Internal, "encode the result of operation %s: %v", o.Name(), err)
+		if err := respond(m, s.response(c, o, state)); err != nil {
+			return err
 		}
-		m.Done = true
-		m.Result = &longrunningpb.Operation_Response{Response: response}
 	}
 	return c.Send(m)
+}
+
+// message returns o in a state that has no end, or without it. What aux says goes into the metadata, too.
+func (s *server) message(o *queue.Operation, state queue.State, aux ...*anypb.Any) (*longrunningpb.Operation, error) {
+	so := &repb.ExecutedActionMetadata{
+		QueuedTimestamp:   timestamppb.New(o.Info().Queued),
+		AuxiliaryMetadata: aux,
+	}
+	if !state.Began.IsZero() {
+		so.Worker = s.Worker
+		so.WorkerStartTimestamp = timestamppb.New(state.Began)
+	}
+	metadata, err := anypb.New(&repb.ExecuteOperationMetadata{
+		Stage:                    state.Stage,
+		ActionDigest:             o.Action().Proto(),
+		DigestFunction:           o.Action().Function().Proto(),
+		StdoutStreamName:         state.Stdout,
+		StderrStreamName:         state.Stderr,
+		PartialExecutionMetadata: so,
+	})
+	if err != nil {
+		return nil, err
+	}
+	return &longrunningpb.Operation{Name: o.Name(), Metadata: metadata}, nil
+}
+
+// respond ends m with r.
+func respond(m *longrunningpb.Operation, r *repb.ExecuteResponse) error {
+	response, err := anypb.New(r)
+	if err != nil {
+		return status.Errorf(codes.Internal, "encode the result of operation %+q: %v", m.Name, err)
+	}
+	m.Done = true
+	m.Result = &longrunningpb.Operation_Response{Response: response}
+	return nil
 }

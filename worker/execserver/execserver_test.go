@@ -50,6 +50,7 @@ func (f function) Execute(
 // site is a server with its queue, and a client of it.
 type site struct {
 	repb.ExecutionClient
+	ops   longrunningpb.OperationsClient
 	queue *queue.Queue
 	in    *cas.Instance
 	log   *buffer
@@ -122,6 +123,7 @@ func serve(t *testing.T, e function, change func(*queue.Config, *execserver.Conf
 	}
 	t.Cleanup(func() { conn.Close() })
 	s.ExecutionClient = repb.NewExecutionClient(conn)
+	s.ops = longrunningpb.NewOperationsClient(conn)
 	return s
 }
 
@@ -617,7 +619,9 @@ func TestFirstMessageDoesNotWaitForInputsRule088(t *testing.T) {
 type direct struct{ repb.ExecutionServer }
 
 func (d *direct) RegisterService(_ *grpc.ServiceDesc, impl any) {
-	d.ExecutionServer = impl.(repb.ExecutionServer)
+	if e, ok := impl.(repb.ExecutionServer); ok {
+		d.ExecutionServer = e
+	}
 }
 
 // slow is a stream whose server gets to nothing but Send before all else in its bubble has come to

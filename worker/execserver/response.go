@@ -91,7 +91,7 @@ func (s *server) faultResponse(o *queue.Operation, f *worker.Fault) *repb.Execut
 		}
 		s.Log.Error("execution failed", attrs...)
 	}
-	where := fmt.Sprintf("operation %s, action %s", o.Name(), o.Action())
+	where := fmt.Sprintf("operation %s, action %s", oneLine(o.Name()), o.Action())
 	if s.Worker != "" {
 		where = "worker " + s.Worker + ", " + where
 	}
@@ -101,44 +101,58 @@ func (s *server) faultResponse(o *queue.Operation, f *worker.Fault) *repb.Execut
 	}
 }
 
-// faultStatus returns err, which should be a *worker.Fault, as a status of the API. It is the one
-// table from kinds to codes.
+// faultStatus returns err, which should be a *worker.Fault, as a status of the API.
 func faultStatus(err error) *status.Status {
 	f, ok := errors.AsType[*worker.Fault](err)
 	if !ok {
 		f = &worker.Fault{Kind: worker.Internal, Err: err}
 	}
+	code, text := faultText(f)
+	switch f.Kind {
+	case worker.Missing:
+		detail := missing(f.Blobs)
+		if n := len(detail.Violations); n < len(f.Blobs) || n == queue.MaxBlobs {
+			text += fmt.Sprintf(" (the first %d are listed; upload them and ask again for the others)", n)
+		}
+		return detailed(code, text, detail)
+	case worker.Exhausted:
+		return detailed(code, text, &errdetails.RetryInfo{RetryDelay: durationpb.New(retryDelay)})
+	}
+	return status.New(code, text)
+}
+
+// faultText returns the code of f and what it says. It is the one table from kinds to codes.
+func faultText(f *worker.Fault) (codes.Code, string) {
 	text := "no reason is known"
 	if f.Err != nil && f.Err.Error() != "" {
 		text = oneLine(f.Err.Error())
 	}
 	switch f.Kind {
 	case worker.Invalid:
-		return status.New(codes.InvalidArgument, text)
-	case worker.Missing:
-		return detailed(codes.FailedPrecondition, text, missing(f.Blobs))
-	case worker.Unmet:
-		return status.New(codes.FailedPrecondition, text)
+		return codes.InvalidArgument, text
+	case worker.Missing, worker.Unmet:
+		return codes.FailedPrecondition, text
 	case worker.Exhausted:
-		return detailed(codes.ResourceExhausted, text,
-			&errdetails.RetryInfo{RetryDelay: durationpb.New(retryDelay)})
+		return codes.ResourceExhausted, text
 	case worker.Unavailable:
-		return status.New(codes.Unavailable, text)
+		return codes.Unavailable, text
 	case worker.Cancelled:
-		return status.New(codes.Canceled, text)
+		return codes.Canceled, text
 	}
-	return status.New(codes.Internal, text)
+	return codes.Internal, text
 }
 
 // missing returns the one detail that a status about missing blobs may have: Bazel uploads them only
-// if there is no other (rule 72).
+// if there is no other (rule 72). It lists as many as fit into a message.
 func missing(blobs []cas.Digest) *errdetails.PreconditionFailure {
 	p := &errdetails.PreconditionFailure{}
-	for _, d := range blobs { // at most queue.MaxBlobs
-		p.Violations = append(p.Violations, &errdetails.PreconditionFailure_Violation{
-			Type:    "MISSING",
-			Subject: d.Resource(),
-		})
+	left := maxResponse - 4*maxText // the texts beside it, and what is around it
+	for _, d := range blobs {
+		v := &errdetails.PreconditionFailure_Violation{Type: "MISSING", Subject: d.Resource()}
+		if left -= proto.Size(v) + 4; left < 0 { // and the tag and length of each
+			break
+		}
+		p.Violations = append(p.Violations, v)
 	}
 	return p
 }

@@ -92,6 +92,9 @@ func newOperation(q *Queue, j *job, now time.Time) *Operation {
 // Name returns the operation's name, which never changes and cannot be guessed.
 func (o *Operation) Name() string { return o.info.Name }
 
+// Seq returns its number among the operations of the queue, in order of arrival from 1, for Older.
+func (o *Operation) Seq() uint64 { return o.seq }
+
 // Action returns the digest of the action.
 func (o *Operation) Action() cas.Digest { return o.info.Action }
 

@@ -1,0 +1,244 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package execserver
+
+import (
+	"context"
+	"encoding/base64"
+	"encoding/binary"
+	"errors"
+	"strings"
+
+	"cloud.google.com/go/longrunning/autogen/longrunningpb"
+	repb "github.com/bazelbuild/remote-apis/build/bazel/remote/execution/v2"
+	"github.com/cloister-build/cloister/worker/queue"
+	statuspb "google.golang.org/genproto/googleapis/rpc/status"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/types/known/anypb"
+	"google.golang.org/protobuf/types/known/emptypb"
+)
+
+const (
+	// defaultPage and maxPage are how many operations a page of a list has.
+	defaultPage = 100
+	maxPage     = 1000
+	// maxPageBytes is the size up to which a page grows; one more operation, without outputs, fits into the message.
+	maxPageBytes = 3 << 20
+	// atOnce is how many operations of the queue are looked at before others have it again.
+	atOnce = 1000
+)
+
+// operations serves google.longrunning.Operations: the operations of Execute, by name or as a list. Whoever may use an
+// instance may see, cancel and forget every operation of it.
+type operations struct {
+	longrunningpb.UnimplementedOperationsServer
+	server *server
+}
+
+// unknown is the status for an operation that is not known.
+func unknown(name string) error {
+	return status.Errorf(codes.NotFound,
+		"operation %+.100q is not known, or ended too long ago; execute the action again", name)
+}
+
+// GetOperation returns an operation as it is now, with all of its result if it has ended.
+func (s *operations) GetOperation(ctx context.Context, req *longrunningpb.GetOperationRequest) (*longrunningpb.Operation, error) {
+	o, ok := s.server.Queue.Operation(req.Name)
+	if !ok {
+		return nil, unknown(req.Name)
+	}
+	return s.whole(o, o.State())
+}
+
+// WaitOperation returns an operation when it has ended, or as it is after the timeout; without one it waits for the end.
+func (s *operations) WaitOperation(ctx context.Context, req *longrunningpb.WaitOperationRequest) (*longrunningpb.Operation, error) {
+	o, ok := s.server.Queue.Operation(req.Name)
+	if !ok {
+		return nil, unknown(req.Name)
+	}
+	limit := ctx
+	if req.Timeout != nil {
+		if err := req.Timeout.CheckValid(); err != nil {
+			return nil, status.Errorf(codes.InvalidArgument, "timeout: %s", oneLine(err.Error()))
+		}
+		var cancel context.CancelFunc
+		limit, cancel = context.WithTimeout(ctx, req.Timeout.AsDuration())
+		defer cancel()
+	}
+	state, seen, err := o.Wait(limit, 0)
+	for err == nil && state.Stage != repb.ExecutionStage_COMPLETED {
+		state, seen, err = o.Wait(limit, seen)
+	}
+	if err := ctx.Err(); err != nil {
+		return nil, status.FromContextError(err).Err()
+	}
+	return s.whole(o, state)
+}
+
+// CancelOperation ends an operation with CANCELLED. The run goes on if others wait for it. An operation that has ended
+// stays as it is.
+func (s *operations) CancelOperation(ctx context.Context, req *longrunningpb.CancelOperationRequest) (*emptypb.Empty, error) {
+	o, ok := s.server.Queue.Operation(req.Name)
+	if !ok {
+		return nil, unknown(req.Name)
+	}
+	by := "a client"
+	if who := said(identity(ctx).ToolInvocationId); who != "" {
+		by = "a client of the invocation " + who
+	}
+	o.Cancel("cancelled by " + by + " (CancelOperation)")
+	return &emptypb.Empty{}, nil
+}
+
+// DeleteOperation forgets an operation that has ended.
+func (s *operations) DeleteOperation(ctx context.Context, req *longrunningpb.DeleteOperationRequest) (*emptypb.Empty, error) {
+	switch known, completed := s.server.Queue.Forget(req.Name); {
+	case !known:
+		return nil, unknown(req.Name)
+	case !completed:
+		return nil, status.Errorf(codes.FailedPrecondition, "operation %+.100q has not ended: cancel it first", req.Name)
+	}
+	return &emptypb.Empty{}, nil
+}
+
+// ListOperations returns the operations of the instance that is the request's name, or of which that is the collection
+// ({instance/}operations), the newest first. Those that have
+// ended come without outputs and auxiliary metadata, which GetOperation has. The filter is described at parseFilter.
+func (s *operations) ListOperations(ctx context.Context, req *longrunningpb.ListOperationsRequest) (*longrunningpb.ListOperationsResponse, error) {
+	instance := req.Name
+	if parent, ok := strings.CutSuffix(instance, "/operations"); ok && parent != "" {
+		instance = parent
+	} else if instance == "operations" {
+		instance = ""
+	}
+	if _, err := s.server.Instances(instance); err != nil {
+		return nil, refusal(err)
+	}
+	wanted, err := parseFilter(req.Filter)
+	if err != nil {
+		return nil, status.Errorf(codes.InvalidArgument, "filter: %s", oneLine(err.Error()))
+	}
+	seq, err := parseToken(req.PageToken)
+	if err != nil || req.PageSize < 0 {
+		return nil, status.Error(codes.InvalidArgument, "page_token is not one of this list, or page_size is negative")
+	}
+	n := defaultPage
+	if req.PageSize > 0 {
+		n = int(min(req.PageSize, maxPage))
+	}
+	page := &longrunningpb.ListOperationsResponse{}
+	for bytes := 0; ; {
+		some, next := s.server.Queue.Older(seq, atOnce)
+		if len(some) == 0 {
+			return page, nil
+		}
+		for _, o := range some {
+			state := o.State()
+			if o.Info().Instance != instance || !wanted.admits(o, state) {
+				continue
+			}
+			m, err := s.brief(o, state)
+			if err != nil {
+				return nil, err
+			}
+			page.Operations = append(page.Operations, m)
+			if bytes += proto.Size(m); len(page.Operations) == n || bytes > maxPageBytes {
+				page.NextPageToken = token(o.Seq())
+				return page, nil
+			}
+		}
+		if seq = next; ctx.Err() != nil {
+			return nil, status.FromContextError(ctx.Err()).Err()
+		}
+	}
+}
+
+// whole returns all of o.
+func (s *operations) whole(o *queue.Operation, state queue.State) (*longrunningpb.Operation, error) {
+	m, err := s.server.message(o, state, requester(o)...)
+	if err == nil && state.Stage == repb.ExecutionStage_COMPLETED {
+		err = respond(m, s.server.response(client{}, o, state))
+	}
+	return m, err
+}
+
+// brief returns o without what may be large.
+func (s *operations) brief(o *queue.Operation, state queue.State) (*longrunningpb.Operation, error) {
+	m, err := s.server.message(o, state, requester(o)...)
+	if err != nil || state.Stage != repb.ExecutionStage_COMPLETED {
+		return m, err
+	}
+	r := &repb.ExecuteResponse{}
+	if state.Fault != nil {
+		code, text := faultText(state.Fault)
+		r.Status = &statuspb.Status{Code: int32(code), Message: text}
+	} else {
+		out := state.Outcome
+		r.CachedResult = out.Cached
+		r.Status = &statuspb.Status{Code: int32(out.Code)}
+		r.Message = lines(out.Message)
+		if out.Result != nil {
+			r.Result = &repb.ActionResult{ExitCode: out.Result.ExitCode, ExecutionMetadata: times(out.Result.ExecutionMetadata)}
+		}
+	}
+	return m, respond(m, r)
+}
+
+// times returns m without what may be large.
+func times(m *repb.ExecutedActionMetadata) *repb.ExecutedActionMetadata {
+	if m == nil {
+		return nil
+	}
+	return &repb.ExecutedActionMetadata{
+		Worker:                         m.Worker,
+		QueuedTimestamp:                m.QueuedTimestamp,
+		WorkerStartTimestamp:           m.WorkerStartTimestamp,
+		WorkerCompletedTimestamp:       m.WorkerCompletedTimestamp,
+		InputFetchStartTimestamp:       m.InputFetchStartTimestamp,
+		InputFetchCompletedTimestamp:   m.InputFetchCompletedTimestamp,
+		ExecutionStartTimestamp:        m.ExecutionStartTimestamp,
+		ExecutionCompletedTimestamp:    m.ExecutionCompletedTimestamp,
+		VirtualExecutionDuration:       m.VirtualExecutionDuration,
+		OutputUploadStartTimestamp:     m.OutputUploadStartTimestamp,
+		OutputUploadCompletedTimestamp: m.OutputUploadCompletedTimestamp,
+	}
+}
+
+// requester returns what the client of o said of itself, as auxiliary metadata: the API has no other place for it in an
+// operation, and Buildbarn puts it there.
+func requester(o *queue.Operation) []*anypb.Any {
+	i := o.Info()
+	if i.Target == "" && i.Mnemonic == "" && i.Invocation == "" {
+		return nil
+	}
+	packed, err := anypb.New(&repb.RequestMetadata{
+		ActionId: i.Action.Hash(), TargetId: i.Target, ActionMnemonic: i.Mnemonic, ToolInvocationId: i.Invocation,
+	})
+	if err != nil {
+		panic(err) // only a text that is not UTF-8 could fail to encode, and what was said is printable
+	}
+	return []*anypb.Any{packed}
+}
+
+// token returns the page_token by which a list goes on after the operation numbered seq.
+func token(seq uint64) string {
+	return base64.RawURLEncoding.EncodeToString(binary.BigEndian.AppendUint64([]byte(tokenKind), seq))
+}
+
+// tokenKind begins every token.
+const tokenKind = "op1"
+
+// parseToken undoes token; "" is the beginning.
+func parseToken(s string) (uint64, error) {
+	if s == "" {
+		return 0, nil
+	}
+	b, err := base64.RawURLEncoding.DecodeString(s)
+	rest, ok := strings.CutPrefix(string(b), tokenKind)
+	if err != nil || !ok || len(rest) != 8 {
+		return 0, errors.New("not a token of this list")
+	}
+	return binary.BigEndian.Uint64([]byte(rest)), nil
+}
