@@ -202,7 +202,7 @@ func TestAttemptsAreTold(t *testing.T) {
 
 func TestNothingTriedIsNothingSaid(t *testing.T) {
 	b := newBench(t, ended(0))
-	action := b.action(nil)
+	action := b.action(func(_ *repb.Action, c *repb.Command) { c.OutputPaths = nil })
 	out := b.do(&Task{Action: action})
 	if out.Message != "" || out.Reproduce != "" || !out.AuditLog.IsZero() || len(b.audited) != 0 {
 		t.Errorf("got message %q, reproduce %q, audit log %v, hook %v", out.Message, out.Reproduce, out.AuditLog, b.audited)
@@ -215,7 +215,7 @@ func TestNothingTriedIsNothingSaid(t *testing.T) {
 // TestAttemptsDoNotMakeAResultUntrue is decision 0017: what is refused is refused on every worker.
 func TestAttemptsDoNotMakeAResultUntrue(t *testing.T) {
 	b := newBench(t, ended(0, connect))
-	action := b.action(nil)
+	action := b.action(func(_ *repb.Action, c *repb.Command) { c.OutputPaths = nil })
 	out := b.do(&Task{Action: action})
 	if !b.recorded(action) || out.OneOff {
 		t.Error("the result of an action that tried something is not recorded")

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"log/slog"
 	"sync"
+	"syscall"
 	"time"
 
 	"github.com/cloister-build/cloister/cas"
@@ -180,6 +181,7 @@ func fault(s Stage, err error) error {
 		{context.DeadlineExceeded, Cancelled},
 		{cas.ErrInvalid, Invalid},
 		{cas.ErrFull, Exhausted},
+		{syscall.ENOSPC, Exhausted},    // of this host; an action that fills its own room is an Outcome
 		{cas.ErrCorrupt, Unavailable},  // the store has dropped the blob: the next try reports it missing
 		{cas.ErrNotFound, Unavailable}, // evicted since it was looked for: likewise
 		{cas.ErrUnavailable, Unavailable},

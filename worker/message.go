@@ -29,6 +29,8 @@ func (c *course) end() (code codes.Code, line string, limit *sandbox.Event) {
 	r := c.ran
 	code = codes.OK
 	switch {
+	case r.timedOut && c.req.Action.GetTimeout().AsDuration() == 0:
+		code, line = codes.DeadlineExceeded, fmt.Sprintf("killed after %v, which is the time of an action that states none", c.box.spec.Timeout)
 	case r.timedOut:
 		code, line = codes.DeadlineExceeded, fmt.Sprintf("killed after its timeout of %v", c.box.spec.Timeout)
 	case r.Exceeded != nil && r.ExitCode != 0:
@@ -44,9 +46,23 @@ func (c *course) end() (code codes.Code, line string, limit *sandbox.Event) {
 	default:
 		if limit = c.limit(); limit != nil {
 			line = fmt.Sprintf("ended well but met a limit, so that its result is not cached: %s%s", limit, c.peak())
+		} else {
+			line = c.barren()
 		}
 	}
 	return code, line, limit
+}
+
+// barren warns of an action that ended well and made none of the outputs that its command declares, which some clients
+// take for a failure (rule 123); "" if it made one.
+func (c *course) barren() string {
+	cmd, r := c.req.Command, c.collected.result
+	declared := slices.Concat(cmd.GetOutputPaths(), cmd.GetOutputFiles(), cmd.GetOutputDirectories())
+	made := len(r.OutputFiles) + len(r.OutputSymlinks) + len(r.OutputFileSymlinks) + len(r.OutputDirectorySymlinks) + len(r.OutputDirectories)
+	if len(declared) == 0 || made > 0 {
+		return ""
+	}
+	return fmt.Sprintf("ended well without any output that its command declares: none of %d, first %q", len(declared), declared[0])
 }
 
 // limit returns a limit that the action met, or nil.

@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"log/slog"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
@@ -22,7 +23,7 @@ import (
 	"google.golang.org/protobuf/types/known/durationpb"
 )
 
-func TestCheckCommandReturnsCleanOutputs(t *testing.T) {
+func TestRule077_CheckCommandReturnsCleanOutputs(t *testing.T) {
 	for _, c := range []struct {
 		name string
 		cmd  *repb.Command
@@ -98,13 +99,13 @@ func TestCappedTellsOnceAndNeverBlocks(t *testing.T) {
 	}
 }
 
-func TestFaultKeepsItsKind(t *testing.T) {
+func TestRule110_FaultKeepsItsKind(t *testing.T) {
 	for _, c := range []struct {
 		err  error
 		want Kind
 	}{
 		{&tree.MissingError{Blobs: []cas.Digest{cas.SHA256.Sum(nil)}}, Missing},
-		{cas.ErrInvalid, Invalid}, {cas.ErrFull, Exhausted}, {cas.ErrCorrupt, Unavailable}, {cas.ErrNotFound, Unavailable},
+		{cas.ErrInvalid, Invalid}, {cas.ErrFull, Exhausted}, {fmt.Errorf("write: %w", syscall.ENOSPC), Exhausted}, {cas.ErrCorrupt, Unavailable}, {cas.ErrNotFound, Unavailable},
 		{cas.ErrUnavailable, Unavailable},
 		{sandbox.ErrUnsupported, Unmet}, {policy.ErrRefused, Unmet}, {context.Canceled, Cancelled}, {errors.New("x"), Internal}, {faultf(Unmet, "x"), Unmet},
 	} {
@@ -177,7 +178,7 @@ func TestExecuteWithoutSandboxIsRefused(t *testing.T) {
 	}
 }
 
-func TestMetadataIsInOrderThoughTheClockIsSetBack(t *testing.T) {
+func TestRule121_MetadataIsInOrderThoughTheClockIsSetBack(t *testing.T) {
 	now := time.Now()
 	c := over(&sandbox.Result{Start: now, End: now.Add(-time.Minute)})
 	c.task.Queued, c.began, c.staged = now, now.Add(-time.Hour), &staged{began: now, ended: now}
@@ -192,7 +193,7 @@ func TestMetadataIsInOrderThoughTheClockIsSetBack(t *testing.T) {
 func over(r *sandbox.Result) *course {
 	a := attempts(r, nil, 0)
 	return &course{
-		task: &Task{}, req: &Request{Digest: cas.SHA256.Sum(nil)}, staged: &staged{},
+		task: &Task{}, req: &Request{Digest: cas.SHA256.Sum(nil), Action: &repb.Action{Timeout: durationpb.New(3 * time.Second)}}, staged: &staged{},
 		box: &confined{
 			spec:  &sandbox.Spec{Args: []string{"true"}, Timeout: 3 * time.Second},
 			grant: &policy.Grant{Profile: "build", Rule: "default", Cache: true, Hermetic: true},
@@ -248,8 +249,8 @@ func TestSealSaysWhyItFailed(t *testing.T) {
 	}
 }
 
-// TestPublishRefusesHoles is rule 119: a result is not given out while a blob of it is absent.
-func TestPublishRefusesHoles(t *testing.T) {
+// TestRule119_PublishRefusesHoles is rule 119: a result is not given out while a blob of it is absent.
+func TestRule119_PublishRefusesHoles(t *testing.T) {
 	m := castest.NewMemory()
 	d, err := cas.PutBytes(t.Context(), m, cas.SHA256, []byte("an output"))
 	if err != nil {

@@ -312,7 +312,7 @@ func reach(t *testing.T, st stream, want repb.ExecutionStage_Value) *longrunning
 	}
 }
 
-func TestAbsentActionIsMissingRule070(t *testing.T) {
+func TestRule070_AbsentActionIsMissing(t *testing.T) {
 	s := serve(t, succeed, nil)
 	absent := cas.SHA256.Sum([]byte("never uploaded"))
 	ms := all(t, s.execute(t.Context(), t, absent, nil))
@@ -334,7 +334,7 @@ func TestAbsentActionIsMissingRule070(t *testing.T) {
 	}
 }
 
-func TestFaultsBecomeStatusesRules072And085And110(t *testing.T) {
+func TestRule072_085_110_FaultsBecomeStatuses(t *testing.T) {
 	blobs := []cas.Digest{cas.SHA256.Sum([]byte("a")), cas.SHA256.Sum([]byte("b")), cas.SHA256.Sum([]byte("c"))}
 	type violation = errdetails.PreconditionFailure_Violation
 	for _, c := range []struct {
@@ -408,29 +408,68 @@ func TestFaultsBecomeStatusesRules072And085And110(t *testing.T) {
 	}
 }
 
-func TestManyMissingBlobsFitIntoOneMessageRule072(t *testing.T) {
-	f := &worker.Fault{Kind: worker.Missing, Err: errors.New("absent"), Blobs: make([]cas.Digest, 100_000)}
-	for i := range f.Blobs {
-		d, err := cas.NewDigest(cas.SHA256, fmt.Sprintf("%064x", i), math.MaxInt64)
-		if err != nil {
-			t.Fatal(err)
+func TestRule072_ManyMissingBlobsFitIntoOneMessage(t *testing.T) {
+	for _, c := range []struct {
+		fn   cas.Function
+		size int64
+		want int // so many at least
+	}{{cas.SHA256, 10_000, 39_000}, {cas.SHA256, math.MaxInt64, 38_000}, {cas.SHA512, math.MaxInt64, 20_000}} {
+		f := &worker.Fault{Kind: worker.Missing, Err: errors.New("absent"), Blobs: make([]cas.Digest, 100_000)}
+		for i := range f.Blobs {
+			d, err := cas.NewDigest(c.fn, fmt.Sprintf("%0*x", 2*c.fn.Size(), i), c.size)
+			if err != nil {
+				t.Fatal(err)
+			}
+			f.Blobs[i] = d
 		}
-		f.Blobs[i] = d
-	}
-	s := serve(t, succeed, func(_ *queue.Config, c *execserver.Config) {
-		c.Admit = func(context.Context, *worker.Task) (worker.Admission, error) { return worker.Admission{}, f }
-	})
-	// The client itself refuses a message above 4 MiB.
-	st := wantCode(t, end(t, s.execute(t.Context(), t, s.action(t, "x"), nil)), codes.FailedPrecondition)
-	if n := len(st.Details()[0].(*errdetails.PreconditionFailure).Violations); n < 20_000 {
-		t.Errorf("%d blobs are listed; a message has room for more", n)
-	}
-	if !strings.Contains(st.Message(), "100000 blobs are absent") {
-		t.Errorf("message is %q, want it to say how many are absent", st.Message())
+		s := serve(t, succeed, func(_ *queue.Config, c *execserver.Config) {
+			c.Admit = func(context.Context, *worker.Task) (worker.Admission, error) { return worker.Admission{}, f }
+		})
+		// The client itself refuses a message above 4 MiB.
+		st := wantCode(t, end(t, s.execute(t.Context(), t, s.action(t, "x"), nil)), codes.FailedPrecondition)
+		n := len(st.Details()[0].(*errdetails.PreconditionFailure).Violations)
+		if n < c.want {
+			t.Errorf("%v: %d blobs are listed; a message has room for %d", c.fn, n, c.want)
+		}
+		for _, words := range []string{"100000 blobs are absent", fmt.Sprintf("the first %d are listed", n)} {
+			if !strings.Contains(st.Message(), words) {
+				t.Errorf("%v: message is %q, want it to say %q", c.fn, st.Message(), words)
+			}
+		}
 	}
 }
 
-func TestFaultWithoutTextHasAMessageRule126(t *testing.T) {
+// TestRule072_SubjectsNameTheFunction where the API writes it into names.
+func TestRule072_SubjectsNameTheFunction(t *testing.T) {
+	var blobs []cas.Digest
+	var want []string
+	for _, fn := range cas.Functions() {
+		d := fn.Sum([]byte("absent"))
+		blobs = append(blobs, d)
+		prefix := map[repb.DigestFunction_Value]string{
+			repb.DigestFunction_BLAKE3: "blake3/", repb.DigestFunction_SHA256TREE: "sha256tree/", repb.DigestFunction_GITSHA1: "gitsha1/",
+		}[fn.Proto()]
+		want = append(want, fmt.Sprintf("blobs/%s%s/6", prefix, d.Hash()))
+	}
+	s := serve(t, succeed, func(_ *queue.Config, c *execserver.Config) {
+		c.Admit = func(context.Context, *worker.Task) (worker.Admission, error) {
+			return worker.Admission{}, &worker.Fault{Kind: worker.Missing, Err: errors.New("absent"), Blobs: blobs}
+		}
+	})
+	st := wantCode(t, end(t, s.execute(t.Context(), t, s.action(t, "x"), nil)), codes.FailedPrecondition)
+	var got []string
+	for _, v := range st.Details()[0].(*errdetails.PreconditionFailure).Violations {
+		got = append(got, v.Subject)
+	}
+	if !slices.Equal(got, want) {
+		t.Errorf("subjects are %q, want %q", got, want)
+	}
+	if strings.Contains(st.Message(), "are listed") {
+		t.Errorf("message is %q, though all are listed", st.Message())
+	}
+}
+
+func TestRule126_FaultWithoutTextHasAMessage(t *testing.T) {
 	s := serve(t, func(context.Context, *worker.Task) (*worker.Outcome, error) {
 		return nil, &worker.Fault{Kind: worker.Unavailable}
 	}, nil)
@@ -440,7 +479,7 @@ func TestFaultWithoutTextHasAMessageRule126(t *testing.T) {
 	}
 }
 
-func TestPanicIsInternalAndLoggedRule110(t *testing.T) {
+func TestRule110_PanicIsInternalAndLogged(t *testing.T) {
 	s := serve(t, func(context.Context, *worker.Task) (*worker.Outcome, error) { panic("lost my way") }, nil)
 	r := end(t, s.execute(t.Context(), t, s.action(t, "x"), nil))
 	if st := wantCode(t, r, codes.Internal); !strings.Contains(st.Message(), "lost my way") {
@@ -451,7 +490,7 @@ func TestPanicIsInternalAndLoggedRule110(t *testing.T) {
 	}
 }
 
-func TestBadRequestsFailAtOnceRules086And087(t *testing.T) {
+func TestRule086_087_BadRequestsFailAtOnce(t *testing.T) {
 	s := serve(t, succeed, nil)
 	a := s.action(t, "x")
 	for _, c := range []struct {
@@ -467,6 +506,8 @@ func TestBadRequestsFailAtOnceRules086And087(t *testing.T) {
 			r.DigestFunction = repb.DigestFunction_SHA256
 			r.ActionDigest.Hash = r.ActionDigest.Hash[:40]
 		}},
+		{"function of fewer digits", func(r *repb.ExecuteRequest) { r.DigestFunction = repb.DigestFunction_SHA1 }},
+		{"function that is not served", func(r *repb.ExecuteRequest) { r.DigestFunction = repb.DigestFunction_VSO }},
 		{"instance with a reserved word", func(r *repb.ExecuteRequest) { r.InstanceName = "a/blobs/b" }},
 		{"instance with an empty part", func(r *repb.ExecuteRequest) { r.InstanceName = "a//b" }},
 	} {
@@ -481,7 +522,7 @@ func TestBadRequestsFailAtOnceRules086And087(t *testing.T) {
 	}
 }
 
-func TestFullQueueIsResourceExhaustedRule086(t *testing.T) {
+func TestRule086_FullQueueIsResourceExhausted(t *testing.T) {
 	e, open, _ := gate()
 	s := serve(t, e, func(c *queue.Config, _ *execserver.Config) { c.MaxLive = 1 })
 	first := s.execute(t.Context(), t, s.action(t, "x"), nil)
@@ -498,7 +539,7 @@ func TestFullQueueIsResourceExhaustedRule086(t *testing.T) {
 	wantCode(t, end(t, first), codes.OK)
 }
 
-func TestEveryPriorityIsAcceptedRule007(t *testing.T) {
+func TestRule007_EveryPriorityIsAccepted(t *testing.T) {
 	s := serve(t, succeed, nil)
 	ranges := execserver.Capabilities().ExecutionPriorityCapabilities.Priorities
 	for i, p := range []int32{ranges[0].MinPriority, 0, ranges[0].MaxPriority} {
@@ -508,7 +549,7 @@ func TestEveryPriorityIsAcceptedRule007(t *testing.T) {
 	}
 }
 
-func TestPriorityReachesTheQueueRule087(t *testing.T) {
+func TestRule087_PriorityReachesTheQueue(t *testing.T) {
 	var mu sync.Mutex
 	var order []cas.Digest
 	holding, hold := make(chan struct{}), make(chan struct{})
@@ -541,6 +582,38 @@ func TestPriorityReachesTheQueueRule087(t *testing.T) {
 	}
 }
 
+// TestRule087_BuildsTakeTurns: what a client says of its invocation is whose turn it takes.
+func TestRule087_BuildsTakeTurns(t *testing.T) {
+	var mu sync.Mutex
+	var order []string
+	holding, hold := make(chan struct{}), make(chan struct{})
+	s := serve(t, func(ctx context.Context, task *worker.Task) (*worker.Outcome, error) {
+		mu.Lock()
+		order = append(order, task.Invocation)
+		first := len(order) == 1
+		mu.Unlock()
+		if first {
+			close(holding)
+			<-hold
+		}
+		return succeed(ctx, task)
+	}, func(c *queue.Config, _ *execserver.Config) { c.Slots = 1 })
+	streams := []stream{s.execute(t.Context(), t, s.action(t, "holds the slot"), nil)}
+	<-holding
+	for i, b := range []string{"large", "large", "large", "small"} {
+		st := s.execute(said(t, &repb.RequestMetadata{ToolInvocationId: b}), t, s.action(t, fmt.Sprint(i)), nil)
+		reach(t, st, repb.ExecutionStage_QUEUED)
+		streams = append(streams, st)
+	}
+	close(hold)
+	for _, st := range streams {
+		wantCode(t, end(t, st), codes.OK)
+	}
+	if want := []string{"", "large", "small", "large", "large"}; !slices.Equal(order, want) {
+		t.Errorf("the runs were of %q, want %q", order, want)
+	}
+}
+
 func TestRule005_ExecutionIsEnabled(t *testing.T) {
 	c := execserver.Capabilities()
 	if !c.ExecEnabled {
@@ -552,7 +625,7 @@ func TestRule005_ExecutionIsEnabled(t *testing.T) {
 	}
 }
 
-func TestStreamOfOneExecutionRules088To090(t *testing.T) {
+func TestRule088_090_StreamOfOneExecution(t *testing.T) {
 	turn := make(chan struct{})
 	s := serve(t, func(ctx context.Context, task *worker.Task) (*worker.Outcome, error) {
 		<-turn
@@ -599,7 +672,7 @@ func TestStreamOfOneExecutionRules088To090(t *testing.T) {
 	wantCode(t, responseOf(t, ms[len(ms)-1]), codes.OK)
 }
 
-func TestFirstMessageDoesNotWaitForInputsRule088(t *testing.T) {
+func TestRule088_FirstMessageDoesNotWaitForInputs(t *testing.T) {
 	resolving := make(chan struct{})
 	s := serve(t, succeed, func(_ *queue.Config, c *execserver.Config) {
 		c.Admit = func(context.Context, *worker.Task) (worker.Admission, error) {
@@ -642,7 +715,7 @@ func (s *slow) Send(m *longrunningpb.Operation) error {
 	return nil
 }
 
-func TestFirstMessageOfAnActionSoonDoneRule088(t *testing.T) {
+func TestRule088_FirstMessageOfAnActionSoonDone(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		q := queue.New(queue.Config{Executor: function(succeed)})
 		defer q.Close()
@@ -667,7 +740,7 @@ func TestFirstMessageOfAnActionSoonDoneRule088(t *testing.T) {
 	})
 }
 
-func TestSilenceIsBrokenRule091(t *testing.T) {
+func TestRule091_SilenceIsBroken(t *testing.T) {
 	e, open, _ := gate()
 	s := serve(t, e, func(_ *queue.Config, c *execserver.Config) { c.KeepaliveInterval = time.Millisecond })
 	st := s.execute(t.Context(), t, s.action(t, "x"), nil)
@@ -681,7 +754,7 @@ func TestSilenceIsBrokenRule091(t *testing.T) {
 	wantCode(t, end(t, st), codes.OK)
 }
 
-func TestWaitExecutionRule092(t *testing.T) {
+func TestRule092_WaitExecution(t *testing.T) {
 	e, open, _ := gate()
 	s := serve(t, e, nil)
 	first := s.execute(t.Context(), t, s.action(t, "x"), nil)
@@ -708,7 +781,7 @@ func TestWaitExecutionRule092(t *testing.T) {
 	}
 }
 
-func TestUnknownOperationIsNotFoundRule092(t *testing.T) {
+func TestRule092_UnknownOperationIsNotFound(t *testing.T) {
 	s := serve(t, succeed, nil)
 	for _, name := range []string{"", "no such", strings.Repeat("x", 1<<20)} {
 		if got := codeOf(t, s.wait(t.Context(), t, name)); got != codes.NotFound {
@@ -717,7 +790,7 @@ func TestUnknownOperationIsNotFoundRule092(t *testing.T) {
 	}
 }
 
-func TestClientThatDropsComesBackRule093(t *testing.T) {
+func TestRule093_ClientThatDropsComesBack(t *testing.T) {
 	e, open, begun := gate()
 	s := serve(t, e, nil)
 	ctx, drop := context.WithCancel(t.Context())
@@ -736,7 +809,7 @@ func TestClientThatDropsComesBackRule093(t *testing.T) {
 	}
 }
 
-func TestAbandonedActionIsCancelledRule093(t *testing.T) {
+func TestRule093_AbandonedActionIsCancelled(t *testing.T) {
 	cancelled := make(chan struct{})
 	s := serve(t, func(ctx context.Context, _ *worker.Task) (*worker.Outcome, error) {
 		<-ctx.Done()
@@ -750,7 +823,7 @@ func TestAbandonedActionIsCancelledRule093(t *testing.T) {
 	wantCode(t, end(t, s.wait(t.Context(), t, name)), codes.Canceled)
 }
 
-func TestActionCacheHitIsServedRule094(t *testing.T) {
+func TestRule094_ActionCacheHitIsServed(t *testing.T) {
 	e, open, begun := gate()
 	s := serve(t, e, func(c *queue.Config, _ *execserver.Config) { c.Slots = 1 })
 	holder := s.execute(t.Context(), t, s.action(t, "holds the slot"), nil)
@@ -780,7 +853,7 @@ func TestActionCacheHitIsServedRule094(t *testing.T) {
 	wantCode(t, end(t, holder), codes.OK)
 }
 
-func TestUnusableCacheEntryIsNotServedRules068And094And096(t *testing.T) {
+func TestRule068_094_096_UnusableCacheEntryIsNotServed(t *testing.T) {
 	lost := cas.SHA256.Sum([]byte("evicted")).Proto()
 	for _, c := range []struct {
 		name    string
@@ -832,7 +905,7 @@ func TestUnusableCacheEntryIsNotServedRules068And094And096(t *testing.T) {
 	}
 }
 
-func TestBrokenCacheIsUnavailableRule094(t *testing.T) {
+func TestRule094_BrokenCacheIsUnavailable(t *testing.T) {
 	s := serve(t, succeed, func(_ *queue.Config, c *execserver.Config) {
 		inner := c.Instances
 		c.Instances = func(name string) (*cas.Instance, error) {
@@ -857,7 +930,7 @@ func (unreachable) Record(context.Context, cas.Digest, *repb.ActionResult) error
 	return errors.New("connection refused")
 }
 
-func TestEqualActionsShareOneRunRule095(t *testing.T) {
+func TestRule095_EqualActionsShareOneRun(t *testing.T) {
 	e, open, begun := gate()
 	s := serve(t, e, nil)
 	a := s.action(t, "x")
@@ -919,7 +992,7 @@ func TestRule127_LogStreamsAreNamedFromExecutingOn(t *testing.T) {
 	}
 }
 
-func TestDoNotCacheIsNotSharedRule096(t *testing.T) {
+func TestRule096_DoNotCacheIsNotShared(t *testing.T) {
 	e, open, begun := gate()
 	s := serve(t, e, nil)
 	a := s.put(t, &repb.Action{DoNotCache: true})
@@ -934,7 +1007,7 @@ func TestDoNotCacheIsNotSharedRule096(t *testing.T) {
 	}
 }
 
-func TestOperationOfAnotherLifeIsNotFoundRule097(t *testing.T) {
+func TestRule097_OperationOfAnotherLifeIsNotFound(t *testing.T) {
 	name := recv(t, func() stream {
 		s := serve(t, succeed, nil)
 		return s.execute(t.Context(), t, s.action(t, "x"), nil)
@@ -945,7 +1018,7 @@ func TestOperationOfAnotherLifeIsNotFoundRule097(t *testing.T) {
 	}
 }
 
-func TestBadEndOfAnActionComesWithItsResultRule108(t *testing.T) {
+func TestRule108_BadEndOfAnActionComesWithItsResult(t *testing.T) {
 	for _, c := range []struct {
 		name string
 		code codes.Code
@@ -976,7 +1049,7 @@ func TestBadEndOfAnActionComesWithItsResultRule108(t *testing.T) {
 	}
 }
 
-func TestInliningRule124(t *testing.T) {
+func TestRule124_Inlining(t *testing.T) {
 	const kib = 1 << 10
 	blob := func(n int, c byte) []byte { return []byte(strings.Repeat(string(c), n)) }
 	var s *site
@@ -1041,7 +1114,7 @@ func TestInliningRule124(t *testing.T) {
 	}
 }
 
-func TestHintToInlineAnAbsentBlobIsNoFailureRule124(t *testing.T) {
+func TestRule124_HintToInlineAnAbsentBlobIsNoFailure(t *testing.T) {
 	want := result()
 	want.StdoutDigest = cas.SHA256.Sum([]byte("evicted")).Proto()
 	s := serve(t, func(context.Context, *worker.Task) (*worker.Outcome, error) {
@@ -1056,7 +1129,7 @@ func TestHintToInlineAnAbsentBlobIsNoFailureRule124(t *testing.T) {
 	}
 }
 
-func TestResultAboveOneMessageIsRefusedRule124(t *testing.T) {
+func TestRule124_ResultAboveOneMessageIsRefused(t *testing.T) {
 	s := serve(t, func(context.Context, *worker.Task) (*worker.Outcome, error) {
 		r := result()
 		for i := range 50_000 {
@@ -1074,7 +1147,7 @@ func TestResultAboveOneMessageIsRefusedRule124(t *testing.T) {
 	}
 }
 
-func TestMessageIsOneReadableLineRule126(t *testing.T) {
+func TestRule126_MessageIsOneReadableLine(t *testing.T) {
 	s := serve(t, func(context.Context, *worker.Task) (*worker.Outcome, error) {
 		long := "mount:\n\tbad \xff name" + strings.Repeat("\u00e9 ", 50_000)
 		return nil, &worker.Fault{Kind: worker.Internal, Err: errors.New(long)}
@@ -1109,7 +1182,7 @@ func wantReadable(t *testing.T, text string) {
 	}
 }
 
-func TestMessageOfAnOutcomeIsReadableRule126(t *testing.T) {
+func TestRule126_MessageOfAnOutcomeIsReadable(t *testing.T) {
 	s := serve(t, func(context.Context, *worker.Task) (*worker.Outcome, error) {
 		return &worker.Outcome{
 			Result:  result(),
@@ -1122,9 +1195,9 @@ func TestMessageOfAnOutcomeIsReadableRule126(t *testing.T) {
 	wantReadable(t, wantCode(t, r, codes.FailedPrecondition).Message())
 }
 
-// TestMessageKeepsItsLinesRule126: each is readable by itself, there are not too many, and the last is ready
+// TestRule126_MessageKeepsItsLines: each is readable by itself, there are not too many, and the last is ready
 // to paste.
-func TestMessageKeepsItsLinesRule126(t *testing.T) {
+func TestRule126_MessageKeepsItsLines(t *testing.T) {
 	outcome := &worker.Outcome{
 		Result: result(), Code: codes.DeadlineExceeded,
 		Message:   "cloister: one\n\n\tcloister: \x1b[31mtwo \u00e9\n",
@@ -1148,7 +1221,7 @@ func TestMessageKeepsItsLinesRule126(t *testing.T) {
 	}
 }
 
-func TestAuditLogIsAServerLogRule125(t *testing.T) {
+func TestRule125_AuditLogIsAServerLog(t *testing.T) {
 	log := cas.SHA256.Sum([]byte("what it tried"))
 	s := serve(t, func(_ context.Context, task *worker.Task) (*worker.Outcome, error) {
 		out := &worker.Outcome{Result: result()}
@@ -1183,8 +1256,8 @@ func header(t *testing.T, value string) context.Context {
 	return metadata.AppendToOutgoingContext(t.Context(), "build.bazel.remote.execution.v2.requestmetadata-bin", value)
 }
 
-// TestClientSaysWhatItBuildsRule128: the header is believed as far as it can be read, and never needed.
-func TestClientSaysWhatItBuildsRule128(t *testing.T) {
+// TestRule128_ClientSaysWhatItBuilds: the header is believed as far as it can be read, and never needed.
+func TestRule128_ClientSaysWhatItBuilds(t *testing.T) {
 	tasks := make(chan *worker.Task, 1)
 	s := serve(t, func(_ context.Context, task *worker.Task) (*worker.Outcome, error) {
 		tasks <- task
@@ -1233,7 +1306,7 @@ func TestTextOfARefusedCallIsReadable(t *testing.T) {
 	}
 }
 
-func TestDrainRule130(t *testing.T) {
+func TestRule130_Drain(t *testing.T) {
 	e, open, _ := gate()
 	s := serve(t, e, nil)
 	running := s.execute(t.Context(), t, s.action(t, "x"), nil)
@@ -1256,7 +1329,7 @@ func TestDrainRule130(t *testing.T) {
 	}
 }
 
-func TestDrainThatEndsEarlyIsUnavailableRule130(t *testing.T) {
+func TestRule130_DrainThatEndsEarlyIsUnavailable(t *testing.T) {
 	e, _, _ := gate()
 	s := serve(t, e, nil)
 	running := s.execute(t.Context(), t, s.action(t, "x"), nil)

@@ -193,7 +193,7 @@ func priority(p int32) func(*queue.Request) {
 	return func(r *queue.Request) { r.Priority = p }
 }
 
-func TestStagesRule089(t *testing.T) {
+func TestRule089_Stages(t *testing.T) {
 	bubble(t, queue.Config{Slots: 1}, func(t *testing.T, q *queue.Queue, e *executor) {
 		first := submit(t, q, "first", nil)
 		wantStage(t, first, repb.ExecutionStage_EXECUTING)
@@ -210,6 +210,18 @@ func TestStagesRule089(t *testing.T) {
 		e.release("first", "second")
 		wantRun(t, first, 1)
 		wantRun(t, second, 2)
+	})
+}
+
+// TestRule089_QueuedIsNotToldWhereASlotIsFree: it would be over before anybody reads it. Who asks is told.
+func TestRule089_QueuedIsNotToldWhereASlotIsFree(t *testing.T) {
+	bubble(t, queue.Config{Slots: 1}, func(t *testing.T, q *queue.Queue, e *executor) {
+		o := submit(t, q, "x", nil)
+		if s, v, err := o.Wait(t.Context(), 0); err != nil || v != queue.FirstVersion+1 || s.Stage != repb.ExecutionStage_EXECUTING {
+			t.Errorf("Wait = %v, version %d, %v; want EXECUTING as the second", s.Stage, v, err)
+		}
+		e.release("x")
+		wantRun(t, o, 1)
 	})
 }
 
@@ -241,7 +253,7 @@ func TestWaitReturnsAtEachChange(t *testing.T) {
 	})
 }
 
-func TestLowerPriorityValueRunsSoonerRule087(t *testing.T) {
+func TestRule087_LowerPriorityValueRunsSooner(t *testing.T) {
 	bubble(t, queue.Config{Slots: 1}, func(t *testing.T, q *queue.Queue, e *executor) {
 		submit(t, q, "holds the slot", nil)
 		for _, a := range []struct {
@@ -270,7 +282,7 @@ func TestLowerPriorityValueRunsSoonerRule087(t *testing.T) {
 	})
 }
 
-func TestEqualActionsShareOneRunRule095(t *testing.T) {
+func TestRule095_EqualActionsShareOneRun(t *testing.T) {
 	bubble(t, queue.Config{Slots: 2}, func(t *testing.T, q *queue.Queue, e *executor) {
 		a := submit(t, q, "x", nil)
 		b := submit(t, q, "x", nil)
@@ -289,7 +301,7 @@ func TestEqualActionsShareOneRunRule095(t *testing.T) {
 	})
 }
 
-func TestQueuedEqualActionsShareOneRunRule095(t *testing.T) {
+func TestRule095_QueuedEqualActionsShareOneRun(t *testing.T) {
 	bubble(t, queue.Config{Slots: 1}, func(t *testing.T, q *queue.Queue, e *executor) {
 		submit(t, q, "holds the slot", nil)
 		a := submit(t, q, "x", nil)
@@ -305,7 +317,7 @@ func TestQueuedEqualActionsShareOneRunRule095(t *testing.T) {
 	})
 }
 
-func TestUrgentRequestRaisesQueuedRunRule095(t *testing.T) {
+func TestRule095_UrgentRequestRaisesQueuedRun(t *testing.T) {
 	bubble(t, queue.Config{Slots: 1}, func(t *testing.T, q *queue.Queue, e *executor) {
 		submit(t, q, "holds the slot", nil)
 		submit(t, q, "y", nil)
@@ -320,7 +332,7 @@ func TestUrgentRequestRaisesQueuedRunRule095(t *testing.T) {
 	})
 }
 
-func TestOneLeavingDoesNotCancelRule095(t *testing.T) {
+func TestRule095_OneLeavingDoesNotCancel(t *testing.T) {
 	bubble(t, queue.Config{Slots: 1}, func(t *testing.T, q *queue.Queue, e *executor) {
 		a, b := submit(t, q, "x", nil), submit(t, q, "x", nil)
 		leaveA, leaveB := watch(t, a), watch(t, b)
@@ -333,7 +345,7 @@ func TestOneLeavingDoesNotCancelRule095(t *testing.T) {
 	})
 }
 
-func TestDoNotCacheIsNotSharedRule096(t *testing.T) {
+func TestRule096_DoNotCacheIsNotShared(t *testing.T) {
 	bubble(t, queue.Config{Slots: 9}, func(t *testing.T, q *queue.Queue, e *executor) {
 		submit(t, q, "x", alone)
 		submit(t, q, "x", alone)
@@ -370,7 +382,7 @@ func TestTermsAreNotShared(t *testing.T) {
 	})
 }
 
-func TestSkipCacheLookupSharesOnlyNewResultsRule094(t *testing.T) {
+func TestRule094_SkipCacheLookupSharesOnlyNewResults(t *testing.T) {
 	for _, c := range []struct {
 		name    string
 		fetched bool
@@ -410,7 +422,7 @@ func TestSkipCacheLookupSharesOnlyNewResultsRule094(t *testing.T) {
 	})
 }
 
-func TestAbandonedOperationIsCancelledAfterGraceRule093(t *testing.T) {
+func TestRule093_AbandonedOperationIsCancelledAfterGrace(t *testing.T) {
 	c := queue.Config{Slots: 1, Grace: 8 * time.Minute, Retain: time.Hour}
 	for _, stage := range []repb.ExecutionStage_Value{
 		repb.ExecutionStage_CACHE_CHECK, repb.ExecutionStage_QUEUED, repb.ExecutionStage_EXECUTING,
@@ -482,7 +494,7 @@ func TestCancelledRunIsNotShared(t *testing.T) {
 	})
 }
 
-func TestFinishedOperationAnswersUntilRetainEndsRule092(t *testing.T) {
+func TestRule092_FinishedOperationAnswersUntilRetainEnds(t *testing.T) {
 	bubble(t, queue.Config{Slots: 1}, func(t *testing.T, q *queue.Queue, e *executor) {
 		o := submit(t, q, "x", nil)
 		e.release("x")
@@ -591,7 +603,7 @@ func TestSharedResultIsCountedOnce(t *testing.T) {
 	})
 }
 
-func TestResultOfARunOutlivesAnswersWithoutRule092(t *testing.T) {
+func TestRule092_ResultOfARunOutlivesAnswersWithout(t *testing.T) {
 	missing := &worker.Fault{Kind: worker.Missing, Err: errors.New("absent"), Blobs: make([]cas.Digest, 1000)}
 	for _, c := range []struct {
 		name string
@@ -629,7 +641,7 @@ func TestResultOfARunOutlivesAnswersWithoutRule092(t *testing.T) {
 	})
 }
 
-func TestNewestResultOfARunIsKeptHoweverLargeRule092(t *testing.T) {
+func TestRule092_NewestResultOfARunIsKeptHoweverLarge(t *testing.T) {
 	bubble(t, queue.Config{Slots: 1, MaxRetainedBytes: 1}, func(t *testing.T, q *queue.Queue, e *executor) {
 		e.fetched = true
 		e.release("a", "b")
@@ -685,7 +697,7 @@ func TestNamesDiffer(t *testing.T) {
 	})
 }
 
-func TestFullQueueRefusesRule086(t *testing.T) {
+func TestRule086_FullQueueRefuses(t *testing.T) {
 	bubble(t, queue.Config{Slots: 1, MaxLive: 2}, func(t *testing.T, q *queue.Queue, e *executor) {
 		a := submit(t, q, "a", nil)
 		submit(t, q, "b", nil)
@@ -700,7 +712,7 @@ func TestFullQueueRefusesRule086(t *testing.T) {
 	})
 }
 
-func TestDrainLetsRunningFinishRule130(t *testing.T) {
+func TestRule130_DrainLetsRunningFinish(t *testing.T) {
 	bubble(t, queue.Config{Slots: 1}, func(t *testing.T, q *queue.Queue, e *executor) {
 		running, queued := submit(t, q, "a", nil), submit(t, q, "b", nil)
 		defer watch(t, running)()
@@ -730,7 +742,7 @@ func TestDrainLetsRunningFinishRule130(t *testing.T) {
 	})
 }
 
-func TestDrainCancelsTheRestWhenItsTimeIsUpRule130(t *testing.T) {
+func TestRule130_DrainCancelsTheRestWhenItsTimeIsUp(t *testing.T) {
 	bubble(t, queue.Config{Slots: 1, Preparers: 1}, func(t *testing.T, q *queue.Queue, e *executor) {
 		prepare := func(r *queue.Request) {
 			r.Prepare = func(ctx context.Context, _ *queue.Request) (*worker.Outcome, error) {
@@ -851,7 +863,7 @@ func TestPrepareAnswersWithoutASlot(t *testing.T) {
 	})
 }
 
-func TestActionAbandonedInPreparationDoesNotRunRule093(t *testing.T) {
+func TestRule093_ActionAbandonedInPreparationDoesNotRun(t *testing.T) {
 	bubble(t, queue.Config{Slots: 1}, func(t *testing.T, q *queue.Queue, e *executor) {
 		o := submit(t, q, "x", func(r *queue.Request) {
 			r.Prepare = func(context.Context, *queue.Request) (*worker.Outcome, error) {
@@ -897,7 +909,7 @@ func TestPreparationIsBounded(t *testing.T) {
 	})
 }
 
-func TestManyClientsOfOneRunRule092(t *testing.T) {
+func TestRule092_ManyClientsOfOneRun(t *testing.T) {
 	bubble(t, queue.Config{Slots: 1}, func(t *testing.T, q *queue.Queue, e *executor) {
 		const n = 2000
 		var wg sync.WaitGroup
@@ -947,8 +959,8 @@ func TestTaskKnowsWhenItWasQueued(t *testing.T) {
 	})
 }
 
-// TestInputsOfAQueuedActionAreRenewedRule024: each action that waits, one at a time, and no other.
-func TestInputsOfAQueuedActionAreRenewedRule024(t *testing.T) {
+// TestRule024_InputsOfAQueuedActionAreRenewed: each action that waits, one at a time, and no other.
+func TestRule024_InputsOfAQueuedActionAreRenewed(t *testing.T) {
 	var mu sync.Mutex
 	var renewed []cas.Digest // guarded by mu
 	working, most := 0, 0    // guarded by mu

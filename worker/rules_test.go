@@ -1,0 +1,483 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package worker
+
+import (
+	"context"
+	"errors"
+	"os"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	repb "github.com/bazelbuild/remote-apis/build/bazel/remote/execution/v2"
+	"github.com/cloister-build/cloister/cas"
+	"github.com/cloister-build/cloister/sandbox"
+	"github.com/google/go-cmp/cmp"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/protobuf/testing/protocmp"
+	"google.golang.org/protobuf/types/known/durationpb"
+	"google.golang.org/protobuf/types/known/timestamppb"
+)
+
+// raw stores bytes that are a message of no kind.
+func (b *bench) raw(text string) *repb.Digest {
+	b.t.Helper()
+	d, err := cas.PutBytes(b.t.Context(), b.store, cas.SHA256, []byte(text))
+	if err != nil {
+		b.t.Fatal(err)
+	}
+	return d.Proto()
+}
+
+// garbage decodes as no message.
+const garbage = "\xff\xff\xff"
+
+// want checks that the action is refused before it takes a slot, and that the reason has these words.
+func (b *bench) want(what string, action cas.Digest, kind Kind, words ...string) *Fault {
+	b.t.Helper()
+	_, err := b.Admit(b.t.Context(), &Task{Action: action})
+	var f *Fault
+	if !errors.As(err, &f) || f.Kind != kind {
+		b.t.Errorf("%s: got %v, want a fault of kind %d", what, err, kind)
+		return &Fault{}
+	}
+	for _, w := range words {
+		if !strings.Contains(f.Error(), w) {
+			b.t.Errorf("%s: %q does not say %q", what, f.Error(), w)
+		}
+	}
+	return f
+}
+
+// command changes the command of bench.action.
+func command(change func(*repb.Command)) func(*repb.Action, *repb.Command) {
+	return func(_ *repb.Action, c *repb.Command) { change(c) }
+}
+
+func TestRule070_ActionMustBeThereAndAnAction(t *testing.T) {
+	b := newBench(t, nil)
+	absent := cas.SHA256.Sum([]byte("absent"))
+	if f := b.want("absent", absent, Missing, absent.String()); !slices.Equal(f.Blobs, []cas.Digest{absent}) {
+		t.Errorf("absent are %v, want the action", f.Blobs)
+	}
+	odd, err := cas.FromProto(cas.SHA256, b.raw(garbage))
+	if err != nil {
+		t.Fatal(err)
+	}
+	b.want("garbage", odd, Invalid, odd.Hash())
+	for what, change := range map[string]func(*repb.Action){
+		"input_root_digest": func(a *repb.Action) { a.InputRootDigest = nil },
+	} {
+		b.want(what, b.action(func(a *repb.Action, _ *repb.Command) { change(a) }), Invalid, what)
+	}
+	without, err := cas.FromProto(cas.SHA256, b.put(&repb.Action{}))
+	if err != nil {
+		t.Fatal(err)
+	}
+	b.want("no digests", without, Invalid, "command_digest")
+}
+
+// TestRule071_CommandMustBeACommand, and one that is absent is told of with all else that is.
+func TestRule071_CommandMustBeACommand(t *testing.T) {
+	b := newBench(t, nil)
+	root := b.put(&repb.Directory{})
+	odd, err := cas.FromProto(cas.SHA256, b.put(&repb.Action{CommandDigest: b.raw(garbage), InputRootDigest: root}))
+	if err != nil {
+		t.Fatal(err)
+	}
+	b.want("garbage", odd, Invalid)
+	absent := cas.SHA256.Sum([]byte("absent command"))
+	file := cas.SHA256.Sum([]byte("absent file"))
+	root = b.put(&repb.Directory{Files: []*repb.FileNode{{Name: "f", Digest: file.Proto()}}})
+	action, err := cas.FromProto(cas.SHA256, b.put(&repb.Action{CommandDigest: absent.Proto(), InputRootDigest: root}))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if f := b.want("absent", action, Missing); !slices.Equal(f.Blobs, []cas.Digest{absent, file}) {
+		t.Errorf("absent are %v, want %v", f.Blobs, []cas.Digest{absent, file})
+	}
+	b.want("arguments", b.action(command(func(c *repb.Command) { c.Arguments = nil })), Invalid, "arguments")
+	b.want("program", b.action(command(func(c *repb.Command) { c.Arguments = []string{""} })), Invalid, "arguments")
+}
+
+func TestRule073_SymlinksAreKeptAsTheyAre(t *testing.T) {
+	b := newBench(t, func(_ context.Context, _ *sandbox.Spec, _ sandbox.Stdio, out *os.Root) *sandbox.Result {
+		for name, want := range map[string]string{"absolute": "/usr/lib", "above": "../../x", "dangling": "none"} {
+			if got, err := out.Readlink(name); got != want {
+				t.Errorf("%s leads to %q (%v), want %q", name, got, err, want)
+			}
+		}
+		return &sandbox.Result{}
+	})
+	b.do(&Task{Action: b.action(func(a *repb.Action, c *repb.Command) {
+		c.OutputPaths = nil
+		a.InputRootDigest = b.put(&repb.Directory{Symlinks: []*repb.SymlinkNode{
+			{Name: "above", Target: "../../x"}, {Name: "absolute", Target: "/usr/lib"}, {Name: "dangling", Target: "none"},
+		}})
+	})})
+}
+
+func TestRule074_DirectoryMustBeCanonical(t *testing.T) {
+	b := newBench(t, nil)
+	file := func(name string) *repb.FileNode { return &repb.FileNode{Name: name, Digest: b.raw("x")} }
+	dir := func(name string) *repb.DirectoryNode {
+		return &repb.DirectoryNode{Name: name, Digest: b.put(&repb.Directory{})}
+	}
+	link := func(name string) *repb.SymlinkNode { return &repb.SymlinkNode{Name: name, Target: "t"} }
+	for what, d := range map[string]*repb.Directory{
+		"files unsorted":       {Files: []*repb.FileNode{file("b"), file("a")}},
+		"directories unsorted": {Directories: []*repb.DirectoryNode{dir("b"), dir("a")}},
+		"symlinks unsorted":    {Symlinks: []*repb.SymlinkNode{link("b"), link("a")}},
+		"twice in a list":      {Files: []*repb.FileNode{file("a"), file("a")}},
+		"twice in two lists":   {Files: []*repb.FileNode{file("a")}, Symlinks: []*repb.SymlinkNode{link("a")}},
+		"no name":              {Files: []*repb.FileNode{file("")}},
+		"dot":                  {Directories: []*repb.DirectoryNode{dir(".")}},
+		"dots":                 {Symlinks: []*repb.SymlinkNode{link("..")}},
+		"slash":                {Files: []*repb.FileNode{file("a/b")}},
+		"NUL":                  {Files: []*repb.FileNode{file("a\x00")}},
+		"no digest":            {Files: []*repb.FileNode{{Name: "a"}}},
+		"no digest below":      {Directories: []*repb.DirectoryNode{{Name: "a"}}},
+		"no target":            {Symlinks: []*repb.SymlinkNode{{Name: "a"}}},
+	} {
+		root := b.put(d)
+		b.want(what, b.action(func(a *repb.Action, _ *repb.Command) { a.InputRootDigest = root }), Invalid, root.Hash)
+	}
+}
+
+func TestRule075_TreeMustBeOneThatCanBe(t *testing.T) {
+	b := newBench(t, nil)
+	for what, root := range map[string]*repb.Digest{
+		"garbage at the root": b.raw(garbage),
+		"garbage below":       b.put(&repb.Directory{Directories: []*repb.DirectoryNode{{Name: "d", Digest: b.raw(garbage)}}}),
+	} {
+		b.want(what, b.action(func(a *repb.Action, _ *repb.Command) { a.InputRootDigest = root }), Invalid)
+	}
+	nested := func(depth int, name string) *repb.Digest {
+		d := b.put(&repb.Directory{})
+		for range depth {
+			d = b.put(&repb.Directory{Directories: []*repb.DirectoryNode{{Name: name, Digest: d}}})
+		}
+		return d
+	}
+	for _, c := range []struct {
+		what, words string
+		root        *repb.Digest
+	}{
+		{"far too deep", "deeper than 1000", nested(5000, "d")},
+		{"too deep", "deeper than 1000", nested(1001, "d")},
+		{"path too long", "longer than 4000", nested(40, strings.Repeat("d", 100))},
+	} {
+		b.want(c.what, b.action(func(a *repb.Action, _ *repb.Command) { a.InputRootDigest = c.root }), Invalid, c.words)
+	}
+	deepest := nested(1000, "d")
+	if _, err := b.Admit(t.Context(), &Task{Action: b.action(func(a *repb.Action, _ *repb.Command) { a.InputRootDigest = deepest })}); err != nil {
+		t.Errorf("as deep as may be: %v", err)
+	}
+}
+
+func TestRule076_Environment(t *testing.T) {
+	b := newBench(t, nil)
+	vars := func(pairs ...string) cas.Digest {
+		return b.action(command(func(c *repb.Command) {
+			for i := 0; i < len(pairs); i += 2 {
+				c.EnvironmentVariables = append(c.EnvironmentVariables, &repb.Command_EnvironmentVariable{Name: pairs[i], Value: pairs[i+1]})
+			}
+		}))
+	}
+	b.want("twice", vars("A", "1", "B", "2", "A", "1"), Invalid, "A is set twice")
+	b.want("no name", vars("", "1"), Invalid, "environment variable")
+	b.want("equals sign", vars("A=B", "1"), Invalid, "A=B")
+	b.want("NUL in a name", vars("A\x00", "1"), Invalid)
+	b.want("NUL in a value", vars("A", "\x00"), Invalid)
+	if _, err := b.Admit(t.Context(), &Task{Action: vars("B", "1", "A", "2")}); err != nil {
+		t.Errorf("unsorted: %v", err)
+	}
+	if got := environment(&repb.Command{EnvironmentVariables: []*repb.Command_EnvironmentVariable{{Name: "B", Value: "1"}, {Name: "A", Value: "="}}}); !slices.IsSorted(got) || !slices.Contains(got, "A==") {
+		t.Errorf("environment is %q, want it sorted", got)
+	}
+}
+
+// TestRule078_OutputPathsReplaceTheOldFields, which are used without.
+func TestRule078_OutputPathsReplaceTheOldFields(t *testing.T) {
+	b := newBench(t, func(_ context.Context, _ *sandbox.Spec, _ sandbox.Stdio, out *os.Root) *sandbox.Result {
+		for _, name := range []string{"new", "old"} {
+			if err := out.WriteFile(name, []byte(name), 0o644); err != nil {
+				t.Error(err)
+			}
+		}
+		return &sandbox.Result{}
+	})
+	for _, c := range []struct {
+		paths []string
+		want  string
+	}{{[]string{"new"}, "new"}, {nil, "old"}} {
+		out := b.do(&Task{Action: b.action(command(func(m *repb.Command) { m.OutputPaths, m.OutputFiles = c.paths, []string{"old"} }))})
+		if got := out.Result.OutputFiles; len(got) != 1 || got[0].Path != c.want {
+			t.Errorf("with output_paths %q the outputs are %v, want %s", c.paths, got, c.want)
+		}
+	}
+}
+
+func TestRule080_WorkingDirectory(t *testing.T) {
+	b := newBench(t, nil)
+	for _, dir := range []string{"/d", "../d", "..", "d/../..", "none", "d/none", "a", "\x00"} {
+		b.want(dir, b.action(command(func(c *repb.Command) { c.WorkingDirectory = dir })), Invalid, "working")
+	}
+	for _, dir := range []string{"", "d"} {
+		if _, err := b.Admit(t.Context(), &Task{Action: b.action(command(func(c *repb.Command) { c.WorkingDirectory = dir }))}); err != nil {
+			t.Errorf("%q: %v", dir, err)
+		}
+	}
+}
+
+func TestRule081_Timeout(t *testing.T) {
+	b := newBench(t, nil)
+	with := func(d *durationpb.Duration) cas.Digest {
+		return b.action(func(a *repb.Action, _ *repb.Command) { a.Timeout = d })
+	}
+	b.want("negative", with(durationpb.New(-time.Second)), Invalid, "timeout -1s is negative")
+	b.want("above the maximum", with(durationpb.New(time.Hour+1)), Invalid, "timeout of 1h0m0.000000001s", "1h0m0s is permitted")
+	b.want("out of range", with(&durationpb.Duration{Seconds: 1 << 60}), Invalid, "timeout")
+	b.want("malformed", with(&durationpb.Duration{Seconds: 1, Nanos: -1}), Invalid, "timeout")
+	in, err := b.Instances("")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, c := range []struct {
+		asked *durationpb.Duration
+		want  time.Duration
+	}{{nil, time.Hour}, {durationpb.New(0), time.Hour}, {durationpb.New(time.Hour), time.Hour}, {durationpb.New(1), 1}} {
+		if req, err := b.Resolve(t.Context(), in, with(c.asked)); err != nil || req.Timeout != c.want {
+			t.Errorf("asked for %v: got %v, %v, want %v", c.asked, req.Timeout, err, c.want)
+		}
+	}
+}
+
+// TestRule083_PlatformOfTheActionWins, even an empty one.
+func TestRule083_PlatformOfTheActionWins(t *testing.T) {
+	named := platform("name", "action")
+	of := func(a, c *repb.Platform) []*repb.Platform_Property {
+		return (&Request{Action: &repb.Action{Platform: a}, Command: &repb.Command{Platform: c}}).properties()
+	}
+	other := platform("name", "command")
+	for _, c := range []struct {
+		action, command *repb.Platform
+		want            []*repb.Platform_Property
+	}{
+		{named, other, named.Properties}, {&repb.Platform{}, other, nil}, {nil, other, other.Properties}, {nil, nil, nil},
+	} {
+		if diff := cmp.Diff(c.want, of(c.action, c.command), protocmp.Transform()); diff != "" {
+			t.Errorf("properties (-want +got):\n%s", diff)
+		}
+	}
+}
+
+// TestRule085_WhatCannotBeGrantedIsRefusedAtOnce, without a blob to upload and with the property.
+func TestRule085_WhatCannotBeGrantedIsRefusedAtOnce(t *testing.T) {
+	b := newBench(t, nil)
+	action := b.action(func(a *repb.Action, _ *repb.Command) { a.Platform = platform("cloister-memory", "1TiB") })
+	if f := b.want("memory", action, Unmet, "cloister-memory", "1TiB"); len(f.Blobs) > 0 {
+		t.Errorf("blobs are %v", f.Blobs)
+	}
+}
+
+// TestRule068_FailureThatSomebodyRecordedIsNotServed, also in a slot.
+func TestRule068_FailureThatSomebodyRecordedIsNotServed(t *testing.T) {
+	b := newBench(t, ended(0))
+	action := b.action(nil)
+	if err := b.store.Record(t.Context(), action, &repb.ActionResult{ExitCode: 1}); err != nil {
+		t.Fatal(err)
+	}
+	if out := b.do(&Task{Action: action}); out.Cached || out.Result.ExitCode != 0 {
+		t.Errorf("got %+v, want a new run", out)
+	}
+}
+
+// TestRule094_SkippedLookupReplacesTheEntry, and rule 96: do_not_cache neither reads nor writes one.
+func TestRule094_SkippedLookupReplacesTheEntry(t *testing.T) {
+	runs := 0
+	b := newBench(t, func(_ context.Context, _ *sandbox.Spec, std sandbox.Stdio, _ *os.Root) *sandbox.Result {
+		runs++
+		std.Stdout.Write([]byte{byte('0' + runs)})
+		return &sandbox.Result{}
+	})
+	stdout := func(r *repb.ActionResult) string {
+		d, err := cas.FromProto(cas.SHA256, r.StdoutDigest)
+		if err != nil {
+			t.Fatal(err)
+		}
+		text, err := cas.ReadAll(t.Context(), b.store, d, 100)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return string(text)
+	}
+	action := b.action(nil)
+	first := b.do(&Task{Action: action})
+	hit := b.do(&Task{Action: action})
+	// Rule 122: the metadata are those of the run that made the result.
+	if diff := cmp.Diff(first.Result, hit.Result, protocmp.Transform()); diff != "" || !hit.Cached {
+		t.Errorf("cached: %v, result (-run +hit):\n%s", hit.Cached, diff)
+	}
+	if again := b.do(&Task{Action: action, SkipCacheLookup: true}); again.Cached || stdout(again.Result) != "2" {
+		t.Errorf("got %+v, want a second run", again)
+	}
+	if r, err := b.store.Lookup(t.Context(), action); err != nil || stdout(r) != "2" {
+		t.Errorf("recorded is %v (%v), want the result of the second run", r, err)
+	}
+
+	private := b.action(func(a *repb.Action, _ *repb.Command) { a.DoNotCache = true })
+	b.do(&Task{Action: private})
+	if b.recorded(private) {
+		t.Error("TestRule096: the result of an action that says do_not_cache is recorded")
+	}
+	if err := b.store.Record(t.Context(), private, hit.Result); err != nil {
+		t.Fatal(err)
+	}
+	if out := b.do(&Task{Action: private}); out.Cached {
+		t.Error("TestRule096: an action that says do_not_cache is served from the cache")
+	}
+	if a, err := b.Admit(t.Context(), &Task{Action: private}); err != nil || !a.Alone {
+		t.Errorf("TestRule096: admitted as %+v (%v), want it alone", a, err)
+	}
+}
+
+// TestRule108_TimeoutComesWithItsResult, and is not recorded.
+func TestRule108_TimeoutComesWithItsResult(t *testing.T) {
+	b := newBench(t, func(_ context.Context, spec *sandbox.Spec, std sandbox.Stdio, out *os.Root) *sandbox.Result {
+		if spec.Timeout != time.Second && spec.Timeout != time.Hour {
+			t.Errorf("the timeout is %v", spec.Timeout)
+		}
+		std.Stdout.Write([]byte("partial"))
+		if err := out.WriteFile("o/x", []byte("half"), 0o644); err != nil {
+			t.Error(err)
+		}
+		return &sandbox.Result{ExitCode: 143, Signal: 15, Stopped: true}
+	})
+	for _, c := range []struct {
+		asked *durationpb.Duration
+		says  string
+	}{{durationpb.New(time.Second), "its timeout of 1s"}, {nil, "1h0m0s, which is the time of an action that states none"}} {
+		action := b.action(func(a *repb.Action, _ *repb.Command) { a.Timeout = c.asked })
+		out := b.do(&Task{Action: action})
+		want := &repb.ActionResult{
+			ExitCode:     143,
+			StdoutDigest: cas.SHA256.Sum([]byte("partial")).Proto(), StderrDigest: cas.SHA256.Sum(nil).Proto(),
+			OutputFiles: []*repb.OutputFile{{Path: "o/x", Digest: cas.SHA256.Sum([]byte("half")).Proto()}},
+		}
+		if diff := cmp.Diff(want, out.Result, protocmp.Transform(), protocmp.IgnoreFields(&repb.ActionResult{}, "execution_metadata")); diff != "" {
+			t.Errorf("result (-want +got):\n%s", diff)
+		}
+		if out.Code != codes.DeadlineExceeded || !strings.Contains(out.Message, c.says) || out.Result.ExecutionMetadata == nil {
+			t.Errorf("got code %v, message %q, metadata %v", out.Code, out.Message, out.Result.ExecutionMetadata)
+		}
+		if b.recorded(action) {
+			t.Error("the result of an action that was stopped is recorded")
+		}
+	}
+}
+
+func TestRule109_SignalIsSaid(t *testing.T) {
+	b := newBench(t, func(context.Context, *sandbox.Spec, sandbox.Stdio, *os.Root) *sandbox.Result {
+		return &sandbox.Result{ExitCode: 139, Signal: 11}
+	})
+	action := b.action(nil)
+	out := b.do(&Task{Action: action})
+	if out.Code != codes.OK || out.Result.ExitCode != 139 || !strings.Contains(out.Message, "killed by signal 11") || b.recorded(action) {
+		t.Errorf("got %+v", out)
+	}
+}
+
+// TestRule120_OnlySuccessIsRecorded, and by then the answer is whole.
+func TestRule120_OnlySuccessIsRecorded(t *testing.T) {
+	for _, c := range []struct {
+		name   string
+		result sandbox.Result
+		want   bool
+	}{
+		{"success", sandbox.Result{}, true},
+		{"exit code", sandbox.Result{ExitCode: 1}, false},
+		{"timeout", sandbox.Result{ExitCode: 143, Stopped: true}, false},
+		{"stopped, yet exit code 0", sandbox.Result{Stopped: true}, false},
+		{"limit", sandbox.Result{Exceeded: &sandbox.Event{Kind: sandbox.EventLimit, Subject: string(sandbox.LimitMemory)}}, false},
+	} {
+		b := newBench(t, func(context.Context, *sandbox.Spec, sandbox.Stdio, *os.Root) *sandbox.Result {
+			r := c.result
+			return &r
+		})
+		action := b.action(nil)
+		b.do(&Task{Action: action})
+		if got := b.recorded(action); got != c.want {
+			t.Errorf("%s: recorded is %v, want %v", c.name, got, c.want)
+		}
+	}
+}
+
+// TestRule121_MetadataIsWhole: every moment is there, in order.
+func TestRule121_MetadataIsWhole(t *testing.T) {
+	b := newBench(t, func(context.Context, *sandbox.Spec, sandbox.Stdio, *os.Root) *sandbox.Result {
+		now := time.Now()
+		return &sandbox.Result{Start: now, End: now.Add(time.Millisecond)}
+	})
+	m := b.do(&Task{Action: b.action(nil), Queued: time.Now()}).Result.ExecutionMetadata
+	if m.Worker != "w" {
+		t.Errorf("worker is %q", m.Worker)
+	}
+	moments := []*timestamppb.Timestamp{
+		m.QueuedTimestamp, m.WorkerStartTimestamp, m.InputFetchStartTimestamp, m.InputFetchCompletedTimestamp,
+		m.ExecutionStartTimestamp, m.ExecutionCompletedTimestamp,
+		m.OutputUploadStartTimestamp, m.OutputUploadCompletedTimestamp, m.WorkerCompletedTimestamp,
+	}
+	for i, s := range moments {
+		if s == nil || i > 0 && s.AsTime().Before(moments[i-1].AsTime()) {
+			t.Errorf("moment %d is %v after %v", i, s, moments[max(0, i-1)])
+		}
+	}
+	if d := m.VirtualExecutionDuration.AsDuration(); d <= 0 || d > m.ExecutionCompletedTimestamp.AsTime().Sub(m.ExecutionStartTimestamp.AsTime()) {
+		t.Errorf("virtual_execution_duration is %v", d)
+	}
+	for _, aux := range m.AuxiliaryMetadata {
+		if _, err := aux.UnmarshalNew(); err != nil {
+			t.Errorf("auxiliary metadata: %v", err)
+		}
+	}
+}
+
+// TestRule123_SuccessWithoutOutputsIsWarnedOf: it is one, and recorded, but Siso takes it for a failure.
+func TestRule123_SuccessWithoutOutputsIsWarnedOf(t *testing.T) {
+	for _, c := range []struct {
+		name   string
+		make   string
+		change func(*repb.Command)
+		warns  bool
+	}{
+		{"none of one", "", nil, true},
+		{"none of two, API 2.0", "", func(c *repb.Command) { c.OutputPaths, c.OutputFiles = nil, []string{"o/x", "o/y"} }, true},
+		{"one of two", "o/x", func(c *repb.Command) { c.OutputPaths = []string{"o/x", "o/y"} }, false},
+		{"none declared", "", func(c *repb.Command) { c.OutputPaths = nil }, false},
+		{"a directory", "", func(c *repb.Command) { c.OutputPaths, c.OutputDirectories = nil, []string{"o"} }, false},
+	} {
+		b := newBench(t, func(_ context.Context, _ *sandbox.Spec, _ sandbox.Stdio, out *os.Root) *sandbox.Result {
+			if c.make != "" {
+				if err := out.WriteFile(c.make, nil, 0o644); err != nil {
+					t.Error(err)
+				}
+			}
+			return &sandbox.Result{}
+		})
+		action := b.action(func(_ *repb.Action, m *repb.Command) {
+			if c.change != nil {
+				c.change(m)
+			}
+		})
+		out := b.do(&Task{Action: action})
+		if got := strings.Contains(out.Message, `without any output`) && strings.Contains(out.Message, `"o/x"`); got != c.warns {
+			t.Errorf("%s: message is %q, warning wanted: %v", c.name, out.Message, c.warns)
+		}
+		if out.Code != codes.OK || out.Reproduce != "" || !b.recorded(action) || out.Result.ExecutionMetadata.GetWorker() == "" {
+			t.Errorf("%s: got %+v, want a success that is recorded", c.name, out)
+		}
+	}
+}
