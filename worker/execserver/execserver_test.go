@@ -545,6 +545,7 @@ func TestRule007_EveryPriorityIsAccepted(t *testing.T) {
 	for i, p := range []int32{ranges[0].MinPriority, 0, ranges[0].MaxPriority} {
 		wantCode(t, end(t, s.execute(t.Context(), t, s.action(t, fmt.Sprint(i)), func(r *repb.ExecuteRequest) {
 			r.ExecutionPolicy = &repb.ExecutionPolicy{Priority: p}
+			r.ResultsCachePolicy = &repb.ResultsCachePolicy{Priority: p} // which means nothing here (rule 69)
 		})), codes.OK)
 	}
 }

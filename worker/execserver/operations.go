@@ -236,9 +236,10 @@ func parseToken(s string) (uint64, error) {
 		return 0, nil
 	}
 	b, err := base64.RawURLEncoding.DecodeString(s)
-	rest, ok := strings.CutPrefix(string(b), tokenKind)
-	if err != nil || !ok || len(rest) != 8 {
-		return 0, errors.New("not a token of this list")
+	if err == nil && len(b) == len(tokenKind)+8 {
+		if seq := binary.BigEndian.Uint64(b[len(tokenKind):]); token(seq) == s {
+			return seq, nil
+		}
 	}
-	return binary.BigEndian.Uint64([]byte(rest)), nil
+	return 0, errors.New("not a token of this list")
 }
