@@ -1,0 +1,78 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package reapi_test
+
+import (
+	"context"
+	"testing"
+
+	"cloud.google.com/go/longrunning/autogen/longrunningpb"
+	repb "github.com/bazelbuild/remote-apis/build/bazel/remote/execution/v2"
+	"github.com/cloister-build/cloister/sandbox/sandboxtest"
+	"google.golang.org/grpc/codes"
+	headers "google.golang.org/grpc/metadata"
+	"google.golang.org/protobuf/proto"
+)
+
+// building returns a context whose calls say what they build.
+func (c *client) building(m *repb.RequestMetadata) context.Context {
+	c.Helper()
+	b, err := proto.Marshal(m)
+	if err != nil {
+		c.Fatal(err)
+	}
+	return headers.AppendToOutgoingContext(c.Context(), "build.bazel.remote.execution.v2.requestmetadata-bin", string(b))
+}
+
+// TestOperations: what runs is found by its target and cancelled, with all of its processes; what has ended is listed with
+// its exit code and times.
+func TestOperations(t *testing.T) {
+	c := serve(t)
+	ops := longrunningpb.NewOperationsClient(c.conn)
+	const mark = "1073.25" // of no other process
+	d := c.upload(action{script: "setsid sleep " + mark + " & sleep " + mark + "; true"})
+	st, err := c.exec.Execute(c.building(&repb.RequestMetadata{TargetId: "//a:endless", ActionMnemonic: "Genrule", ToolInvocationId: "one"}),
+		&repb.ExecuteRequest{ActionDigest: d})
+	if err != nil {
+		t.Fatal(err)
+	}
+	until(t, "running", func() bool { return len(sandboxtest.Running(t, mark)) >= 3 })
+	list := func(filter string) []*longrunningpb.Operation {
+		t.Helper()
+		page, err := ops.ListOperations(t.Context(), &longrunningpb.ListOperationsRequest{Filter: filter})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return page.Operations
+	}
+	running := list("target=//a:* stage=EXECUTING")
+	if len(running) != 1 {
+		t.Fatalf("%d operations run, want the one: %v", len(running), running)
+	}
+	if _, err := ops.CancelOperation(t.Context(), &longrunningpb.CancelOperationRequest{Name: running[0].Name}); err != nil {
+		t.Fatal(err)
+	}
+	op, err := last(st)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var r repb.ExecuteResponse
+	if err := op.GetResponse().UnmarshalTo(&r); err != nil || code(&r) != codes.Canceled || r.Result != nil || op.Name != running[0].Name {
+		t.Errorf("the operation ended as %v (%v), want CANCELLED", op, err)
+	}
+	until(t, "ended", func() bool { return len(sandboxtest.Running(t, mark)) == 0 })
+
+	failed := c.do(action{script: "exit 3"})
+	var ended repb.ExecuteResponse
+	newest := list("stage=COMPLETED")[0]
+	if err := newest.GetResponse().UnmarshalTo(&ended); err != nil {
+		t.Fatalf("operation %v: %v", newest, err)
+	}
+	m := ended.GetResult().GetExecutionMetadata()
+	if ended.Result.GetExitCode() != 3 || m.GetWorker() == "" || m.ExecutionCompletedTimestamp.AsTime().Before(m.ExecutionStartTimestamp.AsTime()) {
+		t.Errorf("listed is %v, of %v", &ended, failed)
+	}
+	if got := list("invocation=one"); len(got) != 1 || got[0].Name != op.Name {
+		t.Errorf("of the invocation are %v, want what was cancelled", got)
+	}
+}
