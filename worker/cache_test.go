@@ -72,6 +72,13 @@ func TestEachMessageIsReadOnce(t *testing.T) {
 	b, s := newTallyBench(t, ended(0))
 	action := b.action(nil)
 	messages := slices.DeleteFunc(b.store.Digests(), func(d cas.Digest) bool { return d == cas.SHA256.Sum([]byte("12345")) })
+	in, err := b.Instances("")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := b.Action(t.Context(), in, action); err != nil { // who asks whether the action cache may answer
+		t.Fatal(err)
+	}
 	if _, err := b.Admit(t.Context(), &Task{Action: action}); err != nil {
 		t.Fatal(err)
 	}

@@ -217,13 +217,13 @@ func (s *server) send(c client, o *queue.Operation, state queue.State) error {
 
 // message returns o in a state that has no end, or without it. What aux says goes into the metadata, too.
 func (s *server) message(o *queue.Operation, state queue.State, aux ...*anypb.Any) (*longrunningpb.Operation, error) {
-	so := &repb.ExecutedActionMetadata{
+	partial := &repb.ExecutedActionMetadata{
 		QueuedTimestamp:   timestamppb.New(o.Info().Queued),
 		AuxiliaryMetadata: aux,
 	}
 	if !state.Began.IsZero() {
-		so.Worker = s.Worker
-		so.WorkerStartTimestamp = timestamppb.New(state.Began)
+		partial.Worker = s.Worker
+		partial.WorkerStartTimestamp = timestamppb.New(state.Began)
 	}
 	metadata, err := anypb.New(&repb.ExecuteOperationMetadata{
 		Stage:                    state.Stage,
@@ -231,7 +231,7 @@ func (s *server) message(o *queue.Operation, state queue.State, aux ...*anypb.An
 		DigestFunction:           o.Action().Function().Proto(),
 		StdoutStreamName:         state.Stdout,
 		StderrStreamName:         state.Stderr,
-		PartialExecutionMetadata: so,
+		PartialExecutionMetadata: partial,
 	})
 	if err != nil {
 		return nil, err
