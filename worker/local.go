@@ -178,7 +178,7 @@ func fault(s Stage, err error) error {
 		kind Kind
 	}{
 		{context.Canceled, Cancelled},
-		{context.DeadlineExceeded, Cancelled},
+		{context.DeadlineExceeded, Unavailable}, // of something on the way: an execution has no deadline
 		{cas.ErrInvalid, Invalid},
 		{cas.ErrFull, Exhausted},
 		{syscall.ENOSPC, Exhausted},    // of this host; an action that fills its own room is an Outcome

@@ -107,7 +107,8 @@ func TestRule110_FaultKeepsItsKind(t *testing.T) {
 		{&tree.MissingError{Blobs: []cas.Digest{cas.SHA256.Sum(nil)}}, Missing},
 		{cas.ErrInvalid, Invalid}, {cas.ErrFull, Exhausted}, {fmt.Errorf("write: %w", syscall.ENOSPC), Exhausted}, {cas.ErrCorrupt, Unavailable}, {cas.ErrNotFound, Unavailable},
 		{cas.ErrUnavailable, Unavailable},
-		{sandbox.ErrUnsupported, Unmet}, {policy.ErrRefused, Unmet}, {context.Canceled, Cancelled}, {errors.New("x"), Internal}, {faultf(Unmet, "x"), Unmet},
+		{sandbox.ErrUnsupported, Unmet}, {policy.ErrRefused, Unmet}, {context.Canceled, Cancelled},
+		{context.DeadlineExceeded, Unavailable}, {errors.New("x"), Internal}, {faultf(Unmet, "x"), Unmet},
 	} {
 		var f *Fault
 		if err := fault(Run, c.err); !errors.As(err, &f) || f.Kind != c.want || !errors.Is(err, c.err) {
