@@ -103,7 +103,7 @@ func actionCommand() *cobra.Command {
 		Args:    cobra.NoArgs,
 		RunE:    func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
 	}
-	cmd.AddCommand(actionShowCommand(), actionLogCommand())
+	cmd.AddCommand(actionLsCommand(), actionShowCommand(), actionLogCommand())
 	return cmd
 }
 

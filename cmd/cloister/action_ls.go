@@ -1,0 +1,232 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"strconv"
+	"strings"
+	"time"
+
+	"cloud.google.com/go/longrunning/autogen/longrunningpb"
+	repb "github.com/bazelbuild/remote-apis/build/bazel/remote/execution/v2"
+	"github.com/spf13/cobra"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/types/known/timestamppb"
+)
+
+// lsConfig is what the flags of action ls say.
+type lsConfig struct {
+	from                        origin
+	invocation, mnemonic, stage string
+	target                      string
+	failed, json                bool
+	most                        int
+}
+
+func actionLsCommand() *cobra.Command {
+	var c lsConfig
+	cmd := &cobra.Command{
+		Use:   "ls [--target LABEL] [--mnemonic NAME] [--invocation ID] [--stage STAGE] [--failed] [-n N] [--cas URL] [--instance NAME] [--json]",
+		Short: "Lists what a server executes and has executed lately",
+		Long: `Ls prints the executions that a server knows, the newest first: those that wait, those that run, and those that
+have ended, for as long as the server keeps them (serve: five minutes, and the last 10,000). It is what
+google.longrunning.Operations lists, and works with every server that serves that.
+
+Each line says how far the execution has come or how it ended, how long it ran, what it was for, its action, by which
+cloister action show and cloister run --action find it, and the name by which cloister action log -f follows it. A text
+that ends in an asterisk stands for all that begin so.
+
+It exits with 1 if the server does not list executions, and with 5 if it cannot be reached.`,
+		Example: `  cloister action ls
+  cloister action ls --failed -n 10
+  cloister action ls --stage EXECUTING --target '//server/*' --cas grpc://build.example.com:8980`,
+		Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			if c.most < 1 {
+				return fmt.Errorf("-n %d: write a positive number", c.most)
+			}
+			if _, known := repb.ExecutionStage_Value_value[c.stage]; c.stage != "" && !known {
+				return fmt.Errorf("--stage %q: there are QUEUED, EXECUTING, COMPLETED and CACHE_CHECK", c.stage)
+			}
+			ctx, end := stop(cmd.Context())
+			defer end()
+			return c.from.explain(c.print(ctx, cmd.OutOrStdout()), exitNo)
+		},
+	}
+	c.from.register(cmd)
+	f := cmd.Flags()
+	f.StringVar(&c.target, "target", "", "only executions for this target")
+	f.StringVar(&c.mnemonic, "mnemonic", "", "only actions of this kind")
+	f.StringVar(&c.invocation, "invocation", "", "only executions of this build")
+	f.StringVar(&c.stage, "stage", "", "only those in this stage: QUEUED, EXECUTING, COMPLETED")
+	f.BoolVar(&c.failed, "failed", false, "only those that ended otherwise than with exit code 0")
+	f.IntVarP(&c.most, "number", "n", 100, "how many to print at most")
+	f.BoolVar(&c.json, "json", false, "print one JSON list")
+	return cmd
+}
+
+// filter returns the filter of the request, as serve reads it.
+func (c *lsConfig) filter() string {
+	var terms []string
+	for _, t := range []struct{ key, value string }{
+		{"target", c.target}, {"mnemonic", c.mnemonic}, {"invocation", c.invocation}, {"stage", c.stage},
+	} {
+		if t.value != "" {
+			terms = append(terms, t.key+"="+strconv.Quote(t.value))
+		}
+	}
+	return strings.Join(terms, " ")
+}
+
+// print prints executions, page by page.
+func (c *lsConfig) print(ctx context.Context, out io.Writer) error {
+	conn, instance, err := c.from.dial()
+	if err != nil {
+		return err
+	}
+	defer conn.Close()
+	l := &logs{logConfig: &logConfig{from: c.from}, conn: conn, instance: instance, out: out}
+	operations, rows := longrunningpb.NewOperationsClient(conn), []execution{}
+	req := &longrunningpb.ListOperationsRequest{Name: instance, Filter: c.filter(), PageSize: int32(min(c.most, 1000))}
+	for len(rows) < c.most {
+		page, err := operations.ListOperations(ctx, req)
+		switch {
+		case status.Code(err) == codes.Unimplemented:
+			return &exit{exitNo, fmt.Errorf("the server at %s lists no executions: it does not serve google.longrunning.Operations", c.from.cas)}
+		case err != nil:
+			return l.explain("list executions", err)
+		}
+		for _, op := range page.Operations {
+			row, err := executionOf(op)
+			if err != nil {
+				return &exit{exitNo, fmt.Errorf("operation %s: %w", quote(op.Name), err)}
+			}
+			if c.failed && !row.failed() || len(rows) == c.most {
+				continue
+			}
+			rows = append(rows, row)
+			if c.json {
+				continue
+			}
+			if _, err := fmt.Fprintln(out, row.line()); err != nil {
+				return err
+			}
+		}
+		if req.PageToken = page.NextPageToken; req.PageToken == "" {
+			break
+		}
+	}
+	if c.json {
+		return printJSON(out, rows)
+	}
+	return nil
+}
+
+// An execution is what ls prints of an operation.
+type execution struct {
+	Operation  string  `json:"operation"`
+	Action     string  `json:"action"`
+	Stage      string  `json:"stage"`
+	Status     string  `json:"status,omitempty"` // of one that has ended: OK, or the code of its failure
+	ExitCode   *int32  `json:"exit_code,omitempty"`
+	Cached     bool    `json:"cached,omitempty"`
+	Worker     string  `json:"worker,omitempty"`
+	Queued     string  `json:"queued,omitempty"`
+	Ran        float64 `json:"ran_seconds,omitempty"`
+	Target     string  `json:"target,omitempty"`
+	Mnemonic   string  `json:"mnemonic,omitempty"`
+	Invocation string  `json:"invocation,omitempty"`
+	Message    string  `json:"message,omitempty"`
+}
+
+// executionOf reads an operation, which may be of any server.
+func executionOf(op *longrunningpb.Operation) (execution, error) {
+	var m repb.ExecuteOperationMetadata
+	if err := op.GetMetadata().UnmarshalTo(&m); err != nil {
+		return execution{}, errors.New("its metadata is no ExecuteOperationMetadata")
+	}
+	e := execution{Operation: op.Name, Stage: m.Stage.String(), Action: fmt.Sprintf("%s/%d", m.ActionDigest.GetHash(), m.ActionDigest.GetSizeBytes())}
+	if m.DigestFunction == repb.DigestFunction_BLAKE3 || m.DigestFunction == repb.DigestFunction_SHA256TREE || m.DigestFunction == repb.DigestFunction_GITSHA1 {
+		e.Action = strings.ToLower(m.DigestFunction.String()) + ":" + e.Action
+	}
+	e.times(m.PartialExecutionMetadata)
+	for _, aux := range m.PartialExecutionMetadata.GetAuxiliaryMetadata() {
+		var who repb.RequestMetadata
+		if aux.UnmarshalTo(&who) == nil {
+			e.Target, e.Mnemonic, e.Invocation = who.TargetId, who.ActionMnemonic, who.ToolInvocationId
+		}
+	}
+	if !op.Done {
+		return e, nil
+	}
+	var r repb.ExecuteResponse
+	switch {
+	case op.GetError() != nil:
+		e.Status, e.Message = codes.Code(op.GetError().Code).String(), op.GetError().Message
+	case op.GetResponse().UnmarshalTo(&r) != nil:
+		return execution{}, errors.New("its response is no ExecuteResponse")
+	default:
+		e.Status, e.Message, e.Cached = codes.Code(r.GetStatus().GetCode()).String(), r.Message, r.CachedResult
+		if r.Result != nil {
+			e.ExitCode = &r.Result.ExitCode
+			e.times(r.Result.ExecutionMetadata)
+		}
+	}
+	return e, nil
+}
+
+// times reads who executed it and when.
+func (e *execution) times(m *repb.ExecutedActionMetadata) {
+	if m == nil {
+		return
+	}
+	if m.Worker != "" {
+		e.Worker = m.Worker
+	}
+	if m.QueuedTimestamp != nil {
+		e.Queued = m.QueuedTimestamp.AsTime().UTC().Format(time.RFC3339Nano)
+	}
+	e.Ran = between(m.ExecutionStartTimestamp, m.ExecutionCompletedTimestamp).Seconds()
+}
+
+// between returns the time from one moment to another, 0 if one is not known.
+func between(from, to *timestamppb.Timestamp) time.Duration {
+	if from == nil || to == nil {
+		return 0
+	}
+	return max(to.AsTime().Sub(from.AsTime()), 0)
+}
+
+// failed reports whether it has ended otherwise than well.
+func (e *execution) failed() bool {
+	return e.Status != "" && (e.Status != codes.OK.String() || e.ExitCode != nil && *e.ExitCode != 0)
+}
+
+// line returns e for a person. What a client chose is quoted.
+func (e *execution) line() string {
+	state := strings.ToLower(e.Stage)
+	switch {
+	case e.Status == "":
+	case e.Status != codes.OK.String():
+		state = e.Status
+	case e.ExitCode != nil:
+		state = fmt.Sprintf("exit %d", *e.ExitCode)
+	}
+	ran := "-"
+	switch {
+	case e.Cached:
+		ran = "cached"
+	case e.Ran > 0:
+		ran = time.Duration(e.Ran * float64(time.Second)).Round(time.Millisecond).String()
+	}
+	what := "-"
+	if text := strings.TrimSpace(e.Mnemonic + " " + e.Target); text != "" {
+		what = quote(text)
+	}
+	return fmt.Sprintf("%-18s %10s  %-40s %s  %s", state, ran, what, e.Action, quote(e.Operation))
+}
