@@ -6,6 +6,7 @@ toolchain go1.26.8
 
 require (
 	cloud.google.com/go/longrunning v0.8.0
+	github.com/andybalholm/brotli v1.2.8
 	github.com/bazelbuild/remote-apis v0.0.0-20260908115904-76ddd98e1f92
 	github.com/bazelbuild/remote-apis-sdks v0.0.0-20240806195620-e9017eaf5982
 	github.com/goccy/go-yaml v1.19.2

@@ -16,7 +16,7 @@ import (
 
 	repb "github.com/bazelbuild/remote-apis/build/bazel/remote/execution/v2"
 	"github.com/cloister-build/cloister/cas"
-	"github.com/klauspost/compress/zstd"
+	"github.com/cloister-build/cloister/cas/compress"
 	bspb "google.golang.org/genproto/googleapis/bytestream"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
@@ -117,7 +117,7 @@ func (s *Store) Open(ctx context.Context, d cas.Digest, off int64) (io.ReadClose
 	r := &reader{s: s, d: d, next: off}
 	r.ctx, r.cancel = context.WithCancel(ctx)
 	// Some servers ignore the offset into a compressed blob, and in a part that would not be noticed.
-	if err := r.open(t.zstd && off == 0 && d.Size() >= worthwhile); err != nil {
+	if err := r.open(t.zstd && off == 0 && d.Size() >= compress.Worthwhile); err != nil {
 		r.Close()
 		return nil, err
 	}
@@ -172,7 +172,7 @@ func (s *Store) readBatch(ctx context.Context, t *terms, ds []cas.Digest) ([]bat
 		case codes.OK:
 			data, err := r.Data, error(nil)
 			if r.Compressor == repb.Compressor_ZSTD {
-				data, err = inflate(data, d.Size())
+				data, err = compress.Decode(r.Compressor, data, d.Size())
 			}
 			all[i] = batched{data: data}
 			if err != nil || fn.Sum(data) != d {
@@ -193,11 +193,11 @@ type reader struct {
 	cancel context.CancelFunc
 
 	in      *messages
-	decoder *zstd.Decoder // of in, if the stream is compressed
-	broken  int           // how many streams in a row broke off early
-	begun   int64         // offset at which this one began
-	next    int64         // offset of what is to be read next
-	err     error         // what ended it
+	decoder *compress.Reader // of in, if the stream is compressed
+	broken  int              // how many streams in a row broke off early
+	begun   int64            // offset at which this one began
+	next    int64            // offset of what is to be read next
+	err     error            // what ended it
 }
 
 // open begins a stream at r.next, and waits for its first message: only that says whether the blob is there.
@@ -217,8 +217,7 @@ func (r *reader) open(compressed bool) error {
 		return r.failed(err)
 	}
 	if compressed {
-		r.decoder = decoders.Get().(*zstd.Decoder)
-		return r.decoder.Reset(r.in)
+		r.decoder = compress.NewReader(repb.Compressor_ZSTD, r.in)
 	}
 	return nil
 }
@@ -272,8 +271,7 @@ func (r *reader) failed(err error) error {
 // recycle gives back the decoder.
 func (r *reader) recycle() {
 	if r.decoder != nil {
-		r.decoder.Reset(nil)
-		decoders.Put(r.decoder)
+		r.decoder.Release()
 		r.decoder = nil
 	}
 }

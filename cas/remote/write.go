@@ -14,7 +14,7 @@ import (
 
 	repb "github.com/bazelbuild/remote-apis/build/bazel/remote/execution/v2"
 	"github.com/cloister-build/cloister/cas"
-	"github.com/klauspost/compress/zstd"
+	"github.com/cloister-build/cloister/cas/compress"
 	bspb "google.golang.org/genproto/googleapis/bytestream"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
@@ -118,7 +118,7 @@ func (s *Store) update(ctx context.Context, t *terms, blobs []cas.Blob) []error 
 	for i, b := range blobs {
 		r := &repb.BatchUpdateBlobsRequest_Request{Digest: b.Digest.Proto(), Data: b.Data}
 		if t.zstdPut {
-			if data := deflate(b.Data); data != nil {
+			if data := compress.Encode(repb.Compressor_ZSTD, b.Data); data != nil {
 				r.Data, r.Compressor = data, repb.Compressor_ZSTD
 			}
 		}
@@ -160,12 +160,8 @@ func (s *Store) putStream(ctx context.Context, t *terms, src *source) error {
 	out := &pieces{stream: stream, name: s.resource("uploads/" + newUUID() + "/" + name)}
 	w, flush := io.Writer(out), func() error { return nil }
 	if t.zstd {
-		e := encoders.Get().(*zstd.Encoder)
-		defer func() {
-			e.Reset(nil)
-			encoders.Put(e)
-		}()
-		e.Reset(out)
+		e := compress.NewWriter(repb.Compressor_ZSTD, out)
+		defer e.Release()
 		w, flush = e, e.Close
 	}
 	if err = src.copyTo(w); err == nil {

@@ -1,0 +1,78 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package compress
+
+import (
+	"bufio"
+	"io"
+
+	"github.com/andybalholm/brotli"
+	"github.com/klauspost/compress/flate"
+	"github.com/klauspost/compress/zstd"
+)
+
+const (
+	// MaxWindow bounds the memory, in bytes, that a Zstandard frame may ask for to be read. No encoder's usual level
+	// needs more than 8 MiB, and the --ultra ones up to 20 no more than this.
+	MaxWindow = 32 << 20
+	// window is what our own frames ask for.
+	window = 1 << 20
+)
+
+func newZstdEncoder() encoder {
+	// An empty blob is an empty frame, since not every decoder takes no bytes at all for one.
+	e, err := zstd.NewWriter(nil, zstd.WithEncoderConcurrency(1), zstd.WithLowerEncoderMem(true),
+		zstd.WithEncoderLevel(zstd.SpeedFastest), zstd.WithWindowSize(window), zstd.WithZeroFrames(true))
+	if err != nil {
+		panic(err) // only an option can be wrong
+	}
+	return e
+}
+
+func newZstdDecoder() decoder {
+	d, err := zstd.NewReader(nil, zstd.WithDecoderConcurrency(1), zstd.WithDecoderLowmem(true), zstd.WithDecoderMaxWindow(MaxWindow))
+	if err != nil {
+		panic(err)
+	}
+	return d
+}
+
+func newBrotliEncoder() encoder {
+	return brotli.NewWriterOptions(nil, brotli.WriterOptions{Quality: 3, LGWin: 18})
+}
+
+func newBrotliDecoder() decoder { return new(brotli.Reader) }
+
+func newDeflateEncoder() encoder {
+	e, err := flate.NewWriter(nil, flate.BestSpeed)
+	if err != nil {
+		panic(err)
+	}
+	return e
+}
+
+// An inflater reads raw deflate (RFC 1951). It sees to it that the stream is all there is in its buffer.
+type inflater struct {
+	in *bufio.Reader // of which the reader takes no byte too many
+	r  io.ReadCloser
+}
+
+func newDeflateDecoder() decoder {
+	in := bufio.NewReaderSize(nil, 32<<10)
+	return &inflater{in, flate.NewReader(in)}
+}
+
+// Reset implements decoder.
+func (f *inflater) Reset(r io.Reader) error {
+	f.in.Reset(r)
+	return f.r.(flate.Resetter).Reset(f.in, nil)
+}
+
+// Read implements io.Reader.
+func (f *inflater) Read(p []byte) (int, error) {
+	n, err := f.r.Read(p)
+	if err == io.EOF && f.in.Buffered() > 0 {
+		err = errTrailing
+	}
+	return n, err
+}
