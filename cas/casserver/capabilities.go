@@ -9,6 +9,7 @@ import (
 	repb "github.com/bazelbuild/remote-apis/build/bazel/remote/execution/v2"
 	"github.com/bazelbuild/remote-apis/build/bazel/semver"
 	"github.com/cloister-build/cloister/cas"
+	"github.com/cloister-build/cloister/cas/compress"
 	"google.golang.org/protobuf/proto"
 )
 
@@ -48,6 +49,9 @@ func (s *capabilities) GetCapabilities(ctx context.Context, req *repb.GetCapabil
 			CachePriorityCapabilities:     priorities,
 			MaxBatchTotalSizeBytes:        s.MaxBatchBytes,
 			SymlinkAbsolutePathStrategy:   repb.SymlinkAbsolutePathStrategy_ALLOWED,
+			SupportedCompressors:          compress.Compressors(),
+
+			SupportedBatchUpdateCompressors: compress.Compressors(),
 		},
 	}
 	if s.MaxBlobBytes < math.MaxInt64 {

@@ -186,17 +186,6 @@ func TestRule010_LargerBlobIsInvalidByEveryPath(t *testing.T) {
 	}
 }
 
-func TestRule011_NoCompressorIsAdvertisedNorServed(t *testing.T) {
-	c := serve(t, casserver.Config{})
-	r := c.capabilities(t).CacheCapabilities
-	if len(r.SupportedCompressors) != 0 || len(r.SupportedBatchUpdateCompressors) != 0 {
-		t.Errorf("advertised: %v, %v", r.SupportedCompressors, r.SupportedBatchUpdateCompressors)
-	}
-	d := c.put(t, "data")
-	_, err := c.read(t.Context(), &bspb.ReadRequest{ResourceName: "compressed-blobs/zstd/" + d.Hash() + "/4"})
-	wantCode(t, err, codes.InvalidArgument, "blobs/HASH/SIZE")
-}
-
 func TestRule012_AbsoluteSymlinksAreAllowed(t *testing.T) {
 	c := serve(t, casserver.Config{})
 	if s := c.capabilities(t).CacheCapabilities.SymlinkAbsolutePathStrategy; s != repb.SymlinkAbsolutePathStrategy_ALLOWED {

@@ -1,12 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Package casserver serves the stores and action caches of cas.Instances by the Remote Execution API:
-// Capabilities, ContentAddressableStorage, ByteStream and ActionCache. It keeps no state of its own,
-// decides nothing about who may call, and does not serve Execution.
+// Capabilities, ContentAddressableStorage, ByteStream and ActionCache. It decides nothing about who may
+// call, and does not serve Execution.
 //
-// What it holds in memory for a call is bounded: one message of the request, a page of the reply, and
-// for GetTree the digests of the tree. An upload is a stream from the client into Store.Put; one that
-// breaks off leaves nothing behind, and so the client begins again at offset 0.
+// What it holds in memory for a call is bounded: one message of the request, a page of the reply, the window
+// of a compressor, and for GetTree the digests of the tree. An upload is a stream from the client into
+// Store.Put. Of one that breaks off, that Put is kept for ten minutes, and another stream may go on with it;
+// this is the only state that the package has. A compressed one begins again at offset 0.
 package casserver
 
 import (
@@ -55,8 +56,10 @@ type Config struct {
 	Rights func(ctx context.Context, instance string) (execute, update bool)
 }
 
-// Register adds the four services to s. The stores stay the caller's to close, after s has stopped.
-func Register(s *grpc.Server, c Config) {
+// Register adds the four services to s. The caller calls stop when s has stopped, or is to stop, and before the
+// stores are closed, which stay the caller's: it ends the uploads that are kept until their clients go on with them,
+// and waits. From then on, uploads of more than a message are UNAVAILABLE.
+func Register(s *grpc.Server, c Config) (stop func()) {
 	if c.MaxBatchBytes < 1 || c.MaxBatchBytes > maxBatch {
 		c.MaxBatchBytes = maxBatch
 	}
@@ -65,8 +68,10 @@ func Register(s *grpc.Server, c Config) {
 	}
 	repb.RegisterCapabilitiesServer(s, &capabilities{Config: c})
 	repb.RegisterContentAddressableStorageServer(s, &storage{Config: c})
-	bspb.RegisterByteStreamServer(s, &byteStream{Config: c})
+	u := newUploads()
+	bspb.RegisterByteStreamServer(s, &byteStream{Config: c, uploads: u})
 	repb.RegisterActionCacheServer(s, &actionCache{Config: c})
+	return u.close
 }
 
 // digest returns p as a digest of the function that a request to in states, or that p has the length of.
@@ -88,8 +93,11 @@ func (c *Config) checkSize(d cas.Digest) error {
 }
 
 // explain says which blob err befell in which operation and, where the client or its operator can do
-// something about it, what. It wraps err.
+// something about it, what. It wraps err, and is nil if that is.
 func explain(op string, d cas.Digest, err error) error {
+	if err == nil {
+		return nil
+	}
 	// Most errors of a store name the blob already; that is no part of its contract.
 	if !strings.Contains(err.Error(), d.String()) {
 		op += " " + d.String()

@@ -34,10 +34,11 @@ type client struct {
 
 	instances cas.Instances
 	log       *bytes.Buffer // complete after the call it is about
+	stop      func()        // ends the uploads that are kept
 }
 
 // serve starts a server; the zero Config serves instances in memory.
-func serve(t *testing.T, c casserver.Config) *client {
+func serve(t testing.TB, c casserver.Config) *client {
 	t.Helper()
 	var log bytes.Buffer
 	cl := serveWith(t, c, casserver.ServerOptions(slog.New(slog.NewTextHandler(&log, nil)))...)
@@ -46,16 +47,19 @@ func serve(t *testing.T, c casserver.Config) *client {
 }
 
 // serveWith is serve with other options.
-func serveWith(t *testing.T, c casserver.Config, options ...grpc.ServerOption) *client {
+func serveWith(t testing.TB, c casserver.Config, options ...grpc.ServerOption) *client {
 	t.Helper()
 	if c.Instances == nil {
 		c.Instances = castest.Instances()
 	}
 	s := grpc.NewServer(options...)
-	casserver.Register(s, c)
+	stop := casserver.Register(s, c)
 	l := bufconn.Listen(1 << 20)
 	go s.Serve(l)
-	t.Cleanup(s.Stop)
+	t.Cleanup(func() {
+		s.Stop()
+		stop()
+	})
 	conn, err := grpc.NewClient("passthrough:///bufconn",
 		grpc.WithTransportCredentials(insecure.NewCredentials()),
 		grpc.WithContextDialer(func(ctx context.Context, _ string) (net.Conn, error) { return l.DialContext(ctx) }))
@@ -65,7 +69,7 @@ func serveWith(t *testing.T, c casserver.Config, options ...grpc.ServerOption) *
 	t.Cleanup(func() { conn.Close() })
 	return &client{
 		repb.NewCapabilitiesClient(conn), repb.NewContentAddressableStorageClient(conn),
-		bspb.NewByteStreamClient(conn), repb.NewActionCacheClient(conn), c.Instances, nil,
+		bspb.NewByteStreamClient(conn), repb.NewActionCacheClient(conn), c.Instances, nil, stop,
 	}
 }
 
@@ -143,7 +147,7 @@ func noise(n int) string {
 }
 
 // wantCode fails the test unless err has the code and its text the words.
-func wantCode(t *testing.T, err error, code codes.Code, words ...string) {
+func wantCode(t testing.TB, err error, code codes.Code, words ...string) {
 	t.Helper()
 	if got := status.Code(err); got != code {
 		t.Errorf("got %v (%v), want %v", got, err, code)

@@ -10,20 +10,23 @@ import (
 
 	repb "github.com/bazelbuild/remote-apis/build/bazel/remote/execution/v2"
 	"github.com/cloister-build/cloister/cas"
+	"github.com/cloister-build/cloister/cas/compress"
 )
 
 // A resource is what a ByteStream resource name says:
 //
-//	read:  [INSTANCE/]blobs/[FUNCTION/]HASH/SIZE
-//	write: [INSTANCE/]uploads/UPLOAD/blobs/[FUNCTION/]HASH/SIZE[/ANYTHING]
+//	read:  [INSTANCE/]BLOBS/[FUNCTION/]HASH/SIZE
+//	write: [INSTANCE/]uploads/UPLOAD/BLOBS/[FUNCTION/]HASH/SIZE[/ANYTHING]
 //
-// INSTANCE may have several segments. Where compressed-blobs/COMPRESSOR stands for blobs, the name is
-// refused: no compressor is served.
+// where BLOBS is blobs or compressed-blobs/COMPRESSOR, and INSTANCE may have several segments. HASH and SIZE are
+// those of the blob uncompressed; whether they are a digest is for digest to say.
 type resource struct {
-	instance string
-	function repb.DigestFunction_Value // UNKNOWN if the name does not state it
-	hash     string
-	size     int64
+	instance   string
+	upload     string                    // of a write, and never empty
+	compressor repb.Compressor_Value     // IDENTITY for blobs, else one that is served
+	function   repb.DigestFunction_Value // UNKNOWN if the name does not state it
+	hash       string
+	size       int64
 }
 
 // digest returns the digest that the name states, of a function that in serves. A malformed one is cas.ErrInvalid.
@@ -41,55 +44,63 @@ func parseRead(name string) (resource, error) {
 	if i < 0 {
 		return resource{}, badName(name, "has no segment blobs")
 	}
-	return parse(name, segs[:i], segs[i:], false)
+	return parse(name, segs[:i], "", segs[i:])
 }
 
-// parseWrite parses the name of an upload. The name of the upload itself is of no consequence, since
-// none is kept, but must be there. A malformed name is cas.ErrInvalid.
+// parseWrite parses the name of an upload, whose own name may be any text but none. A malformed name is
+// cas.ErrInvalid.
 func parseWrite(name string) (resource, error) {
 	segs := strings.Split(name, "/")
 	i := slices.Index(segs, "uploads")
 	if i < 0 || len(segs) < i+3 || segs[i+1] == "" {
 		return resource{}, badName(name, "has no segments uploads/UUID/blobs")
 	}
-	return parse(name, segs[:i], segs[i+2:], true)
+	return parse(name, segs[:i], segs[i+1], segs[i+2:])
 }
 
-// parse parses a name from the segments of its instance and those from blobs on.
-func parse(name string, instance, blob []string, trailing bool) (resource, error) {
-	r := resource{instance: strings.Join(instance, "/")}
+// parse parses a name from the segments of its instance, its upload if it has one, and the segments from blobs on.
+func parse(name string, instance []string, upload string, blob []string) (resource, error) {
+	r := resource{instance: strings.Join(instance, "/"), upload: upload}
 	if len(instance) > 0 && r.instance == "" {
 		return resource{}, badName(name, "begins with a slash")
 	}
-	if err := cas.CheckInstanceName(r.instance); err != nil {
+	err := cas.CheckInstanceName(r.instance)
+	if err != nil {
 		return resource{}, err
 	}
-	switch blob[0] {
-	case "blobs":
+	kind, blob := blob[0], blob[1:]
+	switch {
+	case kind == "blobs":
+	case kind == "compressed-blobs" && len(blob) > 0:
+		if r.compressor, err = compress.Parse(blob[0]); err != nil {
+			return resource{}, fmt.Errorf("%w; so is every blob uncompressed, as blobs/HASH/SIZE", err)
+		}
 		blob = blob[1:]
-	case "compressed-blobs":
-		return resource{}, badName(name, "names a compressor, and none is served; use blobs/HASH/SIZE")
+	case kind == "compressed-blobs":
+		return resource{}, badName(name, "does not have the form compressed-blobs/COMPRESSOR/HASH/SIZE")
 	default:
 		return resource{}, badName(name, "has no segment blobs after its upload")
 	}
-	if len(blob) > 0 {
+	if len(blob) > 0 && blob[0] == strings.ToLower(blob[0]) {
 		if v := repb.DigestFunction_Value_value[strings.ToUpper(blob[0])]; v != 0 {
 			r.function, blob = repb.DigestFunction_Value(v), blob[1:]
 		}
 	}
-	if len(blob) < 2 || len(blob) > 2 && !trailing {
+	if len(blob) < 2 || len(blob) > 2 && upload == "" {
 		return resource{}, badName(name, "does not have the form blobs/HASH/SIZE")
 	}
-	if len(blob[0]) > maxHash {
+	if r.hash = blob[0]; len(r.hash) > maxHash {
 		return resource{}, badName(name, "has a hash that is too long for any digest function")
 	}
-	size, err := strconv.ParseInt(blob[1], 10, 64)
-	if err != nil || strconv.FormatInt(size, 10) != blob[1] {
+	r.size, err = strconv.ParseInt(blob[1], 10, 64)
+	if err != nil || strconv.FormatInt(r.size, 10) != blob[1] {
 		return resource{}, badName(name, "has a size that is no decimal number of bytes")
 	}
-	r.hash, r.size = blob[0], size
 	return r, nil
 }
+
+// compressed reports whether the data is.
+func (r resource) compressed() bool { return r.compressor != repb.Compressor_IDENTITY }
 
 func badName(name, fault string) error {
 	return fmt.Errorf("%w resource name: %+.256q %s", cas.ErrInvalid, name, fault)

@@ -4,10 +4,13 @@ package casserver
 
 import (
 	"errors"
+	"strconv"
 	"strings"
 	"testing"
 
+	repb "github.com/bazelbuild/remote-apis/build/bazel/remote/execution/v2"
 	"github.com/cloister-build/cloister/cas"
+	"github.com/cloister-build/cloister/cas/compress"
 )
 
 func TestResourceNames(t *testing.T) {
@@ -57,9 +60,21 @@ func TestResourceNames(t *testing.T) {
 		{"blobs/" + strings.ToUpper(d.Hash()) + "/4", "", false, false},
 		{"blobs/murmur3/" + d.Hash() + "/4", "", false, false},
 		{"blobs/unknown/" + d.Hash() + "/4", "", false, false},
-		{"compressed-blobs/zstd/" + d.Hash() + "/4", "", false, false},
-		{"uploads/u/compressed-blobs/zstd/" + d.Hash() + "/4", "", false, false},
+		{"blobs/SHA256/" + d.Hash() + "/4", "", false, false},
+		{"compressed-blobs/zstd/" + d.Hash() + "/4", "", true, false},
+		{"a/compressed-blobs/deflate/" + d.Hash() + "/4", "a", true, false},
+		{"compressed-blobs/brotli/sha256/" + d.Hash() + "/4", "", true, false},
+		{"uploads/u/compressed-blobs/zstd/" + d.Hash() + "/4", "", false, true},
+		{"a/b/uploads/u/compressed-blobs/brotli/sha256/" + d.Hash() + "/4/x/y", "a/b", false, true},
 		{"compressed-blobs", "", false, false},
+		{"compressed-blobs/", "", false, false},
+		{"compressed-blobs/zstd", "", false, false},
+		{"compressed-blobs/" + d.Hash() + "/4", "", false, false},
+		{"compressed-blobs/ZSTD/" + d.Hash() + "/4", "", false, false},
+		{"compressed-blobs/identity/" + d.Hash() + "/4", "", false, false},
+		{"compressed-blobs/zstd/zstd/" + d.Hash() + "/4", "", false, false},
+		{"compressed-blobs/sha256/zstd/" + d.Hash() + "/4", "", false, false},
+		{"uploads/u/compressed-blobs", "", false, false},
 	} {
 		for _, way := range []struct {
 			verb  string
@@ -69,14 +84,14 @@ func TestResourceNames(t *testing.T) {
 			{"read", parseRead, row.read},
 			{"write", parseWrite, row.write},
 		} {
-			r, err := way.parse(row.name)
-			var got cas.Digest
+			got, err := way.parse(row.name)
+			var gotDigest cas.Digest
 			if err == nil {
-				got, err = r.digest(served)
+				gotDigest, err = got.digest(served)
 			}
 			switch {
-			case way.valid && (err != nil || r.instance != row.instance || got != d):
-				t.Errorf("%s %q: got %v, %v, %v, want %q, %v", way.verb, row.name, r, got, err, row.instance, d)
+			case way.valid && (err != nil || got.instance != row.instance || gotDigest != d || (got.upload == "") != (way.verb == "read")):
+				t.Errorf("%s %q: got %+v, %v, want %q, %v", way.verb, row.name, got, err, row.instance, d)
 			case !way.valid && !errors.Is(err, cas.ErrInvalid):
 				t.Errorf("%s %q: got %v, %v, want ErrInvalid", way.verb, row.name, got, err)
 			}
@@ -87,18 +102,45 @@ func TestResourceNames(t *testing.T) {
 // served is an instance with every digest function.
 var served = &cas.Instance{}
 
+// String returns the name that is parsed to r.
+func (r resource) String() string {
+	var segs []string
+	if r.instance != "" {
+		segs = append(segs, r.instance)
+	}
+	if r.upload != "" {
+		segs = append(segs, "uploads", r.upload)
+	}
+	if r.compressed() {
+		segs = append(segs, "compressed-blobs", compress.Name(r.compressor))
+	} else {
+		segs = append(segs, "blobs")
+	}
+	return strings.Join(segs, "/") + "/" + tail(r)
+}
+
+// tail returns what the name of r has after blobs or the compressor.
+func tail(r resource) string {
+	text := r.hash + "/" + strconv.FormatInt(r.size, 10)
+	if r.function != repb.DigestFunction_UNKNOWN {
+		text = strings.ToLower(r.function.String()) + "/" + text
+	}
+	return text
+}
+
 // FuzzResourceName checks that whatever is accepted means the same when written out again, and that
 // whatever is refused is the client's fault.
 func FuzzResourceName(f *testing.F) {
 	blob := cas.SHA256.Sum([]byte("data")).Resource()
 	for _, name := range []string{
 		blob, "a/b/" + blob, "uploads/u/" + blob, "a/uploads/u/" + blob + "/x", "uploads/u/compressed-blobs/zstd/" + blob[6:],
-		"blobs/sha256/" + blob[6:], "blobs/blake3/" + blob[6:], "//", "uploads//blobs", "blobs",
+		"blobs/sha256/" + blob[6:], "blobs/blake3/" + blob[6:], "//", "uploads//blobs", "blobs", "compressed-blobs/brotli/" + blob[6:],
+		"a/uploads/blobs/compressed-blobs/deflate/sha256/" + blob[6:] + "/blobs/uploads", "compressed-blobs//" + blob[6:],
 	} {
 		f.Add(name)
 	}
 	f.Fuzz(func(t *testing.T, name string) {
-		for prefix, parse := range map[string]func(string) (resource, error){"": parseRead, "uploads/u/": parseWrite} {
+		for _, parse := range []func(string) (resource, error){parseRead, parseWrite} {
 			r, err := parse(name)
 			if err != nil {
 				if !errors.Is(err, cas.ErrInvalid) {
@@ -106,24 +148,22 @@ func FuzzResourceName(f *testing.F) {
 				}
 				continue
 			}
+			if d, err := r.digest(served); err != nil && !errors.Is(err, cas.ErrInvalid) {
+				t.Errorf("%q: error %v is not ErrInvalid", name, err)
+			} else if err == nil {
+				again, err := parse(strings.TrimSuffix(r.String(), tail(r)) + strings.TrimPrefix(d.Resource(), "blobs/"))
+				if same, _ := again.digest(served); err != nil || same != d {
+					t.Errorf("%q names %v, and by the name of that %v, %v", name, d, same, err)
+				}
+			}
 			if err := cas.CheckInstanceName(r.instance); err != nil {
 				t.Errorf("%q: instance %q: %v", name, r.instance, err)
 			}
-			d, err := r.digest(served)
-			if err != nil {
-				if !errors.Is(err, cas.ErrInvalid) {
-					t.Errorf("%q: error %v is not ErrInvalid", name, err)
-				}
-				continue
+			if got, err := parse(r.String()); got != r || err != nil {
+				t.Errorf("%q is %+v, but %q is %+v, %v", name, r, r, got, err)
 			}
-			again := prefix + d.Resource()
-			if r.instance != "" {
-				again = r.instance + "/" + again
-			}
-			if got, err := parse(again); err != nil || got.instance != r.instance {
-				t.Errorf("%q is %v, but %q is %v, %v", name, r, again, got, err)
-			} else if same, err := got.digest(served); err != nil || same != d {
-				t.Errorf("%q names %v, but %q names %v, %v", name, d, again, same, err)
+			if text := r.String(); text != name && !strings.HasPrefix(name, text+"/") {
+				t.Errorf("%q is printed as %q", name, text)
 			}
 		}
 	})

@@ -4,9 +4,11 @@ package casserver
 
 import (
 	"context"
+	"slices"
 
 	repb "github.com/bazelbuild/remote-apis/build/bazel/remote/execution/v2"
 	"github.com/cloister-build/cloister/cas"
+	"github.com/cloister-build/cloister/cas/compress"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/proto"
@@ -52,14 +54,17 @@ func (s *storage) BatchUpdateBlobs(ctx context.Context, req *repb.BatchUpdateBlo
 	if err != nil {
 		return nil, cas.Status(err)
 	}
-	var total int64
+	rest := s.MaxBatchBytes
 	for _, r := range req.Requests {
-		total += int64(len(r.Data))
-	}
-	if total > s.MaxBatchBytes {
-		return nil, status.Errorf(codes.InvalidArgument,
-			"batch has %d bytes, above the %d of max_batch_total_size_bytes; send smaller batches or use ByteStream.Write",
-			total, s.MaxBatchBytes)
+		n := int64(len(r.Data))
+		if r.Compressor != repb.Compressor_IDENTITY {
+			n = max(n, r.Digest.GetSizeBytes()) // what it takes once it is decompressed
+		}
+		if rest -= n; rest < 0 {
+			return nil, status.Errorf(codes.InvalidArgument,
+				"batch is above the %d bytes of max_batch_total_size_bytes, uncompressed; send smaller batches or use ByteStream.Write",
+				s.MaxBatchBytes)
+		}
 	}
 	var reply int
 	for _, r := range req.Requests {
@@ -72,10 +77,10 @@ func (s *storage) BatchUpdateBlobs(ctx context.Context, req *repb.BatchUpdateBlo
 	var blobs []cas.Blob
 	var answers []*repb.BatchUpdateBlobsResponse_Response // to blobs
 	for i, r := range req.Requests {
-		d, err := s.offered(in, req.DigestFunction, r)
+		b, err := s.offered(in, req.DigestFunction, r)
 		resp.Responses[i] = &repb.BatchUpdateBlobsResponse_Response{Digest: r.Digest, Status: status.Convert(err).Proto()}
 		if err == nil {
-			blobs = append(blobs, cas.Blob{Digest: d, Data: r.Data})
+			blobs = append(blobs, b)
 			answers = append(answers, resp.Responses[i])
 		}
 	}
@@ -87,20 +92,30 @@ func (s *storage) BatchUpdateBlobs(ctx context.Context, req *repb.BatchUpdateBlo
 	return resp, nil
 }
 
-// offered returns the digest of a blob of a batch, or as a status why it cannot be stored, whatever its data.
-func (s *storage) offered(in *cas.Instance, f repb.DigestFunction_Value, r *repb.BatchUpdateBlobsRequest_Request) (cas.Digest, error) {
-	if r.Compressor != repb.Compressor_IDENTITY {
-		return cas.Digest{}, status.Errorf(codes.InvalidArgument, "compressor %v is not served; send the blob uncompressed", r.Compressor)
-	}
+// offered returns a blob of a batch, uncompressed, or as a status why it cannot be stored. Whether the data is what the
+// digest names is for the store to see.
+func (s *storage) offered(in *cas.Instance, f repb.DigestFunction_Value, r *repb.BatchUpdateBlobsRequest_Request) (cas.Blob, error) {
 	d, err := digest(in, f, r.Digest)
 	if err == nil {
 		err = s.checkSize(d)
 	}
-	return d, cas.Status(err)
+	if err != nil {
+		return cas.Blob{}, cas.Status(err)
+	}
+	b := cas.Blob{Digest: d, Data: r.Data}
+	switch {
+	case r.Compressor == repb.Compressor_IDENTITY:
+	case !compress.Served(r.Compressor):
+		return cas.Blob{}, status.Errorf(codes.InvalidArgument, "upload %s: compressor %v is not served; send the blob uncompressed, or by one of %s",
+			d, r.Compressor, compress.Names())
+	default:
+		b.Data, err = compress.Decode(r.Compressor, r.Data, d.Size())
+	}
+	return b, cas.Status(explain("upload", d, err))
 }
 
-// BatchReadBlobs returns blobs, uncompressed, and says for each of them how that went. Only a batch
-// with too much data fails as a whole.
+// BatchReadBlobs returns blobs, compressed if the client takes that and it saves something, and says for each of
+// them how that went. Only a batch with too much data, uncompressed, fails as a whole.
 func (s *storage) BatchReadBlobs(ctx context.Context, req *repb.BatchReadBlobsRequest) (*repb.BatchReadBlobsResponse, error) {
 	in, err := s.Instances(req.InstanceName)
 	if err != nil {
@@ -129,15 +144,27 @@ func (s *storage) BatchReadBlobs(ctx context.Context, req *repb.BatchReadBlobsRe
 			ds = append(ds, d)
 		}
 	}
+	by := repb.Compressor_IDENTITY
+	for _, c := range compress.Compressors() {
+		if slices.Contains(req.AcceptableCompressors, c) {
+			by = c
+			break
+		}
+	}
 	// If what is far cannot be fetched, each blob says so itself below: some may be near.
 	_ = cas.Fetch(ctx, in.Store, ds)
 	resp := &repb.BatchReadBlobsResponse{Responses: make([]*repb.BatchReadBlobsResponse_Response, len(req.Digests))}
 	for i, p := range req.Digests {
 		b, err := readBlob(ctx, in, req.DigestFunction, p)
 		r := &repb.BatchReadBlobsResponse_Response{Digest: p, Data: b, Status: status.Convert(err).Proto()}
+		if by != repb.Compressor_IDENTITY {
+			if packed := compress.Encode(by, b); packed != nil {
+				r.Data, r.Compressor = packed, by
+			}
+		}
 		more := max(proto.Size(r)-entrySize(p), 0)
 		if more > room {
-			r.Data, more = nil, 0
+			r.Data, r.Compressor, more = nil, repb.Compressor_IDENTITY, 0
 			r.Status = status.New(codes.ResourceExhausted, "reply is full; ask again").Proto()
 		}
 		room -= more

@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"runtime"
 	"slices"
 	"strings"
 	"testing"
@@ -16,7 +17,9 @@ import (
 	"github.com/cloister-build/cloister/cas"
 	"github.com/cloister-build/cloister/cas/casserver"
 	"github.com/cloister-build/cloister/cas/castest"
+	"github.com/cloister-build/cloister/cas/compress"
 	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/proto"
 )
 
@@ -156,7 +159,16 @@ func (s trusting) Put(ctx context.Context, d cas.Digest, r io.Reader) error {
 func TestRule027_BatchAboveTheLimitIsInvalid(t *testing.T) {
 	c := serve(t, casserver.Config{MaxBatchBytes: 10})
 	_, err := c.BatchUpdateBlobs(t.Context(), updates("12345", "123456"))
-	wantCode(t, err, codes.InvalidArgument, "11", "10", "ByteStream.Write")
+	wantCode(t, err, codes.InvalidArgument, "10", "ByteStream.Write")
+	req := packed(t, repb.Compressor_ZSTD, strings.Repeat("a", 6), strings.Repeat("b", 4))
+	_, err = c.BatchUpdateBlobs(t.Context(), updates("12345", "12346"))
+	wantCode(t, err, codes.OK)
+	huge := &repb.Digest{Hash: sum("a").Hash(), SizeBytes: 1 << 62}
+	for _, r := range req.Requests {
+		r.Digest = huge
+	}
+	_, err = c.BatchUpdateBlobs(t.Context(), req)
+	wantCode(t, err, codes.InvalidArgument, "10", "ByteStream.Write")
 }
 
 func TestRule028_NoRoomIsResourceExhaustedForTheBlob(t *testing.T) {
@@ -185,12 +197,85 @@ func TestRule028_NoRoomIsResourceExhaustedForTheBlob(t *testing.T) {
 	}
 }
 
+// packed returns a request to store the blobs compressed.
+func packed(t *testing.T, c repb.Compressor_Value, blobs ...string) *repb.BatchUpdateBlobsRequest {
+	t.Helper()
+	req := updates(blobs...)
+	for _, r := range req.Requests {
+		r.Data, r.Compressor = []byte(pack(t, c, string(r.Data))), c
+	}
+	return req
+}
+
+func TestRule029_BatchUpdateDecompresses(t *testing.T) {
+	for _, by := range compress.Compressors() {
+		t.Run(compress.Name(by), func(t *testing.T) {
+			c := serve(t, casserver.Config{MaxBlobBytes: 3 << 20})
+			text := strings.Repeat("text ", 1000)
+			req := packed(t, by, "a", text, "", "corrupt", "other", "longer", "shorter", "too large", "garbage", "no data", "wrong size")
+			req.Requests = append(req.Requests, updates("plain").Requests...)
+			r := req.Requests
+			r[3].Data = []byte("corrupt")
+			r[4].Data = []byte(pack(t, by, "OTHER"))
+			r[5].Data = []byte(pack(t, by, "longer."))
+			r[6].Data = []byte(pack(t, by, "short"))
+			r[7].Digest.SizeBytes = 3<<20 + 1
+			r[8].Data = append(r[8].Data, "garbage"...)
+			r[9].Data = nil
+			r[10].Digest.SizeBytes--
+			got := c.update(t, req)
+			bad := codes.InvalidArgument
+			want := []codes.Code{codes.OK, codes.OK, codes.OK, bad, bad, bad, bad, bad, bad, bad, bad, codes.OK}
+			if !slices.Equal(got, want) {
+				t.Errorf("got %v, want %v", got, want)
+			}
+			if !c.has(t, sum("a")) || !c.has(t, sum(text)) || !c.has(t, sum("plain")) || c.memory(t, "").Len() != 3 {
+				t.Errorf("stored: %v", c.memory(t, "").Digests())
+			}
+		})
+	}
+}
+
 func TestRule029_UnservedCompressorIsInvalidForTheBlob(t *testing.T) {
 	c := serve(t, casserver.Config{})
 	req := updates("a", "b")
-	req.Requests[0].Compressor = repb.Compressor_ZSTD
-	if got, want := c.update(t, req), []codes.Code{codes.InvalidArgument, codes.OK}; !slices.Equal(got, want) {
-		t.Errorf("got %v, want %v", got, want)
+	req.Requests[0].Compressor = 99
+	r, err := c.BatchUpdateBlobs(t.Context(), req)
+	if err != nil {
+		t.Fatal(err)
+	}
+	wantCode(t, status.ErrorProto(r.Responses[0].Status), codes.InvalidArgument, "99", compress.Names(), sum("a").String())
+	wantCode(t, status.ErrorProto(r.Responses[1].Status), codes.OK)
+}
+
+// What a batch may hold, and what is made of it in memory, are bounded by what it says of itself.
+func TestRule029_BombsAreBoundedByTheStatedSize(t *testing.T) {
+	for _, by := range compress.Compressors() {
+		c := serve(t, casserver.Config{})
+		bomb := strings.Repeat("\x00", 256<<20)
+		data := []byte(pack(t, by, bomb))
+		if int64(len(data)) > 4_000_000 {
+			t.Fatalf("%v: a bomb of %d bytes", by, len(data))
+		}
+		req := &repb.BatchUpdateBlobsRequest{Requests: []*repb.BatchUpdateBlobsRequest_Request{
+			{Digest: &repb.Digest{Hash: sum("x").Hash(), SizeBytes: 1000}, Data: data, Compressor: by},
+		}}
+		var before, after runtime.MemStats
+		runtime.ReadMemStats(&before)
+		if got := c.update(t, req); !slices.Equal(got, []codes.Code{codes.InvalidArgument}) {
+			t.Errorf("%v: got %v", by, got)
+		}
+		runtime.ReadMemStats(&after)
+		if n := after.TotalAlloc - before.TotalAlloc; n > 64<<20 {
+			t.Errorf("%v: took %d bytes of memory", by, n)
+		}
+		d := sum(bomb)
+		req.Requests[0].Digest = d.Proto()
+		_, err := c.BatchUpdateBlobs(t.Context(), req)
+		wantCode(t, err, codes.InvalidArgument, "4000000", "ByteStream.Write")
+		if c.memory(t, "").Len() != 0 {
+			t.Errorf("stored: %v", c.memory(t, "").Digests())
+		}
 	}
 }
 
@@ -296,7 +381,7 @@ func TestBatchIsStoredInOne(t *testing.T) {
 		},
 	})
 	req := updates("a", "compressed", "b", "wrong", "full", "longer than ten", "away", "a", "")
-	req.Requests[1].Compressor = repb.Compressor_ZSTD
+	req.Requests[1].Compressor = 99
 	req.Requests[3].Data = []byte("WRONG")
 	got := c.update(t, req)
 	want := []codes.Code{
@@ -318,13 +403,63 @@ func TestBatchIsStoredInOne(t *testing.T) {
 	}
 }
 
-func TestRule033_BatchReadRepliesUncompressed(t *testing.T) {
+func TestRule033_BatchReadCompressesOnlyAsIsAccepted(t *testing.T) {
 	c := serve(t, casserver.Config{})
-	c.put(t, "a")
-	req := reads("a")
-	req.AcceptableCompressors = []repb.Compressor_Value{repb.Compressor_ZSTD}
-	r, err := c.BatchReadBlobs(t.Context(), req)
-	if err != nil || r.Responses[0].Compressor != repb.Compressor_IDENTITY || string(r.Responses[0].Data) != "a" {
-		t.Errorf("got %v, %v", r, err)
+	small, text, random := "a", strings.Repeat("text ", 1000), noise(5000)
+	for _, b := range []string{small, text, random} {
+		c.put(t, b)
+	}
+	z, b, d := repb.Compressor_ZSTD, repb.Compressor_BROTLI, repb.Compressor_DEFLATE
+	for _, row := range []struct {
+		accepted []repb.Compressor_Value
+		want     repb.Compressor_Value
+	}{
+		{nil, repb.Compressor_IDENTITY},
+		{[]repb.Compressor_Value{repb.Compressor_IDENTITY}, repb.Compressor_IDENTITY},
+		{[]repb.Compressor_Value{77}, repb.Compressor_IDENTITY},
+		{[]repb.Compressor_Value{z}, z},
+		{[]repb.Compressor_Value{d}, d},
+		{[]repb.Compressor_Value{d, 77, b}, b},
+		{[]repb.Compressor_Value{repb.Compressor_IDENTITY, b, z, d}, z},
+	} {
+		req := reads(small, text, random, "absent", "")
+		req.AcceptableCompressors = row.accepted
+		r, err := c.BatchReadBlobs(t.Context(), req)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for i, blob := range []string{small, text, random, "", ""} {
+			got, want := r.Responses[i], repb.Compressor_IDENTITY
+			if blob == text {
+				want = row.want
+			}
+			data := got.Data
+			if got.Compressor != repb.Compressor_IDENTITY {
+				if data, err = compress.Decode(got.Compressor, data, int64(len(blob))); err != nil {
+					t.Error(err)
+				}
+			}
+			if got.Compressor != want || string(data) != blob || want != repb.Compressor_IDENTITY && len(got.Data) >= len(blob) {
+				t.Errorf("accepted %v, blob %d: got %d bytes by %v, want %v", row.accepted, i, len(got.Data), got.Compressor, want)
+			}
+		}
+		if code := codes.Code(r.Responses[3].Status.GetCode()); code != codes.NotFound {
+			t.Errorf("absent: %v", code)
+		}
+	}
+}
+
+// The total is that of the blobs, whatever they are on the wire.
+func TestRule033_LimitsCountWhatIsUncompressed(t *testing.T) {
+	c := serve(t, casserver.Config{})
+	blobs := []string{strings.Repeat("a", 2_000_000), strings.Repeat("b", 2_000_000), "c"}
+	for _, b := range blobs {
+		c.put(t, b)
+	}
+	for n, want := range map[int]codes.Code{2: codes.OK, 3: codes.InvalidArgument} {
+		req := reads(blobs[:n]...)
+		req.AcceptableCompressors = compress.Compressors()
+		_, err := c.BatchReadBlobs(t.Context(), req)
+		wantCode(t, err, want)
 	}
 }

@@ -16,6 +16,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	repb "github.com/bazelbuild/remote-apis/build/bazel/remote/execution/v2"
 	"github.com/cloister-build/cloister/cas"
 	"github.com/cloister-build/cloister/cas/casserver"
 	"github.com/cloister-build/cloister/cas/castest"
@@ -43,7 +44,7 @@ func inBubble(t *testing.T, c casserver.Config, away bool, test func(t *testing.
 		b := &bubble{server: server{instances: c.Instances, calls: map[string]int{}}, listener: bufconn.Listen(1 << 20)}
 		b.away.Store(away)
 		options := casserver.ServerOptions(slog.New(slog.DiscardHandler))
-		g := grpc.NewServer(append(options, grpc.ChainUnaryInterceptor(b.unary), grpc.ChainStreamInterceptor(b.server.stream))...)
+		g := grpc.NewServer(append(options, grpc.ChainUnaryInterceptor(plainly, b.unary), grpc.ChainStreamInterceptor(b.server.stream))...)
 		casserver.Register(g, c)
 		go g.Serve(b.listener)
 		defer g.Stop()
@@ -63,6 +64,16 @@ func inBubble(t *testing.T, c casserver.Config, away bool, test func(t *testing.
 		}
 		test(t, b)
 	})
+}
+
+// plainly has the server advertise no compressor: decoders are used again, and have channels, which no two bubbles may
+// share.
+func plainly(ctx context.Context, req any, _ *grpc.UnaryServerInfo, next grpc.UnaryHandler) (any, error) {
+	resp, err := next(ctx, req)
+	if c, ok := resp.(*repb.ServerCapabilities); ok {
+		c.CacheCapabilities.SupportedCompressors, c.CacheCapabilities.SupportedBatchUpdateCompressors = nil, nil
+	}
+	return resp, err
 }
 
 // never is how a server answers that does not. A client that waits for an hour is answered, and found out.

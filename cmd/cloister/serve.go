@@ -277,13 +277,14 @@ func serve(ctx context.Context, c *serveConfig, out io.Writer) error {
 	}
 
 	server := grpc.NewServer(append(casserver.ServerOptions(log), options...)...)
-	casserver.Register(server, casserver.Config{
+	endUploads := casserver.Register(server, casserver.Config{
 		Rights:       c.door.rights(),
 		Instances:    instances,
 		Execution:    execserver.Capabilities(),
 		MaxBlobBytes: c.maxBlob.bytes,
 		Logs:         logs,
 	})
+	defer endUploads() // the store waits for them when it is closed
 	logs.Register(server)
 	execserver.Register(server, execserver.Config{
 		Queue:     work,

@@ -1,0 +1,594 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package casserver_test
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"io"
+	"math/rand/v2"
+	"runtime"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+
+	repb "github.com/bazelbuild/remote-apis/build/bazel/remote/execution/v2"
+	"github.com/cloister-build/cloister/cas"
+	"github.com/cloister-build/cloister/cas/casserver"
+	"github.com/cloister-build/cloister/cas/castest"
+	"github.com/cloister-build/cloister/cas/compress"
+	bspb "google.golang.org/genproto/googleapis/bytestream"
+	"google.golang.org/grpc/codes"
+)
+
+// pack returns data as one stream of a compressor.
+func pack(t testing.TB, c repb.Compressor_Value, data string) string {
+	t.Helper()
+	var b bytes.Buffer
+	w := compress.NewWriter(c, &b)
+	defer w.Release()
+	if _, err := io.WriteString(w, data); err != nil {
+		t.Fatal(err)
+	}
+	if err := w.Close(); err != nil {
+		t.Fatal(err)
+	}
+	return b.String()
+}
+
+// compressedName is the resource name of a blob, compressed.
+func compressedName(c repb.Compressor_Value, d cas.Digest) string {
+	return "compressed-blobs/" + compress.Name(c) + strings.TrimPrefix(d.Resource(), "blobs")
+}
+
+// unpacked reads a blob compressed from an offset on, and returns it uncompressed.
+func (c *client) unpacked(ctx context.Context, by repb.Compressor_Value, d cas.Digest, off int64) (string, error) {
+	b, err := c.read(ctx, &bspb.ReadRequest{ResourceName: compressedName(by, d), ReadOffset: off})
+	if err != nil {
+		return "", err
+	}
+	r := compress.NewReader(by, bytes.NewReader(b))
+	defer r.Release()
+	got, err := io.ReadAll(r)
+	return string(got), err
+}
+
+// byEach runs test for each compressor.
+func byEach(t *testing.T, test func(t *testing.T, by repb.Compressor_Value)) {
+	for _, by := range compress.Compressors() {
+		t.Run(compress.Name(by), func(t *testing.T) { test(t, by) })
+	}
+}
+
+func TestRule011_AdvertisedCompressorsAreServed(t *testing.T) {
+	c := serve(t, casserver.Config{})
+	r, err := c.GetCapabilities(t.Context(), &repb.GetCapabilitiesRequest{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := []repb.Compressor_Value{repb.Compressor_ZSTD, repb.Compressor_BROTLI, repb.Compressor_DEFLATE}
+	if got := r.CacheCapabilities; !slices.Equal(got.SupportedCompressors, want) || !slices.Equal(got.SupportedBatchUpdateCompressors, want) {
+		t.Errorf("advertised: %v, in batches %v; want %v", got.SupportedCompressors, got.SupportedBatchUpdateCompressors, want)
+	}
+	for i, by := range r.CacheCapabilities.SupportedCompressors {
+		data := strings.Repeat(fmt.Sprint(i), 1000)
+		if _, err := c.write(t.Context(), message("uploads/u/"+compressedName(by, sum(data)), 0, pack(t, by, data), true)); err != nil || !c.has(t, sum(data)) {
+			t.Errorf("%v: write: %v", by, err)
+		}
+	}
+}
+
+func TestRule043_CompressedWrite(t *testing.T) {
+	byEach(t, func(t *testing.T, by repb.Compressor_Value) {
+		c := serve(t, casserver.Config{})
+		for _, data := range []string{"x", strings.Repeat("text ", 50_000), noise(3<<20 + 1)} {
+			packed := pack(t, by, data)
+			name := "a/b/uploads/u/" + compressedName(by, sum(data)) + "/metadata"
+			var messages []*bspb.WriteRequest
+			const piece = 16 << 10
+			for off := 0; off < len(packed); off += piece {
+				messages = append(messages, message(name, int64(off), packed[off:min(off+piece, len(packed))], false))
+			}
+			messages = append(messages, message("", int64(len(packed)), "", true))
+			n, err := c.write(t.Context(), messages...)
+			if err != nil || n != int64(len(packed)) {
+				t.Errorf("got %d, %v, want the %d compressed bytes", n, err, len(packed))
+			}
+			// It is the same blob in every form.
+			if got, err := c.read(t.Context(), &bspb.ReadRequest{ResourceName: "a/b/" + sum(data).Resource()}); err != nil || string(got) != data {
+				t.Errorf("read %d bytes back, %v, want %d", len(got), err, len(data))
+			}
+		}
+	})
+}
+
+func TestRule043_CompressedWriteOfAPresentBlobEndsEarly(t *testing.T) {
+	byEach(t, func(t *testing.T, by repb.Compressor_Value) {
+		c := serve(t, casserver.Config{})
+		data := noise(1 << 20)
+		c.put(t, data)
+		stream, err := c.Write(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		packed := pack(t, by, data)
+		if err := stream.Send(message("uploads/u/"+compressedName(by, sum(data)), 0, packed[:10], false)); err != nil {
+			t.Fatal(err)
+		}
+		var resp bspb.WriteResponse
+		if err := stream.RecvMsg(&resp); err != nil || resp.CommittedSize != -1 {
+			t.Errorf("got %d, %v, want -1", resp.CommittedSize, err)
+		}
+	})
+}
+
+// A store that meanwhile has the blob need not read what is offered.
+func TestRule043_BlobArrivingMeanwhileEndsTheWriteEarly(t *testing.T) {
+	m := castest.NewMemory()
+	c := serve(t, casserver.Config{Instances: func(name string) (*cas.Instance, error) {
+		return &cas.Instance{Name: name, Store: incurious{m}, Actions: m}, nil
+	}})
+	by, data := repb.Compressor_ZSTD, noise(1000)
+	n, err := c.write(t.Context(), message("uploads/u/"+compressedName(by, sum(data)), 0, pack(t, by, data), false))
+	if err != nil || n != -1 {
+		t.Errorf("got %d, %v, want -1", n, err)
+	}
+}
+
+// incurious is a store that has every blob by the time that it is put.
+type incurious struct{ cas.Store }
+
+func (incurious) Put(context.Context, cas.Digest, io.Reader) error { return nil }
+
+func TestRule044_CompressedUploadsBeginAtZero(t *testing.T) {
+	c := serve(t, casserver.Config{})
+	by, data := repb.Compressor_ZSTD, noise(100_000)
+	packed, name := pack(t, by, data), "uploads/u/"+compressedName(by, sum(data))
+	query := func() *bspb.QueryWriteStatusResponse {
+		r, err := c.QueryWriteStatus(t.Context(), &bspb.QueryWriteStatusRequest{ResourceName: name})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return r
+	}
+	_, err := c.write(t.Context(), message(name, 0, packed[:500], false))
+	wantCode(t, err, codes.InvalidArgument, "500", "offset 0")
+	if r := query(); r.Complete || r.CommittedSize != 0 {
+		t.Errorf("got %v, want 0 and not complete", r)
+	}
+	// Neither what was sent, nor what that stood for, is an offset to go on at.
+	for _, off := range []int64{1, 500, 100_000, -1} {
+		_, err := c.write(t.Context(), message(name, off, packed[500:], true))
+		wantCode(t, err, codes.InvalidArgument, "write_offset", "offset 0")
+	}
+	// Later messages count what was sent.
+	for off, want := range map[int64]codes.Code{500: codes.OK, 499: codes.InvalidArgument, 501: codes.InvalidArgument, 0: codes.InvalidArgument} {
+		c.memory(t, "").Delete(sum(data))
+		_, err := c.write(t.Context(), message(name, 0, packed[:500], false), message("", off, packed[500:], true))
+		wantCode(t, err, want)
+		if c.has(t, sum(data)) != (want == codes.OK) {
+			t.Errorf("offset %d: present: %v", off, c.has(t, sum(data)))
+		}
+	}
+	c.put(t, data)
+	if r := query(); !r.Complete || r.CommittedSize != int64(len(data)) {
+		t.Errorf("got %v, want %d and complete", r, len(data))
+	}
+}
+
+func TestRule045_UnknownCompressorIsInvalid(t *testing.T) {
+	c := serve(t, casserver.Config{})
+	for _, compressor := range []string{"identity", "ZSTD", "nonsense", ""} {
+		name := "compressed-blobs/" + compressor + "/" + sum("data").Hash() + "/4"
+		_, err := c.write(t.Context(), message("uploads/u/"+name, 0, "data", true))
+		wantCode(t, err, codes.InvalidArgument, compress.Names(), "blobs/HASH/SIZE")
+		_, err = c.read(t.Context(), &bspb.ReadRequest{ResourceName: name})
+		wantCode(t, err, codes.InvalidArgument, compress.Names(), "blobs/HASH/SIZE")
+	}
+}
+
+func TestRule045_SeveralFramesAndTheEmptyBlob(t *testing.T) {
+	c := serve(t, casserver.Config{})
+	z := repb.Compressor_ZSTD
+	packed := pack(t, z, "one ") + pack(t, z, "") + pack(t, z, "two")
+	if n, err := c.write(t.Context(), message("uploads/u/"+compressedName(z, sum("one two")), 0, packed, true)); err != nil || n != int64(len(packed)) || !c.has(t, sum("one two")) {
+		t.Errorf("two frames: got %d, %v", n, err)
+	}
+	byEach(t, func(t *testing.T, by repb.Compressor_Value) {
+		for _, data := range []string{pack(t, by, ""), ""} {
+			_, err := c.write(t.Context(), message("uploads/u/"+compressedName(by, sum("")), 0, data, true))
+			wantCode(t, err, codes.OK)
+		}
+		if got, err := c.unpacked(t.Context(), by, sum(""), 0); err != nil || got != "" {
+			t.Errorf("read: %q, %v", got, err)
+		}
+	})
+}
+
+func TestRule045_WhatIsNotTheBlobIsInvalidAndNotStored(t *testing.T) {
+	byEach(t, func(t *testing.T, by repb.Compressor_Value) {
+		c := serve(t, casserver.Config{})
+		data := strings.Repeat("text ", 1000)
+		good := pack(t, by, data)
+		for label, b := range map[string]string{
+			"nothing":            "",
+			"not compressed":     data,
+			"trailing garbage":   good + "garbage",
+			"a byte more":        good + "\x00",
+			"truncated":          good[:len(good)/2],
+			"without its end":    good[:len(good)-1],
+			"other data":         pack(t, by, strings.Repeat("TEXT ", 1000)),
+			"less data":          pack(t, by, data[1:]),
+			"more data":          pack(t, by, data+"x"),
+			"much more data":     pack(t, by, strings.Repeat(data, 1000)),
+			"the blob and a bit": good + pack(t, by, "x"),
+		} {
+			t.Run(label, func(t *testing.T) {
+				half := len(b) / 2
+				name := "uploads/u/" + compressedName(by, sum(data))
+				_, err := c.write(t.Context(), message(name, 0, b, true))
+				wantCode(t, err, codes.InvalidArgument, sum(data).String())
+				_, err = c.write(t.Context(), message(name, 0, b[:half], false), message(name, int64(half), b[half:], true))
+				wantCode(t, err, codes.InvalidArgument, sum(data).String())
+				if c.memory(t, "").Len() != 0 {
+					t.Errorf("stored: %v", c.memory(t, "").Digests())
+				}
+			})
+		}
+	})
+}
+
+// A bomb is answered as soon as it is too much: the client neither finishes nor closes, and the store, which would
+// read on, is given a byte more than it should.
+func TestRule045_BombsEndAtTheStatedSize(t *testing.T) {
+	byEach(t, func(t *testing.T, by repb.Compressor_Value) {
+		m := castest.NewMemory()
+		var read atomic.Int64
+		c := serve(t, casserver.Config{Instances: func(name string) (*cas.Instance, error) {
+			return &cas.Instance{Name: name, Store: counting{greedy{m}, &read}, Actions: m}, nil
+		}})
+		stream, err := c.Write(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		bomb := pack(t, by, strings.Repeat("\x00", 64<<20))
+		d := sum(strings.Repeat("\x00", 1000))
+		if err := stream.Send(message("uploads/u/"+compressedName(by, d), 0, bomb[:len(bomb)-1], false)); err != nil {
+			t.Fatal(err)
+		}
+		wantCode(t, stream.RecvMsg(&bspb.WriteResponse{}), codes.InvalidArgument, "longer than the 1000 bytes")
+		if m.Len() != 0 || read.Load() > 1001 {
+			t.Errorf("%d blobs are stored, and %d bytes were read", m.Len(), read.Load())
+		}
+	})
+}
+
+// counting is a store that counts the bytes that it is given.
+type counting struct {
+	cas.Store
+	n *atomic.Int64
+}
+
+func (s counting) Put(ctx context.Context, d cas.Digest, r io.Reader) error {
+	return s.Store.Put(ctx, d, readerFunc(func(p []byte) (int, error) {
+		n, err := r.Read(p)
+		s.n.Add(int64(n))
+		return n, err
+	}))
+}
+
+type readerFunc func([]byte) (int, error)
+
+func (f readerFunc) Read(p []byte) (int, error) { return f(p) }
+
+func TestRule050And051_CompressedReadHonoursTheOffset(t *testing.T) {
+	byEach(t, func(t *testing.T, by repb.Compressor_Value) {
+		c := serve(t, casserver.Config{})
+		for _, data := range []string{"x", strings.Repeat("text ", 100_000), noise(1<<20 + 1)} {
+			d := c.put(t, data)
+			for _, off := range []int{0, 1, len(data) / 2, len(data) - 1, len(data)} {
+				if got, err := c.unpacked(t.Context(), by, d, int64(off)); err != nil || got != data[off:] {
+					t.Errorf("from %d of %d: got %d bytes, %v", off, len(data), len(got), err)
+				}
+			}
+			for _, off := range []int64{-1, d.Size() + 1} {
+				_, err := c.unpacked(t.Context(), by, d, off)
+				wantCode(t, err, codes.OutOfRange, d.String())
+			}
+			for _, limit := range []int64{-1, 1, d.Size(), 1 << 40} {
+				_, err := c.read(t.Context(), &bspb.ReadRequest{ResourceName: compressedName(by, d), ReadLimit: limit})
+				wantCode(t, err, codes.InvalidArgument, "read_limit")
+			}
+		}
+		_, err := c.unpacked(t.Context(), by, sum("absent"), 0)
+		wantCode(t, err, codes.NotFound, sum("absent").String())
+	})
+}
+
+func TestCompressedReadOfDamagedBlobNeverLooksComplete(t *testing.T) {
+	data := noise(2<<20 + 9)
+	d := sum(data)
+	for label, damage := range map[string]func(io.ReadCloser) io.Reader{
+		"truncated":  func(r io.ReadCloser) io.Reader { return io.LimitReader(r, d.Size()-1) },
+		"empty":      func(r io.ReadCloser) io.Reader { return strings.NewReader("") },
+		"longer":     func(r io.ReadCloser) io.Reader { return io.MultiReader(r, strings.NewReader("x")) },
+		"changed":    func(r io.ReadCloser) io.Reader { return cas.Verify(d, strings.NewReader("X"+data[1:])) },
+		"unreadable": func(r io.ReadCloser) io.Reader { return io.MultiReader(io.LimitReader(r, 1<<20), broken{}) },
+	} {
+		t.Run(label, func(t *testing.T) {
+			instances, m := behind(&probe{open: func(_ cas.Digest, r io.ReadCloser) io.ReadCloser {
+				return struct {
+					io.Reader
+					io.Closer
+				}{damage(r), r}
+			}})
+			c := serve(t, casserver.Config{Instances: instances})
+			if _, err := cas.PutBytes(t.Context(), m, cas.SHA256, []byte(data)); err != nil {
+				t.Fatal(err)
+			}
+			for _, by := range compress.Compressors() {
+				want := codes.NotFound
+				if label == "unreadable" {
+					want = codes.Internal
+				}
+				b, err := c.read(t.Context(), &bspb.ReadRequest{ResourceName: compressedName(by, d)})
+				wantCode(t, err, want, d.String())
+				if _, err := compress.Decode(by, b, d.Size()); err == nil {
+					t.Errorf("%v: what was delivered is a whole stream", by)
+				}
+			}
+		})
+	}
+}
+
+func TestRule052_PiecesOfACompressedReadAreSmall(t *testing.T) {
+	byEach(t, func(t *testing.T, by repb.Compressor_Value) {
+		c := serve(t, casserver.Config{})
+		stream, err := c.Read(t.Context(), &bspb.ReadRequest{ResourceName: compressedName(by, c.put(t, noise(1<<20)))})
+		if err != nil {
+			t.Fatal(err)
+		}
+		for {
+			m, err := stream.Recv()
+			if err == io.EOF {
+				break
+			} else if err != nil {
+				t.Fatal(err)
+			}
+			if n := len(m.Data); n == 0 || n > 1<<20 {
+				t.Errorf("a piece of %d bytes", n)
+			}
+		}
+	})
+}
+
+// endless is a store of one blob, which costs no memory, and lets a test look at each read of it.
+type endless struct {
+	cas.Store
+	d      cas.Digest
+	data   func() io.Reader // of which the blob is the beginning
+	read   func(n int)
+	closed func()
+}
+
+func (s *endless) Open(_ context.Context, d cas.Digest, off int64) (io.ReadCloser, error) {
+	if d != s.d {
+		return nil, cas.ErrNotFound
+	}
+	data := s.data()
+	return struct {
+		io.Reader
+		io.Closer
+	}{io.LimitReader(readerFunc(func(p []byte) (int, error) {
+		n, err := data.Read(p)
+		s.read(n)
+		return n, err
+	}), d.Size()-off), closerFunc(s.closed)}, nil
+}
+
+func (s *endless) Missing(context.Context, []cas.Digest) ([]cas.Digest, error) {
+	return []cas.Digest{s.d}, nil
+}
+
+// Put reads what is offered, and keeps nothing.
+func (s *endless) Put(_ context.Context, d cas.Digest, r io.Reader) error {
+	h, n := d.Function().New(d.Size()), int64(0)
+	buf := make([]byte, 64<<10)
+	for {
+		m, err := r.Read(buf)
+		h.Write(buf[:m])
+		s.read(m)
+		if n += int64(m); err == io.EOF {
+			break
+		} else if err != nil {
+			return err
+		}
+	}
+	if got := d.Function().Digest(h, n); got != d {
+		return cas.Mismatch(d, got)
+	}
+	return nil
+}
+
+type closerFunc func()
+
+func (f closerFunc) Close() error {
+	f()
+	return nil
+}
+
+func zeros() io.Reader {
+	return readerFunc(func(p []byte) (int, error) { clear(p); return len(p), nil })
+}
+
+func random() io.Reader { return rand.NewChaCha8([32]byte{}) }
+
+// What a call takes does not grow with the blob: heap in use is looked at after each 16 MiB of it.
+func TestRule055_CompressedBlobsTakeBoundedMemory(t *testing.T) {
+	const bound = 32 << 20
+	byEach(t, func(t *testing.T, by repb.Compressor_Value) {
+		size := int64(256 << 20)
+		if by != repb.Compressor_ZSTD {
+			size /= 4 // they are slow
+		}
+		h := cas.SHA256.New(size)
+		if _, err := io.CopyN(h, random(), size); err != nil {
+			t.Fatal(err)
+		}
+		d := cas.SHA256.Digest(h, size)
+		var base runtime.MemStats
+		runtime.GC()
+		runtime.ReadMemStats(&base)
+		var most uint64
+		var total atomic.Int64
+		s := &endless{d: d, data: random, closed: func() {}, read: func(n int) {
+			if before := total.Add(int64(n)) - int64(n); before>>24 != (before+int64(n))>>24 {
+				var now runtime.MemStats
+				runtime.GC()
+				runtime.ReadMemStats(&now)
+				most = max(most, now.HeapAlloc-min(now.HeapAlloc, base.HeapAlloc))
+			}
+		}}
+		c := serve(t, casserver.Config{Instances: func(name string) (*cas.Instance, error) {
+			return &cas.Instance{Name: name, Store: s, Actions: nil}, nil
+		}})
+		stream, err := c.Read(t.Context(), &bspb.ReadRequest{ResourceName: compressedName(by, d)})
+		if err != nil {
+			t.Fatal(err)
+		}
+		r := compress.NewReader(by, &received{stream: stream})
+		defer r.Release()
+		if n, err := io.Copy(io.Discard, r); n != size || err != nil {
+			t.Fatalf("read %d bytes, %v", n, err)
+		}
+
+		up, err := c.Write(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		out := &sent{stream: up, name: "uploads/u/" + compressedName(by, d)}
+		w := compress.NewWriter(by, out)
+		defer w.Release()
+		if _, err := io.CopyN(w, random(), size); err != nil {
+			t.Fatal(err)
+		}
+		if err := w.Close(); err != nil {
+			t.Fatal(err)
+		}
+		if err := up.Send(message("", out.n, "", true)); err != nil {
+			t.Fatal(err)
+		}
+		if resp, err := up.CloseAndRecv(); err != nil || resp.CommittedSize != out.n {
+			t.Fatalf("write: %v, %v", resp, err)
+		}
+		if total.Load() < 2*size || most > bound {
+			t.Errorf("of %d bytes, up to %d were in memory, want at most %d", total.Load(), most, bound)
+		}
+		t.Logf("at most %d KiB", most>>10)
+	})
+}
+
+// received reads the data of a Read stream.
+type received struct {
+	stream bspb.ByteStream_ReadClient
+	rest   []byte
+}
+
+func (r *received) Read(p []byte) (int, error) {
+	if len(r.rest) == 0 {
+		m, err := r.stream.Recv()
+		if err != nil {
+			return 0, err
+		}
+		r.rest = m.Data
+	}
+	n := copy(p, r.rest)
+	r.rest = r.rest[n:]
+	return n, nil
+}
+
+// sent writes the data of a Write stream.
+type sent struct {
+	stream bspb.ByteStream_WriteClient
+	name   string
+	n      int64
+}
+
+func (s *sent) Write(b []byte) (int, error) {
+	err := s.stream.Send(message(s.name, s.n, string(b), false))
+	s.n += int64(len(b))
+	return len(b), err
+}
+
+// What compresses well sends nothing for long: nobody waits for that to notice that the client has gone.
+func TestRule052_CancelOfACompressedReadClosesTheBlob(t *testing.T) {
+	byEach(t, func(t *testing.T, by repb.Compressor_Value) {
+		const size = 1 << 50
+		d, err := cas.NewDigest(cas.SHA256, sum("x").Hash(), size)
+		if err != nil {
+			t.Fatal(err)
+		}
+		begun, closed := make(chan struct{}), make(chan struct{})
+		began := sync.OnceFunc(func() { close(begun) })
+		s := &endless{d: d, data: zeros, read: func(int) { began() }, closed: func() { close(closed) }}
+		c := serve(t, casserver.Config{Instances: func(name string) (*cas.Instance, error) {
+			return &cas.Instance{Name: name, Store: s}, nil
+		}})
+		ctx, cancel := context.WithCancel(t.Context())
+		defer cancel()
+		if _, err := c.Read(ctx, &bspb.ReadRequest{ResourceName: compressedName(by, d)}); err != nil {
+			t.Fatal(err)
+		}
+		<-begun
+		cancel()
+		<-closed
+	})
+}
+
+// FuzzCompressedWrite checks that whatever a client sends as a blob compressed, a blob is stored only as what its
+// digest names, and the store is never given more than a byte beyond its size.
+func FuzzCompressedWrite(f *testing.F) {
+	for i, by := range compress.Compressors() {
+		for _, data := range []string{"x", strings.Repeat("text ", 100)} {
+			good := pack(f, by, data)
+			f.Add(uint8(i), []byte(data), []byte(good), uint8(len(good)/2))
+			f.Add(uint8(i), []byte(data), []byte(good+good), uint8(0))
+			f.Add(uint8(i), []byte(data), []byte(good+"garbage"), uint8(255))
+			f.Add(uint8(i), []byte(data), []byte(good[:len(good)-1]), uint8(1))
+			f.Add(uint8(i), []byte(data), []byte(pack(f, by, data+"more")), uint8(9))
+		}
+	}
+	f.Fuzz(func(t *testing.T, kind uint8, data, packed []byte, cut uint8) {
+		all := compress.Compressors()
+		by := all[int(kind)%len(all)]
+		m := castest.NewMemory()
+		var read atomic.Int64
+		c := serve(t, casserver.Config{Instances: func(name string) (*cas.Instance, error) {
+			return &cas.Instance{Name: name, Store: counting{m, &read}, Actions: m}, nil
+		}})
+		d := sum(string(data))
+		at := min(int(cut), len(packed))
+		n, err := c.write(t.Context(), message("uploads/u/"+compressedName(by, d), 0, string(packed[:at]), false),
+			message("", int64(at), string(packed[at:]), true))
+		if read.Load() > d.Size()+1 {
+			t.Errorf("the store was given %d bytes for %d", read.Load(), d.Size())
+		}
+		if d.IsEmpty() {
+			return // it is present, and nobody looks
+		}
+		got, decodeErr := compress.Decode(by, packed, d.Size())
+		right := decodeErr == nil && bytes.Equal(got, data)
+		if right && (err != nil || n != int64(len(packed)) || m.Len() != 1) {
+			t.Errorf("got %d, %v, and %d blobs are stored", n, err, m.Len())
+		}
+		if !right {
+			wantCode(t, err, codes.InvalidArgument)
+			if m.Len() != 0 {
+				t.Errorf("stored: %v", m.Digests())
+			}
+		}
+	})
+}

@@ -1,0 +1,359 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package casserver_test
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/cloister-build/cloister/cas"
+	"github.com/cloister-build/cloister/cas/casserver"
+	"github.com/cloister-build/cloister/cas/castest"
+	bspb "google.golang.org/genproto/googleapis/bytestream"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+)
+
+// putting is a store that tells when each Put begins and how it ends.
+type putting struct {
+	cas.Store
+	began chan<- struct{}
+	ended chan<- error
+}
+
+func (p *putting) Put(ctx context.Context, d cas.Digest, r io.Reader) error {
+	p.began <- struct{}{}
+	// The reader alone must end it, without the help of the context.
+	err := p.Store.Put(context.WithoutCancel(ctx), d, r)
+	p.ended <- err
+	return err
+}
+
+// puttingServer serves a memory through a putting.
+func puttingServer(t *testing.T) (c *client, m *castest.Memory, began <-chan struct{}, ended <-chan error) {
+	t.Helper()
+	m = castest.NewMemory()
+	begins, ends := make(chan struct{}, 1000), make(chan error, 1000)
+	return serve(t, casserver.Config{Instances: func(name string) (*cas.Instance, error) {
+		return &cas.Instance{Name: name, Store: &putting{m, begins, ends}, Actions: m}, nil
+	}}), m, begins, ends
+}
+
+// query returns what QueryWriteStatus says of the upload of a name.
+func (c *client) query(t *testing.T, name string) (n int64, complete bool, code codes.Code) {
+	t.Helper()
+	r, err := c.QueryWriteStatus(t.Context(), &bspb.QueryWriteStatusRequest{ResourceName: name})
+	return r.GetCommittedSize(), r.GetComplete(), status.Code(err)
+}
+
+// wantKept fails the test unless n bytes of the upload of a name are kept, and the blob is not complete; with n = 0,
+// unless nothing is known of it.
+func (c *client) wantKept(t *testing.T, name string, n int64) {
+	t.Helper()
+	got, complete, code := c.query(t, name)
+	if want := codes.OK; n == 0 && code != codes.NotFound || n > 0 && (code != want || got != n || complete) {
+		t.Errorf("%s: %d bytes are kept, complete %v, %v; want %d", name, got, complete, code, n)
+	}
+}
+
+// waitKept waits until n bytes of the upload of a name have arrived.
+func (c *client) waitKept(t *testing.T, name string, n int64) {
+	t.Helper()
+	for range 10_000 {
+		if got, _, code := c.query(t, name); code == codes.OK && got == n {
+			return
+		}
+		time.Sleep(time.Millisecond)
+	}
+	t.Fatalf("%s: %d bytes never arrived", name, n)
+}
+
+// open begins a Write stream.
+func (c *client) open(ctx context.Context, t *testing.T, messages ...*bspb.WriteRequest) bspb.ByteStream_WriteClient {
+	t.Helper()
+	stream, err := c.Write(ctx)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, m := range messages {
+		if err := stream.Send(m); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return stream
+}
+
+func TestRule046_QueryWriteStatus(t *testing.T) {
+	c := serve(t, casserver.Config{})
+	name := uploadName("12345678")
+	c.wantKept(t, name, 0)
+	_, err := c.QueryWriteStatus(t.Context(), &bspb.QueryWriteStatusRequest{ResourceName: name})
+	wantCode(t, err, codes.NotFound, "offset 0")
+	_, err = c.write(t.Context(), message(name, 0, "1234", false))
+	wantCode(t, err, codes.InvalidArgument, sum("12345678").String(), "go on at offset 4", "offset 0")
+	c.wantKept(t, name, 4)
+	// Metadata is no part of the name of an upload; the rest is.
+	c.wantKept(t, name+"/some/metadata", 4)
+	c.wantKept(t, "uploads/v/"+sum("12345678").Resource(), 0)
+	c.wantKept(t, "a/"+name, 0)
+	c.wantKept(t, uploadName("1234"), 0)
+	c.put(t, "12345678")
+	if n, complete, code := c.query(t, "uploads/never/"+sum("12345678").Resource()); n != 8 || !complete || code != codes.OK {
+		t.Errorf("with the blob present: got %d, %v, %v, want 8, complete", n, complete, code)
+	}
+}
+
+func TestRule039_BrokenOffUploadGoesOn(t *testing.T) {
+	data := noise(3<<20 + 7)
+	name := uploadName(data)
+	for label, breakOff := range map[string]func(t *testing.T, c *client, messages ...*bspb.WriteRequest){
+		"stream ends": func(t *testing.T, c *client, messages ...*bspb.WriteRequest) {
+			_, err := c.write(t.Context(), messages...)
+			wantCode(t, err, codes.InvalidArgument, "finish_write")
+		},
+		"client goes away": func(t *testing.T, c *client, messages ...*bspb.WriteRequest) {
+			ctx, cancel := context.WithCancel(t.Context())
+			c.open(ctx, t, messages...)
+			last := messages[len(messages)-1]
+			c.waitKept(t, name, last.WriteOffset+int64(len(last.Data)))
+			cancel()
+		},
+	} {
+		t.Run(label, func(t *testing.T) {
+			c, m, began, ended := puttingServer(t)
+			a, b := int64(1<<20), int64(2<<20+1)
+			breakOff(t, c, message(name, 0, data[:100], false), message("", 100, data[100:a], false))
+			c.wantKept(t, name, a)
+			breakOff(t, c, message(name, a, data[a:b], false))
+			c.wantKept(t, name, b)
+			if m.Len() != 0 {
+				t.Error("something is stored")
+			}
+			n, err := c.write(t.Context(), message(name, b, data[b:], true))
+			if err != nil || n != int64(len(data)) {
+				t.Errorf("got %d, %v, want %d", n, err, len(data))
+			}
+			if len(began) != 1 || len(ended) != 1 || m.Len() != 1 {
+				t.Errorf("the store was put to %d times, and %d times it ended, want once: what arrived is not copied", len(began), len(ended))
+			}
+			if n, complete, _ := c.query(t, name); !complete || n != int64(len(data)) {
+				t.Errorf("in the end: %d, complete %v", n, complete)
+			}
+			if got, err := c.read(t.Context(), &bspb.ReadRequest{ResourceName: sum(data).Resource()}); err != nil || string(got) != data {
+				t.Errorf("read %d bytes back, %v", len(got), err)
+			}
+		})
+	}
+}
+
+// All the data came, and the connection was lost before the end was said.
+func TestRule039_OnlyTheEndIsMissing(t *testing.T) {
+	c := serve(t, casserver.Config{})
+	name := uploadName("12345678")
+	_, err := c.write(t.Context(), message(name, 0, "12345678", false))
+	wantCode(t, err, codes.InvalidArgument)
+	c.wantKept(t, name, 8)
+	if n, err := c.write(t.Context(), message(name, 8, "", true)); err != nil || n != 8 || !c.has(t, sum("12345678")) {
+		t.Errorf("got %d, %v", n, err)
+	}
+}
+
+func TestRule038_FirstOffsetIsZeroOrTheCommittedOne(t *testing.T) {
+	c, m, _, ended := puttingServer(t)
+	name := uploadName("12345678")
+	_, err := c.write(t.Context(), message(name, 4, "5678", true))
+	wantCode(t, err, codes.InvalidArgument, "nothing is kept", "offset 0")
+	_, err = c.write(t.Context(), message(name, 0, "1234", false))
+	wantCode(t, err, codes.InvalidArgument)
+	for _, off := range []int64{-1, 1, 3, 5, 8, 1 << 62} {
+		_, err := c.write(t.Context(), message(name, off, "5678", true))
+		wantCode(t, err, codes.InvalidArgument, fmt.Sprintf("write_offset is %d", off), "go on at offset 4", "begin at offset 0")
+		c.wantKept(t, name, 4)
+	}
+	// Begun at 0 again it is another upload, also where the first had other data.
+	_, err = c.write(t.Context(), message(name, 0, "12", false))
+	wantCode(t, err, codes.InvalidArgument)
+	if err := <-ended; err == nil {
+		t.Error("the first Put ended well")
+	}
+	c.wantKept(t, name, 2)
+	if n, err := c.write(t.Context(), message(name, 2, "3456", false), message("", 6, "78", true)); err != nil || n != 8 || m.Len() != 1 {
+		t.Errorf("got %d, %v, and %d blobs are stored", n, err, m.Len())
+	}
+}
+
+// What was wrong once is not kept to be gone on with.
+func TestRule042_FaultsEndAnUpload(t *testing.T) {
+	name := uploadName("12345678")
+	for label, messages := range map[string][]*bspb.WriteRequest{
+		"gap":          {message("", 5, "5678", true)},
+		"other name":   {message(uploadName("x"), 4, "5678", true)},
+		"too many":     {message("", 4, "56789", false)},
+		"too early":    {message("", 4, "567", true)},
+		"other data":   {message("", 4, "5679", true)},
+		"without data": {message("", 4, "", true)},
+	} {
+		t.Run(label, func(t *testing.T) {
+			c, m, _, ended := puttingServer(t)
+			_, err := c.write(t.Context(), append([]*bspb.WriteRequest{message(name, 0, "1234", false)}, messages...)...)
+			wantCode(t, err, codes.InvalidArgument, sum("12345678").String())
+			if err := <-ended; err == nil || m.Len() != 0 {
+				t.Errorf("Put ended with %v, and %d blobs are stored", err, m.Len())
+			}
+			c.wantKept(t, name, 0)
+		})
+	}
+	t.Run("after going on", func(t *testing.T) {
+		c, m, _, ended := puttingServer(t)
+		_, err := c.write(t.Context(), message(name, 0, "1234", false))
+		wantCode(t, err, codes.InvalidArgument)
+		_, err = c.write(t.Context(), message(name, 4, "5679", true))
+		wantCode(t, err, codes.InvalidArgument, "upload the bytes")
+		if err := <-ended; err == nil || m.Len() != 0 {
+			t.Errorf("Put ended with %v, and %d blobs are stored", err, m.Len())
+		}
+		c.wantKept(t, name, 0)
+	})
+}
+
+// A connection may be lost long before the server knows: the client that comes back is not to wait for that.
+func TestRule047_SecondStreamTakesThePlaceOfTheFirst(t *testing.T) {
+	data := noise(1 << 20)
+	name := uploadName(data)
+	for label, off := range map[string]int64{"goes on": 1 << 19, "begins anew": 0} {
+		t.Run(label, func(t *testing.T) {
+			c, m, _, _ := puttingServer(t)
+			first := c.open(t.Context(), t, message(name, 0, data[:1<<19], false))
+			c.waitKept(t, name, 1<<19)
+			n, err := c.write(t.Context(), message(name, off, data[off:off+10], false), message("", off+10, data[off+10:], true))
+			if err != nil || n != int64(len(data)) || m.Len() != 1 {
+				t.Errorf("the second: got %d, %v, and %d blobs are stored", n, err, m.Len())
+			}
+			err = first.RecvMsg(&bspb.WriteResponse{})
+			wantCode(t, err, codes.Aborted, "another stream")
+		})
+	}
+	t.Run("at an offset that is not the committed one", func(t *testing.T) {
+		c, m, _, _ := puttingServer(t)
+		first := c.open(t.Context(), t, message(name, 0, data[:1<<19], false))
+		c.waitKept(t, name, 1<<19)
+		_, err := c.write(t.Context(), message(name, 1, data[1:], true))
+		wantCode(t, err, codes.InvalidArgument, "go on at offset 524288")
+		wantCode(t, first.RecvMsg(&bspb.WriteResponse{}), codes.Aborted)
+		if n, err := c.write(t.Context(), message(name, 1<<19, data[1<<19:], true)); err != nil || n != int64(len(data)) || m.Len() != 1 {
+			t.Errorf("got %d, %v", n, err)
+		}
+	})
+}
+
+// However many write at once under one name, what is stored is the blob, and who fails is told to try again.
+func TestRule047_ManyWritersOfOneUpload(t *testing.T) {
+	c := serve(t, casserver.Config{})
+	data := noise(1 << 20)
+	name := uploadName(data)
+	results := make(chan error, 16)
+	for range cap(results) {
+		go func() {
+			_, err := c.write(t.Context(), message(name, 0, data[:1<<18], false), message("", 1<<18, data[1<<18:1<<19], false), message("", 1<<19, data[1<<19:], true))
+			results <- err
+		}()
+	}
+	well := 0
+	for range cap(results) {
+		switch err := <-results; status.Code(err) {
+		case codes.OK:
+			well++
+		case codes.Aborted:
+		default:
+			t.Errorf("got %v", err)
+		}
+	}
+	if well == 0 || !c.has(t, sum(data)) || c.memory(t, "").Len() != 1 {
+		t.Errorf("%d went well; stored: %v", well, c.memory(t, "").Digests())
+	}
+}
+
+func TestUploadsKeptAreBounded(t *testing.T) {
+	c, m, _, ended := puttingServer(t)
+	name := func(i int) string { return fmt.Sprintf("uploads/u%d/%s", i, sum("12345678").Resource()) }
+	const kept = 64
+	for i := range kept + 3 {
+		_, err := c.write(t.Context(), message(name(i), 0, "1234", false))
+		wantCode(t, err, codes.InvalidArgument)
+	}
+	for range 3 {
+		if err := <-ended; err == nil {
+			t.Error("a dropped upload ended well")
+		}
+	}
+	for i := range kept + 3 {
+		want := int64(4)
+		if i < 3 {
+			want = 0 // those that waited longest
+		}
+		c.wantKept(t, name(i), want)
+	}
+	c.stop()
+	for range kept {
+		<-ended
+	}
+	if m.Len() != 0 {
+		t.Error("something is stored")
+	}
+	c.stop()
+}
+
+func TestStopEndsUploads(t *testing.T) {
+	c, m, _, ended := puttingServer(t)
+	waiting, running := uploadName("waiting 1"), uploadName("running 1")
+	_, err := c.write(t.Context(), message(waiting, 0, "waiting", false))
+	wantCode(t, err, codes.InvalidArgument)
+	stream := c.open(t.Context(), t, message(running, 0, "running", false))
+	c.waitKept(t, running, 7)
+	c.stop()
+	wantCode(t, stream.RecvMsg(&bspb.WriteResponse{}), codes.Unavailable)
+	for range 2 {
+		if err := <-ended; err == nil || m.Len() != 0 {
+			t.Errorf("Put ended with %v, and %d blobs are stored", err, m.Len())
+		}
+	}
+	_, err = c.write(t.Context(), message(waiting, 0, "waiting", false), message("", 7, " 1", true))
+	wantCode(t, err, codes.Unavailable, "stops")
+	// What needs no keeping still comes through, as long as the server does.
+	wantCode(t, c.uploadTo(t.Context(), "", "at once"), codes.OK)
+}
+
+// The room of uploads that may never go on is given to one that would.
+func TestFullStoreDropsUploadsThatWait(t *testing.T) {
+	m := castest.NewMemory()
+	s := &probe{Store: m, put: func(d cas.Digest) error {
+		if d == sum("large") {
+			return cas.ErrFull
+		}
+		return nil
+	}}
+	c := serve(t, casserver.Config{Instances: func(name string) (*cas.Instance, error) {
+		return &cas.Instance{Name: name, Store: s, Actions: m}, nil
+	}})
+	name := uploadName("12345678")
+	_, err := c.write(t.Context(), message(name, 0, "1234", false))
+	wantCode(t, err, codes.InvalidArgument)
+	wantCode(t, c.uploadTo(t.Context(), "", "large"), codes.ResourceExhausted)
+	c.wantKept(t, name, 0)
+}
+
+// The goroutine is another, and so a panic in it must be carried over to the call.
+func TestPanicInAnUploadOfManyMessages(t *testing.T) {
+	instances, _ := behind(&probe{put: func(cas.Digest) error { panic("defect") }})
+	c := serve(t, casserver.Config{Instances: instances})
+	_, err := c.write(t.Context(), message(uploadName("12345678"), 0, "1234", false), message("", 4, "5678", true))
+	wantCode(t, err, codes.Internal, "Write")
+	if !strings.Contains(c.log.String(), "defect") || !strings.Contains(c.log.String(), "resume_test.go") {
+		t.Errorf("the log does not say where: %s", c.log)
+	}
+	c.wantKept(t, uploadName("12345678"), 0)
+}
