@@ -298,8 +298,8 @@ func TestUploadsKeptAreBounded(t *testing.T) {
 		c.wantKept(t, name(i), want)
 	}
 	c.stop()
-	for range kept {
-		<-ended
+	if n := len(ended); n != kept {
+		t.Errorf("%d uploads have ended when stop returns, want all %d", n, kept)
 	}
 	if m.Len() != 0 {
 		t.Error("something is stored")
@@ -316,7 +316,10 @@ func TestStopEndsUploads(t *testing.T) {
 	c.waitKept(t, running, 7)
 	c.stop()
 	wantCode(t, stream.RecvMsg(&bspb.WriteResponse{}), codes.Unavailable)
-	for range 2 {
+	if len(ended) != 2 {
+		t.Errorf("%d uploads have ended when stop returns, want 2", len(ended))
+	}
+	for range len(ended) {
 		if err := <-ended; err == nil || m.Len() != 0 {
 			t.Errorf("Put ended with %v, and %d blobs are stored", err, m.Len())
 		}
