@@ -46,14 +46,15 @@ type Batcher interface {
 // A Fetcher is an optional ability of a Store whose blobs are far away: to bring many near in few calls.
 type Fetcher interface {
 	// Fetch brings those of ds near that are not, so that Open of them is cheap. One that is absent
-	// is no error: Open will say so.
-	Fetch(ctx context.Context, ds []Digest) error
+	// is no error: it is among those returned, each once, or Open will say so.
+	Fetch(ctx context.Context, ds []Digest) (absent []Digest, err error)
 }
 
 // Fetch is s.Fetch if s is a Fetcher, and else nothing.
 func Fetch(ctx context.Context, s Store, ds []Digest) error {
 	if f, ok := s.(Fetcher); ok && len(ds) > 0 {
-		return f.Fetch(ctx, ds)
+		_, err := f.Fetch(ctx, ds)
+		return err
 	}
 	return nil
 }

@@ -135,12 +135,12 @@ type far struct {
 	calls int
 }
 
-func (f *far) Fetch(_ context.Context, ds []cas.Digest) error {
+func (f *far) Fetch(_ context.Context, ds []cas.Digest) ([]cas.Digest, error) {
 	f.calls++
 	for _, d := range ds {
 		f.near[d] = true
 	}
-	return nil
+	return nil, nil
 }
 
 func (f *far) Open(ctx context.Context, d cas.Digest, off int64) (io.ReadCloser, error) {

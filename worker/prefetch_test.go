@@ -20,9 +20,9 @@ type distant struct {
 	fetch   func() error
 }
 
-func (d *distant) Fetch(_ context.Context, ds []cas.Digest) error {
+func (d *distant) Fetch(_ context.Context, ds []cas.Digest) ([]cas.Digest, error) {
 	d.fetched = append(d.fetched, ds...)
-	return d.fetch()
+	return nil, d.fetch()
 }
 
 // TestFetchInputs: all files of an action in one call, each once, if there is room for them.

@@ -151,11 +151,17 @@ func (s *storage) BatchReadBlobs(ctx context.Context, req *repb.BatchReadBlobsRe
 			break
 		}
 	}
-	// If what is far cannot be fetched, each blob says so itself below: some may be near.
-	_ = cas.Fetch(ctx, in.Store, ds)
+	nowhere := map[cas.Digest]bool{}
+	if far, ok := in.Store.(cas.Fetcher); ok && len(ds) > 0 {
+		// If what is far cannot be fetched, each blob says so itself below: some may be near.
+		absent, _ := far.Fetch(ctx, ds)
+		for _, d := range absent {
+			nowhere[d] = true
+		}
+	}
 	resp := &repb.BatchReadBlobsResponse{Responses: make([]*repb.BatchReadBlobsResponse_Response, len(req.Digests))}
 	for i, p := range req.Digests {
-		b, err := readBlob(ctx, in, req.DigestFunction, p)
+		b, err := readBlob(ctx, in, req.DigestFunction, p, nowhere)
 		r := &repb.BatchReadBlobsResponse_Response{Digest: p, Data: b, Status: status.Convert(err).Proto()}
 		if by != repb.Compressor_IDENTITY {
 			if packed := compress.Encode(by, b); packed != nil {
@@ -181,11 +187,14 @@ func tooMany(digests int) error {
 	return status.Errorf(codes.InvalidArgument, "batch has %d digests, too many for one reply; send smaller batches", digests)
 }
 
-// readBlob returns one blob of a batch; its error is a status.
-func readBlob(ctx context.Context, in *cas.Instance, f repb.DigestFunction_Value, p *repb.Digest) ([]byte, error) {
+// readBlob returns one blob of a batch, of which those that are nowhere are known; its error is a status.
+func readBlob(ctx context.Context, in *cas.Instance, f repb.DigestFunction_Value, p *repb.Digest, nowhere map[cas.Digest]bool) ([]byte, error) {
 	d, err := digest(in, f, p)
 	if err != nil {
 		return nil, cas.Status(err)
+	}
+	if nowhere[d] {
+		return nil, cas.Status(explain("read", d, cas.ErrNotFound))
 	}
 	b, err := cas.ReadAll(ctx, in.Store, d, maxBatch)
 	if err != nil {

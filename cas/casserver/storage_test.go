@@ -248,6 +248,48 @@ func TestRule029_UnservedCompressorIsInvalidForTheBlob(t *testing.T) {
 	wantCode(t, status.ErrorProto(r.Responses[1].Status), codes.OK)
 }
 
+// fetching is a store that is far, and counts how often it is asked for one blob.
+type fetching struct {
+	cas.Store
+	opened []cas.Digest
+	absent []cas.Digest
+	err    error
+}
+
+func (s *fetching) Open(ctx context.Context, d cas.Digest, off int64) (io.ReadCloser, error) {
+	s.opened = append(s.opened, d)
+	return s.Store.Open(ctx, d, off)
+}
+
+func (s *fetching) Fetch(context.Context, []cas.Digest) ([]cas.Digest, error) { return s.absent, s.err }
+
+func TestRule031_AbsentBlobsAreAskedForOnce(t *testing.T) {
+	m := castest.NewMemory()
+	s := &fetching{Store: m, absent: []cas.Digest{sum("absent"), sum("nowhere")}}
+	c := serve(t, casserver.Config{Instances: func(name string) (*cas.Instance, error) {
+		return &cas.Instance{Name: name, Store: s, Actions: m}, nil
+	}})
+	if _, err := cas.PutBytes(t.Context(), m, cas.SHA256, []byte("here")); err != nil {
+		t.Fatal(err)
+	}
+	for _, s.err = range []error{nil, cas.ErrUnavailable} {
+		if s.err != nil {
+			s.absent = nil
+		}
+		s.opened = nil
+		r, err := c.BatchReadBlobs(t.Context(), reads("absent", "here", "nowhere", "absent"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		for i, want := range []codes.Code{codes.NotFound, codes.OK, codes.NotFound, codes.NotFound} {
+			wantCode(t, status.ErrorProto(r.Responses[i].Status), want)
+		}
+		if want := 1 + 3*(2-len(s.absent))/2; len(s.opened) != want {
+			t.Errorf("after Fetch with %v, %d blobs were opened, want %d", s.err, len(s.opened), want)
+		}
+	}
+}
+
 // What a batch may hold, and what is made of it in memory, are bounded by what it says of itself.
 func TestRule029_BombsAreBoundedByTheStatedSize(t *testing.T) {
 	for _, by := range compress.Compressors() {

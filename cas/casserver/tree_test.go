@@ -214,14 +214,14 @@ type distant struct {
 	calls int                 // guarded by mu
 }
 
-func (s *distant) Fetch(_ context.Context, ds []cas.Digest) error {
+func (s *distant) Fetch(_ context.Context, ds []cas.Digest) ([]cas.Digest, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.calls++
 	for _, d := range ds {
 		s.near[d] = true
 	}
-	return nil
+	return nil, nil
 }
 
 func (s *distant) Open(ctx context.Context, d cas.Digest, off int64) (io.ReadCloser, error) {

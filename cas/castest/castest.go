@@ -549,8 +549,8 @@ func testFetch(t *testing.T, s cas.Store) {
 	if !ok {
 		t.Skip("the store is no cas.Fetcher")
 	}
-	if err := f.Fetch(t.Context(), nil); err != nil {
-		t.Errorf("Fetch of nothing: %v", err)
+	if absent, err := f.Fetch(t.Context(), nil); err != nil || len(absent) > 0 {
+		t.Errorf("Fetch of nothing: %v, %v", absent, err)
 	}
 	ds := []cas.Digest{cas.SHA256.Sum(nil)}
 	for i := range 10 {
@@ -561,8 +561,16 @@ func testFetch(t *testing.T, s cas.Store) {
 		}
 	}
 	for range 2 {
-		if err := f.Fetch(t.Context(), ds); err != nil {
+		absent, err := f.Fetch(t.Context(), ds)
+		if err != nil {
 			t.Errorf("Fetch of present and absent blobs: %v", err)
+		}
+		seen := map[cas.Digest]bool{}
+		for _, d := range absent {
+			if missing, err := s.Missing(t.Context(), []cas.Digest{d}); err != nil || len(missing) == 0 || seen[d] || !slices.Contains(ds, d) {
+				t.Errorf("Fetch says once or more that %s is absent", d)
+			}
+			seen[d] = true
 		}
 	}
 	for i := range 10 {
@@ -574,12 +582,13 @@ func testFetch(t *testing.T, s cas.Store) {
 		}
 	}
 	_, absent := Blob(99, 99)
-	if err := f.Fetch(t.Context(), []cas.Digest{absent}); err != nil {
+	if _, err := f.Fetch(t.Context(), []cas.Digest{absent}); err != nil {
 		t.Errorf("Fetch of an absent blob: %v", err)
 	}
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
-	wantCancelled(t, "Fetch", f.Fetch(ctx, []cas.Digest{absent}))
+	_, err := f.Fetch(ctx, []cas.Digest{absent})
+	wantCancelled(t, "Fetch", err)
 }
 
 func testFile(t *testing.T, s cas.Store) {

@@ -254,7 +254,7 @@ func (s *placing) Place(ctx context.Context, ds []cas.Digest) (cas.Placement, er
 		return p, nil
 	}
 	p.Release()
-	own, others := s.fetch(ctx, absent)
+	own, others := s.fetch(ctx, absent, map[cas.Digest]bool{})
 	if err = cmp.Or(ctx.Err(), own, others); lacks(err) {
 		// One that is damaged far has ended the flight of many.
 		if absent, err = s.near.Store.Missing(ctx, absent); err == nil {

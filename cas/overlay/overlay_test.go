@@ -451,7 +451,7 @@ func (c *copier) Fetch(ctx context.Context, to cas.Store, ds []cas.Digest) (abse
 	return absent, c.fail
 }
 
-// TestFetchIsOneCopy of what is not near, and tells nothing of what is absent.
+// TestFetchIsOneCopy of what is not near, and tells what is absent.
 func TestFetchIsOneCopy(t *testing.T) {
 	near, far := castest.NewMemory(), castest.NewMemory()
 	faulty := castest.NewFaulty(far, nil)
@@ -471,8 +471,9 @@ func TestFetchIsOneCopy(t *testing.T) {
 	_, neither := castest.Blob(22, 1000)
 	ds = append(ds, mine, nowhere, neither, cas.SHA256.Sum(nil))
 	for range 2 {
-		if err := cas.Fetch(t.Context(), in.Store, ds); err != nil {
-			t.Fatal(err)
+		absent, err := in.Store.(cas.Fetcher).Fetch(t.Context(), ds)
+		if err != nil || !slices.Equal(absent, []cas.Digest{nowhere, neither}) {
+			t.Fatalf("got %v, %v, want the two that are nowhere", absent, err)
 		}
 	}
 	if len(c.calls) != 2 || len(c.calls[0]) != 12 || o.Stats().Fetched != 10 || near.Len() != 11 || faulty.Calls(castest.Open) != 0 {
@@ -486,6 +487,27 @@ func TestFetchIsOneCopy(t *testing.T) {
 		if err := cas.Fetch(t.Context(), in.Store, []cas.Digest{d, nowhere}); (err == nil) != (want == cas.ErrFull) {
 			t.Errorf("%v far: got %v", want, err)
 		}
+	}
+}
+
+// TestFetchSaysWhatIsAbsent where far is asked for each blob: it is not asked again.
+func TestFetchSaysWhatIsAbsent(t *testing.T) {
+	p := newPair(t, overlay.Through)
+	_, small := put(t, p.far, 1, 1000)
+	_, large := put(t, p.far, 2, 2<<20)
+	_, nowhere := castest.Blob(3, 1000)
+	_, neither := castest.Blob(4, 2<<20)
+	_, both := castest.Blob(5, 1000)
+	for _, ds := range [][]cas.Digest{{small, nowhere, large, neither, nowhere, both}, {nowhere}, {neither}} {
+		want := slices.DeleteFunc([]cas.Digest{nowhere, neither, both}, func(d cas.Digest) bool { return !slices.Contains(ds, d) })
+		if absent, err := p.store.(cas.Fetcher).Fetch(t.Context(), ds); err != nil || !slices.Equal(absent, want) {
+			t.Errorf("got %v, %v, want %v", absent, err, want)
+		}
+	}
+	// That far cannot say is no absence.
+	p.faulty.Fail(cas.ErrUnavailable, castest.Open)
+	if absent, err := p.store.(cas.Fetcher).Fetch(t.Context(), []cas.Digest{nowhere, neither}); len(absent) > 0 {
+		t.Errorf("with far away: got %v, %v", absent, err)
 	}
 }
 

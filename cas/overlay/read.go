@@ -93,23 +93,27 @@ func (s *store) Lookup(ctx context.Context, action cas.Digest) (*repb.ActionResu
 
 // Fetch implements cas.Fetcher. That near has no room is no error either: Open reads what is far. Nor is damage, of
 // which Open says where it is.
-func (s *store) Fetch(ctx context.Context, ds []cas.Digest) error {
+func (s *store) Fetch(ctx context.Context, ds []cas.Digest) ([]cas.Digest, error) {
 	absent, err := s.near.Store.Missing(ctx, ds)
 	if err != nil {
-		return err
+		return nil, err
 	}
 	// If a flight fails that others began, what is still absent is only dearer to open.
-	err, _ = s.fetch(ctx, absent)
+	nowhere := map[cas.Digest]bool{}
+	err, _ = s.fetch(ctx, absent, nowhere)
 	if errors.Is(err, cas.ErrFull) || lacks(err) {
 		err = nil
 	}
-	return cmp.Or(ctx.Err(), err)
+	if err = cmp.Or(ctx.Err(), err); err != nil {
+		return nil, err
+	}
+	return slices.DeleteFunc(absent, func(d cas.Digest) bool { return !nowhere[d] }), nil
 }
 
 // fetch brings blobs near, and returns how its own flights ended, and the first of those that failed of others that it
-// joined. That a blob is absent far is no failure.
-func (s *store) fetch(ctx context.Context, ds []cas.Digest) (own, others error) {
-	own, others = s.fly(ctx, ds)
+// joined. That a blob is absent far is no failure: it is added to nowhere.
+func (s *store) fetch(ctx context.Context, ds []cas.Digest, nowhere map[cas.Digest]bool) (own, others error) {
+	own, others = s.fly(ctx, ds, nowhere)
 	if own != nil || others == nil || ctx.Err() != nil {
 		return own, others
 	}
@@ -118,14 +122,22 @@ func (s *store) fetch(ctx context.Context, ds []cas.Digest) (own, others error) 
 	if err != nil {
 		return err, nil
 	}
-	return s.fly(ctx, rest)
+	return s.fly(ctx, rest, nowhere)
 }
 
 // fly is fetch without a second try.
-func (s *store) fly(ctx context.Context, ds []cas.Digest) (own, others error) {
+func (s *store) fly(ctx context.Context, ds []cas.Digest, nowhere map[cas.Digest]bool) (own, others error) {
 	began, joined := s.join(ds)
 	for _, f := range began {
-		own = worse(own, s.wait(ctx, f))
+		err := s.wait(ctx, f)
+		own = worse(own, err)
+		if err != nil && !errors.Is(err, cas.ErrNotFound) {
+			continue
+		}
+		// What a flight of others did not find may have been put there since it looked.
+		for _, d := range f.absent {
+			nowhere[d] = true
+		}
 	}
 	for _, f := range joined {
 		others = worse(others, s.wait(ctx, f))
@@ -166,6 +178,7 @@ type flight struct {
 	hurry  func()        // has it wait for its turn no more
 	done   chan struct{} // closed when err is set
 	err    error
+	absent []cas.Digest // with err, of blobs: those that far does not have, if that is known
 
 	// Guarded by Overlay.mu.
 	askers               int
@@ -312,6 +325,7 @@ func (s *store) carryAll(f *flight) error {
 	if ok && len(f.blobs) > 1 {
 		absent, err := copier.Fetch(f.ctx, s.near.Store, f.blobs)
 		if err == nil {
+			f.absent = absent
 			s.o.count(func(st *Stats) { st.Fetched += int64(len(f.blobs) - len(absent)) })
 			for _, d := range f.blobs {
 				var err error
@@ -324,7 +338,11 @@ func (s *store) carryAll(f *flight) error {
 		return err
 	}
 	for _, d := range f.blobs {
-		if err := s.copy(f.ctx, d); err != nil && (len(f.blobs) == 1 || !errors.Is(err, cas.ErrNotFound)) {
+		err := s.copy(f.ctx, d)
+		if errors.Is(err, cas.ErrNotFound) {
+			f.absent = append(f.absent, d)
+		}
+		if err != nil && (len(f.blobs) == 1 || !errors.Is(err, cas.ErrNotFound)) {
 			return err
 		}
 	}

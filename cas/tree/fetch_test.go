@@ -22,7 +22,7 @@ type distant struct {
 	err     error
 }
 
-func (s *distant) Fetch(ctx context.Context, ds []cas.Digest) error {
+func (s *distant) Fetch(ctx context.Context, ds []cas.Digest) ([]cas.Digest, error) {
 	s.fetched = append(s.fetched, ds)
 	for _, d := range ds {
 		b, err := cas.ReadAll(ctx, s.far, d, d.Size())
@@ -30,10 +30,10 @@ func (s *distant) Fetch(ctx context.Context, ds []cas.Digest) error {
 			continue
 		}
 		if err := errors.Join(err, s.Put(ctx, d, bytes.NewReader(b))); err != nil {
-			return err
+			return nil, err
 		}
 	}
-	return s.err
+	return nil, s.err
 }
 
 func (s *distant) Missing(ctx context.Context, ds []cas.Digest) ([]cas.Digest, error) {

@@ -199,8 +199,8 @@ func (l *Layout) copied(ctx context.Context, store cas.Store, workspace func(byt
 type unfiled struct{ cas.Store }
 
 // Fetch implements cas.Fetcher.
-func (s unfiled) Fetch(ctx context.Context, ds []cas.Digest) error {
-	return cas.Fetch(ctx, s.Store, ds)
+func (s unfiled) Fetch(ctx context.Context, ds []cas.Digest) ([]cas.Digest, error) {
+	return nil, cas.Fetch(ctx, s.Store, ds)
 }
 
 // spineRoom is Room for the spine alone, where images hold what is bound into it.
