@@ -13,6 +13,7 @@ import (
 	"github.com/cloister-build/cloister/cas"
 	"github.com/cloister-build/cloister/cas/casserver"
 	"github.com/cloister-build/cloister/cas/castest"
+	"github.com/cloister-build/cloister/cas/disk"
 	bspb "google.golang.org/genproto/googleapis/bytestream"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
@@ -183,6 +184,43 @@ func TestRule038_FirstOffsetIsZeroOrTheCommittedOne(t *testing.T) {
 	c.wantKept(t, name, 2)
 	if n, err := c.write(t.Context(), message(name, 2, "3456", false), message("", 6, "78", true)); err != nil || n != 8 || m.Len() != 1 {
 		t.Errorf("got %d, %v, and %d blobs are stored", n, err, m.Len())
+	}
+}
+
+// Over a store of files, what waits counts against its budget, and is gone with the server: none of it is found again.
+func TestRule056_WhatWaitedLeavesNothingBehind(t *testing.T) {
+	dir := t.TempDir()
+	store, err := disk.Open(disk.Config{Dir: dir, MaxBytes: 64 << 20})
+	if err != nil {
+		t.Fatal(err)
+	}
+	c := serve(t, casserver.Config{Instances: store.Instance})
+	data, other := noise(3<<20), noise(3<<20+1)
+	_, err = c.write(t.Context(), message(uploadName(data), 0, data[:1<<20], false))
+	wantCode(t, err, codes.InvalidArgument)
+	_, err = c.write(t.Context(), message(uploadName(other), 0, other[:1<<20], false))
+	wantCode(t, err, codes.InvalidArgument)
+	if n := store.Stats().Bytes; n < 2<<20 {
+		t.Errorf("two uploads that wait count as %d bytes", n)
+	}
+	if n, err := c.write(t.Context(), message(uploadName(data), 1<<20, data[1<<20:], true)); err != nil || n != 3<<20 {
+		t.Errorf("got %d, %v", n, err)
+	}
+	c.stop()
+	if err := store.Close(); err != nil {
+		t.Error(err)
+	}
+	if store, err = disk.Open(disk.Config{Dir: dir, MaxBytes: 64 << 20}); err != nil {
+		t.Fatal(err)
+	}
+	defer store.Close()
+	in, err := store.Instance("")
+	if err != nil {
+		t.Fatal(err)
+	}
+	missing, err := in.Store.Missing(t.Context(), []cas.Digest{sum(data), sum(other)})
+	if err != nil || len(missing) != 1 || missing[0] != sum(other) || store.Stats().Bytes > 4<<20 {
+		t.Errorf("absent are %v, %v, and %d bytes are taken", missing, err, store.Stats().Bytes)
 	}
 }
 
