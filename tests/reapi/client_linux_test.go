@@ -54,12 +54,18 @@ type client struct {
 // serve starts a server for the test.
 func serve(t testing.TB) *client {
 	t.Helper()
+	confined(t)
+	return serveAs(t, bazelrun.ServerConfig{Dir: filepath.Join(t.TempDir(), "store")})
+}
+
+// confined skips the test where the machine cannot confine.
+func confined(t testing.TB) {
+	t.Helper()
 	b := namespace.New(namespace.Config{})
 	defer b.Close()
 	if _, err := b.Probe(t.Context()); err != nil {
 		sandboxtest.Unavailable(t, "namespaces", err)
 	}
-	return serveAs(t, bazelrun.ServerConfig{Dir: filepath.Join(t.TempDir(), "store")})
 }
 
 // serveAs starts a server for the test, on a store that may exist; cfg says what is not as usual.
