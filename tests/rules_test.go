@@ -71,6 +71,8 @@ var rules = []rule{
 	{of: "cas/compress", only: []string{"cas", "github.com/bazelbuild/remote-apis/build/bazel/remote/execution/v2",
 		"github.com/andybalholm/brotli/...", "github.com/klauspost/compress/..."},
 		why: "what foreign bytes decompress to is bounded and fuzzed in one place, for who serves and who asks"},
+	{of: "cas/chunk", only: []string{},
+		why: "where a stream is cut depends on its bytes alone, and is compared with what others cut"},
 	{of: "cas/remote", never: []string{"cas/disk", "cas/casserver", "cas/tree"},
 		why: "a store behind a server is an implementation of package cas like any other"},
 	{of: "cas/disk", only: []string{"cas", "cas/disk/internal/...", "github.com/bazelbuild/remote-apis/build/bazel/remote/execution/v2",

@@ -1,6 +1,6 @@
 module github.com/cloister-build/cloister/tests/interop
 
-go 1.26.0
+go 1.26.5
 
 toolchain go1.26.8
 
@@ -10,6 +10,7 @@ replace github.com/cloister-build/cloister => ../..
 
 require (
 	github.com/bazelbuild/remote-apis v0.0.0-20260908115904-76ddd98e1f92
+	github.com/buildbarn/go-cdc v0.0.10
 	google.golang.org/protobuf v1.36.12
 )
 

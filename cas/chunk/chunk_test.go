@@ -1,0 +1,367 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package chunk
+
+import (
+	"bufio"
+	"bytes"
+	"crypto/sha256"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"io"
+	"math/bits"
+	"math/rand/v2"
+	"os"
+	"slices"
+	"strings"
+	"testing"
+	"testing/iotest"
+)
+
+// noise returns n bytes that look random and depend on seed alone.
+func noise(seed byte, n int) []byte {
+	b := make([]byte, n)
+	rand.NewChaCha8([32]byte{seed}).Read(b)
+	return b
+}
+
+// lengths returns the sizes of the chunks of r, whose bytes must be want.
+func lengths(t testing.TB, r io.Reader, p Params, want []byte) []int {
+	t.Helper()
+	c, err := NewReader(r, p)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return drain(t, c, want)
+}
+
+func drain(t testing.TB, c *Reader, want []byte) (all []int) {
+	t.Helper()
+	for {
+		b, err := c.Next()
+		if err == io.EOF {
+			break
+		} else if err != nil {
+			t.Fatal(err)
+		}
+		if len(b) == 0 || len(b) > len(want) || !bytes.Equal(b, want[:len(b)]) {
+			t.Fatalf("chunk %d, of %d bytes, is not what was to come", len(all), len(b))
+		}
+		want = want[len(b):]
+		all = append(all, len(b))
+	}
+	if len(want) > 0 {
+		t.Fatalf("%d bytes are in no chunk", len(want))
+	}
+	return all
+}
+
+// A vector is a line of the API's test vectors.
+type vector struct {
+	seed           uint32
+	offset, length int
+	sum            string
+	fingerprint    uint64
+}
+
+func vectors(t *testing.T) (all []vector) {
+	t.Helper()
+	f, err := os.Open("testdata/fastcdc2020_test_vectors.txt")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	var seed uint32
+	for lines := bufio.NewScanner(f); lines.Scan(); {
+		line := lines.Text()
+		if _, err := fmt.Sscanf(line, "# Seed: %d", &seed); err == nil || line == "" || line[0] == '#' {
+			continue
+		}
+		v := vector{seed: seed}
+		if _, err := fmt.Sscan(line, &v.offset, &v.length, &v.sum, &v.fingerprint); err != nil {
+			t.Fatalf("line %q: %v", line, err)
+		}
+		all = append(all, v)
+	}
+	if len(all) != 12 {
+		t.Fatalf("%d vectors, want 12", len(all))
+	}
+	return all
+}
+
+// picture is the input of the vectors. It is not in this tree: see docs/adr/0033-chunks.md.
+const picture = "testdata/SekienAkashita.jpg"
+
+func TestRule061_FastCDCTestVectors(t *testing.T) {
+	all := vectors(t)
+	b, err := os.ReadFile(picture)
+	if errors.Is(err, os.ErrNotExist) {
+		t.Skipf("no %s, the input of the vectors: 109,466 bytes with SHA-256 d9e749d9367fc908...", picture)
+	} else if err != nil {
+		t.Fatal(err)
+	}
+	if sum := sha256.Sum256(b); hex.EncodeToString(sum[:]) != "d9e749d9367fc908876749d6502eb212fee88c9a94892fb07da5ef3ba8bc39ed" {
+		t.Fatalf("%s is another picture", picture)
+	}
+	for _, v := range all {
+		n, hash := newFastCDC(4096, 16384, 65535, v.seed).cutHash(b[v.offset:])
+		sum := sha256.Sum256(b[v.offset:][:n])
+		// Where the paper's loop stops at the first of its two bytes, it has the hash shifted already.
+		if n%2 == 0 && v.offset+n < len(b) {
+			hash <<= 1
+		}
+		if n != v.length || hex.EncodeToString(sum[:]) != v.sum || hash != v.fingerprint {
+			t.Errorf("seed %d, at %d: got %d bytes, %x, %d, want %+v", v.seed, v.offset, n, sum, hash, v)
+		}
+	}
+}
+
+// TestVectorsAreConsistentWithTheCutter checks what the vectors say without their input: at each cut the hash has those bits
+// zero that the mask for that length has.
+func TestVectorsAreConsistentWithTheCutter(t *testing.T) {
+	c := newFastCDC(4096, 16384, 65535, 0)
+	for _, v := range vectors(t) {
+		mask := c.hard
+		if v.length >= 16384 {
+			mask = c.easy
+		}
+		if v.length%2 == 0 {
+			mask <<= 1
+		}
+		if end := v.offset + v.length; end < 109_466 && v.fingerprint&mask != 0 {
+			t.Errorf("seed %d, %d bytes at %d: the hash %#x would not be cut by %#x", v.seed, v.length, v.offset, v.fingerprint, mask)
+		}
+		if v.length > c.most || v.length < c.least {
+			t.Errorf("%d bytes are outside %d to %d", v.length, c.least, c.most)
+		}
+	}
+}
+
+// The first and last constants of the table that all implementations which the API names have in their sources.
+func TestGearIsThatOfTheImplementations(t *testing.T) {
+	for i, want := range map[int]uint64{
+		0: 0x3b5d3c7d207e37dc, 1: 0x784d68ba91123086, 2: 0xcd52880f882e7298, 115: 0x32229d322935bd52,
+		116: 0x2560d0f5dc4fefaf, 254: 0xe1d830d3f16c5ddb, 255: 0xaabd2b2a451504e1,
+	} {
+		if gear[i] != want {
+			t.Errorf("gear[%d] = %#x, want %#x", i, gear[i], want)
+		}
+	}
+}
+
+func TestMasksHaveAsManyBitsAsTheirIndex(t *testing.T) {
+	for i, m := range masks {
+		if n := bits.OnesCount64(m); m != 0 && n != i {
+			t.Errorf("mask %d has %d bits", i, n)
+		}
+	}
+}
+
+// naiveFastCDC is the paper's definition: at each place the hash of the bytes since the least size, summed anew.
+func naiveFastCDC(b []byte, average int, seed uint32) (all []int) {
+	p := 0
+	for p < len(b) {
+		rest := b[p:]
+		n := min(len(rest), 4*average)
+		for i := average / 4; i < min(len(rest), 4*average)&^1 && len(rest) > average/4; i++ {
+			var h uint64
+			for j := max(average/4, i-63); j <= i; j++ {
+				h += (gear[rest[j]] ^ uint64(seed)) << (i - j)
+			}
+			log := bits.Len(uint(average)) - 1
+			mask := masks[log+2]
+			if i >= average {
+				mask = masks[log-2]
+			}
+			if h&mask == 0 {
+				n = i
+				break
+			}
+		}
+		all = append(all, n)
+		p += n
+	}
+	return all
+}
+
+// naiveRepMax is the definition of RepMaxCDC, without any memory of what was hashed.
+func naiveRepMax(b []byte, least, horizon int) (all []int) {
+	hash := func(at int) (h uint64) {
+		for _, v := range b[at-window : at] {
+			h = h<<1 + gear[v]
+		}
+		return h
+	}
+	p := 0
+	for len(b)-p >= 2*least {
+		for limit := min(p+least+horizon, len(b)-least); ; {
+			best := p + least
+			for at := best; at <= limit; at++ {
+				if hash(at) > hash(best) {
+					best = at
+				}
+			}
+			if best-p < 2*least {
+				all = append(all, best-p)
+				p = best
+				break
+			}
+			limit = best - least
+		}
+	}
+	if p < len(b) {
+		all = append(all, len(b)-p)
+	}
+	return all
+}
+
+// inputs are streams of many kinds, and about so many bytes.
+func inputs(n int) map[string][]byte {
+	text := []byte(strings.Repeat("the quick brown fox jumps over the lazy dog\n", n/44+1))
+	steps := make([]byte, n)
+	for i := range steps {
+		steps[i] = byte(i * i >> 9)
+	}
+	few := noise(3, n)
+	for i := range few {
+		few[i] &= 1
+	}
+	return map[string][]byte{
+		"noise": noise(1, n), "more noise": noise(2, n+1), "zeros": make([]byte, n), "text": text, "steps": steps, "few": few,
+		"nothing": nil, "a byte": {7}, "noise and zeros": append(noise(4, n/2), make([]byte, n/2)...),
+	}
+}
+
+func TestFastCDCIsItsDefinition(t *testing.T) {
+	for name, b := range inputs(100_000) {
+		for _, seed := range []uint32{0, 666} {
+			for _, average := range []int{1 << 10, 4 << 10} {
+				got := lengths(t, bytes.NewReader(b), FastCDC{average, seed}, b)
+				if want := naiveFastCDC(b, average, seed); !slices.Equal(got, want) {
+					t.Errorf("%s, %d bytes on average, seed %d: got %v, want %v", name, average, seed, got, want)
+				}
+			}
+		}
+	}
+}
+
+func TestRepMaxCDCIsItsDefinition(t *testing.T) {
+	for name, b := range inputs(30_000) {
+		for _, c := range [][2]int{{64, 0}, {64, 1}, {64, 63}, {64, 64}, {64, 512}, {100, 77}, {256, 2048}, {1000, 3000}, {2000, 100_000}} {
+			if name == "zeros" && c[1] > 3000 {
+				continue
+			}
+			got := lengths(t, bytes.NewReader(b), RepMaxCDC{c[0], c[1]}, b)
+			if want := naiveRepMax(b, c[0], c[1]); !slices.Equal(got, want) {
+				t.Errorf("%s, %v: got %v, want %v", name, c, got, want)
+			}
+		}
+	}
+}
+
+// Content decides, not place: what is inserted changes the chunks around it, and few others.
+func TestChunksSurviveAnInsertion(t *testing.T) {
+	b := noise(9, 4<<20)
+	changed := slices.Concat(b[:1<<20], []byte("inserted"), b[1<<20:])
+	for name, p := range map[string]Params{"FastCDC": FastCDC{Average: 16 << 10}, "RepMaxCDC": RepMaxCDC{8 << 10, 64 << 10}} {
+		sums := map[[32]byte]bool{}
+		fresh, total := 0, 0
+		for i, data := range [][]byte{b, changed} {
+			for _, n := range lengths(t, bytes.NewReader(data), p, data) {
+				sum := sha256.Sum256(data[:n])
+				data = data[n:]
+				if total++; i == 1 && !sums[sum] {
+					fresh++
+				}
+				sums[sum] = true
+			}
+		}
+		if fresh == 0 || fresh > 10 {
+			t.Errorf("%s: of %d chunks %d are new after an insertion", name, total, fresh)
+		}
+	}
+}
+
+func TestParamsOutOfRangeAreRefused(t *testing.T) {
+	for _, p := range []Params{
+		FastCDC{}, FastCDC{Average: 512}, FastCDC{Average: 1000}, FastCDC{Average: 1025}, FastCDC{Average: 16 << 20}, FastCDC{Average: -1024},
+		RepMaxCDC{}, RepMaxCDC{Min: 63}, RepMaxCDC{Min: 64, Horizon: -1}, RepMaxCDC{Min: 64, Horizon: MaxHorizon + 1}, RepMaxCDC{Min: MaxAverage + 1},
+	} {
+		if _, err := NewReader(bytes.NewReader(nil), p); err == nil {
+			t.Errorf("%+v was accepted", p)
+		}
+	}
+}
+
+func TestErrorOfTheReaderIsReturned(t *testing.T) {
+	broken := errors.New("broken")
+	r := io.MultiReader(bytes.NewReader(noise(1, 100_000)), iotest.ErrReader(broken))
+	c, err := NewReader(r, FastCDC{Average: 1 << 10})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for range 100_000 {
+		if _, err = c.Next(); err != nil {
+			break
+		}
+	}
+	for range 2 {
+		if _, err := c.Next(); !errors.Is(err, broken) {
+			t.Errorf("got %v, want the error of the reader", err)
+		}
+	}
+}
+
+// fuzzed holds for every function: the chunks are the input, in range, and the same however it is read.
+func fuzzed(t *testing.T, p Params, least int, b []byte, step byte) {
+	all := lengths(t, bytes.NewReader(b), p, b)
+	for i, n := range all {
+		if n > p.Max() || n < least && i < len(all)-1 {
+			t.Errorf("chunk %d of %d has %d bytes", i, len(all), n)
+		}
+	}
+	for name, r := range map[string]io.Reader{
+		"in halves": iotest.HalfReader(bytes.NewReader(b)), "with the end": iotest.DataErrReader(bytes.NewReader(b)),
+		"by steps": &stepReader{bytes.NewReader(b), int(step) + 1},
+	} {
+		if again := lengths(t, r, p, b); !slices.Equal(again, all) {
+			t.Errorf("read %s: got %v, want %v", name, again, all)
+		}
+	}
+}
+
+// A stepReader reads n bytes at a time at most.
+type stepReader struct {
+	r io.Reader
+	n int
+}
+
+func (r *stepReader) Read(p []byte) (int, error) { return r.r.Read(p[:min(len(p), r.n)]) }
+
+func FuzzFastCDC(f *testing.F) {
+	f.Add([]byte(nil), byte(0), uint16(1), uint32(0))
+	f.Add([]byte("abc"), byte(200), uint16(4000), uint32(666))
+	f.Fuzz(func(t *testing.T, b []byte, step byte, times uint16, seed uint32) {
+		b = bytes.Repeat(b, min(int(times), 1<<18/(len(b)+1)))
+		fuzzed(t, FastCDC{1 << 10, seed}, 256, b, step)
+	})
+}
+
+func FuzzRepMaxCDC(f *testing.F) {
+	f.Add([]byte(nil), byte(0), uint16(1), uint16(0))
+	f.Add([]byte("abcdefgh"), byte(200), uint16(4000), uint16(512))
+	f.Fuzz(func(t *testing.T, b []byte, step byte, times, horizon uint16) {
+		b = bytes.Repeat(b, min(int(times), 1<<14/(len(b)+1)))
+		horizon %= 2048
+		p := RepMaxCDC{64, int(horizon)}
+		least := 64
+		if len(b) < 64 {
+			least = 0
+		}
+		fuzzed(t, p, least, b, step)
+		if want := naiveRepMax(b, 64, int(horizon)); !slices.Equal(lengths(t, bytes.NewReader(b), p, b), want) {
+			t.Errorf("not what the definition says: %v", want)
+		}
+	})
+}
