@@ -33,7 +33,7 @@ func Blob(seed byte, size int) ([]byte, cas.Digest) {
 }
 
 // TestStore checks that the stores newStore returns keep the contract of cas.Store, and those of cas.Batcher,
-// cas.Fetcher, cas.Filer and cas.Placer if they have them. Each store must be empty and have room for 32 MiB.
+// cas.Fetcher, cas.Filer, cas.Placer and cas.Mapper if they have them. Each store must be empty and have room for 32 MiB.
 func TestStore(t *testing.T, newStore func(t *testing.T) cas.Store) {
 	for _, c := range []struct {
 		name string
@@ -64,6 +64,10 @@ func TestStore(t *testing.T, newStore func(t *testing.T) cas.Store) {
 		{"File", testFile},
 		{"Place", testPlace},
 		{"PlaceWhilePutting", testPlaceWhilePutting},
+		{"MappedBlobIsABlob", testMapped},
+		{"MapRefusesWhatCannotBe", testMapRefuses},
+		{"MapReplacesAndFlattens", testMapFlat},
+		{"CancelledMap", testCancelledMap},
 	} {
 		t.Run(c.name, func(t *testing.T) { c.test(t, newStore(t)) })
 	}

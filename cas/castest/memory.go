@@ -16,18 +16,19 @@ import (
 	"google.golang.org/protobuf/proto"
 )
 
-// Memory is a cas.Store, a cas.Batcher and a cas.ActionCache in memory, without a limit. Unlike a fake it keeps the
+// Memory is a cas.Store, a cas.Batcher, a cas.Mapper and a cas.ActionCache in memory, without a limit. Unlike a fake it keeps the
 // whole contract, and unlike a store for use it lets a test lose and damage blobs. It is safe for
 // concurrent use; make it with NewMemory.
 type Memory struct {
 	mu      sync.Mutex
 	blobs   map[cas.Digest][]byte             // guarded by mu; a slice is never changed in place
 	results map[cas.Digest]*repb.ActionResult // guarded by mu; a message is never changed in place
+	maps    map[cas.Digest]cas.Mapping        // guarded by mu; flat, and never changed in place
 }
 
 // NewMemory returns an empty Memory.
 func NewMemory() *Memory {
-	return &Memory{blobs: map[cas.Digest][]byte{}, results: map[cas.Digest]*repb.ActionResult{}}
+	return &Memory{blobs: map[cas.Digest][]byte{}, results: map[cas.Digest]*repb.ActionResult{}, maps: map[cas.Digest]cas.Mapping{}}
 }
 
 // Instances returns instances that are one Memory each, made when first named: the Store and the
@@ -57,12 +58,22 @@ func (m *Memory) Open(ctx context.Context, d cas.Digest, off int64) (io.ReadClos
 	}
 	m.mu.Lock()
 	b, ok := m.blobs[d]
+	chunks, mapped := m.maps[d], m.present(d)
 	m.mu.Unlock()
 	switch {
-	case !ok && !d.IsEmpty():
+	case !ok && !mapped && !d.IsEmpty():
 		return nil, fmt.Errorf("blob %s: %w", d, cas.ErrNotFound)
 	case off < 0 || off > d.Size():
 		return nil, fmt.Errorf("blob %s: offset %d: %w", d, off, cas.ErrRange)
+	case !ok && mapped:
+		r := cas.Join(ctx, m.Open, chunks.Chunks, off)
+		if off > 0 {
+			return r, nil
+		}
+		return struct {
+			io.Reader
+			io.Closer
+		}{cas.Verify(d, r), r}, nil
 	case off > 0:
 		return io.NopCloser(bytes.NewReader(b[off:])), nil
 	}
@@ -113,12 +124,63 @@ func (m *Memory) Missing(ctx context.Context, ds []cas.Digest) ([]cas.Digest, er
 	var missing []cas.Digest
 	seen := map[cas.Digest]bool{}
 	for _, d := range ds {
-		if _, ok := m.blobs[d]; !ok && !d.IsEmpty() && !seen[d] {
+		if !m.present(d) && !d.IsEmpty() && !seen[d] {
 			missing = append(missing, d)
 		}
 		seen[d] = true
 	}
 	return missing, nil
+}
+
+// present reports whether d is held, by itself or as chunks. The caller holds mu.
+func (m *Memory) present(d cas.Digest) bool {
+	if _, ok := m.blobs[d]; ok {
+		return true
+	}
+	mapping, ok := m.maps[d]
+	for _, c := range mapping.Chunks {
+		if _, held := m.blobs[c]; !held {
+			return false
+		}
+	}
+	return ok
+}
+
+// Map implements cas.Mapper.
+func (m *Memory) Map(ctx context.Context, d cas.Digest, mapping cas.Mapping) error {
+	if err := cmp.Or(ctx.Err(), mapping.Check(d)); err != nil || d.IsEmpty() {
+		return err
+	}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	flat, err := mapping.Flat(func(c cas.Digest) ([]cas.Digest, error) {
+		if !m.present(c) {
+			return nil, fmt.Errorf("chunk %s: %w", c, cas.ErrNotFound)
+		}
+		if _, ok := m.blobs[c]; ok {
+			return nil, nil
+		}
+		return m.maps[c].Chunks, nil
+	})
+	if err == nil {
+		m.maps[d] = flat
+	}
+	return err
+}
+
+// Mapping implements cas.Mapper.
+func (m *Memory) Mapping(ctx context.Context, d cas.Digest) (cas.Mapping, error) {
+	if err := ctx.Err(); err != nil {
+		return cas.Mapping{}, err
+	}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	mapping, ok := m.maps[d]
+	if !ok {
+		return mapping, fmt.Errorf("chunks of blob %s: %w", d, cas.ErrNotFound)
+	}
+	mapping.Chunks = slices.Clone(mapping.Chunks)
+	return mapping, nil
 }
 
 // Lookup implements cas.ActionCache.
@@ -167,7 +229,7 @@ func (m *Memory) Digests() []cas.Digest {
 	return ds
 }
 
-// Delete loses the blob d, if it is held. It leaves action results alone.
+// Delete loses the blob d, if it is held by itself. It leaves mappings and action results alone.
 func (m *Memory) Delete(d cas.Digest) {
 	m.mu.Lock()
 	defer m.mu.Unlock()

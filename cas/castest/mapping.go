@@ -1,0 +1,183 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package castest
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"io"
+	"os"
+	"slices"
+	"strings"
+	"testing"
+
+	repb "github.com/bazelbuild/remote-apis/build/bazel/remote/execution/v2"
+	"github.com/cloister-build/cloister/cas"
+)
+
+func mapper(t *testing.T, s cas.Store) cas.Mapper {
+	t.Helper()
+	m, ok := s.(cas.Mapper)
+	if !ok {
+		t.Skip("the store is no cas.Mapper")
+	}
+	return m
+}
+
+// PutChunks puts blobs of the given sizes, and returns their concatenation, its digest, and the mapping that it is.
+func PutChunks(t testing.TB, s cas.Store, seed byte, sizes ...int) ([]byte, cas.Digest, cas.Mapping) {
+	t.Helper()
+	var all []byte
+	m := cas.Mapping{Function: repb.ChunkingFunction_REP_MAX_CDC}
+	for i, size := range sizes {
+		b, d := Blob(seed+byte(i), size)
+		if err := s.Put(t.Context(), d, bytes.NewReader(b)); err != nil {
+			t.Fatal(err)
+		}
+		all, m.Chunks = append(all, b...), append(m.Chunks, d)
+	}
+	return all, cas.SHA256.Sum(all), m
+}
+
+// A blob that is kept as its chunks is read, placed, shown and asked for as any other, and gone with any of them.
+func testMapped(t *testing.T, s cas.Store) {
+	m := mapper(t, s)
+	b, d, want := PutChunks(t, s, 50, 100_000, 1, 70_000, 200_000, 300)
+	wantAbsent(t, s, d)
+	if _, err := m.Mapping(t.Context(), d); !errors.Is(err, cas.ErrNotFound) {
+		t.Errorf("Mapping of what was never mapped: got %v, want ErrNotFound", err)
+	}
+	for range 2 { // the second replaces the first by the same
+		if err := m.Map(t.Context(), d, want); err != nil {
+			t.Fatal(err)
+		}
+	}
+	got, err := m.Mapping(t.Context(), d)
+	if err != nil || got.Function != want.Function || !slices.Equal(got.Chunks, want.Chunks) {
+		t.Errorf("Mapping: got %v, %v, want %v", got, err, want)
+	}
+	wantPresent(t, s, d)
+	for _, off := range []int64{0, 1, 99_999, 100_000, 100_001, 370_000, int64(len(b))} {
+		if got := get(t, s, d, off); !bytes.Equal(got, b[off:]) {
+			t.Errorf("Open at %d gave %d bytes, want the last %d", off, len(got), int64(len(b))-off)
+		}
+	}
+	for _, off := range []int64{-1, int64(len(b)) + 1} {
+		if r, err := s.Open(t.Context(), d, off); !errors.Is(err, cas.ErrRange) {
+			closeIfOpen(r)
+			t.Errorf("Open at %d: got %v, want ErrRange", off, err)
+		}
+	}
+	if f, ok := s.(cas.Filer); ok {
+		for _, executable := range []bool{false, true, true} {
+			path, release, err := f.File(t.Context(), d, executable)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if got, err := os.ReadFile(path); err != nil || !bytes.Equal(got, b) {
+				t.Errorf("File has %d other bytes, %v", len(got), err)
+			}
+			release()
+		}
+	}
+	if p, ok := s.(cas.Placer); ok {
+		at, err := p.Place(t.Context(), []cas.Digest{d, want.Chunks[4], d})
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, i := range []int{0, 2} {
+			if e := at.Extents()[i]; e.File != cas.Elsewhere {
+				t.Errorf("Place: got %v, want Elsewhere", e)
+			}
+		}
+		at.Release()
+	}
+	put(t, s, b) // of what is present
+	if got := get(t, s, d, 0); !bytes.Equal(got, b) {
+		t.Errorf("after Put of it, too, Open gave %d other bytes", len(got))
+	}
+}
+
+func testMapRefuses(t *testing.T, s cas.Store) {
+	m := mapper(t, s)
+	_, d, good := PutChunks(t, s, 60, 1000, 2000)
+	_, absent := Blob(70, 2000)
+	_, empty := Blob(0, 0)
+	for name, c := range map[string]struct {
+		chunks []cas.Digest
+		want   error
+		text   string
+	}{
+		"absent chunk":     {[]cas.Digest{good.Chunks[0], absent}, cas.ErrNotFound, absent.Hash()},
+		"too short":        {good.Chunks[:1], cas.ErrInvalid, "1000 of its 3000"},
+		"too long":         {append(slices.Clone(good.Chunks), good.Chunks[0]), cas.ErrInvalid, "larger than it"},
+		"empty chunk":      {append(slices.Clone(good.Chunks), empty), cas.ErrInvalid, "is empty"},
+		"nothing":          {nil, cas.ErrInvalid, "0 of its 3000"},
+		"the blob by name": {[]cas.Digest{d}, cas.ErrNotFound, d.Hash()},
+	} {
+		err := m.Map(t.Context(), d, cas.Mapping{Chunks: c.chunks})
+		if !errors.Is(err, c.want) || err != nil && !strings.Contains(err.Error(), c.text) {
+			t.Errorf("%s: got %v, want %v with %q", name, err, c.want, c.text)
+		}
+		wantAbsent(t, s, d)
+		if _, err := m.Mapping(t.Context(), d); !errors.Is(err, cas.ErrNotFound) {
+			t.Errorf("%s: it has a mapping: %v", name, err)
+		}
+	}
+	// Bytes that are not the blob are not given out as it, even if the caller has not looked.
+	lie := cas.Mapping{Chunks: []cas.Digest{good.Chunks[1], good.Chunks[0]}}
+	if err := m.Map(t.Context(), d, lie); err != nil {
+		t.Fatal(err)
+	}
+	r, err := s.Open(t.Context(), d, 0)
+	if err == nil {
+		_, err = io.ReadAll(r)
+		r.Close()
+	}
+	if !errors.Is(err, cas.ErrCorrupt) {
+		t.Errorf("Open of a blob with chunks of another: got %v, want ErrCorrupt", err)
+	}
+}
+
+// A chunk that is kept as chunks is as good as any other, and needs nothing but those.
+func testMapFlat(t *testing.T, s cas.Store) {
+	m := mapper(t, s)
+	inner, x, of := PutChunks(t, s, 80, 5000, 6000)
+	if err := m.Map(t.Context(), x, of); err != nil {
+		t.Fatal(err)
+	}
+	tail, y := Blob(90, 700)
+	put(t, s, tail)
+	whole := append(bytes.Clone(inner), tail...)
+	d := cas.SHA256.Sum(whole)
+	if err := m.Map(t.Context(), d, cas.Mapping{Function: repb.ChunkingFunction_FAST_CDC_2020, Chunks: []cas.Digest{x, y}}); err != nil {
+		t.Fatal(err)
+	}
+	got, err := m.Mapping(t.Context(), d)
+	want := []cas.Digest{of.Chunks[0], of.Chunks[1], y}
+	if err != nil || !slices.Equal(got.Chunks, want) || got.Function != repb.ChunkingFunction_UNKNOWN {
+		t.Errorf("Mapping: got %v, %v, want %v cut by nobody knows what", got, err, want)
+	}
+	if b := get(t, s, d, 0); !bytes.Equal(b, whole) {
+		t.Errorf("Open gave %d other bytes", len(b))
+	}
+	other := cas.Mapping{Function: repb.ChunkingFunction_FAST_CDC_2020, Chunks: want}
+	if err := m.Map(t.Context(), d, other); err != nil {
+		t.Fatal(err)
+	}
+	if got, err := m.Mapping(t.Context(), d); err != nil || got.Function != other.Function {
+		t.Errorf("Mapping after another Map: got %v, %v", got.Function, err)
+	}
+}
+
+func testCancelledMap(t *testing.T, s cas.Store) {
+	m := mapper(t, s)
+	_, d, of := PutChunks(t, s, 95, 5000, 6000)
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	wantCancelled(t, "Map", m.Map(ctx, d, of))
+	_, err := m.Mapping(ctx, d)
+	wantCancelled(t, "Mapping", err)
+	wantAbsent(t, s, d)
+}
