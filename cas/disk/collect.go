@@ -396,7 +396,7 @@ const moveBytes = 1 << 20
 func (c *Cache) rewrite(ctx context.Context, p *plan, g *segment.Segment) error {
 	c.seal(g)
 	m := mover{cache: c}
-	var evicted []index.Entry // results
+	var evicted []index.Entry // results and mappings
 	var failed error
 	err := g.Puts(0, func(r *segment.Record) bool {
 		if failed = ctx.Err(); failed == nil && c.closed.Load() {
@@ -410,7 +410,7 @@ func (c *Cache) rewrite(ctx context.Context, p *plan, g *segment.Segment) error 
 			return true
 		}
 		if !e.File && c.evictPacked(p, &e) {
-			if isResult(e.Key) {
+			if isRecord(e.Key) {
 				evicted = append(evicted, e)
 			}
 			return true
@@ -504,8 +504,8 @@ func (m *mover) add(r *segment.Record, e index.Entry) error {
 
 // sound reports whether b is what e should be.
 func (c *Cache) sound(e *index.Entry, b []byte) bool {
-	if isResult(e.Key) {
-		return soundResult(b)
+	if isRecord(e.Key) {
+		return soundRecord(b)
 	}
 	f, err := functionOf(e.Key)
 	return err == nil && is(e.Key, f.Sum(b))
@@ -539,7 +539,7 @@ func (m *mover) flush() error {
 		case moved:
 			m.cache.weigh(&old, -1)
 			m.cache.weigh(&it.Entry, 1)
-		case isResult(it.Key):
+		case isRecord(it.Key):
 			m.cache.forget(&it.Entry) // it was replaced meanwhile, and must not come back
 		}
 	})

@@ -53,7 +53,7 @@ type copyKey struct {
 	executable bool
 }
 
-// copies are the files of blobs that are packed, or that are to be executed. They are derived from blobs: nothing is
+// copies are the files of blobs that are packed, or kept as chunks, or that are to be executed. They are derived from blobs: nothing is
 // lost with them but the time to make them.
 type copies struct {
 	making [256]sync.Mutex // by the first byte of a hash: held while a copy is made
@@ -102,7 +102,7 @@ func (cs *copies) add(k copyKey, f *copied) (freed int64) {
 	return freed
 }
 
-// File implements cas.Filer. A file of a packed blob, or an executable one, is a copy that counts against the
+// File implements cas.Filer. A file of a packed blob, of one that is kept as chunks, or an executable one, is a copy that counts against the
 // budget, made when it is first asked for, and verified. The first File of a blob that an earlier process wrote reads
 // it whole, to verify it; a damaged one is cas.ErrNotFound.
 func (s *Store) File(ctx context.Context, d cas.Digest, executable bool) (path string, release func(), err error) {
@@ -118,7 +118,7 @@ func (s *Store) File(ctx context.Context, d cas.Digest, executable bool) (path s
 	e, ok := s.use(blob, d)
 	switch {
 	case !ok:
-		return "", nil, notFound(d)
+		return s.mappedFile(ctx, d, executable)
 	case e.File && executable:
 		return s.copy(ctx, copyKey{e.Key, true}, d, func(f *draft) error { return s.copyFile(ctx, f, e, d) })
 	case e.File:

@@ -10,7 +10,7 @@
 //	DIR/lock                                 locked by its holder, whose process id it states
 //	DIR/boot                                 since which start of the machine nothing can have been lost but by its end
 //	DIR/instances                            a line for each instance: its number, and its name
-//	DIR/segments/                            blobs below Config.Pack, and all action results: see internal/segment
+//	DIR/segments/                            blobs below Config.Pack, all action results and mappings: see internal/segment
 //	DIR/files/INSTANCE/sha256/ab/HASH-SIZE   a larger blob, mode 0444
 //	DIR/copies/INSTANCE/sha256/ab/HASH-SIZE  a copy for File, with ".x" and mode 0555 to be executed; gone after Open
 //	DIR/quarantine/                          blobs that were found damaged, for a person to look at
@@ -21,7 +21,9 @@
 // long names. The two digits are the first of HASH. Everything after DIR is made of checked digests and escaped
 // names, so no file name is a client's words.
 //
-// An action result in a segment is 32 bytes of SHA-256 of the rest, then the deterministic message.
+// An action result in a segment is 32 bytes of SHA-256 of the rest, then the deterministic message. A mapping, which
+// says of which chunks a blob consists, is 32 bytes likewise, the number of the chunking function, and for each chunk its
+// hash and its size; numbers are unsigned varints.
 //
 // # What is promised
 //
@@ -205,7 +207,7 @@ func (c *Cache) Instance(name string) (*cas.Instance, error) {
 
 // Stats says how full a Cache is, and what became of what it held.
 type Stats struct {
-	Blobs    int   // blobs of all instances
+	Blobs    int   // blobs of all instances; one that is kept as chunks counts beside them
 	Results  int   // action results of all instances
 	Bytes    int64 // what counts against the budget, Puts under way included
 	MaxBytes int64 // the budget

@@ -18,12 +18,13 @@ import (
 const (
 	blob index.Kind = iota + 1
 	result
+	mapping
 
 	kindBits = 4
 	kindMask = 1<<kindBits - 1
 )
 
-// keyOf returns the key of d, which is a blob or an action with a result.
+// keyOf returns the key of d, which is a blob, an action with a result, or a blob with a mapping.
 func keyOf(instance uint16, kind index.Kind, d cas.Digest) index.Key {
 	k := index.Key{Size: d.Size(), Instance: instance, Kind: kind | index.Kind(d.Function())<<kindBits}
 	// A Digest has been checked to be hexadecimal.
@@ -72,6 +73,10 @@ func is(k index.Key, d cas.Digest) bool {
 }
 
 func isResult(k index.Key) bool { return k.Kind&kindMask == result }
+
+// isRecord reports whether k is of what its digest does not determine, a result or a mapping: it brings its own
+// checksum, and the last one holds.
+func isRecord(k index.Key) bool { return k.Kind&kindMask != blob }
 
 // pathBelow returns the path of a file for the blob k below DIR/room.
 func (c *Cache) pathBelow(room string, k index.Key) (string, error) {

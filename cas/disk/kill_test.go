@@ -64,6 +64,7 @@ func TestKillChild(t *testing.T) {
 
 func putMany(in *cas.Instance, name string, rounds int) error {
 	ctx := context.Background()
+	var last []byte // which, with the next blob, is one that is kept as chunks
 	for i := range rounds {
 		b := bytes.Repeat([]byte(fmt.Sprintf("%s-%d ", name, i)), 1+i*37%900)
 		d, err := cas.PutBytes(ctx, in.Store, cas.SHA256, b)
@@ -73,6 +74,19 @@ func putMany(in *cas.Instance, name string, rounds int) error {
 		if _, err := fmt.Println("blob", d); err != nil {
 			return err
 		}
+		both := append(last, b...)
+		whole := cas.SHA256.Sum(both)
+		if m := (cas.Mapping{Chunks: []cas.Digest{cas.SHA256.Sum(last), d}}); len(last) > 0 {
+			// A chunk may have been evicted, where nothing is leased.
+			if err := in.Store.(cas.Mapper).Map(ctx, whole, m); err == nil {
+				if _, err := fmt.Println("blob", whole); err != nil {
+					return err
+				}
+			} else if !errors.Is(err, cas.ErrNotFound) {
+				return err
+			}
+		}
+		last = b
 		if err := in.Actions.Record(ctx, d, &repb.ActionResult{StdoutRaw: []byte(d.Hash())}); err != nil {
 			return err
 		}

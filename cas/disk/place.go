@@ -36,6 +36,9 @@ func (s *Store) Place(ctx context.Context, ds []cas.Digest) (cas.Placement, erro
 	for range placeTries {
 		p := placing{cache: s.cache, placement: &placement{extents: make([]cas.Extent, len(ds))}, file: map[uint32]int32{}}
 		sound, err := p.place(ctx, s.name, ds)
+		if sound {
+			s.findMapped(p.extents, ds)
+		}
 		if sound && p.Valid() {
 			return p.placement, nil
 		}
@@ -45,6 +48,23 @@ func (s *Store) Place(ctx context.Context, ds []cas.Digest) (cas.Placement, erro
 		}
 	}
 	return nil, fmt.Errorf("store %s: segments of %d blobs change again and again: see who else writes to them", s.cache.dir, len(ds))
+}
+
+// findMapped notes which of the blobs that are not there by themselves are kept as chunks, and leases them anew.
+func (s *Store) findMapped(extents []cas.Extent, ds []cas.Digest) {
+	asked := map[cas.Digest]int32{}
+	for i, d := range ds {
+		if extents[i].File != cas.Absent {
+			continue
+		}
+		if _, ok := asked[d]; !ok {
+			asked[d] = cas.Absent
+			if _, _, ok := s.mapped(d); ok {
+				asked[d] = cas.Elsewhere
+			}
+		}
+		extents[i].File = asked[d]
+	}
 }
 
 // A placement implements cas.Placement.

@@ -30,8 +30,8 @@ type recovery struct {
 	power bool // may have been lost since the last Open
 
 	mu       sync.Mutex
-	orders   map[index.Key]uint32 // guarded by mu; of results
-	replaced []index.Entry        // guarded by mu; results of which there is a later one, or the same again
+	orders   map[index.Key]uint32 // guarded by mu; of results and mappings
+	replaced []index.Entry        // guarded by mu; those of which there is a later one, or the same again
 	shaky    map[index.Key]bool   // guarded by mu; entries that are there by a doubtful put alone
 	doubtful map[uint32]uint32    // guarded by mu; by segment, the first record whose bytes a loss of power may have taken
 }
@@ -92,7 +92,7 @@ func (h *history) Put(p *segment.Record, doubtful bool) {
 		h.doubtful[p.Segment] = p.Place.Record
 		h.mu.Unlock()
 	}
-	if !isResult(p.Key) && !doubtful {
+	if !isRecord(p.Key) && !doubtful {
 		if h.blobs = append(h.blobs, p.Entry); len(h.blobs) == maxBlobs {
 			h.flush()
 		}
@@ -100,7 +100,7 @@ func (h *history) Put(p *segment.Record, doubtful bool) {
 	}
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	if isResult(p.Key) && !h.newest(p, doubtful) {
+	if isRecord(p.Key) && !h.newest(p, doubtful) {
 		return
 	}
 	h.replace(p.Entry, doubtful)
@@ -165,7 +165,7 @@ func (r *recovery) replace(p index.Entry, doubtful bool) {
 // known reports whether k can be the key of anything: a log that is damaged may say something else.
 func (r *recovery) known(k index.Key) bool {
 	kind := k.Kind & kindMask
-	return int(k.Instance) < r.instances && (kind == blob || kind == result) && k.Size >= 0 &&
+	return int(k.Instance) < r.instances && (kind == blob || kind == result || kind == mapping) && k.Size >= 0 &&
 		slices.Contains(r.functions, cas.Function(k.Kind>>kindBits))
 }
 
@@ -177,7 +177,7 @@ func (h *history) Touch(p *segment.Record, stamp uint32) {
 
 // Drop implements segment.History. An earlier result must not come back; the same, which was moved, is another matter.
 func (h *history) Drop(p *segment.Record) {
-	if !h.known(p.Key) || !isResult(p.Key) {
+	if !h.known(p.Key) || !isRecord(p.Key) {
 		return
 	}
 	h.mu.Lock()

@@ -91,7 +91,7 @@ func (s *Store) Forget(ctx context.Context, action cas.Digest) (bool, error) {
 const forgotten = 0
 
 func isForgotten(b []byte) bool {
-	return soundResult(b) && len(b) == sha256.Size+1 && b[sha256.Size] == forgotten
+	return soundRecord(b) && len(b) == sha256.Size+1 && b[sha256.Size] == forgotten
 }
 
 // checked returns b behind its checksum.
@@ -107,22 +107,27 @@ func encodeResult(r *repb.ActionResult) ([]byte, error) {
 	if err != nil {
 		return nil, err
 	}
-	sum := sha256.Sum256(b[sha256.Size:])
-	copy(b, sum[:])
-	return b, nil
+	return seal(b), nil
 }
 
 // decodeResult is the inverse of encodeResult; ok is false if b is anything else.
 func decodeResult(b []byte) (r *repb.ActionResult, ok bool) {
-	if !soundResult(b) {
+	if !soundRecord(b) {
 		return nil, false
 	}
 	r = new(repb.ActionResult)
 	return r, proto.Unmarshal(b[sha256.Size:], r) == nil
 }
 
-// soundResult reports whether b is as encodeResult has made it.
-func soundResult(b []byte) bool {
+// seal writes the checksum of the rest of b where it belongs.
+func seal(b []byte) []byte {
+	sum := sha256.Sum256(b[sha256.Size:])
+	copy(b, sum[:])
+	return b
+}
+
+// soundRecord reports whether b is as seal has left it.
+func soundRecord(b []byte) bool {
 	if len(b) < sha256.Size {
 		return false
 	}

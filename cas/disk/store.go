@@ -17,7 +17,7 @@ import (
 	"github.com/cloister-build/cloister/cas/disk/internal/segment"
 )
 
-// A Store is one instance of a Cache. It implements cas.Store, cas.Batcher, cas.Filer, cas.Placer and
+// A Store is one instance of a Cache. It implements cas.Store, cas.Batcher, cas.Filer, cas.Placer, cas.Mapper and
 // cas.ActionCache.
 type Store struct {
 	cache *Cache
@@ -29,6 +29,7 @@ var (
 	_ cas.Batcher     = (*Store)(nil)
 	_ cas.Filer       = (*Store)(nil)
 	_ cas.Placer      = (*Store)(nil)
+	_ cas.Mapper      = (*Store)(nil)
 	_ cas.ActionCache = (*Store)(nil)
 )
 
@@ -75,9 +76,15 @@ func (s *Store) Open(ctx context.Context, d cas.Digest, off int64) (io.ReadClose
 		return io.NopCloser(bytes.NewReader(nil)), nil
 	}
 	e, ok := s.use(blob, d)
+	if !ok {
+		return s.openMapped(ctx, d, off)
+	}
+	return s.openEntry(ctx, e, d, off)
+}
+
+// openEntry opens the blob d whose entry is e.
+func (s *Store) openEntry(ctx context.Context, e index.Entry, d cas.Digest, off int64) (io.ReadCloser, error) {
 	switch {
-	case !ok:
-		return nil, notFound(d)
 	case off < 0 || off > d.Size():
 		return nil, rangeError(d, off)
 	case e.File:
@@ -130,7 +137,7 @@ func (s *Store) Put(ctx context.Context, d cas.Digest, r io.Reader) error {
 	if d.IsEmpty() {
 		return nil
 	}
-	if _, ok := s.use(blob, d); ok {
+	if s.present(d) {
 		return nil
 	}
 	if d.Size() >= s.cache.Pack {
@@ -204,7 +211,7 @@ func (s *Store) PutAll(ctx context.Context, blobs []cas.Blob) []error {
 		if b.Digest.IsEmpty() {
 			continue
 		}
-		if _, ok := s.use(blob, b.Digest); ok {
+		if s.present(b.Digest) {
 			continue
 		}
 		k, err := s.key(blob, b.Digest)
@@ -272,7 +279,7 @@ func (c *Cache) appendOnce(items []segment.Item, n int64) error {
 
 // committed makes what an item is about present.
 func (c *Cache) committed(it *segment.Item) {
-	if isResult(it.Key) {
+	if isRecord(it.Key) {
 		if old, replaced := c.index.Put(it.Entry); replaced {
 			c.uncount(&old)
 			c.forget(&old)
@@ -283,7 +290,7 @@ func (c *Cache) committed(it *segment.Item) {
 	} // else somebody else has put it meanwhile: this copy goes with its segment
 }
 
-// forget notes that a result was replaced: it must not come back when the later one is evicted. If that cannot be
+// forget notes that a result or a mapping was replaced: it must not come back when the later one is evicted. If that cannot be
 // written, Open does it.
 func (c *Cache) forget(old *index.Entry) {
 	if g := c.segments.Segment(old.Segment); g != nil {
@@ -315,13 +322,28 @@ func (c *Cache) weigh(e *index.Entry, n int64) {
 	}
 }
 
-// Missing implements cas.Store. It asks the index, not the disk.
+// Missing implements cas.Store. It asks the index, not the disk, but for the lists of what is kept as chunks.
 func (s *Store) Missing(ctx context.Context, ds []cas.Digest) ([]cas.Digest, error) {
 	end, err := s.cache.beginWith(ctx)
 	if err != nil {
 		return nil, err
 	}
 	defer end()
+	missing := s.absent(ds)
+	kept := missing[:0]
+	for _, d := range missing {
+		if err := ctx.Err(); err != nil {
+			return nil, err
+		}
+		if _, _, ok := s.mapped(d); !ok {
+			kept = append(kept, d)
+		}
+	}
+	return kept, nil
+}
+
+// absent returns those of ds that are not there by themselves, in order and each once, and leases the others anew.
+func (s *Store) absent(ds []cas.Digest) []cas.Digest {
 	var missing []cas.Digest
 	var old []index.Key // whose stamps are to be written anew
 	var oldAt []cas.Digest
@@ -351,7 +373,7 @@ func (s *Store) Missing(ctx context.Context, ds []cas.Digest) ([]cas.Digest, err
 			missing = inOrder(ds, missing)
 		}
 	}
-	return unique(missing), nil
+	return unique(missing)
 }
 
 // lost returns the digests of those keys that are absent.

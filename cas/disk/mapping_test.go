@@ -1,0 +1,321 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package disk_test
+
+import (
+	"bytes"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"slices"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/cloister-build/cloister/cas"
+	"github.com/cloister-build/cloister/cas/castest"
+	"github.com/cloister-build/cloister/cas/disk"
+)
+
+// mapped keeps blobs of the given sizes, and their concatenation as them.
+func mapped(t testing.TB, s *disk.Store, seed byte, sizes ...int) ([]byte, cas.Digest, []cas.Digest) {
+	t.Helper()
+	b, d, m := castest.PutChunks(t, s, seed, sizes...)
+	if err := s.Map(t.Context(), d, m); err != nil {
+		t.Fatal(err)
+	}
+	return b, d, m.Chunks
+}
+
+// wantBlob checks that d is b, read by its chunks.
+func wantBlob(t testing.TB, s *disk.Store, d cas.Digest, b []byte) {
+	t.Helper()
+	got, err := cas.ReadAll(t.Context(), s, d, d.Size())
+	if err != nil || !bytes.Equal(got, b) {
+		t.Errorf("blob %s: %d bytes, %v", d, len(got), err)
+	}
+}
+
+// What two blobs have in common is stored once.
+func TestChunksAreStoredOnce(t *testing.T) {
+	c := open(t, disk.Config{Dir: t.TempDir(), MaxBytes: 256 << 20})
+	s := store(t, c, "")
+	const chunk, chunks = 512 << 10, 40
+	sizes := slices.Repeat([]int{chunk}, chunks)
+	b, d, of := mapped(t, s, 0, sizes...)
+	one := c.Stats().Bytes
+	if one < chunk*chunks || one > chunk*chunks+1<<20 {
+		t.Fatalf("a blob of %d bytes takes %d", chunk*chunks, one)
+	}
+	changed, piece := castest.Blob(100, chunk)
+	if err := s.Put(t.Context(), piece, bytes.NewReader(changed)); err != nil {
+		t.Fatal(err)
+	}
+	other := slices.Concat(b[:7*chunk], changed, b[8*chunk:])
+	otherOf := slices.Concat(of[:7], []cas.Digest{piece}, of[8:])
+	if err := s.Map(t.Context(), cas.SHA256.Sum(other), cas.Mapping{Chunks: otherOf}); err != nil {
+		t.Fatal(err)
+	}
+	if both := c.Stats().Bytes; both > one+chunk+16<<10 {
+		t.Errorf("two blobs that differ in one chunk take %d bytes, and one of them %d", both, one)
+	}
+	wantBlob(t, s, d, b)
+	wantBlob(t, s, cas.SHA256.Sum(other), other)
+}
+
+func TestMappingOutlivesTheProcess(t *testing.T) {
+	config := disk.Config{Dir: t.TempDir(), MaxBytes: 64 << 20}
+	c := open(t, config)
+	s := store(t, c, "")
+	b, d, of := mapped(t, s, 0, 1000, 100_000)
+	// It is replaced, and its first version must not come back.
+	more := slices.Concat(of, of)
+	twice := cas.SHA256.Sum(append(bytes.Clone(b), b...))
+	for _, m := range []cas.Mapping{{Function: 1, Chunks: more}, {Function: 2, Chunks: more}} {
+		if err := s.Map(t.Context(), twice, m); err != nil {
+			t.Fatal(err)
+		}
+	}
+	before := c.Stats()
+	closeStore(t, c)
+	for range 2 {
+		c = open(t, config)
+		s = store(t, c, "")
+		if got := c.Stats(); got.Blobs != before.Blobs || got.Results != 0 || got.Blobs != 4 {
+			t.Errorf("%d blobs and %d results, want 2 chunks and 2 mappings", got.Blobs, got.Results)
+		}
+		wantBlob(t, s, d, b)
+		if m, err := s.Mapping(t.Context(), twice); err != nil || m.Function != 2 || !slices.Equal(m.Chunks, more) {
+			t.Errorf("Mapping: %+v, %v", m, err)
+		}
+		if has(t, store(t, c, "other"), d) {
+			t.Error("it is in another instance")
+		}
+		closeStore(t, c)
+	}
+}
+
+// Without a chunk there is no blob; with it there is again.
+func TestMappedBlobGoesAndComesWithItsChunks(t *testing.T) {
+	for name, size := range map[string]int{"packed": 5000, "file": 100_000} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				c := open(t, disk.Config{Dir: t.TempDir(), MaxBytes: 64 << 20, Lease: time.Hour})
+				s := store(t, c, "")
+				b, d, of := mapped(t, s, 0, 5000, size)
+				time.Sleep(4 * time.Hour)
+				// The mapping and one chunk are used; the other chunk is not.
+				if _, err := s.Mapping(t.Context(), d); err != nil || !has(t, s, of[0]) {
+					t.Fatal(err)
+				}
+				if _, err := c.Collect(t.Context(), disk.CollectOptions{OlderThan: 2 * time.Hour}); err != nil {
+					t.Fatal(err)
+				}
+				if got := missing(t, s, of[1], d, of[0], d); !slices.Equal(got, []cas.Digest{of[1], d}) {
+					t.Fatalf("missing are %v", got)
+				}
+				if r, err := s.Open(t.Context(), d, 0); !errors.Is(err, cas.ErrNotFound) {
+					t.Errorf("Open: %v, %v", r, err)
+				}
+				if _, _, err := s.File(t.Context(), d, true); !errors.Is(err, cas.ErrNotFound) {
+					t.Errorf("File: %v", err)
+				}
+				p, err := s.Place(t.Context(), []cas.Digest{d, of[1]})
+				if err != nil || p.Extents()[0].File != cas.Absent {
+					t.Errorf("Place: %v", err)
+				}
+				p.Release()
+				if err := s.Put(t.Context(), of[1], bytes.NewReader(b[5000:])); err != nil {
+					t.Fatal(err)
+				}
+				wantBlob(t, s, d, b)
+				if got := missing(t, s, d); len(got) > 0 {
+					t.Errorf("missing are %v", got)
+				}
+			})
+		})
+	}
+}
+
+// A blob whose chunk is gone can be put whole, and is then read as it was put.
+func TestWholeTakesThePlaceOfWhatHasLostAChunk(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c := open(t, disk.Config{Dir: t.TempDir(), MaxBytes: 64 << 20, Lease: none})
+		s := store(t, c, "")
+		b, d, of := mapped(t, s, 0, 100_000, 200_000)
+		time.Sleep(2 * time.Hour)
+		if _, err := s.Mapping(t.Context(), d); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := c.Collect(t.Context(), disk.CollectOptions{OlderThan: time.Hour}); err != nil {
+			t.Fatal(err)
+		}
+		if err := s.Put(t.Context(), d, bytes.NewReader(b)); err != nil {
+			t.Fatal(err)
+		}
+		wantBlob(t, s, d, b)
+		if got := missing(t, s, append(of, d)...); !slices.Equal(got, of) {
+			t.Errorf("missing are %v, want both chunks", got)
+		}
+		at, release := file(t, s, d, false)
+		defer release()
+		if got, err := os.ReadFile(at); err != nil || !bytes.Equal(got, b) {
+			t.Errorf("File: %d bytes, %v", len(got), err)
+		}
+	})
+}
+
+// A collection moves mappings like all that is packed.
+func TestMappingIsMoved(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		config := disk.Config{Dir: t.TempDir(), MaxBytes: 16 << 20, Lease: time.Hour}
+		c := open(t, config)
+		s := store(t, c, "")
+		for i := range byte(100) {
+			put(t, s, i)
+		}
+		b, d, _ := mapped(t, s, 200, 3000, 4000)
+		time.Sleep(3 * time.Hour)
+		wantBlob(t, s, d, b)
+		r, err := c.Collect(t.Context(), disk.CollectOptions{OlderThan: 2 * time.Hour})
+		if err != nil || r.Blobs < 100 || r.Moved == 0 {
+			t.Errorf("%+v, %v", r, err)
+		}
+		wantBlob(t, s, d, b)
+		closeStore(t, c)
+		wantBlob(t, store(t, open(t, config), ""), d, b)
+	})
+}
+
+// listOf is what the store has of a mapping of two chunks, so that it can be found and damaged.
+func listOf(t *testing.T, chunks []cas.Digest) []byte {
+	b, err := hex.DecodeString(chunks[0].Hash())
+	if err != nil {
+		t.Fatal(err)
+	}
+	return b
+}
+
+func TestDamagedMappingIsFound(t *testing.T) {
+	for _, how := range []string{"Open", "Missing", "Mapping", "Verify", "Put"} {
+		t.Run(how, func(t *testing.T) {
+			dir := t.TempDir()
+			var told []cas.Digest
+			c := open(t, disk.Config{Dir: dir, MaxBytes: 16 << 20, Corrupt: func(_ string, d cas.Digest, where string) {
+				if strings.HasPrefix(where, "segments/") {
+					told = append(told, d)
+				}
+			}})
+			s := store(t, c, "")
+			b, d, of := mapped(t, s, 0, 3000, 4000)
+			path, at := find(t, dir, listOf(t, of))
+			damageFile(t, path, func(b []byte) []byte { b[at+3] ^= 4; return b })
+			var err error
+			switch how {
+			case "Open":
+				_, err = s.Open(t.Context(), d, 0)
+			case "Missing":
+				if missing(t, s, d) != nil {
+					err = cas.ErrNotFound
+				}
+			case "Mapping":
+				_, err = s.Mapping(t.Context(), d)
+			case "Verify":
+				var r disk.VerifyReport
+				if r, err = c.Verify(t.Context(), disk.VerifyOptions{}); err == nil && len(r.Damaged) == 1 && r.Damaged[0].Digest == d {
+					err = cas.ErrNotFound
+				}
+			case "Put":
+				if err = s.Put(t.Context(), d, bytes.NewReader(b)); err == nil {
+					wantBlob(t, s, d, b)
+					err = cas.ErrNotFound
+				}
+			}
+			if !errors.Is(err, cas.ErrNotFound) {
+				t.Errorf("got %v", err)
+			}
+			if !slices.Equal(told, []cas.Digest{d}) {
+				t.Errorf("told of %v, want %s", told, d)
+			}
+			if err := s.Map(t.Context(), d, cas.Mapping{Chunks: of}); err != nil {
+				t.Fatal(err)
+			}
+			wantBlob(t, s, d, b)
+		})
+	}
+}
+
+func TestDamagedChunkMakesTheBlobAbsent(t *testing.T) {
+	for _, off := range []int64{0, 1, 3500} {
+		for _, size := range []int{4000, 100_000} {
+			t.Run(fmt.Sprint(off, ",", size), func(t *testing.T) {
+				dir := t.TempDir()
+				c := open(t, disk.Config{Dir: dir, MaxBytes: 16 << 20})
+				s := store(t, c, "")
+				b, d, of := mapped(t, s, 0, 3000, size)
+				damageBlob(t, dir, b[3000:])
+				closeStoreDamaged(t, c)
+				c = open(t, disk.Config{Dir: dir, MaxBytes: 16 << 20})
+				s = store(t, c, "")
+				r, err := s.Open(t.Context(), d, off)
+				if err == nil {
+					var got []byte
+					got, err = io.ReadAll(r)
+					if r.Close(); err == nil || !bytes.HasPrefix(b[off:], got[:min(len(got), 3000)]) {
+						t.Errorf("%d bytes were read", len(got))
+					}
+				}
+				if !errors.Is(err, cas.ErrCorrupt) && !errors.Is(err, cas.ErrNotFound) {
+					t.Errorf("got %v, want ErrCorrupt", err)
+				}
+				if got := missing(t, s, d, of[0], of[1]); !slices.Equal(got, []cas.Digest{d, of[1]}) {
+					t.Errorf("missing are %v", got)
+				}
+				if err := s.Put(t.Context(), of[1], bytes.NewReader(b[3000:])); err != nil {
+					t.Fatal(err)
+				}
+				wantBlob(t, s, d, b)
+			})
+		}
+	}
+}
+
+// closeStoreDamaged closes a store that Check would not pass.
+func closeStoreDamaged(t *testing.T, c *disk.Cache) {
+	t.Helper()
+	if err := c.Close(); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// A mapping may be larger than a segment is to be.
+func TestLongMapping(t *testing.T) {
+	config := disk.Config{Dir: t.TempDir(), MaxBytes: 8 << 20}
+	c := open(t, config)
+	s := store(t, c, "")
+	b, piece := castest.Blob(1, 10)
+	if err := s.Put(t.Context(), piece, bytes.NewReader(b)); err != nil {
+		t.Fatal(err)
+	}
+	const n = 20_000
+	whole := bytes.Repeat(b, n)
+	d := cas.SHA256.Sum(whole)
+	if err := s.Map(t.Context(), d, cas.Mapping{Chunks: slices.Repeat([]cas.Digest{piece}, n)}); err != nil {
+		t.Fatal(err)
+	}
+	closeStore(t, c)
+	s = store(t, open(t, config), "")
+	wantBlob(t, s, d, whole)
+	// One that no budget has room for is refused.
+	const more = 300_000
+	d = cas.SHA256.Sum(bytes.Repeat(b, more))
+	if err := s.Map(t.Context(), d, cas.Mapping{Chunks: slices.Repeat([]cas.Digest{piece}, more)}); !errors.Is(err, cas.ErrFull) {
+		t.Errorf("got %v, want ErrFull", err)
+	}
+	if has(t, s, d) {
+		t.Error("it is there")
+	}
+}
