@@ -96,8 +96,7 @@ func isForgotten(b []byte) bool {
 
 // checked returns b behind its checksum.
 func checked(b []byte) []byte {
-	sum := sha256.Sum256(b)
-	return append(sum[:], b...)
+	return seal(append(make([]byte, sha256.Size), b...))
 }
 
 // encodeResult returns what is stored of r: a result, unlike a blob, is not named by its content, so it brings its

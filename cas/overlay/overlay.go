@@ -38,7 +38,7 @@ const (
 // Config says what New makes.
 type Config struct {
 	// Near and Far are the instances; equal names belong together. A near store that is a cas.Filer makes the
-	// overlay one, and one that is a cas.Placer, too, makes it that. A far store that is a Copier or a cas.Batcher is asked in few calls.
+	// overlay one, and one that is a cas.Placer, too, makes it that; likewise a cas.Mapper. A far store that is a Copier or a cas.Batcher is asked in few calls.
 	Near, Far cas.Instances
 	Policy    Policy
 	// Journal is the path of a file that is this overlay's alone. Back needs it.
@@ -119,7 +119,7 @@ func New(c Config) (*Overlay, error) {
 }
 
 // Instance is a cas.Instances: its stores are also a cas.Batcher, a cas.Fetcher and, if near is one, a
-// cas.Filer, and then, likewise, a cas.Placer.
+// cas.Filer, and then, likewise, a cas.Placer; and a cas.Mapper if near is one.
 func (o *Overlay) Instance(name string) (*cas.Instance, error) {
 	s, err := o.store(name)
 	if err != nil {
@@ -133,6 +133,7 @@ func (o *Overlay) Instance(name string) (*cas.Instance, error) {
 			in.Store = &placing{filing, p}
 		}
 	}
+	in.Store = s.withMapper(in.Store)
 	return in, nil
 }
 
@@ -217,6 +218,7 @@ var (
 	_ cas.ActionCache = (*store)(nil)
 	_ cas.Filer       = (*filing)(nil)
 	_ cas.Placer      = (*placing)(nil)
+	_ cas.Mapper      = (*mapper)(nil)
 )
 
 // filing is a store whose near is a cas.Filer.

@@ -202,6 +202,9 @@ func TestContractsOfDiskAndServer(t *testing.T) {
 			if _, ok := instance(t).Store.(cas.Placer); !ok {
 				t.Error("over a disk it is no cas.Placer")
 			}
+			if _, ok := instance(t).Store.(cas.Mapper); !ok {
+				t.Error("over a disk it is no cas.Mapper")
+			}
 		})
 	}
 }
