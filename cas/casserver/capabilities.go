@@ -19,9 +19,9 @@ type capabilities struct {
 	Config
 }
 
-// GetCapabilities says what is served, for every instance the same but for the digest functions, and what of it the
-// caller may use. Version 2.0 is the lowest, since
-// Bazel up to 6 speaks nothing else; 2.12 is the highest, since GetChunkMapping of 2.13 is not served.
+// GetCapabilities says what is served, for every instance the same but for the digest functions and for whether blobs are
+// split and spliced, and what of it the caller may use. Version 2.0 is the lowest, since Bazel up to 6 speaks
+// nothing else. SplitBlob and SpliceBlob, which end with 2.12, are served for those who speak no more than that.
 func (s *capabilities) GetCapabilities(ctx context.Context, req *repb.GetCapabilitiesRequest) (*repb.ServerCapabilities, error) {
 	in, err := s.Instances(req.InstanceName)
 	if err != nil {
@@ -42,7 +42,7 @@ func (s *capabilities) GetCapabilities(ctx context.Context, req *repb.GetCapabil
 	c := &repb.ServerCapabilities{
 		DeprecatedApiVersion: &semver.SemVer{Major: 2, Minor: 0},
 		LowApiVersion:        &semver.SemVer{Major: 2, Minor: 0},
-		HighApiVersion:       &semver.SemVer{Major: 2, Minor: 12},
+		HighApiVersion:       &semver.SemVer{Major: 2, Minor: 13},
 		CacheCapabilities: &repb.CacheCapabilities{
 			DigestFunctions:               functions,
 			ActionCacheUpdateCapabilities: &repb.ActionCacheUpdateCapabilities{UpdateEnabled: update && !s.ReadOnlyActions},
@@ -53,6 +53,9 @@ func (s *capabilities) GetCapabilities(ctx context.Context, req *repb.GetCapabil
 
 			SupportedBatchUpdateCompressors: compress.Compressors(),
 		},
+	}
+	if _, ok := in.Store.(cas.Mapper); ok {
+		setChunking(c.CacheCapabilities)
 	}
 	if s.MaxBlobBytes < math.MaxInt64 {
 		c.CacheCapabilities.MaxCasBlobSizeBytes = s.MaxBlobBytes

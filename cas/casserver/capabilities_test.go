@@ -46,8 +46,8 @@ func TestRule002_VersionsSuitOldAndNewClients(t *testing.T) {
 	if d := r.DeprecatedApiVersion; d.Major != 2 || d.Minor != 0 {
 		t.Errorf("deprecated_api_version is %v, want 2.0", d)
 	}
-	if h := r.HighApiVersion; h.Major != 2 || h.Minor != 12 {
-		t.Errorf("high_api_version is %v, want 2.12", h)
+	if h := r.HighApiVersion; h.Major != 2 || h.Minor != 13 {
+		t.Errorf("high_api_version is %v, want 2.13", h)
 	}
 }
 
@@ -196,16 +196,6 @@ func TestRule012_AbsoluteSymlinksAreAllowed(t *testing.T) {
 		ActionResult: &repb.ActionResult{OutputSymlinks: []*repb.OutputSymlink{{Path: "l", Target: "/usr/bin/true"}}},
 	})
 	wantCode(t, err, codes.OK)
-}
-
-func TestRule013_ChunkingIsNeitherAdvertisedNorServed(t *testing.T) {
-	c := serve(t, casserver.Config{})
-	r := c.capabilities(t).CacheCapabilities
-	if r.SplitBlobSupport || r.SpliceBlobSupport {
-		t.Errorf("advertised: split %v, splice %v", r.SplitBlobSupport, r.SpliceBlobSupport)
-	}
-	_, err := c.SplitBlob(t.Context(), &repb.SplitBlobRequest{BlobDigest: sum("data").Proto()})
-	wantCode(t, err, codes.Unimplemented)
 }
 
 func TestRule128_RequestMetadataMayBeAnything(t *testing.T) {

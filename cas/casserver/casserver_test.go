@@ -217,6 +217,25 @@ func (c *client) calls() []call {
 			})
 			return err
 		}},
+		{"SplitBlob", func(ctx context.Context, t target) error {
+			_, err := c.SplitBlob(ctx, &repb.SplitBlobRequest{InstanceName: t.instance, DigestFunction: t.function, BlobDigest: t.digest})
+			return err
+		}},
+		{"GetChunkMapping", func(ctx context.Context, t target) error {
+			_, err := c.chunks(ctx, &repb.GetChunkMappingRequest{InstanceName: t.instance, DigestFunction: t.function, BlobDigest: t.digest})
+			return err
+		}},
+		{"SpliceBlob", func(ctx context.Context, t target) error {
+			_, err := c.SpliceBlob(ctx, &repb.SpliceBlobRequest{
+				InstanceName: t.instance, DigestFunction: t.function, BlobDigest: t.digest, ChunkDigests: []*repb.Digest{t.digest},
+			})
+			return err
+		}},
+		{"RegisterChunkMapping", func(ctx context.Context, t target) error {
+			return c.register(ctx, &repb.RegisterChunkMappingRequest{
+				InstanceName: t.instance, DigestFunction: t.function, BlobDigest: t.digest, ChunkDigests: []*repb.Digest{t.digest},
+			})
+		}},
 		{"Read", func(ctx context.Context, t target) error {
 			_, err := c.read(ctx, &bspb.ReadRequest{ResourceName: name(t)})
 			return err
@@ -335,6 +354,8 @@ func TestRule017_OtherSizeIsOtherBlob(t *testing.T) {
 		"GetTree": codes.NotFound, "Read": codes.NotFound, "Write": codes.InvalidArgument,
 		"QueryWriteStatus": codes.NotFound, "GetActionResult": codes.NotFound,
 		"UpdateActionResult": codes.OK, // an action need not be present (rule 66)
+		"SplitBlob":          codes.NotFound, "GetChunkMapping": codes.NotFound,
+		"SpliceBlob": codes.NotFound, "RegisterChunkMapping": codes.NotFound,
 	}
 	for _, size := range []int64{3, 5} {
 		d := &repb.Digest{Hash: sum("data").Hash(), SizeBytes: size}

@@ -14,8 +14,7 @@ import (
 	"google.golang.org/protobuf/proto"
 )
 
-// storage is the ContentAddressableStorage service. SplitBlob, SpliceBlob and their successors are not
-// implemented, as the capabilities say.
+// storage is the ContentAddressableStorage service.
 type storage struct {
 	repb.UnimplementedContentAddressableStorageServer
 	Config

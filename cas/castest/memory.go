@@ -236,6 +236,13 @@ func (m *Memory) Delete(d cas.Digest) {
 	delete(m.blobs, d)
 }
 
+// Unmap loses the mapping of d, if there is one. It leaves blobs alone.
+func (m *Memory) Unmap(d cas.Digest) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	delete(m.maps, d)
+}
+
 // Corrupt flips a bit of the blob d and reports whether there was one to flip. A reader that is open
 // does not see it. Putting the blob again repairs it.
 func (m *Memory) Corrupt(d cas.Digest) bool {

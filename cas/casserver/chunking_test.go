@@ -1,0 +1,637 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package casserver_test
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"slices"
+	"strings"
+	"testing"
+
+	repb "github.com/bazelbuild/remote-apis/build/bazel/remote/execution/v2"
+	"github.com/cloister-build/cloister/cas"
+	"github.com/cloister-build/cloister/cas/casserver"
+	"github.com/cloister-build/cloister/cas/castest"
+	"github.com/cloister-build/cloister/cas/chunk"
+	"github.com/cloister-build/cloister/cas/disk"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/protobuf/proto"
+)
+
+const (
+	unknown = repb.ChunkingFunction_UNKNOWN
+	fastCDC = repb.ChunkingFunction_FAST_CDC_2020
+	repMax  = repb.ChunkingFunction_REP_MAX_CDC
+)
+
+// chunks returns all messages of GetChunkMapping.
+func (c *client) chunks(ctx context.Context, req *repb.GetChunkMappingRequest) (all []*repb.GetChunkMappingResponse, err error) {
+	stream, err := c.GetChunkMapping(ctx, req)
+	for err == nil {
+		var m *repb.GetChunkMappingResponse
+		if m, err = stream.Recv(); err == nil {
+			all = append(all, m)
+		}
+	}
+	if err == io.EOF {
+		err = nil
+	}
+	return all, err
+}
+
+// register sends messages and returns how the call ended.
+func (c *client) register(ctx context.Context, messages ...*repb.RegisterChunkMappingRequest) error {
+	stream, err := c.RegisterChunkMapping(ctx)
+	if err != nil {
+		return err
+	}
+	for _, m := range messages {
+		if err := stream.Send(m); err != nil {
+			break // the server has answered
+		}
+	}
+	resp, err := stream.CloseAndRecv()
+	if err == nil && len(messages) > 0 && !proto.Equal(resp.BlobDigest, messages[0].BlobDigest) {
+		err = fmt.Errorf("registered is %v, not %v", resp.BlobDigest, messages[0].BlobDigest)
+	}
+	return err
+}
+
+// splitters are both RPCs that split, so that rules hold for each.
+func (c *client) splitters() map[string]func(d cas.Digest, v repb.ChunkingFunction_Value) ([]*repb.Digest, repb.ChunkingFunction_Value, error) {
+	ctx := context.Background()
+	return map[string]func(d cas.Digest, v repb.ChunkingFunction_Value) ([]*repb.Digest, repb.ChunkingFunction_Value, error){
+		"SplitBlob": func(d cas.Digest, v repb.ChunkingFunction_Value) ([]*repb.Digest, repb.ChunkingFunction_Value, error) {
+			r, err := c.SplitBlob(ctx, &repb.SplitBlobRequest{BlobDigest: d.Proto(), ChunkingFunction: v})
+			return r.GetChunkDigests(), r.GetChunkingFunction(), err
+		},
+		"GetChunkMapping": func(d cas.Digest, v repb.ChunkingFunction_Value) (all []*repb.Digest, by repb.ChunkingFunction_Value, err error) {
+			ms, err := c.chunks(ctx, &repb.GetChunkMappingRequest{BlobDigest: d.Proto(), ChunkingFunction: v})
+			for _, m := range ms {
+				all = append(all, m.ChunkDigests...)
+			}
+			if len(ms) > 0 {
+				by = ms[0].ChunkingFunction
+			}
+			return all, by, err
+		},
+	}
+}
+
+// splicers are both RPCs that splice.
+func (c *client) splicers() map[string]func(d cas.Digest, v repb.ChunkingFunction_Value, chunks ...*repb.Digest) error {
+	ctx := context.Background()
+	return map[string]func(d cas.Digest, v repb.ChunkingFunction_Value, chunks ...*repb.Digest) error{
+		"SpliceBlob": func(d cas.Digest, v repb.ChunkingFunction_Value, chunks ...*repb.Digest) error {
+			r, err := c.SpliceBlob(ctx, &repb.SpliceBlobRequest{BlobDigest: d.Proto(), ChunkingFunction: v, ChunkDigests: chunks})
+			if err == nil && !proto.Equal(r.BlobDigest, d.Proto()) {
+				err = fmt.Errorf("spliced is %v", r.BlobDigest)
+			}
+			return err
+		},
+		"RegisterChunkMapping": func(d cas.Digest, v repb.ChunkingFunction_Value, chunks ...*repb.Digest) error {
+			ms := []*repb.RegisterChunkMappingRequest{{BlobDigest: d.Proto(), ChunkingFunction: v}}
+			for part := range slices.Chunk(chunks, 2) {
+				ms = append(ms, &repb.RegisterChunkMappingRequest{ChunkDigests: part}, &repb.RegisterChunkMappingRequest{})
+			}
+			return c.register(ctx, ms...)
+		},
+	}
+}
+
+// cut puts the chunks of data, as p cuts it, behind the server's back.
+func cut(t testing.TB, s cas.Store, data string, p chunk.Params) (ds []*repb.Digest) {
+	t.Helper()
+	r, err := chunk.NewReader(strings.NewReader(data), p)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for {
+		b, err := r.Next()
+		if err == io.EOF {
+			return ds
+		} else if err != nil {
+			t.Fatal(err)
+		}
+		d := cas.SHA256.Sum(b)
+		if err := s.Put(t.Context(), d, bytes.NewReader(b)); err != nil {
+			t.Fatal(err)
+		}
+		ds = append(ds, d.Proto())
+	}
+}
+
+func wantDigests(t *testing.T, got, want []*repb.Digest) {
+	t.Helper()
+	if !slices.EqualFunc(got, want, func(a, b *repb.Digest) bool { return proto.Equal(a, b) }) {
+		t.Errorf("got %d chunks %v, want %d %v", len(got), got, len(want), want)
+	}
+}
+
+// A plain store keeps no chunks.
+type plain struct{ cas.Store }
+
+func TestRule013_ChunkingIsServedWhereItIsAdvertised(t *testing.T) {
+	instances := castest.Instances()
+	c := serve(t, casserver.Config{Instances: func(name string) (*cas.Instance, error) {
+		in, err := instances(name)
+		if name == "plain" {
+			in.Store = plain{in.Store}
+		}
+		return in, err
+	}})
+	for _, name := range []string{"", "plain"} {
+		served := name == ""
+		r, err := c.GetCapabilities(t.Context(), &repb.GetCapabilitiesRequest{InstanceName: name})
+		if err != nil {
+			t.Fatal(err)
+		}
+		caps := r.CacheCapabilities
+		if caps.SplitBlobSupport != served || caps.SpliceBlobSupport != served ||
+			(caps.FastCdc_2020Params != nil) != served || (caps.RepMaxCdcParams != nil) != served {
+			t.Errorf("instance %q: got %v", name, caps)
+		}
+		for _, call := range c.calls() {
+			if !strings.Contains(call.name, "Split") && !strings.Contains(call.name, "Splice") && !strings.Contains(call.name, "ChunkMapping") {
+				continue
+			}
+			want := codes.NotFound
+			if !served {
+				want = codes.Unimplemented
+			}
+			wantCode(t, call.do(t.Context(), target{instance: name, digest: sum("absent").Proto()}), want)
+		}
+	}
+}
+
+func TestRule014_ParametersAreInRange(t *testing.T) {
+	caps := serve(t, casserver.Config{}).capabilities(t).CacheCapabilities
+	want := &repb.FastCdc2020Params{AvgChunkSizeBytes: 512 << 10}
+	if !proto.Equal(caps.FastCdc_2020Params, want) {
+		t.Errorf("FastCDC: got %v, want %v", caps.FastCdc_2020Params, want)
+	}
+	max := &repb.RepMaxCdcParams{MinChunkSizeBytes: 256 << 10, HorizonSizeBytes: 2 << 20}
+	if !proto.Equal(caps.RepMaxCdcParams, max) {
+		t.Errorf("RepMaxCDC: got %v, want %v", caps.RepMaxCdcParams, max)
+	}
+}
+
+func TestRule057_ChunksAreStoredAndAreTheBlob(t *testing.T) {
+	data := noise(7 << 20)
+	d := sum(data)
+	for asked, cutBy := range map[repb.ChunkingFunction_Value]repb.ChunkingFunction_Value{unknown: fastCDC, fastCDC: fastCDC, repMax: repMax, 77: fastCDC} {
+		c := serve(t, casserver.Config{})
+		for name, split := range c.splitters() {
+			t.Run(fmt.Sprint(name, asked), func(t *testing.T) {
+				if _, _, err := split(sum("absent"), asked); true {
+					wantCode(t, err, codes.NotFound, sum("absent").Hash())
+				}
+				if _, _, err := split(cas.SHA256.Sum([]byte(data+"x")), asked); true {
+					wantCode(t, err, codes.NotFound)
+				}
+				c.put(t, data)
+				got, by, err := split(d, asked)
+				if err != nil || by != cutBy {
+					t.Fatalf("got %v, %v, want %v", by, err, cutBy)
+				}
+				var p chunk.Params = chunk.FastCDC{Average: 512 << 10}
+				if cutBy == repMax {
+					p = chunk.RepMaxCDC{Min: 256 << 10, Horizon: 2 << 20}
+				}
+				wantDigests(t, got, cut(t, castest.NewMemory(), data, p))
+				var all []byte
+				for _, p := range got {
+					chunk, err := cas.FromProto(cas.SHA256, p)
+					if err != nil {
+						t.Fatal(err)
+					}
+					b, err := cas.ReadAll(t.Context(), c.memory(t, ""), chunk, chunk.Size())
+					if err != nil {
+						t.Fatal(err)
+					}
+					all = append(all, b...)
+				}
+				if string(all) != data {
+					t.Errorf("the chunks are %d other bytes", len(all))
+				}
+				// The chunks are enough; and the blob without one of them is.
+				c.memory(t, "").Delete(d)
+				if again, _, err := split(d, asked); err != nil {
+					t.Error(err)
+				} else {
+					wantDigests(t, again, got)
+				}
+				first, _ := cas.FromProto(cas.SHA256, got[0])
+				c.memory(t, "").Delete(first)
+				_, _, err = split(d, asked)
+				wantCode(t, err, codes.NotFound, d.Hash())
+				c.put(t, data)
+				if again, _, err := split(d, asked); err != nil || !c.has(t, first) {
+					t.Errorf("the missing chunk was not made again: %v", err)
+				} else {
+					wantDigests(t, again, got)
+				}
+			})
+		}
+	}
+}
+
+// A marking store knows what was marked as used.
+type marking struct {
+	*castest.Memory
+	marked map[cas.Digest]bool
+	err    error // of Map
+}
+
+func (m *marking) Missing(ctx context.Context, ds []cas.Digest) ([]cas.Digest, error) {
+	for _, d := range ds {
+		m.marked[d] = true
+	}
+	return m.Memory.Missing(ctx, ds)
+}
+
+func (m *marking) Map(ctx context.Context, d cas.Digest, of cas.Mapping) error {
+	if m.err != nil {
+		return m.err
+	}
+	return m.Memory.Map(ctx, d, of)
+}
+
+func serveMarking(t *testing.T) (*client, *marking) {
+	m := &marking{castest.NewMemory(), map[cas.Digest]bool{}, nil}
+	return serve(t, casserver.Config{Instances: func(name string) (*cas.Instance, error) {
+		return &cas.Instance{Name: name, Store: m, Actions: m}, nil
+	}}), m
+}
+
+func TestRule057_SplitExtendsTheLivesOfBlobAndChunks(t *testing.T) {
+	c, m := serveMarking(t)
+	b, d, of := castest.PutChunks(t, m, 1, 1<<20, 2<<20)
+	if err := m.Map(t.Context(), d, of); err != nil {
+		t.Fatal(err)
+	}
+	_, small := castest.Blob(9, 100)
+	_ = m.Put(t.Context(), small, bytes.NewReader(b[:0]))
+	for name, split := range c.splitters() {
+		clear(m.marked)
+		if _, _, err := split(d, unknown); err != nil {
+			t.Fatal(err)
+		}
+		for _, want := range append(slices.Clone(of.Chunks), d) {
+			if !m.marked[want] {
+				t.Errorf("%s: %s was not marked as used", name, want)
+			}
+		}
+	}
+}
+
+func TestRule058_LongMappingIsManyMessages(t *testing.T) {
+	c := serve(t, casserver.Config{})
+	piece := c.put(t, strings.Repeat("piece ", 10))
+	const n = 100_000
+	d := sum(strings.Repeat("piece ", 10*n))
+	if err := c.memory(t, "").Map(t.Context(), d, cas.Mapping{Function: repMax, Chunks: slices.Repeat([]cas.Digest{piece}, n)}); err != nil {
+		t.Fatal(err)
+	}
+	ms, err := c.chunks(t.Context(), &repb.GetChunkMappingRequest{BlobDigest: d.Proto(), ChunkingFunction: fastCDC})
+	if err != nil {
+		t.Fatal(err)
+	}
+	total := 0
+	for i, m := range ms {
+		if size := proto.Size(m); size > 3<<20+1000 {
+			t.Errorf("message %d has %d bytes", i, size)
+		}
+		if by := m.ChunkingFunction; i == 0 && by != repMax {
+			t.Errorf("the first message says %v", by)
+		}
+		total += len(m.ChunkDigests)
+	}
+	if total != n || len(ms) < 2 {
+		t.Errorf("%d chunks in %d messages, want %d in some", total, len(ms), n)
+	}
+	_, err = c.SplitBlob(t.Context(), &repb.SplitBlobRequest{BlobDigest: d.Proto()})
+	wantCode(t, err, codes.ResourceExhausted, "GetChunkMapping", d.Hash())
+}
+
+func TestRule058_SmallBlobIsItsOnlyChunk(t *testing.T) {
+	for v, most := range map[repb.ChunkingFunction_Value]int{unknown: 2 << 20, fastCDC: 2 << 20, repMax: 512<<10 - 1} {
+		c := serve(t, casserver.Config{})
+		for name, split := range c.splitters() {
+			for _, size := range []int{1, most} {
+				d := c.put(t, noise(size))
+				got, _, err := split(d, v)
+				if err != nil {
+					t.Fatal(err)
+				}
+				wantDigests(t, got, []*repb.Digest{d.Proto()})
+			}
+			d := c.put(t, noise(most+1))
+			if got, _, err := split(d, v); err != nil || len(got) < 2 {
+				t.Errorf("%s, %v: a blob of %d bytes has %d chunks, %v", name, v, most+1, len(got), err)
+			}
+			if got, _, err := split(sum(""), v); err != nil || len(got) != 0 {
+				t.Errorf("%s, %v: the empty blob has chunks %v, %v", name, v, got, err)
+			}
+		}
+	}
+}
+
+func TestRule059_FirstMessageHolds(t *testing.T) {
+	c := serve(t, casserver.Config{})
+	data := noise(3 << 20)
+	chunks := cut(t, c.memory(t, ""), data, chunk.FastCDC{Average: 512 << 10})
+	other := &repb.RegisterChunkMappingRequest{
+		InstanceName: "blobs", BlobDigest: sum("other").Proto(), DigestFunction: repb.DigestFunction_MD5, ChunkingFunction: repMax,
+		ChunkDigests: chunks[1:],
+	}
+	err := c.register(t.Context(), &repb.RegisterChunkMappingRequest{
+		BlobDigest: sum(data).Proto(), DigestFunction: repb.DigestFunction_SHA256, ChunkingFunction: fastCDC, ChunkDigests: chunks[:1],
+	}, other)
+	if err != nil || !c.has(t, sum(data)) {
+		t.Errorf("it is not there: %v", err)
+	}
+	if m, err := c.memory(t, "").Mapping(t.Context(), sum(data)); err != nil || m.Function != fastCDC {
+		t.Errorf("Mapping: %v, %v", m.Function, err)
+	}
+	wantCode(t, c.register(t.Context()), codes.InvalidArgument, "no message")
+	wantCode(t, c.register(t.Context(), &repb.RegisterChunkMappingRequest{}, &repb.RegisterChunkMappingRequest{BlobDigest: sum("x").Proto()}),
+		codes.InvalidArgument, "blob_digest")
+	wantCode(t, c.register(t.Context(), &repb.RegisterChunkMappingRequest{BlobDigest: sum("xy").Proto()},
+		&repb.RegisterChunkMappingRequest{ChunkDigests: []*repb.Digest{sum("x").Proto(), {Hash: "X", SizeBytes: 1}}}),
+		codes.InvalidArgument, "chunk_digests[1]", sum("xy").Hash())
+}
+
+func TestRule060_SpliceVerifies(t *testing.T) {
+	large := noise(3 << 20)
+	for name := range (&client{}).splicers() {
+		for kind, data := range map[string]string{"small": large[:100_000], "large": large} {
+			t.Run(name+"/"+kind, func(t *testing.T) {
+				c, m := serveMarking(t)
+				splice := c.splicers()[name]
+				d := sum(data)
+				half := len(data) / 2
+				a, b := sum(data[:half]).Proto(), sum(data[half:]).Proto()
+				put := func(data string) {
+					if _, err := cas.PutBytes(t.Context(), m, cas.SHA256, []byte(data)); err != nil {
+						t.Fatal(err)
+					}
+				}
+				put(data[:half])
+				wantCode(t, splice(d, unknown, a, b), codes.NotFound, b.Hash, d.Hash())
+				put(data[half:])
+				before := m.Digests()
+				wantCode(t, splice(d, unknown, b, a), codes.InvalidArgument, d.Hash())
+				wantCode(t, splice(d, fastCDC, b, a), codes.InvalidArgument, d.Hash())
+				wantCode(t, splice(d, repMax, b, a), codes.InvalidArgument, d.Hash())
+				wantCode(t, splice(d, unknown, a), codes.InvalidArgument, "of its")
+				wantCode(t, splice(d, unknown), codes.InvalidArgument, "0 of its")
+				wantCode(t, splice(d, unknown, a, b, a), codes.InvalidArgument, "larger than it")
+				if got := m.Digests(); !slices.Equal(got, before) || has(t, m, d) {
+					t.Errorf("something was stored")
+				}
+				if _, err := m.Mapping(t.Context(), d); !errors.Is(err, cas.ErrNotFound) {
+					t.Errorf("a mapping was kept: %v", err)
+				}
+				if kind == "large" {
+					m.err = cas.ErrFull
+					wantCode(t, splice(d, unknown, a, b), codes.ResourceExhausted, d.Hash())
+					m.err = nil
+				}
+				empty := cas.SHA256.Sum(nil).Proto()
+				wantCode(t, splice(d, unknown, empty, a, empty, b), codes.OK)
+				if got, err := cas.ReadAll(t.Context(), m, d, d.Size()); err != nil || string(got) != data {
+					t.Errorf("it is %d other bytes, %v", len(got), err)
+				}
+				if whole := slices.Contains(m.Digests(), d); whole != (kind == "small") {
+					t.Errorf("it is stored as a whole: %v", whole)
+				}
+				// Present, it stays as it is, whatever is said of it; and it is used.
+				clear(m.marked)
+				wantCode(t, splice(d, unknown, b, a), codes.OK)
+				if !m.marked[d] {
+					t.Error("it was not marked as used")
+				}
+				wantCode(t, splice(cas.SHA256.Sum(nil), unknown), codes.OK)
+			})
+		}
+	}
+}
+
+func has(t *testing.T, s cas.Store, d cas.Digest) bool {
+	t.Helper()
+	missing, err := s.Missing(t.Context(), []cas.Digest{d})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return len(missing) == 0
+}
+
+// What a client says has cut a blob is noted if it is so.
+func TestRule060_StatedFunctionIsNotedIfItIsTrue(t *testing.T) {
+	data := noise(5 << 20)
+	fast, max := chunk.FastCDC{Average: 512 << 10}, chunk.RepMaxCDC{Min: 256 << 10, Horizon: 2 << 20}
+	for _, x := range []struct {
+		name   string
+		cut    chunk.Params
+		stated repb.ChunkingFunction_Value
+		want   repb.ChunkingFunction_Value
+	}{
+		{"FastCDC", fast, fastCDC, fastCDC}, {"RepMaxCDC", max, repMax, repMax},
+		{"NotFastCDC", max, fastCDC, unknown}, {"NotRepMaxCDC", fast, repMax, unknown},
+		{"OtherParameters", chunk.FastCDC{Average: 256 << 10}, fastCDC, unknown}, {"OtherSeed", chunk.FastCDC{Average: 512 << 10, Seed: 666}, fastCDC, unknown},
+		{"Unknown", fast, unknown, unknown}, {"NotServed", fast, 77, unknown},
+	} {
+		t.Run(x.name, func(t *testing.T) {
+			c := serve(t, casserver.Config{})
+			for name, splice := range c.splicers() {
+				m := c.memory(t, "")
+				d := sum(data)
+				wantCode(t, splice(d, x.stated, cut(t, m, data, x.cut)...), codes.OK)
+				if got, err := m.Mapping(t.Context(), d); err != nil || got.Function != x.want {
+					t.Errorf("%s: noted is %v, %v, want %v", name, got.Function, err, x.want)
+				}
+			}
+		})
+	}
+}
+
+func TestRule010_SpliceOfTooLargeBlobIsInvalid(t *testing.T) {
+	c := serve(t, casserver.Config{MaxBlobBytes: 1000})
+	d := c.put(t, noise(600))
+	for name, splice := range c.splicers() {
+		t.Run(name, func(t *testing.T) {
+			wantCode(t, splice(sum(noise(600)+noise(600)), unknown, d.Proto(), d.Proto()), codes.InvalidArgument, "max_cas_blob_size_bytes")
+		})
+	}
+}
+
+// A client may name a million chunks, and no more; that costs little more memory than they take.
+func TestRegisterIsBounded(t *testing.T) {
+	c := serve(t, casserver.Config{})
+	piece := c.put(t, "0123456789").Proto()
+	part := &repb.RegisterChunkMappingRequest{ChunkDigests: slices.Repeat([]*repb.Digest{piece}, 50_000)}
+	messages := slices.Repeat([]*repb.RegisterChunkMappingRequest{part}, 21)
+	huge, err := cas.NewDigest(cas.SHA256, sum("huge").Hash(), 1<<50)
+	if err != nil {
+		t.Fatal(err)
+	}
+	first := &repb.RegisterChunkMappingRequest{BlobDigest: huge.Proto()}
+	wantCode(t, c.register(t.Context(), append([]*repb.RegisterChunkMappingRequest{first}, messages...)...),
+		codes.InvalidArgument, "more than 1000000 chunks")
+
+	h := cas.SHA256.New(10_000_000)
+	for range 1_000_000 {
+		h.Write([]byte("0123456789"))
+	}
+	d := cas.SHA256.Digest(h, 10_000_000)
+	first.BlobDigest = d.Proto()
+	if err := c.register(t.Context(), append([]*repb.RegisterChunkMappingRequest{first}, messages[:20]...)...); err != nil || !c.has(t, d) {
+		t.Errorf("a million chunks: %v", err)
+	}
+}
+
+// Two blobs that differ in few bytes take little more than one, and come back as they were.
+func TestSplicedBlobsShareChunksOnDisk(t *testing.T) {
+	store, err := disk.Open(disk.Config{Dir: t.TempDir(), MaxBytes: 256 << 20})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer store.Close()
+	c := serve(t, casserver.Config{Instances: store.Instance})
+	in, err := store.Instance("")
+	if err != nil {
+		t.Fatal(err)
+	}
+	one := noise(20 << 20)
+	other := one[:9<<20] + "eleven more" + one[9<<20:]
+	var before int64
+	for i, data := range []string{one, other} {
+		p := chunk.FastCDC{Average: 512 << 10}
+		if err := c.register(t.Context(), &repb.RegisterChunkMappingRequest{
+			BlobDigest: sum(data).Proto(), ChunkingFunction: fastCDC, ChunkDigests: cut(t, in.Store, data, p),
+		}); err != nil {
+			t.Fatal(err)
+		}
+		now := store.Stats().Bytes
+		if most := int64(3 << 20); i == 1 && now-before > most {
+			t.Errorf("the second takes %d bytes more, want at most %d", now-before, most)
+		}
+		before = now
+		if got, err := cas.ReadAll(t.Context(), in.Store, sum(data), 32<<20); err != nil || string(got) != data {
+			t.Errorf("%d bytes, %v", len(got), err)
+		}
+		for name, split := range c.splitters() {
+			if got, by, err := split(sum(data), repMax); err != nil || by != fastCDC {
+				t.Errorf("%s: %d chunks, %v, %v", name, len(got), by, err)
+			}
+		}
+		if now != store.Stats().Bytes {
+			t.Error("splitting what is kept as chunks has put more")
+		}
+	}
+	if err := store.Check(t.Context()); err != nil {
+		t.Error(err)
+	}
+}
+
+// A client that goes away while it names chunks leaves nothing.
+func TestRegisterThatBreaksOffStoresNothing(t *testing.T) {
+	c := serve(t, casserver.Config{})
+	a := c.put(t, "0123456789")
+	d := sum("01234567890123456789")
+	ctx, cancel := context.WithCancel(t.Context())
+	stream, err := c.RegisterChunkMapping(ctx)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := stream.Send(&repb.RegisterChunkMappingRequest{BlobDigest: d.Proto(), ChunkDigests: []*repb.Digest{a.Proto(), a.Proto()}}); err != nil {
+		t.Fatal(err)
+	}
+	cancel()
+	if err := stream.RecvMsg(new(repb.RegisterChunkMappingResponse)); err == nil {
+		t.Error("it was registered")
+	}
+	if c.has(t, d) {
+		t.Error("it is there")
+	}
+}
+
+// FuzzRegisterChunkMapping: whatever list of chunks is registered, there is a blob after it exactly if it is the
+// concatenation of the chunks.
+func FuzzRegisterChunkMapping(f *testing.F) {
+	m := castest.NewMemory()
+	c := serveFuzz(f, m)
+	var chunks []cas.Digest
+	var datas []string
+	for i := range 8 {
+		data := noise(1 << (3 * i))
+		d, err := cas.PutBytes(context.Background(), m, cas.SHA256, []byte(data))
+		if err != nil {
+			f.Fatal(err)
+		}
+		chunks, datas = append(chunks, d), append(datas, data)
+	}
+	f.Add([]byte{1, 2, 3}, []byte{1, 2, 3}, int32(0), byte(0))
+	f.Add([]byte{7, 7}, []byte{7, 7}, int32(1), byte(2))
+	f.Add([]byte{9, 0, 200}, []byte{1}, int32(2), byte(0))
+	f.Fuzz(func(t *testing.T, list, blob []byte, function int32, odd byte) {
+		list, blob = list[:min(len(list), 12)], blob[:min(len(blob), 12)]
+		var want, got strings.Builder
+		for _, i := range blob {
+			want.WriteString(datas[i%8])
+		}
+		d := sum(want.String())
+		req := &repb.RegisterChunkMappingRequest{BlobDigest: d.Proto(), ChunkingFunction: repb.ChunkingFunction_Value(function)}
+		good := true
+		for _, i := range list {
+			p := chunks[i%8].Proto()
+			switch i / 8 {
+			case 20:
+				p.SizeBytes += int64(odd)
+				good = good && odd == 0
+			case 21:
+				p.Hash = strings.ToUpper(p.Hash)
+				good = false
+			case 22:
+				p = nil
+				good = false
+			}
+			got.WriteString(datas[i%8])
+			req.ChunkDigests = append(req.ChunkDigests, p)
+		}
+		stored := slices.Contains(chunks, d) || d.IsEmpty()
+		err := c.register(t.Context(), req)
+		if good = good && got.String() == want.String(); stored {
+			good = true
+		}
+		if (err == nil) != good {
+			t.Errorf("register: %v, want success %v", err, good)
+		}
+		if has(t, m, d) != good {
+			t.Errorf("it is there: %v, want %v", !good, good)
+		}
+		if good {
+			if b, err := cas.ReadAll(t.Context(), m, d, d.Size()); err != nil || string(b) != want.String() {
+				t.Errorf("%d bytes, %v", len(b), err)
+			}
+		}
+		if !stored {
+			m.Delete(d)
+			m.Unmap(d)
+		}
+	})
+}
+
+// serveFuzz is serve for a fuzz target and one store.
+func serveFuzz(f *testing.F, m *castest.Memory) *client {
+	f.Helper()
+	return serveWith(f, casserver.Config{Instances: func(name string) (*cas.Instance, error) {
+		return &cas.Instance{Name: name, Store: m, Actions: m}, nil
+	}}, casserver.ServerOptions(slog.New(slog.DiscardHandler))...)
+}
