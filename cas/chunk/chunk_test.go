@@ -248,7 +248,7 @@ func TestFastCDCIsItsDefinition(t *testing.T) {
 
 func TestRepMaxCDCIsItsDefinition(t *testing.T) {
 	for name, b := range inputs(30_000) {
-		for _, c := range [][2]int{{64, 0}, {64, 1}, {64, 63}, {64, 64}, {64, 512}, {100, 77}, {256, 2048}, {1000, 3000}, {2000, 100_000}} {
+		for _, c := range [][2]int{{64, 0}, {64, 1}, {64, 63}, {64, 64}, {64, 100}, {64, 130}, {64, 200}, {64, 300}, {64, 512}, {100, 77}, {256, 2048}, {1000, 3000}, {2000, 100_000}} {
 			if name == "zeros" && c[1] > 3000 {
 				continue
 			}

@@ -9,7 +9,6 @@ import (
 	"io"
 	"math"
 	"os"
-	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -94,55 +93,11 @@ var uses = []use{
 	}},
 }
 
-// usesAsChunk are the ways in which a blob is used because it is a chunk of another.
-var usesAsChunk = []use{
-	{"OpenOfBlobOfWhichItIsAChunk", useWhole(func(t *testing.T, s *disk.Store, whole cas.Digest) error {
-		r, err := s.Open(t.Context(), whole, whole.Size())
-		if err == nil {
-			err = r.Close()
-		}
-		return err
-	})},
-	{"MissingOfBlobOfWhichItIsAChunk", useWhole(func(t *testing.T, s *disk.Store, whole cas.Digest) error {
-		if !has(t, s, whole) {
-			return cas.ErrNotFound
-		}
-		return nil
-	})},
-	{"FileOfBlobOfWhichItIsAChunk", useWhole(func(t *testing.T, s *disk.Store, whole cas.Digest) error {
-		_, release, err := s.File(t.Context(), whole, true)
-		if err == nil {
-			release()
-		}
-		return err
-	})},
-	{"PlaceOfBlobOfWhichItIsAChunk", useWhole(func(t *testing.T, s *disk.Store, whole cas.Digest) error {
-		p, err := s.Place(t.Context(), []cas.Digest{whole})
-		if err == nil {
-			p.Release()
-		}
-		return err
-	})},
-	{"Map", useWhole(func(*testing.T, *disk.Store, cas.Digest) error { return nil })},
-}
-
-// useWhole is a use of a blob of which the other one is the chunk, twice.
-func useWhole(use func(t *testing.T, s *disk.Store, whole cas.Digest) error) func(*testing.T, *disk.Store, cas.Digest) error {
-	return func(t *testing.T, s *disk.Store, d cas.Digest) error {
-		b, _ := castest.Blob(0, int(d.Size()))
-		whole := cas.SHA256.Sum(append(b[:len(b):len(b)], b...))
-		if err := s.Map(t.Context(), whole, cas.Mapping{Chunks: []cas.Digest{d, d}}); err != nil {
-			return err
-		}
-		return use(t, s, whole)
-	}
-}
-
 // Whatever is put, what was used within the lease stays; and all of it stays if the process ends.
 func TestLeasedIsNotEvicted(t *testing.T) {
 	const lease = 2 * time.Hour
 	for _, pack := range []int64{0, everyFile} {
-		for _, u := range slices.Concat(uses, usesAsChunk) {
+		for _, u := range uses {
 			for _, reopen := range []bool{false, true} {
 				t.Run(fmt.Sprintf("%s,pack=%d,reopen=%v", u.name, pack, reopen), func(t *testing.T) {
 					synctest.Test(t, func(t *testing.T) {
@@ -189,7 +144,7 @@ func TestLeasedIsNotEvicted(t *testing.T) {
 
 // A use that is not written, for the last one was a moment ago, is a lease all the same.
 func TestLeaseOutlivesTheGrain(t *testing.T) {
-	for _, u := range slices.Concat(uses, usesAsChunk) {
+	for _, u := range uses {
 		synctest.Test(t, func(t *testing.T) {
 			const lease = 2 * time.Hour
 			c := open(t, disk.Config{Dir: t.TempDir(), MaxBytes: 32 * block, Lease: lease})

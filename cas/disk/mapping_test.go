@@ -98,6 +98,62 @@ func TestMappingOutlivesTheProcess(t *testing.T) {
 	}
 }
 
+// Whoever uses a blob that is kept as chunks leases all of it anew.
+func TestUseOfMappedBlobLeasesItsChunks(t *testing.T) {
+	maps := use{"Map", func(t *testing.T, s *disk.Store, d cas.Digest) error {
+		m, err := s.Mapping(t.Context(), d)
+		if err != nil {
+			return err
+		}
+		return s.Map(t.Context(), d, m)
+	}}
+	for _, u := range append(slices.Clone(uses), maps) {
+		if u.name == "Lookup" || u.name == "Record" {
+			continue // they are about results
+		}
+		t.Run(u.name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				const lease, size = time.Hour, 150_000
+				config := disk.Config{Dir: t.TempDir(), MaxBytes: 16 << 20, Lease: lease}
+				c := open(t, config)
+				s := store(t, c, "")
+				b, d := castest.Blob(0, size)
+				parts := [][]byte{b[:10_000], b[10_000:]}
+				m := cas.Mapping{Chunks: []cas.Digest{cas.SHA256.Sum(parts[0]), cas.SHA256.Sum(parts[1])}}
+				for i, p := range parts {
+					if err := s.Put(t.Context(), m.Chunks[i], bytes.NewReader(p)); err != nil {
+						t.Fatal(err)
+					}
+				}
+				if err := s.Map(t.Context(), d, m); err != nil {
+					t.Fatal(err)
+				}
+				for range 2 {
+					time.Sleep(lease - time.Second)
+					if err := u.use(t, s, d); err != nil {
+						t.Fatal(err)
+					}
+				}
+				if exists(filePath(config.Dir, d)) {
+					t.Error("it has become a whole")
+				}
+				time.Sleep(lease)
+				if _, err := c.Collect(t.Context(), disk.CollectOptions{MaxBytes: 1}); err != nil {
+					t.Fatal(err)
+				}
+				wantBlob(t, s, d, b)
+				time.Sleep(2 * lease)
+				if _, err := c.Collect(t.Context(), disk.CollectOptions{MaxBytes: 1}); err != nil {
+					t.Fatal(err)
+				}
+				if got := missing(t, s, d, m.Chunks[0], m.Chunks[1]); len(got) != 3 {
+					t.Errorf("after the lease only %v are missing", got)
+				}
+			})
+		})
+	}
+}
+
 // Without a chunk there is no blob; with it there is again.
 func TestMappedBlobGoesAndComesWithItsChunks(t *testing.T) {
 	for name, size := range map[string]int{"packed": 5000, "file": 100_000} {
