@@ -5,9 +5,10 @@
 // call, and does not serve Execution.
 //
 // What it holds in memory for a call is bounded: one message of the request, a page of the reply, the window
-// of a compressor, and for GetTree the digests of the tree. An upload is a stream from the client into
-// Store.Put. Of one that breaks off, that Put is kept for ten minutes, and another stream may go on with it;
-// this is the only state that the package has. A compressed one begins again at offset 0.
+// of a compressor, for GetTree the digests of the tree, and for calls about chunks those of a million chunks at
+// most, and what is seen ahead of a cut. An upload is a stream from the client into Store.Put. Of one that breaks
+// off, that Put is kept for ten minutes, and another stream may go on with it; this is the only state that the
+// package has. A compressed one begins again at offset 0.
 package casserver
 
 import (
@@ -67,7 +68,7 @@ func Register(s *grpc.Server, c Config) (stop func()) {
 		c.MaxBlobBytes = math.MaxInt64
 	}
 	repb.RegisterCapabilitiesServer(s, &capabilities{Config: c})
-	repb.RegisterContentAddressableStorageServer(s, &storage{Config: c})
+	repb.RegisterContentAddressableStorageServer(s, &storage{Config: c, cuts: make(chan struct{}, maxCuts)})
 	u := newUploads()
 	bspb.RegisterByteStreamServer(s, &byteStream{Config: c, uploads: u})
 	repb.RegisterActionCacheServer(s, &actionCache{Config: c})

@@ -43,6 +43,21 @@ type chunked struct {
 	in     *cas.Instance
 	mapper cas.Mapper
 	digest cas.Digest
+	turn   chan struct{} // full while maxCuts blobs are cut or compared
+}
+
+// maxCuts is how many blobs are cut, or compared with their chunks, at once; the others wait. Each takes five mebibytes
+// for the look ahead, and a processor.
+const maxCuts = 16
+
+// wait waits for a turn, and returns what ends it.
+func (c *chunked) wait(ctx context.Context) (end func(), err error) {
+	select {
+	case c.turn <- struct{}{}:
+		return func() { <-c.turn }, nil
+	case <-ctx.Done():
+		return nil, ctx.Err()
+	}
 }
 
 // chunked returns the blob that a request names.
@@ -59,7 +74,7 @@ func (s *storage) chunked(instance string, f repb.DigestFunction_Value, p *repb.
 	if err != nil {
 		return nil, fmt.Errorf("blob_digest: %w", err)
 	}
-	return &chunked{in, mapper, d}, nil
+	return &chunked{in, mapper, d, s.cuts}, nil
 }
 
 // SplitBlob is GetChunkMapping of version 2.12.
@@ -154,6 +169,11 @@ func (c *chunked) split(ctx context.Context, v repb.ChunkingFunction_Value) (cas
 
 // cut cuts the blob, and puts its chunks.
 func (c *chunked) cut(ctx context.Context, m *cas.Mapping, p chunk.Params) error {
+	end, err := c.wait(ctx)
+	if err != nil {
+		return err
+	}
+	defer end()
 	blob, err := c.in.Store.Open(ctx, c.digest, 0)
 	if err != nil {
 		return err
@@ -303,10 +323,14 @@ func (p *splice) commit(ctx context.Context, v repb.ChunkingFunction_Value) erro
 // store has the store keep m, if r, which reads its chunks, is the blob. Stated says that m names a function that is
 // served.
 func (p *splice) store(ctx context.Context, r io.Reader, m cas.Mapping, stated bool, params chunk.Params) error {
+	end, err := p.wait(ctx)
+	if err != nil {
+		return err
+	}
+	defer end()
 	h := p.digest.Function().New(p.digest.Size())
 	r = io.TeeReader(r, h)
 	if stated {
-		var err error
 		if stated, err = cutAs(r, m.Chunks, params); err != nil {
 			return err
 		}

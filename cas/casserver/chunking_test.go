@@ -496,6 +496,56 @@ func TestRegisterIsBounded(t *testing.T) {
 	}
 }
 
+// However many ask, few blobs are cut at once; whoever gives up while he waits has his answer at once.
+func TestCutsTakeTurns(t *testing.T) {
+	data := noise(3 << 20)
+	m := castest.NewFaulty(castest.NewMemory(), nil)
+	s := &mappingFaulty{m, castest.NewMemory()}
+	c := serve(t, casserver.Config{Instances: func(name string) (*cas.Instance, error) {
+		return &cas.Instance{Name: name, Store: s}, nil
+	}})
+	if _, err := cas.PutBytes(t.Context(), s, cas.SHA256, []byte(data)); err != nil {
+		t.Fatal(err)
+	}
+	gate := m.Hold(castest.Open)
+	const atOnce, all = 16, 20
+	done := make(chan error, all)
+	for range all {
+		go func() {
+			_, err := c.chunks(t.Context(), &repb.GetChunkMappingRequest{BlobDigest: sum(data).Proto()})
+			done <- err
+		}()
+	}
+	for range atOnce {
+		gate.Arrived()
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	_, err := c.chunks(ctx, &repb.GetChunkMappingRequest{BlobDigest: sum(data).Proto()})
+	wantCode(t, err, codes.Canceled)
+	if n := m.Calls(castest.Open); n != atOnce {
+		t.Errorf("%d blobs are read at once, want %d", n, atOnce)
+	}
+	gate.Open()
+	for range all {
+		if err := <-done; err != nil {
+			t.Error(err)
+		}
+	}
+}
+
+// A mappingFaulty keeps the lists of chunks elsewhere than the blobs.
+type mappingFaulty struct {
+	*castest.Faulty
+	lists *castest.Memory
+}
+
+func (m *mappingFaulty) Map(context.Context, cas.Digest, cas.Mapping) error { return nil }
+
+func (m *mappingFaulty) Mapping(ctx context.Context, d cas.Digest) (cas.Mapping, error) {
+	return m.lists.Mapping(ctx, d)
+}
+
 // Two blobs that differ in few bytes take little more than one, and come back as they were.
 func TestSplicedBlobsShareChunksOnDisk(t *testing.T) {
 	store, err := disk.Open(disk.Config{Dir: t.TempDir(), MaxBytes: 256 << 20})

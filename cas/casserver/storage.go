@@ -18,6 +18,7 @@ import (
 type storage struct {
 	repb.UnimplementedContentAddressableStorageServer
 	Config
+	cuts chan struct{} // see maxCuts
 }
 
 // FindMissingBlobs returns the digests that are absent, each once, and marks the others as used.
