@@ -7,6 +7,7 @@ package reapi_test
 import (
 	"context"
 	"errors"
+	"flag"
 	"fmt"
 	"io"
 	"os"
@@ -36,19 +37,47 @@ import (
 
 var built program.Program
 
-func TestMain(m *testing.M) { os.Exit(built.Main(m)) }
+// TestMain has more tests at once than processors, since most of what they do is waiting for a server. With
+// -endpoint there is nothing but TestRules: the others are about a server of their own.
+func TestMain(m *testing.M) {
+	flag.Parse()
+	set := map[string]bool{}
+	flag.Visit(func(f *flag.Flag) { set[f.Name] = true })
+	if !set["test.parallel"] {
+		flag.Set("test.parallel", "8")
+	}
+	if run := flag.Lookup("test.run"); *endpoint != "" && !strings.HasPrefix(run.Value.String(), "TestRules") {
+		flag.Set("test.run", "^TestRules$")
+	}
+	os.Exit(built.Main(m))
+}
 
 // A client talks to one server.
 type client struct {
 	testing.TB
-	server *bazelrun.Server
-	ended  *bool  // the test has ended the server itself
-	dir    string // the server's store
-	exec   repb.ExecutionClient
-	cas    repb.ContentAddressableStorageClient
-	ac     repb.ActionCacheClient
-	bs     bspb.ByteStreamClient
-	conn   *grpc.ClientConn
+	ours     bool                     // it is a server of this tree, in a check of TestRules
+	caps     *repb.ServerCapabilities // what it says of itself, in a check of TestRules
+	instance string
+	server   *bazelrun.Server // nil of somebody else's
+	ended    *bool            // the test has ended the server itself
+	dir      string           // the server's store
+	exec     repb.ExecutionClient
+	cas      repb.ContentAddressableStorageClient
+	ac       repb.ActionCacheClient
+	bs       bspb.ByteStreamClient
+	conn     *grpc.ClientConn
+}
+
+// over returns a client of the server that conn leads to.
+func over(t testing.TB, conn *grpc.ClientConn) *client {
+	return &client{
+		TB:   t,
+		exec: repb.NewExecutionClient(conn),
+		cas:  repb.NewContentAddressableStorageClient(conn),
+		ac:   repb.NewActionCacheClient(conn),
+		bs:   bspb.NewByteStreamClient(conn),
+		conn: conn,
+	}
 }
 
 // serve starts a server for the test.
@@ -102,17 +131,9 @@ func start(t testing.TB, cfg bazelrun.ServerConfig) *client {
 			t.Error(err)
 		}
 	})
-	return &client{
-		TB:     t,
-		server: s,
-		ended:  &ended,
-		dir:    cfg.Dir,
-		exec:   repb.NewExecutionClient(conn),
-		cas:    repb.NewContentAddressableStorageClient(conn),
-		ac:     repb.NewActionCacheClient(conn),
-		bs:     bspb.NewByteStreamClient(conn),
-		conn:   conn,
-	}
+	c := over(t, conn)
+	c.server, c.ended, c.dir = s, &ended, cfg.Dir
+	return c
 }
 
 // in returns the client for a sub-test.
@@ -130,7 +151,7 @@ func (c *client) put(b []byte) *repb.Digest {
 	if err != nil {
 		c.Fatal(err)
 	}
-	name := fmt.Sprintf("uploads/5c5b7f2e-0b4c-4d0e-9f25-7ae1f4d4b0aa/blobs/%s/%d", d.Hash(), d.Size())
+	name := c.resource("uploads/%s/blobs/%s/%d", uuid(), d.Hash(), d.Size())
 	for off := 0; ; {
 		n := min(len(b)-off, 1<<20)
 		err := w.Send(&bspb.WriteRequest{
@@ -163,7 +184,7 @@ func (c *client) putProto(m proto.Message) *repb.Digest {
 // get downloads a blob.
 func (c *client) get(d *repb.Digest) string {
 	c.Helper()
-	r, err := c.bs.Read(c.Context(), &bspb.ReadRequest{ResourceName: fmt.Sprintf("blobs/%s/%d", d.GetHash(), d.GetSizeBytes())})
+	r, err := c.bs.Read(c.Context(), &bspb.ReadRequest{ResourceName: c.resource("blobs/%s/%d", d.GetHash(), d.GetSizeBytes())})
 	if err != nil {
 		c.Fatal(err)
 	}
@@ -269,7 +290,7 @@ func (c *client) execute(d *repb.Digest, skip bool) *repb.ExecuteResponse {
 	c.Helper()
 	ctx, cancel := context.WithTimeout(c.Context(), 2*time.Minute)
 	defer cancel()
-	s, err := c.exec.Execute(ctx, &repb.ExecuteRequest{ActionDigest: d, SkipCacheLookup: skip})
+	s, err := c.exec.Execute(ctx, &repb.ExecuteRequest{InstanceName: c.instance, ActionDigest: d, SkipCacheLookup: skip})
 	if err != nil {
 		c.Fatal(err)
 	}

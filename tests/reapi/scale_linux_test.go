@@ -103,7 +103,7 @@ func peak(t testing.TB, pid int) int64 {
 func (c *client) putAll(blobs [][]byte) []*repb.Digest {
 	c.Helper()
 	ds := make([]*repb.Digest, len(blobs))
-	req := &repb.BatchUpdateBlobsRequest{}
+	req := &repb.BatchUpdateBlobsRequest{InstanceName: c.instance}
 	var size int
 	flush := func() {
 		resp, err := c.cas.BatchUpdateBlobs(c.Context(), req)
@@ -115,7 +115,7 @@ func (c *client) putAll(blobs [][]byte) []*repb.Digest {
 				c.Fatalf("upload of %v: %v", r.Digest, r.Status)
 			}
 		}
-		req, size = &repb.BatchUpdateBlobsRequest{}, 0
+		req, size = &repb.BatchUpdateBlobsRequest{InstanceName: c.instance}, 0
 	}
 	for i, b := range blobs {
 		ds[i] = cas.SHA256.Sum(b).Proto()

@@ -65,7 +65,7 @@ func seeded(seed uint64) *rand.Rand { return rand.New(rand.NewPCG(seed, seed)) }
 
 // batch uploads blobs in one call and returns an error for each.
 func (c *client) batch(ctx context.Context, blobs [][]byte) []error {
-	var req repb.BatchUpdateBlobsRequest
+	req := repb.BatchUpdateBlobsRequest{InstanceName: c.instance}
 	for _, b := range blobs {
 		req.Requests = append(req.Requests, &repb.BatchUpdateBlobsRequest_Request{Digest: cas.SHA256.Sum(b).Proto(), Data: b})
 	}
@@ -88,7 +88,7 @@ func (c *client) stream(ctx context.Context, b []byte) error {
 		return err
 	}
 	d := cas.SHA256.Sum(b)
-	name := fmt.Sprintf("uploads/5c5b7f2e-0b4c-4d0e-9f25-7ae1f4d4b0aa/blobs/%s/%d", d.Hash(), d.Size())
+	name := c.resource("uploads/%s/blobs/%s/%d", uuid(), d.Hash(), d.Size())
 	for off := 0; off < len(b); {
 		n := min(len(b)-off, 64<<10)
 		err := w.Send(&bspb.WriteRequest{ResourceName: name, WriteOffset: int64(off), Data: b[off : off+n], FinishWrite: off+n == len(b)})
@@ -117,7 +117,7 @@ func (c *client) store(ctx context.Context, b []byte) error {
 
 // absent asks which of blobs are missing, and thereby marks the others as used.
 func (c *client) absent(ctx context.Context, ds ...*repb.Digest) ([]*repb.Digest, error) {
-	resp, err := c.cas.FindMissingBlobs(ctx, &repb.FindMissingBlobsRequest{BlobDigests: ds})
+	resp, err := c.cas.FindMissingBlobs(ctx, &repb.FindMissingBlobsRequest{InstanceName: c.instance, BlobDigests: ds})
 	return resp.GetMissingBlobDigests(), err
 }
 

@@ -1,0 +1,47 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package reapi_test
+
+import "testing"
+
+// TestEveryRuleIsThereOnce: a rule that nobody checks is a promise that nobody keeps.
+func TestEveryRuleIsThereOnce(t *testing.T) {
+	titles := map[string]bool{}
+	for i, r := range rules() {
+		if r.number != i+1 {
+			t.Fatalf("after rule %d comes rule %d", i, r.number)
+		}
+		if r.check == nil || r.title == "" || titles[r.title] {
+			t.Errorf("rule %d, %q, has no check or no title of its own", r.number, r.title)
+		}
+		titles[r.title] = true
+	}
+	if n := len(rules()); n != 132 {
+		t.Errorf("there are %d rules, want 132", n)
+	}
+}
+
+// TestSelection: the flags select what they say, and are refused where they say nothing.
+func TestSelection(t *testing.T) {
+	for _, test := range []struct {
+		parts, rules string
+		want         []int
+	}{
+		{rules: "62", want: []int{62}},
+		{rules: "62,36-38", want: []int{36, 37, 38, 62}},
+		{parts: "ac", rules: "1-63", want: []int{62, 63}},
+		{parts: "chunk", want: []int{57, 58, 59, 60, 61}},
+		{parts: "none"}, {rules: "x"}, {rules: "5-3"}, {rules: "0"}, {rules: "900"}, {rules: "1-1000000000000"},
+	} {
+		got, err := selected(test.parts, test.rules)
+		if (err == nil) != (test.want != nil) || len(got) != len(test.want) {
+			t.Errorf("-part %q -rules %q: got %d rules, %v; want %v", test.parts, test.rules, len(got), err, test.want)
+			continue
+		}
+		for i, n := range test.want {
+			if got[i].number != n {
+				t.Errorf("-part %q -rules %q: rule %d, want %d", test.parts, test.rules, got[i].number, n)
+			}
+		}
+	}
+}
