@@ -61,6 +61,7 @@ type client struct {
 	server   *bazelrun.Server // nil of somebody else's
 	ended    *bool            // the test has ended the server itself
 	dir      string           // the server's store
+	lose     func(cas.Digest) // makes the server lose a blob; nil where only its files do
 	exec     repb.ExecutionClient
 	cas      repb.ContentAddressableStorageClient
 	ac       repb.ActionCacheClient

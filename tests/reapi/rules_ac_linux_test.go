@@ -2,14 +2,425 @@
 
 package reapi_test
 
+import (
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"time"
+
+	repb "github.com/bazelbuild/remote-apis/build/bazel/remote/execution/v2"
+	"github.com/cloister-build/cloister/cas"
+	"github.com/cloister-build/cloister/tests/internal/bazelrun"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/proto"
+)
+
 // actionCacheRules are the rules 62 to 69.
 var actionCacheRules = []rule{
-	{62, "ac", "an incomplete hit is a miss", updates, nil},
-	{63, "ac", "a hit lets all its blobs stay", aServer, nil},
-	{64, "ac", "inlining is a hint, and has limits", updates, nil},
-	{65, "ac", "refused updates are as advertised", anything, nil},
-	{66, "ac", "results with bad digests or paths are refused", updates, nil},
-	{67, "ac", "a result with absent outputs is no hit", updates, nil},
-	{68, "ac", "a failure is never a hit of Execute", updates, nil},
-	{69, "ac", "results of different keys are apart", updates, nil},
+	{62, "ac", "an incomplete hit is a miss", updates, incompleteHit},
+	{63, "ac", "a hit lets all its blobs stay", aServer, hitStays},
+	{64, "ac", "inlining is a hint, and has limits", updates, inlining},
+	{65, "ac", "refused updates are as advertised", anything, refusedUpdates},
+	{66, "ac", "results with bad digests or paths are refused", updates, badResults},
+	{67, "ac", "a result with absent outputs is no hit", updates, absentOutputs},
+	{68, "ac", "a failure is never a hit of Execute", updates, failedResults},
+	{69, "ac", "results of different keys are apart", updates, resultsApart},
+}
+
+// lookup is GetActionResult.
+func (c *client) lookup(action *repb.Digest) (*repb.ActionResult, error) {
+	return c.ac.GetActionResult(c.Context(), &repb.GetActionResultRequest{InstanceName: c.instance, ActionDigest: action})
+}
+
+// A referral is a result of an action that refers to a blob in one of the ways in which a result can.
+type referral struct {
+	by     string
+	victim []byte
+	result *repb.ActionResult
+}
+
+// referrals returns one for each way. With upload all blobs are uploaded, otherwise all but the victims. A victim
+// has size bytes or more.
+func (c *client) referrals(size int, upload bool) []referral {
+	digest := func(b []byte) *repb.Digest { return cas.SHA256.Sum(b).Proto() }
+	encode := func(m proto.Message) []byte {
+		b, _, err := cas.MarshalProto(cas.SHA256, m)
+		if err != nil {
+			c.Fatal(err)
+		}
+		return b
+	}
+	holding := func(b []byte) *repb.Directory {
+		return &repb.Directory{Files: []*repb.FileNode{{Name: "file-" + uuid(), Digest: digest(b)}}}
+	}
+	// A Directory as large as a victim is to be.
+	padded := func() *repb.Directory {
+		d := &repb.Directory{}
+		for i := 0; i*250 < size+250; i++ {
+			d.Files = append(d.Files, &repb.FileNode{Name: fmt.Sprintf("%06d-%s", i, strings.Repeat("x", 150)+uuid()), Digest: digest(nil)})
+		}
+		return d
+	}
+	var all []referral
+	add := func(by string, victim []byte, r *repb.ActionResult, others ...[]byte) {
+		if upload {
+			others = append(others, victim)
+		}
+		for _, b := range others {
+			c.put(b)
+		}
+		all = append(all, referral{by, victim, r})
+	}
+	under := func(t *repb.OutputDirectory) *repb.ActionResult {
+		t.Path = "dir"
+		return &repb.ActionResult{OutputDirectories: []*repb.OutputDirectory{t}}
+	}
+	file := novel(size)
+	add("an output file", file, &repb.ActionResult{OutputFiles: []*repb.OutputFile{{Path: "out", Digest: digest(file)}}})
+	out := novel(size)
+	add("stdout", out, &repb.ActionResult{StdoutDigest: digest(out)})
+	errors := novel(size)
+	add("stderr", errors, &repb.ActionResult{StderrDigest: digest(errors)})
+	tree := encode(&repb.Tree{Root: padded()})
+	add("a Tree", tree, under(&repb.OutputDirectory{TreeDigest: digest(tree)}))
+	inRoot := novel(size)
+	tree = encode(&repb.Tree{Root: holding(inRoot)})
+	add("a file in the root of a Tree", inRoot, under(&repb.OutputDirectory{TreeDigest: digest(tree)}), tree)
+	inChild := novel(size)
+	child := holding(inChild)
+	tree = encode(&repb.Tree{Root: &repb.Directory{Directories: []*repb.DirectoryNode{{Name: "sub", Digest: digest(encode(child))}}}, Children: []*repb.Directory{child}})
+	add("a file in a child of a Tree", inChild, under(&repb.OutputDirectory{TreeDigest: digest(tree)}), tree)
+	root := encode(padded())
+	add("a root Directory", root, under(&repb.OutputDirectory{RootDirectoryDigest: digest(root)}))
+	sub := encode(padded())
+	parent := encode(&repb.Directory{Directories: []*repb.DirectoryNode{{Name: "sub", Digest: digest(sub)}}})
+	add("a Directory below a root Directory", sub, under(&repb.OutputDirectory{RootDirectoryDigest: digest(parent)}), parent)
+	below := novel(size)
+	holder := encode(holding(below))
+	parent = encode(&repb.Directory{Directories: []*repb.DirectoryNode{{Name: "sub", Digest: digest(holder)}}})
+	add("a file below a root Directory", below, under(&repb.OutputDirectory{RootDirectoryDigest: digest(parent)}), parent, holder)
+	return all
+}
+
+// losing makes a server lose blobs that it has, which no client can ask for, and returns the client of it. It is nil
+// where that cannot be done.
+func (c *client) losing() func(blobs [][]byte) *client {
+	switch {
+	case c.lose != nil:
+		return func(blobs [][]byte) *client {
+			for _, b := range blobs {
+				c.lose(cas.SHA256.Sum(b))
+			}
+			return c
+		}
+	case c.server != nil:
+		return func(blobs [][]byte) *client {
+			*c.ended = true
+			if err := c.server.Stop(); err != nil {
+				c.Fatal(err)
+			}
+			for _, b := range blobs {
+				hash, found := cas.SHA256.Sum(b).Hash(), 0
+				err := filepath.WalkDir(filepath.Join(c.dir, "files"), func(path string, e fs.DirEntry, err error) error {
+					if err == nil && e.Type().IsRegular() && strings.Contains(filepath.ToSlash(path), hash[2:]) {
+						found++
+						err = os.Remove(path)
+					}
+					return err
+				})
+				if err != nil || found != 1 {
+					c.Fatalf("%d files of blob %s in the store: %v", found, hash, err)
+				}
+			}
+			return c.own(bazelrun.ServerConfig{Dir: c.dir})
+		}
+	}
+	return nil
+}
+
+func incompleteHit(c *client) {
+	_, err := c.lookup(unseen(100))
+	c.wantCode("GetActionResult of an unknown action", err, codes.NotFound)
+	_, err = c.lookup(c.anAction())
+	c.wantCode("GetActionResult of an action without a result", err, codes.NotFound)
+	if c.server != nil {
+		c = c.own(bazelrun.ServerConfig{})
+	}
+	lose := c.losing()
+	if lose == nil {
+		absentOutputs(c) // all that a client can do
+		return
+	}
+	rs := c.referrals(512<<10, true)
+	var actions []*repb.Digest
+	var victims [][]byte
+	for _, r := range rs {
+		action := c.anAction()
+		if err := c.record(action, r.result); err != nil {
+			c.Fatalf("UpdateActionResult with %s: %v", r.by, err)
+		}
+		if _, err := c.lookup(action); err != nil {
+			c.Errorf("GetActionResult of a complete result with %s: %v", r.by, err)
+		}
+		actions, victims = append(actions, action), append(victims, r.victim)
+	}
+	kept := c.anAction()
+	if err := c.record(kept, &repb.ActionResult{StdoutDigest: c.put(novel(100))}); err != nil {
+		c.Fatal(err)
+	}
+	c = lose(victims)
+	for i, r := range rs {
+		_, err := c.lookup(actions[i])
+		c.wantCode(fmt.Sprintf("GetActionResult where %s is lost", r.by), err, codes.NotFound)
+	}
+	_, err = c.lookup(kept)
+	c.wantCode("GetActionResult of a result of which nothing is lost", err, codes.OK)
+}
+
+func hitStays(c *client) {
+	const lease, budget = 5 * time.Second, 12 << 20
+	c = c.own(bazelrun.ServerConfig{MaxSize: fmt.Sprint(budget), Args: []string{"--lease", lease.String()}})
+	for try := 0; ; try++ {
+		if try == 5 {
+			c.Fatal("the machine was too slow five times")
+		}
+		if try > 0 {
+			time.Sleep(lease) // until there is room again
+		}
+		rs := c.referrals(50_000, true)
+		merged := &repb.ActionResult{}
+		var blobs []*repb.Digest
+		for i, r := range rs {
+			for _, d := range r.result.OutputDirectories {
+				d.Path = fmt.Sprint("dir", i)
+			}
+			proto.Merge(merged, r.result)
+			blobs = append(blobs, cas.SHA256.Sum(r.victim).Proto())
+		}
+		action := c.anAction()
+		if err := c.record(action, merged); err != nil {
+			c.Fatal(err)
+		}
+		other := c.put(novel(50_000))
+		time.Sleep(lease + lease/10) // until nothing is promised
+		asked := time.Now()
+		if _, err := c.lookup(action); err != nil {
+			c.Fatalf("GetActionResult: %v", err)
+		}
+		c.fill(seeded(uint64(try)), 400_000, 4*budget)
+		var lost []string
+		for i, d := range blobs {
+			if _, _, err := c.read(c.readName(d), 0, 0); err != nil {
+				lost = append(lost, rs[i].by)
+			}
+		}
+		if time.Since(asked) >= lease {
+			continue // nothing was promised for so long
+		}
+		if len(lost) > 0 {
+			c.Errorf("within the lease of a hit these blobs of it are evicted: %s", strings.Join(lost, ", "))
+		}
+		c.wantPresent("what nobody asked for, in a store that was filled since", other, false)
+		return
+	}
+}
+
+func inlining(c *client) {
+	out, errors, a, b := novel(100), novel(200), novel(300), novel(400)
+	action := c.anAction()
+	err := c.record(action, &repb.ActionResult{
+		StdoutDigest: c.put(out), StderrDigest: c.put(errors),
+		OutputFiles: []*repb.OutputFile{{Path: "a", Digest: c.put(a)}, {Path: "b/c", Digest: c.put(b)}},
+	})
+	if err != nil {
+		c.Fatal(err)
+	}
+	r, err := c.ac.GetActionResult(c.Context(), &repb.GetActionResultRequest{
+		InstanceName: c.instance, ActionDigest: action, InlineStdout: true, InlineStderr: true, InlineOutputFiles: []string{"a", "nothing"},
+	})
+	if err != nil || len(r.GetOutputFiles()) != 2 {
+		c.Fatalf("GetActionResult: got %d output files, %v", len(r.GetOutputFiles()), err)
+	}
+	for _, x := range []struct {
+		what string
+		raw  []byte
+		d    *repb.Digest
+		want []byte
+	}{
+		{"stdout", r.StdoutRaw, r.StdoutDigest, out}, {"stderr", r.StderrRaw, r.StderrDigest, errors},
+		{"output file a", r.OutputFiles[0].GetContents(), r.OutputFiles[0].GetDigest(), a},
+	} {
+		if string(x.raw) != string(x.want) && (len(x.raw) > 0 || c.ours) {
+			c.Errorf("%s, to be inlined: got %s, want %s", x.what, brief(x.raw), brief(x.want))
+		}
+		if x.d.GetHash() != cas.SHA256.Sum(x.want).Hash() {
+			c.Errorf("%s, inlined: its digest is %s, want it beside the contents", x.what, name(x.d))
+		}
+	}
+	if got := r.OutputFiles[1]; len(got.GetContents()) > 0 && c.ours {
+		c.Errorf("output file b/c was not to be inlined: got %s", brief(got.GetContents()))
+	}
+	manyOutputs64(c)
+}
+
+// manyOutputs64 is rule 64 of a result that cannot be inlined whole: 20,000 files of 1 KiB.
+func manyOutputs64(c *client) {
+	const n = 20_000
+	var blobs [][]byte
+	for range n {
+		blobs = append(blobs, novel(1024))
+	}
+	out := novel(2000)
+	r := &repb.ActionResult{StdoutDigest: c.put(out)}
+	var paths []string
+	for i, d := range c.putAll(blobs) {
+		paths = append(paths, fmt.Sprintf("out/%05d", i))
+		r.OutputFiles = append(r.OutputFiles, &repb.OutputFile{Path: paths[i], Digest: d})
+	}
+	action := c.anAction()
+	if err := c.record(action, r); err != nil {
+		c.Fatalf("UpdateActionResult with %d output files, a message of %d bytes: %v", n, proto.Size(r), err)
+	}
+	// A reply above 4 MiB is an error of the connection.
+	got, err := c.ac.GetActionResult(c.Context(), &repb.GetActionResultRequest{
+		InstanceName: c.instance, ActionDigest: action, InlineStdout: true, InlineOutputFiles: paths,
+	})
+	if err != nil || len(got.GetOutputFiles()) != n {
+		c.Errorf("GetActionResult with all of %d files to be inlined: got %d, %v", n, len(got.GetOutputFiles()), err)
+		return
+	}
+	inlined := 0
+	for i, f := range got.OutputFiles {
+		if f.GetDigest().GetHash() == "" || len(f.GetContents()) > 0 && string(f.Contents) != string(blobs[i]) {
+			c.Fatalf("output file %s: its digest is %s, and it has other bytes: %s", f.GetPath(), name(f.GetDigest()), brief(f.GetContents()))
+		}
+		if len(f.GetContents()) > 0 {
+			inlined++
+		}
+	}
+	if c.ours && string(got.StdoutRaw) != string(out) {
+		c.Error("stdout is not inlined beside files that do not fit: files are dropped first")
+	}
+	c.Logf("of %d files to be inlined %d were, in a reply of %d bytes", n, inlined, proto.Size(got))
+}
+
+func refusedUpdates(c *client) {
+	action, r := c.anAction(), &repb.ActionResult{StdoutDigest: c.put(novel(10))}
+	err := c.record(action, r)
+	if updates.met(c) {
+		c.wantCode("update_enabled is true, and UpdateActionResult", err, codes.OK)
+		_, err = c.lookup(action)
+		c.wantCode("GetActionResult after that", err, codes.OK)
+		return
+	}
+	c.wantCode("update_enabled is false, and UpdateActionResult", err, codes.PermissionDenied, refusals...)
+	_, err = c.lookup(action)
+	c.wantCode("GetActionResult after an update that was refused", err, codes.NotFound)
+}
+
+func badResults(c *client) {
+	d := c.put(novel(10))
+	file := func(path string, d *repb.Digest) *repb.ActionResult {
+		return &repb.ActionResult{OutputFiles: []*repb.OutputFile{{Path: path, Digest: d}}}
+	}
+	malformed := &repb.Digest{Hash: "xyz", SizeBytes: 10}
+	for what, r := range map[string]*repb.ActionResult{
+		"an absolute path":                   file("/etc/passwd", d),
+		"a path that leads out":              file("a/../../b", d),
+		"no path":                            file("", d),
+		"a path that ends in a slash":        file("a/", d),
+		"a path with a NUL":                  file("a\x00b", d),
+		"an output file without a digest":    file("a", nil),
+		"a malformed output digest":          file("a", malformed),
+		"a negative output size":             file("a", &repb.Digest{Hash: d.Hash, SizeBytes: -1}),
+		"a malformed stdout digest":          {StdoutDigest: malformed},
+		"a malformed Tree digest":            {OutputDirectories: []*repb.OutputDirectory{{Path: "a", TreeDigest: malformed}}},
+		"an output directory without digest": {OutputDirectories: []*repb.OutputDirectory{{Path: "a"}}},
+		"a Tree that is none":                {OutputDirectories: []*repb.OutputDirectory{{Path: "a", TreeDigest: c.put([]byte("no Tree\xff" + uuid()))}}},
+		"a symlink without a target":         {OutputSymlinks: []*repb.OutputSymlink{{Path: "a"}}},
+		"a symlink that lies outside":        {OutputSymlinks: []*repb.OutputSymlink{{Path: "../a", Target: "b"}}},
+		"stdout_raw of another digest":       {StdoutRaw: []byte("x"), StdoutDigest: d},
+	} {
+		action := c.anAction()
+		c.wantCode("UpdateActionResult with "+what, c.record(action, r), codes.InvalidArgument)
+		_, err := c.lookup(action)
+		c.wantCode("GetActionResult after UpdateActionResult with "+what, err, codes.NotFound)
+	}
+	c.wantCode("UpdateActionResult without a result", c.record(c.anAction(), nil), codes.InvalidArgument)
+	c.wantCode("UpdateActionResult of a malformed action", c.record(malformed, &repb.ActionResult{StdoutDigest: d}), codes.InvalidArgument)
+	// The Action need not be there.
+	c.wantCode("UpdateActionResult of an absent Action", c.record(unseen(100), &repb.ActionResult{StdoutDigest: d}), codes.OK, codes.FailedPrecondition)
+}
+
+func absentOutputs(c *client) {
+	for _, r := range c.referrals(1000, false) {
+		action := c.anAction()
+		err := c.record(action, r.result)
+		what := fmt.Sprintf("UpdateActionResult where %s is absent", r.by)
+		if c.wantText(what, err, []string{"upload"}, codes.FailedPrecondition, codes.OK); err != nil {
+			continue
+		}
+		_, err = c.lookup(action)
+		c.wantCode("GetActionResult after "+what, err, codes.NotFound)
+	}
+}
+
+func failedResults(c *client) {
+	action := c.anAction()
+	r := &repb.ActionResult{ExitCode: 1, StdoutDigest: c.put(novel(10))}
+	err := c.record(action, r)
+	c.wantCode("UpdateActionResult with exit_code 1", err, codes.InvalidArgument, codes.OK, codes.FailedPrecondition, codes.PermissionDenied)
+	got, lookupErr := c.lookup(action)
+	switch {
+	case err != nil:
+		c.wantCode("GetActionResult after a failure was refused", lookupErr, codes.NotFound)
+	case lookupErr == nil && got.ExitCode != 1:
+		c.Errorf("UpdateActionResult with exit_code 1 was accepted, and GetActionResult returns exit_code %d", got.ExitCode)
+	}
+	if !execution.met(c) {
+		return
+	}
+	resp, err := c.executed(&repb.ExecuteRequest{InstanceName: c.instance, ActionDigest: action})
+	if resp.GetCachedResult() && resp.GetResult().GetExitCode() != 0 {
+		c.Errorf("Execute serves the failure that a client recorded: %v, %v", resp, err)
+	}
+}
+
+func resultsApart(c *client) {
+	cmd := c.putProto(&repb.Command{Arguments: []string{"/bin/true", uuid()}})
+	salted := func(salt string) *repb.Digest {
+		return c.putProto(&repb.Action{CommandDigest: cmd, InputRootDigest: c.putProto(&repb.Directory{}), Salt: []byte(salt)})
+	}
+	out := c.put(novel(10))
+	action := salted("a")
+	_, err := c.ac.UpdateActionResult(c.Context(), &repb.UpdateActionResultRequest{InstanceName: c.instance, ActionDigest: action,
+		ActionResult: &repb.ActionResult{StdoutDigest: out}, ResultsCachePolicy: &repb.ResultsCachePolicy{Priority: 0}})
+	c.wantCode("UpdateActionResult", err, codes.OK)
+	got, err := c.lookup(action)
+	if err != nil || got.GetStdoutDigest().GetHash() != out.Hash {
+		c.Errorf("GetActionResult: got stdout %s, %v, want %s", name(got.GetStdoutDigest()), err, name(out))
+	}
+	_, err = c.lookup(salted("b"))
+	c.wantCode("GetActionResult of the same action with another salt", err, codes.NotFound)
+	for _, v := range []repb.DigestFunction_Value{repb.DigestFunction_BLAKE3, repb.DigestFunction_SHA256TREE} {
+		if slices.Contains(c.caps.GetCacheCapabilities().GetDigestFunctions(), v) {
+			_, err := c.ac.GetActionResult(c.Context(), &repb.GetActionResultRequest{InstanceName: c.instance, DigestFunction: v, ActionDigest: action})
+			c.wantCode(fmt.Sprintf("GetActionResult of the same hash as %v", v), err, codes.NotFound)
+		}
+	}
+	other := *c
+	other.instance = strings.TrimPrefix(c.instance+"/other-"+uuid(), "/")
+	_, err = other.lookup(action)
+	c.wantCode("GetActionResult from another instance", err, codes.NotFound, codes.InvalidArgument, codes.PermissionDenied)
+	// Of two results the later one counts.
+	second := c.put(novel(20))
+	c.wantCode("UpdateActionResult again", c.record(action, &repb.ActionResult{StdoutDigest: second}), codes.OK)
+	got, err = c.lookup(action)
+	if hash := got.GetStdoutDigest().GetHash(); err != nil || hash != second.Hash && (c.ours || hash != out.Hash) {
+		c.Errorf("GetActionResult after two updates: got stdout %s, %v", name(got.GetStdoutDigest()), status.Code(err))
+	}
 }

@@ -2,21 +2,372 @@
 
 package reapi_test
 
+import (
+	"fmt"
+	"slices"
+	"strings"
+
+	repb "github.com/bazelbuild/remote-apis/build/bazel/remote/execution/v2"
+	"github.com/bazelbuild/remote-apis/build/bazel/semver"
+	"github.com/cloister-build/cloister/cas"
+	"github.com/cloister-build/cloister/tests/internal/bazelrun"
+	bspb "google.golang.org/genproto/googleapis/bytestream"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/proto"
+)
+
 // capabilityRules are the rules 1 to 15.
 var capabilityRules = []rule{
-	{1, "capabilities", "capabilities are told, of the cache and of execution", anything, nil},
-	{2, "capabilities", "clients of API 2.0 and of 2.12 are served", anything, nil},
-	{3, "capabilities", "every digest function served is listed", anything, nil},
-	{4, "capabilities", "the one digest function of execution is in its list", execution, nil},
-	{5, "capabilities", "exec_enabled tells the truth", anything, nil},
-	{6, "capabilities", "update_enabled tells the truth", anything, nil},
-	{7, "capabilities", "priorities are advertised, and those inside are accepted", anything, nil},
-	{8, "capabilities", "the limit of a batch is exact", anything, nil},
-	{9, "capabilities", "a message with a whole batch in it is received", anything, nil},
-	{10, "capabilities", "the limit of a blob holds for every way to upload", anything, nil},
-	{11, "capabilities", "compressors that are listed work, for streams and batches", anything, nil},
-	{12, "capabilities", "absolute symlinks are as advertised", anything, nil},
-	{13, "capabilities", "advertised splitting and splicing are implemented", anything, nil},
-	{14, "capabilities", "chunking parameters are inside the ranges of the API", anything, nil},
-	{15, "capabilities", "an instance that is none has one code everywhere", anything, nil},
+	{1, "capabilities", "capabilities are told, of the cache and of execution", anything, tellsCapabilities},
+	{2, "capabilities", "clients of API 2.0 and of 2.12 are served", anything, servesOldAndNew},
+	{3, "capabilities", "every digest function served is listed", anything, listsFunctions},
+	{4, "capabilities", "the one digest function of execution is in its list", execution, listsExecutionFunction},
+	{5, "capabilities", "exec_enabled tells the truth", anything, execEnabledIsTrue},
+	{6, "capabilities", "update_enabled tells the truth", anything, updateEnabledIsTrue},
+	{7, "capabilities", "priorities are advertised, and those inside are accepted", anything, prioritiesAreAccepted},
+	{8, "capabilities", "the limit of a batch is exact", anything, batchLimit},
+	{9, "capabilities", "a message with a whole batch in it is received", anything, largeMessages},
+	{10, "capabilities", "the limit of a blob holds for every way to upload", anything, blobLimit},
+	{11, "capabilities", "compressors that are listed work, for streams and batches", anything, listedCompressors},
+	{12, "capabilities", "absolute symlinks are as advertised", anything, absoluteSymlinks},
+	{13, "capabilities", "advertised splitting and splicing are implemented", anything, chunkMethods},
+	{14, "capabilities", "chunking parameters are inside the ranges of the API", anything, chunkParameters},
+	{15, "capabilities", "an instance that is none has one code everywhere", anything, wrongInstance},
+}
+
+// refusals are the codes of what a caller may not do at all.
+var refusals = []codes.Code{codes.PermissionDenied, codes.Unauthenticated, codes.Unimplemented}
+
+func tellsCapabilities(c *client) {
+	caps, err := repb.NewCapabilitiesClient(c.conn).GetCapabilities(c.Context(), &repb.GetCapabilitiesRequest{InstanceName: c.instance})
+	if !c.wantCode("GetCapabilities", err, codes.OK, codes.PermissionDenied, codes.Unauthenticated) || err != nil {
+		return
+	}
+	if caps.GetCacheCapabilities() == nil {
+		c.Error("there are no cache_capabilities")
+	}
+	if caps.GetExecutionCapabilities() == nil && c.server != nil {
+		c.Error("there are no execution_capabilities")
+	}
+	if caps.GetExecutionCapabilities() == nil {
+		_, err := c.executed(&repb.ExecuteRequest{InstanceName: c.instance, ActionDigest: unseen(100)})
+		c.wantCode("there are no execution_capabilities, and Execute", err, codes.Unimplemented, refusals...)
+	}
+}
+
+func servesOldAndNew(c *client) {
+	order := func(v *semver.SemVer) int64 { return int64(v.GetMajor())<<32 + int64(v.GetMinor()) }
+	text := func(v *semver.SemVer) string { return fmt.Sprintf("%d.%d", v.GetMajor(), v.GetMinor()) }
+	low, high, deprecated := c.caps.GetLowApiVersion(), c.caps.GetHighApiVersion(), c.caps.GetDeprecatedApiVersion()
+	if low.GetMajor() != 2 || low.GetMinor() != 0 {
+		c.Errorf("low_api_version is %s, want 2.0: clients of 2.0 are warned or refused", text(low))
+	}
+	if order(high) < order(&semver.SemVer{Major: 2, Minor: 12}) {
+		c.Errorf("high_api_version is %s, want 2.12 or above", text(high))
+	}
+	if deprecated != nil && order(deprecated) > order(low) {
+		c.Errorf("deprecated_api_version %s is above low_api_version %s", text(deprecated), text(low))
+	}
+}
+
+// function returns the digest function of this tree that has a number of the API, if there is one.
+func function(v repb.DigestFunction_Value) (cas.Function, bool) {
+	for _, f := range cas.Functions() {
+		if f.Proto() == v {
+			return f, true
+		}
+	}
+	return 0, false
+}
+
+func listsFunctions(c *client) {
+	listed := c.caps.GetCacheCapabilities().GetDigestFunctions()
+	if len(listed) == 0 {
+		c.Fatal("digest_functions is empty")
+	}
+	for i, v := range listed {
+		if v == repb.DigestFunction_UNKNOWN || slices.Contains(listed[:i], v) {
+			c.Errorf("digest_functions %v has UNKNOWN, or one function twice", listed)
+		}
+	}
+	for _, f := range cas.Functions() {
+		if c.ours && !slices.Contains(listed, f.Proto()) {
+			c.Errorf("digest_functions %v lacks %v", listed, f.Proto())
+		}
+		b := novel(2000)
+		req := &repb.BatchUpdateBlobsRequest{InstanceName: c.instance, DigestFunction: f.Proto(),
+			Requests: []*repb.BatchUpdateBlobsRequest_Request{{Digest: f.Sum(b).Proto(), Data: b}}}
+		if slices.Contains(listed, f.Proto()) {
+			errs, err := c.updateAs(req)
+			c.wantCode(fmt.Sprintf("BatchUpdateBlobs of a blob with %v, which is listed", f.Proto()), first(errs, err), codes.OK)
+			rs, err := c.fetch(&repb.BatchReadBlobsRequest{DigestFunction: f.Proto(), Digests: []*repb.Digest{f.Sum(b).Proto()}})
+			if err := only(rs, err); err != nil || string(rs[0].Data) != string(b) {
+				c.Errorf("BatchReadBlobs of that: %v", err)
+			}
+		} else {
+			errs, err := c.updateAs(req)
+			c.wantCode(fmt.Sprintf("BatchUpdateBlobs of a blob with %v, which is not listed", f.Proto()), first(errs, err), codes.InvalidArgument)
+		}
+	}
+}
+
+// first returns the error of a call, or else the first of the errors that it returned.
+func first(errs []error, err error) error {
+	for _, e := range errs {
+		if err == nil {
+			err = e
+		}
+	}
+	return err
+}
+
+func listsExecutionFunction(c *client) {
+	x := c.caps.GetExecutionCapabilities()
+	if x.GetDigestFunction() == repb.DigestFunction_UNKNOWN {
+		c.Error("execution_capabilities.digest_function is UNKNOWN")
+	}
+	if all := x.GetDigestFunctions(); (len(all) > 0 || c.ours) && !slices.Contains(all, x.GetDigestFunction()) {
+		c.Errorf("execution_capabilities.digest_functions %v lacks digest_function %v", all, x.GetDigestFunction())
+	}
+}
+
+func execEnabledIsTrue(c *client) {
+	action := unseen(100)
+	_, err := c.executed(&repb.ExecuteRequest{InstanceName: c.instance, ActionDigest: action})
+	if c.caps.GetExecutionCapabilities().GetExecEnabled() {
+		c.wantCode("exec_enabled is true, and Execute of an absent action", err, codes.FailedPrecondition, codes.NotFound)
+	} else {
+		c.wantCode("exec_enabled is false, and Execute", err, codes.Unimplemented, refusals...)
+	}
+}
+
+// update returns what an update with a small good result comes to.
+func (c *client) record(action *repb.Digest, r *repb.ActionResult) error {
+	_, err := c.ac.UpdateActionResult(c.Context(), &repb.UpdateActionResultRequest{InstanceName: c.instance, ActionDigest: action, ActionResult: r})
+	return err
+}
+
+// anAction uploads a command that nobody else has, and its action, and returns the action's digest.
+func (c *client) anAction() *repb.Digest {
+	c.Helper()
+	cmd := c.putProto(&repb.Command{Arguments: []string{"/bin/true", uuid()}, OutputPaths: []string{"out"}})
+	return c.putProto(&repb.Action{CommandDigest: cmd, InputRootDigest: c.putProto(&repb.Directory{})})
+}
+
+func updateEnabledIsTrue(c *client) {
+	r := &repb.ActionResult{StdoutDigest: c.put(novel(10)), ExecutionMetadata: &repb.ExecutedActionMetadata{Worker: "test"}}
+	err := c.record(c.anAction(), r)
+	if updates.met(c) {
+		c.wantCode("update_enabled is true, and UpdateActionResult", err, codes.OK)
+	} else {
+		c.wantCode("update_enabled is false, and UpdateActionResult", err, codes.PermissionDenied, refusals...)
+	}
+}
+
+func prioritiesAreAccepted(c *client) {
+	check := func(what string, p *repb.PriorityCapabilities) []int32 {
+		var inside []int32
+		if len(p.GetPriorities()) == 0 {
+			c.Errorf("%s has no ranges: Bazel refuses any priority", what)
+		}
+		for _, r := range p.GetPriorities() {
+			if r.GetMinPriority() > r.GetMaxPriority() {
+				c.Errorf("%s has the range %d to %d", what, r.GetMinPriority(), r.GetMaxPriority())
+			}
+			inside = append(inside, r.GetMinPriority(), r.GetMaxPriority())
+		}
+		return inside
+	}
+	for _, p := range check("cache_priority_capabilities", c.caps.GetCacheCapabilities().GetCachePriorityCapabilities()) {
+		if !updates.met(c) {
+			break
+		}
+		_, err := c.ac.UpdateActionResult(c.Context(), &repb.UpdateActionResultRequest{InstanceName: c.instance, ActionDigest: c.anAction(),
+			ActionResult: &repb.ActionResult{StdoutDigest: c.put(novel(10))}, ResultsCachePolicy: &repb.ResultsCachePolicy{Priority: p}})
+		c.wantCode(fmt.Sprintf("UpdateActionResult with the priority %d", p), err, codes.OK)
+	}
+	if !execution.met(c) {
+		return
+	}
+	inside := check("execution_priority_capabilities", c.caps.GetExecutionCapabilities().GetExecutionPriorityCapabilities())
+	execute := func(p int32) error {
+		_, err := c.executed(&repb.ExecuteRequest{InstanceName: c.instance, ActionDigest: unseen(100),
+			ExecutionPolicy: &repb.ExecutionPolicy{Priority: p}, ResultsCachePolicy: &repb.ResultsCachePolicy{Priority: p}})
+		return err
+	}
+	for _, p := range inside {
+		c.wantCode(fmt.Sprintf("Execute of an absent action with the priority %d", p), execute(p), codes.FailedPrecondition, codes.NotFound)
+		for _, q := range []int32{p - 1, p + 1} {
+			c.wantCode(fmt.Sprintf("Execute of an absent action with the priority %d", q), execute(q),
+				codes.FailedPrecondition, codes.NotFound, codes.InvalidArgument)
+		}
+	}
+}
+
+// batchBytes is the most data of a batch.
+func (c *client) batchBytes() int {
+	n := c.caps.GetCacheCapabilities().GetMaxBatchTotalSizeBytes()
+	if n <= 0 || n > 64<<20 {
+		n = 4_000_000 // what Buck2 sends
+	}
+	return int(n)
+}
+
+func batchLimit(c *client) {
+	n := c.batchBytes()
+	errs, err := c.update(blob(novel(n/2)), blob(novel(n-n/2)))
+	c.wantCode(fmt.Sprintf("BatchUpdateBlobs of %d bytes, as max_batch_total_size_bytes permits", n), first(errs, err), codes.OK)
+	if int64(n) != c.caps.GetCacheCapabilities().GetMaxBatchTotalSizeBytes() {
+		if c.ours {
+			c.Error("max_batch_total_size_bytes is not set")
+		}
+		return
+	}
+	_, err = c.update(blob(novel(n/2)), blob(novel(n-n/2+1)))
+	c.wantText(fmt.Sprintf("BatchUpdateBlobs of %d bytes, one too many", n+1), err, []string{fmt.Sprint(n)}, codes.InvalidArgument)
+}
+
+func largeMessages(c *client) {
+	b := novel(c.batchBytes())
+	d := cas.SHA256.Sum(b).Proto()
+	r, err := c.write(pieces(c.writeName(d), b, len(b))...)
+	c.wantCode(fmt.Sprintf("Write with one message of %d bytes", len(b)), err, codes.OK)
+	if err == nil && r.CommittedSize != d.SizeBytes {
+		c.Errorf("it committed %d of %d bytes", r.CommittedSize, d.SizeBytes)
+	}
+}
+
+func blobLimit(c *client) {
+	limit := c.caps.GetCacheCapabilities().GetMaxCasBlobSizeBytes()
+	if limit <= 0 {
+		c.Skip("max_cas_blob_size_bytes")
+	}
+	// The first bytes must do: nobody sends gigabytes to be refused.
+	over := &repb.Digest{Hash: unseen(1).Hash, SizeBytes: limit + 1}
+	_, err := c.write(&bspb.WriteRequest{ResourceName: c.writeName(over), Data: novel(100)})
+	c.wantText("Write of a blob of max_cas_blob_size_bytes + 1", err, []string{fmt.Sprint(limit)}, codes.InvalidArgument)
+	if c.server == nil {
+		return
+	}
+	// With a small limit all of it can be sent.
+	const small = 1 << 20
+	c = c.own(bazelrun.ServerConfig{Args: []string{"--max-blob", "1MiB"}})
+	if got := c.caps.GetCacheCapabilities().GetMaxCasBlobSizeBytes(); got != small {
+		c.Fatalf("max_cas_blob_size_bytes is %d, want %d", got, small)
+	}
+	fits, big := novel(small), novel(small+1)
+	d := cas.SHA256.Sum(big).Proto()
+	c.put(fits)
+	_, err = c.write(pieces(c.writeName(d), big, 64<<10)...)
+	c.wantCode("Write of 1 MiB and a byte", err, codes.InvalidArgument)
+	errs, err := c.update(blob(big), blob(novel(100)))
+	if err != nil || status.Code(errs[0]) != codes.InvalidArgument || errs[1] != nil {
+		c.Errorf("BatchUpdateBlobs of 1 MiB and a byte, and of 100: got %v, %v, want INVALID_ARGUMENT for the first alone", errs, err)
+	}
+	if zstdStreams.met(c) {
+		_, err = c.write(pieces(c.zstdName(d), zstdOf(big), 64<<10)...)
+		c.wantCode("compressed Write of 1 MiB and a byte", err, codes.InvalidArgument)
+	}
+	if splicing.met(c) {
+		halves := []*repb.Digest{c.put(big[:small/2]), c.put(big[small/2:])}
+		err := c.register(&repb.RegisterChunkMappingRequest{BlobDigest: d, DigestFunction: repb.DigestFunction_SHA256, ChunkDigests: halves})
+		c.wantCode("RegisterChunkMapping of 1 MiB and a byte", err, codes.InvalidArgument)
+	}
+	err = c.record(c.anAction(), &repb.ActionResult{StdoutRaw: big})
+	c.wantCode("UpdateActionResult with 1 MiB and a byte of stdout_raw", err, codes.InvalidArgument)
+	c.wantPresent("what was refused", d, false)
+}
+
+func absoluteSymlinks(c *client) {
+	strategy := c.caps.GetCacheCapabilities().GetSymlinkAbsolutePathStrategy()
+	if strategy == repb.SymlinkAbsolutePathStrategy_UNKNOWN {
+		c.Error("symlink_absolute_path_strategy is UNKNOWN")
+	}
+	if !execution.met(c) {
+		return
+	}
+	root := c.putProto(&repb.Directory{Symlinks: []*repb.SymlinkNode{{Name: "link", Target: "/absolute/" + uuid()}}})
+	cmd := c.putProto(&repb.Command{Arguments: []string{"/bin/sh", "-c", "readlink link"}})
+	r, err := c.executed(&repb.ExecuteRequest{InstanceName: c.instance, SkipCacheLookup: true,
+		ActionDigest: c.putProto(&repb.Action{CommandDigest: cmd, InputRootDigest: root, DoNotCache: true})})
+	switch refused := status.Code(err) == codes.InvalidArgument && strings.Contains(status.Convert(err).Message(), "link"); {
+	case strategy == repb.SymlinkAbsolutePathStrategy_DISALLOWED:
+		c.wantCode("absolute symlinks are DISALLOWED, and Execute with one", err, codes.InvalidArgument)
+	case refused, c.ours && (err != nil || r.GetResult().GetExitCode() != 0):
+		c.Errorf("absolute symlinks are ALLOWED, and Execute with one: %v", err)
+	}
+}
+
+func chunkMethods(c *client) {
+	cache := c.caps.GetCacheCapabilities()
+	if !cache.GetSplitBlobSupport() && !cache.GetSpliceBlobSupport() {
+		c.Skip("split_blob_support or splice_blob_support")
+	}
+	low, high := c.caps.GetLowApiVersion().GetMinor(), c.caps.GetHighApiVersion().GetMinor()
+	d, f := unseen(5000), repb.DigestFunction_SHA256
+	if cache.GetSplitBlobSupport() && high >= 13 {
+		_, err := c.mapping(&repb.GetChunkMappingRequest{InstanceName: c.instance, BlobDigest: d, DigestFunction: f})
+		c.wantCode("GetChunkMapping of an absent blob", err, codes.NotFound)
+	}
+	if cache.GetSplitBlobSupport() && low < 13 {
+		_, err := c.cas.SplitBlob(c.Context(), &repb.SplitBlobRequest{InstanceName: c.instance, BlobDigest: d, DigestFunction: f})
+		c.wantCode("SplitBlob of an absent blob", err, codes.NotFound)
+	}
+	chunks := []*repb.Digest{unseen(2500), unseen(2500)}
+	if cache.GetSpliceBlobSupport() && high >= 13 {
+		err := c.register(&repb.RegisterChunkMappingRequest{InstanceName: c.instance, BlobDigest: d, DigestFunction: f, ChunkDigests: chunks})
+		c.wantCode("RegisterChunkMapping of absent chunks", err, codes.NotFound)
+	}
+	if cache.GetSpliceBlobSupport() && low < 13 {
+		_, err := c.cas.SpliceBlob(c.Context(), &repb.SpliceBlobRequest{InstanceName: c.instance, BlobDigest: d, DigestFunction: f, ChunkDigests: chunks})
+		c.wantCode("SpliceBlob of absent chunks", err, codes.NotFound)
+	}
+	if c.ours && (high < 13 || !cache.GetSplitBlobSupport() || !cache.GetSpliceBlobSupport()) {
+		c.Errorf("split_blob_support %t, splice_blob_support %t, high_api_version 2.%d: want both, and 2.13",
+			cache.GetSplitBlobSupport(), cache.GetSpliceBlobSupport(), high)
+	}
+}
+
+func chunkParameters(c *client) {
+	fast, rep := c.caps.GetCacheCapabilities().GetFastCdc_2020Params(), c.caps.GetCacheCapabilities().GetRepMaxCdcParams()
+	if fast == nil && rep == nil {
+		c.Skip("fast_cdc_2020_params or rep_max_cdc_params")
+	}
+	if avg := fast.GetAvgChunkSizeBytes(); fast != nil && (avg < 1<<10 || avg > 8<<20) {
+		c.Errorf("fast_cdc_2020_params.avg_chunk_size_bytes is %d, want 1 KiB to 8 MiB", avg)
+	}
+	if least := rep.GetMinChunkSizeBytes(); rep != nil && least < 64 {
+		c.Errorf("rep_max_cdc_params.min_chunk_size_bytes is %d, want at least 64", least)
+	}
+	wantFast := &repb.FastCdc2020Params{AvgChunkSizeBytes: 512 << 10}
+	wantRep := &repb.RepMaxCdcParams{MinChunkSizeBytes: 256 << 10, HorizonSizeBytes: 8 * 256 << 10}
+	if c.ours && (!proto.Equal(fast, wantFast) || !proto.Equal(rep, wantRep)) {
+		c.Errorf("got %v and %v, want those that are recommended: %v and %v", fast, rep, wantFast, wantRep)
+	}
+}
+
+func wrongInstance(c *client) {
+	// A server that takes every name still has none with a reserved word in it.
+	wrong := "no/blobs/instance"
+	if !c.ours {
+		wrong = "no-such-instance-" + uuid()
+	}
+	var codesSeen, refused []string
+	for _, m := range c.methods() {
+		err := m.call(wrong, repb.DigestFunction_SHA256, unseen(100))
+		codesSeen = append(codesSeen, fmt.Sprintf("%s %v", m.name, status.Code(err)))
+		if code := status.Code(err); code == codes.InvalidArgument || code == codes.NotFound {
+			refused = append(refused, code.String())
+		}
+	}
+	_, err := repb.NewCapabilitiesClient(c.conn).GetCapabilities(c.Context(), &repb.GetCapabilitiesRequest{InstanceName: wrong})
+	if !c.ours && err == nil {
+		c.Skip("a list of instances: it takes every name")
+	}
+	c.wantCode(fmt.Sprintf("GetCapabilities of instance %q", wrong), err, codes.InvalidArgument, codes.NotFound)
+	slices.Sort(refused)
+	if len(refused) != len(codesSeen) || len(slices.Compact(refused)) != 1 || refused[0] != status.Code(err).String() {
+		c.Errorf("instance %q: %s: want %v of each, as of GetCapabilities", wrong, strings.Join(codesSeen, ", "), status.Code(err))
+	}
 }

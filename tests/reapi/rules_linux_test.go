@@ -11,6 +11,7 @@ import (
 	"os"
 	"path/filepath"
 	"runtime"
+	"runtime/debug"
 	"slices"
 	"strconv"
 	"strings"
@@ -64,7 +65,7 @@ type need struct {
 var (
 	anything = need{}
 	// aServer is needed by what no client may do to a server of somebody else: restart it, fill it, break it.
-	aServer   = need{"a server of its own", func(c *client) bool { return c.ours }}
+	aServer   = need{"a server of its own", func(c *client) bool { return c.server != nil }}
 	execution = need{"exec_enabled", func(c *client) bool { return c.caps.GetExecutionCapabilities().GetExecEnabled() }}
 	updates   = need{"update_enabled", func(c *client) bool {
 		return c.caps.GetCacheCapabilities().GetActionCacheUpdateCapabilities().GetUpdateEnabled()
@@ -201,7 +202,7 @@ func (c *client) know(ctx context.Context) error {
 // own starts a server for one check alone, on an empty store unless cfg says otherwise.
 func (c *client) own(cfg bazelrun.ServerConfig) *client {
 	c.Helper()
-	if !c.ours {
+	if c.server == nil {
 		c.Skip("a server of its own")
 	}
 	if cfg.Dir == "" {
@@ -231,6 +232,9 @@ type result struct {
 	reason  string   // of all but pass
 	notes   []string // what else the check had to say
 }
+
+// panicked begins what is said of a check that is broken itself.
+const panicked = "the check panicked"
 
 // checkTime is how long a check may take, with all its calls.
 const checkTime = 4 * time.Minute
@@ -286,7 +290,7 @@ func (v *verdict) run(f func()) {
 		defer close(done)
 		defer func() {
 			if p := recover(); p != nil {
-				v.Errorf("the check panicked, which is a defect of the check: %v", p)
+				v.Errorf("%s: %v\n%s", panicked, p, debug.Stack())
 			}
 		}()
 		f()

@@ -151,35 +151,7 @@ func (c *client) fill(rnd *rand.Rand, size int, limit int) (stored []*repb.Diges
 	return nil, nil, nil
 }
 
-// TestRule24_FullOfLeases: blobs that FindMissingBlobs called present, and those that were acknowledged, stay
-// when there is no room; what comes is refused instead, in words about leases.
-func TestRule24_FullOfLeases(t *testing.T) {
-	c := connect(t, bazelrun.ServerConfig{Dir: filepath.Join(t.TempDir(), "store"), MaxSize: "16MiB"})
-	rnd := seeded(24)
-	var promised []*repb.Digest
-	for i := range 60 {
-		b := random(rnd, 1+rnd.IntN([]int{1000, 50_000, 300_000}[i%3]))
-		if err := c.store(t.Context(), b); err != nil {
-			t.Fatal(err)
-		}
-		promised = append(promised, cas.SHA256.Sum(b).Proto())
-	}
-	if missing, err := c.absent(t.Context(), promised...); err != nil || len(missing) > 0 {
-		t.Fatalf("%d of %d blobs are missing: %v", len(missing), len(promised), err)
-	}
-	refusals := 0
-	for _, size := range []int{1 << 20, 100_000, 10_000} {
-		stored, _, err := c.fill(rnd, size, 64<<20)
-		if !strings.Contains(err.Error(), "lease") {
-			t.Errorf("the refusal of %d bytes does not say why: %v", size, err)
-		}
-		promised, refusals = append(promised, stored...), refusals+1
-	}
-	c.wantAll(promised)
-	t.Logf("%d blobs are there after %d refusals", len(promised), refusals)
-}
-
-// TestRule24_ShortLeases: with leases of a second the same store takes any number of blobs, and one that is
+// TestRule24_ShortLeases: where rule 24 fills a store with leases, with leases of a second it takes any number of blobs, and one that is
 // called present is there for that second, while others push.
 func TestRule24_ShortLeases(t *testing.T) {
 	const lease, budget = time.Second, 8 << 20

@@ -1,0 +1,242 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package reapi_test
+
+import (
+	"context"
+	"io"
+	"log/slog"
+	"net"
+	"slices"
+	"strings"
+	"testing"
+
+	repb "github.com/bazelbuild/remote-apis/build/bazel/remote/execution/v2"
+	"github.com/cloister-build/cloister/cas"
+	"github.com/cloister-build/cloister/cas/casserver"
+	"github.com/cloister-build/cloister/cas/castest"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/credentials/insecure"
+	grpcmeta "google.golang.org/grpc/metadata"
+	"google.golang.org/grpc/status"
+	"google.golang.org/grpc/test/bufconn"
+	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/reflect/protoreflect"
+)
+
+// A fault stands between a check and a good server and breaks what passes. The check cannot tell that from a server
+// that is broken so.
+type fault struct {
+	name  string
+	rules []int // that must find it
+	// request changes what the client sends, reply what it is answered to a request, which is nil in a stream: the
+	// error that reply returns is the client's. Either may be nil. They may be called by many at once.
+	request func(proto.Message)
+	reply   func(req, m proto.Message, err error) error
+	// deaf loses the headers.
+	deaf bool
+}
+
+func (f *fault) context(ctx context.Context) context.Context {
+	if f.deaf {
+		return grpcmeta.NewOutgoingContext(ctx, nil)
+	}
+	return ctx
+}
+
+// sent returns what is sent for m.
+func (f *fault) sent(m any) proto.Message {
+	p := proto.Clone(m.(proto.Message))
+	if f.request != nil {
+		f.request(p)
+	}
+	return p
+}
+
+// received makes of what the server answered what the client receives.
+func (f *fault) received(req proto.Message, m any, err error) error {
+	if f.reply != nil {
+		err = f.reply(req, m.(proto.Message), err)
+	}
+	return err
+}
+
+func (f *fault) options() []grpc.DialOption {
+	unary := func(ctx context.Context, method string, req, reply any, cc *grpc.ClientConn, invoke grpc.UnaryInvoker, opts ...grpc.CallOption) error {
+		p := f.sent(req)
+		return f.received(p, reply, invoke(f.context(ctx), method, p, reply, cc, opts...))
+	}
+	stream := func(ctx context.Context, d *grpc.StreamDesc, cc *grpc.ClientConn, method string, open grpc.Streamer, opts ...grpc.CallOption) (grpc.ClientStream, error) {
+		s, err := open(f.context(ctx), d, cc, method, opts...)
+		return &faultyStream{s, f}, err
+	}
+	return []grpc.DialOption{grpc.WithChainUnaryInterceptor(unary), grpc.WithChainStreamInterceptor(stream)}
+}
+
+type faultyStream struct {
+	grpc.ClientStream
+	fault *fault
+}
+
+func (s *faultyStream) SendMsg(m any) error { return s.ClientStream.SendMsg(s.fault.sent(m)) }
+func (s *faultyStream) RecvMsg(m any) error {
+	return s.fault.received(nil, m, s.ClientStream.RecvMsg(m))
+}
+
+// behind returns the client of a good server in memory behind a fault.
+func behind(t testing.TB, f *fault) *client {
+	t.Helper()
+	listener := bufconn.Listen(1 << 20)
+	server := grpc.NewServer(casserver.ServerOptions(slog.New(slog.DiscardHandler))...)
+	instances := castest.Instances()
+	casserver.Register(server, casserver.Config{Instances: instances, MaxBlobBytes: 1 << 30})
+	go server.Serve(listener)
+	conn, err := grpc.NewClient("passthrough:///memory", append(f.options(),
+		grpc.WithTransportCredentials(insecure.NewCredentials()),
+		grpc.WithContextDialer(func(ctx context.Context, _ string) (net.Conn, error) { return listener.DialContext(ctx) }))...)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		conn.Close()
+		server.Stop()
+	})
+	c := over(t, conn)
+	c.ours = true
+	c.lose = func(d cas.Digest) {
+		in, err := instances("")
+		if err != nil {
+			t.Error(err)
+			return
+		}
+		in.Store.(*castest.Memory).Delete(d)
+	}
+	if err := c.know(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	return c
+}
+
+// inMemory returns the rules that say something about a server in memory, without what takes gigabytes.
+func inMemory() []rule {
+	return slices.DeleteFunc(rules(), func(r rule) bool { return r.number > 69 || r.number == 55 || r.needs.what == aServer.what })
+}
+
+// TestCheckerPassesAGoodServer is the other half of TestCheckerFindsFaults: without a fault there is none.
+func TestCheckerPassesAGoodServer(t *testing.T) {
+	c := behind(t, &fault{})
+	checked := 0
+	for _, r := range inMemory() {
+		switch got := c.judge(t, r); {
+		case strings.HasPrefix(got.reason, "the server does not have "):
+		case got.outcome != pass:
+			t.Errorf("rule %d, %s: %s", r.number, r.title, got.reason)
+		default:
+			checked++
+		}
+	}
+	if checked < 40 {
+		t.Errorf("only %d rules say anything of a good server", checked)
+	}
+}
+
+// TestCheckerFindsFaults: a check that cannot fail says nothing.
+func TestCheckerFindsFaults(t *testing.T) {
+	byNumber := map[int]rule{}
+	for _, r := range rules() {
+		byNumber[r.number] = r
+	}
+	for _, f := range faults() {
+		t.Run(f.name, func(t *testing.T) {
+			t.Parallel()
+			c := behind(t, &f)
+			for _, n := range f.rules {
+				got := c.judge(t, byNumber[n])
+				if got.outcome != fail || strings.HasPrefix(got.reason, "the server does not have ") || strings.Contains(got.reason, panicked) {
+					t.Errorf("rule %d, %s: got %s: %s; want that it fails", n, got.title, got.outcome, got.reason)
+				}
+			}
+		})
+	}
+}
+
+// TestCheckerSurvivesStrangeServers: whatever comes, a check ends with a verdict.
+func TestCheckerSurvivesStrangeServers(t *testing.T) {
+	everything := func(m proto.Message) bool {
+		caps, ok := m.(*repb.ServerCapabilities)
+		if ok {
+			cache := caps.CacheCapabilities
+			cache.SupportedCompressors = []repb.Compressor_Value{repb.Compressor_ZSTD, repb.Compressor_DEFLATE}
+			cache.SupportedBatchUpdateCompressors = cache.SupportedCompressors
+			cache.SplitBlobSupport, cache.SpliceBlobSupport = true, true
+			cache.FastCdc_2020Params = &repb.FastCdc2020Params{AvgChunkSizeBytes: 512 << 10}
+			caps.HighApiVersion.Minor = 13
+			caps.ExecutionCapabilities = &repb.ExecutionCapabilities{ExecEnabled: true}
+		}
+		return ok
+	}
+	for name, reply := range map[string]func(req, m proto.Message, err error) error{
+		"says nothing": func(req, m proto.Message, err error) error {
+			if !everything(m) {
+				proto.Reset(m)
+			}
+			if req == nil {
+				return err // or a stream would never end
+			}
+			return nil
+		},
+		"says nothing and ends": func(_, m proto.Message, err error) error {
+			if !everything(m) {
+				proto.Reset(m)
+				return io.EOF
+			}
+			return nil
+		},
+		"lists what is not set": func(_, m proto.Message, err error) error {
+			if !everything(m) {
+				hollow(m)
+			}
+			return err
+		},
+		"knows nothing": func(_, m proto.Message, err error) error {
+			if everything(m) {
+				return nil
+			}
+			return status.Error(codes.Unknown, "what?")
+		},
+		"has no capabilities": func(_, m proto.Message, err error) error {
+			if _, ok := m.(*repb.ServerCapabilities); ok {
+				return status.Error(codes.Internal, "no")
+			}
+			return status.Error(codes.Unimplemented, "no")
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			c := behind(t, &fault{reply: reply})
+			c.ours = false
+			c.lose = nil
+			for _, r := range rules() {
+				if r.number == 55 || r.check == nil {
+					continue
+				}
+				if got := c.judge(t, r); strings.Contains(got.reason, panicked) {
+					t.Errorf("rule %d, %s: %s", r.number, r.title, got.reason)
+				}
+			}
+		})
+	}
+}
+
+// hollow empties all messages in the lists of m.
+func hollow(m proto.Message) {
+	m.ProtoReflect().Range(func(f protoreflect.FieldDescriptor, v protoreflect.Value) bool {
+		if f.IsList() && f.Message() != nil {
+			for i := range v.List().Len() {
+				proto.Reset(v.List().Get(i).Message().Interface())
+			}
+		}
+		return true
+	})
+}

@@ -1,0 +1,284 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package reapi_test
+
+import (
+	"bytes"
+	"fmt"
+
+	repb "github.com/bazelbuild/remote-apis/build/bazel/remote/execution/v2"
+	"github.com/cloister-build/cloister/cas"
+	"github.com/cloister-build/cloister/tests/internal/bazelrun"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/proto"
+)
+
+// batchTooLarge is rule 27 with many small blobs, where batchLimit has two large ones.
+func batchTooLarge(c *client) {
+	if int64(c.batchBytes()) != c.caps.GetCacheCapabilities().GetMaxBatchTotalSizeBytes() {
+		c.Skip("a max_batch_total_size_bytes that is worth a check")
+	}
+	const each = 50_000
+	var reqs []*repb.BatchUpdateBlobsRequest_Request
+	for total := 0; total <= c.batchBytes(); total += each {
+		reqs = append(reqs, blob(novel(each)))
+	}
+	_, err := c.update(reqs...)
+	c.wantText(fmt.Sprintf("BatchUpdateBlobs of %d blobs of %d bytes", len(reqs), each), err,
+		[]string{fmt.Sprint(c.batchBytes())}, codes.InvalidArgument)
+	errs, err := c.update(reqs[:len(reqs)-1]...)
+	c.wantCode("BatchUpdateBlobs of all but one of them", first(errs, err), codes.OK)
+}
+
+func batchFull(c *client) {
+	c = c.own(bazelrun.ServerConfig{MaxSize: "16MiB"})
+	for round := 0; ; round++ {
+		if round == 20 {
+			c.Fatal("60 MiB were stored in 16 MiB, and none refused")
+		}
+		reqs := []*repb.BatchUpdateBlobsRequest_Request{blob(novel(1 << 20)), blob(novel(1 << 20)), blob(novel(1 << 20))}
+		errs, err := c.update(reqs...)
+		if err != nil {
+			c.Fatalf("BatchUpdateBlobs to a full store: the call: %v, want OK, with a status for each blob", err)
+		}
+		full := false
+		for i, err := range errs {
+			full = full || err != nil
+			if err != nil {
+				c.wantText("BatchUpdateBlobs to a full store", err, []string{reqs[i].Digest.Hash}, codes.ResourceExhausted)
+			}
+			c.wantPresent("what a full store answered with "+status.Code(err).String(), reqs[i].Digest, err == nil)
+		}
+		if full {
+			return
+		}
+	}
+}
+
+func compressedBatch(c *client) {
+	zstd := func(d *repb.Digest, data []byte) *repb.BatchUpdateBlobsRequest_Request {
+		return &repb.BatchUpdateBlobsRequest_Request{Digest: d, Data: data, Compressor: repb.Compressor_ZSTD}
+	}
+	digest := func(b []byte) *repb.Digest { return cas.SHA256.Sum(b).Proto() }
+	a, b, plain := squeezable(100_000), novel(1000), novel(1000)
+	errs, err := c.update(zstd(digest(a), zstdOf(a)), blob(plain), zstd(digest(b), zstdOf(b)))
+	c.wantCode("BatchUpdateBlobs of two compressed blobs and one that is not", first(errs, err), codes.OK)
+	for _, b := range [][]byte{a, b, plain} {
+		c.wantBlob("after BatchUpdateBlobs of compressed blobs", c.readName(digest(b)), b)
+	}
+	b = squeezable(50_000)
+	whole := zstdOf(b)
+	corrupt := bytes.Clone(whole)
+	corrupt[len(corrupt)/2] ^= 0xff
+	bomb := zstdOf(make([]byte, 100<<20))
+	for what, r := range map[string]*repb.BatchUpdateBlobsRequest_Request{
+		"zstd of other bytes":              zstd(unseen(len(b)), whole),
+		"the digest of what is compressed": zstd(digest(whole), whole),
+		"damaged zstd":                     zstd(digest(b), corrupt),
+		"half of a zstd frame":             zstd(digest(b), whole[:len(whole)/2]),
+		"no zstd at all":                   zstd(digest(b), b),
+		"zstd with garbage behind it":      zstd(digest(b), append(bytes.Clone(whole), "garbage"...)),
+		"100 MiB in a frame for 10 bytes":  zstd(unseen(10), bomb),
+		"a compressor that is none":        {Digest: digest(b), Data: whole, Compressor: 77},
+	} {
+		errs, err := c.update(r, blob(novel(10)))
+		if !c.wantCode("BatchUpdateBlobs with "+what+": the call", err, codes.OK) {
+			continue
+		}
+		c.wantCode("BatchUpdateBlobs with "+what, errs[0], codes.InvalidArgument)
+		c.wantCode("BatchUpdateBlobs beside "+what, errs[1], codes.OK)
+		c.wantPresent("after BatchUpdateBlobs with "+what, r.Digest, false)
+	}
+}
+
+func batchTwice(c *client) {
+	b := novel(1000)
+	errs, err := c.update(blob(b), blob(novel(10)), blob(b), blob(b))
+	c.wantCode("BatchUpdateBlobs with one blob three times", first(errs, err), codes.OK)
+	errs, err = c.update(blob(b))
+	c.wantCode("BatchUpdateBlobs of a blob that is present", first(errs, err), codes.OK)
+	c.wantBlob("after BatchUpdateBlobs with one blob three times", c.readName(cas.SHA256.Sum(b).Proto()), b)
+}
+
+func batchRead(c *client) {
+	b, other := novel(1000), novel(10)
+	present, absent, malformed := c.put(b), unseen(1000), &repb.Digest{Hash: "xyz", SizeBytes: 3}
+	rs, err := c.fetch(&repb.BatchReadBlobsRequest{Digests: []*repb.Digest{present, absent, malformed, c.put(other), present}})
+	if !c.wantCode("BatchReadBlobs of five digests, one absent, one malformed, one twice", err, codes.OK, codes.InvalidArgument) || err != nil {
+		return
+	}
+	for i, want := range []codes.Code{codes.OK, codes.NotFound, codes.InvalidArgument, codes.OK, codes.OK} {
+		c.wantCode(fmt.Sprintf("digest %d of 5", i+1), status.ErrorProto(rs[i].GetStatus()), want)
+	}
+	if string(rs[0].Data) != string(b) || string(rs[4].Data) != string(b) || string(rs[3].Data) != string(other) {
+		c.Errorf("the data are %s, %s, %s, want %s, %s, %s", brief(rs[0].Data), brief(rs[3].Data), brief(rs[4].Data), brief(b), brief(other), brief(b))
+	}
+	if len(rs[1].Data)+len(rs[2].Data) > 0 {
+		c.Error("there are data of what is absent")
+	}
+}
+
+func batchReadTooLarge(c *client) {
+	n := c.batchBytes()
+	a, b, one := novel(n/2), novel(n-n/2), novel(1)
+	ds := []*repb.Digest{c.put(a), c.put(b), c.put(one)}
+	rs, err := c.fetch(&repb.BatchReadBlobsRequest{Digests: ds[:2]})
+	if err != nil || rs[0].Status.GetCode() != 0 || rs[1].Status.GetCode() != 0 || string(rs[0].Data) != string(a) || string(rs[1].Data) != string(b) {
+		c.Errorf("BatchReadBlobs of %d bytes, as max_batch_total_size_bytes permits: got %d responses, %v", n, len(rs), err)
+	}
+	if int64(n) != c.caps.GetCacheCapabilities().GetMaxBatchTotalSizeBytes() {
+		return
+	}
+	rs, err = c.fetch(&repb.BatchReadBlobsRequest{Digests: ds})
+	if err == nil && !c.ours {
+		for _, r := range rs {
+			err = first([]error{status.ErrorProto(r.GetStatus())}, err)
+		}
+		c.wantCode(fmt.Sprintf("BatchReadBlobs of %d bytes: some blob", n+1), err, codes.ResourceExhausted)
+		return
+	}
+	c.wantText(fmt.Sprintf("BatchReadBlobs of %d bytes, one too many", n+1), err, []string{fmt.Sprint(n)}, codes.InvalidArgument)
+}
+
+func acceptableCompressors(c *client) {
+	b := squeezable(100_000)
+	d := c.put(b)
+	for _, accept := range [][]repb.Compressor_Value{
+		nil, {repb.Compressor_IDENTITY}, {repb.Compressor_ZSTD}, {repb.Compressor_DEFLATE}, {repb.Compressor_ZSTD, repb.Compressor_DEFLATE}, {88},
+	} {
+		rs, err := c.fetch(&repb.BatchReadBlobsRequest{Digests: []*repb.Digest{d, unseen(10)}, AcceptableCompressors: accept})
+		if err != nil || rs[0].Status.GetCode() != 0 {
+			c.Errorf("BatchReadBlobs with acceptable_compressors %v: %v", accept, only(rs, err))
+			continue
+		}
+		permitted := rs[0].Compressor == repb.Compressor_IDENTITY
+		for _, v := range accept {
+			permitted = permitted || rs[0].Compressor == v
+		}
+		got, err := unzip(rs[0].Compressor, rs[0].Data)
+		if !permitted || err != nil || string(got) != string(b) {
+			c.Errorf("BatchReadBlobs with acceptable_compressors %v: got %v, which is %s, %v; want %s", accept, rs[0].Compressor, brief(got), err, brief(b))
+		}
+	}
+}
+
+// directory returns a Directory with one file, whose name is n's, and sub-directories.
+func directory(n string, subs ...*repb.Digest) *repb.Directory {
+	dir := &repb.Directory{Files: []*repb.FileNode{{Name: "file-" + n, Digest: cas.SHA256.Sum(nil).Proto()}}}
+	for i, d := range subs {
+		dir.Directories = append(dir.Directories, &repb.DirectoryNode{Name: fmt.Sprintf("sub-%06d", i), Digest: d})
+	}
+	return dir
+}
+
+// inPages returns how often each Directory is in the pages, by the name of its file, and the largest page.
+func inPages(pages []*repb.GetTreeResponse) (times map[string]int, largest int) {
+	times = map[string]int{}
+	for _, p := range pages {
+		largest = max(largest, len(p.GetDirectories()))
+		for _, d := range p.GetDirectories() {
+			n := ""
+			if len(d.GetFiles()) > 0 {
+				n = d.Files[0].GetName()
+			}
+			times[n]++
+		}
+	}
+	return times, largest
+}
+
+func getTree(c *client) {
+	salt := uuid()
+	shared := c.putProto(directory(salt + "-shared"))
+	a := c.putProto(directory(salt+"-a", shared))
+	b := c.putProto(directory(salt+"-b", shared, unseen(80)))
+	root := c.putProto(directory(salt+"-root", a, b))
+	want := []string{salt + "-root", salt + "-a", salt + "-b", salt + "-shared"}
+	req := &repb.GetTreeRequest{InstanceName: c.instance, RootDigest: root}
+	all := func(what string, pages []*repb.GetTreeResponse) {
+		times, _ := inPages(pages)
+		for _, n := range want {
+			got := times["file-"+n]
+			delete(times, "file-"+n)
+			switch {
+			case got == 1, n == want[3] && got == 2 && !c.ours:
+			default:
+				c.Errorf("%s: Directory %s is sent %d times, want once", what, n[len(salt):], got)
+			}
+		}
+		if len(times) > 0 {
+			c.Errorf("%s: there are Directories of no such tree: %v", what, times)
+		}
+	}
+	pages, err := c.getTree(req)
+	c.wantCode("GetTree with an absent descendant", err, codes.OK)
+	all("GetTree with an absent descendant", pages)
+
+	_, err = c.getTree(&repb.GetTreeRequest{InstanceName: c.instance, RootDigest: unseen(100)})
+	c.wantCode("GetTree of an absent root", err, codes.NotFound)
+
+	req.PageSize = 1
+	pages, err = c.getTree(req)
+	c.wantCode("GetTree with page_size 1", err, codes.OK)
+	if _, largest := inPages(pages); largest > 1 {
+		c.Errorf("GetTree with page_size 1: a page has %d Directories", largest)
+	}
+	all("GetTree with page_size 1", pages)
+	if len(pages) < 2 || pages[1].GetNextPageToken() == "" {
+		c.Fatalf("GetTree with page_size 1: %d pages, want one for each Directory, with next_page_token in all but the last", len(pages))
+	}
+	again := proto.CloneOf(req)
+	again.PageToken = pages[1].NextPageToken
+	rest, err := c.getTree(again)
+	c.wantCode("GetTree from a page_token", err, codes.OK)
+	all("GetTree from a page_token, with the pages before it", append(pages[:2:2], rest...))
+
+	again.PageToken = "no such token"
+	_, err = c.getTree(again)
+	c.wantCode("GetTree from a page_token that is none", err, codes.InvalidArgument)
+	again.RootDigest, again.PageToken = c.putProto(directory(salt+"-other")), pages[1].NextPageToken
+	_, err = c.getTree(again)
+	c.wantCode("GetTree from a page_token of another tree", err, codes.InvalidArgument, codes.OK) // others count
+	_, err = c.getTree(&repb.GetTreeRequest{InstanceName: c.instance, RootDigest: root, PageSize: -1})
+	c.wantCode("GetTree with page_size -1", err, codes.InvalidArgument, codes.OK)
+}
+
+func largeTree(c *client) {
+	const breadth, depth = 316, 2000 // 316 times 316 Directories, and a chain of 2000
+	salt := uuid()
+	var leaves, inner [][]byte
+	encoded := func(d *repb.Directory) []byte {
+		b, _, err := cas.MarshalProto(cas.SHA256, d)
+		if err != nil {
+			c.Fatal(err)
+		}
+		return b
+	}
+	for i := range breadth * breadth {
+		leaves = append(leaves, encoded(directory(fmt.Sprintf("%s-%d", salt, i))))
+	}
+	ds := c.putAll(leaves)
+	for i := range breadth {
+		inner = append(inner, encoded(directory(fmt.Sprintf("%s-inner-%d", salt, i), ds[i*breadth:(i+1)*breadth]...)))
+	}
+	top := c.putAll(inner)
+	var chain [][]byte
+	for i := range depth {
+		dir := directory(fmt.Sprintf("%s-deep-%d", salt, i))
+		if i > 0 {
+			dir = directory(fmt.Sprintf("%s-deep-%d", salt, i), cas.SHA256.Sum(chain[i-1]).Proto())
+		}
+		chain = append(chain, encoded(dir))
+	}
+	deep := c.putAll(chain)
+	root := c.putProto(directory(salt+"-root", append(top, deep[depth-1])...))
+	// A message above 4 MiB is an error of the connection.
+	s, err := c.cas.GetTree(c.Context(), &repb.GetTreeRequest{InstanceName: c.instance, RootDigest: root})
+	pages, err := received(s, err)
+	times, largest := inPages(pages)
+	if want := breadth*breadth + breadth + depth + 1; err != nil || len(times) != want {
+		c.Errorf("GetTree of %d Directories: got %d of them, %v", want, len(times), err)
+	}
+	c.Logf("%d Directories in %d messages, at most %d in one", len(times), len(pages), largest)
+}
