@@ -3,6 +3,7 @@
 package reapi_test
 
 import (
+	"bytes"
 	"io"
 	"strings"
 	"sync"
@@ -66,7 +67,7 @@ func remembers() func(req, m proto.Message, err error) error {
 // faults returns servers as there might be.
 func faults() []fault {
 	return []fault{
-		{name: "committed_size is one too small", rules: []int{9, 36, 40}, reply: func(_, m proto.Message, err error) error {
+		{name: "committed_size is one too small", rules: []int{9, 36, 40, 43}, reply: func(_, m proto.Message, err error) error {
 			if r, ok := m.(*bspb.WriteResponse); ok {
 				r.CommittedSize--
 			}
@@ -103,7 +104,7 @@ func faults() []fault {
 			}
 			return err
 		}},
-		{name: "a batch is well whatever is in it", rules: []int{25, 26, 31}, reply: func(_, m proto.Message, err error) error {
+		{name: "a batch is well whatever is in it", rules: []int{25, 26, 29, 31}, reply: func(_, m proto.Message, err error) error {
 			for _, s := range entries(m) {
 				if s != nil {
 					s.Code = 0
@@ -144,18 +145,18 @@ func faults() []fault {
 			}
 			return err
 		}},
-		{name: "a Read loses the last byte of each piece", rules: []int{36, 48, 49, 52}, reply: func(_, m proto.Message, err error) error {
+		{name: "a Read loses the last byte of each piece", rules: []int{36, 43, 48, 49, 50, 51, 52}, reply: func(_, m proto.Message, err error) error {
 			if r, ok := m.(*bspb.ReadResponse); ok && len(r.Data) > 0 {
 				r.Data = r.Data[:len(r.Data)-1]
 			}
 			return err
 		}},
-		{name: "read_limit is ignored", rules: []int{49}, request: func(m proto.Message) {
+		{name: "read_limit is ignored", rules: []int{49, 51}, request: func(m proto.Message) {
 			if r, ok := m.(*bspb.ReadRequest); ok && r.ReadLimit > 0 {
 				r.ReadLimit = 0
 			}
 		}},
-		{name: "read_offset is ignored", rules: []int{48, 49}, request: func(m proto.Message) {
+		{name: "read_offset is ignored", rules: []int{48, 49, 51}, request: func(m proto.Message) {
 			if r, ok := m.(*bspb.ReadRequest); ok {
 				r.ReadOffset = 0
 			}
@@ -165,6 +166,33 @@ func faults() []fault {
 				return io.EOF
 			}
 			return err
+		}},
+		{name: "compressed names read uncompressed", rules: []int{50, 51}, request: func(m proto.Message) {
+			if r, ok := m.(*bspb.ReadRequest); ok {
+				r.ResourceName = strings.Replace(r.ResourceName, "compressed-blobs/zstd/", "blobs/", 1)
+			}
+		}},
+		{name: "what is behind a frame is ignored", rules: []int{45}, request: func(m proto.Message) {
+			if r, ok := m.(*bspb.WriteRequest); ok && r.FinishWrite {
+				r.Data = bytes.TrimSuffix(r.Data, []byte("garbage"))
+			}
+		}},
+		{name: "a compressor that is none is zstd", rules: []int{45}, request: func(m proto.Message) {
+			if r, ok := m.(*bspb.WriteRequest); ok {
+				r.ResourceName = strings.Replace(r.ResourceName, "compressed-blobs/lzma/", "compressed-blobs/zstd/", 1)
+			}
+		}},
+		{name: "offsets of compressed writes are ignored", rules: []int{44}, request: func(m proto.Message) {
+			if r, ok := m.(*bspb.WriteRequest); ok && strings.Contains(r.ResourceName, "/compressed-blobs/") && r.WriteOffset == 300_000 {
+				r.WriteOffset = 200_000
+			}
+		}},
+		{name: "compressed batches are stored as they are", rules: []int{29}, request: func(m proto.Message) {
+			if r, ok := m.(*repb.BatchUpdateBlobsRequest); ok {
+				for _, r := range r.Requests {
+					r.Compressor = repb.Compressor_IDENTITY
+				}
+			}
 		}},
 		{name: "QueryWriteStatus is not implemented", rules: []int{46}, reply: func(_, m proto.Message, err error) error {
 			if _, ok := m.(*bspb.QueryWriteStatusResponse); ok {

@@ -309,6 +309,12 @@ func manyOutputs64(c *client) {
 }
 
 func refusedUpdates(c *client) {
+	updateAndLookup(c)
+	c.toCallers(func(c *client, _ bool) { updateAndLookup(c) })
+}
+
+// updateAndLookup checks that an update comes to what is advertised, and is found then or not.
+func updateAndLookup(c *client) {
 	action, r := c.anAction(), &repb.ActionResult{StdoutDigest: c.put(novel(10))}
 	err := c.record(action, r)
 	if updates.met(c) {

@@ -3,7 +3,10 @@
 package reapi_test
 
 import (
+	"context"
 	"fmt"
+	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 
@@ -12,6 +15,7 @@ import (
 	"github.com/cloister-build/cloister/cas"
 	"github.com/cloister-build/cloister/tests/internal/bazelrun"
 	bspb "google.golang.org/genproto/googleapis/bytestream"
+	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/proto"
@@ -140,7 +144,58 @@ func execEnabledIsTrue(c *client) {
 	} else {
 		c.wantCode("exec_enabled is false, and Execute", err, codes.Unimplemented, refusals...)
 	}
+	c.toCallers(func(c *client, may bool) {
+		if got := c.caps.GetExecutionCapabilities().GetExecEnabled(); got != may {
+			c.Errorf("exec_enabled is %t for a caller who may execute: %t", got, may)
+		}
+		_, err := c.executed(&repb.ExecuteRequest{InstanceName: c.instance, ActionDigest: action})
+		want := codes.PermissionDenied
+		if may {
+			want = codes.FailedPrecondition
+		}
+		c.wantCode(fmt.Sprintf("Execute of an absent action by a caller who may execute: %t", may), err, want)
+	})
 }
+
+// toCallers does check once for a caller who may do everything and once for one who may only read and write blobs,
+// if the server is of this tree: how others tell callers apart is theirs to say.
+func (c *client) toCallers(check func(c *client, may bool)) {
+	if c.server == nil {
+		return
+	}
+	tokens := map[bool]string{true: uuid(), false: uuid()}
+	text := "version: 1\ncallers:\n"
+	for may, token := range tokens {
+		rights := "[read, write]"
+		if may {
+			rights = "[read, write, cache, execute]"
+		}
+		text += fmt.Sprintf("  - name: may-%t\n    token_sha256: %s\n    rights: %s\n", may, cas.SHA256.Sum([]byte(token)).Hash(), rights)
+	}
+	file := filepath.Join(c.TempDir(), "auth.yaml")
+	if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
+		c.Fatal(err)
+	}
+	server := c.own(bazelrun.ServerConfig{Args: []string{"--auth", file}})
+	nobody := server.methods()[0].call("", repb.DigestFunction_SHA256, unseen(10))
+	c.wantCode("FindMissingBlobs by nobody", nobody, codes.Unauthenticated)
+	for may, token := range tokens {
+		d := dial(c.TB, server.server.Addr, grpc.WithPerRPCCredentials(bearer(token)))
+		d.ours = true
+		if err := d.know(c.Context()); err != nil {
+			c.Fatal(err)
+		}
+		check(d, may)
+	}
+}
+
+// A bearer shows a token, also where the connection is in clear text: it leads to this machine.
+type bearer string
+
+func (b bearer) GetRequestMetadata(context.Context, ...string) (map[string]string, error) {
+	return map[string]string{"authorization": "Bearer " + string(b)}, nil
+}
+func (bearer) RequireTransportSecurity() bool { return false }
 
 // update returns what an update with a small good result comes to.
 func (c *client) record(action *repb.Digest, r *repb.ActionResult) error {
@@ -156,13 +211,13 @@ func (c *client) anAction() *repb.Digest {
 }
 
 func updateEnabledIsTrue(c *client) {
-	r := &repb.ActionResult{StdoutDigest: c.put(novel(10)), ExecutionMetadata: &repb.ExecutedActionMetadata{Worker: "test"}}
-	err := c.record(c.anAction(), r)
-	if updates.met(c) {
-		c.wantCode("update_enabled is true, and UpdateActionResult", err, codes.OK)
-	} else {
-		c.wantCode("update_enabled is false, and UpdateActionResult", err, codes.PermissionDenied, refusals...)
-	}
+	updateAndLookup(c)
+	c.toCallers(func(c *client, may bool) {
+		if got := updates.met(c); got != may {
+			c.Errorf("update_enabled is %t for a caller who may update: %t", got, may)
+		}
+		updateAndLookup(c)
+	})
 }
 
 func prioritiesAreAccepted(c *client) {

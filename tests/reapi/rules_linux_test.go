@@ -167,15 +167,15 @@ func selected(parts, numbers string) ([]rule, error) {
 	return all, nil
 }
 
-// dial connects to somebody's server.
-func dial(t testing.TB, address string) *client {
+// dial connects to a server by its address, with options beside those of every client.
+func dial(t testing.TB, address string, options ...grpc.DialOption) *client {
 	t.Helper()
 	secure := insecure.NewCredentials()
 	address, isTLS := strings.CutPrefix(strings.TrimPrefix(address, "grpc://"), "grpcs://")
 	if isTLS {
 		secure = credentials.NewTLS(&tls.Config{MinVersion: tls.VersionTLS12})
 	}
-	conn, err := grpc.NewClient(address, grpc.WithTransportCredentials(secure))
+	conn, err := grpc.NewClient(address, append(options, grpc.WithTransportCredentials(secure))...)
 	if err != nil {
 		t.Fatal(err)
 	}
