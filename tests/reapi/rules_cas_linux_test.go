@@ -36,8 +36,8 @@ var storageRules = []rule{
 	{31, "cas", "each blob that is read in a batch has its own status", anything, batchRead},
 	{32, "cas", "reading more than a batch holds is refused", anything, batchReadTooLarge},
 	{33, "cas", "replies are compressed only as is acceptable", anything, acceptableCompressors},
-	{34, "cas", "trees are sent whole, in pages, without what is absent", anything, getTree},
-	{35, "cas", "a tree of 100,000 directories is sent", anything, largeTree},
+	{34, "cas", "trees are sent whole, in pages, without what is absent", trees, getTree},
+	{35, "cas", "a tree of 100,000 directories is sent", trees, largeTree},
 }
 
 func malformedDigests(c *client) {
@@ -76,7 +76,7 @@ func malformedDigests(c *client) {
 func otherSize(c *client) {
 	b := novel(1000)
 	d := c.put(b)
-	for _, size := range []int64{999, 1001, 0, 1 << 40} {
+	for _, size := range []int64{999, 1001, 1, 1 << 40} {
 		other := &repb.Digest{Hash: d.Hash, SizeBytes: size}
 		what := fmt.Sprintf("a blob of 1000 bytes is there, asked for with size %d", size)
 		c.wantPresent(what, other, false)
@@ -126,6 +126,9 @@ func emptyBlob(c *client) {
 				c.Errorf("%v: BatchReadBlobs of the empty blob: %v", v, err)
 			}
 			pages, err := c.getTree(&repb.GetTreeRequest{InstanceName: c.instance, DigestFunction: v, RootDigest: d.Proto()})
+			if !c.ours && status.Code(err) == codes.Unimplemented {
+				continue
+			}
 			if err != nil || len(pages) == 0 || len(pages[0].Directories) != 1 {
 				c.Errorf("%v: GetTree of the empty blob: got %v, %v, want one empty Directory", v, pages, err)
 			}
@@ -280,7 +283,7 @@ func findMissing(c *client) {
 		want := map[string]bool{}
 		for i := begin; i < begin+each; i++ {
 			h := fmt.Sprintf("%x", random[32*i:32*i+32])
-			ask, want[h] = append(ask, &repb.Digest{Hash: h, SizeBytes: int64(i)}), true
+			ask, want[h] = append(ask, &repb.Digest{Hash: h, SizeBytes: int64(i) + 1}), true
 			if i%1000 == 0 {
 				// Present ones, and some twice.
 				ask = append(ask, stored[i%len(stored)], stored[(i+7)%len(stored)], stored[i%len(stored)], ask[len(ask)-1])

@@ -70,6 +70,10 @@ var (
 	updates   = need{"update_enabled", func(c *client) bool {
 		return c.caps.GetCacheCapabilities().GetActionCacheUpdateCapabilities().GetUpdateEnabled()
 	}}
+	trees = need{"GetTree", func(c *client) bool {
+		_, err := c.getTree(&repb.GetTreeRequest{InstanceName: c.instance, RootDigest: unseen(100)})
+		return c.ours || status.Code(err) != codes.Unimplemented
+	}}
 	zstdStreams = need{"ZSTD in supported_compressors", func(c *client) bool {
 		return slices.Contains(c.caps.GetCacheCapabilities().GetSupportedCompressors(), repb.Compressor_ZSTD)
 	}}
@@ -233,6 +237,9 @@ type result struct {
 	notes   []string // what else the check had to say
 }
 
+// maxFailures is how many failures of one check are told.
+const maxFailures = 12
+
 // panicked begins what is said of a check that is broken itself.
 const panicked = "the check panicked"
 
@@ -248,7 +255,7 @@ func (c *client) judge(t testing.TB, r rule) *result {
 	switch {
 	case r.check == nil:
 		v.Error("there is no check")
-	case r.needs.met != nil && !r.needs.met(c):
+	case r.needs.met != nil && !r.needs.met(c.in(v)):
 		v.lacks = r.needs.what
 	default:
 		v.run(func() { r.check(c.in(v)) })
@@ -260,6 +267,9 @@ func (c *client) judge(t testing.TB, r rule) *result {
 	got.notes = v.notes
 	switch {
 	case len(v.failures) > 0:
+		if n := len(v.failures); n > maxFailures {
+			v.failures = append(v.failures[:maxFailures], fmt.Sprintf("and %d more", n-maxFailures))
+		}
 		got.outcome, got.reason = fail, strings.Join(v.failures, "\n")
 	case v.lacks != "":
 		got.outcome, got.reason = unsupported, "the server does not have "+v.lacks

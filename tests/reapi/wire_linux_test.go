@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"slices"
 	"time"
 
 	repb "github.com/bazelbuild/remote-apis/build/bazel/remote/execution/v2"
@@ -185,7 +186,8 @@ type method struct {
 	names bool
 }
 
-// methods returns all that the server has.
+// methods returns all that the server has. Of somebody else's these are those that it implements: which it must, is
+// for other rules to say.
 func (c *client) methods() []method {
 	ctx := c.Context()
 	prefix := func(instance string) string {
@@ -249,15 +251,27 @@ func (c *client) methods() []method {
 			return err
 		}})
 	}
-	if caps.GetSplitBlobSupport() {
+	if caps.GetSplitBlobSupport() && c.streamsMappings() {
 		ms = append(ms, method{name: "GetChunkMapping", call: func(instance string, f repb.DigestFunction_Value, d *repb.Digest) error {
 			_, err := c.mapping(&repb.GetChunkMappingRequest{InstanceName: instance, DigestFunction: f, BlobDigest: d})
 			return err
 		}})
 	}
-	if caps.GetSpliceBlobSupport() {
+	if caps.GetSpliceBlobSupport() && c.streamsMappings() {
 		ms = append(ms, method{name: "RegisterChunkMapping", call: func(instance string, f repb.DigestFunction_Value, d *repb.Digest) error {
 			return c.register(&repb.RegisterChunkMappingRequest{InstanceName: instance, DigestFunction: f, BlobDigest: d, ChunkDigests: []*repb.Digest{d}})
+		}})
+	}
+	if caps.GetSplitBlobSupport() && c.unaryMappings() {
+		ms = append(ms, method{name: "SplitBlob", call: func(instance string, f repb.DigestFunction_Value, d *repb.Digest) error {
+			_, err := c.cas.SplitBlob(ctx, &repb.SplitBlobRequest{InstanceName: instance, DigestFunction: f, BlobDigest: d})
+			return err
+		}})
+	}
+	if caps.GetSpliceBlobSupport() && c.unaryMappings() {
+		ms = append(ms, method{name: "SpliceBlob", call: func(instance string, f repb.DigestFunction_Value, d *repb.Digest) error {
+			_, err := c.cas.SpliceBlob(ctx, &repb.SpliceBlobRequest{InstanceName: instance, DigestFunction: f, BlobDigest: d, ChunkDigests: []*repb.Digest{d}})
+			return err
 		}})
 	}
 	if c.caps.GetExecutionCapabilities().GetExecEnabled() {
@@ -265,6 +279,11 @@ func (c *client) methods() []method {
 			_, err := c.executed(&repb.ExecuteRequest{InstanceName: instance, DigestFunction: f, ActionDigest: d})
 			return err
 		}})
+	}
+	if !c.ours {
+		ms = slices.DeleteFunc(ms, func(m method) bool {
+			return status.Code(m.call(c.instance, repb.DigestFunction_SHA256, unseen(100))) == codes.Unimplemented
+		})
 	}
 	return ms
 }
