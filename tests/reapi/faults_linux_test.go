@@ -314,6 +314,39 @@ func faults() []fault {
 			}
 			return err
 		}},
+		{name: "the last chunk is not told", rules: []int{57, 58, 61}, reply: func(_, m proto.Message, err error) error {
+			switch m := m.(type) {
+			case *repb.GetChunkMappingResponse:
+				m.ChunkDigests = m.ChunkDigests[:max(len(m.ChunkDigests)-1, 0)]
+			case *repb.SplitBlobResponse:
+				m.ChunkDigests = m.ChunkDigests[:max(len(m.ChunkDigests)-1, 0)]
+			}
+			return err
+		}},
+		{name: "nobody says how a blob is cut", rules: []int{58}, reply: func(_, m proto.Message, err error) error {
+			if r, ok := m.(*repb.GetChunkMappingResponse); ok {
+				r.ChunkingFunction = repb.ChunkingFunction_UNKNOWN
+			}
+			return err
+		}},
+		{name: "any mapping will do", rules: []int{59, 60}, reply: func(_, m proto.Message, err error) error {
+			switch m.(type) {
+			case *repb.RegisterChunkMappingResponse, *repb.SpliceBlobResponse:
+				if status.Code(err) == codes.InvalidArgument {
+					return nil
+				}
+			}
+			return err
+		}},
+		{name: "absent chunks are a mistake of the client", rules: []int{13, 60}, reply: func(_, m proto.Message, err error) error {
+			switch m.(type) {
+			case *repb.RegisterChunkMappingResponse, *repb.SpliceBlobResponse:
+				if status.Code(err) == codes.NotFound {
+					return status.Error(codes.InvalidArgument, status.Convert(err).Message())
+				}
+			}
+			return err
+		}},
 		{name: "chunks have 100 bytes", rules: []int{14}, reply: cache(func(c *repb.CacheCapabilities) {
 			c.FastCdc_2020Params = &repb.FastCdc2020Params{AvgChunkSizeBytes: 100}
 		})},
