@@ -10,6 +10,7 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/andybalholm/brotli"
 	repb "github.com/bazelbuild/remote-apis/build/bazel/remote/execution/v2"
 	"github.com/cloister-build/cloister/cas"
 	"github.com/klauspost/compress/zstd"
@@ -48,6 +49,11 @@ func unzip(compressor repb.Compressor_Value, b []byte) ([]byte, error) {
 			return nil, nil
 		}
 		return io.ReadAll(io.LimitReader(flate.NewReader(bytes.NewReader(b)), most))
+	case repb.Compressor_BROTLI:
+		if len(b) == 0 {
+			return nil, nil
+		}
+		return io.ReadAll(io.LimitReader(brotli.NewReader(bytes.NewReader(b)), most))
 	}
 	return nil, fmt.Errorf("this program has no compressor %v", compressor)
 }
@@ -66,14 +72,25 @@ func zip(compressor repb.Compressor_Value, b []byte) []byte {
 		w.Write(b) // to memory
 		w.Close()
 		return out.Bytes()
+	case repb.Compressor_BROTLI:
+		var out bytes.Buffer
+		w := brotli.NewWriterLevel(&out, 3)
+		w.Write(b)
+		w.Close()
+		return out.Bytes()
 	}
 	return b
+}
+
+// known says that this program has a compressor.
+func known(v repb.Compressor_Value) bool {
+	return v == repb.Compressor_ZSTD || v == repb.Compressor_DEFLATE || v == repb.Compressor_BROTLI
 }
 
 // zipped lists the compressors that the server has for streams and this program has, too.
 func (c *client) zipped() []repb.Compressor_Value {
 	return slices.DeleteFunc(slices.Clone(c.caps.GetCacheCapabilities().GetSupportedCompressors()), func(v repb.Compressor_Value) bool {
-		return v != repb.Compressor_ZSTD && v != repb.Compressor_DEFLATE
+		return !known(v)
 	})
 }
 
@@ -105,7 +122,6 @@ func listedCompressors(c *client) {
 		c.Errorf("supported_compressors %v and supported_batch_update_compressors %v: want ZSTD in both", streams, batches)
 	}
 	for _, v := range []repb.Compressor_Value{repb.Compressor_IDENTITY, repb.Compressor_ZSTD, repb.Compressor_DEFLATE, repb.Compressor_BROTLI} {
-		known := v != repb.Compressor_BROTLI
 		b := squeezable(10_000)
 		d := cas.SHA256.Sum(b).Proto()
 		if v == repb.Compressor_IDENTITY {
@@ -115,7 +131,7 @@ func listedCompressors(c *client) {
 			c.wantCode(fmt.Sprintf("Write of %v, which is not listed", v), err, codes.InvalidArgument, codes.Unimplemented)
 			_, _, err = c.read(c.zipRead(v, c.put(novel(10))), 0, 0)
 			c.wantCode(fmt.Sprintf("Read of %v, which is not listed", v), err, codes.InvalidArgument, codes.Unimplemented)
-		} else if known {
+		} else {
 			_, err := c.write(pieces(c.zipName(v, d), zip(v, b), 4096)...)
 			c.wantCode(fmt.Sprintf("Write of %v, which is listed", v), err, codes.OK)
 			c.wantBlob(fmt.Sprintf("after a Write of %v", v), c.readName(d), b)
@@ -124,7 +140,7 @@ func listedCompressors(c *client) {
 		errs, err := c.update(&repb.BatchUpdateBlobsRequest_Request{Digest: cas.SHA256.Sum(b).Proto(), Data: zip(v, b), Compressor: v})
 		if listed := slices.Contains(batches, v) || v == repb.Compressor_IDENTITY; !listed {
 			c.wantCode(fmt.Sprintf("BatchUpdateBlobs of %v, which is not listed", v), first(errs, err), codes.InvalidArgument)
-		} else if known {
+		} else {
 			c.wantCode(fmt.Sprintf("BatchUpdateBlobs of %v, which is listed", v), first(errs, err), codes.OK)
 		}
 	}
