@@ -9,6 +9,7 @@ import (
 	"net"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 
 	repb "github.com/bazelbuild/remote-apis/build/bazel/remote/execution/v2"
@@ -90,8 +91,13 @@ func behind(t testing.TB, f *fault) *client {
 	listener := bufconn.Listen(1 << 20)
 	server := grpc.NewServer(casserver.ServerOptions(slog.New(slog.DiscardHandler))...)
 	instances := castest.Instances()
-	casserver.Register(server, casserver.Config{Instances: instances, MaxBlobBytes: 1 << 30})
-	go server.Serve(listener)
+	stop := casserver.Register(server, casserver.Config{Instances: instances, MaxBlobBytes: 1 << 30})
+	var serving sync.WaitGroup
+	serving.Go(func() {
+		if err := server.Serve(listener); err != nil {
+			t.Errorf("serve in memory: %v", err)
+		}
+	})
 	conn, err := grpc.NewClient("passthrough:///memory", append(f.options(),
 		grpc.WithTransportCredentials(insecure.NewCredentials()),
 		grpc.WithContextDialer(func(ctx context.Context, _ string) (net.Conn, error) { return listener.DialContext(ctx) }))...)
@@ -101,6 +107,8 @@ func behind(t testing.TB, f *fault) *client {
 	t.Cleanup(func() {
 		conn.Close()
 		server.Stop()
+		serving.Wait()
+		stop()
 	})
 	c := over(t, conn)
 	c.ours = true
