@@ -19,15 +19,9 @@ const extent = 512
 // DamageFiles damages a share, between 0 and 1, of the large blobs of the store at dir: of some that rnd picks it
 // flips a bit, and as many or one more it removes, but at least one of each. A server may use the store meanwhile.
 func DamageFiles(dir string, rnd *rand.Rand, share float64) (flipped, removed int, err error) {
-	var files []string
-	err = filepath.WalkDir(filepath.Join(dir, "files"), func(path string, e fs.DirEntry, err error) error {
-		if err == nil && e.Type().IsRegular() {
-			files = append(files, path)
-		}
-		return err
-	})
+	files, err := largeBlobs(dir)
 	if err != nil {
-		return 0, 0, fmt.Errorf("damage: %w", err)
+		return 0, 0, err
 	}
 	if len(files) < 2 {
 		return 0, 0, fmt.Errorf("damage: store %s has %d large blobs, want at least 2", dir, len(files))
@@ -51,6 +45,39 @@ func DamageFiles(dir string, rnd *rand.Rand, share float64) (flipped, removed in
 		removed++
 	}
 	return flipped, removed, nil
+}
+
+// LoseFiles removes a share, between 0 and 1, of the large blobs of the store at dir, picked by rnd, but at least one.
+// A server may use the store meanwhile.
+func LoseFiles(dir string, rnd *rand.Rand, share float64) error {
+	files, err := largeBlobs(dir)
+	if err != nil {
+		return err
+	}
+	if len(files) == 0 {
+		return fmt.Errorf("damage: store %s has no large blobs", dir)
+	}
+	rnd.Shuffle(len(files), func(i, j int) { files[i], files[j] = files[j], files[i] })
+	for _, path := range files[:max(1, int(share*float64(len(files))))] {
+		if err := os.Remove(path); err != nil {
+			return fmt.Errorf("damage: %w", err)
+		}
+	}
+	return nil
+}
+
+// largeBlobs returns the paths of the large blobs of the store at dir.
+func largeBlobs(dir string) (files []string, err error) {
+	err = filepath.WalkDir(filepath.Join(dir, "files"), func(path string, e fs.DirEntry, err error) error {
+		if err == nil && e.Type().IsRegular() {
+			files = append(files, path)
+		}
+		return err
+	})
+	if err != nil {
+		return nil, fmt.Errorf("damage: %w", err)
+	}
+	return files, nil
 }
 
 // DamageSegments flips a bit in a share, between 0 and 1, of the extents of the segments of the store at dir that

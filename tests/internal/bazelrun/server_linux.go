@@ -12,6 +12,7 @@ import (
 	"os"
 	"os/exec"
 	"regexp"
+	"runtime"
 	"strconv"
 	"strings"
 	"sync"
@@ -106,14 +107,23 @@ func StartServer(ctx context.Context, cfg ServerConfig) (*Server, error) {
 	// A group of its own, so that Ctrl-C at a terminal reaches the parent alone, which then stops the
 	// server in order. If the parent dies instead, nothing is left to stop it.
 	s.cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGTERM, Credential: cfg.User}
-	if err := s.cmd.Start(); err != nil {
+	started := make(chan error)
+	go func() {
+		// What is taken for the parent's death is that of the thread that started the server, and threads of a Go
+		// program end: this one lasts as long as the server.
+		runtime.LockOSThread()
+		defer runtime.UnlockOSThread()
+		err := s.cmd.Start()
+		started <- err
+		if err == nil {
+			s.err = s.cmd.Wait()
+			close(s.done)
+		}
+	}()
+	if err := <-started; err != nil {
 		return nil, fmt.Errorf("start cloister serve: %w", err)
 	}
 	s.PID = s.cmd.Process.Pid
-	go func() {
-		s.err = s.cmd.Wait()
-		close(s.done)
-	}()
 	select {
 	case s.Addr = <-banner.ready:
 		return s, nil
