@@ -137,7 +137,7 @@ func TestCheckerPassesAGoodServer(t *testing.T) {
 	checked := 0
 	for _, r := range inMemory() {
 		switch got := c.judge(t, r); {
-		case strings.HasPrefix(got.reason, "the server does not have "):
+		case strings.HasPrefix(got.reason, "needs "):
 		case got.outcome != pass:
 			t.Errorf("rule %d, %s: %s", r.number, r.title, got.reason)
 		default:
@@ -161,7 +161,7 @@ func TestCheckerFindsFaults(t *testing.T) {
 			c := behind(t, &f)
 			for _, n := range f.rules {
 				got := c.judge(t, byNumber[n])
-				if got.outcome != fail || strings.HasPrefix(got.reason, "the server does not have ") || strings.Contains(got.reason, panicked) {
+				if got.outcome != fail || strings.HasPrefix(got.reason, "needs ") || strings.Contains(got.reason, panicked) {
 					t.Errorf("rule %d, %s: got %s: %s; want that it fails", n, got.title, got.outcome, got.reason)
 				}
 			}

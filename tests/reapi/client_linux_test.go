@@ -144,6 +144,18 @@ func (c *client) in(t testing.TB) *client {
 	return &d
 }
 
+// until waits for done, a bounded time.
+func until(t testing.TB, what string, done func() bool) {
+	t.Helper()
+	for range 1000 {
+		if done() {
+			return
+		}
+		time.Sleep(10 * time.Millisecond)
+	}
+	t.Fatalf("after 10 s: not %s", what)
+}
+
 // put uploads a blob.
 func (c *client) put(b []byte) *repb.Digest {
 	c.Helper()

@@ -13,6 +13,9 @@ import (
 	"google.golang.org/protobuf/types/known/wrapperspb"
 )
 
+// large is a text that is not copied into the sandbox but mounted from the store.
+var large = strings.Repeat("0123456789abcdef", 8<<10)
+
 // own returns node properties.
 func own(mode uint32, s int64, ns int32) *repb.NodeProperties {
 	return &repb.NodeProperties{Mtime: &timestamppb.Timestamp{Seconds: s, Nanos: ns}, UnixMode: wrapperspb.UInt32(mode)}

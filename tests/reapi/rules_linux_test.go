@@ -99,7 +99,7 @@ func TestRules(t *testing.T) {
 	}
 	var c *client
 	if *endpoint == "" {
-		cfg := bazelrun.ServerConfig{Dir: filepath.Join(t.TempDir(), "store"), Binary: built.Path(t)}
+		cfg := bazelrun.ServerConfig{Dir: filepath.Join(t.TempDir(), "store"), Binary: built.Path(t), Jobs: 8} // most of what is executed sleeps
 		// Whatever was sent, every blob is what its name says.
 		t.Cleanup(func() {
 			if _, err := bazelrun.Verify(context.Background(), cfg); err != nil {
@@ -272,7 +272,7 @@ func (c *client) judge(t testing.TB, r rule) *result {
 		}
 		got.outcome, got.reason = fail, strings.Join(v.failures, "\n")
 	case v.lacks != "":
-		got.outcome, got.reason = unsupported, "the server does not have "+v.lacks
+		got.outcome, got.reason = unsupported, "needs "+v.lacks
 		if c.ours {
 			got.outcome = fail
 		}
@@ -362,7 +362,7 @@ func (v *verdict) Log(args ...any) {
 }
 func (v *verdict) Logf(format string, args ...any) { v.Log(fmt.Sprintf(format, args...)) }
 
-// Skip says what the server does not have, as in "the server does not have ...".
+// Skip says what the check needs and the server does not have, as in "needs ...".
 func (v *verdict) Skip(args ...any) {
 	v.mu.Lock()
 	v.lacks = cmp.Or(v.lacks, strings.TrimSuffix(fmt.Sprintln(args...), "\n"), "what the rule needs")

@@ -1,0 +1,333 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package reapi_test
+
+import (
+	"errors"
+	"fmt"
+	"path"
+	"slices"
+	"strings"
+	"time"
+
+	repb "github.com/bazelbuild/remote-apis/build/bazel/remote/execution/v2"
+	"github.com/cloister-build/cloister/cas"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/types/known/timestamppb"
+	"google.golang.org/protobuf/types/known/wrapperspb"
+)
+
+// environmentRules are those of what an action finds around it. The probe looks from inside.
+var environmentRules = []rule{
+	{98, "exec", "the input tree is exact", execution, exactTree},
+	{99, "exec", "inputs cannot be changed, and nothing else is there", execution, inputsStay},
+	{100, "exec", "parents of outputs exist, outputs do not", execution, parentsOfOutputs},
+	{101, "exec", "an input at the path of an output", execution, inputAtOutput},
+	{102, "exec", "how the program is found", execution, programFound},
+	{103, "exec", "environment variables are the command's", execution, commandsEnvironment},
+	{104, "exec", "descriptors, umask, signals, terminal", execution, processState},
+	{105, "exec", "temporary directories are new for each action", execution, newTemporaries},
+	{106, "exec", "no network but one's own", execution, noNetwork},
+	{107, "exec", "all processes end with the action", execution, daemonsEnd},
+	{108, "exec", "a timeout comes with a result", execution, timeoutResult},
+	{109, "exec", "a signal is an exit code", execution, signalCodes},
+	{110, "exec", "a failure of the server's is no exit code", aServer, serversFault},
+}
+
+func exactTree(c *client) {
+	long := strings.Repeat("l", 255)
+	files := map[string]file{
+		"a": {text: "A\n"}, "empty": {}, "dir/b": {text: "B\n"}, "dir/tool": {text: "#!\n", x: true}, "dir/big": {text: string(novel(300_000))},
+		"dir/bigtool": {text: string(novel(300_001)), x: true}, "no files/": {}, "dir/up": {link: "../a"}, "dangling": {link: "no/where"},
+		"dir/sub/deep/file": {text: "x"}, "spaces and\nlines": {text: "1"}, "-dash": {text: "2"}, "\u00fcml\u00e4ut": {text: "3"}, long: {text: "4"},
+	}
+	stdout, _ := c.succeed(job{steps: []string{"tree ."}, files: files})
+	got := c.entries(stdout)
+	want := map[string]file{"probe": c.probeFile()}
+	dirs := map[string]bool{}
+	for p, f := range files {
+		if p = strings.TrimSuffix(p, "/"); p == "no files" {
+			dirs[p] = true
+			continue
+		}
+		want[p] = f
+		for d := path.Dir(p); d != "."; d = path.Dir(d) {
+			dirs[d] = true
+		}
+	}
+	for p, f := range want {
+		e := got[p]
+		switch {
+		case f.link != "" && (e.Type != "l" || e.Target != f.link):
+			c.Errorf("%q: got %+v, want a symlink to %q", p, e, f.link)
+		case f.link == "" && (e.Type != "f" || e.SHA256 != cas.SHA256.Sum([]byte(f.text)).Hash()):
+			c.Errorf("%q: got %+v, want a file with %d bytes of its own", p, e, len(f.text))
+		case f.link == "" && e.Mode&0o100 != 0 != f.x:
+			c.Errorf("%q: got mode %o, want is_executable=%v", p, e.Mode, f.x)
+		case c.ours && f.link == "" && (e.Mode != map[bool]uint32{false: 0o444, true: 0o555}[f.x] || e.MTime != 1_000_000_000 || e.MTimeNanos != 0):
+			c.Errorf("%q: got %+v, want the mode and the time that every input has", p, e)
+		}
+	}
+	for d := range dirs {
+		if e := got[d]; e.Type != "d" {
+			c.Errorf("%q: got %+v, want a directory", d, e)
+		}
+	}
+	for p, e := range got {
+		if _, ok := want[p]; !ok && !dirs[p] && p != "." {
+			c.Errorf("%q: there is %+v, which is no input", p, e)
+		}
+	}
+	supported := c.caps.GetExecutionCapabilities().GetSupportedNodeProperties()
+	for _, property := range []string{"mtime", "unix_mode"} {
+		if slices.Contains(supported, property) {
+			c.inputProperties(property)
+		} else if c.ours {
+			c.Errorf("supported_node_properties %q: want %q among them", supported, property)
+		}
+	}
+	if c.ours {
+		nodeProperties(c)
+	}
+}
+
+// inputProperties checks that a node property of an input is what the action sees of it.
+func (c *client) inputProperties(property string) {
+	c.Helper()
+	when := timestamppb.New(time.Date(2001, 2, 3, 4, 5, 6, 0, time.UTC))
+	properties := &repb.NodeProperties{}
+	if property == "mtime" {
+		properties.Mtime = when
+	} else {
+		properties.UnixMode = wrapperspb.UInt32(0o640)
+	}
+	root := c.putProto(&repb.Directory{Files: []*repb.FileNode{
+		{Name: "big", Digest: c.put(novel(300_000)), NodeProperties: properties},
+		{Name: "plain", Digest: c.put(novel(10))},
+		{Name: "probe", Digest: c.put([]byte(c.probeFile().text)), IsExecutable: true},
+		{Name: "small", Digest: c.put(novel(10)), NodeProperties: properties},
+	}})
+	stdout, _ := c.succeed(job{steps: []string{"tree ."}, root: root})
+	all := c.entries(stdout)
+	for _, name := range []string{"big", "small"} {
+		if e := all[name]; property == "mtime" && e.MTime != when.Seconds || property == "unix_mode" && e.Mode != 0o640 {
+			c.Errorf("%s with %v: got %+v", name, properties, e)
+		}
+	}
+}
+
+func inputsStay(c *client) {
+	names := []string{"top", "dir/sub", "dir/big", "tool"}
+	files := map[string]file{
+		"top": {text: string(novel(100))}, "dir/sub": {text: string(novel(100))}, "dir/big": {text: string(novel(300_000))},
+		"tool": {text: string(novel(300_001)), x: true},
+	}
+	var steps []string
+	for _, n := range names {
+		steps = append(steps, "spoil "+n)
+	}
+	root := c.tree(withProbe(c, files))
+	stdout, _ := c.succeed(job{steps: steps, root: root, outputs: []string{"out", "dir/out"}})
+	if c.ours && stdout != strings.Repeat("kept\n", len(names)) {
+		c.Errorf("%q: got %q, want every input kept as it is", steps, stdout)
+	}
+	// Another action with the same inputs, and the store, have them as they were.
+	stdout, _ = c.succeed(job{steps: []string{"tree ."}, root: root})
+	all := c.entries(stdout)
+	for n, f := range files {
+		d := cas.SHA256.Sum([]byte(f.text))
+		if e := all[n]; e.SHA256 != d.Hash() {
+			c.Errorf("%s after another action tried to change it: got %+v, want digest %s", n, e, d.Hash())
+		}
+		c.get(d.Proto()) // compares
+	}
+	// Beside the working directory there is what the tree has, and nothing of others'.
+	stdout, _ = c.succeed(job{
+		steps: []string{"tree .."}, files: map[string]file{"w/in": {text: "x"}, "beside": {text: "y"}},
+		command: &repb.Command{WorkingDirectory: "w"},
+	})
+	var got []string
+	for p := range c.entries(stdout) {
+		got = append(got, p)
+	}
+	slices.Sort(got)
+	if want := []string{"..", "../beside", "../probe", "../w", "../w/in"}; !slices.Equal(got, want) {
+		c.Errorf("the input root has %q, want %q", got, want)
+	}
+	// Where one may write: the working directory, and where outputs are to be.
+	stdout, _ = c.succeed(job{
+		steps: []string{"write? undeclared", "write? ../o/p/undeclared"}, files: map[string]file{"w/in": {text: "x"}},
+		outputs: []string{"../o/p/out"}, command: &repb.Command{WorkingDirectory: "w"},
+	})
+	if stdout != "made\nmade\n" {
+		c.Errorf("undeclared files in the working directory and beside an output: got %q, want both made", stdout)
+	}
+}
+
+// withProbe adds the probe to an input tree.
+func withProbe(c *client, files map[string]file) map[string]file {
+	c.Helper()
+	files["probe"] = c.probeFile()
+	return files
+}
+
+func parentsOfOutputs(c *client) {
+	_, r := c.succeed(job{
+		steps: []string{"absent a/b/out", "absent w/d", "write a/b/out 1", "write top 2", "mkdir new", "rename new w/d"},
+		files: map[string]file{"w/in": {text: "x"}}, outputs: []string{"a/b/out", "top", "w/d"},
+	})
+	c.wantOutputs("output_paths", r, "directory w/d", "file a/b/out", "file top")
+	stdout, r := c.succeed(job{
+		steps:   []string{"exists p/q/d", "write p/q/beside 1", "mkdirs p/q/d", "write p/q/d/f 1", "write p/q/f 1"},
+		command: &repb.Command{OutputDirectories: []string{"p/q/d"}, OutputFiles: []string{"p/q/f"}},
+	})
+	oneOf(c, "whether a directory of output_directories is there at the start", stdout, "yes\n", "no\n")
+	c.wantOutputs("output_files and output_directories", r, "directory p/q/d", "file p/q/f")
+	// Between directories in which one may write things move by rename alone.
+	c.succeed(job{steps: []string{"write x 1", "rename x a/b/out"}, outputs: []string{"a/b/out"}})
+}
+
+func inputAtOutput(c *client) {
+	files := map[string]file{"f": {text: "old"}, "d/x": {text: "old"}, "d/keep": {text: "kept"}, "g": {text: "old"}}
+	_, r := c.succeed(job{
+		steps: []string{"write tmp new", "rename tmp f", "remove d/x", "write d/y made", "remove g", "write g again"},
+		files: files, outputs: []string{"d", "f", "g"},
+	})
+	c.wantOutputs("outputs over inputs", r, "directory d", "file f", "file g")
+	if f, g := c.file(r, "f"), c.file(r, "g"); f != "new" || g != "again" {
+		c.Errorf("outputs over inputs: got %q and %q, want what the action wrote", f, g)
+	}
+	if got := c.treeOf(r, "d"); !slices.Equal(got, []string{"keep", "y"}) {
+		c.Errorf("an output directory over an input: got %q, want keep and y", got)
+	}
+	// In its place, where a copy is the action's own.
+	a := c.try(job{steps: []string{"append f more"}, files: map[string]file{"f": {text: "old"}}, outputs: []string{"f"}})
+	if r := c.came("append", a).Result; r.GetExitCode() == 0 {
+		if got := c.file(r, "f"); got != "oldmore" {
+			c.Errorf("an input that was appended to: got %q, want oldmore", got)
+		}
+	} else if c.ours {
+		c.Errorf("an input at the path of an output could not be appended to: exit code %d", r.GetExitCode())
+	}
+}
+
+// treeOf returns the paths in an output directory, sorted.
+func (c *client) treeOf(r *repb.ActionResult, dir string) []string {
+	c.Helper()
+	for _, d := range r.GetOutputDirectories() {
+		if d.GetPath() != dir {
+			continue
+		}
+		var t repb.Tree
+		if err := proto.Unmarshal([]byte(c.get(d.GetTreeDigest())), &t); err != nil {
+			c.Fatalf("tree of %q: %v", dir, err)
+		}
+		paths, err := walk(&t)
+		if err != nil {
+			c.Fatalf("tree of %q: %v", dir, err)
+		}
+		return paths
+	}
+	c.Fatalf("the result has no output directory %q: %v", dir, r)
+	return nil
+}
+
+// walk returns the paths of a Tree, those of directories with a slash, or says what it lacks.
+func walk(t *repb.Tree) ([]string, error) {
+	children := map[string]*repb.Directory{}
+	for _, d := range t.GetChildren() {
+		_, digest, err := cas.MarshalProto(cas.SHA256, d)
+		if err != nil {
+			return nil, err
+		}
+		children[digest.Hash()] = d
+	}
+	type place struct {
+		prefix string
+		dir    *repb.Directory
+	}
+	var paths []string
+	const most = 1_000_000
+	for todo := []place{{"", t.GetRoot()}}; len(todo) > 0; {
+		at := todo[0]
+		todo = todo[1:]
+		for _, f := range at.dir.GetFiles() {
+			paths = append(paths, at.prefix+f.GetName())
+		}
+		for _, l := range at.dir.GetSymlinks() {
+			paths = append(paths, at.prefix+l.GetName())
+		}
+		for _, d := range at.dir.GetDirectories() {
+			child := children[d.GetDigest().GetHash()]
+			if child == nil {
+				return nil, fmt.Errorf("the child %s with digest %s is not in the Tree", at.prefix+d.GetName(), d.GetDigest().GetHash())
+			}
+			paths = append(paths, at.prefix+d.GetName()+"/")
+			todo = append(todo, place{at.prefix + d.GetName() + "/", child})
+		}
+		if len(paths) > most {
+			return nil, errors.New("the Tree has no end")
+		}
+	}
+	slices.Sort(paths)
+	return paths, nil
+}
+
+func programFound(c *client) {
+	files := map[string]file{"dir/tool": c.probeFile(), "data": {text: "no program\n"}}
+	for _, p := range []struct {
+		what, dir string
+		args      []string
+	}{
+		{"a path with ./", "", []string{"./dir/tool", "exit 3"}},
+		{"a path without ./", "", []string{"dir/tool", "exit 3"}},
+		{"a path from the working directory", "dir", []string{"./tool", "exit 3"}},
+		{"a path up from the working directory", "dir", []string{"../dir/tool", "exit 3"}},
+	} {
+		a := c.try(job{files: files, command: &repb.Command{Arguments: p.args, WorkingDirectory: p.dir}})
+		if r := c.came(p.what, a); r.Result.GetExitCode() != 3 {
+			c.Errorf("%s, %q in %q: got exit code %d, want 3", p.what, p.args, p.dir, r.Result.GetExitCode())
+		}
+	}
+	// The root is at a path of the server's, by which it may not be found the next time.
+	root := c.look(job{files: files}).Dir
+	for what, cmd := range map[string]*repb.Command{
+		"an absolute path":            {Arguments: []string{path.Join(root, "dir/tool"), "exit 3"}},
+		"a bare name in PATH":         {Arguments: []string{"tool", "exit 3"}, EnvironmentVariables: variables("PATH", "/nowhere:"+path.Join(root, "dir"))},
+		"a bare name, not here":       {Arguments: []string{"tool", "exit 3"}, WorkingDirectory: "dir"},
+		"a name that nobody has":      {Arguments: []string{"no-such-program"}},
+		"a path that nobody has":      {Arguments: []string{"./no-such-file"}},
+		"a file without the x":        {Arguments: []string{"./data"}},
+		"a directory":                 {Arguments: []string{"./dir"}},
+		"an x without being a format": {Arguments: []string{"./odd"}},
+		"a name in the default PATH":  {Arguments: []string{"false"}},
+	} {
+		want := map[string]int32{
+			"a name in the default PATH": 1,
+			"an absolute path":           3, "a bare name in PATH": 3, "a file without the x": 126, "a directory": 126, "an x without being a format": 126,
+		}[what]
+		if want == 0 {
+			want = 127
+		}
+		files := map[string]file{"dir/tool": c.probeFile(), "data": {text: "no program\n"}, "odd": {text: "\x00no format", x: true}}
+		j := job{files: files, command: cmd}
+		d := c.prepare(j)
+		a := c.request(d, nil)
+		if a.err != nil {
+			c.wantCode(what, a.err, codes.OK, codes.InvalidArgument, codes.FailedPrecondition)
+			continue
+		}
+		got := a.response.GetResult().GetExitCode()
+		if c.ours && got != want || got == 0 {
+			c.Errorf("%s, %q: got exit code %d, want %d", what, cmd.Arguments, got, want)
+		}
+		if c.ours && want >= 126 {
+			stderr := c.said(a.response.GetResult().GetStderrRaw(), a.response.GetResult().GetStderrDigest())
+			if !strings.Contains(stderr, cmd.Arguments[0]) {
+				c.Errorf("%s: got stderr %q, want one that names %q", what, stderr, cmd.Arguments[0])
+			}
+			c.notRecorded(what, d)
+		}
+	}
+}

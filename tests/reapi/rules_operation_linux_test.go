@@ -1,0 +1,401 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package reapi_test
+
+import (
+	"context"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"io"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"cloud.google.com/go/longrunning/autogen/longrunningpb"
+	repb "github.com/bazelbuild/remote-apis/build/bazel/remote/execution/v2"
+	"github.com/cloister-build/cloister/sandbox/sandboxtest"
+	"github.com/cloister-build/cloister/tests/internal/bazelrun"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/keepalive"
+	"google.golang.org/grpc/stats"
+	"google.golang.org/protobuf/proto"
+)
+
+// operationRules are those of the operation of an Execute, from its first message to after its end.
+var operationRules = []rule{
+	{88, "exec", "first message of an operation", execution, firstOperation},
+	{89, "exec", "stages and their order", execution, stagesInOrder},
+	{90, "exec", "an operation is done once, and last", execution, doneOnce},
+	{91, "exec", "signs of life while an action runs", execution, signsOfLife},
+	{92, "exec", "WaitExecution, before and after the end", execution, waiting92},
+	{93, "exec", "a client that leaves", execution, leaving},
+	{94, "exec", "hits of the action cache, and skipping it", execution, hitsAndSkips},
+	{95, "exec", "equal actions in flight are one", execution, merging},
+	{96, "exec", "do_not_cache", execution, notCached},
+	{97, "exec", "operations after a restart", aServer, lostOperations},
+}
+
+// stageOf decodes the metadata of a message.
+func stageOf(op *longrunningpb.Operation) (*repb.ExecuteOperationMetadata, error) {
+	m := &repb.ExecuteOperationMetadata{}
+	if err := op.GetMetadata().UnmarshalTo(m); err != nil {
+		return nil, fmt.Errorf("metadata of operation %q: %w", op.GetName(), err)
+	}
+	return m, nil
+}
+
+func firstOperation(c *client) {
+	d := c.prepare(job{steps: []string{"sleep 1s"}})
+	a := c.request(d, nil)
+	c.came("sleep", a)
+	first := a.ops[0]
+	m, err := stageOf(first)
+	if err != nil {
+		c.Fatal(err)
+	}
+	if first.GetName() == "" || first.GetDone() || m.GetStage() != repb.ExecutionStage_QUEUED && m.GetStage() != repb.ExecutionStage_CACHE_CHECK {
+		c.Errorf("first message: got %v with stage %v, want a name, and the stage CACHE_CHECK or QUEUED, while the action runs", first, m.GetStage())
+	}
+	if !proto.Equal(m.GetActionDigest(), d) {
+		c.Errorf("first message: got action %v, want %v", m.GetActionDigest(), d)
+	}
+	for _, op := range a.ops {
+		if op.GetName() != first.GetName() {
+			c.Errorf("the operation is called %q first, and %q later", first.GetName(), op.GetName())
+		}
+	}
+}
+
+func stagesInOrder(c *client) {
+	d := c.prepare(job{steps: []string{"sleep 500ms"}})
+	a := c.request(d, nil)
+	c.came("sleep", a)
+	var stages []repb.ExecutionStage_Value
+	for _, op := range a.ops {
+		m, err := stageOf(op)
+		if err != nil {
+			c.Errorf("after %v: %v", stages, err)
+			continue
+		}
+		if !proto.Equal(m.GetActionDigest(), d) {
+			c.Errorf("a message has the action %v, want %v", m.GetActionDigest(), d)
+		}
+		stages = append(stages, m.GetStage())
+	}
+	for i, s := range stages {
+		if s < repb.ExecutionStage_CACHE_CHECK || s > repb.ExecutionStage_COMPLETED {
+			c.Errorf("stages %v: %v is none", stages, s)
+		}
+		// Back to QUEUED is permitted: the worker may have been lost.
+		if i > 0 && s < stages[i-1] && s != repb.ExecutionStage_QUEUED {
+			c.Errorf("stages %v: %v after %v", stages, s, stages[i-1])
+		}
+	}
+	if c.ours && !slices.Contains(stages, repb.ExecutionStage_EXECUTING) {
+		c.Errorf("stages %v of an action that sleeps: want EXECUTING among them", stages)
+	}
+	if len(stages) == 0 || stages[len(stages)-1] != repb.ExecutionStage_COMPLETED {
+		c.Errorf("stages %v: want COMPLETED at the end", stages)
+	}
+}
+
+func doneOnce(c *client) {
+	for what, j := range map[string]job{
+		"a success":                 {steps: []string{"say x"}},
+		"a failure":                 {steps: []string{"exit 3"}},
+		"a timeout":                 {steps: []string{"sleep 1h"}, timeout: time.Second},
+		"an action that is refused": {outputs: []string{"/x"}},
+	} {
+		a := c.try(j)
+		if len(a.ops) == 0 { // refused as a call, which is an answer, too
+			if a.err == nil || what != "an action that is refused" {
+				c.Errorf("%s: got no operation, and %v", what, a.err)
+			}
+			continue
+		}
+		if a.response == nil {
+			c.Errorf("%s: the stream ended with %v after %d messages, want OK after an ExecuteResponse", what, a.err, len(a.ops))
+		}
+		for i, op := range a.ops {
+			m, err := stageOf(op)
+			if err != nil {
+				c.Errorf("%s: message %d: %v", what, i, err)
+				continue
+			}
+			last := i == len(a.ops)-1
+			if completed := m.GetStage() == repb.ExecutionStage_COMPLETED; completed != last || op.GetDone() != last {
+				c.Errorf("%s: message %d of %d has done=%v in the stage %v", what, i+1, len(a.ops), op.GetDone(), m.GetStage())
+			}
+			if op.GetError() != nil {
+				c.Errorf("%s: Operation.error is %v, want an ExecuteResponse with a status", what, op.GetError())
+			}
+		}
+	}
+}
+
+func signsOfLife(c *client) {
+	// Ours promises a message every 20 s, which is often enough for everybody.
+	sleep := 30 * time.Second
+	if !c.ours {
+		sleep = 75 * time.Second // one every 60 s
+	}
+	var wait sync.WaitGroup
+	wait.Go(c.pings)
+	ctx, cancel := context.WithTimeout(c.Context(), executeTime)
+	defer cancel()
+	began := time.Now()
+	s, err := c.open(ctx, c.prepare(job{steps: []string{"sleep " + sleep.String()}}), nil)
+	signs := 0
+	for err == nil {
+		var op *longrunningpb.Operation
+		// What comes at first is how the action came to run.
+		if op, err = s.Recv(); err == nil && !op.GetDone() && time.Since(began) > 10*time.Second {
+			signs++
+		}
+	}
+	if !errors.Is(err, io.EOF) || signs == 0 {
+		c.Errorf("an action that runs for %v: got %d messages meanwhile, %v, want some", sleep, signs, err)
+	}
+	wait.Wait()
+}
+
+// pings checks that a connection on which there is nothing but a ping every 10 s, the fastest that clients can be
+// told, is not ended for it. Servers that mind do so at the third.
+func (c *client) pings() {
+	address := *endpoint
+	if c.ours {
+		address = c.server.Addr
+	}
+	ends := &connections{}
+	d := dial(c.TB, address, grpc.WithStatsHandler(ends), grpc.WithKeepaliveParams(
+		keepalive.ClientParameters{Time: 10 * time.Second, Timeout: 20 * time.Second, PermitWithoutStream: true}))
+	d.instance = c.instance
+	d.still("a connection was made")
+	time.Sleep(36 * time.Second)
+	if n := ends.ended.Load(); n > 0 {
+		c.Errorf("a connection with a ping every 10 s was ended %d times", n)
+	}
+	d.still("pings")
+}
+
+// connections counts those that ended.
+type connections struct{ ended atomic.Int64 }
+
+func (*connections) TagRPC(ctx context.Context, _ *stats.RPCTagInfo) context.Context   { return ctx }
+func (*connections) HandleRPC(context.Context, stats.RPCStats)                         {}
+func (*connections) TagConn(ctx context.Context, _ *stats.ConnTagInfo) context.Context { return ctx }
+func (n *connections) HandleConn(_ context.Context, s stats.ConnStats) {
+	if _, ok := s.(*stats.ConnEnd); ok {
+		n.ended.Add(1)
+	}
+}
+
+// begin executes an action until it runs, and returns the name of its operation; leave ends the stream.
+func (c *client) begin(d *repb.Digest) (name string, s stream, leave func()) {
+	c.Helper()
+	ctx, cancel := context.WithTimeout(c.Context(), executeTime)
+	s, err := c.open(ctx, d, nil)
+	if err != nil {
+		cancel()
+		c.Fatal(err)
+	}
+	for {
+		op, err := s.Recv()
+		if err != nil {
+			cancel()
+			c.Fatalf("the operation ended before it ran: %v", err)
+		}
+		m, err := stageOf(op)
+		if err != nil || op.GetDone() {
+			cancel()
+			c.Fatalf("got %v, %v, want an action that runs", op, err)
+		}
+		if m.GetStage() == repb.ExecutionStage_EXECUTING {
+			return op.GetName(), s, cancel
+		}
+	}
+}
+
+func waiting92(c *client) {
+	for _, name := range []string{"no-such-operation", "operations/" + uuid(), fmt.Sprintf("%x", novel(16))} {
+		err := c.rejoin(c.resource("%s", name)).err
+		c.wantCode(fmt.Sprintf("WaitExecution of %q, which nobody began", name), err, codes.NotFound, codes.InvalidArgument)
+	}
+	name, s, leave := c.begin(c.prepare(job{steps: []string{"sleep 4s", "random 100 out"}, outputs: []string{"out"}}))
+	defer leave()
+	// The present state, at once: the action runs.
+	for range 3 {
+		ctx, cancel := context.WithTimeout(c.Context(), time.Minute)
+		w, err := c.exec.WaitExecution(ctx, &repb.WaitExecutionRequest{Name: name})
+		if err == nil {
+			var op *longrunningpb.Operation
+			if op, err = w.Recv(); err == nil && op.GetName() != name {
+				err = fmt.Errorf("got operation %q, want %q", op.GetName(), name)
+			}
+		}
+		cancel() // and the stream is opened again
+		if err != nil {
+			c.Errorf("WaitExecution of an action that runs: %v", err)
+		}
+	}
+	answers := make([]*answer, 30)
+	var all sync.WaitGroup
+	for i := range answers {
+		all.Go(func() { answers[i] = c.rejoin(name) })
+	}
+	first := c.came("Execute", answered(s, nil))
+	all.Wait()
+	for range 2 {
+		answers = append(answers, c.rejoin(name)) // after the end
+	}
+	for _, a := range answers {
+		if a.err != nil || !proto.Equal(a.response.GetResult(), first.Result) {
+			c.Errorf("WaitExecution: got %v, %v, want the result of Execute: %v", a.response.GetResult(), a.err, first.Result)
+		}
+	}
+}
+
+// mark is a duration to sleep by which an action is found among the processes of this machine.
+func mark() string {
+	b := novel(4)
+	return fmt.Sprintf("1h0.%dm", 1+binary.LittleEndian.Uint32(b))
+}
+
+func leaving(c *client) {
+	d := c.prepare(job{steps: []string{"sleep 3s", "random 100 out"}, outputs: []string{"out"}})
+	name, _, leave := c.begin(d)
+	leave()
+	time.Sleep(500 * time.Millisecond) // the server has seen it
+	a := c.rejoin(name)
+	if r := c.came("WaitExecution of an action whose client left", a); r.Result.GetExitCode() != 0 || len(r.Result.GetOutputFiles()) != 1 {
+		c.Errorf("an action whose client left and came back: got %v", r)
+	}
+	if !c.ours {
+		c.Log("what becomes of an action to which nobody comes back was not looked at, which needs a server of its own")
+		return
+	}
+	sleep := mark()
+	name, _, leave = c.begin(c.prepare(job{steps: []string{"sleep " + sleep}}))
+	alive := func() bool { return len(sandboxtest.Running(c, "sleep "+sleep)) > 0 }
+	until(c, "running", alive)
+	leave()
+	left := time.Now()
+	for alive() && time.Since(left) < 2*time.Minute {
+		time.Sleep(500 * time.Millisecond)
+	}
+	if after := time.Since(left); after < 50*time.Second {
+		c.Errorf("an action was cancelled %v after its client left, want a minute", after)
+	} else if alive() {
+		c.Errorf("an action runs %v after its client left, want it to be cancelled after a minute", after)
+	}
+	c.wantCode("WaitExecution of an action that was cancelled", c.rejoin(name).err, codes.Canceled)
+}
+
+func hitsAndSkips(c *client) {
+	j := job{steps: []string{"random 100 out"}, outputs: []string{"out"}}
+	d := c.prepare(j)
+	_, first := c.succeeded("the first", c.request(d, nil))
+	hit := c.came("the second", c.request(d, nil))
+	if !hit.GetCachedResult() || !proto.Equal(hit.Result, first) {
+		c.Errorf("the second execution: got cached_result=%v and %v, want a hit with %v", hit.GetCachedResult(), hit.Result, first)
+	}
+	again := c.came("skip_cache_lookup", c.request(d, func(r *repb.ExecuteRequest) { r.SkipCacheLookup = true }))
+	if again.GetCachedResult() || c.file(again.Result, "out") == c.file(first, "out") {
+		c.Errorf("skip_cache_lookup: got cached_result=%v and %v, want another run", again.GetCachedResult(), again.Result)
+	}
+	now, err := c.recorded(d)
+	if err != nil || c.file(now, "out") != c.file(again.Result, "out") {
+		c.Errorf("after skip_cache_lookup the action cache has %v, %v, want %v", now, err, again.Result)
+	}
+}
+
+// atOnce executes an action as often as n says, all of them while the first still runs.
+func (c *client) atOnce(d *repb.Digest, n int) []*answer {
+	answers := make([]*answer, n)
+	var all sync.WaitGroup
+	for i := range answers {
+		all.Go(func() { answers[i] = c.request(d, func(r *repb.ExecuteRequest) { r.SkipCacheLookup = true }) })
+	}
+	all.Wait()
+	return answers
+}
+
+func merging(c *client) {
+	answers := c.atOnce(c.prepare(job{steps: []string{"sleep 3s", "random 100 out"}, outputs: []string{"out"}}), 4)
+	first := c.came("the first", answers[0])
+	for _, a := range answers[1:] {
+		if r := c.came("another", a); !proto.Equal(r.Result, first.Result) {
+			c.Errorf("equal actions at once have different results: %v and %v", r.Result, first.Result)
+		}
+	}
+	// One leaves, and the other gets the result.
+	d := c.prepare(job{steps: []string{"sleep 3s", "random 100 out"}, outputs: []string{"out"}})
+	_, _, leave := c.begin(d)
+	_, s, leaveToo := c.begin(d)
+	defer leaveToo()
+	leave()
+	c.succeeded("an action of two clients of which one left", answered(s, nil))
+	if !c.ours {
+		c.Log("whether a more urgent request raises an action was not looked at, which needs a server of its own")
+		return
+	}
+	small := c.own(bazelrun.ServerConfig{Jobs: 1})
+	got := small.order([]contender{{"raised", 5}, {"other", 0}, {"raised", -5}})
+	if want := []string{"raised", "other"}; !slices.Equal(got, want) {
+		c.Errorf("executed in the order %q, want %q, since a more urgent request raises the first", got, want)
+	}
+}
+
+func notCached(c *client) {
+	j := job{
+		steps: []string{"sleep 1s", "random 100 out"}, outputs: []string{"out"},
+		change: func(a *repb.Action) { a.DoNotCache = true },
+	}
+	d := c.prepare(j)
+	if c.caps.GetCacheCapabilities().GetActionCacheUpdateCapabilities().GetUpdateEnabled() {
+		// Something for a lookup to find.
+		_, err := c.ac.UpdateActionResult(c.Context(), &repb.UpdateActionResultRequest{
+			InstanceName: c.instance, ActionDigest: d, ActionResult: &repb.ActionResult{StdoutRaw: []byte("recorded")},
+		})
+		if err != nil {
+			c.Logf("UpdateActionResult: %v", err)
+		}
+	}
+	answers := c.atOnce(d, 2)
+	answers = append(answers, c.request(d, nil))
+	seen := map[string]bool{}
+	for _, a := range answers {
+		_, r := c.succeeded("do_not_cache", a)
+		if a.response.GetCachedResult() {
+			c.Error("an action with do_not_cache was answered from the action cache")
+		}
+		seen[c.file(r, "out")] = true
+	}
+	if len(seen) != len(answers) {
+		c.Errorf("%d executions of an action with do_not_cache came from %d runs", len(answers), len(seen))
+	}
+	d = c.prepare(j)
+	c.succeeded("do_not_cache", c.request(d, nil))
+	c.notRecorded("an action with do_not_cache", d)
+}
+
+func lostOperations(c *client) {
+	old := c.own(bazelrun.ServerConfig{Jobs: 1})
+	d := old.prepare(job{steps: []string{"say x"}})
+	a := old.request(d, nil)
+	old.came("say", a)
+	ended := a.name()
+	sleep := mark()
+	running, _, leave := old.begin(old.prepare(job{steps: []string{"sleep " + sleep}}))
+	defer leave()
+	old.kill()
+	again := c.own(bazelrun.ServerConfig{Jobs: 1, Dir: old.dir})
+	for what, name := range map[string]string{"ran": running, "ended": ended} {
+		c.wantCode("WaitExecution of an operation that "+what+" before the restart", again.rejoin(name).err, codes.NotFound)
+	}
+	// And the client executes again.
+	again.came("Execute after the restart", again.request(d, nil))
+}

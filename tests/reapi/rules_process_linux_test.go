@@ -1,0 +1,241 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package reapi_test
+
+import (
+	"fmt"
+	"path/filepath"
+	"slices"
+	"strings"
+	"time"
+
+	repb "github.com/bazelbuild/remote-apis/build/bazel/remote/execution/v2"
+	"github.com/cloister-build/cloister/sandbox/sandboxtest"
+	"github.com/cloister-build/cloister/tests/internal/bazelrun"
+	"github.com/cloister-build/cloister/tests/reapi/probe/seen"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+)
+
+func commandsEnvironment(c *client) {
+	r := c.look(job{command: &repb.Command{EnvironmentVariables: variables("A", "x y", "EMPTY", "", "HOME", "/mine", "Z", "a=b\n")}})
+	if want := []string{
+		"A=x y", "EMPTY=", "HOME=/mine", "PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin", "TMPDIR=/tmp", "Z=a=b\n",
+	}; c.ours && !slices.Equal(r.Env, want) {
+		c.Errorf("got the environment %q, want %q", r.Env, want)
+	}
+	var more []string
+	names := map[string]bool{}
+	for _, v := range r.Env {
+		name, _, _ := strings.Cut(v, "=")
+		if names[name] {
+			c.Errorf("%s is there twice: %q", name, r.Env)
+		}
+		names[name] = true
+		if !slices.Contains([]string{"A", "EMPTY", "HOME", "Z"}, name) {
+			more = append(more, v)
+		}
+	}
+	for _, want := range []string{"A=x y", "EMPTY=", "HOME=/mine", "Z=a=b\n"} {
+		if !slices.Contains(r.Env, want) {
+			c.Errorf("got the environment %q, want %q in it", r.Env, want)
+		}
+	}
+	// Whether that is documented, and none of the worker's own, is for its author to say.
+	c.Logf("the server adds %q", more)
+	for _, want := range []string{"PATH=/mine", "TMPDIR=/mine"} {
+		name, value, _ := strings.Cut(want, "=")
+		if r := c.look(job{command: &repb.Command{EnvironmentVariables: variables(name, value)}}); !slices.Contains(r.Env, want) {
+			c.Errorf("got the environment %q, want %q of the command", r.Env, want)
+		}
+	}
+}
+
+func processState(c *client) {
+	r := c.look(job{})
+	if want := []int{0, 1, 2}; !slices.Equal(r.FDs, want) {
+		c.Errorf("descriptors %v are open, want %v", r.FDs, want)
+	}
+	if r.Stdin != 0 || r.TTY {
+		c.Errorf("%d bytes of stdin, terminal %v: want neither", r.Stdin, r.TTY)
+	}
+	if r.Umask != 0o022 {
+		c.Errorf("umask %03o, want 022", r.Umask)
+	}
+	if len(r.Ignored) > 0 || len(r.Blocked) > 0 {
+		c.Errorf("signals %v are ignored and %v blocked, want none, SIGPIPE (13) least of all", r.Ignored, r.Blocked)
+	}
+	again := c.look(job{})
+	if fmt.Sprint(r.Limits) != fmt.Sprint(again.Limits) {
+		c.Errorf("limits differ: %v, then %v", r.Limits, again.Limits)
+	}
+	c.Logf("limits: %v", r.Limits)
+}
+
+func newTemporaries(c *client) {
+	name := "left-" + uuid()
+	look := func() *seen.Report {
+		r := c.look(job{})
+		if !r.TempWorks {
+			c.Error("no file can be made in the directory for temporary files")
+		}
+		for _, names := range [][]string{r.Tmp, r.TempDir} {
+			if len(names) > 0 {
+				c.Errorf("/tmp has %q, the directory of TMPDIR %q: want both empty at the start", r.Tmp, r.TempDir)
+				break
+			}
+		}
+		return r
+	}
+	first := look()
+	c.succeed(job{steps: []string{"write? /tmp/" + name, "write? " + name, "write? /var/tmp/" + name, "write? /dev/shm/" + name}})
+	stdout, _ := c.succeed(job{steps: []string{"exists /tmp/" + name, "exists " + name, "exists /var/tmp/" + name, "exists /dev/shm/" + name}})
+	if stdout != strings.Repeat("no\n", 4) {
+		c.Errorf("what an action left in /tmp, its directory, /var/tmp and /dev/shm is there for the next: got %q", stdout)
+	}
+	second := look()
+	if first.Hostname != second.Hostname || first.UID != second.UID || first.GID != second.GID {
+		c.Errorf("host %q and user %d:%d, then %q and %d:%d: want constants", first.Hostname, first.UID, first.GID, second.Hostname, second.UID, second.GID)
+	}
+	c.Logf("host %q, user %d:%d, directory %s", first.Hostname, first.UID, first.GID, filepath.Clean(first.Dir))
+}
+
+func noNetwork(c *client) {
+	address := strings.TrimPrefix(c.conn.Target(), "passthrough:///")
+	stdout, _ := c.succeed(job{steps: []string{"report", "dial " + address, "dial 192.0.2.1:80"}})
+	text, dialled, _ := strings.Cut(stdout, "\n")
+	r := c.report(text)
+	if dialled != "unreachable\nunreachable\n" {
+		c.Errorf("the server itself, and an address that nobody has: got %q, want both unreachable", dialled)
+	}
+	for _, name := range r.Interfaces {
+		if name != "lo" {
+			c.Errorf("there are interfaces %q, want the loopback alone", r.Interfaces)
+			break
+		}
+	}
+	if !r.Loopback {
+		c.Error("an action cannot talk to itself by 127.0.0.1")
+	}
+}
+
+func daemonsEnd(c *client) {
+	life := mark()
+	a := c.try(job{steps: []string{"mkdir d", "daemon " + life + " d", "sleep 200ms", "say started"}, outputs: []string{"d"}})
+	stdout, r := c.succeeded("an action that leaves a daemon", a)
+	if stdout != "started\n" {
+		c.Errorf("an action that leaves a daemon: got stdout %q", stdout)
+	}
+	if names := c.treeOf(r, "d"); len(names) == 0 {
+		c.Error("the daemon wrote nothing while the action ran")
+	}
+	if c.ours {
+		if alive := sandboxtest.Running(c, life); len(alive) > 0 {
+			c.Errorf("alive after its action: %v", alive)
+		}
+	}
+}
+
+func timeoutResult(c *client) {
+	life := mark()
+	j := job{
+		steps:   []string{"say before", "write out partial", "mkdir d", "onterm told", "daemon " + life + " d", "sleep " + life},
+		outputs: []string{"out"}, timeout: 2 * time.Second,
+	}
+	d := c.prepare(j)
+	a := c.request(d, nil)
+	r := a.response
+	if a.code() != codes.DeadlineExceeded || r.GetResult() == nil {
+		c.Fatalf("a timeout: got %v with the result %v, want DEADLINE_EXCEEDED and a result", a.err, r.GetResult())
+	}
+	stdout := c.stdout(r.Result)
+	if !strings.HasPrefix(stdout, "before\n") || c.ours && stdout != "before\ntold\n" {
+		c.Errorf("a timeout: got stdout %q, want what was said before, and on SIGTERM", stdout)
+	}
+	if got := c.file(r.Result, "out"); got != "partial" {
+		c.Errorf("a timeout: got the output %q, want what was written before", got)
+	}
+	if m := r.Result.GetExecutionMetadata(); m.GetWorker() == "" || m.GetExecutionStartTimestamp() == nil {
+		c.Errorf("a timeout: got metadata %v, want when and by whom", m)
+	}
+	c.notRecorded("a timeout", d)
+	if c.ours {
+		if alive := sandboxtest.Running(c, life); len(alive) > 0 {
+			c.Errorf("alive after the timeout: %v", alive)
+		}
+	}
+	if !c.ours {
+		c.Log("whether time in the queue counts was not looked at, which needs a server of its own")
+		return
+	}
+	small := c.own(bazelrun.ServerConfig{Jobs: 1})
+	_, s, leave := small.begin(small.prepare(job{steps: []string{"sleep 4s"}}))
+	defer leave()
+	small.succeed(job{steps: []string{"sleep 500ms"}, timeout: 3 * time.Second})
+	small.succeeded("the one before", answered(s, nil))
+}
+
+func signalCodes(c *client) {
+	for _, signal := range []int{9, 15} {
+		j := job{steps: []string{fmt.Sprintf("kill %d", signal)}}
+		d := c.prepare(j)
+		r := c.came(j.steps[0], c.request(d, nil))
+		if got, want := r.Result.GetExitCode(), int32(128+signal); got != want {
+			c.Errorf("killed by signal %d: got exit code %d, want %d; stderr %q", signal, got, want, c.said(r.Result.GetStderrRaw(), r.Result.GetStderrDigest()))
+		}
+		if want := fmt.Sprintf("signal %d", signal); c.ours && !strings.Contains(r.GetMessage(), want) {
+			c.Errorf("killed by signal %d: got message %q, want one that says %q", signal, r.GetMessage(), want)
+		}
+		c.notRecorded(j.steps[0], d)
+	}
+	if !c.ours {
+		c.Log("the end by want of memory was not looked at: how it is limited is the server's business")
+		return
+	}
+	// One that a program in Go takes for its own crash.
+	r := c.run(job{command: &repb.Command{Arguments: []string{"/bin/sh", "-c", "kill -SEGV $$"}}})
+	if r.Result.GetExitCode() != 139 || !strings.Contains(r.GetMessage(), "signal 11") {
+		c.Errorf("killed by signal 11: got exit code %d, message %q", r.Result.GetExitCode(), r.GetMessage())
+	}
+	d := c.prepare(job{steps: []string{"memory 1000000000"}, change: func(a *repb.Action) {
+		a.Platform = &repb.Platform{Properties: []*repb.Platform_Property{{Name: "cloister-memory", Value: "64MiB"}}}
+	}})
+	r = c.came("memory", c.request(d, nil))
+	if r.Result.GetExitCode() != 137 || !strings.Contains(r.GetMessage(), "memory") || !strings.Contains(r.GetMessage(), "64.0 MiB") {
+		c.Errorf("more memory than permitted: got exit code %d, message %q, want 137 and the limit", r.Result.GetExitCode(), r.GetMessage())
+	}
+	c.notRecorded("an action that had too little memory", d)
+}
+
+func serversFault(c *client) {
+	c.tooSmall(func(what string, d *repb.Digest, a *answer) {
+		if a.response == nil {
+			c.Errorf("%s: the call failed with %v, want an ExecuteResponse with a status", what, a.err)
+		}
+		c.wantCode(what, a.err, codes.ResourceExhausted)
+		if r := a.response.GetResult(); r.GetExitCode() != 0 {
+			c.Errorf("%s: got exit code %d, of which the client concludes that the action failed", what, r.GetExitCode())
+		}
+	})
+	// A worker that is lost while it runs an action.
+	old := c.own(bazelrun.ServerConfig{Jobs: 1})
+	_, s, leave := old.begin(old.prepare(job{steps: []string{"sleep " + mark()}}))
+	defer leave()
+	old.kill()
+	if a := answered(s, nil); a.code() != codes.Unavailable {
+		c.Errorf("a worker that was killed: got %v, %v, want UNAVAILABLE", a.err, status.Code(a.err))
+	}
+}
+
+// tooSmall executes an action whose outputs have no room in the store.
+func (c *client) tooSmall(judge func(what string, d *repb.Digest, a *answer)) {
+	c.Helper()
+	small := c.own(bazelrun.ServerConfig{MaxSize: "16MiB", Args: []string{"--lease", "0"}})
+	d := small.prepare(job{
+		steps:   []string{"random 7000000 a", "random 7000000 b", "random 7000000 c"},
+		outputs: []string{"a", "b", "c"},
+	})
+	small.TB = c.TB
+	judge("outputs of 21 MB for a store of 16 MiB", d, small.request(d, nil))
+	small.notRecorded("outputs that have no room", d)
+}

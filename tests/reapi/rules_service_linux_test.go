@@ -1,0 +1,300 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package reapi_test
+
+import (
+	"context"
+	"errors"
+	"io"
+	"slices"
+	"strings"
+	"sync"
+	"syscall"
+	"time"
+
+	repb "github.com/bazelbuild/remote-apis/build/bazel/remote/execution/v2"
+	"github.com/cloister-build/cloister/cas"
+	"github.com/cloister-build/cloister/sandbox/sandboxtest"
+	"github.com/cloister-build/cloister/tests/internal/bazelrun"
+	bspb "google.golang.org/genproto/googleapis/bytestream"
+	"google.golang.org/grpc/codes"
+	healthpb "google.golang.org/grpc/health/grpc_health_v1"
+	reflectionpb "google.golang.org/grpc/reflection/grpc_reflection_v1"
+	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/proto"
+)
+
+// serviceRules are those of a server as such.
+var serviceRules = []rule{
+	{129, "service", "health and reflection", anything, healthAndReflection},
+	{130, "service", "draining, and the second signal", aServer, draining},
+	{131, "service", "callers and their rights", aServer, callersRights},
+	{132, "service", "kill -9, and blobs that are lost", aServer, lifeAndLoss},
+}
+
+// serving reports the health of a service.
+func (c *client) serving(service string) (healthpb.HealthCheckResponse_ServingStatus, error) {
+	ctx, cancel := context.WithTimeout(c.Context(), 30*time.Second)
+	defer cancel()
+	r, err := healthpb.NewHealthClient(c.conn).Check(ctx, &healthpb.HealthCheckRequest{Service: service})
+	return r.GetStatus(), err
+}
+
+func (c *client) drains() bool {
+	s, err := c.serving("")
+	return err == nil && s == healthpb.HealthCheckResponse_NOT_SERVING
+}
+
+func healthAndReflection(c *client) {
+	services := []string{""}
+	if c.ours {
+		services = []string{"", "build.bazel.remote.execution.v2.Execution", "google.bytestream.ByteStream"}
+	}
+	for _, service := range services {
+		if got, err := c.serving(service); err != nil || got != healthpb.HealthCheckResponse_SERVING {
+			c.Errorf("health of %q: got %v, %v, want SERVING", service, got, err)
+		}
+	}
+	ctx, cancel := context.WithTimeout(c.Context(), 30*time.Second)
+	defer cancel()
+	s, err := reflectionpb.NewServerReflectionClient(c.conn).ServerReflectionInfo(ctx)
+	var r *reflectionpb.ServerReflectionResponse
+	if err == nil {
+		if err = s.Send(&reflectionpb.ServerReflectionRequest{
+			MessageRequest: &reflectionpb.ServerReflectionRequest_ListServices{ListServices: "*"},
+		}); err == nil {
+			r, err = s.Recv()
+		}
+	}
+	var names []string
+	for _, service := range r.GetListServicesResponse().GetService() {
+		names = append(names, service.GetName())
+	}
+	if err != nil || !slices.Contains(names, "build.bazel.remote.execution.v2.ContentAddressableStorage") {
+		c.Errorf("reflection: got the services %q, %v", names, err)
+	}
+}
+
+func draining(c *client) {
+	drainLetsEnd(c.own(bazelrun.ServerConfig{Jobs: 2}))
+	secondSignal(c.own(bazelrun.ServerConfig{Jobs: 2}))
+}
+
+// stop tells the server to end and returns what will say how it did.
+func (c *client) stop() <-chan error {
+	*c.ended = true
+	stopped := make(chan error, 1)
+	go func() { stopped <- c.server.Stop() }()
+	return stopped
+}
+
+// drainLetsEnd: after SIGTERM what runs ends with its result, and what comes is told to come back.
+func drainLetsEnd(c *client) {
+	c.put(novel(10)) // a store with something in it
+	_, s, leave := c.begin(c.prepare(job{steps: []string{"sleep 4s", "write out done"}, outputs: []string{"out"}}))
+	defer leave()
+	later := c.prepare(job{steps: []string{"say later"}})
+	stopped := c.stop()
+	until(c, "draining", c.drains)
+	if a := c.request(later, nil); a.code() != codes.Unavailable {
+		c.Errorf("a new action while draining: got %v, want UNAVAILABLE", a.err)
+	}
+	r := c.came("the running action", answered(s, nil)).Result // the server is gone by now
+	if out := r.GetOutputFiles(); r.GetExitCode() != 0 || len(out) != 1 || out[0].GetDigest().GetHash() != cas.SHA256.Sum([]byte("done")).Hash() {
+		c.Errorf("the running action: got %v", r)
+	}
+	if err := <-stopped; err != nil {
+		c.Errorf("after draining: %v", err)
+	}
+}
+
+// secondSignal: nobody waits for an action that takes an hour.
+func secondSignal(c *client) {
+	sleep := mark()
+	_, s, leave := c.begin(c.prepare(job{steps: []string{"sleep " + sleep}}))
+	defer leave()
+	alive := func() bool { return len(sandboxtest.Running(c, "sleep "+sleep)) > 0 }
+	until(c, "running", alive)
+	stopped := c.stop()
+	until(c, "draining", c.drains)
+	if err := syscall.Kill(c.server.PID, syscall.SIGTERM); err != nil {
+		c.Fatal(err)
+	}
+	if a := answered(s, nil); a.code() != codes.Unavailable {
+		c.Errorf("the action: got %v, want UNAVAILABLE, so that its client asks again", a.err)
+	}
+	until(c, "ended with the server", func() bool { return !alive() })
+	if err := <-stopped; err != nil {
+		c.Errorf("after the second signal: %v", err)
+	}
+}
+
+func lifeAndLoss(c *client) {
+	// The server dies at each moment of an execution, while others run and store their outputs.
+	for what, stage := range map[string]repb.ExecutionStage_Value{
+		"when an action has come": repb.ExecutionStage_CACHE_CHECK, "when one runs": repb.ExecutionStage_EXECUTING, "when five have ended": repb.ExecutionStage_COMPLETED,
+	} {
+		c.killed(what, stage)
+	}
+	c.damaged()
+}
+
+// killed is kill -9 and a new life on the same directory: what was acknowledged is there, and nothing is half there.
+func (c *client) killed(what string, stage repb.ExecutionStage_Value) {
+	c.Helper()
+	const actions = 16
+	before := c.own(bazelrun.ServerConfig{Jobs: 2})
+	var todo []*repb.Digest
+	for range actions {
+		todo = append(todo, before.prepare(job{steps: []string{
+			"random 300000 d/1", "random 300000 d/2", "random 3000 d/3", "random 300000 d/4", "random 300000 d/5", "say x",
+		}, files: map[string]file{"d/": {}}, outputs: []string{"d"}}))
+	}
+	var (
+		mu           sync.Mutex
+		acknowledged = map[*repb.Digest]*repb.ActionResult{} // guarded by mu
+		all          sync.WaitGroup
+		moment       = make(chan struct{})
+		once         sync.Once
+	)
+	for _, d := range todo {
+		all.Go(func() {
+			ctx, cancel := context.WithTimeout(c.Context(), executeTime)
+			defer cancel()
+			s, err := before.open(ctx, d, nil)
+			if err != nil {
+				return
+			}
+			if stage != repb.ExecutionStage_COMPLETED && awaitStage(s, stage) {
+				once.Do(func() { close(moment) })
+			}
+			if a := answered(s, nil); a.err == nil {
+				mu.Lock()
+				defer mu.Unlock()
+				if acknowledged[d] = a.response.GetResult(); len(acknowledged) == 5 {
+					once.Do(func() { close(moment) })
+				}
+			}
+		})
+	}
+	select {
+	case <-moment:
+	case <-time.After(time.Minute):
+		c.Errorf("%s: the moment did not come", what)
+	}
+	before.kill()
+	all.Wait()
+
+	after := c.own(bazelrun.ServerConfig{Jobs: 2, Dir: before.dir})
+	for _, d := range todo {
+		got, err := after.recorded(d)
+		if want := acknowledged[d]; want != nil && (err != nil || !proto.Equal(got, want)) {
+			c.Errorf("%s: an action was acknowledged with %v, and after the restart there is %v, %v", what, want, got, err)
+		}
+		if err == nil {
+			for _, b := range after.blobsOf(got) {
+				after.get(b) // compares
+			}
+		}
+		after.came(what+", after the restart", after.request(d, nil))
+	}
+}
+
+// damaged takes blobs from a store, and flips bits in others, while a client builds as Bazel does.
+func (c *client) damaged() {
+	c.Helper()
+	const actions = 12
+	s := c.own(bazelrun.ServerConfig{Jobs: 2})
+	var jobs []job
+	for range actions {
+		jobs = append(jobs, job{
+			steps: []string{"copy in/a a", "copy in/b b"}, outputs: []string{"a", "b"}, same: true,
+			files: map[string]file{"in/a": {text: string(novel(2_000_000))}, "in/b": {text: string(novel(5_000))}},
+		})
+	}
+	build := func(s *client) {
+		for _, j := range jobs {
+			s.likeBazel(j)
+		}
+	}
+	build(s)
+	rnd := seeded(132)
+	for range 2 {
+		if err := bazelrun.LoseFiles(s.dir, rnd, 0.4); err != nil {
+			c.Fatal(err)
+		}
+		build(s)
+	}
+	// What a life of serve has verified it does not read again for every action: bits flip between two.
+	if err := <-s.stop(); err != nil {
+		c.Fatal(err)
+	}
+	if _, _, err := bazelrun.DamageFiles(s.dir, rnd, 0.4); err != nil {
+		c.Fatal(err)
+	}
+	if _, err := bazelrun.DamageSegments(s.dir, rnd, 0.2); err != nil {
+		c.Fatal(err)
+	}
+	build(c.own(bazelrun.ServerConfig{Jobs: 2, Dir: s.dir}))
+}
+
+// likeBazel brings an action that copies its inputs to the end that its outputs are here and right, whatever the
+// server has lost.
+func (c *client) likeBazel(j job) {
+	c.Helper()
+	skip := false
+	var why []string
+	for range 8 {
+		d := c.prepare(j) // with all its blobs: those that are there cost no more than a look
+		a := c.request(d, func(r *repb.ExecuteRequest) { r.SkipCacheLookup = skip })
+		if a.err != nil {
+			// Retried by Bazel: what is missing, after another upload, and what says of itself that it may pass.
+			if _, err := missingOf(a.err); err != nil && !slices.Contains([]codes.Code{
+				codes.Unavailable, codes.Internal, codes.ResourceExhausted, codes.Aborted, codes.Unknown, codes.Canceled, codes.DeadlineExceeded,
+			}, a.code()) {
+				c.Fatalf("Execute, of a build in which blobs are lost: %v", a.err)
+			}
+			why = append(why, a.err.Error())
+			continue
+		}
+		if n := a.response.GetResult().GetExitCode(); n != 0 {
+			c.Fatalf("an action failed with exit code %d since blobs were lost: %s", n, a.response.GetMessage())
+		}
+		lost := false
+		for _, f := range a.response.GetResult().GetOutputFiles() {
+			text, err := c.download(f.GetDigest())
+			if status.Code(err) == codes.NotFound {
+				lost = true
+			} else if err != nil || text != j.files["in/"+f.GetPath()].text {
+				c.Fatalf("output %s: got %d bytes, %v, want those of the input", f.GetPath(), len(text), err)
+			}
+		}
+		if !lost {
+			return
+		}
+		why = append(why, "an output is lost")
+		skip = true // Bazel builds again what it cannot download
+	}
+	c.Fatalf("a build in which blobs are lost did not come to an end: %q", why)
+}
+
+// download returns a blob, or the error of the server.
+func (c *client) download(d *repb.Digest) (string, error) {
+	ctx, cancel := context.WithTimeout(c.Context(), time.Minute)
+	defer cancel()
+	r, err := c.bs.Read(ctx, &bspb.ReadRequest{ResourceName: c.resource("blobs/%s/%d", d.GetHash(), d.GetSizeBytes())})
+	var b strings.Builder
+	for err == nil {
+		var m *bspb.ReadResponse
+		if m, err = r.Recv(); err == nil {
+			b.Write(m.GetData())
+		}
+	}
+	if !errors.Is(err, io.EOF) {
+		return "", err
+	}
+	if got := cas.SHA256.Sum([]byte(b.String())); got.Hash() != d.GetHash() {
+		return "", errors.New("the content is not what the digest says")
+	}
+	return b.String(), nil
+}

@@ -1,0 +1,416 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package reapi_test
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"slices"
+	"strings"
+	"time"
+
+	repb "github.com/bazelbuild/remote-apis/build/bazel/remote/execution/v2"
+	"github.com/cloister-build/cloister/cas"
+	resourceusagepb "github.com/cloister-build/cloister/proto/buildbarn/resourceusage"
+	cloisterpb "github.com/cloister-build/cloister/proto/cloister/v1"
+	bspb "google.golang.org/genproto/googleapis/bytestream"
+	"google.golang.org/grpc/codes"
+	headers "google.golang.org/grpc/metadata"
+	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/types/known/timestamppb"
+)
+
+func exactStreams(c *client) {
+	r := c.run(job{steps: []string{"bytes 6100ff620d0a", "ebytes 65fe72", "exit 7"}})
+	stdout, stderr := c.stdout(r.Result), c.said(r.Result.GetStderrRaw(), r.Result.GetStderrDigest())
+	if stdout != "a\x00\xffb\r\n" || stderr != "e\xfer" || r.Result.GetExitCode() != 7 {
+		c.Errorf("got exit code %d, stdout %q, stderr %q", r.Result.GetExitCode(), stdout, stderr)
+	}
+	const line = "0123456789abcde\n"
+	stdout, _ = c.succeed(job{steps: []string{"repeat 500000 " + line}})
+	if want := strings.Repeat(line, 500_000); stdout != want {
+		c.Errorf("8 MB of stdout: got %d bytes, want %d that are the same", len(stdout), len(want))
+	}
+	_, result := c.succeed(job{steps: []string{"bytes "}})
+	if c.ours && (result.GetStdoutDigest().GetHash() != cas.SHA256.Sum(nil).Hash() || result.GetStderrDigest() == nil) {
+		c.Errorf("silence: got digests %v and %v, want those of the empty blob", result.GetStdoutDigest(), result.GetStderrDigest())
+	}
+	stdout, _ = c.succeed(job{steps: []string{"repeat 2500000 " + line}})
+	whole := strings.Repeat(line, 2_500_000)
+	kept := 0
+	for kept < len(stdout) && kept < len(whole) && stdout[kept] == whole[kept] {
+		kept++
+	}
+	if stdout == whole {
+		return
+	}
+	c.Logf("40 MB of stdout: kept %d bytes and said %q", kept, stdout[kept:min(len(stdout), kept+200)])
+	if kept < 1<<20 || len(stdout) == kept || len(stdout) > kept+1000 {
+		c.Errorf("40 MB of stdout: got %d bytes, the first %d of which are the same, want all, or a notice", len(stdout), kept)
+	}
+}
+
+// blobsOf returns what a result refers to, Trees with what they hold.
+func (c *client) blobsOf(r *repb.ActionResult) (all []*repb.Digest) {
+	c.Helper()
+	for _, f := range r.GetOutputFiles() {
+		all = append(all, f.GetDigest())
+	}
+	for _, d := range []*repb.Digest{r.GetStdoutDigest(), r.GetStderrDigest()} {
+		if d != nil {
+			all = append(all, d)
+		}
+	}
+	for _, o := range r.GetOutputDirectories() {
+		all = append(all, o.GetTreeDigest())
+		var t repb.Tree
+		if err := proto.Unmarshal([]byte(c.get(o.GetTreeDigest())), &t); err != nil {
+			c.Fatal(err)
+		}
+		for _, d := range append(t.GetChildren(), t.GetRoot()) {
+			for _, f := range d.GetFiles() {
+				all = append(all, f.GetDigest())
+			}
+		}
+	}
+	return all
+}
+
+func completeResult(c *client) {
+	for range 5 {
+		d := c.prepare(job{
+			steps:   []string{"mkdirs d/e", "random 100 a", "random 2000000 b", "random 1000 d/c", "random 300000 d/e/f", "say x", "ebytes 65"},
+			outputs: []string{"a", "b", "d"},
+		})
+		_, r := c.succeeded("an action with outputs", c.request(d, nil))
+		blobs := c.blobsOf(r)
+		missing, err := c.absent(c.Context(), blobs...)
+		if err != nil || len(missing) > 0 || len(blobs) < 7 {
+			c.Errorf("when an action with %d blobs was done, %v were missing, %v", len(blobs), missing, err)
+		}
+		got, err := c.recorded(d)
+		if err != nil || !proto.Equal(got, r) {
+			c.Errorf("when an action was done, the action cache had %v, %v, want %v", got, err, r)
+		}
+	}
+	if c.ours {
+		// What has no room is not told as a result.
+		c.tooSmall(func(what string, _ *repb.Digest, a *answer) {
+			if a.err == nil || a.response.GetResult() != nil {
+				c.Errorf("%s: got %v, %v, want an error and no result", what, a.err, a.response.GetResult())
+			}
+		})
+	}
+}
+
+func recordedResults(c *client) {
+	fine := c.prepare(job{steps: []string{"write out 1"}, outputs: []string{"out"}})
+	_, r := c.succeeded("a success", c.request(fine, nil))
+	if got, err := c.recorded(fine); err != nil || !proto.Equal(got, r) {
+		c.Errorf("a success: the action cache has %v, %v, want %v", got, err, r)
+	}
+	bad := c.prepare(job{steps: []string{"write out 1", "exit 5"}, outputs: []string{"out"}})
+	if r := c.came("a failure", c.request(bad, nil)); r.Result.GetExitCode() != 5 || len(r.Result.GetOutputFiles()) != 1 {
+		c.Errorf("a failure: got %v, want exit code 5 and its output", r.Result)
+	}
+	c.notRecorded("a failure", bad)
+	if r := c.came("a failure again", c.request(bad, nil)); r.GetCachedResult() {
+		c.Error("a failure was served from the action cache")
+	}
+	private := c.prepare(job{steps: []string{"write out 1"}, outputs: []string{"out"}, change: func(a *repb.Action) { a.DoNotCache = true }})
+	c.succeeded("do_not_cache", c.request(private, nil))
+	c.notRecorded("do_not_cache", private)
+}
+
+func executionMetadata(c *client) {
+	before := time.Now()
+	_, r := c.succeed(job{steps: []string{"sleep 50ms", "write out 1"}, outputs: []string{"out"}})
+	m := r.GetExecutionMetadata()
+	if m.GetWorker() == "" {
+		c.Errorf("the worker has no name: %v", m)
+	}
+	times := []struct {
+		name string
+		at   *timestamppb.Timestamp
+	}{
+		{"queued", m.GetQueuedTimestamp()}, {"worker_start", m.GetWorkerStartTimestamp()},
+		{"input_fetch_start", m.GetInputFetchStartTimestamp()}, {"input_fetch_completed", m.GetInputFetchCompletedTimestamp()},
+		{"execution_start", m.GetExecutionStartTimestamp()}, {"execution_completed", m.GetExecutionCompletedTimestamp()},
+		{"output_upload_start", m.GetOutputUploadStartTimestamp()}, {"output_upload_completed", m.GetOutputUploadCompletedTimestamp()},
+		{"worker_completed", m.GetWorkerCompletedTimestamp()},
+	}
+	for i, t := range times {
+		switch {
+		case t.at == nil || t.at.AsTime().Unix() == 0:
+			c.Errorf("%s_timestamp is not set", t.name)
+		case i > 0 && t.at.AsTime().Before(times[i-1].at.AsTime()):
+			c.Errorf("%s_timestamp %v is before %s_timestamp %v", t.name, t.at.AsTime(), times[i-1].name, times[i-1].at.AsTime())
+		}
+	}
+	if q := m.GetQueuedTimestamp().AsTime(); q.Sub(before).Abs() > 24*time.Hour {
+		c.Errorf("queued_timestamp %v is far from the time of this machine, %v", q, before)
+	}
+	wall := m.GetExecutionCompletedTimestamp().AsTime().Sub(m.GetExecutionStartTimestamp().AsTime())
+	if v := m.GetVirtualExecutionDuration().AsDuration(); wall < 50*time.Millisecond || v > wall || v < 0 {
+		c.Errorf("executed for %v, virtually for %v, want at least the 50 ms that it slept, and no more virtually", wall, v)
+	}
+	for _, a := range m.GetAuxiliaryMetadata() {
+		if a.GetTypeUrl() == "" {
+			c.Errorf("auxiliary metadata without a type: %v", a)
+		}
+	}
+	if c.ours {
+		c.ownMetadata(m)
+	}
+}
+
+// ownMetadata checks what a server of ours says beyond the API.
+func (c *client) ownMetadata(m *repb.ExecutedActionMetadata) {
+	c.Helper()
+	if len(m.GetAuxiliaryMetadata()) != 2 {
+		c.Fatalf("auxiliary metadata: got %v, want an Execution and a POSIXResourceUsage", m.GetAuxiliaryMetadata())
+	}
+	var x cloisterpb.Execution
+	if err := m.AuxiliaryMetadata[0].UnmarshalTo(&x); err != nil {
+		c.Fatal(err)
+	}
+	if x.Sandbox.GetTier() != "full" || len(x.Sandbox.GetLayers()) == 0 || x.SpecHash == "" || x.Usage.GetPeakResidentBytes() == 0 {
+		c.Errorf("auxiliary metadata: got %v", &x)
+	}
+	// What Buildbarn's browser reads.
+	var posix resourceusagepb.POSIXResourceUsage
+	if err := m.AuxiliaryMetadata[1].UnmarshalTo(&posix); err != nil || posix.MaximumResidentSetSize == 0 {
+		c.Errorf("resource usage: got %v, %v", &posix, err)
+	}
+}
+
+func keptMetadata(c *client) {
+	d := c.prepare(job{steps: []string{"write out 1"}, outputs: []string{"out"}})
+	_, first := c.succeeded("the first", c.request(d, nil))
+	second := c.came("the second", c.request(d, nil))
+	if !second.GetCachedResult() || !proto.Equal(second.Result.GetExecutionMetadata(), first.GetExecutionMetadata()) {
+		c.Errorf("the second execution: got cached_result=%v and metadata %v, want %v of the first", second.GetCachedResult(), second.Result.GetExecutionMetadata(), first.GetExecutionMetadata())
+	}
+	if got, err := c.recorded(d); err != nil || !proto.Equal(got.GetExecutionMetadata(), first.GetExecutionMetadata()) {
+		c.Errorf("GetActionResult: got metadata %v, %v, want %v", got.GetExecutionMetadata(), err, first.GetExecutionMetadata())
+	}
+	answers := c.atOnce(c.prepare(job{steps: []string{"sleep 1s", "random 100 out"}, outputs: []string{"out"}}), 2)
+	a, b := c.came("one", answers[0]), c.came("other", answers[1])
+	if x, y := marshalled(c, a.Result), marshalled(c, b.Result); !bytes.Equal(x, y) {
+		c.Errorf("two executions that were one have the results %v and %v", a.Result, b.Result)
+	}
+}
+
+func marshalled(c *client, m proto.Message) []byte {
+	c.Helper()
+	b, _ := encoded(c, m)
+	return b
+}
+
+func neverEmpty(c *client) {
+	d := c.prepare(job{steps: []string{"bytes "}})
+	r := c.came("an action that does nothing", c.request(d, nil))
+	if proto.Size(r.Result) == 0 {
+		c.Error("the result of an action that does nothing has no field set")
+	}
+	if got, err := c.recorded(d); err != nil || proto.Size(got) == 0 {
+		c.Errorf("GetActionResult of an action that does nothing: got %v, %v, want one with a field set", got, err)
+	}
+	// Siso refuses a success without any of its outputs.
+	r = c.run(job{steps: []string{"bytes "}, outputs: []string{"never", "nowhere"}})
+	if r.Result.GetExitCode() != 0 {
+		c.Errorf("a success without its outputs: got exit code %d", r.Result.GetExitCode())
+	}
+	if c.ours && !strings.Contains(r.GetMessage(), "output") {
+		c.Errorf("a success without any of its outputs: got message %q, want a warning", r.GetMessage())
+	}
+}
+
+func inlinedOutputs(c *client) {
+	d := c.prepare(job{
+		steps:   []string{"say on stdout", "ebytes 6f6e20737464657272", "write small inlined", "random 3000000 large", "random 3000000 larger"},
+		outputs: []string{"large", "larger", "small"},
+	})
+	ask := func(r *repb.ExecuteRequest) {
+		r.InlineStdout, r.InlineStderr, r.InlineOutputFiles = true, true, []string{"small", "large", "larger"}
+	}
+	for _, what := range []string{"a run", "a hit"} {
+		a := c.request(d, ask)
+		r := c.came(what, a)
+		if n := proto.Size(a.ops[len(a.ops)-1]); n > 4<<20 {
+			c.Errorf("%s: the last message has %d bytes, more than clients take", what, n)
+		}
+		if got := c.stdout(r.Result); got != "on stdout\n" || c.ours && len(r.Result.GetStdoutRaw()) == 0 {
+			c.Errorf("%s: got stdout %q, inline %q", what, got, r.Result.GetStdoutRaw())
+		}
+		if c.ours && string(r.Result.GetStderrRaw()) != "on stderr" {
+			c.Errorf("%s: got stderr %q inline", what, r.Result.GetStderrRaw())
+		}
+		for _, f := range r.Result.GetOutputFiles() {
+			if len(f.GetContents()) > 0 && string(f.GetContents()) != c.get(f.GetDigest()) {
+				c.Errorf("%s: the contents of %s are not what its digest says", what, f.GetPath())
+			}
+			if f.GetDigest() == nil {
+				c.Errorf("%s: %s has no digest beside its contents", what, f.GetPath())
+			}
+			if c.ours && f.GetPath() == "small" && string(f.GetContents()) != "inlined" {
+				c.Errorf("%s: small has the contents %q", what, f.GetContents())
+			}
+		}
+	}
+	// Twenty thousand outputs are below the limit, and all of them are there.
+	var outputs []string
+	for i := range 20_000 {
+		outputs = append(outputs, fmt.Sprintf("d/%d", i))
+	}
+	slices.Sort(outputs)
+	d = c.prepare(job{steps: []string{"files 20000 d"}, outputs: outputs})
+	a := c.request(d, func(r *repb.ExecuteRequest) { r.InlineOutputFiles = outputs })
+	_, r := c.succeeded("20,000 outputs", a)
+	if n := proto.Size(a.ops[len(a.ops)-1]); len(r.GetOutputFiles()) != 20_000 || n > 4<<20 {
+		c.Errorf("got %d of 20,000 outputs in %d bytes", len(r.GetOutputFiles()), n)
+	}
+}
+
+func serverLogs(c *client) {
+	steps := []string{"dial 192.0.2.1:80", "exit 1"}
+	r := c.run(job{steps: steps})
+	if c.ours && len(r.GetServerLogs()) == 0 {
+		c.Error("an action that tried to reach the network has no server log")
+	}
+	for name, l := range r.GetServerLogs() {
+		text := c.get(l.GetDigest()) // it is there
+		if c.ours && (!l.GetHumanReadable() || !strings.Contains(text, "192.0.2.1")) {
+			c.Errorf("server log %s: human_readable=%v, %q", name, l.GetHumanReadable(), text)
+		}
+	}
+}
+
+func messages(c *client) {
+	var told *answer
+	c.tooSmall(func(what string, d *repb.Digest, a *answer) {
+		told = a
+		for _, part := range []string{"worker", "operation " + a.name(), "action", d.GetHash()} {
+			if text := a.response.GetMessage(); !strings.Contains(text, part) {
+				c.Errorf("%s: got message %q, want one that says %q", what, text, part)
+			}
+		}
+	})
+	failed := c.run(job{steps: []string{"exit 4"}})
+	if text := failed.GetMessage(); !strings.Contains(text, "exit code 4") || !strings.Contains(text, "cloister run --action") {
+		c.Errorf("a failure: got message %q, want the exit code and how to run it again", text)
+	}
+	for _, text := range []string{told.response.GetMessage(), failed.GetMessage()} {
+		if n := strings.Count(text, "\n"); n > 10 || len(text) > 10_000 {
+			c.Errorf("a message has %d lines and %d bytes", n+1, len(text))
+		}
+	}
+}
+
+func liveOutput(c *client) {
+	d := c.prepare(job{steps: []string{"say first", "ebytes 6c6f67", "sleep 4s", "say last"}})
+	ctx, cancel := context.WithTimeout(c.Context(), executeTime)
+	defer cancel()
+	s, err := c.open(ctx, d, nil)
+	if err != nil {
+		c.Fatal(err)
+	}
+	var stdout, stderr string
+	for stdout == "" {
+		op, err := s.Recv()
+		if err != nil {
+			c.Fatalf("before there was a name of a stream: %v", err)
+		}
+		m, err := stageOf(op)
+		if err != nil {
+			c.Fatal(err)
+		}
+		if op.GetDone() {
+			c.Skip("stdout_stream_name")
+		}
+		stdout, stderr = m.GetStdoutStreamName(), m.GetStderrStreamName()
+	}
+	type read struct {
+		text string
+		err  error
+	}
+	whole := make(chan read, 2)
+	firstLine := make(chan error, 1)
+	for _, name := range []string{stdout, stderr} {
+		go func() {
+			var text []byte
+			r, err := c.bs.Read(ctx, &bspb.ReadRequest{ResourceName: name})
+			for told := false; err == nil; {
+				var m *bspb.ReadResponse
+				if m, err = r.Recv(); err == nil {
+					text = append(text, m.GetData()...)
+				}
+				if name == stdout && !told && (err != nil || bytes.Contains(text, []byte("first\n"))) {
+					told = true
+					firstLine <- err
+				}
+			}
+			if errors.Is(err, io.EOF) {
+				err = nil
+			}
+			whole <- read{name + " " + string(text), err}
+		}()
+	}
+	ended := make(chan *answer, 1)
+	go func() { ended <- answered(s, nil) }()
+	// The action sleeps after the line; that it is read before the end does not depend on how long.
+	select {
+	case err := <-firstLine:
+		if err != nil {
+			c.Errorf("ByteStream.Read of %s ended with %v before the first line", stdout, err)
+		}
+	case a := <-ended:
+		ended <- a
+		c.Errorf("the action ended, and its first line had not been read")
+	}
+	_, r := c.succeeded("an action that prints", <-ended)
+	want := map[string]bool{stdout + " " + c.stdout(r): true, stderr + " " + c.said(r.GetStderrRaw(), r.GetStderrDigest()): true}
+	for range 2 {
+		if got := <-whole; got.err != nil || !want[got.text] {
+			c.Errorf("ByteStream.Read: got %q, %v, want one of %v", got.text, got.err, want)
+		}
+	}
+	w, err := c.bs.Write(ctx)
+	if err == nil {
+		if err = w.Send(&bspb.WriteRequest{ResourceName: stdout, Data: []byte("x"), FinishWrite: true}); err == nil || errors.Is(err, io.EOF) {
+			_, err = w.CloseAndRecv()
+		}
+	}
+	c.wantCode("ByteStream.Write to "+stdout, err, codes.InvalidArgument)
+}
+
+func requestMetadata(c *client) {
+	const header = "build.bazel.remote.execution.v2.requestmetadata-bin"
+	valid, err := proto.Marshal(&repb.RequestMetadata{
+		ToolDetails: &repb.ToolDetails{ToolName: "conformance", ToolVersion: "1"}, ActionId: "a", ToolInvocationId: uuid(),
+		CorrelatedInvocationsId: uuid(), ActionMnemonic: "Mnemonic", TargetId: "//x:y", ConfigurationId: "c",
+	})
+	if err != nil {
+		c.Fatal(err)
+	}
+	unknown := append(slices.Clone(valid), 0xfa, 0x3f, 2, 'x', 'y') // field 1023
+	for what, values := range map[string][]string{
+		"none": nil, "a valid one": {string(valid)}, "an empty one": {""}, "one that is none": {string(garbage())},
+		"one with an unknown field": {string(unknown)}, "two": {string(valid), string(valid)}, "a long one": {strings.Repeat("\xff", 4000)},
+	} {
+		ctx := c.Context()
+		for _, v := range values {
+			ctx = headers.AppendToOutgoingContext(ctx, header, v)
+		}
+		if _, err := c.absent(ctx, unseen(1)); err != nil {
+			c.Errorf("FindMissingBlobs with request metadata, %s: %v", what, err)
+		}
+		ctx, cancel := context.WithTimeout(ctx, executeTime)
+		a := answered(c.open(ctx, c.prepare(job{steps: []string{"say x"}}), nil))
+		cancel()
+		c.wantCode("Execute with request metadata, "+what, a.err, codes.OK)
+	}
+}
