@@ -14,9 +14,13 @@ import (
 	"google.golang.org/grpc/status"
 )
 
+// maxHeaders is the most bytes of headers of a call: a token, what a client says of itself, and more than that of others.
+const maxHeaders = 256 << 10
+
 // ServerOptions returns what a gRPC server of the Remote Execution API needs:
 //   - it receives messages of 16 MiB, since a WriteRequest may carry as much data as a batch, and
 //     clients with raised limits send larger lists of digests (rule 9);
+//   - it receives 256 KiB of headers with a call, and not gRPC's 16 MiB: nobody has been asked who calls by then;
 //   - it tolerates a ping every 5 s, also on an idle connection, since clients wait long for an
 //     execution and behind proxies (rule 91);
 //   - it asks a client that has been silent for 30 s whether it lives, and drops one that does not
@@ -36,6 +40,7 @@ func ServerOptions(log *slog.Logger) []grpc.ServerOption {
 	}
 	return []grpc.ServerOption{
 		grpc.MaxRecvMsgSize(16 << 20),
+		grpc.MaxHeaderListSize(maxHeaders),
 		grpc.KeepaliveEnforcementPolicy(keepalive.EnforcementPolicy{MinTime: 5 * time.Second, PermitWithoutStream: true}),
 		grpc.KeepaliveParams(keepalive.ServerParameters{Time: 30 * time.Second, Timeout: 20 * time.Second}),
 		grpc.MaxConcurrentStreams(1000),

@@ -6,6 +6,7 @@ import (
 	"context"
 	"log/slog"
 	"net"
+	"strings"
 	"sync/atomic"
 	"testing"
 	"testing/synctest"
@@ -17,8 +18,10 @@ import (
 	"github.com/cloister-build/cloister/cas/castest"
 	bspb "google.golang.org/genproto/googleapis/bytestream"
 	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/grpc/keepalive"
+	"google.golang.org/grpc/metadata"
 	"google.golang.org/grpc/test/bufconn"
 )
 
@@ -149,4 +152,18 @@ func dial(t *testing.T, instances cas.Instances, wrap func(net.Conn) net.Conn) b
 	}
 	t.Cleanup(func() { conn.Close() })
 	return bspb.NewByteStreamClient(conn)
+}
+
+// TestHeadersAreBounded: what a call's headers take, which are read before anybody is asked who calls, is bounded; what
+// clients send passes.
+func TestHeadersAreBounded(t *testing.T) {
+	c := dial(t, castest.Instances(), func(conn net.Conn) net.Conn { return conn })
+	for size, want := range map[int]codes.Code{100 << 10: codes.NotFound, 300 << 10: codes.Internal} {
+		ctx := metadata.AppendToOutgoingContext(t.Context(), "build.bazel.remote.execution.v2.requestmetadata-bin", strings.Repeat("x", size))
+		r, err := c.Read(ctx, &bspb.ReadRequest{ResourceName: "blobs/" + sum("absent").Hash() + "/6"})
+		if err == nil {
+			_, err = r.Recv()
+		}
+		wantCode(t, err, want) // by the client itself, whom the server has told its limit
+	}
 }
