@@ -89,7 +89,8 @@ func (p pattern) match(name string) bool {
 
 // Rules are who may do what. They are safe for concurrent use, and never change; ReadFile makes them.
 type Rules struct {
-	callers []*caller
+	callers  []*caller
+	patience time.Duration // with strangers, 0 is strangerPatience
 
 	mu       sync.Mutex
 	verified map[[32]byte]verified // guarded by mu; signed tokens by their SHA-256

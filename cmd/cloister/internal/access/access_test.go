@@ -13,6 +13,7 @@ import (
 	"crypto/x509/pkix"
 	"encoding/hex"
 	"encoding/pem"
+	"errors"
 	"fmt"
 	"log/slog"
 	"math/big"
@@ -133,6 +134,7 @@ type server struct {
 	*testing.T
 	address string
 	info    map[string]grpc.ServiceInfo
+	health  *health.Server
 }
 
 // execution is a service of the kind that executes: whoever gets this far may.
@@ -157,7 +159,8 @@ func serve(t *testing.T, rules *access.Rules, config *tls.Config) *server {
 	repb.RegisterExecutionServer(g, x)
 	longrunningpb.RegisterOperationsServer(g, x)
 	logpb.RegisterLogStreamServiceServer(g, x)
-	healthpb.RegisterHealthServer(g, health.NewServer())
+	alive := health.NewServer()
+	healthpb.RegisterHealthServer(g, alive)
 	reflection.Register(g)
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
@@ -166,7 +169,7 @@ func serve(t *testing.T, rules *access.Rules, config *tls.Config) *server {
 	ended := make(chan struct{})
 	go func() { g.Serve(l); close(ended) }()
 	t.Cleanup(func() { g.Stop(); <-ended })
-	return &server{t, l.Addr().String(), g.GetServiceInfo()}
+	return &server{t, l.Addr().String(), g.GetServiceInfo(), alive}
 }
 
 // dial returns a connection with a header authorization, unless that is "".
@@ -621,5 +624,54 @@ func TestCertificateIsReadAgain(t *testing.T) {
 	}
 	if _, err := pair.Server(key, true); err == nil {
 		t.Error("a file without a certificate is an authority")
+	}
+}
+
+// TestStrangersMustHurry: gRPC reads the message of a call before anybody is asked who calls. Who shows no credential
+// cannot have the server wait for that, and so hold what it has received of it, for as long as he likes; who shows one
+// can, and so can the watcher of a service's health once he has said what he wants.
+func TestStrangersMustHurry(t *testing.T) {
+	rules := parse(t, "version: 1\ncallers: [{name: ci, token_sha256: "+sum("secret")+", rights: [read]}]")
+	rules.SetPatience(100 * time.Millisecond)
+	s := serve(t, rules, nil)
+	begin := func(conn *grpc.ClientConn, method string) grpc.ClientStream {
+		ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+		t.Cleanup(cancel)
+		stream, err := conn.NewStream(ctx, &grpc.StreamDesc{ClientStreams: true, ServerStreams: true}, method)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return stream
+	}
+	known := begin(s.dial(nil, "Bearer secret"), repb.ContentAddressableStorage_FindMissingBlobs_FullMethodName)
+	conn := s.dial(nil, "")
+	watch, err := healthpb.NewHealthClient(conn).Watch(t.Context(), &healthpb.HealthCheckRequest{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if m, err := watch.Recv(); err != nil || m.Status != healthpb.HealthCheckResponse_SERVING {
+		t.Fatalf("health: %v, %v", m, err)
+	}
+	for _, method := range []string{
+		repb.ContentAddressableStorage_BatchUpdateBlobs_FullMethodName,
+		"/google.bytestream.ByteStream/Write",
+		healthpb.Health_Check_FullMethodName,
+		healthpb.Health_Watch_FullMethodName,
+	} {
+		// A message that does not come, as one of which the end does not come.
+		if err := begin(conn, method).RecvMsg(&healthpb.HealthCheckResponse{}); status.Code(err) == codes.DeadlineExceeded || err == nil {
+			t.Errorf("%s: the server waits for a stranger: %v", method, err)
+		}
+	}
+	// The patience has ended several times by now.
+	if err := known.SendMsg(&repb.FindMissingBlobsRequest{}); err != nil {
+		t.Fatal(err)
+	}
+	if err := errors.Join(known.CloseSend(), known.RecvMsg(&repb.FindMissingBlobsResponse{})); err != nil {
+		t.Errorf("a caller who took his time: %v", err)
+	}
+	s.health.Shutdown()
+	if m, err := watch.Recv(); err != nil || m.Status != healthpb.HealthCheckResponse_NOT_SERVING {
+		t.Errorf("health, later: %v, %v", m, err)
 	}
 }

@@ -3,25 +3,54 @@
 package access
 
 import (
+	"cmp"
 	"context"
 	"crypto/sha256"
 	"crypto/subtle"
 	"crypto/x509"
 	"strings"
+	"time"
 
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials"
 	"google.golang.org/grpc/metadata"
 	"google.golang.org/grpc/peer"
+	"google.golang.org/grpc/tap"
 )
 
 // Options returns the options of a server that hold every call against the rules. A call by nobody who is known is
 // UNAUTHENTICATED, one by somebody who may not make it PERMISSION_DENIED; of a stream the first message decides.
 func (r *Rules) Options() []grpc.ServerOption {
-	return []grpc.ServerOption{grpc.ChainUnaryInterceptor(r.unary), grpc.ChainStreamInterceptor(r.stream)}
+	return []grpc.ServerOption{grpc.InTapHandle(r.hurry), grpc.ChainUnaryInterceptor(r.unary), grpc.ChainStreamInterceptor(r.stream)}
+}
+
+// strangerPatience is how long a call without a good credential may take to send its first message, which gRPC reads
+// before it asks an interceptor: up to 16 MiB, and 1000 of them on one connection. So what strangers can make this
+// server hold is what they can send in that time.
+const strangerPatience = 2 * time.Second
+
+// hurryKey is the key of what ends the call of a stranger, in its context.
+type hurryKey struct{}
+
+// hurry implements tap.ServerInHandle: it sees the headers of a call. It refuses none itself, since gRPC would keep the
+// deadline of such a call, and all of its headers, until that has passed.
+func (r *Rules) hurry(ctx context.Context, call *tap.Info) (context.Context, error) {
+	if c, err := r.admit(ctx, call.FullMethodName); err == nil && c.name != "" {
+		return ctx, nil
+	}
+	ctx, cancel := context.WithCancel(ctx) // gRPC cancels what it is made from when the call ends
+	return context.WithValue(ctx, hurryKey{}, time.AfterFunc(cmp.Or(r.patience, strangerPatience), cancel)), nil
+}
+
+// arrived notes that the first message of a call is there.
+func arrived(ctx context.Context) {
+	if t, ok := ctx.Value(hurryKey{}).(*time.Timer); ok {
+		t.Stop()
+	}
 }
 
 func (r *Rules) unary(ctx context.Context, req any, info *grpc.UnaryServerInfo, next grpc.UnaryHandler) (any, error) {
+	arrived(ctx)
 	c, err := r.admit(ctx, info.FullMethod)
 	if err == nil {
 		err = permit(c, info.FullMethod, req)
@@ -73,6 +102,7 @@ func (g *guarded) RecvMsg(m any) error {
 	}
 	err := g.ServerStream.RecvMsg(m)
 	if err == nil && !g.passed {
+		arrived(g.ServerStream.Context())
 		g.refusal = permit(g.caller, g.method, m)
 		g.passed = g.refusal == nil
 		err = g.refusal
