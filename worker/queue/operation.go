@@ -6,7 +6,6 @@ import (
 	"context"
 	"crypto/rand"
 	"encoding/hex"
-	"path"
 	"time"
 
 	repb "github.com/bazelbuild/remote-apis/build/bazel/remote/execution/v2"
@@ -71,9 +70,13 @@ func newOperation(q *Queue, j *job, now time.Time) *Operation {
 	var id [16]byte
 	rand.Read(id[:]) // never fails
 	t := &j.req.Task
+	name := "operations/" + hex.EncodeToString(id[:])
+	if t.Instance != "" {
+		name = t.Instance + "/" + name // as it is: who may ask for it is told by the instance
+	}
 	o := &Operation{
 		info: Info{
-			Name: path.Join(t.Instance, "operations", hex.EncodeToString(id[:])), Instance: t.Instance, Action: t.Action,
+			Name: name, Instance: t.Instance, Action: t.Action,
 			Target: t.Target, Mnemonic: t.Mnemonic, Invocation: t.Invocation, Queued: t.Queued,
 		},
 		seq:     q.seq,

@@ -697,6 +697,18 @@ func TestNamesDiffer(t *testing.T) {
 	})
 }
 
+// TestNameBeginsWithTheInstance: whatever that is called, since rights are those in the instance that a name begins with.
+func TestNameBeginsWithTheInstance(t *testing.T) {
+	for _, instance := range []string{"main", "team/a", "team/../secret", "./main", ".."} {
+		bubble(t, queue.Config{}, func(t *testing.T, q *queue.Queue, e *executor) {
+			o := submit(t, q, "x", func(r *queue.Request) { r.Task.Instance = instance })
+			if got, ok := strings.CutPrefix(o.Name(), instance+"/operations/"); !ok || strings.Contains(got, "/") {
+				t.Errorf("an operation of instance %q is called %q", instance, o.Name())
+			}
+		})
+	}
+}
+
 func TestRule086_FullQueueRefuses(t *testing.T) {
 	bubble(t, queue.Config{Slots: 1, MaxLive: 2}, func(t *testing.T, q *queue.Queue, e *executor) {
 		a := submit(t, q, "a", nil)
