@@ -28,7 +28,9 @@ func ReadFile(file string) (*Rules, error) {
 
 // Parse is ReadFile of a text. Names of files in it are relative to the directory of the file.
 func Parse(file string, text []byte) (*Rules, error) {
-	r := &reader{Decoder: strict.NewDecoder(file, "a file of callers", text), dir: filepath.Dir(file), rules: &Rules{}}
+	// Messages show the lines around a mistake, which may be that a token stands there itself.
+	shown := tokenIn.ReplaceAll(text, []byte("$1..."))
+	r := &reader{Decoder: strict.NewDecoder(file, "a file of callers", shown), dir: filepath.Dir(file), rules: &Rules{}}
 	root, err := r.Parse(text)
 	if err != nil {
 		return nil, err
@@ -54,6 +56,9 @@ func Parse(file string, text []byte) (*Rules, error) {
 	}
 	return r.rules, nil
 }
+
+// tokenIn finds what stands behind a key that begins with token, in the same line.
+var tokenIn = regexp.MustCompile(`(?i)(\btoken[a-z0-9_]*["']?[ \t]*:[ \t]*)[^\s\[{][^\n,}]*`)
 
 // A reader makes rules of the parts of a file.
 type reader struct {

@@ -46,6 +46,8 @@ func TestMistakes(t *testing.T) {
 		{"known by two things", one("name: a, anonymous: true, certificate: {subject: x}, rights: [read]")},
 		{"not anonymous", one("name: a, anonymous: false, rights: [read]")},
 		{"a token in clear text", one("name: a, token_sha256: hunter2, rights: [read]")},
+		{"a token in clear text, by another key", one("name: a, token: hunter2, rights: [read]")},
+		{"a token in clear text, and a mistake behind it", "version: 1\ncallers:\n  - name: a\n    token_sha256: 'hunter2'\n    rights: [read\n"},
 		{"half of a digest", one("name: a, token_sha256: abcd, rights: [read]")},
 		{"no tokens", one("name: a, token_sha256: [], rights: [read]")},
 		{"a token twice", "version: 1\ncallers:\n  - {name: a, token_sha256: " + digest + ", rights: [read]}\n  - {name: b, token_sha256: " + digest + ", rights: [read]}\n"},
