@@ -107,12 +107,7 @@ func upload(ctx context.Context, to cas.Store, f cas.Function, path string, stdi
 	if path == "-" {
 		return uploadStream(ctx, to, f, stdin)
 	}
-	file, err := os.Open(path)
-	if err != nil {
-		return cas.Digest{}, err
-	}
-	defer file.Close()
-	switch fi, err := file.Stat(); {
+	switch fi, err := os.Stat(path); { // before it is opened: a pipe would wait for its writer
 	case err != nil:
 		return cas.Digest{}, err
 	case fi.IsDir():
@@ -125,6 +120,11 @@ func upload(ctx context.Context, to cas.Store, f cas.Function, path string, stdi
 	case !fi.Mode().IsRegular():
 		return cas.Digest{}, errors.New("it is neither a file nor a directory; pipe it into: cloister cas put -")
 	}
+	file, err := os.Open(path)
+	if err != nil {
+		return cas.Digest{}, err
+	}
+	defer file.Close()
 	return uploadFile(ctx, to, f, file)
 }
 

@@ -4,6 +4,7 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"path"
@@ -88,7 +89,7 @@ type listed struct {
 	Digest     string `json:"digest,omitempty"`
 	Size       int64  `json:"size"`
 	Target     string `json:"target,omitempty"`
-	Absent     bool   `json:"absent,omitempty"` // a directory that cannot be listed
+	Absent     bool   `json:"absent,omitempty"` // a directory
 }
 
 // A listing prints directories.
@@ -180,7 +181,7 @@ func (l *listing) walk(ctx context.Context, d cas.Digest, prefix string, deep bo
 		todo = todo[:len(todo)-1]
 		dir, err := l.directory(ctx, at.digest)
 		if err != nil {
-			if at.digest == d {
+			if at.digest == d || !errors.Is(err, cas.ErrNotFound) {
 				return err
 			}
 			l.absent = true
@@ -195,7 +196,9 @@ func (l *listing) walk(ctx context.Context, d cas.Digest, prefix string, deep bo
 		}
 		var subs []step
 		for _, e := range es {
-			e.Path = path.Join(at.path, e.Path)
+			if at.path != "" {
+				e.Path = at.path + "/" + e.Path // as it is called, whatever that may be
+			}
 			if err := l.print(e); err != nil {
 				return err
 			}
