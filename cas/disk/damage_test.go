@@ -10,6 +10,7 @@ import (
 	"io"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -755,6 +756,53 @@ func TestVerifyHonoursItsRate(t *testing.T) {
 			}
 			if err := <-done; !errors.Is(err, os.ErrClosed) || time.Since(before) > time.Second {
 				t.Errorf("Verify of a closed store: %v, after %v", err, time.Since(before))
+			}
+		})
+	}
+}
+
+// TestDamageOfEveryFunction: what is named by whichever digest function survives a reopening, is known again by its bytes
+// alone, and is absent once it is damaged, until it is put again. Of hashes longer than 32 bytes the store tells no digest.
+func TestDamageOfEveryFunction(t *testing.T) {
+	for _, f := range cas.Functions() {
+		t.Run(f.String(), func(t *testing.T) {
+			dir := t.TempDir()
+			c := open(t, disk.Config{Dir: dir, MaxBytes: 4 << 20})
+			small, large := []byte("a small blob of its own"), bytes.Repeat([]byte("a large one"), 10_000)
+			ds := []cas.Digest{f.Sum(small), f.Sum(large)}
+			put := func(c *disk.Cache) *disk.Store {
+				s := store(t, c, "main")
+				for i, b := range [][]byte{small, large} {
+					if err := s.Put(t.Context(), ds[i], bytes.NewReader(b)); err != nil {
+						t.Fatal(err)
+					}
+				}
+				return s
+			}
+			put(c)
+			closeStore(t, c)
+			c = open(t, disk.Config{Dir: dir, MaxBytes: 4 << 20})
+			s := store(t, c, "main")
+			if r, err := c.Verify(t.Context(), disk.VerifyOptions{}); err != nil || r.Blobs != 2 || len(r.Damaged) > 0 || len(missing(t, s, ds...)) > 0 {
+				t.Fatalf("opened again: %+v, %v", r, err)
+			}
+			damageBlob(t, dir, small)
+			files, err := filepath.Glob(filepath.Join(dir, "files", "*", f.String(), "*", "*"))
+			if err != nil || len(files) != 1 {
+				t.Fatalf("files %q, %v", files, err)
+			}
+			damageFile(t, files[0], func(b []byte) []byte { b[77] ^= 1; return b })
+			r, err := c.Verify(t.Context(), disk.VerifyOptions{})
+			if err != nil || len(r.Damaged) != 2 || len(missing(t, s, ds...)) != 2 {
+				t.Fatalf("damaged: %+v, %v", r, err)
+			}
+			for _, d := range r.Damaged {
+				if known := slices.Contains(ds, d.Digest); known != (f.Size() <= 32) || !known && !d.Digest.IsZero() {
+					t.Errorf("damaged is %v", d)
+				}
+			}
+			if s = put(c); len(missing(t, s, ds...)) > 0 {
+				t.Error("what was put again is missing")
 			}
 		})
 	}

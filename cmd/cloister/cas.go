@@ -215,6 +215,9 @@ func casVerify(ctx context.Context, store *reach, o disk.VerifyOptions, out, inf
 	return nil
 }
 
+// unnamed stands for a digest that the store cannot tell (disk.Config.Corrupt).
+const unnamed = "a blob or result named by SHA384 or SHA512, of which the store keeps no more than it needs to know them again"
+
 func verifyText(out io.Writer, store *reach, r *disk.VerifyReport, whole bool, took time.Duration) error {
 	p := &page{w: out}
 	p.line("store", store.dir+", "+store.holder())
@@ -222,13 +225,16 @@ func verifyText(out io.Writer, store *reach, r *disk.VerifyReport, whole bool, t
 		p.line("begins", "where an earlier one was stopped")
 	}
 	for _, d := range r.Damaged {
-		p.line("damaged", d.Digest.String())
-		p.line("  instance", quote(d.Instance))
-		p.line("  was in", d.Where)
-		kept := diskctl.Quarantine(store.dir, d.Digest)
+		name, kept := d.Digest.String(), diskctl.Quarantine(store.dir, d.Digest)
 		if kept == "" {
 			kept = "nowhere: quarantine is full, or the blob was too large for it or gone"
 		}
+		if d.Digest.IsZero() {
+			name, kept = unnamed, "in "+filepath.Join(store.dir, "quarantine")+", if there was room"
+		}
+		p.line("damaged", name)
+		p.line("  instance", quote(d.Instance))
+		p.line("  was in", d.Where)
 		p.line("  kept as", kept)
 	}
 	if !whole {
@@ -245,13 +251,17 @@ func verifyText(out io.Writer, store *reach, r *disk.VerifyReport, whole bool, t
 func verifyJSON(out io.Writer, store *reach, r *disk.VerifyReport, whole bool) error {
 	type damage struct {
 		Instance string `json:"instance"`
-		Digest   string `json:"digest"`
+		Digest   string `json:"digest"` // "": of SHA384 or SHA512, which the store cannot tell
 		Where    string `json:"where"`
-		Kept     string `json:"kept"` // "": nowhere
+		Kept     string `json:"kept"` // "": nowhere, or not known without the digest
 	}
 	damaged := []damage{}
 	for _, d := range r.Damaged {
-		damaged = append(damaged, damage{d.Instance, d.Digest.String(), d.Where, diskctl.Quarantine(store.dir, d.Digest)})
+		found := damage{Instance: d.Instance, Where: d.Where}
+		if !d.Digest.IsZero() {
+			found.Digest, found.Kept = d.Digest.String(), diskctl.Quarantine(store.dir, d.Digest)
+		}
+		damaged = append(damaged, found)
 	}
 	return printJSON(out, struct {
 		Dir        string   `json:"dir"`

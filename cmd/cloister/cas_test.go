@@ -1,0 +1,32 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"strings"
+	"testing"
+
+	"github.com/cloister-build/cloister/cas/disk"
+	"github.com/cloister-build/cloister/cas/diskctl"
+)
+
+// TestVerifyNamesWhatItCan: of a blob whose digest the store cannot tell neither "no digest" nor that nothing was kept.
+func TestVerifyNamesWhatItCan(t *testing.T) {
+	store := &reach{dir: t.TempDir(), Client: &diskctl.Client{}}
+	r := &disk.VerifyReport{Damaged: []disk.Damage{{Instance: "main", Where: "segments/1.data at 0"}}}
+	var text, json strings.Builder
+	if err := verifyText(&text, store, r, true, 0); err != nil {
+		t.Fatal(err)
+	}
+	if err := verifyJSON(&json, store, r, true); err != nil {
+		t.Fatal(err)
+	}
+	for _, lie := range []string{"no digest", "nowhere"} {
+		if strings.Contains(text.String()+json.String(), lie) {
+			t.Errorf("%q in\n%s%s", lie, &text, &json)
+		}
+	}
+	if !strings.Contains(text.String(), "SHA512") || !strings.Contains(text.String(), "quarantine") || !strings.Contains(json.String(), `"digest": ""`) {
+		t.Errorf("got\n%s%s", &text, &json)
+	}
+}
