@@ -22,6 +22,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -473,6 +474,24 @@ func TestStrangeResourceNames(t *testing.T) {
 	}
 }
 
+// A syncBuffer is a buffer for several goroutines.
+type syncBuffer struct {
+	mu sync.Mutex
+	b  strings.Builder
+}
+
+func (s *syncBuffer) Write(p []byte) (int, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.b.Write(p)
+}
+
+func (s *syncBuffer) String() string {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.b.String()
+}
+
 // loopback is a certificate of a server.
 var loopback = x509.Certificate{IPAddresses: []net.IP{net.IPv4(127, 0, 0, 1)}, Subject: pkix.Name{CommonName: "server"}}
 
@@ -564,7 +583,8 @@ func first(cert, key string) (string, string, *slog.Logger) {
 func TestCertificateIsReadAgain(t *testing.T) {
 	a := newAuthority(t)
 	cert, key := a.pair(loopback)
-	pair, err := access.NewPair(cert, key, slog.New(slog.DiscardHandler))
+	var log syncBuffer
+	pair, err := access.NewPair(cert, key, slog.New(slog.NewTextHandler(&log, nil)))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -608,8 +628,11 @@ func TestCertificateIsReadAgain(t *testing.T) {
 	}
 	write(t, key, []byte("half of a key"))
 	touch()
-	if shown() != fresh {
+	if shown() != fresh || shown() != fresh {
 		t.Error("a key that is none changed the certificate")
+	}
+	if n := strings.Count(log.String(), "level=WARN"); n != 1 {
+		t.Errorf("the log says %d times what is wrong with a key:\n%s", n, &log)
 	}
 	other, otherKey := a.pair(loopback)
 	for _, names := range [][2]string{{cert, otherKey}, {other, key}, {other, "/nonexistent"}, {key, otherKey}} {

@@ -22,6 +22,7 @@ type Pair struct {
 	mu     sync.Mutex
 	at     [2]stamp         // guarded by mu; of the files as they were read last
 	loaded *tls.Certificate // guarded by mu
+	told   string           // guarded by mu; why the files could not be read again, "" if they could
 }
 
 // A stamp is by what it is seen that a file has changed.
@@ -77,10 +78,13 @@ func (p *Pair) current() *tls.Certificate {
 		fresh, err = load(p.cert, p.key)
 	}
 	if err != nil {
-		p.log.Warn("the certificate cannot be read again, and stays as it was", "err", err)
+		if why := err.Error(); why != p.told { // once, and not for each connection
+			p.told = why
+			p.log.Warn("the certificate cannot be read again, and stays as it was", "err", err)
+		}
 		return p.loaded
 	}
-	p.loaded, p.at = fresh, at
+	p.loaded, p.at, p.told = fresh, at, ""
 	return fresh
 }
 
