@@ -29,23 +29,30 @@ func (r *Rules) Options() []grpc.ServerOption {
 // server hold is what they can send in that time.
 const strangerPatience = 2 * time.Second
 
-// hurryKey is the key of what ends the call of a stranger, in its context.
-type hurryKey struct{}
+// A stranger is in the context of a call without a good credential.
+type stranger struct {
+	end *time.Timer // ends the call
+	why error       // the credential is no good; nil where none is needed
+}
+
+// strangerKey is the key of a *stranger.
+type strangerKey struct{}
 
 // hurry implements tap.ServerInHandle: it sees the headers of a call. It refuses none itself, since gRPC would keep the
 // deadline of such a call, and all of its headers, until that has passed.
 func (r *Rules) hurry(ctx context.Context, call *tap.Info) (context.Context, error) {
-	if c, err := r.admit(ctx, call.FullMethodName); err == nil && c.name != "" {
+	c, err := r.admit(ctx, call.FullMethodName)
+	if err == nil && c.name != "" {
 		return ctx, nil
 	}
 	ctx, cancel := context.WithCancel(ctx) // gRPC cancels what it is made from when the call ends
-	return context.WithValue(ctx, hurryKey{}, time.AfterFunc(cmp.Or(r.patience, strangerPatience), cancel)), nil
+	return context.WithValue(ctx, strangerKey{}, &stranger{time.AfterFunc(cmp.Or(r.patience, strangerPatience), cancel), err}), nil
 }
 
 // arrived notes that the first message of a call is there.
 func arrived(ctx context.Context) {
-	if t, ok := ctx.Value(hurryKey{}).(*time.Timer); ok {
-		t.Stop()
+	if s, ok := ctx.Value(strangerKey{}).(*stranger); ok {
+		s.end.Stop()
 	}
 }
 
@@ -77,6 +84,9 @@ func (r *Rules) stream(srv any, s grpc.ServerStream, info *grpc.StreamServerInfo
 func (r *Rules) admit(ctx context.Context, method string) (*caller, error) {
 	if d, ok := methods[method]; ok && d.rights == 0 {
 		return &caller{}, nil
+	}
+	if s, ok := ctx.Value(strangerKey{}).(*stranger); ok && s.why != nil {
+		return nil, s.why // a signature is not verified twice
 	}
 	return r.caller(ctx)
 }
