@@ -163,6 +163,12 @@ func serve(t *testing.T, rules *access.Rules, config *tls.Config) *server {
 	alive := health.NewServer()
 	healthpb.RegisterHealthServer(g, alive)
 	reflection.Register(g)
+	return &server{t, listen(t, g), g.GetServiceInfo(), alive}
+}
+
+// listen serves g until the test ends, and returns where.
+func listen(t *testing.T, g *grpc.Server) string {
+	t.Helper()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
@@ -170,7 +176,7 @@ func serve(t *testing.T, rules *access.Rules, config *tls.Config) *server {
 	ended := make(chan struct{})
 	go func() { g.Serve(l); close(ended) }()
 	t.Cleanup(func() { g.Stop(); <-ended })
-	return &server{t, l.Addr().String(), g.GetServiceInfo(), alive}
+	return l.Addr().String()
 }
 
 // dial returns a connection with a header authorization, unless that is "".
