@@ -44,7 +44,7 @@ latest execution, if the server lists executions; with -f first an execution tha
 It exits with 1 if the action has not ended and -f is not given, or if it ended without a result; with 4 if the
 operation, or the result, or what it said is absent; and with 5 if the server cannot be reached.`,
 		Example: `  cloister action log e3b0...55/142
-  cloister action log -f 5f1d6c0e3b0a4f7c9d1e2a3b4c5d6e7f
+  cloister action log -f operations/5f1d6c0e3b0a4f7c9d1e2a3b4c5d6e7f
   cloister action log -f --stderr e3b0...55/142 --cas grpc://build.example.com:8980`,
 		Args: cobra.ExactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
