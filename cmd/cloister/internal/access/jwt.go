@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"strconv"
 	"strings"
 	"time"
 
@@ -120,7 +121,8 @@ func (r *Rules) signed(token string, sum [32]byte) (*caller, error) {
 			return c, nil
 		}
 	}
-	return nil, unauthenticated("the token in the header authorization is no good: %.200s", why)
+	text := strconv.QuoteToASCII(why.Error()) // which may quote the token's head
+	return nil, unauthenticated("the token in the header authorization is no good: %.200s", text[1:len(text)-1])
 }
 
 // nearer returns the error of the two that says more to whoever has the token: that of an issuer who has signed it.

@@ -106,6 +106,13 @@ callers:
 			t.Fatal(err)
 		}
 	}
+	// What is no token at all is refused in words that every client can print, whatever it says.
+	for _, head := range []string{"{\"alg\":\u00e9}", "{\"alg\":\x1b[31m", "{\"alg\":\"\u00e9\"}", "\xff"} {
+		err := call(b64([]byte(head)) + "." + b64([]byte("{}")) + "." + b64([]byte("x")))
+		if text := status.Convert(err).Message(); status.Code(err) != codes.Unauthenticated || strings.ContainsFunc(text, func(r rune) bool { return r < ' ' || r > '~' }) {
+			t.Errorf("a head %q: %q", head, err)
+		}
+	}
 	// Clocks may be a little apart.
 	late := good()
 	late["exp"] = now.Add(-5 * time.Second).Unix()
