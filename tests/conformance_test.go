@@ -1,0 +1,147 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package tests
+
+import (
+	"fmt"
+	"os"
+	"path"
+	"path/filepath"
+	"regexp"
+	"strconv"
+	"strings"
+	"testing"
+)
+
+// conformance is the document whose tables have a row for each rule.
+const conformance = "docs/reapi.md"
+
+// lastRule is the number of the last rule of the list.
+const lastRule = 132
+
+var (
+	// ruleRow is a row of these tables: number, rule, what we do, tests.
+	ruleRow = regexp.MustCompile(`(?m)^\| ([0-9]+) \|(.*)\|$`)
+	// namedTest is a test in the last column: PACKAGE.TEST, or one of the checker's.
+	namedTest = regexp.MustCompile("`([^`]+)`")
+	// testFunction is how a test begins in the source, checkedRule how a rule does in the list of the checker.
+	testFunction = regexp.MustCompile(`(?m)^func (Test\w+)\(t \*testing\.T\)`)
+	checkedRule  = regexp.MustCompile(`(?m)^\t\{([0-9]+), "[a-z]+", "[^"]+", `)
+	// ruleOfTest is a number of a rule in the name of a test.
+	ruleOfTest = regexp.MustCompile(`[0-9]{3}`)
+)
+
+// rowFaults returns what is wrong with the rows of a document, where tests are those that exist.
+func rowFaults(document string, tests map[string]bool) (faults []string) {
+	fault := func(format string, args ...any) { faults = append(faults, fmt.Sprintf(format, args...)) }
+	rows := map[int]int{}
+	for _, m := range ruleRow.FindAllStringSubmatch(document, -1) {
+		n, _ := strconv.Atoi(m[1]) // too large a number is 0, or none of the list
+		rows[n]++
+		columns := strings.Split(m[2], " | ")
+		if len(columns) != 3 {
+			fault("rule %s: there are %d columns, want rule, what we do, tests", m[1], len(columns))
+			continue
+		}
+		for i, column := range columns {
+			if strings.TrimSpace(column) == "" {
+				fault("rule %s: column %d is empty", m[1], i+2)
+			}
+		}
+		named := namedTest.FindAllStringSubmatch(columns[2], -1)
+		if check := fmt.Sprintf("TestRules/%03d", n); len(named) == 0 || named[0][1] != check {
+			fault("rule %s: its first test is not %s", m[1], check)
+		}
+		for _, test := range named {
+			if !tests[test[1]] {
+				fault("rule %s: there is no test %s", m[1], test[1])
+			}
+			// A test that carries numbers must carry this one.
+			if _, name, ok := strings.Cut(test[1], ".TestRule"); ok && !strings.Contains(strings.Join(ruleOfTest.FindAllString(name, -1), " "), fmt.Sprintf("%03d", n)) {
+				fault("rule %s: %s is a test of another rule", m[1], test[1])
+			}
+		}
+	}
+	for n := 1; n <= lastRule; n++ {
+		if rows[n] != 1 {
+			fault("rule %d has %d rows, want one", n, rows[n])
+		}
+		delete(rows, n)
+	}
+	for n := range rows {
+		fault("there is no rule %d", n)
+	}
+	return faults
+}
+
+// existingTests returns the names of all tests as the document writes them.
+func existingTests(t *testing.T) map[string]bool {
+	t.Helper()
+	tests := map[string]bool{}
+	sources(t, func(file, text string) {
+		if !strings.HasSuffix(file, "_test.go") {
+			return
+		}
+		dir := path.Base(filepath.ToSlash(filepath.Dir(file)))
+		for _, m := range testFunction.FindAllStringSubmatch(text, -1) {
+			tests[dir+"."+m[1]] = true
+		}
+		if dir != "reapi" {
+			return
+		}
+		for _, m := range checkedRule.FindAllStringSubmatch(text, -1) {
+			n, _ := strconv.Atoi(m[1])
+			tests[fmt.Sprintf("TestRules/%03d", n)] = true
+		}
+	}, ".go")
+	return tests
+}
+
+// TestEveryRuleHasARow holds that what is said of the 132 rules is said of each, and rests on tests that exist.
+func TestEveryRuleHasARow(t *testing.T) {
+	document, err := os.ReadFile(filepath.Join(root, filepath.FromSlash(conformance)))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, f := range rowFaults(string(document), existingTests(t)) {
+		t.Errorf("%s: %s", conformance, f)
+	}
+}
+
+// TestRowFaultsAreFound checks the checker with documents that are wrong.
+func TestRowFaultsAreFound(t *testing.T) {
+	tests := map[string]bool{"cas.TestOfSomething": true, "cas.TestRule001_X": true, "cas.TestRule007And008_X": true}
+	var good []string
+	for n := 1; n <= lastRule; n++ {
+		check := fmt.Sprintf("TestRules/%03d", n)
+		tests[check] = true
+		good = append(good, fmt.Sprintf("| %d | what | how | `%s`, `cas.TestOfSomething` |", n, check))
+	}
+	with := func(n int, row string) string {
+		rows := append([]string{"| Rule | What | How | Tests |", "|---|---|---|---|"}, good[:n-1]...)
+		return strings.Join(append(append(rows, row), good[n:]...), "\n")
+	}
+	if faults := rowFaults(with(8, "| 8 | what | how | `TestRules/008`, `cas.TestRule007And008_X` |"), tests); len(faults) > 0 {
+		t.Errorf("a good document: %q", faults)
+	}
+	for what, c := range map[string]struct{ document, words string }{
+		"no row":                 {with(5, ""), "rule 5 has 0 rows"},
+		"two rows":               {with(5, good[4]+"\n"+good[4]), "rule 5 has 2 rows"},
+		"a rule beyond":          {with(5, good[4]+"\n| 133 | what | how | `TestRules/133` |"), "no rule 133"},
+		"no test":                {with(5, "| 5 | what | how | |"), "column 4 is empty"},
+		"no choice":              {with(5, "| 5 | what |  | `TestRules/005` |"), "column 3 is empty"},
+		"another rule's check":   {with(5, "| 5 | what | how | `TestRules/006` |"), "not TestRules/005"},
+		"another rule's test":    {with(5, "| 5 | what | how | `TestRules/005`, `cas.TestRule001_X` |"), "of another rule"},
+		"a test that is not":     {with(5, "| 5 | what | how | `TestRules/005`, `cas.TestOfNothing` |"), "no test cas.TestOfNothing"},
+		"a test elsewhere":       {with(5, "| 5 | what | how | `TestRules/005`, `tree.TestOfSomething` |"), "no test tree.TestOfSomething"},
+		"a row without a column": {with(5, "| 5 | what | `TestRules/005` |"), "2 columns"},
+	} {
+		if faults := strings.Join(rowFaults(c.document, tests), "\n"); !strings.Contains(faults, c.words) {
+			t.Errorf("%s: got %q, want %q", what, faults, c.words)
+		}
+	}
+	delete(tests, "TestRules/009")
+	if faults := rowFaults(with(5, good[4]), tests); len(faults) != 1 || !strings.Contains(faults[0], "no test TestRules/009") {
+		t.Errorf("a rule that the checker lacks: %q", faults)
+	}
+}
