@@ -41,7 +41,7 @@ type origin struct {
 
 func (o *origin) register(cmd *cobra.Command) {
 	f := cmd.Flags()
-	f.StringVar(&o.cas, "cas", "grpc://"+defaultListen, "server that holds the action: grpc://HOST:PORT or grpcs://HOST:PORT")
+	f.StringVar(&o.cas, "cas", "grpc://"+defaultListen, "the server, of whatever make: grpc://HOST:PORT or grpcs://HOST:PORT")
 	f.StringVar(&o.instance, "instance", "", "name of the instance at the server")
 	o.who.register(f, "")
 }
@@ -97,11 +97,13 @@ func (o *origin) absent(action cas.Digest, blobs []cas.Digest) error {
 
 func actionCommand() *cobra.Command {
 	cmd := &cobra.Command{
-		Use:     "action",
-		Short:   "Shows actions that a server holds",
-		Example: "  cloister action show 9f2c...e1/142",
-		Args:    cobra.NoArgs,
-		RunE:    func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
+		Use:   "action",
+		Short: "Shows actions that a server holds",
+		Example: `  cloister action ls
+  cloister action show 9f2c...e1/142
+  cloister action log -f 9f2c...e1/142`,
+		Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
 	}
 	cmd.AddCommand(actionLsCommand(), actionShowCommand(), actionLogCommand())
 	return cmd

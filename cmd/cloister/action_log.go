@@ -37,8 +37,8 @@ func actionLogCommand() *cobra.Command {
 		Long: `Log prints the stdout of an action, or with --stderr its stderr: of one that has ended, as its result has
 it; with -f also of one that runs, as it comes and to its end, or that is yet to run.
 
-OPERATION is the name of an execution, as clients and messages print it, for as long as the server knows
-it. DIGEST is that of an action, as HASH/SIZE: then the result in the action cache counts, or else its
+OPERATION is the name of an execution, as action ls, clients and messages print it, for as long as the
+server knows it. DIGEST is that of an action, as HASH/SIZE: then the result in the action cache counts, or else its
 latest execution, if the server lists executions; with -f first an execution that has not ended.
 
 It exits with 1 if the action has not ended and -f is not given, or if it ended without a result; with 4 if the
