@@ -40,7 +40,11 @@ func TestEveryWriteWithoutRoomIsNoted(t *testing.T) {
 	if _, ok := in.Store.(cas.Placer); !ok {
 		t.Error("what is on a disk is no cas.Placer")
 	}
+	if _, ok := in.Store.(cas.Mapper); !ok {
+		t.Error("what is on a disk is no cas.Mapper: no blob is split or spliced")
+	}
 	var held cas.Digest
+	var content []byte // of held
 	for i := 0; err == nil; i++ {
 		if filling.full(time.Now()) != "" {
 			t.Fatal("full before a write was refused")
@@ -48,7 +52,7 @@ func TestEveryWriteWithoutRoomIsNoted(t *testing.T) {
 		data := bytes.Repeat([]byte{byte(i), byte(i >> 8)}, 200)
 		d := cas.SHA256.Sum(data)
 		if err = in.Store.Put(t.Context(), d, bytes.NewReader(data)); err == nil {
-			held = d
+			held, content = d, data
 		}
 	}
 	if text := filling.full(time.Now()); !errors.Is(err, cas.ErrFull) || !strings.Contains(text, "full since") || !strings.Contains(text, "leased") {
@@ -64,6 +68,10 @@ func TestEveryWriteWithoutRoomIsNoted(t *testing.T) {
 		},
 		"Record": func(in *cas.Instance) error {
 			return in.Actions.Record(t.Context(), held, &repb.ActionResult{StdoutRaw: data})
+		},
+		"Map": func(in *cas.Instance) error {
+			twice := bytes.Repeat(content, 2)
+			return in.Store.(cas.Mapper).Map(t.Context(), cas.SHA256.Sum(twice), cas.Mapping{Chunks: []cas.Digest{held, held}})
 		},
 	} {
 		var f fullness
@@ -100,6 +108,9 @@ func TestReadingIsNoWrite(t *testing.T) {
 	}
 	if _, ok := in.Store.(cas.Placer); !ok {
 		t.Error("what is on a disk is no cas.Placer in front of an upstream")
+	}
+	if _, ok := in.Store.(cas.Mapper); !ok {
+		t.Error("what is on a disk is no cas.Mapper in front of an upstream")
 	}
 	behind, err := far("")
 	if err != nil {
