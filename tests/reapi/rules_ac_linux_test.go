@@ -209,7 +209,7 @@ func hitStays(c *client) {
 		for range 4 {
 			others = append(others, c.put(novel(400_000)))
 		}
-		time.Sleep(lease + lease/10) // until nothing is promised
+		time.Sleep(lease + 1100*time.Millisecond) // until nothing is promised: leases are kept in whole seconds, rounded up
 		asked := time.Now()
 		if _, err := c.lookup(action); err != nil {
 			c.Fatalf("GetActionResult: %v", err)
