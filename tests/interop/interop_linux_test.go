@@ -33,14 +33,17 @@ func init() {
 	}
 }
 
-// start starts a peer with an empty store; it ends with the test.
-func start(t *testing.T, k peers.Kind) *peers.Server {
+// start starts a peer with an empty store, which answers with every result that it has; it ends with the test.
+func start(t *testing.T, k peers.Kind) *peers.Server { return startAs(t, k, true) }
+
+// startAs starts a peer with an empty store; it ends with the test.
+func startAs(t *testing.T, k peers.Kind, results bool) *peers.Server {
 	t.Helper()
 	program, err := programs[k.Name]()
 	if err != nil {
 		sandboxtest.Unavailable(t, "interop", err)
 	}
-	s, err := k.Start(t.Context(), peers.Options{Program: program, Dir: t.TempDir(), Results: true})
+	s, err := k.Start(t.Context(), peers.Options{Program: program, Dir: t.TempDir(), Results: results})
 	if err != nil {
 		t.Fatal(err)
 	}

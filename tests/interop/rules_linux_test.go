@@ -1,0 +1,88 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package interop_test
+
+import (
+	"bytes"
+	"context"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/cloister-build/cloister/tests/interop/peers"
+)
+
+// ruleLine is a line of the report of tests/reapi.
+var ruleLine = regexp.MustCompile(`(?m)^ *(\d+)  (pass|fail|not supported) +(\S+) +(.*)$`)
+
+// TestRulesOfPeers: the checker of tests/reapi, which our own server passes, knows a server that is not ours: it passes
+// what that does as the API says, fails what it does otherwise, and leaves alone what it does not offer. Its report is
+// printed.
+func TestRulesOfPeers(t *testing.T) {
+	for _, row := range []struct {
+		kind peers.Kind
+		// What is known of this version, and would be known of the checker if it changed.
+		pass, fail, absent []string
+	}{
+		{peers.BazelRemote,
+			[]string{"1", "8", "9", "10", "18", "30", "36", "40", "41", "46", "50", "65", "68"},
+			[]string{"2", "3", "16", "25", "34", "48", "49", "62", "69"},
+			[]string{"4", "20", "56", "57", "61"}},
+	} {
+		t.Run(row.kind.Name, func(t *testing.T) {
+			peer := startAs(t, row.kind, false)
+			outcomes := rulesOf(t, peer.Addr)
+			peer.Kill() // it waits for streams that it has not noticed the end of
+			for outcome, rules := range map[string][]string{"pass": row.pass, "fail": row.fail, "not supported": row.absent} {
+				for _, rule := range rules {
+					if got := outcomes[rule]; got != outcome {
+						t.Errorf("rule %s: %q, want %q", rule, got, outcome)
+					}
+				}
+			}
+		})
+	}
+}
+
+// rulesOf checks a store and action cache by the rules for these, and returns the outcome of each rule.
+func rulesOf(t *testing.T, addr string) map[string]string {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), 8*time.Minute)
+	defer cancel()
+	report := filepath.Join(t.TempDir(), "report")
+	cmd := exec.CommandContext(ctx, "go", "test", "-count=1", "-timeout=7m", "./tests/reapi",
+		"-endpoint", addr, "-rules", "1-54,56-69", "-report", report) // all of stores but the blob of 5 GiB
+	cmd.Dir = filepath.Join("..", "..")
+	var said bytes.Buffer
+	cmd.Stdout, cmd.Stderr = &said, &said
+	err := cmd.Run() // which fails, since some rules do
+	text, readErr := os.ReadFile(report)
+	if readErr != nil {
+		t.Fatalf("%v: %v\n%s", err, readErr, &said)
+	}
+	t.Logf("\n%s", text)
+	outcomes := map[string]string{}
+	for _, line := range ruleLine.FindAllStringSubmatch(string(text), -1) {
+		outcomes[line[1]] = line[2]
+	}
+	var counts []string
+	for _, outcome := range []string{"pass", "fail", "not supported"} {
+		n := 0
+		for _, o := range outcomes {
+			if o == outcome {
+				n++
+			}
+		}
+		if n == 0 {
+			counts = append(counts, "none is "+outcome)
+		}
+	}
+	if len(counts) > 0 || len(outcomes) < 60 {
+		t.Errorf("of %d rules: %s\n%s", len(outcomes), strings.Join(counts, ", "), &said)
+	}
+	return outcomes
+}
