@@ -13,7 +13,7 @@ export GOFLAGS := $(GOFLAGS) -modcacherw
 endif
 
 .DEFAULT_GOAL := help
-.PHONY: help build demo test test-sandbox escape interop fuzz lint cross bench golden serve clean tools
+.PHONY: help build demo test test-sandbox escape interop rules fuzz lint cross bench golden serve clean tools
 
 help: ## say what each target does
 	@sed -n 's/^\([a-z-]*\):[^#]*## \(.*\)/  \1\t\2/p' $(MAKEFILE_LIST) | expand -t 18
@@ -41,6 +41,11 @@ escape: ## try to get out of the sandbox; print the table of guarantees (SOAK=10
 
 interop: ## run with the real bazel-remote and bb_storage; builds them first (5 minutes, once)
 	cd tests/interop && $(GO) test -count=1 -timeout 60m ./...
+
+rules: ## check the 132 rules of the API, and print a line for each; ENDPOINT=HOST:PORT checks another server
+	@mkdir -p bin
+	@$(GO) test -count=1 -timeout 20m ./tests/reapi -run '^TestRules$$' -endpoint '$(ENDPOINT)' -report $(CURDIR)/bin/rules.txt > bin/rules.log; code=$$?; \
+	cat bin/rules.txt || cat bin/rules.log; exit $$code
 
 FUZZ ?= 60s
 

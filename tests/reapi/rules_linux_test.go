@@ -39,7 +39,7 @@ var (
 	instance   = flag.String("instance", "", "instance name for -endpoint")
 	parts      = flag.String("part", "", "parts of the rules to check: capabilities, cas, stream, chunk, ac, exec, service; with commas")
 	numbers    = flag.String("rules", "", "rules to check, such as 36-56,62")
-	reportFile = flag.String("report", "", "file to write the lines of TestRules to, as well")
+	reportFile = flag.String("report", os.Getenv("CLOISTER_RULES"), "file to write the lines of TestRules to, as well (default: what CLOISTER_RULES says)")
 )
 
 // A rule is one of the list.
