@@ -65,6 +65,7 @@ type session struct {
 	next      chan *turn      // to go on with; holds one
 
 	turn  *turn  // guarded by uploads.mu; nil while it waits for one
+	told  int64  // guarded by uploads.mu; the least that was told of committed since the turn came; 0: nobody has asked
 	since uint64 // guarded by uploads.mu; when it began to wait, in streams that broke off
 
 	now    *turn // Put's own
@@ -97,6 +98,11 @@ func (us *uploads) write(ctx context.Context, store cas.Store, key uploadKey, u 
 		return us.why()
 	case <-t.left:
 		return u.err
+	case <-ctx.Done():
+		// Either the session finds the stream broken, and waits for another, or all has come, and the store may take its
+		// time over it: nobody is held up by that who stops the server, and a client that comes back finds it.
+		time.AfterFunc(keepUpload, func() { us.expire(s, t) })
+		return ctx.Err()
 	case <-s.done:
 	}
 	if s.panicked != nil {
@@ -124,9 +130,9 @@ func (us *uploads) join(ctx context.Context, store cas.Store, key uploadKey, t *
 			if over, err := us.await(ctx, s, s.turn); over || err != nil {
 				return nil, err
 			}
-		case off == s.committed.Load():
-			t.upload.offset = off
-			s.turn = t
+		case s.goesOn(off):
+			t.upload.offset, t.upload.skip = off, s.committed.Load()-off
+			s.turn, s.told = t, 0
 			s.next <- t
 			return s, nil
 		case off == 0:
@@ -136,6 +142,14 @@ func (us *uploads) join(ctx context.Context, store cas.Store, key uploadKey, t *
 				cas.ErrInvalid, off, s.committed.Load())
 		}
 	}
+}
+
+// goesOn reports whether a stream may go on at off with what waits: where it ended or, since what the last stream
+// brought may have been read only after its client had asked how far that was, where that was told to be. The caller
+// holds uploads.mu.
+func (s *session) goesOn(off int64) bool {
+	committed := s.committed.Load()
+	return off == committed || s.told > 0 && off >= s.told && off < committed
 }
 
 // begin starts a session. The caller holds us.mu.
@@ -180,7 +194,16 @@ func (us *uploads) why() error {
 	return errTaken
 }
 
-// drop ends a session that waits. The caller holds us.mu.
+// expire ends s if t is its turn still, whose stream has ended long ago.
+func (us *uploads) expire(s *session, t *turn) {
+	us.mu.Lock()
+	defer us.mu.Unlock()
+	if s.turn == t {
+		us.drop(s, errDropped)
+	}
+}
+
+// drop ends a session of which nobody holds a stream. The caller holds us.mu.
 func (us *uploads) drop(s *session, why error) {
 	us.forget(s)
 	s.cancel(why)
@@ -204,7 +227,8 @@ func (us *uploads) dropWaiting() {
 	}
 }
 
-// committed returns how many bytes have arrived of an upload; ok is false if nothing is known of it.
+// committed returns how many bytes have arrived of an upload, where its client may go on; ok is false if nothing is
+// known of it.
 func (us *uploads) committed(key uploadKey) (n int64, ok bool) {
 	us.mu.Lock()
 	defer us.mu.Unlock()
@@ -212,7 +236,11 @@ func (us *uploads) committed(key uploadKey) (n int64, ok bool) {
 	if !ok {
 		return 0, false
 	}
-	return s.committed.Load(), true
+	n = s.committed.Load()
+	if s.told == 0 {
+		s.told = n
+	}
+	return n, true
 }
 
 // close ends all sessions, waits for them, and refuses others.

@@ -98,6 +98,7 @@ type upload struct {
 	compressed bool
 
 	data   []byte // received and not yet read
+	skip   int64  // bytes that are to come once more, and are not read
 	offset int64  // where the next message belongs: in the blob, or what has come of it compressed
 	err    error  // what ended the stream, io.EOF if it ended well
 	broken bool   // it ended without a fault in what it brought
@@ -110,6 +111,8 @@ func (u *upload) Read(p []byte) (int, error) {
 			return 0, u.err
 		}
 		u.data, u.err = u.receive()
+		known := min(u.skip, int64(len(u.data)))
+		u.data, u.skip = u.data[known:], u.skip-known
 	}
 	n := copy(p, u.data)
 	u.data = u.data[n:]
