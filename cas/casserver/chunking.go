@@ -294,6 +294,11 @@ func (p *splice) add(chunks []*repb.Digest) error {
 	return nil
 }
 
+// leastAverage is the size of its chunks, in bytes, from which a blob is kept as them, and below which it is stored
+// whole. Their list is read whenever somebody asks whether the blob is there, and few bytes named again and again must
+// not make one that is larger than the blob.
+const leastAverage = chunk.MinAverage
+
 // commit stores the blob, if it is what the chunks are.
 func (p *splice) commit(ctx context.Context, v repb.ChunkingFunction_Value) error {
 	if p.size != p.digest.Size() {
@@ -309,7 +314,7 @@ func (p *splice) commit(ctx context.Context, v repb.ChunkingFunction_Value) erro
 	joined := cas.Join(ctx, p.in.Store.Open, p.chunks, 0)
 	defer joined.Close()
 	cutBy, params := chunking(v)
-	if p.digest.Size() <= int64(params.Max()) {
+	if p.digest.Size() <= int64(params.Max()) || p.digest.Size() < leastAverage*int64(len(p.chunks)) {
 		err = p.in.Store.Put(ctx, p.digest, joined)
 	} else {
 		err = p.store(ctx, joined, cas.Mapping{Function: v, Chunks: p.chunks}, v == cutBy, params)

@@ -19,6 +19,7 @@ import (
 	"github.com/cloister-build/cloister/cas/castest"
 	"github.com/cloister-build/cloister/cas/chunk"
 	"github.com/cloister-build/cloister/cas/disk"
+	bspb "google.golang.org/genproto/googleapis/bytestream"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/protobuf/proto"
 )
@@ -684,4 +685,45 @@ func serveFuzz(f *testing.F, m *castest.Memory) *client {
 	return serveWith(f, casserver.Config{Instances: func(name string) (*cas.Instance, error) {
 		return &cas.Instance{Name: name, Store: m, Actions: m}, nil
 	}}, casserver.ServerOptions(slog.New(slog.DiscardHandler))...)
+}
+
+// Three bytes, named a million times, are a blob of three megabytes: its list is not kept, which would take twelve times
+// as much, and the memory for it at each question whether the blob is there.
+func TestBlobOfTinyChunksIsKeptWhole(t *testing.T) {
+	store, err := disk.Open(disk.Config{Dir: t.TempDir(), MaxBytes: 256 << 20})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer store.Close()
+	c := serve(t, casserver.Config{Instances: store.Instance})
+	in, err := store.Instance("")
+	if err != nil {
+		t.Fatal(err)
+	}
+	piece, err := cas.PutBytes(t.Context(), in.Store, cas.SHA256, []byte("abc"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	const n, message = 1_000_000, 100_000
+	blob := strings.Repeat("abc", n)
+	first := &repb.RegisterChunkMappingRequest{BlobDigest: sum(blob).Proto()}
+	messages := []*repb.RegisterChunkMappingRequest{first}
+	for range n / message {
+		messages = append(messages, &repb.RegisterChunkMappingRequest{ChunkDigests: slices.Repeat([]*repb.Digest{piece.Proto()}, message)})
+	}
+	if err := c.register(t.Context(), messages...); err != nil {
+		t.Fatal(err)
+	}
+	if got := store.Stats().Bytes; got > 4<<20 {
+		t.Errorf("a blob of %d bytes takes %d", len(blob), got)
+	}
+	if got, err := c.read(t.Context(), &bspb.ReadRequest{ResourceName: sum(blob).Resource()}); err != nil || string(got) != blob {
+		t.Errorf("read %d bytes, %v", len(got), err)
+	}
+	if _, err := in.Store.(cas.Mapper).Mapping(t.Context(), sum(blob)); !errors.Is(err, cas.ErrNotFound) {
+		t.Errorf("a mapping is kept: %v", err)
+	}
+	if err := store.Check(t.Context()); err != nil {
+		t.Error(err)
+	}
 }
