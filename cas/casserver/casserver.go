@@ -68,8 +68,8 @@ func Register(s *grpc.Server, c Config) (stop func()) {
 		c.MaxBlobBytes = math.MaxInt64
 	}
 	repb.RegisterCapabilitiesServer(s, &capabilities{Config: c})
-	repb.RegisterContentAddressableStorageServer(s, &storage{Config: c, cuts: make(chan struct{}, maxCuts)})
-	u := newUploads()
+	u := newUploads(c.MaxBlobBytes)
+	repb.RegisterContentAddressableStorageServer(s, &storage{Config: c, cuts: make(chan struct{}, maxCuts), uploads: u})
 	bspb.RegisterByteStreamServer(s, &byteStream{Config: c, uploads: u})
 	repb.RegisterActionCacheServer(s, &actionCache{Config: c})
 	return u.close

@@ -23,6 +23,9 @@ const (
 	keepUploads = 64
 	// keepUpload is how long one waits.
 	keepUpload = 10 * time.Minute
+	// keepShare is which part of the largest blob that is taken all of them may have brought together, so that what
+	// actions write and others upload finds room beside them; the newest waits whatever it has brought.
+	keepShare = 8
 )
 
 // Why an upload ended that no stream ended.
@@ -50,10 +53,14 @@ type uploads struct {
 	parted uint64                 // guarded by mu; how many streams have broken off
 	closed bool                   // guarded by mu
 
+	most    int64          // bytes of those that wait
 	running sync.WaitGroup // of the sessions
 }
 
-func newUploads() *uploads { return &uploads{all: map[uploadKey]*session{}} }
+// newUploads returns none, of blobs of up to maxBlob bytes.
+func newUploads(maxBlob int64) *uploads {
+	return &uploads{all: map[uploadKey]*session{}, most: maxBlob / keepShare}
+}
 
 // A session is one upload.
 type session struct {
@@ -330,17 +337,28 @@ func (us *uploads) park(s *session) (ok bool) {
 	s.since = us.parted
 	close(s.turn.left)
 	s.turn = nil
-	waiting, oldest := 0, s
-	for _, other := range us.all {
-		if other.turn == nil {
+	us.dropOldest(s)
+	return true
+}
+
+// dropOldest drops uploads that wait, as long as they are too many or have brought too much, but not the newest. The
+// caller holds us.mu.
+func (us *uploads) dropOldest(newest *session) {
+	for {
+		waiting, brought, oldest := 0, int64(0), newest
+		for _, s := range us.all {
+			if s.turn != nil {
+				continue
+			}
 			waiting++
-			if other.since < oldest.since {
-				oldest = other
+			brought += s.committed.Load()
+			if s.since < oldest.since {
+				oldest = s
 			}
 		}
-	}
-	if waiting > keepUploads {
+		if oldest == newest || waiting <= keepUploads && brought <= us.most {
+			return
+		}
 		us.drop(oldest, errDropped)
 	}
-	return true
 }

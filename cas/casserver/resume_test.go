@@ -10,6 +10,7 @@ import (
 	"testing"
 	"time"
 
+	repb "github.com/bazelbuild/remote-apis/build/bazel/remote/execution/v2"
 	"github.com/cloister-build/cloister/cas"
 	"github.com/cloister-build/cloister/cas/casserver"
 	"github.com/cloister-build/cloister/cas/castest"
@@ -385,6 +386,35 @@ func TestFullStoreDropsUploadsThatWait(t *testing.T) {
 	wantCode(t, err, codes.InvalidArgument)
 	wantCode(t, c.uploadTo(t.Context(), "", "large"), codes.ResourceExhausted)
 	c.wantKept(t, name, 0)
+
+	_, err = c.write(t.Context(), message(name, 0, "1234", false))
+	wantCode(t, err, codes.InvalidArgument)
+	r, err := c.BatchUpdateBlobs(t.Context(), &repb.BatchUpdateBlobsRequest{Requests: []*repb.BatchUpdateBlobsRequest_Request{
+		{Digest: sum("large").Proto(), Data: []byte("large")},
+	}})
+	if err != nil || codes.Code(r.Responses[0].Status.GetCode()) != codes.ResourceExhausted {
+		t.Errorf("got %v, %v, want RESOURCE_EXHAUSTED", r, err)
+	}
+	c.wantKept(t, name, 0)
+}
+
+// What actions write must find room beside uploads that nobody may ever go on with: the store cannot evict those.
+func TestUploadsKeptAreASmallPartOfTheStore(t *testing.T) {
+	c := serve(t, casserver.Config{MaxBlobBytes: 80})
+	name := func(i int) string { return fmt.Sprintf("uploads/u%d/%s", i, sum("12345678").Resource()) }
+	for i := range 3 {
+		_, err := c.write(t.Context(), message(name(i), 0, "1234", false))
+		wantCode(t, err, codes.InvalidArgument)
+	}
+	c.wantKept(t, name(0), 0)
+	c.wantKept(t, name(1), 4)
+	c.wantKept(t, name(2), 4)
+	large := strings.Repeat("x", 80)
+	_, err := c.write(t.Context(), message(uploadName(large), 0, large[:70], false))
+	wantCode(t, err, codes.InvalidArgument)
+	c.wantKept(t, name(1), 0)
+	c.wantKept(t, name(2), 0)
+	c.wantKept(t, uploadName(large), 70)
 }
 
 // The goroutine is another, and so a panic in it must be carried over to the call.

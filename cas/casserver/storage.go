@@ -4,6 +4,7 @@ package casserver
 
 import (
 	"context"
+	"errors"
 	"slices"
 
 	repb "github.com/bazelbuild/remote-apis/build/bazel/remote/execution/v2"
@@ -18,7 +19,8 @@ import (
 type storage struct {
 	repb.UnimplementedContentAddressableStorageServer
 	Config
-	cuts chan struct{} // see maxCuts
+	cuts    chan struct{} // see maxCuts
+	uploads *uploads      // which hold room
 }
 
 // FindMissingBlobs returns the digests that are absent, each once, and marks the others as used.
@@ -85,6 +87,9 @@ func (s *storage) BatchUpdateBlobs(ctx context.Context, req *repb.BatchUpdateBlo
 		}
 	}
 	for i, err := range cas.PutAll(ctx, in.Store, blobs) {
+		if errors.Is(err, cas.ErrFull) {
+			s.uploads.dropWaiting() // room for the next try
+		}
 		if err != nil {
 			answers[i].Status = status.Convert(cas.Status(explain("upload", blobs[i].Digest, err))).Proto()
 		}
