@@ -10,6 +10,7 @@ import (
 	repb "github.com/bazelbuild/remote-apis/build/bazel/remote/execution/v2"
 	"github.com/cloister-build/cloister/cas"
 	"github.com/cloister-build/cloister/cas/compress"
+	"golang.org/x/sync/semaphore"
 	bspb "google.golang.org/genproto/googleapis/bytestream"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/metadata"
@@ -29,7 +30,11 @@ type byteStream struct {
 	bspb.UnimplementedByteStreamServer
 	Config
 	uploads *uploads
+	packing *semaphore.Weighted // of packingBytes
 }
+
+// packingBytes is the memory that all compressed streams may take together; others wait, as for a slow network.
+const packingBytes = 1 << 30
 
 // Read sends a blob, or the part of it that the offset and limit select. The offset counts bytes of the blob also
 // where it is sent compressed, and then there is no limit.
@@ -47,6 +52,12 @@ func (s *byteStream) Read(req *bspb.ReadRequest, stream bspb.ByteStream_ReadServ
 	}
 	if req.ReadLimit > 0 && res.compressed() {
 		return status.Errorf(codes.InvalidArgument, "read_limit is %d, and a compressed blob is read without one", req.ReadLimit)
+	}
+	if res.compressed() {
+		if err := s.packing.Acquire(ctx, compress.WriterMemory); err != nil {
+			return cas.Status(err)
+		}
+		defer s.packing.Release(compress.WriterMemory)
 	}
 	r, err := in.Store.Open(ctx, d, req.ReadOffset)
 	if err != nil {

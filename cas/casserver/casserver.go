@@ -20,6 +20,7 @@ import (
 
 	repb "github.com/bazelbuild/remote-apis/build/bazel/remote/execution/v2"
 	"github.com/cloister-build/cloister/cas"
+	"golang.org/x/sync/semaphore"
 	bspb "google.golang.org/genproto/googleapis/bytestream"
 	"google.golang.org/grpc"
 )
@@ -70,7 +71,7 @@ func Register(s *grpc.Server, c Config) (stop func()) {
 	repb.RegisterCapabilitiesServer(s, &capabilities{Config: c})
 	u := newUploads(c.MaxBlobBytes)
 	repb.RegisterContentAddressableStorageServer(s, &storage{Config: c, cuts: make(chan struct{}, maxCuts), uploads: u})
-	bspb.RegisterByteStreamServer(s, &byteStream{Config: c, uploads: u})
+	bspb.RegisterByteStreamServer(s, &byteStream{Config: c, uploads: u, packing: semaphore.NewWeighted(packingBytes)})
 	repb.RegisterActionCacheServer(s, &actionCache{Config: c})
 	return u.close
 }

@@ -14,14 +14,17 @@ import (
 	"sync"
 	"sync/atomic"
 	"testing"
+	"time"
 
 	repb "github.com/bazelbuild/remote-apis/build/bazel/remote/execution/v2"
 	"github.com/cloister-build/cloister/cas"
 	"github.com/cloister-build/cloister/cas/casserver"
 	"github.com/cloister-build/cloister/cas/castest"
 	"github.com/cloister-build/cloister/cas/compress"
+	"github.com/klauspost/compress/zstd"
 	bspb "google.golang.org/genproto/googleapis/bytestream"
 	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
 )
 
 // pack returns data as one stream of a compressor.
@@ -573,6 +576,52 @@ func TestRule052_CancelOfACompressedReadClosesTheBlob(t *testing.T) {
 		cancel()
 		<-closed
 	})
+}
+
+// However many compressed streams there are, they wait rather than take the memory of the host: 32 windows of 32 MiB are
+// all that there is.
+func TestCompressedStreamsShareAMemory(t *testing.T) {
+	c, m, began, _ := puttingServer(t)
+	data := noise(1 << 20)
+	present, err := cas.PutBytes(t.Context(), m, cas.SHA256, []byte(data))
+	if err != nil {
+		t.Fatal(err)
+	}
+	var frame bytes.Buffer
+	e, err := zstd.NewWriter(&frame, zstd.WithWindowSize(compress.MaxWindow), zstd.WithSingleSegment(false))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := e.Write([]byte("beginning")); err != nil || e.Flush() != nil {
+		t.Fatal(err)
+	}
+	const uploads = 40
+	const held = 1 << 30 / compress.MaxWindow
+	ends := make(map[int]context.CancelFunc)
+	for i := range uploads {
+		ctx, cancel := context.WithCancel(t.Context())
+		defer cancel()
+		ends[i] = cancel
+		d := sum(fmt.Sprint("beginning and end", i))
+		c.open(ctx, t, message(fmt.Sprintf("uploads/u%d/%s", i, compressedName(repb.Compressor_ZSTD, d)), 0, frame.String(), false))
+		if i < held {
+			<-began
+		}
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
+	defer cancel()
+	if _, err := c.unpacked(ctx, repb.Compressor_ZSTD, present, 0); status.Code(err) != codes.DeadlineExceeded {
+		t.Errorf("a read beside them: %v, want that it waits", err)
+	}
+	if n := len(began); n > 0 {
+		t.Errorf("%d uploads more than %d have begun", n, held)
+	}
+	for _, end := range ends {
+		end()
+	}
+	if got, err := c.unpacked(t.Context(), repb.Compressor_ZSTD, present, 0); err != nil || got != data {
+		t.Errorf("when they have gone: read %d bytes, %v", len(got), err)
+	}
 }
 
 // FuzzCompressedWrite checks that whatever a client sends as a blob compressed, a blob is stored only as what its

@@ -61,7 +61,12 @@ func (s *byteStream) write(u *upload) (int64, error) {
 	case len(missing) == 0:
 		return early, nil
 	case u.compressed:
-		src := &unpacked{r: compress.NewReader(r.compressor, u), d: d}
+		memory, reader := compress.Admit(r.compressor, u.message.Data)
+		if err := s.packing.Acquire(ctx, memory); err != nil {
+			return 0, err
+		}
+		defer s.packing.Release(memory)
+		src := &unpacked{r: reader(u), d: d}
 		defer src.r.Release()
 		if err = in.Store.Put(ctx, d, src); src.err != nil && src.err != io.EOF {
 			err = src.err // the store saw no other, but may have wrapped it in words of its own

@@ -5,7 +5,8 @@
 //
 // Whoever sends may lie about everything. What is read is bounded by the caller, who stops, or states the size; the
 // memory of a stream is that of its window, at most MaxWindow for Zstandard and 16 MiB for Brotli, whatever the data
-// says of itself. Nothing starts a goroutine. Tables and windows, megabytes each, are used again by other streams.
+// says of itself. Admit says how much beforehand, for a caller who bounds what all streams take. Nothing starts a
+// goroutine. Tables and windows, megabytes each, are used again by other streams.
 package compress
 
 import (
@@ -40,22 +41,18 @@ type decoder interface {
 type format struct {
 	compressor repb.Compressor_Value
 	encoders   sync.Pool // of encoder
-	decoders   sync.Pool // of decoder
+	decoders   *decoders // for any stream
 }
 
-func newFormat(c repb.Compressor_Value, e func() encoder, d func() decoder) *format {
-	return &format{
-		compressor: c,
-		encoders:   sync.Pool{New: func() any { return e() }},
-		decoders:   sync.Pool{New: func() any { return d() }},
-	}
+func newFormat(c repb.Compressor_Value, e func() encoder, d *decoders) *format {
+	return &format{compressor: c, encoders: sync.Pool{New: func() any { return e() }}, decoders: d}
 }
 
 // formats are those served, the best first.
 var formats = []*format{
-	newFormat(repb.Compressor_ZSTD, newZstdEncoder, newZstdDecoder),
-	newFormat(repb.Compressor_BROTLI, newBrotliEncoder, newBrotliDecoder),
-	newFormat(repb.Compressor_DEFLATE, newDeflateEncoder, newDeflateDecoder),
+	newFormat(repb.Compressor_ZSTD, newZstdEncoder, windows[len(windows)-1]),
+	newFormat(repb.Compressor_BROTLI, newBrotliEncoder, &decoders{16 << 20, sync.Pool{New: func() any { return newBrotliDecoder() }}}),
+	newFormat(repb.Compressor_DEFLATE, newDeflateEncoder, &decoders{32 << 10, sync.Pool{New: func() any { return newDeflateDecoder() }}}),
 }
 
 // Compressors lists the compressors served, the best first. IDENTITY is none of them.
@@ -102,6 +99,9 @@ func formatOf(c repb.Compressor_Value) *format {
 	panic(fmt.Sprintf("compress: compressor %v is not served", c))
 }
 
+// WriterMemory is about what a Writer takes of memory, in bytes.
+const WriterMemory = 2 << 20
+
 // A Writer compresses what is written to it. It is not safe for concurrent use.
 type Writer struct {
 	format  *format
@@ -133,17 +133,34 @@ func (w *Writer) Release() {
 
 // A Reader reads what was compressed. It is not safe for concurrent use.
 type Reader struct {
-	format  *format
-	src     source
-	decoder decoder // nil once it is given back
-	err     error   // what reading ended with
+	format   *format
+	src      source
+	decoders *decoders
+	decoder  decoder // nil once it is given back
+	err      error   // what reading ended with
 }
 
 // NewReader returns a Reader of a compressor that is served. The caller calls Release, and bounds what it reads:
 // few bytes may stand for very many.
 func NewReader(c repb.Compressor_Value, r io.Reader) *Reader {
 	f := formatOf(c)
-	cr := &Reader{format: f, src: source{r: r}, decoder: f.decoders.Get().(decoder)}
+	return newReader(f, f.decoders, r)
+}
+
+// Admit returns how much memory, in bytes, a stream takes to be read that begins with head, 18 bytes of it or
+// all, and what makes a Reader of it that takes no more: a later frame that asks for more is cas.ErrInvalid. If head is
+// less, it is the most that any stream takes. The Reader is as of NewReader.
+func Admit(c repb.Compressor_Value, head []byte) (memory int64, reader func(io.Reader) *Reader) {
+	f := formatOf(c)
+	d := f.decoders
+	if c == repb.Compressor_ZSTD {
+		d = zstdDecoders(head)
+	}
+	return d.window, func(r io.Reader) *Reader { return newReader(f, d, r) }
+}
+
+func newReader(f *format, d *decoders, r io.Reader) *Reader {
+	cr := &Reader{format: f, src: source{r: r}, decoders: d, decoder: d.pool.Get().(decoder)}
 	cr.err = cr.decoder.Reset(&cr.src)
 	return cr
 }
@@ -186,7 +203,7 @@ func (r *Reader) Release() {
 		r.err = errReleased
 		// It must not keep the source; there is no error that anybody could still care for.
 		_ = r.decoder.Reset(nil)
-		r.format.decoders.Put(r.decoder)
+		r.decoders.pool.Put(r.decoder)
 		r.decoder = nil
 	}
 }

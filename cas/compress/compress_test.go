@@ -253,3 +253,54 @@ func FuzzDecode(f *testing.F) {
 		}
 	})
 }
+
+// windowed returns text as a frame that asks for a window of size bytes, or, if that is 0, for none beyond itself.
+func windowed(t *testing.T, size int, text string) []byte {
+	t.Helper()
+	var b bytes.Buffer
+	e, err := zstd.NewWriter(&b, zstd.WithWindowSize(max(size, zstd.MinWindowSize)), zstd.WithSingleSegment(size == 0))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if size == 0 {
+		return e.EncodeAll([]byte(text), nil)
+	}
+	// Flushed, it does not know yet how little there is.
+	if _, err := e.Write([]byte(text)); err != nil || e.Flush() != nil || e.Close() != nil {
+		t.Fatal(err)
+	}
+	return b.Bytes()
+}
+
+func TestAdmitSaysWhatAStreamTakesAndKeepsItToThat(t *testing.T) {
+	c := repb.Compressor_ZSTD
+	for name, test := range map[string]struct {
+		first, second []byte
+		memory        int64
+		valid         bool
+	}{
+		"level 3":           {windowed(t, 2<<20, "one "), windowed(t, 2<<20, "two"), 2 << 20, true},
+		"level 19":          {windowed(t, 8<<20, "one "), windowed(t, 0, "two"), 8 << 20, true},
+		"ultra":             {windowed(t, 32<<20, "one "), windowed(t, 2<<20, "two"), 32 << 20, true},
+		"small frame first": {windowed(t, 0, "one "), windowed(t, 8<<20, "two"), 8 << 20, true},
+		"larger later":      {windowed(t, 1<<20, "one "), windowed(t, 4<<20, "two"), 2 << 20, false},
+		"far larger later":  {windowed(t, 0, "one "), windowed(t, 32<<20, "two"), 8 << 20, false},
+		"too large":         {windowed(t, 64<<20, "one "), nil, 32 << 20, false},
+	} {
+		all := append(test.first, test.second...)
+		memory, reader := compress.Admit(c, all)
+		if memory != test.memory {
+			t.Errorf("%s: it takes %d bytes, want %d", name, memory, test.memory)
+		}
+		r := reader(bytes.NewReader(all))
+		got, err := io.ReadAll(r)
+		if r.Release(); test.valid && (err != nil || string(got) != "one two") || !test.valid && !errors.Is(err, cas.ErrInvalid) {
+			t.Errorf("%s: got %q, %v", name, got, err)
+		}
+	}
+	for _, head := range [][]byte{nil, windowed(t, 2<<20, "x")[:5], {0x50, 0x2a, 0x4d, 0x18, 3, 0, 0, 0, 'a', 'b', 'c'}} {
+		if memory, _ := compress.Admit(c, head); memory != compress.MaxWindow {
+			t.Errorf("%x may take %d bytes, want the most", head, memory)
+		}
+	}
+}

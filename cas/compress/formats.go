@@ -5,6 +5,7 @@ package compress
 import (
 	"bufio"
 	"io"
+	"sync"
 
 	"github.com/andybalholm/brotli"
 	"github.com/klauspost/compress/flate"
@@ -29,12 +30,44 @@ func newZstdEncoder() encoder {
 	return e
 }
 
-func newZstdDecoder() decoder {
-	d, err := zstd.NewReader(nil, zstd.WithDecoderConcurrency(1), zstd.WithDecoderLowmem(true), zstd.WithDecoderMaxWindow(MaxWindow))
-	if err != nil {
-		panic(err)
+// windows are what decoders of Zstandard are made for. Level 3 needs 2 MiB, and levels up to 19, as RFC 8878 asks of
+// decoders, 8 MiB. A pool is of each, so that a stream which needs little does not hold much.
+var windows = [...]*decoders{newZstdDecoders(2 << 20), newZstdDecoders(8 << 20), newZstdDecoders(MaxWindow)}
+
+// decoders are those for a window.
+type decoders struct {
+	window int64
+	pool   sync.Pool // of decoder
+}
+
+func newZstdDecoders(window int64) *decoders {
+	return &decoders{window, sync.Pool{New: func() any {
+		d, err := zstd.NewReader(nil, zstd.WithDecoderConcurrency(1), zstd.WithDecoderLowmem(true), zstd.WithDecoderMaxWindow(uint64(window)))
+		if err != nil {
+			panic(err)
+		}
+		return d
+	}}}
+}
+
+// zstdDecoders returns those for a stream that begins with head. Where it begins with a frame that needs no window beyond
+// itself, those after it may.
+func zstdDecoders(head []byte) *decoders {
+	var h zstd.Header
+	last := windows[len(windows)-1]
+	if err := h.Decode(head); err != nil || h.Skippable {
+		return last
 	}
-	return d
+	need, least := int64(h.WindowSize), 0
+	if h.SingleSegment {
+		need, least = int64(min(h.FrameContentSize, MaxWindow)), 1
+	}
+	for _, d := range windows[least:] {
+		if need <= d.window {
+			return d
+		}
+	}
+	return last // which says that it is too much
 }
 
 func newBrotliEncoder() encoder {
