@@ -70,17 +70,26 @@ It exits with 1 if the server does not list executions, and with 5 if it cannot 
 	return cmd
 }
 
-// filter returns the filter of the request, as serve reads it.
-func (c *lsConfig) filter() string {
+// request returns what asks for the first page, with a filter as serve reads it. What has failed no filter says: few of
+// many may have, so that pages are large then, however few are wanted.
+func (c *lsConfig) request(instance string) *longrunningpb.ListOperationsRequest {
+	const most = 1000
+	size, stage := min(c.most, most), c.stage
+	if c.failed {
+		size = most
+		if stage == "" {
+			stage = repb.ExecutionStage_COMPLETED.String()
+		}
+	}
 	var terms []string
 	for _, t := range []struct{ key, value string }{
-		{"target", c.target}, {"mnemonic", c.mnemonic}, {"invocation", c.invocation}, {"stage", c.stage},
+		{"target", c.target}, {"mnemonic", c.mnemonic}, {"invocation", c.invocation}, {"stage", stage},
 	} {
 		if t.value != "" {
 			terms = append(terms, t.key+"="+strconv.Quote(t.value))
 		}
 	}
-	return strings.Join(terms, " ")
+	return &longrunningpb.ListOperationsRequest{Name: instance, Filter: strings.Join(terms, " "), PageSize: int32(size)}
 }
 
 // print prints executions, page by page.
@@ -92,7 +101,7 @@ func (c *lsConfig) print(ctx context.Context, out io.Writer) error {
 	defer conn.Close()
 	l := &logs{logConfig: &logConfig{from: c.from}, conn: conn, instance: instance, out: out}
 	operations, rows := longrunningpb.NewOperationsClient(conn), []execution{}
-	req := &longrunningpb.ListOperationsRequest{Name: instance, Filter: c.filter(), PageSize: int32(min(c.most, 1000))}
+	req := c.request(instance)
 	for len(rows) < c.most {
 		page, err := operations.ListOperations(ctx, req)
 		switch {
