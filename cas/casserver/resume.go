@@ -108,7 +108,8 @@ func (us *uploads) write(ctx context.Context, store cas.Store, key uploadKey, u 
 	case <-ctx.Done():
 		// Either the session finds the stream broken, and waits for another, or all has come, and the store may take its
 		// time over it: nobody is held up by that who stops the server, and a client that comes back finds it.
-		time.AfterFunc(keepUpload, func() { us.expire(s, t) })
+		timer := time.AfterFunc(keepUpload, func() { us.expire(s, t) })
+		context.AfterFunc(s.ctx, func() { timer.Stop() }) // it holds the stream
 		return ctx.Err()
 	case <-s.done:
 	}

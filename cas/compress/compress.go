@@ -192,7 +192,7 @@ func (r *Reader) ended(err error) error {
 	if err == io.EOF {
 		return io.EOF
 	}
-	return fmt.Errorf("%w data: it is not whole %s: %s", cas.ErrInvalid, Name(r.format.compressor), err)
+	return notWhole(r.format.compressor, err)
 }
 
 var errTrailing = errors.New("bytes follow its end")
@@ -225,9 +225,12 @@ func (s *source) Read(p []byte) (int, error) {
 	return n, err
 }
 
-// Decode returns what data decompresses to, which is size bytes; it takes memory for no more. Whatever else data is,
-// is cas.ErrInvalid.
+// Decode returns what data decompresses to, which is size bytes; it takes memory for no more, of Zstandard also for no
+// window. Whatever else data is, is cas.ErrInvalid.
 func Decode(c repb.Compressor_Value, data []byte, size int64) ([]byte, error) {
+	if c == repb.Compressor_ZSTD {
+		return decodeZstd(data, size)
+	}
 	r := NewReader(c, bytes.NewReader(data))
 	defer r.Release()
 	b := make([]byte, size)
@@ -237,13 +240,25 @@ func Decode(c repb.Compressor_Value, data []byte, size int64) ([]byte, error) {
 		if _, err = io.ReadFull(r, make([]byte, 1)); err == io.EOF {
 			return b, nil
 		} else if err == nil {
-			return nil, fmt.Errorf("%w data: it is more than the %d bytes stated, uncompressed", cas.ErrInvalid, size)
+			return nil, tooLong(size)
 		}
 	}
 	if err == io.EOF || err == io.ErrUnexpectedEOF {
-		return nil, fmt.Errorf("%w data: it is %d bytes, uncompressed, and not %d as stated", cas.ErrInvalid, n, size)
+		return nil, tooShort(int64(n), size)
 	}
 	return nil, err
+}
+
+func tooLong(size int64) error {
+	return fmt.Errorf("%w data: it is more than the %d bytes stated, uncompressed", cas.ErrInvalid, size)
+}
+
+func tooShort(n, size int64) error {
+	return fmt.Errorf("%w data: it is %d bytes, uncompressed, and not %d as stated", cas.ErrInvalid, n, size)
+}
+
+func notWhole(c repb.Compressor_Value, err error) error {
+	return fmt.Errorf("%w data: it is not whole %s: %s", cas.ErrInvalid, Name(c), err)
 }
 
 // Encode returns data compressed, or nil if that saves nothing.

@@ -272,6 +272,28 @@ func windowed(t *testing.T, size int, text string) []byte {
 	return b.Bytes()
 }
 
+// A batch is many blobs of a few bytes, and thousands of batches may be under way.
+func TestDecodeTakesNoWindow(t *testing.T) {
+	data := windowed(t, compress.MaxWindow, "little")
+	if _, err := compress.Decode(repb.Compressor_ZSTD, data, 6); err != nil {
+		t.Fatal(err)
+	}
+	var before, after runtime.MemStats
+	runtime.GC()
+	runtime.ReadMemStats(&before)
+	for range 10 {
+		runtime.GC() // twice empties pools
+		runtime.GC()
+		if got, err := compress.Decode(repb.Compressor_ZSTD, data, 6); err != nil || string(got) != "little" {
+			t.Fatalf("got %q, %v", got, err)
+		}
+	}
+	runtime.ReadMemStats(&after)
+	if n := (after.TotalAlloc - before.TotalAlloc) / 10; n > 1<<20 {
+		t.Errorf("6 bytes took %d", n)
+	}
+}
+
 func TestAdmitSaysWhatAStreamTakesAndKeepsItToThat(t *testing.T) {
 	c := repb.Compressor_ZSTD
 	for name, test := range map[string]struct {

@@ -4,10 +4,12 @@ package compress
 
 import (
 	"bufio"
+	"errors"
 	"io"
 	"sync"
 
 	"github.com/andybalholm/brotli"
+	repb "github.com/bazelbuild/remote-apis/build/bazel/remote/execution/v2"
 	"github.com/klauspost/compress/flate"
 	"github.com/klauspost/compress/zstd"
 )
@@ -68,6 +70,29 @@ func zstdDecoders(head []byte) *decoders {
 		}
 	}
 	return last // which says that it is too much
+}
+
+// wholeZstd reads what is in memory as a whole, where the output is the window.
+var wholeZstd = sync.OnceValue(func() *zstd.Decoder {
+	d, err := zstd.NewReader(nil, zstd.WithDecoderConcurrency(0), zstd.WithDecoderLowmem(true), zstd.WithDecoderMaxWindow(MaxWindow), zstd.WithDecodeAllCapLimit(true))
+	if err != nil {
+		panic(err)
+	}
+	return d
+})
+
+// decodeZstd is Decode for Zstandard.
+func decodeZstd(data []byte, size int64) ([]byte, error) {
+	b, err := wholeZstd().DecodeAll(data, make([]byte, 0, size))
+	switch {
+	case errors.Is(err, zstd.ErrDecoderSizeExceeded) || int64(len(b)) > size:
+		return nil, tooLong(size)
+	case err != nil:
+		return nil, notWhole(repb.Compressor_ZSTD, err)
+	case int64(len(b)) < size:
+		return nil, tooShort(int64(len(b)), size)
+	}
+	return b, nil
 }
 
 func newBrotliEncoder() encoder {
