@@ -5,6 +5,7 @@ package casserver_test
 import (
 	"bytes"
 	"context"
+	"fmt"
 	"io"
 	"log/slog"
 	"net"
@@ -70,6 +71,30 @@ func TestStopWithAnUploadThatHangsInTheStore(t *testing.T) {
 	}
 	endUploads()
 	<-h.ended
+}
+
+// Clients that give up on a store that does not answer, and try again, do not leave more and more behind.
+func TestUploadsThatHangInTheStoreAreBounded(t *testing.T) {
+	m := castest.NewMemory()
+	const kept, more = 64, 3
+	h := &holding{m, make(chan struct{}), make(chan error, kept+more)}
+	c := serve(t, casserver.Config{Instances: func(name string) (*cas.Instance, error) {
+		return &cas.Instance{Name: name, Store: h, Actions: m}, nil
+	}})
+	for i := range kept + more {
+		ctx, cancel := context.WithCancel(t.Context())
+		name := fmt.Sprintf("uploads/u%d/%s", i, sum("12345678").Resource())
+		c.open(ctx, t, message(name, 0, "1234", false), message("", 4, "5678", true))
+		<-h.read
+		cancel()
+	}
+	for range more {
+		<-h.ended
+	}
+	c.stop()
+	if n := len(h.ended); n != kept {
+		t.Errorf("%d more have ended when the server stops, want all %d", n, kept)
+	}
 }
 
 // stepping is a store whose Put reads 4 bytes, and then 2 more and the rest when it may.

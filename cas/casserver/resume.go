@@ -89,6 +89,7 @@ type turn struct {
 	left   chan struct{} // closed when the session looks at it no more, and waits for another
 	taken  chan struct{} // closed when it is to give place
 	gives  bool          // guarded by uploads.mu; taken is closed
+	gone   bool          // guarded by uploads.mu; its stream has ended
 }
 
 // write has the stream of u begin the upload of key, or go on with it, and returns when that is stored or the stream
@@ -108,8 +109,7 @@ func (us *uploads) write(ctx context.Context, store cas.Store, key uploadKey, u 
 	case <-ctx.Done():
 		// Either the session finds the stream broken, and waits for another, or all has come, and the store may take its
 		// time over it: nobody is held up by that who stops the server, and a client that comes back finds it.
-		timer := time.AfterFunc(keepUpload, func() { us.expire(s, t) })
-		context.AfterFunc(s.ctx, func() { timer.Stop() }) // it holds the stream
+		us.abandon(s, t)
 		return ctx.Err()
 	case <-s.done:
 	}
@@ -202,14 +202,29 @@ func (us *uploads) why() error {
 	return errTaken
 }
 
-// expire ends s if t is its turn still, whose stream has ended long ago.
-func (us *uploads) expire(s *session, t *turn) {
+// abandon has s wait without the stream of its turn t, which has ended, for as long as one that broke off.
+func (us *uploads) abandon(s *session, t *turn) {
 	us.mu.Lock()
 	defer us.mu.Unlock()
-	if s.turn == t {
-		us.drop(s, errDropped)
+	if s.turn != t {
+		return
 	}
+	t.gone = true
+	us.parted++
+	s.since = us.parted
+	us.dropOldest(s)
+	timer := time.AfterFunc(keepUpload, func() {
+		us.mu.Lock()
+		defer us.mu.Unlock()
+		if s.turn == t {
+			us.drop(s, errDropped)
+		}
+	})
+	context.AfterFunc(s.ctx, func() { timer.Stop() }) // it holds the stream
 }
+
+// waits reports whether no stream brings anything. The caller holds uploads.mu.
+func (s *session) waits() bool { return s.turn == nil || s.turn.gone }
 
 // drop ends a session of which nobody holds a stream. The caller holds us.mu.
 func (us *uploads) drop(s *session, why error) {
@@ -229,7 +244,7 @@ func (us *uploads) dropWaiting() {
 	us.mu.Lock()
 	defer us.mu.Unlock()
 	for _, s := range us.all {
-		if s.turn == nil {
+		if s.waits() {
 			us.drop(s, errDropped)
 		}
 	}
@@ -348,7 +363,7 @@ func (us *uploads) dropOldest(newest *session) {
 	for {
 		waiting, brought, oldest := 0, int64(0), newest
 		for _, s := range us.all {
-			if s.turn != nil {
+			if !s.waits() {
 				continue
 			}
 			waiting++
