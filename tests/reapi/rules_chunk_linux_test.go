@@ -152,9 +152,10 @@ func streamedMapping(c *client) {
 	if !splicing.met(c) {
 		return
 	}
-	// So many chunks that one message would not hold them: above 4 MiB the connection fails.
+	// So many chunks that one message would not hold them: above 4 MiB the connection fails. They are as large as the
+	// smallest that a server is likely to keep as chunks.
 	const n = 80_000
-	a, z := novel(64), novel(64)
+	a, z := novel(1<<10), novel(1<<10)
 	var b bytes.Buffer
 	var list []*repb.Digest
 	da, dz := c.put(a), c.put(z)
@@ -180,6 +181,9 @@ func streamedMapping(c *client) {
 	got := 0
 	for _, m := range ms {
 		got += len(m.GetChunkDigests())
+	}
+	if c.ours && (got != n || len(ms) < 2) {
+		c.Errorf("%d chunks that were registered are told as %d in %d messages", n, got, len(ms))
 	}
 	c.Logf("%d chunks are registered, and told as %d in %d messages", n, got, len(ms))
 }
