@@ -56,7 +56,8 @@ func (o *Overlay) sendAll(entries []entry) (sent int64, away error) {
 		case err == nil:
 			sent++
 			done = append(done, e)
-		case errors.Is(err, errGone), errors.Is(err, errIncomplete):
+		case errors.Is(err, errGone), errors.Is(err, errIncomplete), errors.Is(err, errUnserved):
+			// Unserved is what was taken while far had not yet said what it serves.
 			o.config.Log.Error("lost before it was sent on", "what", e.String(), "error", err)
 			lost++
 			done = append(done, e)
@@ -107,6 +108,9 @@ func (o *Overlay) sendAll(entries []entry) (sent int64, away error) {
 func (o *Overlay) sendResult(e entry) error {
 	s, err := o.store(e.instance)
 	if err != nil {
+		return err
+	}
+	if err := s.unserved(e.digest); err != nil {
 		return err
 	}
 	r, err := s.near.Actions.Lookup(o.ctx, e.digest)

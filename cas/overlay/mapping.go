@@ -44,6 +44,9 @@ func (s *store) withMapper(st cas.Store) cas.Store {
 // Map implements cas.Mapper: near keeps the chunks' list, and far the whole, now or, under Back, later. Chunks that are
 // not near are brought there. Near forgets nothing if far cannot be written, and the same call can be made again.
 func (m *mapper) Map(ctx context.Context, d cas.Digest, of cas.Mapping) error {
+	if err := cmp.Or(m.s.unserved(d), of.Check(d)); err != nil {
+		return err
+	}
 	absent, err := m.s.near.Store.Missing(ctx, of.Chunks)
 	if err != nil {
 		return err

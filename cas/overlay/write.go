@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"slices"
 	"sync"
 
 	repb "github.com/bazelbuild/remote-apis/build/bazel/remote/execution/v2"
@@ -20,8 +21,23 @@ const (
 	streams    = 4       // large blobs that are sent at once
 )
 
-// Put implements cas.Store.
+// errUnserved says that far has no such digest function.
+var errUnserved = fmt.Errorf("%w: the upstream does not serve the digest function", cas.ErrInvalid)
+
+// unserved returns errUnserved if far is known not to serve the digest function of d: what is near could never be
+// sent on.
+func (s *store) unserved(d cas.Digest) error {
+	if s.far.Functions == nil || slices.Contains(s.far.Functions, d.Function()) {
+		return nil
+	}
+	return fmt.Errorf("%w %v of %s; it serves %v", errUnserved, d.Function(), d, s.far.Functions)
+}
+
+// Put implements cas.Store. A digest whose function far is known not to serve is cas.ErrInvalid.
 func (s *store) Put(ctx context.Context, d cas.Digest, r io.Reader) error {
+	if err := s.unserved(d); err != nil {
+		return err
+	}
 	if err := s.near.Store.Put(ctx, d, r); err != nil || d.IsEmpty() {
 		return err
 	}
@@ -36,6 +52,11 @@ func (s *store) Put(ctx context.Context, d cas.Digest, r io.Reader) error {
 
 // PutAll implements cas.Batcher: one batch is one batch far.
 func (s *store) PutAll(ctx context.Context, blobs []cas.Blob) []error {
+	for _, b := range blobs {
+		if s.unserved(b.Digest) != nil {
+			return s.putEach(ctx, blobs) // a call names blobs of one function, but for a client's mistake
+		}
+	}
 	errs := cas.PutAll(ctx, s.near.Store, blobs)
 	var stored []cas.Blob
 	var entries []entry
@@ -63,10 +84,24 @@ func (s *store) PutAll(ctx context.Context, blobs []cas.Blob) []error {
 	return errs
 }
 
+// putEach is PutAll one by one.
+func (s *store) putEach(ctx context.Context, blobs []cas.Blob) []error {
+	errs := make([]error, len(blobs))
+	for i, b := range blobs {
+		if errs[i] = s.unserved(b.Digest); errs[i] == nil {
+			errs[i] = s.PutAll(ctx, blobs[i:i+1])[0]
+		}
+	}
+	return errs
+}
+
 // Record implements cas.ActionCache. Far has the result only if it has, by then, every blob of it: a result
 // some of whose blobs are nowhere is recorded near alone. So is one that far does not take, for whatever reason:
 // that is a hit less some day, and no cause for an action to fail that has run.
 func (s *store) Record(ctx context.Context, action cas.Digest, r *repb.ActionResult) error {
+	if err := s.unserved(action); err != nil {
+		return err
+	}
 	if err := s.near.Actions.Record(ctx, action, r); err != nil {
 		return err
 	}
@@ -89,9 +124,9 @@ var (
 	errRefused = errors.New("the result was refused")
 )
 
-// gone adds to an error of near that it is errGone if it is.
+// gone adds to an error of near that it is errGone if it is. What near finds corrupt it has dropped.
 func gone(err error) error {
-	if errors.Is(err, cas.ErrNotFound) {
+	if errors.Is(err, cas.ErrNotFound) || errors.Is(err, cas.ErrCorrupt) {
 		return fmt.Errorf("%w: %w", errGone, err)
 	}
 	return err
@@ -134,6 +169,13 @@ func (s *store) copyFar(ctx context.Context, d cas.Digest) error {
 // errGone.
 func (s *store) send(ctx context.Context, ds []cas.Digest) map[cas.Digest]error {
 	failed := map[cas.Digest]error{}
+	ds = slices.DeleteFunc(slices.Clone(ds), func(d cas.Digest) bool {
+		err := s.unserved(d)
+		if err != nil {
+			failed[d] = err
+		}
+		return err != nil
+	})
 	if len(ds) == 0 {
 		return failed
 	}

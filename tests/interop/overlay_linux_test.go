@@ -21,10 +21,14 @@ import (
 func over(t *testing.T, s *peers.Server, policy overlay.Policy) *cas.Instance {
 	t.Helper()
 	far := peer{dial(t, s, "")}
+	served, err := far.Instance("")
+	if err != nil {
+		t.Fatal(err)
+	}
 	o, err := overlay.New(overlay.Config{
 		Near: castest.Instances(),
 		Far: func(name string) (*cas.Instance, error) {
-			return &cas.Instance{Name: name, Store: far, Actions: far}, nil
+			return &cas.Instance{Name: name, Store: far, Actions: far, Functions: served.Functions}, nil
 		},
 		Policy: policy, Journal: filepath.Join(t.TempDir(), "journal"),
 	})
