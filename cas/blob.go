@@ -159,20 +159,8 @@ func PutProto(ctx context.Context, s Store, f Function, m proto.Message) (Digest
 // PutSeeker stores what r holds from its start to its end, and returns its digest. It reads r twice:
 // once for the name and once for the store.
 func PutSeeker(ctx context.Context, s Store, f Function, r io.ReadSeeker) (Digest, error) {
-	size, err := r.Seek(0, io.SeekEnd)
+	d, err := f.SumSeeker(r)
 	if err != nil {
-		return Digest{}, err
-	}
-	if _, err := r.Seek(0, io.SeekStart); err != nil {
-		return Digest{}, err
-	}
-	h := f.New(size)
-	n, err := io.Copy(h, r)
-	if err != nil {
-		return Digest{}, err
-	}
-	d := f.Digest(h, n)
-	if _, err := r.Seek(0, io.SeekStart); err != nil {
 		return Digest{}, err
 	}
 	return d, s.Put(ctx, d, r)

@@ -10,6 +10,7 @@ import (
 	"encoding/hex"
 	"fmt"
 	"hash"
+	"io"
 	"strconv"
 	"strings"
 
@@ -96,6 +97,24 @@ func (f Function) Sum(data []byte) Digest {
 	h := f.New(int64(len(data)))
 	h.Write(data)
 	return f.Digest(h, int64(len(data)))
+}
+
+// SumSeeker returns the digest of what r holds from its start to its end, and leaves r at its start.
+func (f Function) SumSeeker(r io.ReadSeeker) (Digest, error) {
+	size, err := r.Seek(0, io.SeekEnd)
+	if err != nil {
+		return Digest{}, err
+	}
+	if _, err := r.Seek(0, io.SeekStart); err != nil {
+		return Digest{}, err
+	}
+	h := f.New(size)
+	n, err := io.Copy(h, r)
+	if err != nil {
+		return Digest{}, err
+	}
+	_, err = r.Seek(0, io.SeekStart)
+	return f.Digest(h, n), err
 }
 
 // Digest returns the digest of the size bytes that h, a hash of f, has seen. If that is not the size that h was made
@@ -190,7 +209,7 @@ func ParseDigest(s string) (Digest, error) {
 	}
 	hash, size, ok := strings.Cut(text, "/")
 	n, err := strconv.ParseInt(size, 10, 64)
-	if !ok || err != nil {
+	if !ok || err != nil || strconv.FormatInt(n, 10) != size {
 		return Digest{}, invalidf("digest %+.80q of %d bytes is not of the form HASH/SIZE", s, len(s))
 	}
 	if text == s {

@@ -29,7 +29,7 @@ func TestDigestRefuses(t *testing.T) {
 	hash := cas.SHA256.Sum(nil).Hash()
 	for name, text := range map[string]string{
 		"upper case": strings.ToUpper(hash) + "/0", "short": hash[1:] + "/0", "long": hash + "0/0", "negative": hash + "/-1",
-		"no size": hash, "no number": hash + "/x", "not hexadecimal": "g" + hash[1:] + "/0", "nothing": "",
+		"sign": hash + "/+0", "leading zero": hash + "/00", "no size": hash, "no number": hash + "/x", "not hexadecimal": "g" + hash[1:] + "/0", "nothing": "",
 	} {
 		if d, err := cas.ParseDigest(text); !errors.Is(err, cas.ErrInvalid) {
 			t.Errorf("%s: got %v, %v, want ErrInvalid", name, d, err)

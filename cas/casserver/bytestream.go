@@ -39,10 +39,13 @@ const packingBytes = 1 << 30
 // Read sends a blob, or the part of it that the offset and limit select. The offset counts bytes of the blob also
 // where it is sent compressed, and then there is no limit.
 func (s *byteStream) Read(req *bspb.ReadRequest, stream bspb.ByteStream_ReadServer) error {
+	ctx := stream.Context()
+	if err := checkHeader(ctx, req.ResourceName); err != nil {
+		return err
+	}
 	if s.ofLog(req.ResourceName) {
 		return s.Logs.Read(req, stream)
 	}
-	ctx := stream.Context()
 	in, res, d, err := s.resolve(ctx, req.ResourceName, parseRead)
 	if err != nil {
 		return err
@@ -177,6 +180,9 @@ func (o *outgoing) release() {
 // QueryWriteStatus says that the upload of a blob that is present is complete, and how much is kept of one that
 // broke off. Of a compressed one nothing is ever kept: it begins at 0. Any other is NOT_FOUND (rule 46).
 func (s *byteStream) QueryWriteStatus(ctx context.Context, req *bspb.QueryWriteStatusRequest) (*bspb.QueryWriteStatusResponse, error) {
+	if err := checkHeader(ctx, req.ResourceName); err != nil {
+		return nil, err
+	}
 	if s.ofLog(req.ResourceName) {
 		return s.Logs.QueryWriteStatus(ctx, req)
 	}
@@ -200,6 +206,18 @@ func (s *byteStream) QueryWriteStatus(ctx context.Context, req *bspb.QueryWriteS
 	return nil, status.Errorf(codes.NotFound, "upload of %s is not complete, and nothing of it is kept; begin at offset 0", d)
 }
 
+// checkHeader returns INVALID_ARGUMENT if the header with the resource name, by which something on the way may have
+// chosen where the call goes, is not that of the message (rule 54).
+func checkHeader(ctx context.Context, name string) error {
+	const header = "build.bazel.remote.execution.v2.resource-name"
+	for _, v := range metadata.ValueFromIncomingContext(ctx, header) {
+		if v != name {
+			return status.Errorf(codes.InvalidArgument, "header %s is %+.256q, and the name in the message %+.256q", header, v, name)
+		}
+	}
+	return nil
+}
+
 // resolve returns the instance and the digest that a resource name stands for, or a status.
 func (s *byteStream) resolve(ctx context.Context, name string, parse func(string) (resource, error)) (*cas.Instance, resource, cas.Digest, error) {
 	fail := func(err error) (*cas.Instance, resource, cas.Digest, error) {
@@ -208,13 +226,6 @@ func (s *byteStream) resolve(ctx context.Context, name string, parse func(string
 	r, err := parse(name)
 	if err != nil {
 		return fail(err)
-	}
-	const header = "build.bazel.remote.execution.v2.resource-name"
-	for _, v := range metadata.ValueFromIncomingContext(ctx, header) {
-		if v != name {
-			return fail(status.Errorf(codes.InvalidArgument,
-				"header %s is %+.256q, and the name in the message %+.256q", header, v, name))
-		}
 	}
 	in, err := s.Instances(r.instance)
 	if err != nil {

@@ -12,6 +12,7 @@ import (
 	"github.com/cloister-build/cloister/cas/casserver"
 	bspb "google.golang.org/genproto/googleapis/bytestream"
 	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/metadata"
 	"google.golang.org/grpc/status"
 )
 
@@ -118,5 +119,20 @@ func TestWithoutLogsTheirNamesAreInvalid(t *testing.T) {
 	}
 	if _, err := r.Recv(); status.Code(err) != codes.InvalidArgument {
 		t.Errorf("got %v, want INVALID_ARGUMENT", err)
+	}
+}
+
+func TestRule054_HeaderOfALogMustBeThatOfTheMessage(t *testing.T) {
+	var l logs
+	c := serve(t, casserver.Config{Logs: &l})
+	ctx := metadata.AppendToOutgoingContext(t.Context(), "build.bazel.remote.execution.v2.resource-name", "other/logstreams/a")
+	_, err := c.read(ctx, &bspb.ReadRequest{ResourceName: "main/logstreams/a"})
+	wantCode(t, err, codes.InvalidArgument)
+	_, err = c.write(ctx, message("main/logstreams/a/token", 0, "data", true))
+	wantCode(t, err, codes.InvalidArgument)
+	_, err = c.QueryWriteStatus(ctx, &bspb.QueryWriteStatusRequest{ResourceName: "main/logstreams/a/token"})
+	wantCode(t, err, codes.InvalidArgument)
+	if len(l.asked) > 0 {
+		t.Errorf("the logs were asked %q", l.asked)
 	}
 }

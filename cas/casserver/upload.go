@@ -24,6 +24,10 @@ func (s *byteStream) Write(stream bspb.ByteStream_WriteServer) error {
 	} else if err != nil {
 		return err
 	}
+	if err := checkHeader(stream.Context(), u.message.ResourceName); err != nil {
+		u.message.release()
+		return err
+	}
 	if s.ofLog(u.message.ResourceName) {
 		return s.writeLog(&u.message, stream)
 	}
@@ -37,8 +41,8 @@ func (s *byteStream) Write(stream bspb.ByteStream_WriteServer) error {
 	return stream.SendAndClose(&bspb.WriteResponse{CommittedSize: committed})
 }
 
-// write stores the blob of an upload whose first message is there, and returns the committed_size of the answer: the bytes received, or, where the
-// call ends early, the size of the blob, and -1 if it was to come compressed.
+// write stores the blob of an upload whose first message is there, and returns the committed_size of the answer: the
+// bytes received, or, where the call ends early, the size of the blob, and -1 if it was to come compressed.
 func (s *byteStream) write(u *upload) (int64, error) {
 	ctx := u.stream.Context()
 	in, r, d, err := s.resolve(ctx, u.message.ResourceName, parseWrite)

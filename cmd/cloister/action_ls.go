@@ -13,6 +13,7 @@ import (
 
 	"cloud.google.com/go/longrunning/autogen/longrunningpb"
 	repb "github.com/bazelbuild/remote-apis/build/bazel/remote/execution/v2"
+	"github.com/cloister-build/cloister/cas"
 	"github.com/spf13/cobra"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
@@ -159,10 +160,15 @@ func executionOf(op *longrunningpb.Operation) (execution, error) {
 	if err := op.GetMetadata().UnmarshalTo(&m); err != nil {
 		return execution{}, errors.New("its metadata is no ExecuteOperationMetadata")
 	}
-	e := execution{Operation: op.Name, Stage: m.Stage.String(), Action: fmt.Sprintf("%s/%d", m.ActionDigest.GetHash(), m.ActionDigest.GetSizeBytes())}
-	if m.DigestFunction == repb.DigestFunction_BLAKE3 || m.DigestFunction == repb.DigestFunction_SHA256TREE || m.DigestFunction == repb.DigestFunction_GITSHA1 {
-		e.Action = strings.ToLower(m.DigestFunction.String()) + ":" + e.Action
+	function, err := new(cas.Instance).FunctionOf(m.DigestFunction, m.ActionDigest)
+	if err != nil {
+		return execution{}, err
 	}
+	action, err := cas.FromProto(function, m.ActionDigest)
+	if err != nil {
+		return execution{}, err
+	}
+	e := execution{Operation: op.Name, Stage: m.Stage.String(), Action: action.String()}
 	e.times(m.PartialExecutionMetadata)
 	for _, aux := range m.PartialExecutionMetadata.GetAuxiliaryMetadata() {
 		var who repb.RequestMetadata

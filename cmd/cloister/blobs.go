@@ -51,7 +51,7 @@ func parseDigests(args []string) ([]cas.Digest, error) {
 
 func casPutCommand() *cobra.Command {
 	var to origin
-	function := meant{all: cas.SHA256}
+	var name string
 	var asJSON bool
 	cmd := &cobra.Command{
 		Use:   "put PATH... [--cas URL] [--instance NAME] [--digest-function FUNCTION] [--json]",
@@ -64,13 +64,14 @@ as they are. The path - is the standard input. What is present already is not se
   echo hello | cloister cas put - --cas grpcs://cache.example.com:443`,
 		Args: cobra.MinimumNArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			if len(function.of) > 0 {
-				return errors.New("--digest-function: name the function alone; --instance says where")
+			function, err := cas.ParseFunction(name)
+			if err != nil {
+				return fmt.Errorf("--digest-function: %w", err)
 			}
 			var rows []uploaded
-			err := onServer(cmd.Context(), &to, func(ctx context.Context, s *remote.Store) error {
+			err = onServer(cmd.Context(), &to, func(ctx context.Context, s *remote.Store) error {
 				for _, arg := range args {
-					d, err := upload(ctx, s, function.all, arg, cmd.InOrStdin())
+					d, err := upload(ctx, s, function, arg, cmd.InOrStdin())
 					if err != nil {
 						return fmt.Errorf("%s: %w", arg, err)
 					}
@@ -91,7 +92,7 @@ as they are. The path - is the standard input. What is present already is not se
 		},
 	}
 	to.register(cmd)
-	cmd.Flags().Var(&function, "digest-function", "function of the digests")
+	cmd.Flags().StringVar(&name, "digest-function", cas.SHA256.String(), "function of the digests")
 	cmd.Flags().BoolVar(&asJSON, "json", false, "print one JSON list")
 	return cmd
 }
@@ -130,20 +131,15 @@ func upload(ctx context.Context, to cas.Store, f cas.Function, path string, stdi
 
 // uploadFile stores a file, unless the store has it.
 func uploadFile(ctx context.Context, to cas.Store, f cas.Function, file *os.File) (cas.Digest, error) {
-	size, err := file.Seek(0, io.SeekEnd)
+	d, err := f.SumSeeker(file)
 	if err != nil {
-		return cas.Digest{}, err
+		return d, err
 	}
-	h := f.New(size)
-	if _, err := io.Copy(h, io.NewSectionReader(file, 0, size)); err != nil {
-		return cas.Digest{}, err
-	}
-	d := f.Digest(h, size)
 	missing, err := to.Missing(ctx, []cas.Digest{d})
 	if err != nil || len(missing) == 0 {
 		return d, err
 	}
-	return d, to.Put(ctx, d, io.NewSectionReader(file, 0, size))
+	return d, to.Put(ctx, d, file)
 }
 
 // uploadStream stores what r holds, by way of a file: the name of a blob comes before its bytes.
