@@ -139,6 +139,8 @@ type Features struct {
 	Audits []Audit
 	// Endpoints says that exceptions of the network can be made, Silence that listening can be forbidden.
 	Endpoints, Silence bool
+	// Conditions are those that a run can be given otherwise than usual.
+	Conditions []Condition
 	// Checks are what was tried, in order.
 	Checks []Check
 }
@@ -156,6 +158,11 @@ func (f *Features) Covers(s *Spec) error {
 	}
 	if len(s.Network.Allow) > 0 && !f.Endpoints {
 		return fmt.Errorf("%w: this worker cannot make exceptions of the network (%s)", ErrUnsupported, s.Network.Allow[0])
+	}
+	for _, c := range AllConditions {
+		if v := s.Conditions.Of(c); v != "" && !slices.Contains(f.Conditions, c) {
+			return fmt.Errorf("%w: this worker cannot give a run another %s (%s)", ErrUnsupported, c, v)
+		}
 	}
 	if s.Network.Loopback && !s.Network.Listen && !f.Silence {
 		return fmt.Errorf("%w: this worker cannot forbid a run to listen", ErrUnsupported)

@@ -33,6 +33,8 @@ type Spec struct {
 	Limits Limits
 	// Audit is how closely the run is watched. Its zero value records every attempt that was refused.
 	Audit Audit
+	// Conditions are what the run notices of its surroundings. Their zero value is the usual.
+	Conditions Conditions
 
 	// Workspace names the workspace in which relative Sources lie, or "".
 	Workspace string
@@ -149,6 +151,9 @@ func (s *Spec) Validate() error {
 	}
 	if err := s.Limits.validate(); err != nil {
 		return bad("%v", err)
+	}
+	if err := s.Conditions.validate(); err != nil {
+		return bad("conditions: %v", err)
 	}
 	if !s.Audit.known() {
 		return bad("audit %q is none of %q, %q and %q", s.Audit, AuditAttempts, AuditFull, AuditOff)

@@ -47,6 +47,11 @@ func (s *Spec) Text() string {
 	if s.Audit != AuditAttempts {
 		line("audit %s", s.Audit)
 	}
+	for _, c := range AllConditions {
+		if v := s.Conditions.Of(c); v != "" {
+			line("condition %q %s", c, v)
+		}
+	}
 	line("timeout %d", s.Timeout)
 	line("grace %d", s.Grace)
 	return b.String()

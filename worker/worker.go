@@ -49,6 +49,22 @@ type Task struct {
 	// its time is the worker's.
 	Args     []string
 	Terminal *os.File
+
+	// Variation, if not nil, is what the run is given otherwise than usual. Such a run is made whatever is
+	// recorded, and is never recorded.
+	Variation *Variation
+}
+
+// A Variation is what a run is given otherwise than usual, on purpose, to see whether its result depends on it. Its
+// zero value is a run like every other that is not recorded.
+type Variation struct {
+	Conditions sandbox.Conditions
+	// Env are variables, "KEY=VALUE", that are set over those of the command; "KEY" alone is not set at all.
+	Env []string
+	// Root is where the run finds its input root; "" is ExecRoot.
+	Root string
+	// Order, if not 0, is the seed of the order in which the directories of the input root are listed.
+	Order uint64
 }
 
 // An Admission is what a worker says of a task before it takes a slot.
