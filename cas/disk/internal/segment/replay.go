@@ -38,10 +38,12 @@ func (g *Segment) Replay(h History) (damaged int64, lost int, err error) {
 	var durable, mark uint32
 	dropped := map[uint32]bool{}
 	scan(log, func(kind byte, at uint32, b []byte) {
-		switch kind {
-		case typeDurable:
+		// A note is of what was there before it. One of what comes later is none of ours, and must not decide about what
+		// is yet to be put there.
+		switch {
+		case kind == typeDurable && noteRecord(b) <= at:
 			durable, mark = max(durable, noteRecord(b)), max(mark, noteStamp(b))
-		case typeDrop:
+		case kind == typeDrop && noteRecord(b) < at:
 			dropped[noteRecord(b)] = true
 		}
 	})
@@ -72,7 +74,7 @@ func (g *Segment) Replay(h History) (damaged int64, lost int, err error) {
 		case typeTouch:
 			notes++
 			target := int64(noteRecord(b)) * unit
-			if target+putBytes > int64(len(log)) {
+			if target+putBytes > int64(at)*unit {
 				break
 			}
 			if kind, _ := parse(log[target:]); kind != typePacked && kind != typeFile {

@@ -518,6 +518,7 @@ func FuzzReplay(f *testing.F) {
 	f.Add(append(make([]byte, 48), whole...), uint16(3*1024))
 	f.Add(appendNote(nil, typeTouch, 1, 1<<32-1), uint16(0))
 	f.Add(appendNote(nil, typeDurable, 0, 1<<32-1), uint16(0))
+	f.Add(appendNote(nil, typeDrop, 0, 1), uint16(0)) // of what is put next
 	f.Fuzz(func(t *testing.T, log []byte, data uint16) {
 		dir := t.TempDir()
 		// So that the fuzzer need not find the checksums.
