@@ -20,7 +20,6 @@ import (
 	"github.com/cloister-build/cloister/cas/disk"
 	"github.com/cloister-build/cloister/cas/tree"
 	"github.com/cloister-build/cloister/sandbox"
-	"github.com/cloister-build/cloister/sandbox/namespace"
 	"github.com/cloister-build/cloister/worker"
 	"github.com/spf13/cobra"
 	"google.golang.org/grpc/codes"
@@ -177,63 +176,35 @@ func (c *runConfig) check(cmd *cobra.Command) error {
 // run carries the command through the same seven verbs as an action of a client, with a store that
 // lasts as long as the run. It returns the command's exit code.
 func run(ctx context.Context, c *runConfig) (int, error) {
-	// What is wrong with the command line is told before anything is fetched.
-	rules, err := c.box.rules()
+	bench, err := openWorkbench(&c.box)
 	if err != nil {
 		return 0, err
 	}
-	box, err := c.box.backend()
-	if err != nil {
-		return 0, err
-	}
-	dir, err := os.MkdirTemp("", "cloister-run-")
-	if err != nil {
-		return 0, err
-	}
-	defer os.RemoveAll(dir) // plain files of ours: nothing is ever mounted in a store
-	// Inputs are mounted by the paths of their files, and a link in them would be refused.
-	if dir, err = filepath.EvalSymlinks(dir); err != nil {
-		return 0, err
-	}
-	// What is there already fits, and what is fetched is bounded before it comes.
-	store, err := disk.Open(disk.Config{Dir: filepath.Join(dir, "store"), MaxBytes: math.MaxInt64, MaxFiles: math.MaxInt64})
-	if err != nil {
-		return 0, err
-	}
-	defer store.Close()
+	defer bench.close()
 	task := &worker.Task{Action: c.digest, Target: c.target, Mnemonic: c.mnemonic, Queued: time.Now(), Stdout: os.Stdout, Stderr: os.Stderr}
-	config := worker.Config{Name: "run", Instances: store.Instance, Policy: rules}
+	config := worker.Config{Name: "run"}
 	if c.action == "" {
 		config.Grace, config.MaxTimeout = time.Second, max(c.timeout, 24*time.Hour)
-		task.Action, err = ingest(ctx, store, c)
+		task.Action, err = ingest(ctx, bench.store, c)
 	} else {
 		var size int64
-		if size, err = diskBytes(dir); err != nil {
+		if size, err = diskBytes(bench.dir); err != nil {
 			return 0, err
 		}
-		task.Instance, err = fetch(ctx, store, size/5, c)
+		task.Instance, err = fetch(ctx, bench.store, size/5, c)
 		err = c.from.explain(err, exitOurs)
 	}
 	if err != nil {
 		return 0, err
 	}
-	in, err := store.Instance(task.Instance)
+	in, err := bench.store.Instance(task.Instance)
 	if err != nil {
 		return 0, err
 	}
-	box.Hidden = []string{dir}
-	backend := namespace.New(box)
-	defer backend.Close()
-	features, err := backend.Probe(ctx)
-	if err != nil {
-		return 0, fmt.Errorf("the command cannot be sandboxed here, and is never run without: %w", err)
-	}
-	toolchain, err := worker.HostToolchain()
-	if err != nil {
+	if err := bench.start(ctx, config); err != nil {
 		return 0, err
 	}
-	config.Backend, config.Features, config.Toolchain = backend, features, toolchain
-	out, err := execute(ctx, worker.New(config), task, in.Store, c.shell)
+	out, err := execute(ctx, bench.local, task, in.Store, c.shell)
 	if err != nil {
 		return 0, err
 	}
