@@ -71,7 +71,7 @@ func (l *Local) attempted(t *Task, req *Request, box *confined, s *staged, r *ra
 	l.audit(t, c.Attempts)
 	if box.spec.Audit == sandbox.AuditFull {
 		for p := range req.Input.FilePaths() {
-			if _, ok := slices.BinarySearch(r.Opened, ExecRoot+"/"+p); !ok {
+			if _, ok := slices.BinarySearch(r.Opened, box.root+"/"+p); !ok {
 				c.unread = append(c.unread, p)
 			}
 		}

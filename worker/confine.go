@@ -18,7 +18,7 @@ import (
 	"github.com/cloister-build/cloister/sandbox/policy"
 )
 
-// ExecRoot is where every action finds its input root, on every worker.
+// ExecRoot is where every action finds its input root, on every worker, unless its Variation says otherwise.
 const ExecRoot = "/build"
 
 // Defaults are the variables that an action has if its command does not set them.
@@ -44,7 +44,7 @@ func (l *Local) Admit(ctx context.Context, t *Task) (Admission, error) {
 		return Admission{}, fault(Confine, err)
 	}
 	return Admission{
-		Alone: req.Action.DoNotCache || !box.grant.Cache,
+		Alone: req.Action.DoNotCache || t.Variation != nil || !box.grant.Cache,
 		// All else that decides on the grant is in the action itself.
 		Terms: fmt.Sprintf("%q %q", box.grant.Profile, box.grant.Rule),
 	}, nil
@@ -54,6 +54,7 @@ func (l *Local) Admit(ctx context.Context, t *Task) (Admission, error) {
 type confined struct {
 	spec  *sandbox.Spec
 	grant *policy.Grant
+	root  string // where it finds its input root
 }
 
 // confine says what the action may see and use, before anything is laid out for it. What the policy does
@@ -77,7 +78,7 @@ func (l *Local) confine(t *Task, req *Request) (*confined, error) {
 	}
 	spec := &sandbox.Spec{
 		Args:    slices.Clip(req.Command.Arguments), // which other runs may share
-		Dir:     path.Join(ExecRoot, req.Command.WorkingDirectory),
+		Dir:     path.Join(t.root(), req.Command.WorkingDirectory),
 		Env:     environment(req.Command),
 		Inputs:  slices.Clone(l.Toolchain),
 		Temp:    []sandbox.Temp{{Target: "/tmp", Bytes: grant.TempBytes}},
@@ -90,6 +91,12 @@ func (l *Local) confine(t *Task, req *Request) (*confined, error) {
 	if len(t.Args) > 0 {
 		spec.Args = t.Args
 	}
+	if v := t.Variation; v != nil {
+		if err := l.vary(v); err != nil {
+			return nil, err
+		}
+		spec.Conditions, spec.Env = v.Conditions, environment(req.Command, v.Env...)
+	}
 	named := slices.ContainsFunc(ask.Properties, func(p policy.Property) bool { return p.Name == "cloister-audit" })
 	if spec.Audit == sandbox.AuditAttempts && !named && !slices.Contains(l.Features.Audits, sandbox.AuditAttempts) {
 		// The operator chose a sandbox without a witness, which every result says; nobody asked for more.
@@ -98,7 +105,7 @@ func (l *Local) confine(t *Task, req *Request) (*confined, error) {
 	if err := l.Features.Covers(spec); err != nil {
 		return nil, fmt.Errorf("profile %q by rule %q%s: %w", grant.Profile, grant.Rule, asked, err)
 	}
-	return &confined{spec, grant}, nil
+	return &confined{spec, grant, t.root()}, nil
 }
 
 // ours reports whether a platform property is the policy's business.
@@ -118,14 +125,42 @@ func (l *Local) timeout(t *Task, req *Request, g *policy.Grant) (time.Duration, 
 		req.Digest, req.Timeout, g.Profile, g.Rule, g.MaxTimeout)
 }
 
-// environment returns the command's variables and the defaults beneath them, sorted.
-func environment(c *repb.Command) []string {
-	vars := make(map[string]string, len(defaults)+len(c.EnvironmentVariables))
+// vary checks what only this worker knows of a variation: that its root can be made where no part of the toolchain lies,
+// nor anything that a sandbox has of its own.
+func (l *Local) vary(v *Variation) error {
+	if v.Root == "" {
+		return nil
+	}
+	if v.Root == "/" || !path.IsAbs(v.Root) || path.Clean(v.Root) != v.Root {
+		return faultf(Invalid, "confine: the root %+.256q of a varied run is not a clean absolute path below /", v.Root)
+	}
+	taken := []string{"/dev", "/etc", "/proc", "/sys", "/tmp"}
+	for _, in := range l.Toolchain {
+		taken = append(taken, in.Target)
+	}
+	for _, dir := range taken {
+		if strings.HasPrefix(dir+"/", v.Root+"/") || strings.HasPrefix(v.Root+"/", dir+"/") {
+			return faultf(Invalid, "confine: the root %+.256q of a varied run would lie in or over %s, which every run has", v.Root, dir)
+		}
+	}
+	return nil
+}
+
+// environment returns the command's variables and the defaults beneath them, sorted. Over both lie others: "KEY=VALUE",
+// or "KEY" for one that is not to be set.
+func environment(c *repb.Command, over ...string) []string {
+	vars := make(map[string]string, len(defaults)+len(c.EnvironmentVariables)+len(over))
 	for k, v := range defaults {
 		vars[k] = v
 	}
 	for _, v := range c.EnvironmentVariables {
 		vars[v.Name] = v.Value
+	}
+	for _, kv := range over {
+		k, v, set := strings.Cut(kv, "=")
+		if vars[k] = v; !set {
+			delete(vars, k)
+		}
 	}
 	env := make([]string, 0, len(vars))
 	for k, v := range vars {

@@ -40,7 +40,7 @@ func (l *Local) fetch(ctx context.Context, t *Task) (*Request, *Outcome, error) 
 	if err != nil {
 		return nil, nil, err
 	}
-	if t.SkipCacheLookup || t.byHand() || req.Action.DoNotCache {
+	if t.SkipCacheLookup || t.oneOff() || req.Action.DoNotCache {
 		return req, nil, nil
 	}
 	r, err := cas.LookupComplete(ctx, in, t.Action)

@@ -122,7 +122,7 @@ func (l *Local) Execute(ctx context.Context, t *Task, report func(Stage)) (*Outc
 	}
 
 	report(StageInputs)
-	staged, err := l.stage(ctx, req, box.spec)
+	staged, err := l.stage(ctx, req, box)
 	if err != nil {
 		if errors.Is(err, cas.ErrNotFound) || errors.Is(err, cas.ErrCorrupt) {
 			l.inputs.Doubt(req.Instance.Name) // so that the client is told of all that is missing when it asks again
@@ -180,6 +180,7 @@ func fault(s Stage, err error) error {
 		{context.Canceled, Cancelled},
 		{context.DeadlineExceeded, Unavailable}, // of something on the way: an execution has no deadline
 		{cas.ErrInvalid, Invalid},
+		{sandbox.ErrSpec, Invalid},
 		{cas.ErrFull, Exhausted},
 		{syscall.ENOSPC, Exhausted},    // of this host; an action that fills its own room is an Outcome
 		{cas.ErrCorrupt, Unavailable},  // the store has dropped the blob: the next try reports it missing

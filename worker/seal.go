@@ -41,7 +41,7 @@ func (l *Local) seal(c *course) *Outcome {
 	if limit != nil && c.ran.ExitCode != 0 {
 		out.Exceeded = sandbox.Limit(limit.Subject)
 	}
-	out.OneOff = c.task.byHand() || !c.box.grant.Cache || c.limit() != nil
+	out.OneOff = c.task.oneOff() || !c.box.grant.Cache || c.limit() != nil
 	out.Result.ExecutionMetadata = l.metadata(c)
 	if n := proto.Size(out.Result); n > MaxResult {
 		// Kept whole it could neither be sent nor, once recorded, be read.
@@ -172,7 +172,7 @@ func (l *Local) auxiliary(c *course) []*anypb.Any {
 // their own is this worker's affair.
 func (l *Local) specHash(c *course) string {
 	spec, root := *c.box.spec, c.req.Action.GetInputRootDigest()
-	whole := sandbox.Input{Target: ExecRoot, Content: fmt.Sprintf("%s/%d", root.GetHash(), root.GetSizeBytes())}
+	whole := sandbox.Input{Target: c.box.root, Content: fmt.Sprintf("%s/%d", root.GetHash(), root.GetSizeBytes())}
 	spec.Inputs = append(slices.Clone(l.Toolchain), whole)
 	return spec.Hash()
 }

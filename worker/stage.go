@@ -16,7 +16,7 @@ import (
 	"github.com/cloister-build/cloister/sandbox"
 )
 
-// outDir is the directory of a workspace that becomes ExecRoot.
+// outDir is the directory of a workspace that becomes the root of the inputs.
 const outDir = "out"
 
 // few is how many inputs are copied rather than mounted: below that, mounting an image takes longer.
@@ -50,9 +50,9 @@ type staged struct {
 	began, ended time.Time
 }
 
-// stage lays out the input tree and says in spec where it lies.
-func (l *Local) stage(ctx context.Context, req *Request, spec *sandbox.Spec) (*staged, error) {
-	s := &staged{began: time.Now()}
+// stage lays out the input tree and says in box.spec where it lies.
+func (l *Local) stage(ctx context.Context, req *Request, box *confined) (*staged, error) {
+	s, spec := &staged{began: time.Now()}, box.spec
 	var err error
 	defer func() {
 		if err != nil {
@@ -74,11 +74,11 @@ func (l *Local) stage(ctx context.Context, req *Request, spec *sandbox.Spec) (*s
 		return nil, err
 	}
 	spec.Workspace = s.ws.Name()
-	spec.Outputs = []sandbox.Output{{Target: ExecRoot, Source: outDir}}
+	spec.Outputs = []sandbox.Output{{Target: box.root, Source: outDir}}
 	spec.Inputs = slices.Grow(spec.Inputs, len(s.tree.Binds))
 	for _, b := range s.tree.Binds {
 		spec.Inputs = append(spec.Inputs, sandbox.Input{
-			Target: path.Join(ExecRoot, b.Target), Content: b.Content.String(), Source: b.Source, Image: b.Image,
+			Target: path.Join(box.root, b.Target), Content: b.Content.String(), Source: b.Source, Image: b.Image,
 		})
 	}
 	if err = spec.Validate(); err != nil {

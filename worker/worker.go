@@ -78,6 +78,18 @@ type Admission struct {
 // byHand reports whether a person runs something of their own in the action's place.
 func (t *Task) byHand() bool { return len(t.Args) > 0 || t.Terminal != nil }
 
+// oneOff reports whether the run is made whatever is recorded, and is never recorded, because it is given more than
+// the action says.
+func (t *Task) oneOff() bool { return t.byHand() || t.Variation != nil }
+
+// root returns where the run finds its input root.
+func (t *Task) root() string {
+	if v := t.Variation; v != nil && v.Root != "" {
+		return v.Root
+	}
+	return ExecRoot
+}
+
 // An Outcome is what became of an action that was executed, or found in the action cache.
 type Outcome struct {
 	Result *repb.ActionResult
@@ -88,7 +100,7 @@ type Outcome struct {
 	// Exceeded is the limit that made the action fail, or "".
 	Exceeded sandbox.Limit
 	// OneOff says that the result depends on more than the action: on a limit that it met, on a network,
-	// or on a person. It is not recorded.
+	// on a variation or on a person. It is not recorded.
 	OneOff bool
 	// Message says to a person why the action did not succeed, and what it tried; at most MaxMessage
 	// lines of printable text, "" if there is nothing to say.

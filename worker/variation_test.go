@@ -1,0 +1,103 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package worker
+
+import (
+	"context"
+	"errors"
+	"os"
+	"slices"
+	"testing"
+
+	repb "github.com/bazelbuild/remote-apis/build/bazel/remote/execution/v2"
+	"github.com/cloister-build/cloister/sandbox"
+)
+
+// TestVariedRunsAreNeitherRecordedNorLookedUp: a run that was given something else on purpose is nobody's result, and no
+// result takes its place, even where the variation changes nothing.
+func TestVariedRunsAreNeitherRecordedNorLookedUp(t *testing.T) {
+	runs := 0
+	b := newBench(t, func(context.Context, *sandbox.Spec, sandbox.Stdio, *os.Root) *sandbox.Result {
+		runs++
+		return &sandbox.Result{}
+	})
+	action := b.action(nil)
+	task := &Task{Action: action, Variation: &Variation{}}
+	if out := b.do(task); !out.OneOff || out.Cached || b.recorded(action) {
+		t.Errorf("got %+v, recorded %v; want a run that is not recorded", out, b.recorded(action))
+	}
+	if err := b.store.Record(t.Context(), action, &repb.ActionResult{}); err != nil {
+		t.Fatal(err)
+	}
+	if out := b.do(task); out.Cached || runs != 2 {
+		t.Error("a varied run was answered from the cache")
+	}
+	admission, err := b.Admit(t.Context(), task)
+	if err != nil || !admission.Alone {
+		t.Errorf("Admit = %+v, %v; others could share a varied run", admission, err)
+	}
+}
+
+func TestVariationIsWhatTheRunIsGiven(t *testing.T) {
+	var got *sandbox.Spec
+	b := newBench(t, func(_ context.Context, spec *sandbox.Spec, _ sandbox.Stdio, _ *os.Root) *sandbox.Result {
+		got = spec
+		return &sandbox.Result{Opened: []string{ExecRoot + "/d/b", "/home/x/src/a"}}
+	})
+	b.Features.Conditions = []sandbox.Condition{sandbox.ConditionHostname}
+	action := b.action(func(a *repb.Action, c *repb.Command) {
+		c.WorkingDirectory, c.OutputPaths = "d", []string{"x"}
+		c.EnvironmentVariables = []*repb.Command_EnvironmentVariable{{Name: "A", Value: "1"}, {Name: "B", Value: "2"}}
+		a.Platform = platform("cloister-audit", "full")
+	})
+	hash := func(v *Variation) string { return b.execution(b.do(&Task{Action: action, Variation: v})).SpecHash }
+
+	usual := hash(nil)
+	if hash(&Variation{}) != usual {
+		t.Error("the zero variation changes what a run is given")
+	}
+	if hash(&Variation{Order: 7}) != usual {
+		t.Error("an order, of which the spec says nothing, changes its hash")
+	}
+	v := &Variation{
+		Conditions: sandbox.Conditions{Hostname: "elsewhere"}, Root: "/home/x/src",
+		Env: []string{"A=3", "B", "C=4", "HOME", "NOTSET"},
+	}
+	out := b.do(&Task{Action: action, Variation: v})
+	if m := b.execution(out); m.SpecHash == usual || m.UnreadInputs == nil || *m.UnreadInputs != 1 {
+		t.Errorf("got %v, want another hash than %s, and one input that was not read", m, usual)
+	}
+	env := []string{"A=3", "C=4", "PATH=" + defaults["PATH"], "TMPDIR=/tmp"}
+	if got.Dir != "/home/x/src/d" || got.Outputs[0].Target != "/home/x/src" || !slices.Equal(got.Env, env) || got.Conditions != v.Conditions {
+		t.Errorf("the run is given %+v", got)
+	}
+	for _, in := range got.Inputs {
+		if in.Target == ExecRoot || in.Target == ExecRoot+"/a" {
+			t.Errorf("an input lies at %s", in.Target)
+		}
+	}
+}
+
+func TestVariationsThatCannotBeGivenAreRefused(t *testing.T) {
+	b := newBench(t, ended(0))
+	b.Toolchain = []sandbox.Input{{Target: "/usr", Content: "host", Source: "/usr"}}
+	b.Features.Conditions = []sandbox.Condition{sandbox.ConditionUmask}
+	for name, c := range map[string]struct {
+		v    Variation
+		want Kind
+	}{
+		"a condition that the backend does not give": {Variation{Conditions: sandbox.Conditions{Hostname: "a"}}, Unmet},
+		"a condition that cannot be":                 {Variation{Conditions: sandbox.Conditions{Umask: 0o1000}}, Invalid},
+		"a variable without a name":                  {Variation{Env: []string{"=x"}}, Invalid},
+		"a relative root":                            {Variation{Root: "build"}, Invalid},
+		"an unclean root":                            {Variation{Root: "/a/../b"}, Invalid},
+		"the root of all":                            {Variation{Root: "/"}, Invalid},
+		"a root in the toolchain":                    {Variation{Root: "/usr/src"}, Invalid},
+		"a root in /proc":                            {Variation{Root: "/proc/x"}, Invalid},
+	} {
+		var f *Fault
+		if _, err := b.Execute(t.Context(), &Task{Action: b.action(nil), Variation: &c.v}, func(Stage) {}); !errors.As(err, &f) || f.Kind != c.want {
+			t.Errorf("%s: got %v, want a fault of kind %v", name, err, c.want)
+		}
+	}
+}
