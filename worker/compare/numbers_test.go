@@ -1,0 +1,108 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package compare
+
+import (
+	"encoding/binary"
+	"math"
+	"math/rand/v2"
+	"strings"
+	"testing"
+	"time"
+)
+
+func TestNumbersAreKnownByTheirLook(t *testing.T) {
+	le32 := func(v uint32) string { return string(binary.LittleEndian.AppendUint32(nil, v)) }
+	be32 := func(v uint32) string { return string(binary.BigEndian.AppendUint32(nil, v)) }
+	le64 := func(v uint64) string { return string(binary.LittleEndian.AppendUint64(nil, v)) }
+	be64 := func(v uint64) string { return string(binary.BigEndian.AppendUint64(nil, v)) }
+	noise := func(seed uint64, n int) string {
+		p := make([]byte, n)
+		r := rand.New(rand.NewPCG(seed, 1))
+		for i := range p {
+			p[i] = byte(r.Uint32())
+		}
+		return string(p)
+	}
+	start := time.Unix(1_763_772_000, 0)
+	ran := Known{&Facts{Start: start, End: start.Add(time.Second), UID: 1000}, &Facts{Start: start.Add(time.Hour), End: start.Add(time.Hour), UID: 4_001}}
+	held := Known{&Facts{HeldRandom: true, FixedLayout: true}, &Facts{HeldRandom: true, FixedLayout: true}}
+	s, u := uint32(start.Unix()), uint32(start.Unix()+3600)
+	frame := func(x string) string { return "head\x00\x00\x00\x00" + x + "\x00\x00\x00\x00" }
+	for _, row := range []struct {
+		name, a, b string
+		k          Known
+		want       Cause
+	}{
+		{"seconds of the runs", le32(s), le32(u), ran, Timestamp},
+		{"seconds, big endian", be32(s), be32(u), ran, Timestamp},
+		{"seconds in 8 bytes", be64(uint64(s)), be64(uint64(u)), ran, Timestamp},
+		{"milliseconds", le64(uint64(s) * 1000), le64(uint64(u) * 1000), ran, Timestamp},
+		{"nanoseconds", le64(uint64(s)*1e9 + 5), le64(uint64(u)*1e9 + 7), ran, Timestamp},
+		{"seconds as a fraction", le64(math.Float64bits(float64(s) + .25)), le64(math.Float64bits(float64(u) + .5)), ran, Timestamp},
+		{"unaligned", "x" + le32(s), "x" + le32(u), ran, Timestamp},
+		{"seconds of other runs", le32(s + 1e5), le32(u + 2e5), ran, Unknown},
+		{"seconds, nothing known", le32(s), le32(u), Known{}, Timestamp},
+		{"small numbers, nothing known", le32(17), le32(18), Known{}, Unknown},
+		{"years apart, nothing known", le32(s), le32(s + 1_000_000_128), Known{}, Unknown},
+		{"a mapping", le64(0x7f12_3456_7000), le64(0x7ffe_0123_4000), ran, Address},
+		{"a program", le64(0x5581_2345_6010), le64(0x560a_0123_4010), Known{}, Address},
+		{"arm64", le64(0xaaaa_e345_6010), le64(0xaaab_0123_4010), Known{}, Address},
+		{"a fixed layout", le64(0x7f12_3456_7000), le64(0x7ffe_0123_4000), held, Unknown},
+		{"a user", le32(1000), le32(4001), ran, Owner},
+		{"another user", le32(1000), le32(4002), ran, Unknown},
+		{"noise", noise(1, 32), noise(2, 32), ran, Random},
+		{"much noise", noise(1, 100_000), noise(2, 100_000), ran, Random},
+		{"little noise", noise(1, 8), noise(2, 8), ran, Random},
+		{"noise that was held", noise(1, 32), noise(2, 32), held, Unknown},
+		{"text", strings.Repeat("abc def ", 9), strings.Repeat("ihg zyx ", 9), ran, Unknown},
+		{"numbers in a row", strings.Repeat("\x01\x00\x02\x00", 9), strings.Repeat("\x03\x10\x04\x10", 9), ran, Unknown},
+		{"one longer", "abc" + le32(1), "abc", ran, Unknown},
+		{"nothing", "", "", ran, Unknown},
+	} {
+		t.Run(row.name, func(t *testing.T) {
+			a, b := row.a, row.b
+			if row.name != "one longer" {
+				a, b = frame(a), frame(b)
+			}
+			if got := numbers([]byte(a), []byte(b), row.k); got != row.want {
+				t.Errorf("got %q, want %q", got, row.want)
+			}
+		})
+	}
+}
+
+// TestNumbersMistakeNoCodeForACause holds that what programs are made of, and other data, is not taken for times or
+// noise because of how many bytes there are.
+func TestNumbersMistakeNoCodeForACause(t *testing.T) {
+	counts := func(step uint32) []byte {
+		var p []byte
+		for i := range uint32(2000) {
+			p = binary.LittleEndian.AppendUint32(p, i*step)
+		}
+		return p
+	}
+	if got := numbers(counts(7), counts(8), Known{}); got != Unknown {
+		t.Errorf("counting numbers: got %q", got)
+	}
+}
+
+func TestContentsTellTextsAndNumbers(t *testing.T) {
+	c := newComparison(t.Context(), Known{}).within("x")
+	a := "\x00\x01built in /tmp/one\x00\x02\x00\x00\x00\x00\x00\x00" + "\x10\x00\x00\x00same text\x00"
+	b := "\x00\x01built in /tmp/two\x00\x02\x00\x00\x00\x00\x00\x00" + "\x20\x00\x00\x00same text\x00"
+	c.contents([]byte(a), []byte(b), ".rodata")
+	ds := c.found.all()
+	checkDifferences(t, ds)
+	if len(ds) != 2 || ds[0].What != "text" || ds[0].A != "built in /tmp/one" || ds[0].B != "built in /tmp/two" || ds[0].Offset != 16 ||
+		ds[1].What != "bytes" || ds[1].Offset != 27 {
+		t.Errorf("got %+v", ds)
+	}
+	c = newComparison(t.Context(), Known{}).within("x")
+	c.contents([]byte(a), []byte("\x00\x01built in /tmp/three\x00\x02\x00\x00\x00\x00\x00\x00same text\x00"))
+	ds = c.found.all()
+	checkDifferences(t, ds)
+	if len(ds) != 1 || ds[0].A != "built in /tmp/one" || ds[0].B != "built in /tmp/three" || ds[0].Offset != 16 {
+		t.Errorf("got %+v", ds)
+	}
+}
