@@ -394,6 +394,7 @@ func TestMetadataSaysWhatWasUsedAndGranted(t *testing.T) {
 			ReadBytes: 6 * 512, WrittenBytes: 7 * 512, VoluntarySwitches: 8, InvoluntarySwitches: 9, PacketsRefused: 10,
 		},
 		SpecHash: hash, Profile: "build", Rule: "default", Hermetic: true,
+		Manifest: out.Manifest.String(), StableHash: out.StableHash,
 	}
 	if d := cmp.Diff(want, b.execution(out), protocmp.Transform()); d != "" {
 		t.Errorf("(-want +got):\n%s", d)
@@ -508,7 +509,10 @@ func TestExceptionOfTheNetwork(t *testing.T) {
 		c.box.grant = &policy.Grant{Profile: "fetch", Rule: "downloads", Cache: cache, Network: sandbox.Network{
 			Loopback: true, Allow: []sandbox.Endpoint{{Host: "example.org", Port: 443}},
 		}}
-		out := New(Config{Name: "w"}).seal(c)
+		out, err := New(Config{Name: "w"}).seal(t.Context(), c)
+		if err != nil {
+			t.Fatal(err)
+		}
 		want := `cloister: not hermetic, so that its result is not cached: profile "fetch" by rule "downloads" permits example.org:443`
 		if cache {
 			want = strings.Replace(want, "is not cached", "is cached all the same", 1)

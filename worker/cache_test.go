@@ -115,9 +115,9 @@ func TestOutputsArePutTogether(t *testing.T) {
 	})
 	action := b.action(func(_ *repb.Action, c *repb.Command) { c.OutputPaths = []string{"o/x", "o/empty", "t", "big"} })
 	out := b.do(&Task{Action: action})
-	// stdout, o/x, t/a, t/b/c and the Tree; big by itself.
-	if !slices.Equal(s.packs, []int{5}) || s.puts != 1 {
-		t.Errorf("blobs came in batches of %v, and %d alone; want one of 5, and 1", s.packs, s.puts)
+	// stdout, o/x, t/a, t/b/c, the Tree and the manifest; big by itself.
+	if !slices.Equal(s.packs, []int{6}) || s.puts != 1 {
+		t.Errorf("blobs came in batches of %v, and %d alone; want one of 6, and 1", s.packs, s.puts)
 	}
 	ds, err := cas.Closure(t.Context(), s, cas.SHA256, out.Result)
 	if err != nil {

@@ -20,18 +20,20 @@ type collected struct {
 	unread []string
 	// log is the text that says all that, or the zero Digest.
 	log cas.Digest
-	// blobs are all that the result may name.
+	// batch has what is not yet in the store, blobs are all that the result may name.
+	batch *cas.Batch
 	blobs []cas.Digest
 	// left says which special files were left out of output directories, "" for none.
 	left string
 	// bad says which output is of a kind that cannot be one.
 	bad error
 
+	// ended is set once all of it is in the store.
 	began, ended time.Time
 }
 
-// collect puts outputs, stdout, stderr and what the action tried into the store. No process of the action
-// is alive.
+// collect takes outputs, stdout, stderr and what the action tried into the store, or a batch for it. No process of the
+// action is alive.
 func (l *Local) collect(ctx context.Context, t *Task, req *Request, box *confined, s *staged, r *ran) (*collected, error) {
 	c := &collected{result: &repb.ActionResult{}, began: time.Now()}
 	fn, store := req.Digest.Function(), req.Instance.Store
@@ -49,6 +51,7 @@ func (l *Local) collect(ctx context.Context, t *Task, req *Request, box *confine
 		}
 	}
 	batch := cas.NewBatch(store)
+	c.batch = batch
 	for _, log := range []struct {
 		text *Log
 		to   **repb.Digest
@@ -75,9 +78,6 @@ func (l *Local) collect(ctx context.Context, t *Task, req *Request, box *confine
 	if err != nil {
 		return nil, err
 	}
-	if err := batch.Flush(ctx); err != nil {
-		return nil, err
-	}
-	c.blobs, c.ended = batch.Blobs(), time.Now()
+	c.blobs = batch.Blobs()
 	return c, nil
 }

@@ -14,6 +14,7 @@ import (
 	"github.com/cloister-build/cloister/cas/tree"
 	"github.com/cloister-build/cloister/sandbox"
 	"github.com/cloister-build/cloister/sandbox/policy"
+	"github.com/cloister-build/cloister/worker/manifest"
 )
 
 // Config is what a Local needs.
@@ -28,6 +29,8 @@ type Config struct {
 	Stager *tree.Stager
 	// Toolchain is what every action may read besides its input root; see HostToolchain.
 	Toolchain []sandbox.Input
+	// Host is what every run sees of this machine. Its zero value is what ReadHost says.
+	Host manifest.Host
 	// Policy says what an action may be given. Nil is policy.Default.
 	Policy *policy.Policy
 	// Flags are what a person on this machine must say to cloister run to have the actions, and the policy,
@@ -60,10 +63,11 @@ const DefaultCacheBytes = 64 << 20
 type Local struct {
 	Config
 
-	inputs   *tree.Cache
-	renewing chan struct{} // holds a value while inputs are being marked
-	mu       sync.Mutex
-	ignored  map[string]bool // platform properties that were warned of
+	inputs     *tree.Cache
+	policyHash string
+	renewing   chan struct{} // holds a value while inputs are being marked
+	mu         sync.Mutex
+	ignored    map[string]bool // platform properties that were warned of
 }
 
 var _ Executor = (*Local)(nil)
@@ -78,6 +82,9 @@ func New(c Config) *Local {
 	}
 	if c.Policy == nil {
 		c.Policy = policy.Default()
+	}
+	if c.Host == (manifest.Host{}) {
+		c.Host = ReadHost()
 	}
 	if c.Renew <= 0 {
 		c.Renew = time.Hour
@@ -98,9 +105,10 @@ func New(c Config) *Local {
 		Config: c,
 		// What was marked for the last time a quarter of Renew ago, and is marked again after Renew, is kept by a
 		// store that keeps what was used for three times Renew.
-		inputs:   tree.NewCache(c.CacheBytes, c.Renew/4),
-		renewing: make(chan struct{}, 1),
-		ignored:  map[string]bool{},
+		inputs:     tree.NewCache(c.CacheBytes, c.Renew/4),
+		policyHash: c.Policy.Hash(),
+		renewing:   make(chan struct{}, 1),
+		ignored:    map[string]bool{},
 	}
 }
 
@@ -152,7 +160,10 @@ func (l *Local) Execute(ctx context.Context, t *Task, report func(Stage)) (*Outc
 	}
 
 	report(Seal)
-	out := l.seal(&course{began: began, task: t, req: req, box: box, staged: staged, ran: ran, collected: got})
+	out, err := l.seal(ctx, &course{began: began, task: t, req: req, box: box, staged: staged, ran: ran, collected: got})
+	if err != nil {
+		return nil, fault(Seal, err)
+	}
 
 	report(Publish)
 	return out, fault(Publish, l.publish(ctx, t, req, out, got.blobs))

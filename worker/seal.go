@@ -3,8 +3,8 @@
 package worker
 
 import (
+	"context"
 	"fmt"
-	"slices"
 	"strings"
 	"syscall"
 	"time"
@@ -31,8 +31,9 @@ type course struct {
 	collected *collected
 }
 
-// seal states what became of the action. What is volatile (times, worker) goes into the metadata alone.
-func (l *Local) seal(c *course) *Outcome {
+// seal states what became of the action, writes the manifest, and puts it into the store with what was collected. What is
+// volatile (times, worker) goes into the metadata and the manifest's end alone.
+func (l *Local) seal(ctx context.Context, c *course) (*Outcome, error) {
 	out := &Outcome{Result: c.collected.result, AuditLog: c.collected.log}
 	out.Result.ExitCode = int32(c.ran.ExitCode)
 	var line string
@@ -42,8 +43,8 @@ func (l *Local) seal(c *course) *Outcome {
 		out.Exceeded = sandbox.Limit(limit.Subject)
 	}
 	out.OneOff = c.task.oneOff() || !c.box.grant.Cache || c.limit() != nil
-	out.Result.ExecutionMetadata = l.metadata(c)
-	if n := proto.Size(out.Result); n > MaxResult {
+	ours, theirs := l.execution(c), usageOf(c)
+	if n := proto.Size(out.Result) + size(append(theirs, ours)...) + otherMetadata; n > MaxResult {
 		// Kept whole it could neither be sent nor, once recorded, be read.
 		if out.Code == codes.OK && c.ran.ExitCode == 0 {
 			out.Code = codes.FailedPrecondition
@@ -54,6 +55,14 @@ func (l *Local) seal(c *course) *Outcome {
 		out.Result.OutputFiles, out.Result.OutputSymlinks, out.Result.OutputDirectories = nil, nil, nil
 		out.Result.OutputFileSymlinks, out.Result.OutputDirectorySymlinks = nil, nil
 	}
+	if err := l.record(ctx, c, out); err != nil {
+		return nil, err
+	}
+	ours.StableHash = out.StableHash
+	if !out.Manifest.IsZero() {
+		ours.Manifest = out.Manifest.String()
+	}
+	out.Result.ExecutionMetadata = l.metadata(c, append([]proto.Message{ours}, theirs...)...)
 	out.Message = c.message(line, limit)
 	if out.Code != codes.OK || c.ran.ExitCode != 0 {
 		t := *c.task
@@ -62,16 +71,29 @@ func (l *Local) seal(c *course) *Outcome {
 		}
 		out.Reproduce = reproduce(&t, l.Flags)
 	}
-	return out
+	return out, nil
 }
 
 // MaxResult is the largest encoded result, in bytes, that a worker returns: it must fit into a message of
 // 4 MiB with what goes around it.
 const MaxResult = 7 << 19
 
+// size returns how many bytes messages take once they are in a result.
+func size(messages ...proto.Message) (n int) {
+	const around = 100 // the name of its type
+	for _, m := range messages {
+		n += proto.Size(m) + around
+	}
+	return n
+}
+
+// otherMetadata is more than what metadata adds to a result beside the messages that it is given, in bytes: names, times and
+// hashes.
+const otherMetadata = 4 << 10
+
 // metadata states each moment no earlier than the one before it, though the clock may have been set
 // back in between (rule 121).
-func (l *Local) metadata(c *course) *repb.ExecutedActionMetadata {
+func (l *Local) metadata(c *course, auxiliary ...proto.Message) *repb.ExecutedActionMetadata {
 	var last time.Time
 	stamp := func(t time.Time) *timestamppb.Timestamp {
 		if t.Before(last) {
@@ -91,16 +113,22 @@ func (l *Local) metadata(c *course) *repb.ExecutedActionMetadata {
 	m.OutputUploadStartTimestamp = stamp(c.collected.began)
 	m.OutputUploadCompletedTimestamp = stamp(c.collected.ended)
 	m.WorkerCompletedTimestamp = stamp(time.Now())
-	m.AuxiliaryMetadata = l.auxiliary(c)
+	for _, a := range auxiliary {
+		packed, err := anypb.New(a)
+		if err != nil {
+			// Only a text that is not UTF-8 could fail to encode, and every text is our own or printable.
+			panic(err)
+		}
+		m.AuxiliaryMetadata = append(m.AuxiliaryMetadata, packed)
+	}
 	return m
 }
 
 // maxSealed is how many events a result carries for ever; the audit log has all.
 const maxSealed = 100
 
-// auxiliary says how the action was confined, what it tried and what it consumed: in our own words, and in
-// those that Buildbarn's browser reads.
-func (l *Local) auxiliary(c *course) []*anypb.Any {
+// execution says how the action was confined, what it tried and what it consumed, in our own words.
+func (l *Local) execution(c *course) *cloisterpb.Execution {
 	box := &cloisterpb.Sandbox{Backend: l.Features.Backend, Tier: l.Features.Tier, Layers: l.Features.Layers}
 	if c.staged.tree != nil {
 		box.Inputs, box.InputsReason = string(c.staged.tree.Form), c.staged.tree.Why
@@ -110,7 +138,7 @@ func (l *Local) auxiliary(c *course) []*anypb.Any {
 			box.NotEnforced = append(box.NotEnforced, check.Name)
 		}
 	}
-	u, full := c.ran.Usage, c.box.spec.Audit == sandbox.AuditFull
+	u := c.ran.Usage
 	ours := &cloisterpb.Execution{
 		Sandbox: box,
 		Usage: &cloisterpb.Usage{
@@ -141,7 +169,17 @@ func (l *Local) auxiliary(c *course) []*anypb.Any {
 			Count: int64(e.Count), Actual: e.Actual, Limit: e.Limit, Detail: e.Detail,
 		})
 	}
-	messages := []proto.Message{ours, &resourceusagepb.POSIXResourceUsage{
+	if c.box.spec.Audit == sandbox.AuditFull {
+		unread := int64(len(c.collected.unread))
+		ours.UnreadInputs = &unread
+	}
+	return ours
+}
+
+// usageOf says what the action consumed in words that Buildbarn's browser reads.
+func usageOf(c *course) []proto.Message {
+	u := c.ran.Usage
+	messages := []proto.Message{&resourceusagepb.POSIXResourceUsage{
 		UserTime:                   durationpb.New(u.User),
 		SystemTime:                 durationpb.New(u.System),
 		MaximumResidentSetSize:     u.PeakRSS,
@@ -151,29 +189,16 @@ func (l *Local) auxiliary(c *course) []*anypb.Any {
 		InvoluntaryContextSwitches: u.InvoluntarySwitches,
 		TerminationSignal:          signalName(c.ran.Signal),
 	}}
-	if full {
-		unread := int64(len(c.collected.unread))
-		ours.UnreadInputs = &unread
-		messages = append(messages, &resourceusagepb.InputRootResourceUsage{FilesRead: uint64(c.req.Input.Files() - unread)})
+	if c.box.spec.Audit == sandbox.AuditFull {
+		read := c.req.Input.Files() - int64(len(c.collected.unread))
+		messages = append(messages, &resourceusagepb.InputRootResourceUsage{FilesRead: uint64(read)})
 	}
-	var all []*anypb.Any
-	for _, m := range messages {
-		packed, err := anypb.New(m)
-		if err != nil {
-			// Only a text that is not UTF-8 could fail to encode, and every text is our own or printable.
-			panic(err)
-		}
-		all = append(all, packed)
-	}
-	return all
+	return messages
 }
 
-// specHash says what the action could see and use. Of its input root that is the whole; which parts of it were mounts of
-// their own is this worker's affair.
+// specHash says what the action could see and use on this worker.
 func (l *Local) specHash(c *course) string {
-	spec, root := *c.box.spec, c.req.Action.GetInputRootDigest()
-	whole := sandbox.Input{Target: c.box.root, Content: fmt.Sprintf("%s/%d", root.GetHash(), root.GetSizeBytes())}
-	spec.Inputs = append(slices.Clone(l.Toolchain), whole)
+	spec := l.whole(c)
 	return spec.Hash()
 }
 

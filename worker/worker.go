@@ -50,6 +50,11 @@ type Task struct {
 	Args     []string
 	Terminal *os.File
 
+	// Seed, if not nil, is what the run is given as the seed of its randomness, and Revision, if not "", the revision
+	// of the sources that the action's inputs are from, as the client names it: both for the manifest alone.
+	Seed     *uint64
+	Revision string
+
 	// Variation, if not nil, is what the run is given otherwise than usual. Such a run is made whatever is
 	// recorded, and is never recorded.
 	Variation *Variation
@@ -109,6 +114,10 @@ type Outcome struct {
 	Reproduce string
 	// AuditLog is a text in the store that says all that the action tried, or the zero Digest.
 	AuditLog cas.Digest
+	// Manifest is the record of the run, a text in the store (package manifest), or the zero Digest; StableHash is its
+	// stable hash. A result that was found has what Recorded says.
+	Manifest   cas.Digest
+	StableHash string
 }
 
 // Attempts are what one run tried, and the limits that it met.

@@ -193,14 +193,20 @@ func TestRule121_MetadataIsInOrderThoughTheClockIsSetBack(t *testing.T) {
 // over returns the course of an action that ended as r says, under the default policy.
 func over(r *sandbox.Result) *course {
 	a := attempts(r, nil, 0)
+	m := castest.NewMemory()
+	empty := cas.SHA256.Sum(nil)
 	return &course{
-		task: &Task{}, req: &Request{Digest: cas.SHA256.Sum(nil), Action: &repb.Action{Timeout: durationpb.New(3 * time.Second)}}, staged: &staged{},
+		task: &Task{}, staged: &staged{},
+		req: &Request{
+			Digest: empty, Instance: &cas.Instance{Store: m, Actions: m},
+			Action: &repb.Action{Timeout: durationpb.New(3 * time.Second), CommandDigest: empty.Proto(), InputRootDigest: empty.Proto()},
+		},
 		box: &confined{
 			spec:  &sandbox.Spec{Args: []string{"true"}, Timeout: 3 * time.Second},
 			grant: &policy.Grant{Profile: "build", Rule: "default", Cache: true, Hermetic: true},
 		},
 		ran:       &ran{Result: r, timedOut: r.Stopped},
-		collected: &collected{result: &repb.ActionResult{}, Attempts: a},
+		collected: &collected{result: &repb.ActionResult{}, Attempts: a, batch: cas.NewBatch(m)},
 	}
 }
 
@@ -237,7 +243,10 @@ func TestSealSaysWhyItFailed(t *testing.T) {
 	} {
 		course := over(c.ran)
 		course.collected.bad = c.bad
-		out := New(Config{Name: "w"}).seal(course)
+		out, err := New(Config{Name: "w"}).seal(t.Context(), course)
+		if err != nil {
+			t.Fatal(err)
+		}
 		if out.Code != c.code || out.OneOff != c.oneOff || !strings.Contains(out.Message, c.says) || (c.says == "") != (out.Message == "") {
 			t.Errorf("%s: got code %v, one-off %v, message %q", c.name, out.Code, out.OneOff, out.Message)
 		}
@@ -281,9 +290,12 @@ func TestSealRefusesWhatCannotBeSent(t *testing.T) {
 		got.result.OutputFiles = append(got.result.OutputFiles, &repb.OutputFile{Path: fmt.Sprint("a/file/", i), Digest: cas.SHA256.Sum(nil).Proto()})
 	}
 	c := over(&sandbox.Result{})
-	got.Attempts = c.collected.Attempts
+	got.Attempts, got.batch = c.collected.Attempts, c.collected.batch
 	c.collected = got
-	out := New(Config{Name: "w"}).seal(c)
+	out, err := New(Config{Name: "w"}).seal(t.Context(), c)
+	if err != nil {
+		t.Fatal(err)
+	}
 	if out.Code != codes.FailedPrecondition || !strings.Contains(out.Message, "60000 output files") {
 		t.Errorf("got code %v, message %q", out.Code, out.Message)
 	}

@@ -56,7 +56,9 @@ type Grant struct {
 
 	Network sandbox.Network
 	Limits  sandbox.Limits
-	Audit   sandbox.Audit
+	// Stated are the limits as they are decided, those that the worker cannot enforce included.
+	Stated sandbox.Limits
+	Audit  sandbox.Audit
 	// TempBytes is the size of /tmp.
 	TempBytes int64
 	// MaxTimeout is the longest timeout that the action may have. Zero leaves it to the worker.
@@ -318,6 +320,9 @@ func (c *compilation) amounts() error {
 					q.format(most.v), most.from(), q.key, q.format(want))
 			}
 			v, by, explicit = want, fmt.Sprintf("property %s%s, of at most %s (%s)", prefix, q.property(), q.format(most.v), most.from()), true
+		}
+		if q.limit != "" {
+			c.grant.Stated.Set(q.limit, v)
 		}
 		if q.limit == "" {
 			c.grant.TempBytes = v

@@ -45,7 +45,13 @@ type Execution struct {
 	// False if the policy let the action reach something outside of its sandbox.
 	Hermetic bool `protobuf:"varint,8,opt,name=hermetic,proto3" json:"hermetic,omitempty"`
 	// How many files of the input root were never read. It is set only if the action was watched so closely.
-	UnreadInputs  *int64 `protobuf:"varint,9,opt,name=unread_inputs,json=unreadInputs,proto3,oneof" json:"unread_inputs,omitempty"`
+	UnreadInputs *int64 `protobuf:"varint,9,opt,name=unread_inputs,json=unreadInputs,proto3,oneof" json:"unread_inputs,omitempty"`
+	// The record of the run, a text in the store (docs/manifest.md), as [FUNCTION:]HASH/SIZE. It is no part of the
+	// result: it may be evicted while the result stays.
+	Manifest string `protobuf:"bytes,10,opt,name=manifest,proto3" json:"manifest,omitempty"`
+	// The stable hash of that text: the SHA-256, in hexadecimal, of what two runs that are equal in all that matters
+	// have in common.
+	StableHash    string `protobuf:"bytes,11,opt,name=stable_hash,json=stableHash,proto3" json:"stable_hash,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -141,6 +147,20 @@ func (x *Execution) GetUnreadInputs() int64 {
 		return *x.UnreadInputs
 	}
 	return 0
+}
+
+func (x *Execution) GetManifest() string {
+	if x != nil {
+		return x.Manifest
+	}
+	return ""
+}
+
+func (x *Execution) GetStableHash() string {
+	if x != nil {
+		return x.StableHash
+	}
+	return ""
 }
 
 // Event is something that an action tried, or a limit that it met.
@@ -471,7 +491,7 @@ var File_cloister_v1_metadata_proto protoreflect.FileDescriptor
 
 const file_cloister_v1_metadata_proto_rawDesc = "" +
 	"\n" +
-	"\x1acloister/v1/metadata.proto\x12\vcloister.v1\x1a\x1egoogle/protobuf/duration.proto\"\xdb\x02\n" +
+	"\x1acloister/v1/metadata.proto\x12\vcloister.v1\x1a\x1egoogle/protobuf/duration.proto\"\x98\x03\n" +
 	"\tExecution\x12.\n" +
 	"\asandbox\x18\x01 \x01(\v2\x14.cloister.v1.SandboxR\asandbox\x12(\n" +
 	"\x05usage\x18\x02 \x01(\v2\x12.cloister.v1.UsageR\x05usage\x12*\n" +
@@ -481,7 +501,11 @@ const file_cloister_v1_metadata_proto_rawDesc = "" +
 	"\aprofile\x18\x06 \x01(\tR\aprofile\x12\x12\n" +
 	"\x04rule\x18\a \x01(\tR\x04rule\x12\x1a\n" +
 	"\bhermetic\x18\b \x01(\bR\bhermetic\x12(\n" +
-	"\runread_inputs\x18\t \x01(\x03H\x00R\funreadInputs\x88\x01\x01B\x10\n" +
+	"\runread_inputs\x18\t \x01(\x03H\x00R\funreadInputs\x88\x01\x01\x12\x1a\n" +
+	"\bmanifest\x18\n" +
+	" \x01(\tR\bmanifest\x12\x1f\n" +
+	"\vstable_hash\x18\v \x01(\tR\n" +
+	"stableHashB\x10\n" +
 	"\x0e_unread_inputs\"\xc5\x01\n" +
 	"\x05Event\x12\x12\n" +
 	"\x04kind\x18\x01 \x01(\tR\x04kind\x12\x18\n" +
