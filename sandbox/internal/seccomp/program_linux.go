@@ -40,6 +40,13 @@ func Reaper() []unix.SockFilter {
 
 // answer returns what the kernel is to do.
 func (c Config) answer(r *rule, v verdict) uint32 {
+	switch v {
+	case clock, random, begins, source:
+		if v == clock && c.Clock || v == random && c.Random || v == begins && (c.Clock || c.Random) || v == source && (c.Random || c.Watch == WatchFull) {
+			return returnNotify
+		}
+		return returnAllow
+	}
 	switch {
 	case v == allow, v == listen && c.Listen, v == attempt && c.Watch == WatchOff, v == look && c.Watch != WatchFull:
 		return returnAllow
@@ -73,7 +80,7 @@ func compile(byNumber []*rule, c Config, unknown uint32) []unix.SockFilter {
 		s := span{first: uint32(nr), ret: unknown}
 		if r != nil {
 			s.ret = c.answer(r, r.otherwise)
-			if len(r.cases) > 0 && (c.answer(r, r.then) != s.ret || len(r.allowed) > 0) {
+			if len(r.cases) > 0 && (c.answer(r, r.then) != s.ret || len(r.allowed) > 0 && s.ret != returnAllow) {
 				s.ret, s.rule = 0, r
 			}
 		}

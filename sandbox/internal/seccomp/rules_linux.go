@@ -27,6 +27,14 @@ const (
 	attempt
 	// listen: it is allowed or refused as Config.Listen says.
 	listen
+	// clock: it is allowed, and sent if Config.Clock.
+	clock
+	// random: it is allowed, and sent if Config.Random.
+	random
+	// begins: it is allowed, and sent if either.
+	begins
+	// source: it is as look, and sent if Config.Random, since it may be /dev/random that is looked for.
+	source
 )
 
 // A rule is for calls that are judged alike. Arguments are judged only if they are in registers: what a
@@ -75,6 +83,11 @@ const (
 	ttyDiscipline  = 0x5423    // TIOCSETD
 	noRandomLayout = 0x0040000 // ADDR_NO_RANDOMIZE
 	askPersonality = low32
+	archSetFS      = 0x1002 // ARCH_SET_FS
+
+	futexWaitBitset    = 9
+	futexPrivate       = 128
+	futexClockRealtime = 256
 )
 
 // rules are what every run may call. A call in none of them is absent.
@@ -91,8 +104,21 @@ var rules = []rule{
 	{otherwise: allow, calls: `select pselect6 poll ppoll epoll_create epoll_create1 epoll_ctl epoll_wait
 		epoll_pwait epoll_pwait2 eventfd eventfd2 signalfd signalfd4 timerfd_create timerfd_settime
 		timerfd_gettime timer_create timer_settime timer_gettime timer_getoverrun timer_delete alarm pause
-		getitimer setitimer nanosleep clock_nanosleep clock_gettime clock_getres gettimeofday time times
+		getitimer setitimer clock_getres times
 		io_setup io_destroy io_submit io_cancel io_getevents io_pgetevents`},
+	// The time of day. Those that wait for a while are told of, since a clock that is held goes on by it.
+	{otherwise: clock, calls: `gettimeofday time nanosleep`},
+	{
+		calls: `clock_gettime clock_nanosleep`,
+		cases: []all{{{0, low32, []uint32{unix.CLOCK_REALTIME, unix.CLOCK_REALTIME_COARSE, unix.CLOCK_REALTIME_ALARM, unix.CLOCK_TAI}}}},
+		then:  clock, otherwise: allow,
+	},
+	{
+		calls:   `futex`,
+		allowed: []all{{{3, all64, []uint32{0}}}}, // it waits without end
+		cases:   []all{{{1, low32 &^ futexPrivate, []uint32{futexWaitBitset | futexClockRealtime}}}},
+		then:    clock, otherwise: allow,
+	},
 	// Memory.
 	{otherwise: allow, calls: `brk mmap munmap mremap mprotect madvise msync mincore mlock mlock2 munlock
 		mlockall munlockall mseal map_shadow_stack membarrier pkey_alloc pkey_free pkey_mprotect
@@ -100,10 +126,16 @@ var rules = []rule{
 	// Processes, threads and signals: all they can reach is of the same run. The kernel itself puts
 	// uretprobe and uprobe into a program that the host's administrator observes.
 	{otherwise: allow, calls: `fork vfork exit exit_group wait4 waitid getpid getppid gettid getpgid getpgrp
-		setpgid getsid setsid set_tid_address set_robust_list get_robust_list futex futex_waitv futex_wake
-		futex_wait futex_requeue rseq arch_prctl kill tkill tgkill pidfd_open pidfd_send_signal
+		setpgid getsid setsid set_tid_address set_robust_list get_robust_list futex_waitv futex_wake
+		futex_wait futex_requeue rseq kill tkill tgkill pidfd_open pidfd_send_signal
 		rt_sigaction rt_sigprocmask rt_sigreturn rt_sigsuspend rt_sigpending rt_sigtimedwait
 		rt_sigqueueinfo rt_tgsigqueueinfo sigaltstack restart_syscall uretprobe uprobe`},
+	// Each program that was executed gets memory of its thread by it, before it asks for anything else.
+	{
+		calls: `arch_prctl`,
+		cases: []all{{{0, low32, []uint32{archSetFS}}}},
+		then:  begins, otherwise: allow,
+	},
 	// Scheduling and limits: nobody gets more than was given.
 	{otherwise: allow, calls: `sched_yield sched_setaffinity sched_getaffinity sched_setscheduler
 		sched_getscheduler sched_setparam sched_getparam sched_setattr sched_getattr
@@ -111,8 +143,8 @@ var rules = []rule{
 		ioprio_get ioprio_set getrlimit setrlimit prlimit64 getrusage getcpu`},
 	// Identity, of which there is one, and facts of the kernel.
 	{otherwise: allow, calls: `getuid geteuid getgid getegid getgroups getresuid getresgid setuid setgid
-		setreuid setregid setresuid setresgid setfsuid setfsgid setgroups capget capset uname sysinfo
-		getrandom`},
+		setreuid setregid setresuid setresgid setfsuid setfsgid setgroups capget capset uname sysinfo`},
+	{otherwise: random, calls: `getrandom`},
 	// Sandboxes that a program makes for itself.
 	{otherwise: allow, calls: `landlock_create_ruleset landlock_add_rule landlock_restrict_self`},
 	// Open sockets: where they lead is a matter of the network namespace. Addresses of sendmsg and
@@ -128,12 +160,12 @@ var rules = []rule{
 	{
 		calls: `open`,
 		cases: []all{{{1, writing, []uint32{0}}}},
-		then:  look, otherwise: attempt,
+		then:  source, otherwise: attempt,
 	},
 	{
 		calls: `openat`,
 		cases: []all{{{2, writing, []uint32{0}}}},
-		then:  look, otherwise: attempt,
+		then:  source, otherwise: attempt,
 	},
 	// What changes something at a path; the flags of openat2 are in memory.
 	{otherwise: attempt, calls: `openat2 creat mkdir mkdirat rmdir unlink unlinkat rename renameat renameat2
@@ -321,7 +353,7 @@ func Permitted(nr int, args [6]uint64) bool {
 	if slices.ContainsFunc(r.cases, func(a all) bool { return a.holds(args) }) {
 		v = r.then
 	}
-	return v == look || v == attempt
+	return v == look || v == source || v == attempt
 }
 
 // holds is what the filter finds of the case.

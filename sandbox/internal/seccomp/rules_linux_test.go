@@ -293,6 +293,87 @@ func TestVerdicts(t *testing.T) {
 	}
 }
 
+// TestOtherConditionsAreAnswered: a run with a clock, or with random numbers, of its own asks its supervisor for them,
+// whether it is watched or not, and any other run asks nobody.
+func TestOtherConditionsAreAnswered(t *testing.T) {
+	const (
+		nobody = "allow allow allow"
+		time   = "allow notify allow"
+		chance = "allow allow notify"
+		either = "allow notify notify"
+	)
+	for _, x := range []struct {
+		name string
+		args [6]uint64
+		want string // usual, Clock, Random
+	}{
+		{"clock_gettime", [6]uint64{unix.CLOCK_REALTIME}, time},
+		{"clock_gettime", [6]uint64{high | unix.CLOCK_REALTIME_COARSE}, time},
+		{"clock_gettime", [6]uint64{unix.CLOCK_TAI}, time},
+		{"clock_gettime", [6]uint64{unix.CLOCK_MONOTONIC}, nobody},
+		{"clock_gettime", [6]uint64{unix.CLOCK_PROCESS_CPUTIME_ID}, nobody},
+		{"gettimeofday", [6]uint64{}, time},
+		{"time", [6]uint64{}, time},
+		{"nanosleep", [6]uint64{}, time},
+		{"clock_nanosleep", [6]uint64{unix.CLOCK_REALTIME, unix.TIMER_ABSTIME}, time},
+		{"clock_nanosleep", [6]uint64{unix.CLOCK_MONOTONIC, unix.TIMER_ABSTIME}, nobody},
+		{"futex", [6]uint64{1, futexWaitBitset | futexClockRealtime | futexPrivate, 0, 1}, time},
+		{"futex", [6]uint64{1, futexWaitBitset | futexClockRealtime, 0, high}, time},
+		{"futex", [6]uint64{1, futexWaitBitset | futexClockRealtime, 0, 0}, nobody},
+		{"futex", [6]uint64{1, futexWaitBitset, 0, 1}, nobody},
+		{"futex", [6]uint64{1, futexClockRealtime, 0, 1}, nobody}, // FUTEX_WAIT, for a while
+		{"getrandom", [6]uint64{}, chance},
+		{"openat", [6]uint64{}, chance},
+		{"open", [6]uint64{}, chance},
+		{"stat", [6]uint64{}, nobody},
+		{"arch_prctl", [6]uint64{archSetFS}, either},
+		{"arch_prctl", [6]uint64{0x1003}, nobody},
+	} {
+		nr, ok := number(x.name)
+		if !ok {
+			continue
+		}
+		var words []string
+		for _, conf := range []Config{{}, {Clock: true}, {Random: true}} {
+			a, err := run(Program(conf), call{nr: nr, arch: arch, args: x.args})
+			if err != nil {
+				t.Fatal(err)
+			}
+			words = append(words, word(a))
+		}
+		if got := strings.Join(words, " "); got != x.want {
+			t.Errorf("%s(%#x): got %s, want %s", x.name, x.args, got, x.want)
+		}
+	}
+}
+
+// TestUsualFilterHasNoClock: the filter of a usual run is what it would be if nobody could ask for other conditions.
+func TestUsualFilterHasNoClock(t *testing.T) {
+	plain := slices.Clone(rules)
+	usual := map[verdict]verdict{clock: allow, random: allow, begins: allow, source: look}
+	for i := range plain {
+		r := &plain[i]
+		if then, ok := usual[r.then]; ok && r.cases != nil {
+			r.then = then
+		}
+		if otherwise, ok := usual[r.otherwise]; ok {
+			r.otherwise = otherwise
+		}
+		if r.otherwise == allow && r.then == allow {
+			r.cases, r.allowed = nil, nil
+		}
+	}
+	for _, conf := range configs() {
+		if conf.Clock || conf.Random {
+			continue
+		}
+		want := compile(index(plain), conf, returnErrno|uint32(unix.ENOSYS))
+		if diff := cmp.Diff(want, Program(conf)); diff != "" {
+			t.Errorf("%+v (-without +with):\n%s", conf, diff)
+		}
+	}
+}
+
 // TestReaper has the verdicts on which pid 1 depends, and what would be most wanted of it.
 func TestReaper(t *testing.T) {
 	for _, x := range []struct {
@@ -431,7 +512,10 @@ func TestNotifiedIsPermittedOrRefused(t *testing.T) {
 				}
 				_, v := decide(rules, c)
 				notified[v]++
-				if want := v == allow || v == look || v == attempt; Permitted(nr, c.args) != want {
+				if v == clock || v == random || v == begins {
+					continue // TestOtherConditionsAreAnswered
+				}
+				if want := v == allow || v == look || v == source || v == attempt; Permitted(nr, c.args) != want {
 					t.Errorf("%+v: %s(%#x): Permitted says %t", conf, name, c.args, !want)
 				} else if got, err := run(unwatched, c); !want && (err != nil || got != returnErrno|uint32(Errno(nr))) {
 					t.Errorf("%+v: %s(%#x) fails with %v watched, and unwatched: %s, %v", conf, name, c.args, Errno(nr), word(got), err)
@@ -439,7 +523,7 @@ func TestNotifiedIsPermittedOrRefused(t *testing.T) {
 			}
 		}
 	}
-	for _, v := range []verdict{refuse, look, attempt, listen} {
+	for _, v := range []verdict{refuse, look, attempt, listen, clock, random, begins, source} {
 		if notified[v] == 0 {
 			t.Errorf("nothing with the verdict %d was notified: the test tries nothing", v)
 		}
@@ -496,7 +580,7 @@ func configs() []Config {
 	for _, w := range []Watch{WatchOff, WatchAttempts, WatchFull} {
 		all = append(all, Config{Watch: w}, Config{Listen: true, Watch: w})
 	}
-	return all
+	return append(all, Config{Clock: true}, Config{Random: true}, Config{Watch: WatchFull, Clock: true, Random: true})
 }
 
 // TestProgramsSayWhatTheRulesSay compares each compiled program with the rules, for every number and one
