@@ -50,6 +50,9 @@ func (b *Backend) enforced(can cgroup.Ability) *sandbox.Features {
 	f.Audits = []sandbox.Audit{sandbox.AuditOff}
 	if b.config.has(Seccomp) && b.config.has(Witness) {
 		f.Audits = append(f.Audits, sandbox.AuditAttempts, sandbox.AuditFull)
+		if witness.CanAnswer() == nil {
+			f.Conditions = append(f.Conditions, sandbox.ConditionClockShift, sandbox.ConditionClockHeld)
+		}
 	}
 	return f
 }
@@ -68,8 +71,13 @@ func (b *Backend) conditions(spec *sandbox.Spec, can cgroup.Ability, terminal bo
 		case sandbox.AuditFull:
 			watch = seccomp.WatchFull
 		}
-		c.watched = watch != seccomp.WatchOff
-		c.filter = b.filter(seccomp.Config{Listen: spec.Network.Listen, Watch: watch})
+		own := &spec.Conditions
+		config := seccomp.Config{
+			Listen: spec.Network.Listen, Watch: watch,
+			Clock: own.ClockShift != 0 || own.ClockHeld != 0, Random: own.Random != 0,
+		}
+		c.watched = config.Notifies()
+		c.filter = b.filter(config)
 		c.reaper = reaper()
 	}
 	return c
@@ -100,7 +108,10 @@ func encode(program []unix.SockFilter) []byte {
 
 // view returns what a run may do, for who watches it.
 func view(spec *sandbox.Spec, source map[string]string) witness.View {
-	v := witness.View{Source: source, Writable: []string{"/dev/shm"}, Loopback: spec.Network.Loopback, Full: spec.Audit == sandbox.AuditFull}
+	v := witness.View{
+		Source: source, Writable: []string{"/dev/shm"}, Loopback: spec.Network.Loopback, Full: spec.Audit == sandbox.AuditFull,
+		Conditions: spec.Conditions,
+	}
 	for _, o := range spec.Outputs {
 		v.Writable = append(v.Writable, o.Target)
 	}
@@ -219,7 +230,10 @@ func (r *run) account(res *sandbox.Result) error {
 		events, unrecorded, opened := r.recorder.Seen()
 		res.Events = append(res.Events, events...)
 		res.Unrecorded, res.Opened = unrecorded, opened
-		untouched = !r.recorder.Networked() && r.gate == nil
+		if err := r.recorder.Broken(); err != nil {
+			return fmt.Errorf("conditions of the run: %w", err)
+		}
+		untouched = r.spec.Audit != sandbox.AuditOff && !r.recorder.Networked() && r.gate == nil
 	}
 	if r.slot.untouched = untouched; !untouched {
 		var err error

@@ -85,6 +85,7 @@ func (b *Backend) Probe(ctx context.Context) (sandbox.Features, error) {
 	b.optional(&f)
 	enforced := b.enforced(b.can())
 	f.Limits, f.Audits, f.Endpoints, f.Silence = enforced.Limits, enforced.Audits, enforced.Endpoints, enforced.Silence
+	f.Conditions = enforced.Conditions
 	f.Tier, f.Layers = b.tier(), b.layers()
 	return f, nil
 }

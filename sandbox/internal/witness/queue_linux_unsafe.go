@@ -61,7 +61,7 @@ func (q *queue) receive() (notification, error) {
 	return *n, nil
 }
 
-// proceed lets a call go on; fail makes it return an error instead. Both report whether the process had
+// proceed lets a call go on; fail makes it return an error instead, and value a value. They report whether the process had
 // waited in this call all along. Where it had not, what was read of it may be another's.
 func (q *queue) proceed(id uint64) bool {
 	return q.send(answer{ID: id, Flags: unix.SECCOMP_USER_NOTIF_FLAG_CONTINUE})
@@ -70,6 +70,8 @@ func (q *queue) proceed(id uint64) bool {
 func (q *queue) fail(id uint64, with unix.Errno) bool {
 	return q.send(answer{ID: id, Error: -int32(with)})
 }
+
+func (q *queue) value(id uint64, v int64) bool { return q.send(answer{ID: id, Val: v}) }
 
 func (q *queue) send(a answer) bool {
 	for {

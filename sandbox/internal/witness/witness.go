@@ -4,6 +4,8 @@
 // tried. A watched call is recorded and goes on; what becomes of it is the kernel's decision. Any other
 // call that is notified is refused.
 //
+// In a run that has a clock or random numbers of its own (sandbox.Conditions) it also answers who asks for them.
+//
 // What a call names is read from the memory of a process that may change it at any time, so a record is
 // evidence and never a decision: nothing here may permit a call that the kernel would refuse.
 package witness
@@ -15,6 +17,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"sync"
 
 	"github.com/cloister-build/cloister/sandbox"
 )
@@ -31,6 +34,8 @@ type View struct {
 	// Source maps directories of the sandbox to directories of the host where Full looks for a path that the
 	// sandbox lacks. Nothing there is opened; what is elsewhere on the host is nobody's business.
 	Source map[string]string
+	// Conditions are what the run is told of time and random numbers, if that is not the usual.
+	Conditions sandbox.Conditions
 }
 
 // Bounds of what is remembered of one run.
@@ -55,6 +60,9 @@ type Recorder struct {
 	networked  bool
 	opened     map[string]bool
 	programs   map[string]bool // the last element of each program that was found
+
+	mu     sync.Mutex
+	broken error // why the conditions did not hold; guarded by mu
 }
 
 // An identity is what makes two events the same.
@@ -109,6 +117,15 @@ func (r *Recorder) Seen() (events []sandbox.Event, unrecorded int, opened []stri
 func (r *Recorder) Networked() bool {
 	<-r.done
 	return r.networked
+}
+
+// Broken waits as Seen does, and returns why the run was not under the conditions that it was to have, or nil. It was told
+// nothing then instead of the usual.
+func (r *Recorder) Broken() error {
+	<-r.done
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.broken
 }
 
 // record remembers one thing that was seen.

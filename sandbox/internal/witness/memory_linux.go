@@ -1,0 +1,78 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package witness
+
+import (
+	"encoding/binary"
+	"fmt"
+	"os"
+	"strconv"
+	"strings"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// A memory is that of a process, for reading and writing, whatever becomes of the process. What the process itself may
+// only read is written to all the same, in a copy of its own (proc_pid_mem(5)): a mapping that it shares is not.
+type memory int
+
+// memory opens the memory of the process that waits in a call. The caller closes it.
+func (w *watch) memory(n *notification) (memory, error) {
+	fd, err := unix.Open(fmt.Sprintf("/proc/%d/mem", n.PID), unix.O_RDWR|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return -1, fmt.Errorf("open its memory: %w", err)
+	}
+	if !w.queue.valid(n.ID) { // it may be another's
+		unix.Close(fd)
+		return -1, unix.ESRCH
+	}
+	return memory(fd), nil
+}
+
+func (m memory) close() { unix.Close(int(m)) }
+
+// read fills b from an address, and reports whether all of it is there.
+func (m memory) read(at uint64, b []byte) bool {
+	n, err := unix.Pread(int(m), b, int64(at))
+	return err == nil && n == len(b)
+}
+
+// write writes b to an address, and reports whether there is room for all of it.
+func (m memory) write(at uint64, b []byte) bool {
+	n, err := unix.Pwrite(int(m), b, int64(at))
+	return err == nil && n == len(b)
+}
+
+// timespec returns a struct timespec as a time since 1970, or false if there is none that the kernel would take.
+func (m memory) timespec(at uint64) (time.Time, bool) {
+	var b [16]byte
+	if !m.read(at, b[:]) {
+		return time.Time{}, false
+	}
+	sec, nsec := int64(binary.NativeEndian.Uint64(b[:])), int64(binary.NativeEndian.Uint64(b[8:]))
+	if sec < 0 || nsec < 0 || nsec >= int64(time.Second) {
+		return time.Time{}, false
+	}
+	return time.Unix(min(sec, maxSeconds), nsec), true
+}
+
+// signalled reports whether a thread has a signal to handle.
+func signalled(thread uint32) bool {
+	status, _ := os.ReadFile(fmt.Sprintf("/proc/%d/status", thread))
+	var pending, blocked uint64
+	for line := range strings.Lines(string(status)) {
+		name, value, _ := strings.Cut(line, ":")
+		set, err := strconv.ParseUint(strings.TrimSpace(value), 16, 64)
+		if err != nil {
+			continue
+		}
+		switch name {
+		case "SigPnd", "ShdPnd":
+			pending |= set
+		case "SigBlk":
+			blocked = set
+		}
+	}
+	return pending&^blocked != 0
+}
