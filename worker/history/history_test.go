@@ -1,0 +1,350 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package history
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	repb "github.com/bazelbuild/remote-apis/build/bazel/remote/execution/v2"
+	"github.com/google/go-cmp/cmp"
+)
+
+// begin opens a log, which the test ends.
+func begin(t *testing.T, c Config) *Log {
+	t.Helper()
+	l, err := Open(c)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { l.Close() })
+	return l
+}
+
+// found returns the numbers of the entries that f admits.
+func found(t *testing.T, l *Log, f Filter) []uint64 {
+	t.Helper()
+	var all []uint64
+	for _, e := range entries(t, l, f) {
+		all = append(all, e.Number)
+	}
+	return all
+}
+
+func entries(t *testing.T, l *Log, f Filter) []Entry {
+	t.Helper()
+	var all []Entry
+	if err := l.Search(t.Context(), f, 1_000_000, func(e *Entry) error { all = append(all, *e); return nil }); err != nil {
+		t.Fatal(err)
+	}
+	return all
+}
+
+func digest(i int) string { return fmt.Sprintf("%064x/%d", i, i) }
+
+func TestWhatIsAddedIsFound(t *testing.T) {
+	l := begin(t, Config{Dir: filepath.Join(t.TempDir(), "history")})
+	a, b := digest(0xa), "blake3:"+digest(0xb)
+	for _, e := range []Entry{
+		{Action: a, How: Executed, Invocation: "one", Target: "//x:y", Mnemonic: "CppCompile", Exit: 1},
+		{Action: b, How: Absent, Invocation: "one", Target: "//x:z", Mnemonic: "CppLink"},
+		{Action: b, How: Executed, Invocation: "one", Target: "//x:z", Mnemonic: "CppLink", Correlated: "c"},
+		{Action: a, How: Executed, Invocation: "two", Target: "//x:y", Mnemonic: "CppCompile", Code: 4},
+		{Action: a, How: Cached, Invocation: "two", Instance: "other"},
+		{Action: a, How: Found, Invocation: `say "hi"`, Target: "//p<&>"},
+	} {
+		l.Add(e)
+	}
+	for _, c := range []struct {
+		name string
+		Filter
+		want []uint64
+	}{
+		{"all", Filter{}, []uint64{6, 4, 3, 2, 1}},
+		{"an instance", Filter{Instance: "other"}, []uint64{5}},
+		{"an invocation", Filter{Invocation: "one"}, []uint64{3, 2, 1}},
+		{"correlated", Filter{Correlated: "c"}, []uint64{3}},
+		{"a target", Filter{Target: "//x:z"}, []uint64{3, 2}},
+		{"targets", Filter{Target: "//x:*"}, []uint64{4, 3, 2, 1}},
+		{"not a part of a target", Filter{Target: "//x"}, nil},
+		{"a mnemonic", Filter{Mnemonic: "CppLink"}, []uint64{3, 2}},
+		{"failed", Filter{Failed: true}, []uint64{4, 1}},
+		{"distinct", Filter{Distinct: true}, []uint64{6, 3}},
+		{"older", Filter{Before: 4}, []uint64{3, 2, 1}},
+		{"a prefix", Filter{Action: a[:64]}, []uint64{6, 4, 1}},
+		{"a digest", Filter{Action: a}, []uint64{6, 4, 1}},
+		{"a prefix behind a function", Filter{Action: b[7:71]}, []uint64{3, 2}},
+		{"a function", Filter{Action: "blake3:"}, []uint64{3, 2}},
+		{"the middle of a digest", Filter{Action: "b/11"}, nil},
+		{"two conditions", Filter{Invocation: "one", Failed: true}, []uint64{1}},
+		{"what JSON escapes", Filter{Invocation: `say "hi"`}, []uint64{6}},
+		{"what HTML escapes", Filter{Target: "//p<&>"}, []uint64{6}},
+	} {
+		if got := found(t, l, c.Filter); !slices.Equal(got, c.want) {
+			t.Errorf("%s: found %v, want %v", c.name, got, c.want)
+		}
+	}
+	n := 0
+	if err := l.Search(t.Context(), Filter{}, 2, func(*Entry) error { n++; return nil }); err != nil || n != 2 {
+		t.Errorf("a limit of 2 lists %d: %v", n, err)
+	}
+	own := errors.New("enough for me")
+	if err := l.Search(t.Context(), Filter{}, 2, func(*Entry) error { return own }); err != own {
+		t.Errorf("an error of the visitor: %v", err)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	if err := l.Search(ctx, Filter{}, 2, func(*Entry) error { return nil }); !errors.Is(err, context.Canceled) {
+		t.Errorf("a caller who has gone: %v", err)
+	}
+}
+
+// TestEntriesOutliveTheProcess: a log goes on where it ended, without what a writer left that was killed.
+func TestEntriesOutliveTheProcess(t *testing.T) {
+	for name, torn := range map[string]string{
+		"whole": "", "torn": `{"n":3,"time":"2026`, "a long tail": strings.Repeat("x", 2*block), "damage": "{}}\nrubbish\n", "a long line": strings.Repeat("x", 2*block) + "\n",
+	} {
+		t.Run(name, func(t *testing.T) {
+			dir := t.TempDir()
+			l := begin(t, Config{Dir: dir})
+			want := Entry{
+				Number: 1, Time: time.Unix(1_800_000_000, 5).UTC(), Instance: "main", How: Executed, Action: digest(1), Invocation: "i", Correlated: "c",
+				Target: "//t", Mnemonic: "m", Code: 4, Exit: -1, Result: "r", Manifest: digest(2), StableHash: "s", Worker: "w", Waited: time.Second, Ran: 7, Verdict: "same",
+			}
+			l.Add(want)
+			l.Add(Entry{Action: digest(2)})
+			l.Close()
+			l.Close()
+			f, err := os.OpenFile(filepath.Join(dir, segmentName(1)), os.O_WRONLY|os.O_APPEND, 0)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if _, err := f.WriteString(torn); err != nil {
+				t.Fatal(err)
+			}
+			f.Close()
+
+			l = begin(t, Config{Dir: dir})
+			l.Add(Entry{Action: digest(3)})
+			if got := found(t, l, Filter{}); !slices.Equal(got, []uint64{3, 2}) {
+				t.Errorf("after a restart: %v", got)
+			}
+			if diff := cmp.Diff([]Entry{want}, entries(t, l, Filter{Instance: "main"})); diff != "" {
+				t.Errorf("(-want +got):\n%s", diff)
+			}
+			text, err := os.ReadFile(filepath.Join(dir, segmentName(1)))
+			if err != nil || name != "damage" && name != "a long line" && bytes.Count(text, []byte("\n")) != 3 {
+				t.Errorf("the segment has %d lines: %v", bytes.Count(text, []byte("\n")), err)
+			}
+		})
+	}
+}
+
+// TestSizeAndAgeAreBounded: the oldest entries go first.
+func TestSizeAndAgeAreBounded(t *testing.T) {
+	dir, now := t.TempDir(), time.Now()
+	const most = 64 << 10
+	l := begin(t, Config{Dir: dir, MaxBytes: most, MaxAge: time.Hour, now: func() time.Time { return now }})
+	for i := range 3000 {
+		l.Add(Entry{Action: digest(i), Time: now})
+		if i%100 == 0 {
+			if err := l.flush(t.Context()); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	got := found(t, l, Filter{})
+	if len(got) < 100 || got[0] != 3000 || got[len(got)-1] != 3001-uint64(len(got)) {
+		t.Errorf("%d entries are kept, from %d to %d", len(got), got[len(got)-1], got[0])
+	}
+	var total int64
+	files, err := os.ReadDir(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, f := range files {
+		info, err := f.Info()
+		if err != nil {
+			t.Fatal(err)
+		}
+		total += info.Size()
+	}
+	if total > most || len(files) < 2 {
+		t.Errorf("%d files of %d bytes together, at most %d are wanted", len(files), total, most)
+	}
+
+	l.Close()
+	now = now.Add(2 * time.Hour)
+	l = begin(t, Config{Dir: dir, MaxBytes: most, MaxAge: time.Hour, now: func() time.Time { return now }})
+	if got := found(t, l, Filter{}); len(got) != 0 {
+		t.Errorf("%d entries are listed that are too old", len(got))
+	}
+	l.Add(Entry{Action: digest(1)})
+	if got := found(t, l, Filter{}); !slices.Equal(got, []uint64{3001}) {
+		t.Errorf("after all were too old: %v", got)
+	}
+	if left, err := list(dir); err != nil || len(left) > 2 {
+		t.Errorf("segments that are too old are not deleted: %v, %v", left, err)
+	}
+}
+
+// TestHostileTexts: what clients say is cut and printable, in the file and in what is found.
+func TestHostileTexts(t *testing.T) {
+	dir := t.TempDir()
+	l := begin(t, Config{Dir: dir})
+	evil := "\x1b[2J\n{\"n\":7}\n\u202e\xff"
+	l.Add(Entry{Action: digest(1), Target: evil, Invocation: strings.Repeat("\x00", 1<<20), Mnemonic: strings.Repeat("ä", 400), How: How(evil), Worker: evil})
+	l.Close()
+	got := entries(t, l, Filter{Target: evil})
+	if len(got) != 1 {
+		t.Fatalf("%d entries", len(got))
+	}
+	e := got[0]
+	if want := `\x1b[2J\n{"n":7}\n\u202e\xff`; e.Target != want || string(e.How) != want || e.Worker != want {
+		t.Errorf("the texts are %q, %q, %q", e.Target, e.How, e.Worker)
+	}
+	if len(e.Invocation) > MaxText || len(e.Mnemonic) != MaxText || strings.Trim(e.Mnemonic, "ä") != "" {
+		t.Errorf("texts of %d and %d bytes", len(e.Invocation), len(e.Mnemonic))
+	}
+	text, err := os.ReadFile(filepath.Join(dir, segmentName(1)))
+	if err != nil || bytes.Count(text, []byte("\n")) != 1 || strings.ContainsFunc(strings.TrimSpace(string(text)), func(r rune) bool { return !strconv.IsPrint(r) }) {
+		t.Errorf("the file is %q, %v", text, err)
+	}
+}
+
+// TestAddNeverWaits: where nothing can be written, entries are lost, and that is told once it can.
+func TestAddNeverWaits(t *testing.T) {
+	dir := filepath.Join(t.TempDir(), "history")
+	l := begin(t, Config{Dir: dir})
+	if err := os.Remove(dir); err != nil {
+		t.Fatal(err)
+	}
+	for i := range 10 {
+		l.Add(Entry{Action: digest(i)})
+	}
+	if err := l.flush(t.Context()); err != nil || l.Lost() != 10 {
+		t.Fatalf("%d are lost, want 10: %v", l.Lost(), err)
+	}
+	if err := os.Mkdir(dir, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	l.Add(Entry{Action: digest(11)})
+	l.Add(Entry{Action: digest(12)})
+	got := entries(t, l, Filter{})
+	if len(got) != 2 || got[1].Lost != 10 || got[0].Lost != 0 {
+		t.Errorf("found %+v", got)
+	}
+	l.Close()
+	l.Add(Entry{Action: digest(13)}) // of a call that ends late
+	if len(entries(t, l, Filter{})) != 2 {
+		t.Error("a log that is closed was written to")
+	}
+
+	// A writer that writes nothing.
+	stuck := &Log{cfg: Config{now: time.Now}, entries: make(chan Entry, 2)}
+	for range 5 {
+		stuck.Add(Entry{})
+	}
+	if stuck.Lost() != 3 {
+		t.Errorf("%d are lost, want 3", stuck.Lost())
+	}
+}
+
+func TestIdentity(t *testing.T) {
+	d := func(s string) *repb.Digest { return &repb.Digest{Hash: s, SizeBytes: 3} }
+	base := func() *repb.ActionResult {
+		return &repb.ActionResult{
+			OutputFiles:       []*repb.OutputFile{{Path: "a", Digest: d("1")}, {Path: "b", Digest: d("2")}},
+			OutputDirectories: []*repb.OutputDirectory{{Path: "d", TreeDigest: d("3")}},
+			OutputSymlinks:    []*repb.OutputSymlink{{Path: "l", Target: "t"}},
+			StdoutDigest:      d("4"), StderrDigest: d("5"),
+		}
+	}
+	want := Identity(base())
+	if len(want) != 32 || Identity(nil) != "" || Identity(&repb.ActionResult{}) == "" {
+		t.Errorf("identities %q, %q", want, Identity(nil))
+	}
+	for name, change := range map[string]func(*repb.ActionResult){
+		"order":    func(r *repb.ActionResult) { slices.Reverse(r.OutputFiles) },
+		"metadata": func(r *repb.ActionResult) { r.ExecutionMetadata = &repb.ExecutedActionMetadata{Worker: "w"} },
+		"contents": func(r *repb.ActionResult) { r.OutputFiles[0].Contents, r.StdoutRaw = []byte("abc"), []byte("abc") },
+		"links twice": func(r *repb.ActionResult) {
+			r.OutputFileSymlinks = []*repb.OutputSymlink{{Path: "l", Target: "t"}}
+		},
+	} {
+		r := base()
+		if change(r); Identity(r) != want {
+			t.Errorf("%s changes the identity", name)
+		}
+	}
+	for name, change := range map[string]func(*repb.ActionResult){
+		"a file":        func(r *repb.ActionResult) { r.OutputFiles[0].Digest = d("9") },
+		"a path":        func(r *repb.ActionResult) { r.OutputFiles[0].Path = "c" },
+		"executable":    func(r *repb.ActionResult) { r.OutputFiles[0].IsExecutable = true },
+		"a directory":   func(r *repb.ActionResult) { r.OutputDirectories[0].TreeDigest = d("9") },
+		"a link":        func(r *repb.ActionResult) { r.OutputSymlinks[0].Target = "u" },
+		"stdout":        func(r *repb.ActionResult) { r.StdoutDigest = d("9") },
+		"stderr, raw":   func(r *repb.ActionResult) { r.StderrDigest, r.StderrRaw = nil, []byte("x") },
+		"exit":          func(r *repb.ActionResult) { r.ExitCode = 1 },
+		"fewer":         func(r *repb.ActionResult) { r.OutputFiles = r.OutputFiles[:1] },
+		"out for err":   func(r *repb.ActionResult) { r.StdoutDigest, r.StderrDigest = r.StderrDigest, r.StdoutDigest },
+		"lines by name": func(r *repb.ActionResult) { r.OutputSymlinks[0].Path = "l\" \"t" },
+	} {
+		r := base()
+		if change(r); Identity(r) == want {
+			t.Errorf("%s does not change the identity", name)
+		}
+	}
+}
+
+// TestConcurrentUse is for the race detector.
+func TestConcurrentUse(t *testing.T) {
+	l := begin(t, Config{Dir: t.TempDir(), MaxBytes: 64 << 10})
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		for i := range 2000 {
+			l.Add(Entry{Action: digest(i)})
+		}
+	}()
+	for range 20 {
+		found(t, l, Filter{Action: "00"})
+	}
+	<-done
+	l.Close()
+}
+
+// BenchmarkSearch looks through a million entries, as Bazel makes them, for those of one build, which are the oldest.
+func BenchmarkSearch(b *testing.B) {
+	l, err := Open(Config{Dir: b.TempDir(), MaxBytes: 8 << 30})
+	if err != nil {
+		b.Fatal(err)
+	}
+	defer l.Close()
+	for i := range 1_000_000 {
+		l.Add(Entry{
+			Action: digest(i), How: Executed, Invocation: fmt.Sprintf("5f1d6c0e-3b0a-4f7c-9d1e-%012d", i/5000), Worker: "worker-17",
+			Target: fmt.Sprintf("//some/package/of/a/program:target_%d", i), Mnemonic: "CppCompile", Result: digest(i)[:32], Ran: 1234567890, Waited: 12345678,
+		})
+		if i%1000 == 0 {
+			if err := l.flush(b.Context()); err != nil {
+				b.Fatal(err)
+			}
+		}
+	}
+	for b.Loop() {
+		n := 0
+		if err := l.Search(b.Context(), Filter{Invocation: "5f1d6c0e-3b0a-4f7c-9d1e-000000000000"}, 10_000, func(*Entry) error { n++; return nil }); err != nil || n != 5000 {
+			b.Fatalf("%d entries: %v", n, err)
+		}
+	}
+}

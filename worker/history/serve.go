@@ -1,0 +1,94 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package history
+
+import (
+	"errors"
+
+	"github.com/cloister-build/cloister/cas"
+	cloisterpb "github.com/cloister-build/cloister/proto/cloister/v1"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/types/known/durationpb"
+	"google.golang.org/protobuf/types/known/timestamppb"
+)
+
+const (
+	// defaultLimit and maxLimit are how many entries a call lists.
+	defaultLimit = 1000
+	maxLimit     = 1_000_000
+	// atOnce is how many entries one message has.
+	atOnce = 200
+)
+
+// Register adds the service cloister.v1.History to s. Instances names the instances.
+func Register(s grpc.ServiceRegistrar, l *Log, instances cas.Instances) {
+	cloisterpb.RegisterHistoryServer(s, &service{log: l, instances: instances})
+}
+
+type service struct {
+	cloisterpb.UnimplementedHistoryServer
+	log       *Log
+	instances cas.Instances
+}
+
+// List implements the method of the service.
+func (s *service) List(req *cloisterpb.ListHistoryRequest, to grpc.ServerStreamingServer[cloisterpb.ListHistoryResponse]) error {
+	if _, err := s.instances(req.InstanceName); err != nil {
+		return cas.Status(err)
+	}
+	if req.Limit < 0 {
+		return status.Errorf(codes.InvalidArgument, "limit is %d: write a positive number, or 0 for %d", req.Limit, defaultLimit)
+	}
+	limit := defaultLimit
+	if req.Limit > 0 {
+		limit = int(min(req.Limit, maxLimit))
+	}
+	var page cloisterpb.ListHistoryResponse
+	send := func(least int) error {
+		if len(page.Entries) < least {
+			return nil
+		}
+		err := to.Send(&page)
+		page.Entries = nil
+		return err
+	}
+	err := s.log.Search(to.Context(), Filter{
+		Instance: req.InstanceName, Invocation: req.InvocationId, Correlated: req.CorrelatedInvocationsId, Target: req.TargetId,
+		Mnemonic: req.ActionMnemonic, Action: req.Action, Failed: req.Failed, Distinct: req.Distinct, Before: req.Before,
+	}, limit, func(e *Entry) error {
+		page.Entries = append(page.Entries, e.proto())
+		return send(atOnce)
+	})
+	if err == nil {
+		err = send(1)
+	}
+	var sent interface{ GRPCStatus() *status.Status }
+	switch {
+	case err == nil || errors.As(err, &sent):
+		return err
+	case to.Context().Err() != nil:
+		return status.FromContextError(to.Context().Err()).Err()
+	}
+	// The error names files of this host, which is no client's business.
+	s.log.cfg.Log.Error("the history cannot be read", "dir", s.log.cfg.Dir, "err", err)
+	return status.Error(codes.Internal, "the history of this server cannot be read; its log says why")
+}
+
+// proto returns e as a message.
+func (e *Entry) proto() *cloisterpb.HistoryEntry {
+	m := &cloisterpb.HistoryEntry{
+		Number: e.Number, Time: timestamppb.New(e.Time), How: string(e.How), Action: e.Action,
+		InvocationId: e.Invocation, CorrelatedInvocationsId: e.Correlated, TargetId: e.Target, ActionMnemonic: e.Mnemonic,
+		Code: e.Code, ExitCode: e.Exit, Result: e.Result, Manifest: e.Manifest, StableHash: e.StableHash,
+		Worker: e.Worker, Verdict: e.Verdict, Lost: e.Lost,
+	}
+	if e.Waited > 0 {
+		m.Waited = durationpb.New(e.Waited)
+	}
+	if e.Ran > 0 {
+		m.Ran = durationpb.New(e.Ran)
+	}
+	return m
+}
