@@ -43,6 +43,8 @@ type Task struct {
 	// that is built, the kind of action, the build. They choose a rule of the policy, and nobody vouches
 	// for them.
 	Target, Mnemonic, Invocation string
+	// Correlated is what the client calls the builds to which its own belongs; it chooses nothing.
+	Correlated string
 
 	// Args, if there are any, are run in place of the command's arguments, and Terminal, if not nil, is
 	// the run's terminal: a person's shell in the action's sandbox. Such a run is never recorded, and

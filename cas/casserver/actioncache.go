@@ -32,6 +32,9 @@ func (s *actionCache) GetActionResult(ctx context.Context, req *repb.GetActionRe
 		return nil, cas.Status(err)
 	}
 	r, err := cas.LookupComplete(ctx, in, action)
+	if code := cas.Code(err); s.Asked != nil && (code == codes.OK || code == codes.NotFound) {
+		s.Asked(ctx, req.InstanceName, action, r)
+	}
 	if err == nil {
 		err = cas.Inline(ctx, in.Store, r, cas.Inlining{Function: action.Function(), Hints: req, MaxBytes: maxReply})
 	}

@@ -53,6 +53,9 @@ type Config struct {
 	ReadOnlyActions bool
 	// Logs, if not nil, serve what ByteStream calls log streams.
 	Logs Logs
+	// Asked, if not nil, is told what GetActionResult answers: with what it found, or nil. It must neither wait nor
+	// change that, and has it only until it returns. The context is that of the call.
+	Asked func(ctx context.Context, instance string, action cas.Digest, r *repb.ActionResult)
 	// Rights reports what the caller may do in an instance: have actions executed, and write results.
 	// GetCapabilities tells him so (rules 5 and 6); it decides about no call. Nil: everybody may do both.
 	Rights func(ctx context.Context, instance string) (execute, update bool)

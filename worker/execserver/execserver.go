@@ -110,6 +110,7 @@ func (s *server) Execute(req *repb.ExecuteRequest, to stream) error {
 			Target:          said(who.TargetId),
 			Mnemonic:        said(who.ActionMnemonic),
 			Invocation:      said(who.ToolInvocationId),
+			Correlated:      said(who.CorrelatedInvocationsId),
 		},
 		Priority: req.GetExecutionPolicy().GetPriority(),
 		Prepare: func(ctx context.Context, r *queue.Request) (*worker.Outcome, error) {

@@ -66,6 +66,9 @@ func (q *Queue) serve(
 		out, err := guard(func() (*worker.Outcome, error) { return do(ctx, j) })
 		cancel()
 		e := endOf(out, err)
+		if q.cfg.Ended != nil && (e.outcome != nil || e.fault != nil) {
+			e.tell = q.cfg.Ended(e.outcome, e.fault)
+		}
 		q.mu.Lock()
 
 		l.done(j)

@@ -40,8 +40,8 @@ type Info struct {
 	Name     string
 	Instance string
 	Action   cas.Digest
-	// Target, Mnemonic and Invocation are those of the Task.
-	Target, Mnemonic, Invocation string
+	// Target, Mnemonic, Invocation and Correlated are those of the Task.
+	Target, Mnemonic, Invocation, Correlated string
 	// Queued is when the request arrived.
 	Queued time.Time
 }
@@ -77,7 +77,7 @@ func newOperation(q *Queue, j *job, now time.Time) *Operation {
 	o := &Operation{
 		info: Info{
 			Name: name, Instance: t.Instance, Action: t.Action,
-			Target: t.Target, Mnemonic: t.Mnemonic, Invocation: t.Invocation, Queued: t.Queued,
+			Target: t.Target, Mnemonic: t.Mnemonic, Invocation: t.Invocation, Correlated: t.Correlated, Queued: t.Queued,
 		},
 		seq:     q.seq,
 		who:     who{t.Instance, t.Invocation, j.req.Priority},

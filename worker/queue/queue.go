@@ -62,6 +62,10 @@ type Config struct {
 	// takes the action, before anybody learns that it executes, and must neither wait nor call the queue. The
 	// function end is called with the outcome, or nil if there is none, before anybody learns of that.
 	Logs func(t *worker.Task) (logs *worker.Logs, end func(*worker.Outcome))
+	// Ended, if not nil, is called once for each end that an operation may have, its outcome or its fault, and returns
+	// what is called for each operation that has this end, in its last state and before anybody learns of that. Of
+	// an end by the executor the first call may take a while. The second must neither wait nor call the queue.
+	Ended func(*worker.Outcome, *worker.Fault) func(Info, State)
 	// MaxRetained is how many completed operations are kept, and MaxRetainedBytes how much memory, as
 	// estimated, they may take; the defaults are 10,000 and 256 MiB. The oldest are dropped first,
 	// those whose action did not run before all others.
@@ -309,9 +313,15 @@ func (q *Queue) complete(o *Operation, e end) {
 	ran := o.job.ran
 	o.job = nil
 	o.completed = time.Now()
-	o.bytes = operationBytes + e.bytes + int64(len(o.info.Target)+len(o.info.Mnemonic)+len(o.info.Invocation))
+	o.bytes = operationBytes + e.bytes + int64(len(o.info.Target)+len(o.info.Mnemonic)+len(o.info.Invocation)+len(o.info.Correlated))
 	s := o.state // when it began and the names of its logs stay
 	s.Stage, s.Outcome, s.Fault = repb.ExecutionStage_COMPLETED, e.outcome, e.fault
+	if e.tell == nil && q.cfg.Ended != nil {
+		e.tell = q.cfg.Ended(e.outcome, e.fault)
+	}
+	if e.tell != nil {
+		e.tell(o.info, s)
+	}
 	o.change(s)
 	q.live--
 	q.stats.Done++

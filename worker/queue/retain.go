@@ -28,7 +28,8 @@ const (
 type end struct {
 	outcome *worker.Outcome
 	fault   *worker.Fault
-	bytes   int64 // what is kept of either, estimated
+	bytes   int64             // what is kept of either, estimated
+	tell    func(Info, State) // of Config.Ended, nil if it is not asked yet
 }
 
 // endOf returns the end that is worth keeping of what Prepare or the Executor returned.
