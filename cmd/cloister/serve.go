@@ -31,6 +31,7 @@ import (
 	"github.com/cloister-build/cloister/sandbox/policy"
 	"github.com/cloister-build/cloister/worker"
 	"github.com/cloister-build/cloister/worker/execserver"
+	"github.com/cloister-build/cloister/worker/history"
 	"github.com/cloister-build/cloister/worker/logstream"
 	"github.com/cloister-build/cloister/worker/queue"
 	"github.com/cloister-build/cloister/worker/telemetry"
@@ -57,6 +58,7 @@ type serveConfig struct {
 	far          far
 	write        overlay.Policy
 	meant        meant
+	history      amount
 	drainTimeout time.Duration
 	metrics      string
 	box          confinement
@@ -67,7 +69,7 @@ type serveConfig struct {
 const defaultListen = "127.0.0.1:8980"
 
 func serveCommand() *cobra.Command {
-	c := serveConfig{maxSize: size{percent: 10}, lease: span(disk.DefaultLease), trees: 512 << 20}
+	c := serveConfig{maxSize: size{percent: 10}, history: history.DefaultBytes, lease: span(disk.DefaultLease), trees: 512 << 20}
 	cmd := &cobra.Command{
 		Use:   "serve",
 		Short: "Serves remote execution and its cache on this machine",
@@ -108,6 +110,7 @@ their rights; docs/auth.md says how one is written.`,
 	f.BoolVar(&c.sync, "sync", false, "write to the disk before a write is answered, so that a loss of power loses nothing")
 	f.Var(&c.scrub, "scrub", "read everything again and again at this rate, and compare it with its digest; 0 is never")
 	f.Var(&c.trees, "mounted-trees", "bytes of input directories that stay mounted because several actions have them; what is read of them is in the operating system's cache; 0 mounts each anew")
+	f.Var(&c.history, "history-size", "size of the record of what was asked for, which action ls and diff look into; the oldest goes first; 0 keeps none")
 	c.far.register(cmd)
 	c.door.register(f)
 	f.Var(&c.meant, "digest-function", "[INSTANCE=]FUNCTION that is meant by a client that states none, of those with hashes of equal length; Buck2 with BLAKE3 needs blake3")
@@ -126,6 +129,8 @@ func (c *serveConfig) check(cmd *cobra.Command) (err error) {
 		return fmt.Errorf("--max-files %d: write a positive number, or 0 for a tenth of what the disk can hold", c.maxFiles)
 	case c.lease > 0 && c.lease < span(time.Second):
 		return fmt.Errorf("--lease %s: write at least 1s, or 0 to promise nothing", &c.lease)
+	case c.history > 0 && c.history < 1<<20:
+		return fmt.Errorf("--history-size %s: write at least 1MiB, as 64MiB or 1GiB, or 0 for none", &c.history)
 	case c.maxBlob.percent > 0:
 		return fmt.Errorf("--max-blob %s: write it as 512MiB or 4GiB", &c.maxBlob)
 	}
@@ -188,6 +193,13 @@ func serve(ctx context.Context, c *serveConfig, out io.Writer) error {
 		return &exit{exitEnvironment, err}
 	}
 	defer record.Close()
+	past, err := c.openHistory(log)
+	if err != nil {
+		return err
+	}
+	if past != nil {
+		defer past.Close()
+	}
 
 	box.Hidden = []string{c.dir}
 	backend := namespace.New(box)
@@ -269,6 +281,16 @@ func serve(ctx context.Context, c *serveConfig, out io.Writer) error {
 	if behind != nil {
 		line.Fetch, line.FetchBytes = local.FetchInputs, store.MaxBytes/8 // so that leases leave room for outputs
 	}
+	blobs := casserver.Config{
+		Rights:       c.door.rights(),
+		Instances:    instances,
+		Execution:    execserver.Capabilities(),
+		MaxBlobBytes: c.maxBlob.bytes,
+		Logs:         logs,
+	}
+	if past != nil {
+		line.Ended, blobs.Asked = execserver.Remember(past), execserver.RememberLookups(past)
+	}
 	work := queue.New(line)
 	defer work.Close()
 	stopMetrics, err = serveMetrics(c.metrics, registry, work, store, front, behind, ready)
@@ -277,13 +299,7 @@ func serve(ctx context.Context, c *serveConfig, out io.Writer) error {
 	}
 
 	server := grpc.NewServer(append(casserver.ServerOptions(log), options...)...)
-	endUploads := casserver.Register(server, casserver.Config{
-		Rights:       c.door.rights(),
-		Instances:    instances,
-		Execution:    execserver.Capabilities(),
-		MaxBlobBytes: c.maxBlob.bytes,
-		Logs:         logs,
-	})
+	endUploads := casserver.Register(server, blobs)
 	defer endUploads() // the store waits for them when it is closed
 	logs.Register(server)
 	execserver.Register(server, execserver.Config{
@@ -294,6 +310,9 @@ func serve(ctx context.Context, c *serveConfig, out io.Writer) error {
 		Worker:    name,
 		Log:       log,
 	})
+	if past != nil {
+		history.Register(server, past, instances)
+	}
 	alive := health.NewServer()
 	healthpb.RegisterHealthServer(server, alive)
 	for service := range server.GetServiceInfo() {
@@ -344,6 +363,18 @@ func serve(ctx context.Context, c *serveConfig, out io.Writer) error {
 		sending, stopSending = patience(c.drainTimeout, signals)
 	}
 	return nil
+}
+
+// openHistory opens the record of what is asked for, or returns nil if none is to be kept. The caller closes it.
+func (c *serveConfig) openHistory(log *slog.Logger) (*history.Log, error) {
+	if c.history == 0 {
+		return nil, nil
+	}
+	l, err := history.Open(history.Config{Dir: filepath.Join(c.dir, "history"), MaxBytes: int64(c.history), Log: log})
+	if err != nil {
+		return nil, &exit{exitEnvironment, err}
+	}
+	return l, nil
 }
 
 // renew returns how often what is still needed is marked as used, so that its lease does not end.

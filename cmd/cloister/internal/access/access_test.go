@@ -32,6 +32,7 @@ import (
 	"github.com/cloister-build/cloister/cas/casserver"
 	"github.com/cloister-build/cloister/cas/castest"
 	"github.com/cloister-build/cloister/cmd/cloister/internal/access"
+	cloisterpb "github.com/cloister-build/cloister/proto/cloister/v1"
 	bspb "google.golang.org/genproto/googleapis/bytestream"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
@@ -160,6 +161,7 @@ func serve(t *testing.T, rules *access.Rules, config *tls.Config) *server {
 	repb.RegisterExecutionServer(g, x)
 	longrunningpb.RegisterOperationsServer(g, x)
 	logpb.RegisterLogStreamServiceServer(g, x)
+	cloisterpb.RegisterHistoryServer(g, &cloisterpb.UnimplementedHistoryServer{})
 	alive := health.NewServer()
 	healthpb.RegisterHealthServer(g, alive)
 	reflection.Register(g)
@@ -290,6 +292,13 @@ var calls = map[string]func(ctx context.Context, conn *grpc.ClientConn, instance
 		_, err := longrunningpb.NewOperationsClient(conn).ListOperations(ctx, &longrunningpb.ListOperationsRequest{Name: instance})
 		return err
 	},
+	"List": func(ctx context.Context, conn *grpc.ClientConn, instance string) error {
+		s, err := cloisterpb.NewHistoryClient(conn).List(ctx, &cloisterpb.ListHistoryRequest{InstanceName: instance})
+		if err == nil {
+			_, err = s.Recv()
+		}
+		return err
+	},
 	"CreateLogStream": func(ctx context.Context, conn *grpc.ClientConn, instance string) error {
 		_, err := logpb.NewLogStreamServiceClient(conn).CreateLogStream(ctx, &logpb.CreateLogStreamRequest{Parent: instance})
 		return err
@@ -334,7 +343,7 @@ func TestEveryMethodHasARight(t *testing.T) {
 // what and where.
 func TestRule131_RightsAreApart(t *testing.T) {
 	methods := map[string]string{
-		"read":    "GetCapabilities FindMissingBlobs BatchReadBlobs GetTree Read GetActionResult",
+		"read":    "GetCapabilities FindMissingBlobs BatchReadBlobs GetTree Read GetActionResult List",
 		"write":   "GetCapabilities FindMissingBlobs BatchUpdateBlobs Write QueryWriteStatus CreateLogStream",
 		"cache":   "GetCapabilities UpdateActionResult",
 		"execute": "GetCapabilities Execute WaitExecution CancelOperation ListOperations",

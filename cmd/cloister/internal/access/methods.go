@@ -11,6 +11,7 @@ import (
 	"cloud.google.com/go/longrunning/autogen/longrunningpb"
 	repb "github.com/bazelbuild/remote-apis/build/bazel/remote/execution/v2"
 	logpb "github.com/bazelbuild/remote-apis/build/bazel/remote/logstream/v1"
+	cloisterpb "github.com/cloister-build/cloister/proto/cloister/v1"
 	"google.golang.org/grpc"
 	healthpb "google.golang.org/grpc/health/grpc_health_v1"
 )
@@ -56,6 +57,9 @@ var methods = map[string]demand{
 	longrunningpb.Operations_WaitOperation_FullMethodName:   {Execute, operation},
 
 	logpb.LogStreamService_CreateLogStream_FullMethodName: {Write, parent},
+
+	// It says by which digests there is something to read.
+	cloisterpb.History_List_FullMethodName: {Read, named},
 
 	// Whoever balances load asks for the health, and has no credential.
 	healthpb.Health_Check_FullMethodName: {},
