@@ -116,14 +116,17 @@ func actionShowCommand() *cobra.Command {
 		Use:   "show DIGEST [--cas URL] [--instance NAME] [--json]",
 		Short: "Says what an action is, and what became of it",
 		Long: `Show prints the command of an action, its environment, platform and inputs, and the result that the
-action cache has of it. DIGEST is HASH/SIZE, as messages and logs print it.
+action cache has of it. DIGEST is HASH/SIZE, as messages and logs print it; at a server that keeps a
+history also the beginning of that, of at least 8 digits, or ^1 for the action that was asked for last,
+^2 for the one before.
 
 It exits with 4 if the action or its command is absent, and with 5 if the server cannot be reached.`,
 		Example: `  cloister action show e3b0...55/142
-  cloister action show e3b0...55/142 --cas grpc://build.example.com:8980 --json`,
+  cloister action show ^1
+  cloister action show e3b0c442 --cas grpc://build.example.com:8980 --json`,
 		Args: cobra.ExactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			digest, err := cas.ParseDigest(args[0])
+			what, err := from.subject(cmd.Context(), args[0])
 			if err != nil {
 				return err
 			}
@@ -132,7 +135,7 @@ It exits with 4 if the action or its command is absent, and with 5 if the server
 				return err
 			}
 			defer store.Close()
-			a, err := describe(cmd.Context(), store, digest)
+			a, err := describe(cmd.Context(), store, what.digest)
 			if err != nil {
 				return from.explain(err, 1)
 			}

@@ -38,7 +38,7 @@ func actionLogCommand() *cobra.Command {
 it; with -f also of one that runs, as it comes and to its end, or that is yet to run.
 
 OPERATION is the name of an execution, as action ls, clients and messages print it, for as long as the
-server knows it. DIGEST is that of an action, as HASH/SIZE: then the result in the action cache counts, or else its
+server knows it. DIGEST is that of an action, as for cloister action show: then the result in the action cache counts, or else its
 latest execution, if the server lists executions; with -f first an execution that has not ended.
 
 It exits with 1 if the action has not ended and -f is not given, or if it ended without a result; with 4 if the
@@ -66,10 +66,16 @@ func (c *logConfig) print(ctx context.Context, name string, out io.Writer) error
 	}
 	defer conn.Close()
 	l := &logs{logConfig: c, conn: conn, instance: instance, out: out}
-	action, err := cas.ParseDigest(name)
-	if err != nil {
+	what, err := c.from.subject(ctx, name)
+	var e *exit
+	switch {
+	case err == nil:
+	case nth.MatchString(name), errors.As(err, &e) && e.code == exitConnect:
+		return err
+	default: // names of operations may be anything
 		return l.operation(ctx, name)
 	}
+	action := what.digest
 	if c.follow {
 		if op, err := l.find(ctx, action); err != nil && status.Code(err) != codes.Unimplemented {
 			return l.explain("look for executions of action "+action.String(), err)

@@ -106,7 +106,7 @@ with --action also with 4 if blobs are absent from the server, and 5 if it canno
 	f.StringArrayVar(&c.env, "env", nil, "environment variable, KEY=VALUE; repeatable")
 	f.DurationVar(&c.timeout, "timeout", 0, "kill the command after this time (default: 24h)")
 	f.StringVar(&c.outDir, "out-dir", "", "directory that outputs are copied to (default: the current one; of --action none)")
-	f.StringVar(&c.action, "action", "", "run this action, HASH/SIZE, of a server")
+	f.StringVar(&c.action, "action", "", "run this action of a server: HASH/SIZE, or by its history the beginning of that, or ^1 for the previous one")
 	f.StringVar(&c.target, "target", "", "what the client says that the action is for: it may choose a rule of the policy")
 	f.StringVar(&c.mnemonic, "mnemonic", "", "what the client says of the action's kind, likewise")
 	f.BoolVar(&c.shell, "shell", false, "open a shell in the action's sandbox in place of its command")
@@ -150,9 +150,13 @@ func (c *runConfig) check(cmd *cobra.Command) error {
 	case c.action != "" && len(c.args) > 0:
 		return errors.New("--action has a command of its own: state none")
 	case c.action != "":
-		var err error
-		if c.digest, err = cas.ParseDigest(c.action); err != nil {
+		a, err := c.from.subject(cmd.Context(), c.action)
+		if err != nil {
 			return fmt.Errorf("--action: %w", err)
+		}
+		c.digest = a.digest
+		if c.target == "" && c.mnemonic == "" { // which may choose a rule of the policy
+			c.target, c.mnemonic = a.target, a.mnemonic
 		}
 	case c.outDir == "":
 		c.outDir = "."

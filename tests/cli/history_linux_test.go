@@ -1,0 +1,38 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package cli_test
+
+import (
+	"strings"
+	"testing"
+)
+
+// What a server was asked for is found again by how its digest begins, and by when it was.
+func TestActionsByHistory(t *testing.T) {
+	r := serving(t, "main")
+	at := func(args ...string) []string { return append(args, "--cas", r.cas, "--instance", "main") }
+	wantSaid(t, 4, at("action", "show", "^1"), "0 actions")
+	good, _ := r.execute(t, "echo good | tee out")
+	bad, _ := r.execute(t, "exit 3")
+	r.execute(t, "exit 3")
+
+	wantSaid(t, 0, at("action", "show", "^1"), bad)
+	wantSaid(t, 0, at("action", "show", "^2"), good)
+	wantSaid(t, 0, at("action", "show", good[:8]), good)
+	wantSaid(t, 0, at("action", "show", "^1"), bad) // who looks changes nothing
+	wantSaid(t, 4, at("action", "show", "^3"), "2 actions")
+	wantSaid(t, 4, at("action", "show", "00000000"), "no action")
+	wantSaid(t, 2, at("action", "show", good[:7]), "HASH/SIZE")
+	if s := wantSaid(t, 0, at("action", "log", "^2")); s.out != "good\n" {
+		t.Errorf("action log ^2 printed %q", s.out)
+	}
+	wantSaid(t, 3, append([]string{"run", "--action", "^1"}, at()...))
+	wantSaid(t, 4, []string{"action", "show", "^1", "--cas", r.cas, "--instance", "other"})
+
+	off := serving(t, "main", "--history-size", "0")
+	off.execute(t, "true")
+	wantSaid(t, 1, []string{"action", "show", "^1", "--cas", off.cas, "--instance", "main"}, "keeps no history", "HASH/SIZE")
+	if strings.Contains(r.log.String(), "history") {
+		t.Errorf("the server says\n%s", r.log)
+	}
+}
