@@ -26,11 +26,12 @@ func attestCommand() *cobra.Command {
 		Use:   "attest",
 		Short: "Writes and checks statements about actions: how a result came about, whether it is reproducible",
 		Example: `  cloister repro --attest app.intoto.json --key ~/.ssh/id_ed25519 9f2c...e1/142
+  cloister attest provenance 9f2c...e1/142 --attest app.intoto.json --key ~/.ssh/id_ed25519
   cloister attest verify app.intoto.json --key builders.pub`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
 	}
-	cmd.AddCommand(attestVerifyCommand())
+	cmd.AddCommand(attestProvenanceCommand(), attestVerifyCommand())
 	return cmd
 }
 
