@@ -1,0 +1,153 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"bytes"
+	"crypto/ed25519"
+	"crypto/rand"
+	"crypto/sha256"
+	"encoding/hex"
+	"encoding/pem"
+	"errors"
+	"io"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/cloister-build/cloister/worker/attest"
+	"golang.org/x/crypto/ssh"
+)
+
+// said runs a command line and returns what it printed and its exit code.
+func said(args ...string) (string, int) {
+	root := rootCommand()
+	var out bytes.Buffer
+	root.SetOut(&out)
+	root.SetErr(io.Discard)
+	root.SetArgs(args)
+	err := root.Execute()
+	var e *exit
+	switch {
+	case err == nil:
+		return out.String(), 0
+	case errors.As(err, &e):
+		return err.Error(), e.code
+	}
+	return err.Error(), exitUsage
+}
+
+// keyFiles writes a new pair of keys.
+func keyFiles(t *testing.T, dir, name string) (private, public string) {
+	t.Helper()
+	p, k, err := ed25519.GenerateKey(rand.Reader)
+	if err != nil {
+		t.Fatal(err)
+	}
+	block, err := ssh.MarshalPrivateKey(k, "")
+	if err != nil {
+		t.Fatal(err)
+	}
+	s, err := ssh.NewPublicKey(p)
+	if err != nil {
+		t.Fatal(err)
+	}
+	private, public = filepath.Join(dir, name), filepath.Join(dir, name+".pub")
+	if err := errors.Join(os.WriteFile(private, pem.EncodeToMemory(block), 0o600), os.WriteFile(public, ssh.MarshalAuthorizedKey(s), 0o644)); err != nil {
+		t.Fatal(err)
+	}
+	return private, public
+}
+
+// Each demand of attest verify is met by the statement that meets it, and by no other.
+func TestAttestVerify(t *testing.T) {
+	dir := t.TempDir()
+	private, public := keyFiles(t, dir, "key")
+	_, foreign := keyFiles(t, dir, "other")
+	app := filepath.Join(dir, "app")
+	if err := os.WriteFile(app, []byte("app"), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	sum := sha256.Sum256([]byte("app"))
+	outputs := []attest.Descriptor{{Name: "bin/\x1b[31mapp", Digest: map[string]string{"sha256": hex.EncodeToString(sum[:])}}}
+	action := strings.Repeat("a", 64) + "/142"
+	run := attest.Run{Worker: "one", Outputs: outputs}
+	statement := func(second attest.Run, verdict string) *attest.Statement {
+		return &attest.Statement{Subjects: outputs, Reproducibility: &attest.Reproducibility{
+			Verdict: verdict, Action: attest.Descriptor{Name: action}, Runs: []attest.Run{run, second},
+		}}
+	}
+	write := func(name string, s *attest.Statement, key string) string {
+		to := evidence{path: filepath.Join(dir, name), key: key}
+		k, err := to.load()
+		if err == nil {
+			err = to.write(t.Context(), s, k)
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		return to.path
+	}
+	signed := write("signed", statement(run, attest.Same), private)
+	plain := write("plain", statement(run, attest.Same), "")
+	differs := write("differs", statement(attest.Run{Worker: "one"}, attest.Differs), private)
+
+	for _, c := range []struct {
+		args []string
+		code int
+		says string
+	}{
+		{[]string{signed, "--key", public, "--file", app, "--action", action, "--reproducible"}, 0, "same in 2 runs"},
+		{[]string{signed, "--key", foreign, "--key", public}, 0, "SHA256:"},
+		{[]string{signed, "--key", public, "--json"}, 0, `"predicateType"`},
+		{[]string{signed, "--unsigned"}, 0, "nobody"},
+		{[]string{plain, "--unsigned"}, 0, "nobody"},
+		{[]string{differs, "--key", public}, 0, "differs in 2 runs"},
+		{[]string{signed, "--key", foreign}, exitNo, "not signed by an accepted key"},
+		{[]string{plain, "--key", public}, exitNo, "no signature"},
+		{[]string{differs, "--key", public, "--reproducible"}, exitNo, "reproducible"},
+		{[]string{signed, "--key", public, "--file", public}, exitNo, "none of its 1 subjects"},
+		{[]string{signed, "--key", public, "--action", strings.Repeat("b", 64) + "/1"}, exitNo, "it is about action"},
+		{[]string{public, "--key", public}, exitNo, "not a valid statement"},
+		{[]string{signed}, exitUsage, "--unsigned"},
+		{[]string{signed, "--key", public, "--unsigned"}, exitUsage, "--unsigned"},
+		{[]string{signed, "--key", app}, exitUsage, "unusable key"},
+		{[]string{filepath.Join(dir, "absent"), "--key", public}, exitUsage, "absent"},
+		{[]string{signed, "--key", public, "--file", filepath.Join(dir, "absent")}, exitUsage, "absent"},
+		{[]string{signed, "--key", public, "--action", "x"}, exitUsage, "--action"},
+	} {
+		out, code := said(append([]string{"attest", "verify"}, c.args...)...)
+		if code != c.code || !strings.Contains(out, c.says) {
+			t.Errorf("%q: exit %d with %q; want %d with %q", c.args, code, out, c.code, c.says)
+		}
+		if strings.Contains(out, "\x1b") {
+			t.Errorf("%q: a control character is printed: %q", c.args, out)
+		}
+	}
+}
+
+// A key that others may read signs nothing, and what cannot be written leaves what was there.
+func TestAttestKeyMustBePrivate(t *testing.T) {
+	dir := t.TempDir()
+	private, public := keyFiles(t, dir, "key")
+	if err := os.Chmod(private, 0o644); err != nil {
+		t.Fatal(err)
+	}
+	for _, e := range []evidence{{"x", private}, {"x", public}, {"x", filepath.Join(dir, "absent")}, {"", private}} {
+		if k, err := e.load(); err == nil {
+			t.Errorf("%+v: loaded %s", e, k.ID())
+		}
+	}
+	path := filepath.Join(dir, "statement")
+	if err := os.WriteFile(path, []byte("before"), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	e := evidence{path: path}
+	if err := e.write(t.Context(), &attest.Statement{}, nil); err == nil {
+		t.Error("a statement that says nothing is written")
+	}
+	if text, err := os.ReadFile(path); err != nil || string(text) != "before" {
+		t.Errorf("there is %q, %v", text, err)
+	}
+}
