@@ -106,6 +106,10 @@ type Result struct {
 	// Opened are the paths below inputs that the run opened for reading, sorted, if the Spec asks for
 	// AuditFull.
 	Opened []string
+	// Executed are the files below inputs that the run executed, as its programs or as what these name to interpret
+	// them (#!, PT_INTERP), sorted, if the Spec does not ask for AuditOff. ExecutedAll says that no other was.
+	Executed    []string
+	ExecutedAll bool
 }
 
 // Usage is what a run consumed, all its processes together. What a host cannot count is zero.

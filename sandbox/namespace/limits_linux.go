@@ -233,6 +233,9 @@ func (r *run) account(res *sandbox.Result) error {
 		if err := r.recorder.Broken(); err != nil {
 			return fmt.Errorf("conditions of the run: %w", err)
 		}
+		if r.spec.Audit != sandbox.AuditOff { // else it is watched for its conditions alone
+			res.Executed, res.ExecutedAll = r.recorder.Executed()
+		}
 		untouched = r.spec.Audit != sandbox.AuditOff && !r.recorder.Networked() && r.gate == nil
 	}
 	if r.slot.untouched = untouched; !untouched {

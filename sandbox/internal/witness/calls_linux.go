@@ -93,6 +93,9 @@ var operands = map[string][]operand{
 	"execveat": {{executes, 0, 1, 4}},
 }
 
+// silent are the kinds of what is remembered without being an event.
+var silent = []sandbox.EventKind{inputOpened, inputExecuted, programFound}
+
 // look returns what a watched call is about to do, as far as it is worth recording.
 func (w *watch) look(n *notification, name string) []sandbox.Event {
 	var seen []sandbox.Event
@@ -105,6 +108,7 @@ func (w *watch) look(n *notification, name string) []sandbox.Event {
 	for _, o := range operands[name] {
 		p, ok := w.path(n, o)
 		if !ok {
+			w.unnamed = w.unnamed || o.deed == executes
 			break
 		}
 		var flags uint64
@@ -113,11 +117,14 @@ func (w *watch) look(n *notification, name string) []sandbox.Event {
 		}
 		at := w.resolve(n.PID, p, o.followed(n, flags))
 		seen = append(seen, w.judge(o.deed, flags, p, at)...)
+		if o.deed == executes {
+			seen = append(seen, w.executes(n.PID, at)...)
+		}
 		if o.deed == changes && at.absent {
 			break
 		}
 	}
-	if slices.ContainsFunc(seen, func(e sandbox.Event) bool { return e.Kind != inputOpened && e.Kind != programFound }) {
+	if slices.ContainsFunc(seen, func(e sandbox.Event) bool { return !slices.Contains(silent, e.Kind) }) {
 		process := processName(n.PID)
 		for i := range seen {
 			seen[i].Syscall, seen[i].Process = name, process

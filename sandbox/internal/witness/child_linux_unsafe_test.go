@@ -154,6 +154,13 @@ func openAt(address uintptr) error {
 	return unix.Close(int(fd))
 }
 
+// execveat executes what is open.
+func execveat(fd int) error {
+	empty := []byte{0}
+	_, _, errno := unix.Syscall6(unix.SYS_EXECVEAT, uintptr(fd), address(empty), 0, 0, unix.AT_EMPTY_PATH, 0)
+	return errno
+}
+
 func address(b []byte) uintptr { return uintptr(unsafe.Pointer(&b[0])) }
 
 // The deeds. base is in front of every path.
@@ -278,6 +285,20 @@ var deeds = map[string]func(base string) error{
 		for _, p := range []string{"/bin1/tool", "/bin/tool", "/bin1/never", "/bin/never", "/bin1/tool"} {
 			try(p, unix.Exec(base+p, []string{"x"}, nil))
 		}
+		return nil
+	},
+	"interpret": func(base string) error {
+		for _, p := range []string{"/bin/script", "/out/script", "/bin/link", "/in/absent"} {
+			try(p, unix.Exec(base+p, []string{"x"}, nil))
+		}
+		return nil
+	},
+	"descriptor": func(base string) error {
+		fd, err := unix.Open(base+"/bin/tool", unix.O_PATH, 0)
+		if err != nil {
+			return err
+		}
+		try("execveat", execveat(fd))
 		return nil
 	},
 	"refused": func(string) error {

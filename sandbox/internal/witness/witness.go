@@ -43,6 +43,7 @@ const (
 	maxKind     = sandbox.MaxEvents / 5 // there are five kinds of events here
 	maxOpened   = 200_000
 	maxPrograms = 10_000
+	maxExecuted = 10_000
 	maxSubject  = 512 // bytes
 )
 
@@ -60,6 +61,8 @@ type Recorder struct {
 	networked  bool
 	opened     map[string]bool
 	programs   map[string]bool // the last element of each program that was found
+	executed   map[string]bool // see Executed
+	unnamed    bool            // something else was executed as well
 
 	mu     sync.Mutex
 	broken error // why the conditions did not hold; guarded by mu
@@ -79,14 +82,16 @@ type entry struct {
 
 // Kinds of what is remembered without being an event.
 const (
-	inputOpened  sandbox.EventKind = "input opened"
-	programFound sandbox.EventKind = "program found"
+	inputOpened   sandbox.EventKind = "input opened"
+	inputExecuted sandbox.EventKind = "input executed"
+	programFound  sandbox.EventKind = "program found"
 )
 
 func newRecorder(v View) *Recorder {
 	return &Recorder{
 		view: v, stop: func() {}, done: make(chan struct{}),
 		events: map[identity]*entry{}, kinds: map[sandbox.EventKind]int{}, opened: map[string]bool{}, programs: map[string]bool{},
+		executed: map[string]bool{},
 	}
 }
 
@@ -112,6 +117,14 @@ func (r *Recorder) Seen() (events []sandbox.Event, unrecorded int, opened []stri
 	return events, r.unrecorded, slices.Sorted(maps.Keys(r.opened))
 }
 
+// Executed waits as Seen does, and returns the paths of inputs that were executed or interpret what was, sorted, and whether
+// these are all. What was opened and then executed by its descriptor has no name, and so they are not. Of a program that
+// fails to start, it is still said that it was executed.
+func (r *Recorder) Executed() (paths []string, all bool) {
+	<-r.done
+	return slices.Sorted(maps.Keys(r.executed)), !r.unnamed
+}
+
 // Networked waits as Seen does, and reports whether the run made a socket in its network. Where it made none it left
 // nothing there.
 func (r *Recorder) Networked() bool {
@@ -135,6 +148,13 @@ func (r *Recorder) record(e sandbox.Event) {
 	case inputOpened:
 		if len(r.opened) < maxOpened {
 			r.opened[e.Subject] = true
+		}
+		return
+	case inputExecuted:
+		if r.executed[e.Subject] || len(r.executed) < maxExecuted {
+			r.executed[e.Subject] = true
+		} else {
+			r.unnamed = true
 		}
 		return
 	case programFound:

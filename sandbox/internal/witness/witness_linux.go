@@ -145,7 +145,13 @@ func (w *watch) answer(n *notification) {
 		return
 	}
 	for _, e := range seen {
+		fresh := e.Kind == inputExecuted && !w.executed[e.Subject]
 		w.record(e)
+		if fresh {
+			for _, i := range w.interpreters(n.PID, e.Subject) {
+				w.record(i)
+			}
+		}
 	}
 }
 

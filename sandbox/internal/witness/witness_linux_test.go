@@ -8,6 +8,7 @@ import (
 	"net/netip"
 	"os"
 	"os/exec"
+	"path/filepath"
 	"slices"
 	"strconv"
 	"strings"
@@ -240,6 +241,43 @@ func TestSearchOfAProgram(t *testing.T) {
 exec /bin1/never execve
 `)
 	})
+}
+
+// TestExecutedInputsAreNamed: programs by where links lead, and what interprets them, also of those that are no inputs.
+func TestExecutedInputsAreNamed(t *testing.T) {
+	p := start(t, "plain", "interpret")
+	for name, text := range map[string]string{
+		"bin/script": "#! " + p.base + "/bin/link -x\n", "bin/interpreter": "#!" + p.base + "/in/keep\n",
+		"out/script": "#!" + p.base + "/bin/other\n", "bin/other": "", "bin/never": "",
+	} {
+		if err := os.WriteFile(filepath.Join(p.base, name), []byte(text), 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := os.Symlink("interpreter", p.base+"/bin/link"); err != nil {
+		t.Fatal(err)
+	}
+	r := Watch(p.listener, p.view)
+	p.goOn(t)
+	p.end(t)
+	got, all := r.Executed()
+	for i := range got {
+		got[i] = strings.TrimPrefix(got[i], p.base)
+	}
+	if want := []string{"/bin/interpreter", "/bin/other", "/bin/script", "/in/keep"}; !slices.Equal(got, want) || !all {
+		t.Errorf("got %q, all %v; want %q", got, all, want)
+	}
+}
+
+// TestExecutionWithoutANameIsTold: a list that may lack a program does not pass for a whole one.
+func TestExecutionWithoutANameIsTold(t *testing.T) {
+	p := start(t, "pivot", "descriptor")
+	r := Watch(p.listener, p.view)
+	p.goOn(t)
+	p.end(t)
+	if got, all := r.Executed(); all {
+		t.Errorf("got %q, and that they are all", got)
+	}
 }
 
 func TestRefusedCallGetsItsErrno(t *testing.T) {

@@ -86,7 +86,14 @@ func TestMemoryIsBounded(t *testing.T) {
 	for i := range maxPrograms + 10 {
 		r.record(sandbox.Event{Kind: programFound, Subject: name(i)})
 	}
-	if len(r.opened) != maxOpened || len(r.programs) != maxPrograms {
-		t.Errorf("got %d and %d", len(r.opened), len(r.programs))
+	for i := range maxExecuted + 10 {
+		r.record(sandbox.Event{Kind: inputExecuted, Subject: name(i)})
+	}
+	if len(r.opened) != maxOpened || len(r.programs) != maxPrograms || len(r.executed) != maxExecuted {
+		t.Errorf("got %d, %d and %d", len(r.opened), len(r.programs), len(r.executed))
+	}
+	close(r.done)
+	if _, all := r.Executed(); all {
+		t.Error("a list that is full is taken for a whole one")
 	}
 }

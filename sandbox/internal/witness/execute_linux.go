@@ -1,0 +1,81 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package witness
+
+import (
+	"io"
+	"path"
+	"strings"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/cloister-build/cloister/sandbox"
+)
+
+// executes returns what is executed where a process executes the file at a place: the file if it is an input, and else
+// what interprets it, since a program may remove its own file.
+func (w *watch) executes(pid uint32, at place) []sandbox.Event {
+	switch {
+	case at.mode == unix.S_IFREG && w.view.input(at.path):
+		return []sandbox.Event{{Kind: inputExecuted, Subject: at.path}}
+	case at.mode == unix.S_IFREG:
+		return w.interpreters(pid, at.path)
+	case at.mode == 0 && !at.absent && !strings.HasSuffix(at.path, "/exe"): // that is a process, which was executed before
+		w.unnamed = true
+	}
+	return nil
+}
+
+// interpreters returns the inputs that interpret the file at a path without links: what it names for that, what that names,
+// and so on. Of an input nothing changes, so that this has time until its execution goes on.
+func (w *watch) interpreters(pid uint32, p string) []sandbox.Event {
+	var seen []sandbox.Event
+	for range maxInterpreters {
+		name, ok := w.interpreter(p)
+		if !path.IsAbs(name) {
+			w.unnamed = w.unnamed || !ok || name != "" // relative to the process's directory, as nobody writes it
+			break
+		}
+		at := w.resolve(pid, name, true)
+		if at.mode != unix.S_IFREG {
+			break // it fails
+		}
+		if p = at.path; w.view.input(p) {
+			seen = append(seen, sandbox.Event{Kind: inputExecuted, Subject: p})
+		}
+		if w.executed[p] {
+			break
+		}
+	}
+	return seen
+}
+
+// interpreter returns what the file at a path without links names to interpret it, or false if the file cannot be read.
+func (w *watch) interpreter(p string) (name string, ok bool) {
+	fd, err := unix.Openat2(w.root, p, &unix.OpenHow{
+		// Whatever a process puts there in the meantime: it is not waited for.
+		Flags:   unix.O_RDONLY | unix.O_NONBLOCK | unix.O_NOCTTY | unix.O_CLOEXEC,
+		Resolve: unix.RESOLVE_IN_ROOT | unix.RESOLVE_NO_SYMLINKS,
+	})
+	if err != nil {
+		return "", false
+	}
+	defer unix.Close(fd)
+	var st unix.Stat_t
+	if unix.Fstat(fd, &st) != nil || st.Mode&unix.S_IFMT != unix.S_IFREG {
+		return "", false
+	}
+	return interpreter(descriptor(fd)), true
+}
+
+// A descriptor is a file that is open.
+type descriptor int
+
+// ReadAt implements io.ReaderAt.
+func (d descriptor) ReadAt(b []byte, off int64) (int, error) {
+	n, err := unix.Pread(int(d), b, off)
+	if err == nil && n < len(b) {
+		err = io.EOF
+	}
+	return max(0, n), err
+}

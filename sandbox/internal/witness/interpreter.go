@@ -1,0 +1,69 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package witness
+
+import (
+	"bytes"
+	"encoding/binary"
+	"io"
+	"strings"
+)
+
+const (
+	// headBytes is how much of a file the kernel looks at to find out how it is executed (BINPRM_BUF_SIZE).
+	headBytes = 256
+	// maxInterpreters is how many files lead from one to the next; the kernel follows fewer.
+	maxInterpreters = 6
+)
+
+// interpreter returns what a file that is executed names to interpret it, "" if it names nothing: the program of a line
+// that begins with #! (execve(2)), or the dynamic linker of an ELF file of 64 bits, little endian (elf(5), PT_INTERP).
+// Whatever the file is, a few KiB of it are read.
+func interpreter(file io.ReaderAt) string {
+	var head [headBytes]byte
+	n, _ := file.ReadAt(head[:], 0) // of a shorter file all of it
+	line, script := bytes.CutPrefix(head[:n], []byte("#!"))
+	switch {
+	case script:
+		if i := bytes.IndexAny(line, "\n\x00"); i >= 0 {
+			line = line[:i]
+		}
+		for word := range bytes.FieldsSeq(line) {
+			return string(word)
+		}
+	case n >= 64 && string(head[:6]) == "\x7fELF\x02\x01":
+		return linker(file, head[:64])
+	}
+	return ""
+}
+
+// linker returns the dynamic linker of an ELF file with this header.
+func linker(file io.ReaderAt, header []byte) string {
+	const size, maxEntries, maxName, interp = 56, 64, 4096, 3
+	le := binary.LittleEndian
+	entries := make([]byte, size*min(maxEntries, int(le.Uint16(header[56:]))))
+	if le.Uint16(header[54:]) != size || !readAt(file, entries, le.Uint64(header[32:])) {
+		return ""
+	}
+	for ; len(entries) > 0; entries = entries[size:] {
+		if le.Uint32(entries) != interp {
+			continue
+		}
+		name := make([]byte, min(maxName, le.Uint64(entries[32:])))
+		if !readAt(file, name, le.Uint64(entries[8:])) {
+			return ""
+		}
+		text, _, _ := strings.Cut(string(name), "\x00")
+		return text
+	}
+	return ""
+}
+
+// readAt fills b from an offset, and reports whether all of it was there.
+func readAt(file io.ReaderAt, b []byte, off uint64) bool {
+	if int64(off) < 0 {
+		return false
+	}
+	n, _ := file.ReadAt(b, int64(off))
+	return n == len(b)
+}
