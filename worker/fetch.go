@@ -53,7 +53,9 @@ func (l *Local) fetch(ctx context.Context, t *Task) (*Request, *Outcome, error) 
 	if r.ExitCode != 0 {
 		return req, nil, nil // somebody else recorded it: this worker never does (rule 68)
 	}
-	return req, &Outcome{Result: r, Cached: true}, nil
+	out := &Outcome{Result: r, Cached: true}
+	out.Manifest, out.StableHash = Recorded(r)
+	return req, out, nil
 }
 
 // Action reads an action, or has it from the worker's cache: it may be shared and must not be changed.

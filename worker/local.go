@@ -65,6 +65,7 @@ type Local struct {
 
 	inputs     *tree.Cache
 	policyHash string
+	sums       *sums         // of programs of this host
 	renewing   chan struct{} // holds a value while inputs are being marked
 	mu         sync.Mutex
 	ignored    map[string]bool // platform properties that were warned of
@@ -107,6 +108,7 @@ func New(c Config) *Local {
 		// store that keeps what was used for three times Renew.
 		inputs:     tree.NewCache(c.CacheBytes, c.Renew/4),
 		policyHash: c.Policy.Hash(),
+		sums:       newSums(),
 		renewing:   make(chan struct{}, 1),
 		ignored:    map[string]bool{},
 	}

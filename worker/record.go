@@ -43,11 +43,11 @@ func (l *Local) manifest(c *course, out *Outcome) (*manifest.Manifest, error) {
 		Seed:          t.Seed,
 		Spec:          l.granted(c).Text(),
 		Configuration: manifest.Configuration{Profile: g.Profile, Hermetic: g.Hermetic, LogBytes: l.LogBytes},
-		Toolchain:     manifest.Toolchain{Host: l.Host},
+		Toolchain:     l.toolchain(c.box.spec, c.ran.Result),
 		Status:        out.Code.String(),
 		ExitCode:      c.ran.ExitCode,
 		Volatile: manifest.Volatile{
-			Worker: l.Name, Backend: l.Features.Backend, Tier: l.Features.Tier, Policy: l.policyHash, Rule: g.Rule,
+			Worker: l.Name, Backend: l.Features.Backend, Tier: l.Features.Tier, Audit: c.box.spec.Audit, Policy: l.policyHash, Rule: g.Rule,
 			Queued: t.Queued, Began: c.began, Staging: c.staged.began, Staged: c.staged.ended, Started: c.ran.Start, Ended: c.ran.End,
 			Usage: c.ran.Usage, Events: len(c.collected.Events), Unrecorded: c.collected.Unrecorded,
 		},
@@ -70,10 +70,11 @@ func (l *Local) manifest(c *course, out *Outcome) (*manifest.Manifest, error) {
 	return m, d.err
 }
 
-// granted is what the policy let the action see and use, whatever of it this worker could enforce.
+// granted is what the policy let the action see and use, whatever of it this worker could enforce, and however closely it
+// watched.
 func (l *Local) granted(c *course) *sandbox.Spec {
 	spec := l.whole(c)
-	spec.Limits, spec.Audit = c.box.grant.Stated, c.box.grant.Audit
+	spec.Limits, spec.Audit = c.box.grant.Stated, sandbox.AuditAttempts
 	return spec
 }
 

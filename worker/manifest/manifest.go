@@ -23,8 +23,8 @@ type Manifest struct {
 	// Order, if not 0, is the seed of the order in which directories of the input root were listed.
 	Order uint64
 
-	// Spec is the canonical text (sandbox.Spec.Text) of what the policy grants: what the run might see and use,
-	// also where this host could not enforce it.
+	// Spec is the canonical text (sandbox.Spec.Text) of what the policy grants: what the run might see and use, also
+	// where this host could not enforce it, and however closely it was watched.
 	Spec          string
 	Configuration Configuration
 	Toolchain     Toolchain
@@ -110,6 +110,8 @@ type Output struct {
 type Volatile struct {
 	// Worker is who made the run; Backend and Tier are by what confinement.
 	Worker, Backend, Tier string
+	// Audit is how closely the run was watched.
+	Audit sandbox.Audit
 	// Unenforced are the limits of the Spec that this worker cannot enforce.
 	Unenforced []sandbox.Limit
 	// Policy is the hash of the policy's text, Rule what chose the profile.

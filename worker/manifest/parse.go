@@ -188,6 +188,8 @@ func (p *parser) volatileLine(key, rest string) (err error) {
 		return quotedAll(rest, &v.Backend)
 	case "tier":
 		return quotedAll(rest, &v.Tier)
+	case "audit":
+		return quotedAll(rest, (*string)(&v.Audit))
 	case "unenforced":
 		var limit string
 		err = quotedAll(rest, &limit)

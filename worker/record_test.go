@@ -1,0 +1,249 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package worker
+
+import (
+	"context"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	repb "github.com/bazelbuild/remote-apis/build/bazel/remote/execution/v2"
+	"github.com/cloister-build/cloister/cas"
+	"github.com/cloister-build/cloister/sandbox"
+	"github.com/cloister-build/cloister/worker/manifest"
+)
+
+// manifest returns the record of a run.
+func (b *bench) manifest(out *Outcome) *manifest.Manifest {
+	b.t.Helper()
+	text, err := cas.ReadAll(b.t.Context(), b.store, out.Manifest, manifest.MaxBytes)
+	if err != nil {
+		b.t.Fatal(err)
+	}
+	m, err := manifest.Parse(text)
+	if err != nil {
+		b.t.Fatalf("%v:\n%s", err, text)
+	}
+	if m.StableHash() != out.StableHash {
+		b.t.Errorf("the outcome has the stable hash %s, the text %s", out.StableHash, m.StableHash())
+	}
+	return m
+}
+
+// tooled has the toolchain "/usr" in a directory of the test, with one program.
+func (b *bench) tooled() (cc string) {
+	b.t.Helper()
+	dir := b.t.TempDir()
+	cc = filepath.Join(dir, "bin", "cc")
+	if err := os.Mkdir(filepath.Dir(cc), 0o755); err != nil {
+		b.t.Fatal(err)
+	}
+	if err := os.WriteFile(cc, []byte("program"), 0o755); err != nil {
+		b.t.Fatal(err)
+	}
+	b.Toolchain = []sandbox.Input{{Target: "/usr", Content: "host", Source: dir}}
+	b.Host = manifest.Host{OS: "debian", Version: "12", Architecture: "amd64", Kernel: "Linux", Release: "6.18.0"}
+	return cc
+}
+
+// compiles is a run that makes o/x.
+func compiles(_ context.Context, spec *sandbox.Spec, std sandbox.Stdio, out *os.Root) *sandbox.Result {
+	std.Stdout.Write([]byte("said"))
+	if out.MkdirAll("o", 0o755) != nil || out.WriteFile("o/x", []byte("made"), 0o755) != nil {
+		panic("no output")
+	}
+	return &sandbox.Result{Start: time.Now(), Executed: []string{ExecRoot + "/a", "/usr/bin/cc"}, ExecutedAll: spec.Audit != sandbox.AuditOff}
+}
+
+func TestManifestSaysWhatDecidesOnTheRun(t *testing.T) {
+	b := newBench(t, compiles)
+	b.tooled()
+	action := b.action(nil)
+	seed := uint64(7)
+	out := b.do(&Task{Action: action, Seed: &seed, Revision: "abc", Queued: time.Unix(1, 0)})
+	m := b.manifest(out)
+	req, err := b.resolve(t.Context(), &cas.Instance{Store: b.store, Actions: b.store}, action)
+	if err != nil {
+		t.Fatal(err)
+	}
+	command, root, err := parts(action, req.Action)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if m.Action != action || m.Command != command || m.InputRoot != root || *m.Seed != 7 || m.Revision != "abc" || m.Status != "OK" {
+		t.Errorf("got %+v", m)
+	}
+	want := manifest.Output{Kind: manifest.Executable, Path: "o/x", Digest: cas.SHA256.Sum([]byte("made"))}
+	if len(m.Outputs) != 1 || m.Outputs[0] != want || m.Stdout != cas.SHA256.Sum([]byte("said")) || !m.Stderr.IsEmpty() {
+		t.Errorf("got outputs %v, stdout %v, stderr %v", m.Outputs, m.Stdout, m.Stderr)
+	}
+	for _, line := range []string{"arg \"cc\"", `input "/usr" "host"`, `input "/build" "` + root.Hash(), `limit "memory"`} {
+		if !strings.Contains(m.Spec, line) {
+			t.Errorf("the spec lacks %s:\n%s", line, m.Spec)
+		}
+	}
+	// That of "program"; what lies in the input root is in its digest.
+	sum := cas.SHA256.Sum([]byte("program")).Hash()
+	if p := m.Toolchain.Programs; len(p) != 1 || p[0] != (manifest.Program{Path: "/usr/bin/cc", Sum: sum}) || !m.Toolchain.Complete || m.Toolchain.Host != b.Host {
+		t.Errorf("got the toolchain %+v", m.Toolchain)
+	}
+	if v := m.Volatile; v.Worker != "w" || v.Tier != "full" || !v.Queued.Equal(time.Unix(1, 0)) || v.Started.IsZero() || v.Policy != b.Policy.Hash() {
+		t.Errorf("got %+v", v)
+	}
+	// A result that is found says the same.
+	found := b.do(&Task{Action: action})
+	if d, hash := Recorded(found.Result); !found.Cached || d != out.Manifest || hash != out.StableHash || found.Manifest != d || found.StableHash != hash {
+		t.Errorf("the cached result says %v, %q; want %v, %q", d, hash, out.Manifest, out.StableHash)
+	}
+}
+
+// TestStableHashIsEqualOnEveryWorker: neither who runs an action, nor where, nor how well it is confined and watched there, nor
+// who asks for it, decides on the result.
+func TestStableHashIsEqualOnEveryWorker(t *testing.T) {
+	hash := func(change func(b *bench, task *Task)) string {
+		b := newBench(t, compiles)
+		b.tooled()
+		task := &Task{Action: b.action(nil)}
+		if change != nil {
+			change(b, task)
+		}
+		out := b.do(task)
+		b.manifest(out)
+		return out.StableHash
+	}
+	usual := hash(nil)
+	for name, change := range map[string]func(b *bench, task *Task){
+		"worker":      func(b *bench, _ *Task) { b.Name = "other" },
+		"tier":        func(b *bench, _ *Task) { b.Features.Tier, b.Features.Layers = "weakened", []string{"x"} },
+		"no limits":   func(b *bench, _ *Task) { b.Features.Limits = nil },
+		"instance":    func(_ *bench, t *Task) { t.Instance = "main" },
+		"target":      func(_ *bench, t *Task) { t.Target, t.Mnemonic, t.Invocation = "//a", "M", "i" },
+		"time":        func(_ *bench, t *Task) { t.Queued = time.Unix(5, 0) },
+		"usage":       func(b *bench, _ *Task) { b.backend.run = using(compiles, sandbox.Usage{User: 5, PeakMemory: 6}) },
+		"variation":   func(_ *bench, t *Task) { t.Variation = &Variation{} },
+		"no lookup":   func(_ *bench, t *Task) { t.SkipCacheLookup = true },
+		"cache bytes": func(b *bench, _ *Task) { b.CacheBytes, b.Renew = 1, time.Minute },
+	} {
+		if got := hash(change); got != usual {
+			t.Errorf("another %s gives another stable hash", name)
+		}
+	}
+	seed := uint64(1)
+	for name, change := range map[string]func(b *bench, task *Task){
+		"kernel": func(b *bench, _ *Task) { b.Host.Release = "6.18.1" },
+		"system": func(b *bench, _ *Task) { b.Host.Version = "13" },
+		"program": func(b *bench, _ *Task) {
+			os.WriteFile(filepath.Join(b.Toolchain[0].Source, "bin", "cc"), []byte("new"), 0o755)
+		},
+		"no watch": func(b *bench, _ *Task) { b.Features.Audits = []sandbox.Audit{sandbox.AuditOff} },
+		"seed":     func(_ *bench, t *Task) { t.Seed = &seed },
+		"revision": func(_ *bench, t *Task) { t.Revision = "r" },
+		"order":    func(_ *bench, t *Task) { t.Variation = &Variation{Order: 1} },
+		"condition": func(b *bench, t *Task) {
+			b.Features.Conditions = sandbox.AllConditions
+			t.Variation = &Variation{Conditions: sandbox.Conditions{Umask: 0o77}}
+		},
+		"variable":  func(_ *bench, t *Task) { t.Variation = &Variation{Env: []string{"TZ=UTC"}} },
+		"root":      func(_ *bench, t *Task) { t.Variation = &Variation{Root: "/elsewhere"} },
+		"log bytes": func(b *bench, _ *Task) { b.LogBytes = 1000 },
+		"exit code": func(b *bench, _ *Task) { b.backend.run = ended(1) },
+	} {
+		if got := hash(change); got == usual {
+			t.Errorf("another %s gives the same stable hash", name)
+		}
+	}
+}
+
+func using(run func(context.Context, *sandbox.Spec, sandbox.Stdio, *os.Root) *sandbox.Result, u sandbox.Usage) func(context.Context, *sandbox.Spec, sandbox.Stdio, *os.Root) *sandbox.Result {
+	return func(ctx context.Context, spec *sandbox.Spec, std sandbox.Stdio, out *os.Root) *sandbox.Result {
+		r := run(ctx, spec, std, out)
+		r.Usage = u
+		return r
+	}
+}
+
+// TestEvictedManifestIsNoReasonToRunAgain: it is no part of the result.
+func TestEvictedManifestIsNoReasonToRunAgain(t *testing.T) {
+	b := newBench(t, compiles)
+	action := b.action(nil)
+	out := b.do(&Task{Action: action})
+	b.store.Delete(out.Manifest)
+	if again := b.do(&Task{Action: action}); !again.Cached {
+		t.Error("the action was run again")
+	}
+}
+
+func TestUnwatchedRunNamesItsOwnProgram(t *testing.T) {
+	b := newBench(t, func(context.Context, *sandbox.Spec, sandbox.Stdio, *os.Root) *sandbox.Result {
+		return &sandbox.Result{}
+	})
+	cc := b.tooled()
+	b.Features.Audits = []sandbox.Audit{sandbox.AuditOff}
+	if err := os.Rename(cc, cc+"-1"); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Symlink("cc-1", cc); err != nil {
+		t.Skipf("needs symbolic links: %v", err)
+	}
+	for command, want := range map[string]string{"cc": "/usr/bin/cc-1", "/usr/bin/cc": "/usr/bin/cc-1", "d/b": "", "absent": "", "/etc/passwd": ""} {
+		out := b.do(&Task{Action: b.action(func(_ *repb.Action, c *repb.Command) { c.Arguments = []string{command} })})
+		got := ""
+		m := b.manifest(out)
+		if p := m.Toolchain.Programs; len(p) > 0 {
+			got = p[0].Path
+		}
+		if got != want || m.Toolchain.Complete {
+			t.Errorf("%s: got %+v, want %q and no claim to be complete", command, m.Toolchain, want)
+		}
+	}
+}
+
+// TestProgramsAreReadOnceWhileTheyDoNotChange: and again once they do, even if size and time are set back.
+func TestProgramsAreReadOnceWhileTheyDoNotChange(t *testing.T) {
+	name := filepath.Join(t.TempDir(), "program")
+	stamp := time.Unix(1_000_000_000, 0)
+	write := func(text string) {
+		if err := os.WriteFile(name, []byte(text), 0o755); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.Chtimes(name, stamp, stamp); err != nil {
+			t.Fatal(err)
+		}
+	}
+	s := newSums()
+	write("one")
+	first := s.of(name)
+	if first != cas.SHA256.Sum([]byte("one")).Hash() || s.of(name) != first || len(s.known) > 1 {
+		t.Errorf("got %s, and knows %v", first, s.known)
+	}
+	for id := range s.known { // it is not read again
+		s.known[id] = "remembered"
+		if got := s.of(name); got != "remembered" {
+			t.Errorf("got %s: the file was read again", got)
+		}
+	}
+	write("two")
+	if got := s.of(name); got != cas.SHA256.Sum([]byte("two")).Hash() {
+		t.Errorf("got %s of what has changed", got)
+	}
+	for _, p := range []string{name + "-absent", filepath.Dir(name)} {
+		if got := s.of(p); got != manifest.Unreadable {
+			t.Errorf("%s: got %s", p, got)
+		}
+	}
+}
+
+func TestOSRelease(t *testing.T) {
+	for text, want := range map[string][2]string{
+		"NAME=\"Debian GNU/Linux\"\nVERSION_ID=\"12\"\nID=debian\n": {"debian", "12"},
+		"ID='alpine'\nVERSION_ID=3.20.1":                            {"alpine", "3.20.1"},
+		"# ID=x\nID_LIKE=y\n":                                       {"", ""},
+	} {
+		if id, version := osRelease(text); id != want[0] || version != want[1] {
+			t.Errorf("%q: got %q, %q", text, id, version)
+		}
+	}
+}
