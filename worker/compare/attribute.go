@@ -2,6 +2,182 @@
 
 package compare
 
+import (
+	"slices"
+	"strings"
+	"unicode"
+)
+
+// A wordDifference is where two texts differ, and why.
+type wordDifference struct {
+	a, b     string // the differing words
+	atA, atB int    // where they begin
+	cause    Cause
+}
+
 // attribute returns the likely cause of why two texts differ, a line or a field each, in a thing of this format:
-// the words in which they differ are looked for among the facts, and else told by their shape.
-func attribute(a, b, format string, k Known) Cause { return Unknown }
+// the words in which they differ are looked for among the facts, and else told by their shape. It is that of the first words for
+// which there is one.
+func attribute(a, b, format string, k Known) Cause {
+	for _, d := range newAttributor(k).differences(a, b, format) {
+		if d.cause != Unknown {
+			return d.cause
+		}
+	}
+	return Unknown
+}
+
+// attribute is attribute in the format of c.
+func (c *comparison) attribute(a, b string) Cause { return attribute(a, b, c.format, c.known) }
+
+// An attributor finds causes among what is known of two runs.
+type attributor struct {
+	known Known
+	a, b  *lexer
+}
+
+func newAttributor(k Known) *attributor {
+	if k.A == nil || k.B == nil {
+		k.A, k.B = &Facts{}, &Facts{}
+	}
+	return &attributor{known: k, a: newLexer(k.A, k.B), b: newLexer(k.B, k.A)}
+}
+
+// canonical returns a line with all that may depend on the run replaced by what it is.
+func (t *attributor) canonical(l *lexer, line string) string {
+	var out strings.Builder
+	for _, w := range l.words(line[:min(len(line), maxLine)]) {
+		if w.kind == Unknown {
+			out.WriteString(w.text)
+		} else {
+			out.WriteString("\x00" + string(w.kind) + "\x00")
+		}
+	}
+	out.WriteString(line[min(len(line), maxLine):])
+	return out.String()
+}
+
+// differences returns the words in which two texts differ, in order.
+func (t *attributor) differences(a, b, format string) []wordDifference {
+	const context = 64
+	cutA, cutB := 0, 0
+	if n := commonPrefix(a, b); n > context {
+		cutA, cutB = n-context, n-context
+	}
+	wa := t.a.words(a[cutA:min(len(a), cutA+maxLine)])
+	wb := t.b.words(b[cutB:min(len(b), cutB+maxLine)])
+	if cause := t.reordered(a[cutA:], b[cutB:]); cause != Unknown {
+		return []wordDifference{{a: a, b: b, cause: cause}}
+	}
+	var ds []wordDifference
+	for _, h := range hunks(wordTexts(wa), wordTexts(wb)) {
+		if h.same {
+			continue
+		}
+		d := wordDifference{cause: t.admit(t.cause(wa[h.a:h.endA], wb[h.b:h.endB], format))}
+		d.a, d.atA = join(wa, h.a, h.endA)
+		d.b, d.atB = join(wb, h.b, h.endB)
+		d.atA, d.atB = d.atA+cutA, d.atB+cutB
+		ds = append(ds, d)
+	}
+	return ds
+}
+
+func wordTexts(ws []word) []string {
+	s := make([]string, len(ws))
+	for i, w := range ws {
+		s[i] = w.text
+	}
+	return s
+}
+
+// join returns the words from i to j as one, and where they begin.
+func join(ws []word, i, j int) (string, int) {
+	if i == j {
+		if i < len(ws) {
+			return "", ws[i].at
+		}
+		return "", 0
+	}
+	return strings.Join(wordTexts(ws[i:j]), ""), ws[i].at
+}
+
+// admit returns c unless the facts speak against it.
+func (t *attributor) admit(c Cause) Cause {
+	switch {
+	case (c == Random || c == HashSeed) && t.known.A.HeldRandom && t.known.B.HeldRandom,
+		c == Address && t.known.A.FixedLayout && t.known.B.FixedLayout:
+		return Unknown
+	}
+	return c
+}
+
+// cause returns why words differ that stand at the same place: what both sides have, or the one that has any, and then what
+// their looks say.
+func (t *attributor) cause(a, b []word, format string) Cause {
+	ta, tb := strings.Join(wordTexts(a), ""), strings.Join(wordTexts(b), "")
+	locales := t.known.A.Locale != t.known.B.Locale
+	if locales && decimals(ta) == decimals(tb) {
+		return Locale
+	}
+	for _, wa := range a {
+		for _, wb := range b {
+			if wa.kind != wb.kind || wa.kind == Unknown || wa.text == wb.text {
+				continue
+			}
+			if wa.kind == Timestamp && (wa.moment.date || wa.moment.clock) && (wb.moment.date || wb.moment.clock) {
+				if cause := momentCause(wa.moment, wb.moment, t.known); cause != Timestamp {
+					return cause
+				}
+				if wa.moment.macro && wb.moment.macro && isProgram(format) {
+					return BuildDate
+				}
+			}
+			return wa.kind
+		}
+	}
+	for _, side := range [][]word{a, b} {
+		for _, w := range side {
+			// What one side only has is a variable, or a fact that the other has otherwise.
+			if w.known {
+				return w.kind
+			}
+		}
+	}
+	if locales && (localName(ta) || localName(tb)) {
+		return Locale
+	}
+	return Unknown
+}
+
+// isProgram reports whether what a compiler wrote is of this format.
+func isProgram(format string) bool { return slices.Contains([]string{"elf", "macho", "pe"}, format) }
+
+// decimals is a number without what locales put into it.
+func decimals(s string) string {
+	return strings.Map(func(r rune) rune {
+		if strings.ContainsRune(".,'\u00a0\u202f ", r) {
+			return -1
+		}
+		return r
+	}, s)
+}
+
+// localName reports whether s has letters beyond ASCII, as names of months and messages have in most languages.
+func localName(s string) bool {
+	return strings.ContainsFunc(s, func(r rune) bool { return r > unicode.MaxASCII && unicode.IsLetter(r) })
+}
+
+// reordered returns the cause if two texts have the same words in another order, else Unknown.
+func (t *attributor) reordered(a, b string) Cause {
+	const most = 64 << 10
+	if len(a) != len(b) || len(a) > most {
+		return Unknown
+	}
+	between := func(r rune) bool { return unicode.IsSpace(r) || strings.ContainsRune(`,;"'()[]{}<>`, r) }
+	ia, ib := strings.FieldsFunc(a, between), strings.FieldsFunc(b, between)
+	if len(ia) < 2 || slices.Equal(ia, ib) || !sameItems(ia, ib) {
+		return Unknown
+	}
+	return t.orderCause(ia, ib)
+}

@@ -42,7 +42,16 @@ type format struct {
 
 // formats are tried in this order, and the first that finds a difference is the last.
 func formats() []format {
-	return []format{}
+	return []format{
+		{"ar", isAr, compareAr},
+		{"tar", isTar, compareTar},
+		{"jar", isJar, compareZip},
+		{"zip", isZip, compareZip},
+		{"gzip", isGzip, compareGzip},
+		packedFormat("zstd", "\x28\xb5\x2f\xfd", unpackZstd),
+		packedFormat("bzip2", "BZh", unpackBzip2),
+		{"text", isTextFile, compareText},
+	}
 }
 
 // A comparison is that of two things. Formats get one, and use it to say what differs and to compare what is inside.

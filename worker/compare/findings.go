@@ -15,6 +15,7 @@ type findings struct {
 	after  []Difference // that only follow
 	alike  []alike
 	beyond bool // there is more than is kept
+	added  int
 }
 
 // alike are differences of things next to each other.
@@ -28,7 +29,11 @@ type alike struct {
 func (f *findings) none() bool { return len(f.diffs)+len(f.after) == 0 }
 func (f *findings) full() bool { return f.beyond }
 
+// count rises with every difference that is added.
+func (f *findings) count() int { return f.added }
+
 func (f *findings) add(d Difference) {
+	f.added++
 	if f.full() {
 		return
 	}
@@ -46,6 +51,7 @@ func (f *findings) add(d Difference) {
 }
 
 func (f *findings) addAfter(d Difference) {
+	f.added++
 	if len(f.after) < maxDifferences/2 {
 		f.after = append(f.after, d)
 	}

@@ -1,0 +1,123 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package compare
+
+import (
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/cloister-build/cloister/sandbox/sandboxtest"
+)
+
+// made runs a script of the shell in a directory of its own, with variables over the usual ones, and returns the file "out" that it
+// leaves there. The test is skipped if one of the tools is absent.
+func made(t *testing.T, script string, tools []string, env ...string) string {
+	t.Helper()
+	for _, tool := range append(tools, "sh") {
+		if _, err := exec.LookPath(tool); err != nil {
+			sandboxtest.Unavailable(t, "tools", err)
+		}
+	}
+	dir := t.TempDir()
+	cmd := exec.CommandContext(t.Context(), "sh", "-euc", script)
+	cmd.Dir = dir
+	cmd.Env = append([]string{"PATH=" + os.Getenv("PATH"), "HOME=" + dir, "LC_ALL=C", "TZ=UTC"}, env...)
+	if text, err := cmd.CombinedOutput(); err != nil {
+		t.Fatalf("%s: %v\n%s", script, err, text)
+	}
+	data, err := os.ReadFile(filepath.Join(dir, "out"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return string(data)
+}
+
+// said is a difference as tests compare it: "where/where: what: cause".
+func said(ds []Difference) []string {
+	var all []string
+	for _, d := range ds {
+		all = append(all, strings.Join(d.Where, "/")+": "+d.What+": "+string(d.Cause))
+	}
+	return all
+}
+
+const files = "umask 022; mkdir d; for f in a b c; do echo content of $f > d/$f.txt; done; touch -d @1000000000 d d/*; cd d; "
+
+func TestArchivesNameMemberAndCause(t *testing.T) {
+	for _, row := range []struct {
+		name, a, b string
+		tools      []string
+		want       []string
+	}{
+		{"ar, mtime", "ar crU ../out *", "touch -d @1100000000 b.txt; ar crU ../out *", []string{"ar"}, []string{"out/b.txt: mtime: timestamp"}},
+		{"ar, order", "ar crD ../out *", "ar crD ../out c.txt b.txt a.txt", []string{"ar"}, []string{"out: order of members: member order"}},
+		{"ar, mode", "ar crU ../out *", "chmod 600 b.txt; ar crU ../out *", []string{"ar"}, []string{"out/b.txt: mode: file mode"}},
+		{"ar, member and content", "ar crD ../out *", "echo pid 12 >> b.txt; rm c.txt; ar crD ../out *", []string{"ar"},
+			[]string{"out/b.txt: line 2 of the second only: ", "out/c.txt: member: "}},
+		{"ar, long names", "mv a.txt a-rather-long-name-of-a-file.txt; ar crU ../out *", "mv a.txt a-rather-long-name-of-a-file.txt; touch *; ar crU ../out a-*",
+			[]string{"ar"}, []string{"out/a-rather-long-name-of-a-file.txt: mtime: timestamp", "out/b.txt: member: ", "out/c.txt: member: "}},
+		{"tar, mtime", "tar cf ../out *", "touch -d @1100000000 b.txt; tar cf ../out *", []string{"tar"}, []string{"out/b.txt: mtime: timestamp"}},
+		{"tar, owner", "tar cf ../out --owner=me:1 --group=us:2 a.txt", "tar cf ../out --owner=you:3 --group=them:4 a.txt", []string{"tar"},
+			[]string{"out/a.txt: uid: owner", "out/a.txt: gid: owner", "out/a.txt: user: owner", "out/a.txt: group: owner"}},
+		{"tar, mode", "tar cf ../out *", "chmod 600 b.txt; tar cf ../out *", []string{"tar"}, []string{"out/b.txt: mode: file mode"}},
+		{"tar, order", "tar cf ../out a.txt b.txt", "tar cf ../out b.txt a.txt", []string{"tar"}, []string{"out: order of members: member order"}},
+		{"tar, pax", "tar cf ../out --format=posix a.txt", "touch -a -d @7 *; tar cf ../out --format=posix a.txt", []string{"tar"},
+			[]string{"out/a.txt: atime: timestamp", "out/a.txt: ctime: timestamp"}},
+		{"tar, name with a number of a process", "mv a.txt x.pid-12.txt; tar cf ../out x*", "mv a.txt x.pid-19.txt; tar cf ../out x*", []string{"tar"},
+			[]string{"out/x.pid-12.txt: name: process id"}},
+		{"tar, link", "ln -s a.txt l; tar cf ../out l --mtime=@0", "ln -s b.txt l; tar cf ../out l --mtime=@0", []string{"tar"}, []string{"out/l: link: "}},
+		{"zip, mtime", "zip -qX ../o *; mv ../o.zip ../out", "touch -d @1100000000 b.txt; zip -qX ../o *; mv ../o.zip ../out", []string{"zip"},
+			[]string{"out/b.txt: modified: timestamp"}},
+		{"zip, all fields", "zip -q ../o a.txt; mv ../o.zip ../out", "touch -d @1100000000 a.txt; zip -q ../o a.txt; mv ../o.zip ../out", []string{"zip"},
+			[]string{"out/a.txt: modified: timestamp", "out/a.txt: extra field 0x5455: timestamp", "out/a.txt: local extra field 0x5455: timestamp"}},
+		{"zip, order", "zip -qX ../o a.txt b.txt; mv ../o.zip ../out", "zip -qX ../o b.txt a.txt; mv ../o.zip ../out", []string{"zip"},
+			[]string{"out: order of members: member order"}},
+		{"zip, content", "zip -qX ../o *; mv ../o.zip ../out", "date +%s >> a.txt; touch -d @1000000000 *; zip -qX ../o *; mv ../o.zip ../out", []string{"zip"},
+			[]string{"out/a.txt: line 2 of the second only: "}},
+		{"zip, level", "seq 500 > s; touch -d @7 s; zip -qX1 ../o s; mv ../o.zip ../out", "seq 500 > s; touch -d @7 s; zip -qX9 ../o s; mv ../o.zip ../out", []string{"zip"},
+			[]string{"out/s: flags: "}},
+		{"gzip, mtime", "gzip a.txt; mv a.txt.gz ../out", "touch b.txt; mv b.txt a.txt; gzip a.txt; mv a.txt.gz ../out", []string{"gzip"},
+			[]string{"out: mtime: timestamp", "out/contents: line 1: "}},
+		{"gzip, level", "seq 500 | gzip -n1 > ../out", "seq 500 | gzip -n6 > ../out", []string{"gzip"},
+			[]string{"out: level: ", "out: compression, of the same contents: "}},
+		{"zstd", "(seq 500; echo pid 12) | zstd -q > ../out", "(seq 500; echo pid 15) | zstd -q > ../out", []string{"zstd"},
+			[]string{"out/contents: line 501: process id"}},
+		{"bzip2", "(seq 500; echo pid 12) | bzip2 > ../out", "(seq 500; echo pid 15) | bzip2 > ../out", []string{"bzip2"},
+			[]string{"out/contents: line 501: process id"}},
+		{"ar in tar in gzip", "ar crU x.a *; touch -d @7 x.a; tar c x.a | gzip -n > ../out", "touch a.txt; ar crU x.a *; touch -d @7 x.a; tar c x.a | gzip -n > ../out",
+			[]string{"ar", "tar", "gzip"}, []string{"out/contents/x.a/a.txt: mtime: timestamp"}},
+	} {
+		t.Run(row.name, func(t *testing.T) {
+			t.Parallel()
+			a, b := made(t, files+row.a, row.tools), made(t, files+row.b, row.tools)
+			if got := said(blobs(t, "out", a, b, Known{})); !slices.Equal(got, row.want) {
+				t.Errorf("got %q, want %q", got, row.want)
+			}
+		})
+	}
+}
+
+func TestJarNamesMemberAndFix(t *testing.T) {
+	a := made(t, files+"jar cf ../out a.txt", []string{"jar"})
+	b := made(t, files+"touch -d @1100000000 a.txt; jar cf ../out a.txt", []string{"jar"})
+	ds := blobs(t, "x.jar", a, b, Known{})
+	got := said(ds)
+	if want := "x.jar/a.txt: modified: timestamp"; !slices.Contains(got, want) || !strings.HasPrefix(ds[0].Fix, "jar --date") {
+		t.Errorf("got %q with the fix %q, want %q", got, ds[0].Fix, want)
+	}
+}
+
+func TestZipOfAnotherZoneIsToldByTheFacts(t *testing.T) {
+	script := files + "zip -qX ../o *; mv ../o.zip ../out"
+	a, b := made(t, script, []string{"zip"}), made(t, script, []string{"zip"}, "TZ=UTC-14")
+	k := twoRuns()
+	k.B.Start, k.B.End = k.A.Start, k.A.End
+	want := []string{"x/a.txt: modified: time zone", "x/b.txt: modified: time zone", "x/c.txt: modified: time zone"}
+	if got := said(blobs(t, "x", a, b, k)); !slices.Equal(got, want) {
+		t.Errorf("got %q, want %q", got, want)
+	}
+}

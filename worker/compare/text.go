@@ -1,0 +1,256 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package compare
+
+import (
+	"bytes"
+	"fmt"
+	"io"
+	"maps"
+	"slices"
+	"strings"
+	"unicode/utf8"
+)
+
+// What is looked at of a text: what lies beyond is not told of.
+const (
+	maxTextBytes = 2 << 20
+	maxLines     = 50_000
+	maxAlikeLine = 3 // lines that differ for the same cause
+)
+
+// isTextFile reports whether head is text in UTF-8, or in one of the old sets of characters.
+func isTextFile(head []byte, _ string) bool {
+	control := 0
+	for _, b := range head {
+		if b < ' ' && b != '\n' && b != '\t' && b != '\r' && b != '\f' && b != '\x1b' {
+			control++
+		}
+	}
+	if control > 0 || len(head) == 0 {
+		return false
+	}
+	for cutShort := range utf8.UTFMax { // head may end within a character
+		if cutShort < len(head) && utf8.Valid(head[:len(head)-cutShort]) {
+			return true
+		}
+	}
+	return false
+}
+
+// A text is some lines of one side, from line first, counted from 1, at byte off.
+type text struct {
+	lines, canonical []string
+	offsets          []int64
+}
+
+// textComparison is the comparison of two texts, and what was said of each cause.
+type textComparison struct {
+	*comparison
+	attributor *attributor
+	first      int // the number of the first of the lines
+	a, b       text
+	told, more map[Cause]int
+}
+
+// compareText compares a and b line by line: lines that differ in no more than what runs differ in belong together, the
+// rest by their neighbours.
+func compareText(c *comparison, a, b *io.SectionReader) error {
+	at, err := firstDifference(a, b)
+	if err != nil || at < 0 {
+		return err
+	}
+	t := &textComparison{comparison: c, attributor: newAttributor(c.known), told: map[Cause]int{}, more: map[Cause]int{}}
+	from, line, err := lineStart(c, a, at)
+	if err != nil {
+		return err
+	}
+	t.first = line
+	for _, side := range []struct {
+		s    *io.SectionReader
+		text *text
+	}{{a, &t.a}, {b, &t.b}} {
+		if *side.text, err = readText(side.s, from); err != nil {
+			return err
+		}
+	}
+	t.a.canonize(t.attributor, t.attributor.a, t.b.lines)
+	t.b.canonize(t.attributor, t.attributor.b, t.a.lines)
+	t.compare()
+	return nil
+}
+
+// lineStart returns where the line begins that byte at is in, and its number.
+func lineStart(c *comparison, s *io.SectionReader, at int64) (from int64, number int, err error) {
+	r, number := io.NewSectionReader(s, 0, at), 1
+	buf := make([]byte, 64<<10)
+	for off := int64(0); off < at; {
+		n, err := (reading{c.ctx, r}).Read(buf)
+		if n == 0 {
+			return 0, 0, fmt.Errorf("it ends before byte %d: %w", at, err)
+		}
+		number += bytes.Count(buf[:n], []byte{'\n'})
+		if i := bytes.LastIndexByte(buf[:n], '\n'); i >= 0 {
+			from = off + int64(i) + 1
+		}
+		off += int64(n)
+	}
+	return max(from, at-maxTextBytes/2), number, nil
+}
+
+func readText(s *io.SectionReader, from int64) (text, error) {
+	data, err := window(s, from, int(max(0, min(maxTextBytes, s.Size()-from))))
+	if err != nil {
+		return text{}, err
+	}
+	var t text
+	for len(data) > 0 && len(t.lines) < maxLines {
+		n := bytes.IndexByte(data, '\n') + 1
+		if n == 0 {
+			n = len(data)
+		}
+		t.lines = append(t.lines, string(data[:n]))
+		t.offsets = append(t.offsets, from)
+		from += int64(n)
+		data = data[n:]
+	}
+	return t, nil
+}
+
+// canonize sets the canonical lines: of those that the other side has too, the lines themselves.
+func (t *text) canonize(by *attributor, l *lexer, other []string) {
+	has := make(map[string]bool, len(other))
+	for _, line := range other {
+		has[line] = true
+	}
+	t.canonical = make([]string, len(t.lines))
+	for i, line := range t.lines {
+		if has[line] {
+			t.canonical[i] = line
+		} else {
+			t.canonical[i] = by.canonical(l, line)
+		}
+	}
+}
+
+// compare adds the differences.
+func (t *textComparison) compare() {
+	hs := hunks(t.a.canonical, t.b.canonical)
+	moved := t.moved(hs)
+	if moved {
+		t.order(hs)
+	}
+	for _, h := range hs {
+		n := min(h.endA-h.a, h.endB-h.b)
+		switch {
+		case h.same:
+			for i := range n {
+				t.line(h.a+i, h.b+i)
+			}
+		case !moved:
+			for i := range n {
+				t.line(h.a+i, h.b+i)
+			}
+			for i := h.a + n; i < h.endA; i++ {
+				t.tell(i, h.endB, t.a.lines[i], "", t.attributor.differences(t.a.lines[i], "", t.format))
+			}
+			for i := h.b + n; i < h.endB; i++ {
+				t.tell(h.endA, i, "", t.b.lines[i], t.attributor.differences("", t.b.lines[i], t.format))
+			}
+		}
+	}
+	for _, cause := range slices.Sorted(maps.Keys(t.more)) {
+		t.differ(fmt.Sprintf("%d more lines", t.more[cause]), "", "", -1, cause)
+	}
+}
+
+// moved reports whether the lines that stand in no common order are the same all the same.
+func (t *textComparison) moved(hs []hunk) bool {
+	var a, b []string
+	for _, h := range hs {
+		if !h.same {
+			a = append(a, t.a.canonical[h.a:h.endA]...)
+			b = append(b, t.b.canonical[h.b:h.endB]...)
+		}
+	}
+	return len(a) > 0 && sameItems(a, b)
+}
+
+// order says that lines are in another order: from the first that is not in its place to the last.
+func (t *textComparison) order(hs []hunk) {
+	hs = slices.DeleteFunc(slices.Clone(hs), func(h hunk) bool { return h.same })
+	first, last := hs[0], hs[len(hs)-1]
+	a, b := trimLines(t.a.lines[first.a:last.endA]), trimLines(t.b.lines[first.b:last.endB])
+	t.differ(fmt.Sprintf("order of lines, from line %d", t.first+first.a), strings.Join(a, "\n"), strings.Join(b, "\n"),
+		t.a.offset(first.a), t.attributor.orderCause(trimLines(t.a.lines), trimLines(t.b.lines)))
+}
+
+func trimLines(lines []string) []string {
+	trimmed := make([]string, len(lines))
+	for i, line := range lines {
+		trimmed[i] = strings.TrimRight(line, "\r\n")
+	}
+	return trimmed
+}
+
+func (t *text) offset(i int) int64 {
+	if i < len(t.offsets) {
+		return t.offsets[i]
+	}
+	return -1
+}
+
+// line compares one line of each side.
+func (t *textComparison) line(i, j int) {
+	if a, b := t.a.lines[i], t.b.lines[j]; a != b {
+		t.tell(i, j, a, b, t.attributor.differences(a, b, t.format))
+	}
+}
+
+// tell adds the differences of two lines, one for each cause, and counts those for which there are enough.
+func (t *textComparison) tell(i, j int, a, b string, ds []wordDifference) {
+	var here []Cause
+	if len(ds) == 0 {
+		ds = []wordDifference{{}}
+	}
+	known := slices.ContainsFunc(ds, func(d wordDifference) bool { return d.cause != Unknown })
+	for _, d := range ds {
+		if slices.Contains(here, d.cause) || known && d.cause == Unknown {
+			continue
+		}
+		here = append(here, d.cause)
+		if t.told[d.cause] == maxAlikeLine {
+			t.more[d.cause]++
+			continue
+		}
+		t.told[d.cause]++
+		what, offset := fmt.Sprintf("line %d", t.first+i), t.a.offset(i)
+		if offset >= 0 {
+			offset += int64(d.atA)
+		}
+		switch {
+		case a == "":
+			what = fmt.Sprintf("line %d of the second only", t.first+j)
+		case b == "":
+			what += " of the first only"
+		}
+		t.differ(what, around(a, d.atA, d.a), around(b, d.atB, d.b), offset, d.cause)
+	}
+}
+
+// around returns the line with a word at byte at, or the part of it around the word.
+func around(line string, at int, word string) string {
+	line = strings.TrimRight(line, "\n")
+	if len(line) <= MaxText {
+		return line
+	}
+	from, to := max(0, at-60), min(len(line), at+len(word)+60)
+	s := line[min(from, to):to]
+	if from > 0 {
+		s = cut + s
+	}
+	if to < len(line) {
+		s += cut
+	}
+	return s
+}

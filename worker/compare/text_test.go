@@ -1,0 +1,78 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package compare
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"slices"
+	"strings"
+	"testing"
+)
+
+func TestTextNamesLinesAndCauses(t *testing.T) {
+	for _, row := range []struct {
+		name, a, b string
+		want       []string // what, cause
+	}{
+		{"a changed line", "one\ntwo\nthree\n", "one\n2\nthree\n", []string{"line 2: "}},
+		{"a line more", "one\nthree\n", "one\ntwo\nthree\n", []string{"line 2 of the second only: "}},
+		{"a line less", "one\ntwo\nthree\n", "one\nthree\n", []string{"line 2 of the first only: "}},
+		{"two causes in a line", "x\npid 12 on 2026-01-01\n", "x\npid 13 on 2026-01-02\n", []string{"line 2: process id", "line 2: timestamp"}},
+		{"lines moved", "job 1 done\njob 2 done\njob 3 done\n", "job 2 done\njob 1 done\njob 3 done\n", []string{"order of lines, from line 1: parallel"}},
+		{"lines moved, with times", "start 12:00:01\nB.c done 12:00:02\nA.c done 12:00:02\n", "start 13:00:01\nA.c done 13:00:02\nB.c done 13:00:03\n",
+			[]string{"order of lines, from line 2: parallel", "line 1: timestamp", "line 3: timestamp"}},
+		{"sorted otherwise", "Beta\nalpha\ngamma\n", "alpha\nBeta\ngamma\n", []string{"order of lines, from line 1: locale"}},
+		{"files", "b.c\na.c\n", "a.c\nb.c\n", []string{"order of lines, from line 1: member order"}},
+		{"no newline at the end", "a\nb", "a\nb\n", []string{"line 2: "}},
+		{"many of one cause", strings.Repeat("at 12:00:00\n", 10), strings.Repeat("at 13:00:00\n", 10),
+			[]string{"line 1: timestamp", "line 2: timestamp", "line 3: timestamp", "7 more lines: timestamp"}},
+	} {
+		t.Run(row.name, func(t *testing.T) {
+			var got []string
+			for _, d := range blobs(t, "x.txt", row.a, row.b, Known{}) {
+				got = append(got, d.What+": "+string(d.Cause))
+			}
+			if !slices.Equal(got, row.want) {
+				t.Errorf("got %q, want %q", got, row.want)
+			}
+		})
+	}
+}
+
+func TestTextPointsAtTheByte(t *testing.T) {
+	same := strings.Repeat("a line that is the same\n", 5000)
+	ds := blobs(t, "x", same+"built by A\n"+same, same+"built by B\n"+same, Known{})
+	if len(ds) != 1 || ds[0].What != "line 5001" || ds[0].Offset != int64(len(same)+9) {
+		t.Errorf("got %+v", ds)
+	}
+	long := strings.Repeat("word ", 2000)
+	ds = blobs(t, "x", long+"A"+long, long+"B"+long, Known{})
+	if len(ds) != 1 || ds[0].Offset != int64(len(long)) || !strings.Contains(ds[0].A, "word Aword") {
+		t.Errorf("got %+v", ds)
+	}
+}
+
+func TestHunksCoverBothLists(t *testing.T) {
+	r := rand.New(rand.NewPCG(1, 2))
+	for range 2000 {
+		list := func() []string {
+			s := make([]string, r.IntN(12))
+			for i := range s {
+				s[i] = fmt.Sprint(r.IntN(9))
+			}
+			return s
+		}
+		a, b := list(), list()
+		i, j := 0, 0
+		for _, h := range hunks(a, b) {
+			if h.a != i || h.b != j || h.same && !slices.Equal(a[h.a:h.endA], b[h.b:h.endB]) {
+				t.Fatalf("%q %q: bad hunk %+v", a, b, h)
+			}
+			i, j = h.endA, h.endB
+		}
+		if i != len(a) || j != len(b) {
+			t.Fatalf("%q %q: hunks end at %d and %d", a, b, i, j)
+		}
+	}
+}
