@@ -75,8 +75,8 @@ func (t *attributor) differences(a, b, format string) []wordDifference {
 			continue
 		}
 		d := wordDifference{cause: t.admit(t.cause(wa[h.a:h.endA], wb[h.b:h.endB], format))}
-		d.a, d.atA = join(wa, h.a, h.endA)
-		d.b, d.atB = join(wb, h.b, h.endB)
+		d.a, d.atA = joined(wa, h.a, h.endA)
+		d.b, d.atB = joined(wb, h.b, h.endB)
 		d.atA, d.atB = d.atA+cutA, d.atB+cutB
 		ds = append(ds, d)
 	}
@@ -91,8 +91,8 @@ func wordTexts(ws []word) []string {
 	return s
 }
 
-// join returns the words from i to j as one, and where they begin.
-func join(ws []word, i, j int) (string, int) {
+// joined returns the words from i to j as one, and where they begin.
+func joined(ws []word, i, j int) (string, int) {
 	if i == j {
 		if i < len(ws) {
 			return "", ws[i].at

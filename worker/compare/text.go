@@ -16,7 +16,8 @@ import (
 const (
 	maxTextBytes = 2 << 20
 	maxLines     = 50_000
-	maxAlikeLine = 3 // lines that differ for the same cause
+	maxCanonical = 256 << 10 // bytes of lines that are looked at word by word, to pair them
+	maxAlikeLine = 3         // lines that differ for the same cause
 )
 
 // isTextFile reports whether head is text in UTF-8, or in one of the old sets of characters.
@@ -124,11 +125,12 @@ func (t *text) canonize(by *attributor, l *lexer, other []string) {
 		has[line] = true
 	}
 	t.canonical = make([]string, len(t.lines))
+	left := maxCanonical
 	for i, line := range t.lines {
-		if has[line] {
-			t.canonical[i] = line
-		} else {
+		t.canonical[i] = line
+		if left > 0 && !has[line] {
 			t.canonical[i] = by.canonical(l, line)
+			left -= min(len(line), maxLine)
 		}
 	}
 }

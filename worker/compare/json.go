@@ -1,0 +1,229 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package compare
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"strconv"
+	"strings"
+)
+
+// Bounds of what is read as JSON: larger texts are compared as texts.
+const (
+	maxJSON      = 8 << 20
+	maxJSONDepth = 200
+	maxJSONNodes = 500_000
+)
+
+func isJSON(head []byte, name string) bool {
+	trimmed := bytes.TrimLeft(head, " \t\r\n")
+	return len(trimmed) > 0 && (trimmed[0] == '{' || trimmed[0] == '[') && isTextFile(head, name)
+}
+
+// A value is one of JSON, with its keys in the order in which they stand.
+type value struct {
+	kind     byte // '{', '[', or 'v' of a plain one
+	text     string
+	keys     []string
+	children []*value
+}
+
+// compareJSON compares values by their paths. Two texts that say the same, but for the order of keys, differ in that.
+func compareJSON(c *comparison, a, b *io.SectionReader) error {
+	va, err := c.parseJSON(a)
+	if err != nil {
+		return err
+	}
+	vb, err := c.parseJSON(b)
+	if err != nil {
+		return err
+	}
+	c.compareValues("$", va, vb)
+	return nil
+}
+
+func (c *comparison) parseJSON(s *io.SectionReader) (*value, error) {
+	if s.Size() > maxJSON {
+		return nil, errTooMuch
+	}
+	d := json.NewDecoder(reading{c.ctx, s})
+	d.UseNumber()
+	left := maxJSONNodes
+	v, err := parseValue(d, &left, 0)
+	if err != nil {
+		return nil, err
+	}
+	if _, err := d.Token(); err != io.EOF {
+		return nil, errors.New("there is more than one value")
+	}
+	return v, nil
+}
+
+func parseValue(d *json.Decoder, left *int, depth int) (*value, error) {
+	if *left--; *left < 0 || depth > maxJSONDepth {
+		return nil, errTooMuch
+	}
+	token, err := d.Token()
+	if err != nil {
+		return nil, err
+	}
+	delim, ok := token.(json.Delim)
+	if !ok {
+		text, err := json.Marshal(token)
+		return &value{kind: 'v', text: string(text)}, err
+	}
+	v := &value{kind: byte(delim)}
+	for d.More() {
+		if delim == '{' {
+			key, err := d.Token()
+			if err != nil {
+				return nil, err
+			}
+			v.keys = append(v.keys, fmt.Sprint(key))
+		}
+		child, err := parseValue(d, left, depth+1)
+		if err != nil {
+			return nil, err
+		}
+		v.children = append(v.children, child)
+	}
+	_, err = d.Token()
+	return v, err
+}
+
+// compareValues adds the differences of two values at a path.
+func (c *comparison) compareValues(path string, a, b *value) {
+	switch {
+	case c.found.full():
+	case a.kind != b.kind:
+		c.differ("value of another type", a.String(), b.String(), -1, Unknown, path)
+	case a.kind == '{':
+		c.compareObjects(path, a, b)
+	case a.kind == '[':
+		c.compareArrays(path, a, b)
+	case a.text != b.text:
+		c.differ("value", a.text, b.text, -1, c.attribute(lastKey(path)+": "+a.text, lastKey(path)+": "+b.text), path)
+	}
+}
+
+// lastKey is the last key of a path: it says what a value is.
+func lastKey(path string) string {
+	return strings.TrimRight(path[strings.LastIndexByte(path, '.')+1:], "[]0123456789")
+}
+
+func (c *comparison) compareObjects(path string, a, b *value) {
+	inB := make(map[string]int, len(b.keys))
+	for j, key := range b.keys {
+		inB[key] = j
+	}
+	both := make(map[string]bool, len(a.keys))
+	for i, key := range a.keys {
+		if both[key] {
+			continue // there twice
+		}
+		j, ok := inB[key]
+		if !ok {
+			c.differ("key", a.children[i].String(), "", -1, Unknown, below(path, key))
+			continue
+		}
+		both[key] = true
+		c.compareValues(below(path, key), a.children[i], b.children[j])
+	}
+	for j, key := range b.keys {
+		if !both[key] {
+			c.differ("key", "", b.children[j].String(), -1, Unknown, below(path, key))
+		}
+	}
+	if sameItems(a.keys, b.keys) {
+		for i := range a.keys {
+			if a.keys[i] != b.keys[i] {
+				t := newAttributor(c.known)
+				cause := t.admit(HashSeed)
+				if collated(a.keys, b.keys) {
+					cause = Locale
+				}
+				c.differ("order of keys", strings.Join(a.keys[i:], " "), strings.Join(b.keys[i:], " "), -1, cause, path)
+				return
+			}
+		}
+	}
+}
+
+func below(path, key string) string { return path + "." + key }
+
+func (c *comparison) compareArrays(path string, a, b *value) {
+	itemsA, itemsB := a.items(), b.items()
+	if sameItems(itemsA, itemsB) {
+		i := 0
+		for i < len(itemsA) && itemsA[i] == itemsB[i] {
+			i++
+		}
+		if i < len(itemsA) {
+			c.differ("order of items, from item "+strconv.Itoa(i), strings.Join(itemsA[i:], ","), strings.Join(itemsB[i:], ","), -1,
+				orderCause(unquoted(itemsA), unquoted(itemsB), c.known), path)
+			return
+		}
+	}
+	for _, h := range hunks(itemsA, itemsB) {
+		n := min(h.endA-h.a, h.endB-h.b)
+		for i := range n {
+			c.compareValues(fmt.Sprintf("%s[%d]", path, h.a+i), a.children[h.a+i], b.children[h.b+i])
+		}
+		for i := h.a + n; i < h.endA; i++ {
+			c.differ("item", itemsA[i], "", -1, Unknown, fmt.Sprintf("%s[%d]", path, i))
+		}
+		for i := h.b + n; i < h.endB; i++ {
+			c.differ("item", "", itemsB[i], -1, Unknown, fmt.Sprintf("%s[%d]", path, i))
+		}
+	}
+}
+
+// items returns the texts of the items, the long ones in part: enough to pair them.
+func (v *value) items() []string {
+	all := make([]string, len(v.children))
+	for i, child := range v.children {
+		all[i] = child.String()
+	}
+	return all
+}
+
+func unquoted(items []string) []string {
+	all := make([]string, len(items))
+	for i, item := range items {
+		all[i] = strings.Trim(item, `"`)
+	}
+	return all
+}
+
+// String returns the value as JSON, in part if it is long.
+func (v *value) String() string {
+	var b strings.Builder
+	v.write(&b)
+	return b.String()
+}
+
+func (v *value) write(b *strings.Builder) {
+	if v.kind == 'v' {
+		b.WriteString(v.text[:min(len(v.text), 4*MaxText)])
+		return
+	}
+	b.WriteByte(v.kind)
+	for i, child := range v.children {
+		if i > 0 {
+			b.WriteByte(',')
+		}
+		if b.Len() > 4*MaxText {
+			b.WriteString(cut)
+			break
+		}
+		if v.kind == '{' {
+			b.WriteString(v.keys[i] + ":")
+		}
+		child.write(b)
+	}
+	b.WriteByte(v.kind + 2)
+}

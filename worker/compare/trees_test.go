@@ -1,0 +1,141 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package compare
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/cloister-build/cloister/cas"
+	"github.com/cloister-build/cloister/cas/castest"
+
+	repb "github.com/bazelbuild/remote-apis/build/bazel/remote/execution/v2"
+	"google.golang.org/protobuf/proto"
+)
+
+func put(t *testing.T, s cas.Store, content string) *repb.Digest {
+	t.Helper()
+	d, err := cas.PutBytes(t.Context(), s, cas.SHA256, []byte(content))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return d.Proto()
+}
+
+func putMessage(t *testing.T, s cas.Store, m proto.Message) cas.Digest {
+	t.Helper()
+	d, err := cas.PutProto(t.Context(), s, cas.SHA256, m)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return d
+}
+
+func TestTreesNamesEntriesAndContents(t *testing.T) {
+	s := castest.NewMemory()
+	dir := func(time, link string, executable bool, more ...*repb.FileNode) cas.Digest {
+		sub := putMessage(t, s, &repb.Directory{Files: []*repb.FileNode{{Name: "log", Digest: put(t, s, "one\nbuilt at "+time+"\n")}}})
+		return putMessage(t, s, &repb.Directory{
+			Files:       append([]*repb.FileNode{{Name: "same", Digest: put(t, s, "same"), IsExecutable: executable}}, more...),
+			Directories: []*repb.DirectoryNode{{Name: "sub", Digest: sub.Proto()}},
+			Symlinks:    []*repb.SymlinkNode{{Name: "to", Target: link}},
+		})
+	}
+	file := func(name string) *repb.FileNode { return &repb.FileNode{Name: name, Digest: put(t, s, "x")} }
+	a := dir("12:00:00", "x", true, file("core.pid-12"), file("only"))
+	b := dir("13:00:00", "y", false, file("core.pid-77"), file("sub2"))
+	ds, err := Trees(t.Context(), s, "out", a, b, Known{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	checkDifferences(t, ds)
+	want := []string{
+		"out/same: executable: file mode", "out/sub/log: line 2: timestamp", "out/to: target of the link: ",
+		"out/core.pid-12: name: process id", "out/only: entry: ", "out/sub2: entry: ",
+	}
+	if got := said(ds); !slices.Equal(got, want) {
+		t.Errorf("got %q, want %q", got, want)
+	}
+}
+
+func TestOutputsComparesWhatAResultHas(t *testing.T) {
+	s := castest.NewMemory()
+	result := func(time string) *repb.ActionResult {
+		tree := &repb.Tree{Root: &repb.Directory{Files: []*repb.FileNode{{Name: "f", Digest: put(t, s, "at "+time)}}}}
+		return &repb.ActionResult{
+			OutputFiles:       []*repb.OutputFile{{Path: "a.txt", Digest: put(t, s, "same")}, {Path: "b.txt", Digest: put(t, s, time)}},
+			OutputDirectories: []*repb.OutputDirectory{{Path: "d", TreeDigest: putMessage(t, s, tree).Proto()}},
+			StdoutRaw:         []byte("now " + time), StderrDigest: put(t, s, time+"!"),
+		}
+	}
+	ds, err := Outputs(t.Context(), s, cas.SHA256, result("12:00:00"), result("13:00:00"), Known{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := []string{Stderr + ": line 1: timestamp", Stdout + ": line 1: timestamp", "b.txt: line 1: timestamp", "d/f: line 1: timestamp"}
+	if got := said(ds); !slices.Equal(got, want) {
+		t.Errorf("got %q, want %q", got, want)
+	}
+	if ds, err := Outputs(t.Context(), s, cas.SHA256, result("12:00:00"), result("12:00:00"), Known{}); err != nil || ds != nil {
+		t.Errorf("got %v, %v for equal results", ds, err)
+	}
+}
+
+// Each directory holds the one below twice: there are 2^90 paths.
+func TestTreesTellsOfADirectoryOnce(t *testing.T) {
+	s := castest.NewMemory()
+	nested := func(content string) cas.Digest {
+		d := putMessage(t, s, &repb.Directory{Files: []*repb.FileNode{{Name: "f", Digest: put(t, s, content)}}})
+		for range 90 {
+			d = putMessage(t, s, &repb.Directory{Directories: []*repb.DirectoryNode{{Name: "l", Digest: d.Proto()}, {Name: "r", Digest: d.Proto()}}})
+		}
+		return d
+	}
+	ds, err := Trees(t.Context(), s, "out", nested("x"), nested("y"), Known{})
+	if err != nil || len(ds) != 1 {
+		t.Errorf("got %v, %v", ds, err)
+	}
+}
+
+func TestTreesFailsIfABlobIsAbsent(t *testing.T) {
+	s := castest.NewMemory()
+	dir := func(content string) cas.Digest {
+		return putMessage(t, s, &repb.Directory{Files: []*repb.FileNode{{Name: "f", Digest: cas.SHA256.Sum([]byte(content)).Proto()}}})
+	}
+	if _, err := Trees(t.Context(), s, "out", dir("x"), dir("y"), Known{}); err == nil || !strings.Contains(err.Error(), "out/f") {
+		t.Errorf("got %v", err)
+	}
+}
+
+func TestJSONNamesPaths(t *testing.T) {
+	for _, row := range []struct {
+		name, a, b string
+		want       []string
+	}{
+		{"value", `{"a": {"time": "2026-11-22T00:44:31Z", "n": [1, 2]}}`, `{"a": {"time": "2026-11-22T00:44:32Z", "n": [1, 3]}}`,
+			[]string{"x/$.a.time: value: timestamp", "x/$.a.n[1]: value: "}},
+		{"order of keys", `{"b": 1, "a": 2}`, `{"a": 2, "b": 1}`, []string{"x/$: order of keys: hash seed"}},
+		{"order of items", `["b.c", "a.c"]`, `["a.c", "b.c"]`, []string{"x/$: order of items, from item 0: member order"}},
+		{"key", `{"a": 1}`, `{"a": 1, "b": {}}`, []string{"x/$.b: key: "}},
+		{"number of a process", `{"pid": 12}`, `{"pid": 19}`, []string{"x/$.pid: value: process id"}},
+		{"type", `{"a": 1}`, `{"a": [1]}`, []string{"x/$.a: value of another type: "}},
+		{"white space", "{\"a\":\n1}\n", `{"a": 1}`, []string{"x: line 1: ", "x: line 2 of the first only: "}},
+		{"no JSON", "{a\n1", "{a\n2", []string{"x: line 2: "}},
+		{"items", `[1,2,3,4]`, `[1,3,4]`, []string{"x/$[1]: item: "}},
+	} {
+		t.Run(row.name, func(t *testing.T) {
+			if got := said(blobs(t, "x", row.a, row.b, Known{})); !slices.Equal(got, row.want) {
+				t.Errorf("got %q, want %q", got, row.want)
+			}
+		})
+	}
+}
+
+func TestDeepJSONIsText(t *testing.T) {
+	deep := strings.Repeat("[", 100_000)
+	if got := said(blobs(t, "x", deep+"1", deep+"2", Known{})); !slices.Equal(got, []string{"x: line 1: "}) {
+		t.Error(fmt.Sprint(got))
+	}
+}
