@@ -96,7 +96,7 @@ type Result struct {
 	// Gone says that nothing at all is left of the run. Else the kernel still holds files that it had open, with their
 	// locks, because it sent them to itself and never received them: what it saw is not for another run.
 	Gone bool
-	// Start and End are when the command began to execute and when it had ended.
+	// Start and End are when the command began to execute and when it had ended, with readings of the monotonic clock.
 	Start, End time.Time
 	Usage      Usage
 	// Events are what the witness saw, equal ones as one with a count, in the order of Event.Compare.

@@ -34,7 +34,7 @@ type course struct {
 // seal states what became of the action, writes the manifest, and puts it into the store with what was collected. What is
 // volatile (times, worker) goes into the metadata and the manifest's end alone.
 func (l *Local) seal(ctx context.Context, c *course) (*Outcome, error) {
-	out := &Outcome{Result: c.collected.result, AuditLog: c.collected.log}
+	out := &Outcome{Result: c.collected.result, AuditLog: c.collected.log, Started: c.ran.Start, Ended: c.ran.End}
 	out.Result.ExitCode = int32(c.ran.ExitCode)
 	var line string
 	var limit *sandbox.Event

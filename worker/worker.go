@@ -120,6 +120,9 @@ type Outcome struct {
 	// stable hash. A result that was found has what Recorded says.
 	Manifest   cas.Digest
 	StableHash string
+	// Started and Ended are when the command began to execute and when it had ended, with readings of the monotonic
+	// clock; zero for a result that was found.
+	Started, Ended time.Time
 }
 
 // Attempts are what one run tried, and the limits that it met.

@@ -9,7 +9,6 @@ import (
 	"math"
 	"os"
 	"os/signal"
-	"path/filepath"
 	"slices"
 	"strings"
 	"syscall"
@@ -23,17 +22,15 @@ import (
 	"github.com/cloister-build/cloister/worker"
 	"github.com/spf13/cobra"
 	"google.golang.org/grpc/codes"
-	"google.golang.org/protobuf/types/known/durationpb"
 )
 
 // runConfig is what the flags of run say.
 type runConfig struct {
-	in      string
-	out     []string
-	env     []string
-	timeout time.Duration
-	args    []string
-	outDir  string
+	recipe
+	outDir   string
+	times    int
+	manifest string
+	metrics  string
 
 	box confinement
 
@@ -48,25 +45,37 @@ type runConfig struct {
 func runCommand() *cobra.Command {
 	var c runConfig
 	cmd := &cobra.Command{
-		Use: "run [--in DIR] [--out PATH]... [--env K=V]... [--timeout D] [--out-dir DIR] -- COMMAND [ARG]...\n" +
+		Use: "run [--in DIR | --git REPOSITORY@REVISION] [--out PATH]... [--env K=V]... [--seed N] [-n N] -- COMMAND [ARG]...\n" +
 			"  cloister run --action DIGEST [--cas URL] [--instance NAME] [--shell] [--out-dir DIR]",
 		Short: "Runs one command, or a stored action, in the sandbox, without a server",
 		Long: `Run executes one command as an action: the files of --in are its inputs, read-only, in the working
 directory; the paths of --out, relative to it, are copied to --out-dir when it has ended; the
-environment is exactly the variables of --env, and PATH, HOME and TMPDIR. There is no network but
-loopback.
+environment is exactly the variables of --env and --pass-env, and PATH, HOME and TMPDIR. There is no
+network but loopback.
+
+With --git the inputs are the files of a commit of a local repository, as they are in the commit. Nothing
+is checked out, written into the repository or run by its configuration. SOURCE_DATE_EPOCH is the
+commit's time, unless --env states it.
+
+With --seed the variables CLOISTER_SEED and PYTHONHASHSEED, and where the host permits it all that the
+kernel gives as random, come from one number. With -n the command runs several times, and it is said if
+the runs were not equal. --manifest writes the record of the first run, whose stable hash is that of every
+equal run, and --metrics how long each took (docs/runs.md).
 
 With --action it fetches an action and all its inputs from a server and executes it here, as the server
 would; DIGEST is HASH/SIZE, as messages print it. Its outputs are dropped unless --out-dir says where
 they go, and no result is recorded. With --shell it first says what the action's command is, and opens
 a shell in its place, with the same inputs, environment and working directory.
 
-It exits with the command's own code, 128+N if signal N ended it, and 125 if Cloister itself failed;
-with --action also with 4 if blobs are absent from the server, and 5 if it cannot be reached.`,
+It exits with the command's own code, of several runs with that of the first that fails; 128+N if signal
+N ended it, and 125 if Cloister itself failed; with --action also with 4 if blobs are absent from the
+server, and 5 if it cannot be reached.`,
 		Example: `  cloister run -- /bin/sh -c 'id; ls -l /'
   cloister run --in src --out app -- gcc -o app main.c
-  cloister run -- /bin/sh -c 'cat /etc/shadow'        # No such file or directory
-  cloister run --action 9f2c...e1/142 --shell         # look around where an action failed`,
+  cloister run --git .@v1.2 --out app -- make app        # the files of a tag; the worktree is not looked at
+  cloister run --git . --seed 7 -n 10 --manifest run.txt --metrics run.json -- ./simulate
+  cloister run -- /bin/sh -c 'cat /etc/shadow'           # No such file or directory
+  cloister run --action 9f2c...e1/142 --shell            # look around where an action failed`,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			c.args = args
 			ctx, cancel := context.WithCancelCause(cmd.Context())
@@ -101,10 +110,10 @@ with --action also with 4 if blobs are absent from the server, and 5 if it canno
 		},
 	}
 	f := cmd.Flags()
-	f.StringVar(&c.in, "in", "", "directory of inputs (default: none)")
-	f.StringArrayVar(&c.out, "out", nil, "path of an output, relative to the working directory; repeatable")
-	f.StringArrayVar(&c.env, "env", nil, "environment variable, KEY=VALUE; repeatable")
-	f.DurationVar(&c.timeout, "timeout", 0, "kill the command after this time (default: 24h)")
+	c.recipe.register(cmd)
+	f.IntVarP(&c.times, "times", "n", 1, "run the command so often, each time with a fresh working directory")
+	f.StringVar(&c.manifest, "manifest", "", "write the manifest of the first run to this file")
+	f.StringVar(&c.metrics, "metrics", "", "write to this file, as JSON, how long each run took and what it used")
 	f.StringVar(&c.outDir, "out-dir", "", "directory that outputs are copied to (default: the current one; of --action none)")
 	f.StringVar(&c.action, "action", "", "run this action of a server: HASH/SIZE, or by its history the beginning of that, or ^1 for the previous one")
 	f.StringVar(&c.target, "target", "", "what the client says that the action is for: it may choose a rule of the policy")
@@ -133,7 +142,7 @@ func (c *runConfig) check(cmd *cobra.Command) error {
 	for _, f := range []struct {
 		names  []string
 		action bool // belongs to a stored action, and not to a command
-	}{{[]string{"in", "out", "env", "timeout"}, false}, {append(c.from.who.flags(), "cas", "instance", "shell", "target", "mnemonic"), true}} {
+	}{{recipeFlags, false}, {append(c.from.who.flags(), "cas", "instance", "shell", "target", "mnemonic"), true}} {
 		for _, name := range f.names {
 			switch {
 			case !cmd.Flags().Changed(name) || f.action == (c.action != ""):
@@ -161,67 +170,111 @@ func (c *runConfig) check(cmd *cobra.Command) error {
 	case c.outDir == "":
 		c.outDir = "."
 	}
-	for _, kv := range c.env {
-		if k, _, ok := strings.Cut(kv, "="); !ok || k == "" {
-			return fmt.Errorf("--env %q: write it as KEY=VALUE", kv)
-		}
+	if c.times < 1 || c.times > maxTimes {
+		return fmt.Errorf("-n %d: write a number from 1 to %d", c.times, maxTimes)
 	}
-	for _, p := range c.out {
-		if !filepath.IsLocal(p) {
-			return fmt.Errorf("--out %q: write a path below the working directory", p)
-		}
+	if c.shell && (c.times > 1 || c.manifest != "" || c.metrics != "") {
+		return errors.New("--shell is one run that a person makes: -n, --manifest and --metrics do not go with it")
 	}
-	if c.timeout < 0 {
-		return fmt.Errorf("--timeout %v: write a positive time", c.timeout)
-	}
-	return nil
+	return c.recipe.check()
 }
 
+// maxTimes bounds -n, and so what is kept in memory of all runs.
+const maxTimes = 10_000
+
 // run carries the command through the same seven verbs as an action of a client, with a store that
-// lasts as long as the run. It returns the command's exit code.
+// lasts as long as the run. It returns the command's exit code: of several runs that of the first that fails.
 func run(ctx context.Context, c *runConfig) (int, error) {
 	bench, err := openWorkbench(&c.box)
 	if err != nil {
 		return 0, err
 	}
-	defer bench.close()
-	task := &worker.Task{Action: c.digest, Target: c.target, Mnemonic: c.mnemonic, Queued: time.Now(), Stdout: os.Stdout, Stderr: os.Stderr}
-	config := worker.Config{Name: "run"}
-	if c.action == "" {
-		config.Grace, config.MaxTimeout = time.Second, max(c.timeout, 24*time.Hour)
-		task.Action, err = ingest(ctx, bench.store, c)
-	} else {
-		var size int64
-		if size, err = diskBytes(bench.dir); err != nil {
-			return 0, err
-		}
-		task.Instance, err = fetch(ctx, bench.store, size/5, c)
-		err = c.from.explain(err, exitOurs)
+	m := &metrics{}
+	code, err := c.runOn(ctx, bench, m)
+	m.Close, err = timed(func() error { return errors.Join(err, bench.close()) })
+	if err == nil && c.metrics != "" {
+		err = m.write(c.metrics)
 	}
-	if err != nil {
+	return code, err
+}
+
+// runOn runs what c describes so often as it says.
+func (c *runConfig) runOn(ctx context.Context, bench *workbench, m *metrics) (code int, err error) {
+	var task *worker.Task
+	if m.Inputs, err = timed(func() (err error) { task, err = c.prepare(ctx, bench); return err }); err != nil {
 		return 0, err
 	}
+	task.Target, task.Mnemonic, task.Stdout, task.Stderr = c.target, c.mnemonic, os.Stdout, os.Stderr
+	task.SkipCacheLookup = true // each of several runs is one
 	in, err := bench.store.Instance(task.Instance)
 	if err != nil {
 		return 0, err
 	}
-	if err := bench.start(ctx, config); err != nil {
+	config := worker.Config{Name: "run"}
+	if c.action == "" {
+		config.Grace, config.MaxTimeout = time.Second, max(c.timeout, 24*time.Hour)
+	}
+	if m.Sandbox, err = timed(func() error { return bench.start(ctx, config) }); err != nil {
 		return 0, err
 	}
-	out, err := execute(ctx, bench.local, task, in.Store, c.shell)
+	c.seedRandom(bench, task)
+	if c.metrics != "" {
+		if err := m.describe(ctx, in.Store, task); err != nil {
+			return 0, err
+		}
+	}
+	for i := range c.times {
+		t := *task
+		t.Queued = time.Now()
+		out, err := execute(ctx, bench.local, &t, in.Store, c.shell)
+		if err != nil {
+			return 0, err
+		}
+		m.add(t.Queued, out)
+		if text := remarks(out, task.Action); text != "" {
+			fmt.Fprintln(os.Stderr, text)
+		}
+		if i == 0 {
+			if err := c.keep(ctx, in.Store, task.Action.Function(), out); err != nil {
+				return 0, err
+			}
+		}
+		if code == 0 {
+			if code = int(out.Result.ExitCode); out.Code != codes.OK {
+				code = max(code, 1)
+			}
+		}
+	}
+	if n := m.StableHashes; n > 1 {
+		fmt.Fprintf(os.Stderr, "cloister: the %d runs are not equal: they have %d stable hashes\n", c.times, n)
+	}
+	return code, nil
+}
+
+// prepare puts the action into the store and returns its task.
+func (c *runConfig) prepare(ctx context.Context, bench *workbench) (*worker.Task, error) {
+	if c.action == "" {
+		return c.put(ctx, bench)
+	}
+	size, err := diskBytes(bench.dir)
 	if err != nil {
-		return 0, err
+		return nil, err
 	}
-	if text := remarks(out, task.Action); text != "" {
-		fmt.Fprintln(os.Stderr, text)
+	task := &worker.Task{Action: c.digest}
+	task.Instance, err = fetch(ctx, bench.store, size/5, c)
+	return task, c.from.explain(err, exitOurs)
+}
+
+// seedRandom lets the kernel's randomness, too, come from the seed of the task, or says that it does not.
+func (c *runConfig) seedRandom(bench *workbench, task *worker.Task) {
+	switch {
+	case task.Seed == nil:
+	case slices.Contains(bench.local.Features.Conditions, sandbox.ConditionRandom):
+		// Zero is the kernel's own randomness, and a seed may be zero.
+		task.Variation = &worker.Variation{Conditions: sandbox.Conditions{Random: *task.Seed + 1}}
+	default:
+		fmt.Fprintln(os.Stderr, "cloister: the kernel's randomness cannot be seeded here: the seed is in CLOISTER_SEED and PYTHONHASHSEED alone")
 	}
-	if err := c.keep(ctx, in.Store, task.Action.Function(), out.Result); err != nil {
-		return 0, fmt.Errorf("write outputs: %w", err)
-	}
-	if out.Code != codes.OK {
-		return max(int(out.Result.ExitCode), 1), nil
-	}
-	return int(out.Result.ExitCode), nil
 }
 
 // execute carries the task to its outcome, with a shell in place of its command if that is wished.
@@ -252,8 +305,14 @@ func remarks(out *worker.Outcome, action cas.Digest) string {
 	return out.Message
 }
 
-// keep writes the outputs to where the command line says, or says that they are dropped.
-func (c *runConfig) keep(ctx context.Context, store cas.Store, f cas.Function, r *repb.ActionResult) error {
+// keep writes the manifest and the outputs of a run to where the command line says, or says that outputs are dropped.
+func (c *runConfig) keep(ctx context.Context, store cas.Store, f cas.Function, out *worker.Outcome) error {
+	if c.manifest != "" {
+		if err := writeManifest(ctx, store, out, c.manifest); err != nil {
+			return fmt.Errorf("--manifest: %w", err)
+		}
+	}
+	r := out.Result
 	if c.outDir == "" {
 		if n := len(r.OutputFiles) + len(r.OutputDirectories) + len(r.OutputSymlinks); n > 0 {
 			fmt.Fprintf(os.Stderr, "cloister: outputs are dropped (%d); --out-dir DIR keeps them\n", n)
@@ -261,14 +320,17 @@ func (c *runConfig) keep(ctx context.Context, store cas.Store, f cas.Function, r
 		return nil
 	}
 	if err := os.MkdirAll(c.outDir, 0o755); err != nil {
-		return err
+		return fmt.Errorf("write outputs: %w", err)
 	}
 	dir, err := os.OpenRoot(c.outDir)
 	if err != nil {
-		return err
+		return fmt.Errorf("write outputs: %w", err)
 	}
 	defer dir.Close()
-	return tree.Extract(ctx, store, f, r, dir)
+	if err := tree.Extract(ctx, store, f, r, dir); err != nil {
+		return fmt.Errorf("write outputs: %w", err)
+	}
+	return nil
 }
 
 // How large an input tree may be that is fetched: as large as one that a worker executes.
@@ -418,47 +480,4 @@ func commandOf(ctx context.Context, store cas.Store, digest cas.Digest) (*repb.C
 	}
 	var command repb.Command
 	return &command, cas.ReadProto(ctx, store, d, &command)
-}
-
-// ingest puts the action that c describes into the default instance.
-func ingest(ctx context.Context, to *disk.Cache, c *runConfig) (cas.Digest, error) {
-	in, err := to.Instance("")
-	if err != nil {
-		return cas.Digest{}, err
-	}
-	store := in.Store
-	cmd := &repb.Command{Arguments: c.args}
-	for _, kv := range c.env {
-		k, v, _ := strings.Cut(kv, "=")
-		cmd.EnvironmentVariables = append(cmd.EnvironmentVariables, &repb.Command_EnvironmentVariable{Name: k, Value: v})
-	}
-	slices.SortFunc(cmd.EnvironmentVariables, func(a, b *repb.Command_EnvironmentVariable) int { return strings.Compare(a.Name, b.Name) })
-	for _, p := range c.out {
-		cmd.OutputPaths = append(cmd.OutputPaths, filepath.ToSlash(filepath.Clean(p)))
-	}
-	slices.Sort(cmd.OutputPaths)
-
-	var root cas.Digest
-	if c.in == "" {
-		root, err = cas.PutProto(ctx, store, cas.SHA256, &repb.Directory{})
-	} else {
-		var dir *os.Root
-		if dir, err = os.OpenRoot(c.in); err != nil {
-			return cas.Digest{}, fmt.Errorf("--in: %w", err)
-		}
-		root, err = tree.Ingest(ctx, store, cas.SHA256, dir)
-		err = errors.Join(err, dir.Close())
-	}
-	if err != nil {
-		return cas.Digest{}, fmt.Errorf("read inputs: %w", err)
-	}
-	command, err := cas.PutProto(ctx, store, cas.SHA256, cmd)
-	if err != nil {
-		return cas.Digest{}, err
-	}
-	action := &repb.Action{CommandDigest: command.Proto(), InputRootDigest: root.Proto(), DoNotCache: true}
-	if c.timeout > 0 {
-		action.Timeout = durationpb.New(c.timeout)
-	}
-	return cas.PutProto(ctx, store, cas.SHA256, action)
 }

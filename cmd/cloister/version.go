@@ -21,14 +21,14 @@ func versionCommand() *cobra.Command {
 		Args:    cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			_, err := fmt.Fprintf(cmd.OutOrStdout(), "cloister %s  revision %s  %s  %s/%s\n",
-				version, revision(), runtime.Version(), runtime.GOOS, runtime.GOARCH)
+				version, builtFrom(), runtime.Version(), runtime.GOOS, runtime.GOARCH)
 			return err
 		},
 	}
 }
 
-// revision returns what the Go toolchain recorded of the checkout, or "unknown".
-func revision() string {
+// builtFrom returns what the Go toolchain recorded of the checkout, or "unknown".
+func builtFrom() string {
 	info, ok := debug.ReadBuildInfo()
 	if !ok {
 		return "unknown"

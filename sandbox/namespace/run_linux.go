@@ -256,6 +256,13 @@ type progress struct {
 	told                    bool // to end, before it exited by itself; written before reaped is waited for
 }
 
+// heard returns the moment that another process has just read off the clock, in nanoseconds of Unix time, with a reading
+// of this process' monotonic clock: how long a run takes does not depend on who sets the clock meanwhile.
+func heard(unix int64) time.Time {
+	now := time.Now()
+	return now.Add(time.Duration(unix - now.UnixNano()))
+}
+
 // stop tells the run to end when it is time to, and makes sure that it does.
 func (r *run) stop(ctx context.Context, p *progress) {
 	var timeout <-chan time.Time
@@ -341,10 +348,10 @@ func (r *run) follow(p *progress) (*sandbox.Result, error) {
 			if len(fds) == 1 {
 				r.init = fds[0]
 			}
-			res.Start = time.Unix(0, rep.Started)
+			res.Start = heard(rep.Started)
 			close(p.started)
 		case rep.Exited != nil:
-			res.End = time.Unix(0, rep.Exited.At)
+			res.End = heard(rep.Exited.At)
 			res.ExitCode = rep.Exited.Code
 			if s := rep.Exited.Signal; s != 0 {
 				res.Signal, res.ExitCode = syscall.Signal(s), 128+s
