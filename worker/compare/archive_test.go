@@ -6,6 +6,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"runtime"
 	"slices"
 	"strings"
 	"testing"
@@ -14,9 +15,12 @@ import (
 )
 
 // made runs a script of the shell in a directory of its own, with variables over the usual ones, and returns the file "out" that it
-// leaves there. The test is skipped if one of the tools is absent.
+// leaves there. The test is skipped if one of the tools is absent, or the script exits with 77.
 func made(t *testing.T, script string, tools []string, env ...string) string {
 	t.Helper()
+	if runtime.GOOS != "linux" {
+		sandboxtest.Unavailable(t, "tools", "those of "+runtime.GOOS+" are called otherwise")
+	}
 	for _, tool := range append(tools, "sh") {
 		if _, err := exec.LookPath(tool); err != nil {
 			sandboxtest.Unavailable(t, "tools", err)
@@ -26,7 +30,11 @@ func made(t *testing.T, script string, tools []string, env ...string) string {
 	cmd := exec.CommandContext(t.Context(), "sh", "-euc", script)
 	cmd.Dir = dir
 	cmd.Env = append([]string{"PATH=" + os.Getenv("PATH"), "HOME=" + dir, "LC_ALL=C", "TZ=UTC"}, env...)
-	if text, err := cmd.CombinedOutput(); err != nil {
+	text, err := cmd.CombinedOutput()
+	if cmd.ProcessState.ExitCode() == 77 {
+		sandboxtest.Unavailable(t, "tools", string(text))
+	}
+	if err != nil {
 		t.Fatalf("%s: %v\n%s", script, err, text)
 	}
 	data, err := os.ReadFile(filepath.Join(dir, "out"))

@@ -19,7 +19,11 @@ type wordDifference struct {
 // the words in which they differ are looked for among the facts, and else told by their shape. It is that of the first words for
 // which there is one.
 func attribute(a, b, format string, k Known) Cause {
-	for _, d := range newAttributor(k).differences(a, b, format) {
+	return newAttributor(k).attribute(a, b, format)
+}
+
+func (t *attributor) attribute(a, b, format string) Cause {
+	for _, d := range t.differences(a, b, format) {
 		if d.cause != Unknown {
 			return d.cause
 		}
@@ -27,8 +31,13 @@ func attribute(a, b, format string, k Known) Cause {
 	return Unknown
 }
 
-// attribute is attribute in the format of c.
-func (c *comparison) attribute(a, b string) Cause { return attribute(a, b, c.format, c.known) }
+// attribute is attribute in the format of c, while there is budget for it.
+func (c *comparison) attribute(a, b string) Cause {
+	if !c.takeWords(a, b) {
+		return Unknown
+	}
+	return c.attributor.attribute(a, b, c.format)
+}
 
 // An attributor finds causes among what is known of two runs.
 type attributor struct {

@@ -22,6 +22,7 @@ const (
 	maxLive        = 256 << 20
 	maxWork        = 1 << 30 // bytes unpacked in one comparison
 	maxRatio       = 500     // of unpacked to packed, beyond the first MiB
+	maxWords       = 4 << 20 // bytes looked at word by word
 )
 
 // errEnough says that there are as many differences as are told of; errTooMuch that a thing is not looked into.
@@ -57,19 +58,21 @@ func formats() []format {
 
 // A comparison is that of two things. Formats get one, and use it to say what differs and to compare what is inside.
 type comparison struct {
-	ctx    context.Context
-	known  Known
-	budget *budget
-	found  *findings
-	where  []string
-	depth  int
+	ctx   context.Context
+	known Known
+	// attributor is that of known; who looks at words by it takes them from the budget.
+	attributor *attributor
+	budget     *budget
+	found      *findings
+	where      []string
+	depth      int
 	// format is the name of the format of the two things, "" if it is none.
 	format string
 }
 
 // A budget is what one comparison with all that is inside may yet cost.
 type budget struct {
-	live, work int64
+	live, work, words int64
 }
 
 // Blobs compares what a and b hold, and returns their differences, the most telling first in each thing; nil if they are equal. name
@@ -88,7 +91,10 @@ func newComparison(ctx context.Context, k Known) *comparison {
 	if k.A == nil || k.B == nil {
 		k.A, k.B = &Facts{}, &Facts{} // one side's facts explain no difference
 	}
-	return &comparison{ctx: ctx, known: k, budget: &budget{live: maxLive, work: maxWork}, found: &findings{}}
+	return &comparison{
+		ctx: ctx, known: k, attributor: newAttributor(k), found: &findings{},
+		budget: &budget{live: maxLive, work: maxWork, words: maxWords},
+	}
 }
 
 // within returns a comparison of what is called name inside of what c compares.
@@ -177,6 +183,14 @@ func (c *comparison) difference(what, a, b string, offset int64, cause Cause, be
 	}
 	a, b = excerpts(a, b)
 	return Difference{Where: where, What: printable(what, MaxText), A: a, B: b, Offset: offset, Cause: cause, Fix: FixFor(cause, c.format)}
+}
+
+// takeWords takes the words of some texts from the budget, and reports whether there were enough.
+func (c *comparison) takeWords(texts ...string) bool {
+	for _, s := range texts {
+		c.budget.words -= int64(min(len(s), maxLine))
+	}
+	return c.budget.words >= 0
 }
 
 // unpack reads r to its end into memory, as what was packed in so many bytes. release is called when it is no longer

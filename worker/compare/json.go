@@ -141,7 +141,7 @@ func (c *comparison) compareObjects(path string, a, b *value) {
 	if sameItems(a.keys, b.keys) {
 		for i := range a.keys {
 			if a.keys[i] != b.keys[i] {
-				t := newAttributor(c.known)
+				t := c.attributor
 				cause := t.admit(HashSeed)
 				if collated(a.keys, b.keys) {
 					cause = Locale
@@ -164,7 +164,7 @@ func (c *comparison) compareArrays(path string, a, b *value) {
 		}
 		if i < len(itemsA) {
 			c.differ("order of items, from item "+strconv.Itoa(i), strings.Join(itemsA[i:], ","), strings.Join(itemsB[i:], ","), -1,
-				orderCause(unquoted(itemsA), unquoted(itemsB), c.known), path)
+				c.attributor.orderCause(unquoted(itemsA), unquoted(itemsB)), path)
 			return
 		}
 	}

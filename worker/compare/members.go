@@ -108,7 +108,7 @@ func (c *comparison) compareMembers(a, b []member) error {
 
 // compareRenamed compares members that only one side has: those that are called the same but for what runs differ in belong together.
 func (c *comparison) compareRenamed(a, b []member, namesA, namesB []string, left []int, matched []bool) error {
-	t := newAttributor(c.known)
+	t := c.attributor
 	renamed := map[string][]int{}
 	for j, name := range namesB {
 		if !matched[j] {
@@ -184,7 +184,7 @@ func (c *comparison) compareOrder(a, b []string, inB map[string]int) {
 		return
 	}
 	cause := MemberOrder
-	if t := newAttributor(c.known); collated(common, other) {
+	if t := c.attributor; collated(common, other) {
 		cause = t.orderCause(common, other)
 	}
 	const shown = 8

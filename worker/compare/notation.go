@@ -55,10 +55,10 @@ var macroText = regexp.MustCompile(`^(?:[JFMASOND][a-z]{2} [ \d]\d \d{4}|\d\d:\d
 
 // momentAt returns the time that is written at the beginning of s, and its length, 0 if there is none.
 func momentAt(s string) (moment, int) {
-	if c := s[0]; (c < '0' || c > '9') && !strings.ContainsRune("JFMASONDTW", rune(c)) {
+	s = s[:min(len(s), 64)]
+	if !mayBeMoment(s) {
 		return moment{}, 0
 	}
-	s = s[:min(len(s), 64)]
 	for _, n := range notations {
 		groups := n.FindStringSubmatch(s)
 		if groups == nil {
@@ -86,6 +86,22 @@ func momentAt(s string) (moment, int) {
 		return m, len(groups[0])
 	}
 	return moment{}, 0
+}
+
+// mayBeMoment is a quick look at how all notations begin.
+func mayBeMoment(s string) bool {
+	digits := span(s, isDigit)
+	switch {
+	case digits == 0:
+		return len(s) > 3 && strings.Contains("Jan Feb Mar Apr May Jun Jul Aug Sep Oct Nov Dec Mon Tue Wed Thu Fri Sat Sun ", s[:3]+" ")
+	case digits == len(s):
+		return digits == 8 || digits == 14
+	case digits == 8, digits == 14:
+		return true
+	case digits == 4:
+		return s[4] == '-' || s[4] == '/'
+	}
+	return digits <= 2 && strings.IndexByte(":./ -", s[digits]) >= 0
 }
 
 // momentCause says whether two moments differ for the zone or for the time of the run: for the zone if the zones differ, and

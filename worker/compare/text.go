@@ -48,7 +48,6 @@ type text struct {
 // textComparison is the comparison of two texts, and what was said of each cause.
 type textComparison struct {
 	*comparison
-	attributor *attributor
 	first      int // the number of the first of the lines
 	a, b       text
 	told, more map[Cause]int
@@ -61,7 +60,7 @@ func compareText(c *comparison, a, b *io.SectionReader) error {
 	if err != nil || at < 0 {
 		return err
 	}
-	t := &textComparison{comparison: c, attributor: newAttributor(c.known), told: map[Cause]int{}, more: map[Cause]int{}}
+	t := &textComparison{comparison: c, told: map[Cause]int{}, more: map[Cause]int{}}
 	from, line, err := lineStart(c, a, at)
 	if err != nil {
 		return err
@@ -154,10 +153,10 @@ func (t *textComparison) compare() {
 				t.line(h.a+i, h.b+i)
 			}
 			for i := h.a + n; i < h.endA; i++ {
-				t.tell(i, h.endB, t.a.lines[i], "", t.attributor.differences(t.a.lines[i], "", t.format))
+				t.tell(i, h.endB, t.a.lines[i], "", t.words(t.a.lines[i], ""))
 			}
 			for i := h.b + n; i < h.endB; i++ {
-				t.tell(h.endA, i, "", t.b.lines[i], t.attributor.differences("", t.b.lines[i], t.format))
+				t.tell(h.endA, i, "", t.b.lines[i], t.words("", t.b.lines[i]))
 			}
 		}
 	}
@@ -205,8 +204,16 @@ func (t *text) offset(i int) int64 {
 // line compares one line of each side.
 func (t *textComparison) line(i, j int) {
 	if a, b := t.a.lines[i], t.b.lines[j]; a != b {
-		t.tell(i, j, a, b, t.attributor.differences(a, b, t.format))
+		t.tell(i, j, a, b, t.words(a, b))
 	}
+}
+
+// words returns the words in which two lines differ, while there is budget for it.
+func (t *textComparison) words(a, b string) []wordDifference {
+	if !t.takeWords(a, b) {
+		return nil
+	}
+	return t.attributor.differences(a, b, t.format)
 }
 
 // tell adds the differences of two lines, one for each cause, and counts those for which there are enough.

@@ -288,7 +288,7 @@ func (t *treeComparison) directories(c *comparison, name string, a, b Entry, dep
 // entries compares what the directory at a path holds, in the order of names; an entry that has another name for what the two
 // runs differ in is the same one.
 func (t *treeComparison) entries(c *comparison, at string, a, b map[string]Entry, depth int) error {
-	by := newAttributor(c.known)
+	by := c.attributor
 	renamed := map[string][]string{} // the names that only b has, by what they are but for the run
 	var left []string                // that only a has
 	for _, name := range sortedNames(a, b) {

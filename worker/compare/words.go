@@ -109,25 +109,17 @@ func variableCause(key string) Cause {
 	return Environment
 }
 
-// shapes are words that are told by how they look.
+// shapes are words that are told by how they look, and with what bytes they begin.
 var shapes = []struct {
-	re   *regexp.Regexp
-	kind Cause
+	first string
+	re    *regexp.Regexp
+	kind  Cause
 }{
-	{regexp.MustCompile(`^/(?:tmp|var/tmp|dev/shm)/[\w.+~-]+`), Path},
-	{regexp.MustCompile(`^[0-9a-fA-F]{8}-[0-9a-fA-F]{4}-[0-9a-fA-F]{4}-[0-9a-fA-F]{4}-[0-9a-fA-F]{12}\b`), Random},
-	{regexp.MustCompile(`^[-dlbcps](?:[-r][-w][-xsStT]){3}`), Mode},
-	{regexp.MustCompile(`^0\.\d{12,}`), Random},
+	{"/", regexp.MustCompile(`^/(?:tmp|var/tmp|dev/shm)/[\w.+~-]+`), Path},
+	{"0123456789abcdefABCDEF", regexp.MustCompile(`^[0-9a-fA-F]{8}-[0-9a-fA-F]{4}-[0-9a-fA-F]{4}-[0-9a-fA-F]{4}-[0-9a-fA-F]{12}\b`), Random},
+	{"-dlbcps", regexp.MustCompile(`^[-dlbcps](?:[-r][-w][-xsStT]){3}`), Mode},
+	{"0", regexp.MustCompile(`^0\.\d{12,}`), Random},
 }
-
-// pieces are the other words.
-var (
-	hexWord    = regexp.MustCompile(`^0[xX][0-9a-fA-F]+`)
-	numberWord = regexp.MustCompile(`^\d+(?:\.\d+)?`)
-	plainWord  = regexp.MustCompile(`^[\pL\d]+`)
-	longWord   = regexp.MustCompile(`^[A-Za-z0-9+/_]{16,}={0,2}`)
-	spaces     = regexp.MustCompile(`^\s+`)
-)
 
 // words cuts s.
 func (l *lexer) words(s string) []word {
@@ -145,49 +137,81 @@ func (l *lexer) words(s string) []word {
 func (l *lexer) wordAt(s string, i int) word {
 	rest := s[i:]
 	if begins := i == 0 || !isWordByte(s[i-1]) || !isWordByte(s[i]); begins {
-		for _, lit := range l.literals {
-			if strings.HasPrefix(rest, lit.text) && (len(rest) == len(lit.text) || !isWordByte(rest[len(lit.text)]) || !isWordByte(rest[len(lit.text)-1])) {
-				return word{text: lit.text, kind: lit.kind, known: true}
-			}
-		}
-		if m, n := momentAt(rest); n > 0 && (n == len(rest) || !isWordByte(rest[n])) {
-			return word{text: rest[:n], kind: Timestamp, moment: m}
-		}
-		for _, shape := range shapes {
-			if found := shape.re.FindString(rest); found != "" {
-				return word{text: found, kind: shape.kind}
-			}
+		if w := l.knownAt(rest); w.text != "" {
+			return w
 		}
 	}
-	for _, re := range []*regexp.Regexp{spaces, hexWord} {
-		if found := re.FindString(rest); found != "" {
-			return word{text: found, kind: l.number(found, s, i)}
+	if n := span(rest, isSpace); n > 0 {
+		return word{text: rest[:n]}
+	}
+	if n := span(rest, isLongByte); n >= minLong && !strings.HasPrefix(rest, "0x") {
+		n += span(rest[n:], func(c byte) bool { return c == '=' })
+		if looksRandom(rest[:n]) {
+			return word{text: rest[:n], kind: l.long(s, i)}
 		}
 	}
-	if found := longWord.FindString(rest); looksRandom(found) {
-		return word{text: found, kind: l.long(found, s, i)}
+	n := span(rest, isDigit)
+	if n > 0 && n+1 < len(rest) && rest[n] == '.' && isDigit(rest[n+1]) {
+		n += 1 + span(rest[n+1:], isDigit)
 	}
-	if found := numberWord.FindString(rest); found != "" && (len(found) == len(rest) || !isWordByte(rest[len(found)])) {
-		return word{text: found, kind: l.number(found, s, i)}
+	if n == 0 || n < len(rest) && isWordByte(rest[n]) {
+		n = max(1, span(rest, isWordByte))
 	}
-	if found := plainWord.FindString(rest); found != "" {
-		return word{text: found, kind: l.number(found, s, i)}
-	}
-	return word{text: rest[:1]}
+	return word{text: rest[:n], kind: l.number(rest[:n], s, i)}
 }
 
-func isWordByte(c byte) bool {
-	return c >= '0' && c <= '9' || c >= 'a' && c <= 'z' || c >= 'A' && c <= 'Z' || c >= 0x80
+// knownAt returns the word at the beginning of s if it is a fact, a time or of one of the shapes.
+func (l *lexer) knownAt(s string) word {
+	for _, lit := range l.literals {
+		n := len(lit.text)
+		if strings.HasPrefix(s, lit.text) && (n == len(s) || !isWordByte(s[n]) || !isWordByte(s[n-1])) {
+			return word{text: lit.text, kind: lit.kind, known: true}
+		}
+	}
+	if m, n := momentAt(s); n > 0 && (n == len(s) || !isWordByte(s[n])) {
+		return word{text: s[:n], kind: Timestamp, moment: m}
+	}
+	for _, shape := range shapes {
+		if strings.IndexByte(shape.first, s[0]) < 0 {
+			continue
+		}
+		if found := shape.re.FindString(s[:min(len(s), maxLine)]); found != "" {
+			return word{text: found, kind: shape.kind}
+		}
+	}
+	return word{}
 }
+
+// span is the number of bytes at the beginning of s of which is holds.
+func span(s string, is func(c byte) bool) int {
+	n := 0
+	for n < len(s) && is(s[n]) {
+		n++
+	}
+	return n
+}
+
+func isSpace(c byte) bool  { return c == ' ' || c >= '\t' && c <= '\r' }
+func isDigit(c byte) bool  { return c >= '0' && c <= '9' }
+func isLetter(c byte) bool { return c >= 'a' && c <= 'z' || c >= 'A' && c <= 'Z' || c >= 0x80 }
+
+// isWordByte holds of letters and digits, not of what joins words: "_".
+func isWordByte(c byte) bool { return isDigit(c) || isLetter(c) }
+
+// isLongByte holds of what is in base64, in either alphabet, and in hex.
+func isLongByte(c byte) bool { return isWordByte(c) && c < 0x80 || c == '+' || c == '/' || c == '_' }
+
+// minLong is the least length of what looks random.
+const minLong = 16
 
 // looksRandom reports whether a long word is none that a person writes: digits among letters all over.
 func looksRandom(s string) bool {
-	if len(s) < 16 || strings.Count(s, "/") > len(s)/8 {
+	if len(s) > maxLine || strings.Count(s, "/") > len(s)/8 {
 		return false
 	}
 	digits, changes := 0, 0
 	for i := range len(s) {
-		if s[i] >= '0' && s[i] <= '9' {
+		if isDigit(s[i]) {
 			digits++
 		}
 		if i > 0 && class(s[i]) != class(s[i-1]) {
@@ -200,7 +224,7 @@ func looksRandom(s string) bool {
 // class tells digits, small letters, capitals and the rest apart.
 func class(c byte) int {
 	switch {
-	case c >= '0' && c <= '9':
+	case isDigit(c):
 		return 0
 	case c >= 'a' && c <= 'z':
 		return 1
@@ -210,64 +234,93 @@ func class(c byte) int {
 	return 3
 }
 
-// Words that say what a number next to them is. They are looked for shortly before it.
-var (
-	beforePID    = regexp.MustCompile(`(?i)(?:\b[pt]?pids?\b|\bprocess\b|\bchild\b|/proc/)\W{0,4}(?:id\b|number\b|no\b)?\W{0,4}$|\w\[$`)
-	beforeUptime = regexp.MustCompile(`(?i)(?:uptime|monotonic|\bboot|\bup\b)\W{0,4}\w{0,8}\W{0,4}$`)
-	beforeTaken  = regexp.MustCompile(`(?i)(?:elapsed|\btook\b|duration|\bin\b|\breal\b|\bsys\b|time\w*)\W{0,4}$`)
-	beforeHash   = regexp.MustCompile(`(?i)\bhash\w*\b.{0,16}$`)
-	beforeDigest = regexp.MustCompile(`(?i)(?:sha\d*|hash|md5|digest|checksum|\bsum|crc\w*|blake\w*)[^\w]{0,4}(?:\w{0,8}\W{1,3})?$`)
-	beforeID     = regexp.MustCompile(`(?i)build[ _-]?id\W{0,4}$`)
-	beforeUser   = regexp.MustCompile(`(?i)\b(?:[eg]?[ug]id|user|owner|group)\W{0,4}$`)
-	beforeCPUs   = regexp.MustCompile(`(?i)(?:cpus?|cores?|procs?|processors?|nproc|threads?|jobs?|workers?)\W{0,4}$|\s-j ?$`)
-	beforeMode   = regexp.MustCompile(`(?i)(?:umask|mode|perm\w*)\W{0,4}$`)
-)
+// meanings are what the words before a number say that it is.
+var meanings = map[string]Cause{
+	"pid": ProcessID, "pids": ProcessID, "ppid": ProcessID, "tid": ProcessID, "tgid": ProcessID, "pgid": ProcessID, "process": ProcessID,
+	"child": ProcessID, "proc": ProcessID,
+	"uptime": Uptime, "up": Uptime, "monotonic": Uptime, "boot": Uptime, "booted": Uptime,
+	"uid": Owner, "gid": Owner, "euid": Owner, "egid": Owner, "user": Owner, "owner": Owner, "group": Owner,
+	"umask": Mode, "mode": Mode, "perm": Mode, "perms": Mode, "permissions": Mode,
+	"cpu": Processors, "cpus": Processors, "core": Processors, "cores": Processors, "procs": Processors, "processor": Processors,
+	"processors": Processors, "nproc": Processors, "threads": Processors, "jobs": Processors, "workers": Processors,
+	"elapsed": Timestamp, "took": Timestamp, "duration": Timestamp, "real": Timestamp, "sys": Timestamp, "time": Timestamp, "timestamp": Timestamp,
+}
 
-// before returns what stands before byte i of s.
-func before(s string, i int) string { return s[max(0, i-32):i] }
+// lead returns the two last words, in small letters, of what stands shortly before byte i of s, the last one first, and how
+// many bytes lie between it and i.
+func lead(s string, i int) (last, before string, gap int) {
+	s = s[max(0, i-32):i]
+	word := func() string {
+		to := len(s)
+		for to > 0 && !isLetter(s[to-1]) {
+			to--
+		}
+		from := to
+		for from > 0 && isLetter(s[from-1]) {
+			from--
+		}
+		w := strings.ToLower(s[from:to])
+		s = s[:from]
+		return w
+	}
+	all := len(s)
+	last = word()
+	gap = all - len(s) - len(last)
+	return last, word(), gap
+}
 
 // number says why a number, decimal or hexadecimal, may differ that is at byte i of s; Unknown for any other word.
 func (l *lexer) number(text, s string, i int) Cause {
 	whole, fraction, _ := strings.Cut(text, ".")
-	base := 10
 	if digits, ok := strings.CutPrefix(strings.ToLower(whole), "0x"); ok {
-		whole, base = digits, 16
+		if v, err := strconv.ParseUint(digits, 16, 64); err == nil && isAddress(v) {
+			return Address
+		} else if err == nil && l.facts.ofRun(v) {
+			return Timestamp
+		}
+		return Unknown
 	}
-	v, err := strconv.ParseUint(whole, base, 64)
-	if hex, err16 := strconv.ParseUint(whole, 16, 64); base == 10 && err16 == nil && len(whole) == 8 && !l.facts.Start.IsZero() && l.facts.ofRun(hex) {
-		return Timestamp
-	} else if base == 10 && err16 == nil && len(whole) == 12 && err != nil && isAddress(hex) {
-		return Address
+	if hex, err := strconv.ParseUint(whole, 16, 64); err == nil {
+		switch {
+		case len(whole) == 8 && !l.facts.Start.IsZero() && l.facts.ofRun(hex):
+			return Timestamp
+		case len(whole) == 12 && isAddress(hex):
+			return Address
+		}
 	}
+	v, err := strconv.ParseUint(whole, 10, 64)
 	if err != nil {
 		return Unknown
 	}
-	lead := before(s, i)
 	after := s[i+len(text):]
+	last, before, gap := lead(s, i)
+	word := meanings[last]
+	if word == Unknown && (last == "id" || last == "number" || last == "seconds") {
+		word = meanings[before]
+	}
+	if gap > 4 {
+		word = Unknown
+	}
 	switch {
 	case l.facts.ofRun(v):
 		return Timestamp
-	case isAddress(v) && (base == 16 || len(whole) == 15 || len(whole) == 14):
+	case isAddress(v) && (len(whole) == 14 || len(whole) == 15):
 		return Address
-	case base == 16:
-		return Unknown
-	case beforePID.MatchString(lead) && fraction == "" && v <= 1<<22:
+	case fraction != "" && (word == Owner || strings.HasPrefix(after, "s")): // "user 0.12", of time(1)
+		return Timestamp
+	case word == ProcessID && v <= 1<<22, word == Mode && isOctal(whole), word == Owner, word == Uptime:
+		return word
+	case i >= 2 && s[i-1] == '[' && isWordByte(s[i-2]) && strings.HasPrefix(after, "]") && v <= 1<<22: // as in logs
 		return ProcessID
-	case beforeUptime.MatchString(lead):
-		return Uptime
-	case beforeUser.MatchString(lead):
-		return Owner
-	case beforeMode.MatchString(lead) && isOctal(whole):
-		return Mode
 	case isOctal(whole) && l.facts.Umask != 0 && l.ofMask(whole):
 		return Mode
 	case l.numbers[v] != Unknown && fraction == "":
 		return l.numbers[v]
-	case beforeCPUs.MatchString(lead):
+	case word == Processors, strings.HasSuffix(s[:i], " -j"), strings.HasSuffix(s[:i], " -j "):
 		return Processors
-	case beforeHash.MatchString(lead) && len(whole) > 9:
+	case len(whole) > 9 && (strings.HasPrefix(last, "hash") || strings.HasPrefix(before, "hash")):
 		return HashSeed
-	case beforeTaken.MatchString(lead), strings.HasPrefix(after, " ms"), strings.HasPrefix(after, " seconds"), fraction != "" && strings.HasPrefix(after, "s"):
+	case word == Timestamp, strings.HasPrefix(after, " ms"), strings.HasPrefix(after, " seconds"):
 		return Timestamp
 	case len(whole) >= 17:
 		return Random
@@ -289,14 +342,18 @@ func (l *lexer) ofMask(s string) bool {
 	return uint32(v) == mask || mode == 0o666&^mask || mode == 0o777&^mask
 }
 
-// long says why a word may differ that looks random.
-func (l *lexer) long(text, s string, i int) Cause {
-	lead := before(s, i)
-	switch {
-	case beforeID.MatchString(lead):
+// long says why a word may differ that looks random and is at byte i of s.
+func (l *lexer) long(s string, i int) Cause {
+	last, before, _ := lead(s, i)
+	if last == "buildid" || last == "id" && before == "build" {
 		return BuildID
-	case beforeDigest.MatchString(lead):
-		return Unknown // of something that differs itself
+	}
+	for _, w := range []string{last, before} {
+		for _, digest := range []string{"sha", "hash", "md", "digest", "checksum", "sum", "crc", "blake"} {
+			if strings.HasPrefix(w, digest) {
+				return Unknown // of something that differs itself
+			}
+		}
 	}
 	return Random
 }

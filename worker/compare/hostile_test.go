@@ -1,0 +1,274 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package compare
+
+import (
+	"archive/tar"
+	"archive/zip"
+	"bytes"
+	"compress/gzip"
+	"context"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"io"
+	"runtime"
+	"strings"
+	"testing"
+
+	"github.com/klauspost/compress/zstd"
+)
+
+func gzipped(t testing.TB, data []byte) string {
+	t.Helper()
+	var out bytes.Buffer
+	w := gzip.NewWriter(&out)
+	if _, err := w.Write(data); err != nil {
+		t.Fatal(err)
+	}
+	if err := w.Close(); err != nil {
+		t.Fatal(err)
+	}
+	return out.String()
+}
+
+func zipped(t testing.TB, names ...string) string {
+	t.Helper()
+	var out bytes.Buffer
+	w := zip.NewWriter(&out)
+	for _, name := range names {
+		f, err := w.Create(name)
+		if err == nil {
+			_, err = f.Write([]byte(name + " is its content"))
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := w.Close(); err != nil {
+		t.Fatal(err)
+	}
+	return out.String()
+}
+
+func tarred(t testing.TB, names ...string) string {
+	t.Helper()
+	var out bytes.Buffer
+	w := tar.NewWriter(&out)
+	for _, name := range names {
+		content := name + " is its content"
+		if err := w.WriteHeader(&tar.Header{Name: name, Size: int64(len(content)), Mode: 0o644}); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := io.WriteString(w, content); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := w.Close(); err != nil {
+		t.Fatal(err)
+	}
+	return out.String()
+}
+
+func arred(names ...string) string {
+	out := arMagic
+	for _, name := range names {
+		content := name + " is its content"
+		out += fmt.Sprintf("%-16.16s%-12d%-6d%-6d%-8o%-10d`\n%s", name+"/", 0, 0, 0, 0o644, len(content), content)
+		if len(content)%2 == 1 {
+			out += "\n"
+		}
+	}
+	return out
+}
+
+// What unpacks to more than there may be in memory is not looked into, and that is said.
+func TestBombsAreNotUnpacked(t *testing.T) {
+	zeros := bytes.Repeat(make([]byte, 1<<20), maxUnpacked>>20+1)
+	bomb := func(pack func(io.Writer) io.WriteCloser, last byte) string {
+		var out bytes.Buffer
+		w := pack(&out)
+		if _, err := w.Write(append(zeros[:maxUnpacked:maxUnpacked], last, last)); err != nil {
+			t.Fatal(err)
+		}
+		if err := w.Close(); err != nil {
+			t.Fatal(err)
+		}
+		return out.String()
+	}
+	zst := func(w io.Writer) io.WriteCloser {
+		e, err := zstd.NewWriter(w, zstd.WithEncoderConcurrency(1))
+		if err != nil {
+			t.Fatal(err)
+		}
+		return e
+	}
+	for _, row := range []struct {
+		name string
+		pack func(io.Writer) io.WriteCloser
+	}{{"gzip", func(w io.Writer) io.WriteCloser { return gzip.NewWriter(w) }}, {"zstd", zst}} {
+		t.Run(row.name, func(t *testing.T) {
+			a, b := bomb(row.pack, 1), bomb(row.pack, 2)
+			ds := blobs(t, "x", a, b, Known{})
+			if len(ds) != 1 || !strings.Contains(ds[0].What, errTooMuch.Error()) {
+				t.Errorf("got %+v", ds)
+			}
+		})
+	}
+}
+
+// The ratio, the live bytes and the bytes of one comparison are bounded each.
+func TestUnpackingIsBounded(t *testing.T) {
+	c := newComparison(t.Context(), Known{})
+	if _, _, err := c.unpack(bytes.NewReader(make([]byte, 1<<20+2*maxRatio+1)), 2); !errors.Is(err, errTooMuch) {
+		t.Errorf("got %v for a high ratio", err)
+	}
+	c = newComparison(t.Context(), Known{})
+	c.budget.live = 10
+	_, release, err := c.unpack(strings.NewReader("12345678"), 100)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, _, err := c.unpack(strings.NewReader("123"), 100); !errors.Is(err, errTooMuch) {
+		t.Errorf("got %v with 8 of 10 bytes in use", err)
+	}
+	release()
+	if _, _, err := c.unpack(strings.NewReader("123"), 100); err != nil {
+		t.Errorf("got %v after these were given back", err)
+	}
+	c.budget.work = 2
+	if _, _, err := c.unpack(strings.NewReader("123"), 100); !errors.Is(err, errTooMuch) {
+		t.Errorf("got %v beyond the work of a comparison", err)
+	}
+}
+
+func TestDepthIsBounded(t *testing.T) {
+	nested := func(s string) string {
+		for range 2 * maxDepth {
+			s = gzipped(t, []byte(s))
+		}
+		return s
+	}
+	ds := blobs(t, "x", nested("one"), nested("two"), Known{})
+	if len(ds) == 0 || len(ds[0].Where) > maxDepth+1 {
+		t.Errorf("got %+v", ds)
+	}
+}
+
+func TestNamesOfMembersArePrintable(t *testing.T) {
+	evil := "a\x1b]0;title\x07\n\u202etxt"
+	for name, pack := range map[string]func(string) string{
+		"zip": func(s string) string { return zipped(t, s, "other"+s) },
+		"tar": func(s string) string { return tarred(t, s, "other"+s) },
+		"ar":  func(s string) string { return arred(s) },
+	} {
+		ds := blobs(t, "x"+evil, pack(evil), pack(evil+"2"), Known{}) // which checks each text
+		if len(ds) == 0 {
+			t.Errorf("%s: no difference", name)
+		}
+	}
+}
+
+func TestClaimedSizesAreNotBelieved(t *testing.T) {
+	const huge = "9999999999"
+	header := func(name, size string) string {
+		return fmt.Sprintf("%-16s%-12s%-6s%-6s%-8s%-10s`\n", name, "0", "0", "0", "644", size)
+	}
+	z := zipped(t, "a")
+	end := strings.LastIndex(z, "PK\x05\x06")
+	manyEntries := []byte(z)
+	binary.LittleEndian.PutUint16(manyEntries[end+8:], 0xffff)
+	binary.LittleEndian.PutUint16(manyEntries[end+10:], 0xffff)
+	hugeEntry := []byte(z)
+	binary.LittleEndian.PutUint32(hugeEntry[strings.Index(z, "PK\x01\x02")+20:], 0xfffffff0)
+	binary.LittleEndian.PutUint32(hugeEntry[strings.Index(z, "PK\x01\x02")+24:], 0xfffffff0)
+	for name, s := range map[string]string{
+		"ar":               arMagic + header("a/", huge),
+		"ar, long names":   arMagic + header("//", huge),
+		"ar, BSD":          arMagic + header("#1/"+huge, "20"),
+		"ar, no name":      arMagic + header("/12345", "0"),
+		"ar, negative":     arMagic + header("a/", "-60"),
+		"tar":              tarred(t, "a")[:600],
+		"zip, entries":     string(manyEntries),
+		"zip, size":        string(hugeEntry),
+		"gzip, cut":        gzipped(t, make([]byte, 1000))[:20],
+		"zstd, window":     "\x28\xb5\x2f\xfd\x00\xff\x00\x00\x00",
+		"bzip2, no stream": "BZh9",
+	} {
+		t.Run(name, func(t *testing.T) {
+			var before, after runtime.MemStats
+			runtime.ReadMemStats(&before)
+			ds := blobs(t, "x", s+"1", s+"2", Known{})
+			runtime.ReadMemStats(&after)
+			if len(ds) == 0 {
+				t.Error("no difference")
+			}
+			if n := after.TotalAlloc - before.TotalAlloc; n > 64<<20 {
+				t.Errorf("%d MiB were taken", n>>20)
+			}
+		})
+	}
+}
+
+// A directory of a zip may be as long as the file, and each byte of it takes some of memory.
+func TestManyMembersAreBytes(t *testing.T) {
+	names := make([]string, 200_000)
+	var out bytes.Buffer
+	w := zip.NewWriter(&out)
+	for i := range names {
+		if _, err := w.CreateHeader(&zip.FileHeader{Name: fmt.Sprint("d/", i)}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := w.Close(); err != nil {
+		t.Fatal(err)
+	}
+	a := out.String()
+	if ds := blobs(t, "x", a, strings.Replace(a, "d/77", "d/78", 1), Known{}); len(ds) != 1 || !strings.HasPrefix(ds[0].What, "content") {
+		t.Errorf("got %d differences: %+v", len(ds), ds[0])
+	}
+}
+
+func TestBlobsEndsWithItsContext(t *testing.T) {
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	if _, err := Blobs(ctx, "x", section([]byte("a")), section([]byte("b")), Known{}); !errors.Is(err, context.Canceled) {
+		t.Errorf("got %v", err)
+	}
+}
+
+// A format that fails, or panics, leaves nothing behind, and the next one is asked.
+func TestDefectsOfFormatsAreBytes(t *testing.T) {
+	for name, fails := range map[string]func() error{
+		"error": func() error { return errors.New("damaged") },
+		"panic": func() error { panic("a defect") },
+	} {
+		c := newComparison(t.Context(), Known{})
+		f := format{name: "x", compare: func(c *comparison, _, _ *io.SectionReader) error {
+			c.differ("half a thing", "1", "2", -1, Unknown)
+			return fails()
+		}}
+		done, err := c.within("x").try(&f, section(nil), section(nil))
+		if done || err != nil || !c.found.none() {
+			t.Errorf("%s: done %v, %v, %v", name, done, err, c.found.all())
+		}
+	}
+}
+
+func FuzzBlobs(f *testing.F) {
+	for _, pair := range [][2]string{
+		{"", "x"}, {"one\ntwo\n", "two\none\n"}, {`{"a":[1,2]}`, `{"a":[2,1]}`}, {arred("a", "b"), arred("b", "a")},
+		{tarred(f, "a", "b"), tarred(f, "b", "a")}, {zipped(f, "a", "b"), zipped(f, "b", "a")},
+		{gzipped(f, []byte("Nov 22 2026 12:34:56")), gzipped(f, []byte("Nov 23 2026 12:34:56"))},
+		{"pid 12 at 0x7f3a5c001230 /tmp/x.1", "pid 13 at 0x7f3a5c001240 /tmp/x.2"}, {"\x28\xb5\x2f\xfd\x04\x00\x09\x00\x00abc", "\x28\xb5\x2f\xfd\x04\x00\x09\x00\x00abd"},
+	} {
+		f.Add("x", []byte(pair[0]), []byte(pair[1]))
+	}
+	known := twoRuns()
+	f.Fuzz(func(t *testing.T, name string, a, b []byte) {
+		ds := blobs(t, name, string(a), string(b), known)
+		if equal := bytes.Equal(a, b); equal != (len(ds) == 0) {
+			t.Errorf("%d differences, equal: %v", len(ds), equal)
+		}
+	})
+}
