@@ -99,6 +99,12 @@ grace 0
 	if got := s.Text(); got != want {
 		t.Errorf("got:\n%s\nwant:\n%s", got, want)
 	}
+	// What a terminal takes for something else is an escape, and so is what only some tables of characters know.
+	odd := valid()
+	odd.Args = []string{"cc", "\x1b[2J \u00e9 \u202e"}
+	if got := odd.Text(); !strings.Contains(got, `arg "\x1b[2J \u00e9 \u202e"`) {
+		t.Errorf("got:\n%s", got)
+	}
 	// What differs between hosts is not in it.
 	other := valid()
 	other.Audit = sandbox.AuditFull

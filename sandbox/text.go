@@ -10,27 +10,27 @@ import (
 )
 
 // Text returns the canonical text of a valid Spec: a line for everything that the run may see and use, in
-// the order of the fields, strings quoted as in Go. Sources, the workspace and anything else of this host
-// are not in it: the same text means the same permission on every host.
+// the order of the fields, strings quoted as in Go, with escapes for what is not printable ASCII. Sources, the
+// workspace and anything else of this host are not in it: the same text means the same permission on every host.
 func (s *Spec) Text() string {
 	var b strings.Builder
 	line := func(format string, args ...any) { fmt.Fprintf(&b, format+"\n", args...) }
 	line("cloister spec 1")
 	for _, a := range s.Args {
-		line("arg %q", a)
+		line("arg %+q", a)
 	}
-	line("dir %q", s.Dir)
+	line("dir %+q", s.Dir)
 	for _, kv := range s.Env {
-		line("env %q", kv)
+		line("env %+q", kv)
 	}
 	for _, in := range s.Inputs {
-		line("input %q %q", in.Target, in.Content)
+		line("input %+q %+q", in.Target, in.Content)
 	}
 	for _, o := range s.Outputs {
-		line("output %q", o.Target)
+		line("output %+q", o.Target)
 	}
 	for _, t := range s.Temp {
-		line("temp %q %d", t.Target, t.Bytes)
+		line("temp %+q %d", t.Target, t.Bytes)
 	}
 	if s.Network.Loopback {
 		line("loopback")
@@ -42,14 +42,14 @@ func (s *Spec) Text() string {
 		line("allow %s", e)
 	}
 	for _, l := range AllLimits {
-		line("limit %q %d", l, s.Limits.Of(l))
+		line("limit %+q %d", l, s.Limits.Of(l))
 	}
 	if s.Audit != AuditAttempts {
 		line("audit %s", s.Audit)
 	}
 	for _, c := range AllConditions {
 		if v := s.Conditions.Of(c); v != "" {
-			line("condition %q %s", c, v)
+			line("condition %+q %s", c, v)
 		}
 	}
 	line("timeout %d", s.Timeout)

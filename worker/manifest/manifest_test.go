@@ -3,39 +3,130 @@
 package manifest_test
 
 import (
+	"errors"
+	"strings"
 	"testing"
 
 	"github.com/cloister-build/cloister/cas"
 	"github.com/cloister-build/cloister/worker/manifest"
+	"github.com/google/go-cmp/cmp"
 )
-
-func plain() *manifest.Manifest {
-	empty := cas.SHA256.Sum(nil)
-	return &manifest.Manifest{
-		Action: empty, Command: empty, InputRoot: empty, Stdout: empty, Stderr: empty,
-		Spec: "cloister spec 1\narg \"true\"\n", Status: "OK",
-	}
-}
-
-func TestParseReadsWhatTextWrites(t *testing.T) {
-	text := plain().Text()
-	m, err := manifest.Parse([]byte(text))
-	if err != nil {
-		t.Fatalf("%v\n%s", err, text)
-	}
-	if m.Text() != text || m.StableHash() != plain().StableHash() {
-		t.Errorf("got\n%s\nwant\n%s", m.Text(), text)
-	}
-}
 
 func TestVolatileFactsAreNotInTheStableHash(t *testing.T) {
 	a, b := plain(), plain()
-	b.Volatile.Worker, b.Volatile.Usage.User = "other", 5
+	b.Volatile = manifest.Volatile{Worker: "other"}
 	if a.StableHash() != b.StableHash() || a.Text() == b.Text() || len(manifest.Diff(a, b)) > 0 {
 		t.Error("what is volatile is in the stable hash, or not in the text")
 	}
-	b.ExitCode = 1
-	if d := manifest.Diff(a, b); a.StableHash() == b.StableHash() || len(d) != 1 || d[0] != (manifest.Change{A: "exit 0", B: "exit 1"}) {
-		t.Errorf("another exit code: got %v", d)
+}
+
+// TestParseReadsCanonicalTextAlone: two texts of one manifest would have two stable hashes.
+func TestParseReadsCanonicalTextAlone(t *testing.T) {
+	text := vector("outputs").Text()
+	for name, c := range map[string]struct{ old, new string }{
+		"another version":         {"cloister-manifest v1", "cloister-manifest v2"},
+		"a line twice":            {"exit 0\n", "exit 0\nexit 0\n"},
+		"no line":                 {"exit 0\n", ""},
+		"another order":           {"status OK\nexit 0\n", "exit 0\nstatus OK\n"},
+		"a line that is unknown":  {"exit 0\n", "exit 0\nnew\n"},
+		"a zero too many":         {"exit 0\n", "exit 00\n"},
+		"a space too many":        {"exit 0\n", "exit  0\n"},
+		"a carriage return":       {"exit 0\n", "exit 0\r\n"},
+		"other quotes":            {`"out/app"`, "`out/app`"},
+		"another escape":          {`"out/app"`, `"out/\x61pp"`},
+		"an output of no kind":    {"executable", "socket"},
+		"outputs out of order":    {`output "out/app.d"`, `output "a"`},
+		"a digest of no function": {"action sha256:", "action md6:"},
+		"a function left out":     {"action sha256:", "action "},
+		"a hash that is none":     {"spec-hash ", "spec-hash x"},
+		"no separator":            {"volatile\n", ""},
+		"another separator":       {"volatile\n", "volatile\nvolatile\n"},
+		"no end":                  {"unrecorded 0\n", "unrecorded 0"},
+		"something at the end":    {"unrecorded 0\n", "unrecorded 0\n\n"},
+		"a status that is text":   {"status OK", "status \x1b[2J"},
+		"another time zone":       {"19:15:00.000000000Z", "20:15:00.000000000+01:00"},
+	} {
+		changed := strings.Replace(text, c.old, c.new, 1)
+		if changed == text {
+			t.Fatalf("%s: the text lacks %q", name, c.old)
+		}
+		_, err := manifest.Parse([]byte(changed))
+		if !errors.Is(err, manifest.ErrSyntax) || !strings.Contains(err.Error(), "line ") {
+			t.Errorf("%s: got %v, want ErrSyntax with the line", name, err)
+		}
+		for _, r := range errText(err) {
+			if r < ' ' || r > '~' {
+				t.Errorf("%s: the error is not printable: %q", name, err)
+			}
+		}
 	}
+	for _, text := range []string{"", "\n", "cloister-manifest v1\n", strings.Repeat("x", manifest.MaxBytes+1)} {
+		if _, err := manifest.Parse([]byte(text)); !errors.Is(err, manifest.ErrSyntax) {
+			t.Errorf("%.20q: got %v", text, err)
+		}
+	}
+}
+
+func errText(err error) string {
+	if err == nil {
+		return ""
+	}
+	return err.Error()
+}
+
+func TestDiffPairsLinesOfOneThing(t *testing.T) {
+	a, b := vector("outputs"), vector("outputs")
+	b.Toolchain.Release = "6.18.6"
+	b.Outputs[1].Digest = cas.SHA256.Sum([]byte("other"))
+	b.Outputs = b.Outputs[:5]
+	b.Spec = strings.Replace(b.Spec, `env "HOME=/tmp"`, `env "HOME=/"`, 1)
+	b.Spec = strings.Replace(b.Spec, "arg \"-o\"\n", "", 1)
+	var got []string
+	for _, c := range manifest.Diff(a, b) {
+		if strings.Contains(c.A, "-hash ") {
+			c.A, _, _ = strings.Cut(c.A, " ")
+			c.B, _, _ = strings.Cut(c.B, " ")
+		}
+		got = append(got, c.A+" | "+c.B)
+	}
+	want := []string{
+		"spec-hash | spec-hash",
+		`spec arg "-o" | `,
+		`spec env "HOME=/tmp" | spec env "HOME=/"`,
+		"toolchain-hash | toolchain-hash",
+		`toolchain kernel "Linux" "6.18.5" | toolchain kernel "Linux" "6.18.6"`,
+		`output "out/app" executable sha256:` + a.Outputs[1].Digest.String() + ` | output "out/app" executable sha256:` + b.Outputs[1].Digest.String(),
+		`output "out/empty" file sha256:` + cas.SHA256.Sum(nil).String() + " | ",
+	}
+	if d := cmp.Diff(want, got); d != "" {
+		t.Errorf("(-want +got):\n%s", d)
+	}
+	if d := manifest.Diff(b, a); len(d) != len(want) || d[len(d)-1].A != "" {
+		t.Errorf("the other way round: %q", d)
+	}
+}
+
+// FuzzParse: whatever the text is, it is refused, or it is what the manifest that it was read as writes.
+func FuzzParse(f *testing.F) {
+	for name := range vectors {
+		f.Add([]byte(vector(name).Text()))
+	}
+	f.Fuzz(func(t *testing.T, text []byte) {
+		m, err := manifest.Parse(text)
+		if err != nil {
+			if !errors.Is(err, manifest.ErrSyntax) {
+				t.Fatal(err)
+			}
+			return
+		}
+		again, hash := m.Sealed()
+		if again != string(text) || hash != m.StableHash() || len(manifest.Diff(m, m)) > 0 {
+			t.Fatalf("read as\n%s", again)
+		}
+		for _, r := range again {
+			if r != '\n' && (r < ' ' || r > '~') {
+				t.Fatalf("it has the character %q", r)
+			}
+		}
+	})
 }

@@ -58,6 +58,8 @@ var errUnknown = errors.New("there is no such line")
 func (p *parser) line(n int, line string) error {
 	key, rest, _ := strings.Cut(line, " ")
 	switch {
+	case strings.ContainsFunc(line, func(r rune) bool { return r < ' ' || r > '~' }):
+		return errors.New("it is not printable ASCII")
 	case n == 1:
 		if line != version {
 			return fmt.Errorf("the first line is %q", version)
@@ -104,7 +106,9 @@ func (p *parser) stableLine(key, rest string) (err error) {
 	case "order":
 		m.Order, err = strconv.ParseUint(rest, 10, 64)
 	case "status":
-		m.Status, err = word(rest)
+		if m.Status = rest; !letters.MatchString(rest) {
+			err = errors.New("it has no word of letters")
+		}
 	case "exit":
 		m.ExitCode, err = strconv.Atoi(rest)
 	case "stdout":
@@ -241,22 +245,13 @@ func quotedAll(s string, to ...*string) error {
 }
 
 var (
-	hexSum   = regexp.MustCompile(`^[0-9a-f]{64}$`)
-	anyWord  = regexp.MustCompile(`^[A-Za-z]+$`)
-	errWord  = errors.New("it has no word of letters")
-	noDigest = cas.Digest{}
+	hexSum  = regexp.MustCompile(`^[0-9a-f]{64}$`)
+	letters = regexp.MustCompile(`^[A-Za-z]+$`)
 )
-
-func word(s string) (string, error) {
-	if !anyWord.MatchString(s) {
-		return "", errWord
-	}
-	return s, nil
-}
 
 func parseDigest(s string) (cas.Digest, error) {
 	if s == "none" {
-		return noDigest, nil
+		return cas.Digest{}, nil
 	}
 	return cas.ParseDigest(s)
 }

@@ -3,7 +3,6 @@
 package manifest
 
 import (
-	"cmp"
 	"crypto/sha256"
 	"encoding/hex"
 	"fmt"
@@ -71,6 +70,14 @@ func (l *lines) section(name, text string) {
 	}
 }
 
+// sorted adds lines in the order of their bytes, each once, behind a key.
+func (l *lines) sorted(key string, list []string) {
+	slices.Sort(list)
+	for _, line := range slices.Compact(list) {
+		l.add(key, line)
+	}
+}
+
 func (m *Manifest) stable() string {
 	var l lines
 	l.add(version)
@@ -93,13 +100,15 @@ func (m *Manifest) stable() string {
 	l.add("exit", fmt.Sprint(m.ExitCode))
 	l.add("stdout", digest(m.Stdout))
 	l.add("stderr", digest(m.Stderr))
-	for _, o := range sortedOnce(m.Outputs, Output.compare) {
+	outputs := make([]string, len(m.Outputs))
+	for i, o := range m.Outputs {
 		what := quote(o.Target)
 		if o.Kind != Symlink {
 			what = digest(o.Digest)
 		}
-		l.add("output", quote(o.Path), string(o.Kind), what)
+		outputs[i] = quote(o.Path) + " " + string(o.Kind) + " " + what
 	}
+	l.sorted("output", outputs)
 	return l.String()
 }
 
@@ -127,9 +136,11 @@ func (t *Toolchain) text() string {
 		known = complete
 	}
 	l.add("programs", known)
-	for _, p := range sortedOnce(t.Programs, Program.compare) {
-		l.add("program", quote(p.Path), p.Sum)
+	programs := make([]string, len(t.Programs))
+	for i, p := range t.Programs {
+		programs[i] = quote(p.Path) + " " + p.Sum
 	}
+	l.sorted("program", programs)
 	return l.String()
 }
 
@@ -184,20 +195,6 @@ func amounts(u *sandbox.Usage) []amount {
 		{"voluntary-switches", &u.VoluntarySwitches}, {"involuntary-switches", &u.InvoluntarySwitches},
 		{"packets-refused", &u.PacketsRefused},
 	}
-}
-
-func (o Output) compare(p Output) int {
-	return cmp.Or(cmp.Compare(o.Path, p.Path), cmp.Compare(o.Kind, p.Kind), cmp.Compare(o.Target, p.Target),
-		cmp.Compare(digest(o.Digest), digest(p.Digest)))
-}
-
-func (p Program) compare(q Program) int {
-	return cmp.Or(cmp.Compare(p.Path, q.Path), cmp.Compare(p.Sum, q.Sum))
-}
-
-// sortedOnce returns a list in order, with each element once.
-func sortedOnce[T comparable](list []T, compare func(T, T) int) []T {
-	return slices.Compact(slices.SortedFunc(slices.Values(list), compare))
 }
 
 // digest returns FUNCTION:HASH/SIZE, whatever the function.

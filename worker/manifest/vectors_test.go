@@ -1,0 +1,223 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package manifest_test
+
+import (
+	"errors"
+	"flag"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/cloister-build/cloister/cas"
+	"github.com/cloister-build/cloister/sandbox"
+	"github.com/cloister-build/cloister/worker/manifest"
+)
+
+var update = flag.Bool("update", false, "write the vectors in testdata anew")
+
+// spec is what every vector was given, with a command of its own.
+func spec(args ...string) string {
+	s := sandbox.Spec{
+		Args: args, Dir: "/build", Env: []string{"HOME=/tmp", "PATH=/usr/bin:/bin"},
+		Inputs:  []sandbox.Input{{Target: "/usr", Content: "host"}, {Target: "/build", Content: cas.SHA256.Sum([]byte("root")).String()}},
+		Outputs: []sandbox.Output{{Target: "/build"}}, Temp: []sandbox.Temp{{Target: "/tmp", Bytes: 4 << 30}},
+		Network: sandbox.Network{Loopback: true}, Limits: sandbox.DefaultLimits(), Timeout: time.Hour, Grace: 5 * time.Second,
+	}
+	return s.Text()
+}
+
+// plain is a run that made nothing.
+func plain() *manifest.Manifest {
+	at := time.Date(2026, 11, 21, 19, 15, 0, 0, time.UTC)
+	after := func(ms int) time.Time { return at.Add(time.Duration(ms) * time.Millisecond) }
+	return &manifest.Manifest{
+		Action: cas.SHA256.Sum([]byte("action")), Command: cas.SHA256.Sum([]byte("command")), InputRoot: cas.SHA256.Sum([]byte("root")),
+		Stdout: cas.SHA256.Sum(nil), Stderr: cas.SHA256.Sum(nil),
+		Spec:          spec("/bin/true"),
+		Configuration: manifest.Configuration{Profile: "build", Hermetic: true, LogBytes: 32 << 20},
+		Toolchain: manifest.Toolchain{
+			Host:     manifest.Host{OS: "debian", Version: "12", Architecture: "amd64", Kernel: "Linux", Release: "6.18.5"},
+			Complete: true,
+			Programs: []manifest.Program{
+				{Path: "/usr/lib/x86_64-linux-gnu/ld-linux-x86-64.so.2", Sum: cas.SHA256.Sum([]byte("ld.so")).Hash()},
+				{Path: "/bin/true", Sum: cas.SHA256.Sum([]byte("true")).Hash()},
+			},
+		},
+		Status: "OK",
+		Volatile: manifest.Volatile{
+			Worker: "one", Backend: "namespace", Tier: "full", Policy: cas.SHA256.Sum([]byte("policy")).Hash(), Rule: "default",
+			Queued: at, Began: after(1), Staging: after(2), Staged: after(3), Started: after(4), Ended: after(1004),
+			Usage: sandbox.Usage{User: 1500 * time.Microsecond, System: 500 * time.Microsecond, PeakRSS: 1 << 20, PeakProcesses: 2},
+		},
+	}
+}
+
+// vectors are the manifests in testdata.
+var vectors = map[string]func(m *manifest.Manifest){
+	"plain": func(*manifest.Manifest) {},
+	"outputs": func(m *manifest.Manifest) {
+		m.Spec = spec("cc", "-o", "out/app", "main.c")
+		m.Stdout = cas.SHA256.Sum([]byte("compiled\n"))
+		blob := cas.SHA256.Sum
+		m.Outputs = []manifest.Output{
+			{Kind: manifest.Symlink, Path: "out/latest", Target: "app"},
+			{Kind: manifest.Executable, Path: "out/app", Digest: blob([]byte("program"))},
+			{Kind: manifest.File, Path: "out/app.d", Digest: blob([]byte("dependencies"))},
+			{Kind: manifest.Root, Path: "include", Digest: blob([]byte("Directory"))},
+			{Kind: manifest.Tree, Path: "include", Digest: blob([]byte("Tree"))},
+			{Kind: manifest.File, Path: "out/empty", Digest: blob(nil)},
+		}
+	},
+	"failed": func(m *manifest.Manifest) {
+		m.Spec = spec("sleep", "7200")
+		m.Status, m.ExitCode = "DeadlineExceeded", 143
+		m.Stderr = cas.SHA256.Sum([]byte("Terminated\n"))
+		m.Toolchain.Complete = false
+		m.Toolchain.Programs = []manifest.Program{{Path: "/usr/bin/sleep", Sum: manifest.Unreadable}}
+		m.Volatile.Unenforced = []sandbox.Limit{sandbox.LimitMemory, sandbox.LimitProcesses}
+		m.Volatile.Tier, m.Volatile.Audit, m.Volatile.Events = "namespaces", sandbox.AuditOff, 3
+	},
+	"seeded": func(m *manifest.Manifest) {
+		seed := uint64(1<<64 - 1)
+		m.Seed, m.Revision, m.Order = &seed, "4b825dc642cb6eb9a060e54bf8d69288fbee4904", 7
+	},
+	"names": func(m *manifest.Manifest) {
+		m.Spec = spec("printf", "a\nb\t\"c\"\\ \x01\x7f\u00e9\u202e\U0001f600")
+		m.Configuration.Profile = `with "quotes" and \`
+		for _, name := range []string{" ", "volatile", "new\nline", "\xff not UTF-8", "\u00e9", "\U0001f600", "right \u202e left", "\x1b[2J", "\ufffd", "b", "B", "a b", "a"} {
+			m.Outputs = append(m.Outputs, manifest.Output{Kind: manifest.File, Path: name, Digest: cas.SHA256.Sum([]byte(name))})
+		}
+		m.Outputs = append(m.Outputs, manifest.Output{Kind: manifest.Symlink, Path: "link", Target: "../\n\"x\""})
+	},
+	"blake3": func(m *manifest.Manifest) {
+		sum := cas.BLAKE3.Sum
+		m.Action, m.Command, m.InputRoot = sum([]byte("action")), sum([]byte("command")), sum([]byte("root"))
+		m.Stdout, m.Stderr = sum(nil), sum(nil)
+		m.Outputs = []manifest.Output{{Kind: manifest.File, Path: "o", Digest: sum([]byte("o"))}}
+	},
+}
+
+func vector(name string) *manifest.Manifest {
+	m := plain()
+	vectors[name](m)
+	return m
+}
+
+func TestVectors(t *testing.T) {
+	var hashes strings.Builder
+	names := []string{"blake3", "failed", "names", "outputs", "plain", "seeded"}
+	if len(names) != len(vectors) {
+		t.Fatal("not every vector is tried")
+	}
+	for _, name := range names {
+		m := vector(name)
+		file := filepath.Join("testdata", name+".manifest")
+		hashes.WriteString(m.StableHash() + "  " + name + ".manifest\n")
+		if *update {
+			if err := os.WriteFile(file, []byte(m.Text()), 0o644); err != nil {
+				t.Fatal(err)
+			}
+		}
+		want, err := os.ReadFile(file)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if m.Text() != string(want) {
+			t.Errorf("%s: got\n%s\nwant\n%s", name, m.Text(), want)
+		}
+		again, err := manifest.Parse(want)
+		if err != nil {
+			t.Errorf("%s: %v", name, err)
+			continue
+		}
+		if again.Text() != string(want) || again.StableHash() != m.StableHash() || len(manifest.Diff(m, again)) > 0 {
+			t.Errorf("%s: read as\n%s", name, again.Text())
+		}
+	}
+	if *update {
+		if err := os.WriteFile("testdata/stable-hashes", []byte(hashes.String()), 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if want, err := os.ReadFile("testdata/stable-hashes"); err != nil || hashes.String() != string(want) {
+		t.Errorf("%v: got\n%s\nwant\n%s", err, &hashes, want)
+	}
+}
+
+// verify runs the script over a copy of the vectors.
+func verify(t *testing.T, change func(dir string)) error {
+	t.Helper()
+	for _, tool := range []string{"sh", "sed", "sort", "sha256sum"} {
+		if _, err := exec.LookPath(tool); err != nil {
+			t.Skipf("needs %s: %v", tool, err)
+		}
+	}
+	dir := t.TempDir()
+	if err := os.CopyFS(dir, os.DirFS("testdata")); err != nil {
+		t.Fatal(err)
+	}
+	if change != nil {
+		change(dir)
+	}
+	out, err := exec.CommandContext(t.Context(), "sh", "testdata/verify.sh", dir).CombinedOutput()
+	t.Logf("%s", out)
+	return err
+}
+
+// TestVectorsAreVerifiedWithoutUs: by a script that knows nothing of this package; and what is changed is found.
+func TestVectorsAreVerifiedWithoutUs(t *testing.T) {
+	if err := verify(t, nil); err != nil {
+		t.Fatalf("the vectors are refused: %v", err)
+	}
+	for name, change := range map[string][3]string{
+		"another exit code":         {"failed", "exit 143", "exit 144"},
+		"another argument":          {"outputs", `spec arg "cc"`, `spec arg "cd"`},
+		"another program":           {"plain", `program "/bin/true"`, `program "/bin/false"`},
+		"another configuration":     {"plain", "hermetic true", "hermetic false"},
+		"a line that is not there":  {"seeded", "order 7\n", ""},
+		"outputs in another order":  {"names", "output \"B\"", "output \"z\""},
+		"a separator that is early": {"plain", "status OK", "volatile\nstatus OK"},
+	} {
+		err := verify(t, func(dir string) {
+			file := filepath.Join(dir, change[0]+".manifest")
+			text, err := os.ReadFile(file)
+			if err != nil || !strings.Contains(string(text), change[1]) {
+				t.Fatalf("%s: %v, or it lacks %q", file, err, change[1])
+			}
+			if err := os.WriteFile(file, []byte(strings.Replace(string(text), change[1], change[2], 1)), 0o644); err != nil {
+				t.Fatal(err)
+			}
+		})
+		if exit := new(exec.ExitError); !errors.As(err, &exit) {
+			t.Errorf("%s is not found: %v", name, err)
+		}
+	}
+	// What is volatile may change.
+	if err := verify(t, func(dir string) {
+		file := filepath.Join(dir, "plain.manifest")
+		text, err := os.ReadFile(file)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(file, []byte(strings.Replace(string(text), `worker "one"`, `worker "two"`, 1)), 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}); err != nil {
+		t.Errorf("another worker gives another stable hash: %v", err)
+	}
+}
+
+func TestOrderOfListsDoesNotMatter(t *testing.T) {
+	a, b := vector("outputs"), vector("outputs")
+	slices.Reverse(b.Outputs)
+	slices.Reverse(b.Toolchain.Programs)
+	b.Outputs = append(b.Outputs, b.Outputs[0])
+	if a.Text() != b.Text() {
+		t.Errorf("got\n%s\nwant\n%s", b.Text(), a.Text())
+	}
+}
