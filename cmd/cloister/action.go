@@ -23,6 +23,7 @@ import (
 	"github.com/cloister-build/cloister/cas/tree"
 	_ "github.com/cloister-build/cloister/proto/cloister/v1" // what results carry, so that it can be shown
 	"github.com/cloister-build/cloister/sandbox"
+	"github.com/cloister-build/cloister/worker"
 	"github.com/spf13/cobra"
 	"google.golang.org/protobuf/encoding/protojson"
 	"google.golang.org/protobuf/proto"
@@ -111,18 +112,22 @@ func actionCommand() *cobra.Command {
 
 func actionShowCommand() *cobra.Command {
 	var from origin
-	var asJSON bool
+	var asJSON, record bool
 	cmd := &cobra.Command{
-		Use:   "show DIGEST [--cas URL] [--instance NAME] [--json]",
+		Use:   "show DIGEST [--cas URL] [--instance NAME] [--json | --manifest]",
 		Short: "Says what an action is, and what became of it",
 		Long: `Show prints the command of an action, its environment, platform and inputs, and the result that the
 action cache has of it. DIGEST is HASH/SIZE, as messages and logs print it; at a server that keeps a
 history also the beginning of that, of at least 8 digits, or ^1 for the action that was asked for last,
 ^2 for the one before.
 
-It exits with 4 if the action or its command is absent, and with 5 if the server cannot be reached.`,
+With --manifest it prints the record of the run that made the result, and nothing else: the text whose
+stable hash two equal runs have in common.
+
+It exits with 4 if the action, its command or the manifest is absent, and with 5 if the server cannot be reached.`,
 		Example: `  cloister action show e3b0...55/142
   cloister action show ^1
+  cloister action show ^1 --manifest | sed '/^volatile$/,$d' | sha256sum    # the stable hash
   cloister action show e3b0c442 --cas grpc://build.example.com:8980 --json`,
 		Args: cobra.ExactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
@@ -139,6 +144,14 @@ It exits with 4 if the action or its command is absent, and with 5 if the server
 			if err != nil {
 				return from.explain(err, 1)
 			}
+			if record {
+				text, err := a.manifest(cmd.Context(), store)
+				if err != nil {
+					return from.explain(err, 1)
+				}
+				_, err = io.WriteString(cmd.OutOrStdout(), text)
+				return err
+			}
 			if asJSON {
 				return a.json(cmd.OutOrStdout())
 			}
@@ -147,6 +160,8 @@ It exits with 4 if the action or its command is absent, and with 5 if the server
 	}
 	from.register(cmd)
 	cmd.Flags().BoolVar(&asJSON, "json", false, "print one JSON object, with the messages of the API in it")
+	cmd.Flags().BoolVar(&record, "manifest", false, "print the manifest of the run that made the result")
+	cmd.MarkFlagsMutuallyExclusive("json", "manifest")
 	return cmd
 }
 
@@ -301,6 +316,12 @@ func (p *page) result(r *repb.ActionResult) {
 	m := r.ExecutionMetadata
 	if m == nil {
 		return
+	}
+	if text, stable := worker.Recorded(r); stable != "" {
+		p.line("stable hash", quote(stable))
+		if !text.IsZero() {
+			p.line("manifest", text.String())
+		}
 	}
 	p.line("worker", quote(m.Worker))
 	if m.QueuedTimestamp != nil {
