@@ -17,9 +17,9 @@ import (
 	"github.com/cloister-build/cloister/sandbox/sandboxtest"
 )
 
-// TestMain lets the test be the program that bench table starts.
+// TestMain lets the test be the program that bench table starts, and the one that check --selftest runs.
 func TestMain(m *testing.M) {
-	if len(os.Args) > 1 && os.Args[1] == "serve" {
+	if len(os.Args) > 1 && (os.Args[1] == "serve" || os.Args[1] == probeCommand) {
 		main()
 		return
 	}

@@ -16,13 +16,18 @@ import (
 
 func checkCommand() *cobra.Command {
 	var box confinement
+	var self bool
 	cmd := &cobra.Command{
 		Use:   "check",
 		Short: "Says what this machine can enforce, and how to enable what it cannot",
 		Long: `Check runs a probe in the sandbox and reports what it found, line by line: "ok" for what is enforced,
 "off" for what is not enforced here and what is lost by it, "FAIL" for what is required and missing, with the
-line that fixes it. It exits with 3 if actions cannot run here.`,
-		Example: "  cloister check",
+line that fixes it. It exits with 3 if actions cannot run here.
+
+With --selftest it also makes two runs of a program that tries what it must not, and says of each promise
+whether it was kept: no network, attempts that are audited, inputs that cannot be written, a stable hash
+that is equal, and nothing left behind. It exits with 1 if one was not.`,
+		Example: "  cloister check\n  cloister check --selftest     # by real runs",
 		Args:    cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			config, err := box.backend()
@@ -30,10 +35,17 @@ line that fixes it. It exits with 3 if actions cannot run here.`,
 				return err
 			}
 			backend := namespace.New(config)
-			defer backend.Close()
-			return check(cmd.Context(), backend, cmd.OutOrStdout())
+			err = check(cmd.Context(), backend, cmd.OutOrStdout())
+			err = errors.Join(err, backend.Close())
+			if err != nil || !self {
+				return err
+			}
+			ctx, cancel := interruptible(cmd.Context())
+			defer cancel()
+			return selfTest(ctx, &box, cmd.OutOrStdout(), nil)
 		},
 	}
+	cmd.Flags().BoolVar(&self, "selftest", false, "also prove by two runs that the sandbox keeps its promises")
 	box.register(cmd)
 	return cmd
 }

@@ -8,7 +8,6 @@ import (
 	"fmt"
 	"math"
 	"os"
-	"os/signal"
 	"slices"
 	"strings"
 	"syscall"
@@ -78,16 +77,12 @@ server, and 5 if it cannot be reached.`,
   cloister run --action 9f2c...e1/142 --shell            # look around where an action failed`,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			c.args = args
-			ctx, cancel := context.WithCancelCause(cmd.Context())
-			defer cancel(nil)
-			signals := make(chan os.Signal, 1)
-			signal.Notify(signals, os.Interrupt, syscall.SIGTERM, syscall.SIGHUP)
+			var more []os.Signal
 			if c.shell {
-				signal.Notify(signals, syscall.SIGQUIT) // the terminal must be given back
+				more = append(more, syscall.SIGQUIT) // the terminal must be given back
 			}
-			go func() { cancel(&interrupted{<-signals}) }()
-			// A reader that went away is an error like any other: it must not leave our files behind.
-			signal.Ignore(syscall.SIGPIPE)
+			ctx, cancel := interruptible(cmd.Context(), more...)
+			defer cancel()
 			if err := c.check(cmd); err != nil {
 				return err
 			}
@@ -122,19 +117,6 @@ server, and 5 if it cannot be reached.`,
 	c.from.register(cmd)
 	c.box.register(cmd)
 	return cmd
-}
-
-// interrupted is why a context ended: a signal that this process was sent.
-type interrupted struct{ signal os.Signal }
-
-func (i *interrupted) Error() string { return fmt.Sprintf("interrupted by %v", i.signal) }
-
-// exitCode is what a shell would report.
-func (i *interrupted) exitCode() int {
-	if s, ok := i.signal.(syscall.Signal); ok {
-		return 128 + int(s)
-	}
-	return exitOurs
 }
 
 // check returns what is wrong with the command line.
