@@ -91,7 +91,13 @@ func (o *objects) close(err error) error {
 	said := o.said.String()
 	switch {
 	case strings.Contains(said, "dubious ownership"):
-		return fmt.Errorf("the repository belongs to another user, so that git does not read it; if you trust it: git config --global --add safe.directory %+.256q", o.dir)
+		dir := o.dir // or one above it, which git names
+		if _, rest, ok := strings.Cut(said, "repository at '"); ok {
+			if at, _, ok := strings.Cut(rest, "'\n"); ok {
+				dir = at
+			}
+		}
+		return fmt.Errorf("the repository belongs to another user, so that git does not read it; if you trust it: git config --global --add safe.directory %+.256q", dir)
 	case strings.Contains(said, "not a git repository"), strings.Contains(said, "cannot change to"):
 		return fmt.Errorf("%w: there is no Git repository", ErrNotFound)
 	case said != "":

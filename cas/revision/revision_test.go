@@ -349,7 +349,7 @@ func state(t *testing.T, dir string) map[string]string {
 // TestReadOfAnotherOwner: git does not trust such a repository, and the error says how a user does.
 func TestReadOfAnotherOwner(t *testing.T) {
 	r := newRepository(t)
-	r.write("a", "text\n", 0o644)
+	r.write("sub/a", "text\n", 0o644)
 	r.commit()
 	if err := os.Chown(r.dir, 12345, 12345); err != nil {
 		t.Skipf("needs to change an owner: %v", err)
@@ -357,8 +357,8 @@ func TestReadOfAnotherOwner(t *testing.T) {
 	if err := os.Chown(filepath.Join(r.dir, ".git"), 12345, 12345); err != nil {
 		t.Fatal(err)
 	}
-	_, _, err := read(t, r.dir, "HEAD", nil)
-	fix := "git config --global --add safe.directory "
+	_, _, err := read(t, filepath.Join(r.dir, "sub"), "HEAD", nil)
+	fix := fmt.Sprintf("git config --global --add safe.directory %q", r.dir)
 	if err == nil || !strings.Contains(err.Error(), fix) {
 		t.Fatalf("got %v, want %q", err, fix)
 	}
