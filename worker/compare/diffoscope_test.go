@@ -1,0 +1,62 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package compare
+
+import (
+	"errors"
+	"os"
+	"path/filepath"
+	"runtime"
+	"strings"
+	"testing"
+)
+
+func TestDiffoscopeSaysWhatDiffers(t *testing.T) {
+	dir := t.TempDir()
+	a, b := filepath.Join(dir, "a"), filepath.Join(dir, "b")
+	for path, content := range map[string]string{a: "one\n", b: "two\n"} {
+		if err := os.WriteFile(path, []byte(content), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	text, err := Diffoscope(t.Context(), a, b)
+	if errors.Is(err, ErrNoDiffoscope) {
+		t.Skip(err)
+	}
+	if err != nil || !strings.Contains(text, "two") {
+		t.Errorf("got %q, %v", text, err)
+	}
+	if text, err := Diffoscope(t.Context(), a, a); err != nil || text != "" {
+		t.Errorf("got %q, %v for equal files", text, err)
+	}
+}
+
+// What is called diffoscope is any program: its answer is bounded and printable, and its failure is told.
+func TestDiffoscopesAnswerIsBounded(t *testing.T) {
+	if runtime.GOOS == "windows" {
+		t.Skip("needs sh")
+	}
+	for _, row := range []struct {
+		name, script string
+		text, err    string
+	}{
+		{"equal", "exit 0", "", ""},
+		{"control characters", `printf '\033[31mred\n--- a\n'; exit 1`, "\\x1b[31mred\n--- a\n", ""},
+		{"endless", "yes | head -c 1000000; exit 1", strings.Repeat("y\n", maxDiffoscope/2), ""},
+		{"failure", "echo no such 'file' >&2; exit 2", "", "diffoscope: exit status 2: no such file"},
+	} {
+		t.Run(row.name, func(t *testing.T) {
+			program := filepath.Join(t.TempDir(), "diffoscope")
+			if err := os.WriteFile(program, []byte("#!/bin/sh\n"+row.script+"\n"), 0o700); err != nil {
+				t.Fatal(err)
+			}
+			text, err := diffoscope(t.Context(), program, "a", "b")
+			if text != row.text {
+				t.Errorf("got %d bytes: %.80q", len(text), text)
+			}
+			if (err != nil) != (row.err != "") || err != nil && err.Error() != row.err {
+				t.Errorf("got the error %v, want %q", err, row.err)
+			}
+		})
+	}
+}
