@@ -47,7 +47,7 @@ func (l *Local) manifest(c *course, out *Outcome) (*manifest.Manifest, error) {
 		Status:        out.Code.String(),
 		ExitCode:      c.ran.ExitCode,
 		Volatile: manifest.Volatile{
-			Worker: l.Name, Backend: l.Features.Backend, Tier: l.Features.Tier, Audit: c.box.spec.Audit, Policy: l.policyHash, Rule: g.Rule,
+			Worker: l.Name, Backend: l.Features.Backend, Tier: l.Features.Tier, Audit: cmp.Or(string(c.box.spec.Audit), "attempts"), Policy: l.policyHash, Rule: g.Rule,
 			Queued: t.Queued, Began: c.began, Staging: c.staged.began, Staged: c.staged.ended, Started: c.ran.Start, Ended: c.ran.End,
 			Usage: c.ran.Usage, Events: len(c.collected.Events), Unrecorded: c.collected.Unrecorded,
 		},

@@ -110,8 +110,8 @@ type Output struct {
 type Volatile struct {
 	// Worker is who made the run; Backend and Tier are by what confinement.
 	Worker, Backend, Tier string
-	// Audit is how closely the run was watched.
-	Audit sandbox.Audit
+	// Audit is how closely the run was watched: "off", "attempts" or "full".
+	Audit string
 	// Unenforced are the limits of the Spec that this worker cannot enforce.
 	Unenforced []sandbox.Limit
 	// Policy is the hash of the policy's text, Rule what chose the profile.

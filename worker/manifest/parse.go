@@ -193,7 +193,7 @@ func (p *parser) volatileLine(key, rest string) (err error) {
 	case "tier":
 		return quotedAll(rest, &v.Tier)
 	case "audit":
-		return quotedAll(rest, (*string)(&v.Audit))
+		return quotedAll(rest, &v.Audit)
 	case "unenforced":
 		var limit string
 		err = quotedAll(rest, &limit)

@@ -149,7 +149,7 @@ func (v *Volatile) text() string {
 	l.add("worker", quote(v.Worker))
 	l.add("backend", quote(v.Backend))
 	l.add("tier", quote(v.Tier))
-	l.add("audit", quote(string(v.Audit)))
+	l.add("audit", quote(v.Audit))
 	for _, limit := range v.Unenforced {
 		l.add("unenforced", quote(string(limit)))
 	}

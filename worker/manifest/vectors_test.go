@@ -50,7 +50,7 @@ func plain() *manifest.Manifest {
 		},
 		Status: "OK",
 		Volatile: manifest.Volatile{
-			Worker: "one", Backend: "namespace", Tier: "full", Policy: cas.SHA256.Sum([]byte("policy")).Hash(), Rule: "default",
+			Worker: "one", Backend: "namespace", Tier: "full", Audit: "attempts", Policy: cas.SHA256.Sum([]byte("policy")).Hash(), Rule: "default",
 			Queued: at, Began: after(1), Staging: after(2), Staged: after(3), Started: after(4), Ended: after(1004),
 			Usage: sandbox.Usage{User: 1500 * time.Microsecond, System: 500 * time.Microsecond, PeakRSS: 1 << 20, PeakProcesses: 2},
 		},
@@ -80,7 +80,7 @@ var vectors = map[string]func(m *manifest.Manifest){
 		m.Toolchain.Complete = false
 		m.Toolchain.Programs = []manifest.Program{{Path: "/usr/bin/sleep", Sum: manifest.Unreadable}}
 		m.Volatile.Unenforced = []sandbox.Limit{sandbox.LimitMemory, sandbox.LimitProcesses}
-		m.Volatile.Tier, m.Volatile.Audit, m.Volatile.Events = "namespaces", sandbox.AuditOff, 3
+		m.Volatile.Tier, m.Volatile.Audit, m.Volatile.Events = "namespaces", "off", 3
 	},
 	"seeded": func(m *manifest.Manifest) {
 		seed := uint64(1<<64 - 1)
