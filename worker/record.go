@@ -41,7 +41,7 @@ func (l *Local) manifest(c *course, out *Outcome) (*manifest.Manifest, error) {
 		Action:        c.req.Digest,
 		Revision:      t.Revision,
 		Seed:          t.Seed,
-		Spec:          l.granted(c).Text(),
+		Spec:          c.spec,
 		Configuration: manifest.Configuration{Profile: g.Profile, Hermetic: g.Hermetic, LogBytes: l.LogBytes},
 		Toolchain:     l.toolchain(c.box.spec, c.ran.Result),
 		Status:        out.Code.String(),
@@ -70,21 +70,20 @@ func (l *Local) manifest(c *course, out *Outcome) (*manifest.Manifest, error) {
 	return m, d.err
 }
 
-// granted is what the policy let the action see and use, whatever of it this worker could enforce, and however closely it
-// watched.
-func (l *Local) granted(c *course) *sandbox.Spec {
-	spec := l.whole(c)
-	spec.Limits, spec.Audit = c.box.grant.Stated, sandbox.AuditAttempts
-	return spec
-}
-
-// whole is what the action could see and use on this worker. Of its input root that is all; which parts of it were mounts of
-// their own is this worker's affair.
-func (l *Local) whole(c *course) *sandbox.Spec {
+// permitted returns the canonical text of what the policy let the action see and use, whatever of it this worker could
+// enforce and however closely it watched, and the hash of what held here. Of its input root that is the whole; which parts of
+// it were mounts of their own is this worker's affair.
+func (l *Local) permitted(c *course) (granted, hash string) {
 	spec, root := *c.box.spec, c.req.Action.GetInputRootDigest()
-	all := sandbox.Input{Target: c.box.root, Content: fmt.Sprintf("%s/%d", root.GetHash(), root.GetSizeBytes())}
-	spec.Inputs = append(slices.Clone(l.Toolchain), all)
-	return &spec
+	whole := sandbox.Input{Target: c.box.root, Content: fmt.Sprintf("%s/%d", root.GetHash(), root.GetSizeBytes())}
+	spec.Inputs = append(slices.Clone(l.Toolchain), whole)
+	other := spec
+	other.Limits, other.Audit = c.box.grant.Stated, sandbox.AuditAttempts
+	granted = other.Text()
+	if spec.Limits == other.Limits && spec.Audit == other.Audit {
+		return granted, manifest.Hash(granted) // as is usual, and sooner done
+	}
+	return granted, spec.Hash()
 }
 
 // digests reads digests of one function from messages, up to the first that is none.

@@ -29,6 +29,9 @@ type course struct {
 	staged    *staged
 	ran       *ran
 	collected *collected
+
+	// spec is the canonical text of what the policy granted, specHash the hash of what the action could see and use.
+	spec, specHash string
 }
 
 // seal states what became of the action, writes the manifest, and puts it into the store with what was collected. What is
@@ -43,6 +46,7 @@ func (l *Local) seal(ctx context.Context, c *course) (*Outcome, error) {
 		out.Exceeded = sandbox.Limit(limit.Subject)
 	}
 	out.OneOff = c.task.oneOff() || !c.box.grant.Cache || c.limit() != nil
+	c.spec, c.specHash = l.permitted(c)
 	ours, theirs := l.execution(c), usageOf(c)
 	if n := proto.Size(out.Result) + size(append(theirs, ours)...) + otherMetadata; n > MaxResult {
 		// Kept whole it could neither be sent nor, once recorded, be read.
@@ -154,7 +158,7 @@ func (l *Local) execution(c *course) *cloisterpb.Execution {
 			PacketsRefused:      u.PacketsRefused,
 		},
 		EventsOmitted: int64(c.collected.Unrecorded),
-		SpecHash:      l.specHash(c),
+		SpecHash:      c.specHash,
 		Profile:       c.box.grant.Profile,
 		Rule:          c.box.grant.Rule,
 		Hermetic:      c.box.grant.Hermetic,
@@ -194,12 +198,6 @@ func usageOf(c *course) []proto.Message {
 		messages = append(messages, &resourceusagepb.InputRootResourceUsage{FilesRead: uint64(read)})
 	}
 	return messages
-}
-
-// specHash says what the action could see and use on this worker.
-func (l *Local) specHash(c *course) string {
-	spec := l.whole(c)
-	return spec.Hash()
 }
 
 // signals are the names of Linux' signals, from 1 on.

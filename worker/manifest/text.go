@@ -5,8 +5,8 @@ package manifest
 import (
 	"crypto/sha256"
 	"encoding/hex"
-	"fmt"
 	"slices"
+	"strconv"
 	"strings"
 	"time"
 
@@ -30,21 +30,22 @@ func (m *Manifest) Text() string {
 }
 
 // StableHash returns the SHA-256, in hexadecimal, of the text before the separator line.
-func (m *Manifest) StableHash() string { return sum(m.stable()) }
+func (m *Manifest) StableHash() string { return Hash(m.stable()) }
 
 // Sealed returns what Text and StableHash do.
 func (m *Manifest) Sealed() (text, stableHash string) {
 	stable := m.stable()
-	return stable + separator + "\n" + m.Volatile.text(), sum(stable)
+	return stable + separator + "\n" + m.Volatile.text(), Hash(stable)
 }
 
 // Hash returns the fingerprint's own hash.
-func (t *Toolchain) Hash() string { return sum(t.text()) }
+func (t *Toolchain) Hash() string { return Hash(t.text()) }
 
 // Hash returns the configuration's own hash.
-func (c *Configuration) Hash() string { return sum(c.text()) }
+func (c *Configuration) Hash() string { return Hash(c.text()) }
 
-func sum(text string) string {
+// Hash returns the SHA-256 of a text, as StableHash and the hashes of sections are.
+func Hash(text string) string {
 	s := sha256.Sum256([]byte(text))
 	return hex.EncodeToString(s[:])
 }
@@ -64,9 +65,11 @@ func (l *lines) add(words ...string) {
 
 // section adds the hash of a text, and each line of it behind a name.
 func (l *lines) section(name, text string) {
-	l.add(name+"-hash", sum(text))
+	l.add(name+"-hash", Hash(text))
 	for line := range strings.Lines(text) {
-		l.add(name, strings.TrimSuffix(line, "\n"))
+		l.WriteString(name)
+		l.WriteByte(' ')
+		l.WriteString(line)
 	}
 }
 
@@ -80,6 +83,7 @@ func (l *lines) sorted(key string, list []string) {
 
 func (m *Manifest) stable() string {
 	var l lines
+	l.Grow(2*len(m.Spec) + 256*(8+len(m.Outputs)+len(m.Toolchain.Programs))) // about what it takes
 	l.add(version)
 	l.add("action", digest(m.Action))
 	l.add("command", digest(m.Command))
@@ -88,16 +92,16 @@ func (m *Manifest) stable() string {
 		l.add("revision", quote(m.Revision))
 	}
 	if m.Seed != nil {
-		l.add("seed", fmt.Sprint(*m.Seed))
+		l.add("seed", strconv.FormatUint(*m.Seed, 10))
 	}
 	if m.Order != 0 {
-		l.add("order", fmt.Sprint(m.Order))
+		l.add("order", strconv.FormatUint(m.Order, 10))
 	}
 	l.section("spec", m.Spec)
 	l.section("configuration", m.Configuration.text())
 	l.section("toolchain", m.Toolchain.text())
 	l.add("status", m.Status)
-	l.add("exit", fmt.Sprint(m.ExitCode))
+	l.add("exit", strconv.Itoa(m.ExitCode))
 	l.add("stdout", digest(m.Stdout))
 	l.add("stderr", digest(m.Stderr))
 	outputs := make([]string, len(m.Outputs))
@@ -115,8 +119,8 @@ func (m *Manifest) stable() string {
 func (c *Configuration) text() string {
 	var l lines
 	l.add("profile", quote(c.Profile))
-	l.add("hermetic", fmt.Sprint(c.Hermetic))
-	l.add("log-bytes", fmt.Sprint(c.LogBytes))
+	l.add("hermetic", strconv.FormatBool(c.Hermetic))
+	l.add("log-bytes", strconv.FormatInt(c.LogBytes, 10))
 	return l.String()
 }
 
@@ -146,6 +150,7 @@ func (t *Toolchain) text() string {
 
 func (v *Volatile) text() string {
 	var l lines
+	l.Grow(1 << 10)
 	l.add("worker", quote(v.Worker))
 	l.add("backend", quote(v.Backend))
 	l.add("tier", quote(v.Tier))
@@ -161,10 +166,10 @@ func (v *Volatile) text() string {
 		}
 	}
 	for _, a := range amounts(&v.Usage) {
-		l.add("usage", a.name, fmt.Sprint(*a.of))
+		l.add("usage", a.name, strconv.FormatInt(*a.of, 10))
 	}
-	l.add("events", fmt.Sprint(v.Events))
-	l.add("unrecorded", fmt.Sprint(v.Unrecorded))
+	l.add("events", strconv.Itoa(v.Events))
+	l.add("unrecorded", strconv.Itoa(v.Unrecorded))
 	return l.String()
 }
 
@@ -202,5 +207,5 @@ func digest(d cas.Digest) string {
 	if d.IsZero() {
 		return "none"
 	}
-	return fmt.Sprintf("%s:%s/%d", d.Function(), d.Hash(), d.Size())
+	return d.Function().String() + ":" + d.Hash() + "/" + strconv.FormatInt(d.Size(), 10)
 }
