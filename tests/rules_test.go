@@ -99,6 +99,8 @@ var rules = []rule{
 		why: "concrete stores and backends are chosen in cmd and in tests alone"},
 	{of: "worker/telemetry", never: []string{"worker/queue", "worker/execserver", "google.golang.org/grpc"},
 		why: "what is counted is an Executor, whoever asks it"},
+	{of: "worker/repro", never: []string{"worker/queue", "worker/execserver", "worker/telemetry", "google.golang.org/grpc"},
+		why: "what is judged is an Executor, whoever asks it and when"},
 	{of: "worker/logstream", never: []string{"worker/queue", "worker/execserver"},
 		why: "who reads an output has nothing to do with who waits for the result"},
 	{of: "worker/queue", never: []string{"worker/execserver", "worker/logstream", "google.golang.org/grpc"},

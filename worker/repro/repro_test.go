@@ -1,0 +1,390 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package repro_test
+
+import (
+	"bytes"
+	"cmp"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/cloister-build/cloister/sandbox"
+	"github.com/cloister-build/cloister/worker"
+	"github.com/cloister-build/cloister/worker/compare"
+	"github.com/cloister-build/cloister/worker/repro"
+	"google.golang.org/grpc/codes"
+)
+
+// noticed returns what a run notices of a factor, as an action would write it down: the same text for the same value.
+func noticed(factor string, n int, v *worker.Variation) string {
+	c := &v.Conditions
+	variable := func(name string) string {
+		for _, kv := range v.Env {
+			if strings.HasPrefix(kv, name+"=") {
+				return kv
+			}
+		}
+		return ""
+	}
+	switch factor {
+	case "time":
+		if c.ClockHeld != 0 {
+			return fmt.Sprint(c.ClockHeld)
+		}
+		return fmt.Sprint(n, c.ClockShift)
+	case "zone":
+		return variable("TZ")
+	case "user":
+		return c.User
+	case "hostname":
+		return c.Hostname
+	case "locale":
+		return variable("LC_ALL")
+	case "umask":
+		return fmt.Sprint(c.Umask)
+	case "cpus":
+		return fmt.Sprint(c.CPUs)
+	case "readdir":
+		return fmt.Sprint(v.Order)
+	case "path":
+		return v.Root
+	case "aslr":
+		if c.FixedLayout {
+			return ""
+		}
+		return fmt.Sprint(n)
+	case "random":
+		return cmp.Or(map[bool]string{true: fmt.Sprint(c.Random)}[c.Random != 0], "seed of run "+fmt.Sprint(n))
+	case "pids":
+		return fmt.Sprint(c.SkippedPIDs)
+	case "uptime":
+		return fmt.Sprint(c.Uptime)
+	case "environment":
+		return variable("CLOISTER_PADDING")
+	}
+	return ""
+}
+
+func TestEveryFactorIsFoundAndNamed(t *testing.T) {
+	for _, f := range repro.Factors() {
+		if f.Name == "parallel" {
+			continue // TestParallelRunsAreMadeAtOnce
+		}
+		t.Run(f.Name, func(t *testing.T) {
+			s := newScript(t, func(n int, v *worker.Variation) made {
+				return made{files: map[string]string{"out": "x" + noticed(f.Name, n, v), "steady": "y"}}
+			})
+			o := s.options()
+			o.Bisect = true
+			v := check(t, s, s.action(), o)
+			if v.Result != repro.Differs || len(v.Outputs) != 2 || !v.Outputs[0].Differ || v.Outputs[1].Differ {
+				t.Fatalf("got %s, %+v; want one of two outputs that differs", v.Result, v.Outputs)
+			}
+			if !slices.Equal(v.Bisection.Factors, []string{f.Name}) || !slices.Equal(v.Outputs[0].Factors, []string{f.Name}) {
+				t.Errorf("bisection says %+v of %+v", v.Bisection, v.Outputs[0])
+			}
+			if len(v.Differences) == 0 {
+				t.Fatal("no difference is told")
+			}
+			if d := v.Differences[0]; d.Factor != f.Name || d.Cause == compare.Unknown || d.Where[0] != "out" {
+				t.Errorf("told %+v", d)
+			}
+		})
+	}
+}
+
+// TestOneFactorAloneGivesTheCause, where the output itself does not.
+func TestOneFactorAloneGivesTheCause(t *testing.T) {
+	s := newScript(t, func(n int, v *worker.Variation) made {
+		return made{files: map[string]string{"out": fmt.Sprintf("%x", len(noticed("environment", n, v)))}}
+	})
+	o := s.options()
+	o.Factors = []string{"environment"}
+	v := check(t, s, s.action(), o)
+	if len(v.Differences) != 1 || v.Differences[0].Cause != compare.Environment {
+		t.Errorf("got %+v", v.Differences)
+	}
+}
+
+func TestReproducibleActionIsTheSame(t *testing.T) {
+	s := newScript(t, func(int, *worker.Variation) made {
+		return made{files: map[string]string{"out": "x"}, stdout: "said", exit: 3, directory: map[string]string{"a": "1"}}
+	})
+	v := check(t, s, s.action(), s.options())
+	if v.Result != repro.Same || len(v.Differences) > 0 || len(v.Skipped) > 0 || len(v.Factors) != len(repro.Factors()) {
+		t.Errorf("got %+v", v)
+	}
+	if len(v.Runs) != repro.DefaultRuns || len(v.Runs[0].Varied) > 0 || len(v.Runs[1].Varied) < 12 || slices.Equal(v.Runs[1].Varied, v.Runs[2].Varied) {
+		t.Errorf("the runs are %+v", v.Runs)
+	}
+	for _, task := range s.tasks {
+		if task.Variation == nil || !task.SkipCacheLookup {
+			t.Error("a run may be recorded, or be answered from the cache")
+		}
+	}
+}
+
+func TestEveryRunVariesOtherwise(t *testing.T) {
+	for _, f := range repro.Factors() {
+		if slices.Contains([]string{"aslr", "random", "parallel", "cpus", "umask", "zone", "locale"}, f.Name) {
+			continue // by themselves, or in turns
+		}
+		t.Run(f.Name, func(t *testing.T) {
+			s := newScript(t, func(int, *worker.Variation) made { return file("x") })
+			o := s.options()
+			o.Runs, o.Factors = 30, []string{f.Name}
+			seen := map[string]int{}
+			for i, r := range check(t, s, s.action(), o).Runs {
+				what := strings.Join(r.Varied, ", ")
+				if j, ok := seen[what]; ok {
+					t.Errorf("runs %d and %d both have %q", j, i, what)
+				}
+				seen[what] = i
+			}
+			for _, task := range s.tasks {
+				spec := sandbox.Spec{Conditions: task.Variation.Conditions}
+				if err := spec.Validate(); err != nil && strings.Contains(err.Error(), "condition") {
+					t.Error(err)
+				}
+			}
+		})
+	}
+}
+
+func TestWhatDiffers(t *testing.T) {
+	for _, c := range []struct {
+		name string
+		act  func(n int) made
+		want repro.Result
+		path string // of the output that differs
+		what string // of its first difference
+	}{
+		{"exit code", func(n int) made { return made{exit: int32(n % 2)} }, repro.FlakyExit, "", ""},
+		{"timeout", func(n int) made { return made{code: []codes.Code{codes.OK, codes.DeadlineExceeded}[n%2]} }, repro.FlakyExit, "", ""},
+		{"stdout", func(n int) made { return made{stdout: fmt.Sprint("n ", n)} }, repro.Differs, "stdout", ""},
+		{"stderr", func(n int) made { return made{stderr: fmt.Sprint("n ", n)} }, repro.Differs, "stderr", ""},
+		{"an output that is not always there", func(n int) made {
+			return made{files: map[string]string{"a": "x", strings.Repeat("b", n): "y"}}
+		}, repro.Differs, "b", "exists"},
+		{"in a directory", func(n int) made { return made{directory: map[string]string{"in": fmt.Sprint(n)}} }, repro.Differs, "dir", ""},
+		{"beside a directory", func(n int) made { return made{directory: map[string]string{fmt.Sprint(n): "x"}} }, repro.Differs, "dir", "exists"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			s := newScript(t, func(n int, _ *worker.Variation) made { return c.act(n) })
+			o := s.options()
+			o.Factors = []string{}
+			v := check(t, s, s.action(), o)
+			if v.Result != c.want {
+				t.Fatalf("got %s, want %s", v.Result, c.want)
+			}
+			if c.path == "" {
+				return
+			}
+			i := slices.IndexFunc(v.Outputs, func(o repro.Output) bool { return o.Path == c.path })
+			if i < 0 || !v.Outputs[i].Differ || len(v.Outputs[i].Digests) != 3 {
+				t.Fatalf("outputs %+v", v.Outputs)
+			}
+			if len(v.Differences) == 0 || v.Differences[0].Where[0] != c.path || c.what != "" && v.Differences[0].What != c.what {
+				t.Errorf("differences %+v, unexplained %q", v.Differences, v.Unexplained)
+			}
+		})
+	}
+}
+
+func TestDeclaredVariablesAreNotVaried(t *testing.T) {
+	s := newScript(t, func(int, *worker.Variation) made { return file("x") })
+	o := s.options()
+	v := check(t, s, s.action("TZ=UTC", "LC_COLLATE=C", "CLOISTER_PADDING=1"), o)
+	for _, name := range []string{"zone", "locale", "environment"} {
+		i := slices.IndexFunc(v.Skipped, func(k repro.Skipped) bool { return k.Factor == name })
+		if i < 0 || !strings.Contains(v.Skipped[i].Why, "the command sets") {
+			t.Errorf("%s: skipped are %+v", name, v.Skipped)
+		}
+	}
+	for _, task := range s.tasks {
+		if len(task.Variation.Env) > 0 {
+			t.Errorf("variables %q are varied", task.Variation.Env)
+		}
+	}
+}
+
+func TestWhatTheHostCannotIsSkippedByName(t *testing.T) {
+	s := newScript(t, func(int, *worker.Variation) made { return file("x") })
+	o := s.options()
+	o.Places[0].Features = &sandbox.Features{Conditions: []sandbox.Condition{sandbox.ConditionHostname}}
+	o.Factors = []string{"hostname", "umask"}
+	v := check(t, s, s.action(), o)
+	if !slices.Equal(v.Factors, []string{"hostname"}) || len(v.Skipped) != 1 || v.Skipped[0].Factor != "umask" || !strings.Contains(v.Skipped[0].Why, "umask") {
+		t.Errorf("factors %q, skipped %+v", v.Factors, v.Skipped)
+	}
+	for _, task := range s.tasks {
+		if task.Variation.Conditions.Umask != 0 {
+			t.Error("a condition was asked for that the host cannot give")
+		}
+	}
+}
+
+// TestWhatCannotBeHeldIsSaid: an action that differs in two runs that notice the same is at odds with itself.
+func TestWhatCannotBeHeldIsSaid(t *testing.T) {
+	s := newScript(t, func(n int, v *worker.Variation) made {
+		return made{files: map[string]string{"raced": fmt.Sprint(n), "named": noticed("hostname", n, v)}}
+	})
+	o := s.options()
+	o.Bisect = true
+	b := check(t, s, s.action(), o).Bisection
+	if !slices.Equal(b.Unsteady, []string{"raced"}) || !slices.Equal(b.Factors, []string{"hostname"}) ||
+		!strings.Contains(b.Says, "scheduling") || !strings.Contains(b.Says, "caused by hostname") {
+		t.Errorf("got %+v", b)
+	}
+}
+
+func TestOnlyTogether(t *testing.T) {
+	s := newScript(t, func(_ int, v *worker.Variation) made {
+		if v.Conditions.Hostname != "" && v.Conditions.Umask != 0 {
+			return file("odd")
+		}
+		return file("even")
+	})
+	o := s.options()
+	o.Bisect = true
+	if b := check(t, s, s.action(), o).Bisection; !b.Together || len(b.Factors) > 0 || !strings.Contains(b.Says, "all together do") {
+		t.Errorf("got %+v", b)
+	}
+}
+
+func TestSeldomDifferencesAreSaidToBe(t *testing.T) {
+	s := newScript(t, func(n int, _ *worker.Variation) made { return file(map[bool]string{true: "odd"}[n == 2]) })
+	o := s.options()
+	o.Bisect = true
+	if b := check(t, s, s.action(), o).Bisection; !strings.Contains(b.Says, "seldom") {
+		t.Errorf("got %+v", b)
+	}
+}
+
+// TestParallelRunsAreMadeAtOnce: each waits until both are there.
+func TestParallelRunsAreMadeAtOnce(t *testing.T) {
+	s := newScript(t, func(n int, _ *worker.Variation) made { return file("x") })
+	var both = make(chan struct{})
+	s.wait = func(n int) <-chan struct{} {
+		if n == 3 {
+			close(both)
+		}
+		if n == 1 {
+			done := make(chan struct{})
+			close(done)
+			return done
+		}
+		return both
+	}
+	o := s.options()
+	o.Runs, o.Factors = 2, []string{"parallel"}
+	v := check(t, s, s.action(), o)
+	if v.Result != repro.Same || s.runs() != 3 || !slices.Contains(v.Runs[1].Varied, "parallel, with another run") {
+		t.Errorf("%d runs, %+v", s.runs(), v.Runs)
+	}
+}
+
+func TestFirstRunMayHaveBeenMade(t *testing.T) {
+	s := newScript(t, func(n int, _ *worker.Variation) made { return file("x") })
+	task := s.action()
+	out, err := s.Execute(t.Context(), task, func(worker.Stage) {})
+	if err != nil {
+		t.Fatal(err)
+	}
+	o := s.options()
+	o.Runs, o.First, o.Factors = 2, out, []string{"hostname"}
+	if v := check(t, s, task, o); v.Result != repro.Same || s.runs() != 2 || len(v.Runs) != 2 {
+		t.Errorf("%d runs, %+v", s.runs(), v)
+	}
+}
+
+// TestServersAreComparedByContent: each run is at the next place, under the name of the action there.
+func TestServersAreComparedByContent(t *testing.T) {
+	act := func(int, *worker.Variation) made { return made{directory: map[string]string{"a": "1"}} }
+	here, there := newScript(t, act), newScript(t, act)
+	task := here.action()
+	other := there.action("A=B")
+	o := here.options()
+	o.Places = append(o.Places, repro.Place{Name: "there\x1b[0m", Executor: there, Store: there.store, Action: other.Action})
+	v := check(t, here, task, o)
+	if v.Result != repro.Same || len(v.Runs) != 3 || here.runs() < 2 || there.runs() != 1 || v.Runs[1].Action != other.Action.String() {
+		t.Errorf("got %+v", v)
+	}
+	if len(v.Runs[1].Varied) > 0 || v.Runs[1].On != `there\x1b[0m` {
+		t.Errorf("the run elsewhere is %+v", v.Runs[1])
+	}
+}
+
+func TestFaultsEndACheck(t *testing.T) {
+	s := newScript(t, func(int, *worker.Variation) made { return file("x") })
+	s.fail = func(n int) error {
+		if n == 2 {
+			return &worker.Fault{Kind: worker.Missing, Err: errors.New("gone")}
+		}
+		return nil
+	}
+	var f *worker.Fault
+	if _, err := repro.Check(t.Context(), s.action(), s.options()); !errors.As(err, &f) || f.Kind != worker.Missing {
+		t.Errorf("got %v", err)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	s.wait = func(int) <-chan struct{} { return nil }
+	if _, err := repro.Check(ctx, s.action(), s.options()); err == nil {
+		t.Error("a check that was cancelled has a verdict")
+	}
+	for what, o := range map[string]repro.Options{
+		"no place": {}, "one run": {Runs: 1, Places: s.options().Places}, "too many": {Runs: 101, Places: s.options().Places},
+	} {
+		if _, err := repro.Check(t.Context(), s.action(), o); !errors.As(err, &f) || f.Kind != worker.Invalid {
+			t.Errorf("%s: %v", what, err)
+		}
+	}
+}
+
+// TestVerdictsAreEqualTexts: what is told of equal runs does not depend on the order of a map.
+func TestVerdictsAreEqualTexts(t *testing.T) {
+	var texts [][]byte
+	for range 5 {
+		s := newScript(t, func(n int, _ *worker.Variation) made {
+			m := made{files: map[string]string{}, stdout: fmt.Sprint(n)}
+			for i := range 20 {
+				m.files[fmt.Sprint(i)] = fmt.Sprint(n, i)
+			}
+			return m
+		})
+		o := s.options()
+		o.Factors = []string{}
+		b, err := json.Marshal(check(t, s, s.action(), o))
+		if err != nil {
+			t.Fatal(err)
+		}
+		texts = append(texts, b)
+	}
+	for _, b := range texts[1:] {
+		if !bytes.Equal(b, texts[0]) {
+			t.Fatalf("%s\n%s", texts[0], b)
+		}
+	}
+}
+
+func TestChoose(t *testing.T) {
+	for list, want := range map[string][]string{
+		"none": {}, "": {}, "uid": {"user"}, "time,tz, time": {"time", "zone"},
+	} {
+		if got, err := repro.Choose(list); err != nil || got == nil || !slices.Equal(got, want) {
+			t.Errorf("Choose(%q) = %q, %v", list, got, err)
+		}
+	}
+	if got, err := repro.Choose("all"); err != nil || len(got) != len(repro.Factors()) {
+		t.Errorf("Choose(all) = %q, %v", got, err)
+	}
+	if _, err := repro.Choose("moon"); err == nil || !strings.Contains(err.Error(), "hostname") {
+		t.Errorf("Choose(moon): %v", err)
+	}
+}

@@ -1,0 +1,162 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package repro_test
+
+import (
+	"context"
+	"maps"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	repb "github.com/bazelbuild/remote-apis/build/bazel/remote/execution/v2"
+	"github.com/cloister-build/cloister/cas"
+	"github.com/cloister-build/cloister/cas/castest"
+	"github.com/cloister-build/cloister/sandbox"
+	"github.com/cloister-build/cloister/worker"
+	"github.com/cloister-build/cloister/worker/repro"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/protobuf/types/known/timestamppb"
+)
+
+// A made is what a run of a script leaves: output files by their path, and beside them what their names say.
+type made struct {
+	files          map[string]string
+	stdout, stderr string
+	exit           int32
+	code           codes.Code
+	directory      map[string]string // in the output directory "dir"
+}
+
+// A script is an Executor whose actions are functions of what they notice. What they make is really in a store.
+type script struct {
+	t     *testing.T
+	store *castest.Memory
+	// act is what an action does in its n-th run, from 1.
+	act func(n int, v *worker.Variation) made
+	// wait, if not nil, holds up each run until it is closed or the run cancelled.
+	wait func(n int) <-chan struct{}
+	// fail, if not nil, is asked for a fault in place of the outcome.
+	fail func(n int) error
+
+	mu    sync.Mutex
+	tasks []*worker.Task // as they came
+	ended int
+}
+
+func newScript(t *testing.T, act func(n int, v *worker.Variation) made) *script {
+	return &script{t: t, store: castest.NewMemory(), act: act}
+}
+
+func (s *script) runs() int {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return len(s.tasks)
+}
+
+// Execute implements worker.Executor, and the part of publish that asks Task.Approve.
+func (s *script) Execute(ctx context.Context, t *worker.Task, report func(worker.Stage)) (*worker.Outcome, error) {
+	s.mu.Lock()
+	s.tasks = append(s.tasks, t)
+	n := len(s.tasks)
+	s.mu.Unlock()
+	if s.wait != nil {
+		select {
+		case <-s.wait(n):
+		case <-ctx.Done():
+			return nil, &worker.Fault{Kind: worker.Cancelled, Err: ctx.Err()}
+		}
+	}
+	if s.fail != nil {
+		if err := s.fail(n); err != nil {
+			return nil, err
+		}
+	}
+	v := t.Variation
+	if v == nil {
+		v = &worker.Variation{}
+	}
+	m := s.act(n, v)
+	out := &worker.Outcome{Code: m.code, OneOff: t.Variation != nil, Result: &repb.ActionResult{
+		ExitCode: m.exit, StdoutDigest: s.put(m.stdout), StderrDigest: s.put(m.stderr),
+		ExecutionMetadata: &repb.ExecutedActionMetadata{
+			Worker:                      "w",
+			ExecutionStartTimestamp:     timestamppb.New(time.Unix(1_700_000_000, 0)),
+			ExecutionCompletedTimestamp: timestamppb.New(time.Unix(1_700_000_001, 0)),
+		},
+	}}
+	for _, p := range slices.Sorted(maps.Keys(m.files)) {
+		out.Result.OutputFiles = append(out.Result.OutputFiles, &repb.OutputFile{
+			Path: p, Digest: s.put(m.files[p]), IsExecutable: strings.HasSuffix(p, ".sh"),
+		})
+	}
+	if m.directory != nil {
+		d := &repb.Directory{}
+		for _, p := range slices.Sorted(maps.Keys(m.directory)) {
+			d.Files = append(d.Files, &repb.FileNode{Name: p, Digest: s.put(m.directory[p])})
+		}
+		tree, err := cas.PutProto(context.Background(), s.store, cas.SHA256, &repb.Tree{Root: d})
+		if err != nil {
+			s.t.Error(err)
+		}
+		out.Result.OutputDirectories = []*repb.OutputDirectory{{Path: "dir", TreeDigest: tree.Proto()}}
+	}
+	s.mu.Lock()
+	s.ended++
+	s.mu.Unlock()
+	return out, nil
+}
+
+func (s *script) put(text string) *repb.Digest {
+	d, err := cas.PutBytes(context.Background(), s.store, cas.SHA256, []byte(text))
+	if err != nil {
+		s.t.Error(err)
+	}
+	return d.Proto()
+}
+
+// action stores an action with these variables, and returns the task of it.
+func (s *script) action(env ...string) *worker.Task {
+	s.t.Helper()
+	command := &repb.Command{Arguments: []string{"true"}}
+	for _, kv := range env {
+		k, v, _ := strings.Cut(kv, "=")
+		command.EnvironmentVariables = append(command.EnvironmentVariables, &repb.Command_EnvironmentVariable{Name: k, Value: v})
+	}
+	c, err := cas.PutProto(s.t.Context(), s.store, cas.SHA256, command)
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	root, err := cas.PutProto(s.t.Context(), s.store, cas.SHA256, &repb.Directory{})
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	a, err := cas.PutProto(s.t.Context(), s.store, cas.SHA256, &repb.Action{CommandDigest: c.Proto(), InputRootDigest: root.Proto()})
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	return &worker.Task{Action: a, Target: "//a:b", Mnemonic: "Make"}
+}
+
+// able is a worker that can give every condition.
+var able = &sandbox.Features{Conditions: sandbox.AllConditions}
+
+var host = repro.Host{CPUs: 4, Zones: []string{"Etc/GMT-14", "Etc/GMT+12"}}
+
+func (s *script) options() repro.Options {
+	return repro.Options{Places: []repro.Place{{Name: "local", Executor: s, Store: s.store, Features: able}}, Host: host}
+}
+
+func check(t *testing.T, s *script, task *worker.Task, o repro.Options) *repro.Verdict {
+	t.Helper()
+	v, err := repro.Check(t.Context(), task, o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return v
+}
+
+// file returns what a run leaves that writes one file.
+func file(text string) made { return made{files: map[string]string{"out": text}} }
