@@ -35,5 +35,8 @@ func (l *Local) publish(ctx context.Context, t *Task, req *Request, out *Outcome
 	if req.Action.DoNotCache || out.OneOff || out.Code != codes.OK || out.Result.ExitCode != 0 {
 		return nil
 	}
+	if t.Approve != nil && !t.Approve(ctx, out) {
+		return nil
+	}
 	return req.Instance.Actions.Record(ctx, t.Action, out.Result)
 }

@@ -60,6 +60,10 @@ type Task struct {
 	// Variation, if not nil, is what the run is given otherwise than usual. Such a run is made whatever is
 	// recorded, and is never recorded.
 	Variation *Variation
+
+	// Approve, if not nil, is asked before the result is recorded, once and only if it would be, with the outcome as the
+	// client will have it. A result that it does not approve is not recorded. It may take as long as a run.
+	Approve func(context.Context, *Outcome) bool
 }
 
 // A Variation is what a run is given otherwise than usual, on purpose, to see whether its result depends on it. Its

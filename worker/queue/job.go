@@ -72,6 +72,7 @@ func (q *Queue) serve(
 		q.mu.Lock()
 
 		l.done(j)
+		q.idle.Signal()
 		then(j, e)
 		q.checkEmpty()
 	}
@@ -111,6 +112,7 @@ func (q *Queue) enter(j *job) {
 	}
 	q.ready.push(j)
 	q.waiting.Signal()
+	q.claim()
 }
 
 // admits reports whether the operations of j may have the result of f. A result that a client does
@@ -193,6 +195,7 @@ func (q *Queue) leave(o *Operation, f *worker.Fault) {
 	}
 	j.line.drop(j)
 	q.giveRoom(j)
+	q.idle.Signal()
 	q.checkEmpty()
 }
 

@@ -66,6 +66,10 @@ type Config struct {
 	// what is called for each operation that has this end, in its last state and before anybody learns of that. Of
 	// an end by the executor the first call may take a while. The second must neither wait nor call the queue.
 	Ended func(*worker.Outcome, *worker.Fault) func(Info, State)
+	// Idle, if not nil, is to work while a slot is free, on what nobody waits for. One goroutine calls it, again and
+	// again; it returns when its context ends, which it does as soon as an action wants that slot. The action does not
+	// wait for it to return.
+	Idle func(ctx context.Context)
 	// MaxRetained is how many completed operations are kept, and MaxRetainedBytes how much memory, as
 	// estimated, they may take; the defaults are 10,000 and 256 MiB. The oldest are dropped first,
 	// those whose action did not run before all others.
@@ -106,7 +110,7 @@ type Queue struct {
 	cfg   Config
 	ctx   context.Context // ended by Close, under mu
 	stop  context.CancelFunc
-	wg    sync.WaitGroup // the preparers, the slots, the sweeper, who renews and who fetches
+	wg    sync.WaitGroup // the preparers, the slots, the sweeper, who renews, fetches and idles
 	empty chan struct{}  // closed when the queue is draining and has no job
 
 	mu             sync.Mutex // guards everything below and in each job and Operation
@@ -126,6 +130,9 @@ type Queue struct {
 	asking  []*job    // those that room is wanted for
 	room    sync.Cond // there may be room
 	waiting sync.Cond // there may be a job to fetch for
+	// What is done while a slot is free.
+	idle  sync.Cond          // a slot may be free
+	spare context.CancelFunc // nil unless Config.Idle works
 }
 
 // A flight is what equal actions have in common.
@@ -154,7 +161,7 @@ func New(c Config) *Queue {
 		ops:     make(map[string]*Operation),
 	}
 	q.ctx, q.stop = context.WithCancel(context.Background())
-	q.arrived.more.L, q.ready.more.L, q.room.L, q.waiting.L = &q.mu, &q.mu, &q.mu, &q.mu
+	q.arrived.more.L, q.ready.more.L, q.room.L, q.waiting.L, q.idle.L = &q.mu, &q.mu, &q.mu, &q.mu, &q.mu
 	for range c.Preparers {
 		q.wg.Go(func() { q.serve(&q.arrived, prepare, q.prepared) })
 	}
@@ -164,6 +171,9 @@ func New(c Config) *Queue {
 	q.wg.Go(q.sweep)
 	if c.Renew != nil {
 		q.wg.Go(q.renew)
+	}
+	if c.Idle != nil {
+		q.wg.Go(q.spend)
 	}
 	if c.Fetch != nil {
 		for range fetchers {
@@ -238,6 +248,7 @@ func (q *Queue) Stats() Stats {
 func (q *Queue) Drain(ctx context.Context) error {
 	q.mu.Lock()
 	q.draining = true
+	q.claim()
 	q.checkEmpty()
 	q.mu.Unlock()
 	select {
@@ -267,6 +278,7 @@ func (q *Queue) Close() {
 	q.arrived.more.Broadcast()
 	q.ready.more.Broadcast()
 	q.waiting.Broadcast()
+	q.idle.Broadcast()
 	q.mu.Unlock()
 	q.wg.Wait()
 }

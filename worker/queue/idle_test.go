@@ -1,0 +1,79 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package queue_test
+
+import (
+	"context"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/cloister-build/cloister/worker/queue"
+)
+
+// An idler is a Config.Idle that works until it is told to stop.
+type idler struct{ working, begun atomic.Int32 }
+
+func (i *idler) idle(ctx context.Context) {
+	i.begun.Add(1)
+	i.working.Add(1)
+	<-ctx.Done()
+	i.working.Add(-1)
+}
+
+func (i *idler) want(t *testing.T, working, begun int32) {
+	t.Helper()
+	synctest.Wait()
+	if i.working.Load() != working || i.begun.Load() != begun {
+		t.Errorf("%d work and %d have begun, want %d and %d", i.working.Load(), i.begun.Load(), working, begun)
+	}
+}
+
+// TestIdleWorksOnlyWhileASlotIsFree, and ends for the action that wants the last.
+func TestIdleWorksOnlyWhileASlotIsFree(t *testing.T) {
+	i := &idler{}
+	bubble(t, queue.Config{Slots: 2, Idle: i.idle}, func(t *testing.T, q *queue.Queue, e *executor) {
+		i.want(t, 1, 1)
+		submit(t, q, "a", nil)
+		i.want(t, 1, 1) // the other slot is free
+		submit(t, q, "b", nil)
+		i.want(t, 0, 1)
+		o := submit(t, q, "c", nil)
+		e.release("a")
+		i.want(t, 0, 1) // c has it
+		o.Cancel("nobody wants it")
+		i.want(t, 1, 2)
+		e.release("b")
+		i.want(t, 1, 2)
+	})
+	if i.working.Load() != 0 {
+		t.Error("it works on after the queue was closed")
+	}
+}
+
+// TestIdleHoldsUpNoAction: one that comes runs at once, though what idles does not end.
+func TestIdleHoldsUpNoAction(t *testing.T) {
+	deaf := func(context.Context) { time.Sleep(time.Hour) }
+	bubble(t, queue.Config{Slots: 1, Idle: deaf}, func(t *testing.T, q *queue.Queue, e *executor) {
+		synctest.Wait()
+		submit(t, q, "a", nil)
+		wantCounts(t, e, 1, 0, 1)
+	})
+}
+
+func TestIdleEndsWhenTheQueueDrains(t *testing.T) {
+	i := &idler{}
+	bubble(t, queue.Config{Slots: 2, Idle: i.idle}, func(t *testing.T, q *queue.Queue, e *executor) {
+		i.want(t, 1, 1)
+		submit(t, q, "a", nil)
+		done := make(chan error)
+		go func() { done <- q.Drain(t.Context()) }()
+		i.want(t, 0, 1)
+		e.release("a")
+		if err := <-done; err != nil {
+			t.Error(err)
+		}
+		i.want(t, 0, 1)
+	})
+}
