@@ -1,0 +1,61 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package repro
+
+import (
+	"fmt"
+	"strings"
+
+	"github.com/cloister-build/cloister/worker/compare"
+)
+
+// Line says in one line of ASCII why the action is not reproducible, and how to see more; "" if it is.
+func (v *Verdict) Line() string {
+	if v.Result == Same {
+		return ""
+	}
+	var what string
+	if v.Result == FlakyExit {
+		what = "it exits in more than one way: " + v.exits()
+	} else {
+		what = some(v.Differing()) + " differs"
+		if len(v.Differing()) > 1 {
+			what = some(v.Differing()) + " differ"
+		}
+	}
+	for _, d := range v.Differences {
+		if d.Cause != compare.Unknown {
+			what += fmt.Sprintf(" (%s)", d.Cause)
+			break
+		}
+	}
+	return fmt.Sprintf("not reproducible: %s; see: cloister repro %s", what, v.Action)
+}
+
+// Differing returns the paths of the outputs that differ.
+func (v *Verdict) Differing() []string {
+	var names []string
+	for _, o := range v.Outputs {
+		if o.Differ {
+			names = append(names, o.Path)
+		}
+	}
+	return names
+}
+
+// exits says how the runs ended.
+func (v *Verdict) exits() string {
+	var all []string
+	for _, r := range v.Runs {
+		all = append(all, r.Ended())
+	}
+	return strings.Join(all, ", ")
+}
+
+// Ended says how the run ended, in a few words.
+func (r *Run) Ended() string {
+	if r.Code != "" {
+		return fmt.Sprintf("exit %d (%s)", r.ExitCode, r.Code)
+	}
+	return fmt.Sprintf("exit %d", r.ExitCode)
+}

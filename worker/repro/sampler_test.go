@@ -1,0 +1,247 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package repro_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"sync"
+	"testing"
+	"testing/synctest"
+
+	"github.com/cloister-build/cloister/cas"
+	"github.com/cloister-build/cloister/worker"
+	"github.com/cloister-build/cloister/worker/repro"
+)
+
+// A book is a Recorder, and counts.
+type book struct {
+	mu        sync.Mutex
+	summaries []*repro.Summary
+	counts    map[string]int
+}
+
+func (b *book) Record(s *repro.Summary) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.summaries = append(b.summaries, s)
+}
+
+func (b *book) count(result string) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if b.counts == nil {
+		b.counts = map[string]int{}
+	}
+	b.counts[result]++
+}
+
+func (s *script) sampler(b *book, gate bool) *repro.Sampler {
+	return repro.NewSampler(repro.SamplerConfig{
+		Executor: s, Instances: func(name string) (*cas.Instance, error) {
+			return &cas.Instance{Name: name, Store: s.store, Actions: s.store}, nil
+		},
+		Name: "w", Features: *able, Host: host, Share: 1, Gate: gate, Flags: []string{"--cas", "grpc://127.0.0.1:1"},
+		Salt: func() uint64 { return 1 }, Counted: b.count, Record: b,
+	})
+}
+
+func execute(t *testing.T, e worker.Executor, task *worker.Task) *worker.Outcome {
+	t.Helper()
+	out, err := e.Execute(t.Context(), task, func(worker.Stage) {})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return out
+}
+
+func TestGateRecordsOnlyWhatIsTheSame(t *testing.T) {
+	for _, c := range []struct {
+		name     string
+		act      func(n int, v *worker.Variation) made
+		fail     error
+		recorded int
+		count    string
+		line     string
+	}{
+		{"same", func(int, *worker.Variation) made { return file("x") }, nil, 1, "same", ""},
+		{"differs", func(_ int, v *worker.Variation) made { return file(v.Conditions.Hostname) }, nil, 0, "differs",
+			"not cached: not reproducible: out differs"},
+		{"flaky", func(n int, _ *worker.Variation) made { return made{exit: int32(n - 1)} }, nil, 0, "flaky_exit",
+			"exits in more than one way: exit 0, exit 1"},
+		{"cannot be run again", func(int, *worker.Variation) made { return file("x") }, &worker.Fault{Kind: worker.Exhausted, Err: errors.New("no\x1broom")}, 0, "skipped",
+			`not cached, since it could not be run again: no\x1broom`},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			s, b := newScript(t, c.act), &book{}
+			s.fail = func(n int) error {
+				if n > 1 {
+					return c.fail
+				}
+				return nil
+			}
+			task := s.action()
+			task.Instance = "i"
+			e := s.sampler(b, true)
+			execute(t, e, task)
+			if s.recorded != c.recorded || s.runs() != 2 || b.counts[c.count] != 1 {
+				t.Errorf("recorded %d, after %d runs, counts %v", s.recorded, s.runs(), b.counts)
+			}
+			line := e.Remark("i", task.Action)
+			if !strings.Contains(line, c.line) || (c.line == "") != (line == "") {
+				t.Errorf("remark %q", line)
+			}
+			if c.count == "differs" && !strings.HasSuffix(line, "see: cloister repro "+task.Action.String()+" --cas grpc://127.0.0.1:1 --instance i") {
+				t.Errorf("remark %q does not say how to see more", line)
+			}
+			if e.Remark("", task.Action) != "" {
+				t.Error("another instance is told of it")
+			}
+		})
+	}
+}
+
+func TestGateAsksNothingOfWhatIsNotRecorded(t *testing.T) {
+	s, b := newScript(t, func(int, *worker.Variation) made { return made{exit: 1} }), &book{}
+	execute(t, s.sampler(b, true), s.action())
+	if s.runs() != 1 || len(b.counts) > 0 {
+		t.Errorf("%d runs, counts %v", s.runs(), b.counts)
+	}
+}
+
+// idle lets a sampler work until nothing of it moves any more.
+func idle(t *testing.T, e *repro.Sampler) {
+	t.Helper()
+	ctx, cancel := context.WithCancel(t.Context())
+	done := make(chan struct{})
+	go func() { e.Idle(ctx); close(done) }()
+	synctest.Wait()
+	cancel()
+	<-done
+}
+
+func TestSamplesAreCheckedWhenIdle(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s, b := newScript(t, func(_ int, v *worker.Variation) made { return file(v.Conditions.Hostname) }), &book{}
+		e := s.sampler(b, false)
+		task := s.action()
+		execute(t, e, task)
+		execute(t, e, task) // which waits already
+		if s.runs() != 2 || s.recorded != 2 || e.Waiting() != 1 || e.Remark("", task.Action) != "" {
+			t.Fatalf("%d runs, %d recorded, %d wait, before there was time", s.runs(), s.recorded, e.Waiting())
+		}
+		idle(t, e)
+		if s.runs() != 3 || s.recorded != 2 || b.counts["differs"] != 1 || e.Waiting() != 0 {
+			t.Errorf("%d runs, %d recorded, %d wait, counts %v", s.runs(), s.recorded, e.Waiting(), b.counts)
+		}
+		if line := e.Remark("", task.Action); !strings.HasPrefix(line, "not reproducible: out differs") {
+			t.Errorf("remark %q", line)
+		}
+		if got := e.Tallies()[repro.Kind{Mnemonic: "Make", Target: "//a:b"}]; got.Differs != 1 {
+			t.Errorf("tallies %+v", e.Tallies())
+		}
+		if len(b.summaries) != 1 || b.summaries[0].Action != task.Action || b.summaries[0].Result != repro.Differs {
+			t.Errorf("recorded are %+v", b.summaries)
+		}
+	})
+}
+
+// TestInterruptedChecksAreMadeAgain, and not for ever.
+func TestInterruptedChecksAreMadeAgain(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s, b := newScript(t, func(int, *worker.Variation) made { return file("x") }), &book{}
+		e := s.sampler(b, false)
+		execute(t, e, s.action())
+		open := make(chan struct{})
+		s.wait = func(int) <-chan struct{} { return open }
+		for i := range 5 {
+			idle(t, e) // ends while the run waits
+			if e.Waiting() != 1 || len(b.counts) > 0 || s.runs() != i+2 {
+				t.Fatalf("%d wait, counts %v, %d runs", e.Waiting(), b.counts, s.runs())
+			}
+		}
+		close(open)
+		idle(t, e)
+		if e.Waiting() != 0 || b.counts["same"] != 1 {
+			t.Errorf("%d wait, counts %v", e.Waiting(), b.counts)
+		}
+		execute(t, e, s.action("A=1"))
+		s.wait = func(int) <-chan struct{} { return make(chan struct{}) }
+		for range 10 {
+			idle(t, e)
+		}
+		if e.Waiting() != 0 || b.counts["skipped"] != 1 {
+			t.Errorf("%d wait, counts %v", e.Waiting(), b.counts)
+		}
+	})
+}
+
+func TestEvictedInputsAreSkipped(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s, b := newScript(t, func(int, *worker.Variation) made { return file("x") }), &book{}
+		e := s.sampler(b, false)
+		execute(t, e, s.action())
+		s.fail = func(int) error { return &worker.Fault{Kind: worker.Missing, Err: errors.New("gone")} }
+		idle(t, e)
+		if b.counts["skipped"] != 1 || e.Waiting() != 0 {
+			t.Errorf("counts %v, %d wait", b.counts, e.Waiting())
+		}
+	})
+}
+
+func TestBacklogIsBounded(t *testing.T) {
+	s, b := newScript(t, func(int, *worker.Variation) made { return file("x") }), &book{}
+	e := s.sampler(b, false)
+	for i := range 1003 {
+		execute(t, e, s.action(fmt.Sprint("A=", i)))
+	}
+	if e.Waiting() != 1000 || b.counts["skipped"] != 3 {
+		t.Errorf("%d wait, counts %v", e.Waiting(), b.counts)
+	}
+}
+
+// TestShareIsChosenByDigestAndSalt: the same actions each time, others with another salt, and as many as the share says.
+func TestShareIsChosenByDigestAndSalt(t *testing.T) {
+	s, b := newScript(t, func(int, *worker.Variation) made { return file("x") }), &book{}
+	// chosen returns which of 500 actions a sampler chooses.
+	chosen := func(salt uint64) (which [500]bool, n int) {
+		e := s.sampler(b, false)
+		e.Share, e.Salt = 0.1, func() uint64 { return salt }
+		for i := range which {
+			before := e.Waiting()
+			execute(t, e, s.action(fmt.Sprint("A=", i)))
+			if which[i] = e.Waiting() > before; which[i] {
+				n++
+			}
+		}
+		return which, n
+	}
+	first, n := chosen(1)
+	if n < 25 || n > 85 {
+		t.Errorf("%d of 500 are chosen at a share of 10%%", n)
+	}
+	if again, _ := chosen(1); again != first {
+		t.Error("other actions are chosen by the same salt")
+	}
+	if other, _ := chosen(2); other == first {
+		t.Error("the same actions are chosen by another salt")
+	}
+}
+
+func TestVariedAndCachedAndPersonalRunsAreNotSampled(t *testing.T) {
+	s, b := newScript(t, func(int, *worker.Variation) made { return file("x") }), &book{}
+	e := s.sampler(b, false)
+	for _, change := range []func(*worker.Task){
+		func(t *worker.Task) { t.Variation = &worker.Variation{} },
+		func(t *worker.Task) { t.Args = []string{"sh"} },
+	} {
+		task := s.action()
+		change(task)
+		execute(t, e, task)
+	}
+	if e.Waiting() != 0 {
+		t.Errorf("%d wait", e.Waiting())
+	}
+}
