@@ -104,6 +104,9 @@ type Run struct {
 	Manifest   string    `json:"manifest,omitempty"`
 	StableHash string    `json:"stable_hash,omitempty"`
 
+	// Result is what the run left, in the store of its place.
+	Result *repb.ActionResult `json:"-"`
+
 	outputs map[string]item // by path
 	place   *Place
 	facts   *compare.Facts
@@ -187,7 +190,11 @@ func newCheck(ctx context.Context, t *worker.Task, o Options) (*check, error) {
 	}
 	c := &check{Options: o, task: *t}
 	c.task.Args, c.task.Terminal, c.task.Stdout, c.task.Stderr, c.task.Logs = nil, nil, nil, nil, nil
-	command, err := commandOf(ctx, o.Places[0].Store, t.Action)
+	action := t.Action
+	if p := &o.Places[0]; !p.Action.IsZero() {
+		action = p.Action
+	}
+	command, err := commandOf(ctx, o.Places[0].Store, action)
 	if err != nil {
 		return nil, err
 	}

@@ -79,13 +79,16 @@ func (c *check) record(p *Place, v *worker.Variation, out *worker.Outcome) Run {
 	m := out.Result.GetExecutionMetadata()
 	r := Run{
 		On: text(p.Name), Worker: text(m.GetWorker()), Varied: describe(v), ExitCode: out.Result.GetExitCode(),
-		outputs: items(out.Result), place: p, facts: c.scene.facts(v, m), digests: c.task.Action.Function(),
+		Result: out.Result, outputs: items(out.Result), place: p, facts: c.scene.facts(v, m), digests: c.task.Action.Function(),
 	}
 	if !p.Action.IsZero() && p.Action != c.task.Action {
 		r.Action = p.Action.String()
 	}
 	if out.Code != codes.OK {
 		r.Code = out.Code.String()
+	}
+	if !out.Manifest.IsZero() {
+		r.Manifest, r.StableHash = out.Manifest.String(), out.StableHash
 	}
 	if m.GetExecutionStartTimestamp() != nil {
 		r.Start, r.End = m.GetExecutionStartTimestamp().AsTime(), m.GetExecutionCompletedTimestamp().AsTime()
@@ -292,11 +295,19 @@ func (s *scene) facts(v *worker.Variation, m *repb.ExecutedActionMetadata) *comp
 const maxName = 1000
 
 // text returns s as one line of ASCII, with other characters as Go's escapes, and not too long: an output's name must not
-// command a terminal.
+// command a terminal. What it returns it leaves as it is.
 func text(s string) string {
-	if len(s) > maxName {
-		s = s[:maxName] + "[cut]"
+	var b []byte
+	for _, r := range s {
+		if len(b) >= maxName {
+			return string(b[:maxName]) + "[cut]"
+		}
+		if ' ' <= r && r <= '~' {
+			b = append(b, byte(r))
+			continue
+		}
+		quoted := strconv.QuoteRuneToASCII(r)
+		b = append(b, quoted[1:len(quoted)-1]...)
 	}
-	quoted := strconv.QuoteToASCII(s)
-	return strings.ReplaceAll(quoted[1:len(quoted)-1], `\"`, `"`)
+	return string(b)
 }

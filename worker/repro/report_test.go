@@ -1,0 +1,99 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package repro_test
+
+import (
+	"bytes"
+	"fmt"
+	"strings"
+	"testing"
+
+	"github.com/cloister-build/cloister/worker"
+	"github.com/cloister-build/cloister/worker/compare"
+	"github.com/cloister-build/cloister/worker/repro"
+)
+
+// hostile is what an action may call an output, and write into it.
+const hostile = "<script>alert(1)</script>`|\x1b[2J\"'&"
+
+func hostileVerdict(t *testing.T, files int) *repro.Verdict {
+	s := newScript(t, func(n int, _ *worker.Variation) made {
+		m := made{files: map[string]string{}, stdout: fmt.Sprint(hostile, n)}
+		for i := range files {
+			m.files[fmt.Sprint(hostile, i)] = fmt.Sprint(strings.Repeat(hostile, 20), n, i)
+		}
+		return m
+	})
+	o := s.options()
+	o.Bisect, o.Factors = true, []string{"hostname"}
+	task := s.action()
+	task.Target, task.Mnemonic = hostile, hostile
+	v := check(t, s, task, o)
+	v.Differences = append(v.Differences, repro.Difference{Difference: compare.Difference{Where: []string{hostile, hostile}, What: hostile, A: hostile, B: hostile, Fix: hostile}})
+	return v
+}
+
+func TestReportsCommandNeitherBrowserNorTerminal(t *testing.T) {
+	r := repro.Report{hostileVerdict(t, 2)}
+	html, err := r.HTML()
+	if err != nil {
+		t.Fatal(err)
+	}
+	var text bytes.Buffer
+	if err := r[0].Text(&text); err != nil {
+		t.Fatal(err)
+	}
+	for what, b := range map[string][]byte{"html": html, "text": text.Bytes(), "markdown": r.Markdown(), "line": []byte(r[0].Line())} {
+		if bytes.ContainsAny(b, "\x1b\x00") {
+			t.Errorf("%s has a control character:\n%s", what, b)
+		}
+	}
+	if bytes.Contains(html, []byte("<script")) || !bytes.Contains(html, []byte("&lt;script&gt;")) {
+		t.Errorf("what an action wrote is not escaped:\n%s", html)
+	}
+	if bytes.Contains(html, []byte("http")) && strings.Count(string(html), "http") != strings.Count(string(html), "http-equiv") {
+		t.Error("the page refers to another")
+	}
+	for i, line := range strings.Split(string(r.Markdown()), "\n") {
+		if strings.HasPrefix(line, "| `") && strings.Count(line, "`")%2 != 0 {
+			t.Errorf("line %d of the Markdown ends within a text: %s", i, line)
+		}
+	}
+}
+
+func TestPageIsSmall(t *testing.T) {
+	var r repro.Report
+	for range 3 {
+		r = append(r, hostileVerdict(t, 300))
+	}
+	html, err := r.HTML()
+	if err != nil || len(html) > 60_000 {
+		t.Errorf("%d bytes, %v", len(html), err)
+	}
+	if !bytes.Contains(html, []byte(" more</tr>")) {
+		t.Error("nothing says that something was left out")
+	}
+}
+
+func TestTextSaysWhatAPersonNeeds(t *testing.T) {
+	s := newScript(t, func(n int, v *worker.Variation) made {
+		return made{files: map[string]string{"lib.a": "for " + noticed("hostname", n, v), "x": "1"}}
+	})
+	o := s.options()
+	o.Bisect, o.Factors = true, []string{"hostname", "umask"}
+	v := check(t, s, s.action(), o)
+	var b bytes.Buffer
+	if err := v.Text(&b); err != nil {
+		t.Fatal(err)
+	}
+	for _, want := range []string{
+		"//a:b  Make  " + v.Action + "  DIFFERS  3 runs: local\n",
+		"  run 1   local, as usual\n", "  run 2   local, hostname elsewhere1, umask 0077\n",
+		"  lib.a  DIFFERS  3 digests in 3 runs  (1 of 2 outputs)  depends on hostname\n",
+		"found by varying: hostname", "  bisected in 5 runs: caused by hostname\n", "  not reproducible: hostname\n",
+	} {
+		if !strings.Contains(b.String(), want) {
+			t.Errorf("%q is not in:\n%s", want, b.String())
+		}
+	}
+}

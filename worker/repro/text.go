@@ -1,0 +1,169 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package repro
+
+import (
+	"fmt"
+	"io"
+	"slices"
+	"strings"
+
+	"github.com/cloister-build/cloister/worker/compare"
+)
+
+// Text writes v for a person at a terminal, in ASCII.
+func (v *Verdict) Text(w io.Writer) error {
+	var b strings.Builder
+	line := func(format string, args ...any) { fmt.Fprintf(&b, format+"\n", args...) }
+	line("%s  %s  %d runs: %s", v.Title(), strings.ToUpper(string(v.Result)), len(v.Runs), v.places())
+	for i, r := range v.Runs {
+		line("  run %-3d %s", i+1, strings.Join(v.about(i, &r), ", "))
+	}
+	if v.Result == FlakyExit {
+		line("  exit code  DIFFERS  %s", v.exits())
+	}
+	differing := v.Differing()
+	for i, name := range differing {
+		const most = 40
+		if i == most {
+			line("  and %d more", len(differing)-most)
+			break
+		}
+		o := v.output(name)
+		line("  %s  DIFFERS  %d digests in %d runs  (%d of %d outputs)%s", name, o.Different(), len(o.Digests), len(differing), len(v.Outputs), by(o.Factors))
+		for _, d := range v.of(name) {
+			line("    %s", d.sentence())
+			if d.Cause != compare.Unknown || d.Factor != "" || d.Fix != "" {
+				line("      %s", d.why())
+			}
+		}
+	}
+	for _, u := range v.Unexplained {
+		line("  not looked into: %s", u)
+	}
+	for _, s := range v.Skipped {
+		line("  not varied: %s, since %s", s.Factor, s.Why)
+	}
+	if bisection := v.Bisection; bisection != nil {
+		line("  bisected in %d runs: %s", bisection.Runs, bisection.Says)
+	}
+	line("  %s", v.conclusion())
+	_, err := io.WriteString(w, b.String())
+	return err
+}
+
+// Title names the action.
+func (v *Verdict) Title() string {
+	var words []string
+	for _, w := range []string{v.Target, v.Mnemonic, v.Action} {
+		if w != "" {
+			words = append(words, w)
+		}
+	}
+	return strings.Join(words, "  ")
+}
+
+// places names where the runs were, each once.
+func (v *Verdict) places() string {
+	var names []string
+	for _, r := range v.Runs {
+		if !slices.Contains(names, r.On) {
+			names = append(names, r.On)
+		}
+	}
+	return strings.Join(names, ", ")
+}
+
+// about says what is to be known of run i.
+func (v *Verdict) about(i int, r *Run) []string {
+	words := []string{r.On}
+	if len(r.Varied) == 0 {
+		words = append(words, "as usual")
+	}
+	words = append(words, r.Varied...)
+	if r.Action != "" {
+		words = append(words, "as action "+r.Action)
+	}
+	if r.ExitCode != 0 || r.Code != "" {
+		words = append(words, r.Ended())
+	}
+	return words
+}
+
+func (v *Verdict) output(path string) *Output {
+	i := slices.IndexFunc(v.Outputs, func(o Output) bool { return o.Path == path && o.Differ })
+	return &v.Outputs[i]
+}
+
+// of returns the differences of an output.
+func (v *Verdict) of(path string) []*Difference {
+	var all []*Difference
+	for i := range v.Differences {
+		if d := &v.Differences[i]; d.Where[0] == path {
+			all = append(all, d)
+		}
+	}
+	return all
+}
+
+// by says which factors something depends on.
+func by(factors []string) string {
+	if len(factors) == 0 {
+		return ""
+	}
+	return "  depends on " + strings.Join(factors, ", ")
+}
+
+// sentence says what differs, in printable ASCII.
+func (d *Difference) sentence() string {
+	where := strings.Join(d.Where[1:], " > ")
+	if where != "" {
+		where += ": "
+	}
+	at := ""
+	if d.Offset >= 0 {
+		at = fmt.Sprintf(" at byte %d", d.Offset)
+	}
+	return text(fmt.Sprintf("%s%s%s: %s != %s", where, d.What, at, orNone(d.A), orNone(d.B)))
+}
+
+// why says why, and what would end it.
+func (d *Difference) why() string {
+	var words []string
+	if d.Cause != compare.Unknown {
+		words = append(words, "cause: "+string(d.Cause))
+	}
+	if d.Factor != "" {
+		words = append(words, "found by varying: "+d.Factor)
+	}
+	if d.Fix != "" {
+		words = append(words, "fix: "+text(d.Fix))
+	}
+	return strings.Join(words, "   ")
+}
+
+// Causes returns the causes that were found, each once, in the order of the differences.
+func (v *Verdict) Causes() []string {
+	var all []string
+	for _, d := range v.Differences {
+		if d.Cause != compare.Unknown && !slices.Contains(all, string(d.Cause)) {
+			all = append(all, string(d.Cause))
+		}
+	}
+	return all
+}
+
+// conclusion says what it all comes to.
+func (v *Verdict) conclusion() string {
+	switch causes := v.Causes(); {
+	case v.Result == Same && len(v.Factors) == 0:
+		return fmt.Sprintf("same in %d runs, of which nothing was varied", len(v.Runs))
+	case v.Result == Same:
+		return fmt.Sprintf("same in %d runs, with %d factors varied", len(v.Runs), len(v.Factors))
+	case len(causes) > 0:
+		return fmt.Sprintf("not reproducible: %s", strings.Join(causes, ", "))
+	case v.Bisection == nil:
+		return "not reproducible, and no cause is known: --bisect looks for the factor"
+	}
+	return "not reproducible"
+}
