@@ -265,7 +265,7 @@ func (s *scene) fit(names []string) (fit []Factor, skipped []Skipped) {
 func (s *scene) lacks(conditions []sandbox.Condition) string {
 	for _, c := range conditions {
 		if s.features == nil || !slices.Contains(s.features.Conditions, c) {
-			return fmt.Sprintf("this worker cannot give a run another %s", c)
+			return "this worker cannot vary it"
 		}
 	}
 	return ""

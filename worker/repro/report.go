@@ -39,6 +39,7 @@ type sheet struct {
 	Outputs  int // that are not in Rows
 	Unshown  int // differences
 	Headline string
+	Skips    []Skipped
 }
 
 // A row is an output in all runs.
@@ -74,7 +75,7 @@ func (r Report) HTML() ([]byte, error) {
 
 // sheet returns what a page shows of v.
 func (v *Verdict) sheet(c cut) *sheet {
-	s := &sheet{Verdict: v, Headline: v.conclusion()}
+	s := &sheet{Verdict: v, Headline: v.conclusion(), Skips: v.skips()}
 	for _, differ := range []bool{true, false} {
 		for i := range v.Outputs {
 			o := &v.Outputs[i]
@@ -151,8 +152,8 @@ func (r Report) Markdown() []byte {
 		if v.Bisection != nil {
 			line("\nBisected in %d runs: %s.", v.Bisection.Runs, code(v.Bisection.Says))
 		}
-		for _, s := range v.Skipped {
-			line("\nNot varied: %s, since %s.", s.Factor, code(s.Why))
+		for _, s := range v.skips() {
+			line("\nNot varied: %s: %s.", s.Factor, code(s.Why))
 		}
 	}
 	return b.Bytes()

@@ -113,6 +113,9 @@ type Run struct {
 	digests cas.Function // of its outputs
 }
 
+// Function returns the digest function of everything that the runs made.
+func (v *Verdict) Function() cas.Function { return v.Runs[0].digests }
+
 // An Output is one thing that runs made.
 type Output struct {
 	Path string `json:"path"`

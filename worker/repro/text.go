@@ -41,8 +41,8 @@ func (v *Verdict) Text(w io.Writer) error {
 	for _, u := range v.Unexplained {
 		line("  not looked into: %s", u)
 	}
-	for _, s := range v.Skipped {
-		line("  not varied: %s, since %s", s.Factor, s.Why)
+	for _, s := range v.skips() {
+		line("  not varied: %s: %s", s.Factor, s.Why)
 	}
 	if bisection := v.Bisection; bisection != nil {
 		line("  bisected in %d runs: %s", bisection.Runs, bisection.Says)
@@ -88,6 +88,19 @@ func (v *Verdict) about(i int, r *Run) []string {
 		words = append(words, r.Ended())
 	}
 	return words
+}
+
+// skips returns what was skipped, with the factors of one reason together.
+func (v *Verdict) skips() []Skipped {
+	var all []Skipped
+	for _, s := range v.Skipped {
+		if i := slices.IndexFunc(all, func(t Skipped) bool { return t.Why == s.Why }); i >= 0 {
+			all[i].Factor += ", " + s.Factor
+		} else {
+			all = append(all, s)
+		}
+	}
+	return all
 }
 
 func (v *Verdict) output(path string) *Output {
@@ -166,4 +179,18 @@ func (v *Verdict) conclusion() string {
 		return "not reproducible, and no cause is known: --bisect looks for the factor"
 	}
 	return "not reproducible"
+}
+
+// Table writes a line for each verdict, and how many there are of each result.
+func (r Report) Table(w io.Writer) error {
+	var b strings.Builder
+	counts := map[Result]int{}
+	b.WriteString("\n")
+	for _, v := range r {
+		counts[v.Result]++
+		fmt.Fprintf(&b, "%-10s  %-14.14s  %.12s  %s  %s\n", v.Result, v.Mnemonic, v.Action, v.Target, strings.Join(v.Causes(), ", "))
+	}
+	fmt.Fprintf(&b, "%d actions: %d same, %d differ, %d with flaky exit\n", len(r), counts[Same], counts[Differs], counts[FlakyExit])
+	_, err := io.WriteString(w, b.String())
+	return err
 }

@@ -1,0 +1,47 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package repro
+
+import (
+	"bytes"
+	"encoding/binary"
+	"slices"
+	"testing"
+)
+
+func TestLocalesThatSortOtherwiseComeFirst(t *testing.T) {
+	for _, c := range []struct {
+		name        string
+		given, want []string
+	}{
+		{"some", []string{"C.utf8", "sv_SE.utf8", "de_DE", "de_DE.utf8@euro", "sv_SE.utf8", "tr_TR.iso88599"}, []string{"de_DE.utf8@euro", "sv_SE.utf8"}},
+		{"none", []string{"C.utf8", "POSIX"}, []string{"C.utf8"}},
+		{"nothing", nil, nil},
+	} {
+		if got := choose(c.given); !slices.Equal(got, c.want) {
+			t.Errorf("%s: got %q, want %q", c.name, got, c.want)
+		}
+	}
+}
+
+func TestArchiveOfLocalesIsRead(t *testing.T) {
+	archive := func(magic uint32, offset, size uint32, names string) []byte {
+		b := make([]byte, 28)
+		for i, v := range []uint32{magic, 0, 0, 0, 0, offset, size} {
+			binary.NativeEndian.PutUint32(b[4*i:], v)
+		}
+		return append(b, names...)
+	}
+	const magic = 0xde020109
+	good := archive(magic, 28, 16, "a.utf8\x00sv.utf8\x00\x00")
+	if got := archived(bytes.NewReader(good)); !slices.Equal(got, []string{"a.utf8", "sv.utf8"}) {
+		t.Errorf("got %q", got)
+	}
+	for what, b := range map[string][]byte{
+		"short": good[:20], "of something else": archive(1, 28, 16, "a\x00"), "damaged": archive(magic, 1<<31, 1<<31, "a\x00"),
+	} {
+		if got := archived(bytes.NewReader(b)); len(got) > 0 {
+			t.Errorf("%s: got %q", what, got)
+		}
+	}
+}
