@@ -20,9 +20,11 @@ import (
 
 // reproConfig is what the flags of repro say.
 type reproConfig struct {
-	runConfig // of a command, and where actions are
-	names     []string
-	which     selection
+	recipe // of a command
+	from   origin
+	box    confinement
+	names  []string
+	which  selection
 
 	runs   int
 	vary   string
@@ -99,10 +101,6 @@ It exits with 0 if all runs are the same, 1 if they differ, and 2 if they could 
 		},
 	}
 	f := cmd.Flags()
-	f.StringVar(&c.in, "in", "", "directory of inputs of a command (default: none)")
-	f.StringArrayVar(&c.out, "out", nil, "path of an output of a command, relative to its working directory; repeatable")
-	f.StringArrayVar(&c.env, "env", nil, "environment variable of a command, KEY=VALUE; repeatable")
-	f.DurationVar(&c.timeout, "timeout", 0, "kill a command after this time (default: 24h)")
 	f.StringVar(&c.which.invocation, "invocation", "", "all actions of this build, by the history of the server")
 	f.StringVar(&c.which.target, "target", "", "all actions of this target, likewise; * at its end stands for all that begin so")
 	f.StringVar(&c.which.mnemonic, "mnemonic", "", "all actions of this kind, likewise")
@@ -114,6 +112,7 @@ It exits with 0 if all runs are the same, 1 if they differ, and 2 if they could 
 	f.StringVar(&c.report, "report", "", "write what was found to this file: .html, .md or .json")
 	f.StringVar(&c.keepIn, "keep", "", "directory that the outputs of each run are copied to, as run1, run2 and so on")
 	f.BoolVar(&c.asJSON, "json", false, "print one JSON list")
+	c.recipe.register(cmd)
 	c.from.register(cmd)
 	c.box.register(cmd)
 	return cmd
@@ -122,7 +121,7 @@ It exits with 0 if all runs are the same, 1 if they differ, and 2 if they could 
 // checkFlags returns what is wrong with the command line.
 func (c *reproConfig) checkFlags(cmd *cobra.Command) error {
 	command := len(c.args) > 0
-	for _, name := range []string{"in", "out", "env", "timeout"} {
+	for _, name := range recipeFlags {
 		if cmd.Flags().Changed(name) && !command {
 			return fmt.Errorf("--%s is of a command, which is stated after --", name)
 		}
@@ -138,8 +137,6 @@ func (c *reproConfig) checkFlags(cmd *cobra.Command) error {
 		return errors.New("state what is to run: digests of actions, or a selection as --invocation ID, or a command after --")
 	case c.runs < repro.MinRuns || c.runs > repro.MaxRuns:
 		return fmt.Errorf("--runs %d: from %d to %d runs can be compared", c.runs, repro.MinRuns, repro.MaxRuns)
-	case c.timeout < 0:
-		return fmt.Errorf("--timeout %v: write a positive time", c.timeout)
 	}
 	if _, err := repro.Choose(c.vary); err != nil {
 		return fmt.Errorf("--vary: %w", err)
@@ -147,22 +144,12 @@ func (c *reproConfig) checkFlags(cmd *cobra.Command) error {
 	if _, err := writerOf(c.report); c.report != "" && err != nil {
 		return err
 	}
-	for _, kv := range c.env {
-		if k, _, ok := strings.Cut(kv, "="); !ok || k == "" {
-			return fmt.Errorf("--env %q: write it as KEY=VALUE", kv)
-		}
-	}
-	for _, p := range c.out {
-		if !filepath.IsLocal(p) {
-			return fmt.Errorf("--out %q: write a path below the working directory", p)
-		}
-	}
 	for _, on := range c.on {
 		if on != "local" && on != "remote" && !strings.HasPrefix(on, "grpc://") && !strings.HasPrefix(on, "grpcs://") {
 			return fmt.Errorf("--on %q: write local, remote, grpc://HOST:PORT or grpcs://HOST:PORT", on)
 		}
 	}
-	return nil
+	return c.recipe.check()
 }
 
 // subjects returns the actions that the command line names; of a command it is a digest that is yet to come.
@@ -245,12 +232,12 @@ func (c *reproConfig) print(report repro.Report, of int, out io.Writer) error {
 
 // one judges one action.
 func (c *reproConfig) one(ctx context.Context, bench *workbench, servers servers, s subject, which string, info io.Writer) (*repro.Verdict, error) {
-	task := &worker.Task{Action: s.digest, Target: s.target, Mnemonic: s.mnemonic}
+	var task *worker.Task
 	var err error
 	if len(c.args) > 0 {
-		task.Action, err = ingest(ctx, bench.store, &c.runConfig)
+		task, err = c.put(ctx, bench)
 	} else {
-		task.Instance, err = c.bring(ctx, bench, s)
+		task, err = c.bring(ctx, bench, s)
 	}
 	if err != nil {
 		return nil, err
@@ -295,16 +282,15 @@ func (c *reproConfig) local() bool {
 	return false
 }
 
-// bring copies an action with its inputs from the server into the workbench.
-func (c *reproConfig) bring(ctx context.Context, bench *workbench, s subject) (instance string, err error) {
+// bring copies an action with its inputs from the server into the workbench, and returns its task.
+func (c *reproConfig) bring(ctx context.Context, bench *workbench, s subject) (*worker.Task, error) {
 	size, err := diskBytes(bench.dir)
 	if err != nil {
-		return "", err
+		return nil, err
 	}
-	from := c.runConfig
-	from.digest = s.digest
-	instance, err = fetch(ctx, bench.store, size/5, &from)
-	return instance, c.from.explain(err, exitTrouble)
+	task := &worker.Task{Action: s.digest, Target: s.target, Mnemonic: s.mnemonic}
+	task.Instance, err = fetch(ctx, bench.store, size/5, &runConfig{digest: s.digest, from: c.from})
+	return task, c.from.explain(err, exitTrouble)
 }
 
 // keepRuns copies the outputs of each run to where --keep says.

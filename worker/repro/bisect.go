@@ -38,7 +38,7 @@ type Step struct {
 	Factor string `json:"factor"`
 	// Runs is how many runs varied it: no more once one differed.
 	Runs int `json:"runs"`
-	// Changed are the outputs that it changed, "exit code" among them; "" none.
+	// Changed are the outputs that it changed, "(exit code)" among them.
 	Changed []string `json:"changed"`
 
 	run *Run // that differed, or nil
@@ -72,7 +72,7 @@ func (c *check) bisect(ctx context.Context) error {
 		b.control = append(b.control, *r)
 	}
 	unsteady := differing(&b.control[0], &b.control[1])
-	b.Unsteady = shown(unsteady)
+	b.Unsteady = allShown(unsteady)
 	for _, f := range c.factors {
 		if f.vary == nil && f.copies == 0 && slices.Contains(b.Loose, f.Name) {
 			continue // it varies in each run, the control among them
@@ -110,7 +110,7 @@ func (c *check) step(ctx context.Context, b *Bisection, place *Place, f *Factor,
 		if len(changed) == 0 {
 			continue
 		}
-		s.run, s.Changed = r, shown(changed)
+		s.run, s.Changed = r, allShown(changed)
 		b.Factors = append(b.Factors, f.Name)
 		for i := range c.verdict.Outputs {
 			o := &c.verdict.Outputs[i]
@@ -171,11 +171,23 @@ func differing(a, b *Run) []string {
 	return names
 }
 
-// shown returns names of items as a Verdict has them.
-func shown(names []string) []string {
+// shown returns the name of an item as a Verdict has it.
+func shown(name string) string {
+	switch name {
+	case stdout:
+		return compare.Stdout
+	case stderr:
+		return compare.Stderr
+	case exitCode:
+		return "(exit code)"
+	}
+	return text(name)
+}
+
+func allShown(names []string) []string {
 	all := make([]string, 0, len(names))
 	for _, name := range names {
-		all = append(all, text(strings.TrimSuffix(name, "/")))
+		all = append(all, shown(name))
 	}
 	return all
 }

@@ -3,28 +3,19 @@
 package repro
 
 import (
-	"bytes"
 	"context"
 	"errors"
 	"fmt"
 	"io"
-	"os"
 	"slices"
 	"strings"
 
-	repb "github.com/bazelbuild/remote-apis/build/bazel/remote/execution/v2"
 	"github.com/cloister-build/cloister/cas"
 	"github.com/cloister-build/cloister/worker/compare"
 )
 
-const (
-	// maxExplained is how many outputs are looked into, of those that differ.
-	maxExplained = 50
-	// maxCompared is the size, in bytes, of the largest output that is looked into.
-	maxCompared = 1 << 30
-	// maxInMemory is the size of the largest that is held in memory for it; a larger one becomes a file.
-	maxInMemory = 4 << 20
-)
+// maxExplained is how many outputs are looked into, of those that differ.
+const maxExplained = 50
 
 // explain looks into the outputs that differ. That one cannot be read any more, or not be compared, is no failure: that it
 // differs is known by its digest.
@@ -47,7 +38,7 @@ func (c *check) explain(ctx context.Context) {
 		}
 		factors := c.bySteps(ctx, name)
 		for _, d := range found[:min(len(found), MaxDifferences-len(v.Differences))] {
-			full := Difference{Difference: d, Runs: [2]int{0, other}, Factor: factors[key(&d)]}
+			full := Difference{Output: o.Path, Difference: d, Runs: [2]int{0, other}, Factor: factors[key(&d)]}
 			if full.Factor == "" && len(o.Factors) == 1 {
 				full.Factor = o.Factors[0]
 			}
@@ -86,7 +77,7 @@ func (c *check) bySteps(ctx context.Context, name string) map[string]string {
 	b := c.verdict.Bisection
 	for i := range b.Steps {
 		s := &b.Steps[i]
-		if s.run == nil || !slices.Contains(s.Changed, text(strings.TrimSuffix(name, "/"))) {
+		if s.run == nil || !slices.Contains(s.Changed, shown(name)) {
 			continue
 		}
 		found, _ := differences(ctx, name, &b.control[0], s.run) // without them the output's factors are known all the same
@@ -104,90 +95,71 @@ func key(d *compare.Difference) string { return strings.Join(d.Where, "\x00") + 
 
 // differences compares what two runs have in one place.
 func differences(ctx context.Context, name string, a, b *Run) ([]compare.Difference, error) {
-	x, y := a.outputs[name], b.outputs[name]
-	where := []string{text(strings.TrimSuffix(name, "/"))}
-	one := func(what, a, b string) []compare.Difference {
-		return []compare.Difference{{Where: where, What: what, A: short(a), B: short(b), Offset: -1}}
-	}
-	switch {
-	case x.kind == "" || y.kind == "":
-		return one("exists", orNone(x.kind), orNone(y.kind)), nil
-	case x.kind != y.kind:
-		return one("kind", x.kind, y.kind), nil
-	case x.kind == "symlink":
-		return one("target", x.name, y.name), nil
-	case x.kind == "directory":
-		return directories(ctx, where[0], a, b, x, y)
-	}
-	var all []compare.Difference
-	if x.executable != y.executable {
-		all = one("executable", fmt.Sprint(x.executable), fmt.Sprint(y.executable))
-	}
-	if digestName(x.digest) == digestName(y.digest) {
-		return all, nil
-	}
-	found, err := blobs(ctx, where[0], a, b, x.digest, y.digest)
-	return append(all, found...), err
-}
-
-func orNone(kind string) string {
-	if kind == "" {
-		return "nothing"
-	}
-	return kind
-}
-
-func short(s string) string {
-	if s = text(s); len(s) > compare.MaxText {
-		s = s[:compare.MaxText]
-	}
-	return s
-}
-
-// blobs compares what two runs left.
-func blobs(ctx context.Context, name string, a, b *Run, x, y *repb.Digest) ([]compare.Difference, error) {
-	left, closeLeft, err := open(ctx, a, x)
+	x, err := a.entry(ctx, a.outputs[name])
 	if err != nil {
 		return nil, err
 	}
-	defer closeLeft()
-	right, closeRight, err := open(ctx, b, y)
+	y, err := b.entry(ctx, b.outputs[name])
 	if err != nil {
 		return nil, err
 	}
-	defer closeRight()
-	return compare.Blobs(ctx, name, left, right, compare.Known{A: a.facts, B: b.facts})
+	s := a.place.Store
+	if b.place != a.place {
+		s = &either{s, b.place.Store}
+	}
+	return compare.Entries(ctx, s, shown(name), x, y, compare.Known{A: a.facts, B: b.facts})
 }
 
-// open returns a blob that a run left, to be read in any order. The caller closes it.
-func open(ctx context.Context, from *Run, p *repb.Digest) (*io.SectionReader, func(), error) {
-	d, err := cas.FromProto(from.digests, p)
-	if err != nil {
-		return nil, nil, err
-	}
-	if d.Size() > maxCompared {
-		return nil, nil, fmt.Errorf("%d bytes are too many to be looked into: %d are at most", d.Size(), maxCompared)
-	}
-	if d.Size() <= maxInMemory {
-		data, err := cas.ReadAll(ctx, from.place.Store, d, maxInMemory)
-		if err != nil {
-			return nil, nil, err
+// entry returns an item as package compare has it.
+func (r *Run) entry(ctx context.Context, it item) (e compare.Entry, err error) {
+	switch it.kind {
+	case "":
+		return e, nil
+	case "symlink":
+		e.Target = it.target
+		return e, nil
+	case "directory":
+		if e.Directory, err = cas.FromProto(r.digests, it.digest); err != nil || !it.tree {
+			return e, err
 		}
-		return io.NewSectionReader(bytes.NewReader(data), 0, d.Size()), func() {}, nil
+		if e.Tree, err = compare.ReadTree(ctx, r.place.Store, e.Directory); err == nil {
+			e.Directory = e.Tree.Root
+		}
+		return e, err
 	}
-	r, err := from.place.Store.Open(ctx, d, 0)
-	if err != nil {
-		return nil, nil, err
+	e.Executable = it.executable
+	e.File, err = cas.FromProto(r.digests, it.digest)
+	return e, err
+}
+
+// An either is two stores: what the first lacks is looked for in the second.
+type either struct {
+	cas.Store
+	second cas.Store
+}
+
+// Open opens a blob of one of them.
+func (s *either) Open(ctx context.Context, d cas.Digest, off int64) (io.ReadCloser, error) {
+	r, err := s.Store.Open(ctx, d, off)
+	if errors.Is(err, cas.ErrNotFound) {
+		return s.second.Open(ctx, d, off)
 	}
-	defer r.Close()
-	file, err := os.CreateTemp("", "cloister-repro-")
-	if err != nil {
-		return nil, nil, err
+	return r, err
+}
+
+// settle gives the output directories of all runs names that are equal where what is in them is: a Tree can be written in
+// more than one way, and servers differ. Those that cannot be read keep theirs.
+func settle(ctx context.Context, runs []Run) {
+	for _, name := range paths(runs) {
+		for i := range runs {
+			it := runs[i].outputs[name]
+			if !it.tree {
+				continue
+			}
+			if e, err := runs[i].entry(ctx, it); err == nil {
+				it.name = e.Directory.String()
+				runs[i].outputs[name] = it
+			}
+		}
 	}
-	done := func() { file.Close(); os.Remove(file.Name()) }
-	if n, err := io.Copy(file, r); err != nil || n != d.Size() {
-		done()
-		return nil, nil, errors.Join(err, fmt.Errorf("%d of %d bytes were read", n, d.Size()))
-	}
-	return io.NewSectionReader(file, 0, d.Size()), done, nil
 }

@@ -41,6 +41,7 @@ type scene struct {
 	command  *repb.Command
 	features *sandbox.Features
 	host     Host
+	seed     *uint64 // of the task
 }
 
 // Host is what of this host decides on how runs can be varied. Its zero value is a host of which nothing is known.
@@ -143,7 +144,13 @@ var factors = []Factor{
 	{
 		Name: "random", Changes: "what the kernel gives as random", Cause: compare.Random,
 		holds: []sandbox.Condition{sandbox.ConditionRandom},
-		hold:  func(v *worker.Variation) { v.Conditions.Random = 1 },
+		unfit: func(s *scene) string {
+			if s.seed != nil {
+				return "the seed of it is stated"
+			}
+			return ""
+		},
+		hold: func(v *worker.Variation) { v.Conditions.Random = 1 },
 	},
 	{
 		Name: "pids", Changes: "numbers of processes", Cause: compare.ProcessID,
@@ -271,9 +278,18 @@ func (s *scene) lacks(conditions []sandbox.Condition) string {
 	return ""
 }
 
+// usual returns what a run is given of which nothing is varied: its randomness, if it is stated.
+func (s *scene) usual() *worker.Variation {
+	v := &worker.Variation{}
+	if s.seed != nil && s.lacks([]sandbox.Condition{sandbox.ConditionRandom}) == "" {
+		v.Conditions.Random = *s.seed + 1 // zero is the kernel's own, and a seed may be zero
+	}
+	return v
+}
+
 // varied returns what run i, from 1, is given if the factors vary, and how many copies run beside it.
 func (s *scene) varied(fs []Factor, i int) (v *worker.Variation, copies int) {
-	v = &worker.Variation{}
+	v = s.usual()
 	for _, f := range fs {
 		if f.vary != nil {
 			f.vary(v, i, s)
@@ -286,7 +302,7 @@ func (s *scene) varied(fs []Factor, i int) (v *worker.Variation, copies int) {
 // held returns what a run is given of which only the factor vary, which may be nil, is not held, and of all other factors
 // those that can be. Random numbers and addresses vary by not being held.
 func (s *scene) held(vary *Factor, i int) (v *worker.Variation, copies int) {
-	v = &worker.Variation{}
+	v = s.usual()
 	for _, f := range factors {
 		switch {
 		case vary != nil && f.Name == vary.Name:
@@ -294,7 +310,7 @@ func (s *scene) held(vary *Factor, i int) (v *worker.Variation, copies int) {
 				f.vary(v, i, s)
 			}
 			copies += f.copies
-		case f.hold != nil && s.lacks(f.holds) == "":
+		case f.hold != nil && (s.seed == nil || f.Name != "random") && s.lacks(f.holds) == "":
 			f.hold(v)
 		}
 	}

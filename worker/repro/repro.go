@@ -118,6 +118,7 @@ func (v *Verdict) Function() cas.Function { return v.Runs[0].digests }
 
 // An Output is one thing that runs made.
 type Output struct {
+	// Path is compare.Stdout or compare.Stderr for what the command said.
 	Path string `json:"path"`
 	// Kind is file, directory, symlink, stdout or stderr.
 	Kind string `json:"kind"`
@@ -137,6 +138,8 @@ func (o *Output) Different() int {
 
 // A Difference is one place in which the outputs of two runs differ.
 type Difference struct {
+	// Output is the path of the output that it is in.
+	Output string `json:"output"`
 	compare.Difference
 	// Runs are the two, counted from 0.
 	Runs [2]int `json:"runs"`
@@ -201,7 +204,7 @@ func newCheck(ctx context.Context, t *worker.Task, o Options) (*check, error) {
 	if err != nil {
 		return nil, err
 	}
-	c.scene = scene{command: command, host: o.Host}
+	c.scene = scene{command: command, host: o.Host, seed: t.Seed}
 	for i := range o.Places {
 		if p := &o.Places[i]; p.Features != nil && c.scene.features == nil {
 			c.scene.features = p.Features

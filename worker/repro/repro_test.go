@@ -91,7 +91,7 @@ func TestEveryFactorIsFoundAndNamed(t *testing.T) {
 			if len(v.Differences) == 0 {
 				t.Fatal("no difference is told")
 			}
-			if d := v.Differences[0]; d.Factor != f.Name || d.Cause == compare.Unknown || d.Where[0] != "out" {
+			if d := v.Differences[0]; d.Factor != f.Name || d.Cause == compare.Unknown || d.Output != "out" {
 				t.Errorf("told %+v", d)
 			}
 		})
@@ -166,13 +166,13 @@ func TestWhatDiffers(t *testing.T) {
 	}{
 		{"exit code", func(n int) made { return made{exit: int32(n % 2)} }, repro.FlakyExit, "", ""},
 		{"timeout", func(n int) made { return made{code: []codes.Code{codes.OK, codes.DeadlineExceeded}[n%2]} }, repro.FlakyExit, "", ""},
-		{"stdout", func(n int) made { return made{stdout: fmt.Sprint("n ", n)} }, repro.Differs, "stdout", ""},
-		{"stderr", func(n int) made { return made{stderr: fmt.Sprint("n ", n)} }, repro.Differs, "stderr", ""},
+		{"stdout", func(n int) made { return made{stdout: fmt.Sprint("n ", n)} }, repro.Differs, compare.Stdout, ""},
+		{"stderr", func(n int) made { return made{stderr: fmt.Sprint("n ", n)} }, repro.Differs, compare.Stderr, ""},
 		{"an output that is not always there", func(n int) made {
 			return made{files: map[string]string{"a": "x", strings.Repeat("b", n): "y"}}
-		}, repro.Differs, "b", "exists"},
+		}, repro.Differs, "b", "entry"},
 		{"in a directory", func(n int) made { return made{directory: map[string]string{"in": fmt.Sprint(n)}} }, repro.Differs, "dir", ""},
-		{"beside a directory", func(n int) made { return made{directory: map[string]string{fmt.Sprint(n): "x"}} }, repro.Differs, "dir", "exists"},
+		{"beside a directory", func(n int) made { return made{directory: map[string]string{fmt.Sprint(n): "x"}} }, repro.Differs, "dir", "entry"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			s := newScript(t, func(n int, _ *worker.Variation) made { return c.act(n) })
@@ -189,7 +189,7 @@ func TestWhatDiffers(t *testing.T) {
 			if i < 0 || !v.Outputs[i].Differ || len(v.Outputs[i].Digests) != 3 {
 				t.Fatalf("outputs %+v", v.Outputs)
 			}
-			if len(v.Differences) == 0 || v.Differences[0].Where[0] != c.path || c.what != "" && v.Differences[0].What != c.what {
+			if len(v.Differences) == 0 || v.Differences[0].Output != c.path || c.what != "" && v.Differences[0].What != c.what {
 				t.Errorf("differences %+v, unexplained %q", v.Differences, v.Unexplained)
 			}
 		})
@@ -210,6 +210,16 @@ func TestDeclaredVariablesAreNotVaried(t *testing.T) {
 		if len(task.Variation.Env) > 0 {
 			t.Errorf("variables %q are varied", task.Variation.Env)
 		}
+	}
+}
+
+// TestSeedIsKept: who states what the randomness is made from has made it an input.
+func TestSeedIsKept(t *testing.T) {
+	s := newScript(t, func(n int, v *worker.Variation) made { return file(noticed("random", n, v)) })
+	task, seed := s.action(), uint64(0)
+	task.Seed = &seed
+	if v := check(t, s, task, s.options()); v.Result != repro.Same || slices.Contains(v.Factors, "random") {
+		t.Errorf("got %s, with %q varied", v.Result, v.Factors)
 	}
 }
 

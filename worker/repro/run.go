@@ -26,7 +26,7 @@ func (c *check) run(ctx context.Context, i int) error {
 		c.verdict.Runs = append(c.verdict.Runs, c.record(place, &worker.Variation{}, c.First))
 		return nil
 	}
-	v, copies := &worker.Variation{}, 0
+	v, copies := c.scene.usual(), 0
 	if i > 0 && place.Features != nil {
 		v, copies = c.scene.varied(c.factors, i)
 	}
@@ -102,6 +102,7 @@ type item struct {
 	digest     *repb.Digest
 	tree       bool // digest is that of a Tree, and not of a Directory
 	executable bool
+	target     string // of a symlink
 }
 
 // The names of stdout and stderr among the items: no path ends in a slash.
@@ -129,7 +130,7 @@ func items(r *repb.ActionResult) map[string]item {
 		}
 	}
 	for _, l := range slices.Concat(r.GetOutputSymlinks(), r.GetOutputFileSymlinks(), r.GetOutputDirectorySymlinks()) {
-		all[l.Path] = item{kind: "symlink", name: "-> " + l.Target}
+		all[l.Path] = item{kind: "symlink", name: "-> " + l.Target, target: l.Target}
 	}
 	for _, log := range []struct {
 		name   string
@@ -160,7 +161,7 @@ func judge(runs []Run) (Result, []Output) {
 	result := Same
 	outputs := []Output{}
 	for _, name := range paths(runs) {
-		o := Output{Path: text(strings.TrimSuffix(name, "/"))}
+		o := Output{Path: shown(name)}
 		for i := range runs {
 			it := runs[i].outputs[name]
 			o.Kind = cmp.Or(o.Kind, it.kind)

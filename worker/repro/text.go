@@ -112,7 +112,7 @@ func (v *Verdict) output(path string) *Output {
 func (v *Verdict) of(path string) []*Difference {
 	var all []*Difference
 	for i := range v.Differences {
-		if d := &v.Differences[i]; d.Where[0] == path {
+		if d := &v.Differences[i]; d.Output == path {
 			all = append(all, d)
 		}
 	}
@@ -129,8 +129,13 @@ func by(factors []string) string {
 
 // sentence says what differs, in printable ASCII.
 func (d *Difference) sentence() string {
-	where := strings.Join(d.Where[1:], " > ")
-	if where != "" {
+	where := strings.Join(d.Where, " > ")
+	switch below, in := strings.CutPrefix(where, d.Output); {
+	case in && below == "":
+		where = ""
+	case in: // a member, or something in a directory
+		where = strings.TrimLeft(below, " >/") + ": "
+	default:
 		where += ": "
 	}
 	at := ""
@@ -193,4 +198,11 @@ func (r Report) Table(w io.Writer) error {
 	fmt.Fprintf(&b, "%d actions: %d same, %d differ, %d with flaky exit\n", len(r), counts[Same], counts[Differs], counts[FlakyExit])
 	_, err := io.WriteString(w, b.String())
 	return err
+}
+
+func orNone(s string) string {
+	if s == "" {
+		return "nothing"
+	}
+	return s
 }
