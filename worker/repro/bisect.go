@@ -3,11 +3,14 @@
 package repro
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"slices"
 	"strings"
+	"time"
 
+	"github.com/cloister-build/cloister/worker"
 	"github.com/cloister-build/cloister/worker/compare"
 )
 
@@ -21,6 +24,8 @@ type Bisection struct {
 	Loose []string `json:"loose,omitempty"`
 	// Unsteady are the outputs that differ though everything is held that can be: what no factor explains.
 	Unsteady []string `json:"unsteady,omitempty"`
+	// Drifting are those that differ a while later: they have the times of files, which go on by the host's own clock.
+	Drifting []string `json:"drifting,omitempty"`
 	// Steps are what varying each factor alone has changed.
 	Steps []Step `json:"steps"`
 	// Factors are those whose step changed anything.
@@ -30,7 +35,7 @@ type Bisection struct {
 	// Says is all that in one line for a person.
 	Says string `json:"says"`
 
-	control []Run
+	control Run
 }
 
 // A Step is a factor that was varied alone.
@@ -62,65 +67,174 @@ func (c *check) bisect(ctx context.Context) error {
 			b.Held = append(b.Held, f.Name)
 		}
 	}
-	for n := range 2 {
-		v, _ := c.scene.held(nil, 0)
-		r, err := c.execute(ctx, place, v, 0, fmt.Sprintf("control %d of 2", n+1))
-		if err != nil {
-			return err
-		}
-		b.Runs++
-		b.control = append(b.control, *r)
+	steady := noise{}
+	if err := c.controls(ctx, b, place, steady); err != nil {
+		return err
 	}
-	unsteady := differing(&b.control[0], &b.control[1])
-	b.Unsteady = allShown(unsteady)
 	for _, f := range c.factors {
 		if f.vary == nil && f.copies == 0 && slices.Contains(b.Loose, f.Name) {
-			continue // it varies in each run, the control among them
+			continue // it varies in each run, the controls among them
 		}
-		if err := c.step(ctx, b, place, &f, unsteady); err != nil {
+		if err := c.step(ctx, b, place, &f, steady); err != nil {
 			return err
 		}
 	}
-	if len(b.Factors) == 0 && len(unsteady) == 0 {
+	if len(b.Factors)+len(b.Unsteady) == 0 {
 		v, copies := c.scene.varied(c.factors, 1)
 		r, err := c.execute(ctx, place, v, copies, "all together")
 		if err != nil {
 			return err
 		}
 		b.Runs++
-		b.Together = len(differing(&b.control[0], r)) > 0
+		b.Together = len(differing(&b.control, r)) > 0
 	}
 	b.conclude(c.Runs)
 	return nil
 }
 
-// step varies a factor alone, as often as the check has varied runs, until one differs from the control in more than what
-// differs by itself.
-func (c *check) step(ctx context.Context, b *Bisection, place *Place, f *Factor, unsteady []string) error {
-	s := Step{Factor: f.Name, Changed: []string{}}
-	for n := 1; n < c.Runs && s.run == nil; n++ {
-		v, copies := c.scene.held(f, n)
-		r, err := c.execute(ctx, place, v, copies, "varied alone: "+f.Name)
+// drift is how long after the first control the last is made: longer than the coarsest time of a file in an archive
+// (2 s in a zip) holds still.
+const drift = 2100 * time.Millisecond
+
+// controls makes the runs that all others are compared with, and finds what differs in them by itself.
+func (c *check) controls(ctx context.Context, b *Bisection, place *Place, by noise) error {
+	v, _ := c.scene.held(nil, 0)
+	var all []*Run
+	began := time.Now()
+	for n := range 3 {
+		if n == 2 {
+			select {
+			case <-time.After(cmp.Or(c.Pause, drift) - time.Since(began)):
+			case <-ctx.Done():
+				return &worker.Fault{Kind: worker.Cancelled, Err: context.Cause(ctx)}
+			}
+		}
+		r, err := c.execute(ctx, place, v, 0, fmt.Sprintf("control %d of 3", n+1))
 		if err != nil {
 			return err
 		}
 		b.Runs++
-		s.Runs++
-		changed := slices.DeleteFunc(differing(&b.control[0], r), func(name string) bool { return slices.Contains(unsteady, name) })
-		if len(changed) == 0 {
-			continue
-		}
-		s.run, s.Changed = r, allShown(changed)
-		b.Factors = append(b.Factors, f.Name)
-		for i := range c.verdict.Outputs {
-			o := &c.verdict.Outputs[i]
-			if slices.Contains(s.Changed, o.Path) {
-				o.Factors = append(o.Factors, f.Name)
+		all = append(all, r)
+	}
+	b.control = *all[0]
+	b.Unsteady = allShown(by.add(ctx, all[0], all[1]))
+	b.Drifting = allShown(by.add(ctx, all[0], all[2]))
+	if len(b.Drifting) == 0 {
+		return nil
+	}
+	if slices.ContainsFunc(c.factors, func(f Factor) bool { return f.Name == "time" }) {
+		b.found(&c.verdict, "time", b.Drifting)
+	}
+	return nil
+}
+
+// step varies a factor alone, as often as the check has varied runs, until one differs from the control in more than what
+// differs by itself, and does so again.
+func (c *check) step(ctx context.Context, b *Bisection, place *Place, f *Factor, by noise) error {
+	s := Step{Factor: f.Name, Changed: []string{}}
+	for n := 1; n < c.Runs && s.run == nil; n++ {
+		var changed []string
+		var last *Run
+		for range 2 {
+			v, copies := c.scene.held(f, n)
+			r, err := c.execute(ctx, place, v, copies, "varied alone: "+f.Name)
+			if err != nil {
+				return err
 			}
+			b.Runs++
+			s.Runs++
+			again := by.beyond(ctx, &b.control, r)
+			if last != nil { // what does not differ again may have been chance
+				again = slices.DeleteFunc(again, func(name string) bool { return !slices.Contains(changed, name) })
+			}
+			if changed, last = again, r; len(changed) == 0 || f.chancy() {
+				break
+			}
+		}
+		if len(changed) > 0 {
+			s.run, s.Changed = last, allShown(changed)
+			b.found(&c.verdict, f.Name, s.Changed)
 		}
 	}
 	b.Steps = append(b.Steps, s)
 	return nil
+}
+
+// chancy reports whether runs that vary the factor notice it or not by chance.
+func (f *Factor) chancy() bool { return f.vary == nil }
+
+// found notes that a factor changes outputs.
+func (b *Bisection) found(v *Verdict, factor string, outputs []string) {
+	if !slices.Contains(b.Factors, factor) {
+		b.Factors = append(b.Factors, factor)
+	}
+	for i := range v.Outputs {
+		if o := &v.Outputs[i]; slices.Contains(outputs, o.Path) && !slices.Contains(o.Factors, factor) {
+			o.Factors = append(o.Factors, factor)
+		}
+	}
+}
+
+// A noise is what differs by itself: the places in items, by the items' names.
+type noise map[string]map[string]bool
+
+// whole is the place that is all of an item.
+const whole = "\x00"
+
+// maxPlaced is in how many items the places are looked for.
+const maxPlaced = 20
+
+// add adds what two runs differ in, and returns the names of the items in which that is new.
+func (n noise) add(ctx context.Context, a, b *Run) []string {
+	var news []string
+	for _, name := range differing(a, b) {
+		places := []string{whole}
+		if n[name] != nil || len(n) < maxPlaced {
+			if n[name][whole] {
+				continue
+			}
+			places = placesOf(ctx, name, a, b)
+		}
+		if n.knows(name, places) {
+			continue
+		}
+		news = append(news, name)
+		if n[name] == nil {
+			n[name] = map[string]bool{}
+		}
+		for _, p := range places {
+			n[name][p] = true
+		}
+	}
+	return news
+}
+
+// beyond returns the names of the items in which two runs differ in more than n.
+func (n noise) beyond(ctx context.Context, a, b *Run) []string {
+	return slices.DeleteFunc(differing(a, b), func(name string) bool {
+		return n[name] != nil && (n[name][whole] || n.knows(name, placesOf(ctx, name, a, b)))
+	})
+}
+
+func (n noise) knows(name string, places []string) bool {
+	return n[name][whole] || !slices.ContainsFunc(places, func(p string) bool { return !n[name][p] })
+}
+
+// placesOf returns where in an item two runs differ; whole if that cannot be told.
+func placesOf(ctx context.Context, name string, a, b *Run) []string {
+	if name == exitCode {
+		return []string{whole}
+	}
+	const most = 100 // beyond, package compare tells of some only
+	found, err := differences(ctx, name, a, b)
+	if err != nil || len(found) == 0 || len(found) > most {
+		return []string{whole}
+	}
+	places := make([]string, len(found))
+	for i := range found {
+		places[i] = key(&found[i])
+	}
+	return places
 }
 
 // conclude says what was found.
@@ -135,6 +249,9 @@ func (b *Bisection) conclude(runs int) {
 			why += " here (" + strings.Join(b.Loose, ", ") + ")"
 		}
 		parts = append(parts, fmt.Sprintf("%s differ although everything is held that can be: %s, is at work", some(b.Unsteady), why))
+	}
+	if len(b.Drifting) > 0 {
+		parts = append(parts, fmt.Sprintf("%s: times of files are in it, which go on by the host's clock", some(b.Drifting)))
 	}
 	switch {
 	case b.Together:

@@ -80,7 +80,7 @@ func (c *check) bySteps(ctx context.Context, name string) map[string]string {
 		if s.run == nil || !slices.Contains(s.Changed, shown(name)) {
 			continue
 		}
-		found, _ := differences(ctx, name, &b.control[0], s.run) // without them the output's factors are known all the same
+		found, _ := differences(ctx, name, &b.control, s.run) // without them the output's factors are known all the same
 		for _, d := range found {
 			if k := key(&d); all[k] == "" {
 				all[k] = s.Factor
@@ -91,7 +91,10 @@ func (c *check) bySteps(ctx context.Context, name string) map[string]string {
 }
 
 // key names the place of a difference, whatever stands there.
-func key(d *compare.Difference) string { return strings.Join(d.Where, "\x00") + "\x00" + d.What }
+func key(d *compare.Difference) string {
+	what, _, _ := strings.Cut(d.What, ", ") // "content, of 5 and 6 bytes"
+	return strings.Join(d.Where, "\x00") + "\x00" + what
+}
 
 // differences compares what two runs have in one place.
 func differences(ctx context.Context, name string, a, b *Run) ([]compare.Difference, error) {

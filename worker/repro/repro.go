@@ -49,6 +49,8 @@ type Options struct {
 	Host   Host
 	// First, if not nil, is the outcome of the first run, which was made already, as a usual one.
 	First *worker.Outcome
+	// Pause is how long a bisection waits to see what differs as time goes by; 0 is some two seconds.
+	Pause time.Duration
 	// Progress, if not nil, is told before each run what it is for, in a few words of ASCII.
 	Progress func(what string)
 }

@@ -253,6 +253,32 @@ func TestWhatCannotBeHeldIsSaid(t *testing.T) {
 	}
 }
 
+// TestDriftIsTime: what is the same at once, and other a while later, has times of files in it; what it depends on beside
+// them is found all the same.
+func TestDriftIsTime(t *testing.T) {
+	s := newScript(t, func(n int, v *worker.Variation) made {
+		return made{files: map[string]string{"out": fmt.Sprintf("written %d\nby %s\nat last\n", max(7, n), noticed("hostname", n, v))}}
+	})
+	o := s.options()
+	o.Bisect = true
+	v := check(t, s, s.action(), o) // its controls are runs 6 to 8, after three with two copies
+	if b := v.Bisection; !slices.Equal(b.Drifting, []string{"out"}) || !slices.Equal(b.Factors, []string{"time", "hostname"}) || len(b.Unsteady) > 0 {
+		t.Errorf("got %+v", b)
+	}
+}
+
+// TestChanceIsNoFactor: what a varied run does once and not again is not what the factor makes it do.
+func TestChanceIsNoFactor(t *testing.T) {
+	s := newScript(t, func(n int, v *worker.Variation) made {
+		return file("x" + map[bool]string{true: "odd"}[n == 2 || n == 8])
+	})
+	o := s.options()
+	o.Bisect, o.Factors = true, []string{"hostname", "umask"}
+	if b := check(t, s, s.action(), o).Bisection; len(b.Factors) > 0 {
+		t.Errorf("got %+v", b)
+	}
+}
+
 func TestOnlyTogether(t *testing.T) {
 	s := newScript(t, func(_ int, v *worker.Variation) made {
 		if v.Conditions.Hostname != "" && v.Conditions.Umask != 0 {
