@@ -63,6 +63,7 @@ type serveConfig struct {
 	metrics      string
 	box          confinement
 	door         door
+	repro        sampling
 }
 
 // defaultListen is where serve listens, and where other commands look for it.
@@ -115,6 +116,7 @@ their rights; docs/auth.md says how one is written.`,
 	c.door.register(f)
 	f.Var(&c.meant, "digest-function", "[INSTANCE=]FUNCTION that is meant by a client that states none, of those with hashes of equal length; Buck2 with BLAKE3 needs blake3")
 	f.StringVar(&c.metrics, "metrics", "", "address and port that serve /metrics for Prometheus, /ready and /live over HTTP (default: none)")
+	c.repro.register(cmd)
 	c.box.register(cmd)
 	f.DurationVar(&c.drainTimeout, "drain-timeout", 10*time.Minute, "how long running actions may take after Ctrl-C")
 	return cmd
@@ -134,7 +136,7 @@ func (c *serveConfig) check(cmd *cobra.Command) (err error) {
 	case c.maxBlob.percent > 0:
 		return fmt.Errorf("--max-blob %s: write it as 512MiB or 4GiB", &c.maxBlob)
 	}
-	if err := c.door.check(); err != nil {
+	if err := errors.Join(c.door.check(), c.repro.check(cmd)); err != nil {
 		return err
 	}
 	c.write, err = c.far.policy(cmd)
@@ -277,9 +279,17 @@ func serve(ctx context.Context, c *serveConfig, out io.Writer) error {
 	})
 	logs := logstream.New(logstream.Config{Instances: instances})
 	defer logs.Close()
-	line := queue.Config{Executor: metrics.Executor(local), Slots: c.jobs, Renew: local.RenewInputs, RenewEvery: c.renew(), Logs: logs.Begin}
+	executor := worker.Executor(local)
+	sampler := c.repro.sampler(local, metrics.Check, past)
+	if sampler != nil {
+		executor = sampler
+	}
+	line := queue.Config{Executor: metrics.Executor(executor), Slots: c.jobs, Renew: local.RenewInputs, RenewEvery: c.renew(), Logs: logs.Begin}
 	if behind != nil {
 		line.Fetch, line.FetchBytes = local.FetchInputs, store.MaxBytes/8 // so that leases leave room for outputs
+	}
+	if sampler != nil && !sampler.Gate {
+		line.Idle = sampler.Idle
 	}
 	blobs := casserver.Config{
 		Rights:       c.door.rights(),
@@ -302,14 +312,11 @@ func serve(ctx context.Context, c *serveConfig, out io.Writer) error {
 	endUploads := casserver.Register(server, blobs)
 	defer endUploads() // the store waits for them when it is closed
 	logs.Register(server)
-	execserver.Register(server, execserver.Config{
-		Queue:     work,
-		Instances: instances,
-		Admit:     local.Admit,
-		Action:    local.Action,
-		Worker:    name,
-		Log:       log,
-	})
+	execution := execserver.Config{Queue: work, Instances: instances, Admit: local.Admit, Action: local.Action, Worker: name, Log: log}
+	if sampler != nil {
+		execution.Remark = sampler.Remark
+	}
+	execserver.Register(server, execution)
 	if past != nil {
 		history.Register(server, past, instances)
 	}
@@ -506,6 +513,7 @@ func banner(out io.Writer, c *serveConfig, store *disk.Cache, f sandbox.Features
 	if c.box.policy != "" {
 		fmt.Fprintf(out, "policy   %s   (%.12s)\n", c.box.policy, rules.Hash())
 	}
+	c.repro.banner(out)
 	if line := c.door.line(); line != "" {
 		fmt.Fprintf(out, "access   %s\n", line)
 	}

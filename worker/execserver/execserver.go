@@ -38,6 +38,8 @@ type Config struct {
 	Admit func(ctx context.Context, t *worker.Task) (worker.Admission, error)
 	// Action reads an action, which may be shared and is not changed; nil reads it from the store each time.
 	Action func(ctx context.Context, in *cas.Instance, action cas.Digest) (*repb.Action, error)
+	// Remark, if not nil, returns a line that stands in the message of each result of an action, "" for none.
+	Remark func(instance string, action cas.Digest) string
 	// Worker names this worker in messages to people and in the metadata of operations; it may be empty.
 	Worker string
 	// KeepaliveInterval is the longest silence on a stream; the default is 20 seconds.

@@ -1222,6 +1222,28 @@ func TestRule126_MessageKeepsItsLines(t *testing.T) {
 	}
 }
 
+// TestRemarkStandsInEachMessage: of new results and of cached ones, as one line, and of the action that it is about alone.
+func TestRemarkStandsInEachMessage(t *testing.T) {
+	for _, cached := range []bool{false, true} {
+		var odd cas.Digest
+		s := serve(t, func(context.Context, *worker.Task) (*worker.Outcome, error) {
+			return &worker.Outcome{Result: result(), Cached: cached}, nil
+		}, func(_ *queue.Config, c *execserver.Config) {
+			c.Remark = func(_ string, action cas.Digest) string {
+				return map[bool]string{true: "it\nis\x1b odd"}[action == odd]
+			}
+		})
+		odd = s.action(t, "x")
+		r := end(t, s.execute(t.Context(), t, odd, nil))
+		if r.Message != `cloister: it is\x1b odd` || r.CachedResult != cached {
+			t.Errorf("cached %v: message is %q", cached, r.Message)
+		}
+		if r := end(t, s.execute(t.Context(), t, s.action(t, "y"), nil)); r.Message != "" {
+			t.Errorf("message of another action is %q", r.Message)
+		}
+	}
+}
+
 func TestRule125_AuditLogIsAServerLog(t *testing.T) {
 	log := cas.SHA256.Sum([]byte("what it tried"))
 	s := serve(t, func(_ context.Context, task *worker.Task) (*worker.Outcome, error) {

@@ -48,6 +48,9 @@ func (s *server) response(c client, o *queue.Operation, state queue.State) *repb
 		text += "\ncloister: reproduce: " + out.Reproduce
 	}
 	text = lines(text)
+	if s.Remark != nil {
+		text = strings.TrimPrefix(text+remarkLine(s.Remark(o.Info().Instance, o.Action())), "\n")
+	}
 	r := &repb.ExecuteResponse{
 		Result:       out.Result,
 		CachedResult: out.Cached,
@@ -78,6 +81,14 @@ func (s *server) response(c client, o *queue.Operation, state queue.State) *repb
 				"declare directories instead of the files in them", n, maxResponse)})
 	}
 	return r
+}
+
+// remarkLine returns what is known of an action as one more line.
+func remarkLine(remark string) string {
+	if remark == "" {
+		return ""
+	}
+	return "\ncloister: " + oneLine(remark)
 }
 
 // faultResponse returns the end of o by f. It has no result, so that no client takes a failure of

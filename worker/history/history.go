@@ -159,7 +159,7 @@ type Filter struct {
 	Action string
 	// Failed wants only entries that have.
 	Failed bool
-	// Distinct wants of each action the newest entry alone.
+	// Distinct wants of each action the newest entry alone, of those that are answers: nobody asked for a check.
 	Distinct bool
 	// Before wants only entries of lower numbers, if it is not 0.
 	Before uint64

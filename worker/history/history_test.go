@@ -49,6 +49,20 @@ func entries(t *testing.T, l *Log, f Filter) []Entry {
 	return all
 }
 
+// TestChecksAreNobodysRequest: the action that was asked for last is not the one that was checked last.
+func TestChecksAreNobodysRequest(t *testing.T) {
+	l := begin(t, Config{Dir: filepath.Join(t.TempDir(), "history")})
+	l.Add(Entry{Action: digest(1), How: Executed})
+	l.Add(Entry{Action: digest(2), How: Executed})
+	l.Add(Entry{Action: digest(1), How: Checked, Verdict: "differs"})
+	if got := found(t, l, Filter{Distinct: true}); !slices.Equal(got, []uint64{2, 1}) {
+		t.Errorf("distinct are %d, want 2 and 1", got)
+	}
+	if got := found(t, l, Filter{}); len(got) != 3 {
+		t.Errorf("found are %d, want all three", got)
+	}
+}
+
 func digest(i int) string { return fmt.Sprintf("%064x/%d", i, i) }
 
 func TestWhatIsAddedIsFound(t *testing.T) {

@@ -93,7 +93,7 @@ func (s *search) segment(path string) error {
 		if e.Time.UnixNano() < s.oldest {
 			return errStop // all others are older
 		}
-		if !s.admits(&e) || s.Distinct && s.seen[e.Action] {
+		if !s.admits(&e) || s.Distinct && (s.seen[e.Action] || e.How == Checked) {
 			return s.ctx.Err()
 		}
 		if s.Distinct {

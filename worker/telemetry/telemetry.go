@@ -20,6 +20,7 @@ type Metrics struct {
 	actions  *prometheus.CounterVec
 	stages   *prometheus.HistogramVec
 	attempts *prometheus.CounterVec
+	checks   *prometheus.CounterVec
 }
 
 // New registers the counters.
@@ -35,10 +36,16 @@ func New(r prometheus.Registerer) *Metrics {
 		attempts: prometheus.NewCounterVec(prometheus.CounterOpts{
 			Name: "cloister_sandbox_violations_total", Help: "What actions tried and may not, and limits that they met, by kind of event.",
 		}, []string{"kind"}),
+		checks: prometheus.NewCounterVec(prometheus.CounterOpts{
+			Name: "cloister_repro_checks_total", Help: "Actions that were to be run again, by what that came to.",
+		}, []string{"result"}),
 	}
-	r.MustRegister(m.actions, m.stages, m.attempts)
+	r.MustRegister(m.actions, m.stages, m.attempts, m.checks)
 	return m
 }
+
+// Check counts what it came to that an action was to be run again: same, differs, flaky_exit or skipped.
+func (m *Metrics) Check(result string) { m.checks.WithLabelValues(result).Inc() }
 
 // Attempts counts what a run tried.
 func (m *Metrics) Attempts(a *worker.Attempts) {

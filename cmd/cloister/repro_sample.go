@@ -1,0 +1,76 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"errors"
+	"fmt"
+	"io"
+
+	"github.com/cloister-build/cloister/worker"
+	"github.com/cloister-build/cloister/worker/history"
+	"github.com/cloister-build/cloister/worker/repro"
+	"github.com/spf13/cobra"
+)
+
+// sampling is the flags of serve that say which actions are run again.
+type sampling struct {
+	share share
+	gate  bool
+}
+
+func (s *sampling) register(cmd *cobra.Command) {
+	f := cmd.Flags()
+	f.Var(&s.share, "repro-sample", "share of the executed actions that are run a second time, varied, to see whether they are reproducible; while a slot is free, unless --repro-gate")
+	f.BoolVar(&s.gate, "repro-gate", false, "run them again before their results are recorded, and record none that differs; of all actions, unless --repro-sample says otherwise")
+}
+
+// check returns what is wrong with the flags.
+func (s *sampling) check(cmd *cobra.Command) error {
+	switch {
+	case !s.gate:
+	case !cmd.Flags().Changed("repro-sample"):
+		s.share = 1
+	case s.share == 0:
+		return errors.New("--repro-gate with --repro-sample 0 lets everything through: state a share, or leave one out")
+	}
+	return nil
+}
+
+// sampler returns what checks the share of what local executes, nil if nothing is to be checked. Past is nil if there is
+// no history.
+func (s *sampling) sampler(local *worker.Local, counted func(string), past *history.Log) *repro.Sampler {
+	if s.share == 0 {
+		return nil
+	}
+	c := repro.SamplerConfig{
+		Executor: local, Instances: local.Instances, Name: local.Name, Features: local.Features, Host: repro.ThisHost(), Flags: local.Flags,
+		Share: float64(s.share), Gate: s.gate, Counted: counted, Log: local.Log,
+	}
+	if past != nil {
+		c.Record = verdicts{past}
+	}
+	return repro.NewSampler(c)
+}
+
+// banner prints what somebody wants to know who has just started the server.
+func (s *sampling) banner(out io.Writer) {
+	switch {
+	case s.share == 0:
+	case s.gate:
+		fmt.Fprintf(out, "repro    %s of what is executed runs again, and is recorded if it is the same\n", &s.share)
+	default:
+		fmt.Fprintf(out, "repro    %s of what is executed runs again while a slot is free\n", &s.share)
+	}
+}
+
+// verdicts are those that a history keeps.
+type verdicts struct{ to *history.Log }
+
+// Record implements repro.Recorder.
+func (v verdicts) Record(s *repro.Summary) {
+	v.to.Add(history.Entry{
+		Time: s.Time, Instance: s.Instance, How: history.Checked, Action: s.Action.String(),
+		Invocation: s.Invocation, Target: s.Target, Mnemonic: s.Mnemonic, Verdict: string(s.Result),
+	})
+}

@@ -1,0 +1,32 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"errors"
+	"strconv"
+	"strings"
+)
+
+// A share is a flag of a part of a whole, 0 to 1: "1%", "0.5%" or "0.01".
+type share float64
+
+// Set implements pflag.Value.
+func (s *share) Set(text string) error {
+	number, percent := strings.CutSuffix(strings.TrimSpace(text), "%")
+	v, err := strconv.ParseFloat(number, 64)
+	if percent {
+		v /= 100
+	}
+	if err != nil || !(v >= 0 && v <= 1) { // which no NaN is
+		return errors.New("write a share from 0 to 100%, as 1%, 0.5% or 0.01")
+	}
+	*s = share(v)
+	return nil
+}
+
+// String implements pflag.Value.
+func (s *share) String() string { return strconv.FormatFloat(float64(*s)*100, 'g', 6, 64) + "%" }
+
+// Type implements pflag.Value.
+func (*share) Type() string { return "share" }
