@@ -177,7 +177,7 @@ func (v *Verdict) conclusion() string {
 	case v.Result == Same && len(v.Factors) == 0:
 		return fmt.Sprintf("same in %d runs, of which nothing was varied", len(v.Runs))
 	case v.Result == Same:
-		return fmt.Sprintf("same in %d runs, with %d factors varied", len(v.Runs), len(v.Factors))
+		return fmt.Sprintf("same in %d runs, varied in %s", len(v.Runs), strings.Join(v.Factors, ", "))
 	case len(causes) > 0:
 		return fmt.Sprintf("not reproducible: %s", strings.Join(causes, ", "))
 	case v.Bisection == nil:
@@ -193,7 +193,8 @@ func (r Report) Table(w io.Writer) error {
 	b.WriteString("\n")
 	for _, v := range r {
 		counts[v.Result]++
-		fmt.Fprintf(&b, "%-10s  %-14.14s  %.12s  %s  %s\n", v.Result, v.Mnemonic, v.Action, v.Target, strings.Join(v.Causes(), ", "))
+		line := fmt.Sprintf("%-10s  %-14.14s  %.12s  %s  %s", v.Result, v.Mnemonic, v.Action, v.Target, strings.Join(v.Causes(), ", "))
+		b.WriteString(strings.TrimRight(line, " ") + "\n")
 	}
 	fmt.Fprintf(&b, "%d actions: %d same, %d differ, %d with flaky exit\n", len(r), counts[Same], counts[Differs], counts[FlakyExit])
 	_, err := io.WriteString(w, b.String())
