@@ -13,6 +13,7 @@ import (
 	repb "github.com/bazelbuild/remote-apis/build/bazel/remote/execution/v2"
 	"github.com/cloister-build/cloister/cas"
 	"github.com/cloister-build/cloister/sandbox"
+	"github.com/cloister-build/cloister/sandbox/policy"
 	"github.com/cloister-build/cloister/worker/manifest"
 )
 
@@ -125,6 +126,8 @@ func TestStableHashIsEqualOnEveryWorker(t *testing.T) {
 		"usage":       func(b *bench, _ *Task) { b.backend.run = using(compiles, sandbox.Usage{User: 5, PeakMemory: 6}) },
 		"variation":   func(_ *bench, t *Task) { t.Variation = &Variation{} },
 		"no lookup":   func(_ *bench, t *Task) { t.SkipCacheLookup = true },
+		"watch":       func(b *bench, _ *Task) { b.ruled("profiles: {build: {audit: full}}") },
+		"policy":      func(b *bench, _ *Task) { b.ruled("rules: [{name: r, when: {mnemonic: M}, profile: test}]") },
 		"cache bytes": func(b *bench, _ *Task) { b.CacheBytes, b.Renew = 1, time.Minute },
 	} {
 		if got := hash(change); got != usual {
@@ -148,6 +151,7 @@ func TestStableHashIsEqualOnEveryWorker(t *testing.T) {
 		},
 		"variable":  func(_ *bench, t *Task) { t.Variation = &Variation{Env: []string{"TZ=UTC"}} },
 		"root":      func(_ *bench, t *Task) { t.Variation = &Variation{Root: "/elsewhere"} },
+		"limit":     func(b *bench, _ *Task) { b.ruled("profiles: {build: {open_files: 99}}") },
 		"log bytes": func(b *bench, _ *Task) { b.LogBytes = 1000 },
 		"exit code": func(b *bench, _ *Task) { b.backend.run = ended(1) },
 	} {
@@ -155,6 +159,16 @@ func TestStableHashIsEqualOnEveryWorker(t *testing.T) {
 			t.Errorf("another %s gives the same stable hash", name)
 		}
 	}
+}
+
+// ruled gives the worker another policy.
+func (b *bench) ruled(text string) {
+	b.t.Helper()
+	p, err := policy.Parse("policy.yaml", []byte("version: 1\n"+text+"\n"))
+	if err != nil {
+		b.t.Fatal(err)
+	}
+	b.Policy = p
 }
 
 func using(run func(context.Context, *sandbox.Spec, sandbox.Stdio, *os.Root) *sandbox.Result, u sandbox.Usage) func(context.Context, *sandbox.Spec, sandbox.Stdio, *os.Root) *sandbox.Result {

@@ -60,7 +60,9 @@ func TestParseReadsCanonicalTextAlone(t *testing.T) {
 			}
 		}
 	}
-	for _, text := range []string{"", "\n", "cloister-manifest v1\n", strings.Repeat("x", manifest.MaxBytes+1)} {
+	odd := plain() // with the hash that it then has
+	odd.Spec = "cloister spec 1\narg \"\u202e\"\n"
+	for _, text := range []string{odd.Text(), "", "\n", "cloister-manifest v1\n", strings.Repeat("x", manifest.MaxBytes+1)} {
 		if _, err := manifest.Parse([]byte(text)); !errors.Is(err, manifest.ErrSyntax) {
 			t.Errorf("%.20q: got %v", text, err)
 		}
