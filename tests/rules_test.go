@@ -97,6 +97,8 @@ var rules = []rule{
 		why: "the straight line of an action is the same over every store, backend and mouth"},
 	{of: "worker/...", never: []string{"cas/disk", "cas/remote", "cas/casserver", "sandbox/namespace", "cmd/..."},
 		why: "concrete stores and backends are chosen in cmd and in tests alone"},
+	{of: "worker/manifest", only: []string{"cas", "sandbox"},
+		why: "a record is texts and digests: whoever reads one needs neither a worker nor its messages"},
 	{of: "worker/telemetry", never: []string{"worker/queue", "worker/execserver", "google.golang.org/grpc"},
 		why: "what is counted is an Executor, whoever asks it"},
 	{of: "worker/repro", never: []string{"worker/queue", "worker/execserver", "worker/telemetry", "google.golang.org/grpc"},
