@@ -23,8 +23,12 @@ import (
 	"github.com/cloister-build/cloister/cas"
 )
 
-// ErrNotFound says that there is no such repository, commit or object.
-var ErrNotFound = errors.New("not found")
+var (
+	// ErrNotFound says that there is no such repository, commit or object.
+	ErrNotFound = errors.New("not found")
+	// ErrTooLarge says that the files take more than Config.MaxBytes.
+	ErrTooLarge = errors.New("too large")
+)
 
 // Config is what Read needs.
 type Config struct {
@@ -83,8 +87,9 @@ func remote(spec string) bool {
 }
 
 // Read puts the files of a commit into c.Store, and returns once they are there. Repository is a directory in a
-// repository or a bare one; rev is whatever names a commit in it (gitrevisions(7)). What is not there is ErrNotFound; a
-// tree that cannot be an input root is an error that names the path. When ctx ends, git is killed.
+// repository or a bare one; rev is whatever names a commit in it (gitrevisions(7)). What is not there is ErrNotFound, and
+// what does not fit ErrTooLarge; a tree that cannot be an input root is an error that names the path. When ctx ends, git is
+// killed.
 func Read(ctx context.Context, c Config, repository, rev string) (*Revision, error) {
 	if rev == "" || len(rev) > maxRevision || strings.ContainsAny(rev, "\n\x00") {
 		return nil, fmt.Errorf("%+.64q names no revision", rev)

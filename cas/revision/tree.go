@@ -259,7 +259,7 @@ func (r *reader) content(ctx context.Context, c *content, ob *object) error {
 	}
 	r.taken += max(block, (min(ob.size, math.MaxInt64/2)+block-1)/block*block)
 	if c.file && ob.size > 0 && r.taken > r.MaxBytes {
-		return fmt.Errorf("with it the files take %d bytes or more, and %d are permitted", r.taken, r.MaxBytes)
+		return fmt.Errorf("%w: with it the files take %d bytes or more, and %d are permitted", ErrTooLarge, r.taken, r.MaxBytes)
 	}
 	if ob.size > small {
 		return r.large(ctx, c, ob)

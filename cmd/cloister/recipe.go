@@ -183,9 +183,13 @@ func (r *recipe) readRevision(ctx context.Context, w *workbench, store cas.Store
 	if err != nil {
 		return nil, err
 	}
-	return revision.Read(ctx, revision.Config{
+	rv, err := revision.Read(ctx, revision.Config{
 		Store: store, Function: cas.SHA256, Dir: w.dir, MaxBytes: size / 5, EmptySubmodules: r.submodules == "empty",
 	}, r.repository, r.rev)
+	if errors.Is(err, revision.ErrTooLarge) {
+		err = fmt.Errorf("%w: a fifth of the disk of the directory for temporary files; set TMPDIR to one on a larger disk", err)
+	}
+	return rv, err
 }
 
 // readDirectory puts the files of a directory.
