@@ -39,12 +39,17 @@ func TestSelfTestNamesWhatIsBroken(t *testing.T) {
 		{"nothing", "", nil},
 		{"a network", "network off", without(namespace.NetNamespace, namespace.Landlock)},
 		{"no witness", "attempts audited", without(namespace.Witness)},
+		// Whoever started it is gone.
 		{"a process", "no process left, no namespace left", func(t *testing.T, _ *workbench) {
-			child := exec.CommandContext(t.Context(), "sleep", "60")
-			if err := child.Start(); err != nil {
+			out, err := exec.CommandContext(t.Context(), "/bin/sh", "-c", "sleep 60 >/dev/null 2>&1 & echo $!").Output()
+			if err != nil {
 				t.Fatal(err)
 			}
-			t.Cleanup(func() { _ = child.Process.Kill(); _ = child.Wait() })
+			pid, err := strconv.Atoi(strings.TrimSpace(string(out)))
+			if err != nil {
+				t.Fatal(err)
+			}
+			t.Cleanup(func() { _ = unix.Kill(pid, unix.SIGKILL); _, _ = unix.Wait4(pid, nil, 0, nil) })
 		}},
 		{"a file", "no file left", func(t *testing.T, _ *workbench) {
 			name := filepath.Join(os.TempDir(), "left")
