@@ -6,10 +6,13 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/google/go-cmp/cmp"
 
 	"github.com/cloister-build/cloister/sandbox"
 	"github.com/cloister-build/cloister/sandbox/namespace"
@@ -90,25 +93,27 @@ func clocks(t *testing.T) (dir string, all []clocked) {
 	return dir, all
 }
 
-// run runs the program under conditions and returns the times that it printed.
-func (c *clocked) run(t *testing.T, b *namespace.Backend, dir string, own sandbox.Conditions) []time.Time {
+// prints runs the program under conditions and returns what it printed.
+func (c *clocked) prints(t *testing.T, b *namespace.Backend, dir string, own sandbox.Conditions) string {
 	t.Helper()
 	r := sandboxtest.Run{Spec: func(s *sandbox.Spec) {
 		s.Args, s.Conditions = c.args, own
 		s.Timeout = time.Minute
 		s.Inputs = append(s.Inputs, sandbox.Input{Target: "/clocks", Content: "x", Source: dir})
-		for _, in := range s.Inputs {
-			if in.Target == "/etc/alternatives" {
-				s.Inputs = append(s.Inputs, javaFiles()...)
-			}
-		}
+		s.Inputs = append(s.Inputs, javaFiles()...)
 	}}
 	r.Do(t, b)
 	if r.Result.ExitCode != 0 {
 		t.Fatalf("%s: exit code %d\n%s%s", c.name, r.Result.ExitCode, r.Stdout, r.Stderr)
 	}
+	return r.Stdout
+}
+
+// run is prints for a program that prints times.
+func (c *clocked) run(t *testing.T, b *namespace.Backend, dir string, own sandbox.Conditions) []time.Time {
+	t.Helper()
 	var times []time.Time
-	for word := range strings.FieldsSeq(r.Stdout) {
+	for word := range strings.FieldsSeq(c.prints(t, b, dir, own)) {
 		sec, nsec, _ := strings.Cut(word, ".")
 		s, err := strconv.ParseInt(sec, 10, 64)
 		n, err2 := strconv.ParseInt(nsec, 10, 64)
@@ -137,32 +142,165 @@ func javaFiles() []sandbox.Input {
 func conditioned(t *testing.T, want ...sandbox.Condition) *namespace.Backend {
 	t.Helper()
 	b, f := backend(t, namespace.Config{})
-	spec := sandbox.Features{Conditions: f.Conditions}
 	for _, c := range want {
-		found := false
-		for _, have := range spec.Conditions {
-			found = found || have == c
-		}
-		if !found {
+		if !slices.Contains(f.Conditions, c) {
 			sandboxtest.Unavailable(t, "conditions", "this host cannot give a run another "+string(c))
 		}
 	}
 	return b
 }
 
-// TestClockIsShifted: whatever a program is made of, it has the other time, and the next run has the true one.
-func TestClockIsShifted(t *testing.T) {
-	b := conditioned(t, sandbox.ConditionClockShift)
+// TestOtherClocks: whatever a program is made of, it has the other time.
+func TestOtherClocks(t *testing.T) {
+	b := conditioned(t, sandbox.ConditionClockShift, sandbox.ConditionClockHeld)
 	dir, all := clocks(t)
-	for _, shift := range []time.Duration{400 * 24 * time.Hour, -10 * 365 * 24 * time.Hour, 0} {
-		for _, c := range all {
-			before := time.Now().Add(shift).Add(-time.Second) // what is cut off
-			times := c.run(t, b, dir, sandbox.Conditions{ClockShift: shift})
-			for _, got := range times {
-				if after := time.Now().Add(shift); got.Before(before) || got.After(after) {
-					t.Errorf("%s, shifted by %v: got %v, want a time from %v to %v", c.name, shift, got, before, after)
-				}
+	for _, c := range all {
+		t.Run(c.name, func(t *testing.T) {
+			for _, shift := range []time.Duration{400 * 24 * time.Hour, 0} { // the next run has the true one
+				c.isShifted(t, b, dir, shift)
 			}
+			c.isHeld(t, b, dir)
+		})
+	}
+}
+
+func (c *clocked) isShifted(t *testing.T, b *namespace.Backend, dir string, shift time.Duration) {
+	t.Helper()
+	before := time.Now().Add(shift).Add(-time.Second) // what is cut off
+	for _, got := range c.run(t, b, dir, sandbox.Conditions{ClockShift: shift}) {
+		if after := time.Now().Add(shift); got.Before(before) || got.After(after) {
+			t.Errorf("shifted by %v: got %v, want a time from %v to %v", shift, got, before, after)
 		}
+	}
+}
+
+// isHeld: two runs have the same time to the nanosecond, some milliseconds after the start.
+func (c *clocked) isHeld(t *testing.T, b *namespace.Backend, dir string) {
+	t.Helper()
+	const start = 1_000_000_000
+	first := c.run(t, b, dir, sandbox.Conditions{ClockHeld: start})
+	for _, got := range first {
+		if since := got.Sub(time.Unix(start, 0)); since < 0 || since > 10*time.Second || since%time.Millisecond != 0 {
+			t.Errorf("got %v after the start, want some milliseconds", since)
+		}
+	}
+	if c.name == "Java" {
+		return // whose threads ask at any time
+	}
+	if second := c.run(t, b, dir, sandbox.Conditions{ClockHeld: start}); !slices.Equal(first, second) {
+		t.Errorf("got %v and then %v, want the same", first, second)
+	}
+	later := c.run(t, b, dir, sandbox.Conditions{ClockHeld: start + 5})
+	if since := later[0].Sub(first[0]); since != 5*time.Second {
+		t.Errorf("held 5 s later it is %v later", since)
+	}
+}
+
+// waitC waits in each way until a time of day, and prints how that ended.
+const waitC = `#include <errno.h>
+#include <pthread.h>
+#include <semaphore.h>
+#include <signal.h>
+#include <stdio.h>
+#include <string.h>
+#include <time.h>
+#include <unistd.h>
+#include <sys/syscall.h>
+#include <sys/time.h>
+static struct timespec now(clockid_t c) { struct timespec t; clock_gettime(c, &t); return t; }
+static struct timespec in(long ms) {
+	struct timespec t = now(CLOCK_REALTIME);
+	t.tv_nsec += ms % 1000 * 1000000; t.tv_sec += ms / 1000 + t.tv_nsec / 1000000000; t.tv_nsec %= 1000000000;
+	return t;
+}
+static double since(struct timespec a, clockid_t c) { struct timespec b = now(c); return (b.tv_sec - a.tv_sec) * 1e3 + (b.tv_nsec - a.tv_nsec) / 1e6; }
+static pthread_mutex_t m = PTHREAD_MUTEX_INITIALIZER, locked = PTHREAD_MUTEX_INITIALIZER;
+static pthread_cond_t c = PTHREAD_COND_INITIALIZER;
+static int flag;
+static void *waker(void *p) { usleep(30000); pthread_mutex_lock(&m); flag = 1; pthread_cond_signal(&c); pthread_mutex_unlock(&m); return p; }
+static void *holder(void *p) { struct timespec t = in(50); return (void *)(long)pthread_mutex_timedlock(&locked, &t); }
+static void handle(int s) { (void)s; }
+static void say(const char *what, int err, struct timespec until, struct timespec real, double least) {
+	printf("%s: %s%s%s\n", what, err ? strerrorname_np(err) : "0",
+		err != EINTR && err != 0 && since(until, CLOCK_REALTIME) < 0 ? ", early by its clock" : "",
+		since(real, CLOCK_MONOTONIC) < least ? ", early" : "");
+}
+int main() {
+	struct timespec t, real, none = {0, 0};
+	sem_t s; sem_init(&s, 0, 0);
+	pthread_t p; void *r;
+	setvbuf(stdout, 0, _IONBF, 0);
+	pthread_mutex_lock(&m);
+	real = now(CLOCK_MONOTONIC); t = in(100);
+	int err = pthread_cond_timedwait(&c, &m, &t);
+	while (err == 0 && !flag) err = pthread_cond_timedwait(&c, &m, &t);
+	say("condition", err, t, real, 90);
+	t = in(1000000); pthread_create(&p, 0, waker, 0); err = 0;
+	while (err == 0 && !flag) err = pthread_cond_timedwait(&c, &m, &t);
+	say("condition, woken", err, t, real, 0);
+	pthread_mutex_unlock(&m); pthread_join(p, 0);
+	real = now(CLOCK_MONOTONIC); t = in(100); err = sem_timedwait(&s, &t) ? errno : 0;
+	say("semaphore", err, t, real, 90);
+	sem_post(&s); t = in(100); real = now(CLOCK_MONOTONIC); err = sem_timedwait(&s, &t) ? errno : 0;
+	say("semaphore, there", err, t, real, 0);
+	pthread_mutex_lock(&locked); pthread_create(&p, 0, holder, 0); pthread_join(p, &r);
+	say("mutex", (int)(long)r, none, none, 0);
+	real = now(CLOCK_MONOTONIC); t = in(100); err = clock_nanosleep(CLOCK_REALTIME, TIMER_ABSTIME, &t, 0);
+	say("sleep", err, t, real, 90);
+	printf("sleep: %s\n", since(t, CLOCK_REALTIME) < 0 ? "early by its clock" : "its clock went on");
+	t = in(-1000); err = clock_nanosleep(CLOCK_REALTIME, TIMER_ABSTIME, &t, 0);
+	say("sleep, past", err, t, real, 0);
+	t.tv_nsec = -1; err = clock_nanosleep(CLOCK_REALTIME, TIMER_ABSTIME, &t, 0);
+	say("sleep, wrong", err, none, none, 0);
+	err = clock_nanosleep(CLOCK_REALTIME, TIMER_ABSTIME, (void *)8, 0);
+	say("sleep, nowhere", err, none, none, 0);
+	struct sigaction a; memset(&a, 0, sizeof a); a.sa_handler = handle; sigaction(SIGALRM, &a, 0);
+	struct itimerval i = {{0, 0}, {0, 50000}}; setitimer(ITIMER_REAL, &i, 0);
+	t = in(1000000); err = clock_nanosleep(CLOCK_REALTIME, TIMER_ABSTIME, &t, 0);
+	say("sleep, interrupted", err, t, real, 0);
+	t = now(CLOCK_REALTIME); struct timespec d = {0, 200000000}; nanosleep(&d, 0);
+	printf("sleep for: %s\n", since(t, CLOCK_REALTIME) < 200 ? "its clock stood" : "its clock went on");
+	printf("nowhere: %d\n", syscall(SYS_clock_gettime, CLOCK_REALTIME, (void *)8) ? errno : 0);
+}`
+
+const waited = `condition: ETIMEDOUT
+condition, woken: 0
+semaphore: ETIMEDOUT
+semaphore, there: 0
+mutex: ETIMEDOUT
+sleep: 0
+sleep: its clock went on
+sleep, past: 0
+sleep, wrong: EINVAL
+sleep, nowhere: EFAULT
+sleep, interrupted: EINTR
+sleep for: its clock went on
+nowhere: 14
+`
+
+// TestTimedWaitsEnd: who waits until a time of day waits for it by the clock of the run.
+func TestTimedWaitsEnd(t *testing.T) {
+	b := conditioned(t, sandbox.ConditionClockShift, sandbox.ConditionClockHeld)
+	dir := t.TempDir()
+	if !build(t, dir, "wait.c", waitC, "gcc", "-D_GNU_SOURCE", "-o", "wait", "wait.c", "-lpthread") {
+		t.Skip("gcc is not here")
+	}
+	for name, own := range map[string]sandbox.Conditions{
+		"usual":  {},
+		"future": {ClockShift: 400 * 24 * time.Hour},
+		"past":   {ClockShift: -400 * 24 * time.Hour},
+		"held":   {ClockHeld: 1_000_000_000},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			r := sandboxtest.Run{Spec: func(s *sandbox.Spec) {
+				s.Args, s.Conditions, s.Timeout = []string{"/waits/wait"}, own, 30*time.Second
+				s.Inputs = append(s.Inputs, sandbox.Input{Target: "/waits", Content: "x", Source: dir})
+			}}
+			r.Do(t, b)
+			if diff := cmp.Diff(waited, r.Stdout); diff != "" || r.Result.ExitCode != 0 {
+				t.Errorf("exit code %d (-want +got):\n%s", r.Result.ExitCode, diff)
+			}
+		})
 	}
 }

@@ -174,6 +174,10 @@ func (w *watch) tellSeconds(n *notification) {
 	w.queue.value(n.ID, now.Unix())
 }
 
+// leastSleep is for how long a thread sleeps if that was asked for by a program. Shorter ones are of those who wait for
+// others, as many as it takes: threads of Go's runtime sleep for up to 10 ms.
+const leastSleep = 100 * time.Millisecond
+
 // sleepFor lets the kernel have the thread sleep for a time. A held clock goes on by it at once: it is the same in every
 // run, however long the thread then sleeps.
 func (w *watch) sleepFor(n *notification, at uint64) {
@@ -184,7 +188,7 @@ func (w *watch) sleepFor(n *notification, at uint64) {
 			return
 		}
 		defer m.close()
-		if t, ok := m.timespec(at); ok && t.Unix() >= 0 { // the kernel complains of what is none
+		if t, ok := m.timespec(at); ok && t.Sub(time.Unix(0, 0)) >= leastSleep { // the kernel complains of what is none
 			w.clock.pass(t.Sub(time.Unix(0, 0)))
 		}
 	}
