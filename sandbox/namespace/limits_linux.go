@@ -51,7 +51,7 @@ func (b *Backend) enforced(can cgroup.Ability) *sandbox.Features {
 	if b.config.has(Seccomp) && b.config.has(Witness) {
 		f.Audits = append(f.Audits, sandbox.AuditAttempts, sandbox.AuditFull)
 		if witness.CanAnswer() == nil {
-			f.Conditions = append(f.Conditions, sandbox.ConditionClockShift, sandbox.ConditionClockHeld)
+			f.Conditions = append(f.Conditions, sandbox.ConditionClockShift, sandbox.ConditionClockHeld, sandbox.ConditionRandom)
 		}
 	}
 	return f
@@ -71,12 +71,15 @@ func (b *Backend) conditions(spec *sandbox.Spec, can cgroup.Ability, terminal bo
 		case sandbox.AuditFull:
 			watch = seccomp.WatchFull
 		}
-		own := &spec.Conditions
 		config := seccomp.Config{
-			Listen: spec.Network.Listen, Watch: watch,
-			Clock: own.ClockShift != 0 || own.ClockHeld != 0, Random: own.Random != 0,
+			Listen: spec.Network.Listen,
+			Clock:  spec.Conditions.ClockShift != 0 || spec.Conditions.ClockHeld != 0, Random: spec.Conditions.Random != 0,
 		}
-		c.watched = config.Notifies()
+		if config.Clock || config.Random {
+			watch = max(watch, seccomp.WatchAttempts) // they need the witness; account forgets what it saw
+		}
+		config.Watch = watch
+		c.watched = watch != seccomp.WatchOff
 		c.filter = b.filter(config)
 		c.reaper = reaper()
 	}
@@ -227,16 +230,15 @@ func (r *run) account(res *sandbox.Result) error {
 	untouched := false
 	if r.recorder != nil {
 		r.recorder.Stop()
-		events, unrecorded, opened := r.recorder.Seen()
-		res.Events = append(res.Events, events...)
-		res.Unrecorded, res.Opened = unrecorded, opened
+		if events, unrecorded, opened := r.recorder.Seen(); r.spec.Audit != sandbox.AuditOff {
+			res.Events = append(res.Events, events...)
+			res.Unrecorded, res.Opened = unrecorded, opened
+			res.Executed, res.ExecutedAll = r.recorder.Executed()
+		} // else it is watched for its conditions alone
 		if err := r.recorder.Broken(); err != nil {
 			return fmt.Errorf("conditions of the run: %w", err)
 		}
-		if r.spec.Audit != sandbox.AuditOff { // else it is watched for its conditions alone
-			res.Executed, res.ExecutedAll = r.recorder.Executed()
-		}
-		untouched = r.spec.Audit != sandbox.AuditOff && !r.recorder.Networked() && r.gate == nil
+		untouched = !r.recorder.Networked() && r.gate == nil
 	}
 	if r.slot.untouched = untouched; !untouched {
 		var err error

@@ -28,11 +28,8 @@ type Config struct {
 	// Listen permits listen(2).
 	Listen bool
 	Watch  Watch
-	// Clock sends, whatever Watch is, what asks for the time of day or waits for a time of it. Random sends what asks
+	// Clock sends what asks for the time of day or waits for a time of it. Random sends what asks
 	// for random numbers, and what opens for reading. Either sends the call with which each program that was executed
 	// begins (arch_prctl of amd64).
 	Clock, Random bool
 }
-
-// Notifies reports whether the filter needs a supervisor.
-func (c Config) Notifies() bool { return c.Watch != WatchOff || c.Clock || c.Random }

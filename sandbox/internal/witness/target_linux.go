@@ -239,15 +239,29 @@ func readlinkat(dir int, base string) string {
 
 // leader returns the process that a thread belongs to, or the thread itself if it is gone.
 func leader(thread uint32) int {
+	process, _ := lineage(thread)
+	return int(process)
+}
+
+// lineage returns the process that a thread belongs to, and the parent of that; or the thread itself and 0 if it is gone.
+func lineage(thread uint32) (process, parent uint32) {
 	status, _ := os.ReadFile(fmt.Sprintf("/proc/%d/status", thread))
+	process = thread
 	for line := range strings.Lines(string(status)) {
-		if v, ok := strings.CutPrefix(line, "Tgid:"); ok {
-			if pid, err := strconv.Atoi(strings.TrimSpace(v)); err == nil {
-				return pid
-			}
+		name, value, _ := strings.Cut(line, ":")
+		if name != "Tgid" && name != "PPid" {
+			continue
+		}
+		id, err := strconv.ParseUint(strings.TrimSpace(value), 10, 32)
+		switch {
+		case err != nil:
+		case name == "Tgid":
+			process = uint32(id)
+		default:
+			parent = uint32(id)
 		}
 	}
-	return int(thread)
+	return process, parent
 }
 
 // processName returns the name (comm) of the process that a thread belongs to, or "".

@@ -130,7 +130,7 @@ func (w *watch) begin(n *notification) {
 	w.queue.proceed(n.ID)
 }
 
-// overwrite puts the stubs into a program. Once they are there it may begin again.
+// overwrite puts the stubs into a program, and random bytes in place of those that the kernel gave it.
 func (w *watch) overwrite(n *notification) error {
 	all, err := stubs()
 	if err != nil {
@@ -145,6 +145,7 @@ func (w *watch) overwrite(n *notification) error {
 		return err
 	}
 	defer m.close()
+	began := false // before: that changes nothing but by the stubs
 	for _, s := range all {
 		if s.random && w.random == nil || !s.random && w.clock == nil || aux[auxVDSO] == 0 {
 			continue
@@ -153,11 +154,21 @@ func (w *watch) overwrite(n *notification) error {
 		is := make([]byte, len(s.after))
 		switch {
 		case m.read(at, is) && bytes.Equal(is, s.after):
+			began = true
 		case !bytes.Equal(is, s.before):
 			return errors.New("its vDSO is none that this kernel has made")
 		case !m.write(at, s.after):
 			return errors.New("its vDSO cannot be overwritten")
 		}
+	}
+	if w.random == nil || began {
+		return nil
+	}
+	process, _ := lineage(n.PID)
+	var seed [16]byte
+	_, _ = w.random.begin(process).Read(seed[:]) // which never fails
+	if at := aux[auxRandom]; at != 0 && !m.write(at, seed[:]) {
+		return errors.New("its random bytes cannot be overwritten")
 	}
 	return nil
 }

@@ -5,7 +5,8 @@ package witness
 import "golang.org/x/sys/unix"
 
 // stubCode is what functions of the vDSO are to do: the system call, with the arguments where the function has them, or
-// to say that there is no such function (ENOSYS), after which libraries make the call.
+// to say that there is no such function (ENOSYS), after which libraries make the call. The latter would ask by the call
+// as well, for keys of its own generator, but again whenever the kernel has got new ones.
 var stubCode = map[string]struct {
 	random bool
 	code   []byte

@@ -67,6 +67,7 @@ func (w *watch) serve() {
 		w.stop()
 		w.later.end()
 		w.listener.Close()
+		w.random.close()
 		if w.root >= 0 {
 			unix.Close(w.root)
 		}

@@ -1,0 +1,245 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package witness
+
+import (
+	"bytes"
+	"encoding/binary"
+	"os"
+	"slices"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/cloister-build/cloister/sandbox"
+)
+
+// answers skips the test on a host that cannot answer for the kernel.
+func answers(t *testing.T) {
+	t.Helper()
+	if err := CanAnswer(); err != nil {
+		t.Skip(err)
+	}
+}
+
+// TestForeignCodeIsNotOverwritten: what is not the vDSO of this kernel stays as it is, the process does not begin, and
+// the watch says why.
+func TestForeignCodeIsNotOverwritten(t *testing.T) {
+	answers(t)
+	usual := stubs
+	defer func() { stubs = usual }()
+	for _, c := range []struct {
+		name, out, broken string
+		change            func(*stub)
+	}{
+		{"its own", "begin: \n", "", func(*stub) {}},
+		{"foreign", "begin: EPERM\n", `process "exe": its vDSO is none that this kernel has made`, func(s *stub) { s.before = make([]byte, len(s.before)) }},
+		{"elsewhere", "begin: EPERM\n", `process "exe": its vDSO is none that this kernel has made`, func(s *stub) { s.offset += 1 << 40 }},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			all, err := usual()
+			if err != nil || len(all) == 0 {
+				t.Fatal(all, err)
+			}
+			all = slices.Clone(all)
+			for i := range all {
+				c.change(&all[i])
+			}
+			stubs = func() ([]stub, error) { return all, nil }
+			p := start(t, "plain", "begin")
+			p.view.Conditions = sandbox.Conditions{ClockShift: time.Hour, Random: 1}
+			r := Watch(p.listener, p.view)
+			p.goOn(t)
+			if out := p.end(t); out != c.out {
+				t.Errorf("got %q, want %q", out, c.out)
+			}
+			got := ""
+			if err := r.Broken(); err != nil {
+				got = err.Error()
+			}
+			if got != c.broken {
+				t.Errorf("got %q, want %q", got, c.broken)
+			}
+		})
+	}
+}
+
+// TestStubsAreFound: in the vDSO of this kernel, and not in what is none or is cut short.
+func TestStubsAreFound(t *testing.T) {
+	answers(t)
+	aux, err := auxiliary("self")
+	if err != nil || aux[auxVDSO] == 0 {
+		t.Skip("this kernel has no vDSO", err)
+	}
+	f, err := os.Open("/proc/self/mem")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	image := memory(f.Fd()).image(aux[auxVDSO])
+	there := 0
+	for _, name := range []string{"clock_gettime", "gettimeofday", "time", "getrandom"} {
+		if bytes.Contains(image, []byte("\x00__vdso_"+name+"\x00")) {
+			there++
+		}
+	}
+	found, err := findStubs(image)
+	if err != nil || len(found) != there {
+		t.Fatalf("got %d of %d, %v", len(found), there, err)
+	}
+	for _, s := range found {
+		if len(s.after) != len(s.before) || bytes.Equal(s.after, s.before) {
+			t.Errorf("%x becomes %x", s.before, s.after)
+		}
+	}
+	unnamed := bytes.ReplaceAll(image, []byte("__vdso_clock_gettime"), []byte("__vdso_clock_gotten_"))
+	far := slices.Clone(image)
+	i := bytes.Index(far, binary.LittleEndian.AppendUint64(nil, found[0].offset)) // a symbol's value
+	binary.LittleEndian.PutUint64(far[i:], 1<<63)
+	for name, b := range map[string][]byte{"empty": nil, "text": []byte("no program"), "cut": image[:100], "unnamed": unnamed, "far": far} {
+		if got, err := findStubs(b); err == nil {
+			t.Errorf("%s: got %d stubs", name, len(got))
+		}
+	}
+}
+
+// TestHeldClock: it goes on by readings, by what is slept, and to what was waited for.
+func TestHeldClock(t *testing.T) {
+	c := newClock(&sandbox.Conditions{ClockHeld: 100})
+	read := func(want time.Duration) {
+		t.Helper()
+		got, err := c.read(unix.CLOCK_REALTIME)
+		if since := got.Sub(time.Unix(100, 0)); err != nil || since != want {
+			t.Errorf("got %v, %v; want %v", since, err, want)
+		}
+	}
+	left := func(thread uint32, at time.Duration, want bool) {
+		t.Helper()
+		d, err := c.left(thread, unix.CLOCK_REALTIME, time.Unix(100, 0).Add(at))
+		if err != nil || (d > 0) != want {
+			t.Errorf("thread %d has %v left until %v, %v", thread, d, at, err)
+		}
+	}
+	read(0)
+	read(time.Millisecond)
+	c.pass(time.Second)
+	read(1002 * time.Millisecond)
+	left(1, 500*time.Millisecond, false) // it was then
+	read(1003 * time.Millisecond)
+	left(1, time.Hour, true)
+	left(2, 1005*time.Millisecond, true)
+	read(1004 * time.Millisecond) // others do not wait for it
+	for deadline := time.Now().Add(10 * time.Second); ; time.Sleep(time.Millisecond) {
+		d, err := c.left(2, unix.CLOCK_REALTIME, time.Unix(101, 6e6))
+		if err != nil || time.Now().After(deadline) {
+			t.Fatal("the wait does not end", err)
+		}
+		if d <= 0 {
+			break
+		}
+	}
+	read(1006 * time.Millisecond)
+	if len(c.waits) != 1 {
+		t.Errorf("%d threads wait, want 1", len(c.waits))
+	}
+	for thread := range uint32(2 * maxWaits) {
+		left(thread, time.Hour, true)
+	}
+	if len(c.waits) > maxWaits {
+		t.Errorf("%d waits are remembered", len(c.waits))
+	}
+}
+
+// TestTimesAreReadAsTheKernelDoes: what it would refuse is none, and none is so far that it overflows.
+func TestTimesAreReadAsTheKernelDoes(t *testing.T) {
+	f, err := os.CreateTemp(t.TempDir(), "")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	for _, c := range []struct {
+		sec, nsec int64
+		want      time.Time
+	}{
+		{0, 0, time.Unix(0, 0)},
+		{5, 999_999_999, time.Unix(5, 999_999_999)},
+		{1<<63 - 1, 0, time.Unix(maxSeconds, 0)},
+		{-1, 0, time.Time{}},
+		{1, -1, time.Time{}},
+		{1, 1_000_000_000, time.Time{}},
+	} {
+		b := binary.NativeEndian.AppendUint64(binary.NativeEndian.AppendUint64(nil, uint64(c.sec)), uint64(c.nsec))
+		if _, err := f.WriteAt(b, 0); err != nil {
+			t.Fatal(err)
+		}
+		if got, ok := memory(f.Fd()).timespec(0); !got.Equal(c.want) || ok == c.want.IsZero() {
+			t.Errorf("%d.%d: got %v, %t", c.sec, c.nsec, got, ok)
+		}
+	}
+	if _, ok := memory(f.Fd()).timespec(8); ok {
+		t.Error("half of a time is one")
+	}
+}
+
+// TestStreamsAreOfPrograms: what a program gets depends on its arguments and on who began with the same before it, not on
+// what others take in between; a child that it forks gets others.
+func TestStreamsAreOfPrograms(t *testing.T) {
+	take := func(s *stream) string {
+		b := make([]byte, 8)
+		_, _ = s.Read(b)
+		return string(b)
+	}
+	self := uint32(os.Getpid())
+	_, parent := lineage(self)
+	history := func(seed uint64, others int) []string {
+		r := newRandom(&sandbox.Conditions{Random: seed})
+		first := r.begin(self)
+		for range others {
+			take(r.of(parent)) // nobody's: it did not begin here
+		}
+		got := []string{take(first), take(r.begin(self)), take(r.of(self))}
+		delete(r.streams, self)
+		r.streams[parent] = first
+		return append(got, take(r.of(self)), take(first))
+	}
+	got := history(1, 0)
+	if again := history(1, 3); !slices.Equal(got, again) {
+		t.Errorf("got %x and then %x", got, again)
+	}
+	if other := history(2, 0); slices.ContainsFunc(other, func(s string) bool { return slices.Contains(got, s) }) {
+		t.Errorf("two seeds give %x and %x", got, other)
+	}
+	slices.Sort(got)
+	if len(slices.Compact(got)) != 5 {
+		t.Errorf("got the same twice: %x", got)
+	}
+}
+
+// TestStreamsAreBounded: those of processes that are gone are forgotten.
+func TestStreamsAreBounded(t *testing.T) {
+	r := newRandom(&sandbox.Conditions{Random: 1})
+	const none = 1 << 30 // more than a process's number can be
+	for i := range uint32(20 * fewStreams) {
+		r.keep(none+i, r.derive("program", nil, 0))
+		if len(r.streams) > 2*fewStreams {
+			t.Fatalf("%d streams are kept", len(r.streams))
+		}
+	}
+}
+
+// TestWaitsEndWithTheWatch: nothing is answered after the end.
+func TestWaitsEndWithTheWatch(t *testing.T) {
+	var l later
+	answered := make(chan uint64, 2)
+	l.after(1, time.Millisecond, func() { answered <- 1 })
+	if got := <-answered; got != 1 {
+		t.Errorf("got %d", got)
+	}
+	l.after(2, time.Hour, func() { answered <- 2 })
+	l.end()
+	l.after(3, 0, func() { answered <- 3 })
+	if len(answered) > 0 || len(l.timers) != 1 || l.timers[2].Stop() {
+		t.Errorf("%d answers and %d timers after the end", len(answered), len(l.timers))
+	}
+}

@@ -1,0 +1,214 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package namespace_test
+
+import (
+	"os"
+	"os/exec"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/cloister-build/cloister/sandbox"
+	"github.com/cloister-build/cloister/sandbox/namespace"
+	"github.com/cloister-build/cloister/sandbox/sandboxtest"
+)
+
+const randomC = `#include <stdio.h>
+#include <stdlib.h>
+#include <sys/auxv.h>
+#include <sys/random.h>
+#include <sys/wait.h>
+#include <unistd.h>
+int main() {
+	unsigned char b[200000]; unsigned long sum = 0;
+	unsigned char *a = (unsigned char *)getauxval(AT_RANDOM);
+	for (int i = 0; i < 16; i++) printf("%02x", a[i]);
+	ssize_t n = getrandom(b, sizeof b, 0);
+	for (ssize_t i = 0; i < n; i++) sum = sum * 31 + b[i];
+	printf(" %zd %016lx", n, sum);
+	printf(" %d", (int)getrandom(b, 1, 99));
+	printf(" %d %d", (int)getrandom((void *)8, 1, 0), (int)getrandom(b, 0, 0));
+	b[0] = 1;
+	fflush(stdout);
+	if (fork() == 0) { getrandom(b, 4, 0); printf(" %02x%02x%02x%02x", b[0], b[1], b[2], b[3]); return 0; }
+	wait(0);
+}`
+
+const randomGo = `package main
+import ("crypto/rand"; "fmt"; mrand "math/rand/v2")
+
+// The numbers of Go's runtime are of the thread that a goroutine is on: here the first.
+func init() {
+	m := map[string]bool{}
+	for _, s := range "abcdefghijklmnopqrstuvwxyz" { m[string(s)] = true }
+	for s := range m { fmt.Print(s) }
+	b := make([]byte, 8)
+	rand.Read(b)
+	fmt.Printf(" %x %d", b, mrand.Int64())
+}
+
+func main() {}`
+
+const randomJava = `class Chance { public static void main(String[] a) {
+	System.out.println(java.util.UUID.randomUUID());
+} }`
+
+const randomPython = `import os, random, tempfile, uuid, secrets
+print(os.urandom(8).hex(), hash('text'), random.random(), uuid.uuid4(), secrets.token_hex(4), os.path.basename(tempfile.mkdtemp()))
+print(open('/dev/urandom', 'rb').read(8).hex(), open('/dev/random', 'rb').read(8).hex())`
+
+const randomShell = `head -c 8 /dev/urandom | od -An -tx1; head -c 8 /dev/urandom | od -An -tx1; head -c 8 /dev/random | od -An -tx1
+ln -s /dev/urandom /tmp/link; cd /dev; head -c 8 /tmp/link | od -An -tx1; head -c 8 urandom | od -An -tx1; head -c 8 <>/dev/urandom | od -An -tx1
+head -c 1000000 /dev/urandom | cksum; dd if=/dev/urandom bs=1M count=2 2>/dev/null | cksum; echo x >/dev/random
+mktemp -u; mktemp -u; shuf -i 1-1000 -n 5 | tr '\n' ' '; ! cat /proc/sys/kernel/random/uuid 2>/dev/null`
+
+// TestRandomIsSeeded: with one seed a program gets the same random numbers each time, with another others, and without
+// one those of the kernel.
+func TestRandomIsSeeded(t *testing.T) {
+	b := conditioned(t, sandbox.ConditionRandom)
+	dir := t.TempDir()
+	for _, c := range []struct {
+		clocked
+		file, text string
+		build      []string
+	}{
+		{clocked{"C", []string{"/clocks/dynamic"}}, "chance.c", randomC, []string{"gcc", "-o", "dynamic", "chance.c"}},
+		{clocked{"static C", []string{"/clocks/static"}}, "chance.c", randomC, []string{"gcc", "-static", "-o", "static", "chance.c"}},
+		{clocked{"Go", []string{"/clocks/go"}}, "chance.go", randomGo, []string{"go", "build", "-o", "go", "chance.go"}},
+		{clocked{"Python", []string{"/usr/bin/python3", "-c", randomPython}}, "", "", nil},
+		{clocked{"shell", []string{"sh", "-c", randomShell}}, "", "", nil},
+		{clocked{"Java", []string{"java", "-cp", "/clocks", "Chance"}}, "Chance.java", randomJava, []string{"javac", "Chance.java"}},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			if c.build != nil && !build(t, dir, c.file, c.text, c.build...) {
+				t.Skipf("%s is not here", c.build[0])
+			}
+			if _, err := exec.LookPath(c.args[0]); err != nil && c.build == nil {
+				t.Skipf("%s is not here", c.args[0])
+			}
+			with := func(seed uint64) string {
+				t.Helper()
+				return c.prints(t, b, dir, sandbox.Conditions{Random: seed})
+			}
+			first, second, kernel := with(1), with(1), with(0)
+			others := []string{kernel}
+			if c.name == "C" {
+				others = append(others, with(2))
+			}
+			if first != second {
+				t.Errorf("with the same seed: got\n%s\nand then\n%s", first, second)
+			}
+			for _, x := range others {
+				words := strings.Fields(x)
+				for i, w := range strings.Fields(first) {
+					// What is short may be the same by chance, and what is no random number is.
+					if len(w) > 7 && i < len(words) && w == words[i] {
+						t.Errorf("got %q with another seed, or with none, too", w)
+					}
+				}
+			}
+			if len(strings.Fields(first)) != len(strings.Fields(kernel)) {
+				t.Errorf("got\n%s\nand without a seed\n%s", first, kernel)
+			}
+		})
+	}
+}
+
+// TestSeedsGiveNothingTwice: programs of one run get different numbers, however they ask, and can change none.
+func TestSeedsGiveNothingTwice(t *testing.T) {
+	b := conditioned(t, sandbox.ConditionRandom)
+	r := sandboxtest.Run{
+		Script: `for i in 1 2 3; do head -c 16 /dev/urandom | od -An -tx1; head -c 16 /dev/random | od -An -tx1; mktemp -u; done
+exec 9</dev/urandom; echo x >&9 && echo written; (echo x >/proc/self/fd/9) && echo written; head -c 1 <&9 | wc -c`,
+		Spec:   func(s *sandbox.Spec) { s.Conditions.Random = 1 },
+	}
+	r.Do(t, b)
+	seen := map[string]bool{}
+	for line := range strings.Lines(r.Stdout) {
+		if seen[line] {
+			t.Errorf("got %q twice", line)
+		}
+		seen[line] = true
+	}
+	if len(seen) != 10 || seen["written\n"] || !seen["1\n"] {
+		t.Errorf("exit code %d: got\n%s%s", r.Result.ExitCode, r.Stdout, r.Stderr)
+	}
+}
+
+// TestOtherConditionsRecordNothing: a run that is not watched stays unrecorded though a witness answers it, and a watched
+// one is watched as ever.
+func TestOtherConditionsRecordNothing(t *testing.T) {
+	b := conditioned(t, sandbox.ConditionClockShift, sandbox.ConditionRandom)
+	for _, audit := range []sandbox.Audit{sandbox.AuditOff, sandbox.AuditAttempts} {
+		var events []string
+		for _, own := range []sandbox.Conditions{{}, {ClockShift: time.Hour, Random: 1}} {
+			r := sandboxtest.Run{
+				Script: `date >/dev/null; cat /etc/passwd >/dev/null; echo x >/etc/new; mount -t tmpfs x /tmp; head -c 1 /dev/random >/dev/null; true`,
+				Spec:   func(s *sandbox.Spec) { s.Audit, s.Conditions = audit, own },
+			}
+			r.Do(t, b)
+			var text strings.Builder
+			for _, e := range r.Result.Events {
+				text.WriteString(e.String() + "\n")
+			}
+			events = append(events, text.String())
+		}
+		if (events[0] == "") != (audit == sandbox.AuditOff) || events[0] != events[1] {
+			t.Errorf("audit %q: got\n%s\nand under other conditions\n%s", audit, events[0], events[1])
+		}
+	}
+}
+
+// hiddenC hides its memory from whoever has no more rights than it has (PR_SET_DUMPABLE) and asks for the time.
+const hiddenC = `#include <sys/prctl.h>
+#include <time.h>
+int main() {
+	struct timespec t;
+	return prctl(PR_SET_DUMPABLE, 0, 0, 0, 0) || clock_gettime(CLOCK_REALTIME, &t);
+}`
+
+// TestConditionsHoldOrTheRunFails: where an ordinary user's worker cannot tell a program the time, the run ends with an
+// error.
+func TestConditionsHoldOrTheRunFails(t *testing.T) {
+	b := conditioned(t, sandbox.ConditionClockShift)
+	dir := t.TempDir()
+	if !build(t, dir, "hidden.c", hiddenC, "gcc", "-o", "hidden", "hidden.c") {
+		t.Skip("gcc is not here")
+	}
+	r := sandboxtest.Run{}
+	try := func(shift time.Duration) error {
+		r.Spec = func(s *sandbox.Spec) {
+			s.Args, s.Conditions.ClockShift = []string{"/hidden/hidden"}, shift
+			s.Inputs = append(s.Inputs, sandbox.Input{Target: "/hidden", Content: "x", Source: dir})
+		}
+		return r.Try(t.Context(), t, b)
+	}
+	err := try(time.Hour)
+	if os.Geteuid() == 0 {
+		if err != nil || r.Result.ExitCode != 0 {
+			t.Errorf("as root: %v, %+v", err, r.Result)
+		}
+	} else if err == nil || !strings.Contains(err.Error(), "conditions of the run") || !strings.Contains(err.Error(), "hidden") {
+		t.Errorf("got %v, want an error that says that the conditions did not hold", err)
+	}
+	if err := try(0); err != nil || r.Result.ExitCode != 0 {
+		t.Errorf("a usual run: %v, %+v", err, r.Result)
+	}
+}
+
+// TestConditionsNeedTheWitness: a backend that cannot answer does not pretend to.
+func TestConditionsNeedTheWitness(t *testing.T) {
+	b, f := backend(t, namespace.Config{Without: []namespace.Layer{namespace.Witness}})
+	for _, own := range []sandbox.Conditions{{ClockShift: time.Hour}, {ClockHeld: 1}, {Random: 1}} {
+		r := sandboxtest.Run{Script: "true", Spec: func(s *sandbox.Spec) { s.Conditions, s.Audit = own, sandbox.AuditOff }}
+		if err := r.Try(t.Context(), t, b); err == nil || !strings.Contains(err.Error(), "cannot give a run another") {
+			t.Errorf("%+v: got %v, want a refusal", own, err)
+		}
+	}
+	for _, c := range f.Conditions {
+		if c == sandbox.ConditionClockShift || c == sandbox.ConditionClockHeld || c == sandbox.ConditionRandom {
+			t.Errorf("the condition %q is offered", c)
+		}
+	}
+}
