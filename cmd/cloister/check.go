@@ -7,6 +7,8 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"slices"
+	"strings"
 
 	"github.com/cloister-build/cloister/sandbox"
 	"github.com/cloister-build/cloister/sandbox/namespace"
@@ -65,6 +67,9 @@ func check(ctx context.Context, backend sandbox.Backend, out io.Writer) error {
 			fmt.Fprintf(out, "      %-24s fix: %s\n", "", c.Fix)
 		}
 	}
+	if err == nil {
+		fmt.Fprintln(out, conditionsLine(f.Conditions))
+	}
 	toolchain, toolErr := worker.HostToolchain()
 	if toolErr == nil {
 		fmt.Fprintf(out, "ok    %-24s", "toolchain of this host")
@@ -78,4 +83,24 @@ func check(ctx context.Context, backend sandbox.Backend, out io.Writer) error {
 		return &exit{exitEnvironment, err}
 	}
 	return nil
+}
+
+// conditionsLine says which conditions a run can be given otherwise than usual.
+func conditionsLine(given []sandbox.Condition) string {
+	mark, can, cannot := "ok  ", "", ""
+	for _, c := range sandbox.AllConditions {
+		if slices.Contains(given, c) {
+			can += ", " + string(c)
+		} else {
+			cannot += ", " + string(c)
+		}
+	}
+	detail := "a run can be given another" + strings.TrimPrefix(can, ",")
+	if cannot != "" {
+		mark, detail = "off ", detail+"; not another"+strings.TrimPrefix(cannot, ",")
+	}
+	if can == "" {
+		detail = "a run cannot be given others than usual"
+	}
+	return fmt.Sprintf("%s  %-24s %s", mark, "conditions", detail)
 }

@@ -27,6 +27,7 @@ type Backend struct {
 	rootless bool
 	landlock int         // the version that is in force, or 0
 	exposed  atomic.Bool // views of Config.Hidden cannot be made here
+	able     atomic.Pointer[[]sandbox.Condition]
 
 	mu     sync.Mutex
 	sock   int // of the zygote; -1 while there is none

@@ -31,7 +31,7 @@ func (b *Backend) can() cgroup.Ability {
 
 // enforced returns what this backend holds a run to.
 func (b *Backend) enforced(can cgroup.Ability) *sandbox.Features {
-	f := &sandbox.Features{Backend: Name, Endpoints: b.config.has(NetNamespace), Silence: b.config.has(Seccomp)}
+	f := &sandbox.Features{Backend: Name, Endpoints: b.config.has(NetNamespace), Silence: b.config.has(Seccomp), Conditions: b.conditionsGiven()}
 	for _, row := range []struct {
 		limit sandbox.Limit
 		ok    bool

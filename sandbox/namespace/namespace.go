@@ -13,7 +13,8 @@
 //   - every process dead when Run returns;
 //   - only the system calls that actions need, and a second layer (Landlock) where the kernel has it;
 //   - limits, as far as the host can enforce them; what it cannot is refused or named, never dropped;
-//   - no network but the endpoints that its Spec names, each connection recorded.
+//   - no network but the endpoints that its Spec names, each connection recorded;
+//   - the Conditions that its Spec names, which no other run notices.
 //
 // And whoever runs it is told what it tried beyond that.
 //

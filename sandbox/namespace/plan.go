@@ -83,6 +83,7 @@ func plan(spec *sandbox.Spec, c *conditions) (p *zygote.Plan, images []string) {
 		Terminal:  c.terminal,
 		Rlimits:   rlimits(&spec.Limits, c),
 	}
+	p.Conditions = given(&spec.Conditions)
 	if !c.has(ProcSubset) {
 		b.ProcOptions = ""
 	}
@@ -115,9 +116,10 @@ func plan(spec *sandbox.Spec, c *conditions) (p *zygote.Plan, images []string) {
 	add(zygote.OpSymlink, "/dev/stdout", "/proc/self/fd/1", 0)
 	add(zygote.OpSymlink, "/dev/stderr", "/proc/self/fd/2", 0)
 	b.Temps = append(b.Temps, temp("/dev/shm", shmBytes, noSetuid|noDevice|noExec))
-	add(zygote.OpFile, "/etc/passwd", fmt.Sprintf("root:x:0:0:root:/:/bin/sh\nbuild:x:%d:%d:build:/tmp:/bin/sh\nnobody:x:65534:65534:nobody:/:/bin/false\n", zygote.UID, zygote.GID), 0)
-	add(zygote.OpFile, "/etc/group", fmt.Sprintf("root:x:0:\nbuild:x:%d:\nnogroup:x:65534:\n", zygote.GID), 0)
-	add(zygote.OpFile, "/etc/hosts", "127.0.0.1 localhost "+zygote.Hostname+"\n::1 localhost "+zygote.Hostname+"\n"+hosts, 0)
+	who := identityOf(&spec.Conditions)
+	add(zygote.OpFile, "/etc/passwd", fmt.Sprintf("root:x:0:0:root:/:/bin/sh\n%s:x:%d:%d:%[1]s:/tmp:/bin/sh\nnobody:x:65534:65534:nobody:/:/bin/false\n", who.user, who.uid, who.gid), 0)
+	add(zygote.OpFile, "/etc/group", fmt.Sprintf("root:x:0:\n%s:x:%d:\nnogroup:x:65534:\n", who.user, who.gid), 0)
+	add(zygote.OpFile, "/etc/hosts", "127.0.0.1 localhost "+who.hostname+"\n::1 localhost "+who.hostname+"\n"+hosts, 0)
 	add(zygote.OpFile, "/etc/nsswitch.conf", "passwd: files\ngroup: files\nhosts: files\n", 0)
 
 	var ops []zygote.Op

@@ -44,10 +44,10 @@ func (b *Backend) Probe(ctx context.Context) (sandbox.Features, error) {
 	if b.rootless {
 		check(true, "user namespace", fmt.Sprintf("user %d is root of a user namespace of its own", os.Geteuid()), "")
 	}
-	facts, err := b.probeRun(ctx)
+	facts, err := b.probeRun(ctx, sandbox.Conditions{})
 	if err != nil && len(b.config.Hidden) > 0 && !b.exposed.Swap(true) {
 		exposed := err
-		if facts, err = b.probeRun(ctx); err == nil {
+		if facts, err = b.probeRun(ctx, sandbox.Conditions{}); err == nil {
 			f.Checks = append(f.Checks, sandbox.Check{Name: string(HiddenPaths),
 				Detail: "mount tables inside show paths of the store: " + exposed.Error()})
 		}
@@ -64,9 +64,9 @@ func (b *Backend) Probe(ctx context.Context) (sandbox.Features, error) {
 		check(len(facts.Interfaces) == 1 && facts.Interfaces[0] == "lo" && facts.Loopback, "network namespace",
 			fmt.Sprintf("loopback only (interfaces: %s)", strings.Join(facts.Interfaces, " ")), "")
 	}
-	check(facts.Hostname == zygote.Hostname, "UTS namespace", "the host name is always "+zygote.Hostname, "")
+	check(facts.Hostname == zygote.Hostname, "UTS namespace", "the host name is "+zygote.Hostname, "")
 	check(facts.UID == zygote.UID && facts.GID == zygote.GID, "inner user namespace",
-		fmt.Sprintf("a run is always user %d, group %d", facts.UID, facts.GID), "")
+		fmt.Sprintf("a run is user %d, group %d", facts.UID, facts.GID), "")
 	check(strings.Trim(facts.Capabilities, "0") == "", "capabilities", "none (effective set "+facts.Capabilities+")", "")
 	check(facts.NoNewPrivs, "no_new_privs", "set-user-ID programs gain nothing", "")
 	if b.config.has(Seccomp) {
@@ -83,6 +83,7 @@ func (b *Backend) Probe(ctx context.Context) (sandbox.Features, error) {
 		}
 	}
 	b.optional(&f)
+	b.probeConditions(ctx)
 	enforced := b.enforced(b.can())
 	f.Limits, f.Audits, f.Endpoints, f.Silence = enforced.Limits, enforced.Audits, enforced.Endpoints, enforced.Silence
 	f.Conditions = enforced.Conditions
@@ -137,8 +138,8 @@ func (b *Backend) tier() string {
 	return "weakened"
 }
 
-// probeRun runs this executable as NameProbe.
-func (b *Backend) probeRun(ctx context.Context) (*zygote.Facts, error) {
+// probeRun runs this executable as NameProbe under some conditions.
+func (b *Backend) probeRun(ctx context.Context, c sandbox.Conditions) (*zygote.Facts, error) {
 	w, err := b.Workspace(ctx, sandbox.Unlimited, sandbox.Unlimited)
 	if err != nil {
 		return nil, fmt.Errorf("detached tmpfs: %w", err)
@@ -160,6 +161,8 @@ func (b *Backend) probeRun(ctx context.Context) (*zygote.Facts, error) {
 		Inputs:    []sandbox.Input{{Target: zygote.NameProbe, Content: "host", Source: self}},
 		Outputs:   []sandbox.Output{{Target: "/probe", Source: "out"}},
 		Workspace: w.Name(),
+
+		Conditions: c,
 	}
 	if b.config.has(Seccomp) && b.config.has(Witness) {
 		spec.Audit = sandbox.AuditAttempts

@@ -49,6 +49,9 @@ func (b *Backend) try(ctx context.Context, spec *sandbox.Spec, std sandbox.Stdio
 	if err := features.Covers(spec); err != nil {
 		return nil, err
 	}
+	if err := enoughCPUs(&spec.Conditions); err != nil {
+		return nil, err
+	}
 	p, images := plan(spec, b.conditions(spec, can, std.Terminal != nil))
 	identify(p.Base)
 	s, err := b.take(p.Base)
@@ -144,6 +147,14 @@ func (r *run) begin(b *Backend, p *zygote.Plan, images []string, std sandbox.Std
 			return fmt.Errorf("%w: there is no image %q", sandbox.ErrSpec, name)
 		}
 		more = append(more, m.(*image).fd)
+	}
+	users, err := b.users(r.slot, p)
+	if err != nil {
+		return err
+	}
+	if users >= 0 {
+		defer unix.Close(users)
+		more = append(more, users)
 	}
 	if err := r.slot.launch(p, sv[1], streams, more); err != nil {
 		return err

@@ -78,6 +78,8 @@ func TestBackend(t *testing.T, new func() sandbox.Backend) {
 		{"EndpointsAreReachedAndNothingElse", endpoints},
 		{"ListenIsForbiddenUnlessPermitted", listen},
 		{"TerminalIsTheRuns", terminal},
+		{"ConditionsAreOfOneRun", conditions},
+		{"ConditionsTogether", conditionsTogether},
 	} {
 		t.Run(c.name, func(t *testing.T) { c.run(t, b) })
 	}

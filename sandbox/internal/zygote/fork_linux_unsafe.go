@@ -35,6 +35,9 @@ const (
 	stepProc
 	stepPrivileges
 	stepGroups
+	stepHostname
+	stepClocks
+	stepNumbers
 	stepFork
 	stepDrop
 	stepReaperFilter
@@ -42,6 +45,8 @@ const (
 	stepUser
 	stepIDs
 	stepLimits
+	stepProcessors
+	stepLayout
 	stepCapabilities
 	stepStreams
 	stepTerminal
@@ -62,8 +67,9 @@ func (s step) String() string {
 
 var steps = [...]string{
 	"the worker is gone", "close descriptors", "signals", "cgroup namespace", "mount /proc",
-	"no_new_privs", "supplementary groups", "fork", "drop the rights of pid 1",
-	"filter of pid 1 (seccomp)", "session", "user namespace", "user and group", "resource limits", "capabilities",
+	"no_new_privs", "supplementary groups", "host name", "time namespace", "process numbers", "fork", "drop the rights of pid 1",
+	"filter of pid 1 (seccomp)", "session", "user namespace", "user and group", "resource limits", "processors",
+	"layout of memory", "capabilities",
 	"standard streams", "terminal", "working directory", "Landlock", "filter of system calls (seccomp)",
 	"listener of the filter (seccomp)", "execute",
 }
@@ -92,6 +98,7 @@ type launch struct {
 	procRule      unix.LandlockPathBeneathAttr
 	watched       bool
 	filterFlags   uintptr
+	given         given
 
 	// Memory for system calls.
 	clone     cloneArgs
@@ -109,7 +116,7 @@ type launch struct {
 	now       unix.Timespec
 	message   unix.Msghdr
 	iov       unix.Iovec
-	rights    [32]byte // one control message with up to four descriptors
+	rights    [40]byte // one control message with up to five descriptors
 
 	used uintptr // bytes of room that hold the base's part, and then the run's
 	room [launchBytes]byte
@@ -284,6 +291,9 @@ func (l *launch) complete(plan *Plan, executable string) error {
 	if err != nil {
 		return err
 	}
+	if err := l.give(plan.Conditions); err != nil {
+		return err
+	}
 	l.terminal = plan.Terminal
 	for i, r := range plan.Rlimits {
 		var now unix.Rlimit
@@ -413,6 +423,9 @@ func (l *launch) one() {
 	l.polls[0] = unix.PollFd{Fd: int32(l.control), Events: unix.POLLIN}
 	l.polls[1] = unix.PollFd{Fd: int32(ended), Events: unix.POLLIN}
 	l.polls[2] = unix.PollFd{Fd: int32(l.end)}
+	if l.given.unusual {
+		l.surround()
+	}
 	// The command has the memory of pid 1, which waits meanwhile, until it executes: there is nothing to copy.
 	command, errno := vfork(unix.CLONE_VM|unix.CLONE_VFORK|uintptr(unix.SIGCHLD), l)
 	if errno != 0 {
@@ -450,10 +463,17 @@ func (l *launch) receive() {
 	l.message.Control, l.message.Controllen = &l.rights[0], uint64(len(l.rights))
 	n, _, _ := unix.RawSyscall(unix.SYS_RECVMSG, uintptr(l.gate), uintptr(unsafe.Pointer(&l.message)), unix.MSG_CMSG_CLOEXEC)
 	header := (*unix.Cmsghdr)(unsafe.Pointer(&l.rights[0]))
-	if int(n) != 1 || l.message.Controllen < unix.SizeofCmsghdr || header.Len != uint64(unix.SizeofCmsghdr+4*fdMore) {
+	come := fdMore
+	if l.given.users {
+		come++
+	}
+	if int(n) != 1 || l.message.Controllen < unix.SizeofCmsghdr || header.Len != uint64(unix.SizeofCmsghdr+4*come) {
 		unix.RawSyscall(unix.SYS_EXIT_GROUP, 1, 0, 0)
 	}
-	fds := (*[fdMore]int32)(unsafe.Pointer(&l.rights[unix.SizeofCmsghdr]))
+	fds := (*[fdMore + 1]int32)(unsafe.Pointer(&l.rights[unix.SizeofCmsghdr]))
+	if l.given.users {
+		l.users = int(fds[fdMore])
+	}
 	l.control = int(fds[0])
 	for i := range l.stdio {
 		l.stdio[i] = int(fds[i+1])
@@ -546,11 +566,24 @@ func becomeCommand(l *launch) { l.command() }
 func (l *launch) command() {
 	l.do(stepSession, unix.SYS_SETSID, 0, 0, 0, 0, 0)
 	l.do(stepUser, unix.SYS_SETNS, uintptr(l.users), unix.CLONE_NEWUSER, 0, 0, 0)
-	l.do(stepIDs, unix.SYS_SETRESGID, GID, GID, GID, 0, 0)
-	l.do(stepIDs, unix.SYS_SETRESUID, UID, UID, UID, 0, 0)
+	user, group := uintptr(UID), uintptr(GID)
+	if l.given.users {
+		user, group = l.given.uid, l.given.uid
+	}
+	l.do(stepIDs, unix.SYS_SETRESGID, group, group, group, 0, 0)
+	l.do(stepIDs, unix.SYS_SETRESUID, user, user, user, 0, 0)
 	for i := 0; i < l.nrlimits; i++ {
 		l.rlim[0], l.rlim[1] = uint64(l.rlimits[i].cur), uint64(l.rlimits[i].max)
 		l.do(stepLimits, unix.SYS_PRLIMIT64, 0, l.rlimits[i].resource, uintptr(unsafe.Pointer(&l.rlim)), 0, 0)
+	}
+	if l.given.umask != 0 {
+		unix.RawSyscall6(unix.SYS_UMASK, l.given.umask, 0, 0, 0, 0, 0)
+	}
+	if l.given.limited {
+		l.do(stepProcessors, unix.SYS_SCHED_SETAFFINITY, 0, unsafe.Sizeof(l.given.cpus), uintptr(unsafe.Pointer(&l.given.cpus)), 0, 0)
+	}
+	if l.given.fixed {
+		l.do(stepLayout, unix.SYS_PERSONALITY, noRandomize, 0, 0, 0, 0)
 	}
 	for i, fd := range l.stdio {
 		l.do(stepStreams, unix.SYS_DUP3, uintptr(fd), uintptr(i), 0, 0, 0)

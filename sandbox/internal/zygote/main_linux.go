@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"os"
+	"runtime"
 	"strconv"
 	"strings"
 
@@ -66,6 +67,12 @@ func probeMain() {
 		}
 	}
 	f.Loopback = loopbackWorks()
+	f.Umask, f.CPUs = unix.Umask(0), runtime.NumCPU()
+	f.FixedLayout = layoutIsFixed()
+	var now unix.Timespec
+	if unix.ClockGettime(unix.CLOCK_MONOTONIC, &now) == nil {
+		f.Monotonic = now.Nano()
+	}
 	if err := json.NewEncoder(os.Stdout).Encode(f); err != nil {
 		fmt.Fprintln(os.Stderr, err)
 		os.Exit(1)

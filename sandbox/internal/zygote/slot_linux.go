@@ -71,11 +71,11 @@ func newSlot() (*slot, error) {
 	}
 	s := &slot{rootless: os.Args[1] == Rootless, reaper: -1, cgroup: -1, stage: -1, template: -1}
 	if !s.rootless {
-		s.command = FirstUID + 2*want.Number
+		s.command = commandUser(want.Number)
 		s.reaper = s.command + 1
 	}
 	var err error
-	if s.users, err = userNamespace(s.command, s.rootless, want.Nested); err != nil {
+	if s.users, err = userNamespace(s.command, UID, s.rootless, want.Nested); err != nil {
 		return nil, fmt.Errorf("user namespace: %w", err)
 	}
 	if s.launch, err = newLaunch(); err != nil {
@@ -364,9 +364,9 @@ func (s *slot) readProc(name string) string {
 	return string(b[:n])
 }
 
-// userNamespace returns the descriptor of a new user namespace with the one user UID, who is user outside,
-// and in which no further one can be made unless nested.
-func userNamespace(user int, rootless, nested bool) (int, error) {
+// userNamespace returns the descriptor of a new user namespace with the one user uid, and group of the same number, who
+// is user outside, and in which no further one can be made unless nested.
+func userNamespace(user, uid int, rootless, nested bool) (int, error) {
 	r, w, err := os.Pipe()
 	if err != nil {
 		return -1, err
@@ -384,8 +384,8 @@ func userNamespace(user int, rootless, nested bool) (int, error) {
 		Files: []uintptr{held.Fd(), w.Fd(), 2},
 		Sys: &syscall.SysProcAttr{
 			Cloneflags:                 unix.CLONE_NEWUSER,
-			UidMappings:                []syscall.SysProcIDMap{{ContainerID: UID, HostID: user, Size: 1}},
-			GidMappings:                []syscall.SysProcIDMap{{ContainerID: GID, HostID: user, Size: 1}},
+			UidMappings:                []syscall.SysProcIDMap{{ContainerID: uid, HostID: user, Size: 1}},
+			GidMappings:                []syscall.SysProcIDMap{{ContainerID: uid, HostID: user, Size: 1}},
 			GidMappingsEnableSetgroups: !rootless,
 			// What the holder writes needs it, and exec would take it away.
 			AmbientCaps: []uintptr{unix.CAP_SYS_RESOURCE},

@@ -181,7 +181,12 @@ func (s *slot) complete(c *child, plan *Plan, fds []int) error {
 		report(fds[fdControl], Report{Listening: true}, listeners...)
 	}
 	// The workspace is source 0, whether there is one or not.
-	sources := append([]int{-1}, fds[fdMore:]...)
+	streams, more := fds[:fdMore], fds[fdMore:]
+	if u := plan.Conditions; u != nil && u.UID != 0 && len(more) > 0 {
+		// The gate passes on the run's own users with its streams.
+		streams, more = append(slices.Clone(streams), more[len(more)-1]), more[:len(more)-1]
+	}
+	sources := append([]int{-1}, more...)
 	if plan.Workspace && len(sources) > 1 {
 		sources = sources[1:]
 	}
@@ -216,7 +221,7 @@ func (s *slot) complete(c *child, plan *Plan, fds []int) error {
 	if err := s.launch.complete(plan, program); err != nil {
 		return err
 	}
-	err = Send(c.gate, []byte{'.'}, fds[:fdMore]...)
+	err = Send(c.gate, []byte{'.'}, streams...)
 	unix.Close(c.gate)
 	c.gate = -1
 	if err == unix.EPIPE || err == unix.ECONNRESET {

@@ -10,7 +10,7 @@ import (
 )
 
 // Plans and reports travel between processes of one executable, for every run: as their fields one after the other, a
-// number as a varint and a text behind its length. A base, which is rare, is in JSON.
+// number as a varint and a text behind its length. A base and conditions, which are rare, are in JSON.
 
 // Append appends the plan's encoding to b.
 func (p *Plan) Append(b []byte) ([]byte, error) {
@@ -39,12 +39,19 @@ func (p *Plan) Append(b []byte) ([]byte, error) {
 	}
 	b = appendText(b, p.Dir)
 	var flags uint64
-	for i, set := range []bool{p.Workspace, p.Terminal, p.SameNetwork} {
+	for i, set := range []bool{p.Workspace, p.Terminal, p.SameNetwork, p.Conditions != nil} {
 		if set {
 			flags |= 1 << i
 		}
 	}
 	b = binary.AppendUvarint(b, flags)
+	if p.Conditions != nil {
+		conditions, err := json.Marshal(p.Conditions)
+		if err != nil {
+			return nil, err
+		}
+		b = appendText(b, string(conditions))
+	}
 	b = binary.AppendUvarint(b, uint64(len(p.Addresses)))
 	for _, a := range p.Addresses {
 		b = append(b, a[:]...)
@@ -171,8 +178,14 @@ func decodePlan(b []byte) (*Plan, error) {
 	}
 	p.Dir = d.text()
 	flags := d.uvarint()
-	for i, set := range []*bool{&p.Workspace, &p.Terminal, &p.SameNetwork} {
+	var unusual bool
+	for i, set := range []*bool{&p.Workspace, &p.Terminal, &p.SameNetwork, &unusual} {
 		*set = flags&(1<<i) != 0
+	}
+	if unusual {
+		if err := json.Unmarshal([]byte(d.text()), &p.Conditions); err != nil {
+			return nil, err
+		}
 	}
 	p.Addresses = make([][4]byte, d.length())
 	for i := range p.Addresses {

@@ -62,6 +62,7 @@ const (
 const (
 	ReqSlot      = 's' // then a Slot in JSON, with the files of control groups that it joins: the slot's socket
 	ReqWorkspace = 'w' // then a Room in JSON: a new tmpfs
+	ReqUsers     = 'u' // then Users in JSON: a user namespace for one run
 )
 
 // Requests to a slot, which says by an empty answer, as that of the zygote to ReqSlot, when it is ready for the next one:
@@ -101,6 +102,13 @@ type Slot struct {
 	Tasks  int
 	// Attached has the slot do as on a kernel that copies only mounts that are attached (before Linux 6.15).
 	Attached bool
+}
+
+// Users are who a run of a slot is otherwise than usual.
+type Users struct {
+	Slot   int
+	UID    int  // of user and group, inside
+	Nested bool // see Slot
 }
 
 // Traffic is what left a network since it was made, or tried to.
@@ -180,6 +188,24 @@ type Plan struct {
 	Rlimits []Rlimit
 	// Writable are the only paths that can be changed, by Landlock.
 	Writable []string
+
+	// Conditions are what the run notices otherwise than usual, or nil.
+	Conditions *Conditions `json:",omitempty"`
+}
+
+// Conditions are those of sandbox.Conditions that pid 1 and the command set for themselves. They end with the run. A
+// field that is zero is as usual.
+type Conditions struct {
+	Hostname string
+	// UID is the number of user and group. The descriptor of their user namespace (Users) comes last with the plan.
+	UID   int
+	Umask uint32
+	// CPUs is how many processors the run may use: the first ones of those that its slot may use.
+	CPUs        int
+	FixedLayout bool
+	SkippedPIDs int
+	// Uptime is in nanoseconds.
+	Uptime int64
 }
 
 // A Listener is an address and a port.
@@ -276,4 +302,11 @@ type Facts struct {
 	Loopback bool
 	// Mounts is the mount table.
 	Mounts string
+
+	Umask int
+	CPUs  int
+	// FixedLayout says that memory is laid out without randomness.
+	FixedLayout bool
+	// Monotonic is what CLOCK_MONOTONIC shows, in nanoseconds.
+	Monotonic int64
 }

@@ -87,11 +87,36 @@ func (z *zygote) serve(kind byte, text []byte, fds []int) (int, error) {
 			return -1, err
 		}
 		return NewWorkspace(room)
+	case ReqUsers:
+		return z.newUsers(text)
 	case ReqSlot:
 		return z.newSlot(text, fds)
 	}
 	return -1, fmt.Errorf("unknown request %q", kind)
 }
+
+// newUsers returns the descriptor of a user namespace for a run of a slot in which it is another user than usual.
+func (z *zygote) newUsers(text []byte) (int, error) {
+	var want Users
+	if err := json.Unmarshal(text, &want); err != nil {
+		return -1, err
+	}
+	if want.Slot < 0 || want.Slot >= MaxSlots || want.UID <= 0 {
+		return -1, fmt.Errorf("there is no user %d in a slot %d", want.UID, want.Slot)
+	}
+	user := 0
+	if z.mode != Rootless {
+		user = commandUser(want.Slot)
+	}
+	fd, err := userNamespace(user, want.UID, z.mode == Rootless, want.Nested)
+	if err != nil {
+		return -1, fmt.Errorf("user namespace: %w", err)
+	}
+	return fd, nil
+}
+
+// commandUser returns the user of the host that commands of a slot are, if the zygote is Root.
+func commandUser(slot int) int { return FirstUID + 2*slot }
 
 // newSlot starts a slot with the control groups of these files, and returns its socket once it is ready.
 func (z *zygote) newSlot(text []byte, fds []int) (int, error) {

@@ -1,0 +1,104 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package namespace_test
+
+import (
+	"errors"
+	"testing"
+	"time"
+
+	"github.com/cloister-build/cloister/sandbox"
+	"github.com/cloister-build/cloister/sandbox/namespace"
+	"github.com/cloister-build/cloister/sandbox/sandboxtest"
+)
+
+// TestConditionsEndInTheirSlot: one slot gives one run what it gives no other, whatever it keeps between them.
+func TestConditionsEndInTheirSlot(t *testing.T) {
+	b, f := backend(t, namespace.Config{})
+	for _, c := range sandbox.AllConditions[:7] {
+		if err := f.Covers(under(c)); err != nil {
+			sandboxtest.Unavailable(t, "conditions", err)
+		}
+	}
+	const script = "uname -n; id -u; umask; echo $$; cat /etc/hosts /etc/passwd; cat /proc/self/uid_map /proc/self/timens_offsets; grep Cpus_allowed: /proc/self/status"
+	say := func(c sandbox.Conditions) string {
+		t.Helper()
+		r := sandboxtest.Run{Script: script, Spec: func(s *sandbox.Spec) { s.Conditions = c }}
+		r.Do(t, b)
+		if r.Result.ExitCode != 0 {
+			t.Fatalf("exit code %d: %s", r.Result.ExitCode, r.Stderr)
+		}
+		return r.Stdout
+	}
+	usual := say(sandbox.Conditions{})
+	for _, c := range []sandbox.Conditions{
+		all, {Hostname: "other"}, {User: "other", UID: 59_999}, {Umask: 0o077}, {CPUs: 1}, {FixedLayout: true}, {SkippedPIDs: 1000}, {Uptime: time.Hour}, all,
+	} {
+		if say(c) == usual && c.CPUs == 0 && !c.FixedLayout {
+			t.Errorf("under %+v a run is as usual", c)
+		}
+		if got := say(sandbox.Conditions{}); got != usual {
+			t.Errorf("after a run under %+v a usual one says\n%s\nbefore it\n%s", c, got, usual)
+		}
+	}
+	if n := b.Slots(); n != 1 {
+		t.Errorf("it took %d slots, so that nothing was shown", n)
+	}
+}
+
+// all are conditions of every kind that a slot gives.
+var all = sandbox.Conditions{
+	Hostname: "elsewhere", User: "mallory", UID: 4711, Umask: 0o027, CPUs: 1, FixedLayout: true, SkippedPIDs: 7, Uptime: 100 * time.Hour,
+}
+
+// under returns a spec of a run that is unusual in one way.
+func under(name sandbox.Condition) *sandbox.Spec {
+	s := &sandbox.Spec{Limits: sandboxtest.Limits()}
+	switch name {
+	case sandbox.ConditionHostname:
+		s.Conditions.Hostname = all.Hostname
+	case sandbox.ConditionUser:
+		s.Conditions.User, s.Conditions.UID = all.User, all.UID
+	case sandbox.ConditionUmask:
+		s.Conditions.Umask = all.Umask
+	case sandbox.ConditionCPUs:
+		s.Conditions.CPUs = all.CPUs
+	case sandbox.ConditionFixedLayout:
+		s.Conditions.FixedLayout = true
+	case sandbox.ConditionSkippedPIDs:
+		s.Conditions.SkippedPIDs = all.SkippedPIDs
+	case sandbox.ConditionUptime:
+		s.Conditions.Uptime = all.Uptime
+	}
+	return s
+}
+
+// TestConditionsThatNobodyCanGive: what a run is not given it is refused, and never run without.
+func TestConditionsThatNobodyCanGive(t *testing.T) {
+	b, _ := backend(t, namespace.Config{})
+	unprobed := namespace.New(namespace.Config{})
+	defer unprobed.Close()
+	for name, c := range map[string]struct {
+		b     *namespace.Backend
+		given sandbox.Conditions
+	}{
+		"more processors than there are": {b, sandbox.Conditions{CPUs: 100_000}},
+		"before it was probed":           {unprobed, sandbox.Conditions{Hostname: "other"}},
+	} {
+		r := sandboxtest.Run{Script: "true", Spec: func(s *sandbox.Spec) { s.Conditions = c.given }}
+		if err := r.Try(t.Context(), t, c.b); !errors.Is(err, sandbox.ErrUnsupported) {
+			t.Errorf("%s: got %v, want ErrUnsupported", name, err)
+		}
+	}
+	// What cannot be is found out in pid 1, and says where.
+	r := sandboxtest.Run{Script: "true", Spec: func(s *sandbox.Spec) { s.Conditions.Uptime = 1<<63 - 1 }}
+	if err := r.Try(t.Context(), t, b); err == nil {
+		t.Error("a run began 292 years after it could")
+	} else {
+		t.Log(err)
+	}
+	r = sandboxtest.Run{Script: "exit 3"}
+	if r.Do(t, b); r.Result.ExitCode != 3 {
+		t.Errorf("the next run: got exit code %d, want 3", r.Result.ExitCode)
+	}
+}

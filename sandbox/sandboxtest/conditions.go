@@ -1,0 +1,166 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package sandboxtest
+
+import (
+	"errors"
+	"runtime"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/cloister-build/cloister/sandbox"
+)
+
+// A surrounding is a condition that a shell can see.
+type surrounding struct {
+	name   sandbox.Condition
+	given  sandbox.Conditions
+	script string
+	// want is what the script says under it; "" if check tells.
+	want string
+	// check says whether what the script said in a usual run and under the condition, twice, is as it ought to be; nil
+	// if that is want.
+	check func(usual, one, two string) bool
+}
+
+var surroundings = []surrounding{
+	{
+		name: sandbox.ConditionHostname, given: sandbox.Conditions{Hostname: "a-host.example"},
+		script: "uname -n; cat /etc/hosts", want: "a-host.example\n127.0.0.1 localhost a-host.example\n::1 localhost a-host.example\n",
+	},
+	{
+		name: sandbox.ConditionUser, given: sandbox.Conditions{User: "mallory", UID: 4711},
+		script: "id -un; id -gn; id -u; id -g; echo text >made && stat -c '%U %G %u' made; grep -c 4711 /etc/passwd || :",
+		want:   "mallory\nmallory\n4711\n4711\nmallory mallory 4711\n1\n",
+	},
+	{
+		name: sandbox.ConditionUmask, given: sandbox.Conditions{Umask: 0o027},
+		script: "umask; echo >made; stat -c %a made", want: "0027\n640\n",
+	},
+	{
+		name: sandbox.ConditionCPUs, given: sandbox.Conditions{CPUs: 1}, script: "nproc",
+		check: func(usual, one, two string) bool {
+			return usual == strconv.Itoa(runtime.NumCPU())+"\n" && one == "1\n" && two == one
+		},
+	},
+	{
+		name: sandbox.ConditionFixedLayout, given: sandbox.Conditions{FixedLayout: true}, script: "grep stack /proc/self/maps",
+		check: func(usual, one, two string) bool { return one == two && one != usual && one != "" },
+	},
+	{
+		name: sandbox.ConditionSkippedPIDs, given: sandbox.Conditions{SkippedPIDs: 40},
+		script: "echo $$; sh -c 'echo $$; :'", want: "42\n43\n",
+	},
+	{
+		name: sandbox.ConditionUptime, given: sandbox.Conditions{Uptime: 1000 * time.Hour},
+		// When the shell started, in hundredths of a second since boot (proc_pid_stat(5)).
+		script: "cut -d ' ' -f 22 /proc/self/stat",
+		check: func(usual, one, two string) bool {
+			return ticks(one) >= ticks(usual)+1000*3600*100 && ticks(two) >= ticks(one)
+		},
+	},
+}
+
+func ticks(text string) int {
+	n, err := strconv.Atoi(strings.TrimSpace(text))
+	if err != nil {
+		return -1
+	}
+	return n
+}
+
+// conditions: each that the backend can give shows in a run, and in no other that has the same slot before or after.
+func conditions(t *testing.T, b sandbox.Backend) {
+	f, err := b.Probe(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	say := func(t *testing.T, script string, given sandbox.Conditions) string {
+		t.Helper()
+		r := Run{Script: script, Spec: func(s *sandbox.Spec) { s.Conditions = given }}
+		r.Do(t, b)
+		if r.Result.ExitCode != 0 {
+			t.Fatalf("%q under %+v: exit code %d\n%s", script, given, r.Result.ExitCode, r.Stderr)
+		}
+		return r.Stdout
+	}
+	for _, c := range surroundings {
+		t.Run(strings.ReplaceAll(string(c.name), " ", "-"), func(t *testing.T) {
+			if !slices.Contains(f.Conditions, c.name) {
+				r := Run{Script: c.script, Spec: func(s *sandbox.Spec) { s.Conditions = c.given }}
+				if err := r.Try(t.Context(), t, b); !errors.Is(err, sandbox.ErrUnsupported) {
+					t.Errorf("got %v, want ErrUnsupported", err)
+				}
+				Unavailable(t, "conditions", c.name)
+			}
+			usual := say(t, c.script, sandbox.Conditions{})
+			one, two := say(t, c.script, c.given), say(t, c.script, c.given)
+			switch {
+			case c.check != nil && !c.check(usual, one, two):
+				t.Errorf("usually it says %q, under the condition %q and %q", usual, one, two)
+			case c.check == nil && (one != c.want || two != c.want || usual == c.want):
+				t.Errorf("usually it says %q, under the condition %q and %q; want %q", usual, one, two, c.want)
+			}
+			// What is random or goes on is not the same again.
+			again := say(t, c.script, sandbox.Conditions{})
+			switch c.name {
+			case sandbox.ConditionFixedLayout:
+				if again == one {
+					t.Errorf("the next usual run has the fixed layout %q", again)
+				}
+			case sandbox.ConditionUptime:
+				if ticks(again) >= ticks(one) {
+					t.Errorf("the next usual run began at %q, the one under the condition at %q", again, one)
+				}
+			default:
+				if again != usual {
+					t.Errorf("the next usual run says %q, the one before it %q", again, usual)
+				}
+			}
+		})
+	}
+}
+
+// conditionsTogether: all of them at once, and one run of each kind after the other.
+func conditionsTogether(t *testing.T, b sandbox.Backend) {
+	f, err := b.Probe(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if len(f.Conditions) == 0 {
+		Unavailable(t, "conditions", "none can be given")
+	}
+	var given sandbox.Conditions
+	for _, c := range surroundings {
+		if slices.Contains(f.Conditions, c.name) {
+			given = join(given, c.given)
+		}
+	}
+	const script = "id -u; uname -n; umask; nproc; echo $$"
+	usual := shell(t, b, script)
+	var first string
+	for range 3 {
+		r := Run{Script: script, Spec: func(s *sandbox.Spec) { s.Conditions = given }}
+		r.Do(t, b)
+		if first == "" {
+			first = r.Stdout
+		}
+		if r.Result.ExitCode != 0 || r.Stdout != first || r.Stdout == usual {
+			t.Errorf("got exit code %d, %q, first %q, usually %q", r.Result.ExitCode, r.Stdout, first, usual)
+		}
+		if got := shell(t, b, script); got != usual {
+			t.Errorf("after it a usual run says %q, want %q", got, usual)
+		}
+	}
+}
+
+// join returns the conditions of both, of which each is set in one at most.
+func join(a, b sandbox.Conditions) sandbox.Conditions {
+	return sandbox.Conditions{
+		Hostname: a.Hostname + b.Hostname, User: a.User + b.User, UID: a.UID + b.UID, Umask: a.Umask + b.Umask, CPUs: a.CPUs + b.CPUs,
+		FixedLayout: a.FixedLayout || b.FixedLayout, SkippedPIDs: a.SkippedPIDs + b.SkippedPIDs, Uptime: a.Uptime + b.Uptime,
+	}
+}
