@@ -132,7 +132,7 @@ func (l *Local) Execute(ctx context.Context, t *Task, report func(Stage)) (*Outc
 	}
 
 	report(StageInputs)
-	staged, err := l.stage(ctx, req, box)
+	staged, err := l.stage(ctx, t, req, box)
 	if err != nil {
 		if errors.Is(err, cas.ErrNotFound) || errors.Is(err, cas.ErrCorrupt) {
 			l.inputs.Doubt(req.Instance.Name) // so that the client is told of all that is missing when it asks again

@@ -51,7 +51,7 @@ type staged struct {
 }
 
 // stage lays out the input tree and says in box.spec where it lies.
-func (l *Local) stage(ctx context.Context, req *Request, box *confined) (*staged, error) {
+func (l *Local) stage(ctx context.Context, t *Task, req *Request, box *confined) (*staged, error) {
 	s, spec := &staged{began: time.Now()}, box.spec
 	var err error
 	defer func() {
@@ -67,7 +67,11 @@ func (l *Local) stage(ctx context.Context, req *Request, box *confined) (*staged
 		}
 		return s.ws.Root(), nil
 	}
-	if s.tree, err = l.Stager.Stage(ctx, req.Layout, req.Instance, room); err != nil {
+	layout := req.Layout
+	if v := t.Variation; v != nil && v.Order != 0 {
+		layout = layout.InOrder(v.Order)
+	}
+	if s.tree, err = l.Stager.Stage(ctx, layout, req.Instance, room); err != nil {
 		return nil, err
 	}
 	if s.out, err = s.ws.Root().OpenRoot(outDir); err != nil {

@@ -138,6 +138,8 @@ func (s *Stager) Stage(ctx context.Context, l *Layout, in *cas.Instance,
 	}
 	placer, _ := in.Store.(cas.Placer)
 	switch {
+	case l.order != 0:
+		return l.copied(ctx, in.Store, workspace, "its directories have an order of their own")
 	case s.why != "":
 		return l.copied(ctx, in.Store, workspace, s.why)
 	case placer == nil:

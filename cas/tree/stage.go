@@ -82,7 +82,7 @@ func (l *Layout) build(ctx context.Context, store cas.Store, ws *os.Root, bare b
 			return nil, err
 		}
 	}
-	s := &stager{store: store, bare: bare, staged: Staged{Form: FormCopy}}
+	s := &stager{store: store, bare: bare, order: l.order, staged: Staged{Form: FormCopy}}
 	s.filer, _ = store.(cas.Filer)
 	if err := s.build(ctx, l, ws); err != nil {
 		s.staged.Release()
@@ -141,6 +141,7 @@ type stager struct {
 	store  cas.Store
 	filer  cas.Filer // nil if the store is none
 	bare   bool      // of what is bound, only placeholders are made
+	order  uint64    // of the layout; unless 0 all names that the run sees are made before they are filled
 	in     *os.Root  // in/ of the workspace, unless bare
 	staged Staged
 }
@@ -189,6 +190,11 @@ func (s *stager) build(ctx context.Context, l *Layout, ws *os.Root) error {
 		}
 		defer s.in.Close()
 	}
+	if s.order != 0 {
+		if err := s.nameSpine(l, out); err != nil {
+			return err
+		}
+	}
 	for _, sd := range l.dirs {
 		if err := s.spine(ctx, out, sd); err != nil {
 			return err
@@ -207,7 +213,7 @@ func (s *stager) build(ctx context.Context, l *Layout, ws *os.Root) error {
 
 // spine makes one directory of the spine and all that is in it but other spine.
 func (s *stager) spine(ctx context.Context, out *os.Root, sd spineDir) error {
-	if sd.path != "." {
+	if sd.path != "." && s.order == 0 {
 		if err := out.Mkdir(sd.path, 0o700); err != nil {
 			return err
 		}
@@ -223,16 +229,16 @@ func (s *stager) spine(ctx context.Context, out *os.Root, sd spineDir) error {
 		source := path.Base(e.source)
 		switch {
 		case e.kind == Symlink:
-			err = e.link(dir)
+			err = s.link(dir, e.entry)
 		case e.source != "" && s.bare && e.kind == Directory:
-			err = placeholder(dir, e.name)
+			err = s.placeholder(dir, e.name)
 		case e.source != "" && s.bare:
 			files = append(files, placeholderFile(dir, e.name, p))
 		case e.kind == Directory && e.source == "":
 			err = s.subtree(ctx, dir, e.name, p, e.dir, true)
 		case e.kind == Directory:
 			s.bind(p, e.source, e.entry)
-			if err = placeholder(dir, e.name); err == nil {
+			if err = s.placeholder(dir, e.name); err == nil {
 				err = s.subtree(ctx, s.in, source, p, e.dir, false)
 			}
 		case e.source == "":
@@ -257,21 +263,28 @@ func (s *stager) subtree(ctx context.Context, parent *os.Root, name, p string, d
 	if ctx.Err() != nil {
 		return context.Cause(ctx)
 	}
-	if err := parent.Mkdir(name, 0o700); err != nil {
-		return err
+	if s.order == 0 || parent == s.in {
+		if err := parent.Mkdir(name, 0o700); err != nil {
+			return err
+		}
 	}
 	dir, err := parent.OpenRoot(name)
 	if err != nil {
 		return err
 	}
 	defer dir.Close()
+	if s.order != 0 {
+		if err := s.nameEntries(dir, d); err != nil {
+			return err
+		}
+	}
 	files := make([]stageFile, 0, len(d.entries))
 	for i := range d.entries {
 		e := &d.entries[i]
 		at := join(p, e.name)
 		switch {
 		case e.kind == Symlink:
-			err = e.link(dir)
+			err = s.link(dir, e)
 		case e.kind == Directory:
 			err = s.subtree(ctx, dir, e.name, at, e.dir, private)
 		case !private && s.large(e):
@@ -307,15 +320,22 @@ func (s *stager) shown(dir *os.Root, p string, e *entry) stageFile {
 }
 
 // link makes the symlink e in dir.
-func (e *entry) link(dir *os.Root) error {
-	if err := dir.Symlink(e.target, e.name); err != nil {
-		return err
+func (s *stager) link(dir *os.Root, e *entry) error {
+	if s.order == 0 {
+		if err := dir.Symlink(e.target, e.name); err != nil {
+			return err
+		}
 	}
 	return dateLink(dir, e.name, e.own.date())
 }
 
 // placeholder makes an empty directory for another to be bound over: what it is like itself nobody sees.
-func placeholder(dir *os.Root, name string) error { return dir.Mkdir(name, 0o700) }
+func (s *stager) placeholder(dir *os.Root, name string) error {
+	if s.order != 0 {
+		return nil
+	}
+	return dir.Mkdir(name, 0o700)
+}
 
 // write makes files, some at a time.
 func (s *stager) write(ctx context.Context, files []stageFile) error {
@@ -341,7 +361,11 @@ func (s *stager) writeFile(ctx context.Context, f stageFile) error {
 		}
 		b.Source, s.staged.release[f.bind] = source, release
 	}
-	w, err := f.dir.OpenFile(f.name, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
+	flags := os.O_WRONLY | os.O_CREATE
+	if s.order == 0 {
+		flags |= os.O_EXCL
+	}
+	w, err := f.dir.OpenFile(f.name, flags, 0o600)
 	if err != nil {
 		return err
 	}

@@ -54,6 +54,49 @@ func TestStageShowsInputRootAndParentsOfOutputs(t *testing.T) {
 	}
 }
 
+// TestOrderChangesNothingElse: for each shape of an action the run sees the same in any order.
+func TestOrderChangesNothingElse(t *testing.T) {
+	for _, s := range shapes(t) {
+		if strings.HasPrefix(s.name, "error_") {
+			continue
+		}
+		t.Run(s.name, func(t *testing.T) {
+			store := newFiler(t)
+			in := load(t, store, s.input)
+			usualWS, usual := stage(t, store, in, s.workdir, s.outputs...)
+			l, err := in.Plan(s.workdir, s.outputs, nil)
+			must(t, err)
+			ws := newRoot(t)
+			staged, err := l.InOrder(5).Stage(t.Context(), store, ws)
+			must(t, err)
+			defer staged.Release()
+			same(t, "exec root", view(t, ws, staged), view(t, usualWS, usual))
+			if staged.Form != usual.Form || len(staged.Binds) != len(usual.Binds) {
+				t.Errorf("got %v, usually %v", staged.Binds, usual.Binds)
+			}
+			modes(t, ws, usualWS)
+		})
+	}
+}
+
+// modes fails the test unless everything in got has the mode and the date that it has in want.
+func modes(t *testing.T, got, want *os.Root) {
+	t.Helper()
+	err := fs.WalkDir(want.FS(), ".", func(p string, d fs.DirEntry, err error) error {
+		if err != nil || p == "." {
+			return err
+		}
+		a, errA := got.Lstat(p)
+		b, errB := want.Lstat(p)
+		// A placeholder is dated when it is made.
+		if errors.Join(errA, errB) != nil || a.Mode() != b.Mode() || a.ModTime() != b.ModTime() && a.ModTime().Year() < 2020 {
+			t.Errorf("%s: got %v, want %v (%v)", p, a, b, errors.Join(errA, errB))
+		}
+		return nil
+	})
+	must(t, err)
+}
+
 func TestStageNamesContentOfBinds(t *testing.T) {
 	store := castest.NewMemory()
 	n := parse(t, "a = 1", "d/b = 2")

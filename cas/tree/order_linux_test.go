@@ -1,0 +1,105 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package tree_test
+
+import (
+	"io/fs"
+	"os"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/cloister-build/cloister/cas/castest"
+	"github.com/cloister-build/cloister/cas/tree"
+	"golang.org/x/sys/unix"
+)
+
+// inMemory returns an empty directory on a tmpfs, as workspaces are.
+func inMemory(t *testing.T) *os.Root {
+	t.Helper()
+	var st unix.Statfs_t
+	if err := unix.Statfs("/dev/shm", &st); err != nil || st.Type != unix.TMPFS_MAGIC {
+		t.Skip("needs a tmpfs in /dev/shm")
+	}
+	dir, err := os.MkdirTemp("/dev/shm", "cloister-order-")
+	must(t, err)
+	t.Cleanup(func() { os.RemoveAll(dir) })
+	ws, err := os.OpenRoot(dir)
+	must(t, err)
+	t.Cleanup(func() { ws.Close() })
+	return ws
+}
+
+// listings returns each directory of a workspace with its entries in the order in which it lists them.
+func listings(t *testing.T, ws *os.Root) map[string]string {
+	t.Helper()
+	all := map[string]string{}
+	must(t, fs.WalkDir(ws.FS(), ".", func(p string, d fs.DirEntry, err error) error {
+		if err != nil || !d.IsDir() {
+			return err
+		}
+		f, err := ws.Open(p)
+		if err != nil {
+			return err
+		}
+		defer f.Close()
+		names, err := f.Readdirnames(-1)
+		all[p] = strings.Join(names, " ")
+		return err
+	}))
+	return all
+}
+
+func TestDirectoriesListInTheOrderOfTheirLayout(t *testing.T) {
+	store := castest.NewMemory()
+	in := load(t, store, parse(t,
+		"a = 1", "b = 2", "c -> a", "d/x = 3", "d/y = 4", "d/e/p = 5", "d/e/q -> p", "d/e/r/s = 6", "d/e/t = 7",
+		"w/k = 1", "w/l = 2", "w/m -> k", "w/n/1 = 1", "w/n/2 = 2", "w/n/3 = 3"))
+	l, err := in.Plan("w", []string{"w/n", "w/sub/out"}, nil)
+	must(t, err)
+	list := func(seed uint64) map[string]string {
+		ws := inMemory(t)
+		s, err := l.InOrder(seed).Stage(t.Context(), store, ws)
+		must(t, err)
+		s.Release()
+		return listings(t, ws)
+	}
+	one, two := list(1), list(2)
+	// The root, what is bound, what is in that, the working directory, what is private.
+	dirs := []string{"out", "in/2", "in/2/e", "out/w", "out/w/n"}
+	for _, p := range dirs {
+		if one[p] == "" || one[p] == two[p] {
+			t.Errorf("%s lists %q by the seed 1, %q by 2", p, one[p], two[p])
+		}
+		a, b := strings.Fields(one[p]), strings.Fields(two[p])
+		if slices.Sort(a); !slices.IsSorted(b) {
+			slices.Sort(b)
+		}
+		if !slices.Equal(a, b) {
+			t.Errorf("%s has %q, or %q", p, a, b)
+		}
+	}
+	for range 3 {
+		if again := list(1); again["out"] != one["out"] || again["in/2/e"] != one["in/2/e"] || again["out/w/n"] != one["out/w/n"] {
+			t.Errorf("one seed lists\n%v\nand\n%v", one, again)
+		}
+	}
+}
+
+// TestOrderIsOfCopies: an image would list what is in it sorted.
+func TestOrderIsOfCopies(t *testing.T) {
+	r := newRig(t, 1<<20)
+	l, err := load(t, r.store, leaves(3, 20, nil)).Plan("", []string{"o"}, nil)
+	must(t, err)
+	for seed, want := range map[uint64]tree.Form{0: tree.FormImage, 1: tree.FormCopy} {
+		laid := l
+		if seed != 0 {
+			laid = l.InOrder(seed)
+		}
+		_, s := r.stageLayout(t, "", laid)
+		if s.Form != want {
+			t.Errorf("seed %d: got %s (%s), want %s", seed, s.Form, s.Why, want)
+		}
+		s.Release()
+	}
+}

@@ -1,0 +1,82 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package worker
+
+import (
+	"bytes"
+	"strings"
+	"testing"
+	"time"
+
+	repb "github.com/bazelbuild/remote-apis/build/bazel/remote/execution/v2"
+	"github.com/cloister-build/cloister/cas"
+	cloisterpb "github.com/cloister-build/cloister/proto/cloister/v1"
+	"github.com/cloister-build/cloister/sandbox"
+	"github.com/cloister-build/cloister/sandbox/sandboxtest"
+)
+
+// TestVariedRunsInTheSandbox: an action that shows all that it can notice notices what its variation says, can read its
+// inputs and write its outputs, and is as usual the next time.
+func TestVariedRunsInTheSandbox(t *testing.T) {
+	c := newConfining(t, onDisk(t), 1<<20)
+	given := sandbox.Conditions{Hostname: "elsewhere", User: "mallory", UID: 4711, Umask: 0o077, CPUs: 1, FixedLayout: true, SkippedPIDs: 9, Uptime: time.Hour}
+	if err := c.Features.Covers(&sandbox.Spec{Conditions: given, Limits: sandboxtest.Limits(), Network: sandbox.Network{Listen: true}}); err != nil {
+		sandboxtest.Unavailable(t, "conditions", err)
+	}
+	root := &repb.Directory{}
+	for _, name := range []string{"a", "b", "c", "d", "e", "f"} {
+		root.Files = append(root.Files, &repb.FileNode{Name: name, Digest: c.blob([]byte(name))})
+	}
+	sub := c.message(root)
+	root.Directories = []*repb.DirectoryNode{{Name: "sub", Digest: sub}}
+	script := "pwd; id -un; uname -n; umask; nproc; echo $$; echo $EXTRA; ls -U | tr '\\n' ' '; echo; ls -U sub | tr '\\n' ' '; echo; " +
+		"cat a sub/b; echo; echo text >o/x && ls -l o/x | cut -c 1-10"
+	action, err := cas.FromProto(cas.SHA256, c.message(&repb.Action{
+		CommandDigest:   c.message(&repb.Command{Arguments: []string{"/bin/sh", "-c", script}, OutputPaths: []string{"o/x"}}),
+		InputRootDigest: c.message(root), DoNotCache: true,
+	}))
+	if err != nil {
+		t.Fatal(err)
+	}
+	run := func(v *Variation) (lines []string, result *repb.ActionResult) {
+		t.Helper()
+		var text bytes.Buffer
+		out, err := c.Execute(t.Context(), &Task{Action: action, Variation: v, Stdout: &text, Stderr: &text}, func(Stage) {})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if out.Result.ExitCode != 0 || len(out.Result.OutputFiles) != 1 {
+			t.Fatalf("exit code %d, %d outputs: %s", out.Result.ExitCode, len(out.Result.OutputFiles), text.String())
+		}
+		return strings.Split(strings.TrimSpace(text.String()), "\n"), out.Result
+	}
+	usual, first := run(nil)
+	one, varied := run(&Variation{Conditions: given, Root: "/home/mallory/src", Order: 1, Env: []string{"EXTRA=more"}})
+	two, _ := run(&Variation{Conditions: given, Root: "/home/mallory/src", Order: 2, Env: []string{"EXTRA=more"}})
+	last, _ := run(nil)
+
+	if want := []string{"/home/mallory/src", "mallory", "elsewhere", "0077", "1", "11", "more"}; strings.Join(one[:7], " ") != strings.Join(want, " ") {
+		t.Errorf("a varied run says %q, want %q", one[:7], want)
+	}
+	if strings.Join(usual[:7], " ") == strings.Join(one[:7], " ") || usual[0] != ExecRoot || usual[1] != "build" || usual[2] != "cloister" {
+		t.Errorf("a usual run says %q", usual)
+	}
+	for i, where := range map[int]string{7: "the root", 8: "a directory in it"} {
+		if one[i] == two[i] || one[i] == usual[i] {
+			t.Errorf("%s lists %q, %q and usually %q", where, one[i], two[i], usual[i])
+		}
+	}
+	if one[9] != "ab" || one[10] != "-rw-------" {
+		t.Errorf("it read %q and made a file of mode %q", one[9], one[10])
+	}
+	if strings.Join(last[:7], " ") != strings.Join(usual[:7], " ") {
+		t.Errorf("after varied runs a usual one says %q, before them %q", last, usual)
+	}
+	if first.OutputFiles[0].Digest.Hash != varied.OutputFiles[0].Digest.Hash {
+		t.Error("the output was made otherwise")
+	}
+	var m cloisterpb.Execution
+	if err := varied.ExecutionMetadata.AuxiliaryMetadata[0].UnmarshalTo(&m); err != nil || m.Sandbox.Inputs != "copy" {
+		t.Errorf("inputs in an order were laid out as %v, %v", m.Sandbox, err)
+	}
+}
