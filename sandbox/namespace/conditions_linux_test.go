@@ -4,6 +4,9 @@ package namespace_test
 
 import (
 	"errors"
+	"os"
+	"os/exec"
+	"strings"
 	"testing"
 	"time"
 
@@ -17,7 +20,7 @@ func TestConditionsEndInTheirSlot(t *testing.T) {
 	b, f := backend(t, namespace.Config{})
 	for _, c := range sandbox.AllConditions[:7] {
 		if err := f.Covers(under(c)); err != nil {
-			sandboxtest.Unavailable(t, "conditions", err)
+			sandboxtest.Unavailable(t, requirement(c), err)
 		}
 	}
 	const script = "uname -n; id -u; umask; echo $$; cat /etc/hosts /etc/passwd; cat /proc/self/uid_map /proc/self/timens_offsets; grep Cpus_allowed: /proc/self/status"
@@ -44,6 +47,14 @@ func TestConditionsEndInTheirSlot(t *testing.T) {
 	if n := b.Slots(); n != 1 {
 		t.Errorf("it took %d slots, so that nothing was shown", n)
 	}
+}
+
+// requirement is the word of CLOISTER_REQUIRE for what a condition needs.
+func requirement(c sandbox.Condition) string {
+	if c == sandbox.ConditionUptime {
+		return "timens" // which not every kernel has that has the others
+	}
+	return "namespaces"
 }
 
 // all are conditions of every kind that a slot gives.
@@ -100,5 +111,19 @@ func TestConditionsThatNobodyCanGive(t *testing.T) {
 	r = sandboxtest.Run{Script: "exit 3"}
 	if r.Do(t, b); r.Result.ExitCode != 3 {
 		t.Errorf("the next run: got exit code %d, want 3", r.Result.ExitCode)
+	}
+}
+
+// TestConditionsThatTheHostDenies: what one of them needs is missing, and the others can be given all the same.
+func TestConditionsThatTheHostDenies(t *testing.T) {
+	_, f := backend(t, namespace.Config{})
+	if err := f.Covers(under(sandbox.ConditionFixedLayout)); err != nil {
+		sandboxtest.Unavailable(t, "namespaces", err)
+	}
+	cmd := exec.CommandContext(t.Context(), "/proc/self/exe")
+	cmd.Env = append(os.Environ(), deniedVariable+"=all personality")
+	out, err := cmd.CombinedOutput()
+	if err != nil || !strings.Contains(string(out), "tier full: <nil>\n") || !strings.Contains(string(out), `"hostname" "user" "umask" "cpus" "skipped pids"`) {
+		t.Errorf("got %q, %v; want all conditions but the fixed layout", out, err)
 	}
 }

@@ -28,6 +28,7 @@ func probeDenied(denied string) {
 		for word := range strings.FieldsSeq(list) {
 			numbers = append(numbers, map[string]uint32{
 				"keyctl": unix.SYS_KEYCTL, "add_key": unix.SYS_ADD_KEY, "request_key": unix.SYS_REQUEST_KEY,
+				"personality": unix.SYS_PERSONALITY,
 			}[word])
 		}
 		if err := deny(numbers); err != nil {
@@ -38,7 +39,7 @@ func probeDenied(denied string) {
 	b := namespace.New(namespace.Config{})
 	defer b.Close()
 	f, err := b.Probe(timeless{})
-	fmt.Printf("tier %s: %v\n", f.Tier, err)
+	fmt.Printf("tier %s: %v\nconditions: %q\n", f.Tier, err, f.Conditions)
 }
 
 // deny has the kernel answer EPERM to system calls of the calling thread and what it executes, as the filter

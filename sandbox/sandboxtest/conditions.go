@@ -4,6 +4,7 @@ package sandboxtest
 
 import (
 	"errors"
+	"fmt"
 	"runtime"
 	"slices"
 	"strconv"
@@ -94,7 +95,11 @@ func conditions(t *testing.T, b sandbox.Backend) {
 				if err := r.Try(t.Context(), t, b); !errors.Is(err, sandbox.ErrUnsupported) {
 					t.Errorf("got %v, want ErrUnsupported", err)
 				}
-				Unavailable(t, "conditions", c.name)
+				need := "namespaces"
+				if c.name == sandbox.ConditionUptime {
+					need = "timens" // which not every kernel has that has the others
+				}
+				Unavailable(t, need, fmt.Sprintf("a run cannot be given another %s", c.name))
 			}
 			usual := say(t, c.script, sandbox.Conditions{})
 			one, two := say(t, c.script, c.given), say(t, c.script, c.given)
@@ -131,7 +136,7 @@ func conditionsTogether(t *testing.T, b sandbox.Backend) {
 		t.Fatal(err)
 	}
 	if len(f.Conditions) == 0 {
-		Unavailable(t, "conditions", "none can be given")
+		Unavailable(t, "namespaces", "no conditions can be given")
 	}
 	var given sandbox.Conditions
 	for _, c := range surroundings {
