@@ -4,6 +4,7 @@ package worker
 
 import (
 	"bytes"
+	"fmt"
 	"strings"
 	"testing"
 
@@ -23,13 +24,14 @@ func TestVariedRunsInTheSandbox(t *testing.T) {
 		sandboxtest.Unavailable(t, "namespaces", err)
 	}
 	root := &repb.Directory{}
-	for _, name := range []string{"a", "b", "c", "d", "e", "f"} {
+	for i := range 2 * few {
+		name := fmt.Sprintf("f%02d", i)
 		root.Files = append(root.Files, &repb.FileNode{Name: name, Digest: c.blob([]byte(name))})
 	}
 	sub := c.message(root)
 	root.Directories = []*repb.DirectoryNode{{Name: "sub", Digest: sub}}
 	script := "pwd; id -un; uname -n; umask; nproc; echo $$; echo $EXTRA; ls -U | tr '\\n' ' '; echo; ls -U sub | tr '\\n' ' '; echo; " +
-		"cat a sub/b; echo; echo text >o/x && ls -l o/x | cut -c 1-10"
+		"cat f00 sub/f01; echo; echo text >o/x && ls -l o/x | cut -c 1-10"
 	action, err := cas.FromProto(cas.SHA256, c.message(&repb.Action{
 		CommandDigest:   c.message(&repb.Command{Arguments: []string{"/bin/sh", "-c", script}, OutputPaths: []string{"o/x"}}),
 		InputRootDigest: c.message(root), DoNotCache: true,
@@ -52,6 +54,7 @@ func TestVariedRunsInTheSandbox(t *testing.T) {
 	usual, first := run(nil)
 	one, varied := run(&Variation{Conditions: given, Root: "/home/mallory/src", Order: 1, Env: []string{"EXTRA=more"}})
 	two, _ := run(&Variation{Conditions: given, Root: "/home/mallory/src", Order: 2, Env: []string{"EXTRA=more"}})
+	bare, whole := run(&Variation{Conditions: given})
 	last, _ := run(nil)
 
 	if want := []string{"/home/mallory/src", "mallory", "elsewhere", "0077", "1", "11", "more"}; strings.Join(one[:7], " ") != strings.Join(want, " ") {
@@ -65,7 +68,7 @@ func TestVariedRunsInTheSandbox(t *testing.T) {
 			t.Errorf("%s lists %q, %q and usually %q", where, one[i], two[i], usual[i])
 		}
 	}
-	if one[9] != "ab" || one[10] != "-rw-------" {
+	if one[9] != "f00f01" || one[10] != "-rw-------" {
 		t.Errorf("it read %q and made a file of mode %q", one[9], one[10])
 	}
 	if strings.Join(last[:7], " ") != strings.Join(usual[:7], " ") {
@@ -74,8 +77,17 @@ func TestVariedRunsInTheSandbox(t *testing.T) {
 	if first.OutputFiles[0].Digest.Hash != varied.OutputFiles[0].Digest.Hash {
 		t.Error("the output was made otherwise")
 	}
-	var m cloisterpb.Execution
-	if err := varied.ExecutionMetadata.AuxiliaryMetadata[0].UnmarshalTo(&m); err != nil || m.Sandbox.Inputs != "copy" {
-		t.Errorf("inputs in an order were laid out as %v, %v", m.Sandbox, err)
+	if bare[0] != ExecRoot || bare[1] != "mallory" || bare[7] != usual[7] {
+		t.Errorf("a run under conditions alone says %q", bare)
+	}
+	usually := "copy"
+	if c.why == nil {
+		usually = "image"
+	}
+	for result, want := range map[*repb.ActionResult]string{varied: "copy", whole: usually, first: usually} {
+		var m cloisterpb.Execution
+		if err := result.ExecutionMetadata.AuxiliaryMetadata[0].UnmarshalTo(&m); err != nil || m.Sandbox.Inputs != want {
+			t.Errorf("inputs were laid out as %v, %v; want %s", m.Sandbox, err, want)
+		}
 	}
 }

@@ -84,6 +84,32 @@ func under(name sandbox.Condition) *sandbox.Spec {
 	return s
 }
 
+// TestUsersComeLast: the descriptor of a run's own users is found behind all others, however the plan travels and sources
+// are attached.
+func TestUsersComeLast(t *testing.T) {
+	b := namespace.NewAttached(namespace.Config{})
+	t.Cleanup(func() { b.Close() })
+	f, err := b.Probe(t.Context())
+	if err == nil {
+		err = f.Covers(under(sandbox.ConditionUser))
+	}
+	if err != nil {
+		sandboxtest.Unavailable(t, "namespaces", err)
+	}
+	for _, more := range []int{0, 10} {
+		r := sandboxtest.Run{Spec: func(s *sandbox.Spec) {
+			s.Conditions = under(sandbox.ConditionUser).Conditions
+			s.Args = []string{"/bin/sh", "-c", "id -u; touch made && stat -c %u made"}
+			for range more {
+				s.Args = append(s.Args, strings.Repeat("x", 50_000)) // which no packet has room for
+			}
+		}}
+		if r.Do(t, b); r.Stdout != "4711\n4711\n" {
+			t.Errorf("with %d long arguments: %q, %q", more, r.Stdout, r.Stderr)
+		}
+	}
+}
+
 // TestConditionsThatNobodyCanGive: what a run is not given it is refused, and never run without.
 func TestConditionsThatNobodyCanGive(t *testing.T) {
 	b, _ := backend(t, namespace.Config{})
