@@ -77,7 +77,7 @@ func TestVariedRunsInTheSandbox(t *testing.T) {
 	if first.OutputFiles[0].Digest.Hash != varied.OutputFiles[0].Digest.Hash {
 		t.Error("the output was made otherwise")
 	}
-	if bare[0] != ExecRoot || bare[1] != "mallory" || bare[7] != usual[7] {
+	if bare[0] != ExecRoot || bare[1] != "mallory" {
 		t.Errorf("a run under conditions alone says %q", bare)
 	}
 	usually := "copy"
