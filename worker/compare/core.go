@@ -51,6 +51,7 @@ func formats() []format {
 		{"gzip", isGzip, compareGzip},
 		packedFormat("zstd", "\x28\xb5\x2f\xfd", unpackZstd),
 		packedFormat("bzip2", "BZh", unpackBzip2),
+		{"elf", isELF, compareELF},
 		{"json", isJSON, compareJSON},
 		{"text", isTextFile, compareText},
 	}

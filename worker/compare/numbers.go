@@ -18,25 +18,60 @@ const maxRuns = 256
 func numbers(a, b []byte, k Known) Cause {
 	n := min(len(a), len(b))
 	a, b = a[:n], b[:n]
-	seen := map[Cause]int{}
-	best, runs, end := Unknown, 0, 0
-	for ; runs < maxRuns; runs++ {
+	t := tally{first: map[Cause]run{}, seen: map[Cause]int{}}
+	for end := 0; t.runs < maxRuns; {
 		r, ok := nextRun(a, b, end)
 		if !ok {
 			break
 		}
-		var c Cause
-		if c, end = guessRun(a, b, r, k); c == Unknown {
-			continue
-		}
-		if seen[c]++; seen[c] > seen[best] {
-			best = c
+		end = t.add(a, b, r, k)
+	}
+	cause, _ := t.most()
+	return cause
+}
+
+// A tally counts what differing places look like.
+type tally struct {
+	first map[Cause]run
+	seen  map[Cause]int
+	runs  int
+	facts bool
+}
+
+// add counts the run, and returns where to look on.
+func (t *tally) add(a, b []byte, r run, k Known) int {
+	cause, end := guessRun(a, b, r, k)
+	t.facts = k.timed()
+	t.runs++
+	t.seen[cause]++
+	if t.seen[cause] == 1 {
+		t.first[cause] = r
+	}
+	return end
+}
+
+// most returns the cause that most places show, and the first of these: Unknown if it shows in few of them.
+func (t *tally) most() (Cause, run) {
+	best := Unknown
+	for _, cause := range []Cause{Random, Address, Owner, Timestamp} {
+		if t.seen[cause] > 0 && (best == Unknown || t.seen[cause] > t.seen[best]) {
+			best = cause
 		}
 	}
-	if seen[best]*8 < runs {
-		return Unknown
+	few := 2
+	if t.facts {
+		few = 8
 	}
-	return best
+	if best == Unknown || t.seen[best]*few < t.runs {
+		first := t.first[Unknown]
+		for _, r := range t.first {
+			if t.seen[Unknown] == 0 || r.from < first.from {
+				first = r
+			}
+		}
+		return Unknown, first
+	}
+	return best, t.first[best]
 }
 
 // A run is a stretch of bytes, from its first to behind its last, in which two slices differ at each.
@@ -143,8 +178,8 @@ func inUnits(v uint64, unit time.Duration) time.Time {
 
 // Times that are not known to be those of a run must look like it: they are of these years, and not far apart.
 var (
-	firstTime = time.Unix(1e9, 0) // 2001
-	lastTime  = time.Unix(41e8, 0)
+	firstTime = time.Unix(14e8, 0) // 2014
+	lastTime  = time.Unix(22e8, 0) // 2039
 )
 
 const farApart = 5 * 366 * 24 * time.Hour
@@ -155,7 +190,7 @@ func (k Known) times(s, t time.Time, unit time.Duration) bool {
 	if k.timed() {
 		return k.A.ran(s, unit) && k.B.ran(t, unit)
 	}
-	if s.Sub(t).Abs() < time.Millisecond {
+	if unit != time.Second && s.Sub(t).Abs() < 256*unit {
 		return false // no two runs are as near
 	}
 	return s.After(firstTime) && t.After(firstTime) && s.Before(lastTime) && t.Before(lastTime) &&

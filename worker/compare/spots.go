@@ -5,6 +5,7 @@ package compare
 import (
 	"bytes"
 	"fmt"
+	"strings"
 )
 
 const (
@@ -16,54 +17,120 @@ const (
 	maxStrings = 1 << 18
 )
 
-// contents adds the places in which two pieces of binary files differ, named below: texts in full, other bytes in hex,
-// once for each cause. Both are in memory.
+// contents adds the places in which two pieces of binary files differ, named below: texts in full, each once, and of
+// other bytes the first that are what most of them look like. Both are in memory.
 func (c *comparison) contents(a, b []byte, below ...string) {
 	if len(a) != len(b) {
-		c.resized(a, b, below)
+		if !c.texts(a, b, below...) {
+			c.firstByte(a, b, below...)
+		}
 		return
 	}
-	told := map[string]bool{}
+	told := map[[2]string]bool{}
+	tally := tally{first: map[Cause]run{}, seen: map[Cause]int{}}
 	end := 0
 	for range maxRuns {
 		r, ok := nextRun(a, b, end)
 		if !ok || len(told) == maxSpots {
-			return
+			break
 		}
-		if x, y, to := textsAt(a, b, r); to > 0 {
-			end = max(r.to, to)
-			if key := "text " + x + "\x00" + y; !told[key] {
-				told[key] = true
-				c.differ("text", x, y, int64(r.from), attribute(x, y, c.format, c.known), below...)
-			}
+		x, y, to := textsAt(a, b, r)
+		if to == 0 {
+			end = tally.add(a, b, r, c.known)
 			continue
 		}
-		var cause Cause
-		cause, end = guessRun(a, b, r, c.known)
-		if key := "bytes " + string(cause); !told[key] {
-			told[key] = true
-			c.differ("bytes", hexText(a[r.from:]), hexText(b[r.from:]), int64(r.from), cause, below...)
+		end = max(r.to, to)
+		if !told[[2]string{x, y}] {
+			told[[2]string{x, y}] = true
+			c.differ("text", x, y, int64(r.from), c.textCause(x, y), below...)
 		}
+	}
+	if cause, r := tally.most(); tally.runs > 0 {
+		c.differ("bytes", hexText(a[r.from:]), hexText(b[r.from:]), int64(r.from), cause, below...)
 	}
 }
 
-// resized adds the differences of two pieces of different length: the texts that only one of them has, and otherwise
-// the first differing byte.
-func (c *comparison) resized(a, b []byte, below []string) {
-	textsA, textsB := texts(a), texts(b)
+// textCause is attribute for the texts that programs have for themselves, where what looks like a path is one.
+func (c *comparison) textCause(a, b string) Cause {
+	cause := c.attribute(a, b)
+	if (cause == Unknown || cause == Random) && (isPath(a) || isPath(b)) {
+		return Path
+	}
+	return cause
+}
+
+// isPath reports whether a text is an absolute path of a file or directory that is not at the top.
+func isPath(s string) bool {
+	return strings.HasPrefix(s, "/") && strings.LastIndexByte(s, '/') > 0 && !strings.ContainsAny(s, " \t")
+}
+
+// firstByte adds where two pieces begin to differ, without a cause.
+func (c *comparison) firstByte(a, b []byte, below ...string) {
+	what, first := "bytes", commonPrefix(a, b)
+	if len(a) != len(b) {
+		what = fmt.Sprintf("bytes, %d and %d of them", len(a), len(b))
+	}
+	c.differ(what, hexText(a[first:]), hexText(b[first:]), int64(first), Unknown, below...)
+}
+
+// texts adds the texts that only one of two pieces has, or that they have them in another order, and reports whether
+// there was anything to add.
+func (c *comparison) texts(a, b []byte, below ...string) bool {
+	textsA, textsB := stringsIn(a), stringsIn(b)
 	onlyA, onlyB := lessTexts(textsA, textsB), lessTexts(textsB, textsA)
-	for i := range min(maxSpots, max(len(onlyA), len(onlyB))) {
+	told := map[[2]string]bool{}
+	for i := 0; i < max(len(onlyA), len(onlyB)) && len(told) < maxSpots; i++ {
 		x, y := at(onlyA, i), at(onlyB, i)
+		if told[[2]string{x, y}] {
+			continue
+		}
+		told[[2]string{x, y}] = true
 		offset := bytes.Index(a, []byte(x))
 		if x == "" {
 			offset = bytes.Index(b, []byte(y))
 		}
-		c.differ("text", x, y, int64(offset+commonPrefix(x, y)), attribute(x, y, c.format, c.known), below...)
+		c.differ("text", x, y, int64(offset+commonPrefix(x, y)), c.textCause(x, y), below...)
 	}
-	if len(onlyA)+len(onlyB) == 0 {
-		first := commonPrefix(a, b)
-		c.differ(fmt.Sprintf("bytes, %d and %d of them", len(a), len(b)), hexText(a[first:]), hexText(b[first:]), int64(first), Unknown, below...)
+	if len(onlyA)+len(onlyB) > 0 {
+		return true
 	}
+	return c.order("texts", textsA, textsB, below...)
+}
+
+// lists adds what only one of two lists has, in pairs.
+func (c *comparison) lists(what string, onlyA, onlyB []string, below ...string) {
+	if len(onlyA) == 0 && len(onlyB) == 0 {
+		return
+	}
+	if len(onlyA) == 0 || len(onlyB) == 0 {
+		c.differ(what, nameList(onlyA), nameList(onlyB), -1, Unknown, below...)
+		return
+	}
+	for i := range min(maxSpots, max(len(onlyA), len(onlyB))) {
+		x, y := at(onlyA, i), at(onlyB, i)
+		c.differ(what, x, y, -1, c.textCause(x, y), below...)
+	}
+}
+
+// nameList returns the first of some names as one text.
+func nameList(names []string) string {
+	const most = 8
+	text := strings.Join(names[:min(len(names), most)], ", ")
+	if n := len(names) - most; n > 0 {
+		text += fmt.Sprintf(" and %d more", n)
+	}
+	return text
+}
+
+// order adds that the same things come in another order, if they do, and reports that.
+func (c *comparison) order(of string, a, b []string, below ...string) bool {
+	for i := range min(len(a), len(b)) {
+		if a[i] != b[i] {
+			c.differ("order of "+of, a[i], b[i], -1, MemberOrder, below...)
+			return true
+		}
+	}
+	return false
 }
 
 func at(s []string, i int) string {
@@ -76,7 +143,7 @@ func at(s []string, i int) string {
 // textsAt returns the texts of both sides around the run, and where they end; 0 if they are none.
 func textsAt(a, b []byte, r run) (x, y string, end int) {
 	from := r.from
-	for from > 0 && from > r.from-MaxText/2 && isText(a[from-1]) {
+	for from > 0 && from > r.from-MaxText/2 && isTextByte(a[from-1]) {
 		from--
 	}
 	p, q := textEnd(a, from, r.from), textEnd(b, from, r.from)
@@ -91,20 +158,20 @@ func textsAt(a, b []byte, r run) (x, y string, end int) {
 
 func textEnd(s []byte, from, differ int) int {
 	end := from
-	for end < len(s) && end < differ+MaxText/2 && isText(s[end]) {
+	for end < len(s) && end < differ+MaxText/2 && isTextByte(s[end]) {
 		end++
 	}
 	return end
 }
 
-func isText(c byte) bool { return ' ' <= c && c <= '~' || c == '\t' }
+func isTextByte(c byte) bool { return ' ' <= c && c <= '~' || c == '\t' }
 
-// texts returns the printable texts in s, in order.
-func texts(s []byte) []string {
+// stringsIn returns the printable texts in s, in order.
+func stringsIn(s []byte) []string {
 	var ts []string
 	from := 0
 	for i := 0; i <= len(s) && len(ts) < maxStrings; i++ {
-		if i < len(s) && isText(s[i]) {
+		if i < len(s) && isTextByte(s[i]) {
 			continue
 		}
 		if i-from >= minWord+2 { // shorter ones occur in code

@@ -1,0 +1,296 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package compare
+
+import (
+	"bytes"
+	"debug/dwarf"
+	"debug/elf"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"io"
+	"slices"
+	"strings"
+)
+
+// An elfComparison is that of two ELF files. What is a cause comes before what only follows from it: texts and the
+// names that symbols and compile units have are causes; build ids, checksums, and code and tables in files in which sections
+// have moved follow, if there is any cause.
+type elfComparison struct {
+	*comparison
+	a, b *elfFile
+	// moved says that a section has another size or address: what points to something differs then.
+	moved bool
+	// later are the sections that follow, if anything does not.
+	later []elfPair
+	// symbols says that their names were compared.
+	symbols bool
+	// goInfoTold says that settings of the go command were told.
+	goInfoTold bool
+}
+
+// An elfPair is a section that both files have.
+type elfPair struct{ a, b *elfSection }
+
+func compareELF(c *comparison, a, b *io.SectionReader) error {
+	fa, err := readELF(a)
+	if err != nil {
+		return err
+	}
+	fb, err := readELF(b)
+	if err != nil {
+		return err
+	}
+	if fa.named(".go.buildinfo") != nil || fa.named(".note.go.buildid") != nil {
+		c.format = "go"
+	}
+	e := &elfComparison{comparison: c, a: fa, b: fb}
+	if kindA, kindB := fa.kind(), fb.kind(); kindA != kindB {
+		c.differ("kind of file", kindA, kindB, -1, Unknown)
+		return nil
+	}
+	if fa.flags != fb.flags {
+		c.differ("flags", fmt.Sprintf("%#x", fa.flags), fmt.Sprintf("%#x", fb.flags), -1, Unknown)
+	}
+	pairs := e.pairs()
+	var ids []elfPair
+	var others []elfPair
+	for _, p := range pairs {
+		switch at, err := firstDifference(fa.packed(p.a), fb.packed(p.b)); {
+		case err != nil:
+			return err
+		case at < 0:
+		case isDerived(p.a.name):
+			ids = append(ids, p)
+		default:
+			others = append(others, p)
+		}
+	}
+	e.names()
+	others = slices.DeleteFunc(others, func(p elfPair) bool {
+		return e.symbols && p.a.name == ".strtab" || e.goInfoTold && p.a.name == ".go.buildinfo"
+	})
+	if err := e.contentsOf(others); err != nil {
+		return err
+	}
+	return e.consequences(ids)
+}
+
+// kind is what the header says that tells files for different machines.
+func (f *elfFile) kind() string {
+	width := 32
+	if f.wide {
+		width = 64
+	}
+	return fmt.Sprintf("%v %v of %d bits, %v", f.typ, f.machine, width, f.order)
+}
+
+// pairs returns the sections that both files have, in the order of the first, and adds those that only one has, and
+// that their order differs.
+func (e *elfComparison) pairs() []elfPair {
+	inB := map[string]*elfSection{}
+	var namesA, namesB []string
+	for i := range e.b.sections {
+		inB[e.b.sections[i].name] = &e.b.sections[i]
+		namesB = append(namesB, e.b.sections[i].name)
+	}
+	var pairs []elfPair
+	for i := range e.a.sections {
+		s := &e.a.sections[i]
+		namesA = append(namesA, s.name)
+		t := inB[s.name]
+		if t == nil || elf.SectionType(s.Type) == elf.SHT_NULL {
+			continue
+		}
+		pairs = append(pairs, elfPair{s, t})
+		e.moved = e.moved || s.Addr != t.Addr || s.Size != t.Size
+	}
+	if x, y := e.a.lto, e.b.lto; x != y && x != "" && y != "" {
+		e.differ("names of sections for the linker", ltoPrefix+"*"+x, ltoPrefix+"*"+y, -1, Random)
+	}
+	onlyA, onlyB := lessTexts(namesA, namesB), lessTexts(namesB, namesA)
+	e.lists("section", onlyA, onlyB)
+	if len(onlyA)+len(onlyB) == 0 {
+		e.order("sections", namesA, namesB)
+	}
+	return pairs
+}
+
+// names adds the differences of what there are names for: symbols, compile units, and what the go command noted.
+func (e *elfComparison) names() {
+	for _, table := range []string{".symtab", ".dynsym"} {
+		if a, b := e.a.symbols(e.comparison, table), e.b.symbols(e.comparison, table); a != nil && b != nil {
+			onlyA, onlyB := lessTexts(a, b), lessTexts(b, a)
+			e.symbols = true
+			e.lists("symbol", onlyA, onlyB, table)
+			if len(onlyA)+len(onlyB) == 0 {
+				e.order("symbols", a, b, table)
+			}
+		}
+	}
+	e.units(e.a.units(e.comparison), e.b.units(e.comparison))
+	if a, b := e.a.buildInfo(e.comparison), e.b.buildInfo(e.comparison); a != "" && b != "" {
+		e.goInfo(a, b)
+	}
+}
+
+// units adds the differences of the compile units of both files, each text once.
+func (e *elfComparison) units(a, b []dwarfUnit) {
+	told := map[[2]string]bool{}
+	var namesA, namesB []string
+	for i := range min(len(a), len(b)) {
+		namesA, namesB = append(namesA, a[i][0]), append(namesB, b[i][0])
+	}
+	if len(a) == len(b) && !slices.Equal(namesA, namesB) && len(lessTexts(namesA, namesB)) == 0 {
+		e.order("compile units", namesA, namesB, ".debug_info")
+		return
+	}
+	if len(a) != len(b) {
+		e.differ("number of compile units", fmt.Sprint(len(a)), fmt.Sprint(len(b)), -1, Unknown, ".debug_info")
+	}
+	for i := range min(len(a), len(b)) {
+		for n, attr := range unitNames {
+			x, y := a[i][n], b[i][n]
+			if x == y || told[[2]string{x, y}] || len(told) == maxSpots {
+				continue
+			}
+			told[[2]string{x, y}] = true
+			unit := a[i][0]
+			if unit == "" {
+				unit = fmt.Sprintf("compile unit %d", i)
+			}
+			cause := e.textCause(x, y)
+			if attr == dwarf.AttrCompDir {
+				cause = Path // whatever is in it
+			}
+			e.differ("DW_AT_"+dwarfNames[attr], x, y, -1, cause, ".debug_info", unit)
+		}
+	}
+}
+
+// contentsOf adds what the content of sections tells: first of those that hold data, then, if nothing was told, of the
+// others, and leaves what follows for later.
+func (e *elfComparison) contentsOf(pairs []elfPair) error {
+	var weak []elfPair
+	for _, p := range pairs {
+		in := *e.comparison
+		in.found = &findings{}
+		if holdsData(p.a) {
+			if err := e.content(&in, p); err != nil {
+				return err
+			}
+		}
+		pointers := e.moved && p.a.Flags&uint64(elf.SHF_WRITE) != 0
+		if slices.ContainsFunc(in.found.diffs, func(d Difference) bool {
+			return d.What == "text" || d.Cause != Unknown && d.Cause != MemberOrder && !pointers
+		}) {
+			e.found.merge(in.found)
+		} else {
+			weak = append(weak, p)
+		}
+	}
+	told := !e.found.none()
+	reordered := slices.ContainsFunc(e.found.diffs, func(d Difference) bool { return d.Cause == MemberOrder })
+	resized := func(p elfPair) bool { return p.a.Size != p.b.Size }
+	anyResized := slices.ContainsFunc(weak, resized)
+	pointed := told || slices.ContainsFunc(weak, func(p elfPair) bool { return !pointsElsewhere(p.a) })
+	for i, p := range weak {
+		follows := told && (e.moved || reordered || isDebug(p.a)) || pointed && pointsElsewhere(p.a) || anyResized && !resized(p)
+		if follows || i > maxSpots {
+			e.later = append(e.later, p)
+		} else if err := e.content(e.comparison, p); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// content adds the differences of a section to c, unpacked; of one that is too large only where it begins to differ.
+func (e *elfComparison) content(c *comparison, p elfPair) error {
+	a, b, release, err := e.load(c, p)
+	if err != nil {
+		if c.ctx.Err() != nil {
+			return c.ctx.Err()
+		}
+		ra, rb := e.a.packed(p.a), e.b.packed(p.b)
+		at, err := firstDifference(ra, rb)
+		if err != nil || at < 0 {
+			return err
+		}
+		return c.within(p.a.name).plain(ra, rb, at)
+	}
+	defer release()
+	switch {
+	case bytes.Equal(a, b):
+		c.differ("compression", fmt.Sprintf("%d bytes", e.a.packed(p.a).Size()), fmt.Sprintf("%d bytes", e.b.packed(p.b).Size()), -1, Unknown, p.a.name)
+	case isStrings(p.a) && c.texts(a, b, p.a.name):
+	case holdsData(p.a) && !isDebug(p.a):
+		c.contents(a, b, p.a.name)
+	case isDebug(p.a) && holdsData(p.a) && c.texts(a, b, p.a.name):
+	default:
+		c.firstByte(a, b, p.a.name)
+	}
+	return nil
+}
+
+func (e *elfComparison) load(c *comparison, p elfPair) (a, b []byte, release func(), err error) {
+	a, releaseA, err := e.a.load(c, p.a)
+	if err != nil {
+		return nil, nil, nil, err
+	}
+	b, releaseB, err := e.b.load(c, p.b)
+	if err != nil {
+		releaseA()
+		return nil, nil, nil, err
+	}
+	return a, b, func() { releaseA(); releaseB() }, nil
+}
+
+// consequences adds what follows from the differences that were found, or the build id if there are none.
+func (e *elfComparison) consequences(ids []elfPair) error {
+	if len(e.later) > 0 {
+		var names []string
+		for _, p := range e.later[:min(len(e.later), 5)] {
+			names = append(names, p.a.name)
+		}
+		if n := len(e.later) - len(names); n > 0 {
+			names = append(names, fmt.Sprintf("%d more", n))
+		}
+		e.follows("content of sections that follows from the rest: "+strings.Join(names, ", "), "", "", -1, e.firstCause())
+	}
+	for _, p := range ids {
+		x, y, err := e.id(p)
+		if err != nil {
+			return err
+		}
+		if strings.HasPrefix(p.a.name, ".note") || p.a.name == ".gnu_debuglink" {
+			e.identity("build id", x, y, -1, p.a.name)
+		}
+	}
+	return nil
+}
+
+// id returns both build ids, as hex or as the text that the go command writes.
+func (e *elfComparison) id(p elfPair) (x, y string, err error) {
+	x, errX := e.a.id(p.a)
+	y, errY := e.b.id(p.b)
+	return x, y, errors.Join(errX, errY)
+}
+
+func (f *elfFile) id(s *elfSection) (string, error) {
+	r := f.packed(s)
+	p, err := window(r, 0, 12+16+MaxText)
+	if err != nil || len(p) < 12 {
+		return "", errors.Join(err, errNotELF)
+	}
+	if s.name == ".gnu_debuglink" {
+		return fmt.Sprintf("%s, checksum %x", stringAt(p, 0), p[len(p)-4:]), nil
+	}
+	name := min((f.order.Uint32(p)+3)&^3, uint32(len(p)-12)) // of who defined the note
+	id := bytes.TrimRight(p[12+name:], "\x00")
+	if !slices.ContainsFunc(id, func(c byte) bool { return !isTextByte(c) }) {
+		return string(id), nil
+	}
+	return hex.EncodeToString(id), nil
+}

@@ -1,0 +1,144 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package compare
+
+import (
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+)
+
+// A build makes a file from sources, in a directory and an environment that its conditions name.
+type build struct {
+	tool string
+	// script makes the file "out" in the working directory.
+	script  string
+	sources map[string]string
+}
+
+// run makes the file in a new directory called dir, and returns it and what is known of it.
+func (b *build) run(t *testing.T, dir string, env ...string) (string, *Facts) {
+	t.Helper()
+	if _, err := exec.LookPath(b.tool); err != nil {
+		t.Skipf("there is no %s", b.tool)
+	}
+	dir = filepath.Join(t.TempDir(), dir)
+	if err := os.MkdirAll(dir, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	for name, text := range b.sources {
+		if err := os.WriteFile(filepath.Join(dir, name), []byte(text), 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	cmd := exec.CommandContext(t.Context(), "/bin/sh", "-ec", b.script)
+	cmd.Dir = dir
+	cmd.Env = append(os.Environ(), append([]string{"LC_ALL=C", "GOFLAGS=", "GO111MODULE=on", "GOWORK=off"}, env...)...)
+	if out, err := cmd.CombinedOutput(); err != nil {
+		t.Fatalf("%s: %v\n%s", b.script, err, out)
+	}
+	data, err := os.ReadFile(filepath.Join(dir, "out"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return string(data), &Facts{Root: dir}
+}
+
+func where(d *Difference) string { return strings.Join(d.Where[1:], "/") }
+
+func dump(t *testing.T, ds []Difference) {
+	t.Helper()
+	for _, d := range ds {
+		t.Logf("%q %q +%#x %q %q %q", where(&d), d.What, d.Offset, d.A, d.B, d.Cause)
+	}
+}
+
+const (
+	dateC = "#include <stdio.h>\nint main(void) { puts(\"built \" __DATE__ \" at \" __TIME__); return 0; }\n"
+	plain = "#include <stdio.h>\nint main(void) { puts(\"hello\"); return 0; }\n"
+	fileC = "#include <stdio.h>\nint main(void) { puts(\"this is \" __FILE__); return 0; }\n"
+)
+
+func TestELFNamesThePlaceAndTheCause(t *testing.T) {
+	c := func(script, text string) build {
+		return build{"gcc", script, map[string]string{"a.c": text}}
+	}
+	parts := map[string]string{"a.c": plain, "b.c": "int b(int x){return x*2;}", "c.c": "int c(int x){return x*3;}"}
+	program := map[string]string{"a.go": "package main\n\nfunc main() { panic(1) }\n", "go.mod": "module x.test/x\n\ngo 1.21\n"}
+	for _, row := range []struct {
+		name       string
+		build      build
+		dirA, dirB string // beside the one that the test chooses
+		envA, envB string
+		// the first difference
+		where, what string
+		cause       Cause
+	}{
+		{"date", c("gcc -O1 -o out a.c", dateC), "x", "x", "SOURCE_DATE_EPOCH=1000000000", "SOURCE_DATE_EPOCH=1100000000",
+			".rodata", "text", BuildDate},
+		{"date in an object", c("gcc -O1 -c -o out a.c", dateC), "x", "x", "SOURCE_DATE_EPOCH=1000000000", "SOURCE_DATE_EPOCH=1100000000",
+			".rodata.str1.1", "text", BuildDate},
+		{"directory in an object", c("gcc -g -O1 -c -o out a.c", plain), "one", "other", "", "", ".debug_info/a.c", "DW_AT_comp_dir", Path},
+		{"directory in a program", c("gcc -g -O1 -o out a.c", plain), "one", "other", "", "", ".debug_info/a.c", "DW_AT_comp_dir", Path},
+		{"directory, packed", c("gcc -g -gz=zlib -O1 -o out a.c", plain), "one", "other", "", "", ".debug_info/a.c", "DW_AT_comp_dir", Path},
+		{"directory, DWARF 4", c("gcc -g -gdwarf-4 -O1 -o out a.c", plain), "one", "other", "", "", ".debug_info/a.c", "DW_AT_comp_dir", Path},
+		{"directory, split", c("gcc -g -gsplit-dwarf -O1 -c -o a.o a.c; mv a.dwo out", plain), "one", "other", "", "",
+			".debug_info/a.c", "DW_AT_comp_dir", Path},
+		{"path", c("gcc -O1 -o out $PWD/a.c", fileC), "one", "other", "", "", ".rodata", "text", Path},
+		{"build id", c("gcc -O1 -Wl,--build-id=uuid -o out a.c", plain), "one", "one", "", "", ".note.gnu.build-id", "build id", BuildID},
+		{"order of objects", build{"gcc", "gcc -O1 -c a.c b.c c.c; gcc -o out $ORDER", parts}, "x", "x", "ORDER=a.o b.o c.o", "ORDER=a.o c.o b.o",
+			".symtab", "order of symbols", MemberOrder},
+		{"stripped", c("gcc -O1 a.c -o out; $STRIP", plain), "x", "x", "STRIP=strip out", "STRIP=true", "", "section", Unknown},
+		{"debug link", c("gcc -g a.c -o a; objcopy --only-keep-debug a a.debug; strip a; objcopy --remove-section=.note.gnu.build-id "+
+			"--add-gnu-debuglink=a.debug a out", plain), "one", "other", "", "", ".gnu_debuglink", "build id", BuildID},
+		{"link-time optimization", c("gcc -flto -O1 -c a.c -o out", plain), "x", "x", "", "", "", "names of sections for the linker", Random},
+		{"a constant in code", c("gcc -O1 a.c -DX=$X -o out", "#include <stdio.h>\nint main(void) { return printf(\"%d\", X); }\n"), "x", "x",
+			"X=77777", "X=88888", ".text", "bytes", Unknown},
+		{"shared library", build{"g++", "g++ -g -shared -fPIC -O1 a.cc -o out",
+			map[string]string{"a.cc": "namespace { int n; }\nint g() { return ++n; }\n"}}, "one", "other", "", "",
+			".debug_info/a.cc", "DW_AT_comp_dir", Path},
+		{"go program", build{"go", "go build -o out .", program}, "one", "other", "", "", ".gopclntab", "text", Path},
+		{"go program with a time", build{"go", "go build -ldflags=-X=main.built=$BUILT -o out .", program}, "x", "x", "BUILT=2026-11-22T01:02:03Z", "BUILT=2026-11-23T01:02:03Z",
+			".go.buildinfo/-ldflags", "build setting", Timestamp},
+	} {
+		t.Run(row.name, func(t *testing.T) {
+			t.Parallel()
+			a, factsA := row.build.run(t, row.dirA, row.envA)
+			b, factsB := row.build.run(t, row.dirB, row.envB)
+			ds := blobs(t, "out", a, b, Known{factsA, factsB})
+			if len(ds) == 0 {
+				t.Fatal("no difference")
+			}
+			if d := ds[0]; where(&d) != row.where || d.What != row.what || d.Cause != row.cause {
+				t.Errorf("got %q %q, cause %q, want %q %q, cause %q", where(&d), d.What, d.Cause, row.where, row.what, row.cause)
+			}
+			for _, d := range ds {
+				if strings.Contains(d.What, "build id") && len(ds) > 1 && row.cause != BuildID &&
+					(d.Cause != row.cause || !strings.Contains(d.What, "follows")) {
+					t.Errorf("%q, cause %q, is told as a cause of its own", d.What, d.Cause)
+				}
+				if ofDirectory := row.build.tool == "go" && d.Cause == Path; d.Cause != row.cause && d.Cause != Unknown && row.cause != Unknown && !ofDirectory {
+					t.Errorf("%s %q: cause %q beside %q", where(&d), d.What, d.Cause, row.cause)
+				}
+			}
+			if t.Failed() {
+				dump(t, ds)
+			}
+		})
+	}
+}
+
+func TestGoSettingsAreComparedByName(t *testing.T) {
+	e := &elfComparison{comparison: newComparison(t.Context(), Known{}).within("x")}
+	const head = "go\tgo1.26\npath\tx.test/x\n"
+	e.goInfo(head+"build\t-trimpath=true\nbuild\tvcs.time=2026-11-22T01:02:03Z", head+"build\tCGO_CFLAGS=\nbuild\tvcs.time=2026-11-23T01:02:03Z\nbuild\tGOARCH=arm64")
+	var got []string
+	for _, d := range e.found.all() {
+		got = append(got, where(&d)+" "+string(d.Cause))
+	}
+	if want := ".go.buildinfo/-trimpath path,.go.buildinfo/vcs.time timestamp,.go.buildinfo/GOARCH "; strings.Join(got, ",") != want {
+		t.Errorf("got %q, want %q", got, want)
+	}
+}
