@@ -52,6 +52,13 @@ func formats() []format {
 		packedFormat("zstd", "\x28\xb5\x2f\xfd", unpackZstd),
 		packedFormat("bzip2", "BZh", unpackBzip2),
 		{"elf", isELF, compareELF},
+		{"pe", isPE, comparePE},
+		{"macho", isMachO, compareMachO},
+		{"go object", isGoObject, compareGoObject},
+		{"class", isClass, compareClass},
+		{"pyc", isPyc, comparePyc},
+		{"png", isPNG, comparePNG},
+		{"pdf", isPDF, comparePDF},
 		{"json", isJSON, compareJSON},
 		{"text", isTextFile, compareText},
 	}

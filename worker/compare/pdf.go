@@ -1,0 +1,193 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package compare
+
+import (
+	"bytes"
+	"compress/zlib"
+	"errors"
+	"io"
+	"regexp"
+	"slices"
+	"strings"
+)
+
+// maxObjects bounds the objects of a PDF file that are compared one by one.
+const maxObjects = 1 << 16
+
+var errNotPDF = errors.New("not a PDF file, or one of too many objects")
+
+func isPDF(head []byte, _ string) bool { return bytes.HasPrefix(head, []byte("%PDF-")) }
+
+var (
+	pdfObject = regexp.MustCompile(`(?:^|[\r\n ])(\d{1,10} \d{1,5}) obj\b`)
+	// pdfEntry is an entry of a dictionary whose value is a text, in parentheses or in hex.
+	pdfEntry = regexp.MustCompile(`/(\w+)\s*(\((?:[^()\\]|\\.)*\)|<[0-9A-Fa-f\s]*>|\[\s*<[0-9A-Fa-f\s]*>\s*<[0-9A-Fa-f\s]*>\s*\])`)
+	xmpEntry = regexp.MustCompile(`<(xmp:\w+|xmpMM:\w+|pdf:\w+)>([^<]*)<`)
+)
+
+// comparePDF compares the objects of two files, their dictionaries by entries and their streams as they are unpacked. The
+// table of places and the identity of the file follow from the rest.
+//
+// Source: ISO 32000-1, chapter 7. This is no reader of PDF: it finds objects by how they begin, in the order of the file.
+func comparePDF(c *comparison, a, b *io.SectionReader) error {
+	return c.loaded(a, b, func(a, b []byte) error {
+		partsA, err := pdfParts(a)
+		if err != nil {
+			return err
+		}
+		partsB, err := pdfParts(b)
+		if err != nil {
+			return err
+		}
+		var ids [][2]string
+		err = c.pieces("object", partsA, partsB, func(a, b piece) error {
+			id, err := c.pdfPart(a, b)
+			if id != [2]string{} {
+				ids = append(ids, id)
+			}
+			return err
+		})
+		if err != nil {
+			return err
+		}
+		if len(ids) > 0 {
+			c.identity("/ID", ids[0][0], ids[0][1], -1, "trailer")
+		}
+		return nil
+	})
+}
+
+// pdfParts cuts a file into its head, its objects and what follows the last one.
+func pdfParts(data []byte) ([]piece, error) {
+	starts := pdfObject.FindAllSubmatchIndex(data, maxObjects+1)
+	if len(starts) == 0 || len(starts) > maxObjects {
+		return nil, errNotPDF
+	}
+	parts := []piece{{"head", section(data[:starts[0][2]])}}
+	last := len(data)
+	if n := bytes.LastIndex(data, []byte("endobj")); n > starts[len(starts)-1][2] {
+		last = n
+	}
+	for i, m := range starts {
+		end := last
+		if i+1 < len(starts) {
+			end = starts[i+1][2]
+		}
+		parts = append(parts, piece{"object " + string(data[m[2]:m[3]]), section(data[m[2]:end])})
+	}
+	return append(parts, piece{"trailer", section(data[last:])}), nil
+}
+
+// pdfPart compares two objects or trailers, and returns both identities of the file if they are in it and differ.
+func (c *comparison) pdfPart(a, b piece) (id [2]string, err error) {
+	err = c.loaded(a.data, b.data, func(x, y []byte) error {
+		dictA, streamA := pdfStream(x)
+		dictB, streamB := pdfStream(y)
+		told := c.pdfEntries(dictA, dictB, pdfEntry, &id, a.name)
+		if a.name == "trailer" || bytes.Contains(dictA, []byte("/XRef")) {
+			return nil // places of objects
+		}
+		if bytes.Equal(streamA, streamB) {
+			if !told && !bytes.Equal(pdfLength(dictA), pdfLength(dictB)) {
+				c.contents(dictA, dictB, a.name)
+			}
+			return nil
+		}
+		return c.pdfStreams(dictA, streamA, dictB, streamB, a.name)
+	})
+	return id, err
+}
+
+var pdfLengthEntry = regexp.MustCompile(`/Length\d?\s+\d+`)
+
+// pdfLength is a dictionary without what follows from the stream behind it.
+func pdfLength(dict []byte) []byte { return pdfLengthEntry.ReplaceAll(dict, nil) }
+
+// pdfStream cuts an object into its dictionary and its stream, nil if it has none.
+func pdfStream(object []byte) (dict, stream []byte) {
+	dict, stream, ok := bytes.Cut(object, []byte("stream"))
+	if !ok || bytes.HasSuffix(dict, []byte("end")) {
+		return object, nil
+	}
+	stream = bytes.TrimPrefix(bytes.TrimPrefix(stream, []byte("\r")), []byte("\n"))
+	if i := bytes.LastIndex(stream, []byte("endstream")); i >= 0 {
+		stream = stream[:i]
+	}
+	return dict, stream
+}
+
+// pdfStreams compares two streams as they are unpacked, if it is known how.
+func (c *comparison) pdfStreams(dictA, a, dictB, b []byte, name string) error {
+	deflated := func(dict []byte) bool {
+		return bytes.Contains(dict, []byte("/FlateDecode")) && !bytes.Contains(dict, []byte("/DecodeParms"))
+	}
+	if deflated(dictA) && deflated(dictB) {
+		x, releaseA, errA := c.unpackPDF(a)
+		if errA == nil {
+			defer releaseA()
+		}
+		y, releaseB, errB := c.unpackPDF(b)
+		if errB == nil {
+			defer releaseB()
+		}
+		if errors.Join(errA, errB) == nil {
+			if bytes.Equal(x, y) {
+				c.differ("compression of the stream", "", "", -1, Unknown, name)
+				return nil
+			}
+			a, b = x, y
+		}
+	}
+	told := c.pdfEntries(a, b, pdfEntry, nil, name)
+	told = c.pdfEntries(a, b, xmpEntry, nil, name) || told
+	if told {
+		return nil
+	}
+	return c.within(name).descend("stream", section(a), section(b))
+}
+
+func (c *comparison) unpackPDF(stream []byte) ([]byte, func(), error) {
+	z, err := zlib.NewReader(bytes.NewReader(stream))
+	if err != nil {
+		return nil, nil, err
+	}
+	return c.load(z, int64(len(stream)))
+}
+
+// pdfEntries compares the entries that a pattern finds, in pairs of a name and a value, and reports whether it added any. Those
+// of /ID are put into id instead.
+func (c *comparison) pdfEntries(a, b []byte, entry *regexp.Regexp, id *[2]string, name string) bool {
+	entriesA, entriesB := entry.FindAllSubmatch(a, maxStrings), entry.FindAllSubmatch(b, maxStrings)
+	if len(entriesA) != len(entriesB) {
+		return false
+	}
+	told := 0
+	for i, e := range entriesA {
+		key, x, y := string(e[1]), string(e[2]), string(entriesB[i][2])
+		if key != string(entriesB[i][1]) {
+			return told > 0
+		}
+		if x == y || told == maxSpots {
+			continue
+		}
+		if key == "ID" && id != nil {
+			*id = [2]string{x, y}
+			continue
+		}
+		told++
+		cause := c.textCause(x, y)
+		switch {
+		case slices.Contains([]string{"CreationDate", "ModDate", "xmp:CreateDate", "xmp:ModifyDate", "xmp:MetadataDate"}, key) && cause != Zone:
+			cause = Timestamp
+		case strings.HasPrefix(key, "xmpMM:") && cause == Unknown:
+			cause = Random // UUIDs of the document and of its versions
+		}
+		if strings.HasPrefix(key, "xmp") || strings.HasPrefix(key, "pdf:") {
+			c.differ(key, x, y, -1, cause, name)
+			continue
+		}
+		c.differ("/"+key, x, y, -1, cause, name)
+	}
+	return told > 0
+}
