@@ -24,10 +24,11 @@ type elfPart struct {
 
 // elfOf is an object for amd64 of these sections, which change may change.
 func elfOf(change func(h *elf.Header64, sections []elf.Section64), parts ...elfPart) string {
-	names, body := "\x00", ""
+	var body strings.Builder
+	names := "\x00"
 	sections := []elf.Section64{{}}
 	for _, p := range append(parts, elfPart{name: ".shstrtab", typ: elf.SHT_STRTAB}) {
-		s := elf.Section64{Name: uint32(len(names)), Type: uint32(p.typ), Flags: uint64(p.flags), Off: uint64(64 + len(body)), Size: uint64(len(p.data)), Entsize: 24}
+		s := elf.Section64{Name: uint32(len(names)), Type: uint32(p.typ), Flags: uint64(p.flags), Off: uint64(64 + body.Len()), Size: uint64(len(p.data)), Entsize: 24}
 		names += p.name + "\x00"
 		if p.name == ".shstrtab" {
 			p.data = names
@@ -36,10 +37,10 @@ func elfOf(change func(h *elf.Header64, sections []elf.Section64), parts ...elfP
 		if p.typ == elf.SHT_SYMTAB {
 			s.Link = uint32(len(sections) + 1)
 		}
-		body += p.data
+		body.WriteString(p.data)
 		sections = append(sections, s)
 	}
-	h := elf.Header64{Type: uint16(elf.ET_REL), Machine: uint16(elf.EM_X86_64), Version: 1, Shoff: uint64(64 + len(body)), Ehsize: 64, Shentsize: 64,
+	h := elf.Header64{Type: uint16(elf.ET_REL), Machine: uint16(elf.EM_X86_64), Version: 1, Shoff: uint64(64 + body.Len()), Ehsize: 64, Shentsize: 64,
 		Shnum: uint16(len(sections)), Shstrndx: uint16(len(sections) - 1)}
 	copy(h.Ident[:], elf.ELFMAG+"\x02\x01\x01")
 	if change != nil {
@@ -47,7 +48,7 @@ func elfOf(change func(h *elf.Header64, sections []elf.Section64), parts ...elfP
 	}
 	var b bytes.Buffer
 	binary.Write(&b, binary.LittleEndian, &h)
-	b.WriteString(body)
+	b.WriteString(body.String())
 	binary.Write(&b, binary.LittleEndian, sections)
 	return b.String()
 }
@@ -103,6 +104,17 @@ func TestHostileProgramsTakeBoundedMemoryAndTime(t *testing.T) {
 				}
 			}, append(parts, elfPart{".big", elf.SHT_PROGBITS, 0, strings.Repeat("x", 1<<20) + end})...)
 		}, 16 << 20},
+		{"sections that all have the same long name", func(end string) string {
+			parts := []elfPart{{long, elf.SHT_PROGBITS, 0, end}}
+			for range 10_000 {
+				parts = append(parts, elfPart{"", elf.SHT_PROGBITS, 0, ""})
+			}
+			return elfOf(func(_ *elf.Header64, s []elf.Section64) {
+				for i := range s[:10_000] {
+					s[i].Name = 1
+				}
+			}, parts...)
+		}, 40 << 20},
 		{"a section that unpacks to much more than it says", func(end string) string {
 			return elfOf(nil, elfPart{".debug_str", elf.SHT_PROGBITS, elf.SHF_COMPRESSED, compressed(10, strings.Repeat("\x00", 24<<20)+end)})
 		}, 140 << 20},
@@ -118,6 +130,7 @@ func TestHostileProgramsTakeBoundedMemoryAndTime(t *testing.T) {
 	} {
 		t.Run(row.name, func(t *testing.T) {
 			a, b := row.file("one"), row.file("two")
+			_ = compareELF(newComparison(t.Context(), Known{}).within("x.o"), section([]byte(a)), section([]byte(b))) // does not panic
 			if got := bytesTaken(func() {
 				if len(blobs(t, "x.o", a, b, Known{})) == 0 {
 					t.Error("no difference")

@@ -13,8 +13,8 @@ import (
 
 var errNotClass = errors.New("not a Java class file, or a damaged one")
 
-// isClass reports whether head is that of a Java class: fat Mach-O files have the same magic number, and then a number of
-// machines that is below all versions of Java.
+// isClass reports whether head is that of a Java class: fat Mach-O files have the same magic number, and then a number
+// of machines that is below all versions of Java.
 func isClass(head []byte, _ string) bool {
 	return len(head) >= 10 && binary.BigEndian.Uint32(head) == 0xcafebabe && binary.BigEndian.Uint16(head[6:]) >= 45
 }

@@ -12,7 +12,7 @@ import (
 
 const (
 	maxUnits      = 1 << 16
-	maxDwarfSteps = 8 << 20 // attributes read or passed over in one file
+	maxDwarfSteps = 2 << 20 // attributes read or passed over in one file
 )
 
 // unitNames are the attributes of a compile unit that name what it was made of, by what, and where.
@@ -21,8 +21,8 @@ var unitNames = []dwarf.Attr{dwarf.AttrName, dwarf.AttrCompDir, dwarf.AttrProduc
 // A dwarfUnit has the texts of unitNames, "" for those that a compile unit does not have.
 type dwarfUnit [4]string
 
-// A dwarfReader reads the first entry of each compile unit, and nothing else: package debug/dwarf reads all tables of abbreviations at
-// once, for each unit one, which a small file can make many times as long as itself.
+// A dwarfReader reads the first entry of each compile unit, and nothing else: package debug/dwarf reads all tables of
+// abbreviations at once, for each unit one, which a small file can make many times as long as itself.
 //
 // Source: DWARF 5, sections 7.5.1 (headers of units), 7.5.3 (abbreviations), 7.5.6 (forms).
 type dwarfReader struct {
@@ -96,7 +96,7 @@ func (d *dwarfReader) units() []dwarfUnit {
 		if u, ok := d.unit(&unit, offset); ok {
 			us = append(us, u)
 			for _, name := range u {
-				d.steps -= len(name) / 4 // all may be the same long one
+				d.steps -= len(name) / 16 // all may be the same long one
 			}
 		}
 		d.steps--
@@ -174,7 +174,10 @@ func (d *dwarfReader) fields(off, code uint64) ([]dwarfField, bool) {
 // names reads an entry of these fields, as far as it is known how they are written.
 func (d *dwarfReader) names(c *cursor, fields []dwarfField, form *dwarfForms) (u dwarfUnit) {
 	var indexed [len(u)]int // 1 more than the number of the string
-	base := uint64(2 * form.offset)
+	base := uint64(0)
+	if form.version == 5 {
+		base = uint64(2 * form.offset) // behind the header of the table
+	}
 	for _, f := range fields {
 		i := slices.Index(unitNames, dwarf.Attr(f.attr))
 		switch {

@@ -47,7 +47,8 @@ const ltoPrefix = ".gnu.lto_"
 // An elfSection is a header of a section, of either width.
 type elfSection struct {
 	elf.Section64
-	// name is that in the file; of those with the same name, as groups of functions have, the second is called "name [2]".
+	// name is that in the file; of those with the same name, as groups of functions have, the second is called "name
+	// [2]".
 	name string
 }
 

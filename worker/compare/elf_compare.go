@@ -15,8 +15,8 @@ import (
 )
 
 // An elfComparison is that of two ELF files. What is a cause comes before what only follows from it: texts and the
-// names that symbols and compile units have are causes; build ids, checksums, and code and tables in files in which sections
-// have moved follow, if there is any cause.
+// names that symbols and compile units have are causes; build ids, checksums, and code and tables in files in which
+// sections have moved follow, if there is any cause.
 type elfComparison struct {
 	*comparison
 	a, b *elfFile

@@ -22,8 +22,8 @@ func isDerived(name string) bool {
 	return strings.HasPrefix(name, ".group")
 }
 
-// holdsData reports whether a section has data of the program or of its tools, texts among them: not code, in which bytes look like
-// texts by chance, nor tables of what is where.
+// holdsData reports whether a section has data of the program or of its tools, texts among them: not code, in which
+// bytes look like texts by chance, nor tables of what is where.
 func holdsData(s *elfSection) bool {
 	if strings.HasPrefix(s.name, ltoPrefix) {
 		return false // it is packed
@@ -40,7 +40,8 @@ func isStrings(s *elfSection) bool {
 	return s.Flags&uint64(elf.SHF_STRINGS) != 0 || elf.SectionType(s.Type) == elf.SHT_STRTAB
 }
 
-// isDebug reports whether a section is for debuggers, or for an optimizer of programs, neither of which is part of the program.
+// isDebug reports whether a section is for debuggers, or for an optimizer of programs, neither of which is part of the
+// program.
 func isDebug(s *elfSection) bool {
 	return strings.HasPrefix(s.name, ltoPrefix) || strings.HasPrefix(s.name, ".debug_") || strings.HasPrefix(s.name, ".zdebug_")
 }

@@ -2,8 +2,8 @@
 
 package compare
 
-// guess returns the likely cause of why two pieces of bytes differ, which were at the same place of two things: by words
-// in them, and by what numbers there could be.
+// guess returns the likely cause of why two pieces of bytes differ, which were at the same place of two things: by
+// words in them, and by what numbers there could be.
 func guess(a, b []byte, k Known) Cause {
 	n := min(len(a), len(b))
 	if r, ok := nextRun(a[:n], b[:n], 0); ok {

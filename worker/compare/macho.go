@@ -17,7 +17,8 @@ const (
 	machoUUID   = 0x1b    // LC_UUID
 )
 
-// isMachO reports whether head is that of a program or an object for one machine, in little endian order, which all are now.
+// isMachO reports whether head is that of a program or an object for one machine, in little endian order, which all are
+// now.
 func isMachO(head []byte, _ string) bool {
 	return len(head) >= 32 && (binary.LittleEndian.Uint32(head) == macho.Magic64 || binary.LittleEndian.Uint32(head) == macho.Magic32)
 }

@@ -214,7 +214,7 @@ func (k Known) both(is func(*Facts) bool) bool {
 	return k.A != nil && k.B != nil && is(k.A) && is(k.B)
 }
 
-// Bytes without order: at least minDisorder of them, nearly all of which differ, and of which few occur twice.
+// Bytes without order: at least minDisorder of them, of which few occur twice.
 const (
 	minDisorder = 8
 	maxDisorder = 4096
@@ -233,13 +233,7 @@ func disorder(a, b []byte, from int) (int, bool) {
 	if to-from < minDisorder {
 		return 0, false
 	}
-	differ := 0
-	for i := from; i < to; i++ {
-		if a[i] != b[i] {
-			differ++
-		}
-	}
-	return to, differ*10 >= (to-from)*9 && spread(a[from:to]) && spread(b[from:to])
+	return to, spread(a[from:to]) && spread(b[from:to])
 }
 
 // spread reports whether the bytes are as many different ones as random bytes would be, or nearly: neither text nor

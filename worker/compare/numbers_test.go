@@ -106,3 +106,23 @@ func TestContentsTellTextsAndNumbers(t *testing.T) {
 		t.Errorf("got %+v", ds)
 	}
 }
+
+func TestBytesOfNoFormatAreGuessed(t *testing.T) {
+	le := binary.LittleEndian
+	for _, row := range []struct {
+		name, a, b string
+		want       Cause
+	}{
+		{"pointers", string(le.AppendUint64(nil, 0x7f12_3456_7000)), string(le.AppendUint64(nil, 0x7ffe_0123_4000)), Address},
+		{"times", string(le.AppendUint32(nil, 1_763_772_001)), string(le.AppendUint32(nil, 1_763_779_202)), Timestamp},
+		{"noise", "\x8e\x01\xc4\x99\x3f\xa2\x10\xee\x57\xb3", "\x13\xd7\x6a\xf0\x82\x1c\xbd\x45\xe9\x28", Random},
+		{"words", "\x01in /tmp/one-1/x\x00", "\x01in /tmp/two-2/x\x00", Path},
+	} {
+		t.Run(row.name, func(t *testing.T) {
+			ds := blobs(t, "x", "\x00\x01\x02\x03\x04\x05\x06\x07"+row.a+"\x00\x00", "\x00\x01\x02\x03\x04\x05\x06\x07"+row.b+"\x00\x00", Known{})
+			if len(ds) != 1 || ds[0].Cause != row.want {
+				t.Errorf("got %+v, want cause %q", ds, row.want)
+			}
+		})
+	}
+}

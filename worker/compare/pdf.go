@@ -26,10 +26,11 @@ var (
 	xmpEntry = regexp.MustCompile(`<(xmp:\w+|xmpMM:\w+|pdf:\w+)>([^<]*)<`)
 )
 
-// comparePDF compares the objects of two files, their dictionaries by entries and their streams as they are unpacked. The
-// table of places and the identity of the file follow from the rest.
+// comparePDF compares the objects of two files, their dictionaries by entries and their streams as they are unpacked.
+// The table of places and the identity of the file follow from the rest.
 //
-// Source: ISO 32000-1, chapter 7. This is no reader of PDF: it finds objects by how they begin, in the order of the file.
+// Source: ISO 32000-1, chapter 7. This is no reader of PDF: it finds objects by how they begin, in the order of the
+// file.
 func comparePDF(c *comparison, a, b *io.SectionReader) error {
 	return c.loaded(a, b, func(a, b []byte) error {
 		partsA, err := pdfParts(a)
@@ -155,8 +156,8 @@ func (c *comparison) unpackPDF(stream []byte) ([]byte, func(), error) {
 	return c.load(z, int64(len(stream)))
 }
 
-// pdfEntries compares the entries that a pattern finds, in pairs of a name and a value, and reports whether it added any. Those
-// of /ID are put into id instead.
+// pdfEntries compares the entries that a pattern finds, in pairs of a name and a value, and reports whether it added
+// any. Those of /ID are put into id instead.
 func (c *comparison) pdfEntries(a, b []byte, entry *regexp.Regexp, id *[2]string, name string) bool {
 	entriesA, entriesB := entry.FindAllSubmatch(a, maxStrings), entry.FindAllSubmatch(b, maxStrings)
 	if len(entriesA) != len(entriesB) {

@@ -13,8 +13,8 @@ type piece struct {
 	data *io.SectionReader
 }
 
-// overlap reports whether pieces of a file of so many bytes claim more than it has several times: comparing each would take
-// as many times as long.
+// overlap reports whether pieces of a file of so many bytes claim more than it has several times: comparing each would
+// take as many times as long.
 func overlap(pieces []piece, size int64) bool {
 	total := int64(0)
 	for _, p := range pieces {

@@ -47,8 +47,8 @@ func comparePNG(c *comparison, a, b *io.SectionReader) error {
 	})
 }
 
-// pngChunks returns the chunks of an image without their lengths and checksums, those of texts with their keywords in the name,
-// and those of image data, which follow each other and are cut anywhere, as one.
+// pngChunks returns the chunks of an image without their lengths and checksums, those of texts with their keywords in
+// the name, and those of image data, which follow each other and are cut anywhere, as one.
 func pngChunks(r *io.SectionReader) ([]piece, error) {
 	var chunks []piece
 	images := int64(0)
