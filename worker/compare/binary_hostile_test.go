@@ -8,6 +8,7 @@ import (
 	"encoding/binary"
 	"image/color"
 	"image/png"
+	"io"
 	"math/rand/v2"
 	"runtime"
 	"strings"
@@ -141,6 +142,22 @@ func TestHostileProgramsTakeBoundedMemoryAndTime(t *testing.T) {
 				t.Logf("comparing %d bytes took %d KiB", len(a), got>>10)
 			}
 		})
+	}
+}
+
+func TestSectionsThatOverlapAreRefused(t *testing.T) {
+	const file = 4096
+	head := "MZ" + strings.Repeat("\x00", 58) + "\x40\x00\x00\x00PE\x00\x00\x64\x86\x05\x00time" + strings.Repeat("\x00", 8) + "\x48\x00\x00\x00" + strings.Repeat("\x00", 72)
+	pe := func(sections string) *io.SectionReader {
+		s := head[:70] + string(rune(len(sections)/sizePESection)) + head[71:] + sections
+		return section([]byte(s + strings.Repeat("\x00", file-len(s))))
+	}
+	whole := ".text\x00\x00\x00" + strings.Repeat("\x00", 8) + "\x00\x10\x00\x00" + strings.Repeat("\x00", 20)
+	if _, sections, err := peSections(pe(whole + whole)); err != nil || len(sections) != 2 {
+		t.Errorf("two sections: got %d, %v", len(sections), err)
+	}
+	if _, _, err := peSections(pe(strings.Repeat(whole, 5))); err == nil {
+		t.Error("five sections of all of the file: no error")
 	}
 }
 

@@ -62,6 +62,14 @@ func pngOf(t testing.TB, c color.Color, level png.CompressionLevel, chunks ...st
 	return s + strings.Join(chunks, "") + "\x00\x00\x00\x00IEND" + end
 }
 
+// cutImage is an image with its data in two chunks.
+func cutImage(s string) string {
+	at := strings.Index(s, "IDAT")
+	size := int(binary.BigEndian.Uint32([]byte(s[at-4:])))
+	data := s[at+4 : at+4+size]
+	return s[:at-4] + pngChunk("IDAT", data[:7]) + pngChunk("IDAT", data[7:]) + s[at+4+size+4:]
+}
+
 func deflated(s string) string {
 	var b bytes.Buffer
 	z := zlib.NewWriter(&b)
@@ -90,6 +98,7 @@ func TestPNGNamesTheChunk(t *testing.T) {
 			place{"iTXt Comment", "text", "eins", "zwei", Unknown}},
 		{"order", gray(text, tIME(1)), gray(tIME(1), text), place{"", "order of chunks", "tEXt Title", "tIME", MemberOrder}},
 		{"a chunk more", gray(text), gray(), place{"", "chunk", "tEXt Title", "", Unknown}},
+		{"the same image in two chunks", gray(text), cutImage(gray(text)), place{"IDAT", "compression of the image", "", "", Unknown}},
 		{"the same image, packed otherwise", gray(text), pngOf(t, color.Gray{7}, png.BestSpeed, text),
 			place{"IDAT", "compression of the image", "", "", Unknown}},
 	} {

@@ -6,6 +6,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 )
@@ -125,6 +126,9 @@ func TestELFNamesThePlaceAndTheCause(t *testing.T) {
 					(d.Cause != row.cause || !strings.Contains(d.What, "follows")) {
 					t.Errorf("%q, cause %q, is told as a cause of its own", d.What, d.Cause)
 				}
+				if strings.HasPrefix(d.What, "bytes") && row.cause != Unknown {
+					t.Errorf("%s +%#x is told as a difference of its own", where(&d), d.Offset)
+				}
 				if ofDirectory := row.build.tool == "go" && d.Cause == Path; d.Cause != row.cause && d.Cause != Unknown && row.cause != Unknown && !ofDirectory {
 					t.Errorf("%s %q: cause %q beside %q", where(&d), d.What, d.Cause, row.cause)
 				}
@@ -145,6 +149,24 @@ func TestGoSettingsAreComparedByName(t *testing.T) {
 		got = append(got, where(&d)+" "+string(d.Cause))
 	}
 	if want := ".go.buildinfo/-trimpath path,.go.buildinfo/vcs.time timestamp,.go.buildinfo/GOARCH "; strings.Join(got, ",") != want {
+		t.Errorf("got %q, want %q", got, want)
+	}
+}
+
+func TestUnitsAreComparedByAttribute(t *testing.T) {
+	e := &elfComparison{comparison: newComparison(t.Context(), Known{}).within("x")}
+	e.units([]dwarfUnit{{"a.c", "one", "GNU C17 12.2.0"}, {"b.c", "one", "GNU C17 12.2.0"}}, []dwarfUnit{{"a.c", "two", "GNU C17 12.3.0"}, {"b.c", "two", "GNU C17 12.3.0"}})
+	e.units([]dwarfUnit{{"a.c"}, {"b.c"}}, []dwarfUnit{{"b.c"}, {"a.c"}})
+	e.units([]dwarfUnit{{"a.c"}}, nil)
+	var got []string
+	for _, d := range e.found.all() {
+		got = append(got, where(&d)+" "+d.What+" "+string(d.Cause))
+	}
+	want := []string{
+		".debug_info/a.c DW_AT_comp_dir path", ".debug_info/a.c DW_AT_producer ", ".debug_info order of compile units member order",
+		".debug_info number of compile units ",
+	}
+	if !slices.Equal(got, want) {
 		t.Errorf("got %q, want %q", got, want)
 	}
 }

@@ -44,6 +44,7 @@ func TestNumbersAreKnownByTheirLook(t *testing.T) {
 		{"seconds of other runs", le32(s + 1e5), le32(u + 2e5), ran, Unknown},
 		{"seconds, nothing known", le32(s), le32(u), Known{}, Timestamp},
 		{"small numbers, nothing known", le32(17), le32(18), Known{}, Unknown},
+		{"a flag, nothing known", le64(0x1500_0000_0000_1234), le64(0x1500_0000_0000_1235), Known{}, Unknown},
 		{"years apart, nothing known", le32(s), le32(s + 1_000_000_128), Known{}, Unknown},
 		{"a mapping", le64(0x7f12_3456_7000), le64(0x7ffe_0123_4000), ran, Address},
 		{"a program", le64(0x5581_2345_6010), le64(0x560a_0123_4010), Known{}, Address},
@@ -96,6 +97,17 @@ func TestContentsTellTextsAndNumbers(t *testing.T) {
 	checkDifferences(t, ds)
 	if len(ds) != 2 || ds[0].What != "text" || ds[0].A != "built in /tmp/one" || ds[0].B != "built in /tmp/two" || ds[0].Offset != 16 ||
 		ds[1].What != "bytes" || ds[1].Offset != 27 {
+		t.Errorf("got %+v", ds)
+	}
+	// A table of places in front of the texts, all of which moved.
+	x, y := []byte{}, []byte{}
+	for i := range uint32(300) {
+		x, y = binary.LittleEndian.AppendUint32(x, 5*i), binary.LittleEndian.AppendUint32(y, 5*i+2)
+	}
+	x, y = append(x, "/src/one/a.c\x00/src/b.c\x00\x00\x00"...), append(y, "/src/other/a.c\x00/src/b.c\x00"...)
+	c = newComparison(t.Context(), Known{}).within("x")
+	c.contents(x, y)
+	if ds = c.found.all(); len(ds) != 1 || ds[0].A != "/src/one/a.c" || ds[0].B != "/src/other/a.c" || ds[0].Cause != Path {
 		t.Errorf("got %+v", ds)
 	}
 	c = newComparison(t.Context(), Known{}).within("x")

@@ -161,11 +161,10 @@ func (c *comparison) pngImages(a, b piece) error {
 		return err
 	}
 	defer release()
-	switch {
-	case !bytes.Equal(x, y):
-		c.contents(x, y, "image data, unpacked")
-	case c.found.none():
+	if bytes.Equal(x, y) {
 		c.differ("compression of the image", "", "", -1, Unknown, a.name)
+	} else {
+		c.contents(x, y, "image data, unpacked")
 	}
 	return nil
 }

@@ -45,7 +45,11 @@ func (c *comparison) contents(a, b []byte, below ...string) {
 			c.differ("text", x, y, int64(r.from), c.textCause(x, y), below...)
 		}
 	}
-	if cause, r := tally.most(); tally.runs > 0 {
+	cause, r := tally.most()
+	if len(told) == 0 && tally.runs == maxRuns && cause == Unknown && c.texts(a, b, below...) {
+		return // the same things, at other places
+	}
+	if tally.runs > 0 {
 		c.differ("bytes", hexText(a[r.from:]), hexText(b[r.from:]), int64(r.from), cause, below...)
 	}
 }
