@@ -109,6 +109,16 @@ func TestArchivesNameMemberAndCause(t *testing.T) {
 	}
 }
 
+// The index of an archive follows from its members: it is told after them, though it comes first.
+func TestSymbolTableFollows(t *testing.T) {
+	a := arred("", "x.o")
+	b := strings.NewReplacer("x.o is its", "y.o is its", " is its content\n", " is its CONTENT\n").Replace(a)
+	want := []string{"lib.a/x.o: line 1: ", "lib.a/(symbol table): line 1: "}
+	if got := said(blobs(t, "lib.a", a, b, Known{})); !slices.Equal(got, want) {
+		t.Errorf("got %q, want %q", got, want)
+	}
+}
+
 func TestJarNamesMemberAndFix(t *testing.T) {
 	a := made(t, files+"jar cf ../out a.txt", []string{"jar"})
 	b := made(t, files+"touch -d @1100000000 a.txt; jar cf ../out a.txt", []string{"jar"})

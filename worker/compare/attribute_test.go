@@ -51,6 +51,7 @@ func TestAttributeNamesTheCauseOfTwoTexts(t *testing.T) {
 		{"zone, clock", "00:44:31", "14:44:31", sameTime, Zone},
 		{"zone, date", "Sun Nov 22 00:44:31 UTC 2026", "Sun Nov 22 14:44:31 XYZ 2026", sameTime, Zone},
 		{"zone, day", "2026-11-22", "2026-11-23", sameTime, Zone},
+		{"hours apart in one zone", "00:44:31", "14:44:31", with(func(k *Known) { k.B.Start, k.B.End, k.B.Zone = k.A.Start, k.A.End, k.A.Zone }), Timestamp},
 		{"zone, offset", "+0000 x", "+1400 x", sameTime, Unknown},
 		{"zone, name", "(UTC)", "(XYZ)", sameTime, Zone},
 		{"root", "at /b/build/src/x.c:3", "at /b/somewhere/else/src/x.c:3", all, Path},

@@ -136,7 +136,12 @@ func TestUnpackingIsBounded(t *testing.T) {
 	if _, _, err := c.unpack(strings.NewReader("123"), 100); err != nil {
 		t.Errorf("got %v after these were given back", err)
 	}
-	c.budget.work = 2
+	c = newComparison(t.Context(), Known{})
+	c.budget.work = 10
+	if _, release, err = c.unpack(strings.NewReader("12345678"), 100); err != nil {
+		t.Fatal(err)
+	}
+	release()
 	if _, _, err := c.unpack(strings.NewReader("123"), 100); !errors.Is(err, errTooMuch) {
 		t.Errorf("got %v beyond the work of a comparison", err)
 	}
@@ -224,6 +229,9 @@ func TestManyMembersAreBytes(t *testing.T) {
 		t.Fatal(err)
 	}
 	a := out.String()
+	if _, err := readZip(section([]byte(a))); !errors.Is(err, errManyMembers) {
+		t.Errorf("got %v for a directory of 200,000 members", err)
+	}
 	if ds := blobs(t, "x", a, strings.Replace(a, "d/77", "d/78", 1), Known{}); len(ds) != 1 || !strings.HasPrefix(ds[0].What, "content") {
 		t.Errorf("got %d differences: %+v", len(ds), ds[0])
 	}
@@ -232,8 +240,10 @@ func TestManyMembersAreBytes(t *testing.T) {
 func TestBlobsEndsWithItsContext(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
-	if _, err := Blobs(ctx, "x", section([]byte("a")), section([]byte("b")), Known{}); !errors.Is(err, context.Canceled) {
-		t.Errorf("got %v", err)
+	for _, kind := range []string{"", "\x00"} {
+		if _, err := Blobs(ctx, "x", section([]byte(kind+"a")), section([]byte(kind+"b")), Known{}); !errors.Is(err, context.Canceled) {
+			t.Errorf("got %v", err)
+		}
 	}
 }
 

@@ -70,6 +70,9 @@ func TestFindingsAreBounded(t *testing.T) {
 		c.within(fmt.Sprint("m", i)).differ("mtime", "1", "2", -1, Timestamp)
 		c.within(fmt.Sprint("m", i)).differ(fmt.Sprint("field ", i), "1", "2", -1, Unknown)
 	}
+	if !c.found.full() {
+		t.Error("there is room for more")
+	}
 	ds := c.found.all()
 	checkDifferences(t, ds)
 	if len(ds) != maxDifferences+1 || !strings.Contains(ds[len(ds)-1].What, "more differences") {

@@ -3,7 +3,6 @@
 package compare
 
 import (
-	"fmt"
 	"slices"
 	"strings"
 	"testing"
@@ -134,8 +133,10 @@ func TestJSONNamesPaths(t *testing.T) {
 }
 
 func TestDeepJSONIsText(t *testing.T) {
-	deep := strings.Repeat("[", 100_000)
-	if got := said(blobs(t, "x", deep+"1", deep+"2", Known{})); !slices.Equal(got, []string{"x: line 1: "}) {
-		t.Error(fmt.Sprint(got))
+	for _, depth := range []int{maxJSONDepth + 1, 100_000} {
+		begin, end := strings.Repeat("[", depth), strings.Repeat("]", depth)
+		if got := said(blobs(t, "x", begin+"1"+end, begin+"2"+end, Known{})); !slices.Equal(got, []string{"x: line 1: "}) {
+			t.Errorf("depth %d: got %q", depth, got)
+		}
 	}
 }
