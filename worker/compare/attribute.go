@@ -56,7 +56,7 @@ func newAttributor(k Known) *attributor {
 func (t *attributor) canonical(l *lexer, line string) string {
 	var out strings.Builder
 	for _, w := range l.words(line[:min(len(line), maxLine)]) {
-		if w.kind == Unknown {
+		if w.kind == Unknown || w.isSmallNumber() {
 			out.WriteString(w.text)
 		} else {
 			out.WriteString("\x00" + string(w.kind) + "\x00")
@@ -153,10 +153,25 @@ func (t *attributor) cause(a, b []word, format string) Cause {
 			}
 		}
 	}
-	if locales && (localName(ta) || localName(tb)) {
+	switch {
+	case locales && (localName(ta) || localName(tb)):
 		return Locale
+	case len(ta) == len(tb) && len(ta) >= minMixed && isMixed(ta) && isMixed(tb):
+		return Random
 	}
 	return Unknown
+}
+
+// minMixed is the least length of what mktemp(1) puts into names.
+const minMixed = 6
+
+// isMixed reports whether s has small letters, capitals and digits, and nothing else, as digests in hex have not.
+func isMixed(s string) bool {
+	var has [4]bool
+	for i := range len(s) {
+		has[class(s[i])] = true
+	}
+	return has == [4]bool{true, true, true, false}
 }
 
 // isProgram reports whether what a compiler wrote is of this format.

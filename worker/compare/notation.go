@@ -107,14 +107,14 @@ func mayBeMoment(s string) bool {
 // momentCause says whether two moments differ for the zone or for the time of the run: for the zone if the zones differ, and
 // more than the time that lies between the two runs.
 func momentCause(a, b moment, k Known) Cause {
-	if k.A.Zone == k.B.Zone || k.A.Start.IsZero() || k.B.Start.IsZero() {
+	if a.date != b.date || k.A.Zone == k.B.Zone || k.A.Start.IsZero() || k.B.Start.IsZero() {
 		return Timestamp
 	}
 	apart := abs(a.wall.Sub(b.wall))
 	between := abs(k.A.Start.Sub(k.B.Start))
 	slack := max(k.A.End.Sub(k.A.Start), k.B.End.Sub(k.B.Start)) + 2*time.Second
 	switch {
-	case !a.date || !b.date: // the difference of days is not known
+	case !a.date: // the difference of days is not known
 		const wholeDay = 24 * time.Hour
 		apart, between = min(apart, wholeDay-apart), between%wholeDay
 		between = min(between, wholeDay-between)

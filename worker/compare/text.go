@@ -20,7 +20,7 @@ const (
 	maxAlikeLine = 3         // lines that differ for the same cause
 )
 
-// isTextFile reports whether head is text in UTF-8, or in one of the old sets of characters.
+// isTextFile reports whether head is text in UTF-8, without control characters but those that lay it out.
 func isTextFile(head []byte, _ string) bool {
 	control := 0
 	for _, b := range head {

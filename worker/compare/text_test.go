@@ -40,6 +40,16 @@ func TestTextNamesLinesAndCauses(t *testing.T) {
 	}
 }
 
+// A number that happens to be one of the facts does not tear lines apart that belong together.
+func TestTextFindsMovedLinesByTheirRun(t *testing.T) {
+	a := "-rw-r--r-- 1 builder 12 Nov 22 00:44 a\n-rw-r--r-- 1 builder 12 Nov 22 00:44 b\n"
+	b := "-rw------- 1 alice 12 Dec 27 14:44 b\n-rw------- 1 alice 12 Dec 27 14:44 a\n"
+	ds := blobs(t, "x", a, b, twoRuns())
+	if len(ds) == 0 || !strings.HasPrefix(ds[0].What, "order of lines") {
+		t.Errorf("got %q", said(ds))
+	}
+}
+
 func TestTextPointsAtTheByte(t *testing.T) {
 	same := strings.Repeat("a line that is the same\n", 5000)
 	ds := blobs(t, "x", same+"built by A\n"+same, same+"built by B\n"+same, Known{})

@@ -22,6 +22,12 @@ type word struct {
 	known bool
 }
 
+// isSmallNumber reports whether w is a number that may well be another one than the fact that it equals: two lines that
+// differ in it do not belong together for that.
+func (w *word) isSmallNumber() bool {
+	return len(w.text) < 3 && isDigit(w.text[0]) && (w.kind == Processors || w.kind == Owner || w.kind == Environment)
+}
+
 // A literal is a text that is known to depend on the run.
 type literal struct {
 	text string
@@ -154,10 +160,16 @@ func (l *lexer) wordAt(s string, i int) word {
 	if n > 0 && n+1 < len(rest) && rest[n] == '.' && isDigit(rest[n+1]) {
 		n += 1 + span(rest[n+1:], isDigit)
 	}
-	if n == 0 || n < len(rest) && isWordByte(rest[n]) {
+	if n == 0 || n < len(rest) && isWordByte(rest[n]) && !isUnit(rest[n:]) {
 		n = max(1, span(rest, isWordByte))
 	}
 	return word{text: rest[:n], kind: l.number(rest[:n], s, i)}
+}
+
+// isUnit reports whether s begins with a unit of time, as it stands after a number.
+func isUnit(s string) bool {
+	n := span(s, isWordByte)
+	return n <= 2 && slices.Contains([]string{"s", "ms", "us", "ns"}, s[:n])
 }
 
 // knownAt returns the word at the beginning of s if it is a fact, a time or of one of the shapes.
@@ -306,7 +318,7 @@ func (l *lexer) number(text, s string, i int) Cause {
 		return Timestamp
 	case isAddress(v) && (len(whole) == 14 || len(whole) == 15):
 		return Address
-	case fraction != "" && (word == Owner || strings.HasPrefix(after, "s")): // "user 0.12", of time(1)
+	case fraction != "" && word == Owner, isUnit(after): // "user 0.12", of time(1)
 		return Timestamp
 	case word == ProcessID && v <= 1<<22, word == Mode && isOctal(whole), word == Owner, word == Uptime:
 		return word
