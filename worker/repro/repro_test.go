@@ -343,6 +343,7 @@ func TestFirstRunMayHaveBeenMade(t *testing.T) {
 func TestServersAreComparedByContent(t *testing.T) {
 	act := func(int, *worker.Variation) made { return made{directory: map[string]string{"a": "1"}} }
 	here, there := newScript(t, act), newScript(t, act)
+	there.idleChild = true
 	task := here.action()
 	other := there.action("A=B")
 	o := here.options()

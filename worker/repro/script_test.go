@@ -38,6 +38,8 @@ type script struct {
 	act func(n int, v *worker.Variation) made
 	// wait, if not nil, holds up each run until it is closed or the run cancelled.
 	wait func(n int) <-chan struct{}
+	// idleChild has Trees hold a directory that nothing refers to, as a server may.
+	idleChild bool
 	// fail, if not nil, is asked for a fault in place of the outcome.
 	fail func(n int) error
 
@@ -97,11 +99,15 @@ func (s *script) Execute(ctx context.Context, t *worker.Task, report func(worker
 		for _, p := range slices.Sorted(maps.Keys(m.directory)) {
 			d.Files = append(d.Files, &repb.FileNode{Name: p, Digest: s.put(m.directory[p])})
 		}
-		tree, err := cas.PutProto(context.Background(), s.store, cas.SHA256, &repb.Tree{Root: d})
+		tree := &repb.Tree{Root: d}
+		if s.idleChild {
+			tree.Children = []*repb.Directory{{}}
+		}
+		named, err := cas.PutProto(context.Background(), s.store, cas.SHA256, tree)
 		if err != nil {
 			s.t.Error(err)
 		}
-		out.Result.OutputDirectories = []*repb.OutputDirectory{{Path: "dir", TreeDigest: tree.Proto()}}
+		out.Result.OutputDirectories = []*repb.OutputDirectory{{Path: "dir", TreeDigest: named.Proto()}}
 	}
 	if t.Variation == nil && m.exit == 0 && (t.Approve == nil || t.Approve(ctx, out)) {
 		s.mu.Lock()
