@@ -46,8 +46,8 @@ func (l *Local) onHost(p string) (source string, ok bool) {
 	return source, longest >= 0
 }
 
-// ownProgram returns the path, without links, of the program that a command names, as a list of one, or none if it is not the
-// host's.
+// ownProgram returns the path, without links, of the program that a command names, as a list of one, or none if it is
+// not the host's.
 func (l *Local) ownProgram(spec *sandbox.Spec) []string {
 	candidates := []string{spec.Args[0]}
 	if !strings.Contains(spec.Args[0], "/") {

@@ -101,8 +101,8 @@ func TestManifestSaysWhatDecidesOnTheRun(t *testing.T) {
 	}
 }
 
-// TestStableHashIsEqualOnEveryWorker: neither who runs an action, nor where, nor how well it is confined and watched there, nor
-// who asks for it, decides on the result.
+// TestStableHashIsEqualOnEveryWorker: neither who runs an action, nor where, nor how well it is confined and watched
+// there, nor who asks for it, decides on the result.
 func TestStableHashIsEqualOnEveryWorker(t *testing.T) {
 	hash := func(change func(b *bench, task *Task)) string {
 		b := newBench(t, compiles)
