@@ -245,16 +245,20 @@ func (c *runConfig) prepare(ctx context.Context, bench *workbench) (*worker.Task
 	return task, c.from.explain(err, exitOurs)
 }
 
-// seedRandom lets the kernel's randomness, too, come from the seed of the task, or says that it does not.
+// seedRandom lets the kernel's randomness, too, come from the seed of the task, and addresses in memory be the same in each
+// run; it says if it cannot.
 func (c *runConfig) seedRandom(bench *workbench, task *worker.Task) {
-	switch {
-	case task.Seed == nil:
-	case slices.Contains(bench.local.Features.Conditions, sandbox.ConditionRandom):
-		// Zero is the kernel's own randomness, and a seed may be zero.
-		task.Variation = &worker.Variation{Conditions: sandbox.Conditions{Random: *task.Seed + 1}}
-	default:
+	if task.Seed == nil {
+		return
+	}
+	can := func(name sandbox.Condition) bool { return slices.Contains(bench.local.Features.Conditions, name) }
+	held := sandbox.Conditions{FixedLayout: can(sandbox.ConditionFixedLayout)}
+	if can(sandbox.ConditionRandom) {
+		held.Random = *task.Seed + 1 // zero is the kernel's own randomness, and a seed may be zero
+	} else {
 		fmt.Fprintln(os.Stderr, "cloister: the kernel's randomness cannot be seeded here: the seed is in CLOISTER_SEED and PYTHONHASHSEED alone")
 	}
+	task.Variation = &worker.Variation{Conditions: held}
 }
 
 // execute carries the task to its outcome, with a shell in place of its command if that is wished.

@@ -13,11 +13,14 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"syscall"
 	"testing"
 	"time"
 
+	"github.com/cloister-build/cloister/sandbox"
+	"github.com/cloister-build/cloister/sandbox/namespace"
 	"github.com/cloister-build/cloister/sandbox/sandboxtest"
 	"github.com/google/go-cmp/cmp"
 )
@@ -125,6 +128,16 @@ func TestRunOfARevision(t *testing.T) {
 	random := cloister(t, dir, "run", "--seed", "0", "-n", "2", "--", "/bin/sh", "-c", "head -c 8 /dev/urandom | od -x; mktemp -u")
 	if held := !strings.Contains(random.err, "cannot be seeded here"); random.code != 0 || held == strings.Contains(random.err, "not equal") {
 		t.Errorf("two runs with one seed: %+v", random)
+	}
+	// And on where in memory things lie.
+	b := namespace.New(namespace.Config{})
+	features, err := b.Probe(t.Context())
+	if err := errors.Join(err, b.Close()); err != nil {
+		t.Fatal(err)
+	}
+	s = cloister(t, dir, "run", "--seed", "0", "-n", "2", "--", "/bin/sh", "-c", "head -1 /proc/self/maps")
+	if fixed := slices.Contains(features.Conditions, sandbox.ConditionFixedLayout); s.code != 0 || s.out == "" || fixed == strings.Contains(s.err, "not equal") {
+		t.Errorf("the layout of two runs with one seed: %+v", s)
 	}
 	if s := cloister(t, dir, "run", "-n", "2", "--", "/bin/sh", "-c", "date +%N; exit 3"); s.code != 3 || !strings.Contains(s.err, "the 2 runs are not equal: they have 2 stable hashes") {
 		t.Errorf("two runs that differ: %+v", s)
