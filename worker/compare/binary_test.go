@@ -140,6 +140,8 @@ func TestPDFNamesTheEntry(t *testing.T) {
 			place{"object 5 0", "/CreationDate", "(D:20261122010203Z)", "(D:20261123040506Z)", Timestamp}},
 		{"version of the tool", a, pdfOf("/Producer(x 1.10)/CreationDate(D:20261122010203Z)", "11ee", page, ""),
 			place{"object 5 0", "/Producer", "(x 1.0)", "(x 1.10)", Unknown}},
+		{"a name", a, pdfOf(info+"/Trapped/True", "00ff", page, ""),
+			place{"object 5 0", "text", "<</Producer(x 1.0)/CreationDate(D:20261122010203Z)>>", "<</Producer(x 1.0)/CreationDate(D:20261122010203Z)/Trapped/True>>", Unknown}},
 		{"identity", a, pdfOf(info, "11ee", page, ""), place{"trailer", "/ID", "[<00ff><00ff>]", "[<11ee><11ee>]", BuildID}},
 		{"words, packed", pdfOf(info, "00ff", deflated("BT (made in /tmp/a-1/x) Tj ET"), packed), pdfOf(info, "00ff", deflated("BT (made in /tmp/a-22/x) Tj ET"), packed),
 			place{"object 4 0/stream", "line 1", "BT (made in /tmp/a-1/x) Tj ET", "BT (made in /tmp/a-22/x) Tj ET", Path}},

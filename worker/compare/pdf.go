@@ -90,7 +90,7 @@ func (c *comparison) pdfPart(a, b piece) (id [2]string, err error) {
 			return nil // places of objects
 		}
 		if bytes.Equal(streamA, streamB) {
-			if !told && !bytes.Equal(pdfLength(dictA), pdfLength(dictB)) {
+			if !told && !bytes.Equal(dictA, dictB) {
 				c.contents(dictA, dictB, a.name)
 			}
 			return nil
@@ -99,11 +99,6 @@ func (c *comparison) pdfPart(a, b piece) (id [2]string, err error) {
 	})
 	return id, err
 }
-
-var pdfLengthEntry = regexp.MustCompile(`/Length\d?\s+\d+`)
-
-// pdfLength is a dictionary without what follows from the stream behind it.
-func pdfLength(dict []byte) []byte { return pdfLengthEntry.ReplaceAll(dict, nil) }
 
 // pdfStream cuts an object into its dictionary and its stream, nil if it has none.
 func pdfStream(object []byte) (dict, stream []byte) {
