@@ -66,7 +66,7 @@ func (f *elfFile) units(c *comparison) []dwarfUnit {
 // of the units.
 func (f *elfFile) debugSection(name string) *elfSection {
 	if name == "" {
-		if elf.Type(f.typ) != elf.ET_REL {
+		if f.typ != elf.ET_REL {
 			return nil
 		}
 		return f.named(".rela.debug_info")

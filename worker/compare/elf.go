@@ -34,9 +34,6 @@ type elfFile struct {
 	typ      elf.Type
 	machine  elf.Machine
 	flags    uint32
-	entry    uint64
-	phoff    uint64
-	phnum    int
 	sections []elfSection
 	// lto is what the names of sections for the linker's optimizer end with: gcc chooses it.
 	lto string
@@ -71,8 +68,7 @@ func readELF(r *io.SectionReader) (*elfFile, error) {
 	if err != nil {
 		return nil, err
 	}
-	f.typ, f.machine, f.flags, f.entry = elf.Type(h.Type), elf.Machine(h.Machine), h.Flags, h.Entry
-	f.phoff, f.phnum = h.Phoff, int(h.Phnum)
+	f.typ, f.machine, f.flags = elf.Type(h.Type), elf.Machine(h.Machine), h.Flags
 	if h.Shoff == 0 {
 		return f, nil
 	}
@@ -93,19 +89,21 @@ func (f *elfFile) decode(v any, off uint64) error {
 
 func (f *elfFile) header() (h elf.Header64, err error) {
 	if f.wide {
-		return h, f.decode(&h, 0)
+		err = f.decode(&h, 0)
+		return h, err
 	}
 	var n elf.Header32
 	err = f.decode(&n, 0)
-	h = elf.Header64{Type: n.Type, Machine: n.Machine, Flags: n.Flags, Entry: uint64(n.Entry), Phoff: uint64(n.Phoff), Phnum: n.Phnum,
-		Shoff: uint64(n.Shoff), Shentsize: n.Shentsize, Shnum: n.Shnum, Shstrndx: n.Shstrndx}
+	h = elf.Header64{Type: n.Type, Machine: n.Machine, Flags: n.Flags, Shoff: uint64(n.Shoff),
+		Shentsize: n.Shentsize, Shnum: n.Shnum, Shstrndx: n.Shstrndx}
 	return h, err
 }
 
 func (f *elfFile) section(h *elf.Header64, i uint64) (s elf.Section64, err error) {
 	off := h.Shoff + i*uint64(h.Shentsize)
 	if f.wide {
-		return s, f.decode(&s, off)
+		err = f.decode(&s, off)
+		return s, err
 	}
 	var n elf.Section32
 	err = f.decode(&n, off)
