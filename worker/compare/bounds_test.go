@@ -84,11 +84,11 @@ func arred(names ...string) string {
 
 // What unpacks to more than there may be in memory is not looked into, and that is said.
 func TestBombsAreNotUnpacked(t *testing.T) {
-	zeros := bytes.Repeat(make([]byte, 1<<20), maxUnpacked>>20+1)
+	zeros := make([]byte, 8<<20) // from a few KiB
 	bomb := func(pack func(io.Writer) io.WriteCloser, last byte) string {
 		var out bytes.Buffer
 		w := pack(&out)
-		if _, err := w.Write(append(zeros[:maxUnpacked:maxUnpacked], last, last)); err != nil {
+		if _, err := w.Write(append(zeros[:len(zeros):len(zeros)], last, last)); err != nil {
 			t.Fatal(err)
 		}
 		if err := w.Close(); err != nil {
@@ -117,11 +117,14 @@ func TestBombsAreNotUnpacked(t *testing.T) {
 	}
 }
 
-// The ratio, the live bytes and the bytes of one comparison are bounded each.
+// The bytes of one thing, the ratio, the live bytes and the bytes of one comparison are bounded each.
 func TestUnpackingIsBounded(t *testing.T) {
 	c := newComparison(t.Context(), Known{})
 	if _, _, err := c.unpack(bytes.NewReader(make([]byte, 1<<20+2*maxRatio+1)), 2); !errors.Is(err, errTooMuch) {
 		t.Errorf("got %v for a high ratio", err)
+	}
+	if _, _, err := c.unpack(endless{}, 1<<40); !errors.Is(err, errTooMuch) || c.budget.work < maxWork-maxUnpacked-2<<20 {
+		t.Errorf("got %v for what does not end, with %d bytes of work left", err, c.budget.work)
 	}
 	c = newComparison(t.Context(), Known{})
 	c.budget.live = 10
@@ -146,6 +149,10 @@ func TestUnpackingIsBounded(t *testing.T) {
 		t.Errorf("got %v beyond the work of a comparison", err)
 	}
 }
+
+type endless struct{}
+
+func (endless) Read(p []byte) (int, error) { return len(p), nil }
 
 func TestDepthIsBounded(t *testing.T) {
 	nested := func(s string) string {
@@ -217,11 +224,12 @@ func TestClaimedSizesAreNotBelieved(t *testing.T) {
 
 // A directory of a zip may be as long as the file, and each byte of it takes some of memory.
 func TestManyMembersAreBytes(t *testing.T) {
-	names := make([]string, 200_000)
+	names := make([]string, 40_000)
+	long := strings.Repeat("n", 200)
 	var out bytes.Buffer
 	w := zip.NewWriter(&out)
 	for i := range names {
-		if _, err := w.CreateHeader(&zip.FileHeader{Name: fmt.Sprint("d/", i)}); err != nil {
+		if _, err := w.CreateHeader(&zip.FileHeader{Name: fmt.Sprint("d/", i, long)}); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -230,7 +238,7 @@ func TestManyMembersAreBytes(t *testing.T) {
 	}
 	a := out.String()
 	if _, err := readZip(section([]byte(a))); !errors.Is(err, errManyMembers) {
-		t.Errorf("got %v for a directory of 200,000 members", err)
+		t.Errorf("got %v for a directory of 10 MB", err)
 	}
 	if ds := blobs(t, "x", a, strings.Replace(a, "d/77", "d/78", 1), Known{}); len(ds) != 1 || !strings.HasPrefix(ds[0].What, "content") {
 		t.Errorf("got %d differences: %+v", len(ds), ds[0])
@@ -281,4 +289,20 @@ func FuzzBlobs(f *testing.F) {
 			t.Errorf("%d differences, equal: %v", len(ds), equal)
 		}
 	})
+}
+
+// What is looked at word by word has a budget: beyond it differences are told without causes.
+func TestWordsAreBounded(t *testing.T) {
+	for name, pair := range map[string][2]string{
+		"text": {"at 12:00:00\n", "at 13:00:00\n"}, "json": {`{"time": "12:00:00"}`, `{"time": "13:00:00"}`},
+	} {
+		c := newComparison(t.Context(), Known{})
+		c.budget.words = 0
+		if err := c.descend("x", section([]byte(pair[0])), section([]byte(pair[1]))); err != nil {
+			t.Fatal(err)
+		}
+		if ds := c.found.all(); len(ds) == 0 || ds[0].Cause != Unknown {
+			t.Errorf("%s: got %+v", name, ds)
+		}
+	}
 }
