@@ -16,7 +16,7 @@ import (
 const (
 	maxJSON      = 8 << 20
 	maxJSONDepth = 200
-	maxJSONNodes = 500_000
+	maxJSONNodes = 200_000
 )
 
 func isJSON(head []byte, name string) bool {
