@@ -36,14 +36,22 @@ func (c *check) explain(ctx context.Context) {
 		if err != nil {
 			v.Unexplained = append(v.Unexplained, fmt.Sprintf("%s: %s", o.Path, text(err.Error())))
 		}
-		factors := c.bySteps(ctx, name)
+		shares := c.bySteps(ctx, name)
+		rest := slices.Clone(o.Factors)
+		for _, d := range found {
+			rest = slices.DeleteFunc(rest, func(f string) bool { return slices.Contains(shares[key(&d)], f) })
+		}
 		for _, d := range found[:min(len(found), MaxDifferences-len(v.Differences))] {
-			full := Difference{Output: o.Path, Difference: d, Runs: [2]int{0, other}, Factor: factors[key(&d)]}
-			if full.Factor == "" && len(o.Factors) == 1 {
-				full.Factor = o.Factors[0]
+			full := Difference{Output: o.Path, Difference: d, Runs: [2]int{0, other}, Factors: shares[key(&d)]}
+			switch {
+			case len(full.Factors) > 0:
+			case len(o.Factors) == 1:
+				full.Factors = o.Factors
+			case len(rest) == 1: // all others explain something else
+				full.Factors = rest
 			}
 			if d.Cause == compare.Unknown {
-				full.Cause = c.causeBy(o, full.Factor)
+				full.Cause = c.causeBy(o, full.Factors)
 				full.Fix = compare.FixFor(full.Cause, "")
 			}
 			v.Differences = append(v.Differences, full)
@@ -51,26 +59,22 @@ func (c *check) explain(ctx context.Context) {
 	}
 }
 
-// causeBy returns the cause that is known of an output by what was varied.
-func (c *check) causeBy(o *Output, factor string) compare.Cause {
-	if factor == "" && len(o.Factors) > 0 {
-		factor = o.Factors[0]
-	}
-	if factor != "" {
-		return causeOf(factor)
-	}
-	if b := c.verdict.Bisection; b != nil && slices.Contains(b.Unsteady, o.Path) {
+// causeBy returns the cause that is known of a difference by what was varied.
+func (c *check) causeBy(o *Output, by []string) compare.Cause {
+	switch b := c.verdict.Bisection; {
+	case len(by) > 0:
+		return causeOf(by[0])
+	case b != nil && len(o.Factors) == 0 && slices.Contains(b.Unsteady, o.Path) && len(b.Loose) == 0:
 		return compare.Parallel
-	}
-	if len(c.verdict.Factors) == 1 {
+	case b == nil && len(c.verdict.Factors) == 1:
 		return causeOf(c.verdict.Factors[0]) // nothing else was other
 	}
 	return compare.Unknown
 }
 
-// bySteps returns the factor of each difference of an item that a step of the bisection shows alone.
-func (c *check) bySteps(ctx context.Context, name string) map[string]string {
-	all := map[string]string{}
+// bySteps returns the factors of each difference of an item that a step of the bisection shows alone.
+func (c *check) bySteps(ctx context.Context, name string) map[string][]string {
+	all := map[string][]string{}
 	if c.verdict.Bisection == nil {
 		return all
 	}
@@ -82,8 +86,8 @@ func (c *check) bySteps(ctx context.Context, name string) map[string]string {
 		}
 		found, _ := differences(ctx, name, &b.control, s.run) // without them the output's factors are known all the same
 		for _, d := range found {
-			if k := key(&d); all[k] == "" {
-				all[k] = s.Factor
+			if k := key(&d); !slices.Contains(all[k], s.Factor) {
+				all[k] = append(all[k], s.Factor)
 			}
 		}
 	}

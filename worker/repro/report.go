@@ -144,8 +144,8 @@ func (r Report) Markdown() []byte {
 		for i := range v.Differences {
 			d := &v.Differences[i]
 			why := string(d.Cause)
-			if d.Factor != "" {
-				why = strings.TrimPrefix(why+", found by varying "+d.Factor, ", ")
+			if len(d.Factors) > 0 {
+				why = strings.TrimPrefix(why+", found by varying "+strings.Join(d.Factors, ", "), ", ")
 			}
 			line("| %s | %s | %s | %s | %s |", code(d.Place()), code(text(d.A)), code(text(d.B)), why, code(text(d.Fix)))
 		}

@@ -145,8 +145,8 @@ type Difference struct {
 	compare.Difference
 	// Runs are the two, counted from 0.
 	Runs [2]int `json:"runs"`
-	// Factor is what makes it differ, "" if that was not looked for or not found.
-	Factor string `json:"factor,omitempty"`
+	// Factors are those that make it differ, if they were looked for and found.
+	Factors []string `json:"factors,omitempty"`
 }
 
 // MaxDifferences is how many differences a Verdict has at most.

@@ -91,7 +91,7 @@ func TestEveryFactorIsFoundAndNamed(t *testing.T) {
 			if len(v.Differences) == 0 {
 				t.Fatal("no difference is told")
 			}
-			if d := v.Differences[0]; d.Factor != f.Name || d.Cause == compare.Unknown || d.Output != "out" {
+			if d := v.Differences[0]; !slices.Equal(d.Factors, []string{f.Name}) || d.Cause == compare.Unknown || d.Output != "out" {
 				t.Errorf("told %+v", d)
 			}
 		})
@@ -276,6 +276,19 @@ func TestChanceIsNoFactor(t *testing.T) {
 	o.Bisect, o.Factors = true, []string{"hostname", "umask"}
 	if b := check(t, s, s.action(), o).Bisection; len(b.Factors) > 0 {
 		t.Errorf("got %+v", b)
+	}
+}
+
+// TestEachDifferenceHasItsFactors: of several in one output, by the place that each changes.
+func TestEachDifferenceHasItsFactors(t *testing.T) {
+	s := newScript(t, func(n int, v *worker.Variation) made {
+		return file(fmt.Sprintf("by %s\nsame\nmask %s\nsame\n", noticed("hostname", n, v), noticed("umask", n, v)))
+	})
+	o := s.options()
+	o.Bisect = true
+	v := check(t, s, s.action(), o)
+	if len(v.Differences) != 2 || !slices.Equal(v.Differences[0].Factors, []string{"hostname"}) || !slices.Equal(v.Differences[1].Factors, []string{"umask"}) {
+		t.Errorf("got %+v", v.Differences)
 	}
 }
 

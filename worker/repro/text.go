@@ -33,7 +33,7 @@ func (v *Verdict) Text(w io.Writer) error {
 		line("  %s  DIFFERS  %d digests in %d runs  (%d of %d outputs)%s", name, o.Different(), len(o.Digests), len(differing), len(v.Outputs), by(o.Factors))
 		for _, d := range v.of(name) {
 			line("    %s", d.sentence())
-			if d.Cause != compare.Unknown || d.Factor != "" || d.Fix != "" {
+			if d.Cause != compare.Unknown || len(d.Factors) > 0 || d.Fix != "" {
 				line("      %s", d.why())
 			}
 		}
@@ -151,8 +151,8 @@ func (d *Difference) why() string {
 	if d.Cause != compare.Unknown {
 		words = append(words, "cause: "+string(d.Cause))
 	}
-	if d.Factor != "" {
-		words = append(words, "found by varying: "+d.Factor)
+	if len(d.Factors) > 0 {
+		words = append(words, "found by varying: "+strings.Join(d.Factors, ", "))
 	}
 	if d.Fix != "" {
 		words = append(words, "fix: "+text(d.Fix))
