@@ -3,6 +3,7 @@
 package casserver_test
 
 import (
+	"context"
 	"fmt"
 	"slices"
 	"strings"
@@ -376,5 +377,30 @@ func TestErrorsQuoteLittleOfTheClient(t *testing.T) {
 		if n := len(status.Convert(err).Message()); n > 4<<10 {
 			t.Errorf("%s: an error of %d bytes", what, n)
 		}
+	}
+}
+
+// TestAskedIsToldEachAnswer: what was found, and that nothing was, and no call that was wrong.
+func TestAskedIsToldEachAnswer(t *testing.T) {
+	var told []string
+	c := serve(t, casserver.Config{Asked: func(_ context.Context, instance string, a cas.Digest, r *repb.ActionResult) {
+		told = append(told, fmt.Sprintf("%q %s %t", instance, a, r != nil))
+	}})
+	_, err := c.lookup(t)
+	wantCode(t, err, codes.NotFound)
+	r, blobs := c.result(t)
+	if err := c.record(t, r); err != nil {
+		t.Fatal(err)
+	}
+	_, err = c.lookup(t)
+	wantCode(t, err, codes.OK)
+	c.memory(t, "").Delete(blobs["file"])
+	_, err = c.lookup(t)
+	wantCode(t, err, codes.NotFound)
+	_, err = c.GetActionResult(t.Context(), &repb.GetActionResultRequest{})
+	wantCode(t, err, codes.InvalidArgument)
+	want := []string{`"" ` + action.String() + " false", `"" ` + action.String() + " true", `"" ` + action.String() + " false"}
+	if !slices.Equal(told, want) {
+		t.Errorf("told %q, want %q", told, want)
 	}
 }

@@ -64,6 +64,10 @@ func describe(e *history.Entry, r *repb.ActionResult) {
 		return
 	}
 	e.Exit, e.Result = r.ExitCode, history.Identity(r)
+	text, stable := worker.Recorded(r)
+	if e.StableHash = stable; !text.IsZero() {
+		e.Manifest = text.String()
+	}
 	m := r.ExecutionMetadata
 	if m == nil {
 		return

@@ -1,0 +1,99 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package history
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"net"
+	"testing"
+	"time"
+
+	"github.com/cloister-build/cloister/cas/castest"
+	cloisterpb "github.com/cloister-build/cloister/proto/cloister/v1"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/credentials/insecure"
+	"google.golang.org/grpc/status"
+	"google.golang.org/grpc/test/bufconn"
+)
+
+// client returns one of a server of l.
+func client(t *testing.T, l *Log) cloisterpb.HistoryClient {
+	t.Helper()
+	listener := bufconn.Listen(1 << 20)
+	server := grpc.NewServer()
+	Register(server, l, castest.Instances())
+	ended := make(chan struct{})
+	go func() { _ = server.Serve(listener); close(ended) }()
+	t.Cleanup(func() { server.Stop(); <-ended })
+	conn, err := grpc.NewClient("passthrough:///history", grpc.WithTransportCredentials(insecure.NewCredentials()),
+		grpc.WithContextDialer(func(ctx context.Context, _ string) (net.Conn, error) { return listener.DialContext(ctx) }))
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { conn.Close() })
+	return cloisterpb.NewHistoryClient(conn)
+}
+
+// listed returns all that a call sends.
+func listed(t *testing.T, c cloisterpb.HistoryClient, req *cloisterpb.ListHistoryRequest) ([]*cloisterpb.HistoryEntry, error) {
+	t.Helper()
+	stream, err := c.List(t.Context(), req)
+	if err != nil {
+		return nil, err
+	}
+	var all []*cloisterpb.HistoryEntry
+	for {
+		page, err := stream.Recv()
+		if err == io.EOF {
+			return all, nil
+		}
+		if err != nil {
+			return nil, err
+		}
+		all = append(all, page.Entries...)
+	}
+}
+
+func TestListByTheWire(t *testing.T) {
+	l := begin(t, Config{Dir: t.TempDir()})
+	c := client(t, l)
+	for i := range 3 * atOnce {
+		l.Add(Entry{Action: digest(i), How: Executed, Invocation: fmt.Sprint("i", i%2), Target: "//t", Mnemonic: "m", Exit: int32(i % 3), Ran: time.Second, Waited: time.Minute, Instance: "main"})
+	}
+	l.Add(Entry{Action: digest(0), Instance: "other"})
+	all, err := listed(t, c, &cloisterpb.ListHistoryRequest{InstanceName: "main"})
+	if err != nil || len(all) != 3*atOnce {
+		t.Fatalf("%d entries, %v", len(all), err)
+	}
+	e := all[0]
+	if e.Number != 3*atOnce || e.Action != digest(3*atOnce-1) || e.How != "executed" || e.TargetId != "//t" || e.ActionMnemonic != "m" || e.InvocationId != "i1" ||
+		e.ExitCode != 2 || e.Ran.AsDuration() != time.Second || e.Waited.AsDuration() != time.Minute || e.Time == nil {
+		t.Errorf("the newest is %v", e)
+	}
+	for _, c2 := range []struct {
+		req  *cloisterpb.ListHistoryRequest
+		want int
+	}{
+		{&cloisterpb.ListHistoryRequest{InstanceName: "other"}, 1},
+		{&cloisterpb.ListHistoryRequest{}, 0},
+		{&cloisterpb.ListHistoryRequest{InstanceName: "main", InvocationId: "i0"}, 3 * atOnce / 2},
+		{&cloisterpb.ListHistoryRequest{InstanceName: "main", Failed: true}, 2 * atOnce},
+		{&cloisterpb.ListHistoryRequest{InstanceName: "main", Limit: 7}, 7},
+		{&cloisterpb.ListHistoryRequest{InstanceName: "main", Before: 11}, 10},
+		{&cloisterpb.ListHistoryRequest{InstanceName: "main", Action: digest(5)[:64]}, 1},
+		{&cloisterpb.ListHistoryRequest{InstanceName: "main", TargetId: "//u"}, 0},
+		{&cloisterpb.ListHistoryRequest{InstanceName: "main", ActionMnemonic: "m*", CorrelatedInvocationsId: "c"}, 0},
+	} {
+		if got, err := listed(t, c, c2.req); err != nil || len(got) != c2.want {
+			t.Errorf("%v: %d entries, want %d: %v", c2.req, len(got), c2.want, err)
+		}
+	}
+	for _, req := range []*cloisterpb.ListHistoryRequest{{Limit: -1}, {InstanceName: "blobs"}} {
+		if _, err := listed(t, c, req); status.Code(err) != codes.InvalidArgument {
+			t.Errorf("%v: %v", req, err)
+		}
+	}
+}
