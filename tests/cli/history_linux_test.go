@@ -29,9 +29,24 @@ func TestActionsByHistory(t *testing.T) {
 	wantSaid(t, 3, append([]string{"run", "--action", "^1"}, at()...))
 	wantSaid(t, 4, []string{"action", "show", "^1", "--cas", r.cas, "--instance", "other"})
 
+	// The history lists what is asked of it, the newest first.
+	s := wantSaid(t, 0, at("action", "ls", "--all"))
+	lines := strings.Split(strings.TrimSpace(s.out), "\n")
+	if len(lines) != 3 || !strings.Contains(lines[0], "exit 3") || !strings.Contains(lines[2], good) || strings.Contains(s.out, "operations/") {
+		t.Errorf("action ls --all printed\n%s", s.out)
+	}
+	if s := wantSaid(t, 0, at("action", "ls", "--failed"), bad); strings.Contains(s.out, good) || strings.Contains(s.out, "operations/") {
+		t.Errorf("action ls --failed printed\n%s", s.out)
+	}
+	if s := wantSaid(t, 0, at("action", "ls", "--target", "//none")); s.out != "" {
+		t.Errorf("action ls of no target printed\n%s", s.out)
+	}
+	wantSaid(t, 0, at("action", "ls", "--all", "--json", "-n", "1"), `"how": "executed"`, `"stable_hash"`)
+
 	off := serving(t, "main", "--history-size", "0")
 	off.execute(t, "true")
 	wantSaid(t, 1, []string{"action", "show", "^1", "--cas", off.cas, "--instance", "main"}, "keeps no history", "HASH/SIZE")
+	wantSaid(t, 0, []string{"action", "ls", "--all", "--cas", off.cas, "--instance", "main"}, "operations/")
 	if strings.Contains(r.log.String(), "history") {
 		t.Errorf("the server says\n%s", r.log)
 	}
