@@ -35,7 +35,7 @@ type reproConfig struct {
 	asJSON bool
 }
 
-// exitTrouble is the code of repro where nothing could be compared, as of diff(1).
+// exitTrouble is the code of repro and diff where nothing could be compared, as of diff(1).
 const exitTrouble = 2
 
 // maxSubjects is how many actions a selection judges.

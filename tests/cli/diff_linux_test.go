@@ -1,0 +1,154 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package cli_test
+
+import (
+	"encoding/json"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/bazelbuild/remote-apis-sdks/go/pkg/digest"
+	repb "github.com/bazelbuild/remote-apis/build/bazel/remote/execution/v2"
+	"google.golang.org/grpc/metadata"
+	"google.golang.org/protobuf/proto"
+)
+
+// A step is an action of a build.
+type step struct {
+	invocation, target, mnemonic, script, input string
+}
+
+// perform has the server execute a step, whatever is recorded. It returns the action's digest and what its output holds.
+func (r *remote) perform(t *testing.T, s step) (string, string) {
+	t.Helper()
+	who, err := proto.Marshal(&repb.RequestMetadata{ToolInvocationId: s.invocation, TargetId: s.target, ActionMnemonic: s.mnemonic})
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx := metadata.AppendToOutgoingContext(t.Context(), "build.bazel.remote.execution.v2.requestmetadata-bin", string(who))
+	put := func(m proto.Message) *repb.Digest {
+		d, err := r.WriteProto(ctx, m)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return d.ToProto()
+	}
+	blob, err := r.WriteBlob(ctx, []byte(s.input))
+	if err != nil {
+		t.Fatal(err)
+	}
+	action := put(&repb.Action{
+		CommandDigest:   put(&repb.Command{Arguments: []string{"/bin/sh", "-c", s.script}, OutputPaths: []string{"out"}}),
+		InputRootDigest: put(&repb.Directory{Files: []*repb.FileNode{{Name: "input", Digest: blob.ToProto()}}}),
+	})
+	op, err := r.ExecuteAndWait(ctx, &repb.ExecuteRequest{InstanceName: r.InstanceName, ActionDigest: action, SkipCacheLookup: true})
+	if err != nil {
+		t.Fatal(err)
+	}
+	var response repb.ExecuteResponse
+	if err := op.GetResponse().UnmarshalTo(&response); err != nil || len(response.GetResult().GetOutputFiles()) != 1 {
+		t.Fatalf("%v: %v", &response, err)
+	}
+	return digest.NewFromProtoUnvalidated(action).String(), r.read(t, response.Result.OutputFiles[0].Digest)
+}
+
+// What differs between two actions, builds and results is named, and so is what it follows from.
+func TestDiffOfAServer(t *testing.T) {
+	r := serving(t, "main")
+	at := func(args ...string) []string { return append(args, "--cas", r.cas, "--instance", "main") }
+	build := func(id, source string) (compile, link string) {
+		compile, object := r.perform(t, step{id, "//:x", "Compile", "cat input > out; echo object >> out", source})
+		r.perform(t, step{id, "//:x", "Stamp", "head -c 16 /dev/urandom | od > out", "same"})
+		link, _ = r.perform(t, step{id, "//:x", "Link", "cat input > out", object})
+		r.perform(t, step{id, "//:x", "Test", "echo ok > out", "same"})
+		return compile, link
+	}
+	compile1, link1 := build("one", "int x = 1;\n")
+	compile2, _ := build("two", "int x = 2;\n")
+
+	// Why was this a cache miss?
+	wantSaid(t, 1, at("diff", compile1, compile2), "action\n", "\ninput input\n  - ", "int x = 1;", "int x = 2;")
+	wantSaid(t, 1, at("diff", compile1[:12], compile2[:12], "--names"), "\ninput input\n")
+	wantSaid(t, 1, at("diff", "^4", link1), "\nargument 3\n", "\ninput input\n")
+	wantSaid(t, 0, at("diff", compile1, compile1))
+	wantSaid(t, 1, at("diff", compile1, compile2, "--results"), "result\n", "\noutput out\n", "int x = 1;")
+	wantSaid(t, 0, at("diff", "^1", "^1", "--results"))
+	wantSaid(t, 1, at("diff", compile1, compile2, "--as", "blob"), "blob\n")
+
+	s := wantSaid(t, 1, at("diff", "--invocation", "one", "two"), "actions: 1 same, 1 not reproducible, 1 changed, 1 follows\n",
+		"\nnot reproducible: 'Stamp //:x'\n", "\nchanged: 'Compile //:x'\n  - "+compile1+"\n  + "+compile2+"\n    input input\n",
+		"\nfollows: 'Link //:x'\n  - "+link1, "\n  from "+compile1+"\n")
+	if strings.Index(s.out, "changed:") > strings.Index(s.out, "follows:") {
+		t.Errorf("what follows comes before its cause:\n%s", s.out)
+	}
+	var report struct {
+		Same  bool
+		Count map[string]int
+		Pairs []struct {
+			Relation string
+			Follows  []string
+		}
+	}
+	s = wantSaid(t, 1, at("diff", "--invocation", "one", "two", "--json"))
+	if err := json.Unmarshal([]byte(s.out), &report); err != nil || report.Same || report.Count["same"] != 1 || len(report.Pairs) != 3 || len(report.Pairs[2].Follows) != 1 {
+		t.Errorf("--json printed %s: %v", s.out, err)
+	}
+	wantSaid(t, 0, at("diff", "--invocation", "one", "one"))
+	wantSaid(t, 2, at("diff", "--invocation", "one", "three"), "three")
+	wantSaid(t, 0, at("action", "ls", "--invocation", "one", "--mnemonic", "Stamp"), "Stamp //:x")
+
+	// Directories and files, of the server and of here.
+	dir := t.TempDir()
+	if err := os.WriteFile(filepath.Join(dir, "input"), []byte("int x = 1;\n"), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	root, _, _ := strings.Cut(wantSaid(t, 0, at("cas", "put", dir)).out, " ")
+	wantSaid(t, 0, at("diff", root, dir))
+	if err := os.WriteFile(filepath.Join(dir, "input"), []byte("int x = 3;\n"), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	wantSaid(t, 1, at("diff", root, dir), "directory\n", "\nfile input\n", "int x = 3;")
+
+	wantSaid(t, 2, at("diff", compile1, root), "not of one kind")
+	wantSaid(t, 2, at("diff", compile1, strings.Repeat("0", 64)+"/7"))
+	wantSaid(t, 2, []string{"diff", compile1, compile2, "--cas", "grpc://" + unused(t)})
+}
+
+// Files and directories of this host need no server.
+func TestDiffOfFiles(t *testing.T) {
+	dir := t.TempDir()
+	write := func(name, text string, mode os.FileMode) string {
+		path := filepath.Join(dir, name)
+		if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(path, []byte(text), mode); err != nil {
+			t.Fatal(err)
+		}
+		return path
+	}
+	a, b := write("a/f", "one\n", 0o644), write("b/f", "two\n", 0o644)
+	write("a/same", "s", 0o755)
+	write("b/same", "s", 0o755)
+	write("b/\x1b[2J", "", 0o644)
+	nowhere := "--cas=grpc://" + unused(t)
+	wantSaid(t, 0, []string{"diff", a, a, nowhere})
+	if s := wantSaid(t, 1, []string{"diff", a, b, nowhere}, "blob\n"); strings.Contains(s.out, "\x1b") {
+		t.Errorf("printed %q", s.out)
+	}
+	s := wantSaid(t, 1, []string{"diff", filepath.Dir(a), filepath.Dir(b), nowhere}, "\nfile f\n", `\x1b[2J`)
+	if strings.Contains(s.out, "same") || strings.Contains(s.out, "\x1b") {
+		t.Errorf("printed %q", s.out)
+	}
+	wantSaid(t, 1, []string{"diff", a, b, "--json", nowhere}, `"kind": "blob"`, `"same": false`)
+	wantSaid(t, 2, []string{"diff", a, filepath.Join(dir, "none"), nowhere}, "none")
+	wantSaid(t, 2, []string{"diff", a, filepath.Dir(b), nowhere}, "kind")
+	wantSaid(t, 2, []string{"diff", a, "/dev/null", nowhere}, "neither")
+	wantSaid(t, 2, []string{"diff", a, b, "--as", "novel"}, "novel")
+	wantSaid(t, 2, []string{"diff", a, b, "--results", nowhere})
+	wantSaid(t, 2, []string{"diff", a, b, "--as", "action", nowhere}, "digest")
+	wantSaid(t, 2, []string{"diff", a, b, "--as", "manifest"}, "manifest")
+	wantSaid(t, 2, []string{"diff", a})
+}
