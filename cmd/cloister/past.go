@@ -36,11 +36,11 @@ type selection struct {
 // any reports whether something is selected.
 func (s *selection) any() bool { return s.all || s.failed || s.invocation+s.target+s.mnemonic != "" }
 
-// errNoHistory is that a server remembers nothing.
-var errNoHistory = errors.New("it does not serve cloister.v1.History")
+// errNoHistory is that a server remembers nothing, or nothing for this caller.
+var errNoHistory = errors.New("no history")
 
 // recall calls visit for the entries of the server's history that req wants, the newest first. A server that keeps no
-// history is errNoHistory.
+// history, or does not show it, is errNoHistory.
 func (o *origin) recall(ctx context.Context, req *cloisterpb.ListHistoryRequest, visit func(*cloisterpb.HistoryEntry) error) error {
 	conn, instance, err := o.dial()
 	if err != nil {
@@ -64,7 +64,9 @@ func (o *origin) recall(ctx context.Context, req *cloisterpb.ListHistoryRequest,
 	}
 	switch status.Code(err) {
 	case codes.Unimplemented:
-		return &exit{exitNo, fmt.Errorf("the server at %s keeps no history: %w", o.cas, errNoHistory)}
+		return &exit{exitNo, fmt.Errorf("the server at %s keeps %w: it does not serve cloister.v1.History", o.cas, errNoHistory)}
+	case codes.PermissionDenied:
+		return &exit{exitNo, fmt.Errorf("the server at %s shows %w: %s", o.cas, errNoHistory, status.Convert(err).Message())}
 	case codes.Unavailable, codes.DeadlineExceeded:
 		return &exit{exitConnect, fmt.Errorf("history of %s: %s", o.cas, status.Convert(err).Message())}
 	}

@@ -319,6 +319,9 @@ func serve(ctx context.Context, c *serveConfig, out io.Writer) error {
 	execserver.Register(server, execution)
 	if past != nil {
 		history.Register(server, past, instances)
+		registry.MustRegister(prometheus.NewCounterFunc(prometheus.CounterOpts{
+			Name: "cloister_history_lost_total", Help: "Answers that the history could not be told of.",
+		}, func() float64 { return float64(past.Lost()) }))
 	}
 	alive := health.NewServer()
 	healthpb.RegisterHealthServer(server, alive)

@@ -99,6 +99,16 @@ func TestDiffOfAServer(t *testing.T) {
 	wantSaid(t, 2, at("diff", "--invocation", "one", "three"), "three")
 	wantSaid(t, 0, at("action", "ls", "--invocation", "one", "--mnemonic", "Stamp"), "Stamp //:x")
 
+	// Manifests, as the history names them.
+	var rows []struct{ Manifest string }
+	s = wantSaid(t, 0, at("action", "ls", "--all", "--mnemonic", "Stamp", "--json"))
+	if err := json.Unmarshal([]byte(s.out), &rows); err != nil || len(rows) != 2 {
+		t.Fatalf("action ls --json printed %s: %v", s.out, err)
+	}
+	if s := wantSaid(t, 1, at("diff", rows[1].Manifest, rows[0].Manifest), "manifest\n", "\nline\n  - "); !strings.Contains(s.out, "out") || strings.Contains(s.out, "command") {
+		t.Errorf("of two manifests:\n%s", s.out)
+	}
+
 	// Directories and files, of the server and of here.
 	dir := t.TempDir()
 	if err := os.WriteFile(filepath.Join(dir, "input"), []byte("int x = 1;\n"), 0o644); err != nil {
