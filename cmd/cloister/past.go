@@ -107,7 +107,7 @@ func (o *origin) subjectOf(e *cloisterpb.HistoryEntry) (subject, error) {
 
 var (
 	// nth is ^N, the Nth action before now, and shortened the beginning of a digest.
-	nth       = regexp.MustCompile(`^\^([1-9][0-9]{0,5})$`)
+	nth       = regexp.MustCompile(`^\^([1-9][0-9]{0,4})$`)
 	shortened = regexp.MustCompile(`^([a-z0-9]+:)?[0-9a-f]{8,}(/[0-9]*)?$`)
 )
 

@@ -291,7 +291,8 @@ func (p *Pair) follow(madeA, madeB map[cas.Digest][]*Pair) {
 	var from []*Pair
 	for i := range p.Changes {
 		c := &p.Changes[i]
-		if c.What != "input" || c.EntryA == nil || c.EntryB == nil || c.EntryA.Digest == c.EntryB.Digest {
+		// Of an action, inputs alone have entries.
+		if c.EntryA == nil || c.EntryB == nil || c.EntryA.Digest == c.EntryB.Digest {
 			return
 		}
 		both := slices.IndexFunc(madeA[c.EntryA.Digest], func(of *Pair) bool { return of != p && slices.Contains(madeB[c.EntryB.Digest], of) })

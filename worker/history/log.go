@@ -23,7 +23,7 @@ import (
 const (
 	// suffix ends the name of a segment. A change of the format changes it.
 	suffix = ".v1.jsonl"
-	// DefaultBytes is the default of Config.MaxBytes: some 150,000 entries of Bazel's.
+	// DefaultBytes is the default of Config.MaxBytes: some 100,000 entries of Bazel's.
 	DefaultBytes = 64 << 20
 	// DefaultAge is the default of Config.MaxAge.
 	DefaultAge = 90 * 24 * time.Hour
@@ -34,8 +34,9 @@ const (
 	waiting = 4096
 	// maxLine bounds an entry, in bytes: more than all of its texts could take.
 	maxLine = 64 << 10
-	// maxReaders is how many searches read at once.
-	maxReaders = 4
+	// maxReaders is how many searches read at once, each with a block or two in memory. Whoever reads slowly keeps the
+	// turn: that is at the cost of other readers alone.
+	maxReaders = 32
 )
 
 // Config says where a Log is and how much it keeps.

@@ -18,6 +18,8 @@ const (
 	// defaultLimit and maxLimit are how many entries a call lists.
 	defaultLimit = 1000
 	maxLimit     = 1_000_000
+	// maxDistinct is how many, if each action is listed once, for which all are remembered.
+	maxDistinct = 100_000
 	// atOnce is how many entries one message has.
 	atOnce = 200
 )
@@ -44,6 +46,9 @@ func (s *service) List(req *cloisterpb.ListHistoryRequest, to grpc.ServerStreami
 	limit := defaultLimit
 	if req.Limit > 0 {
 		limit = int(min(req.Limit, maxLimit))
+	}
+	if req.Distinct {
+		limit = min(limit, maxDistinct)
 	}
 	var page cloisterpb.ListHistoryResponse
 	send := func(least int) error {
