@@ -94,6 +94,9 @@ func (c *diffConfig) steps(ctx context.Context, id string) ([]changes.Step, erro
 	var all []changes.Step
 	place := map[string]int{}
 	err := c.from.recall(ctx, &cloisterpb.ListHistoryRequest{InvocationId: id, Limit: maxSteps}, func(e *cloisterpb.HistoryEntry) error {
+		if e.How == "checked" {
+			return nil // no answer to the build
+		}
 		if i, ok := place[e.Action]; ok {
 			if s := &all[i]; s.Result == "" { // it was looked for last, and executed before
 				s.Result = e.Result

@@ -248,13 +248,17 @@ func TestAddNeverWaits(t *testing.T) {
 	if err := l.flush(t.Context()); err != nil || l.Lost() != 10 {
 		t.Fatalf("%d are lost, want 10: %v", l.Lost(), err)
 	}
+	l.Add(Entry{Action: digest(10)}) // says that ten are lost, and is lost itself
+	if err := l.flush(t.Context()); err != nil {
+		t.Fatal(err)
+	}
 	if err := os.Mkdir(dir, 0o700); err != nil {
 		t.Fatal(err)
 	}
 	l.Add(Entry{Action: digest(11)})
 	l.Add(Entry{Action: digest(12)})
 	got := entries(t, l, Filter{})
-	if len(got) != 2 || got[1].Lost != 10 || got[0].Lost != 0 {
+	if len(got) != 2 || got[1].Lost != 11 || got[0].Lost != 0 {
 		t.Errorf("found %+v", got)
 	}
 	l.Close()

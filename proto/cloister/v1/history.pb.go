@@ -39,7 +39,7 @@ type ListHistoryRequest struct {
 	Action string `protobuf:"bytes,6,opt,name=action,proto3" json:"action,omitempty"`
 	// Only what ended otherwise than with exit code 0.
 	Failed bool `protobuf:"varint,7,opt,name=failed,proto3" json:"failed,omitempty"`
-	// Each action once: its newest entry.
+	// Each action once: the newest entry of somebody who asked for it, and none of checks.
 	Distinct bool `protobuf:"varint,8,opt,name=distinct,proto3" json:"distinct,omitempty"`
 	// Only entries that are older than the one of this number; 0 is any.
 	Before uint64 `protobuf:"varint,9,opt,name=before,proto3" json:"before,omitempty"`
