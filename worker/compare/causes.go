@@ -45,6 +45,7 @@ var Causes = []CauseRow{
 	{Path, "the path of the working directory or of a temporary file", []Fix{
 		{"", "write paths relative to the working directory, and no names of temporary files"},
 		{"elf", "-ffile-prefix-map=$PWD=. (gcc, clang); go build -trimpath; rustc --remap-path-prefix"},
+		{"go object", "go build -trimpath"},
 		{"pyc", "python -m compileall -d or -s, so that the path in it is relative"},
 	}},
 	{Owner, "the user or the group, in number or name", []Fix{
