@@ -191,7 +191,7 @@ func printStatement(w io.Writer, s *attest.Statement, by []string) error {
 			run := &r.Runs[i]
 			varied := "as usual"
 			if len(run.Varied) > 0 {
-				varied = strings.Join(slices.Sorted(maps.Keys(run.Varied)), ", ")
+				varied = strings.Join(run.Varied, ", ")
 			}
 			p.line("run", fmt.Sprintf("%d  exit code %d  on %s  varied: %s", i+1, run.ExitCode, quote(run.Worker), quote(varied)))
 		}

@@ -212,9 +212,10 @@ func (ds *descriptors) proto(name string, p *repb.Digest) attest.Descriptor {
 const (
 	mediaTree      = "application/x-protobuf; messageType=build.bazel.remote.execution.v2.Tree"
 	mediaDirectory = "application/x-protobuf; messageType=build.bazel.remote.execution.v2.Directory"
+	mediaLink      = "inode/symlink"
 )
 
-// outputs are the files and directories of a result, by name. Symbolic links have no digest, and are none of them.
+// outputs are the files, directories and links of a result, by name. The digest of a link is that of its target.
 func (ds *descriptors) outputs(r *repb.ActionResult) []attest.Descriptor {
 	var all []attest.Descriptor
 	for _, f := range r.OutputFiles {
@@ -233,6 +234,22 @@ func (ds *descriptors) outputs(r *repb.ActionResult) []attest.Descriptor {
 		desc.MediaType = media
 		all = append(all, desc)
 	}
+	for _, l := range slices.Concat(r.OutputSymlinks, r.OutputFileSymlinks, r.OutputDirectorySymlinks) {
+		desc := ds.of(l.Path, ds.function.Sum([]byte(l.Target)))
+		desc.MediaType, desc.Annotations = mediaLink, map[string]string{"target": l.Target}
+		all = append(all, desc)
+	}
 	slices.SortFunc(all, func(a, b attest.Descriptor) int { return strings.Compare(a.Name, b.Name) })
-	return all
+	return slices.CompactFunc(all, func(a, b attest.Descriptor) bool { return a.Name == b.Name && a.MediaType == b.MediaType })
+}
+
+// log is what a result has of stdout or stderr; nothing where there was none.
+func (ds *descriptors) log(named *repb.Digest, inline []byte) attest.Descriptor {
+	switch {
+	case named != nil:
+		return ds.proto("", named)
+	case len(inline) > 0:
+		return ds.of("", ds.function.Sum(inline))
+	}
+	return attest.Descriptor{}
 }

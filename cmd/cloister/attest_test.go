@@ -16,7 +16,10 @@ import (
 	"strings"
 	"testing"
 
+	repb "github.com/bazelbuild/remote-apis/build/bazel/remote/execution/v2"
+	"github.com/cloister-build/cloister/cas"
 	"github.com/cloister-build/cloister/worker/attest"
+	"github.com/cloister-build/cloister/worker/repro"
 	"golang.org/x/crypto/ssh"
 )
 
@@ -149,5 +152,52 @@ func TestAttestKeyMustBePrivate(t *testing.T) {
 	}
 	if text, err := os.ReadFile(path); err != nil || string(text) != "before" {
 		t.Errorf("there is %q, %v", text, err)
+	}
+}
+
+// What repro found becomes a statement from whose runs the same verdict follows, whatever kind of output differs.
+func TestStatementOfVerdict(t *testing.T) {
+	digest := func(s string) *repb.Digest { return cas.SHA256.Sum([]byte(s)).Proto() }
+	result := func(change func(*repb.ActionResult)) *repb.ActionResult {
+		r := &repb.ActionResult{
+			OutputFiles:       []*repb.OutputFile{{Path: "file", Digest: digest("file")}},
+			OutputDirectories: []*repb.OutputDirectory{{Path: "dir", TreeDigest: digest("tree")}},
+			OutputSymlinks:    []*repb.OutputSymlink{{Path: "link", Target: "file"}},
+			StdoutDigest:      digest("said"),
+		}
+		change(r)
+		return r
+	}
+	for name, change := range map[string]func(*repb.ActionResult){
+		"file":       func(r *repb.ActionResult) { r.OutputFiles[0].Digest = digest("other") },
+		"executable": func(r *repb.ActionResult) { r.OutputFiles[0].IsExecutable = true },
+		"directory":  func(r *repb.ActionResult) { r.OutputDirectories[0].TreeDigest = digest("other") },
+		"link":       func(r *repb.ActionResult) { r.OutputSymlinks[0].Target = "dir" },
+		"no link":    func(r *repb.ActionResult) { r.OutputSymlinks = nil },
+		"stdout":     func(r *repb.ActionResult) { r.StdoutDigest = digest("other") },
+		"stderr":     func(r *repb.ActionResult) { r.StderrRaw = []byte("complaint") },
+	} {
+		v := &repro.Verdict{Action: cas.SHA256.Sum([]byte("action")).String(), Result: repro.Differs, Runs: []repro.Run{
+			{Result: result(func(*repb.ActionResult) {})}, {Result: result(change)},
+		}}
+		s, err := statement(v)
+		if err == nil {
+			_, err = s.Encode()
+		}
+		if err != nil {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+	same := &repro.Verdict{Action: cas.SHA256.Sum([]byte("action")).String(), Result: repro.Same, Runs: []repro.Run{
+		{Result: result(func(*repb.ActionResult) {})},
+		// What was said comes inline from one server and by name from another.
+		{Result: result(func(r *repb.ActionResult) { r.StdoutDigest, r.StdoutRaw = nil, []byte("said") })},
+	}}
+	s, err := statement(same)
+	if err == nil {
+		_, err = s.Encode()
+	}
+	if err != nil {
+		t.Error(err)
 	}
 }

@@ -14,6 +14,7 @@ import (
 
 	"github.com/cloister-build/cloister/cas/tree"
 	"github.com/cloister-build/cloister/worker"
+	"github.com/cloister-build/cloister/worker/attest"
 	"github.com/cloister-build/cloister/worker/repro"
 	"github.com/spf13/cobra"
 )
@@ -33,6 +34,9 @@ type reproConfig struct {
 	report string
 	keepIn string
 	asJSON bool
+
+	evidence evidence
+	key      *attest.Key // of evidence
 }
 
 // exitTrouble is the code of repro and diff where nothing could be compared, as of diff(1).
@@ -69,6 +73,7 @@ It exits with 0 if all runs are the same, 1 if they differ, and 2 if they could 
 		Example: `  cloister repro ^1                                     # the action that was executed last
   cloister repro 9f2c...e1/142 -n 5 --bisect --report out.html
   cloister repro --invocation 5c0a...77 --vary time,path
+  cloister repro ^1 --attest app.intoto.json --key ~/.ssh/id_ed25519
   cloister repro --out lib.a --in obj --bisect -- ar cr lib.a a.o b.o
   cloister repro 9f2c...e1/142 --on local,grpc://other.example.com:8980`,
 		RunE: func(cmd *cobra.Command, args []string) error {
@@ -115,6 +120,7 @@ It exits with 0 if all runs are the same, 1 if they differ, and 2 if they could 
 	c.recipe.register(cmd)
 	c.from.register(cmd)
 	c.box.register(cmd)
+	c.evidence.register(cmd)
 	return cmd
 }
 
@@ -142,6 +148,13 @@ func (c *reproConfig) checkFlags(cmd *cobra.Command) error {
 		return fmt.Errorf("--vary: %w", err)
 	}
 	if _, err := writerOf(c.report); c.report != "" && err != nil {
+		return err
+	}
+	if c.evidence.path != "" && !command && len(c.names) != 1 {
+		return errors.New("--attest is of one action: state one")
+	}
+	var err error
+	if c.key, err = c.evidence.load(); err != nil {
 		return err
 	}
 	for _, on := range c.on {
@@ -216,7 +229,7 @@ func (c *reproConfig) judge(ctx context.Context, out, info io.Writer) (repro.Rep
 			}
 		}
 	}
-	return report, errors.Join(c.print(report, len(subjects), out), c.write(report), failed)
+	return report, errors.Join(c.print(report, len(subjects), out), c.write(report), c.attest(ctx, report), failed)
 }
 
 // print prints what comes after all verdicts.

@@ -53,7 +53,7 @@ func (d *Descriptor) equal(e *Descriptor) bool {
 
 // A Statement says something about its subjects. Exactly one of the predicates is set.
 type Statement struct {
-	// Subjects are the outputs of the action, those of the first run.
+	// Subjects are the outputs of the action, those of the first run; or the action, if it has none.
 	Subjects        []Descriptor
 	Reproducibility *Reproducibility
 	Provenance      *Provenance
@@ -84,13 +84,15 @@ const (
 // A Run is one of the runs.
 type Run struct {
 	Worker string `json:"worker,omitempty"`
-	// Varied maps each factor that was varied to what it was; it is empty where the run was as usual.
-	Varied map[string]string `json:"varied,omitempty"`
+	// Varied are what the run noticed otherwise than a usual one, each beginning with the name of its factor.
+	Varied []string `json:"varied,omitempty"`
 	// StableHash is that of the run's manifest, "" where there is none.
 	StableHash string    `json:"stableHash,omitempty"`
 	StartedOn  time.Time `json:"startedOn,omitzero"`
 	FinishedOn time.Time `json:"finishedOn,omitzero"`
 	ExitCode   int32     `json:"exitCode"`
+	// Code is how the run ended, if not well, as the API has it: "DeadlineExceeded".
+	Code string `json:"code,omitempty"`
 	// Outputs are sorted by name. Stdout and Stderr have no name.
 	Outputs []Descriptor `json:"outputs"`
 	Stdout  Descriptor   `json:"stdout,omitzero"`
@@ -237,10 +239,18 @@ func (s *Statement) Validate() error {
 		return bad("%d runs say nothing about reproducibility", len(r.Runs))
 	case r.Verdict != r.follows():
 		return bad("the verdict is %q, and from the runs follows %q", r.Verdict, r.follows())
-	case !slices.EqualFunc(s.Subjects, r.Runs[0].Outputs, func(a, b Descriptor) bool { return a.equal(&b) }):
+	case !slices.EqualFunc(s.Subjects, r.Subjects(), func(a, b Descriptor) bool { return a.equal(&b) }):
 		return bad("the subjects are not the outputs of the first run")
 	}
 	return nil
+}
+
+// Subjects returns what a statement about r is about: the outputs of the first run or, if it has none, the action.
+func (r *Reproducibility) Subjects() []Descriptor {
+	if outputs := r.Runs[0].Outputs; len(outputs) > 0 {
+		return outputs
+	}
+	return []Descriptor{r.Action}
 }
 
 // follows returns the verdict that follows from the runs.
@@ -249,7 +259,7 @@ func (r *Reproducibility) follows() string {
 	first := &r.Runs[0]
 	for i := range r.Runs[1:] {
 		run := &r.Runs[i+1]
-		if run.ExitCode != first.ExitCode {
+		if run.ExitCode != first.ExitCode || run.Code != first.Code {
 			return Flaky
 		}
 		if !run.Stdout.equal(&first.Stdout) || !run.Stderr.equal(&first.Stderr) ||

@@ -31,9 +31,9 @@ func reproducible() *Statement {
 	outputs := []Descriptor{{Name: "bin/app", Digest: hash("a")}, {Name: "bin/app.d", Digest: hash("b")}}
 	run := Run{Worker: "one", Outputs: outputs, Stdout: Descriptor{Digest: hash("c")}, StartedOn: time.Unix(1_700_000_000, 0).UTC()}
 	other := run
-	other.Worker, other.Varied = "two", map[string]string{"time": "+400 days"}
+	other.Worker, other.Varied = "two", []string{"time +400d"}
 	return &Statement{Subjects: outputs, Reproducibility: &Reproducibility{
-		Verdict: Same, Action: Descriptor{Digest: hash("d")}, Tool: "cloister test", Runs: []Run{run, other},
+		Verdict: Same, Action: Descriptor{Name: "action", Digest: hash("d")}, Tool: "cloister test", Runs: []Run{run, other},
 	}}
 }
 
@@ -68,6 +68,7 @@ func TestVerdictFollowsFromRuns(t *testing.T) {
 		"another stdout":        func(s *Statement) { s.Reproducibility.Runs[1].Stdout.Digest = hash("e") },
 		"another stderr":        func(s *Statement) { s.Reproducibility.Runs[1].Stderr.Digest = hash("e") },
 		"another exit code":     func(s *Statement) { s.Reproducibility.Runs[1].ExitCode = 1 },
+		"another code":          func(s *Statement) { s.Reproducibility.Runs[1].Code = "DeadlineExceeded" },
 		"an invented verdict":   func(s *Statement) { s.Reproducibility.Verdict = "fine" },
 		"one run":               func(s *Statement) { s.Reproducibility.Runs = s.Reproducibility.Runs[:1] },
 		"other subjects":        func(s *Statement) { s.Subjects = s.Subjects[1:] },

@@ -1,0 +1,64 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"context"
+	"fmt"
+	"strings"
+
+	"github.com/cloister-build/cloister/cas"
+	"github.com/cloister-build/cloister/worker/attest"
+	"github.com/cloister-build/cloister/worker/repro"
+)
+
+// attest writes the statement about the one action that was judged, if one is wanted.
+func (c *reproConfig) attest(ctx context.Context, r repro.Report) error {
+	if c.evidence.path == "" || len(r) != 1 {
+		return nil
+	}
+	s, err := statement(r[0])
+	if err != nil {
+		return fmt.Errorf("--attest: %w", err)
+	}
+	return c.evidence.write(ctx, s, c.key)
+}
+
+// statement says what a verdict says, with the runs that it follows from.
+func statement(v *repro.Verdict) (*attest.Statement, error) {
+	action, err := cas.ParseDigest(v.Action)
+	if err != nil {
+		return nil, err
+	}
+	d := descriptors{function: action.Function()}
+	p := &attest.Reproducibility{
+		Verdict:   string(v.Result),
+		Action:    d.of(action.String(), action),
+		Tool:      "cloister " + version,
+		NotVaried: map[string]string{},
+	}
+	for _, f := range v.Skipped {
+		p.NotVaried[f.Factor] = f.Why
+	}
+	for i := range v.Runs {
+		run := &v.Runs[i]
+		of := descriptors{function: action.Function()}
+		p.Runs = append(p.Runs, attest.Run{
+			Worker: run.Worker, Varied: run.Varied, StableHash: run.StableHash, StartedOn: run.Start, FinishedOn: run.End,
+			ExitCode: run.ExitCode, Code: run.Code, Outputs: of.outputs(run.Result),
+			Stdout: of.log(run.Result.StdoutDigest, run.Result.StdoutRaw), Stderr: of.log(run.Result.StderrDigest, run.Result.StderrRaw),
+		})
+		if of.err != nil {
+			return nil, fmt.Errorf("run %d: %w", i+1, of.err)
+		}
+	}
+	for i := range v.Differences {
+		diff := &v.Differences[i]
+		cause := string(diff.Cause)
+		if cause == "" {
+			cause = "unknown"
+		}
+		p.Causes = append(p.Causes, fmt.Sprintf("%s: %s: %s", strings.Join(diff.Where, ": "), diff.What, cause))
+	}
+	return &attest.Statement{Subjects: p.Subjects(), Reproducibility: p}, nil
+}
