@@ -1,0 +1,8 @@
+# The source is named by its whole path, which __FILE__ repeats.
+# Cause: path
+# Factor: path
+# Needs: gcc
+cat > main.c <<'E'
+const char *where(void) { return __FILE__; }
+E
+gcc -c "$PWD/main.c" -o out

@@ -1,0 +1,5 @@
+# A map is iterated in an order that is random.
+# Cause: hash seed
+# Factor: random
+# Needs: go
+./programs/mapiter > out

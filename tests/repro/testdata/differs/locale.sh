@@ -1,0 +1,5 @@
+# The character set is that of the locale.
+# Cause: locale
+# Factor: locale
+# Needs: locale
+echo "charset=$(locale charmap)" > out

@@ -1,0 +1,5 @@
+# The number of a process is in the output.
+# Cause: process id
+# Factor: pids
+# Needs: sh
+echo "pid $$" > out

@@ -1,0 +1,5 @@
+# The number of processors is in the output.
+# Cause: cpu count
+# Factor: cpus
+# Needs: nproc
+echo "jobs=$(nproc)" > out

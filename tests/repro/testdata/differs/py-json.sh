@@ -1,0 +1,5 @@
+# A field of a JSON text is the time of the run.
+# Cause: timestamp
+# Factor: time
+# Needs: python3
+/usr/bin/python3 -c 'import json, time; json.dump({"name": "app", "built": int(time.time())}, open("out", "w"))'

@@ -1,0 +1,6 @@
+# An archive keeps the times of its members.
+# Cause: timestamp
+# Factor: time
+# Needs: tar
+echo member > member.txt
+tar --owner=0 --group=0 --numeric-owner --format=ustar -cf out member.txt

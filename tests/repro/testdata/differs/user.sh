@@ -1,0 +1,5 @@
+# The name of the user is in the output.
+# Cause: owner
+# Factor: user
+# Needs: id
+echo "built by $(id -un)" > out

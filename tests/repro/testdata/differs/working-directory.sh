@@ -1,0 +1,5 @@
+# The path of the working directory is in the output.
+# Cause: path
+# Factor: path
+# Needs: sh
+echo "prefix=$PWD" > out

@@ -1,0 +1,5 @@
+# A fixed moment is told in the local time.
+# Cause: time zone
+# Factor: zone
+# Needs: date
+date -d @1000000000 '+%Y-%m-%d %H:%M' > out

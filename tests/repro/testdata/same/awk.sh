@@ -1,0 +1,3 @@
+# A sum.
+# Needs: awk
+seq 1000 | awk '{ n += $1 } END { print n }' > out

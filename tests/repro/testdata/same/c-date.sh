@@ -1,0 +1,6 @@
+# The date is given.
+# Needs: gcc
+cat > main.c <<'E'
+const char built[] = "built on " __DATE__ " at " __TIME__;
+E
+SOURCE_DATE_EPOCH=1000000000 gcc -c main.c -o out

@@ -1,0 +1,3 @@
+# Checksums of the inputs.
+# Needs: sha256sum
+(cd names && sha256sum *) | LC_ALL=C sort > out

@@ -1,0 +1,3 @@
+# A date of the source, not of the run.
+# Needs: date
+date -u -d @1000000000 > out

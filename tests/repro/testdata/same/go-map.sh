@@ -1,0 +1,3 @@
+# The keys of a map, sorted.
+# Needs: go
+./programs/mapsorted > out

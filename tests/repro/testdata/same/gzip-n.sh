@@ -1,0 +1,4 @@
+# A compressed file without name and time.
+# Needs: gzip
+echo text > text
+gzip -n -c text > out

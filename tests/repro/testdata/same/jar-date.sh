@@ -1,0 +1,5 @@
+# An archive of Java whose members have a fixed time.
+# Needs: jar
+echo member > member.txt
+jar -c -f out.jar --date=2001-09-09T01:46:40Z member.txt
+mv out.jar out

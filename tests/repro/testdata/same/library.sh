@@ -1,0 +1,5 @@
+# An archive in deterministic mode.
+# Needs: ar
+echo 'int f(void) { return 1; }' > f.c
+gcc -c f.c
+ar rcD out f.o

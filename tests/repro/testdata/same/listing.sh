@@ -1,0 +1,3 @@
+# A directory, listed in order.
+# Needs: ls
+LC_ALL=C ls names > out

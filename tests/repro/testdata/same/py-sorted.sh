@@ -1,0 +1,3 @@
+# A set, sorted.
+# Needs: python3
+/usr/bin/python3 -c 'print("\n".join(sorted({"alpha", "beta", "gamma", "delta"})))' > out

@@ -1,0 +1,3 @@
+# Lines, sorted by their bytes.
+# Needs: sort
+cat names/* | LC_ALL=C sort > out

@@ -1,0 +1,7 @@
+# An archive whose members have a fixed time and mode.
+# Needs: zip
+echo member > member.txt
+chmod 644 member.txt
+touch -d @315619200 member.txt
+TZ=UTC zip -q -X out.zip member.txt
+mv out.zip out
