@@ -3,6 +3,7 @@
 package tree_test
 
 import (
+	"fmt"
 	"io/fs"
 	"os"
 	"slices"
@@ -82,6 +83,35 @@ func TestDirectoriesListInTheOrderOfTheirLayout(t *testing.T) {
 	for range 3 {
 		if again := list(1); again["out"] != one["out"] || again["in/2/e"] != one["in/2/e"] || again["out/w/n"] != one["out/w/n"] {
 			t.Errorf("one seed lists\n%v\nand\n%v", one, again)
+		}
+	}
+}
+
+// TestUsualOrderIsFixed: files are filled several at a time, and none is named before those that come first.
+func TestUsualOrderIsFixed(t *testing.T) {
+	store := castest.NewMemory()
+	var notation []string
+	for _, dir := range []string{"", "d/", "w/", "w/n/"} {
+		for i := range 300 {
+			notation = append(notation, fmt.Sprintf("%sf%d = %d", dir, i, i%7))
+		}
+	}
+	in := load(t, store, parse(t, notation...))
+	l, err := in.Plan("w", []string{"w/n/x", "w/out"}, nil)
+	must(t, err)
+	list := func() map[string]string {
+		ws := inMemory(t)
+		s, err := l.Stage(t.Context(), store, ws)
+		must(t, err)
+		s.Release()
+		return listings(t, ws)
+	}
+	first := list()
+	for range 3 {
+		for p, names := range list() {
+			if names != first[p] {
+				t.Fatalf("%s lists %.200q, and %.200q when it is laid out again", p, first[p], names)
+			}
 		}
 	}
 }

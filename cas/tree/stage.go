@@ -10,6 +10,7 @@ import (
 	"io/fs"
 	"os"
 	"path"
+	"sync"
 	"syscall"
 	"time"
 
@@ -141,7 +142,7 @@ type stager struct {
 	store  cas.Store
 	filer  cas.Filer // nil if the store is none
 	bare   bool      // of what is bound, only placeholders are made
-	order  uint64    // of the layout; unless 0 all names that the run sees are made before they are filled
+	order  uint64    // of the layout; unless 0 all names that the run sees are made before any is filled
 	in     *os.Root  // in/ of the workspace, unless bare
 	staged Staged
 }
@@ -337,46 +338,69 @@ func (s *stager) placeholder(dir *os.Root, name string) error {
 	return dir.Mkdir(name, 0o700)
 }
 
-// write makes files, some at a time.
+// write makes files: their names one after the other, since a directory may list them in the order in which they were
+// made, and what is in them some at a time.
 func (s *stager) write(ctx context.Context, files []stageFile) error {
-	return each(ctx, len(files), func(ctx context.Context, i int) error {
-		if err := s.writeFile(ctx, files[i]); err != nil {
-			return fmt.Errorf("%s: %w", files[i].path, err)
+	var naming sync.Mutex
+	next := 0 // guarded by naming
+	return each(ctx, len(files), func(ctx context.Context, _ int) error {
+		naming.Lock()
+		f := files[next]
+		next++
+		w, err := s.create(f)
+		naming.Unlock()
+		if err == nil {
+			err = s.fill(ctx, f, w)
+		}
+		if err != nil {
+			return fmt.Errorf("%s: %w", f.path, err)
 		}
 		return nil
 	})
 }
 
-func (s *stager) writeFile(ctx context.Context, f stageFile) error {
-	if f.bind >= 0 {
-		b := &s.staged.Binds[f.bind]
-		source, release, err := s.filer.File(ctx, b.Content, f.mode&0o111 != 0)
-		if errors.Is(err, cas.ErrFull) {
-			// The store cannot hold the file, but may be able to read the blob elsewhere.
-			copied := stageFile{s.in, fmt.Sprintf("large%d", f.bind), f.path, f.mode, f.date, b.Content, -1}
-			source, release, err = path.Join("in", copied.name), nil, s.writeFile(ctx, copied)
-		}
-		if err != nil {
-			return vanished(b.Content, err)
-		}
-		b.Source, s.staged.release[f.bind] = source, release
-	}
+// create makes the name of f.
+func (s *stager) create(f stageFile) (*os.File, error) {
 	flags := os.O_WRONLY | os.O_CREATE
 	if s.order == 0 {
 		flags |= os.O_EXCL
 	}
-	w, err := f.dir.OpenFile(f.name, flags, 0o600)
-	if err != nil {
+	return f.dir.OpenFile(f.name, flags, 0o600)
+}
+
+// fill writes what is in f, or has the store show it in its place. It closes w.
+func (s *stager) fill(ctx context.Context, f stageFile, w *os.File) error {
+	if f.content.IsZero() {
+		err := w.Close() // a placeholder
+		if f.bind >= 0 {
+			err = errors.Join(err, s.show(ctx, f))
+		}
 		return err
 	}
-	if f.content.IsZero() {
-		return w.Close() // a placeholder
-	}
-	err = copyBlob(ctx, s.store, f.content, w)
+	err := copyBlob(ctx, s.store, f.content, w)
 	if err := errors.Join(err, w.Chmod(f.mode), w.Close()); err != nil {
 		return err
 	}
 	return f.dir.Chtimes(f.name, f.date, f.date)
+}
+
+// show has the store say where the large file is whose placeholder f is.
+func (s *stager) show(ctx context.Context, f stageFile) error {
+	b := &s.staged.Binds[f.bind]
+	source, release, err := s.filer.File(ctx, b.Content, f.mode&0o111 != 0)
+	if errors.Is(err, cas.ErrFull) {
+		// The store cannot hold the file, but may be able to read the blob elsewhere.
+		copied := stageFile{s.in, fmt.Sprintf("large%d", f.bind), f.path, f.mode, f.date, b.Content, -1}
+		var w *os.File
+		if w, err = s.create(copied); err == nil {
+			source, release, err = path.Join("in", copied.name), nil, s.fill(ctx, copied, w)
+		}
+	}
+	if err != nil {
+		return vanished(b.Content, err)
+	}
+	b.Source, s.staged.release[f.bind] = source, release
+	return nil
 }
 
 // seal gives the directory name the date and the mode it is to have: in this order, since the mode may be one that
