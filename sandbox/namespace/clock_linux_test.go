@@ -304,3 +304,36 @@ func TestTimedWaitsEnd(t *testing.T) {
 		})
 	}
 }
+
+// otherC asks for, and sleeps by, clocks of the time of day that few ask for, and prints what came of it.
+const otherC = `#include <errno.h>
+#include <stdio.h>
+#include <string.h>
+#include <time.h>
+int main() {
+	clockid_t ids[] = {CLOCK_REALTIME_COARSE, CLOCK_REALTIME_ALARM, CLOCK_TAI};
+	for (int i = 0; i < 3; i++) {
+		struct timespec t = {1, 0}, d = {0, 1000};
+		printf("%d: %s", ids[i], clock_gettime(ids[i], &t) ? strerrorname_np(errno) : "0");
+		t.tv_sec -= t.tv_sec ? 1 : 0;
+		int until = clock_nanosleep(ids[i], TIMER_ABSTIME, &t, 0), during = clock_nanosleep(ids[i], 0, &d, 0);
+		printf(" %s", until ? strerrorname_np(until) : "0");
+		printf(" %s\\n", during ? strerrorname_np(during) : "0");
+	}
+}`
+
+// TestOtherClocksFailAsUsual: what the kernel cannot do by a clock, a run with a clock of its own cannot either, and goes on.
+func TestOtherClocksFailAsUsual(t *testing.T) {
+	b := conditioned(t, sandbox.ConditionClockShift, sandbox.ConditionClockHeld)
+	dir := t.TempDir()
+	if !build(t, dir, "other.c", otherC, "gcc", "-D_GNU_SOURCE", "-o", "other", "other.c") {
+		t.Skip("gcc is not here")
+	}
+	other := clocked{"other", []string{"/clocks/other"}}
+	usual := other.prints(t, b, dir, sandbox.Conditions{})
+	for _, own := range []sandbox.Conditions{{ClockShift: time.Hour}, {ClockHeld: 1_000_000_000}} {
+		if diff := cmp.Diff(usual, other.prints(t, b, dir, own)); diff != "" {
+			t.Errorf("%+v (-usual +got):\n%s", own, diff)
+		}
+	}
+}

@@ -4,6 +4,7 @@ package witness
 
 import (
 	"encoding/binary"
+	"errors"
 	"fmt"
 	"sync"
 	"time"
@@ -48,18 +49,19 @@ func newClock(c *sandbox.Conditions) *clock {
 	return &clock{shift: c.ClockShift, held: c.ClockHeld != 0, next: time.Unix(c.ClockHeld, 0), waits: map[uint32]wait{}}
 }
 
-// read returns the time by one of the kernel's clocks of the time of day, of which a held clock is all.
+// read returns the time by one of the kernel's clocks of the time of day, of which a held clock is all. What the kernel does
+// not read for anybody, like an alarm's clock on a machine without one, is a unix.Errno.
 func (c *clock) read(id int32) (time.Time, error) {
+	var ts unix.Timespec
+	if err := unix.ClockGettime(id, &ts); err != nil {
+		return time.Time{}, err
+	}
 	if c.held {
 		c.mu.Lock()
 		defer c.mu.Unlock()
 		now := c.next
 		c.next = now.Add(tick)
 		return now, nil
-	}
-	var ts unix.Timespec
-	if err := unix.ClockGettime(id, &ts); err != nil {
-		return time.Time{}, err
 	}
 	return time.Unix(ts.Unix()).Add(c.shift), nil
 }
@@ -112,9 +114,12 @@ func (w *watch) tellTime(n *notification, name string) bool {
 	case "nanosleep":
 		w.sleepFor(n, n.Args[0])
 	case "clock_nanosleep":
-		if n.Args[1]&unix.TIMER_ABSTIME != 0 {
+		switch id := int32(n.Args[0]); {
+		case id == unix.CLOCK_REALTIME_COARSE || id == unix.CLOCK_REALTIME_ALARM:
+			w.queue.proceed(n.ID) // which fails: one has no sleep, the other needs a right to wake the machine
+		case n.Args[1]&unix.TIMER_ABSTIME != 0:
 			w.sleepUntil(n)
-		} else {
+		default:
 			w.sleepFor(n, n.Args[2])
 		}
 	case "futex":
@@ -134,7 +139,12 @@ func (w *watch) tell(n *notification, id int32, at uint64, unit int) {
 	}
 	defer m.close()
 	now, err := w.clock.read(id)
-	if err != nil {
+	var unread unix.Errno
+	switch {
+	case errors.As(err, &unread):
+		w.queue.fail(n.ID, unread)
+		return
+	case err != nil:
 		w.lost(n, err)
 		return
 	}
