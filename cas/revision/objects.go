@@ -44,7 +44,7 @@ func open(ctx context.Context, dir string) (*objects, error) {
 	o.cmd.Env = []string{
 		"LC_ALL=C",
 		"GIT_OPTIONAL_LOCKS=0",
-		"GIT_NO_REPLACE_OBJECTS=1",
+		"GIT_NO_REPLACE_OBJECTS=1", "GIT_GRAFT_FILE=" + os.DevNull,
 		// What a partial clone lacks is not fetched. Older versions know the second alone: no transport is called
 		// so, so that none is allowed, whatever the repository's configuration says.
 		"GIT_NO_LAZY_FETCH=1", "GIT_ALLOW_PROTOCOL=none", "GIT_TERMINAL_PROMPT=0",

@@ -4,6 +4,7 @@ package revision_test
 
 import (
 	"context"
+	"encoding/hex"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -20,6 +21,7 @@ import (
 	"github.com/cloister-build/cloister/cas"
 	"github.com/cloister-build/cloister/cas/castest"
 	"github.com/cloister-build/cloister/cas/revision"
+	"github.com/cloister-build/cloister/cas/tree"
 	"github.com/google/go-cmp/cmp"
 )
 
@@ -80,6 +82,21 @@ func (r *repository) commit() string {
 func (r *repository) odd(mode, kind, object, name string) string {
 	r.t.Helper()
 	tree := r.git(fmt.Sprintf("%s %s %s\t%s\x00", mode, kind, object, name), "mktree", "-z", "--missing")
+	return r.git("", "commit-tree", "-m", "x", tree)
+}
+
+// raw commits a tree of these entries, each a mode, a name and an object, as git itself would not write it.
+func (r *repository) raw(entries ...[3]string) string {
+	r.t.Helper()
+	var text strings.Builder
+	for _, e := range entries {
+		object, err := hex.DecodeString(e[2])
+		if err != nil {
+			r.t.Fatal(err)
+		}
+		fmt.Fprintf(&text, "%s %s\x00%s", e[0], e[1], object)
+	}
+	tree := r.git(text.String(), "hash-object", "-w", "-t", "tree", "--literally", "--stdin")
 	return r.git("", "commit-tree", "-m", "x", tree)
 }
 
@@ -216,6 +233,9 @@ func TestReadRefuses(t *testing.T) {
 		{"a symlink with NUL", r.dir, r.odd("120000", "blob", nul, "l"), `a symlink to "a\x00b"`, false},
 		{"a symlink too long", r.dir, r.odd("120000", "blob", long, "l"), "a symlink of 5000 bytes", false},
 		{"an absent blob", r.dir, r.odd("100644", "blob", absent, "gone"), absent + `" is missing`, true},
+		{"a name that leads out", r.dir, r.raw([3]string{"100644", "..", blob}), `".": ".." cannot be an input: its name is no name of a file`, false},
+		{"two files of one name", r.dir, r.raw([3]string{"100644", "a", blob}, [3]string{"100644", "a", nul}), `"a" is there twice`, false},
+		{"a file and a directory of one name", r.dir, r.raw([3]string{"100644", "a", blob}, [3]string{"100644", "a.b", blob}, [3]string{"40000", "a", r.git("", "rev-parse", "HEAD^{tree}")}), `"a" is there twice`, false},
 		{"an absent tree", r.dir, r.odd("040000", "tree", absent, "gone"), absent + `" is missing`, true},
 	} {
 		_, _, err := read(t, c.dir, c.rev, nil)
@@ -271,6 +291,32 @@ func TestReadRefusesOtherBytes(t *testing.T) {
 	rv, s, err := read(t, r.dir, first, nil)
 	if err != nil || rv.Commit != first || !slices.Equal(listing(t, s, rv.Root, ""), []string{"a false evil"}) {
 		t.Errorf("%+v, %v", rv, err)
+	}
+}
+
+// TestReadOfAnyOrder: a tree is what it names, in whatever order.
+func TestReadOfAnyOrder(t *testing.T) {
+	r := newRepository(t)
+	blob := r.git("odd", "hash-object", "-w", "--stdin")
+	rv, s, err := read(t, r.dir, r.raw([3]string{"100644", "b", blob}, [3]string{"120000", "c", blob}, [3]string{"100644", "a", blob}), nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := tree.Load(t.Context(), s, rv.Root); err != nil {
+		t.Error(err)
+	}
+}
+
+// TestGraftsAreNotFollowed: a commit has the parents that it names.
+func TestGraftsAreNotFollowed(t *testing.T) {
+	r := newRepository(t)
+	r.write("a", "one", 0o644)
+	first := r.commit()
+	r.write("a", "two", 0o644)
+	head := r.commit()
+	r.write(".git/info/grafts", head+" "+r.odd("100644", "blob", r.git("odd", "hash-object", "-w", "--stdin"), "b")+"\n", 0o644)
+	if rv, _, err := read(t, r.dir, "HEAD~1", nil); err != nil || rv.Commit != first {
+		t.Errorf("got %+v, %v, want %s", rv, err, first)
 	}
 }
 

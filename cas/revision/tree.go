@@ -58,7 +58,7 @@ type reader struct {
 
 // A folder is one tree object, wherever it is.
 type folder struct {
-	entries []entry
+	entries []entry // in the order of their names, as the API has them
 	above   *folder // the first that names it, nil for the root
 	name    string  // in above
 	height  int     // of the root 0
@@ -143,7 +143,7 @@ func (r *reader) readFolders(root string) error {
 				err = r.parse(f, text, len(root)/2)
 			}
 			if err != nil {
-				return fmt.Errorf("%+.256q: %w", f.above.path(f.name), err)
+				return fmt.Errorf("%+.256q: %w", cmp.Or(f.above.path(f.name), "."), err)
 			}
 			for _, e := range f.entries {
 				if e.mode != modeFolder || r.folders[e.object] != nil {
@@ -194,6 +194,13 @@ func (r *reader) parse(f *folder, text []byte, size int) error {
 		f.entries = append(f.entries, e)
 		if r.entries++; r.entries > maxEntries {
 			return fmt.Errorf("it has more than %d entries", maxEntries)
+		}
+	}
+	// Git has an order for them, of which only git-fsck(1) complains.
+	slices.SortFunc(f.entries, func(a, b entry) int { return cmp.Compare(a.name, b.name) })
+	for i := range f.entries[min(1, len(f.entries)):] {
+		if name := f.entries[i].name; name == f.entries[i+1].name {
+			return fmt.Errorf("%+.256q is there twice", f.path(name))
 		}
 	}
 	return nil
@@ -288,7 +295,13 @@ func (r *reader) large(ctx context.Context, c *content, ob *object) (err error) 
 	if err != nil {
 		return err
 	}
-	defer func() { err = errors.Join(err, f.Close(), os.Remove(f.Name())) }()
+	removed := os.Remove(f.Name()) // which some systems permit only once it is closed
+	defer func() {
+		err = errors.Join(err, f.Close())
+		if removed != nil {
+			err = errors.Join(err, os.Remove(f.Name()))
+		}
+	}()
 	if _, err := io.Copy(f, ob.body); err != nil {
 		return err
 	}
@@ -327,8 +340,6 @@ func (r *reader) encode(ctx context.Context, f *folder, depth int) error {
 			m.Files = append(m.Files, &repb.FileNode{Name: e.name, Digest: r.contents[e.object].digest.Proto(), IsExecutable: e.mode == modeProgram})
 		}
 	}
-	// Git sorts directories as if their names ended with a slash.
-	slices.SortFunc(m.Directories, func(a, b *repb.DirectoryNode) int { return cmp.Compare(a.Name, b.Name) })
 	var err error
 	f.digest, err = r.put(ctx, &m)
 	return err
