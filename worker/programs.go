@@ -11,6 +11,7 @@ import (
 	"os"
 	"path"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 
@@ -18,21 +19,39 @@ import (
 	"github.com/cloister-build/cloister/worker/manifest"
 )
 
-// toolchain returns the fingerprint of what a run used of this host. Where nobody watched the run, the one program that is
-// known is the command's own.
-func (l *Local) toolchain(spec *sandbox.Spec, r *sandbox.Result) manifest.Toolchain {
-	t := manifest.Toolchain{Host: l.Host, Complete: r.ExecutedAll}
+// toolchain returns the fingerprint of what a run used of this host, and the programs that it executed there by accident.
+// Where nobody watched the run, the one program that is known is the command's own.
+func (l *Local) toolchain(spec *sandbox.Spec, r *sandbox.Result) (t manifest.Toolchain, accidental []manifest.Program) {
+	t = manifest.Toolchain{Host: l.Host, Complete: r.ExecutedAll}
 	executed := r.Executed
 	if spec.Audit == sandbox.AuditOff {
 		executed = l.ownProgram(spec)
 	}
 	for _, p := range executed {
 		// What is not the host's is in the input root, and so known.
-		if source, ok := l.onHost(p); ok {
-			t.Programs = append(t.Programs, manifest.Program{Path: p, Sum: l.sums.of(source)})
+		source, ok := l.onHost(p)
+		if !ok {
+			continue
+		}
+		program := manifest.Program{Path: p, Sum: l.sums.of(source)}
+		if isWatchdogs(p) && !slices.Contains(l.ownProgram(spec), p) {
+			accidental = append(accidental, program)
+		} else {
+			t.Programs = append(t.Programs, program)
 		}
 	}
-	return t
+	return t, accidental
+}
+
+// isWatchdogs reports whether a path without links is of a program of the system that only waits, or looks at processes.
+// Who starts a watchdog beside a command, as Bazel's test-setup.sh does beside each test, executes these or does not, as
+// the scheduler likes, and nothing that is made depends on it.
+func isWatchdogs(p string) bool {
+	switch dir, name := path.Split(p); dir {
+	case "/bin/", "/usr/bin/":
+		return name == "ps" || name == "pgrep" || name == "sleep"
+	}
+	return false
 }
 
 // onHost returns where on this host a path of the toolchain lies, or false if it is none.

@@ -37,19 +37,20 @@ func (l *Local) record(ctx context.Context, c *course, out *Outcome) error {
 // manifest returns the record of a run with the result that out has.
 func (l *Local) manifest(c *course, out *Outcome) (*manifest.Manifest, error) {
 	t, g := c.task, c.box.grant
+	toolchain, accidental := l.toolchain(c.box.spec, c.ran.Result)
 	m := &manifest.Manifest{
 		Action:        c.req.Digest,
 		Revision:      t.Revision,
 		Seed:          t.Seed,
 		Spec:          c.spec,
 		Configuration: manifest.Configuration{Profile: g.Profile, Hermetic: g.Hermetic, LogBytes: l.LogBytes},
-		Toolchain:     l.toolchain(c.box.spec, c.ran.Result),
+		Toolchain:     toolchain,
 		Status:        out.Code.String(),
 		ExitCode:      c.ran.ExitCode,
 		Volatile: manifest.Volatile{
 			Worker: l.Name, Backend: l.Features.Backend, Tier: l.Features.Tier, Audit: cmp.Or(string(c.box.spec.Audit), "attempts"), Policy: l.policyHash, Rule: g.Rule,
 			Queued: t.Queued, Began: c.began, Staging: c.staged.began, Staged: c.staged.ended, Started: c.ran.Start, Ended: c.ran.End,
-			Usage: c.ran.Usage, Events: len(c.collected.Events), Unrecorded: c.collected.Unrecorded,
+			Programs: accidental, Usage: c.ran.Usage, Events: len(c.collected.Events), Unrecorded: c.collected.Unrecorded,
 		},
 	}
 	if t.Variation != nil {

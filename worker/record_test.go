@@ -51,12 +51,20 @@ func (b *bench) tooled() (cc string) {
 }
 
 // compiles is a run that makes o/x.
-func compiles(_ context.Context, spec *sandbox.Spec, std sandbox.Stdio, out *os.Root) *sandbox.Result {
-	std.Stdout.Write([]byte("said"))
-	if out.MkdirAll("o", 0o755) != nil || out.WriteFile("o/x", []byte("made"), 0o755) != nil {
-		panic("no output")
+func compiles(ctx context.Context, spec *sandbox.Spec, std sandbox.Stdio, out *os.Root) *sandbox.Result {
+	return executing("/usr/bin/cc")(ctx, spec, std, out)
+}
+
+// executing returns a run that makes o/x by programs of the host.
+func executing(programs ...string) func(context.Context, *sandbox.Spec, sandbox.Stdio, *os.Root) *sandbox.Result {
+	return func(_ context.Context, spec *sandbox.Spec, std sandbox.Stdio, out *os.Root) *sandbox.Result {
+		std.Stdout.Write([]byte("said"))
+		if out.MkdirAll("o", 0o755) != nil || out.WriteFile("o/x", []byte("made"), 0o755) != nil {
+			panic("no output")
+		}
+		executed := append([]string{ExecRoot + "/a"}, programs...)
+		return &sandbox.Result{Start: time.Now(), Executed: executed, ExecutedAll: spec.Audit != sandbox.AuditOff}
 	}
-	return &sandbox.Result{Start: time.Now(), Executed: []string{ExecRoot + "/a", "/usr/bin/cc"}, ExecutedAll: spec.Audit != sandbox.AuditOff}
 }
 
 func TestManifestSaysWhatDecidesOnTheRun(t *testing.T) {
@@ -128,6 +136,7 @@ func TestStableHashIsEqualOnEveryWorker(t *testing.T) {
 		"no lookup":   func(_ *bench, t *Task) { t.SkipCacheLookup = true },
 		"watch":       func(b *bench, _ *Task) { b.ruled("profiles: {build: {audit: full}}") },
 		"policy":      func(b *bench, _ *Task) { b.ruled("rules: [{name: r, when: {mnemonic: M}, profile: test}]") },
+		"watchdog":    func(b *bench, _ *Task) { b.backend.run = executing("/usr/bin/cc", "/usr/bin/ps", "/usr/bin/sleep") },
 		"cache bytes": func(b *bench, _ *Task) { b.CacheBytes, b.Renew = 1, time.Minute },
 	} {
 		if got := hash(change); got != usual {
@@ -141,10 +150,12 @@ func TestStableHashIsEqualOnEveryWorker(t *testing.T) {
 		"program": func(b *bench, _ *Task) {
 			os.WriteFile(filepath.Join(b.Toolchain[0].Source, "bin", "cc"), []byte("new"), 0o755)
 		},
-		"no watch": func(b *bench, _ *Task) { b.Features.Audits = []sandbox.Audit{sandbox.AuditOff} },
-		"seed":     func(_ *bench, t *Task) { t.Seed = &seed },
-		"revision": func(_ *bench, t *Task) { t.Revision = "r" },
-		"order":    func(_ *bench, t *Task) { t.Variation = &Variation{Order: 1} },
+		"program more":       func(b *bench, _ *Task) { b.backend.run = executing("/usr/bin/cc", "/usr/bin/kill") },
+		"sleep of another's": func(b *bench, _ *Task) { b.backend.run = executing("/usr/bin/cc", "/usr/local/bin/sleep") },
+		"no watch":           func(b *bench, _ *Task) { b.Features.Audits = []sandbox.Audit{sandbox.AuditOff} },
+		"seed":               func(_ *bench, t *Task) { t.Seed = &seed },
+		"revision":           func(_ *bench, t *Task) { t.Revision = "r" },
+		"order":              func(_ *bench, t *Task) { t.Variation = &Variation{Order: 1} },
 		"condition": func(b *bench, t *Task) {
 			b.Features.Conditions = sandbox.AllConditions
 			t.Variation = &Variation{Conditions: sandbox.Conditions{Umask: 0o77}}
@@ -213,6 +224,32 @@ func TestUnwatchedRunNamesItsOwnProgram(t *testing.T) {
 			t.Errorf("%s: got %+v, want %q and no claim to be complete", command, m.Toolchain, want)
 		}
 	}
+}
+
+// TestWatchdogsProgramsAreVolatile: but not of a command that is one of them.
+func TestWatchdogsProgramsAreVolatile(t *testing.T) {
+	b := newBench(t, executing("/usr/bin/cc", "/usr/bin/pgrep", "/usr/bin/ps", "/usr/bin/sleep"))
+	cc := b.tooled()
+	if err := os.Link(cc, filepath.Join(filepath.Dir(cc), "sleep")); err != nil {
+		t.Fatal(err)
+	}
+	for command, want := range map[string][2]string{
+		"cc":    {"/usr/bin/cc", "/usr/bin/pgrep /usr/bin/ps /usr/bin/sleep"},
+		"sleep": {"/usr/bin/cc /usr/bin/sleep", "/usr/bin/pgrep /usr/bin/ps"},
+	} {
+		m := b.manifest(b.do(&Task{Action: b.action(func(_ *repb.Action, c *repb.Command) { c.Arguments = []string{command} })}))
+		if got := [2]string{paths(m.Toolchain.Programs), paths(m.Volatile.Programs)}; got != want {
+			t.Errorf("%s: got %q, want %q", command, got, want)
+		}
+	}
+}
+
+func paths(programs []manifest.Program) string {
+	var all []string
+	for _, p := range programs {
+		all = append(all, p.Path)
+	}
+	return strings.Join(all, " ")
 }
 
 // TestProgramsAreReadOnceWhileTheyDoNotChange: and again once they do, even if size and time are set back.

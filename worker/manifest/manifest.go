@@ -56,9 +56,9 @@ type Configuration struct {
 // that it executed there.
 type Toolchain struct {
 	Host
-	// Programs are those that are known to have been executed from the host.
+	// Programs are those that are known to have been executed from the host, but for those of Volatile.
 	Programs []Program
-	// Complete says that these are all: that the run was watched, and the list was long enough.
+	// Complete says that there were no others: that the run was watched, and the list was long enough.
 	Complete bool
 }
 
@@ -114,6 +114,9 @@ type Volatile struct {
 	Audit string
 	// Unenforced are the limits of the Spec that this worker cannot enforce.
 	Unenforced []sandbox.Limit
+	// Programs were executed from the host as well, and only wait or look at processes: how far a watchdog gets before
+	// what it watches has ended is an accident.
+	Programs []Program
 	// Policy is the hash of the policy's text, Rule what chose the profile.
 	Policy, Rule string
 	// Queued, Began, Staging, Staged, Started and Ended are when the request arrived, the worker took it, its inputs

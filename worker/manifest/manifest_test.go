@@ -44,6 +44,8 @@ func TestParseReadsCanonicalTextAlone(t *testing.T) {
 		"no end":                  {"unrecorded 0\n", "unrecorded 0"},
 		"something at the end":    {"unrecorded 0\n", "unrecorded 0\n\n"},
 		"a status that is text":   {"status OK", "status \x1b[2J"},
+		"a sum that is none":      {`program "/bin/ps" unreadable`, `program "/bin/ps" read`},
+		"a program out of place":  {"tier \"full\"\n", "program \"/a\" unreadable\ntier \"full\"\n"},
 		"another time zone":       {"19:15:00.000000000Z", "20:15:00.000000000+01:00"},
 	} {
 		changed := strings.Replace(text, c.old, c.new, 1)

@@ -149,18 +149,24 @@ func (p *parser) toolchain(line string) (err error) {
 		t.Complete = rest == complete
 	case "program":
 		var g Program
-		if g.Path, rest, err = unquote(rest); err != nil {
-			return err
-		}
-		g.Sum = strings.TrimPrefix(rest, " ")
-		if g.Sum != Unreadable && !hexSum.MatchString(g.Sum) {
-			return errors.New("it has no SHA-256")
-		}
+		g, err = program(rest)
 		t.Programs = append(t.Programs, g)
 	default:
 		err = errUnknown
 	}
 	return err
+}
+
+func program(line string) (g Program, err error) {
+	var rest string
+	if g.Path, rest, err = unquote(line); err != nil {
+		return g, err
+	}
+	g.Sum = strings.TrimPrefix(rest, " ")
+	if g.Sum != Unreadable && !hexSum.MatchString(g.Sum) {
+		return g, errors.New("it has no SHA-256")
+	}
+	return g, nil
 }
 
 func (p *parser) output(line string) (err error) {
@@ -198,6 +204,11 @@ func (p *parser) volatileLine(key, rest string) (err error) {
 		var limit string
 		err = quotedAll(rest, &limit)
 		v.Unenforced = append(v.Unenforced, sandbox.Limit(limit))
+		return err
+	case "program":
+		var g Program
+		g, err = program(rest)
+		v.Programs = append(v.Programs, g)
 		return err
 	case "policy":
 		return quotedAll(rest, &v.Policy)

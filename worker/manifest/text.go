@@ -81,6 +81,15 @@ func (l *lines) sorted(key string, list []string) {
 	}
 }
 
+// programs adds a line for each program.
+func (l *lines) programs(all []Program) {
+	list := make([]string, len(all))
+	for i, p := range all {
+		list[i] = quote(p.Path) + " " + p.Sum
+	}
+	l.sorted("program", list)
+}
+
 func (m *Manifest) stable() string {
 	var l lines
 	l.Grow(2*len(m.Spec) + 256*(8+len(m.Outputs)+len(m.Toolchain.Programs))) // about what it takes
@@ -140,11 +149,7 @@ func (t *Toolchain) text() string {
 		known = complete
 	}
 	l.add("programs", known)
-	programs := make([]string, len(t.Programs))
-	for i, p := range t.Programs {
-		programs[i] = quote(p.Path) + " " + p.Sum
-	}
-	l.sorted("program", programs)
+	l.programs(t.Programs)
 	return l.String()
 }
 
@@ -158,6 +163,7 @@ func (v *Volatile) text() string {
 	for _, limit := range v.Unenforced {
 		l.add("unenforced", quote(string(limit)))
 	}
+	l.programs(v.Programs)
 	l.add("policy", quote(v.Policy))
 	l.add("rule", quote(v.Rule))
 	for _, m := range v.moments() {

@@ -72,6 +72,9 @@ var vectors = map[string]func(m *manifest.Manifest){
 			{Kind: manifest.Tree, Path: "include", Digest: blob([]byte("Tree"))},
 			{Kind: manifest.File, Path: "out/empty", Digest: blob(nil)},
 		}
+		m.Volatile.Programs = []manifest.Program{
+			{Path: "/bin/sleep", Sum: blob([]byte("sleep")).Hash()}, {Path: "/bin/ps", Sum: manifest.Unreadable},
+		}
 	},
 	"failed": func(m *manifest.Manifest) {
 		m.Spec = spec("sleep", "7200")
