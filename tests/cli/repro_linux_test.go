@@ -33,8 +33,10 @@ func TestRepro(t *testing.T) {
 		t.Errorf("the page is of %d bytes, %v", len(html), err)
 	}
 
-	same := append([]string{"repro", "--out", "x", "--json", "--report", data, "-n", "2", "--", "/bin/sh", "-c"}, "cat /etc/services > x; exit 3")
+	statement := filepath.Join(dir, "s.json")
+	same := append([]string{"repro", "--out", "x", "--json", "--report", data, "--attest", statement, "-n", "2", "--", "/bin/sh", "-c"}, "cat /etc/services > x; exit 3")
 	s = wantSaid(t, 0, same)
+	wantSaid(t, 0, []string{"attest", "verify", statement, "--unsigned", "--reproducible"}, "same")
 	text, err := os.ReadFile(data)
 	if err != nil || string(text) != s.out {
 		t.Errorf("the report is another text than --json prints: %v", err)

@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"log/slog"
 	"regexp"
+	"runtime/debug"
 	"slices"
 	"sync"
 	"time"
@@ -168,8 +169,15 @@ func (s *Sampler) approve(ctx context.Context, t *worker.Task, first *worker.Out
 	return v.Result == Same
 }
 
-// check runs the action of t again.
-func (s *Sampler) check(ctx context.Context, t *worker.Task, first *worker.Outcome) (*Verdict, error) {
+// check runs the action of t again. A defect that what it made has found, of ours or of a library's, is an error: it must
+// end no server.
+func (s *Sampler) check(ctx context.Context, t *worker.Task, first *worker.Outcome) (v *Verdict, err error) {
+	defer func() {
+		if p := recover(); p != nil {
+			s.Log.Error("a check of an action failed", "action", t.Action.String(), "err", p, "stack", string(debug.Stack()))
+			v, err = nil, &worker.Fault{Kind: worker.Internal, Err: fmt.Errorf("panic: %v", p)}
+		}
+	}()
 	in, err := s.Instances(t.Instance)
 	if err != nil {
 		return nil, err

@@ -191,6 +191,26 @@ func TestEvictedInputsAreSkipped(t *testing.T) {
 	})
 }
 
+// TestDefectsEndNoServer: a check that panics is one that was not made.
+func TestDefectsEndNoServer(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		for _, gate := range []bool{false, true} {
+			s, b := newScript(t, func(n int, _ *worker.Variation) made {
+				if n > 1 {
+					panic("a defect")
+				}
+				return file("x")
+			}), &book{}
+			e := s.sampler(b, gate)
+			execute(t, e, s.action())
+			idle(t, e)
+			if b.counts["skipped"] != 1 || gate && s.recorded != 0 {
+				t.Errorf("gate %v: counts %v, %d recorded", gate, b.counts, s.recorded)
+			}
+		}
+	})
+}
+
 func TestBacklogIsBounded(t *testing.T) {
 	s, b := newScript(t, func(int, *worker.Variation) made { return file("x") }), &book{}
 	e := s.sampler(b, false)
