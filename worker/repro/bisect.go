@@ -96,33 +96,51 @@ func (c *check) bisect(ctx context.Context) error {
 // (2 s in a zip) holds still.
 const drift = 2100 * time.Millisecond
 
-// controls makes the runs that all others are compared with, and finds what differs in them by itself.
+// controls makes the runs that all others are compared with, and finds what differs in them by itself: two at once, one
+// after a while, and, if that differs, one more, which tells the times of files from chance.
 func (c *check) controls(ctx context.Context, b *Bisection, place *Place, by noise) error {
 	v, _ := c.scene.held(nil, 0)
-	var all []*Run
+	control := func() (*Run, error) {
+		b.Runs++
+		return c.execute(ctx, place, v, 0, fmt.Sprintf("control %d", b.Runs))
+	}
 	began := time.Now()
-	for n := range 3 {
-		if n == 2 {
-			select {
-			case <-time.After(cmp.Or(c.Pause, drift) - time.Since(began)):
-			case <-ctx.Done():
-				return &worker.Fault{Kind: worker.Cancelled, Err: context.Cause(ctx)}
-			}
-		}
-		r, err := c.execute(ctx, place, v, 0, fmt.Sprintf("control %d of 3", n+1))
+	first, err := control()
+	if err != nil {
+		return err
+	}
+	second, err := control()
+	if err != nil {
+		return err
+	}
+	b.control = *first
+	unsteady := by.add(ctx, first, second)
+	select {
+	case <-time.After(cmp.Or(c.Pause, drift) - time.Since(began)):
+	case <-ctx.Done():
+		return &worker.Fault{Kind: worker.Cancelled, Err: context.Cause(ctx)}
+	}
+	later, err := control()
+	if err != nil {
+		return err
+	}
+	if drifting := by.add(ctx, first, later); len(drifting) > 0 {
+		last, err := control()
 		if err != nil {
 			return err
 		}
-		b.Runs++
-		all = append(all, r)
+		chance := differing(later, last)
+		by.add(ctx, later, last)
+		for _, name := range drifting {
+			if !slices.Contains(chance, name) {
+				b.Drifting = append(b.Drifting, shown(name))
+			} else if !slices.Contains(unsteady, name) {
+				unsteady = append(unsteady, name)
+			}
+		}
 	}
-	b.control = *all[0]
-	b.Unsteady = allShown(by.add(ctx, all[0], all[1]))
-	b.Drifting = allShown(by.add(ctx, all[0], all[2]))
-	if len(b.Drifting) == 0 {
-		return nil
-	}
-	if slices.ContainsFunc(c.factors, func(f Factor) bool { return f.Name == "time" }) {
+	b.Unsteady = allShown(unsteady)
+	if len(b.Drifting) > 0 && slices.ContainsFunc(c.factors, func(f Factor) bool { return f.Name == "time" }) {
 		b.found(&c.verdict, "time", b.Drifting)
 	}
 	return nil
@@ -144,10 +162,17 @@ func (c *check) step(ctx context.Context, b *Bisection, place *Place, f *Factor,
 			b.Runs++
 			s.Runs++
 			again := by.beyond(ctx, &b.control, r)
+			noisy := slices.ContainsFunc(again, func(name string) bool { return by[name] != nil })
+			if noisy { // it may differ by itself in more ways than are known yet
+				if err := c.listen(ctx, b, place, by); err != nil {
+					return err
+				}
+				again = by.beyond(ctx, &b.control, r)
+			}
 			if last != nil { // what does not differ again may have been chance
 				again = slices.DeleteFunc(again, func(name string) bool { return !slices.Contains(changed, name) })
 			}
-			if changed, last = again, r; len(changed) == 0 || f.chancy() {
+			if changed, last = again, r; len(changed) == 0 || f.chancy() && !noisy {
 				break
 			}
 		}
@@ -157,6 +182,22 @@ func (c *check) step(ctx context.Context, b *Bisection, place *Place, f *Factor,
 		}
 	}
 	b.Steps = append(b.Steps, s)
+	return nil
+}
+
+// listen makes one more control, and adds what differs in it.
+func (c *check) listen(ctx context.Context, b *Bisection, place *Place, by noise) error {
+	v, _ := c.scene.held(nil, 0)
+	r, err := c.execute(ctx, place, v, 0, "another control")
+	if err != nil {
+		return err
+	}
+	b.Runs++
+	for _, name := range by.add(ctx, &b.control, r) {
+		if name = shown(name); !slices.Contains(b.Unsteady, name) && !slices.Contains(b.Drifting, name) {
+			b.Unsteady = append(b.Unsteady, name)
+		}
+	}
 	return nil
 }
 
@@ -248,7 +289,7 @@ func (b *Bisection) conclude(runs int) {
 		if len(b.Loose) > 0 {
 			why += " here (" + strings.Join(b.Loose, ", ") + ")"
 		}
-		parts = append(parts, fmt.Sprintf("%s differ although everything is held that can be: %s, is at work", some(b.Unsteady), why))
+		parts = append(parts, fmt.Sprintf("in %s something differs although everything is held that can be: %s, is at work", some(b.Unsteady), why))
 	}
 	if len(b.Drifting) > 0 {
 		parts = append(parts, fmt.Sprintf("%s: times of files are in it, which go on by the host's clock", some(b.Drifting)))

@@ -50,7 +50,7 @@ func (c *check) explain(ctx context.Context) {
 			case len(rest) == 1: // all others explain something else
 				full.Factors = rest
 			}
-			if d.Cause == compare.Unknown {
+			if d.Cause == compare.Unknown || c.refuted(o, &full) {
 				full.Cause = c.causeBy(o, full.Factors)
 				full.Fix = compare.FixFor(full.Cause, "")
 			}
@@ -59,12 +59,19 @@ func (c *check) explain(ctx context.Context) {
 	}
 }
 
+// refuted reports whether what a difference looks like cannot be its cause: it is there as well where all that can look so
+// was held. Times of files are not, and may end a second between two runs.
+func (c *check) refuted(o *Output, d *Difference) bool {
+	b := c.verdict.Bisection
+	return b != nil && len(d.Factors) == 0 && d.Cause != compare.Timestamp && len(b.Loose) == 0 && slices.Contains(b.Unsteady, o.Path)
+}
+
 // causeBy returns the cause that is known of a difference by what was varied.
 func (c *check) causeBy(o *Output, by []string) compare.Cause {
 	switch b := c.verdict.Bisection; {
 	case len(by) > 0:
 		return causeOf(by[0])
-	case b != nil && len(o.Factors) == 0 && slices.Contains(b.Unsteady, o.Path) && len(b.Loose) == 0:
+	case b != nil && slices.Contains(b.Unsteady, o.Path) && len(b.Loose) == 0:
 		return compare.Parallel
 	case b == nil && len(c.verdict.Factors) == 1:
 		return causeOf(c.verdict.Factors[0]) // nothing else was other

@@ -257,12 +257,22 @@ func TestWhatCannotBeHeldIsSaid(t *testing.T) {
 // them is found all the same.
 func TestDriftIsTime(t *testing.T) {
 	s := newScript(t, func(n int, v *worker.Variation) made {
-		return made{files: map[string]string{"out": fmt.Sprintf("written %d\nby %s\nat last\n", max(7, n), noticed("hostname", n, v))}}
+		return made{files: map[string]string{"out": fmt.Sprintf("written %d\nby %s\nat last\n", min(8, max(7, n)), noticed("hostname", n, v))}}
 	})
 	o := s.options()
 	o.Bisect = true
 	v := check(t, s, s.action(), o) // its controls are runs 6 to 8, after three with two copies
 	if b := v.Bisection; !slices.Equal(b.Drifting, []string{"out"}) || !slices.Equal(b.Factors, []string{"time", "hostname"}) || len(b.Unsteady) > 0 {
+		t.Errorf("got %+v", b)
+	}
+}
+
+// TestRacesAreNotTime: what differs a while later and then again at once is not as time goes by.
+func TestRacesAreNotTime(t *testing.T) {
+	s := newScript(t, func(n int, _ *worker.Variation) made { return file(fmt.Sprint("x", n > 1, max(7, n))) })
+	o := s.options()
+	o.Bisect = true
+	if b := check(t, s, s.action(), o).Bisection; b == nil || len(b.Drifting) > 0 || !slices.Equal(b.Unsteady, []string{"out"}) {
 		t.Errorf("got %+v", b)
 	}
 }
@@ -276,6 +286,23 @@ func TestChanceIsNoFactor(t *testing.T) {
 	o.Bisect, o.Factors = true, []string{"hostname", "umask"}
 	if b := check(t, s, s.action(), o).Bisection; len(b.Factors) > 0 {
 		t.Errorf("got %+v", b)
+	}
+}
+
+// TestWhatWasHeldIsNotTheCause, whatever it looks like: lines in another order may be a hash table's, or whoever came first.
+func TestWhatWasHeldIsNotTheCause(t *testing.T) {
+	s := newScript(t, func(n int, _ *worker.Variation) made {
+		lines := []string{"alpha", "beta", "gamma", "delta"}
+		return file(strings.Join(append(lines[n%4:], lines[:n%4]...), "\n"))
+	})
+	o := s.options()
+	v := check(t, s, s.action(), o)
+	if len(v.Differences) == 0 || v.Differences[0].Cause == compare.Parallel {
+		t.Fatalf("without a bisection: %+v", v.Differences)
+	}
+	o.Bisect = true
+	if v := check(t, s, s.action(), o); len(v.Differences) == 0 || v.Differences[0].Cause != compare.Parallel {
+		t.Errorf("got %+v", v.Differences)
 	}
 }
 
