@@ -36,6 +36,7 @@ type Bisection struct {
 	Says string `json:"says"`
 
 	control Run
+	noise   noise
 }
 
 // A Step is a factor that was varied alone.
@@ -67,15 +68,15 @@ func (c *check) bisect(ctx context.Context) error {
 			b.Held = append(b.Held, f.Name)
 		}
 	}
-	steady := noise{}
-	if err := c.controls(ctx, b, place, steady); err != nil {
+	b.noise = noise{}
+	if err := c.controls(ctx, b, place, b.noise); err != nil {
 		return err
 	}
 	for _, f := range c.factors {
 		if f.vary == nil && f.copies == 0 && slices.Contains(b.Loose, f.Name) {
 			continue // it varies in each run, the controls among them
 		}
-		if err := c.step(ctx, b, place, &f, steady); err != nil {
+		if err := c.step(ctx, b, place, &f, b.noise); err != nil {
 			return err
 		}
 	}

@@ -45,6 +45,10 @@ func (c *check) explain(ctx context.Context) {
 			full := Difference{Output: o.Path, Difference: d, Runs: [2]int{0, other}, Factors: shares[key(&d)]}
 			switch {
 			case len(full.Factors) > 0:
+			case c.byItself(name, &d):
+				if b := c.verdict.Bisection; slices.Contains(b.Drifting, o.Path) && slices.Contains(o.Factors, "time") {
+					full.Factors = []string{"time"}
+				}
 			case len(o.Factors) == 1:
 				full.Factors = o.Factors
 			case len(rest) == 1: // all others explain something else
@@ -57,6 +61,12 @@ func (c *check) explain(ctx context.Context) {
 			v.Differences = append(v.Differences, full)
 		}
 	}
+}
+
+// byItself reports whether a difference of an item is among those that are there with everything held.
+func (c *check) byItself(name string, d *compare.Difference) bool {
+	b := c.verdict.Bisection
+	return b != nil && (b.noise[name][whole] || b.noise[name][key(d)])
 }
 
 // refuted reports whether what a difference looks like cannot be its cause: it is there as well where all that can look so
@@ -93,7 +103,7 @@ func (c *check) bySteps(ctx context.Context, name string) map[string][]string {
 		}
 		found, _ := differences(ctx, name, &b.control, s.run) // without them the output's factors are known all the same
 		for _, d := range found {
-			if k := key(&d); !slices.Contains(all[k], s.Factor) {
+			if k := key(&d); !b.noise[name][k] && !slices.Contains(all[k], s.Factor) {
 				all[k] = append(all[k], s.Factor)
 			}
 		}

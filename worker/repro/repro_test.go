@@ -257,13 +257,22 @@ func TestWhatCannotBeHeldIsSaid(t *testing.T) {
 // them is found all the same.
 func TestDriftIsTime(t *testing.T) {
 	s := newScript(t, func(n int, v *worker.Variation) made {
-		return made{files: map[string]string{"out": fmt.Sprintf("written %d\nby %s\nat last\n", min(8, max(7, n)), noticed("hostname", n, v))}}
+		at := min(8, max(7, n))
+		if n == 1 {
+			at = 1
+		}
+		return made{files: map[string]string{"out": fmt.Sprintf("written %d\nthen\nby %s\nat last\n", at, noticed("hostname", n, v))}}
 	})
 	o := s.options()
 	o.Bisect = true
 	v := check(t, s, s.action(), o) // its controls are runs 6 to 8, after three with two copies
 	if b := v.Bisection; !slices.Equal(b.Drifting, []string{"out"}) || !slices.Equal(b.Factors, []string{"time", "hostname"}) || len(b.Unsteady) > 0 {
 		t.Errorf("got %+v", b)
+	}
+	for i, want := range []string{"time", "hostname"} {
+		if len(v.Differences) != 2 || !slices.Equal(v.Differences[i].Factors, []string{want}) {
+			t.Errorf("difference %d of %+v, want it by %s", i, v.Differences, want)
+		}
 	}
 }
 
