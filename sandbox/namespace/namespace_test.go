@@ -85,7 +85,7 @@ func TestBackendUnprivileged(t *testing.T) {
 	}
 	self := filepath.Join(dir, "namespace.test")
 	copyExecutable(t, self)
-	args := []string{"-test.run=^Test(Backend|RunsDieWithTheirZygote|FortyRunsAtOnce|NothingAccumulates|LimitsThatNobodyCanKeep|HiddenDirectory|NetworkIsKeptOnlyUnused|SocketsInFlightAreGone|TemplateKeepsNothing|BasesDoNotMix|KilledSlotLosesItsRunAlone|IdleProcessesDie|LongCommandLines|TimedWaitsEnd|SeedsGiveNothingTwice|ConditionsHoldOrTheRunFails|ConditionsEndInTheirSlot)$", "-test.timeout=3m", "-test.v"}
+	args := []string{"-test.run=^Test(Backend|RunsDieWithTheirZygote|FortyRunsAtOnce|NothingAccumulates|LimitsThatNobodyCanKeep|HiddenDirectory|NetworkIsKeptOnlyUnused|SocketsInFlightAreGone|TemplateKeepsNothing|BasesDoNotMix|KilledSlotLosesItsRunAlone|IdleProcessesDie|LongCommandLines|TimedWaitsEnd|FilesHaveTheTimeOfTheRun|HeldFilesAreOfOneSecond|SeedsGiveNothingTwice|ConditionsHoldOrTheRunFails|ConditionsEndInTheirSlot)$", "-test.timeout=3m", "-test.v"}
 	cmd := exec.CommandContext(t.Context(), self, args...)
 	cmd.Dir = dir
 	// What that user lacks is no fault of the contract.

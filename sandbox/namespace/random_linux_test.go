@@ -121,7 +121,7 @@ func TestSeedsGiveNothingTwice(t *testing.T) {
 	r := sandboxtest.Run{
 		Script: `for i in 1 2 3; do head -c 16 /dev/urandom | od -An -tx1; head -c 16 /dev/random | od -An -tx1; mktemp -u; done
 exec 9</dev/urandom; echo x >&9 && echo written; (echo x >/proc/self/fd/9) && echo written; head -c 1 <&9 | wc -c`,
-		Spec:   func(s *sandbox.Spec) { s.Conditions.Random = 1 },
+		Spec: func(s *sandbox.Spec) { s.Conditions.Random = 1 },
 	}
 	r.Do(t, b)
 	seen := map[string]bool{}

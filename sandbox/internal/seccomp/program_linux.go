@@ -41,8 +41,9 @@ func Reaper() []unix.SockFilter {
 // answer returns what the kernel is to do.
 func (c Config) answer(r *rule, v verdict) uint32 {
 	switch v {
-	case clock, random, begins, source:
-		if v == clock && c.Clock || v == random && c.Random || v == begins && (c.Clock || c.Random) || v == source && (c.Random || c.Watch == WatchFull) {
+	case clock, random, begins, source, dated:
+		if v == clock && c.Clock || v == random && c.Random || v == begins && (c.Clock || c.Random) ||
+			v == source && (c.Random || c.Watch == WatchFull) || v == dated && (c.Clock || c.Watch == WatchFull) {
 			return returnNotify
 		}
 		return returnAllow

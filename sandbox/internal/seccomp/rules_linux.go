@@ -35,6 +35,8 @@ const (
 	begins
 	// source: it is as look, and sent if Config.Random, since it may be /dev/random that is looked for.
 	source
+	// dated: it is as look, and sent if Config.Clock, since it tells the times of a file.
+	dated
 )
 
 // A rule is for calls that are judged alike. Arguments are judged only if they are in registers: what a
@@ -95,7 +97,7 @@ var rules = []rule{
 	// Open files, and pipes.
 	{otherwise: allow, calls: `read write readv writev pread64 pwrite64 preadv pwritev preadv2 pwritev2 lseek
 		close close_range dup dup2 dup3 pipe pipe2 sendfile splice tee vmsplice copy_file_range
-		fstat fstatfs fsync fdatasync sync_file_range syncfs ftruncate fallocate fadvise64 readahead flock
+		fstatfs fsync fdatasync sync_file_range syncfs ftruncate fallocate fadvise64 readahead flock
 		fchmod fchown fgetxattr flistxattr fsetxattr fremovexattr getdents getdents64 fchdir memfd_create`},
 	// Paths, without a change and without news for the watch.
 	{otherwise: allow, calls: `getcwd chdir umask statfs sync getxattr lgetxattr listxattr llistxattr
@@ -156,7 +158,10 @@ var rules = []rule{
 		msgctl mq_open mq_unlink mq_timedsend mq_timedreceive mq_notify mq_getsetattr`},
 
 	// What looks for a path.
-	{otherwise: look, calls: `stat lstat newfstatat statx access faccessat faccessat2 readlink readlinkat`},
+	{otherwise: look, calls: `access faccessat faccessat2 readlink readlinkat`},
+	// And tells its times.
+	{otherwise: dated, calls: `stat lstat newfstatat statx`},
+	{otherwise: clock, calls: `fstat`},
 	{
 		calls: `open`,
 		cases: []all{{{1, writing, []uint32{0}}}},
@@ -353,7 +358,7 @@ func Permitted(nr int, args [6]uint64) bool {
 	if slices.ContainsFunc(r.cases, func(a all) bool { return a.holds(args) }) {
 		v = r.then
 	}
-	return v == look || v == source || v == attempt
+	return v == look || v == source || v == dated || v == attempt
 }
 
 // holds is what the filter finds of the case.

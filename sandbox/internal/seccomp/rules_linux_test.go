@@ -325,7 +325,10 @@ func TestOtherConditionsAreAnswered(t *testing.T) {
 		{"getrandom", [6]uint64{}, chance},
 		{"openat", [6]uint64{}, chance},
 		{"open", [6]uint64{}, chance},
-		{"stat", [6]uint64{}, nobody},
+		{"stat", [6]uint64{}, time},
+		{"fstat", [6]uint64{}, time},
+		{"statx", [6]uint64{}, time},
+		{"access", [6]uint64{}, nobody},
 		{"arch_prctl", [6]uint64{archSetFS}, either},
 		{"arch_prctl", [6]uint64{0x1003}, nobody},
 	} {
@@ -350,7 +353,7 @@ func TestOtherConditionsAreAnswered(t *testing.T) {
 // TestUsualFilterHasNoClock: the filter of a usual run is what it would be if nobody could ask for other conditions.
 func TestUsualFilterHasNoClock(t *testing.T) {
 	plain := slices.Clone(rules)
-	usual := map[verdict]verdict{clock: allow, random: allow, begins: allow, source: look}
+	usual := map[verdict]verdict{clock: allow, random: allow, begins: allow, source: look, dated: look}
 	for i := range plain {
 		r := &plain[i]
 		if then, ok := usual[r.then]; ok && r.cases != nil {
@@ -515,7 +518,7 @@ func TestNotifiedIsPermittedOrRefused(t *testing.T) {
 				if v == clock || v == random || v == begins {
 					continue // TestOtherConditionsAreAnswered
 				}
-				if want := v == allow || v == look || v == source || v == attempt; Permitted(nr, c.args) != want {
+				if want := v == allow || v == look || v == source || v == dated || v == attempt; Permitted(nr, c.args) != want {
 					t.Errorf("%+v: %s(%#x): Permitted says %t", conf, name, c.args, !want)
 				} else if got, err := run(unwatched, c); !want && (err != nil || got != returnErrno|uint32(Errno(nr))) {
 					t.Errorf("%+v: %s(%#x) fails with %v watched, and unwatched: %s, %v", conf, name, c.args, Errno(nr), word(got), err)
@@ -523,7 +526,7 @@ func TestNotifiedIsPermittedOrRefused(t *testing.T) {
 			}
 		}
 	}
-	for _, v := range []verdict{refuse, look, attempt, listen, clock, random, begins, source} {
+	for _, v := range []verdict{refuse, look, attempt, listen, clock, random, begins, source, dated} {
 		if notified[v] == 0 {
 			t.Errorf("nothing with the verdict %d was notified: the test tries nothing", v)
 		}

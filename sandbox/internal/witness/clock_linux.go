@@ -19,6 +19,8 @@ import (
 type clock struct {
 	shift time.Duration
 	held  bool
+	since time.Time // when the run began, by the host's clock
+	begin time.Time // by a held clock
 
 	mu    sync.Mutex
 	next  time.Time       // of a held clock, what is read next; guarded by mu
@@ -46,7 +48,11 @@ func newClock(c *sandbox.Conditions) *clock {
 	if c.ClockShift == 0 && c.ClockHeld == 0 {
 		return nil
 	}
-	return &clock{shift: c.ClockShift, held: c.ClockHeld != 0, next: time.Unix(c.ClockHeld, 0), waits: map[uint32]wait{}}
+	begin := time.Unix(c.ClockHeld, 0)
+	return &clock{
+		shift: c.ClockShift, held: c.ClockHeld != 0, since: coarse(), begin: begin,
+		next: begin, waits: map[uint32]wait{},
+	}
 }
 
 // read returns the time by one of the kernel's clocks of the time of day, of which a held clock is all. What the kernel does
@@ -124,6 +130,12 @@ func (w *watch) tellTime(n *notification, name string) bool {
 		}
 	case "futex":
 		w.waitUntil(n)
+	case "fstat":
+		w.date(n, name)
+		w.queue.proceed(n.ID)
+	case "stat", "lstat", "newfstatat", "statx":
+		w.date(n, name)
+		return false // it may be of interest to the watch
 	default:
 		return false
 	}

@@ -1,0 +1,110 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package namespace_test
+
+import (
+	"fmt"
+	"os/exec"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/cloister-build/cloister/sandbox"
+	"github.com/cloister-build/cloister/sandbox/sandboxtest"
+)
+
+// datesPython makes things in /tmp and prints what each way to ask says of their times: a name, and seconds less those of
+// the clock; at the end how many seconds the input and the file with a time of its own are from what they should be.
+const datesPython = `
+import os, time
+os.chdir("/tmp")
+os.mkdir("dir")
+open("dir/file", "w").write("x")
+os.symlink("file", "dir/link")
+os.symlink("nowhere", "dangling")
+fd = os.open("open", os.O_CREAT | os.O_RDWR)
+gone = os.open("gone", os.O_CREAT | os.O_RDWR)
+os.unlink("gone")
+d = os.open("dir", os.O_RDONLY)
+now = int(time.time())
+def say(name, st): print(name, int(st.st_mtime) - now)
+say("directory", os.stat("dir"))
+say("file", os.stat("dir/file"))
+say("through-link", os.stat("dir/link"))
+say("link", os.lstat("dir/link"))
+say("dangling", os.lstat("dangling"))
+say("descriptor", os.fstat(fd))
+say("removed", os.fstat(gone))
+say("beside-descriptor", os.stat("file", dir_fd=d))
+say("own-descriptor", os.stat("/proc/self/fd/%d" % fd))
+say("own-directory", os.stat("/proc/self/cwd/dir/file"))
+os.utime("dir/file", (now, now))
+say("set-now", os.stat("dir/file"))
+time.sleep(0.01)
+open("younger", "w").write("x")
+os.utime("dir/link", (5, 5))
+print("set", int(os.stat("dir/file").st_mtime) - 5)
+print("order", int(os.stat("younger").st_mtime_ns >= os.fstat(fd).st_mtime_ns) - 1)
+print("input", int(os.stat("/usr/bin/env").st_mtime) // (now + 10**9))
+`
+
+// TestFilesHaveTheTimeOfTheRun: in whatever way a program asks for the time of a file that it has made, it is one by the
+// run's own clock; and a time that it has set itself stays.
+func TestFilesHaveTheTimeOfTheRun(t *testing.T) {
+	b := conditioned(t, sandbox.ConditionClockShift, sandbox.ConditionClockHeld)
+	if _, err := exec.LookPath("/usr/bin/python3"); err != nil {
+		sandboxtest.Unavailable(t, "tools", "there is no /usr/bin/python3")
+	}
+	for name, own := range map[string]sandbox.Conditions{
+		"usual": {}, "shifted": {ClockShift: 400 * 24 * time.Hour}, "held": {ClockHeld: 1_000_000_000 + 7},
+	} {
+		c := clocked{name: name, args: []string{"/usr/bin/python3", "-c", datesPython}}
+		said := 0
+		for line := range strings.Lines(c.prints(t, b, t.TempDir(), own)) {
+			var what string
+			var off int
+			if _, err := fmt.Sscan(line, &what, &off); err != nil {
+				t.Fatalf("%s: %q: %v", name, line, err)
+			}
+			// The second before, where the clock went on meanwhile; a held clock's files are a second old.
+			if said++; off < -1 || off > 0 {
+				t.Errorf("%s: %s is %d seconds from the clock", name, what, off)
+			}
+		}
+		if said != 14 {
+			t.Errorf("%s: %d lines", name, said)
+		}
+	}
+}
+
+// TestHeldFilesAreOfOneSecond: what a program makes has the same times in every run whose clock is held, to the second,
+// and tools that compare times see no future.
+func TestHeldFilesAreOfOneSecond(t *testing.T) {
+	b := conditioned(t, sandbox.ConditionClockHeld)
+	script := `cd /tmp && echo x > first && stat -c %.9Y first && date +%s.%N && echo x > member && tar --format=ustar -cf - member | od -An -tx1 && printf 'out: member\n\tcp member out\n' > Makefile && make -s 2>&1 && make -q && touch -d '2 seconds ago' old && for i in 1 2 3 4 5 6 7 8 9 10 11 12 13; do sleep 0.09; done && echo x > later && ls -l --full-time old member later | cut -d. -f1`
+	if _, err := exec.LookPath("make"); err != nil {
+		sandboxtest.Unavailable(t, "tools", "there is no make")
+	}
+	c := clocked{name: "tar", args: []string{"/bin/sh", "-c", script}}
+	own := sandbox.Conditions{ClockHeld: 1_100_000_000}
+	// What follows the first two lines.
+	prints := func() string {
+		file, rest, _ := strings.Cut(c.prints(t, b, t.TempDir(), own), "\n")
+		clock, rest, _ := strings.Cut(rest, "\n")
+		if file > clock {
+			t.Errorf("a file is of the future: %s by a clock of %s", file, clock)
+		}
+		return rest
+	}
+	first := prints()
+	time.Sleep(1100 * time.Millisecond) // so that the host's second is another
+	if second := prints(); first != second || strings.Contains(first, "skew") {
+		t.Errorf("got\n%s\nand then\n%s", first, second)
+	}
+	if n := strings.Count(first, " 11:33:19"); n != 2 { // in UTC, as nothing says otherwise
+		t.Errorf("%d of 2 files, a second apart, are of the second before the clock begins:\n%s", n, first)
+	}
+	if usual := c.prints(t, b, t.TempDir(), sandbox.Conditions{}); usual == first {
+		t.Error("a usual run has the held time as well")
+	}
+}
