@@ -3,81 +3,32 @@
 package tree
 
 import (
+	"cmp"
 	"math/rand/v2"
-	"os"
-	"path"
+	"slices"
 )
 
 // InOrder returns the layout of the same in which directories list their entries in an order that the seed makes, which
 // is not 0: always the same for one seed, and another for another, as far as there are others. That holds where a
-// workspace lists what was made last first, or what was made first, as tmpfs does (tmpfs(5)); and for all directories
+// workspace lists what was made last first, or what was made first, as tmpfs does; and for all directories
 // of the input root, but not for what the run makes in them.
 //
 // Images list what is in them sorted, so that all of it is copied.
 func (l *Layout) InOrder(seed uint64) *Layout { return &Layout{dirs: l.dirs, order: seed} }
 
-// A name is an entry of a directory before there is anything in it.
-type name struct {
-	name   string
-	kind   Kind
-	target string // of a symlink
-}
-
-// nameSpine makes all names in the directories of the spine, and so these.
-func (s *stager) nameSpine(l *Layout, out *os.Root) error {
-	names := make(map[string][]name, len(l.dirs))
-	for _, sd := range l.dirs {
-		for _, e := range sd.entries {
-			names[sd.path] = append(names[sd.path], name{e.name, e.kind, e.target})
-		}
-		if sd.path != "." {
-			parent := path.Dir(sd.path)
-			names[parent] = append(names[parent], name{path.Base(sd.path), Directory, ""})
-		}
+// inOrder returns what a directory is to have in the order in which it is made. Usually that is from the last name to the
+// first: tmpfs lists what was made last first, so that copies list as images do, sorted, and a run cannot tell which of
+// them it has.
+func (s *stager) inOrder(names []stageFile) []stageFile {
+	slices.SortFunc(names, func(a, b stageFile) int { return cmp.Compare(b.name, a.name) })
+	if s.order == 0 {
+		return names
 	}
-	for _, sd := range l.dirs { // parents first
-		dir, err := out.OpenRoot(sd.path)
-		if err != nil {
-			return err
-		}
-		err = s.make(dir, names[sd.path])
-		dir.Close()
-		if err != nil {
-			return err
-		}
+	ordered := make([]stageFile, len(names))
+	for i, j := range permutation(s.order, len(names)) {
+		ordered[i] = names[j]
 	}
-	return nil
-}
-
-// nameEntries makes all names in the directory d, which is dir.
-func (s *stager) nameEntries(dir *os.Root, d *directory) error {
-	names := make([]name, len(d.entries))
-	for i, e := range d.entries {
-		names[i] = name{e.name, e.kind, e.target}
-	}
-	return s.make(dir, names)
-}
-
-// make makes names in dir, one after the other, in the order of the layout: links whole, directories and files empty.
-func (s *stager) make(dir *os.Root, names []name) error {
-	for _, i := range permutation(s.order, len(names)) {
-		var err error
-		switch n := names[i]; n.kind {
-		case Symlink:
-			err = dir.Symlink(n.target, n.name)
-		case Directory:
-			err = dir.Mkdir(n.name, 0o700)
-		default:
-			var f *os.File
-			if f, err = dir.OpenFile(n.name, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600); err == nil {
-				err = f.Close()
-			}
-		}
-		if err != nil {
-			return err
-		}
-	}
-	return nil
+	return ordered
 }
 
 // fewEntries is up to how many there are so few orders that two seeds would often make the same by chance.

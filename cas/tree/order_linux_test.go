@@ -87,31 +87,45 @@ func TestDirectoriesListInTheOrderOfTheirLayout(t *testing.T) {
 	}
 }
 
-// TestUsualOrderIsFixed: files are filled several at a time, and none is named before those that come first.
-func TestUsualOrderIsFixed(t *testing.T) {
+// TestUsualOrderIsThatOfImages: though files are filled several at a time, the directories of a copy list what is in them
+// sorted, as those of an image do.
+func TestUsualOrderIsThatOfImages(t *testing.T) {
+	probe := inMemory(t)
+	must(t, probe.Mkdir("b", 0o700))
+	must(t, probe.Mkdir("a", 0o700))
+	if listings(t, probe)["."] != "a b" {
+		t.Skip("this kernel's tmpfs does not list what was made last first")
+	}
 	store := castest.NewMemory()
 	var notation []string
 	for _, dir := range []string{"", "d/", "w/", "w/n/"} {
 		for i := range 300 {
 			notation = append(notation, fmt.Sprintf("%sf%d = %d", dir, i, i%7))
 		}
+		for i := range 3 {
+			notation = append(notation, fmt.Sprintf("%sf%d- -> f1", dir, i), fmt.Sprintf("%sf%d+/x = 1", dir, i))
+		}
 	}
 	in := load(t, store, parse(t, notation...))
 	l, err := in.Plan("w", []string{"w/n/x", "w/out"}, nil)
 	must(t, err)
-	list := func() map[string]string {
+	for range 3 {
 		ws := inMemory(t)
 		s, err := l.Stage(t.Context(), store, ws)
 		must(t, err)
 		s.Release()
-		return listings(t, ws)
-	}
-	first := list()
-	for range 3 {
-		for p, names := range list() {
-			if names != first[p] {
-				t.Fatalf("%s lists %.200q, and %.200q when it is laid out again", p, first[p], names)
+		listed := 0
+		for p, names := range listings(t, ws) {
+			list := strings.Fields(names)
+			if p == "." || p == "in" || len(list) < 300 { // nobody sees the first two
+				continue
 			}
+			if listed++; !slices.IsSorted(list) {
+				t.Errorf("%s lists %.200q", p, names)
+			}
+		}
+		if listed != 4 {
+			t.Errorf("%d directories are large", listed)
 		}
 	}
 }

@@ -142,21 +142,33 @@ type stager struct {
 	store  cas.Store
 	filer  cas.Filer // nil if the store is none
 	bare   bool      // of what is bound, only placeholders are made
-	order  uint64    // of the layout; unless 0 all names that the run sees are made before any is filled
+	order  uint64    // of the layout
 	in     *os.Root  // in/ of the workspace, unless bare
 	staged Staged
 }
 
-// A stageFile is one file to be made: with a content, or as the empty placeholder of one. A placeholder
-// with a bind is that of a large file, whose path the store is to say.
+// A stageFile is one name to be made. A file has a content, or is the empty placeholder of one; a placeholder with a
+// bind is that of a large file, whose path the store is to say. A directory is made empty.
 type stageFile struct {
+	kind    Kind
 	dir     *os.Root
 	name    string
 	path    string // of the exec root, for messages
+	target  string // of a symlink
 	mode    fs.FileMode
 	date    time.Time  // of its last change
 	content cas.Digest // zero: empty
 	bind    int        // index of the bind, or -1
+}
+
+// A stageTree is a directory that is made, and what is to be in it: to be bound at path of the exec root, or private and
+// there already.
+type stageTree struct {
+	parent  *os.Root
+	name    string
+	path    string
+	dir     *directory
+	private bool
 }
 
 // bind adds a bind and returns its index.
@@ -191,13 +203,15 @@ func (s *stager) build(ctx context.Context, l *Layout, ws *os.Root) error {
 		}
 		defer s.in.Close()
 	}
-	if s.order != 0 {
-		if err := s.nameSpine(l, out); err != nil {
-			return err
+	below := map[string][]string{} // the spine's directories in each of it
+	for _, sd := range l.dirs {
+		if sd.path != "." {
+			parent := path.Dir(sd.path)
+			below[parent] = append(below[parent], path.Base(sd.path))
 		}
 	}
 	for _, sd := range l.dirs {
-		if err := s.spine(ctx, out, sd); err != nil {
+		if err := s.spine(ctx, out, sd, below[sd.path]); err != nil {
 			return err
 		}
 	}
@@ -212,142 +226,125 @@ func (s *stager) build(ctx context.Context, l *Layout, ws *os.Root) error {
 	return seal(ws, "in", modeSpine, epoch)
 }
 
-// spine makes one directory of the spine and all that is in it but other spine.
-func (s *stager) spine(ctx context.Context, out *os.Root, sd spineDir) error {
-	if sd.path != "." && s.order == 0 {
-		if err := out.Mkdir(sd.path, 0o700); err != nil {
-			return err
-		}
-	}
+// spine makes what is in one directory of the spine; of those of the spine itself, which are below it, the names.
+func (s *stager) spine(ctx context.Context, out *os.Root, sd spineDir, below []string) error {
 	dir, err := out.OpenRoot(sd.path)
 	if err != nil {
 		return err
 	}
 	defer dir.Close()
-	var files []stageFile
+	names := make([]stageFile, 0, len(sd.entries)+len(below))
+	var sources []stageFile
+	var trees []stageTree
 	for _, e := range sd.entries {
 		p := join(sd.path, e.name)
 		source := path.Base(e.source)
+		f := placeholder(e.kind, dir, e.name, p)
 		switch {
 		case e.kind == Symlink:
-			err = s.link(dir, e.entry)
-		case e.source != "" && s.bare && e.kind == Directory:
-			err = s.placeholder(dir, e.name)
+			f = e.link(dir, p)
 		case e.source != "" && s.bare:
-			files = append(files, placeholderFile(dir, e.name, p))
 		case e.kind == Directory && e.source == "":
-			err = s.subtree(ctx, dir, e.name, p, e.dir, true)
+			trees = append(trees, stageTree{dir, e.name, p, e.dir, true})
 		case e.kind == Directory:
 			s.bind(p, e.source, e.entry)
-			if err = s.placeholder(dir, e.name); err == nil {
-				err = s.subtree(ctx, s.in, source, p, e.dir, false)
-			}
+			sources = append(sources, placeholder(Directory, s.in, source, p))
+			trees = append(trees, stageTree{s.in, source, p, e.dir, false})
 		case e.source == "":
-			files = append(files, e.file(dir, e.name, p, true))
+			f = e.file(dir, e.name, p, true)
 		case s.large(e.entry):
-			files = append(files, s.shown(dir, p, e.entry))
+			f = s.shown(dir, p, e.entry)
 		default:
 			s.bind(p, e.source, e.entry)
-			files = append(files, e.file(s.in, source, p, false), placeholderFile(dir, e.name, p))
+			sources = append(sources, e.file(s.in, source, p, false))
 		}
-		if err != nil {
+		names = append(names, f)
+	}
+	for _, name := range below {
+		names = append(names, placeholder(Directory, dir, name, join(sd.path, name)))
+	}
+	if err := s.write(ctx, append(s.inOrder(names), sources...)); err != nil {
+		return err
+	}
+	for i := range trees {
+		if err := s.subtree(ctx, &trees[i]); err != nil {
 			return err
 		}
 	}
-	return s.write(ctx, files)
+	return nil
 }
 
-// subtree makes the directory d as name in parent, with all below it: to be bound at p of the exec
-// root, or private and there already. Its recursion is as deep as the tree, which Load has limited.
-func (s *stager) subtree(ctx context.Context, parent *os.Root, name, p string, d *directory, private bool,
-) error {
+// subtree makes what is in t, and gives it its date and mode. Its recursion is as deep as the tree, which Load has limited.
+func (s *stager) subtree(ctx context.Context, t *stageTree) error {
 	if ctx.Err() != nil {
 		return context.Cause(ctx)
 	}
-	if s.order == 0 || parent == s.in {
-		if err := parent.Mkdir(name, 0o700); err != nil {
-			return err
-		}
-	}
-	dir, err := parent.OpenRoot(name)
+	dir, err := t.parent.OpenRoot(t.name)
 	if err != nil {
 		return err
 	}
 	defer dir.Close()
-	if s.order != 0 {
-		if err := s.nameEntries(dir, d); err != nil {
-			return err
-		}
-	}
-	files := make([]stageFile, 0, len(d.entries))
-	for i := range d.entries {
-		e := &d.entries[i]
-		at := join(p, e.name)
+	names := make([]stageFile, 0, len(t.dir.entries))
+	for i := range t.dir.entries {
+		e := &t.dir.entries[i]
+		at := join(t.path, e.name)
 		switch {
 		case e.kind == Symlink:
-			err = s.link(dir, e)
+			names = append(names, e.link(dir, at))
 		case e.kind == Directory:
-			err = s.subtree(ctx, dir, e.name, at, e.dir, private)
-		case !private && s.large(e):
-			files = append(files, s.shown(dir, at, e))
+			names = append(names, placeholder(Directory, dir, e.name, at))
+		case !t.private && s.large(e):
+			names = append(names, s.shown(dir, at, e))
 		default:
-			files = append(files, e.file(dir, e.name, at, private))
-		}
-		if err != nil {
-			return err
+			names = append(names, e.file(dir, e.name, at, t.private))
 		}
 	}
-	if err := s.write(ctx, files); err != nil {
+	if err := s.write(ctx, s.inOrder(names)); err != nil {
 		return err
 	}
-	return seal(dir, ".", d.mode(private), d.own.date())
+	for i := range t.dir.entries {
+		if e := &t.dir.entries[i]; e.kind == Directory {
+			if err := s.subtree(ctx, &stageTree{dir, e.name, join(t.path, e.name), e.dir, t.private}); err != nil {
+				return err
+			}
+		}
+	}
+	return seal(dir, ".", t.dir.mode(t.private), t.dir.own.date())
 }
 
 // file returns the file e of the exec root at p as one to be made as name in dir.
 func (e *entry) file(dir *os.Root, name, p string, private bool) stageFile {
-	return stageFile{dir, name, p, e.mode(private), e.own.date(), e.digest, -1}
+	return stageFile{kind: File, dir: dir, name: name, path: p, mode: e.mode(private), date: e.own.date(), content: e.digest, bind: -1}
 }
 
-// placeholderFile returns an empty file for another to be bound over.
-func placeholderFile(dir *os.Root, name, p string) stageFile {
-	return stageFile{dir: dir, name: name, path: p, bind: -1}
+// link returns the symlink e of the exec root at p as one to be made in dir.
+func (e *entry) link(dir *os.Root, p string) stageFile {
+	return stageFile{kind: Symlink, dir: dir, name: e.name, path: p, target: e.target, date: e.own.date(), bind: -1}
+}
+
+// placeholder returns an empty file or directory, for another to be bound over or for what is made in it later: what it is
+// like itself nobody sees.
+func placeholder(kind Kind, dir *os.Root, name, p string) stageFile {
+	return stageFile{kind: kind, dir: dir, name: name, path: p, bind: -1}
 }
 
 // shown returns the placeholder of the file e at p, which the store is to show.
 func (s *stager) shown(dir *os.Root, p string, e *entry) stageFile {
-	f := placeholderFile(dir, e.name, p)
+	f := placeholder(File, dir, e.name, p)
 	f.mode, f.date, f.bind = e.mode(false), e.own.date(), s.bind(p, "", e)
 	return f
 }
 
-// link makes the symlink e in dir.
-func (s *stager) link(dir *os.Root, e *entry) error {
-	if s.order == 0 {
-		if err := dir.Symlink(e.target, e.name); err != nil {
-			return err
-		}
-	}
-	return dateLink(dir, e.name, e.own.date())
-}
-
-// placeholder makes an empty directory for another to be bound over: what it is like itself nobody sees.
-func (s *stager) placeholder(dir *os.Root, name string) error {
-	if s.order != 0 {
-		return nil
-	}
-	return dir.Mkdir(name, 0o700)
-}
-
-// write makes files: their names one after the other, since a directory may list them in the order in which they were
-// made, and what is in them some at a time.
-func (s *stager) write(ctx context.Context, files []stageFile) error {
+// write makes names one after the other, since a directory may list them in the order in which they were made, and what
+// is in files some at a time.
+func (s *stager) write(ctx context.Context, names []stageFile) error {
 	var naming sync.Mutex
 	next := 0 // guarded by naming
-	return each(ctx, len(files), func(ctx context.Context, _ int) error {
+	return each(ctx, len(names), func(ctx context.Context, _ int) error {
 		naming.Lock()
-		f := files[next]
+		f := &names[next]
 		next++
-		w, err := s.create(f)
+		w, err := f.create()
 		naming.Unlock()
 		if err == nil {
 			err = s.fill(ctx, f, w)
@@ -359,23 +356,28 @@ func (s *stager) write(ctx context.Context, files []stageFile) error {
 	})
 }
 
-// create makes the name of f.
-func (s *stager) create(f stageFile) (*os.File, error) {
-	flags := os.O_WRONLY | os.O_CREATE
-	if s.order == 0 {
-		flags |= os.O_EXCL
+// create makes the name of f, and returns a file open.
+func (f *stageFile) create() (*os.File, error) {
+	switch f.kind {
+	case Symlink:
+		return nil, f.dir.Symlink(f.target, f.name)
+	case Directory:
+		return nil, f.dir.Mkdir(f.name, 0o700)
 	}
-	return f.dir.OpenFile(f.name, flags, 0o600)
+	return f.dir.OpenFile(f.name, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
 }
 
-// fill writes what is in f, or has the store show it in its place. It closes w.
-func (s *stager) fill(ctx context.Context, f stageFile, w *os.File) error {
-	if f.content.IsZero() {
-		err := w.Close() // a placeholder
-		if f.bind >= 0 {
-			err = errors.Join(err, s.show(ctx, f))
-		}
-		return err
+// fill does the rest for f: it dates a link, writes what is in a file, or has the store show it in its place. It closes w.
+func (s *stager) fill(ctx context.Context, f *stageFile, w *os.File) error {
+	switch {
+	case f.kind == Symlink:
+		return dateLink(f.dir, f.name, f.date)
+	case f.kind == Directory:
+		return nil
+	case f.bind >= 0:
+		return errors.Join(w.Close(), s.show(ctx, f))
+	case f.content.IsZero():
+		return w.Close() // a placeholder
 	}
 	err := copyBlob(ctx, s.store, f.content, w)
 	if err := errors.Join(err, w.Chmod(f.mode), w.Close()); err != nil {
@@ -385,15 +387,15 @@ func (s *stager) fill(ctx context.Context, f stageFile, w *os.File) error {
 }
 
 // show has the store say where the large file is whose placeholder f is.
-func (s *stager) show(ctx context.Context, f stageFile) error {
+func (s *stager) show(ctx context.Context, f *stageFile) error {
 	b := &s.staged.Binds[f.bind]
 	source, release, err := s.filer.File(ctx, b.Content, f.mode&0o111 != 0)
 	if errors.Is(err, cas.ErrFull) {
 		// The store cannot hold the file, but may be able to read the blob elsewhere.
-		copied := stageFile{s.in, fmt.Sprintf("large%d", f.bind), f.path, f.mode, f.date, b.Content, -1}
+		copied := stageFile{kind: File, dir: s.in, name: fmt.Sprintf("large%d", f.bind), path: f.path, mode: f.mode, date: f.date, content: b.Content, bind: -1}
 		var w *os.File
-		if w, err = s.create(copied); err == nil {
-			source, release, err = path.Join("in", copied.name), nil, s.fill(ctx, copied, w)
+		if w, err = copied.create(); err == nil {
+			source, release, err = path.Join("in", copied.name), nil, s.fill(ctx, &copied, w)
 		}
 	}
 	if err != nil {

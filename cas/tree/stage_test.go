@@ -126,7 +126,7 @@ func TestStageBindsLargeFilesFromStore(t *testing.T) {
 		got = append(got, b.Target+" "+kind)
 	}
 	// What is inside d follows d. An input at an output path is private, however large.
-	want := []string{"d workspace", "d/e/large store", "d/tool store", "small workspace", "top store"}
+	want := []string{"d workspace", "small workspace", "top store", "d/tool store", "d/e/large store"}
 	if !slices.Equal(got, want) {
 		t.Errorf("binds: got %v, want %v", got, want)
 	}
