@@ -40,11 +40,13 @@ func open(ctx context.Context, dir string) (*objects, error) {
 		return nil, fmt.Errorf("commits are read by git, which is not installed: %w", err)
 	}
 	ctx, stop := context.WithCancel(ctx)
-	o := &objects{dir: dir, stop: stop, cmd: exec.CommandContext(ctx, path, "--no-pager", "-C", dir, "cat-file", "--batch")}
+	o := &objects{dir: dir, stop: stop, cmd: exec.CommandContext(ctx, path, "--no-pager", "-c", "core.bigFileThreshold=64m", "-C", dir, "cat-file", "--batch")}
 	o.cmd.Env = []string{
 		"LC_ALL=C",
 		"GIT_OPTIONAL_LOCKS=0",
 		"GIT_NO_REPLACE_OBJECTS=1", "GIT_GRAFT_FILE=" + os.DevNull,
+		// What it holds in memory is at most so much at a time: files above the threshold pass through.
+		"GIT_ALLOC_LIMIT=1g",
 		// What a partial clone lacks is not fetched. Older versions know the second alone: no transport is called
 		// so, so that none is allowed, whatever the repository's configuration says.
 		"GIT_NO_LAZY_FETCH=1", "GIT_ALLOW_PROTOCOL=none", "GIT_TERMINAL_PROMPT=0",

@@ -3,6 +3,8 @@
 package revision_test
 
 import (
+	"bytes"
+	"compress/zlib"
 	"context"
 	"encoding/hex"
 	"errors"
@@ -291,6 +293,22 @@ func TestReadRefusesOtherBytes(t *testing.T) {
 	rv, s, err := read(t, r.dir, first, nil)
 	if err != nil || rv.Commit != first || !slices.Equal(listing(t, s, rv.Root, ""), []string{"a false evil"}) {
 		t.Errorf("%+v, %v", rv, err)
+	}
+}
+
+// TestGitTakesNoMoreMemoryThanItMay: an object can say that it is of any size, and git reads tags before it answers.
+func TestGitTakesNoMoreMemoryThanItMay(t *testing.T) {
+	r := newRepository(t)
+	name := strings.Repeat("ab", 20)
+	var packed bytes.Buffer
+	w := zlib.NewWriter(&packed)
+	fmt.Fprintf(w, "tag %d\x00", int64(16<<30))
+	if err := w.Close(); err != nil {
+		t.Fatal(err)
+	}
+	r.write(filepath.Join(".git/objects", name[:2], name[2:]), packed.String(), 0o444)
+	if _, _, err := read(t, r.dir, name, nil); err == nil || !strings.Contains(err.Error(), "over limit") {
+		t.Errorf("got %v", err)
 	}
 }
 
