@@ -104,6 +104,8 @@ func (c *Conditions) validate() error {
 		return fmt.Errorf("user %q with the number %d: both or neither are to be set", c.User, c.UID)
 	case c.User != "" && !userName.MatchString(c.User):
 		return fmt.Errorf("%q is no name of a user", c.User)
+	case c.User == "root" || c.User == "nobody":
+		return fmt.Errorf("%q is another user's name in every run", c.User)
 	case c.UID != 0 && (c.UID < 1000 || c.UID > 59_999):
 		return fmt.Errorf("user number %d is not between 1000 and 59999", c.UID)
 	case c.Umask > 0o777:
