@@ -74,7 +74,7 @@ It exits with 0 if all runs are the same, 1 if they differ, and 2 if they could 
   cloister repro 9f2c...e1/142 -n 5 --bisect --report out.html
   cloister repro --invocation 5c0a...77 --vary time,path
   cloister repro ^1 --attest app.intoto.json --key ~/.ssh/id_ed25519
-  cloister repro --out lib.a --in obj --bisect -- ar cr lib.a a.o b.o
+  cloister repro --out lib.a --in obj --bisect -- ar crU lib.a a.o b.o
   cloister repro 9f2c...e1/142 --on local,grpc://other.example.com:8980`,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			c.names = args
