@@ -160,6 +160,7 @@ func wantAll(t *testing.T, build *bazelrun.Build, way string) {
 func TestExampleBuildsAndIsCached(t *testing.T) {
 	r := newRig(t, nil)
 	var remote int
+	var executed map[string]ran
 	step := func(name string, f func(t *testing.T)) {
 		if !t.Run(name, f) {
 			t.FailNow() // the next step builds on this one
@@ -174,7 +175,11 @@ func TestExampleBuildsAndIsCached(t *testing.T) {
 			t.Errorf("%d tests passed, want at least 20", len(passed))
 		}
 		r.wantNoEvents(t)
+		if executed = r.executed(t); len(executed) != remote {
+			t.Errorf("the server's history has %d actions that were executed, want %d", len(executed), remote)
+		}
 	})
+	t.Run("one action of each kind is reproducible", func(t *testing.T) { r.wantReproducible(t, executed) })
 	step("after clean everything is a remote cache hit", func(t *testing.T) {
 		ctx, cancel := context.WithTimeout(t.Context(), bazelTime)
 		defer cancel()
@@ -196,6 +201,7 @@ func TestExampleBuildsAndIsCached(t *testing.T) {
 			t.Errorf("there were %d blobs, and now %d", before, after)
 		}
 	})
+	t.Run("an unprivileged user builds and is confined", func(t *testing.T) { testUnprivileged(t, r, executed) })
 }
 
 func testFailureShowsLog(t *testing.T, r *rig) {
@@ -309,7 +315,9 @@ func testHostile(t *testing.T, r *rig) {
 
 func port(l net.Listener) string { return strconv.Itoa(l.Addr().(*net.TCPAddr).Port) }
 
-func TestUnprivilegedUserBuildsAndIsConfined(t *testing.T) {
+// testUnprivileged has another user build, with another server, below other directories. The runs are equal to those of
+// first, which are in executed.
+func testUnprivileged(t *testing.T, first *rig, executed map[string]ran) {
 	if os.Geteuid() != 0 {
 		t.Skip("not root: the other tests of this package already run unprivileged")
 	}
@@ -317,6 +325,7 @@ func TestUnprivilegedUserBuildsAndIsConfined(t *testing.T) {
 	build := r.bazel(t, "test", "//examples/hash/...", "//examples/pages/...", "//examples/units/...")
 	wantAll(t, build, "remote")
 	r.wantNoEvents(t)
+	wantEqualRuns(t, first, r, executed, r.executed(t))
 	ctx, cancel := context.WithTimeout(t.Context(), bazelTime)
 	defer cancel()
 	if err := r.Clean(ctx); err != nil {
