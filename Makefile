@@ -13,7 +13,7 @@ export GOFLAGS := $(GOFLAGS) -modcacherw
 endif
 
 .DEFAULT_GOAL := help
-.PHONY: help build demo test test-sandbox escape interop rules fuzz lint cross bench golden serve clean tools
+.PHONY: help build demo repro test test-sandbox escape interop rules fuzz lint cross bench golden serve clean tools
 
 help: ## say what each target does
 	@sed -n 's/^\([a-z-]*\):[^#]*## \(.*\)/  \1\t\2/p' $(MAKEFILE_LIST) | expand -t 18
@@ -24,6 +24,10 @@ build: ## compile bin/cloister
 demo: build tools ## build and test the example remotely, twice; show what the sandbox refuses (3 minutes)
 	$(BUILD) -o bin/demo ./tests/demo
 	@bin/demo -cloister bin/cloister
+
+repro: build tools ## build the example remotely, and judge whether each of its actions is reproducible (5 minutes)
+	$(BUILD) -o bin/demo ./tests/demo
+	@bin/demo -cloister bin/cloister -repro bin/repro.md
 
 test: tools ## run all tests; says what it skips and why
 	$(GO) vet ./...

@@ -7,6 +7,7 @@ package bazel_test
 import (
 	"context"
 	"errors"
+	"flag"
 	"fmt"
 	"io"
 	"net"
@@ -31,6 +32,9 @@ const (
 	bazelTime = 150 * time.Second
 	serveTime = 15 * time.Second
 )
+
+// all is for whoever wants the stable hashes of all actions compared.
+var all = flag.Bool("all", false, "the second user builds all of the example, not a part of it")
 
 // A rig is a serve and a Bazel that builds a copy of the example with it.
 type rig struct {
@@ -322,7 +326,11 @@ func testUnprivileged(t *testing.T, first *rig, executed map[string]ran) {
 		t.Skip("not root: the other tests of this package already run unprivileged")
 	}
 	r := newRig(t, unusedUser(t))
-	build := r.bazel(t, "test", "//examples/hash/...", "//examples/pages/...", "//examples/units/...")
+	targets := []string{"//examples/hash/...", "//examples/pages/...", "//examples/units/..."}
+	if *all {
+		targets = []string{"//examples/..."}
+	}
+	build := r.bazel(t, "test", targets...)
 	wantAll(t, build, "remote")
 	r.wantNoEvents(t)
 	wantEqualRuns(t, first, r, executed, r.executed(t))
@@ -331,7 +339,7 @@ func testUnprivileged(t *testing.T, first *rig, executed map[string]ran) {
 	if err := r.Clean(ctx); err != nil {
 		t.Fatal(err)
 	}
-	build = r.bazel(t, "test", "//examples/hash/...", "//examples/pages/...", "//examples/units/...")
+	build = r.bazel(t, "test", targets...)
 	wantAll(t, build, "remote cache hit")
 	before := r.blobs(t)
 	t.Run("a sleeping test times out and leaves no process", func(t *testing.T) { testTimeout(t, r) })

@@ -39,13 +39,13 @@ func (r *rig) executed(t *testing.T) map[string]ran {
 	if err := json.Unmarshal(r.cloister(t, "action", "ls", "--all", "-n", "10000", "--json"), &rows); err != nil {
 		t.Fatal(err)
 	}
-	all := map[string]ran{}
+	executed := map[string]ran{}
 	for _, row := range rows {
 		if row.How == "executed" {
-			all[row.Action] = row
+			executed[row.Action] = row
 		}
 	}
-	return all
+	return executed
 }
 
 // manifest returns the record of the run of an action.

@@ -21,8 +21,11 @@ import (
 	"github.com/cloister-build/cloister/tests/internal/bazelrun"
 )
 
-// limit is the time after which the demonstration gives up.
-const limit = 175 * time.Second
+// The times after which the demonstration gives up: as usual, and where every action is made again.
+const (
+	limit      = 175 * time.Second
+	limitAgain = 30 * time.Minute
+)
 
 // A builder builds and tests the example through a server.
 type builder interface {
@@ -44,6 +47,7 @@ func run(args []string, out io.Writer) (err error) {
 	flags := flag.NewFlagSet("demo", flag.ContinueOnError)
 	cloister := flags.String("cloister", "bin/cloister", "the `program` cloister")
 	sdk := flags.Bool("sdk", false, "use the client of the SDK even if there is a Bazel")
+	report := flags.String("repro", "", "instead, make all actions again after the first build, and write what differs to this `file`: .md, .json or .html")
 	if err := flags.Parse(args); err != nil {
 		return err
 	}
@@ -63,6 +67,10 @@ func run(args []string, out io.Writer) (err error) {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
 	context.AfterFunc(ctx, stop)
+	limit := limit
+	if *report != "" {
+		limit = limitAgain
+	}
 	ctx, cancel := context.WithTimeoutCause(ctx, limit, fmt.Errorf("it takes longer than %v", limit))
 	defer cancel()
 
@@ -95,6 +103,10 @@ func run(args []string, out io.Writer) (err error) {
 	first, err := c.Build(ctx)
 	if err != nil {
 		return err
+	}
+	if *report != "" {
+		fmt.Fprintf(out, "repro: each of %d actions is made three times, always under other conditions\n", first.executed)
+		return judge(ctx, binary, server.Addr, *report, out)
 	}
 	fmt.Fprintln(out, "after clean: every action is found in the cache")
 	if err := c.Clean(ctx); err != nil {

@@ -120,12 +120,24 @@ func (d *Difference) Place() string {
 	return s
 }
 
-// Markdown returns the report as a text for a review or an issue.
+// Markdown returns the report as a text for a review or an issue. Of several actions it begins with how many there are of
+// each result, and has further only those that are not the same.
 func (r Report) Markdown() []byte {
 	var b bytes.Buffer
 	line := func(format string, args ...any) { fmt.Fprintf(&b, format+"\n", args...) }
 	line("# Reproducibility")
+	if len(r) > 1 {
+		kinds, all := r.tally()
+		line("\n| mnemonic | actions | same | differs | flaky exit |\n|---|---|---|---|---|")
+		for _, k := range kinds {
+			line("| %s | %d | %d | %d | %d |", code(orNone(k.mnemonic)), k.actions(), k.same, k.differ, k.flaky)
+		}
+		line("| all | %d | %d | %d | %d |", all.actions(), all.same, all.differ, all.flaky)
+	}
 	for _, v := range r {
+		if len(r) > 1 && v.Result == Same {
+			continue
+		}
 		line("\n## %s\n\n**%s.** %s", code(v.Title()), v.Result, v.conclusion())
 		line("\n| run | where | ended | varied |\n|---|---|---|---|")
 		for i, run := range v.Runs {

@@ -98,3 +98,35 @@ func TestTextSaysWhatAPersonNeeds(t *testing.T) {
 		}
 	}
 }
+
+// Who judges a build sees how many actions of each kind are how, and is shown what is not the same.
+func TestManyActionsAreCountedByKind(t *testing.T) {
+	verdict := func(mnemonic string, result repro.Result) *repro.Verdict {
+		return &repro.Verdict{Action: "0123", Target: "//a:" + mnemonic, Mnemonic: mnemonic, Result: result, Runs: []repro.Run{{}}}
+	}
+	r := repro.Report{verdict("Link", repro.Differs), verdict("Compile", repro.Same), verdict("Compile", repro.FlakyExit), verdict("", repro.Same)}
+	var b bytes.Buffer
+	if err := r.Table(&b); err != nil {
+		t.Fatal(err)
+	}
+	want := `
+mnemonic        actions     same  differs  flaky exit
+nothing               1        1        0           0
+Compile               2        1        0           1
+Link                  1        0        1           0
+4 actions: 2 same, 1 differ, 1 with flaky exit
+`
+	if !strings.HasSuffix(b.String(), want) {
+		t.Errorf("got\n%s\nwant at the end\n%s", &b, want)
+	}
+	md := string(r.Markdown())
+	if !strings.Contains(md, "| `Compile` | 2 | 1 | 0 | 1 |\n") || !strings.Contains(md, "| all | 4 | 2 | 1 | 1 |\n") {
+		t.Errorf("the counts are not in\n%s", md)
+	}
+	if strings.Count(md, "\n## ") != 2 {
+		t.Errorf("not only what is not the same is in\n%s", md)
+	}
+	if one := string(r[1:2].Markdown()); !strings.Contains(one, "\n## ") {
+		t.Errorf("the one that is the same is not in\n%s", one)
+	}
+}

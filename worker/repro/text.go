@@ -5,6 +5,7 @@ package repro
 import (
 	"fmt"
 	"io"
+	"maps"
 	"slices"
 	"strings"
 
@@ -186,19 +187,59 @@ func (v *Verdict) conclusion() string {
 	return "not reproducible"
 }
 
-// Table writes a line for each verdict, and how many there are of each result.
+// Table writes a line for each verdict, and how many there are of each result, of each kind of action and of all.
 func (r Report) Table(w io.Writer) error {
 	var b strings.Builder
-	counts := map[Result]int{}
 	b.WriteString("\n")
 	for _, v := range r {
-		counts[v.Result]++
 		line := fmt.Sprintf("%-10s  %-14.14s  %.12s  %s  %s", v.Result, v.Mnemonic, v.Action, v.Target, strings.Join(v.Causes(), ", "))
 		b.WriteString(strings.TrimRight(line, " ") + "\n")
 	}
-	fmt.Fprintf(&b, "%d actions: %d same, %d differ, %d with flaky exit\n", len(r), counts[Same], counts[Differs], counts[FlakyExit])
+	kinds, all := r.tally()
+	if len(kinds) > 1 {
+		fmt.Fprintf(&b, "\n%-14s  %7s  %7s  %7s  %10s\n", "mnemonic", "actions", "same", "differs", "flaky exit")
+		for _, k := range kinds {
+			fmt.Fprintf(&b, "%-14s  %7d  %7d  %7d  %10d\n", orNone(k.mnemonic), k.actions(), k.same, k.differ, k.flaky)
+		}
+	}
+	fmt.Fprintf(&b, "%d actions: %d same, %d differ, %d with flaky exit\n", all.actions(), all.same, all.differ, all.flaky)
 	_, err := io.WriteString(w, b.String())
 	return err
+}
+
+// A tally is how many actions of a kind there are of each result.
+type tally struct {
+	mnemonic            string
+	same, differ, flaky int
+}
+
+func (t *tally) actions() int { return t.same + t.differ + t.flaky }
+
+func (t *tally) count(r Result) {
+	switch r {
+	case Same:
+		t.same++
+	case Differs:
+		t.differ++
+	case FlakyExit:
+		t.flaky++
+	}
+}
+
+// tally counts the actions of each mnemonic, in the order of these, and all of them.
+func (r Report) tally() (kinds []tally, all tally) {
+	of := map[string]*tally{}
+	for _, v := range r {
+		if of[v.Mnemonic] == nil {
+			of[v.Mnemonic] = &tally{mnemonic: v.Mnemonic}
+		}
+		of[v.Mnemonic].count(v.Result)
+		all.count(v.Result)
+	}
+	for _, name := range slices.Sorted(maps.Keys(of)) {
+		kinds = append(kinds, *of[name])
+	}
+	return kinds, all
 }
 
 func orNone(s string) string {
