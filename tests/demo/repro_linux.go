@@ -17,7 +17,7 @@ import (
 // same each time. What is known of the others is written to the file report, whose name says in what form. It fails if there
 // are any.
 func judge(ctx context.Context, binary, addr, report string, out io.Writer) error {
-	cmd := exec.CommandContext(ctx, binary, "repro", "--target", "//*", "--bisect", "--cas", "grpc://"+addr, "--report", report)
+	cmd := exec.CommandContext(ctx, binary, "repro", "--target", "*", "--bisect", "--cas", "grpc://"+addr, "--report", report)
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
 	cmd.Cancel = func() error { return cmd.Process.Signal(syscall.SIGTERM) }
 	var said strings.Builder
