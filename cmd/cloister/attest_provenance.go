@@ -101,6 +101,9 @@ func provenance(ctx context.Context, s *remote.Store, digest cas.Digest) (*attes
 		}
 	}
 	statement := &attest.Statement{Subjects: d.outputs(r), Provenance: p}
+	if len(statement.Subjects) == 0 {
+		statement.Subjects = []attest.Descriptor{d.of(digest.String(), digest)}
+	}
 	return statement, d.err
 }
 

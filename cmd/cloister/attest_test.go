@@ -78,7 +78,7 @@ func TestAttestVerify(t *testing.T) {
 	run := attest.Run{Worker: "one", Outputs: outputs}
 	statement := func(second attest.Run, verdict string) *attest.Statement {
 		return &attest.Statement{Subjects: outputs, Reproducibility: &attest.Reproducibility{
-			Verdict: verdict, Action: attest.Descriptor{Name: action}, Runs: []attest.Run{run, second},
+			Verdict: verdict, Action: attest.Descriptor{Name: action, Digest: map[string]string{"sha256": strings.Repeat("a", 64)}}, Runs: []attest.Run{run, second},
 		}}
 	}
 	write := func(name string, s *attest.Statement, key string) string {

@@ -11,6 +11,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"maps"
 	"slices"
 	"strings"
@@ -177,7 +178,11 @@ func (s *Statement) Encode() ([]byte, error) {
 // that these do not have, or contradicts itself.
 func Decode(text []byte) (*Statement, error) {
 	var w wire
-	if err := strict(text, &w); err != nil {
+	err := strict(text, &w)
+	if err == nil {
+		err = unambiguous(text)
+	}
+	if err != nil {
 		return nil, fmt.Errorf("%w: %w", ErrStatement, err)
 	}
 	if w.Type != statementType {
@@ -208,17 +213,58 @@ func strict(text []byte, v any) error {
 	if err := d.Decode(v); err != nil {
 		return err
 	}
-	if d.More() {
+	if _, err := d.Token(); err != io.EOF { // More takes a stray bracket for the end of something
 		return errors.New("something follows it")
 	}
 	return nil
 }
 
+// unambiguous fails if an object of a JSON value has a key twice, or two that differ in case: of these one reader takes the
+// first, another the last, and package json does not tell them apart.
+func unambiguous(text []byte) error {
+	// An object has keys, and waits for a value after each.
+	type level struct {
+		keys map[string]bool
+		wait bool
+	}
+	open := []*level{{}}
+	for d := json.NewDecoder(bytes.NewReader(text)); ; {
+		token, err := d.Token()
+		if err == io.EOF {
+			return nil
+		}
+		if err != nil {
+			return err
+		}
+		in := open[len(open)-1]
+		switch key, ok := token.(string); {
+		case ok && in.keys != nil && !in.wait:
+			folded := strings.ToLower(strings.ToUpper(key)) // one of the two alone leaves some letters as they are
+			if in.keys[folded] {
+				return fmt.Errorf("%.100q is there twice", key)
+			}
+			in.keys[folded], in.wait = true, true
+			continue
+		case token == json.Delim('}') || token == json.Delim(']'):
+			open = open[:len(open)-1]
+			continue
+		case token == json.Delim('{'):
+			open = append(open, &level{keys: map[string]bool{}})
+		case token == json.Delim('['):
+			open = append(open, &level{})
+		}
+		in.wait = false
+	}
+}
+
 // Validate fails with ErrStatement if the statement contradicts itself: a verdict that does not follow from the runs,
-// subjects that are not the outputs of the first run, or a digest that is none.
+// subjects that are not the outputs of the first run, an action whose name is not its digest, or a digest that is none.
 func (s *Statement) Validate() error {
 	bad := func(format string, args ...any) error {
 		return fmt.Errorf("%w: %s", ErrStatement, fmt.Sprintf(format, args...))
+	}
+	if len(s.Subjects) == 0 {
+		return bad("it is about nothing: it has no subject")
 	}
 	for i := range s.Subjects {
 		if d := &s.Subjects[i]; d.Name == "" || len(d.Digest) == 0 {
@@ -237,6 +283,8 @@ func (s *Statement) Validate() error {
 		return nil
 	case len(r.Runs) < 2:
 		return bad("%d runs say nothing about reproducibility", len(r.Runs))
+	case !r.Action.named():
+		return bad("the action is called %q, and its digest is another", r.Action.Name)
 	case r.Verdict != r.follows():
 		return bad("the verdict is %q, and from the runs follows %q", r.Verdict, r.follows())
 	case !slices.EqualFunc(s.Subjects, r.Subjects(), func(a, b Descriptor) bool { return a.equal(&b) }):
@@ -268,6 +316,18 @@ func (r *Reproducibility) follows() string {
 		}
 	}
 	return verdict
+}
+
+// named reports whether the name of d is its digest, as a command line states it: "HASH/SIZE", or "FUNCTION:HASH/SIZE".
+func (d *Descriptor) named() bool {
+	hash, _, _ := strings.Cut(d.Name, "/")
+	_, other, ok := strings.Cut(hash, ":")
+	for _, h := range d.Digest {
+		if len(d.Digest) == 1 && (h == hash || ok && h == other) {
+			return true
+		}
+	}
+	return false
 }
 
 func (d *Descriptor) validate() error {

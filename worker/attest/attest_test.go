@@ -33,7 +33,7 @@ func reproducible() *Statement {
 	other := run
 	other.Worker, other.Varied = "two", []string{"time +400d"}
 	return &Statement{Subjects: outputs, Reproducibility: &Reproducibility{
-		Verdict: Same, Action: Descriptor{Name: "action", Digest: hash("d")}, Tool: "cloister test", Runs: []Run{run, other},
+		Verdict: Same, Action: Descriptor{Name: strings.Repeat("d", 64) + "/142", Digest: hash("d")}, Tool: "cloister test", Runs: []Run{run, other},
 	}}
 }
 
@@ -77,6 +77,10 @@ func TestVerdictFollowsFromRuns(t *testing.T) {
 		"no predicate":          func(s *Statement) { s.Reproducibility = nil },
 		"no digest":             func(s *Statement) { s.Subjects[0].Digest = nil },
 		"a hash that is none":   func(s *Statement) { s.Subjects[0].Digest = map[string]string{"sha256": strings.Repeat("G", 64)} },
+		"another action":        func(s *Statement) { s.Reproducibility.Action.Name = strings.Repeat("e", 64) + "/142" },
+		"an unnamed action":     func(s *Statement) { s.Reproducibility.Action.Name = "" },
+		"an action of two":      func(s *Statement) { s.Reproducibility.Action.Digest["blake3"] = strings.Repeat("e", 64) },
+		"nothing it is about":   func(s *Statement) { *s = *provenance(); s.Subjects = nil },
 		"another type of build": func(s *Statement) { *s = *provenance(); s.Provenance.BuildDefinition.BuildType = "x" },
 	} {
 		s := reproducible()
@@ -111,6 +115,10 @@ func TestDecodeRefuses(t *testing.T) {
 		"an unknown field":     strings.Replace(string(good), `{"_type"`, `{"x":1,"_type"`, 1),
 		"one in the predicate": strings.Replace(string(good), `"builder":{`, `"builder":{"x":1,`, 1),
 		"something behind":     string(good) + "{}",
+		"a bracket behind":     string(good) + "}}",
+		"a key twice":          strings.Replace(string(good), `"builder":{`, `"builder":{"id":"https://example.org/other",`, 1),
+		"two in another case":  strings.Replace(string(good), `"builder":{`, `"builder":{"ID":"https://example.org/other",`, 1),
+		"one of other letters": strings.Replace(string(good), `"_type"`, `"\u017fubject":[],"_type"`, 1),
 		"an empty predicate":   strings.Replace(string(good), `"predicate":{`, `"predicate":null,"p":{`, 1),
 	} {
 		if s, err := Decode([]byte(text)); !errors.Is(err, ErrStatement) {

@@ -193,8 +193,12 @@ func Open(ctx context.Context, text []byte, keys []*Key) (*Statement, []string, 
 		return s, nil, err
 	}
 	var verifiers []dsse.Verifier
+	seen := map[string]bool{} // of a key that is there twice the library prints a warning
 	for _, k := range keys {
-		verifiers = append(verifiers, party{k})
+		if !seen[k.id] {
+			seen[k.id] = true
+			verifiers = append(verifiers, party{k})
+		}
 	}
 	verifier, err := dsse.NewEnvelopeVerifier(verifiers...)
 	if err != nil {
