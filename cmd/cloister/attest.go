@@ -12,6 +12,7 @@ import (
 	"io"
 	"maps"
 	"os"
+	"path/filepath"
 	"runtime"
 	"slices"
 	"strings"
@@ -116,7 +117,7 @@ func (c *claims) check(ctx context.Context, path string) (*attest.Statement, []s
 		return nil, nil, &exit{exitUsage, err}
 	}
 	no := func(format string, args ...any) (*attest.Statement, []string, error) {
-		return nil, nil, &exit{exitNo, fmt.Errorf(path+": "+format, args...)}
+		return nil, nil, &exit{exitNo, fmt.Errorf("%s: %w", path, fmt.Errorf(format, args...))}
 	}
 	s, by, err := attest.Open(ctx, text, keys)
 	if err != nil {
@@ -257,16 +258,32 @@ func (e *evidence) write(ctx context.Context, s *attest.Statement, k *attest.Key
 	if err == nil && k != nil {
 		text, err = attest.Sign(ctx, s, k)
 	}
+	if err == nil {
+		err = replaceFile(e.path, append(bytes.TrimSpace(text), '\n'))
+	}
 	if err != nil {
 		return fmt.Errorf("--attest: %w", err)
 	}
-	text = append(bytes.TrimSpace(text), '\n')
-	// Beside it, since a rename works within a file system only.
-	if err := os.WriteFile(e.path+".new", text, 0o666); err != nil {
-		return fmt.Errorf("--attest: %w", err)
-	}
-	if err := os.Rename(e.path+".new", e.path); err != nil {
-		return fmt.Errorf("--attest: %w", err)
-	}
 	return nil
+}
+
+// replaceFile writes a file, by a rename; what is no regular file, as a link or a device, is written to as it is.
+func replaceFile(path string, text []byte) error {
+	if fi, err := os.Lstat(path); err == nil && !fi.Mode().IsRegular() {
+		return os.WriteFile(path, text, 0o666)
+	}
+	// Under a name of nobody's, beside it, since a rename works within a file system only.
+	file, err := os.CreateTemp(filepath.Dir(path), "."+filepath.Base(path)+"-*")
+	if err != nil {
+		return err
+	}
+	defer os.Remove(file.Name())
+	_, err = file.Write(text)
+	if err == nil {
+		err = file.Chmod(0o644)
+	}
+	if err = errors.Join(err, file.Close()); err != nil {
+		return err
+	}
+	return os.Rename(file.Name(), path)
 }

@@ -246,10 +246,10 @@ func (ds *descriptors) outputs(r *repb.ActionResult) []attest.Descriptor {
 	return slices.CompactFunc(all, func(a, b attest.Descriptor) bool { return a.Name == b.Name && a.MediaType == b.MediaType })
 }
 
-// log is what a result has of stdout or stderr; nothing where there was none.
+// log is what a result has of stdout or stderr; nothing where there was none, of which some servers name the empty blob.
 func (ds *descriptors) log(named *repb.Digest, inline []byte) attest.Descriptor {
 	switch {
-	case named != nil:
+	case named.GetSizeBytes() > 0:
 		return ds.proto("", named)
 	case len(inline) > 0:
 		return ds.of("", ds.function.Sum(inline))

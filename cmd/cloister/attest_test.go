@@ -93,6 +93,7 @@ func TestAttestVerify(t *testing.T) {
 		return to.path
 	}
 	signed := write("signed", statement(run, attest.Same), private)
+	percent := write("%d%s", statement(run, attest.Same), private)
 	plain := write("plain", statement(run, attest.Same), "")
 	differs := write("differs", statement(attest.Run{Worker: "one"}, attest.Differs), private)
 
@@ -110,6 +111,8 @@ func TestAttestVerify(t *testing.T) {
 		{[]string{signed, "--key", foreign}, exitNo, "not signed by an accepted key"},
 		{[]string{plain, "--key", public}, exitNo, "no signature"},
 		{[]string{differs, "--key", public, "--reproducible"}, exitNo, "reproducible"},
+		{[]string{percent, "--key", foreign}, exitNo, "%d%s: not signed"},
+		{[]string{signed, "--key", public, "--key", public}, 0, "same in 2 runs"},
 		{[]string{signed, "--key", public, "--file", public}, exitNo, "none of its 1 subjects"},
 		{[]string{signed, "--key", public, "--action", strings.Repeat("b", 64) + "/1"}, exitNo, "it is about action"},
 		{[]string{public, "--key", public}, exitNo, "not a valid statement"},
@@ -155,6 +158,34 @@ func TestAttestKeyMustBePrivate(t *testing.T) {
 	}
 }
 
+// A statement takes no file's place but its own: neither one beside it, nor what a link there leads to, nor a device.
+func TestStatementReplacesOneFile(t *testing.T) {
+	dir := t.TempDir()
+	beside, link, target := filepath.Join(dir, "s.new"), filepath.Join(dir, "link"), filepath.Join(dir, "target")
+	if err := errors.Join(os.WriteFile(beside, []byte("mine"), 0o600), os.WriteFile(target, []byte("old"), 0o600), os.Symlink("target", link)); err != nil {
+		t.Fatal(err)
+	}
+	for _, path := range []string{filepath.Join(dir, "s"), link, os.DevNull} {
+		if err := replaceFile(path, []byte("new")); err != nil {
+			t.Error(err)
+		}
+	}
+	for path, want := range map[string]string{beside: "mine", filepath.Join(dir, "s"): "new", target: "new", link: "new", os.DevNull: ""} {
+		if text, err := os.ReadFile(path); err != nil || string(text) != want {
+			t.Errorf("%s: %q, %v; want %q", path, text, err, want)
+		}
+	}
+	if fi, err := os.Lstat(link); err != nil || fi.Mode()&os.ModeSymlink == 0 {
+		t.Errorf("the link is %v, %v", fi.Mode(), err)
+	}
+	if err := replaceFile(filepath.Join(dir, "absent", "s"), nil); err == nil {
+		t.Error("written below what is not there")
+	}
+	if names, err := os.ReadDir(dir); err != nil || len(names) != 4 {
+		t.Errorf("left are %v, %v", names, err)
+	}
+}
+
 // What repro found becomes a statement from whose runs the same verdict follows, whatever kind of output differs.
 func TestStatementOfVerdict(t *testing.T) {
 	digest := func(s string) *repb.Digest { return cas.SHA256.Sum([]byte(s)).Proto() }
@@ -190,8 +221,10 @@ func TestStatementOfVerdict(t *testing.T) {
 	}
 	same := &repro.Verdict{Action: cas.SHA256.Sum([]byte("action")).String(), Result: repro.Same, Runs: []repro.Run{
 		{Result: result(func(*repb.ActionResult) {})},
-		// What was said comes inline from one server and by name from another.
-		{Result: result(func(r *repb.ActionResult) { r.StdoutDigest, r.StdoutRaw = nil, []byte("said") })},
+		// What was said comes inline from one server and by name from another, and nothing as the empty blob.
+		{Result: result(func(r *repb.ActionResult) {
+			r.StdoutDigest, r.StdoutRaw, r.StderrDigest = nil, []byte("said"), digest("")
+		})},
 	}}
 	s, err := statement(same)
 	if err == nil {

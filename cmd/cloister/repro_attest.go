@@ -43,9 +43,16 @@ func statement(v *repro.Verdict) (*attest.Statement, error) {
 	for i := range v.Runs {
 		run := &v.Runs[i]
 		of := descriptors{function: action.Function()}
+		outputs := of.outputs(run.Result)
+		for j := range outputs {
+			// By what they were compared, else no verdict follows.
+			if root := run.Root(outputs[j].Name); root != nil && outputs[j].MediaType == mediaTree {
+				outputs[j], outputs[j].MediaType = of.proto(outputs[j].Name, root), mediaDirectory
+			}
+		}
 		p.Runs = append(p.Runs, attest.Run{
 			Worker: run.Worker, Varied: run.Varied, StableHash: run.StableHash, StartedOn: run.Start, FinishedOn: run.End,
-			ExitCode: run.ExitCode, Code: run.Code, Outputs: of.outputs(run.Result),
+			ExitCode: run.ExitCode, Code: run.Code, Outputs: outputs,
 			Stdout: of.log(run.Result.StdoutDigest, run.Result.StdoutRaw), Stderr: of.log(run.Result.StderrDigest, run.Result.StderrRaw),
 		})
 		if of.err != nil {

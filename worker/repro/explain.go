@@ -181,7 +181,8 @@ func settle(ctx context.Context, runs []Run) {
 				continue
 			}
 			if e, err := runs[i].entry(ctx, it); err == nil {
-				it.name = e.Directory.String()
+				it.root = e.Directory.Proto()
+				it.name = digestName(it.root)
 				runs[i].outputs[name] = it
 			}
 		}

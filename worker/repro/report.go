@@ -24,20 +24,38 @@ var page string
 var pages = template.Must(template.New("report").Funcs(template.FuncMap{
 	"inc":   func(i int) int { return i + 1 },
 	"join":  strings.Join,
-	"text":  text,
 	"short": func(s string) string { return s[:min(len(s), 12)] },
+	"clip":  clip,
 }).Parse(page))
 
+// clip returns the text of s as a page shows it. Names are long where somebody wants them to be.
+func clip(s string) string {
+	const most = 300
+	if s = text(s); len(s) > most {
+		return s[:most] + "..."
+	}
+	return s
+}
+
 // A cut is how much of each verdict a page shows.
-type cut struct{ verdicts, outputs, differences int }
+type cut struct{ verdicts, outputs, differences, runs int }
+
+// cuts are tried in this order. The last one takes less than maxPage, whatever it is that is told.
+var cuts = []cut{
+	{1000, 200, 60, MaxRuns}, {200, 60, 20, MaxRuns}, {100, 20, 8, MaxRuns}, {40, 10, 3, MaxRuns}, {10, 5, 2, MaxRuns}, {3, 3, 1, MaxRuns},
+	{200, 20, 8, 10}, {40, 10, 3, 5}, {10, 5, 2, 3}, {1, 3, 1, 3},
+}
 
 // A sheet is a verdict as a page shows it.
 type sheet struct {
 	*Verdict
+	Ran      []Run
 	Rows     []row
 	Shown    []*Difference
+	Runless  int // runs that are not in Ran, nor in the cells of Rows
 	Outputs  int // that are not in Rows
 	Unshown  int // differences
+	Unknown  []string
 	Headline string
 	Skips    []Skipped
 }
@@ -55,9 +73,9 @@ type cell struct {
 }
 
 // HTML returns a page that needs nothing else: no script, no other file. It is at most 60 kB, for which it leaves out
-// outputs that are the same and then differences.
+// outputs that are the same, then differences, and then runs.
 func (r Report) HTML() ([]byte, error) {
-	for _, c := range []cut{{1000, 200, 60}, {200, 60, 20}, {100, 20, 8}, {40, 10, 3}, {10, 5, 2}, {3, 3, 1}} {
+	for _, c := range cuts {
 		var b bytes.Buffer
 		var sheets []*sheet
 		for _, v := range r[:min(len(r), c.verdicts)] {
@@ -75,7 +93,9 @@ func (r Report) HTML() ([]byte, error) {
 
 // sheet returns what a page shows of v.
 func (v *Verdict) sheet(c cut) *sheet {
-	s := &sheet{Verdict: v, Headline: v.conclusion(), Skips: v.skips()}
+	ran := min(len(v.Runs), c.runs)
+	s := &sheet{Verdict: v, Headline: v.conclusion(), Skips: v.skips(), Ran: v.Runs[:ran], Runless: len(v.Runs) - ran}
+	s.Unknown = v.Unexplained[:min(len(v.Unexplained), c.differences)]
 	for _, differ := range []bool{true, false} {
 		for i := range v.Outputs {
 			o := &v.Outputs[i]
@@ -86,7 +106,7 @@ func (v *Verdict) sheet(c cut) *sheet {
 				s.Outputs++
 				continue
 			}
-			s.Rows = append(s.Rows, row{o, o.cells()})
+			s.Rows = append(s.Rows, row{o, o.cells()[:ran]})
 		}
 	}
 	for i := range v.Differences {

@@ -76,6 +76,34 @@ func TestPageIsSmall(t *testing.T) {
 	}
 }
 
+// TestPageIsSmallWhateverIsInIt: many runs and names as long as they may be leave a page, too.
+func TestPageIsSmallWhateverIsInIt(t *testing.T) {
+	long := strings.Repeat("\"&", 2000)
+	v := hostileVerdict(t, 5)
+	for i := range v.Outputs {
+		v.Outputs[i].Path += long
+		for len(v.Outputs[i].Digests) < repro.MaxRuns {
+			v.Outputs[i].Digests = append(v.Outputs[i].Digests, fmt.Sprint("-> ", len(v.Outputs[i].Digests), long))
+		}
+	}
+	for len(v.Runs) < repro.MaxRuns {
+		r := v.Runs[1]
+		r.On, r.Worker, r.Action = long, long, long
+		v.Runs = append(v.Runs, r)
+	}
+	for range 51 {
+		v.Unexplained = append(v.Unexplained, long)
+	}
+	v.Bisection.Says, v.Target = long, long
+	for n := range 4 {
+		r := repro.Report{v, v, v, v}[n:]
+		html, err := r.HTML()
+		if err != nil || len(html) > 60_000 || !bytes.Contains(html, []byte("<th>run 3")) {
+			t.Errorf("%d verdicts: %d bytes, %v", len(r), len(html), err)
+		}
+	}
+}
+
 func TestTextSaysWhatAPersonNeeds(t *testing.T) {
 	s := newScript(t, func(n int, v *worker.Variation) made {
 		return made{files: map[string]string{"lib.a": "for " + noticed("hostname", n, v), "x": "1"}}

@@ -401,6 +401,9 @@ func TestServersAreComparedByContent(t *testing.T) {
 	if v.Result != repro.Same || len(v.Runs) != 3 || here.runs() < 2 || there.runs() != 1 || v.Runs[1].Action != other.Action.String() {
 		t.Errorf("got %+v", v)
 	}
+	if a, b := v.Runs[0].Root("dir"), v.Runs[1].Root("dir"); a == nil || a.Hash != b.GetHash() || v.Runs[0].Root("x") != nil {
+		t.Errorf("the roots that were compared are %v and %v", a, b)
+	}
 	if len(v.Runs[1].Varied) > 0 || v.Runs[1].On != `there\x1b[0m` {
 		t.Errorf("the run elsewhere is %+v", v.Runs[1])
 	}

@@ -79,7 +79,7 @@ func (c *check) record(p *Place, v *worker.Variation, out *worker.Outcome) Run {
 	m := out.Result.GetExecutionMetadata()
 	r := Run{
 		On: text(p.Name), Worker: text(m.GetWorker()), Varied: describe(v), ExitCode: out.Result.GetExitCode(),
-		Result: out.Result, outputs: items(out.Result), place: p, facts: c.scene.facts(v, m), digests: c.task.Action.Function(),
+		Result: out.Result, outputs: items(out.Result, c.task.Action.Function()), place: p, facts: c.scene.facts(v, m), digests: c.task.Action.Function(),
 	}
 	if !p.Action.IsZero() && p.Action != c.task.Action {
 		r.Action = p.Action.String()
@@ -102,7 +102,8 @@ type item struct {
 	digest     *repb.Digest
 	tree       bool // digest is that of a Tree, and not of a Directory
 	executable bool
-	target     string // of a symlink
+	target     string       // of a symlink
+	root       *repb.Digest // of a Tree by whose root it is compared, else nil
 }
 
 // The names of stdout and stderr among the items: no path ends in a slash.
@@ -111,8 +112,8 @@ const (
 	stderr = "stderr/"
 )
 
-// items returns what a result names, by path.
-func items(r *repb.ActionResult) map[string]item {
+// items returns what a result names, by path. Function is that of its digests.
+func items(r *repb.ActionResult, function cas.Function) map[string]item {
 	all := map[string]item{}
 	for _, f := range r.GetOutputFiles() {
 		name := digestName(f.Digest)
@@ -139,7 +140,7 @@ func items(r *repb.ActionResult) map[string]item {
 	}{{stdout, r.GetStdoutDigest(), r.GetStdoutRaw()}, {stderr, r.GetStderrDigest(), r.GetStderrRaw()}} {
 		d := log.digest
 		if d == nil && len(log.raw) > 0 {
-			d = cas.SHA256.Sum(log.raw).Proto() // only others inline without a digest
+			d = function.Sum(log.raw).Proto() // only others inline without a digest
 		}
 		if d.GetSizeBytes() > 0 {
 			all[log.name] = item{kind: strings.TrimSuffix(log.name, "/"), name: digestName(d), digest: d}
@@ -147,6 +148,10 @@ func items(r *repb.ActionResult) map[string]item {
 	}
 	return all
 }
+
+// Root returns the digest of the Directory that is the root of an output directory, where that is what was compared and not
+// the digest of its Tree, else nil.
+func (r *Run) Root(path string) *repb.Digest { return r.outputs[path].root }
 
 func digestName(d *repb.Digest) string { return fmt.Sprintf("%s/%d", d.GetHash(), d.GetSizeBytes()) }
 
