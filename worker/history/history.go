@@ -24,6 +24,7 @@ import (
 	"unicode/utf8"
 
 	repb "github.com/bazelbuild/remote-apis/build/bazel/remote/execution/v2"
+	"github.com/cloister-build/cloister/cas"
 )
 
 // How an action was answered.
@@ -38,14 +39,16 @@ const (
 	Checked  How = "checked" // it was run again, to see whether its result is the same
 )
 
-// An Entry is one answer. Texts that a client chose are cut and made printable when the entry is added.
+// An Entry is one answer. Texts that a client chose are cut and made printable when the entry is added, but for Instance: who
+// may read one must not read those of another whose name, cut or quoted, would be the same.
 type Entry struct {
 	// Number orders the entries, from 1 on. Add sets it.
 	Number uint64 `json:"n"`
 	// Time is when it was answered.
-	Time     time.Time `json:"time"`
-	Instance string    `json:"instance,omitempty"`
-	How      How       `json:"how"`
+	Time time.Time `json:"time"`
+	// Instance is a name that cas.CheckInstanceName permits, or else one that it does not permit either.
+	Instance string `json:"instance,omitempty"`
+	How      How    `json:"how"`
 	// Action is its digest, as cas.Digest has it as a text.
 	Action string `json:"action"`
 	// What the client said of itself; nobody vouches for it.
@@ -78,13 +81,16 @@ func (e *Entry) Failed() bool { return e.Code != 0 || e.Exit != 0 }
 // MaxText bounds the texts of an entry, in bytes; longer ones are cut.
 const MaxText = 512
 
-// bound makes all texts of e printable and short.
+// bound makes the texts of e printable and short.
 func (e *Entry) bound() {
-	for _, s := range []*string{&e.Instance, &e.Action, &e.Invocation, &e.Correlated, &e.Target, &e.Mnemonic, &e.Result,
+	for _, s := range []*string{&e.Action, &e.Invocation, &e.Correlated, &e.Target, &e.Mnemonic, &e.Result,
 		&e.Manifest, &e.StableHash, &e.Worker, &e.Verdict} {
 		*s = printable(*s)
 	}
 	e.How = How(printable(string(e.How)))
+	if cas.CheckInstanceName(e.Instance) != nil {
+		e.Instance = "//" + printable(e.Instance) // which is no instance either
+	}
 }
 
 // printable returns s with everything that is not a printable character written as in a Go string, cut to MaxText
@@ -167,7 +173,7 @@ type Filter struct {
 
 // printable returns f with its texts as those of entries are.
 func (f Filter) printable() Filter {
-	for _, s := range []*string{&f.Instance, &f.Invocation, &f.Correlated, &f.Target, &f.Mnemonic, &f.Action} {
+	for _, s := range []*string{&f.Invocation, &f.Correlated, &f.Target, &f.Mnemonic, &f.Action} {
 		*s = printable(*s)
 	}
 	return f

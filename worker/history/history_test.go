@@ -63,6 +63,35 @@ func TestChecksAreNobodysRequest(t *testing.T) {
 	}
 }
 
+// TestInstancesAreApart, also where their names would look the same.
+func TestInstancesAreApart(t *testing.T) {
+	l := begin(t, Config{Dir: filepath.Join(t.TempDir(), "history")})
+	long := strings.Repeat("\x01", 200)
+	names := []string{"a\x01", `a\x01`, long + "a", long + "b", "a\ufffd"}
+	for i, name := range names {
+		l.Add(Entry{Action: digest(i), How: Executed, Instance: name})
+	}
+	for _, name := range []string{"a\xff", strings.Repeat("x", 1<<20), "a//b"} { // asked for, and refused
+		l.Add(Entry{Action: digest(9), How: Executed, Instance: name})
+	}
+	for i, name := range names {
+		if got := found(t, l, Filter{Instance: name}); !slices.Equal(got, []uint64{uint64(i) + 1}) {
+			t.Errorf("%q has %d, want %d", name, got, i+1)
+		}
+	}
+}
+
+// TestClocksAreSetBack: an entry with a time long ago hides none of those before it.
+func TestClocksAreSetBack(t *testing.T) {
+	l := begin(t, Config{Dir: filepath.Join(t.TempDir(), "history")})
+	l.Add(Entry{Action: digest(1), How: Executed})
+	l.Add(Entry{Action: digest(2), How: Executed, Time: time.Unix(1, 0)})
+	l.Add(Entry{Action: digest(3), How: Executed})
+	if got := found(t, l, Filter{}); !slices.Equal(got, []uint64{3, 1}) {
+		t.Errorf("found are %d, want 3 and 1", got)
+	}
+}
+
 func digest(i int) string { return fmt.Sprintf("%064x/%d", i, i) }
 
 func TestWhatIsAddedIsFound(t *testing.T) {

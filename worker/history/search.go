@@ -90,10 +90,8 @@ func (s *search) segment(path string) error {
 		if json.Unmarshal(line, &e) != nil {
 			return nil
 		}
-		if e.Time.UnixNano() < s.oldest {
-			return errStop // all others are older
-		}
-		if !s.admits(&e) || s.Distinct && (s.seen[e.Action] || e.How == Checked) {
+		// Others before it need not be older: clocks are set back.
+		if e.Time.UnixNano() < s.oldest || !s.admits(&e) || s.Distinct && (s.seen[e.Action] || e.How == Checked) {
 			return s.ctx.Err()
 		}
 		if s.Distinct {
