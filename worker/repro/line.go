@@ -18,9 +18,13 @@ func (v *Verdict) Line() string {
 	if v.Result == FlakyExit {
 		what = "it exits in more than one way: " + v.exits()
 	} else {
-		what = some(v.Differing()) + " differs"
-		if len(v.Differing()) > 1 {
-			what = some(v.Differing()) + " differ"
+		names := v.Differing()
+		for i := range names {
+			names[i] = clip(names[i]) // what is to be done comes after them
+		}
+		what = some(names) + " differs"
+		if len(names) > 1 {
+			what = some(names) + " differ"
 		}
 	}
 	for _, d := range v.Differences {

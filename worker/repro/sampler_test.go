@@ -103,6 +103,57 @@ func TestGateRecordsOnlyWhatIsTheSame(t *testing.T) {
 	}
 }
 
+// TestGateHoldsWhatItOnceHeld: an action that differed is checked on other days as well, though these would choose others, and
+// nothing that says that it is not cached stands beside a result that is.
+func TestGateHoldsWhatItOnceHeld(t *testing.T) {
+	steady := false
+	s, b := newScript(t, func(_ int, v *worker.Variation) made {
+		if steady {
+			return file("x")
+		}
+		return file(v.Conditions.Hostname)
+	}), &book{}
+	e := s.sampler(b, true)
+	task := s.action()
+	execute(t, e, task)
+	e.Share = 0 // as a day on which it has no turn
+	execute(t, e, task)
+	if s.recorded != 0 || b.counts["differs"] != 2 {
+		t.Errorf("%d recorded, counts %v, remark %q", s.recorded, b.counts, e.Remark("", task.Action))
+	}
+	execute(t, e, s.action("A=1"))
+	if s.recorded != 1 {
+		t.Errorf("%d recorded of another action", s.recorded)
+	}
+	steady = true
+	execute(t, e, task)
+	if s.recorded != 2 || e.Remark("", task.Action) != "" {
+		t.Errorf("%d recorded, remark %q", s.recorded, e.Remark("", task.Action))
+	}
+	if runs := s.runs(); runs != 7 {
+		t.Errorf("%d runs", runs)
+	}
+}
+
+// TestLineEndsWithWhatToDo, however long the names of outputs are.
+func TestLineEndsWithWhatToDo(t *testing.T) {
+	s, b := newScript(t, func(_ int, v *worker.Variation) made {
+		m := made{files: map[string]string{}}
+		for i := range 5 {
+			m.files[strings.Repeat("x", 5000)+fmt.Sprint(i)] = v.Conditions.Hostname
+		}
+		return m
+	}), &book{}
+	e := s.sampler(b, true)
+	task := s.action()
+	execute(t, e, task)
+	line := e.Remark("", task.Action)
+	const most = 2000 // of a line in the message of a result
+	if len(line) > most || !strings.Contains(line, "see: cloister repro "+task.Action.String()) {
+		t.Errorf("%d bytes: %s", len(line), line)
+	}
+}
+
 func TestGateAsksNothingOfWhatIsNotRecorded(t *testing.T) {
 	s, b := newScript(t, func(int, *worker.Variation) made { return made{exit: 1} }), &book{}
 	execute(t, s.sampler(b, true), s.action())
