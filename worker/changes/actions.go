@@ -15,7 +15,7 @@ import (
 )
 
 // Actions returns how action b differs from action a: in its command, environment, platform, timeout and inputs, which
-// is why what is recorded for the one is not found for the other. It fails if one of the two, or its command, cannot be
+// is why what is recorded for the one is not found for the other. Of two digests there is a change at least. It fails if one of the two, or its command, cannot be
 // read. An input root that is absent is one change.
 func Actions(ctx context.Context, r *Reader, a, b cas.Digest) ([]Change, error) {
 	x, err := readAction(ctx, r.Store, a)
@@ -40,7 +40,7 @@ func Actions(ctx context.Context, r *Reader, a, b cas.Digest) ([]Change, error) 
 		all = append(all, Change{What: "digest function", A: a.Function().String(), B: b.Function().String()})
 	}
 	if x.root == y.root {
-		return all, nil
+		return otherwise(all, "action", a, b), nil
 	}
 	inputs, err := Folders(ctx, "input", r.Directory(x.root), r.Directory(y.root))
 	if errors.Is(err, cas.ErrNotFound) {
@@ -56,7 +56,16 @@ func Commands(ctx context.Context, r *Reader, a, b cas.Digest) ([]Change, error)
 	if err := errors.Join(cas.ReadProto(ctx, r.Store, a, &x), cas.ReadProto(ctx, r.Store, b, &y)); err != nil {
 		return nil, err
 	}
-	return slices.Concat(commands(&x, &y), properties("platform", x.Platform, y.Platform)), nil
+	return otherwise(slices.Concat(commands(&x, &y), properties("platform", x.Platform, y.Platform)), "command", a, b), nil
+}
+
+// otherwise returns all, or if there are none while the digests differ, that: there are orders, doublets and fields of which
+// nothing is told, and still one message is not found by the digest of the other.
+func otherwise(all []Change, what string, a, b cas.Digest) []Change {
+	if len(all) == 0 && a != b {
+		all = append(all, Change{What: what + ", of equal parts in another order or encoding", A: a.String(), B: b.String()})
+	}
+	return all
 }
 
 // An action is one with what it names.
@@ -212,7 +221,7 @@ func differing(a, b string) (string, string) {
 	return quoted(a), quoted(b)
 }
 
-// maxAligned is up to how many arguments that differ are aligned: it costs the square of that in bytes.
+// maxAligned is up to how many arguments that differ are aligned: it costs the square of that.
 const maxAligned = 2000
 
 // sequences returns how list b differs from list a, by the number of the place in a, or in b where a has nothing: from 1.
@@ -261,6 +270,7 @@ func sequences(what string, a, b []string) []Change {
 // align calls visit for what is not in a longest common part of a and b: pairs that stand in for each other, and then what
 // only one has, with -1 for the other.
 func align(a, b []string, visit func(i, j int)) {
+	x, y := numbered(a, b)
 	// length[i][j] is that of the longest common part of a[i:] and b[j:].
 	length := make([][]uint16, len(a)+1)
 	for i := range length {
@@ -268,7 +278,7 @@ func align(a, b []string, visit func(i, j int)) {
 	}
 	for i := len(a) - 1; i >= 0; i-- {
 		for j := len(b) - 1; j >= 0; j-- {
-			if a[i] == b[j] {
+			if x[i] == y[j] {
 				length[i][j] = length[i+1][j+1] + 1
 			} else {
 				length[i][j] = max(length[i+1][j], length[i][j+1])
@@ -289,7 +299,7 @@ func align(a, b []string, visit func(i, j int)) {
 	i, j, fromI, fromJ := 0, 0, 0, 0
 	for i < len(a) && j < len(b) {
 		switch {
-		case a[i] == b[j]:
+		case x[i] == y[j]:
 			flush(fromI, i, fromJ, j)
 			i, j = i+1, j+1
 			fromI, fromJ = i, j
@@ -300,6 +310,22 @@ func align(a, b []string, visit func(i, j int)) {
 		}
 	}
 	flush(fromI, len(a), fromJ, len(b))
+}
+
+// numbered returns a number for each text, the same for the same, which takes no time to compare however long it is.
+func numbered(a, b []string) (x, y []int) {
+	known := map[string]int{}
+	of := func(texts []string) []int {
+		ns := make([]int, len(texts))
+		for i, text := range texts {
+			if _, ok := known[text]; !ok {
+				known[text] = len(known)
+			}
+			ns[i] = known[text]
+		}
+		return ns
+	}
+	return of(a), of(b)
 }
 
 // Results returns how result b differs from result a: in exit code, outputs, stdout and stderr. Digests are of function f. It says
@@ -364,7 +390,9 @@ func (r *Reader) outputs(ctx context.Context, f cas.Function, result *repb.Actio
 		if err != nil {
 			return nil, fmt.Errorf("output %s: %w", quoted(o.Path), err)
 		}
-		all = append(all, *r.File(o.Path, d, o.IsExecutable))
+		e := r.File(o.Path, d, o.IsExecutable)
+		e.Properties = nodeProperties(o.NodeProperties)
+		all = append(all, *e)
 	}
 	for _, o := range result.OutputDirectories {
 		e := Entry{Name: o.Path}
@@ -384,7 +412,7 @@ func (r *Reader) outputs(ctx context.Context, f cas.Function, result *repb.Actio
 	}
 	for _, links := range [][]*repb.OutputSymlink{result.OutputSymlinks, result.OutputFileSymlinks, result.OutputDirectorySymlinks} {
 		for _, l := range links {
-			all = append(all, Entry{Name: l.Path, Link: true, Target: l.Target})
+			all = append(all, Entry{Name: l.Path, Link: true, Target: l.Target, Properties: nodeProperties(l.NodeProperties)})
 		}
 	}
 	slices.SortFunc(all, func(a, b Entry) int { return strings.Compare(a.Name, b.Name) })

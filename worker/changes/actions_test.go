@@ -16,6 +16,8 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/durationpb"
+	"google.golang.org/protobuf/types/known/timestamppb"
+	"google.golang.org/protobuf/types/known/wrapperspb"
 )
 
 // A site is a store in memory with what tests put there.
@@ -94,7 +96,26 @@ func TestWhyAnActionIsAnother(t *testing.T) {
 		}
 	}
 	root := s.files(map[string]string{"x.c": "1", "x.h": "2", "z.h": "3"})
+	// of returns the same root, with properties.
+	of := func(all, file *repb.NodeProperties) cas.Digest {
+		var d repb.Directory
+		if err := cas.ReadProto(t.Context(), s.Memory, root, &d); err != nil {
+			t.Fatal(err)
+		}
+		d.NodeProperties, d.Files[0].NodeProperties = all, file
+		return s.put(&d)
+	}
+	rooted := func(all *repb.NodeProperties) cas.Digest { return of(all, nil) }
+	dated := func(sec int64) cas.Digest {
+		return of(nil, &repb.NodeProperties{Mtime: &timestamppb.Timestamp{Seconds: sec}, UnixMode: wrapperspb.UInt32(0o640)})
+	}
+	sticky := &repb.NodeProperties{UnixMode: wrapperspb.UInt32(0o1777)}
 	base := s.action(command(), root, nil)
+	reversed := func() cas.Digest {
+		c := command()
+		slices.Reverse(c.EnvironmentVariables)
+		return s.action(c, root, nil)
+	}
 	long := strings.Repeat("x", 300)
 	for name, c := range map[string]struct {
 		change func(*repb.Command)
@@ -102,25 +123,31 @@ func TestWhyAnActionIsAnother(t *testing.T) {
 		action func(*repb.Action)
 		want   []string
 	}{
-		"nothing":                   {},
-		"an argument":               {change: func(c *repb.Command) { c.Arguments[1] = "-O2" }, want: []string{"argument | 2 | -O1 | -O2"}},
-		"one more":                  {change: func(c *repb.Command) { c.Arguments = slices.Insert(c.Arguments, 2, "-g", "") }, want: []string{"argument | 3 |  | -g", `argument | 4 |  | ""`}},
-		"one less":                  {change: func(c *repb.Command) { c.Arguments = slices.Delete(c.Arguments, 1, 2) }, want: []string{"argument | 2 | -O1 | "}},
-		"two places":                {change: func(c *repb.Command) { c.Arguments[1], c.Arguments[5] = "-O2", "y.o" }, want: []string{"argument | 2 | -O1 | -O2", "argument | 6 | x.o | y.o"}},
-		"hostile":                   {change: func(c *repb.Command) { c.Arguments[1] = "\x1b[2J\n" }, want: []string{`argument | 2 | -O1 | "\x1b[2J\n"`}},
-		"long":                      {change: func(c *repb.Command) { c.Arguments[1] = long }, want: []string{"argument | 2 | -O1 | " + long[:MaxText-3] + "..."}},
-		"a variable":                {change: func(c *repb.Command) { c.EnvironmentVariables[0].Value = "de" }, want: []string{"environment | LANG | C | de"}},
-		"another variable":          {change: func(c *repb.Command) { c.EnvironmentVariables[0].Name = "LC" }, want: []string{"environment | LANG | C | ", "environment | LC |  | C"}},
-		"a directory":               {change: func(c *repb.Command) { c.WorkingDirectory = "d" }, want: []string{`working directory |  | "" | d`}},
-		"an output":                 {change: func(c *repb.Command) { c.OutputPaths[0] = "y.o" }, want: []string{"declared output | x.o | declared | ", "declared output | y.o |  | declared"}},
-		"a platform":                {change: func(c *repb.Command) { c.Platform.Properties[0].Value = "macos" }, want: []string{"platform | OSFamily | linux | macos"}},
-		"the action's":              {action: func(a *repb.Action) { a.Platform = &repb.Platform{} }, want: []string{"platform | OSFamily | linux | "}},
-		"a timeout":                 {action: func(a *repb.Action) { a.Timeout = durationpb.New(time.Minute) }, want: []string{"timeout |  |  | 1m0s"}},
-		"do_not_cache":              {action: func(a *repb.Action) { a.DoNotCache = true }, want: []string{"do_not_cache |  | false | true"}},
-		"a salt":                    {action: func(a *repb.Action) { a.Salt = []byte("s") }, want: []string{"salt |  |  | s"}},
-		"an input":                  {root: s.files(map[string]string{"x.c": "9", "x.h": "2", "z.h": "3"}), want: []string{"input | x.c | " + digestText("1") + " | " + digestText("9")}},
-		"an input less":             {root: s.files(map[string]string{"x.c": "1", "z.h": "3"}), want: []string{"input | x.h | " + digestText("2") + " | "}},
-		"an input more":             {root: s.files(map[string]string{"x.c": "1", "x.h": "2", "y": "y", "z.h": "3"}), want: []string{"input | y |  | " + digestText("y")}},
+		"nothing":            {},
+		"an argument":        {change: func(c *repb.Command) { c.Arguments[1] = "-O2" }, want: []string{"argument | 2 | -O1 | -O2"}},
+		"one more":           {change: func(c *repb.Command) { c.Arguments = slices.Insert(c.Arguments, 2, "-g", "") }, want: []string{"argument | 3 |  | -g", `argument | 4 |  | ""`}},
+		"one less":           {change: func(c *repb.Command) { c.Arguments = slices.Delete(c.Arguments, 1, 2) }, want: []string{"argument | 2 | -O1 | "}},
+		"two places":         {change: func(c *repb.Command) { c.Arguments[1], c.Arguments[5] = "-O2", "y.o" }, want: []string{"argument | 2 | -O1 | -O2", "argument | 6 | x.o | y.o"}},
+		"hostile":            {change: func(c *repb.Command) { c.Arguments[1] = "\x1b[2J\n" }, want: []string{`argument | 2 | -O1 | "\x1b[2J\n"`}},
+		"long":               {change: func(c *repb.Command) { c.Arguments[1] = long }, want: []string{"argument | 2 | -O1 | " + long[:MaxText-3] + "..."}},
+		"a variable":         {change: func(c *repb.Command) { c.EnvironmentVariables[0].Value = "de" }, want: []string{"environment | LANG | C | de"}},
+		"another variable":   {change: func(c *repb.Command) { c.EnvironmentVariables[0].Name = "LC" }, want: []string{"environment | LANG | C | ", "environment | LC |  | C"}},
+		"a directory":        {change: func(c *repb.Command) { c.WorkingDirectory = "d" }, want: []string{`working directory |  | "" | d`}},
+		"an output":          {change: func(c *repb.Command) { c.OutputPaths[0] = "y.o" }, want: []string{"declared output | x.o | declared | ", "declared output | y.o |  | declared"}},
+		"a platform":         {change: func(c *repb.Command) { c.Platform.Properties[0].Value = "macos" }, want: []string{"platform | OSFamily | linux | macos"}},
+		"the action's":       {action: func(a *repb.Action) { a.Platform = &repb.Platform{} }, want: []string{"platform | OSFamily | linux | "}},
+		"a timeout":          {action: func(a *repb.Action) { a.Timeout = durationpb.New(time.Minute) }, want: []string{"timeout |  |  | 1m0s"}},
+		"do_not_cache":       {action: func(a *repb.Action) { a.DoNotCache = true }, want: []string{"do_not_cache |  | false | true"}},
+		"a salt":             {action: func(a *repb.Action) { a.Salt = []byte("s") }, want: []string{"salt |  |  | s"}},
+		"an input":           {root: s.files(map[string]string{"x.c": "9", "x.h": "2", "z.h": "3"}), want: []string{"input | x.c | " + digestText("1") + " | " + digestText("9")}},
+		"an input less":      {root: s.files(map[string]string{"x.c": "1", "z.h": "3"}), want: []string{"input | x.h | " + digestText("2") + " | "}},
+		"an input more":      {root: s.files(map[string]string{"x.c": "1", "x.h": "2", "y": "y", "z.h": "3"}), want: []string{"input | y |  | " + digestText("y")}},
+		"an input's date":    {root: dated(1), want: []string{"input | x.c | " + digestText("1") + " | " + digestText("1") + " mode 0640 mtime 1970-01-01T00:00:01Z"}},
+		"a directory's mode": {root: rooted(sticky), want: []string{"input | / | directory " + root.String() + " | directory " + rooted(sticky).String()}},
+		"an order": {
+			change: func(c *repb.Command) { slices.Reverse(c.EnvironmentVariables) },
+			want:   []string{"action, of equal parts in another order or encoding |  | " + base.String() + " | " + reversed().String()},
+		},
 		"inputs that are not there": {root: cas.SHA256.Sum([]byte("absent")), want: []string{"input root |  | " + root.String() + " | " + digestText("absent")}},
 	} {
 		t.Run(name, func(t *testing.T) {

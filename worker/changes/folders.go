@@ -11,6 +11,7 @@ import (
 	"path"
 	"slices"
 	"strings"
+	"time"
 
 	repb "github.com/bazelbuild/remote-apis/build/bazel/remote/execution/v2"
 	"github.com/cloister-build/cloister/cas"
@@ -29,6 +30,8 @@ type Entry struct {
 	// Link says that it is a symbolic link, to Target.
 	Link   bool
 	Target string
+	// Properties are those of the node, as a text that is equal for equal ones; "" if there are none.
+	Properties string
 	// Digest is that of a file, or of a Directory; zero if it is not known. Equal ones need no look.
 	Digest cas.Digest
 	// Folder is what a directory has in it, nil if it is none.
@@ -43,7 +46,7 @@ func (e *Entry) text() string {
 	case e == nil:
 		return ""
 	case e.Link:
-		return "link to " + quoted(e.Target)
+		return "link to " + quoted(e.Target) + e.Properties
 	case e.Folder != nil && e.Digest.IsZero():
 		return "directory"
 	case e.Folder != nil:
@@ -56,21 +59,48 @@ func (e *Entry) text() string {
 
 func (e *Entry) mode() string {
 	if e.Executable {
-		return " executable"
+		return " executable" + e.Properties
 	}
-	return ""
+	return e.Properties
+}
+
+// nodeProperties returns those of a node as Entry has them.
+func nodeProperties(p *repb.NodeProperties) string {
+	var b strings.Builder
+	if mode := p.GetUnixMode(); mode != nil {
+		fmt.Fprintf(&b, " mode %04o", mode.Value)
+	}
+	if p.GetMtime() != nil {
+		b.WriteString(" mtime " + p.Mtime.AsTime().Format(time.RFC3339Nano))
+	}
+	for _, q := range p.GetProperties() {
+		b.WriteString(" " + quoted(q.Name) + "=" + quoted(q.Value))
+	}
+	return b.String()
 }
 
 // Folders returns how b differs from a, by path: each file, link and directory that one alone has, or that is not the
-// same in both. What is a kind of change, such as "input". There are at most MaxChanges, and one more that says so if
+// same in both; and each whose digest is another though nothing in it is. What is a kind of change, such as "input". There are at most MaxChanges, and one more that says so if
 // there would be more. A directory that cannot be read because it is absent is a change as a whole; other errors are returned.
 func Folders(ctx context.Context, what string, a, b Folder) ([]Change, error) {
 	f := folders{ctx: ctx, what: what, seen: map[[2]cas.Digest]string{}}
-	err := f.walk("", &Entry{Folder: a}, &Entry{Folder: b})
+	x, y := &Entry{Folder: a, Digest: rootOf(a)}, &Entry{Folder: b, Digest: rootOf(b)}
+	err := f.walk("", x, y)
+	if err == nil && len(f.changes) == 0 {
+		err = f.unlike("", x, y)
+	}
 	if errors.Is(err, errEnough) {
 		err = nil
 	}
 	return f.changes, err
+}
+
+// rootOf returns the digest of a folder that is a Directory message, else zero.
+func rootOf(f Folder) cas.Digest {
+	if s, ok := f.(*stored); ok && s.message == nil {
+		return s.digest
+	}
+	return cas.Digest{}
 }
 
 // A folders compares two directories.
@@ -137,6 +167,15 @@ func (f *folders) walk(at string, a, b *Entry) error {
 	return nil
 }
 
+// unlike says of two directories in which nothing differs that they do, if their digests do: by properties of their own, or
+// in their encoding.
+func (f *folders) unlike(name string, a, b *Entry) error {
+	if a.Digest.IsZero() || b.Digest.IsZero() || a.Digest == b.Digest || a.Digest.Function() != b.Digest.Function() {
+		return nil
+	}
+	return f.entry(name+"/", a, b)
+}
+
 // pair compares what two folders that are called at have by the same name; one may be nil.
 func (f *folders) pair(at string, a, b *Entry) error {
 	if a == nil || b == nil {
@@ -156,7 +195,7 @@ func (f *folders) pair(at string, a, b *Entry) error {
 	case (a.Folder != nil) != (b.Folder != nil) || a.Link != b.Link:
 		return f.entry(name, a, b)
 	case a.Link:
-		if a.Target == b.Target {
+		if a.Target == b.Target && a.Properties == b.Properties {
 			return nil
 		}
 		return f.entry(name, a, b)
@@ -171,8 +210,12 @@ func (f *folders) pair(at string, a, b *Entry) error {
 			}
 			f.seen[key] = name
 		}
-		return f.walk(name, a, b)
-	case a.Executable != b.Executable:
+		told := len(f.changes)
+		if err := f.walk(name, a, b); err != nil || len(f.changes) > told {
+			return err
+		}
+		return f.unlike(name, a, b)
+	case a.Executable != b.Executable, a.Properties != b.Properties:
 		return f.entry(name, a, b)
 	case same:
 		return nil
@@ -314,7 +357,9 @@ func (s *stored) Entries(ctx context.Context) ([]Entry, error) {
 		if err != nil {
 			return nil, fmt.Errorf("directory %s: %w", s.digest, err)
 		}
-		all = append(all, *s.r.File(n.Name, d, n.IsExecutable))
+		e := s.r.File(n.Name, d, n.IsExecutable)
+		e.Properties = nodeProperties(n.NodeProperties)
+		all = append(all, *e)
 	}
 	for _, n := range dir.Directories {
 		d, err := cas.FromProto(f, n.Digest)
@@ -324,7 +369,7 @@ func (s *stored) Entries(ctx context.Context) ([]Entry, error) {
 		all = append(all, Entry{Name: n.Name, Digest: d, Folder: &stored{s.r, d, s.children[d], s.children}})
 	}
 	for _, n := range dir.Symlinks {
-		all = append(all, Entry{Name: n.Name, Link: true, Target: n.Target})
+		all = append(all, Entry{Name: n.Name, Link: true, Target: n.Target, Properties: nodeProperties(n.NodeProperties)})
 	}
 	slices.SortFunc(all, func(a, b Entry) int { return strings.Compare(a.Name, b.Name) })
 	return all, nil
