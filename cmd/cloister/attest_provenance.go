@@ -220,7 +220,7 @@ const (
 
 // outputs are the files, directories and links of a result, by name. The digest of a link is that of its target.
 func (ds *descriptors) outputs(r *repb.ActionResult) []attest.Descriptor {
-	var all []attest.Descriptor
+	all := []attest.Descriptor{} // also if it is empty a list, as JSON has it
 	for _, f := range r.OutputFiles {
 		d := ds.proto(f.Path, f.Digest)
 		if f.IsExecutable {

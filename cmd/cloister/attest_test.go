@@ -233,4 +233,13 @@ func TestStatementOfVerdict(t *testing.T) {
 	if err != nil {
 		t.Error(err)
 	}
+	// An action without outputs is a statement about the action, and what is a list is one if it is empty.
+	none := repro.Run{Result: &repb.ActionResult{}}
+	s, err = statement(&repro.Verdict{Action: same.Action, Result: repro.Same, Runs: []repro.Run{none, none}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if text, err := s.Encode(); err != nil || bytes.Contains(text, []byte("null")) || !bytes.Contains(text, []byte(`"outputs":[]`)) {
+		t.Errorf("got %s, %v", text, err)
+	}
 }

@@ -39,8 +39,8 @@ func (s *selection) any() bool { return s.all || s.failed || s.invocation+s.targ
 // errNoHistory is that a server remembers nothing, or nothing for this caller.
 var errNoHistory = errors.New("no history")
 
-// recall calls visit for the entries of the server's history that req wants, the newest first. A server that keeps no
-// history, or does not show it, is errNoHistory.
+// recall calls visit for the entries of the server's history that req wants, the newest first, and for no more of them than
+// its limit, which is not 0. A server that keeps no history, or does not show it, is errNoHistory.
 func (o *origin) recall(ctx context.Context, req *cloisterpb.ListHistoryRequest, visit func(*cloisterpb.HistoryEntry) error) error {
 	conn, instance, err := o.dial()
 	if err != nil {
@@ -50,6 +50,7 @@ func (o *origin) recall(ctx context.Context, req *cloisterpb.ListHistoryRequest,
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	req.InstanceName = instance
+	left := req.Limit
 	stream, err := cloisterpb.NewHistoryClient(conn).List(ctx, req)
 	for err == nil {
 		var page *cloisterpb.ListHistoryResponse
@@ -57,23 +58,29 @@ func (o *origin) recall(ctx context.Context, req *cloisterpb.ListHistoryRequest,
 			break
 		}
 		for _, e := range page.Entries {
+			if left == 0 {
+				return nil // whatever else the server says
+			}
+			left--
 			if err := visit(e); err != nil {
 				return err
 			}
 		}
 	}
+	// What a server says must not command a terminal.
+	said := fmt.Sprintf("%+.1000q", status.Convert(err).Message())
 	switch status.Code(err) {
 	case codes.Unimplemented:
 		return &exit{exitNo, fmt.Errorf("the server at %s keeps %w: it does not serve cloister.v1.History", o.cas, errNoHistory)}
 	case codes.PermissionDenied:
-		return &exit{exitNo, fmt.Errorf("the server at %s shows %w: %s", o.cas, errNoHistory, status.Convert(err).Message())}
+		return &exit{exitNo, fmt.Errorf("the server at %s shows %w: %s", o.cas, errNoHistory, said)}
 	case codes.Unavailable, codes.DeadlineExceeded:
-		return &exit{exitConnect, fmt.Errorf("history of %s: %s", o.cas, status.Convert(err).Message())}
+		return &exit{exitConnect, fmt.Errorf("history of %s: %s", o.cas, said)}
 	}
 	if err == io.EOF {
 		return nil
 	}
-	return &exit{exitNo, fmt.Errorf("history of %s: %s", o.cas, status.Convert(err).Message())}
+	return &exit{exitNo, fmt.Errorf("history of %s: %s", o.cas, said)}
 }
 
 // request returns what asks for the entries that s selects.

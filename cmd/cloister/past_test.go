@@ -12,6 +12,7 @@ import (
 	repb "github.com/bazelbuild/remote-apis/build/bazel/remote/execution/v2"
 	"github.com/cloister-build/cloister/cas"
 	"github.com/cloister-build/cloister/cas/castest"
+	cloisterpb "github.com/cloister-build/cloister/proto/cloister/v1"
 	"github.com/cloister-build/cloister/worker/history"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
@@ -95,6 +96,38 @@ func TestActionsByTheirBeginning(t *testing.T) {
 		}
 		if got, err := silent.subject(t.Context(), digest(1)); err != nil || got.digest.String() != digest(1) {
 			t.Errorf("a digest at a server that %s: %v", name, err)
+		}
+	}
+}
+
+// A boundless is a server's history that does not end, or ends with what commands a terminal.
+type boundless struct {
+	cloisterpb.UnimplementedHistoryServer
+	err error
+}
+
+func (b *boundless) List(_ *cloisterpb.ListHistoryRequest, to grpc.ServerStreamingServer[cloisterpb.ListHistoryResponse]) error {
+	for b.err == nil {
+		if err := to.Send(&cloisterpb.ListHistoryResponse{Entries: []*cloisterpb.HistoryEntry{{Action: strings.Repeat("a", 64) + "/1"}}}); err != nil {
+			return err
+		}
+	}
+	return b.err
+}
+
+// TestHostileHistories: no more is taken than was asked for, and nothing of what is said reaches a terminal as it is.
+func TestHostileHistories(t *testing.T) {
+	from := listening(t, func(g *grpc.Server) { cloisterpb.RegisterHistoryServer(g, &boundless{}) })
+	if all, err := from.subjects(t.Context(), selection{all: true}, 3); err != nil || len(all) != 3 {
+		t.Errorf("%d entries, %v", len(all), err)
+	}
+	for _, code := range []codes.Code{codes.Internal, codes.PermissionDenied, codes.Unavailable} {
+		from := listening(t, func(g *grpc.Server) {
+			cloisterpb.RegisterHistoryServer(g, &boundless{err: status.Error(code, "\x1b[2J"+strings.Repeat("x", 5000))})
+		})
+		_, err := from.subjects(t.Context(), selection{all: true}, 3)
+		if err == nil || strings.Contains(err.Error(), "\x1b") || len(err.Error()) > 1500 {
+			t.Errorf("%v: %q", code, err)
 		}
 	}
 }

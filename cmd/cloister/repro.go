@@ -12,6 +12,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/cloister-build/cloister/cas"
 	"github.com/cloister-build/cloister/cas/tree"
 	"github.com/cloister-build/cloister/worker"
 	"github.com/cloister-build/cloister/worker/attest"
@@ -313,7 +314,11 @@ func (c *reproConfig) keepRuns(ctx context.Context, v *repro.Verdict, places []r
 	}
 	below := c.keepIn
 	if len(c.names) > 1 || c.which.any() {
-		below = filepath.Join(below, v.Action[:min(len(v.Action), 12)])
+		d, err := cas.ParseDigest(v.Action)
+		if err != nil {
+			return err
+		}
+		below = filepath.Join(below, d.Hash()) // all of it: outputs of two actions must not mix
 	}
 	for i := range v.Runs {
 		dir := filepath.Join(below, fmt.Sprintf("run%d", i+1))
