@@ -89,12 +89,9 @@ It exits with 0 if all runs are the same, 1 if they differ, and 2 if they could 
 			defer end()
 			report, err := c.judge(ctx, cmd.OutOrStdout(), cmd.ErrOrStderr())
 			var by *interrupted
-			var told *exit
 			switch {
 			case errors.As(context.Cause(ctx), &by):
 				return &exit{by.exitCode(), errors.New("stopped")}
-			case errors.As(err, &told):
-				return &exit{exitTrouble, told.err}
 			case err != nil:
 				return &exit{exitTrouble, err}
 			}

@@ -68,7 +68,7 @@ func TestReproOfAServer(t *testing.T) {
 	wantSaid(t, 0, at("--failed", "--vary", "environment"), "2 actions: 2 same, 0 differ")
 	wantSaid(t, 0, at(digest[:8], "--on", "local,remote", "--vary", "none"), "SAME  2 runs: local, remote", "as action ")
 	wantSaid(t, 2, at("^9"))
-	wantSaid(t, 2, at(digest, "--on", "grpc://127.0.0.1:1"))
+	wantSaid(t, 2, at(digest, "--on", "grpc://127.0.0.1:1"), "--on grpc://127.0.0.1:1: ")
 }
 
 // The gate records what is the same, and tells the client of what is not; samples are told of later.

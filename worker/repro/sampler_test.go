@@ -300,19 +300,3 @@ func TestShareIsChosenByDigestAndSalt(t *testing.T) {
 		t.Error("the same actions are chosen by another salt")
 	}
 }
-
-func TestVariedAndCachedAndPersonalRunsAreNotSampled(t *testing.T) {
-	s, b := newScript(t, func(int, *worker.Variation) made { return file("x") }), &book{}
-	e := s.sampler(b, false)
-	for _, change := range []func(*worker.Task){
-		func(t *worker.Task) { t.Variation = &worker.Variation{} },
-		func(t *worker.Task) { t.Args = []string{"sh"} },
-	} {
-		task := s.action()
-		change(task)
-		execute(t, e, task)
-	}
-	if e.Waiting() != 0 {
-		t.Errorf("%d wait", e.Waiting())
-	}
-}

@@ -1,0 +1,131 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package repro_test
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"strings"
+	"testing"
+
+	"github.com/cloister-build/cloister/worker"
+	"github.com/cloister-build/cloister/worker/repro"
+	"google.golang.org/grpc/codes"
+)
+
+// A changed is an Executor with other outcomes.
+type changed struct {
+	worker.Executor
+	change func(*worker.Task, *worker.Outcome)
+}
+
+func (c changed) Execute(ctx context.Context, t *worker.Task, report func(worker.Stage)) (*worker.Outcome, error) {
+	out, err := c.Executor.Execute(ctx, t, report)
+	if err == nil {
+		c.change(t, out)
+	}
+	return out, err
+}
+
+// TestOnlyUsualRunsAreSampled: what was not run now, what depends on more than the action, what ended badly by a limit of time
+// and what a person runs are not run again.
+func TestOnlyUsualRunsAreSampled(t *testing.T) {
+	for name, c := range map[string]struct {
+		task    func(*worker.Task)
+		outcome func(*worker.Task, *worker.Outcome)
+		waiting int
+	}{
+		"usual":     {waiting: 1},
+		"failed":    {outcome: func(_ *worker.Task, o *worker.Outcome) { o.Result.ExitCode = 1 }, waiting: 1},
+		"cached":    {outcome: func(_ *worker.Task, o *worker.Outcome) { o.Cached = true }},
+		"limited":   {outcome: func(_ *worker.Task, o *worker.Outcome) { o.OneOff = true }},
+		"timed out": {outcome: func(_ *worker.Task, o *worker.Outcome) { o.Code = codes.DeadlineExceeded }},
+		"varied":    {task: func(t *worker.Task) { t.Variation = &worker.Variation{} }},
+		"by hand":   {task: func(t *worker.Task) { t.Args = []string{"sh"} }},
+		"watched":   {task: func(t *worker.Task) { t.Terminal = os.Stdin }},
+	} {
+		s, b := newScript(t, func(int, *worker.Variation) made { return file("x") }), &book{}
+		e := s.sampler(b, false)
+		if c.outcome != nil {
+			e.Executor = changed{s, c.outcome}
+		}
+		task := s.action()
+		if c.task != nil {
+			c.task(task)
+		}
+		execute(t, e, task)
+		if e.Waiting() != c.waiting {
+			t.Errorf("%s: %d wait, want %d", name, e.Waiting(), c.waiting)
+		}
+	}
+}
+
+// TestBacklogIsBoundedInBytes, of the results that wait to be compared; and kinds of actions are counted apart up to a bound.
+func TestBacklogIsBoundedInBytes(t *testing.T) {
+	s, b := newScript(t, func(int, *worker.Variation) made { return file("x") }), &book{}
+	e := s.sampler(b, false)
+	large := make([]byte, 1<<20)
+	e.Executor = changed{s, func(_ *worker.Task, o *worker.Outcome) { o.Result.StdoutRaw = large }}
+	for i := range 70 {
+		execute(t, e, s.action(fmt.Sprint("A=", i)))
+	}
+	if e.Waiting() != 63 || b.counts["skipped"] != 7 {
+		t.Errorf("%d wait, counts %v", e.Waiting(), b.counts)
+	}
+	task := s.action()
+	for i := range 10_100 {
+		kind := *task
+		kind.Mnemonic = fmt.Sprint("M", i)
+		execute(t, e, &kind)
+	}
+	if n := len(e.Tallies()); n > 10_001 {
+		t.Errorf("%d kinds are counted apart", n)
+	}
+}
+
+// TestExecutableIsADifference: a file with the same bytes that one run alone leaves executable.
+func TestExecutableIsADifference(t *testing.T) {
+	s := newScript(t, func(int, *worker.Variation) made { return file("x") })
+	o := s.options()
+	o.Places[0].Executor = changed{s, func(t *worker.Task, o *worker.Outcome) {
+		o.Result.OutputFiles[0].IsExecutable = t.Variation.Conditions.Umask == 0o077
+	}}
+	v := check(t, s, s.action(), o)
+	if v.Result != repro.Differs || len(v.Differences) != 1 || v.Differences[0].What != "executable" {
+		t.Errorf("%s: %+v", v.Result, v.Differences)
+	}
+}
+
+// TestFiftyOutputsAreLookedInto, and of the others it is said that they differ.
+func TestFiftyOutputsAreLookedInto(t *testing.T) {
+	s := newScript(t, func(n int, _ *worker.Variation) made {
+		m := made{files: map[string]string{}}
+		for i := range 60 {
+			m.files[fmt.Sprintf("out%02d", i)] = fmt.Sprint(n)
+		}
+		return m
+	})
+	v := check(t, s, s.action(), s.options())
+	outputs := map[string]bool{}
+	for _, d := range v.Differences {
+		outputs[d.Output] = true
+	}
+	if len(v.Differing()) != 60 || len(outputs) != 50 || !strings.Contains(strings.Join(v.Unexplained, "\n"), "further outputs") {
+		t.Errorf("of %d outputs %d are looked into; %q", len(v.Differing()), len(outputs), v.Unexplained)
+	}
+}
+
+// TestEachPlaceHasARun also where there are more of them than runs by default.
+func TestEachPlaceHasARun(t *testing.T) {
+	s := newScript(t, func(int, *worker.Variation) made { return file("x") })
+	o := s.options()
+	for i := range 4 {
+		p := o.Places[0]
+		p.Name = fmt.Sprint("place", i)
+		o.Places = append(o.Places, p)
+	}
+	if v := check(t, s, s.action(), o); len(v.Runs) != 5 || v.Runs[4].On != "place3" {
+		t.Errorf("the runs are %+v", v.Runs)
+	}
+}
