@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"net/url"
 	"os"
 	"path/filepath"
 	"strings"
@@ -156,8 +157,10 @@ func (c *reproConfig) checkFlags(cmd *cobra.Command) error {
 		return err
 	}
 	for _, on := range c.on {
-		if on != "local" && on != "remote" && !strings.HasPrefix(on, "grpc://") && !strings.HasPrefix(on, "grpcs://") {
-			return fmt.Errorf("--on %q: write local, remote, grpc://HOST:PORT or grpcs://HOST:PORT", on)
+		u, err := url.Parse(on)
+		if on != "local" && on != "remote" && (err != nil || u.Port() == "" || u.User != nil || u.RawQuery+u.Fragment != "" || u.Scheme != "grpc" && u.Scheme != "grpcs") {
+			// Reports and messages name places: what is stated must not be a password.
+			return errors.New("--on: write local, remote, grpc://HOST:PORT[/INSTANCE] or grpcs://HOST:PORT[/INSTANCE]")
 		}
 	}
 	return c.recipe.check()

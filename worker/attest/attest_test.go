@@ -17,10 +17,12 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
 
+	"github.com/secure-systems-lab/go-securesystemslib/dsse"
 	"golang.org/x/crypto/ssh"
 )
 
@@ -65,6 +67,7 @@ func TestDecodeIsInverseOfEncode(t *testing.T) {
 func TestVerdictFollowsFromRuns(t *testing.T) {
 	for name, spoil := range map[string]func(*Statement){
 		"another output":        func(s *Statement) { s.Reproducibility.Runs[1].Outputs = s.Reproducibility.Runs[1].Outputs[:1] },
+		"other modes":           func(s *Statement) { s.Reproducibility.Runs[1].Outputs = executable(s.Reproducibility.Runs[1].Outputs) },
 		"another stdout":        func(s *Statement) { s.Reproducibility.Runs[1].Stdout.Digest = hash("e") },
 		"another stderr":        func(s *Statement) { s.Reproducibility.Runs[1].Stderr.Digest = hash("e") },
 		"another exit code":     func(s *Statement) { s.Reproducibility.Runs[1].ExitCode = 1 },
@@ -99,6 +102,45 @@ func TestVerdictFollowsFromRuns(t *testing.T) {
 	lie := bytes.Replace(text, []byte(`"verdict":"differs"`), []byte(`"verdict":"same"`), 1)
 	if _, err := Decode(lie); bytes.Equal(lie, text) || !errors.Is(err, ErrStatement) {
 		t.Errorf("a lie is read: %v", err)
+	}
+}
+
+// executable returns outputs of which the first is executable.
+func executable(outputs []Descriptor) []Descriptor {
+	all := slices.Clone(outputs)
+	all[0].Annotations = map[string]string{"executable": "true"}
+	return all
+}
+
+// A signature under a text of another type is none of a statement, though the text be one and the key the right one.
+func TestAnotherTypeIsNotAccepted(t *testing.T) {
+	_, private, err := ed25519.GenerateKey(rand.Reader)
+	if err != nil {
+		t.Fatal(err)
+	}
+	key := privateKeys(t, private)[0]
+	text, err := reproducible().Encode()
+	if err != nil {
+		t.Fatal(err)
+	}
+	signer, err := dsse.NewEnvelopeSigner(party{key})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for kind, good := range map[string]bool{payloadType: true, "text/plain": false} {
+		e, err := signer.SignPayload(t.Context(), kind, text)
+		if err != nil {
+			t.Fatal(err)
+		}
+		envelope, err := json.Marshal(e)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, keys := range [][]*Key{{key}, nil} {
+			if _, _, err := Open(t.Context(), envelope, keys); (err == nil) != good || !good && !errors.Is(err, ErrStatement) {
+				t.Errorf("%s with %d keys: %v", kind, len(keys), err)
+			}
+		}
 	}
 }
 

@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"runtime"
 	"slices"
 	"strconv"
 	"strings"
@@ -77,6 +78,23 @@ func TestInstancesAreApart(t *testing.T) {
 	for i, name := range names {
 		if got := found(t, l, Filter{Instance: name}); !slices.Equal(got, []uint64{uint64(i) + 1}) {
 			t.Errorf("%q has %d, want %d", name, got, i+1)
+		}
+	}
+}
+
+// TestNobodyElseReadsIt: what others build is for the server alone.
+func TestNobodyElseReadsIt(t *testing.T) {
+	dir := filepath.Join(t.TempDir(), "history")
+	l := begin(t, Config{Dir: dir})
+	l.Add(Entry{Action: digest(1), How: Executed})
+	found(t, l, Filter{}) // so that it is written
+	files, err := filepath.Glob(filepath.Join(dir, "*"))
+	if err != nil || len(files) != 1 {
+		t.Fatalf("there are %q, %v", files, err)
+	}
+	for _, path := range append(files, dir) {
+		if fi, err := os.Stat(path); err != nil || runtime.GOOS != "windows" && fi.Mode().Perm()&0o077 != 0 {
+			t.Errorf("%s has the mode %v, %v", path, fi.Mode(), err)
 		}
 	}
 }
