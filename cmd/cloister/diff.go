@@ -25,6 +25,7 @@ type diffConfig struct {
 	as               string
 	results, names   bool
 	invocation, json bool
+	diffoscope       bool
 
 	store *remote.Store // nil until it is needed
 }
@@ -58,6 +59,9 @@ It exits with 0 if there is no difference, with 1 if there is one, and with 2 if
 			if c.as != "" && !slices.Contains(diffKinds, c.as) {
 				return fmt.Errorf("--as %q: there are %s", c.as, strings.Join(diffKinds, ", "))
 			}
+			if err := haveDiffoscope(c.diffoscope); err != nil {
+				return err
+			}
 			ctx, end := stop(cmd.Context())
 			defer end()
 			same, err := c.run(ctx, args[0], args[1], cmd.OutOrStdout())
@@ -79,7 +83,9 @@ It exits with 0 if there is no difference, with 1 if there is one, and with 2 if
 	f.BoolVar(&c.names, "names", false, "say which files differ, and not how")
 	f.BoolVar(&c.invocation, "invocation", false, "A and B are ids of builds: compare all actions of them")
 	f.BoolVar(&c.json, "json", false, "print one JSON object")
+	f.BoolVar(&c.diffoscope, "diffoscope", false, diffoscopeHelp)
 	cmd.MarkFlagsMutuallyExclusive("as", "results", "invocation")
+	cmd.MarkFlagsMutuallyExclusive("results", "invocation", "diffoscope")
 	return cmd
 }
 
@@ -115,6 +121,9 @@ func (c *diffConfig) run(ctx context.Context, a, b string, out io.Writer) (same 
 		return false, err
 	}
 	r.Same = len(r.Changes)+len(r.Differences) == 0
+	if err := c.lookDeeper(ctx, r, things[0], things[1]); err != nil {
+		return false, err
+	}
 	if c.json {
 		return r.Same, printJSON(out, r)
 	}

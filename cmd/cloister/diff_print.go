@@ -21,6 +21,8 @@ type diffReport struct {
 	Changes []shownChange `json:"changes,omitempty"`
 	// Differences are those of two blobs.
 	Differences []compare.Difference `json:"differences,omitempty"`
+	// Diffoscope is what diffoscope says, if it was asked.
+	Diffoscope string `json:"diffoscope,omitempty"`
 }
 
 // A shownChange is a change with what is known of the blobs that it names.
@@ -39,6 +41,7 @@ func (r *diffReport) print(out io.Writer) error {
 	fmt.Fprintf(&b, "%s\n  - %s\n  + %s\n", r.Kind, quote(r.A), quote(r.B))
 	printChanges(&b, "", r.Changes)
 	printDifferences(&b, "", r.Differences)
+	b.WriteString(r.Diffoscope)
 	_, err := out.Write(b.Bytes())
 	return err
 }

@@ -14,7 +14,6 @@ import (
 	"time"
 
 	"github.com/cloister-build/cloister/cas"
-	"github.com/cloister-build/cloister/cas/tree"
 	"github.com/cloister-build/cloister/worker"
 	"github.com/cloister-build/cloister/worker/attest"
 	"github.com/cloister-build/cloister/worker/repro"
@@ -36,6 +35,8 @@ type reproConfig struct {
 	report string
 	keepIn string
 	asJSON bool
+	// diffoscope asks for its opinion as well.
+	diffoscope bool
 
 	evidence evidence
 	key      *attest.Key // of evidence
@@ -116,6 +117,7 @@ It exits with 0 if all runs are the same, 1 if they differ, and 2 if they could 
 	f.StringVar(&c.report, "report", "", "write what was found to this file: .html, .md or .json")
 	f.StringVar(&c.keepIn, "keep", "", "directory that the outputs of each run are copied to, as run1, run2 and so on")
 	f.BoolVar(&c.asJSON, "json", false, "print one JSON list")
+	f.BoolVar(&c.diffoscope, "diffoscope", false, diffoscopeHelp)
 	c.recipe.register(cmd)
 	c.from.register(cmd)
 	c.box.register(cmd)
@@ -163,7 +165,7 @@ func (c *reproConfig) checkFlags(cmd *cobra.Command) error {
 			return errors.New("--on: write local, remote, grpc://HOST:PORT[/INSTANCE] or grpcs://HOST:PORT[/INSTANCE]")
 		}
 	}
-	return c.recipe.check()
+	return errors.Join(haveDiffoscope(c.diffoscope), c.recipe.check())
 }
 
 // subjects returns the actions that the command line names; of a command it is a digest that is yet to come.
@@ -283,7 +285,7 @@ func (c *reproConfig) one(ctx context.Context, bench *workbench, servers servers
 	if err != nil {
 		return nil, err
 	}
-	return v, c.keepRuns(ctx, v, o.Places)
+	return v, errors.Join(c.keepRuns(ctx, v, o.Places), c.lookDeeper(ctx, bench, v, o.Places))
 }
 
 // local reports whether something runs here.
@@ -321,18 +323,8 @@ func (c *reproConfig) keepRuns(ctx context.Context, v *repro.Verdict, places []r
 		below = filepath.Join(below, d.Hash()) // all of it: outputs of two actions must not mix
 	}
 	for i := range v.Runs {
-		dir := filepath.Join(below, fmt.Sprintf("run%d", i+1))
-		if err := os.MkdirAll(dir, 0o755); err != nil {
-			return err
-		}
-		root, err := os.OpenRoot(dir)
-		if err != nil {
-			return err
-		}
-		p := &places[i%len(places)]
-		err = tree.Extract(ctx, p.Store, v.Function(), v.Runs[i].Result, root)
-		if err := errors.Join(err, root.Close()); err != nil {
-			return fmt.Errorf("--keep: outputs of run %d: %w", i+1, err)
+		if err := extractRun(ctx, v, i, places, filepath.Join(below, fmt.Sprintf("run%d", i+1))); err != nil {
+			return fmt.Errorf("--keep: %w", err)
 		}
 	}
 	return nil

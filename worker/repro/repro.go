@@ -85,6 +85,8 @@ type Verdict struct {
 	// Unexplained says of which outputs no difference can be told, and why.
 	Unexplained []string   `json:"unexplained,omitempty"`
 	Bisection   *Bisection `json:"bisection,omitempty"`
+	// Diffoscope is what diffoscope(1) says of the outputs of two runs, in printable lines, if it was asked.
+	Diffoscope string `json:"diffoscope,omitempty"`
 }
 
 // A Run is one run of an action.

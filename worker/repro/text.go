@@ -49,6 +49,7 @@ func (v *Verdict) Text(w io.Writer) error {
 		line("  bisected in %d runs: %s", bisection.Runs, bisection.Says)
 	}
 	line("  %s", v.conclusion())
+	b.WriteString(v.Diffoscope)
 	_, err := io.WriteString(w, b.String())
 	return err
 }

@@ -1,0 +1,39 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+)
+
+// What diffoscope says is told after the differences, where it is asked; where it is not installed that is said before
+// anything is compared.
+func TestDiffoscopeIsAsked(t *testing.T) {
+	dir := t.TempDir()
+	a, b := filepath.Join(dir, "a"), filepath.Join(dir, "b")
+	for path, text := range map[string]string{a: "one", b: "two"} {
+		if err := os.WriteFile(path, []byte(text), 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	t.Setenv("PATH", dir)
+	if out, code := said("diff", a, b, "--diffoscope"); code != exitTrouble || !strings.Contains(out, "not installed") {
+		t.Errorf("without diffoscope: %q, exit %d", out, code)
+	}
+	script := "#!/bin/sh\nwhile [ \"$1\" != -- ]; do shift; done\necho \"asked about $2 and $3\"\nexit 1\n"
+	if err := os.WriteFile(filepath.Join(dir, "diffoscope"), []byte(script), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	for _, c := range []struct {
+		args  []string
+		asked bool
+	}{{[]string{a, b, "--diffoscope"}, true}, {[]string{a, b, "--diffoscope", "--json"}, true}, {[]string{a, b}, false}, {[]string{a, a, "--diffoscope"}, false}} {
+		out, _ := command(t, append([]string{"diff"}, c.args...)...)
+		if asked := strings.Contains(out, "asked about "+a+" and "+b); asked != c.asked {
+			t.Errorf("%q: asked: %v; printed %q", c.args, asked, out)
+		}
+	}
+}
