@@ -94,6 +94,10 @@ func TestVariationsThatCannotBeGivenAreRefused(t *testing.T) {
 		"the root of all":                            {Variation{Root: "/"}, Invalid},
 		"a root in the toolchain":                    {Variation{Root: "/usr/src"}, Invalid},
 		"a root in /proc":                            {Variation{Root: "/proc/x"}, Invalid},
+		"a root in /sys":                             {Variation{Root: "/sys/x"}, Invalid},
+		"a root in /tmp":                             {Variation{Root: "/tmp/x"}, Invalid},
+		"a root in /etc":                             {Variation{Root: "/etc/x"}, Invalid},
+		"a root in /dev":                             {Variation{Root: "/dev"}, Invalid},
 	} {
 		var f *Fault
 		if _, err := b.Execute(t.Context(), &Task{Action: b.action(nil), Variation: &c.v}, func(Stage) {}); !errors.As(err, &f) || f.Kind != c.want {

@@ -212,3 +212,41 @@ func TestConditionsNeedTheWitness(t *testing.T) {
 		}
 	}
 }
+
+// foreignC is a program that has no vDSO when it says that it begins.
+const foreignC = `#include <sys/auxv.h>
+#include <sys/mman.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+int main() {
+	unsigned long fs, size = 4096;
+	if (syscall(SYS_arch_prctl, 0x1003, &fs)) return 2;
+	while (munmap((void *)getauxval(AT_SYSINFO_EHDR), size)) // a part of it cannot be
+		if ((size += 4096) > 65536) return 3;
+	return syscall(SYS_arch_prctl, 0x1002, fs) ? 1 : 0;
+}`
+
+// TestForeignProgramsEndTheRun: however closely a run is watched, it does not go on under other conditions than its own.
+func TestForeignProgramsEndTheRun(t *testing.T) {
+	b := conditioned(t, sandbox.ConditionClockShift, sandbox.ConditionRandom)
+	dir := t.TempDir()
+	if !build(t, dir, "foreign.c", foreignC, "gcc", "-o", "foreign", "foreign.c") {
+		t.Skip("gcc is not here")
+	}
+	for _, audit := range []sandbox.Audit{sandbox.AuditOff, sandbox.AuditAttempts} {
+		for _, own := range []sandbox.Conditions{{}, {ClockShift: time.Hour}, {ClockHeld: 1}, {Random: 1}} {
+			r := sandboxtest.Run{Spec: func(s *sandbox.Spec) {
+				s.Args, s.Conditions, s.Audit = []string{"/foreign/foreign"}, own, audit
+				s.Inputs = append(s.Inputs, sandbox.Input{Target: "/foreign", Content: "x", Source: dir})
+			}}
+			err := r.Try(t.Context(), t, b)
+			if own == (sandbox.Conditions{}) {
+				if err != nil || r.Result.ExitCode != 0 {
+					t.Errorf("audit %q: a usual run: %v, %+v", audit, err, r.Result)
+				}
+			} else if err == nil || !strings.Contains(err.Error(), "conditions of the run") {
+				t.Errorf("audit %q, %+v: got %v", audit, own, err)
+			}
+		}
+	}
+}
