@@ -165,6 +165,9 @@ func (c *reproConfig) checkFlags(cmd *cobra.Command) error {
 			return errors.New("--on: write local, remote, grpc://HOST:PORT[/INSTANCE] or grpcs://HOST:PORT[/INSTANCE]")
 		}
 	}
+	if c.bisect && !c.local() {
+		return errors.New("--bisect needs the sandbox of this machine, where things can be held: add local to --on")
+	}
 	return errors.Join(haveDiffoscope(c.diffoscope), c.recipe.check())
 }
 

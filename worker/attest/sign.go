@@ -53,7 +53,7 @@ func ParsePrivateKey(text []byte) (*Key, error) {
 	}
 	signer, ok := raw.(crypto.Signer)
 	if !ok {
-		return nil, fmt.Errorf("%w: a %T cannot sign", ErrKey, raw)
+		return nil, fmt.Errorf("%w: it cannot sign", ErrKey)
 	}
 	k, err := publicKey(signer.Public())
 	if err != nil {
@@ -107,7 +107,7 @@ func publicKey(public crypto.PublicKey) (*Key, error) {
 			return nil, fmt.Errorf("%w: ECDSA of the curve %s is not supported; use Ed25519", ErrKey, p.Params().Name)
 		}
 	default:
-		return nil, fmt.Errorf("%w: a %T is not supported; use Ed25519", ErrKey, public)
+		return nil, fmt.Errorf("%w: it is neither Ed25519 nor ECDSA of the curve P-256; make one by: ssh-keygen -t ed25519 -N '' -f KEY", ErrKey)
 	}
 	s, err := ssh.NewPublicKey(public)
 	if err != nil {
