@@ -134,8 +134,9 @@ func (c *claims) check(ctx context.Context, path string) (*attest.Statement, []s
 		if err != nil {
 			return nil, nil, &exit{exitUsage, fmt.Errorf("--file: %w", err)}
 		}
-		if !slices.ContainsFunc(s.Subjects, func(d attest.Descriptor) bool { return d.Digest["sha256"] == sum }) {
-			return no("%s, with SHA-256 %s, is none of its %d subjects", name, sum, len(s.Subjects))
+		// Of a link and of a directory the digest is that of no file's content.
+		if !slices.ContainsFunc(s.Subjects, func(d attest.Descriptor) bool { return d.MediaType == "" && d.Digest["sha256"] == sum }) {
+			return no("%s, with SHA-256 %s, is no file among its %d subjects", name, sum, len(s.Subjects))
 		}
 	}
 	return s, by, nil

@@ -73,7 +73,15 @@ func TestAttestVerify(t *testing.T) {
 		t.Fatal(err)
 	}
 	sum := sha256.Sum256([]byte("app"))
-	outputs := []attest.Descriptor{{Name: "bin/\x1b[31mapp", Digest: map[string]string{"sha256": hex.EncodeToString(sum[:])}}}
+	link := sha256.Sum256([]byte("target"))
+	target := filepath.Join(dir, "target")
+	if err := os.WriteFile(target, []byte("target"), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	outputs := []attest.Descriptor{
+		{Name: "bin/\x1b[31mapp", Digest: map[string]string{"sha256": hex.EncodeToString(sum[:])}},
+		{Name: "link", Digest: map[string]string{"sha256": hex.EncodeToString(link[:])}, MediaType: mediaLink},
+	}
 	action := strings.Repeat("a", 64) + "/142"
 	run := attest.Run{Worker: "one", Outputs: outputs}
 	statement := func(second attest.Run, verdict string) *attest.Statement {
@@ -113,7 +121,8 @@ func TestAttestVerify(t *testing.T) {
 		{[]string{differs, "--key", public, "--reproducible"}, exitNo, "reproducible"},
 		{[]string{percent, "--key", foreign}, exitNo, "%d%s: not signed"},
 		{[]string{signed, "--key", public, "--key", public}, 0, "same in 2 runs"},
-		{[]string{signed, "--key", public, "--file", public}, exitNo, "none of its 1 subjects"},
+		{[]string{signed, "--key", public, "--file", public}, exitNo, "no file among its 2 subjects"},
+		{[]string{signed, "--key", public, "--file", target}, exitNo, "no file among its 2 subjects"},
 		{[]string{signed, "--key", public, "--action", strings.Repeat("b", 64) + "/1"}, exitNo, "it is about action"},
 		{[]string{public, "--key", public}, exitNo, "not a valid statement"},
 		{[]string{signed}, exitUsage, "--unsigned"},

@@ -28,10 +28,15 @@ type liar struct {
 	answer *repb.ExecuteResponse
 
 	mu    sync.Mutex
-	heard []string // tokens
+	heard []string               // tokens
+	asked []*repb.ExecuteRequest // in which instances of
+	in    cas.Instances
 }
 
-func (l *liar) Execute(_ *repb.ExecuteRequest, to grpc.ServerStreamingServer[longrunningpb.Operation]) error {
+func (l *liar) Execute(req *repb.ExecuteRequest, to grpc.ServerStreamingServer[longrunningpb.Operation]) error {
+	l.mu.Lock()
+	l.asked = append(l.asked, req)
+	l.mu.Unlock()
 	b, err := anypb.New(l.answer)
 	if err != nil {
 		return err
@@ -49,9 +54,9 @@ func (l *liar) hear(ctx context.Context) {
 
 // lying serves a liar.
 func lying(t *testing.T, answer *repb.ExecuteResponse) (*liar, string) {
-	l := &liar{answer: answer}
+	l := &liar{answer: answer, in: castest.Instances()}
 	at := listening(t, func(g *grpc.Server) {
-		casserver.Register(g, casserver.Config{Instances: castest.Instances(), MaxBlobBytes: 1 << 20})
+		casserver.Register(g, casserver.Config{Instances: l.in, MaxBlobBytes: 1 << 20})
 		repb.RegisterExecutionServer(g, l)
 	}, grpc.UnaryInterceptor(func(ctx context.Context, req any, _ *grpc.UnaryServerInfo, next grpc.UnaryHandler) (any, error) {
 		l.hear(ctx)
@@ -110,6 +115,29 @@ func TestTokensAreForOneServer(t *testing.T) {
 	}
 	if len(mine.heard) == 0 || len(other.heard) != 0 {
 		t.Errorf("the server of --cas heard %d tokens, another %d", len(mine.heard), len(other.heard))
+	}
+}
+
+// TestServersRecordNothing: each run there is of an action that is not to be cached, and not looked for in the cache.
+func TestServersRecordNothing(t *testing.T) {
+	l, at := lying(t, &repb.ExecuteResponse{Result: &repb.ActionResult{}})
+	v, _, err := elsewhere(t, &reproConfig{}, at)
+	if err != nil || len(l.asked) != 2 {
+		t.Fatalf("asked %d times, %v", len(l.asked), err)
+	}
+	in, err := l.in("")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for i, req := range l.asked {
+		d, err := cas.FromProto(cas.SHA256, req.ActionDigest)
+		if err != nil {
+			t.Fatal(err)
+		}
+		var a repb.Action
+		if err := cas.ReadProto(t.Context(), in.Store, d, &a); err != nil || !a.DoNotCache || !req.SkipCacheLookup || v.Runs[i].Action != d.String() {
+			t.Errorf("asked for %v, which is %v, and told %q: %v", req, &a, v.Runs[i].Action, err)
+		}
 	}
 }
 
