@@ -10,6 +10,7 @@ import (
 	"fmt"
 	"io"
 	"strconv"
+	"unicode/utf8"
 
 	"github.com/klauspost/compress/zstd"
 )
@@ -64,29 +65,48 @@ func isGzip(head []byte, _ string) bool { return bytes.HasPrefix(head, []byte{0x
 
 // compareGzip compares the headers of two gzip files (RFC 1952, 2.3), and then the contents.
 func compareGzip(c *comparison, a, b *io.SectionReader) error {
-	fa, err := gzipFields(a)
+	fa, endA, err := gzipFields(a)
 	if err != nil {
 		return err
 	}
-	fb, err := gzipFields(b)
+	fb, endB, err := gzipFields(b)
 	if err != nil {
 		return err
 	}
+	before := c.found.count()
 	c.compareFields(fa, fb)
+	at, err := firstDifference(io.NewSectionReader(a, endA, a.Size()-endA), io.NewSectionReader(b, endB, b.Size()-endB))
+	if err != nil || at < 0 && c.found.count() > before {
+		return err // nothing but the header differs
+	}
 	return comparePacked(c, fromStart(a), fromStart(b), unpackGzip)
 }
 
-// gzipFields returns what the header says. Package gzip bounds the texts.
-func gzipFields(s *io.SectionReader) ([]field, error) {
+// gzipFields returns what the header says, and where it ends. Package gzip bounds the texts.
+func gzipFields(s *io.SectionReader) (fields []field, end int64, err error) {
 	h, err := window(s, 0, 10)
 	if err != nil {
-		return nil, err
+		return nil, 0, err
 	}
 	r, err := gzip.NewReader(fromStart(s))
 	if err != nil {
-		return nil, err
+		return nil, 0, err
 	}
 	defer r.Close()
+	end = 10
+	for _, part := range []struct {
+		flag byte
+		size int
+	}{
+		{0x02, 2}, // a checksum, which follows from the rest
+		{0x04, 2 + len(r.Extra)},
+		{0x08, utf8.RuneCountInString(r.Name) + 1}, // which is Latin-1 in the file
+		{0x10, utf8.RuneCountInString(r.Comment) + 1},
+	} {
+		if h[3]&part.flag != 0 {
+			end += int64(part.size)
+		}
+	}
 	return []field{
 		{"mtime", seconds(strconv.FormatUint(uint64(binary.LittleEndian.Uint32(h[4:])), 10)), Timestamp},
 		{"name", r.Name, Unknown},
@@ -94,5 +114,5 @@ func gzipFields(s *io.SectionReader) ([]field, error) {
 		{"extra field", fmt.Sprintf("%.64x", r.Extra), Unknown},
 		{"level", strconv.Itoa(int(h[8])), Unknown},
 		{"system", strconv.Itoa(int(r.OS)), Unknown},
-	}, nil
+	}, end, nil
 }
