@@ -25,7 +25,7 @@ type Bisection struct {
 	Loose []string `json:"loose,omitempty"`
 	// Unsteady are the outputs that differ though everything is held that can be: what no factor explains.
 	Unsteady []string `json:"unsteady,omitempty"`
-	// Drifting are those that differ a while later: they have the times of files, which go on by the host's own clock.
+	// Drifting are those in which times differ all the same.
 	Drifting []string `json:"drifting,omitempty"`
 	// Steps are what varying each factor alone has changed.
 	Steps []Step `json:"steps"`
@@ -70,14 +70,14 @@ func (c *check) bisect(ctx context.Context) error {
 		}
 	}
 	b.noise = noise{}
-	if err := c.controls(ctx, b, place, b.noise); err != nil {
+	if err := c.controls(ctx, b, place); err != nil {
 		return err
 	}
 	for _, f := range c.factors {
 		if f.vary == nil && f.copies == 0 && slices.Contains(b.Loose, f.Name) {
 			continue // it varies in each run, the controls among them
 		}
-		if err := c.step(ctx, b, place, &f, b.noise); err != nil {
+		if err := c.step(ctx, b, place, &f); err != nil {
 			return err
 		}
 	}
@@ -94,13 +94,23 @@ func (c *check) bisect(ctx context.Context) error {
 	return nil
 }
 
-// drift is how long after the first control the last is made: longer than the coarsest time of a file in an archive
-// (2 s in a zip) holds still.
+// drift is for how long the coarsest time of a file in an archive (2 s in a zip) holds still, and a little more.
 const drift = 2100 * time.Millisecond
+
+// pause waits until drift is over since a moment.
+func (c *check) pause(ctx context.Context, since time.Time) error {
+	all := cmp.Or(c.Pause, drift)
+	select {
+	case <-time.After(min(all, all-time.Since(since))): // another's clock may be fast
+		return nil
+	case <-ctx.Done():
+		return &worker.Fault{Kind: worker.Cancelled, Err: context.Cause(ctx)}
+	}
+}
 
 // controls makes the runs that all others are compared with, and finds what differs in them by itself: two at once, one
 // after a while, and, if that differs, one more, which tells the times of files from chance.
-func (c *check) controls(ctx context.Context, b *Bisection, place *Place, by noise) error {
+func (c *check) controls(ctx context.Context, b *Bisection, place *Place) error {
 	v, _ := c.scene.held(nil, 0)
 	control := func() (*Run, error) {
 		b.Runs++
@@ -116,43 +126,66 @@ func (c *check) controls(ctx context.Context, b *Bisection, place *Place, by noi
 		return err
 	}
 	b.control = *first
-	unsteady := by.add(ctx, first, second)
+	c.unheld(ctx, b, first, second, nil)
 	if c.scene.lacks([]sandbox.Condition{sandbox.ConditionClockHeld}) != "" { // whose files' times are held as well
-		select {
-		case <-time.After(cmp.Or(c.Pause, drift) - time.Since(began)):
-		case <-ctx.Done():
-			return &worker.Fault{Kind: worker.Cancelled, Err: context.Cause(ctx)}
+		if err := c.pause(ctx, began); err != nil {
+			return err
 		}
 	}
 	later, err := control()
 	if err != nil {
 		return err
 	}
-	if drifting := by.add(ctx, first, later); len(drifting) > 0 {
-		last, err := control()
-		if err != nil {
-			return err
-		}
-		chance := differing(later, last)
-		by.add(ctx, later, last)
-		for _, name := range drifting {
-			if !slices.Contains(chance, name) {
-				b.Drifting = append(b.Drifting, shown(name))
-			} else if !slices.Contains(unsteady, name) {
-				unsteady = append(unsteady, name)
+	if len(b.noise.beyond(ctx, first, later)) == 0 {
+		return nil
+	}
+	last, err := control()
+	if err != nil {
+		return err
+	}
+	chance := differing(later, last)
+	c.unheld(ctx, b, first, later, func(name string) bool { return !slices.Contains(chance, name) })
+	c.unheld(ctx, b, later, last, nil)
+	return nil
+}
+
+// unheld notes the places in which two runs differ although everything is held. Where times differ they are those of
+// files, and so is what differs slowly, if its looks tell nothing. Where the same came in another order it is the
+// scheduling, that of other runs included, if there was nothing else that could not be held.
+func (c *check) unheld(ctx context.Context, b *Bisection, x, y *Run, slowly func(name string) bool) {
+	for _, name := range differing(x, y) {
+		for _, s := range b.noise.news(ctx, name, x, y) {
+			factor, list := "", &b.Unsteady
+			switch {
+			case s.cause == compare.Timestamp, s.cause == compare.Unknown && slowly != nil && slowly(name):
+				factor, list = "time", &b.Drifting
+			case isOrder(s.cause) && len(b.Loose) == 0:
+				factor = "parallel"
+			}
+			b.noise.add(name, s.place, factor)
+			if o := shown(name); !slices.Contains(*list, o) {
+				*list = append(*list, o)
+			}
+			if c.chosen(factor) {
+				b.found(&c.verdict, factor, []string{shown(name)})
 			}
 		}
 	}
-	b.Unsteady = allShown(unsteady)
-	if len(b.Drifting) > 0 && slices.ContainsFunc(c.factors, func(f Factor) bool { return f.Name == "time" }) {
-		b.found(&c.verdict, "time", b.Drifting)
-	}
-	return nil
+}
+
+// isOrder reports whether a cause is that of an order.
+func isOrder(c compare.Cause) bool {
+	return slices.Contains([]compare.Cause{compare.Parallel, compare.HashSeed, compare.MemberOrder, compare.Locale}, c)
+}
+
+// chosen reports whether a factor of that name is varied in this check.
+func (c *check) chosen(name string) bool {
+	return slices.ContainsFunc(c.factors, func(f Factor) bool { return f.Name == name })
 }
 
 // step varies a factor alone, as often as the check has varied runs, until one differs from the control in more than what
 // differs by itself, and does so again.
-func (c *check) step(ctx context.Context, b *Bisection, place *Place, f *Factor, by noise) error {
+func (c *check) step(ctx context.Context, b *Bisection, place *Place, f *Factor) error {
 	s := Step{Factor: f.Name, Changed: []string{}}
 	for n := 1; n < c.Runs && s.run == nil; n++ {
 		var changed []string
@@ -165,13 +198,13 @@ func (c *check) step(ctx context.Context, b *Bisection, place *Place, f *Factor,
 			}
 			b.Runs++
 			s.Runs++
-			again := by.beyond(ctx, &b.control, r)
-			noisy := slices.ContainsFunc(again, func(name string) bool { return by[name] != nil })
+			again := b.noise.beyond(ctx, &b.control, r)
+			noisy := slices.ContainsFunc(again, func(name string) bool { return b.noise[name] != nil })
 			if noisy { // it may differ by itself in more ways than are known yet
-				if err := c.listen(ctx, b, place, by); err != nil {
+				if err := c.listen(ctx, b, place); err != nil {
 					return err
 				}
-				again = by.beyond(ctx, &b.control, r)
+				again = b.noise.beyond(ctx, &b.control, r)
 			}
 			if last != nil { // what does not differ again may have been chance
 				again = slices.DeleteFunc(again, func(name string) bool { return !slices.Contains(changed, name) })
@@ -190,18 +223,14 @@ func (c *check) step(ctx context.Context, b *Bisection, place *Place, f *Factor,
 }
 
 // listen makes one more control, and adds what differs in it.
-func (c *check) listen(ctx context.Context, b *Bisection, place *Place, by noise) error {
+func (c *check) listen(ctx context.Context, b *Bisection, place *Place) error {
 	v, _ := c.scene.held(nil, 0)
 	r, err := c.execute(ctx, place, v, 0, "another control")
 	if err != nil {
 		return err
 	}
 	b.Runs++
-	for _, name := range by.add(ctx, &b.control, r) {
-		if name = shown(name); !slices.Contains(b.Unsteady, name) && !slices.Contains(b.Drifting, name) {
-			b.Unsteady = append(b.Unsteady, name)
-		}
-	}
+	c.unheld(ctx, b, &b.control, r, nil)
 	return nil
 }
 
@@ -220,8 +249,15 @@ func (b *Bisection) found(v *Verdict, factor string, outputs []string) {
 	}
 }
 
-// A noise is what differs by itself: the places in items, by the items' names.
-type noise map[string]map[string]bool
+// A noise is what differs by itself: the places in items, by the items' names, each with the factor that is known to be
+// why, or "".
+type noise map[string]map[string]string
+
+// A spot is a place in which an item differs, and the likely cause by what it looks like there.
+type spot struct {
+	place string
+	cause compare.Cause
+}
 
 // whole is the place that is all of an item.
 const whole = "\x00"
@@ -229,57 +265,66 @@ const whole = "\x00"
 // maxPlaced is in how many items the places are looked for.
 const maxPlaced = 20
 
-// add adds what two runs differ in, and returns the names of the items in which that is new.
-func (n noise) add(ctx context.Context, a, b *Run) []string {
-	var news []string
-	for _, name := range differing(a, b) {
-		places := []string{whole}
-		if n[name] != nil || len(n) < maxPlaced {
-			if n[name][whole] {
-				continue
-			}
-			places = placesOf(ctx, name, a, b)
-		}
-		if n.knows(name, places) {
-			continue
-		}
-		news = append(news, name)
-		if n[name] == nil {
-			n[name] = map[string]bool{}
-		}
-		for _, p := range places {
-			n[name][p] = true
-		}
+// news returns where an item differs in two runs beyond what is known.
+func (n noise) news(ctx context.Context, name string, a, b *Run) []spot {
+	spots := []spot{{place: whole}}
+	if n[name] != nil || len(n) < maxPlaced {
+		spots = spotsOf(ctx, name, a, b)
 	}
-	return news
+	return slices.DeleteFunc(spots, func(s spot) bool { return n.knows(name, s.place) })
+}
+
+// add adds a place in an item, and why it differs.
+func (n noise) add(name, place, factor string) {
+	if n[name] == nil {
+		n[name] = map[string]string{}
+	}
+	n[name][place] = factor
 }
 
 // beyond returns the names of the items in which two runs differ in more than n.
 func (n noise) beyond(ctx context.Context, a, b *Run) []string {
 	return slices.DeleteFunc(differing(a, b), func(name string) bool {
-		return n[name] != nil && (n[name][whole] || n.knows(name, placesOf(ctx, name, a, b)))
+		return n[name] != nil && len(n.news(ctx, name, a, b)) == 0
 	})
 }
 
-func (n noise) knows(name string, places []string) bool {
-	return n[name][whole] || !slices.ContainsFunc(places, func(p string) bool { return !n[name][p] })
+func (n noise) knows(name, place string) bool {
+	_, all := n[name][whole]
+	_, known := n[name][place]
+	return all || known
 }
 
-// placesOf returns where in an item two runs differ; whole if that cannot be told.
-func placesOf(ctx context.Context, name string, a, b *Run) []string {
+// factor returns the one that is known to be why a place differs, or "".
+func (n noise) factor(name, place string) string {
+	if f, ok := n[name][place]; ok {
+		return f
+	}
+	return n[name][whole]
+}
+
+// spotsOf returns where an item differs in two runs; if that cannot be told, it is the whole.
+func spotsOf(ctx context.Context, name string, a, b *Run) []spot {
 	if name == exitCode {
-		return []string{whole}
+		return []spot{{place: whole}}
 	}
 	const most = 100 // beyond, package compare tells of some only
 	found, err := differences(ctx, name, a, b)
-	if err != nil || len(found) == 0 || len(found) > most {
-		return []string{whole}
+	if err != nil || len(found) == 0 {
+		return []spot{{place: whole}}
 	}
-	places := make([]string, len(found))
+	var spots []spot
 	for i := range found {
-		places[i] = key(&found[i])
+		spots = append(spots, spot{key(&found[i]), found[i].Cause})
 	}
-	return places
+	if len(found) <= most {
+		return spots
+	}
+	all := spot{whole, spots[0].cause}
+	if slices.ContainsFunc(spots, func(s spot) bool { return s.cause != all.cause }) {
+		all.cause = compare.Unknown
+	}
+	return []spot{all}
 }
 
 // conclude says what was found.
@@ -352,14 +397,4 @@ func allShown(names []string) []string {
 		all = append(all, shown(name))
 	}
 	return all
-}
-
-// causeOf returns why a factor makes things differ.
-func causeOf(name string) compare.Cause {
-	for _, f := range factors {
-		if f.Name == name {
-			return f.Cause
-		}
-	}
-	return compare.Unknown
 }

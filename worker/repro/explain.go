@@ -43,18 +43,19 @@ func (c *check) explain(ctx context.Context) {
 		}
 		for _, d := range found[:min(len(found), MaxDifferences-len(v.Differences))] {
 			full := Difference{Output: o.Path, Difference: d, Runs: [2]int{0, other}, Factors: shares[key(&d)]}
+			proved := len(full.Factors) > 0
 			switch {
-			case len(full.Factors) > 0:
+			case proved:
 			case c.byItself(name, &d):
-				if b := c.verdict.Bisection; slices.Contains(b.Drifting, o.Path) && slices.Contains(o.Factors, "time") {
-					full.Factors = []string{"time"}
+				if factor := v.Bisection.noise.factor(name, key(&d)); c.chosen(factor) {
+					full.Factors = []string{factor}
 				}
 			case len(o.Factors) == 1:
 				full.Factors = o.Factors
 			case len(rest) == 1: // all others explain something else
 				full.Factors = rest
 			}
-			if d.Cause == compare.Unknown || c.refuted(o, &full) {
+			if d.Cause == compare.Unknown || proved && !canLook(full.Factors, d.Cause) || c.refuted(o, &full) {
 				full.Cause = c.causeBy(o, full.Factors)
 				full.Fix = compare.FixFor(full.Cause, "")
 			}
@@ -66,25 +67,30 @@ func (c *check) explain(ctx context.Context) {
 // byItself reports whether a difference of an item is among those that are there with everything held.
 func (c *check) byItself(name string, d *compare.Difference) bool {
 	b := c.verdict.Bisection
-	return b != nil && (b.noise[name][whole] || b.noise[name][key(d)])
+	return b != nil && b.noise.knows(name, key(d))
 }
 
-// refuted reports whether what a difference looks like cannot be its cause: it is there as well where all that can look so
-// was held. Times of files are not, and may end a second between two runs.
+// canLook reports whether what one of some factors makes differ can look as if it had this cause. What it looks like gives
+// way to what is proved.
+func canLook(factors []string, looks compare.Cause) bool {
+	return slices.ContainsFunc(factors, func(name string) bool { return factorOf(name).explains(looks) })
+}
+
+// refuted reports whether an order cannot be what it looks like: it is there as well where all that can look so was held.
 func (c *check) refuted(o *Output, d *Difference) bool {
 	b := c.verdict.Bisection
-	return b != nil && len(d.Factors) == 0 && d.Cause != compare.Timestamp && len(b.Loose) == 0 && slices.Contains(b.Unsteady, o.Path)
+	return b != nil && len(b.Loose) == 0 && isOrder(d.Cause) && slices.Contains(b.Unsteady, o.Path) && !canLook(d.Factors, d.Cause)
 }
 
 // causeBy returns the cause that is known of a difference by what was varied.
 func (c *check) causeBy(o *Output, by []string) compare.Cause {
 	switch b := c.verdict.Bisection; {
 	case len(by) > 0:
-		return causeOf(by[0])
+		return factorOf(by[0]).Cause
 	case b != nil && slices.Contains(b.Unsteady, o.Path) && len(b.Loose) == 0:
 		return compare.Parallel
 	case b == nil && len(c.verdict.Factors) == 1:
-		return causeOf(c.verdict.Factors[0]) // nothing else was other
+		return factorOf(c.verdict.Factors[0]).Cause // nothing else was other
 	}
 	return compare.Unknown
 }
@@ -103,7 +109,7 @@ func (c *check) bySteps(ctx context.Context, name string) map[string][]string {
 		}
 		found, _ := differences(ctx, name, &b.control, s.run) // without them the output's factors are known all the same
 		for _, d := range found {
-			if k := key(&d); !b.noise[name][k] && !slices.Contains(all[k], s.Factor) {
+			if k := key(&d); !b.noise.knows(name, k) && !slices.Contains(all[k], s.Factor) {
 				all[k] = append(all[k], s.Factor)
 			}
 		}

@@ -25,6 +25,8 @@ type Factor struct {
 	// Cause is why outputs differ that only this factor changes, where the outputs themselves do not tell.
 	Cause compare.Cause
 
+	causes []compare.Cause // others that it can have, by what outputs look like
+
 	needs []sandbox.Condition // of the sandbox, to vary it
 	holds []sandbox.Condition // of the sandbox, to hold it
 	// unfit says why it cannot be varied for the action of a scene, "" if it can.
@@ -34,6 +36,18 @@ type Factor struct {
 	hold func(v *worker.Variation)
 	// copies is how many further runs are made beside a varied one.
 	copies int
+}
+
+// explains reports whether a factor can be why things differ for which a cause is likely by what they look like.
+func (f *Factor) explains(c compare.Cause) bool {
+	// A build id follows from whatever else differs.
+	return c == f.Cause || c == compare.BuildID || slices.Contains(f.causes, c)
+}
+
+// factorOf returns the factor of a name, which is one of Names.
+func factorOf(name string) *Factor {
+	i := slices.IndexFunc(factors, func(f Factor) bool { return f.Name == name })
+	return &factors[i]
 }
 
 // A scene is what is known of the action and of the host where it is varied.
@@ -65,13 +79,15 @@ var posixZones = []string{"CLA-14", "CLB+12", "CLC-13"}
 var factors = []Factor{
 	{
 		Name: "time", Changes: "time of day, by more than a year", Cause: compare.Timestamp,
-		needs: []sandbox.Condition{sandbox.ConditionClockShift}, holds: []sandbox.Condition{sandbox.ConditionClockHeld},
+		causes: []compare.Cause{compare.BuildDate},
+		needs:  []sandbox.Condition{sandbox.ConditionClockShift}, holds: []sandbox.Condition{sandbox.ConditionClockHeld},
 		vary: func(v *worker.Variation, i int, _ *scene) { v.Conditions.ClockShift = clockShift(i) },
 		hold: func(v *worker.Variation) { v.Conditions.ClockHeld = heldTime },
 	},
 	{
 		Name: "zone", Changes: "time zone (TZ)", Cause: compare.Zone,
-		unfit: declares("TZ"),
+		causes: []compare.Cause{compare.BuildDate},
+		unfit:  declares("TZ"),
 		vary: func(v *worker.Variation, i int, s *scene) {
 			names := s.host.Zones
 			if len(names) == 0 {
@@ -82,7 +98,8 @@ var factors = []Factor{
 	},
 	{
 		Name: "user", Changes: "name and number of the user", Cause: compare.Owner,
-		needs: []sandbox.Condition{sandbox.ConditionUser},
+		causes: []compare.Cause{compare.Path}, // of a home
+		needs:  []sandbox.Condition{sandbox.ConditionUser},
 		vary: func(v *worker.Variation, i int, _ *scene) {
 			v.Conditions.User, v.Conditions.UID = fmt.Sprintf("somebody%d", i), uint32(20_000+i)
 		},
@@ -114,7 +131,8 @@ var factors = []Factor{
 	},
 	{
 		Name: "cpus", Changes: "number of processors", Cause: compare.Processors,
-		needs: []sandbox.Condition{sandbox.ConditionCPUs},
+		causes: []compare.Cause{compare.Parallel},
+		needs:  []sandbox.Condition{sandbox.ConditionCPUs},
 		unfit: func(s *scene) string {
 			if s.host.CPUs == 1 {
 				return "this host has one processor"
@@ -138,12 +156,14 @@ var factors = []Factor{
 	},
 	{
 		Name: "aslr", Changes: "where in memory things lie", Cause: compare.Address,
-		holds: []sandbox.Condition{sandbox.ConditionFixedLayout},
-		hold:  func(v *worker.Variation) { v.Conditions.FixedLayout = true },
+		causes: []compare.Cause{compare.HashSeed}, // tables of things by where they lie
+		holds:  []sandbox.Condition{sandbox.ConditionFixedLayout},
+		hold:   func(v *worker.Variation) { v.Conditions.FixedLayout = true },
 	},
 	{
 		Name: "random", Changes: "what the kernel gives as random", Cause: compare.Random,
-		holds: []sandbox.Condition{sandbox.ConditionRandom},
+		causes: []compare.Cause{compare.HashSeed, compare.Path}, // of a temporary file
+		holds:  []sandbox.Condition{sandbox.ConditionRandom},
 		unfit: func(s *scene) string {
 			if s.seed != nil {
 				return "the seed of it is stated"
@@ -154,8 +174,9 @@ var factors = []Factor{
 	},
 	{
 		Name: "pids", Changes: "numbers of processes", Cause: compare.ProcessID,
-		needs: []sandbox.Condition{sandbox.ConditionSkippedPIDs},
-		vary:  func(v *worker.Variation, i int, _ *scene) { v.Conditions.SkippedPIDs = (i*117-1)%1000 + 1 },
+		causes: []compare.Cause{compare.Random, compare.Path}, // of a temporary file
+		needs:  []sandbox.Condition{sandbox.ConditionSkippedPIDs},
+		vary:   func(v *worker.Variation, i int, _ *scene) { v.Conditions.SkippedPIDs = (i*117-1)%1000 + 1 },
 	},
 	{
 		Name: "uptime", Changes: "time since boot", Cause: compare.Uptime,

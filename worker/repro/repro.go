@@ -49,7 +49,9 @@ type Options struct {
 	Host   Host
 	// First, if not nil, is the outcome of the first run, which was made already, as a usual one.
 	First *worker.Outcome
-	// Pause is how long a bisection waits to see what differs as time goes by; 0 is some two seconds.
+	// Pause is how long after the first run the second begins at the earliest, if the time is to vary and no clock can be
+	// shifted; and the last control of a bisection after the first, if none can be held. 0 is some two seconds, and negative
+	// is none.
 	Pause time.Duration
 	// Progress, if not nil, is told before each run what it is for, in a few words of ASCII.
 	Progress func(what string)
@@ -161,7 +163,16 @@ func Check(ctx context.Context, t *worker.Task, o Options) (*Verdict, error) {
 	if err != nil {
 		return nil, err
 	}
+	began := time.Now()
+	if o.First != nil {
+		began = o.First.Result.GetExecutionMetadata().GetExecutionStartTimestamp().AsTime()
+	}
 	for i := range c.Runs {
+		if i == 1 && (o.Factors == nil || slices.Contains(o.Factors, "time")) && c.scene.lacks([]sandbox.Condition{sandbox.ConditionClockShift}) != "" {
+			if err := c.pause(ctx, began); err != nil {
+				return nil, err
+			}
+		}
 		if err := c.run(ctx, i); err != nil {
 			return nil, err
 		}

@@ -12,12 +12,15 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"testing/synctest"
+	"time"
 
 	"github.com/cloister-build/cloister/sandbox"
 	"github.com/cloister-build/cloister/worker"
 	"github.com/cloister-build/cloister/worker/compare"
 	"github.com/cloister-build/cloister/worker/repro"
 	"google.golang.org/grpc/codes"
+	"google.golang.org/protobuf/types/known/timestamppb"
 )
 
 // noticed returns what a run notices of a factor, as an action would write it down: the same text for the same value.
@@ -284,6 +287,113 @@ func TestRacesAreNotTime(t *testing.T) {
 	if b := check(t, s, s.action(), o).Bisection; b == nil || len(b.Drifting) > 0 || !slices.Equal(b.Unsteady, []string{"out"}) {
 		t.Errorf("got %+v", b)
 	}
+}
+
+// TestPlacesThatDifferByThemselvesAreNoFactors: each place has the factor that is known of it, and not the next best.
+func TestPlacesThatDifferByThemselvesAreNoFactors(t *testing.T) {
+	s := newScript(t, func(n int, v *worker.Variation) made {
+		return made{files: map[string]string{"out": fmt.Sprintf("written 2026-11-22 01:45:%02d\nsalt %08x\nby %s\nat last\n", n, n*0x9e3779b9, noticed("hostname", n, v))}}
+	})
+	o := s.options()
+	o.Bisect = true
+	v := check(t, s, s.action(), o)
+	if b := v.Bisection; !slices.Equal(b.Drifting, []string{"out"}) || !slices.Equal(b.Unsteady, []string{"out"}) || !slices.Equal(b.Factors, []string{"time", "hostname"}) {
+		t.Errorf("got %+v", b)
+	}
+	var got []string
+	for _, d := range v.Differences {
+		got = append(got, d.What+": "+strings.Join(d.Factors, ","))
+	}
+	if want := []string{"line 1: time", "line 2: ", "line 3: hostname"}; !slices.Equal(got, want) {
+		t.Errorf("got %q, want %q", got, want)
+	}
+	o.Factors = []string{"hostname"}
+	for _, d := range check(t, s, s.action(), o).Differences {
+		if slices.Contains(d.Factors, "time") {
+			t.Errorf("found is what was not varied: %+v", d)
+		}
+	}
+}
+
+// TestOrderThatNothingHoldsIsScheduling, but not where there are things that could not be held.
+func TestOrderThatNothingHoldsIsScheduling(t *testing.T) {
+	s := newScript(t, func(n int, _ *worker.Variation) made {
+		parts := []string{"the first part is done\n", "and a second one is done\n", "now the third part as well\n"}
+		slices.Reverse(parts[n%2:])
+		return file(strings.Join(parts, ""))
+	})
+	o := s.options()
+	o.Bisect = true
+	if b := check(t, s, s.action(), o).Bisection; !slices.Equal(b.Factors, []string{"parallel"}) || !slices.Equal(b.Unsteady, []string{"out"}) {
+		t.Errorf("got %+v", b)
+	}
+	o.Places[0].Features = &sandbox.Features{Conditions: []sandbox.Condition{sandbox.ConditionHostname}}
+	if b := check(t, s, s.action(), o).Bisection; slices.Contains(b.Factors, "parallel") {
+		t.Errorf("got %+v", b)
+	}
+}
+
+// TestProofOutweighsLooks: words in another order look like those of a hash table, and a local time like any other.
+func TestProofOutweighsLooks(t *testing.T) {
+	for _, c := range []struct {
+		factor string
+		cause  compare.Cause
+		says   func(v *worker.Variation) string
+	}{
+		{"readdir", compare.MemberOrder, func(v *worker.Variation) string {
+			words := strings.Split("alpha beta gamma delta epsilon", " ")
+			slices.Reverse(words[v.Order%3:])
+			return strings.Join(words, "\n")
+		}},
+		{"zone", compare.Zone, func(v *worker.Variation) string {
+			for _, kv := range v.Env {
+				if strings.HasPrefix(kv, "TZ=") {
+					return "2001-09-09 15:46"
+				}
+			}
+			return "2001-09-09 01:46"
+		}},
+	} {
+		t.Run(c.factor, func(t *testing.T) {
+			s := newScript(t, func(_ int, v *worker.Variation) made { return file(c.says(v)) })
+			o := s.options()
+			o.Bisect = true
+			v := check(t, s, s.action(), o)
+			if len(v.Differences) == 0 || v.Differences[0].Cause != c.cause || !slices.Contains(v.Differences[0].Factors, c.factor) || v.Differences[0].Fix != compare.FixFor(c.cause, "") {
+				t.Errorf("got %+v", v.Differences)
+			}
+		})
+	}
+}
+
+// TestTimesOfFilesAreNoticed where no clock can be shifted: the second run waits until those of the first are over.
+func TestTimesOfFilesAreNoticed(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newScript(t, func(int, *worker.Variation) made { return file(fmt.Sprint("made at ", time.Now().Unix()/2)) })
+		o := s.options()
+		o.Pause, o.Places[0].Features = 0, &sandbox.Features{}
+		if v := check(t, s, s.action(), o); v.Result != repro.Differs {
+			t.Errorf("got %s", v.Result)
+		}
+		for what, change := range map[string]func(){
+			"not the time is varied": func() { o.Factors, o.Places[0].Features = []string{"hostname"}, &sandbox.Features{} },
+			"somebody waits":         func() { o.Factors, o.Pause, o.Places[0].Features = nil, -1, &sandbox.Features{} },
+			"the clock is shifted":   func() { o.Factors, o.Pause, o.Places[0].Features = nil, 0, able },
+			"the first run is long ago": func() {
+				o.Factors, o.Pause, o.Places[0].Features = nil, 0, &sandbox.Features{}
+				task := s.action()
+				o.First, _ = s.Execute(t.Context(), task, func(worker.Stage) {})
+				o.First.Result.ExecutionMetadata.ExecutionStartTimestamp = timestamppb.New(time.Now().Add(-time.Hour))
+			},
+		} {
+			o.First = nil
+			change()
+			began := time.Now()
+			if check(t, s, s.action(), o); time.Now() != began {
+				t.Errorf("%s: a check takes %v", what, time.Since(began))
+			}
+		}
+	})
 }
 
 // TestChanceIsNoFactor: what a varied run does once and not again is not what the factor makes it do.

@@ -189,8 +189,12 @@ func (s *Sampler) check(ctx context.Context, t *worker.Task, first *worker.Outco
 	}
 	task := *t
 	task.Approve = nil
+	var pause time.Duration
+	if s.Gate {
+		pause = -1 // somebody waits
+	}
 	return Check(ctx, &task, Options{
-		Runs: 2, Factors: s.factors, Host: s.Host, First: first,
+		Runs: 2, Factors: s.factors, Host: s.Host, First: first, Pause: pause,
 		Places: []Place{{Name: s.Name, Executor: s.Executor, Store: in.Store, Features: &s.Features}},
 	})
 }

@@ -10,6 +10,7 @@ import (
 	"sync"
 	"testing"
 	"testing/synctest"
+	"time"
 
 	"github.com/cloister-build/cloister/cas"
 	"github.com/cloister-build/cloister/worker"
@@ -168,6 +169,7 @@ func idle(t *testing.T, e *repro.Sampler) {
 	ctx, cancel := context.WithCancel(t.Context())
 	done := make(chan struct{})
 	go func() { e.Idle(ctx); close(done) }()
+	time.Sleep(time.Minute) // of the bubble: checks wait for a time
 	synctest.Wait()
 	cancel()
 	<-done
