@@ -61,6 +61,7 @@ print(open('/dev/urandom', 'rb').read(8).hex(), open('/dev/random', 'rb').read(8
 const randomShell = `head -c 8 /dev/urandom | od -An -tx1; head -c 8 /dev/urandom | od -An -tx1; head -c 8 /dev/random | od -An -tx1
 ln -s /dev/urandom /tmp/link; cd /dev; head -c 8 /tmp/link | od -An -tx1; head -c 8 urandom | od -An -tx1; head -c 8 <>/dev/urandom | od -An -tx1
 head -c 1000000 /dev/urandom | cksum; dd if=/dev/urandom bs=1M count=2 2>/dev/null | cksum; echo x >/dev/random
+t=$(mktemp); dd if=/dev/urandom of=$t bs=8 count=1 2>/dev/null; od -An -tx1 $t
 mktemp -u; mktemp -u; shuf -i 1-1000 -n 5 | tr '\n' ' '; ! cat /proc/sys/kernel/random/uuid 2>/dev/null`
 
 // TestRandomIsSeeded: with one seed a program gets the same random numbers each time, with another others, and without

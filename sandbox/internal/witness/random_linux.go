@@ -12,14 +12,19 @@ import (
 	"maps"
 	"math/rand/v2"
 	"os"
+	"regexp"
 
 	"golang.org/x/sys/unix"
 
 	"github.com/cloister-build/cloister/sandbox"
 )
 
+// temporary are the names of temporary files in arguments, of which those by the C library are others each time: gcc gives
+// them to the programs that it begins.
+var temporary = regexp.MustCompile(`/tmp/[^/\x00]*`)
+
 // A random is what a run gets as random numbers. Each program that is executed has a stream of its own, by its arguments
-// and by how many began with the same before it, so that programs that run at the same time do not take numbers from each
+// but for names of temporary files, and by how many began with the same before it, so that programs that run at the same time do not take numbers from each
 // other; its threads share the stream, in the order in which they ask. It is the watch's alone.
 type random struct {
 	seed    uint64
@@ -79,6 +84,7 @@ func (r *random) begin(process uint32) *stream {
 		f.Close()
 		arguments = b.Bytes()
 	}
+	arguments = temporary.ReplaceAll(arguments, []byte("/tmp/"))
 	id := sha256.Sum256(arguments)
 	if len(r.begun) >= maxPrograms {
 		id = [sha256.Size]byte{}
