@@ -353,6 +353,13 @@ func TestProofOutweighsLooks(t *testing.T) {
 			}
 			return "2001-09-09 01:46"
 		}},
+		// Two factors make it: the one that can make it look so is told.
+		{"random", compare.HashSeed, func(v *worker.Variation) string {
+			words := strings.Split("alpha beta gamma delta epsilon zeta", " ")
+			slices.Reverse(words[v.Conditions.Random%2*2:])
+			slices.Reverse(words[min(v.Conditions.CPUs, 2):])
+			return strings.Join(words, "\n") + "\n"
+		}},
 	} {
 		t.Run(c.factor, func(t *testing.T) {
 			s := newScript(t, func(_ int, v *worker.Variation) made { return file(c.says(v)) })

@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/cloister-build/cloister/cas"
+	"github.com/cloister-build/cloister/sandbox"
 	"github.com/cloister-build/cloister/worker"
 	"github.com/cloister-build/cloister/worker/repro"
 )
@@ -153,6 +154,18 @@ func TestLineEndsWithWhatToDo(t *testing.T) {
 	if len(line) > most || !strings.Contains(line, "see: cloister repro "+task.Action.String()) {
 		t.Errorf("%d bytes: %s", len(line), line)
 	}
+}
+
+// TestGateDoesNotWait: it holds up a client, who need not wait until the times of files are others as well.
+func TestGateDoesNotWait(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s, b := newScript(t, func(int, *worker.Variation) made { return file("x") }), &book{}
+		e, began := s.sampler(b, true), time.Now()
+		e.Features = sandbox.Features{} // which cannot shift a clock
+		if execute(t, e, s.action()); s.runs() != 2 || time.Now() != began {
+			t.Errorf("%d runs in %v", s.runs(), time.Since(began))
+		}
+	})
 }
 
 func TestGateAsksNothingOfWhatIsNotRecorded(t *testing.T) {
