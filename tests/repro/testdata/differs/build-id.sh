@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 # The linker makes the build id of random bytes.
 # Cause: build id
 # Factor: random

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 # The preprocessor puts the date and the time into the program.
 # Cause: __DATE__
 # Factor: time
@@ -5,4 +6,4 @@
 cat > main.c <<'E'
 const char built[] = "built on " __DATE__ " at " __TIME__;
 E
-gcc -c main.c -o out
+TZ=UTC gcc -c main.c -o out

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 # The source is named by its whole path, which __FILE__ repeats.
 # Cause: path
 # Factor: path

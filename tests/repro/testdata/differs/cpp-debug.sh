@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 # Debug information names the directory of the compilation.
 # Cause: path
 # Factor: path

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 # The time of the run is in a text.
 # Cause: timestamp
 # Factor: time

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 # The name of the host is in the output.
 # Cause: hostname
 # Factor: hostname

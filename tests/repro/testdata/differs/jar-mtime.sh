@@ -1,7 +1,8 @@
+# SPDX-License-Identifier: Apache-2.0
 # An archive of Java keeps the times of its members.
 # Cause: timestamp
 # Factor: time
 # Needs: jar
 echo member > member.txt
-jar -c -f out.jar member.txt
+TZ=UTC jar -J-XX:TieredStopAtLevel=1 -c -f out.jar member.txt
 mv out.jar out

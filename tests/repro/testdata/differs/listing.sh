@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 # A list is in the order in which the directory lists it.
 # Cause: member order
 # Factor: readdir

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 # The character set is that of the locale.
 # Cause: locale
 # Factor: locale

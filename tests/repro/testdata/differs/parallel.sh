@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 # Who is ready first is first in the output.
 # Cause: parallel
 # Factor: parallel

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 # The number of a process is in the output.
 # Cause: process id
 # Factor: pids

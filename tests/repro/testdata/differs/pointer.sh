@@ -1,10 +1,11 @@
-# The address of a variable is in the output.
+# SPDX-License-Identifier: Apache-2.0
+# The address of a function is in the output.
 # Cause: address
 # Factor: aslr
 # Needs: gcc
 cat > main.c <<'E'
 #include <stdio.h>
-int main(void) { int x; printf("x is at %p\n", (void *)&x); return 0; }
+int main(void) { printf("main is at %p\n", (void *)main); return 0; }
 E
-gcc main.c -o main
+gcc -fPIE -pie main.c -o main
 ./main > out

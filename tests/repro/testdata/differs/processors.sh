@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 # The number of processors is in the output.
 # Cause: cpu count
 # Factor: cpus

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 # Compiled Python names the time of its source.
 # Cause: timestamp
 # Factor: time

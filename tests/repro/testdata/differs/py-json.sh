@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 # A field of a JSON text is the time of the run.
 # Cause: timestamp
 # Factor: time

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 # A document says when it was made.
 # Cause: timestamp
 # Factor: time

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 # A set of texts is in the order of a hash table, whose seed is random.
 # Cause: hash seed
 # Factor: random

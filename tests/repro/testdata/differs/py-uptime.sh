@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 # The time since the host began is in the output.
 # Cause: uptime
 # Factor: uptime

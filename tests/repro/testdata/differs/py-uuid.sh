@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 # A random identifier is in the output.
 # Cause: random
 # Factor: random

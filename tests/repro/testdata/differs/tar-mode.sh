@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 # An archive keeps the modes of its members, which the umask decides.
 # Cause: file mode
 # Factor: umask

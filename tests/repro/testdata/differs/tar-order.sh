@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 # An archive has its members in the order in which the directory lists them.
 # Cause: member order
 # Factor: readdir

@@ -1,5 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
 # The name of a temporary file is in the output.
-# Cause: random
+# Cause: path
 # Factor: random
-# Needs: mktemp
-echo "made by way of $(mktemp)" > out
+# Needs: python3
+/usr/bin/python3 -c 'import tempfile; print("made by way of", tempfile.mkstemp()[1])' > out

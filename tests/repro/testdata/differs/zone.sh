@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 # A fixed moment is told in the local time.
 # Cause: time zone
 # Factor: zone

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 # The date is given.
 # Needs: gcc
 cat > main.c <<'E'

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 # Debug information with the directory mapped away.
 # Needs: gcc
 cat > main.c <<'E'

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 # A program, linked.
 # Needs: gcc
 cat > main.c <<'E'

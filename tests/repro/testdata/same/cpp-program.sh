@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 # A program of C++, stripped.
 # Needs: g++
 cat > main.cc <<'E'

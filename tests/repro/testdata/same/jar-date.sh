@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 # An archive of Java whose members have a fixed time.
 # Needs: jar
 echo member > member.txt

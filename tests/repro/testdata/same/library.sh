@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 # An archive in deterministic mode.
 # Needs: ar
 echo 'int f(void) { return 1; }' > f.c

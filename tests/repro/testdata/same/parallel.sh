@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 # Results of several processes, in the order of their numbers.
 # Needs: python3
 cat > main.py <<'E'

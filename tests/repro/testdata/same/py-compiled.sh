@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 # Compiled Python that names the hash of its source.
 # Needs: python3
 echo 'x = 1' > module.py

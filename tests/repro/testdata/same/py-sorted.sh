@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 # A set, sorted.
 # Needs: python3
 /usr/bin/python3 -c 'print("\n".join(sorted({"alpha", "beta", "gamma", "delta"})))' > out

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 # An archive whose members have a fixed time and mode.
 # Needs: zip
 echo member > member.txt

@@ -1,0 +1,306 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package repro_test judges small real programs: those that are not reproducible for one known reason, and those that are.
+package repro_test
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"flag"
+	"fmt"
+	"maps"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"runtime"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/cloister-build/cloister/sandbox/namespace"
+	"github.com/cloister-build/cloister/sandbox/sandboxtest"
+	"github.com/cloister-build/cloister/tests/internal/program"
+	"github.com/cloister-build/cloister/worker/compare"
+	"github.com/cloister-build/cloister/worker/repro"
+)
+
+var built program.Program
+
+func TestMain(m *testing.M) { os.Exit(built.Main(m)) }
+
+var update = flag.Bool("update", false, "write the table of docs/repro.md anew")
+
+// A script is a program of the corpus, which leaves out. What is expected of it stands in its first lines.
+type script struct {
+	name string
+	// what it does.
+	what string
+	// causes and factors are those of its differences. A factor "none" is that of what cannot be held: there a second run of
+	// which nothing is varied differs.
+	causes, factors []string
+	// chance, if not "", is why luck has a part in what it makes: other factors may be found as well, or none.
+	chance string
+	// needs is a program of the host, or Go's.
+	needs string
+}
+
+// scripts returns the programs below a directory of testdata.
+func scripts(t *testing.T, dir string) []script {
+	t.Helper()
+	names, err := filepath.Glob(filepath.Join("testdata", dir, "*.sh"))
+	if err != nil || len(names) < 20 {
+		t.Fatalf("%d programs in %s, %v", len(names), dir, err)
+	}
+	var all []script
+	for _, name := range names {
+		text, err := os.ReadFile(name)
+		if err != nil {
+			t.Fatal(err)
+		}
+		s := script{name: dir + "/" + strings.TrimSuffix(filepath.Base(name), ".sh")}
+		for line := range strings.Lines(string(text)) {
+			head, comment := strings.CutPrefix(line, "# ")
+			if !comment {
+				break
+			}
+			key, value, keyed := strings.Cut(strings.TrimSpace(head), ": ")
+			switch {
+			case key == "Cause" && keyed:
+				s.causes = strings.Split(value, ", ")
+			case key == "Factor" && keyed:
+				s.factors = strings.Split(value, ", ")
+			case key == "Chance" && keyed:
+				s.chance = value
+			case key == "Needs" && keyed:
+				s.needs = value
+			case key != "SPDX-License-Identifier":
+				s.what = strings.TrimSpace(s.what + " " + strings.TrimSpace(head))
+			}
+		}
+		if s.what == "" || s.needs == "" || dir == "differs" && (len(s.causes) == 0 || len(s.factors) == 0) {
+			t.Fatalf("%s does not say what is expected of it", name)
+		}
+		all = append(all, s)
+	}
+	return all
+}
+
+// inputs returns a directory of what the programs are run in.
+func inputs(t *testing.T) string {
+	t.Helper()
+	dir := t.TempDir()
+	if err := os.CopyFS(dir, os.DirFS("testdata")); err != nil {
+		t.Fatal(err)
+	}
+	for _, name := range []string{"mapiter", "mapsorted"} {
+		source := filepath.Join(t.TempDir(), name+".go")
+		text, err := os.ReadFile(filepath.Join("testdata/programs", name+".go.txt"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(source, text, 0o644); err != nil {
+			t.Fatal(err)
+		}
+		cmd := exec.Command("go", "build", "-o", filepath.Join(dir, "programs", name), source)
+		cmd.Env = append(os.Environ(), "CGO_ENABLED=0")
+		if out, err := cmd.CombinedOutput(); err != nil {
+			t.Fatalf("%v\n%s", err, out)
+		}
+	}
+	return dir
+}
+
+// judged returns what cloister repro says of a program, and its exit code.
+func (s *script) judged(t *testing.T, in string, flags ...string) (*repro.Verdict, int) {
+	t.Helper()
+	if _, err := exec.LookPath(s.needs); err != nil {
+		t.Skipf("%s is not here", s.needs)
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
+	defer cancel()
+	args := append(append([]string{"repro", "--json", "--in", in, "--out", "out"}, flags...), "--", "sh", s.name+".sh")
+	cmd := exec.CommandContext(ctx, built.Path(t), args...)
+	var stderr bytes.Buffer
+	cmd.Stderr = &stderr
+	out, _ := cmd.Output() // its exit code is looked at
+	var r repro.Report
+	if err := json.Unmarshal(out, &r); err != nil || len(r) != 1 {
+		t.Fatalf("%v: exit code %d, %d verdicts, %v\n%s", args, cmd.ProcessState.ExitCode(), len(r), err, stderr.String())
+	}
+	for i, run := range r[0].Runs {
+		if run.ExitCode != 0 || run.Code != "" {
+			t.Fatalf("run %d ended with exit code %d %s", i+1, run.ExitCode, run.Code)
+		}
+	}
+	return r[0], cmd.ProcessState.ExitCode()
+}
+
+// missing returns why a factor is not varied, "" if all of s are.
+func (s *script) missing(v *repro.Verdict) string {
+	for _, k := range v.Skipped {
+		if slices.Contains(s.factors, k.Factor) {
+			return fmt.Sprintf("%s: %s", k.Factor, k.Why)
+		}
+	}
+	return ""
+}
+
+// check says what is wrong with a verdict on a program that is not reproducible.
+func (s *script) check(v *repro.Verdict) (wrong []string) {
+	complain := func(format string, args ...any) { wrong = append(wrong, fmt.Sprintf(format, args...)) }
+	var causes []string
+	for i := range v.Differences {
+		d := &v.Differences[i]
+		causes = append(causes, string(d.Cause))
+		if d.Factor != "" && s.chance == "" && !slices.Contains(s.factors, d.Factor) {
+			complain("%q is told to come of %s", d.What, d.Factor)
+		}
+	}
+	slices.Sort(causes)
+	if causes = slices.Compact(causes); !slices.Equal(causes, slices.Sorted(slices.Values(s.causes))) {
+		complain("the causes are %q, want %q", causes, s.causes)
+	}
+	b := v.Bisection
+	switch found := slices.Sorted(slices.Values(b.Factors)); {
+	case slices.Equal(s.factors, []string{"none"}):
+		if len(found) > 0 || len(b.Unsteady) == 0 {
+			complain("the factors are %q, want none, and outputs that differ by themselves: %s", found, b.Says)
+		}
+	case s.chance != "" && (slices.Contains(found, s.factors[0]) || len(b.Unsteady) > 0):
+	case !slices.Equal(found, slices.Sorted(slices.Values(s.factors))):
+		complain("the factors are %q, want %q: %s", found, s.factors, b.Says)
+	}
+	return wrong
+}
+
+// A table has a line for each program.
+type table struct {
+	sync.Mutex
+	lines map[string]string
+}
+
+func (l *table) add(name, format string, args ...any) {
+	l.Lock()
+	defer l.Unlock()
+	l.lines[name] = fmt.Sprintf("%-26s "+format, append([]any{name}, args...)...)
+}
+
+// TestCorpus: each program that is not reproducible is found out, its cause is named, and the bisection finds what it
+// depends on and nothing else; those that are reproducible are no alarm.
+func TestCorpus(t *testing.T) {
+	b := namespace.New(namespace.Config{})
+	defer b.Close()
+	if _, err := b.Probe(t.Context()); err != nil {
+		sandboxtest.Unavailable(t, "namespaces", err)
+	}
+	in := inputs(t)
+	lines := &table{lines: map[string]string{}}
+	// A part of the time is waited for, until the times of files are others.
+	atOnce := make(chan struct{}, runtime.NumCPU()+1)
+	t.Run("all", func(t *testing.T) {
+		for _, s := range scripts(t, "differs") {
+			t.Run(s.name, func(t *testing.T) {
+				t.Parallel()
+				atOnce <- struct{}{}
+				defer func() { <-atOnce }()
+				v, code := s.judged(t, in, "--bisect", "-n", "2")
+				if why := s.missing(v); why != "" {
+					t.Skip(why)
+				}
+				if code != 1 || v.Result != repro.Differs || v.Bisection == nil || len(v.Differences) == 0 {
+					t.Fatalf("exit code %d, %s, %+v", code, v.Result, v.Bisection)
+				}
+				for _, wrong := range s.check(v) {
+					t.Error(wrong)
+				}
+				d := v.Differences[0]
+				lines.add(s.name, "%-14s %-14s %s: %s", strings.Join(s.causes, ", "), strings.Join(v.Bisection.Factors, ", "),
+					strings.Join(d.Where, " > "), d.What)
+			})
+		}
+		for _, s := range scripts(t, "same") {
+			t.Run(s.name, func(t *testing.T) {
+				t.Parallel()
+				atOnce <- struct{}{}
+				defer func() { <-atOnce }()
+				v, code := s.judged(t, in)
+				if code != 0 || v.Result != repro.Same || len(v.Runs) != repro.DefaultRuns {
+					t.Errorf("exit code %d, %s: %+v", code, v.Result, v.Differences)
+				}
+				lines.add(s.name, "same in %d runs, %d factors", len(v.Runs), len(v.Factors))
+			})
+		}
+	})
+	for _, name := range slices.Sorted(maps.Keys(lines.lines)) {
+		t.Log(lines.lines[name])
+	}
+}
+
+// TestCorpusShowsEveryCause of the table in docs/causes.md.
+func TestCorpusShowsEveryCause(t *testing.T) {
+	shown := map[string]bool{}
+	for _, s := range scripts(t, "differs") {
+		for _, c := range s.causes {
+			shown[c] = true
+		}
+	}
+	for _, row := range compare.Causes {
+		if !shown[string(row.Cause)] {
+			t.Errorf("no program shows the cause %s", row.Cause)
+		}
+		delete(shown, string(row.Cause))
+	}
+	if len(shown) > 0 {
+		t.Errorf("%v are no causes", shown)
+	}
+	varied := repro.Names()
+	for _, s := range scripts(t, "differs") {
+		varied = slices.DeleteFunc(varied, func(name string) bool { return slices.Contains(s.factors, name) })
+	}
+	if len(varied) > 0 {
+		t.Errorf("no program shows the factors %q", varied)
+	}
+}
+
+// The marks between which docs/repro.md has the table.
+const (
+	begin = "<!-- the programs -->\n"
+	end   = "<!-- end of the programs -->\n"
+)
+
+// TestProgramsInTheDocument: the table in docs/repro.md is that of the programs.
+func TestProgramsInTheDocument(t *testing.T) {
+	const path = "../../docs/repro.md"
+	text, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	before, rest, ok := strings.Cut(string(text), begin)
+	old, after, ends := strings.Cut(rest, end)
+	if !ok || !ends {
+		t.Fatalf("%s has no marks %q and %q", path, begin, end)
+	}
+	var b strings.Builder
+	fmt.Fprintf(&b, "| Program | What it does | Cause | Factor |\n|---|---|---|---|\n")
+	for _, dir := range []string{"differs", "same"} {
+		for _, s := range scripts(t, dir) {
+			causes := strings.Join(s.causes, "`, `")
+			if causes != "" {
+				causes = "`" + causes + "`"
+			}
+			fmt.Fprintf(&b, "| %s | %s | %s | %s |\n", s.name, s.what, causes, strings.Join(s.factors, ", "))
+		}
+	}
+	if b.String() == old {
+		return
+	}
+	if !*update {
+		t.Fatalf("%s is not what the programs say; run this test with -update", path)
+	}
+	if err := os.WriteFile(path, []byte(before+begin+b.String()+end+after), 0o644); err != nil {
+		t.Fatal(err)
+	}
+}
