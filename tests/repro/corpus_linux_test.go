@@ -202,8 +202,7 @@ func TestCorpus(t *testing.T) {
 	}
 	in := inputs(t)
 	lines := &table{lines: map[string]string{}}
-	// Most of the time is waited for, until the times of files are others.
-	atOnce := make(chan struct{}, 3*runtime.NumCPU())
+	atOnce := make(chan struct{}, runtime.NumCPU())
 	t.Run("all", func(t *testing.T) {
 		for _, s := range scripts(t, "differs") {
 			t.Run(s.name, func(t *testing.T) {
