@@ -117,7 +117,7 @@ func inputs(t *testing.T) string {
 func (s *script) judged(t *testing.T, in string, flags ...string) (*repro.Verdict, int) {
 	t.Helper()
 	if _, err := exec.LookPath(s.needs); err != nil {
-		t.Skipf("%s is not here", s.needs)
+		sandboxtest.Unavailable(t, "tools", s.needs+" is not here")
 	}
 	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
 	defer cancel()
@@ -211,7 +211,7 @@ func TestCorpus(t *testing.T) {
 				defer func() { <-atOnce }()
 				v, code := s.judged(t, in, "--bisect", "-n", "2")
 				if why := s.missing(v); why != "" {
-					t.Skip(why)
+					sandboxtest.Unavailable(t, "conditions", why)
 				}
 				if code != 1 || v.Result != repro.Differs || v.Bisection == nil || len(v.Differences) == 0 {
 					t.Fatalf("exit code %d, %s, %+v", code, v.Result, v.Bisection)
