@@ -22,7 +22,7 @@ type given struct {
 	fixed   bool
 	uid     uintptr
 	umask   uintptr
-	skip    int
+	skip    int        // how many processes are still to take a number and end
 	name    [2]uintptr // the host's name and its length; 0 is none
 	offsets [2]uintptr // the text of timens_offsets and its length; 0 is none
 	cpus    unix.CPUSet
@@ -86,7 +86,7 @@ func first(to *unix.CPUSet, n int) error {
 	return nil
 }
 
-// surround makes what surrounds the command, as pid 1: namespaces of its own, and numbers that are used up.
+// surround makes what surrounds the command, as pid 1: namespaces of its own.
 //
 //go:norace
 //go:nosplit
@@ -102,13 +102,6 @@ func (l *launch) surround() {
 		file := l.do(stepClocks, unix.SYS_OPENAT, atFDCWD, uintptr(unsafe.Pointer(&textOffsets[0])), unix.O_WRONLY|unix.O_CLOEXEC, 0, 0)
 		l.do(stepClocks, unix.SYS_WRITE, file, g.offsets[0], g.offsets[1], 0, 0)
 		unix.RawSyscall(unix.SYS_CLOSE, file, 0, 0)
-	}
-	for i := 0; i < g.skip; i++ {
-		pid := l.do(stepNumbers, unix.SYS_CLONE, uintptr(unix.SIGCHLD), 0, 0, 0, 0)
-		if pid == 0 {
-			unix.RawSyscall(unix.SYS_EXIT_GROUP, 0, 0, 0)
-		}
-		l.do(stepNumbers, unix.SYS_WAIT4, pid, 0, 0, 0, 0)
 	}
 }
 
