@@ -159,7 +159,7 @@ func TestRule087_PriorityIsBeforeTurns(t *testing.T) {
 func TestRule087_PreparationTakesTurns(t *testing.T) {
 	var order []string
 	bubble(t, queue.Config{Slots: 1, Preparers: 1}, func(t *testing.T, q *queue.Queue, e *executor) {
-		for _, b := range []string{"a", "a", "a", "b", "b"} {
+		for _, b := range []string{"before", "a", "a", "a", "b", "b"} {
 			r := queue.Request{Task: worker.Task{Action: action(b), Invocation: b}}
 			r.Prepare = afterwards(func() {
 				time.Sleep(time.Second)
@@ -168,10 +168,11 @@ func TestRule087_PreparationTakesTurns(t *testing.T) {
 			if _, err := q.Submit(r); err != nil {
 				t.Fatal(err)
 			}
+			synctest.Wait() // so that the only preparer is busy with the first until all others wait
 		}
 		time.Sleep(time.Minute)
 		synctest.Wait()
-		if got, want := strings.Join(order, " "), "a b a b a"; got != want {
+		if got, want := strings.Join(order, " "), "before a b a b a"; got != want {
 			t.Errorf("preparation was of %q, want %q", got, want)
 		}
 	})
