@@ -330,11 +330,12 @@ func (l *later) end() {
 // lost fails a call that cannot be answered as the conditions of the run demand, and with it the run: it must not go on
 // under others unnoticed. If the process is gone it is no loss.
 func (w *watch) lost(n *notification, err error) {
+	name := processName(n.PID) // which may be gone once it is answered
 	if w.queue.fail(n.ID, unix.EPERM) {
 		w.mu.Lock()
 		defer w.mu.Unlock()
 		if w.broken == nil {
-			w.broken = fmt.Errorf("process %q: %w", printable(processName(n.PID)), err)
+			w.broken = fmt.Errorf("process %q: %w", printable(name), err)
 		}
 	}
 }

@@ -27,7 +27,7 @@ func (w *watch) executes(pid uint32, at place) []sandbox.Event {
 }
 
 // interpreters returns the inputs that interpret the file at a path without links: what it names for that, what that names,
-// and so on. Of an input nothing changes, so that this has time until its execution goes on.
+// and so on.
 func (w *watch) interpreters(pid uint32, p string) []sandbox.Event {
 	var seen []sandbox.Event
 	for range maxInterpreters {

@@ -137,6 +137,12 @@ func (w *watch) answer(n *notification) {
 	if seccomp.Permitted(nr, n.Args) {
 		w.networked = w.networked || name == "socket"
 		seen = w.look(n, name)
+		// Before the answer: what is executed may be the last of the run, whose mounts end with it.
+		for _, e := range seen {
+			if e.Kind == inputExecuted && !w.executed[e.Subject] {
+				seen = append(seen, w.interpreters(n.PID, e.Subject)...)
+			}
+		}
 		waited = w.queue.proceed(n.ID)
 	} else {
 		seen = []sandbox.Event{refusal(n, name)}
@@ -146,13 +152,7 @@ func (w *watch) answer(n *notification) {
 		return
 	}
 	for _, e := range seen {
-		fresh := e.Kind == inputExecuted && !w.executed[e.Subject]
 		w.record(e)
-		if fresh {
-			for _, i := range w.interpreters(n.PID, e.Subject) {
-				w.record(i)
-			}
-		}
 	}
 }
 
