@@ -55,6 +55,8 @@ type confined struct {
 	spec  *sandbox.Spec
 	grant *policy.Grant
 	root  string // where it finds its input root
+	// timeout is what the action and the policy say of it, whatever less the task asks for.
+	timeout time.Duration
 }
 
 // confine says what the action may see and use, before anything is laid out for it. What the policy does
@@ -72,9 +74,13 @@ func (l *Local) confine(t *Task, req *Request) (*confined, error) {
 	if err != nil {
 		return nil, err
 	}
-	timeout, err := l.timeout(t, req, grant)
+	stated, err := l.timeout(t, req, grant)
 	if err != nil {
 		return nil, err
+	}
+	timeout := stated
+	if t.Timeout > 0 {
+		timeout = min(timeout, t.Timeout)
 	}
 	spec := &sandbox.Spec{
 		Args:    slices.Clip(req.Command.Arguments), // which other runs may share
@@ -105,7 +111,7 @@ func (l *Local) confine(t *Task, req *Request) (*confined, error) {
 	if err := l.Features.Covers(spec); err != nil {
 		return nil, fmt.Errorf("profile %q by rule %q%s: %w", grant.Profile, grant.Rule, asked, err)
 	}
-	return &confined{spec, grant, t.root()}, nil
+	return &confined{spec, grant, t.root(), stated}, nil
 }
 
 // ours reports whether a platform property is the policy's business.

@@ -72,16 +72,16 @@ func (l *Local) manifest(c *course, out *Outcome) (*manifest.Manifest, error) {
 }
 
 // permitted returns the canonical text of what the policy let the action see and use, whatever of it this worker could
-// enforce and however closely it watched, and the hash of what held here. Of its input root that is the whole; which
+// enforce, however closely it watched and however little time it had for it, and the hash of what held here. Of its input root that is the whole; which
 // parts of it were mounts of their own is this worker's affair.
 func (l *Local) permitted(c *course) (granted, hash string) {
 	spec, root := *c.box.spec, c.req.Action.GetInputRootDigest()
 	whole := sandbox.Input{Target: c.box.root, Content: fmt.Sprintf("%s/%d", root.GetHash(), root.GetSizeBytes())}
 	spec.Inputs = append(slices.Clone(l.Toolchain), whole)
 	other := spec
-	other.Limits, other.Audit = c.box.grant.Stated, sandbox.AuditAttempts
+	other.Limits, other.Audit, other.Timeout = c.box.grant.Stated, sandbox.AuditAttempts, c.box.timeout
 	granted = other.Text()
-	if spec.Limits == other.Limits && spec.Audit == other.Audit {
+	if spec.Limits == other.Limits && spec.Audit == other.Audit && spec.Timeout == other.Timeout {
 		return granted, manifest.Hash(granted) // as is usual, and sooner done
 	}
 	return granted, spec.Hash()

@@ -15,6 +15,7 @@ import (
 	"github.com/cloister-build/cloister/sandbox"
 	"github.com/cloister-build/cloister/sandbox/policy"
 	"github.com/cloister-build/cloister/worker/manifest"
+	"google.golang.org/protobuf/types/known/anypb"
 )
 
 // manifest returns the record of a run.
@@ -131,6 +132,9 @@ func TestStableHashIsEqualOnEveryWorker(t *testing.T) {
 		"instance":    func(_ *bench, t *Task) { t.Instance = "main" },
 		"target":      func(_ *bench, t *Task) { t.Target, t.Mnemonic, t.Invocation = "//a", "M", "i" },
 		"time":        func(_ *bench, t *Task) { t.Queued = time.Unix(5, 0) },
+		"less time":   func(_ *bench, t *Task) { t.Timeout = time.Second },
+		"trace":       func(_ *bench, t *Task) { t.Trace = map[string]string{"traceparent": "x"} },
+		"auxiliary":   func(_ *bench, t *Task) { t.Auxiliary = []*anypb.Any{{TypeUrl: "x"}} },
 		"usage":       func(b *bench, _ *Task) { b.backend.run = using(compiles, sandbox.Usage{User: 5, PeakMemory: 6}) },
 		"variation":   func(_ *bench, t *Task) { t.Variation = &Variation{} },
 		"no lookup":   func(_ *bench, t *Task) { t.SkipCacheLookup = true },

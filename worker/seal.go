@@ -48,7 +48,7 @@ func (l *Local) seal(ctx context.Context, c *course) (*Outcome, error) {
 	out.OneOff = c.task.oneOff() || !c.box.grant.Cache || c.limit() != nil
 	c.spec, c.specHash = l.permitted(c)
 	ours, theirs := l.execution(c), usageOf(c)
-	if n := proto.Size(out.Result) + size(append(theirs, ours)...) + otherMetadata; n > MaxResult {
+	if n := proto.Size(out.Result) + size(append(theirs, ours)...) + sizeOf(c.task.Auxiliary) + otherMetadata; n > MaxResult {
 		// Kept whole it could neither be sent nor, once recorded, be read.
 		if out.Code == codes.OK && c.ran.ExitCode == 0 {
 			out.Code = codes.FailedPrecondition
@@ -67,6 +67,7 @@ func (l *Local) seal(ctx context.Context, c *course) (*Outcome, error) {
 		ours.Manifest = out.Manifest.String()
 	}
 	out.Result.ExecutionMetadata = l.metadata(c, append([]proto.Message{ours}, theirs...)...)
+	out.Result.ExecutionMetadata.AuxiliaryMetadata = append(out.Result.ExecutionMetadata.AuxiliaryMetadata, c.task.Auxiliary...)
 	out.Message = c.message(line, limit)
 	if out.Code != codes.OK || c.ran.ExitCode != 0 {
 		t := *c.task
@@ -86,6 +87,15 @@ const MaxResult = 7 << 19
 func size(messages ...proto.Message) (n int) {
 	const around = 100 // the name of its type
 	for _, m := range messages {
+		n += proto.Size(m) + around
+	}
+	return n
+}
+
+// sizeOf returns how many bytes messages take in a result that are packed already.
+func sizeOf(packed []*anypb.Any) (n int) {
+	const around = 8 // tag and length
+	for _, m := range packed {
 		n += proto.Size(m) + around
 	}
 	return n

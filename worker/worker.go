@@ -15,6 +15,7 @@ import (
 	"github.com/cloister-build/cloister/cas"
 	"github.com/cloister-build/cloister/sandbox"
 	"google.golang.org/grpc/codes"
+	"google.golang.org/protobuf/types/known/anypb"
 )
 
 // An Executor executes actions. It is safe for concurrent use.
@@ -33,6 +34,8 @@ type Task struct {
 	SkipCacheLookup bool
 	// Queued is when the request arrived.
 	Queued time.Time
+	// Timeout, if not 0, is how long the command may execute at most, whatever more the action states.
+	Timeout time.Duration
 	// Stdout and Stderr, if not nil, see the action's output while it runs.
 	Stdout, Stderr io.Writer
 	// Logs, if not nil, keep the output for the result, so that it can be read from there until the action has
@@ -45,6 +48,12 @@ type Task struct {
 	Target, Mnemonic, Invocation string
 	// Correlated is what the client calls the builds to which its own belongs; it chooses nothing.
 	Correlated string
+	// Trace are the headers of the trace that the client's call is a part of, as ParseTrace returns them: calls that are
+	// made for this task carry them. They choose nothing.
+	Trace map[string]string
+	// Auxiliary is copied into the metadata of the result, beside what the worker says there itself. It is no part of the
+	// manifest. It is shared and must not be changed.
+	Auxiliary []*anypb.Any
 
 	// Args, if there are any, are run in place of the command's arguments, and Terminal, if not nil, is
 	// the run's terminal: a person's shell in the action's sandbox. Such a run is never recorded, and

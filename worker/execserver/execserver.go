@@ -21,6 +21,7 @@ import (
 	"github.com/cloister-build/cloister/cas/tree"
 	"github.com/cloister-build/cloister/worker"
 	"github.com/cloister-build/cloister/worker/queue"
+	"github.com/cloister-build/cloister/worker/response"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
@@ -63,7 +64,7 @@ func Register(s grpc.ServiceRegistrar, c Config) {
 			return a, cas.ReadProto(ctx, in.Store, action, a)
 		}
 	}
-	c.Worker = oneLine(c.Worker)
+	c.Worker = response.OneLine(c.Worker)
 	srv := &server{Config: c}
 	repb.RegisterExecutionServer(s, srv)
 	longrunningpb.RegisterOperationsServer(s, &operations{server: srv})
@@ -113,6 +114,7 @@ func (s *server) Execute(req *repb.ExecuteRequest, to stream) error {
 			Mnemonic:        said(who.ActionMnemonic),
 			Invocation:      said(who.ToolInvocationId),
 			Correlated:      said(who.CorrelatedInvocationsId),
+			Trace:           trace(to.Context()),
 		},
 		Priority: req.GetExecutionPolicy().GetPriority(),
 		Prepare: func(ctx context.Context, r *queue.Request) (*worker.Outcome, error) {
@@ -120,7 +122,7 @@ func (s *server) Execute(req *repb.ExecuteRequest, to stream) error {
 		},
 	})
 	if err != nil {
-		return faultStatus(err).Err()
+		return response.FaultStatus(err).Err()
 	}
 	c := client{to, in.Store, req}
 	// The first message is the stage in which every operation begins, however far this one has come
@@ -244,11 +246,11 @@ func (s *server) message(o *queue.Operation, state queue.State, aux ...*anypb.An
 
 // respond ends m with r.
 func respond(m *longrunningpb.Operation, r *repb.ExecuteResponse) error {
-	response, err := anypb.New(r)
+	packed, err := anypb.New(r)
 	if err != nil {
 		return status.Errorf(codes.Internal, "encode the result of operation %+q: %v", m.Name, err)
 	}
 	m.Done = true
-	m.Result = &longrunningpb.Operation_Response{Response: response}
+	m.Result = &longrunningpb.Operation_Response{Response: packed}
 	return nil
 }

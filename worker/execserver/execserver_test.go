@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
+	"maps"
 	"math"
 	"net"
 	"slices"
@@ -1212,8 +1213,8 @@ func TestRule126_MessageKeepsItsLines(t *testing.T) {
 	}
 	outcome.Message = strings.Repeat("cloister: again\n", 1000)
 	r = end(t, s.execute(t.Context(), t, s.action(t, "y"), nil))
-	if got := strings.Count(r.Message, "\n") + 1; got != worker.MaxMessage+1 {
-		t.Errorf("message has %d lines, want %d", got, worker.MaxMessage+1)
+	if got := strings.Count(r.Message, "\n") + 1; got != worker.MaxMessage+2 {
+		t.Errorf("message has %d lines, want %d", got, worker.MaxMessage+2)
 	}
 	outcome.Message = strings.Repeat("cloister: again\n", worker.MaxMessage)
 	r = end(t, s.execute(t.Context(), t, s.action(t, "z"), nil))
@@ -1303,6 +1304,32 @@ func TestRule128_ClientSaysWhatItBuilds(t *testing.T) {
 		task := <-tasks
 		if got := (words{task.Target, task.Mnemonic, task.Invocation}); got != c.want {
 			t.Errorf("%s: got %q, want %q", c.name, got, c.want)
+		}
+	}
+}
+
+// TestTraceOfTheCallGoesWithTheTask: in its valid form, or not at all.
+func TestTraceOfTheCallGoesWithTheTask(t *testing.T) {
+	tasks := make(chan *worker.Task, 1)
+	s := serve(t, func(_ context.Context, task *worker.Task) (*worker.Outcome, error) {
+		tasks <- task
+		return &worker.Outcome{Result: result()}, nil
+	}, nil)
+	const parent = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
+	for i, c := range []struct {
+		name    string
+		headers []string
+		want    map[string]string
+	}{
+		{"none", nil, nil},
+		{"both", []string{"traceparent", parent, "tracestate", "a=b", "tracestate", "c=d"}, map[string]string{"traceparent": parent, "tracestate": "a=b,c=d"}},
+		{"two parents", []string{"traceparent", parent, "traceparent", parent}, nil},
+		{"malformed", []string{"traceparent", "00-x", "tracestate", "a=b"}, nil},
+	} {
+		ctx := metadata.AppendToOutgoingContext(t.Context(), c.headers...)
+		end(t, s.execute(ctx, t, s.action(t, fmt.Sprint(i)), nil))
+		if task := <-tasks; !maps.Equal(task.Trace, c.want) {
+			t.Errorf("%s: got %q, want %q", c.name, task.Trace, c.want)
 		}
 	}
 }

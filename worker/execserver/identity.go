@@ -9,6 +9,7 @@ import (
 	"unicode/utf8"
 
 	repb "github.com/bazelbuild/remote-apis/build/bazel/remote/execution/v2"
+	"github.com/cloister-build/cloister/worker"
 	"google.golang.org/grpc/metadata"
 	"google.golang.org/protobuf/proto"
 )
@@ -39,4 +40,16 @@ func said(s string) string {
 		return ""
 	}
 	return s
+}
+
+// trace returns the headers by which the client's call is a part of a trace.
+func trace(ctx context.Context) map[string]string {
+	headers := map[string]string{}
+	for _, name := range worker.TraceHeaders {
+		// Headers of one name are one header, with commas between.
+		if values := metadata.ValueFromIncomingContext(ctx, name); len(values) > 0 {
+			headers[name] = strings.Join(values, ",")
+		}
+	}
+	return worker.ParseTrace(headers)
 }

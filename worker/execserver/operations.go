@@ -12,6 +12,7 @@ import (
 	"cloud.google.com/go/longrunning/autogen/longrunningpb"
 	repb "github.com/bazelbuild/remote-apis/build/bazel/remote/execution/v2"
 	"github.com/cloister-build/cloister/worker/queue"
+	"github.com/cloister-build/cloister/worker/response"
 	statuspb "google.golang.org/genproto/googleapis/rpc/status"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
@@ -61,7 +62,7 @@ func (s *operations) WaitOperation(ctx context.Context, req *longrunningpb.WaitO
 	limit := ctx
 	if req.Timeout != nil {
 		if err := req.Timeout.CheckValid(); err != nil {
-			return nil, status.Errorf(codes.InvalidArgument, "timeout: %s", oneLine(err.Error()))
+			return nil, status.Errorf(codes.InvalidArgument, "timeout: %s", response.OneLine(err.Error()))
 		}
 		var cancel context.CancelFunc
 		limit, cancel = context.WithTimeout(ctx, req.Timeout.AsDuration())
@@ -118,7 +119,7 @@ func (s *operations) ListOperations(ctx context.Context, req *longrunningpb.List
 	}
 	wanted, err := parseFilter(req.Filter)
 	if err != nil {
-		return nil, status.Errorf(codes.InvalidArgument, "filter: %s", oneLine(err.Error()))
+		return nil, status.Errorf(codes.InvalidArgument, "filter: %s", response.OneLine(err.Error()))
 	}
 	seq, err := parseToken(req.PageToken)
 	if err != nil || req.PageSize < 0 {
@@ -172,13 +173,13 @@ func (s *operations) brief(o *queue.Operation, state queue.State) (*longrunningp
 	}
 	r := &repb.ExecuteResponse{}
 	if state.Fault != nil {
-		code, text := faultText(state.Fault)
+		code, text := response.FaultText(state.Fault)
 		r.Status = &statuspb.Status{Code: int32(code), Message: text}
 	} else {
 		out := state.Outcome
 		r.CachedResult = out.Cached
 		r.Status = &statuspb.Status{Code: int32(out.Code)}
-		r.Message = lines(out.Message)
+		r.Message = response.Lines(out.Message)
 		if out.Result != nil {
 			r.Result = &repb.ActionResult{ExitCode: out.Result.ExitCode, ExecutionMetadata: times(out.Result.ExecutionMetadata)}
 		}

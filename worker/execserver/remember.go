@@ -10,6 +10,7 @@ import (
 	"github.com/cloister-build/cloister/worker"
 	"github.com/cloister-build/cloister/worker/history"
 	"github.com/cloister-build/cloister/worker/queue"
+	"github.com/cloister-build/cloister/worker/response"
 )
 
 // Remember returns what, as queue.Config.Ended, adds to l an entry for each operation.
@@ -17,7 +18,7 @@ func Remember(l *history.Log) func(*worker.Outcome, *worker.Fault) func(queue.In
 	return func(out *worker.Outcome, f *worker.Fault) func(queue.Info, queue.State) {
 		e := history.Entry{How: history.Executed}
 		if f != nil {
-			code, _ := faultText(f)
+			code, _ := response.FaultText(f)
 			e.Code = int32(code)
 		} else {
 			e.Code = int32(out.Code)

@@ -1,0 +1,117 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package worker
+
+import (
+	"context"
+	"maps"
+	"os"
+	"strings"
+	"testing"
+	"time"
+
+	repb "github.com/bazelbuild/remote-apis/build/bazel/remote/execution/v2"
+	"github.com/cloister-build/cloister/sandbox"
+	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/types/known/anypb"
+	"google.golang.org/protobuf/types/known/durationpb"
+)
+
+// TestAuxiliaryIsCopiedIntoTheResult: after what the worker says itself, as it came, into the result that is recorded,
+// too.
+func TestAuxiliaryIsCopiedIntoTheResult(t *testing.T) {
+	b := newBench(t, compiles)
+	theirs, err := anypb.New(&repb.RequestMetadata{TargetId: "//a"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	unknown := &anypb.Any{TypeUrl: "type.googleapis.com/nobody.Knows", Value: []byte("\xff\x00")}
+	action := b.action(nil)
+	out := b.do(&Task{Action: action, Auxiliary: []*anypb.Any{theirs, unknown}})
+	if b.execution(out).Manifest == "" {
+		t.Error("what the worker says itself is not first")
+	}
+	recorded, err := b.store.Lookup(t.Context(), action)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, r := range []*repb.ActionResult{out.Result, recorded} {
+		aux := r.ExecutionMetadata.AuxiliaryMetadata
+		if n := len(aux); n < 3 || !proto.Equal(aux[n-2], theirs) || !proto.Equal(aux[n-1], unknown) {
+			t.Errorf("got %v", aux)
+		}
+	}
+}
+
+// TestAuxiliaryCountsTowardsAMessage: a result that it makes too large is not sent.
+func TestAuxiliaryCountsTowardsAMessage(t *testing.T) {
+	b := newBench(t, compiles)
+	out := b.do(&Task{Action: b.action(nil), Auxiliary: []*anypb.Any{{TypeUrl: "x", Value: make([]byte, MaxResult)}}})
+	if len(out.Result.OutputFiles) != 0 || !strings.Contains(out.Message, "more than the") {
+		t.Errorf("got %d outputs and %q", len(out.Result.OutputFiles), out.Message)
+	}
+}
+
+// TestTimeoutOfATask: the least of its own, the action's and the worker's holds.
+func TestTimeoutOfATask(t *testing.T) {
+	var got time.Duration
+	b := newBench(t, func(_ context.Context, spec *sandbox.Spec, _ sandbox.Stdio, _ *os.Root) *sandbox.Result {
+		got = spec.Timeout
+		return &sandbox.Result{}
+	})
+	for _, c := range []struct{ action, task, want time.Duration }{
+		{0, 0, time.Hour},
+		{0, time.Minute, time.Minute},
+		{0, 2 * time.Hour, time.Hour},
+		{10 * time.Minute, time.Minute, time.Minute},
+		{10 * time.Minute, 20 * time.Minute, 10 * time.Minute},
+	} {
+		b.do(&Task{SkipCacheLookup: true, Timeout: c.task, Action: b.action(func(a *repb.Action, _ *repb.Command) {
+			if c.action > 0 {
+				a.Timeout = durationpb.New(c.action)
+			}
+		})})
+		if got != c.want {
+			t.Errorf("action %v, task %v: the run had %v, want %v", c.action, c.task, got, c.want)
+		}
+	}
+}
+
+func TestParseTrace(t *testing.T) {
+	const id, span = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
+	const good = "00-" + id + "-" + span + "-01"
+	for name, c := range map[string]struct {
+		parent, state string
+		want          map[string]string
+	}{
+		"nothing":                 {"", "", nil},
+		"parent":                  {good, "", map[string]string{"traceparent": good}},
+		"state":                   {good, " a=b,c=d ", map[string]string{"traceparent": good, "tracestate": "a=b,c=d"}},
+		"state alone":             {"", "a=b", nil},
+		"a later version":         {"01-" + id + "-" + span + "-01-more", "", map[string]string{"traceparent": good}},
+		"more in version 00":      {good + "-more", "", nil},
+		"version ff":              {"ff-" + id + "-" + span + "-01", "", nil},
+		"upper case":              {strings.ToUpper(good), "", nil},
+		"no trace":                {"00-" + strings.Repeat("0", 32) + "-" + span + "-01", "", nil},
+		"no span":                 {"00-" + id + "-" + strings.Repeat("0", 16) + "-01", "", nil},
+		"a line more":             {good + "\nx", "", nil},
+		"far too long":            {"01-" + id + "-" + span + "-01-" + strings.Repeat("x", 1000), "", nil},
+		"two":                     {good + "," + good, "", nil},
+		"state of two lines":      {good, "a=b\nc=d", map[string]string{"traceparent": good}},
+		"state that is long":      {good, "a=" + strings.Repeat("b", 511), map[string]string{"traceparent": good}},
+		"state of 512 bytes":      {good, "a=" + strings.Repeat("b", 510), map[string]string{"traceparent": good, "tracestate": "a=" + strings.Repeat("b", 510)}},
+		"state that is not ASCII": {good, "a=\u00e9", map[string]string{"traceparent": good}},
+	} {
+		got := ParseTrace(map[string]string{"traceparent": c.parent, "tracestate": c.state, "other": "x"})
+		if !maps.Equal(got, c.want) {
+			t.Errorf("%s: got %q, want %q", name, got, c.want)
+		}
+		wantID := ""
+		if c.want != nil {
+			wantID = id
+		}
+		if TraceID(got) != wantID {
+			t.Errorf("%s: the id is %q, want %q", name, TraceID(got), wantID)
+		}
+	}
+}
