@@ -24,7 +24,7 @@ import (
 var programs = map[string]func() (string, error){}
 
 func init() {
-	for _, k := range append(peers.Kinds(), peers.RemoteTool) {
+	for _, k := range append(peers.Kinds(), peers.RemoteTool, peers.BBScheduler) {
 		programs[k.Name] = sync.OnceValues(func() (string, error) {
 			ctx, cancel := context.WithTimeout(context.Background(), 20*time.Minute)
 			defer cancel()
@@ -39,11 +39,21 @@ func start(t *testing.T, k peers.Kind) *peers.Server { return startAs(t, k, true
 // startAs starts a peer with an empty store; it ends with the test.
 func startAs(t *testing.T, k peers.Kind, results bool) *peers.Server {
 	t.Helper()
-	program, err := programs[k.Name]()
-	if err != nil {
+	return launch(t, k, peers.Options{Results: results})
+}
+
+// launch starts a peer with options, which get its program and, unless they have one, a directory; it ends with
+// the test.
+func launch(t *testing.T, k peers.Kind, o peers.Options) *peers.Server {
+	t.Helper()
+	var err error
+	if o.Program, err = programs[k.Name](); err != nil {
 		sandboxtest.Unavailable(t, "interop", err)
 	}
-	s, err := k.Start(t.Context(), peers.Options{Program: program, Dir: t.TempDir(), Results: results})
+	if o.Dir == "" {
+		o.Dir = t.TempDir()
+	}
+	s, err := k.Start(t.Context(), o)
 	if err != nil {
 		t.Fatal(err)
 	}

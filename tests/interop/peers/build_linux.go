@@ -91,7 +91,7 @@ func (k Kind) Build(ctx context.Context) (program string, err error) {
 			return "", err
 		}
 	}
-	program = filepath.Join(cache, "bin", k.dir)
+	program = filepath.Join(cache, "bin", k.Name)
 	_, err = output(goCommand(ctx, cache, dir, "build", "-trimpath", "-o", program, k.pkg))
 	return program, err
 }

@@ -45,9 +45,12 @@ func (k Kind) Start(ctx context.Context, o Options) (*Server, error) {
 	if o.Size == 0 {
 		o.Size = 1 << 30
 	}
-	addr, err := FreeAddress()
-	if err != nil {
-		return nil, err
+	addr := o.Listen
+	if addr == "" {
+		var err error
+		if addr, err = FreeAddress(); err != nil {
+			return nil, err
+		}
 	}
 	s := &Server{Addr: addr, done: make(chan struct{})}
 	s.cmd = exec.Command(o.Program, k.args(o, s.Addr)...)

@@ -1,0 +1,149 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Command bbscheduler serves the queue of Buildbarn as its bb_scheduler does: Execution and Capabilities to
+// clients, OperationQueue to workers, BuildQueueState to operators, all on one address. As the bb_storage in front
+// of a farm does, it also passes on what clients ask of blobs and results, so that a client has one address.
+// Buildbarn's packages do all the work; there is no queue and no service here, only the configuration that
+// bb_scheduler would read from a file, and the times that it has built in.
+package main
+
+import (
+	"context"
+	"errors"
+	"flag"
+	"time"
+
+	remoteexecution "github.com/bazelbuild/remote-apis/build/bazel/remote/execution/v2"
+	re_blobstore "github.com/buildbarn/bb-remote-execution/pkg/blobstore"
+	"github.com/buildbarn/bb-remote-execution/pkg/proto/buildqueuestate"
+	schedulerpb "github.com/buildbarn/bb-remote-execution/pkg/proto/configuration/scheduler"
+	"github.com/buildbarn/bb-remote-execution/pkg/proto/remoteworker"
+	"github.com/buildbarn/bb-remote-execution/pkg/scheduler"
+	"github.com/buildbarn/bb-remote-execution/pkg/scheduler/routing"
+	"github.com/buildbarn/bb-storage/pkg/auth"
+	"github.com/buildbarn/bb-storage/pkg/blobstore/configuration"
+	"github.com/buildbarn/bb-storage/pkg/blobstore/grpcservers"
+	"github.com/buildbarn/bb-storage/pkg/capabilities"
+	"github.com/buildbarn/bb-storage/pkg/clock"
+	"github.com/buildbarn/bb-storage/pkg/digest"
+	"github.com/buildbarn/bb-storage/pkg/global"
+	bb_grpc "github.com/buildbarn/bb-storage/pkg/grpc"
+	"github.com/buildbarn/bb-storage/pkg/program"
+	"github.com/cloister-build/cloister/tests/interop/peers/bbremote/wiring"
+	"github.com/google/uuid"
+	"google.golang.org/genproto/googleapis/bytestream"
+	"google.golang.org/grpc"
+	"google.golang.org/protobuf/types/known/durationpb"
+	"google.golang.org/protobuf/types/known/emptypb"
+)
+
+// readChunk is the chunk of a ByteStream read, in bytes, that bb_storage has built in.
+const readChunk = 1 << 16
+
+// A config is what the flags say.
+type config struct {
+	listen, metrics, store string
+	queue                  scheduler.InMemoryBuildQueueConfiguration
+	idle                   time.Duration
+	// Of a queue that exists before its workers do.
+	declare   bool
+	instance  string
+	platform  wiring.Pairs
+	sizeClass uint
+}
+
+func main() {
+	var c config
+	flag.StringVar(&c.listen, "listen", "127.0.0.1:8983", "address and port of all gRPC services")
+	flag.StringVar(&c.metrics, "metrics", "", "address and port of /metrics; empty: none")
+	flag.StringVar(&c.store, "store", "", "address and port of the server with blobs and results")
+	flag.DurationVar(&c.queue.ExecutionUpdateInterval, "update", time.Minute, "how often a client is told that nothing is new")
+	flag.DurationVar(&c.queue.OperationWithNoWaitersTimeout, "no-waiters", time.Minute, "how long an operation is kept for which nobody waits")
+	flag.DurationVar(&c.queue.PlatformQueueWithNoWorkersTimeout, "no-workers", 15*time.Minute, "how long a queue is kept that has no workers, and requests before the first worker are")
+	flag.DurationVar(&c.queue.BusyWorkerSynchronizationInterval, "busy", 10*time.Second, "how often a worker reports that executes")
+	flag.DurationVar(&c.idle, "idle", time.Minute, "how long the call of an idle worker waits")
+	flag.IntVar(&c.queue.WorkerTaskRetryCount, "retries", 9, "how often a worker may be given a task again")
+	flag.DurationVar(&c.queue.WorkerWithNoSynchronizationsTimeout, "worker-timeout", time.Minute, "how long a worker may be silent")
+	flag.BoolVar(&c.declare, "declare", false, "make a queue at start, whose size classes -size-class bounds")
+	flag.StringVar(&c.instance, "instance", "", "instance name prefix of that queue")
+	flag.Var(&c.platform, "property", "platform property NAME=VALUE of that queue")
+	flag.UintVar(&c.sizeClass, "size-class", 0, "largest size class of that queue")
+	flag.Parse()
+	c.queue.GetIdleWorkerSynchronizationInterval = func() time.Duration { return c.idle }
+	program.RunMain(func(_ context.Context, siblings, dependencies program.Group) error {
+		if c.store == "" || flag.NArg() > 0 {
+			return errors.New("usage: bbscheduler -store HOST:PORT [flags]; -h lists them")
+		}
+		return c.serve(siblings, dependencies)
+	})
+}
+
+// serve starts the servers; the groups run them.
+func (c *config) serve(siblings, dependencies program.Group) error {
+	lifecycle, clients, err := global.ApplyConfiguration(wiring.Global(c.metrics))
+	if err != nil {
+		return err
+	}
+	store := wiring.Store(c.store)
+	cas, err := configuration.NewBlobAccessFromConfiguration(dependencies, store.ContentAddressableStorage,
+		configuration.NewCASBlobAccessCreator(clients, wiring.MaxMessage))
+	if err != nil {
+		return err
+	}
+	ac, err := configuration.NewBlobAccessFromConfiguration(dependencies, store.ActionCache,
+		configuration.NewACBlobAccessCreator(&cas, clients, wiring.MaxMessage))
+	if err != nil {
+		return err
+	}
+	// What is not there is a violation of a precondition, which is what clients upload again for.
+	actions := re_blobstore.NewExistencePreconditionBlobAccess(cas.BlobAccess)
+	router, err := routing.NewActionRouterFromConfiguration(route, actions, wiring.MaxMessage, nil)
+	if err != nil {
+		return err
+	}
+	everybody := auth.NewStaticAuthorizer(func(digest.InstanceName) bool { return true })
+	queue := scheduler.NewInMemoryBuildQueue(actions, clock.SystemClock, uuid.NewRandom, &c.queue, wiring.MaxMessage,
+		router, everybody, everybody, everybody)
+	if c.declare {
+		instance, err := digest.NewInstanceName(c.instance)
+		if err != nil {
+			return err
+		}
+		if err := queue.RegisterPredeclaredPlatformQueue(instance, c.platform.Platform(), nil, 0, 0, uint32(c.sizeClass)); err != nil {
+			return err
+		}
+	}
+	err = bb_grpc.NewServersFromConfigurationAndServe(wiring.Server(c.listen), func(registrar grpc.ServiceRegistrar) {
+		s := registrar.(*grpc.Server) // which the code generated for this version asks for
+		remoteexecution.RegisterExecutionServer(s, queue)
+		remoteexecution.RegisterCapabilitiesServer(s, capabilities.NewServer(
+			capabilities.NewMergingProvider([]capabilities.Provider{cas.BlobAccess, ac.BlobAccess, queue})))
+		remoteworker.RegisterOperationQueueServer(s, queue)
+		buildqueuestate.RegisterBuildQueueStateServer(s, queue)
+		remoteexecution.RegisterContentAddressableStorageServer(s, grpcservers.NewContentAddressableStorageServer(cas.BlobAccess, wiring.MaxMessage))
+		bytestream.RegisterByteStreamServer(s, grpcservers.NewByteStreamServer(cas.BlobAccess, readChunk))
+		remoteexecution.RegisterActionCacheServer(s, grpcservers.NewActionCacheServer(ac.BlobAccess, wiring.MaxMessage))
+	}, siblings)
+	if err != nil {
+		return err
+	}
+	lifecycle.MarkReadyAndWait(siblings)
+	return nil
+}
+
+// route finds an action's queue by its platform, wherever the client's version of the API has that, and is fair to
+// invocations.
+var route = &schedulerpb.ActionRouterConfiguration{Kind: &schedulerpb.ActionRouterConfiguration_Simple{
+	Simple: &schedulerpb.SimpleActionRouterConfiguration{
+		PlatformKeyExtractor: &schedulerpb.PlatformKeyExtractorConfiguration{
+			Kind: &schedulerpb.PlatformKeyExtractorConfiguration_ActionAndCommand{ActionAndCommand: &emptypb.Empty{}},
+		},
+		InvocationKeyExtractors: []*schedulerpb.InvocationKeyExtractorConfiguration{{
+			Kind: &schedulerpb.InvocationKeyExtractorConfiguration_ToolInvocationId{ToolInvocationId: &emptypb.Empty{}},
+		}},
+		InitialSizeClassAnalyzer: &schedulerpb.InitialSizeClassAnalyzerConfiguration{
+			DefaultExecutionTimeout: durationpb.New(30 * time.Minute),
+			MaximumExecutionTimeout: durationpb.New(time.Hour),
+		},
+	},
+}}
