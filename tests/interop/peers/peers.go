@@ -18,7 +18,11 @@ type Kind struct {
 	// generated are files that its sources embed and only its own build tool makes.
 	generated []file
 	args      func(o Options, listen string) []string
+	config    func(o Options, listen string) any // becomes the file configName in its directory, as JSON
 }
+
+// configName is relative to the directory that a peer runs in.
+const configName = "config.json"
 
 // A file is one in the sources of a module.
 type file struct{ module, name string }
@@ -34,10 +38,13 @@ type Options struct {
 	// Results has it answer with a result whether or not the blobs of it are present.
 	Results bool
 
-	Listen  string   // HOST:PORT; empty: a port of loopback that is free
-	Store   string   // HOST:PORT of the store, of a peer that has none
-	Metrics string   // HOST:PORT of its metrics, at /metrics; empty: nowhere
-	Args    []string // more flags
+	Listen    string   // HOST:PORT; empty: a port of loopback that is free
+	Metrics   string   // HOST:PORT of a scheduler's metrics, at /metrics; empty: nowhere
+	Store     string   // HOST:PORT of the store, for a scheduler and a worker
+	Scheduler string   // HOST:PORT, for a worker
+	Runner    string   // unix:PATH or HOST:PORT, for a worker
+	Build     string   // existing directory in which a worker lays out actions, and its runner finds them
+	Args      []string // more flags
 }
 
 // BazelRemote is bazel-remote: a file for each blob, compressed.
@@ -79,6 +86,47 @@ var BBScheduler = Kind{
 		return append([]string{"-listen", listen, "-store", o.Store, "-metrics", o.Metrics}, o.Args...)
 	},
 }
+
+// BBWorker is a worker of Buildbarn, which lays out the input roots of actions in Build and has Runner run their
+// commands. Identity, platform and the number of threads are Args; its flag -h lists them. It listens for those who
+// ask for its metrics. When told to end it finishes what it executes, and waits for a scheduler that does not answer
+// for a minute: end it before that.
+var BBWorker = Kind{
+	Name: "bb_worker", dir: "bbremote", pkg: "./bbworker", generated: stylesheet,
+	args: func(o Options, listen string) []string {
+		return append([]string{
+			"-listen", listen, "-scheduler", o.Scheduler, "-store", o.Store, "-runner", o.Runner,
+			"-build", o.Build, "-cache", filepath.Join(o.Dir, "cache"),
+		}, o.Args...)
+	},
+}
+
+// RunnerSocket is where in its Dir a BBRunner serves workers.
+const RunnerSocket = "runner"
+
+// BBRunner is the runner of Buildbarn, for a worker that has the same Build: a process of its own that runs commands,
+// and confines nothing. It listens for those who ask for its metrics.
+var BBRunner = Kind{
+	Name: "bb_runner", dir: "bbremote", pkg: "github.com/buildbarn/bb-remote-execution/cmd/bb_runner", generated: stylesheet,
+	args: func(Options, string) []string { return []string{configName} },
+	config: func(o Options, listen string) any {
+		type object = map[string]any
+		everybody := object{"allow": object{}}
+		return object{
+			"buildDirectoryPath": o.Build,
+			"grpcServers":        []any{object{"listenPaths": []string{RunnerSocket}, "authenticationPolicy": everybody}},
+			"global": object{"diagnosticsHttpServer": object{
+				"httpServers":      []any{object{"listenAddresses": []string{listen}, "authenticationPolicy": everybody}},
+				"enablePrometheus": true,
+			}},
+			"setTmpdirEnvironmentVariable": true,
+		}
+	},
+}
+
+// BBDescriptors prints a FileDescriptorSet of the protocols of Buildbarn that Cloister speaks too. It is built, and
+// not started as a server.
+var BBDescriptors = Kind{Name: "bb_descriptors", dir: "bbremote", pkg: "./descriptors"}
 
 // Kinds are all servers that are stores.
 func Kinds() []Kind { return []Kind{BazelRemote, BBStorage} }

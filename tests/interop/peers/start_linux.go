@@ -5,10 +5,13 @@ package peers
 import (
 	"bytes"
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"net"
+	"os"
 	"os/exec"
+	"path/filepath"
 	"sync"
 	"syscall"
 	"time"
@@ -49,6 +52,15 @@ func (k Kind) Start(ctx context.Context, o Options) (*Server, error) {
 	if addr == "" {
 		var err error
 		if addr, err = FreeAddress(); err != nil {
+			return nil, err
+		}
+	}
+	if k.config != nil {
+		text, err := json.Marshal(k.config(o, addr))
+		if err != nil {
+			return nil, err
+		}
+		if err := os.WriteFile(filepath.Join(o.Dir, configName), text, 0o600); err != nil {
 			return nil, err
 		}
 	}

@@ -7,6 +7,8 @@ require (
 	github.com/buildbarn/bb-remote-execution v0.0.0-20231013134954-e95e066eb624
 	github.com/buildbarn/bb-storage v0.0.0-20231030120605-519a8946d90d
 	github.com/google/uuid v1.3.1
+	go.opentelemetry.io/otel v1.19.0
+	golang.org/x/sync v0.4.0
 	google.golang.org/genproto/googleapis/bytestream v0.0.0-20230920204549-e6e6cdab5c13
 	google.golang.org/grpc v1.58.2
 	google.golang.org/protobuf v1.31.0
@@ -67,7 +69,6 @@ require (
 	go.opencensus.io v0.24.0 // indirect
 	go.opentelemetry.io/contrib/instrumentation/google.golang.org/grpc/otelgrpc v0.44.0 // indirect
 	go.opentelemetry.io/contrib/propagators/b3 v1.19.0 // indirect
-	go.opentelemetry.io/otel v1.19.0 // indirect
 	go.opentelemetry.io/otel/exporters/jaeger v1.17.0 // indirect
 	go.opentelemetry.io/otel/exporters/otlp/otlptrace v1.18.0 // indirect
 	go.opentelemetry.io/otel/metric v1.19.0 // indirect
@@ -77,7 +78,6 @@ require (
 	golang.org/x/crypto v0.13.0 // indirect
 	golang.org/x/net v0.15.0 // indirect
 	golang.org/x/oauth2 v0.12.0 // indirect
-	golang.org/x/sync v0.4.0 // indirect
 	golang.org/x/sys v0.13.0 // indirect
 	golang.org/x/text v0.13.0 // indirect
 	golang.org/x/xerrors v0.0.0-20220907171357-04be3eba64a2 // indirect
@@ -91,3 +91,5 @@ require (
 )
 
 replace github.com/grpc-ecosystem/grpc-gateway/v2 => github.com/grpc-ecosystem/grpc-gateway/v2 v2.16.1
+
+tool github.com/buildbarn/bb-remote-execution/cmd/bb_runner
