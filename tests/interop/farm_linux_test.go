@@ -3,20 +3,269 @@
 package interop_test
 
 import (
+	"bytes"
+	"context"
+	"fmt"
+	"io"
+	"net/http"
+	"os"
+	"path/filepath"
+	"regexp"
+	"strconv"
 	"testing"
+	"time"
 
+	repb "github.com/bazelbuild/remote-apis/build/bazel/remote/execution/v2"
 	"github.com/cloister-build/cloister/cas"
 	"github.com/cloister-build/cloister/cas/castest"
+	"github.com/cloister-build/cloister/cas/remote"
 	"github.com/cloister-build/cloister/tests/interop/peers"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials/insecure"
+	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/types/known/durationpb"
 )
+
+// buildbarn is a farm of Buildbarn's own parts: its scheduler, and a store behind it.
+type buildbarn struct {
+	store, scheduler *peers.Server
+	metrics          string // HOST:PORT of the scheduler's
+}
+
+// farm starts a farm without workers, with more flags of the scheduler; it ends with the test.
+func farm(t *testing.T, flags ...string) *buildbarn {
+	t.Helper()
+	store := start(t, peers.BazelRemote)
+	metrics, err := peers.FreeAddress()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return &buildbarn{
+		store: store, metrics: metrics,
+		scheduler: launch(t, peers.BBScheduler, peers.Options{Store: store.Addr, Metrics: metrics, Args: flags}),
+	}
+}
+
+// worker starts a worker of Buildbarn for a scheduler and a store, which may be anybody's; it ends with the test. Unless
+// the options name a runner, it has one of Buildbarn.
+func worker(t *testing.T, o peers.Options) {
+	t.Helper()
+	if o.Build == "" {
+		o.Build = t.TempDir()
+	}
+	if o.Runner == "" {
+		dir := t.TempDir()
+		launch(t, peers.BBRunner, peers.Options{Dir: dir, Build: o.Build})
+		o.Runner = "unix:" + filepath.Join(dir, peers.RunnerSocket)
+	}
+	launch(t, peers.BBWorker, o)
+}
+
+// worker starts a worker of Buildbarn in the farm, with more flags.
+func (b *buildbarn) worker(t *testing.T, flags ...string) {
+	t.Helper()
+	worker(t, peers.Options{Scheduler: b.scheduler.Addr, Store: b.store.Addr, Args: flags})
+}
+
+// action puts an action into a store that runs a script in a shell. It has an input, in/name, says "here" by $WHERE,
+// may make the file out/copy, and demands the platform os=linux.
+func action(t *testing.T, store *remote.Store, script string) *repb.Digest {
+	t.Helper()
+	blob := func(b []byte) *repb.Digest {
+		d := cas.SHA256.Sum(b)
+		if err := store.Put(t.Context(), d, bytes.NewReader(b)); err != nil {
+			t.Fatal(err)
+		}
+		return d.Proto()
+	}
+	message := func(m proto.Message) *repb.Digest {
+		b, err := proto.Marshal(m)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return blob(b)
+	}
+	platform := &repb.Platform{Properties: []*repb.Platform_Property{{Name: "os", Value: "linux"}}}
+	return message(&repb.Action{
+		CommandDigest: message(&repb.Command{
+			Arguments:            []string{"/bin/sh", "-c", script},
+			EnvironmentVariables: []*repb.Command_EnvironmentVariable{{Name: "PATH", Value: "/usr/bin:/bin"}, {Name: "WHERE", Value: "here"}},
+			OutputPaths:          []string{"out/copy"},
+			Platform:             platform,
+		}),
+		InputRootDigest: message(&repb.Directory{Directories: []*repb.DirectoryNode{{
+			Name:   "in",
+			Digest: message(&repb.Directory{Files: []*repb.FileNode{{Name: "name", Digest: blob([]byte("an input\n"))}}}),
+		}}}),
+		Platform: platform,
+		Timeout:  durationpb.New(time.Minute),
+	})
+}
+
+// execute has an action executed at an address and returns how that ended, however it did.
+func execute(ctx context.Context, addr string, action *repb.Digest) (*repb.ExecuteResponse, error) {
+	conn, err := grpc.NewClient(addr, grpc.WithTransportCredentials(insecure.NewCredentials()))
+	if err != nil {
+		return nil, err
+	}
+	defer conn.Close()
+	s, err := repb.NewExecutionClient(conn).Execute(ctx, &repb.ExecuteRequest{ActionDigest: action, SkipCacheLookup: true})
+	if err != nil {
+		return nil, err
+	}
+	for {
+		op, err := s.Recv()
+		if err != nil {
+			return nil, err
+		}
+		if op.Done {
+			response := &repb.ExecuteResponse{}
+			return response, op.GetResponse().UnmarshalTo(response)
+		}
+	}
+}
+
+// content reads a blob of a store.
+func content(t *testing.T, store *remote.Store, d *repb.Digest) string {
+	t.Helper()
+	digest, err := cas.FromProto(cas.SHA256, d)
+	if err != nil {
+		t.Fatal(err)
+	}
+	r, err := store.Open(t.Context(), digest, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer r.Close()
+	b, err := io.ReadAll(r)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return string(b)
+}
 
 // TestSchedulerPassesOn: what a client puts at the address of Buildbarn's scheduler is in the store behind it, and
 // what is there comes back, so that a client needs no other address.
 func TestSchedulerPassesOn(t *testing.T) {
-	store := start(t, peers.BazelRemote)
-	scheduler := launch(t, peers.BBScheduler, peers.Options{Store: store.Addr})
-	front, behind := peer{dial(t, scheduler, "")}, peer{dial(t, store, "")}
+	b := farm(t)
+	front, behind := peer{dial(t, b.scheduler, "")}, peer{dial(t, b.store, "")}
 	wantRead(t, behind, 1, put(t, front, 1))
 	wantRead(t, front, 2, put(t, behind, 2))
 	castest.TestActionCache(t, func(t *testing.T) cas.ActionCache { return front })
+}
+
+// TestBuildbarnAlone: an action goes through Buildbarn's scheduler, worker and runner, and comes back with its
+// outputs; its result is in the store. So if the same fails with a part of Cloister among them, it is that part.
+func TestBuildbarnAlone(t *testing.T) {
+	b := farm(t)
+	b.worker(t, "-property", "os=linux", "-id", "host=one", "-threads", "2")
+	store := dial(t, b.scheduler, "")
+	d := action(t, store, "cp in/name out/copy && echo $WHERE && echo there >&2")
+	response, err := execute(t.Context(), b.scheduler.Addr, d)
+	if err != nil {
+		t.Fatal(err)
+	}
+	result := response.GetResult()
+	if response.GetStatus().GetCode() != 0 || result.GetExitCode() != 0 || len(result.GetOutputFiles()) != 1 {
+		t.Fatalf("response is %v, want one output", response)
+	}
+	for _, c := range []struct {
+		name, want string
+		d          *repb.Digest
+	}{
+		{"output", "an input\n", result.OutputFiles[0].Digest},
+		{"stdout", "here\n", result.StdoutDigest},
+		{"stderr", "there\n", result.StderrDigest},
+	} {
+		if got := content(t, store, c.d); got != c.want {
+			t.Errorf("%s is %q, want %q", c.name, got, c.want)
+		}
+	}
+	digest, err := cas.FromProto(cas.SHA256, d)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if recorded, err := store.Lookup(t.Context(), digest); err != nil || len(recorded.GetOutputFiles()) != 1 {
+		t.Errorf("recorded is %v, %v, want the result", recorded, err)
+	}
+
+	response, err = execute(t.Context(), b.scheduler.Addr, action(t, store, "exit 3"))
+	if err != nil || response.GetStatus().GetCode() != 0 || response.GetResult().GetExitCode() != 3 {
+		t.Errorf("response is %v, %v, want the exit code 3", response, err)
+	}
+}
+
+// counted matches a line of Prometheus' text format of one of the scheduler's numbers of tasks.
+var counted = regexp.MustCompile(`(?m)^buildbarn_builder_in_memory_build_queue_tasks_(\w+)\{.*\} (\S+)$`)
+
+// tasks returns how many tasks are queued and how many are executed, by the expressions that Buildbarn's deployments
+// record and that an autoscaler asks for: the scheduler has no gauge of either.
+func (b *buildbarn) tasks(t *testing.T) (queued, executing float64) {
+	t.Helper()
+	r, err := http.Get("http://" + b.metrics + "/metrics")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer r.Body.Close()
+	text, err := io.ReadAll(r.Body)
+	if err != nil || r.StatusCode != http.StatusOK {
+		t.Fatalf("metrics are %s, %v", r.Status, err)
+	}
+	sum := map[string]float64{}
+	for _, m := range counted.FindAllSubmatch(text, -1) {
+		v, err := strconv.ParseFloat(string(m[2]), 64)
+		if err != nil {
+			t.Fatal(err)
+		}
+		sum[string(m[1])] += v
+	}
+	return sum["scheduled_total"] - sum["queued_duration_seconds_count"],
+		sum["queued_duration_seconds_count"] - sum["executing_duration_seconds_count"]
+}
+
+// wantTasks waits until so many tasks are queued and executed.
+func (b *buildbarn) wantTasks(t *testing.T, queued, executing float64) {
+	t.Helper()
+	for deadline := time.Now().Add(time.Minute); ; time.Sleep(50 * time.Millisecond) {
+		q, e := b.tasks(t)
+		if q == queued && e == executing {
+			return
+		}
+		if time.Now().After(deadline) {
+			t.Fatalf("%v tasks are queued and %v executed, want %v and %v", q, e, queued, executing)
+		}
+	}
+}
+
+// TestSchedulerQueueDepth: from what the scheduler counts follows how many tasks wait and how many are executed, which
+// is what the number of workers is scaled by.
+func TestSchedulerQueueDepth(t *testing.T) {
+	const n = 3
+	b := farm(t, "-declare", "-property", "os=linux")
+	b.wantTasks(t, 0, 0)
+	store := dial(t, b.scheduler, "")
+	gate := filepath.Join(t.TempDir(), "gate")
+	ended := make(chan error, n)
+	for i := range n {
+		d := action(t, store, fmt.Sprintf(": %d; until test -e %s; do sleep 0.05; done", i, gate))
+		go func() {
+			response, err := execute(t.Context(), b.scheduler.Addr, d)
+			if err == nil && (response.GetStatus().GetCode() != 0 || response.GetResult().GetExitCode() != 0) {
+				err = fmt.Errorf("response is %v", response)
+			}
+			ended <- err
+		}()
+	}
+	b.wantTasks(t, n, 0)
+	b.worker(t, "-property", "os=linux", "-id", "host=one")
+	b.wantTasks(t, n-1, 1)
+	if err := os.WriteFile(gate, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for range n {
+		if err := <-ended; err != nil {
+			t.Error(err)
+		}
+	}
+	b.wantTasks(t, 0, 0)
 }

@@ -1,0 +1,146 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package interop_test
+
+import (
+	"context"
+	"fmt"
+	"os/exec"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	remoteworkerpb "github.com/cloister-build/cloister/proto/buildbarn/remoteworker"
+	resourceusagepb "github.com/cloister-build/cloister/proto/buildbarn/resourceusage"
+	runnerpb "github.com/cloister-build/cloister/proto/buildbarn/runner"
+	"github.com/cloister-build/cloister/sandbox/sandboxtest"
+	"github.com/cloister-build/cloister/tests/interop/peers"
+	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/reflect/protodesc"
+	"google.golang.org/protobuf/reflect/protoreflect"
+	"google.golang.org/protobuf/types/descriptorpb"
+)
+
+// newer are lines that later versions of Buildbarn have and the pinned one has not.
+var newer = []string{
+	"message buildbarn.runner.CheckReadinessRequest",
+	"buildbarn.runner.CheckReadinessRequest.path = 1 optional string",
+	"buildbarn.runner.RunRequest.server_logs_directory = 8 optional string",
+	"buildbarn.runner.Runner/CheckReadiness .buildbarn.runner.CheckReadinessRequest false -> .google.protobuf.Empty false",
+}
+
+// without begins lines of the pinned version that Cloister does not have: one that newer replaces, and messages that
+// it neither makes nor reads.
+var without = []string{
+	"buildbarn.runner.Runner/CheckReadiness ",
+	"buildbarn.resourceusage.FilePoolResourceUsage",
+	"buildbarn.resourceusage.MonetaryResourceUsage",
+}
+
+// TestProtocolsAreBuildbarns: each message, field, value and method of the protocols is as Buildbarn has it: its name,
+// its number, its type, and what else decides on the wire.
+func TestProtocolsAreBuildbarns(t *testing.T) {
+	program, err := programs[peers.BBDescriptors.Name]()
+	if err != nil {
+		sandboxtest.Unavailable(t, "interop", err)
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	out, err := exec.CommandContext(ctx, program).Output()
+	if err != nil {
+		t.Fatal(err)
+	}
+	theirs := &descriptorpb.FileDescriptorSet{}
+	if err := proto.Unmarshal(out, theirs); err != nil {
+		t.Fatal(err)
+	}
+	ours := &descriptorpb.FileDescriptorSet{}
+	for _, file := range []protoreflect.FileDescriptor{
+		remoteworkerpb.File_buildbarn_remoteworker_remoteworker_proto,
+		resourceusagepb.File_buildbarn_resourceusage_resourceusage_proto,
+		runnerpb.File_buildbarn_runner_runner_proto,
+	} {
+		ours.File = append(ours.File, protodesc.ToFileDescriptorProto(file))
+	}
+	want := slices.Clone(newer)
+	for _, l := range lines(theirs) {
+		begins := func(prefix string) bool { return strings.HasPrefix(strings.TrimPrefix(l, "message "), prefix) }
+		if !slices.ContainsFunc(without, begins) {
+			want = append(want, l)
+		}
+	}
+	got := lines(ours)
+	for _, l := range want {
+		if !slices.Contains(got, l) {
+			t.Errorf("only Buildbarn has: %s", l)
+		}
+	}
+	for _, l := range got {
+		if !slices.Contains(want, l) {
+			t.Errorf("only Cloister has: %s", l)
+		}
+	}
+	if len(want) < 50 {
+		t.Errorf("compared %d lines only", len(want))
+	}
+}
+
+// lines says in a line each what decides on the wire: of each field, value and method of files.
+func lines(set *descriptorpb.FileDescriptorSet) []string {
+	var ls []string
+	var message func(string, *descriptorpb.DescriptorProto)
+	enum := func(in string, e *descriptorpb.EnumDescriptorProto) {
+		for _, v := range e.Value {
+			ls = append(ls, fmt.Sprintf("%s.%s.%s = %d", in, e.GetName(), v.GetName(), v.GetNumber()))
+		}
+	}
+	message = func(in string, m *descriptorpb.DescriptorProto) {
+		name := in + "." + m.GetName()
+		ls = append(ls, "message "+name)
+		for _, f := range m.Field {
+			l := fmt.Sprintf("%s.%s = %d %s", name, f.GetName(), f.GetNumber(), kind(f))
+			if f.OneofIndex != nil {
+				l += " of " + m.OneofDecl[f.GetOneofIndex()].GetName()
+			}
+			ls = append(ls, l)
+		}
+		for _, n := range m.NestedType {
+			message(name, n)
+		}
+		for _, e := range m.EnumType {
+			enum(name, e)
+		}
+	}
+	for _, file := range set.File {
+		in := file.GetPackage()
+		for _, m := range file.MessageType {
+			message(in, m)
+		}
+		for _, e := range file.EnumType {
+			enum(in, e)
+		}
+		for _, s := range file.Service {
+			for _, m := range s.Method {
+				ls = append(ls, fmt.Sprintf("%s.%s/%s %s %t -> %s %t", in, s.GetName(), m.GetName(),
+					m.GetInputType(), m.GetClientStreaming(), m.GetOutputType(), m.GetServerStreaming()))
+			}
+		}
+	}
+	return ls
+}
+
+// kind returns a field's type with all that has a part in how it is written.
+func kind(f *descriptorpb.FieldDescriptorProto) string {
+	k := strings.ToLower(strings.TrimPrefix(f.GetLabel().String(), "LABEL_") + " " + strings.TrimPrefix(f.GetType().String(), "TYPE_"))
+	if f.TypeName != nil {
+		k += " " + f.GetTypeName()
+	}
+	if f.GetProto3Optional() {
+		k += " with presence"
+	}
+	if f.GetOptions() != nil && f.GetOptions().Packed != nil {
+		k += fmt.Sprintf(" packed=%t", f.GetOptions().GetPacked())
+	}
+	return k
+}
