@@ -43,7 +43,7 @@ escape: ## try to get out of the sandbox; print the table of guarantees (SOAK=10
 	@$(GO) test -count=1 -timeout 30m -v -run '^(TestEscapes|TestSoak)$$' ./tests/escape -args -soak=$(SOAK) > bin/escape.log; code=$$?; \
 	if [ $$code = 0 ]; then grep -E '^ +(held|skipped|FAILED) |guarantees of|after as before|runs,' bin/escape.log; else cat bin/escape.log; fi; exit $$code
 
-interop: ## run with the real bazel-remote and bb_storage; builds them first (5 minutes, once)
+interop: ## run with the real bazel-remote and Buildbarn; builds them first (5 minutes, once)
 	cd tests/interop && $(GO) test -count=1 -timeout 60m ./...
 
 rules: ## check the 132 rules of the API, and print a line for each; ENDPOINT=HOST:PORT checks another server

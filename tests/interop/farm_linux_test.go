@@ -9,9 +9,11 @@ import (
 	"io"
 	"net/http"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"regexp"
 	"strconv"
+	"strings"
 	"testing"
 	"time"
 
@@ -19,9 +21,13 @@ import (
 	"github.com/cloister-build/cloister/cas"
 	"github.com/cloister-build/cloister/cas/castest"
 	"github.com/cloister-build/cloister/cas/remote"
+	"github.com/cloister-build/cloister/sandbox/sandboxtest"
+	"github.com/cloister-build/cloister/tests/internal/bazelrun"
 	"github.com/cloister-build/cloister/tests/interop/peers"
 	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/credentials/insecure"
+	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/durationpb"
 )
@@ -48,7 +54,7 @@ func farm(t *testing.T, flags ...string) *buildbarn {
 
 // worker starts a worker of Buildbarn for a scheduler and a store, which may be anybody's; it ends with the test. Unless
 // the options name a runner, it has one of Buildbarn.
-func worker(t *testing.T, o peers.Options) {
+func worker(t *testing.T, o peers.Options) *peers.Server {
 	t.Helper()
 	if o.Build == "" {
 		o.Build = t.TempDir()
@@ -58,13 +64,13 @@ func worker(t *testing.T, o peers.Options) {
 		launch(t, peers.BBRunner, peers.Options{Dir: dir, Build: o.Build})
 		o.Runner = "unix:" + filepath.Join(dir, peers.RunnerSocket)
 	}
-	launch(t, peers.BBWorker, o)
+	return launch(t, peers.BBWorker, o)
 }
 
 // worker starts a worker of Buildbarn in the farm, with more flags.
-func (b *buildbarn) worker(t *testing.T, flags ...string) {
+func (b *buildbarn) worker(t *testing.T, flags ...string) *peers.Server {
 	t.Helper()
-	worker(t, peers.Options{Scheduler: b.scheduler.Addr, Store: b.store.Addr, Args: flags})
+	return worker(t, peers.Options{Scheduler: b.scheduler.Addr, Store: b.store.Addr, Args: flags})
 }
 
 // action puts an action into a store that runs a script in a shell. It has an input, in/name, says "here" by $WHERE,
@@ -268,4 +274,105 @@ func TestSchedulerQueueDepth(t *testing.T) {
 		}
 	}
 	b.wantTasks(t, 0, 0)
+}
+
+// TestSchedulerLosesWorker: when a worker ends without a word, the scheduler waits as long as its flag says, and then
+// the client is told by whom it was executed, with a code at which it asks again.
+func TestSchedulerLosesWorker(t *testing.T) {
+	// The scheduler looks for lost workers only when something else happens: here, that the client is told of nothing new.
+	b := farm(t, "-declare", "-property", "os=linux", "-worker-timeout", "1s", "-busy", "500ms", "-update", "500ms")
+	lost := b.worker(t, "-property", "os=linux", "-id", "host=one")
+	d := action(t, dial(t, b.scheduler, ""), "sleep 600")
+	ended := make(chan error, 1)
+	go func() {
+		response, err := execute(t.Context(), b.scheduler.Addr, d)
+		if err == nil {
+			err = status.ErrorProto(response.GetStatus())
+		}
+		ended <- err
+	}()
+	b.wantTasks(t, 0, 1)
+	lost.Kill()
+	if err := <-ended; status.Code(err) != codes.Unavailable || !strings.Contains(err.Error(), `{"host":"one"}`) {
+		t.Errorf("execution ends with %v, want that it is unavailable and names the worker", err)
+	}
+}
+
+// state calls a method of the scheduler's BuildQueueState, with a request in JSON, and returns the response in JSON.
+func (b *buildbarn) state(t *testing.T, method, request string) string {
+	t.Helper()
+	program, err := programs[peers.BBState.Name]()
+	if err != nil {
+		sandboxtest.Unavailable(t, "interop", err)
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	out, err := exec.CommandContext(ctx, program, b.scheduler.Addr, method, request).CombinedOutput()
+	if err != nil {
+		t.Fatalf("%s %s: %v: %s", method, request, err, out)
+	}
+	return string(out)
+}
+
+// TestSchedulerDrains: a worker that operators drain is given nothing until they end that, and they see the worker.
+func TestSchedulerDrains(t *testing.T) {
+	b := farm(t, "-declare", "-property", "os=linux")
+	b.worker(t, "-property", "os=linux", "-id", "host=one")
+	const queue = `{"platformQueueName": {"platform": {"properties": [{"name": "os", "value": "linux"}]}}}`
+	const drain = `{"sizeClassQueueName": ` + queue + `, "workerIdPattern": {"host": "one"}}`
+	b.state(t, "AddDrain", drain)
+	for deadline := time.Now().Add(time.Minute); ; time.Sleep(50 * time.Millisecond) {
+		workers := b.state(t, "ListWorkers", `{"filter": {"all": `+queue+`}, "pageSize": 10}`)
+		if strings.Contains(workers, `"one"`) {
+			break
+		}
+		if time.Now().After(deadline) {
+			t.Fatalf("workers are %s", workers)
+		}
+	}
+	d := action(t, dial(t, b.scheduler, ""), "true")
+	ended := make(chan error, 1)
+	go func() {
+		_, err := execute(t.Context(), b.scheduler.Addr, d)
+		ended <- err
+	}()
+	b.wantTasks(t, 1, 0)
+	// By the time that this is answered, a worker that is not drained has long since taken it.
+	if drains := b.state(t, "ListDrains", `{"sizeClassQueueName": `+queue+`}`); !strings.Contains(drains, `"one"`) {
+		t.Errorf("drains are %s", drains)
+	}
+	b.wantTasks(t, 1, 0)
+	b.state(t, "RemoveDrain", drain)
+	if err := <-ended; err != nil {
+		t.Error(err)
+	}
+	b.wantTasks(t, 0, 0)
+}
+
+// TestBazelBuildsWithBuildbarn: Bazel takes the scheduler's address for all that it needs, and what it builds there
+// runs. So if it does not with workers of Cloister, it is they.
+func TestBazelBuildsWithBuildbarn(t *testing.T) {
+	if err := bazelrun.Find(); err != nil {
+		sandboxtest.Unavailable(t, "bazel", err)
+	}
+	b := farm(t)
+	b.worker(t, "-id", "host=one", "-threads", "2")
+	bazel := &bazelrun.Bazel{Workspace: filepath.Join(t.TempDir(), "workspace"), Root: t.TempDir(), Endpoint: b.scheduler.Addr}
+	if err := bazelrun.CopyWorkspace(bazel.Workspace, filepath.Join("..", "..")); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := bazel.Shutdown(); err != nil {
+			t.Error(err)
+		}
+	})
+	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Minute)
+	defer cancel()
+	build, err := bazel.Run(ctx, "test", "//examples/hash:adler32_test")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if ways := build.Processes(); build.ExitCode != 0 || ways["remote"] == 0 {
+		t.Errorf("bazel exits with %d, of its actions are %v, want that all succeed remotely:\n%s", build.ExitCode, ways, build.Output)
+	}
 }

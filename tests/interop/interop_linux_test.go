@@ -24,7 +24,8 @@ import (
 var programs = map[string]func() (string, error){}
 
 func init() {
-	for _, k := range append(peers.Kinds(), peers.RemoteTool, peers.BBScheduler, peers.BBWorker, peers.BBRunner, peers.BBDescriptors) {
+	for _, k := range append(peers.Kinds(), peers.RemoteTool,
+		peers.BBScheduler, peers.BBWorker, peers.BBRunner, peers.BBState, peers.BBDescriptors) {
 		programs[k.Name] = sync.OnceValues(func() (string, error) {
 			ctx, cancel := context.WithTimeout(context.Background(), 20*time.Minute)
 			defer cancel()

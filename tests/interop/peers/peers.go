@@ -128,5 +128,9 @@ var BBRunner = Kind{
 // not started as a server.
 var BBDescriptors = Kind{Name: "bb_descriptors", dir: "bbremote", pkg: "./descriptors"}
 
+// BBState calls a method of a scheduler's BuildQueueState: its arguments are HOST:PORT, the method, and a request in
+// JSON. It is built, and not started as a server.
+var BBState = Kind{Name: "bb_state", dir: "bbremote", pkg: "./bbstate", generated: stylesheet}
+
 // Kinds are all servers that are stores.
 func Kinds() []Kind { return []Kind{BazelRemote, BBStorage} }
