@@ -45,11 +45,15 @@ func Send(sock int, packet []byte, fds ...int) error {
 // Receive returns the next packet and its descriptors, which the caller closes and no child inherits.
 // A closed socket is os.ErrClosed, a packet
 // cut off ErrTruncated.
+//
+// The kernel may say that a socket has ended while its last packets are there: it looks for a packet first, and then,
+// without a lock over both, whether the other end was closed (__unix_dgram_recvmsg, __skb_wait_for_more_packets). What was
+// sent before that is found by a second look.
 func Receive(sock int) ([]byte, []int, error) {
 	b := buffers.Get().(*buffer)
 	defer buffers.Put(b)
 	buf, oob := b.packet, b.rights
-	for {
+	for ended := false; ; {
 		n, oobn, flags, _, err := unix.Recvmsg(sock, buf, oob, unix.MSG_CMSG_CLOEXEC)
 		if err == unix.EINTR || err == unix.ECONNRESET {
 			// The other end was closed before it had read all: said once, ahead of what it had sent.
@@ -59,7 +63,11 @@ func Receive(sock int) ([]byte, []int, error) {
 			return nil, nil, err
 		}
 		if n == 0 && oobn == 0 {
-			return nil, nil, os.ErrClosed
+			if ended {
+				return nil, nil, os.ErrClosed
+			}
+			ended = true
+			continue
 		}
 		var fds []int
 		msgs, err := unix.ParseSocketControlMessage(oob[:oobn])
