@@ -114,6 +114,8 @@ var rules = []rule{
 		why: "what is remembered is told by those who answer, and knows none of them"},
 	{of: "worker/changes", only: []string{"cas", "worker/manifest", "github.com/bazelbuild/remote-apis/build/bazel/remote/execution/v2"},
 		why: "how two actions differ is read in a store, of whatever make, and in no blob that they name"},
+	{of: "worker/response", never: []string{"worker/execserver", "worker/buildbarn", "google.golang.org/grpc"},
+		why: "what a message says of an outcome is the same whoever sends it"},
 	{of: "worker/queue", never: []string{"worker/execserver", "worker/logstream", "google.golang.org/grpc"},
 		why: "who waits for what has nothing to do with how they ask"},
 	{of: "...", never: []string{"cas/castest", "sandbox/sandboxtest"},

@@ -72,8 +72,8 @@ func (l *Local) manifest(c *course, out *Outcome) (*manifest.Manifest, error) {
 }
 
 // permitted returns the canonical text of what the policy let the action see and use, whatever of it this worker could
-// enforce, however closely it watched and however little time it had for it, and the hash of what held here. Of its input root that is the whole; which
-// parts of it were mounts of their own is this worker's affair.
+// enforce, however closely it watched and however little time there was for it, and the hash of what held here. Of its
+// input root that is the whole; which parts of it were mounts of their own is this worker's affair.
 func (l *Local) permitted(c *course) (granted, hash string) {
 	spec, root := *c.box.spec, c.req.Action.GetInputRootDigest()
 	whole := sandbox.Input{Target: c.box.root, Content: fmt.Sprintf("%s/%d", root.GetHash(), root.GetSizeBytes())}

@@ -17,25 +17,25 @@ import (
 	"github.com/prometheus/client_golang/prometheus/promhttp"
 )
 
-// serveMetrics serves at addr the registry, with what the queue, the store and what is behind it say of the moment,
-// and whether the server lives and is ready; at "" it serves nothing. Front and behind are nil without an upstream. The
-// caller calls stop to end it, also after an error.
-func serveMetrics(addr string, registry *prometheus.Registry, work *queue.Queue, store *disk.Cache, front *overlay.Overlay, behind *upstream, ready *readiness) (stop func(), err error) {
-	if addr == "" {
-		return func() {}, nil
+// serveMetrics serves where --metrics says, if it does, the registry, with what the store, what is behind it and more say
+// of the moment, and whether the node lives and is ready, until the node is closed.
+func (n *node) serveMetrics(more ...reading) error {
+	if n.metrics == "" {
+		return nil
 	}
-	register(registry, work, store, front, behind, ready)
-	listener, err := net.Listen("tcp", addr)
+	register(n.registry, append(n.readings(), more...))
+	listener, err := net.Listen("tcp", n.metrics)
 	if err != nil {
-		return func() {}, &exit{exitEnvironment, fmt.Errorf("--metrics %s: %w", addr, err)}
+		return &exit{exitEnvironment, fmt.Errorf("--metrics %s: %w", n.metrics, err)}
 	}
 	mux := http.NewServeMux()
-	mux.Handle("GET /metrics", promhttp.HandlerFor(registry, promhttp.HandlerOpts{}))
-	mux.Handle("GET /ready", ready)
+	mux.Handle("GET /metrics", promhttp.HandlerFor(n.registry, promhttp.HandlerOpts{}))
+	mux.Handle("GET /ready", n.ready)
 	mux.HandleFunc("GET /live", func(w http.ResponseWriter, _ *http.Request) { io.WriteString(w, "alive\n") })
 	server := &http.Server{Handler: mux, ReadHeaderTimeout: 10 * time.Second}
 	go server.Serve(listener) // ends with Close
-	return func() { server.Close() }, nil
+	n.stopMetrics = func() { server.Close() }
+	return nil
 }
 
 // A reading is a metric that is read when somebody asks. A name that ends with _total is of a counter.
@@ -44,36 +44,42 @@ type reading struct {
 	value      func() float64
 }
 
-// register adds what is read at the moment.
-func register(registry *prometheus.Registry, work *queue.Queue, store *disk.Cache, front *overlay.Overlay, behind *upstream, ready *readiness) {
+// ofQueue are the readings of a queue.
+func ofQueue(work *queue.Queue) []reading {
 	queued := func(f func(queue.Stats) int) func() float64 {
 		return func() float64 { return float64(f(work.Stats())) }
 	}
-	stored := func(f func(disk.Stats) int64) func() float64 {
-		return func() float64 { return float64(f(store.Stats())) }
-	}
-	readings := []reading{
+	return []reading{
 		{"cloister_actions_queued", "Actions that wait for a slot.", queued(func(s queue.Stats) int { return s.Queued })},
 		{"cloister_actions_running", "Actions that have a slot.", queued(func(s queue.Stats) int { return s.Running })},
-		{"cloister_ready", "1 if the server should be given work, as /ready says.", func() float64 { return truth(len(ready.why()) == 0) }},
+	}
+}
+
+// readings are those of the store, and of what is behind it.
+func (n *node) readings() []reading {
+	stored := func(f func(disk.Stats) int64) func() float64 {
+		return func() float64 { return float64(f(n.store.Stats())) }
+	}
+	readings := []reading{
+		{"cloister_ready", "1 if the server should be given work, as /ready says.", func() float64 { return truth(len(n.ready.why()) == 0) }},
 		{"cloister_cas_bytes", "Size of the store.", stored(func(s disk.Stats) int64 { return s.Bytes })},
 		{"cloister_cas_limit_bytes", "Size at which the store evicts.", stored(func(s disk.Stats) int64 { return s.MaxBytes })},
 		{"cloister_cas_blobs", "Blobs in the store.", stored(func(s disk.Stats) int64 { return int64(s.Blobs) })},
 		{"cloister_cas_files", "Files of the store.", stored(func(s disk.Stats) int64 { return s.Files })},
 		{"cloister_cas_limit_files", "Number of files at which the store evicts; 0 is none.", stored(func(s disk.Stats) int64 { return s.MaxFiles })},
 		{"cloister_cas_segments", "Segments of small blobs.", stored(func(s disk.Stats) int64 { return int64(s.Segments) })},
-		{"cloister_cas_lease_seconds", "How long a blob stays at least after it was used; 0 is no promise.", func() float64 { return max(store.Stats().Lease, 0).Seconds() }},
+		{"cloister_cas_lease_seconds", "How long a blob stays at least after it was used; 0 is no promise.", func() float64 { return max(n.store.Stats().Lease, 0).Seconds() }},
 		{"cloister_cas_evicted_blobs_total", "Blobs and results that were evicted.", stored(func(s disk.Stats) int64 { return s.EvictedBlobs })},
 		{"cloister_cas_evicted_bytes_total", "Bytes that were evicted.", stored(func(s disk.Stats) int64 { return s.EvictedBytes })},
 		{"cloister_cas_held_bytes", "Bytes of removed segments that images of inputs keep on the disk.", stored(func(s disk.Stats) int64 { return s.HeldBytes })},
 		{"cloister_cas_corrupt_total", "Blobs that were found damaged.", stored(func(s disk.Stats) int64 { return s.Corrupt })},
 	}
-	if front != nil {
+	if n.front != nil {
 		moved := func(f func(overlay.Stats) int64) func() float64 {
-			return func() float64 { return float64(f(front.Stats())) }
+			return func() float64 { return float64(f(n.front.Stats())) }
 		}
 		readings = append(readings,
-			reading{"cloister_cas_upstream_up", "1 if the upstream answers.", func() float64 { return truth(behind.down() == "") }},
+			reading{"cloister_cas_upstream_up", "1 if the upstream answers.", func() float64 { return truth(n.behind.down() == "") }},
 			reading{"cloister_cas_upstream_fetched_total", "Blobs that were fetched from the upstream.", moved(func(s overlay.Stats) int64 { return s.Fetched })},
 			reading{"cloister_cas_upstream_sent_total", "Blobs and results that were written to the upstream after their write was answered.", moved(func(s overlay.Stats) int64 { return s.Sent })},
 			reading{"cloister_cas_upstream_unasked_total", "Questions that were answered without the upstream, since it did not.", moved(func(s overlay.Stats) int64 { return s.Unasked })},
@@ -82,6 +88,11 @@ func register(registry *prometheus.Registry, work *queue.Queue, store *disk.Cach
 			reading{"cloister_cas_upstream_lost_total", "Blobs and results that were gone before they could be written to the upstream.", moved(func(s overlay.Stats) int64 { return s.Lost })},
 		)
 	}
+	return readings
+}
+
+// register adds what is read at the moment.
+func register(registry *prometheus.Registry, readings []reading) {
 	for _, r := range readings {
 		if strings.HasSuffix(r.name, "_total") {
 			registry.MustRegister(prometheus.NewCounterFunc(prometheus.CounterOpts{Name: r.name, Help: r.help}, r.value))
