@@ -75,7 +75,7 @@ func (b *buildbarn) worker(t *testing.T, flags ...string) *peers.Server {
 
 // action puts an action into a store that runs a script in a shell. It has an input, in/name, says "here" by $WHERE,
 // may make the file out/copy, and demands the platform os=linux.
-func action(t *testing.T, store *remote.Store, script string) *repb.Digest {
+func action(t *testing.T, store *remote.Store, script string, timeout time.Duration) *repb.Digest {
 	t.Helper()
 	blob := func(b []byte) *repb.Digest {
 		d := cas.SHA256.Sum(b)
@@ -104,7 +104,7 @@ func action(t *testing.T, store *remote.Store, script string) *repb.Digest {
 			Digest: message(&repb.Directory{Files: []*repb.FileNode{{Name: "name", Digest: blob([]byte("an input\n"))}}}),
 		}}}),
 		Platform: platform,
-		Timeout:  durationpb.New(time.Minute),
+		Timeout:  durationpb.New(timeout),
 	})
 }
 
@@ -165,8 +165,15 @@ func TestSchedulerPassesOn(t *testing.T) {
 func TestBuildbarnAlone(t *testing.T) {
 	b := farm(t)
 	b.worker(t, "-property", "os=linux", "-id", "host=one", "-threads", "2")
+	b.wantExecutes(t)
+}
+
+// wantExecutes fails the test unless actions for os=linux end as they should: with outputs, which are in the store as
+// the result is, with an exit code, and at their timeout.
+func (b *buildbarn) wantExecutes(t *testing.T) {
+	t.Helper()
 	store := dial(t, b.scheduler, "")
-	d := action(t, store, "cp in/name out/copy && echo $WHERE && echo there >&2")
+	d := action(t, store, "cp in/name out/copy && echo $WHERE && echo there >&2", time.Minute)
 	response, err := execute(t.Context(), b.scheduler.Addr, d)
 	if err != nil {
 		t.Fatal(err)
@@ -195,9 +202,16 @@ func TestBuildbarnAlone(t *testing.T) {
 		t.Errorf("recorded is %v, %v, want the result", recorded, err)
 	}
 
-	response, err = execute(t.Context(), b.scheduler.Addr, action(t, store, "exit 3"))
+	response, err = execute(t.Context(), b.scheduler.Addr, action(t, store, "exit 3", time.Minute))
 	if err != nil || response.GetStatus().GetCode() != 0 || response.GetResult().GetExitCode() != 3 {
 		t.Errorf("response is %v, %v, want the exit code 3", response, err)
+	}
+	response, err = execute(t.Context(), b.scheduler.Addr, action(t, store, "echo before; sleep 600", time.Second))
+	if err != nil || codes.Code(response.GetStatus().GetCode()) != codes.DeadlineExceeded {
+		t.Fatalf("response is %v, %v, want that the timeout is over", response, err)
+	}
+	if got := content(t, store, response.GetResult().GetStdoutDigest()); got != "before\n" {
+		t.Errorf("before its timeout it said %q, want before", got)
 	}
 }
 
@@ -253,7 +267,7 @@ func TestSchedulerQueueDepth(t *testing.T) {
 	gate := filepath.Join(t.TempDir(), "gate")
 	ended := make(chan error, n)
 	for i := range n {
-		d := action(t, store, fmt.Sprintf(": %d; until test -e %s; do sleep 0.05; done", i, gate))
+		d := action(t, store, fmt.Sprintf(": %d; until test -e %s; do sleep 0.05; done", i, gate), time.Minute)
 		go func() {
 			response, err := execute(t.Context(), b.scheduler.Addr, d)
 			if err == nil && (response.GetStatus().GetCode() != 0 || response.GetResult().GetExitCode() != 0) {
@@ -282,7 +296,7 @@ func TestSchedulerLosesWorker(t *testing.T) {
 	// The scheduler looks for lost workers only when something else happens: here, that the client is told of nothing new.
 	b := farm(t, "-declare", "-property", "os=linux", "-worker-timeout", "1s", "-busy", "500ms", "-update", "500ms")
 	lost := b.worker(t, "-property", "os=linux", "-id", "host=one")
-	d := action(t, dial(t, b.scheduler, ""), "sleep 600")
+	d := action(t, dial(t, b.scheduler, ""), "sleep 600", time.Hour)
 	ended := make(chan error, 1)
 	go func() {
 		response, err := execute(t.Context(), b.scheduler.Addr, d)
@@ -330,7 +344,7 @@ func TestSchedulerDrains(t *testing.T) {
 			t.Fatalf("workers are %s", workers)
 		}
 	}
-	d := action(t, dial(t, b.scheduler, ""), "true")
+	d := action(t, dial(t, b.scheduler, ""), "true", time.Minute)
 	ended := make(chan error, 1)
 	go func() {
 		_, err := execute(t.Context(), b.scheduler.Addr, d)
@@ -352,11 +366,17 @@ func TestSchedulerDrains(t *testing.T) {
 // TestBazelBuildsWithBuildbarn: Bazel takes the scheduler's address for all that it needs, and what it builds there
 // runs. So if it does not with workers of Cloister, it is they.
 func TestBazelBuildsWithBuildbarn(t *testing.T) {
+	b := farm(t)
+	b.worker(t, "-id", "host=one", "-threads", "2")
+	b.wantBazel(t)
+}
+
+// wantBazel fails the test unless Bazel builds and tests a part of the example remotely.
+func (b *buildbarn) wantBazel(t *testing.T) {
+	t.Helper()
 	if err := bazelrun.Find(); err != nil {
 		sandboxtest.Unavailable(t, "bazel", err)
 	}
-	b := farm(t)
-	b.worker(t, "-id", "host=one", "-threads", "2")
 	bazel := &bazelrun.Bazel{Workspace: filepath.Join(t.TempDir(), "workspace"), Root: t.TempDir(), Endpoint: b.scheduler.Addr}
 	if err := bazelrun.CopyWorkspace(bazel.Workspace, filepath.Join("..", "..")); err != nil {
 		t.Fatal(err)
