@@ -108,8 +108,19 @@ func action(t *testing.T, store *remote.Store, script string, timeout time.Durat
 	})
 }
 
-// execute has an action executed at an address and returns how that ended, however it did.
+// execute has an action executed at an address and returns how that ended, however it did. Like other clients it asks
+// again as long as the scheduler has not heard of its first worker.
 func execute(ctx context.Context, addr string, action *repb.Digest) (*repb.ExecuteResponse, error) {
+	for deadline := time.Now().Add(time.Minute); ; time.Sleep(50 * time.Millisecond) {
+		response, err := executeOnce(ctx, addr, action)
+		if status.Code(err) != codes.Unavailable || time.Now().After(deadline) {
+			return response, err
+		}
+	}
+}
+
+// executeOnce is execute without asking again.
+func executeOnce(ctx context.Context, addr string, action *repb.Digest) (*repb.ExecuteResponse, error) {
 	conn, err := grpc.NewClient(addr, grpc.WithTransportCredentials(insecure.NewCredentials()))
 	if err != nil {
 		return nil, err

@@ -59,7 +59,7 @@ func main() {
 	flag.StringVar(&c.store, "store", "", "address and port of the server with blobs and results")
 	flag.DurationVar(&c.queue.ExecutionUpdateInterval, "update", time.Minute, "how often a client is told that nothing is new")
 	flag.DurationVar(&c.queue.OperationWithNoWaitersTimeout, "no-waiters", time.Minute, "how long an operation is kept for which nobody waits")
-	flag.DurationVar(&c.queue.PlatformQueueWithNoWorkersTimeout, "no-workers", 15*time.Minute, "how long a queue is kept that has no workers, and requests before the first worker are")
+	flag.DurationVar(&c.queue.PlatformQueueWithNoWorkersTimeout, "no-workers", 15*time.Minute, "how long a queue is kept that has no workers; so long from the start, a client for whom there is none is told to ask again")
 	flag.DurationVar(&c.queue.BusyWorkerSynchronizationInterval, "busy", 10*time.Second, "how often a worker reports that executes")
 	flag.DurationVar(&c.idle, "idle", time.Minute, "how long the call of an idle worker waits")
 	flag.IntVar(&c.queue.WorkerTaskRetryCount, "retries", 9, "how often a worker may be given a task again")
