@@ -174,9 +174,19 @@ func TestSchedulerPassesOn(t *testing.T) {
 // TestBuildbarnAlone: an action goes through Buildbarn's scheduler, worker and runner, and comes back with its
 // outputs; its result is in the store. So if the same fails with a part of Cloister among them, it is that part.
 func TestBuildbarnAlone(t *testing.T) {
-	b := farm(t)
-	b.worker(t, "-property", "os=linux", "-id", "host=one", "-threads", "2")
-	b.wantExecutes(t)
+	for _, c := range []struct {
+		name              string
+		scheduler, worker []string // more flags
+	}{
+		{"QueueOfItsWorkers", nil, nil},
+		{"SizeClass", []string{"-declare", "-property", "os=linux", "-size-class", "8"}, []string{"-size-class", "8"}},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			b := farm(t, c.scheduler...)
+			b.worker(t, append([]string{"-property", "os=linux", "-id", "host=one", "-threads", "2"}, c.worker...)...)
+			b.wantExecutes(t)
+		})
+	}
 }
 
 // wantExecutes fails the test unless actions for os=linux end as they should: with outputs, which are in the store as
