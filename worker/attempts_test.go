@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"math"
 	"os"
+	"reflect"
 	"slices"
 	"strings"
 	"testing"
@@ -591,11 +592,16 @@ func TestAdmit(t *testing.T) {
 	if err != nil || build.Alone {
 		t.Fatalf("got %+v, %v", build, err)
 	}
-	if again, err := admit("Genrule"); err != nil || again != build {
+	if again, err := admit("Genrule"); err != nil || !reflect.DeepEqual(again, build) {
 		t.Errorf("the same grant: got %+v, %v, want %+v", again, err, build)
 	}
 	if test, err := admit("TestRunner"); err != nil || test.Terms == build.Terms {
 		t.Errorf("another profile has the terms %q (%v)", test.Terms, err)
+	}
+	demanding, err := admit("CppCompile", "pool", "b", "OSFamily", "linux", "cloister-memory", "1GiB", "pool", "a", "pool", "b")
+	want := []Property{{"OSFamily", "linux"}, {"pool", "a"}, {"pool", "b"}}
+	if err != nil || !slices.Equal(demanding.Demands, want) || demanding.Terms != build.Terms {
+		t.Errorf("got %+v, %v, want the terms %q and the demands %v", demanding, err, build.Terms, want)
 	}
 	if _, err := admit("CppCompile", "cloister-memory", "1TiB"); !errors.Is(err, policy.ErrRefused) {
 		t.Errorf("got %v, want ErrRefused", err)

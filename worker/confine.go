@@ -46,7 +46,8 @@ func (l *Local) Admit(ctx context.Context, t *Task) (Admission, error) {
 	return Admission{
 		Alone: req.Action.DoNotCache || t.Variation != nil || !box.grant.Cache,
 		// All else that decides on the grant is in the action itself.
-		Terms: fmt.Sprintf("%q %q", box.grant.Profile, box.grant.Rule),
+		Terms:   fmt.Sprintf("%q %q", box.grant.Profile, box.grant.Rule),
+		Demands: req.demands(),
 	}, nil
 }
 

@@ -89,6 +89,18 @@ func (req *Request) properties() []*repb.Platform_Property {
 	return req.Command.Platform.GetProperties()
 }
 
+// demands returns the platform properties that are not ours, as Admission has them.
+func (req *Request) demands() []Property {
+	var all []Property
+	for _, p := range req.properties() {
+		if !ours(p.Name) {
+			all = append(all, Property{p.Name, p.Value})
+		}
+	}
+	slices.SortFunc(all, Property.Compare)
+	return slices.Compact(all)
+}
+
 // ignoreProperties warns, once for each, of the platform properties of others: one machine serves every
 // platform that it is asked for (rule 84).
 func (l *Local) ignoreProperties(req *Request) {

@@ -5,15 +5,18 @@
 package worker
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"io"
 	"os"
+	"strings"
 	"time"
 
 	repb "github.com/bazelbuild/remote-apis/build/bazel/remote/execution/v2"
 	"github.com/cloister-build/cloister/cas"
 	"github.com/cloister-build/cloister/sandbox"
+	"github.com/cloister-build/cloister/sandbox/policy"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/protobuf/types/known/anypb"
 )
@@ -93,7 +96,21 @@ type Admission struct {
 	Alone bool
 	// Terms are equal for equal actions that are given the same: only these may share a run.
 	Terms string
+	// Demands are what the action's platform demands of whoever executes it, sorted and each once. What it asks the
+	// sandbox for (cloister-*) is not among them: every worker answers that itself.
+	Demands []Property
 }
+
+// A Property is one that an action demands of whoever executes it, or that a worker has.
+type Property struct{ Name, Value string }
+
+// Compare orders properties by name, then by value.
+func (p Property) Compare(q Property) int {
+	return cmp.Or(strings.Compare(p.Name, q.Name), strings.Compare(p.Value, q.Value))
+}
+
+// String returns name=value, quoted as in Go where it is more than printable ASCII, and shortened.
+func (p Property) String() string { return policy.Property(p).String() }
 
 // byHand reports whether a person runs something of their own in the action's place.
 func (t *Task) byHand() bool { return len(t.Args) > 0 || t.Terminal != nil }

@@ -159,7 +159,7 @@ func (s *server) prepare(ctx context.Context, in *cas.Instance, r *queue.Request
 		}
 	}
 	a, err := s.Admit(ctx, &r.Task)
-	r.Alone, r.Terms = a.Alone, a.Terms
+	r.Alone, r.Terms, r.Demands = a.Alone, a.Terms, a.Demands
 	return nil, err
 }
 

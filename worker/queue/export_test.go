@@ -8,3 +8,10 @@ func Parties(q *Queue) int {
 	defer q.mu.Unlock()
 	return len(q.arrived.parties) + len(q.ready.parties)
 }
+
+// Lanes returns how many lanes the lines of q have.
+func Lanes(q *Queue) int {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	return len(q.arrived.open) + len(q.ready.open)
+}

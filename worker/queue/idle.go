@@ -23,12 +23,12 @@ func (q *Queue) spend() {
 	}
 }
 
-// free reports whether there is a slot that no job has or waits for.
+// free reports whether one of the queue's own slots waits for a job.
 func (q *Queue) free() bool {
-	return !q.draining && q.ready.waiting+q.ready.busy < q.cfg.Slots
+	return !q.draining && q.own != nil && q.own.drained == nil && len(q.own.idle) > 0
 }
 
-// claim ends what Config.Idle does if the slot for it is wanted. It is called when a job has come to wait for one.
+// claim ends what Config.Idle does if the slot for it is wanted. It is called when a slot has got a job, or is to get none.
 func (q *Queue) claim() {
 	if q.spare != nil && !q.free() {
 		q.spare()

@@ -4,7 +4,6 @@ package queue
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"runtime/debug"
 	"time"
@@ -18,69 +17,46 @@ type job struct {
 	req Request
 	ops map[*Operation]bool
 
-	line   *line  // where it waits; nil while it is worked on
-	turn   *party // in whose turn it was taken
-	cancel context.CancelFunc
-	began  time.Time // when a slot took it
-	// ran says that the Executor is past its own look into the action cache, so that the result
-	// will be a new one.
+	lot     lot       // where it waits for a slot
+	lane    *lane     // there; nil while it is worked on
+	entered time.Time // when it came to wait for a slot, the first time
+	turn    *party    // in whose turn it was taken
+	cancel  context.CancelFunc
+	// ran says that the result will be a new one: nobody looks into the action cache any more.
 	ran      bool
+	run      *Run // nil unless a slot has it
+	losses   []loss
 	prefetch prefetch
-	// logs and endLogs are of Config.Logs, nil before a slot has the job and if there are none.
-	logs    *worker.Logs
-	endLogs func(*worker.Outcome)
 	// flight is where later requests find the job, once it is prepared and if it can be shared.
 	flight flight
 }
 
-// serve takes jobs from l, one at a time, until the queue is closed: do works, then passes on what
-// came of it.
-func (q *Queue) serve(
-	l *line,
-	do func(context.Context, *job) (*worker.Outcome, error),
-	then func(*job, end),
-) {
+// serve takes jobs that have arrived, one at a time, until the queue is closed, and prepares them.
+func (q *Queue) serve() {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	for {
-		for l.waiting == 0 && q.ctx.Err() == nil {
-			l.more.Wait()
+		for q.arrived.waiting == 0 && q.ctx.Err() == nil {
+			q.arrived.more.Wait()
 		}
 		if q.ctx.Err() != nil {
 			return
 		}
-		j := l.take()
-		if l == &q.ready {
-			q.giveRoom(j)
-			j.began = time.Now()
-			if q.cfg.Logs != nil {
-				j.logs, j.endLogs = q.cfg.Logs(&j.req.Task)
-			}
-			j.advance(repb.ExecutionStage_EXECUTING)
-		}
+		j := q.arrived.take(q.arrived.open[0])
 		// Nothing but leave cancels a job: its operations know why by then.
 		ctx, cancel := context.WithCancel(context.Background())
 		j.cancel = cancel
 
 		q.mu.Unlock()
-		out, err := guard(func() (*worker.Outcome, error) { return do(ctx, j) })
+		out, err := guard(func() (*worker.Outcome, error) { return j.req.Prepare(ctx, &j.req) })
 		cancel()
-		e := endOf(out, err)
-		if q.cfg.Ended != nil && (e.outcome != nil || e.fault != nil) {
-			e.tell = q.cfg.Ended(e.outcome, e.fault)
-		}
+		e := q.endOf(out, err)
 		q.mu.Lock()
 
-		l.done(j)
-		q.idle.Signal()
-		then(j, e)
+		q.arrived.done(j)
+		q.prepared(j, e)
 		q.checkEmpty()
 	}
-}
-
-// prepare is what a preparer does.
-func prepare(ctx context.Context, j *job) (*worker.Outcome, error) {
-	return j.req.Prepare(ctx, &j.req)
 }
 
 // prepared passes on a job from a preparer.
@@ -105,66 +81,57 @@ func (q *Queue) enter(j *job) {
 		j.flight = key
 		q.flights[key] = j
 	}
-	if q.ready.waiting+q.ready.busy < q.cfg.Slots {
-		j.await() // it will not wait for long enough to be told
-	} else {
-		j.advance(repb.ExecutionStage_QUEUED)
-	}
+	j.lot = lot{instance: j.req.Task.Instance, demands: encodeDemands(j.req.Demands)}
+	j.entered = time.Now()
+	q.await(j)
+}
+
+// await lets j wait for a slot, unless one is free or none will ever be.
+func (q *Queue) await(j *job) {
 	q.ready.push(j)
+	if f := q.hopeless(j.lane, j, time.Now()); f != nil {
+		q.abandon(j, f)
+		return
+	}
+	q.dispatch(j.lane)
+	switch {
+	case j.lane == nil:
+		return
+	case q.own != nil && q.own.busy+j.lane.waiting <= q.cfg.Slots && q.may(q.own, j.lane):
+		// One of the queue's own slots is on its way: j will not wait for long enough to be told, but for who asks.
+		for o := range j.ops {
+			o.state = State{Stage: repb.ExecutionStage_QUEUED}
+		}
+	default:
+		j.advance(j.ops, repb.ExecutionStage_QUEUED)
+	}
 	q.waiting.Signal()
-	q.claim()
 }
 
 // admits reports whether the operations of j may have the result of f. A result that a client does
 // not want from the cache must not have been visible before it asked.
 func (f *job) admits(j *job) bool {
-	return f.line != nil || f.ran || f.req.Task.SkipCacheLookup || !j.req.Task.SkipCacheLookup
+	return f.lane != nil || f.ran || f.req.Task.SkipCacheLookup || !j.req.Task.SkipCacheLookup
 }
 
 // merge gives the operations of j to f, which takes on what is stricter in j if it still can.
 func (q *Queue) merge(f, j *job) {
 	stage := repb.ExecutionStage_EXECUTING
-	if f.line != nil {
+	if f.lane != nil {
 		stage = repb.ExecutionStage_QUEUED
 		f.req.Task.SkipCacheLookup = f.req.Task.SkipCacheLookup || j.req.Task.SkipCacheLookup
 	}
-	j.began, j.logs = f.began, f.logs
-	j.advance(stage)
+	f.advance(j.ops, stage)
 	for o := range j.ops {
 		o.job = f
 		f.ops[o] = true
-		if f.line != nil {
-			f.line.join(o)
+		if f.lane != nil {
+			f.lane.line.join(o)
 		}
 	}
 	clear(j.ops)
 	q.waiting.Signal()
 	q.room.Broadcast()
-}
-
-// execute is what a slot does.
-func (q *Queue) execute(ctx context.Context, j *job) (out *worker.Outcome, err error) {
-	task := j.req.Task
-	task.Logs = j.logs
-	if j.endLogs != nil {
-		defer func() {
-			if err != nil {
-				out = nil // whatever the Executor returned beside it
-			}
-			j.endLogs(out)
-		}()
-	}
-	out, err = q.cfg.Executor.Execute(ctx, &task, func(s worker.Stage) {
-		if s > worker.Fetch {
-			q.mu.Lock()
-			j.ran = true
-			q.mu.Unlock()
-		}
-	})
-	if out == nil && err == nil {
-		err = errors.New("the executor returned neither an outcome nor a fault")
-	}
-	return out, err
 }
 
 // finish completes the operations of j.
@@ -180,8 +147,8 @@ func (q *Queue) finish(j *job, e end) {
 // leave completes o with f before its job has ended, and cancels the job if o was the last.
 func (q *Queue) leave(o *Operation, f *worker.Fault) {
 	j := o.job
-	if j.line != nil {
-		j.line.part(o)
+	if j.lane != nil {
+		j.lane.line.part(o)
 	}
 	delete(j.ops, o)
 	q.complete(o, end{fault: f})
@@ -189,14 +156,20 @@ func (q *Queue) leave(o *Operation, f *worker.Fault) {
 		return
 	}
 	q.forget(j)
-	if j.line == nil {
+	if j.lane == nil {
 		j.cancel()
 		return
 	}
-	j.line.drop(j)
+	j.lane.line.drop(j)
 	q.giveRoom(j)
-	q.idle.Signal()
 	q.checkEmpty()
+}
+
+// abandon completes the operations of j, which waits, with f.
+func (q *Queue) abandon(j *job, f *worker.Fault) {
+	for o := range j.ops {
+		q.leave(o, f)
+	}
 }
 
 // forget keeps later requests from sharing j, and ends what is fetched for it.
@@ -210,18 +183,15 @@ func (q *Queue) forget(j *job) {
 	}
 }
 
-// advance brings the operations of j to a stage.
-func (j *job) advance(s repb.ExecutionStage_Value) {
-	stdout, stderr := j.logs.Names()
-	for o := range j.ops {
-		o.change(State{Stage: s, Began: j.began, Stdout: stdout, Stderr: stderr})
+// advance brings operations, which are those of j or come to be, to a stage.
+func (j *job) advance(ops map[*Operation]bool, s repb.ExecutionStage_Value) {
+	state := State{Stage: s}
+	if r := j.run; r != nil {
+		state.Began, state.Worker = r.began, r.slot.of.name
+		state.Stdout, state.Stderr = r.task.Logs.Names()
 	}
-}
-
-// await makes QUEUED the stage of the operations of j, and wakes nobody to tell.
-func (j *job) await() {
-	for o := range j.ops {
-		o.state = State{Stage: repb.ExecutionStage_QUEUED}
+	for o := range ops {
+		o.change(state)
 	}
 }
 

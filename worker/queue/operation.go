@@ -22,8 +22,8 @@ type Operation struct {
 
 	// The rest is guarded by q.mu.
 	job       *job   // nil once completed
-	party     *party // whose turn it waits for, while job waits in a line
-	place     int    // in party.places
+	share     *share // in which it waits, while job waits in a line
+	place     int    // in share.places
 	state     State
 	version   int           // of state
 	changed   chan struct{} // closed at the next change
@@ -52,10 +52,11 @@ const FirstVersion = 1
 // A State is how far an operation has come.
 type State struct {
 	// Stage is CACHE_CHECK first and while the request is prepared, then QUEUED, EXECUTING and
-	// COMPLETED, of which only the last is never left out.
+	// COMPLETED, of which only the last is never left out. An action that was lost with its worker is QUEUED again.
 	Stage repb.ExecutionStage_Value
-	// Began is when a slot took the action; zero before, and where none did.
-	Began time.Time
+	// Began is when a slot took the action, and Worker whose slot that is; zero before, and where none did.
+	Began  time.Time
+	Worker string
 	// Outcome or Fault is set at COMPLETED, not both. An Outcome may be shared by several operations
 	// and must not be modified.
 	Outcome *worker.Outcome

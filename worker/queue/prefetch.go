@@ -41,13 +41,18 @@ func (q *Queue) fetchAhead() {
 	}
 }
 
-// nextToFetch returns the first of the next 2*Slots jobs in line that nobody fetches for, or nil. While a slot is free
-// there is none: it fetches itself.
+// upcoming returns the next 2*Slots jobs in line for the queue's own slots.
+func (q *Queue) upcoming() []*job {
+	return q.ready.ahead(2*q.cfg.Slots, func(n *lane) bool { return q.may(q.own, n) })
+}
+
+// nextToFetch returns the first of the upcoming jobs that nobody fetches for, or nil. While a slot is free there is none:
+// it fetches itself.
 func (q *Queue) nextToFetch() *job {
-	if q.ready.busy < q.cfg.Slots {
+	if q.own.busy < q.cfg.Slots {
 		return nil
 	}
-	for _, j := range q.ready.ahead(2 * q.cfg.Slots) {
+	for _, j := range q.upcoming() {
 		if !j.prefetch.begun {
 			return j
 		}
@@ -65,7 +70,7 @@ func (q *Queue) takeRoom(ctx context.Context, j *job, bytes int64) bool {
 		q.asking = slices.DeleteFunc(q.asking, func(other *job) bool { return other == j })
 		q.room.Broadcast()
 	}()
-	for ctx.Err() == nil && j.line != nil && bytes <= q.cfg.FetchBytes {
+	for ctx.Err() == nil && j.lane != nil && bytes <= q.cfg.FetchBytes {
 		if q.fetched <= q.cfg.FetchBytes-bytes && q.firstToAsk() == j {
 			q.fetched += bytes
 			j.prefetch.bytes = bytes
@@ -78,13 +83,13 @@ func (q *Queue) takeRoom(ctx context.Context, j *job, bytes int64) bool {
 
 // firstToAsk returns the next in line of those that wait and ask for room, of which there must be one.
 func (q *Queue) firstToAsk() *job {
-	for _, j := range q.ready.ahead(2 * q.cfg.Slots) {
+	for _, j := range q.upcoming() {
 		if slices.Contains(q.asking, j) {
 			return j
 		}
 	}
 	// None is as near as it was any more.
-	return q.asking[slices.IndexFunc(q.asking, func(j *job) bool { return j.line != nil })]
+	return q.asking[slices.IndexFunc(q.asking, func(j *job) bool { return j.lane != nil })]
 }
 
 // giveRoom gives back the room that was taken for j, which waits no more.

@@ -1,18 +1,23 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Package queue holds actions until a slot is free and tells whoever waits what becomes of them. It
-// serves no wire and runs nothing itself: the one is execserver's business, the other the Executor's.
+// serves no wire and runs nothing itself: the one is execserver's business, the other the Executor's, or that of the
+// workers elsewhere whose slots have joined.
 //
 // A request becomes an Operation, which its client follows, and a job, which a slot runs:
 //
-//	Submit --> arrived --> Prepare --> ready --> Executor.Execute --> completed
-//	                          |          ^
+//	Submit --> arrived --> Prepare --> ready --> Slot.Take --> Run.End --> completed
+//	                          |          ^ ^                |
+//	                          |          | +-- Run.Lost <---+
 //	                          |          +-- shares the job of an equal action in flight
 //	                          +------------- known already, or refused: completed
 //
 // Each operation belongs to one job until it is completed; a job works for one or more operations
 // and is cancelled when the last of them has left. One mutex guards all of it and is never held
 // while Prepare or the Executor works.
+//
+// No slot that may take a job waits while that job does: a job that comes goes to such a slot, a slot that comes gets
+// such a job, and whenever workers join, leave, are drained or no longer drained, it is looked again.
 package queue
 
 import (
@@ -29,11 +34,27 @@ import (
 	"github.com/cloister-build/cloister/worker"
 )
 
-// Config configures a Queue. Executor is required; every other zero value means its default.
+// Config configures a Queue. Executor is required unless Head is set; every other zero value means its default.
 type Config struct {
 	Executor worker.Executor
-	// Slots is how many actions are executed at once; the default is one for each CPU.
+	// Slots is how many actions the Executor executes at once; the default is one for each CPU.
 	Slots int
+	// Head says that the queue has no slots of its own: actions run where others have joined. Logs, Fetch and Idle are of
+	// own slots alone.
+	Head bool
+	// Offer, if not nil, is what the queue's own slots offer; its Slot is not used. The default takes every action, under
+	// the name "local".
+	Offer *Offer
+	// Attempts is how often an action runs at most if it is lost with its workers; the default is 3.
+	Attempts int
+	// Settle is for how long after New an action waits that no worker offers to take, since its worker may not have joined
+	// yet; the default is a minute. Later it is refused at once.
+	Settle time.Duration
+	// Unmatched is how long an action waits while there is no worker at all; the default is five minutes.
+	Unmatched time.Duration
+	// Remembered is for how long after its last slot has left a worker counts as one that may come back, so that actions
+	// wait for it; the default is 15 minutes.
+	Remembered time.Duration
 	// Preparers is how many requests are prepared at once; the default is twice Slots.
 	Preparers int
 	// MaxLive is how many operations there may be that are not completed; the default is 100,000.
@@ -89,9 +110,11 @@ type Request struct {
 	Alone bool
 	// Terms keep it from sharing the run of an equal action whose terms differ.
 	Terms string
+	// Demands are what it demands of the worker, sorted. Equal actions demand the same.
+	Demands []worker.Property
 	// Prepare, if not nil, does what is possible without a slot, once and before the action waits
 	// for one. It may return an Outcome that is known already, or a *worker.Fault; if it returns
-	// neither, the action is queued. It may set Alone, Terms and Task.SkipCacheLookup of the Request
+	// neither, the action is queued. It may set Alone, Terms, Demands and Task.SkipCacheLookup of the Request
 	// it is given.
 	Prepare func(context.Context, *Request) (*worker.Outcome, error)
 }
@@ -100,18 +123,26 @@ type Request struct {
 type Stats struct {
 	// Queued and Running count runs, which several operations may share.
 	Queued, Running int
+	// Oldest is when the request arrived that has waited in line for the longest; zero if none waits.
+	Oldest time.Time
+	// Slots is how many slots there are, its own and those that have joined.
+	Slots int
 	// Done counts completed operations; Cached and Failed those of them that were answered from the
 	// action cache and that ended in a Fault.
 	Done, Cached, Failed int64
+	// Again counts the runs that were lost with their worker and made again.
+	Again int64
 }
 
-// A Queue executes actions in a fixed number of slots. Its methods are safe for concurrent use.
+// A Queue gives actions to slots, its own and those that join. Its methods are safe for concurrent use.
 type Queue struct {
-	cfg   Config
-	ctx   context.Context // ended by Close, under mu
-	stop  context.CancelFunc
-	wg    sync.WaitGroup // the preparers, the slots, the sweeper, who renews, fetches and idles
-	empty chan struct{}  // closed when the queue is draining and has no job
+	cfg     Config
+	ctx     context.Context // ended by Close, under mu
+	stop    context.CancelFunc
+	wg      sync.WaitGroup // the preparers, the slots, the sweeper, who renews, fetches and idles
+	empty   chan struct{}  // closed when the queue is draining and has no job
+	started time.Time
+	own     *member // whose slots are the queue's own; nil if it has none
 
 	mu             sync.Mutex // guards everything below and in each job and Operation
 	arrived, ready line
@@ -123,8 +154,11 @@ type Queue struct {
 	// The rest of ops, oldest first: those whose action ran, and those that were answered without.
 	executed, answered []*Operation
 	kept               int64 // bytes of both
-	stats              Stats // without Queued and Running
+	stats              Stats // without what is counted when asked
 	draining           bool
+	members            []*member         // those that have joined, and those that are remembered
+	drained            map[string]*drain // by the name of the worker
+	drainJoining       *drain            // of every worker that joins; nil if none is to be
 	// What is fetched for jobs that wait.
 	fetched int64     // bytes of Config.FetchBytes that are taken
 	asking  []*job    // those that room is wanted for
@@ -146,6 +180,10 @@ type flight struct {
 func New(c Config) *Queue {
 	c.Slots = positive(c.Slots, runtime.GOMAXPROCS(0))
 	c.Preparers = positive(c.Preparers, 2*c.Slots)
+	c.Attempts = positive(c.Attempts, 3)
+	c.Settle = positive(c.Settle, time.Minute)
+	c.Unmatched = positive(c.Unmatched, 5*time.Minute)
+	c.Remembered = positive(c.Remembered, 15*time.Minute)
 	c.MaxLive = positive(c.MaxLive, 100_000)
 	c.Grace = positive(c.Grace, time.Minute)
 	c.Retain = positive(c.Retain, 5*time.Minute)
@@ -159,19 +197,22 @@ func New(c Config) *Queue {
 		empty:   make(chan struct{}),
 		flights: make(map[flight]*job),
 		ops:     make(map[string]*Operation),
+		drained: make(map[string]*drain),
+		started: time.Now(),
 	}
 	q.ctx, q.stop = context.WithCancel(context.Background())
 	q.arrived.more.L, q.ready.more.L, q.room.L, q.waiting.L, q.idle.L = &q.mu, &q.mu, &q.mu, &q.mu, &q.mu
 	for range c.Preparers {
-		q.wg.Go(func() { q.serve(&q.arrived, prepare, q.prepared) })
-	}
-	for range c.Slots {
-		q.wg.Go(func() { q.serve(&q.ready, q.execute, q.finish) })
+		q.wg.Go(q.serve)
 	}
 	q.wg.Go(q.sweep)
 	if c.Renew != nil {
 		q.wg.Go(q.renew)
 	}
+	if c.Head {
+		return q
+	}
+	q.joinOwn()
 	if c.Idle != nil {
 		q.wg.Go(q.spend)
 	}
@@ -238,13 +279,21 @@ func (q *Queue) Stats() Stats {
 	s := q.stats
 	s.Queued = q.arrived.waiting + q.arrived.busy + q.ready.waiting
 	s.Running = q.ready.busy
+	for _, l := range []*line{&q.arrived, &q.ready} {
+		if o := l.oldest(); o != nil && (s.Oldest.IsZero() || o.info.Queued.Before(s.Oldest)) {
+			s.Oldest = o.info.Queued
+		}
+	}
+	for _, m := range q.members {
+		s.Slots += len(m.slots)
+	}
 	return s
 }
 
-// Drain refuses new requests from now on and returns when nothing is queued or running. When ctx ends
-// first, the operations left are completed with a Fault of kind Unavailable, their actions are
-// cancelled, and Drain returns the error of ctx when the last has ended. Completed operations answer
-// until Close and after it.
+// Drain refuses new requests from now on, since the queue is to go away, and returns when nothing is queued or running;
+// DrainWorker is another thing. When ctx ends first, the operations left are completed with a Fault of kind Unavailable,
+// their actions are cancelled, and Drain returns the error of ctx when the last in a slot of its own has ended; it
+// does not wait for the word of other workers. Completed operations answer until Close and after it.
 func (q *Queue) Drain(ctx context.Context) error {
 	q.mu.Lock()
 	q.draining = true
@@ -262,6 +311,7 @@ func (q *Queue) Drain(ctx context.Context) error {
 			q.leave(o, errDraining)
 		}
 	}
+	q.dismiss()
 	q.mu.Unlock()
 	<-q.empty
 	return ctx.Err()
@@ -276,7 +326,6 @@ func (q *Queue) Close() {
 	q.mu.Lock()
 	q.stop()
 	q.arrived.more.Broadcast()
-	q.ready.more.Broadcast()
 	q.waiting.Broadcast()
 	q.idle.Broadcast()
 	q.mu.Unlock()
@@ -292,12 +341,13 @@ func (q *Queue) checkEmpty() {
 	case <-q.empty:
 	default:
 		close(q.empty)
+		q.wakeAll()
 	}
 }
 
 // sweep looks, often enough, for operations that nobody waits for and for those kept long enough.
 func (q *Queue) sweep() {
-	tick := time.NewTicker(min(q.cfg.Grace, q.cfg.Retain)/4 + 1)
+	tick := time.NewTicker(min(q.cfg.Grace, q.cfg.Retain, q.cfg.Settle, q.cfg.Unmatched, q.cfg.Remembered)/4 + 1)
 	defer tick.Stop()
 	for {
 		select {
@@ -317,6 +367,8 @@ func (q *Queue) expire(now time.Time) {
 			q.leave(o, fault(worker.Cancelled, "cancelled because nobody waited for the operation for %v: execute the action again", q.cfg.Grace))
 		}
 	}
+	q.forgetWorkers(now)
+	q.refuse(now)
 	q.dropExpired(now)
 }
 
@@ -326,7 +378,7 @@ func (q *Queue) complete(o *Operation, e end) {
 	o.job = nil
 	o.completed = time.Now()
 	o.bytes = operationBytes + e.bytes + int64(len(o.info.Target)+len(o.info.Mnemonic)+len(o.info.Invocation)+len(o.info.Correlated))
-	s := o.state // when it began and the names of its logs stay
+	s := o.state // when it began, where, and the names of its logs stay
 	s.Stage, s.Outcome, s.Fault = repb.ExecutionStage_COMPLETED, e.outcome, e.fault
 	if e.tell == nil && q.cfg.Ended != nil {
 		e.tell = q.cfg.Ended(e.outcome, e.fault)

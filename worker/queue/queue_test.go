@@ -775,7 +775,7 @@ func TestRule130_DrainCancelsTheRestWhenItsTimeIsUp(t *testing.T) {
 			wantFault(t, o, worker.Unavailable)
 		}
 		wantCounts(t, e, 1, 1, 0)
-		if got, want := q.Stats(), (queue.Stats{Done: 5, Failed: 5}); got != want {
+		if got, want := q.Stats(), (queue.Stats{Slots: 1, Done: 5, Failed: 5}); got != want {
 			t.Errorf("Stats = %+v, want %+v", got, want)
 		}
 	})
@@ -869,7 +869,7 @@ func TestPrepareAnswersWithoutASlot(t *testing.T) {
 			r.Prepare = func(context.Context, *queue.Request) (*worker.Outcome, error) { panic("lost my way") }
 		})
 		wantFault(t, broken, worker.Internal)
-		if got, want := q.Stats(), (queue.Stats{Running: 1, Done: 3, Cached: 1, Failed: 2}); got != want {
+		if got, want := q.Stats(), (queue.Stats{Running: 1, Slots: 1, Done: 3, Cached: 1, Failed: 2}); got != want {
 			t.Errorf("Stats = %+v, want %+v", got, want)
 		}
 	})

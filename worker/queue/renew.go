@@ -18,7 +18,7 @@ func (q *Queue) renew() {
 		q.mu.Lock()
 		for _, j := range q.ready.all() {
 			// Whoever took it marks what it fetches; whom nobody waits for needs nothing.
-			if j.line == nil || len(j.ops) == 0 {
+			if j.lane == nil || len(j.ops) == 0 {
 				continue
 			}
 			task := j.req.Task

@@ -56,6 +56,15 @@ func endOf(out *worker.Outcome, err error) end {
 	return end{}
 }
 
+// endOf returns the end of which Config.Ended has been told. It may take a while.
+func (q *Queue) endOf(out *worker.Outcome, err error) end {
+	e := endOf(out, err)
+	if q.cfg.Ended != nil && (e.outcome != nil || e.fault != nil) {
+		e.tell = q.cfg.Ended(e.outcome, e.fault)
+	}
+	return e
+}
+
 // keep lets o, which is completed, answer for a while. When there are too many, those go first whose
 // actions did not run: their clients ask again at the price of a lookup, and a storm of them must not
 // cost the others their results (rule 92). The newest of all stays, however large, if its action ran.
