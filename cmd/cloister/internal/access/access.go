@@ -29,14 +29,15 @@ const (
 	Write                     // blobs
 	Cache                     // results, by UpdateActionResult
 	Execute                   // actions, and see what became of them
+	Work                      // be given actions, and all that a worker needs for them, at the workers' own port
 )
 
-var rightNames = map[string]Right{"read": Read, "write": Write, "cache": Cache, "execute": Execute}
+var rightNames = map[string]Right{"read": Read, "write": Write, "cache": Cache, "execute": Execute, "work": Work}
 
 // String names the rights, any of which is meant.
 func (r Right) String() string {
 	var names []string
-	for i, name := range []string{"read", "write", "cache", "execute"} {
+	for i, name := range []string{"read", "write", "cache", "execute", "work"} {
 		if r&(1<<i) != 0 {
 			names = append(names, name)
 		}
@@ -45,7 +46,7 @@ func (r Right) String() string {
 }
 
 // everything is all rights.
-const everything = Read | Write | Cache | Execute
+const everything = Read | Write | Cache | Execute | Work
 
 // A caller is one entry of the file: how somebody is known, and what he may do.
 type caller struct {
@@ -122,9 +123,15 @@ func (r *Rules) Rights(ctx context.Context, instance string) (execute, cache boo
 	return ok && c.may(Execute, instance), ok && c.may(Cache, instance)
 }
 
+// WorkerRights is Rights at the workers' port: nobody has actions executed there, and every worker writes results.
+func (r *Rules) WorkerRights(ctx context.Context, instance string) (execute, cache bool) {
+	c, ok := ctx.Value(callerKey{}).(*caller)
+	return false, ok && c.may(Work, instance)
+}
+
 // permit returns nil if c may call method with message m, and else a status.
-func permit(c *caller, method string, m any) error {
-	d, ok := methods[method]
+func (t table) permit(c *caller, method string, m any) error {
+	d, ok := t[method]
 	if !ok {
 		return status.Errorf(codes.PermissionDenied, "method %+.200q: no right permits it", method)
 	}

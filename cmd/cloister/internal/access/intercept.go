@@ -18,10 +18,21 @@ import (
 	"google.golang.org/grpc/tap"
 )
 
-// Options returns the options of a server that hold every call against the rules. A call by nobody who is known is
-// UNAUTHENTICATED, one by somebody who may not make it PERMISSION_DENIED; of a stream the first message decides.
-func (r *Rules) Options() []grpc.ServerOption {
-	return []grpc.ServerOption{grpc.InTapHandle(r.hurry), grpc.ChainUnaryInterceptor(r.unary), grpc.ChainStreamInterceptor(r.stream)}
+// Options returns the options of a server for clients that hold every call against the rules. A call by nobody who is
+// known is UNAUTHENTICATED, one by somebody who may not make it PERMISSION_DENIED; of a stream the first message decides.
+func (r *Rules) Options() []grpc.ServerOption { return guard{r, methods}.options() }
+
+// WorkerOptions is Options of a server for workers.
+func (r *Rules) WorkerOptions() []grpc.ServerOption { return guard{r, workers}.options() }
+
+// A guard stands at one port.
+type guard struct {
+	*Rules
+	table table
+}
+
+func (g guard) options() []grpc.ServerOption {
+	return []grpc.ServerOption{grpc.InTapHandle(g.hurry), grpc.ChainUnaryInterceptor(g.unary), grpc.ChainStreamInterceptor(g.stream)}
 }
 
 // strangerPatience is how long a call without a good credential may take to send its first message, which gRPC reads
@@ -40,13 +51,13 @@ type strangerKey struct{}
 
 // hurry implements tap.ServerInHandle: it sees the headers of a call. It refuses none itself, since gRPC would keep the
 // deadline of such a call, and all of its headers, until that has passed.
-func (r *Rules) hurry(ctx context.Context, call *tap.Info) (context.Context, error) {
-	c, err := r.admit(ctx, call.FullMethodName)
+func (g guard) hurry(ctx context.Context, call *tap.Info) (context.Context, error) {
+	c, err := g.admit(ctx, call.FullMethodName)
 	if err == nil && c.name != "" {
 		return ctx, nil
 	}
 	ctx, cancel := context.WithCancel(ctx) // gRPC cancels what it is made from when the call ends
-	return context.WithValue(ctx, strangerKey{}, &stranger{time.AfterFunc(cmp.Or(r.patience, strangerPatience), cancel), err}), nil
+	return context.WithValue(ctx, strangerKey{}, &stranger{time.AfterFunc(cmp.Or(g.patience, strangerPatience), cancel), err}), nil
 }
 
 // arrived notes that the first message of a call is there.
@@ -56,11 +67,11 @@ func arrived(ctx context.Context) {
 	}
 }
 
-func (r *Rules) unary(ctx context.Context, req any, info *grpc.UnaryServerInfo, next grpc.UnaryHandler) (any, error) {
+func (g guard) unary(ctx context.Context, req any, info *grpc.UnaryServerInfo, next grpc.UnaryHandler) (any, error) {
 	arrived(ctx)
-	c, err := r.admit(ctx, info.FullMethod)
+	c, err := g.admit(ctx, info.FullMethod)
 	if err == nil {
-		err = permit(c, info.FullMethod, req)
+		err = g.table.permit(c, info.FullMethod, req)
 	}
 	if err != nil {
 		return nil, err
@@ -68,12 +79,12 @@ func (r *Rules) unary(ctx context.Context, req any, info *grpc.UnaryServerInfo, 
 	return next(context.WithValue(ctx, callerKey{}, c), req)
 }
 
-func (r *Rules) stream(srv any, s grpc.ServerStream, info *grpc.StreamServerInfo, next grpc.StreamHandler) error {
-	c, err := r.admit(s.Context(), info.FullMethod)
+func (g guard) stream(srv any, s grpc.ServerStream, info *grpc.StreamServerInfo, next grpc.StreamHandler) error {
+	c, err := g.admit(s.Context(), info.FullMethod)
 	if err != nil {
 		return err
 	}
-	guarded := &guarded{ServerStream: s, caller: c, method: info.FullMethod}
+	guarded := &guarded{ServerStream: s, table: g.table, caller: c, method: info.FullMethod}
 	if err := next(srv, guarded); guarded.refusal == nil {
 		return err
 	}
@@ -81,19 +92,20 @@ func (r *Rules) stream(srv any, s grpc.ServerStream, info *grpc.StreamServerInfo
 }
 
 // admit returns who calls, or nobody where the method is for everybody.
-func (r *Rules) admit(ctx context.Context, method string) (*caller, error) {
-	if d, ok := methods[method]; ok && d.rights == 0 {
+func (g guard) admit(ctx context.Context, method string) (*caller, error) {
+	if d, ok := g.table[method]; ok && d.rights == 0 {
 		return &caller{}, nil
 	}
 	if s, ok := ctx.Value(strangerKey{}).(*stranger); ok && s.why != nil {
 		return nil, s.why // a signature is not verified twice
 	}
-	return r.caller(ctx)
+	return g.caller(ctx)
 }
 
 // A guarded stream lets its first message pass if the caller may send it.
 type guarded struct {
 	grpc.ServerStream
+	table   table
 	caller  *caller
 	method  string
 	passed  bool
@@ -113,7 +125,7 @@ func (g *guarded) RecvMsg(m any) error {
 	err := g.ServerStream.RecvMsg(m)
 	if err == nil && !g.passed {
 		arrived(g.ServerStream.Context())
-		g.refusal = permit(g.caller, g.method, m)
+		g.refusal = g.table.permit(g.caller, g.method, m)
 		g.passed = g.refusal == nil
 		err = g.refusal
 	}

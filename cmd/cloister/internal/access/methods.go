@@ -11,6 +11,7 @@ import (
 	"cloud.google.com/go/longrunning/autogen/longrunningpb"
 	repb "github.com/bazelbuild/remote-apis/build/bazel/remote/execution/v2"
 	logpb "github.com/bazelbuild/remote-apis/build/bazel/remote/logstream/v1"
+	remoteworkerpb "github.com/cloister-build/cloister/proto/buildbarn/remoteworker"
 	cloisterpb "github.com/cloister-build/cloister/proto/cloister/v1"
 	"google.golang.org/grpc"
 	healthpb "google.golang.org/grpc/health/grpc_health_v1"
@@ -25,8 +26,11 @@ type demand struct {
 	of func(m any) ([]string, error)
 }
 
-// methods are all that may be called, by their full names.
-var methods = map[string]demand{
+// A table has all methods that may be called at one port, by their full names.
+type table map[string]demand
+
+// methods are those of the clients' port.
+var methods = table{
 	// They tell what the caller may do in the instance, which may be nothing; clients ask before they know their instance.
 	repb.Capabilities_GetCapabilities_FullMethodName: {everything, nil},
 
@@ -70,12 +74,47 @@ var methods = map[string]demand{
 	"/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo": {Read, nil},
 }
 
-// Check returns an error that names the methods of a server for which it is not written who may call them.
-func Check(services map[string]grpc.ServiceInfo) error {
+// workers are the methods of the workers' port: what a worker needs of the store, and the queue. Whoever is given actions
+// reads their inputs and makes their results, so that one right is for all of it, in the instances that it is for.
+var workers = table{
+	repb.Capabilities_GetCapabilities_FullMethodName: {Work, nil},
+
+	repb.ContentAddressableStorage_FindMissingBlobs_FullMethodName:     {Work, named},
+	repb.ContentAddressableStorage_BatchUpdateBlobs_FullMethodName:     {Work, named},
+	repb.ContentAddressableStorage_BatchReadBlobs_FullMethodName:       {Work, named},
+	repb.ContentAddressableStorage_GetTree_FullMethodName:              {Work, named},
+	repb.ContentAddressableStorage_SplitBlob_FullMethodName:            {Work, named},
+	repb.ContentAddressableStorage_SpliceBlob_FullMethodName:           {Work, named},
+	repb.ContentAddressableStorage_GetChunkMapping_FullMethodName:      {Work, named},
+	repb.ContentAddressableStorage_RegisterChunkMapping_FullMethodName: {Work, named},
+
+	"/google.bytestream.ByteStream/Read":             {Work, resource},
+	"/google.bytestream.ByteStream/Write":            {Work, resource},
+	"/google.bytestream.ByteStream/QueryWriteStatus": {Work, resource},
+
+	repb.ActionCache_GetActionResult_FullMethodName:    {Work, named},
+	repb.ActionCache_UpdateActionResult_FullMethodName: {Work, named},
+
+	remoteworkerpb.OperationQueue_Synchronize_FullMethodName: {Work, prefixed},
+
+	healthpb.Health_Check_FullMethodName: {},
+	healthpb.Health_Watch_FullMethodName: {},
+	healthpb.Health_List_FullMethodName:  {},
+}
+
+// Check returns an error that names the methods of a server for clients for which it is not written who may call them.
+func Check(services map[string]grpc.ServiceInfo) error { return methods.check("methods", services) }
+
+// CheckWorkers is Check of a server for workers.
+func CheckWorkers(services map[string]grpc.ServiceInfo) error {
+	return workers.check("workers", services)
+}
+
+func (t table) check(name string, services map[string]grpc.ServiceInfo) error {
 	var unknown []string
 	for service, info := range services {
 		for _, m := range info.Methods {
-			if full := "/" + service + "/" + m.Name; !known(full) {
+			if full := "/" + service + "/" + m.Name; !t.known(full) {
 				unknown = append(unknown, full)
 			}
 		}
@@ -84,10 +123,10 @@ func Check(services map[string]grpc.ServiceInfo) error {
 		return nil
 	}
 	slices.Sort(unknown)
-	return fmt.Errorf("no right is written for %s: add it to methods of package access", strings.Join(unknown, ", "))
+	return fmt.Errorf("no right is written for %s: add it to %s of package access", strings.Join(unknown, ", "), name)
 }
 
-func known(method string) bool { _, ok := methods[method]; return ok }
+func (t table) known(method string) bool { _, ok := t[method]; return ok }
 
 // errMessage is for a message of another kind than the method's.
 var errMessage = errors.New("its message does not name an instance")
@@ -96,6 +135,16 @@ var errMessage = errors.New("its message does not name an instance")
 func named(m any) ([]string, error) {
 	if m, ok := m.(interface{ GetInstanceName() string }); ok {
 		return []string{m.GetInstanceName()}, nil
+	}
+	return nil, errMessage
+}
+
+// prefixed is for messages with the prefix of instances: it is about the instance of that name and all below it, which
+// the right must be for by a name with an asterisk. The second of these names is of no instance, and matches what all
+// below match.
+func prefixed(m any) ([]string, error) {
+	if m, ok := m.(interface{ GetInstanceNamePrefix() string }); ok {
+		return []string{m.GetInstanceNamePrefix(), m.GetInstanceNamePrefix() + "/"}, nil
 	}
 	return nil, errMessage
 }
