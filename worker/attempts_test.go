@@ -607,3 +607,30 @@ func TestAdmit(t *testing.T) {
 		t.Errorf("got %v, want ErrRefused", err)
 	}
 }
+
+// TestAdmitForOthers: a worker of several tells actions apart by all that the policy of another may go by, and one that
+// executes nothing refuses only what is wrong with the action itself.
+func TestAdmitForOthers(t *testing.T) {
+	b := newBench(t, nil)
+	b.Fleet = true
+	action := b.action(func(a *repb.Action, _ *repb.Command) { a.Platform = platform("cloister-memory", "1TiB") })
+	if _, err := b.Admit(t.Context(), &Task{Action: action}); !errors.Is(err, policy.ErrRefused) {
+		t.Errorf("with slots of its own: got %v, want ErrRefused", err)
+	}
+	b.Backend = nil
+	terms := map[string]bool{}
+	for _, task := range []*Task{{}, {Target: "//a"}, {Target: "//b"}, {Target: "//a", Mnemonic: "M"}} {
+		task.Action = action
+		a, err := b.Admit(t.Context(), task)
+		if err != nil || terms[a.Terms] || a.Alone {
+			t.Errorf("%q %q: got %+v, %v", task.Target, task.Mnemonic, a, err)
+		}
+		terms[a.Terms] = true
+	}
+	if a, err := b.Admit(t.Context(), &Task{Action: b.action(func(a *repb.Action, _ *repb.Command) { a.DoNotCache = true })}); err != nil || !a.Alone {
+		t.Errorf("what is not to be cached: got %+v, %v", a, err)
+	}
+	if _, err := b.Admit(t.Context(), &Task{Action: cas.SHA256.Sum([]byte("absent"))}); err == nil {
+		t.Error("an action that is not there is admitted")
+	}
+}

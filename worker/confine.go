@@ -29,7 +29,8 @@ var defaults = map[string]string{
 }
 
 // Admit checks t and all that it refers to, as Resolve does, and whether the policy and this host give it what it
-// asks for: everything that can be refused without a slot. It fails with a *Fault.
+// asks for: everything that can be refused without a slot. A worker without a backend asks neither, since it is others that
+// execute. It fails with a *Fault.
 func (l *Local) Admit(ctx context.Context, t *Task) (Admission, error) {
 	in, err := l.Instances(t.Instance)
 	if err != nil {
@@ -39,16 +40,20 @@ func (l *Local) Admit(ctx context.Context, t *Task) (Admission, error) {
 	if err != nil {
 		return Admission{}, err
 	}
-	box, err := l.confine(t, req)
-	if err != nil {
-		return Admission{}, fault(Confine, err)
+	a := Admission{Alone: req.Action.DoNotCache || t.Variation != nil, Demands: req.demands()}
+	if l.Backend != nil {
+		box, err := l.confine(t, req)
+		if err != nil {
+			return Admission{}, fault(Confine, err)
+		}
+		a.Alone = a.Alone || !box.grant.Cache
+		a.Terms = fmt.Sprintf("%q %q", box.grant.Profile, box.grant.Rule)
 	}
-	return Admission{
-		Alone: req.Action.DoNotCache || t.Variation != nil || !box.grant.Cache,
-		// All else that decides on the grant is in the action itself.
-		Terms:   fmt.Sprintf("%q %q", box.grant.Profile, box.grant.Rule),
-		Demands: req.demands(),
-	}, nil
+	// All else that decides on a grant is in the action itself.
+	if l.Fleet {
+		a.Terms += fmt.Sprintf(" %q %q", t.Target, t.Mnemonic)
+	}
+	return a, nil
 }
 
 // confined is what the action may see and use, and why.

@@ -77,7 +77,9 @@ func (l *Local) Resolve(ctx context.Context, in *cas.Instance, action cas.Digest
 	if req.Timeout == 0 {
 		req.Timeout = l.MaxTimeout
 	}
-	l.ignoreProperties(req)
+	if !l.Fleet {
+		l.ignoreProperties(req)
+	}
 	return req, nil
 }
 

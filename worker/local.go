@@ -22,7 +22,12 @@ type Config struct {
 	// Name is the worker's, in the metadata of every result; it must not be empty.
 	Name      string
 	Instances cas.Instances
-	Backend   sandbox.Backend
+	// Backend performs the runs. Nil is for a worker that executes nothing: it admits for others.
+	Backend sandbox.Backend
+	// Fleet says that actions come to this worker, or go from it to others, by the properties that they demand, and that
+	// each worker has a policy of its own. No property is ignored then, and what decides on a grant elsewhere is among
+	// the terms of an admission.
+	Fleet bool
 	// Features are what Backend.Probe said; they become part of every result's metadata.
 	Features sandbox.Features
 	// Stager lays out input trees. Nil copies them.
