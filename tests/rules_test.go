@@ -118,6 +118,8 @@ var rules = []rule{
 		why: "what a message says of an outcome is the same whoever sends it"},
 	{of: "worker/queue", never: []string{"worker/execserver", "worker/logstream", "google.golang.org/grpc"},
 		why: "who waits for what has nothing to do with how they ask"},
+	{of: "worker/buildbarn", never: []string{"cas/tree", "sandbox/...", "worker/execserver", "worker/logstream", "worker/telemetry", "worker/history"},
+		why: "how actions reach workers has nothing to do with who asks for them, and how they are executed"},
 	{of: "...", never: []string{"cas/castest", "sandbox/sandboxtest"},
 		why: "what only tests need is imported by tests only"},
 }

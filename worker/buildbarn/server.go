@@ -1,0 +1,354 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package buildbarn
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"math/rand/v2"
+	"slices"
+	"sync"
+	"time"
+
+	repb "github.com/bazelbuild/remote-apis/build/bazel/remote/execution/v2"
+	"github.com/cloister-build/cloister/cas"
+	remoteworkerpb "github.com/cloister-build/cloister/proto/buildbarn/remoteworker"
+	"github.com/cloister-build/cloister/worker"
+	"github.com/cloister-build/cloister/worker/queue"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/types/known/emptypb"
+	"google.golang.org/protobuf/types/known/timestamppb"
+)
+
+// ServerConfig configures a Server. Queue and Instances are required; every other zero value means its default.
+type ServerConfig struct {
+	Queue *queue.Queue
+	// Instances are where workers read inputs and write results: what a result names must be there.
+	Instances cas.Instances
+	// Action reads an action, which may be shared and is not changed; nil reads it from the store each time.
+	Action func(ctx context.Context, in *cas.Instance, action cas.Digest) (*repb.Action, error)
+	// Silence is how long a worker may not be heard of before it is lost; the default is a minute.
+	Silence time.Duration
+	// Busy is when a worker that executes is to be heard of again; the default is ten seconds, or a third of Silence
+	// if that is less.
+	Busy time.Duration
+	// Idle is the longest time for which a call waits for an action: each a random part of it, so that those that began
+	// together do not come back together. The default is two minutes.
+	Idle time.Duration
+	// Retries is how often an action is handed once more to a worker that does not say that it executes it; the
+	// default is 9.
+	Retries int
+	// MaxTimeout is the timeout of an action that states none: workers are always told one. The default is 24 hours.
+	MaxTimeout time.Duration
+	// Log is told who joins and who is lost; nil discards that.
+	Log *slog.Logger
+}
+
+// maxWorkers is how many workers, each with one slot, there may be at once.
+const maxWorkers = 20_000
+
+// A Server is a scheduler toward workers: it serves OperationQueue, for those that ask, with the actions of a queue.
+type Server struct {
+	remoteworkerpb.UnimplementedOperationQueueServer
+	ServerConfig
+
+	ctx  context.Context // ended by Close
+	stop context.CancelFunc
+	wg   sync.WaitGroup // calls, and who waits for cancellations
+
+	mu     sync.Mutex // guards what follows, and what a session says is guarded by it; a call of the queue may be made with it
+	closed bool
+	joined map[string]*session // by name
+}
+
+// Register adds the service to s. The caller calls Close of what it returns when s is to stop, before the queue is closed.
+func Register(s grpc.ServiceRegistrar, c ServerConfig) *Server {
+	defaults(&c)
+	b := &Server{ServerConfig: c, joined: make(map[string]*session)}
+	b.ctx, b.stop = context.WithCancel(context.Background())
+	remoteworkerpb.RegisterOperationQueueServer(s, b)
+	return b
+}
+
+func defaults(c *ServerConfig) {
+	c.Silence = positive(c.Silence, time.Minute)
+	c.Idle = positive(c.Idle, 2*time.Minute)
+	c.MaxTimeout = positive(c.MaxTimeout, 24*time.Hour)
+	c.Busy = positive(c.Busy, min(10*time.Second, c.Silence/3))
+	c.Retries = positive(c.Retries, 9)
+	if c.Log == nil {
+		c.Log = slog.New(slog.DiscardHandler)
+	}
+	if c.Action == nil {
+		c.Action = func(ctx context.Context, in *cas.Instance, action cas.Digest) (*repb.Action, error) {
+			a := &repb.Action{}
+			return a, cas.ReadProto(ctx, in.Store, action, a)
+		}
+	}
+}
+
+func positive[T int | time.Duration](v, otherwise T) T {
+	if v > 0 {
+		return v
+	}
+	return otherwise
+}
+
+// Close ends every call that waits, and gives up all workers: what they execute is lost. Calls are UNAVAILABLE from then
+// on.
+func (s *Server) Close() {
+	s.mu.Lock()
+	s.closed = true
+	s.stop()
+	s.mu.Unlock()
+	s.mu.Lock()
+	for _, w := range s.joined {
+		if !w.calling { // else its call ends, and it with that
+			s.lose(w, "the server that it had the action from is shutting down")
+		}
+	}
+	s.mu.Unlock()
+	s.wg.Wait()
+}
+
+// A session is a worker as far as it has one worker_id: a slot.
+type session struct {
+	name  string // its worker_id as JSON, as Buildbarn writes it
+	offer queue.Offer
+	slot  *queue.Slot
+
+	calling bool        // guarded by Server.mu; a call is being answered
+	calls   uint64      // guarded by Server.mu; how many there were
+	silence *time.Timer // guarded by Server.mu; while there is no call
+
+	// assigned is what it is to execute, or nil. It belongs to the call that is being answered, and between calls to
+	// whoever has Server.mu.
+	assigned *assignment
+}
+
+// An assignment is an action that a worker is to execute.
+type assignment struct {
+	run     *queue.Run
+	in      *cas.Instance
+	action  cas.Digest
+	desired *remoteworkerpb.DesiredState_Executing
+	handed  int  // how often
+	begun   bool // the worker has said that it executes it
+}
+
+// ended reports whether the run is over, or nobody waits for it: whether the action is not wanted from this worker any
+// more.
+func (a *assignment) ended() bool {
+	select {
+	case <-a.run.Cancelled():
+		return true
+	default:
+		return false
+	}
+}
+
+// Synchronize implements the method.
+func (s *Server) Synchronize(ctx context.Context, req *remoteworkerpb.SynchronizeRequest) (*remoteworkerpb.SynchronizeResponse, error) {
+	offer, name, err := parseOffer(req)
+	if err != nil {
+		return nil, err
+	}
+	executing, err := parseState(req.CurrentState)
+	if err != nil {
+		return nil, err
+	}
+	w, err := s.enter(name, offer)
+	if err != nil {
+		return nil, err
+	}
+	defer s.leave(w)
+
+	a := w.assigned
+	if executing == nil || a == nil || !proto.Equal(executing.ActionDigest, a.desired.ActionDigest) {
+		if again := s.again(w); again != nil {
+			return again, nil
+		}
+		if executing != nil && executing.GetCompleted() == nil {
+			return idle(), nil // it calls again once it has killed that
+		}
+		return s.next(ctx, w, req.PreferBeingIdle)
+	}
+	a.begun = true
+	if completed := executing.GetCompleted(); completed != nil {
+		if err := s.complete(ctx, w, a, completed); err != nil {
+			return nil, err
+		}
+		w.assigned = nil
+		return s.next(ctx, w, req.PreferBeingIdle)
+	}
+	if a.ended() {
+		w.assigned = nil
+		return idle(), nil
+	}
+	a.run.Report(stageOf(executing))
+	return &remoteworkerpb.SynchronizeResponse{NextSynchronizationAt: timestamppb.New(time.Now().Add(s.Busy))}, nil
+}
+
+// enter returns the session of a worker, for a call: a new one if it was not heard of lately.
+func (s *Server) enter(name string, o queue.Offer) (*session, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	w := s.joined[name]
+	switch {
+	case s.closed:
+		return nil, errClosed
+	case w != nil && w.calling:
+		return nil, status.Errorf(codes.ResourceExhausted, "A worker with the same worker ID is already synchronizing: %s; each slot of each machine needs an ID of its own", name)
+	case w != nil && !equal(w.offer, o):
+		s.lose(w, "it has joined again with other properties")
+		w = nil
+	}
+	if w == nil {
+		if len(s.joined) >= maxWorkers {
+			return nil, status.Errorf(codes.ResourceExhausted, "%d workers have joined, which is the limit", len(s.joined))
+		}
+		slot, err := s.Queue.Join(o)
+		if err != nil {
+			return nil, status.Errorf(codes.FailedPrecondition, "worker %s cannot join: %v", name, err)
+		}
+		w = &session{name: name, offer: o, slot: slot}
+		s.joined[name] = w
+		s.Log.Info("worker has joined", "worker", o.Worker, "slot", o.Slot, "instances", o.Prefix+"*", "properties", fmt.Sprint(o.Properties))
+	}
+	if w.silence != nil {
+		w.silence.Stop()
+	}
+	w.calling = true
+	w.calls++
+	s.wg.Add(1)
+	return w, nil
+}
+
+// errClosed ends calls because the server goes away.
+var errClosed = status.Error(codes.Unavailable, "the server is shutting down: call again, it or its successor has actions")
+
+// leave ends the call of a worker, and waits for the next.
+func (s *Server) leave(w *session) {
+	defer s.wg.Done()
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	w.calling = false
+	if s.closed {
+		s.lose(w, "the server that it had the action from is shutting down")
+		return
+	}
+	calls := w.calls
+	w.silence = time.AfterFunc(s.Silence, func() {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		if w.calls == calls && s.joined[w.name] == w {
+			s.lose(w, fmt.Sprintf("it was not heard of for %v", s.Silence))
+		}
+	})
+}
+
+// lose gives up a worker of which no call is being answered, with mu held.
+func (s *Server) lose(w *session, why string) {
+	delete(s.joined, w.name)
+	if w.silence != nil {
+		w.silence.Stop()
+	}
+	level, attrs := slog.LevelInfo, []any{"worker", w.offer.Worker, "slot", w.offer.Slot, "why", why}
+	if a := w.assigned; a != nil && !a.ended() {
+		level, attrs = slog.LevelWarn, append(attrs, "action", a.action.String())
+	}
+	w.slot.Leave(why)
+	s.Log.Log(context.Background(), level, "worker has left", attrs...)
+}
+
+// again hands a worker that does something else the action that it is to execute once more, or returns nil if there is
+// none, or none any more. A worker that has once said that it executes it, and now does something else, has lost it; one
+// that never says so gets it again only so often.
+func (s *Server) again(w *session) *remoteworkerpb.SynchronizeResponse {
+	a := w.assigned
+	if a == nil {
+		return nil
+	}
+	switch {
+	case a.ended():
+	case a.begun:
+		s.Log.Warn("worker has lost an action", "worker", w.offer.Worker, "slot", w.offer.Slot, "action", a.action.String())
+		a.run.Lost("it had begun, and does something else now: it was started again")
+	case a.handed > s.Retries:
+		a.run.End(nil, &worker.Fault{Kind: worker.Internal, Err: fmt.Errorf(
+			"Attempted to execute task %d times, but it never completed. This task may cause worker %s to crash.", a.handed, w.name)})
+	default:
+		return s.hand(a)
+	}
+	w.assigned = nil
+	return nil
+}
+
+// next waits for an action for the worker, for a while.
+func (s *Server) next(ctx context.Context, w *session, preferIdle bool) (*remoteworkerpb.SynchronizeResponse, error) {
+	if preferIdle {
+		return idle(), nil
+	}
+	wait, cancel := context.WithTimeout(ctx, 1+rand.N(s.Idle))
+	defer cancel()
+	defer context.AfterFunc(s.ctx, cancel)()
+	for {
+		run, err := w.slot.Take(wait)
+		switch {
+		case err == nil:
+		case s.ctx.Err() != nil:
+			return nil, errClosed
+		case ctx.Err() != nil:
+			return nil, status.FromContextError(ctx.Err()).Err()
+		case wait.Err() != nil:
+			return idle(), nil
+		default:
+			return nil, status.Error(codes.Unavailable, err.Error())
+		}
+		a, err := s.assign(w, run)
+		if err == nil {
+			w.assigned = a
+			return s.hand(a), nil
+		}
+		run.End(nil, err)
+	}
+}
+
+// hand returns what tells a worker to execute a.
+func (s *Server) hand(a *assignment) *remoteworkerpb.SynchronizeResponse {
+	a.handed++
+	return &remoteworkerpb.SynchronizeResponse{
+		NextSynchronizationAt: timestamppb.New(time.Now().Add(s.Busy)),
+		DesiredState:          &remoteworkerpb.DesiredState{WorkerState: &remoteworkerpb.DesiredState_Executing_{Executing: a.desired}},
+	}
+}
+
+// idle returns what tells a worker to end what it does, if it does anything, and to call again.
+func idle() *remoteworkerpb.SynchronizeResponse {
+	return &remoteworkerpb.SynchronizeResponse{
+		NextSynchronizationAt: timestamppb.Now(),
+		DesiredState:          &remoteworkerpb.DesiredState{WorkerState: &remoteworkerpb.DesiredState_Idle{Idle: &emptypb.Empty{}}},
+	}
+}
+
+// stageOf returns how far a worker has come.
+func stageOf(e *remoteworkerpb.CurrentState_Executing) worker.Stage {
+	switch e.ExecutionState.(type) {
+	case *remoteworkerpb.CurrentState_Executing_FetchingInputs:
+		return worker.StageInputs
+	case *remoteworkerpb.CurrentState_Executing_Running:
+		return worker.Run
+	case *remoteworkerpb.CurrentState_Executing_UploadingOutputs:
+		return worker.Collect
+	}
+	return worker.Fetch
+}
+
+// equal reports whether two offers are the same.
+func equal(a, b queue.Offer) bool {
+	return a.Worker == b.Worker && a.Slot == b.Slot && a.Prefix == b.Prefix && slices.Equal(a.Properties, b.Properties)
+}
