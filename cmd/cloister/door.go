@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"log/slog"
 	"net"
+	"slices"
 	"strings"
 
 	"github.com/cloister-build/cloister/cmd/cloister/internal/access"
@@ -20,7 +21,9 @@ import (
 type door struct {
 	cert, key, clientCA, auth string
 
-	rules *access.Rules // of auth, once it is open; nil: everybody who can connect may do everything
+	// Once it is open: rules of auth, nil if everybody who can connect may do everything, and what connections need.
+	rules *access.Rules
+	tls   []grpc.ServerOption
 }
 
 func (d *door) register(f *pflag.FlagSet) {
@@ -41,43 +44,64 @@ func (d *door) check() error {
 	return nil
 }
 
-// open reads the files, and returns the options of a server that holds every call against them. Whatever is wrong with
-// a file is an error: there is no server then.
-func (d *door) open(log *slog.Logger) ([]grpc.ServerOption, error) {
-	var options []grpc.ServerOption
+// open reads the files. Whatever is wrong with a file is an error: there is no server then.
+func (d *door) open(log *slog.Logger) error {
 	if d.cert != "" {
 		pair, err := access.NewPair(d.cert, d.key, log)
 		if err != nil {
-			return nil, &exit{exitUsage, fmt.Errorf("--tls-cert: %w", err)}
+			return &exit{exitUsage, fmt.Errorf("--tls-cert: %w", err)}
 		}
 		config, err := pair.Server(d.clientCA, d.auth == "")
 		if err != nil {
-			return nil, &exit{exitUsage, fmt.Errorf("--tls-client-ca: %w", err)}
+			return &exit{exitUsage, fmt.Errorf("--tls-client-ca: %w", err)}
 		}
-		options = append(options, grpc.Creds(credentials.NewTLS(config)))
+		d.tls = []grpc.ServerOption{grpc.Creds(credentials.NewTLS(config))}
 	}
 	if d.auth == "" {
-		return options, nil
+		return nil
 	}
 	rules, err := access.ReadFile(d.auth)
 	switch {
 	case err != nil:
-		return nil, &exit{exitUsage, fmt.Errorf("--auth: %w", err)}
+		return &exit{exitUsage, fmt.Errorf("--auth: %w", err)}
 	case rules.Certificates() && d.clientCA == "":
-		return nil, &exit{exitUsage, fmt.Errorf("--auth: %s knows callers by certificates, which --tls-client-ca must say how to verify", d.auth)}
+		return &exit{exitUsage, fmt.Errorf("--auth: %s knows callers by certificates, which --tls-client-ca must say how to verify", d.auth)}
 	case rules.Tokens() && d.cert == "":
 		log.Warn("tokens are sent to this server in clear text: give it --tls-cert, or put a proxy with TLS in front of it", "auth", d.auth)
 	}
 	d.rules = rules
-	return append(options, rules.Options()...), nil
+	return nil
 }
 
-// rights is casserver.Config.Rights.
+// clients returns the options of a server that holds every call of a client against the files.
+func (d *door) clients() []grpc.ServerOption {
+	if d.rules == nil {
+		return d.tls
+	}
+	return slices.Concat(d.tls, d.rules.Options())
+}
+
+// workers returns the options of a server that holds every call of a worker against the files.
+func (d *door) workers() []grpc.ServerOption {
+	if d.rules == nil {
+		return d.tls
+	}
+	return slices.Concat(d.tls, d.rules.WorkerOptions())
+}
+
+// rights is casserver.Config.Rights where clients call, and workerRights where workers do.
 func (d *door) rights() func(ctx context.Context, instance string) (execute, update bool) {
 	if d.rules == nil {
 		return nil
 	}
 	return d.rules.Rights
+}
+
+func (d *door) workerRights() func(ctx context.Context, instance string) (execute, update bool) {
+	if d.rules == nil {
+		return nil
+	}
+	return d.rules.WorkerRights
 }
 
 // scheme is how clients reach the server.

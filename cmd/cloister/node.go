@@ -45,6 +45,10 @@ type nodeConfig struct {
 	drainTimeout time.Duration
 	metrics      string
 	box          confinement
+
+	// head says that it executes nothing itself, and fleet that it is one of several machines among which a scheduler
+	// chooses. No flag says so.
+	head, fleet bool
 }
 
 // newNodeConfig returns the defaults.
@@ -70,7 +74,7 @@ func (c *nodeConfig) register(cmd *cobra.Command) {
 // check returns what is wrong with the command line, before anything is made.
 func (c *nodeConfig) check(cmd *cobra.Command) (err error) {
 	switch {
-	case c.jobs < 1:
+	case c.jobs < 0 || c.jobs == 0 && !c.head:
 		return fmt.Errorf("--jobs %d: at least one action must be able to run", c.jobs)
 	case c.maxFiles < 0:
 		return fmt.Errorf("--max-files %d: write a positive number, or 0 for a tenth of what the disk can hold", c.maxFiles)
@@ -221,22 +225,23 @@ func (n *node) start(ctx context.Context, flags []string, wrap func(cas.Instance
 	if err := n.open(wrap); err != nil {
 		return err
 	}
-	stager, copied := worker.NewStager(ctx, n.backend, filepath.Join(n.dir, "tmp"), int64(n.trees), n.log)
-	n.copied = copied
-	n.atEnd(func() {
-		if err := stager.Close(); err != nil {
-			n.log.Warn("input trees", "err", err)
-		}
-	})
-	n.local = worker.New(worker.Config{
-		Stager: stager,
-		Name:   n.name, Instances: n.instances, Backend: n.backend, Features: n.features, Toolchain: n.toolchain, Log: n.log,
-		Policy: n.rules, Flags: flags, Renew: n.renew(),
+	config := worker.Config{
+		Name: n.name, Instances: n.instances, Policy: n.rules, Flags: flags, Renew: n.renew(), Fleet: n.fleet, Log: n.log,
 		Audit: func(t *worker.Task, a *worker.Attempts) {
 			n.telemetry.Attempts(a)
 			recordAttempts(n.log, n.record, n.name, t, a)
 		},
-	})
+	}
+	if n.backend != nil { // else this machine executes nothing
+		config.Stager, n.copied = worker.NewStager(ctx, n.backend, filepath.Join(n.dir, "tmp"), int64(n.trees), n.log)
+		n.atEnd(func() {
+			if err := config.Stager.Close(); err != nil {
+				n.log.Warn("input trees", "err", err)
+			}
+		})
+		config.Backend, config.Features, config.Toolchain = n.backend, n.features, n.toolchain
+	}
+	n.local = worker.New(config)
 	if n.behind != nil {
 		n.watchers.Go(func() { n.behind.watch(n.background, n.log) })
 	}
@@ -314,6 +319,9 @@ func (n *node) banner(out io.Writer) {
 		lease += ", synced"
 	}
 	fmt.Fprintf(out, "store    %s\n", lease)
+	if n.backend == nil {
+		return
+	}
 	if n.copied != nil {
 		fmt.Fprintf(out, "inputs   copied for each action: %v\n", n.copied)
 	} else {

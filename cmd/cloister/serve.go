@@ -13,6 +13,7 @@ import (
 	"os/signal"
 	"path/filepath"
 	"strconv"
+	"sync"
 	"syscall"
 	"time"
 
@@ -42,6 +43,7 @@ type serveConfig struct {
 	history amount
 	door    door
 	repro   sampling
+	workers workersConfig
 }
 
 // defaultListen is where serve listens, and where other commands look for it.
@@ -62,12 +64,17 @@ keeps for as long as it likes. docs/store.md says more.
 
 It listens on loopback unless told otherwise, and whoever reaches the port can execute commands in the
 sandbox. With --tls-client-ca that is who has a certificate, with --auth who may by a file of callers and
-their rights; docs/auth.md says how one is written.`,
+their rights; docs/auth.md says how one is written.
+
+With --worker-listen other machines execute actions, too: cloister join takes them from that port, and
+finds there all that it needs for them. With --jobs 0 this one executes none, and needs no sandbox. What
+runs on a machine that is lost runs again on another. docs/farm.md says more.`,
 		Example: `  cloister serve
   cloister serve --listen 127.0.0.1:9000 --dir /var/cache/cloister --jobs 4 --max-size 50GiB
   cloister serve --cas grpcs://cache.example.com:443 --cas-write back
   cloister serve --listen 0.0.0.0:8980 --tls-cert server.pem --tls-key server.key --auth auth.yaml
   cloister serve --store 's3://builds/cache?region=eu-central-1' --lease 12h
+  cloister serve --listen 0.0.0.0:8980 --worker-listen 0.0.0.0:8981 --jobs 0
 
   bazel build --remote_executor=grpc://127.0.0.1:8980 //...`,
 		Args: cobra.NoArgs,
@@ -81,6 +88,7 @@ their rights; docs/auth.md says how one is written.`,
 	c.nodeConfig.register(cmd)
 	c.far.register(cmd)
 	c.repro.register(cmd)
+	c.workers.register(cmd)
 	f := cmd.Flags()
 	c.door.register(f)
 	f.StringVar(&c.listen, "listen", defaultListen, "address and port of the gRPC services; port 0 chooses a free one")
@@ -98,7 +106,7 @@ func (c *serveConfig) check(cmd *cobra.Command) error {
 	case c.maxBlob.percent > 0:
 		return fmt.Errorf("--max-blob %s: write it as 512MiB or 4GiB", &c.maxBlob)
 	}
-	return errors.Join(c.nodeConfig.check(cmd), c.door.check(), c.repro.check(cmd))
+	return errors.Join(c.checkWorkers(cmd), c.nodeConfig.check(cmd), c.door.check(), c.repro.check(cmd))
 }
 
 // serve runs until a signal or ctx ends it.
@@ -108,8 +116,7 @@ func serve(ctx context.Context, c *serveConfig, out io.Writer) error {
 	defer signal.Stop(signals)
 	log := slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: slog.LevelInfo}))
 
-	options, err := c.door.open(log)
-	if err != nil {
+	if err := c.door.open(log); err != nil {
 		return err
 	}
 	n, err := openNode(ctx, &c.nodeConfig, log)
@@ -127,8 +134,10 @@ func serve(ctx context.Context, c *serveConfig, out io.Writer) error {
 	if past != nil {
 		defer past.Close()
 	}
-	if err := n.confine(ctx); err != nil {
-		return err
+	if !c.head {
+		if err := n.confine(ctx); err != nil {
+			return err
+		}
 	}
 	listener, err := listen(c.listen, "--listen")
 	if err != nil {
@@ -146,7 +155,7 @@ func serve(ctx context.Context, c *serveConfig, out io.Writer) error {
 	if err := n.serveMetrics(ofQueue(work)...); err != nil {
 		return err
 	}
-	server := grpc.NewServer(append(casserver.ServerOptions(log), options...)...)
+	server := grpc.NewServer(append(casserver.ServerOptions(log), c.door.clients()...)...)
 	alive, endUploads, err := c.serveAll(server, n, work, sampler, logs, past)
 	if err != nil {
 		return err
@@ -156,9 +165,20 @@ func serve(ctx context.Context, c *serveConfig, out io.Writer) error {
 		log.Warn("everybody who reaches this address can execute commands in the sandbox, and write results: see --auth and --tls-client-ca",
 			"address", listener.Addr().String())
 	}
+	stopWorkers, failedWorkers := func() {}, make(chan error, 1)
+	defer func() { stopWorkers() }()
+	workers := ""
+	if c.fleet {
+		port, err := c.openWorkers(n, work)
+		if err != nil {
+			return err
+		}
+		stopWorkers, workers = sync.OnceFunc(port.stop), port.listener.Addr().String()
+		go func() { failedWorkers <- port.server.Serve(port.listener) }()
+	}
 	n.watchers.Go(func() { n.ready.tell(n.background, alive) })
 
-	c.banner(out, n, listener.Addr().String())
+	c.banner(out, n, listener.Addr().String(), workers)
 	failed := make(chan error, 1)
 	go func() { failed <- server.Serve(listener) }()
 	stopStatus := showStatus(out, work)
@@ -166,6 +186,9 @@ func serve(ctx context.Context, c *serveConfig, out io.Writer) error {
 	case err = <-failed:
 		stopStatus()
 		return fmt.Errorf("serve %s: %w", listener.Addr(), err)
+	case err = <-failedWorkers:
+		stopStatus()
+		return fmt.Errorf("serve %s: %w", workers, err)
 	case <-ctx.Done():
 	case <-signals:
 	}
@@ -173,6 +196,7 @@ func serve(ctx context.Context, c *serveConfig, out io.Writer) error {
 	n.ready.draining.Store(true)
 	alive.Shutdown()
 	drain(out, c.drainTimeout, signals, work)
+	stopWorkers()
 	logs.Close() // whoever follows one would hold up the server
 	stopServer(server)
 	<-failed
@@ -205,19 +229,23 @@ func (c *serveConfig) boundBlobs(most int64) error {
 
 // queue returns how actions wait for the node. Sampler and past are nil if there are none.
 func (c *serveConfig) queue(n *node, sampler *repro.Sampler, logs *logstream.Registry, past *history.Log) queue.Config {
+	line := queue.Config{Head: c.head, Renew: n.local.RenewInputs, RenewEvery: c.renew()}
+	if past != nil {
+		line.Ended = execserver.Remember(past)
+	}
+	if c.head {
+		return line
+	}
 	executor := worker.Executor(n.local)
 	if sampler != nil {
 		executor = sampler
 	}
-	line := queue.Config{Executor: n.telemetry.Executor(executor), Slots: c.jobs, Renew: n.local.RenewInputs, RenewEvery: c.renew(), Logs: logs.Begin}
+	line.Executor, line.Slots, line.Offer, line.Logs = n.telemetry.Executor(executor), c.jobs, c.offer(n.name), logs.Begin
 	if n.behind != nil {
 		line.Fetch, line.FetchBytes = n.local.FetchInputs, n.store.MaxBytes/8 // so that leases leave room for outputs
 	}
 	if sampler != nil && !sampler.Gate {
 		line.Idle = sampler.Idle
-	}
-	if past != nil {
-		line.Ended = execserver.Remember(past)
 	}
 	return line
 }
@@ -284,7 +312,7 @@ func (c *serveConfig) reach(a net.Addr) []string {
 }
 
 // banner prints what somebody wants to know who has just started it.
-func (c *serveConfig) banner(out io.Writer, n *node, addr string) {
+func (c *serveConfig) banner(out io.Writer, n *node, addr, workers string) {
 	n.banner(out)
 	c.repro.banner(out)
 	if line := c.door.line(); line != "" {
@@ -294,6 +322,9 @@ func (c *serveConfig) banner(out io.Writer, n *node, addr string) {
 	last := fmt.Sprintf("bazel    build --remote_executor=%s://%s\n", c.door.scheme(), addr)
 	if c.far.cas+c.far.store != "" {
 		last += fmt.Sprintf("upstream %s   (write %s)\n", c.far.cas+c.far.store, c.far.write)
+	}
+	if workers != "" {
+		last += fmt.Sprintf("workers  cloister join %s://%s\n", c.door.scheme(), workers)
 	}
 	io.WriteString(out, last)
 }
