@@ -125,7 +125,8 @@ type Usage struct {
 	ReadBytes, WrittenBytes int64
 	// Switches away from a processor, waiting for something and because others wanted it.
 	VoluntarySwitches, InvoluntarySwitches int64
-	// PacketsRefused counts the packets for which there was no route: every attempt to leave the sandbox.
+	// PacketsRefused counts the packets for which there was no route: every attempt to leave the sandbox. It is 0 as well
+	// if what could count them was killed as the run ended.
 	PacketsRefused int64
 }
 

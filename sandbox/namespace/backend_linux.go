@@ -32,7 +32,8 @@ type Backend struct {
 	mu     sync.Mutex
 	sock   int // of the zygote; -1 while there is none
 	proc   *os.Process
-	life   int // how many zygotes there have been
+	life   int    // how many zygotes there have been
+	end    string // how the last of them ended
 	closed bool
 	groups *cgroup.Host // nil until the zygote is first started, and without control groups
 	made   int          // slots
@@ -41,6 +42,7 @@ type Backend struct {
 	wanted *sync.Cond   // a slot was given back
 	open   map[string]*workspace
 
+	lost    atomic.Int64 // how many runs a slot has lost before they began
 	mounted atomic.Int64 // images there have been
 	images  sync.Map     // of *image, by name
 	filters sync.Map     // encoded, by seccomp.Config
@@ -76,7 +78,7 @@ func (b *Backend) Close() error {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	b.closed = true
-	b.drop()
+	b.drop("the sandbox is closed")
 	b.wanted.Broadcast()
 	// Their processes are killed; whoever runs them reads their groups once more.
 	late := false
@@ -102,14 +104,17 @@ func (b *Backend) Close() error {
 	return err
 }
 
-// drop forgets the zygote. Its runs die with it. b.mu is held.
-func (b *Backend) drop() {
+// drop forgets the zygote, and why. Its runs die with it. b.mu is held.
+func (b *Backend) drop(why string) {
 	if b.sock < 0 {
 		return
 	}
 	unix.Close(b.sock)
 	b.proc.Kill()
-	b.proc.Wait()
+	b.end = why
+	if state, err := b.proc.Wait(); err == nil {
+		b.end += " (" + state.String() + ")"
+	}
 	b.sock = -1
 	for _, s := range b.free {
 		s.drop()
@@ -132,7 +137,7 @@ func (b *Backend) start() error {
 	if b.sock >= 0 && !hungUp(b.sock) {
 		return nil
 	}
-	b.drop()
+	b.drop("it died")
 	if b.groups == nil && b.config.has(Cgroups) {
 		var err error
 		if b.groups, err = cgroup.Open(); err != nil {
@@ -183,7 +188,7 @@ func (b *Backend) requestLocked(req []byte, answer bool, fds ...int) (int, error
 		case errors.Is(err, zygote.ErrTruncated):
 			return -1, err
 		case err != nil:
-			b.drop()
+			b.drop("it does not answer: " + err.Error())
 		case !answer:
 			return -1, nil
 		case len(text) > 1:
@@ -203,7 +208,7 @@ func (s *slot) await() error {
 		return nil
 	}
 	packet, _, err := zygote.Receive(s.sock)
-	if errors.Is(err, os.ErrClosed) || errors.Is(err, unix.ECONNRESET) {
+	if isGone(err) {
 		s.drop()
 		return errLostSlot
 	}
@@ -246,7 +251,7 @@ func (s *slot) launch(p *zygote.Plan, control int, streams []int, more []int) er
 	if base.Own {
 		s.base = nil
 	}
-	if errors.Is(err, unix.EPIPE) || errors.Is(err, unix.ECONNRESET) {
+	if isGone(err) {
 		s.drop()
 		return errLostSlot
 	}
@@ -274,7 +279,54 @@ func memory(text []byte) (int, error) {
 	return fd, nil
 }
 
-// leaveNetwork has the slot's next run get another network, and returns how many packets found no route in this one.
+// isGone reports whether an error of a socket says that the process at its other end is.
+func isGone(err error) bool {
+	return errors.Is(err, os.ErrClosed) || errors.Is(err, unix.EPIPE) || errors.Is(err, unix.ECONNRESET)
+}
+
+// explain adds to errLostSlot how the slot ended. Every other error it returns as it is.
+func (b *Backend) explain(s *slot, err error) error {
+	if !errors.Is(err, errLostSlot) {
+		return err
+	}
+	return fmt.Errorf("%w: %s", err, b.ending(s))
+}
+
+// ending returns in words how the process of a slot has ended, whose sockets are closed.
+func (b *Backend) ending(s *slot) string {
+	for range 100 {
+		if text := b.askEnding(s); text != "" {
+			return text
+		}
+		time.Sleep(10 * time.Millisecond)
+	}
+	return "it has closed its sockets and has not ended"
+}
+
+// askEnding is ending, or "" as long as it goes on.
+func (b *Backend) askEnding(s *slot) string {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if b.sock >= 0 && hungUp(b.sock) {
+		b.drop("it died")
+	}
+	if b.sock < 0 || s.life != b.life {
+		return "its zygote has ended: " + b.end
+	}
+	err := zygote.Send(b.sock, strconv.AppendInt([]byte{zygote.ReqEnd}, int64(s.number), 10))
+	var packet []byte
+	if err == nil {
+		packet, _, err = zygote.Receive(b.sock)
+	}
+	if err != nil {
+		b.drop("it does not answer: " + err.Error())
+		return "its zygote has ended: " + b.end
+	}
+	return string(packet[1:])
+}
+
+// leaveNetwork has the slot's next run get another network, and returns how many packets found no route in this one. A slot
+// that was killed since the run ended has taken its network along, and the number: that is no reason to lose the run.
 func (s *slot) leaveNetwork() (noRoute int64, err error) {
 	var packet []byte
 	if err = s.await(); err == nil {
@@ -283,6 +335,13 @@ func (s *slot) leaveNetwork() (noRoute int64, err error) {
 	if err == nil {
 		s.ready = false
 		packet, _, err = zygote.Receive(s.sock)
+	}
+	if isGone(err) || errors.Is(err, errLostSlot) {
+		s.drop()
+		return 0, nil
+	}
+	if err == nil && len(packet) > 0 && packet[0] == '.' {
+		err = errors.New(string(packet[1:]))
 	}
 	var t zygote.Traffic
 	if err == nil {
@@ -298,8 +357,8 @@ func (s *slot) leaveNetwork() (noRoute int64, err error) {
 
 var errClosed = errors.New("the sandbox is closed")
 
-// errLostSlot says that the slot died since it was last used.
-var errLostSlot = errors.New("the slot died")
+// errLostSlot says that a slot had no success in beginning a run, of which nothing has happened: another may.
+var errLostSlot = errors.New("the slot lost the run before its command was executed")
 
 // take returns a slot that the caller has for itself until it gives it back, one that has base ready if there is one. It
 // waits if there are none left.

@@ -45,3 +45,9 @@ func NewAttached(c Config) *Backend {
 	c.attached = true
 	return New(c)
 }
+
+// Lost counts the runs that a slot has lost before they began.
+func (b *Backend) Lost() int64 { return b.lost.Load() }
+
+// LeaveNetwork is what ends a run, in a slot whose process is at the other end of a socket.
+func LeaveNetwork(sock int) (noRoute int64, err error) { return (&slot{sock: sock}).leaveNetwork() }

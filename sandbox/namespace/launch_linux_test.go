@@ -252,8 +252,11 @@ func TestKilledSlotLosesItsRunAlone(t *testing.T) {
 		t.Fatal(err)
 	}
 	lost := <-ended
-	if lost.err == nil {
-		t.Errorf("a run without its slot ended with %+v", lost.r.Result)
+	if lost.err == nil || !strings.Contains(lost.err.Error(), "it was killed by signal 9 (SIGKILL)") {
+		t.Errorf("a run without its slot ended with %+v, %v", lost.r.Result, lost.err)
+	}
+	if n := b.Lost(); n != 0 {
+		t.Errorf("a run that had begun was tried again: %d times", n)
 	}
 	if n := running(); n != 1 {
 		t.Errorf("%d runs are alive, want the other one", n)

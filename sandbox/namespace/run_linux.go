@@ -24,15 +24,21 @@ func (b *Backend) Run(ctx context.Context, spec *sandbox.Spec, std sandbox.Stdio
 	if err := spec.Validate(); err != nil {
 		return nil, err
 	}
-	// Twice, since the zygote may have died since the slot was last used.
-	for range 2 {
+	var lost error
+	for range tries {
 		res, err := b.try(ctx, spec, std)
 		if !errors.Is(err, errLostSlot) {
 			return res, err
 		}
+		b.lost.Add(1)
+		lost = err
 	}
-	return nil, errLostSlot
+	return nil, fmt.Errorf("%w; so did %d slots one after the other", lost, tries)
 }
+
+// tries is how many slots a run may lose before its command is executed: the zygote, or one of them, may have died since
+// it was last used. Once it is executed there is no other try, since it may have changed its outputs.
+const tries = 3
 
 func (b *Backend) try(ctx context.Context, spec *sandbox.Spec, std sandbox.Stdio) (*sandbox.Result, error) {
 	if err := ctx.Err(); err != nil {
@@ -59,16 +65,16 @@ func (b *Backend) try(ctx context.Context, spec *sandbox.Spec, std sandbox.Stdio
 		return nil, err
 	}
 	defer b.give(s, spec.Workspace)
-	r := &run{spec: spec, slot: s, source: b.config.Source, control: -1, init: -1}
+	r := &run{backend: b, spec: spec, slot: s, source: b.config.Source, control: -1, init: -1}
 	defer r.close()
 	if err := s.await(); err != nil {
-		return nil, err
+		return nil, b.explain(s, err)
 	}
 	if err := r.limit(can); err != nil {
 		return nil, err
 	}
 	if err := r.begin(b, p, images, std); err != nil {
-		return nil, err
+		return nil, b.explain(s, err)
 	}
 	res, err := r.watch(ctx)
 	if err != nil {
@@ -90,6 +96,7 @@ func identify(base *zygote.Base) {
 
 // A run is the worker's side of one run: descriptors, and the goroutines that serve it.
 type run struct {
+	backend *Backend
 	spec    *sandbox.Spec
 	slot    *slot
 	source  map[string]string // see Config
@@ -108,7 +115,8 @@ type run struct {
 	noBytes  bool           // left in the workspace, at some time
 	noFiles  bool
 
-	fullTemps []string // temporary directories that had no room left at the end
+	killed    syscall.Signal // by which somebody ended pid 1
+	fullTemps []string       // temporary directories that had no room left at the end
 }
 
 // begin hands the run to its slot.
@@ -258,7 +266,13 @@ func (r *run) watch(ctx context.Context) (*sandbox.Result, error) {
 	if err := errors.Join(r.copyErr[:]...); err != nil {
 		return nil, fmt.Errorf("copy the run's output: %w", err)
 	}
-	return res, r.account(res)
+	if err := r.account(res); err != nil {
+		return res, err
+	}
+	if r.killed != 0 && !res.Stopped && res.Exceeded == nil {
+		return nil, fmt.Errorf("pid 1 of the run was killed (%s), and not by this worker", unix.SignalName(r.killed))
+	}
+	return res, nil
 }
 
 // A progress is how far a run has come; each channel is closed when it has come there.
@@ -332,16 +346,20 @@ func (r *run) receive() (packet []byte, fds []int, err error) {
 func (r *run) follow(p *progress) (*sandbox.Result, error) {
 	var res sandbox.Result
 	var lost error
+	begun := false // the command may have been executed
 	for {
 		packet, fds, err := r.receive()
 		if errors.Is(err, zygote.ErrTruncated) {
 			// Without what came it cannot go on; it is followed to its end all the same.
-			lost = fmt.Errorf("follow the run: %w", err)
+			lost, begun = fmt.Errorf("follow the run: %w", err), true
 			_ = zygote.Send(r.control, []byte(zygote.WordKill))
 			continue
 		}
+		if errors.Is(err, os.ErrClosed) {
+			return nil, errors.Join(lost, r.abandoned(begun))
+		}
 		if err != nil {
-			return nil, fmt.Errorf("the slot died during the run: %w", err)
+			return nil, fmt.Errorf("follow the run: %w", err)
 		}
 		rep, err := zygote.DecodeReport(packet)
 		if err != nil {
@@ -349,13 +367,19 @@ func (r *run) follow(p *progress) (*sandbox.Result, error) {
 			return nil, fmt.Errorf("report %q of the run: %w", packet, err)
 		}
 		switch {
-		case rep.Watching && len(fds) == 1:
-			r.recorder = witness.Watch(fds[0], view(r.spec, r.source))
+		case rep.Watching:
+			begun = true
+			if len(fds) == 1 {
+				r.recorder = witness.Watch(fds[0], view(r.spec, r.source))
+			}
 		case rep.Listening && len(fds) == len(r.spec.Network.Allow):
 			r.gate = openGate(fds, r.spec.Network.Allow)
 		case rep.Failed != "":
 			return nil, fmt.Errorf("start of the run: %s", rep.Failed)
+		case rep.Lost != "":
+			return nil, fmt.Errorf("%w: %s", errLostSlot, rep.Lost)
 		case rep.Started != 0:
+			begun = true
 			if len(fds) == 1 {
 				r.init = fds[0]
 			}
@@ -374,6 +398,7 @@ func (r *run) follow(p *progress) (*sandbox.Result, error) {
 		case rep.Reaped != nil:
 			if res.End.IsZero() { // init was told to end, and the command with it, perhaps before its start
 				res.End = time.Now()
+				r.killed = syscall.Signal(rep.Reaped.Killed)
 				res.Signal, res.ExitCode = syscall.SIGKILL, 128+int(syscall.SIGKILL)
 			}
 			res.Usage = sandbox.Usage{
@@ -390,6 +415,30 @@ func (r *run) follow(p *progress) (*sandbox.Result, error) {
 			return &res, lost
 		}
 	}
+}
+
+// abandoned says why control ended before the run: with errLostSlot if the command was not executed yet. Pid 1 and the
+// command, which held control as well as the slot did, are dead or as good as that, so that it never will be.
+func (r *run) abandoned(begun bool) error {
+	var why string
+	packet, _, err := zygote.Receive(r.slot.sock)
+	switch {
+	case err == nil && len(packet) > 1:
+		why = "it says: " + string(packet[1:]) // and is ready a moment later
+	case err == nil:
+		r.slot.ready = true
+		why = "it let go of the run, and lives"
+	case isGone(err):
+		r.slot.drop()
+		why = r.backend.ending(r.slot)
+	default:
+		r.slot.drop()
+		why = "it does not answer: " + err.Error()
+	}
+	if !begun {
+		return fmt.Errorf("%w: %s", errLostSlot, why)
+	}
+	return fmt.Errorf("the slot died when the command of the run had begun: %s", why)
 }
 
 // die ends a run that cannot be followed any more, and waits for its end: pid 1 has let go of control, and ends when

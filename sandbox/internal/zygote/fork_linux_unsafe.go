@@ -35,6 +35,7 @@ const (
 	stepProc
 	stepPrivileges
 	stepGroups
+	stepGate
 	stepHostname
 	stepClocks
 	stepNumbers
@@ -52,6 +53,7 @@ const (
 	stepTerminal
 	stepDir
 	stepLandlock
+	stepWord
 	stepFilter
 	stepListener
 	stepExec
@@ -67,10 +69,10 @@ func (s step) String() string {
 
 var steps = [...]string{
 	"the worker is gone", "close descriptors", "signals", "cgroup namespace", "mount /proc",
-	"no_new_privs", "supplementary groups", "host name", "time namespace", "process numbers", "fork", "drop the rights of pid 1",
+	"no_new_privs", "supplementary groups", "receive the run", "host name", "time namespace", "process numbers", "fork", "drop the rights of pid 1",
 	"filter of pid 1 (seccomp)", "session", "user namespace", "user and group", "resource limits", "processors",
 	"layout of memory", "capabilities",
-	"standard streams", "terminal", "working directory", "Landlock", "filter of system calls (seccomp)",
+	"standard streams", "terminal", "working directory", "Landlock", "tell the worker", "filter of system calls (seccomp)",
 	"listener of the filter (seccomp)", "execute",
 }
 
@@ -466,14 +468,21 @@ func (l *launch) receive() {
 	l.iov.Base, l.iov.Len = &l.word[0], 1
 	l.message.Iov, l.message.Iovlen = &l.iov, 1
 	l.message.Control, l.message.Controllen = &l.rights[0], uint64(len(l.rights))
-	n, _, _ := unix.RawSyscall(unix.SYS_RECVMSG, uintptr(l.gate), uintptr(unsafe.Pointer(&l.message)), unix.MSG_CMSG_CLOEXEC)
+	n, _, errno := unix.RawSyscall(unix.SYS_RECVMSG, uintptr(l.gate), uintptr(unsafe.Pointer(&l.message)), unix.MSG_CMSG_CLOEXEC)
+	if n == 0 && errno == 0 { // it may have been sent all the same: see Receive
+		l.message.Controllen = uint64(len(l.rights))
+		n, _, errno = unix.RawSyscall(unix.SYS_RECVMSG, uintptr(l.gate), uintptr(unsafe.Pointer(&l.message)), unix.MSG_CMSG_CLOEXEC)
+	}
 	header := (*unix.Cmsghdr)(unsafe.Pointer(&l.rights[0]))
 	come := fdMore
 	if l.given.users {
 		come++
 	}
 	if int(n) != 1 || l.message.Controllen < unix.SizeofCmsghdr || header.Len != uint64(unix.SizeofCmsghdr+4*come) {
-		unix.RawSyscall(unix.SYS_EXIT_GROUP, 1, 0, 0)
+		if errno == 0 {
+			errno = unix.EBADMSG
+		}
+		l.fail(stepGate, errno) // which is read if there was to be one
 	}
 	fds := (*[fdMore + 1]int32)(unsafe.Pointer(&l.rights[unix.SizeofCmsghdr]))
 	if l.given.users {
@@ -484,10 +493,13 @@ func (l *launch) receive() {
 		l.stdio[i] = int(fds[i+1])
 	}
 	unix.RawSyscall(unix.SYS_CLOSE, uintptr(l.gate), 0, 0)
-	// What the command sends, if it is watched.
+	// What the command sends, with the listener if it is watched.
 	l.iov.Base, l.iov.Len = &textWatching[0], uint64(len(textWatching))
 	header.Level, header.Type, header.Len = unix.SOL_SOCKET, unix.SCM_RIGHTS, uint64(unix.SizeofCmsghdr+4)
-	l.message.Controllen = uint64(unix.SizeofCmsghdr + 8)
+	l.message.Controllen = 0
+	if l.watched {
+		l.message.Controllen = uint64(unix.SizeofCmsghdr + 8)
+	}
 	l.message.Flags = 0
 }
 
@@ -617,6 +629,9 @@ func (l *launch) command() {
 	}
 	l.set = 0
 	l.do(stepSignals, unix.SYS_RT_SIGPROCMASK, unix.SIG_SETMASK, uintptr(unsafe.Pointer(&l.set)), 0, sigsetSize, 0)
+	if !l.watched {
+		l.do(stepWord, unix.SYS_SENDMSG, uintptr(l.control), uintptr(unsafe.Pointer(&l.message)), unix.MSG_NOSIGNAL, 0, 0)
+	}
 	if l.fprog.Len > 0 {
 		listener := l.do(stepFilter, unix.SYS_SECCOMP, seccompFilter, l.filterFlags, uintptr(unsafe.Pointer(&l.fprog)), 0, 0)
 		if l.watched {

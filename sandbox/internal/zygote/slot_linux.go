@@ -4,6 +4,7 @@ package zygote
 
 import (
 	"encoding/json"
+	"errors"
 	"fmt"
 	"math"
 	"os"
@@ -142,22 +143,27 @@ func (s *slot) serve() bool {
 	req, fds, err := receive(socketFD)
 	defer closeAll(fds)
 	if err == ErrTruncated {
-		return true // of a run, control closed with the rest
+		reply(socketFD, "receive a run: "+err.Error(), -1) // whose control is closed with the rest
+		return true
 	}
 	if err != nil || len(req) == 0 {
 		return false
 	}
 	switch req[0] {
 	case ReqRun:
-		if len(fds) >= fdMore {
-			s.run(req[1:], fds)
+		if len(fds) < fdMore {
+			reply(socketFD, fmt.Sprintf("a run came with %d descriptors", len(fds)), -1)
+			return true
 		}
+		s.run(req[1:], fds)
 	case ReqFile:
-		if len(fds) > fdMore {
-			// What cannot be read is no plan, and the run says so.
-			text, _ := readFile(fds[0])
-			s.run(text, fds[1:])
+		if len(fds) <= fdMore {
+			reply(socketFD, fmt.Sprintf("a run in a file came with %d descriptors", len(fds)), -1)
+			return true
 		}
+		// What cannot be read is no plan, and the run says so.
+		text, _ := readFile(fds[0])
+		s.run(text, fds[1:])
 	case ReqNetwork:
 		b, err := json.Marshal(Traffic{NoRoute: s.noRoute()})
 		s.forget()
@@ -166,6 +172,8 @@ func (s *slot) serve() bool {
 		}
 		if err == nil {
 			err = Send(socketFD, b)
+		} else {
+			reply(socketFD, err.Error(), -1)
 		}
 		return err == nil // without a network there are no more runs
 	}
@@ -187,6 +195,8 @@ func (s *slot) run(text []byte, fds []int) {
 		_, _ = unix.Write(fds[fdStderr], []byte("cloister: "+cannot.text+"\n")) // nobody may be reading
 		report(control, Report{Started: now})
 		report(control, Report{Exited: &Exited{Code: cannot.code, At: now}})
+	case errors.Is(err, errUnheard):
+		report(control, Report{Lost: err.Error()})
 	case err != nil:
 		report(control, Report{Failed: fmt.Sprintf("%.2000s", err)}) // a packet has room for that
 	default:

@@ -158,14 +158,27 @@ func (s *slot) begin(text []byte, fds []int) (*child, error) {
 	c := s.next
 	s.next, s.used, s.left = nil, true, true // until it is seen to be gone
 	if err := s.complete(c, plan, fds); err != nil {
-		unix.Close(c.gate)
+		closeAll([]int{c.gate})
 		c.gate = -1
-		_, _ = c.reap()
+		var said error
+		if err == errUnheard {
+			said = c.started()
+		}
+		ended, _ := c.reap()
 		s.end(c)
-		return nil, err
+		if err != errUnheard {
+			return nil, err
+		}
+		if said != nil {
+			return nil, said
+		}
+		return nil, fmt.Errorf("%w: it was killed (%s)", err, unix.SignalName(syscall.Signal(ended.Killed)))
 	}
 	return c, nil
 }
+
+// errUnheard says that pid 1 was dead when its run came: nothing of it has happened.
+var errUnheard = errors.New("pid 1 died before the run")
 
 // complete is begin from where pid 1 waits.
 func (s *slot) complete(c *child, plan *Plan, fds []int) error {
@@ -225,7 +238,7 @@ func (s *slot) complete(c *child, plan *Plan, fds []int) error {
 	unix.Close(c.gate)
 	c.gate = -1
 	if err == unix.EPIPE || err == unix.ECONNRESET {
-		return nil // it is dead, and has said why, or its end says so
+		return errUnheard
 	}
 	return err
 }
@@ -373,7 +386,12 @@ func (c *child) reap() (*Reaped, error) {
 		if err == unix.EINTR {
 			continue
 		}
+		killed := int64(0)
+		if status := unix.WaitStatus(ws); status.Signaled() {
+			killed = int64(status.Signal())
+		}
 		return &Reaped{
+			Killed: killed,
 			UserNS: ru.Utime.Nano(), SystemNS: ru.Stime.Nano(), PeakRSS: ru.Maxrss * 1024,
 			ReadBlocks: ru.Inblock, Written: ru.Oublock, Voluntary: ru.Nvcsw, Involuntary: ru.Nivcsw,
 		}, err

@@ -95,6 +95,9 @@ func (r *Report) Append(b []byte) []byte {
 		}
 		return b
 	}
+	if r.Lost != "" {
+		return append(append(b, reportLost), r.Lost...)
+	}
 	return append(append(b, reportFailed), r.Failed...)
 }
 
@@ -104,12 +107,13 @@ const (
 	reportListening = 'l'
 	reportStarted   = 's'
 	reportFailed    = 'f'
+	reportLost      = 'x'
 	reportExited    = 'e'
 	reportReaped    = 'r'
 )
 
 func (r *Reaped) numbers() []*int64 {
-	return []*int64{&r.UserNS, &r.SystemNS, &r.PeakRSS, &r.ReadBlocks, &r.Written, &r.Voluntary, &r.Involuntary, &r.Gone}
+	return []*int64{&r.UserNS, &r.SystemNS, &r.PeakRSS, &r.ReadBlocks, &r.Written, &r.Voluntary, &r.Involuntary, &r.Killed, &r.Gone}
 }
 
 // DecodeReport is the inverse of Append.
@@ -128,6 +132,8 @@ func DecodeReport(b []byte) (*Report, error) {
 		r.Started = d.varint()
 	case reportFailed:
 		r.Failed, d.b = string(d.b), nil
+	case reportLost:
+		r.Lost, d.b = string(d.b), nil
 	case reportExited:
 		r.Exited = &Exited{Code: int(d.varint()), Signal: int(d.varint()), At: d.varint()}
 	case reportReaped:

@@ -20,9 +20,11 @@
 // their paths as their dependencies allow. And the smaller a slot is, the sooner it has forked.
 //
 // A run is asked for by one packet on the slot's socket, with the descriptors in the order of the fd*
-// constants. Control then carries reports: the slot says Started, Exited with how the command
+// constants. Control then carries reports: the command says Watching before it is executed, the slot Started after,
+// Exited with how the command
 // ended, and Reaped once pid 1 and with it everything in its pid namespace is dead. The worker says
-// "term" and "kill" to pid 1; when it dies, control closes and pid 1 ends the run.
+// "term" and "kill" to pid 1; when it dies, control closes and pid 1 ends the run. Where control closes before Watching
+// nothing of the run has happened; where it does before Reaped, the slot's socket says why, or the zygote how it ended.
 package zygote
 
 import (
@@ -63,10 +65,11 @@ const (
 	ReqSlot      = 's' // then a Slot in JSON, with the files of control groups that it joins: the slot's socket
 	ReqWorkspace = 'w' // then a Room in JSON: a new tmpfs
 	ReqUsers     = 'u' // then Users in JSON: a user namespace for one run
+	ReqEnd       = 'e' // then the number of a slot: no descriptor, but how it ended, in words; none while it lives
 )
 
 // Requests to a slot, which says by an empty answer, as that of the zygote to ReqSlot, when it is ready for the next one:
-// whatever the last run had in memory is gone then.
+// whatever the last run had in memory is gone then. Of a request that it could not do anything with it says why before.
 const (
 	ReqRun     = 'r' // then a Plan, with the descriptors below; not answered
 	ReqFile    = 'f' // the same; the Plan is in a file, whose descriptor comes first
@@ -252,17 +255,18 @@ type Op struct {
 
 // A Report is one packet on control; exactly one field is set.
 type Report struct {
-	// Watching comes with the listener of the filter.
+	// Watching is sent by the command before it is executed, with the listener of the filter if there is one. Without it
+	// nothing of the run has happened.
 	Watching bool
 	// Listening comes with the sockets of Plan.Listeners, in their order.
 	Listening bool
 	// Started is when the command began to execute, in nanoseconds of Unix time. It comes with a descriptor of
 	// pid 1 (pidfd_open(2)), if there is one.
 	Started int64
-	// Failed says why the command was never started.
-	Failed string
-	Exited *Exited
-	Reaped *Reaped
+	// Failed says why the command was never started, and Lost that, too, where the next try may do better.
+	Failed, Lost string
+	Exited       *Exited
+	Reaped       *Reaped
 }
 
 // Exited is how the command ended.
@@ -278,6 +282,8 @@ type Reaped struct {
 	PeakRSS                int64 // bytes, of the largest process
 	ReadBlocks, Written    int64 // blocks of 512 bytes from and to disk
 	Voluntary, Involuntary int64 // switches away from a processor
+	// Killed is the signal by which somebody ended pid 1, or 0.
+	Killed int64
 	// Gone is 1 if the kernel holds nothing any more of what the run had open: no socket is on its way through another.
 	Gone int64
 	// Full are the temporary directories that had no room left when the command had ended.

@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"math"
 	"os"
+	"strconv"
 	"syscall"
 
 	"golang.org/x/sys/unix"
@@ -91,6 +92,8 @@ func (z *zygote) serve(kind byte, text []byte, fds []int) (int, error) {
 		return z.newUsers(text)
 	case ReqSlot:
 		return z.newSlot(text, fds)
+	case ReqEnd:
+		return -1, z.ended(string(text))
 	}
 	return -1, fmt.Errorf("unknown request %q", kind)
 }
@@ -174,6 +177,27 @@ func (z *zygote) bury(number int) {
 			return
 		}
 	}
+}
+
+// ended returns how a slot ended, as an error; nil while it lives, or nobody knows any more.
+func (z *zygote) ended(number string) error {
+	n, err := strconv.Atoi(number)
+	if err != nil {
+		return err
+	}
+	pid, ok := z.slots[n]
+	if !ok {
+		return nil
+	}
+	var ws unix.WaitStatus
+	if got, err := unix.Wait4(pid, &ws, unix.WNOHANG, nil); err != nil || got != pid {
+		return nil // asked again, if it matters
+	}
+	delete(z.slots, n)
+	if ws.Signaled() {
+		return fmt.Errorf("it was killed by signal %d (%s)", ws.Signal(), unix.SignalName(ws.Signal()))
+	}
+	return fmt.Errorf("it exited with status %d", ws.ExitStatus())
 }
 
 // forgetKeys starts this process again without the keys that the worker's session has. Credentials belong to

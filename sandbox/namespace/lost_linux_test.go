@@ -1,0 +1,268 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package namespace_test
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/cloister-build/cloister/sandbox"
+	"github.com/cloister-build/cloister/sandbox/internal/zygote"
+	"github.com/cloister-build/cloister/sandbox/namespace"
+	"github.com/cloister-build/cloister/sandbox/sandboxtest"
+)
+
+// oneSlot returns a backend whose one slot has a pid 1 that waits for a run like first, and both processes.
+func oneSlot(t *testing.T, first *sandbox.Spec) (b *namespace.Backend, slot, one int) {
+	t.Helper()
+	b, _ = backend(t, namespace.Config{})
+	if _, err := b.Run(t.Context(), first, sandbox.Stdio{}); err != nil {
+		t.Fatal(err)
+	}
+	if !eventually(func() bool { slot, one = waiting(t, b); return one > 0 }) {
+		t.Fatal("no pid 1 waits for a run")
+	}
+	return b, slot, one
+}
+
+// waiting returns the process of the one slot of a backend, and that of the pid 1 that it has ready, 0 if there is none.
+func waiting(t *testing.T, b *namespace.Backend) (slot, one int) {
+	t.Helper()
+	slots := slotProcesses(t, b)
+	if len(slots) != 1 {
+		return 0, 0
+	}
+	ready := children(t, slots[0])
+	if len(ready) != 1 || ready[0].state != "S" {
+		return slots[0], 0
+	}
+	return slots[0], ready[0].pid
+}
+
+// An end is what Run returned.
+type end struct {
+	res *sandbox.Result
+	err error
+}
+
+func kill(t *testing.T, pid int, signal syscall.Signal) {
+	t.Helper()
+	if err := syscall.Kill(pid, signal); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// TestSlotKilledBetweenRuns: wherever it is in preparing itself, the next run has another, watched or not.
+func TestSlotKilledBetweenRuns(t *testing.T) {
+	b, _ := backend(t, namespace.Config{})
+	for i := range 60 {
+		r := sandboxtest.Run{Script: "exit 3", Spec: func(s *sandbox.Spec) {
+			if i%2 == 1 {
+				s.Audit = sandbox.AuditOff
+			}
+		}}
+		for _, pid := range slotProcesses(t, b) {
+			time.Sleep(time.Duration(i) * 50 * time.Microsecond)
+			_ = syscall.Kill(pid, syscall.SIGKILL) // it may have been about to end
+		}
+		r.Do(t, b)
+		if r.Result.ExitCode != 3 {
+			t.Errorf("run %d: got %+v", i, r.Result)
+		}
+	}
+}
+
+// TestSlotKilledWithARunUnread: what it was handed and did not begin, the next does.
+func TestSlotKilledWithARunUnread(t *testing.T) {
+	s := script(t, "echo begun; exit 3")
+	b, _, _ := oneSlot(t, s)
+	for range 100 {
+		var slot, one int
+		if !eventually(func() bool { slot, one = waiting(t, b); return one > 0 }) {
+			t.Fatal("no pid 1 waits for a run")
+		}
+		kill(t, slot, syscall.SIGSTOP)
+		var said strings.Builder
+		ended := make(chan end, 1)
+		go func() {
+			res, err := b.Run(t.Context(), s, sandbox.Stdio{Stdout: &said})
+			ended <- end{res, err}
+		}()
+		time.Sleep(20 * time.Millisecond) // enough for the run to be handed over, some time
+		kill(t, slot, syscall.SIGKILL)
+		if e := <-ended; e.err != nil || e.res.ExitCode != 3 || said.String() != "begun\n" {
+			t.Fatalf("got %+v, %q, %v", e.res, &said, e.err)
+		}
+		if b.Lost() > 0 {
+			return
+		}
+	}
+	t.Error("no slot was killed with a run")
+}
+
+// TestBegunRunIsNotMadeAgain: a command that its slot did not see begin, watched or not, is not executed a second time.
+func TestBegunRunIsNotMadeAgain(t *testing.T) {
+	for _, audit := range []sandbox.Audit{sandbox.AuditAttempts, sandbox.AuditOff} {
+		s := script(t, "echo begun; exec sleep 60")
+		s.Audit, s.Timeout = audit, 20*time.Second
+		first := *s
+		first.Args = []string{"/bin/true"}
+		b, slot, one := oneSlot(t, &first)
+		// The slot waits for what pid 1 does, until it cannot see that either.
+		kill(t, one, syscall.SIGSTOP)
+		said := make(chan struct{})
+		times := 0
+		ended := make(chan end, 1)
+		go func() {
+			res, err := b.Run(t.Context(), s, sandbox.Stdio{Stdout: writer(func() {
+				if times++; times == 1 {
+					close(said)
+				}
+			})})
+			ended <- end{res, err}
+		}()
+		if !eventually(func() bool { return waitsIn(slot, "pipe_read") }) {
+			kill(t, slot, syscall.SIGKILL)
+			<-ended
+			sandboxtest.Unavailable(t, "namespaces", "this kernel does not say where a process waits")
+		}
+		kill(t, slot, syscall.SIGSTOP)
+		kill(t, one, syscall.SIGCONT)
+		if !eventually(func() bool {
+			select {
+			case <-said:
+				return true
+			default:
+				return false
+			}
+		}) {
+			t.Errorf("audit %q: the command does not begin", audit)
+		}
+		kill(t, slot, syscall.SIGKILL)
+		e := <-ended
+		if e.err == nil || !strings.Contains(e.err.Error(), "the command of the run had begun: it was killed by signal 9 (SIGKILL)") {
+			t.Errorf("audit %q: got %+v, %v", audit, e.res, e.err)
+		}
+		if times != 1 || b.Lost() != 0 {
+			t.Errorf("audit %q: the command was executed %d times", audit, times)
+		}
+	}
+}
+
+// waitsIn reports whether a thread of a process waits in a function of the kernel (proc_pid_wchan(5)).
+func waitsIn(pid int, function string) bool {
+	names, _ := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/wchan", pid))
+	return slices.ContainsFunc(names, func(name string) bool {
+		text, _ := os.ReadFile(name)
+		return strings.Contains(string(text), function)
+	})
+}
+
+// TestPidOneKilledBeforeItsRun: nothing has happened then, and the slot makes another.
+func TestPidOneKilledBeforeItsRun(t *testing.T) {
+	s := script(t, "exit 3")
+	b, slot, one := oneSlot(t, s)
+	kill(t, one, syscall.SIGKILL)
+	if !eventually(func() bool {
+		left := children(t, slot)
+		return len(left) == 1 && left[0].state == "Z"
+	}) {
+		t.Fatal("pid 1 does not end")
+	}
+	res, err := b.Run(t.Context(), s, sandbox.Stdio{})
+	if err != nil || res.ExitCode != 3 || b.Lost() != 1 {
+		t.Errorf("got %+v, %v after the run was lost %d times, want once", res, err, b.Lost())
+	}
+	if slots := slotProcesses(t, b); len(slots) != 1 || slots[0] != slot {
+		t.Errorf("got slots %v, want %d", slots, slot)
+	}
+}
+
+// TestPidOneKilledDuringItsRun: the command dies with it, by no fault of its own.
+func TestPidOneKilledDuringItsRun(t *testing.T) {
+	s := script(t, "true")
+	b, _, one := oneSlot(t, s)
+	s.Args, s.Timeout = []string{"/bin/sleep", "60"}, 30*time.Second
+	ended := make(chan end, 1)
+	go func() {
+		res, err := b.Run(t.Context(), s, sandbox.Stdio{})
+		ended <- end{res, err}
+	}()
+	if !eventually(func() bool { return len(children(t, one)) == 1 && children(t, one)[0].name == "sleep" }) {
+		t.Fatal("the command is not there")
+	}
+	kill(t, one, syscall.SIGKILL)
+	if e := <-ended; e.err == nil || !strings.Contains(e.err.Error(), "pid 1 of the run was killed (SIGKILL)") {
+		t.Errorf("got %+v, %v", e.res, e.err)
+	}
+	if b.Lost() != 0 {
+		t.Error("a run that had begun was tried again")
+	}
+}
+
+// TestSlotSaysWhyItLostARun: and is none the worse for it.
+func TestSlotSaysWhyItLostARun(t *testing.T) {
+	s := script(t, "exit 3")
+	b, slot, _ := oneSlot(t, s)
+	var before unix.Rlimit
+	if err := unix.Prlimit(slot, unix.RLIMIT_NOFILE, nil, &before); err != nil {
+		t.Fatal(err)
+	}
+	if err := unix.Prlimit(slot, unix.RLIMIT_NOFILE, &unix.Rlimit{Cur: 3, Max: before.Max}, nil); err != nil {
+		t.Fatal(err)
+	}
+	res, err := b.Run(t.Context(), s, sandbox.Stdio{})
+	if err == nil || !strings.Contains(err.Error(), "it says: receive a run: too many open files to receive a descriptor") {
+		t.Errorf("got %+v, %v", res, err)
+	}
+	if b.Lost() != 3 {
+		t.Errorf("the run was tried %d times, want 3", b.Lost())
+	}
+	if err := unix.Prlimit(slot, unix.RLIMIT_NOFILE, &before, nil); err != nil {
+		t.Fatal(err)
+	}
+	res, err = b.Run(t.Context(), s, sandbox.Stdio{})
+	if slots := slotProcesses(t, b); err != nil || res.ExitCode != 3 || len(slots) != 1 || slots[0] != slot {
+		t.Errorf("got %+v, %v, and slots %v, want %d", res, err, slots, slot)
+	}
+}
+
+// TestEndedRunOutlivesItsSlot: what is still to be asked of a slot at the end of a run fails the run only if the slot lives.
+func TestEndedRunOutlivesItsSlot(t *testing.T) {
+	pair := func() (ours, theirs int) {
+		sv, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_CLOEXEC, 0)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return sv[0], sv[1]
+	}
+	for _, said := range [][]string{nil, {"."}} {
+		ours, theirs := pair()
+		for _, packet := range said {
+			if err := zygote.Send(theirs, []byte(packet)); err != nil {
+				t.Fatal(err)
+			}
+		}
+		unix.Close(theirs)
+		if n, err := namespace.LeaveNetwork(ours); n != 0 || err != nil {
+			t.Errorf("of a slot that said %q and died: got %d, %v", said, n, err)
+		}
+	}
+	ours, theirs := pair()
+	defer unix.Close(theirs)
+	if err := errors.Join(zygote.Send(theirs, []byte(".")), zygote.Send(theirs, []byte(".no room"))); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := namespace.LeaveNetwork(ours); err == nil || err.Error() != "network of the run: no room" {
+		t.Errorf("of a slot that cannot: got %v", err)
+	}
+}
