@@ -40,6 +40,22 @@ func attempts(r *sandbox.Result, left []string, more int) *Attempts {
 	return &Attempts{ExitCode: r.ExitCode, Events: events, Unrecorded: r.Unrecorded + more}
 }
 
+// AttemptsOf returns what a run tried, for whoever has it run without an action.
+func AttemptsOf(r *sandbox.Result) *Attempts { return attempts(r, nil, 0) }
+
+// Lines says what was tried, a line of printable ASCII for each event, the most important first, and one for those of
+// which no record was kept.
+func (a *Attempts) Lines() []string {
+	var lines []string
+	for _, e := range a.byImportance() {
+		lines = append(lines, printable(fmt.Sprintf("%-8s %s", e.Kind, e), 10*maxField))
+	}
+	if a.Unrecorded > 0 {
+		lines = append(lines, fmt.Sprintf("and %d more, of which no record was kept", a.Unrecorded))
+	}
+	return lines
+}
+
 func sameLimit(e *sandbox.Event, f sandbox.Event) bool {
 	return e != nil && f.Kind == sandbox.EventLimit && f.Subject == e.Subject
 }
@@ -122,11 +138,8 @@ func (c *collected) auditText(t *Task, req *Request, box *confined) string {
 	}
 	line("profile %q, chosen by rule %q", box.grant.Profile, box.grant.Rule)
 	line("exit code %d", c.ExitCode)
-	for _, e := range c.byImportance() {
-		line("%-8s %s", e.Kind, e)
-	}
-	if c.Unrecorded > 0 {
-		line("and %d more, of which no record was kept", c.Unrecorded)
+	for _, text := range c.Lines() {
+		line("%s", text)
 	}
 	if n := len(c.unread); n > 0 {
 		line("%d of %d inputs were never read", n, req.Input.Files())

@@ -192,22 +192,26 @@ func (l *Local) execution(c *course) *cloisterpb.Execution {
 
 // usageOf says what the action consumed in words that Buildbarn's browser reads.
 func usageOf(c *course) []proto.Message {
-	u := c.ran.Usage
-	messages := []proto.Message{&resourceusagepb.POSIXResourceUsage{
-		UserTime:                   durationpb.New(u.User),
-		SystemTime:                 durationpb.New(u.System),
-		MaximumResidentSetSize:     u.PeakRSS,
-		BlockInputOperations:       u.ReadBytes / 512,
-		BlockOutputOperations:      u.WrittenBytes / 512,
-		VoluntaryContextSwitches:   u.VoluntarySwitches,
-		InvoluntaryContextSwitches: u.InvoluntarySwitches,
-		TerminationSignal:          signalName(c.ran.Signal),
-	}}
+	messages := []proto.Message{POSIXUsage(c.ran.Result)}
 	if c.box.spec.Audit == sandbox.AuditFull {
 		read := c.req.Input.Files() - int64(len(c.collected.unread))
 		messages = append(messages, &resourceusagepb.InputRootResourceUsage{FilesRead: uint64(read)})
 	}
 	return messages
+}
+
+// POSIXUsage says what a run consumed, and which signal ended it, in Buildbarn's words.
+func POSIXUsage(r *sandbox.Result) *resourceusagepb.POSIXResourceUsage {
+	return &resourceusagepb.POSIXResourceUsage{
+		UserTime:                   durationpb.New(r.Usage.User),
+		SystemTime:                 durationpb.New(r.Usage.System),
+		MaximumResidentSetSize:     r.Usage.PeakRSS,
+		BlockInputOperations:       r.Usage.ReadBytes / 512,
+		BlockOutputOperations:      r.Usage.WrittenBytes / 512,
+		VoluntaryContextSwitches:   r.Usage.VoluntarySwitches,
+		InvoluntaryContextSwitches: r.Usage.InvoluntarySwitches,
+		TerminationSignal:          signalName(r.Signal),
+	}
 }
 
 // signals are the names of Linux' signals, from 1 on.
