@@ -116,6 +116,8 @@ var rules = []rule{
 		why: "how two actions differ is read in a store, of whatever make, and in no blob that they name"},
 	{of: "worker/response", never: []string{"worker/execserver", "worker/buildbarn", "google.golang.org/grpc"},
 		why: "what a message says of an outcome is the same whoever sends it"},
+	{of: "worker/runner", only: []string{"sandbox", "sandbox/policy", "worker", "proto/buildbarn/...", "google.golang.org/grpc/...", "google.golang.org/protobuf/..."},
+		why: "commands of others' workers have neither store nor queue: their inputs lie in a directory"},
 	{of: "worker/queue", never: []string{"worker/execserver", "worker/logstream", "google.golang.org/grpc"},
 		why: "who waits for what has nothing to do with how they ask"},
 	{of: "worker/buildbarn", never: []string{"cas/tree", "sandbox/...", "worker/execserver", "worker/logstream", "worker/telemetry", "worker/history"},
