@@ -11,7 +11,6 @@ import (
 	"os"
 	"path/filepath"
 	"runtime"
-	"strings"
 	"sync"
 	"time"
 
@@ -328,23 +327,7 @@ func (n *node) banner(out io.Writer) {
 		fmt.Fprintf(out, "inputs   read from the store; %s of them stay mounted, %s decoded\n",
 			sandbox.Bytes(int64(n.trees)), sandbox.Bytes(worker.DefaultCacheBytes))
 	}
-	fmt.Fprintf(out, "sandbox  %s   (%s)\n", strings.Join(n.features.Layers, ", "), n.features.Tier)
-	var off []string
-	for _, check := range n.features.Checks {
-		if !check.OK {
-			line := check.Name
-			if check.Fix != "" {
-				line += " (fix: " + check.Fix + ")"
-			}
-			off = append(off, line)
-		}
-	}
-	if len(off) > 0 {
-		fmt.Fprintf(out, "         not enforced: %s; cloister check says more\n", strings.Join(off, ", "))
-	}
-	if n.nodeConfig.box.policy != "" {
-		fmt.Fprintf(out, "policy   %s   (%.12s)\n", n.nodeConfig.box.policy, n.rules.Hash())
-	}
+	n.nodeConfig.box.banner(out, n.features, n.rules)
 }
 
 // recordAttempts writes what an action tried to the log and to the audit log.

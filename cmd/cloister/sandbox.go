@@ -5,9 +5,12 @@ package main
 import (
 	"errors"
 	"fmt"
+	"io"
 	"os"
 	"path/filepath"
+	"strings"
 
+	"github.com/cloister-build/cloister/sandbox"
 	"github.com/cloister-build/cloister/sandbox/namespace"
 	"github.com/cloister-build/cloister/sandbox/policy"
 	"github.com/cloister-build/cloister/worker"
@@ -57,4 +60,25 @@ func (c *confinement) rules() (*policy.Policy, error) {
 		return policy.Default(), nil
 	}
 	return readPolicy("--policy", c.policy)
+}
+
+// banner prints how actions are confined.
+func (c *confinement) banner(out io.Writer, f sandbox.Features, rules *policy.Policy) {
+	fmt.Fprintf(out, "sandbox  %s   (%s)\n", strings.Join(f.Layers, ", "), f.Tier)
+	var off []string
+	for _, check := range f.Checks {
+		if !check.OK {
+			line := check.Name
+			if check.Fix != "" {
+				line += " (fix: " + check.Fix + ")"
+			}
+			off = append(off, line)
+		}
+	}
+	if len(off) > 0 {
+		fmt.Fprintf(out, "         not enforced: %s; cloister check says more\n", strings.Join(off, ", "))
+	}
+	if c.policy != "" {
+		fmt.Fprintf(out, "policy   %s   (%.12s)\n", c.policy, rules.Hash())
+	}
 }

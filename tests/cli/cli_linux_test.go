@@ -65,7 +65,7 @@ func confined(t *testing.T) {
 
 func TestHelpHasExamples(t *testing.T) {
 	for _, command := range []string{
-		"", "serve", "run", "repro", "action", "action ls", "action show", "action log", "audit", "audit ls", "audit show", "audit verify",
+		"", "serve", "runner", "run", "repro", "action", "action ls", "action show", "action log", "audit", "audit ls", "audit show", "audit verify",
 		"policy", "policy check", "policy explain", "check", "diff", "gc", "cas", "cas put", "cas get", "cas cat", "cas ls", "cas tree", "cas stat", "cas verify", "cache", "cache show", "cache rm", "bench", "version",
 	} {
 		args := append(strings.Fields(command), "--help")
@@ -86,7 +86,9 @@ func TestHelpHasExamples(t *testing.T) {
 func TestMistakesAreUsage(t *testing.T) {
 	for _, args := range [][]string{
 		{"bogus"}, {"serve", "--bogus"}, {"serve", "--max-size", "12x"}, {"serve", "--max-size", "0%"}, {"serve", "--max-size", "-1GiB"},
-		{"serve", "--jobs", "0"}, {"serve", "extra"}, {"run"}, {"check", "extra"},
+		{"serve", "--jobs", "0"}, {"serve", "extra"}, {"run"},
+		{"runner"}, {"runner", "--socket", "s"}, {"runner", "--socket", "s", "--build-dir", ".", "--jobs", "0"},
+		{"runner", "--socket", "s", "--build-dir", ".", "--socket-mode", "0999"}, {"runner", "--socket", "s", "--build-dir", ".", "--sandbox", "none"}, {"check", "extra"},
 	} {
 		if s := cloister(t, "", args...); s.code != 2 || !strings.HasPrefix(s.err, "cloister: ") || strings.Count(s.err, "\n") > 3 {
 			t.Errorf("cloister %v: got exit code %d and %q, want 2 and a line", args, s.code, s.err)

@@ -25,11 +25,15 @@ import (
 	"github.com/cloister-build/cloister/sandbox"
 	"github.com/cloister-build/cloister/sandbox/namespace"
 	"github.com/cloister-build/cloister/sandbox/sandboxtest"
+	"github.com/cloister-build/cloister/tests/internal/program"
 	"golang.org/x/sys/unix"
 )
 
 // hostileVariable names a program that is compiled already, for tests that run as another user.
 const hostileVariable = "CLOISTER_TEST_HOSTILE"
+
+// cloister is the program as it is delivered, for tests of its mouths.
+var cloister program.Program
 
 func TestMain(m *testing.M) {
 	// What a careless parent hands down: core files, and a variable that nobody should see.
@@ -39,7 +43,7 @@ func TestMain(m *testing.M) {
 		_ = unix.Setrlimit(unix.RLIMIT_CORE, &core)
 	}
 	os.Setenv("CLOISTER_LEAK", "yes")
-	code := m.Run()
+	code := cloister.Main(m)
 	if built != "" {
 		os.RemoveAll(filepath.Dir(built)) // holds the program and nothing else
 	}

@@ -1,0 +1,208 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package cli_test
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"errors"
+	"io/fs"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	runnerpb "github.com/cloister-build/cloister/proto/buildbarn/runner"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/credentials/insecure"
+	"google.golang.org/grpc/status"
+)
+
+// A runnerProcess is a cloister runner, and a client of it.
+type runnerProcess struct {
+	runnerpb.RunnerClient
+	cmd    *exec.Cmd
+	socket string
+	build  string
+	stderr *bytes.Buffer
+	banner string
+}
+
+// startRunner starts a runner in a directory whose name is short enough for a socket. The caller waits for its end.
+func startRunner(t *testing.T, dir string) *runnerProcess {
+	t.Helper()
+	r := &runnerProcess{socket: filepath.Join(dir, "sock"), build: filepath.Join(dir, "build"), stderr: &bytes.Buffer{}}
+	if err := os.MkdirAll(r.build, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	r.cmd = exec.Command(built.Path(t), "runner", "--socket", r.socket, "--build-dir", r.build, "--socket-mode", "0660")
+	r.cmd.Stderr = r.stderr
+	stdout, err := r.cmd.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := r.cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if r.cmd.ProcessState == nil {
+			_ = r.cmd.Process.Kill()
+			_ = r.cmd.Wait()
+		}
+	})
+	for lines := bufio.NewReader(stdout); !strings.Contains(r.banner, "\nrunner "); {
+		line, err := lines.ReadString('\n')
+		if r.banner += line; err != nil {
+			t.Fatalf("the runner does not start: %s%s", r.banner, r.stderr)
+		}
+	}
+	conn, err := grpc.NewClient("unix://"+r.socket, grpc.WithTransportCredentials(insecure.NewCredentials()))
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { conn.Close() })
+	r.RunnerClient = runnerpb.NewRunnerClient(conn)
+	return r
+}
+
+// begin has it run a script, and returns once that has said "ready", with what tells how it ended.
+func (r *runnerProcess) begin(t *testing.T, name, script string) <-chan error {
+	t.Helper()
+	if err := os.MkdirAll(filepath.Join(r.build, name, "root"), 0o777); err != nil {
+		t.Fatal(err)
+	}
+	done := make(chan error, 1)
+	go func() {
+		resp, err := r.Run(context.WithoutCancel(t.Context()), &runnerpb.RunRequest{
+			Arguments: []string{"/bin/sh", "-c", "echo ready; " + script}, EnvironmentVariables: map[string]string{"PATH": "/usr/bin:/bin"},
+			InputRootDirectory: name + "/root", StdoutPath: name + "/stdout", StderrPath: name + "/stderr",
+		})
+		if err == nil && resp.ExitCode != 0 {
+			err = errors.New(resp.String())
+		}
+		done <- err
+	}()
+	for {
+		if b, _ := os.ReadFile(filepath.Join(r.build, name, "stdout")); string(b) == "ready\n" {
+			return done
+		}
+		select {
+		case err := <-done:
+			t.Fatalf("it ended: %v", err)
+		case <-time.After(5 * time.Millisecond):
+		}
+	}
+}
+
+func shortDir(t *testing.T) string {
+	t.Helper()
+	dir, err := os.MkdirTemp("", "cl-")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { os.RemoveAll(dir) })
+	return dir
+}
+
+// TestRunnerDrains: a command that runs when the signal comes ends as ever, and nobody finds the runner any more; a second
+// signal waits for nothing.
+func TestRunnerDrains(t *testing.T) {
+	confined(t)
+	dir := shortDir(t)
+	r := startRunner(t, dir)
+	if st, err := os.Stat(r.socket); err != nil || st.Mode().Perm() != 0o660 {
+		t.Errorf("the socket is %v, %v", st.Mode(), err)
+	}
+	if !strings.Contains(r.banner, "sandbox  ") || !strings.Contains(r.banner, "build directory "+r.build) {
+		t.Errorf("the banner says %q", r.banner)
+	}
+	done := r.begin(t, "first", "sleep 1; echo x >out")
+	if err := r.cmd.Process.Signal(syscall.SIGTERM); err != nil {
+		t.Fatal(err)
+	}
+	for { // until it has taken notice
+		if _, err := os.Lstat(r.socket); errors.Is(err, fs.ErrNotExist) {
+			break
+		}
+		time.Sleep(time.Millisecond)
+	}
+	if _, err := net.Dial("unix", r.socket); err == nil {
+		t.Error("a runner that drains is found")
+	}
+	if err := <-done; err != nil {
+		t.Error(err)
+	}
+	if b, err := os.ReadFile(filepath.Join(r.build, "first/root/out")); string(b) != "x\n" {
+		t.Errorf("the output holds %q, %v", b, err)
+	}
+	if err := r.cmd.Wait(); err != nil {
+		t.Errorf("%v: %s", err, r.stderr)
+	}
+
+	r = startRunner(t, dir)
+	done = r.begin(t, "second", "echo x >out; sleep 600")
+	for range 2 {
+		if err := r.cmd.Process.Signal(syscall.SIGTERM); err != nil {
+			t.Fatal(err)
+		}
+		for { // two signals at once may be one
+			if _, err := os.Lstat(r.socket); errors.Is(err, fs.ErrNotExist) {
+				break
+			}
+			time.Sleep(time.Millisecond)
+		}
+	}
+	if err := <-done; status.Code(err) != codes.Unavailable && status.Code(err) != codes.Canceled {
+		t.Errorf("a command that was stopped: %v", err)
+	}
+	if err := r.cmd.Wait(); err != nil {
+		t.Errorf("%v: %s", err, r.stderr)
+	}
+	if left, err := os.ReadDir(filepath.Join(r.build, "second/root")); err != nil || len(left) > 0 {
+		t.Errorf("of a command that was stopped there is %v, %v", left, err)
+	}
+}
+
+// TestRunnerSocket: what a killed runner left is replaced; a runner that lives, and a file, are not.
+func TestRunnerSocket(t *testing.T) {
+	confined(t)
+	dir := shortDir(t)
+	killed := startRunner(t, dir)
+	if err := errors.Join(killed.cmd.Process.Kill()); err != nil {
+		t.Fatal(err)
+	}
+	_ = killed.cmd.Wait()
+	r := startRunner(t, dir)
+	if _, err := r.CheckReadiness(t.Context(), &runnerpb.CheckReadinessRequest{}); err != nil {
+		t.Error(err)
+	}
+	if s := cloister(t, "", "runner", "--socket", r.socket, "--build-dir", r.build); s.code != 3 || !strings.Contains(s.err, "another process listens") {
+		t.Errorf("a second runner: %+v", s)
+	}
+	if _, err := r.CheckReadiness(t.Context(), &runnerpb.CheckReadinessRequest{}); err != nil {
+		t.Errorf("after the second: %v", err)
+	}
+	file := filepath.Join(dir, "file")
+	if err := os.WriteFile(file, []byte("kept"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if s := cloister(t, "", "runner", "--socket", file, "--build-dir", r.build); s.code != 3 || !strings.Contains(s.err, "no socket") {
+		t.Errorf("a file in the socket's place: %+v", s)
+	}
+	if b, err := os.ReadFile(file); string(b) != "kept" {
+		t.Errorf("the file holds %q, %v", b, err)
+	}
+	if s := cloister(t, "", "runner", "--socket", file+"2", "--build-dir", dir+"/none"); s.code != 3 || !strings.Contains(s.err, "buildDirectoryPath") {
+		t.Errorf("a build directory that is absent: %+v", s)
+	}
+	entries, err := os.ReadDir(dir)
+	if err != nil || len(entries) != 3 { // build, file, sock
+		t.Errorf("beside the socket there is %v, %v", entries, err)
+	}
+}
