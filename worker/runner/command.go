@@ -4,12 +4,14 @@ package runner
 
 import (
 	"maps"
+	"math"
 	"os"
 	"path"
 	"slices"
 	"strings"
 
 	runnerpb "github.com/cloister-build/cloister/proto/buildbarn/runner"
+	"github.com/cloister-build/cloister/sandbox"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 )
@@ -94,13 +96,10 @@ func local(field, p string) (string, error) {
 	return "", status.Errorf(codes.InvalidArgument, "%s: %q %s; write a path below the directory that it is relative to", field, p, why)
 }
 
-// maxLog is how much of stdout and how much of stderr is kept, at most: what an action says must not fill the disk of
-// all others.
-const maxLog = 1 << 30
-
 const notice = "\ncloister: output cut off here: it reached its limit\n"
 
-// A log is stdout or stderr of a command: a file that the client reads.
+// A log is stdout or stderr of a command: a file that the client reads. Each takes as many bytes as all outputs may: what a
+// command says must not fill the disk of all others.
 type log struct {
 	file *os.File
 	left int64
@@ -113,7 +112,11 @@ func (r *Runner) newLog(field, p string) (*log, error) {
 	if err != nil {
 		return nil, unusable(field, err)
 	}
-	return &log{file: f, left: maxLog}, nil
+	l := &log{file: f, left: r.grant.Limits.OutputBytes}
+	if l.left == sandbox.Unlimited {
+		l.left = math.MaxInt64
+	}
+	return l, nil
 }
 
 // Write keeps what there is room for, then one notice, and no more. A command is never held up by it.

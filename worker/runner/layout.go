@@ -83,7 +83,7 @@ func (l *layout) scan(ctx context.Context, dir *os.Root, prefix string, depth in
 				return status.Errorf(codes.InvalidArgument, "input_root_directory: there are more than %d files, and each needs a mount", maxInputs)
 			}
 		case it.kind != fs.ModeDir:
-			return bad(p, "is neither file, directory nor symbolic link; every run has /dev already: leave out inputRootCharacterDevices")
+			return bad(p, "is neither file, directory nor symbolic link; every run has /dev already: leave out inputRootCharacterDeviceNodes")
 		case depth == maxDepth:
 			return bad(p, "is deeper than %d directories", maxDepth)
 		}
@@ -192,7 +192,7 @@ func (l *layout) carry(ctx context.Context, out, in *os.Root, most int64) ([]san
 			continue
 		}
 		if e.kind == 0 {
-			return c.left, moved(e.path)
+			return c.left, moved(e.path) // what is mounted over cannot be gone; and it is not ours to remove
 		}
 		if c.made[e.path] {
 			continue // something else has the name by now

@@ -117,7 +117,14 @@ func (r *Runner) CheckReadiness(ctx context.Context, req *runnerpb.CheckReadines
 			return nil, status.Errorf(codes.Unavailable, "path: %v, below %s", err, r.config.BuildDir)
 		}
 	}
-	if _, err := r.config.Backend.Probe(ctx); err != nil {
+	// A program that is not there ends well as soon as everything else is, and Probe would take the end of ctx for the host's
+	// fault.
+	spec := r.spec()
+	spec.Args, spec.Dir, spec.Audit = []string{"/tmp/none"}, "/tmp", sandbox.AuditOff
+	if _, err := r.config.Backend.Run(ctx, spec, sandbox.Stdio{}); err != nil {
+		if ctx.Err() != nil {
+			return nil, status.FromContextError(ctx.Err()).Err()
+		}
 		return nil, status.Errorf(codes.Unavailable, "commands cannot be sandboxed here: %v", err)
 	}
 	return &emptypb.Empty{}, nil

@@ -30,9 +30,10 @@ import (
 
 // A house is a build directory with a runner, and the actions that a worker has laid out in it.
 type house struct {
-	dir    string
-	runner *runner.Runner
-	n      int
+	dir     string
+	backend *namespace.Backend
+	runner  *runner.Runner
+	n       int
 }
 
 // newHouse returns a house under a policy, or the default one.
@@ -63,7 +64,7 @@ func newHouse(t testing.TB, rules string) *house {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { r.Close() })
-	return &house{dir: dir, runner: r}
+	return &house{dir: dir, backend: backend, runner: r}
 }
 
 // action lays out an action as bb_worker does, and returns its directory and the request to run a script in it. Files are
@@ -337,6 +338,14 @@ func TestNotToBeRecorded(t *testing.T) {
 			}
 		})
 	}
+	t.Run("log without end", func(t *testing.T) {
+		dir, req := h.action(t, nil, "head -c 4000000 /dev/zero; echo end >&2")
+		resp, err := h.runner.Run(t.Context(), req)
+		got := text(t, dir+"/stdout")
+		if err != nil || resp.ExitCode != 0 || len(got) > 2<<20 || !strings.Contains(got, "\x00\ncloister: output cut off here") || text(t, dir+"/stderr") != "end\n" {
+			t.Errorf("got %v, %v, %d bytes that end %q", resp, err, len(got), got[max(0, len(got)-80):])
+		}
+	})
 	t.Run("limit that was met by a command that failed", func(t *testing.T) {
 		dir, req := h.action(t, nil, "head -c 4000000 /dev/zero >big")
 		resp, err := h.runner.Run(t.Context(), req)
@@ -426,7 +435,6 @@ func TestDeadline(t *testing.T) {
 // TestJobs: no more run at once than was said, and who waits can go away.
 func TestJobs(t *testing.T) {
 	h := newHouse(t, "")
-	// Each waits for a file that another makes: as many as there are jobs get on, one more would not.
 	var calls []chan error
 	var dirs []string
 	for range 4 {
@@ -473,6 +481,15 @@ func TestCheckReadiness(t *testing.T) {
 	}
 }
 
+// TestCheckReadinessOfABrokenSandbox: a worker must not take actions that nobody can run.
+func TestCheckReadinessOfABrokenSandbox(t *testing.T) {
+	h := newHouse(t, "")
+	h.backend.Close()
+	if _, err := h.runner.CheckReadiness(t.Context(), &runnerpb.CheckReadinessRequest{}); status.Code(err) != codes.Unavailable {
+		t.Errorf("got %v, want UNAVAILABLE", err)
+	}
+}
+
 // TestNewRefusesWhatCannotBeEnforced: a policy is kept whole or not at all.
 func TestNewRefusesWhatCannotBeEnforced(t *testing.T) {
 	backend := namespace.New(namespace.Config{Without: namespace.NamespacesOnly})
@@ -516,5 +533,15 @@ func BenchmarkRun(b *testing.B) {
 				b.Errorf("%d are left of %d", got, n)
 			}
 		})
+	}
+}
+
+// BenchmarkCheckReadiness is what a worker waits for before each action that it takes.
+func BenchmarkCheckReadiness(b *testing.B) {
+	h := newHouse(b, "")
+	for b.Loop() {
+		if _, err := h.runner.CheckReadiness(b.Context(), &runnerpb.CheckReadinessRequest{}); err != nil {
+			b.Fatal(err)
+		}
 	}
 }
