@@ -139,13 +139,12 @@ func serveRunner(ctx context.Context, c *runnerConfig, out io.Writer) error {
 	if err != nil {
 		return &exit{exitEnvironment, err}
 	}
-	defer service.Close()
 
 	listener, err := listenUnix(c.socket, fs.FileMode(c.mode))
 	if err != nil {
 		return &exit{exitEnvironment, fmt.Errorf("--socket %s: %w", c.socket, err)}
 	}
-	// The build directory and the backend are in use until the last call has returned.
+	// The backend is in use until the last call has returned.
 	server := grpc.NewServer(append(casserver.ServerOptions(log), grpc.WaitForHandlers(true))...)
 	service.Register(server)
 	alive := health.NewServer()

@@ -18,6 +18,7 @@ import (
 
 // A command is a request that was checked. Its paths are clean, and relative to the build directory.
 type command struct {
+	build                 *os.Root // the build directory
 	args, env             []string
 	workingDirectory      string // relative to the input root
 	inputRoot             string
@@ -107,8 +108,8 @@ type log struct {
 }
 
 // newLog makes the file. That it is there already is the client's fault.
-func (r *Runner) newLog(field, p string) (*log, error) {
-	f, err := r.build.OpenFile(p, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o666)
+func (r *Runner) newLog(c *command, field, p string) (*log, error) {
+	f, err := c.build.OpenFile(p, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o666)
 	if err != nil {
 		return nil, unusable(field, err)
 	}

@@ -9,12 +9,13 @@
 //     replaced, whoever owns it and however many names it has in the client's cache;
 //   - directories and symbolic links are copies, in a workspace, and whatever the command makes lies there, too;
 //   - what it made is copied into the client's directory once nothing of the run is alive any more, and what it removed is
-//     removed there. Of a run that was cancelled nothing is.
+//     removed there. Of a run that was cancelled before its end nothing is.
 //
 // See docs/runner.md for what this cannot promise.
 package runner
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -59,14 +60,12 @@ type Runner struct {
 	runnerpb.UnimplementedRunnerServer
 
 	config Config
-	build  *os.Root // the build directory
 	grant  *policy.Grant
 	audit  sandbox.Audit
 	jobs   chan struct{} // holds one for each command that runs
 }
 
-// New returns a Runner, which the caller closes once no call is under way. It fails if the build directory cannot be
-// opened, or the backend cannot enforce what the policy says.
+// New returns a Runner. It fails if the backend cannot enforce what the policy says.
 func New(c Config) (*Runner, error) {
 	if c.Policy == nil {
 		c.Policy = policy.Default()
@@ -82,14 +81,8 @@ func New(c Config) (*Runner, error) {
 	if err := c.Features.Covers(r.spec()); err != nil {
 		return nil, fmt.Errorf("profile %q by rule %q: %w", grant.Profile, grant.Rule, err)
 	}
-	if r.build, err = os.OpenRoot(c.BuildDir); err != nil {
-		return nil, err
-	}
 	return r, nil
 }
-
-// Close gives back what New took.
-func (r *Runner) Close() error { return r.build.Close() }
 
 // Register has the server offer the service.
 func (r *Runner) Register(s grpc.ServiceRegistrar) { runnerpb.RegisterRunnerServer(s, r) }
@@ -108,14 +101,17 @@ func (r *Runner) spec() *sandbox.Spec {
 
 // CheckReadiness fails with UNAVAILABLE if no command could be sandboxed now, or what the request names is not there.
 func (r *Runner) CheckReadiness(ctx context.Context, req *runnerpb.CheckReadinessRequest) (*emptypb.Empty, error) {
-	if req.Path != "" {
-		p, err := local("path", req.Path)
-		if err != nil {
-			return nil, err
-		}
-		if _, err := r.build.Stat(p); err != nil {
-			return nil, status.Errorf(codes.Unavailable, "path: %v, below %s", err, r.config.BuildDir)
-		}
+	p, err := local("path", cmp.Or(req.Path, "."))
+	if err != nil {
+		return nil, err
+	}
+	build, err := os.OpenRoot(r.config.BuildDir)
+	if err != nil {
+		return nil, status.Errorf(codes.Unavailable, "build directory: %v", err)
+	}
+	defer build.Close()
+	if _, err := build.Stat(p); err != nil {
+		return nil, status.Errorf(codes.Unavailable, "path: %v, below %s", err, r.config.BuildDir)
 	}
 	// A program that is not there ends well as soon as everything else is, and Probe would take the end of ctx for the host's
 	// fault.
@@ -144,6 +140,11 @@ func (r *Runner) Run(ctx context.Context, req *runnerpb.RunRequest) (*runnerpb.R
 		return nil, status.FromContextError(ctx.Err()).Err()
 	}
 	defer func() { <-r.jobs }()
+	// Each time anew: a worker that starts later may mount its build directory.
+	if c.build, err = os.OpenRoot(r.config.BuildDir); err != nil {
+		return nil, status.Errorf(codes.Unavailable, "build directory: %v", err)
+	}
+	defer c.build.Close()
 	resp, err := r.run(ctx, c)
 	if ctx.Err() != nil {
 		return nil, status.FromContextError(ctx.Err()).Err()
@@ -160,17 +161,17 @@ func (r *Runner) Run(ctx context.Context, req *runnerpb.RunRequest) (*runnerpb.R
 
 // run runs a command that makes sense. An error that is no status is ours.
 func (r *Runner) run(ctx context.Context, c *command) (*runnerpb.RunResponse, error) {
-	stdout, err := r.newLog("stdout_path", c.stdout)
+	stdout, err := r.newLog(c, "stdout_path", c.stdout)
 	if err != nil {
 		return nil, err
 	}
 	defer stdout.file.Close()
-	stderr, err := r.newLog("stderr_path", c.stderr)
+	stderr, err := r.newLog(c, "stderr_path", c.stderr)
 	if err != nil {
 		return nil, err
 	}
 	defer stderr.file.Close()
-	in, err := r.inputRoot(c)
+	in, err := c.openInputRoot()
 	if err != nil {
 		return nil, err
 	}
@@ -199,14 +200,15 @@ func (r *Runner) run(ctx context.Context, c *command) (*runnerpb.RunResponse, er
 	if res != nil {
 		tried := worker.AttemptsOf(res)
 		defer func() { r.tell(c, tried) }()
-		if err == nil && ctx.Err() == nil {
+		if err == nil {
 			return r.finish(ctx, res, tried, laid, out, in, stderr)
 		}
 	}
 	return nil, err
 }
 
-// finish carries over what a run made, also one that failed, and says how it ended.
+// finish carries over what a run made, also one that failed, and says how it ended. Of one that was cancelled nothing is
+// carried over, since ctx has ended.
 func (r *Runner) finish(ctx context.Context, res *sandbox.Result, tried *worker.Attempts, laid *layout, out, in *os.Root, stderr *log) (*runnerpb.RunResponse, error) {
 	left, refused := laid.carry(ctx, out, in, r.grant.Limits.OutputBytes)
 	tried.Events = append(tried.Events, left...)
@@ -251,7 +253,7 @@ func (r *Runner) tell(c *command, tried *worker.Attempts) {
 		return
 	}
 	text := fmt.Sprintf("profile %q, chosen by rule %q\nexit code %d\n%s\n", r.grant.Profile, r.grant.Rule, tried.ExitCode, strings.Join(tried.Lines(), "\n"))
-	f, err := r.build.OpenFile(path.Join(c.serverLogs, logName), os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o666)
+	f, err := c.build.OpenFile(path.Join(c.serverLogs, logName), os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o666)
 	if err == nil {
 		_, err = f.WriteString(text)
 		err = errors.Join(err, f.Close())
@@ -265,12 +267,12 @@ func (r *Runner) tell(c *command, tried *worker.Attempts) {
 // logName is the file in a request's directory for logs that says what the command tried.
 const logName = "cloister.txt"
 
-// inputRoot opens the input root of a command, and checks its working directory.
-func (r *Runner) inputRoot(c *command) (*os.Root, error) {
-	if err := r.plain("input_root_directory", c.inputRoot); err != nil {
+// openInputRoot opens the input root, and checks the working directory.
+func (c *command) openInputRoot() (*os.Root, error) {
+	if err := c.plain("input_root_directory", c.inputRoot); err != nil {
 		return nil, err
 	}
-	in, err := r.build.OpenRoot(c.inputRoot)
+	in, err := c.build.OpenRoot(c.inputRoot)
 	if err != nil {
 		return nil, unusable("input_root_directory", err)
 	}
@@ -285,12 +287,12 @@ func (r *Runner) inputRoot(c *command) (*os.Root, error) {
 }
 
 // plain refuses a path that leads through a symbolic link or a file: a mount's source must be where its name says.
-func (r *Runner) plain(field, p string) error {
+func (c *command) plain(field, p string) error {
 	for i, b := range []byte(p + "/") {
 		if b != '/' {
 			continue
 		}
-		st, err := r.build.Lstat(p[:i])
+		st, err := c.build.Lstat(p[:i])
 		if err != nil {
 			return unusable(field, err)
 		}

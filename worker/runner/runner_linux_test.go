@@ -63,7 +63,6 @@ func newHouse(t testing.TB, rules string) *house {
 	if err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(func() { r.Close() })
 	return &house{dir: dir, backend: backend, runner: r}
 }
 
@@ -481,6 +480,24 @@ func TestCheckReadiness(t *testing.T) {
 	}
 }
 
+// TestBuildDirectoryMayComeLater: a worker may mount or make it after the runner has started.
+func TestBuildDirectoryMayComeLater(t *testing.T) {
+	h := newHouse(t, "")
+	if err := os.Rename(h.dir, h.dir+".gone"); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := h.runner.CheckReadiness(t.Context(), &runnerpb.CheckReadinessRequest{}); status.Code(err) != codes.Unavailable {
+		t.Errorf("without it: %v, want UNAVAILABLE", err)
+	}
+	dir, req := h.action(t, map[string]string{"in": "x"}, "cat in >out")
+	if _, err := h.runner.CheckReadiness(t.Context(), &runnerpb.CheckReadinessRequest{}); err != nil {
+		t.Error(err)
+	}
+	if resp, err := h.runner.Run(t.Context(), req); err != nil || resp.ExitCode != 0 || text(t, dir+"/root/out") != "x" {
+		t.Errorf("in another one of the name: %v, %v", resp, err)
+	}
+}
+
 // TestCheckReadinessOfABrokenSandbox: a worker must not take actions that nobody can run.
 func TestCheckReadinessOfABrokenSandbox(t *testing.T) {
 	h := newHouse(t, "")
@@ -502,9 +519,7 @@ func TestNewRefusesWhatCannotBeEnforced(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	r, err := runner.New(runner.Config{BuildDir: t.TempDir(), Backend: backend, Features: features, Policy: rules, Jobs: 1})
-	if err == nil {
-		r.Close()
+	if _, err := runner.New(runner.Config{BuildDir: t.TempDir(), Backend: backend, Features: features, Policy: rules, Jobs: 1}); err == nil {
 		t.Error("a runner that cannot watch in full took a policy that says so")
 	}
 }
