@@ -19,6 +19,7 @@ import (
 	"github.com/cloister-build/cloister/cas/disk"
 	"github.com/cloister-build/cloister/cas/diskctl"
 	"github.com/cloister-build/cloister/cas/overlay"
+	"github.com/cloister-build/cloister/cmd/cloister/internal/notify"
 	"github.com/cloister-build/cloister/sandbox"
 	"github.com/cloister-build/cloister/sandbox/audit"
 	"github.com/cloister-build/cloister/sandbox/namespace"
@@ -141,6 +142,7 @@ type node struct {
 	background  context.Context // of what goes on until the node is closed
 	watchers    sync.WaitGroup
 	stopMetrics func()
+	service     *notify.Service // nil without a service manager
 	stopSending context.CancelFunc
 	sending     context.Context // how long close may wait for what is still to be sent
 	ends        []func()        // what close does, the last first
@@ -212,6 +214,7 @@ func (n *node) start(ctx context.Context, flags []string, wrap func(cas.Instance
 	// What is sent at the end is still seen from outside.
 	n.stopMetrics = func() {}
 	n.atEnd(func() { n.stopMetrics() })
+	n.atEnd(func() { n.service.Close() })
 	var stop context.CancelFunc
 	n.background, stop = context.WithCancel(ctx)
 	n.atEnd(func() {

@@ -178,6 +178,10 @@ func serve(ctx context.Context, c *serveConfig, out io.Writer) error {
 	}
 	n.watchers.Go(func() { n.ready.tell(n.background, alive) })
 
+	// Who connects from now on is answered, if after a moment.
+	if err := n.tellManager(statusOf(work)); err != nil {
+		return err
+	}
 	c.banner(out, n, listener.Addr().String(), workers)
 	failed := make(chan error, 1)
 	go func() { failed <- server.Serve(listener) }()
@@ -194,6 +198,7 @@ func serve(ctx context.Context, c *serveConfig, out io.Writer) error {
 	}
 	stopStatus()
 	n.ready.draining.Store(true)
+	n.service.Stopping()
 	alive.Shutdown()
 	drain(out, c.drainTimeout, signals, work)
 	stopWorkers()

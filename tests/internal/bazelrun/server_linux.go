@@ -74,6 +74,8 @@ type ServerConfig struct {
 	MaxSize string
 	// Args are further flags.
 	Args []string
+	// Env are further variables of its environment.
+	Env []string
 	// User is who runs it; nil is whoever runs this process.
 	User *syscall.Credential
 	// Log sees what it prints, if not nil.
@@ -102,7 +104,7 @@ func StartServer(ctx context.Context, cfg ServerConfig) (*Server, error) {
 	s := &Server{cmd: exec.Command(cfg.Binary, args...), done: make(chan struct{})}
 	banner := &banner{ready: make(chan string, 1), log: cfg.Log}
 	s.cmd.Dir = "/"
-	s.cmd.Env = environment(cfg.Home)
+	s.cmd.Env = append(environment(cfg.Home), cfg.Env...)
 	s.cmd.Stdout, s.cmd.Stderr = banner, banner
 	// A group of its own, so that Ctrl-C at a terminal reaches the parent alone, which then stops the
 	// server in order. If the parent dies instead, nothing is left to stop it.

@@ -1,0 +1,169 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package notify_test
+
+import (
+	"errors"
+	"io"
+	"log/slog"
+	"net"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/cloister-build/cloister/cmd/cloister/internal/notify"
+)
+
+// A manager is the other end of the socket.
+type manager struct {
+	t    *testing.T
+	conn *net.UnixConn
+	env  map[string]string
+}
+
+// listen starts a manager at a path, or at an abstract name if it begins with @.
+func listen(t *testing.T, name string) *manager {
+	t.Helper()
+	conn, err := net.ListenUnixgram("unixgram", &net.UnixAddr{Name: name, Net: "unixgram"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { conn.Close() })
+	return &manager{t, conn, map[string]string{"NOTIFY_SOCKET": name}}
+}
+
+func (m *manager) getenv(name string) string { return m.env[name] }
+
+// next returns the next message. That none comes is found by the time limit of the tests.
+func (m *manager) next() string {
+	m.t.Helper()
+	b := make([]byte, 4096)
+	n, err := m.conn.Read(b)
+	if err != nil {
+		m.t.Fatal(err)
+	}
+	return string(b[:n])
+}
+
+func (m *manager) ready(check func() (string, error)) *notify.Service {
+	m.t.Helper()
+	s, err := notify.Ready(notify.Config{Check: check, Log: slog.New(slog.NewTextHandler(io.Discard, nil)), Getenv: m.getenv})
+	if err != nil {
+		m.t.Fatal(err)
+	}
+	return s
+}
+
+func (m *manager) expect(want string) {
+	m.t.Helper()
+	if got := m.next(); got != want {
+		m.t.Fatalf("got %q, want %q", got, want)
+	}
+}
+
+func idle() (string, error) { return "0 running\n0 queued", nil }
+
+func TestManagerIsToldOfTheWholeLife(t *testing.T) {
+	for _, name := range []string{filepath.Join(t.TempDir(), "s"), "@cloister-notify-test-" + strconv.Itoa(os.Getpid())} {
+		m := listen(t, name)
+		m.env["WATCHDOG_USEC"] = "20000"
+		m.env["WATCHDOG_PID"] = strconv.Itoa(os.Getpid())
+		s := m.ready(idle)
+		m.expect("READY=1")
+		for range 3 {
+			m.expect("WATCHDOG=1\nSTATUS=0 running 0 queued")
+		}
+		s.Stopping()
+		for got := ""; got != "STOPPING=1\nSTATUS=draining"; got = m.next() {
+		}
+		for got := ""; got != "WATCHDOG=1\nSTATUS=draining: 0 running 0 queued"; got = m.next() {
+		}
+		s.Close()
+	}
+}
+
+// TestNoSignOfLifeWithoutACheckThatSucceeds: a server that is stuck, or that errs, is not said to live.
+func TestNoSignOfLifeWithoutACheckThatSucceeds(t *testing.T) {
+	m := listen(t, filepath.Join(t.TempDir(), "s"))
+	m.env["WATCHDOG_USEC"] = "2000"
+	release := make(chan struct{})
+	var calls int
+	s := m.ready(func() (string, error) {
+		switch calls++; calls {
+		case 1:
+			return "", errors.New("the store\nis gone")
+		case 2:
+			<-release // stuck
+		}
+		return "well", nil
+	})
+	m.expect("READY=1")
+	m.expect("STATUS=cannot serve anybody: the store is gone")
+	// Many intervals pass while the check is stuck; nothing may have been said when it is not any more.
+	time.Sleep(50 * time.Millisecond)
+	if err := m.conn.SetReadDeadline(time.Now()); err != nil {
+		t.Fatal(err)
+	}
+	if n, err := m.conn.Read(make([]byte, 100)); !errors.Is(err, os.ErrDeadlineExceeded) {
+		t.Errorf("while the check was stuck: %d bytes, %v", n, err)
+	}
+	if err := m.conn.SetReadDeadline(time.Time{}); err != nil {
+		t.Fatal(err)
+	}
+	close(release)
+	m.expect("WATCHDOG=1\nSTATUS=well")
+	s.Close()
+}
+
+func TestSignsOfLifeAreGivenByWhomTheyAreAskedOf(t *testing.T) {
+	for name, env := range map[string]map[string]string{
+		"of nobody":          {},
+		"of another process": {"WATCHDOG_USEC": "20000", "WATCHDOG_PID": "1"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			m := listen(t, filepath.Join(t.TempDir(), "s"))
+			for k, v := range env {
+				m.env[k] = v
+			}
+			s := m.ready(idle)
+			defer s.Close()
+			m.expect("READY=1")
+			m.expect("STATUS=0 running 0 queued")
+		})
+	}
+}
+
+func TestWithoutManagerNothingIsDone(t *testing.T) {
+	s, err := notify.Ready(notify.Config{
+		Check:  func() (string, error) { t.Error("checked for nobody"); return "", nil },
+		Getenv: func(string) string { return "" },
+	})
+	if s != nil || err != nil {
+		t.Fatalf("got %v, %v", s, err)
+	}
+	s.Stopping()
+	s.Close()
+}
+
+func TestWhatAManagerCannotMeanIsRefused(t *testing.T) {
+	dir := t.TempDir()
+	there := listen(t, filepath.Join(dir, "s")).env["NOTIFY_SOCKET"]
+	for _, c := range []struct{ name, socket, usec, want string }{
+		{"another protocol", "vsock:2:1234", "", "NOTIFY_SOCKET=vsock:2:1234"},
+		{"nobody listens", filepath.Join(dir, "none"), "", "reach the service manager"},
+		{"no number", there, "soon", "WATCHDOG_USEC=soon"},
+		{"no time", there, "0", "WATCHDOG_USEC=0"},
+		{"too long", there, "9223372036854775807", "WATCHDOG_USEC="},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			env := map[string]string{"NOTIFY_SOCKET": c.socket, "WATCHDOG_USEC": c.usec}
+			s, err := notify.Ready(notify.Config{Check: idle, Getenv: func(n string) string { return env[n] }})
+			if s != nil || err == nil || !strings.Contains(err.Error(), c.want) {
+				t.Errorf("got %v, %v, want an error with %q", s, err, c.want)
+			}
+		})
+	}
+}

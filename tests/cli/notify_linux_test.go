@@ -1,0 +1,53 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package cli_test
+
+import (
+	"net"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/cloister-build/cloister/tests/internal/bazelrun"
+)
+
+// TestServeTellsItsServiceManager that it is ready, that it lives, and that it ends.
+func TestServeTellsItsServiceManager(t *testing.T) {
+	name := filepath.Join(t.TempDir(), "notify")
+	manager, err := net.ListenUnixgram("unixgram", &net.UnixAddr{Name: name, Net: "unixgram"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer manager.Close()
+	if err := manager.SetReadDeadline(time.Now().Add(time.Minute)); err != nil {
+		t.Fatal(err)
+	}
+	hear := func(want string) {
+		t.Helper()
+		for b := make([]byte, 4096); ; {
+			n, err := manager.Read(b)
+			if err != nil {
+				t.Fatalf("%q was not said: %v", want, err)
+			}
+			if strings.HasPrefix(string(b[:n]), want) {
+				return
+			}
+		}
+	}
+	confined(t)
+	dir := t.TempDir()
+	s, err := bazelrun.StartServer(t.Context(), bazelrun.ServerConfig{
+		Binary: built.Path(t), Dir: filepath.Join(dir, "store"), Home: dir, Listen: "127.0.0.1:0",
+		Env: []string{"NOTIFY_SOCKET=" + name, "WATCHDOG_USEC=20000"},
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	hear("READY=1")
+	hear("WATCHDOG=1\nSTATUS=0 running, 0 queued, 0 done, ")
+	if err := s.Stop(); err != nil {
+		t.Error(err)
+	}
+	hear("STOPPING=1")
+}
