@@ -1,0 +1,662 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"archive/tar"
+	"bufio"
+	"bytes"
+	"context"
+	"crypto/sha256"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"runtime"
+	"slices"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/cloister-build/cloister/sandbox/sandboxtest"
+	"github.com/google/go-containerregistry/pkg/v1/layout"
+)
+
+// made is one set of packages, which all tests look at.
+var made struct {
+	dir  string
+	once sync.Once
+	b    *build
+	err  error
+}
+
+func TestMain(m *testing.M) {
+	dir, err := os.MkdirTemp("", "cloister-packaging-")
+	if err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		os.Exit(1)
+	}
+	made.dir = dir
+	code := m.Run()
+	os.RemoveAll(dir) // nothing is mounted below: what mounts does so in a namespace of its own, and elsewhere
+	os.Exit(code)
+}
+
+// packages returns the packages of this checkout.
+func packages(t *testing.T) *build {
+	t.Helper()
+	made.once.Do(func() { made.b, made.err = makeIn(filepath.Join(made.dir, "dist")) })
+	if made.err != nil {
+		t.Fatal(made.err)
+	}
+	return made.b
+}
+
+func makeIn(dir string) (*build, error) {
+	b := &build{root: filepath.Join("..", ".."), out: dir, archs: []string{runtime.GOARCH}}
+	return b, b.all(context.Background())
+}
+
+// one returns the package with a suffix.
+func one(t *testing.T, suffix string) string {
+	t.Helper()
+	b := packages(t)
+	for _, name := range b.made {
+		if strings.HasSuffix(name, suffix) {
+			return name
+		}
+	}
+	t.Fatalf("no %s among %v", suffix, b.made)
+	return ""
+}
+
+// TestSameCommitGivesSameBytes, also in another directory and at another time.
+func TestSameCommitGivesSameBytes(t *testing.T) {
+	first := packages(t)
+	second, err := makeIn(filepath.Join(t.TempDir(), "elsewhere"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if len(first.made) != 4 || len(second.made) != len(first.made) {
+		t.Fatalf("made %v and %v, want 4 each", first.made, second.made)
+	}
+	for i, name := range first.made {
+		a, err := os.ReadFile(name)
+		if err != nil {
+			t.Fatal(err)
+		}
+		b, err := os.ReadFile(second.made[i])
+		if err != nil {
+			t.Fatal(err)
+		}
+		if !bytes.Equal(a, b) {
+			t.Errorf("%s: %x, and made again %x", filepath.Base(name), sha256.Sum256(a), sha256.Sum256(b))
+		}
+	}
+}
+
+// run runs a command and returns what it says.
+func run(t *testing.T, name string, args ...string) string {
+	t.Helper()
+	out, err := exec.CommandContext(t.Context(), name, args...).CombinedOutput()
+	if err != nil {
+		t.Fatalf("%s %v: %v\n%s", name, args, err, out)
+	}
+	return string(out)
+}
+
+// tools skips the test where a program is missing.
+func tools(t *testing.T, names ...string) {
+	t.Helper()
+	for _, n := range names {
+		if _, err := exec.LookPath(n); err != nil {
+			sandboxtest.Unavailable(t, "packaging", err)
+		}
+	}
+}
+
+// root skips the test where it is not root's.
+func root(t *testing.T) {
+	t.Helper()
+	if os.Getuid() != 0 {
+		sandboxtest.Unavailable(t, "packaging", "only root can enter another root directory")
+	}
+}
+
+// TestUnitsAreWhatSystemdTakes without a word.
+func TestUnitsAreWhatSystemdTakes(t *testing.T) {
+	tools(t, "systemd-analyze")
+	packages(t)
+	verify := func(t *testing.T, change func(string) string) string {
+		t.Helper()
+		dir := t.TempDir()
+		units := filepath.Join(dir, "usr/lib/systemd/system")
+		for _, d := range []string{units, filepath.Join(dir, "usr/bin"), filepath.Join(dir, "etc")} {
+			if err := os.MkdirAll(d, 0o755); err != nil {
+				t.Fatal(err)
+			}
+		}
+		// What ours need is of the host.
+		targets, err := filepath.Glob("/lib/systemd/system/*.target")
+		if err != nil || len(targets) == 0 {
+			sandboxtest.Unavailable(t, "packaging", "the units of systemd")
+		}
+		for _, name := range targets {
+			body, err := os.ReadFile(name)
+			if errors.Is(err, fs.ErrNotExist) {
+				continue // a link to what is not installed
+			}
+			if err == nil {
+				err = os.WriteFile(filepath.Join(units, filepath.Base(name)), body, 0o644)
+			}
+			if err != nil {
+				t.Fatal(err)
+			}
+		}
+		if err := os.WriteFile(filepath.Join(dir, "usr/bin/cloister"), []byte("#!/bin/sh\n"), 0o755); err != nil {
+			t.Fatal(err)
+		}
+		args := []string{"verify", "--man=no", "--root=" + dir}
+		for _, name := range []string{"cloister.service", "cloister-join.service"} {
+			body, err := os.ReadFile(filepath.Join("systemd", name))
+			if err != nil {
+				t.Fatal(err)
+			}
+			if err := os.WriteFile(filepath.Join(units, name), []byte(change(string(body))), 0o644); err != nil {
+				t.Fatal(err)
+			}
+			args = append(args, name)
+		}
+		out, err := exec.CommandContext(t.Context(), "systemd-analyze", args...).CombinedOutput()
+		if err != nil {
+			return fmt.Sprintf("%v: %s", err, out)
+		}
+		return string(out)
+	}
+	if out := verify(t, func(s string) string { return s }); out != "" {
+		t.Errorf("systemd-analyze verify: %s", out)
+	}
+	for _, c := range [][2]string{{"KillMode=", "KillMod="}, {"WatchdogSec=60", "WatchdogSec=often"}, {"/usr/bin/cloister", "/usr/bin/closter"}} {
+		if out := verify(t, func(s string) string { return strings.ReplaceAll(s, c[0], c[1]) }); out == "" {
+			t.Errorf("systemd-analyze verify does not see %s", c[1])
+		}
+	}
+}
+
+// TestUnitsWaitForTheDrain: whoever stops a service gives it more time than it takes for itself.
+func TestUnitsWaitForTheDrain(t *testing.T) {
+	for _, name := range []string{"cloister.service", "cloister-join.service"} {
+		body, err := os.ReadFile(filepath.Join("systemd", name))
+		if err != nil {
+			t.Fatal(err)
+		}
+		find := func(expression string) time.Duration {
+			m := regexp.MustCompile(expression).FindSubmatch(body)
+			if m == nil {
+				t.Fatalf("%s: no %s", name, expression)
+			}
+			d, err := time.ParseDuration(strings.TrimSuffix(string(m[1]), "in"))
+			if err != nil {
+				t.Fatal(err)
+			}
+			return d
+		}
+		drain, stop := find(`--drain-timeout (\S+)`), find(`(?m)^TimeoutStopSec=(\S+)$`)
+		if stop <= drain {
+			t.Errorf("%s: is killed after %v and drains for %v", name, stop, drain)
+		}
+	}
+}
+
+// TestFlagsExist: what units and chart start is taken by the program of the same commit.
+func TestFlagsExist(t *testing.T) {
+	packages(t)
+	program := filepath.Join(made.b.out, "linux-"+runtime.GOARCH, "cloister")
+	help := func(t *testing.T, command string) string {
+		t.Helper()
+		out, err := exec.CommandContext(t.Context(), program, command, "--help").CombinedOutput()
+		if err != nil {
+			t.Fatalf("%v: %s", err, out)
+		}
+		if !strings.Contains(string(out), "Usage:\n  cloister "+command+" ") {
+			t.Skipf("this version has no command %s", command)
+		}
+		return string(out)
+	}
+	taken := func(t *testing.T, what string, args []string) {
+		t.Helper()
+		text := help(t, args[0])
+		for _, a := range args[1:] {
+			name, _, _ := strings.Cut(a, "=")
+			if strings.HasPrefix(name, "--") && !regexp.MustCompile(regexp.QuoteMeta(name)+` `).MatchString(text) {
+				t.Errorf("%s: cloister %s has no %s", what, args[0], name)
+			}
+		}
+	}
+	for _, name := range []string{"cloister.service", "cloister-join.service"} {
+		t.Run(name, func(t *testing.T) {
+			body, err := os.ReadFile(filepath.Join("systemd", name))
+			if err != nil {
+				t.Fatal(err)
+			}
+			m := regexp.MustCompile(`(?m)^ExecStart=/usr/bin/cloister (.*)$`).FindSubmatch(body)
+			if m == nil {
+				t.Fatal("it does not start cloister")
+			}
+			taken(t, name, strings.Fields(string(m[1])))
+		})
+	}
+	files, err := filepath.Glob("testdata/values/*.yaml")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, file := range files {
+		t.Run(filepath.Base(file), func(t *testing.T) {
+			values, err := os.ReadFile(file)
+			if err != nil {
+				t.Fatal(err)
+			}
+			objects, err := render(values)
+			if err != nil {
+				t.Fatal(err)
+			}
+			for _, o := range append(kind(objects, "Deployment"), kind(objects, "StatefulSet")...) {
+				list, _ := at(o, "spec", "template", "spec", "containers", 0, "args").([]any)
+				var args []string
+				for _, a := range list {
+					args = append(args, fmt.Sprint(a))
+				}
+				taken(t, fmt.Sprint(at(o, "metadata", "name")), args)
+			}
+		})
+	}
+}
+
+// TestRpmHasWhatTheDebHas, read by rpm itself.
+func TestRpmHasWhatTheDebHas(t *testing.T) {
+	tools(t, "rpm", "dpkg-deb")
+	rpm, deb := one(t, ".rpm"), one(t, ".deb")
+	run(t, "rpm", "--checksig", "--nosignature", rpm) // its digests
+	got := run(t, "rpm", "-qp", "--nosignature", "--queryformat", "%{NAME} %{VERSION} %{LICENSE} %{BUILDTIME} %{BUILDHOST}", rpm)
+	if want := fmt.Sprintf("cloister %s Apache-2.0 %d localhost", made.b.version, made.b.time.Unix()); got != want {
+		t.Errorf("got %q, want %q", got, want)
+	}
+	var inRPM, inDeb []string
+	for line := range strings.Lines(run(t, "rpm", "-qp", "--nosignature", "--queryformat", "[%{FILEMODES:perms} %{FILEUSERNAME}/%{FILEGROUPNAME} %{FILENAMES}\n]", rpm)) {
+		inRPM = append(inRPM, strings.TrimSpace(line))
+	}
+	for line := range strings.Lines(run(t, "dpkg-deb", "--contents", deb)) {
+		if f := strings.Fields(line); f[0][0] != 'd' {
+			inDeb = append(inDeb, f[0]+" "+f[1]+" "+strings.TrimPrefix(f[5], "."))
+		}
+	}
+	slices.Sort(inRPM)
+	slices.Sort(inDeb)
+	if !slices.Equal(inRPM, inDeb) || len(inDeb) < 7 {
+		t.Errorf("the rpm has\n%s\nand the deb\n%s", strings.Join(inRPM, "\n"), strings.Join(inDeb, "\n"))
+	}
+	if configs := run(t, "rpm", "-qp", "--nosignature", "--configfiles", rpm); configs != "/etc/cloister/join.env\n/etc/cloister/serve.env\n" {
+		t.Errorf("configuration: %q", configs)
+	}
+}
+
+// TestImageIsTheProgramAlone, and it starts with nothing else.
+func TestImageIsTheProgramAlone(t *testing.T) {
+	root(t)
+	dir := t.TempDir()
+	extract(t, one(t, ".oci.tar"), dir)
+	index, err := layout.ImageIndexFromPath(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	outer, err := index.IndexManifest()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if len(outer.Manifests) != 1 || outer.Manifests[0].Annotations["org.opencontainers.image.ref.name"] != made.b.version {
+		t.Fatalf("index: %+v", outer.Manifests)
+	}
+	inner, err := index.ImageIndex(outer.Manifests[0].Digest)
+	if err != nil {
+		t.Fatal(err)
+	}
+	manifest, err := inner.IndexManifest()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if len(manifest.Manifests) != 1 || manifest.Manifests[0].Platform.Architecture != runtime.GOARCH {
+		t.Fatalf("index of the image: %+v", manifest.Manifests)
+	}
+	img, err := inner.Image(manifest.Manifests[0].Digest)
+	if err != nil {
+		t.Fatal(err)
+	}
+	config, err := img.ConfigFile()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if c := config.Config; c.User != "65532:65532" || fmt.Sprint(c.Entrypoint, c.Cmd) != "[/usr/bin/cloister] [serve --dir /var/lib/cloister]" {
+		t.Errorf("config: %+v", c)
+	}
+	layers, err := img.Layers()
+	if err != nil || len(layers) != 1 {
+		t.Fatalf("%d layers, %v", len(layers), err)
+	}
+	body, err := layers[0].Uncompressed()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer body.Close()
+	// Above it no directory is closed to the user of the image.
+	files, err := os.MkdirTemp("", "cloister-image-")
+	if err == nil {
+		err = os.Chmod(files, 0o755)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer os.RemoveAll(files)
+	names := untar(t, body, files)
+	if want := "etc/ etc/group etc/passwd tmp/ usr/ usr/bin/ usr/bin/cloister var/ var/lib/ var/lib/cloister/"; strings.Join(names, " ") != want {
+		t.Errorf("the image has %v", names)
+	}
+	// Runtimes mount a /proc, too.
+	if err := os.Mkdir(filepath.Join(files, "proc"), 0o555); err != nil {
+		t.Fatal(err)
+	}
+	tools(t, "unshare", "chroot")
+	inside := func(args ...string) *exec.Cmd {
+		script := fmt.Sprintf(`mount -t proc proc "$0/proc" && exec chroot --userspec=%d:%[1]d "$0" /usr/bin/cloister "$@"`, user)
+		return exec.CommandContext(t.Context(), "unshare", append([]string{"--mount", "--propagation", "private", "/bin/sh", "-c", script, files}, args...)...)
+	}
+	if out, err := inside("version").CombinedOutput(); err != nil || !strings.HasPrefix(string(out), "cloister "+made.b.version+" ") {
+		t.Errorf("cloister version in the image: %v: %s", err, out)
+	}
+	// A head, which executes nothing.
+	head := inside("serve", "--dir", "/var/lib/cloister", "--jobs", "0", "--listen", "127.0.0.1:0", "--worker-listen", "127.0.0.1:0", "--max-size", "1GiB")
+	said, err := head.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	var complaints bytes.Buffer
+	head.Stderr = &complaints
+	if err := head.Start(); err != nil {
+		t.Fatal(err)
+	}
+	lines, ready := bufio.NewScanner(said), false
+	for !ready && lines.Scan() {
+		ready = strings.HasPrefix(lines.Text(), "bazel ")
+	}
+	if !ready {
+		t.Errorf("a head in the image is not ready: %s", complaints.String())
+	}
+	_ = head.Process.Signal(syscall.SIGTERM) // it may have ended
+	for lines.Scan() {
+	}
+	if err := head.Wait(); err != nil {
+		t.Errorf("a head in the image: %v: %s", err, complaints.String())
+	}
+}
+
+// extract extracts the tarball name into dir.
+func extract(t *testing.T, name, dir string) {
+	t.Helper()
+	f, err := os.Open(name)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	untar(t, f, dir)
+}
+
+// untar extracts a tar of ours into dir and returns the names in it.
+func untar(t *testing.T, r io.Reader, dir string) (names []string) {
+	t.Helper()
+	for tr := tar.NewReader(r); ; {
+		h, err := tr.Next()
+		if err == io.EOF {
+			return names
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		names = append(names, h.Name)
+		path := filepath.Join(dir, h.Name)
+		if h.Typeflag == tar.TypeDir {
+			if err := errors.Join(os.MkdirAll(path, 0o755), os.Lchown(path, h.Uid, h.Gid)); err != nil {
+				t.Fatal(err)
+			}
+			continue
+		}
+		if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
+			t.Fatal(err)
+		}
+		body, err := io.ReadAll(tr)
+		if err == nil {
+			err = os.WriteFile(path, body, fs.FileMode(h.Mode))
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+// A mirror is where this machine gets its Debian packages.
+type mirror struct{ uri, suite, keyring string }
+
+// findMirror reads it from the configuration of apt.
+func findMirror() (mirror, error) {
+	release, err := os.ReadFile("/etc/os-release")
+	if err != nil {
+		return mirror{}, err
+	}
+	m := regexp.MustCompile(`(?m)^VERSION_CODENAME="?([a-z]+)"?$`).FindSubmatch(release)
+	if m == nil {
+		return mirror{}, errors.New("/etc/os-release has no VERSION_CODENAME: this is neither Debian nor Ubuntu")
+	}
+	suite := string(m[1])
+	lists, _ := filepath.Glob("/etc/apt/sources.list.d/*")
+	for _, name := range append([]string{"/etc/apt/sources.list"}, lists...) {
+		body, err := os.ReadFile(name)
+		if err != nil {
+			continue
+		}
+		// Each paragraph of the newer form, and each line of the older.
+		for _, paragraph := range strings.Split(string(body), "\n\n") {
+			fields := map[string]string{}
+			for line := range strings.Lines(paragraph) {
+				if k, v, ok := strings.Cut(line, ": "); ok && !strings.HasPrefix(line, "#") {
+					fields[k] = strings.TrimSpace(v)
+				}
+				words := strings.Fields(regexp.MustCompile(`\[[^]]*\]`).ReplaceAllString(line, ""))
+				if len(words) > 3 && words[0] == "deb" && words[2] == suite && slices.Contains(words[3:], "main") {
+					return mirror{words[1], suite, ""}, nil
+				}
+			}
+			if slices.Contains(strings.Fields(fields["Suites"]), suite) && slices.Contains(strings.Fields(fields["Components"]), "main") {
+				return mirror{strings.Fields(fields["URIs"])[0], suite, fields["Signed-By"]}, nil
+			}
+		}
+	}
+	return mirror{}, fmt.Errorf("the configuration of apt has no source of %s main", suite)
+}
+
+// cleanRoot returns a directory with a minimal Debian and systemd, which is made once and kept in the user's cache
+// directory. Nobody writes to it.
+func cleanRoot(t *testing.T) string {
+	t.Helper()
+	root(t)
+	tools(t, "debootstrap", "unshare", "pivot_root")
+	m, err := findMirror()
+	if err != nil {
+		sandboxtest.Unavailable(t, "packaging", err)
+	}
+	cache, err := os.UserCacheDir()
+	if err != nil {
+		t.Fatal(err)
+	}
+	dir := filepath.Join(cache, "cloister-packaging", m.suite+"-"+runtime.GOARCH+"-1")
+	if _, err := os.Stat(dir); err == nil {
+		return dir
+	}
+	if err := os.MkdirAll(filepath.Dir(dir), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	tmp, err := os.MkdirTemp(filepath.Dir(dir), "tmp-")
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), 4*time.Minute)
+	defer cancel()
+	args := []string{"--mount", "--pid", "--fork", "--kill-child", "--propagation", "private", "debootstrap", "--variant=minbase", "--include=systemd"}
+	if m.keyring != "" {
+		args = append(args, "--keyring="+m.keyring)
+	}
+	out, err := exec.CommandContext(ctx, "unshare", append(args, m.suite, tmp, m.uri)...).CombinedOutput()
+	if err == nil {
+		err = os.Chmod(tmp, 0o755)
+	}
+	if err == nil {
+		if err = os.Rename(tmp, dir); errors.Is(err, fs.ErrExist) || errors.Is(err, syscall.ENOTEMPTY) {
+			os.RemoveAll(tmp) // somebody else was faster
+			return dir
+		}
+	}
+	if err != nil {
+		os.RemoveAll(tmp) // debootstrap's mounts ended with its namespace
+		sandboxtest.Unavailable(t, "packaging", fmt.Errorf("debootstrap: %w\n%s", err, tail(out)))
+	}
+	return dir
+}
+
+// tail returns the last lines of what a program said.
+func tail(b []byte) []byte {
+	lines := bytes.Split(bytes.TrimSpace(b), []byte("\n"))
+	return bytes.Join(lines[max(0, len(lines)-20):], []byte("\n"))
+}
+
+// cgroupOf returns the mount of version 2 of the control groups, and our group below it.
+func cgroupOf(t *testing.T) (group string) {
+	t.Helper()
+	own, err := os.ReadFile("/proc/self/cgroup")
+	if err != nil {
+		sandboxtest.Unavailable(t, "packaging", err)
+	}
+	mounts, err := os.Open("/proc/self/mounts")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer mounts.Close()
+	m := regexp.MustCompile(`(?m)^0::(.*)$`).FindSubmatch(own)
+	for s := bufio.NewScanner(mounts); m != nil && s.Scan(); {
+		if f := strings.Fields(s.Text()); f[2] == "cgroup2" {
+			return filepath.Join(f[1], string(m[1]))
+		}
+	}
+	sandboxtest.Unavailable(t, "packaging", "control groups of version 2, without which there is no systemd")
+	return ""
+}
+
+// TestDebInACleanSystem installs the deb in a minimal Debian that systemd has booted, in namespaces of its own: what is
+// checked there is in testdata/inside.sh, and what it must say below.
+func TestDebInACleanSystem(t *testing.T) {
+	lower := cleanRoot(t)
+	deb := one(t, ".deb")
+	group := filepath.Join(cgroupOf(t), fmt.Sprintf("cloister-packaging.%d", os.Getpid()))
+	if err := os.Mkdir(group, 0o755); err != nil {
+		sandboxtest.Unavailable(t, "packaging", err)
+	}
+	t.Cleanup(func() {
+		// What systemd made below. Its processes ended with their namespace.
+		var dirs []string
+		filepath.WalkDir(group, func(name string, e fs.DirEntry, err error) error {
+			if err == nil && e.IsDir() {
+				dirs = append(dirs, name)
+			}
+			return nil
+		})
+		for _, d := range slices.Backward(dirs) {
+			if err := os.Remove(d); err != nil {
+				t.Errorf("left behind: %v", err)
+			}
+		}
+	})
+	work := t.TempDir()
+	said := filepath.Join(work, "said")
+	for name, from := range map[string]string{"cloister.deb": deb, "inside.sh": "testdata/inside.sh"} {
+		body, err := os.ReadFile(from)
+		if err == nil {
+			err = os.WriteFile(filepath.Join(work, name), body, 0o755)
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := os.WriteFile(said, nil, 0o666); err != nil {
+		t.Fatal(err)
+	}
+	boot, err := filepath.Abs("testdata/boot.sh")
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), 3*time.Minute)
+	defer cancel()
+	cmd := exec.CommandContext(ctx, "/bin/sh", "-c",
+		`echo 0 > "$1/cgroup.procs" && exec unshare --mount --propagation private --pid --fork --kill-child --cgroup --uts --ipc --net /bin/sh "$2" "$3" "$4"`,
+		"sh", group, boot, lower, work)
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
+	cmd.WaitDelay = 10 * time.Second
+	console, err := cmd.CombinedOutput()
+	text, readErr := os.ReadFile(said)
+	if err := errors.Join(err, readErr); err != nil || !bytes.HasSuffix(text, []byte("\nend\n")) {
+		t.Fatalf("%v; the system said:\n%s\nand the script:\n%s", err, tail(console), text)
+	}
+	t.Logf("%s", text)
+	got := map[string]string{}
+	for line := range strings.Lines(string(text)) {
+		if k, v, ok := strings.Cut(strings.TrimSuffix(line, "\n"), ": "); ok {
+			got[k] = v
+		}
+	}
+	for _, want := range []struct{ key, value, why string }{
+		{"installed", "install ok installed", "dpkg -i"},
+		{"after install", "inactive inactive disabled disabled", "installing starts nothing"},
+		{"version", "cloister " + made.b.version, "the program runs"},
+		{"check", "tier  full", "as the user of the service, the sandbox is whole"},
+		{"run", "0", "and runs a command"},
+		{"after start", "active", "the unit starts, and says that it is ready"},
+		{"user", "cloister", "not as root"},
+		{"status", "0 running, 0 queued", "signs of life"},
+		{"tier", "(full)", "within the confinement of the unit, the sandbox is whole"},
+		{"ready", "ready", "it answers"},
+		{"state", "cloister:cloister 700 /var/lib/cloister", "the store is its own"},
+		{"restarted", "yes", "a process that is stuck is ended by the watchdog, and started again"},
+		{"after restart", "active, 0 more", "and lives, as its signs of life say"},
+		{"configuration", "kept", "what was changed survives the same package, installed again"},
+		{"result", "success 0", "SIGTERM ends it in order"},
+		{"mistake", "failed", "a mistake in the flags is not tried for ever"},
+		{"removed", "0", "dpkg --purge"},
+	} {
+		if !strings.Contains(got[want.key], want.value) {
+			t.Errorf("%s: got %q, want %q: %s", want.key, got[want.key], want.value, want.why)
+		}
+	}
+	if got["after removal"] != "/var/lib/cloister" {
+		t.Errorf("after removal there is %q, want nothing but the state directory", got["after removal"])
+	}
+	// Where the host gives this system no controllers, as one with version 1 does, there is nothing to delegate.
+	if strings.Contains(got["controllers"], "memory") {
+		if !strings.HasSuffix(got["group"], "/cloister-worker") || !strings.Contains(got["limits"], "ok") {
+			t.Errorf("control groups: the worker is in %q, limits are %q", got["group"], got["limits"])
+		}
+	}
+	if !strings.HasPrefix(got["group"], "/system.slice/cloister.service") || !strings.HasPrefix(got["delegated"], "cloister ") {
+		t.Errorf("control groups: the worker is in %q, which belongs to %q", got["group"], got["delegated"])
+	}
+}

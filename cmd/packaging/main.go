@@ -1,0 +1,155 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Command packaging makes what Cloister is installed from: a deb and an rpm, a container image as an OCI layout in a
+// tarball, and a Helm chart. It needs neither root nor a daemon nor a network, and the same commit gives the same bytes.
+// It starts nothing and publishes nothing.
+//
+// It is a module of its own, so that what it is made with is no dependency of the program.
+package main
+
+import (
+	"context"
+	"flag"
+	"fmt"
+	"os"
+	"os/exec"
+	"os/signal"
+	"path/filepath"
+	"regexp"
+	"runtime"
+	"strconv"
+	"strings"
+	"time"
+)
+
+func main() {
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt)
+	defer stop()
+	b := build{root: filepath.Join("..", "..")}
+	arch := flag.String("arch", runtime.GOARCH, "architectures, with commas between them: amd64, arm64")
+	flag.StringVar(&b.out, "o", filepath.Join(b.root, "bin", "dist"), "directory to write to")
+	flag.Parse()
+	b.archs = strings.Split(*arch, ",")
+	if err := b.all(ctx); err != nil {
+		fmt.Fprintln(os.Stderr, "packaging:", err)
+		os.Exit(1)
+	}
+}
+
+// A build is one set of packages. It runs in the directory of this program's sources.
+type build struct {
+	root  string // of the repository
+	out   string
+	archs []string
+
+	version string
+	time    time.Time // of everything in the packages
+	made    []string
+}
+
+// all makes everything and prints what it made.
+func (b *build) all(ctx context.Context) error {
+	if err := b.identify(ctx); err != nil {
+		return err
+	}
+	if err := os.MkdirAll(b.out, 0o755); err != nil {
+		return err
+	}
+	programs := map[string]string{}
+	for _, arch := range b.archs {
+		program := filepath.Join(b.out, "linux-"+arch, "cloister")
+		if err := b.compile(ctx, arch, program); err != nil {
+			return err
+		}
+		programs[arch] = program
+		for _, format := range []string{"deb", "rpm"} {
+			if err := b.pack(format, arch, program); err != nil {
+				return fmt.Errorf("%s for %s: %w", format, arch, err)
+			}
+		}
+	}
+	if err := b.image(programs); err != nil {
+		return fmt.Errorf("image: %w", err)
+	}
+	if err := b.chart(filepath.Join("helm", "cloister")); err != nil {
+		return fmt.Errorf("chart: %w", err)
+	}
+	for _, name := range b.made {
+		fmt.Println(name)
+	}
+	return nil
+}
+
+// release finds the version in the program's source.
+var release = regexp.MustCompile(`(?m)^const version = "([0-9]+\.[0-9]+\.[0-9]+)"$`)
+
+// identify fills in version and time. The time is SOURCE_DATE_EPOCH, or else that of the commit: packages say when their
+// sources were written, since when they were packed would differ each time.
+func (b *build) identify(ctx context.Context) error {
+	name := filepath.Join(b.root, "cmd", "cloister", "version.go")
+	source, err := os.ReadFile(name)
+	if err != nil {
+		return err
+	}
+	m := release.FindSubmatch(source)
+	if m == nil {
+		return fmt.Errorf("%s has no line as: const version = \"1.2.3\"", name)
+	}
+	b.version = string(m[1])
+	epoch := os.Getenv("SOURCE_DATE_EPOCH")
+	if epoch == "" {
+		out, err := exec.CommandContext(ctx, "git", "-C", b.root, "log", "-1", "--format=%ct").Output()
+		if err != nil {
+			return fmt.Errorf("when was the commit made: %w; outside of a checkout set SOURCE_DATE_EPOCH", err)
+		}
+		epoch = strings.TrimSpace(string(out))
+	}
+	seconds, err := strconv.ParseInt(epoch, 10, 64)
+	if err != nil {
+		return fmt.Errorf("SOURCE_DATE_EPOCH=%s: not a number of seconds since 1970", epoch)
+	}
+	b.time = time.Unix(seconds, 0).UTC()
+	return nil
+}
+
+// compile makes the program for an architecture, with the flags of the Makefile.
+func (b *build) compile(ctx context.Context, arch, program string) error {
+	abs, err := filepath.Abs(program)
+	if err != nil {
+		return err
+	}
+	cmd := exec.CommandContext(ctx, "go", "build", "-trimpath", "-o", abs, "./cmd/cloister")
+	cmd.Dir = b.root
+	cmd.Env = append(os.Environ(), "CGO_ENABLED=0", "GOOS=linux", "GOARCH="+arch)
+	cmd.Stderr = os.Stderr
+	if err := cmd.Run(); err != nil {
+		return fmt.Errorf("compile for %s: %w", arch, err)
+	}
+	return nil
+}
+
+// create returns a file to write to, and a function that makes it appear under its name if err is nil.
+func (b *build) create(name string) (f *os.File, done func(err error) error, err error) {
+	path := filepath.Join(b.out, name)
+	f, err = os.CreateTemp(b.out, "."+name+".*")
+	if err != nil {
+		return nil, nil, err
+	}
+	return f, func(err error) error {
+		if err == nil {
+			err = f.Chmod(0o644)
+		}
+		if closed := f.Close(); err == nil {
+			err = closed
+		}
+		if err == nil {
+			err = os.Rename(f.Name(), path)
+		}
+		if err != nil {
+			os.Remove(f.Name())
+			return err
+		}
+		b.made = append(b.made, path)
+		return nil
+	}, nil
+}
