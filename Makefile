@@ -13,7 +13,7 @@ export GOFLAGS := $(GOFLAGS) -modcacherw
 endif
 
 .DEFAULT_GOAL := help
-.PHONY: help build demo repro test test-sandbox escape interop rules fuzz lint cross bench golden serve clean tools
+.PHONY: help build demo repro test test-sandbox escape interop rules fuzz lint cross bench golden serve package packaging clean tools
 
 help: ## say what each target does
 	@sed -n 's/^\([a-z-]*\):[^#]*## \(.*\)/  \1\t\2/p' $(MAKEFILE_LIST) | expand -t 18
@@ -70,6 +70,13 @@ bench: build ## measure a server of its own, and print how it compares with this
 
 golden: ## write the expected outputs in testdata anew; read the difference before you commit it
 	$(GO) test -run '^TestPlan$$' ./cas/tree ./sandbox/namespace -update
+
+package: ## make deb, rpm, container image and Helm chart in bin/dist; ARCH=amd64,arm64 makes them for both
+	cd cmd/packaging && CGO_ENABLED=0 $(GO) run . $(if $(ARCH),-arch $(ARCH))
+
+packaging: ## install the deb in a clean Debian, hold the chart against the schemas of Kubernetes (5 minutes, once; then 1)
+	@.ci/tools packaging
+	cd cmd/packaging && $(GO) vet ./... && $(GO) test -count=1 -timeout 15m ./...
 
 serve: build ## run cloister serve on 127.0.0.1:8980
 	bin/cloister serve
