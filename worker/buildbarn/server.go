@@ -108,7 +108,7 @@ func (s *Server) Close() {
 	s.mu.Lock()
 	for _, w := range s.joined {
 		if !w.calling { // else its call ends, and it with that
-			s.lose(w, "the server that it had the action from is shutting down")
+			s.lose(w, "the server is shutting down")
 		}
 	}
 	s.mu.Unlock()
@@ -238,7 +238,7 @@ func (s *Server) leave(w *session) {
 	defer s.mu.Unlock()
 	w.calling = false
 	if s.closed {
-		s.lose(w, "the server that it had the action from is shutting down")
+		s.lose(w, "the server is shutting down")
 		return
 	}
 	calls := w.calls

@@ -1,0 +1,308 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package cli_test
+
+import (
+	"bytes"
+	"context"
+	"crypto/sha256"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	repb "github.com/bazelbuild/remote-apis/build/bazel/remote/execution/v2"
+	remoteworkerpb "github.com/cloister-build/cloister/proto/buildbarn/remoteworker"
+	"github.com/cloister-build/cloister/sandbox/sandboxtest"
+	"github.com/cloister-build/cloister/tests/internal/bazelrun"
+	statuspb "google.golang.org/genproto/googleapis/rpc/status"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/credentials/insecure"
+	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/types/known/emptypb"
+)
+
+// A shared buffer is written by a server and read by a test at the same time.
+type shared struct {
+	mu sync.Mutex
+	b  bytes.Buffer
+}
+
+func (s *shared) Write(p []byte) (int, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.b.Write(p)
+}
+
+func (s *shared) String() string {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.b.String()
+}
+
+var workersAt = regexp.MustCompile(`(?m)^workers  cloister join grpcs?://(\S+)$`)
+
+// startHead starts a server that executes nothing itself, and returns where its workers go. The caller stops it.
+func startHead(t *testing.T, flags ...string) (s *bazelrun.Server, workers string, log *shared) {
+	t.Helper()
+	dir := t.TempDir()
+	log = &shared{}
+	s, err := bazelrun.StartServer(t.Context(), bazelrun.ServerConfig{
+		Binary: built.Path(t), Dir: filepath.Join(dir, "store"), Home: dir, Listen: "127.0.0.1:0", MaxSize: "1GiB", Log: log,
+		Args: append([]string{"--jobs", "0", "--worker-listen", "127.0.0.1:0"}, flags...),
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	m := workersAt.FindStringSubmatch(log.String())
+	if m == nil {
+		_ = s.Stop()
+		t.Fatalf("it does not say where workers go:\n%s", log)
+	}
+	return s, m[1], log
+}
+
+// plain connects to an address.
+func plain(t *testing.T, address string) *guest {
+	t.Helper()
+	conn := must(grpc.NewClient("passthrough:///"+address, grpc.WithTransportCredentials(insecure.NewCredentials())))
+	t.Cleanup(func() { conn.Close() })
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	t.Cleanup(cancel)
+	return &guest{conn, ctx}
+}
+
+// putAction uploads an action that a worker of the test's only says it has executed.
+func (g *guest) putAction(t *testing.T, salt string, properties ...*repb.Platform_Property) *repb.Digest {
+	t.Helper()
+	command := must(g.put("", &repb.Command{Arguments: []string{"/bin/true"}}))
+	root := must(g.put("", &repb.Directory{}))
+	return must(g.put("", &repb.Action{
+		CommandDigest: command, InputRootDigest: root, Salt: []byte(salt), Platform: &repb.Platform{Properties: properties},
+	}))
+}
+
+// A hand is a worker of the test's.
+type hand struct {
+	*guest
+	name string
+}
+
+// synchronize says what the worker does: executes the action, unless that is nil, of which the response is the end, unless
+// that is nil.
+func (w *hand) synchronize(action *repb.Digest, end *repb.ExecuteResponse, leaving bool) (*remoteworkerpb.DesiredState, error) {
+	state := &remoteworkerpb.CurrentState{WorkerState: &remoteworkerpb.CurrentState_Idle{Idle: &emptypb.Empty{}}}
+	if action != nil {
+		e := &remoteworkerpb.CurrentState_Executing{ActionDigest: action, ExecutionState: &remoteworkerpb.CurrentState_Executing_Running{Running: &emptypb.Empty{}}}
+		if end != nil {
+			e.ExecutionState = &remoteworkerpb.CurrentState_Executing_Completed{Completed: end}
+		}
+		state.WorkerState = &remoteworkerpb.CurrentState_Executing_{Executing: e}
+	}
+	r, err := remoteworkerpb.NewOperationQueueClient(w).Synchronize(w.ctx, &remoteworkerpb.SynchronizeRequest{
+		WorkerId: map[string]string{"worker": w.name, "slot": "0"}, CurrentState: state, PreferBeingIdle: leaving,
+		Platform: &repb.Platform{Properties: []*repb.Platform_Property{{Name: "OSFamily", Value: "linux"}}},
+	})
+	return r.GetDesiredState(), err
+}
+
+// take waits for an action.
+func (w *hand) take(t *testing.T) *remoteworkerpb.DesiredState_Executing {
+	t.Helper()
+	for {
+		d, err := w.synchronize(nil, nil, false)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if e := d.GetExecuting(); e != nil {
+			return e
+		}
+	}
+}
+
+// end ends an action with an exit code of 0, as a worker does: the result is in the action cache first.
+func (w *hand) end(t *testing.T, action *repb.Digest) {
+	t.Helper()
+	d := must(w.put("", &repb.Command{Arguments: []string{"output of " + w.name}}))
+	r := &repb.ActionResult{
+		OutputFiles:       []*repb.OutputFile{{Path: "out", Digest: d}},
+		ExecutionMetadata: &repb.ExecutedActionMetadata{Worker: w.name},
+	}
+	if _, err := repb.NewActionCacheClient(w).UpdateActionResult(w.ctx, &repb.UpdateActionResultRequest{ActionDigest: action, ActionResult: r}); err != nil {
+		t.Fatal(err)
+	}
+	if s, err := w.synchronize(action, &repb.ExecuteResponse{Result: r, Status: &statuspb.Status{}}, true); err != nil || s.GetIdle() == nil {
+		t.Errorf("the end of the action is answered with %v, %v", s, err)
+	}
+}
+
+// executed is what came of an action.
+type executed struct {
+	response *repb.ExecuteResponse
+	err      error
+}
+
+// begin executes an action in the background.
+func (g *guest) begin(action *repb.Digest) <-chan executed {
+	c := make(chan executed, 1)
+	go func() {
+		_, r, err := g.execute("", action)
+		c <- executed{r, err}
+	}()
+	return c
+}
+
+// TestHead: a server without slots gives actions to whoever joins; what is on a worker that is lost runs on another, and
+// what nobody offers is refused in words. It drains.
+func TestHead(t *testing.T) {
+	s, at, log := startHead(t, "--worker-timeout", "3s")
+	client, anvil, bellows := plain(t, s.Addr), &hand{plain(t, at), "anvil"}, &hand{plain(t, at), "bellows"}
+
+	first := client.putAction(t, "first", &repb.Platform_Property{Name: "OSFamily", Value: "linux"}, &repb.Platform_Property{Name: "cloister-memory", Value: "8TiB"})
+	result := client.begin(first)
+	task := anvil.take(t)
+	if task.ActionDigest.Hash != first.Hash || task.Action.GetTimeout().AsDuration() != 24*time.Hour {
+		t.Errorf("the worker is told %v", task)
+	}
+	anvil.end(t, first)
+	if got := <-result; got.err != nil || got.response.Result.GetExecutionMetadata().GetWorker() != "anvil" || got.response.CachedResult {
+		t.Errorf("got %v, %v", got.response, got.err)
+	}
+	if got := <-client.begin(first); got.err != nil || !got.response.GetCachedResult() {
+		t.Errorf("once more: %v, %v", got.response, got.err)
+	}
+
+	second := client.putAction(t, "second")
+	result = client.begin(second)
+	anvil.take(t) // and is not heard of any more
+	bellows.take(t)
+	bellows.end(t, second)
+	if got := <-result; got.err != nil || got.response.Result.GetExecutionMetadata().GetWorker() != "bellows" {
+		t.Errorf("after a worker was lost: %v, %v", got.response, got.err)
+	}
+
+	third := client.putAction(t, "third")
+	result = client.begin(third)
+	bellows.take(t)
+	stopped := make(chan error, 1)
+	go func() { stopped <- s.Stop() }()
+	for !strings.Contains(log.String(), "draining 1 running, 0 queued") {
+		time.Sleep(10 * time.Millisecond)
+		select {
+		case err := <-stopped:
+			t.Fatalf("it has ended before its action: %v\n%s", err, log)
+		default:
+		}
+	}
+	bellows.end(t, third)
+	if got := <-result; got.err != nil || got.response.Result.GetExecutionMetadata().GetWorker() != "bellows" {
+		t.Errorf("while the server drains: %v, %v", got.response, got.err)
+	}
+	if err := <-stopped; err != nil {
+		t.Error(err)
+	}
+	for _, want := range []string{"0 slots", "worker has joined", "worker=anvil", "worker has left", "not heard of for 3s"} {
+		if !strings.Contains(log.String(), want) {
+			t.Errorf("it does not say %q:\n%s", want, log)
+		}
+	}
+	for _, never := range []string{"sandbox  ", "inputs   ", "property is ignored"} {
+		if strings.Contains(log.String(), never) {
+			t.Errorf("it says %q:\n%s", never, log)
+		}
+	}
+}
+
+// TestHeadNeedsNoSandbox: where nothing can be sandboxed a server does not start, unless it executes nothing.
+func TestHeadNeedsNoSandbox(t *testing.T) {
+	unshare, err := exec.LookPath("unshare")
+	if err != nil {
+		sandboxtest.Unavailable(t, "unshare", err)
+	}
+	run := func(flags string) (string, int) {
+		t.Helper()
+		// In a user namespace that can have no other below it, and within a sandbox's needs nothing else.
+		script := "echo 0 > /proc/sys/user/max_user_namespaces || exit 99\nexec timeout 5 " + built.Path(t) +
+			" serve --listen 127.0.0.1:0 --max-size 1GiB --dir " + t.TempDir() + " " + flags
+		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+		defer cancel()
+		cmd := exec.CommandContext(ctx, unshare, "--user", "--map-root-user", "/bin/sh", "-c", script)
+		cmd.Env = append(os.Environ(), "HOME="+t.TempDir())
+		out, _ := cmd.CombinedOutput() // the code says it
+		return string(out), cmd.ProcessState.ExitCode()
+	}
+	if out, code := run("--jobs 1"); code != 3 || !strings.Contains(out, "actions cannot be sandboxed here") {
+		if code == 1 || code == 99 {
+			sandboxtest.Unavailable(t, "user namespaces", out)
+		}
+		t.Fatalf("with slots it ends with %d:\n%s", code, out)
+	}
+	if out, code := run("--jobs 0 --worker-listen 127.0.0.1:0"); code != 124 || !strings.Contains(out, "workers  cloister join") {
+		t.Errorf("without slots it ends with %d, want that it serves until it is stopped:\n%s", code, out)
+	}
+}
+
+// TestWorkersAreCallers: where there are callers, their right to work is for the workers' port alone, and nobody else's is
+// for that.
+func TestWorkersAreCallers(t *testing.T) {
+	a := newAuthority(t)
+	a.sign(t, "server")
+	callers := "version: 1\ncallers:\n"
+	for name, rights := range map[string]string{"worker": "[work]", "client": "[read, write, execute, cache]"} {
+		callers += fmt.Sprintf("  - {name: %s, token_sha256: %x, rights: %s}\n", name, sha256.Sum256([]byte(name+"-token")), rights)
+	}
+	s, at, _ := startHead(t, "--tls-cert", a.file("server.pem"), "--tls-key", a.file("server.key"), "--auth", a.text(t, "auth.yaml", callers))
+	defer s.Stop()
+	client := a.guest(t, s.Addr, "", "client-token")
+	action := client.putAction(t, "a")
+	for token, want := range map[string]codes.Code{"": codes.Unauthenticated, "client-token": codes.PermissionDenied, "worker": codes.Unauthenticated} {
+		if _, err := (&hand{a.guest(t, at, "", token), "x"}).synchronize(nil, nil, true); status.Code(err) != want {
+			t.Errorf("work for %q: %v, want %v", token, err, want)
+		}
+	}
+	if _, _, err := a.guest(t, s.Addr, "", "worker-token").execute("", action); status.Code(err) != codes.PermissionDenied {
+		t.Errorf("a worker executes: %v", err)
+	}
+	worker := &hand{a.guest(t, at, "", "worker-token"), "anvil"}
+	result := client.begin(action)
+	worker.take(t)
+	worker.end(t, action)
+	if got := <-result; got.err != nil || got.response.Result.GetExecutionMetadata().GetWorker() != "anvil" {
+		t.Errorf("got %v, %v", got.response, got.err)
+	}
+}
+
+// TestServeWithWorkersAndSlots: the server's own slots take what they have the properties for, and workers the rest.
+func TestServeWithWorkersAndSlots(t *testing.T) {
+	confined(t)
+	dir := t.TempDir()
+	log := &shared{}
+	s, err := bazelrun.StartServer(t.Context(), bazelrun.ServerConfig{
+		Binary: built.Path(t), Dir: filepath.Join(dir, "store"), Home: dir, Listen: "127.0.0.1:0", MaxSize: "1GiB", Jobs: 1, Log: log,
+		Args: []string{"--worker-listen", "127.0.0.1:0", "--property", "ISA=amd64"},
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer s.Stop()
+	client, worker := plain(t, s.Addr), &hand{plain(t, workersAt.FindStringSubmatch(log.String())[1]), "anvil"}
+	here := client.putAction(t, "here", &repb.Platform_Property{Name: "ISA", Value: "amd64"})
+	if got := <-client.begin(here); got.err != nil || got.response.Result == nil || got.response.Result.ExecutionMetadata.Worker == "anvil" {
+		t.Errorf("what the server offers: %v, %v", got.response, got.err)
+	}
+	there := client.putAction(t, "there", &repb.Platform_Property{Name: "OSFamily", Value: "linux"})
+	result := client.begin(there)
+	if task := worker.take(t); task.ActionDigest.Hash != there.Hash {
+		t.Errorf("the worker is told %v", task)
+	}
+	worker.end(t, there)
+	if got := <-result; got.err != nil || got.response.Result.GetExecutionMetadata().GetWorker() != "anvil" {
+		t.Errorf("what the worker offers: %v, %v", got.response, got.err)
+	}
+}
