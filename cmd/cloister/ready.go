@@ -23,6 +23,8 @@ type readiness struct {
 	draining atomic.Bool
 	store    fullness
 	upstream *upstream // nil if writes succeed without one
+	// scheduler says why no actions come from there, "" if they do; nil without one.
+	scheduler func() string
 }
 
 // why returns a line for each reason not to be ready.
@@ -31,6 +33,18 @@ func (r *readiness) why() []string {
 	if r.draining.Load() {
 		reasons = append(reasons, "draining: no new actions are taken")
 	}
+	reasons = append(reasons, r.unable()...)
+	if r.scheduler != nil {
+		if text := r.scheduler(); text != "" {
+			reasons = append(reasons, text)
+		}
+	}
+	return reasons
+}
+
+// unable returns a line for each reason why actions cannot be executed, or their outputs not kept.
+func (r *readiness) unable() []string {
+	var reasons []string
 	if text := r.store.full(time.Now()); text != "" {
 		reasons = append(reasons, text)
 	}

@@ -92,7 +92,7 @@ func (s *Server) complete(ctx context.Context, w *session, a *assignment, r *rep
 	switch {
 	case f == nil:
 		a.run.End(out, nil)
-	case f.Kind == worker.Cancelled:
+	case response.IsStopped(r), f.Kind == worker.Cancelled:
 		// It is for us to cancel, and nobody did: the worker shuts down, and could not wait for the action.
 		a.run.Lost("it gave the action up: " + f.Error())
 	default:

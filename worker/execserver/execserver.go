@@ -104,18 +104,10 @@ func (s *server) Execute(req *repb.ExecuteRequest, to stream) error {
 	if err != nil {
 		return refusal(err)
 	}
-	who := identity(to.Context())
+	task := worker.Task{Instance: req.InstanceName, Action: action, SkipCacheLookup: req.SkipCacheLookup, Trace: trace(to.Context())}
+	task.Describe(identity(to.Context()))
 	o, err := s.Queue.Submit(queue.Request{
-		Task: worker.Task{
-			Instance:        req.InstanceName,
-			Action:          action,
-			SkipCacheLookup: req.SkipCacheLookup,
-			Target:          said(who.TargetId),
-			Mnemonic:        said(who.ActionMnemonic),
-			Invocation:      said(who.ToolInvocationId),
-			Correlated:      said(who.CorrelatedInvocationsId),
-			Trace:           trace(to.Context()),
-		},
+		Task:     task,
 		Priority: req.GetExecutionPolicy().GetPriority(),
 		Prepare: func(ctx context.Context, r *queue.Request) (*worker.Outcome, error) {
 			return s.prepare(ctx, in, r)

@@ -5,8 +5,6 @@ package execserver
 import (
 	"context"
 	"strings"
-	"unicode"
-	"unicode/utf8"
 
 	repb "github.com/bazelbuild/remote-apis/build/bazel/remote/execution/v2"
 	"github.com/cloister-build/cloister/worker"
@@ -17,9 +15,8 @@ import (
 const (
 	// requestMetadata is the header in which a client says what it builds.
 	requestMetadata = "build.bazel.remote.execution.v2.requestmetadata-bin"
-	// maxHeader and maxSaid bound, in bytes, what is read of the header and of each text in it.
+	// maxHeader bounds, in bytes, what is read of the header.
 	maxHeader = 64 << 10
-	maxSaid   = 512
 )
 
 // identity returns what the client says of itself. A header that is absent or malformed says nothing
@@ -31,15 +28,6 @@ func identity(ctx context.Context) *repb.RequestMetadata {
 		return &repb.RequestMetadata{}
 	}
 	return m
-}
-
-// said returns a text of the header, or "" if it is too long or cannot be printed: one that was changed
-// might mean something else.
-func said(s string) string {
-	if len(s) > maxSaid || !utf8.ValidString(s) || strings.ContainsFunc(s, func(r rune) bool { return !unicode.IsPrint(r) }) {
-		return ""
-	}
-	return s
 }
 
 // trace returns the headers by which the client's call is a part of a trace.

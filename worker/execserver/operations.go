@@ -11,6 +11,7 @@ import (
 
 	"cloud.google.com/go/longrunning/autogen/longrunningpb"
 	repb "github.com/bazelbuild/remote-apis/build/bazel/remote/execution/v2"
+	"github.com/cloister-build/cloister/worker"
 	"github.com/cloister-build/cloister/worker/queue"
 	"github.com/cloister-build/cloister/worker/response"
 	statuspb "google.golang.org/genproto/googleapis/rpc/status"
@@ -86,7 +87,7 @@ func (s *operations) CancelOperation(ctx context.Context, req *longrunningpb.Can
 		return nil, unknown(req.Name)
 	}
 	by := "a client"
-	if who := said(identity(ctx).ToolInvocationId); who != "" {
+	if who := worker.Said(identity(ctx).ToolInvocationId); who != "" {
 		by = "a client of the invocation " + who
 	}
 	o.Cancel("cancelled by " + by + " (CancelOperation)")

@@ -44,12 +44,12 @@ func Remember(l *history.Log) func(*worker.Outcome, *worker.Fault) func(queue.In
 func RememberLookups(l *history.Log) func(context.Context, string, cas.Digest, *repb.ActionResult) {
 	return func(ctx context.Context, instance string, action cas.Digest, r *repb.ActionResult) {
 		who := identity(ctx)
-		if said(who.ToolInvocationId) == "" {
+		if worker.Said(who.ToolInvocationId) == "" {
 			return
 		}
 		e := history.Entry{
-			How: history.Absent, Instance: instance, Action: action.String(), Invocation: said(who.ToolInvocationId),
-			Correlated: said(who.CorrelatedInvocationsId), Target: said(who.TargetId), Mnemonic: said(who.ActionMnemonic),
+			How: history.Absent, Instance: instance, Action: action.String(), Invocation: worker.Said(who.ToolInvocationId),
+			Correlated: worker.Said(who.CorrelatedInvocationsId), Target: worker.Said(who.TargetId), Mnemonic: worker.Said(who.ActionMnemonic),
 		}
 		if r != nil {
 			e.How = history.Found

@@ -177,3 +177,24 @@ func parseSubject(name string, fn cas.Function) (cas.Digest, bool) {
 	d, err := cas.NewDigest(fn, hash, n)
 	return d, err == nil
 }
+
+// stopped is the reason, of ErrorInfo, by which a response says that its worker stopped.
+const stopped, domain = "WORKER_STOPPED", "cloister"
+
+// Stopped returns the response of a worker that ends before the action has. It is UNAVAILABLE, so that a client asks
+// again, and says to a scheduler that can that the action is to run elsewhere.
+func Stopped(where string) *repb.ExecuteResponse {
+	text := "the worker is shutting down: run the action again"
+	st := detailed(codes.Unavailable, text, &errdetails.ErrorInfo{Reason: stopped, Domain: domain})
+	return &repb.ExecuteResponse{Status: st.Proto(), Message: fmt.Sprintf("%s: %s (%s)", st.Code(), text, where)}
+}
+
+// IsStopped reports whether r is what Stopped returns.
+func IsStopped(r *repb.ExecuteResponse) bool {
+	for _, d := range status.FromProto(r.GetStatus()).Details() {
+		if info, ok := d.(*errdetails.ErrorInfo); ok && info.Reason == stopped && info.Domain == domain {
+			return true
+		}
+	}
+	return false
+}

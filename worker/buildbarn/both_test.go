@@ -1,0 +1,159 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package buildbarn_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	repb "github.com/bazelbuild/remote-apis/build/bazel/remote/execution/v2"
+	"github.com/cloister-build/cloister/cas"
+	"github.com/cloister-build/cloister/worker"
+	"github.com/cloister-build/cloister/worker/buildbarn"
+	"github.com/cloister-build/cloister/worker/queue"
+)
+
+// worker starts a client of h that has the head's store. The caller waits for ended after kill or Drain.
+func (h *head) worker(t *testing.T, name string, slots int, e executor) (c *buildbarn.Client, kill func(), ended chan struct{}) {
+	t.Helper()
+	c, err := buildbarn.NewClient(buildbarn.ClientConfig{
+		Scheduler: h.OperationQueueClient, Executor: e, Worker: name, Slots: slots,
+		Instances: func(string) (*cas.Instance, error) { return h.in, nil },
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, kill := context.WithCancel(t.Context())
+	ended = make(chan struct{})
+	go func() {
+		defer close(ended)
+		c.Run(ctx)
+	}()
+	return c, kill, ended
+}
+
+// later returns the end of o, and has time pass for it.
+func later(t *testing.T, o *queue.Operation) queue.State {
+	t.Helper()
+	for range 10_000 {
+		if synctest.Wait(); o.State().Stage == repb.ExecutionStage_COMPLETED {
+			break
+		}
+		time.Sleep(time.Second)
+	}
+	return ended(t, o)
+}
+
+// TestBothEnds: our clients take what our server hands out, each action once, on no slot two at once, and drain.
+func TestBothEnds(t *testing.T) {
+	inBubble(t, nil, func(t *testing.T, h *head) {
+		var mu sync.Mutex
+		runs, now, most := map[cas.Digest]int{}, 0, 0
+		e := func(_ context.Context, task *worker.Task, report func(worker.Stage)) (*worker.Outcome, error) {
+			mu.Lock()
+			runs[task.Action]++
+			now++
+			most = max(most, now)
+			mu.Unlock()
+			report(worker.Run)
+			time.Sleep(time.Duration(task.Action.Hash()[0]) * 100 * time.Millisecond)
+			mu.Lock()
+			now--
+			mu.Unlock()
+			return &worker.Outcome{Result: &repb.ActionResult{ExitCode: 3}, Message: "cloister: exit code 3"}, nil
+		}
+		var all []chan struct{}
+		var clients []*buildbarn.Client
+		for i := range 3 {
+			c, _, ended := h.worker(t, fmt.Sprint("w", i), 2, e)
+			clients, all = append(clients, c), append(all, ended)
+		}
+		var operations []*queue.Operation
+		for i := range 100 {
+			operations = append(operations, h.submit(t, fmt.Sprint(i)))
+		}
+		for _, o := range operations {
+			if s := later(t, o); s.Fault != nil || s.Outcome.Result.ExitCode != 3 || s.Outcome.Message != "cloister: exit code 3" {
+				t.Fatalf("got %+v", s)
+			}
+		}
+		if len(runs) != 100 || most != 6 {
+			t.Errorf("%d actions ran, at most %d at once", len(runs), most)
+		}
+		for a, n := range runs {
+			if n != 1 {
+				t.Errorf("%v ran %d times", a, n)
+			}
+		}
+		for i, c := range clients {
+			c.Drain()
+			<-all[i]
+		}
+	})
+}
+
+// TestStoppedWorkersActionRunsElsewhere: nobody who waits for it notices.
+func TestStoppedWorkersActionRunsElsewhere(t *testing.T) {
+	inBubble(t, nil, func(t *testing.T, h *head) {
+		blocked := func(ctx context.Context, _ *worker.Task, _ func(worker.Stage)) (*worker.Outcome, error) {
+			<-ctx.Done()
+			return nil, context.Cause(ctx)
+		}
+		_, kill, over := h.worker(t, "first", 1, blocked)
+		synctest.Wait()
+		o := h.submit(t, "a")
+		synctest.Wait()
+		second, _, left := h.worker(t, "second", 1, succeed)
+		synctest.Wait()
+		kill()
+		<-over
+		wantSuccess(t, o)
+		second.Drain()
+		<-left
+	})
+}
+
+// TestCancelledOperationEndsTheRun: within the time in which a worker calls again.
+func TestCancelledOperationEndsTheRun(t *testing.T) {
+	inBubble(t, nil, func(t *testing.T, h *head) {
+		causes := make(chan error, 1)
+		c, _, left := h.worker(t, "w", 1, func(ctx context.Context, _ *worker.Task, report func(worker.Stage)) (*worker.Outcome, error) {
+			report(worker.Run)
+			<-ctx.Done()
+			causes <- context.Cause(ctx)
+			return nil, context.Cause(ctx)
+		})
+		synctest.Wait()
+		o := h.submit(t, "a")
+		time.Sleep(time.Second)
+		o.Cancel("enough")
+		if err := <-causes; !errors.Is(err, context.Canceled) {
+			t.Errorf("ended by %v", err)
+		}
+		c.Drain()
+		<-left
+	})
+}
+
+// TestFaultOfAWorkerReachesTheClient: with its kind, and the worker's name.
+func TestFaultOfAWorkerReachesTheClient(t *testing.T) {
+	inBubble(t, nil, func(t *testing.T, h *head) {
+		gone := []cas.Digest{cas.SHA256.Sum([]byte("gone"))}
+		c, _, left := h.worker(t, "w", 1, func(context.Context, *worker.Task, func(worker.Stage)) (*worker.Outcome, error) {
+			return nil, &worker.Fault{Kind: worker.Missing, Err: errors.New("fetch: a blob is absent"), Blobs: gone}
+		})
+		f := wantFault(t, h.submit(t, "a"), worker.Missing, "worker w: fetch: a blob is absent")
+		if !slices.Equal(f.Blobs, gone) || strings.Count(f.Error(), "worker w") != 1 {
+			t.Errorf("got %v, %v", f, f.Blobs)
+		}
+		c.Drain()
+		<-left
+	})
+}

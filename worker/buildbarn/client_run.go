@@ -1,0 +1,245 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package buildbarn
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"runtime/debug"
+	"strings"
+	"sync"
+
+	repb "github.com/bazelbuild/remote-apis/build/bazel/remote/execution/v2"
+	"github.com/cloister-build/cloister/cas"
+	remoteworkerpb "github.com/cloister-build/cloister/proto/buildbarn/remoteworker"
+	"github.com/cloister-build/cloister/worker"
+	"github.com/cloister-build/cloister/worker/response"
+	"google.golang.org/grpc/metadata"
+	"google.golang.org/protobuf/encoding/protowire"
+	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/types/known/emptypb"
+)
+
+var (
+	// errUnwanted is why a run is cancelled that the scheduler wants no more, and errStopped one whose worker ends.
+	errUnwanted = fmt.Errorf("%w: the scheduler wants the action no more", context.Canceled)
+	errStopped  = fmt.Errorf("%w: the worker is shutting down", context.Canceled)
+)
+
+// maxAuxiliary bounds, in bytes, what a scheduler has in the metadata of a result.
+const maxAuxiliary = 64 << 10
+
+// States of the protocol, which nobody changes.
+var (
+	stateIdle      = &remoteworkerpb.CurrentState_Idle{Idle: &emptypb.Empty{}}
+	stateStarted   = &remoteworkerpb.CurrentState_Executing_Started{Started: &emptypb.Empty{}}
+	stateFetching  = &remoteworkerpb.CurrentState_Executing_FetchingInputs{FetchingInputs: &emptypb.Empty{}}
+	stateRunning   = &remoteworkerpb.CurrentState_Executing_Running{Running: &emptypb.Empty{}}
+	stateUploading = &remoteworkerpb.CurrentState_Executing_UploadingOutputs{UploadingOutputs: &emptypb.Empty{}}
+)
+
+// completed is the state of a slot that has an answer.
+func completed(action *repb.Digest, r *repb.ExecuteResponse) *remoteworkerpb.CurrentState_Executing {
+	return &remoteworkerpb.CurrentState_Executing{
+		ActionDigest:   action,
+		ExecutionState: &remoteworkerpb.CurrentState_Executing_Completed{Completed: r},
+	}
+}
+
+// task returns what e says. An error names what cannot be executed.
+func (s *slot) task(e *remoteworkerpb.DesiredState_Executing) (*worker.Task, error) {
+	name := s.Prefix
+	if name != "" && e.InstanceNameSuffix != "" {
+		name += "/"
+	}
+	name += e.InstanceNameSuffix
+	in, err := s.Instances(name)
+	if err != nil {
+		return nil, fmt.Errorf("instance %+.256q: %w", name, err)
+	}
+	fn, err := in.FunctionOf(e.DigestFunction, e.ActionDigest)
+	if err != nil {
+		return nil, fmt.Errorf("action_digest: %w", err)
+	}
+	action, err := cas.FromProto(fn, e.ActionDigest)
+	if err != nil {
+		return nil, fmt.Errorf("action_digest: %w", err)
+	}
+	// The scheduler has looked for a result, or does not want one.
+	t := &worker.Task{Instance: name, Action: action, SkipCacheLookup: true}
+	if e.QueuedTimestamp.IsValid() {
+		t.Queued = e.QueuedTimestamp.AsTime()
+	}
+	// The blob that the digest names is what is executed. The message beside it is that with the scheduler's own timeout,
+	// by which it learns how large a worker an action needs, and with do_not_cache where it runs an action to learn that.
+	if d := e.GetAction().GetTimeout(); d.IsValid() && d.AsDuration() > 0 {
+		t.Timeout = d.AsDuration()
+	}
+	headers := map[string]string{}
+	for name, value := range e.W3CTraceContext {
+		headers[strings.ToLower(name)] = value
+	}
+	t.Trace = worker.ParseTrace(headers)
+	left := maxAuxiliary
+	for _, aux := range e.AuxiliaryMetadata {
+		if left -= proto.Size(aux); left < 0 {
+			s.Log.Warn("the scheduler's metadata is too large for the result: the rest is left out", "action", action.String())
+			break
+		}
+		t.Auxiliary = append(t.Auxiliary, aux)
+		var who repb.RequestMetadata
+		if aux.MessageIs(&who) && aux.UnmarshalTo(&who) == nil {
+			t.Describe(&who)
+		}
+	}
+	return t, nil
+}
+
+// A run is one execution of a task.
+type run struct {
+	cancel context.CancelCauseFunc
+	over   chan struct{} // closed when it has ended
+	news   chan struct{} // holds a value when there is something that said has not returned
+
+	mu    sync.Mutex
+	state *remoteworkerpb.CurrentState_Executing // guarded by mu
+	ended bool                                   // guarded by mu; state is the last
+}
+
+// said returns how far the run has come, and whether it has ended.
+func (r *run) said() (*remoteworkerpb.CurrentState_Executing, bool) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.state, r.ended
+}
+
+// tell has said return state from now on.
+func (r *run) tell(state *remoteworkerpb.CurrentState_Executing, ended bool) {
+	r.mu.Lock()
+	r.state, r.ended = state, ended
+	r.mu.Unlock()
+	select {
+	case r.news <- struct{}{}:
+	default:
+	}
+}
+
+// wait waits until the run has ended.
+func (r *run) wait() { <-r.over }
+
+// start begins to execute a task, which the end of ctx alone does not end.
+func (s *slot) start(ctx context.Context, t *worker.Task, e *remoteworkerpb.DesiredState_Executing) *run {
+	ctx, cancel := context.WithCancelCause(context.WithoutCancel(ctx))
+	for name, value := range t.Trace {
+		ctx = metadata.AppendToOutgoingContext(ctx, name, value)
+	}
+	r := &run{cancel: cancel, over: make(chan struct{}), news: make(chan struct{}, 1)}
+	r.tell(&remoteworkerpb.CurrentState_Executing{ActionDigest: e.ActionDigest, ExecutionState: stateStarted}, false)
+	go func() {
+		defer close(r.over)
+		defer cancel(nil)
+		answer := s.execute(ctx, t, e, func(stage worker.Stage) {
+			state := &remoteworkerpb.CurrentState_Executing{ActionDigest: e.ActionDigest}
+			switch {
+			case stage < worker.Run:
+				state.ExecutionState = stateFetching
+			case stage == worker.Run:
+				state.ExecutionState = stateRunning
+			default:
+				state.ExecutionState = stateUploading
+			}
+			r.tell(state, false)
+		})
+		r.tell(completed(e.ActionDigest, answer), true)
+	}()
+	return r
+}
+
+// execute executes a task and returns the answer.
+func (s *slot) execute(ctx context.Context, t *worker.Task, e *remoteworkerpb.DesiredState_Executing, report func(worker.Stage)) *repb.ExecuteResponse {
+	recorded := false
+	t.Approve = func(context.Context, *worker.Outcome) bool {
+		recorded = !e.GetAction().GetDoNotCache()
+		return recorded
+	}
+	out, err := s.guarded(ctx, t, report)
+	if err != nil {
+		if context.Cause(ctx) == errStopped {
+			return response.Stopped(s.where(e.ActionDigest))
+		}
+		f, ok := errors.AsType[*worker.Fault](err)
+		if !ok {
+			f = &worker.Fault{Kind: worker.Internal, Err: err}
+		}
+		if context.Cause(ctx) != errUnwanted {
+			s.Log.Warn("an action was not executed", "worker", s.Worker, "slot", s.name, "action", t.Action.String(),
+				"instance", t.Instance, "err", err, "trace", worker.TraceID(t.Trace))
+		}
+		return s.faultResponse(f, e.ActionDigest)
+	}
+	r := response.Of(out, s.remark(ctx, t, out, recorded))
+	if n := proto.Size(r); n > response.MaxBytes {
+		return s.faultResponse(&worker.Fault{Kind: worker.Unmet, Err: fmt.Errorf("the result lists so many outputs that it takes %d bytes, "+
+			"of the %d that a client accepts; declare directories instead of the files in them", n, response.MaxBytes)}, e.ActionDigest)
+	}
+	return r
+}
+
+// guarded is Execute, which does not take the worker with it when it panics.
+func (s *slot) guarded(ctx context.Context, t *worker.Task, report func(worker.Stage)) (out *worker.Outcome, err error) {
+	defer func() {
+		if v := recover(); v != nil {
+			s.Log.Error("panic", "action", t.Action.String(), "value", v, "stack", string(debug.Stack()))
+			err = &worker.Fault{Kind: worker.Internal, Err: fmt.Errorf("panic: %v", v)}
+		}
+	}()
+	return s.Executor.Execute(ctx, t, report)
+}
+
+// faultResponse is the answer that there is no result. The status, too, names the worker: it is all that some schedulers
+// and clients show.
+func (s *slot) faultResponse(f *worker.Fault, action *repb.Digest) *repb.ExecuteResponse {
+	named := &worker.Fault{Kind: f.Kind, Blobs: f.Blobs, Err: fmt.Errorf("worker %s: %w", s.Worker, f.Err)}
+	return response.OfFault(named, s.where(action))
+}
+
+// remark returns a line with the page on which a Buildbarn browser shows the action, "" without a browser.
+func (s *slot) remark(ctx context.Context, t *worker.Task, out *worker.Outcome, recorded bool) string {
+	if s.Browser == nil {
+		return ""
+	}
+	page := func(kind string, d cas.Digest) string {
+		return s.Browser.JoinPath(t.Instance, "blobs", d.Function().String(), kind, fmt.Sprintf("%s-%d", d.Hash(), d.Size()), "/").String()
+	}
+	if recorded {
+		return "action details (cached result): " + page("action", t.Action)
+	}
+	// What is not in the action cache the browser finds by a message of Buildbarn's own in the store.
+	d, err := s.keep(ctx, t, out)
+	if err != nil {
+		s.Log.Warn("a result cannot be kept for the browser", "action", t.Action.String(), "err", err, "trace", worker.TraceID(t.Trace))
+		return "action details (the result could not be kept): " + page("action", t.Action)
+	}
+	return "action details (uncached result): " + page("historical_execute_response", d)
+}
+
+// keep stores a buildbarn.cas.HistoricalExecuteResponse: action_digest = 1, execute_response = 3.
+func (s *slot) keep(ctx context.Context, t *worker.Task, out *worker.Outcome) (cas.Digest, error) {
+	in, err := s.Instances(t.Instance)
+	if err != nil {
+		return cas.Digest{}, err
+	}
+	var data []byte
+	for _, field := range []struct {
+		number  protowire.Number
+		message proto.Message
+	}{{1, t.Action.Proto()}, {3, response.Of(out, "")}} {
+		encoded, err := proto.Marshal(field.message)
+		if err != nil {
+			return cas.Digest{}, err
+		}
+		data = protowire.AppendBytes(protowire.AppendTag(data, field.number, protowire.BytesType), encoded)
+	}
+	return cas.PutBytes(ctx, in.Store, t.Action.Function(), data)
+}

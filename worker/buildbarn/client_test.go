@@ -1,0 +1,863 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package buildbarn_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"maps"
+	"net/url"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	repb "github.com/bazelbuild/remote-apis/build/bazel/remote/execution/v2"
+	"github.com/cloister-build/cloister/cas"
+	"github.com/cloister-build/cloister/cas/castest"
+	remoteworkerpb "github.com/cloister-build/cloister/proto/buildbarn/remoteworker"
+	"github.com/cloister-build/cloister/worker"
+	"github.com/cloister-build/cloister/worker/buildbarn"
+	"github.com/cloister-build/cloister/worker/response"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/metadata"
+	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/types/known/anypb"
+	"google.golang.org/protobuf/types/known/durationpb"
+	"google.golang.org/protobuf/types/known/emptypb"
+	"google.golang.org/protobuf/types/known/timestamppb"
+)
+
+// A scheduler is as much of one as a worker notices, with the means to fail.
+type scheduler struct {
+	mu      sync.Mutex
+	changed chan struct{} // closed, and made anew, when something below has changed
+	queue   []*remoteworkerpb.DesiredState_Executing
+	has     map[string]*remoteworkerpb.DesiredState_Executing // by slot
+	calling map[string]bool
+	calls   []string // what each said: slot, state, and "!" for prefer_being_idle
+	last    *remoteworkerpb.SynchronizeRequest
+	answers []*repb.ExecuteResponse
+	away    error         // of each call, if not nil
+	lose    int           // how many answers are lost
+	skew    time.Duration // of its clock
+	said    func() *remoteworkerpb.SynchronizeResponse
+}
+
+func newScheduler() *scheduler {
+	return &scheduler{
+		changed: make(chan struct{}), has: map[string]*remoteworkerpb.DesiredState_Executing{}, calling: map[string]bool{},
+	}
+}
+
+// change does something that calls may wait for.
+func (s *scheduler) change(f func()) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	f()
+	close(s.changed)
+	s.changed = make(chan struct{})
+}
+
+func (s *scheduler) add(tasks ...*remoteworkerpb.DesiredState_Executing) {
+	s.change(func() { s.queue = append(s.queue, tasks...) })
+}
+
+// get returns a value that f reads.
+func get[T any](s *scheduler, f func() T) T {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return f()
+}
+
+func stateName(c *remoteworkerpb.CurrentState) string {
+	e := c.GetExecuting()
+	if e == nil {
+		return "idle"
+	}
+	switch e.ExecutionState.(type) {
+	case *remoteworkerpb.CurrentState_Executing_Started:
+		return "started"
+	case *remoteworkerpb.CurrentState_Executing_FetchingInputs:
+		return "fetching"
+	case *remoteworkerpb.CurrentState_Executing_Running:
+		return "running"
+	case *remoteworkerpb.CurrentState_Executing_UploadingOutputs:
+		return "uploading"
+	case *remoteworkerpb.CurrentState_Executing_Completed:
+		return "completed"
+	}
+	return "nothing"
+}
+
+// Synchronize implements the client's end of the service: what is sent is copied, as the wire would.
+func (s *scheduler) Synchronize(ctx context.Context, req *remoteworkerpb.SynchronizeRequest, _ ...grpc.CallOption) (*remoteworkerpb.SynchronizeResponse, error) {
+	req = proto.CloneOf(req)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if ctx.Err() != nil {
+		return nil, status.FromContextError(ctx.Err()).Err()
+	}
+	if s.away != nil {
+		return nil, s.away
+	}
+	slot := req.WorkerId["slot"]
+	if s.calling[slot] {
+		return nil, status.Error(codes.ResourceExhausted, "A worker with the same worker ID is already synchronizing")
+	}
+	s.calling[slot] = true
+	defer delete(s.calling, slot)
+	said := slot + " " + stateName(req.CurrentState)
+	if req.PreferBeingIdle {
+		said += "!"
+	}
+	s.calls, s.last = append(s.calls, said), req
+	r, err := s.answer(ctx, slot, req)
+	if err == nil && s.lose > 0 {
+		s.lose--
+		return nil, status.Error(codes.Unavailable, "the answer was lost")
+	}
+	return proto.CloneOf(r), err
+}
+
+// answer answers a call. The caller holds s.mu, which is let go of while it waits.
+func (s *scheduler) answer(ctx context.Context, slot string, req *remoteworkerpb.SynchronizeRequest) (*remoteworkerpb.SynchronizeResponse, error) {
+	if s.said != nil {
+		return s.said(), nil
+	}
+	executing, has := req.CurrentState.GetExecuting(), s.has[slot]
+	right := executing != nil && has != nil && proto.Equal(executing.ActionDigest, has.ActionDigest)
+	done := executing.GetCompleted()
+	if right && done == nil {
+		return s.response(nil, 10*time.Second), nil
+	}
+	if right {
+		s.answers = append(s.answers, done)
+		delete(s.has, slot)
+		has = nil
+	}
+	if has != nil {
+		return s.response(desired(has), 10*time.Second), nil // once more
+	}
+	wait := executing == nil || done != nil
+	timeout := time.After(time.Minute)
+	for !req.PreferBeingIdle {
+		if len(s.queue) > 0 {
+			s.has[slot], s.queue = s.queue[0], s.queue[1:]
+			return s.response(desired(s.has[slot]), 10*time.Second), nil
+		}
+		if !wait {
+			break
+		}
+		changed := s.changed
+		s.mu.Unlock()
+		var late, gone bool
+		select {
+		case <-changed:
+		case <-timeout:
+			late = true
+		case <-ctx.Done():
+			gone = true
+		}
+		s.mu.Lock()
+		switch {
+		case gone:
+			return nil, status.FromContextError(ctx.Err()).Err()
+		case s.away != nil:
+			return nil, s.away
+		case late:
+			return s.response(nothing(), 0), nil
+		}
+	}
+	return s.response(nothing(), 0), nil
+}
+
+func (s *scheduler) response(d *remoteworkerpb.DesiredState, in time.Duration) *remoteworkerpb.SynchronizeResponse {
+	return &remoteworkerpb.SynchronizeResponse{NextSynchronizationAt: timestamppb.New(time.Now().Add(in + s.skew)), DesiredState: d}
+}
+
+func nothing() *remoteworkerpb.DesiredState {
+	return &remoteworkerpb.DesiredState{WorkerState: &remoteworkerpb.DesiredState_Idle{Idle: &emptypb.Empty{}}}
+}
+
+func desired(e *remoteworkerpb.DesiredState_Executing) *remoteworkerpb.DesiredState {
+	return &remoteworkerpb.DesiredState{WorkerState: &remoteworkerpb.DesiredState_Executing_{Executing: e}}
+}
+
+// digestOf is the digest of an action of that name.
+func digestOf(name string) cas.Digest { return cas.SHA256.Sum([]byte(name)) }
+
+// task is an action of that name to execute.
+func task(name string) *remoteworkerpb.DesiredState_Executing {
+	return &remoteworkerpb.DesiredState_Executing{
+		ActionDigest: digestOf(name).Proto(), DigestFunction: repb.DigestFunction_SHA256,
+		Action: &repb.Action{Timeout: durationpb.New(time.Hour)}, QueuedTimestamp: timestamppb.Now(),
+	}
+}
+
+// An executor executes by a function.
+type executor func(ctx context.Context, t *worker.Task, report func(worker.Stage)) (*worker.Outcome, error)
+
+func (e executor) Execute(ctx context.Context, t *worker.Task, report func(worker.Stage)) (*worker.Outcome, error) {
+	return e(ctx, t, report)
+}
+
+// succeed is an execution without a command.
+func succeed(_ context.Context, _ *worker.Task, report func(worker.Stage)) (*worker.Outcome, error) {
+	report(worker.Fetch)
+	report(worker.Run)
+	report(worker.Publish)
+	return &worker.Outcome{Result: &repb.ActionResult{}}, nil
+}
+
+// A joined is a client that runs.
+type joined struct {
+	*buildbarn.Client
+	*scheduler
+	*stages // what executes, if nothing else does
+	t       *testing.T
+	kill    context.CancelFunc
+	ended   chan struct{}
+	log     *strings.Builder
+}
+
+// join runs test with a client of one slot in a bubble of time, and ends it: nothing of it may be left then.
+func join(t *testing.T, e executor, change func(*buildbarn.ClientConfig), test func(j *joined)) {
+	t.Helper()
+	synctest.Test(t, func(t *testing.T) {
+		j := &joined{scheduler: newScheduler(), stages: newStages(), t: t, ended: make(chan struct{}), log: &strings.Builder{}}
+		memory := castest.NewMemory()
+		c := buildbarn.ClientConfig{
+			Scheduler: j.scheduler, Executor: e, Worker: "w", Slots: 1,
+			Instances: func(name string) (*cas.Instance, error) {
+				return &cas.Instance{Name: name, Store: memory, Actions: memory}, cas.CheckInstanceName(name)
+			},
+			Log: slog.New(slog.NewTextHandler(j.log, nil)),
+		}
+		if e == nil {
+			c.Executor = executor(j.stages.execute)
+		}
+		if change != nil {
+			change(&c)
+		}
+		var err error
+		if j.Client, err = buildbarn.NewClient(c); err != nil {
+			t.Fatal(err)
+		}
+		ctx, kill := context.WithCancel(t.Context())
+		j.kill = kill
+		go func() {
+			j.Run(ctx)
+			close(j.ended)
+		}()
+		defer func() {
+			kill()
+			<-j.ended
+			if n := j.Busy(); n != 0 {
+				t.Errorf("%d slots are busy at the end", n)
+			}
+		}()
+		synctest.Wait()
+		test(j)
+	})
+}
+
+// over reports whether Run has returned.
+func (j *joined) over() bool {
+	synctest.Wait()
+	select {
+	case <-j.ended:
+		return true
+	default:
+		return false
+	}
+}
+
+// sleep lets time pass.
+func (j *joined) sleep(d time.Duration) {
+	time.Sleep(d)
+	synctest.Wait()
+}
+
+// wantCalls fails unless the calls since the last time are these.
+func (j *joined) wantCalls(want ...string) {
+	j.t.Helper()
+	synctest.Wait()
+	got := get(j.scheduler, func() []string {
+		calls := j.calls
+		j.calls = nil
+		return calls
+	})
+	if !slices.Equal(got, want) {
+		j.t.Errorf("the worker said %q, want %q", got, want)
+	}
+}
+
+// answer waits for the next answer.
+func (j *joined) answer() *repb.ExecuteResponse {
+	j.t.Helper()
+	for range 1000 {
+		synctest.Wait()
+		if r := get(j.scheduler, func() (r *repb.ExecuteResponse) {
+			if len(j.answers) > 0 {
+				r, j.answers = j.answers[0], j.answers[1:]
+			}
+			return r
+		}); r != nil {
+			return r
+		}
+		time.Sleep(time.Second)
+	}
+	j.t.Fatal("there is no answer")
+	return nil
+}
+
+// stages is an execution that goes one stage further for each value that it is sent, and ends with ctx.
+type stages struct {
+	next      chan worker.Stage // 0: the end
+	cancelled chan error        // the cause, for each that was
+}
+
+func newStages() *stages {
+	return &stages{make(chan worker.Stage), make(chan error, 10)}
+}
+
+func (s *stages) execute(ctx context.Context, _ *worker.Task, report func(worker.Stage)) (*worker.Outcome, error) {
+	for {
+		select {
+		case stage := <-s.next:
+			if stage == 0 {
+				return &worker.Outcome{Result: &repb.ActionResult{ExitCode: 7}}, nil
+			}
+			report(stage)
+		case <-ctx.Done():
+			s.cancelled <- context.Cause(ctx)
+			return nil, &worker.Fault{Kind: worker.Cancelled, Err: context.Cause(ctx)}
+		}
+	}
+}
+
+// TestEachChangeIsToldAtOnce: and what is unchanged when the scheduler wants to hear of it.
+func TestEachChangeIsToldAtOnce(t *testing.T) {
+	join(t, nil, nil, func(j *joined) {
+		j.wantCalls("1 idle")
+		j.sleep(time.Minute)
+		j.wantCalls("1 idle") // the scheduler lets go of it now and then
+		j.add(task("a"))
+		j.wantCalls("1 started")
+		for _, c := range []struct {
+			stage worker.Stage
+			said  []string
+		}{
+			{worker.Fetch, []string{"1 fetching"}},
+			{worker.Run, []string{"1 running"}},
+			{worker.Collect, []string{"1 uploading"}},
+			{worker.Seal, []string{"1 uploading"}},
+		} {
+			j.next <- c.stage
+			j.wantCalls(c.said...)
+			if j.Busy() != 1 {
+				t.Errorf("%d slots are busy", j.Busy())
+			}
+		}
+		j.sleep(25 * time.Second)
+		j.wantCalls("1 uploading", "1 uploading")
+		j.next <- 0
+		j.wantCalls("1 completed")
+		if r := j.answer(); r.Result.GetExitCode() != 7 || r.Status.GetCode() != 0 {
+			t.Errorf("got %v", r)
+		}
+	})
+}
+
+// TestWhatAWorkerSaysOfItself: one id for each slot, sorted properties, each once.
+func TestWhatAWorkerSaysOfItself(t *testing.T) {
+	change := func(c *buildbarn.ClientConfig) {
+		c.Slots, c.Prefix, c.SizeClass = 3, "main", 4
+		c.Properties = []worker.Property{{Name: "b", Value: "2"}, {Name: "a", Value: "1"}, {Name: "b", Value: "1"}, {Name: "a", Value: "1"}}
+	}
+	join(t, succeed, change, func(j *joined) {
+		got := get(j.scheduler, func() []string { return slices.Sorted(slices.Values(j.calls)) })
+		if !slices.Equal(got, []string{"1 idle", "2 idle", "3 idle"}) {
+			t.Errorf("got %q", got)
+		}
+		req := get(j.scheduler, func() *remoteworkerpb.SynchronizeRequest { return j.last })
+		var properties []string
+		for _, p := range req.Platform.Properties {
+			properties = append(properties, p.Name+"="+p.Value)
+		}
+		if req.WorkerId["worker"] != "w" || len(req.WorkerId) != 2 || req.InstanceNamePrefix != "main" || req.SizeClass != 4 ||
+			!slices.Equal(properties, []string{"a=1", "b=1", "b=2"}) {
+			t.Errorf("got %v", req)
+		}
+	})
+	for _, bad := range []buildbarn.ClientConfig{{Slots: 1}, {Worker: "w"}, {Worker: "w", Slots: 1, Prefix: "a//b"}} {
+		if _, err := buildbarn.NewClient(bad); err == nil {
+			t.Errorf("%+v was taken", bad)
+		}
+	}
+}
+
+// TestOneAfterTheOther: the answer to a completed action is the next.
+func TestOneAfterTheOther(t *testing.T) {
+	var got []string
+	e := func(ctx context.Context, task *worker.Task, report func(worker.Stage)) (*worker.Outcome, error) {
+		got = append(got, task.Action.Hash())
+		time.Sleep(time.Second)
+		return succeed(ctx, task, func(worker.Stage) {})
+	}
+	join(t, e, nil, func(j *joined) {
+		j.add(task("a"), task("b"), task("b"), task("c"))
+		for range 4 {
+			j.answer()
+		}
+		j.wantCalls("1 idle", "1 started", "1 completed", "1 started", "1 completed", "1 started", "1 completed", "1 started", "1 completed")
+		if want := []string{digestOf("a").Hash(), digestOf("b").Hash(), digestOf("b").Hash(), digestOf("c").Hash()}; !slices.Equal(got, want) {
+			t.Errorf("executed %q, want %q", got, want)
+		}
+	})
+}
+
+// TestCancelledInEachStage: what the scheduler wants no more is killed before anything else is said, and never answered,
+// whether there is something else to do or not.
+func TestCancelledInEachStage(t *testing.T) {
+	for _, another := range []bool{false, true} {
+		for stage := worker.Stage(0); stage <= worker.Publish; stage++ {
+			join(t, nil, nil, func(j *joined) {
+				j.add(task("a"))
+				synctest.Wait()
+				if stage > 0 {
+					j.next <- stage
+				}
+				synctest.Wait()
+				j.change(func() {
+					delete(j.has, "1")
+					if another {
+						j.queue = append(j.queue, task("b"))
+					}
+				})
+				j.sleep(11 * time.Second) // until it calls
+				if err := <-j.cancelled; !errors.Is(err, context.Canceled) {
+					t.Errorf("stage %v: ended by %v", stage, err)
+				}
+				if !another {
+					j.add(task("b"))
+				}
+				synctest.Wait()
+				j.next <- 0
+				if r := j.answer(); r.Result.GetExitCode() != 7 || len(j.answers) > 0 {
+					t.Errorf("stage %v: got %v", stage, r)
+				}
+				if strings.Contains(j.log.String(), "level=WARN") {
+					t.Errorf("stage %v: the log says %s", stage, j.log)
+				}
+			})
+		}
+	}
+}
+
+// TestSchedulerVanishesAndReturns: what runs goes on, and its result is told; one line says that it is away and one that
+// it is back.
+func TestSchedulerVanishesAndReturns(t *testing.T) {
+	join(t, nil, nil, func(j *joined) {
+		j.add(task("a"))
+		synctest.Wait()
+		j.change(func() { j.away = status.Error(codes.Unavailable, "connection refused") })
+		j.next <- worker.Run
+		j.sleep(10 * time.Minute)
+		if !strings.Contains(j.Down(), "connection refused") {
+			t.Errorf("down says %q", j.Down())
+		}
+		j.next <- 0
+		j.sleep(10 * time.Minute)
+		j.change(func() { j.away = nil })
+		if r := j.answer(); r.Result.GetExitCode() != 7 {
+			t.Errorf("got %v", r)
+		}
+		if j.Down() != "" {
+			t.Errorf("down says %q", j.Down())
+		}
+		if text := j.log.String(); strings.Count(text, "cannot be asked") != 1 || strings.Count(text, "the scheduler answers") != 1 {
+			t.Errorf("the log says:\n%s", text)
+		}
+	})
+}
+
+// TestSchedulerThatForgotIsBelieved: one that was started anew knows nothing of what runs.
+func TestSchedulerThatForgotIsBelieved(t *testing.T) {
+	join(t, nil, nil, func(j *joined) {
+		j.add(task("a"))
+		synctest.Wait()
+		j.change(func() { clear(j.has) })
+		j.next <- worker.Run
+		j.wantCalls("1 idle", "1 started", "1 running", "1 idle")
+		if err := <-j.cancelled; !errors.Is(err, context.Canceled) {
+			t.Errorf("ended by %v", err)
+		}
+	})
+}
+
+// TestLostAnswers: an action that was handed out by an answer that never came is executed, once.
+func TestLostAnswers(t *testing.T) {
+	n := 0
+	e := func(ctx context.Context, t *worker.Task, report func(worker.Stage)) (*worker.Outcome, error) {
+		n++
+		return succeed(ctx, t, func(worker.Stage) {})
+	}
+	join(t, e, nil, func(j *joined) {
+		j.change(func() { j.lose = 1 })
+		j.add(task("a"))
+		j.answer()
+		calls := get(j.scheduler, func() []string { return j.calls })
+		if n != 1 || !slices.Equal(calls, []string{"1 idle", "1 idle!", "1 started", "1 completed"}) {
+			t.Errorf("executed %d times, said %q", n, calls)
+		}
+		// And the answer to a result.
+		j.change(func() { j.lose = 1 })
+		j.add(task("b"))
+		j.sleep(time.Minute)
+		if n != 2 || len(get(j.scheduler, func() []*repb.ExecuteResponse { return j.answers })) != 1 {
+			t.Errorf("executed %d times", n)
+		}
+	})
+}
+
+// TestClientDrains: an idle slot leaves at once, one that executes when the scheduler has its result; neither takes another
+// action.
+func TestClientDrains(t *testing.T) {
+	join(t, nil, func(c *buildbarn.ClientConfig) { c.Slots = 1 }, func(j *joined) {
+		j.Drain()
+		if !j.over() {
+			j.sleep(time.Second)
+			t.Fatalf("it does not end: %q", get(j.scheduler, func() []string { return j.calls }))
+		}
+		j.wantCalls("1 idle", "1 idle!")
+	})
+	join(t, nil, nil, func(j *joined) {
+		j.add(task("a"), task("b"))
+		synctest.Wait()
+		j.Drain()
+		j.sleep(5 * time.Minute)
+		if j.over() {
+			t.Fatal("it ends before its action")
+		}
+		j.next <- 0
+		if r := j.answer(); r.Result.GetExitCode() != 7 {
+			t.Errorf("got %v", r)
+		}
+		if !j.over() || len(j.queue) != 1 || len(j.has) != 0 {
+			t.Errorf("over %v, %d wait, has %v", j.over(), len(j.queue), j.has)
+		}
+	})
+}
+
+// TestDrainWithoutAScheduler: a minute after the scheduler wanted to hear of it, a worker is forgotten, and may leave.
+func TestDrainWithoutAScheduler(t *testing.T) {
+	for _, busy := range []bool{false, true} {
+		join(t, nil, nil, func(j *joined) {
+			if busy {
+				j.add(task("a"))
+				synctest.Wait()
+			}
+			j.change(func() { j.away = status.Error(codes.Unavailable, "gone") })
+			j.Drain()
+			j.sleep(50 * time.Second)
+			if j.over() {
+				t.Errorf("busy %v: it left while the scheduler may believe in it", busy)
+			}
+			j.sleep(30 * time.Second)
+			if !j.over() {
+				t.Errorf("busy %v: it does not leave", busy)
+			}
+			if busy {
+				<-j.cancelled
+			}
+		})
+	}
+}
+
+// TestKill: the scheduler is told at once that what ran did not end, so that it runs elsewhere; nobody waits for a
+// scheduler that is away.
+func TestKill(t *testing.T) {
+	for _, away := range []bool{false, true} {
+		join(t, nil, nil, func(j *joined) {
+			j.add(task("a"))
+			synctest.Wait()
+			if away {
+				j.change(func() { j.away = status.Error(codes.Unavailable, "gone") })
+			}
+			began := time.Now()
+			j.kill()
+			<-j.ended
+			if took := time.Since(began); took > 15*time.Second || !away && took > 0 {
+				t.Errorf("away %v: took %v", away, took)
+			}
+			<-j.cancelled
+			if away {
+				return
+			}
+			if r := j.answer(); !response.IsStopped(r) || codes.Code(r.Status.Code) != codes.Unavailable || !strings.Contains(r.Message, "worker w, slot 1") {
+				t.Errorf("got %v", r)
+			}
+		})
+	}
+}
+
+// TestNotReady: no action is asked for, and what asks is called back.
+func TestNotReady(t *testing.T) {
+	var mu sync.Mutex
+	why := errors.New("the store is down")
+	set := func(err error) {
+		mu.Lock()
+		defer mu.Unlock()
+		why = err
+	}
+	change := func(c *buildbarn.ClientConfig) {
+		c.Ready = func() error {
+			mu.Lock()
+			defer mu.Unlock()
+			return why
+		}
+	}
+	join(t, succeed, change, func(j *joined) {
+		j.add(task("a"))
+		j.sleep(10 * time.Minute)
+		j.wantCalls()
+		set(nil)
+		j.answer()
+		j.sleep(time.Second)
+		get(j.scheduler, func() any { j.calls = nil; return nil })
+		set(errors.New("the disk is full"))
+		j.sleep(2 * time.Second)
+		j.wantCalls("1 completed!") // once more: the answer to it did not come yet
+		j.add(task("b"))
+		j.sleep(10 * time.Minute)
+		j.wantCalls()
+		if text := j.log.String(); strings.Count(text, "none is taken") != 2 || strings.Count(text, "can be executed") != 1 {
+			t.Errorf("the log says:\n%s", text)
+		}
+		j.Drain()
+		if !j.over() {
+			t.Error("it does not leave")
+		}
+	})
+}
+
+// TestFailuresNameTheWorker: in the status, too, and after one it is idle for a moment in which it is looked whether the
+// next could be executed.
+func TestFailuresNameTheWorker(t *testing.T) {
+	e := func(_ context.Context, task *worker.Task, _ func(worker.Stage)) (*worker.Outcome, error) {
+		if task.Action == digestOf("panic") {
+			panic("at the disco")
+		}
+		return nil, &worker.Fault{Kind: worker.Unavailable, Err: errors.New("fetch: the store is down")}
+	}
+	join(t, e, nil, func(j *joined) {
+		a := task("a")
+		a.W3CTraceContext = map[string]string{"traceparent": "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"}
+		j.add(a, task("panic"))
+		r := j.answer()
+		if st := r.Status; codes.Code(st.Code) != codes.Unavailable || st.Message != "worker w: fetch: the store is down" ||
+			!strings.HasSuffix(r.Message, "(worker w, slot 1, action "+digestOf("a").String()+")") || r.Result != nil {
+			t.Errorf("got %v", r)
+		}
+		if text := j.log.String(); !strings.Contains(text, "trace=0af7651916cd43dd8448eb211c80319c") {
+			t.Errorf("the log says %s", text)
+		}
+		if r := j.answer(); codes.Code(r.Status.Code) != codes.Internal || !strings.Contains(r.Status.Message, "at the disco") {
+			t.Errorf("got %v", r)
+		}
+		if calls := get(j.scheduler, func() []string { return j.calls }); !slices.Equal(calls[:4], []string{"1 idle", "1 started", "1 completed!", "1 idle"}) {
+			t.Errorf("said %q", calls)
+		}
+	})
+}
+
+// TestGarbage: what cannot be executed is answered, so that it is not handed out again and again, and nothing is executed.
+func TestGarbage(t *testing.T) {
+	e := func(context.Context, *worker.Task, func(worker.Stage)) (*worker.Outcome, error) {
+		return nil, errors.New("executed")
+	}
+	for name, change := range map[string]func(*remoteworkerpb.DesiredState_Executing){
+		"hash":     func(e *remoteworkerpb.DesiredState_Executing) { e.ActionDigest.Hash = "x" },
+		"size":     func(e *remoteworkerpb.DesiredState_Executing) { e.ActionDigest.SizeBytes = -1 },
+		"function": func(e *remoteworkerpb.DesiredState_Executing) { e.DigestFunction = 99 },
+		"instance": func(e *remoteworkerpb.DesiredState_Executing) { e.InstanceNameSuffix = "a//b" },
+	} {
+		join(t, e, nil, func(j *joined) {
+			garbage := task("a")
+			change(garbage)
+			j.add(garbage)
+			if r := j.answer(); codes.Code(r.Status.Code) != codes.InvalidArgument || !strings.Contains(r.Status.Message, "worker w: ") {
+				t.Errorf("%s: got %v", name, r)
+			}
+		})
+	}
+	for name, answer := range map[string]*remoteworkerpb.SynchronizeResponse{
+		"no action":        {DesiredState: desired(&remoteworkerpb.DesiredState_Executing{})},
+		"no state":         {DesiredState: &remoteworkerpb.DesiredState{}},
+		"nothing":          {},
+		"a time of nobody": {NextSynchronizationAt: &timestamppb.Timestamp{Seconds: 1 << 62, Nanos: -1}, DesiredState: nothing()},
+	} {
+		join(t, e, nil, func(j *joined) {
+			j.change(func() { j.said = func() *remoteworkerpb.SynchronizeResponse { return answer } })
+			j.sleep(10 * time.Minute)
+			if n := len(get(j.scheduler, func() []string { return j.calls })); n < 60 || n > 700 {
+				t.Errorf("%s: %d calls in ten minutes", name, n)
+			}
+			j.change(func() { j.said = nil })
+			j.sleep(time.Minute)
+			if j.Down() != "" {
+				t.Errorf("%s: down says %q", name, j.Down())
+			}
+		})
+	}
+}
+
+// TestClockOfTheScheduler: a clock that is wrong has a worker neither call all the time nor keep silent until it is lost.
+func TestClockOfTheScheduler(t *testing.T) {
+	for _, skew := range []time.Duration{-24 * time.Hour, 24 * time.Hour} {
+		join(t, nil, nil, func(j *joined) {
+			j.change(func() { j.skew = skew })
+			j.add(task("a"))
+			j.sleep(10 * time.Minute)
+			if n := len(get(j.scheduler, func() []string { return j.calls })); n < 12 || n > 610 {
+				t.Errorf("skew %v: %d calls in ten minutes", skew, n)
+			}
+		})
+	}
+}
+
+// TestWhatTheTaskSays: all that the scheduler says of an action.
+func TestWhatTheTaskSays(t *testing.T) {
+	const parent = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
+	var got *worker.Task
+	var sent metadata.MD
+	approved := false
+	e := func(ctx context.Context, task *worker.Task, _ func(worker.Stage)) (*worker.Outcome, error) {
+		got = task
+		sent, _ = metadata.FromOutgoingContext(ctx)
+		approved = task.Approve(ctx, nil)
+		return &worker.Outcome{Result: &repb.ActionResult{}}, nil
+	}
+	who, err := anypb.New(&repb.RequestMetadata{TargetId: "//a:b", ActionMnemonic: "CppCompile", ToolInvocationId: "i\n"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	join(t, e, func(c *buildbarn.ClientConfig) { c.Prefix = "main" }, func(j *joined) {
+		a := task("a")
+		a.InstanceNameSuffix, a.W3CTraceContext = "sub", map[string]string{"traceparent": parent, "tracestate": "a=b"}
+		a.AuxiliaryMetadata = []*anypb.Any{who, {TypeUrl: "x", Value: []byte("y")}}
+		a.Action.Timeout, a.QueuedTimestamp = durationpb.New(time.Minute), timestamppb.New(time.Unix(5, 0))
+		j.add(a)
+		j.answer()
+		if got.Instance != "main/sub" || got.Action != digestOf("a") || !got.SkipCacheLookup || got.Timeout != time.Minute || !got.Queued.Equal(time.Unix(5, 0)) ||
+			got.Target != "//a:b" || got.Mnemonic != "CppCompile" || got.Invocation != "" || len(got.Auxiliary) != 2 || !proto.Equal(got.Auxiliary[0], who) {
+			t.Errorf("got %+v", got)
+		}
+		if !maps.Equal(got.Trace, map[string]string{"traceparent": parent, "tracestate": "a=b"}) || sent.Get("traceparent")[0] != parent || sent.Get("tracestate")[0] != "a=b" {
+			t.Errorf("got trace %v, calls carry %v", got.Trace, sent)
+		}
+		if !approved {
+			t.Error("the result may not be recorded")
+		}
+		// One that the scheduler has executed for itself, with too much to say.
+		b := task("b")
+		b.Action.DoNotCache, b.DigestFunction, b.W3CTraceContext = true, repb.DigestFunction_UNKNOWN, map[string]string{"traceparent": "x"}
+		b.AuxiliaryMetadata = []*anypb.Any{who, {TypeUrl: "x", Value: make([]byte, 100_000)}}
+		j.add(b)
+		j.answer()
+		if approved || got.Instance != "main" || got.Trace != nil || len(sent) != 0 || len(got.Auxiliary) != 1 || !strings.Contains(j.log.String(), "too large") {
+			t.Errorf("approved %v, got %+v, calls carry %v, log %s", approved, got, sent, j.log)
+		}
+	})
+}
+
+// TestPagesOfTheBrowser: Buildbarn's browser finds results that were recorded by the action, and others by a message of
+// its own, which is in the store.
+func TestPagesOfTheBrowser(t *testing.T) {
+	base, err := url.Parse("http://browser/")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var store cas.Store
+	e := func(ctx context.Context, task *worker.Task, _ func(worker.Stage)) (*worker.Outcome, error) {
+		if task.Approve(ctx, nil) && task.Action == digestOf("good") {
+			return &worker.Outcome{Result: &repb.ActionResult{}}, nil
+		}
+		return &worker.Outcome{Result: &repb.ActionResult{ExitCode: 3}, Message: "cloister: exit code 3"}, nil
+	}
+	change := func(c *buildbarn.ClientConfig) {
+		c.Browser = base
+		in, err := c.Instances("sub")
+		if err != nil {
+			t.Fatal(err)
+		}
+		store = in.Store
+	}
+	join(t, e, change, func(j *joined) {
+		good := task("good")
+		good.InstanceNameSuffix = "sub"
+		j.add(good)
+		page := fmt.Sprintf("http://browser/sub/blobs/sha256/action/%s-4/", digestOf("good").Hash())
+		if r := j.answer(); r.Message != "cloister: action details (cached result): "+page {
+			t.Errorf("got %q, want %q", r.Message, page)
+		}
+		bad := task("again")
+		bad.Action.DoNotCache = true
+		j.add(bad)
+		r := j.answer()
+		first, page, _ := strings.Cut(r.Message, "\n")
+		name, ok := strings.CutPrefix(page, "cloister: action details (uncached result): http://browser/blobs/sha256/historical_execute_response/")
+		if first != "cloister: exit code 3" || !ok {
+			t.Fatalf("got %q", r.Message)
+		}
+		d, err := cas.ParseDigest(strings.Replace(strings.TrimSuffix(name, "/"), "-", "/", 1))
+		if err != nil {
+			t.Fatal(err)
+		}
+		data, err := cas.ReadAll(t.Context(), store, d, 1<<20)
+		if err != nil {
+			t.Fatal(err)
+		}
+		// An UpdateActionResultRequest has digest and result elsewhere; of this message the fields are read by number.
+		if want := digestOf("again").Hash(); !strings.Contains(string(data), want) || !strings.Contains(string(data), "exit code 3") {
+			t.Errorf("the message is %q", data)
+		}
+	})
+}
+
+// TestResultThatCannotBeSent: is refused by name.
+func TestResultThatCannotBeSent(t *testing.T) {
+	e := func(context.Context, *worker.Task, func(worker.Stage)) (*worker.Outcome, error) {
+		return &worker.Outcome{Result: &repb.ActionResult{StdoutRaw: make([]byte, 5<<20)}}, nil
+	}
+	join(t, e, nil, func(j *joined) {
+		j.add(task("a"))
+		if r := j.answer(); codes.Code(r.Status.Code) != codes.FailedPrecondition || !strings.Contains(r.Message, "declare directories") || r.Result != nil {
+			t.Errorf("got %v", r.Status)
+		}
+	})
+}
+
+// TestRefusalsComeWithAHint: of what a person can do.
+func TestRefusalsComeWithAHint(t *testing.T) {
+	for code, hint := range map[codes.Code]string{
+		codes.Unimplemented: "port for workers", codes.ResourceExhausted: "--name", codes.InvalidArgument: "size class",
+		codes.Unauthenticated: "token", codes.PermissionDenied: "token", codes.Unavailable: "hint=none",
+	} {
+		join(t, succeed, nil, func(j *joined) {
+			j.change(func() { j.away = status.Error(code, "no") })
+			j.sleep(10 * time.Minute)
+			if text := j.log.String(); strings.Count(text, hint) != 1 {
+				t.Errorf("%v: the log says %s", code, text)
+			}
+		})
+	}
+}
