@@ -149,6 +149,7 @@ func join(ctx context.Context, c *joinConfig, out io.Writer) error {
 		return err
 	}
 	n.ready.scheduler = client.Down
+	n.behind.ask(ctx, askedLimit, log) // so that the first action need not wait for it
 	if err := n.serveMetrics(ofClient(client)...); err != nil {
 		return err
 	}

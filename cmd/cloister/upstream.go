@@ -133,18 +133,22 @@ func checkServer(ctx context.Context, c *remote.Client) error {
 // watch asks again and again whether the upstream answers, until ctx ends.
 func (u *upstream) watch(ctx context.Context, log *slog.Logger) {
 	for {
-		probe, cancel := context.WithTimeout(ctx, probeLimit)
-		err := u.check(probe)
-		cancel()
-		if ctx.Err() != nil {
-			return
-		}
-		u.note(err, log)
+		u.ask(ctx, probeLimit, log)
 		select {
 		case <-time.After(probeEvery):
 		case <-ctx.Done():
 			return
 		}
+	}
+}
+
+// ask asks once whether the upstream answers.
+func (u *upstream) ask(ctx context.Context, limit time.Duration, log *slog.Logger) {
+	probe, cancel := context.WithTimeout(ctx, limit)
+	err := u.check(probe)
+	cancel()
+	if ctx.Err() == nil {
+		u.note(err, log)
 	}
 }
 

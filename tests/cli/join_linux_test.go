@@ -1,0 +1,188 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package cli_test
+
+import (
+	"bytes"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+)
+
+// A worker is a running cloister join.
+type joinedWorker struct {
+	cmd  *exec.Cmd
+	done chan error
+	mu   sync.Mutex
+	log  bytes.Buffer // guarded by mu
+}
+
+func (w *joinedWorker) Write(p []byte) (int, error) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.log.Write(p)
+}
+
+func (w *joinedWorker) text() string {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.log.String()
+}
+
+// signal sends the worker a signal.
+func (w *joinedWorker) signal(t *testing.T, s syscall.Signal) {
+	t.Helper()
+	if err := w.cmd.Process.Signal(s); err != nil {
+		t.Error(err)
+	}
+}
+
+// joining starts a worker of a head, which ends with the test.
+func joining(t *testing.T, head, name string, flags ...string) *joinedWorker {
+	t.Helper()
+	dir := t.TempDir()
+	w := &joinedWorker{done: make(chan error, 1)}
+	args := append([]string{"join", "grpc://" + head, "--name", name, "--dir", filepath.Join(dir, "store"), "--max-size", "1GiB", "--jobs", "2"}, flags...)
+	w.cmd = exec.Command(built.Path(t), args...)
+	w.cmd.Env = append(os.Environ(), "HOME="+dir)
+	w.cmd.Stdout, w.cmd.Stderr = w, w
+	if err := w.cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	go func() { w.done <- w.cmd.Wait() }()
+	t.Cleanup(func() {
+		w.cmd.Process.Signal(syscall.SIGTERM)
+		select {
+		case err := <-w.done:
+			if err != nil {
+				t.Errorf("%s ended with %v:\n%s", name, err, w.text())
+			}
+		case <-time.After(30 * time.Second):
+			w.cmd.Process.Kill()
+			t.Errorf("%s does not end:\n%s", name, w.text())
+		}
+		w.done <- nil
+	})
+	until(t, name+" has joined", func() bool { return strings.Contains(w.text(), "joins    grpc://"+head+" as "+name) })
+	return w
+}
+
+// TestJoinedWorkersExecute: a head without slots and two workers are one server to a client, of which results name the
+// worker; one that is told to end lets its action finish, and a second signal gives it to the other.
+func TestJoinedWorkersExecute(t *testing.T) {
+	port := unused(t)
+	r := serving(t, "main", "--jobs", "0", "--worker-listen", port)
+	metrics := unused(t)
+	first := joining(t, port, "first", "--metrics", metrics)
+	_, response := r.execute(t, "cat input >out; echo said")
+	if response.Result.GetExitCode() != 0 || response.Status.GetCode() != 0 || response.Result.ExecutionMetadata.Worker != "first" {
+		t.Fatalf("got %v", response)
+	}
+	if text := r.read(t, response.Result.OutputFiles[0].Digest); text != "an input\n" {
+		t.Errorf("the output is %q", text)
+	}
+	if _, again := r.execute(t, "cat input >out; echo said"); !again.CachedResult {
+		t.Error("the worker has not recorded the result")
+	}
+	if code, text := get(t, metrics, "/ready"); code != 200 {
+		t.Errorf("ready: %d %s", code, text)
+	}
+	if _, text := get(t, metrics, "/metrics"); !strings.Contains(text, "cloister_scheduler_up 1") || !strings.Contains(text, "cloister_slots 2") {
+		t.Errorf("metrics:\n%s", text)
+	}
+	// A failure says who had it, and how it is run again.
+	_, response = r.execute(t, "exit 5")
+	if response.Result.GetExitCode() != 5 || !strings.Contains(response.Message, "reproduce: cloister run --action") || !strings.Contains(response.Message, "--cas grpc://"+port) {
+		t.Errorf("got %v", response)
+	}
+
+	// While it drains it finishes, and takes no more.
+	ended := make(chan string, 1)
+	go func() {
+		_, response := r.execute(t, "sleep 3; echo drained >out")
+		ended <- response.Result.GetExecutionMetadata().GetWorker()
+	}()
+	running := func() bool {
+		_, text := get(t, metrics, "/metrics")
+		return strings.Contains(text, "cloister_actions_running 1")
+	}
+	until(t, "the action runs", running)
+	first.signal(t, syscall.SIGTERM)
+	second := joining(t, port, "second")
+	if got := <-ended; got != "first" {
+		t.Errorf("the action ended on %q", got)
+	}
+	if err := <-first.done; err != nil {
+		t.Errorf("it ended with %v:\n%s", err, first.text())
+	}
+	first.done <- nil
+	_, response = r.execute(t, "echo elsewhere >out")
+	if response.Result.GetExecutionMetadata().GetWorker() != "second" {
+		t.Errorf("got %v", response)
+	}
+	if text := second.text(); strings.Contains(text, "level=WARN") {
+		t.Errorf("the log says:\n%s", text)
+	}
+}
+
+// TestJoinedWorkerGivesItsActionBack: at the second signal it is run by another, and no process of it is left.
+func TestJoinedWorkerGivesItsActionBack(t *testing.T) {
+	port := unused(t)
+	r := serving(t, "", "--jobs", "0", "--worker-listen", port)
+	metrics := unused(t)
+	first := joining(t, port, "first", "--metrics", metrics)
+	mark := fmt.Sprint("86", os.Getpid())
+	ended := make(chan string, 1)
+	go func() {
+		_, response := r.execute(t, "if test -n \"$(cat input)\"; then timeout 5 sleep "+mark+"; echo $? >out; fi; true")
+		ended <- response.Result.GetExecutionMetadata().GetWorker()
+	}()
+	until(t, "the action runs", func() bool {
+		_, text := get(t, metrics, "/metrics")
+		return strings.Contains(text, "cloister_actions_running 1")
+	})
+	joining(t, port, "second")
+	first.signal(t, syscall.SIGTERM)
+	until(t, "it drains", func() bool { return strings.Contains(first.text(), "draining 1 running") })
+	first.signal(t, syscall.SIGTERM)
+	if err := <-first.done; err != nil {
+		t.Errorf("it ended with %v:\n%s", err, first.text())
+	}
+	first.done <- nil
+	if got := <-ended; got != "second" {
+		t.Errorf("the action ended on %q", got)
+	}
+}
+
+// TestJoinWithoutASchedulerWaits: calmly, and says what is missing; nonsense is refused at once.
+func TestJoinWithoutASchedulerWaits(t *testing.T) {
+	confined(t)
+	metrics := unused(t)
+	w := joining(t, unused(t), "lonely", "--metrics", metrics)
+	until(t, "it says what is missing", func() bool { return strings.Contains(w.text(), "none is taken") })
+	if code, text := get(t, metrics, "/ready"); code != 503 || !strings.Contains(text, "upstream grpc://") {
+		t.Errorf("ready: %d %s", code, text)
+	}
+	for _, c := range []struct {
+		says string
+		args []string
+	}{
+		{"grpc://HOST:PORT", []string{"localhost:1"}},
+		{"--instance", []string{"grpc://localhost:1/main"}},
+		{"--instance", []string{"grpc://localhost:1", "--instance", "a//b"}},
+		{"NAME=VALUE", []string{"grpc://localhost:1", "--property", "x"}},
+		{"--browser-url", []string{"grpc://localhost:1", "--browser-url", "x"}},
+		{"--jobs 0", []string{"grpc://localhost:1", "--jobs", "0"}},
+		{"go with --cas", []string{"grpc://localhost:1", "--cas-tls-ca", "x"}},
+	} {
+		if got := cloister(t, "", append([]string{"join"}, c.args...)...); got.code != 2 || !strings.Contains(got.err, c.says) {
+			t.Errorf("%q: %+v", c.args, got)
+		}
+	}
+}
