@@ -30,14 +30,15 @@ const (
 	Cache                     // results, by UpdateActionResult
 	Execute                   // actions, and see what became of them
 	Work                      // be given actions, and all that a worker needs for them, at the workers' own port
+	Operate                   // the server: drain its workers, and see what they do for whichever instance
 )
 
-var rightNames = map[string]Right{"read": Read, "write": Write, "cache": Cache, "execute": Execute, "work": Work}
+var rightNames = map[string]Right{"read": Read, "write": Write, "cache": Cache, "execute": Execute, "work": Work, "operate": Operate}
 
 // String names the rights, any of which is meant.
 func (r Right) String() string {
 	var names []string
-	for i, name := range []string{"read", "write", "cache", "execute", "work"} {
+	for i, name := range []string{"read", "write", "cache", "execute", "work", "operate"} {
 		if r&(1<<i) != 0 {
 			names = append(names, name)
 		}
@@ -46,7 +47,7 @@ func (r Right) String() string {
 }
 
 // everything is all rights.
-const everything = Read | Write | Cache | Execute | Work
+const everything = Read | Write | Cache | Execute | Work | Operate
 
 // A caller is one entry of the file: how somebody is known, and what he may do.
 type caller struct {
@@ -127,6 +128,12 @@ func (r *Rules) Rights(ctx context.Context, instance string) (execute, cache boo
 func (r *Rules) WorkerRights(ctx context.Context, instance string) (execute, cache bool) {
 	c, ok := ctx.Value(callerKey{}).(*caller)
 	return false, ok && c.may(Work, instance)
+}
+
+// Sees reports whether the caller of a call that has passed the interceptors may know what runs in an instance.
+func (r *Rules) Sees(ctx context.Context, instance string) bool {
+	c, ok := ctx.Value(callerKey{}).(*caller)
+	return ok && c.may(Execute|Operate, instance)
 }
 
 // permit returns nil if c may call method with message m, and else a status.

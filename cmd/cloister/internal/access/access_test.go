@@ -162,6 +162,7 @@ func serve(t *testing.T, rules *access.Rules, config *tls.Config) *server {
 	longrunningpb.RegisterOperationsServer(g, x)
 	logpb.RegisterLogStreamServiceServer(g, x)
 	cloisterpb.RegisterHistoryServer(g, &cloisterpb.UnimplementedHistoryServer{})
+	cloisterpb.RegisterFleetServer(g, &cloisterpb.UnimplementedFleetServer{})
 	alive := health.NewServer()
 	healthpb.RegisterHealthServer(g, alive)
 	reflection.Register(g)
@@ -373,6 +374,45 @@ func TestRule131_RightsAreApart(t *testing.T) {
 				}
 			}
 		}
+	}
+}
+
+// TestOperatorsHaveARightOfTheirOwn: who may execute sees the server's state and drains nothing; who operates needs no
+// other right for both.
+func TestOperatorsHaveARightOfTheirOwn(t *testing.T) {
+	text := "version: 1\ncallers:\n"
+	for _, right := range []string{"read", "write", "cache", "execute", "operate"} {
+		text += fmt.Sprintf("- {name: %s, token_sha256: %s, rights: [%[1]s]}\n", right, sum(right))
+	}
+	text += fmt.Sprintf("- {name: somewhere, token_sha256: %s, rights: [{execute: main}]}\n", sum("somewhere"))
+	rules := parse(t, text)
+	s := serve(t, rules, nil)
+	calls := map[string]func(context.Context, cloisterpb.FleetClient) error{
+		"Status": func(ctx context.Context, c cloisterpb.FleetClient) error {
+			_, err := c.Status(ctx, &cloisterpb.StatusRequest{})
+			return err
+		},
+		"Drain": func(ctx context.Context, c cloisterpb.FleetClient) error {
+			_, err := c.Drain(ctx, &cloisterpb.DrainRequest{})
+			return err
+		},
+		"Undrain": func(ctx context.Context, c cloisterpb.FleetClient) error {
+			_, err := c.Undrain(ctx, &cloisterpb.DrainRequest{})
+			return err
+		},
+	}
+	may := map[string]string{"execute": "Status", "somewhere": "Status", "operate": "Status Drain Undrain"}
+	for _, who := range []string{"read", "write", "cache", "execute", "somewhere", "operate"} {
+		client := cloisterpb.NewFleetClient(s.dial(nil, "Bearer "+who))
+		for name, call := range calls {
+			err := call(t.Context(), client)
+			if want := strings.Contains(" "+may[who]+" ", " "+name+" "); passed(err) != want {
+				t.Errorf("%s with %s: %v", name, who, err)
+			}
+		}
+	}
+	if rules.Sees(t.Context(), "main") {
+		t.Error("a context of no call sees what runs")
 	}
 }
 

@@ -235,6 +235,9 @@ func (r *reader) readRight(n ast.Node, c *caller) error {
 		if !ok {
 			return r.Unknown(n, "right", name, slices.Sorted(maps.Keys(rightNames)))
 		}
+		if right == Operate && !slices.Equal(in, []pattern{"*"}) {
+			return r.Errorf(n, "the right operate is about the server, and not about single instances: write operate alone")
+		}
 		c.rights[right] = append(c.rights[right], in...)
 		return nil
 	}

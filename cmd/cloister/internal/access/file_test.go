@@ -36,6 +36,7 @@ func TestMistakes(t *testing.T) {
 		{"an empty list of rights", one("name: a, anonymous: true, rights: []")},
 		{"rights that are no list", one("name: a, anonymous: true, rights: read")},
 		{"a right in no instance", one("name: a, anonymous: true, rights: [{read: []}]")},
+		{"a right of the server in an instance", one("name: a, anonymous: true, rights: [{operate: main}]")},
 		{"a star within a name", one("name: a, anonymous: true, rights: [{read: te*m}]")},
 		{"a star after a name", one("name: a, anonymous: true, rights: [{read: team*}]")},
 		{"no name", one("anonymous: true, rights: [read]")},

@@ -65,6 +65,11 @@ var methods = table{
 	// It says by which digests there is something to read.
 	cloisterpb.History_List_FullMethodName: {Read, named},
 
+	// What it tells of an instance depends on the caller. Draining is about all instances at once.
+	cloisterpb.Fleet_Status_FullMethodName:  {Execute | Operate, nil},
+	cloisterpb.Fleet_Drain_FullMethodName:   {Operate, nil},
+	cloisterpb.Fleet_Undrain_FullMethodName: {Operate, nil},
+
 	// Whoever balances load asks for the health, and has no credential.
 	healthpb.Health_Check_FullMethodName: {},
 	healthpb.Health_Watch_FullMethodName: {},
