@@ -85,7 +85,9 @@ type StatusResponse struct {
 	// What waits, by what it demands of a worker.
 	Demands []*Demand `protobuf:"bytes,12,rep,name=demands,proto3" json:"demands,omitempty"`
 	// The server's own slots are one worker, if it has any.
-	Workers       []*Worker `protobuf:"bytes,13,rep,name=workers,proto3" json:"workers,omitempty"`
+	Workers []*Worker `protobuf:"bytes,13,rep,name=workers,proto3" json:"workers,omitempty"`
+	// The moment, by the server's clock: what all other times of this message are compared with.
+	Time          *timestamppb.Timestamp `protobuf:"bytes,14,opt,name=time,proto3" json:"time,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -211,6 +213,13 @@ func (x *StatusResponse) GetWorkers() []*Worker {
 	return nil
 }
 
+func (x *StatusResponse) GetTime() *timestamppb.Timestamp {
+	if x != nil {
+		return x.Time
+	}
+	return nil
+}
+
 // Demand is what waits of the actions that demand the same.
 type Demand struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -274,7 +283,7 @@ func (x *Demand) GetUnmet() string {
 	return ""
 }
 
-// Worker is a machine, as far as it has joined with one name and one set of properties.
+// Worker is a machine, as far as it has joined with one name, one prefix and one set of properties.
 type Worker struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	Name  string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
@@ -289,8 +298,10 @@ type Worker struct {
 	// When it was heard of the last time; not set for the server's own slots.
 	Seen *timestamppb.Timestamp `protobuf:"bytes,7,opt,name=seen,proto3" json:"seen,omitempty"`
 	// Actions that it has ended, and those that were taken from it since it was lost.
-	Done          int64 `protobuf:"varint,8,opt,name=done,proto3" json:"done,omitempty"`
-	Lost          int64 `protobuf:"varint,9,opt,name=lost,proto3" json:"lost,omitempty"`
+	Done int64 `protobuf:"varint,8,opt,name=done,proto3" json:"done,omitempty"`
+	Lost int64 `protobuf:"varint,9,opt,name=lost,proto3" json:"lost,omitempty"`
+	// Since when it has no slot any more. It is remembered for some time, as one that may come back.
+	Gone          *timestamppb.Timestamp `protobuf:"bytes,10,opt,name=gone,proto3" json:"gone,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -388,11 +399,19 @@ func (x *Worker) GetLost() int64 {
 	return 0
 }
 
+func (x *Worker) GetGone() *timestamppb.Timestamp {
+	if x != nil {
+		return x.Gone
+	}
+	return nil
+}
+
 // Slot executes one action at a time.
 type Slot struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	Name  string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
-	// Not set if it is idle.
+	// What it executes, HASH/SIZE. Nothing from here on is set if it is idle, and only began and stage if the caller may
+	// not execute in the instance.
 	Action         string                 `protobuf:"bytes,2,opt,name=action,proto3" json:"action,omitempty"`
 	InstanceName   string                 `protobuf:"bytes,3,opt,name=instance_name,json=instanceName,proto3" json:"instance_name,omitempty"`
 	TargetId       string                 `protobuf:"bytes,4,opt,name=target_id,json=targetId,proto3" json:"target_id,omitempty"`
@@ -605,7 +624,7 @@ var File_cloister_v1_fleet_proto protoreflect.FileDescriptor
 const file_cloister_v1_fleet_proto_rawDesc = "" +
 	"\n" +
 	"\x17cloister/v1/fleet.proto\x12\vcloister.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"\x0f\n" +
-	"\rStatusRequest\"\xab\x03\n" +
+	"\rStatusRequest\"\xdb\x03\n" +
 	"\x0eStatusResponse\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x18\n" +
 	"\aversion\x18\x02 \x01(\tR\aversion\x124\n" +
@@ -620,13 +639,14 @@ const file_cloister_v1_fleet_proto_rawDesc = "" +
 	" \x01(\x03R\x06failed\x12\x14\n" +
 	"\x05again\x18\v \x01(\x03R\x05again\x12-\n" +
 	"\ademands\x18\f \x03(\v2\x13.cloister.v1.DemandR\ademands\x12-\n" +
-	"\aworkers\x18\r \x03(\v2\x13.cloister.v1.WorkerR\aworkers\"V\n" +
+	"\aworkers\x18\r \x03(\v2\x13.cloister.v1.WorkerR\aworkers\x12.\n" +
+	"\x04time\x18\x0e \x01(\v2\x1a.google.protobuf.TimestampR\x04time\"V\n" +
 	"\x06Demand\x12\x1e\n" +
 	"\n" +
 	"properties\x18\x01 \x03(\tR\n" +
 	"properties\x12\x16\n" +
 	"\x06queued\x18\x02 \x01(\x03R\x06queued\x12\x14\n" +
-	"\x05unmet\x18\x03 \x01(\tR\x05unmet\"\xbd\x02\n" +
+	"\x05unmet\x18\x03 \x01(\tR\x05unmet\"\xed\x02\n" +
 	"\x06Worker\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x120\n" +
 	"\x14instance_name_prefix\x18\x02 \x01(\tR\x12instanceNamePrefix\x12\x1e\n" +
@@ -638,7 +658,9 @@ const file_cloister_v1_fleet_proto_rawDesc = "" +
 	"\x06reason\x18\x06 \x01(\tR\x06reason\x12.\n" +
 	"\x04seen\x18\a \x01(\v2\x1a.google.protobuf.TimestampR\x04seen\x12\x12\n" +
 	"\x04done\x18\b \x01(\x03R\x04done\x12\x12\n" +
-	"\x04lost\x18\t \x01(\x03R\x04lost\"\x8a\x02\n" +
+	"\x04lost\x18\t \x01(\x03R\x04lost\x12.\n" +
+	"\x04gone\x18\n" +
+	" \x01(\v2\x1a.google.protobuf.TimestampR\x04gone\"\x8a\x02\n" +
 	"\x04Slot\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x16\n" +
 	"\x06action\x18\x02 \x01(\tR\x06action\x12#\n" +
@@ -688,21 +710,23 @@ var file_cloister_v1_fleet_proto_depIdxs = []int32{
 	8,  // 1: cloister.v1.StatusResponse.oldest:type_name -> google.protobuf.Duration
 	2,  // 2: cloister.v1.StatusResponse.demands:type_name -> cloister.v1.Demand
 	3,  // 3: cloister.v1.StatusResponse.workers:type_name -> cloister.v1.Worker
-	4,  // 4: cloister.v1.Worker.slots:type_name -> cloister.v1.Slot
-	7,  // 5: cloister.v1.Worker.drained:type_name -> google.protobuf.Timestamp
-	7,  // 6: cloister.v1.Worker.seen:type_name -> google.protobuf.Timestamp
-	7,  // 7: cloister.v1.Slot.began:type_name -> google.protobuf.Timestamp
-	0,  // 8: cloister.v1.Fleet.Status:input_type -> cloister.v1.StatusRequest
-	5,  // 9: cloister.v1.Fleet.Drain:input_type -> cloister.v1.DrainRequest
-	5,  // 10: cloister.v1.Fleet.Undrain:input_type -> cloister.v1.DrainRequest
-	1,  // 11: cloister.v1.Fleet.Status:output_type -> cloister.v1.StatusResponse
-	6,  // 12: cloister.v1.Fleet.Drain:output_type -> cloister.v1.DrainResponse
-	6,  // 13: cloister.v1.Fleet.Undrain:output_type -> cloister.v1.DrainResponse
-	11, // [11:14] is the sub-list for method output_type
-	8,  // [8:11] is the sub-list for method input_type
-	8,  // [8:8] is the sub-list for extension type_name
-	8,  // [8:8] is the sub-list for extension extendee
-	0,  // [0:8] is the sub-list for field type_name
+	7,  // 4: cloister.v1.StatusResponse.time:type_name -> google.protobuf.Timestamp
+	4,  // 5: cloister.v1.Worker.slots:type_name -> cloister.v1.Slot
+	7,  // 6: cloister.v1.Worker.drained:type_name -> google.protobuf.Timestamp
+	7,  // 7: cloister.v1.Worker.seen:type_name -> google.protobuf.Timestamp
+	7,  // 8: cloister.v1.Worker.gone:type_name -> google.protobuf.Timestamp
+	7,  // 9: cloister.v1.Slot.began:type_name -> google.protobuf.Timestamp
+	0,  // 10: cloister.v1.Fleet.Status:input_type -> cloister.v1.StatusRequest
+	5,  // 11: cloister.v1.Fleet.Drain:input_type -> cloister.v1.DrainRequest
+	5,  // 12: cloister.v1.Fleet.Undrain:input_type -> cloister.v1.DrainRequest
+	1,  // 13: cloister.v1.Fleet.Status:output_type -> cloister.v1.StatusResponse
+	6,  // 14: cloister.v1.Fleet.Drain:output_type -> cloister.v1.DrainResponse
+	6,  // 15: cloister.v1.Fleet.Undrain:output_type -> cloister.v1.DrainResponse
+	13, // [13:16] is the sub-list for method output_type
+	10, // [10:13] is the sub-list for method input_type
+	10, // [10:10] is the sub-list for extension type_name
+	10, // [10:10] is the sub-list for extension extendee
+	0,  // [0:10] is the sub-list for field type_name
 }
 
 func init() { file_cloister_v1_fleet_proto_init() }
