@@ -124,6 +124,8 @@ var rules = []rule{
 		why: "who waits for what has nothing to do with how they ask"},
 	{of: "worker/buildbarn", never: []string{"cas/tree", "sandbox/...", "worker/execserver", "worker/logstream", "worker/telemetry", "worker/history"},
 		why: "how actions reach workers has nothing to do with who asks for them, and how they are executed"},
+	{of: "worker/fleet", only: []string{"worker", "worker/queue", "proto/cloister/v1", "google.golang.org/grpc/...", "google.golang.org/protobuf/..."},
+		why: "what operators are told and want is the queue's: this puts it into messages"},
 	{of: "...", never: []string{"cas/castest", "sandbox/sandboxtest"},
 		why: "what only tests need is imported by tests only"},
 }

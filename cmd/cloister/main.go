@@ -20,6 +20,7 @@ const (
 	exitEnvironment = 3   // the host cannot do it
 	exitAbsent      = 4   // blobs are absent from a server's store
 	exitConnect     = 5   // a server cannot be reached
+	exitTimeout     = 6   // the time that the command line gives is over
 	exitOurs        = 125 // of run: cloister itself failed
 )
 
@@ -70,6 +71,6 @@ declares, the host's toolchain and nothing else.`,
 		Args:          cobra.NoArgs,
 		RunE:          func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
 	}
-	root.AddCommand(serveCommand(), joinCommand(), runnerCommand(), runCommand(), reproCommand(), actionCommand(), auditCommand(), policyCommand(), checkCommand(), diffCommand(), attemptsCommand(), gcCommand(), casCommand(), cacheCommand(), attestCommand(), benchCommand(), versionCommand())
+	root.AddCommand(serveCommand(), joinCommand(), runnerCommand(), runCommand(), reproCommand(), actionCommand(), auditCommand(), policyCommand(), checkCommand(), diffCommand(), attemptsCommand(), gcCommand(), casCommand(), cacheCommand(), attestCommand(), benchCommand(), statusCommand(), topCommand(), drainCommand(), undrainCommand(), versionCommand())
 	return root
 }

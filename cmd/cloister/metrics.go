@@ -44,15 +44,46 @@ type reading struct {
 	value      func() float64
 }
 
-// ofQueue are the readings of a queue.
-func ofQueue(work *queue.Queue) []reading {
-	queued := func(f func(queue.Stats) int) func() float64 {
-		return func() float64 { return float64(f(work.Stats())) }
+// ofQueue are the readings of a queue. The workers, which have a label, it adds to the registry.
+func ofQueue(registry *prometheus.Registry, work *queue.Queue) []reading {
+	for _, state := range []string{workerWorks, workerDrained, workerGone} {
+		registry.MustRegister(prometheus.NewGaugeFunc(prometheus.GaugeOpts{
+			Name: "cloister_workers", Help: "Workers, this server with slots of its own among them: working, drained, or gone of late.",
+			ConstLabels: prometheus.Labels{"state": state},
+		}, func() float64 { return float64(countWorkers(work, state)) }))
+	}
+	queued := func(f func(queue.Stats) float64) func() float64 {
+		return func() float64 { return f(work.Stats()) }
 	}
 	return []reading{
-		{"cloister_actions_queued", "Actions that wait for a slot.", queued(func(s queue.Stats) int { return s.Queued })},
-		{"cloister_actions_running", "Actions that have a slot.", queued(func(s queue.Stats) int { return s.Running })},
+		{"cloister_actions_queued", "Actions that wait for a slot, of whichever worker.", queued(func(s queue.Stats) float64 { return float64(s.Queued) })},
+		{"cloister_actions_running", "Actions that have a slot, of whichever worker.", queued(func(s queue.Stats) float64 { return float64(s.Running) })},
+		{"cloister_actions_again_total", "Actions that were run again since their worker was lost.", queued(func(s queue.Stats) float64 { return float64(s.Again) })},
+		{"cloister_slots", "Slots of all workers that are there, drained ones included.", queued(func(s queue.Stats) float64 { return float64(s.Slots) })},
+		{"cloister_queue_oldest_seconds", "For how long the action has waited for a slot that has waited longest; 0 if none waits.", queued(func(s queue.Stats) float64 {
+			if s.Oldest.IsZero() {
+				return 0
+			}
+			return max(time.Since(s.Oldest), 0).Seconds()
+		})},
 	}
+}
+
+// countWorkers returns how many workers are in a state.
+func countWorkers(work *queue.Queue, state string) (n int) {
+	for _, w := range work.Workers() {
+		is := workerWorks
+		switch {
+		case !w.Left.IsZero():
+			is = workerGone
+		case !w.Drained.IsZero():
+			is = workerDrained
+		}
+		if is == state {
+			n++
+		}
+	}
+	return n
 }
 
 // readings are those of the store, and of what is behind it.

@@ -14,6 +14,7 @@ import (
 
 	repb "github.com/bazelbuild/remote-apis/build/bazel/remote/execution/v2"
 	"github.com/cloister-build/cloister/cas"
+	"github.com/cloister-build/cloister/worker/queue"
 	"google.golang.org/grpc/health"
 	healthpb "google.golang.org/grpc/health/grpc_health_v1"
 )
@@ -25,6 +26,8 @@ type readiness struct {
 	upstream *upstream // nil if writes succeed without one
 	// scheduler says why no actions come from there, "" if they do; nil without one.
 	scheduler func() string
+	// workers says why no action is given to any worker, "" if some are; nil where none can be drained.
+	workers func() string
 }
 
 // why returns a line for each reason not to be ready.
@@ -34,8 +37,11 @@ func (r *readiness) why() []string {
 		reasons = append(reasons, "draining: no new actions are taken")
 	}
 	reasons = append(reasons, r.unable()...)
-	if r.scheduler != nil {
-		if text := r.scheduler(); text != "" {
+	for _, says := range []func() string{r.scheduler, r.workers} {
+		if says == nil {
+			continue
+		}
+		if text := says(); text != "" {
 			reasons = append(reasons, text)
 		}
 	}
@@ -54,6 +60,25 @@ func (r *readiness) unable() []string {
 		}
 	}
 	return reasons
+}
+
+// allDrained says that no worker of those that are there is given actions, "" if one is or none is there: actions that
+// wait are why an autoscaler starts some.
+func allDrained(work *queue.Queue) string {
+	drained := 0
+	for _, w := range work.Workers() {
+		switch {
+		case len(w.Slots) == 0: // it has left
+		case w.Drained.IsZero():
+			return ""
+		default:
+			drained++
+		}
+	}
+	if drained == 0 {
+		return ""
+	}
+	return "every worker is drained: cloister undrain gives them actions again"
 }
 
 // ServeHTTP answers 200, or 503 with the reasons.

@@ -22,6 +22,7 @@ import (
 	"github.com/cloister-build/cloister/sandbox"
 	"github.com/cloister-build/cloister/worker"
 	"github.com/cloister-build/cloister/worker/execserver"
+	"github.com/cloister-build/cloister/worker/fleet"
 	"github.com/cloister-build/cloister/worker/history"
 	"github.com/cloister-build/cloister/worker/logstream"
 	"github.com/cloister-build/cloister/worker/queue"
@@ -152,7 +153,8 @@ func serve(ctx context.Context, c *serveConfig, out io.Writer) error {
 	sampler := c.repro.sampler(n.local, n.telemetry.Check, past)
 	work := queue.New(c.queue(n, sampler, logs, past))
 	defer work.Close()
-	if err := n.serveMetrics(ofQueue(work)...); err != nil {
+	n.ready.workers = func() string { return allDrained(work) }
+	if err := n.serveMetrics(ofQueue(n.registry, work)...); err != nil {
 		return err
 	}
 	server := grpc.NewServer(append(casserver.ServerOptions(log), c.door.clients()...)...)
@@ -278,6 +280,7 @@ func (c *serveConfig) serveAll(server *grpc.Server, n *node, work *queue.Queue, 
 	endUploads = casserver.Register(server, blobs)
 	logs.Register(server)
 	execserver.Register(server, execution)
+	fleet.Register(server, c.operators(n, work))
 	alive = health.NewServer()
 	healthpb.RegisterHealthServer(server, alive)
 	for service := range server.GetServiceInfo() {
@@ -289,6 +292,15 @@ func (c *serveConfig) serveAll(server *grpc.Server, n *node, work *queue.Queue, 
 		return nil, nil, err
 	}
 	return alive, endUploads, nil
+}
+
+// operators returns what operators may ask of the node, and of whom it gives actions to.
+func (c *serveConfig) operators(n *node, work *queue.Queue) fleet.Config {
+	f := fleet.Config{Queue: work, Name: n.name, Version: version, Started: time.Now(), Unready: n.ready.why}
+	if rules := c.door.rules; rules != nil {
+		f.Sees, f.Caller = rules.Sees, rules.Caller
+	}
+	return f
 }
 
 // openHistory opens the record of what is asked for, or returns nil if none is to be kept. The caller closes it.

@@ -156,6 +156,39 @@ func (t *terminal) close() {
 	})
 }
 
+// keys has a terminal hand on each key at once, and show none. Ctrl-C remains a signal. The caller calls what it returns
+// to give the terminal back as it was. A file that is no terminal stays as it is.
+func keys(in *os.File) (restore func()) {
+	var before *unix.Termios
+	err := control(in, func(fd int) (err error) {
+		if before, err = unix.IoctlGetTermios(fd, unix.TCGETS); err != nil {
+			return err
+		}
+		s := *before
+		s.Lflag &^= unix.ICANON | unix.ECHO
+		s.Cc[unix.VMIN], s.Cc[unix.VTIME] = 1, 0
+		return unix.IoctlSetTermios(fd, unix.TCSETS, &s)
+	})
+	if err != nil {
+		return func() {}
+	}
+	return func() {
+		control(in, func(fd int) error { return unix.IoctlSetTermios(fd, unix.TCSETS, before) })
+	}
+}
+
+// rowsOf returns how many lines a terminal has, 0 if that is not known.
+func rowsOf(out *os.File) int {
+	var size *unix.Winsize
+	if control(out, func(fd int) (err error) {
+		size, err = unix.IoctlGetWinsize(fd, unix.TIOCGWINSZ)
+		return err
+	}) != nil {
+		return 0
+	}
+	return int(size.Row)
+}
+
 // control calls f with the descriptor of file, and leaves the file as it is.
 func control(file *os.File, f func(fd int) error) error {
 	conn, err := file.SyscallConn()

@@ -17,3 +17,9 @@ func openTerminal(_, _ *os.File) (*terminal, error) {
 }
 
 func (*terminal) close() {}
+
+// keys leaves a terminal as it is: keys come by the line.
+func keys(*os.File) (restore func()) { return func() {} }
+
+// rowsOf is not known.
+func rowsOf(*os.File) int { return 0 }

@@ -65,7 +65,7 @@ func confined(t *testing.T) {
 
 func TestHelpHasExamples(t *testing.T) {
 	for _, command := range []string{
-		"", "serve", "runner", "run", "repro", "action", "action ls", "action show", "action log", "audit", "audit ls", "audit show", "audit verify",
+		"", "serve", "join", "runner", "status", "top", "drain", "undrain", "run", "repro", "action", "action ls", "action show", "action log", "audit", "audit ls", "audit show", "audit verify",
 		"policy", "policy check", "policy explain", "check", "diff", "gc", "cas", "cas put", "cas get", "cas cat", "cas ls", "cas tree", "cas stat", "cas verify", "cache", "cache show", "cache rm", "bench", "version",
 	} {
 		args := append(strings.Fields(command), "--help")

@@ -41,7 +41,8 @@ type Config struct {
 	Action func(ctx context.Context, in *cas.Instance, action cas.Digest) (*repb.Action, error)
 	// Remark, if not nil, returns a line that stands in the message of each result of an action, "" for none.
 	Remark func(instance string, action cas.Digest) string
-	// Worker names this worker in messages to people and in the metadata of operations; it may be empty.
+	// Worker names this server in messages to people and in the metadata of operations, where no worker has had the
+	// action; it may be empty.
 	Worker string
 	// KeepaliveInterval is the longest silence on a stream; the default is 20 seconds.
 	KeepaliveInterval time.Duration
@@ -219,7 +220,7 @@ func (s *server) message(o *queue.Operation, state queue.State, aux ...*anypb.An
 		AuxiliaryMetadata: aux,
 	}
 	if !state.Began.IsZero() {
-		partial.Worker = s.Worker
+		partial.Worker = s.workerOf(state)
 		partial.WorkerStartTimestamp = timestamppb.New(state.Began)
 	}
 	metadata, err := anypb.New(&repb.ExecuteOperationMetadata{

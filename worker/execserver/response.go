@@ -22,7 +22,7 @@ const maxInlined = 3 << 20
 // response returns the end of o, as c is to see it.
 func (s *server) response(c client, o *queue.Operation, state queue.State) *repb.ExecuteResponse {
 	if state.Fault != nil {
-		return s.faultResponse(o, state.Fault)
+		return s.faultResponse(o, state, state.Fault)
 	}
 	out, remark := state.Outcome, ""
 	if s.Remark != nil {
@@ -42,15 +42,16 @@ func (s *server) response(c client, o *queue.Operation, state queue.State) *repb
 		}
 	}
 	if n := proto.Size(r); n > response.MaxBytes {
-		return s.faultResponse(o, &worker.Fault{Kind: worker.Unmet, Err: fmt.Errorf(
+		return s.faultResponse(o, state, &worker.Fault{Kind: worker.Unmet, Err: fmt.Errorf(
 			"the result lists so many outputs that it takes %d bytes, of the %d that a client accepts; "+
 				"declare directories instead of the files in them", n, response.MaxBytes)})
 	}
 	return r
 }
 
-// faultResponse returns the end of o by f, and tells the log of a defect.
-func (s *server) faultResponse(o *queue.Operation, f *worker.Fault) *repb.ExecuteResponse {
+// faultResponse returns the end of o by f, and tells the log of a defect. It names the worker that had the action, or
+// this one if none had it.
+func (s *server) faultResponse(o *queue.Operation, state queue.State, f *worker.Fault) *repb.ExecuteResponse {
 	if code, text := response.FaultText(f); code == codes.Internal {
 		attrs := []any{"operation", o.Name(), "action", o.Action().String(), "err", text}
 		if p, ok := errors.AsType[*queue.Panic](f.Err); ok {
@@ -59,10 +60,18 @@ func (s *server) faultResponse(o *queue.Operation, f *worker.Fault) *repb.Execut
 		s.Log.Error("execution failed", attrs...)
 	}
 	where := fmt.Sprintf("operation %s, action %s", response.OneLine(o.Name()), o.Action())
-	if s.Worker != "" {
-		where = "worker " + s.Worker + ", " + where
+	if name := s.workerOf(state); name != "" {
+		where = "worker " + name + ", " + where
 	}
 	return response.OfFault(f, where)
+}
+
+// workerOf names the worker whose slot has, or had, the action of an operation, and else this server.
+func (s *server) workerOf(state queue.State) string {
+	if state.Worker != "" {
+		return response.OneLine(state.Worker)
+	}
+	return s.Worker
 }
 
 // refusal returns err as the status with which a call fails at once.

@@ -136,6 +136,15 @@ func (r *Rules) Sees(ctx context.Context, instance string) bool {
 	return ok && c.may(Execute|Operate, instance)
 }
 
+// Caller returns the name of the caller of a call that has passed the interceptors.
+func (r *Rules) Caller(ctx context.Context) string {
+	c, ok := ctx.Value(callerKey{}).(*caller)
+	if !ok {
+		return ""
+	}
+	return c.name
+}
+
 // permit returns nil if c may call method with message m, and else a status.
 func (t table) permit(c *caller, method string, m any) error {
 	d, ok := t[method]

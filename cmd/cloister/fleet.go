@@ -1,0 +1,299 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"context"
+	"fmt"
+	"strings"
+	"time"
+
+	cloisterpb "github.com/cloister-build/cloister/proto/cloister/v1"
+	"github.com/spf13/cobra"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/types/known/timestamppb"
+)
+
+// operator is the flags that say whose workers are meant.
+type operator struct{ at origin }
+
+func (f *operator) register(cmd *cobra.Command) {
+	flags := cmd.Flags()
+	flags.StringVar(&f.at.cas, "cas", "grpc://"+defaultListen, "the cloister serve that is asked: grpc://HOST:PORT or grpcs://HOST:PORT")
+	f.at.who.register(flags, "")
+}
+
+// patienceOfACall is how long one answer may take.
+const patienceOfACall = 20 * time.Second
+
+// reach calls do with a client of the server, and closes it after that.
+func (f *operator) reach(do func(cloisterpb.FleetClient) error) error {
+	conn, _, err := f.at.dial()
+	if err != nil {
+		return err
+	}
+	defer conn.Close()
+	return do(cloisterpb.NewFleetClient(conn))
+}
+
+// status asks for the state of the server.
+func (f *operator) status(ctx context.Context, c cloisterpb.FleetClient) (*fleetState, error) {
+	within, cancel := context.WithTimeout(ctx, patienceOfACall)
+	defer cancel()
+	m, err := c.Status(within, &cloisterpb.StatusRequest{})
+	if err != nil {
+		return nil, f.explain(ctx, err)
+	}
+	return stateOf(m), nil
+}
+
+// explain says why a call came to nothing, with its exit code.
+func (f *operator) explain(ctx context.Context, err error) error {
+	if ctx.Err() != nil {
+		return stopped(ctx, err, "stopped")
+	}
+	// What a server says must not command a terminal.
+	said := fmt.Sprintf("%+.1000q", status.Convert(err).Message())
+	code := exitNo
+	switch status.Code(err) {
+	case codes.Unimplemented:
+		return &exit{exitNo, fmt.Errorf("the server at %s says nothing of its workers: it does not serve cloister.v1.Fleet", f.at.cas)}
+	case codes.NotFound:
+		code = exitAbsent
+	case codes.Unavailable, codes.DeadlineExceeded:
+		return &exit{exitConnect, fmt.Errorf("%s: %s; name the server with --cas", f.at.cas, said)}
+	}
+	return &exit{code, fmt.Errorf("%s: %s", f.at.cas, said)}
+}
+
+// A fleetState is how a server and its workers stand at one moment, as status --json prints it.
+type fleetState struct {
+	Name    string        `json:"name"`
+	Version string        `json:"version"`
+	Time    string        `json:"time"`
+	Up      float64       `json:"up_seconds"`
+	Ready   bool          `json:"ready"`
+	Unready []string      `json:"unready,omitempty"` // why
+	Slots   int           `json:"slots"`             // of workers that are drained, too
+	Queued  int64         `json:"queued"`
+	Running int64         `json:"running"`
+	Oldest  float64       `json:"oldest_seconds,omitempty"`
+	Done    int64         `json:"done"`
+	Cached  int64         `json:"cached"`
+	Failed  int64         `json:"failed"`
+	Again   int64         `json:"again"`
+	Demands []demandState `json:"demands,omitempty"`
+	Workers []workerState `json:"workers,omitempty"`
+}
+
+type demandState struct {
+	Properties []string `json:"properties,omitempty"`
+	Queued     int64    `json:"queued"`
+	Unmet      string   `json:"unmet,omitempty"`
+}
+
+type workerState struct {
+	Name       string      `json:"name"`
+	Prefix     string      `json:"instance_name_prefix,omitempty"`
+	Properties []string    `json:"properties,omitempty"`
+	State      string      `json:"state"` // working, draining, drained, gone
+	Since      float64     `json:"state_seconds,omitempty"`
+	Reason     string      `json:"reason,omitempty"`
+	Slots      int         `json:"slots"`
+	Busy       int         `json:"busy"`
+	Silent     float64     `json:"silent_seconds,omitempty"` // since it was heard of
+	Done       int64       `json:"done"`
+	Lost       int64       `json:"lost"`
+	Running    []slotState `json:"running,omitempty"`
+}
+
+// A slotState is a slot that is busy.
+type slotState struct {
+	Slot       string  `json:"slot"`
+	Stage      string  `json:"stage,omitempty"`
+	For        float64 `json:"for_seconds"`
+	Action     string  `json:"action,omitempty"`
+	Instance   string  `json:"instance,omitempty"`
+	Target     string  `json:"target,omitempty"`
+	Mnemonic   string  `json:"mnemonic,omitempty"`
+	Invocation string  `json:"invocation,omitempty"`
+}
+
+// What a worker does.
+const (
+	workerWorks    = "working"
+	workerDraining = "draining" // it is given nothing more, and executes what it has
+	workerDrained  = "drained"
+	workerGone     = "gone"
+)
+
+// stateOf reads the state of a server.
+func stateOf(m *cloisterpb.StatusResponse) *fleetState {
+	now := m.Time.AsTime()
+	since := func(t *timestamppb.Timestamp) float64 {
+		if t == nil {
+			return 0
+		}
+		return max(now.Sub(t.AsTime()), 0).Round(time.Millisecond).Seconds()
+	}
+	s := &fleetState{
+		Name: m.Name, Version: m.Version, Time: now.Format(time.RFC3339), Up: since(m.Started), Ready: len(m.Unready) == 0, Unready: m.Unready,
+		Queued: m.Queued, Running: m.Running, Oldest: m.Oldest.AsDuration().Round(time.Millisecond).Seconds(),
+		Done: m.Done, Cached: m.Cached, Failed: m.Failed, Again: m.Again,
+	}
+	for _, d := range m.Demands {
+		s.Demands = append(s.Demands, demandState{d.Properties, d.Queued, d.Unmet})
+	}
+	for _, w := range m.Workers {
+		row := workerState{
+			Name: w.Name, Prefix: w.InstanceNamePrefix, Properties: w.Properties, State: workerWorks, Slots: len(w.Slots),
+			Silent: since(w.Seen), Done: w.Done, Lost: w.Lost,
+		}
+		for _, slot := range w.Slots {
+			if slot.Began == nil {
+				continue
+			}
+			row.Running = append(row.Running, slotState{
+				slot.Name, slot.Stage, since(slot.Began), slot.Action, slot.InstanceName, slot.TargetId, slot.ActionMnemonic, slot.InvocationId,
+			})
+		}
+		row.Busy = len(row.Running)
+		switch {
+		case w.Gone != nil:
+			row.State, row.Since = workerGone, since(w.Gone)
+		case w.Drained != nil:
+			row.State, row.Since, row.Reason = workerDrained, since(w.Drained), w.Reason
+			if row.Busy > 0 {
+				row.State = workerDraining
+			}
+		}
+		s.Slots += row.Slots
+		s.Workers = append(s.Workers, row)
+	}
+	return s
+}
+
+// lines returns s for a person. What others have chosen is quoted.
+func (s *fleetState) lines() []string {
+	readiness := "ready"
+	if !s.Ready {
+		readiness = "NOT READY"
+	}
+	all := []string{fmt.Sprintf("%s  cloister %s  up %s  %s", quote(s.Name), quote(s.Version), age(s.Up), readiness)}
+	for _, why := range s.Unready {
+		all = append(all, "         "+printable(why))
+	}
+	all = append(all, "queue    "+s.counts())
+	for _, d := range s.Demands {
+		line := fmt.Sprintf("         %d for %s", d.Queued, properties(d.Properties, "any worker"))
+		if d.Unmet != "" {
+			line += ": " + printable(d.Unmet)
+		}
+		all = append(all, line)
+	}
+	if len(s.Workers) == 0 {
+		return append(all, "workers  none")
+	}
+	width := len("WORKER")
+	for _, w := range s.Workers {
+		width = min(max(width, len(quote(w.Name))), 40)
+	}
+	row := func(name, state, slots, done, lost, rest string) {
+		all = append(all, strings.TrimRight(fmt.Sprintf("%-*s  %-8s %9s %9s %5s  %s", width, name, state, slots, done, lost, rest), " "))
+	}
+	row("WORKER", "STATE", "BUSY", "DONE", "LOST", "")
+	for _, w := range s.Workers {
+		var rest []string
+		if w.Prefix != "" {
+			rest = append(rest, "instances "+quote(w.Prefix))
+		}
+		if len(w.Properties) > 0 {
+			rest = append(rest, properties(w.Properties, ""))
+		}
+		switch w.State {
+		case workerGone:
+			rest = append(rest, "since "+age(w.Since))
+		case workerDraining, workerDrained:
+			text := "since " + age(w.Since)
+			if w.Reason != "" {
+				text += ": " + printable(w.Reason)
+			}
+			rest = append(rest, text)
+		}
+		if w.Silent > silence.Seconds() && w.State != workerGone {
+			rest = append(rest, "silent for "+age(w.Silent))
+		}
+		row(quote(w.Name), w.State, fmt.Sprintf("%d/%d", w.Busy, w.Slots), fmt.Sprint(w.Done), fmt.Sprint(w.Lost), strings.Join(rest, ", "))
+		for _, slot := range w.Running {
+			all = append(all, slot.line())
+		}
+	}
+	return all
+}
+
+// silence is how long a worker that executes nothing may say nothing without being worth a word: it asks for work and
+// is answered after two minutes at the latest.
+const silence = 3 * time.Minute
+
+// counts says how much there is to do, and was done.
+func (s *fleetState) counts() string {
+	waiting := fmt.Sprintf("%d waiting", s.Queued)
+	if s.Queued > 0 {
+		waiting += fmt.Sprintf(" (the oldest for %s)", age(s.Oldest))
+	}
+	text := fmt.Sprintf("%s, %d running on %d slots, %d done, %d hits, %d errors", waiting, s.Running, s.Slots, s.Done, s.Cached, s.Failed)
+	if s.Again > 0 {
+		text += fmt.Sprintf(", %d run again", s.Again)
+	}
+	return text
+}
+
+// line says what a slot executes.
+func (r *slotState) line() string {
+	what := "an action of an instance that you may not execute in"
+	if r.Action != "" {
+		what = quote(r.Action)
+		if text := strings.TrimSpace(r.Mnemonic + " " + r.Target); text != "" {
+			what = quote(text) + "  " + what
+		}
+		if r.Instance != "" {
+			what += "  " + quote(r.Instance)
+		}
+	}
+	stage := r.Stage
+	if stage == "" {
+		stage = "-"
+	}
+	return fmt.Sprintf("  %-4s %-8s %7s  %s", quote(r.Slot), quote(stage), age(r.For), what)
+}
+
+// properties returns NAME=VALUE texts for a person, or what stands for none.
+func properties(all []string, none string) string {
+	if len(all) == 0 {
+		return none
+	}
+	return quoteAll(all)
+}
+
+// printable returns a sentence of a server's as it is where it is ASCII, and else with escapes.
+func printable(s string) string {
+	q := fmt.Sprintf("%+q", s)
+	return strings.ReplaceAll(q[1:len(q)-1], `\"`, `"`)
+}
+
+// age says for how long something has been, in the two largest units.
+func age(seconds float64) string {
+	d := time.Duration(seconds * float64(time.Second))
+	switch {
+	case d < 10*time.Second:
+		return fmt.Sprintf("%.1fs", d.Seconds())
+	case d < time.Minute:
+		return fmt.Sprintf("%ds", d/time.Second)
+	case d < time.Hour:
+		return fmt.Sprintf("%dm%02ds", d/time.Minute, d%time.Minute/time.Second)
+	case d < day:
+		return fmt.Sprintf("%dh%02dm", d/time.Hour, d%time.Hour/time.Minute)
+	}
+	return fmt.Sprintf("%dd%dh", d/day, d%day/time.Hour)
+}

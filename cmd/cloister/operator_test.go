@@ -1,0 +1,144 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"net"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/cloister-build/cloister/cas"
+	"github.com/cloister-build/cloister/worker"
+	"github.com/cloister-build/cloister/worker/fleet"
+	"github.com/cloister-build/cloister/worker/queue"
+	"google.golang.org/grpc"
+)
+
+// fleetServer serves the workers of a queue, or of an empty one, and returns its address.
+func fleetServer(t *testing.T, work *queue.Queue) string {
+	t.Helper()
+	if work == nil {
+		work = queue.New(queue.Config{Head: true})
+		t.Cleanup(work.Close)
+	}
+	listener, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	s := grpc.NewServer()
+	fleet.Register(s, fleet.Config{Queue: work, Name: "head", Version: "0", Started: time.Now(), Unready: func() []string {
+		if why := allDrained(work); why != "" {
+			return []string{why}
+		}
+		return nil
+	}})
+	go s.Serve(listener)
+	t.Cleanup(s.Stop)
+	return listener.Addr().String()
+}
+
+// told runs a command of cloister, and returns what it prints and its exit code.
+func told(t *testing.T, args ...string) (string, int) {
+	t.Helper()
+	var out bytes.Buffer
+	root := rootCommand()
+	root.SetArgs(args)
+	root.SetOut(&out)
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	err := root.ExecuteContext(ctx)
+	code := 0
+	if e, ok := errors.AsType[*exit](err); ok {
+		code = e.code
+	} else if err != nil {
+		code = exitUsage
+	}
+	if err != nil {
+		out.WriteString(err.Error())
+	}
+	return out.String(), code
+}
+
+// TestOperatorsDrain: a drained worker is given nothing more and goes on with what it has, --wait waits for that, and no
+// name is every worker, after which the server is not ready.
+func TestOperatorsDrain(t *testing.T) {
+	work := queue.New(queue.Config{Head: true})
+	defer work.Close()
+	at := "grpc://" + fleetServer(t, work)
+	slots := map[string]*queue.Slot{}
+	for _, name := range []string{"anvil", "bellows"} {
+		s, err := work.Join(queue.Offer{Worker: name, Slot: "1"})
+		if err != nil {
+			t.Fatal(err)
+		}
+		slots[name] = s
+	}
+	submit := func(text string) {
+		t.Helper()
+		if _, err := work.Submit(queue.Request{Task: worker.Task{Action: cas.SHA256.Sum([]byte(text)), Target: "//a:" + text}}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	submit("first")
+	run, err := slots["anvil"].Take(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+
+	if out, code := told(t, "drain", "anvil", "--reason", "a new kernel", "--cas", at); code != 0 || out != "drained anvil; 1 actions run there\n" {
+		t.Errorf("drain: exit %d, %q", code, out)
+	}
+	if out, code := told(t, "drain", "anvil", "--wait", "--timeout", "600ms", "--cas", at); code != exitTimeout || !strings.Contains(out, "1 actions still run on anvil") {
+		t.Errorf("drain --wait --timeout: exit %d, %q", code, out)
+	}
+	for _, want := range []string{"draining", "//a:first", "a new kernel"} {
+		told(t, "drain", "anvil", "--reason", "a new kernel", "--cas", at)
+		if out, code := told(t, "status", "--cas", at); code != 0 || !strings.Contains(out, want) {
+			t.Errorf("status: exit %d, without %q:\n%s", code, want, out)
+		}
+	}
+	waited := make(chan int, 1)
+	go func() {
+		_, code := told(t, "drain", "anvil", "--wait", "--cas", at)
+		waited <- code
+	}()
+	run.End(&worker.Outcome{}, nil)
+	if code := <-waited; code != 0 {
+		t.Errorf("drain --wait: exit %d", code)
+	}
+
+	submit("second")
+	soon, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
+	defer cancel()
+	if _, err := slots["anvil"].Take(soon); !errors.Is(err, context.DeadlineExceeded) {
+		t.Errorf("a drained worker takes an action: %v", err)
+	}
+	if out, code := told(t, "drain", "--cas", at); code != 0 || !strings.HasPrefix(out, "drained anvil, bellows;") {
+		t.Errorf("drain of all: exit %d, %q", code, out)
+	}
+	if out, code := told(t, "status", "--cas", at); code != exitNo || !strings.Contains(out, "every worker is drained") {
+		t.Errorf("status of a drained server: exit %d\n%s", code, out)
+	}
+	if out, code := told(t, "undrain", "--cas", at); code != 0 || !strings.HasPrefix(out, "undrained anvil, bellows") {
+		t.Errorf("undrain: exit %d, %q", code, out)
+	}
+	if second, err := slots["anvil"].Take(t.Context()); err != nil {
+		t.Errorf("an undrained worker takes nothing: %v", err)
+	} else {
+		second.End(&worker.Outcome{}, nil)
+	}
+
+	if out, code := told(t, "drain", "tongs", "--cas", at); code != exitAbsent || !strings.Contains(out, "anvil") {
+		t.Errorf("drain of nobody: exit %d, %q", code, out)
+	}
+	if out, code := told(t, "drain", "anvil", "--reason", "a\nb", "--cas", at); code != exitNo || !strings.Contains(out, "one line") {
+		t.Errorf("a reason of two lines: exit %d, %q", code, out)
+	}
+	if out, code := told(t, "status", "--cas", "grpc://127.0.0.1:1"); code != exitConnect {
+		t.Errorf("nobody there: exit %d, %q", code, out)
+	}
+}

@@ -1,0 +1,54 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"fmt"
+
+	cloisterpb "github.com/cloister-build/cloister/proto/cloister/v1"
+	"github.com/spf13/cobra"
+)
+
+func statusCommand() *cobra.Command {
+	var from operator
+	var asJSON bool
+	cmd := &cobra.Command{
+		Use:   "status [--cas URL] [--json]",
+		Short: "Says how a server, its queue and its workers stand",
+		Long: `Status prints whether a cloister serve is to be given work and why not, what waits there and which workers could
+take it, and of each worker how many of its slots are busy, with what, and whether it is drained. Workers that have
+left are shown for as long as the server expects them back.
+
+It exits with 1 if the server is not ready, and with 5 if it cannot be reached.`,
+		Example: `  cloister status
+  cloister status --cas grpcs://build.example.com:8980 --json | jq '.workers[] | select(.state == "drained") | .name'`,
+		Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			ctx, end := stop(cmd.Context())
+			defer end()
+			return from.reach(func(c cloisterpb.FleetClient) error {
+				s, err := from.status(ctx, c)
+				if err != nil {
+					return err
+				}
+				out := cmd.OutOrStdout()
+				if asJSON {
+					err = printJSON(out, s)
+				} else {
+					for _, line := range s.lines() {
+						if _, err = fmt.Fprintln(out, line); err != nil {
+							break
+						}
+					}
+				}
+				if err == nil && !s.Ready {
+					err = &exit{code: exitNo}
+				}
+				return err
+			})
+		},
+	}
+	from.register(cmd)
+	cmd.Flags().BoolVar(&asJSON, "json", false, "print one JSON object")
+	return cmd
+}
