@@ -107,7 +107,7 @@ func (s *Server) Close() {
 	s.mu.Unlock()
 	s.mu.Lock()
 	for _, w := range s.joined {
-		if !w.calling { // else its call ends, and it with that
+		if w.call == nil { // else its call ends, and it with that
 			s.lose(w, "the server is shutting down")
 		}
 	}
@@ -121,13 +121,19 @@ type session struct {
 	offer queue.Offer
 	slot  *queue.Slot
 
-	calling bool        // guarded by Server.mu; a call is being answered
+	call    *call       // guarded by Server.mu; the one that is being answered, or nil
 	calls   uint64      // guarded by Server.mu; how many there were
 	silence *time.Timer // guarded by Server.mu; while there is no call
 
 	// assigned is what it is to execute, or nil. It belongs to the call that is being answered, and between calls to
 	// whoever has Server.mu.
 	assigned *assignment
+}
+
+// A call is one of a worker.
+type call struct {
+	ctx  context.Context // ends with the client's interest
+	over chan struct{}   // closed when it is answered
 }
 
 // An assignment is an action that a worker is to execute.
@@ -161,7 +167,7 @@ func (s *Server) Synchronize(ctx context.Context, req *remoteworkerpb.Synchroniz
 	if err != nil {
 		return nil, err
 	}
-	w, err := s.enter(name, offer)
+	w, err := s.enter(ctx, name, offer)
 	if err != nil {
 		return nil, err
 	}
@@ -194,14 +200,28 @@ func (s *Server) Synchronize(ctx context.Context, req *remoteworkerpb.Synchroniz
 }
 
 // enter returns the session of a worker, for a call: a new one if it was not heard of lately.
-func (s *Server) enter(name string, o queue.Offer) (*session, error) {
+func (s *Server) enter(ctx context.Context, name string, o queue.Offer) (*session, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	w := s.joined[name]
+	for w != nil && w.call != nil && w.call.ctx.Err() != nil {
+		// The worker has given that call up, to make this one. It is over in a moment.
+		over := w.call.over
+		s.mu.Unlock()
+		select {
+		case <-over:
+		case <-ctx.Done():
+		}
+		s.mu.Lock()
+		if err := ctx.Err(); err != nil {
+			return nil, status.FromContextError(err).Err()
+		}
+		w = s.joined[name]
+	}
 	switch {
 	case s.closed:
 		return nil, errClosed
-	case w != nil && w.calling:
+	case w != nil && w.call != nil:
 		return nil, status.Errorf(codes.ResourceExhausted, "A worker with the same worker ID is already synchronizing: %s; each slot of each machine needs an ID of its own", name)
 	case w != nil && !equal(w.offer, o):
 		s.lose(w, "it has joined again with other properties")
@@ -222,7 +242,7 @@ func (s *Server) enter(name string, o queue.Offer) (*session, error) {
 	if w.silence != nil {
 		w.silence.Stop()
 	}
-	w.calling = true
+	w.call = &call{ctx, make(chan struct{})}
 	w.calls++
 	s.wg.Add(1)
 	return w, nil
@@ -236,7 +256,8 @@ func (s *Server) leave(w *session) {
 	defer s.wg.Done()
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	w.calling = false
+	close(w.call.over)
+	w.call = nil
 	if s.closed {
 		s.lose(w, "the server is shutting down")
 		return

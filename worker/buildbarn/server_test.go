@@ -388,6 +388,28 @@ func TestOneCallForEachID(t *testing.T) {
 	})
 }
 
+// TestCallAfterOneThatWasGivenUp: a worker that ends its call to make another, as when it is told to stop while it waits, is
+// answered; the call that nobody waits for is none at the same time.
+func TestCallAfterOneThatWasGivenUp(t *testing.T) {
+	inBubble(t, nil, func(t *testing.T, h *head) {
+		w, leaving := h.slot("anvil", "0"), h.slot("anvil", "0")
+		leaving.req.PreferBeingIdle = true
+		for range 200 {
+			ctx, cancel := context.WithCancel(t.Context())
+			var calling sync.WaitGroup
+			calling.Go(func() {
+				if _, err := w.try(ctx, idle()); status.Code(err) != codes.Canceled {
+					t.Errorf("the call that was given up: %v", err)
+				}
+			})
+			synctest.Wait()
+			cancel()
+			calling.Wait()
+			wantIdle(t, leaving.say(t, idle()))
+		}
+	})
+}
+
 // TestCarryOn: a worker that executes what it should is answered at once, with nothing, and told when to call again.
 func TestCarryOn(t *testing.T) {
 	inBubble(t, nil, func(t *testing.T, h *head) {
@@ -816,8 +838,12 @@ func TestClose(t *testing.T) {
 			}
 		})
 		synctest.Wait()
+		began := time.Now()
 		h.server.Close()
 		calling.Wait()
+		if took := time.Since(began); took != 0 {
+			t.Errorf("a call that waits ends after %v", took)
+		}
 		if _, err := h.slot("anvil", "1").try(t.Context(), idle()); status.Code(err) != codes.Unavailable {
 			t.Errorf("a call afterwards: %v", err)
 		}
