@@ -184,18 +184,18 @@ func TestBuildbarnAlone(t *testing.T) {
 		t.Run(c.name, func(t *testing.T) {
 			b := farm(t, c.scheduler...)
 			b.worker(t, append([]string{"-property", "os=linux", "-id", "host=one", "-threads", "2"}, c.worker...)...)
-			b.wantExecutes(t)
+			wantExecutes(t, b.scheduler.Addr)
 		})
 	}
 }
 
-// wantExecutes fails the test unless actions for os=linux end as they should: with outputs, which are in the store as
-// the result is, with an exit code, and at their timeout.
-func (b *buildbarn) wantExecutes(t *testing.T) {
+// wantExecutes fails the test unless actions for os=linux end at an address as they should: with outputs, which are in
+// the store there as the result is, with an exit code, and at their timeout.
+func wantExecutes(t *testing.T, addr string) {
 	t.Helper()
-	store := dial(t, b.scheduler, "")
+	store := dialAt(t, addr, "")
 	d := action(t, store, "cp in/name out/copy && echo $WHERE && echo there >&2", time.Minute)
-	response, err := execute(t.Context(), b.scheduler.Addr, d)
+	response, err := execute(t.Context(), addr, d)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -223,17 +223,32 @@ func (b *buildbarn) wantExecutes(t *testing.T) {
 		t.Errorf("recorded is %v, %v, want the result", recorded, err)
 	}
 
-	response, err = execute(t.Context(), b.scheduler.Addr, action(t, store, "exit 3", time.Minute))
+	response, err = execute(t.Context(), addr, action(t, store, "exit 3", time.Minute))
 	if err != nil || response.GetStatus().GetCode() != 0 || response.GetResult().GetExitCode() != 3 {
 		t.Errorf("response is %v, %v, want the exit code 3", response, err)
 	}
-	response, err = execute(t.Context(), b.scheduler.Addr, action(t, store, "echo before; sleep 600", time.Second))
+	response, err = execute(t.Context(), addr, action(t, store, "echo before; sleep 600", time.Second))
 	if err != nil || codes.Code(response.GetStatus().GetCode()) != codes.DeadlineExceeded {
 		t.Fatalf("response is %v, %v, want that the timeout is over", response, err)
 	}
 	if got := content(t, store, response.GetResult().GetStdoutDigest()); got != "before\n" {
 		t.Errorf("before its timeout it said %q, want before", got)
 	}
+}
+
+// scrape returns what is at /metrics of an address.
+func scrape(t *testing.T, addr string) []byte {
+	t.Helper()
+	r, err := http.Get("http://" + addr + "/metrics")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer r.Body.Close()
+	text, err := io.ReadAll(r.Body)
+	if err != nil || r.StatusCode != http.StatusOK {
+		t.Fatalf("metrics are %s, %v", r.Status, err)
+	}
+	return text
 }
 
 // counted matches a line of Prometheus' text format of one of the scheduler's numbers of tasks.
@@ -243,17 +258,8 @@ var counted = regexp.MustCompile(`(?m)^buildbarn_builder_in_memory_build_queue_t
 // record and that an autoscaler asks for: the scheduler has no gauge of either.
 func (b *buildbarn) tasks(t *testing.T) (queued, executing float64) {
 	t.Helper()
-	r, err := http.Get("http://" + b.metrics + "/metrics")
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer r.Body.Close()
-	text, err := io.ReadAll(r.Body)
-	if err != nil || r.StatusCode != http.StatusOK {
-		t.Fatalf("metrics are %s, %v", r.Status, err)
-	}
 	sum := map[string]float64{}
-	for _, m := range counted.FindAllSubmatch(text, -1) {
+	for _, m := range counted.FindAllSubmatch(scrape(t, b.metrics), -1) {
 		v, err := strconv.ParseFloat(string(m[2]), 64)
 		if err != nil {
 			t.Fatal(err)
@@ -389,16 +395,16 @@ func TestSchedulerDrains(t *testing.T) {
 func TestBazelBuildsWithBuildbarn(t *testing.T) {
 	b := farm(t)
 	b.worker(t, "-id", "host=one", "-threads", "2")
-	b.wantBazel(t)
+	wantBazel(t, b.scheduler.Addr)
 }
 
-// wantBazel fails the test unless Bazel builds and tests a part of the example remotely.
-func (b *buildbarn) wantBazel(t *testing.T) {
+// wantBazel fails the test unless Bazel builds and tests a part of the example remotely at an address.
+func wantBazel(t *testing.T, addr string) {
 	t.Helper()
 	if err := bazelrun.Find(); err != nil {
 		sandboxtest.Unavailable(t, "bazel", err)
 	}
-	bazel := &bazelrun.Bazel{Workspace: filepath.Join(t.TempDir(), "workspace"), Root: t.TempDir(), Endpoint: b.scheduler.Addr}
+	bazel := &bazelrun.Bazel{Workspace: filepath.Join(t.TempDir(), "workspace"), Root: t.TempDir(), Endpoint: addr}
 	if err := bazelrun.CopyWorkspace(bazel.Workspace, filepath.Join("..", "..")); err != nil {
 		t.Fatal(err)
 	}

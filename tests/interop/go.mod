@@ -9,6 +9,7 @@ require github.com/cloister-build/cloister v0.0.0
 replace github.com/cloister-build/cloister => ../..
 
 require (
+	cloud.google.com/go/longrunning v0.8.0
 	github.com/bazelbuild/remote-apis v0.0.0-20260908115904-76ddd98e1f92
 	github.com/buildbarn/go-cdc v0.0.10
 	google.golang.org/grpc v1.85.0
@@ -16,7 +17,6 @@ require (
 )
 
 require (
-	cloud.google.com/go/longrunning v0.8.0 // indirect
 	github.com/andybalholm/brotli v1.2.8 // indirect
 	github.com/klauspost/compress v1.20.3 // indirect
 	github.com/klauspost/cpuid/v2 v2.4.0 // indirect

@@ -69,7 +69,13 @@ func launch(t *testing.T, k peers.Kind, o peers.Options) *peers.Server {
 // dial returns the store of an instance of a peer.
 func dial(t *testing.T, s *peers.Server, instance string) *remote.Store {
 	t.Helper()
-	c, err := remote.Dial(t.Context(), "grpc://"+s.Addr)
+	return dialAt(t, s.Addr, instance)
+}
+
+// dialAt returns the store of an instance at an address.
+func dialAt(t *testing.T, addr, instance string) *remote.Store {
+	t.Helper()
+	c, err := remote.Dial(t.Context(), "grpc://"+addr)
 	if err != nil {
 		t.Fatal(err)
 	}

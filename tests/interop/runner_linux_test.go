@@ -82,7 +82,7 @@ func (b *buildbarn) confined(t *testing.T, flags ...string) {
 func TestRunnerTakesThePlaceOfBuildbarns(t *testing.T) {
 	b := farm(t)
 	b.confined(t, "-property", "os=linux", "-id", "host=one", "-threads", "2")
-	b.wantExecutes(t)
+	wantExecutes(t, b.scheduler.Addr)
 }
 
 // TestRunnerConfinesForBuildbarn: the same action that finds a file of the host with bb_runner finds none with cloister
@@ -126,5 +126,5 @@ cp in/name out/copy`, host, sees, changes)
 func TestBazelBuildsWithRunner(t *testing.T) {
 	b := farm(t)
 	b.confined(t, "-threads", "2")
-	b.wantBazel(t)
+	wantBazel(t, b.scheduler.Addr)
 }

@@ -15,6 +15,7 @@ import (
 	"github.com/buildbarn/bb-storage/pkg/proto/configuration/global"
 	grpcpb "github.com/buildbarn/bb-storage/pkg/proto/configuration/grpc"
 	httppb "github.com/buildbarn/bb-storage/pkg/proto/configuration/http"
+	"google.golang.org/protobuf/types/known/emptypb"
 )
 
 // MaxMessage is the largest message, in bytes. What gRPC clients accept is 4 MiB.
@@ -32,12 +33,16 @@ func Server(listen string) []*grpcpb.ServerConfiguration {
 }
 
 // Global is the configuration of what is said about a process: at /metrics and /-/healthy of HOST:PORT, for
-// everybody; nothing is said if that is empty.
+// everybody; nothing is said if that is empty. Calls take up the traces of those for which they are made, and nobody is
+// told of traces.
 func Global(diagnostics string) *global.Configuration {
+	c := &global.Configuration{Tracing: &global.TracingConfiguration{Sampler: &global.TracingConfiguration_Sampler{
+		Policy: &global.TracingConfiguration_Sampler_Never{Never: &emptypb.Empty{}},
+	}}}
 	if diagnostics == "" {
-		return &global.Configuration{}
+		return c
 	}
-	return &global.Configuration{DiagnosticsHttpServer: &global.DiagnosticsHTTPServerConfiguration{
+	c.DiagnosticsHttpServer = &global.DiagnosticsHTTPServerConfiguration{
 		HttpServers: []*httppb.ServerConfiguration{{
 			ListenAddresses: []string{diagnostics},
 			AuthenticationPolicy: &httppb.AuthenticationPolicy{
@@ -45,7 +50,8 @@ func Global(diagnostics string) *global.Configuration {
 			},
 		}},
 		EnablePrometheus: true,
-	}}
+	}
+	return c
 }
 
 // Store is the configuration of blobs and results that are at another server, HOST:PORT.

@@ -1,0 +1,111 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package interop_test
+
+import (
+	"context"
+	"errors"
+	"io"
+	"net"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials/insecure"
+	"google.golang.org/grpc/metadata"
+	"google.golang.org/protobuf/types/known/emptypb"
+)
+
+// A relay passes every call on to another address, and remembers of which trace it said to be a part.
+type relay struct {
+	addr string // HOST:PORT
+	conn *grpc.ClientConn
+
+	mu     sync.Mutex
+	traced map[string][]string // methods by their traceparent; guarded by mu
+}
+
+// relayTo starts a relay to an address; it ends with the test.
+func relayTo(t *testing.T, addr string) *relay {
+	t.Helper()
+	conn, err := grpc.NewClient(addr, grpc.WithTransportCredentials(insecure.NewCredentials()))
+	if err != nil {
+		t.Fatal(err)
+	}
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	r := &relay{addr: l.Addr().String(), conn: conn, traced: map[string][]string{}}
+	s := grpc.NewServer(grpc.UnknownServiceHandler(r.pass))
+	ended := make(chan error, 1)
+	go func() { ended <- s.Serve(l) }()
+	t.Cleanup(func() {
+		s.Stop()
+		conn.Close()
+		if err := <-ended; err != nil {
+			t.Error(err)
+		}
+	})
+	return r
+}
+
+// methods returns those that were called as a part of a trace, sorted.
+func (r *relay) methods(trace string) []string {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	var all []string
+	for parent, methods := range r.traced {
+		if strings.HasPrefix(parent, "00-"+trace+"-") {
+			all = append(all, methods...)
+		}
+	}
+	slices.Sort(all)
+	return slices.Compact(all)
+}
+
+// pass is a grpc.StreamHandler. A message of any kind is an empty one with fields that are not known, which are kept.
+func (r *relay) pass(_ any, in grpc.ServerStream) error {
+	method, _ := grpc.MethodFromServerStream(in)
+	said, _ := metadata.FromIncomingContext(in.Context())
+	r.mu.Lock()
+	for _, parent := range said["traceparent"] {
+		r.traced[parent] = append(r.traced[parent], method)
+	}
+	r.mu.Unlock()
+	ctx, cancel := context.WithCancel(metadata.NewOutgoingContext(in.Context(), said))
+	defer cancel()
+	out, err := r.conn.NewStream(ctx, &grpc.StreamDesc{ServerStreams: true, ClientStreams: true}, method)
+	if err != nil {
+		return err
+	}
+	go func() { // until pass returns, which ends in
+		for {
+			m := &emptypb.Empty{}
+			if err := in.RecvMsg(m); err != nil {
+				if errors.Is(err, io.EOF) {
+					_ = out.CloseSend() // whose errors are RecvMsg's below
+				}
+				return
+			}
+			if err := out.SendMsg(m); err != nil {
+				return // as above
+			}
+		}
+	}()
+	for {
+		m := &emptypb.Empty{}
+		if err := out.RecvMsg(m); err != nil {
+			in.SetTrailer(out.Trailer())
+			if errors.Is(err, io.EOF) {
+				return nil
+			}
+			return err
+		}
+		if err := in.SendMsg(m); err != nil {
+			return err
+		}
+	}
+}
