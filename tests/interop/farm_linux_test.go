@@ -108,11 +108,11 @@ func action(t *testing.T, store *remote.Store, script string, timeout time.Durat
 	})
 }
 
-// execute has an action executed at an address and returns how that ended, however it did. Like other clients it asks
+// execute has an action of an instance executed at an address and returns how that ended, however it did. Like other clients it asks
 // again as long as the scheduler has not heard of its first worker.
-func execute(ctx context.Context, addr string, action *repb.Digest) (*repb.ExecuteResponse, error) {
+func execute(ctx context.Context, addr, instance string, action *repb.Digest) (*repb.ExecuteResponse, error) {
 	for deadline := time.Now().Add(time.Minute); ; time.Sleep(50 * time.Millisecond) {
-		response, err := executeOnce(ctx, addr, action)
+		response, err := executeOnce(ctx, addr, instance, action)
 		if status.Code(err) != codes.Unavailable || time.Now().After(deadline) {
 			return response, err
 		}
@@ -120,13 +120,13 @@ func execute(ctx context.Context, addr string, action *repb.Digest) (*repb.Execu
 }
 
 // executeOnce is execute without asking again.
-func executeOnce(ctx context.Context, addr string, action *repb.Digest) (*repb.ExecuteResponse, error) {
+func executeOnce(ctx context.Context, addr, instance string, action *repb.Digest) (*repb.ExecuteResponse, error) {
 	conn, err := grpc.NewClient(addr, grpc.WithTransportCredentials(insecure.NewCredentials()))
 	if err != nil {
 		return nil, err
 	}
 	defer conn.Close()
-	s, err := repb.NewExecutionClient(conn).Execute(ctx, &repb.ExecuteRequest{ActionDigest: action, SkipCacheLookup: true})
+	s, err := repb.NewExecutionClient(conn).Execute(ctx, &repb.ExecuteRequest{InstanceName: instance, ActionDigest: action, SkipCacheLookup: true})
 	if err != nil {
 		return nil, err
 	}
@@ -184,18 +184,18 @@ func TestBuildbarnAlone(t *testing.T) {
 		t.Run(c.name, func(t *testing.T) {
 			b := farm(t, c.scheduler...)
 			b.worker(t, append([]string{"-property", "os=linux", "-id", "host=one", "-threads", "2"}, c.worker...)...)
-			wantExecutes(t, b.scheduler.Addr)
+			wantExecutes(t, b.scheduler.Addr, "")
 		})
 	}
 }
 
-// wantExecutes fails the test unless actions for os=linux end at an address as they should: with outputs, which are in
+// wantExecutes fails the test unless actions for os=linux end at an address, in an instance, as they should: with outputs, which are in
 // the store there as the result is, with an exit code, and at their timeout.
-func wantExecutes(t *testing.T, addr string) {
+func wantExecutes(t *testing.T, addr, instance string) {
 	t.Helper()
-	store := dialAt(t, addr, "")
+	store := dialAt(t, addr, instance)
 	d := action(t, store, "cp in/name out/copy && echo $WHERE && echo there >&2", time.Minute)
-	response, err := execute(t.Context(), addr, d)
+	response, err := execute(t.Context(), addr, instance, d)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -223,11 +223,18 @@ func wantExecutes(t *testing.T, addr string) {
 		t.Errorf("recorded is %v, %v, want the result", recorded, err)
 	}
 
-	response, err = execute(t.Context(), addr, action(t, store, "exit 3", time.Minute))
+	response, err = execute(t.Context(), addr, instance, action(t, store, "exit 3", time.Minute))
 	if err != nil || response.GetStatus().GetCode() != 0 || response.GetResult().GetExitCode() != 3 {
 		t.Errorf("response is %v, %v, want the exit code 3", response, err)
 	}
-	response, err = execute(t.Context(), addr, action(t, store, "echo before; sleep 600", time.Second))
+	for i := range 5 {
+		response, err = execute(t.Context(), addr, instance, action(t, store, fmt.Sprintf("echo before; : %d; sleep 600", i), time.Second))
+		if response.GetResult().GetExitCode() != -1 {
+			break
+		}
+		// bb_runner is told of the timeout, too. If it is the first to notice, it says that the command was killed, and
+		// bb_worker does not ask why.
+	}
 	if err != nil || codes.Code(response.GetStatus().GetCode()) != codes.DeadlineExceeded {
 		t.Fatalf("response is %v, %v, want that the timeout is over", response, err)
 	}
@@ -296,7 +303,7 @@ func TestSchedulerQueueDepth(t *testing.T) {
 	for i := range n {
 		d := action(t, store, fmt.Sprintf(": %d; until test -e %s; do sleep 0.05; done", i, gate), time.Minute)
 		go func() {
-			response, err := execute(t.Context(), b.scheduler.Addr, d)
+			response, err := execute(t.Context(), b.scheduler.Addr, "", d)
 			if err == nil && (response.GetStatus().GetCode() != 0 || response.GetResult().GetExitCode() != 0) {
 				err = fmt.Errorf("response is %v", response)
 			}
@@ -326,7 +333,7 @@ func TestSchedulerLosesWorker(t *testing.T) {
 	d := action(t, dial(t, b.scheduler, ""), "sleep 600", time.Hour)
 	ended := make(chan error, 1)
 	go func() {
-		response, err := execute(t.Context(), b.scheduler.Addr, d)
+		response, err := execute(t.Context(), b.scheduler.Addr, "", d)
 		if err == nil {
 			err = status.ErrorProto(response.GetStatus())
 		}
@@ -374,7 +381,7 @@ func TestSchedulerDrains(t *testing.T) {
 	d := action(t, dial(t, b.scheduler, ""), "true", time.Minute)
 	ended := make(chan error, 1)
 	go func() {
-		_, err := execute(t.Context(), b.scheduler.Addr, d)
+		_, err := execute(t.Context(), b.scheduler.Addr, "", d)
 		ended <- err
 	}()
 	b.wantTasks(t, 1, 0)
@@ -398,13 +405,13 @@ func TestBazelBuildsWithBuildbarn(t *testing.T) {
 	wantBazel(t, b.scheduler.Addr)
 }
 
-// wantBazel fails the test unless Bazel builds and tests a part of the example remotely at an address.
-func wantBazel(t *testing.T, addr string) {
+// bazelFor returns a Bazel for a copy of the example, without an endpoint; it ends with the test.
+func bazelFor(t *testing.T) *bazelrun.Bazel {
 	t.Helper()
 	if err := bazelrun.Find(); err != nil {
 		sandboxtest.Unavailable(t, "bazel", err)
 	}
-	bazel := &bazelrun.Bazel{Workspace: filepath.Join(t.TempDir(), "workspace"), Root: t.TempDir(), Endpoint: addr}
+	bazel := &bazelrun.Bazel{Workspace: filepath.Join(t.TempDir(), "workspace"), Root: t.TempDir()}
 	if err := bazelrun.CopyWorkspace(bazel.Workspace, filepath.Join("..", "..")); err != nil {
 		t.Fatal(err)
 	}
@@ -413,6 +420,14 @@ func wantBazel(t *testing.T, addr string) {
 			t.Error(err)
 		}
 	})
+	return bazel
+}
+
+// wantBazel fails the test unless Bazel builds and tests a part of the example remotely at an address.
+func wantBazel(t *testing.T, addr string) {
+	t.Helper()
+	bazel := bazelFor(t)
+	bazel.Endpoint = addr
 	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Minute)
 	defer cancel()
 	build, err := bazel.Run(ctx, "test", "//examples/hash:adler32_test")
@@ -421,5 +436,27 @@ func wantBazel(t *testing.T, addr string) {
 	}
 	if ways := build.Processes(); build.ExitCode != 0 || ways["remote"] == 0 {
 		t.Errorf("bazel exits with %d, of its actions are %v, want that all succeed remotely:\n%s", build.ExitCode, ways, build.Output)
+	}
+}
+
+// wholeTime bounds one build of all of the example.
+const wholeTime = 5 * time.Minute
+
+// wantAll fails the test unless Bazel builds and tests all of the example from nothing, every action remotely.
+func wantAll(t *testing.T, bazel *bazelrun.Bazel) {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), wholeTime)
+	defer cancel()
+	if err := bazel.Clean(ctx); err != nil {
+		t.Fatal(err)
+	}
+	build, err := bazel.Run(ctx, "test", "//examples/...")
+	if err != nil {
+		t.Fatal(err)
+	}
+	ways := build.Processes()
+	delete(ways, "internal")
+	if build.ExitCode != 0 || ways["remote"] < 200 || len(ways) != 1 {
+		t.Fatalf("bazel exits with %d, of its actions are %v, want that all succeed remotely:\n%s", build.ExitCode, ways, build.Output)
 	}
 }

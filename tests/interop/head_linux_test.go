@@ -116,7 +116,7 @@ func ask(ctx context.Context, addr string, action *repb.Digest) *asked {
 	a := &asked{ended: make(chan struct{})}
 	go func() {
 		defer close(a.ended)
-		a.response, a.err = execute(ctx, addr, action)
+		a.response, a.err = execute(ctx, addr, "", action)
 	}()
 	return a
 }
@@ -203,11 +203,15 @@ func ranOn(t *testing.T, r *repb.ActionResult) string {
 }
 
 // TestHeadHasBuildbarnsWorker: a worker of Buildbarn takes actions from cloister serve, reads their inputs there,
-// writes what they made, and records their results.
+// writes what they made, and records their results, for all instances below the one that it names.
 func TestHeadHasBuildbarnsWorker(t *testing.T) {
 	h := headOf(t)
 	h.worker(t, "one", "-threads", "2")
-	wantExecutes(t, h.clients)
+	wantExecutes(t, h.clients, "")
+	wantExecutes(t, h.clients, "team/project")
+	team := headOf(t)
+	team.worker(t, "one", "-instance", "team")
+	wantExecutes(t, team.clients, "team/project")
 }
 
 // What a client says of itself in the tests of that: who it is, and of which trace it is a part.
@@ -359,7 +363,7 @@ func TestHeadDrainsWithBuildbarnsWorker(t *testing.T) {
 	go func() { ended <- server.Stop() }()
 	for deadline := time.Now().Add(10 * time.Second); ; time.Sleep(20 * time.Millisecond) {
 		ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
-		response, err := executeOnce(ctx, h.clients, more)
+		response, err := executeOnce(ctx, h.clients, "", more)
 		cancel()
 		if err == nil {
 			err = status.ErrorProto(response.GetStatus())
@@ -401,5 +405,7 @@ func TestHeadComesBackToBuildbarnsWorker(t *testing.T) {
 func TestBazelBuildsWithHeadAndBuildbarnsWorker(t *testing.T) {
 	h := headOf(t)
 	h.worker(t, "one", "-threads", "2")
-	wantBazel(t, h.clients)
+	bazel := bazelFor(t)
+	bazel.Endpoint = h.clients
+	wantAll(t, bazel)
 }

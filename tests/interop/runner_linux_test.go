@@ -3,63 +3,29 @@
 package interop_test
 
 import (
-	"bytes"
 	"fmt"
 	"net"
 	"os"
-	"os/exec"
 	"path/filepath"
-	"syscall"
 	"testing"
 	"time"
 
-	"github.com/cloister-build/cloister/sandbox/sandboxtest"
-	"github.com/cloister-build/cloister/tests/internal/bazelrun"
 	"github.com/cloister-build/cloister/tests/interop/peers"
 )
 
 // runner starts cloister runner for a build directory and returns its address; it ends with the test.
 func runner(t *testing.T, build string) string {
 	t.Helper()
-	program, err := cloister()
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := bazelrun.Confines(t.Context(), program, nil); err != nil {
-		sandboxtest.Unavailable(t, "namespaces", err)
-	}
 	socket := filepath.Join(t.TempDir(), "runner")
-	var said bytes.Buffer
-	cmd := exec.Command(program, "runner", "--socket", socket, "--build-dir", build, "--jobs", "2")
-	cmd.Stdout, cmd.Stderr = &said, &said
-	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGTERM}
-	if err := cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
-	ended := make(chan error, 1)
-	go func() { ended <- cmd.Wait() }()
-	t.Cleanup(func() {
-		_ = cmd.Process.Signal(syscall.SIGTERM) // the only error is that it has ended
-		select {
-		case err := <-ended:
-			if err != nil {
-				t.Errorf("cloister runner: %v\n%s", err, &said)
-			}
-		case <-time.After(20 * time.Second):
-			_ = cmd.Process.Kill()
-			<-ended
-			t.Errorf("cloister runner does not end\n%s", &said)
-		}
-	})
+	p := confining(t, "runner", "--socket", socket, "--build-dir", build, "--jobs", "2")
 	for deadline := time.Now().Add(time.Minute); ; time.Sleep(20 * time.Millisecond) {
 		if conn, err := net.Dial("unix", socket); err == nil {
 			conn.Close()
 			return "unix:" + socket
 		}
 		select {
-		case err := <-ended:
-			ended <- err
-			t.Fatalf("cloister runner ended: %v", err)
+		case <-p.ended:
+			t.Fatalf("cloister runner ended: %v", p.err)
 		default:
 		}
 		if time.Now().After(deadline) {
@@ -82,7 +48,7 @@ func (b *buildbarn) confined(t *testing.T, flags ...string) {
 func TestRunnerTakesThePlaceOfBuildbarns(t *testing.T) {
 	b := farm(t)
 	b.confined(t, "-property", "os=linux", "-id", "host=one", "-threads", "2")
-	wantExecutes(t, b.scheduler.Addr)
+	wantExecutes(t, b.scheduler.Addr, "")
 }
 
 // TestRunnerConfinesForBuildbarn: the same action that finds a file of the host with bb_runner finds none with cloister
@@ -108,7 +74,7 @@ cp in/name out/copy`, host, sees, changes)
 			b := farm(t)
 			c.worker(b, t)
 			store := dial(t, b.scheduler, "")
-			response, err := execute(t.Context(), b.scheduler.Addr, action(t, store, script, time.Minute))
+			response, err := execute(t.Context(), b.scheduler.Addr, "", action(t, store, script, time.Minute))
 			if err != nil || response.GetStatus().GetCode() != 0 || response.GetResult().GetExitCode() != c.exit {
 				t.Fatalf("response is %v, %v, want the exit code %d", response, err, c.exit)
 			}
