@@ -35,7 +35,8 @@ import (
 // buildbarn is a farm of Buildbarn's own parts: its scheduler, and a store behind it.
 type buildbarn struct {
 	store, scheduler *peers.Server
-	metrics          string // HOST:PORT of the scheduler's
+	metrics          string   // HOST:PORT of the scheduler's
+	flags            []string // of the scheduler
 }
 
 // farm starts a farm without workers, with more flags of the scheduler; it ends with the test.
@@ -46,10 +47,15 @@ func farm(t *testing.T, flags ...string) *buildbarn {
 	if err != nil {
 		t.Fatal(err)
 	}
-	return &buildbarn{
-		store: store, metrics: metrics,
-		scheduler: launch(t, peers.BBScheduler, peers.Options{Store: store.Addr, Metrics: metrics, Args: flags}),
-	}
+	b := &buildbarn{store: store, metrics: metrics, flags: flags}
+	b.schedule(t, "")
+	return b
+}
+
+// schedule starts the scheduler at an address, "" for any; it ends with the test.
+func (b *buildbarn) schedule(t *testing.T, addr string) {
+	t.Helper()
+	b.scheduler = launch(t, peers.BBScheduler, peers.Options{Listen: addr, Store: b.store.Addr, Metrics: b.metrics, Args: b.flags})
 }
 
 // worker starts a worker of Buildbarn for a scheduler and a store, which may be anybody's; it ends with the test. Unless

@@ -44,7 +44,12 @@ func confining(t *testing.T, args ...string) *process {
 		p.err = p.cmd.Wait()
 		close(p.ended)
 	}()
-	t.Cleanup(func() { p.stop(t) })
+	t.Cleanup(func() {
+		p.stop(t)
+		if t.Failed() {
+			t.Logf("%v said:\n%s", p.cmd.Args, &p.said)
+		}
+	})
 	return p
 }
 
@@ -59,11 +64,11 @@ func (p *process) stop(t *testing.T) {
 	select {
 	case <-p.ended:
 		if p.err != nil {
-			t.Errorf("%v: %v\n%s", p.cmd.Args, p.err, &p.said)
+			t.Errorf("%v: %v", p.cmd.Args, p.err)
 		}
 	case <-time.After(30 * time.Second):
 		p.kill()
-		t.Errorf("%v does not end\n%s", p.cmd.Args, &p.said)
+		t.Errorf("%v does not end", p.cmd.Args)
 	}
 }
 

@@ -10,18 +10,22 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 
 	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/grpc/metadata"
+	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/types/known/emptypb"
 )
 
-// A relay passes every call on to another address, and remembers of which trace it said to be a part.
+// A relay passes every call on to another address, and remembers of which trace it said to be a part. It can be cut.
 type relay struct {
 	addr string // HOST:PORT
 	conn *grpc.ClientConn
+	cut  atomic.Bool // it says that it is away, and passes nothing on
 
 	mu     sync.Mutex
 	traced map[string][]string // methods by their traceparent; guarded by mu
@@ -68,6 +72,9 @@ func (r *relay) methods(trace string) []string {
 
 // pass is a grpc.StreamHandler. A message of any kind is an empty one with fields that are not known, which are kept.
 func (r *relay) pass(_ any, in grpc.ServerStream) error {
+	if r.cut.Load() {
+		return status.Error(codes.Unavailable, "the relay is cut")
+	}
 	method, _ := grpc.MethodFromServerStream(in)
 	said, _ := metadata.FromIncomingContext(in.Context())
 	r.mu.Lock()
