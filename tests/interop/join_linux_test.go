@@ -128,8 +128,8 @@ func TestJoinIsCancelled(t *testing.T) {
 	wantSome(t, pids)
 	cancel()
 	<-a.ended
+	wantNone(t, pids) // another action would end it as well
 	ask(t.Context(), b.scheduler.Addr, action(t, store, "true", time.Minute)).want(t)
-	wantNone(t, pids)
 }
 
 // TestJoinDrains: a worker that is told to end finishes what it executes, takes nothing more, and ends. What waits goes
@@ -212,8 +212,8 @@ func TestJoinOutlivesScheduler(t *testing.T) {
 	cancel()
 	<-a.ended
 	b.schedule(t, b.scheduler.Addr)
-	ask(t.Context(), b.scheduler.Addr, action(t, store, "true", time.Minute)).want(t)
 	wantNone(t, pids)
+	ask(t.Context(), b.scheduler.Addr, action(t, store, "true", time.Minute)).want(t)
 	one.stop(t) // once the scheduler has gone, it waits a minute for that
 }
 
@@ -226,17 +226,23 @@ func TestJoinWaitsForStore(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	b.joinWith(t, r.addr, "one", "--property", "os=linux", "--metrics", metrics)
+	one := b.joinWith(t, r.addr, "one", "--property", "os=linux", "--metrics", metrics)
 	store := dial(t, b.scheduler, "")
 	ask(t.Context(), b.scheduler.Addr, action(t, store, "true", time.Minute)).want(t)
 	wantReady(t, metrics, true)
+	const shut = "none is taken"
+	before := strings.Count(one.said.String(), shut)
 	r.cut.Store(true)
 	wantReady(t, metrics, false)
+	one.wantSaid(t, shut, before+1)
 	d := action(t, store, "exit 0", time.Minute)
 	a := ask(t.Context(), b.scheduler.Addr, d)
-	// It may just have been asking for an action. That ends with a failure, at which clients ask again.
-	for b.taken(t, a) {
+	// It may just have been given one. That ends with a failure, at which clients ask again.
+	for tries := 1; b.taken(t, a); tries++ {
 		<-a.ended
+		if tries == 5 {
+			t.Fatal("the worker goes on taking actions")
+		}
 		if code := codes.Code(a.response.GetStatus().GetCode()); a.err != nil || code != codes.Unavailable {
 			t.Fatalf("response is %v, %v, want that it is unavailable", a.response, a.err)
 		}

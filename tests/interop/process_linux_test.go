@@ -5,6 +5,8 @@ package interop_test
 import (
 	"bytes"
 	"os/exec"
+	"strings"
+	"sync"
 	"syscall"
 	"testing"
 	"time"
@@ -18,8 +20,36 @@ type process struct {
 	cmd   *exec.Cmd
 	ended chan struct{} // closed once it has ended, after err is set and all is said
 	err   error
-	said  bytes.Buffer
+	said  output
 	gone  bool // the test has ended it by kill
+}
+
+// An output keeps what a process prints.
+type output struct {
+	mu   sync.Mutex
+	text bytes.Buffer // guarded by mu
+}
+
+func (o *output) Write(p []byte) (int, error) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	return o.text.Write(p)
+}
+
+func (o *output) String() string {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	return o.text.String()
+}
+
+// wantSaid waits until the process has printed a text so many times.
+func (p *process) wantSaid(t *testing.T, text string, times int) {
+	t.Helper()
+	for deadline := time.Now().Add(time.Minute); strings.Count(p.said.String(), text) < times; time.Sleep(20 * time.Millisecond) {
+		if time.Now().After(deadline) {
+			t.Fatalf("it does not say %q for the time number %d", text, times)
+		}
+	}
 }
 
 // confining starts cloister with arguments, to run commands in the sandbox. When the test ends it is told to end, and
