@@ -128,3 +128,150 @@ func TestStorm(t *testing.T) {
 	}
 	q.Close()
 }
+
+// TestStormOfSlots has slots of other workers join, take, end, lose and leave at random, and workers be drained, while
+// requests of several platforms come, merge and leave. Whatever the order: each operation ends exactly once, every action
+// that anybody waits for ends by a slot that may have it, no slot has two, and nothing is left.
+func TestStormOfSlots(t *testing.T) {
+	e := &stormExecutor{}
+	q := queue.New(queue.Config{
+		Executor: e, Slots: 1, Offer: &queue.Offer{Worker: "own", Properties: properties("p=0")},
+		Attempts: 1000, Grace: time.Minute, Retain: 50 * time.Millisecond, MaxRetained: 50,
+		Fetch: func(_ context.Context, _ *worker.Task, room func(int64) bool) { room(int64(rand.IntN(3000))) }, FetchBytes: 2000,
+	})
+	over, stop := context.WithCancel(t.Context())
+	var workers, clients sync.WaitGroup
+	var runs atomic.Int64
+	for i := range 12 {
+		name := fmt.Sprint("w", i%4)
+		offer := queue.Offer{Worker: name, Slot: fmt.Sprint(i), Properties: properties("p=0 p=" + fmt.Sprint(i%4))}
+		workers.Go(func() {
+			for over.Err() == nil {
+				s, err := q.Join(offer)
+				if errors.Is(err, queue.ErrClosed) {
+					return // the last action has ended
+				}
+				if err != nil {
+					t.Errorf("Join: %v", err)
+					return
+				}
+				for range rand.IntN(20) {
+					wait, cancel := context.WithTimeout(over, time.Duration(rand.IntN(3000))*time.Microsecond)
+					r, err := s.Take(wait)
+					cancel()
+					if err != nil {
+						continue
+					}
+					runs.Add(1)
+					task := r.Task()
+					if p := task.Mnemonic; p != "p=0" && p != "p="+fmt.Sprint(i%4) {
+						t.Errorf("slot %d has an action that demands %s", i, p)
+					}
+					if wait, cancel := context.WithTimeout(over, time.Millisecond); rand.IntN(20) == 0 {
+						if _, err := s.Take(wait); !errors.Is(err, queue.ErrBusy) {
+							t.Errorf("a slot with a run takes another: %v", err)
+						}
+						cancel()
+					} else {
+						cancel()
+					}
+					r.Report(worker.Stage(1 + rand.IntN(7)))
+					if rand.IntN(4) == 0 {
+						time.Sleep(time.Duration(rand.IntN(1000)) * time.Microsecond)
+					}
+					switch rand.IntN(8) {
+					case 0:
+						r.Lost("storm")
+						r.End(&worker.Outcome{}, nil)
+					case 1:
+						// Both at once, as a worker that is given up answers after all.
+						var both sync.WaitGroup
+						both.Go(func() { r.End(&worker.Outcome{Result: &repb.ActionResult{}}, nil) })
+						both.Go(func() { s.Leave("storm") })
+						both.Wait()
+					case 2:
+						s.Leave("storm")
+					case 3:
+						r.End(nil, errors.New("no"))
+					default:
+						r.End(&worker.Outcome{Result: &repb.ActionResult{}}, nil)
+					}
+				}
+				s.Leave("storm")
+			}
+		})
+	}
+	workers.Go(func() {
+		for over.Err() == nil {
+			name := []string{"", "own", "w0", "w1", "w2", "w3"}[rand.IntN(6)]
+			q.DrainWorker(name, "storm")
+			time.Sleep(time.Duration(rand.IntN(1000)) * time.Microsecond)
+			q.UndrainWorker(name)
+			q.Workers()
+			q.Demands()
+			q.Stats()
+		}
+		q.UndrainWorker("")
+	})
+	var ops sync.Map
+	for range 8 {
+		clients.Go(func() {
+			for range 300 {
+				r := queue.Request{Priority: int32(rand.IntN(3)) - 1, Alone: rand.IntN(8) == 0}
+				n := rand.IntN(24)
+				r.Task.Invocation = fmt.Sprint(rand.IntN(4))
+				r.Task.Action = cas.SHA256.Sum([]byte{byte(n)})
+				r.Task.Mnemonic = "p=" + fmt.Sprint(n%4) // what it demands, for the check
+				r.Task.SkipCacheLookup = rand.IntN(2) == 0
+				r.Demands = properties(r.Task.Mnemonic)
+				o, err := q.Submit(r)
+				if err != nil {
+					t.Error(err)
+					return
+				}
+				ops.Store(o, true)
+				switch rand.IntN(6) {
+				case 0:
+					o.Cancel("storm")
+				case 1, 2:
+					for seen := 0; ; {
+						s, v, err := o.Wait(t.Context(), seen)
+						if err != nil || s.Stage == repb.ExecutionStage_COMPLETED {
+							break
+						}
+						seen = v
+					}
+				}
+			}
+		})
+	}
+	clients.Wait()
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	// Slots come and go until the last action has ended.
+	if err := q.Drain(ctx); err != nil {
+		t.Errorf("something waits for ever: %v, %+v", err, q.Stats())
+	}
+	stop()
+	workers.Wait()
+	var all int64
+	ops.Range(func(k, _ any) bool {
+		o := k.(*queue.Operation)
+		if s := o.State(); s.Stage != repb.ExecutionStage_COMPLETED || (s.Outcome == nil) == (s.Fault == nil) {
+			t.Errorf("an operation ended as %v", s)
+		}
+		all++
+		return true
+	})
+	if s := q.Stats(); s.Queued != 0 || s.Running != 0 || s.Done != all || s.Again == 0 {
+		t.Errorf("in the end %+v, of %d operations", s, all)
+	}
+	if n := e.most.Load(); n > 1 {
+		t.Errorf("%d ran at once in one slot", n)
+	}
+	if p, l := queue.Parties(q), queue.Lanes(q); p != 0 || l != 0 {
+		t.Errorf("%d builds and %d lanes are left, want none", p, l)
+	}
+	t.Logf("%d runs elsewhere, %d again", runs.Load(), q.Stats().Again)
+	q.Close()
+}

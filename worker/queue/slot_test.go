@@ -1,0 +1,864 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package queue_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	repb "github.com/bazelbuild/remote-apis/build/bazel/remote/execution/v2"
+	"github.com/cloister-build/cloister/worker"
+	"github.com/cloister-build/cloister/worker/queue"
+)
+
+// head is a queue without slots of its own, in which operations that nobody follows go on.
+func head(t *testing.T, c queue.Config, f func(t *testing.T, q *queue.Queue)) {
+	t.Helper()
+	c.Head, c.Grace, c.Retain = true, 1000*time.Hour, 1000*time.Hour
+	bubble(t, c, func(t *testing.T, q *queue.Queue, _ *executor) { f(t, q) })
+}
+
+// properties are those of a text of NAME=VALUE, separated by spaces.
+func properties(s string) []worker.Property {
+	var all []worker.Property
+	for _, p := range strings.Fields(s) {
+		name, value, _ := strings.Cut(p, "=")
+		all = append(all, worker.Property{Name: name, Value: value})
+	}
+	return all
+}
+
+// demands makes a request one that demands what a text says.
+func demands(s string) func(*queue.Request) {
+	return func(r *queue.Request) { r.Demands = properties(s) }
+}
+
+func join(t *testing.T, q *queue.Queue, name, slot, has string) *queue.Slot {
+	t.Helper()
+	return joinOffer(t, q, queue.Offer{Worker: name, Slot: slot, Properties: properties(has)})
+}
+
+func joinOffer(t *testing.T, q *queue.Queue, o queue.Offer) *queue.Slot {
+	t.Helper()
+	s, err := q.Join(o)
+	if err != nil {
+		t.Fatalf("Join(%+v): %v", o, err)
+	}
+	return s
+}
+
+// take returns what s gets at once, and nil if that is nothing.
+func take(t *testing.T, s *queue.Slot) *queue.Run {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), time.Nanosecond)
+	defer cancel()
+	r, err := s.Take(ctx)
+	if err != nil && !errors.Is(err, context.DeadlineExceeded) {
+		t.Fatalf("Take: %v", err)
+	}
+	return r
+}
+
+// wantTake checks that s gets at once the action of that name, "" for none.
+func wantTake(t *testing.T, s *queue.Slot, name string) *queue.Run {
+	t.Helper()
+	r := take(t, s)
+	switch {
+	case name == "" && r != nil:
+		t.Fatalf("the slot got action %v, want none", r.Task().Action)
+	case name != "" && r == nil:
+		t.Fatalf("the slot got nothing, want %s", name)
+	case name != "" && r.Task().Action != action(name):
+		t.Fatalf("the slot got another action than %s", name)
+	}
+	return r
+}
+
+// A taking is a Take that goes on.
+type taking struct {
+	run  *queue.Run
+	err  error
+	done chan struct{}
+}
+
+func begin(t *testing.T, s *queue.Slot) *taking {
+	k := &taking{done: make(chan struct{})}
+	go func() {
+		defer close(k.done)
+		k.run, k.err = s.Take(t.Context())
+	}()
+	synctest.Wait()
+	return k
+}
+
+// got returns what the Take has returned, nil if it has not.
+func (k *taking) got() *queue.Run {
+	synctest.Wait()
+	select {
+	case <-k.done:
+		return k.run
+	default:
+		return nil
+	}
+}
+
+func (k *taking) wantErr(t *testing.T, want error) {
+	t.Helper()
+	synctest.Wait()
+	select {
+	case <-k.done:
+		if !errors.Is(k.err, want) {
+			t.Errorf("Take = %v, %v; want %v", k.run, k.err, want)
+		}
+	default:
+		t.Errorf("Take waits, want %v", want)
+	}
+}
+
+// ended is the outcome of the n-th run.
+func ended(n int32) *worker.Outcome {
+	return &worker.Outcome{Result: &repb.ActionResult{ExitCode: n}}
+}
+
+func TestSlotTakesWhatItOffers(t *testing.T) {
+	for _, c := range []struct {
+		name              string
+		offer             queue.Offer
+		instance, demands string
+		want              bool
+	}{
+		{name: "nothing of nothing", want: true},
+		{name: "nothing of something", offer: queue.Offer{Properties: properties("a=1")}, want: true},
+		{name: "something of nothing", demands: "a=1"},
+		{name: "the same", offer: queue.Offer{Properties: properties("a=1 b=2")}, demands: "a=1 b=2", want: true},
+		{name: "a part", offer: queue.Offer{Properties: properties("a=1 b=2 c=3")}, demands: "b=2", want: true},
+		{name: "in another order", offer: queue.Offer{Properties: properties("c=3 b=2 a=1 b=0")}, demands: "a=1 b=2 c=3", want: true},
+		{name: "one too many", offer: queue.Offer{Properties: properties("a=1 b=2")}, demands: "a=1 b=2 c=3"},
+		{name: "another value", offer: queue.Offer{Properties: properties("a=1")}, demands: "a=2"},
+		{name: "one of several values", offer: queue.Offer{Properties: properties("a=1 a=2 a=3")}, demands: "a=2", want: true},
+		{name: "several of several values", offer: queue.Offer{Properties: properties("a=1 a=2 a=3")}, demands: "a=1 a=3", want: true},
+		{name: "one value too many", offer: queue.Offer{Properties: properties("a=1 a=2")}, demands: "a=2 a=3"},
+		{name: "the value of another name", offer: queue.Offer{Properties: properties("a=1 b=2")}, demands: "a=2"},
+		{name: "no value", offer: queue.Offer{Properties: properties("a=1")}, demands: "a="},
+		{name: "whatever", offer: queue.Offer{Any: true}, demands: "a=1 b=2", want: true},
+		{name: "whatever, elsewhere", offer: queue.Offer{Any: true, Prefix: "x"}, instance: "y", demands: "a=1"},
+		{name: "any instance", instance: "x/y", want: true},
+		{name: "the instance", offer: queue.Offer{Prefix: "x/y"}, instance: "x/y", want: true},
+		{name: "an instance below", offer: queue.Offer{Prefix: "x"}, instance: "x/y/z", want: true},
+		{name: "an instance above", offer: queue.Offer{Prefix: "x/y"}, instance: "x"},
+		{name: "an instance beside", offer: queue.Offer{Prefix: "x"}, instance: "xy"},
+		{name: "not the nameless", offer: queue.Offer{Prefix: "x"}},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			for _, waits := range []string{"slot", "action"} {
+				head(t, queue.Config{}, func(t *testing.T, q *queue.Queue) {
+					s := joinOffer(t, q, c.offer)
+					var k *taking
+					if waits == "slot" {
+						k = begin(t, s)
+					}
+					o := submit(t, q, "x", func(r *queue.Request) {
+						demands(c.demands)(r)
+						r.Task.Instance = c.instance
+					})
+					if waits == "action" {
+						k = begin(t, s)
+					}
+					r := k.got()
+					if (r != nil) != c.want {
+						t.Fatalf("when the %s waits: taken is %v, want %v", waits, r != nil, c.want)
+					}
+					if r == nil {
+						wantStage(t, o, repb.ExecutionStage_QUEUED)
+						return
+					}
+					wantStage(t, o, repb.ExecutionStage_EXECUTING)
+					r.End(ended(7), nil)
+					wantRun(t, o, 7)
+				})
+			}
+		})
+	}
+}
+
+// TestRefusalNamesTheNearestOffer, what separates it, and all that is offered instead.
+func TestRefusalNamesTheNearestOffer(t *testing.T) {
+	for _, c := range []struct {
+		name    string
+		offers  []queue.Offer
+		demands string
+		want    string
+	}{
+		{
+			"another image",
+			[]queue.Offer{{Worker: "a"}, {Worker: "b", Properties: properties("container-image=docker://y")}}, "container-image=docker://x",
+			"no worker offers container-image=docker://x; nearest is worker a, which has no container-image; " +
+				"all that is offered of container-image is docker://y: add --property container-image=docker://x to its cloister join, or demand what is offered",
+		},
+		{
+			"one of two",
+			[]queue.Offer{{Worker: "a", Properties: properties("os=mac")}, {Worker: "b", Properties: properties("os=linux gpu=small gpu=none")}}, "gpu=large os=linux",
+			"no worker offers gpu=large; nearest is worker b, which has gpu=none, gpu=small; " +
+				"all that is offered of gpu is none, small: add --property gpu=large to its cloister join, or demand what is offered",
+		},
+		{
+			"each, but not together",
+			[]queue.Offer{{Worker: "a", Properties: properties("x=1 y=2")}, {Worker: "b", Properties: properties("x=2 y=1")}}, "x=1 y=1",
+			"no worker offers y=1; nearest is worker a, which has y=2; " +
+				"all that is offered of y is 1, 2: add --property y=1 to its cloister join, or demand what is offered",
+		},
+		{
+			"unknown names",
+			[]queue.Offer{{Worker: "a b"}}, "x=1 y=\u00e9",
+			`no worker offers x=1, "y=\u00e9"; nearest is worker a b, which has no x, no y; ` +
+				"none has any x: add --property x=1 to its cloister join, or demand what is offered",
+		},
+		{
+			"other instances",
+			[]queue.Offer{{Worker: "a", Prefix: "team/b"}, {Worker: "b", Prefix: "team/a", Any: true}}, "x=1",
+			`no worker takes actions of the instance "main"; there are workers for "team/a", "team/b": ` +
+				"ask for one of these, or start one with another cloister join --instance",
+		},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			head(t, queue.Config{}, func(t *testing.T, q *queue.Queue) {
+				for _, o := range c.offers {
+					joinOffer(t, q, o)
+				}
+				time.Sleep(2 * time.Minute)
+				o := submit(t, q, "x", func(r *queue.Request) {
+					demands(c.demands)(r)
+					r.Task.Instance = "main"
+				})
+				if got := wantFault(t, o, worker.Unmet).Error(); got != c.want {
+					t.Errorf("got  %s\nwant %s", got, c.want)
+				}
+			})
+		})
+	}
+	t.Run("many values", func(t *testing.T) {
+		head(t, queue.Config{}, func(t *testing.T, q *queue.Queue) {
+			for i := range 30 {
+				join(t, q, fmt.Sprint(i), "", fmt.Sprintf("a=%02d", i))
+			}
+			time.Sleep(2 * time.Minute)
+			got := wantFault(t, submit(t, q, "x", demands("a=x")), worker.Unmet).Error()
+			if want := "08, 09 and 20 more"; !strings.Contains(got, want) {
+				t.Errorf("got %s, want it to contain %q", got, want)
+			}
+		})
+	})
+}
+
+// TestUnmatchedWaitsWhileWorkersMayCome: after a start for a while, and for one that has left for longer.
+func TestUnmatchedWaitsWhileWorkersMayCome(t *testing.T) {
+	t.Run("after the start", func(t *testing.T) {
+		head(t, queue.Config{}, func(t *testing.T, q *queue.Queue) {
+			join(t, q, "a", "", "")
+			o := submit(t, q, "x", demands("gpu=1"))
+			time.Sleep(50 * time.Second)
+			wantStage(t, o, repb.ExecutionStage_QUEUED)
+			taken := submit(t, q, "y", demands("gpu=2"))
+			wantTake(t, join(t, q, "late", "", "gpu=2"), "y")
+			wantStage(t, taken, repb.ExecutionStage_EXECUTING)
+			time.Sleep(30 * time.Second)
+			wantFault(t, o, worker.Unmet)
+			if n := q.Stats().Queued; n != 0 {
+				t.Errorf("%d are queued, want none", n)
+			}
+			if n := queue.Lanes(q); n != 0 {
+				t.Errorf("%d lanes are left, want none", n)
+			}
+		})
+	})
+	t.Run("no worker at all", func(t *testing.T) {
+		head(t, queue.Config{}, func(t *testing.T, q *queue.Queue) {
+			early := submit(t, q, "x", nil)
+			time.Sleep(3 * time.Minute)
+			late := submit(t, q, "y", nil)
+			time.Sleep(115 * time.Second)
+			wantStage(t, early, repb.ExecutionStage_QUEUED)
+			time.Sleep(20 * time.Second)
+			if f := wantFault(t, early, worker.Unavailable); !strings.Contains(f.Error(), "cloister join") {
+				t.Errorf("the fault is %q, want it to say what to do", f)
+			}
+			wantStage(t, late, repb.ExecutionStage_QUEUED)
+			wantTake(t, join(t, q, "a", "", ""), "y")
+		})
+	})
+	t.Run("one that has left", func(t *testing.T) {
+		head(t, queue.Config{}, func(t *testing.T, q *queue.Queue) {
+			join(t, q, "other", "", "")
+			one, two := join(t, q, "a", "1", "gpu=1"), join(t, q, "a", "2", "gpu=1")
+			one.Leave("restart")
+			time.Sleep(time.Hour)
+			two.Leave("restart")
+			time.Sleep(14 * time.Minute)
+			o := submit(t, q, "x", demands("gpu=1"))
+			wantStage(t, o, repb.ExecutionStage_QUEUED)
+			if d := q.Demands(); len(d) != 1 || d[0].Unmet != "worker a has left" {
+				t.Errorf("Demands = %+v", d)
+			}
+			wantTake(t, join(t, q, "a", "1", "gpu=1"), "x").Lost("gone")
+			time.Sleep(time.Hour)
+			wantStage(t, o, repb.ExecutionStage_QUEUED) // it has come back
+		})
+		head(t, queue.Config{}, func(t *testing.T, q *queue.Queue) {
+			join(t, q, "other", "", "")
+			join(t, q, "a", "1", "gpu=1").Leave("for good")
+			o := submit(t, q, "x", demands("gpu=1"))
+			time.Sleep(14 * time.Minute)
+			wantStage(t, o, repb.ExecutionStage_QUEUED)
+			time.Sleep(2 * time.Minute)
+			wantFault(t, o, worker.Unmet)
+			if n := len(q.Workers()); n != 1 {
+				t.Errorf("%d workers are known, want one", n)
+			}
+		})
+	})
+	t.Run("one that is drained", func(t *testing.T) {
+		head(t, queue.Config{}, func(t *testing.T, q *queue.Queue) {
+			join(t, q, "a", "1", "gpu=1")
+			q.DrainWorker("a", "maintenance")
+			time.Sleep(time.Hour)
+			o := submit(t, q, "x", demands("gpu=1"))
+			time.Sleep(time.Hour)
+			wantStage(t, o, repb.ExecutionStage_QUEUED)
+			if d := q.Demands(); len(d) != 1 || d[0].Unmet != "worker a is drained" {
+				t.Errorf("Demands = %+v", d)
+			}
+		})
+	})
+}
+
+// TestRule087_TurnsCountOnEveryPlatform: who runs much on one waits for its turn on another, too.
+func TestRule087_TurnsCountOnEveryPlatform(t *testing.T) {
+	both := func(build, platform string) func(*queue.Request) {
+		return func(r *queue.Request) { of(build)(r); demands(platform)(r) }
+	}
+	head(t, queue.Config{}, func(t *testing.T, q *queue.Queue) {
+		x, y := join(t, q, "x", "", "p=x"), join(t, q, "y", "", "p=y")
+		submit(t, q, "a0", both("a", "p=x"))
+		submit(t, q, "a1", both("a", "p=x"))
+		submit(t, q, "a2", both("a", "p=y"))
+		submit(t, q, "b0", both("b", "p=y"))
+		submit(t, q, "b1", both("b", "p=x"))
+		a0 := wantTake(t, x, "a0")
+		b0 := wantTake(t, y, "b0") // though a came first: it has one
+		a0.End(ended(1), nil)
+		b0.End(ended(1), nil)
+		wantTake(t, x, "a1").End(ended(1), nil) // a was served before b
+		wantTake(t, x, "b1")
+		wantTake(t, y, "a2")
+		if n := queue.Parties(q); n != 2 {
+			t.Errorf("%d builds are known, want 2", n)
+		}
+	})
+	head(t, queue.Config{}, func(t *testing.T, q *queue.Queue) {
+		all := join(t, q, "all", "", "p=x p=y p=z")
+		want := []string{"0", "1", "2", "3", "4", "5"}
+		for i, name := range want {
+			submit(t, q, name, both("a", []string{"p=z", "p=x", "p=y"}[i%3]))
+		}
+		for _, name := range want {
+			wantTake(t, all, name).End(ended(1), nil)
+		}
+		if n, l := queue.Parties(q), queue.Lanes(q); n != 0 || l != 0 {
+			t.Errorf("%d builds and %d lanes are left, want none", n, l)
+		}
+	})
+}
+
+// TestLostActionRunsAgain elsewhere: its operations go back into the queue, before what came later.
+func TestLostActionRunsAgain(t *testing.T) {
+	for _, how := range []string{"lost", "its slot left"} {
+		t.Run(how, func(t *testing.T) {
+			head(t, queue.Config{}, func(t *testing.T, q *queue.Queue) {
+				a, b := join(t, q, "a", "1", ""), join(t, q, "b", "1", "")
+				first := submit(t, q, "x", nil)
+				shares := submit(t, q, "x", nil)
+				for i := range 10 {
+					submit(t, q, fmt.Sprint(i), nil)
+				}
+				r := wantTake(t, a, "x")
+				if s := state(t, first); s.Worker != "a" || s.Began.IsZero() {
+					t.Errorf("state is %+v, want worker a", s)
+				}
+				_, seen, _ := first.Wait(t.Context(), 0)
+				if how == "lost" {
+					r.Lost("it was told so")
+				} else {
+					a.Leave("no word for a minute")
+				}
+				s, seen, err := first.Wait(t.Context(), seen)
+				if err != nil || s.Stage != repb.ExecutionStage_QUEUED || s.Worker != "" || !s.Began.IsZero() {
+					t.Errorf("whoever waits sees %+v, %v; want QUEUED", s, err)
+				}
+				select {
+				case <-r.Cancelled():
+				default:
+					t.Error("whoever still executes it is not told to stop")
+				}
+				again := wantTake(t, b, "x")
+				if s, _, err := first.Wait(t.Context(), seen); err != nil || s.Stage != repb.ExecutionStage_EXECUTING || s.Worker != "b" {
+					t.Errorf("whoever waits sees %+v, %v; want EXECUTING by b", s, err)
+				}
+				r.End(ended(1), nil) // too late
+				r.Lost("too late")
+				wantStage(t, first, repb.ExecutionStage_EXECUTING)
+				again.End(ended(2), nil)
+				wantRun(t, first, 2)
+				wantRun(t, shares, 2)
+				if s := state(t, first); s.Worker != "b" {
+					t.Errorf("in the end the worker is %q, want b", s.Worker)
+				}
+				if s := q.Stats(); s.Again != 1 || s.Running != 0 {
+					t.Errorf("Stats = %+v, want one that ran again and none that runs", s)
+				}
+				if _, ok := q.Operation(first.Name()); !ok {
+					t.Error("the operation has another name")
+				}
+			})
+		})
+	}
+}
+
+// TestLostActionAvoidsItsWorker as long as another is there that may take it, however busy that is.
+func TestLostActionAvoidsItsWorker(t *testing.T) {
+	head(t, queue.Config{Attempts: 10}, func(t *testing.T, q *queue.Queue) {
+		a1, a2 := join(t, q, "a", "1", "gpu=1"), join(t, q, "a", "2", "gpu=1")
+		join(t, q, "other", "1", "")
+		submit(t, q, "x", demands("gpu=1"))
+		wantTake(t, a1, "x").Lost("no word")
+		wantTake(t, a2, "x").Lost("no word") // there is none but it
+		b := join(t, q, "b", "1", "gpu=1 ssd=1")
+		waiting := begin(t, a1)
+		if waiting.got() != nil {
+			t.Fatal("the worker that lost it gets it again, though another is there")
+		}
+		submit(t, q, "y", demands("gpu=1"))
+		r := waiting.got()
+		if r == nil || r.Task().Action != action("y") {
+			t.Fatal("the worker that lost one action does not get another")
+		}
+		r.End(ended(1), nil)
+		for _, gone := range []struct {
+			name       string
+			away, back func()
+		}{
+			{"drained", func() { q.DrainWorker("b", "") }, func() { q.UndrainWorker("b") }},
+			{"gone", func() { b.Leave("restart") }, func() { b = join(t, q, "b", "1", "gpu=1 ssd=1") }},
+		} {
+			waiting = begin(t, a1)
+			if waiting.got() != nil {
+				t.Fatalf("before the other is %s, the worker that lost it gets it again", gone.name)
+			}
+			gone.away()
+			r := waiting.got()
+			if r == nil || r.Task().Action != action("x") {
+				t.Fatalf("nobody gets it while the other is %s", gone.name)
+			}
+			gone.back()
+			r.Lost("no word")
+		}
+		wantTake(t, b, "x")
+	})
+}
+
+// TestPoisonIsNotRunForEver: the fault says what was tried where, and what is suspected.
+func TestPoisonIsNotRunForEver(t *testing.T) {
+	head(t, queue.Config{}, func(t *testing.T, q *queue.Queue) {
+		o := submit(t, q, "x", nil)
+		for _, name := range []string{"a", "b", "c"} {
+			wantStage(t, o, repb.ExecutionStage_QUEUED)
+			s := join(t, q, name, "1", "")
+			wantTake(t, s, "x")
+			s.Leave("no word of " + name)
+		}
+		f := wantFault(t, o, worker.Unmet)
+		want := "action " + action("x").String() + " is suspected of ending its workers, and is not run again: it was lost 3 times, " +
+			"with worker a (no word of a), worker b (no word of b), worker c (no word of c)"
+		if f.Error() != want {
+			t.Errorf("got  %s\nwant %s", f, want)
+		}
+		if s := q.Stats(); s.Again != 2 || s.Failed != 1 || s.Queued+s.Running != 0 {
+			t.Errorf("Stats = %+v", s)
+		}
+		again := submit(t, q, "x", nil)
+		wantStage(t, again, repb.ExecutionStage_QUEUED) // what is asked for anew is tried anew
+	})
+}
+
+// TestLostActionThatNobodyWaitsFor is not run again.
+func TestLostActionThatNobodyWaitsFor(t *testing.T) {
+	head(t, queue.Config{}, func(t *testing.T, q *queue.Queue) {
+		s := join(t, q, "a", "1", "")
+		o := submit(t, q, "x", nil)
+		r := wantTake(t, s, "x")
+		o.Cancel("enough")
+		<-r.Cancelled()
+		if q.Stats().Running != 1 {
+			t.Error("the slot is free before its worker says so")
+		}
+		if _, err := s.Take(t.Context()); !errors.Is(err, queue.ErrBusy) {
+			t.Errorf("Take of a slot that has a run = %v, want ErrBusy", err)
+		}
+		submit(t, q, "y", nil)
+		s.Leave("gone")
+		wantTake(t, join(t, q, "a", "1", ""), "y")
+		if s := q.Stats(); s.Again != 0 || s.Running != 1 || s.Queued != 0 {
+			t.Errorf("Stats = %+v", s)
+		}
+	})
+}
+
+func TestCancelledWhileAnotherWorkerExecutes(t *testing.T) {
+	head(t, queue.Config{}, func(t *testing.T, q *queue.Queue) {
+		s := join(t, q, "a", "1", "")
+		first, second := submit(t, q, "x", nil), submit(t, q, "x", nil)
+		r := wantTake(t, s, "x")
+		first.Cancel("enough")
+		select {
+		case <-r.Cancelled():
+			t.Fatal("the run is cancelled while somebody waits for it")
+		default:
+		}
+		second.Cancel("enough")
+		<-r.Cancelled()
+		wantFault(t, second, worker.Cancelled)
+		submit(t, q, "x", nil) // does not share what is cancelled
+		r.End(nil, &worker.Fault{Kind: worker.Cancelled, Err: context.Canceled})
+		wantTake(t, s, "x").End(ended(1), nil)
+	})
+}
+
+// TestRunElsewhereIsNew: nobody looks into the action cache, so whoever forbids that may share it from its beginning on.
+func TestRunElsewhereIsNew(t *testing.T) {
+	head(t, queue.Config{}, func(t *testing.T, q *queue.Queue) {
+		s := join(t, q, "a", "1", "")
+		submit(t, q, "x", nil)
+		r := wantTake(t, s, "x")
+		if !r.Task().SkipCacheLookup {
+			t.Error("the worker is not told to execute it")
+		}
+		o := submit(t, q, "x", skip)
+		r.End(ended(3), nil)
+		wantRun(t, o, 3)
+	})
+	// One that was lost and is taken by an own slot may look again, as before.
+	bubble(t, queue.Config{Slots: 1, Offer: &queue.Offer{Worker: "own", Any: true}}, func(t *testing.T, q *queue.Queue, e *executor) {
+		submit(t, q, "holds the slot", nil)
+		a := join(t, q, "a", "1", "")
+		submit(t, q, "x", nil)
+		wantTake(t, a, "x").Lost("gone")
+		e.release("holds the slot")
+		wantCounts(t, e, 2, 0, 1)
+		submit(t, q, "x", skip)
+		if got := q.Stats().Queued; got != 1 {
+			t.Errorf("%d are queued, want the one that forbids to look", got)
+		}
+	})
+}
+
+func TestLeaveAndJoin(t *testing.T) {
+	head(t, queue.Config{}, func(t *testing.T, q *queue.Queue) {
+		o := queue.Offer{Worker: "a", Slot: "1"}
+		s := joinOffer(t, q, o)
+		for _, again := range []queue.Offer{o, {Worker: "a", Slot: "1", Prefix: "x"}} {
+			if _, err := q.Join(again); !errors.Is(err, queue.ErrJoined) {
+				t.Errorf("a second Join = %v, want ErrJoined", err)
+			}
+		}
+		joinOffer(t, q, queue.Offer{Worker: "b", Slot: "1"})
+		k := begin(t, s)
+		if _, err := s.Take(t.Context()); !errors.Is(err, queue.ErrBusy) {
+			t.Errorf("a second Take = %v, want ErrBusy", err)
+		}
+		s.Leave("restart")
+		s.Leave("twice")
+		k.wantErr(t, queue.ErrLeft)
+		if _, err := s.Take(t.Context()); !errors.Is(err, queue.ErrLeft) {
+			t.Errorf("Take after Leave = %v, want ErrLeft", err)
+		}
+		s = joinOffer(t, q, o)
+		submit(t, q, "x", nil)
+		ctx, cancel := context.WithCancel(t.Context())
+		cancel()
+		if r, err := s.Take(ctx); !errors.Is(err, context.Canceled) {
+			t.Errorf("Take with a context that has ended = %v, %v; want its error", r, err)
+		}
+		if n := q.Stats().Slots; n != 2 {
+			t.Errorf("there are %d slots, want 2", n)
+		}
+	})
+}
+
+func TestDrainWorkerGivesNoMore(t *testing.T) {
+	head(t, queue.Config{}, func(t *testing.T, q *queue.Queue) {
+		a1, a2, b := join(t, q, "a", "1", ""), join(t, q, "a", "2", "p=1"), join(t, q, "b", "1", "")
+		o := submit(t, q, "running", nil)
+		r := wantTake(t, a1, "running")
+		idle := begin(t, a2)
+		names, running := q.DrainWorker("a", "new kernel")
+		if !slices.Equal(names, []string{"a"}) || running != 1 {
+			t.Errorf("DrainWorker = %q, %d; want a, 1", names, running)
+		}
+		if names, _ := q.DrainWorker("no such", ""); len(names) != 0 {
+			t.Errorf("an unknown worker is drained: %q", names)
+		}
+		submit(t, q, "x", nil)
+		if idle.got() != nil {
+			t.Error("a drained worker gets an action")
+		}
+		r.End(ended(1), nil) // it goes on with what it has
+		wantRun(t, o, 1)
+		wantTake(t, a1, "")
+		time.Sleep(time.Second)
+		a1.Leave("restart")
+		a1 = join(t, q, "a", "1", "p=2")
+		wantTake(t, a1, "")
+		w := q.Workers()
+		if len(w) != 4 || w[0].Why != "new kernel" || w[0].Drained.IsZero() || !w[3].Drained.IsZero() {
+			t.Errorf("Workers = %+v", w)
+		}
+		wantTake(t, b, "x").End(ended(1), nil)
+		submit(t, q, "y", nil)
+		if names, _ := q.UndrainWorker("a"); !slices.Equal(slices.Compact(names), []string{"a"}) {
+			t.Errorf("UndrainWorker = %q, want a", names)
+		}
+		if r := idle.got(); r == nil || r.Task().Action != action("y") {
+			t.Error("the worker gets nothing after it was undrained")
+		}
+	})
+}
+
+func TestDrainOfAllConcernsThoseThatJoinLater(t *testing.T) {
+	bubble(t, queue.Config{Slots: 1}, func(t *testing.T, q *queue.Queue, e *executor) {
+		join(t, q, "a", "1", "")
+		synctest.Wait()
+		if names, running := q.DrainWorker("", "holiday"); !slices.Equal(names, []string{"a", "local"}) || running != 0 {
+			t.Errorf("DrainWorker = %q, %d; want a and local, 0", names, running)
+		}
+		late := join(t, q, "late", "1", "")
+		o := submit(t, q, "x", nil)
+		wantTake(t, late, "")
+		wantStage(t, o, repb.ExecutionStage_QUEUED)
+		q.UndrainWorker("late")
+		wantTake(t, late, "x").End(ended(1), nil)
+		submit(t, q, "y", nil)
+		wantCounts(t, e, 0, 0, 0)
+		q.UndrainWorker("")
+		wantCounts(t, e, 1, 0, 1)
+		submit(t, q, "z", nil)
+		wantTake(t, join(t, q, "later", "1", ""), "z")
+	})
+}
+
+// TestIdleEndsWhenTheWorkerIsDrained, and begins again.
+func TestIdleEndsWhenTheWorkerIsDrained(t *testing.T) {
+	i := &idler{}
+	bubble(t, queue.Config{Slots: 2, Idle: i.idle, Offer: &queue.Offer{Worker: "own"}}, func(t *testing.T, q *queue.Queue, e *executor) {
+		i.want(t, 1, 1)
+		submit(t, q, "for another", demands("p=1")) // takes no slot of ours
+		submit(t, q, "and another", demands("p=1"))
+		i.want(t, 1, 1)
+		q.DrainWorker("own", "")
+		i.want(t, 0, 1)
+		q.UndrainWorker("own")
+		i.want(t, 1, 2)
+	})
+}
+
+// TestLeastBusyWorkerIsGivenWork: in proportion to its slots.
+func TestLeastBusyWorkerIsGivenWork(t *testing.T) {
+	head(t, queue.Config{}, func(t *testing.T, q *queue.Queue) {
+		var idle []*taking
+		names := map[*taking]string{}
+		for name, n := range map[string]int{"large": 4, "small": 2} {
+			for i := range n {
+				k := begin(t, join(t, q, name, fmt.Sprint(i), ""))
+				idle = append(idle, k)
+				names[k] = name
+			}
+		}
+		got := map[string]int{}
+		for i := range 6 {
+			submit(t, q, fmt.Sprint(i), nil)
+			for _, k := range idle {
+				if k.got() != nil {
+					got[names[k]]++
+				}
+			}
+			idle = slices.DeleteFunc(idle, func(k *taking) bool { return k.got() != nil })
+			if l, s := got["large"], got["small"]; l > 2*s+2 || s > (l+2)/2 {
+				t.Errorf("the large worker has %d of its 4 slots busy, the small one %d of 2", l, s)
+			}
+		}
+	})
+}
+
+// TestDrainWaitsForOtherWorkers until its time is up, and then for their word no more.
+func TestDrainWaitsForOtherWorkers(t *testing.T) {
+	head(t, queue.Config{}, func(t *testing.T, q *queue.Queue) {
+		a, b := join(t, q, "a", "1", ""), join(t, q, "b", "1", "")
+		o, p := submit(t, q, "x", nil), submit(t, q, "y", nil)
+		r := wantTake(t, a, "x")
+		drained := make(chan error, 1)
+		go func() { drained <- q.Drain(t.Context()) }()
+		synctest.Wait()
+		wantTake(t, b, "y").Lost("gone") // and is not lost to its client
+		s := wantTake(t, join(t, q, "c", "1", ""), "y")
+		k := begin(t, b)
+		r.End(ended(1), nil)
+		synctest.Wait()
+		select {
+		case <-drained:
+			t.Error("Drain returned while an action was running")
+		default:
+		}
+		s.End(ended(2), nil)
+		if err := <-drained; err != nil {
+			t.Errorf("Drain: %v", err)
+		}
+		wantRun(t, o, 1)
+		wantRun(t, p, 2)
+		k.wantErr(t, queue.ErrClosed)
+		if _, err := q.Join(queue.Offer{Worker: "d"}); !errors.Is(err, queue.ErrClosed) {
+			t.Errorf("Join = %v, want ErrClosed", err)
+		}
+		if _, err := a.Take(t.Context()); !errors.Is(err, queue.ErrClosed) {
+			t.Errorf("Take = %v, want ErrClosed", err)
+		}
+	})
+	head(t, queue.Config{}, func(t *testing.T, q *queue.Queue) {
+		o := submit(t, q, "x", nil)
+		r := wantTake(t, join(t, q, "a", "1", ""), "x")
+		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+		defer cancel()
+		if err := q.Drain(ctx); !errors.Is(err, context.DeadlineExceeded) {
+			t.Errorf("Drain = %v, want the error of its context", err)
+		}
+		<-r.Cancelled()
+		wantFault(t, o, worker.Unavailable)
+		r.End(ended(1), nil)
+		wantFault(t, o, worker.Unavailable)
+	})
+}
+
+// TestOwnSlotsBesideOthers take what they offer, and only for that comes anything near; all that waits is renewed.
+func TestOwnSlotsBesideOthers(t *testing.T) {
+	f := &fetches{}
+	renewed := 0
+	c := queue.Config{
+		Slots: 1, Offer: &queue.Offer{Worker: "own", Properties: properties("p=own")}, Fetch: f.fetch, Grace: 10 * time.Hour,
+		Renew: func(context.Context, *worker.Task) { renewed++ }, RenewEvery: time.Hour,
+	}
+	bubble(t, c, func(t *testing.T, q *queue.Queue, e *executor) {
+		join(t, q, "other", "1", "p=other")
+		submit(t, q, "running", demands("p=own"))
+		wantCounts(t, e, 1, 0, 1)
+		submit(t, q, "a", demands("p=other"))
+		submit(t, q, "b", demands("p=own"))
+		submit(t, q, "c", demands(""))
+		f.want(t, "for own slots", &f.ended, "b", "c")
+		time.Sleep(time.Hour + time.Second)
+		synctest.Wait()
+		if renewed != 3 {
+			t.Errorf("the inputs of %d actions were renewed, want 3", renewed)
+		}
+		e.release("running", "b", "c")
+		wantCounts(t, e, 3, 0, 0)
+	})
+}
+
+// TestPrefetchFollowsTurnsOverAllPlatforms, with the standing that a build has in all of them.
+func TestPrefetchFollowsTurnsOverAllPlatforms(t *testing.T) {
+	f := &fetches{}
+	bubble(t, queue.Config{Slots: 2, Fetch: f.fetch}, func(t *testing.T, q *queue.Queue, e *executor) {
+		wants := func(name, build, platform string) {
+			submit(t, q, name, func(r *queue.Request) { of(build)(r); demands(platform)(r) })
+		}
+		wants("running", "a", "p=x")
+		wants("too", "a", "p=y")
+		for i, name := range []string{"a1", "a2", "a3", "a4", "a5"} {
+			wants(name, "a", []string{"p=x", "p=y"}[i%2])
+		}
+		f.want(t, "of one build", &f.ended, "a1", "a2", "a3", "a4")
+		wants("b1", "b", "p=y")
+		wants("b2", "b", "p=x")
+		wants("b3", "b", "p=z")
+		wants("b4", "b", "p=z")
+		f.want(t, "of two", &f.ended, "a1", "a2", "a3", "a4", "b1", "b2", "b3")
+	})
+}
+
+// TestFetchEndsWhereAnotherWorkerTakesTheAction: it needs its inputs there.
+func TestFetchEndsWhereAnotherWorkerTakesTheAction(t *testing.T) {
+	f := &fetches{hold: true, bytes: 60}
+	bubble(t, queue.Config{Slots: 1, Fetch: f.fetch, FetchBytes: 100}, func(t *testing.T, q *queue.Queue, e *executor) {
+		submit(t, q, "running", nil)
+		submit(t, q, "x", nil)
+		f.wantCancelled(t, 0, 1)
+		wantTake(t, join(t, q, "a", "1", ""), "x")
+		f.wantCancelled(t, 1, 0)
+		submit(t, q, "y", nil)
+		f.wantCancelled(t, 1, 1) // which has the room
+	})
+}
+
+func TestWorkersTellWhatTheyDo(t *testing.T) {
+	head(t, queue.Config{Settle: time.Hour}, func(t *testing.T, q *queue.Queue) {
+		began := time.Now()
+		b10, b9 := join(t, q, "b", "10", "y=2 x=1 x=1"), join(t, q, "b", "9", "x=1 y=2")
+		a := joinOffer(t, q, queue.Offer{Worker: "a", Slot: "1", Prefix: "main"})
+		submit(t, q, "x", func(r *queue.Request) {
+			r.Task.Target, r.Task.Mnemonic, r.Task.Invocation, r.Task.Instance = "//x", "Cc", "build", "elsewhere"
+		})
+		r := wantTake(t, b9, "x")
+		time.Sleep(time.Minute)
+		r.Report(worker.Run)
+		later := submit(t, q, "y", demands("gpu=1"))
+		time.Sleep(time.Second)
+		submit(t, q, "z", demands("gpu=1"))
+		w := q.Workers()
+		if len(w) != 2 || w[0].Name != "a" || w[0].Prefix != "main" || len(w[1].Slots) != 2 {
+			t.Fatalf("Workers = %+v", w)
+		}
+		if got := w[1].Properties; !slices.Equal(got, properties("x=1 y=2")) {
+			t.Errorf("properties are %v", got)
+		}
+		want := queue.SlotState{
+			Name: "9", Instance: "elsewhere", Action: action("x"), Target: "//x", Mnemonic: "Cc", Invocation: "build",
+			Began: w[1].Slots[0].Began, Stage: worker.Run,
+		}
+		if got := w[1].Slots; got[0] != want || got[0].Began.Before(began) || got[1] != (queue.SlotState{Name: "10"}) {
+			t.Errorf("slots are %+v, want the first to be %+v", got, want)
+		}
+		if got := w[1].Seen.Sub(began); got < time.Minute || got > time.Minute+time.Second {
+			t.Errorf("the worker was seen after %v, want a minute", got)
+		}
+		d := q.Demands()
+		if len(d) != 1 || d[0].Queued != 2 || !slices.Equal(d[0].Properties, properties("gpu=1")) || !strings.Contains(d[0].Unmet, "no gpu") {
+			t.Errorf("Demands = %+v", d)
+		}
+		if s := q.Stats(); !s.Oldest.Equal(later.Info().Queued) || s.Slots != 3 || s.Queued != 2 || s.Running != 1 {
+			t.Errorf("Stats = %+v, want the oldest of %v", s, later.Info().Queued)
+		}
+		r.End(ended(1), nil)
+		submit(t, q, "lost", nil)
+		wantTake(t, b10, "lost")
+		b10.Leave("gone")
+		b9.Leave("gone")
+		a.Leave("gone")
+		w = q.Workers()
+		if w[1].Done != 1 || w[1].Lost != 1 || w[1].Left.IsZero() || len(w[1].Slots) != 0 {
+			t.Errorf("Workers = %+v", w)
+		}
+	})
+}
