@@ -1,0 +1,132 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package farm_test
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"testing"
+	"time"
+
+	"cloud.google.com/go/longrunning/autogen/longrunningpb"
+	repb "github.com/bazelbuild/remote-apis/build/bazel/remote/execution/v2"
+	"github.com/cloister-build/cloister/cas"
+	"github.com/cloister-build/cloister/cas/remote"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/credentials/insecure"
+	"google.golang.org/protobuf/proto"
+)
+
+// A client asks a server for actions.
+type client struct {
+	in        *cas.Instance
+	execution repb.ExecutionClient
+	cancels   longrunningpb.OperationsClient
+}
+
+// dial connects to a server until the test ends.
+func dial(t *testing.T, address string) *client {
+	t.Helper()
+	server, err := remote.Dial(t.Context(), "grpc://"+address)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { server.Close() })
+	in, err := server.Instance("")
+	if err != nil {
+		t.Fatal(err)
+	}
+	conn, err := grpc.NewClient(address, grpc.WithTransportCredentials(insecure.NewCredentials()))
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { conn.Close() })
+	return &client{in: in, execution: repb.NewExecutionClient(conn), cancels: longrunningpb.NewOperationsClient(conn)}
+}
+
+// put stores an action without inputs that runs a script in a shell, on the worker of that name unless it is "".
+func (c *client) put(ctx context.Context, script, worker string) (cas.Digest, error) {
+	message := func(m proto.Message) (cas.Digest, error) { return cas.PutProto(ctx, c.in.Store, cas.SHA256, m) }
+	command, err := message(&repb.Command{Arguments: []string{"/bin/sh", "-c", script}})
+	if err != nil {
+		return cas.Digest{}, err
+	}
+	root, err := message(&repb.Directory{})
+	if err != nil {
+		return cas.Digest{}, err
+	}
+	action := &repb.Action{CommandDigest: command.Proto(), InputRootDigest: root.Proto()}
+	if worker != "" {
+		action.Platform = &repb.Platform{Properties: []*repb.Platform_Property{{Name: "host", Value: worker}}}
+	}
+	return message(action)
+}
+
+// execute has an action executed, and returns the one answer that there is. It calls begun, if that is not nil, with the name
+// of the operation.
+func (c *client) execute(ctx context.Context, action cas.Digest, begun func(string)) (*repb.ExecuteResponse, error) {
+	stream, err := c.execution.Execute(ctx, &repb.ExecuteRequest{ActionDigest: action.Proto(), SkipCacheLookup: true})
+	if err != nil {
+		return nil, err
+	}
+	var answer *repb.ExecuteResponse
+	for {
+		op, err := stream.Recv()
+		if err == io.EOF && answer != nil {
+			return answer, nil
+		}
+		if err != nil {
+			return nil, fmt.Errorf("answered before: %v: %w", answer != nil, err)
+		}
+		if answer != nil {
+			return nil, fmt.Errorf("a message after the answer: %v", op)
+		}
+		if begun != nil {
+			begun(op.Name)
+			begun = nil
+		}
+		if op.Done {
+			answer = &repb.ExecuteResponse{}
+			if err := op.GetResponse().UnmarshalTo(answer); err != nil {
+				return nil, err
+			}
+		}
+	}
+}
+
+// joined waits until the head knows of the worker: some time after its own start it refuses what no worker takes.
+func (w *farmWorker) joined(t *testing.T, c *client) {
+	t.Helper()
+	action, err := c.put(t.Context(), "true", w.name)
+	if err != nil {
+		t.Fatal(err)
+	}
+	until(t, time.Minute, w.name+" has joined", func() bool {
+		answer, err := c.execute(t.Context(), action, nil)
+		if err != nil {
+			t.Fatalf("%s: %v", w.name, err)
+		}
+		return codes.Code(answer.GetStatus().GetCode()) != codes.FailedPrecondition
+	})
+}
+
+// executes checks that the worker executes an action that only it may.
+func (w *farmWorker) executes(t *testing.T, c *client, script string) {
+	t.Helper()
+	action, err := c.put(t.Context(), script, w.name)
+	if err != nil {
+		t.Fatal(err)
+	}
+	answer, err := c.execute(t.Context(), action, nil)
+	if err != nil {
+		t.Fatalf("%s: %v", w.name, err)
+	}
+	if answer.GetStatus().GetCode() != 0 || answer.GetResult().GetExitCode() != 0 {
+		t.Fatalf("%s: got %v", w.name, answer)
+	}
+}
+
+// workerOf returns the name of the worker that a result names.
+func workerOf(r *repb.ActionResult) string { return r.GetExecutionMetadata().GetWorker() }

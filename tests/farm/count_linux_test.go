@@ -1,0 +1,113 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package farm_test
+
+import (
+	"bufio"
+	"fmt"
+	"net/http"
+	"strings"
+	"sync"
+	"testing"
+
+	"github.com/cloister-build/cloister/cas"
+)
+
+// TestEachActionIsAnsweredOnce: of many small actions, each is executed once, by one worker, and its client gets one
+// answer, which is that of its own action.
+func TestEachActionIsAnsweredOnce(t *testing.T) {
+	const actions, clients = 2000, 50
+	f := newFarm(t)
+	c := dial(t, f.head.Addr)
+	for _, name := range []string{"a", "b", "c"} {
+		f.join(t, name, 1)
+	}
+	for _, w := range f.workers {
+		w.joined(t, c)
+	}
+	before := map[string]int{}
+	for _, w := range f.workers {
+		before[w.name] = w.executed(t)
+	}
+
+	numbers := make(chan int)
+	var mu sync.Mutex
+	by := map[string]int{} // actions by the worker that answered
+	var asking sync.WaitGroup
+	for range clients {
+		asking.Go(func() {
+			for n := range numbers {
+				worker, err := answered(t, c, n)
+				if err != nil {
+					t.Errorf("action %d: %v", n, err)
+				}
+				mu.Lock()
+				by[worker]++
+				mu.Unlock()
+			}
+		})
+	}
+	for n := range actions {
+		numbers <- n
+	}
+	close(numbers)
+	asking.Wait()
+
+	sum := 0
+	for _, w := range f.workers {
+		n := w.executed(t) - before[w.name]
+		if n == 0 {
+			t.Errorf("worker %s has executed nothing", w.name)
+		}
+		if n != by[w.name] {
+			t.Errorf("worker %s has executed %d actions, and %d answers name it", w.name, n, by[w.name])
+		}
+		sum += n
+	}
+	if sum != actions {
+		t.Errorf("%d actions were executed, want %d: %v", sum, actions, by)
+	}
+	t.Logf("%d actions by worker: %v", actions, by)
+}
+
+// answered has action n executed and returns the name of who did. An error says how the answer is not that of n.
+func answered(t *testing.T, c *client, n int) (string, error) {
+	action, err := c.put(t.Context(), fmt.Sprintf("echo %d", n), "")
+	if err != nil {
+		return "", err
+	}
+	answer, err := c.execute(t.Context(), action, nil)
+	if err != nil {
+		return "", err
+	}
+	r := answer.GetResult()
+	if answer.GetStatus().GetCode() != 0 || answer.CachedResult || r.GetExitCode() != 0 {
+		return "", fmt.Errorf("got %v", answer)
+	}
+	want := cas.SHA256.Sum([]byte(fmt.Sprintln(n)))
+	if got, err := cas.FromProto(cas.SHA256, r.GetStdoutDigest()); err != nil || got != want {
+		return "", fmt.Errorf("it wrote %v, %v, want %v", got, err, want)
+	}
+	return workerOf(r), nil
+}
+
+// executed returns how many actions a worker has executed since it was started.
+func (w *farmWorker) executed(t *testing.T) int {
+	t.Helper()
+	r, err := http.Get("http://" + w.machine.address + metricsPort + "/metrics")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer r.Body.Close()
+	total := 0
+	for lines := bufio.NewScanner(r.Body); lines.Scan(); {
+		if sample, ok := strings.CutPrefix(lines.Text(), "cloister_actions_total{"); ok {
+			var n float64
+			if _, err := fmt.Sscanf(sample[strings.LastIndexByte(sample, ' ')+1:], "%g", &n); err != nil {
+				t.Fatalf("%q: %v", lines.Text(), err)
+			}
+			total += int(n)
+		}
+	}
+	return total
+}
