@@ -13,7 +13,7 @@ export GOFLAGS := $(GOFLAGS) -modcacherw
 endif
 
 .DEFAULT_GOAL := help
-.PHONY: help build demo repro test test-sandbox escape interop rules fuzz lint cross bench golden serve package packaging clean tools
+.PHONY: help build demo repro test test-sandbox escape interop farm rules fuzz lint cross bench golden serve package packaging clean tools
 
 help: ## say what each target does
 	@sed -n 's/^\([a-z-]*\):[^#]*## \(.*\)/  \1\t\2/p' $(MAKEFILE_LIST) | expand -t 18
@@ -45,6 +45,13 @@ escape: ## try to get out of the sandbox; print the table of guarantees (SOAK=10
 
 interop: ## run with the real bazel-remote and Buildbarn; builds them first (5 minutes, once)
 	cd tests/interop && $(GO) test -count=1 -timeout 60m ./...
+
+CUT ?= 90s
+
+farm: tools ## build with a head and three workers; one is killed, one drained, one cut off for CUT=90s (3 minutes)
+	@mkdir -p bin
+	@$(GO) test -count=1 -timeout 20m -v -run '^TestBuildSurvivesTheLossOfWorkers$$' ./tests/farm -args -cut=$(CUT) > bin/farm.log; code=$$?; \
+	if [ $$code = 0 ]; then sed -n 's/^ *build_linux_test.go:[0-9]*: //p' bin/farm.log; else cat bin/farm.log; fi; exit $$code
 
 rules: ## check the 132 rules of the API, and print a line for each; ENDPOINT=HOST:PORT checks another server
 	@mkdir -p bin
