@@ -34,6 +34,9 @@ const (
 	farewell = 5 * time.Second
 	// maxPause bounds the wait after a call that failed, which is as long by chance as it comes.
 	maxPause = 5 * time.Second
+	// brief is how long a stage lasts at least of which the scheduler is told before the time at which it wants to hear of
+	// the worker. A call for each stage of an action that takes milliseconds would cost as much as the action.
+	brief = 20 * time.Millisecond
 	// readyEvery is how often it is asked whether the worker can take actions.
 	readyEvery = time.Second
 )
@@ -172,6 +175,8 @@ type slot struct {
 	// state is what it does, nil if that is nothing, and run is nil unless it executes.
 	state *remoteworkerpb.CurrentState_Executing
 	run   *run
+	// told is the state of the run of which the scheduler was told last, nil if of none.
+	told any
 	// next is when the scheduler wants to hear of it, at the latest.
 	next time.Time
 	// believed is until when the scheduler may believe that it executes something; zero if it knows better.
@@ -304,28 +309,44 @@ func (s *slot) call(ctx context.Context, request *remoteworkerpb.SynchronizeRequ
 	return s.Scheduler.Synchronize(ctx, request)
 }
 
-// await waits until there is something to tell of the run: that it has come further, or that it is time.
+// await waits until there is something to tell of the run: that it has ended, or has come further and stays there for
+// more than a moment, or that it is time.
 func (s *slot) await(ctx context.Context) {
 	timer := time.NewTimer(time.Until(s.next))
 	defer timer.Stop()
 	done := ctx.Done()
-	for {
+	for waiting := true; waiting; {
 		select {
 		case <-timer.C:
+			waiting = false
 		case <-s.run.news:
+			state, ended := s.run.said()
+			until := s.next
+			if state.ExecutionState != s.told {
+				until = earlier(until, time.Now().Add(brief))
+			}
+			timer.Reset(time.Until(until))
+			waiting = !ended
 		case <-done:
-			done = nil
+			done = nil // from now on until it has ended
 			s.run.cancel(errStopped)
-			continue // until it has ended
 		}
-		break
 	}
 	state, ended := s.run.said()
-	if s.state = state; ended {
+	s.state, s.told = state, state.ExecutionState
+	if ended {
 		s.run.wait()
 		s.run = nil
 		s.busy.Add(-1)
 	}
+}
+
+// earlier returns the earlier of two times.
+func earlier(a, b time.Time) time.Time {
+	if a.Before(b) {
+		return a
+	}
+	return b
 }
 
 // schedule notes when the scheduler wants to hear of the slot.
@@ -367,7 +388,7 @@ func (s *slot) begin(ctx context.Context, e *remoteworkerpb.DesiredState_Executi
 		return fmt.Errorf("the scheduler hands out what cannot be executed: %w", err)
 	}
 	s.state = &remoteworkerpb.CurrentState_Executing{ActionDigest: e.ActionDigest, ExecutionState: stateStarted}
-	s.run = s.start(ctx, task, e)
+	s.run, s.told = s.start(ctx, task, e), nil
 	s.busy.Add(1)
 	return nil
 }

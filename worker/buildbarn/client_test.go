@@ -343,24 +343,30 @@ func (s *stages) execute(ctx context.Context, _ *worker.Task, report func(worker
 	}
 }
 
-// TestEachChangeIsToldAtOnce: and what is unchanged when the scheduler wants to hear of it.
-func TestEachChangeIsToldAtOnce(t *testing.T) {
+// moment is a little longer than a stage lasts of which nothing is told.
+const moment = 25 * time.Millisecond
+
+// TestEachChangeIsTold: once, and what is unchanged when the scheduler wants to hear of it.
+func TestEachChangeIsTold(t *testing.T) {
 	join(t, nil, nil, func(j *joined) {
 		j.wantCalls("1 idle")
 		j.sleep(time.Minute)
 		j.wantCalls("1 idle") // the scheduler lets go of it now and then
 		j.add(task("a"))
+		j.sleep(moment)
 		j.wantCalls("1 started")
 		for _, c := range []struct {
 			stage worker.Stage
 			said  []string
 		}{
 			{worker.Fetch, []string{"1 fetching"}},
+			{worker.StageInputs, nil},
 			{worker.Run, []string{"1 running"}},
 			{worker.Collect, []string{"1 uploading"}},
-			{worker.Seal, []string{"1 uploading"}},
+			{worker.Seal, nil},
 		} {
 			j.next <- c.stage
+			j.sleep(moment)
 			j.wantCalls(c.said...)
 			if j.Busy() != 1 {
 				t.Errorf("%d slots are busy", j.Busy())
@@ -372,6 +378,31 @@ func TestEachChangeIsToldAtOnce(t *testing.T) {
 		j.wantCalls("1 completed")
 		if r := j.answer(); r.Result.GetExitCode() != 7 || r.Status.GetCode() != 0 {
 			t.Errorf("got %v", r)
+		}
+	})
+}
+
+// TestBriefStagesAreNotTold: of an action that is over in a moment one call tells, and at once; of one whose stages change
+// all the time the scheduler hears when it wants to.
+func TestBriefStagesAreNotTold(t *testing.T) {
+	stages := []worker.Stage{worker.Fetch, worker.StageInputs, worker.Run, worker.Collect, worker.Publish}
+	join(t, nil, nil, func(j *joined) {
+		j.add(task("a"))
+		synctest.Wait()
+		for _, stage := range stages {
+			j.next <- stage
+			j.sleep(moment / 2)
+		}
+		j.next <- 0
+		j.wantCalls("1 idle", "1 completed")
+		j.add(task("b"))
+		synctest.Wait()
+		for i := range int(11 * time.Second / (moment / 2)) {
+			j.next <- stages[i%len(stages)]
+			j.sleep(moment / 2)
+		}
+		if calls := get(j.scheduler, func() []string { return j.calls }); len(calls) != 1 {
+			t.Errorf("the worker said %q within 11 s, want one call after 10", calls)
 		}
 	})
 }
@@ -493,9 +524,10 @@ func TestSchedulerVanishesAndReturns(t *testing.T) {
 func TestSchedulerThatForgotIsBelieved(t *testing.T) {
 	join(t, nil, nil, func(j *joined) {
 		j.add(task("a"))
-		synctest.Wait()
+		j.sleep(moment)
 		j.change(func() { clear(j.has) })
 		j.next <- worker.Run
+		j.sleep(moment)
 		j.wantCalls("1 idle", "1 started", "1 running", "1 idle")
 		if err := <-j.cancelled; !errors.Is(err, context.Canceled) {
 			t.Errorf("ended by %v", err)
@@ -515,7 +547,7 @@ func TestLostAnswers(t *testing.T) {
 		j.add(task("a"))
 		j.answer()
 		calls := get(j.scheduler, func() []string { return j.calls })
-		if n != 1 || !slices.Equal(calls, []string{"1 idle", "1 idle!", "1 started", "1 completed"}) {
+		if n != 1 || !slices.Equal(calls, []string{"1 idle", "1 idle!", "1 completed"}) {
 			t.Errorf("executed %d times, said %q", n, calls)
 		}
 		// And the answer to a result.
@@ -673,7 +705,7 @@ func TestFailuresNameTheWorker(t *testing.T) {
 		if r := j.answer(); codes.Code(r.Status.Code) != codes.Internal || !strings.Contains(r.Status.Message, "at the disco") {
 			t.Errorf("got %v", r)
 		}
-		if calls := get(j.scheduler, func() []string { return j.calls }); !slices.Equal(calls[:4], []string{"1 idle", "1 started", "1 completed!", "1 idle"}) {
+		if calls := get(j.scheduler, func() []string { return j.calls }); !slices.Equal(calls[:3], []string{"1 idle", "1 completed!", "1 idle"}) {
 			t.Errorf("said %q", calls)
 		}
 	})
