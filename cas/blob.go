@@ -70,6 +70,11 @@ func ReadSized(ctx context.Context, s Store, d Digest, m proto.Message) (int64, 
 	if err != nil {
 		return 0, err
 	}
+	return DecodeSized(b, d, m)
+}
+
+// DecodeSized is ReadSized for whoever has the blob d already, and has compared it with its digest.
+func DecodeSized(b []byte, d Digest, m proto.Message) (int64, error) {
 	cost, err := measure(b, m)
 	if err != nil {
 		return 0, fmt.Errorf("blob %s: %w", d, err)

@@ -97,6 +97,25 @@ func TestEachMessageIsReadOnce(t *testing.T) {
 	}
 }
 
+// TestKnownActionIsNotRead, and what is not the action is refused, not executed in its place.
+func TestKnownActionIsNotRead(t *testing.T) {
+	b, s := newTallyBench(t, ended(0))
+	action := b.action(nil)
+	known, err := cas.ReadAll(t.Context(), b.store, action, cas.MaxMessage)
+	if err != nil {
+		t.Fatal(err)
+	}
+	b.do(&Task{Action: action, Known: known})
+	if n := s.opened[action]; n != 0 {
+		t.Errorf("the action was read %d times", n)
+	}
+	another := b.action(command(func(c *repb.Command) { c.Arguments = append(c.Arguments, "another") }))
+	_, err = b.Execute(t.Context(), &Task{Action: another, Known: known}, func(Stage) {})
+	if f, ok := errors.AsType[*Fault](err); !ok || f.Kind != Invalid || !strings.Contains(f.Error(), another.String()) {
+		t.Errorf("the blob of another action: got %v", err)
+	}
+}
+
 // TestOutputsArePutTogether: what is small costs one call, and nothing none.
 func TestOutputsArePutTogether(t *testing.T) {
 	b, s := newTallyBench(t, func(_ context.Context, _ *sandbox.Spec, std sandbox.Stdio, out *os.Root) *sandbox.Result {

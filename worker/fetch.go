@@ -36,6 +36,11 @@ func (l *Local) fetch(ctx context.Context, t *Task) (*Request, *Outcome, error) 
 	if err != nil {
 		return nil, nil, err
 	}
+	if t.Known != nil {
+		if err := tree.Know(l.inputs, in, t.Action, t.Known, new(repb.Action)); err != nil {
+			return nil, nil, err
+		}
+	}
 	req, err := l.Resolve(ctx, in, t.Action)
 	if err != nil {
 		return nil, nil, err

@@ -33,6 +33,8 @@ type Executor interface {
 type Task struct {
 	Instance string
 	Action   cas.Digest
+	// Known, if not nil, is the blob of Action, from somebody who has just read it in the store.
+	Known []byte
 	// SkipCacheLookup runs the action even if a result is recorded.
 	SkipCacheLookup bool
 	// Queued is when the request arrived.

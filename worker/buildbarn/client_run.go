@@ -67,12 +67,12 @@ func (s *slot) task(e *remoteworkerpb.DesiredState_Executing) (*worker.Task, err
 		return nil, fmt.Errorf("action_digest: %w", err)
 	}
 	// The scheduler has looked for a result, or does not want one.
-	t := &worker.Task{Instance: name, Action: action, SkipCacheLookup: true}
+	t := &worker.Task{Instance: name, Action: action, Known: known(action, e.Action), SkipCacheLookup: true}
 	if e.QueuedTimestamp.IsValid() {
 		t.Queued = e.QueuedTimestamp.AsTime()
 	}
-	// The blob that the digest names is what is executed. The message beside it is that with the scheduler's own timeout,
-	// by which it learns how large a worker an action needs, and with do_not_cache where it runs an action to learn that.
+	// The blob that the digest names is what is executed. The message beside it may have the scheduler's own timeout, by
+	// which it learns how large a worker an action needs, and do_not_cache where it runs an action to learn that.
 	if d := e.GetAction().GetTimeout(); d.IsValid() && d.AsDuration() > 0 {
 		t.Timeout = d.AsDuration()
 	}
@@ -94,6 +94,23 @@ func (s *slot) task(e *remoteworkerpb.DesiredState_Executing) (*worker.Task, err
 		}
 	}
 	return t, nil
+}
+
+// known returns the blob of an action if the message that a scheduler has sent is that, or is but for the timeout, which
+// schedulers add where there is none; else nil.
+func known(action cas.Digest, sent *repb.Action) []byte {
+	if sent == nil {
+		return nil
+	}
+	without := proto.CloneOf(sent)
+	without.Timeout = nil
+	for _, m := range []*repb.Action{without, sent} {
+		b, err := proto.MarshalOptions{Deterministic: true}.Marshal(m)
+		if err == nil && action.Function().Sum(b) == action {
+			return b
+		}
+	}
+	return nil
 }
 
 // A run is one execution of a task.

@@ -3,6 +3,7 @@
 package buildbarn_test
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -807,6 +808,48 @@ func TestWhatTheTaskSays(t *testing.T) {
 		j.answer()
 		if approved || got.Instance != "main" || got.Trace != nil || len(sent) != 0 || len(got.Auxiliary) != 1 || !strings.Contains(j.log.String(), "too large") {
 			t.Errorf("approved %v, got %+v, calls carry %v, log %s", approved, got, sent, j.log)
+		}
+	})
+}
+
+// TestActionThatIsSentIsKnown, if it is the one that is meant, also with a timeout that the scheduler has added; what has
+// been changed otherwise is read in the store.
+func TestActionThatIsSentIsKnown(t *testing.T) {
+	own := &repb.Action{CommandDigest: digestOf("c").Proto(), InputRootDigest: digestOf("i").Proto()}
+	stated := proto.CloneOf(own)
+	stated.Timeout = durationpb.New(time.Minute)
+	hurried := proto.CloneOf(own)
+	hurried.DoNotCache = true
+	tests := []struct {
+		name         string
+		action, sent *repb.Action
+		known        bool
+	}{
+		{"as it is", own, own, true},
+		{"with the timeout that it states", stated, stated, true},
+		{"with one that is added", own, stated, true},
+		{"with one that is changed", stated, own, false},
+		{"changed otherwise", own, hurried, false},
+		{"none", own, nil, false},
+	}
+	var got []byte
+	e := func(_ context.Context, task *worker.Task, _ func(worker.Stage)) (*worker.Outcome, error) {
+		got = task.Known
+		return &worker.Outcome{Result: &repb.ActionResult{}}, nil
+	}
+	join(t, e, nil, func(j *joined) {
+		for _, test := range tests {
+			blob, err := proto.Marshal(test.action)
+			if err != nil {
+				t.Fatal(err)
+			}
+			a := task("")
+			a.ActionDigest, a.Action = cas.SHA256.Sum(blob).Proto(), test.sent
+			j.add(a)
+			j.answer()
+			if test.known != (got != nil) || test.known && !bytes.Equal(got, blob) {
+				t.Errorf("%s: the executor knows %q, want %v", test.name, got, test.known)
+			}
 		}
 	})
 }
