@@ -1,0 +1,377 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package cli_test
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/cloister-build/cloister/sandbox/sandboxtest"
+)
+
+// A typed is a block of commands of a document, and where they are typed.
+type typed struct {
+	section, where string
+	lines          []string
+}
+
+// typedIn returns the blocks of a document that say where they are typed.
+func typedIn(t *testing.T, document string) []typed {
+	t.Helper()
+	text := must(os.ReadFile(document))
+	var all []typed
+	section, inside := "", false
+	var block []string
+	for line := range strings.Lines(string(text)) {
+		line = strings.TrimSuffix(line, "\n")
+		switch {
+		case line == "```" && inside:
+			if where, ok := strings.CutPrefix(block[0], "# on "); ok {
+				all = append(all, typed{section, where, block[1:]})
+			}
+			inside, block = false, nil
+		case strings.HasPrefix(line, "```"):
+			inside = true
+		case inside:
+			block = append(block, line)
+		case strings.HasPrefix(line, "## "):
+			section = strings.TrimPrefix(line, "## ")
+		}
+	}
+	return all
+}
+
+// A place is a machine of a document: directories of its own on this one, and the services that run there.
+type place struct {
+	*country
+	name     string
+	dir      string
+	services map[string]*service
+}
+
+// A country is all machines of a document.
+type country struct {
+	dir    string            // has a directory for each machine, and bin
+	ports  map[string]string // by HOST:PORT of the document
+	places map[string]*place
+}
+
+// A service is a process that stays.
+type service struct {
+	cmd   *exec.Cmd
+	ended chan struct{} // closed once it has ended, after err is set
+	err   error
+	said  shared
+}
+
+// stop tells the service to end, and fails the test if it ends with an error.
+func (s *service) stop(t *testing.T) {
+	t.Helper()
+	_ = s.cmd.Process.Signal(syscall.SIGTERM) // the only error is that it has ended
+	select {
+	case <-s.ended:
+		if s.err != nil {
+			t.Errorf("%q ended: %v\n%s", s.cmd.Args, s.err, &s.said)
+		}
+	case <-time.After(time.Minute):
+		s.kill()
+		t.Errorf("%q does not end:\n%s", s.cmd.Args, &s.said)
+	}
+}
+
+func (s *service) kill() {
+	_ = s.cmd.Process.Kill() // as above
+	<-s.ended
+}
+
+// What stands for programs that a test cannot have. bazel does what its file says, by a client of ours.
+const (
+	nothing = "#!/bin/sh\n"
+	copies  = "#!/bin/sh\nexec cp \"$@\"\n"
+	bazel   = `#!/bin/sh -e
+say() { sed -n "s/^build --$1=//p" ~/cloister.bazelrc; }
+token=$(say remote_header | sed 's/.*Bearer \([0-9a-f]*\).*/\1/')
+test "$token" = "" || export CLOISTER_TOKEN="$token"
+set -- --tls-ca "$(say tls_certificate)" --platform "$(say remote_default_exec_properties)"
+test "$2" != "" || set --
+exec cloister bench noop -n 10 --rounds 1 --local-time 20ms --executor "$(say remote_executor)" --instance "$(say remote_instance_name)" "$@"
+`
+)
+
+// newCountry returns machines of which there are none yet.
+func newCountry(t *testing.T) *country {
+	t.Helper()
+	c := &country{dir: t.TempDir(), ports: map[string]string{}, places: map[string]*place{}}
+	bin := filepath.Join(c.dir, "bin")
+	if err := os.Mkdir(bin, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Symlink(built.Path(t), filepath.Join(bin, "cloister")); err != nil {
+		t.Fatal(err)
+	}
+	for name, text := range map[string]string{"apt": nothing, "chgrp": nothing, "scp": copies, "bazel": bazel} {
+		if err := os.WriteFile(filepath.Join(bin, name), []byte(text), 0o755); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return c
+}
+
+// at returns the machine of a name, which is made.
+func (c *country) at(t *testing.T, name string) *place {
+	t.Helper()
+	p := c.places[name]
+	if p == nil {
+		p = &place{country: c, name: name, dir: filepath.Join(c.dir, name), services: map[string]*service{}}
+		c.places[name] = p
+		for _, dir := range []string{"etc", "var", "home"} {
+			if err := os.MkdirAll(filepath.Join(p.dir, dir), 0o700); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	return p
+}
+
+var (
+	remotePattern  = regexp.MustCompile(`\b(?:root@)?([a-z][a-z0-9-]*):/etc/cloister/`)
+	addressPattern = regexp.MustCompile(`\b(127\.0\.0\.1|0\.0\.0\.0|box|build-\d):(\d{4})\b`)
+	namePattern    = regexp.MustCompile(`(DNS:|CN=)box\b`)
+)
+
+// here is a line as it is typed on this machine of a country: files are the machine's own, other machines are this one,
+// and each port of each of them is a free one.
+func (p *place) here(t *testing.T, line string) string {
+	t.Helper()
+	line = remotePattern.ReplaceAllStringFunc(line, func(s string) string {
+		return p.at(t, remotePattern.FindStringSubmatch(s)[1]).dir + "/etc/"
+	})
+	line = strings.ReplaceAll(line, "/etc/cloister", p.dir+"/etc")
+	line = strings.ReplaceAll(line, "/var/lib", p.dir+"/var")
+	line = namePattern.ReplaceAllString(line, "${1}localhost")
+	return addressPattern.ReplaceAllStringFunc(line, func(s string) string {
+		host, port, _ := strings.Cut(s, ":")
+		as := "localhost"
+		if strings.HasSuffix(host, ".0.0.1") || host == "0.0.0.0" {
+			host, as = p.name, "127.0.0.1"
+		}
+		key := host + ":" + port
+		if p.ports[key] == "" {
+			p.ports[key] = strings.TrimPrefix(unused(t), "127.0.0.1:")
+		}
+		return as + ":" + p.ports[key]
+	})
+}
+
+// environment is what every program on the machine has.
+func (p *place) environment() []string {
+	return []string{"HOME=" + p.dir + "/home", "LANG=C.UTF-8", "PATH=" + p.country.dir + "/bin:/usr/local/bin:/usr/bin:/bin"}
+}
+
+// types runs commands as a person would that types them there, one after the other. It returns what they print.
+func (p *place) types(t *testing.T, lines []string) string {
+	t.Helper()
+	var all strings.Builder
+	var script []string
+	flush := func() {
+		if len(script) == 0 {
+			return
+		}
+		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+		defer cancel()
+		cmd := exec.CommandContext(ctx, "/bin/sh", "-e", "-c", strings.Join(script, "\n"))
+		cmd.Dir, cmd.Env = p.dir+"/home", p.environment()
+		out, err := cmd.CombinedOutput()
+		if err != nil {
+			for name, s := range p.every() {
+				t.Logf("%s said:\n%s", name, &s.said)
+			}
+			t.Fatalf("on %s:\n%s\n%v:\n%s", p.name, strings.Join(script, "\n"), err, out)
+		}
+		all.Write(out)
+		script = nil
+	}
+	for _, line := range lines {
+		words := strings.Fields(line)
+		switch {
+		case strings.HasPrefix(line, "systemctl "):
+			flush()
+			p.systemctl(t, words[1:])
+		case line == "cloister serve":
+			flush()
+			p.start(t, "laptop", "serve", "--listen", p.here(t, "127.0.0.1:8980"), "--dir", p.dir+"/var/laptop")
+		default:
+			script = append(script, p.here(t, line))
+		}
+	}
+	flush()
+	return all.String()
+}
+
+// every returns all services of all machines.
+func (c *country) every() map[string]*service {
+	all := map[string]*service{}
+	for _, p := range c.places {
+		for name, s := range p.services {
+			all[p.name+" "+name] = s
+		}
+	}
+	return all
+}
+
+// systemctl does what the program of that name would with one of our units.
+func (p *place) systemctl(t *testing.T, words []string) {
+	t.Helper()
+	unit := words[len(words)-1]
+	switch verb := strings.Join(words[:len(words)-1], " "); verb {
+	case "enable --now", "restart":
+		if s := p.services[unit]; s != nil {
+			s.stop(t)
+		}
+		text := string(must(os.ReadFile("../../cmd/packaging/systemd/" + unit + ".service")))
+		command := regexp.MustCompile(`(?m)^ExecStart=/usr/bin/cloister (.*)$`).FindStringSubmatch(text)
+		file := regexp.MustCompile(`(?m)^EnvironmentFile=-(.*)$`).FindStringSubmatch(text)
+		if command == nil || file == nil {
+			t.Fatalf("the unit %s says neither what it starts nor where its flags are:\n%s", unit, text)
+		}
+		flags := regexp.MustCompile(`(?m)^CLOISTER_FLAGS="(.*)"$`).FindSubmatch(must(os.ReadFile(p.here(t, file[1]))))
+		if flags == nil {
+			t.Fatalf("there are no flags in %s", file[1])
+		}
+		args := strings.Fields(strings.ReplaceAll(p.here(t, command[1]), "$CLOISTER_FLAGS", string(flags[1])))
+		if args[0] == "join" {
+			args = append(args, "--name", p.name)
+		}
+		p.start(t, unit, args...)
+	case "kill --signal=KILL":
+		p.services[unit].kill()
+		delete(p.services, unit)
+		p.systemctl(t, []string{"restart", unit}) // Restart=on-failure
+	default:
+		t.Fatalf("systemctl %s %s: not known to this test", verb, unit)
+	}
+}
+
+// start starts a service, and returns when it says that it is ready, as it says it to systemd.
+func (p *place) start(t *testing.T, name string, args ...string) {
+	t.Helper()
+	socket := filepath.Join(p.dir, fmt.Sprint(name, ".notify"))
+	if err := os.Remove(socket); err != nil && !errors.Is(err, os.ErrNotExist) {
+		t.Fatal(err)
+	}
+	manager, err := net.ListenUnixgram("unixgram", &net.UnixAddr{Name: socket, Net: "unixgram"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	s := &service{cmd: exec.Command(filepath.Join(p.country.dir, "bin/cloister"), args...), ended: make(chan struct{})}
+	s.cmd.Dir, s.cmd.Env = "/", append(p.environment(), "NOTIFY_SOCKET="+socket)
+	s.cmd.Stdout, s.cmd.Stderr = &s.said, &s.said
+	if err := s.cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	p.services[name] = s
+	ready := make(chan struct{})
+	go func() {
+		s.err = s.cmd.Wait()
+		close(s.ended)
+		manager.Close()
+	}()
+	go func() {
+		said := false
+		for b := make([]byte, 4096); ; {
+			n, err := manager.Read(b)
+			if err != nil {
+				return // the service has ended
+			}
+			if bytes.HasPrefix(b[:n], []byte("READY=1")) && !said {
+				said = true
+				close(ready)
+			}
+		}
+	}()
+	select {
+	case <-ready:
+	case <-s.ended:
+		t.Fatalf("%s %q ended before it was ready: %v\n%s", p.name, args, s.err, &s.said)
+	case <-time.After(time.Minute):
+		t.Fatalf("%s %q is not ready:\n%s", p.name, args, &s.said)
+	}
+}
+
+// close ends all services, workers before their head.
+func (c *country) close(t *testing.T) {
+	for _, unit := range []string{"cloister-join", "cloister", "laptop"} {
+		for _, p := range c.places {
+			if s := p.services[unit]; s != nil {
+				s.stop(t)
+			}
+		}
+	}
+}
+
+// TestGrowing: the commands of docs/growing.md, steps 1 to 3, do what the document says, from one machine to a head and
+// two workers. Its section "How this is tested" says what is otherwise here.
+func TestGrowing(t *testing.T) {
+	confined(t)
+	for _, name := range []string{"openssl", "curl", "sha256sum"} {
+		if _, err := exec.LookPath(name); err != nil {
+			sandboxtest.Unavailable(t, name, err)
+		}
+	}
+	c := newCountry(t)
+	t.Cleanup(func() { c.close(t) })
+	machine := regexp.MustCompile(`box|build-\d|your laptop`)
+	said := map[string]string{} // by section
+	for _, b := range typedIn(t, "../../docs/growing.md") {
+		if !slices.Contains([]string{"1", "2", "3"}, strings.Split(b.section, " ")[0]) {
+			continue
+		}
+		where := machine.FindAllString(b.where, -1)
+		if len(where) == 0 {
+			t.Fatalf("a block of section %q is typed on %q: which machine is that", b.section, b.where)
+		}
+		for _, name := range where {
+			said[b.section] += c.at(t, strings.TrimPrefix(name, "your ")).types(t, b.lines)
+		}
+	}
+	for section, wants := range map[string][]string{
+		"1 A laptop":           {"tier  full", "exit 0"},
+		"2 A team box":         {"ready"},
+		"3 A head and workers": {"build-1", "build-2", "drained"},
+	} {
+		for _, want := range wants {
+			if !strings.Contains(strings.ToLower(said[section]), want) {
+				t.Errorf("section %q says nothing of %q:\n%s", section, want, said[section])
+			}
+		}
+	}
+	// While build-1 was drained, build-2 has executed.
+	last := c.at(t, "laptop").types(t, []string{"cloister status --cas grpcs://box:8980 --tls-ca ~/box.pem --token-file ~/operate.token"})
+	for _, name := range []string{"build-1", "build-2"} {
+		if !regexp.MustCompile(`(?m)^` + name + ` +working +0/\d+ +[1-9]`).MatchString(last) {
+			t.Errorf("%s has executed nothing, or takes no actions:\n%s", name, last)
+		}
+	}
+	if t.Failed() {
+		for name, s := range c.every() {
+			t.Logf("%s said:\n%s", name, &s.said)
+		}
+	}
+	if testing.Verbose() {
+		for section, text := range said {
+			t.Logf("%s:\n%s", section, text)
+		}
+	}
+}
