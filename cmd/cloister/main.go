@@ -64,6 +64,10 @@ declares, the host's toolchain and nothing else.`,
 		Example: `  cloister serve                               # then, in a Bazel workspace:
   bazel build --remote_executor=grpc://127.0.0.1:8980 //...
 
+  cloister serve --worker-listen 0.0.0.0:8983  # a head; on other machines, which execute for it:
+  cloister join grpc://HEAD:8983
+  cloister status                              # what waits, what runs, and where
+
   cloister run -- /bin/sh -c 'id; ls -l /'     # one command in the same sandbox
   cloister check                               # what this machine can enforce`,
 		SilenceUsage:  true,

@@ -75,7 +75,7 @@ runs on a machine that is lost runs again on another. docs/farm.md says more.`,
   cloister serve --cas grpcs://cache.example.com:443 --cas-write back
   cloister serve --listen 0.0.0.0:8980 --tls-cert server.pem --tls-key server.key --auth auth.yaml
   cloister serve --store 's3://builds/cache?region=eu-central-1' --lease 12h
-  cloister serve --listen 0.0.0.0:8980 --worker-listen 0.0.0.0:8981 --jobs 0
+  cloister serve --listen 0.0.0.0:8980 --worker-listen 0.0.0.0:8983 --jobs 0
 
   bazel build --remote_executor=grpc://127.0.0.1:8980 //...`,
 		Args: cobra.NoArgs,
