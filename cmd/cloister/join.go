@@ -224,7 +224,7 @@ func (c *joinConfig) dial() (*grpc.ClientConn, error) {
 	if err != nil {
 		return nil, &exit{exitUsage, err}
 	}
-	conn, err := grpc.NewClient(u.Host, append([]grpc.DialOption{
+	options = append([]grpc.DialOption{
 		grpc.WithTransportCredentials(insecure.NewCredentials()),
 		grpc.WithConnectParams(grpc.ConnectParams{
 			Backoff:           backoff.Config{BaseDelay: time.Second, Multiplier: 1.6, Jitter: 0.2, MaxDelay: 5 * time.Second},
@@ -237,7 +237,8 @@ func (c *joinConfig) dial() (*grpc.ClientConn, error) {
 			return d.DialContext(ctx, "tcp", address)
 		}),
 		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(16 << 20)), // an action, and the client's metadata
-	}, options...)...)
+	}, options...)
+	conn, err := grpc.NewClient(u.Host, options...)
 	if err != nil {
 		return nil, &exit{exitUsage, fmt.Errorf("%s: %w", c.scheduler, err)}
 	}

@@ -225,7 +225,7 @@ func TestFlagsExist(t *testing.T) {
 			t.Fatalf("%v: %s", err, out)
 		}
 		if !strings.Contains(string(out), "Usage:\n  cloister "+command+" ") {
-			t.Skipf("this version has no command %s", command)
+			t.Fatalf("this version has no command %s", command)
 		}
 		return string(out)
 	}
