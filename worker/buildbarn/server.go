@@ -221,6 +221,9 @@ func (s *Server) enter(ctx context.Context, name string, o queue.Offer) (*sessio
 	switch {
 	case s.closed:
 		return nil, errClosed
+	case ctx.Err() != nil:
+		// What it says is of the past: the worker may have made the next call already, and do something else by now.
+		return nil, status.FromContextError(ctx.Err()).Err()
 	case w != nil && w.call != nil:
 		return nil, status.Errorf(codes.ResourceExhausted, "A worker with the same worker ID is already synchronizing: %s; each slot of each machine needs an ID of its own", name)
 	case w != nil && !equal(w.offer, o):

@@ -580,6 +580,26 @@ func TestCallThatWasGivenUp(t *testing.T) {
 	})
 }
 
+// TestCallThatComesTooLate: what a worker said in a call that it has given up, and that is looked at only after the next
+// one, is not what it does now. It has not lost its action.
+func TestCallThatComesTooLate(t *testing.T) {
+	inBubble(t, nil, func(t *testing.T, h *head) {
+		w, o := h.slot("anvil", "0"), h.submit(t, "a")
+		wantTask(t, w.say(t, idle()), o)
+		wantCarryOn(t, w.say(t, executing(o.Action().Proto())))
+		ctx, cancel := context.WithCancel(t.Context())
+		cancel()
+		late := proto.CloneOf(w.req)
+		late.CurrentState = idle()
+		// The client's end would not send it any more.
+		if _, err := h.server.Synchronize(ctx, late); status.Code(err) != codes.Canceled {
+			t.Errorf("the call that was given up: %v", err)
+		}
+		wantCarryOn(t, w.say(t, executing(o.Action().Proto())))
+		wantWaiting(t, o, repb.ExecutionStage_EXECUTING)
+	})
+}
+
 // TestGaveUp: a worker that ends an action as cancelled, although nobody has asked it to, shuts down: another executes it.
 func TestGaveUp(t *testing.T) {
 	inBubble(t, nil, func(t *testing.T, h *head) {
