@@ -44,7 +44,7 @@ func (s *Server) assign(w *session, run *queue.Run) (*assignment, error) {
 		return nil, &worker.Fault{Kind: worker.Internal, Err: err}
 	}
 	a := &assignment{
-		run: run, in: in, action: t.Action,
+		run: run, in: in, action: t.Action, over: make(chan struct{}),
 		desired: &remoteworkerpb.DesiredState_Executing{
 			ActionDigest:       t.Action.Proto(),
 			Action:             action,
@@ -56,6 +56,7 @@ func (s *Server) assign(w *session, run *queue.Run) (*assignment, error) {
 		},
 	}
 	s.wg.Go(func() {
+		defer close(a.over)
 		<-run.Cancelled()
 		// If it is not over, nobody waits any more, and whoever did knows why. The worker is told when it calls the next time.
 		run.End(nil, &worker.Fault{Kind: worker.Cancelled, Err: errors.New("nobody waits for the action any more")})

@@ -125,10 +125,14 @@ type session struct {
 	calls   uint64      // guarded by Server.mu; how many there were
 	silence *time.Timer // guarded by Server.mu; while there is no call
 
-	// assigned is what it is to execute, or nil. It belongs to the call that is being answered, and between calls to
-	// whoever has Server.mu.
-	assigned *assignment
+	// assigned is what it is to execute, or nil, before the one before it, and last the run of its last answer. They belong
+	// to the call that is being answered, and between calls to whoever has Server.mu.
+	assigned, before *assignment
+	last             stamp
 }
+
+// dismiss says that the worker is not to execute what it was to execute any more.
+func (w *session) dismiss() { w.assigned, w.before = nil, w.assigned }
 
 // A call is one of a worker.
 type call struct {
@@ -142,8 +146,9 @@ type assignment struct {
 	in      *cas.Instance
 	action  cas.Digest
 	desired *remoteworkerpb.DesiredState_Executing
-	handed  int  // how often
-	begun   bool // the worker has said that it executes it
+	handed  int           // how often
+	begun   bool          // the worker has said that it executes it
+	over    chan struct{} // closed once the run has its end, and the slot is free
 }
 
 // ended reports whether the run is over, or nobody waits for it: whether the action is not wanted from this worker any
@@ -183,16 +188,26 @@ func (s *Server) Synchronize(ctx context.Context, req *remoteworkerpb.Synchroniz
 		}
 		return s.next(ctx, w, req.PreferBeingIdle)
 	}
-	a.begun = true
 	if completed := executing.GetCompleted(); completed != nil {
+		ran := stampOf(completed)
+		if !a.begun && ran != (stamp{}) && ran == w.last {
+			// It was told to execute the same action once more, and has not heard it: this is the answer of before.
+			if again := s.again(w); again != nil {
+				return again, nil
+			}
+			return s.next(ctx, w, req.PreferBeingIdle)
+		}
+		a.begun = true
 		if err := s.complete(ctx, w, a, completed); err != nil {
 			return nil, err
 		}
-		w.assigned = nil
+		w.last = ran
+		w.dismiss()
 		return s.next(ctx, w, req.PreferBeingIdle)
 	}
+	a.begun = true
 	if a.ended() {
-		w.assigned = nil
+		w.dismiss()
 		return idle(), nil
 	}
 	a.run.Report(stageOf(executing))
@@ -308,7 +323,7 @@ func (s *Server) again(w *session) *remoteworkerpb.SynchronizeResponse {
 	default:
 		return s.hand(a)
 	}
-	w.assigned = nil
+	w.dismiss()
 	return nil
 }
 
@@ -320,6 +335,13 @@ func (s *Server) next(ctx context.Context, w *session, preferIdle bool) (*remote
 	wait, cancel := context.WithTimeout(ctx, 1+rand.N(s.Idle))
 	defer cancel()
 	defer context.AfterFunc(s.ctx, cancel)()
+	if w.before != nil {
+		select {
+		case <-w.before.over: // what its end is told to may take a while
+			w.before = nil
+		case <-wait.Done():
+		}
+	}
 	for {
 		run, err := w.slot.Take(wait)
 		switch {
@@ -370,6 +392,21 @@ func stageOf(e *remoteworkerpb.CurrentState_Executing) worker.Stage {
 		return worker.Collect
 	}
 	return worker.Fetch
+}
+
+// A stamp is when an action was executed, by the worker's clock: no two executions of a slot have the same. It is zero of
+// an answer that does not say.
+type stamp struct{ begin, start, completed, end int64 }
+
+func stampOf(r *repb.ExecuteResponse) stamp {
+	m := r.GetResult().GetExecutionMetadata()
+	at := func(t *timestamppb.Timestamp) int64 {
+		if t == nil {
+			return 0
+		}
+		return t.AsTime().UnixNano()
+	}
+	return stamp{at(m.GetWorkerStartTimestamp()), at(m.GetExecutionStartTimestamp()), at(m.GetExecutionCompletedTimestamp()), at(m.GetWorkerCompletedTimestamp())}
 }
 
 // equal reports whether two offers are the same.

@@ -74,11 +74,12 @@ func inBubble(t *testing.T, change func(*buildbarn.ServerConfig), test func(t *t
 			t.Fatal(err)
 		}
 		h.queue = queue.New(queue.Config{Head: true})
-		defer h.queue.Close()
+		defer func() { h.queue.Close() }()
 		c := buildbarn.ServerConfig{Queue: h.queue, Instances: instances, Log: slog.New(slog.NewTextHandler(h.log, nil))}
 		if change != nil {
 			change(&c)
 		}
+		h.queue = c.Queue
 		listener, server := bufconn.Listen(1<<20), grpc.NewServer()
 		h.server = buildbarn.Register(server, c)
 		var serving sync.WaitGroup
@@ -597,6 +598,58 @@ func TestCallThatComesTooLate(t *testing.T) {
 		}
 		wantCarryOn(t, w.say(t, executing(o.Action().Proto())))
 		wantWaiting(t, o, repb.ExecutionStage_EXECUTING)
+	})
+}
+
+// TestAnswerThatIsToldTwice: an answer is told again by a worker that has not heard what came of it. If what it has not heard
+// is to execute the same action once more, as when a test that failed is tried again, that answer is not the one of the
+// second time.
+func TestAnswerThatIsToldTwice(t *testing.T) {
+	inBubble(t, nil, func(t *testing.T, h *head) {
+		answer := func(code int32, at int64) *repb.ExecuteResponse {
+			r := exited(code)
+			r.Result.ExecutionMetadata = &repb.ExecutedActionMetadata{WorkerStartTimestamp: &timestamppb.Timestamp{Seconds: at}}
+			return r
+		}
+		alone := func(r *queue.Request, _ *repb.Action) { r.Alone = true }
+		w, first, second := h.slot("anvil", "0"), h.submit(t, "a", alone), h.submit(t, "a", alone)
+		d := first.Action().Proto()
+		wantTask(t, w.say(t, idle()), first)
+		wantTask(t, w.say(t, completed(d, answer(1, 10))), second)
+		if s := ended(t, first); s.Outcome == nil || s.Outcome.Result.ExitCode != 1 {
+			t.Errorf("the first ended with %v, %v", s.Outcome, s.Fault)
+		}
+		wantTask(t, w.say(t, completed(d, answer(1, 10))), second)
+		wantWaiting(t, second, repb.ExecutionStage_EXECUTING)
+		w.req.PreferBeingIdle = true
+		wantIdle(t, w.say(t, completed(d, answer(0, 20))))
+		wantSuccess(t, second)
+	})
+}
+
+// TestSlotWhoseRunIsEnding: a worker of which an action is not wanted any more is given the next one once the end of the
+// first has been told, which may take a while, and not turned away until then.
+func TestSlotWhoseRunIsEnding(t *testing.T) {
+	told := make(chan struct{})
+	inBubble(t, func(c *buildbarn.ServerConfig) {
+		c.Queue.Close()
+		told = make(chan struct{})
+		c.Queue = queue.New(queue.Config{Head: true, Ended: func(_ *worker.Outcome, f *worker.Fault) func(queue.Info, queue.State) {
+			if f != nil && strings.Contains(f.Error(), "nobody waits") {
+				<-told
+			}
+			return func(queue.Info, queue.State) {}
+		}})
+	}, func(t *testing.T, h *head) {
+		w, o := h.slot("anvil", "0"), h.submit(t, "a")
+		wantTask(t, w.say(t, idle()), o)
+		wantCarryOn(t, w.say(t, executing(o.Action().Proto())))
+		o.Cancel("no more")
+		synctest.Wait()
+		wantIdle(t, w.say(t, executing(o.Action().Proto())))
+		next := h.submit(t, "b")
+		time.AfterFunc(time.Second, func() { close(told) })
+		wantTask(t, w.say(t, idle()), next)
 	})
 }
 
