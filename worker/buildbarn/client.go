@@ -26,8 +26,9 @@ const (
 	// forgotten is how long after the time at which a scheduler wanted to hear of a worker that worker takes itself for
 	// forgotten. Schedulers take a worker for lost after as long.
 	forgotten = time.Minute
-	// sooner and later bound the wait for that time: the clock of a scheduler may be wrong.
-	sooner, later = time.Second, 45 * time.Second
+	// sooner and later bound the wait for that time: the clock of a scheduler may be wrong. Schedulers want to hear of a
+	// worker every ten seconds, and one that takes workers for lost sooner than after a minute is to hear of it in time.
+	sooner, later = time.Second, 10 * time.Second
 	// callLimit is how long a call may take that the scheduler answers at once, and pollLimit one that waits for an action.
 	callLimit, pollLimit = 30 * time.Second, 10 * time.Minute
 	// farewell is how long a Client that is to end at once goes on telling the scheduler so.
@@ -292,7 +293,8 @@ func ours(r *repb.ExecuteResponse) bool {
 	return false
 }
 
-// call makes one call. One that waits ends when the gate shuts.
+// call makes one call. One that waits ends when the gate shuts. When ctx ends, what runs is cancelled, and a scheduler that
+// does not answer is not waited for.
 func (s *slot) call(ctx context.Context, request *remoteworkerpb.SynchronizeRequest, poll bool) (*remoteworkerpb.SynchronizeResponse, error) {
 	limit := callLimit
 	if poll {
@@ -301,10 +303,24 @@ func (s *slot) call(ctx context.Context, request *remoteworkerpb.SynchronizeRequ
 		limit = farewell
 	}
 	// What is to be told is told at the end, too.
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), limit)
+	asked := ctx
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(asked), limit)
 	defer cancel()
 	if poll {
 		defer s.gate.onShut(cancel)()
+	} else if s.killed.IsZero() {
+		answered, run := make(chan struct{}), s.run
+		defer close(answered)
+		defer context.AfterFunc(asked, func() {
+			if run != nil {
+				run.cancel(errStopped)
+			}
+			select {
+			case <-answered:
+			case <-time.After(farewell):
+				cancel()
+			}
+		})()
 	}
 	return s.Scheduler.Synchronize(ctx, request)
 }

@@ -47,6 +47,7 @@ type scheduler struct {
 	answers []*repb.ExecuteResponse
 	away    error         // of each call, if not nil
 	lose    int           // how many answers are lost
+	mute    bool          // calls are never answered
 	skew    time.Duration // of its clock
 	said    func() *remoteworkerpb.SynchronizeResponse
 }
@@ -107,6 +108,12 @@ func (s *scheduler) Synchronize(ctx context.Context, req *remoteworkerpb.Synchro
 	}
 	if s.away != nil {
 		return nil, s.away
+	}
+	if s.mute {
+		s.mu.Unlock()
+		<-ctx.Done()
+		s.mu.Lock()
+		return nil, status.FromContextError(ctx.Err()).Err()
 	}
 	slot := req.WorkerId["slot"]
 	if s.calling[slot] {
@@ -642,6 +649,27 @@ func TestKill(t *testing.T) {
 	}
 }
 
+// TestKillDuringACall: a scheduler that takes a call and never answers it holds up neither what ends the action nor the end.
+func TestKillDuringACall(t *testing.T) {
+	join(t, nil, nil, func(j *joined) {
+		j.add(task("a"))
+		synctest.Wait()
+		j.change(func() { j.mute = true })
+		j.next <- worker.Run
+		synctest.Wait()
+		began := time.Now()
+		j.kill()
+		<-j.cancelled
+		if took := time.Since(began); took > 0 {
+			t.Errorf("the action was ended after %v", took)
+		}
+		<-j.ended
+		if took := time.Since(began); took > 15*time.Second {
+			t.Errorf("took %v", took)
+		}
+	})
+}
+
 // TestNotReady: no action is asked for, and what asks is called back.
 func TestNotReady(t *testing.T) {
 	var mu sync.Mutex
@@ -760,7 +788,7 @@ func TestClockOfTheScheduler(t *testing.T) {
 			j.change(func() { j.skew = skew })
 			j.add(task("a"))
 			j.sleep(10 * time.Minute)
-			if n := len(get(j.scheduler, func() []string { return j.calls })); n < 12 || n > 610 {
+			if n := len(get(j.scheduler, func() []string { return j.calls })); n < 58 || n > 610 {
 				t.Errorf("skew %v: %d calls in ten minutes", skew, n)
 			}
 		})
