@@ -15,3 +15,10 @@ func Lanes(q *Queue) int {
 	defer q.mu.Unlock()
 	return len(q.arrived.open) + len(q.ready.open)
 }
+
+// Drains returns how many names of drained workers q keeps.
+func Drains(q *Queue) int {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	return len(q.drained)
+}

@@ -36,15 +36,15 @@ type drain struct {
 	why   string
 }
 
-// member returns who makes an offer.
-func (q *Queue) member(o Offer) *member {
+// member returns who makes an offer. Only an own one is that of the queue's own slots, whatever the name.
+func (q *Queue) member(o Offer, own bool) *member {
 	properties := slices.Compact(slices.SortedFunc(slices.Values(o.Properties), worker.Property.Compare))
 	known := false
 	for _, m := range q.members {
 		if m.name != o.Worker {
 			continue
 		}
-		if m.prefix == o.Prefix && m.any == o.Any && slices.Equal(m.properties, properties) {
+		if own == (m == q.own) && m.prefix == o.Prefix && m.any == o.Any && slices.Equal(m.properties, properties) {
 			return m
 		}
 		known = true
@@ -111,11 +111,44 @@ func (q *Queue) idler(n *lane) *Slot {
 	return best.idle[len(best.idle)-1]
 }
 
-// forgetWorkers forgets those that left too long ago.
+// maxLeft is how many workers are remembered that have left: a head lives for months, and one worker can come back under
+// many names, or with many properties.
+const maxLeft = 1000
+
+// forgetWorkers forgets those that left too long ago, and the first to leave where there are too many.
 func (q *Queue) forgetWorkers(now time.Time) {
+	var left []time.Time
+	for _, m := range q.members {
+		if !m.left.IsZero() {
+			left = append(left, m.left)
+		}
+	}
+	since := now.Add(-q.cfg.Remembered)
+	if more := len(left) - maxLeft; more > 0 {
+		slices.SortFunc(left, time.Time.Compare)
+		if last := left[more-1]; last.After(since) {
+			since = last
+		}
+	}
+	forgotten := make(map[string]bool)
 	q.members = slices.DeleteFunc(q.members, func(m *member) bool {
-		return !m.left.IsZero() && now.Sub(m.left) > q.cfg.Remembered
+		if m.left.IsZero() || m.left.After(since) {
+			return false
+		}
+		forgotten[m.name] = true
+		return true
 	})
+	if len(forgotten) == 0 {
+		return
+	}
+	for _, m := range q.members {
+		delete(forgotten, m.name)
+	}
+	for name := range forgotten {
+		if q.drained[name] == q.drainJoining {
+			delete(q.drained, name) // if it joins again, it is drained as all others are
+		}
+	}
 }
 
 // DrainWorker gives the worker of that name no more actions, for the reason why; what it executes it goes on with. The

@@ -64,7 +64,7 @@ func (q *Queue) Join(o Offer) (*Slot, error) {
 			return nil, fmt.Errorf("%w: slot %q of worker %q", ErrJoined, o.Slot, o.Worker)
 		}
 	}
-	return q.join(o), nil
+	return q.join(o, false), nil
 }
 
 // joinOwn starts the queue's own slots.
@@ -77,15 +77,15 @@ func (q *Queue) joinOwn() {
 	defer q.mu.Unlock()
 	for i := range q.cfg.Slots {
 		o.Slot = strconv.Itoa(i)
-		s := q.join(o)
+		s := q.join(o, true)
 		q.own = s.of
 		q.wg.Go(func() { q.work(s) })
 	}
 }
 
 // join adds a slot whose name is new.
-func (q *Queue) join(o Offer) *Slot {
-	m := q.member(o)
+func (q *Queue) join(o Offer, own bool) *Slot {
+	m := q.member(o, own)
 	s := &Slot{q: q, of: m, name: o.Slot}
 	m.slots[o.Slot] = s
 	m.seen, m.left = time.Now(), time.Time{}
@@ -191,6 +191,7 @@ func (s *Slot) Leave(why string) {
 	delete(m.slots, s.name)
 	if m.seen = time.Now(); len(m.slots) == 0 {
 		m.left = m.seen
+		q.forgetWorkers(m.left)
 	}
 	if s.run != nil {
 		q.lose(s.run, why)
