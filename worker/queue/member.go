@@ -203,6 +203,27 @@ func (q *Queue) UndrainWorker(name string) (names []string, running int) {
 	return slices.Compact(names), running
 }
 
+// Drained returns since when and why no action is given to anybody: each worker that is there is drained, or none is there
+// and those that join are to be. It returns the zero time if actions are given, or would be to who joins.
+func (q *Queue) Drained() (since time.Time, why string) {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	last := q.drainJoining
+	for _, m := range q.members {
+		switch {
+		case len(m.slots) == 0:
+		case m.drained == nil:
+			return time.Time{}, ""
+		case last == nil || m.drained.since.After(last.since):
+			last = m.drained
+		}
+	}
+	if last == nil {
+		return time.Time{}, ""
+	}
+	return last.since, last.why
+}
+
 // A WorkerState is how a worker stands, as far as its slots offer the same.
 type WorkerState struct {
 	Name, Prefix string

@@ -130,8 +130,8 @@ type Stats struct {
 	// Done counts completed operations; Cached and Failed those of them that were answered from the
 	// action cache and that ended in a Fault.
 	Done, Cached, Failed int64
-	// Again counts the runs that were lost with their worker and made again.
-	Again int64
+	// Lost counts the runs that were lost with their worker, Again those of them that were made again.
+	Lost, Again int64
 }
 
 // A Queue gives actions to slots, its own and those that join. Its methods are safe for concurrent use.

@@ -343,6 +343,7 @@ func (q *Queue) lose(r *Run, why string) {
 		r.endLogs(nil)
 	}
 	r.slot.of.lost++
+	q.stats.Lost++
 	q.release(r)
 	j.run, j.ran = nil, false
 	j.losses = append(j.losses, loss{r.slot.of.name, why})

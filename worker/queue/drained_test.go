@@ -1,0 +1,76 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package queue
+
+import (
+	"testing"
+	"time"
+
+	"github.com/cloister-build/cloister/cas"
+	"github.com/cloister-build/cloister/worker"
+)
+
+// TestDrained: nothing is given to anybody if each worker that is there is drained, or none is and those that join will be.
+func TestDrained(t *testing.T) {
+	q := New(Config{Head: true})
+	defer q.Close()
+	want := func(when, why string) {
+		t.Helper()
+		if since, got := q.Drained(); since.IsZero() != (why == "") || got != why {
+			t.Errorf("%s: drained since %v because of %q, want %q", when, since, got, why)
+		}
+	}
+	join := func(name string) *Slot {
+		t.Helper()
+		s, err := q.Join(Offer{Worker: name, Slot: "0"})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return s
+	}
+	want("at first", "")
+	a, b := join("a"), join("b")
+	q.DrainWorker("a", "one")
+	want("one of two", "")
+	time.Sleep(time.Millisecond) // so that the moments differ
+	q.DrainWorker("b", "the other")
+	want("both", "the other")
+	a.Leave("")
+	b.Leave("")
+	want("both have left", "")
+	q.DrainWorker("", "all")
+	want("those that join", "all")
+	q.UndrainWorker("a")
+	join("a")
+	want("one that is not", "")
+	q.UndrainWorker("")
+	want("at last", "")
+}
+
+// TestLostRunsAreCounted, each once, also the one after which the action is given up.
+func TestLostRunsAreCounted(t *testing.T) {
+	q := New(Config{Head: true, Attempts: 2})
+	defer q.Close()
+	o, err := q.Submit(Request{Task: worker.Task{Action: cas.SHA256.Sum(nil)}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for i, name := range []string{"a", "b"} {
+		s, err := q.Join(Offer{Worker: name, Slot: "0"})
+		if err != nil {
+			t.Fatal(err)
+		}
+		r, err := s.Take(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		r.Lost("why")
+		s.Leave("why not")
+		if got := q.Stats(); got.Lost != int64(i+1) || got.Again != 1 {
+			t.Errorf("after %d losses: %d lost, %d again", i+1, got.Lost, got.Again)
+		}
+	}
+	if s := o.State(); s.Fault == nil || s.Worker != "b" {
+		t.Errorf("the action ended with %+v", s)
+	}
+}
