@@ -59,6 +59,7 @@ func ofQueue(registry *prometheus.Registry, work *queue.Queue) []reading {
 		{"cloister_actions_queued", "Actions that wait for a slot, of whichever worker.", queued(func(s queue.Stats) float64 { return float64(s.Queued) })},
 		{"cloister_actions_running", "Actions that have a slot, of whichever worker.", queued(func(s queue.Stats) float64 { return float64(s.Running) })},
 		{"cloister_actions_again_total", "Actions that were run again since their worker was lost.", queued(func(s queue.Stats) float64 { return float64(s.Again) })},
+		{"cloister_actions_lost_total", "Runs that were lost with their worker.", queued(func(s queue.Stats) float64 { return float64(s.Lost) })},
 		{"cloister_slots", "Slots of all workers that are there, drained ones included.", queued(func(s queue.Stats) float64 { return float64(s.Slots) })},
 		{"cloister_queue_oldest_seconds", "For how long the action has waited for a slot that has waited longest; 0 if none waits.", queued(func(s queue.Stats) float64 {
 			if s.Oldest.IsZero() {

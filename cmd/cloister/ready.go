@@ -62,23 +62,18 @@ func (r *readiness) unable() []string {
 	return reasons
 }
 
-// allDrained says that no worker of those that are there is given actions, "" if one is or none is there: actions that
-// wait are why an autoscaler starts some.
+// allDrained says since when and why no worker is given actions, "" if one is, or would be if it joined: actions that wait
+// are why an autoscaler starts some.
 func allDrained(work *queue.Queue) string {
-	drained := 0
-	for _, w := range work.Workers() {
-		switch {
-		case len(w.Slots) == 0: // it has left
-		case w.Drained.IsZero():
-			return ""
-		default:
-			drained++
-		}
-	}
-	if drained == 0 {
+	since, why := work.Drained()
+	if since.IsZero() {
 		return ""
 	}
-	return "every worker is drained: cloister undrain gives them actions again"
+	text := "every worker is drained since " + since.UTC().Format(time.RFC3339)
+	if why != "" {
+		text += ": " + why
+	}
+	return printable(text) + "; cloister undrain gives them actions again"
 }
 
 // ServeHTTP answers 200, or 503 with the reasons.

@@ -3,10 +3,14 @@
 package cli_test
 
 import (
+	"crypto/sha256"
+	"encoding/json"
 	"fmt"
 	"io"
 	"os"
+	"path/filepath"
 	"regexp"
+	"slices"
 	"strconv"
 	"strings"
 	"syscall"
@@ -16,6 +20,7 @@ import (
 	"github.com/cloister-build/cloister/sandbox/sandboxtest"
 	"google.golang.org/grpc/codes"
 	healthpb "google.golang.org/grpc/health/grpc_health_v1"
+	"google.golang.org/grpc/metadata"
 	"google.golang.org/grpc/status"
 )
 
@@ -129,11 +134,169 @@ func TestSignalDrainsInTime(t *testing.T) {
 		t.Fatal(err)
 	}
 	response := h.end()
-	if code := codes.Code(response.GetStatus().GetCode()); code != codes.Unavailable || response.Result != nil || !strings.Contains(response.Message, "shutting down") {
+	if code := codes.Code(response.GetStatus().GetCode()); code != codes.Unavailable || response.Result != nil || !strings.Contains(response.Message, "the server is shutting down: ask again") {
 		t.Errorf("%v", response)
 	}
 	f.stop()
 	if left := sandboxtest.Running(t, "# "+h.mark); len(left) > 0 {
 		t.Errorf("left: %v", left)
 	}
+}
+
+// A fleetStatus is what status --json prints, as far as it matters here.
+type fleetStatus struct {
+	Ready           bool
+	Queued, Running int
+	Workers         []struct {
+		Name, State, Reason string
+		Slots, Busy         int
+		Running             []struct{ Action, Stage string }
+	}
+}
+
+// fleet returns what status --json prints.
+func fleet(t *testing.T, args ...string) (s fleetStatus) {
+	t.Helper()
+	said := cloister(t, "", append([]string{"status", "--json"}, args...)...)
+	if err := json.Unmarshal([]byte(said.out), &s); err != nil {
+		t.Fatalf("status printed %+v: %v", said, err)
+	}
+	if want := map[bool]int{true: 0, false: 1}[s.Ready]; said.code != want {
+		t.Errorf("ready %t, and exit code %d", s.Ready, said.code)
+	}
+	return s
+}
+
+// TestDrainOfAServer: its own slots are a worker like others, and it says that it is not ready while it gives out nothing.
+func TestDrainOfAServer(t *testing.T) {
+	metrics := unused(t)
+	r := serving(t, "main", "--jobs", "1", "--metrics", metrics)
+	at := []string{"--cas", r.cas}
+	name, err := os.Hostname()
+	if err != nil {
+		t.Fatal(err)
+	}
+	first := r.hold(t, "first")
+	until(t, "it runs", func() bool { return len(first.running(t)) > 0 })
+	s := fleet(t, at...)
+	if !s.Ready || s.Running != 1 || len(s.Workers) != 1 || s.Workers[0].Name != name || s.Workers[0].State != "working" || s.Workers[0].Busy != 1 || len(s.Workers[0].Running) != 1 {
+		t.Fatalf("with one that runs: %+v", s)
+	}
+	wantSaid(t, 0, append([]string{"status"}, at...), "  ready\n", "1 running on 1 slots", name+"  ", s.Workers[0].Running[0].Action, " run ")
+	wantSaid(t, 0, append([]string{"top", "-n", "2", "--interval", "100ms"}, at...), "Z  ready; 0 waiting, 1 running on 1 slots", "workers: 1 working; 0.0/s\n")
+
+	wantSaid(t, 4, append([]string{"drain", "nobody"}, at...), name)
+	wantSaid(t, 6, append([]string{"drain", name, "--reason", "new kernel", "--wait", "--timeout", "200ms"}, at...), "1 actions still run on "+name)
+	second := r.hold(t, "second")
+	if s := fleet(t, at...); s.Ready || s.Workers[0].State != "draining" || s.Workers[0].Reason != "new kernel" {
+		t.Errorf("drained: %+v", s)
+	}
+	if code, text := get(t, metrics, "/ready"); code != 503 || !whole(`drained since \S+Z: new kernel; cloister undrain .*\n`, text) {
+		t.Errorf("/ready: %d, %q", code, text)
+	}
+	until(t, "the health says so", func() bool { return health(t, r.Client, "") == healthpb.HealthCheckResponse_NOT_SERVING })
+	if response := first.release(t); response.GetResult().GetExitCode() != 0 {
+		t.Errorf("what ran: %v", response)
+	}
+	wantSaid(t, 0, append([]string{"drain", "--wait"}, at...), "drained "+name+"; 0 actions run there\nidle    "+name+"\n")
+	if s := fleet(t, at...); s.Queued != 1 || s.Running != 0 || s.Workers[0].State != "drained" {
+		t.Errorf("idle: %+v", s)
+	}
+	wantSaid(t, 1, append([]string{"status"}, at...), "NOT READY\n", "1 for any worker: worker "+name+" is drained")
+	wantSaid(t, 0, append([]string{"undrain"}, at...), "undrained "+name+"\n")
+	if response := second.release(t); response.GetResult().GetExitCode() != 0 {
+		t.Errorf("what waited: %v", response)
+	}
+	if s := fleet(t, at...); !s.Ready || s.Workers[0].State != "working" {
+		t.Errorf("undrained: %+v", s)
+	}
+}
+
+// TestDrainOfAWorker: what it executes it goes on with, and everything else goes to the other.
+func TestDrainOfAWorker(t *testing.T) {
+	port := unused(t)
+	metrics := unused(t)
+	r := serving(t, "main", "--jobs", "0", "--worker-listen", port, "--metrics", metrics)
+	at := []string{"--cas", r.cas}
+	joining(t, port, "first")
+	running := r.hold(t, "running")
+	until(t, "it runs", func() bool { return len(running.running(t)) > 0 })
+	joining(t, port, "second")
+	until(t, "both have joined", func() bool { return len(fleet(t, at...).Workers) == 2 })
+	// An autoscaler sees what runs elsewhere.
+	_, text := get(t, metrics, "/metrics")
+	for _, want := range []string{"cloister_actions_running 1", "cloister_actions_queued 0", `cloister_workers{state="working"} 2`, "cloister_slots 4"} {
+		if !strings.Contains(text, "\n"+want+"\n") {
+			t.Errorf("no %s in\n%s", want, text)
+		}
+	}
+	wantSaid(t, 0, append([]string{"drain", "first", "--reason", "new kernel"}, at...), "drained first; 1 actions run there\n")
+	for i := range 4 {
+		_, response := r.execute(t, fmt.Sprintf("echo %d >out", i))
+		if got := response.GetResult().GetExecutionMetadata().GetWorker(); got != "second" {
+			t.Errorf("action %d ran on %q: %v", i, got, response)
+		}
+	}
+	s := fleet(t, at...)
+	if !s.Ready || s.Workers[0].Name != "first" || s.Workers[0].State != "draining" || s.Workers[0].Busy != 1 || s.Workers[1].State != "working" {
+		t.Errorf("%+v", s)
+	}
+	if response := running.release(t); response.GetResult().GetExecutionMetadata().GetWorker() != "first" {
+		t.Errorf("what ran: %v", response)
+	}
+	wantSaid(t, 0, append([]string{"drain", "first", "--wait"}, at...), "idle    first\n")
+	wantSaid(t, 0, append([]string{"undrain", "first"}, at...), "undrained first\n")
+	if s := fleet(t, at...); s.Workers[0].State != "working" {
+		t.Errorf("%+v", s)
+	}
+}
+
+// TestOperatorsOfAServerWithCallers: who may execute looks, without the names of what others do; who operates drains.
+func TestOperatorsOfAServerWithCallers(t *testing.T) {
+	dir := t.TempDir()
+	file := filepath.Join(dir, "auth.yaml")
+	text := "version: 1\ncallers:\n"
+	tokens := map[string]string{}
+	for name, rights := range map[string]string{"builder": "read, write, execute", "other": "{execute: other}", "reader": "read", "operator": "operate"} {
+		tokens[name] = filepath.Join(dir, name)
+		if err := os.WriteFile(tokens[name], []byte(name+"-token\n"), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		text += fmt.Sprintf("- {name: %s, token_sha256: %x, rights: [%s]}\n", name, sha256.Sum256([]byte(name+"-token")), rights)
+	}
+	if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	s, _, _ := start(t, "--auth", file, "--jobs", "1", "--drain-timeout", "100ms")
+	t.Cleanup(func() {
+		if err := s.Stop(); err != nil {
+			t.Error(err)
+		}
+	})
+	by := func(name string, args ...string) []string {
+		return append(slices.Clone(args), "--cas", "grpc://"+s.Addr, "--token-file", tokens[name])
+	}
+	g := plain(t, s.Addr)
+	g.ctx = metadata.AppendToOutgoingContext(g.ctx, "authorization", "Bearer builder-token")
+	// It waits, since nobody takes it, and then runs for as long as the test.
+	wantSaid(t, 0, by("operator", "drain", "--reason", "try me"), "drained ")
+	wantSaid(t, 1, by("builder", "status"), "try me (by operator)")
+	wantSaid(t, 0, by("operator", "undrain"), "undrained ")
+	mark := fmt.Sprint("87", os.Getpid())
+	command := must(g.put("main", &repb.Command{Arguments: []string{"/bin/sleep", mark}}))
+	action := must(g.put("main", &repb.Action{CommandDigest: command, InputRootDigest: must(g.put("main", &repb.Directory{}))}))
+	if _, err := repb.NewExecutionClient(g).Execute(g.ctx, &repb.ExecuteRequest{InstanceName: "main", ActionDigest: action}); err != nil {
+		t.Fatal(err)
+	}
+	until(t, "it runs", func() bool { return len(sandboxtest.Running(t, mark)) > 0 })
+	wantSaid(t, 0, by("builder", "status"), action.Hash)
+	wantSaid(t, 0, by("operator", "status"), action.Hash)
+	if said := wantSaid(t, 0, by("other", "status"), "1 running"); strings.Contains(said.out, action.Hash) || strings.Contains(said.out, "main") {
+		t.Errorf("who may execute elsewhere sees\n%s", said.out)
+	}
+	for _, name := range []string{"builder", "other", "reader"} {
+		wantSaid(t, 1, by(name, "drain"), "operate")
+		wantSaid(t, 1, by(name, "undrain"), "operate")
+	}
+	wantSaid(t, 1, by("reader", "status"), "execute or operate")
 }

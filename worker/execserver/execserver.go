@@ -41,8 +41,7 @@ type Config struct {
 	Action func(ctx context.Context, in *cas.Instance, action cas.Digest) (*repb.Action, error)
 	// Remark, if not nil, returns a line that stands in the message of each result of an action, "" for none.
 	Remark func(instance string, action cas.Digest) string
-	// Worker names this server in messages to people and in the metadata of operations, where no worker has had the
-	// action; it may be empty.
+	// Worker names this server in messages to people about what no worker has had; it may be empty.
 	Worker string
 	// KeepaliveInterval is the longest silence on a stream; the default is 20 seconds.
 	KeepaliveInterval time.Duration
@@ -220,7 +219,7 @@ func (s *server) message(o *queue.Operation, state queue.State, aux ...*anypb.An
 		AuxiliaryMetadata: aux,
 	}
 	if !state.Began.IsZero() {
-		partial.Worker = s.workerOf(state)
+		partial.Worker = response.OneLine(state.Worker)
 		partial.WorkerStartTimestamp = timestamppb.New(state.Began)
 	}
 	metadata, err := anypb.New(&repb.ExecuteOperationMetadata{

@@ -80,10 +80,10 @@ func serve(t *testing.T, e function, change func(*queue.Config, *execserver.Conf
 	t.Helper()
 	s := &site{log: &buffer{}}
 	instances := castest.Instances()
-	qc := queue.Config{Executor: e, Slots: 2}
+	qc := queue.Config{Executor: e, Slots: 2, Offer: &queue.Offer{Worker: "anvil", Any: true}}
 	c := execserver.Config{
 		Instances: instances,
-		Worker:    "head",
+		Worker:    "smithy",
 		Log:       slog.New(slog.NewTextHandler(s.log, nil)),
 		Admit: func(ctx context.Context, task *worker.Task) (worker.Admission, error) {
 			in, err := instances(task.Instance)
@@ -103,9 +103,6 @@ func serve(t *testing.T, e function, change func(*queue.Config, *execserver.Conf
 	var err error
 	if s.in, err = c.Instances(""); err != nil {
 		t.Fatal(err)
-	}
-	if qc.Offer == nil {
-		qc.Offer = &queue.Offer{Worker: "anvil", Any: true}
 	}
 	s.queue = queue.New(qc)
 	t.Cleanup(s.queue.Close)
@@ -356,7 +353,7 @@ func TestRule072_085_110_FaultsBecomeStatuses(t *testing.T) {
 		{"cancelled", worker.Cancelled, codes.Canceled, nil},
 		{"a kind that does not exist", 99, codes.Internal, nil},
 	} {
-		for where, name := range map[string]string{"before a slot": "worker head,", "in a slot": "worker anvil,"} {
+		for _, where := range []string{"before a slot", "in a slot"} {
 			t.Run(c.name+" "+where, func(t *testing.T) {
 				f := &worker.Fault{Kind: c.kind, Err: errors.New("stage: the\nreason")}
 				if c.kind == worker.Missing {
@@ -380,8 +377,12 @@ func TestRule072_085_110_FaultsBecomeStatuses(t *testing.T) {
 				if st.Message() != "stage: the reason" {
 					t.Errorf("message of the status is %q, want the reason in one line", st.Message())
 				}
-				// Rule 126: which worker, which operation, which action.
-				for _, part := range []string{"stage: the reason", name, last.Name, a.String()} {
+				// Rule 126: which worker, or which server if none had it, which operation, which action.
+				who := "(worker anvil, "
+				if where == "before a slot" {
+					who = "(server smithy, "
+				}
+				for _, part := range []string{"stage: the reason", who, last.Name, a.String()} {
 					if !strings.Contains(r.Message, part) {
 						t.Errorf("message is %q, want it to contain %q", r.Message, part)
 					}

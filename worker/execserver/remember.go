@@ -3,6 +3,7 @@
 package execserver
 
 import (
+	"cmp"
 	"context"
 
 	repb "github.com/bazelbuild/remote-apis/build/bazel/remote/execution/v2"
@@ -31,6 +32,7 @@ func Remember(l *history.Log) func(*worker.Outcome, *worker.Fault) func(queue.In
 			e := e // several operations may have this end
 			e.Instance, e.Action = i.Instance, i.Action.String()
 			e.Invocation, e.Correlated, e.Target, e.Mnemonic = i.Invocation, i.Correlated, i.Target, i.Mnemonic
+			e.Worker = cmp.Or(e.Worker, s.Worker) // who had what has no result
 			if !s.Began.IsZero() {
 				e.Waited = max(s.Began.Sub(i.Queued), 0)
 			}

@@ -84,7 +84,7 @@ func TestWhatBecameOfEachOperationIsRemembered(t *testing.T) {
 		e.Result != history.Identity(ran) || e.Time.IsZero() {
 		t.Errorf("of what was executed: %+v", e)
 	}
-	if e := got[1]; codes.Code(e.Code) != codes.Internal || e.Result != "" {
+	if e := got[1]; codes.Code(e.Code) != codes.Internal || e.Result != "" || e.Worker != "anvil" {
 		t.Errorf("of what ended by our fault: %+v", e)
 	}
 	if e := got[2]; e.How != history.Cached || e.Action != known.String() || e.Result == "" {

@@ -49,29 +49,24 @@ func (s *server) response(c client, o *queue.Operation, state queue.State) *repb
 	return r
 }
 
-// faultResponse returns the end of o by f, and tells the log of a defect. It names the worker that had the action, or
-// this one if none had it.
+// faultResponse returns the end of o by f, and tells the log of a defect. It names the worker that had the action.
 func (s *server) faultResponse(o *queue.Operation, state queue.State, f *worker.Fault) *repb.ExecuteResponse {
+	had := response.OneLine(state.Worker)
 	if code, text := response.FaultText(f); code == codes.Internal {
-		attrs := []any{"operation", o.Name(), "action", o.Action().String(), "err", text}
+		attrs := []any{"operation", o.Name(), "action", o.Action().String(), "worker", had, "err", text}
 		if p, ok := errors.AsType[*queue.Panic](f.Err); ok {
 			attrs = append(attrs, "stack", string(p.Stack))
 		}
 		s.Log.Error("execution failed", attrs...)
 	}
 	where := fmt.Sprintf("operation %s, action %s", response.OneLine(o.Name()), o.Action())
-	if name := s.workerOf(state); name != "" {
-		where = "worker " + name + ", " + where
+	switch {
+	case had != "":
+		where = "worker " + had + ", " + where
+	case s.Worker != "":
+		where = "server " + s.Worker + ", " + where
 	}
 	return response.OfFault(f, where)
-}
-
-// workerOf names the worker whose slot has, or had, the action of an operation, and else this server.
-func (s *server) workerOf(state queue.State) string {
-	if state.Worker != "" {
-		return response.OneLine(state.Worker)
-	}
-	return s.Worker
 }
 
 // refusal returns err as the status with which a call fails at once.

@@ -262,7 +262,7 @@ func (q *Queue) Submit(r Request) (*Operation, error) {
 }
 
 // errDraining refuses a request, or ends an operation, because the queue goes away.
-var errDraining = fault(worker.Unavailable, "the worker is shutting down: ask again, another or its successor takes the action")
+var errDraining = fault(worker.Unavailable, "the server is shutting down: ask again, another or its successor takes the action")
 
 // Operation returns the operation of that name, unless it never was or is no longer kept.
 func (q *Queue) Operation(name string) (*Operation, bool) {
