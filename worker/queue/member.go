@@ -375,10 +375,12 @@ func (q *Queue) refuse(now time.Time) {
 // maxValues is how many of the values that are offered are told.
 const maxValues = 10
 
-// nearest says what separates n from the member that is nearest to taking what waits there. There is one, and none fits.
+// nearest says what separates n from the member that is nearest to taking what waits there: it lacks the least, and of
+// that has the most with another value. There is one, and none fits.
 func (q *Queue) nearest(n *lane) string {
 	var nearest *member
 	var lacks []worker.Property
+	var strange int
 	var prefixes []string
 	for _, m := range q.members {
 		if !m.serves(n.instance) {
@@ -386,8 +388,9 @@ func (q *Queue) nearest(n *lane) string {
 			continue
 		}
 		l := m.lacks(n.demands)
-		if nearest == nil || len(l) < len(lacks) || len(l) == len(lacks) && m.name < nearest.name {
-			nearest, lacks = m, l
+		s := m.strange(l)
+		if nearest == nil || cmp.Or(cmp.Compare(len(l), len(lacks)), cmp.Compare(s, strange), strings.Compare(m.name, nearest.name)) < 0 {
+			nearest, lacks, strange = m, l, s
 		}
 	}
 	if nearest == nil {
@@ -397,6 +400,17 @@ func (q *Queue) nearest(n *lane) string {
 	}
 	return fmt.Sprintf("no worker offers %s; nearest is worker %s, which has %s; %s: add --property %s to its cloister join, or demand what is offered",
 		together(lacks), word(nearest.name), nearest.instead(lacks), q.offered(lacks[0].Name), lacks[0])
+}
+
+// strange returns how many of the demands name what m has with no value.
+func (m *member) strange(demands []worker.Property) int {
+	n := 0
+	for _, d := range demands {
+		if !slices.ContainsFunc(m.properties, func(p worker.Property) bool { return p.Name == d.Name }) {
+			n++
+		}
+	}
+	return n
 }
 
 // together names what is demanded together.

@@ -198,7 +198,7 @@ func TestRefusalNamesTheNearestOffer(t *testing.T) {
 		{
 			"another image",
 			[]queue.Offer{{Worker: "a"}, {Worker: "b", Properties: properties("container-image=docker://y")}}, "container-image=docker://x",
-			"no worker offers container-image=docker://x; nearest is worker a, which has no container-image; " +
+			"no worker offers container-image=docker://x; nearest is worker b, which has container-image=docker://y; " +
 				"all that is offered of container-image is docker://y: add --property container-image=docker://x to its cloister join, or demand what is offered",
 		},
 		{
