@@ -7,7 +7,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"slices"
 	"strings"
 
 	repb "github.com/bazelbuild/remote-apis/build/bazel/remote/execution/v2"
@@ -131,40 +130,7 @@ func checkResult(r *repb.ActionResult) error {
 	if r.ExitCode != 0 {
 		return fmt.Errorf("%w: exit_code is %d; only successes are recorded", cas.ErrInvalid, r.ExitCode)
 	}
-	for _, f := range r.OutputFiles {
-		if err := checkPath(f.Path); err != nil {
-			return err
-		}
-	}
-	for _, l := range slices.Concat(r.OutputSymlinks, r.OutputFileSymlinks, r.OutputDirectorySymlinks) {
-		if err := checkPath(l.Path); err != nil {
-			return err
-		}
-		if l.Target == "" {
-			return fmt.Errorf("%w: symlink %+.80q has no target", cas.ErrInvalid, l.Path)
-		}
-	}
-	for _, d := range r.OutputDirectories {
-		if d.Path != "" { // else the working directory itself
-			if err := checkPath(d.Path); err != nil {
-				return err
-			}
-		}
-		if d.TreeDigest == nil && d.RootDirectoryDigest == nil {
-			return fmt.Errorf("%w: output directory %+.80q has no digest", cas.ErrInvalid, d.Path)
-		}
-	}
-	return nil
-}
-
-// checkPath returns cas.ErrInvalid unless path is relative and each segment is a name.
-func checkPath(path string) error {
-	for seg := range strings.SplitSeq(path, "/") {
-		if seg == "" || seg == "." || seg == ".." || strings.ContainsRune(seg, 0) {
-			return fmt.Errorf("%w: output path %+.80q is not a plain relative path", cas.ErrInvalid, path)
-		}
-	}
-	return nil
+	return cas.CheckOutputs(r)
 }
 
 // storeInlined puts what r carries within itself into s, and leaves the digests in its place. Bytes

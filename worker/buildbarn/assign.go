@@ -102,8 +102,8 @@ func (s *Server) complete(ctx context.Context, w *session, a *assignment, r *rep
 	return nil
 }
 
-// check holds a result against what clients rely on: it is well formed, fits into a message, and all that it names is in
-// the store (rule 119).
+// check holds a result against what clients rely on: it is well formed, fits into a message, names no path outside (rule
+// 66), and all that it names is in the store (rule 119).
 func (s *Server) check(ctx context.Context, w *session, a *assignment, out *worker.Outcome) *worker.Fault {
 	refuse := func(k worker.Kind, format string, args ...any) *worker.Fault {
 		why := fmt.Errorf(format, args...)
@@ -113,12 +113,18 @@ func (s *Server) check(ctx context.Context, w *session, a *assignment, out *work
 	if n := proto.Size(out.Result); n > worker.MaxResult {
 		return refuse(worker.Internal, "it takes %d bytes, more than the %d of a message", n, worker.MaxResult)
 	}
+	if err := errors.Join(cas.CheckOutputs(out.Result), cas.CheckInlined(a.action.Function(), out.Result)); err != nil {
+		return refuse(worker.Internal, "%w", err)
+	}
 	blobs, err := cas.Closure(ctx, a.in.Store, a.action.Function(), out.Result)
 	switch {
 	case errors.Is(err, cas.ErrInvalid):
 		return refuse(worker.Internal, "%w", err)
 	case err != nil:
 		return refuse(worker.Unavailable, "%w", err)
+	}
+	if !out.AuditLog.IsZero() {
+		blobs = append(blobs, out.AuditLog)
 	}
 	missing, err := a.in.Store.Missing(ctx, blobs)
 	switch {

@@ -772,6 +772,13 @@ func TestResults(t *testing.T) {
 		r.Result.OutputFiles = []*repb.OutputFile{{Path: "o", Digest: d}}
 		return r
 	}
+	with := func(change func(r *repb.ExecuteResponse, here *repb.Digest)) func(t *testing.T, h *head) *repb.ExecuteResponse {
+		return func(t *testing.T, h *head) *repb.ExecuteResponse {
+			r := exited(0)
+			change(r, h.put(t, cas.SHA256, "here"))
+			return r
+		}
+	}
 	large := exited(0)
 	large.Result.StderrRaw = make([]byte, worker.MaxResult)
 	for name, row := range map[string]struct {
@@ -784,8 +791,31 @@ func TestResults(t *testing.T) {
 		"nothing":   {func(*testing.T, *head) *repb.ExecuteResponse { return &repb.ExecuteResponse{} }, worker.Internal, "no result"},
 		"absent output": {func(*testing.T, *head) *repb.ExecuteResponse { return output(absent.Proto()) },
 			worker.Unavailable, `the result of worker {"slot":"0","worker":"anvil"} is not used: 1 of the 1 blobs that it names are absent`},
-		"no digest":   {func(*testing.T, *head) *repb.ExecuteResponse { return output(nil) }, worker.Internal, "is not used"},
-		"no hash":     {func(*testing.T, *head) *repb.ExecuteResponse { return output(&repb.Digest{Hash: "garbage"}) }, worker.Internal, "is not used"},
+		"no digest": {func(*testing.T, *head) *repb.ExecuteResponse { return output(nil) }, worker.Internal, "is not used"},
+		"no hash":   {func(*testing.T, *head) *repb.ExecuteResponse { return output(&repb.Digest{Hash: "garbage"}) }, worker.Internal, "is not used"},
+		"outputs of all kinds": {answer: with(func(r *repb.ExecuteResponse, here *repb.Digest) {
+			r.Result.OutputFiles = []*repb.OutputFile{{Path: "d/o", Digest: here, Contents: []byte("here")}}
+			r.Result.OutputSymlinks = []*repb.OutputSymlink{{Path: "l", Target: "../elsewhere"}}
+			r.Result.StdoutRaw, r.Result.StdoutDigest, r.Result.StderrRaw = []byte("here"), here, []byte("no digest")
+		})},
+		"path that leads out": {with(func(r *repb.ExecuteResponse, here *repb.Digest) {
+			r.Result.OutputFiles = []*repb.OutputFile{{Path: "d/../../../home/user/.profile", Digest: here}}
+		}), worker.Internal, "not a plain relative path"},
+		"path of the root": {with(func(r *repb.ExecuteResponse, here *repb.Digest) {
+			r.Result.OutputSymlinks = []*repb.OutputSymlink{{Path: "/etc/passwd", Target: "x"}}
+		}), worker.Internal, "not a plain relative path"},
+		"directory of nothing": {with(func(r *repb.ExecuteResponse, here *repb.Digest) {
+			r.Result.OutputDirectories = []*repb.OutputDirectory{{Path: "d"}}
+		}), worker.Internal, "has no digest"},
+		"other contents": {with(func(r *repb.ExecuteResponse, here *repb.Digest) {
+			r.Result.OutputFiles = []*repb.OutputFile{{Path: "o", Digest: here, Contents: []byte("there")}}
+		}), worker.Internal, "is not used"},
+		"other output": {with(func(r *repb.ExecuteResponse, here *repb.Digest) {
+			r.Result.StdoutDigest, r.Result.StdoutRaw = here, []byte("there")
+		}), worker.Internal, "stdout"},
+		"absent log": {with(func(r *repb.ExecuteResponse, here *repb.Digest) {
+			r.ServerLogs = map[string]*repb.LogFile{worker.AuditLog: {Digest: absent.Proto()}}
+		}), worker.Unavailable, "are absent"},
 		"too large":   {func(*testing.T, *head) *repb.ExecuteResponse { return large }, worker.Internal, "bytes"},
 		"unavailable": {func(*testing.T, *head) *repb.ExecuteResponse { return ended14("the disk is full") }, worker.Unavailable, "the disk is full"},
 		"missing":     {func(*testing.T, *head) *repb.ExecuteResponse { return &repb.ExecuteResponse{Status: missing(absent)} }, worker.Missing, "inputs are missing"},

@@ -1,0 +1,85 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package cas
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+
+	repb "github.com/bazelbuild/remote-apis/build/bazel/remote/execution/v2"
+)
+
+// CheckOutputs returns ErrInvalid for a result that lists an output whose path leads out of the working directory (rule
+// 66), or one of which it does not say what it is. Digests are Closure's business.
+func CheckOutputs(r *repb.ActionResult) error {
+	for _, f := range r.OutputFiles {
+		if err := checkOutput(f.Path); err != nil {
+			return err
+		}
+	}
+	for _, l := range slices.Concat(r.OutputSymlinks, r.OutputFileSymlinks, r.OutputDirectorySymlinks) {
+		if err := checkOutput(l.Path); err != nil {
+			return err
+		}
+		if l.Target == "" {
+			return fmt.Errorf("%w: symlink %+.80q has no target", ErrInvalid, l.Path)
+		}
+	}
+	for _, d := range r.OutputDirectories {
+		if d.Path != "" { // else the working directory itself
+			if err := checkOutput(d.Path); err != nil {
+				return err
+			}
+		}
+		if d.TreeDigest == nil && d.RootDirectoryDigest == nil {
+			return fmt.Errorf("%w: output directory %+.80q has no digest", ErrInvalid, d.Path)
+		}
+	}
+	return nil
+}
+
+// checkOutput returns ErrInvalid unless path is relative and each segment is a name.
+func checkOutput(path string) error {
+	for seg := range strings.SplitSeq(path, "/") {
+		if seg == "" || seg == "." || seg == ".." || strings.ContainsRune(seg, 0) {
+			return fmt.Errorf("%w: output path %+.80q is not a plain relative path", ErrInvalid, path)
+		}
+	}
+	return nil
+}
+
+// CheckInlined returns ErrMismatch for a result that carries within itself bytes that are not those of the digest beside
+// them, and ErrInvalid for an output file's that have none. It does not look into the digests of what is not within.
+func CheckInlined(f Function, r *repb.ActionResult) error {
+	check := func(data []byte, p *repb.Digest) error {
+		if len(data) == 0 {
+			return nil
+		}
+		stated, err := FromProto(f, p)
+		if err != nil {
+			return err
+		}
+		if d := f.Sum(data); d != stated {
+			return Mismatch(stated, d)
+		}
+		return nil
+	}
+	for _, o := range r.OutputFiles {
+		if err := check(o.Contents, o.Digest); err != nil {
+			return fmt.Errorf("output file %+.80q: %w", o.Path, err)
+		}
+	}
+	// What a command printed may be in the result alone.
+	if r.StdoutDigest != nil {
+		if err := check(r.StdoutRaw, r.StdoutDigest); err != nil {
+			return fmt.Errorf("stdout: %w", err)
+		}
+	}
+	if r.StderrDigest != nil {
+		if err := check(r.StderrRaw, r.StderrDigest); err != nil {
+			return fmt.Errorf("stderr: %w", err)
+		}
+	}
+	return nil
+}
