@@ -95,7 +95,7 @@ func (s *Server) complete(ctx context.Context, w *session, a *assignment, r *rep
 		a.run.End(out, nil)
 	case response.IsStopped(r), f.Kind == worker.Cancelled:
 		// It is for us to cancel, and nobody did: the worker shuts down, and could not wait for the action.
-		a.run.Lost("it gave the action up: " + f.Error())
+		a.run.GiveBack("it gave the action up: " + f.Error())
 	default:
 		a.run.End(nil, f)
 	}

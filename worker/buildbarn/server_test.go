@@ -20,6 +20,7 @@ import (
 	"github.com/cloister-build/cloister/worker"
 	"github.com/cloister-build/cloister/worker/buildbarn"
 	"github.com/cloister-build/cloister/worker/queue"
+	"github.com/cloister-build/cloister/worker/response"
 	"github.com/google/go-cmp/cmp"
 	"google.golang.org/genproto/googleapis/rpc/errdetails"
 	statuspb "google.golang.org/genproto/googleapis/rpc/status"
@@ -665,6 +666,20 @@ func TestGaveUp(t *testing.T) {
 		second.req.PreferBeingIdle = true
 		wantIdle(t, second.say(t, completed(o.Action().Proto(), exited(0))))
 		wantSuccess(t, o)
+	})
+}
+
+// TestGaveUpThrice: workers that are stopped say nothing against the action, which clients may ask for again.
+func TestGaveUpThrice(t *testing.T) {
+	inBubble(t, nil, func(t *testing.T, h *head) {
+		o := h.submit(t, "a")
+		for _, name := range []string{"anvil", "bellows", "crucible"} {
+			w := h.slot(name, "0")
+			wantTask(t, w.say(t, idle()), o)
+			w.req.PreferBeingIdle = true
+			wantIdle(t, w.say(t, completed(o.Action().Proto(), response.Stopped(name))))
+		}
+		wantFault(t, o, worker.Unavailable, "anvil", "crucible", "ask again")
 	})
 }
 

@@ -194,7 +194,7 @@ func (s *Slot) Leave(why string) {
 		q.forgetWorkers(m.left)
 	}
 	if s.run != nil {
-		q.lose(s.run, why)
+		q.lose(s.run, why, false)
 	}
 	// What others were to take rather than those that are left, these may have to.
 	q.dispatchAll()
@@ -321,7 +321,10 @@ func (q *Queue) release(r *Run) {
 }
 
 // A loss is how a run was lost.
-type loss struct{ worker, why string }
+type loss struct {
+	worker, why string
+	given       bool // back, by a worker that was told to end
+}
 
 // Lost frees the slot and says why the action has no end there: it is given to another slot, at most Config.Attempts
 // times in all, and to one of a worker that lost it only where no other that is there may take it. It does nothing if the
@@ -329,10 +332,17 @@ type loss struct{ worker, why string }
 func (r *Run) Lost(why string) {
 	r.q.mu.Lock()
 	defer r.q.mu.Unlock()
-	r.q.lose(r, why)
+	r.q.lose(r, why, false)
 }
 
-func (q *Queue) lose(r *Run, why string) {
+// GiveBack is Lost, of a worker that was told to end and did not wait for the action. The action is not suspected of that.
+func (r *Run) GiveBack(why string) {
+	r.q.mu.Lock()
+	defer r.q.mu.Unlock()
+	r.q.lose(r, why, true)
+}
+
+func (q *Queue) lose(r *Run, why string, given bool) {
 	if r.over {
 		return
 	}
@@ -346,7 +356,7 @@ func (q *Queue) lose(r *Run, why string) {
 	q.stats.Lost++
 	q.release(r)
 	j.run, j.ran = nil, false
-	j.losses = append(j.losses, loss{r.slot.of.name, why})
+	j.losses = append(j.losses, loss{r.slot.of.name, why, given})
 	switch {
 	case len(j.ops) == 0: // nobody waits for it
 	case len(j.losses) >= q.cfg.Attempts:
@@ -369,11 +379,16 @@ func (j *job) avoided() []string {
 	return slices.Compact(names)
 }
 
-// poison is the fault of an action that was lost too often.
+// poison is the fault of an action that was lost too often. If it was given back at least once, it is not that which ended
+// its workers each time, and clients may ask again.
 func (j *job) poison() *worker.Fault {
 	var each []string
 	for _, l := range j.losses {
 		each = append(each, fmt.Sprintf("worker %s (%s)", word(l.worker), l.why))
+	}
+	if slices.ContainsFunc(j.losses, func(l loss) bool { return l.given }) {
+		return fault(worker.Unavailable, "action %s was lost %d times, also with workers that were stopped before it had ended: ask again; it was lost with %s",
+			j.req.Task.Action, len(each), strings.Join(each, ", "))
 	}
 	return fault(worker.Unmet, "action %s is suspected of ending its workers, and is not run again: it was lost %d times, with %s",
 		j.req.Task.Action, len(each), strings.Join(each, ", "))
@@ -387,7 +402,7 @@ func (q *Queue) dismiss() {
 		}
 		for _, s := range m.slots {
 			if s.run != nil {
-				q.lose(s.run, "")
+				q.lose(s.run, "", false)
 			}
 		}
 	}

@@ -495,6 +495,29 @@ func TestPoisonIsNotRunForEver(t *testing.T) {
 	})
 }
 
+// TestActionsThatAreGivenBackAreNotPoison: an action that takes longer than the workers are left alone, as in a pool that
+// shrinks, is not run for ever either; but it ends no workers, and its client may ask again.
+func TestActionsThatAreGivenBackAreNotPoison(t *testing.T) {
+	head(t, queue.Config{}, func(t *testing.T, q *queue.Queue) {
+		o := submit(t, q, "x", nil)
+		for _, name := range []string{"a", "b", "c"} {
+			wantStage(t, o, repb.ExecutionStage_QUEUED)
+			s := join(t, q, name, "1", "")
+			r := wantTake(t, s, "x")
+			if name == "b" {
+				r.Lost("no word of b")
+			} else {
+				r.GiveBack(name + " was stopped")
+			}
+			s.Leave("gone")
+		}
+		f := wantFault(t, o, worker.Unavailable)
+		if got := f.Error(); strings.Contains(got, "suspected") || !strings.Contains(got, "worker a (a was stopped), worker b (no word of b), worker c (c was stopped)") {
+			t.Error(got)
+		}
+	})
+}
+
 // TestLostActionThatNobodyWaitsFor is not run again.
 func TestLostActionThatNobodyWaitsFor(t *testing.T) {
 	head(t, queue.Config{}, func(t *testing.T, q *queue.Queue) {
