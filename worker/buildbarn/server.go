@@ -149,7 +149,30 @@ type assignment struct {
 	handed  int           // how often
 	begun   bool          // the worker has said that it executes it
 	over    chan struct{} // closed once the run has its end, and the slot is free
+	running time.Time     // when the worker said first that the command runs; zero while it says something else
 }
+
+// stuck returns why the worker is not believed that it executes a any more, or "". The timeout is its affair, and some
+// do not count what a command waits for; but one that cannot end a command, as where it hangs in a dead file system, says
+// for ever that it runs.
+func (a *assignment) stuck(stage worker.Stage) string {
+	if stage != worker.Run {
+		a.running = time.Time{}
+		return ""
+	}
+	if a.running.IsZero() {
+		a.running = time.Now()
+	}
+	timeout := a.desired.Action.Timeout.AsDuration()
+	// A timeout may be the longest of all durations, to which nothing can be added.
+	if ran := time.Since(a.running); ran-overdue > timeout && ran-overdue-timeout > timeout {
+		return fmt.Sprintf("it says that the command has run for %v, of a timeout of %v", ran.Round(time.Second), timeout)
+	}
+	return ""
+}
+
+// overdue is how long after twice its timeout a command is taken for one that its worker cannot end.
+const overdue = 10 * time.Minute
 
 // ended reports whether the run is over, or nobody waits for it: whether the action is not wanted from this worker any
 // more.
@@ -210,7 +233,14 @@ func (s *Server) Synchronize(ctx context.Context, req *remoteworkerpb.Synchroniz
 		w.dismiss()
 		return idle(), nil
 	}
-	a.run.Report(stageOf(executing))
+	stage := stageOf(executing)
+	if why := a.stuck(stage); why != "" {
+		s.Log.Warn("worker cannot end an action", "worker", w.offer.Worker, "slot", w.offer.Slot, "action", a.action.String(), "why", why)
+		a.run.Lost(why)
+		w.dismiss()
+		return idle(), nil
+	}
+	a.run.Report(stage)
 	return &remoteworkerpb.SynchronizeResponse{NextSynchronizationAt: timestamppb.New(time.Now().Add(s.Busy))}, nil
 }
 

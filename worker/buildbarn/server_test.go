@@ -683,6 +683,43 @@ func TestGaveUpThrice(t *testing.T) {
 	})
 }
 
+// TestWorkerThatCannotEndAnAction: it says that the command runs, long after its timeout. Another executes it.
+func TestWorkerThatCannotEndAnAction(t *testing.T) {
+	inBubble(t, nil, func(t *testing.T, h *head) {
+		w, o := h.slot("anvil", "0"), h.submit(t, "a", func(_ *queue.Request, a *repb.Action) { a.Timeout = durationpb.New(time.Minute) })
+		d := o.Action().Proto()
+		wantTask(t, w.say(t, idle()), o)
+		fetching := executing(d)
+		fetching.GetExecuting().ExecutionState = &remoteworkerpb.CurrentState_Executing_FetchingInputs{FetchingInputs: &emptypb.Empty{}}
+		for range 1000 { // which has no timeout
+			wantCarryOn(t, w.say(t, fetching))
+			time.Sleep(10 * time.Second)
+		}
+		for range 72 {
+			wantCarryOn(t, w.say(t, executing(d)))
+			time.Sleep(10 * time.Second)
+		}
+		wantCarryOn(t, w.say(t, executing(d)))
+		time.Sleep(time.Second)
+		wantIdle(t, w.say(t, executing(d)))
+		wantWaiting(t, o, repb.ExecutionStage_QUEUED)
+		wantIdle(t, w.say(t, executing(d)))
+		wantTask(t, h.slot("bellows", "0").say(t, idle()), o)
+	})
+}
+
+// TestTimeoutWithoutEnd: the longest timeout that can be written is not over soon.
+func TestTimeoutWithoutEnd(t *testing.T) {
+	inBubble(t, nil, func(t *testing.T, h *head) {
+		w, o := h.slot("anvil", "0"), h.submit(t, "a", func(_ *queue.Request, a *repb.Action) { a.Timeout = &durationpb.Duration{Seconds: 315_576_000_000} })
+		wantTask(t, w.say(t, idle()), o)
+		for range 1000 {
+			wantCarryOn(t, w.say(t, executing(o.Action().Proto())))
+			time.Sleep(10 * time.Second)
+		}
+	})
+}
+
 // TestMalformedCalls are INVALID_ARGUMENT and say what is wrong, and nobody joins by one.
 func TestMalformedCalls(t *testing.T) {
 	d := cas.SHA256.Sum([]byte("x")).Proto()
