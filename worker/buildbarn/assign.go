@@ -55,6 +55,10 @@ func (s *Server) assign(w *session, run *queue.Run) (*assignment, error) {
 			DigestFunction:     t.Action.Function().Proto(),
 		},
 	}
+	if n := proto.Size(a.desired); n > response.MaxBytes {
+		return nil, &worker.Fault{Kind: worker.Invalid, Err: fmt.Errorf(
+			"what a worker is told of the action takes %d bytes, of the %d that a worker accepts: shorten its platform properties or its salt", n, response.MaxBytes)}
+	}
 	s.wg.Go(func() {
 		defer close(a.over)
 		<-run.Cancelled()

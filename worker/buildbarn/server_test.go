@@ -720,6 +720,16 @@ func TestTimeoutWithoutEnd(t *testing.T) {
 	})
 }
 
+// TestActionThatNoWorkerCanBeTold: it fails, rather than ten calls of a worker one after the other.
+func TestActionThatNoWorkerCanBeTold(t *testing.T) {
+	inBubble(t, nil, func(t *testing.T, h *head) {
+		large := h.submit(t, "a", func(_ *queue.Request, a *repb.Action) { a.Salt = make([]byte, 5<<20) })
+		next := h.submit(t, "b")
+		wantTask(t, h.slot("anvil", "0").say(t, idle()), next)
+		wantFault(t, large, worker.Invalid, "salt")
+	})
+}
+
 // TestMalformedCalls are INVALID_ARGUMENT and say what is wrong, and nobody joins by one.
 func TestMalformedCalls(t *testing.T) {
 	d := cas.SHA256.Sum([]byte("x")).Proto()
