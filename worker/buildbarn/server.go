@@ -4,6 +4,7 @@ package buildbarn
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"log/slog"
 	"math/rand/v2"
@@ -280,7 +281,10 @@ func (s *Server) enter(ctx context.Context, name string, o queue.Offer) (*sessio
 			return nil, status.Errorf(codes.ResourceExhausted, "%d workers have joined, which is the limit", len(s.joined))
 		}
 		slot, err := s.Queue.Join(o)
-		if err != nil {
+		switch {
+		case errors.Is(err, queue.ErrClosed):
+			return nil, errClosed // soon: there is no action any more
+		case err != nil:
 			return nil, status.Errorf(codes.FailedPrecondition, "worker %s cannot join: %v", name, err)
 		}
 		w = &session{name: name, offer: o, slot: slot}

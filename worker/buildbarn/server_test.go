@@ -730,6 +730,17 @@ func TestActionThatNoWorkerCanBeTold(t *testing.T) {
 	})
 }
 
+// TestJoinAtTheEnd: a worker that comes when the queue has ended, and the server not yet, is to try again; nothing is wrong
+// with it.
+func TestJoinAtTheEnd(t *testing.T) {
+	inBubble(t, nil, func(t *testing.T, h *head) {
+		h.queue.Close()
+		if _, err := h.slot("anvil", "0").try(t.Context(), idle()); status.Code(err) != codes.Unavailable {
+			t.Errorf("got %v, want UNAVAILABLE", err)
+		}
+	})
+}
+
 // TestMalformedCalls are INVALID_ARGUMENT and say what is wrong, and nobody joins by one.
 func TestMalformedCalls(t *testing.T) {
 	d := cas.SHA256.Sum([]byte("x")).Proto()
