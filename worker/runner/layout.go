@@ -197,6 +197,9 @@ func (l *layout) carry(ctx context.Context, out, in *os.Root, most int64) ([]san
 		if c.made[e.path] {
 			continue // something else has the name by now
 		}
+		if i, ok := l.index[path.Dir(e.path)]; ok && !c.kept[i] {
+			continue // it went with its directory, which may be a link to another one by now
+		}
 		if err := in.RemoveAll(e.path); err != nil {
 			return c.left, fmt.Errorf("remove what the command removed: %w", err)
 		}
