@@ -104,6 +104,14 @@ func (d *door) workerRights() func(ctx context.Context, instance string) (execut
 	return d.rules.WorkerRights
 }
 
+// caller names who calls, nil where callers are not known.
+func (d *door) caller() func(context.Context) string {
+	if d.rules == nil {
+		return nil
+	}
+	return d.rules.Caller
+}
+
 // scheme is how clients reach the server.
 func (d *door) scheme() string {
 	if d.cert != "" {

@@ -93,7 +93,8 @@ func (c *serveConfig) openWorkers(n *node, work *queue.Queue) (*workersPort, err
 	p := &workersPort{listener: listener, server: server}
 	p.endUploads = casserver.Register(server, casserver.Config{Rights: c.door.workerRights(), Instances: n.instances, MaxBlobBytes: c.maxBlob.bytes})
 	p.queue = buildbarn.Register(server, buildbarn.ServerConfig{
-		Queue: work, Instances: n.instances, Action: n.local.Action, Silence: c.workers.timeout, Log: n.log,
+		Queue: work, Instances: n.instances, Action: n.local.Action, Silence: c.workers.timeout,
+		Caller: c.door.caller(), Log: n.log,
 	})
 	alive := health.NewServer()
 	healthpb.RegisterHealthServer(server, alive)

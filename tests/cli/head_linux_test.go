@@ -254,7 +254,7 @@ func TestWorkersAreCallers(t *testing.T) {
 	a := newAuthority(t)
 	a.sign(t, "server")
 	callers := "version: 1\ncallers:\n"
-	for name, rights := range map[string]string{"worker": "[work]", "client": "[read, write, execute, cache]"} {
+	for name, rights := range map[string]string{"worker": "[work]", "other": "[work]", "client": "[read, write, execute, cache]"} {
 		callers += fmt.Sprintf("  - {name: %s, token_sha256: %x, rights: %s}\n", name, sha256.Sum256([]byte(name+"-token")), rights)
 	}
 	s, at, _ := startHead(t, "--tls-cert", a.file("server.pem"), "--tls-key", a.file("server.key"), "--auth", a.text(t, "auth.yaml", callers))
@@ -272,6 +272,9 @@ func TestWorkersAreCallers(t *testing.T) {
 	worker := &hand{a.guest(t, at, "", "worker-token"), "anvil"}
 	result := client.begin(action)
 	worker.take(t)
+	if _, err := (&hand{a.guest(t, at, "", "other-token"), "anvil"}).synchronize(nil, nil, true); status.Code(err) != codes.PermissionDenied {
+		t.Errorf("one worker speaks for another: %v", err)
+	}
 	worker.end(t, action)
 	if got := <-result; got.err != nil || got.response.Result.GetExecutionMetadata().GetWorker() != "anvil" {
 		t.Errorf("got %v, %v", got.response, got.err)

@@ -45,6 +45,9 @@ type ServerConfig struct {
 	Retries int
 	// MaxTimeout is the timeout of an action that states none: workers are always told one. The default is 24 hours.
 	MaxTimeout time.Duration
+	// Caller, if not nil, names who calls. What one caller joined is no other's: he could take actions away from a worker
+	// of instances that he has no right in, by its worker_id.
+	Caller func(context.Context) string
 	// Log is told who joins and who is lost; nil discards that.
 	Log *slog.Logger
 }
@@ -119,6 +122,7 @@ func (s *Server) Close() {
 // A session is a worker as far as it has one worker_id: a slot.
 type session struct {
 	name  string // its worker_id as JSON, as Buildbarn writes it
+	owner string // who has joined it, as Caller says
 	offer queue.Offer
 	slot  *queue.Slot
 
@@ -264,12 +268,19 @@ func (s *Server) enter(ctx context.Context, name string, o queue.Offer) (*sessio
 		}
 		w = s.joined[name]
 	}
+	owner := ""
+	if s.Caller != nil {
+		owner = s.Caller(ctx)
+	}
 	switch {
 	case s.closed:
 		return nil, errClosed
 	case ctx.Err() != nil:
 		// What it says is of the past: the worker may have made the next call already, and do something else by now.
 		return nil, status.FromContextError(ctx.Err()).Err()
+	case w != nil && w.owner != owner:
+		return nil, status.Errorf(codes.PermissionDenied, "worker ID %s is another caller's than %s until it was not heard of for %v; each slot of each machine needs an ID of its own",
+			name, owner, s.Silence)
 	case w != nil && w.call != nil:
 		return nil, status.Errorf(codes.ResourceExhausted, "A worker with the same worker ID is already synchronizing: %s; each slot of each machine needs an ID of its own", name)
 	case w != nil && !equal(w.offer, o):
@@ -287,7 +298,7 @@ func (s *Server) enter(ctx context.Context, name string, o queue.Offer) (*sessio
 		case err != nil:
 			return nil, status.Errorf(codes.FailedPrecondition, "worker %s cannot join: %v", name, err)
 		}
-		w = &session{name: name, offer: o, slot: slot}
+		w = &session{name: name, owner: owner, offer: o, slot: slot}
 		s.joined[name] = w
 		s.Log.Info("worker has joined", "worker", o.Worker, "slot", o.Slot, "instances", o.Prefix+"*", "properties", fmt.Sprint(o.Properties))
 	}

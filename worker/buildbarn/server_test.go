@@ -27,6 +27,7 @@ import (
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/credentials/insecure"
+	"google.golang.org/grpc/metadata"
 	"google.golang.org/grpc/status"
 	"google.golang.org/grpc/test/bufconn"
 	"google.golang.org/protobuf/proto"
@@ -811,6 +812,47 @@ func TestTwoOfOneName(t *testing.T) {
 		w.req.WorkerId = map[string]string{"hostname": "anvil", "thread": "0"}
 		if _, err := w.try(t.Context(), idle()); status.Code(err) != codes.FailedPrecondition || !strings.Contains(err.Error(), "anvil") {
 			t.Errorf("got %v", err)
+		}
+	})
+}
+
+// TestAnothersWorker: who has the right to work in one instance takes no action from a worker of another one by calling
+// himself the same, neither while that executes nor while it waits; it may be his once nothing is heard of it.
+func TestAnothersWorker(t *testing.T) {
+	inBubble(t, func(c *buildbarn.ServerConfig) {
+		c.Caller = func(ctx context.Context) string {
+			return strings.Join(metadata.ValueFromIncomingContext(ctx, "who"), "")
+		}
+	}, func(t *testing.T, h *head) {
+		as := func(who string) context.Context { return metadata.AppendToOutgoingContext(t.Context(), "who", who) }
+		w, thief := h.slot("anvil", "0"), h.slot("anvil", "0")
+		thief.req.InstanceNamePrefix = "elsewhere"
+		o := h.submit(t, "a")
+		r, err := w.try(as("smith"), idle())
+		if err != nil {
+			t.Fatal(err)
+		}
+		wantTask(t, r, o)
+		for _, prefix := range []string{"elsewhere", ""} {
+			thief.req.InstanceNamePrefix = prefix
+			if _, err := thief.try(as("thief"), idle()); status.Code(err) != codes.PermissionDenied || strings.Contains(err.Error(), "smith") {
+				t.Errorf("another caller with prefix %q: %v", prefix, err)
+			}
+		}
+		if r, err = w.try(as("smith"), executing(o.Action().Proto())); err != nil {
+			t.Fatal(err)
+		}
+		wantCarryOn(t, r)
+		w.req.PreferBeingIdle = true
+		if r, err = w.try(as("smith"), completed(o.Action().Proto(), exited(0))); err != nil {
+			t.Fatal(err)
+		}
+		wantIdle(t, r)
+		wantSuccess(t, o)
+		time.Sleep(time.Minute + time.Second)
+		thief.req.PreferBeingIdle = true
+		if _, err := thief.try(as("thief"), idle()); err != nil {
+			t.Errorf("a worker that was not heard of for long: %v", err)
 		}
 	})
 }
