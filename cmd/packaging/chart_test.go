@@ -170,8 +170,8 @@ func strict(node any) {
 	}
 }
 
-// render returns what the chart makes of values, by name of the template.
-func render(values []byte) ([]object, error) {
+// texts returns what the chart makes of values, by name of the template.
+func texts(values []byte) (map[string]string, error) {
 	c, err := loader.Load(filepath.Join("helm", "cloister"))
 	if err != nil {
 		return nil, err
@@ -184,7 +184,12 @@ func render(values []byte) ([]object, error) {
 	if err != nil {
 		return nil, err // also what values.schema.json refuses
 	}
-	texts, err := engine.Engine{Strict: true}.Render(c, merged)
+	return engine.Engine{Strict: true}.Render(c, merged)
+}
+
+// render returns the objects that the chart makes of values.
+func render(values []byte) ([]object, error) {
+	texts, err := texts(values)
 	if err != nil {
 		return nil, err
 	}
@@ -367,8 +372,14 @@ func holds(objects []object) (errs []error) {
 			bad("%v: is killed after %v s and drains for %d", name, grace, drain)
 		}
 		// Kubernetes takes an unmasked /proc only with users of the pod's own, and privilege only without the rest.
-		want := "map[privileged:true]"
-		if at(pod, "spec", "hostUsers") == false {
+		// A head without slots makes no sandbox, and needs nothing of this.
+		want, profile := "map[privileged:true]", at(pod, "spec", "securityContext", "seccompProfile", "type")
+		if slices.Contains(args, any("--jobs=0")) {
+			want = "map[allowPrivilegeEscalation:false capabilities:map[drop:[ALL]]]"
+			if profile != "RuntimeDefault" || at(pod, "spec", "securityContext", "appArmorProfile") != nil {
+				bad("%v: executes nothing, and is not under the profiles of the container runtime", name)
+			}
+		} else if at(pod, "spec", "hostUsers") == false {
 			want = "map[allowPrivilegeEscalation:false capabilities:map[drop:[ALL]] procMount:Unmasked]"
 		}
 		if got := fmt.Sprint(at(container, "securityContext")); at(pod, "spec", "securityContext", "runAsNonRoot") != true || got != want {
@@ -500,6 +511,37 @@ func TestChecksOfTheChartBite(t *testing.T) {
 			c.change(os)
 			if len(holds(os)) == 0 {
 				t.Error("it holds")
+			}
+		})
+	}
+}
+
+// TestNotesSayWhoMayCall: TLS alone keeps nobody out.
+func TestNotesSayWhoMayCall(t *testing.T) {
+	const farm = "image: {repository: r}\nmode: farm\n"
+	for _, c := range []struct {
+		name, values string
+		open         []string
+	}{
+		{"nothing", farm, []string{"can execute commands", "ci-cloister-head-workers:8983 can be a worker"}},
+		{"TLS", farm + "tls: {secretName: s}", []string{"can execute commands", "can be a worker"}},
+		{"callers", farm + "tls: {secretName: s}\nauth: {secretName: a}\nworkers: {tokenSecretName: t}", nil},
+		{"TLS of one server", "image: {repository: r}\ntls: {secretName: s}", []string{"can execute commands"}},
+		{"certificates", "image: {repository: r}\ntls: {secretName: s, clientCA: true}", nil},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			all, err := texts([]byte(c.values))
+			if err != nil {
+				t.Fatal(err)
+			}
+			notes := all["cloister/templates/NOTES.txt"]
+			for _, text := range c.open {
+				if !strings.Contains(notes, text) {
+					t.Errorf("no %q in:\n%s", text, notes)
+				}
+			}
+			if strings.Contains(notes, "verybody") != (c.open != nil) || !strings.Contains(c.values, "farm") && strings.Contains(notes, "be a worker") {
+				t.Errorf("who may call:\n%s", notes)
 			}
 		})
 	}

@@ -48,6 +48,11 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
 {{- if and .Values.workers.tokenSecretName (eq .Values.mode "farm") (not .Values.tls.secretName) }}{{ fail "workers.tokenSecretName: needs tls.secretName, since a token must not be read on the way" }}{{ end }}
 {{- end }}
 
+{{/* Whether a component executes actions, for which it needs what makes a sandbox; "" if not, as the head of a farm. */}}
+{{- define "cloister.executes" -}}
+{{- if not (and (eq .component "head") (eq .Values.mode "farm")) }}yes{{ end }}
+{{- end }}
+
 {{/* The parts of a pod that head and workers have in common. Called with the root and .component, .settings. */}}
 {{- define "cloister.pod" -}}
 serviceAccountName: {{ include "cloister.name" . }}
@@ -67,10 +72,15 @@ securityContext:
   runAsGroup: 65532
   fsGroup: 65532
   fsGroupChangePolicy: OnRootMismatch
+  {{- if include "cloister.executes" . }}
   seccompProfile:
     {{- toYaml .Values.security.seccompProfile | nindent 4 }}
   appArmorProfile:
     {{- toYaml .Values.security.appArmorProfile | nindent 4 }}
+  {{- else }}
+  # The runtime's own, and that of AppArmor where the node has it.
+  seccompProfile: {type: RuntimeDefault}
+  {{- end }}
 {{- with .settings.nodeSelector }}
 nodeSelector:
   {{- toYaml . | nindent 2 }}
@@ -89,7 +99,11 @@ image: {{ include "cloister.image" . }}
 imagePullPolicy: {{ .Values.image.pullPolicy }}
 command: [/usr/bin/cloister]
 securityContext:
-  {{- if .Values.userNamespaces }}
+  {{- if not (include "cloister.executes" .) }}
+  allowPrivilegeEscalation: false
+  capabilities:
+    drop: [ALL]
+  {{- else if .Values.userNamespaces }}
   allowPrivilegeEscalation: false
   capabilities:
     drop: [ALL]
