@@ -20,6 +20,7 @@ import (
 	remoteworkerpb "github.com/cloister-build/cloister/proto/buildbarn/remoteworker"
 	"github.com/cloister-build/cloister/worker"
 	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
 )
 
 const (
@@ -182,6 +183,8 @@ type slot struct {
 	next time.Time
 	// believed is until when the scheduler may believe that it executes something; zero if it knows better.
 	believed time.Time
+	// refused says that it believes so only as far as calls may have been lost, each of which it refused.
+	refused bool
 	// killed is when ctx had ended.
 	killed time.Time
 }
@@ -206,7 +209,7 @@ func (s *slot) mayLeave(ctx context.Context) bool {
 	switch {
 	case !s.leaving(ctx):
 		return false
-	case s.believed.IsZero() && s.run == nil, !s.believed.IsZero() && time.Now().After(s.believed):
+	case (s.believed.IsZero() || s.refused) && s.run == nil, !s.believed.IsZero() && time.Now().After(s.believed):
 		return true
 	}
 	return !s.killed.IsZero() && time.Since(s.killed) > farewell
@@ -260,6 +263,7 @@ func (s *slot) step(ctx context.Context) error {
 	began := time.Now()
 	response, err := s.call(ctx, request, poll)
 	if err != nil {
+		s.refused = (s.believed.IsZero() || s.refused) && refused(err)
 		if s.believed.IsZero() {
 			s.next = time.Now()
 			s.believed = s.next.Add(forgotten) // an answer with an action may have been lost
@@ -270,6 +274,7 @@ func (s *slot) step(ctx context.Context) error {
 		return err
 	}
 	s.link.answered()
+	s.refused = false
 	s.schedule(response.GetNextSynchronizationAt().AsTime())
 	if err := s.obey(ctx, response.GetDesiredState()); err != nil {
 		return err
@@ -288,6 +293,16 @@ func (s *slot) step(ctx context.Context) error {
 func ours(r *repb.ExecuteResponse) bool {
 	switch codes.Code(r.GetStatus().GetCode()) {
 	case codes.Unavailable, codes.Internal, codes.ResourceExhausted:
+		return true
+	}
+	return false
+}
+
+// refused reports whether the scheduler has said that it does not take such a worker: no action was handed out.
+// RESOURCE_EXHAUSTED is none of these, since an answer that is too large is that, too.
+func refused(err error) bool {
+	switch status.Code(err) {
+	case codes.InvalidArgument, codes.FailedPrecondition, codes.PermissionDenied, codes.Unauthenticated, codes.Unimplemented:
 		return true
 	}
 	return false

@@ -122,12 +122,12 @@ func hint(c codes.Code) string {
 	switch c {
 	case codes.Unimplemented:
 		return "the address is not that of a scheduler's port for workers"
-	case codes.ResourceExhausted:
-		return "another worker may have the same name: choose one with --name"
+	case codes.ResourceExhausted, codes.FailedPrecondition:
+		return "another worker, or the scheduler's own machine, may have the same name: choose one with --name"
 	case codes.InvalidArgument:
 		return "the scheduler does not take workers with this instance, these properties or this size class"
 	case codes.Unauthenticated, codes.PermissionDenied:
-		return "the scheduler does not take workers with this certificate or token"
+		return "the scheduler does not take workers with this certificate or token, or of this name"
 	}
 	return "none"
 }

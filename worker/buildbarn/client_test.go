@@ -622,6 +622,35 @@ func TestDrainWithoutAScheduler(t *testing.T) {
 	}
 }
 
+// TestDrainOfOneThatIsRefused: a scheduler that does not take such a worker has handed it nothing, so that it need not wait;
+// unless a call of which nothing was heard came before.
+func TestDrainOfOneThatIsRefused(t *testing.T) {
+	for _, c := range []struct {
+		name   string
+		errors []codes.Code
+		leaves bool
+	}{
+		{"refused", []codes.Code{codes.PermissionDenied}, true},
+		{"refused twice", []codes.Code{codes.FailedPrecondition, codes.Unimplemented}, true},
+		{"away, and refused", []codes.Code{codes.Unavailable, codes.PermissionDenied}, false},
+		{"refused, and away", []codes.Code{codes.PermissionDenied, codes.Unavailable}, false},
+		{"too large an answer", []codes.Code{codes.ResourceExhausted}, false},
+	} {
+		join(t, nil, nil, func(j *joined) {
+			for _, code := range c.errors {
+				j.change(func() { j.away = status.Error(code, "no") })
+				j.sleep(20 * time.Second)
+			}
+			j.Drain()
+			j.sleep(10 * time.Second)
+			if j.over() != c.leaves {
+				t.Errorf("%s: it has left: %v, want %v", c.name, j.over(), c.leaves)
+			}
+			j.sleep(2 * time.Minute)
+		})
+	}
+}
+
 // TestKill: the scheduler is told at once that what ran did not end, so that it runs elsewhere; nobody waits for a
 // scheduler that is away.
 func TestKill(t *testing.T) {
@@ -952,7 +981,7 @@ func TestResultThatCannotBeSent(t *testing.T) {
 // TestRefusalsComeWithAHint: of what a person can do.
 func TestRefusalsComeWithAHint(t *testing.T) {
 	for code, hint := range map[codes.Code]string{
-		codes.Unimplemented: "port for workers", codes.ResourceExhausted: "--name", codes.InvalidArgument: "size class",
+		codes.Unimplemented: "port for workers", codes.ResourceExhausted: "--name", codes.FailedPrecondition: "--name", codes.InvalidArgument: "size class",
 		codes.Unauthenticated: "token", codes.PermissionDenied: "token", codes.Unavailable: "hint=none",
 	} {
 		join(t, succeed, nil, func(j *joined) {

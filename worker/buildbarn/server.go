@@ -361,7 +361,7 @@ func (s *Server) again(w *session) *remoteworkerpb.SynchronizeResponse {
 	case a.ended():
 	case a.begun:
 		s.Log.Warn("worker has lost an action", "worker", w.offer.Worker, "slot", w.offer.Slot, "action", a.action.String())
-		a.run.Lost("it had begun, and does something else now: it was started again")
+		a.run.Lost("it had begun, and does something else now: it was started again, or another has its name")
 	case a.handed > s.Retries:
 		a.run.End(nil, &worker.Fault{Kind: worker.Internal, Err: fmt.Errorf(
 			"Attempted to execute task %d times, but it never completed. This task may cause worker %s to crash.", a.handed, w.name)})
