@@ -79,7 +79,7 @@ back. docs/farm.md says more.`,
 	f.StringVar(&c.far.store, "store", "", "a bucket that has both: s3://BUCKET[/PREFIX] or gs://BUCKET[/PREFIX]")
 	cmd.MarkFlagsMutuallyExclusive("cas", "store")
 	f.StringVar(&c.name, "name", "", "name of this worker, which no other of the scheduler has (default: the host's)")
-	f.StringVar(&c.instance, "instance", "", "take actions of instances whose names begin with this (default: all)")
+	f.StringVar(&c.instance, "instance", "", "take actions of this instance and of those below it (default: all)")
 	f.StringArrayVar(&c.properties, "property", nil, "platform property that actions may demand, NAME=VALUE; repeatable, also with the same name")
 	f.Uint32Var(&c.sizeClass, "size-class", 0, "size of this worker among those of the platform, where the scheduler has such")
 	f.StringVar(&c.browserURL, "browser-url", "", "where Buildbarn's browser shows what is in the store, for a link in the message of each result")
@@ -182,9 +182,16 @@ func join(ctx context.Context, c *joinConfig, out io.Writer) error {
 	select {
 	case <-ended:
 	case <-patient.Done():
+		busy := client.Busy()
 		cancel()
 		<-ended
-		fmt.Fprintln(out, "stopped  running actions were cancelled, and the scheduler told")
+		switch down := client.Down(); {
+		case busy == 0:
+		case down == "":
+			fmt.Fprintln(out, "stopped  running actions were cancelled, and the scheduler told")
+		default:
+			fmt.Fprintf(out, "stopped  running actions were cancelled; %s\n", down)
+		}
 	}
 	return nil
 }
