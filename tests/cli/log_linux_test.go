@@ -10,7 +10,6 @@ import (
 	"net"
 	"os"
 	"os/exec"
-	"strconv"
 	"strings"
 	"syscall"
 	"testing"
@@ -88,14 +87,8 @@ func TestActionLogFollows(t *testing.T) {
 		if s := log(operation); s.code != 1 || s.out != "" || !whole(`cloister: .*EXECUTING.* -f\n`, s.err) {
 			t.Errorf("of a running one without -f: %+v", s)
 		}
-		for _, p := range sandboxtest.Running(t, "# "+mark) {
-			pid, err := strconv.Atoi(strings.Split(p, "/")[2])
-			if err == nil {
-				err = syscall.Kill(pid, syscall.SIGUSR1)
-			}
-			if err != nil {
-				t.Fatal(err)
-			}
+		if sandboxtest.Signal(t, "# "+mark, syscall.SIGUSR1) == 0 {
+			t.Fatal("the action does not run")
 		}
 		if rest, err := io.ReadAll(text); err != nil || string(rest) != "second\n" {
 			t.Errorf("then %q, %v", rest, err)

@@ -7,7 +7,6 @@ import (
 	"io"
 	"os"
 	"path/filepath"
-	"strconv"
 	"strings"
 	"syscall"
 	"testing"
@@ -34,18 +33,7 @@ func waiting(mark string) string {
 // wake sends SIGUSR1 to the process, in the sandbox, whose command line contains mark.
 func wake(t testing.TB, mark string) {
 	t.Helper()
-	woken := 0
-	for _, p := range sandboxtest.Running(t, mark) {
-		pid, err := strconv.Atoi(strings.Split(p, "/")[2])
-		if err == nil {
-			err = syscall.Kill(pid, syscall.SIGUSR1)
-		}
-		if err != nil {
-			t.Fatal(err)
-		}
-		woken++
-	}
-	if woken == 0 {
+	if sandboxtest.Signal(t, mark, syscall.SIGUSR1) == 0 {
 		t.Fatal("the action does not run")
 	}
 }
