@@ -29,8 +29,8 @@ ln -s /proc/self/fd "$root/dev/fd"
 ln -s /proc/self/fd/1 "$root/dev/stdout"
 ln -s /proc/self/fd/2 "$root/dev/stderr"
 
-mkdir "$root/run/work"
-mount --bind "$work" "$root/run/work"
+mkdir "$root/run/trial"
+mount --bind "$work" "$root/run/trial"
 mkdir -p "$root/run/systemd/system"
 cat > "$root/run/systemd/system/inside.target" << 'UNIT'
 [Unit]
@@ -44,9 +44,9 @@ SuccessAction=exit-force
 FailureAction=exit-force
 [Service]
 Type=oneshot
-ExecStart=/run/work/inside.sh
-StandardOutput=append:/run/work/said
-StandardError=append:/run/work/said
+ExecStart=/run/trial/inside.sh
+StandardOutput=append:/run/trial/said
+StandardError=append:/run/trial/said
 UNIT
 
 # A chroot would not do: the kernel makes no user namespace in one.

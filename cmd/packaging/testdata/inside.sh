@@ -4,7 +4,7 @@
 # Runs in the system that boot.sh boots. Says in lines of "KEY: VALUE" how the package fares there.
 set -uo pipefail
 
-work=/run/work # of the host: no file in it is one of the system
+work=/run/trial # of the host: no file in it is one of the system
 
 wait_for() { # wait_for SECONDS COMMAND...
     local n=$(($1 * 10))
