@@ -5,6 +5,7 @@ package interop_test
 import (
 	"bytes"
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"net/http"
@@ -14,6 +15,7 @@ import (
 	"regexp"
 	"strconv"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
@@ -249,10 +251,14 @@ func wantExecutes(t *testing.T, addr, instance string) {
 	}
 }
 
-// scrape returns what is at /metrics of an address.
+// scrape returns what is at /metrics of an address, of a process that may serve it a moment after all else.
 func scrape(t *testing.T, addr string) []byte {
 	t.Helper()
 	r, err := http.Get("http://" + addr + "/metrics")
+	for deadline := time.Now().Add(time.Minute); errors.Is(err, syscall.ECONNREFUSED) && time.Now().Before(deadline); {
+		time.Sleep(20 * time.Millisecond)
+		r, err = http.Get("http://" + addr + "/metrics")
+	}
 	if err != nil {
 		t.Fatal(err)
 	}
