@@ -3,6 +3,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"strings"
@@ -85,6 +86,15 @@ type fleetState struct {
 	Again   int64         `json:"again"`
 	Demands []demandState `json:"demands,omitempty"`
 	Workers []workerState `json:"workers,omitempty"`
+	// Elsewhere is what there is of instances that the caller may not know of.
+	Elsewhere *elsewhereState `json:"elsewhere,omitempty"`
+}
+
+type elsewhereState struct {
+	Queued  int64 `json:"queued"`
+	Workers int64 `json:"workers"`
+	Slots   int64 `json:"slots"`
+	Busy    int64 `json:"busy"`
 }
 
 type demandState struct {
@@ -142,6 +152,10 @@ func stateOf(m *cloisterpb.StatusResponse) *fleetState {
 		Queued: m.Queued, Running: m.Running, Oldest: m.Oldest.AsDuration().Round(time.Millisecond).Seconds(),
 		Done: m.Done, Cached: m.Cached, Failed: m.Failed, Again: m.Again,
 	}
+	if e := m.Elsewhere; e != nil {
+		s.Elsewhere = &elsewhereState{e.Queued, e.Workers, e.Slots, e.Busy}
+		s.Slots = int(e.Slots)
+	}
 	for _, d := range m.Demands {
 		s.Demands = append(s.Demands, demandState{d.Properties, d.Queued, d.Unmet})
 	}
@@ -192,8 +206,17 @@ func (s *fleetState) lines() []string {
 		}
 		all = append(all, line)
 	}
+	workers := ""
+	if e := s.Elsewhere; e != nil {
+		if e.Queued > 0 {
+			all = append(all, fmt.Sprintf("         %d of %s", e.Queued, others))
+		}
+		if e.Workers > 0 {
+			workers = fmt.Sprintf("%d of %s, %d/%d busy", e.Workers, others, e.Busy, e.Slots)
+		}
+	}
 	if len(s.Workers) == 0 {
-		return append(all, "workers  none")
+		return append(all, "workers  "+cmp.Or(workers, "none"))
 	}
 	width := len("WORKER")
 	for _, w := range s.Workers {
@@ -229,8 +252,14 @@ func (s *fleetState) lines() []string {
 			all = append(all, slot.line())
 		}
 	}
+	if workers != "" {
+		all = append(all, "and "+workers)
+	}
 	return all
 }
+
+// others are instances of which nothing but numbers is told.
+const others = "instances that you may not execute in"
 
 // silence is how long a worker that executes nothing may say nothing without being worth a word: it asks for work and
 // is answered after two minutes at the latest.

@@ -66,6 +66,32 @@ d       gone           0/0         0     2  since 3m00s
 	}
 }
 
+// Of instances that the caller may not execute in there are numbers, which are a part of the whole.
+func TestStatusOfOthers(t *testing.T) {
+	m := &cloisterpb.StatusResponse{
+		Name: "head", Version: "0.1.0", Time: timestamppb.Now(), Started: timestamppb.Now(), Queued: 3, Running: 2,
+		Elsewhere: &cloisterpb.Elsewhere{Queued: 3, Workers: 2, Slots: 8, Busy: 2},
+	}
+	const none = "head  cloister 0.1.0  up 0.0s  ready\nqueue    3 waiting (the oldest for 0.0s), 2 running on 8 slots, 0 done, 0 hits, 0 errors\n" +
+		"         3 of instances that you may not execute in\nworkers  2 of instances that you may not execute in, 2/8 busy"
+	if got := strings.Join(stateOf(m).lines(), "\n"); got != none {
+		t.Errorf("got\n%s\nwant\n%s", got, none)
+	}
+	m.Workers = []*cloisterpb.Worker{{Name: "a", Slots: []*cloisterpb.Slot{{Name: "1"}}}}
+	got := stateOf(m).lines()
+	if last := got[len(got)-1]; !strings.Contains(got[1], " 9 slots") || last != "and 2 of instances that you may not execute in, 2/8 busy" {
+		t.Errorf("with one worker of the caller's:\n%s", strings.Join(got, "\n"))
+	}
+	f := frame{fleetState: stateOf(m)}
+	if got := f.summary(); !strings.HasSuffix(got, "workers: 1 working, 2 of other instances") {
+		t.Errorf("top: %s", got)
+	}
+	b, err := json.Marshal(stateOf(m))
+	if err != nil || !strings.Contains(string(b), `"elsewhere":{"queued":3,"workers":2,"slots":8,"busy":2}`) {
+		t.Errorf("%s, %v", b, err)
+	}
+}
+
 // For a script everything is there, by names that stay and in plain numbers.
 func TestStatusForAScript(t *testing.T) {
 	b, err := json.Marshal(stateOf(aFleet()))

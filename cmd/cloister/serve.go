@@ -298,7 +298,7 @@ func (c *serveConfig) serveAll(server *grpc.Server, n *node, work *queue.Queue, 
 func (c *serveConfig) operators(n *node, work *queue.Queue) fleet.Config {
 	f := fleet.Config{Queue: work, Name: n.name, Version: version, Started: time.Now(), Unready: n.ready.why}
 	if rules := c.door.rules; rules != nil {
-		f.Sees, f.Caller = rules.Sees, rules.Caller
+		f.Viewers, f.Caller = rules, rules.Caller
 	}
 	return f
 }

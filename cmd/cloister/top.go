@@ -153,6 +153,9 @@ func (f *frame) summary() string {
 			list = append(list, fmt.Sprintf("%d %s", n, state))
 		}
 	}
+	if e := f.Elsewhere; e != nil && e.Workers > 0 {
+		list = append(list, fmt.Sprintf("%d of other instances", e.Workers))
+	}
 	if list == nil {
 		list = []string{"none"}
 	}

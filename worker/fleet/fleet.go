@@ -5,6 +5,7 @@
 package fleet
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"slices"
@@ -30,11 +31,19 @@ type Config struct {
 	Started       time.Time
 	// Unready, if not nil, returns why the server should be given no work now, none if it should.
 	Unready func() []string
-	// Sees, if not nil, reports whether a caller may know what runs in an instance; of what he may not know only the stage
-	// and the age are told.
-	Sees func(ctx context.Context, instance string) bool
+	// Viewers, if not nil, say what each caller may know. Of all else he is told numbers, and of an action that he may not
+	// know of on a worker that he may, the stage and the age.
+	Viewers Viewers
 	// Caller, if not nil, names who calls, "" if that is not known; it becomes a part of why a worker is drained.
 	Caller func(context.Context) string
+}
+
+// Viewers are those who call, and what they may know.
+type Viewers interface {
+	// Sees reports whether the caller may know what waits and runs in an instance.
+	Sees(ctx context.Context, instance string) bool
+	// SeesBelow reports whether there may be an instance of the name prefix, or below it, of which that is true.
+	SeesBelow(ctx context.Context, prefix string) bool
 }
 
 // Register adds the service cloister.v1.Fleet to s.
@@ -61,13 +70,51 @@ func (s *service) Status(ctx context.Context, _ *cloisterpb.StatusRequest) (*clo
 	if s.Unready != nil {
 		m.Unready = s.Unready()
 	}
+	other := &cloisterpb.Elsewhere{}
 	for _, d := range s.Queue.Demands() {
-		m.Demands = append(m.Demands, &cloisterpb.Demand{Properties: texts(d.Properties), Queued: int64(d.Queued), Unmet: d.Unmet})
+		if s.Viewers != nil && !s.Viewers.Sees(ctx, d.Instance) {
+			other.Queued += int64(d.Queued)
+			continue
+		}
+		m.Demands = demanded(m.Demands, d)
 	}
 	for _, w := range s.Queue.Workers() {
+		if s.Viewers != nil && !s.Viewers.SeesBelow(ctx, w.Prefix) {
+			count(other, w)
+			continue
+		}
 		m.Workers = append(m.Workers, s.worker(ctx, w))
 	}
+	if other.Queued > 0 || other.Workers > 0 {
+		m.Elsewhere = other
+	}
 	return m, nil
+}
+
+// demanded adds what waits in one instance to what waits in others, which comes sorted by what it demands.
+func demanded(all []*cloisterpb.Demand, d queue.Demand) []*cloisterpb.Demand {
+	properties := texts(d.Properties)
+	if n := len(all); n > 0 && slices.Equal(all[n-1].Properties, properties) {
+		last := all[n-1]
+		last.Queued += int64(d.Queued)
+		last.Unmet = cmp.Or(last.Unmet, d.Unmet)
+		return all
+	}
+	return append(all, &cloisterpb.Demand{Properties: properties, Queued: int64(d.Queued), Unmet: d.Unmet})
+}
+
+// count adds a worker that is there to those of which only numbers are told.
+func count(other *cloisterpb.Elsewhere, w queue.WorkerState) {
+	if !w.Left.IsZero() {
+		return
+	}
+	other.Workers++
+	other.Slots += int64(len(w.Slots))
+	for _, slot := range w.Slots {
+		if !slot.Action.IsZero() {
+			other.Busy++
+		}
+	}
 }
 
 // worker returns a worker as the caller may see it.
@@ -81,7 +128,7 @@ func (s *service) worker(ctx context.Context, w queue.WorkerState) *cloisterpb.W
 	}
 	for _, slot := range w.Slots {
 		row := &cloisterpb.Slot{Name: slot.Name, Began: timestamp(slot.Began), Stage: stage(slot.Stage)}
-		if !slot.Action.IsZero() && (s.Sees == nil || s.Sees(ctx, slot.Instance)) {
+		if !slot.Action.IsZero() && (s.Viewers == nil || s.Viewers.Sees(ctx, slot.Instance)) {
 			row.Action, row.InstanceName = slot.Action.String(), slot.Instance
 			row.TargetId, row.ActionMnemonic, row.InvocationId = slot.Target, slot.Mnemonic, slot.Invocation
 		}

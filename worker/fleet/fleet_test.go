@@ -68,10 +68,10 @@ func TestStatus(t *testing.T) {
 	}
 	submit("second", worker.Property{Name: "OSFamily", Value: "windows"})
 	began := time.Now().Add(-time.Hour)
-	sees := true
+	viewers := &viewer{"main/team"}
 	client := serve(t, fleet.Config{
 		Queue: work, Name: "head", Version: "1.2", Started: began, Unready: func() []string { return []string{"full"} },
-		Sees: func(_ context.Context, instance string) bool { return sees && instance == "main/team" },
+		Viewers: viewers,
 	})
 	for s, word := range map[worker.Stage]string{worker.StageInputs: "fetch", worker.Run: "run", worker.Publish: "upload"} {
 		run.Report(s)
@@ -104,20 +104,95 @@ func TestStatus(t *testing.T) {
 		t.Errorf("the slot is told as %v, want %v", w.Slots[0], want)
 	}
 
-	sees = false
+	if m.Elsewhere != nil {
+		t.Errorf("somebody who may see everything is told that there is more: %v", m.Elsewhere)
+	}
+
+	viewers.instance = "main/other"
 	if m, err = client.Status(t.Context(), &cloisterpb.StatusRequest{}); err != nil {
 		t.Fatal(err)
+	}
+	if len(m.Demands) != 0 || m.Queued != 1 || m.Elsewhere.GetQueued() != 1 || m.Elsewhere.Workers != 0 {
+		t.Errorf("somebody who may not see the instance is told %v of what waits, and %v", m.Demands, m.Elsewhere)
 	}
 	if got, want := m.Workers[0].Slots[0], (&cloisterpb.Slot{Name: "1", Began: want.Began, Stage: want.Stage}); !proto.Equal(got, want) {
 		t.Errorf("somebody who may not see the instance is told %v", got)
 	}
 
+	viewers.instance = "main/team"
 	slot.Leave("it was switched off")
 	if m, err = client.Status(t.Context(), &cloisterpb.StatusRequest{}); err != nil {
 		t.Fatal(err)
 	}
 	if w := m.Workers[0]; w.Gone == nil || w.Lost != 1 || len(w.Slots) != 0 || m.Queued != 2 || m.Again != 1 {
 		t.Errorf("after the worker has left: %v", m)
+	}
+}
+
+// A viewer may know of one instance.
+type viewer struct{ instance string }
+
+func (v *viewer) Sees(_ context.Context, instance string) bool { return instance == v.instance }
+
+func (v *viewer) SeesBelow(_ context.Context, prefix string) bool {
+	return prefix == "" || (v.instance + "/")[:min(len(prefix)+1, len(v.instance)+1)] == prefix+"/"
+}
+
+// TestStatusOfTenants: each is told of what waits in his instances and of the workers that take their actions; of others
+// neither a name, nor a property, nor why somebody drains.
+func TestStatusOfTenants(t *testing.T) {
+	work := queue.New(queue.Config{Head: true})
+	defer work.Close()
+	for _, o := range []queue.Offer{
+		{Worker: "for-crimson", Slot: "1", Prefix: "crimson", Properties: []worker.Property{{Name: "pool", Value: "crimson-only"}}},
+		{Worker: "for-crimson", Slot: "2", Prefix: "crimson", Properties: []worker.Property{{Name: "pool", Value: "crimson-only"}}},
+		{Worker: "for-blue", Slot: "1", Prefix: "blue"},
+		{Worker: "for-all", Slot: "1", Properties: []worker.Property{{Name: "pool", Value: "shared"}}},
+	} {
+		if _, err := work.Join(o); err != nil {
+			t.Fatal(err)
+		}
+	}
+	work.DrainWorker("for-crimson", "crimson's kernel")
+	work.DrainWorker("for-blue", "blue's kernel")
+	work.DrainWorker("for-all", "everybody's kernel")
+	for i, r := range []struct{ instance, gpu string }{
+		{"crimson", "crimson-gpu"}, {"crimson/team", "both"}, {"blue", "both"}, {"blue", "both"}, {"blue", "blue-gpu"},
+	} {
+		_, err := work.Submit(queue.Request{Demands: []worker.Property{{Name: "gpu", Value: r.gpu}}, Task: worker.Task{
+			Instance: r.instance, Action: cas.SHA256.Sum([]byte{byte(i)})}})
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	told := func(c fleet.Config) *cloisterpb.StatusResponse {
+		t.Helper()
+		c.Queue = work
+		m, err := serve(t, c).Status(t.Context(), &cloisterpb.StatusRequest{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return m
+	}
+
+	all := told(fleet.Config{})
+	if len(all.Workers) != 3 || len(all.Demands) != 3 || all.Demands[1].Queued != 3 || all.Elsewhere != nil {
+		t.Errorf("where everybody may see everything: %v", all)
+	}
+	m := told(fleet.Config{Viewers: &viewer{"blue"}})
+	if text := m.String(); strings.Contains(text, "crimson") {
+		t.Errorf("blue is told of crimson: %s", text)
+	}
+	if len(m.Demands) != 2 || m.Demands[0].Queued != 1 || m.Demands[1].Queued != 2 || len(m.Workers) != 2 {
+		t.Errorf("blue is told %v and %v", m.Demands, m.Workers)
+	}
+	if want := (&cloisterpb.Elsewhere{Queued: 2, Workers: 1, Slots: 2}); !proto.Equal(m.Elsewhere, want) || m.Queued != 5 {
+		t.Errorf("blue is told that there is %v elsewhere, of %d, want %v", m.Elsewhere, m.Queued, want)
+	}
+	// An instance below a worker's prefix is one of those that it takes actions of.
+	m = told(fleet.Config{Viewers: &viewer{"crimson/team"}})
+	if text := m.String(); strings.Contains(text, "blue") || strings.Contains(text, "crimson-gpu") || !strings.Contains(text, "crimson-only") || len(m.Workers) != 2 {
+		t.Errorf("a team of crimson is told %s", text)
 	}
 }
 

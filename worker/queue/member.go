@@ -288,24 +288,25 @@ func (q *Queue) Workers() []WorkerState {
 	return all
 }
 
-// A Demand is what waits for a slot of the actions that demand the same.
+// A Demand is what waits for a slot of the actions of one instance that demand the same.
 type Demand struct {
+	Instance   string
 	Properties []worker.Property
 	Queued     int
 	// Unmet says why no worker takes any of them now, but for want of a free slot; "" if one does.
 	Unmet string
 }
 
-// Demands returns what waits for a slot, by what it demands.
+// Demands returns what waits for a slot, by what it demands and of which instance it is.
 func (q *Queue) Demands() []Demand {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	var all []Demand
 	for _, n := range q.ready.open {
-		i := slices.IndexFunc(all, func(d Demand) bool { return slices.Equal(d.Properties, n.demands) })
+		i := slices.IndexFunc(all, func(d Demand) bool { return d.Instance == n.instance && slices.Equal(d.Properties, n.demands) })
 		if i < 0 {
 			i = len(all)
-			all = append(all, Demand{Properties: slices.Clone(n.demands)})
+			all = append(all, Demand{Instance: n.instance, Properties: slices.Clone(n.demands)})
 		}
 		all[i].Queued += n.waiting
 		if all[i].Unmet == "" {
@@ -313,7 +314,7 @@ func (q *Queue) Demands() []Demand {
 		}
 	}
 	slices.SortFunc(all, func(a, b Demand) int {
-		return slices.CompareFunc(a.Properties, b.Properties, worker.Property.Compare)
+		return cmp.Or(slices.CompareFunc(a.Properties, b.Properties, worker.Property.Compare), strings.Compare(a.Instance, b.Instance))
 	})
 	return all
 }
@@ -376,15 +377,14 @@ func (q *Queue) refuse(now time.Time) {
 const maxValues = 10
 
 // nearest says what separates n from the member that is nearest to taking what waits there: it lacks the least, and of
-// that has the most with another value. There is one, and none fits.
+// that has the most with another value. There is one, and none fits. Whoever asks for an action of the instance reads it,
+// and may know nothing of other instances: workers that do not take actions of this one are not told of.
 func (q *Queue) nearest(n *lane) string {
 	var nearest *member
 	var lacks []worker.Property
 	var strange int
-	var prefixes []string
 	for _, m := range q.members {
 		if !m.serves(n.instance) {
-			prefixes = append(prefixes, strconv.QuoteToASCII(m.prefix))
 			continue
 		}
 		l := m.lacks(n.demands)
@@ -394,12 +394,11 @@ func (q *Queue) nearest(n *lane) string {
 		}
 	}
 	if nearest == nil {
-		slices.Sort(prefixes)
-		return fmt.Sprintf("no worker takes actions of the instance %s; there are workers for %s: ask for one of these, or start one with another cloister join --instance",
-			strconv.QuoteToASCII(n.instance), list(slices.Compact(prefixes)))
+		return fmt.Sprintf("no worker takes actions of the instance %s: ask for one of those that cloister status has a worker for, or start one with another cloister join --instance",
+			strconv.QuoteToASCII(n.instance))
 	}
 	return fmt.Sprintf("no worker offers %s; nearest is worker %s, which has %s; %s: add --property %s to its cloister join, or demand what is offered",
-		together(lacks), word(nearest.name), nearest.instead(lacks), q.offered(lacks[0].Name), lacks[0])
+		together(lacks), word(nearest.name), nearest.instead(lacks), q.offered(n.instance, lacks[0].Name), lacks[0])
 }
 
 // strange returns how many of the demands name what m has with no value.
@@ -440,10 +439,13 @@ func (m *member) instead(lacks []worker.Property) string {
 	return list(each)
 }
 
-// offered names all values that are offered of a property.
-func (q *Queue) offered(name string) string {
+// offered names all values of a property that are offered to an instance.
+func (q *Queue) offered(instance, name string) string {
 	var values []string
 	for _, m := range q.members {
+		if !m.serves(instance) {
+			continue
+		}
 		for _, p := range m.properties {
 			if p.Name == name {
 				values = append(values, word(p.Value))

@@ -222,8 +222,14 @@ func TestRefusalNamesTheNearestOffer(t *testing.T) {
 		{
 			"other instances",
 			[]queue.Offer{{Worker: "a", Prefix: "team/b"}, {Worker: "b", Prefix: "team/a", Any: true}}, "x=1",
-			`no worker takes actions of the instance "main"; there are workers for "team/a", "team/b": ` +
-				"ask for one of these, or start one with another cloister join --instance",
+			`no worker takes actions of the instance "main": ask for one of those that cloister status has a worker for, ` +
+				"or start one with another cloister join --instance",
+		},
+		{
+			"values of other instances",
+			[]queue.Offer{{Worker: "a", Properties: properties("pool=all")}, {Worker: "b", Prefix: "team/a", Properties: properties("pool=secret")}}, "pool=x",
+			"no worker offers pool=x; nearest is worker a, which has pool=all; " +
+				"all that is offered of pool is all: add --property pool=x to its cloister join, or demand what is offered",
 		},
 	} {
 		t.Run(c.name, func(t *testing.T) {
@@ -866,11 +872,15 @@ func TestWorkersTellWhatTheyDo(t *testing.T) {
 		if got := w[1].Seen.Sub(began); got < time.Minute || got > time.Minute+time.Second {
 			t.Errorf("the worker was seen after %v, want a minute", got)
 		}
+		submit(t, q, "here", func(r *queue.Request) { demands("gpu=1")(r); r.Task.Instance = "here" })
 		d := q.Demands()
-		if len(d) != 1 || d[0].Queued != 2 || !slices.Equal(d[0].Properties, properties("gpu=1")) || !strings.Contains(d[0].Unmet, "no gpu") {
+		if len(d) != 2 || d[1].Instance != "here" || d[1].Queued != 1 {
+			t.Errorf("Demands = %+v, want those of two instances", d)
+		}
+		if d[0].Instance != "" || d[0].Queued != 2 || !slices.Equal(d[0].Properties, properties("gpu=1")) || !strings.Contains(d[0].Unmet, "no gpu") {
 			t.Errorf("Demands = %+v", d)
 		}
-		if s := q.Stats(); !s.Oldest.Equal(later.Info().Queued) || s.Slots != 3 || s.Queued != 2 || s.Running != 1 {
+		if s := q.Stats(); !s.Oldest.Equal(later.Info().Queued) || s.Slots != 3 || s.Queued != 3 || s.Running != 1 {
 			t.Errorf("Stats = %+v, want the oldest of %v", s, later.Info().Queued)
 		}
 		r.End(ended(1), nil)

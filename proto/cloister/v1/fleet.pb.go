@@ -82,12 +82,15 @@ type StatusResponse struct {
 	Failed int64 `protobuf:"varint,10,opt,name=failed,proto3" json:"failed,omitempty"`
 	// Actions that were run again because their worker was lost.
 	Again int64 `protobuf:"varint,11,opt,name=again,proto3" json:"again,omitempty"`
-	// What waits, by what it demands of a worker.
+	// What waits in instances that the caller may execute in, by what it demands of a worker.
 	Demands []*Demand `protobuf:"bytes,12,rep,name=demands,proto3" json:"demands,omitempty"`
-	// The server's own slots are one worker, if it has any.
+	// Those that take actions of an instance that the caller may execute in. The server's own slots are one worker, if it
+	// has any.
 	Workers []*Worker `protobuf:"bytes,13,rep,name=workers,proto3" json:"workers,omitempty"`
 	// The moment, by the server's clock: what all other times of this message are compared with.
-	Time          *timestamppb.Timestamp `protobuf:"bytes,14,opt,name=time,proto3" json:"time,omitempty"`
+	Time *timestamppb.Timestamp `protobuf:"bytes,14,opt,name=time,proto3" json:"time,omitempty"`
+	// What there is of instances that the caller may not execute in; not set if there is nothing.
+	Elsewhere     *Elsewhere `protobuf:"bytes,15,opt,name=elsewhere,proto3" json:"elsewhere,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -220,6 +223,84 @@ func (x *StatusResponse) GetTime() *timestamppb.Timestamp {
 	return nil
 }
 
+func (x *StatusResponse) GetElsewhere() *Elsewhere {
+	if x != nil {
+		return x.Elsewhere
+	}
+	return nil
+}
+
+// Elsewhere is what there is of instances that a caller may not execute in: numbers, and nothing that was said there.
+type Elsewhere struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Actions that wait for a slot.
+	Queued int64 `protobuf:"varint,1,opt,name=queued,proto3" json:"queued,omitempty"`
+	// Workers that are there and take actions of such instances alone, their slots, and how many of these are busy.
+	Workers       int64 `protobuf:"varint,2,opt,name=workers,proto3" json:"workers,omitempty"`
+	Slots         int64 `protobuf:"varint,3,opt,name=slots,proto3" json:"slots,omitempty"`
+	Busy          int64 `protobuf:"varint,4,opt,name=busy,proto3" json:"busy,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Elsewhere) Reset() {
+	*x = Elsewhere{}
+	mi := &file_cloister_v1_fleet_proto_msgTypes[2]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Elsewhere) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Elsewhere) ProtoMessage() {}
+
+func (x *Elsewhere) ProtoReflect() protoreflect.Message {
+	mi := &file_cloister_v1_fleet_proto_msgTypes[2]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Elsewhere.ProtoReflect.Descriptor instead.
+func (*Elsewhere) Descriptor() ([]byte, []int) {
+	return file_cloister_v1_fleet_proto_rawDescGZIP(), []int{2}
+}
+
+func (x *Elsewhere) GetQueued() int64 {
+	if x != nil {
+		return x.Queued
+	}
+	return 0
+}
+
+func (x *Elsewhere) GetWorkers() int64 {
+	if x != nil {
+		return x.Workers
+	}
+	return 0
+}
+
+func (x *Elsewhere) GetSlots() int64 {
+	if x != nil {
+		return x.Slots
+	}
+	return 0
+}
+
+func (x *Elsewhere) GetBusy() int64 {
+	if x != nil {
+		return x.Busy
+	}
+	return 0
+}
+
 // Demand is what waits of the actions that demand the same.
 type Demand struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -234,7 +315,7 @@ type Demand struct {
 
 func (x *Demand) Reset() {
 	*x = Demand{}
-	mi := &file_cloister_v1_fleet_proto_msgTypes[2]
+	mi := &file_cloister_v1_fleet_proto_msgTypes[3]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -246,7 +327,7 @@ func (x *Demand) String() string {
 func (*Demand) ProtoMessage() {}
 
 func (x *Demand) ProtoReflect() protoreflect.Message {
-	mi := &file_cloister_v1_fleet_proto_msgTypes[2]
+	mi := &file_cloister_v1_fleet_proto_msgTypes[3]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -259,7 +340,7 @@ func (x *Demand) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Demand.ProtoReflect.Descriptor instead.
 func (*Demand) Descriptor() ([]byte, []int) {
-	return file_cloister_v1_fleet_proto_rawDescGZIP(), []int{2}
+	return file_cloister_v1_fleet_proto_rawDescGZIP(), []int{3}
 }
 
 func (x *Demand) GetProperties() []string {
@@ -308,7 +389,7 @@ type Worker struct {
 
 func (x *Worker) Reset() {
 	*x = Worker{}
-	mi := &file_cloister_v1_fleet_proto_msgTypes[3]
+	mi := &file_cloister_v1_fleet_proto_msgTypes[4]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -320,7 +401,7 @@ func (x *Worker) String() string {
 func (*Worker) ProtoMessage() {}
 
 func (x *Worker) ProtoReflect() protoreflect.Message {
-	mi := &file_cloister_v1_fleet_proto_msgTypes[3]
+	mi := &file_cloister_v1_fleet_proto_msgTypes[4]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -333,7 +414,7 @@ func (x *Worker) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Worker.ProtoReflect.Descriptor instead.
 func (*Worker) Descriptor() ([]byte, []int) {
-	return file_cloister_v1_fleet_proto_rawDescGZIP(), []int{3}
+	return file_cloister_v1_fleet_proto_rawDescGZIP(), []int{4}
 }
 
 func (x *Worker) GetName() string {
@@ -426,7 +507,7 @@ type Slot struct {
 
 func (x *Slot) Reset() {
 	*x = Slot{}
-	mi := &file_cloister_v1_fleet_proto_msgTypes[4]
+	mi := &file_cloister_v1_fleet_proto_msgTypes[5]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -438,7 +519,7 @@ func (x *Slot) String() string {
 func (*Slot) ProtoMessage() {}
 
 func (x *Slot) ProtoReflect() protoreflect.Message {
-	mi := &file_cloister_v1_fleet_proto_msgTypes[4]
+	mi := &file_cloister_v1_fleet_proto_msgTypes[5]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -451,7 +532,7 @@ func (x *Slot) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Slot.ProtoReflect.Descriptor instead.
 func (*Slot) Descriptor() ([]byte, []int) {
-	return file_cloister_v1_fleet_proto_rawDescGZIP(), []int{4}
+	return file_cloister_v1_fleet_proto_rawDescGZIP(), []int{5}
 }
 
 func (x *Slot) GetName() string {
@@ -523,7 +604,7 @@ type DrainRequest struct {
 
 func (x *DrainRequest) Reset() {
 	*x = DrainRequest{}
-	mi := &file_cloister_v1_fleet_proto_msgTypes[5]
+	mi := &file_cloister_v1_fleet_proto_msgTypes[6]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -535,7 +616,7 @@ func (x *DrainRequest) String() string {
 func (*DrainRequest) ProtoMessage() {}
 
 func (x *DrainRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_cloister_v1_fleet_proto_msgTypes[5]
+	mi := &file_cloister_v1_fleet_proto_msgTypes[6]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -548,7 +629,7 @@ func (x *DrainRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DrainRequest.ProtoReflect.Descriptor instead.
 func (*DrainRequest) Descriptor() ([]byte, []int) {
-	return file_cloister_v1_fleet_proto_rawDescGZIP(), []int{5}
+	return file_cloister_v1_fleet_proto_rawDescGZIP(), []int{6}
 }
 
 func (x *DrainRequest) GetWorker() string {
@@ -577,7 +658,7 @@ type DrainResponse struct {
 
 func (x *DrainResponse) Reset() {
 	*x = DrainResponse{}
-	mi := &file_cloister_v1_fleet_proto_msgTypes[6]
+	mi := &file_cloister_v1_fleet_proto_msgTypes[7]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -589,7 +670,7 @@ func (x *DrainResponse) String() string {
 func (*DrainResponse) ProtoMessage() {}
 
 func (x *DrainResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_cloister_v1_fleet_proto_msgTypes[6]
+	mi := &file_cloister_v1_fleet_proto_msgTypes[7]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -602,7 +683,7 @@ func (x *DrainResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DrainResponse.ProtoReflect.Descriptor instead.
 func (*DrainResponse) Descriptor() ([]byte, []int) {
-	return file_cloister_v1_fleet_proto_rawDescGZIP(), []int{6}
+	return file_cloister_v1_fleet_proto_rawDescGZIP(), []int{7}
 }
 
 func (x *DrainResponse) GetWorkers() []string {
@@ -624,7 +705,7 @@ var File_cloister_v1_fleet_proto protoreflect.FileDescriptor
 const file_cloister_v1_fleet_proto_rawDesc = "" +
 	"\n" +
 	"\x17cloister/v1/fleet.proto\x12\vcloister.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"\x0f\n" +
-	"\rStatusRequest\"\xdb\x03\n" +
+	"\rStatusRequest\"\x91\x04\n" +
 	"\x0eStatusResponse\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x18\n" +
 	"\aversion\x18\x02 \x01(\tR\aversion\x124\n" +
@@ -640,7 +721,13 @@ const file_cloister_v1_fleet_proto_rawDesc = "" +
 	"\x05again\x18\v \x01(\x03R\x05again\x12-\n" +
 	"\ademands\x18\f \x03(\v2\x13.cloister.v1.DemandR\ademands\x12-\n" +
 	"\aworkers\x18\r \x03(\v2\x13.cloister.v1.WorkerR\aworkers\x12.\n" +
-	"\x04time\x18\x0e \x01(\v2\x1a.google.protobuf.TimestampR\x04time\"V\n" +
+	"\x04time\x18\x0e \x01(\v2\x1a.google.protobuf.TimestampR\x04time\x124\n" +
+	"\telsewhere\x18\x0f \x01(\v2\x16.cloister.v1.ElsewhereR\telsewhere\"g\n" +
+	"\tElsewhere\x12\x16\n" +
+	"\x06queued\x18\x01 \x01(\x03R\x06queued\x12\x18\n" +
+	"\aworkers\x18\x02 \x01(\x03R\aworkers\x12\x14\n" +
+	"\x05slots\x18\x03 \x01(\x03R\x05slots\x12\x12\n" +
+	"\x04busy\x18\x04 \x01(\x03R\x04busy\"V\n" +
 	"\x06Demand\x12\x1e\n" +
 	"\n" +
 	"properties\x18\x01 \x03(\tR\n" +
@@ -693,40 +780,42 @@ func file_cloister_v1_fleet_proto_rawDescGZIP() []byte {
 	return file_cloister_v1_fleet_proto_rawDescData
 }
 
-var file_cloister_v1_fleet_proto_msgTypes = make([]protoimpl.MessageInfo, 7)
+var file_cloister_v1_fleet_proto_msgTypes = make([]protoimpl.MessageInfo, 8)
 var file_cloister_v1_fleet_proto_goTypes = []any{
 	(*StatusRequest)(nil),         // 0: cloister.v1.StatusRequest
 	(*StatusResponse)(nil),        // 1: cloister.v1.StatusResponse
-	(*Demand)(nil),                // 2: cloister.v1.Demand
-	(*Worker)(nil),                // 3: cloister.v1.Worker
-	(*Slot)(nil),                  // 4: cloister.v1.Slot
-	(*DrainRequest)(nil),          // 5: cloister.v1.DrainRequest
-	(*DrainResponse)(nil),         // 6: cloister.v1.DrainResponse
-	(*timestamppb.Timestamp)(nil), // 7: google.protobuf.Timestamp
-	(*durationpb.Duration)(nil),   // 8: google.protobuf.Duration
+	(*Elsewhere)(nil),             // 2: cloister.v1.Elsewhere
+	(*Demand)(nil),                // 3: cloister.v1.Demand
+	(*Worker)(nil),                // 4: cloister.v1.Worker
+	(*Slot)(nil),                  // 5: cloister.v1.Slot
+	(*DrainRequest)(nil),          // 6: cloister.v1.DrainRequest
+	(*DrainResponse)(nil),         // 7: cloister.v1.DrainResponse
+	(*timestamppb.Timestamp)(nil), // 8: google.protobuf.Timestamp
+	(*durationpb.Duration)(nil),   // 9: google.protobuf.Duration
 }
 var file_cloister_v1_fleet_proto_depIdxs = []int32{
-	7,  // 0: cloister.v1.StatusResponse.started:type_name -> google.protobuf.Timestamp
-	8,  // 1: cloister.v1.StatusResponse.oldest:type_name -> google.protobuf.Duration
-	2,  // 2: cloister.v1.StatusResponse.demands:type_name -> cloister.v1.Demand
-	3,  // 3: cloister.v1.StatusResponse.workers:type_name -> cloister.v1.Worker
-	7,  // 4: cloister.v1.StatusResponse.time:type_name -> google.protobuf.Timestamp
-	4,  // 5: cloister.v1.Worker.slots:type_name -> cloister.v1.Slot
-	7,  // 6: cloister.v1.Worker.drained:type_name -> google.protobuf.Timestamp
-	7,  // 7: cloister.v1.Worker.seen:type_name -> google.protobuf.Timestamp
-	7,  // 8: cloister.v1.Worker.gone:type_name -> google.protobuf.Timestamp
-	7,  // 9: cloister.v1.Slot.began:type_name -> google.protobuf.Timestamp
-	0,  // 10: cloister.v1.Fleet.Status:input_type -> cloister.v1.StatusRequest
-	5,  // 11: cloister.v1.Fleet.Drain:input_type -> cloister.v1.DrainRequest
-	5,  // 12: cloister.v1.Fleet.Undrain:input_type -> cloister.v1.DrainRequest
-	1,  // 13: cloister.v1.Fleet.Status:output_type -> cloister.v1.StatusResponse
-	6,  // 14: cloister.v1.Fleet.Drain:output_type -> cloister.v1.DrainResponse
-	6,  // 15: cloister.v1.Fleet.Undrain:output_type -> cloister.v1.DrainResponse
-	13, // [13:16] is the sub-list for method output_type
-	10, // [10:13] is the sub-list for method input_type
-	10, // [10:10] is the sub-list for extension type_name
-	10, // [10:10] is the sub-list for extension extendee
-	0,  // [0:10] is the sub-list for field type_name
+	8,  // 0: cloister.v1.StatusResponse.started:type_name -> google.protobuf.Timestamp
+	9,  // 1: cloister.v1.StatusResponse.oldest:type_name -> google.protobuf.Duration
+	3,  // 2: cloister.v1.StatusResponse.demands:type_name -> cloister.v1.Demand
+	4,  // 3: cloister.v1.StatusResponse.workers:type_name -> cloister.v1.Worker
+	8,  // 4: cloister.v1.StatusResponse.time:type_name -> google.protobuf.Timestamp
+	2,  // 5: cloister.v1.StatusResponse.elsewhere:type_name -> cloister.v1.Elsewhere
+	5,  // 6: cloister.v1.Worker.slots:type_name -> cloister.v1.Slot
+	8,  // 7: cloister.v1.Worker.drained:type_name -> google.protobuf.Timestamp
+	8,  // 8: cloister.v1.Worker.seen:type_name -> google.protobuf.Timestamp
+	8,  // 9: cloister.v1.Worker.gone:type_name -> google.protobuf.Timestamp
+	8,  // 10: cloister.v1.Slot.began:type_name -> google.protobuf.Timestamp
+	0,  // 11: cloister.v1.Fleet.Status:input_type -> cloister.v1.StatusRequest
+	6,  // 12: cloister.v1.Fleet.Drain:input_type -> cloister.v1.DrainRequest
+	6,  // 13: cloister.v1.Fleet.Undrain:input_type -> cloister.v1.DrainRequest
+	1,  // 14: cloister.v1.Fleet.Status:output_type -> cloister.v1.StatusResponse
+	7,  // 15: cloister.v1.Fleet.Drain:output_type -> cloister.v1.DrainResponse
+	7,  // 16: cloister.v1.Fleet.Undrain:output_type -> cloister.v1.DrainResponse
+	14, // [14:17] is the sub-list for method output_type
+	11, // [11:14] is the sub-list for method input_type
+	11, // [11:11] is the sub-list for extension type_name
+	11, // [11:11] is the sub-list for extension extendee
+	0,  // [0:11] is the sub-list for field type_name
 }
 
 func init() { file_cloister_v1_fleet_proto_init() }
@@ -740,7 +829,7 @@ func file_cloister_v1_fleet_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_cloister_v1_fleet_proto_rawDesc), len(file_cloister_v1_fleet_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   7,
+			NumMessages:   8,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

@@ -89,6 +89,13 @@ func (p pattern) match(name string) bool {
 	return name == string(p)
 }
 
+// meets reports whether p matches the name prefix, or one that may be below it.
+func (p pattern) meets(prefix string) bool {
+	name, below := strings.CutSuffix(string(p), "*")
+	below = below && (name == "" || strings.HasSuffix(name, "/"))
+	return prefix == "" || strings.HasPrefix(string(p)+"/", prefix+"/") || below && strings.HasPrefix(prefix, name)
+}
+
 // Rules are who may do what. They are safe for concurrent use, and never change; ReadFile makes them.
 type Rules struct {
 	callers  []*caller
@@ -134,6 +141,20 @@ func (r *Rules) WorkerRights(ctx context.Context, instance string) (execute, cac
 func (r *Rules) Sees(ctx context.Context, instance string) bool {
 	c, ok := ctx.Value(callerKey{}).(*caller)
 	return ok && c.may(Execute|Operate, instance)
+}
+
+// SeesBelow reports whether there may be an instance of the name prefix, or below it, of which Sees is true.
+func (r *Rules) SeesBelow(ctx context.Context, prefix string) bool {
+	c, ok := ctx.Value(callerKey{}).(*caller)
+	if !ok {
+		return false
+	}
+	for right, patterns := range c.rights {
+		if right&(Execute|Operate) != 0 && slices.ContainsFunc(patterns, func(p pattern) bool { return p.meets(prefix) }) {
+			return true
+		}
+	}
+	return false
 }
 
 // Caller returns the name of the caller of a call that has passed the interceptors.

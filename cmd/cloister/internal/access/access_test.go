@@ -416,6 +416,35 @@ func TestOperatorsHaveARightOfTheirOwn(t *testing.T) {
 	}
 }
 
+// TestWhoMaySeeBelow: a worker takes actions of the instances below a prefix, and who may execute in one of them may know
+// of it.
+func TestWhoMaySeeBelow(t *testing.T) {
+	for _, c := range []struct{ rights, sees, not string }{
+		{"{execute: main}", " main", "other main/team mai mainly"},
+		{"{execute: main/team}", " main main/team", "main/tea main/team/a other team"},
+		{"{execute: main/*}", " main main/team main/team/a", "mai mainly other"},
+		{"{execute: main/team/*}", " main main/team main/team/a main/team/a/b", "main/tea main/teams other"},
+		{"execute", " main main/team", ""},
+		{"operate", " main main/team", ""},
+		{"{execute: \"\"}", " ", "main"},
+		{"read, write, cache, work", "", " main"},
+		{"read, {execute: red}", " red", "main"},
+	} {
+		rules := parse(t, "version: 1\ncallers: [{name: c, anonymous: true, rights: ["+c.rights+"]}]\n")
+		ctx := access.First(t.Context(), rules)
+		for want, list := range map[bool]string{true: c.sees, false: c.not} {
+			for _, prefix := range strings.Split(list, " ") {
+				if list != "" && rules.SeesBelow(ctx, prefix) != want {
+					t.Errorf("with %s, SeesBelow(%q) is %v", c.rights, prefix, !want)
+				}
+			}
+		}
+		if rules.SeesBelow(t.Context(), "main") {
+			t.Error("a context of no call sees what is there")
+		}
+	}
+}
+
 // TestRule131_NoCredential: who shows nothing, or nothing good, is UNAUTHENTICATED by every method but health, and no
 // message repeats what was shown.
 func TestRule131_NoCredential(t *testing.T) {
