@@ -9,6 +9,7 @@ import (
 	"os"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -64,12 +65,15 @@ With --json it prints the entries that have such events, whole and as they are s
 			if c.last < 0 || c.since < 0 {
 				return errors.New("-n and --since take numbers that are not negative")
 			}
+			if c.kind != "" && !slices.Contains(auditKinds, c.kind) {
+				return fmt.Errorf("--kind %q: there are %s", c.kind, strings.Join(auditKinds, ", "))
+			}
 			return auditLs(c, time.Now(), cmd.OutOrStdout(), cmd.ErrOrStderr())
 		},
 	}
 	f := cmd.Flags()
 	f.StringVar(&c.action, "action", "", "only actions whose digest begins so")
-	f.StringVar(&c.kind, "kind", "", "only events of this kind: connect, allowed, write, exec, syscall, read, output, limit or note")
+	f.StringVar(&c.kind, "kind", "", "only events of this kind: "+strings.Join(auditKinds, ", "))
 	f.DurationVar(&c.since, "since", 0, "only what is not older than this (default: everything)")
 	f.IntVarP(&c.last, "last", "n", 0, "only the last so many lines (default: all)")
 	f.BoolVar(&c.json, "json", false, "print whole entries as JSON")
@@ -115,6 +119,12 @@ to --head, and verify looks for the line that it is of.`,
 	}
 	cmd.Flags().StringVar(&c.head, "head", "", "the hash of a line that must be there: a head printed earlier")
 	return cmd
+}
+
+// auditKinds are the kinds of events that a log has, and what it says of itself.
+var auditKinds = []string{
+	string(sandbox.EventConnect), string(sandbox.EventAllowed), string(sandbox.EventWrite), string(sandbox.EventExec), string(sandbox.EventSyscall),
+	string(sandbox.EventRead), string(sandbox.EventOutput), string(sandbox.EventLimit), "note",
 }
 
 // headText is what a head looks like.

@@ -68,6 +68,11 @@ as they are. The path - is the standard input. What is present already is not se
 			if err != nil {
 				return fmt.Errorf("--digest-function: %w", err)
 			}
+			for _, arg := range args {
+				if _, err := os.Stat(arg); err != nil && arg != "-" {
+					return fmt.Errorf("%s: %w", arg, errors.Unwrap(err))
+				}
+			}
 			var rows []uploaded
 			err = onServer(cmd.Context(), &to, func(ctx context.Context, s *remote.Store) error {
 				for _, arg := range args {

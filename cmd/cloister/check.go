@@ -36,6 +36,9 @@ that is equal, and nothing left behind. It exits with 1 if one was not.`,
 			if err != nil {
 				return err
 			}
+			if _, err := box.rules(); err != nil {
+				return err
+			}
 			backend := namespace.New(config)
 			err = check(cmd.Context(), backend, cmd.OutOrStdout())
 			err = errors.Join(err, backend.Close())

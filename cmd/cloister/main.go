@@ -76,5 +76,6 @@ declares, the host's toolchain and nothing else.`,
 		RunE:          func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
 	}
 	root.AddCommand(serveCommand(), joinCommand(), runnerCommand(), runCommand(), reproCommand(), actionCommand(), auditCommand(), policyCommand(), checkCommand(), diffCommand(), attemptsCommand(), gcCommand(), casCommand(), cacheCommand(), attestCommand(), benchCommand(), statusCommand(), topCommand(), drainCommand(), undrainCommand(), versionCommand())
+	explainMistakes(root)
 	return root
 }

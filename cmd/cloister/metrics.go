@@ -3,9 +3,7 @@
 package main
 
 import (
-	"fmt"
 	"io"
-	"net"
 	"net/http"
 	"strings"
 	"time"
@@ -24,9 +22,9 @@ func (n *node) serveMetrics(more ...reading) error {
 		return nil
 	}
 	register(n.registry, append(n.readings(), more...))
-	listener, err := net.Listen("tcp", n.metrics)
+	listener, err := listen(n.metrics, "--metrics")
 	if err != nil {
-		return &exit{exitEnvironment, fmt.Errorf("--metrics %s: %w", n.metrics, err)}
+		return err
 	}
 	mux := http.NewServeMux()
 	mux.Handle("GET /metrics", promhttp.HandlerFor(n.registry, promhttp.HandlerOpts{}))

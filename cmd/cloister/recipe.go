@@ -67,6 +67,13 @@ func (r *recipe) check() error {
 			return fmt.Errorf("--git %w", err)
 		}
 	}
+	if r.in != "" {
+		if fi, err := os.Stat(r.in); err != nil {
+			return fmt.Errorf("--in %s: %w", r.in, errors.Unwrap(err))
+		} else if !fi.IsDir() {
+			return fmt.Errorf("--in %s: write a directory", r.in)
+		}
+	}
 	switch {
 	case r.submodules != "" && r.submodules != "empty":
 		return fmt.Errorf("--submodules %q: there is empty", r.submodules)

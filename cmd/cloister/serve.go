@@ -217,6 +217,9 @@ func listen(address, flag string) (net.Listener, error) {
 	if errors.Is(err, syscall.EADDRINUSE) {
 		return nil, &exit{exitEnvironment, fmt.Errorf("%s is in use by another process: stop it, or choose another port with %s", address, flag)}
 	}
+	if _, wrong := errors.AsType[*net.AddrError](err); wrong {
+		return nil, &exit{exitUsage, fmt.Errorf("%s %q: write it as ADDRESS:PORT", flag, address)}
+	}
 	if err != nil {
 		return nil, &exit{exitEnvironment, fmt.Errorf("%s %s: %w", flag, address, err)}
 	}
