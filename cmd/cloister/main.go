@@ -76,6 +76,7 @@ declares, the host's toolchain and nothing else.`,
 		RunE:          func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
 	}
 	root.AddCommand(serveCommand(), joinCommand(), runnerCommand(), runCommand(), reproCommand(), actionCommand(), auditCommand(), policyCommand(), checkCommand(), diffCommand(), attemptsCommand(), gcCommand(), casCommand(), cacheCommand(), attestCommand(), benchCommand(), statusCommand(), topCommand(), drainCommand(), undrainCommand(), versionCommand())
+	root.InitDefaultCompletionCmd() // else cobra adds it later, and it is not told of
 	explainMistakes(root)
 	return root
 }

@@ -4,8 +4,11 @@ package main
 
 import (
 	"net"
+	"regexp"
 	"strings"
 	"testing"
+
+	"github.com/spf13/cobra"
 )
 
 // TestMistakesAreToldByWhatIsRight: a mistake in the command line is one line that says what would be right, and exits with 2.
@@ -20,6 +23,17 @@ func TestMistakesAreToldByWhatIsRight(t *testing.T) {
 		{"serve --jobs x", `--jobs "x": write a whole number`},
 		{"action ls -n x", `--number "x": write a whole number`},
 		{"join grpc://a:1 --size-class -1", `--size-class "-1": write a whole number that is not negative`},
+		{"serve --jobs 99999999999999999999", `--jobs "99999999999999999999": it is too large a number`},
+		{"serve --bogus", "cloister serve has no flag --bogus: cloister serve --help lists them"},
+		{"serve --liste a", "cloister serve has no flag --liste: did you mean --listen?"},
+		{"drain a --resaon=b", "cloister drain has no flag --resaon: did you mean --reason?"},
+		{"join -x", "cloister join has no flag -x: cloister join --help lists them"},
+		{"join -\u00e9", `cloister join has no flag -\u00e9: cloister join --help lists them`},
+		{"serve --=x", "cloister serve has no flag --=x: cloister serve --help lists them"},
+		{"serve --listen", "--listen needs a value: address and port of the gRPC services"},
+		{"top -n", "-n needs a value: how often to ask at all"},
+		{"serve --cas a --store b", "--cas and --store exclude each other: give one of them"},
+		{"runner --socket s", "--build-dir is missing: bb_worker's build directory"},
 		{"audit ls --since yesterday", `--since "yesterday": write it as 90s, 5m or 2h`},
 		{"gc --dry-run=maybe", `--dry-run "maybe": write true or false, or the flag alone`},
 		{"gc --max-size much", `--max-size "much": write it as 50GiB, 500MB or 10%`},
@@ -33,6 +47,29 @@ func TestMistakesAreToldByWhatIsRight(t *testing.T) {
 			t.Errorf("cloister %s: exit %d, %q; want exit 2, and one line that begins with %q", c.line, code, said, c.says)
 		}
 	}
+}
+
+// cobras are words of cobra, pflag and Go's parsers for mistakes.
+var cobras = regexp.MustCompile(`arg\(s\)|unknown (command|flag|shorthand)|invalid argument|flag needs an argument|in the group|required flag\(s\)|strconv|bad flag`)
+
+// TestNoCommandSpeaksForItself: whatever command is added, its mistakes are told in the same words.
+func TestNoCommandSpeaksForItself(t *testing.T) {
+	var each func(*cobra.Command, []string)
+	each = func(c *cobra.Command, path []string) {
+		for _, line := range [][]string{{"--no-such-flag"}, {"-\u00e9"}, nil, strings.Fields("a b c d e f g")} {
+			// Only of arguments that do not fit: the command is not to begin.
+			if len(line) != 1 && (!c.Runnable() || c.Args == nil || c.Args(c, line) == nil) {
+				continue
+			}
+			if said, code := told(t, append(path, line...)...); code != exitUsage || cobras.MatchString(said) {
+				t.Errorf("cloister %v %v: exit %d, %s", path, line, code, said)
+			}
+		}
+		for _, sub := range c.Commands() {
+			each(sub, append(path[:len(path):len(path)], sub.Name()))
+		}
+	}
+	each(rootCommand(), nil)
 }
 
 // TestPortsAreToldByTheirFlags: of a port that cannot be had, whichever flag names it, the flag and the reason are told.
