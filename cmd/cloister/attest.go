@@ -3,7 +3,6 @@
 package main
 
 import (
-	"bytes"
 	"context"
 	"crypto/sha256"
 	"encoding/hex"
@@ -12,8 +11,6 @@ import (
 	"io"
 	"maps"
 	"os"
-	"path/filepath"
-	"runtime"
 	"slices"
 	"strings"
 
@@ -56,7 +53,7 @@ its verdict follows from the runs that it lists, and that its subjects are what 
 must be one of its subjects, with --action it must be about that action, and with --reproducible its runs must all have
 given the same.
 
-A file of keys has public keys of OpenSSH, one a line, or one key in PEM.
+A file of keys has public keys of OpenSSH, one a line, or in PEM.
 
 It exits with 0 if all of that holds, with 1 if something does not, and with 2 if a file or a key cannot be read.`,
 		Example: `  cloister attest verify app.intoto.json --key builders.pub --file bin/app --reproducible
@@ -210,81 +207,4 @@ func printStatement(w io.Writer, s *attest.Statement, by []string) error {
 		}
 	}
 	return p.err
-}
-
-// An evidence is the flags by which a command writes a statement.
-type evidence struct {
-	path, key string
-}
-
-func (e *evidence) register(cmd *cobra.Command) {
-	f := cmd.Flags()
-	f.StringVar(&e.path, "attest", "", "write an in-toto Statement of what was found to this file")
-	f.StringVar(&e.key, "key", "", "sign it with this private key, of OpenSSH or in PEM, without a passphrase")
-}
-
-// load returns the key that the flags name, nil if they name none; before anything is run, so that a wrong one costs
-// nothing.
-func (e *evidence) load() (*attest.Key, error) {
-	if e.key == "" {
-		return nil, nil
-	}
-	if e.path == "" {
-		return nil, errors.New("--key signs what --attest writes, which is not given")
-	}
-	fi, err := os.Stat(e.key)
-	if err != nil {
-		return nil, fmt.Errorf("--key: %w", err)
-	}
-	if runtime.GOOS != "windows" && fi.Mode().Perm()&0o077 != 0 {
-		return nil, fmt.Errorf("--key %s: others may read or change it (mode %04o); fix: chmod 600 %s", e.key, fi.Mode().Perm(), e.key)
-	}
-	text, err := readSmall(e.key)
-	if err != nil {
-		return nil, fmt.Errorf("--key: %w", err)
-	}
-	k, err := attest.ParsePrivateKey(text)
-	if err != nil {
-		return nil, fmt.Errorf("--key %s: %w", e.key, err)
-	}
-	return k, nil
-}
-
-// write writes the statement, signed if there is a key; the file is there whole or as it was.
-func (e *evidence) write(ctx context.Context, s *attest.Statement, k *attest.Key) error {
-	if e.path == "" {
-		return nil
-	}
-	text, err := s.Encode()
-	if err == nil && k != nil {
-		text, err = attest.Sign(ctx, s, k)
-	}
-	if err == nil {
-		err = replaceFile(e.path, append(bytes.TrimSpace(text), '\n'))
-	}
-	if err != nil {
-		return fmt.Errorf("--attest: %w", err)
-	}
-	return nil
-}
-
-// replaceFile writes a file, by a rename; what is no regular file, as a link or a device, is written to as it is.
-func replaceFile(path string, text []byte) error {
-	if fi, err := os.Lstat(path); err == nil && !fi.Mode().IsRegular() {
-		return os.WriteFile(path, text, 0o666)
-	}
-	// Under a name of nobody's, beside it, since a rename works within a file system only.
-	file, err := os.CreateTemp(filepath.Dir(path), "."+filepath.Base(path)+"-*")
-	if err != nil {
-		return err
-	}
-	defer os.Remove(file.Name())
-	_, err = file.Write(text)
-	if err == nil {
-		err = file.Chmod(0o644)
-	}
-	if err = errors.Join(err, file.Close()); err != nil {
-		return err
-	}
-	return os.Rename(file.Name(), path)
 }

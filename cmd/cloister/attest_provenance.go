@@ -22,7 +22,7 @@ func attestProvenanceCommand() *cobra.Command {
 	var from origin
 	var to evidence
 	cmd := &cobra.Command{
-		Use:   "provenance ACTION --attest FILE [--key PRIVATE] [--cas URL] [--instance NAME]",
+		Use:   "provenance ACTION --attest FILE [--key FILE] [--passphrase-file FILE] [--cas URL] [--instance NAME]",
 		Short: "Writes how the recorded result of an action came about, as SLSA provenance",
 		Long: `Provenance writes an in-toto Statement about the result that the action cache of a server has for an action: its
 outputs are the subjects, and the predicate (SLSA provenance v1) says what the command was, which inputs and programs of
@@ -41,7 +41,7 @@ It exits with 4 if the action or a result of it is absent, and with 5 if the ser
 			if to.path == "" {
 				return errors.New("say where the statement goes by --attest FILE")
 			}
-			key, err := to.load()
+			key, err := to.load(cmd.Context())
 			if err != nil {
 				return err
 			}

@@ -11,6 +11,7 @@ import (
 	"encoding/pem"
 	"errors"
 	"io"
+	"net"
 	"os"
 	"path/filepath"
 	"strings"
@@ -21,6 +22,7 @@ import (
 	"github.com/cloister-build/cloister/worker/attest"
 	"github.com/cloister-build/cloister/worker/repro"
 	"golang.org/x/crypto/ssh"
+	"golang.org/x/crypto/ssh/agent"
 )
 
 // said runs a command line and returns what it printed and its exit code.
@@ -91,7 +93,7 @@ func TestAttestVerify(t *testing.T) {
 	}
 	write := func(name string, s *attest.Statement, key string) string {
 		to := evidence{path: filepath.Join(dir, name), key: key}
-		k, err := to.load()
+		k, err := to.load(t.Context())
 		if err == nil {
 			err = to.write(t.Context(), s, k)
 		}
@@ -149,8 +151,9 @@ func TestAttestKeyMustBePrivate(t *testing.T) {
 	if err := os.Chmod(private, 0o644); err != nil {
 		t.Fatal(err)
 	}
-	for _, e := range []evidence{{"x", private}, {"x", public}, {"x", filepath.Join(dir, "absent")}, {"", private}} {
-		if k, err := e.load(); err == nil {
+	t.Setenv("SSH_AUTH_SOCK", "")
+	for _, e := range []evidence{{path: "x", key: private}, {path: "x", key: public}, {path: "x", key: filepath.Join(dir, "absent")}, {key: private}} {
+		if k, err := e.load(t.Context()); err == nil {
 			t.Errorf("%+v: loaded %s", e, k.ID())
 		}
 	}
@@ -164,6 +167,101 @@ func TestAttestKeyMustBePrivate(t *testing.T) {
 	}
 	if text, err := os.ReadFile(path); err != nil || string(text) != "before" {
 		t.Errorf("there is %q, %v", text, err)
+	}
+}
+
+// A key with a passphrase signs if a file has it, and ssh-agent signs where the key is a public one; what is amiss is said.
+func TestAttestKeyIsUnlocked(t *testing.T) {
+	dir := t.TempDir()
+	plain, public := keyFiles(t, dir, "plain")
+	text, err := os.ReadFile(plain)
+	if err != nil {
+		t.Fatal(err)
+	}
+	raw, err := ssh.ParseRawPrivateKey(text)
+	if err != nil {
+		t.Fatal(err)
+	}
+	block, err := ssh.MarshalPrivateKeyWithPassphrase(*raw.(*ed25519.PrivateKey), "", []byte("to be kept"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	write := func(name, text string, mode os.FileMode) string {
+		path := filepath.Join(dir, name)
+		if err := os.WriteFile(path, []byte(text), mode); err != nil {
+			t.Fatal(err)
+		}
+		return path
+	}
+	locked := write("locked", string(pem.EncodeToMemory(block)), 0o600)
+	good := write("good", "to be kept\nanother line\n", 0o600)
+	ring, socket := agent.NewKeyring(), filepath.Join(dir, "agent")
+	l, err := net.Listen("unix", socket)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	go func() {
+		for {
+			conn, err := l.Accept()
+			if err != nil {
+				return
+			}
+			agent.ServeAgent(ring, conn)
+			conn.Close()
+		}
+	}()
+	_, foreign := keyFiles(t, dir, "foreign")
+	if err := ring.Add(agent.AddedKey{PrivateKey: raw}); err != nil {
+		t.Fatal(err)
+	}
+	both, err := os.ReadFile(foreign)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, c := range []struct {
+		key, passphrase, agent string
+		says                   string // "" if it signs
+	}{
+		{locked, good, "", ""},
+		{locked, write("windows", "to be kept\r\n", 0o400), "", ""},
+		{locked, write("bare", "to be kept", 0o600), "", ""},
+		{public, "", socket, ""},
+		{plain, "", socket, ""},
+		{locked, write("other", "to be lost\n", 0o600), "", "another one was given"},
+		{locked, write("empty", "", 0o600), "", "none was given"},
+		{locked, write("open", "to be kept\n", 0o644), "", "chmod 600"},
+		{locked, filepath.Join(dir, "absent"), "", "absent"},
+		{plain, good, "", "it has no passphrase"},
+		{"", good, "", "--key, which is not given"},
+		{public, "", "", "SSH_AUTH_SOCK"},
+		{public, "", filepath.Join(dir, "absent"), "ssh-agent does not sign"},
+		{public, good, socket, "leave --passphrase-file out"},
+		{foreign, "", socket, "ssh-add KEY"},
+		{write("both", string(both)+string(both), 0o644), "", socket, "2 public keys"},
+	} {
+		t.Setenv("SSH_AUTH_SOCK", c.agent)
+		e := evidence{path: filepath.Join(dir, "statement"), key: c.key, passphraseFile: c.passphrase}
+		k, err := e.load(t.Context())
+		if c.says != "" {
+			if err == nil || !strings.Contains(err.Error(), c.says) || strings.Contains(err.Error(), "to be") {
+				t.Errorf("%+v: %v", e, err)
+			}
+			continue
+		}
+		if err == nil {
+			err = e.write(t.Context(), &attest.Statement{
+				Subjects:   []attest.Descriptor{{Name: "app", Digest: map[string]string{"sha256": strings.Repeat("a", 64)}}},
+				Provenance: &attest.Provenance{BuildDefinition: attest.BuildDefinition{BuildType: attest.BuildType}},
+			}, k)
+		}
+		if err != nil {
+			t.Errorf("%+v: %v", e, err)
+			continue
+		}
+		if out, code := said("attest", "verify", e.path, "--key", public); code != 0 || !strings.Contains(out, k.ID()) {
+			t.Errorf("%+v: verified with exit %d: %s", e, code, out)
+		}
 	}
 }
 

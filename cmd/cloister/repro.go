@@ -155,7 +155,7 @@ func (c *reproConfig) checkFlags(cmd *cobra.Command) error {
 		return errors.New("--attest is of one action: state one")
 	}
 	var err error
-	if c.key, err = c.evidence.load(); err != nil {
+	if c.key, err = c.evidence.load(cmd.Context()); err != nil {
 		return err
 	}
 	for _, on := range c.on {

@@ -3,6 +3,9 @@
 package main
 
 import (
+	"bufio"
+	"context"
+	"errors"
 	"fmt"
 	"io"
 	"os"
@@ -159,22 +162,76 @@ func (t *terminal) close() {
 // keys has a terminal hand on each key at once, and show none. Ctrl-C remains a signal. The caller calls what it returns
 // to give the terminal back as it was. A file that is no terminal stays as it is.
 func keys(in *os.File) (restore func()) {
-	var before *unix.Termios
-	err := control(in, func(fd int) (err error) {
-		if before, err = unix.IoctlGetTermios(fd, unix.TCGETS); err != nil {
-			return err
-		}
-		s := *before
+	restore, err := setTerminal(in, func(s *unix.Termios) {
 		s.Lflag &^= unix.ICANON | unix.ECHO
 		s.Cc[unix.VMIN], s.Cc[unix.VTIME] = 1, 0
-		return unix.IoctlSetTermios(fd, unix.TCSETS, &s)
 	})
 	if err != nil {
 		return func() {}
 	}
+	return restore
+}
+
+// setTerminal has change change the settings of a terminal. The caller calls what it returns to give the terminal back as
+// it was. It fails for a file that is no terminal.
+func setTerminal(in *os.File, change func(*unix.Termios)) (restore func(), err error) {
+	var before *unix.Termios
+	err = control(in, func(fd int) (err error) {
+		if before, err = unix.IoctlGetTermios(fd, unix.TCGETS); err != nil {
+			return err
+		}
+		s := *before
+		change(&s)
+		return unix.IoctlSetTermios(fd, unix.TCSETS, &s)
+	})
 	return func() {
 		control(in, func(fd int) error { return unix.IoctlSetTermios(fd, unix.TCSETS, before) })
+	}, err
+}
+
+// askSecret asks a person for one line on the terminal of this process, wherever its streams lead to, and does not show what
+// is typed. It fails where there is no terminal, and with *interrupted after Ctrl-C or another signal that would end this process. The
+// terminal is then as it was.
+func askSecret(ctx context.Context, prompt string) ([]byte, error) {
+	tty, err := os.OpenFile("/dev/tty", os.O_RDWR, 0)
+	if err != nil {
+		return nil, errors.New("there is no terminal")
 	}
+	defer tty.Close()
+	return readSecret(ctx, tty, prompt)
+}
+
+// maxSecret is how many bytes a line has that readSecret takes.
+const maxSecret = 1 << 10
+
+// readSecret is askSecret on a terminal, from which reads can be given up.
+func readSecret(ctx context.Context, tty *os.File, prompt string) ([]byte, error) {
+	ctx, end := stop(ctx)
+	defer end()
+	defer context.AfterFunc(ctx, func() { tty.SetReadDeadline(time.Now()) })()
+	restore, err := setTerminal(tty, func(s *unix.Termios) {
+		s.Lflag &^= unix.ECHO
+		s.Lflag |= unix.ICANON | unix.ISIG
+		s.Iflag |= unix.ICRNL
+	})
+	if err != nil {
+		return nil, err
+	}
+	defer restore()
+	if _, err := io.WriteString(tty, prompt); err != nil {
+		return nil, err
+	}
+	defer io.WriteString(tty, "\n")
+	// The rest of a line that was given up must not become a command of the person's shell.
+	defer control(tty, func(fd int) error { return unix.IoctlSetInt(fd, unix.TCFLSH, unix.TCIFLUSH) })
+	line, err := bufio.NewReaderSize(io.LimitReader(tty, maxSecret), maxSecret).ReadSlice('\n')
+	switch {
+	case ctx.Err() != nil:
+		return nil, context.Cause(ctx)
+	case err != nil:
+		return nil, fmt.Errorf("it ends before the line does, or the line is too long: %w", err)
+	}
+	return line[:len(line)-1], nil
 }
 
 // rowsOf returns how many lines a terminal has, 0 if that is not known.

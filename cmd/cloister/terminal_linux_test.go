@@ -4,6 +4,8 @@ package main
 
 import (
 	"bufio"
+	"context"
+	"errors"
 	"io"
 	"os"
 	"os/exec"
@@ -149,5 +151,98 @@ func TestTerminalOfAPerson(t *testing.T) {
 	}
 	if after := settings(); *after != *before {
 		t.Errorf("the person's terminal is not as it was: %+v, before %+v", after, before)
+	}
+}
+
+// TestSecretIsNotShown: what is typed after the prompt is returned and not shown, and the terminal is given back, also if a
+// signal comes first.
+func TestSecretIsNotShown(t *testing.T) {
+	none, _ := pipe(t)
+	shown, out := pipe(t)
+	persons, err := openTerminal(none, out)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer persons.close()
+	tty, err := os.OpenFile(persons.run.Name(), os.O_RDWR|unix.O_NOCTTY, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer tty.Close()
+	settings := func() (s unix.Termios) {
+		if err := control(tty, func(fd int) error {
+			now, err := unix.IoctlGetTermios(fd, unix.TCGETS)
+			if err == nil {
+				s = *now
+			}
+			return err
+		}); err != nil {
+			t.Fatal(err)
+		}
+		return s
+	}
+	// As a shell has it.
+	if _, err := setTerminal(tty, func(s *unix.Termios) { s.Lflag |= unix.ECHO }); err != nil {
+		t.Fatal(err)
+	}
+	before := settings()
+	shown.SetReadDeadline(time.Now().Add(time.Minute)) // a bound, which is not met
+	var text strings.Builder
+	await := func(want string) {
+		t.Helper()
+		b := make([]byte, 100)
+		for !strings.Contains(text.String(), want) {
+			n, err := shown.Read(b)
+			text.Write(b[:n])
+			if err != nil {
+				t.Fatalf("%q never came: %v in %q", want, err, text.String())
+			}
+		}
+	}
+	type answer struct {
+		line []byte
+		err  error
+	}
+	for _, typed := range []string{"to be kept\n", "", strings.Repeat("x", 2*maxSecret) + "\n"} {
+		ctx, end := context.WithCancelCause(t.Context())
+		got := make(chan answer, 1)
+		go func() {
+			line, err := readSecret(ctx, tty, "Passphrase: ")
+			got <- answer{line, err}
+		}()
+		await("Passphrase: ")
+		if s := settings(); s.Lflag&unix.ECHO != 0 || s.Lflag&unix.ISIG == 0 {
+			t.Errorf("what is typed is shown, or Ctrl-C is no signal: %+v", s)
+		}
+		if typed == "" {
+			end(&interrupted{syscall.SIGINT})
+		} else if _, err := io.WriteString(persons.ours, typed); err != nil {
+			t.Fatal(err)
+		}
+		a := <-got
+		var by *interrupted
+		switch {
+		case typed == "" && !errors.As(a.err, &by):
+			t.Errorf("after a signal: %q, %v", a.line, a.err)
+		case len(typed) > maxSecret && a.err == nil:
+			t.Errorf("a line of %d bytes is taken", len(a.line))
+		case typed != "" && len(typed) <= maxSecret && (a.err != nil || string(a.line)+"\n" != typed):
+			t.Errorf("%q: %q, %v", typed, a.line, a.err)
+		}
+		if after := settings(); after != before {
+			t.Errorf("the terminal is not as it was: %+v, before %+v", after, before)
+		}
+		await("\n")
+		if strings.Contains(text.String(), "kept") || strings.Contains(text.String(), "xx") {
+			t.Errorf("shown is %q", text.String())
+		}
+		text.Reset()
+		end(nil)
+		if err := tty.SetReadDeadline(time.Time{}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if _, err := readSecret(t.Context(), none, "Passphrase: "); err == nil {
+		t.Error("a pipe is a terminal")
 	}
 }

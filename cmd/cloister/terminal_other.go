@@ -5,8 +5,10 @@
 package main
 
 import (
+	"context"
 	"errors"
 	"os"
+	"runtime"
 )
 
 // terminal does not exist on this system.
@@ -20,6 +22,11 @@ func (*terminal) close() {}
 
 // keys leaves a terminal as it is: keys come by the line.
 func keys(*os.File) (restore func()) { return func() {} }
+
+// askSecret asks nobody: what is typed would be shown.
+func askSecret(context.Context, string) ([]byte, error) {
+	return nil, errors.New("nobody is asked on " + runtime.GOOS)
+}
 
 // rowsOf is not known.
 func rowsOf(*os.File) int { return 0 }

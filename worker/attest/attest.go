@@ -36,6 +36,10 @@ var (
 	ErrSignature = errors.New("not signed by an accepted key")
 	// ErrKey says that a key cannot be used.
 	ErrKey = errors.New("unusable key")
+	// ErrPassphrase says that a private key is locked by a passphrase, which was not given.
+	ErrPassphrase = errors.New("the passphrase of the key is needed")
+	// ErrAgent says that no ssh-agent signs by a key.
+	ErrAgent = errors.New("ssh-agent does not sign")
 )
 
 // A Descriptor names some bytes (in-toto ResourceDescriptor v1). Digest maps the name of a digest function, in lower

@@ -4,26 +4,34 @@ package attest
 
 import (
 	"bytes"
+	"context"
+	"crypto"
 	"crypto/ecdsa"
 	"crypto/ed25519"
 	"crypto/elliptic"
 	"crypto/rand"
 	"crypto/rsa"
+	"crypto/sha1"
+	"crypto/sha256"
 	"crypto/x509"
 	"encoding/base64"
 	"encoding/json"
 	"encoding/pem"
 	"errors"
+	"net"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
+	"github.com/cloister-build/cloister/sandbox/sandboxtest"
 	"github.com/secure-systems-lab/go-securesystemslib/dsse"
 	"golang.org/x/crypto/ssh"
+	"golang.org/x/crypto/ssh/agent"
 )
 
 func hash(c string) map[string]string { return map[string]string{"sha256": strings.Repeat(c, 64)} }
@@ -184,7 +192,8 @@ func TestSignedIsOpened(t *testing.T) {
 		t.Fatal(err)
 	}
 	_, others := keys(t, foreign, foreign.Public())
-	for name, pair := range map[string][2]any{"Ed25519": {edwards, edwards.Public()}, "ECDSA": {curve, curve.Public()}} {
+	large := rsaKey(t)
+	for name, pair := range map[string][2]any{"Ed25519": {edwards, edwards.Public()}, "ECDSA": {curve, curve.Public()}, "RSA": {large, large.Public()}} {
 		for i, k := range privateKeys(t, pair[0]) {
 			_, public := keys(t, pair[0], pair[1])
 			text, err := Sign(t.Context(), reproducible(), k)
@@ -266,7 +275,7 @@ func privateKeys(t *testing.T, private any) []*Key {
 	}
 	var ks []*Key
 	for _, block := range []*pem.Block{openssh, {Type: "PRIVATE KEY", Bytes: der}} {
-		k, err := ParsePrivateKey(pem.EncodeToMemory(block))
+		k, err := ParsePrivateKey(pem.EncodeToMemory(block), nil)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -301,7 +310,7 @@ func keys(t *testing.T, private, public any) (*Key, []*Key) {
 }
 
 func TestKeysThatAreRefused(t *testing.T) {
-	large, err := rsa.GenerateKey(rand.Reader, 2048)
+	small, err := rsa.GenerateKey(rand.Reader, 2048)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -309,16 +318,12 @@ func TestKeysThatAreRefused(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	_, edwards, err := ed25519.GenerateKey(rand.Reader)
-	if err != nil {
-		t.Fatal(err)
+	texts := map[string][]byte{
+		"nothing": nil, "no key": []byte("key"),
+		"PKCS #8 with a passphrase": pem.EncodeToMemory(&pem.Block{Type: "ENCRYPTED PRIVATE KEY", Bytes: []byte("0")}),
+		"sigstore's":                pem.EncodeToMemory(&pem.Block{Type: "ENCRYPTED SIGSTORE PRIVATE KEY", Bytes: []byte("0")}),
 	}
-	locked, err := ssh.MarshalPrivateKeyWithPassphrase(edwards, "", []byte("secret"))
-	if err != nil {
-		t.Fatal(err)
-	}
-	texts := map[string][]byte{"nothing": nil, "no key": []byte("key"), "a passphrase": pem.EncodeToMemory(locked)}
-	for name, k := range map[string]any{"RSA": large, "P-384": curve} {
+	for name, k := range map[string]any{"RSA of 2048 bits": small, "P-384": curve} {
 		der, err := x509.MarshalPKCS8PrivateKey(k)
 		if err != nil {
 			t.Fatal(err)
@@ -326,55 +331,338 @@ func TestKeysThatAreRefused(t *testing.T) {
 		texts[name] = pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: der})
 	}
 	for name, text := range texts {
-		if _, err := ParsePrivateKey(text); !errors.Is(err, ErrKey) {
+		if _, err := ParsePrivateKey(text, nil); !errors.Is(err, ErrKey) || errors.Is(err, ErrPassphrase) {
 			t.Errorf("%s: %v", name, err)
-		} else if name == "a passphrase" && !strings.Contains(err.Error(), "ssh-keygen") {
+		} else if strings.Contains(name, "PKCS") && !strings.Contains(err.Error(), "ssh-keygen -p") {
 			t.Errorf("%s: the error does not say what to do: %v", name, err)
 		}
 	}
-	for _, text := range []string{"", "# nobody\n", "ssh-ed25519 AAAA", "-----BEGIN X-----\nAAAA\n-----END X-----\n"} {
-		if _, err := ParsePublicKeys([]byte(text)); !errors.Is(err, ErrKey) {
-			t.Errorf("%q: %v", text, err)
+	_, lines := keys(t, rsaKey(t), rsaKey(t).Public())
+	good := strings.TrimSpace(string(ssh.MarshalAuthorizedKey(lines[0].wire)))
+	block := string(publicBlock(t, rsaKey(t).Public()))
+	for _, text := range []string{
+		"", "# nobody\n", "ssh-ed25519 AAAA", "-----BEGIN X-----\nAAAA\n-----END X-----\n",
+		`expiry-time="20200101" ` + good, "cert-authority " + good, good + "\nrestrict " + good,
+		block + good, block + "-----BEGIN PUBLIC KEY-----\n", string(publicBlock(t, small.Public())),
+		"sk-ssh-ed25519@openssh.com " + base64.StdEncoding.EncodeToString(ssh.Marshal(struct {
+			Name, Key, Application string
+		}{"sk-ssh-ed25519@openssh.com", strings.Repeat("k", ed25519.PublicKeySize), "ssh:"})),
+	} {
+		if k, err := ParsePublicKeys([]byte(text)); !errors.Is(err, ErrKey) {
+			t.Errorf("%q: %d keys, %v", text, len(k), err)
+		}
+	}
+	// Several in PEM are several, of the older form, too.
+	older := pem.EncodeToMemory(&pem.Block{Type: "RSA PUBLIC KEY", Bytes: x509.MarshalPKCS1PublicKey(&rsaKey(t).PublicKey)})
+	all, err := ParsePublicKeys(append(append([]byte("\n"), older...), block...))
+	if err != nil || len(all) != 2 || all[0].ID() != lines[0].ID() || all[1].ID() != lines[0].ID() {
+		t.Errorf("%d keys, %v; want %s twice", len(all), err, lines[0].ID())
+	}
+}
+
+// rsaKey returns the RSA key of these tests.
+var rsaKey = func() func(*testing.T) *rsa.PrivateKey {
+	generate := sync.OnceValues(func() (*rsa.PrivateKey, error) { return rsa.GenerateKey(rand.Reader, MinRSA) })
+	return func(t *testing.T) *rsa.PrivateKey {
+		t.Helper()
+		k, err := generate()
+		if err != nil {
+			t.Fatal(err)
+		}
+		return k
+	}
+}()
+
+func publicBlock(t *testing.T, public any) []byte {
+	t.Helper()
+	der, err := x509.MarshalPKIXPublicKey(public)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return pem.EncodeToMemory(&pem.Block{Type: "PUBLIC KEY", Bytes: der})
+}
+
+// A key with a passphrase is one with this passphrase, and with no other.
+func TestPassphrase(t *testing.T) {
+	_, edwards, err := ed25519.GenerateKey(rand.Reader)
+	if err != nil {
+		t.Fatal(err)
+	}
+	openssh, err := ssh.MarshalPrivateKeyWithPassphrase(edwards, "", []byte("secret"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	//nolint:staticcheck // what ssh-keygen made until 2018, and -m PEM makes today
+	older, err := x509.EncryptPEMBlock(rand.Reader, "RSA PRIVATE KEY", x509.MarshalPKCS1PrivateKey(rsaKey(t)), []byte("secret"), x509.PEMCipherAES128)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for name, block := range map[string]*pem.Block{"OpenSSH": openssh, "PEM": older} {
+		text := pem.EncodeToMemory(block)
+		if k, err := ParsePrivateKey(text, []byte("secret")); err != nil {
+			t.Errorf("%s: %v", name, err)
+		} else if _, err := Sign(t.Context(), reproducible(), k); err != nil {
+			t.Errorf("%s: %v", name, err)
+		}
+		for i := range 40 { // what the older format decrypts to is noise, and rarely looks like something
+			other := [][]byte{nil, {}, []byte("Secret"), []byte("secret\n"), []byte(strings.Repeat("x", i))}[min(i, 4)]
+			if _, err := ParsePrivateKey(text, other); !errors.Is(err, ErrKey) || !errors.Is(err, ErrPassphrase) {
+				t.Errorf("%s: %q: %v", name, other, err)
+			}
+			if name == "OpenSSH" && i > 4 {
+				break
+			}
 		}
 	}
 }
 
-// What ssh-keygen makes is a key, with the fingerprint that it prints.
-func TestKeyOfSSHKeygen(t *testing.T) {
-	tool, err := exec.LookPath("ssh-keygen")
-	if err != nil {
-		t.Skip("ssh-keygen is not installed")
-	}
-	path := filepath.Join(t.TempDir(), "key")
-	if out, err := exec.Command(tool, "-q", "-t", "ed25519", "-N", "", "-f", path).CombinedOutput(); err != nil {
-		t.Fatalf("%v: %s", err, out)
-	}
-	text, err := os.ReadFile(path)
+// Of RSA both schemes are accepted: PKCS #1 v1.5, which agents and sigstore make, and PSS, which in-toto makes.
+func TestBothSchemesOfRSA(t *testing.T) {
+	_, public := keys(t, rsaKey(t), rsaKey(t).Public())
+	data := []byte("data")
+	sum := sha256.Sum256(data)
+	plain, err := rsa.SignPKCS1v15(nil, rsaKey(t), crypto.SHA256, sum[:])
 	if err != nil {
 		t.Fatal(err)
 	}
-	k, err := ParsePrivateKey(text)
+	for _, salt := range []int{rsa.PSSSaltLengthEqualsHash, rsa.PSSSaltLengthAuto} {
+		pss, err := rsa.SignPSS(rand.Reader, rsaKey(t), crypto.SHA256, sum[:], &rsa.PSSOptions{SaltLength: salt})
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, signature := range [][]byte{plain, pss} {
+			if err := public[0].verify(data, signature); err != nil {
+				t.Errorf("salt %d: %v", salt, err)
+			}
+			if err := public[0].verify([]byte("other"), signature); err == nil {
+				t.Error("a signature of something else is accepted")
+			}
+		}
+	}
+	weak := sha1.Sum(data)
+	if signature, err := rsa.SignPKCS1v15(nil, rsaKey(t), crypto.SHA1, weak[:]); err != nil || public[0].verify(data, signature) == nil {
+		t.Errorf("a signature of SHA-1 is accepted, %v", err)
+	}
+}
+
+// An envelope is read by everybody in one way, and checked in a time that its writer does not choose.
+func TestEnvelopesThatAreRefused(t *testing.T) {
+	private, public := keys(t, rsaKey(t), rsaKey(t).Public())
+	text, err := Sign(t.Context(), reproducible(), private)
 	if err != nil {
 		t.Fatal(err)
 	}
-	out, err := exec.Command(tool, "-l", "-f", path).Output()
-	if err != nil || !strings.Contains(string(out), " "+k.ID()+" ") {
-		t.Errorf("%s is not in %q, %v", k.ID(), out, err)
+	var e dsse.Envelope
+	if err := json.Unmarshal(text, &e); err != nil {
+		t.Fatal(err)
 	}
+	one, err := json.Marshal(e.Signatures[0])
+	if err != nil {
+		t.Fatal(err)
+	}
+	many := func(n int) string {
+		return strings.Replace(string(text), string(one), strings.Repeat(`{"sig":"AAAA"},`, n)+string(one), 1)
+	}
+	for name, other := range map[string]string{
+		"a payload twice":         strings.Replace(string(text), `"payload":`, `"payload":"e30=","payload":`, 1),
+		"one in another case":     strings.Replace(string(text), `"payload":`, `"PAYLOAD":"e30=","payload":`, 1),
+		"a signature twice in it": strings.Replace(string(text), `"sig":`, `"sig":"AAAA","sig":`, 1),
+		"too many signatures":     many(maxSignatures),
+	} {
+		for _, keys := range [][]*Key{public, nil} {
+			if _, _, err := Open(t.Context(), []byte(other), keys); other == string(text) || !errors.Is(err, ErrStatement) {
+				t.Errorf("%s, with %d keys: %v", name, len(keys), err)
+			}
+		}
+	}
+	for name, other := range map[string]string{
+		"an unknown field":      strings.Replace(string(text), `{`, `{"x":1,`, 1), // the specification has readers pass over them
+		"many signatures":       many(maxSignatures - 1),
+		"another one's as well": strings.Replace(string(text), `"signatures":[`, `"signatures":[{"keyid":"other","sig":"AAAA"},`, 1),
+	} {
+		if _, by, err := Open(t.Context(), []byte(other), public); err != nil || len(by) != 1 {
+			t.Errorf("%s: by %q, %v", name, by, err)
+		}
+	}
+}
+
+// What ssh-keygen makes is a key, with the fingerprint that it prints; with a passphrase, and in the hands of ssh-agent, too.
+func TestKeysOfOpenSSH(t *testing.T) {
+	tool := func(name string) string {
+		path, err := exec.LookPath(name)
+		if err != nil {
+			sandboxtest.Unavailable(t, "tools", err)
+		}
+		return path
+	}
+	keygen, add, agent := tool("ssh-keygen"), tool("ssh-add"), tool("ssh-agent")
+	dir := t.TempDir()
+	socket := filepath.Join(dir, "agent")
+	ctx, end := context.WithCancel(t.Context())
+	running := exec.CommandContext(ctx, agent, "-D", "-a", socket)
+	if err := running.Start(); err != nil {
+		t.Fatal(err)
+	}
+	defer func() { end(); running.Wait() }()
+	await(t, socket)
+	for name, c := range map[string]struct {
+		args       []string
+		passphrase string
+	}{
+		"ed25519": {args: []string{"-t", "ed25519"}},
+		"locked":  {[]string{"-t", "ed25519"}, "to be kept"},
+		"ecdsa":   {args: []string{"-t", "ecdsa", "-b", "256"}},
+		"rsa":     {args: []string{"-t", "rsa", "-b", "3072"}},
+		"pem":     {[]string{"-t", "rsa", "-b", "3072", "-m", "PEM"}, "to be kept"},
+	} {
+		path := filepath.Join(dir, name)
+		if out, err := exec.Command(keygen, append(c.args, "-q", "-N", c.passphrase, "-f", path)...).CombinedOutput(); err != nil {
+			t.Fatalf("%v: %s", err, out)
+		}
+		var text [2][]byte
+		for i, file := range []string{path, path + ".pub"} {
+			var err error
+			if text[i], err = os.ReadFile(file); err != nil {
+				t.Fatal(err)
+			}
+		}
+		k, err := ParsePrivateKey(text[0], []byte(c.passphrase))
+		if err != nil {
+			t.Fatal(err)
+		}
+		out, err := exec.Command(keygen, "-l", "-f", path+".pub").Output()
+		if err != nil || !strings.Contains(string(out), " "+k.ID()+" ") {
+			t.Errorf("%s is not in %q, %v", k.ID(), out, err)
+		}
+		public, err := ParsePublicKeys(text[1])
+		if err != nil {
+			t.Fatal(err)
+		}
+		opens(t, k, public)
+		if c.passphrase != "" {
+			continue
+		}
+		if _, err := AgentKey(t.Context(), socket, public[0]); !errors.Is(err, ErrAgent) || !strings.Contains(err.Error(), k.ID()) {
+			t.Errorf("%s is not in the agent, and %v", name, err)
+		}
+		loaded := exec.Command(add, "-q", path)
+		loaded.Env = append(os.Environ(), "SSH_AUTH_SOCK="+socket)
+		if out, err := loaded.CombinedOutput(); err != nil {
+			t.Fatalf("%v: %s", err, out)
+		}
+		if k, err = AgentKey(t.Context(), socket, public[0]); err != nil {
+			t.Fatal(err)
+		}
+		opens(t, k, public)
+		// More than the agent takes is an error that says so.
+		large := reproducible()
+		large.Reproducibility.Causes = []string{strings.Repeat("x", 256<<10)}
+		if _, err := Sign(t.Context(), large, k); !errors.Is(err, ErrAgent) || !strings.Contains(err.Error(), "sign with the file") {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+}
+
+// await waits until something listens at a socket.
+func await(t *testing.T, socket string) {
+	t.Helper()
+	for range 3000 {
+		if conn, err := net.Dial("unix", socket); err == nil {
+			conn.Close()
+			return
+		}
+		time.Sleep(10 * time.Millisecond)
+	}
+	t.Fatalf("nothing listens at %s", socket)
+}
+
+// opens has k sign, which public must be able to check.
+func opens(t *testing.T, k *Key, public []*Key) {
+	t.Helper()
 	signed, err := Sign(t.Context(), provenance(), k)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if text, err = os.ReadFile(path + ".pub"); err != nil {
-		t.Fatal(err)
-	}
-	public, err := ParsePublicKeys(text)
 	if err != nil {
 		t.Fatal(err)
 	}
 	if _, by, err := Open(t.Context(), signed, public); err != nil || len(by) != 1 || by[0] != k.ID() {
 		t.Errorf("by %q, %v", by, err)
 	}
+}
+
+// An agent that gives anything but the signature that was asked for has signed nothing.
+func TestAgentIsNotBelieved(t *testing.T) {
+	_, edwards, err := ed25519.GenerateKey(rand.Reader)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for name, c := range map[string]struct {
+		private any
+		spoil   func(*ssh.Signature)
+		good    bool
+	}{
+		"Ed25519":        {edwards, func(*ssh.Signature) {}, true},
+		"RSA":            {rsaKey(t), func(*ssh.Signature) {}, true},
+		"another text":   {edwards, func(s *ssh.Signature) { s.Blob[0] ^= 1 }, false},
+		"nothing":        {edwards, func(s *ssh.Signature) { s.Blob = nil }, false},
+		"another type":   {edwards, func(s *ssh.Signature) { s.Format = ssh.KeyAlgoECDSA256 }, false},
+		"RSA with SHA-1": {rsaKey(t), func(s *ssh.Signature) { s.Format = ssh.KeyAlgoRSA }, false},
+		"too long":       {rsaKey(t), func(s *ssh.Signature) { s.Blob = append(s.Blob, 0) }, false},
+	} {
+		ring := &falseAgent{Agent: agent.NewKeyring(), spoil: c.spoil}
+		if err := ring.Add(agent.AddedKey{PrivateKey: c.private}); err != nil {
+			t.Fatal(err)
+		}
+		socket := filepath.Join(t.TempDir(), "agent")
+		l, err := net.Listen("unix", socket)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer l.Close()
+		go func() {
+			for {
+				conn, err := l.Accept()
+				if err != nil {
+					return
+				}
+				agent.ServeAgent(ring, conn)
+				conn.Close()
+			}
+		}()
+		_, public := keys(t, c.private, c.private.(crypto.Signer).Public())
+		k, err := AgentKey(t.Context(), socket, public[0])
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := Sign(t.Context(), provenance(), k); (err == nil) != c.good {
+			t.Errorf("%s: %v", name, err)
+		}
+		ctx, end := context.WithCancel(t.Context())
+		end()
+		if _, err := Sign(ctx, provenance(), k); !errors.Is(err, context.Canceled) {
+			t.Errorf("%s: after the end: %v", name, err)
+		}
+	}
+	_, public := keys(t, edwards, edwards.Public())
+	if _, err := AgentKey(t.Context(), filepath.Join(t.TempDir(), "absent"), public[0]); !errors.Is(err, ErrAgent) {
+		t.Errorf("without an agent: %v", err)
+	}
+}
+
+// A falseAgent spoils the signatures of an agent.
+type falseAgent struct {
+	agent.Agent
+	spoil func(*ssh.Signature)
+}
+
+func (a *falseAgent) SignWithFlags(key ssh.PublicKey, data []byte, flags agent.SignatureFlags) (*ssh.Signature, error) {
+	s, err := a.Agent.(agent.ExtendedAgent).SignWithFlags(key, data, flags)
+	if err == nil {
+		a.spoil(s)
+	}
+	return s, err
+}
+
+func (a *falseAgent) Extension(string, []byte) ([]byte, error) {
+	return nil, agent.ErrExtensionUnsupported
 }
 
 func FuzzOpen(f *testing.F) {
