@@ -138,7 +138,7 @@ func (c *Client) heard(ctx context.Context, begun time.Time, err error) {
 		return
 	}
 	c.terms = nil
-	c.fail(fmt.Errorf("%d calls in a row failed: %s", c.failures, printable(status.Convert(err).Message())))
+	c.fail(fmt.Errorf("%d calls in a row failed: %s", c.failures, Reason(status.Convert(err))))
 	c.work.Go(func() {
 		if c.pause() {
 			c.probe()

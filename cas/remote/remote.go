@@ -212,7 +212,7 @@ func (c *Client) failed(ctx context.Context, what string, err error) error {
 	}
 	if answered {
 		p := st.Proto()
-		p.Message = printable(p.Message)
+		p.Message = Reason(st)
 		err = status.FromProto(p).Err()
 	}
 	switch st.Code() {
@@ -226,6 +226,21 @@ func (c *Client) failed(ctx context.Context, what string, err error) error {
 		err = fmt.Errorf("%w: %v", errors.ErrUnsupported, err)
 	}
 	return fmt.Errorf("%s at %s: %w", what, c.target, err)
+}
+
+// Reason returns what st says as one line that cannot steer a terminal, of at most 1000 bytes: whoever answered chose it. Of a
+// connection that could not be made that is why not, without what gRPC calls the steps on the way.
+func Reason(st *status.Status) string {
+	text := st.Message()
+	if quoted, ok := strings.CutPrefix(text, "connection error: desc = "); ok && st.Code() == codes.Unavailable {
+		if why, err := strconv.Unquote(quoted); err == nil {
+			text = strings.TrimPrefix(strings.TrimPrefix(why, "transport: "), "Error while dialing: ")
+		}
+		if strings.HasPrefix(text, "error reading server preface") {
+			text += "; the address of a server with TLS is grpcs://HOST:PORT"
+		}
+	}
+	return printable(text)
 }
 
 // maxText is the most bytes of what a server says that an error repeats.

@@ -99,7 +99,7 @@ func (s *Store) PutAll(ctx context.Context, blobs []cas.Blob) []error {
 func (s *Store) putFailed(ctx context.Context, d cas.Digest, err error) error {
 	what := fmt.Sprintf("store blob %s", d)
 	if ctx.Err() == nil && status.Code(err) == codes.ResourceExhausted {
-		return fmt.Errorf("%s at %s: %w (%s)", what, s.target, cas.ErrFull, printable(status.Convert(err).Message()))
+		return fmt.Errorf("%s at %s: %w (%s)", what, s.target, cas.ErrFull, Reason(status.Convert(err)))
 	}
 	return s.failed(ctx, what, err)
 }

@@ -11,6 +11,7 @@ import (
 	"io"
 	"maps"
 	"net/url"
+	"os"
 	"slices"
 	"strconv"
 	"strings"
@@ -59,8 +60,10 @@ func (o *origin) open(ctx context.Context) (*remote.Store, error) {
 	switch {
 	case errors.Is(err, remote.ErrAddress), errors.Is(err, cas.ErrInvalid):
 		return nil, &exit{exitUsage, fmt.Errorf("--cas, --instance: %w", err)}
+	case errors.Is(err, os.ErrPermission): // it was reached, and refuses
+		return nil, &exit{exitNo, err}
 	case err != nil:
-		return nil, &exit{exitConnect, fmt.Errorf("%w; name the server of the action with --cas", err)}
+		return nil, &exit{exitConnect, fmt.Errorf("%w; name the server with --cas", err)}
 	}
 	return c.Store("")
 }

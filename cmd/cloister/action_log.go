@@ -122,7 +122,7 @@ func (l *logs) explain(what string, err error) error {
 	case codes.Unavailable, codes.DeadlineExceeded:
 		code = exitConnect
 	}
-	return &exit{code, fmt.Errorf("%s at %s: %s", what, l.from.cas, status.Convert(err).Message())}
+	return &exit{code, fmt.Errorf("%s at %s: %s", what, l.from.cas, remote.Reason(status.Convert(err)))}
 }
 
 // find returns the latest operation of an action that the server lists, one that has not ended before all others,

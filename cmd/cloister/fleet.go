@@ -9,6 +9,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/cloister-build/cloister/cas/remote"
 	cloisterpb "github.com/cloister-build/cloister/proto/cloister/v1"
 	"github.com/spf13/cobra"
 	"google.golang.org/grpc/codes"
@@ -54,8 +55,7 @@ func (f *operator) explain(ctx context.Context, err error) error {
 	if ctx.Err() != nil {
 		return stopped(ctx, err, "stopped")
 	}
-	// What a server says must not command a terminal.
-	said := fmt.Sprintf("%+.1000q", status.Convert(err).Message())
+	said := remote.Reason(status.Convert(err))
 	code := exitNo
 	switch status.Code(err) {
 	case codes.Unimplemented:

@@ -13,6 +13,7 @@ import (
 	"strings"
 
 	"github.com/cloister-build/cloister/cas"
+	"github.com/cloister-build/cloister/cas/remote"
 	cloisterpb "github.com/cloister-build/cloister/proto/cloister/v1"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
@@ -67,8 +68,7 @@ func (o *origin) recall(ctx context.Context, req *cloisterpb.ListHistoryRequest,
 			}
 		}
 	}
-	// What a server says must not command a terminal.
-	said := fmt.Sprintf("%+.1000q", status.Convert(err).Message())
+	said := remote.Reason(status.Convert(err))
 	switch status.Code(err) {
 	case codes.Unimplemented:
 		return &exit{exitNo, fmt.Errorf("the server at %s keeps %w: it does not serve cloister.v1.History", o.cas, errNoHistory)}

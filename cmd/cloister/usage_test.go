@@ -93,3 +93,23 @@ func TestPortsAreToldByTheirFlags(t *testing.T) {
 		}
 	}
 }
+
+// TestUnreachableServerIsTold: which command ever asks, a server that is not there is told in one line with the reason, without
+// the names that gRPC has for it.
+func TestUnreachableServerIsTold(t *testing.T) {
+	gone, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	address := gone.Addr().String()
+	gone.Close()
+	for _, line := range []string{"status", "action ls", "action show ^1", "action log -f " + noDigest, "cas stat " + noDigest, "cache show " + noDigest} {
+		said, code := told(t, append(strings.Fields(line), "--cas", "grpc://"+address)...)
+		if code != exitConnect || !strings.Contains(said, "dial tcp "+address+": ") || strings.Contains(said, "desc = \"") || strings.Contains(said, `\"`) {
+			t.Errorf("cloister %s: exit %d, %s", line, code, said)
+		}
+	}
+}
+
+// noDigest is that of a blob that nobody has.
+const noDigest = "9f2c1e7700000000000000000000000000000000000000000000000000000000/142"

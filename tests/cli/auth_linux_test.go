@@ -284,7 +284,7 @@ func TestRule001_005_006_065_131_Rights(t *testing.T) {
 	}{
 		"a token":           {append(show, "--token-file", token), 0, "/bin/true"},
 		"a certificate":     {append(show, "--tls-cert", a.file("reader.pem"), "--tls-key", a.file("reader.key")), 0, "/bin/true"},
-		"nothing":           {show, 5, "Unauthenticated"},
+		"nothing":           {show, 1, "no credential"},
 		"no authority":      {append(show[:len(show)-2:len(show)-2], "--token-file", token), 5, "certificate"},
 		"a log":             {append([]string{"action", "log"}, append(show[2:len(show):len(show)], "--token-file", token)...), 0, ""},
 		"a log for nobody":  {append([]string{"action", "log"}, show[2:]...), 1, "no credential"},

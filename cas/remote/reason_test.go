@@ -1,0 +1,35 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package remote_test
+
+import (
+	"strings"
+	"testing"
+
+	"github.com/cloister-build/cloister/cas/remote"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+)
+
+// TestReason: of a connection that could not be made its cause alone is told, and nothing that a server says steers a terminal.
+func TestReason(t *testing.T) {
+	for _, c := range []struct {
+		code       codes.Code
+		text, want string
+	}{
+		{codes.Unavailable, `connection error: desc = "transport: Error while dialing: dial tcp 127.0.0.1:1: connect: connection refused"`, "dial tcp 127.0.0.1:1: connect: connection refused"},
+		{codes.Unavailable, `connection error: desc = "transport: authentication handshake failed: tls: \"x\" is no name"`, `authentication handshake failed: tls: "x" is no name`},
+		{codes.Unavailable, `connection error: desc = "error reading server preface: EOF"`, "error reading server preface: EOF; the address of a server with TLS is grpcs://HOST:PORT"},
+		{codes.Unavailable, `connection error: desc = "not ended`, `connection error: desc = "not ended`},
+		{codes.Unavailable, `connection error: desc = "\x1b[2J"`, `\x1b[2J`},
+		{codes.NotFound, `no worker is called "a"`, `no worker is called "a"`},
+		{codes.Unavailable, "away\x1b[2J\n", `away\x1b[2J\n`},
+	} {
+		if got := remote.Reason(status.New(c.code, c.text)); got != c.want {
+			t.Errorf("%v: %s: got %s, want %s", c.code, c.text, got, c.want)
+		}
+	}
+	if got := remote.Reason(status.New(codes.Internal, strings.Repeat("long ", 1000))); len(got) > 1000 {
+		t.Errorf("a long text: %d bytes", len(got))
+	}
+}
