@@ -6,7 +6,10 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"log/slog"
+	"path/filepath"
 
+	"github.com/cloister-build/cloister/cas"
 	"github.com/cloister-build/cloister/worker"
 	"github.com/cloister-build/cloister/worker/history"
 	"github.com/cloister-build/cloister/worker/repro"
@@ -37,15 +40,37 @@ func (s *sampling) check(cmd *cobra.Command) error {
 	return nil
 }
 
+// known opens what is known of actions, by earlier servers of the directory as well if this one checks any. The caller closes
+// it when nothing is executed any more.
+func (s *sampling) known(c *nodeConfig, log *slog.Logger) (*repro.Verdicts, error) {
+	v := repro.VerdictsConfig{Log: log}
+	if s.share > 0 {
+		v.Path, v.Sync = filepath.Join(c.dir, repro.VerdictsFile), c.sync
+	}
+	known, err := repro.OpenVerdicts(v)
+	if err != nil {
+		return nil, &exit{exitEnvironment, err}
+	}
+	return known, nil
+}
+
+// seen returns next as clients and actions see it.
+func (s *sampling) seen(known *repro.Verdicts, next cas.Instances) cas.Instances {
+	if s.gate {
+		return known.Withhold(next)
+	}
+	return next
+}
+
 // sampler returns what checks the share of what local executes, nil if nothing is to be checked. Past is nil if there is
 // no history.
-func (s *sampling) sampler(local *worker.Local, counted func(string), past *history.Log) *repro.Sampler {
+func (s *sampling) sampler(local *worker.Local, counted func(string), past *history.Log, known *repro.Verdicts) *repro.Sampler {
 	if s.share == 0 {
 		return nil
 	}
 	c := repro.SamplerConfig{
 		Executor: local, Instances: local.Instances, Name: local.Name, Features: local.Features, Host: repro.ThisHost(), Flags: local.Flags,
-		Share: float64(s.share), Gate: s.gate, Counted: counted, Log: local.Log,
+		Share: float64(s.share), Gate: s.gate, Counted: counted, Verdicts: known, Log: local.Log,
 	}
 	if past != nil {
 		c.Record = verdicts{past}

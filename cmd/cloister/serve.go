@@ -17,6 +17,7 @@ import (
 	"syscall"
 	"time"
 
+	"github.com/cloister-build/cloister/cas"
 	"github.com/cloister-build/cloister/cas/casserver"
 	"github.com/cloister-build/cloister/cmd/cloister/internal/access"
 	"github.com/cloister-build/cloister/sandbox"
@@ -135,6 +136,11 @@ func serve(ctx context.Context, c *serveConfig, out io.Writer) error {
 	if past != nil {
 		defer past.Close()
 	}
+	known, err := c.repro.known(&c.nodeConfig, log)
+	if err != nil {
+		return err
+	}
+	defer known.Close()
 	if !c.head {
 		if err := n.confine(ctx); err != nil {
 			return err
@@ -144,13 +150,14 @@ func serve(ctx context.Context, c *serveConfig, out io.Writer) error {
 	if err != nil {
 		return err
 	}
-	if err := n.start(ctx, append(c.reach(listener.Addr()), c.flags()...), c.meant.instances); err != nil {
+	seen := func(next cas.Instances) cas.Instances { return c.repro.seen(known, c.meant.instances(next)) }
+	if err := n.start(ctx, append(c.reach(listener.Addr()), c.flags()...), seen); err != nil {
 		return err
 	}
 
 	logs := logstream.New(logstream.Config{Instances: n.instances})
 	defer logs.Close()
-	sampler := c.repro.sampler(n.local, n.telemetry.Check, past)
+	sampler := c.repro.sampler(n.local, n.telemetry.Check, past, known)
 	work := queue.New(c.queue(n, sampler, logs, past))
 	defer work.Close()
 	n.ready.workers = func() string { return allDrained(work) }

@@ -3,12 +3,15 @@
 package cli_test
 
 import (
+	"bytes"
 	"encoding/json"
 	"os"
 	"path/filepath"
 	"strings"
 	"testing"
 
+	"github.com/bazelbuild/remote-apis-sdks/go/pkg/client"
+	"github.com/cloister-build/cloister/tests/internal/bazelrun"
 	"github.com/cloister-build/cloister/worker/repro"
 )
 
@@ -92,4 +95,81 @@ func TestServeRunsActionsAgain(t *testing.T) {
 		_, again := r.execute(t, "pwd > out")
 		return again.CachedResult && strings.Contains(again.Message, "cloister: not reproducible: out differs (path)")
 	})
+}
+
+// What was told of an action is told by the next server of the directory as well, though the last one was killed; and a gate serves
+// nothing of it, though a server without one has recorded it.
+func TestVerdictsOutliveAServer(t *testing.T) {
+	confined(t)
+	home := t.TempDir()
+	store := filepath.Join(home, "store")
+	// begin starts a server of the directory, and returns a client of it and how it is killed.
+	begin := func(flags ...string) (*remote, func()) {
+		t.Helper()
+		var log bytes.Buffer
+		s, err := bazelrun.StartServer(t.Context(), bazelrun.ServerConfig{
+			Binary: built.Path(t), Dir: store, Home: home, Listen: "127.0.0.1:0", Args: flags, Log: &log,
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(s.Kill)
+		c, err := client.NewClient(t.Context(), "main", client.DialParams{Service: s.Addr, NoSecurity: true})
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { c.Close() })
+		return &remote{c, "grpc://" + s.Addr, store, &log}, s.Kill
+	}
+	const odd, later = "pwd > out", "pwd > out; true"
+	const differs, again = "not reproducible: out differs (path); see: cloister repro ", " --instance main"
+
+	r, kill := begin("--repro-sample", "100%")
+	r.execute(t, odd)
+	until(t, "the action was run again", func() bool {
+		_, told := r.execute(t, odd)
+		return strings.Contains(told.Message, differs)
+	})
+	kill()
+
+	r, kill = begin("--repro-sample", "1%")
+	action, told := r.execute(t, odd)
+	if want := "cloister: " + differs + action + " --cas " + r.cas + again; !told.CachedResult || told.Message != want {
+		t.Errorf("the next server says %q, cached %v; want %q", told.Message, told.CachedResult, want)
+	}
+	kill()
+
+	// A gate without a share that would choose it.
+	r, kill = begin("--repro-gate", "--repro-sample", "0.000001%")
+	if _, told := r.execute(t, odd); told.CachedResult || !strings.Contains(told.Message, "cloister: not cached: "+differs+action) {
+		t.Errorf("the gate serves what is known to differ, cached %v: %q", told.CachedResult, told.Message)
+	}
+	wantSaid(t, 4, []string{"cache", "show", action, "--cas", r.cas, "--instance", "main"}, "not found")
+	kill()
+	r, kill = begin("--repro-gate")
+	r.execute(t, later)
+	kill() // at once
+	r, kill = begin("--repro-gate", "--repro-sample", "0.000001%")
+	if _, told := r.execute(t, later); told.CachedResult || !strings.Contains(told.Message, "cloister: not cached: "+differs) {
+		t.Errorf("the next gate lets through what the last one held, cached %v: %q", told.CachedResult, told.Message)
+	}
+	kill()
+
+	// What a loss of power leaves is told, and costs what it hits.
+	path := filepath.Join(store, repro.VerdictsFile)
+	text, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(path, text[:len(text)-20], 0o600); err != nil {
+		t.Fatal(err)
+	}
+	r, kill = begin("--repro-sample", "1%")
+	if _, told := r.execute(t, odd); !strings.Contains(told.Message, differs) {
+		t.Errorf("of what was not hit it is said %q", told.Message)
+	}
+	if n := strings.Count(r.log.String(), "damaged verdicts"); n != 1 {
+		t.Errorf("the server says\n%s", r.log)
+	}
+	kill()
 }

@@ -42,7 +42,10 @@ type SamplerConfig struct {
 	// Counted, if not nil, is told of every check by its result: a Result in the words of a metric, or "skipped".
 	Counted func(result string)
 	Record  Recorder
-	Log     *slog.Logger
+	// Verdicts are what is known of actions that are not reproducible; nil is a memory of the Sampler's own. They stay the
+	// caller's.
+	Verdicts *Verdicts
+	Log      *slog.Logger
 }
 
 // A Recorder keeps what checks have come to. It is called by one goroutine at a time for each action, and must not block.
@@ -66,7 +69,6 @@ const (
 	maxBacklog      = 1000     // checks that wait for a free slot
 	maxBacklogBytes = 64 << 20 // of the results that they have
 	maxTries        = 10       // of a check that other work interrupts
-	maxKnown        = 10_000   // actions that are known to differ
 	maxTallied      = 10_000   // kinds of actions that are counted apart
 )
 
@@ -81,8 +83,6 @@ type Sampler struct {
 	bytes   int64            // of backlog
 	queued  map[subject]bool // what is in backlog
 	filled  chan struct{}    // holds a value if there may be more in backlog
-	known   map[subject]string
-	order   []subject // of known, the oldest first
 	tallies map[Kind]*Tally
 }
 
@@ -117,9 +117,10 @@ func NewSampler(c SamplerConfig) *Sampler {
 	if c.Log == nil {
 		c.Log = slog.New(slog.DiscardHandler)
 	}
-	s := &Sampler{
-		SamplerConfig: c, queued: map[subject]bool{}, filled: make(chan struct{}, 1), known: map[subject]string{}, tallies: map[Kind]*Tally{},
+	if c.Verdicts == nil {
+		c.Verdicts, _ = OpenVerdicts(VerdictsConfig{}) // which reads nothing
 	}
+	s := &Sampler{SamplerConfig: c, queued: map[subject]bool{}, filled: make(chan struct{}, 1), tallies: map[Kind]*Tally{}}
 	for _, f := range factors {
 		if f.copies == 0 { // a second slot is nobody's to take
 			s.factors = append(s.factors, f.Name)
@@ -278,32 +279,27 @@ func (s *Sampler) again(p *pending) {
 
 // learn remembers what a check came to.
 func (s *Sampler) learn(t *worker.Task, v *Verdict) {
-	k := subject{t.Instance, t.Action}
+	k, why := subject{t.Instance, t.Action}, v.Line()
 	sum := &Summary{
 		Time: time.Now(), Instance: t.Instance, Action: t.Action, Target: t.Target, Mnemonic: t.Mnemonic, Invocation: t.Invocation, Result: v.Result,
 	}
 	s.mu.Lock()
-	tally := s.tally(t)
+	tally, word := s.tally(t), string(v.Result)
 	switch v.Result {
 	case Same:
 		tally.Same++
-		s.forget(k)
+	case FlakyExit:
+		tally.FlakyExit++
+		word = "flaky_exit"
 	default:
-		if v.Result == FlakyExit {
-			tally.FlakyExit++
-		} else {
-			tally.Differs++
-		}
-		sum.Line = v.Line() + s.command(t)
-		if s.Gate {
-			sum.Line = "not cached: " + sum.Line
-		}
-		s.remember(k, sum.Line)
+		tally.Differs++
 	}
 	s.mu.Unlock()
-	word := string(v.Result)
-	if v.Result == FlakyExit {
-		word = "flaky_exit"
+	if v.Result == Same {
+		s.Verdicts.forget(k)
+	} else {
+		s.Verdicts.keep(k, why)
+		sum.Line = s.said(t.Instance, why)
 	}
 	s.Counted(word)
 	if v.Result != Same {
@@ -314,11 +310,21 @@ func (s *Sampler) learn(t *worker.Task, v *Verdict) {
 	}
 }
 
+// said returns a verdict as this server tells it: with what it does to the result, and how a person here sees more of the
+// action, behind its digest.
+func (s *Sampler) said(instance, why string) string {
+	why += s.command(instance)
+	if s.Gate {
+		return "not cached: " + why
+	}
+	return why
+}
+
 // command returns what ends the command line by which a person sees more of an action.
-func (s *Sampler) command(t *worker.Task) string {
+func (s *Sampler) command(instance string) string {
 	words := slices.Clone(s.Flags)
-	if t.Instance != "" {
-		words = append(words, "--instance", t.Instance)
+	if instance != "" {
+		words = append(words, "--instance", instance)
 	}
 	var line string
 	for _, w := range words {
@@ -337,30 +343,11 @@ var plain = regexp.MustCompile(`^[\w./@:+-]+$`)
 func (s *Sampler) skip(t *worker.Task, line string) {
 	s.mu.Lock()
 	s.tally(t).Skipped++
-	if line != "" {
-		s.remember(subject{t.Instance, t.Action}, text(line))
-	}
 	s.mu.Unlock()
+	if line != "" {
+		s.Verdicts.suspect(subject{t.Instance, t.Action}, text(line))
+	}
 	s.Counted("skipped")
-}
-
-// remember keeps a line for an action; the oldest goes if there are too many. The caller holds s.mu.
-func (s *Sampler) remember(k subject, line string) {
-	if _, ok := s.known[k]; !ok {
-		if len(s.order) >= maxKnown {
-			delete(s.known, s.order[0])
-			s.order = s.order[1:]
-		}
-		s.order = append(s.order, k)
-	}
-	s.known[k] = line
-}
-
-// forget ends what is said of an action, which keeps its place in the order. The caller holds s.mu.
-func (s *Sampler) forget(k subject) {
-	if _, ok := s.known[k]; ok {
-		s.known[k] = ""
-	}
 }
 
 // tally returns the counts of the kind of t; kinds beyond the bound have one together. The caller holds s.mu.
@@ -380,9 +367,11 @@ func (s *Sampler) tally(t *worker.Task) *Tally {
 // Remark returns what a person is to be told of an action beside each of its results, in one line of ASCII, "" if there is
 // nothing.
 func (s *Sampler) Remark(instance string, action cas.Digest) string {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return s.known[subject{instance, action}]
+	why, verdict := s.Verdicts.of(subject{instance, action})
+	if verdict {
+		return s.said(instance, why)
+	}
+	return why
 }
 
 // Tallies returns the counts of all checks by kind.

@@ -6,12 +6,14 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"path/filepath"
 	"strings"
 	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
 
+	repb "github.com/bazelbuild/remote-apis/build/bazel/remote/execution/v2"
 	"github.com/cloister-build/cloister/cas"
 	"github.com/cloister-build/cloister/sandbox"
 	"github.com/cloister-build/cloister/worker"
@@ -105,16 +107,22 @@ func TestGateRecordsOnlyWhatIsTheSame(t *testing.T) {
 	}
 }
 
-// TestGateHoldsWhatItOnceHeld: an action that differed is checked on other days as well, though these would choose others, and
-// nothing that says that it is not cached stands beside a result that is.
-func TestGateHoldsWhatItOnceHeld(t *testing.T) {
-	steady := false
-	s, b := newScript(t, func(_ int, v *worker.Variation) made {
-		if steady {
+// fickle returns a script whose actions differ until they are mended.
+func fickle(t *testing.T) (s *script, mended *bool) {
+	mended = new(bool)
+	return newScript(t, func(_ int, v *worker.Variation) made {
+		if *mended {
 			return file("x")
 		}
 		return file(v.Conditions.Hostname)
-	}), &book{}
+	}), mended
+}
+
+// TestGateHoldsWhatItOnceHeld: an action that differed is checked on other days as well, though these would choose others, and
+// nothing that says that it is not cached stands beside a result that is.
+func TestGateHoldsWhatItOnceHeld(t *testing.T) {
+	s, mended := fickle(t)
+	b := &book{}
 	e := s.sampler(b, true)
 	task := s.action()
 	execute(t, e, task)
@@ -127,13 +135,78 @@ func TestGateHoldsWhatItOnceHeld(t *testing.T) {
 	if s.recorded != 1 {
 		t.Errorf("%d recorded of another action", s.recorded)
 	}
-	steady = true
+	*mended = true
 	execute(t, e, task)
 	if s.recorded != 2 || e.Remark("", task.Action) != "" {
 		t.Errorf("%d recorded, remark %q", s.recorded, e.Remark("", task.Action))
 	}
 	if runs := s.runs(); runs != 7 {
 		t.Errorf("%d runs", runs)
+	}
+}
+
+// TestVerdictsOutliveTheServer: one that is started anew tells what the last one knew, in its own words, and its gate holds
+// what that one would have held, whoever recorded a result of it; until it comes out the same.
+func TestVerdictsOutliveTheServer(t *testing.T) {
+	s, mended := fickle(t)
+	b := &book{}
+	path := filepath.Join(t.TempDir(), repro.VerdictsFile)
+	// begin starts a server, whose share chooses nothing from the second on. Nobody ends the one before.
+	begin := func(share float64, gate bool, port string) (*repro.Sampler, cas.Instances) {
+		v, err := repro.OpenVerdicts(repro.VerdictsConfig{Path: path})
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { v.Close() })
+		e := s.sampler(b, gate)
+		e.Verdicts, e.Share, e.Flags = v, share, []string{"--cas", "grpc://127.0.0.1:" + port}
+		return e, v.Withhold(e.Instances)
+	}
+	task := s.action()
+	task.Instance = "i"
+	see := "not reproducible: out differs; see: cloister repro " + task.Action.String() + " --cas grpc://127.0.0.1:%s --instance i"
+	served := func(instances cas.Instances, name string) bool {
+		t.Helper()
+		in, err := instances(name)
+		if err != nil {
+			t.Fatal(err)
+		}
+		_, err = in.Actions.Lookup(t.Context(), task.Action)
+		if err != nil && !errors.Is(err, cas.ErrNotFound) {
+			t.Error(err)
+		}
+		return err == nil
+	}
+	if err := s.store.Record(t.Context(), task.Action, &repb.ActionResult{}); err != nil { // by a server without a gate
+		t.Fatal(err)
+	}
+
+	first, instances := begin(1, true, "1")
+	if !served(instances, "i") {
+		t.Error("what nobody has checked is withheld")
+	}
+	execute(t, first, task)
+	second, instances := begin(0, true, "2")
+	if got, want := second.Remark("i", task.Action), "not cached: "+fmt.Sprintf(see, "2"); got != want {
+		t.Errorf("remark %q, want %q", got, want)
+	}
+	if served(instances, "i") || !served(instances, "other") {
+		t.Error("the gate serves what is known to differ, or withholds it from another instance as well")
+	}
+	execute(t, second, task)
+	if s.recorded != 0 || b.counts["differs"] != 2 {
+		t.Errorf("%d recorded, counts %v", s.recorded, b.counts)
+	}
+	third, _ := begin(0, false, "3")
+	if got, want := third.Remark("i", task.Action), fmt.Sprintf(see, "3"); got != want {
+		t.Errorf("without the gate the remark is %q, want %q", got, want)
+	}
+	*mended = true
+	fourth, instances := begin(0, true, "4")
+	execute(t, fourth, task)
+	fifth, _ := begin(0, true, "5")
+	if s.recorded != 1 || !served(instances, "i") || fourth.Remark("i", task.Action)+fifth.Remark("i", task.Action) != "" {
+		t.Errorf("%d recorded of what is the same now; remarks %q, %q", s.recorded, fourth.Remark("i", task.Action), fifth.Remark("i", task.Action))
 	}
 }
 
