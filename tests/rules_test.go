@@ -382,3 +382,46 @@ func TestTopLevel(t *testing.T) {
 		}
 	}
 }
+
+// skips are the files that may skip a test themselves, and how often: what they skip for is nothing that a host could be
+// given. sandboxtest.Unavailable skips for what it lacks, and fails where that is required.
+var skips = map[string]int{
+	"cas/chunk/chunk_test.go":                       1, // a picture whose licence keeps it out of this tree
+	"cas/castest/castest.go":                        4, // what a store need not offer
+	"cas/castest/mapping.go":                        1,
+	"cas/disk/crash_test.go":                        1, // tests that others start as their children
+	"cas/disk/full_linux_test.go":                   1,
+	"cas/disk/kill_test.go":                         1,
+	"cas/disk/internal/segment/segment_test.go":     1, // other systems and architectures
+	"cas/revision/revision_test.go":                 2,
+	"sandbox/audit/audit_test.go":                   1,
+	"sandbox/internal/seccomp/kernel_linux_test.go": 1,
+	"sandbox/internal/seccomp/rules_linux_test.go":  1,
+	"sandbox/sandboxtest/terminal_other.go":         1,
+	"worker/compare/diffoscope_test.go":             1,
+	"worker/record_test.go":                         1,
+	"cmd/cloister/run_test.go":                      1,
+	"cas/tree/order_linux_test.go":                  1, // a kernel whose tmpfs keeps another order
+	"cas/tree/image_linux_test.go":                  1, // required of root alone, and they ask for that
+	"cas/tree/internal/erofs/kernel_linux_test.go":  1,
+	"sandbox/internal/cgroup/cgroup_linux_test.go":  1,
+	"cas/tree/capture_test.go":                      1, // -short
+	"cas/tree/internal/erofs/erofs_test.go":         1,
+	"sandbox/namespace/cost_linux_test.go":          1, // a benchmark
+	"sandbox/namespace/namespace_test.go":           1, // whoever is no root runs the same as another test
+	"tests/bazel/bazel_linux_test.go":               1,
+	"tests/escape/escape_linux_test.go":             1,
+	"tests/farm/build_linux_test.go":                1, // make farm
+	"sandbox/sandboxtest/sandboxtest.go":            1, // Unavailable
+}
+
+// TestWhatIsLackingCanBeRequired: no other test skips past CLOISTER_REQUIRE.
+func TestWhatIsLackingCanBeRequired(t *testing.T) {
+	skip := regexp.MustCompile(`\b(?:t|b|tb)\.Skip(?:f|Now)?\(`)
+	sources(t, func(path, text string) {
+		name := filepath.ToSlash(path)
+		if n := len(skip.FindAllString(text, -1)); n != skips[name] && name != "tests/rules_test.go" {
+			t.Errorf("%s skips %d times, want %d: say sandboxtest.Unavailable, or why not in skips", name, n, skips[name])
+		}
+	}, ".go")
+}

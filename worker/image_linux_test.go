@@ -181,7 +181,7 @@ find . -type f -exec sh -c 'for f; do (echo x >>"$f") 2>/dev/null && echo "WRITT
 // TestInputsLookTheSame: from an image that is the run's own, from one that stays, and copied.
 func TestInputsLookTheSame(t *testing.T) {
 	if os.Geteuid() != 0 {
-		t.Skip("needs root: an ordinary user cannot mount an EROFS image")
+		sandboxtest.Unavailable(t, "root", "an ordinary user cannot mount an EROFS image")
 	}
 	c := newConfining(t, onDisk(t), 1<<30)
 	if c.why != nil {
@@ -248,7 +248,7 @@ func TestMetadataSaysHowInputsWereLaidOut(t *testing.T) {
 	t.Run("directory in memory", func(t *testing.T) {
 		dir, err := os.MkdirTemp("/dev/shm", "cloister-worker-")
 		if err != nil || !inMemory(t, dir) {
-			t.Skip("needs a file system in memory at /dev/shm")
+			sandboxtest.Unavailable(t, "tmpfs", "there is none at /dev/shm")
 		}
 		defer os.RemoveAll(dir)
 		check(t, newConfining(t, dir, 0), "copy", "erofs")
@@ -292,9 +292,7 @@ func TestMetadataSaysHowInputsWereLaidOut(t *testing.T) {
 // TestLocksOnInputsAreNotShared: of two actions at once with the same directory, which stays mounted since others had it,
 // neither is held up by a lock of the other.
 func TestLocksOnInputsAreNotShared(t *testing.T) {
-	if _, err := exec.LookPath("python3"); err != nil {
-		t.Skip("there is no python3 to take locks with")
-	}
+	sandboxtest.Tool(t, "python3")
 	c := newConfining(t, onDisk(t), 64<<20)
 	if c.why != nil {
 		sandboxtest.Unavailable(t, "namespaces", c.why)

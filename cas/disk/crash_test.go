@@ -23,6 +23,7 @@ import (
 	"github.com/cloister-build/cloister/cas"
 	"github.com/cloister-build/cloister/cas/castest"
 	"github.com/cloister-build/cloister/cas/disk"
+	"github.com/cloister-build/cloister/sandbox/sandboxtest"
 )
 
 // crashVar is the directory of the store that TestCrashChild, as a child, works on.
@@ -251,7 +252,7 @@ func unquote(argument string) ([]string, error) {
 func TestCrashAtEveryCommitPoint(t *testing.T) {
 	program, err := exec.LookPath("go")
 	if err != nil {
-		t.Skip("needs the go command")
+		sandboxtest.Unavailable(t, "tools", err)
 	}
 	binary := filepath.Join(t.TempDir(), "disk.test")
 	if out, err := exec.Command(program, "test", "-c", "-tags", "commitpoints", "-o", binary, ".").CombinedOutput(); err != nil {

@@ -19,6 +19,7 @@ import (
 	"github.com/cloister-build/cloister/cas"
 	"github.com/cloister-build/cloister/cas/castest"
 	"github.com/cloister-build/cloister/cas/disk"
+	"github.com/cloister-build/cloister/sandbox/sandboxtest"
 )
 
 // fullVar is the directory on which TestFullChild, as a child, mounts small file systems.
@@ -46,10 +47,7 @@ func runInNamespace(t *testing.T, test, variable string) {
 	}
 	out, err := cmd.CombinedOutput()
 	if errors.Is(err, syscall.EPERM) || errors.Is(err, syscall.ENOSPC) || errors.Is(err, syscall.EINVAL) {
-		if strings.Contains(os.Getenv("CLOISTER_REQUIRE"), "namespaces") {
-			t.Fatalf("user namespaces are required: %v", err)
-		}
-		t.Skipf("this host permits no user and mount namespace: %v", err)
+		sandboxtest.Unavailable(t, "namespaces", err)
 	}
 	if err != nil {
 		t.Errorf("%v\n%s", err, out)

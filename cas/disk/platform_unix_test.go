@@ -12,6 +12,7 @@ import (
 	"testing"
 
 	"github.com/cloister-build/cloister/cas/disk"
+	"github.com/cloister-build/cloister/sandbox/sandboxtest"
 )
 
 // A directory is this user's alone once it is a store. What others could have written is refused as it is.
@@ -63,7 +64,7 @@ func TestOpenLetsNobodyElseIn(t *testing.T) {
 
 func TestOpenRefusesWhatAnotherUserOwns(t *testing.T) {
 	if os.Getuid() != 0 {
-		t.Skip("only root may give a directory away")
+		sandboxtest.Unavailable(t, "root", "nobody else may give a directory away")
 	}
 	dir := t.TempDir()
 	if err := os.Chown(dir, 63210, 63210); err != nil {

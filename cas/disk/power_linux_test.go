@@ -20,6 +20,7 @@ import (
 	"github.com/cloister-build/cloister/cas"
 	"github.com/cloister-build/cloister/cas/castest"
 	"github.com/cloister-build/cloister/cas/disk"
+	"github.com/cloister-build/cloister/sandbox/sandboxtest"
 	"golang.org/x/sys/unix"
 )
 
@@ -204,7 +205,7 @@ func unwritten(t *testing.T, path string) uint64 {
 	defer f.Close()
 	var st unix.Cachestat_t
 	if err := unix.Cachestat(uint(f.Fd()), &unix.CachestatRange{}, &st, 0); err != nil {
-		t.Skipf("needs cachestat(2): %v", err)
+		sandboxtest.Unavailable(t, "disk", fmt.Sprintf("cachestat(2): %v", err))
 	}
 	return st.Dirty + st.Writeback
 }
@@ -220,7 +221,7 @@ func needsDisk(t *testing.T) {
 	}
 	err = errors.Join(f.Sync(), f.Close())
 	if err != nil || unwritten(t, probe) > 0 {
-		t.Skipf("this file system has no disk, or does not say what is on it: %v", err)
+		sandboxtest.Unavailable(t, "disk", fmt.Sprintf("this file system has none, or does not say what is on it: %v", err))
 	}
 }
 

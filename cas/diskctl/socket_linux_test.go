@@ -9,12 +9,13 @@ import (
 	"testing"
 
 	"github.com/cloister-build/cloister/cas/diskctl"
+	"github.com/cloister-build/cloister/sandbox/sandboxtest"
 )
 
 // TestAnotherUserIsNotAsked: who has put a socket into the directory is believed only if the store is his.
 func TestAnotherUserIsNotAsked(t *testing.T) {
 	if os.Getuid() != 0 {
-		t.Skip("only root may give a directory away")
+		sandboxtest.Unavailable(t, "root", "nobody else may give a directory away")
 	}
 	dir := filepath.Join(t.TempDir(), "store")
 	stored(t, dir)

@@ -24,6 +24,7 @@ import (
 	"github.com/cloister-build/cloister/cas/castest"
 	"github.com/cloister-build/cloister/cas/revision"
 	"github.com/cloister-build/cloister/cas/tree"
+	"github.com/cloister-build/cloister/sandbox/sandboxtest"
 	"github.com/google/go-cmp/cmp"
 )
 
@@ -37,9 +38,7 @@ type repository struct {
 // newRepository makes an empty repository; flags are for git init.
 func newRepository(t *testing.T, flags ...string) *repository {
 	t.Helper()
-	if _, err := exec.LookPath("git"); err != nil {
-		t.Skip("needs git")
-	}
+	sandboxtest.Tool(t, "git")
 	home := t.TempDir()
 	t.Setenv("HOME", home) // of the package under test, too: the user's own configuration is not asked
 	t.Setenv("XDG_CONFIG_HOME", home)
@@ -416,7 +415,7 @@ func TestReadOfAnotherOwner(t *testing.T) {
 	r.write("sub/a", "text\n", 0o644)
 	r.commit()
 	if err := os.Chown(r.dir, 12345, 12345); err != nil {
-		t.Skipf("needs to change an owner: %v", err)
+		sandboxtest.Unavailable(t, "root", err)
 	}
 	if err := os.Chown(filepath.Join(r.dir, ".git"), 12345, 12345); err != nil {
 		t.Fatal(err)

@@ -12,6 +12,7 @@ import (
 
 	"github.com/cloister-build/cloister/cas/castest"
 	"github.com/cloister-build/cloister/cas/tree"
+	"github.com/cloister-build/cloister/sandbox/sandboxtest"
 	"golang.org/x/sys/unix"
 )
 
@@ -20,7 +21,7 @@ func inMemory(t *testing.T) *os.Root {
 	t.Helper()
 	var st unix.Statfs_t
 	if err := unix.Statfs("/dev/shm", &st); err != nil || st.Type != unix.TMPFS_MAGIC {
-		t.Skip("needs a tmpfs in /dev/shm")
+		sandboxtest.Unavailable(t, "tmpfs", "there is none at /dev/shm")
 	}
 	dir, err := os.MkdirTemp("/dev/shm", "cloister-order-")
 	must(t, err)

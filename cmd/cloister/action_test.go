@@ -7,6 +7,8 @@ import (
 	"strings"
 	"testing"
 	"unicode"
+
+	"github.com/cloister-build/cloister/sandbox/sandboxtest"
 )
 
 // TestQuoteIsOneWord: for every shell that knows $'...', and never a control character.
@@ -27,6 +29,6 @@ func TestQuoteIsOneWord(t *testing.T) {
 		}
 	}
 	if err != nil {
-		t.Skip("bash is missing: what it reads was not compared")
+		sandboxtest.Unavailable(t, "tools", err)
 	}
 }

@@ -68,7 +68,7 @@ func TestSelfTestNamesWhatIsBroken(t *testing.T) {
 		{"a mount", "no mount left", func(t *testing.T, _ *workbench) {
 			dir := t.TempDir()
 			if err := unix.Mount("none", dir, "tmpfs", 0, "size=4k"); err != nil {
-				t.Skipf("needs to mount: %v", err)
+				sandboxtest.Unavailable(t, "root", err)
 			}
 			t.Cleanup(func() { _ = unix.Unmount(dir, 0) })
 		}},
@@ -78,7 +78,7 @@ func TestSelfTestNamesWhatIsBroken(t *testing.T) {
 				dir = filepath.Join(dirs[0], filepath.Base(dir))
 			}
 			if err := os.Mkdir(dir, 0o755); err != nil {
-				t.Skipf("needs to make a control group: %v", err)
+				sandboxtest.Unavailable(t, "limits", err)
 			}
 			f, err := os.Open(dir)
 			if err == nil {

@@ -64,6 +64,13 @@ func build(t *testing.T, dir, name, text string, command ...string) bool {
 	return true
 }
 
+// lacks skips the test because a program is not here, or builds nothing.
+func lacks(t *testing.T, program string) {
+	t.Helper()
+	sandboxtest.Tool(t, program)
+	sandboxtest.Unavailable(t, "tools", program+" builds nothing")
+}
+
 // clocks returns programs that ask for the time, and where they are.
 func clocks(t *testing.T) (dir string, all []clocked) {
 	dir = t.TempDir()
@@ -81,11 +88,11 @@ func clocks(t *testing.T) (dir string, all []clocked) {
 		{clocked{"Java", []string{"java", "-cp", "/clocks", "Clock"}}, "Clock.java", clockJava, []string{"javac", "Clock.java"}},
 	} {
 		if c.build != nil && !build(t, dir, c.file, c.text, c.build...) {
-			t.Logf("%s is not here", c.name)
+			t.Run(c.name, func(t *testing.T) { lacks(t, c.build[0]) })
 			continue
 		}
 		if _, err := exec.LookPath(c.args[0]); err != nil && c.build == nil {
-			t.Logf("%s is not here", c.name)
+			t.Run(c.name, func(t *testing.T) { lacks(t, c.args[0]) })
 			continue
 		}
 		all = append(all, c.clocked)
@@ -283,7 +290,7 @@ func TestTimedWaitsEnd(t *testing.T) {
 	b := conditioned(t, sandbox.ConditionClockShift, sandbox.ConditionClockHeld)
 	dir := t.TempDir()
 	if !build(t, dir, "wait.c", waitC, "gcc", "-D_GNU_SOURCE", "-o", "wait", "wait.c", "-lpthread") {
-		t.Skip("gcc is not here")
+		lacks(t, "gcc")
 	}
 	for name, own := range map[string]sandbox.Conditions{
 		"usual":  {},
@@ -327,7 +334,7 @@ func TestOtherClocksFailAsUsual(t *testing.T) {
 	b := conditioned(t, sandbox.ConditionClockShift, sandbox.ConditionClockHeld)
 	dir := t.TempDir()
 	if !build(t, dir, "other.c", otherC, "gcc", "-D_GNU_SOURCE", "-o", "other", "other.c") {
-		t.Skip("gcc is not here")
+		lacks(t, "gcc")
 	}
 	other := clocked{"other", []string{"/clocks/other"}}
 	usual := other.prints(t, b, dir, sandbox.Conditions{})

@@ -80,7 +80,7 @@ func mountImage(t *testing.T, b *namespace.Backend, text string) sandbox.Mount {
 func rootOnly(t *testing.T) {
 	t.Helper()
 	if os.Geteuid() != 0 {
-		t.Skip("needs root: an ordinary user cannot mount an EROFS image")
+		sandboxtest.Unavailable(t, "root", "an ordinary user cannot mount an EROFS image")
 	}
 }
 

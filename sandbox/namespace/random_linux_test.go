@@ -83,10 +83,10 @@ func TestRandomIsSeeded(t *testing.T) {
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			if c.build != nil && !build(t, dir, c.file, c.text, c.build...) {
-				t.Skipf("%s is not here", c.build[0])
+				lacks(t, c.build[0])
 			}
 			if _, err := exec.LookPath(c.args[0]); err != nil && c.build == nil {
-				t.Skipf("%s is not here", c.args[0])
+				lacks(t, c.args[0])
 			}
 			with := func(seed uint64) string {
 				t.Helper()
@@ -179,7 +179,7 @@ func TestConditionsHoldOrTheRunFails(t *testing.T) {
 	b := conditioned(t, sandbox.ConditionClockShift)
 	dir := t.TempDir()
 	if !build(t, dir, "hidden.c", hiddenC, "gcc", "-o", "hidden", "hidden.c") {
-		t.Skip("gcc is not here")
+		lacks(t, "gcc")
 	}
 	r := sandboxtest.Run{}
 	try := func(shift time.Duration) error {
@@ -236,7 +236,7 @@ func TestForeignProgramsEndTheRun(t *testing.T) {
 	b := conditioned(t, sandbox.ConditionClockShift, sandbox.ConditionRandom)
 	dir := t.TempDir()
 	if !build(t, dir, "foreign.c", foreignC, "gcc", "-o", "foreign", "foreign.c") {
-		t.Skip("gcc is not here")
+		lacks(t, "gcc")
 	}
 	for _, audit := range []sandbox.Audit{sandbox.AuditOff, sandbox.AuditAttempts} {
 		for _, own := range []sandbox.Conditions{{}, {ClockShift: time.Hour}, {ClockHeld: 1}, {Random: 1}} {

@@ -4,7 +4,6 @@ package sandboxtest
 
 import (
 	"os"
-	"os/exec"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -196,9 +195,7 @@ s = socket.create_server(("127.0.0.1", 0)); socket.create_connection(s.getsockna
 	} {
 		t.Run(c.tool, func(t *testing.T) {
 			if _, err := os.Stat("/usr/bin/" + c.tool); err != nil {
-				if _, err := exec.LookPath(c.tool); err != nil {
-					t.Skipf("this host has no %s", c.tool)
-				}
+				Tool(t, c.tool)
 			}
 			r := Run{Spec: func(s *sandbox.Spec) {
 				s.Args = []string{"/bin/bash", "-c", c.script}

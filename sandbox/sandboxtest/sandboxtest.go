@@ -11,6 +11,7 @@ import (
 	"fmt"
 	"net"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"slices"
 	"strconv"
@@ -94,6 +95,24 @@ func Unavailable(t testing.TB, what string, reason any) {
 		t.Fatalf("%s are required by CLOISTER_REQUIRE and missing: %v", what, reason)
 	}
 	t.Skipf("needs %s: %v", what, reason)
+}
+
+// Tool skips the test, as Unavailable does, if a program is not here. CLOISTER_REQUIRE knows python3 as python, git and
+// node by their names, and every other as tools.
+func Tool(t testing.TB, program string) {
+	t.Helper()
+	_, err := exec.LookPath(program)
+	if err == nil {
+		return
+	}
+	switch name := filepath.Base(program); name {
+	case "git", "node":
+		Unavailable(t, name, err)
+	case "python3":
+		Unavailable(t, "python", err)
+	default:
+		Unavailable(t, "tools", err)
+	}
 }
 
 // Limits are those that every backend enforces: the default ones, without those that a host may be unable

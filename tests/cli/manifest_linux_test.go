@@ -16,6 +16,7 @@ import (
 	repb "github.com/bazelbuild/remote-apis/build/bazel/remote/execution/v2"
 	"github.com/cloister-build/cloister/cas"
 	cloisterpb "github.com/cloister-build/cloister/proto/cloister/v1"
+	"github.com/cloister-build/cloister/sandbox/sandboxtest"
 	"github.com/cloister-build/cloister/tests/internal/bazelrun"
 	"github.com/cloister-build/cloister/worker/manifest"
 )
@@ -50,7 +51,7 @@ func servingAs(t *testing.T, instance string, id uint32) *remote {
 		t.Fatal(err)
 	}
 	if err := bazelrun.Confines(t.Context(), binary, user); err != nil {
-		t.Skipf("user %d cannot confine anything here: %v", id, err)
+		sandboxtest.Unavailable(t, "unprivileged", err)
 	}
 	var log bytes.Buffer
 	s, err := bazelrun.StartServer(t.Context(), bazelrun.ServerConfig{

@@ -9,6 +9,8 @@ import (
 	"runtime"
 	"strings"
 	"testing"
+
+	"github.com/cloister-build/cloister/sandbox/sandboxtest"
 )
 
 func TestDiffoscopeSaysWhatDiffers(t *testing.T) {
@@ -21,7 +23,7 @@ func TestDiffoscopeSaysWhatDiffers(t *testing.T) {
 	}
 	text, err := Diffoscope(t.Context(), a, b)
 	if errors.Is(err, ErrNoDiffoscope) {
-		t.Skip(err)
+		sandboxtest.Unavailable(t, "diffoscope", err)
 	}
 	if err != nil || !strings.Contains(text, "two") {
 		t.Errorf("got %q, %v", text, err)

@@ -9,6 +9,8 @@ import (
 	"slices"
 	"strings"
 	"testing"
+
+	"github.com/cloister-build/cloister/sandbox/sandboxtest"
 )
 
 // A build makes a file from sources, in a directory and an environment that its conditions name.
@@ -22,9 +24,7 @@ type build struct {
 // run makes the file in a new directory called dir, and returns it and what is known of it.
 func (b *build) run(t *testing.T, dir string, env ...string) (string, *Facts) {
 	t.Helper()
-	if _, err := exec.LookPath(b.tool); err != nil {
-		t.Skipf("there is no %s", b.tool)
-	}
+	sandboxtest.Tool(t, b.tool)
 	dir = filepath.Join(t.TempDir(), dir)
 	if err := os.MkdirAll(dir, 0o755); err != nil {
 		t.Fatal(err)

@@ -15,6 +15,7 @@ import (
 
 	"github.com/cloister-build/cloister/cas"
 	"github.com/cloister-build/cloister/sandbox"
+	"github.com/cloister-build/cloister/sandbox/sandboxtest"
 	"github.com/cloister-build/cloister/worker/manifest"
 )
 
@@ -156,9 +157,7 @@ func TestVectors(t *testing.T) {
 func verify(t *testing.T, change func(dir string)) error {
 	t.Helper()
 	for _, tool := range []string{"sh", "sed", "sort", "sha256sum"} {
-		if _, err := exec.LookPath(tool); err != nil {
-			t.Skipf("needs %s: %v", tool, err)
-		}
+		sandboxtest.Tool(t, tool)
 	}
 	dir := t.TempDir()
 	if err := os.CopyFS(dir, os.DirFS("testdata")); err != nil {

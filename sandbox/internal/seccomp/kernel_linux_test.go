@@ -21,6 +21,8 @@ import (
 	"unsafe"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/cloister-build/cloister/sandbox/sandboxtest"
 )
 
 // filteredVariable makes the test binary filter itself and do what a test names; see filtered.
@@ -97,17 +99,9 @@ func start(t *testing.T, what string) (string, error) {
 	out, err := cmd.CombinedOutput()
 	var exit *exec.ExitError
 	if errors.As(err, &exit) && exit.ExitCode() == cannotFilter {
-		unavailable(t, string(out))
+		sandboxtest.Unavailable(t, "namespaces", "filters of system calls: "+string(out))
 	}
 	return string(out), err
-}
-
-func unavailable(t *testing.T, reason string) {
-	t.Helper()
-	if slices.Contains(strings.Split(os.Getenv("CLOISTER_REQUIRE"), ","), "namespaces") {
-		t.Fatalf("filters of system calls are required by CLOISTER_REQUIRE and missing: %s", reason)
-	}
-	t.Skipf("needs filters of system calls: %s", reason)
 }
 
 func silently(t *testing.T, what string) {
@@ -249,7 +243,7 @@ func TestOtherArchitecturesGetSIGSYS(t *testing.T) {
 	}
 	var exit *exec.ExitError
 	if err := exec.CommandContext(t.Context(), program).Run(); !errors.As(err, &exit) || exit.ExitCode() != 42 {
-		t.Skipf("needs a kernel that executes 32-bit programs: %v", err)
+		sandboxtest.Unavailable(t, "ia32", fmt.Sprintf("this kernel executes no 32-bit programs: %v", err))
 	}
 	out, err := start(t, "exec ulimit -c 0; "+program+"; echo $?")
 	if err != nil || !strings.HasSuffix(strings.TrimSpace(out), fmt.Sprint(128+int(unix.SIGSYS))) {
@@ -284,9 +278,7 @@ multiprocessing.Lock(); select.epoll().close(); os.memfd_create("m"); os.sched_g
 		{"go", `set -e; go version; printf 'package main\nfunc main(){println("hello")}\n' >a.go; go run a.go`},
 	} {
 		t.Run(x.tool, func(t *testing.T) {
-			if _, err := exec.LookPath(x.tool); err != nil {
-				t.Skipf("needs %s: %v", x.tool, err)
-			}
+			sandboxtest.Tool(t, x.tool)
 			if out, err := start(t, "exec "+x.script); err != nil {
 				t.Errorf("%v\n%s", err, out)
 			}

@@ -5,6 +5,7 @@ package witness
 import (
 	"bytes"
 	"encoding/binary"
+	"fmt"
 	"os"
 	"slices"
 	"testing"
@@ -13,13 +14,14 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/cloister-build/cloister/sandbox"
+	"github.com/cloister-build/cloister/sandbox/sandboxtest"
 )
 
 // answers skips the test on a host that cannot answer for the kernel.
 func answers(t *testing.T) {
 	t.Helper()
 	if err := CanAnswer(); err != nil {
-		t.Skip(err)
+		sandboxtest.Unavailable(t, "witness", err)
 	}
 }
 
@@ -70,7 +72,7 @@ func TestStubsAreFound(t *testing.T) {
 	answers(t)
 	aux, err := auxiliary("self")
 	if err != nil || aux[auxVDSO] == 0 {
-		t.Skip("this kernel has no vDSO", err)
+		sandboxtest.Unavailable(t, "witness", fmt.Sprint("this kernel has no vDSO: ", err))
 	}
 	f, err := os.Open("/proc/self/mem")
 	if err != nil {

@@ -18,6 +18,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/cloister-build/cloister/sandbox"
+	"github.com/cloister-build/cloister/sandbox/sandboxtest"
 )
 
 // roots are the ways in which a process can be rooted: as this one is, in a directory of our mount namespace,
@@ -63,7 +64,7 @@ func start(t testing.TB, root, deed string) *watched {
 		p.cmd.SysProcAttr.Cloneflags |= unix.CLONE_NEWNS
 	}
 	if err := p.cmd.Start(); err != nil {
-		unavailable(t, err)
+		sandboxtest.Unavailable(t, "namespaces", err)
 	}
 	if deed == "cost unwatched" {
 		return p
@@ -84,15 +85,6 @@ func start(t testing.TB, root, deed string) *watched {
 	}
 	p.listener = fds[0]
 	return p
-}
-
-// unavailable skips the test because the host has no namespaces for us, or fails it if they are required.
-func unavailable(t testing.TB, err error) {
-	t.Helper()
-	if slices.Contains(strings.Split(os.Getenv("CLOISTER_REQUIRE"), ","), "namespaces") {
-		t.Fatalf("namespaces are required by CLOISTER_REQUIRE and missing: %v", err)
-	}
-	t.Skipf("needs namespaces: %v", err)
 }
 
 // goOn lets the process do its deed.
