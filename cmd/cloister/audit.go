@@ -104,6 +104,8 @@ func auditVerifyCommand(c *auditConfig) *cobra.Command {
 		Short: "Says whether the log is as it was written, or names the first line that is not",
 		Long: `Verify reads the whole log. If every line fits the one before it, it prints the number of entries and
 the head, the hash of the last line. It exits with 1 otherwise, naming the first line that does not fit.
+Where the log does not begin with entry 1, it says since when it does, and whether the log itself has
+deleted what was older (serve: --audit-size).
 
 Only a head that is kept elsewhere shows that the end was cut off or the whole log written anew: give it
 to --head, and verify looks for the line that it is of.`,
@@ -240,10 +242,27 @@ func auditVerify(c *auditConfig, out io.Writer) error {
 	}
 	fmt.Fprintf(out, "%d entries, head %s\n", report.Entries, report.Head)
 	if report.First > 1 {
-		fmt.Fprintf(out, "begins at entry %d: older ones were deleted\n", report.First)
+		fmt.Fprintf(out, "begins at entry %d, of %s: %s\n", report.First, report.Begins.Format(time.RFC3339), whyItBegins(report))
 	}
 	if report.Unfinished > 0 {
 		fmt.Fprintf(out, "ends in %d bytes of an unfinished line: one that is being written, or that a writer left that was killed\n", report.Unfinished)
 	}
 	return nil
+}
+
+// whyItBegins says where the entries are that are older than the first.
+func whyItBegins(r *audit.Report) string {
+	if r.Dropped == nil {
+		return "older ones were deleted, and no entry says that the log did that itself"
+	}
+	d := r.Dropped.Dropped
+	said := fmt.Sprintf("entry %d of %s says", r.Dropped.Seq, r.Dropped.Time.Format(time.RFC3339))
+	if !r.Announced() {
+		return fmt.Sprintf("older ones were deleted, and not by the log itself, which deleted those up to %d, as %s", d.Last, said)
+	}
+	last := fmt.Sprintf("%d to %d", d.First, d.Last)
+	if !d.Since.IsZero() {
+		last += ", since " + d.Since.Format(time.RFC3339)
+	}
+	return fmt.Sprintf("older ones were deleted for --audit-size, the last of them (%s) as %s", last, said)
 }

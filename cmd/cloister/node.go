@@ -40,6 +40,7 @@ type nodeConfig struct {
 	sync         bool
 	scrub        rate
 	trees        amount
+	audit        bound
 	far          far
 	write        overlay.Policy
 	drainTimeout time.Duration
@@ -53,7 +54,7 @@ type nodeConfig struct {
 
 // newNodeConfig returns the defaults.
 func newNodeConfig() nodeConfig {
-	return nodeConfig{maxSize: size{percent: 10}, lease: span(disk.DefaultLease), trees: 512 << 20}
+	return nodeConfig{maxSize: size{percent: 10}, lease: span(disk.DefaultLease), trees: 512 << 20, audit: audit.DefaultBytes}
 }
 
 func (c *nodeConfig) register(cmd *cobra.Command) {
@@ -66,6 +67,7 @@ func (c *nodeConfig) register(cmd *cobra.Command) {
 	f.BoolVar(&c.sync, "sync", false, "write to the disk before a write is answered, so that a loss of power loses nothing")
 	f.Var(&c.scrub, "scrub", "read everything again and again at this rate, and compare it with its digest; 0 is never")
 	f.Var(&c.trees, "mounted-trees", "bytes of input directories that stay mounted because several actions have them; what is read of them is in the operating system's cache; 0 mounts each anew")
+	f.Var(&c.audit, "audit-size", "size of the record of what actions tried; the oldest goes first, and the record says so; unlimited keeps everything")
 	f.StringVar(&c.metrics, "metrics", "", "address and port that serve /metrics for Prometheus, /ready and /live over HTTP (default: none)")
 	f.DurationVar(&c.drainTimeout, "drain-timeout", 10*time.Minute, "how long running actions may take after Ctrl-C")
 	c.box.register(cmd)
@@ -80,6 +82,8 @@ func (c *nodeConfig) check(cmd *cobra.Command) (err error) {
 		return fmt.Errorf("--max-files %d: write a positive number, or 0 for a tenth of what the disk can hold", c.maxFiles)
 	case c.lease > 0 && c.lease < span(time.Second):
 		return fmt.Errorf("--lease %s: write at least 1s, or 0 to promise nothing", &c.lease)
+	case c.audit > 0 && c.audit < audit.LeastBytes:
+		return fmt.Errorf("--audit-size %s: write at least %s, or %s", &c.audit, sandbox.Bytes(audit.LeastBytes), unlimited)
 	}
 	c.write, err = c.far.policy(cmd)
 	if c.write == overlay.Back && c.lease == 0 {
@@ -182,7 +186,7 @@ func openNode(ctx context.Context, c *nodeConfig, log *slog.Logger) (_ *node, er
 		log.Warn("not sent to an upstream, and not kept until they are: start with --cas-write back to send them",
 			"blobs and results", pending, "journal", journalOf(c.dir))
 	}
-	if n.record, err = audit.Open(auditDir(c.dir)); err != nil {
+	if n.record, err = audit.Open(audit.Config{Dir: auditDir(c.dir), MaxBytes: int64(c.audit), Log: log}); err != nil {
 		return nil, &exit{exitEnvironment, err}
 	}
 	n.atEnd(func() { n.record.Close() })

@@ -92,3 +92,30 @@ func (r *rate) String() string {
 }
 
 func (*rate) Type() string { return "rate" }
+
+// bound is a flag of bytes: "1GiB", or "unlimited", which is 0.
+type bound int64
+
+const unlimited = "unlimited"
+
+func (b *bound) Set(text string) error {
+	if text == unlimited {
+		*b = 0
+		return nil
+	}
+	var s size
+	if err := s.Set(text); err != nil || s.percent > 0 {
+		return fmt.Errorf("write it as 256MiB or 1GiB, or %s", unlimited)
+	}
+	*b = bound(s.bytes)
+	return nil
+}
+
+func (b *bound) String() string {
+	if *b == 0 {
+		return unlimited
+	}
+	return sandbox.Bytes(int64(*b))
+}
+
+func (*bound) Type() string { return "size" }

@@ -15,6 +15,9 @@
 // changes, inserts, removes or moves a line must therefore write every later line anew. Against that, and
 // against a tail that is cut off, helps only a hash that is remembered elsewhere: Verify looks for it.
 //
+// A log that has a bound deletes its oldest segments. An entry says so first: what is gone without such an entry, somebody
+// else has deleted.
+//
 // The format is docs/audit.md.
 package audit
 
@@ -40,9 +43,19 @@ const (
 	// maxText is how long one text of an entry may be, in bytes. Without events an entry fits a line
 	// whatever is in it: a byte becomes six at most.
 	maxText = 4 << 10
-	// segmentBytes is how large a segment grows. Open reads two of them.
+	// segmentBytes is how large a segment grows at most. Open reads two of them.
 	segmentBytes = 16 << 20
+	// segmentsOf is how many segments a bound is divided into: one of them is what is deleted at once.
+	segmentsOf = 8
+	// dropRoom is what an entry takes, in bytes, that says that older ones are deleted. It is there before they are gone.
+	dropRoom = 1 << 10
 )
+
+// DefaultBytes is a bound for logs of whom nobody has asked for another: some two million entries of one event.
+const DefaultBytes = 1 << 30
+
+// LeastBytes is the least bound that is kept whatever is appended: a segment of it takes the longest entry.
+const LeastBytes = 16 << 20
 
 // An Entry is what one run of an action tried. Texts may hold any bytes; those that are not UTF-8 are
 // recorded as \xNN.
@@ -63,6 +76,14 @@ type Entry struct {
 	Unrecorded int
 }
 
+// A Drop says which entries the log itself deleted, to stay within its bound.
+type Drop struct {
+	// First and Last are the numbers of the oldest and of the newest of them.
+	First, Last uint64
+	// Since is the time of the oldest, and Until that of the oldest that stayed; zero where that could not be read.
+	Since, Until time.Time
+}
+
 // A Record is an Entry as it stands in a log.
 type Record struct {
 	// Seq counts entries from 1, without a gap.
@@ -70,9 +91,11 @@ type Record struct {
 	// Prev is the hash of the line before, and Hash that of this one, in hexadecimal.
 	Prev, Hash string
 	// Note is what the log itself says: why this entry is not whole, how many before it could not be
-	// written, or what was found as the log was opened. In the last case the Entry holds nothing but the
-	// time.
+	// written, what was found as the log was opened, or what is deleted. In the last two cases the Entry holds
+	// nothing but the time.
 	Note string
+	// Dropped is what is deleted, nil in all entries that do not say so. It may still be there: the writer may have died.
+	Dropped *Drop
 	Entry
 
 	line string

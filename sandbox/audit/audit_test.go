@@ -38,7 +38,7 @@ func entry(n int) audit.Entry {
 
 func open(t testing.TB, dir string) *audit.Log {
 	t.Helper()
-	l, err := audit.Open(dir)
+	l, err := audit.Open(audit.Config{Dir: dir})
 	if errors.Is(err, errors.ErrUnsupported) {
 		t.Skipf("no file lock: %v", err)
 	}
@@ -132,7 +132,7 @@ func TestReadReturnsWhatWasAppended(t *testing.T) {
 		t.Errorf("got %d entries, want %d", len(rs), len(want))
 	}
 	report := verify(t, dir, prev)
-	if want := (audit.Report{Entries: 4, First: 1, Head: prev}); *report != want {
+	if want := (audit.Report{Entries: 4, First: 1, Begins: entry(1).Time, Head: prev}); *report != want {
 		t.Errorf("got %+v, want %+v", *report, want)
 	}
 	for _, path := range append(segments(t, dir), dir) {
@@ -369,7 +369,7 @@ func TestDamagedLogIsNotAppendedTo(t *testing.T) {
 		t.Fatal(err)
 	}
 	for range 2 { // the lock was given back
-		if _, err := audit.Open(dir); !errors.Is(err, audit.ErrTampered) || !strings.Contains(err.Error(), "move "+dir+" aside") {
+		if _, err := audit.Open(audit.Config{Dir: dir}); !errors.Is(err, audit.ErrTampered) || !strings.Contains(err.Error(), "move "+dir+" aside") {
 			t.Errorf("got %v, want ErrTampered and what to do", err)
 		}
 	}
@@ -391,7 +391,7 @@ func TestEmptySegments(t *testing.T) {
 		if err := os.WriteFile(filepath.Join(dir, fmt.Sprintf("%020d.v1.jsonl", 13)), nil, 0o600); err != nil {
 			t.Fatal(err)
 		}
-		if l, err := audit.Open(dir); !errors.Is(err, audit.ErrTampered) && !errors.Is(err, errors.ErrUnsupported) {
+		if l, err := audit.Open(audit.Config{Dir: dir}); !errors.Is(err, audit.ErrTampered) && !errors.Is(err, errors.ErrUnsupported) {
 			t.Errorf("got %v, %v: a chain cannot go on from nothing", l, err)
 		}
 	})
@@ -616,7 +616,7 @@ func BenchmarkOpen(b *testing.B) {
 		b.Fatal(err)
 	}
 	for b.Loop() {
-		l, err := audit.Open(dir)
+		l, err := audit.Open(audit.Config{Dir: dir})
 		if err != nil {
 			b.Fatal(err)
 		}

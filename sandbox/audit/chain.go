@@ -13,6 +13,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"time"
 )
 
 // suffix ends the name of a segment. A change of the format changes it.
@@ -48,6 +49,24 @@ type chain struct {
 	// size and torn are the bytes of the segment followed last: those of whole lines, and those of an
 	// unfinished one behind them.
 	size, torn int64
+}
+
+// firstTime returns the time of the first entry of a segment, zero if there is none that can be read.
+func firstTime(path string) time.Time {
+	f, err := os.Open(path)
+	if err != nil {
+		return time.Time{}
+	}
+	defer f.Close()
+	line, err := bufio.NewReaderSize(f, maxLine).ReadSlice('\n')
+	if err != nil {
+		return time.Time{}
+	}
+	r, err := decode(line)
+	if err != nil {
+		return time.Time{}
+	}
+	return r.Time
 }
 
 // follow reads these segments of dir, in order, as a chain that begins with the first of them, and calls
@@ -145,12 +164,21 @@ type Report struct {
 	// Entries is how many there are, and First the number of the first: not 1 if the oldest segments
 	// were deleted. Both are 0 if there are none.
 	Entries, First uint64
+	// Begins is the time of the first entry.
+	Begins time.Time
+	// Dropped is the newest entry in which the log says that it deletes its oldest, nil if there is none.
+	Dropped *Record
 	// Head is the hash of the last line: remembered elsewhere, it shows later that nothing up to this
 	// line was changed or cut off. It is 64 zeros if there are no entries.
 	Head string
 	// Unfinished is the bytes behind the last line, of one that is being written or that a writer left
 	// that died. The next writer cuts them off, and says so in an entry.
 	Unfinished int64
+}
+
+// Announced reports whether the log said of all entries before First that it deletes them. Others somebody else has deleted.
+func (r *Report) Announced() bool {
+	return r.First <= 1 || r.Dropped != nil && r.Dropped.Dropped.Last >= r.First-1
 }
 
 // Verify reads the whole log in dir, also while a writer appends to it. It fails with ErrTampered, naming
@@ -170,7 +198,10 @@ func verify(dir string, firsts []uint64, head string) (*Report, error) {
 	found := head == "" || head == genesis && (len(firsts) == 0 || firsts[0] == 1)
 	c, err := follow(dir, firsts, func(r Record) error {
 		if report.Entries == 0 {
-			report.First = r.Seq
+			report.First, report.Begins = r.Seq, r.Time
+		}
+		if r.Dropped != nil {
+			report.Dropped = &r
 		}
 		report.Entries++
 		found = found || head == r.Hash || head == r.Prev

@@ -31,6 +31,7 @@ type body struct {
 	Prev       string    `json:"prev"`
 	Time       time.Time `json:"time"`
 	Note       string    `json:"note,omitempty"`
+	Dropped    *dropped  `json:"dropped,omitempty"`
 	Action     string    `json:"action,omitempty"`
 	Instance   string    `json:"instance,omitempty"`
 	Target     string    `json:"target,omitempty"`
@@ -55,9 +56,17 @@ type event struct {
 	Detail  string            `json:"detail,omitempty"`
 }
 
+// dropped is a Drop with the names that it has in a line.
+type dropped struct {
+	First uint64    `json:"first"`
+	Last  uint64    `json:"last"`
+	Since time.Time `json:"since,omitzero"`
+	Until time.Time `json:"until,omitzero"`
+}
+
 // encode returns the line of an entry, at most maxLine bytes of it, and its hash. What does not fit is
-// left out, and the line's note says so.
-func encode(seq uint64, prev, note string, e *Entry) (line []byte, hash string, err error) {
+// left out, and the line's note says so. What the log says of itself is in note and drop, "" and nil if it says nothing.
+func encode(seq uint64, prev, note string, drop *Drop, e *Entry) (line []byte, hash string, err error) {
 	cut := false
 	text := func(s string) string {
 		s, whole := bounded(s)
@@ -65,7 +74,7 @@ func encode(seq uint64, prev, note string, e *Entry) (line []byte, hash string, 
 		return s
 	}
 	b := body{
-		Seq: seq, Prev: prev, Time: e.Time.UTC(),
+		Seq: seq, Prev: prev, Time: e.Time.UTC(), Dropped: (*dropped)(drop),
 		Action: text(e.Action), Instance: text(e.Instance), Target: text(e.Target), Mnemonic: text(e.Mnemonic),
 		Invocation: text(e.Invocation), Worker: text(e.Worker), Exit: e.Exit, Unrecorded: e.Unrecorded,
 	}
@@ -172,7 +181,7 @@ func decode(line []byte) (Record, error) {
 		return Record{}, fmt.Errorf("this line is no entry: %w", err)
 	}
 	r := Record{
-		Seq: b.Seq, Prev: b.Prev, Hash: says, Note: b.Note,
+		Seq: b.Seq, Prev: b.Prev, Hash: says, Note: b.Note, Dropped: (*Drop)(b.Dropped),
 		Entry: Entry{
 			Time: b.Time, Action: b.Action, Instance: b.Instance, Target: b.Target, Mnemonic: b.Mnemonic,
 			Invocation: b.Invocation, Worker: b.Worker, Exit: b.Exit, Unrecorded: b.Unrecorded,

@@ -12,6 +12,7 @@ import (
 	"os"
 	"os/exec"
 	"os/signal"
+	"path/filepath"
 	"strings"
 	"syscall"
 	"testing"
@@ -20,7 +21,7 @@ import (
 )
 
 // roles are what the test binary does as a child of itself, by the value of roleVar, with a log.
-var roles = map[string]func(dir string) error{"append": appendUntilKilled, "hold": hold, "fill": fill}
+var roles = map[string]func(dir string) error{"append": appendUntilKilled, "hold": hold, "fill": fill, "full": full, "die": die}
 
 const roleVar = "CLOISTER_AUDIT_TEST_ROLE"
 
@@ -50,7 +51,7 @@ func child(t *testing.T, role, dir string) *exec.Cmd {
 
 // appendUntilKilled appends entries and writes a line to stdout for each that it was told is there.
 func appendUntilKilled(dir string) error {
-	l, err := audit.Open(dir)
+	l, err := audit.Open(audit.Config{Dir: dir})
 	if err != nil {
 		return err
 	}
@@ -163,7 +164,7 @@ func TestUnfinishedLineIsCutOffAndRecorded(t *testing.T) {
 
 // hold keeps the log until its stdin ends.
 func hold(dir string) error {
-	l, err := audit.Open(dir)
+	l, err := audit.Open(audit.Config{Dir: dir})
 	if err != nil {
 		return err
 	}
@@ -193,7 +194,7 @@ func TestSecondWriterIsRefused(t *testing.T) {
 	}
 	want := fmt.Sprintf("is written by process %d", cmd.Process.Pid)
 	for range 2 { // being refused leaves what the holder said
-		if _, err := audit.Open(dir); err == nil || !strings.Contains(err.Error(), want) {
+		if _, err := audit.Open(audit.Config{Dir: dir}); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("got %v, want %q", err, want)
 		}
 	}
@@ -206,21 +207,27 @@ func TestSecondWriterIsRefused(t *testing.T) {
 	open(t, dir)
 }
 
+// crowd has no file of this process grow beyond so many bytes, as if the disk were full, until room is called.
+func crowd(most uint64) (room func() error, err error) {
+	signal.Ignore(syscall.SIGXFSZ)
+	var old syscall.Rlimit
+	if err := syscall.Getrlimit(syscall.RLIMIT_FSIZE, &old); err != nil {
+		return nil, err
+	}
+	few := old
+	few.Cur = most
+	return func() error { return syscall.Setrlimit(syscall.RLIMIT_FSIZE, &old) }, syscall.Setrlimit(syscall.RLIMIT_FSIZE, &few)
+}
+
 // fill appends to a log on a disk that becomes full in the middle of a line and then has room again.
 func fill(dir string) error {
-	l, err := audit.Open(dir)
+	l, err := audit.Open(audit.Config{Dir: dir})
 	if err != nil {
 		return err
 	}
 	defer l.Close()
-	signal.Ignore(syscall.SIGXFSZ)
-	var old syscall.Rlimit
-	if err := syscall.Getrlimit(syscall.RLIMIT_FSIZE, &old); err != nil {
-		return err
-	}
-	small := old
-	small.Cur = 3000
-	if err := syscall.Setrlimit(syscall.RLIMIT_FSIZE, &small); err != nil {
+	room, err := crowd(3000)
+	if err != nil {
 		return err
 	}
 	n := 0
@@ -235,7 +242,7 @@ func fill(dir string) error {
 	if err := l.Append(entry(n)); !errors.Is(err, syscall.EFBIG) {
 		return fmt.Errorf("got %v, want EFBIG again", err)
 	}
-	if err := syscall.Setrlimit(syscall.RLIMIT_FSIZE, &old); err != nil {
+	if err := room(); err != nil {
 		return err
 	}
 	for range 2 {
@@ -269,6 +276,146 @@ func TestFullDiskLeavesNoPartOfALine(t *testing.T) {
 	}
 }
 
+// full has no room for the entry that says what is deleted, in a log that has reached its bound.
+func full(dir string) error {
+	l, err := audit.Open(audit.Config{Dir: dir, MaxBytes: bound})
+	if err != nil {
+		return err
+	}
+	defer l.Close()
+	before, err := filepath.Glob(filepath.Join(dir, "*.jsonl"))
+	if err != nil {
+		return err
+	}
+	for n := 0; n < 20; n++ { // more than a segment takes
+		room, err := crowd(0)
+		if err != nil {
+			return err
+		}
+		if err := l.Append(entry(n)); !errors.Is(err, syscall.EFBIG) {
+			return fmt.Errorf("got %v, want EFBIG", err)
+		}
+		for _, path := range before {
+			if _, err := os.Stat(path); err != nil {
+				return fmt.Errorf("deleted without a word: %w", err)
+			}
+		}
+		if err := room(); err != nil {
+			return err
+		}
+		if err := l.Append(entry(n)); err != nil {
+			return err
+		}
+		if before, err = filepath.Glob(filepath.Join(dir, "*.jsonl")); err != nil {
+			return err
+		}
+	}
+	return err
+}
+
+// TestNothingIsDeletedThatIsNotSaid: where the entry that says so cannot be written, the oldest stay.
+func TestNothingIsDeletedThatIsNotSaid(t *testing.T) {
+	dir := bounded(t, 100)
+	if out, err := child(t, "full", dir).Output(); err != nil {
+		t.Fatalf("%v\n%s", err, out)
+	}
+	if r := verify(t, dir, ""); !r.Announced() || r.First == 1 {
+		t.Errorf("got %+v, want a log of which the oldest entries were deleted, as it says", *r)
+	}
+}
+
+// dieAt is the variable that says at which step of a rotation, counted from the first that deletes something, the writer
+// dies: "STEP N".
+const dieAt = "CLOISTER_AUDIT_TEST_DIE"
+
+// die appends entries to a log that is at its bound, and kills itself between two steps of a rotation.
+func die(dir string) error {
+	var step string
+	var left int
+	if _, err := fmt.Sscanf(os.Getenv(dieAt), "%q %d", &step, &left); err != nil {
+		return err
+	}
+	c := audit.Config{Dir: dir, MaxBytes: bound}
+	c.SetReached(func(name string) {
+		if name != step {
+			return
+		}
+		if left--; left == 0 {
+			syscall.Kill(os.Getpid(), syscall.SIGKILL)
+			select {}
+		}
+	})
+	l, err := audit.Open(c)
+	if err != nil {
+		return err
+	}
+	for i := range 1000 { // an end, should it live
+		e := entry(i)
+		e.Worker = fmt.Sprintf("%d-%d", os.Getpid(), i)
+		if err := l.Append(e); err != nil {
+			return err
+		}
+		if _, err := fmt.Println(e.Worker); err != nil {
+			return err
+		}
+	}
+	return l.Close()
+}
+
+// TestKilledWhileItRotates: whenever the writer dies, what was acknowledged and is not there, the log says that it deleted.
+func TestKilledWhileItRotates(t *testing.T) {
+	for _, step := range []string{"segment ended", "segment begun", "drop written", "segment deleted"} {
+		t.Run(step, func(t *testing.T) {
+			dir := bounded(t, 41)
+			var acknowledged []string
+			head := verify(t, dir, "").Head
+			for round := range 5 {
+				cmd := child(t, "die", dir)
+				cmd.Env = append(cmd.Env, fmt.Sprintf("%s=%q %d", dieAt, step, 1+round))
+				out, err := cmd.Output()
+				var died *exec.ExitError
+				if !errors.As(err, &died) || died.ExitCode() != -1 {
+					t.Fatalf("the writer ended by itself: %v", err)
+				}
+				acknowledged = append(acknowledged, strings.Fields(string(out))...)
+				for range 2 { // before anybody has repaired it, and after
+					r := verify(t, dir, "")
+					if !r.Announced() {
+						t.Errorf("round %d: it begins with entry %d, and does not say why: %+v", round, r.First, r.Dropped)
+					}
+					l, err := audit.Open(audit.Config{Dir: dir, MaxBytes: bound})
+					if err != nil {
+						t.Fatal(err)
+					}
+					if err := l.Close(); err != nil {
+						t.Fatal(err)
+					}
+					if n := bytesOf(t, dir); n > bound {
+						t.Errorf("round %d: %d bytes, want at most %d", round, n, bound)
+					}
+				}
+				if head == verify(t, dir, "").Head {
+					t.Errorf("round %d: nothing was appended", round)
+				}
+				head = verify(t, dir, "").Head
+			}
+			there := map[string]bool{}
+			for _, r := range read(t, dir) {
+				there[r.Worker] = true
+			}
+			if len(acknowledged) == 0 || !there[acknowledged[len(acknowledged)-1]] {
+				t.Fatalf("the last of %d acknowledged entries is not there", len(acknowledged))
+			}
+			begun := false // the oldest are deleted, and no others
+			for _, w := range acknowledged {
+				if begun = begun || there[w]; begun && !there[w] {
+					t.Errorf("entry %s was acknowledged, and is not there, though an older one is", w)
+				}
+			}
+		})
+	}
+}
+
 // The first segment is a pipe here, so that it is known how far the reader has come.
 func TestVerifyWhileTheOldestSegmentsAreDeleted(t *testing.T) {
 	dir, head := filled(t)
@@ -295,7 +442,7 @@ func TestVerifyWhileTheOldestSegmentsAreDeleted(t *testing.T) {
 		}
 	}()
 	report := verify(t, dir, head)
-	if want := (audit.Report{Entries: 4, First: 9, Head: head}); *report != want {
+	if want := (audit.Report{Entries: 4, First: 9, Begins: entry(8).Time, Head: head}); *report != want {
 		t.Errorf("got %+v, want %+v", *report, want)
 	}
 }

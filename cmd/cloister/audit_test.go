@@ -1,0 +1,73 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"os"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/cloister-build/cloister/sandbox/audit"
+)
+
+// TestVerifySaysWhatWasDeleted: since when the log begins, and whether it was the log that deleted what is older.
+func TestVerifySaysWhatWasDeleted(t *testing.T) {
+	store := t.TempDir()
+	l, err := audit.Open(audit.Config{Dir: auditDir(store), MaxBytes: 24_000})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for i := range 200 {
+		if err := l.Append(audit.Entry{Time: time.Date(2026, 11, 22, 9, i, 0, 0, time.UTC), Action: "9f2c"}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := l.Close(); err != nil {
+		t.Fatal(err)
+	}
+	const when = `\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ`
+	check := func(want string) {
+		t.Helper()
+		var out strings.Builder
+		err := auditVerify(&auditConfig{dir: store}, &out)
+		_, text, _ := strings.Cut(out.String(), "\n")
+		if err != nil || !regexp.MustCompile(`^begins at entry \d+, of `+when+`: older ones were deleted`+want+` as entry \d+ of `+when+` says\n$`).MatchString(text) {
+			t.Errorf("got %q, %v, want %q", text, err, want)
+		}
+	}
+	check(` for --audit-size, the last of them \(\d+ to \d+, since ` + when + `\)`)
+	segments, err := filepath.Glob(filepath.Join(auditDir(store), "*.jsonl"))
+	if err != nil || len(segments) < 3 {
+		t.Fatalf("segments %q, %v", segments, err)
+	}
+	if err := os.Remove(segments[0]); err != nil {
+		t.Fatal(err)
+	}
+	check(`, and not by the log itself, which deleted those up to \d+,`)
+}
+
+func TestAuditSizeIsABoundOrNone(t *testing.T) {
+	for text, want := range map[string]bound{"unlimited": 0, "1GiB": 1 << 30, "20MiB": 20 << 20} {
+		var b bound
+		if err := b.Set(text); err != nil || b != want {
+			t.Errorf("%q: got %d, %v, want %d", text, b, err, want)
+		}
+	}
+	for _, text := range []string{"0", "", "-1", "10%", "none"} {
+		var b bound
+		if err := b.Set(text); err == nil || !strings.Contains(err.Error(), unlimited) {
+			t.Errorf("%q: got %v, %v, want what to write", text, &b, err)
+		}
+	}
+	c := newNodeConfig()
+	if c.audit != 1<<30 {
+		t.Errorf("the default is %s", &c.audit)
+	}
+	c.jobs, c.audit = 1, 1<<20
+	if err := c.check(serveCommand()); err == nil || !strings.Contains(err.Error(), "at least 16") {
+		t.Errorf("got %v for --audit-size 1MiB", err)
+	}
+}
