@@ -49,7 +49,12 @@ const (
 	EventOutput EventKind = "output"
 	// EventLimit is a limit that was met. Subject is the Limit.
 	EventLimit EventKind = "limit"
+	// EventRefused is what an action asked for and is not granted, so that it did not run. Subject is the property.
+	EventRefused EventKind = "refused"
 )
+
+// NeverRan stands for an exit code where there was no run, since something was refused before.
+const NeverRan = -1
 
 // An Event is something that a run tried, or a limit that it met.
 type Event struct {
@@ -93,6 +98,8 @@ func (e Event) String() string {
 		fmt.Fprintf(&b, "tried to read %s: not an input", e.Subject)
 	case EventOutput:
 		fmt.Fprintf(&b, "left %s: not a declared output", e.Subject)
+	case EventRefused:
+		fmt.Fprintf(&b, "asked for %s: not run", e.Subject)
 	case EventLimit:
 		fmt.Fprintf(&b, "%s %s of %s", e.Subject, e.Actual, e.Limit)
 	default:

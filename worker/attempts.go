@@ -3,12 +3,14 @@
 package worker
 
 import (
+	"errors"
 	"fmt"
 	"slices"
 	"strconv"
 	"strings"
 
 	"github.com/cloister-build/cloister/sandbox"
+	"github.com/cloister-build/cloister/sandbox/policy"
 )
 
 const (
@@ -67,6 +69,15 @@ func (l *Local) audit(t *Task, a *Attempts) {
 	}
 }
 
+// refused tells the operator's log of a property for which the policy refused t, if err says so.
+func (l *Local) refused(t *Task, err error) {
+	var r *policy.RefusedError
+	if errors.As(err, &r) {
+		event := sandbox.Event{Kind: sandbox.EventRefused, Subject: r.Property.String(), Count: 1, Detail: fmt.Sprintf("rule %q %s", r.Rule, r.Reason)}
+		l.audit(t, attempts(&sandbox.Result{ExitCode: sandbox.NeverRan, Events: []sandbox.Event{event}}, nil, 0))
+	}
+}
+
 // attempted adds to c what the action tried, and what it left unread of its inputs if it was watched so
 // closely. The operator's log has it before anything can fail.
 func (l *Local) attempted(t *Task, req *Request, box *confined, s *staged, r *ran, c *collected) error {
@@ -105,7 +116,7 @@ func (a *Attempts) First() sandbox.Event {
 
 // importance is the order in which a person wants to be told of events.
 var importance = []sandbox.EventKind{
-	sandbox.EventLimit, sandbox.EventConnect, sandbox.EventWrite, sandbox.EventExec, sandbox.EventSyscall,
+	sandbox.EventRefused, sandbox.EventLimit, sandbox.EventConnect, sandbox.EventWrite, sandbox.EventExec, sandbox.EventSyscall,
 	sandbox.EventRead, sandbox.EventOutput, sandbox.EventAllowed,
 }
 

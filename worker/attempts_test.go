@@ -603,8 +603,41 @@ func TestAdmit(t *testing.T) {
 	if err != nil || !slices.Equal(demanding.Demands, want) || demanding.Terms != build.Terms {
 		t.Errorf("got %+v, %v, want the terms %q and the demands %v", demanding, err, build.Terms, want)
 	}
+	if len(b.audited) != 0 {
+		t.Errorf("the operator's log was told %+v of what was granted", b.audited)
+	}
 	if _, err := admit("CppCompile", "cloister-memory", "1TiB"); !errors.Is(err, policy.ErrRefused) {
 		t.Errorf("got %v, want ErrRefused", err)
+	}
+}
+
+// TestRefusalsAreAudited: who asks for more than he may have leaves a trace, wherever he is refused.
+func TestRefusalsAreAudited(t *testing.T) {
+	b := newBench(t, nil)
+	task := &Task{Action: b.action(func(a *repb.Action, _ *repb.Command) { a.Platform = platform("cloister-memory", "1TiB") }), Mnemonic: "CppCompile"}
+	_, admitErr := b.Admit(t.Context(), task)
+	_, executeErr := b.Execute(t.Context(), task, func(Stage) {})
+	if !errors.Is(admitErr, policy.ErrRefused) || !errors.Is(executeErr, policy.ErrRefused) {
+		t.Fatalf("got %v and %v, want ErrRefused", admitErr, executeErr)
+	}
+	if len(b.audited) != 2 {
+		t.Fatalf("the operator's log was told %d times, want once for each refusal", len(b.audited))
+	}
+	const want = `refused  asked for cloister-memory=1TiB: not run, rule "default" `
+	for _, a := range b.audited {
+		if lines := a.Lines(); len(lines) != 1 || !strings.HasPrefix(lines[0], want) || a.ExitCode != sandbox.NeverRan {
+			t.Errorf("got exit code %d and %q, want %d and %q", a.ExitCode, lines, sandbox.NeverRan, want)
+		}
+	}
+	// A name that a client chose forges no line.
+	task.Action = b.action(func(a *repb.Action, _ *repb.Command) { a.Platform = platform("cloister-memory", "1\x1b[2J\n2") })
+	if _, err := b.Admit(t.Context(), task); !errors.Is(err, policy.ErrRefused) {
+		t.Fatalf("got %v, want ErrRefused", err)
+	}
+	for _, line := range b.audited[2].Lines() {
+		if strings.ContainsAny(line, "\x1b\n") {
+			t.Errorf("got %q", line)
+		}
 	}
 }
 

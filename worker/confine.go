@@ -78,6 +78,7 @@ func (l *Local) confine(t *Task, req *Request) (*confined, error) {
 	}
 	grant, err := l.Policy.Compile(ask, l.Features.Limits)
 	if err != nil {
+		l.refused(t, err)
 		return nil, err
 	}
 	stated, err := l.timeout(t, req, grant)

@@ -42,7 +42,8 @@ type Config struct {
 	// that this worker has.
 	Flags []string
 	// Audit, if not nil, is told what each run tried, once and only if there is something to tell, even if
-	// nobody waits for the result any more. It is called by many goroutines, which wait for it.
+	// nobody waits for the result any more; and of each action that the policy refuses, whose exit code is
+	// sandbox.NeverRan. It is called by many goroutines, which wait for it.
 	Audit func(*Task, *Attempts)
 	// MaxTimeout bounds what an action may ask for and is what one gets that asks for nothing.
 	// Zero is 24 hours.

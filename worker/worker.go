@@ -157,9 +157,9 @@ type Outcome struct {
 	Started, Ended time.Time
 }
 
-// Attempts are what one run tried, and the limits that it met.
+// Attempts are what one run tried, and the limits that it met; or for what an action was refused.
 type Attempts struct {
-	ExitCode int
+	ExitCode int // sandbox.NeverRan if it was refused
 	// Events are in the order of Event.Compare, in printable text.
 	Events []sandbox.Event
 	// Unrecorded counts the events beyond those.

@@ -35,7 +35,8 @@ func auditCommand() *cobra.Command {
 		Use:   "audit",
 		Short: "Shows and verifies the record of what actions tried",
 		Long: `Audit reads the log that serve keeps in the directory "audit" of its store: what actions tried and were
-refused, what they were permitted as an exception, and which limits they met. The log is only ever
+refused, what they were permitted as an exception, which limits they met, and for what the policy refused
+to run them. The log is only ever
 appended to, and each line holds the hash of the one before it.`,
 		Example: `  cloister audit ls --since 1h                 # what was tried in the last hour
   cloister audit show 9f2c1e77                 # everything about one action
@@ -125,7 +126,7 @@ to --head, and verify looks for the line that it is of.`,
 
 // auditKinds are the kinds of events that a log has, and what it says of itself.
 var auditKinds = []string{
-	string(sandbox.EventConnect), string(sandbox.EventAllowed), string(sandbox.EventWrite), string(sandbox.EventExec), string(sandbox.EventSyscall),
+	string(sandbox.EventRefused), string(sandbox.EventConnect), string(sandbox.EventAllowed), string(sandbox.EventWrite), string(sandbox.EventExec), string(sandbox.EventSyscall),
 	string(sandbox.EventRead), string(sandbox.EventOutput), string(sandbox.EventLimit), "note",
 }
 

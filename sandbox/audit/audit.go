@@ -69,7 +69,7 @@ type Entry struct {
 	Instance, Target, Mnemonic, Invocation string
 	// Worker is the name of the worker that ran it.
 	Worker string
-	// Exit is the exit code of the command.
+	// Exit is the exit code of the command, sandbox.NeverRan if it was not executed.
 	Exit int
 	// Events and Unrecorded are those of the run's sandbox.Result.
 	Events     []sandbox.Event

@@ -18,20 +18,13 @@ import (
 	"github.com/bazelbuild/remote-apis-sdks/go/pkg/digest"
 	repb "github.com/bazelbuild/remote-apis/build/bazel/remote/execution/v2"
 	"github.com/cloister-build/cloister/sandbox/sandboxtest"
-	"google.golang.org/protobuf/proto"
 )
 
 // begin has the server execute a shell script without waiting for its end. It returns the action's digest, the name of
 // the operation, and what waits for the end of it.
 func (r *remote) begin(t *testing.T, script string) (action, operation string, end func() *repb.ExecuteResponse) {
 	t.Helper()
-	put := func(m proto.Message) *repb.Digest {
-		d, err := r.WriteProto(t.Context(), m)
-		if err != nil {
-			t.Fatal(err)
-		}
-		return d.ToProto()
-	}
+	put := r.putting(t)
 	d := put(&repb.Action{
 		CommandDigest:   put(&repb.Command{Arguments: []string{"/bin/sh", "-c", script}}),
 		InputRootDigest: put(&repb.Directory{}),

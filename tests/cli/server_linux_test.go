@@ -18,6 +18,8 @@ import (
 	"github.com/bazelbuild/remote-apis-sdks/go/pkg/client"
 	"github.com/bazelbuild/remote-apis-sdks/go/pkg/digest"
 	repb "github.com/bazelbuild/remote-apis/build/bazel/remote/execution/v2"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/proto"
 )
 
@@ -46,6 +48,18 @@ func serving(t *testing.T, instance string, flags ...string) *remote {
 	return &remote{c, "grpc://" + s.Addr, dir, log}
 }
 
+// putting returns what stores a message in the server.
+func (r *remote) putting(t *testing.T) func(proto.Message) *repb.Digest {
+	return func(m proto.Message) *repb.Digest {
+		t.Helper()
+		d, err := r.WriteProto(t.Context(), m)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return d.ToProto()
+	}
+}
+
 // execute has the server execute a shell script, whose one input is the file input and whose one output is
 // the file out. It returns the action's digest and what became of it.
 func (r *remote) execute(t *testing.T, script string) (string, *repb.ExecuteResponse) {
@@ -54,13 +68,7 @@ func (r *remote) execute(t *testing.T, script string) (string, *repb.ExecuteResp
 	if err != nil {
 		t.Fatal(err)
 	}
-	put := func(m proto.Message) *repb.Digest {
-		d, err := r.WriteProto(t.Context(), m)
-		if err != nil {
-			t.Fatal(err)
-		}
-		return d.ToProto()
-	}
+	put := r.putting(t)
 	action := put(&repb.Action{
 		CommandDigest:   put(&repb.Command{Arguments: []string{"/bin/sh", "-c", script}, OutputPaths: []string{"out"}}),
 		InputRootDigest: put(&repb.Directory{Files: []*repb.FileNode{{Name: "input", Digest: blob.ToProto()}}}),
@@ -199,6 +207,36 @@ func TestTierIsSaidWhereItMatters(t *testing.T) {
 				t.Errorf("--sandbox=%s: action show: exit code %d, no %q in\n%s%s", tier, s.code, want, s.out, s.err)
 			}
 		}
+	}
+}
+
+// TestRefusedPropertyIsInTheAuditLog: the action that asked for it never ran.
+func TestRefusedPropertyIsInTheAuditLog(t *testing.T) {
+	r := serving(t, "main")
+	put := r.putting(t)
+	action := put(&repb.Action{
+		CommandDigest:   put(&repb.Command{Arguments: []string{"/bin/true"}}),
+		InputRootDigest: put(&repb.Directory{}),
+		Platform:        &repb.Platform{Properties: []*repb.Platform_Property{{Name: "cloister-network", Value: "192.0.2.1:443"}}},
+	})
+	op, err := r.ExecuteAndWait(t.Context(), &repb.ExecuteRequest{InstanceName: r.InstanceName, ActionDigest: action})
+	var response repb.ExecuteResponse
+	if err == nil {
+		err = op.GetResponse().UnmarshalTo(&response)
+	}
+	if err == nil {
+		err = status.FromProto(response.Status).Err()
+	}
+	if status.Code(err) != codes.FailedPrecondition {
+		t.Fatalf("got %v, want FAILED_PRECONDITION", err)
+	}
+	s := cloister(t, "", "audit", "ls", "--dir="+r.dir, "--kind", "refused", "--action", action.Hash)
+	want := `\S+Z  ` + action.Hash[:12] + `  refused  asked for cloister-network=192\.0\.2\.1:443: not run, rule "default" .*\n`
+	if s.code != 0 || !whole(want, s.out) {
+		t.Errorf("got %+v, want %q", s, want)
+	}
+	if s := cloister(t, "", "audit", "show", "--dir="+r.dir, "1"); !strings.Contains(s.out, "\nexit        -1\n") {
+		t.Errorf("got %+v, want the exit code -1", s)
 	}
 }
 
