@@ -23,7 +23,8 @@ type peers struct {
 	against, watch []string
 	cas            []string // apart from their servers
 	instance       string
-	who            identity // at the server of executor and its store
+	who            identity // at the server of executor
+	whoAtStore     identity // at its store, if that is another server
 }
 
 // register adds the flags; executor is the default of the first server.
@@ -37,6 +38,7 @@ func (p *peers) register(f *pflag.FlagSet, executor string) {
 // registerStores adds the flags of servers that execute.
 func (p *peers) registerStores(f *pflag.FlagSet) {
 	f.StringArrayVar(&p.cas, "cas", nil, "where a server's blobs are, if not at its address: [NAME=]ADDRESS, NAME being that of --executor if left out; repeatable")
+	p.whoAtStore.register(f, "cas-")
 	f.StringVar(&p.instance, "instance", "", "instance at all servers whose address does not name one")
 }
 
@@ -69,6 +71,14 @@ func withScheme(address string) string {
 	return "grpc://" + address
 }
 
+// atStore is who calls the store of the first server, which is at address.
+func (p *peers) atStore(server, address string) *identity {
+	if p.whoAtStore.stated() || !sameServer(withScheme(server), withScheme(address)) {
+		return &p.whoAtStore
+	}
+	return &p.who
+}
+
 // dial connects to the servers, which the caller closes, also after an error.
 func (p *peers) dial(ctx context.Context) ([]*load.Server, error) {
 	ctx, cancel := context.WithTimeout(ctx, 20*time.Second)
@@ -78,6 +88,9 @@ func (p *peers) dial(ctx context.Context) ([]*load.Server, error) {
 		name, address = "executor", p.executor
 	}
 	names, addresses := []string{name}, []string{address}
+	if w := &p.whoAtStore; w.ca+w.cert+w.key+w.token != "" && len(p.cas) == 0 {
+		return nil, &exit{exitUsage, fmt.Errorf("--%s go with --cas, which is not given", strings.Join(w.flags(), ", --"))}
+	}
 	for _, text := range p.against {
 		name, address, err := named("against", text)
 		if err != nil {
@@ -111,7 +124,7 @@ func (p *peers) dial(ctx context.Context) ([]*load.Server, error) {
 		}
 		var options []grpc.DialOption
 		if s == servers[0] {
-			if options, err = p.who.options(withScheme(address)); err != nil {
+			if options, err = p.atStore(addresses[0], address).options(withScheme(address)); err != nil {
 				return servers, err
 			}
 		}

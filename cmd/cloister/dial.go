@@ -19,7 +19,8 @@ import (
 	"google.golang.org/grpc/credentials"
 )
 
-// identity is the flags that say whom a server is to be, and who calls it.
+// identity is the flags that say whom a server is to be, and who calls it: one server, so that no credential is shown to
+// another than it was named for. Of two servers each has flags of its own, with another prefix, and a variable of its own.
 type identity struct {
 	prefix                     string // of the flags
 	ca, cert, key, token, from string // from is the variable that a token may stand in
@@ -27,7 +28,8 @@ type identity struct {
 
 // register adds the flags. A prefix is that of flags for one of several servers.
 func (i *identity) register(f *pflag.FlagSet, prefix string) {
-	i.prefix, i.from = prefix, "CLOISTER_TOKEN"
+	i.prefix = prefix
+	i.from = "CLOISTER_" + strings.ToUpper(strings.ReplaceAll(prefix, "-", "_")) + "TOKEN"
 	f.StringVar(&i.ca, prefix+"tls-ca", "", "certificates by which the server's is verified, PEM (default: those that this host trusts)")
 	f.StringVar(&i.cert, prefix+"tls-cert", "", "certificate to show the server, PEM; its key is --"+prefix+"tls-key")
 	f.StringVar(&i.key, prefix+"tls-key", "", "key of --"+prefix+"tls-cert, PEM")
@@ -37,6 +39,18 @@ func (i *identity) register(f *pflag.FlagSet, prefix string) {
 // flags are the names of the flags.
 func (i *identity) flags() []string {
 	return []string{i.prefix + "tls-ca", i.prefix + "tls-cert", i.prefix + "tls-key", i.prefix + "token-file"}
+}
+
+// stated reports whether anything is said, by a flag or the variable.
+func (i *identity) stated() bool {
+	return i.ca+i.cert+i.key+i.token != "" || os.Getenv(i.from) != ""
+}
+
+// sameServer reports whether two addresses are of one server, whichever instance they name.
+func sameServer(a, b string) bool {
+	u, err := url.Parse(a)
+	v, err2 := url.Parse(b)
+	return err == nil && err2 == nil && u.Scheme == v.Scheme && u.Host == v.Host
 }
 
 // options returns how to dial the server of an address, grpc:// or grpcs://. A mistake in the flags is one of usage.

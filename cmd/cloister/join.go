@@ -71,6 +71,11 @@ back. docs/farm.md says more.`,
 			return join(cmd.Context(), &c, cmd.OutOrStdout())
 		},
 	}
+	c.register(cmd)
+	return cmd
+}
+
+func (c *joinConfig) register(cmd *cobra.Command) {
 	c.nodeConfig.register(cmd)
 	f := cmd.Flags()
 	c.who.register(f, "")
@@ -83,7 +88,6 @@ back. docs/farm.md says more.`,
 	f.StringArrayVar(&c.properties, "property", nil, "platform property that actions may demand, NAME=VALUE; repeatable, also with the same name")
 	f.Uint32Var(&c.sizeClass, "size-class", 0, "size of this worker among those of the platform, where the scheduler has such")
 	f.StringVar(&c.browserURL, "browser-url", "", "where Buildbarn's browser shows what is in the store, for a link in the message of each result")
-	return cmd
 }
 
 // check returns what is wrong with the command line, before anything is made.
@@ -108,7 +112,11 @@ func (c *joinConfig) check(cmd *cobra.Command) (err error) {
 		return err
 	}
 	if c.far.cas == "" && c.far.store == "" {
-		c.far.cas, c.far.who = c.scheduler, c.who
+		c.far.cas = c.scheduler
+	}
+	// Another server is shown nothing that was not stated for it.
+	if sameServer(c.far.cas, c.scheduler) && !c.far.who.stated() {
+		c.far.who = c.who
 	}
 	return nil
 }

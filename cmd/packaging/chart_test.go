@@ -305,7 +305,7 @@ func TestChartRendersWhatTheClusterTakes(t *testing.T) {
 // wanted is what values say, as it arrives.
 var wanted = map[string][]string{
 	"serve.yaml":         {`"--jobs=4"`, `"image":"registry.example.com/team/toolchain:0.1.0"`, `"hostUsers":false`},
-	"serve-guarded.yaml": {`"--jobs=16"`, `toolchain@sha256:0123`, `"--tls-client-ca=/etc/cloister/tls/ca.crt"`, `"--auth=/etc/cloister/auth/auth.yaml"`, `"--cas=grpcs://cache.example.com:443"`, `"--max-size=900GiB"`, `"--lease=12h"`, `"localhostProfile":"cloister"`, `"10.0.0.0/8"`},
+	"serve-guarded.yaml": {`"--jobs=16"`, `toolchain@sha256:0123`, `"--tls-client-ca=/etc/cloister/tls/ca.crt"`, `"--auth=/etc/cloister/auth/auth.yaml"`, `"--cas=grpcs://cache.example.com:443"`, `"name":"CLOISTER_CAS_TOKEN","valueFrom":{"secretKeyRef":{"key":"token","name":"cache"}}`, `"--max-size=900GiB"`, `"--lease=12h"`, `"localhostProfile":"cloister"`, `"10.0.0.0/8"`},
 	"farm.yaml":          {`"--jobs=0"`, `"--worker-listen=0.0.0.0:8983"`, `"grpc://ci-cloister-head-workers:8983"`, `"--property=OSFamily=linux","--property=Pool=default"`, `"replicas":5`, `"image":"registry.example.com/team/cloister:0.1.0"`},
 	"farm-keda.yaml": {`"query":"sum(cloister_actions_queued{namespace=\"builds\",pod=~\"ci-cloister-head-.*\"}) + sum(cloister_actions_running{namespace=\"builds\",pod=~\"ci-cloister-head-.*\"})"`,
 		`"threshold":"8"`, `"activationThreshold":"0"`, `"minReplicaCount":0`, `"terminationGracePeriodSeconds":3660`, `"podAntiAffinity"`},
@@ -567,6 +567,7 @@ func TestMistakesInValuesAreRefused(t *testing.T) {
 		{"a farm that knows certificates alone", image + "mode: farm\ntls: {secretName: s, clientCA: true}", "no certificate"},
 		{"a farm whose workers may not call", image + "mode: farm\ntls: {secretName: s}\nauth: {secretName: a}", "workers.tokenSecretName"},
 		{"a token in the open", image + "mode: farm\nworkers: {tokenSecretName: t}", "workers.tokenSecretName: needs tls"},
+		{"a token of the store in the open", image + "cas: {url: 'grpc://s:1', tokenSecretName: t}", "cas.tokenSecretName: needs"},
 		{"no digest", image + "headImage: {digest: 'sha256:12'}", "digest"},
 		{"no drain", image + "drain: {seconds: 0}", "seconds"},
 	} {

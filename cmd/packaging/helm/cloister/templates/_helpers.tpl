@@ -46,6 +46,7 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
 {{- if and .Values.auth.secretName (not .Values.workers.tokenSecretName) }}{{ fail "auth.secretName: workers are callers, too; state workers.tokenSecretName, whose token has the right to work" }}{{ end }}
 {{- end }}
 {{- if and .Values.workers.tokenSecretName (eq .Values.mode "farm") (not .Values.tls.secretName) }}{{ fail "workers.tokenSecretName: needs tls.secretName, since a token must not be read on the way" }}{{ end }}
+{{- if and .Values.cas.tokenSecretName (not (hasPrefix "grpcs://" .Values.cas.url)) }}{{ fail "cas.tokenSecretName: needs cas.url with grpcs://, since a token must not be read on the way" }}{{ end }}
 {{- end }}
 
 {{/* Whether a component executes actions, for which it needs what makes a sandbox; "" if not, as the head of a farm. */}}
@@ -130,7 +131,8 @@ readinessProbe:
   periodSeconds: 5
   timeoutSeconds: 5
 {{- $token := and (eq .component "worker") .Values.workers.tokenSecretName }}
-{{- if or .Values.trust.secretName $token }}
+{{- $casToken := and .Values.cas.url (eq .component (ternary "worker" "head" (eq .Values.mode "join"))) .Values.cas.tokenSecretName }}
+{{- if or .Values.trust.secretName $token $casToken }}
 env:
   {{- if .Values.trust.secretName }}
   - name: SSL_CERT_FILE
@@ -140,6 +142,11 @@ env:
   - name: CLOISTER_TOKEN
     valueFrom:
       secretKeyRef: {name: {{ $token }}, key: token}
+  {{- end }}
+  {{- if $casToken }}
+  - name: CLOISTER_CAS_TOKEN
+    valueFrom:
+      secretKeyRef: {name: {{ $casToken }}, key: token}
   {{- end }}
 {{- end }}
 {{- end }}
