@@ -28,6 +28,7 @@ type diffConfig struct {
 	diffoscope       bool
 
 	store *remote.Store // nil until it is needed
+	roots []*os.Root    // of directories of this host
 }
 
 func diffCommand() *cobra.Command {
@@ -85,7 +86,8 @@ It exits with 0 if there is no difference, with 1 if there is one, and with 2 if
 	f.BoolVar(&c.json, "json", false, "print one JSON object")
 	f.BoolVar(&c.diffoscope, "diffoscope", false, diffoscopeHelp)
 	cmd.MarkFlagsMutuallyExclusive("as", "results", "invocation")
-	cmd.MarkFlagsMutuallyExclusive("results", "invocation", "diffoscope")
+	cmd.MarkFlagsMutuallyExclusive("results", "invocation")
+	cmd.MarkFlagsMutuallyExclusive("invocation", "diffoscope")
 	return cmd
 }
 
@@ -105,6 +107,9 @@ func (c *diffConfig) run(ctx context.Context, a, b string, out io.Writer) (same 
 	defer func() {
 		if c.store != nil {
 			c.store.Close()
+		}
+		for _, root := range c.roots {
+			root.Close()
 		}
 	}()
 	if c.invocation {
@@ -230,7 +235,7 @@ func (c *diffConfig) compareFolders(ctx context.Context, r *diffReport, a, b thi
 			if err != nil {
 				return err
 			}
-			defer f.root.Close()
+			c.roots = append(c.roots, f.root) // what is in them is opened later, too
 			folders[i] = f
 			continue
 		}

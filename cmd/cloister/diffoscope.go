@@ -9,9 +9,14 @@ import (
 	"io"
 	"os"
 	"os/exec"
+	"path"
 	"path/filepath"
+	"strings"
+	"time"
 
+	"github.com/cloister-build/cloister/cas"
 	"github.com/cloister-build/cloister/cas/tree"
+	"github.com/cloister-build/cloister/worker/changes"
 	"github.com/cloister-build/cloister/worker/compare"
 	"github.com/cloister-build/cloister/worker/repro"
 )
@@ -30,11 +35,16 @@ func haveDiffoscope(wanted bool) error {
 	return nil
 }
 
-// lookDeeper has diffoscope compare two files or directories that differ: those of this host where they are, and blobs
-// as copies.
+// lookDeeper has diffoscope compare two files or directories of this host where they are, blobs as copies, and of all else
+// copies of the files that differ.
 func (c *diffConfig) lookDeeper(ctx context.Context, r *diffReport, a, b thing) error {
 	if !c.diffoscope || len(r.Changes)+len(r.Differences) == 0 {
 		return nil
+	}
+	var err error
+	if a.digest.IsZero() && b.digest.IsZero() {
+		r.Diffoscope, err = compare.Diffoscope(ctx, a.name, b.name)
+		return err
 	}
 	dir, err := os.MkdirTemp("", "cloister-diff-")
 	if err != nil {
@@ -43,21 +53,106 @@ func (c *diffConfig) lookDeeper(ctx context.Context, r *diffReport, a, b thing) 
 	defer os.RemoveAll(dir) // plain files of ours
 	var paths [2]string
 	for i, t := range []thing{a, b} {
-		if t.digest.IsZero() {
-			paths[i] = t.name
+		if paths[i] = filepath.Join(dir, []string{"a", "b"}[i]); r.Kind != "blob" && r.Kind != "manifest" {
 			continue
 		}
-		if r.Kind != "blob" && r.Kind != "manifest" {
-			return fmt.Errorf("--diffoscope compares files and blobs, and directories of this host: %s is none of them; "+
-				"cloister run --action and cloister repro --keep write outputs to directories", quote(t.name))
-		}
-		paths[i] = filepath.Join(dir, []string{"a", "b"}[i])
 		if err := c.copyTo(ctx, t, paths[i]); err != nil {
 			return err
 		}
 	}
-	r.Diffoscope, err = compare.Diffoscope(ctx, paths[0], paths[1])
+	if r.Kind == "blob" || r.Kind == "manifest" {
+		r.Diffoscope, err = compare.Diffoscope(ctx, paths[0], paths[1])
+		return err
+	}
+	pair := changed{left: maxChanged}
+	if err := pair.write(ctx, r.Changes, paths); err != nil {
+		return fmt.Errorf("--diffoscope: %w", err)
+	}
+	if pair.files > 0 {
+		r.Diffoscope, err = compare.Diffoscope(ctx, paths[0], paths[1])
+	}
+	if pair.without > 0 {
+		r.Diffoscope += fmt.Sprintf("%d files were not shown to diffoscope: %s\n", pair.without, pair.why)
+	}
 	return err
+}
+
+// maxChanged is how many bytes of files that differ are copied for diffoscope.
+const maxChanged = 1 << 30
+
+// A changed is two directories of files that differ.
+type changed struct {
+	left    int64 // how many bytes may still be written
+	files   int   // that are there
+	without int   // that are not
+	why     string
+}
+
+// write writes the files that changes speak of below two directories, which it makes. Links and directories are not among
+// them: what there is to say of these the changes say. Names and contents are foreign: what cannot be written, or is too large, is counted.
+func (p *changed) write(ctx context.Context, all []shownChange, dirs [2]string) error {
+	for i, dir := range dirs {
+		if err := os.Mkdir(dir, 0o700); err != nil {
+			return err
+		}
+		root, err := os.OpenRoot(dir)
+		if err != nil {
+			return err
+		}
+		defer root.Close()
+		for _, ch := range all {
+			e := []*changes.Entry{ch.EntryA, ch.EntryB}[i]
+			if e == nil || e.Open == nil {
+				continue
+			}
+			// A result has outputs, and stdout and stderr, which have no path.
+			if err := p.file(ctx, root, path.Join(strings.TrimPrefix(ch.What, "file"), ch.Path), e); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+// skip counts a file that is not there.
+func (p *changed) skip(name, why string) {
+	if p.without++; p.without == 1 {
+		p.why = fmt.Sprintf("%s is %s", quote(name), why)
+	}
+}
+
+func (p *changed) file(ctx context.Context, root *os.Root, name string, e *changes.Entry) error {
+	if e.Digest.Size() > min(p.left, maxExplainedBytes) {
+		p.skip(name, "too large")
+		return nil
+	}
+	in, done, err := e.Open(ctx)
+	switch {
+	case errors.Is(err, cas.ErrNotFound):
+		p.skip(name, "absent from the server")
+		return nil
+	case err != nil:
+		return err
+	}
+	defer done()
+	if in.Size() > min(p.left, maxExplainedBytes) {
+		p.skip(name, "too large")
+		return nil
+	}
+	p.left -= in.Size()
+	err = root.MkdirAll(path.Dir(name), 0o700)
+	var out *os.File
+	if err == nil {
+		out, err = root.OpenFile(name, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
+	}
+	if err != nil {
+		p.skip(name, "no name that a file can be written by")
+		return nil
+	}
+	p.files++
+	_, err = io.Copy(out, in)
+	// When it was copied is no difference.
+	return errors.Join(err, out.Close(), root.Chtimes(name, time.Unix(0, 0), time.Unix(0, 0)))
 }
 
 // copyTo writes what a thing holds to a new file.

@@ -121,6 +121,21 @@ func TestDiffOfAServer(t *testing.T) {
 	}
 	wantSaid(t, 1, at("diff", root, dir), "directory\n", "\nfile input\n", "int x = 3;")
 
+	// A second opinion of the files that differ alone, whatever named them.
+	script := "#!/bin/sh\nwhile [ \"$1\" != -- ]; do shift; done\ncd \"$2/..\" && find a b -type f | sort | xargs head -n 1\nexit 1\n"
+	if err := os.WriteFile(filepath.Join(dir, "diffoscope"), []byte(script), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	t.Setenv("PATH", dir+":"+os.Getenv("PATH"))
+	t.Setenv("TMPDIR", t.TempDir())
+	wantSaid(t, 1, at("diff", compile1, compile2, "--diffoscope"), "\n==> a/input/input <==\nint x = 1;\n\n==> b/input/input <==\nint x = 2;\n")
+	wantSaid(t, 1, at("diff", compile1, compile2, "--results", "--diffoscope"), "\n==> b/output/out <==\nint x = 2;\n")
+	wantSaid(t, 1, at("diff", root, dir, "--diffoscope"), "\n==> a/input <==\nint x = 1;\n", "\n==> b/diffoscope <==\n", "\n==> b/input <==\nint x = 3;\n")
+	wantSaid(t, 0, at("diff", compile1, compile1, "--diffoscope"))
+	if left, err := os.ReadDir(os.Getenv("TMPDIR")); err != nil || len(left) > 0 {
+		t.Errorf("left are %v, %v", left, err)
+	}
+
 	wantSaid(t, 2, at("diff", compile1, root), "not of one kind")
 	wantSaid(t, 2, at("diff", compile1, strings.Repeat("0", 64)+"/7"))
 	wantSaid(t, 2, []string{"diff", compile1, compile2, "--cas", "grpc://" + unused(t)})

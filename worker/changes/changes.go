@@ -17,6 +17,8 @@ type Change struct {
 	What string `json:"what"`
 	// Name says which of them: a variable, a path, the number of an argument; "" where there is but one.
 	Name string `json:"name,omitempty"`
+	// Path is that of EntryA and EntryB as it is in messages, which need not be one that can be made; "" where they have none.
+	Path string `json:"-"`
 	// A and B are what each side has, in printable text of at most MaxText bytes; "" is nothing.
 	A string `json:"a"`
 	B string `json:"b"`

@@ -124,7 +124,7 @@ func (f *folders) add(c Change) error {
 }
 
 func (f *folders) entry(at string, a, b *Entry) error {
-	return f.add(Change{What: f.what, Name: quoted(at), A: shorten(a.text()), B: shorten(b.text()), EntryA: a, EntryB: b})
+	return f.add(Change{What: f.what, Name: quoted(at), Path: at, A: shorten(a.text()), B: shorten(b.text()), EntryA: a, EntryB: b})
 }
 
 // walk compares two directories that are called at.
