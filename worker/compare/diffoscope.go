@@ -34,7 +34,8 @@ func Diffoscope(ctx context.Context, a, b string) (string, error) {
 func diffoscope(ctx context.Context, program, a, b string) (string, error) {
 	ctx, cancel := context.WithTimeoutCause(ctx, diffoscopeTimeout, fmt.Errorf("diffoscope took more than %v", diffoscopeTimeout))
 	defer cancel()
-	cmd := exec.CommandContext(ctx, program, "--text=-", "--no-progress", "--text-color=never",
+	// When a directory was written, and by whom, is no difference: copies are compared.
+	cmd := exec.CommandContext(ctx, program, "--text=-", "--no-progress", "--text-color=never", "--exclude-directory-metadata=yes",
 		fmt.Sprint("--max-text-report-size=", maxDiffoscope), "--", a, b)
 	out, errs := &atMost{left: maxDiffoscope}, &atMost{left: 4 << 10}
 	cmd.Stdout, cmd.Stderr = out, errs
@@ -65,6 +66,9 @@ func (w *atMost) Write(p []byte) (int, error) {
 	return len(p), nil
 }
 
+// frame has the lines that diffoscope draws, which are not ASCII, in ASCII.
+var frame = strings.NewReplacer("\u2502", "|", "\u251c", "|", "\u2500", "-", "\u2504", "-", "\u2575", "'")
+
 // printableLines is text line by line in printable text; what names and contents are in it is foreign.
 func printableLines(text string) string {
 	var out strings.Builder
@@ -72,7 +76,7 @@ func printableLines(text string) string {
 		if out.Len() > maxDiffoscope {
 			break
 		}
-		out.WriteString(printable(strings.TrimRight(line, "\n"), 4<<10) + "\n")
+		out.WriteString(printable(frame.Replace(strings.TrimRight(line, "\n")), 4<<10) + "\n")
 	}
 	return out.String()
 }

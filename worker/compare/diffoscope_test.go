@@ -31,6 +31,19 @@ func TestDiffoscopeSaysWhatDiffers(t *testing.T) {
 	if text, err := Diffoscope(t.Context(), a, a); err != nil || text != "" {
 		t.Errorf("got %q, %v for equal files", text, err)
 	}
+	// Of directories it says what is in them, and not when they were made.
+	for _, d := range []string{"old", "new"} {
+		if err := os.MkdirAll(filepath.Join(dir, d, "sub"), 0o700); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(filepath.Join(dir, d, "sub", "f"), []byte(d), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	text, err = Diffoscope(t.Context(), filepath.Join(dir, "old"), filepath.Join(dir, "new"))
+	if err != nil || !strings.Contains(text, "-old") || strings.Contains(text, "Modify") || strings.Contains(text, `\u`) {
+		t.Errorf("of directories: %q, %v", text, err)
+	}
 }
 
 // What is called diffoscope is any program: its answer is bounded and printable, and its failure is told.
@@ -44,6 +57,7 @@ func TestDiffoscopesAnswerIsBounded(t *testing.T) {
 	}{
 		{"equal", "exit 0", "", ""},
 		{"control characters", `printf '\033[31mred\n--- a\n'; exit 1`, "\\x1b[31mred\n--- a\n", ""},
+		{"lines of a frame", `printf '\342\224\234\342\224\200 +++ b\n\342\224\202 -one\n'; exit 1`, "|- +++ b\n| -one\n", ""},
 		{"endless", "yes | head -c 1000000; exit 1", strings.Repeat("y\n", maxDiffoscope/2), ""},
 		{"failure", "echo no such 'file' >&2; exit 2", "", "diffoscope: exit status 2: no such file"},
 	} {
