@@ -126,7 +126,7 @@ func (t *attributor) admit(c Cause) Cause {
 func (t *attributor) cause(a, b []word, format string) Cause {
 	ta, tb := strings.Join(wordTexts(a), ""), strings.Join(wordTexts(b), "")
 	locales := t.known.A.Locale != t.known.B.Locale
-	if locales && decimals(ta) == decimals(tb) {
+	if locales && strings.ContainsAny(ta, "0123456789") && decimals(ta) == decimals(tb) {
 		return Locale
 	}
 	for _, wa := range a {
@@ -192,7 +192,9 @@ func localName(s string) bool {
 	return strings.ContainsFunc(s, func(r rune) bool { return r > unicode.MaxASCII && unicode.IsLetter(r) })
 }
 
-// reordered returns the cause if two texts have the same words in another order, else Unknown.
+// reordered returns the cause if two texts, a line each, have the same words in another order, else Unknown. Several programs
+// rarely write words of one line, so that the order of a hash table is one even if the kernel's random numbers were held: the
+// clocks, of which some seeds are made, go on.
 func (t *attributor) reordered(a, b string) Cause {
 	const most = 64 << 10
 	if len(a) != len(b) || len(a) > most {
@@ -203,5 +205,5 @@ func (t *attributor) reordered(a, b string) Cause {
 	if len(ia) < 2 || slices.Equal(ia, ib) || !sameItems(ia, ib) {
 		return Unknown
 	}
-	return t.orderCause(ia, ib)
+	return orderLooks(ia, ib)
 }

@@ -52,6 +52,9 @@ func TestAttributeNamesTheCauseOfTwoTexts(t *testing.T) {
 		{"zone, date", "Sun Nov 22 00:44:31 UTC 2026", "Sun Nov 22 14:44:31 XYZ 2026", sameTime, Zone},
 		{"zone, day", "2026-11-22", "2026-11-23", sameTime, Zone},
 		{"hours apart in one zone", "00:44:31", "14:44:31", with(func(k *Known) { k.B.Start, k.B.End, k.B.Zone = k.A.Start, k.A.End, k.A.Zone }), Timestamp},
+		{"zone without a name", "Sun Nov 22 00:44:31 UTC 2026", "Mon Dec 27 14:44:31 +14 2027", all, Timestamp},
+		{"zone of Java", "#Sun Nov 22 00:44:31 GMT 2026", "#Mon Dec 27 14:44:31 GMT+14:00 2027", all, Timestamp},
+		{"zone without a name, at one time", "Sun Nov 22 00:44:31 UTC 2026", "Sun Nov 22 14:44:31 +14 2026", sameTime, Zone},
 		{"zone, offset", "+0000 x", "+1400 x", sameTime, Unknown},
 		{"zone, name", "(UTC)", "(XYZ)", sameTime, Zone},
 		{"root", "at /b/build/src/x.c:3", "at /b/somewhere/else/src/x.c:3", all, Path},
@@ -70,6 +73,7 @@ func TestAttributeNamesTheCauseOfTwoTexts(t *testing.T) {
 		{"other small numbers", "found 3", "found 4", all, Unknown},
 		{"a fact on one side only", "exit 1000", "exit 77", all, Unknown},
 		{"locale", "1.5 ms", "1,5 ms", all, Locale},
+		{"marks, without a number", "x,", "x", all, Unknown},
 		{"locale, message", "No such file", "Datei nicht gefunden, ä", all, Locale},
 		{"locale, variable", "LANG=C", "LANG=de_DE.UTF-8", all, Locale},
 		{"padding", "PAD=x", "PAD=xxxxxxxxxx", all, Environment},
@@ -97,6 +101,8 @@ func TestAttributeNamesTheCauseOfTwoTexts(t *testing.T) {
 		{"hash", "hash(x) = -1234567890123456789", "hash(x) = 987654321098765432", Known{}, HashSeed},
 		{"uptime", "up 1234.56", "up 9876.54", Known{}, Uptime},
 		{"set", "{'b', 'a', 'c'}", "{'a', 'c', 'b'}", Known{}, HashSeed},
+		{"set, of a seed that is not of the kernel", "{'b', 'a', 'c'}", "{'a', 'c', 'b'}",
+			with(func(k *Known) { k.A.HeldRandom, k.B.HeldRandom = true, true }), HashSeed},
 		{"list of files", "['b.txt', 'a.txt']", "['a.txt', 'b.txt']", Known{}, MemberOrder},
 		{"plain words", "this", "that", all, Unknown},
 	} {
@@ -119,6 +125,7 @@ func TestAttributeNamesTheCauseOfTwoTexts(t *testing.T) {
 func TestAttributeTellsThePreprocessorsDateInPrograms(t *testing.T) {
 	for _, row := range []struct{ a, b, format string }{
 		{"Nov 22 2026", "Nov 23 2026", "elf"}, {"built Nov  2 2026 00:00:01", "built Nov  2 2026 00:00:02", "elf"}, {"12:34:56", "12:34:57", "pe"},
+		{"Sun Nov  2 00:44:31 2026", "Mon Dec 27 14:44:31 2027", "elf"}, // __TIMESTAMP__
 	} {
 		if got := attribute(row.a, row.b, row.format, Known{}); got != BuildDate && row.a[0] != 'b' {
 			t.Errorf("%q: got %q", row.a, got)

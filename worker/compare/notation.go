@@ -13,7 +13,7 @@ import (
 type moment struct {
 	wall        time.Time // as if the zone was UTC; on 1 January of year 1 where the day is not told
 	date, clock bool      // which of both the text has
-	// macro says that it is written as the preprocessor writes __DATE__ or __TIME__.
+	// macro says that it is written as the preprocessor writes __DATE__, __TIME__ or __TIMESTAMP__.
 	macro bool
 }
 
@@ -24,7 +24,7 @@ const (
 	dayName   = `(?:Mon|Tue|Wed|Thu|Fri|Sat|Sun)[a-z]{0,6}`
 	day       = `(?P<d>[ \d]?\d)`
 	hms       = `(?P<H>\d\d):(?P<M>\d\d)(?::(?P<S>\d\d)(?:[.,]\d+)?)?`
-	zone      = `(?: ?(?:Z\b|[A-Z]{3,5}\b|[+-]\d\d:?\d\d\b))?`
+	zone      = `(?: ?(?:Z\b|[A-Z]{3,5}(?:[+-]\d\d:\d\d)?\b|[+-]\d\d(?::?\d\d)?\b))?`
 )
 
 // notations are those in use, the more telling first: ISO 8601 (long, short), Go's log and ls, RFC 1123, asctime(3) and
@@ -50,8 +50,8 @@ var notations = func() []*regexp.Regexp {
 
 var months = []string{"Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec"}
 
-// macroText is what the preprocessor writes (C11, 6.10.8.1).
-var macroText = regexp.MustCompile(`^(?:[JFMASOND][a-z]{2} [ \d]\d \d{4}|\d\d:\d\d:\d\d)$`)
+// macroText is what the preprocessor writes (C11, 6.10.8.1; of __TIMESTAMP__ as asctime(3) does).
+var macroText = regexp.MustCompile(`^(?:[JFMASOND][a-z]{2} [ \d]\d \d{4}|\d\d:\d\d:\d\d|[SMTWF][a-z]{2} [JFMASOND][a-z]{2} [ \d]\d \d\d:\d\d:\d\d \d{4})$`)
 
 // momentAt returns the time that is written at the beginning of s, and its length, 0 if there is none.
 func momentAt(s string) (moment, int) {

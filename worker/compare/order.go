@@ -22,10 +22,18 @@ var (
 	keyed    = regexp.MustCompile(`^\s*[^\s:=]+\s*(?:[:=]|=>|->)`)
 )
 
-// orderCause looks at the orders first: where both are sorted, each by other rules, it is the locale. Then at the items that moved: names
+// orderCause is what the order looks like, unless the facts speak against it.
+func (t *attributor) orderCause(a, b []string) Cause {
+	if cause := orderLooks(a, b); t.admit(cause) != Unknown {
+		return cause
+	}
+	return Parallel
+}
+
+// orderLooks looks at the orders first: where both are sorted, each by other rules, it is the locale. Then at the items that moved: names
 // of files are in the order of a directory, words and pairs of key and value in that of a hash table, and sentences in that in
 // which somebody came to say them.
-func (t *attributor) orderCause(a, b []string) Cause {
+func orderLooks(a, b []string) Cause {
 	if collated(a, b) {
 		return Locale
 	}
@@ -46,7 +54,7 @@ func (t *attributor) orderCause(a, b []string) Cause {
 	switch {
 	case 2*names > moved:
 		return MemberOrder
-	case 2*(names+words) > moved && t.admit(HashSeed) == HashSeed:
+	case 2*(names+words) > moved:
 		return HashSeed
 	}
 	return Parallel

@@ -174,7 +174,7 @@ func (t *textComparison) moved(hs []hunk) bool {
 			b = append(b, t.b.canonical[h.b:h.endB]...)
 		}
 	}
-	return len(a) > 0 && sameItems(a, b)
+	return sameItems(trimLines(a), trimLines(b)) && !slices.Equal(trimLines(t.a.canonical), trimLines(t.b.canonical))
 }
 
 // order says that lines are in another order: from the first that is not in its place to the last.
@@ -186,10 +186,11 @@ func (t *textComparison) order(hs []hunk) {
 		t.a.offset(first.a), t.attributor.orderCause(trimLines(t.a.lines), trimLines(t.b.lines)))
 }
 
+// trimLines returns the lines without what ends them: the last item of a list has no comma, in many notations.
 func trimLines(lines []string) []string {
 	trimmed := make([]string, len(lines))
 	for i, line := range lines {
-		trimmed[i] = strings.TrimRight(line, "\r\n")
+		trimmed[i] = strings.TrimRight(strings.TrimRight(line, "\r\n"), ",;")
 	}
 	return trimmed
 }

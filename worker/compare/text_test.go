@@ -24,6 +24,8 @@ func TestTextNamesLinesAndCauses(t *testing.T) {
 			[]string{"order of lines, from line 2: parallel", "line 1: timestamp", "line 3: timestamp"}},
 		{"sorted otherwise", "Beta\nalpha\ngamma\n", "alpha\nBeta\ngamma\n", []string{"order of lines, from line 1: locale"}},
 		{"files", "b.c\na.c\n", "a.c\nb.c\n", []string{"order of lines, from line 1: member order"}},
+		{"a list whose last item has no comma", "[\n'b' => 1,\n'a' => 2,\n'c' => 3\n]\n", "[\n'c' => 3,\n'b' => 1,\n'a' => 2\n]\n",
+			[]string{"order of lines, from line 2: hash seed"}},
 		{"no newline at the end", "a\nb", "a\nb\n", []string{"line 2: "}},
 		{"many of one cause", strings.Repeat("at 12:00:00\n", 10), strings.Repeat("at 13:00:00\n", 10),
 			[]string{"line 1: timestamp", "line 2: timestamp", "line 3: timestamp", "7 more lines: timestamp"}},
