@@ -233,27 +233,6 @@ func (c *comparison) descendPacked(name string, a io.Reader, packedA int64, b io
 	return c.descend(name, sa, sb)
 }
 
-// plain says of two things of no format where their bytes begin to differ, which is at byte at.
-func (c *comparison) plain(a, b *io.SectionReader, at int64) error {
-	const before, after = 32, 224
-	from := max(0, at-before) &^ 15
-	wa, err := window(a, from, before+after)
-	if err != nil {
-		return err
-	}
-	wb, err := window(b, from, before+after)
-	if err != nil {
-		return err
-	}
-	what := "content"
-	if a.Size() != b.Size() {
-		what = fmt.Sprintf("content, of %d and %d bytes", a.Size(), b.Size())
-	}
-	shown := int(at-from) &^ 15
-	c.differ(what, hexText(wa[min(shown, len(wa)):]), hexText(wb[min(shown, len(wb)):]), at, guess(wa, wb, c.known))
-	return nil
-}
-
 // firstDifference returns the offset of the first byte in which a and b differ, -1 if there is none.
 func firstDifference(a, b *io.SectionReader) (int64, error) {
 	const chunk = 64 << 10

@@ -6,6 +6,7 @@ import (
 	"encoding/binary"
 	"math"
 	"math/rand/v2"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -136,5 +137,59 @@ func TestBytesOfNoFormatAreGuessed(t *testing.T) {
 				t.Errorf("got %+v, want cause %q", ds, row.want)
 			}
 		})
+	}
+}
+
+// Of bytes of no format not only the first that differ are looked at: a header has a time, and behind it a path.
+func TestBytesOfNoFormatTellEachCause(t *testing.T) {
+	k := twoRuns()
+	seconds := func(f *Facts) string { return string(binary.BigEndian.AppendUint32(nil, uint32(f.Start.Unix()))) }
+	filler := strings.Repeat("\x01\x02\x03", 400)
+	of := func(f *Facts, path string) string {
+		return "\x00\x01\x02\x03" + seconds(f) + filler + path + "\x00" + filler
+	}
+	for _, row := range []struct {
+		name, a, b string
+		known      Known
+		want       []Cause
+	}{
+		{"path of another length", of(k.A, "in /b/build/x"), of(k.B, "in /b/somewhere/else/x"), k, []Cause{Timestamp, Path}},
+		{"of one length", of(k.A, "user 1000"), of(k.B, "user 2345"), k, []Cause{Timestamp, Owner}},
+		{"variables", "\x00HOSTNAME=cloister\x00PAD=x\x00LANG=C\x00", "\x00HOSTNAME=host-b7\x00PAD=xxxxxxxxxx\x00LANG=de_DE.UTF-8\x00", k,
+			[]Cause{Hostname, Environment, Locale}},
+		{"one cause", of(k.A, "x"+seconds(k.A)), of(k.B, "x"+seconds(k.B)), k, []Cause{Timestamp}},
+		{"a set, packed", "\x80\x05alpha\x94\x8c\x04beta\x94\x8c\x05gamma\x94.", "\x80\x04beta\x94\x8c\x05gamma\x94\x8c\x05alpha\x94.", Known{}, []Cause{HashSeed}},
+		{"nothing known", "\x00one" + filler + "two\x00", "\x00six" + filler + "ten\x00", k, []Cause{Unknown}},
+	} {
+		t.Run(row.name, func(t *testing.T) {
+			ds := blobs(t, "x", row.a, row.b, row.known)
+			checkDifferences(t, ds)
+			var got []Cause
+			for _, d := range ds {
+				got = append(got, d.Cause)
+			}
+			if !slices.Equal(got, row.want) {
+				t.Errorf("got %q, want %q: %q", got, row.want, said(ds))
+			}
+		})
+	}
+}
+
+// What was compressed, and begins to differ somewhere, looks like nothing behind it.
+func TestBytesWithoutOrderHaveNoFurtherCause(t *testing.T) {
+	r := rand.New(rand.NewPCG(1, 2))
+	noise := func() string {
+		b := make([]byte, 1<<20)
+		for i := range b {
+			b[i] = byte(r.Uint32())
+		}
+		return "\xfd7zXZ\x00" + string(b)
+	}
+	for _, k := range []Known{{}, twoRuns()} {
+		for _, tail := range []string{"", "\x00\x00\x00"} {
+			if ds := blobs(t, "x.xz", noise(), noise()+tail, k); len(ds) != 1 {
+				t.Errorf("got %q", said(ds))
+			}
+		}
 	}
 }

@@ -80,7 +80,7 @@ func (c *comparison) firstByte(a, b []byte, below ...string) {
 // texts adds the texts that only one of two pieces has, or that they have them in another order, and reports whether
 // there was anything to add.
 func (c *comparison) texts(a, b []byte, below ...string) bool {
-	textsA, textsB := stringsIn(a), stringsIn(b)
+	textsA, textsB := stringsIn(a, minWord+2), stringsIn(b, minWord+2) // shorter ones occur in code
 	onlyA, onlyB := lessTexts(textsA, textsB), lessTexts(textsB, textsA)
 	told := map[[2]string]bool{}
 	for i := 0; i < max(len(onlyA), len(onlyB)) && len(told) < maxSpots; i++ {
@@ -170,15 +170,15 @@ func textEnd(s []byte, from, differ int) int {
 
 func isTextByte(c byte) bool { return ' ' <= c && c <= '~' || c == '\t' }
 
-// stringsIn returns the printable texts in s, in order.
-func stringsIn(s []byte) []string {
+// stringsIn returns the printable texts in s of at least so many bytes, in order.
+func stringsIn(s []byte, least int) []string {
 	var ts []string
 	from := 0
 	for i := 0; i <= len(s) && len(ts) < maxStrings; i++ {
 		if i < len(s) && isTextByte(s[i]) {
 			continue
 		}
-		if i-from >= minWord+2 { // shorter ones occur in code
+		if i-from >= least {
 			ts = append(ts, string(s[from:i]))
 		}
 		from = i + 1
