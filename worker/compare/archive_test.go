@@ -3,6 +3,7 @@
 package compare
 
 import (
+	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -140,5 +141,73 @@ func TestZipOfAnotherZoneIsToldByTheFacts(t *testing.T) {
 	want := []string{"x/a.txt: modified: time zone", "x/b.txt: modified: time zone", "x/c.txt: modified: time zone"}
 	if got := said(blobs(t, "x", a, b, k)); !slices.Equal(got, want) {
 		t.Errorf("got %q, want %q", got, want)
+	}
+}
+
+// cpioOf returns an archive in the notation of the kernel's initramfs, of members that hold their names.
+func cpioOf(mtime, uid, mode int, names ...string) string {
+	var b strings.Builder
+	pad := func() {
+		for b.Len()%4 != 0 {
+			b.WriteByte(0)
+		}
+	}
+	for i, name := range append(names, "TRAILER!!!") {
+		fmt.Fprintf(&b, "070701%08x%08x%08x%08x%08x%08x%08x%032x%08x%08x%s\x00", i, mode, uid, uid, 1, mtime, len(name), 0, len(name)+1, 0, name)
+		pad()
+		b.WriteString(name)
+		pad()
+	}
+	return b.String()
+}
+
+func TestCpioNamesMemberAndCause(t *testing.T) {
+	odc := func(mtime int, content string) string {
+		return fmt.Sprintf("070707%06o%06o%06o%06o%06o%06o%06o%011o%06o%011oa\x00%s", 1, 2, 0o100644, 0, 0, 1, 0, mtime, 2, len(content), content) +
+			fmt.Sprintf("070707%053o%06o%011oTRAILER!!!\x00", 0, 11, 0)
+	}
+	base := cpioOf(1_000_000_000, 1000, 0o100644, "a", "bb")
+	for _, row := range []struct {
+		name, a, b string
+		want       []string
+	}{
+		{"mtime", base, cpioOf(1_000_000_001, 1000, 0o100644, "a", "bb"), []string{"x/a: mtime: timestamp", "x/bb: mtime: timestamp"}},
+		{"owner", base, cpioOf(1_000_000_000, 0, 0o100644, "a", "bb"),
+			[]string{"x/a: uid: owner", "x/a: gid: owner", "x/bb: uid: owner", "x/bb: gid: owner"}},
+		{"mode", base, cpioOf(1_000_000_000, 1000, 0o100600, "a", "bb"), []string{"x/a: mode: file mode", "x/bb: mode: file mode"}},
+		{"order", base, cpioOf(1_000_000_000, 1000, 0o100644, "bb", "a"),
+			[]string{"x: order of members: member order", "x/a: inode: ", "x/bb: inode: "}},
+		{"a member more", base, cpioOf(1_000_000_000, 1000, 0o100644, "a", "bb", "c"), []string{"x/c: member: "}},
+		{"behind the end", base + "one", base + "two", []string{"x/(behind the end): line 1: "}},
+		{"of POSIX", odc(1, "at 12:00:00"), odc(2, "at 12:00:01"), []string{"x/a: mtime: timestamp", "x/a: line 1: timestamp"}},
+		{"cut off", base[:len(base)-100], base[:150] + "?" + base[151:len(base)-100], []string{"x: content: "}},
+	} {
+		t.Run(row.name, func(t *testing.T) {
+			ds := blobs(t, "x", row.a, row.b, Known{})
+			checkDifferences(t, ds)
+			if got := said(ds); !slices.Equal(got, row.want) {
+				t.Errorf("got %q, want %q", got, row.want)
+			}
+		})
+	}
+	for _, hostile := range []string{"ffffffff", "7fffffff", "80000000"} { // sizes of names and contents
+		damaged := base[:54] + hostile + base[62:94] + hostile + base[102:]
+		if ds := blobs(t, "x", damaged, damaged+"x", Known{}); len(ds) != 1 {
+			t.Errorf("%s: got %q", hostile, said(ds))
+		}
+	}
+}
+
+func TestGcovNamesTheStampAndThePath(t *testing.T) {
+	const notes = "oncg*22B"
+	ds := blobs(t, "x.gcno", notes+"\x01\x02\x03\x04\x00\x00\x00\x00/one/build\x00\x00", notes+"\x05\x02\x03\x04\x00\x00\x00\x00/another/build\x00", Known{})
+	if got, want := said(ds), []string{"x.gcno: stamp: timestamp", "x.gcno/records: text: path"}; !slices.Equal(got, want) {
+		t.Errorf("got %q, want %q", got, want)
+	}
+	if ds[0].Fix != FixFor(Timestamp, "gcov") || ds[1].Fix != FixFor(Path, "gcov") {
+		t.Errorf("the fixes are %q and %q", ds[0].Fix, ds[1].Fix)
+	}
+	if ds := blobs(t, "x.gcno", notes+"\x01", notes+"\x02", Known{}); len(ds) != 1 {
+		t.Errorf("cut off: got %q", said(ds))
 	}
 }

@@ -23,13 +23,15 @@ type Fix struct{ Format, Text string }
 // Causes is the table of the causes, in the order in which docs/causes.md has them; it may not be changed.
 var Causes = []CauseRow{
 	{Timestamp, "the time of the run, in a field or in a text", []Fix{
-		{"", "take times from SOURCE_DATE_EPOCH, or leave them out"},
+		{"", "take times from SOURCE_DATE_EPOCH, in UTC, or leave them out"},
 		{"ar", "write the archive with the D modifier: ar crD; ranlib -D"},
 		{"tar", "tar --sort=name --mtime=@0 --owner=0 --group=0 --numeric-owner --pax-option=delete=atime,delete=ctime"},
 		{"zip", "set the files' times before (touch -d @315532800 FILE), and leave out other times: TZ=UTC zip -X"},
 		{"jar", "jar --date=1980-01-01T00:00:02Z, from JDK 17 on"},
 		{"gzip", "gzip -n; in Python gzip.GzipFile(..., mtime=0)"},
-		{"elf", "leave out the time, or take it from SOURCE_DATE_EPOCH"},
+		{"cpio", "touch -d @0 the files first; cpio --reproducible"},
+		{"elf", "leave out the time, or take it from SOURCE_DATE_EPOCH, in UTC"},
+		{"gcov", "gcc -frandom-seed=FILE, with the name of the source"},
 		{"go", "go build -buildvcs=false, and no time by -ldflags=-X"},
 		{"pe", "link with /Brepro, or --no-insert-timestamp of GNU ld"},
 		{"png", "magick -define png:exclude-chunks=date,time"},
@@ -39,7 +41,7 @@ var Causes = []CauseRow{
 		{"tree", "leave the time out of the file's name"},
 	}},
 	{BuildDate, "the preprocessor's __DATE__, __TIME__ or __TIMESTAMP__", []Fix{
-		{"", `-Wno-builtin-macro-redefined -D__DATE__='"redacted"' -D__TIME__='"redacted"' -D__TIMESTAMP__='"redacted"'; or set SOURCE_DATE_EPOCH`},
+		{"", `-Wno-builtin-macro-redefined -D__DATE__='"redacted"' -D__TIME__='"redacted"' -D__TIMESTAMP__='"redacted"'; or, but for __TIMESTAMP__, set SOURCE_DATE_EPOCH`},
 	}},
 	{BuildID, "an identity that the linker derives from the rest, or chooses at random", []Fix{
 		{"", "--build-id=sha1 instead of uuid; or -Wl,--build-id=none; go build -ldflags=-buildid="},
@@ -50,7 +52,8 @@ var Causes = []CauseRow{
 	}},
 	{Path, "the path of the working directory or of a temporary file", []Fix{
 		{"", "write paths relative to the working directory, and no names of temporary files"},
-		{"elf", "-ffile-prefix-map=$PWD=. (gcc, clang); go build -trimpath; rustc --remap-path-prefix"},
+		{"elf", "-ffile-prefix-map=$PWD=. (gcc, clang); go build -trimpath; rustc --remap-path-prefix; with gcc -flto: PWD=/proc/self/cwd gcc"},
+		{"gcov", "PWD=/proc/self/cwd gcc, and sources by relative paths"},
 		{"go", "go build -trimpath"},
 		{"go object", "go build -trimpath"},
 		{"pyc", "python -m compileall -d or -s, so that the path in it is relative"},
@@ -59,6 +62,7 @@ var Causes = []CauseRow{
 		{"", "leave user and group out"},
 		{"ar", "write the archive with the D modifier: ar crD"},
 		{"tar", "tar --owner=0 --group=0 --numeric-owner"},
+		{"cpio", "cpio -R 0:0"},
 		{"zip", "zip -X"},
 	}},
 	{Mode, "permissions of files as the umask left them", []Fix{
@@ -72,6 +76,7 @@ var Causes = []CauseRow{
 		{"elf", "give the linker its objects in sorted order"},
 		{"ar", "give ar its members in sorted order: wildcards of a shell are, those of find are not"},
 		{"tar", "tar --sort=name"},
+		{"cpio", "find . | LC_ALL=C sort | cpio -o --reproducible"},
 		{"zip", "find . -type f | LC_ALL=C sort | zip -X -@ FILE"},
 		{"jar", "give jar its files in sorted order: jar --file F @LIST"},
 	}},

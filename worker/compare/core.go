@@ -46,6 +46,7 @@ func formats() []format {
 	return []format{
 		{"ar", isAr, compareAr},
 		{"tar", isTar, compareTar},
+		{"cpio", isCpio, compareCpio},
 		{"jar", isJar, compareZip},
 		{"zip", isZip, compareZip},
 		{"gzip", isGzip, compareGzip},
@@ -55,6 +56,7 @@ func formats() []format {
 		{"pe", isPE, comparePE},
 		{"macho", isMachO, compareMachO},
 		{"go object", isGoObject, compareGoObject},
+		{"gcov", isGcov, compareGcov},
 		{"class", isClass, compareClass},
 		{"pyc", isPyc, comparePyc},
 		{"png", isPNG, comparePNG},
