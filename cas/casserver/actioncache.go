@@ -118,6 +118,9 @@ func (s *actionCache) UpdateActionResult(ctx context.Context, req *repb.UpdateAc
 	if err := in.Actions.Record(ctx, action, r); err != nil {
 		return nil, cas.Status(fmt.Errorf("result of action %s: %w", action, err))
 	}
+	if s.Uploaded != nil {
+		s.Uploaded(ctx, req.InstanceName, action, r)
+	}
 	return r, nil
 }
 

@@ -380,6 +380,32 @@ func TestErrorsQuoteLittleOfTheClient(t *testing.T) {
 	}
 }
 
+// TestUploadedIsToldWhatIsRecorded, as it is recorded, and nothing that is refused.
+func TestUploadedIsToldWhatIsRecorded(t *testing.T) {
+	var told []*repb.ActionResult
+	c := serve(t, casserver.Config{Uploaded: func(_ context.Context, instance string, a cas.Digest, r *repb.ActionResult) {
+		if instance != "" || a != action {
+			t.Errorf("told of %q, %s", instance, a)
+		}
+		told = append(told, proto.CloneOf(r))
+	}})
+	r, blobs := c.result(t)
+	r.StdoutRaw, r.StdoutDigest = []byte("said inline"), nil
+	if err := c.record(t, r); err != nil {
+		t.Fatal(err)
+	}
+	recorded, err := c.lookup(t)
+	wantCode(t, err, codes.OK)
+	r.ExitCode = 1
+	wantCode(t, c.record(t, r), codes.InvalidArgument)
+	r.ExitCode = 0
+	c.memory(t, "").Delete(blobs["file"])
+	wantCode(t, c.record(t, r), codes.FailedPrecondition)
+	if len(told) != 1 || told[0].StdoutDigest == nil || !proto.Equal(told[0], recorded) {
+		t.Errorf("told %v, want %v alone", told, recorded)
+	}
+}
+
 // TestAskedIsToldEachAnswer: what was found, and that nothing was, and no call that was wrong.
 func TestAskedIsToldEachAnswer(t *testing.T) {
 	var told []string

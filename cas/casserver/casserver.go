@@ -56,6 +56,8 @@ type Config struct {
 	// Asked, if not nil, is told what GetActionResult answers: with what it found, or nil. It must neither wait nor
 	// change that, and has it only until it returns. The context is that of the call.
 	Asked func(ctx context.Context, instance string, action cas.Digest, r *repb.ActionResult)
+	// Uploaded, if not nil, is told in the same way what UpdateActionResult has recorded.
+	Uploaded func(ctx context.Context, instance string, action cas.Digest, r *repb.ActionResult)
 	// Rights reports what the caller may do in an instance: have actions executed, and write results.
 	// GetCapabilities tells him so (rules 5 and 6); it decides about no call. Nil: everybody may do both.
 	Rights func(ctx context.Context, instance string) (execute, update bool)

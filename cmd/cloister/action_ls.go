@@ -225,7 +225,7 @@ type execution struct {
 	Message    string  `json:"message,omitempty"`
 
 	// Of a history alone.
-	How        string `json:"how,omitempty"`  // executed, cached, found, absent, checked
+	How        string `json:"how,omitempty"`  // executed, cached, found, absent, uploaded, checked
 	Time       string `json:"time,omitempty"` // of the answer
 	Verdict    string `json:"verdict,omitempty"`
 	Manifest   string `json:"manifest,omitempty"`
@@ -316,7 +316,7 @@ func (e *execution) line() string {
 	}
 	ran := "-"
 	switch {
-	case e.Cached, e.How == "found", e.How == "checked":
+	case e.Cached, e.How == "found", e.How == "uploaded", e.How == "checked":
 		ran = quote(cmp.Or(e.How, "cached"))
 	case e.Ran > 0:
 		ran = time.Duration(e.Ran * float64(time.Second)).Round(time.Millisecond).String()

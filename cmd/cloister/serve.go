@@ -281,7 +281,7 @@ func (c *serveConfig) serveAll(server *grpc.Server, n *node, work *queue.Queue, 
 		execution.Remark = sampler.Remark
 	}
 	if past != nil {
-		blobs.Asked = execserver.RememberLookups(past)
+		blobs.Asked, blobs.Uploaded = execserver.RememberLookups(past), execserver.RememberUploads(past)
 		history.Register(server, past, n.instances)
 		n.registry.MustRegister(prometheus.NewCounterFunc(prometheus.CounterOpts{
 			Name: "cloister_history_lost_total", Help: "Answers that the history could not be told of.",

@@ -4,8 +4,13 @@ package bazel_test
 
 import (
 	"bytes"
+	"context"
 	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
 	"os/exec"
+	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
@@ -113,5 +118,76 @@ func (r *rig) wantReproducible(t *testing.T, executed map[string]ran) {
 	slices.Sort(judged)
 	if got := strings.Join(judged, " "); got != "CppCompile CppLink Genrule Pages TestRunner" {
 		t.Errorf("judged were %s", got)
+	}
+}
+
+// TestBuildsThatOnlyUseTheCacheAreExplained: the history has what Bazel looked for and what it uploaded, so that two builds of which the
+// server executed nothing can be compared. Bazel uploads no inputs then; that they are others is told.
+func TestBuildsThatOnlyUseTheCacheAreExplained(t *testing.T) {
+	r := newRig(t, nil)
+	write := func(name, text string) {
+		t.Helper()
+		name = filepath.Join(r.Workspace, "pair", name)
+		if err := errors.Join(os.MkdirAll(filepath.Dir(name), 0o755), os.WriteFile(name, []byte(text), 0o644)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	write("BUILD", `
+genrule(name = "first", srcs = ["source"], outs = ["one"], cmd = "cat $< > $@")
+genrule(name = "second", srcs = ["one"], outs = ["two"], cmd = "cat $< $< > $@")
+genrule(name = "other", outs = ["three"], cmd = "echo three > $@")
+`)
+	builds := 0
+	// build makes another build, of everything, and returns its id.
+	build := func(flags ...string) string {
+		t.Helper()
+		ctx, cancel := context.WithTimeout(t.Context(), bazelTime)
+		defer cancel()
+		if err := r.Clean(ctx); err != nil {
+			t.Fatal(err)
+		}
+		builds++
+		id := fmt.Sprintf("00000000-0000-4000-8000-%012d", builds)
+		flags = append(flags, "--remote_executor=", "--remote_cache=grpc://"+r.Endpoint, "--remote_upload_local_results",
+			"--spawn_strategy=local", "--invocation_id="+id, "//pair:all")
+		if b := r.bazel(t, "build", flags...); b.ExitCode != 0 {
+			t.Fatalf("bazel: exit %d", b.ExitCode)
+		}
+		return id
+	}
+	// want checks how the program compares two builds.
+	want := func(a, b string, code int, texts ...string) {
+		t.Helper()
+		cmd := exec.CommandContext(t.Context(), r.config.Binary, "diff", "--invocation", a, b, "--cas", "grpc://"+r.Endpoint)
+		out, err := cmd.CombinedOutput()
+		if got := cmd.ProcessState.ExitCode(); got != code {
+			t.Errorf("exit code %d, want %d: %v", got, code, err)
+		}
+		for _, text := range texts {
+			if !strings.Contains(string(out), text) {
+				t.Errorf("%q is not said:\n%s", text, out)
+			}
+		}
+	}
+	write("source", "a\n")
+	first := build()
+	again := build()
+	want(first, again, 0)
+	write("source", "b\n")
+	source := build()
+	want(again, source, 1, "actions: 1 same, 2 changed\n", "\nchanged: 'Genrule //pair:first'\n", "\n    input root\n", " absent\n", "\nchanged: 'Genrule //pair:second'\n")
+	variable := build("--action_env=LEVEL=3")
+	want(source, variable, 1, "actions: 3 changed\n", "\nchanged: 'Genrule //pair:other'\n", "\n    environment LEVEL\n      + 3\n")
+
+	var rows []ran
+	if err := json.Unmarshal(r.cloister(t, "action", "ls", "--all", "--json"), &rows); err != nil {
+		t.Fatal(err)
+	}
+	counts := map[string]int{}
+	for _, row := range rows {
+		counts[row.How]++
+	}
+	if fmt.Sprint(counts) != "map[absent:8 found:4 uploaded:8]" {
+		t.Errorf("the history has %v", counts)
 	}
 }

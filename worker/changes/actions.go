@@ -16,7 +16,7 @@ import (
 
 // Actions returns how action b differs from action a: in its command, environment, platform, timeout and inputs, which
 // is why what is recorded for the one is not found for the other. Of two digests there is a change at least. It fails if one of the two, or its command, cannot be
-// read. An input root that is absent is one change.
+// read. An input root that is absent is one change, which says so: who only uses a cache uploads no inputs.
 func Actions(ctx context.Context, r *Reader, a, b cas.Digest) ([]Change, error) {
 	x, err := readAction(ctx, r.Store, a)
 	if err != nil {
@@ -44,7 +44,7 @@ func Actions(ctx context.Context, r *Reader, a, b cas.Digest) ([]Change, error) 
 	}
 	inputs, err := Folders(ctx, "input", r.Directory(x.root), r.Directory(y.root))
 	if errors.Is(err, cas.ErrNotFound) {
-		inputs = append(inputs, Change{What: "input root", A: x.root.String(), B: y.root.String()})
+		inputs = append(inputs, Change{What: "input root", A: r.root(ctx, x), B: r.root(ctx, y)})
 		err = nil
 	}
 	return append(all, inputs...), err
@@ -91,6 +91,14 @@ func readAction(ctx context.Context, s cas.Store, d cas.Digest) (*action, error)
 		return nil, fmt.Errorf("action %s: input root: %w", d, err)
 	}
 	return a, nil
+}
+
+// root says which input root an action has, and whether it is absent.
+func (r *Reader) root(ctx context.Context, a *action) string {
+	if _, err := r.Directory(a.root).Entries(ctx); errors.Is(err, cas.ErrNotFound) {
+		return a.root.String() + " absent"
+	}
+	return a.root.String()
 }
 
 // platform returns what the action asks for.

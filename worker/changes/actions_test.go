@@ -148,7 +148,7 @@ func TestWhyAnActionIsAnother(t *testing.T) {
 			change: func(c *repb.Command) { slices.Reverse(c.EnvironmentVariables) },
 			want:   []string{"action, of equal parts in another order or encoding |  | " + base.String() + " | " + reversed().String()},
 		},
-		"inputs that are not there": {root: cas.SHA256.Sum([]byte("absent")), want: []string{"input root |  | " + root.String() + " | " + digestText("absent")}},
+		"inputs that are not there": {root: cas.SHA256.Sum([]byte("absent")), want: []string{"input root |  | " + root.String() + " | " + digestText("absent") + " absent"}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			command := command()

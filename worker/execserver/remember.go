@@ -45,20 +45,33 @@ func Remember(l *history.Log) func(*worker.Outcome, *worker.Fault) func(queue.In
 // client that says which build it asks for. Others are people who look, and servers that are in front of this one.
 func RememberLookups(l *history.Log) func(context.Context, string, cas.Digest, *repb.ActionResult) {
 	return func(ctx context.Context, instance string, action cas.Digest, r *repb.ActionResult) {
-		who := identity(ctx)
-		if worker.Said(who.ToolInvocationId) == "" {
-			return
+		how := history.Found
+		if r == nil {
+			how = history.Absent
 		}
-		e := history.Entry{
-			How: history.Absent, Instance: instance, Action: action.String(), Invocation: worker.Said(who.ToolInvocationId),
-			Correlated: worker.Said(who.CorrelatedInvocationsId), Target: worker.Said(who.TargetId), Mnemonic: worker.Said(who.ActionMnemonic),
-		}
-		if r != nil {
-			e.How = history.Found
-			describe(&e, r)
-		}
-		l.Add(e)
+		rememberCall(ctx, l, how, instance, action, r)
 	}
+}
+
+// RememberUploads is RememberLookups for casserver.Config.Uploaded, and what UpdateActionResult has recorded.
+func RememberUploads(l *history.Log) func(context.Context, string, cas.Digest, *repb.ActionResult) {
+	return func(ctx context.Context, instance string, action cas.Digest, r *repb.ActionResult) {
+		rememberCall(ctx, l, history.Uploaded, instance, action, r)
+	}
+}
+
+// rememberCall adds to l an entry for a call about the action cache, if the client says which build it is of.
+func rememberCall(ctx context.Context, l *history.Log, how history.How, instance string, action cas.Digest, r *repb.ActionResult) {
+	who := identity(ctx)
+	if worker.Said(who.ToolInvocationId) == "" {
+		return
+	}
+	e := history.Entry{
+		How: how, Instance: instance, Action: action.String(), Invocation: worker.Said(who.ToolInvocationId),
+		Correlated: worker.Said(who.CorrelatedInvocationsId), Target: worker.Said(who.TargetId), Mnemonic: worker.Said(who.ActionMnemonic),
+	}
+	describe(&e, r)
+	l.Add(e)
 }
 
 // describe adds to e what is said of a result.

@@ -124,10 +124,10 @@ func TestOperationsThatShareARunAreEachRemembered(t *testing.T) {
 	}
 }
 
-// TestLookupsOfBuildsAreRemembered, and none of people.
-func TestLookupsOfBuildsAreRemembered(t *testing.T) {
+// TestCallsOfBuildsAreRemembered: lookups and uploads, and none of people.
+func TestCallsOfBuildsAreRemembered(t *testing.T) {
 	s, l := remembering(t, succeed)
-	ask := execserver.RememberLookups(l)
+	ask, upload := execserver.RememberLookups(l), execserver.RememberUploads(l)
 	incoming := func(m *repb.RequestMetadata) context.Context {
 		md, _ := metadata.FromOutgoingContext(said(t, m))
 		return metadata.NewIncomingContext(t.Context(), md)
@@ -137,8 +137,13 @@ func TestLookupsOfBuildsAreRemembered(t *testing.T) {
 	ask(incoming(&repb.RequestMetadata{TargetId: "//a:b"}), "", a, nil)
 	ask(incoming(&repb.RequestMetadata{ToolInvocationId: "i", TargetId: "//a:b", ActionMnemonic: "M", CorrelatedInvocationsId: "c"}), "", a, nil)
 	ask(incoming(&repb.RequestMetadata{ToolInvocationId: "i"}), "", a, &repb.ActionResult{})
+	upload(incoming(&repb.RequestMetadata{TargetId: "//a:b"}), "", a, &repb.ActionResult{})
+	upload(incoming(&repb.RequestMetadata{ToolInvocationId: "i", TargetId: "//a:b", ActionMnemonic: "M"}), "", a, &repb.ActionResult{})
 	got := remembered(t, l)
-	if len(got) != 2 || got[0].How != history.Absent || got[0].Target != "//a:b" || got[0].Mnemonic != "M" || got[0].Correlated != "c" || got[0].Result != "" ||
+	if e := got[len(got)-1]; e.How != history.Uploaded || e.Target != "//a:b" || e.Mnemonic != "M" || e.Result == "" || e.Action != a.String() {
+		t.Errorf("of an upload is remembered %+v", e)
+	}
+	if len(got) != 3 || got[0].How != history.Absent || got[0].Target != "//a:b" || got[0].Mnemonic != "M" || got[0].Correlated != "c" || got[0].Result != "" ||
 		got[1].How != history.Found || got[1].Result == "" || got[1].Action != a.String() {
 		t.Errorf("remembered is %+v", got)
 	}

@@ -30,12 +30,14 @@ import (
 // How an action was answered.
 type How string
 
-// The ways. Executed and Cached are answers of Execute, Found and Absent those of GetActionResult.
+// The ways. Executed and Cached are answers of Execute, Found and Absent those of GetActionResult, and Uploaded is one of
+// UpdateActionResult.
 const (
 	Executed How = "executed"
 	Cached   How = "cached"
 	Found    How = "found"
 	Absent   How = "absent"
+	Uploaded How = "uploaded"
 	Checked  How = "checked" // it was run again, to see whether its result is the same
 )
 

@@ -202,7 +202,8 @@ type HistoryEntry struct {
 	// When it was answered.
 	Time *timestamppb.Timestamp `protobuf:"bytes,2,opt,name=time,proto3" json:"time,omitempty"`
 	// "executed"; "cached", where Execute was answered from the action cache; "found" and "absent", where a client looked
-	// into that itself; "checked", where it was run again to see whether its result is the same.
+	// into that itself; "uploaded", where it recorded a result there; "checked", where it was run again to see
+	// whether its result is the same.
 	How string `protobuf:"bytes,3,opt,name=how,proto3" json:"how,omitempty"`
 	// HASH/SIZE, with the digest function and a colon before it where the length of the hash does not say it.
 	Action string `protobuf:"bytes,4,opt,name=action,proto3" json:"action,omitempty"`
