@@ -1,0 +1,222 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"os"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
+)
+
+// A document is a file for people: README.md, CONTRIBUTING.md, SECURITY.md and what is in docs, without the records of decisions,
+// which say what was true at their date.
+type document struct{ path, text string }
+
+func documents(t *testing.T) []document {
+	t.Helper()
+	var all []document
+	for _, pattern := range []string{"../../*.md", "../../docs/*.md", "../../examples/*/*.md"} {
+		paths, err := filepath.Glob(pattern)
+		if err != nil || len(paths) == 0 {
+			t.Fatalf("%s: %v, %v", pattern, paths, err)
+		}
+		for _, path := range paths {
+			text, err := os.ReadFile(path)
+			if err != nil {
+				t.Fatal(err)
+			}
+			all = append(all, document{path, string(text)})
+		}
+	}
+	return all
+}
+
+// commands calls visit with each command that a person can type; that for the completion of shells is the library's.
+func commands(visit func(*cobra.Command)) {
+	var below func(*cobra.Command)
+	below = func(cmd *cobra.Command) {
+		if cmd.Hidden || cmd.Name() == "completion" {
+			return
+		}
+		visit(cmd)
+		for _, c := range cmd.Commands() {
+			below(c)
+		}
+	}
+	below(rootCommand())
+}
+
+// typed finds where a line of a block has cloister executed, from which on it is a command line of ours.
+var typed = regexp.MustCompile(`(?:^|[|;&(] *)(?:\$ )?(?:sudo -u cloister )?(?:bin/)?cloister ([^|;&#]*)`)
+
+// quoted is what a shell takes for one word.
+var quoted = regexp.MustCompile(`'[^']*'|"[^"]*"`)
+
+// unquote returns a line in which that is one word without quotes, and means nothing to a shell.
+func unquote(line string) string {
+	return quoted.ReplaceAllStringFunc(line, func(s string) string {
+		return strings.Map(func(r rune) rune {
+			if strings.ContainsRune(" |;&#()", r) {
+				return '_'
+			}
+			return r
+		}, s[1:len(s)-1])
+	})
+}
+
+// fits says what is wrong with a command line, or "".
+func fits(line string) string {
+	words, _, _ := strings.Cut(line, " -- ")
+	cmd, rest, err := rootCommand().Find(strings.Fields(words))
+	if err != nil {
+		return err.Error()
+	}
+	if slices.Contains(rest, "...") { // some are left out
+		rest = rest[:slices.Index(rest, "...")]
+	}
+	if err := cmd.ParseFlags(rest); err != nil {
+		return err.Error()
+	}
+	if err := cmd.ValidateArgs(cmd.Flags().Args()); err != nil {
+		return err.Error()
+	}
+	return ""
+}
+
+// TestCommandsOfDocuments: command lines in the blocks of documents, and in the examples of --help, are such that they can be
+// typed: commands and flags exist, and values and arguments have the form that they must.
+func TestCommandsOfDocuments(t *testing.T) {
+	texts := documents(t)
+	for i := range texts {
+		blocks := strings.Split(texts[i].text, "```")
+		texts[i].text = ""
+		for n := 1; n < len(blocks); n += 2 {
+			texts[i].text += blocks[n]
+		}
+	}
+	commands(func(cmd *cobra.Command) {
+		texts = append(texts, document{cmd.CommandPath() + " --help", cmd.Example})
+	})
+	lines := 0
+	for _, d := range texts {
+		for line := range strings.Lines(strings.ReplaceAll(d.text, "\\\n", " ")) {
+			for _, m := range typed.FindAllStringSubmatch(unquote(strings.TrimSpace(line)), -1) {
+				lines++
+				if why := fits(m[1]); why != "" {
+					t.Errorf("%s: cloister %s: %s", d.path, m[1], why)
+				}
+			}
+		}
+	}
+	if lines < 200 {
+		t.Errorf("%d command lines were found: the documents have more", lines)
+	}
+}
+
+// TestFlagsOfDocuments: each flag is named in a document, and has a text in --help.
+func TestFlagsOfDocuments(t *testing.T) {
+	named := map[string]bool{}
+	for _, d := range documents(t) {
+		for _, m := range regexp.MustCompile(`--([a-z][a-z0-9-]*[a-z0-9])`).FindAllStringSubmatch(d.text, -1) {
+			named[m[1]] = true
+		}
+	}
+	commands(func(cmd *cobra.Command) {
+		cmd.LocalFlags().VisitAll(func(f *pflag.Flag) {
+			switch {
+			case f.Name == "help" || f.Hidden:
+			case !named[f.Name]:
+				t.Errorf("%s --%s (%s): no document names it", cmd.CommandPath(), f.Name, f.Usage)
+			case f.Usage == "":
+				t.Errorf("%s --%s: --help does not say what it is", cmd.CommandPath(), f.Name)
+			}
+		})
+	})
+}
+
+// TestMetricsOfDocuments: each metric is named in a document, and each that a document names exists.
+func TestMetricsOfDocuments(t *testing.T) {
+	metric := regexp.MustCompile(`"?\bcloister_[a-z_]*[a-z]\b(\.\.\.|")?`)
+	exist, named := map[string]bool{}, map[string]bool{}
+	for _, folder := range []string{".", "../../worker/telemetry"} {
+		paths, err := filepath.Glob(filepath.Join(folder, "*.go"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, path := range paths {
+			text, err := os.ReadFile(path)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if strings.HasSuffix(path, "_test.go") {
+				continue
+			}
+			for _, m := range metric.FindAllString(string(text), -1) {
+				if strings.HasPrefix(m, `"`) && strings.HasSuffix(m, `"`) {
+					exist[strings.Trim(m, `"`)] = true
+				}
+			}
+		}
+	}
+	for _, d := range documents(t) {
+		for _, m := range metric.FindAllString(d.text, -1) {
+			if m = strings.Trim(m, `"`); !exist[m] {
+				t.Errorf("%s: there is no metric %s", d.path, m)
+			}
+			named[m] = true
+		}
+	}
+	for m := range exist {
+		if !named[m] {
+			t.Errorf("no document says what the metric %s is", m)
+		}
+	}
+	if len(exist) < 30 {
+		t.Errorf("%d metrics were found: there are more", len(exist))
+	}
+}
+
+// TestLinksOfDocuments: what a document refers to by a path exists, with the heading that it names.
+func TestLinksOfDocuments(t *testing.T) {
+	blocks := regexp.MustCompile("(?s)```.*?```")
+	headings := func(path string) map[string]bool {
+		text, err := os.ReadFile(path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		all := map[string]bool{}
+		for _, m := range regexp.MustCompile(`(?m)^#+ +(.*)$`).FindAllStringSubmatch(blocks.ReplaceAllString(string(text), ""), -1) {
+			name := strings.ToLower(regexp.MustCompile(`[^\w\- ]`).ReplaceAllString(m[1], ""))
+			all[strings.ReplaceAll(name, " ", "-")] = true
+		}
+		return all
+	}
+	links := 0
+	for _, d := range documents(t) {
+		for _, m := range regexp.MustCompile(`\]\(([^)\s]+)\)`).FindAllStringSubmatch(blocks.ReplaceAllString(d.text, ""), -1) {
+			if strings.Contains(m[1], "://") {
+				continue
+			}
+			links++
+			file, heading, _ := strings.Cut(m[1], "#")
+			path := filepath.Join(filepath.Dir(d.path), file)
+			if file == "" {
+				path = d.path
+			}
+			if _, err := os.Stat(path); err != nil {
+				t.Errorf("%s refers to %s, which does not exist", d.path, m[1])
+			} else if heading != "" && !headings(path)[heading] {
+				t.Errorf("%s refers to %s, which has no such heading", d.path, m[1])
+			}
+		}
+	}
+	if links < 100 {
+		t.Errorf("%d links were found: the documents have more", links)
+	}
+}
