@@ -71,7 +71,7 @@ It exits with 1 if the server does not list executions, and with 5 if it cannot 
 	f.StringVar(&c.target, "target", "", "only executions for this target")
 	f.StringVar(&c.mnemonic, "mnemonic", "", "only actions of this kind")
 	f.StringVar(&c.invocation, "invocation", "", "only executions of this build")
-	f.StringVar(&c.stage, "stage", "", "only those in this stage: QUEUED, EXECUTING, COMPLETED")
+	f.StringVar(&c.stage, "stage", "", "only those in this stage: QUEUED, EXECUTING, COMPLETED, CACHE_CHECK")
 	f.BoolVar(&c.all, "all", false, "everything that the server remembers")
 	f.BoolVar(&c.failed, "failed", false, "only those that ended otherwise than with exit code 0")
 	f.IntVarP(&c.most, "number", "n", 100, "how many to print at most")

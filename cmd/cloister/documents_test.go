@@ -135,8 +135,15 @@ func TestFlagsOfDocuments(t *testing.T) {
 				t.Errorf("%s --%s (%s): no document names it", cmd.CommandPath(), f.Name, f.Usage)
 			case f.Usage == "":
 				t.Errorf("%s --%s: --help does not say what it is", cmd.CommandPath(), f.Name)
+			case strings.Contains(f.Usage, "likewise"): // flags are sorted by name
+				t.Errorf("%s --%s: --help refers to another line: %s", cmd.CommandPath(), f.Name, f.Usage)
 			}
 		})
+		for line := range strings.Lines(cmd.LocalFlags().FlagUsages()) {
+			if strings.Count(line, "(default") > 1 || strings.Contains(line, "(default 0 B)") || strings.Contains(line, "(default 0s)") {
+				t.Errorf("%s --help tells a default that is none: %s", cmd.CommandPath(), line)
+			}
+		}
 	})
 }
 

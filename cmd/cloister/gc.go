@@ -103,6 +103,7 @@ type gcConfig struct {
 	maxSize   size
 	olderThan span
 	dryRun    bool
+	atMost    bool // neither a size nor an age is stated: what could go at all
 }
 
 func gcCommand() *cobra.Command {
@@ -130,7 +131,7 @@ exits with 1 if the size of --max-size cannot be reached.`,
 			case !set("max-size") && !set("older-than") && !c.dryRun:
 				return errors.New("state what is to go, with --max-size or --older-than; --dry-run alone says what could")
 			case !set("max-size") && !set("older-than"):
-				c.olderThan = span(time.Second)
+				c.olderThan, c.atMost = span(time.Second), true
 			}
 			return gc(cmd.Context(), &c, cmd.OutOrStdout())
 		},
@@ -138,6 +139,7 @@ exits with 1 if the size of --max-size cannot be reached.`,
 	f := cmd.Flags()
 	f.Var(&c.maxSize, "max-size", "down to this size, in bytes with a unit or as a share of the disk")
 	f.Var(&c.olderThan, "older-than", "only what was not used for so long: 36h, 14d")
+	noDefault(f, "max-size", "older-than")
 	f.BoolVar(&c.dryRun, "dry-run", false, "remove nothing, and say what would go")
 	c.store.register(cmd)
 	return cmd
@@ -197,7 +199,10 @@ func (c *gcConfig) text(out io.Writer, r *disk.CollectReport, lease time.Duratio
 	p := &page{w: out}
 	p.line("store", c.store.dir+", "+c.store.holder())
 	var why []string
-	if c.olderThan > 0 {
+	switch {
+	case c.atMost:
+		why = append(why, "at most, with --older-than "+c.olderThan.String())
+	case c.olderThan > 0:
 		why = append(why, "not used for "+c.olderThan.String())
 	}
 	if c.maxSize != (size{}) {

@@ -107,9 +107,9 @@ It exits with 0 if all runs are the same, 1 if they differ, and 2 if they could 
 	}
 	f := cmd.Flags()
 	f.StringVar(&c.which.invocation, "invocation", "", "all actions of this build, by the history of the server")
-	f.StringVar(&c.which.target, "target", "", "all actions of this target, likewise; * at its end stands for all that begin so")
-	f.StringVar(&c.which.mnemonic, "mnemonic", "", "all actions of this kind, likewise")
-	f.BoolVar(&c.which.failed, "failed", false, "all actions that failed, likewise")
+	f.StringVar(&c.which.target, "target", "", "all actions of this target, by the history of the server; * at its end stands for all that begin so")
+	f.StringVar(&c.which.mnemonic, "mnemonic", "", "all actions of this kind, by the history of the server")
+	f.BoolVar(&c.which.failed, "failed", false, "all actions that failed, by the history of the server")
 	f.IntVarP(&c.runs, "runs", "n", repro.DefaultRuns, "how many runs are compared")
 	f.StringVar(&c.vary, "vary", "all", "what the runs notice otherwise, divided by commas: all, none, or some")
 	f.StringSliceVar(&c.on, "on", []string{"local"}, "where it runs, in turns: local, remote (the server of --cas), or addresses of servers")

@@ -25,7 +25,7 @@ type sampling struct {
 func (s *sampling) register(cmd *cobra.Command) {
 	f := cmd.Flags()
 	f.Var(&s.share, "repro-sample", "share of the executed actions that are run a second time, varied, to see whether they are reproducible; while a slot is free, unless --repro-gate")
-	f.BoolVar(&s.gate, "repro-gate", false, "run them again before their results are recorded, and record none that differs; of all actions, unless --repro-sample says otherwise")
+	f.BoolVar(&s.gate, "repro-gate", false, "run actions again before their results are recorded, and record none that differs; of all actions, unless --repro-sample says otherwise")
 }
 
 // check returns what is wrong with the flags.

@@ -110,7 +110,7 @@ server, and 5 if it cannot be reached.`,
 	f.StringVar(&c.outDir, "out-dir", "", "directory that outputs are copied to (default: the current one; of --action none)")
 	f.StringVar(&c.action, "action", "", "run this action of a server: HASH/SIZE, or by its history the beginning of that, or ^1 for the previous one")
 	f.StringVar(&c.target, "target", "", "what the client says that the action is for: it may choose a rule of the policy")
-	f.StringVar(&c.mnemonic, "mnemonic", "", "what the client says of the action's kind, likewise")
+	f.StringVar(&c.mnemonic, "mnemonic", "", "what the client says of the action's kind: it may choose a rule of the policy")
 	f.BoolVar(&c.shell, "shell", false, "open a shell in the action's sandbox in place of its command")
 	c.from.register(cmd)
 	c.box.register(cmd)

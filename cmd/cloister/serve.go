@@ -95,6 +95,7 @@ runs on a machine that is lost runs again on another. docs/farm.md says more.`,
 	c.door.register(f)
 	f.StringVar(&c.listen, "listen", defaultListen, "address and port of the gRPC services; port 0 chooses a free one")
 	f.Var(&c.maxBlob, "max-blob", "size of the largest blob that is taken (default: half of --max-size, which is the most)")
+	noDefault(f, "max-blob")
 	f.Var(&c.history, "history-size", "size of the record of what was asked for, which action ls and diff look into; the oldest goes first; 0 keeps none")
 	f.Var(&c.meant, "digest-function", "[INSTANCE=]FUNCTION that is meant by a client that states none, of those with hashes of equal length; Buck2 with BLAKE3 needs blake3")
 	return cmd

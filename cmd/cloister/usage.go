@@ -12,6 +12,13 @@ import (
 	"github.com/spf13/pflag"
 )
 
+// noDefault has --help say no default of flags for which zero is none.
+func noDefault(f *pflag.FlagSet, names ...string) {
+	for _, name := range names {
+		f.Lookup(name).DefValue = ""
+	}
+}
+
 // explainMistakes has cmd, and all commands below it, say of a mistake in the command line what would be right, where
 // cobra says what it counted and Go's parsers what they are called.
 func explainMistakes(cmd *cobra.Command) {

@@ -179,6 +179,9 @@ func TestGC(t *testing.T) {
 		if after := f.counted(t, 0, "cas", "stat", none); after.Blobs != before.Blobs || after.Bytes != before.Bytes {
 			t.Errorf("held %v: a dry run leaves %+v of %+v", held, after, before)
 		}
+		if s := cloister(t, "", "gc", none, "--dry-run", "--dir", f.dir); s.code != 0 || !regexp.MustCompile(`\nwould go +\d+.* KiB: at most, `).MatchString(s.out) {
+			t.Errorf("held %v: a dry run says %d, %s%s", held, s.code, s.out, s.err)
+		}
 		s := cloister(t, "", "gc", none, "--older-than", "1s", "--dir", f.dir)
 		for _, want := range []string{`^store +` + f.dir + `, held by `, `\nremoved +\d+.* KiB: not used for 1s\n +\d+ large blobs\n +\d+ small blobs and results, with \d+ segments\n`,
 			`\nstays +`, `\nleased +nothing`, `\nused within a day +\d+ `} {
