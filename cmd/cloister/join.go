@@ -4,6 +4,7 @@ package main
 
 import (
 	"context"
+	"crypto/rand"
 	"errors"
 	"fmt"
 	"io"
@@ -12,6 +13,8 @@ import (
 	"net/url"
 	"os"
 	"os/signal"
+	"path/filepath"
+	"regexp"
 	"slices"
 	"strings"
 	"syscall"
@@ -147,10 +150,14 @@ func join(ctx context.Context, c *joinConfig, out io.Writer) error {
 	if err := n.start(ctx, c.reproduce(), nil); err != nil {
 		return err
 	}
+	id, err := storeID(n.dir)
+	if err != nil {
+		return &exit{exitEnvironment, err}
+	}
 	client, err := buildbarn.NewClient(buildbarn.ClientConfig{
 		Scheduler: remoteworkerpb.NewOperationQueueClient(scheduler),
 		Executor:  n.telemetry.Executor(n.local), Instances: n.instances,
-		Worker: n.name, Slots: c.jobs, Prefix: c.instance, Properties: c.offers, SizeClass: c.sizeClass,
+		Worker: n.name, Store: id, Slots: c.jobs, Prefix: c.instance, Properties: c.offers, SizeClass: c.sizeClass,
 		Ready: n.able, Browser: c.browser, Log: log,
 	})
 	if err != nil {
@@ -203,6 +210,23 @@ func join(ctx context.Context, c *joinConfig, out io.Writer) error {
 	}
 	return nil
 }
+
+// storeID returns what names a store's directory, of which one process at a time has the lock: the same for a worker that is
+// started again, and another for a second one of the same name. It is random, and made when it is asked for the first time.
+func storeID(dir string) (string, error) {
+	path := filepath.Join(dir, "worker.id")
+	data, err := os.ReadFile(path)
+	if id := strings.TrimSpace(string(data)); err == nil && storeIDs.MatchString(id) {
+		return id, nil
+	}
+	if err != nil && !errors.Is(err, os.ErrNotExist) {
+		return "", err
+	}
+	id := strings.ToLower(rand.Text()) // one that is damaged is made anew: nobody is kept out by that for longer than a minute
+	return id, writeDurably(path, id+"\n")
+}
+
+var storeIDs = regexp.MustCompile(`^[a-z0-9]{26,64}$`)
 
 // able says why no action can be executed now.
 func (n *node) able() error {

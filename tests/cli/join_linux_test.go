@@ -160,6 +160,32 @@ func TestJoinedWorkerGivesItsActionBack(t *testing.T) {
 	}
 }
 
+// TestJoinedTwiceByOneName: the second says what is wrong and takes nothing, and the first goes on.
+func TestJoinedTwiceByOneName(t *testing.T) {
+	port := unused(t)
+	r := serving(t, "main", "--jobs", "0", "--worker-listen", port)
+	joining(t, port, "twin", "--instance", "main")
+	until(t, "the first is there", func() bool {
+		s := fleet(t, "--cas", r.cas)
+		return len(s.Workers) == 1 && s.Workers[0].Slots == 2
+	})
+	h := r.hold(t, "held")
+	until(t, "it runs", func() bool { return len(h.running(t)) > 0 })
+	second := joining(t, port, "twin")
+	until(t, "the second says why it takes nothing", func() bool {
+		return strings.Contains(second.text(), "another process, with another store, is worker") && strings.Contains(second.text(), "choose one with --name")
+	})
+	if s := fleet(t, "--cas", r.cas); s.Running != 1 || len(s.Workers) != 1 || s.Workers[0].Name != "twin" || s.Workers[0].Slots != 2 {
+		t.Errorf("the head sees %+v", s)
+	}
+	if response := h.release(t); response.GetResult().GetExitCode() != 0 || response.GetStatus().GetCode() != 0 {
+		t.Errorf("what the first had: %v", response)
+	}
+	if _, response := r.execute(t, "echo more >out"); response.GetResult().GetExecutionMetadata().GetWorker() != "twin" {
+		t.Errorf("what came after that: %v", response)
+	}
+}
+
 // TestJoinWithoutASchedulerWaits: calmly, and says what is missing; nonsense is refused at once.
 func TestJoinWithoutASchedulerWaits(t *testing.T) {
 	confined(t)

@@ -52,7 +52,10 @@ type ClientConfig struct {
 	Instances cas.Instances
 	// Worker is the name of this machine. No other worker of the scheduler may have it.
 	Worker string
-	Slots  int
+	// Store, if not "", names what only one process has at a time and keeps over its end: a scheduler can tell by it a worker
+	// that was started again from a second one of the same name.
+	Store string
+	Slots int
 	// Prefix is the beginning of the names of instances whose actions are taken; "" is all.
 	Prefix string
 	// Properties are what actions may demand of this worker; a name may have several values. They need not be sorted.
@@ -235,7 +238,7 @@ func (s *slot) step(ctx context.Context) error {
 	}
 	completed := s.state.GetCompleted()
 	request := &remoteworkerpb.SynchronizeRequest{
-		WorkerId:           map[string]string{"worker": s.Worker, "slot": s.name},
+		WorkerId:           s.id(),
 		InstanceNamePrefix: s.Prefix,
 		Platform:           s.platform,
 		SizeClass:          s.SizeClass,
@@ -287,6 +290,15 @@ func (s *slot) step(ctx context.Context) error {
 		s.pause(ctx, rand.N(maxPause)) // the next action could not be executed, either
 	}
 	return nil
+}
+
+// id is the worker_id of the slot.
+func (s *slot) id() map[string]string {
+	id := map[string]string{workerKey: s.Worker, "slot": s.name}
+	if s.Store != "" {
+		id[storeKey] = s.Store
+	}
+	return id
 }
 
 // ours reports whether an answer is of a fault of this worker.

@@ -436,6 +436,12 @@ func TestWhatAWorkerSaysOfItself(t *testing.T) {
 			t.Errorf("got %v", req)
 		}
 	})
+	join(t, succeed, func(c *buildbarn.ClientConfig) { c.Store = "f0" }, func(j *joined) {
+		req := get(j.scheduler, func() *remoteworkerpb.SynchronizeRequest { return j.last })
+		if len(req.WorkerId) != 3 || req.WorkerId["worker"] != "w" || req.WorkerId["slot"] == "" || req.WorkerId["store"] != "f0" {
+			t.Errorf("with a store it is %v", req.WorkerId)
+		}
+	})
 	for _, bad := range []buildbarn.ClientConfig{{Slots: 1}, {Worker: "w"}, {Worker: "w", Slots: 1, Prefix: "a//b"}} {
 		if _, err := buildbarn.NewClient(bad); err == nil {
 			t.Errorf("%+v was taken", bad)

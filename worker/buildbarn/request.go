@@ -24,14 +24,27 @@ const maxSaid = 16 << 10
 // slotKeys are the keys of a worker_id that tell the slots of one machine apart: ours, and bb_worker's.
 var slotKeys = []string{"slot", "thread"}
 
-// parseOffer returns what the sender of req takes, and its name: the worker_id as Buildbarn writes it.
-func parseOffer(req *remoteworkerpb.SynchronizeRequest) (queue.Offer, string, error) {
-	refuse := func(format string, args ...any) (queue.Offer, string, error) {
-		return queue.Offer{}, "", status.Errorf(codes.InvalidArgument, format, args...)
+// The keys of a worker_id of ours, beside that of the slot: the name, and what only one process has at a time.
+const workerKey, storeKey = "worker", "store"
+
+// A sender is whose call it is.
+type sender struct {
+	name  string // the worker_id as Buildbarn writes it, without the store
+	store string // of a worker of ours, "" if it does not say
+}
+
+// parseOffer returns what the sender of req takes, and who that is.
+func parseOffer(req *remoteworkerpb.SynchronizeRequest) (queue.Offer, sender, error) {
+	refuse := func(format string, args ...any) (queue.Offer, sender, error) {
+		return queue.Offer{}, sender{}, status.Errorf(codes.InvalidArgument, format, args...)
 	}
-	name, err := workerName(req.WorkerId)
+	id, store := apart(req.WorkerId)
+	name, err := workerName(id)
 	if err != nil {
-		return queue.Offer{}, "", err
+		return queue.Offer{}, sender{}, err
+	}
+	if len(store) > maxStore || unprintable(store) {
+		return refuse("worker_id: %s is not printable text of at most %d bytes", storeKey, maxStore)
 	}
 	if err := cas.CheckInstanceName(req.InstanceNamePrefix); err != nil {
 		return refuse("instance_name_prefix: %v", err)
@@ -56,7 +69,20 @@ func parseOffer(req *remoteworkerpb.SynchronizeRequest) (queue.Offer, string, er
 		}
 		offer.Properties = append(offer.Properties, property)
 	}
-	return offer, name, nil
+	return offer, sender{name, store}, nil
+}
+
+// maxStore is how many bytes of a store are read.
+const maxStore = 256
+
+// apart returns a worker_id without the store, and the store, "" of ids that are not as ours.
+func apart(id map[string]string) (rest map[string]string, store string) {
+	if id[workerKey] == "" || len(id) != 3 {
+		return id, ""
+	}
+	rest = maps.Clone(id)
+	delete(rest, storeKey)
+	return rest, id[storeKey]
 }
 
 // workerName returns a worker_id as JSON.
@@ -77,6 +103,7 @@ func workerName(id map[string]string) (string, error) {
 // place returns which machine a worker_id is of, and which of its slots. The machine is what all slots have in common: the
 // one value where there is one alone, else all with their keys.
 func place(id map[string]string) (machine, slot string) {
+	id, _ = apart(id)
 	var rest, slots []string
 	for _, k := range slices.Sorted(maps.Keys(id)) {
 		if slices.Contains(slotKeys, k) {

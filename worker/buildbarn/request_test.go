@@ -11,9 +11,11 @@ func TestPlaces(t *testing.T) {
 		machine, slot string
 	}{
 		"ours":          {map[string]string{"worker": "anvil", "slot": "3"}, "anvil", "3"},
+		"a store":       {map[string]string{"worker": "anvil", "slot": "3", "store": "f0"}, "anvil", "3"},
 		"bb_worker":     {map[string]string{"hostname": "ubuntu-1", "thread": "0"}, "ubuntu-1", "0"},
 		"a pod":         {map[string]string{"node": "n", "pod": "p", "thread": "2"}, "node=n,pod=p", "2"},
 		"slot of racks": {map[string]string{"datacenter": "paris", "rack": "4", "slot": "15", "hostname": "u", "thread": "7"}, "datacenter=paris,hostname=u,rack=4", "15/7"},
+		"other stores":  {map[string]string{"hostname": "u", "thread": "7", "store": "f0"}, "hostname=u,store=f0", "7"},
 		"one slot":      {map[string]string{"hostname": "u"}, "u", "0"},
 		"only a slot":   {map[string]string{"thread": "1"}, "unnamed", "1"},
 	} {

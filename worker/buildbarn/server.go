@@ -121,7 +121,7 @@ func (s *Server) Close() {
 
 // A session is a worker as far as it has one worker_id: a slot.
 type session struct {
-	name  string // its worker_id as JSON, as Buildbarn writes it
+	sender
 	owner string // who has joined it, as Caller says
 	offer queue.Offer
 	slot  *queue.Slot
@@ -129,6 +129,7 @@ type session struct {
 	call    *call       // guarded by Server.mu; the one that is being answered, or nil
 	calls   uint64      // guarded by Server.mu; how many there were
 	silence *time.Timer // guarded by Server.mu; while there is no call
+	heard   time.Time   // guarded by Server.mu; when the last call ended
 
 	// assigned is what it is to execute, or nil, before the one before it, and last the run of its last answer. They belong
 	// to the call that is being answered, and between calls to whoever has Server.mu.
@@ -192,7 +193,7 @@ func (a *assignment) ended() bool {
 
 // Synchronize implements the method.
 func (s *Server) Synchronize(ctx context.Context, req *remoteworkerpb.SynchronizeRequest) (*remoteworkerpb.SynchronizeResponse, error) {
-	offer, name, err := parseOffer(req)
+	offer, who, err := parseOffer(req)
 	if err != nil {
 		return nil, err
 	}
@@ -200,7 +201,7 @@ func (s *Server) Synchronize(ctx context.Context, req *remoteworkerpb.Synchroniz
 	if err != nil {
 		return nil, err
 	}
-	w, err := s.enter(ctx, name, offer)
+	w, err := s.enter(ctx, who, offer)
 	if err != nil {
 		return nil, err
 	}
@@ -250,10 +251,10 @@ func (s *Server) Synchronize(ctx context.Context, req *remoteworkerpb.Synchroniz
 }
 
 // enter returns the session of a worker, for a call: a new one if it was not heard of lately.
-func (s *Server) enter(ctx context.Context, name string, o queue.Offer) (*session, error) {
+func (s *Server) enter(ctx context.Context, who sender, o queue.Offer) (*session, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	w := s.joined[name]
+	w := s.joined[who.name]
 	for w != nil && w.call != nil && w.call.ctx.Err() != nil {
 		// The worker has given that call up, to make this one. It is over in a moment.
 		over := w.call.over
@@ -266,7 +267,7 @@ func (s *Server) enter(ctx context.Context, name string, o queue.Offer) (*sessio
 		if err := ctx.Err(); err != nil {
 			return nil, status.FromContextError(err).Err()
 		}
-		w = s.joined[name]
+		w = s.joined[who.name]
 	}
 	owner := ""
 	if s.Caller != nil {
@@ -280,9 +281,18 @@ func (s *Server) enter(ctx context.Context, name string, o queue.Offer) (*sessio
 		return nil, status.FromContextError(ctx.Err()).Err()
 	case w != nil && w.owner != owner:
 		return nil, status.Errorf(codes.PermissionDenied, "worker ID %s is another caller's than %s until it was not heard of for %v; each slot of each machine needs an ID of its own",
-			name, owner, s.Silence)
+			who.name, owner, s.Silence)
+	case w != nil && w.store != who.store:
+		// Of two processes that are there the first stays. One that has neither a call nor an action may have ended, and has
+		// nothing to lose: it is told if it comes back.
+		if why := w.there(); why != "" {
+			return nil, status.Errorf(codes.FailedPrecondition, "another process, with another store, is worker %s: %s; give each worker a name of its own with --name. "+
+				"If that one has ended, its name is free once it was not heard of for %v", who.name, why, s.Silence)
+		}
+		s.lose(w, "another process has joined by its name")
+		w = nil
 	case w != nil && w.call != nil:
-		return nil, status.Errorf(codes.ResourceExhausted, "A worker with the same worker ID is already synchronizing: %s; each slot of each machine needs an ID of its own", name)
+		return nil, status.Errorf(codes.ResourceExhausted, "A worker with the same worker ID is already synchronizing: %s; each slot of each machine needs an ID of its own", who.name)
 	case w != nil && !equal(w.offer, o):
 		s.lose(w, "it has joined again with other properties")
 		w = nil
@@ -296,10 +306,10 @@ func (s *Server) enter(ctx context.Context, name string, o queue.Offer) (*sessio
 		case errors.Is(err, queue.ErrClosed):
 			return nil, errClosed // soon: there is no action any more
 		case err != nil:
-			return nil, status.Errorf(codes.FailedPrecondition, "worker %s cannot join: %v", name, err)
+			return nil, status.Errorf(codes.FailedPrecondition, "worker %s cannot join: %v", who.name, err)
 		}
-		w = &session{name: name, owner: owner, offer: o, slot: slot}
-		s.joined[name] = w
+		w = &session{sender: who, owner: owner, offer: o, slot: slot}
+		s.joined[w.name] = w
 		s.Log.Info("worker has joined", "worker", o.Worker, "slot", o.Slot, "instances", o.Prefix+"*", "properties", fmt.Sprint(o.Properties))
 	}
 	if w.silence != nil {
@@ -311,6 +321,17 @@ func (s *Server) enter(ctx context.Context, name string, o queue.Offer) (*sessio
 	return w, nil
 }
 
+// there says what the worker does by which one knows that it is there, or may be, "" if it does nothing, with Server.mu held.
+func (w *session) there() string {
+	switch {
+	case w.call != nil: // to which what is assigned belongs
+		return "it calls, or waits for an action, at this moment"
+	case w.assigned != nil && !w.assigned.ended():
+		return fmt.Sprintf("it has an action, and was heard of %v ago", time.Since(w.heard).Round(time.Second))
+	}
+	return ""
+}
+
 // errClosed ends calls because the server goes away.
 var errClosed = status.Error(codes.Unavailable, "the server is shutting down: call again, it or its successor has actions")
 
@@ -320,7 +341,7 @@ func (s *Server) leave(w *session) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	close(w.call.over)
-	w.call = nil
+	w.call, w.heard = nil, time.Now()
 	if s.closed {
 		s.lose(w, "the server is shutting down")
 		return

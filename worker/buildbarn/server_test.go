@@ -816,6 +816,83 @@ func TestTwoOfOneName(t *testing.T) {
 	})
 }
 
+// of returns the slot as one of a worker with a store.
+func (s *slot) of(store string) *slot {
+	s.req.WorkerId["store"] = store
+	return s
+}
+
+// TestTwoProcessesOfOneName: the second is told so, while the first is there or may be, and takes no action from it; it is
+// let in once that has gone. One that was started again, with the store of the first, is the first.
+func TestTwoProcessesOfOneName(t *testing.T) {
+	inBubble(t, nil, func(t *testing.T, h *head) {
+		o := h.submit(t, "a")
+		d := o.Action().Proto()
+		first, second := h.slot("anvil", "1").of("a1"), h.slot("anvil", "1").of("b2")
+		refused := func(when string, want ...string) {
+			t.Helper()
+			_, err := second.try(t.Context(), idle())
+			if status.Code(err) != codes.FailedPrecondition {
+				t.Fatalf("%s: %v", when, err)
+			}
+			for _, text := range append(want, "anvil", "--name") {
+				if !strings.Contains(err.Error(), text) {
+					t.Errorf("%s: no %q in %v", when, text, err)
+				}
+			}
+		}
+		wantTask(t, first.say(t, idle()), o)
+		time.Sleep(3 * time.Second)
+		refused("while the first executes", "3s ago")
+		wantCarryOn(t, first.say(t, executing(d)))
+		first.req.PreferBeingIdle = true
+		wantIdle(t, first.say(t, completed(d, exited(0))))
+		wantSuccess(t, o)
+
+		first.req.PreferBeingIdle = false
+		waits, cancel := context.WithCancel(t.Context())
+		over := make(chan error, 1)
+		go func() {
+			_, err := first.try(waits, idle())
+			over <- err
+		}()
+		synctest.Wait()
+		refused("while the first waits", "waits for an action")
+		if w := h.queue.Workers(); len(w) != 1 || w[0].Name != "anvil" || len(w[0].Slots) != 1 || w[0].Slots[0].Name != "1" {
+			t.Errorf("the workers are %+v", w)
+		}
+		cancel()
+		<-over
+		synctest.Wait()
+		second.req.PreferBeingIdle = true
+		wantIdle(t, second.say(t, idle())) // the first has gone, and had nothing
+		if s := h.queue.Stats(); s.Lost != 0 || s.Failed != 0 {
+			t.Errorf("something was lost: %+v", s)
+		}
+	})
+	t.Run("it was killed", func(t *testing.T) {
+		inBubble(t, nil, func(t *testing.T, h *head) {
+			o := h.submit(t, "a")
+			wantTask(t, h.slot("anvil", "1").of("a1").say(t, idle()), o)
+			second := h.slot("anvil", "1").of("b2")
+			if _, err := second.try(t.Context(), idle()); status.Code(err) != codes.FailedPrecondition {
+				t.Fatal(err)
+			}
+			time.Sleep(time.Minute + time.Second)
+			wantTask(t, second.say(t, idle()), o)
+		})
+	})
+	t.Run("it was started again", func(t *testing.T) {
+		inBubble(t, nil, func(t *testing.T, h *head) {
+			o := h.submit(t, "a")
+			w := h.slot("anvil", "1").of("a1")
+			wantTask(t, w.say(t, idle()), o)
+			wantCarryOn(t, w.say(t, executing(o.Action().Proto())))
+			wantTask(t, w.say(t, idle()), o) // lost, and given to it anew
+		})
+	})
+}
+
 // TestAnothersWorker: who has the right to work in one instance takes no action from a worker of another one by calling
 // himself the same, neither while that executes nor while it waits; it may be his once nothing is heard of it.
 func TestAnothersWorker(t *testing.T) {
