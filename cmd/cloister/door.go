@@ -22,7 +22,7 @@ type door struct {
 	cert, key, clientCA, auth string
 
 	// Once it is open: rules of auth, nil if everybody who can connect may do everything, and what connections need.
-	rules *access.Rules
+	rules *access.Live
 	tls   []grpc.ServerOption
 }
 
@@ -30,7 +30,7 @@ func (d *door) register(f *pflag.FlagSet) {
 	f.StringVar(&d.cert, "tls-cert", "", "certificate of this server, PEM: clients connect by grpcs://; read again when it has changed")
 	f.StringVar(&d.key, "tls-key", "", "key of --tls-cert, PEM")
 	f.StringVar(&d.clientCA, "tls-client-ca", "", "certificates by which those of clients are verified, PEM; without --auth every client must have one")
-	f.StringVar(&d.auth, "auth", "", "file of callers and their rights (default: everybody who can connect may do everything)")
+	f.StringVar(&d.auth, "auth", "", "file of callers and their rights; read again when it has changed (default: everybody who can connect may do everything)")
 }
 
 // check returns what is wrong with the flags, before anything is made.
@@ -60,14 +60,17 @@ func (d *door) open(log *slog.Logger) error {
 	if d.auth == "" {
 		return nil
 	}
-	rules, err := access.ReadFile(d.auth)
-	switch {
-	case err != nil:
+	rules, err := access.NewLive(d.auth, func(r *access.Rules) error {
+		switch {
+		case r.Certificates() && d.clientCA == "":
+			return fmt.Errorf("%s knows callers by certificates, which --tls-client-ca must say how to verify", d.auth)
+		case r.Tokens() && d.cert == "":
+			log.Warn("tokens are sent to this server in clear text: give it --tls-cert, or put a proxy with TLS in front of it", "auth", d.auth)
+		}
+		return nil
+	}, log)
+	if err != nil {
 		return &exit{exitUsage, fmt.Errorf("--auth: %w", err)}
-	case rules.Certificates() && d.clientCA == "":
-		return &exit{exitUsage, fmt.Errorf("--auth: %s knows callers by certificates, which --tls-client-ca must say how to verify", d.auth)}
-	case rules.Tokens() && d.cert == "":
-		log.Warn("tokens are sent to this server in clear text: give it --tls-cert, or put a proxy with TLS in front of it", "auth", d.auth)
 	}
 	d.rules = rules
 	return nil
@@ -94,14 +97,14 @@ func (d *door) rights() func(ctx context.Context, instance string) (execute, upd
 	if d.rules == nil {
 		return nil
 	}
-	return d.rules.Rights
+	return d.rules.Rules().Rights // which looks at who was admitted
 }
 
 func (d *door) workerRights() func(ctx context.Context, instance string) (execute, update bool) {
 	if d.rules == nil {
 		return nil
 	}
-	return d.rules.WorkerRights
+	return d.rules.Rules().WorkerRights
 }
 
 // caller names who calls, nil where callers are not known.
@@ -109,7 +112,7 @@ func (d *door) caller() func(context.Context) string {
 	if d.rules == nil {
 		return nil
 	}
-	return d.rules.Caller
+	return d.rules.Rules().Caller
 }
 
 // scheme is how clients reach the server.
@@ -128,7 +131,7 @@ func (d *door) line() string {
 	}
 	switch {
 	case d.rules != nil:
-		parts = append(parts, fmt.Sprintf("%s of %s", d.rules, d.auth))
+		parts = append(parts, fmt.Sprintf("%s of %s", d.rules.Rules(), d.auth))
 	case d.clientCA != "":
 		parts = append(parts, "everybody with a certificate of "+d.clientCA+" may do everything")
 	case d.cert != "":

@@ -362,6 +362,35 @@ func TestRule131_CertificatesAlone(t *testing.T) {
 	}
 }
 
+// TestTokenIsReplacedWithoutARestart: the file of callers counts as it is, at both ends of a change.
+func TestTokenIsReplacedWithoutARestart(t *testing.T) {
+	a := newAuthority(t)
+	a.sign(t, "server")
+	of := func(token string) string {
+		return fmt.Sprintf("version: 1\ncallers:\n  - {name: ci, token_sha256: %x, rights: [read]}\n", sha256.Sum256([]byte(token)))
+	}
+	file := a.text(t, "auth.yaml", of("old"))
+	s, _, log := start(t, "--tls-cert", a.file("server.pem"), "--tls-key", a.file("server.key"), "--auth", file)
+	defer s.Stop()
+	before, after := a.guest(t, s.Addr, "", "old"), a.guest(t, s.Addr, "", "new")
+	ask := func(g *guest) codes.Code {
+		_, err := repb.NewCapabilitiesClient(g).GetCapabilities(g.ctx, &repb.GetCapabilitiesRequest{})
+		return status.Code(err)
+	}
+	if got := [2]codes.Code{ask(before), ask(after)}; got != [2]codes.Code{codes.OK, codes.Unauthenticated} {
+		t.Fatalf("at first: %v", got)
+	}
+	if err := os.Rename(a.text(t, "auth.yaml.new", of("new")), file); err != nil {
+		t.Fatal(err)
+	}
+	for ask(after) == codes.Unauthenticated { // for a second, and at most as long as a guest lives
+		time.Sleep(20 * time.Millisecond)
+	}
+	if got := [2]codes.Code{ask(before), ask(after)}; got != [2]codes.Code{codes.Unauthenticated, codes.OK} {
+		t.Errorf("with the other file: %v\n%s", got, log)
+	}
+}
+
 // TestServeDoesNotStartUnguarded: with a mistake in what should guard it there is no server, and the mistake is told.
 func TestServeDoesNotStartUnguarded(t *testing.T) {
 	a := newAuthority(t)

@@ -146,8 +146,11 @@ type execution struct {
 	logpb.UnimplementedLogStreamServiceServer
 }
 
+// A guard holds calls against rules, or those of a file as it is.
+type guard interface{ Options() []grpc.ServerOption }
+
 // serve starts a server, with TLS if pair is not nil.
-func serve(t *testing.T, rules *access.Rules, config *tls.Config) *server {
+func serve(t *testing.T, rules guard, config *tls.Config) *server {
 	t.Helper()
 	options := append(casserver.ServerOptions(slog.New(slog.DiscardHandler)), rules.Options()...)
 	if config != nil {
@@ -155,7 +158,7 @@ func serve(t *testing.T, rules *access.Rules, config *tls.Config) *server {
 	}
 	g := grpc.NewServer(options...)
 	casserver.Register(g, casserver.Config{
-		Instances: castest.Instances(), Execution: &repb.ExecutionCapabilities{ExecEnabled: true}, Rights: rules.Rights,
+		Instances: castest.Instances(), Execution: &repb.ExecutionCapabilities{ExecEnabled: true}, Rights: new(access.Rules).Rights, // which looks at who was admitted
 	})
 	x := &execution{}
 	repb.RegisterExecutionServer(g, x)

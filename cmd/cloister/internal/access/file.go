@@ -19,18 +19,24 @@ import (
 // ReadFile reads the rules of a file, and the keys that it names; docs/auth.md says how one is written. Any mistake is an
 // error that says where it is.
 func ReadFile(file string) (*Rules, error) {
+	at := stampOf(file)
 	text, err := os.ReadFile(file)
 	if err != nil {
 		return nil, err
 	}
-	return Parse(file, text)
+	rules, err := Parse(file, text)
+	if err != nil {
+		return nil, err
+	}
+	rules.read[file] = at
+	return rules, nil
 }
 
 // Parse is ReadFile of a text. Names of files in it are relative to the directory of the file.
 func Parse(file string, text []byte) (*Rules, error) {
 	// Messages show the lines around a mistake, which may be that a token stands there itself.
 	shown := tokenIn.ReplaceAll(text, []byte("$1..."))
-	r := &reader{Decoder: strict.NewDecoder(file, "a file of callers", shown), dir: filepath.Dir(file), rules: &Rules{}}
+	r := &reader{Decoder: strict.NewDecoder(file, "a file of callers", shown), dir: filepath.Dir(file), rules: &Rules{read: map[string]stamp{}}}
 	root, err := r.Parse(text)
 	if err != nil {
 		return nil, err
@@ -207,6 +213,7 @@ func (r *reader) readIssuer(n ast.Node, c *caller) error {
 			if !filepath.IsAbs(file) {
 				file = filepath.Join(r.dir, file)
 			}
+			r.rules.read[file] = stampOf(file)
 			if keys, err = readKeys(file); err != nil {
 				return r.Errorf(n, "%v", err)
 			}

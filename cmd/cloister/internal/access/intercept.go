@@ -20,14 +20,16 @@ import (
 
 // Options returns the options of a server for clients that hold every call against the rules. A call by nobody who is
 // known is UNAUTHENTICATED, one by somebody who may not make it PERMISSION_DENIED; of a stream the first message decides.
-func (r *Rules) Options() []grpc.ServerOption { return guard{r, methods}.options() }
+func (r *Rules) Options() []grpc.ServerOption { return guard{r.always, methods}.options() }
 
 // WorkerOptions is Options of a server for workers.
-func (r *Rules) WorkerOptions() []grpc.ServerOption { return guard{r, workers}.options() }
+func (r *Rules) WorkerOptions() []grpc.ServerOption { return guard{r.always, workers}.options() }
+
+func (r *Rules) always() *Rules { return r }
 
 // A guard stands at one port.
 type guard struct {
-	*Rules
+	rules func() *Rules // as they are now
 	table table
 }
 
@@ -57,7 +59,7 @@ func (g guard) hurry(ctx context.Context, call *tap.Info) (context.Context, erro
 		return ctx, nil
 	}
 	ctx, cancel := context.WithCancel(ctx) // gRPC cancels what it is made from when the call ends
-	return context.WithValue(ctx, strangerKey{}, &stranger{time.AfterFunc(cmp.Or(g.patience, strangerPatience), cancel), err}), nil
+	return context.WithValue(ctx, strangerKey{}, &stranger{time.AfterFunc(cmp.Or(g.rules().patience, strangerPatience), cancel), err}), nil
 }
 
 // arrived notes that the first message of a call is there.
@@ -99,7 +101,7 @@ func (g guard) admit(ctx context.Context, method string) (*caller, error) {
 	if s, ok := ctx.Value(strangerKey{}).(*stranger); ok && s.why != nil {
 		return nil, s.why // a signature is not verified twice
 	}
-	return g.caller(ctx)
+	return g.rules().caller(ctx)
 }
 
 // A guarded stream lets its first message pass if the caller may send it.

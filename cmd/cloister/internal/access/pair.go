@@ -31,6 +31,14 @@ type stamp struct {
 	size     int64
 }
 
+// stampOf returns that of a file, zero where there is none.
+func stampOf(file string) (at stamp) {
+	if info, err := os.Stat(file); err == nil {
+		at = stamp{info.ModTime(), info.Size()}
+	}
+	return at
+}
+
 // NewPair reads a certificate, with those between it and one that others trust, and its key, both PEM. When they have
 // changed and cannot be read, or do not go together, log is told, and what was read last stays in use.
 func NewPair(cert, key string, log *slog.Logger) (*Pair, error) {
