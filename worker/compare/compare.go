@@ -22,6 +22,8 @@ type Difference struct {
 	Offset int64 `json:"offset"`
 	// Cause is the likely cause, or Unknown.
 	Cause Cause `json:"cause"`
+	// Format is the name of the format in whose words it is told, "" if it is of none. It is for FixFor alone.
+	Format string `json:"-"`
 	// Fix says what would end it, in one line, or is "".
 	Fix string `json:"fix,omitempty"`
 }

@@ -192,7 +192,7 @@ func (c *comparison) difference(what, a, b string, offset int64, cause Cause, be
 		where = append(where, printable(name, MaxText))
 	}
 	a, b = excerpts(a, b)
-	return Difference{Where: where, What: printable(what, MaxText), A: a, B: b, Offset: offset, Cause: cause, Fix: FixFor(cause, c.format)}
+	return Difference{Where: where, What: printable(what, MaxText), A: a, B: b, Offset: offset, Cause: cause, Format: c.format, Fix: FixFor(cause, c.format)}
 }
 
 // takeWords takes the words of some texts from the budget, and reports whether there were enough.

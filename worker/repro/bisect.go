@@ -159,10 +159,10 @@ func (c *check) unheld(ctx context.Context, b *Bisection, x, y *Run, slowly func
 			switch {
 			case s.cause == compare.Timestamp, s.cause == compare.Unknown && slowly != nil && slowly(name):
 				factor, list = "time", &b.Drifting
-			case isOrder(s.cause) && len(b.Loose) == 0:
+			case isOrder(s.cause) && s.cause != compare.HashSeed && len(b.Loose) == 0: // clocks seed some tables
 				factor = "parallel"
 			}
-			b.noise.add(name, s.place, factor)
+			b.noise.add(name, s.place, origin{factor, s.cause})
 			if o := shown(name); !slices.Contains(*list, o) {
 				*list = append(*list, o)
 			}
@@ -198,13 +198,13 @@ func (c *check) step(ctx context.Context, b *Bisection, place *Place, f *Factor)
 			}
 			b.Runs++
 			s.Runs++
-			again := b.noise.beyond(ctx, &b.control, r)
+			again := b.beyond(ctx, f, r)
 			noisy := slices.ContainsFunc(again, func(name string) bool { return b.noise[name] != nil })
 			if noisy { // it may differ by itself in more ways than are known yet
 				if err := c.listen(ctx, b, place); err != nil {
 					return err
 				}
-				again = b.noise.beyond(ctx, &b.control, r)
+				again = b.beyond(ctx, f, r)
 			}
 			if last != nil { // what does not differ again may have been chance
 				again = slices.DeleteFunc(again, func(name string) bool { return !slices.Contains(changed, name) })
@@ -220,6 +220,20 @@ func (c *check) step(ctx context.Context, b *Bisection, place *Place, f *Factor)
 	}
 	b.Steps = append(b.Steps, s)
 	return nil
+}
+
+// beyond returns the names of the items in which a run that varies f differs from the control in more than the noise. What looks as
+// what differs by itself in the same item does, and not as f makes things look, is noise too: durations are equal in two
+// controls by chance.
+func (b *Bisection) beyond(ctx context.Context, f *Factor, r *Run) []string {
+	return slices.DeleteFunc(b.noise.beyond(ctx, &b.control, r), func(name string) bool {
+		return b.noise[name] != nil && !slices.ContainsFunc(b.noise.news(ctx, name, &b.control, r), func(s spot) bool { return !b.chance(name, &s, f) })
+	})
+}
+
+// chance reports whether a place of an item differs by itself, by what it looks like, and not by f.
+func (b *Bisection) chance(name string, s *spot, f *Factor) bool {
+	return s.cause != compare.Unknown && !f.explains(s.cause) && b.noise.has(name, s.cause)
 }
 
 // listen makes one more control, and adds what differs in it.
@@ -249,9 +263,14 @@ func (b *Bisection) found(v *Verdict, factor string, outputs []string) {
 	}
 }
 
-// A noise is what differs by itself: the places in items, by the items' names, each with the factor that is known to be
-// why, or "".
-type noise map[string]map[string]string
+// A noise is what differs by itself: the places in items, by the items' names.
+type noise map[string]map[string]origin
+
+// An origin is why a place differs by itself: the factor that is known to be why, or "", and the cause by what it looks like.
+type origin struct {
+	factor string
+	cause  compare.Cause
+}
 
 // A spot is a place in which an item differs, and the likely cause by what it looks like there.
 type spot struct {
@@ -275,11 +294,21 @@ func (n noise) news(ctx context.Context, name string, a, b *Run) []spot {
 }
 
 // add adds a place in an item, and why it differs.
-func (n noise) add(name, place, factor string) {
+func (n noise) add(name, place string, o origin) {
 	if n[name] == nil {
-		n[name] = map[string]string{}
+		n[name] = map[string]origin{}
 	}
-	n[name][place] = factor
+	n[name][place] = o
+}
+
+// has reports whether a place in an item looks as if it had a cause.
+func (n noise) has(name string, cause compare.Cause) bool {
+	for _, o := range n[name] {
+		if o.cause == cause {
+			return true
+		}
+	}
+	return false
 }
 
 // beyond returns the names of the items in which two runs differ in more than n.
@@ -295,10 +324,10 @@ func (n noise) knows(name, place string) bool {
 	return all || known
 }
 
-// factor returns the one that is known to be why a place differs, or "".
-func (n noise) factor(name, place string) string {
-	if f, ok := n[name][place]; ok {
-		return f
+// origin returns what is known of why a place differs.
+func (n noise) origin(name, place string) origin {
+	if o, ok := n[name][place]; ok {
+		return o
 	}
 	return n[name][whole]
 }
@@ -341,7 +370,7 @@ func (b *Bisection) conclude(runs int) {
 		parts = append(parts, fmt.Sprintf("in %s something differs although everything is held that can be: %s, is at work", some(b.Unsteady), why))
 	}
 	if len(b.Drifting) > 0 {
-		parts = append(parts, fmt.Sprintf("%s: times of files are in it, which go on by the host's clock", some(b.Drifting)))
+		parts = append(parts, fmt.Sprintf("%s: times of files are in it, or how long something took, which go on by the host's clock", some(b.Drifting)))
 	}
 	switch {
 	case b.Together:

@@ -47,7 +47,7 @@ func (c *check) explain(ctx context.Context) {
 			switch {
 			case proved:
 			case c.byItself(name, &d):
-				if factor := v.Bisection.noise.factor(name, key(&d)); c.chosen(factor) {
+				if factor := v.Bisection.noise.origin(name, key(&d)).factor; c.chosen(factor) {
 					full.Factors = []string{factor}
 				}
 			case len(o.Factors) == 1:
@@ -55,9 +55,12 @@ func (c *check) explain(ctx context.Context) {
 			case len(rest) == 1: // all others explain something else
 				full.Factors = rest
 			}
-			if d.Cause == compare.Unknown || proved && !canLook(full.Factors, d.Cause) || c.refuted(o, &full) {
+			full.Factors = ofCause(full.Factors, &d, found)
+			// Where one factor is left it is as good as proved; of an order it is not: what came first is chance.
+			proved = proved || len(full.Factors) == 1 && !isOrder(d.Cause) && !c.byItself(name, &d)
+			if d.Cause == compare.Unknown || proved && !canLook(full.Factors, d.Cause) || c.refuted(o, &full, name) {
 				full.Cause = c.causeBy(o, full.Factors)
-				full.Fix = compare.FixFor(full.Cause, "")
+				full.Fix = compare.FixFor(full.Cause, d.Format)
 			}
 			v.Differences = append(v.Differences, full)
 		}
@@ -76,15 +79,30 @@ func canLook(factors []string, looks compare.Cause) bool {
 	return slices.ContainsFunc(factors, func(name string) bool { return factorOf(name).explains(looks) })
 }
 
+// ofCause returns those of the factors of a place that are not another difference's there: of a mode and an owner in one line each
+// has its own.
+func ofCause(factors []string, d *compare.Difference, all []compare.Difference) []string {
+	return slices.DeleteFunc(slices.Clone(factors), func(name string) bool {
+		f := factorOf(name)
+		return !f.explains(d.Cause) && slices.ContainsFunc(factors, func(other string) bool { return factorOf(other).explains(d.Cause) }) &&
+			slices.ContainsFunc(all, func(other compare.Difference) bool { return key(&other) == key(d) && f.explains(other.Cause) })
+	})
+}
+
 // refuted reports whether an order cannot be what it looks like: it is there as well where all that can look so was held.
-func (c *check) refuted(o *Output, d *Difference) bool {
+func (c *check) refuted(o *Output, d *Difference, name string) bool {
 	b := c.verdict.Bisection
+	if b != nil && b.noise.origin(name, key(&d.Difference)).cause == d.Cause {
+		return false // it looked so even there
+	}
 	return b != nil && len(b.Loose) == 0 && isOrder(d.Cause) && slices.Contains(b.Unsteady, o.Path) && !canLook(d.Factors, d.Cause)
 }
 
 // causeBy returns the cause that is known of a difference by what was varied.
 func (c *check) causeBy(o *Output, by []string) compare.Cause {
 	switch b := c.verdict.Bisection; {
+	case isSeed(by):
+		return compare.Random
 	case len(by) > 0:
 		return factorOf(by[0]).Cause
 	case b != nil && slices.Contains(b.Unsteady, o.Path) && len(b.Loose) == 0:
@@ -93,6 +111,13 @@ func (c *check) causeBy(o *Output, by []string) compare.Cause {
 		return factorOf(c.verdict.Factors[0]).Cause // nothing else was other
 	}
 	return compare.Unknown
+}
+
+// isSeed reports whether factors are those of which programs make seeds that do not ask the kernel for one: the clock, with
+// numbers of processes or addresses.
+func isSeed(by []string) bool {
+	has := func(name string) bool { return slices.Contains(by, name) }
+	return (has("time") || has("uptime")) && (has("pids") || has("aslr"))
 }
 
 // bySteps returns the factors of each difference of an item that a step of the bisection shows alone.
@@ -109,7 +134,7 @@ func (c *check) bySteps(ctx context.Context, name string) map[string][]string {
 		}
 		found, _ := differences(ctx, name, &b.control, s.run) // without them the output's factors are known all the same
 		for _, d := range found {
-			if k := key(&d); !b.noise.knows(name, k) && !slices.Contains(all[k], s.Factor) {
+			if k := key(&d); !b.noise.knows(name, k) && !b.chance(name, &spot{k, d.Cause}, factorOf(s.Factor)) && !slices.Contains(all[k], s.Factor) {
 				all[k] = append(all[k], s.Factor)
 			}
 		}

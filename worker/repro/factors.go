@@ -40,8 +40,7 @@ type Factor struct {
 
 // explains reports whether a factor can be why things differ for which a cause is likely by what they look like.
 func (f *Factor) explains(c compare.Cause) bool {
-	// A build id follows from whatever else differs.
-	return c == f.Cause || c == compare.BuildID || slices.Contains(f.causes, c)
+	return c == f.Cause || slices.Contains(f.causes, c)
 }
 
 // factorOf returns the factor of a name, which is one of Names.
@@ -162,7 +161,7 @@ var factors = []Factor{
 	},
 	{
 		Name: "random", Changes: "what the kernel gives as random", Cause: compare.Random,
-		causes: []compare.Cause{compare.HashSeed, compare.Path}, // of a temporary file
+		causes: []compare.Cause{compare.HashSeed, compare.BuildID, compare.Path}, // of a temporary file
 		holds:  []sandbox.Condition{sandbox.ConditionRandom},
 		unfit: func(s *scene) string {
 			if s.seed != nil {

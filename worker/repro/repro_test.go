@@ -445,6 +445,112 @@ func TestEachDifferenceHasItsFactors(t *testing.T) {
 	}
 }
 
+// TestPlaceWithTwoCausesHasAFactorForEach: a line of ls(1) has a mode and an owner.
+func TestPlaceWithTwoCausesHasAFactorForEach(t *testing.T) {
+	s := newScript(t, func(n int, v *worker.Variation) made {
+		mode, user := "-rw-r--r--", cmp.Or(v.Conditions.User, "build")
+		if v.Conditions.Umask == 0o077 {
+			mode = "-rw-------"
+		}
+		return file(fmt.Sprintf("%s 1 %s out\nsame\n", mode, user))
+	})
+	o := s.options()
+	o.Bisect = true
+	v := check(t, s, s.action(), o)
+	var got []string
+	for _, d := range v.Differences {
+		got = append(got, fmt.Sprintf("%s: %s %s", d.What, d.Cause, d.Factors))
+	}
+	if want := []string{"line 1: file mode [umask]", "line 1: owner [user]"}; !slices.Equal(got, want) {
+		t.Errorf("got %q, want %q", got, want)
+	}
+}
+
+// TestDurationsAreNoFactors: that a time is another one twice in a row, and was the same in the controls, is chance where other times
+// of the output go on by themselves.
+func TestDurationsAreNoFactors(t *testing.T) {
+	s := newScript(t, func(n int, v *worker.Variation) made {
+		user := 2
+		if v.Conditions.User != "" {
+			user = 3
+		}
+		return file(fmt.Sprintf("real\t0m0.%03ds\nuser\t0m0.00%ds\nby %s\n", n, user, noticed("hostname", n, v)))
+	})
+	o := s.options()
+	o.Bisect = true
+	if b := check(t, s, s.action(), o).Bisection; !slices.Equal(b.Factors, []string{"time", "hostname"}) {
+		t.Errorf("got %+v", b)
+	}
+}
+
+// TestHashTableOfAClock: a set that is seeded by a clock that goes on, as those of Java, is in another order with everything held. No
+// factor is known, and it is not several programs that write one line.
+func TestHashTableOfAClock(t *testing.T) {
+	s := newScript(t, func(n int, _ *worker.Variation) made {
+		words := []string{"alpha", "beta", "gamma", "delta", "epsilon", "zeta", "eta"}
+		return file("[" + strings.Join(append(words[n%7:], words[:n%7]...), ", ") + "]\n")
+	})
+	o := s.options()
+	o.Bisect = true
+	v := check(t, s, s.action(), o)
+	if b := v.Bisection; len(b.Factors) > 0 || !slices.Equal(b.Unsteady, []string{"out"}) {
+		t.Errorf("got %+v", b)
+	}
+	if d := v.Differences; len(d) != 1 || d[0].Cause != compare.HashSeed || d[0].Fix != compare.FixFor(compare.HashSeed, "") || len(d[0].Factors) > 0 {
+		t.Errorf("got %+v", d)
+	}
+}
+
+// TestSeedOfManyThings: what is made of the time, the number of a process and addresses, as by the shell, is a random number, and
+// none of these alone would end it.
+func TestSeedOfManyThings(t *testing.T) {
+	s := newScript(t, func(n int, v *worker.Variation) made {
+		c := &v.Conditions
+		return file(fmt.Sprintln((int64(c.ClockShift/time.Second) + c.ClockHeld + 7919*int64(c.SkippedPIDs) + int64(c.UID)) % 32768))
+	})
+	o := s.options()
+	o.Bisect = true
+	v := check(t, s, s.action(), o)
+	if d := v.Differences; len(d) != 1 || !slices.Equal(d[0].Factors, []string{"time", "user", "pids"}) || d[0].Cause != compare.Random {
+		t.Errorf("got %+v", d)
+	}
+}
+
+// TestOnlyFactorLeftIsTheCause: where all others explain something else, what looks as none of them does is not told by its looks.
+func TestOnlyFactorLeftIsTheCause(t *testing.T) {
+	s := newScript(t, func(n int, v *worker.Variation) made {
+		lines := []string{"by " + noticed("hostname", n, v), "same"}
+		if v.Root != "" { // the control and the step have it at another place than the check's runs
+			lines = append(lines, map[bool]string{false: "salt 4f1d8a03c95be276", true: "more\nsalt 9ae05c7731b84fd2"}[v.Conditions.ClockHeld != 0])
+		}
+		return file(strings.Join(lines, "\n") + "\n")
+	})
+	o := s.options()
+	o.Bisect = true
+	v := check(t, s, s.action(), o)
+	for _, d := range v.Differences {
+		if d.What != "line 1" && (!slices.Equal(d.Factors, []string{"path"}) || d.Cause != compare.Path) {
+			t.Errorf("got %+v", d)
+		}
+	}
+	if len(v.Differences) < 2 {
+		t.Errorf("got %+v", v.Differences)
+	}
+}
+
+// TestFixIsOfTheFormat, though the cause is that of the factor.
+func TestFixIsOfTheFormat(t *testing.T) {
+	s := newScript(t, func(n int, v *worker.Variation) made {
+		return file("oncg*22B" + map[bool]string{false: "1234", true: "5678"}[v.Root != ""] + "\x00\x00")
+	})
+	o := s.options()
+	o.Bisect = true
+	v := check(t, s, s.action(), o)
+	if d := v.Differences; len(d) != 1 || d[0].Cause != compare.Path || d[0].Fix != compare.FixFor(compare.Path, "gcov") {
+		t.Errorf("got %+v", d)
+	}
+}
+
 func TestOnlyTogether(t *testing.T) {
 	s := newScript(t, func(_ int, v *worker.Variation) made {
 		if v.Conditions.Hostname != "" && v.Conditions.Umask != 0 {
