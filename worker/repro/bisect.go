@@ -198,13 +198,13 @@ func (c *check) step(ctx context.Context, b *Bisection, place *Place, f *Factor)
 			}
 			b.Runs++
 			s.Runs++
-			again := b.beyond(ctx, f, r)
+			again := c.beyond(ctx, b, f, r)
 			noisy := slices.ContainsFunc(again, func(name string) bool { return b.noise[name] != nil })
 			if noisy { // it may differ by itself in more ways than are known yet
 				if err := c.listen(ctx, b, place); err != nil {
 					return err
 				}
-				again = b.beyond(ctx, f, r)
+				again = c.beyond(ctx, b, f, r)
 			}
 			if last != nil { // what does not differ again may have been chance
 				again = slices.DeleteFunc(again, func(name string) bool { return !slices.Contains(changed, name) })
@@ -222,18 +222,42 @@ func (c *check) step(ctx context.Context, b *Bisection, place *Place, f *Factor)
 	return nil
 }
 
-// beyond returns the names of the items in which a run that varies f differs from the control in more than the noise. What looks as
-// what differs by itself in the same item does, and not as f makes things look, is noise too: durations are equal in two
-// controls by chance.
-func (b *Bisection) beyond(ctx context.Context, f *Factor, r *Run) []string {
+// beyond returns the names of the items in which a run that varies f differs from the control in more than the noise, to which it adds
+// times: two controls have the same by chance where they are durations, or a clock that is held was read more often.
+func (c *check) beyond(ctx context.Context, b *Bisection, f *Factor, r *Run) []string {
 	return slices.DeleteFunc(b.noise.beyond(ctx, &b.control, r), func(name string) bool {
-		return b.noise[name] != nil && !slices.ContainsFunc(b.noise.news(ctx, name, &b.control, r), func(s spot) bool { return !b.chance(name, &s, f) })
+		more := false
+		for _, s := range b.noise.news(ctx, name, &b.control, r) {
+			switch {
+			case !b.chance(name, &s, f):
+				more = true
+			case s.cause == compare.Timestamp:
+				c.drifts(b, name, s)
+			}
+		}
+		return !more
 	})
 }
 
-// chance reports whether a place of an item differs by itself, by what it looks like, and not by f.
+// drifts notes a place of an item that differs as time goes by.
+func (c *check) drifts(b *Bisection, name string, s spot) {
+	b.noise.add(name, s.place, origin{"time", s.cause})
+	if o := shown(name); !slices.Contains(b.Drifting, o) {
+		b.Drifting = append(b.Drifting, o)
+	}
+	if c.chosen("time") {
+		b.found(&c.verdict, "time", []string{shown(name)})
+	}
+}
+
+// chance reports whether a place of an item differs by itself, by what it looks like, and not by f: as a time in a text, which none
+// but the time, its zone and its language can make other, or as what is known to differ by itself in the same item.
 func (b *Bisection) chance(name string, s *spot, f *Factor) bool {
-	return s.cause != compare.Unknown && !f.explains(s.cause) && b.noise.has(name, s.cause)
+	if s.cause == compare.Unknown || f.explains(s.cause) {
+		return false
+	}
+	isText := s.format == "text" || s.format == "json" // fields of other formats have digests in them, too
+	return isText && s.cause == compare.Timestamp && f.Cause != compare.Zone && f.Cause != compare.Locale || b.noise.has(name, s.cause)
 }
 
 // listen makes one more control, and adds what differs in it.
@@ -274,8 +298,9 @@ type origin struct {
 
 // A spot is a place in which an item differs, and the likely cause by what it looks like there.
 type spot struct {
-	place string
-	cause compare.Cause
+	place  string
+	cause  compare.Cause
+	format string // in whose words it is told
 }
 
 // whole is the place that is all of an item.
@@ -344,12 +369,12 @@ func spotsOf(ctx context.Context, name string, a, b *Run) []spot {
 	}
 	var spots []spot
 	for i := range found {
-		spots = append(spots, spot{key(&found[i]), found[i].Cause})
+		spots = append(spots, spot{key(&found[i]), found[i].Cause, found[i].Format})
 	}
 	if len(found) <= most {
 		return spots
 	}
-	all := spot{whole, spots[0].cause}
+	all := spot{place: whole, cause: spots[0].cause}
 	if slices.ContainsFunc(spots, func(s spot) bool { return s.cause != all.cause }) {
 		all.cause = compare.Unknown
 	}

@@ -84,8 +84,10 @@ func canLook(factors []string, looks compare.Cause) bool {
 func ofCause(factors []string, d *compare.Difference, all []compare.Difference) []string {
 	return slices.DeleteFunc(slices.Clone(factors), func(name string) bool {
 		f := factorOf(name)
-		return !f.explains(d.Cause) && slices.ContainsFunc(factors, func(other string) bool { return factorOf(other).explains(d.Cause) }) &&
-			slices.ContainsFunc(all, func(other compare.Difference) bool { return key(&other) == key(d) && f.explains(other.Cause) })
+		return !f.shows(d.Cause) && slices.ContainsFunc(factors, func(other string) bool { return factorOf(other).shows(d.Cause) }) &&
+			slices.ContainsFunc(all, func(other compare.Difference) bool {
+				return key(&other) == key(d) && f.shows(other.Cause)
+			})
 	})
 }
 
@@ -134,7 +136,7 @@ func (c *check) bySteps(ctx context.Context, name string) map[string][]string {
 		}
 		found, _ := differences(ctx, name, &b.control, s.run) // without them the output's factors are known all the same
 		for _, d := range found {
-			if k := key(&d); !b.noise.knows(name, k) && !b.chance(name, &spot{k, d.Cause}, factorOf(s.Factor)) && !slices.Contains(all[k], s.Factor) {
+			if k := key(&d); !b.noise.knows(name, k) && !b.chance(name, &spot{k, d.Cause, d.Format}, factorOf(s.Factor)) && !slices.Contains(all[k], s.Factor) {
 				all[k] = append(all[k], s.Factor)
 			}
 		}

@@ -43,6 +43,11 @@ func (f *Factor) explains(c compare.Cause) bool {
 	return c == f.Cause || slices.Contains(f.causes, c)
 }
 
+// shows reports whether what a factor changes may look as if it had a cause: a local time looks like any other.
+func (f *Factor) shows(c compare.Cause) bool {
+	return f.explains(c) || f.Cause == compare.Zone && c == compare.Timestamp
+}
+
 // factorOf returns the factor of a name, which is one of Names.
 func factorOf(name string) *Factor {
 	i := slices.IndexFunc(factors, func(f Factor) bool { return f.Name == name })

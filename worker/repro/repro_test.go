@@ -452,7 +452,8 @@ func TestPlaceWithTwoCausesHasAFactorForEach(t *testing.T) {
 		if v.Conditions.Umask == 0o077 {
 			mode = "-rw-------"
 		}
-		return file(fmt.Sprintf("%s 1 %s out\nsame\n", mode, user))
+		day := map[bool]string{false: "Nov 22 02:13", true: "Nov 22 16:13"}[slices.ContainsFunc(v.Env, func(kv string) bool { return strings.HasPrefix(kv, "TZ=") })]
+		return file(fmt.Sprintf("%s 1 %s %s out\nsame\n", mode, user, day))
 	})
 	o := s.options()
 	o.Bisect = true
@@ -461,25 +462,34 @@ func TestPlaceWithTwoCausesHasAFactorForEach(t *testing.T) {
 	for _, d := range v.Differences {
 		got = append(got, fmt.Sprintf("%s: %s %s", d.What, d.Cause, d.Factors))
 	}
-	if want := []string{"line 1: file mode [umask]", "line 1: owner [user]"}; !slices.Equal(got, want) {
+	if want := []string{"line 1: file mode [umask]", "line 1: owner [user]", "line 1: time zone [zone]"}; !slices.Equal(got, want) {
 		t.Errorf("got %q, want %q", got, want)
 	}
 }
 
-// TestDurationsAreNoFactors: that a time is another one twice in a row, and was the same in the controls, is chance where other times
-// of the output go on by themselves.
+// TestDurationsAreNoFactors: that a duration is another one twice in a row, and was the same in the controls, is chance.
 func TestDurationsAreNoFactors(t *testing.T) {
-	s := newScript(t, func(n int, v *worker.Variation) made {
-		user := 2
-		if v.Conditions.User != "" {
-			user = 3
-		}
-		return file(fmt.Sprintf("real\t0m0.%03ds\nuser\t0m0.00%ds\nby %s\n", n, user, noticed("hostname", n, v)))
-	})
-	o := s.options()
-	o.Bisect = true
-	if b := check(t, s, s.action(), o).Bisection; !slices.Equal(b.Factors, []string{"time", "hostname"}) {
-		t.Errorf("got %+v", b)
+	for name, control := range map[string]func(n int) int{"controls differ": func(n int) int { return n }, "controls are the same": func(int) int { return 7 }} {
+		t.Run(name, func(t *testing.T) {
+			s := newScript(t, func(n int, v *worker.Variation) made {
+				user, real := 2, control(n)
+				if v.Conditions.User != "" {
+					user, real = 3, 8
+				}
+				return file(fmt.Sprintf("real\t0m0.%03ds\nuser\t0m0.00%ds\nby %s\n", real, user, noticed("hostname", n, v)))
+			})
+			o := s.options()
+			o.Bisect = true
+			v := check(t, s, s.action(), o)
+			if b := v.Bisection; !slices.Equal(slices.Sorted(slices.Values(b.Factors)), []string{"hostname", "time"}) || !slices.Equal(b.Drifting, []string{"out"}) {
+				t.Errorf("got %+v", b)
+			}
+			for _, d := range v.Differences {
+				if want := map[bool]string{false: "time", true: "hostname"}[d.Cause == compare.Hostname]; !slices.Equal(d.Factors, []string{want}) {
+					t.Errorf("%s: by %q, want %s", d.What, d.Factors, want)
+				}
+			}
+		})
 	}
 }
 
@@ -519,22 +529,20 @@ func TestSeedOfManyThings(t *testing.T) {
 // TestOnlyFactorLeftIsTheCause: where all others explain something else, what looks as none of them does is not told by its looks.
 func TestOnlyFactorLeftIsTheCause(t *testing.T) {
 	s := newScript(t, func(n int, v *worker.Variation) made {
-		lines := []string{"by " + noticed("hostname", n, v), "same"}
-		if v.Root != "" { // the control and the step have it at another place than the check's runs
-			lines = append(lines, map[bool]string{false: "salt 4f1d8a03c95be276", true: "more\nsalt 9ae05c7731b84fd2"}[v.Conditions.ClockHeld != 0])
+		text, salt := "by "+noticed("hostname", n, v)+"\n", "11ee05c7731b84fd29ae05c7731b84f0"
+		switch {
+		case v.Root != "" && v.Conditions.ClockHeld != 0: // the bisection sees it at another place than the check
+			text = "more\n" + text
+		case v.Root != "":
+			salt = "9ae05c7731b84fd29ae05c7731b84fd2"
 		}
-		return file(strings.Join(lines, "\n") + "\n")
+		return file(text + "salt " + salt + "\n")
 	})
 	o := s.options()
 	o.Bisect = true
 	v := check(t, s, s.action(), o)
-	for _, d := range v.Differences {
-		if d.What != "line 1" && (!slices.Equal(d.Factors, []string{"path"}) || d.Cause != compare.Path) {
-			t.Errorf("got %+v", d)
-		}
-	}
-	if len(v.Differences) < 2 {
-		t.Errorf("got %+v", v.Differences)
+	if d := v.Differences; len(d) != 2 || !slices.Equal(d[1].Factors, []string{"path"}) || d[1].Cause != compare.Path {
+		t.Errorf("got %+v", d)
 	}
 }
 
