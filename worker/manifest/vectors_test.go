@@ -3,8 +3,10 @@
 package manifest_test
 
 import (
+	"crypto/sha256"
 	"errors"
 	"flag"
+	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -199,6 +201,21 @@ func TestVectorsAreVerifiedWithoutUs(t *testing.T) {
 			t.Errorf("%s is not found: %v", name, err)
 		}
 	}
+	// Nor is a list in another order, or with a line twice, though all hashes be those of the text.
+	for name, change := range map[string]func(lines []string) []string{
+		"outputs in another order": func(l []string) []string { slices.Reverse(l); return l },
+		"an output twice":          func(l []string) []string { return slices.Concat(l[:1], l) },
+	} {
+		if err := verify(t, func(dir string) { rewrite(t, dir, "output ", change) }); err == nil {
+			t.Errorf("%s: not found", name)
+		}
+		if err := verify(t, func(dir string) { rewrite(t, dir, "toolchain program ", change) }); err == nil {
+			t.Errorf("%s, of programs: not found", name)
+		}
+	}
+	if err := verify(t, func(dir string) { rewrite(t, dir, "output ", func(l []string) []string { return l[1:] }) }); err != nil {
+		t.Errorf("a text of another run is refused: %v", err)
+	}
 	// What is volatile may change.
 	if err := verify(t, func(dir string) {
 		file := filepath.Join(dir, "plain.manifest")
@@ -211,6 +228,48 @@ func TestVectorsAreVerifiedWithoutUs(t *testing.T) {
 		}
 	}); err != nil {
 		t.Errorf("another worker gives another stable hash: %v", err)
+	}
+}
+
+// rewrite changes the lines of the vector "outputs" that begin with prefix, and all hashes with them.
+func rewrite(t *testing.T, dir, prefix string, change func(lines []string) []string) {
+	t.Helper()
+	file := filepath.Join(dir, "outputs.manifest")
+	b, err := os.ReadFile(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	stable, rest, _ := strings.Cut(string(b), "volatile\n")
+	var before, list, after []string
+	for line := range strings.Lines(stable) {
+		switch {
+		case strings.HasPrefix(line, prefix):
+			list = append(list, line)
+		case list == nil:
+			before = append(before, line)
+		default:
+			after = append(after, line)
+		}
+	}
+	if len(list) < 2 {
+		t.Fatalf("there are %d lines of %q", len(list), prefix)
+	}
+	all := slices.Concat(before, change(list), after)
+	h := sha256.New()
+	for _, line := range all {
+		if toolchain, ok := strings.CutPrefix(line, "toolchain "); ok {
+			h.Write([]byte(toolchain))
+		}
+	}
+	for i, line := range all {
+		if strings.HasPrefix(line, "toolchain-hash ") {
+			all[i] = fmt.Sprintf("toolchain-hash %x\n", h.Sum(nil))
+		}
+	}
+	text := strings.Join(all, "")
+	sums := fmt.Sprintf("%x outputs.manifest\n", sha256.Sum256([]byte(text)))
+	if err := errors.Join(os.WriteFile(file, []byte(text+"volatile\n"+rest), 0o644), os.WriteFile(filepath.Join(dir, "stable-hashes"), []byte(sums), 0o644)); err != nil {
+		t.Fatal(err)
 	}
 }
 

@@ -7,5 +7,7 @@ cd "$1" && while read -r want file; do
 		sum=$(sed -n "/^volatile$/q; s/^$part //p" "$file" | sha256sum)
 		[ "$(sed -n "s/^$part-hash //p" "$file")" = "${sum%% *}" ] || { echo "$file: $part-hash"; exit 1; }
 	done
-	sed -n '/^volatile$/q; s/^output //p' "$file" | LC_ALL=C sort -c || { echo "$file: order of outputs"; exit 1; }
+	for list in output 'toolchain program'; do
+		sed -n "/^volatile$/q; s/^$list //p" "$file" | LC_ALL=C sort -cu || { echo "$file: order of ${list}s"; exit 1; }
+	done
 done <stable-hashes
