@@ -16,11 +16,15 @@ import (
 	"github.com/cloister-build/cloister/worker"
 )
 
+// workbenchPrefix begins the names of the directories of workbenches.
+const workbenchPrefix = "cloister-run-"
+
 // A workbench is what a command executes actions with that serves nobody: a store that lasts as long as it does, and
 // a worker over it. It is made in two steps, so that what is wrong with the inputs is told before a sandbox is made.
 type workbench struct {
 	// dir holds the store, and is removed by close; there is room in it for plain files of the command's own.
 	dir   string
+	held  *os.File // says that dir is that of a living process, where that is known
 	store *disk.Cache
 	// local executes actions of the store, from start on.
 	local *worker.Local
@@ -41,15 +45,17 @@ func openWorkbench(box *confinement) (*workbench, error) {
 	if w.box, err = box.backend(); err != nil {
 		return nil, err
 	}
-	made, err := os.MkdirTemp("", "cloister-run-")
+	made, held, err := newDir()
 	if err != nil {
 		return nil, err
 	}
-	w.dir = made
+	w.dir, w.held = made, held
 	// Inputs are mounted by the paths of their files, and a link in them would be refused.
-	if w.dir, err = filepath.EvalSymlinks(made); err != nil {
-		return nil, errors.Join(err, os.Remove(made))
+	real, err := filepath.EvalSymlinks(made)
+	if err != nil {
+		return nil, errors.Join(err, w.close())
 	}
+	w.dir = real
 	// What is there already fits, and what is fetched is bounded before it comes.
 	w.store, err = disk.Open(disk.Config{Dir: filepath.Join(w.dir, "store"), MaxBytes: math.MaxInt64, MaxFiles: math.MaxInt64})
 	if err != nil {
@@ -86,5 +92,9 @@ func (w *workbench) close() error {
 	if w.store != nil {
 		err = errors.Join(err, w.store.Close())
 	}
-	return errors.Join(err, os.RemoveAll(w.dir)) // plain files of ours: nothing is ever mounted in a store
+	err = errors.Join(err, os.RemoveAll(w.dir)) // plain files of ours: nothing is ever mounted in a store
+	if w.held != nil {
+		err = errors.Join(err, w.held.Close())
+	}
+	return err
 }

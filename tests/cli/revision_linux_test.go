@@ -272,6 +272,7 @@ func TestRunOfARevisionLeavesNothingMore(t *testing.T) {
 		{"no such revision", []string{"--git", repo + "@nosuch", "--", "true"}, nil, 125},
 		{"SIGINT", []string{"--", "/bin/sh", "-c", "echo ready; sleep 60; :"}, os.Interrupt, 130},
 		{"SIGTERM", []string{"--", "/bin/sh", "-c", "trap '' TERM; setsid sleep 60 & echo ready; while :; do sleep 1; done"}, syscall.SIGTERM, 143},
+		{"SIGKILL, and then another run", []string{"--", "/bin/sh", "-c", "setsid sleep 60 & echo ready; sleep 60"}, syscall.SIGKILL, -1},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			args := append([]string{"run", "--env", "MARK=" + mark, "--out-dir", tmp, "--git", repo}, c.args...)
@@ -283,6 +284,13 @@ func TestRunOfARevisionLeavesNothingMore(t *testing.T) {
 			err := cmd.Run()
 			if got := cmd.ProcessState.ExitCode(); got != c.code {
 				t.Errorf("exit code %d (%v), want %d; %s", got, err, c.code, &stderr)
+			}
+			if c.signal == syscall.SIGKILL {
+				next := exec.CommandContext(t.Context(), built.Path(t), "run", "--", "/bin/true")
+				next.Env = cmd.Env
+				if out, err := next.CombinedOutput(); err != nil {
+					t.Errorf("%v: %s", err, out)
+				}
 			}
 			after := surroundings(t, repo, tmp, mark)
 			for end := time.Now().Add(2 * time.Second); !maps.Equal(before, after) && time.Now().Before(end); {
