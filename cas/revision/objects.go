@@ -150,6 +150,9 @@ func (o *objects) next(name string, got func(*object) error) error {
 	}
 	answer := strings.TrimSuffix(string(line), "\n")
 	if rest, ok := strings.CutPrefix(answer, name+" "); ok && (rest == "missing" || rest == "ambiguous") {
+		if at, ok := strings.CutSuffix(name, peel); ok && rest == "missing" {
+			return fmt.Errorf("%w: %+.80q names no commit in the repository", ErrNotFound, at)
+		}
 		return fmt.Errorf("%w: %+.80q is %s in the repository", ErrNotFound, strings.TrimSuffix(name, peel), rest)
 	}
 	fields := strings.Split(answer, " ")

@@ -222,9 +222,9 @@ func TestReadRefuses(t *testing.T) {
 		name, dir, rev, want string
 		absent               bool
 	}{
-		{"an unknown revision", r.dir, "nosuch", `"nosuch" is missing in the repository`, true},
-		{"a flag", r.dir, "--help", `"--help" is missing`, true},
-		{"a tree", r.dir, "tree", `"tree" is missing`, true},
+		{"an unknown revision", r.dir, "nosuch", `"nosuch" names no commit in the repository`, true},
+		{"a flag", r.dir, "--help", `"--help" names no commit`, true},
+		{"a tree", r.dir, "tree", `"tree" names no commit`, true},
 		{"two lines", r.dir, "HEAD\nHEAD", "names no revision", false},
 		{"no revision", r.dir, "", "names no revision", false},
 		{"no repository", os.TempDir(), "HEAD", "no Git repository", true},

@@ -123,9 +123,14 @@ func (f *folders) add(c Change) error {
 	return nil
 }
 
-func (f *folders) entry(at string, a, b *Entry) error {
-	return f.add(Change{What: f.what, Name: quoted(at), Path: at, A: shorten(a.text()), B: shorten(b.text()), EntryA: a, EntryB: b})
+func (f *folders) entry(at string, a, b *Entry) error { return f.add(f.change(at, a, b)) }
+
+func (f *folders) change(at string, a, b *Entry) Change {
+	return Change{What: f.what, Name: quoted(at), Path: at, A: shorten(a.text()), B: shorten(b.text()), EntryA: a, EntryB: b}
 }
+
+// absent is said of a directory that the store has not.
+const absent = ", which is absent"
 
 // walk compares two directories that are called at.
 func (f *folders) walk(at string, a, b *Entry) error {
@@ -141,7 +146,14 @@ func (f *folders) walk(at string, a, b *Entry) error {
 		if !errors.Is(err, cas.ErrNotFound) || at == "" {
 			return err
 		}
-		return f.entry(at+"/", a, b)
+		c := f.change(at+"/", a, b)
+		if errors.Is(errA, cas.ErrNotFound) {
+			c.A += absent
+		}
+		if errors.Is(errB, cas.ErrNotFound) {
+			c.B += absent
+		}
+		return f.add(c)
 	}
 	for len(as)+len(bs) > 0 {
 		order := 0
