@@ -75,7 +75,7 @@ func (o *origin) recall(ctx context.Context, req *cloisterpb.ListHistoryRequest,
 	case codes.PermissionDenied:
 		return &exit{exitNo, fmt.Errorf("the server at %s shows %w: %s", o.cas, errNoHistory, said)}
 	case codes.Unavailable, codes.DeadlineExceeded:
-		return &exit{exitConnect, fmt.Errorf("history of %s: %s", o.cas, said)}
+		return &exit{exitConnect, fmt.Errorf("history of %s: %s; name the server with --cas", o.cas, said)}
 	}
 	if err == io.EOF {
 		return nil
