@@ -233,7 +233,11 @@ func (v *Verdicts) append(text []byte) {
 	if err == nil && v.Sync {
 		err = v.file.Sync()
 	}
-	v.size += int64(len(text))
+	if err == nil {
+		v.size += int64(len(text))
+	} else {
+		_ = v.file.Truncate(v.size) // a part of the line may be there, which the next process would call damage
+	}
 	v.note(err)
 }
 
@@ -264,6 +268,7 @@ func (v *Verdicts) rewrite(more []byte) error {
 		err = syncDirectory(filepath.Dir(v.Path))
 	}
 	if err != nil {
+		_ = os.Remove(f.Name()) // there is little room
 		return errors.Join(err, f.Close())
 	}
 	if v.file != nil {
@@ -285,8 +290,8 @@ func syncDirectory(name string) error {
 	return errors.Join(d.Sync(), d.Close())
 }
 
-// note tells the log that the file cannot be written, or can again. Nothing is added to one that could not be: a part of a line
-// may be at its end. The caller holds v.writing, or is alone.
+// note tells the log that the file cannot be written, or can again. One that could not be is made anew next: it lacks a line.
+// The caller holds v.writing, or is alone.
 func (v *Verdicts) note(err error) {
 	if err != nil && v.file != nil {
 		_ = v.file.Close() // the error is known

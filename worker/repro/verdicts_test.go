@@ -206,6 +206,23 @@ func TestWhatCannotBeWrittenIsWrittenLater(t *testing.T) {
 	}
 }
 
+// TestWhatCannotBeWrittenLeavesNothing beside the file.
+func TestWhatCannotBeWrittenLeavesNothing(t *testing.T) {
+	dir := t.TempDir()
+	path := filepath.Join(dir, VerdictsFile)
+	v, _ := opened(t, path)
+	if err := os.MkdirAll(filepath.Join(path, "in the way"), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	v.keep(about(1), "one differs")
+	if files, err := os.ReadDir(dir); err != nil || len(files) != 1 {
+		t.Errorf("there are %v, %v", files, err)
+	}
+	if _, err := OpenVerdicts(VerdictsConfig{Path: path}); err == nil || !strings.Contains(err.Error(), path) {
+		t.Errorf("a file that cannot be read is %v", err)
+	}
+}
+
 // TestVerdictsOfManyAtOnce is for the race detector.
 func TestVerdictsOfManyAtOnce(t *testing.T) {
 	path := filepath.Join(t.TempDir(), VerdictsFile)
