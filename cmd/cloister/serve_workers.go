@@ -58,10 +58,13 @@ func (c *serveConfig) checkWorkers(cmd *cobra.Command) (err error) {
 		return errors.New("--repro-gate: workers of other machines would record results without it; leave out --worker-listen")
 	}
 	if c.head {
-		for _, name := range []string{"policy", "sandbox", "source-tree", "mounted-trees", "property", "repro-sample"} {
+		for _, name := range []string{"policy", "sandbox", "source-tree", "mounted-trees", "property"} {
 			if changed(name) {
 				return fmt.Errorf("--%s with --jobs 0: this machine executes nothing; give it to cloister join of those that do", name)
 			}
+		}
+		if changed("repro-sample") {
+			return errors.New("--repro-sample with --jobs 0: this machine executes nothing, and what others execute is not run again; write --jobs 1 or more, or leave it out")
 		}
 	}
 	c.workers.properties, err = parseProperties(c.workers.texts)

@@ -8,7 +8,7 @@ import (
 	"strings"
 )
 
-// A share is a flag of a part of a whole, 0 to 1: "1%", "0.5%" or "0.01".
+// A share is a flag of a part of a whole: "1%", "0.5%" or "0.01". "1" is refused, since it could be meant as either.
 type share float64
 
 // Set implements pflag.Value.
@@ -20,6 +20,9 @@ func (s *share) Set(text string) error {
 	}
 	if err != nil || !(v >= 0 && v <= 1) { // which no NaN is
 		return errors.New("write a share from 0 to 100%, as 1%, 0.5% or 0.01")
+	}
+	if v == 1 && !percent {
+		return errors.New("write 1% or 100%")
 	}
 	*s = share(v)
 	return nil

@@ -5,14 +5,20 @@ package cli_test
 import (
 	"bytes"
 	"encoding/json"
+	"fmt"
 	"os"
 	"path/filepath"
+	"regexp"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/bazelbuild/remote-apis-sdks/go/pkg/client"
+	repb "github.com/bazelbuild/remote-apis/build/bazel/remote/execution/v2"
 	"github.com/cloister-build/cloister/tests/internal/bazelrun"
 	"github.com/cloister-build/cloister/worker/repro"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/protobuf/types/known/durationpb"
 )
 
 // What a command's outputs depend on is found, named and kept; what they do not depend on is no alarm.
@@ -95,6 +101,48 @@ func TestServeRunsActionsAgain(t *testing.T) {
 		_, again := r.execute(t, "pwd > out")
 		return again.CachedResult && strings.Contains(again.Message, "cloister: not reproducible: out differs (path)")
 	})
+}
+
+// Of what is executed all is checked that came to an end of its own, whether it is recorded or not; the gate checks what would be
+// recorded alone. Each check is counted once.
+func TestWhatIsCheckedIsCounted(t *testing.T) {
+	// counts returns what the metrics say of checks, by result.
+	counts := func(t *testing.T, metrics string) string {
+		t.Helper()
+		_, text := get(t, metrics, "/metrics")
+		all := map[string]string{}
+		for _, m := range regexp.MustCompile(`(?m)^cloister_repro_checks_total\{result="(\w+)"\} (\d+)$`).FindAllStringSubmatch(text, -1) {
+			all[m[1]] = m[2]
+		}
+		return fmt.Sprint(all)
+	}
+	for _, c := range []struct {
+		flags []string
+		want  string
+	}{
+		{[]string{"--repro-sample", "100%"}, "map[differs:2 flaky_exit:1 same:2]"},
+		{[]string{"--repro-gate"}, "map[differs:1 flaky_exit:1 same:1]"},
+	} {
+		t.Run(c.flags[0], func(t *testing.T) {
+			metrics := unused(t)
+			r := serving(t, "main", append(c.flags, "--metrics", metrics)...)
+			if _, said := r.submit(t, "sleep 60", &repb.Action{Timeout: durationpb.New(200 * time.Millisecond)}); said.Status.GetCode() != int32(codes.DeadlineExceeded) {
+				t.Errorf("what is to time out says %v", said)
+			}
+			r.execute(t, "exit 3")
+			r.submit(t, "pwd > out", &repb.Action{DoNotCache: true})
+			r.execute(t, "echo same > out")
+			r.execute(t, "test $(pwd) = /build")
+			large, _ := r.execute(t, "head -c 50000000 /dev/urandom > out")
+			until(t, "all are checked", func() bool { return counts(t, metrics) == c.want })
+			if s := wantSaid(t, 0, []string{"action", "ls", "--all", "--json", "--cas", r.cas, "--instance", "main"}); strings.Count(s.out, `"how": "checked"`) != strings.Count(c.want, ":")+strings.Count(c.want, ":2") {
+				t.Errorf("the history has other checks than %s:\n%s", c.want, s.out)
+			}
+			if _, said := r.execute(t, "head -c 50000000 /dev/urandom > out"); !strings.Contains(said.Message, "not reproducible: out differs") || !strings.Contains(said.Message, large) {
+				t.Errorf("of a large output it is said %q", said.Message)
+			}
+		})
+	}
 }
 
 // What was told of an action is told by the next server of the directory as well, though the last one was killed; and a gate serves

@@ -64,15 +64,20 @@ func (r *remote) putting(t *testing.T) func(proto.Message) *repb.Digest {
 // the file out. It returns the action's digest and what became of it.
 func (r *remote) execute(t *testing.T, script string) (string, *repb.ExecuteResponse) {
 	t.Helper()
+	return r.submit(t, script, &repb.Action{})
+}
+
+// submit is execute for an action of which something else is stated.
+func (r *remote) submit(t *testing.T, script string, a *repb.Action) (string, *repb.ExecuteResponse) {
+	t.Helper()
 	blob, err := r.WriteBlob(t.Context(), []byte("an input\n"))
 	if err != nil {
 		t.Fatal(err)
 	}
 	put := r.putting(t)
-	action := put(&repb.Action{
-		CommandDigest:   put(&repb.Command{Arguments: []string{"/bin/sh", "-c", script}, OutputPaths: []string{"out"}}),
-		InputRootDigest: put(&repb.Directory{Files: []*repb.FileNode{{Name: "input", Digest: blob.ToProto()}}}),
-	})
+	a.CommandDigest = put(&repb.Command{Arguments: []string{"/bin/sh", "-c", script}, OutputPaths: []string{"out"}})
+	a.InputRootDigest = put(&repb.Directory{Files: []*repb.FileNode{{Name: "input", Digest: blob.ToProto()}}})
+	action := put(a)
 	op, err := r.ExecuteAndWait(t.Context(), &repb.ExecuteRequest{InstanceName: r.InstanceName, ActionDigest: action})
 	if err != nil {
 		t.Fatal(err)

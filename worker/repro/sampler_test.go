@@ -249,6 +249,29 @@ func TestGateAsksNothingOfWhatIsNotRecorded(t *testing.T) {
 	}
 }
 
+// TestGateThatIsCancelledSaysNothing: nothing is recorded, and nothing known of the action.
+func TestGateThatIsCancelledSaysNothing(t *testing.T) {
+	s, b := newScript(t, func(int, *worker.Variation) made { return file("x") }), &book{}
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	open := make(chan struct{})
+	close(open)
+	s.wait = func(n int) <-chan struct{} {
+		if n == 1 {
+			return open
+		}
+		cancel()
+		return nil
+	}
+	e, task := s.sampler(b, true), s.action()
+	if _, err := e.Execute(ctx, task, func(worker.Stage) {}); err != nil {
+		t.Fatal(err)
+	}
+	if s.runs() != 2 || s.recorded != 0 || len(b.counts)+len(b.summaries) > 0 || e.Remark("", task.Action) != "" {
+		t.Errorf("%d runs, %d recorded, counts %v, remark %q", s.runs(), s.recorded, b.counts, e.Remark("", task.Action))
+	}
+}
+
 // idle lets a sampler work until nothing of it moves any more.
 func idle(t *testing.T, e *repro.Sampler) {
 	t.Helper()
