@@ -164,7 +164,7 @@ func TestVerdictsOutliveTheServer(t *testing.T) {
 	}
 	task := s.action()
 	task.Instance = "i"
-	see := "not reproducible: out differs; see: cloister repro " + task.Action.String() + " --cas grpc://127.0.0.1:%s --instance i"
+	see := "not reproducible: out differs (hostname); see: cloister repro " + task.Action.String() + " --cas grpc://127.0.0.1:%s --instance i"
 	served := func(instances cas.Instances, name string) bool {
 		t.Helper()
 		in, err := instances(name)
