@@ -31,7 +31,7 @@ func drainCommand() *cobra.Command {
 		Short: "Gives a worker of a server no more actions",
 		Long: `Drain tells a cloister serve to give a worker no more actions, or, without a WORKER, all of them and those that join
 later. What they execute, they go on with; what waits, waits for other workers. A worker is called as cloister status
-calls it. It stays drained until cloister undrain, also if it leaves and joins again, or until the server is restarted.
+calls it. It stays drained until cloister undrain, also if it leaves and joins again, or the server is restarted.
 A server all of whose workers are drained is not ready.
 
 With --wait it returns once the workers execute nothing, so that the machine can be switched off. That is another thing
@@ -126,13 +126,35 @@ func (c *drainConfig) idle(ctx context.Context, client cloisterpb.FleetClient, w
 		over = time.After(c.timeout)
 	}
 	const pause = 500 * time.Millisecond
+	answered := time.Now()
 	for {
 		s, err := c.from.status(ctx, client)
+		if e, ok := errors.AsType[*exit](err); ok && e.code == exitConnect && time.Since(answered) < comeBack {
+			// It may be on its way back, and knows then who is drained.
+			select {
+			case <-time.After(pause):
+				continue
+			case <-over:
+				return &exit{exitTimeout, fmt.Errorf("after %s the server does not answer, and it is not known what still runs: %w", c.timeout, err)}
+			case <-ctx.Done():
+			}
+		}
 		if err != nil {
 			return err
 		}
+		answered = time.Now()
 		var busy []string
 		running := 0
+		if s.Up < comeBack.Seconds() {
+			// They were there when they were drained, so that this server was started since. It has nothing of what ran before;
+			// who executes that still is to be heard of.
+			for _, name := range workers {
+				if !slices.ContainsFunc(s.Workers, func(w workerState) bool { return w.Name == name }) {
+					running++
+					busy = append(busy, name)
+				}
+			}
+		}
 		for _, w := range s.Workers {
 			if w.Busy > 0 && slices.Contains(workers, w.Name) {
 				running += w.Busy
@@ -155,6 +177,10 @@ func (c *drainConfig) idle(ctx context.Context, client cloisterpb.FleetClient, w
 		}
 	}
 }
+
+// comeBack is how long a server that was there may not answer, and for how long after the start of a server its workers may
+// be on their way back: they call every ten seconds, and take no longer after that server was away.
+const comeBack = time.Minute
 
 // drainMethod is Drain or Undrain.
 type drainMethod func(context.Context, *cloisterpb.DrainRequest, ...grpc.CallOption) (*cloisterpb.DrainResponse, error)

@@ -6,6 +6,7 @@ import (
 	"bytes"
 	"context"
 	"errors"
+	"fmt"
 	"net"
 	"strings"
 	"testing"
@@ -140,5 +141,69 @@ func TestOperatorsDrain(t *testing.T) {
 	}
 	if out, code := told(t, "status", "--cas", "grpc://127.0.0.1:1"); code != exitConnect {
 		t.Errorf("nobody there: exit %d, %q", code, out)
+	}
+}
+
+// TestDrainWaitsOverARestart: a server that is away is waited for, and one that is back knows who is drained; a worker is idle
+// there once it was heard of and executes nothing, also nothing of before.
+func TestDrainWaitsOverARestart(t *testing.T) {
+	listener, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	at := listener.Addr().String()
+	serve := func(listener net.Listener, drains queue.DrainState) (*queue.Queue, *grpc.Server) {
+		work := queue.New(queue.Config{Head: true, Drains: drains})
+		s := grpc.NewServer()
+		fleet.Register(s, fleet.Config{Queue: work, Name: "head", Version: "0", Started: time.Now()})
+		go s.Serve(listener)
+		return work, s
+	}
+	work, server := serve(listener, queue.DrainState{})
+	slot, err := work.Join(queue.Offer{Worker: "anvil", Slot: "1"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := work.Submit(queue.Request{Task: worker.Task{Action: cas.SHA256.Sum(nil)}}); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := slot.Take(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	waited := make(chan string, 1)
+	go func() {
+		out, code := told(t, "drain", "anvil", "--wait", "--cas", "grpc://"+at)
+		waited <- fmt.Sprint(code, " ", out)
+	}()
+	for work.DrainState().Workers == nil {
+		time.Sleep(10 * time.Millisecond)
+	}
+	still := func(when string) {
+		t.Helper()
+		select {
+		case got := <-waited:
+			t.Fatalf("%s: %s", when, got)
+		case <-time.After(1200 * time.Millisecond): // it asks twice a second
+		}
+	}
+	still("while it executes")
+	server.Stop()
+	drains := work.DrainState()
+	work.Close()
+	still("while the server is away")
+	if listener, err = net.Listen("tcp", at); err != nil {
+		t.Fatal(err)
+	}
+	work, server = serve(listener, drains)
+	defer work.Close()
+	defer server.Stop()
+	still("before it was heard of")
+	if slot, err = work.Join(queue.Offer{Worker: "anvil", Slot: "1", Ending: true}); err != nil {
+		t.Fatal(err)
+	}
+	still("while it ends what it had")
+	slot.Ends(false)
+	if got := <-waited; got != "0 drained anvil; 1 actions run there\nidle    anvil\n" {
+		t.Errorf("at last: %q", got)
 	}
 }

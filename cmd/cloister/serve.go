@@ -159,7 +159,11 @@ func serve(ctx context.Context, c *serveConfig, out io.Writer) error {
 	logs := logstream.New(logstream.Config{Instances: n.instances})
 	defer logs.Close()
 	sampler := c.repro.sampler(n.local, n.telemetry.Check, past, known)
-	work := queue.New(c.queue(n, sampler, logs, past))
+	line := c.queue(n, sampler, logs, past)
+	if line.Drains, err = readDrains(n.dir); err != nil {
+		return err
+	}
+	work := queue.New(line)
 	defer work.Close()
 	n.ready.workers = func() string { return allDrained(work) }
 	if err := n.serveMetrics(ofQueue(n.registry, work)...); err != nil {
@@ -307,7 +311,10 @@ func (c *serveConfig) serveAll(server *grpc.Server, n *node, work *queue.Queue, 
 
 // operators returns what operators may ask of the node, and of whom it gives actions to.
 func (c *serveConfig) operators(n *node, work *queue.Queue) fleet.Config {
-	f := fleet.Config{Queue: work, Name: n.name, Version: version, Started: time.Now(), Unready: n.ready.why}
+	f := fleet.Config{
+		Queue: work, Name: n.name, Version: version, Started: time.Now(), Unready: n.ready.why,
+		Keep: func(s queue.DrainState) error { return keepDrains(n.dir, s) },
+	}
 	if rules := c.door.rules; rules != nil {
 		now := rules.Rules() // any will do: they look at who was admitted
 		f.Viewers, f.Caller = now, now.Caller

@@ -18,6 +18,7 @@ import (
 
 	repb "github.com/bazelbuild/remote-apis/build/bazel/remote/execution/v2"
 	"github.com/cloister-build/cloister/sandbox/sandboxtest"
+	"github.com/cloister-build/cloister/tests/internal/bazelrun"
 	"google.golang.org/grpc/codes"
 	healthpb "google.golang.org/grpc/health/grpc_health_v1"
 	"google.golang.org/grpc/metadata"
@@ -248,6 +249,38 @@ func TestDrainOfAWorker(t *testing.T) {
 	wantSaid(t, 0, append([]string{"undrain", "first"}, at...), "undrained first\n")
 	if s := fleet(t, at...); s.Workers[0].State != "working" {
 		t.Errorf("%+v", s)
+	}
+}
+
+// TestDrainOutlastsTheHead: a worker that joins the next one is drained there, with the reason, until it is undrained.
+func TestDrainOutlastsTheHead(t *testing.T) {
+	dir := t.TempDir()
+	for _, step := range []struct{ state, then string }{{"working", "drain"}, {"drained", ""}, {"drained", "undrain"}, {"working", ""}} {
+		log := &shared{}
+		s, err := bazelrun.StartServer(t.Context(), bazelrun.ServerConfig{
+			Binary: built.Path(t), Dir: filepath.Join(dir, "store"), Home: dir, Listen: "127.0.0.1:0", MaxSize: "1GiB", Log: log,
+			Args: []string{"--jobs", "0", "--worker-listen", "127.0.0.1:0"},
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+		at := []string{"--cas", "grpc://" + s.Addr}
+		if _, err := (&hand{plain(t, workersAt.FindStringSubmatch(log.String())[1]), "anvil"}).synchronize(nil, nil, true); err != nil {
+			t.Error(err)
+		}
+		f := fleet(t, at...)
+		if len(f.Workers) != 1 || f.Workers[0].State != step.state || (step.state == "drained") != (f.Workers[0].Reason == "new kernel") {
+			t.Errorf("the workers are %+v, want anvil %s", f.Workers, step.state)
+		}
+		switch step.then {
+		case "drain":
+			wantSaid(t, 0, append([]string{"drain", "anvil", "--reason", "new kernel"}, at...), "drained anvil")
+		case "undrain":
+			wantSaid(t, 0, append([]string{"undrain", "anvil"}, at...), "undrained anvil")
+		}
+		if err := s.Stop(); err != nil {
+			t.Error(err)
+		}
 	}
 }
 

@@ -201,6 +201,7 @@ func (s *Server) Synchronize(ctx context.Context, req *remoteworkerpb.Synchroniz
 	if err != nil {
 		return nil, err
 	}
+	offer.Ending = executing != nil && executing.GetCompleted() == nil // unless it is what it was given here
 	w, err := s.enter(ctx, who, offer)
 	if err != nil {
 		return nil, err
@@ -213,6 +214,7 @@ func (s *Server) Synchronize(ctx context.Context, req *remoteworkerpb.Synchroniz
 			return again, nil
 		}
 		if executing != nil && executing.GetCompleted() == nil {
+			w.slot.Ends(true)
 			return idle(), nil // it calls again once it has killed that
 		}
 		return s.next(ctx, w, req.PreferBeingIdle)
@@ -237,6 +239,7 @@ func (s *Server) Synchronize(ctx context.Context, req *remoteworkerpb.Synchroniz
 	a.begun = true
 	if a.ended() {
 		w.dismiss()
+		w.slot.Ends(true)
 		return idle(), nil
 	}
 	stage := stageOf(executing)
@@ -244,6 +247,7 @@ func (s *Server) Synchronize(ctx context.Context, req *remoteworkerpb.Synchroniz
 		s.Log.Warn("worker cannot end an action", "worker", w.offer.Worker, "slot", w.offer.Slot, "action", a.action.String(), "why", why)
 		a.run.Lost(why)
 		w.dismiss()
+		w.slot.Ends(true)
 		return idle(), nil
 	}
 	a.run.Report(stage)
@@ -396,6 +400,7 @@ func (s *Server) again(w *session) *remoteworkerpb.SynchronizeResponse {
 // next waits for an action for the worker, for a while.
 func (s *Server) next(ctx context.Context, w *session, preferIdle bool) (*remoteworkerpb.SynchronizeResponse, error) {
 	if preferIdle {
+		w.slot.Ends(false)
 		return idle(), nil
 	}
 	wait, cancel := context.WithTimeout(ctx, 1+rand.N(s.Idle))

@@ -893,6 +893,50 @@ func TestTwoProcessesOfOneName(t *testing.T) {
 	})
 }
 
+// TestAMachineIsIdleOnceItExecutesNothing: also not what an earlier head gave it, or what was cancelled, until it says that it
+// has ended that.
+func TestAMachineIsIdleOnceItExecutesNothing(t *testing.T) {
+	inBubble(t, nil, func(t *testing.T, h *head) {
+		w := h.slot("anvil", "1")
+		ending := func() bool {
+			t.Helper()
+			all := h.queue.Workers()
+			if len(all) != 1 || len(all[0].Slots) != 1 {
+				t.Fatalf("the workers are %+v", all)
+			}
+			return !all[0].Slots[0].Ending.IsZero()
+		}
+		old := h.put(t, cas.SHA256, "an action of an earlier head")
+		wantIdle(t, w.say(t, executing(old)))
+		if !ending() {
+			t.Error("what an earlier head gave it counts for nothing")
+		}
+		w.req.PreferBeingIdle = true
+		wantIdle(t, w.say(t, idle()))
+		if ending() {
+			t.Error("it has said that it executes nothing")
+		}
+		w.req.PreferBeingIdle = false
+		o := h.submit(t, "a")
+		wantTask(t, w.say(t, idle()), o)
+		wantCarryOn(t, w.say(t, executing(o.Action().Proto())))
+		if ending() {
+			t.Error("what it was given is to end")
+		}
+		o.Cancel("nobody wants it")
+		synctest.Wait()
+		wantIdle(t, w.say(t, executing(o.Action().Proto())))
+		if !ending() {
+			t.Error("what was cancelled counts for nothing")
+		}
+		next := h.submit(t, "b")
+		wantTask(t, w.say(t, idle()), next)
+		if ending() {
+			t.Error("it has taken another")
+		}
+	})
+}
+
 // TestAnothersWorker: who has the right to work in one instance takes no action from a worker of another one by calling
 // himself the same, neither while that executes nor while it waits; it may be his once nothing is heard of it.
 func TestAnothersWorker(t *testing.T) {

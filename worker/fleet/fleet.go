@@ -10,6 +10,7 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+	"sync"
 	"time"
 	"unicode"
 
@@ -36,6 +37,9 @@ type Config struct {
 	Viewers Viewers
 	// Caller, if not nil, names who calls, "" if that is not known; it becomes a part of why a worker is drained.
 	Caller func(context.Context) string
+	// Keep, if not nil, keeps which workers are drained for the next server. Calls come one after the other, each with all
+	// of them.
+	Keep func(queue.DrainState) error
 }
 
 // Viewers are those who call, and what they may know.
@@ -54,6 +58,7 @@ func Register(s grpc.ServiceRegistrar, c Config) {
 type service struct {
 	cloisterpb.UnimplementedFleetServer
 	Config
+	mu sync.Mutex // held while workers are drained or undrained, and that is kept
 }
 
 // Status implements the method.
@@ -111,7 +116,7 @@ func count(other *cloisterpb.Elsewhere, w queue.WorkerState) {
 	other.Workers++
 	other.Slots += int64(len(w.Slots))
 	for _, slot := range w.Slots {
-		if !slot.Action.IsZero() {
+		if !slot.Action.IsZero() || !slot.Ending.IsZero() {
 			other.Busy++
 		}
 	}
@@ -128,6 +133,9 @@ func (s *service) worker(ctx context.Context, w queue.WorkerState) *cloisterpb.W
 	}
 	for _, slot := range w.Slots {
 		row := &cloisterpb.Slot{Name: slot.Name, Began: timestamp(slot.Began), Stage: stage(slot.Stage)}
+		if slot.Action.IsZero() && !slot.Ending.IsZero() {
+			row.Began, row.Stage = timestamp(slot.Ending), "end"
+		}
 		if !slot.Action.IsZero() && (s.Viewers == nil || s.Viewers.Sees(ctx, slot.Instance)) {
 			row.Action, row.InstanceName = slot.Action.String(), slot.Instance
 			row.TargetId, row.ActionMnemonic, row.InvocationId = slot.Target, slot.Mnemonic, slot.Invocation
@@ -161,9 +169,16 @@ func (s *service) Undrain(_ context.Context, req *cloisterpb.DrainRequest) (*clo
 
 // concerned does something to the workers that a request names, and answers with them.
 func (s *service) concerned(req *cloisterpb.DrainRequest, do func() ([]string, int)) (*cloisterpb.DrainResponse, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
 	names, running := do()
 	if len(names) == 0 && req.Worker != "" {
 		return nil, status.Errorf(codes.NotFound, "no worker is called %+.200q; there %s", req.Worker, s.known())
+	}
+	if s.Keep != nil {
+		if err := s.Keep(s.Queue.DrainState()); err != nil {
+			return nil, status.Errorf(codes.Internal, "that is so from now on, but not once this server is started again, since it cannot be kept: %v", err)
+		}
 	}
 	return &cloisterpb.DrainResponse{Workers: names, Running: int64(running)}, nil
 }

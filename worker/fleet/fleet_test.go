@@ -4,6 +4,7 @@ package fleet_test
 
 import (
 	"context"
+	"errors"
 	"net"
 	"slices"
 	"strings"
@@ -239,5 +240,38 @@ func TestDrain(t *testing.T) {
 	}
 	if _, err := client.Undrain(t.Context(), &cloisterpb.DrainRequest{Worker: "anvil"}); err != nil || !work.Workers()[0].Drained.IsZero() {
 		t.Errorf("undrain: %v", err)
+	}
+}
+
+// TestDrainsAreKept: each change is told before it is answered, and one that cannot be kept is told to who made it.
+func TestDrainsAreKept(t *testing.T) {
+	work := queue.New(queue.Config{Head: true})
+	defer work.Close()
+	if _, err := work.Join(queue.Offer{Worker: "anvil", Slot: "1", Ending: true}); err != nil {
+		t.Fatal(err)
+	}
+	var kept queue.DrainState
+	var broken error
+	client := serve(t, fleet.Config{Queue: work, Keep: func(s queue.DrainState) error {
+		kept = s
+		return broken
+	}})
+	m, err := client.Status(t.Context(), &cloisterpb.StatusRequest{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if s := m.Workers[0].Slots[0]; s.Began == nil || s.Stage != "end" || s.Action != "" {
+		t.Errorf("what ends is told as %v", s)
+	}
+	if _, err := client.Drain(t.Context(), &cloisterpb.DrainRequest{Worker: "anvil", Reason: "a kernel"}); err != nil || kept.Workers["anvil"].Why != "a kernel" {
+		t.Errorf("kept is %+v, %v", kept, err)
+	}
+	broken = errors.New("no room")
+	if _, err := client.Undrain(t.Context(), &cloisterpb.DrainRequest{Worker: "anvil"}); status.Code(err) != codes.Internal || !strings.Contains(err.Error(), "no room") {
+		t.Errorf("what cannot be kept: %v", err)
+	}
+	kept = queue.DrainState{Joining: &queue.Drain{}}
+	if _, err := client.Drain(t.Context(), &cloisterpb.DrainRequest{Worker: "tongs"}); status.Code(err) != codes.NotFound || kept.Joining == nil {
+		t.Errorf("a drain of nobody was kept: %+v, %v", kept, err)
 	}
 }

@@ -3,6 +3,7 @@
 package queue
 
 import (
+	"encoding/json"
 	"testing"
 	"time"
 
@@ -45,6 +46,64 @@ func TestDrained(t *testing.T) {
 	want("one that is not", "")
 	q.UndrainWorker("")
 	want("at last", "")
+}
+
+// TestDrainsLast: a queue with the drains of another drains and admits whom that would have.
+func TestDrainsLast(t *testing.T) {
+	before := New(Config{Head: true})
+	defer before.Close()
+	for _, name := range []string{"a", "b", "c"} {
+		if _, err := before.Join(Offer{Worker: name, Slot: "0"}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	drained := func(q *Queue) string {
+		t.Helper()
+		var text string
+		for _, name := range []string{"a", "b", "c", "new"} {
+			s, err := q.Join(Offer{Worker: name, Slot: "more"})
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer s.Leave("the test ends")
+		}
+		for _, w := range q.Workers() {
+			if !w.Drained.IsZero() {
+				text += w.Name + ":" + w.Why + " "
+			}
+		}
+		return text
+	}
+	for _, step := range []struct {
+		do   func()
+		want string
+	}{
+		{func() {}, ""},
+		{func() { before.DrainWorker("a", "kernel") }, "a:kernel "},
+		{func() { before.DrainWorker("", "all") }, "a:kernel b:all c:all new:all "},
+		{func() { before.UndrainWorker("b") }, "a:kernel c:all new:all "},
+		{func() { before.UndrainWorker("a") }, "c:all new:all "},
+		{func() { before.DrainWorker("b", "again") }, "b:again c:all new:all "},
+		{func() { before.UndrainWorker("") }, ""},
+	} {
+		step.do()
+		text, err := json.Marshal(before.DrainState())
+		if err != nil {
+			t.Fatal(err)
+		}
+		var state DrainState
+		if err := json.Unmarshal(text, &state); err != nil {
+			t.Fatal(err)
+		}
+		after := New(Config{Head: true, Drains: state})
+		if again, _ := json.Marshal(after.DrainState()); string(again) != string(text) {
+			t.Errorf("%s becomes %s", text, again)
+		}
+		if got := drained(after); got != step.want {
+			t.Errorf("with %s there are %q, want %q", text, got, step.want)
+		}
+		after.Close()
+	}
 }
 
 // TestLostRunsAreCounted, each once, also the one after which the action is given up.

@@ -5,6 +5,7 @@ package queue
 import (
 	"cmp"
 	"fmt"
+	"maps"
 	"slices"
 	"strconv"
 	"strings"
@@ -49,7 +50,7 @@ func (q *Queue) member(o Offer, own bool) *member {
 		}
 		known = true
 	}
-	if d := q.drainJoining; d != nil && !known && q.drained[o.Worker] == nil {
+	if d := q.drainJoining; d != nil && !known && q.drained[o.Worker] == nil && !q.admitted[o.Worker] {
 		q.drained[o.Worker] = d
 	}
 	m := &member{
@@ -160,6 +161,9 @@ func (q *Queue) DrainWorker(name, why string) (names []string, running int) {
 	d := &drain{time.Now(), why}
 	if name == "" {
 		q.drainJoining = d
+		clear(q.admitted)
+	} else {
+		delete(q.admitted, name)
 	}
 	for _, m := range q.members {
 		if name != "" && name != m.name {
@@ -185,6 +189,7 @@ func (q *Queue) UndrainWorker(name string) (names []string, running int) {
 	if name == "" {
 		q.drainJoining = nil
 		clear(q.drained)
+		clear(q.admitted)
 	} else if q.drained[name] != nil {
 		delete(q.drained, name)
 		names = append(names, name) // it may be gone
@@ -196,11 +201,63 @@ func (q *Queue) UndrainWorker(name string) (names []string, running int) {
 			running += m.busy
 		}
 	}
+	if q.drainJoining != nil && len(names) > 0 {
+		q.admitted[name] = true
+	}
 	q.dispatchAll()
 	q.idle.Signal()
 	q.waiting.Signal()
 	slices.Sort(names)
 	return slices.Compact(names), running
+}
+
+// A DrainState is which workers are drained, in words that outlast the queue.
+type DrainState struct {
+	// Joining is of every worker that joins, but for those of Workers, and for those Admitted; nil if none is.
+	Joining *Drain `json:"joining,omitempty"`
+	// Workers are those that were drained by their names.
+	Workers map[string]Drain `json:"workers,omitempty"`
+	// Admitted are those that were undrained by their names, of which Joining is not, sorted.
+	Admitted []string `json:"admitted,omitempty"`
+}
+
+// A Drain is since when a worker is drained, and why.
+type Drain struct {
+	Since time.Time `json:"since"`
+	Why   string    `json:"why,omitempty"`
+}
+
+// DrainState returns which workers are drained: what Config.Drains of a later queue has to be for the same to be so there.
+func (q *Queue) DrainState() DrainState {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	s := DrainState{Admitted: slices.Sorted(maps.Keys(q.admitted))}
+	if d := q.drainJoining; d != nil {
+		s.Joining = &Drain{d.since, d.why}
+	}
+	for name, d := range q.drained {
+		if d == q.drainJoining {
+			continue // as all are that join
+		}
+		if s.Workers == nil {
+			s.Workers = make(map[string]Drain)
+		}
+		s.Workers[name] = Drain{d.since, d.why}
+	}
+	return s
+}
+
+// restore has those drained that were drained in an earlier queue, before anybody has joined.
+func (q *Queue) restore(s DrainState) {
+	if d := s.Joining; d != nil {
+		q.drainJoining = &drain{d.Since, d.Why}
+	}
+	for name, d := range s.Workers {
+		q.drained[name] = &drain{d.Since, d.Why}
+	}
+	for _, name := range s.Admitted {
+		q.admitted[name] = true
+	}
 }
 
 // Drained returns since when and why no action is given to anybody: each worker that is there is drained, or none is there
@@ -244,7 +301,7 @@ type WorkerState struct {
 	Done, Lost int64
 }
 
-// A SlotState is how a slot stands. But for Name all is zero while it has no action.
+// A SlotState is how a slot stands. But for Name and Ending all is zero while it has no action.
 type SlotState struct {
 	Name                         string
 	Instance                     string
@@ -253,6 +310,8 @@ type SlotState struct {
 	Began                        time.Time
 	// Stage is the last that was reported, or 0.
 	Stage worker.Stage
+	// Ending is since when the worker is known to execute there what it was not given, and is to end; zero if nothing.
+	Ending time.Time
 }
 
 // Workers returns the workers that have joined, and those that are remembered, by name.
@@ -269,7 +328,7 @@ func (q *Queue) Workers() []WorkerState {
 			w.Drained, w.Why = d.since, d.why
 		}
 		for _, s := range m.slots {
-			state := SlotState{Name: s.name}
+			state := SlotState{Name: s.name, Ending: s.ending}
 			if r := s.run; r != nil {
 				t := &r.task
 				state.Instance, state.Action, state.Began, state.Stage = t.Instance, t.Action, r.began, r.stage

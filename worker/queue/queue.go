@@ -91,6 +91,8 @@ type Config struct {
 	// again; it returns when its context ends, which it does as soon as an action wants that slot. The action does not
 	// wait for it to return.
 	Idle func(ctx context.Context)
+	// Drains are the workers that are drained from the start; see Queue.DrainState.
+	Drains DrainState
 	// MaxRetained is how many completed operations are kept, and MaxRetainedBytes how much memory, as
 	// estimated, they may take; the defaults are 10,000 and 256 MiB. The oldest are dropped first,
 	// those whose action did not run before all others.
@@ -159,6 +161,7 @@ type Queue struct {
 	members            []*member         // those that have joined, and those that are remembered
 	drained            map[string]*drain // by the name of the worker
 	drainJoining       *drain            // of every worker that joins; nil if none is to be
+	admitted           map[string]bool   // the workers of which that is not, by name
 	// What is fetched for jobs that wait.
 	fetched int64     // bytes of Config.FetchBytes that are taken
 	asking  []*job    // those that room is wanted for
@@ -200,6 +203,8 @@ func New(c Config) *Queue {
 		drained: make(map[string]*drain),
 		started: time.Now(),
 	}
+	q.admitted = make(map[string]bool)
+	q.restore(c.Drains)
 	q.ctx, q.stop = context.WithCancel(context.Background())
 	q.arrived.more.L, q.ready.more.L, q.room.L, q.waiting.L, q.idle.L = &q.mu, &q.mu, &q.mu, &q.mu, &q.mu
 	for range c.Preparers {

@@ -24,6 +24,8 @@ type Offer struct {
 	// Properties are what the worker has; a name may have several values. It takes actions each of whose demands is
 	// among them.
 	Properties []worker.Property
+	// Ending says that the worker executes in the slot what it was not given, and is to end; see Slot.Ends.
+	Ending bool
 	// Any says that it takes actions whatever they demand.
 	Any bool
 }
@@ -47,9 +49,23 @@ type Slot struct {
 	name string
 
 	// The rest is guarded by q.mu.
-	run  *Run
-	wake chan struct{} // closed when it has a run, or will never have; nil unless Take waits
-	left bool
+	run    *Run
+	wake   chan struct{} // closed when it has a run, or will never have; nil unless Take waits
+	left   bool
+	ending time.Time // see Ends
+}
+
+// Ends notes whether the worker executes in this slot what nobody waits for, and is to end: what an earlier queue gave it,
+// or what was cancelled. Its machine is not idle. Take notes that it does not.
+func (s *Slot) Ends(executes bool) {
+	s.q.mu.Lock()
+	defer s.q.mu.Unlock()
+	switch {
+	case !executes:
+		s.ending = time.Time{}
+	case s.ending.IsZero():
+		s.ending = time.Now()
+	}
 }
 
 // Join adds a slot. It fails with ErrJoined or ErrClosed. A worker that is drained may join: it gets nothing.
@@ -89,6 +105,9 @@ func (q *Queue) join(o Offer, own bool) *Slot {
 	s := &Slot{q: q, of: m, name: o.Slot}
 	m.slots[o.Slot] = s
 	m.seen, m.left = time.Now(), time.Time{}
+	if o.Ending {
+		s.ending = m.seen
+	}
 	return s
 }
 
@@ -111,7 +130,7 @@ func (s *Slot) Take(ctx context.Context) (*Run, error) {
 	q := s.q
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	s.of.seen = time.Now()
+	s.of.seen, s.ending = time.Now(), time.Time{}
 	switch {
 	case s.left:
 		return nil, ErrLeft
