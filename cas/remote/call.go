@@ -65,6 +65,12 @@ func (w *watch) during(f func() error) error {
 	switch {
 	case err != nil && context.Cause(w.ctx) == errSilent:
 		err = status.Errorf(codes.Unavailable, "no answer for %v", silence)
+	case status.Code(err) == codes.DeadlineExceeded:
+		// The server knows the caller's deadline, and may say that it has come before our own timer does. Then it is the
+		// caller who gave up.
+		if d, ok := w.ctx.Deadline(); ok && !time.Now().Before(d) {
+			<-w.ctx.Done()
+		}
 	case err != io.EOF && errors.Is(err, io.EOF):
 		// gRPC gave up repeating a call, which it does where the server is Unavailable, and no longer says why.
 		err = status.Error(codes.Unavailable, err.Error())

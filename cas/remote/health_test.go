@@ -266,8 +266,23 @@ func TestUploadIsNotRepeated(t *testing.T) {
 	})
 }
 
-// TestCallersWhoGiveUp say nothing about the server, neither good nor bad.
+// A late context ends some time after its deadline, as one does on a machine that is slow to call its timer.
+type late struct {
+	context.Context
+	deadline time.Time
+}
+
+func (l late) Deadline() (time.Time, bool) { return l.deadline, true }
+
+// TestCallersWhoGiveUp say nothing about the server, neither good nor bad, though it gives up at the same moment and says
+// so first.
 func TestCallersWhoGiveUp(t *testing.T) {
+	for name, delay := range map[string]time.Duration{"in time": 0, "late": time.Millisecond} {
+		t.Run(name, func(t *testing.T) { testCallersWhoGiveUp(t, delay) })
+	}
+}
+
+func testCallersWhoGiveUp(t *testing.T, delay time.Duration) {
 	inBubble(t, casserver.Config{}, false, func(t *testing.T, b *bubble) {
 		if err := b.ask(t); err != nil {
 			t.Fatal(err)
@@ -282,9 +297,10 @@ func TestCallersWhoGiveUp(t *testing.T) {
 		giveUp := func() {
 			t.Helper()
 			sick.Store(false)
-			ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+			ctx, cancel := context.WithTimeout(t.Context(), time.Second+delay)
 			defer cancel()
-			if _, err := b.store.Missing(ctx, []cas.Digest{cas.SHA256.Sum([]byte("x"))}); !errors.Is(err, context.DeadlineExceeded) {
+			own := late{ctx, time.Now().Add(time.Second)}
+			if _, err := b.store.Missing(own, []cas.Digest{cas.SHA256.Sum([]byte("x"))}); !errors.Is(err, context.DeadlineExceeded) {
 				t.Errorf("got %v, want DeadlineExceeded", err)
 			}
 		}
