@@ -25,16 +25,22 @@ import (
 
 	"github.com/cloister-build/cloister/sandbox/sandboxtest"
 	"github.com/cloister-build/cloister/tests/internal/bazelrun"
+	"github.com/cloister-build/cloister/tests/internal/program"
 )
 
 // The bounds of what may hang: one call of Bazel, and one start of serve.
 const (
-	bazelTime = 150 * time.Second
+	bazelTime = 5 * time.Minute
 	serveTime = 15 * time.Second
 )
 
 // all is for whoever wants the stable hashes of all actions compared.
 var all = flag.Bool("all", false, "the second user builds all of the example, not a part of it")
+
+// built is the program, which other users may execute too.
+var built program.Program
+
+func TestMain(m *testing.M) { os.Exit(built.Main(m)) }
 
 // A rig is a serve and a Bazel that builds a copy of the example with it.
 type rig struct {
@@ -58,10 +64,7 @@ func newRig(t *testing.T, user *syscall.Credential) *rig {
 			t.Error(err)
 		}
 	})
-	cloister := filepath.Join(dir, "cloister")
-	if err := bazelrun.BuildCloister(cloister); err != nil {
-		t.Fatal(err)
-	}
+	cloister := built.Path(t)
 	if err := bazelrun.Confines(t.Context(), cloister, user); err != nil {
 		what := "namespaces"
 		if user != nil {
@@ -162,6 +165,7 @@ func wantAll(t *testing.T, build *bazelrun.Build, way string) {
 }
 
 func TestExampleBuildsAndIsCached(t *testing.T) {
+	t.Parallel()
 	r := newRig(t, nil)
 	var remote int
 	var executed map[string]ran

@@ -57,6 +57,7 @@ var reproduce = regexp.MustCompile(`(?m)^cloister: reproduce: cloister run --act
 // TestLeaksAreNamed: what an action tries, and what it takes too much of, stands on Bazel's own console, on a
 // line of its own, and in the audit log.
 func TestLeaksAreNamed(t *testing.T) {
+	t.Parallel()
 	r := newRig(t, nil)
 	enforced := limits(t)
 	for _, c := range []struct {

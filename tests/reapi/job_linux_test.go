@@ -45,7 +45,7 @@ var probe = sync.OnceValues(func() (string, error) {
 	name := filepath.Join(dir, "probe")
 	defer os.Remove(dir)
 	defer os.Remove(name)
-	build := exec.Command("go", "build", "-trimpath", "-ldflags=-s -w", "-o", name, "./probe")
+	build := exec.Command("go", "build", "-ldflags=-s -w", "-o", name, "./probe")
 	build.Env = append(os.Environ(), "CGO_ENABLED=0", "GOOS=linux", "GOARCH="+*probeArch)
 	if out, err := build.CombinedOutput(); err != nil {
 		return "", fmt.Errorf("build the probe: %w\n%s", err, out)

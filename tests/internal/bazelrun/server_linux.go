@@ -27,8 +27,9 @@ const stopTime = 20 * time.Second
 // repository. A test calls it while it runs, not from TestMain.
 func BuildCloister(name string) error {
 	const program = "github.com/cloister-build/cloister/cmd/cloister"
-	build := exec.Command("go", "build", "-o", name, program)
-	// As it is released: a static program, which also starts faster.
+	build := exec.Command("go", "build", "-ldflags=-s -w", "-o", name, program)
+	// As it is released: a static program, which also starts faster. Nobody debugs it, and without what debuggers
+	// read it is linked in half the time.
 	build.Env = append(os.Environ(), "CGO_ENABLED=0")
 	if out, err := build.CombinedOutput(); err != nil {
 		return fmt.Errorf("build cloister: %w\n%s", err, out)

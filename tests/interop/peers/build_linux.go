@@ -92,7 +92,7 @@ func (k Kind) Build(ctx context.Context) (program string, err error) {
 		}
 	}
 	program = filepath.Join(cache, "bin", k.Name)
-	_, err = output(goCommand(ctx, cache, dir, "build", "-trimpath", "-o", program, k.pkg))
+	_, err = output(goCommand(ctx, cache, dir, "build", "-trimpath", "-ldflags=-s -w", "-o", program, k.pkg))
 	return program, err
 }
 
