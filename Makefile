@@ -13,7 +13,7 @@ export GOFLAGS := $(GOFLAGS) -modcacherw
 endif
 
 .DEFAULT_GOAL := help
-.PHONY: help build demo repro test test-sandbox escape interop farm rules fuzz lint cross bench golden serve package packaging clean tools
+.PHONY: help build demo repro test test-sandbox escape interop peers farm rules fuzz lint cross bench golden serve package packaging clean tools
 
 help: ## say what each target does
 	@sed -n 's/^\([a-z-]*\):[^#]*## \(.*\)/  \1\t\2/p' $(MAKEFILE_LIST) | expand -t 18
@@ -29,22 +29,30 @@ repro: build tools ## build the example remotely, and judge whether each of its 
 	$(BUILD) -o bin/demo ./tests/demo
 	@bin/demo -cloister bin/cloister -repro bin/repro.md
 
+PACKAGES ?= ./...
+# Twice as many packages at once as there are processors: most wait as long as they compute.
+AT_ONCE ?= $(shell expr 2 '*' $$(getconf _NPROCESSORS_ONLN || echo 1))
+
 test: tools ## run all tests; says what it skips and why
 	$(GO) vet ./...
-	$(GO) test ./...
+	$(GO) test -vet=off -p $(AT_ONCE) -timeout 20m $(PACKAGES)
 
 test-sandbox: ## run the tests of the sandbox; fails where this machine cannot confine
 	CLOISTER_REQUIRE=namespaces $(GO) test -count=1 ./sandbox/...
 
 SOAK ?= 400
+ATTACKS ?= ^(TestEscapes|TestSoak)$$
 
-escape: ## try to get out of the sandbox; print the table of guarantees (SOAK=10000: mixed with so many runs)
+escape: ## try to get out of the sandbox; print the table of guarantees (SOAK=10000: mixed with so many runs; ATTACKS=.: all)
 	@mkdir -p bin
-	@$(GO) test -count=1 -timeout 30m -v -run '^(TestEscapes|TestSoak)$$' ./tests/escape -args -soak=$(SOAK) > bin/escape.log; code=$$?; \
+	@$(GO) test -count=1 -timeout 30m -v -run '$(ATTACKS)' ./tests/escape -args -soak=$(SOAK) > bin/escape.log; code=$$?; \
 	if [ $$code = 0 ]; then grep -E '^ +(held|skipped|FAILED) |guarantees of|after as before|runs,' bin/escape.log; else cat bin/escape.log; fi; exit $$code
 
 interop: ## run with the real bazel-remote and Buildbarn; builds them first (5 minutes, once)
 	cd tests/interop && $(GO) test -count=1 -timeout 60m ./...
+
+peers: ## only build what make interop runs with
+	cd tests/interop && $(GO) test -vet=off -count=1 -timeout 60m -run '^TestProgramsCompile$$' .
 
 CUT ?= 90s
 
@@ -60,7 +68,7 @@ rules: ## check the 132 rules of the API, and print a line for each; ENDPOINT=HO
 
 FUZZ ?= 60s
 
-fuzz: ## look for inputs that break what reads them (10 minutes; FUZZ=10m: for so long each)
+fuzz: ## look for inputs that break what reads them (8 minutes; FUZZ=10m: for so long each)
 	@.ci/fuzz $(FUZZ)
 
 lint: ## vet, format, and staticcheck if it is installed

@@ -6,7 +6,9 @@ package interop_test
 
 import (
 	"context"
+	"maps"
 	"net"
+	"slices"
 	"sync"
 	"testing"
 	"time"
@@ -31,6 +33,20 @@ func init() {
 			defer cancel()
 			return k.Build(ctx)
 		})
+	}
+}
+
+// TestProgramsCompile: each peer, and cloister. Whoever calls this alone has them for the other tests.
+func TestProgramsCompile(t *testing.T) {
+	for _, name := range slices.Sorted(maps.Keys(programs)) {
+		t.Run(name, func(t *testing.T) {
+			if _, err := programs[name](); err != nil {
+				sandboxtest.Unavailable(t, "interop", err)
+			}
+		})
+	}
+	if _, err := cloister(); err != nil {
+		t.Error(err)
 	}
 }
 
