@@ -4,6 +4,7 @@ package compare
 
 import (
 	"fmt"
+	"path"
 	"slices"
 	"strings"
 )
@@ -24,6 +25,8 @@ type alike struct {
 	cause        Cause
 	kept, more   int
 	like         Difference
+	// around is where all of them are, of files in directories.
+	around string
 }
 
 func (f *findings) none() bool { return len(f.diffs)+len(f.after) == 0 }
@@ -38,6 +41,7 @@ func (f *findings) add(d Difference) {
 		return
 	}
 	group := f.group(&d)
+	group.around = commonDirectory(group.around, path.Dir(d.Where[0]))
 	if group.kept == maxAlike {
 		group.more++
 		return
@@ -68,8 +72,19 @@ func (f *findings) group(d *Difference) *alike {
 	if len(f.alike) > maxDifferences {
 		f.alike = f.alike[:maxDifferences] // the last one kept nothing
 	}
-	f.alike = append(f.alike, alike{parent: parent, what: d.What, cause: d.Cause, like: *d})
+	f.alike = append(f.alike, alike{parent: parent, what: d.What, cause: d.Cause, like: *d, around: path.Dir(d.Where[0])})
 	return &f.alike[len(f.alike)-1]
+}
+
+// commonDirectory returns the directory that two directories are in, or are; "." if there is none.
+func commonDirectory(a, b string) string {
+	for a != b && a != "." && a != "/" {
+		if strings.HasPrefix(b, a+"/") {
+			return a
+		}
+		a = path.Dir(a)
+	}
+	return a
 }
 
 // merge adds what o has.
@@ -82,7 +97,9 @@ func (f *findings) merge(o *findings) {
 	}
 	for i := range o.alike {
 		if g := &o.alike[i]; g.more > 0 {
-			f.group(&g.like).more += g.more
+			group := f.group(&g.like)
+			group.more += g.more
+			group.around = commonDirectory(group.around, g.around)
 		}
 	}
 	f.beyond = f.beyond || o.beyond
@@ -99,6 +116,8 @@ func (f *findings) all() []Difference {
 		d := g.like
 		if len(d.Where) > 1 {
 			d.Where = d.Where[:len(d.Where)-1]
+		} else if g.around != "." && g.around != "/" {
+			d.Where = []string{g.around}
 		}
 		d.What, d.A, d.B, d.Offset = fmt.Sprintf("%s, in %d more like these", d.What, g.more), "", "", -1
 		all = append(all, d)

@@ -232,8 +232,12 @@ func declares(names ...string) func(*scene) string {
 func Factors() []Factor { return slices.Clone(factors) }
 
 // Choose returns the names of the factors that a list of names, divided by commas, means: "all", "none", or some. "uid"
-// and "tz" are what people call two of them.
+// and "tz" are what people call two of them. That the list is empty is a mistake, lest a variable of a shell that is not set finds everything the
+// same.
 func Choose(list string) ([]string, error) {
+	if strings.Trim(list, ", ") == "" {
+		return nil, fmt.Errorf("nothing is chosen: choose from %s, all, none", strings.Join(Names(), ", "))
+	}
 	names := []string{}
 	for name := range strings.SplitSeq(list, ",") {
 		switch name = strings.TrimSpace(name); name {

@@ -127,6 +127,24 @@ func TestTextSaysWhatAPersonNeeds(t *testing.T) {
 	}
 }
 
+// Of files that differ alike in one directory some are shown, and the rest is counted by the directory.
+func TestTextCountsWhatIsAlike(t *testing.T) {
+	s := newScript(t, func(n int, v *worker.Variation) made {
+		m := made{directory: map[string]string{}}
+		for i := range 40 {
+			m.directory[fmt.Sprintf("f%02d", i)] = "for " + noticed("hostname", n, v)
+		}
+		return m
+	})
+	var b bytes.Buffer
+	if err := check(t, s, s.action(), s.options()).Text(&b); err != nil {
+		t.Fatal(err)
+	}
+	if !strings.Contains(b.String(), "\n    line 1, in 30 more like these\n") || strings.Contains(b.String(), "nothing") {
+		t.Errorf("got\n%s", b.String())
+	}
+}
+
 // Who judges a build sees how many actions of each kind are how, and is shown what is not the same.
 func TestManyActionsAreCountedByKind(t *testing.T) {
 	verdict := func(mnemonic string, result repro.Result) *repro.Verdict {

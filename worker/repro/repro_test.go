@@ -695,7 +695,7 @@ func TestVerdictsAreEqualTexts(t *testing.T) {
 
 func TestChoose(t *testing.T) {
 	for list, want := range map[string][]string{
-		"none": {}, "": {}, "uid": {"user"}, "time,tz, time": {"time", "zone"},
+		"none": {}, "uid": {"user"}, "time,tz, time": {"time", "zone"},
 	} {
 		if got, err := repro.Choose(list); err != nil || got == nil || !slices.Equal(got, want) {
 			t.Errorf("Choose(%q) = %q, %v", list, got, err)
@@ -703,6 +703,11 @@ func TestChoose(t *testing.T) {
 	}
 	if got, err := repro.Choose("all"); err != nil || len(got) != len(repro.Factors()) {
 		t.Errorf("Choose(all) = %q, %v", got, err)
+	}
+	for _, empty := range []string{"", " ", ",", " , "} { // of a variable of the shell that was not set
+		if _, err := repro.Choose(empty); err == nil || !strings.Contains(err.Error(), "none") {
+			t.Errorf("Choose(%q): %v", empty, err)
+		}
 	}
 	if _, err := repro.Choose("moon"); err == nil || !strings.Contains(err.Error(), "hostname") {
 		t.Errorf("Choose(moon): %v", err)

@@ -144,6 +144,9 @@ func (d *Difference) sentence() string {
 	if d.Offset >= 0 {
 		at = fmt.Sprintf(" at byte %d", d.Offset)
 	}
+	if d.A == "" && d.B == "" { // more like those before it, or what was not looked into
+		return text(where + d.What + at)
+	}
 	return text(fmt.Sprintf("%s%s%s: %s != %s", where, d.What, at, orNone(d.A), orNone(d.B)))
 }
 
