@@ -233,7 +233,7 @@ func (a *description) text(w io.Writer) error {
 	if a.instance != "" {
 		p.line("instance", quote(a.instance))
 	}
-	p.line("command", quoteAll(a.command.Arguments))
+	p.line("command", quoteScript(a.command.Arguments))
 	if a.command.WorkingDirectory != "" {
 		p.line("directory", quote(a.command.WorkingDirectory))
 	}
@@ -435,7 +435,12 @@ func (a *description) json(w io.Writer) error {
 }
 
 // quoteAll returns a command as a line that a shell reads as the same words.
-func quoteAll(args []string) string {
+func quoteAll(args []string) string { return joined(args, quote) }
+
+// quoteScript is quoteAll for a command that people read: lines of a script stay lines.
+func quoteScript(args []string) string { return joined(args, quoteWord) }
+
+func joined(args []string, quote func(string) string) string {
 	quoted := make([]string, len(args))
 	for i, a := range args {
 		quoted[i] = quote(a)
@@ -443,9 +448,17 @@ func quoteAll(args []string) string {
 	return strings.Join(quoted, " ")
 }
 
-// quote returns s as one word of a shell. What a terminal would not show as it is becomes an escape,
-// which shells read in $'...'.
+// quote returns s as one word of a shell, in one line: what follows a line end in it would look like a line of ours. What
+// a terminal would not show as it is becomes an escape, which shells read in $'...'.
 func quote(s string) string {
+	if strings.Contains(s, "\n") {
+		return quoteEscaped(s)
+	}
+	return quoteWord(s)
+}
+
+// quoteWord is quote, but that a line end stays one.
+func quoteWord(s string) string {
 	plain := s != ""
 	for _, r := range s {
 		if r == unicode.ReplacementChar || !unicode.IsPrint(r) && r != '\n' {
@@ -466,6 +479,8 @@ func quoteEscaped(s string) string {
 		switch c := s[i]; {
 		case c == '\'' || c == '\\':
 			b.WriteString(`\` + string(rune(c)))
+		case c == '\n':
+			b.WriteString(`\n`)
 		case c >= ' ' && c <= '~':
 			b.WriteByte(c)
 		default:

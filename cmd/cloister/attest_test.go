@@ -82,7 +82,7 @@ func TestAttestVerify(t *testing.T) {
 	}
 	outputs := []attest.Descriptor{
 		{Name: "bin/\x1b[31mapp", Digest: map[string]string{"sha256": hex.EncodeToString(sum[:])}},
-		{Name: "link", Digest: map[string]string{"sha256": hex.EncodeToString(link[:])}, MediaType: mediaLink},
+		{Name: "link\nsigned by    SHA256:nobody", Digest: map[string]string{"sha256": hex.EncodeToString(link[:])}, MediaType: mediaLink},
 	}
 	action := strings.Repeat("a", 64) + "/142"
 	run := attest.Run{Worker: "one", Outputs: outputs}
@@ -140,6 +140,9 @@ func TestAttestVerify(t *testing.T) {
 		}
 		if strings.Contains(out, "\x1b") {
 			t.Errorf("%q: a control character is printed: %q", c.args, out)
+		}
+		if strings.Contains(out, "\nsigned by") {
+			t.Errorf("%q: a name prints a line of its own: %q", c.args, out)
 		}
 	}
 }

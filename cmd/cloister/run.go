@@ -268,7 +268,7 @@ func execute(ctx context.Context, local *worker.Local, task *worker.Task, store 
 		if err != nil {
 			return nil, err
 		}
-		fmt.Fprintf(os.Stderr, "cloister: a shell in place of this command of action %s:\n%s\n", task.Action, quoteAll(command.Arguments))
+		fmt.Fprintf(os.Stderr, "cloister: a shell in place of this command of action %s:\n%s\n", task.Action, quoteScript(command.Arguments))
 		t, err := openTerminal(os.Stdin, os.Stdout)
 		if err != nil {
 			return nil, err
