@@ -213,20 +213,30 @@ func (c *Client) failed(ctx context.Context, what string, err error) error {
 	if answered {
 		p := st.Proto()
 		p.Message = Reason(st)
-		err = status.FromProto(p).Err()
+		st = status.FromProto(p)
+		err = st.Err()
 	}
 	switch st.Code() {
 	case codes.Unavailable:
-		err = fmt.Errorf("%w: %w", cas.ErrUnavailable, err)
+		err = fmt.Errorf("%w: %w", cas.ErrUnavailable, answer{st})
 	case codes.DeadlineExceeded:
-		err = fmt.Errorf("%w: %v", cas.ErrUnavailable, err)
+		err = fmt.Errorf("%w: %v", cas.ErrUnavailable, answer{st})
 	case codes.PermissionDenied, codes.Unauthenticated:
-		err = fmt.Errorf("%w: %v", os.ErrPermission, err)
+		err = fmt.Errorf("%w: %v", os.ErrPermission, answer{st})
 	case codes.Unimplemented:
-		err = fmt.Errorf("%w: %v", errors.ErrUnsupported, err)
+		err = fmt.Errorf("%w: %v", errors.ErrUnsupported, answer{st})
 	}
 	return fmt.Errorf("%s at %s: %w", what, c.target, err)
 }
+
+// An answer is the status of a call whose code another word says already.
+type answer struct{ st *status.Status }
+
+// Error implements error: it is what the status says.
+func (a answer) Error() string { return a.st.Message() }
+
+// GRPCStatus is what package status looks for.
+func (a answer) GRPCStatus() *status.Status { return a.st }
 
 // Reason returns what st says as one line that cannot steer a terminal, of at most 1000 bytes: whoever answered chose it. Of a
 // connection that could not be made that is why not, without what gRPC calls the steps on the way.
