@@ -48,6 +48,7 @@ func run(args []string, out io.Writer) (err error) {
 	cloister := flags.String("cloister", "bin/cloister", "the `program` cloister")
 	sdk := flags.Bool("sdk", false, "use the client of the SDK even if there is a Bazel")
 	report := flags.String("repro", "", "instead, make all actions again after the first build, and write what differs to this `file`: .md, .json or .html")
+	most := flags.Duration("limit", 0, "give up after this time (default: 2m55s, and with -repro 30m)")
 	if err := flags.Parse(args); err != nil {
 		return err
 	}
@@ -71,7 +72,10 @@ func run(args []string, out io.Writer) (err error) {
 	if *report != "" {
 		limit = limitAgain
 	}
-	ctx, cancel := context.WithTimeoutCause(ctx, limit, fmt.Errorf("it takes longer than %v", limit))
+	if *most > 0 {
+		limit = *most
+	}
+	ctx, cancel := context.WithTimeoutCause(ctx, limit, fmt.Errorf("it takes longer than %v: where the machine is slow or busy, bin/demo -limit 15m gives it more", limit))
 	defer cancel()
 
 	dir, err := bazelrun.TempDir(nil)
