@@ -97,7 +97,7 @@ func (c *serveConfig) openWorkers(n *node, work *queue.Queue) (*workersPort, err
 	p.endUploads = casserver.Register(server, casserver.Config{Rights: c.door.workerRights(), Instances: n.instances, MaxBlobBytes: c.maxBlob.bytes})
 	p.queue = buildbarn.Register(server, buildbarn.ServerConfig{
 		Queue: work, Instances: n.instances, Action: n.local.Action, Silence: c.workers.timeout,
-		Caller: c.door.caller(), Log: n.log,
+		Caller: c.door.caller(), Ready: n.behindUs, Log: n.log,
 	})
 	alive := health.NewServer()
 	healthpb.RegisterHealthServer(server, alive)
@@ -114,6 +114,16 @@ func (c *serveConfig) openWorkers(n *node, work *queue.Queue) (*workersPort, err
 			"address", listener.Addr().String())
 	}
 	return p, nil
+}
+
+// behindUs says why nothing that is behind the store answers: inputs would be absent, and outputs not kept.
+func (n *node) behindUs() error {
+	if n.ready.upstream != nil {
+		if text := n.ready.upstream.down(); text != "" {
+			return errors.New(text)
+		}
+	}
+	return nil
 }
 
 // stop ends what the workers ask for.

@@ -43,6 +43,14 @@ type ServerConfig struct {
 	// Retries is how often an action is handed once more to a worker that does not say that it executes it; the
 	// default is 9.
 	Retries int
+	// Stall is how long a worker may say that it fetches the inputs of an action, or stores its outputs, before it is believed no
+	// more; the default is an hour.
+	Stall time.Duration
+	// Ready, if not nil, says why no action can be executed now, whichever worker has it: none is handed out then. It is asked
+	// every second, and not after Close.
+	Ready func() error
+	// Unready is how long an action waits while Ready has an error; the default is five minutes.
+	Unready time.Duration
 	// MaxTimeout is the timeout of an action that states none: workers are always told one. The default is 24 hours.
 	MaxTimeout time.Duration
 	// Caller, if not nil, names who calls. What one caller joined is no other's: he could take actions away from a worker
@@ -67,13 +75,19 @@ type Server struct {
 	mu     sync.Mutex // guards what follows, and what a session says is guarded by it; a call of the queue may be made with it
 	closed bool
 	joined map[string]*session // by name
+
+	gate *gate // shut while Ready has an error
 }
 
 // Register adds the service to s. The caller calls Close of what it returns when s is to stop, before the queue is closed.
 func Register(s grpc.ServiceRegistrar, c ServerConfig) *Server {
 	defaults(&c)
-	b := &Server{ServerConfig: c, joined: make(map[string]*session)}
+	b := &Server{ServerConfig: c, joined: make(map[string]*session), gate: newGate("not asked yet")}
 	b.ctx, b.stop = context.WithCancel(context.Background())
+	b.ask(time.Time{})
+	if c.Ready != nil {
+		b.wg.Go(b.watch)
+	}
 	remoteworkerpb.RegisterOperationQueueServer(s, b)
 	return b
 }
@@ -81,6 +95,8 @@ func Register(s grpc.ServiceRegistrar, c ServerConfig) *Server {
 func defaults(c *ServerConfig) {
 	c.Silence = positive(c.Silence, time.Minute)
 	c.Idle = positive(c.Idle, 2*time.Minute)
+	c.Stall = positive(c.Stall, time.Hour)
+	c.Unready = positive(c.Unready, 5*time.Minute)
 	c.MaxTimeout = positive(c.MaxTimeout, 24*time.Hour)
 	c.Busy = positive(c.Busy, min(10*time.Second, c.Silence/3))
 	c.Retries = positive(c.Retries, 9)
@@ -119,6 +135,44 @@ func (s *Server) Close() {
 	s.wg.Wait()
 }
 
+// watch asks Ready until Close.
+func (s *Server) watch() {
+	tick := time.NewTicker(readyEvery)
+	defer tick.Stop()
+	var since time.Time
+	for {
+		select {
+		case <-tick.C:
+			since = s.ask(since)
+		case <-s.ctx.Done():
+			return
+		}
+	}
+}
+
+// ask asks Ready once, and does what follows. Since, and what it returns, is when actions could not be executed any more, zero
+// while they can.
+func (s *Server) ask(since time.Time) time.Time {
+	var err error
+	if s.Ready != nil {
+		err = s.Ready()
+	}
+	if err == nil {
+		if s.gate.open() && !since.IsZero() {
+			s.Log.Info("actions are handed out to workers again")
+		}
+		return time.Time{}
+	}
+	if s.gate.shut(err.Error(), false) && since.IsZero() {
+		s.Log.Warn("no action is handed out to workers", "why", err)
+	}
+	s.Queue.Refuse(s.Unready, "no action is handed out to workers: "+err.Error())
+	if since.IsZero() {
+		return time.Now()
+	}
+	return since
+}
+
 // A session is a worker as far as it has one worker_id: a slot.
 type session struct {
 	sender
@@ -155,26 +209,34 @@ type assignment struct {
 	handed  int           // how often
 	begun   bool          // the worker has said that it executes it
 	over    chan struct{} // closed once the run has its end, and the slot is free
-	running time.Time     // when the worker said first that the command runs; zero while it says something else
+	stage   worker.Stage  // that the worker has said last
+	since   time.Time     // when it said so first; zero while it has said nothing
 }
 
-// stuck returns why the worker is not believed that it executes a any more, or "". The timeout is its affair, and some
-// do not count what a command waits for; but one that cannot end a command, as where it hangs in a dead file system, says
-// for ever that it runs.
-func (a *assignment) stuck(stage worker.Stage) string {
-	if stage != worker.Run {
-		a.running = time.Time{}
-		return ""
+// stuck returns why the worker is not believed any more that it gets on with a, or "", and whether that may be a's fault. A
+// timeout is the worker's affair, and some do not count what a command waits for; but one that cannot end a command, as where it
+// hangs in a dead file system, says for ever that it runs, and one whose store hangs that it fetches or uploads.
+func (a *assignment) stuck(stage worker.Stage, stall time.Duration) (why string, its bool) {
+	if a.since.IsZero() || a.stage != stage {
+		a.stage, a.since = stage, time.Now()
 	}
-	if a.running.IsZero() {
-		a.running = time.Now()
+	lasts := time.Since(a.since)
+	if stage != worker.Run {
+		if lasts < stall {
+			return "", false
+		}
+		does := "fetching"
+		if stage > worker.Run {
+			does = "uploading"
+		}
+		return fmt.Sprintf("it says that it has been %s for %v", does, lasts.Round(time.Second)), false
 	}
 	timeout := a.desired.Action.Timeout.AsDuration()
 	// A timeout may be the longest of all durations, to which nothing can be added.
-	if ran := time.Since(a.running); ran-overdue > timeout && ran-overdue-timeout > timeout {
-		return fmt.Sprintf("it says that the command has run for %v, of a timeout of %v", ran.Round(time.Second), timeout)
+	if lasts-overdue > timeout && lasts-overdue-timeout > timeout {
+		return fmt.Sprintf("it says that the command has run for %v, of a timeout of %v", lasts.Round(time.Second), timeout), true
 	}
-	return ""
+	return "", false
 }
 
 // overdue is how long after twice its timeout a command is taken for one that its worker cannot end.
@@ -243,9 +305,13 @@ func (s *Server) Synchronize(ctx context.Context, req *remoteworkerpb.Synchroniz
 		return idle(), nil
 	}
 	stage := stageOf(executing)
-	if why := a.stuck(stage); why != "" {
+	if why, its := a.stuck(stage, s.Stall); why != "" {
 		s.Log.Warn("worker cannot end an action", "worker", w.offer.Worker, "slot", w.offer.Slot, "action", a.action.String(), "why", why)
-		a.run.Lost(why)
+		if its {
+			a.run.Lost(why)
+		} else {
+			a.run.GiveBack(why)
+		}
 		w.dismiss()
 		w.slot.Ends(true)
 		return idle(), nil
@@ -414,7 +480,12 @@ func (s *Server) next(ctx context.Context, w *session, preferIdle bool) (*remote
 		}
 	}
 	for {
-		run, err := w.slot.Take(wait)
+		s.gate.wait(wait, nil)
+		open, shut := context.WithCancel(wait)
+		stop := s.gate.onShut(shut)
+		run, err := w.slot.Take(open)
+		stop()
+		shut()
 		switch {
 		case err == nil:
 		case s.ctx.Err() != nil:
@@ -423,6 +494,8 @@ func (s *Server) next(ctx context.Context, w *session, preferIdle bool) (*remote
 			return nil, status.FromContextError(ctx.Err()).Err()
 		case wait.Err() != nil:
 			return idle(), nil
+		case errors.Is(err, context.Canceled):
+			continue // the gate has been shut
 		default:
 			return nil, status.Error(codes.Unavailable, err.Error())
 		}

@@ -4,11 +4,13 @@ package buildbarn_test
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"log/slog"
 	"net"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -692,7 +694,7 @@ func TestWorkerThatCannotEndAnAction(t *testing.T) {
 		wantTask(t, w.say(t, idle()), o)
 		fetching := executing(d)
 		fetching.GetExecuting().ExecutionState = &remoteworkerpb.CurrentState_Executing_FetchingInputs{FetchingInputs: &emptypb.Empty{}}
-		for range 1000 { // which has no timeout
+		for range 300 { // which the timeout is not for
 			wantCarryOn(t, w.say(t, fetching))
 			time.Sleep(10 * time.Second)
 		}
@@ -934,6 +936,88 @@ func TestAMachineIsIdleOnceItExecutesNothing(t *testing.T) {
 		if ending() {
 			t.Error("it has taken another")
 		}
+	})
+}
+
+// TestAWorkerThatDoesNotGetOn: it is believed for an hour that it fetches inputs, or stores outputs, and then another has the
+// action. That is no fault of the action's: if it happens again and again, the client may ask once more.
+func TestAWorkerThatDoesNotGetOn(t *testing.T) {
+	for name, state := range map[string]func(*remoteworkerpb.CurrentState_Executing){
+		"fetching": func(e *remoteworkerpb.CurrentState_Executing) {
+			e.ExecutionState = &remoteworkerpb.CurrentState_Executing_FetchingInputs{FetchingInputs: &emptypb.Empty{}}
+		},
+		"uploading": func(e *remoteworkerpb.CurrentState_Executing) {
+			e.ExecutionState = &remoteworkerpb.CurrentState_Executing_UploadingOutputs{UploadingOutputs: &emptypb.Empty{}}
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			inBubble(t, nil, func(t *testing.T, h *head) {
+				o := h.submit(t, "a")
+				says := executing(o.Action().Proto())
+				state(says.GetExecuting())
+				for _, machine := range []string{"anvil", "bellows", "chisel"} {
+					w := h.slot(machine, "0")
+					wantTask(t, w.say(t, idle()), o)
+					// That it was fetching before does not count for what it does then.
+					wantCarryOn(t, w.say(t, executing(o.Action().Proto())))
+					began := time.Now()
+					for time.Since(began) < time.Hour {
+						wantCarryOn(t, w.say(t, says))
+						time.Sleep(10 * time.Second)
+					}
+					wantIdle(t, w.say(t, says))
+				}
+				s := ended(t, o)
+				if s.Fault == nil || s.Fault.Kind != worker.Unavailable || !strings.Contains(s.Fault.Error(), "worker chisel (it says that it has been "+name+" for 1h0m0s)") {
+					t.Errorf("the action ended with %v", s.Fault)
+				}
+			})
+		})
+	}
+}
+
+// TestNothingIsHandedOutThatCannotBeDone: while the head is not able to, no worker gets an action, neither one that waits for
+// one nor one that comes; what has waited for too long meanwhile ends so that clients ask again.
+func TestNothingIsHandedOutThatCannotBeDone(t *testing.T) {
+	var able atomic.Bool
+	able.Store(true)
+	change := func(c *buildbarn.ServerConfig) {
+		c.Ready = func() error {
+			if able.Load() {
+				return nil
+			}
+			return errors.New("upstream grpc://far is down")
+		}
+	}
+	inBubble(t, change, func(t *testing.T, h *head) {
+		got := make(chan *remoteworkerpb.SynchronizeResponse, 2)
+		for _, name := range []string{"0", "1"} {
+			go func() {
+				for {
+					r, err := h.slot("anvil", name).try(t.Context(), idle())
+					if err != nil || r.GetDesiredState().GetExecuting() != nil {
+						got <- r
+						return
+					}
+				}
+			}()
+		}
+		time.Sleep(5 * time.Second)
+		able.Store(false)
+		time.Sleep(2 * time.Second)
+		first := h.submit(t, "a")
+		time.Sleep(4 * time.Minute)
+		second := h.submit(t, "b")
+		wantWaiting(t, first, repb.ExecutionStage_QUEUED)
+		time.Sleep(61 * time.Second)
+		if s := ended(t, first); s.Fault == nil || s.Fault.Kind != worker.Unavailable || !strings.Contains(s.Fault.Error(), "upstream grpc://far is down") {
+			t.Errorf("what has waited for five minutes ended with %+v", s)
+		}
+		wantWaiting(t, second, repb.ExecutionStage_QUEUED)
+		able.Store(true)
+		wantTask(t, <-got, second)
+		third := h.submit(t, "c")
+		wantTask(t, <-got, third)
 	})
 }
 

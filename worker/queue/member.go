@@ -432,6 +432,24 @@ func (q *Queue) refuse(now time.Time) {
 	}
 }
 
+// Refuse ends with UNAVAILABLE what has waited for a slot for that long at least, and that no slot of the queue's own may take:
+// the slots of others get nothing, for the reason why.
+func (q *Queue) Refuse(waited time.Duration, why string) {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	before := time.Now().Add(-waited)
+	for _, n := range slices.Clone(q.ready.open) {
+		if q.own != nil && q.may(q.own, n) {
+			continue
+		}
+		for _, j := range n.all(nil) {
+			if !j.entered.After(before) {
+				q.abandon(j, fault(worker.Unavailable, "the action has waited for %v: %s; ask again", waited, why))
+			}
+		}
+	}
+}
+
 // maxValues is how many of the values that are offered are told.
 const maxValues = 10
 

@@ -342,7 +342,7 @@ func (q *Queue) release(r *Run) {
 // A loss is how a run was lost.
 type loss struct {
 	worker, why string
-	given       bool // back, by a worker that was told to end
+	given       bool // back, for a reason that is not the action's
 }
 
 // Lost frees the slot and says why the action has no end there: it is given to another slot, at most Config.Attempts
@@ -354,7 +354,8 @@ func (r *Run) Lost(why string) {
 	r.q.lose(r, why, false)
 }
 
-// GiveBack is Lost, of a worker that was told to end and did not wait for the action. The action is not suspected of that.
+// GiveBack is Lost, of a worker that was told to end and did not wait for the action, or that does not get as far as to its
+// command, or its result. The action is not suspected of that.
 func (r *Run) GiveBack(why string) {
 	r.q.mu.Lock()
 	defer r.q.mu.Unlock()
@@ -406,7 +407,7 @@ func (j *job) poison() *worker.Fault {
 		each = append(each, fmt.Sprintf("worker %s (%s)", word(l.worker), l.why))
 	}
 	if slices.ContainsFunc(j.losses, func(l loss) bool { return l.given }) {
-		return fault(worker.Unavailable, "action %s was lost %d times, also with workers that were stopped before it had ended: ask again; it was lost with %s",
+		return fault(worker.Unavailable, "action %s was lost %d times, also for reasons that were not its own: ask again; it was lost with %s",
 			j.req.Task.Action, len(each), strings.Join(each, ", "))
 	}
 	return fault(worker.Unmet, "action %s is suspected of ending its workers, and is not run again: it was lost %d times, with %s",

@@ -343,6 +343,25 @@ func TestUnmatchedWaitsWhileWorkersMayCome(t *testing.T) {
 	})
 }
 
+// TestRefuse ends what has waited for long enough and no own slot may take, and nothing else.
+func TestRefuse(t *testing.T) {
+	offer := &queue.Offer{Worker: "own", Properties: properties("os=own")}
+	bubble(t, queue.Config{Slots: 1, Offer: offer, Grace: time.Hour}, func(t *testing.T, q *queue.Queue, _ *executor) {
+		join(t, q, "a", "1", "os=far")
+		running := submit(t, q, "running", demands("os=own"))
+		own, far := submit(t, q, "own", demands("os=own")), submit(t, q, "far", demands("os=far"))
+		time.Sleep(time.Minute)
+		late := submit(t, q, "late", demands("os=far"))
+		q.Refuse(time.Minute, "the store is away")
+		if f := wantFault(t, far, worker.Unavailable); !strings.Contains(f.Error(), "waited for 1m0s: the store is away; ask again") {
+			t.Errorf("the fault is %q", f)
+		}
+		wantStage(t, running, repb.ExecutionStage_EXECUTING)
+		wantStage(t, own, repb.ExecutionStage_QUEUED)
+		wantStage(t, late, repb.ExecutionStage_QUEUED)
+	})
+}
+
 // TestRule087_TurnsCountOnEveryPlatform: who runs much on one waits for its turn on another, too.
 func TestRule087_TurnsCountOnEveryPlatform(t *testing.T) {
 	both := func(build, platform string) func(*queue.Request) {
