@@ -3,6 +3,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -340,7 +341,7 @@ func (c *diffConfig) explained(ctx context.Context, found []changes.Change, know
 			a.Digest.Size() <= maxExplainedBytes && b.Digest.Size() <= maxExplainedBytes {
 			explained++
 			var err error
-			if s.Differences, err = differences(ctx, ch.Name, a, b, known); err != nil {
+			if s.Differences, err = differences(ctx, cmp.Or(ch.Name, ch.What), a, b, known); err != nil {
 				if ctx.Err() != nil || !errors.Is(err, cas.ErrNotFound) {
 					return nil, err
 				}

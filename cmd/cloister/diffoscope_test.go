@@ -14,6 +14,7 @@ import (
 	"github.com/cloister-build/cloister/cas"
 	"github.com/cloister-build/cloister/cas/castest"
 	"github.com/cloister-build/cloister/worker/changes"
+	"github.com/cloister-build/cloister/worker/compare"
 )
 
 // What diffoscope says is told after the differences, where it is asked; where it is not installed that is said before
@@ -105,5 +106,24 @@ func TestDiffoscopeIsShownWhatDiffers(t *testing.T) {
 	// The name that is none, those with NUL, .. and / in front, what is absent and what is too large.
 	if p.files != len(want) || p.without != 6 || !strings.Contains(p.why, "stdout is absent") {
 		t.Errorf("%+v", p)
+	}
+}
+
+// How stdout differs is told of stdout, which has no other name.
+func TestLogsAreExplainedByName(t *testing.T) {
+	store := castest.NewMemory()
+	r := &changes.Reader{Store: store}
+	var entries [2]*changes.Entry
+	for i, text := range []string{"one\n", "two\n"} {
+		d, err := cas.PutBytes(t.Context(), store, cas.SHA256, []byte(text))
+		if err != nil {
+			t.Fatal(err)
+		}
+		entries[i] = r.File("stdout", d, false)
+	}
+	var c diffConfig
+	all, err := c.explained(t.Context(), []changes.Change{{What: "stdout", EntryA: entries[0], EntryB: entries[1]}}, compare.Known{})
+	if err != nil || len(all) != 1 || len(all[0].Differences) != 1 || all[0].Differences[0].Where[0] != "stdout" {
+		t.Errorf("%+v, %v", all, err)
 	}
 }
