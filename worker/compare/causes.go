@@ -91,7 +91,7 @@ var Causes = []CauseRow{
 		{"pyc", "set PYTHONHASHSEED=0 when compiling"},
 	}},
 	{Random, "bytes asked of the kernel: UUIDs, salts, names", []Fix{
-		{"", "derive the value from the inputs, or seed the generator with a constant (-frandom-seed for gcc)"},
+		{"", "derive the value from the inputs, or seed the generator with a constant (-frandom-seed for gcc, PYTHONHASHSEED=0 for Python)"},
 		{"elf", "gcc -frandom-seed=FILE, with the name of the source"},
 		{"pdf", "state xmpMM:DocumentID and xmpMM:InstanceID instead of having them made"},
 	}},

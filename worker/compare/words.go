@@ -52,6 +52,7 @@ func newLexer(f, o *Facts) *lexer {
 	known(f.Root, o.Root, Path, 2)
 	known(f.Hostname, o.Hostname, Hostname, 2)
 	known(f.User, o.User, Owner, 2)
+	known("/home/"+f.User, "/home/"+o.User, Owner, len("/home/")+2) // where the root's name may be in it
 	known(f.Zone, o.Zone, Zone, 3)
 	known(zoneName(f.Zone), zoneName(o.Zone), Zone, 3)
 	known(f.Locale, o.Locale, Locale, 2)
@@ -122,6 +123,7 @@ var shapes = []struct {
 	kind  Cause
 }{
 	{"/", regexp.MustCompile(`^/(?:tmp|var/tmp|dev/shm)/[\w.+~-]+`), Path},
+	{"tc", regexp.MustCompile(`^(?:tmp\.[0-9A-Za-z]{6,10}\b|cc[0-9A-Za-z]{6}\.[a-z]{1,3}\b)`), Path}, // of mktemp(1) and gcc
 	{"0123456789abcdefABCDEF", regexp.MustCompile(`^[0-9a-fA-F]{8}-[0-9a-fA-F]{4}-[0-9a-fA-F]{4}-[0-9a-fA-F]{4}-[0-9a-fA-F]{12}\b`), Random},
 	{"-dlbcps", regexp.MustCompile(`^[-dlbcps](?:[-r][-w][-xsStT]){3}`), Mode},
 	{"0", regexp.MustCompile(`^0\.\d{12,}`), Random},

@@ -60,6 +60,9 @@ func (c *check) explain(ctx context.Context) {
 			proved = proved || len(full.Factors) == 1 && !isOrder(d.Cause) && !c.byItself(name, &d)
 			if d.Cause == compare.Unknown || proved && !canLook(full.Factors, d.Cause) || c.refuted(o, &full, name) {
 				full.Cause = c.causeBy(o, full.Factors)
+				if full.Cause == compare.Random && isOrder(d.Cause) {
+					full.Cause = compare.HashSeed // whatever the items look like
+				}
 				full.Fix = compare.FixFor(full.Cause, d.Format)
 			}
 			v.Differences = append(v.Differences, full)

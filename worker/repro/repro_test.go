@@ -546,6 +546,23 @@ func TestOnlyFactorLeftIsTheCause(t *testing.T) {
 	}
 }
 
+// TestOrderByRandomNumbersIsAHashTable, whatever the items look like.
+func TestOrderByRandomNumbersIsAHashTable(t *testing.T) {
+	s := newScript(t, func(n int, v *worker.Variation) made {
+		parts := []string{"the first part is done\n", "and a second one is done\n", "now the third part as well\n"}
+		if v.Conditions.Random == 0 {
+			slices.Reverse(parts[n%2:])
+		}
+		return file(strings.Join(parts, ""))
+	})
+	o := s.options()
+	o.Bisect = true
+	v := check(t, s, s.action(), o)
+	if d := v.Differences; len(d) != 1 || !slices.Equal(d[0].Factors, []string{"random"}) || d[0].Cause != compare.HashSeed {
+		t.Errorf("got %+v", d)
+	}
+}
+
 // TestFixIsOfTheFormat, though the cause is that of the factor.
 func TestFixIsOfTheFormat(t *testing.T) {
 	s := newScript(t, func(n int, v *worker.Variation) made {
