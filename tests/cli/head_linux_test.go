@@ -281,6 +281,63 @@ func TestWorkersAreCallers(t *testing.T) {
 	}
 }
 
+// TestHeadWithoutItsUpstream gives nothing to its workers while what is behind it does not answer, and goes on after that.
+func TestHeadWithoutItsUpstream(t *testing.T) {
+	dir, port, metrics := t.TempDir(), unused(t), unused(t)
+	upstream := func() *bazelrun.Server {
+		t.Helper()
+		s, err := bazelrun.StartServer(t.Context(), bazelrun.ServerConfig{
+			Binary: built.Path(t), Dir: filepath.Join(dir, "store"), Home: dir, Listen: port, MaxSize: "1GiB", Log: &shared{},
+			Args: []string{"--jobs", "0", "--worker-listen", "127.0.0.1:0"},
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return s
+	}
+	ready := func(code int, text string) {
+		t.Helper()
+		until(t, text, func() bool {
+			got, said := get(t, metrics, "/ready")
+			return got == code && strings.Contains(said, text)
+		})
+	}
+	far := upstream()
+	s, at, log := startHead(t, "--cas", "grpc://"+port, "--metrics", metrics)
+	defer s.Stop()
+	ready(200, "ready")
+	client := plain(t, s.Addr)
+	action := client.putAction(t, "a")
+	result := client.begin(action)
+	until(t, "it waits", func() bool {
+		_, text := get(t, metrics, "/metrics")
+		return strings.Contains(text, "\ncloister_actions_queued 1\n")
+	})
+	if err := far.Stop(); err != nil {
+		t.Fatal(err)
+	}
+	ready(503, "upstream grpc://"+port+" is down")
+	until(t, "it says what follows", func() bool { return strings.Contains(log.String(), "no action is handed out to workers") })
+	worker := plain(t, at)
+	soon := *worker
+	var cancel context.CancelFunc
+	soon.ctx, cancel = context.WithTimeout(worker.ctx, 2*time.Second)
+	defer cancel()
+	if d, err := (&hand{&soon, "anvil"}).synchronize(nil, nil, false); d.GetExecuting() != nil || status.Code(err) != codes.DeadlineExceeded {
+		t.Errorf("the worker is told %v, %v", d, err)
+	}
+	far = upstream()
+	defer far.Stop()
+	w := &hand{worker, "anvil"}
+	if e := w.take(t); e.ActionDigest.Hash != action.Hash {
+		t.Errorf("the worker is told %v", e)
+	}
+	w.end(t, action)
+	if got := <-result; got.err != nil || got.response.Result.GetExecutionMetadata().GetWorker() != "anvil" {
+		t.Errorf("got %v, %v", got.response, got.err)
+	}
+}
+
 // TestServeWithWorkersAndSlots: the server's own slots take what they have the properties for, and workers the rest.
 func TestServeWithWorkersAndSlots(t *testing.T) {
 	confined(t)
