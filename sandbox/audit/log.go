@@ -146,15 +146,12 @@ func (l *Log) lockError(err error) error {
 func (l *Log) Append(e Entry) error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	note, next := "", l.next
+	note := ""
 	if l.lost > 0 {
 		note = fmt.Sprintf("%d entries before this one could not be written", l.lost)
 	}
-	err := l.append(note, &e)
-	if l.lost++; l.next != next { // it is there, perhaps not on the disk
-		l.lost = 0
-	}
-	return err
+	l.lost++ // until it is there
+	return l.append(note, &e)
 }
 
 func (l *Log) append(note string, e *Entry) error {
@@ -179,7 +176,11 @@ func (l *Log) append(note string, e *Entry) error {
 			}
 		}
 	}
-	return l.write(line, hash)
+	next := l.next
+	if err = l.write(line, hash); l.next != next { // it is there, perhaps not on the disk
+		l.lost = 0
+	}
+	return err
 }
 
 // write adds the next line, of that hash, to the newest segment.

@@ -21,7 +21,7 @@ import (
 )
 
 // roles are what the test binary does as a child of itself, by the value of roleVar, with a log.
-var roles = map[string]func(dir string) error{"append": appendUntilKilled, "hold": hold, "fill": fill, "full": full, "die": die}
+var roles = map[string]func(dir string) error{"append": appendUntilKilled, "hold": hold, "fill": fill, "full": full, "lose": lose, "die": die}
 
 const roleVar = "CLOISTER_AUDIT_TEST_ROLE"
 
@@ -321,6 +321,46 @@ func TestNothingIsDeletedThatIsNotSaid(t *testing.T) {
 	}
 	if r := verify(t, dir, ""); !r.Announced() || r.First == 1 {
 		t.Errorf("got %+v, want a log of which the oldest entries were deleted, as it says", *r)
+	}
+}
+
+// lose has room for the entry that says what is deleted, and none for the one that it makes room for.
+func lose(dir string) error {
+	room := func() error { return nil }
+	var failed error
+	c := audit.Config{Dir: dir, MaxBytes: bound}
+	c.SetReached(func(step string) {
+		if step == "segment deleted" {
+			room, failed = crowd(0)
+		}
+	})
+	l, err := audit.Open(c)
+	if err != nil {
+		return err
+	}
+	defer l.Close()
+	n := 0
+	for ; n < 20 && err == nil; n++ { // more than a segment takes
+		err = l.Append(entry(n))
+	}
+	if !errors.Is(err, syscall.EFBIG) {
+		return fmt.Errorf("got %v after %d entries, want EFBIG", err, n)
+	}
+	if err := errors.Join(failed, room()); err != nil {
+		return err
+	}
+	return l.Append(entry(n))
+}
+
+// TestLostBehindADrop: that an entry says what is deleted is no reason to forget the one that could not be written behind it.
+func TestLostBehindADrop(t *testing.T) {
+	dir := bounded(t, 100)
+	if out, err := child(t, "lose", dir).Output(); err != nil {
+		t.Fatalf("%v\n%s", err, out)
+	}
+	rs := read(t, dir)
+	if said, last := rs[len(rs)-2], rs[len(rs)-1]; said.Dropped == nil || last.Note != "1 entries before this one could not be written" {
+		t.Errorf("it ends with the notes %q and %q, want that an entry was lost", said.Note, last.Note)
 	}
 }
 
