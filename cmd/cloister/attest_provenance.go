@@ -26,7 +26,8 @@ func attestProvenanceCommand() *cobra.Command {
 		Short: "Writes how the recorded result of an action came about, as SLSA provenance",
 		Long: `Provenance writes an in-toto Statement about the result that the action cache of a server has for an action: its
 outputs are the subjects, and the predicate (SLSA provenance v1) says what the command was, which inputs and programs of
-the worker's host went into it, and which worker made it, when. ACTION is HASH/SIZE, as messages print it.
+the worker's host went into it, and which worker made it, when. ACTION is HASH/SIZE, as messages print it, the beginning
+of that, or ^1 for the action that the server was asked for last.
 
 Most of that is what the worker recorded as the manifest of the run. Where the server has none, it is left out.
 
@@ -34,19 +35,19 @@ It exits with 4 if the action or a result of it is absent, and with 5 if the ser
 		Example: `  cloister attest provenance 9f2c...e1/142 --attest app.intoto.json --key ~/.ssh/id_ed25519`,
 		Args:    cobra.ExactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			action, err := cas.ParseDigest(args[0])
-			if err != nil {
-				return err
-			}
 			if to.path == "" {
 				return errors.New("say where the statement goes by --attest FILE")
+			}
+			what, err := from.subject(cmd.Context(), args[0])
+			if err != nil {
+				return err
 			}
 			key, err := to.load(cmd.Context())
 			if err != nil {
 				return err
 			}
 			return onServer(cmd.Context(), &from, func(ctx context.Context, s *remote.Store) error {
-				statement, err := provenance(ctx, s, action)
+				statement, err := provenance(ctx, s, what.digest)
 				if err != nil {
 					return err
 				}

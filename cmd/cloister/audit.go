@@ -54,8 +54,9 @@ func auditLsCommand(c *auditConfig) *cobra.Command {
 		Use:   "ls",
 		Short: "Lists events, one a line: time, action, kind, text",
 		Long: `Ls prints one line an event, the oldest first: time (UTC), the beginning of the action's digest, kind,
-and what happened. The kind "note" is what the log says of itself. When it is done it prints to stderr
-how much there was, and the head of the log, which audit verify --head looks for.
+and what happened. The kind "more" says how many events of a run were not recorded, and "note" is what the log says
+of itself. When it is done it prints to stderr how much there was, and the head of the log, which audit verify --head
+looks for.
 
 With --json it prints the entries that have such events, whole and as they are stored, one a line.`,
 		Example: `  cloister audit ls --since 1h
@@ -127,7 +128,7 @@ to --head, and verify looks for the line that it is of.`,
 // auditKinds are the kinds of events that a log has, and what it says of itself.
 var auditKinds = []string{
 	string(sandbox.EventRefused), string(sandbox.EventConnect), string(sandbox.EventAllowed), string(sandbox.EventWrite), string(sandbox.EventExec), string(sandbox.EventSyscall),
-	string(sandbox.EventRead), string(sandbox.EventOutput), string(sandbox.EventLimit), "note",
+	string(sandbox.EventRead), string(sandbox.EventOutput), string(sandbox.EventLimit), "more", "note",
 }
 
 // headText is what a head looks like.

@@ -6,10 +6,12 @@ import (
 	"os"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strings"
 	"testing"
 	"time"
 
+	"github.com/cloister-build/cloister/sandbox"
 	"github.com/cloister-build/cloister/sandbox/audit"
 )
 
@@ -47,6 +49,16 @@ func TestVerifySaysWhatWasDeleted(t *testing.T) {
 		t.Fatal(err)
 	}
 	check(`, and not by the log itself, which deleted those up to \d+,`)
+}
+
+// Each kind that a line can have is one that is asked for.
+func TestAuditLsKnowsTheKindsOfLines(t *testing.T) {
+	r := audit.Record{Entry: audit.Entry{Action: "9f2c", Unrecorded: 2, Events: []sandbox.Event{{Kind: sandbox.EventConnect}}}, Note: "a note"}
+	for _, line := range append(r.Lines(""), r.Lines("note")...) {
+		if kind := strings.Fields(line)[2]; !slices.Contains(auditKinds, kind) {
+			t.Errorf("%q is not in %q", kind, auditKinds)
+		}
+	}
 }
 
 func TestAuditSizeIsABoundOrNone(t *testing.T) {

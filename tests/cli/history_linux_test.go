@@ -3,6 +3,7 @@
 package cli_test
 
 import (
+	"path/filepath"
 	"strings"
 	"testing"
 )
@@ -17,6 +18,9 @@ func TestActionsByHistory(t *testing.T) {
 	r.execute(t, "exit 3")
 
 	wantSaid(t, 0, at("action", "show", "^1"), bad)
+	statement := filepath.Join(t.TempDir(), "made")
+	wantSaid(t, 0, at("attest", "provenance", "^2", "--attest", statement))
+	wantSaid(t, 0, []string{"attest", "verify", statement, "--unsigned", "--action", good})
 	wantSaid(t, 0, at("action", "show", "^2"), good)
 	wantSaid(t, 0, at("action", "show", good[:8]), good)
 	wantSaid(t, 0, at("action", "show", "^1"), bad) // who looks changes nothing

@@ -204,7 +204,7 @@ func TestSignedIsOpened(t *testing.T) {
 			if err != nil || s.Reproducibility == nil || len(by) != 1 || by[0] != k.ID() {
 				t.Errorf("%s, format %d: by %q, %v", name, i, by, err)
 			}
-			if s, _, err := Open(t.Context(), text, others); !errors.Is(err, ErrSignature) {
+			if s, _, err := Open(t.Context(), text, others); !errors.Is(err, ErrSignature) || !strings.Contains(err.Error(), k.ID()) || !strings.Contains(err.Error(), others[0].ID()) {
 				t.Errorf("%s: opened with another key: %+v, %v", name, s, err)
 			}
 			if s, by, err := Open(t.Context(), text, nil); err != nil || s.Reproducibility == nil || len(by) != 0 {

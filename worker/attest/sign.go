@@ -6,6 +6,7 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"strings"
 
 	"github.com/secure-systems-lab/go-securesystemslib/dsse"
 )
@@ -91,7 +92,7 @@ func Open(ctx context.Context, text []byte, keys []*Key) (*Statement, []string, 
 	// What is decoded below are the bytes that the signature is of.
 	accepted, payload, err := verifier.VerifyAndDecode(ctx, &e)
 	if err != nil {
-		return nil, nil, fmt.Errorf("%w: %w", ErrSignature, err)
+		return nil, nil, fmt.Errorf("%w: %s", ErrSignature, unaccepted(e.Signatures, keys))
 	}
 	var by []string
 	for _, a := range accepted {
@@ -99,4 +100,24 @@ func Open(ctx context.Context, text []byte, keys []*Key) (*Statement, []string, 
 	}
 	s, err := Decode(payload)
 	return s, by, err
+}
+
+// unaccepted says of signatures none of which is by one of keys, of which there are some, what they claim to be by.
+func unaccepted(signatures []dsse.Signature, keys []*Key) string {
+	const named = 3
+	var claimed, accepted []string
+	for i, s := range signatures {
+		for _, k := range keys {
+			if s.KeyID == k.id {
+				return "the signature that names " + k.id + " is not by that key, or not of this text"
+			}
+		}
+		if i < named {
+			claimed = append(claimed, fmt.Sprintf("%.100q", s.KeyID))
+		}
+	}
+	for _, k := range keys[:min(len(keys), named)] {
+		accepted = append(accepted, k.id)
+	}
+	return fmt.Sprintf("%d signatures, which name %s; %d keys are accepted: %s", len(signatures), strings.Join(claimed, ", "), len(keys), strings.Join(accepted, ", "))
 }
