@@ -81,7 +81,7 @@ func (l *Live) Rules() *Rules {
 // current reports whether the files that r is of are as they were read.
 func (r *Rules) current() bool {
 	for file, at := range r.read {
-		if stampOf(file) != at {
+		if !stampOf(file).is(at) {
 			return false
 		}
 	}

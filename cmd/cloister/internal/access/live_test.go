@@ -99,6 +99,34 @@ func TestCallersAreReadAgain(t *testing.T) {
 	check("as at first", codes.OK, codes.Unauthenticated)
 }
 
+// TestAFileOfTheSameTimeIsAnother: tools that unpack or copy files give all of them one time, and a hash is as long as another.
+func TestAFileOfTheSameTimeIsAnother(t *testing.T) {
+	dir, at := t.TempDir(), time.Unix(1, 0)
+	name := filepath.Join(dir, "auth.yaml")
+	replace := func(text string) {
+		t.Helper()
+		write(t, name+".new", []byte(text))
+		if err := errors.Join(os.Chtimes(name+".new", at, at), os.Rename(name+".new", name)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	replace(ofToken("old", "read"))
+	live, err := access.NewLive(name, func(*access.Rules) error { return nil }, slog.New(slog.DiscardHandler))
+	if err != nil {
+		t.Fatal(err)
+	}
+	live.LookAlways()
+	s := serve(t, live, nil)
+	before, after := s.dial(nil, "Bearer old"), s.dial(nil, "Bearer new")
+	replace(ofToken("new", "read"))
+	if err := calls["BatchReadBlobs"](t.Context(), before, ""); status.Code(err) != codes.Unauthenticated {
+		t.Errorf("the old token: %v, want Unauthenticated", err)
+	}
+	if err := calls["BatchReadBlobs"](t.Context(), after, ""); err != nil {
+		t.Errorf("the new token: %v", err)
+	}
+}
+
 // TestKeysAreReadAgain: a key that an issuer has taken back verifies nothing any more, not even a token that was good before.
 func TestKeysAreReadAgain(t *testing.T) {
 	dir := t.TempDir()

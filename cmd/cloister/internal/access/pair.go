@@ -10,7 +10,6 @@ import (
 	"log/slog"
 	"os"
 	"sync"
-	"time"
 )
 
 // A Pair is a certificate with its key in two files, read again when one of them has changed. It is safe for concurrent
@@ -25,18 +24,25 @@ type Pair struct {
 	told   string           // guarded by mu; why the files could not be read again, "" if they could
 }
 
-// A stamp is by what it is seen that a file has changed.
-type stamp struct {
-	modified time.Time
-	size     int64
-}
+// A stamp is by what it is seen that a file has changed: a time and a size, and which file it is, since what unpacks or
+// copies files may give another one of the same size the same time.
+type stamp struct{ info os.FileInfo }
 
 // stampOf returns that of a file, zero where there is none.
-func stampOf(file string) (at stamp) {
-	if info, err := os.Stat(file); err == nil {
-		at = stamp{info.ModTime(), info.Size()}
+func stampOf(file string) stamp {
+	info, err := os.Stat(file)
+	if err != nil {
+		return stamp{}
 	}
-	return at
+	return stamp{info}
+}
+
+// is reports whether two stamps are of one file that has not changed, or both of none.
+func (s stamp) is(other stamp) bool {
+	if s.info == nil || other.info == nil {
+		return s.info == other.info
+	}
+	return os.SameFile(s.info, other.info) && s.info.ModTime().Equal(other.info.ModTime()) && s.info.Size() == other.info.Size()
 }
 
 // NewPair reads a certificate, with those between it and one that others trust, and its key, both PEM. When they have
@@ -68,7 +74,7 @@ func (p *Pair) stamps() (at [2]stamp, err error) {
 		if err != nil {
 			return at, err
 		}
-		at[i] = stamp{info.ModTime(), info.Size()}
+		at[i] = stamp{info}
 	}
 	return at, nil
 }
@@ -78,7 +84,7 @@ func (p *Pair) current() *tls.Certificate {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	at, err := p.stamps()
-	if err == nil && at == p.at {
+	if err == nil && at[0].is(p.at[0]) && at[1].is(p.at[1]) {
 		return p.loaded
 	}
 	var fresh *tls.Certificate
