@@ -321,7 +321,9 @@ func (v *Verdicts) Close() error {
 	if v.file == nil {
 		return nil
 	}
-	return v.file.Close()
+	f := v.file
+	v.file = nil // so that what ends later does not make it anew, either
+	return f.Close()
 }
 
 // Withhold returns next without what is recorded of actions that are held for not reproducible, whoever recorded it: a lookup

@@ -206,6 +206,24 @@ func TestWhatCannotBeWrittenIsWrittenLater(t *testing.T) {
 	}
 }
 
+// TestNothingIsWrittenOnceTheyAreClosed: the directory may be another server's by then, and its file that one's.
+func TestNothingIsWrittenOnceTheyAreClosed(t *testing.T) {
+	path := filepath.Join(t.TempDir(), VerdictsFile)
+	v, _ := opened(t, path)
+	v.keep(about(1), strings.Repeat("x", 2*slack))
+	if err := v.Close(); err != nil {
+		t.Fatal(err)
+	}
+	const others = "what another server has written\n"
+	if err := os.WriteFile(path, []byte(others), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	v.forget(about(1)) // by a check that ends late, after which most of the file is over
+	if data, err := os.ReadFile(path); err != nil || string(data) != others {
+		t.Errorf("the file has %d bytes: %v", len(data), err)
+	}
+}
+
 // TestWhatCannotBeWrittenLeavesNothing beside the file.
 func TestWhatCannotBeWrittenLeavesNothing(t *testing.T) {
 	dir := t.TempDir()
