@@ -465,8 +465,8 @@ func (s *Server) again(w *session) *remoteworkerpb.SynchronizeResponse {
 
 // next waits for an action for the worker, for a while.
 func (s *Server) next(ctx context.Context, w *session, preferIdle bool) (*remoteworkerpb.SynchronizeResponse, error) {
+	w.slot.Ends(false) // whether it gets another action or not
 	if preferIdle {
-		w.slot.Ends(false)
 		return idle(), nil
 	}
 	wait, cancel := context.WithTimeout(ctx, 1+rand.N(s.Idle))

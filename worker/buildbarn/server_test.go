@@ -939,6 +939,29 @@ func TestAMachineIsIdleOnceItExecutesNothing(t *testing.T) {
 	})
 }
 
+// TestAMachineIsIdleWhileNothingIsHandedOut: what it has ended counts no more, though it gets nothing else.
+func TestAMachineIsIdleWhileNothingIsHandedOut(t *testing.T) {
+	unready := func(c *buildbarn.ServerConfig) {
+		c.Ready = func() error { return errors.New("upstream grpc://far is down") }
+	}
+	inBubble(t, unready, func(t *testing.T, h *head) {
+		w := h.slot("anvil", "1")
+		wantIdle(t, w.say(t, executing(h.put(t, cas.SHA256, "an action of an earlier head"))))
+		waits, cancel := context.WithCancel(t.Context())
+		over := make(chan struct{})
+		go func() {
+			defer close(over)
+			_, _ = w.try(waits, idle())
+		}()
+		synctest.Wait()
+		if all := h.queue.Workers(); len(all) != 1 || len(all[0].Slots) != 1 || !all[0].Slots[0].Ending.IsZero() {
+			t.Errorf("it has said that it executes nothing, and the workers are %+v", all)
+		}
+		cancel()
+		<-over
+	})
+}
+
 // TestAWorkerThatDoesNotGetOn: it is believed for an hour that it fetches inputs, or stores outputs, and then another has the
 // action. That is no fault of the action's: if it happens again and again, the client may ask once more.
 func TestAWorkerThatDoesNotGetOn(t *testing.T) {
