@@ -85,10 +85,12 @@ func unlock(text, passphrase []byte) (any, error) {
 		return nil, fmt.Errorf("%w: none was given", ErrPassphrase)
 	}
 	raw, err := ssh.ParseRawPrivateKeyWithPassphrase(text, passphrase)
-	// The older of the two formats has no checksum: with another passphrase what comes out is rarely ASN.1.
+	// The older of the two formats has no checksum: with another passphrase what comes out is rarely ASN.1. Of a key of ECDSA
+	// package x509 says that by a text alone.
 	var noise asn1.SyntaxError
 	var other asn1.StructuralError
-	if errors.Is(err, x509.IncorrectPasswordError) || errors.As(err, &noise) || errors.As(err, &other) {
+	if errors.Is(err, x509.IncorrectPasswordError) || errors.As(err, &noise) || errors.As(err, &other) ||
+		err != nil && strings.HasPrefix(err.Error(), "x509: failed to parse EC private key: asn1: ") {
 		return nil, fmt.Errorf("%w: another one was given", ErrPassphrase)
 	}
 	return raw, err
