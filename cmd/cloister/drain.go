@@ -127,6 +127,7 @@ func (c *drainConfig) idle(ctx context.Context, client cloisterpb.FleetClient, w
 	}
 	const pause = 500 * time.Millisecond
 	answered := time.Now()
+	had := make(map[string]int) // how many slots each was seen with
 	for {
 		s, err := c.from.status(ctx, client)
 		if e, ok := errors.AsType[*exit](err); ok && e.code == exitConnect && time.Since(answered) < comeBack {
@@ -146,14 +147,17 @@ func (c *drainConfig) idle(ctx context.Context, client cloisterpb.FleetClient, w
 		var busy []string
 		running := 0
 		if s.Up < comeBack.Seconds() {
-			// They were there when they were drained, so that this server was started since. It has nothing of what ran before;
-			// who executes that still is to be heard of.
+			// They were there when they were drained, so that this server may have been started since. It has nothing of what ran
+			// before; each slot that may execute that still is to be heard of.
 			for _, name := range workers {
-				if !slices.ContainsFunc(s.Workers, func(w workerState) bool { return w.Name == name }) {
-					running++
+				if n := away(s.Workers, name, had[name]); n > 0 {
+					running += n
 					busy = append(busy, name)
 				}
 			}
+		}
+		for _, name := range workers {
+			had[name] = max(had[name], slotsOf(s.Workers, name))
 		}
 		for _, w := range s.Workers {
 			if w.Busy > 0 && slices.Contains(workers, w.Name) {
@@ -181,6 +185,31 @@ func (c *drainConfig) idle(ctx context.Context, client cloisterpb.FleetClient, w
 // comeBack is how long a server that was there may not answer, and for how long after the start of a server its workers may
 // be on their way back: they call every ten seconds, and take no longer after that server was away.
 const comeBack = time.Minute
+
+// away returns how many slots of a worker a server that was just started has not heard of, if the worker had so many before. One
+// that has left since has none that execute.
+func away(all []workerState, name string, had int) int {
+	known := slices.ContainsFunc(all, func(w workerState) bool { return w.Name == name })
+	there := slices.ContainsFunc(all, func(w workerState) bool { return w.Name == name && w.State != workerGone })
+	switch {
+	case !known:
+		return max(had, 1)
+	case !there:
+		return 0
+	}
+	return had - slotsOf(all, name)
+}
+
+// slotsOf returns how many slots there are of a worker.
+func slotsOf(all []workerState, name string) int {
+	n := 0
+	for _, w := range all {
+		if w.Name == name {
+			n += w.Slots
+		}
+	}
+	return n
+}
 
 // drainMethod is Drain or Undrain.
 type drainMethod func(context.Context, *cloisterpb.DrainRequest, ...grpc.CallOption) (*cloisterpb.DrainResponse, error)

@@ -145,7 +145,7 @@ func TestOperatorsDrain(t *testing.T) {
 }
 
 // TestDrainWaitsOverARestart: a server that is away is waited for, and one that is back knows who is drained; a worker is idle
-// there once it was heard of and executes nothing, also nothing of before.
+// there once it was heard of each of its slots and none executes anything, also nothing of before.
 func TestDrainWaitsOverARestart(t *testing.T) {
 	listener, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
@@ -162,6 +162,9 @@ func TestDrainWaitsOverARestart(t *testing.T) {
 	work, server := serve(listener, queue.DrainState{})
 	slot, err := work.Join(queue.Offer{Worker: "anvil", Slot: "1"})
 	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := work.Join(queue.Offer{Worker: "anvil", Slot: "2"}); err != nil {
 		t.Fatal(err)
 	}
 	if _, err := work.Submit(queue.Request{Task: worker.Task{Action: cas.SHA256.Sum(nil)}}); err != nil {
@@ -198,6 +201,10 @@ func TestDrainWaitsOverARestart(t *testing.T) {
 	defer work.Close()
 	defer server.Stop()
 	still("before it was heard of")
+	if _, err := work.Join(queue.Offer{Worker: "anvil", Slot: "2"}); err != nil {
+		t.Fatal(err)
+	}
+	still("while it was heard of a slot alone that has nothing")
 	if slot, err = work.Join(queue.Offer{Worker: "anvil", Slot: "1", Ending: true}); err != nil {
 		t.Fatal(err)
 	}
