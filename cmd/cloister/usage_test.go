@@ -37,7 +37,7 @@ func TestMistakesAreToldByWhatIsRight(t *testing.T) {
 		{"audit ls --since yesterday", `--since "yesterday": write it as 90s, 5m or 2h`},
 		{"gc --dry-run=maybe", `--dry-run "maybe": write true or false, or the flag alone`},
 		{"gc --max-size much", `--max-size "much": write it as 50GiB, 500MB or 10%`},
-		{"audit ls --kind shout", `--kind "shout": there are refused, connect, allowed, write, exec, syscall, read, output, limit, note`},
+		{"audit ls --kind shout", `--kind "shout": there are refused, connect, allowed, write, exec, syscall, read, output, limit, more, note`},
 		{"check --policy /nonexistent/policy.yaml", "--policy: open /nonexistent/policy.yaml: no such file or directory"},
 		{"cas put /nonexistent/file", "/nonexistent/file: no such file or directory"},
 		{"run --in /nonexistent -- true", "--in /nonexistent: no such file or directory"},
