@@ -127,7 +127,7 @@ func TestRun(t *testing.T) {
 	if s := cloister(t, "", "run", "--timeout", "200ms", "--", "sleep", "60"); s.code == 0 || !strings.Contains(s.err, "timeout of 200ms") {
 		t.Errorf("timeout: %+v", s)
 	}
-	if s := cloister(t, "", "run", "--in", "no/such/directory", "--", "true"); s.code != 125 || !strings.Contains(s.err, "no/such/directory") {
+	if s := cloister(t, "", "run", "--in", "no/such/directory", "--", "true"); s.code != 2 || !strings.Contains(s.err, "no/such/directory") {
 		t.Errorf("absent inputs: %+v", s)
 	}
 }

@@ -353,9 +353,9 @@ func (s *Server) enter(ctx context.Context, who sender, o queue.Offer) (*session
 		return nil, status.Errorf(codes.PermissionDenied, "worker ID %s is another caller's than %s until it was not heard of for %v; each slot of each machine needs an ID of its own",
 			who.name, owner, s.Silence)
 	case w != nil && w.store != who.store:
-		// Of two processes that are there the first stays. One that has neither a call nor an action may have ended, and has
-		// nothing to lose: it is told if it comes back.
-		if why := w.there(); why != "" {
+		// Of two processes that are there the first stays. One that has neither an action nor a call, for longer than lies
+		// between two, may have ended, and has nothing to lose: it is told if it comes back.
+		if why := w.there(min(between, s.Silence)); why != "" {
 			return nil, status.Errorf(codes.FailedPrecondition, "another process, with another store, is worker %s: %s; give each worker a name of its own with --name. "+
 				"If that one has ended, its name is free once it was not heard of for %v", who.name, why, s.Silence)
 		}
@@ -391,13 +391,20 @@ func (s *Server) enter(ctx context.Context, who sender, o queue.Offer) (*session
 	return w, nil
 }
 
-// there says what the worker does by which one knows that it is there, or may be, "" if it does nothing, with Server.mu held.
-func (w *session) there() string {
+// between is how long a worker without an action may take from one call to the next: those of ours ten seconds (later), of
+// Buildbarn's less.
+const between = 15 * time.Second
+
+// there says by what one knows that the worker is there, or may be, "" if it has no action and has not called for so long, with
+// Server.mu held.
+func (w *session) there(silent time.Duration) string {
 	switch {
 	case w.call != nil: // to which what is assigned belongs
 		return "it calls, or waits for an action, at this moment"
 	case w.assigned != nil && !w.assigned.ended():
 		return fmt.Sprintf("it has an action, and was heard of %v ago", time.Since(w.heard).Round(time.Second))
+	case time.Since(w.heard) < silent:
+		return fmt.Sprintf("it was heard of %v ago", time.Since(w.heard).Round(time.Second))
 	}
 	return ""
 }

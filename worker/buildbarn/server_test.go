@@ -866,6 +866,9 @@ func TestTwoProcessesOfOneName(t *testing.T) {
 		cancel()
 		<-over
 		synctest.Wait()
+		time.Sleep(10 * time.Second) // as long as one of ours takes from one call to the next at most
+		refused("between two calls of the first", "10s ago")
+		time.Sleep(5 * time.Second)
 		second.req.PreferBeingIdle = true
 		wantIdle(t, second.say(t, idle())) // the first has gone, and had nothing
 		if s := h.queue.Stats(); s.Lost != 0 || s.Failed != 0 {
