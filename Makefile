@@ -30,12 +30,10 @@ repro: build tools ## build the example remotely, and judge whether each of its 
 	@bin/demo -cloister bin/cloister -repro bin/repro.md
 
 PACKAGES ?= ./...
-# Twice as many packages at once as there are processors: most wait as long as they compute.
-AT_ONCE ?= $(shell expr 2 '*' $$(getconf _NPROCESSORS_ONLN || echo 1))
 
 test: tools ## run all tests; says what it skips and why
 	$(GO) vet ./...
-	$(GO) test -vet=off -p $(AT_ONCE) -timeout 20m $(PACKAGES)
+	$(GO) test -vet=off -timeout 20m $(PACKAGES)
 
 test-sandbox: ## run the tests of the sandbox; fails where this machine cannot confine
 	CLOISTER_REQUIRE=namespaces $(GO) test -count=1 ./sandbox/...

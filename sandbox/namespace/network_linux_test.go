@@ -70,7 +70,7 @@ func TestKilledRunTakesItsNetworkAlong(t *testing.T) {
 	fresh := act(t, b, "state")
 	r := program(t, "tcp", "wait")
 	set := r.Spec
-	r.Spec = func(s *sandbox.Spec) { set(s); s.Timeout = 300 * time.Millisecond }
+	r.Spec = func(s *sandbox.Spec) { set(s); s.Timeout = 3 * time.Second }
 	r.Do(t, b)
 	if !r.Result.Stopped || !strings.Contains(r.Stdout, " 06 ") {
 		t.Fatalf("got %+v, %s", r.Result, r.Stdout)
