@@ -317,7 +317,10 @@ func TestHeadWithoutItsUpstream(t *testing.T) {
 		t.Fatal(err)
 	}
 	ready(503, "upstream grpc://"+port+" is down")
-	until(t, "it says what follows", func() bool { return strings.Contains(log.String(), "no action is handed out to workers") })
+	until(t, "it says what follows", func() bool { // which it has said before, if it began before it had asked for the first time
+		_, since, _ := strings.Cut(log.String(), "upstream is down")
+		return strings.Contains(since, "no action is handed out to workers")
+	})
 	worker := plain(t, at)
 	soon := *worker
 	var cancel context.CancelFunc
