@@ -5,7 +5,6 @@ package cli_test
 
 import (
 	"bytes"
-	"context"
 	"errors"
 	"fmt"
 	"net"
@@ -36,19 +35,21 @@ type said struct {
 // cloister runs the program in dir and returns what it said.
 func cloister(t *testing.T, dir string, args ...string) said {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
-	defer cancel()
-	cmd := exec.CommandContext(ctx, built.Path(t), args...)
+	ctx, path := built.Within(t, time.Minute)
+	cmd := exec.CommandContext(ctx, path, args...)
 	cmd.Dir = dir
 	var out, stderr bytes.Buffer
 	cmd.Stdout, cmd.Stderr = &out, &stderr
+	// Go's runtime says then what each goroutine waits for. What it has started may have the pipes open for longer.
+	cmd.Cancel = func() error { return cmd.Process.Signal(syscall.SIGQUIT) }
+	cmd.WaitDelay = 10 * time.Second
 	err := cmd.Run()
+	if ctx.Err() != nil {
+		t.Fatalf("cloister %v does not end (%v):\n%s%s", args, err, out.String(), stderr.String())
+	}
 	var exit *exec.ExitError
 	if err != nil && !errors.As(err, &exit) {
 		t.Fatal(err)
-	}
-	if ctx.Err() != nil {
-		t.Fatalf("cloister %v does not end", args)
 	}
 	return said{out.String(), stderr.String(), cmd.ProcessState.ExitCode()}
 }
@@ -249,12 +250,11 @@ func TestRunLeavesNothingBehind(t *testing.T) {
 		"a long output":          `[ $("$0" run -- head -c 40000000 /dev/zero | wc -c) = 40000000 ]`,
 		"a command that is none": `"$0" run --in in -- no-such-command; [ $? = 127 ]`,
 	} {
-		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
-		cmd := exec.CommandContext(ctx, "/bin/sh", "-c", script, built.Path(t))
+		ctx, path := built.Within(t, time.Minute)
+		cmd := exec.CommandContext(ctx, "/bin/sh", "-c", script, path)
 		cmd.Dir = dir
 		cmd.Env = append(os.Environ(), "TMPDIR="+link)
 		out, err := cmd.CombinedOutput()
-		cancel()
 		if err != nil {
 			t.Errorf("%s: %v\n%s", name, err, out)
 		}
@@ -272,16 +272,15 @@ func TestRefusesWhereItCannotConfine(t *testing.T) {
 		for command, code := range map[string]int{
 			"check": 3, "serve --listen 127.0.0.1:0 --dir " + t.TempDir(): 3, "run -- /bin/echo it ran": 125,
 		} {
-			ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+			ctx, path := built.Within(t, time.Minute)
 			cmd := exec.CommandContext(ctx, "/bin/sh", "-c",
-				fmt.Sprintf("echo 0 > /proc/sys/user/max_%s_namespaces && exec %s %s", kind, built.Path(t), command))
+				fmt.Sprintf("echo 0 > /proc/sys/user/max_%s_namespaces && exec %s %s", kind, path, command))
 			cmd.SysProcAttr = &syscall.SysProcAttr{
 				Cloneflags:  syscall.CLONE_NEWUSER | syscall.CLONE_NEWNS,
 				UidMappings: []syscall.SysProcIDMap{{HostID: os.Getuid(), Size: 1}},
 				GidMappings: []syscall.SysProcIDMap{{HostID: os.Getgid(), Size: 1}},
 			}
 			out, err := cmd.CombinedOutput()
-			cancel()
 			if got := cmd.ProcessState.ExitCode(); got != code {
 				t.Errorf("%s without %s namespaces: exit code %d (%v), want %d", command, kind, got, err, code)
 			}

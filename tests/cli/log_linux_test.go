@@ -4,7 +4,6 @@ package cli_test
 
 import (
 	"bufio"
-	"context"
 	"fmt"
 	"io"
 	"net"
@@ -63,9 +62,8 @@ func TestActionLogFollows(t *testing.T) {
 			return cloister(t, "", append(append([]string{"action", "log"}, args...), at...)...)
 		}
 
-		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
-		defer cancel()
-		cmd := exec.CommandContext(ctx, built.Path(t), append([]string{"action", "log", "-f", operation}, at...)...)
+		ctx, path := built.Within(t, time.Minute)
+		cmd := exec.CommandContext(ctx, path, append([]string{"action", "log", "-f", operation}, at...)...)
 		out, err := cmd.StdoutPipe()
 		if err != nil {
 			t.Fatal(err)

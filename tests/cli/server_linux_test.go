@@ -4,7 +4,6 @@ package cli_test
 
 import (
 	"bytes"
-	"context"
 	"fmt"
 	"net"
 	"os"
@@ -112,10 +111,9 @@ func TestReproduceLineDoesWhatTheActionDid(t *testing.T) {
 		if line, _, _ = strings.Cut(line, "\n"); !ok || !strings.HasPrefix(line, "cloister run --action "+action) {
 			t.Fatalf("the message does not say how to reproduce action %s:\n%s", action, response.Message)
 		}
-		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
-		defer cancel()
+		ctx, path := built.Within(t, time.Minute)
 		cmd := exec.CommandContext(ctx, "/bin/sh", "-c", line)
-		cmd.Env = []string{"PATH=" + filepath.Dir(built.Path(t)) + ":/usr/bin:/bin"}
+		cmd.Env = []string{"PATH=" + filepath.Dir(path) + ":/usr/bin:/bin"}
 		var out, stderr bytes.Buffer
 		cmd.Stdout, cmd.Stderr = &out, &stderr
 		_ = cmd.Run() // the exit code says it
@@ -150,9 +148,8 @@ func TestRunOfAStoredAction(t *testing.T) {
 		t.Errorf("kept/out is %q, %v", got, err)
 	}
 
-	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
-	defer cancel()
-	cmd := exec.CommandContext(ctx, built.Path(t), "run", "--action", action, "--cas", r.cas, "--shell")
+	ctx, path := built.Within(t, time.Minute)
+	cmd := exec.CommandContext(ctx, path, "run", "--action", action, "--cas", r.cas, "--shell")
 	cmd.Stdin = strings.NewReader("pwd; ls; exit 4\n")
 	out, err := cmd.CombinedOutput()
 	if code := cmd.ProcessState.ExitCode(); code != 4 {

@@ -5,7 +5,6 @@ package repro_test
 
 import (
 	"bytes"
-	"context"
 	"encoding/json"
 	"flag"
 	"fmt"
@@ -119,10 +118,9 @@ func (s *script) judged(t *testing.T, in string, flags ...string) (*repro.Verdic
 	if _, err := exec.LookPath(s.needs); err != nil {
 		sandboxtest.Unavailable(t, "tools", s.needs+" is not here")
 	}
-	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
-	defer cancel()
+	ctx, path := built.Within(t, 2*time.Minute)
 	args := append(append([]string{"repro", "--json", "--in", in, "--out", "out"}, flags...), "--", "sh", s.name+".sh")
-	cmd := exec.CommandContext(ctx, built.Path(t), args...)
+	cmd := exec.CommandContext(ctx, path, args...)
 	var stderr bytes.Buffer
 	cmd.Stderr = &stderr
 	out, _ := cmd.Output() // its exit code is looked at

@@ -5,11 +5,13 @@
 package program
 
 import (
+	"context"
 	"fmt"
 	"os"
 	"path/filepath"
 	"sync"
 	"testing"
+	"time"
 
 	"github.com/cloister-build/cloister/tests/internal/bazelrun"
 )
@@ -47,4 +49,14 @@ func (p *Program) Path(t testing.TB) string {
 		t.Fatal(p.err)
 	}
 	return path
+}
+
+// Within returns the path of the program and a context for calls of it, which ends after limit or with the test. The
+// time begins when the program is there: on a busy machine it takes longer to compile than any call of it may take.
+func (p *Program) Within(t testing.TB, limit time.Duration) (ctx context.Context, path string) {
+	t.Helper()
+	path = p.Path(t)
+	ctx, cancel := context.WithTimeout(t.Context(), limit)
+	t.Cleanup(cancel)
+	return ctx, path
 }
