@@ -55,7 +55,8 @@ func TestMeasureAServerOfItsOwn(t *testing.T) {
 	if lines := strings.Count(out.String(), "\n"); lines != 10 || strings.Contains(out.String(), "not watched") {
 		t.Errorf("%d lines\n%s", lines, out.String())
 	}
-	if s := report.Works[1].Servers[0]; s.PeakRSS == 0 || s.Phases.Run <= 0 {
+	// On a busy machine a short command has ended when the worker sees that it has begun: Phases.Run is 0 then.
+	if s := report.Works[1].Servers[0]; s.PeakRSS == 0 || s.Phases.Queue <= 0 || s.Phases.Run < 0 || s.Phases.Rest <= 0 {
 		t.Errorf("measured %+v", s)
 	}
 	if left, err := os.ReadDir(c.load.Dir); err != nil || len(left) > 0 {
