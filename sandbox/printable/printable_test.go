@@ -1,0 +1,105 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package printable_test
+
+import (
+	"math"
+	"strings"
+	"testing"
+
+	"github.com/cloister-build/cloister/sandbox/printable"
+)
+
+func TestText(t *testing.T) {
+	for _, c := range []struct{ name, in, want string }{
+		{"empty", "", ""},
+		{"ASCII", `a "b" \c ~`, `a "b" \c ~`},
+		{"line ends", "a\r\nb\tc", `a\r\nb\tc`},
+		{"terminal control", "\x1b[2J\a\x7f", `\x1b[2J\a\x7f`},
+		{"letters beyond ASCII", "é世", `\u00e9\u4e16`},
+		{"bidirectional override", "a\u202eb", `a\u202eb`},
+		{"beyond the basic plane", "\U0001f600", `\U0001f600`},
+		{"invalid UTF-8", "a\xffb\xe2\x82", `a\xffb\xe2\x82`},
+		{"replacement character", "\ufffd", `\ufffd`},
+	} {
+		if got := printable.Text(c.in); got != c.want {
+			t.Errorf("%s: Text(%q) = %q, want %q", c.name, c.in, got, c.want)
+		}
+	}
+}
+
+func TestLimits(t *testing.T) {
+	for _, c := range []struct {
+		in         string
+		limit      int
+		head, tail string
+	}{
+		{"abcdefgh", 8, "abcdefgh", "abcdefgh"},
+		{"abcdefghi", 8, "abcde...", "...efghi"},
+		{"abcdé", 9, "abcd...", `...\u00e9`},
+		{"abcdefgé", 9, "abcdef...", `...\u00e9`},
+		{"abcd", 3, "...", "..."},
+		{"", 3, "", ""},
+	} {
+		if got := printable.Head(c.in, c.limit); got != c.head {
+			t.Errorf("Head(%q, %d) = %q, want %q", c.in, c.limit, got, c.head)
+		}
+		if got := printable.Tail(c.in, c.limit); got != c.tail {
+			t.Errorf("Tail(%q, %d) = %q, want %q", c.in, c.limit, got, c.tail)
+		}
+	}
+}
+
+func TestQuote(t *testing.T) {
+	for _, c := range []struct {
+		in    string
+		limit int
+		want  string
+	}{
+		{"//a:b", math.MaxInt, "//a:b"},
+		{"", math.MaxInt, `""`},
+		{"a b", math.MaxInt, `"a b"`},
+		{`a"b`, math.MaxInt, `"a\"b"`},
+		{"é\n", math.MaxInt, `"\u00e9\n"`},
+		{"abcdefghi", 8, "abcde..."},
+		{"abc defghi", 8, `"abc ...`},
+	} {
+		if got := printable.Quote(c.in, c.limit); got != c.want {
+			t.Errorf("Quote(%q, %d) = %q, want %q", c.in, c.limit, got, c.want)
+		}
+	}
+}
+
+func FuzzText(f *testing.F) {
+	for _, s := range []string{"", "plain", `a\b"c`, "a\n\x1b\xff", "é\u202e\U0001f600", "\xe2\x82", strings.Repeat("é", 20)} {
+		f.Add(s, 10)
+	}
+	f.Fuzz(func(t *testing.T, s string, limit int) {
+		limit = max(limit, 3)
+		text := printable.Text(s)
+		head, tail := printable.Head(s, limit), printable.Tail(s, limit)
+		for name, got := range map[string]string{"Text": text, "Head": head, "Tail": tail, "Quote": printable.Quote(s, limit)} {
+			if i := strings.IndexFunc(got, func(r rune) bool { return r < ' ' || r > '~' }); i >= 0 {
+				t.Errorf("%s(%q) = %q, not printable at %d", name, s, got, i)
+			}
+			if name != "Text" && len(got) > limit {
+				t.Errorf("%s(%q, %d) has %d bytes", name, s, limit, len(got))
+			}
+		}
+		if got := printable.Text(text); got != text {
+			t.Errorf("Text(%q) = %q, want no change", text, got)
+		}
+		if got := printable.Head(head, limit); got != head {
+			t.Errorf("Head(%q, %d) = %q, want no change", head, limit, got)
+		}
+		if got := printable.Tail(tail, limit); got != tail {
+			t.Errorf("Tail(%q, %d) = %q, want no change", tail, limit, got)
+		}
+		if len(text) <= limit && (head != text || tail != text) {
+			t.Errorf("Head, Tail = %q, %q, want all of %q", head, tail, text)
+		}
+		if !strings.HasPrefix(text, strings.TrimSuffix(head, "...")) || !strings.HasSuffix(text, strings.TrimPrefix(tail, "...")) {
+			t.Errorf("Head, Tail = %q, %q, want ends of %q", head, tail, text)
+		}
+	})
+}
