@@ -9,7 +9,7 @@ import (
 	"strconv"
 	"strings"
 
-	"github.com/cloister-build/cloister/worker/manifest"
+	"github.com/cloister-build/cloister/worker/repro/manifest"
 )
 
 // ReadHost returns what every run sees of this machine. What the machine does not say is "".

@@ -16,7 +16,7 @@ import (
 	"sync"
 
 	"github.com/cloister-build/cloister/sandbox"
-	"github.com/cloister-build/cloister/worker/manifest"
+	"github.com/cloister-build/cloister/worker/repro/manifest"
 )
 
 // toolchain returns the fingerprint of what a run used of this host, and the programs that it executed there by accident.

@@ -9,7 +9,7 @@ import (
 
 	"github.com/cloister-build/cloister/cas"
 	"github.com/cloister-build/cloister/worker"
-	"github.com/cloister-build/cloister/worker/manifest"
+	"github.com/cloister-build/cloister/worker/repro/manifest"
 )
 
 // manifest returns the text that records the run which made the result. It is what the result says it is: canonical, and

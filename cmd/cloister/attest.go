@@ -15,7 +15,7 @@ import (
 	"strings"
 
 	"github.com/cloister-build/cloister/cas"
-	"github.com/cloister-build/cloister/worker/attest"
+	"github.com/cloister-build/cloister/worker/repro/attest"
 	"github.com/spf13/cobra"
 )
 

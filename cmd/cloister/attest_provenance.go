@@ -13,8 +13,8 @@ import (
 	"github.com/cloister-build/cloister/cas"
 	"github.com/cloister-build/cloister/cas/remote"
 	cloisterpb "github.com/cloister-build/cloister/proto/cloister/v1"
-	"github.com/cloister-build/cloister/worker/attest"
-	"github.com/cloister-build/cloister/worker/manifest"
+	"github.com/cloister-build/cloister/worker/repro/attest"
+	"github.com/cloister-build/cloister/worker/repro/manifest"
 	"github.com/spf13/cobra"
 )
 

@@ -14,9 +14,9 @@ import (
 
 	"github.com/cloister-build/cloister/cas"
 	"github.com/cloister-build/cloister/cas/remote"
-	"github.com/cloister-build/cloister/worker/changes"
-	"github.com/cloister-build/cloister/worker/compare"
-	"github.com/cloister-build/cloister/worker/manifest"
+	"github.com/cloister-build/cloister/worker/repro/changes"
+	"github.com/cloister-build/cloister/worker/repro/compare"
+	"github.com/cloister-build/cloister/worker/repro/manifest"
 	"github.com/spf13/cobra"
 )
 

@@ -12,8 +12,8 @@ import (
 
 	"github.com/cloister-build/cloister/cas"
 	cloisterpb "github.com/cloister-build/cloister/proto/cloister/v1"
-	"github.com/cloister-build/cloister/worker/changes"
-	"github.com/cloister-build/cloister/worker/compare"
+	"github.com/cloister-build/cloister/worker/repro/changes"
+	"github.com/cloister-build/cloister/worker/repro/compare"
 )
 
 // maxSteps is how many entries of a history are read for one build.

@@ -8,8 +8,8 @@ import (
 	"io"
 	"strings"
 
-	"github.com/cloister-build/cloister/worker/changes"
-	"github.com/cloister-build/cloister/worker/compare"
+	"github.com/cloister-build/cloister/worker/repro/changes"
+	"github.com/cloister-build/cloister/worker/repro/compare"
 )
 
 // A diffReport is what diff prints of two things.

@@ -16,9 +16,9 @@ import (
 
 	"github.com/cloister-build/cloister/cas"
 	"github.com/cloister-build/cloister/cas/tree"
-	"github.com/cloister-build/cloister/worker/changes"
-	"github.com/cloister-build/cloister/worker/compare"
 	"github.com/cloister-build/cloister/worker/repro"
+	"github.com/cloister-build/cloister/worker/repro/changes"
+	"github.com/cloister-build/cloister/worker/repro/compare"
 )
 
 // diffoscopeHelp is what the flag --diffoscope says of itself.

@@ -12,7 +12,7 @@ import (
 	"path/filepath"
 	"runtime"
 
-	"github.com/cloister-build/cloister/worker/attest"
+	"github.com/cloister-build/cloister/worker/repro/attest"
 	"github.com/spf13/cobra"
 )
 

@@ -15,8 +15,8 @@ import (
 
 	"github.com/cloister-build/cloister/cas"
 	"github.com/cloister-build/cloister/worker"
-	"github.com/cloister-build/cloister/worker/attest"
 	"github.com/cloister-build/cloister/worker/repro"
+	"github.com/cloister-build/cloister/worker/repro/attest"
 	"github.com/spf13/cobra"
 )
 

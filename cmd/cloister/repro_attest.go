@@ -8,8 +8,8 @@ import (
 	"strings"
 
 	"github.com/cloister-build/cloister/cas"
-	"github.com/cloister-build/cloister/worker/attest"
 	"github.com/cloister-build/cloister/worker/repro"
+	"github.com/cloister-build/cloister/worker/repro/attest"
 )
 
 // attest writes the statement about the one action that was judged, if one is wanted.

@@ -16,7 +16,7 @@ import (
 	"github.com/cloister-build/cloister/cas/tree"
 	cloisterpb "github.com/cloister-build/cloister/proto/cloister/v1"
 	"github.com/cloister-build/cloister/worker"
-	"github.com/cloister-build/cloister/worker/manifest"
+	"github.com/cloister-build/cloister/worker/repro/manifest"
 )
 
 // metrics is what --metrics writes (docs/runs.md). Times are in nanoseconds, by the monotonic clock of this process.

@@ -15,8 +15,8 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/cloister-build/cloister/worker/manifest"
 	"github.com/cloister-build/cloister/worker/repro"
+	"github.com/cloister-build/cloister/worker/repro/manifest"
 )
 
 // A ran is an action that a server has executed.

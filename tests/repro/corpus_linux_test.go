@@ -22,8 +22,8 @@ import (
 	"github.com/cloister-build/cloister/sandbox/namespace"
 	"github.com/cloister-build/cloister/sandbox/sandboxtest"
 	"github.com/cloister-build/cloister/tests/internal/program"
-	"github.com/cloister-build/cloister/worker/compare"
 	"github.com/cloister-build/cloister/worker/repro"
+	"github.com/cloister-build/cloister/worker/repro/compare"
 )
 
 var built program.Program

@@ -12,7 +12,7 @@ import (
 
 	"github.com/cloister-build/cloister/sandbox"
 	"github.com/cloister-build/cloister/worker"
-	"github.com/cloister-build/cloister/worker/compare"
+	"github.com/cloister-build/cloister/worker/repro/compare"
 )
 
 // A Bisection says which factors make the runs of an action differ. Two runs are made that notice the same, as far as it

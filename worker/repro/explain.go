@@ -11,7 +11,7 @@ import (
 	"strings"
 
 	"github.com/cloister-build/cloister/cas"
-	"github.com/cloister-build/cloister/worker/compare"
+	"github.com/cloister-build/cloister/worker/repro/compare"
 )
 
 // maxExplained is how many outputs are looked into, of those that differ.

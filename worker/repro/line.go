@@ -6,7 +6,7 @@ import (
 	"fmt"
 	"strings"
 
-	"github.com/cloister-build/cloister/worker/compare"
+	"github.com/cloister-build/cloister/worker/repro/compare"
 )
 
 // Line says in one line of ASCII why the action is not reproducible, and how to see more; "" if it is.

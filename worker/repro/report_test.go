@@ -9,8 +9,8 @@ import (
 	"testing"
 
 	"github.com/cloister-build/cloister/worker"
-	"github.com/cloister-build/cloister/worker/compare"
 	"github.com/cloister-build/cloister/worker/repro"
+	"github.com/cloister-build/cloister/worker/repro/compare"
 )
 
 // hostile is what an action may call an output, and write into it.

@@ -1,8 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package repro says whether an action is reproducible, and if not, why not. It has a worker.Executor run the action
-// several times, each time noticing something else that is no input of it, and compares what comes out. It runs nothing
-// itself, and knows no format: the one is the Executor's business, the other package compare's.
+// Package repro checks whether an action is reproducible and finds out why it is not.
+//
+// Check has a worker.Executor run an action several times, varies one condition per run, such as the time or the host
+// name, and compares the results. Bisect finds the first action of a build that differs. A Sampler re-runs a sample of
+// the actions that a server executes, and Verdicts keeps what it found. Package repro neither starts processes nor
+// parses file formats: the executor and package compare do.
+//
+// The packages below it answer the other questions about equal and different results:
+//
+//   - manifest: the record of one run, as text with a stable hash
+//   - compare: where two outputs differ, and the likely cause
+//   - changes: how two actions, results, directories or builds differ, by names and digests alone
+//   - attest: signed statements about results
 package repro
 
 import (
@@ -16,7 +26,7 @@ import (
 	"github.com/cloister-build/cloister/cas"
 	"github.com/cloister-build/cloister/sandbox"
 	"github.com/cloister-build/cloister/worker"
-	"github.com/cloister-build/cloister/worker/compare"
+	"github.com/cloister-build/cloister/worker/repro/compare"
 )
 
 // A Result is what runs of one action come to. It is a closed list.

@@ -17,8 +17,8 @@ import (
 
 	"github.com/cloister-build/cloister/sandbox"
 	"github.com/cloister-build/cloister/worker"
-	"github.com/cloister-build/cloister/worker/compare"
 	"github.com/cloister-build/cloister/worker/repro"
+	"github.com/cloister-build/cloister/worker/repro/compare"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/protobuf/types/known/timestamppb"
 )

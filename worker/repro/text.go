@@ -9,7 +9,7 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/cloister-build/cloister/worker/compare"
+	"github.com/cloister-build/cloister/worker/repro/compare"
 )
 
 // Text writes v for a person at a terminal, in ASCII.

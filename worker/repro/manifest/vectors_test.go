@@ -18,7 +18,7 @@ import (
 	"github.com/cloister-build/cloister/cas"
 	"github.com/cloister-build/cloister/sandbox"
 	"github.com/cloister-build/cloister/sandbox/sandboxtest"
-	"github.com/cloister-build/cloister/worker/manifest"
+	"github.com/cloister-build/cloister/worker/repro/manifest"
 )
 
 var update = flag.Bool("update", false, "write the vectors in testdata anew")

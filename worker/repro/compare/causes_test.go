@@ -18,7 +18,7 @@ var update = flag.Bool("update", false, "write the table of causes into docs/cau
 
 // docs/causes.md has the table between two lines.
 const (
-	causesDocument = "../../docs/causes.md"
+	causesDocument = "../../../docs/causes.md"
 	tableBegins    = "<!-- the table of causes -->\n"
 	tableEnds      = "<!-- end of the table -->\n"
 )
@@ -39,7 +39,7 @@ func TestDocumentHasTheTableOfCauses(t *testing.T) {
 			t.Fatal(err)
 		}
 	} else if table, _, _ := bytes.Cut(rest, []byte(tableEnds)); string(table) != CausesTable() {
-		t.Errorf("%s has another table of causes; go test ./worker/compare -run Causes -update writes it", causesDocument)
+		t.Errorf("%s has another table of causes; go test ./worker/repro/compare -run Causes -update writes it", causesDocument)
 	}
 }
 
