@@ -411,7 +411,7 @@ var skips = map[string]int{
 	"worker/record_test.go":                         1,
 	"cmd/cloister/run_test.go":                      1,
 	"cas/tree/order_linux_test.go":                  1, // a kernel whose tmpfs keeps another order
-	"cas/tree/image_linux_test.go":                  1, // required of root alone, and they ask for that
+	"cas/tree/stage_image_linux_test.go":            1, // required of root alone, and they ask for that
 	"cas/tree/internal/erofs/kernel_linux_test.go":  1,
 	"sandbox/internal/cgroup/cgroup_linux_test.go":  1,
 	"cas/tree/capture_test.go":                      1, // -short

@@ -62,7 +62,7 @@ func (l *Local) collect(ctx context.Context, t *Task, req *Request, box *confine
 		}
 		*log.to = d.Proto()
 	}
-	left, err := tree.Capture(ctx, batch, fn, s.out, tree.Wanted{
+	left, err := tree.Capture(ctx, batch, fn, s.out, tree.OutputSpec{
 		Dir:         req.Command.WorkingDirectory,
 		Paths:       req.Command.OutputPaths,
 		Files:       req.Command.OutputFiles,

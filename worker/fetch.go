@@ -37,7 +37,7 @@ func (l *Local) fetch(ctx context.Context, t *Task) (*Request, *Outcome, error) 
 		return nil, nil, err
 	}
 	if t.Known != nil {
-		if err := tree.Know(l.inputs, in, t.Action, t.Known, new(repb.Action)); err != nil {
+		if err := tree.Add(l.inputs, in, t.Action, t.Known, new(repb.Action)); err != nil {
 			return nil, nil, err
 		}
 	}

@@ -141,7 +141,7 @@ func (l *Local) Execute(ctx context.Context, t *Task, report func(Stage)) (*Outc
 	staged, err := l.stage(ctx, t, req, box)
 	if err != nil {
 		if errors.Is(err, cas.ErrNotFound) || errors.Is(err, cas.ErrCorrupt) {
-			l.inputs.Doubt(req.Instance.Name) // so that the client is told of all that is missing when it asks again
+			l.inputs.Invalidate(req.Instance.Name) // so that the client is told of all that is missing when it asks again
 		}
 		return nil, fault(StageInputs, err)
 	}
@@ -154,10 +154,10 @@ func (l *Local) Execute(ctx context.Context, t *Task, report func(Stage)) (*Outc
 	}
 
 	if ran.Gone {
-		staged.tree.Gone()
+		staged.tree.AllowReuse()
 	}
 	if !staged.tree.Valid() {
-		l.inputs.Doubt(req.Instance.Name)
+		l.inputs.Invalidate(req.Instance.Name)
 		return nil, faultf(Unavailable, "run: somebody else wrote to the files of the store, or a blob was found damaged, while action %s read its inputs: run it again", t.Action)
 	}
 

@@ -69,7 +69,7 @@ func TestFetchInputs(t *testing.T) {
 	}
 	b.store.Delete(task.Action)
 	store = far
-	b.inputs.Doubt("")
+	b.inputs.Invalidate("")
 	if asked, _ := fetch(true); asked != -1 {
 		t.Error("what is absent was to be fetched")
 	}

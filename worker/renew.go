@@ -64,7 +64,7 @@ func (l *Local) RenewInputs(ctx context.Context, t *Task) {
 	switch {
 	case err == nil, ctx.Err() != nil: // else the action is over
 	case errors.As(err, &missing):
-		l.inputs.Doubt(in.Name)
+		l.inputs.Invalidate(in.Name)
 		log().Warn("inputs of an action are gone from the store before its end",
 			"blobs", len(missing.Blobs), "first", missing.Blobs[0].String())
 	default:

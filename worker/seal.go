@@ -145,7 +145,7 @@ const maxSealed = 100
 func (l *Local) execution(c *course) *cloisterpb.Execution {
 	box := &cloisterpb.Sandbox{Backend: l.Features.Backend, Tier: l.Features.Tier, Layers: l.Features.Layers}
 	if c.staged.tree != nil {
-		box.Inputs, box.InputsReason = string(c.staged.tree.Form), c.staged.tree.Why
+		box.Inputs, box.InputsReason = string(c.staged.tree.Form), c.staged.tree.CopyReason
 	}
 	for _, check := range l.Features.Checks {
 		if !check.OK {

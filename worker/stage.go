@@ -26,7 +26,7 @@ const few = 16
 // and then why says why. The images' files are made in dir, which must not be a file system in memory, and have no
 // names; subtrees that many runs share stay mounted within budget bytes. The caller closes it before the backend.
 func NewStager(ctx context.Context, b sandbox.Backend, dir string, budget int64, log *slog.Logger) (s *tree.Stager, why error) {
-	c := tree.StagerConfig{Dir: dir, Budget: budget, Few: few, Log: log}
+	c := tree.StagerConfig{Dir: dir, Budget: budget, CopyUpTo: few, Log: log}
 	if imager, ok := b.(sandbox.Imager); ok {
 		c.Mounter = mounter{imager}
 	}
@@ -69,7 +69,7 @@ func (l *Local) stage(ctx context.Context, t *Task, req *Request, box *confined)
 	}
 	layout := req.Layout
 	if v := t.Variation; v != nil && v.Order != 0 {
-		layout = layout.InOrder(v.Order)
+		layout = layout.WithOrder(v.Order)
 	}
 	if s.tree, err = l.Stager.Stage(ctx, layout, req.Instance, room); err != nil {
 		return nil, err

@@ -15,7 +15,7 @@ import (
 // TestLargeBlobsComeOnce: also for those who want other blobs besides, or this one alone.
 func TestLargeBlobsComeOnce(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		p := newPair(t, overlay.Through)
+		p := newPair(t, overlay.WriteThrough)
 		_, large := put(t, p.far, 1, 2<<20)
 		var small []cas.Digest
 		for i := range byte(4) {
@@ -49,7 +49,7 @@ func TestLargeBlobsComeOnce(t *testing.T) {
 // TestLargeBlobsTakeTurns: of one call, so that they leave the way to others.
 func TestLargeBlobsTakeTurns(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		p := newPair(t, overlay.Through)
+		p := newPair(t, overlay.WriteThrough)
 		var ds []cas.Digest
 		for i := range byte(6) {
 			_, d := put(t, p.far, i, 2<<20)
@@ -79,7 +79,7 @@ func TestLargeBlobsTakeTurns(t *testing.T) {
 // TestFailureOfOthers: who joined a flight that failed for a blob that he did not want begins his own.
 func TestFailureOfOthers(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		p := newPair(t, overlay.Through)
+		p := newPair(t, overlay.WriteThrough)
 		_, damaged := put(t, p.far, 1, 1000)
 		_, a := put(t, p.far, 2, 1000)
 		_, b := put(t, p.far, 3, 1000)
@@ -105,7 +105,7 @@ func TestFailureOfOthers(t *testing.T) {
 // TestLargeBlobsDoNotWaitForOthers: whoever wants one that another call would fetch later has it now, and it comes once.
 func TestLargeBlobsDoNotWaitForOthers(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		p := newPair(t, overlay.Through)
+		p := newPair(t, overlay.WriteThrough)
 		var ds []cas.Digest
 		for i := range byte(10) {
 			_, d := put(t, p.far, i, 2<<20)

@@ -17,7 +17,7 @@ import (
 
 // TestFullJournal: a line that does not fit is an entry that is not acknowledged, and spoils none that follows.
 func TestFullJournal(t *testing.T) {
-	p := newPair(t, overlay.Back)
+	p := newPair(t, overlay.WriteBack)
 	p.faulty.Fail(cas.ErrUnavailable, castest.Missing)
 	_, before := put(t, p.store, 1, 100)
 

@@ -29,11 +29,11 @@ func serving(far *castest.Memory, known *atomic.Bool) cas.Instances {
 
 // What far does not serve is not taken near either, where it would stay unsent for ever.
 func TestWritesOfUnservedFunctionsAreRefused(t *testing.T) {
-	for _, policy := range []overlay.Policy{overlay.Through, overlay.Back} {
+	for _, policy := range []overlay.Policy{overlay.WriteThrough, overlay.WriteBack} {
 		near, far := castest.NewMemory(), castest.NewMemory()
 		var known atomic.Bool
 		known.Store(true)
-		o := open(t, overlay.Config{Near: one(near, near), Far: serving(far, &known), Policy: policy, Journal: filepath.Join(t.TempDir(), "journal")})
+		o := open(t, overlay.Config{Local: one(near, near), Upstream: serving(far, &known), Policy: policy, Journal: filepath.Join(t.TempDir(), "journal")})
 		in, err := o.Instance("")
 		if err != nil {
 			t.Fatal(err)
@@ -70,8 +70,8 @@ func TestUnservedFunctionsAreGivenUp(t *testing.T) {
 		side.Fail(cas.ErrUnavailable, castest.Missing)
 		var known atomic.Bool
 		o := open(t, overlay.Config{
-			Near: one(near, near), Policy: overlay.Back, Journal: filepath.Join(t.TempDir(), "journal"),
-			Far: func(name string) (*cas.Instance, error) {
+			Local: one(near, near), Policy: overlay.WriteBack, Journal: filepath.Join(t.TempDir(), "journal"),
+			Upstream: func(name string) (*cas.Instance, error) {
 				in, err := serving(far, &known)(name)
 				in.Store = side
 				return in, err

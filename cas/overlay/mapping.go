@@ -59,7 +59,7 @@ func (m *mapper) Map(ctx context.Context, d cas.Digest, of cas.Mapping) error {
 		return err
 	}
 	m.s.brought(d, nil)
-	if m.s.o.config.Policy == Back {
+	if m.s.o.config.Policy == WriteBack {
 		return m.s.o.pending.add(entry{blob, m.s.name, d})
 	}
 	return m.s.send(ctx, []cas.Digest{d})[d]

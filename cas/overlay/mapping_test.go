@@ -20,7 +20,7 @@ func newMapping(t *testing.T, policy overlay.Policy) (p *pair, m cas.Mapper) {
 	t.Helper()
 	p = &pair{near: castest.NewMemory(), far: castest.NewMemory(), journal: filepath.Join(t.TempDir(), "journal")}
 	p.faulty = castest.NewFaulty(p.far, p.far)
-	p.Overlay = open(t, overlay.Config{Near: one(p.near, p.near), Far: one(p.faulty, p.faulty), Policy: policy, Journal: p.journal})
+	p.Overlay = open(t, overlay.Config{Local: one(p.near, p.near), Upstream: one(p.faulty, p.faulty), Policy: policy, Journal: p.journal})
 	in, err := p.Instance("")
 	if err != nil {
 		t.Fatal(err)
@@ -55,7 +55,7 @@ func TestMappedBlobIsWholeFar(t *testing.T) {
 					if err := m.Map(t.Context(), d, of); err != nil {
 						t.Fatal(err)
 					}
-					if policy == overlay.Back {
+					if policy == overlay.WriteBack {
 						p.drain(t)
 					}
 					wantWhole(t, p.near, d, b)
@@ -78,7 +78,7 @@ func TestMappedBlobIsWholeFar(t *testing.T) {
 
 // When near has lost a chunk, the blob is read from far, whole.
 func TestMappedBlobWithoutAChunkIsFar(t *testing.T) {
-	p, m := newMapping(t, overlay.Through)
+	p, m := newMapping(t, overlay.WriteThrough)
 	b, d, of := castest.PutChunks(t, p.store, 1, 100_000, 2_000_000)
 	if err := m.Map(t.Context(), d, of); err != nil {
 		t.Fatal(err)
@@ -107,11 +107,11 @@ func TestMapFails(t *testing.T) {
 				}
 				p.faulty.Fail(cas.ErrUnavailable, castest.Put, castest.PutAll, castest.Missing)
 				err = m.Map(t.Context(), d, of)
-				if policy == overlay.Through && !errors.Is(err, cas.ErrUnavailable) || policy == overlay.Back && err != nil {
+				if policy == overlay.WriteThrough && !errors.Is(err, cas.ErrUnavailable) || policy == overlay.WriteBack && err != nil {
 					t.Errorf("got %v", err)
 				}
 				p.faulty.Heal()
-				if policy == overlay.Back {
+				if policy == overlay.WriteBack {
 					p.drain(t)
 				} else if err := m.Map(t.Context(), d, of); err != nil {
 					t.Error(err)
@@ -124,7 +124,7 @@ func TestMapFails(t *testing.T) {
 
 // Over a store that keeps no chunks it is no cas.Mapper.
 func TestMapperIsThatOfNear(t *testing.T) {
-	if _, ok := newPair(t, overlay.Through).store.(cas.Mapper); ok {
+	if _, ok := newPair(t, overlay.WriteThrough).store.(cas.Mapper); ok {
 		t.Error("it is one")
 	}
 }

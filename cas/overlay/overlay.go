@@ -27,25 +27,25 @@ import (
 type Policy uint8
 
 const (
-	// Through writes far before it answers: far has all blobs that were acknowledged. A blob's write fails when
+	// WriteThrough writes far before it answers: far has all blobs that were acknowledged. A blob's write fails when
 	// far cannot be reached.
-	Through Policy = iota
-	// Back answers when near has it, and writes far later. What is still to be written stands in a journal
+	WriteThrough Policy = iota
+	// WriteBack answers when near has it, and writes far later. What is still to be written stands in a journal
 	// and outlives the process, but not the power: then far may never have it, which harms no result.
-	Back
+	WriteBack
 )
 
 // Config says what New makes.
 type Config struct {
-	// Near and Far are the instances; equal names belong together. A near store that is a cas.Filer makes the
+	// Local and Upstream are the instances; equal names belong together. A near store that is a cas.Filer makes the
 	// overlay one, and one that is a cas.Placer, too, makes it that; likewise a cas.Mapper. A far store that is a Copier or a cas.Batcher is asked in few calls.
-	Near, Far cas.Instances
-	Policy    Policy
+	Local, Upstream cas.Instances
+	Policy          Policy
 	// Journal is the path of a file that is this overlay's alone. Back needs it.
 	Journal string
-	// Renew is how often what is still to be written far is marked as used near. It must be less than the
+	// RenewInterval is how often what is still to be written far is marked as used near. It must be less than the
 	// lease of near; 0 is an hour.
-	Renew time.Duration
+	RenewInterval time.Duration
 	// Log is told what goes wrong in the background; nil is nobody.
 	Log *slog.Logger
 }
@@ -59,12 +59,12 @@ type Copier interface {
 
 // Stats counts what an Overlay has done since it was made.
 type Stats struct {
-	Fetched int64 // blobs that were brought near
-	Sent    int64 // blobs and results that went far later
-	Pending int   // blobs and results that are still to go
-	Lost    int64 // of them, those that never will: near no longer had them, or the journal was damaged
-	Unasked int64 // questions answered without far, which could not be reached, or did not answer them
-	Refused int64 // results that far did not take
+	Fetched    int64 // blobs that were brought near
+	Sent       int64 // blobs and results that went far later
+	Pending    int   // blobs and results that are still to go
+	Lost       int64 // of them, those that never will: near no longer had them, or the journal was damaged
+	Unanswered int64 // questions answered without far, which could not be reached, or did not answer them
+	Refused    int64 // results that far did not take
 }
 
 // An Overlay is safe for concurrent use; New makes it, and whoever made it closes it.
@@ -94,15 +94,15 @@ func New(c Config) (*Overlay, error) {
 	if c.Log == nil {
 		c.Log = slog.New(slog.DiscardHandler)
 	}
-	if c.Renew <= 0 {
-		c.Renew = time.Hour
+	if c.RenewInterval <= 0 {
+		c.RenewInterval = time.Hour
 	}
 	o := &Overlay{
 		config: c, flights: map[key]*flight{}, warned: map[string]time.Time{},
 		doubts: newDoubts(),
 	}
 	o.ctx, o.cancel = context.WithCancelCause(context.Background())
-	if c.Policy == Back {
+	if c.Policy == WriteBack {
 		var damaged int
 		var err error
 		if o.pending, damaged, err = openPending(c.Journal); err != nil {
@@ -139,11 +139,11 @@ func (o *Overlay) Instance(name string) (*cas.Instance, error) {
 
 // store returns the store of an instance.
 func (o *Overlay) store(name string) (*store, error) {
-	near, err := o.config.Near(name)
+	near, err := o.config.Local(name)
 	if err != nil {
 		return nil, err
 	}
-	far, err := o.config.Far(name)
+	far, err := o.config.Upstream(name)
 	if err != nil {
 		return nil, err
 	}

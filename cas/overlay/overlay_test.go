@@ -30,7 +30,7 @@ import (
 	"google.golang.org/protobuf/proto"
 )
 
-var policies = map[string]overlay.Policy{"Through": overlay.Through, "Back": overlay.Back}
+var policies = map[string]overlay.Policy{"Through": overlay.WriteThrough, "Back": overlay.WriteBack}
 
 // one returns instances that are all the same.
 func one(s cas.Store, ac cas.ActionCache) cas.Instances {
@@ -52,7 +52,7 @@ func newPair(t *testing.T, policy overlay.Policy) *pair {
 	t.Helper()
 	p := &pair{near: castest.NewMemory(), far: castest.NewMemory(), journal: filepath.Join(t.TempDir(), "journal")}
 	p.nearSide, p.faulty = castest.NewFaulty(p.near, p.near), castest.NewFaulty(p.far, p.far)
-	p.Overlay = open(t, overlay.Config{Near: one(p.nearSide, p.nearSide), Far: one(p.faulty, p.faulty), Policy: policy, Journal: p.journal})
+	p.Overlay = open(t, overlay.Config{Local: one(p.nearSide, p.nearSide), Upstream: one(p.faulty, p.faulty), Policy: policy, Journal: p.journal})
 	in, err := p.Instance("")
 	if err != nil {
 		t.Fatal(err)
@@ -125,7 +125,7 @@ func TestContracts(t *testing.T) {
 func TestContractsOfPlainStores(t *testing.T) {
 	castest.TestStore(t, func(t *testing.T) cas.Store {
 		near, far := struct{ cas.Store }{castest.NewMemory()}, struct{ cas.Store }{castest.NewMemory()}
-		in, err := open(t, overlay.Config{Near: one(near, nil), Far: one(far, nil)}).Instance("")
+		in, err := open(t, overlay.Config{Local: one(near, nil), Upstream: one(far, nil)}).Instance("")
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -185,7 +185,7 @@ func TestContractsOfDiskAndServer(t *testing.T) {
 	for name, policy := range policies {
 		instance := func(t *testing.T) *cas.Instance {
 			in, err := open(t, overlay.Config{
-				Near: onDisk(t, t.TempDir()), Far: served(t, castest.Instances()).Instance,
+				Local: onDisk(t, t.TempDir()), Upstream: served(t, castest.Instances()).Instance,
 				Policy: policy, Journal: filepath.Join(t.TempDir(), "journal"),
 			}).Instance("a/b")
 			if err != nil {
@@ -211,7 +211,7 @@ func TestContractsOfDiskAndServer(t *testing.T) {
 
 func TestInstancesAreThoseBelow(t *testing.T) {
 	near, far := castest.Instances(), castest.Instances()
-	o := open(t, overlay.Config{Near: near, Far: far})
+	o := open(t, overlay.Config{Local: near, Upstream: far})
 	a, err := o.Instance("a")
 	if err != nil {
 		t.Fatal(err)
@@ -236,7 +236,7 @@ func TestInstancesAreThoseBelow(t *testing.T) {
 // TestFileComesNear: a run's large input may be far.
 func TestFileComesNear(t *testing.T) {
 	far := castest.NewMemory()
-	in, err := open(t, overlay.Config{Near: onDisk(t, t.TempDir()), Far: one(far, far)}).Instance("")
+	in, err := open(t, overlay.Config{Local: onDisk(t, t.TempDir()), Upstream: one(far, far)}).Instance("")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -254,7 +254,7 @@ func TestFileComesNear(t *testing.T) {
 // TestReadOnce: however many ask, far is asked once, and never again.
 func TestReadOnce(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		p := newPair(t, overlay.Through)
+		p := newPair(t, overlay.WriteThrough)
 		want, d := put(t, p.far, 1, 100_000)
 		gate := p.faulty.Hold(castest.Open)
 		var group sync.WaitGroup
@@ -283,7 +283,7 @@ func TestReadOnce(t *testing.T) {
 // TestAskerLeaves: one who gives up takes nothing from the others, nor from himself when he comes again.
 func TestAskerLeaves(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		p := newPair(t, overlay.Through)
+		p := newPair(t, overlay.WriteThrough)
 		_, d := put(t, p.far, 1, 1000)
 		gate := p.faulty.Hold(castest.Open)
 		ask := func(ctx context.Context) chan error {
@@ -324,7 +324,7 @@ func TestAskerLeaves(t *testing.T) {
 // TestOrphansAreBounded: of many fetches that nobody waits for, some go on.
 func TestOrphansAreBounded(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		p := newPair(t, overlay.Through)
+		p := newPair(t, overlay.WriteThrough)
 		for range 2 { // what has ended counts no more
 			gate := p.faulty.Hold(castest.Open)
 			for _, n := range []int{8, 8, 20} { // one that is left twice counts once
@@ -369,7 +369,7 @@ func TestOneOfMany(t *testing.T) {
 		near, far := castest.NewMemory(), castest.NewMemory()
 		faulty := castest.NewFaulty(far, nil)
 		s := &stuck{faulty, make(chan struct{})}
-		in, err := open(t, overlay.Config{Near: one(near, near), Far: one(s, nil)}).Instance("")
+		in, err := open(t, overlay.Config{Local: one(near, near), Upstream: one(s, nil)}).Instance("")
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -405,7 +405,7 @@ func TestOneOfMany(t *testing.T) {
 // TestJoinedFlightFails: who waits for a blob among others is not told of theirs.
 func TestJoinedFlightFails(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		p := newPair(t, overlay.Through)
+		p := newPair(t, overlay.WriteThrough)
 		_, bad := put(t, p.far, 1, 100)
 		want, good := put(t, p.far, 2, 100)
 		p.far.Corrupt(bad)
@@ -459,7 +459,7 @@ func TestFetchIsOneCopy(t *testing.T) {
 	near, far := castest.NewMemory(), castest.NewMemory()
 	faulty := castest.NewFaulty(far, nil)
 	c := &copier{Store: faulty, from: far}
-	o := open(t, overlay.Config{Near: one(near, near), Far: one(c, nil)})
+	o := open(t, overlay.Config{Local: one(near, near), Upstream: one(c, nil)})
 	in, err := o.Instance("")
 	if err != nil {
 		t.Fatal(err)
@@ -495,7 +495,7 @@ func TestFetchIsOneCopy(t *testing.T) {
 
 // TestFetchSaysWhatIsAbsent where far is asked for each blob: it is not asked again.
 func TestFetchSaysWhatIsAbsent(t *testing.T) {
-	p := newPair(t, overlay.Through)
+	p := newPair(t, overlay.WriteThrough)
 	_, small := put(t, p.far, 1, 1000)
 	_, large := put(t, p.far, 2, 2<<20)
 	_, nowhere := castest.Blob(3, 1000)
@@ -516,7 +516,7 @@ func TestFetchSaysWhatIsAbsent(t *testing.T) {
 
 // TestNearIsFull: what does not fit is read all the same.
 func TestNearIsFull(t *testing.T) {
-	p := newPair(t, overlay.Through)
+	p := newPair(t, overlay.WriteThrough)
 	want, d := put(t, p.far, 1, 1000)
 	p.nearSide.Fail(cas.ErrFull, castest.Put, castest.PutAll)
 	if err := cas.Fetch(t.Context(), p.store, []cas.Digest{d}); err != nil {
@@ -531,7 +531,7 @@ func TestNearIsFull(t *testing.T) {
 // TestDamageStaysFar: what far holds or sends wrongly never comes near.
 func TestDamageStaysFar(t *testing.T) {
 	for _, size := range []int{1000, 3 << 20} {
-		p := newPair(t, overlay.Through)
+		p := newPair(t, overlay.WriteThrough)
 		want, d := put(t, p.far, 1, size)
 		for name, spoil := range map[string]func(){
 			"cut": func() { p.faulty.Cut(500) }, "flipped": p.faulty.Flip, "stored": func() { p.far.Corrupt(d) },
@@ -567,10 +567,10 @@ func TestMissing(t *testing.T) {
 				t.Errorf("far is away, and near has all: got %v, %v", got, err)
 			}
 			got, err := ask(near, far, nowhere)
-			if policy == overlay.Through {
+			if policy == overlay.WriteThrough {
 				wantError(t, "far is away", err, cas.ErrUnavailable)
-			} else if err != nil || !slices.Equal(got, []cas.Digest{far, nowhere}) || p.Stats().Unasked != 1 {
-				t.Errorf("far is away: got %v, %v, %d unasked", got, err, p.Stats().Unasked)
+			} else if err != nil || !slices.Equal(got, []cas.Digest{far, nowhere}) || p.Stats().Unanswered != 1 {
+				t.Errorf("far is away: got %v, %v, %d unasked", got, err, p.Stats().Unanswered)
 			}
 			p.faulty.Fail(errors.New("not you"), castest.Missing)
 			if _, err := ask(nowhere); err == nil || !strings.Contains(err.Error(), "not you") {
@@ -612,7 +612,7 @@ func TestFarIsAway(t *testing.T) {
 			errs := append(p.store.(cas.Batcher).PutAll(t.Context(), []cas.Blob{{Digest: d, Data: b}}),
 				p.store.Put(t.Context(), d, bytes.NewReader(b)))
 			for _, err := range errs {
-				if policy == overlay.Through {
+				if policy == overlay.WriteThrough {
 					wantError(t, "write", err, cas.ErrUnavailable)
 				} else if err != nil {
 					t.Errorf("write: %v", err)
@@ -628,7 +628,7 @@ func TestBatchReadOfAServer(t *testing.T) {
 	near, far := castest.NewMemory(), castest.NewMemory()
 	faulty := castest.NewFaulty(far, far)
 	c := &copier{Store: faulty, from: far}
-	o := open(t, overlay.Config{Near: one(near, near), Far: one(c, faulty)})
+	o := open(t, overlay.Config{Local: one(near, near), Upstream: one(c, faulty)})
 	client := blobsOf(t, o.Instance)
 	read := func(ds ...cas.Digest) (got []codes.Code) {
 		t.Helper()
@@ -665,7 +665,7 @@ func TestBatchReadOfAServer(t *testing.T) {
 
 // TestWriteThrough: what is acknowledged is far, and a batch is one.
 func TestWriteThrough(t *testing.T) {
-	p := newPair(t, overlay.Through)
+	p := newPair(t, overlay.WriteThrough)
 	_, d := put(t, p.store, 1, 100)
 	_, large := put(t, p.store, 2, 3<<20)
 	put(t, p.store, 1, 0)
@@ -713,7 +713,7 @@ func newStrict(t *testing.T, policy overlay.Policy) *pair {
 		t.Fatal(err)
 	}
 	p.Overlay = open(t, overlay.Config{
-		Near: one(p.nearSide, p.nearSide), Far: one(p.faulty, &strict{p.faulty, p.far, t}), Policy: policy, Journal: p.journal,
+		Local: one(p.nearSide, p.nearSide), Upstream: one(p.faulty, &strict{p.faulty, p.far, t}), Policy: policy, Journal: p.journal,
 	})
 	in, err := p.Instance("")
 	if err != nil {
@@ -766,7 +766,7 @@ func TestResults(t *testing.T) {
 }
 
 func TestLookupComesNear(t *testing.T) {
-	p := newPair(t, overlay.Through)
+	p := newPair(t, overlay.WriteThrough)
 	action, r := built(t, p.far, 1)
 	if err := p.far.Record(t.Context(), action, r); err != nil {
 		t.Fatal(err)
@@ -808,7 +808,7 @@ func TestLookupComesNear(t *testing.T) {
 // TestLoss: of blobs lost at random, near and far, none is called present that cannot be read.
 func TestLoss(t *testing.T) {
 	for seed := range uint64(5) {
-		p := newPair(t, overlay.Through)
+		p := newPair(t, overlay.WriteThrough)
 		want := map[cas.Digest][]byte{}
 		var ds []cas.Digest
 		for i := range 200 {

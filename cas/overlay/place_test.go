@@ -27,7 +27,7 @@ func placed(t *testing.T) (s cas.Store, near *castest.Faulty, mem *castest.Memor
 		cas.Filer
 		cas.Placer
 	}{near, in.Store.(cas.Filer), in.Store.(cas.Placer)}
-	over, err := open(t, overlay.Config{Near: one(disk, in.Actions), Far: one(far, far)}).Instance("")
+	over, err := open(t, overlay.Config{Local: one(disk, in.Actions), Upstream: one(far, far)}).Instance("")
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -49,8 +49,8 @@ func (s *store) Missing(ctx context.Context, ds []cas.Digest) ([]cas.Digest, err
 	if len(ask) > 0 {
 		missing, err = s.far.Store.Missing(ctx, ask)
 	}
-	if errors.Is(err, cas.ErrUnavailable) && s.o.config.Policy == Back {
-		s.o.count(func(st *Stats) { st.Unasked++ })
+	if errors.Is(err, cas.ErrUnavailable) && s.o.config.Policy == WriteBack {
+		s.o.count(func(st *Stats) { st.Unanswered++ })
 		return absent, nil
 	}
 	if err != nil || len(again) == 0 {
@@ -80,7 +80,7 @@ func (s *store) Lookup(ctx context.Context, action cas.Digest) (*repb.ActionResu
 	case errors.Is(err, cas.ErrNotFound):
 		return nil, err
 	case err != nil:
-		s.o.count(func(st *Stats) { st.Unasked++ })
+		s.o.count(func(st *Stats) { st.Unanswered++ })
 		s.o.warn("results are not looked up far", "error", err)
 		return nil, fmt.Errorf("result of action %s: %w near, and far does not say: %v", action, cas.ErrNotFound, err)
 	}

@@ -42,7 +42,7 @@ func (s *store) Put(ctx context.Context, d cas.Digest, r io.Reader) error {
 		return err
 	}
 	s.brought(d, nil)
-	if s.o.config.Policy == Back {
+	if s.o.config.Policy == WriteBack {
 		return s.o.pending.add(entry{blob, s.name, d})
 	}
 	err := s.copyFar(ctx, d)
@@ -69,7 +69,7 @@ func (s *store) PutAll(ctx context.Context, blobs []cas.Blob) []error {
 			at = append(at, i)
 		}
 	}
-	if s.o.config.Policy == Back {
+	if s.o.config.Policy == WriteBack {
 		if err := s.o.pending.add(entries...); err != nil {
 			for _, i := range at {
 				errs[i] = err
@@ -105,7 +105,7 @@ func (s *store) Record(ctx context.Context, action cas.Digest, r *repb.ActionRes
 	if err := s.near.Actions.Record(ctx, action, r); err != nil {
 		return err
 	}
-	if s.o.config.Policy == Back {
+	if s.o.config.Policy == WriteBack {
 		return s.o.pending.add(entry{result, s.name, action})
 	}
 	if err := s.recordFar(ctx, action, r); err != nil && ctx.Err() == nil {

@@ -74,7 +74,7 @@ func BenchmarkCapture(b *testing.B) {
 	must(b, err)
 	defer out.Close()
 	manyFiles().make(b, out)
-	w := tree.Wanted{Paths: []string{"a"}}
+	w := tree.OutputSpec{Paths: []string{"a"}}
 	for b.Loop() {
 		batch := cas.NewBatch(store)
 		_, err := tree.Capture(b.Context(), batch, cas.SHA256, out, w, &repb.ActionResult{})

@@ -81,9 +81,9 @@ func (c *Cache) Bytes() int64 {
 	return c.bytes
 }
 
-// Doubt has all that is held of an instance asked for again when it is met next: its store has lost a blob
+// Invalidate has all that is held of an instance asked for again when it is met next: its store has lost a blob
 // that it had.
-func (c *Cache) Doubt(instance string) {
+func (c *Cache) Invalidate(instance string) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.doubts[instance] = time.Now()
@@ -108,9 +108,9 @@ func Read[M proto.Message](ctx context.Context, c *Cache, in *cas.Instance, d ca
 	return remember(c, k, m, cost, began), nil
 }
 
-// Know has Read return the blob b, which is of d and of the type of m, without a question to the store of in: for whoever
+// Add has Read return the blob b, which is of d and of the type of m, without a question to the store of in: for whoever
 // got it from somebody who has just read it there. It decodes into m, and fails as Read does.
-func Know[M proto.Message](c *Cache, in *cas.Instance, d cas.Digest, b []byte, m M) error {
+func Add[M proto.Message](c *Cache, in *cas.Instance, d cas.Digest, b []byte, m M) error {
 	if d.Function().Sum(b) != d {
 		return fmt.Errorf("%w: these %d bytes are not blob %s", cas.ErrInvalid, len(b), d)
 	}

@@ -300,7 +300,7 @@ func TestCacheNoticesLoss(t *testing.T) {
 		lost, d := cas.SHA256.Sum([]byte("1")), n.kids["d"].put(t, castest.NewMemory())
 		s.Delete(lost)
 		loaded(t, c, in, root) // it was there a moment ago
-		c.Doubt("a")
+		c.Invalidate("a")
 		wantMissing(t, c, in, root, lost)
 		wantMissing(t, c, in, root, lost) // asking does not make it there
 		s.Delete(d)
@@ -320,7 +320,7 @@ func TestCacheNoticesLoss(t *testing.T) {
 	loaded(t, c, instance("b", other), root)
 	s.taken()
 	other.taken()
-	c.Doubt("a")
+	c.Invalidate("a")
 	loaded(t, c, instance("a", s), root)
 	loaded(t, c, instance("b", other), root)
 	s.wantTaken(t, 0, 3)
@@ -425,7 +425,7 @@ func TestCacheIsShared(t *testing.T) {
 						t.Errorf("got %v, %v", input, err)
 					}
 					if i%10 == 0 {
-						c.Doubt("")
+						c.Invalidate("")
 					}
 				}
 			})

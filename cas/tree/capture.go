@@ -22,9 +22,9 @@ import (
 
 const noLimit = math.MaxInt64
 
-// A Wanted says which outputs of a run to collect. Paths are relative to Dir, as the client spelled
+// A OutputSpec says which outputs of a run to collect. Paths are relative to Dir, as the client spelled
 // them.
-type Wanted struct {
+type OutputSpec struct {
 	Dir   string   // the working directory, relative to the exec root
 	Paths []string // output_paths
 	// Files and Directories are output_files and output_directories of API 2.0; they count only if
@@ -65,7 +65,7 @@ type output struct {
 // On an ErrOutput about one output r has the others, since what a failed run left tells why. Other errors
 // are those of the store and the file system; on them, and if all outputs together are too large, r is
 // unchanged.
-func Capture(ctx context.Context, b *cas.Batch, f cas.Function, out *os.Root, w Wanted, r *repb.ActionResult,
+func Capture(ctx context.Context, b *cas.Batch, f cas.Function, out *os.Root, w OutputSpec, r *repb.ActionResult,
 ) (left string, err error) {
 	s := &scanner{
 		root: out, own: true, want: wanted(w.Properties), limit: cmp.Or(w.MaxBytes, noLimit),

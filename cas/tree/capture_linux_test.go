@@ -27,7 +27,7 @@ func TestRule116_DeclaredSpecialFileIsRefused(t *testing.T) {
 		syscall.S_IFIFO:  `"s" is a named pipe`,
 		syscall.S_IFSOCK: `"s" is a socket`,
 	} {
-		for _, w := range []tree.Wanted{{Paths: s}, {Files: s}, {Directories: s}} {
+		for _, w := range []tree.OutputSpec{{Paths: s}, {Files: s}, {Directories: s}} {
 			out := newRoot(t)
 			mknod(t, out, "s", kind)
 			wantError(t, captureError(t, out, w), tree.ErrOutput, text)
@@ -43,12 +43,12 @@ func TestRule116_SpecialFilesInDirectoriesAreLeftOut(t *testing.T) {
 	for _, name := range []string{"d/z/t", "d/z/u", "d/z/v\xc3\xa9"} {
 		mknod(t, out, name, syscall.S_IFIFO)
 	}
-	left, err := tree.Capture(t.Context(), cas.NewBatch(store), cas.SHA256, out, tree.Wanted{Paths: []string{"d"}}, &repb.ActionResult{})
+	left, err := tree.Capture(t.Context(), cas.NewBatch(store), cas.SHA256, out, tree.OutputSpec{Paths: []string{"d"}}, &repb.ActionResult{})
 	must(t, err)
 	if want := `the named pipe "d/fifo", the socket "d/z/socket", the named pipe "d/z/t" and 2 more`; left != want {
 		t.Errorf("left out are %s, want %s", left, want)
 	}
-	r := capture(t, store, out, tree.Wanted{Paths: []string{"d"}})
+	r := capture(t, store, out, tree.OutputSpec{Paths: []string{"d"}})
 	into := newRoot(t)
 	must(t, tree.Extract(t.Context(), store, cas.SHA256, r, into))
 	same(t, "output", read(t, into, "."), parse(t, "d/a = 1", "d/z/b = 2"))
@@ -63,7 +63,7 @@ func TestRule117_NamesThatAreNotUTF8AreRefused(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			out := execRoot(t, "d/")
 			must(t, make(out))
-			wantError(t, captureError(t, out, tree.Wanted{Paths: []string{"d"}}), tree.ErrOutput, `\xff`)
+			wantError(t, captureError(t, out, tree.OutputSpec{Paths: []string{"d"}}), tree.ErrOutput, `\xff`)
 		})
 	}
 }

@@ -30,7 +30,7 @@ func execRoot(t testing.TB, lines ...string) *os.Root {
 }
 
 // capture captures w and returns the result, whose blobs must all be in the store (rule 119).
-func capture(t testing.TB, store cas.Store, out *os.Root, w tree.Wanted) *repb.ActionResult {
+func capture(t testing.TB, store cas.Store, out *os.Root, w tree.OutputSpec) *repb.ActionResult {
 	t.Helper()
 	var r repb.ActionResult
 	b := cas.NewBatch(store)
@@ -48,7 +48,7 @@ func capture(t testing.TB, store cas.Store, out *os.Root, w tree.Wanted) *repb.A
 }
 
 // captureError captures w, which should fail.
-func captureError(t testing.TB, out *os.Root, w tree.Wanted) error {
+func captureError(t testing.TB, out *os.Root, w tree.OutputSpec) error {
 	_, err := tree.Capture(t.Context(), cas.NewBatch(castest.NewMemory()), cas.SHA256, out, w, &repb.ActionResult{})
 	return err
 }
@@ -78,18 +78,18 @@ func TestCapture(t *testing.T) {
 	for _, c := range []struct {
 		name   string
 		root   []string
-		wanted tree.Wanted
+		wanted tree.OutputSpec
 		want   []string // of describe
 	}{
 		{
 			"Rule111MissingIsLeftOut",
 			[]string{"a/present = 12", "a/file = 1"},
-			tree.Wanted{Paths: []string{"a/missing", "a/present", "no/where/at/all", "a/file/below"}},
+			tree.OutputSpec{Paths: []string{"a/missing", "a/present", "no/where/at/all", "a/file/below"}},
 			[]string{`file "a/present" size 2 exec false`},
 		}, {
 			"Rule111KindIsDiscovered",
 			[]string{"f = 12", "d/x = 1", "l -> d"},
-			tree.Wanted{Paths: []string{"d", "f", "l"}},
+			tree.OutputSpec{Paths: []string{"d", "f", "l"}},
 			[]string{
 				`file "f" size 2 exec false`,
 				`dir "d" tree true root false sorted true`,
@@ -98,7 +98,7 @@ func TestCapture(t *testing.T) {
 		}, {
 			"Rule113PathAsRequestedAndSorted",
 			[]string{"w/z = 1", "w/a *= ", "up = 12"},
-			tree.Wanted{Dir: "w", Paths: []string{"z", "../up", "a", "./a", "a"}},
+			tree.OutputSpec{Dir: "w", Paths: []string{"z", "../up", "a", "./a", "a"}},
 			[]string{
 				`file "../up" size 2 exec false`,
 				`file "./a" size 0 exec true`,
@@ -108,12 +108,12 @@ func TestCapture(t *testing.T) {
 		}, {
 			"Rule113EmptyPathIsWorkingDirectory",
 			[]string{"w/z = 1"},
-			tree.Wanted{Dir: "w", Directories: []string{""}},
+			tree.OutputSpec{Dir: "w", Directories: []string{""}},
 			[]string{`dir "" tree true root false sorted true`},
 		}, {
 			"Rule114LinksAreVerbatim",
 			[]string{"abs -> /etc/passwd", "dangling -> ../../../x//y/", "w/f = 1", "tofile -> w/f"},
-			tree.Wanted{Paths: []string{"abs", "dangling", "tofile"}},
+			tree.OutputSpec{Paths: []string{"abs", "dangling", "tofile"}},
 			[]string{
 				`link "abs" -> "/etc/passwd"`,
 				`link "dangling" -> "../../../x//y/"`,
@@ -122,7 +122,7 @@ func TestCapture(t *testing.T) {
 		}, {
 			"Rule114LinksOfOldFields",
 			[]string{"df -> x", "a -> dangling", "f = 1", "d/"},
-			tree.Wanted{Files: []string{"df", "f"}, Directories: []string{"a", "d", "nothing"}},
+			tree.OutputSpec{Files: []string{"df", "f"}, Directories: []string{"a", "d", "nothing"}},
 			[]string{
 				`file "f" size 1 exec false`,
 				`dir "d" tree true root false sorted true`,
@@ -134,46 +134,46 @@ func TestCapture(t *testing.T) {
 		}, {
 			"Rule112LinksWhoseEndNobodyKnows",
 			[]string{"loop -> loop", "out -> ../../x", "abs -> /etc", "bound -> d/in/it", "d/", "any -> d", "f = 1"},
-			tree.Wanted{Files: []string{"loop", "out", "abs"}, Directories: []string{"bound"}},
+			tree.OutputSpec{Files: []string{"loop", "out", "abs"}, Directories: []string{"bound"}},
 			[]string{
 				`link "abs" -> "/etc"`, `link "bound" -> "d/in/it"`, `link "loop" -> "loop"`, `link "out" -> "../../x"`,
 				`filelink "abs" -> "/etc"`, `filelink "loop" -> "loop"`, `filelink "out" -> "../../x"`, `dirlink "bound" -> "d/in/it"`,
 			},
 		}, {
 			"Rule112LinksOfTheKindDeclared",
-			[]string{"d/x = 1", "ld -> d", "lf -> d/x"}, tree.Wanted{Files: []string{"lf"}, Directories: []string{"ld"}},
+			[]string{"d/x = 1", "ld -> d", "lf -> d/x"}, tree.OutputSpec{Files: []string{"lf"}, Directories: []string{"ld"}},
 			[]string{`link "ld" -> "d"`, `link "lf" -> "d/x"`, `filelink "lf" -> "d/x"`, `dirlink "ld" -> "d"`},
 		}, {
 			"Rule112OutputPathsTakeAnyLink",
-			[]string{"d/x = 1", "ld -> d", "lf -> d/x"}, tree.Wanted{Paths: []string{"ld", "lf"}},
+			[]string{"d/x = 1", "ld -> d", "lf -> d/x"}, tree.OutputSpec{Paths: []string{"ld", "lf"}},
 			[]string{`link "ld" -> "d"`, `link "lf" -> "d/x"`},
 		}, {
 			"Rule111EmptyPathIsWorkingDirectory",
-			[]string{"w/z = 1"}, tree.Wanted{Dir: "w", Paths: []string{""}},
+			[]string{"w/z = 1"}, tree.OutputSpec{Dir: "w", Paths: []string{""}},
 			[]string{`dir "" tree true root false sorted true`},
 		}, {
 			"Rule78PathsOverrideOldFields",
 			[]string{"f = 1", "d/x = 1"},
-			tree.Wanted{Paths: []string{"f"}, Files: []string{"d"}, Directories: []string{"f"}},
+			tree.OutputSpec{Paths: []string{"f"}, Files: []string{"d"}, Directories: []string{"f"}},
 			[]string{`file "f" size 1 exec false`},
 		}, {
 			"Rule115DirectoryOnly",
 			[]string{"d/x = 1"},
-			tree.Wanted{Paths: []string{"d"}, Format: repb.Command_DIRECTORY_ONLY},
+			tree.OutputSpec{Paths: []string{"d"}, Format: repb.Command_DIRECTORY_ONLY},
 			[]string{`dir "d" tree false root true sorted false`},
 		}, {
 			"Rule115Both",
 			[]string{"d/x = 1"},
-			tree.Wanted{Paths: []string{"d"}, Format: repb.Command_TREE_AND_DIRECTORY},
+			tree.OutputSpec{Paths: []string{"d"}, Format: repb.Command_TREE_AND_DIRECTORY},
 			[]string{`dir "d" tree true root true sorted true`},
 		}, {
 			"Rule82UnknownFormatIsTree",
 			[]string{"d/x = 1"},
-			tree.Wanted{Paths: []string{"d"}, Format: 99},
+			tree.OutputSpec{Paths: []string{"d"}, Format: 99},
 			[]string{`dir "d" tree true root false sorted true`},
 		},
 		{
-			"MaxBytesExactly", []string{"a = 12", "d/b = 345"}, tree.Wanted{Paths: []string{"a"}, MaxBytes: 2},
+			"MaxBytesExactly", []string{"a = 12", "d/b = 345"}, tree.OutputSpec{Paths: []string{"a"}, MaxBytes: 2},
 			[]string{`file "a" size 2 exec false`},
 		},
 	} {
@@ -190,45 +190,45 @@ func TestCaptureRefuses(t *testing.T) {
 	for _, c := range []struct {
 		name string
 		root []string
-		want tree.Wanted
+		want tree.OutputSpec
 		kind error
 		text string
 	}{
 		{
-			"Rule112DirectoryAsFile", []string{"ok = 1", "x/"}, tree.Wanted{Files: []string{"ok", "x"}},
+			"Rule112DirectoryAsFile", []string{"ok = 1", "x/"}, tree.OutputSpec{Files: []string{"ok", "x"}},
 			tree.ErrOutput, `"x" is a directory, declared as a file`,
 		},
 		{
-			"Rule112FileAsDirectory", []string{"ok/", "x = 1"}, tree.Wanted{Directories: []string{"ok", "x"}},
+			"Rule112FileAsDirectory", []string{"ok/", "x = 1"}, tree.OutputSpec{Directories: []string{"ok", "x"}},
 			tree.ErrOutput, `"x" is a file, declared as a directory`,
 		},
 		{
-			"Rule112LinkToDirectoryAsFile", []string{"ok = 1", "d/x = 1", "l -> d"}, tree.Wanted{Files: []string{"ok", "l"}},
+			"Rule112LinkToDirectoryAsFile", []string{"ok = 1", "d/x = 1", "l -> d"}, tree.OutputSpec{Files: []string{"ok", "l"}},
 			tree.ErrOutput, `"l" is a symlink to a directory, declared as a file`,
 		},
 		{
-			"Rule112LinkToFileAsDirectory", []string{"ok/", "d/x = 1", "a/l -> ../d/x"}, tree.Wanted{Directories: []string{"ok", "a/l"}},
+			"Rule112LinkToFileAsDirectory", []string{"ok/", "d/x = 1", "a/l -> ../d/x"}, tree.OutputSpec{Directories: []string{"ok", "a/l"}},
 			tree.ErrOutput, `"a/l" is a symlink to what is no directory`,
 		},
 		{
 			"SymlinkForParent", []string{"ok = 1", "in/secret = 1", "a/b -> ../in"},
-			tree.Wanted{Paths: []string{"ok", "a/b/secret"}}, tree.ErrOutput,
+			tree.OutputSpec{Paths: []string{"ok", "a/b/secret"}}, tree.ErrOutput,
 			`"a/b/secret" lies behind the symlink "a/b"`,
 		},
 		{
 			"SymlinkForWorkingDirectory", []string{"ok = 1", "in/secret = 1", "w -> in"},
-			tree.Wanted{Dir: "w", Paths: []string{"../ok", "secret"}}, tree.ErrOutput, `symlink "w"`,
+			tree.OutputSpec{Dir: "w", Paths: []string{"../ok", "secret"}}, tree.ErrOutput, `symlink "w"`,
 		},
 		{
 			"MaxBytes", []string{"ok = 1", "d/a = 12", "d/b = 345"},
-			tree.Wanted{Paths: []string{"d", "ok"}, MaxBytes: 5}, tree.ErrOutput, "5 bytes",
+			tree.OutputSpec{Paths: []string{"d", "ok"}, MaxBytes: 5}, tree.ErrOutput, "5 bytes",
 		},
 		{
-			"Escape", []string{"ok = 1"}, tree.Wanted{Paths: []string{"ok", "x/../../etc"}}, cas.ErrInvalid,
+			"Escape", []string{"ok = 1"}, tree.OutputSpec{Paths: []string{"ok", "x/../../etc"}}, cas.ErrInvalid,
 			"leaves",
 		},
 		{
-			"Absolute", []string{"ok = 1"}, tree.Wanted{Paths: []string{"ok", "/etc/passwd"}}, cas.ErrInvalid,
+			"Absolute", []string{"ok = 1"}, tree.OutputSpec{Paths: []string{"ok", "/etc/passwd"}}, cas.ErrInvalid,
 			"absolute",
 		},
 	} {
@@ -250,7 +250,7 @@ func TestCaptureRefuses(t *testing.T) {
 
 func TestRule113_ContentIsStored(t *testing.T) {
 	store := castest.NewMemory()
-	r := capture(t, store, execRoot(t, "f = content", "empty = "), tree.Wanted{Paths: []string{"f", "empty"}})
+	r := capture(t, store, execRoot(t, "f = content", "empty = "), tree.OutputSpec{Paths: []string{"f", "empty"}})
 	if got, want := r.OutputFiles[0].Digest, empty; !proto.Equal(got, want) {
 		t.Errorf("empty file: got %v, want %v", got, want)
 	}
@@ -274,7 +274,7 @@ func TestCaptureTreeIsTopologicallySorted(t *testing.T) {
 	below.kids["d"] = n
 	out := newRoot(t)
 	below.make(t, out)
-	r := capture(t, store, out, tree.Wanted{Paths: []string{"d"}, Format: repb.Command_TREE_AND_DIRECTORY})
+	r := capture(t, store, out, tree.OutputSpec{Paths: []string{"d"}, Format: repb.Command_TREE_AND_DIRECTORY})
 	o := r.OutputDirectories[0]
 	if want := n.put(t, castest.NewMemory()).Proto(); !proto.Equal(o.RootDirectoryDigest, want) {
 		t.Errorf("root_directory_digest: got %v, want %v", o.RootDirectoryDigest, want)
@@ -295,7 +295,7 @@ func TestCaptureTreeIsTopologicallySorted(t *testing.T) {
 func TestRule115_TreeIsDeterministic(t *testing.T) {
 	lines := []string{"d/b = 1", "d/a/x = 2", "d/c/x = 2", "d/l -> a"}
 	store := castest.NewMemory()
-	first := capture(t, store, execRoot(t, lines...), tree.Wanted{Paths: []string{"d"}})
+	first := capture(t, store, execRoot(t, lines...), tree.OutputSpec{Paths: []string{"d"}})
 	out := newRoot(t)
 	for i := range lines { // in another order, so that the file system may list them otherwise
 		p := parse(t, lines[len(lines)-1-i])
@@ -307,7 +307,7 @@ func TestRule115_TreeIsDeterministic(t *testing.T) {
 		p.kids["d"].make(t, sub)
 		must(t, sub.Close())
 	}
-	second := capture(t, store, out, tree.Wanted{Paths: []string{"d"}})
+	second := capture(t, store, out, tree.OutputSpec{Paths: []string{"d"}})
 	if !proto.Equal(first, second) {
 		t.Errorf("equal directories gave\n%v\nand\n%v", first, second)
 	}
@@ -316,7 +316,7 @@ func TestRule115_TreeIsDeterministic(t *testing.T) {
 // Rule 115: Directories are stored one by one only if they were asked for.
 func TestCaptureStoresDirectoriesOnlyForFormat(t *testing.T) {
 	store := castest.NewMemory()
-	capture(t, store, execRoot(t, "d/x = 1"), tree.Wanted{Paths: []string{"d"}})
+	capture(t, store, execRoot(t, "d/x = 1"), tree.OutputSpec{Paths: []string{"d"}})
 	if store.Len() != 2 { // x and the Tree
 		t.Errorf("%d blobs were stored, want 2", store.Len())
 	}
@@ -334,7 +334,7 @@ func TestRule116_UnreadableOutputsAreRead(t *testing.T) {
 		}
 		must(t, out.Chmod(p, mode))
 	}
-	r := capture(t, store, out, tree.Wanted{Paths: []string{"p/d", "p/x"}})
+	r := capture(t, store, out, tree.OutputSpec{Paths: []string{"p/d", "p/x"}})
 	if !r.OutputFiles[0].IsExecutable {
 		t.Error("a file of mode 0011 is not executable")
 	}
@@ -355,7 +355,7 @@ func TestCaptureLimitsDepth(t *testing.T) {
 	for depth, want := range map[int]error{1000: nil, 1001: tree.ErrOutput} {
 		out := newRoot(t)
 		must(t, out.MkdirAll("d"+strings.Repeat("/d", depth), 0o755))
-		err := captureError(t, out, tree.Wanted{Paths: []string{"d"}})
+		err := captureError(t, out, tree.OutputSpec{Paths: []string{"d"}})
 		if !errors.Is(err, want) {
 			t.Errorf("%d levels: got %v, want %v", depth, err, want)
 		}
@@ -368,7 +368,7 @@ func TestRule075_LengthOfPathsOfOutputsIsLimited(t *testing.T) {
 	for depth, want := range map[int]error{19: nil, 20: tree.ErrOutput} {
 		out := newRoot(t)
 		must(t, out.MkdirAll("d"+strings.Repeat("/"+name, depth), 0o755))
-		err := captureError(t, out, tree.Wanted{Paths: []string{"d"}})
+		err := captureError(t, out, tree.OutputSpec{Paths: []string{"d"}})
 		if !errors.Is(err, want) || err != nil && len(err.Error()) > 500 {
 			t.Errorf("%d levels: got %v, want %v", depth, err, want)
 		}
@@ -392,7 +392,7 @@ func TestRule119_ManyOutputs(t *testing.T) {
 		}
 	}
 	store := &batches{Memory: castest.NewMemory()}
-	r := capture(t, store, out, tree.Wanted{Paths: paths, Properties: []string{"mtime"}})
+	r := capture(t, store, out, tree.OutputSpec{Paths: paths, Properties: []string{"mtime"}})
 	if len(r.OutputFiles) != 4_950 || len(r.OutputDirectories) != 50 {
 		t.Errorf("got %d files and %d directories", len(r.OutputFiles), len(r.OutputDirectories))
 	}
@@ -447,7 +447,7 @@ func TestIngestKeepsModes(t *testing.T) {
 func TestExtractReplacesAndMerges(t *testing.T) {
 	store := castest.NewMemory()
 	out := execRoot(t, "d/same = new", "d/sub/f *= new", "d/l -> x", "file = new", "deep/er/f = new", "dl -> d")
-	r := capture(t, store, out, tree.Wanted{Paths: []string{"d", "file", "deep/er/f", "dl"}})
+	r := capture(t, store, out, tree.OutputSpec{Paths: []string{"d", "file", "deep/er/f", "dl"}})
 	into := execRoot(t, "d/.cloister-extract = left by a crash", "d/same = old", "d/other = kept",
 		"d/l = was a file", "file -> victim", "victim = kept", "dl = was a file")
 	must(t, tree.Extract(t.Context(), store, cas.SHA256, r, into))
@@ -459,7 +459,7 @@ func TestExtractReadsBothFormats(t *testing.T) {
 	for _, f := range []repb.Command_OutputDirectoryFormat{repb.Command_TREE_ONLY, repb.Command_DIRECTORY_ONLY} {
 		store := castest.NewMemory()
 		lines := []string{"d/a/x = 1", "d/b/x = 1", "d/e/"}
-		r := capture(t, store, execRoot(t, lines...), tree.Wanted{Paths: []string{"d"}, Format: f})
+		r := capture(t, store, execRoot(t, lines...), tree.OutputSpec{Paths: []string{"d"}, Format: f})
 		into := newRoot(t)
 		must(t, tree.Extract(t.Context(), store, cas.SHA256, r, into))
 		same(t, f.String(), read(t, into, "."), parse(t, lines...))

@@ -217,7 +217,7 @@ func FuzzDirectory(f *testing.F) {
 			return
 		}
 		_, _, _ = l.String(), l.contents(false), l.contents(true)
-		if bytes, files := l.Room(castest.NewMemory()); bytes < 0 || files < int64(len(l.dirs)) {
+		if bytes, files := l.SizeEstimate(castest.NewMemory()); bytes < 0 || files < int64(len(l.dirs)) {
 			t.Fatalf("room for %d bytes in %d files", bytes, files)
 		}
 	})

@@ -8,13 +8,13 @@ import (
 	"slices"
 )
 
-// InOrder returns the layout of the same in which directories list their entries in an order that the seed makes, which
+// WithOrder returns the layout of the same in which directories list their entries in an order that the seed makes, which
 // is not 0: always the same for one seed, and another for another, as far as there are others. That holds where a
 // workspace lists what was made last first, or what was made first, as tmpfs does; and for all directories
 // of the input root, but not for what the run makes in them.
 //
 // Images list what is in them sorted, so that all of it is copied.
-func (l *Layout) InOrder(seed uint64) *Layout { return &Layout{dirs: l.dirs, order: seed} }
+func (l *Layout) WithOrder(seed uint64) *Layout { return &Layout{dirs: l.dirs, order: seed} }
 
 // inOrder returns what a directory is to have in the order in which it is made. Usually that is from the last name to the
 // first: tmpfs lists what was made last first, so that copies list as images do, sorted, and a run cannot tell which of

@@ -61,7 +61,7 @@ func TestDirectoriesListInTheOrderOfTheirLayout(t *testing.T) {
 	must(t, err)
 	list := func(seed uint64) map[string]string {
 		ws := inMemory(t)
-		s, err := l.InOrder(seed).Stage(t.Context(), store, ws)
+		s, err := l.WithOrder(seed).Stage(t.Context(), store, ws)
 		must(t, err)
 		s.Release()
 		return listings(t, ws)
@@ -139,11 +139,11 @@ func TestOrderIsOfCopies(t *testing.T) {
 	for seed, want := range map[uint64]tree.Form{0: tree.FormImage, 1: tree.FormCopy} {
 		laid := l
 		if seed != 0 {
-			laid = l.InOrder(seed)
+			laid = l.WithOrder(seed)
 		}
 		_, s := r.stageLayout(t, "", laid)
 		if s.Form != want {
-			t.Errorf("seed %d: got %s (%s), want %s", seed, s.Form, s.Why, want)
+			t.Errorf("seed %d: got %s (%s), want %s", seed, s.Form, s.CopyReason, want)
 		}
 		s.Release()
 	}

@@ -46,7 +46,7 @@ func modeOf(exec, private bool) fs.FileMode {
 // A Layout says how an input root is laid out for one run. It is never changed.
 type Layout struct {
 	dirs  []spineDir // parents first, in order
-	order uint64     // see InOrder; 0 is none in particular
+	order uint64     // see WithOrder; 0 is none in particular
 }
 
 // A spineDir is one real directory of the exec root.

@@ -18,7 +18,7 @@ func TestRule098_NodePropertiesInImages(t *testing.T) {
 	for i := range 4 {
 		ws, s := r.stageLayout(t, "", l)
 		if s.Form != "image" {
-			t.Fatalf("form %q, because %s", s.Form, s.Why)
+			t.Fatalf("form %q, because %s", s.Form, s.CopyReason)
 		}
 		if _, hot := images(s); i > 0 && hot == 0 {
 			t.Errorf("run %d: nothing stays mounted", i)

@@ -115,7 +115,7 @@ func TestRule098_NodePropertiesOfInputsAreApplied(t *testing.T) {
 			if os.Getuid() != 0 {
 				return // cannot count what lies in d/closed
 			}
-			bytes, files := l.Room(store)
+			bytes, files := l.SizeEstimate(store)
 			if _, ok := store.(crampedStore); ok {
 				bytes, files = taken(t, ws) // who lays out asks for that room when he learns it
 			}
@@ -185,7 +185,7 @@ func TestRule082_PropertiesOfOutputs(t *testing.T) {
 		}
 		return out
 	}
-	wanted := tree.Wanted{
+	wanted := tree.OutputSpec{
 		Paths: []string{"d", "d/closed", "d/closed/f", "early", "f", "l", "late"}, Format: repb.Command_TREE_AND_DIRECTORY,
 		Properties: []string{"mtime", "unix_mode"},
 	}

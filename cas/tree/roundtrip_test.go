@@ -74,7 +74,7 @@ func FuzzRoundTrip(f *testing.F) {
 		defer out.Close()
 		formats := []repb.Command_OutputDirectoryFormat{repb.Command_DIRECTORY_ONLY, repb.Command_TREE_ONLY}
 		for _, format := range formats {
-			r := capture(t, store, out, tree.Wanted{Paths: []string{""}, Format: format})
+			r := capture(t, store, out, tree.OutputSpec{Paths: []string{""}, Format: format})
 			if root := r.OutputDirectories[0].RootDirectoryDigest; root != nil && !proto.Equal(root, digest.Proto()) {
 				t.Errorf("Capture: got %v, want %v", root, digest)
 			}

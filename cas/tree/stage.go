@@ -33,18 +33,18 @@ type Bind struct {
 // A Staged is an exec root that is ready but for its Binds.
 type Staged struct {
 	// Binds are in the order in which they must be mounted: one inside another follows it.
-	Binds []Bind
-	Form  Form
-	Why   string // it is not FormImage, if it is not
+	Binds      []Bind
+	Form       Form
+	CopyReason string // it is not FormImage, if it is not
 
 	placements []cas.Placement
 	release    []func()
 	gone       bool
 }
 
-// Gone says that nothing is left of the run that had the Binds mounted, neither a process nor a file that it had open:
+// AllowReuse says that nothing is left of the run that had the Binds mounted, neither a process nor a file that it had open:
 // another run may then have the mounts that stay. It is called before Release.
-func (s *Staged) Gone() { s.gone = true }
+func (s *Staged) AllowReuse() { s.gone = true }
 
 // Valid reports whether what images say of where files are has held so far. It does not if somebody has written to the
 // store's files, so that the run may have read what is no input of its. It is asked before Release.

@@ -67,7 +67,7 @@ func TestOrderChangesNothingElse(t *testing.T) {
 			l, err := in.Plan(s.workdir, s.outputs, nil)
 			must(t, err)
 			ws := newRoot(t)
-			staged, err := l.InOrder(5).Stage(t.Context(), store, ws)
+			staged, err := l.WithOrder(5).Stage(t.Context(), store, ws)
 			must(t, err)
 			defer staged.Release()
 			same(t, "exec root", view(t, ws, staged), view(t, usualWS, usual))

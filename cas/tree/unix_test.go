@@ -91,7 +91,7 @@ func TestCaptureEndsWithContext(t *testing.T) {
 	must(t, f.Close())
 	ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
 	defer cancel()
-	w := tree.Wanted{Paths: []string{"hole"}}
+	w := tree.OutputSpec{Paths: []string{"hole"}}
 	_, err = tree.Capture(ctx, cas.NewBatch(castest.NewMemory()), cas.SHA256, out, w, &repb.ActionResult{})
 	wantError(t, err, context.DeadlineExceeded, "")
 }

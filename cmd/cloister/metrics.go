@@ -112,7 +112,7 @@ func (n *node) readings() []reading {
 			reading{"cloister_cas_upstream_up", "1 if the upstream answers.", func() float64 { return truth(n.behind.down() == "") }},
 			reading{"cloister_cas_upstream_fetched_total", "Blobs that were fetched from the upstream.", moved(func(s overlay.Stats) int64 { return s.Fetched })},
 			reading{"cloister_cas_upstream_sent_total", "Blobs and results that were written to the upstream after their write was answered.", moved(func(s overlay.Stats) int64 { return s.Sent })},
-			reading{"cloister_cas_upstream_unasked_total", "Questions that were answered without the upstream, since it did not.", moved(func(s overlay.Stats) int64 { return s.Unasked })},
+			reading{"cloister_cas_upstream_unasked_total", "Questions that were answered without the upstream, since it did not.", moved(func(s overlay.Stats) int64 { return s.Unanswered })},
 			reading{"cloister_cas_upstream_refused_total", "Results that the upstream did not take.", moved(func(s overlay.Stats) int64 { return s.Refused })},
 			reading{"cloister_cas_upstream_pending", "Blobs and results that are still to be written to the upstream.", moved(func(s overlay.Stats) int64 { return int64(s.Pending) })},
 			reading{"cloister_cas_upstream_lost_total", "Blobs and results that were gone before they could be written to the upstream.", moved(func(s overlay.Stats) int64 { return s.Lost })},

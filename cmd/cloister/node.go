@@ -86,7 +86,7 @@ func (c *nodeConfig) check(cmd *cobra.Command) (err error) {
 		return fmt.Errorf("--audit-size %s: write at least %s, or %s", &c.audit, sandbox.Bytes(audit.LeastBytes), unlimited)
 	}
 	c.write, err = c.far.policy(cmd)
-	if c.write == overlay.Back && c.lease == 0 {
+	if c.write == overlay.WriteBack && c.lease == 0 {
 		return errors.New("--cas-write back needs a --lease: what is yet to be sent could be evicted before")
 	}
 	return err
@@ -182,7 +182,7 @@ func openNode(ctx context.Context, c *nodeConfig, log *slog.Logger) (_ *node, er
 	n.atEnd(func() { n.control.Close() })
 	if pending, err := unsent(c.dir); err != nil {
 		return nil, &exit{exitEnvironment, err}
-	} else if pending > 0 && c.write != overlay.Back {
+	} else if pending > 0 && c.write != overlay.WriteBack {
 		log.Warn("not sent to an upstream, and not kept until they are: start with --cas-write back to send them",
 			"blobs and results", pending, "journal", journalOf(c.dir))
 	}
@@ -225,7 +225,7 @@ func (n *node) start(ctx context.Context, flags []string, wrap func(cas.Instance
 		stop()
 		n.watchers.Wait()
 	})
-	if n.write == overlay.Through {
+	if n.write == overlay.WriteThrough {
 		n.ready.upstream = n.behind
 	}
 	if err := n.open(wrap); err != nil {
@@ -264,7 +264,7 @@ func (n *node) open(wrap func(cas.Instances) cas.Instances) (err error) {
 	n.stopSending() // until it is known that all went well, nobody waits for what is still to be sent
 	if n.behind != nil {
 		n.front, err = overlay.New(overlay.Config{
-			Near: n.store.Instance, Far: n.behind.instances, Policy: n.write, Journal: journalOf(n.dir), Renew: n.renew(), Log: n.log,
+			Local: n.store.Instance, Upstream: n.behind.instances, Policy: n.write, Journal: journalOf(n.dir), RenewInterval: n.renew(), Log: n.log,
 		})
 		if err != nil {
 			return &exit{exitEnvironment, err}

@@ -93,7 +93,7 @@ func TestReadingIsNoWrite(t *testing.T) {
 	}
 	defer near.Close()
 	far := castest.Instances()
-	front, err := overlay.New(overlay.Config{Near: near.Instance, Far: far})
+	front, err := overlay.New(overlay.Config{Local: near.Instance, Upstream: far})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -164,8 +164,8 @@ func TestUnsentIsWhatTheJournalHas(t *testing.T) {
 	memory := castest.NewMemory()
 	faulty := castest.NewFaulty(memory, memory)
 	c := overlay.Config{
-		Near: castest.Instances(), Policy: overlay.Back, Journal: journalOf(dir),
-		Far: func(name string) (*cas.Instance, error) {
+		Local: castest.Instances(), Policy: overlay.WriteBack, Journal: journalOf(dir),
+		Upstream: func(name string) (*cas.Instance, error) {
 			return &cas.Instance{Name: name, Store: faulty, Actions: faulty}, nil
 		},
 	}

@@ -50,9 +50,9 @@ func (f *far) policy(cmd *cobra.Command) (overlay.Policy, error) {
 	case f.cas == "" && slices.ContainsFunc(f.who.flags(), cmd.Flags().Changed):
 		return 0, fmt.Errorf("--%s go with --cas, which is not given", strings.Join(f.who.flags(), ", --"))
 	case f.write == "through":
-		return overlay.Through, nil
+		return overlay.WriteThrough, nil
 	case f.write == "back":
-		return overlay.Back, nil
+		return overlay.WriteBack, nil
 	}
 	return 0, fmt.Errorf("--cas-write %q: there are through and back", f.write)
 }

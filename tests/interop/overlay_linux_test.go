@@ -26,8 +26,8 @@ func over(t *testing.T, s *peers.Server, policy overlay.Policy) *cas.Instance {
 		t.Fatal(err)
 	}
 	o, err := overlay.New(overlay.Config{
-		Near: castest.Instances(),
-		Far: func(name string) (*cas.Instance, error) {
+		Local: castest.Instances(),
+		Upstream: func(name string) (*cas.Instance, error) {
 			return &cas.Instance{Name: name, Store: far, Actions: far, Functions: served.Functions}, nil
 		},
 		Policy: policy, Journal: filepath.Join(t.TempDir(), "journal"),
@@ -55,9 +55,9 @@ func TestOverlay(t *testing.T) {
 		kind   peers.Kind
 		policy overlay.Policy
 	}{
-		{"BazelRemoteThrough", peers.BazelRemote, overlay.Through},
-		{"BBStorageThrough", peers.BBStorage, overlay.Through},
-		{"BBStorageBack", peers.BBStorage, overlay.Back},
+		{"BazelRemoteThrough", peers.BazelRemote, overlay.WriteThrough},
+		{"BBStorageThrough", peers.BBStorage, overlay.WriteThrough},
+		{"BBStorageBack", peers.BBStorage, overlay.WriteBack},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			castest.TestStore(t, func(t *testing.T) cas.Store { return over(t, start(t, c.kind), c.policy).Store })
@@ -121,7 +121,7 @@ func TestUpstreamComesAndGoes(t *testing.T) {
 		t.Run(k.Name, func(t *testing.T) {
 			s := start(t, k)
 			far := peer{dial(t, s, "")}
-			in := over(t, s, overlay.Through)
+			in := over(t, s, overlay.WriteThrough)
 			wantRead(t, far, 1, put(t, in.Store, 1))
 			known := put(t, far, 2)
 			wantRead(t, in.Store, 2, known)

@@ -27,7 +27,7 @@ import (
 // TestWriteBack: a write is near when it is acknowledged, and far in the end, through every failure.
 func TestWriteBack(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		p := newStrict(t, overlay.Back)
+		p := newStrict(t, overlay.WriteBack)
 		p.faulty.Fail(cas.ErrUnavailable, castest.Missing)
 		_, small := put(t, p.store, 1, 100)
 		_, large := put(t, p.store, 2, 3<<20)
@@ -67,7 +67,7 @@ func TestWriteBack(t *testing.T) {
 // TestSentTogether: what was put one by one goes far in one batch.
 func TestSentTogether(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		p := newPair(t, overlay.Back)
+		p := newPair(t, overlay.WriteBack)
 		p.faulty.Fail(cas.ErrUnavailable, castest.Missing)
 		for i := range 100 {
 			put(t, p.store, byte(i), 1000)
@@ -83,7 +83,7 @@ func TestSentTogether(t *testing.T) {
 // TestResultOfLater: a result that is recorded while another of its action is sent follows it.
 func TestResultOfLater(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		p := newPair(t, overlay.Back)
+		p := newPair(t, overlay.WriteBack)
 		action := cas.SHA256.Sum([]byte("a"))
 		gate := p.faulty.Hold(castest.Record)
 		for i := range 2 {
@@ -103,7 +103,7 @@ func TestResultOfLater(t *testing.T) {
 // TestLostNear: what near has lost does not hold up the rest.
 func TestLostNear(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		p := newPair(t, overlay.Back)
+		p := newPair(t, overlay.WriteBack)
 		p.faulty.Fail(cas.ErrUnavailable, castest.Missing)
 		_, lost := put(t, p.store, 1, 100)
 		_, kept := put(t, p.store, 2, 100)
@@ -119,7 +119,7 @@ func TestLostNear(t *testing.T) {
 // TestPendingIsRenewed: near is told at once and again that what is pending is in use.
 func TestPendingIsRenewed(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		p := newPair(t, overlay.Back)
+		p := newPair(t, overlay.WriteBack)
 		p.faulty.Fail(cas.ErrUnavailable, castest.Missing)
 		_, d := put(t, p.store, 1, 100)
 		if err := p.actions.Record(t.Context(), cas.SHA256.Sum(nil), &repb.ActionResult{StdoutDigest: d.Proto()}); err != nil {
@@ -142,7 +142,7 @@ func TestPendingIsRenewed(t *testing.T) {
 // TestCloseIsBounded: it waits no longer than it may, and the next overlay goes on.
 func TestCloseIsBounded(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		p := newPair(t, overlay.Back)
+		p := newPair(t, overlay.WriteBack)
 		gate := p.faulty.Hold(castest.Missing)
 		_, d := put(t, p.store, 1, 100)
 		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
@@ -151,7 +151,7 @@ func TestCloseIsBounded(t *testing.T) {
 			t.Errorf("got %v, want how many and where", err)
 		}
 		gate.Open()
-		o, err := overlay.New(overlay.Config{Near: one(p.near, p.near), Far: one(p.faulty, p.faulty), Policy: overlay.Back, Journal: p.journal})
+		o, err := overlay.New(overlay.Config{Local: one(p.near, p.near), Upstream: one(p.faulty, p.faulty), Policy: overlay.WriteBack, Journal: p.journal})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -164,7 +164,7 @@ func TestCloseIsBounded(t *testing.T) {
 // TestCloseEndsFetches: who waits is told, and who comes later.
 func TestCloseEndsFetches(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		p := newPair(t, overlay.Through)
+		p := newPair(t, overlay.WriteThrough)
 		_, d := put(t, p.far, 1, 100)
 		p.faulty.Hold(castest.Open)
 		done := make(chan error, 1)
@@ -184,7 +184,7 @@ func TestCloseEndsFetches(t *testing.T) {
 
 // TestJournal: what can be read is sent, and what was never finished was never acknowledged.
 func TestJournal(t *testing.T) {
-	if _, err := overlay.New(overlay.Config{Policy: overlay.Back, Journal: filepath.Join(t.TempDir(), "no/journal")}); err == nil {
+	if _, err := overlay.New(overlay.Config{Policy: overlay.WriteBack, Journal: filepath.Join(t.TempDir(), "no/journal")}); err == nil {
 		t.Error("a journal in no directory: no error")
 	}
 	near, far := castest.NewMemory(), castest.NewMemory()
@@ -196,7 +196,7 @@ func TestJournal(t *testing.T) {
 		if err := os.WriteFile(journal, []byte(text), 0o600); err != nil {
 			t.Fatal(err)
 		}
-		return overlay.New(overlay.Config{Near: one(near, near), Far: one(far, far), Policy: overlay.Back, Journal: journal})
+		return overlay.New(overlay.Config{Local: one(near, near), Upstream: one(far, far), Policy: overlay.WriteBack, Journal: journal})
 	}
 	// Power was lost.
 	for i, line := range []string{"x", "add blob x " + a.String(), `sub blob "" ` + a.String(), `add blub "" ` + a.String(), `add blob "" 1/2`, "\x00\x00", ""} {
@@ -233,7 +233,7 @@ func TestJournal(t *testing.T) {
 
 // TestJournalIsMadeAnew: it does not grow with what is over, and loses nothing when it is made anew.
 func TestJournalIsMadeAnew(t *testing.T) {
-	p := newPair(t, overlay.Back)
+	p := newPair(t, overlay.WriteBack)
 	var blobs []cas.Blob
 	for i := range 30_000 {
 		b := fmt.Append(nil, i)
@@ -299,7 +299,7 @@ func TestKill(t *testing.T) {
 	}
 	far := castest.NewMemory()
 	o, err := overlay.New(overlay.Config{
-		Near: onDisk(t, filepath.Join(dir, "near")), Far: one(far, far), Policy: overlay.Back, Journal: filepath.Join(dir, "journal"),
+		Local: onDisk(t, filepath.Join(dir, "near")), Upstream: one(far, far), Policy: overlay.WriteBack, Journal: filepath.Join(dir, "journal"),
 	})
 	if err != nil {
 		t.Fatal(err)
@@ -319,7 +319,7 @@ func writeUntilKilled(t *testing.T, dir string) {
 	away := castest.NewFaulty(castest.NewMemory(), castest.NewMemory())
 	away.Fail(cas.ErrUnavailable, castest.Missing)
 	o := open(t, overlay.Config{
-		Near: onDisk(t, filepath.Join(dir, "near")), Far: one(away, away), Policy: overlay.Back, Journal: filepath.Join(dir, "journal"),
+		Local: onDisk(t, filepath.Join(dir, "near")), Upstream: one(away, away), Policy: overlay.WriteBack, Journal: filepath.Join(dir, "journal"),
 	})
 	in, err := o.Instance("")
 	if err != nil {

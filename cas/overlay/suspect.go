@@ -37,7 +37,7 @@ func (o *doubts) place(k key) *bool { return &o.spilled[maphash.Comparable(o.see
 
 // sent notes how it ended that blobs were written far.
 func (s *store) sent(d cas.Digest, err error) {
-	if s.o.config.Policy == Back {
+	if s.o.config.Policy == WriteBack {
 		return
 	}
 	o := &s.o.doubts

@@ -63,7 +63,7 @@ func TestRoomIsWhatStageTakes(t *testing.T) {
 				s, err := l.Stage(t.Context(), store, ws)
 				must(t, err)
 				defer s.Release()
-				bytes, files := l.Room(store)
+				bytes, files := l.SizeEstimate(store)
 				if b, f := taken(t, ws); b != bytes || f != files {
 					t.Errorf("Room says %d bytes in %d files, Stage took %d in %d", bytes, files, b, f)
 				}

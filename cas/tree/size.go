@@ -11,9 +11,9 @@ import (
 // shortTarget is the length from which a symlink's target takes a page on a memory-backed file system.
 const shortTarget = 128
 
-// Room returns what Stage takes of a memory-backed workspace if the blobs are in store: bytes, each file
+// SizeEstimate returns what Stage takes of a memory-backed workspace if the blobs are in store: bytes, each file
 // in whole pages, and files, with directories, links and placeholders. Neither exceeds MaxInt64.
-func (l *Layout) Room(store cas.Store) (bytes, files int64) {
+func (l *Layout) SizeEstimate(store cas.Store) (bytes, files int64) {
 	_, filer := store.(cas.Filer)
 	r := &room{page: int64(os.Getpagesize()), filer: filer, known: map[*directory]int64{}}
 	files = 2 // the workspace itself and in/

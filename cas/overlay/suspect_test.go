@@ -51,7 +51,7 @@ func TestRefusedResult(t *testing.T) {
 		}
 	}
 	// Who gives up is not told that it is done.
-	p := newPair(t, overlay.Through)
+	p := newPair(t, overlay.WriteThrough)
 	gate := p.faulty.Hold(castest.Record)
 	ctx, cancel := context.WithCancel(t.Context())
 	go func() {
@@ -64,7 +64,7 @@ func TestRefusedResult(t *testing.T) {
 // TestFarKnowsNothing: that far has no such instance, or none of this name, does not make near's blobs lost.
 func TestFarKnowsNothing(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		p := newPair(t, overlay.Back)
+		p := newPair(t, overlay.WriteBack)
 		p.faulty.Fail(cas.ErrNotFound, castest.Missing, castest.Put, castest.PutAll, castest.Record)
 		action, r := built(t, p.store, 1)
 		if err := p.actions.Record(t.Context(), action, r); err != nil {
@@ -88,7 +88,7 @@ func TestFarKnowsNothing(t *testing.T) {
 			t.Fatal(err)
 		}
 		refused := time.Now().Add(time.Minute)
-		o := open(t, overlay.Config{Near: one(near, near), Policy: overlay.Back, Journal: journal, Far: func(name string) (*cas.Instance, error) {
+		o := open(t, overlay.Config{Local: one(near, near), Policy: overlay.WriteBack, Journal: journal, Upstream: func(name string) (*cas.Instance, error) {
 			if time.Now().Before(refused) {
 				return nil, cas.ErrInvalid
 			}
@@ -103,7 +103,7 @@ func TestFarKnowsNothing(t *testing.T) {
 // TestRefusedBlobRests: one that far does not take is not sent again with each of the others.
 func TestRefusedBlobRests(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		p := newPair(t, overlay.Back)
+		p := newPair(t, overlay.WriteBack)
 		p.faulty.Fail(cas.ErrFull, castest.Put)
 		_, large := put(t, p.store, 1, 3<<20)
 		for i := range 600 {
@@ -131,7 +131,7 @@ func TestRefusedBlobRests(t *testing.T) {
 
 // TestUnsentIsMissing: what a client was told that it is not far is not called present until it is.
 func TestUnsentIsMissing(t *testing.T) {
-	p := newPair(t, overlay.Through)
+	p := newPair(t, overlay.WriteThrough)
 	p.faulty.Fail(cas.ErrUnavailable, castest.Put, castest.PutAll)
 	a, first := castest.Blob(1, 100)
 	b, second := castest.Blob(2, 100)
@@ -157,7 +157,7 @@ func TestUnsentIsMissing(t *testing.T) {
 // TestManyUnsent: of more than can be remembered, too, none is called present before it is far; and it does not make
 // Missing ask far for all others from then on.
 func TestManyUnsent(t *testing.T) {
-	p := newPair(t, overlay.Through)
+	p := newPair(t, overlay.WriteThrough)
 	p.faulty.FailNth(castest.PutAll, 1, cas.ErrFull)
 	var blobs []cas.Blob
 	var ds []cas.Digest
@@ -221,7 +221,7 @@ func TestUnreadIsMissing(t *testing.T) {
 func TestUnreadOfMany(t *testing.T) {
 	near, listed, held := castest.NewMemory(), castest.NewMemory(), castest.NewMemory()
 	// What far lists is not all that it brings.
-	o := open(t, overlay.Config{Near: one(near, nil), Far: one(&copier{Store: listed, from: held}, nil)})
+	o := open(t, overlay.Config{Local: one(near, nil), Upstream: one(&copier{Store: listed, from: held}, nil)})
 	in, err := o.Instance("")
 	if err != nil {
 		t.Fatal(err)
@@ -250,14 +250,14 @@ func TestUnreadOfMany(t *testing.T) {
 
 // TestFarDoesNotSay: whatever keeps far from looking up a result, it is a miss.
 func TestFarDoesNotSay(t *testing.T) {
-	p := newPair(t, overlay.Through)
+	p := newPair(t, overlay.WriteThrough)
 	for i, failure := range []error{
 		cas.ErrUnavailable, os.ErrPermission, context.DeadlineExceeded, status.Error(codes.Unimplemented, ""), status.Error(codes.Internal, ""),
 	} {
 		p.faulty.Fail(failure, castest.Lookup)
 		_, err := p.actions.Lookup(t.Context(), cas.SHA256.Sum(nil))
-		if wantError(t, failure.Error(), err, cas.ErrNotFound); p.Stats().Unasked != int64(i+1) || cas.Code(err) != codes.NotFound {
-			t.Errorf("%v: %d unasked, code %v", failure, p.Stats().Unasked, cas.Code(err))
+		if wantError(t, failure.Error(), err, cas.ErrNotFound); p.Stats().Unanswered != int64(i+1) || cas.Code(err) != codes.NotFound {
+			t.Errorf("%v: %d unasked, code %v", failure, p.Stats().Unanswered, cas.Code(err))
 		}
 	}
 	gate := p.faulty.Hold(castest.Lookup)
@@ -292,13 +292,13 @@ func (w *worn) File(ctx context.Context, d cas.Digest, executable bool) (string,
 
 // TestDamageNear: what near finds damaged comes from far.
 func TestDamageNear(t *testing.T) {
-	p := newPair(t, overlay.Through)
+	p := newPair(t, overlay.WriteThrough)
 	want, d := put(t, p.store, 1, 100)
 	p.nearSide.FailNth(castest.Open, 1, cas.ErrCorrupt)
 	if got, err := cas.ReadAll(t.Context(), p.store, d, 100); err != nil || !bytes.Equal(got, want) {
 		t.Errorf("Open: got %d bytes, %v", len(got), err)
 	}
-	in, err := open(t, overlay.Config{Near: one(&worn{Store: p.near, memory: p.near}, nil), Far: one(p.far, nil)}).Instance("")
+	in, err := open(t, overlay.Config{Local: one(&worn{Store: p.near, memory: p.near}, nil), Upstream: one(p.far, nil)}).Instance("")
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -292,8 +292,8 @@ func (r *rig) stage(instance string, n *node, outputs ...string) (*os.Root, *tre
 	l, err := load(r.t, r.store, n).Plan("", outputs, nil)
 	must(r.t, err)
 	ws, s := r.stageLayout(r.t, instance, l)
-	if s.Form != tree.FormImage || s.Why != "" {
-		r.t.Fatalf("form %q, because %s", s.Form, s.Why)
+	if s.Form != tree.FormImage || s.CopyReason != "" {
+		r.t.Fatalf("form %q, because %s", s.Form, s.CopyReason)
 	}
 	return ws, s
 }
@@ -317,7 +317,7 @@ func (r *rig) stageLayout(t testing.TB, instance string, l *tree.Layout) (*os.Ro
 	if b, f := taken(t, ws); b != bytes || f != files {
 		t.Errorf("room for %d bytes in %d files was asked, %d in %d were taken", bytes, files, b, f)
 	}
-	s.Gone() // as of a run that left nothing
+	s.AllowReuse() // as of a run that left nothing
 	return ws, s
 }
 
@@ -460,7 +460,7 @@ func TestImageShowsInputRootAndParentsOfOutputs(t *testing.T) {
 			for range 3 {
 				ws, staged := r.stageLayout(t, "", l)
 				if staged.Form != tree.FormImage {
-					t.Fatalf("form %q, because %s", staged.Form, staged.Why)
+					t.Fatalf("form %q, because %s", staged.Form, staged.CopyReason)
 				}
 				same(t, "exec root", r.see(ws, staged), s.input)
 				if _, err := ws.Lstat("in"); err == nil {
@@ -832,7 +832,7 @@ func TestCopiesWhereThereAreNoImages(t *testing.T) {
 		{"no room for files", "store is full", func(s *segmented) cas.Store { return crampedSegmented{s} }, nil},
 		{"short segments", "shorter", func(s *segmented) cas.Store { return shrunk{s} }, nil},
 		{"many segments", "252 of at most 250", func(s *segmented) cas.Store { return spread{s} }, nil},
-		{"few", "so few", nil, func(c *tree.StagerConfig) { c.Few = 5 }}, // d, e, large, s and top
+		{"few", "so few", nil, func(c *tree.StagerConfig) { c.CopyUpTo = 5 }}, // d, e, large, s and top
 		{"no files", "neither", func(s *segmented) cas.Store {
 			return struct {
 				cas.Store
@@ -862,8 +862,8 @@ func TestCopiesWhereThereAreNoImages(t *testing.T) {
 					return ws, nil
 				})
 				must(t, err)
-				if staged.Form != tree.FormCopy || !strings.Contains(staged.Why, c.why) {
-					t.Errorf("form %q because %q, want that %q is told", staged.Form, staged.Why, c.why)
+				if staged.Form != tree.FormCopy || !strings.Contains(staged.CopyReason, c.why) {
+					t.Errorf("form %q because %q, want that %q is told", staged.Form, staged.CopyReason, c.why)
 				}
 				if b, f := taken(t, ws); b != bytes || f != files {
 					t.Errorf("room for %d bytes in %d files was asked, %d in %d were taken", bytes, files, b, f)
@@ -880,7 +880,7 @@ func TestCopiesWhereThereAreNoImages(t *testing.T) {
 func TestFewInputsBesideOthers(t *testing.T) {
 	m := newMounter(t)
 	store := newSegmented(t)
-	s := tree.NewStager(tree.StagerConfig{Mounter: m, Dir: imageDir(t), Budget: plenty, Few: 11})
+	s := tree.NewStager(tree.StagerConfig{Mounter: m, Dir: imageDir(t), Budget: plenty, CopyUpTo: 11})
 	defer func() { must(t, s.Close()) }()
 	ten := leaves(1, 10, nil).at("a/0") // and 0, which holds them
 	for i, n := range []*node{ten, ten, ten, parse(t, "1 = 1", "2 = 2")} {
@@ -895,7 +895,7 @@ func TestFewInputsBesideOthers(t *testing.T) {
 		staged, err := s.Stage(t.Context(), l, &cas.Instance{Store: store}, into(ws))
 		must(t, err)
 		if want := []tree.Form{tree.FormImage, tree.FormImage, tree.FormImage, tree.FormCopy}[i]; staged.Form != want {
-			t.Errorf("stage %d: form %q because %q, want %q", i, staged.Form, staged.Why, want)
+			t.Errorf("stage %d: form %q because %q, want %q", i, staged.Form, staged.CopyReason, want)
 		}
 		staged.Release()
 	}
@@ -914,7 +914,7 @@ func TestProbe(t *testing.T) {
 	_, s := r.stageLayout(t, "", l)
 	s.Release()
 	if s.Form != tree.FormImage {
-		t.Errorf("after a probe that succeeded: form %q because %q", s.Form, s.Why)
+		t.Errorf("after a probe that succeeded: form %q because %q", s.Form, s.CopyReason)
 	}
 
 	broken := newMounter(t)
@@ -939,8 +939,8 @@ func TestProbe(t *testing.T) {
 		staged, err := s.Stage(t.Context(), l, r.in(""), into(newRoot(t)))
 		must(t, err)
 		staged.Release()
-		if staged.Form != tree.FormCopy || staged.Why != why.Error() {
-			t.Errorf("%s: form %q because %q, want a copy because %q", c.name, staged.Form, staged.Why, why)
+		if staged.Form != tree.FormCopy || staged.CopyReason != why.Error() {
+			t.Errorf("%s: form %q because %q, want a copy because %q", c.name, staged.Form, staged.CopyReason, why)
 		}
 	}
 }
@@ -1042,7 +1042,7 @@ func TestManyStagesAtOnce(t *testing.T) {
 				at := (g + i) % len(layouts)
 				ws, s := r.stageLayout(t, "", layouts[at])
 				if s.Form != tree.FormImage {
-					t.Errorf("form %q, because %s", s.Form, s.Why)
+					t.Errorf("form %q, because %s", s.Form, s.CopyReason)
 				}
 				same(t, "exec root "+strconv.Itoa(at), r.see(ws, s), trees[at])
 				s.Release()
@@ -1085,10 +1085,10 @@ func TestImageOverDisk(t *testing.T) {
 		staged, err := s.Stage(t.Context(), l, in, into(ws))
 		must(t, err)
 		if staged.Form != tree.FormImage || !staged.Valid() {
-			t.Errorf("form %q because %q, valid %v", staged.Form, staged.Why, staged.Valid())
+			t.Errorf("form %q because %q, valid %v", staged.Form, staged.CopyReason, staged.Valid())
 		}
 		same(t, "exec root", r.see(ws, staged), n)
-		staged.Gone()
+		staged.AllowReuse()
 		staged.Release()
 	}
 	if m.mounted() != 1 {

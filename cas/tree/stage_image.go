@@ -48,10 +48,10 @@ type StagerConfig struct {
 	// Budget is how many bytes the subtrees that stay mounted may take: their images, and their files as if all
 	// were read, since the kernel caches what is read through a mount once more. 0 keeps none.
 	Budget int64
-	// Few is how many inputs, directories included, are copied all the same, if that is all there are: to mount an
+	// CopyUpTo is how many inputs, directories included, are copied all the same, if that is all there are: to mount an
 	// image costs as much as some twenty copies.
-	Few int
-	Log *slog.Logger // is told what goes wrong with no effect on a run; nil is nobody
+	CopyUpTo int
+	Log      *slog.Logger // is told what goes wrong with no effect on a run; nil is nobody
 }
 
 // A Stager lays out input trees without copying them, where the store is a cas.Placer: it writes an image whose
@@ -185,7 +185,7 @@ func (s *Stager) Stage(ctx context.Context, l *Layout, in *cas.Instance,
 func (l *Layout) copied(ctx context.Context, store cas.Store, workspace func(bytes, files int64) (*os.Root, error),
 	why string,
 ) (*Staged, error) {
-	ws, err := workspace(l.Room(store))
+	ws, err := workspace(l.SizeEstimate(store))
 	if err != nil {
 		return nil, err
 	}
@@ -193,7 +193,7 @@ func (l *Layout) copied(ctx context.Context, store cas.Store, workspace func(byt
 	if err != nil {
 		return nil, err
 	}
-	staged.Why = why
+	staged.CopyReason = why
 	return staged, nil
 }
 
@@ -313,7 +313,7 @@ func (w *imaging) mount(ctx context.Context, l *Layout) error {
 	if err != nil {
 		return err
 	}
-	if n := len(own.tree.Entries); n > 0 && n <= w.c.Few && len(w.staged.Binds)+len(w.keep) == 0 {
+	if n := len(own.tree.Entries); n > 0 && n <= w.c.CopyUpTo && len(w.staged.Binds)+len(w.keep) == 0 {
 		return errFew
 	}
 	inside := w.staged.Binds

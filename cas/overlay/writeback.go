@@ -122,7 +122,7 @@ func (o *Overlay) sendResult(e entry) error {
 
 // renew marks what is pending as used near, now and then, until the Overlay is closed: near must not evict it.
 func (o *Overlay) renew() {
-	tick := time.NewTicker(o.config.Renew)
+	tick := time.NewTicker(o.config.RenewInterval)
 	defer tick.Stop()
 	for {
 		blobs := map[string][]cas.Digest{}
