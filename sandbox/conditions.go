@@ -28,14 +28,14 @@ type Conditions struct {
 	SkippedPIDs int
 	// Uptime is added to the monotonic clocks and to the time since boot (time_namespaces(7)).
 	Uptime time.Duration
-	// ClockShift is added to what the time of day is.
-	ClockShift time.Duration
-	// ClockHeld, if not 0, is the time of day, in seconds since 1970, at which the run begins; it then goes on by
+	// ClockOffset is added to what the time of day is.
+	ClockOffset time.Duration
+	// FrozenClock, if not 0, is the time of day, in seconds since 1970, at which the run begins; it then goes on by
 	// a millisecond each time that it is asked for, however fast the run is.
-	ClockHeld int64
-	// Random, if not 0, is the seed of all that the kernel gives as random: two runs that ask for it in the same
+	FrozenClock int64
+	// RandomSeed, if not 0, is the seed of all that the kernel gives as random: two runs that ask for it in the same
 	// order get the same.
-	Random uint64
+	RandomSeed uint64
 }
 
 // A Condition names one of the Conditions.
@@ -50,15 +50,15 @@ const (
 	ConditionFixedLayout Condition = "fixed layout"
 	ConditionSkippedPIDs Condition = "skipped pids"
 	ConditionUptime      Condition = "uptime"
-	ConditionClockShift  Condition = "clock shift"
-	ConditionClockHeld   Condition = "clock held"
-	ConditionRandom      Condition = "random"
+	ConditionClockOffset Condition = "clock shift"
+	ConditionFrozenClock Condition = "clock held"
+	ConditionRandomSeed  Condition = "random"
 )
 
 // AllConditions are the conditions, in the order of the fields of Conditions.
 var AllConditions = []Condition{
 	ConditionHostname, ConditionUser, ConditionUmask, ConditionCPUs, ConditionFixedLayout, ConditionSkippedPIDs,
-	ConditionUptime, ConditionClockShift, ConditionClockHeld, ConditionRandom,
+	ConditionUptime, ConditionClockOffset, ConditionFrozenClock, ConditionRandomSeed,
 }
 
 // Of returns one condition as a person writes it, "" if it is the usual one.
@@ -80,12 +80,12 @@ func (c *Conditions) Of(name Condition) string {
 		value, unusual = c.SkippedPIDs, c.SkippedPIDs != 0
 	case ConditionUptime:
 		value, unusual = c.Uptime, c.Uptime != 0
-	case ConditionClockShift:
-		value, unusual = c.ClockShift, c.ClockShift != 0
-	case ConditionClockHeld:
-		value, unusual = c.ClockHeld, c.ClockHeld != 0
-	case ConditionRandom:
-		value, unusual = c.Random, c.Random != 0
+	case ConditionClockOffset:
+		value, unusual = c.ClockOffset, c.ClockOffset != 0
+	case ConditionFrozenClock:
+		value, unusual = c.FrozenClock, c.FrozenClock != 0
+	case ConditionRandomSeed:
+		value, unusual = c.RandomSeed, c.RandomSeed != 0
 	}
 	if !unusual {
 		return ""
@@ -116,9 +116,9 @@ func (c *Conditions) validate() error {
 		return fmt.Errorf("%d skipped process numbers are not between 0 and 1000", c.SkippedPIDs)
 	case c.Uptime < 0:
 		return fmt.Errorf("an uptime that is shorter by %v may lie before the boot", -c.Uptime)
-	case c.ClockHeld < 0:
-		return fmt.Errorf("a clock is held at %d seconds, before 1970", c.ClockHeld)
-	case c.ClockHeld != 0 && c.ClockShift != 0:
+	case c.FrozenClock < 0:
+		return fmt.Errorf("a clock is held at %d seconds, before 1970", c.FrozenClock)
+	case c.FrozenClock != 0 && c.ClockOffset != 0:
 		return fmt.Errorf("a clock that is held cannot be shifted as well")
 	}
 	return nil

@@ -24,9 +24,9 @@ var unusual = map[sandbox.Condition]struct {
 	sandbox.ConditionFixedLayout: {sandbox.Conditions{FixedLayout: true}, "true"},
 	sandbox.ConditionSkippedPIDs: {sandbox.Conditions{SkippedPIDs: 7}, "7"},
 	sandbox.ConditionUptime:      {sandbox.Conditions{Uptime: time.Hour}, "1h0m0s"},
-	sandbox.ConditionClockShift:  {sandbox.Conditions{ClockShift: -time.Nanosecond}, "-1ns"},
-	sandbox.ConditionClockHeld:   {sandbox.Conditions{ClockHeld: 1}, "1"},
-	sandbox.ConditionRandom:      {sandbox.Conditions{Random: 1<<64 - 1}, "18446744073709551615"},
+	sandbox.ConditionClockOffset: {sandbox.Conditions{ClockOffset: -time.Nanosecond}, "-1ns"},
+	sandbox.ConditionFrozenClock: {sandbox.Conditions{FrozenClock: 1}, "1"},
+	sandbox.ConditionRandomSeed:  {sandbox.Conditions{RandomSeed: 1<<64 - 1}, "18446744073709551615"},
 }
 
 // TestEachConditionIsSaidAndCovered: what a run is given otherwise stands in its text, and nobody gives it who does not say
@@ -38,7 +38,7 @@ func TestEachConditionIsSaidAndCovered(t *testing.T) {
 	}
 	usual := valid()
 	able := sandbox.Features{
-		Limits: sandbox.AllLimits, Audits: []sandbox.Audit{sandbox.AuditAttempts}, Endpoints: true, Silence: true,
+		Limits: sandbox.AllLimits, Audits: []sandbox.Audit{sandbox.AuditViolations}, Endpoints: true, ListenControl: true,
 	}
 	if err := able.Covers(usual); err != nil {
 		t.Fatal(err)
@@ -82,8 +82,8 @@ func TestConditionsThatCannotBe(t *testing.T) {
 		"less than no process":       {SkippedPIDs: -1},
 		"too many processes":         {SkippedPIDs: 1001},
 		"before the boot":            {Uptime: -1},
-		"before 1970":                {ClockHeld: -1},
-		"a clock that is held twice": {ClockHeld: 1, ClockShift: 1},
+		"before 1970":                {FrozenClock: -1},
+		"a clock that is held twice": {FrozenClock: 1, ClockOffset: 1},
 	} {
 		s := valid()
 		s.Conditions = c

@@ -13,8 +13,8 @@ type Audit string
 
 // The degrees of watching.
 const (
-	// AuditAttempts records what was refused: connections, writes, executions, system calls.
-	AuditAttempts Audit = ""
+	// AuditViolations records what was refused: connections, writes, executions, system calls.
+	AuditViolations Audit = ""
 	// AuditFull also records what was looked for and is not there, and which inputs were opened. It
 	// costs some microseconds for each file that is opened.
 	AuditFull Audit = "full"
@@ -22,7 +22,7 @@ const (
 	AuditOff Audit = "off"
 )
 
-func (a Audit) known() bool { return a == AuditAttempts || a == AuditFull || a == AuditOff }
+func (a Audit) known() bool { return a == AuditViolations || a == AuditFull || a == AuditOff }
 
 // MaxEvents is how many different events of one run are recorded.
 const MaxEvents = 1000

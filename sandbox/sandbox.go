@@ -55,8 +55,8 @@ type Workspace interface {
 	Close() error
 }
 
-// An Imager is an optional ability of a Backend: to have inputs lie in images.
-type Imager interface {
+// An ImageMounter is an optional ability of a Backend: to have inputs lie in images.
+type ImageMounter interface {
 	// Mount mounts the EROFS image in a file, whose chunks lie in devices, for runs alone, which cannot write to it.
 	// The files remain the caller's, which may close them; nobody may change what the image uses of them until
 	// the Mount is closed. ErrUnsupported says that this host cannot do it.
@@ -93,13 +93,13 @@ type Result struct {
 	// Exceeded is the limit that ended the run or made it fail, with what it used and what it may; or
 	// nil. A run that met a limit and went on, as after a failed fork, has only an event of it.
 	Exceeded *Event
-	// Gone says that nothing at all is left of the run. Else the kernel still holds files that it had open, with their
+	// Released says that nothing at all is left of the run. Else the kernel still holds files that it had open, with their
 	// locks, because it sent them to itself and never received them: what it saw is not for another run.
-	Gone bool
+	Released bool
 	// Start and End are when the command began to execute and when it had ended, with readings of the monotonic clock.
 	Start, End time.Time
 	Usage      Usage
-	// Events are what the witness saw, equal ones as one with a count, in the order of Event.Compare.
+	// Events are what the syscall monitor recorded, equal ones as one with a count, in the order of Event.Compare.
 	Events []Event
 	// Unrecorded counts the events beyond MaxEvents different ones.
 	Unrecorded int
@@ -134,7 +134,7 @@ type Usage struct {
 type Features struct {
 	Backend string
 	// Tier is how much of the confinement is in force: "full", "namespaces" (no system-call filter,
-	// no Landlock and no witness, by the operator's choice), "weakened" or "none".
+	// no Landlock and no syscall monitor, by the operator's choice), "weakened" or "none".
 	Tier string
 	// Layers are the mechanisms in force, in the order in which a person would name them.
 	Layers []string
@@ -142,8 +142,8 @@ type Features struct {
 	Limits []Limit
 	// Audits are the degrees of watching that it can do.
 	Audits []Audit
-	// Endpoints says that exceptions of the network can be made, Silence that listening can be forbidden.
-	Endpoints, Silence bool
+	// Endpoints says that exceptions of the network can be made, ListenControl that listening can be forbidden.
+	Endpoints, ListenControl bool
 	// Conditions are those that a run can be given otherwise than usual.
 	Conditions []Condition
 	// Checks are what was tried, in order.
@@ -169,7 +169,7 @@ func (f *Features) Covers(s *Spec) error {
 			return fmt.Errorf("%w: this worker cannot give a run another %s (%s)", ErrUnsupported, c, v)
 		}
 	}
-	if s.Network.Loopback && !s.Network.Listen && !f.Silence {
+	if s.Network.Loopback && !s.Network.Listen && !f.ListenControl {
 		return fmt.Errorf("%w: this worker cannot forbid a run to listen", ErrUnsupported)
 	}
 	return nil

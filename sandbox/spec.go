@@ -156,7 +156,7 @@ func (s *Spec) Validate() error {
 		return bad("conditions: %v", err)
 	}
 	if !s.Audit.known() {
-		return bad("audit %q is none of %q, %q and %q", s.Audit, AuditAttempts, AuditFull, AuditOff)
+		return bad("audit %q is none of %q, %q and %q", s.Audit, AuditViolations, AuditFull, AuditOff)
 	}
 	return nil
 }

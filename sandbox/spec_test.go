@@ -120,7 +120,7 @@ grace 0
 
 func TestCovers(t *testing.T) {
 	s := valid()
-	full := sandbox.Features{Limits: sandbox.AllLimits, Audits: []sandbox.Audit{sandbox.AuditAttempts}, Endpoints: true, Silence: true}
+	full := sandbox.Features{Limits: sandbox.AllLimits, Audits: []sandbox.Audit{sandbox.AuditViolations}, Endpoints: true, ListenControl: true}
 	if err := full.Covers(s); err != nil {
 		t.Error(err)
 	}
@@ -128,7 +128,7 @@ func TestCovers(t *testing.T) {
 		"memory":      func(f *sandbox.Features) { f.Limits = f.Limits[1:] },
 		"network":     func(f *sandbox.Features) { f.Endpoints = false },
 		"watch a run": func(f *sandbox.Features) { f.Audits = nil },
-		"to listen":   func(f *sandbox.Features) { f.Silence = false },
+		"to listen":   func(f *sandbox.Features) { f.ListenControl = false },
 	} {
 		f := full
 		weaken(&f)

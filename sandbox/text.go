@@ -44,7 +44,7 @@ func (s *Spec) Text() string {
 	for _, l := range AllLimits {
 		line("limit %+q %d", l, s.Limits.Of(l))
 	}
-	if s.Audit != AuditAttempts {
+	if s.Audit != AuditViolations {
 		line("audit %s", s.Audit)
 	}
 	for _, c := range AllConditions {

@@ -30,8 +30,8 @@ import (
 
 // able are the features of a backend that enforces everything.
 var able = sandbox.Features{
-	Backend: "function", Tier: "full", Limits: sandbox.AllLimits, Endpoints: true, Silence: true,
-	Audits: []sandbox.Audit{sandbox.AuditAttempts, sandbox.AuditFull, sandbox.AuditOff},
+	Backend: "function", Tier: "full", Limits: sandbox.AllLimits, Endpoints: true, ListenControl: true,
+	Audits: []sandbox.Audit{sandbox.AuditViolations, sandbox.AuditFull, sandbox.AuditOff},
 }
 
 // A function is a backend whose runs are calls: it confines nothing, and says what it is told to.
@@ -458,7 +458,7 @@ func TestWhatIsNotGrantedIsUnmet(t *testing.T) {
 	b := newBench(t, ended(0))
 	refused := b.action(func(a *repb.Action, _ *repb.Command) { a.Platform = platform("cloister-network", "example.org:443") })
 	full := b.action(func(a *repb.Action, _ *repb.Command) { a.Platform = platform("cloister-audit", "full") })
-	b.Features.Audits = []sandbox.Audit{sandbox.AuditAttempts}
+	b.Features.Audits = []sandbox.Audit{sandbox.AuditViolations}
 	for action, words := range map[cas.Digest][]string{
 		refused: {"cloister-network"},
 		full:    {"cloister-audit=full", `rule "default"`, "as closely"},

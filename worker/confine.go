@@ -111,8 +111,8 @@ func (l *Local) confine(t *Task, req *Request) (*confined, error) {
 		spec.Conditions, spec.Env = v.Conditions, environment(req.Command, v.Env...)
 	}
 	named := slices.ContainsFunc(ask.Properties, func(p policy.Property) bool { return p.Name == "cloister-audit" })
-	if spec.Audit == sandbox.AuditAttempts && !named && !slices.Contains(l.Features.Audits, sandbox.AuditAttempts) {
-		// The operator chose a sandbox without a witness, which every result says; nobody asked for more.
+	if spec.Audit == sandbox.AuditViolations && !named && !slices.Contains(l.Features.Audits, sandbox.AuditViolations) {
+		// The operator chose a sandbox without the syscall monitor, which every result says; nobody asked for more.
 		spec.Audit = sandbox.AuditOff
 	}
 	if err := l.Features.Covers(spec); err != nil {

@@ -153,7 +153,7 @@ func (l *Local) Execute(ctx context.Context, t *Task, report func(Stage)) (*Outc
 		return nil, fault(Run, err)
 	}
 
-	if ran.Gone {
+	if ran.Released {
 		staged.tree.AllowReuse()
 	}
 	if !staged.tree.Valid() {

@@ -79,7 +79,7 @@ func (l *Local) permitted(c *course) (granted, hash string) {
 	whole := sandbox.Input{Target: c.box.root, Content: fmt.Sprintf("%s/%d", root.GetHash(), root.GetSizeBytes())}
 	spec.Inputs = append(slices.Clone(l.Toolchain), whole)
 	other := spec
-	other.Limits, other.Audit, other.Timeout = c.box.grant.Stated, sandbox.AuditAttempts, c.box.timeout
+	other.Limits, other.Audit, other.Timeout = c.box.grant.Stated, sandbox.AuditViolations, c.box.timeout
 	granted = other.Text()
 	if spec.Limits == other.Limits && spec.Audit == other.Audit && spec.Timeout == other.Timeout {
 		return granted, manifest.Hash(granted) // as is usual, and sooner done

@@ -27,7 +27,7 @@ const few = 16
 // names; subtrees that many runs share stay mounted within budget bytes. The caller closes it before the backend.
 func NewStager(ctx context.Context, b sandbox.Backend, dir string, budget int64, log *slog.Logger) (s *tree.Stager, why error) {
 	c := tree.StagerConfig{Dir: dir, Budget: budget, CopyUpTo: few, Log: log}
-	if imager, ok := b.(sandbox.Imager); ok {
+	if imager, ok := b.(sandbox.ImageMounter); ok {
 		c.Mounter = mounter{imager}
 	}
 	s = tree.NewStager(c)
@@ -35,7 +35,7 @@ func NewStager(ctx context.Context, b sandbox.Backend, dir string, budget int64,
 }
 
 // A mounter mounts images by a backend.
-type mounter struct{ imager sandbox.Imager }
+type mounter struct{ imager sandbox.ImageMounter }
 
 func (m mounter) Mount(ctx context.Context, image *os.File, devices []*os.File) (tree.Mount, error) {
 	return m.imager.Mount(ctx, image, devices)

@@ -253,8 +253,8 @@ func (c *runConfig) seedRandom(bench *workbench, task *worker.Task) {
 	}
 	can := func(name sandbox.Condition) bool { return slices.Contains(bench.local.Features.Conditions, name) }
 	held := sandbox.Conditions{FixedLayout: can(sandbox.ConditionFixedLayout)}
-	if can(sandbox.ConditionRandom) {
-		held.Random = *task.Seed + 1 // zero is the kernel's own randomness, and a seed may be zero
+	if can(sandbox.ConditionRandomSeed) {
+		held.RandomSeed = *task.Seed + 1 // zero is the kernel's own randomness, and a seed may be zero
 	} else {
 		fmt.Fprintln(os.Stderr, "cloister: the kernel's randomness cannot be seeded here: the seed is in CLOISTER_SEED and PYTHONHASHSEED alone")
 	}

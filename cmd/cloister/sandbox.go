@@ -26,7 +26,7 @@ type confinement struct {
 
 func (c *confinement) register(cmd *cobra.Command) {
 	f := cmd.Flags()
-	f.StringVar(&c.tier, "sandbox", "full", "full, or namespaces: without system-call filter, Landlock and witness, for hosts that lack them")
+	f.StringVar(&c.tier, "sandbox", "full", "full, or namespaces: without system-call filter, Landlock and syscall monitor, for hosts that lack them")
 	f.StringVar(&c.policy, "policy", "", "file that says what actions may be given (default: cloister policy explain)")
 	f.StringVar(&c.sourceTree, "source-tree", "", "directory in which an action that is audited in full is told to find what it misses, below /build and below this path")
 }

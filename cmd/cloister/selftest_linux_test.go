@@ -38,7 +38,7 @@ func TestSelfTestNamesWhatIsBroken(t *testing.T) {
 	}{
 		{"nothing", "", nil},
 		{"a network", "network off", without(namespace.NetNamespace, namespace.Landlock)},
-		{"no witness", "attempts audited", without(namespace.Witness)},
+		{"no monitor", "attempts audited", without(namespace.Monitor)},
 		// Whoever started it is gone.
 		{"a process", "no process left, no namespace left", func(t *testing.T, _ *workbench) {
 			out, err := exec.CommandContext(t.Context(), "/bin/sh", "-c", "sleep 60 >/dev/null 2>&1 & echo $!").Output()

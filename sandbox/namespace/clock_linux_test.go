@@ -159,7 +159,7 @@ func conditioned(t *testing.T, want ...sandbox.Condition) *namespace.Backend {
 
 // TestOtherClocks: whatever a program is made of, it has the other time.
 func TestOtherClocks(t *testing.T) {
-	b := conditioned(t, sandbox.ConditionClockShift, sandbox.ConditionClockHeld)
+	b := conditioned(t, sandbox.ConditionClockOffset, sandbox.ConditionFrozenClock)
 	dir, all := clocks(t)
 	for _, c := range all {
 		t.Run(c.name, func(t *testing.T) {
@@ -174,7 +174,7 @@ func TestOtherClocks(t *testing.T) {
 func (c *clocked) isShifted(t *testing.T, b *namespace.Backend, dir string, shift time.Duration) {
 	t.Helper()
 	before := time.Now().Add(shift).Add(-time.Second) // what is cut off
-	for _, got := range c.run(t, b, dir, sandbox.Conditions{ClockShift: shift}) {
+	for _, got := range c.run(t, b, dir, sandbox.Conditions{ClockOffset: shift}) {
 		if after := time.Now().Add(shift); got.Before(before) || got.After(after) {
 			t.Errorf("shifted by %v: got %v, want a time from %v to %v", shift, got, before, after)
 		}
@@ -185,7 +185,7 @@ func (c *clocked) isShifted(t *testing.T, b *namespace.Backend, dir string, shif
 func (c *clocked) isHeld(t *testing.T, b *namespace.Backend, dir string) {
 	t.Helper()
 	const start = 1_000_000_000
-	first := c.run(t, b, dir, sandbox.Conditions{ClockHeld: start})
+	first := c.run(t, b, dir, sandbox.Conditions{FrozenClock: start})
 	for _, got := range first {
 		if since := got.Sub(time.Unix(start, 0)); since < 0 || since > 10*time.Second || since%time.Millisecond != 0 {
 			t.Errorf("got %v after the start, want some milliseconds", since)
@@ -194,10 +194,10 @@ func (c *clocked) isHeld(t *testing.T, b *namespace.Backend, dir string) {
 	if c.name == "Java" {
 		return // whose threads ask at any time
 	}
-	if second := c.run(t, b, dir, sandbox.Conditions{ClockHeld: start}); !slices.Equal(first, second) {
+	if second := c.run(t, b, dir, sandbox.Conditions{FrozenClock: start}); !slices.Equal(first, second) {
 		t.Errorf("got %v and then %v, want the same", first, second)
 	}
-	later := c.run(t, b, dir, sandbox.Conditions{ClockHeld: start + 5})
+	later := c.run(t, b, dir, sandbox.Conditions{FrozenClock: start + 5})
 	if since := later[0].Sub(first[0]); since != 5*time.Second {
 		t.Errorf("held 5 s later it is %v later", since)
 	}
@@ -287,16 +287,16 @@ nowhere: 14
 
 // TestTimedWaitsEnd: who waits until a time of day waits for it by the clock of the run.
 func TestTimedWaitsEnd(t *testing.T) {
-	b := conditioned(t, sandbox.ConditionClockShift, sandbox.ConditionClockHeld)
+	b := conditioned(t, sandbox.ConditionClockOffset, sandbox.ConditionFrozenClock)
 	dir := t.TempDir()
 	if !build(t, dir, "wait.c", waitC, "gcc", "-D_GNU_SOURCE", "-o", "wait", "wait.c", "-lpthread") {
 		lacks(t, "gcc")
 	}
 	for name, own := range map[string]sandbox.Conditions{
 		"usual":  {},
-		"future": {ClockShift: 400 * 24 * time.Hour},
-		"past":   {ClockShift: -400 * 24 * time.Hour},
-		"held":   {ClockHeld: 1_000_000_000},
+		"future": {ClockOffset: 400 * 24 * time.Hour},
+		"past":   {ClockOffset: -400 * 24 * time.Hour},
+		"held":   {FrozenClock: 1_000_000_000},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -331,14 +331,14 @@ int main() {
 
 // TestOtherClocksFailAsUsual: what the kernel cannot do by a clock, a run with a clock of its own cannot either, and goes on.
 func TestOtherClocksFailAsUsual(t *testing.T) {
-	b := conditioned(t, sandbox.ConditionClockShift, sandbox.ConditionClockHeld)
+	b := conditioned(t, sandbox.ConditionClockOffset, sandbox.ConditionFrozenClock)
 	dir := t.TempDir()
 	if !build(t, dir, "other.c", otherC, "gcc", "-D_GNU_SOURCE", "-o", "other", "other.c") {
 		lacks(t, "gcc")
 	}
 	other := clocked{"other", []string{"/clocks/other"}}
 	usual := other.prints(t, b, dir, sandbox.Conditions{})
-	for _, own := range []sandbox.Conditions{{ClockShift: time.Hour}, {ClockHeld: 1_000_000_000}} {
+	for _, own := range []sandbox.Conditions{{ClockOffset: time.Hour}, {FrozenClock: 1_000_000_000}} {
 		if diff := cmp.Diff(usual, other.prints(t, b, dir, own)); diff != "" {
 			t.Errorf("%+v (-usual +got):\n%s", own, diff)
 		}

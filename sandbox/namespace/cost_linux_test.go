@@ -47,9 +47,9 @@ func BenchmarkCost(b *testing.B) {
 		}{
 			{"bare", bare, sandbox.AuditOff},
 			{"limits", namespace.NamespacesOnly, sandbox.AuditOff},
-			{"landlock", []namespace.Layer{namespace.Seccomp, namespace.Witness}, sandbox.AuditOff},
+			{"landlock", []namespace.Layer{namespace.Seccomp, namespace.Monitor}, sandbox.AuditOff},
 			{"seccomp", nil, sandbox.AuditOff},
-			{"default", nil, sandbox.AuditAttempts},
+			{"default", nil, sandbox.AuditViolations},
 			{"full-audit", nil, sandbox.AuditFull},
 		} {
 			b.Run(w.name+"/"+c.name, func(b *testing.B) {

@@ -51,12 +51,12 @@ print("input", int(os.stat("/usr/bin/env").st_mtime) // (now + 10**9))
 // TestFilesHaveTheTimeOfTheRun: in whatever way a program asks for the time of a file that it has made, it is one by the
 // run's own clock; and a time that it has set itself stays.
 func TestFilesHaveTheTimeOfTheRun(t *testing.T) {
-	b := conditioned(t, sandbox.ConditionClockShift, sandbox.ConditionClockHeld)
+	b := conditioned(t, sandbox.ConditionClockOffset, sandbox.ConditionFrozenClock)
 	if _, err := exec.LookPath("/usr/bin/python3"); err != nil {
 		sandboxtest.Unavailable(t, "tools", "there is no /usr/bin/python3")
 	}
 	for name, own := range map[string]sandbox.Conditions{
-		"usual": {}, "shifted": {ClockShift: 400 * 24 * time.Hour}, "held": {ClockHeld: 1_000_000_000 + 7},
+		"usual": {}, "shifted": {ClockOffset: 400 * 24 * time.Hour}, "held": {FrozenClock: 1_000_000_000 + 7},
 	} {
 		c := clocked{name: name, args: []string{"/usr/bin/python3", "-c", datesPython}}
 		said := 0
@@ -80,13 +80,13 @@ func TestFilesHaveTheTimeOfTheRun(t *testing.T) {
 // TestHeldFilesAreOfOneSecond: what a program makes has the same times in every run whose clock is held, to the second,
 // and tools that compare times see no future.
 func TestHeldFilesAreOfOneSecond(t *testing.T) {
-	b := conditioned(t, sandbox.ConditionClockHeld)
+	b := conditioned(t, sandbox.ConditionFrozenClock)
 	script := `cd /tmp && echo x > first && stat -c %.9Y first && date +%s.%N && echo x > member && tar --format=ustar -cf - member | od -An -tx1 && printf 'out: member\n\tcp member out\n' > Makefile && make -s 2>&1 && make -q && touch -d '2 seconds ago' old && for i in 1 2 3 4 5 6 7 8 9 10 11 12 13; do sleep 0.09; done && echo x > later && ls -l --full-time old member later | cut -d. -f1`
 	if _, err := exec.LookPath("make"); err != nil {
 		sandboxtest.Unavailable(t, "tools", "there is no make")
 	}
 	c := clocked{name: "tar", args: []string{"/bin/sh", "-c", script}}
-	own := sandbox.Conditions{ClockHeld: 1_100_000_000}
+	own := sandbox.Conditions{FrozenClock: 1_100_000_000}
 	// What follows the first two lines.
 	prints := func() string {
 		file, rest, _ := strings.Cut(c.prints(t, b, t.TempDir(), own), "\n")

@@ -15,7 +15,7 @@ import (
 // watches.
 func TestExecutedProgramsOfTheHost(t *testing.T) {
 	b, _ := backend(t, namespace.Config{})
-	for _, audit := range []sandbox.Audit{sandbox.AuditAttempts, sandbox.AuditFull, sandbox.AuditOff} {
+	for _, audit := range []sandbox.Audit{sandbox.AuditViolations, sandbox.AuditFull, sandbox.AuditOff} {
 		r := sandboxtest.Run{Spec: func(s *sandbox.Spec) {
 			s.Args, s.Audit = []string{"/bin/sh", "-c", "echo '#!/usr/bin/env true' > x && chmod +x x && ./x && cat /dev/null"}, audit
 			s.Env = []string{"PATH=/usr/bin:/bin"}

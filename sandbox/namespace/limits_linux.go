@@ -13,8 +13,8 @@ import (
 
 	"github.com/cloister-build/cloister/sandbox"
 	"github.com/cloister-build/cloister/sandbox/internal/cgroup"
+	"github.com/cloister-build/cloister/sandbox/internal/monitor"
 	"github.com/cloister-build/cloister/sandbox/internal/seccomp"
-	"github.com/cloister-build/cloister/sandbox/internal/witness"
 	"github.com/cloister-build/cloister/sandbox/internal/zygote"
 	"golang.org/x/sys/unix"
 )
@@ -31,7 +31,7 @@ func (b *Backend) can() cgroup.Ability {
 
 // enforced returns what this backend holds a run to.
 func (b *Backend) enforced(can cgroup.Ability) *sandbox.Features {
-	f := &sandbox.Features{Backend: Name, Endpoints: b.config.has(NetNamespace), Silence: b.config.has(Seccomp), Conditions: b.conditionsGiven()}
+	f := &sandbox.Features{Backend: Name, Endpoints: b.config.has(NetNamespace), ListenControl: b.config.has(Seccomp), Conditions: b.conditionsGiven()}
 	for _, row := range []struct {
 		limit sandbox.Limit
 		ok    bool
@@ -48,10 +48,10 @@ func (b *Backend) enforced(can cgroup.Ability) *sandbox.Features {
 		}
 	}
 	f.Audits = []sandbox.Audit{sandbox.AuditOff}
-	if b.config.has(Seccomp) && b.config.has(Witness) {
-		f.Audits = append(f.Audits, sandbox.AuditAttempts, sandbox.AuditFull)
-		if witness.CanAnswer() == nil {
-			f.Conditions = append(f.Conditions, sandbox.ConditionClockShift, sandbox.ConditionClockHeld, sandbox.ConditionRandom)
+	if b.config.has(Seccomp) && b.config.has(Monitor) {
+		f.Audits = append(f.Audits, sandbox.AuditViolations, sandbox.AuditFull)
+		if monitor.CanAnswer() == nil {
+			f.Conditions = append(f.Conditions, sandbox.ConditionClockOffset, sandbox.ConditionFrozenClock, sandbox.ConditionRandomSeed)
 		}
 	}
 	return f
@@ -66,17 +66,17 @@ func (b *Backend) conditions(spec *sandbox.Spec, can cgroup.Ability, terminal bo
 	if b.config.has(Seccomp) {
 		watch := seccomp.WatchOff
 		switch spec.Audit {
-		case sandbox.AuditAttempts:
+		case sandbox.AuditViolations:
 			watch = seccomp.WatchAttempts
 		case sandbox.AuditFull:
 			watch = seccomp.WatchFull
 		}
 		config := seccomp.Config{
 			Listen: spec.Network.Listen,
-			Clock:  spec.Conditions.ClockShift != 0 || spec.Conditions.ClockHeld != 0, Random: spec.Conditions.Random != 0,
+			Clock:  spec.Conditions.ClockOffset != 0 || spec.Conditions.FrozenClock != 0, Random: spec.Conditions.RandomSeed != 0,
 		}
 		if config.Clock || config.Random {
-			watch = max(watch, seccomp.WatchAttempts) // they need the witness; account forgets what it saw
+			watch = max(watch, seccomp.WatchAttempts) // they need the monitor; account forgets what it saw
 		}
 		config.Watch = watch
 		c.watched = watch != seccomp.WatchOff
@@ -110,8 +110,8 @@ func encode(program []unix.SockFilter) []byte {
 }
 
 // view returns what a run may do, for who watches it.
-func view(spec *sandbox.Spec, source map[string]string) witness.View {
-	v := witness.View{
+func view(spec *sandbox.Spec, source map[string]string) monitor.Config {
+	v := monitor.Config{
 		Source: source, Writable: []string{"/dev/shm"}, Loopback: spec.Network.Loopback, Full: spec.Audit == sandbox.AuditFull,
 		Conditions: spec.Conditions,
 	}
@@ -153,9 +153,9 @@ func (r *run) limit(can cgroup.Ability) error {
 // every processor.
 const interval = 200 * time.Millisecond
 
-// monitor kills the run when it has used up its processor time, or when the kernel has killed one of its processes
+// enforceLimits kills the run when it has used up its processor time, or when the kernel has killed one of its processes
 // for want of memory: what is left of it could only confuse.
-func (r *run) monitor(p *progress) {
+func (r *run) enforceLimits(p *progress) {
 	tick := time.NewTicker(interval)
 	defer tick.Stop()
 	for {
@@ -228,17 +228,17 @@ func (r *run) account(res *sandbox.Result) error {
 	}
 	r.full(res)
 	untouched := false
-	if r.recorder != nil {
-		r.recorder.Stop()
-		if events, unrecorded, opened := r.recorder.Seen(); r.spec.Audit != sandbox.AuditOff {
+	if r.syscalls != nil {
+		r.syscalls.Stop()
+		if events, unrecorded, opened := r.syscalls.Events(); r.spec.Audit != sandbox.AuditOff {
 			res.Events = append(res.Events, events...)
 			res.Unrecorded, res.Opened = unrecorded, opened
-			res.Executed, res.ExecutedAll = r.recorder.Executed()
+			res.Executed, res.ExecutedAll = r.syscalls.Executed()
 		} // else it is watched for its conditions alone
-		if err := r.recorder.Broken(); err != nil {
+		if err := r.syscalls.Err(); err != nil {
 			return fmt.Errorf("conditions of the run: %w", err)
 		}
-		untouched = !r.recorder.Networked() && r.gate == nil
+		untouched = !r.syscalls.UsedNetwork() && r.proxy == nil
 	}
 	if r.slot.untouched = untouched; !untouched {
 		var err error
@@ -246,8 +246,8 @@ func (r *run) account(res *sandbox.Result) error {
 			return err
 		}
 	}
-	if r.gate != nil {
-		res.Events = append(res.Events, r.gate.close()...)
+	if r.proxy != nil {
+		res.Events = append(res.Events, r.proxy.close()...)
 	}
 	if res.Exceeded != nil && !slices.ContainsFunc(res.Events, func(e sandbox.Event) bool { return e == *res.Exceeded }) {
 		res.Events = append(res.Events, *res.Exceeded)
@@ -315,8 +315,8 @@ func (b *Backend) layers() []string {
 	if b.landlock > 0 {
 		names = append(names, "landlock")
 	}
-	if b.config.has(Seccomp) && b.config.has(Witness) {
-		names = append(names, "witness")
+	if b.config.has(Seccomp) && b.config.has(Monitor) {
+		names = append(names, "monitor")
 	}
 	return names
 }

@@ -111,7 +111,7 @@ func TestSlotKilledWithARunUnread(t *testing.T) {
 
 // TestBegunRunIsNotMadeAgain: a command that its slot did not see begin, watched or not, is not executed a second time.
 func TestBegunRunIsNotMadeAgain(t *testing.T) {
-	for _, audit := range []sandbox.Audit{sandbox.AuditAttempts, sandbox.AuditOff} {
+	for _, audit := range []sandbox.Audit{sandbox.AuditViolations, sandbox.AuditOff} {
 		s := script(t, "echo begun; exec sleep 60")
 		s.Audit, s.Timeout = audit, 20*time.Second
 		first := *s

@@ -55,7 +55,7 @@ type Layer string
 const (
 	Seccomp      Layer = "seccomp"       // the filter of system calls
 	Landlock     Layer = "landlock"      // the second layer over the file system
-	Witness      Layer = "witness"       // the record of what was refused
+	Monitor      Layer = "monitor"       // the record of denied system calls
 	Cgroups      Layer = "cgroups"       // limits over all processes of a run together
 	Rlimits      Layer = "rlimits"       // limits of each process
 	Capabilities Layer = "capabilities"  // none is left to a run
@@ -70,9 +70,9 @@ const (
 
 // NamespacesOnly are the layers to leave out where the kernel has none of them: what remains is the tier
 // "namespaces".
-var NamespacesOnly = []Layer{Seccomp, Landlock, Witness}
+var NamespacesOnly = []Layer{Seccomp, Landlock, Monitor}
 
 var (
-	_ sandbox.Backend = (*Backend)(nil)
-	_ sandbox.Imager  = (*Backend)(nil)
+	_ sandbox.Backend      = (*Backend)(nil)
+	_ sandbox.ImageMounter = (*Backend)(nil)
 )

@@ -28,7 +28,7 @@ func TestNetworkIsKeptOnlyUnused(t *testing.T) {
 		{"a datagram", nil, nil, "udp", false},
 		{"a netlink socket", nil, nil, "netlink", false},
 		{"nothing, without audit", nil, off, "", false},
-		{"nothing, without a witness", []namespace.Layer{namespace.Witness}, off, "", false},
+		{"nothing, without the monitor", []namespace.Layer{namespace.Monitor}, off, "", false},
 		{"nothing, without a filter", []namespace.Layer{namespace.Seccomp}, off, "", false},
 	} {
 		t.Run(c.name, func(t *testing.T) {
@@ -116,12 +116,12 @@ func TestGoneSaysThatNothingIsLeft(t *testing.T) {
 	for range 20 {
 		r := program(t, "cycle=100")
 		r.Do(t, b)
-		if !r.Result.Gone {
+		if !r.Result.Released {
 			found++
 		}
 		r = program(t, "cat=/proc/self/net/unix")
 		r.Do(t, b)
-		if !r.Result.Gone {
+		if !r.Result.Released {
 			t.Errorf("a run that left nothing is not gone: %s", r.Stdout)
 		}
 	}

@@ -85,7 +85,7 @@ func (b *Backend) Probe(ctx context.Context) (sandbox.Features, error) {
 	b.optional(&f)
 	b.probeConditions(ctx)
 	enforced := b.enforced(b.can())
-	f.Limits, f.Audits, f.Endpoints, f.Silence = enforced.Limits, enforced.Audits, enforced.Endpoints, enforced.Silence
+	f.Limits, f.Audits, f.Endpoints, f.ListenControl = enforced.Limits, enforced.Audits, enforced.Endpoints, enforced.ListenControl
 	f.Conditions = enforced.Conditions
 	f.Tier, f.Layers = b.tier(), b.layers()
 	return f, nil
@@ -164,8 +164,8 @@ func (b *Backend) probeRun(ctx context.Context, c sandbox.Conditions) (*zygote.F
 
 		Conditions: c,
 	}
-	if b.config.has(Seccomp) && b.config.has(Witness) {
-		spec.Audit = sandbox.AuditAttempts
+	if b.config.has(Seccomp) && b.config.has(Monitor) {
+		spec.Audit = sandbox.AuditViolations
 	}
 	for i, dir := range b.config.Hidden {
 		spec.Inputs = append(spec.Inputs, sandbox.Input{Target: fmt.Sprintf("/hidden%d", i), Content: "host", Source: dir})
@@ -203,7 +203,7 @@ func explain(err error) (detail, fix string) {
 	switch {
 	case strings.Contains(detail, "(seccomp)"):
 		return detail + " (the kernel has no such filter, or a container's own leaves no room for another)",
-			"--sandbox=namespaces, which does without the filter and its witness, and says so in every result"
+			"--sandbox=namespaces, which does without the filter and the syscall monitor, and says so in every result"
 	case read("kernel/unprivileged_userns_clone") == "0" && os.Geteuid() != 0:
 		return detail + " (kernel.unprivileged_userns_clone is 0)", "sudo sysctl -w kernel.unprivileged_userns_clone=1"
 	case read("kernel/apparmor_restrict_unprivileged_userns") == "1" && os.Geteuid() != 0:

@@ -67,7 +67,7 @@ mktemp -u; mktemp -u; shuf -i 1-1000 -n 5 | tr '\n' ' '; ! cat /proc/sys/kernel/
 // TestRandomIsSeeded: with one seed a program gets the same random numbers each time, with another others, and without
 // one those of the kernel.
 func TestRandomIsSeeded(t *testing.T) {
-	b := conditioned(t, sandbox.ConditionRandom)
+	b := conditioned(t, sandbox.ConditionRandomSeed)
 	dir := t.TempDir()
 	for _, c := range []struct {
 		clocked
@@ -90,7 +90,7 @@ func TestRandomIsSeeded(t *testing.T) {
 			}
 			with := func(seed uint64) string {
 				t.Helper()
-				return c.prints(t, b, dir, sandbox.Conditions{Random: seed})
+				return c.prints(t, b, dir, sandbox.Conditions{RandomSeed: seed})
 			}
 			first, second, kernel := with(1), with(1), with(0)
 			for n := 0; c.name == "Go" && first != second && n < 5; n++ {
@@ -122,11 +122,11 @@ func TestRandomIsSeeded(t *testing.T) {
 
 // TestSeedsGiveNothingTwice: programs of one run get different numbers, however they ask, and can change none.
 func TestSeedsGiveNothingTwice(t *testing.T) {
-	b := conditioned(t, sandbox.ConditionRandom)
+	b := conditioned(t, sandbox.ConditionRandomSeed)
 	r := sandboxtest.Run{
 		Script: `for i in 1 2 3; do head -c 16 /dev/urandom | od -An -tx1; head -c 16 /dev/random | od -An -tx1; mktemp -u; done
 exec 9</dev/urandom; echo x >&9 && echo written; (echo x >/proc/self/fd/9) && echo written; head -c 1 <&9 | wc -c`,
-		Spec: func(s *sandbox.Spec) { s.Conditions.Random = 1 },
+		Spec: func(s *sandbox.Spec) { s.Conditions.RandomSeed = 1 },
 	}
 	r.Do(t, b)
 	seen := map[string]bool{}
@@ -141,13 +141,13 @@ exec 9</dev/urandom; echo x >&9 && echo written; (echo x >/proc/self/fd/9) && ec
 	}
 }
 
-// TestOtherConditionsRecordNothing: a run that is not watched stays unrecorded though a witness answers it, and a watched
+// TestOtherConditionsRecordNothing: a run that is not watched stays unrecorded though the syscall monitor answers it, and a watched
 // one is watched as ever.
 func TestOtherConditionsRecordNothing(t *testing.T) {
-	b := conditioned(t, sandbox.ConditionClockShift, sandbox.ConditionRandom)
-	for _, audit := range []sandbox.Audit{sandbox.AuditOff, sandbox.AuditAttempts} {
+	b := conditioned(t, sandbox.ConditionClockOffset, sandbox.ConditionRandomSeed)
+	for _, audit := range []sandbox.Audit{sandbox.AuditOff, sandbox.AuditViolations} {
 		var events []string
-		for _, own := range []sandbox.Conditions{{}, {ClockShift: time.Hour, Random: 1}} {
+		for _, own := range []sandbox.Conditions{{}, {ClockOffset: time.Hour, RandomSeed: 1}} {
 			r := sandboxtest.Run{
 				Script: `date >/dev/null; cat /etc/passwd >/dev/null; echo x >/etc/new; mount -t tmpfs x /tmp; head -c 1 /dev/random >/dev/null; true`,
 				Spec:   func(s *sandbox.Spec) { s.Audit, s.Conditions = audit, own },
@@ -176,7 +176,7 @@ int main() {
 // TestConditionsHoldOrTheRunFails: where an ordinary user's worker cannot tell a program the time, the run ends with an
 // error.
 func TestConditionsHoldOrTheRunFails(t *testing.T) {
-	b := conditioned(t, sandbox.ConditionClockShift)
+	b := conditioned(t, sandbox.ConditionClockOffset)
 	dir := t.TempDir()
 	if !build(t, dir, "hidden.c", hiddenC, "gcc", "-o", "hidden", "hidden.c") {
 		lacks(t, "gcc")
@@ -184,7 +184,7 @@ func TestConditionsHoldOrTheRunFails(t *testing.T) {
 	r := sandboxtest.Run{}
 	try := func(shift time.Duration) error {
 		r.Spec = func(s *sandbox.Spec) {
-			s.Args, s.Conditions.ClockShift = []string{"/hidden/hidden"}, shift
+			s.Args, s.Conditions.ClockOffset = []string{"/hidden/hidden"}, shift
 			s.Inputs = append(s.Inputs, sandbox.Input{Target: "/hidden", Content: "x", Source: dir})
 		}
 		return r.Try(t.Context(), t, b)
@@ -204,15 +204,15 @@ func TestConditionsHoldOrTheRunFails(t *testing.T) {
 
 // TestConditionsNeedTheWitness: a backend that cannot answer does not pretend to.
 func TestConditionsNeedTheWitness(t *testing.T) {
-	b, f := backend(t, namespace.Config{Without: []namespace.Layer{namespace.Witness}})
-	for _, own := range []sandbox.Conditions{{ClockShift: time.Hour}, {ClockHeld: 1}, {Random: 1}} {
+	b, f := backend(t, namespace.Config{Without: []namespace.Layer{namespace.Monitor}})
+	for _, own := range []sandbox.Conditions{{ClockOffset: time.Hour}, {FrozenClock: 1}, {RandomSeed: 1}} {
 		r := sandboxtest.Run{Script: "true", Spec: func(s *sandbox.Spec) { s.Conditions, s.Audit = own, sandbox.AuditOff }}
 		if err := r.Try(t.Context(), t, b); err == nil || !strings.Contains(err.Error(), "cannot give a run another") {
 			t.Errorf("%+v: got %v, want a refusal", own, err)
 		}
 	}
 	for _, c := range f.Conditions {
-		if c == sandbox.ConditionClockShift || c == sandbox.ConditionClockHeld || c == sandbox.ConditionRandom {
+		if c == sandbox.ConditionClockOffset || c == sandbox.ConditionFrozenClock || c == sandbox.ConditionRandomSeed {
 			t.Errorf("the condition %q is offered", c)
 		}
 	}
@@ -233,13 +233,13 @@ int main() {
 
 // TestForeignProgramsEndTheRun: however closely a run is watched, it does not go on under other conditions than its own.
 func TestForeignProgramsEndTheRun(t *testing.T) {
-	b := conditioned(t, sandbox.ConditionClockShift, sandbox.ConditionRandom)
+	b := conditioned(t, sandbox.ConditionClockOffset, sandbox.ConditionRandomSeed)
 	dir := t.TempDir()
 	if !build(t, dir, "foreign.c", foreignC, "gcc", "-o", "foreign", "foreign.c") {
 		lacks(t, "gcc")
 	}
-	for _, audit := range []sandbox.Audit{sandbox.AuditOff, sandbox.AuditAttempts} {
-		for _, own := range []sandbox.Conditions{{}, {ClockShift: time.Hour}, {ClockHeld: 1}, {Random: 1}} {
+	for _, audit := range []sandbox.Audit{sandbox.AuditOff, sandbox.AuditViolations} {
+		for _, own := range []sandbox.Conditions{{}, {ClockOffset: time.Hour}, {FrozenClock: 1}, {RandomSeed: 1}} {
 			r := sandboxtest.Run{Spec: func(s *sandbox.Spec) {
 				s.Args, s.Conditions, s.Audit = []string{"/foreign/foreign"}, own, audit
 				s.Inputs = append(s.Inputs, sandbox.Input{Target: "/foreign", Content: "x", Source: dir})

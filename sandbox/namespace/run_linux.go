@@ -14,7 +14,7 @@ import (
 	"time"
 
 	"github.com/cloister-build/cloister/sandbox"
-	"github.com/cloister-build/cloister/sandbox/internal/witness"
+	"github.com/cloister-build/cloister/sandbox/internal/monitor"
 	"github.com/cloister-build/cloister/sandbox/internal/zygote"
 	"golang.org/x/sys/unix"
 )
@@ -107,8 +107,8 @@ type run struct {
 	copying sync.WaitGroup
 	copyErr [2]error
 
-	recorder *witness.Recorder // nil while nobody watches
-	gate     *gate             // nil without exceptions of the network
+	syscalls *monitor.Monitor // nil while nobody watches
+	proxy    *egressProxy     // nil without exceptions of the network
 
 	mu       sync.Mutex
 	exceeded *sandbox.Event // the limit for which the run was killed
@@ -230,11 +230,11 @@ func (r *run) close() {
 	if r.init >= 0 {
 		unix.Close(r.init)
 	}
-	if r.recorder != nil {
-		r.recorder.Stop()
+	if r.syscalls != nil {
+		r.syscalls.Stop()
 	}
-	if r.gate != nil {
-		r.gate.close()
+	if r.proxy != nil {
+		r.proxy.close()
 	}
 	r.copying.Wait()
 }
@@ -245,7 +245,7 @@ func (r *run) watch(ctx context.Context) (*sandbox.Result, error) {
 	p := &progress{started: make(chan struct{}), exited: make(chan struct{}), reaped: make(chan struct{})}
 	var stopping sync.WaitGroup
 	stopping.Go(func() { r.stop(ctx, p) })
-	stopping.Go(func() { r.monitor(p) })
+	stopping.Go(func() { r.enforceLimits(p) })
 	res, err := r.follow(p)
 	if err != nil {
 		r.die()
@@ -370,10 +370,10 @@ func (r *run) follow(p *progress) (*sandbox.Result, error) {
 		case rep.Watching:
 			begun = true
 			if len(fds) == 1 {
-				r.recorder = witness.Watch(fds[0], view(r.spec, r.source))
+				r.syscalls = monitor.Start(fds[0], view(r.spec, r.source))
 			}
 		case rep.Listening && len(fds) == len(r.spec.Network.Allow):
-			r.gate = openGate(fds, r.spec.Network.Allow)
+			r.proxy = startProxy(fds, r.spec.Network.Allow)
 		case rep.Failed != "":
 			return nil, fmt.Errorf("start of the run: %s", rep.Failed)
 		case rep.Lost != "":
@@ -411,7 +411,7 @@ func (r *run) follow(p *progress) (*sandbox.Result, error) {
 				VoluntarySwitches:   rep.Reaped.Voluntary,
 				InvoluntarySwitches: rep.Reaped.Involuntary,
 			}
-			r.fullTemps, res.Gone = rep.Reaped.Full, rep.Reaped.Gone == 1
+			r.fullTemps, res.Released = rep.Reaped.Full, rep.Reaped.Gone == 1
 			return &res, lost
 		}
 	}

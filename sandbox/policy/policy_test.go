@@ -28,7 +28,7 @@ func TestBuiltIn(t *testing.T) {
 	build := compile(t, policy.Default(), policy.Request{})
 	if build.Profile != "build" || build.Rule != "default" || build.Limits != sandbox.DefaultLimits() ||
 		!build.Network.Loopback || !build.Network.Listen || build.TempBytes != 4<<30 || build.MaxTimeout != 0 ||
-		!build.Cache || !build.Hermetic || build.Audit != sandbox.AuditAttempts {
+		!build.Cache || !build.Hermetic || build.Audit != sandbox.AuditViolations {
 		t.Errorf("got %+v", build)
 	}
 	limits := sandbox.DefaultLimits()
@@ -116,7 +116,7 @@ func TestGrants(t *testing.T) {
 		{"once", "cloister-loopback=false", func(g *policy.Grant) any { return fmt.Sprint(g.Network) }, "{false false []}"},
 		{"once", "cloister-loopback=true cloister-listen=true", func(g *policy.Grant) any { return fmt.Sprint(g.Network) }, "{true true []}"},
 		{"once", "cloister-audit=full", func(g *policy.Grant) any { return g.Audit }, sandbox.AuditFull},
-		{"once", "cloister-audit=attempts", func(g *policy.Grant) any { return g.Audit }, sandbox.AuditAttempts},
+		{"once", "cloister-audit=attempts", func(g *policy.Grant) any { return g.Audit }, sandbox.AuditViolations},
 		{"mute", "cloister-audit=off", func(g *policy.Grant) any { return g.Audit }, sandbox.AuditOff},
 		{"", "cloister-profile=test", func(g *policy.Grant) any { return g.Profile }, "test"},
 		{"child", "cloister-profile=child", func(g *policy.Grant) any { return g.Profile }, "child"},

@@ -139,7 +139,7 @@ func parseBool(s string) (bool, error) {
 }
 
 // audits are the degrees of watching, from the loosest to the closest.
-var audits = []sandbox.Audit{sandbox.AuditOff, sandbox.AuditAttempts, sandbox.AuditFull}
+var audits = []sandbox.Audit{sandbox.AuditOff, sandbox.AuditViolations, sandbox.AuditFull}
 
 func parseAudit(s string) (sandbox.Audit, error) {
 	i := slices.IndexFunc(audits, func(a sandbox.Audit) bool { return formatAudit(a) == s })
@@ -150,7 +150,7 @@ func parseAudit(s string) (sandbox.Audit, error) {
 }
 
 func formatAudit(a sandbox.Audit) string {
-	if a == sandbox.AuditAttempts {
+	if a == sandbox.AuditViolations {
 		return "attempts"
 	}
 	return string(a)

@@ -36,7 +36,7 @@ func misdeed(a sandbox.Audit) Run {
 }
 
 func attempts(t *testing.T, b sandbox.Backend) {
-	r := misdeed(sandbox.AuditAttempts)
+	r := misdeed(sandbox.AuditViolations)
 	r.Do(t, b)
 	if r.Result.ExitCode != 0 {
 		t.Fatalf("exit code %d: %s", r.Result.ExitCode, r.Stderr)

@@ -369,7 +369,7 @@ func TestCheckSelfTest(t *testing.T) {
 		t.Errorf("%+v", s)
 	}
 	if s := cloister(t, "", "check", "--selftest", "--sandbox", "namespaces"); s.code != 1 || !strings.Contains(s.out, "\nFAIL  attempts audited ") || strings.Count(s.out, "FAIL") != 1 {
-		t.Errorf("without a witness: %+v", s)
+		t.Errorf("without the syscall monitor: %+v", s)
 	}
 	if left, err := os.ReadDir(tmp); err != nil || len(left) > 0 {
 		t.Errorf("left behind: %v, %v", left, err)

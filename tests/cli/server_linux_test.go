@@ -192,8 +192,8 @@ func TestStoredActionsThatCannotBeHad(t *testing.T) {
 // TestTierIsSaidWhereItMatters: when a server starts, and of each result for as long as it is kept.
 func TestTierIsSaidWhereItMatters(t *testing.T) {
 	for tier, line := range map[string]string{
-		"full":       `(?m)^sandbox  .* namespaces, .*seccomp, .*witness   \(full\)$`,
-		"namespaces": `(?m)^sandbox  \S+ namespaces(, \S+ limits)?   \(namespaces\)\n +not enforced: .*seccomp, landlock, witness[;,]`,
+		"full":       `(?m)^sandbox  .* namespaces, .*seccomp, .*monitor   \(full\)$`,
+		"namespaces": `(?m)^sandbox  \S+ namespaces(, \S+ limits)?   \(namespaces\)\n +not enforced: .*seccomp, landlock, monitor[;,]`,
 	} {
 		r := serving(t, "", "--sandbox="+tier)
 		if text := r.log.String(); !regexp.MustCompile(line).MatchString(text) {

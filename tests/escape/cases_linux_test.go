@@ -34,7 +34,7 @@ type guarantee struct {
 	// pid namespace of its own.
 	root bool
 
-	// events are what must be recorded, by kind and the beginning of the subject, where there is a witness.
+	// events are what must be recorded, by kind and the beginning of the subject, where the syscall monitor runs.
 	events []sandbox.Event
 	// limit is one that must be met; a backend that cannot hold it is not tested. If ends, it ends the run, which
 	// has no last word then.

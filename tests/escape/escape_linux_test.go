@@ -448,7 +448,7 @@ func (w *world) confined(t *testing.T, features *sandbox.Features, g *guarantee)
 	if g.limit != "" && g.ends && (w.result.Exceeded == nil || w.result.Exceeded.Subject != string(g.limit)) {
 		t.Errorf("the result does not say that the limit of %s ended the run: %+v", g.limit, w.result.Exceeded)
 	}
-	if !slices.Contains(features.Layers, string(namespace.Witness)) {
+	if !slices.Contains(features.Layers, string(namespace.Monitor)) {
 		return
 	}
 	for _, want := range g.events {

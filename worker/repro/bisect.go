@@ -127,7 +127,7 @@ func (c *check) controls(ctx context.Context, b *Bisection, place *Place) error 
 	}
 	b.control = *first
 	c.unheld(ctx, b, first, second, nil)
-	if c.scene.lacks([]sandbox.Condition{sandbox.ConditionClockHeld}) != "" { // whose files' times are held as well
+	if c.scene.lacks([]sandbox.Condition{sandbox.ConditionFrozenClock}) != "" { // whose files' times are held as well
 		if err := c.pause(ctx, began); err != nil {
 			return err
 		}

@@ -84,9 +84,9 @@ var factors = []Factor{
 	{
 		Name: "time", Changes: "time of day, by more than a year", Cause: compare.Timestamp,
 		causes: []compare.Cause{compare.BuildDate},
-		needs:  []sandbox.Condition{sandbox.ConditionClockShift}, holds: []sandbox.Condition{sandbox.ConditionClockHeld},
-		vary: func(v *worker.Variation, i int, _ *scene) { v.Conditions.ClockShift = clockShift(i) },
-		hold: func(v *worker.Variation) { v.Conditions.ClockHeld = heldTime },
+		needs:  []sandbox.Condition{sandbox.ConditionClockOffset}, holds: []sandbox.Condition{sandbox.ConditionFrozenClock},
+		vary: func(v *worker.Variation, i int, _ *scene) { v.Conditions.ClockOffset = clockShift(i) },
+		hold: func(v *worker.Variation) { v.Conditions.FrozenClock = heldTime },
 	},
 	{
 		Name: "zone", Changes: "time zone (TZ)", Cause: compare.Zone,
@@ -167,14 +167,14 @@ var factors = []Factor{
 	{
 		Name: "random", Changes: "what the kernel gives as random", Cause: compare.Random,
 		causes: []compare.Cause{compare.HashSeed, compare.BuildID, compare.Path}, // of a temporary file
-		holds:  []sandbox.Condition{sandbox.ConditionRandom},
+		holds:  []sandbox.Condition{sandbox.ConditionRandomSeed},
 		unfit: func(s *scene) string {
 			if s.seed != nil {
 				return "the seed of it is stated"
 			}
 			return ""
 		},
-		hold: func(v *worker.Variation) { v.Conditions.Random = 1 },
+		hold: func(v *worker.Variation) { v.Conditions.RandomSeed = 1 },
 	},
 	{
 		Name: "pids", Changes: "numbers of processes", Cause: compare.ProcessID,
@@ -310,8 +310,8 @@ func (s *scene) lacks(conditions []sandbox.Condition) string {
 // usual returns what a run is given of which nothing is varied: its randomness, if it is stated.
 func (s *scene) usual() *worker.Variation {
 	v := &worker.Variation{}
-	if s.seed != nil && s.lacks([]sandbox.Condition{sandbox.ConditionRandom}) == "" {
-		v.Conditions.Random = *s.seed + 1 // zero is the kernel's own, and a seed may be zero
+	if s.seed != nil && s.lacks([]sandbox.Condition{sandbox.ConditionRandomSeed}) == "" {
+		v.Conditions.RandomSeed = *s.seed + 1 // zero is the kernel's own, and a seed may be zero
 	}
 	return v
 }

@@ -178,7 +178,7 @@ func Check(ctx context.Context, t *worker.Task, o Options) (*Verdict, error) {
 		began = o.First.Result.GetExecutionMetadata().GetExecutionStartTimestamp().AsTime()
 	}
 	for i := range c.Runs {
-		if i == 1 && (o.Factors == nil || slices.Contains(o.Factors, "time")) && c.scene.lacks([]sandbox.Condition{sandbox.ConditionClockShift}) != "" {
+		if i == 1 && (o.Factors == nil || slices.Contains(o.Factors, "time")) && c.scene.lacks([]sandbox.Condition{sandbox.ConditionClockOffset}) != "" {
 			if err := c.pause(ctx, began); err != nil {
 				return nil, err
 			}

@@ -36,10 +36,10 @@ func noticed(factor string, n int, v *worker.Variation) string {
 	}
 	switch factor {
 	case "time":
-		if c.ClockHeld != 0 {
-			return fmt.Sprint(c.ClockHeld)
+		if c.FrozenClock != 0 {
+			return fmt.Sprint(c.FrozenClock)
 		}
-		return fmt.Sprint(n, c.ClockShift)
+		return fmt.Sprint(n, c.ClockOffset)
 	case "zone":
 		return variable("TZ")
 	case "user":
@@ -62,7 +62,7 @@ func noticed(factor string, n int, v *worker.Variation) string {
 		}
 		return fmt.Sprint(n)
 	case "random":
-		return cmp.Or(map[bool]string{true: fmt.Sprint(c.Random)}[c.Random != 0], "seed of run "+fmt.Sprint(n))
+		return cmp.Or(map[bool]string{true: fmt.Sprint(c.RandomSeed)}[c.RandomSeed != 0], "seed of run "+fmt.Sprint(n))
 	case "pids":
 		return fmt.Sprint(c.SkippedPIDs)
 	case "uptime":
@@ -356,7 +356,7 @@ func TestProofOutweighsLooks(t *testing.T) {
 		// Two factors make it: the one that can make it look so is told.
 		{"random", compare.HashSeed, func(v *worker.Variation) string {
 			words := strings.Split("alpha beta gamma delta epsilon zeta", " ")
-			slices.Reverse(words[v.Conditions.Random%2*2:])
+			slices.Reverse(words[v.Conditions.RandomSeed%2*2:])
 			slices.Reverse(words[min(v.Conditions.CPUs, 2):])
 			return strings.Join(words, "\n") + "\n"
 		}},
@@ -516,7 +516,7 @@ func TestHashTableOfAClock(t *testing.T) {
 func TestSeedOfManyThings(t *testing.T) {
 	s := newScript(t, func(n int, v *worker.Variation) made {
 		c := &v.Conditions
-		return file(fmt.Sprintln((int64(c.ClockShift/time.Second) + c.ClockHeld + 7919*int64(c.SkippedPIDs) + int64(c.UID)) % 32768))
+		return file(fmt.Sprintln((int64(c.ClockOffset/time.Second) + c.FrozenClock + 7919*int64(c.SkippedPIDs) + int64(c.UID)) % 32768))
 	})
 	o := s.options()
 	o.Bisect = true
@@ -531,7 +531,7 @@ func TestOnlyFactorLeftIsTheCause(t *testing.T) {
 	s := newScript(t, func(n int, v *worker.Variation) made {
 		text, salt := "by "+noticed("hostname", n, v)+"\n", "11ee05c7731b84fd29ae05c7731b84f0"
 		switch {
-		case v.Root != "" && v.Conditions.ClockHeld != 0: // the bisection sees it at another place than the check
+		case v.Root != "" && v.Conditions.FrozenClock != 0: // the bisection sees it at another place than the check
 			text = "more\n" + text
 		case v.Root != "":
 			salt = "9ae05c7731b84fd29ae05c7731b84fd2"
@@ -550,7 +550,7 @@ func TestOnlyFactorLeftIsTheCause(t *testing.T) {
 func TestOrderByRandomNumbersIsAHashTable(t *testing.T) {
 	s := newScript(t, func(n int, v *worker.Variation) made {
 		parts := []string{"the first part is done\n", "and a second one is done\n", "now the third part as well\n"}
-		if v.Conditions.Random == 0 {
+		if v.Conditions.RandomSeed == 0 {
 			slices.Reverse(parts[n%2:])
 		}
 		return file(strings.Join(parts, ""))

@@ -209,12 +209,12 @@ func describe(v *worker.Variation) []string {
 	var all []string
 	c := &v.Conditions
 	say := func(format string, args ...any) { all = append(all, fmt.Sprintf(format, args...)) }
-	if c.ClockShift != 0 {
+	if c.ClockOffset != 0 {
 		day := 24 * time.Hour
-		say("time +%dd%s", c.ClockShift/day, c.ClockShift%day)
+		say("time +%dd%s", c.ClockOffset/day, c.ClockOffset%day)
 	}
-	if c.ClockHeld != 0 {
-		say("time held at %s", time.Unix(c.ClockHeld, 0).UTC().Format(time.RFC3339))
+	if c.FrozenClock != 0 {
+		say("time held at %s", time.Unix(c.FrozenClock, 0).UTC().Format(time.RFC3339))
 	}
 	for _, kv := range v.Env {
 		key, value, _ := strings.Cut(kv, "=")
@@ -237,7 +237,7 @@ func describe(v *worker.Variation) []string {
 		{sandbox.ConditionUmask, "umask %04o", c.Umask},
 		{sandbox.ConditionCPUs, "cpus %v", c.CPUs},
 		{sandbox.ConditionFixedLayout, "aslr off%v", ""},
-		{sandbox.ConditionRandom, "random seed %v", c.Random},
+		{sandbox.ConditionRandomSeed, "random seed %v", c.RandomSeed},
 		{sandbox.ConditionSkippedPIDs, "pids +%v", c.SkippedPIDs},
 		{sandbox.ConditionUptime, "uptime +%v", c.Uptime},
 	} {
@@ -269,7 +269,7 @@ func (s *scene) facts(v *worker.Variation, m *repb.ExecutedActionMetadata) *comp
 		Hostname: cmp.Or(c.Hostname, usualHostname),
 		User:     cmp.Or(c.User, usualUser), UID: cmp.Or(c.UID, usualUID), Umask: cmp.Or(c.Umask, usualUmask),
 		Root: cmp.Or(v.Root, worker.ExecRoot), CPUs: cmp.Or(c.CPUs, s.host.CPUs),
-		FixedLayout: c.FixedLayout, HeldRandom: c.Random != 0,
+		FixedLayout: c.FixedLayout, HeldRandom: c.RandomSeed != 0,
 	}
 	env := map[string]string{}
 	for _, kv := range s.command.GetEnvironmentVariables() {
@@ -287,9 +287,9 @@ func (s *scene) facts(v *worker.Variation, m *repb.ExecutedActionMetadata) *comp
 	slices.Sort(f.Env)
 	f.Zone, f.Locale = env["TZ"], cmp.Or(env["LC_ALL"], env["LANG"])
 	if m.GetExecutionStartTimestamp() != nil {
-		f.Start, f.End = m.GetExecutionStartTimestamp().AsTime().Add(c.ClockShift), m.GetExecutionCompletedTimestamp().AsTime().Add(c.ClockShift)
-		if c.ClockHeld != 0 {
-			f.Start = time.Unix(c.ClockHeld, 0).UTC()
+		f.Start, f.End = m.GetExecutionStartTimestamp().AsTime().Add(c.ClockOffset), m.GetExecutionCompletedTimestamp().AsTime().Add(c.ClockOffset)
+		if c.FrozenClock != 0 {
+			f.Start = time.Unix(c.FrozenClock, 0).UTC()
 			// A millisecond for each reading: how many there were is not known.
 			f.End = f.Start.Add(max(f.End.Sub(m.GetExecutionStartTimestamp().AsTime()), time.Minute))
 		}

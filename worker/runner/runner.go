@@ -75,8 +75,8 @@ func New(c Config) (*Runner, error) {
 		return nil, err
 	}
 	r := &Runner{config: c, grant: grant, audit: grant.Audit, jobs: make(chan struct{}, c.Jobs)}
-	if r.audit == sandbox.AuditAttempts && !slices.Contains(c.Features.Audits, sandbox.AuditAttempts) {
-		r.audit = sandbox.AuditOff // the operator chose a sandbox without a witness, as the banner says
+	if r.audit == sandbox.AuditViolations && !slices.Contains(c.Features.Audits, sandbox.AuditViolations) {
+		r.audit = sandbox.AuditOff // the operator chose a sandbox without the syscall monitor, as the banner says
 	}
 	if err := c.Features.Covers(r.spec()); err != nil {
 		return nil, fmt.Errorf("profile %q by rule %q: %w", grant.Profile, grant.Rule, err)

@@ -373,7 +373,7 @@ func TestAttemptsAreTold(t *testing.T) {
 			}
 			b, err := os.ReadFile(dir + "/logs/cloister.txt")
 			if errors.Is(err, fs.ErrNotExist) {
-				sandboxtest.Unavailable(t, "witness", err)
+				sandboxtest.Unavailable(t, "monitor", err)
 			}
 			if err != nil || !strings.Contains(string(b), "write    tried to write /usr/new") {
 				t.Errorf("the log says %q, %v", b, err)

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package witness
+package monitor
 
 import (
 	"bytes"
@@ -21,7 +21,7 @@ import (
 func answers(t *testing.T) {
 	t.Helper()
 	if err := CanAnswer(); err != nil {
-		sandboxtest.Unavailable(t, "witness", err)
+		sandboxtest.Unavailable(t, "monitor", err)
 	}
 }
 
@@ -50,14 +50,14 @@ func TestForeignCodeIsNotOverwritten(t *testing.T) {
 			}
 			stubs = func() ([]stub, error) { return all, nil }
 			p := start(t, "plain", "begin")
-			p.view.Conditions = sandbox.Conditions{ClockShift: time.Hour, Random: 1}
-			r := Watch(p.listener, p.view)
+			p.view.Conditions = sandbox.Conditions{ClockOffset: time.Hour, RandomSeed: 1}
+			r := Start(p.listener, p.view)
 			p.goOn(t)
 			if out := p.end(t); out != c.out {
 				t.Errorf("got %q, want %q", out, c.out)
 			}
 			got := ""
-			if err := r.Broken(); err != nil {
+			if err := r.Err(); err != nil {
 				got = err.Error()
 			}
 			if got != c.broken {
@@ -72,7 +72,7 @@ func TestStubsAreFound(t *testing.T) {
 	answers(t)
 	aux, err := auxiliary("self")
 	if err != nil || aux[auxVDSO] == 0 {
-		sandboxtest.Unavailable(t, "witness", fmt.Sprint("this kernel has no vDSO: ", err))
+		sandboxtest.Unavailable(t, "monitor", fmt.Sprint("this kernel has no vDSO: ", err))
 	}
 	f, err := os.Open("/proc/self/mem")
 	if err != nil {
@@ -108,7 +108,7 @@ func TestStubsAreFound(t *testing.T) {
 
 // TestHeldClock: it goes on by readings, by what is slept, and to what was waited for.
 func TestHeldClock(t *testing.T) {
-	c := newClock(&sandbox.Conditions{ClockHeld: 100})
+	c := newClock(&sandbox.Conditions{FrozenClock: 100})
 	read := func(want time.Duration) {
 		t.Helper()
 		got, err := c.read(unix.CLOCK_REALTIME)
@@ -195,7 +195,7 @@ func TestStreamsAreOfPrograms(t *testing.T) {
 	self := uint32(os.Getpid())
 	_, parent := lineage(self)
 	history := func(seed uint64, others int) []string {
-		r := newRandom(&sandbox.Conditions{Random: seed})
+		r := newRandom(&sandbox.Conditions{RandomSeed: seed})
 		first := r.begin(self)
 		for range others {
 			take(r.of(parent)) // nobody's: it did not begin here
@@ -220,7 +220,7 @@ func TestStreamsAreOfPrograms(t *testing.T) {
 
 // TestStreamsAreBounded: those of processes that are gone are forgotten.
 func TestStreamsAreBounded(t *testing.T) {
-	r := newRandom(&sandbox.Conditions{Random: 1})
+	r := newRandom(&sandbox.Conditions{RandomSeed: 1})
 	const none = 1 << 30 // more than a process's number can be
 	for i := range uint32(20 * fewStreams) {
 		r.keep(none+i, r.derive("program", nil, 0))

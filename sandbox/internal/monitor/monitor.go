@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package witness answers the system calls of one run that its filter notifies, and records what they
+// Package monitor answers the system calls of one run that its filter notifies, and records what they
 // tried. A watched call is recorded and goes on; what becomes of it is the kernel's decision. Any other
 // call that is notified is refused.
 //
@@ -8,7 +8,7 @@
 //
 // What a call names is read from the memory of a process that may change it at any time, so a record is
 // evidence and never a decision: nothing here may permit a call that the kernel would refuse.
-package witness
+package monitor
 
 import (
 	"maps"
@@ -22,8 +22,8 @@ import (
 	"github.com/cloister-build/cloister/sandbox"
 )
 
-// A View is what a run may do, in paths inside its sandbox: absolute and clean.
-type View struct {
+// A Config is what a run may do, in paths inside its sandbox: absolute and clean.
+type Config struct {
 	Writable []string // outputs and temporary directories, /tmp and /dev/shm among them
 	Inputs   []string // of an input and a writable directory around a path, the longer decides
 	Loopback bool
@@ -47,9 +47,9 @@ const (
 	maxSubject  = 512 // bytes
 )
 
-// A Recorder is the watch over one run. Its methods may be called concurrently.
-type Recorder struct {
-	view View
+// A Monitor is the watch over one run. Its methods may be called concurrently.
+type Monitor struct {
+	view Config
 	// stop asks for the end of the watch and may be called again; done is closed at the end. What is
 	// below belongs to the watch until then.
 	stop func()
@@ -87,8 +87,8 @@ const (
 	programFound  sandbox.EventKind = "program found"
 )
 
-func newRecorder(v View) *Recorder {
-	return &Recorder{
+func newMonitor(v Config) *Monitor {
+	return &Monitor{
 		view: v, stop: func() {}, done: make(chan struct{}),
 		events: map[identity]*entry{}, kinds: map[sandbox.EventKind]int{}, opened: map[string]bool{}, programs: map[string]bool{},
 		executed: map[string]bool{},
@@ -97,18 +97,18 @@ func newRecorder(v View) *Recorder {
 
 // Stop ends the watch and returns when it has ended. Calls that wait are answered first. In a process of
 // the run that is still alive, calls that the filter notifies fail with ENOSYS from then on.
-func (r *Recorder) Stop() {
+func (r *Monitor) Stop() {
 	r.stop()
 	<-r.done
 }
 
-// Seen waits until every process of the run is gone or Stop is called, and returns what was recorded: the
+// Events waits until every process of the run is gone or Stop is called, and returns what was recorded: the
 // events in the order of Event.Compare, at most sandbox.MaxEvents; how many more there were, each counted
-// as often as it happened; and, if View.Full, the paths of inputs that were opened or executed, sorted.
+// as often as it happened; and, if Config.Full, the paths of inputs that were opened or executed, sorted.
 //
 // An execution that failed is an event only if no program of that name was found elsewhere: a search in
 // PATH tries many.
-func (r *Recorder) Seen() (events []sandbox.Event, unrecorded int, opened []string) {
+func (r *Monitor) Events() (events []sandbox.Event, unrecorded int, opened []string) {
 	<-r.done
 	for _, e := range r.events {
 		events = append(events, e.event)
@@ -117,24 +117,24 @@ func (r *Recorder) Seen() (events []sandbox.Event, unrecorded int, opened []stri
 	return events, r.unrecorded, slices.Sorted(maps.Keys(r.opened))
 }
 
-// Executed waits as Seen does, and returns the paths of inputs that were executed or interpret what was, sorted, and whether
+// Executed waits as Events does, and returns the paths of inputs that were executed or interpret what was, sorted, and whether
 // these are all. What was opened and then executed by its descriptor has no name, and so they are not. Of a program that
 // fails to start, it is still said that it was executed.
-func (r *Recorder) Executed() (paths []string, all bool) {
+func (r *Monitor) Executed() (paths []string, all bool) {
 	<-r.done
 	return slices.Sorted(maps.Keys(r.executed)), !r.unnamed
 }
 
-// Networked waits as Seen does, and reports whether the run made a socket in its network. Where it made none it left
+// UsedNetwork waits as Events does, and reports whether the run made a socket in its network. Where it made none it left
 // nothing there.
-func (r *Recorder) Networked() bool {
+func (r *Monitor) UsedNetwork() bool {
 	<-r.done
 	return r.networked
 }
 
-// Broken waits as Seen does, and returns why the run was not under the conditions that it was to have, or nil. It was told
+// Err waits as Events does, and returns why the run was not under the conditions that it was to have, or nil. It was told
 // nothing then instead of the usual.
-func (r *Recorder) Broken() error {
+func (r *Monitor) Err() error {
 	<-r.done
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -142,7 +142,7 @@ func (r *Recorder) Broken() error {
 }
 
 // record remembers one thing that was seen.
-func (r *Recorder) record(e sandbox.Event) {
+func (r *Monitor) record(e sandbox.Event) {
 	program := ""
 	switch e.Kind {
 	case inputOpened:
@@ -182,7 +182,7 @@ func (r *Recorder) record(e sandbox.Event) {
 }
 
 // found remembers that a program exists, and forgets where else it was looked for.
-func (r *Recorder) found(program string) {
+func (r *Monitor) found(program string) {
 	if r.programs[program] || len(r.programs) == maxPrograms {
 		return
 	}
@@ -206,10 +206,10 @@ func printable(s string) string {
 }
 
 // writable reports whether the run may change what lies at p.
-func (v *View) writable(p string) bool { return longest(v.Writable, p) > longest(v.Inputs, p) }
+func (v *Config) writable(p string) bool { return longest(v.Writable, p) > longest(v.Inputs, p) }
 
 // input reports whether an input lies at p.
-func (v *View) input(p string) bool { return longest(v.Inputs, p) > longest(v.Writable, p) }
+func (v *Config) input(p string) bool { return longest(v.Inputs, p) > longest(v.Writable, p) }
 
 // longest returns the length of the longest of dirs that is p or has it below, or 0.
 func longest(dirs []string, p string) int {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package witness
+package monitor
 
 import (
 	"encoding/binary"
@@ -45,12 +45,12 @@ const (
 
 // newClock returns the clock of a run, or nil if it has the host's.
 func newClock(c *sandbox.Conditions) *clock {
-	if c.ClockShift == 0 && c.ClockHeld == 0 {
+	if c.ClockOffset == 0 && c.FrozenClock == 0 {
 		return nil
 	}
-	begin := time.Unix(c.ClockHeld, 0)
+	begin := time.Unix(c.FrozenClock, 0)
 	return &clock{
-		shift: c.ClockShift, held: c.ClockHeld != 0, since: coarse(), begin: begin,
+		shift: c.ClockOffset, held: c.FrozenClock != 0, since: coarse(), begin: begin,
 		next: begin, waits: map[uint32]wait{},
 	}
 }

@@ -2,7 +2,7 @@
 
 //go:build linux && !amd64
 
-package witness
+package monitor
 
 // stubCode is empty: on arm64 no program makes a system call before it may ask the vDSO.
 var stubCode map[string]struct {

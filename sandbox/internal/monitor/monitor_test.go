@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package witness
+package monitor
 
 import (
 	"strings"
@@ -10,7 +10,7 @@ import (
 )
 
 func TestTheLongerDirectoryDecides(t *testing.T) {
-	v := View{Writable: []string{"/build", "/tmp", "/build/in/out"}, Inputs: []string{"/usr", "/build/in"}}
+	v := Config{Writable: []string{"/build", "/tmp", "/build/in/out"}, Inputs: []string{"/usr", "/build/in"}}
 	for p, want := range map[string]struct{ writable, input bool }{
 		"/build":            {true, false},
 		"/build/x":          {true, false},
@@ -45,11 +45,11 @@ func TestQuiet(t *testing.T) {
 
 // TestTextIsHarmless: what a hostile process names becomes one line of bounded length, and keeps its end.
 func TestTextIsHarmless(t *testing.T) {
-	r := newRecorder(View{})
+	r := newMonitor(Config{})
 	r.record(sandbox.Event{Kind: sandbox.EventWrite, Subject: "/a\x1b[2J\n\xff\u202e", Process: "x\ny"})
 	r.record(sandbox.Event{Kind: sandbox.EventWrite, Subject: "/" + strings.Repeat("long/", 1000) + "end"})
 	close(r.done)
-	events, _, _ := r.Seen()
+	events, _, _ := r.Events()
 	if len(events) != 2 {
 		t.Fatalf("got %v", events)
 	}
@@ -64,21 +64,21 @@ func TestTextIsHarmless(t *testing.T) {
 // TestLateProgramTakesItsFailuresBack: a search that goes on after a failure was recorded, even of a program
 // whose name is too long to be recorded whole.
 func TestLateProgramTakesItsFailuresBack(t *testing.T) {
-	r := newRecorder(View{})
+	r := newMonitor(Config{})
 	name := strings.Repeat("\xff", 250)
 	r.record(sandbox.Event{Kind: sandbox.EventExec, Subject: "/a/" + name})
 	r.record(sandbox.Event{Kind: sandbox.EventExec, Subject: "/a/cc"})
 	r.record(sandbox.Event{Kind: programFound, Subject: "/b/" + name})
 	r.record(sandbox.Event{Kind: sandbox.EventExec, Subject: "/c/" + name})
 	close(r.done)
-	if events, _, _ := r.Seen(); len(events) != 1 || events[0].Subject != "/a/cc" {
+	if events, _, _ := r.Events(); len(events) != 1 || events[0].Subject != "/a/cc" {
 		t.Errorf("got %v", events)
 	}
 }
 
 // TestMemoryIsBounded: a run cannot make its watch remember without end.
 func TestMemoryIsBounded(t *testing.T) {
-	r := newRecorder(View{})
+	r := newMonitor(Config{})
 	name := func(i int) string { return string([]byte{'/', byte(i), byte(i >> 8), byte(i >> 16), 1}) }
 	for i := range maxOpened + 10 {
 		r.record(sandbox.Event{Kind: inputOpened, Subject: name(i)})

@@ -26,7 +26,7 @@ const maxConnections = 256
 // A gate carries a run's connections to the endpoints that it may reach. It listens inside the run's network, where
 // each endpoint has an address of its own, and dials outside: the run itself never has a socket of the host's
 // network, and no route.
-type gate struct {
+type egressProxy struct {
 	cancel    context.CancelFunc
 	listeners []net.Listener
 	open      chan struct{}
@@ -36,49 +36,49 @@ type gate struct {
 	events []sandbox.Event
 }
 
-// openGate serves the listening sockets, which it takes over, one for each endpoint.
-func openGate(fds []int, endpoints []sandbox.Endpoint) *gate {
+// startProxy serves the listening sockets, which it takes over, one for each endpoint.
+func startProxy(fds []int, endpoints []sandbox.Endpoint) *egressProxy {
 	ctx, cancel := context.WithCancel(context.Background())
-	g := &gate{cancel: cancel, open: make(chan struct{}, maxConnections)}
+	p := &egressProxy{cancel: cancel, open: make(chan struct{}, maxConnections)}
 	for i, fd := range fds {
 		f := os.NewFile(uintptr(fd), endpoints[i].String())
 		l, err := net.FileListener(f) // of a descriptor of its own
 		f.Close()
 		if err != nil {
-			g.record(endpoints[i], "cannot listen: "+err.Error())
+			p.record(endpoints[i], "cannot listen: "+err.Error())
 			continue
 		}
-		g.listeners = append(g.listeners, l)
-		g.serving.Go(func() { g.serve(ctx, l, endpoints[i]) })
+		p.listeners = append(p.listeners, l)
+		p.serving.Go(func() { p.serve(ctx, l, endpoints[i]) })
 	}
-	return g
+	return p
 }
 
 // close ends every connection and returns an event for each that there was. It may be called again.
-func (g *gate) close() []sandbox.Event {
-	g.cancel()
-	for _, l := range g.listeners {
+func (p *egressProxy) close() []sandbox.Event {
+	p.cancel()
+	for _, l := range p.listeners {
 		l.Close()
 	}
-	g.serving.Wait()
-	return g.events
+	p.serving.Wait()
+	return p.events
 }
 
-func (g *gate) serve(ctx context.Context, l net.Listener, e sandbox.Endpoint) {
+func (p *egressProxy) serve(ctx context.Context, l net.Listener, e sandbox.Endpoint) {
 	for {
 		inside, err := l.Accept()
 		if err != nil {
 			return // closed
 		}
 		select {
-		case g.open <- struct{}{}:
+		case p.open <- struct{}{}:
 		case <-ctx.Done():
 			inside.Close()
 			return
 		}
-		g.serving.Go(func() {
-			defer func() { <-g.open }()
-			g.record(e, carry(ctx, inside, e))
+		p.serving.Go(func() {
+			defer func() { <-p.open }()
+			p.record(e, carry(ctx, inside, e))
 		})
 	}
 }
@@ -128,17 +128,17 @@ func pass(to, from net.Conn) int64 {
 }
 
 // record makes an event of a connection; beyond the bound those of an endpoint are counted by the last of its own.
-func (g *gate) record(e sandbox.Endpoint, detail string) {
-	g.mu.Lock()
-	defer g.mu.Unlock()
+func (p *egressProxy) record(e sandbox.Endpoint, detail string) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
 	event := sandbox.Event{Kind: sandbox.EventAllowed, Subject: e.String(), Count: 1, Detail: detail}
-	if len(g.events) >= sandbox.MaxEvents {
-		for i := len(g.events) - 1; i >= 0; i-- {
-			if g.events[i].Subject == event.Subject {
-				g.events[i].Count++
+	if len(p.events) >= sandbox.MaxEvents {
+		for i := len(p.events) - 1; i >= 0; i-- {
+			if p.events[i].Subject == event.Subject {
+				p.events[i].Count++
 				return
 			}
 		}
 	}
-	g.events = append(g.events, event)
+	p.events = append(p.events, event)
 }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package witness
+package monitor
 
 import (
 	"bytes"
@@ -56,10 +56,10 @@ const (
 
 // newRandom returns the random numbers of a run, or nil if it has the kernel's.
 func newRandom(c *sandbox.Conditions) *random {
-	if c.Random == 0 {
+	if c.RandomSeed == 0 {
 		return nil
 	}
-	return &random{seed: c.Random, streams: map[uint32]*stream{}, enough: fewStreams, begun: map[[sha256.Size]byte]int{}, file: -1}
+	return &random{seed: c.RandomSeed, streams: map[uint32]*stream{}, enough: fewStreams, begun: map[[sha256.Size]byte]int{}, file: -1}
 }
 
 // close lets go of the file.

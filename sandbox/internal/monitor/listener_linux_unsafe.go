@@ -2,7 +2,7 @@
 
 //go:build linux
 
-package witness
+package monitor
 
 import (
 	"unsafe"

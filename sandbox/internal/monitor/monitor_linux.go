@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package witness
+package monitor
 
 import (
 	"os"
@@ -14,20 +14,20 @@ import (
 	"github.com/cloister-build/cloister/sandbox/internal/seccomp"
 )
 
-// Watch answers what the listener of a run's filter notifies, until every process of the run is gone or
+// Start answers what the listener of a run's filter notifies, until every process of the run is gone or
 // Stop is called. It takes the listener over and closes it. All processes of the run must have the same
 // root directory.
 //
 // The filter should be installed with SECCOMP_FILTER_FLAG_WAIT_KILLABLE_RECV: a signal then does not
 // interrupt a call while it is looked at.
-func Watch(listener int, v View) *Recorder {
+func Start(listener int, v Config) *Monitor {
 	w := newWatch(listener, v)
 	go w.serve()
-	return w.Recorder
+	return w.Monitor
 }
 
-func newWatch(listener int, v View) *watch {
-	w := &watch{Recorder: newRecorder(v), queue: newQueue(listener), root: -1, clock: newClock(&v.Conditions), random: newRandom(&v.Conditions)}
+func newWatch(listener int, v Config) *watch {
+	w := &watch{Monitor: newMonitor(v), queue: newQueue(listener), root: -1, clock: newClock(&v.Conditions), random: newRandom(&v.Conditions)}
 	// Whoever waits for the next call keeps no thread of the worker, which has as many watches as runs. Of a descriptor it
 	// is no error that it does not block anyway.
 	_ = unix.SetNonblock(listener, true)
@@ -39,9 +39,9 @@ func newWatch(listener int, v View) *watch {
 	return w
 }
 
-// A watch is the goroutine of a Recorder.
+// A watch is the goroutine of a Monitor.
 type watch struct {
-	*Recorder
+	*Monitor
 	listener *os.File // and its queue
 	queue    *queue
 	stopped  atomic.Bool

@@ -2,7 +2,7 @@
 
 //go:build linux
 
-package witness
+package monitor
 
 import (
 	"fmt"
@@ -346,7 +346,7 @@ var deeds = map[string]func(base string) error{
 		connect("loopback", unix.AF_INET, unix.SOCK_DGRAM, &unix.SockaddrInet4{Port: 9, Addr: [4]byte{127, 0, 0, 1}})
 		mapped := [16]byte{10: 0xff, 11: 0xff, 12: 127, 15: 1}
 		connect("mapped", unix.AF_INET6, unix.SOCK_DGRAM, &unix.SockaddrInet6{Port: 9, Addr: mapped})
-		connect("docker", unix.AF_UNIX, unix.SOCK_STREAM, &unix.SockaddrUnix{Name: "/run/absent-witness.sock"})
+		connect("docker", unix.AF_UNIX, unix.SOCK_STREAM, &unix.SockaddrUnix{Name: "/run/absent-monitor.sock"})
 		connect("nscd", unix.AF_UNIX, unix.SOCK_STREAM, &unix.SockaddrUnix{Name: "/var/run/nscd/socket"})
 		connect("own", unix.AF_UNIX, unix.SOCK_STREAM, &unix.SockaddrUnix{Name: base + "/out/own.sock"})
 		connect("abstract", unix.AF_UNIX, unix.SOCK_STREAM, &unix.SockaddrUnix{Name: "@/run/x"})
@@ -393,7 +393,7 @@ func cost(base string) error {
 }
 
 // layout makes the files that the deeds are about, and the view of a process that sees them below base.
-func layout(t testing.TB, dir, base string) View {
+func layout(t testing.TB, dir, base string) Config {
 	t.Helper()
 	must := func(err error) {
 		if err != nil {
@@ -420,5 +420,5 @@ func layout(t testing.TB, dir, base string) View {
 		}
 		return paths
 	}
-	return View{Writable: inside("/out"), Inputs: inside("/in", "/out/in", "/bin"), Loopback: true}
+	return Config{Writable: inside("/out"), Inputs: inside("/in", "/out/in", "/bin"), Loopback: true}
 }

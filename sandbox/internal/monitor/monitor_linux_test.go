@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package witness
+package monitor
 
 import (
 	"bytes"
@@ -32,7 +32,7 @@ type watched struct {
 	control  int
 	listener int // to be taken over; -1 if it has no filter
 	base     string
-	view     View
+	view     Config
 }
 
 // start starts a process that does a deed in namespaces of its own.
@@ -123,10 +123,10 @@ func lines(events []sandbox.Event, base string) string {
 // watchAll watches a deed to its end, and compares.
 func watchAll(t *testing.T, p *watched, want string) (out string, opened []string) {
 	t.Helper()
-	r := Watch(p.listener, p.view)
+	r := Start(p.listener, p.view)
 	p.goOn(t)
 	out = p.end(t)
-	events, unrecorded, opened := r.Seen()
+	events, unrecorded, opened := r.Events()
 	if got := lines(events, p.base); got != want || unrecorded != 0 {
 		t.Errorf("%d unrecorded, got:\n%s\nwant:\n%s\nthe process saw:\n%s", unrecorded, got, want, out)
 	}
@@ -217,10 +217,10 @@ func TestThreads(t *testing.T) {
 
 func TestManyPathsAreCounted(t *testing.T) {
 	p := start(t, "pivot", "many")
-	r := Watch(p.listener, p.view)
+	r := Start(p.listener, p.view)
 	p.goOn(t)
 	p.end(t)
-	events, unrecorded, _ := r.Seen()
+	events, unrecorded, _ := r.Events()
 	if len(events) != sandbox.MaxEvents/5 || unrecorded != 10_000-sandbox.MaxEvents/5 {
 		t.Errorf("got %d events and %d unrecorded", len(events), unrecorded)
 	}
@@ -249,7 +249,7 @@ func TestExecutedInputsAreNamed(t *testing.T) {
 	if err := os.Symlink("interpreter", p.base+"/bin/link"); err != nil {
 		t.Fatal(err)
 	}
-	r := Watch(p.listener, p.view)
+	r := Start(p.listener, p.view)
 	p.goOn(t)
 	p.end(t)
 	got, all := r.Executed()
@@ -264,7 +264,7 @@ func TestExecutedInputsAreNamed(t *testing.T) {
 // TestExecutionWithoutANameIsTold: a list that may lack a program does not pass for a whole one.
 func TestExecutionWithoutANameIsTold(t *testing.T) {
 	p := start(t, "pivot", "descriptor")
-	r := Watch(p.listener, p.view)
+	r := Start(p.listener, p.view)
 	p.goOn(t)
 	p.end(t)
 	if got, all := r.Executed(); all {
@@ -286,7 +286,7 @@ func TestConnect(t *testing.T) {
 		watchAll(t, start(t, root, "connect"), `connect tcp 10.0.0.1:443 connect
 connect udp 10.0.0.2:53 sendto
 connect udp [fd00::1]:53 connect
-connect unix /run/absent-witness.sock connect
+connect unix /run/absent-monitor.sock connect
 `)
 	})
 }
@@ -298,7 +298,7 @@ func TestLoopbackIsAnEventIfThereIsNone(t *testing.T) {
 connect udp 10.0.0.2:53 sendto
 connect udp 127.0.0.1:9 connect 2
 connect udp [fd00::1]:53 connect
-connect unix /run/absent-witness.sock connect
+connect unix /run/absent-monitor.sock connect
 `)
 }
 
@@ -308,7 +308,7 @@ func TestAllowedEndpointIsNoAttempt(t *testing.T) {
 	p.view.Allowed = []netip.AddrPort{netip.MustParseAddrPort("10.0.0.1:443"), netip.MustParseAddrPort("10.0.0.2:53")}
 	watchAll(t, p, `connect udp 10.0.0.2:53 sendto
 connect udp [fd00::1]:53 connect
-connect unix /run/absent-witness.sock connect
+connect unix /run/absent-monitor.sock connect
 `)
 }
 
@@ -368,21 +368,21 @@ func TestStopAnswersWhoWaits(t *testing.T) {
 	if out := p.end(t); !strings.HasPrefix(out, "create hang: \n") {
 		t.Errorf("the process saw %q", out)
 	}
-	if events, _, _ := r.Seen(); !strings.Contains(lines(events, ""), "write /in/hang openat\n") {
+	if events, _, _ := r.Events(); !strings.Contains(lines(events, ""), "write /in/hang openat\n") {
 		t.Errorf("got %v", events)
 	}
 }
 
 func TestStop(t *testing.T) {
 	p := start(t, "pivot", "hang")
-	r := Watch(p.listener, p.view)
+	r := Start(p.listener, p.view)
 	r.Stop()
 	r.Stop()
 	p.goOn(t)
 	if out, want := p.end(t), "create hang: ENOSYS\ncreate after: ENOSYS\n"; out != want {
 		t.Errorf("the process saw %q, want %q", out, want)
 	}
-	if events, _, _ := r.Seen(); len(events) > 0 {
+	if events, _, _ := r.Events(); len(events) > 0 {
 		t.Errorf("got %v", events)
 	}
 }
@@ -393,7 +393,7 @@ func TestKilledBeforeItIsSeen(t *testing.T) {
 	p.goOn(t)
 	p.waiting(t)
 	kill(t, p)
-	if events, _, _ := Watch(p.listener, p.view).Seen(); len(events) > 0 {
+	if events, _, _ := Start(p.listener, p.view).Events(); len(events) > 0 {
 		t.Errorf("got %v", events)
 	}
 }
@@ -418,7 +418,7 @@ func TestKilledWhileItIsSeen(t *testing.T) {
 	}
 	w.answer(&n)
 	w.serve()
-	if events, _, _ := w.Seen(); len(events) > 0 {
+	if events, _, _ := w.Events(); len(events) > 0 {
 		t.Errorf("got %v", events)
 	}
 }
@@ -460,7 +460,7 @@ func BenchmarkOpen(b *testing.B) {
 			for range b.N {
 				p := start(b, "pivot", deed)
 				if p.listener >= 0 {
-					defer Watch(p.listener, p.view).Stop()
+					defer Start(p.listener, p.view).Stop()
 				}
 				p.goOn(b)
 				ns, err := strconv.Atoi(p.end(b))
