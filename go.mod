@@ -1,6 +1,6 @@
 module github.com/cloister-build/cloister
 
-go 1.26.0
+go 1.26.5
 
 toolchain go1.26.8
 
@@ -9,6 +9,7 @@ require (
 	github.com/andybalholm/brotli v1.2.8
 	github.com/bazelbuild/remote-apis v0.0.0-20260908115904-76ddd98e1f92
 	github.com/bazelbuild/remote-apis-sdks v0.0.0-20240806195620-e9017eaf5982
+	github.com/buildbarn/go-cdc v0.0.10
 	github.com/goccy/go-yaml v1.19.2
 	github.com/golang-jwt/jwt/v5 v5.3.1
 	github.com/google/go-cmp v0.7.0

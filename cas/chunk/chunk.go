@@ -1,106 +1,57 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package chunk cuts a stream of bytes where its content says, so that streams that have much in common have most of
-// their chunks in common: FastCDC of 2020 and RepMaxCDC, as the Remote Execution API names them
-// (ChunkingFunction). It knows neither blobs nor digests, and stores nothing.
+// Package chunk splits byte streams into content-defined chunks: a small change to a stream changes few of its chunks.
+// It implements the two functions of the Remote Execution API (ChunkingFunction): FastCDC of 2020 and RepMaxCDC. It
+// knows nothing about blobs or digests and stores nothing.
 //
-// Both roll a Gear hash over the bytes, h = h<<1 + gear[b], which therefore depends on the last 64 bytes alone.
-// FastCDC cuts where certain bits of it are zero: more of them before the average size than after it, so that most
-// chunks are near that. RepMaxCDC cuts where it is the greatest.
+// RepMaxCDC is github.com/buildbarn/go-cdc. FastCDC is our own, because that module supports neither seeds nor averages
+// above 64 KiB and cuts one byte after the test vectors of the API.
 package chunk
 
 import (
-	"crypto/md5"
-	"encoding/binary"
-	"errors"
+	"bufio"
 	"io"
+
+	"github.com/buildbarn/go-cdc"
 )
-
-// window is on how many bytes the Gear hash depends.
-const window = 64
-
-// gear has a random-looking number for each byte: the first eight bytes of the MD5 of 64 times that byte. The API's
-// text says the MD5 of the byte itself; but its test vectors, and every implementation that it names, have these.
-var gear = func() (table [256]uint64) {
-	var b [64]byte
-	for i := range table {
-		for j := range b {
-			b[j] = byte(i)
-		}
-		sum := md5.Sum(b[:])
-		table[i] = binary.BigEndian.Uint64(sum[:])
-	}
-	return table
-}()
 
 // Params are the parameters of a chunking function: FastCDC or RepMaxCDC.
 type Params interface {
-	// Max is the size of the largest chunk, in bytes.
+	// Max returns the size of the largest chunk in bytes.
 	Max() int
-	// cutter returns the function at the beginning of a stream, or says which parameter it cannot have.
-	cutter() (cutter, error)
+	// chunker returns the chunking function, or an error that names the invalid parameter.
+	chunker() (chunker, error)
 }
 
-// A cutter cuts one stream.
-type cutter interface {
-	// ahead is how many bytes cut must see, in so far as the stream has them.
-	ahead() int
-	// cut returns the size of the first chunk of what is left of the stream, which begins with b and ends there if
-	// b has less than ahead bytes. B is not empty.
-	cut(b []byte) int
+// A chunker is the part of cdc.ContentDefinedChunker that a Reader needs.
+type chunker interface {
+	GetMaximumPeekSizeBytes() int
+	NewChunkReader(cdc.Peeker) cdc.ChunkReader
 }
 
-// A Reader reads a stream by its chunks. It holds two times what its function must see in advance: with the parameters
-// that the API recommends, five mebibytes.
+// A Reader splits a stream into chunks. Its buffer is twice the lookahead of its chunking function: 5 MiB with the
+// parameters that the API recommends.
 type Reader struct {
-	src    io.Reader
-	cutter cutter
-	buf    []byte
-	from   int   // the first byte of buf that is in no chunk yet
-	to     int   // the end of what was read
-	err    error // of src; what was read before it still becomes chunks if it is io.EOF
+	chunks cdc.ChunkReader
+	err    error
 }
 
-// NewReader returns a Reader of src, or an error that says which of the parameters is not one the function may have.
+// NewReader returns a Reader of src. It fails if a parameter is out of range.
 func NewReader(src io.Reader, p Params) (*Reader, error) {
-	c, err := p.cutter()
+	c, err := p.chunker()
 	if err != nil {
 		return nil, err
 	}
-	return &Reader{src: src, cutter: c, buf: make([]byte, 2*c.ahead())}, nil
+	return &Reader{chunks: c.NewChunkReader(bufio.NewReaderSize(src, 2*c.GetMaximumPeekSizeBytes()))}, nil
 }
 
-// Next returns the next chunk, which is the caller's until the next call, or io.EOF after the last one. The chunks
-// depend on the bytes of the stream alone, not on how its reader hands them out. An error of that reader is returned
-// at once, and again.
+// Next returns the next chunk, which is valid until the next call, or io.EOF after the last one. The chunks depend only
+// on the contents of the stream, not on the sizes of the reads. Errors, including those of src, are permanent.
 func (r *Reader) Next() ([]byte, error) {
-	if err := r.fill(); err != nil {
-		return nil, err
+	if r.err != nil {
+		return nil, r.err
 	}
-	b := r.buf[r.from:r.to]
-	if len(b) == 0 {
-		return nil, io.EOF
-	}
-	n := r.cutter.cut(b[:min(len(b), r.cutter.ahead())])
-	r.from += n
-	return b[:n], nil
-}
-
-// fill reads until enough is in the buffer, or the stream has ended.
-func (r *Reader) fill() error {
-	ahead := r.cutter.ahead()
-	if r.to-r.from < ahead && r.err == nil {
-		r.to = copy(r.buf, r.buf[r.from:r.to])
-		r.from = 0
-		n, err := io.ReadAtLeast(r.src, r.buf[r.to:], ahead-r.to)
-		r.to += n
-		if errors.Is(err, io.ErrUnexpectedEOF) {
-			err = io.EOF
-		}
-		r.err = err
-	}
-	if r.err == io.EOF {
-		return nil
-	}
-	return r.err
+	b, err := r.chunks.ReadNextChunk()
+	r.err = err
+	return b, err
 }

@@ -3,67 +3,111 @@
 package chunk
 
 import (
+	"crypto/md5"
+	"encoding/binary"
 	"fmt"
+	"io"
 	"math/bits"
+
+	"github.com/buildbarn/go-cdc"
 )
 
-// Bounds of the average size of FastCDC, in bytes (FastCdc2020Params).
+// Bounds of the average chunk size of FastCDC in bytes (FastCdc2020Params).
 const (
 	MinAverage = 1 << 10
 	MaxAverage = 8 << 20
 )
 
-// normalization is by how many bits the masks before and after the average size differ from its logarithm. The API
-// fixes it (FastCdc2020Params).
+// normalization is the number of bits added to the mask before the average size and removed from the mask after it.
+// The API fixes it (FastCdc2020Params).
 const normalization = 2
 
 // FastCDC is the function of Wen Xia et al., "The Design of Fast Content-Defined Chunking for Data Deduplication Based
-// Storage Systems", IEEE TPDS 31(9), 2020, with normalization 2. Chunks are a quarter of the average to four times it,
-// but for the last one, which may be smaller.
+// Storage Systems", IEEE TPDS 31(9), 2020, with normalization 2. Chunks are from a quarter of the average to four times
+// the average; only the last chunk may be smaller.
 type FastCDC struct {
 	Average int    // bytes: a power of two from MinAverage to MaxAverage
-	Seed    uint32 // changes the table of the hash; 0 is that of the paper
+	Seed    uint32 // XORed into the Gear table; 0 is the table of the paper
 }
 
 // Max implements Params.
 func (p FastCDC) Max() int { return 4 * p.Average }
 
-func (p FastCDC) cutter() (cutter, error) {
+func (p FastCDC) chunker() (chunker, error) {
 	if p.Average < MinAverage || p.Average > MaxAverage || p.Average&(p.Average-1) != 0 {
-		return nil, fmt.Errorf("FastCDC with chunks of %d bytes on average: it must be a power of two from %d to %d",
+		return nil, fmt.Errorf("FastCDC: average chunk size %d is not a power of two from %d to %d bytes",
 			p.Average, MinAverage, MaxAverage)
 	}
 	return newFastCDC(p.Average/4, p.Average, 4*p.Average, p.Seed), nil
 }
 
-// A fastCDC implements cutter.
+// gear maps each byte to a pseudorandom number: the first eight bytes of the MD5 of 64 repetitions of the byte. The
+// text of the API asks for the MD5 of the byte itself, but its test vectors and all implementations it names use this.
+var gear = func() (table [256]uint64) {
+	var b [64]byte
+	for i := range table {
+		for j := range b {
+			b[j] = byte(i)
+		}
+		sum := md5.Sum(b[:])
+		table[i] = binary.BigEndian.Uint64(sum[:])
+	}
+	return table
+}()
+
+// fastCDC finds cut points: hard is the mask up to the average size, easy the mask after it.
 type fastCDC struct {
 	least, average, most int // bytes
 	hard, easy           uint64
 	gear                 [256]uint64
 }
 
-// newFastCDC returns a cutter for an average size that is a power of two, and any other sizes.
+// newFastCDC returns a fastCDC. The average must be a power of two; the other sizes are arbitrary.
 func newFastCDC(least, average, most int, seed uint32) *fastCDC {
 	n := bits.TrailingZeros(uint(average))
-	c := &fastCDC{least: least, average: average, most: most, hard: masks[n+normalization], easy: masks[n-normalization], gear: gear}
+	c := &fastCDC{
+		least: least, average: average, most: most,
+		hard: masks[n+normalization], easy: masks[n-normalization], gear: gear,
+	}
 	for i := range c.gear {
 		c.gear[i] ^= uint64(seed)
 	}
 	return c
 }
 
-func (c *fastCDC) ahead() int { return c.most }
+func (c *fastCDC) GetMaximumPeekSizeBytes() int { return c.most }
 
-func (c *fastCDC) cut(b []byte) int {
-	n, _ := c.cutHash(b)
-	return n
+func (c *fastCDC) NewChunkReader(src cdc.Peeker) cdc.ChunkReader {
+	return &fastReader{fastCDC: c, src: src}
 }
 
-// cutHash returns the size of the first chunk of b, and the hash where it was cut. The byte whose hash permits the cut
-// is the first of the next chunk. The paper goes by two bytes at a time, from the even numbers below the sizes to those
-// below the end, and so do the test vectors: an odd last byte is not looked at.
-func (c *fastCDC) cutHash(b []byte) (n int, hash uint64) {
+// fastReader implements cdc.ChunkReader.
+type fastReader struct {
+	*fastCDC
+	src  cdc.Peeker
+	last int // size of the last chunk returned, still in src
+}
+
+func (r *fastReader) ReadNextChunk() ([]byte, error) {
+	if _, err := r.src.Discard(r.last); err != nil {
+		return nil, err
+	}
+	r.last = 0
+	b, err := r.src.Peek(r.most)
+	if err != nil && err != io.EOF {
+		return nil, err
+	}
+	if len(b) == 0 {
+		return nil, io.EOF
+	}
+	r.last, _ = r.cut(b)
+	return b[:r.last], nil
+}
+
+// cut returns the size of the first chunk of b and the hash at its end. The byte whose hash allows the cut begins the
+// next chunk. Like the paper, and hence the test vectors, it processes pairs of bytes that start at even offsets: an
+// odd last byte is ignored.
+func (c *fastCDC) cut(b []byte) (n int, hash uint64) {
 	if len(b) <= c.least {
 		return len(b), 0
 	}
@@ -84,8 +128,8 @@ func (c *fastCDC) cutHash(b []byte) (n int, hash uint64) {
 	return len(b), hash
 }
 
-// masks have as many bits as their index, spread so that the hash's longer memory counts. They are those of the
-// reference implementation of the paper's authors, which the API asks for: no formula gives them.
+// masks[n] has n bits set, spread over the hash. They are the constants of the reference implementation of the paper,
+// which the API requires; no formula yields them.
 var masks = [...]uint64{
 	8:  0x0000001800035300,
 	9:  0x0000019000353000,
