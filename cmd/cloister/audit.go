@@ -15,7 +15,7 @@ import (
 	"time"
 
 	"github.com/cloister-build/cloister/sandbox"
-	"github.com/cloister-build/cloister/sandbox/audit"
+	"github.com/cloister-build/cloister/worker/audit"
 	"github.com/spf13/cobra"
 )
 

@@ -12,7 +12,7 @@ import (
 	"time"
 
 	"github.com/cloister-build/cloister/sandbox"
-	"github.com/cloister-build/cloister/sandbox/audit"
+	"github.com/cloister-build/cloister/worker/audit"
 )
 
 // TestVerifySaysWhatWasDeleted: since when the log begins, and whether it was the log that deleted what is older.

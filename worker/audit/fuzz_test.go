@@ -10,7 +10,7 @@ import (
 	"path/filepath"
 	"testing"
 
-	"github.com/cloister-build/cloister/sandbox/audit"
+	"github.com/cloister-build/cloister/worker/audit"
 )
 
 // FuzzRead reads a segment of any bytes. With fix, each of its lines gets a hash that fits, so that what

@@ -17,7 +17,7 @@ import (
 	"syscall"
 	"testing"
 
-	"github.com/cloister-build/cloister/sandbox/audit"
+	"github.com/cloister-build/cloister/worker/audit"
 )
 
 // roles are what the test binary does as a child of itself, by the value of roleVar, with a log.

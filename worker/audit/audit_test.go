@@ -18,7 +18,7 @@ import (
 	"time"
 
 	"github.com/cloister-build/cloister/sandbox"
-	"github.com/cloister-build/cloister/sandbox/audit"
+	"github.com/cloister-build/cloister/worker/audit"
 	"github.com/google/go-cmp/cmp"
 	"github.com/google/go-cmp/cmp/cmpopts"
 )
