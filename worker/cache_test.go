@@ -105,12 +105,12 @@ func TestKnownActionIsNotRead(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	b.do(&Task{Action: action, Known: known})
+	b.do(&Task{Action: action, ActionBlob: known})
 	if n := s.opened[action]; n != 0 {
 		t.Errorf("the action was read %d times", n)
 	}
 	another := b.action(command(func(c *repb.Command) { c.Arguments = append(c.Arguments, "another") }))
-	_, err = b.Execute(t.Context(), &Task{Action: another, Known: known}, func(Stage) {})
+	_, err = b.Execute(t.Context(), &Task{Action: another, ActionBlob: known}, func(Stage) {})
 	if f, ok := errors.AsType[*Fault](err); !ok || f.Kind != Invalid || !strings.Contains(f.Error(), another.String()) {
 		t.Errorf("the blob of another action: got %v", err)
 	}
@@ -213,7 +213,7 @@ func TestInstancesAreApart(t *testing.T) {
 // TestRule024_RenewInputsMarksAllThatAnActionNeeds: what is absent or damaged costs no other blob its mark.
 func TestRule024_RenewInputsMarksAllThatAnActionNeeds(t *testing.T) {
 	b, m, log := newMarkingBench(t, ended(0))
-	b.Local.inputs = New(Config{Renew: time.Nanosecond}).inputs // where nothing is known for long
+	b.Local.inputs = New(Config{RenewInterval: time.Nanosecond}).inputs // where nothing is known for long
 	text := func(content string) *repb.Digest {
 		d, err := cas.PutBytes(t.Context(), m, cas.SHA256, []byte(content))
 		if err != nil {

@@ -15,7 +15,7 @@ import (
 // collected is what the action left, in the store.
 type collected struct {
 	result *repb.ActionResult
-	*Attempts
+	*Violations
 	// unread are the inputs that were never read, if the run was watched so closely.
 	unread []string
 	// log is the text that says all that, or the zero Digest.

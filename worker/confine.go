@@ -40,18 +40,18 @@ func (l *Local) Admit(ctx context.Context, t *Task) (Admission, error) {
 	if err != nil {
 		return Admission{}, err
 	}
-	a := Admission{Alone: req.Action.DoNotCache || t.Variation != nil, Demands: req.demands()}
+	a := Admission{DoNotMerge: req.Action.DoNotCache || t.Variation != nil, Demands: req.demands()}
 	if l.Backend != nil {
 		box, err := l.confine(t, req)
 		if err != nil {
 			return Admission{}, fault(Confine, err)
 		}
-		a.Alone = a.Alone || !box.grant.Cache
-		a.Terms = fmt.Sprintf("%q %q", box.grant.Profile, box.grant.Rule)
+		a.DoNotMerge = a.DoNotMerge || !box.grant.Cache
+		a.MergeKey = fmt.Sprintf("%q %q", box.grant.Profile, box.grant.Rule)
 	}
 	// All else that decides on a grant is in the action itself.
 	if l.Fleet {
-		a.Terms += fmt.Sprintf(" %q %q", t.Target, t.Mnemonic)
+		a.MergeKey += fmt.Sprintf(" %q %q", t.Target, t.Mnemonic)
 	}
 	return a, nil
 }

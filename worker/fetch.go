@@ -36,8 +36,8 @@ func (l *Local) fetch(ctx context.Context, t *Task) (*Request, *Outcome, error) 
 	if err != nil {
 		return nil, nil, err
 	}
-	if t.Known != nil {
-		if err := tree.Add(l.inputs, in, t.Action, t.Known, new(repb.Action)); err != nil {
+	if t.ActionBlob != nil {
+		if err := tree.Add(l.inputs, in, t.Action, t.ActionBlob, new(repb.Action)); err != nil {
 			return nil, nil, err
 		}
 	}
@@ -59,7 +59,7 @@ func (l *Local) fetch(ctx context.Context, t *Task) (*Request, *Outcome, error) 
 		return req, nil, nil // somebody else recorded it: this worker never does (rule 68)
 	}
 	out := &Outcome{Result: r, Cached: true}
-	out.Manifest, out.StableHash = Recorded(r)
+	out.Manifest, out.StableHash = RecordedManifest(r)
 	return req, out, nil
 }
 

@@ -44,16 +44,16 @@ type Config struct {
 	// Audit, if not nil, is told what each run tried, once and only if there is something to tell, even if
 	// nobody waits for the result any more; and of each action that the policy refuses, whose exit code is
 	// sandbox.NeverRan. It is called by many goroutines, which wait for it.
-	Audit func(*Task, *Attempts)
+	Audit func(*Task, *Violations)
 	// MaxTimeout bounds what an action may ask for and is what one gets that asks for nothing.
 	// Zero is 24 hours.
 	MaxTimeout time.Duration
 	// Grace is how long an action has to end after SIGTERM. Zero is 5 seconds.
 	Grace time.Duration
-	// Renew is how often the inputs of a running action are marked as used, so that no store lets them go
+	// RenewInterval is how often the inputs of a running action are marked as used, so that no store lets them go
 	// while the run may still read them: well within the time for which the store keeps what was used. Zero
 	// is an hour.
-	Renew time.Duration
+	RenewInterval time.Duration
 	// CacheBytes is how much memory the cache of decoded actions, commands and input trees takes. Zero is
 	// DefaultCacheBytes.
 	CacheBytes int64
@@ -93,8 +93,8 @@ func New(c Config) *Local {
 	if c.Host == (manifest.Host{}) {
 		c.Host = ReadHost()
 	}
-	if c.Renew <= 0 {
-		c.Renew = time.Hour
+	if c.RenewInterval <= 0 {
+		c.RenewInterval = time.Hour
 	}
 	if c.Stager == nil {
 		c.Stager = tree.NewStager(tree.StagerConfig{})
@@ -112,7 +112,7 @@ func New(c Config) *Local {
 		Config: c,
 		// What was marked for the last time a quarter of Renew ago, and is marked again after Renew, is kept by a
 		// store that keeps what was used for three times Renew.
-		inputs:     tree.NewCache(c.CacheBytes, c.Renew/4),
+		inputs:     tree.NewCache(c.CacheBytes, c.RenewInterval/4),
 		policyHash: c.Policy.Hash(),
 		sums:       newSums(),
 		renewing:   make(chan struct{}, 1),
@@ -168,7 +168,7 @@ func (l *Local) Execute(ctx context.Context, t *Task, report func(Stage)) (*Outc
 	}
 
 	report(Seal)
-	out, err := l.seal(ctx, &course{began: began, task: t, req: req, box: box, staged: staged, ran: ran, collected: got})
+	out, err := l.seal(ctx, &execution{began: began, task: t, req: req, box: box, staged: staged, ran: ran, collected: got})
 	if err != nil {
 		return nil, fault(Seal, err)
 	}

@@ -16,16 +16,16 @@ import (
 const (
 	// maxTold is how many events a message names; the audit log names all.
 	maxTold = 5
-	// MaxMessage is how many lines a message has at most: the end, what was left out, the events, how many more, the
+	// MaxMessageLines is how many lines a message has at most: the end, what was left out, the events, how many more, the
 	// network.
-	MaxMessage = 2 + maxTold + 2
+	MaxMessageLines = 2 + maxTold + 2
 	// maxLine bounds each of them, in bytes.
 	maxLine = 1000
 )
 
 // end says how the action ended: the code of the API for it, the line for a person, "" if there is nothing
 // to say, and the limit that the line speaks of, if any.
-func (c *course) end() (code codes.Code, line string, limit *sandbox.Event) {
+func (c *execution) end() (code codes.Code, line string, limit *sandbox.Event) {
 	r := c.ran
 	code = codes.OK
 	switch {
@@ -55,7 +55,7 @@ func (c *course) end() (code codes.Code, line string, limit *sandbox.Event) {
 
 // barren warns of an action that ended well and made none of the outputs that its command declares, which some clients
 // take for a failure (rule 123); "" if it made one.
-func (c *course) barren() string {
+func (c *execution) barren() string {
 	cmd, r := c.req.Command, c.collected.result
 	declared := slices.Concat(cmd.GetOutputPaths(), cmd.GetOutputFiles(), cmd.GetOutputDirectories())
 	made := len(r.OutputFiles) + len(r.OutputSymlinks) + len(r.OutputFileSymlinks) + len(r.OutputDirectorySymlinks) + len(r.OutputDirectories)
@@ -66,7 +66,7 @@ func (c *course) barren() string {
 }
 
 // limit returns a limit that the action met, or nil.
-func (c *course) limit() *sandbox.Event {
+func (c *execution) limit() *sandbox.Event {
 	if e := c.ran.Exceeded; e != nil {
 		return e
 	}
@@ -79,7 +79,7 @@ func (c *course) limit() *sandbox.Event {
 }
 
 // fate says what a limit does to those that exceed it: of memory and time it kills, others refuse.
-func (c *course) fate() string {
+func (c *execution) fate() string {
 	switch sandbox.Limit(c.ran.Exceeded.Subject) {
 	case sandbox.LimitMemory, sandbox.LimitCPU:
 		return "killed"
@@ -88,7 +88,7 @@ func (c *course) fate() string {
 }
 
 // peak says how much memory there was in use, if memory is what was short.
-func (c *course) peak() string {
+func (c *execution) peak() string {
 	if e := c.limit(); e.Subject != string(sandbox.LimitMemory) || c.ran.Usage.PeakMemory == 0 {
 		return ""
 	}
@@ -97,7 +97,7 @@ func (c *course) peak() string {
 
 // message says to a person how the action ended, if line says so, and what it tried, but for limit, of
 // which line speaks.
-func (c *course) message(line string, limit *sandbox.Event) string {
+func (c *execution) message(line string, limit *sandbox.Event) string {
 	var lines []string
 	say := func(format string, args ...any) {
 		lines = append(lines, "cloister: "+printable(fmt.Sprintf(format, args...), maxLine))
@@ -117,9 +117,9 @@ func (c *course) message(line string, limit *sandbox.Event) string {
 	}
 	switch lost := c.collected.Unrecorded; {
 	case more > 0 && lost > 0:
-		say("and %d more (server log %q), and %d of which no record was kept", more, AuditLog, lost)
+		say("and %d more (server log %q), and %d of which no record was kept", more, AuditLogName, lost)
 	case more > 0:
-		say("and %d more (server log %q)", more, AuditLog)
+		say("and %d more (server log %q)", more, AuditLogName)
 	case lost > 0:
 		say("and %d more, of which no record was kept", lost)
 	}
@@ -133,8 +133,8 @@ func (c *course) message(line string, limit *sandbox.Event) string {
 	return strings.Join(lines, "\n")
 }
 
-// AuditLog is the name under which the server log of an execution says all that the action tried.
-const AuditLog = "audit"
+// AuditLogName is the name under which the server log of an execution says all that the action tried.
+const AuditLogName = "audit"
 
 func endpoints(allow []sandbox.Endpoint) string {
 	var names []string

@@ -9,9 +9,9 @@ import (
 	"github.com/cloister-build/cloister/cas"
 )
 
-// FetchInputs brings all input files of the action of t near, if its store is a cas.Fetcher and room, which is told
+// PrefetchInputs brings all input files of the action of t near, if its store is a cas.Fetcher and room, which is told
 // their bytes, returns true. What goes wrong is not told: fetch and stage come upon it again.
-func (l *Local) FetchInputs(ctx context.Context, t *Task, room func(bytes int64) bool) {
+func (l *Local) PrefetchInputs(ctx context.Context, t *Task, room func(bytes int64) bool) {
 	defer func() {
 		// It is called by goroutines of which nobody else would survive a panic.
 		if v := recover(); v != nil {

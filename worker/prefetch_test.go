@@ -38,7 +38,7 @@ func TestFetchInputs(t *testing.T) {
 
 	fetch := func(fits bool) (asked int64, files int) {
 		far.fetched, asked = nil, -1
-		b.FetchInputs(t.Context(), task, func(bytes int64) bool { asked = bytes; return fits })
+		b.PrefetchInputs(t.Context(), task, func(bytes int64) bool { asked = bytes; return fits })
 		for _, d := range far.fetched {
 			if d == file {
 				files++

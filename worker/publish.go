@@ -32,7 +32,7 @@ func (l *Local) publish(ctx context.Context, t *Task, req *Request, out *Outcome
 			out.AuditLog = cas.Digest{}
 		}
 	}
-	if req.Action.DoNotCache || out.OneOff || out.Code != codes.OK || out.Result.ExitCode != 0 {
+	if req.Action.DoNotCache || out.Uncacheable || out.Code != codes.OK || out.Result.ExitCode != 0 {
 		return nil
 	}
 	if t.Approve != nil && !t.Approve(ctx, out) {

@@ -18,7 +18,7 @@ import (
 
 // record writes the manifest, and puts it into the store together with all that was collected. One that nobody could read
 // again is not kept, and has its stable hash all the same.
-func (l *Local) record(ctx context.Context, c *course, out *Outcome) error {
+func (l *Local) record(ctx context.Context, c *execution, out *Outcome) error {
 	m, err := l.manifest(c, out)
 	if err != nil {
 		return err
@@ -35,7 +35,7 @@ func (l *Local) record(ctx context.Context, c *course, out *Outcome) error {
 }
 
 // manifest returns the record of a run with the result that out has.
-func (l *Local) manifest(c *course, out *Outcome) (*manifest.Manifest, error) {
+func (l *Local) manifest(c *execution, out *Outcome) (*manifest.Manifest, error) {
 	t, g := c.task, c.box.grant
 	toolchain, accidental := l.toolchain(c.box.spec, c.ran.Result)
 	m := &manifest.Manifest{
@@ -74,7 +74,7 @@ func (l *Local) manifest(c *course, out *Outcome) (*manifest.Manifest, error) {
 // permitted returns the canonical text of what the policy let the action see and use, whatever of it this worker could
 // enforce, however closely it watched and however little time there was for it, and the hash of what held here. Of its
 // input root that is the whole; which parts of it were mounts of their own is this worker's affair.
-func (l *Local) permitted(c *course) (granted, hash string) {
+func (l *Local) permitted(c *execution) (granted, hash string) {
 	spec, root := *c.box.spec, c.req.Action.GetInputRootDigest()
 	whole := sandbox.Input{Target: c.box.root, Content: fmt.Sprintf("%s/%d", root.GetHash(), root.GetSizeBytes())}
 	spec.Inputs = append(slices.Clone(l.Toolchain), whole)
@@ -128,9 +128,9 @@ func (d *digests) outputs(r *repb.ActionResult) []manifest.Output {
 	return all
 }
 
-// Recorded returns what a result says of the manifest of its run, the digest of the text and its stable hash, zero if it
+// RecordedManifest returns what a result says of the manifest of its run, the digest of the text and its stable hash, zero if it
 // says nothing that can be read.
-func Recorded(r *repb.ActionResult) (text cas.Digest, stableHash string) {
+func RecordedManifest(r *repb.ActionResult) (text cas.Digest, stableHash string) {
 	for _, aux := range r.GetExecutionMetadata().GetAuxiliaryMetadata() {
 		var e cloisterpb.Execution
 		if !aux.MessageIs(&e) || aux.UnmarshalTo(&e) != nil {

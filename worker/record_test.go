@@ -105,7 +105,7 @@ func TestManifestSaysWhatDecidesOnTheRun(t *testing.T) {
 	}
 	// A result that is found says the same.
 	found := b.do(&Task{Action: action})
-	if d, hash := Recorded(found.Result); !found.Cached || d != out.Manifest || hash != out.StableHash || found.Manifest != d || found.StableHash != hash {
+	if d, hash := RecordedManifest(found.Result); !found.Cached || d != out.Manifest || hash != out.StableHash || found.Manifest != d || found.StableHash != hash {
 		t.Errorf("the cached result says %v, %q; want %v, %q", d, hash, out.Manifest, out.StableHash)
 	}
 }
@@ -141,7 +141,7 @@ func TestStableHashIsEqualOnEveryWorker(t *testing.T) {
 		"watch":       func(b *bench, _ *Task) { b.ruled("profiles: {build: {audit: full}}") },
 		"policy":      func(b *bench, _ *Task) { b.ruled("rules: [{name: r, when: {mnemonic: M}, profile: test}]") },
 		"watchdog":    func(b *bench, _ *Task) { b.backend.run = executing("/usr/bin/cc", "/usr/bin/ps", "/usr/bin/sleep") },
-		"cache bytes": func(b *bench, _ *Task) { b.CacheBytes, b.Renew = 1, time.Minute },
+		"cache bytes": func(b *bench, _ *Task) { b.CacheBytes, b.RenewInterval = 1, time.Minute },
 	} {
 		if got := hash(change); got != usual {
 			t.Errorf("another %s gives another stable hash", name)

@@ -23,12 +23,12 @@ func (l *Local) keepInputs(ctx context.Context, t *Task) (stop func()) {
 	working.Lock() // until there is a timer
 	defer working.Unlock()
 	var timer *time.Timer
-	timer = time.AfterFunc(l.Renew, func() {
+	timer = time.AfterFunc(l.RenewInterval, func() {
 		working.Lock()
 		defer working.Unlock()
 		if ctx.Err() == nil {
 			l.RenewInputs(ctx, t)
-			timer.Reset(l.Renew)
+			timer.Reset(l.RenewInterval)
 		}
 	})
 	return func() {

@@ -339,7 +339,7 @@ func TestRule094_SkippedLookupReplacesTheEntry(t *testing.T) {
 	if out := b.do(&Task{Action: private}); out.Cached {
 		t.Error("TestRule096: an action that says do_not_cache is served from the cache")
 	}
-	if a, err := b.Admit(t.Context(), &Task{Action: private}); err != nil || !a.Alone {
+	if a, err := b.Admit(t.Context(), &Task{Action: private}); err != nil || !a.DoNotMerge {
 		t.Errorf("TestRule096: admitted as %+v (%v), want it alone", a, err)
 	}
 }

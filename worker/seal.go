@@ -20,8 +20,8 @@ import (
 	"google.golang.org/protobuf/types/known/timestamppb"
 )
 
-// A course is all that is known of an action once it is over.
-type course struct {
+// A execution is all that is known of an action once it is over.
+type execution struct {
 	task      *Task
 	began     time.Time
 	req       *Request
@@ -36,7 +36,7 @@ type course struct {
 
 // seal states what became of the action, writes the manifest, and puts it into the store with what was collected. What is
 // volatile (times, worker) goes into the metadata and the manifest's end alone.
-func (l *Local) seal(ctx context.Context, c *course) (*Outcome, error) {
+func (l *Local) seal(ctx context.Context, c *execution) (*Outcome, error) {
 	out := &Outcome{Result: c.collected.result, AuditLog: c.collected.log, Started: c.ran.Start, Ended: c.ran.End}
 	out.Result.ExitCode = int32(c.ran.ExitCode)
 	var line string
@@ -45,9 +45,9 @@ func (l *Local) seal(ctx context.Context, c *course) (*Outcome, error) {
 	if limit != nil && c.ran.ExitCode != 0 {
 		out.Exceeded = sandbox.Limit(limit.Subject)
 	}
-	out.OneOff = c.task.oneOff() || !c.box.grant.Cache || c.limit() != nil
+	out.Uncacheable = c.task.oneOff() || !c.box.grant.Cache || c.limit() != nil
 	c.spec, c.specHash = l.permitted(c)
-	ours, theirs := l.execution(c), usageOf(c)
+	ours, theirs := l.executionMetadata(c), usageOf(c)
 	if n := proto.Size(out.Result) + size(append(theirs, ours)...) + sizeOf(c.task.Auxiliary) + otherMetadata; n > MaxResult {
 		// Kept whole it could neither be sent nor, once recorded, be read.
 		if out.Code == codes.OK && c.ran.ExitCode == 0 {
@@ -107,7 +107,7 @@ const otherMetadata = 4 << 10
 
 // metadata states each moment no earlier than the one before it, though the clock may have been set
 // back in between (rule 121).
-func (l *Local) metadata(c *course, auxiliary ...proto.Message) *repb.ExecutedActionMetadata {
+func (l *Local) metadata(c *execution, auxiliary ...proto.Message) *repb.ExecutedActionMetadata {
 	var last time.Time
 	stamp := func(t time.Time) *timestamppb.Timestamp {
 		if t.Before(last) {
@@ -141,8 +141,8 @@ func (l *Local) metadata(c *course, auxiliary ...proto.Message) *repb.ExecutedAc
 // maxSealed is how many events a result carries for ever; the audit log has all.
 const maxSealed = 100
 
-// execution says how the action was confined, what it tried and what it consumed, in our own words.
-func (l *Local) execution(c *course) *cloisterpb.Execution {
+// executionMetadata says how the action was confined, what it tried and what it consumed, in our own words.
+func (l *Local) executionMetadata(c *execution) *cloisterpb.Execution {
 	box := &cloisterpb.Sandbox{Backend: l.Features.Backend, Tier: l.Features.Tier, Layers: l.Features.Layers}
 	if c.staged.tree != nil {
 		box.Inputs, box.InputsReason = string(c.staged.tree.Form), c.staged.tree.CopyReason
@@ -191,7 +191,7 @@ func (l *Local) execution(c *course) *cloisterpb.Execution {
 }
 
 // usageOf says what the action consumed in words that Buildbarn's browser reads.
-func usageOf(c *course) []proto.Message {
+func usageOf(c *execution) []proto.Message {
 	messages := []proto.Message{POSIXUsage(c.ran.Result)}
 	if c.box.spec.Audit == sandbox.AuditFull {
 		read := c.req.Input.Files() - int64(len(c.collected.unread))

@@ -23,7 +23,7 @@ func TestVariedRunsAreNeitherRecordedNorLookedUp(t *testing.T) {
 	})
 	action := b.action(nil)
 	task := &Task{Action: action, Variation: &Variation{}}
-	if out := b.do(task); !out.OneOff || out.Cached || b.recorded(action) {
+	if out := b.do(task); !out.Uncacheable || out.Cached || b.recorded(action) {
 		t.Errorf("got %+v, recorded %v; want a run that is not recorded", out, b.recorded(action))
 	}
 	if err := b.store.Record(t.Context(), action, &repb.ActionResult{}); err != nil {
@@ -33,7 +33,7 @@ func TestVariedRunsAreNeitherRecordedNorLookedUp(t *testing.T) {
 		t.Error("a varied run was answered from the cache")
 	}
 	admission, err := b.Admit(t.Context(), task)
-	if err != nil || !admission.Alone {
+	if err != nil || !admission.DoNotMerge {
 		t.Errorf("Admit = %+v, %v; others could share a varied run", admission, err)
 	}
 }

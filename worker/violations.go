@@ -24,7 +24,7 @@ const (
 
 // attempts returns what a run tried: what the backend saw, the limit that ended it, and the paths that it
 // left undeclared, of which there are more. All of it is made printable here, once.
-func attempts(r *sandbox.Result, left []string, more int) *Attempts {
+func attempts(r *sandbox.Result, left []string, more int) *Violations {
 	events := slices.Clone(r.Events)
 	if e := r.Exceeded; e != nil && !slices.ContainsFunc(events, func(f sandbox.Event) bool { return sameLimit(e, f) }) {
 		events = append(events, *e)
@@ -39,15 +39,15 @@ func attempts(r *sandbox.Result, left []string, more int) *Attempts {
 		}
 	}
 	slices.SortFunc(events, sandbox.Event.Compare)
-	return &Attempts{ExitCode: r.ExitCode, Events: events, Unrecorded: r.Unrecorded + more}
+	return &Violations{ExitCode: r.ExitCode, Events: events, Unrecorded: r.Unrecorded + more}
 }
 
-// AttemptsOf returns what a run tried, for whoever has it run without an action.
-func AttemptsOf(r *sandbox.Result) *Attempts { return attempts(r, nil, 0) }
+// NewViolations returns what a run tried, for whoever has it run without an action.
+func NewViolations(r *sandbox.Result) *Violations { return attempts(r, nil, 0) }
 
 // Lines says what was tried, a line of printable ASCII for each event, the most important first, and one for those of
 // which no record was kept.
-func (a *Attempts) Lines() []string {
+func (a *Violations) Lines() []string {
 	var lines []string
 	for _, e := range a.byImportance() {
 		lines = append(lines, printable(fmt.Sprintf("%-8s %s", e.Kind, e), 10*maxField))
@@ -63,7 +63,7 @@ func sameLimit(e *sandbox.Event, f sandbox.Event) bool {
 }
 
 // audit tells the operator's log.
-func (l *Local) audit(t *Task, a *Attempts) {
+func (l *Local) audit(t *Task, a *Violations) {
 	if l.Audit != nil && len(a.Events)+a.Unrecorded > 0 {
 		l.Audit(t, a)
 	}
@@ -94,8 +94,8 @@ func (l *Local) attempted(t *Task, req *Request, box *confined, s *staged, r *ra
 			}
 		}
 	}
-	c.Attempts = attempts(r.Result, left, more)
-	l.audit(t, c.Attempts)
+	c.Violations = attempts(r.Result, left, more)
+	l.audit(t, c.Violations)
 	if box.spec.Audit == sandbox.AuditFull {
 		for p := range req.Input.FilePaths() {
 			if _, ok := slices.BinarySearch(r.Opened, box.root+"/"+p); !ok {
@@ -107,7 +107,7 @@ func (l *Local) attempted(t *Task, req *Request, box *confined, s *staged, r *ra
 }
 
 // First returns the most important event, or the zero Event.
-func (a *Attempts) First() sandbox.Event {
+func (a *Violations) First() sandbox.Event {
 	if len(a.Events) == 0 {
 		return sandbox.Event{}
 	}
@@ -121,7 +121,7 @@ var importance = []sandbox.EventKind{
 }
 
 // byImportance returns the events, the most important first.
-func (a *Attempts) byImportance() []sandbox.Event {
+func (a *Violations) byImportance() []sandbox.Event {
 	events := slices.Clone(a.Events)
 	slices.SortStableFunc(events, func(e, f sandbox.Event) int {
 		return slices.Index(importance, e.Kind) - slices.Index(importance, f.Kind)

@@ -73,7 +73,7 @@ type bench struct {
 	t       *testing.T
 	store   *castest.Memory
 	backend *function
-	audited []*Attempts
+	audited []*Violations
 }
 
 func newBench(t *testing.T, run func(ctx context.Context, spec *sandbox.Spec, std sandbox.Stdio, out *os.Root) *sandbox.Result) *bench {
@@ -82,7 +82,7 @@ func newBench(t *testing.T, run func(ctx context.Context, spec *sandbox.Spec, st
 	b.Local = New(Config{
 		Name: "w", Instances: func(string) (*cas.Instance, error) { return in, nil },
 		Backend: b.backend, Features: able, MaxTimeout: time.Hour,
-		Audit: func(_ *Task, a *Attempts) { b.audited = append(b.audited, a) },
+		Audit: func(_ *Task, a *Violations) { b.audited = append(b.audited, a) },
 	})
 	return b
 }
@@ -192,7 +192,7 @@ func TestAttemptsAreTold(t *testing.T) {
 			t.Errorf("the audit log lacks %q:\n%s", part, text)
 		}
 	}
-	if want := []*Attempts{{ExitCode: 1, Events: []sandbox.Event{connect}}}; cmp.Diff(want, b.audited) != "" {
+	if want := []*Violations{{ExitCode: 1, Events: []sandbox.Event{connect}}}; cmp.Diff(want, b.audited) != "" {
 		t.Errorf("the hook was told %+v", b.audited)
 	}
 	want := []*cloisterpb.Event{{Kind: "connect", Subject: "tcp 10.0.0.1:443", Syscall: "connect", Process: "curl", Count: 3}}
@@ -218,7 +218,7 @@ func TestAttemptsDoNotMakeAResultUntrue(t *testing.T) {
 	b := newBench(t, ended(0, connect))
 	action := b.action(func(_ *repb.Action, c *repb.Command) { c.OutputPaths = nil })
 	out := b.do(&Task{Action: action})
-	if !b.recorded(action) || out.OneOff {
+	if !b.recorded(action) || out.Uncacheable {
 		t.Error("the result of an action that tried something is not recorded")
 	}
 	if out.Message != "cloister: "+connect.String() || out.AuditLog.IsZero() {
@@ -238,7 +238,7 @@ func TestOneOffResultsAreNotRecorded(t *testing.T) {
 		}),
 	} {
 		action := b.action(nil)
-		if out := b.do(&Task{Action: action}); b.recorded(action) || !out.OneOff || out.Code != codes.OK {
+		if out := b.do(&Task{Action: action}); b.recorded(action) || !out.Uncacheable || out.Code != codes.OK {
 			t.Errorf("%s: recorded %v, outcome %+v", name, b.recorded(action), out)
 		}
 		if len(b.audited) != 1 || len(b.audited[0].Events) != 1 {
@@ -259,7 +259,7 @@ func TestByHand(t *testing.T) {
 	action := b.action(func(a *repb.Action, _ *repb.Command) { a.Timeout = durationpb.New(time.Second) })
 	for _, task := range []*Task{{Action: action, Args: []string{"/bin/sh", "-i"}}, {Action: action, Terminal: terminal}} {
 		out := b.do(task)
-		if b.recorded(action) || !out.OneOff {
+		if b.recorded(action) || !out.Uncacheable {
 			t.Errorf("%+v is recorded", task)
 		}
 		if want := task.Args; want != nil && !slices.Equal(got.Args, want) {
@@ -518,8 +518,8 @@ func TestExceptionOfTheNetwork(t *testing.T) {
 		if cache {
 			want = strings.Replace(want, "is not cached", "is cached all the same", 1)
 		}
-		if out.Message != want || out.OneOff == cache {
-			t.Errorf("cache %v: one-off %v, message %q", cache, out.OneOff, out.Message)
+		if out.Message != want || out.Uncacheable == cache {
+			t.Errorf("cache %v: one-off %v, message %q", cache, out.Uncacheable, out.Message)
 		}
 		if m := (&bench{t: t}).execution(out); m.Hermetic || len(m.Events) != 1 {
 			t.Errorf("metadata says %v", m)
@@ -589,19 +589,19 @@ func TestAdmit(t *testing.T) {
 		return b.Admit(t.Context(), &Task{Action: action, Mnemonic: mnemonic})
 	}
 	build, err := admit("CppCompile")
-	if err != nil || build.Alone {
+	if err != nil || build.DoNotMerge {
 		t.Fatalf("got %+v, %v", build, err)
 	}
 	if again, err := admit("Genrule"); err != nil || !reflect.DeepEqual(again, build) {
 		t.Errorf("the same grant: got %+v, %v, want %+v", again, err, build)
 	}
-	if test, err := admit("TestRunner"); err != nil || test.Terms == build.Terms {
-		t.Errorf("another profile has the terms %q (%v)", test.Terms, err)
+	if test, err := admit("TestRunner"); err != nil || test.MergeKey == build.MergeKey {
+		t.Errorf("another profile has the terms %q (%v)", test.MergeKey, err)
 	}
 	demanding, err := admit("CppCompile", "pool", "b", "OSFamily", "linux", "cloister-memory", "1GiB", "pool", "a", "pool", "b")
 	want := []Property{{"OSFamily", "linux"}, {"pool", "a"}, {"pool", "b"}}
-	if err != nil || !slices.Equal(demanding.Demands, want) || demanding.Terms != build.Terms {
-		t.Errorf("got %+v, %v, want the terms %q and the demands %v", demanding, err, build.Terms, want)
+	if err != nil || !slices.Equal(demanding.Demands, want) || demanding.MergeKey != build.MergeKey {
+		t.Errorf("got %+v, %v, want the terms %q and the demands %v", demanding, err, build.MergeKey, want)
 	}
 	if len(b.audited) != 0 {
 		t.Errorf("the operator's log was told %+v of what was granted", b.audited)
@@ -655,12 +655,12 @@ func TestAdmitForOthers(t *testing.T) {
 	for _, task := range []*Task{{}, {Target: "//a"}, {Target: "//b"}, {Target: "//a", Mnemonic: "M"}} {
 		task.Action = action
 		a, err := b.Admit(t.Context(), task)
-		if err != nil || terms[a.Terms] || a.Alone {
+		if err != nil || terms[a.MergeKey] || a.DoNotMerge {
 			t.Errorf("%q %q: got %+v, %v", task.Target, task.Mnemonic, a, err)
 		}
-		terms[a.Terms] = true
+		terms[a.MergeKey] = true
 	}
-	if a, err := b.Admit(t.Context(), &Task{Action: b.action(func(a *repb.Action, _ *repb.Command) { a.DoNotCache = true })}); err != nil || !a.Alone {
+	if a, err := b.Admit(t.Context(), &Task{Action: b.action(func(a *repb.Action, _ *repb.Command) { a.DoNotCache = true })}); err != nil || !a.DoNotMerge {
 		t.Errorf("what is not to be cached: got %+v, %v", a, err)
 	}
 	if _, err := b.Admit(t.Context(), &Task{Action: cas.SHA256.Sum([]byte("absent"))}); err == nil {

@@ -33,8 +33,8 @@ type Executor interface {
 type Task struct {
 	Instance string
 	Action   cas.Digest
-	// Known, if not nil, is the blob of Action, from somebody who has just read it in the store.
-	Known []byte
+	// ActionBlob, if not nil, is the blob of Action, from somebody who has just read it in the store.
+	ActionBlob []byte
 	// SkipCacheLookup runs the action even if a result is recorded.
 	SkipCacheLookup bool
 	// Queued is when the request arrived.
@@ -94,10 +94,10 @@ type Variation struct {
 
 // An Admission is what a worker says of a task before it takes a slot.
 type Admission struct {
-	// Alone says that its result is for nobody else: it is not to be cached.
-	Alone bool
-	// Terms are equal for equal actions that are given the same: only these may share a run.
-	Terms string
+	// DoNotMerge says that its result is for nobody else: it is not to be cached.
+	DoNotMerge bool
+	// MergeKey are equal for equal actions that are given the same: only these may share a run.
+	MergeKey string
 	// Demands are what the action's platform demands of whoever executes it, sorted and each once. What it asks the
 	// sandbox for (cloister-*) is not among them: every worker answers that itself.
 	Demands []Property
@@ -138,9 +138,9 @@ type Outcome struct {
 	Code codes.Code
 	// Exceeded is the limit that made the action fail, or "".
 	Exceeded sandbox.Limit
-	// OneOff says that the result depends on more than the action: on a limit that it met, on a network,
+	// Uncacheable says that the result depends on more than the action: on a limit that it met, on a network,
 	// on a variation or on a person. It is not recorded.
-	OneOff bool
+	Uncacheable bool
 	// Message says to a person why the action did not succeed, and what it tried; at most MaxMessage
 	// lines of printable text, "" if there is nothing to say.
 	Message string
@@ -157,8 +157,8 @@ type Outcome struct {
 	Started, Ended time.Time
 }
 
-// Attempts are what one run tried, and the limits that it met; or for what an action was refused.
-type Attempts struct {
+// Violations are what one run tried, and the limits that it met; or for what an action was refused.
+type Violations struct {
 	ExitCode int // sandbox.NeverRan if it was refused
 	// Events are in the order of Event.Compare, in printable text.
 	Events []sandbox.Event

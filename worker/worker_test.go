@@ -191,11 +191,11 @@ func TestRule121_MetadataIsInOrderThoughTheClockIsSetBack(t *testing.T) {
 }
 
 // over returns the course of an action that ended as r says, under the default policy.
-func over(r *sandbox.Result) *course {
+func over(r *sandbox.Result) *execution {
 	a := attempts(r, nil, 0)
 	m := castest.NewMemory()
 	empty := cas.SHA256.Sum(nil)
-	return &course{
+	return &execution{
 		task: &Task{}, staged: &staged{},
 		req: &Request{
 			Digest: empty, Instance: &cas.Instance{Store: m, Actions: m},
@@ -206,7 +206,7 @@ func over(r *sandbox.Result) *course {
 			grant: &policy.Grant{Profile: "build", Rule: "default", Cache: true, Hermetic: true},
 		},
 		ran:       &ran{Result: r, timedOut: r.Stopped},
-		collected: &collected{result: &repb.ActionResult{}, Attempts: a, batch: cas.NewBatch(m)},
+		collected: &collected{result: &repb.ActionResult{}, Violations: a, batch: cas.NewBatch(m)},
 	}
 }
 
@@ -247,8 +247,8 @@ func TestSealSaysWhyItFailed(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if out.Code != c.code || out.OneOff != c.oneOff || !strings.Contains(out.Message, c.says) || (c.says == "") != (out.Message == "") {
-			t.Errorf("%s: got code %v, one-off %v, message %q", c.name, out.Code, out.OneOff, out.Message)
+		if out.Code != c.code || out.Uncacheable != c.oneOff || !strings.Contains(out.Message, c.says) || (c.says == "") != (out.Message == "") {
+			t.Errorf("%s: got code %v, one-off %v, message %q", c.name, out.Code, out.Uncacheable, out.Message)
 		}
 		if strings.Contains(c.says, "cloister:") && out.Message != c.says {
 			t.Errorf("%s: got message %q, want %q", c.name, out.Message, c.says)
@@ -290,7 +290,7 @@ func TestSealRefusesWhatCannotBeSent(t *testing.T) {
 		got.result.OutputFiles = append(got.result.OutputFiles, &repb.OutputFile{Path: fmt.Sprint("a/file/", i), Digest: cas.SHA256.Sum(nil).Proto()})
 	}
 	c := over(&sandbox.Result{})
-	got.Attempts, got.batch = c.collected.Attempts, c.collected.batch
+	got.Violations, got.batch = c.collected.Violations, c.collected.batch
 	c.collected = got
 	out, err := New(Config{Name: "w"}).seal(t.Context(), c)
 	if err != nil {

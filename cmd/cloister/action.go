@@ -320,7 +320,7 @@ func (p *page) result(r *repb.ActionResult) {
 	if m == nil {
 		return
 	}
-	if text, stable := worker.Recorded(r); stable != "" {
+	if text, stable := worker.RecordedManifest(r); stable != "" {
 		p.line("stable hash", quote(stable))
 		if !text.IsZero() {
 			p.line("manifest", text.String())

@@ -18,7 +18,7 @@ func (a *description) manifest(ctx context.Context, s cas.Store) (string, error)
 	if a.result == nil {
 		return "", &exit{exitAbsent, fmt.Errorf("action %s: no result is recorded, and so no manifest is known", a.digest)}
 	}
-	digest, stable := worker.Recorded(a.result)
+	digest, stable := worker.RecordedManifest(a.result)
 	if digest.IsZero() {
 		return "", &exit{exitAbsent, fmt.Errorf("action %s: its result names no manifest: another kind of worker made it, or an older one", a.digest)}
 	}

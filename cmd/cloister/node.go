@@ -232,9 +232,9 @@ func (n *node) start(ctx context.Context, flags []string, wrap func(cas.Instance
 		return err
 	}
 	config := worker.Config{
-		Name: n.name, Instances: n.instances, Policy: n.rules, Flags: flags, Renew: n.renew(), Fleet: n.fleet, Log: n.log,
-		Audit: func(t *worker.Task, a *worker.Attempts) {
-			n.telemetry.Attempts(a)
+		Name: n.name, Instances: n.instances, Policy: n.rules, Flags: flags, RenewInterval: n.renew(), Fleet: n.fleet, Log: n.log,
+		Audit: func(t *worker.Task, a *worker.Violations) {
+			n.telemetry.Violations(a)
 			recordAttempts(n.log, n.record, n.name, t, a)
 		},
 	}
@@ -338,7 +338,7 @@ func (n *node) banner(out io.Writer) {
 }
 
 // recordAttempts writes what an action tried to the log and to the audit log.
-func recordAttempts(log *slog.Logger, record *audit.Log, name string, t *worker.Task, a *worker.Attempts) {
+func recordAttempts(log *slog.Logger, record *audit.Log, name string, t *worker.Task, a *worker.Violations) {
 	log.Warn("attempts of an action", "action", t.Action.String(), "instance", t.Instance, "target", t.Target,
 		"mnemonic", t.Mnemonic, "exit", a.ExitCode, "events", len(a.Events)+a.Unrecorded, "first", a.First().String())
 	err := record.Append(audit.Entry{

@@ -104,7 +104,7 @@ func (s *selftest) runs(ctx context.Context, box *confinement, change func(*work
 	if change != nil {
 		change(bench)
 	}
-	if err := bench.start(ctx, worker.Config{Name: "selftest", Grace: time.Second, Audit: func(_ *worker.Task, a *worker.Attempts) {
+	if err := bench.start(ctx, worker.Config{Name: "selftest", Grace: time.Second, Audit: func(_ *worker.Task, a *worker.Violations) {
 		s.attempts = append(s.attempts, a.Events...)
 	}}); err != nil {
 		return err

@@ -264,7 +264,7 @@ func (c *serveConfig) queue(n *node, sampler *repro.Sampler, logs *logstream.Reg
 	}
 	line.Executor, line.Slots, line.Offer, line.Logs = n.telemetry.Executor(executor), c.jobs, c.offer(n.name), logs.Begin
 	if n.behind != nil {
-		line.Fetch, line.FetchBytes = n.local.FetchInputs, n.store.MaxBytes/8 // so that leases leave room for outputs
+		line.Fetch, line.FetchBytes = n.local.PrefetchInputs, n.store.MaxBytes/8 // so that leases leave room for outputs
 	}
 	if sampler != nil && !sampler.Gate {
 		line.Idle = sampler.Idle

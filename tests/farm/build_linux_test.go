@@ -320,7 +320,7 @@ func wantEqual(t *testing.T, got, want map[string]executed) {
 }
 
 func stable(r *repb.ActionResult) string {
-	_, hash := worker.Recorded(r)
+	_, hash := worker.RecordedManifest(r)
 	return hash
 }
 

@@ -67,7 +67,7 @@ func (s *slot) task(e *remoteworkerpb.DesiredState_Executing) (*worker.Task, err
 		return nil, fmt.Errorf("action_digest: %w", err)
 	}
 	// The scheduler has looked for a result, or does not want one.
-	t := &worker.Task{Instance: name, Action: action, Known: known(action, e.Action), SkipCacheLookup: true}
+	t := &worker.Task{Instance: name, Action: action, ActionBlob: known(action, e.Action), SkipCacheLookup: true}
 	if e.QueuedTimestamp.IsValid() {
 		t.Queued = e.QueuedTimestamp.AsTime()
 	}
@@ -90,7 +90,7 @@ func (s *slot) task(e *remoteworkerpb.DesiredState_Executing) (*worker.Task, err
 		t.Auxiliary = append(t.Auxiliary, aux)
 		var who repb.RequestMetadata
 		if aux.MessageIs(&who) && aux.UnmarshalTo(&who) == nil {
-			t.Describe(&who)
+			t.SetMetadata(&who)
 		}
 	}
 	return t, nil

@@ -897,7 +897,7 @@ func TestActionThatIsSentIsKnown(t *testing.T) {
 	}
 	var got []byte
 	e := func(_ context.Context, task *worker.Task, _ func(worker.Stage)) (*worker.Outcome, error) {
-		got = task.Known
+		got = task.ActionBlob
 		return &worker.Outcome{Result: &repb.ActionResult{}}, nil
 	}
 	join(t, e, nil, func(j *joined) {

@@ -1160,7 +1160,7 @@ func TestResults(t *testing.T) {
 			r.Result.StdoutDigest, r.Result.StdoutRaw = here, []byte("there")
 		}), worker.Internal, "stdout"},
 		"absent log": {with(func(r *repb.ExecuteResponse, here *repb.Digest) {
-			r.ServerLogs = map[string]*repb.LogFile{worker.AuditLog: {Digest: absent.Proto()}}
+			r.ServerLogs = map[string]*repb.LogFile{worker.AuditLogName: {Digest: absent.Proto()}}
 		}), worker.Unavailable, "are absent"},
 		"too large":   {func(*testing.T, *head) *repb.ExecuteResponse { return large }, worker.Internal, "bytes"},
 		"unavailable": {func(*testing.T, *head) *repb.ExecuteResponse { return ended14("the disk is full") }, worker.Unavailable, "the disk is full"},

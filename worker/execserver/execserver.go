@@ -105,7 +105,7 @@ func (s *server) Execute(req *repb.ExecuteRequest, to stream) error {
 		return refusal(err)
 	}
 	task := worker.Task{Instance: req.InstanceName, Action: action, SkipCacheLookup: req.SkipCacheLookup, Trace: trace(to.Context())}
-	task.Describe(identity(to.Context()))
+	task.SetMetadata(identity(to.Context()))
 	o, err := s.Queue.Submit(queue.Request{
 		Task:     task,
 		Priority: req.GetExecutionPolicy().GetPriority(),
@@ -151,7 +151,7 @@ func (s *server) prepare(ctx context.Context, in *cas.Instance, r *queue.Request
 		}
 	}
 	a, err := s.Admit(ctx, &r.Task)
-	r.Alone, r.Terms, r.Demands = a.Alone, a.Terms, a.Demands
+	r.Alone, r.Terms, r.Demands = a.DoNotMerge, a.MergeKey, a.Demands
 	return nil, err
 }
 

@@ -94,7 +94,7 @@ func serve(t *testing.T, e function, change func(*queue.Config, *execserver.Conf
 			if err := cas.ReadProto(ctx, in.Store, task.Action, &a); err != nil {
 				return worker.Admission{}, &worker.Fault{Kind: worker.Missing, Err: err, Blobs: []cas.Digest{task.Action}}
 			}
-			return worker.Admission{Alone: a.DoNotCache, Terms: task.Mnemonic}, nil
+			return worker.Admission{DoNotMerge: a.DoNotCache, MergeKey: task.Mnemonic}, nil
 		},
 	}
 	if change != nil {
@@ -1217,10 +1217,10 @@ func TestRule126_MessageKeepsItsLines(t *testing.T) {
 	}
 	outcome.Message = strings.Repeat("cloister: again\n", 1000)
 	r = end(t, s.execute(t.Context(), t, s.action(t, "y"), nil))
-	if got := strings.Count(r.Message, "\n") + 1; got != worker.MaxMessage+2 {
-		t.Errorf("message has %d lines, want %d", got, worker.MaxMessage+2)
+	if got := strings.Count(r.Message, "\n") + 1; got != worker.MaxMessageLines+2 {
+		t.Errorf("message has %d lines, want %d", got, worker.MaxMessageLines+2)
 	}
-	outcome.Message = strings.Repeat("cloister: again\n", worker.MaxMessage)
+	outcome.Message = strings.Repeat("cloister: again\n", worker.MaxMessageLines)
 	r = end(t, s.execute(t.Context(), t, s.action(t, "z"), nil))
 	if !strings.HasSuffix(r.Message, "\ncloister: reproduce: cloister run --action x/1") {
 		t.Errorf("message is %q, want it to end with how to reproduce it", r.Message)

@@ -87,7 +87,7 @@ func (s *operations) CancelOperation(ctx context.Context, req *longrunningpb.Can
 		return nil, unknown(req.Name)
 	}
 	by := "a client"
-	if who := worker.Said(identity(ctx).ToolInvocationId); who != "" {
+	if who := worker.Sanitize(identity(ctx).ToolInvocationId); who != "" {
 		by = "a client of the invocation " + who
 	}
 	o.Cancel("cancelled by " + by + " (CancelOperation)")

@@ -63,12 +63,12 @@ func RememberUploads(l *history.Log) func(context.Context, string, cas.Digest, *
 // rememberCall adds to l an entry for a call about the action cache, if the client says which build it is of.
 func rememberCall(ctx context.Context, l *history.Log, how history.How, instance string, action cas.Digest, r *repb.ActionResult) {
 	who := identity(ctx)
-	if worker.Said(who.ToolInvocationId) == "" {
+	if worker.Sanitize(who.ToolInvocationId) == "" {
 		return
 	}
 	e := history.Entry{
-		How: how, Instance: instance, Action: action.String(), Invocation: worker.Said(who.ToolInvocationId),
-		Correlated: worker.Said(who.CorrelatedInvocationsId), Target: worker.Said(who.TargetId), Mnemonic: worker.Said(who.ActionMnemonic),
+		How: how, Instance: instance, Action: action.String(), Invocation: worker.Sanitize(who.ToolInvocationId),
+		Correlated: worker.Sanitize(who.CorrelatedInvocationsId), Target: worker.Sanitize(who.TargetId), Mnemonic: worker.Sanitize(who.ActionMnemonic),
 	}
 	describe(&e, r)
 	l.Add(e)
@@ -80,7 +80,7 @@ func describe(e *history.Entry, r *repb.ActionResult) {
 		return
 	}
 	e.Exit, e.Result = r.ExitCode, history.Identity(r)
-	text, stable := worker.Recorded(r)
+	text, stable := worker.RecordedManifest(r)
 	if e.StableHash = stable; !text.IsZero() {
 		e.Manifest = text.String()
 	}

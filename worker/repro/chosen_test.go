@@ -39,7 +39,7 @@ func TestOnlyUsualRunsAreSampled(t *testing.T) {
 		"usual":     {waiting: 1},
 		"failed":    {outcome: func(_ *worker.Task, o *worker.Outcome) { o.Result.ExitCode = 1 }, waiting: 1},
 		"cached":    {outcome: func(_ *worker.Task, o *worker.Outcome) { o.Cached = true }},
-		"limited":   {outcome: func(_ *worker.Task, o *worker.Outcome) { o.OneOff = true }},
+		"limited":   {outcome: func(_ *worker.Task, o *worker.Outcome) { o.Uncacheable = true }},
 		"timed out": {outcome: func(_ *worker.Task, o *worker.Outcome) { o.Code = codes.DeadlineExceeded }},
 		"varied":    {task: func(t *worker.Task) { t.Variation = &worker.Variation{} }},
 		"by hand":   {task: func(t *worker.Task) { t.Args = []string{"sh"} }},

@@ -140,7 +140,7 @@ func (s *Sampler) Execute(ctx context.Context, t *worker.Task, report func(worke
 		return s.Executor.Execute(ctx, &task, report)
 	}
 	out, err := s.Executor.Execute(ctx, t, report)
-	if err == nil && !out.Cached && !out.OneOff && out.Code == codes.OK {
+	if err == nil && !out.Cached && !out.Uncacheable && out.Code == codes.OK {
 		s.add(t, out)
 	}
 	return out, err

@@ -81,7 +81,7 @@ func (s *script) Execute(ctx context.Context, t *worker.Task, report func(worker
 		v = &worker.Variation{}
 	}
 	m := s.act(n, v)
-	out := &worker.Outcome{Code: m.code, OneOff: t.Variation != nil, Result: &repb.ActionResult{
+	out := &worker.Outcome{Code: m.code, Uncacheable: t.Variation != nil, Result: &repb.ActionResult{
 		ExitCode: m.exit, StdoutDigest: s.put(m.stdout), StderrDigest: s.put(m.stderr),
 		ExecutionMetadata: &repb.ExecutedActionMetadata{
 			Worker:                      "w",

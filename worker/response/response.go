@@ -51,7 +51,7 @@ func Of(out *worker.Outcome, remark string) *repb.ExecuteResponse {
 		r.Status.Message = text
 	}
 	if !out.AuditLog.IsZero() {
-		r.ServerLogs = map[string]*repb.LogFile{worker.AuditLog: {Digest: out.AuditLog.Proto(), HumanReadable: true}}
+		r.ServerLogs = map[string]*repb.LogFile{worker.AuditLogName: {Digest: out.AuditLog.Proto(), HumanReadable: true}}
 	}
 	return r
 }
@@ -92,10 +92,10 @@ func Parse(r *repb.ExecuteResponse, fn cas.Function) (*worker.Outcome, *worker.F
 	if out.Message == "" && st.Message() != "" {
 		out.Message = Lines(st.Message())
 	}
-	if d, err := cas.FromProto(fn, r.ServerLogs[worker.AuditLog].GetDigest()); err == nil {
+	if d, err := cas.FromProto(fn, r.ServerLogs[worker.AuditLogName].GetDigest()); err == nil {
 		out.AuditLog = d
 	}
-	out.Manifest, out.StableHash = worker.Recorded(r.Result)
+	out.Manifest, out.StableHash = worker.RecordedManifest(r.Result)
 	if ended := r.Result.ExecutionMetadata.GetExecutionCompletedTimestamp(); began.IsValid() && ended.IsValid() && !out.Cached {
 		out.Started, out.Ended = began.AsTime(), ended.AsTime()
 	}

@@ -74,7 +74,7 @@ func TestOutcomesComeBack(t *testing.T) {
 
 // TestRemarksStayInTheMessage: with the way to run the action again, through as many workers as there are.
 func TestRemarksStayInTheMessage(t *testing.T) {
-	out := &worker.Outcome{Result: ran(1), Message: strings.Repeat("cloister: line\n", worker.MaxMessage), Reproduce: "cloister run"}
+	out := &worker.Outcome{Result: ran(1), Message: strings.Repeat("cloister: line\n", worker.MaxMessageLines), Reproduce: "cloister run"}
 	first := response.Of(out, "see\nthere")
 	if !strings.HasSuffix(first.Message, "\ncloister: reproduce: cloister run\ncloister: see there") {
 		t.Fatalf("got %q", first.Message)

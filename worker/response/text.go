@@ -15,7 +15,7 @@ const (
 	maxText = 2000
 	// maxLines is how many lines there are at most of an outcome's message, with how to reproduce it, and what was
 	// remarked by the worker that a message came from.
-	maxLines = worker.MaxMessage + 2
+	maxLines = worker.MaxMessageLines + 2
 )
 
 // Lines returns the lines of an outcome's message, each by itself as OneLine returns it, and not too many.

@@ -198,7 +198,7 @@ func (r *Runner) run(ctx context.Context, c *command) (*runnerpb.RunResponse, er
 	spec.Inputs = laid.inputs(spec.Inputs, filepath.Join(r.config.BuildDir, filepath.FromSlash(c.inputRoot)))
 	res, err := r.config.Backend.Run(ctx, spec, sandbox.Stdio{Stdout: stdout, Stderr: stderr})
 	if res != nil {
-		tried := worker.AttemptsOf(res)
+		tried := worker.NewViolations(res)
 		defer func() { r.tell(c, tried) }()
 		if err == nil {
 			return r.finish(ctx, res, tried, laid, out, in, stderr)
@@ -209,7 +209,7 @@ func (r *Runner) run(ctx context.Context, c *command) (*runnerpb.RunResponse, er
 
 // finish carries over what a run made, also one that failed, and says how it ended. Of one that was cancelled nothing is
 // carried over, since ctx has ended.
-func (r *Runner) finish(ctx context.Context, res *sandbox.Result, tried *worker.Attempts, laid *layout, out, in *os.Root, stderr *log) (*runnerpb.RunResponse, error) {
+func (r *Runner) finish(ctx context.Context, res *sandbox.Result, tried *worker.Violations, laid *layout, out, in *os.Root, stderr *log) (*runnerpb.RunResponse, error) {
 	left, refused := laid.carry(ctx, out, in, r.grant.Limits.OutputBytes)
 	tried.Events = append(tried.Events, left...)
 	if _, ok := status.FromError(refused); !ok {
@@ -243,7 +243,7 @@ func (r *Runner) finish(ctx context.Context, res *sandbox.Result, tried *worker.
 }
 
 // tell says to the operator, and to whoever reads the logs that the client keeps, what a command tried.
-func (r *Runner) tell(c *command, tried *worker.Attempts) {
+func (r *Runner) tell(c *command, tried *worker.Violations) {
 	if len(tried.Events)+tried.Unrecorded == 0 {
 		return
 	}

@@ -47,8 +47,8 @@ func New(r prometheus.Registerer) *Metrics {
 // Check counts what it came to that an action was to be run again: same, differs, flaky_exit or skipped.
 func (m *Metrics) Check(result string) { m.checks.WithLabelValues(result).Inc() }
 
-// Attempts counts what a run tried.
-func (m *Metrics) Attempts(a *worker.Attempts) {
+// Violations counts what a run tried.
+func (m *Metrics) Violations(a *worker.Violations) {
 	for _, e := range a.Events {
 		m.attempts.WithLabelValues(string(e.Kind)).Add(float64(max(e.Count, 1)))
 	}

@@ -66,7 +66,7 @@ cloister_actions_total{result="` + want + `"} 1
 
 func TestAttemptsAreCountedByKind(t *testing.T) {
 	r := prometheus.NewRegistry()
-	telemetry.New(r).Attempts(&worker.Attempts{
+	telemetry.New(r).Violations(&worker.Violations{
 		Events: []sandbox.Event{
 			{Kind: sandbox.EventConnect, Subject: "tcp 10.0.0.1:1", Count: 3}, {Kind: sandbox.EventConnect, Subject: "tcp 10.0.0.2:1", Count: 1},
 			{Kind: sandbox.EventWrite, Subject: "/x", Count: 1},
