@@ -171,7 +171,7 @@ func (c *diffConfig) copyTo(ctx context.Context, t thing, path string) error {
 }
 
 // lookDeeper has diffoscope compare the outputs of the first run with those of the first that differs.
-func (c *reproConfig) lookDeeper(ctx context.Context, bench *workbench, v *repro.Verdict, places []repro.Place) error {
+func (c *reproConfig) lookDeeper(ctx context.Context, bench *workbench, v *repro.Verdict, places []repro.Executor) error {
 	if !c.diffoscope || len(v.Differences) == 0 {
 		return nil
 	}
@@ -192,7 +192,7 @@ func (c *reproConfig) lookDeeper(ctx context.Context, bench *workbench, v *repro
 }
 
 // extractRun writes the outputs of a run to a directory, which it makes.
-func extractRun(ctx context.Context, v *repro.Verdict, i int, places []repro.Place, dir string) error {
+func extractRun(ctx context.Context, v *repro.Verdict, i int, places []repro.Executor, dir string) error {
 	if err := os.MkdirAll(dir, 0o755); err != nil {
 		return err
 	}

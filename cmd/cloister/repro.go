@@ -271,14 +271,14 @@ func (c *reproConfig) one(ctx context.Context, bench *workbench, servers servers
 	}
 	for _, on := range c.on {
 		if on == "local" {
-			o.Places = append(o.Places, repro.Place{Name: on, Executor: bench.local, Store: in.Store, Features: &bench.local.Features})
+			o.Executors = append(o.Executors, repro.Executor{Name: on, Executor: bench.local, Store: in.Store, Features: &bench.local.Features})
 			continue
 		}
 		p, err := servers[on].place(ctx, on, in.Store, task.Action)
 		if err != nil {
 			return nil, fmt.Errorf("--on %s: %w", on, err)
 		}
-		o.Places = append(o.Places, *p)
+		o.Executors = append(o.Executors, *p)
 	}
 	if isTerminal(info) {
 		o.Progress = func(what string) { fmt.Fprintf(info, "\r\x1b[K%s%s", which, what) }
@@ -288,7 +288,7 @@ func (c *reproConfig) one(ctx context.Context, bench *workbench, servers servers
 	if err != nil {
 		return nil, err
 	}
-	return v, errors.Join(c.keepRuns(ctx, v, o.Places), c.lookDeeper(ctx, bench, v, o.Places))
+	return v, errors.Join(c.keepRuns(ctx, v, o.Executors), c.lookDeeper(ctx, bench, v, o.Executors))
 }
 
 // local reports whether something runs here.
@@ -313,7 +313,7 @@ func (c *reproConfig) bring(ctx context.Context, bench *workbench, s subject) (*
 }
 
 // keepRuns copies the outputs of each run to where --keep says.
-func (c *reproConfig) keepRuns(ctx context.Context, v *repro.Verdict, places []repro.Place) error {
+func (c *reproConfig) keepRuns(ctx context.Context, v *repro.Verdict, places []repro.Executor) error {
 	if c.keepIn == "" {
 		return nil
 	}

@@ -65,7 +65,7 @@ func (all servers) close() {
 
 // place returns the server as a place for the runs of an action, which it then has, with all inputs, from a store that has
 // them. There the action is marked as not to be cached.
-func (s *server) place(ctx context.Context, name string, from cas.Store, action cas.Digest) (*repro.Place, error) {
+func (s *server) place(ctx context.Context, name string, from cas.Store, action cas.Digest) (*repro.Executor, error) {
 	f := action.Function()
 	var a repb.Action
 	if err := cas.ReadProto(ctx, from, action, &a); err != nil {
@@ -108,7 +108,7 @@ func (s *server) place(ctx context.Context, name string, from cas.Store, action 
 	if err := send(ctx, from, s.store, needed); err != nil {
 		return nil, fmt.Errorf("upload the inputs of action %s: %w", action, err)
 	}
-	return &repro.Place{Name: name, Executor: s, Store: s.store, Action: there}, nil
+	return &repro.Executor{Name: name, Executor: s, Store: s.store, Action: there}, nil
 }
 
 // send copies those of ds that a store lacks into it.

@@ -69,7 +69,7 @@ func lying(t *testing.T, answer *repb.ExecuteResponse) (*liar, string) {
 }
 
 // elsewhere runs an action at an address of --on.
-func elsewhere(t *testing.T, c *reproConfig, on string) (*repro.Verdict, []repro.Place, error) {
+func elsewhere(t *testing.T, c *reproConfig, on string) (*repro.Verdict, []repro.Executor, error) {
 	t.Helper()
 	c.on = []string{on}
 	all, err := c.dial(t.Context())
@@ -93,8 +93,8 @@ func elsewhere(t *testing.T, c *reproConfig, on string) (*repro.Verdict, []repro
 	if err != nil {
 		t.Fatal(err)
 	}
-	places := []repro.Place{*p}
-	v, err := repro.Check(t.Context(), &worker.Task{Action: action}, repro.Options{Runs: 2, Places: places})
+	places := []repro.Executor{*p}
+	v, err := repro.Check(t.Context(), &worker.Task{Action: action}, repro.Options{Runs: 2, Executors: places})
 	return v, places, err
 }
 

@@ -8,6 +8,9 @@ import (
 	"io"
 	"log/slog"
 	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
 
 	"github.com/cloister-build/cloister/cas"
 	"github.com/cloister-build/cloister/worker"
@@ -69,13 +72,29 @@ func (s *sampling) sampler(local *worker.Local, counted func(string), past *hist
 		return nil
 	}
 	c := repro.SamplerConfig{
-		Executor: local, Instances: local.Instances, Name: local.Name, Features: local.Features, Host: repro.ThisHost(), Flags: local.Flags,
-		Share: float64(s.share), Gate: s.gate, Counted: counted, Verdicts: known, Log: local.Log,
+		Executor: local, Instances: local.Instances, Name: local.Name, Features: local.Features, Host: repro.ThisHost(), Command: reproHint(local.Flags),
+		SampleRate: float64(s.share), Gate: s.gate, Count: counted, Verdicts: known, Log: local.Log,
 	}
 	if past != nil {
-		c.Record = verdicts{past}
+		c.Recorder = verdicts{past}
 	}
 	return repro.NewSampler(c)
+}
+
+// reproHint returns a function that returns the command that checks an action of this server, which these flags name;
+// "" if a shell would not read it as it is.
+func reproHint(flags []string) func(string, cas.Digest) string {
+	plain := regexp.MustCompile(`^[\w./@:+-]+$`)
+	return func(instance string, action cas.Digest) string {
+		words := append([]string{"cloister", "repro", action.String()}, flags...)
+		if instance != "" {
+			words = append(words, "--instance", instance)
+		}
+		if slices.ContainsFunc(words, func(w string) bool { return !plain.MatchString(w) }) {
+			return "cloister repro " + action.String()
+		}
+		return strings.Join(words, " ")
+	}
 }
 
 // banner prints what somebody wants to know who has just started the server.

@@ -161,19 +161,19 @@ func (s *script) check(v *repro.Verdict) (wrong []string) {
 	}
 	b := v.Bisection
 	slices.Sort(causes)
-	if s.chance != "" && len(b.Unsteady) > 0 {
+	if s.chance != "" && len(b.Nondeterministic) > 0 {
 		// Two runs of which nothing was varied differ: then luck is told, and rightly.
 	} else if causes = slices.Compact(causes); !slices.Equal(causes, slices.Sorted(slices.Values(s.causes))) {
 		complain("the causes are %q, want %q", causes, s.causes)
 	}
 	switch found := slices.Sorted(slices.Values(b.Factors)); {
 	case slices.Equal(s.factors, []string{"none"}):
-		if len(found) > 0 || len(b.Unsteady) == 0 {
-			complain("the factors are %q, want none, and outputs that differ by themselves: %s", found, b.Says)
+		if len(found) > 0 || len(b.Nondeterministic) == 0 {
+			complain("the factors are %q, want none, and outputs that differ by themselves: %s", found, b.Summary)
 		}
-	case s.chance != "" && (slices.Contains(found, s.factors[0]) || len(b.Unsteady) > 0):
+	case s.chance != "" && (slices.Contains(found, s.factors[0]) || len(b.Nondeterministic) > 0):
 	case !slices.Equal(found, slices.Sorted(slices.Values(s.factors))):
-		complain("the factors are %q, want %q: %s", found, s.factors, b.Says)
+		complain("the factors are %q, want %q: %s", found, s.factors, b.Summary)
 	}
 	return wrong
 }

@@ -21,12 +21,12 @@ type Bisection struct {
 	// Runs is how many runs it took, those of the check not counted.
 	Runs int `json:"runs"`
 	// Held are the factors that were held, Loose those of which this host could not.
-	Held  []string `json:"held"`
-	Loose []string `json:"loose,omitempty"`
+	Held   []string `json:"held"`
+	Unheld []string `json:"loose,omitempty"`
 	// Unsteady are the outputs that differ though everything is held that can be: what no factor explains.
-	Unsteady []string `json:"unsteady,omitempty"`
+	Nondeterministic []string `json:"unsteady,omitempty"`
 	// Drifting are those in which times differ all the same.
-	Drifting []string `json:"drifting,omitempty"`
+	TimeDependent []string `json:"drifting,omitempty"`
 	// Steps are what varying each factor alone has changed.
 	Steps []Step `json:"steps"`
 	// Factors are those whose step changed anything.
@@ -34,7 +34,7 @@ type Bisection struct {
 	// Together says that none does alone, and all together do.
 	Together bool `json:"together,omitempty"`
 	// Says is all that in one line for a person.
-	Says string `json:"says"`
+	Summary string `json:"says"`
 
 	control Run
 	noise   noise
@@ -55,16 +55,16 @@ type Step struct {
 func (c *check) bisect(ctx context.Context) error {
 	b := &Bisection{Held: []string{}, Steps: []Step{}, Factors: []string{}}
 	c.verdict.Bisection = b
-	i := slices.IndexFunc(c.Places, func(p Place) bool { return p.Features != nil })
+	i := slices.IndexFunc(c.Executors, func(p Executor) bool { return p.Features != nil })
 	if i < 0 {
-		b.Says = "no run is on a worker that can be told what to hold: add local to the places"
+		b.Summary = "no run is on a worker that can be told what to hold: add local to the places"
 		return nil
 	}
-	place := &c.Places[i]
+	place := &c.Executors[i]
 	for _, f := range factors {
 		switch {
 		case f.hold != nil && c.scene.lacks(f.holds) != "":
-			b.Loose = append(b.Loose, f.Name)
+			b.Unheld = append(b.Unheld, f.Name)
 		default:
 			b.Held = append(b.Held, f.Name)
 		}
@@ -74,14 +74,14 @@ func (c *check) bisect(ctx context.Context) error {
 		return err
 	}
 	for _, f := range c.factors {
-		if f.vary == nil && f.copies == 0 && slices.Contains(b.Loose, f.Name) {
+		if f.vary == nil && f.copies == 0 && slices.Contains(b.Unheld, f.Name) {
 			continue // it varies in each run, the controls among them
 		}
 		if err := c.step(ctx, b, place, &f); err != nil {
 			return err
 		}
 	}
-	if len(b.Factors)+len(b.Unsteady) == 0 {
+	if len(b.Factors)+len(b.Nondeterministic) == 0 {
 		v, copies := c.scene.varied(c.factors, 1)
 		r, err := c.execute(ctx, place, v, copies, "all together")
 		if err != nil {
@@ -110,7 +110,7 @@ func (c *check) pause(ctx context.Context, since time.Time) error {
 
 // controls makes the runs that all others are compared with, and finds what differs in them by itself: two at once, one
 // after a while, and, if that differs, one more, which tells the times of files from chance.
-func (c *check) controls(ctx context.Context, b *Bisection, place *Place) error {
+func (c *check) controls(ctx context.Context, b *Bisection, place *Executor) error {
 	v, _ := c.scene.held(nil, 0)
 	control := func() (*Run, error) {
 		b.Runs++
@@ -155,11 +155,11 @@ func (c *check) controls(ctx context.Context, b *Bisection, place *Place) error 
 func (c *check) unheld(ctx context.Context, b *Bisection, x, y *Run, slowly func(name string) bool) {
 	for _, name := range differing(x, y) {
 		for _, s := range b.noise.news(ctx, name, x, y) {
-			factor, list := "", &b.Unsteady
+			factor, list := "", &b.Nondeterministic
 			switch {
 			case s.cause == compare.Timestamp, s.cause == compare.Unknown && slowly != nil && slowly(name):
-				factor, list = "time", &b.Drifting
-			case isOrder(s.cause) && s.cause != compare.HashSeed && len(b.Loose) == 0: // clocks seed some tables
+				factor, list = "time", &b.TimeDependent
+			case isOrder(s.cause) && s.cause != compare.HashSeed && len(b.Unheld) == 0: // clocks seed some tables
 				factor = "parallel"
 			}
 			b.noise.add(name, s.place, origin{factor, s.cause})
@@ -185,7 +185,7 @@ func (c *check) chosen(name string) bool {
 
 // step varies a factor alone, as often as the check has varied runs, until one differs from the control in more than what
 // differs by itself, and does so again.
-func (c *check) step(ctx context.Context, b *Bisection, place *Place, f *Factor) error {
+func (c *check) step(ctx context.Context, b *Bisection, place *Executor, f *Factor) error {
 	s := Step{Factor: f.Name, Changed: []string{}}
 	for n := 1; n < c.Runs && s.run == nil; n++ {
 		var changed []string
@@ -242,8 +242,8 @@ func (c *check) beyond(ctx context.Context, b *Bisection, f *Factor, r *Run) []s
 // drifts notes a place of an item that differs as time goes by.
 func (c *check) drifts(b *Bisection, name string, s spot) {
 	b.noise.add(name, s.place, origin{"time", s.cause})
-	if o := shown(name); !slices.Contains(b.Drifting, o) {
-		b.Drifting = append(b.Drifting, o)
+	if o := shown(name); !slices.Contains(b.TimeDependent, o) {
+		b.TimeDependent = append(b.TimeDependent, o)
 	}
 	if c.chosen("time") {
 		b.found(&c.verdict, "time", []string{shown(name)})
@@ -261,7 +261,7 @@ func (b *Bisection) chance(name string, s *spot, f *Factor) bool {
 }
 
 // listen makes one more control, and adds what differs in it.
-func (c *check) listen(ctx context.Context, b *Bisection, place *Place) error {
+func (c *check) listen(ctx context.Context, b *Bisection, place *Executor) error {
 	v, _ := c.scene.held(nil, 0)
 	r, err := c.execute(ctx, place, v, 0, "another control")
 	if err != nil {
@@ -387,15 +387,15 @@ func (b *Bisection) conclude(runs int) {
 	if n := len(b.Factors); n > 0 {
 		parts = append(parts, "caused by "+strings.Join(b.Factors, ", "))
 	}
-	if len(b.Unsteady) > 0 {
+	if len(b.Nondeterministic) > 0 {
 		why := "scheduling, or something else that cannot be held"
-		if len(b.Loose) > 0 {
-			why += " here (" + strings.Join(b.Loose, ", ") + ")"
+		if len(b.Unheld) > 0 {
+			why += " here (" + strings.Join(b.Unheld, ", ") + ")"
 		}
-		parts = append(parts, fmt.Sprintf("in %s something differs although everything is held that can be: %s, is at work", some(b.Unsteady), why))
+		parts = append(parts, fmt.Sprintf("in %s something differs although everything is held that can be: %s, is at work", some(b.Nondeterministic), why))
 	}
-	if len(b.Drifting) > 0 {
-		parts = append(parts, fmt.Sprintf("%s: times of files are in it, or how long something took, which go on by the host's clock", some(b.Drifting)))
+	if len(b.TimeDependent) > 0 {
+		parts = append(parts, fmt.Sprintf("%s: times of files are in it, or how long something took, which go on by the host's clock", some(b.TimeDependent)))
 	}
 	switch {
 	case b.Together:
@@ -403,7 +403,7 @@ func (b *Bisection) conclude(runs int) {
 	case len(parts) == 0:
 		parts = append(parts, fmt.Sprintf("nothing differed this time: what makes it differ is seldom, so try more runs than %d", runs))
 	}
-	b.Says = strings.Join(parts, "; ")
+	b.Summary = strings.Join(parts, "; ")
 }
 
 // some returns the first of names, and how many more there are.

@@ -88,7 +88,7 @@ func TestBacklogIsBoundedInBytes(t *testing.T) {
 func TestExecutableIsADifference(t *testing.T) {
 	s := newScript(t, func(int, *worker.Variation) made { return file("x") })
 	o := s.options()
-	o.Places[0].Executor = changed{s, func(t *worker.Task, o *worker.Outcome) {
+	o.Executors[0].Executor = changed{s, func(t *worker.Task, o *worker.Outcome) {
 		o.Result.OutputFiles[0].IsExecutable = t.Variation.Conditions.Umask == 0o077
 	}}
 	v := check(t, s, s.action(), o)
@@ -121,9 +121,9 @@ func TestEachPlaceHasARun(t *testing.T) {
 	s := newScript(t, func(int, *worker.Variation) made { return file("x") })
 	o := s.options()
 	for i := range 4 {
-		p := o.Places[0]
+		p := o.Executors[0]
 		p.Name = fmt.Sprint("place", i)
-		o.Places = append(o.Places, p)
+		o.Executors = append(o.Executors, p)
 	}
 	if v := check(t, s, s.action(), o); len(v.Runs) != 5 || v.Runs[4].On != "place3" {
 		t.Errorf("the runs are %+v", v.Runs)

@@ -100,7 +100,7 @@ func (c *check) refuted(o *Output, d *Difference, name string) bool {
 	if b != nil && b.noise.origin(name, key(&d.Difference)).cause == d.Cause {
 		return false // it looked so even there
 	}
-	return b != nil && len(b.Loose) == 0 && isOrder(d.Cause) && slices.Contains(b.Unsteady, o.Path) && !canLook(d.Factors, d.Cause)
+	return b != nil && len(b.Unheld) == 0 && isOrder(d.Cause) && slices.Contains(b.Nondeterministic, o.Path) && !canLook(d.Factors, d.Cause)
 }
 
 // causeBy returns the cause that is known of a difference by what was varied.
@@ -110,7 +110,7 @@ func (c *check) causeBy(o *Output, by []string) compare.Cause {
 		return compare.Random
 	case len(by) > 0:
 		return factorOf(by[0]).Cause
-	case b != nil && slices.Contains(b.Unsteady, o.Path) && len(b.Loose) == 0:
+	case b != nil && slices.Contains(b.Nondeterministic, o.Path) && len(b.Unheld) == 0:
 		return compare.Parallel
 	case b == nil && len(c.verdict.Factors) == 1:
 		return factorOf(c.verdict.Factors[0]).Cause // nothing else was other

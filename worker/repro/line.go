@@ -9,7 +9,7 @@ import (
 	"github.com/cloister-build/cloister/worker/repro/compare"
 )
 
-// Line says in one line of ASCII why the action is not reproducible, and how to see more; "" if it is.
+// Line says in one line of ASCII why the action is not reproducible; "" if it is.
 func (v *Verdict) Line() string {
 	if v.Result == Same {
 		return ""
@@ -33,7 +33,7 @@ func (v *Verdict) Line() string {
 			break
 		}
 	}
-	return fmt.Sprintf("not reproducible: %s; see: cloister repro %s", what, v.Action)
+	return "not reproducible: " + what
 }
 
 // Differing returns the paths of the outputs that differ.

@@ -131,8 +131,8 @@ func (o *Output) cells() []cell {
 	return all
 }
 
-// Place says where a difference is.
-func (d *Difference) Place() string {
+// Location says where a difference is.
+func (d *Difference) Location() string {
 	s := text(strings.Join(d.Where, " > ")) + ": " + text(d.What)
 	if d.Offset >= 0 {
 		s += fmt.Sprintf(", byte %d", d.Offset)
@@ -168,7 +168,7 @@ func (r Report) Markdown() []byte {
 		}
 		for _, name := range v.Differing() {
 			o := v.output(name)
-			line("| %s | %d in %d runs | %s |", code(name), o.Different(), len(o.Digests), strings.Join(o.Factors, ", "))
+			line("| %s | %d in %d runs | %s |", code(name), o.Distinct(), len(o.Digests), strings.Join(o.Factors, ", "))
 		}
 		if len(v.Differences) > 0 {
 			line("\n| where | one run | another | why | fix |\n|---|---|---|---|---|")
@@ -179,10 +179,10 @@ func (r Report) Markdown() []byte {
 			if len(d.Factors) > 0 {
 				why = strings.TrimPrefix(why+", found by varying "+strings.Join(d.Factors, ", "), ", ")
 			}
-			line("| %s | %s | %s | %s | %s |", code(d.Place()), code(text(d.A)), code(text(d.B)), why, code(text(d.Fix)))
+			line("| %s | %s | %s | %s | %s |", code(d.Location()), code(text(d.A)), code(text(d.B)), why, code(text(d.Fix)))
 		}
 		if v.Bisection != nil {
-			line("\nBisected in %d runs: %s.", v.Bisection.Runs, code(v.Bisection.Says))
+			line("\nBisected in %d runs: %s.", v.Bisection.Runs, code(v.Bisection.Summary))
 		}
 		for _, s := range v.skips() {
 			line("\nNot varied: %s: %s.", s.Factor, code(s.Why))

@@ -94,7 +94,7 @@ func TestPageIsSmallWhateverIsInIt(t *testing.T) {
 	for range 51 {
 		v.Unexplained = append(v.Unexplained, long)
 	}
-	v.Bisection.Says, v.Target = long, long
+	v.Bisection.Summary, v.Target = long, long
 	for _, n := range []int{0, 3} {
 		r := repro.Report{v, v, v, v}[n:]
 		html, err := r.HTML()

@@ -46,17 +46,17 @@ const (
 	MaxRuns     = 100
 )
 
-// Options say how an action is checked. Places is required.
+// Options say how an action is checked. Executors is required.
 type Options struct {
-	// Runs is how many runs are compared; 0 is DefaultRuns, but one for each of Places at least.
+	// Runs is how many runs are compared; 0 is DefaultRuns, but one for each of Executors at least.
 	Runs int
 	// Factors are the names of those that vary, as Choose returns them; nil is all that can.
 	Factors []string
 	// Bisect has the factors found that make the runs differ, if they do.
 	Bisect bool
-	// Places are where it runs, in turns, the first run at the first.
-	Places []Place
-	Host   Host
+	// Executors are where it runs, in turns, the first run at the first.
+	Executors []Executor
+	Host      Host
 	// First, if not nil, is the outcome of the first run, which was made already, as a usual one.
 	First *worker.Outcome
 	// Pause is how long after the first run the second begins at the earliest, if the time is to vary and no clock can be
@@ -67,8 +67,8 @@ type Options struct {
 	Progress func(what string)
 }
 
-// A Place is where an action runs.
-type Place struct {
+// An Executor runs the action of a check.
+type Executor struct {
 	// Name is what a person calls it.
 	Name     string
 	Executor worker.Executor
@@ -124,7 +124,7 @@ type Run struct {
 	Result *repb.ActionResult `json:"-"`
 
 	outputs map[string]item // by path
-	place   *Place
+	place   *Executor
 	facts   *compare.Facts
 	digests cas.Function // of its outputs
 }
@@ -146,8 +146,8 @@ type Output struct {
 	Factors []string `json:"factors,omitempty"`
 }
 
-// Different returns how many different things the runs made.
-func (o *Output) Different() int {
+// Distinct returns how many different things the runs made.
+func (o *Output) Distinct() int {
 	d := slices.Sorted(slices.Values(o.Digests))
 	return len(slices.Compact(d))
 }
@@ -187,7 +187,7 @@ func Check(ctx context.Context, t *worker.Task, o Options) (*Verdict, error) {
 			return nil, err
 		}
 	}
-	if len(c.Places) > 1 {
+	if len(c.Executors) > 1 {
 		settle(ctx, c.verdict.Runs)
 	}
 	c.judge()
@@ -210,11 +210,11 @@ type check struct {
 }
 
 func newCheck(ctx context.Context, t *worker.Task, o Options) (*check, error) {
-	if len(o.Places) == 0 {
+	if len(o.Executors) == 0 {
 		return nil, invalidf("there is no place for the runs")
 	}
 	if o.Runs == 0 {
-		o.Runs = max(DefaultRuns, len(o.Places))
+		o.Runs = max(DefaultRuns, len(o.Executors))
 	}
 	if o.Runs < MinRuns || o.Runs > MaxRuns {
 		return nil, invalidf("%d runs cannot be compared: %d to %d can", o.Runs, MinRuns, MaxRuns)
@@ -222,16 +222,16 @@ func newCheck(ctx context.Context, t *worker.Task, o Options) (*check, error) {
 	c := &check{Options: o, task: *t}
 	c.task.Args, c.task.Terminal, c.task.Stdout, c.task.Stderr, c.task.Logs = nil, nil, nil, nil, nil
 	action := t.Action
-	if p := &o.Places[0]; !p.Action.IsZero() {
+	if p := &o.Executors[0]; !p.Action.IsZero() {
 		action = p.Action
 	}
-	command, err := commandOf(ctx, o.Places[0].Store, action)
+	command, err := commandOf(ctx, o.Executors[0].Store, action)
 	if err != nil {
 		return nil, err
 	}
 	c.scene = scene{command: command, host: o.Host, seed: t.Seed}
-	for i := range o.Places {
-		if p := &o.Places[i]; p.Features != nil && c.scene.features == nil {
+	for i := range o.Executors {
+		if p := &o.Executors[i]; p.Features != nil && c.scene.features == nil {
 			c.scene.features = p.Features
 		}
 	}

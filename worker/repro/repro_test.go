@@ -229,7 +229,7 @@ func TestSeedIsKept(t *testing.T) {
 func TestWhatTheHostCannotIsSkippedByName(t *testing.T) {
 	s := newScript(t, func(int, *worker.Variation) made { return file("x") })
 	o := s.options()
-	o.Places[0].Features = &sandbox.Features{Conditions: []sandbox.Condition{sandbox.ConditionHostname}}
+	o.Executors[0].Features = &sandbox.Features{Conditions: []sandbox.Condition{sandbox.ConditionHostname}}
 	o.Factors = []string{"hostname", "umask"}
 	v := check(t, s, s.action(), o)
 	if !slices.Equal(v.Factors, []string{"hostname"}) || len(v.Skipped) != 1 || v.Skipped[0].Factor != "umask" || !strings.Contains(v.Skipped[0].Why, "this worker cannot") {
@@ -250,8 +250,8 @@ func TestWhatCannotBeHeldIsSaid(t *testing.T) {
 	o := s.options()
 	o.Bisect = true
 	b := check(t, s, s.action(), o).Bisection
-	if !slices.Equal(b.Unsteady, []string{"raced"}) || !slices.Equal(b.Factors, []string{"hostname"}) ||
-		!strings.Contains(b.Says, "scheduling") || !strings.Contains(b.Says, "caused by hostname") {
+	if !slices.Equal(b.Nondeterministic, []string{"raced"}) || !slices.Equal(b.Factors, []string{"hostname"}) ||
+		!strings.Contains(b.Summary, "scheduling") || !strings.Contains(b.Summary, "caused by hostname") {
 		t.Errorf("got %+v", b)
 	}
 }
@@ -269,7 +269,7 @@ func TestDriftIsTime(t *testing.T) {
 	o := s.options()
 	o.Bisect = true
 	v := check(t, s, s.action(), o) // its controls are runs 6 to 8, after three with two copies
-	if b := v.Bisection; !slices.Equal(b.Drifting, []string{"out"}) || !slices.Equal(b.Factors, []string{"time", "hostname"}) || len(b.Unsteady) > 0 {
+	if b := v.Bisection; !slices.Equal(b.TimeDependent, []string{"out"}) || !slices.Equal(b.Factors, []string{"time", "hostname"}) || len(b.Nondeterministic) > 0 {
 		t.Errorf("got %+v", b)
 	}
 	for i, want := range []string{"time", "hostname"} {
@@ -284,7 +284,7 @@ func TestRacesAreNotTime(t *testing.T) {
 	s := newScript(t, func(n int, _ *worker.Variation) made { return file(fmt.Sprint("x", n > 1, max(7, n))) })
 	o := s.options()
 	o.Bisect = true
-	if b := check(t, s, s.action(), o).Bisection; b == nil || len(b.Drifting) > 0 || !slices.Equal(b.Unsteady, []string{"out"}) {
+	if b := check(t, s, s.action(), o).Bisection; b == nil || len(b.TimeDependent) > 0 || !slices.Equal(b.Nondeterministic, []string{"out"}) {
 		t.Errorf("got %+v", b)
 	}
 }
@@ -297,7 +297,7 @@ func TestPlacesThatDifferByThemselvesAreNoFactors(t *testing.T) {
 	o := s.options()
 	o.Bisect = true
 	v := check(t, s, s.action(), o)
-	if b := v.Bisection; !slices.Equal(b.Drifting, []string{"out"}) || !slices.Equal(b.Unsteady, []string{"out"}) || !slices.Equal(b.Factors, []string{"time", "hostname"}) {
+	if b := v.Bisection; !slices.Equal(b.TimeDependent, []string{"out"}) || !slices.Equal(b.Nondeterministic, []string{"out"}) || !slices.Equal(b.Factors, []string{"time", "hostname"}) {
 		t.Errorf("got %+v", b)
 	}
 	var got []string
@@ -324,10 +324,10 @@ func TestOrderThatNothingHoldsIsScheduling(t *testing.T) {
 	})
 	o := s.options()
 	o.Bisect = true
-	if b := check(t, s, s.action(), o).Bisection; !slices.Equal(b.Factors, []string{"parallel"}) || !slices.Equal(b.Unsteady, []string{"out"}) {
+	if b := check(t, s, s.action(), o).Bisection; !slices.Equal(b.Factors, []string{"parallel"}) || !slices.Equal(b.Nondeterministic, []string{"out"}) {
 		t.Errorf("got %+v", b)
 	}
-	o.Places[0].Features = &sandbox.Features{Conditions: []sandbox.Condition{sandbox.ConditionHostname}}
+	o.Executors[0].Features = &sandbox.Features{Conditions: []sandbox.Condition{sandbox.ConditionHostname}}
 	if b := check(t, s, s.action(), o).Bisection; slices.Contains(b.Factors, "parallel") {
 		t.Errorf("got %+v", b)
 	}
@@ -378,16 +378,16 @@ func TestTimesOfFilesAreNoticed(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newScript(t, func(int, *worker.Variation) made { return file(fmt.Sprint("made at ", time.Now().Unix()/2)) })
 		o := s.options()
-		o.Pause, o.Places[0].Features = 0, &sandbox.Features{}
+		o.Pause, o.Executors[0].Features = 0, &sandbox.Features{}
 		if v := check(t, s, s.action(), o); v.Result != repro.Differs {
 			t.Errorf("got %s", v.Result)
 		}
 		for what, change := range map[string]func(){
-			"not the time is varied": func() { o.Factors, o.Places[0].Features = []string{"hostname"}, &sandbox.Features{} },
-			"somebody waits":         func() { o.Factors, o.Pause, o.Places[0].Features = nil, -1, &sandbox.Features{} },
-			"the clock is shifted":   func() { o.Factors, o.Pause, o.Places[0].Features = nil, 0, able },
+			"not the time is varied": func() { o.Factors, o.Executors[0].Features = []string{"hostname"}, &sandbox.Features{} },
+			"somebody waits":         func() { o.Factors, o.Pause, o.Executors[0].Features = nil, -1, &sandbox.Features{} },
+			"the clock is shifted":   func() { o.Factors, o.Pause, o.Executors[0].Features = nil, 0, able },
 			"the first run is long ago": func() {
-				o.Factors, o.Pause, o.Places[0].Features = nil, 0, &sandbox.Features{}
+				o.Factors, o.Pause, o.Executors[0].Features = nil, 0, &sandbox.Features{}
 				task := s.action()
 				o.First, _ = s.Execute(t.Context(), task, func(worker.Stage) {})
 				o.First.Result.ExecutionMetadata.ExecutionStartTimestamp = timestamppb.New(time.Now().Add(-time.Hour))
@@ -481,7 +481,7 @@ func TestDurationsAreNoFactors(t *testing.T) {
 			o := s.options()
 			o.Bisect = true
 			v := check(t, s, s.action(), o)
-			if b := v.Bisection; !slices.Equal(slices.Sorted(slices.Values(b.Factors)), []string{"hostname", "time"}) || !slices.Equal(b.Drifting, []string{"out"}) {
+			if b := v.Bisection; !slices.Equal(slices.Sorted(slices.Values(b.Factors)), []string{"hostname", "time"}) || !slices.Equal(b.TimeDependent, []string{"out"}) {
 				t.Errorf("got %+v", b)
 			}
 			for _, d := range v.Differences {
@@ -503,7 +503,7 @@ func TestHashTableOfAClock(t *testing.T) {
 	o := s.options()
 	o.Bisect = true
 	v := check(t, s, s.action(), o)
-	if b := v.Bisection; len(b.Factors) > 0 || !slices.Equal(b.Unsteady, []string{"out"}) {
+	if b := v.Bisection; len(b.Factors) > 0 || !slices.Equal(b.Nondeterministic, []string{"out"}) {
 		t.Errorf("got %+v", b)
 	}
 	if d := v.Differences; len(d) != 1 || d[0].Cause != compare.HashSeed || d[0].Fix != compare.FixFor(compare.HashSeed, "") || len(d[0].Factors) > 0 {
@@ -585,7 +585,7 @@ func TestOnlyTogether(t *testing.T) {
 	})
 	o := s.options()
 	o.Bisect = true
-	if b := check(t, s, s.action(), o).Bisection; !b.Together || len(b.Factors) > 0 || !strings.Contains(b.Says, "all together do") {
+	if b := check(t, s, s.action(), o).Bisection; !b.Together || len(b.Factors) > 0 || !strings.Contains(b.Summary, "all together do") {
 		t.Errorf("got %+v", b)
 	}
 }
@@ -594,7 +594,7 @@ func TestSeldomDifferencesAreSaidToBe(t *testing.T) {
 	s := newScript(t, func(n int, _ *worker.Variation) made { return file(map[bool]string{true: "odd"}[n == 2]) })
 	o := s.options()
 	o.Bisect = true
-	if b := check(t, s, s.action(), o).Bisection; !strings.Contains(b.Says, "seldom") {
+	if b := check(t, s, s.action(), o).Bisection; !strings.Contains(b.Summary, "seldom") {
 		t.Errorf("got %+v", b)
 	}
 }
@@ -644,7 +644,7 @@ func TestServersAreComparedByContent(t *testing.T) {
 	task := here.action()
 	other := there.action("A=B")
 	o := here.options()
-	o.Places = append(o.Places, repro.Place{Name: "there\x1b[0m", Executor: there, Store: there.store, Action: other.Action})
+	o.Executors = append(o.Executors, repro.Executor{Name: "there\x1b[0m", Executor: there, Store: there.store, Action: other.Action})
 	v := check(t, here, task, o)
 	if v.Result != repro.Same || len(v.Runs) != 3 || here.runs() < 2 || there.runs() != 1 || v.Runs[1].Action != other.Action.String() {
 		t.Errorf("got %+v", v)
@@ -676,7 +676,7 @@ func TestFaultsEndACheck(t *testing.T) {
 		t.Error("a check that was cancelled has a verdict")
 	}
 	for what, o := range map[string]repro.Options{
-		"no place": {}, "one run": {Runs: 1, Places: s.options().Places}, "too many": {Runs: 101, Places: s.options().Places},
+		"no place": {}, "one run": {Runs: 1, Executors: s.options().Executors}, "too many": {Runs: 101, Executors: s.options().Executors},
 	} {
 		if _, err := repro.Check(t.Context(), s.action(), o); !errors.As(err, &f) || f.Kind != worker.Invalid {
 			t.Errorf("%s: %v", what, err)

@@ -16,12 +16,11 @@ import (
 	"github.com/cloister-build/cloister/sandbox"
 	"github.com/cloister-build/cloister/worker"
 	"github.com/cloister-build/cloister/worker/repro/compare"
-	"google.golang.org/grpc/codes"
 )
 
 // run makes run i of the check, the first as usual.
 func (c *check) run(ctx context.Context, i int) error {
-	place := &c.Places[i%len(c.Places)]
+	place := &c.Executors[i%len(c.Executors)]
 	if i == 0 && c.First != nil {
 		c.verdict.Runs = append(c.verdict.Runs, c.record(place, &worker.Variation{}, c.First))
 		return nil
@@ -39,7 +38,7 @@ func (c *check) run(ctx context.Context, i int) error {
 }
 
 // execute makes a run, and copies of it at the same time, of which nothing is kept.
-func (c *check) execute(ctx context.Context, p *Place, v *worker.Variation, copies int, what string) (*Run, error) {
+func (c *check) execute(ctx context.Context, p *Executor, v *worker.Variation, copies int, what string) (*Run, error) {
 	if c.Progress != nil {
 		c.Progress(fmt.Sprintf("%s, %s", what, p.Name))
 	}
@@ -75,7 +74,7 @@ func (c *check) execute(ctx context.Context, p *Place, v *worker.Variation, copi
 }
 
 // record returns what is known of a run.
-func (c *check) record(p *Place, v *worker.Variation, out *worker.Outcome) Run {
+func (c *check) record(p *Executor, v *worker.Variation, out *worker.Outcome) Run {
 	m := out.Result.GetExecutionMetadata()
 	r := Run{
 		On: text(p.Name), Worker: text(m.GetWorker()), Varied: describe(v), ExitCode: out.Result.GetExitCode(),
@@ -84,7 +83,7 @@ func (c *check) record(p *Place, v *worker.Variation, out *worker.Outcome) Run {
 	if !p.Action.IsZero() && p.Action != c.task.Action {
 		r.Action = p.Action.String()
 	}
-	if out.Code != codes.OK {
+	if out.Code != 0 {
 		r.Code = out.Code.String()
 	}
 	if !out.Manifest.IsZero() {

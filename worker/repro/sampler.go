@@ -8,16 +8,13 @@ import (
 	"encoding/binary"
 	"fmt"
 	"log/slog"
-	"regexp"
 	"runtime/debug"
-	"slices"
 	"sync"
 	"time"
 
 	"github.com/cloister-build/cloister/cas"
 	"github.com/cloister-build/cloister/sandbox"
 	"github.com/cloister-build/cloister/worker"
-	"google.golang.org/grpc/codes"
 	"google.golang.org/protobuf/proto"
 )
 
@@ -29,19 +26,19 @@ type SamplerConfig struct {
 	Name     string
 	Features sandbox.Features
 	Host     Host
-	// Flags are what a person on this machine must say to cloister repro to find this server.
-	Flags []string
-	// Share is that of the executed actions which are checked, 0 to 1.
-	Share float64
+	// Command, if not nil, returns the command that shows more of an action, for the messages about it.
+	Command func(instance string, action cas.Digest) string
+	// SampleRate is that of the executed actions which are checked, 0 to 1.
+	SampleRate float64
 	// Gate has an action that is checked run again before its result is recorded, which it is only if both runs are the
 	// same. Without, it runs again when there is time.
 	Gate bool
 	// Salt decides, with the digest, which actions are chosen; nil is the day, so that those of one day are the same on
 	// all servers and over time each action has its turn.
 	Salt func() uint64
-	// Counted, if not nil, is told of every check by its result: a Result in the words of a metric, or "skipped".
-	Counted func(result string)
-	Record  Recorder
+	// Count, if not nil, is told of every check by its result: a Result in the words of a metric, or "skipped".
+	Count    func(result string)
+	Recorder Recorder
 	// Verdicts are what is known of actions that are not reproducible; nil is a memory of the Sampler's own. They stay the
 	// caller's.
 	Verdicts *Verdicts
@@ -111,8 +108,8 @@ func NewSampler(c SamplerConfig) *Sampler {
 	if c.Salt == nil {
 		c.Salt = func() uint64 { return uint64(time.Now().Unix() / 86_400) }
 	}
-	if c.Counted == nil {
-		c.Counted = func(string) {}
+	if c.Count == nil {
+		c.Count = func(string) {}
 	}
 	if c.Log == nil {
 		c.Log = slog.New(slog.DiscardHandler)
@@ -140,7 +137,7 @@ func (s *Sampler) Execute(ctx context.Context, t *worker.Task, report func(worke
 		return s.Executor.Execute(ctx, &task, report)
 	}
 	out, err := s.Executor.Execute(ctx, t, report)
-	if err == nil && !out.Cached && !out.Uncacheable && out.Code == codes.OK {
+	if err == nil && !out.Cached && !out.Uncacheable && out.Code == 0 {
 		s.add(t, out)
 	}
 	return out, err
@@ -159,7 +156,7 @@ func (s *Sampler) chosen(t *worker.Task) bool {
 	fmt.Fprintf(h, "%s\n%s", t.Action, t.Instance)
 	sum := h.Sum(nil)
 	// The first 53 bits of the hash are a number that a float64 has as it is.
-	return float64(binary.BigEndian.Uint64(sum)>>11) < s.Share*(1<<53)
+	return float64(binary.BigEndian.Uint64(sum)>>11) < s.SampleRate*(1<<53)
 }
 
 // approve runs the action of t again and reports whether its first outcome may be recorded.
@@ -196,7 +193,7 @@ func (s *Sampler) check(ctx context.Context, t *worker.Task, first *worker.Outco
 	}
 	return Check(ctx, &task, Options{
 		Runs: 2, Factors: s.factors, Host: s.Host, First: first, Pause: pause,
-		Places: []Place{{Name: s.Name, Executor: s.Executor, Store: in.Store, Features: &s.Features}},
+		Executors: []Executor{{Name: s.Name, Executor: s.Executor, Store: in.Store, Features: &s.Features}},
 	})
 }
 
@@ -299,45 +296,29 @@ func (s *Sampler) learn(t *worker.Task, v *Verdict) {
 		s.Verdicts.forget(k)
 	} else {
 		s.Verdicts.keep(k, why)
-		sum.Line = s.said(t.Instance, why)
+		sum.Line = s.message(k, why)
 	}
-	s.Counted(word)
+	s.Count(word)
 	if v.Result != Same {
 		s.Log.Warn("an action is not reproducible", "action", v.Action, "instance", v.Instance, "target", v.Target, "mnemonic", v.Mnemonic, "why", sum.Line)
 	}
-	if s.Record != nil {
-		s.Record.Record(sum)
+	if s.Recorder != nil {
+		s.Recorder.Record(sum)
 	}
 }
 
-// said returns a verdict as this server tells it: with what it does to the result, and how a person here sees more of the
-// action, behind its digest.
-func (s *Sampler) said(instance, why string) string {
-	why += s.command(instance)
+// message words why an action is not reproducible, what that does to its result, and which command shows more.
+func (s *Sampler) message(k subject, why string) string {
+	if s.Command != nil {
+		if command := s.Command(k.instance, k.action); command != "" {
+			why += "; see: " + command
+		}
+	}
 	if s.Gate {
 		return "not cached: " + why
 	}
 	return why
 }
-
-// command returns what ends the command line by which a person sees more of an action.
-func (s *Sampler) command(instance string) string {
-	words := slices.Clone(s.Flags)
-	if instance != "" {
-		words = append(words, "--instance", instance)
-	}
-	var line string
-	for _, w := range words {
-		if !plain.MatchString(w) {
-			return "" // it could not be typed as it stands
-		}
-		line += " " + w
-	}
-	return line
-}
-
-// plain is what a shell reads as one word as it is.
-var plain = regexp.MustCompile(`^[\w./@:+-]+$`)
 
 // skip counts a check that was not made. Line is what a person is told of the action, if anything.
 func (s *Sampler) skip(t *worker.Task, line string) {
@@ -347,7 +328,7 @@ func (s *Sampler) skip(t *worker.Task, line string) {
 	if line != "" {
 		s.Verdicts.suspect(subject{t.Instance, t.Action}, text(line))
 	}
-	s.Counted("skipped")
+	s.Count("skipped")
 }
 
 // tally returns the counts of the kind of t; kinds beyond the bound have one together. The caller holds s.mu.
@@ -367,9 +348,10 @@ func (s *Sampler) tally(t *worker.Task) *Tally {
 // Remark returns what a person is to be told of an action beside each of its results, in one line of ASCII, "" if there is
 // nothing.
 func (s *Sampler) Remark(instance string, action cas.Digest) string {
-	why, verdict := s.Verdicts.of(subject{instance, action})
+	k := subject{instance, action}
+	why, verdict := s.Verdicts.of(k)
 	if verdict {
-		return s.said(instance, why)
+		return s.message(k, why)
 	}
 	return why
 }

@@ -42,13 +42,20 @@ func (b *book) count(result string) {
 	b.counts[result]++
 }
 
+// commandOn returns a SamplerConfig.Command for a server on a port.
+func commandOn(port string) func(string, cas.Digest) string {
+	return func(instance string, action cas.Digest) string {
+		return fmt.Sprintf("cloister repro %s --cas grpc://127.0.0.1:%s --instance %s", action, port, instance)
+	}
+}
+
 func (s *script) sampler(b *book, gate bool) *repro.Sampler {
 	return repro.NewSampler(repro.SamplerConfig{
 		Executor: s, Instances: func(name string) (*cas.Instance, error) {
 			return &cas.Instance{Name: name, Store: s.store, Actions: s.store}, nil
 		},
-		Name: "w", Features: *able, Host: host, Share: 1, Gate: gate, Flags: []string{"--cas", "grpc://127.0.0.1:1"},
-		Salt: func() uint64 { return 1 }, Counted: b.count, Record: b,
+		Name: "w", Features: *able, Host: host, SampleRate: 1, Gate: gate, Command: commandOn("1"),
+		Salt: func() uint64 { return 1 }, Count: b.count, Recorder: b,
 	})
 }
 
@@ -126,7 +133,7 @@ func TestGateHoldsWhatItOnceHeld(t *testing.T) {
 	e := s.sampler(b, true)
 	task := s.action()
 	execute(t, e, task)
-	e.Share = 0 // as a day on which it has no turn
+	e.SampleRate = 0 // as a day on which it has no turn
 	execute(t, e, task)
 	if s.recorded != 0 || b.counts["differs"] != 2 {
 		t.Errorf("%d recorded, counts %v, remark %q", s.recorded, b.counts, e.Remark("", task.Action))
@@ -159,7 +166,7 @@ func TestVerdictsOutliveTheServer(t *testing.T) {
 		}
 		t.Cleanup(func() { v.Close() })
 		e := s.sampler(b, gate)
-		e.Verdicts, e.Share, e.Flags = v, share, []string{"--cas", "grpc://127.0.0.1:" + port}
+		e.Verdicts, e.SampleRate, e.Command = v, share, commandOn(port)
 		return e, v.Withhold(e.Instances)
 	}
 	task := s.action()
@@ -390,7 +397,7 @@ func TestShareIsChosenByDigestAndSalt(t *testing.T) {
 	// chosen returns which of 500 actions a sampler chooses.
 	chosen := func(salt uint64) (which [500]bool, n int) {
 		e := s.sampler(b, false)
-		e.Share, e.Salt = 0.1, func() uint64 { return salt }
+		e.SampleRate, e.Salt = 0.1, func() uint64 { return salt }
 		for i := range which {
 			before := e.Waiting()
 			execute(t, e, s.action(fmt.Sprint("A=", i)))

@@ -154,7 +154,7 @@ var able = &sandbox.Features{Conditions: sandbox.AllConditions}
 var host = repro.Host{CPUs: 4, Zones: []string{"Etc/GMT-14", "Etc/GMT+12"}}
 
 func (s *script) options() repro.Options {
-	return repro.Options{Places: []repro.Place{{Name: "local", Executor: s, Store: s.store, Features: able}}, Host: host, Pause: 1}
+	return repro.Options{Executors: []repro.Executor{{Name: "local", Executor: s, Store: s.store, Features: able}}, Host: host, Pause: 1}
 }
 
 func check(t *testing.T, s *script, task *worker.Task, o repro.Options) *repro.Verdict {

@@ -31,7 +31,7 @@ func (v *Verdict) Text(w io.Writer) error {
 			break
 		}
 		o := v.output(name)
-		line("  %s  DIFFERS  %d digests in %d runs  (%d of %d outputs)%s", name, o.Different(), len(o.Digests), len(differing), len(v.Outputs), by(o.Factors))
+		line("  %s  DIFFERS  %d digests in %d runs  (%d of %d outputs)%s", name, o.Distinct(), len(o.Digests), len(differing), len(v.Outputs), by(o.Factors))
 		for _, d := range v.of(name) {
 			line("    %s", d.sentence())
 			if d.Cause != compare.Unknown || len(d.Factors) > 0 || d.Fix != "" {
@@ -46,7 +46,7 @@ func (v *Verdict) Text(w io.Writer) error {
 		line("  not varied: %s: %s", s.Factor, s.Why)
 	}
 	if bisection := v.Bisection; bisection != nil {
-		line("  bisected in %d runs: %s", bisection.Runs, bisection.Says)
+		line("  bisected in %d runs: %s", bisection.Runs, bisection.Summary)
 	}
 	line("  %s", v.conclusion())
 	b.WriteString(v.Diffoscope)

@@ -16,6 +16,7 @@ import (
 	"path/filepath"
 	"runtime"
 	"strconv"
+	"strings"
 	"sync"
 
 	repb "github.com/bazelbuild/remote-apis/build/bazel/remote/execution/v2"
@@ -126,7 +127,8 @@ func decode(b []byte) (k subject, why string, ok bool) {
 		return subject{}, "", false
 	}
 	d, err := cas.ParseDigest(l.Action)
-	return subject{l.Instance, d}, l.Why, err == nil
+	why = strings.TrimSuffix(l.Why, "; see: cloister repro "+l.Action) // as earlier versions wrote
+	return subject{l.Instance, d}, why, err == nil
 }
 
 // encode is the inverse of decode.
@@ -350,7 +352,7 @@ type withheld struct {
 // Lookup implements cas.ActionCache.
 func (w withheld) Lookup(ctx context.Context, action cas.Digest) (*repb.ActionResult, error) {
 	if why, _ := w.verdicts.of(subject{w.instance, action}); why != "" {
-		return nil, fmt.Errorf("result of action %s: withheld by --repro-gate: %s: %w", action, why, cas.ErrNotFound)
+		return nil, fmt.Errorf("result of action %s: withheld: %s: %w", action, why, cas.ErrNotFound)
 	}
 	return w.ActionCache.Lookup(ctx, action)
 }
