@@ -207,7 +207,7 @@ func PutAll(ctx context.Context, s Store, blobs []Blob) []error {
 	if len(blobs) == 0 {
 		return nil
 	}
-	if b, ok := s.(Batcher); ok {
+	if b, ok := As[Batcher](s); ok {
 		return b.PutAll(ctx, blobs)
 	}
 	errs := make([]error, len(blobs))

@@ -52,7 +52,7 @@ type Fetcher interface {
 
 // Fetch is s.Fetch if s is a Fetcher, and else nothing.
 func Fetch(ctx context.Context, s Store, ds []Digest) error {
-	if f, ok := s.(Fetcher); ok && len(ds) > 0 {
+	if f, ok := As[Fetcher](s); ok && len(ds) > 0 {
 		_, err := f.Fetch(ctx, ds)
 		return err
 	}

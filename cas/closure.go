@@ -104,7 +104,7 @@ func (c *closure) meet(p *repb.Digest, met map[Digest]bool, todo *[]Digest) erro
 
 // near brings messages of at most limit bytes near: others are not read.
 func (c *closure) near(ctx context.Context, ds []Digest, limit int64) error {
-	if _, ok := c.store.(Fetcher); !ok {
+	if _, ok := As[Fetcher](c.store); !ok {
 		return nil
 	}
 	small := slices.DeleteFunc(slices.Clone(ds), func(d Digest) bool { return d.size > limit })

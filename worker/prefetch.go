@@ -23,7 +23,7 @@ func (l *Local) PrefetchInputs(ctx context.Context, t *Task, room func(bytes int
 	if err != nil {
 		return
 	}
-	if _, far := in.Store.(cas.Fetcher); !far {
+	if _, far := cas.As[cas.Fetcher](in.Store); !far {
 		return
 	}
 	if req, err := l.resolve(ctx, in, t.Action); err == nil && room(req.Input.Bytes()) {

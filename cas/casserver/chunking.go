@@ -66,7 +66,7 @@ func (s *storage) chunked(instance string, f repb.DigestFunction_Value, p *repb.
 	if err != nil {
 		return nil, err
 	}
-	mapper, ok := in.Store.(cas.Mapper)
+	mapper, ok := cas.As[cas.Mapper](in.Store)
 	if !ok {
 		return nil, status.Errorf(codes.Unimplemented, "the store of instance %+.80q keeps no chunks, as split_blob_support and splice_blob_support say", instance)
 	}

@@ -157,7 +157,7 @@ func (s *storage) BatchReadBlobs(ctx context.Context, req *repb.BatchReadBlobsRe
 		}
 	}
 	nowhere := map[cas.Digest]bool{}
-	if far, ok := in.Store.(cas.Fetcher); ok && len(ds) > 0 {
+	if far, ok := cas.As[cas.Fetcher](in.Store); ok && len(ds) > 0 {
 		// If what is far cannot be fetched, each blob says so itself below: some may be near.
 		absent, _ := far.Fetch(ctx, ds)
 		for _, d := range absent {

@@ -106,7 +106,7 @@ func walk(ctx context.Context, in *cas.Instance, root cas.Digest, f func(cas.Dig
 
 // fetch brings Directories near, where the store is far. One too large to be read is not worth it.
 func fetch(ctx context.Context, s cas.Store, ds []cas.Digest) error {
-	if _, ok := s.(cas.Fetcher); !ok {
+	if _, ok := cas.As[cas.Fetcher](s); !ok {
 		return nil
 	}
 	small := slices.DeleteFunc(slices.Clone(ds), func(d cas.Digest) bool { return d.Size() > cas.MaxMessage })

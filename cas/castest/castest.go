@@ -370,7 +370,7 @@ func testCancelled(t *testing.T, s cas.Store) {
 	wantCancelled(t, "Put", s.Put(ctx, d2, bytes.NewReader(b2)))
 	_, err = s.Missing(ctx, []cas.Digest{d})
 	wantCancelled(t, "Missing", err)
-	if f, ok := s.(cas.Filer); ok {
+	if f, ok := cas.As[cas.Filer](s); ok {
 		_, release, err := f.File(ctx, d, false)
 		if err == nil {
 			release()
@@ -396,7 +396,7 @@ func testCancelledPut(t *testing.T, s cas.Store) {
 
 func batcher(t *testing.T, s cas.Store) cas.Batcher {
 	t.Helper()
-	b, ok := s.(cas.Batcher)
+	b, ok := cas.As[cas.Batcher](s)
 	if !ok {
 		t.Skip("the store is no cas.Batcher")
 	}
@@ -549,7 +549,7 @@ func testCancelledPutAll(t *testing.T, s cas.Store) {
 }
 
 func testFetch(t *testing.T, s cas.Store) {
-	f, ok := s.(cas.Fetcher)
+	f, ok := cas.As[cas.Fetcher](s)
 	if !ok {
 		t.Skip("the store is no cas.Fetcher")
 	}
@@ -596,7 +596,7 @@ func testFetch(t *testing.T, s cas.Store) {
 }
 
 func testFile(t *testing.T, s cas.Store) {
-	f, ok := s.(cas.Filer)
+	f, ok := cas.As[cas.Filer](s)
 	if !ok {
 		t.Skip("the store is no cas.Filer")
 	}
@@ -642,7 +642,7 @@ func testFile(t *testing.T, s cas.Store) {
 
 func placer(t *testing.T, s cas.Store) cas.Placer {
 	t.Helper()
-	p, ok := s.(cas.Placer)
+	p, ok := cas.As[cas.Placer](s)
 	if !ok {
 		t.Skip("the store is no cas.Placer")
 	}

@@ -18,7 +18,7 @@ import (
 
 func mapper(t *testing.T, s cas.Store) cas.Mapper {
 	t.Helper()
-	m, ok := s.(cas.Mapper)
+	m, ok := cas.As[cas.Mapper](s)
 	if !ok {
 		t.Skip("the store is no cas.Mapper")
 	}
@@ -69,7 +69,7 @@ func testMapped(t *testing.T, s cas.Store) {
 			t.Errorf("Open at %d: got %v, want ErrRange", off, err)
 		}
 	}
-	if f, ok := s.(cas.Filer); ok {
+	if f, ok := cas.As[cas.Filer](s); ok {
 		for _, executable := range []bool{false, true, true} {
 			path, release, err := f.File(t.Context(), d, executable)
 			if err != nil {
@@ -81,7 +81,7 @@ func testMapped(t *testing.T, s cas.Store) {
 			release()
 		}
 	}
-	if p, ok := s.(cas.Placer); ok {
+	if p, ok := cas.As[cas.Placer](s); ok {
 		at, err := p.Place(t.Context(), []cas.Digest{d, want.Chunks[4], d})
 		if err != nil {
 			t.Fatal(err)

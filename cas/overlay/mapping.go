@@ -18,7 +18,7 @@ type mapper struct {
 
 // withMapper returns st, which is a form of s, as a cas.Mapper too if near is one.
 func (s *store) withMapper(st cas.Store) cas.Store {
-	near, ok := s.near.Store.(cas.Mapper)
+	near, ok := cas.As[cas.Mapper](s.near.Store)
 	if !ok {
 		return st
 	}

@@ -126,10 +126,10 @@ func (o *Overlay) Instance(name string) (*cas.Instance, error) {
 		return nil, err
 	}
 	in := &cas.Instance{Name: s.name, Store: s, Actions: s, Functions: s.far.Functions}
-	if f, ok := s.near.Store.(cas.Filer); ok {
+	if f, ok := cas.As[cas.Filer](s.near.Store); ok {
 		filing := &filing{s, f}
 		in.Store = filing
-		if p, ok := s.near.Store.(cas.Placer); ok {
+		if p, ok := cas.As[cas.Placer](s.near.Store); ok {
 			in.Store = &placing{filing, p}
 		}
 	}

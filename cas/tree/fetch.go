@@ -11,7 +11,7 @@ import (
 // Fetch brings all files of l near, as Stage does, where store is a cas.Fetcher. One that is absent is no error: Stage
 // will say so.
 func (l *Layout) Fetch(ctx context.Context, store cas.Store) error {
-	if _, ok := store.(cas.Fetcher); !ok {
+	if _, ok := cas.As[cas.Fetcher](store); !ok {
 		return nil
 	}
 	return cas.Fetch(ctx, store, l.contents(false))

@@ -14,7 +14,7 @@ const shortTarget = 128
 // SizeEstimate returns what Stage takes of a memory-backed workspace if the blobs are in store: bytes, each file
 // in whole pages, and files, with directories, links and placeholders. Neither exceeds MaxInt64.
 func (l *Layout) SizeEstimate(store cas.Store) (bytes, files int64) {
-	_, filer := store.(cas.Filer)
+	_, filer := cas.As[cas.Filer](store)
 	r := &room{page: int64(os.Getpagesize()), filer: filer, known: map[*directory]int64{}}
 	files = 2 // the workspace itself and in/
 	for i := range l.dirs {

@@ -78,13 +78,13 @@ func (l *Layout) Stage(ctx context.Context, store cas.Store, ws *os.Root) (*Stag
 
 // build builds l, or, if bare, the spine alone with a placeholder for each of what is bound into it.
 func (l *Layout) build(ctx context.Context, store cas.Store, ws *os.Root, bare bool) (*Staged, error) {
-	if _, ok := store.(cas.Fetcher); ok {
+	if _, ok := cas.As[cas.Fetcher](store); ok {
 		if err := cas.Fetch(ctx, store, l.contents(bare)); err != nil {
 			return nil, err
 		}
 	}
 	s := &stager{store: store, bare: bare, order: l.order, staged: Staged{Form: FormCopy}}
-	s.filer, _ = store.(cas.Filer)
+	s.filer, _ = cas.As[cas.Filer](store)
 	if err := s.build(ctx, l, ws); err != nil {
 		s.staged.Release()
 		return nil, full(err)

@@ -136,7 +136,7 @@ func (s *Stager) Stage(ctx context.Context, l *Layout, in *cas.Instance,
 	if ctx.Err() != nil {
 		return nil, context.Cause(ctx)
 	}
-	placer, _ := in.Store.(cas.Placer)
+	placer, _ := cas.As[cas.Placer](in.Store)
 	switch {
 	case l.order != 0:
 		return l.copied(ctx, in.Store, workspace, "its directories have an order of their own")
@@ -150,7 +150,7 @@ func (s *Stager) Stage(ctx context.Context, l *Layout, in *cas.Instance,
 		s.drop(g)
 	}
 	w := &imaging{Stager: s, in: in, placer: placer, stage: stage, staged: &Staged{Form: FormImage, gone: true}, mounts: map[*hotImage]Mount{}}
-	w.filer, _ = in.Store.(cas.Filer)
+	w.filer, _ = cas.As[cas.Filer](in.Store)
 	err := w.mount(ctx, l)
 	var missing *MissingError
 	switch {

@@ -249,7 +249,7 @@ func (t *treeComparison) open(ctx context.Context, e *Entry) (*io.SectionReader,
 	if len(e.raw) > 0 || e.File.Size() == 0 {
 		return section(e.raw), func() {}, nil
 	}
-	if filer, ok := t.store.(cas.Filer); ok {
+	if filer, ok := cas.As[cas.Filer](t.store); ok {
 		path, release, err := filer.File(ctx, e.File, false)
 		if err != nil {
 			return nil, nil, err

@@ -1,0 +1,29 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package cas
+
+// An Unwrapper is a decorator: a Store that changes some methods of another one and leaves the rest to it.
+type Unwrapper interface {
+	Store
+	// Unwrap returns the decorated store.
+	Unwrap() Store
+}
+
+// As returns the first of s, the store that s decorates, and so on, that is a T. T is an optional interface, such as
+// Batcher or Filer.
+//
+// A capability found below a decorator bypasses it. Therefore a decorator that changes Put implements Batcher and
+// Mapper too, one that changes Open implements Filer and Placer, and one that cannot does not implement Unwrapper.
+func As[T any](s Store) (T, bool) {
+	for {
+		if t, ok := s.(T); ok {
+			return t, true
+		}
+		d, ok := s.(Unwrapper)
+		if !ok {
+			var none T
+			return none, false
+		}
+		s = d.Unwrap()
+	}
+}
