@@ -17,6 +17,7 @@ import (
 	"github.com/cloister-build/cloister/cas/disk/internal/commit"
 	"github.com/cloister-build/cloister/cas/disk/internal/index"
 	"github.com/cloister-build/cloister/cas/disk/internal/segment"
+	"github.com/cloister-build/cloister/cas/durable"
 )
 
 // # Eviction
@@ -456,7 +457,7 @@ func (c *Cache) removeSegment(p *plan, g *segment.Segment) error {
 	if live, files := g.Live.Load(), g.Files.Load(); live != 0 || files != 0 {
 		return fmt.Errorf("store %s: segment %d is kept: %d bytes and %d files of it are still wanted", c.dir, g.N, live, files)
 	}
-	if err := errors.Join(c.moved.Flush(), segment.SyncDir(c.segments.Dir)); err != nil {
+	if err := errors.Join(c.moved.Flush(), durable.SyncDir(c.segments.Dir)); err != nil {
 		return c.writeError(err)
 	}
 	commit.Point("moved and flushed")

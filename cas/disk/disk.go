@@ -181,6 +181,7 @@ func Open(c Config) (*Cache, error) {
 		if cache.segments != nil {
 			err = errors.Join(err, cache.segments.Close())
 		}
+		err = errors.Join(err, cache.instances.close())
 		if cache.lock != nil {
 			err = errors.Join(err, cache.lock.Close())
 		}
@@ -253,7 +254,7 @@ func (c *Cache) Close() error {
 	close(c.stop)
 	c.calls.Wait()
 	c.upkeep.Wait()
-	return errors.Join(c.segments.Close(), c.lock.Close())
+	return errors.Join(c.segments.Close(), c.instances.close(), c.lock.Close())
 }
 
 // begin counts a call as under way until its end, or fails with os.ErrClosed.

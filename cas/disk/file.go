@@ -16,6 +16,7 @@ import (
 	"github.com/cloister-build/cloister/cas/disk/internal/commit"
 	"github.com/cloister-build/cloister/cas/disk/internal/index"
 	"github.com/cloister-build/cloister/cas/disk/internal/segment"
+	"github.com/cloister-build/cloister/cas/durable"
 )
 
 // leastRoom is the room of a draft, in bytes, before anything has arrived. From there it grows to twice of
@@ -129,7 +130,7 @@ func (d *draft) rename(path string) error {
 // syncPath makes the names in dir, and those of it and its parents, outlive a loss of power.
 func (c *Cache) syncPath(dir string) error {
 	for {
-		if err := segment.SyncDir(dir); err != nil {
+		if err := durable.SyncDir(dir); err != nil {
 			return err
 		}
 		if dir == c.dir {

@@ -18,7 +18,7 @@ func TestNamesOfInstancesRunOut(t *testing.T) {
 		t.Fatal(err)
 	}
 	for n := len(c.instances.names); n < 65_536; n++ { // as if each had been written to
-		c.instances.learn(strconv.Itoa(n))
+		c.instances.add(strconv.Itoa(n))
 	}
 	in, err := c.Instance("another")
 	if err != nil {

@@ -42,7 +42,7 @@ func FuzzParsePath(f *testing.F) {
 	c := &Cache{dir: "d"}
 	c.instances.numbers, c.instances.byEscaped = map[string]uint16{}, map[string]uint16{}
 	for _, name := range []string{"", "a/b", strings.Repeat("long/", 50)} {
-		n := c.instances.learn(name)
+		n := c.instances.add(name)
 		for _, function := range cas.Functions() {
 			p, err := c.pathBelow("files", keyOf(n, blob, function.Sum([]byte(name))))
 			if err == nil {

@@ -14,6 +14,7 @@ import (
 	"github.com/cloister-build/cloister/cas"
 	"github.com/cloister-build/cloister/cas/disk/internal/commit"
 	"github.com/cloister-build/cloister/cas/disk/internal/segment"
+	"github.com/cloister-build/cloister/cas/durable"
 )
 
 // open takes the directory and fills the index from it. If it fails the caller closes c.lock and c.segments.
@@ -136,23 +137,16 @@ func (c *Cache) claim(isNew bool) error {
 	return nil
 }
 
-// replaceFile gives the file at path another content at once, and so that it outlives a loss of power.
+// replaceFile atomically replaces the file at path. A crash leaves at most one temporary file, path+".new".
 func replaceFile(path, content string) error {
-	f, err := os.OpenFile(path+".new", os.O_WRONLY|os.O_CREATE|os.O_TRUNC, 0o600)
+	f, err := durable.Replace(path, func(f *os.File) error {
+		_, err := f.WriteString(content)
+		return err
+	})
 	if err != nil {
 		return err
 	}
-	_, err = f.WriteString(content)
-	if err == nil {
-		err = f.Sync()
-	}
-	if err = errors.Join(err, f.Close()); err != nil {
-		return err
-	}
-	if err := os.Rename(path+".new", path); err != nil {
-		return err
-	}
-	return segment.SyncDir(filepath.Dir(path))
+	return errors.Join(f.Close(), durable.SyncDir(filepath.Dir(path)))
 }
 
 // load fills the index, and removes what belongs to nothing.

@@ -268,7 +268,7 @@ func (c *Cache) parsePath(rel string) (k index.Key, ok bool) {
 	if len(part) != 4 {
 		return k, false
 	}
-	n, ok := c.instances.escaped(part[0])
+	n, ok := c.instances.findEscaped(part[0])
 	if !ok {
 		return k, false
 	}

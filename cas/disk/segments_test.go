@@ -436,7 +436,7 @@ func TestTornInstance(t *testing.T) {
 	}
 	// A line that is whole and wrong is no torn one: what it named is unknown, and nothing is guessed.
 	write(t, path, "7 \"x\"\n")
-	if _, err := disk.Open(disk.Config{Dir: dir, MaxBytes: 1 << 20}); err == nil || !strings.Contains(err.Error(), "line 1 is damaged") {
+	if _, err := disk.Open(disk.Config{Dir: dir, MaxBytes: 1 << 20}); err == nil || !strings.Contains(err.Error(), "line 1: damaged") {
 		t.Errorf("got %v", err)
 	}
 }

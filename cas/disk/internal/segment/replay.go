@@ -3,13 +3,13 @@
 package segment
 
 import (
-	"fmt"
 	"io"
 	"os"
 	"path/filepath"
 
 	"github.com/cloister-build/cloister/cas/disk/internal/commit"
 	"github.com/cloister-build/cloister/cas/disk/internal/index"
+	"github.com/cloister-build/cloister/cas/durable"
 )
 
 // A History is told what a log says, in order.
@@ -219,7 +219,7 @@ func (g *Segment) Shorten(now uint32, wanted func(*Record) bool, moved func(from
 	path := g.set.path(g.N, ".log")
 	f, err := replace(path, short)
 	if err != nil {
-		return fmt.Errorf("write %s anew: %w", path, err)
+		return err
 	}
 	_ = g.log.Close() // read and written for the last time
 	units := puts + 1
@@ -234,29 +234,18 @@ func (g *Segment) Shorten(now uint32, wanted func(*Record) bool, moved func(from
 	return nil
 }
 
-// replace gives the file at path another content at once, whatever happens meanwhile.
+// replace atomically replaces the file at path.
 func replace(path string, content []byte) (*os.File, error) {
-	f, err := os.OpenFile(path+".new", os.O_RDWR|os.O_CREATE|os.O_TRUNC, 0o600)
+	f, err := durable.Replace(path, func(f *os.File) error {
+		_, err := f.Write(content)
+		commit.Point("log rewritten")
+		return err
+	})
 	if err != nil {
 		return nil, err
-	}
-	if _, err = f.WriteAt(content, 0); err == nil {
-		err = f.Sync()
-	}
-	commit.Point("log rewritten")
-	if err == nil {
-		// Commit point: from here on this is the log.
-		err = os.Rename(path+".new", path)
 	}
 	commit.Point("log renamed")
-	if err == nil {
-		// Should the name be lost with the power, the log before it is there.
-		_ = SyncDir(filepath.Dir(path))
-	}
-	if err != nil {
-		_ = f.Close()
-		_ = os.Remove(path + ".new")
-		return nil, err
-	}
+	// If a power failure loses the new name, the old log is still there.
+	_ = durable.SyncDir(filepath.Dir(path))
 	return f, nil
 }

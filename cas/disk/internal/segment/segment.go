@@ -31,7 +31,6 @@ import (
 	"math"
 	"os"
 	"path/filepath"
-	"runtime"
 	"slices"
 	"strconv"
 	"strings"
@@ -40,6 +39,7 @@ import (
 
 	"github.com/cloister-build/cloister/cas/disk/internal/commit"
 	"github.com/cloister-build/cloister/cas/disk/internal/index"
+	"github.com/cloister-build/cloister/cas/durable"
 )
 
 // Block is the unit in which data is aligned, in bytes.
@@ -193,7 +193,7 @@ func (s *Set) create() (*Segment, error) {
 	s.mu.Unlock()
 	g, err := s.open(n, os.O_CREATE|os.O_EXCL)
 	if err == nil && s.Sync {
-		err = SyncDir(s.Dir)
+		err = durable.SyncDir(s.Dir)
 	}
 	if err != nil {
 		if g != nil {
@@ -447,17 +447,4 @@ func (s *Set) Close() error {
 		errs = append(errs, g.close(false))
 	}
 	return errors.Join(errs...)
-}
-
-// SyncDir makes the names in a directory outlive a loss of power, where the system can.
-func SyncDir(dir string) error {
-	d, err := os.Open(dir)
-	if err != nil {
-		return err
-	}
-	err = d.Sync()
-	if runtime.GOOS == "windows" {
-		err = nil // it has no such thing
-	}
-	return errors.Join(err, d.Close())
 }

@@ -1,0 +1,270 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package durable
+
+import (
+	"bytes"
+	"errors"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+)
+
+// open opens a log and returns the records that it replays. The record "bad" counts as damaged.
+func open(t *testing.T, c Config) (l *Log, records []string) {
+	t.Helper()
+	c.Replay = func(r []byte) error {
+		if string(r) == "bad" {
+			return ErrDamaged
+		}
+		records = append(records, string(r))
+		return nil
+	}
+	l, err := Open(c)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { l.Close() })
+	return l, records
+}
+
+func appendTo(t *testing.T, l *Log, records ...string) {
+	t.Helper()
+	var b [][]byte
+	for _, r := range records {
+		b = append(b, []byte(r))
+	}
+	if err := l.Append(b...); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func wantRecords(t *testing.T, got []string, want ...string) {
+	t.Helper()
+	if !slices.Equal(got, want) {
+		t.Errorf("records: got %q, want %q", got, want)
+	}
+}
+
+func wantFile(t *testing.T, path, want string) {
+	t.Helper()
+	if got, err := os.ReadFile(path); err != nil || string(got) != want {
+		t.Errorf("%s: got %q, %v, want %q", filepath.Base(path), got, err, want)
+	}
+}
+
+// TestLogKilledAtEveryByte cuts a log off at each of its bytes, as a crash during a write does.
+func TestLogKilledAtEveryByte(t *testing.T) {
+	for _, c := range []Config{{}, {Checksum: true}, {Sync: true}} {
+		c.Path = filepath.Join(t.TempDir(), "log")
+		l, _ := open(t, c)
+		appendTo(t, l, "one", "", "three 3")
+		whole, err := os.ReadFile(c.Path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for n := range len(whole) + 1 {
+			if err := os.WriteFile(c.Path, whole[:n], 0o600); err != nil {
+				t.Fatal(err)
+			}
+			want := []string{"one", "", "three 3"}[:bytes.Count(whole[:n], []byte("\n"))]
+			l, got := open(t, c)
+			wantRecords(t, got, want...)
+			if l.Damaged() != 0 || l.Size()+l.Torn() != int64(n) {
+				t.Errorf("%d bytes: got %d damaged lines, size %d, torn %d", n, l.Damaged(), l.Size(), l.Torn())
+			}
+			appendTo(t, l, "next")
+			l.Close()
+			_, got = open(t, c)
+			wantRecords(t, got, append(want, "next")...)
+		}
+	}
+}
+
+func TestLogDropsDamagedLines(t *testing.T) {
+	c := Config{Path: filepath.Join(t.TempDir(), "log")}
+	text := "one\nbad\n\x00\x00two\nbad\nunfini"
+	if err := os.WriteFile(c.Path, []byte(text), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	l, got := open(t, c)
+	wantRecords(t, got, "one", "two")
+	if l.Damaged() != 2 || l.Torn() != 6 {
+		t.Errorf("got %d damaged lines, %d bytes torn, want 2, 6", l.Damaged(), l.Torn())
+	}
+	wantFile(t, c.Path, text)
+	appendTo(t, l, "three")
+	wantFile(t, c.Path+DamagedSuffix, text)
+	wantFile(t, c.Path, "one\ntwo\nthree\n")
+}
+
+func TestLogVerifiesChecksums(t *testing.T) {
+	c := Config{Path: filepath.Join(t.TempDir(), "log"), Checksum: true}
+	l, _ := open(t, c)
+	appendTo(t, l, "one", "two", "three")
+	text, err := os.ReadFile(c.Path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(c.Path, bytes.Replace(text, []byte("two"), []byte("tvo"), 1), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	l, got := open(t, c)
+	wantRecords(t, got, "one", "three")
+	if l.Damaged() != 1 {
+		t.Errorf("got %d damaged lines, want 1", l.Damaged())
+	}
+}
+
+func TestLogReplayErrorEndsOpen(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "log")
+	if err := os.WriteFile(path, []byte("one\ntwo\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	_, err := Open(Config{Path: path, Replay: func(r []byte) error {
+		if string(r) == "two" {
+			return errors.New("unknown verb")
+		}
+		return nil
+	}})
+	if want := "open log " + path + ": line 2: unknown verb"; err == nil || err.Error() != want {
+		t.Errorf("got %v, want %s", err, want)
+	}
+}
+
+// TestLogWithoutReplayAppends opens a log longer than one block from its end.
+func TestLogWithoutReplayAppends(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "log")
+	whole := strings.Repeat("0123456789abcde\n", 5000)
+	for _, torn := range []int{0, 1, 64 << 10, 100_000} {
+		if err := os.WriteFile(path, []byte(whole+strings.Repeat("x", torn)), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		l, err := Open(Config{Path: path})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if l.Size() != int64(len(whole)) || l.Torn() != int64(torn) {
+			t.Errorf("got size %d, torn %d, want %d, %d", l.Size(), l.Torn(), len(whole), torn)
+		}
+		appendTo(t, l, "next")
+		wantFile(t, path, whole+"next\n")
+		l.Close()
+	}
+}
+
+func TestLogRewriteReplacesRecords(t *testing.T) {
+	c := Config{Path: filepath.Join(t.TempDir(), "log"), Sync: true}
+	l, _ := open(t, c)
+	appendTo(t, l, "one", "two")
+	if err := os.Mkdir(c.Path+".new", 0o700); err != nil { // no room for the new file
+		t.Fatal(err)
+	}
+	if err := l.Rewrite(slices.Values([][]byte{[]byte("two")})); err == nil {
+		t.Error("got no error from a rewrite that cannot create its file")
+	}
+	appendTo(t, l, "three")
+	wantFile(t, c.Path, "one\ntwo\nthree\n")
+	if err := os.Remove(c.Path + ".new"); err != nil {
+		t.Fatal(err)
+	}
+	if err := l.Rewrite(slices.Values([][]byte{[]byte("two")})); err != nil {
+		t.Fatal(err)
+	}
+	appendTo(t, l, "four")
+	wantFile(t, c.Path, "two\nfour\n")
+}
+
+func TestLogFailedAppendLeavesNothing(t *testing.T) {
+	c := Config{Path: filepath.Join(t.TempDir(), "log")}
+	l, _ := open(t, c)
+	appendTo(t, l, "one")
+	if err := l.Append([]byte("two"), []byte("with\nnewline")); err == nil {
+		t.Error("got no error for a record with a newline")
+	}
+	file := l.file
+	l.file, _ = os.Open(c.Path) // not writable
+	if err := l.Append([]byte("two")); err == nil {
+		t.Error("got no error for a failed write")
+	}
+	l.file.Close()
+	l.file = file
+	if _, err := file.WriteAt([]byte("a part of two"), l.size); err != nil {
+		t.Fatal(err)
+	}
+	appendTo(t, l, "three")
+	wantFile(t, c.Path, "one\nthree\n")
+	if err := errors.Join(l.Close(), l.Close()); err != nil {
+		t.Error(err)
+	}
+	if err := l.Append([]byte("four")); !errors.Is(err, os.ErrClosed) {
+		t.Errorf("append to a closed log: got %v, want os.ErrClosed", err)
+	}
+}
+
+func TestWriteFileReplacesAtomically(t *testing.T) {
+	dir := t.TempDir()
+	path := filepath.Join(dir, "file")
+	for _, text := range []string{"old", "new"} {
+		if err := WriteFile(path, []byte(text), 0o640); err != nil {
+			t.Fatal(err)
+		}
+		wantFile(t, path, text)
+	}
+	failure := errors.New("failure")
+	err := WriteFunc(path, 0o640, func(f *os.File) error {
+		_, err := f.WriteString("half")
+		return errors.Join(err, failure)
+	})
+	if !errors.Is(err, failure) {
+		t.Errorf("got %v, want %v", err, failure)
+	}
+	wantFile(t, path, "new")
+	files, err := os.ReadDir(dir)
+	if err != nil || len(files) != 1 {
+		t.Errorf("got the files %v, %v, want no temporary file", files, err)
+	}
+}
+
+func TestSegmentsExcess(t *testing.T) {
+	s := Segments{Dir: t.TempDir(), Suffix: ".v1.jsonl"}
+	for _, first := range []uint64{200, 1, 100} {
+		l, err := s.Create(first, true)
+		if err != nil {
+			t.Fatal(err)
+		}
+		appendTo(t, l, strings.Repeat("x", 99))
+		l.Close()
+	}
+	if _, err := s.Create(100, false); !errors.Is(err, fs.ErrExist) {
+		t.Errorf("create a segment twice: got %v, want fs.ErrExist", err)
+	}
+	if err := os.WriteFile(filepath.Join(s.Dir, "1.v1.jsonl"), nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if got, err := s.List(); err != nil || !slices.Equal(got, []uint64{1, 100, 200}) {
+		t.Errorf("List: got %v, %v", got, err)
+	}
+	year := time.Now().AddDate(-1, 0, 0)
+	for _, test := range []struct {
+		name   string
+		limit  int64
+		oldest time.Time
+		want   []uint64
+		next   uint64
+	}{
+		{"within both limits", 350, year, nil, 0},
+		{"too large", 349, year, []uint64{1}, 100},
+		{"all too large", 0, year, []uint64{1, 100}, 200},
+		{"too old", 350, time.Now().Add(time.Hour), []uint64{1, 100}, 200},
+	} {
+		got, next, err := s.Excess(150, test.limit, test.oldest)
+		if err != nil || !slices.Equal(got, test.want) || next != test.next {
+			t.Errorf("%s: got %v, %d, %v, want %v, %d", test.name, got, next, err, test.want, test.next)
+		}
+	}
+}
