@@ -1,12 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Command demo shows on this machine what Cloister is for: it builds and tests the example remotely,
-// builds it again from the cache, and lets an action try what it must not do. It is no test; it fails
-// if what it wants to show is not so. Run it by make demo, from the root of the repository. With -repro, as by make repro, it
-// judges whether each action of the example is reproducible.
+// Command demo shows on this machine what Cloister does: it builds and tests the example remotely, builds it again from
+// the cache, and runs an action that attempts forbidden things. It fails if any of these behaves differently from what it
+// claims. Run it with make demo from the root of the repository. With -repro, as in make repro, it checks whether every
+// action of the example is reproducible.
 //
-// Everything it starts ends with it, also on Ctrl-C, and everything it writes is in one directory, which
-// it removes.
+// It stops every process that it starts, also on Ctrl-C, and removes its only directory.
 package main
 
 import (

@@ -3,6 +3,7 @@
 package main
 
 import (
+	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -14,11 +15,11 @@ import (
 	"github.com/cloister-build/cloister/tests/internal/bazelrun"
 )
 
-// Where there is no Bazel the demonstration must still show the same: executed once, then cached, and
-// what is forbidden refused.
+// Without Bazel the demo must show the same: actions execute once, then come from the cache, and the sandbox refuses
+// forbidden attempts.
 func TestDemoWithoutBazelExecutesThenHitsThenRefuses(t *testing.T) {
 	if _, err := exec.LookPath("/usr/bin/gcc"); err != nil {
-		sandboxtest.Unavailable(t, "bazel", err) // which brings the compiler along
+		sandboxtest.Unavailable(t, "bazel", err) // which installs the compiler
 	}
 	cloister := filepath.Join(t.TempDir(), "cloister")
 	if err := bazelrun.BuildCloister(cloister); err != nil {
@@ -37,20 +38,20 @@ func TestDemoWithoutBazelExecutesThenHitsThenRefuses(t *testing.T) {
 	for _, want := range []string{
 		`(?m)^first build +40 +40 +0 `,
 		`(?m)^after clean +40 +0 +40 `,
-		`(?m)^worker: what it saw of that\n  cloister: tried to write /build/victim\.txt: not an output \(bash, openat\)\n  cloister: tried to write /usr/bin/\S*gcc\S*: not an output `,
+		`(?m)^worker: violations it reported\n  cloister: tried to write /build/victim\.txt: not an output \(bash, openat\)\n  cloister: tried to write /usr/bin/\S*gcc\S*: not an output `,
 		`(?m)^sandbox +5 attempts, 5 refused$`,
 	} {
 		if !regexp.MustCompile(want).MatchString(out.String()) {
-			t.Errorf("output does not match %q:\n%s", want, out.String())
+			t.Errorf("got output that does not match %q:\n%s", want, out.String())
 		}
 	}
 	if left, err := os.ReadDir(temp); err != nil || len(left) > 0 {
-		t.Errorf("left behind: %v, %v", left, err)
+		t.Errorf("files left in TMPDIR: got %v, %v; want none", left, err)
 	}
 }
 
-// A line that arrives in pieces is one line.
-func TestIndentMovesWholeLines(t *testing.T) {
+// A line that arrives in pieces stays one line.
+func TestIndentIndentsCompleteLines(t *testing.T) {
 	var out strings.Builder
 	w := &indent{w: &out}
 	for _, piece := range []string{"a", "b\n\nc", "d\nrest"} {
@@ -60,5 +61,26 @@ func TestIndentMovesWholeLines(t *testing.T) {
 	}
 	if got, want := out.String(), "  ab\n  \n  cd\n"; got != want {
 		t.Errorf("got %q, want %q", got, want)
+	}
+}
+
+func TestRecordingEscapesThinsAndOrdersLines(t *testing.T) {
+	var out strings.Builder
+	r := newRecording(&out)
+	for i := range 40 {
+		fmt.Fprintf(r, "  [%d / 40] actions\n", i+1)
+	}
+	fmt.Fprint(r, "a <b> & c\n\nfirst build  327\n")
+	svg := r.SVG("make demo")
+	for _, want := range []string{"$ make demo", "[1 / 40]", "[40 / 40]", "a &lt;b&gt; &amp; c", `result" x="16"`} {
+		if !strings.Contains(svg, want) {
+			t.Errorf("got an SVG without %q:\n%s", want, svg)
+		}
+	}
+	if got := strings.Count(svg, "/ 40]"); got != svgProgress {
+		t.Errorf("got %d progress lines, want %d", got, svgProgress)
+	}
+	if !strings.HasSuffix(out.String(), "327\n") {
+		t.Errorf("got %q passed through, want everything that was written", out.String())
 	}
 }

@@ -13,21 +13,21 @@ import (
 	"syscall"
 )
 
-// judge has every action that the server at addr has executed made again, three times, and says how many of them are the
-// same each time. What is known of the others is written to the file report, whose name says in what form. It fails if there
-// are any.
-func judge(ctx context.Context, binary, addr, report string, out io.Writer) error {
+// checkRepro runs every action that the server at addr has executed three more times and prints how many are
+// reproducible. It writes the differences of the others to the file report, in the format of its extension, and returns an
+// error if there are any.
+func checkRepro(ctx context.Context, binary, addr, report string, out io.Writer) error {
 	cmd := exec.CommandContext(ctx, binary, "repro", "--target", "*", "--bisect", "--cas", "grpc://"+addr, "--report", report)
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
 	cmd.Cancel = func() error { return cmd.Process.Signal(syscall.SIGTERM) }
-	var said strings.Builder
-	cmd.Stdout, cmd.Stderr = &said, os.Stderr // a terminal is shown how far it is
+	var stdout strings.Builder
+	cmd.Stdout, cmd.Stderr = &stdout, os.Stderr // which shows the progress
 	err := cmd.Run()
 	if exit := (*exec.ExitError)(nil); err != nil && !(errors.As(err, &exit) && exit.ExitCode() == 1) {
-		return fmt.Errorf("cloister repro: %w\n%s", errors.Join(err, context.Cause(ctx)), &said)
+		return fmt.Errorf("cloister repro: %w\n%s", errors.Join(err, context.Cause(ctx)), &stdout)
 	}
-	// A verdict of each action, a line for each, and last what they come to.
-	text := said.String()
+	// A line for each action, an empty line, and the summary.
+	text := stdout.String()
 	if _, werr := fmt.Fprintf(out, "%s\nreport       %s\n", text[strings.LastIndex(text, "\n\n")+1:], report); werr != nil {
 		return werr
 	}

@@ -3,6 +3,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"flag"
@@ -21,23 +22,23 @@ import (
 	"github.com/cloister-build/cloister/tests/internal/bazelrun"
 )
 
-// The times after which the demonstration gives up: as usual, and where every action is made again.
+// The demo gives up after these times.
 const (
-	limit      = 175 * time.Second
-	limitAgain = 30 * time.Minute
+	buildLimit = 175 * time.Second
+	reproLimit = 30 * time.Minute
 )
 
 // A builder builds and tests the example through a server.
 type builder interface {
-	// Build builds and tests it, and counts.
+	// Build builds and tests it and counts its actions.
 	Build(ctx context.Context) (*count, error)
-	// Clean forgets what was built, so that the next Build asks the server for everything.
+	// Clean removes the outputs, so that the next Build requests every action from the server.
 	Clean(ctx context.Context) error
-	// Close ends what the builder started.
+	// Close stops every process that the builder started.
 	Close() error
 }
 
-// A count is how the actions of one build came about.
+// A count says how many actions of one build were executed and how many came from the cache.
 type count struct {
 	executed, hits int
 	wall           time.Duration
@@ -46,9 +47,10 @@ type count struct {
 func run(args []string, out io.Writer) (err error) {
 	flags := flag.NewFlagSet("demo", flag.ContinueOnError)
 	cloister := flags.String("cloister", "bin/cloister", "the `program` cloister")
-	sdk := flags.Bool("sdk", false, "use the client of the SDK even if there is a Bazel")
-	report := flags.String("repro", "", "instead, make all actions again after the first build, and write what differs to this `file`: .md, .json or .html")
-	most := flags.Duration("limit", 0, "give up after this time (default: 2m55s, and with -repro 30m)")
+	sdk := flags.Bool("sdk", false, "use the SDK's client even if Bazel is installed")
+	report := flags.String("repro", "", "re-run every action after the first build instead, and write the differences to this `file` (.md, .json or .html)")
+	svg := flags.String("svg", "", "also write a recording of the output to this `file`")
+	timeout := flags.Duration("limit", 0, "time limit (default 2m55s, with -repro 30m)")
 	if err := flags.Parse(args); err != nil {
 		return err
 	}
@@ -57,25 +59,23 @@ func run(args []string, out io.Writer) (err error) {
 		return err
 	}
 	if _, err := os.Stat("examples/unit.bzl"); err != nil {
-		return fmt.Errorf("start it from the root of the repository: %w", err)
+		return fmt.Errorf("run it from the root of the repository: %w", err)
 	}
 	binary, err := filepath.Abs(*cloister)
 	if err != nil {
 		return err
 	}
 
-	// A second Ctrl-C ends the process at once, because the first gives the signal back.
+	// The first Ctrl-C restores the default action, so a second one kills the process.
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
 	context.AfterFunc(ctx, stop)
-	limit := limit
+	limit := cmp.Or(*timeout, buildLimit)
 	if *report != "" {
-		limit = limitAgain
+		limit = cmp.Or(*timeout, reproLimit)
 	}
-	if *most > 0 {
-		limit = *most
-	}
-	ctx, cancel := context.WithTimeoutCause(ctx, limit, fmt.Errorf("it takes longer than %v: where the machine is slow or busy, bin/demo -limit 15m gives it more", limit))
+	ctx, cancel := context.WithTimeoutCause(ctx, limit,
+		fmt.Errorf("not finished after %v; on a slow or busy machine run bin/demo -limit 15m", limit))
 	defer cancel()
 
 	dir, err := bazelrun.TempDir(nil)
@@ -88,7 +88,16 @@ func run(args []string, out io.Writer) (err error) {
 		return err
 	}
 
-	fmt.Fprintln(out, "serve: cloister with an empty cache")
+	if *svg != "" {
+		r := newRecording(out)
+		out = r
+		defer func() {
+			if err == nil {
+				err = os.WriteFile(*svg, []byte(r.SVG("make demo")), 0o644)
+			}
+		}()
+	}
+	fmt.Fprintln(out, "serve: start cloister with an empty cache")
 	server, err := bazelrun.StartServer(ctx, bazelrun.ServerConfig{
 		Binary: binary, Dir: filepath.Join(dir, "store"), Home: home, Listen: "127.0.0.1:0", Log: &indent{w: out},
 	})
@@ -103,16 +112,16 @@ func run(args []string, out io.Writer) (err error) {
 	}
 	defer func() { err = errors.Join(err, c.Close()) }()
 
-	fmt.Fprintln(out, "first build: every action is executed in the sandbox")
+	fmt.Fprintln(out, "first build: execute every action in the sandbox")
 	first, err := c.Build(ctx)
 	if err != nil {
 		return err
 	}
 	if *report != "" {
-		fmt.Fprintf(out, "repro: each of %d actions is made three times, always under other conditions\n", first.executed)
-		return judge(ctx, binary, server.Addr, *report, out)
+		fmt.Fprintf(out, "repro: run each of %d actions three times, each time under different conditions\n", first.executed)
+		return checkRepro(ctx, binary, server.Addr, *report, out)
 	}
-	fmt.Fprintln(out, "after clean: every action is found in the cache")
+	fmt.Fprintln(out, "after clean: find every action in the cache")
 	if err := c.Clean(ctx); err != nil {
 		return err
 	}
@@ -120,8 +129,8 @@ func run(args []string, out io.Writer) (err error) {
 	if err != nil {
 		return err
 	}
-	fmt.Fprintln(out, "sandbox: an action that tries what it must not do")
-	tried, err := refusals(ctx, binary, root, server.Addr, out)
+	fmt.Fprintln(out, "sandbox: run one action that attempts forbidden things")
+	attempted, err := refusals(ctx, binary, root, server.Addr, out)
 	if err != nil {
 		return err
 	}
@@ -134,7 +143,7 @@ func run(args []string, out io.Writer) (err error) {
 		fmt.Fprintf(out, "%-12s %9d %9d %12d %8.1fs\n",
 			row.name, row.executed+row.hits, row.executed, row.hits, row.wall.Seconds())
 	}
-	fmt.Fprintf(out, "%-12s %9d attempts, %d refused\n\n", "sandbox", tried, tried)
+	fmt.Fprintf(out, "%-12s %9d attempts, %d refused\n\n", "sandbox", attempted, attempted)
 	if second.executed > 0 || second.hits != first.executed+first.hits {
 		return fmt.Errorf("after clean %d actions were executed and %d were cache hits, want 0 and %d",
 			second.executed, second.hits, first.executed+first.hits)
@@ -142,23 +151,23 @@ func run(args []string, out io.Writer) (err error) {
 	return nil
 }
 
-// A config is what a builder needs to know.
+// A config configures a builder.
 type config struct {
 	root     string // the repository
-	dir      string // a directory of the demonstration's own
+	dir      string // private to the demo
 	endpoint string // HOST:PORT of the server
-	sdk      bool   // do not look for Bazel
+	sdk      bool   // use the SDK's client even if Bazel is installed
 	out      io.Writer
 }
 
-// newBuilder returns Bazel, or the client of the SDK where there is none.
+// newBuilder returns Bazel, or the SDK's client where Bazel is not installed.
 func newBuilder(ctx context.Context, cfg config) (builder, error) {
 	if cfg.sdk {
 		return newSDK(ctx, cfg)
 	}
 	if err := bazelrun.Find(); err != nil {
 		fmt.Fprintf(cfg.out, "client: %v\n", err)
-		fmt.Fprintln(cfg.out, "client: instead, the client of the SDK builds and tests examples/text")
+		fmt.Fprintln(cfg.out, "client: use the SDK's client instead, which builds and tests examples/text")
 		return newSDK(ctx, cfg)
 	}
 	return &bazel{bazelrun.Bazel{
@@ -167,7 +176,7 @@ func newBuilder(ctx context.Context, cfg config) (builder, error) {
 	}}, nil
 }
 
-// bazel is the client that most people have.
+// bazel is a builder that runs a real Bazel.
 type bazel struct{ bazelrun.Bazel }
 
 func (b *bazel) Build(ctx context.Context) (*count, error) {
@@ -184,8 +193,8 @@ func (b *bazel) Build(ctx context.Context) (*count, error) {
 
 func (b *bazel) Close() error { return b.Shutdown() }
 
-// attempts is a script for the sandbox. Each line is what is tried, in words and as a command; $1 is the
-// port of the server outside, $2 the repository. It ends with 1 if any of it worked.
+// attempts is a script for the sandbox. Each line describes an attempt in words and as a command; $1 is the
+// port of the server outside, $2 the repository. It exits with 1 if any attempt succeeds.
 const attempts = `
 attempt() {
 	if why=$(eval "$2" 2>&1); then
@@ -204,32 +213,32 @@ attempt "connect to the server outside" "exec 3<> /dev/tcp/127.0.0.1/$1"
 exit $status
 `
 
-// refusals runs attempts in the sandbox and shows what each led to, and then what the worker says of them. It
-// returns how many there were, or an error if the sandbox did not refuse them all or nobody noticed.
+// refusals runs attempts in the sandbox and prints the result of each, then the violations that the worker reports. It
+// returns the number of attempts, or an error if one succeeded or the worker reported none.
 func refusals(ctx context.Context, binary, root, addr string, out io.Writer) (int, error) {
 	_, port, _ := strings.Cut(addr, ":")
 	cmd := exec.CommandContext(ctx, binary, "run", "--in", filepath.Join(root, "examples/hostile"), "--",
 		"/bin/bash", "-c", attempts, "attempts", port, root)
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
-	var said, seen strings.Builder
-	cmd.Stdout, cmd.Stderr = io.MultiWriter(&said, &indent{w: out}), &seen
+	var results, violations strings.Builder
+	cmd.Stdout, cmd.Stderr = io.MultiWriter(&results, &indent{w: out}), &violations
 	if err := cmd.Run(); err != nil {
-		return 0, fmt.Errorf("the sandbox did not refuse everything: %w\n%s", err, &seen)
+		return 0, fmt.Errorf("an attempt succeeded: %w\n%s", err, &violations)
 	}
-	if seen.Len() == 0 {
-		return 0, errors.New("the worker did not notice what was tried")
+	if violations.Len() == 0 {
+		return 0, errors.New("the worker reported no violation")
 	}
-	fmt.Fprintln(out, "worker: what it saw of that")
-	if _, err := io.WriteString(&indent{w: out}, seen.String()); err != nil {
+	fmt.Fprintln(out, "worker: violations it reported")
+	if _, err := io.WriteString(&indent{w: out}, violations.String()); err != nil {
 		return 0, err
 	}
-	return strings.Count(said.String(), "\n"), nil
+	return strings.Count(results.String(), "\n"), nil
 }
 
-// An indent writes lines, each moved to the right.
+// An indent indents each line by two spaces.
 type indent struct {
 	w    io.Writer
-	rest string // what came after the last end of line
+	rest string // the text after the last newline
 }
 
 func (i *indent) Write(p []byte) (int, error) {
@@ -239,10 +248,10 @@ func (i *indent) Write(p []byte) (int, error) {
 	})
 }
 
-// A progress writes of Bazel's lines those that say how far it is.
+// A progress passes on only the lines in which Bazel reports its progress.
 type progress struct {
 	w    io.Writer
-	rest string // what came after the last end of line
+	rest string // the text after the last newline
 }
 
 func (b *progress) Write(p []byte) (int, error) {
@@ -255,7 +264,7 @@ func (b *progress) Write(p []byte) (int, error) {
 	})
 }
 
-// eachLine calls f with each whole line of *rest followed by p, and leaves in *rest what is no line yet.
+// eachLine calls f for each complete line of *rest followed by p and leaves the incomplete last line in *rest.
 func eachLine(rest *string, p []byte, f func(line string) error) error {
 	*rest += string(p)
 	for {

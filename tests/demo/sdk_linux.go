@@ -21,15 +21,15 @@ import (
 	"github.com/cloister-build/cloister/tests/internal/bazelrun"
 )
 
-// sdk builds examples/text with the SDK's client: it compiles each source, links each test, and runs it.
+// sdk builds examples/text with the SDK's client: it compiles each source, links each test and runs it.
 type sdk struct {
 	rexec rexec.Client
-	root  string // a copy of the example, in which the outputs appear
+	root  string // a copy of the example, which receives the outputs
 	log   func(format string, args ...any)
 }
 
 func newSDK(ctx context.Context, cfg config) (*sdk, error) {
-	// The SDK logs by glog, which would otherwise leave its files in the temporary directory.
+	// The SDK logs with glog, which by default writes to the temporary directory.
 	logs := filepath.Join(cfg.dir, "log")
 	err := errors.Join(os.Mkdir(logs, 0o755), flag.Set("log_dir", logs), flag.Set("stderrthreshold", "FATAL"))
 	if err != nil {
@@ -50,12 +50,12 @@ func newSDK(ctx context.Context, cfg config) (*sdk, error) {
 	}, nil
 }
 
-// An action is one command, the files that it reads, and those that it writes.
+// An action is one command with its inputs and outputs.
 type action struct {
 	args, inputs, outputs []string
 }
 
-// plan returns the steps of the build: the actions of one step need only the outputs of those before.
+// plan returns the steps of the build. The actions of a step depend only on outputs of earlier steps.
 func (s *sdk) plan() (compile, link, test []action, err error) {
 	var sources, headers []string
 	for _, dir := range []string{"examples/check", "examples/text"} {
@@ -117,7 +117,7 @@ func (s *sdk) Build(ctx context.Context) (*count, error) {
 	return total, nil
 }
 
-// execute executes actions, eight at once, and adds them to total.
+// execute executes actions, eight at a time, and adds them to total.
 func (s *sdk) execute(ctx context.Context, actions []action, total *count) error {
 	var (
 		mu   sync.Mutex
@@ -129,7 +129,7 @@ func (s *sdk) execute(ctx context.Context, actions []action, total *count) error
 		slots <- struct{}{}
 		all.Go(func() {
 			defer func() { <-slots }()
-			hit, err := s.one(ctx, a)
+			hit, err := s.executeOne(ctx, a)
 			mu.Lock()
 			defer mu.Unlock()
 			switch {
@@ -146,9 +146,9 @@ func (s *sdk) execute(ctx context.Context, actions []action, total *count) error
 	return errors.Join(errs...)
 }
 
-// one executes an action and reports whether it was a cache hit.
-func (s *sdk) one(ctx context.Context, a action) (hit bool, err error) {
-	said := outerr.NewRecordingOutErr()
+// executeOne executes an action and reports whether it was a cache hit.
+func (s *sdk) executeOne(ctx context.Context, a action) (hit bool, err error) {
+	output := outerr.NewRecordingOutErr()
 	result, _ := s.rexec.Run(ctx, &command.Command{
 		Args:     a.args,
 		ExecRoot: s.root,
@@ -157,10 +157,10 @@ func (s *sdk) one(ctx context.Context, a action) (hit bool, err error) {
 		},
 		OutputFiles: a.outputs,
 		Timeout:     time.Minute,
-	}, command.DefaultExecutionOptions(), said)
+	}, command.DefaultExecutionOptions(), output)
 	if !result.IsOk() {
 		return false, fmt.Errorf("%s: %v, exit %d, %v\n%s%s",
-			strings.Join(a.args, " "), result.Status, result.ExitCode, result.Err, said.Stdout(), said.Stderr())
+			strings.Join(a.args, " "), result.Status, result.ExitCode, result.Err, output.Stdout(), output.Stderr())
 	}
 	return result.Status == command.CacheHitResultStatus, nil
 }
@@ -168,5 +168,5 @@ func (s *sdk) one(ctx context.Context, a action) (hit bool, err error) {
 // Clean removes the outputs.
 func (s *sdk) Clean(context.Context) error { return bazelrun.Remove(filepath.Join(s.root, "out")) }
 
-// Close ends the connection.
+// Close closes the connection.
 func (s *sdk) Close() error { return s.rexec.GrpcClient.Close() }
