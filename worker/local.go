@@ -38,9 +38,9 @@ type Config struct {
 	Host manifest.Host
 	// Policy says what an action may be given. Nil is policy.Default.
 	Policy *policy.Policy
-	// Flags are what a person on this machine must say to cloister run to have the actions, and the policy,
-	// that this worker has.
-	Flags []string
+	// Reproduce returns the command line that reruns the action of a task on this machine, or "" if there is none. A
+	// nil function returns "".
+	Reproduce func(*Task) string
 	// Audit, if not nil, is told what each run tried, once and only if there is something to tell, even if
 	// nobody waits for the result any more; and of each action that the policy refuses, whose exit code is
 	// sandbox.NeverRan. It is called by many goroutines, which wait for it.
@@ -101,6 +101,9 @@ func New(c Config) *Local {
 	}
 	if c.CacheBytes == 0 {
 		c.CacheBytes = DefaultCacheBytes
+	}
+	if c.Reproduce == nil {
+		c.Reproduce = func(*Task) string { return "" }
 	}
 	if c.LogBytes == 0 {
 		c.LogBytes = 32 << 20

@@ -4,13 +4,11 @@ package worker
 
 import (
 	"fmt"
-	"regexp"
 	"slices"
 	"strings"
 	"time"
 
 	"github.com/cloister-build/cloister/sandbox"
-	"google.golang.org/grpc/codes"
 )
 
 const (
@@ -25,20 +23,20 @@ const (
 
 // end says how the action ended: the code of the API for it, the line for a person, "" if there is nothing
 // to say, and the limit that the line speaks of, if any.
-func (c *execution) end() (code codes.Code, line string, limit *sandbox.Event) {
+func (c *execution) end() (status Status, line string, limit *sandbox.Event) {
 	r := c.ran
-	code = codes.OK
+	status = OK
 	switch {
 	case r.timedOut && c.req.Action.GetTimeout().AsDuration() == 0:
-		code, line = codes.DeadlineExceeded, fmt.Sprintf("killed after %v, which is the time of an action that states none", c.box.spec.Timeout)
+		status, line = TimedOut, fmt.Sprintf("killed after %v, which is the time of an action that states none", c.box.spec.Timeout)
 	case r.timedOut:
-		code, line = codes.DeadlineExceeded, fmt.Sprintf("killed after its timeout of %v", c.box.spec.Timeout)
+		status, line = TimedOut, fmt.Sprintf("killed after its timeout of %v", c.box.spec.Timeout)
 	case r.Exceeded != nil && r.ExitCode != 0:
 		limit = r.Exceeded
 		line = fmt.Sprintf("%s: %s%s", c.fate(), limit, c.peak())
 	case c.collected.bad != nil && r.ExitCode == 0:
 		// Where the action failed of itself, that is what its client needs to see.
-		code, line = codes.FailedPrecondition, c.collected.bad.Error()
+		status, line = BadOutput, c.collected.bad.Error()
 	case r.Signal != 0:
 		line = fmt.Sprintf("killed by signal %d (%v), exit code %d", int(r.Signal), r.Signal, r.ExitCode)
 	case r.ExitCode != 0:
@@ -50,7 +48,7 @@ func (c *execution) end() (code codes.Code, line string, limit *sandbox.Event) {
 			line = c.barren()
 		}
 	}
-	return code, line, limit
+	return status, line, limit
 }
 
 // barren warns of an action that ended well and made none of the outputs that its command declares, which some clients
@@ -142,27 +140,4 @@ func endpoints(allow []sandbox.Endpoint) string {
 		names = append(names, e.String())
 	}
 	return strings.Join(names, ", ")
-}
-
-// plain is what a shell reads as one word as it is.
-var plain = regexp.MustCompile(`^[\w./@:+-]+$`)
-
-// reproduce returns the command line by which a person runs the action of t again where it was run, "" for a name
-// that cannot be typed. Flags are those that name the server and its policy.
-func reproduce(t *Task, flags []string) string {
-	words := append([]string{"cloister", "run", "--action", t.Action.String()}, flags...)
-	for _, f := range [][2]string{{"--instance", t.Instance}, {"--target", t.Target}, {"--mnemonic", t.Mnemonic}} {
-		if f[1] != "" {
-			words = append(words, f[0], f[1])
-		}
-	}
-	for i, w := range words {
-		if printable(w, maxLine) != w {
-			return ""
-		}
-		if !plain.MatchString(w) {
-			words[i] = "'" + strings.ReplaceAll(w, "'", `'\''`) + "'"
-		}
-	}
-	return strings.Join(words, " ")
 }

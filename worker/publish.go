@@ -6,7 +6,6 @@ import (
 	"context"
 
 	"github.com/cloister-build/cloister/cas"
-	"google.golang.org/grpc/codes"
 )
 
 // publish answers for the result: every blob that it names, all of which are among blobs, is in the store now
@@ -32,7 +31,7 @@ func (l *Local) publish(ctx context.Context, t *Task, req *Request, out *Outcome
 			out.AuditLog = cas.Digest{}
 		}
 	}
-	if req.Action.DoNotCache || out.Uncacheable || out.Code != codes.OK || out.Result.ExitCode != 0 {
+	if req.Action.DoNotCache || out.Uncacheable || out.Status != OK || out.Result.ExitCode != 0 {
 		return nil
 	}
 	if t.Approve != nil && !t.Approve(ctx, out) {

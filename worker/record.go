@@ -45,7 +45,7 @@ func (l *Local) manifest(c *execution, out *Outcome) (*manifest.Manifest, error)
 		Spec:          c.spec,
 		Configuration: manifest.Configuration{Profile: g.Profile, Hermetic: g.Hermetic, LogBytes: l.LogBytes},
 		Toolchain:     toolchain,
-		Status:        out.Code.String(),
+		Status:        out.Status.String(),
 		ExitCode:      c.ran.ExitCode,
 		Volatile: manifest.Volatile{
 			Worker: l.Name, Backend: l.Features.Backend, Tier: l.Features.Tier, Audit: cmp.Or(string(c.box.spec.Audit), "attempts"), Policy: l.policyHash, Rule: g.Rule,

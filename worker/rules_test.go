@@ -15,7 +15,6 @@ import (
 	"github.com/cloister-build/cloister/cas"
 	"github.com/cloister-build/cloister/sandbox"
 	"github.com/google/go-cmp/cmp"
-	"google.golang.org/grpc/codes"
 	"google.golang.org/protobuf/testing/protocmp"
 	"google.golang.org/protobuf/types/known/durationpb"
 	"google.golang.org/protobuf/types/known/timestamppb"
@@ -370,8 +369,8 @@ func TestRule108_TimeoutComesWithItsResult(t *testing.T) {
 		if diff := cmp.Diff(want, out.Result, protocmp.Transform(), protocmp.IgnoreFields(&repb.ActionResult{}, "execution_metadata")); diff != "" {
 			t.Errorf("result (-want +got):\n%s", diff)
 		}
-		if out.Code != codes.DeadlineExceeded || !strings.Contains(out.Message, c.says) || out.Result.ExecutionMetadata == nil {
-			t.Errorf("got code %v, message %q, metadata %v", out.Code, out.Message, out.Result.ExecutionMetadata)
+		if out.Status != TimedOut || !strings.Contains(out.Message, c.says) || out.Result.ExecutionMetadata == nil {
+			t.Errorf("got code %v, message %q, metadata %v", out.Status, out.Message, out.Result.ExecutionMetadata)
 		}
 		if b.recorded(action) {
 			t.Error("the result of an action that was stopped is recorded")
@@ -385,7 +384,7 @@ func TestRule109_SignalIsSaid(t *testing.T) {
 	})
 	action := b.action(nil)
 	out := b.do(&Task{Action: action})
-	if out.Code != codes.OK || out.Result.ExitCode != 139 || !strings.Contains(out.Message, "killed by signal 11") || b.recorded(action) {
+	if out.Status != OK || out.Result.ExitCode != 139 || !strings.Contains(out.Message, "killed by signal 11") || b.recorded(action) {
 		t.Errorf("got %+v", out)
 	}
 }
@@ -476,7 +475,7 @@ func TestRule123_SuccessWithoutOutputsIsWarnedOf(t *testing.T) {
 		if got := strings.Contains(out.Message, `without any output`) && strings.Contains(out.Message, `"o/x"`); got != c.warns {
 			t.Errorf("%s: message is %q, warning wanted: %v", c.name, out.Message, c.warns)
 		}
-		if out.Code != codes.OK || out.Reproduce != "" || !b.recorded(action) || out.Result.ExecutionMetadata.GetWorker() == "" {
+		if out.Status != OK || out.Reproduce != "" || !b.recorded(action) || out.Result.ExecutionMetadata.GetWorker() == "" {
 			t.Errorf("%s: got %+v, want a success that is recorded", c.name, out)
 		}
 	}

@@ -13,7 +13,6 @@ import (
 	resourceusagepb "github.com/cloister-build/cloister/proto/buildbarn/resourceusage"
 	cloisterpb "github.com/cloister-build/cloister/proto/cloister/v1"
 	"github.com/cloister-build/cloister/sandbox"
-	"google.golang.org/grpc/codes"
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/anypb"
 	"google.golang.org/protobuf/types/known/durationpb"
@@ -41,7 +40,7 @@ func (l *Local) seal(ctx context.Context, c *execution) (*Outcome, error) {
 	out.Result.ExitCode = int32(c.ran.ExitCode)
 	var line string
 	var limit *sandbox.Event
-	out.Code, line, limit = c.end()
+	out.Status, line, limit = c.end()
 	if limit != nil && c.ran.ExitCode != 0 {
 		out.Exceeded = sandbox.Limit(limit.Subject)
 	}
@@ -50,8 +49,8 @@ func (l *Local) seal(ctx context.Context, c *execution) (*Outcome, error) {
 	ours, theirs := l.executionMetadata(c), usageOf(c)
 	if n := proto.Size(out.Result) + size(append(theirs, ours)...) + sizeOf(c.task.Auxiliary) + otherMetadata; n > MaxResult {
 		// Kept whole it could neither be sent nor, once recorded, be read.
-		if out.Code == codes.OK && c.ran.ExitCode == 0 {
-			out.Code = codes.FailedPrecondition
+		if out.Status == OK && c.ran.ExitCode == 0 {
+			out.Status = BadOutput
 		}
 		line = fmt.Sprintf("the result names %d output files and takes %d bytes, more than the %d of a message: "+
 			"declare a directory instead of what is in it", len(out.Result.OutputFiles), n, MaxResult)
@@ -69,12 +68,12 @@ func (l *Local) seal(ctx context.Context, c *execution) (*Outcome, error) {
 	out.Result.ExecutionMetadata = l.metadata(c, append([]proto.Message{ours}, theirs...)...)
 	out.Result.ExecutionMetadata.AuxiliaryMetadata = append(out.Result.ExecutionMetadata.AuxiliaryMetadata, c.task.Auxiliary...)
 	out.Message = c.message(line, limit)
-	if out.Code != codes.OK || c.ran.ExitCode != 0 {
+	if out.Status != OK || c.ran.ExitCode != 0 {
 		t := *c.task
 		if g := c.box.grant; g.Rule == "default" && g.Profile == "build" {
 			t.Target, t.Mnemonic = "", "" // they chose nothing
 		}
-		out.Reproduce = reproduce(&t, l.Flags)
+		out.Reproduce = l.Reproduce(&t)
 	}
 	return out, nil
 }

@@ -22,7 +22,6 @@ import (
 	"github.com/cloister-build/cloister/sandbox"
 	"github.com/cloister-build/cloister/sandbox/policy"
 	"github.com/google/go-cmp/cmp"
-	"google.golang.org/grpc/codes"
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/testing/protocmp"
 	"google.golang.org/protobuf/types/known/durationpb"
@@ -76,11 +75,15 @@ type bench struct {
 	audited []*Violations
 }
 
+// rerun is a Config.Reproduce.
+func rerun(t *Task) string { return "rerun " + t.Action.String() }
+
 func newBench(t *testing.T, run func(ctx context.Context, spec *sandbox.Spec, std sandbox.Stdio, out *os.Root) *sandbox.Result) *bench {
 	b := &bench{t: t, store: castest.NewMemory(), backend: &function{t: t, run: run}}
 	in := &cas.Instance{Store: b.store, Actions: b.store}
 	b.Local = New(Config{
-		Name: "w", Instances: func(string) (*cas.Instance, error) { return in, nil },
+		Reproduce: rerun,
+		Name:      "w", Instances: func(string) (*cas.Instance, error) { return in, nil },
 		Backend: b.backend, Features: able, MaxTimeout: time.Hour,
 		Audit: func(_ *Task, a *Violations) { b.audited = append(b.audited, a) },
 	})
@@ -183,7 +186,7 @@ func TestAttemptsAreTold(t *testing.T) {
 		lines[1] != "cloister: tried to connect to tcp 10.0.0.1:443: there is no network (curl, connect, 3 times)" {
 		t.Errorf("message is %q", out.Message)
 	}
-	if want := "cloister run --action " + action.String(); out.Reproduce != want {
+	if want := "rerun " + action.String(); out.Reproduce != want {
 		t.Errorf("reproduce is %q, want %q", out.Reproduce, want)
 	}
 	text := b.text(out)
@@ -238,7 +241,7 @@ func TestOneOffResultsAreNotRecorded(t *testing.T) {
 		}),
 	} {
 		action := b.action(nil)
-		if out := b.do(&Task{Action: action}); b.recorded(action) || !out.Uncacheable || out.Code != codes.OK {
+		if out := b.do(&Task{Action: action}); b.recorded(action) || !out.Uncacheable || out.Status != OK {
 			t.Errorf("%s: recorded %v, outcome %+v", name, b.recorded(action), out)
 		}
 		if len(b.audited) != 1 || len(b.audited[0].Events) != 1 {
@@ -524,24 +527,6 @@ func TestExceptionOfTheNetwork(t *testing.T) {
 		if m := (&bench{t: t}).execution(out); m.Hermetic || len(m.Events) != 1 {
 			t.Errorf("metadata says %v", m)
 		}
-	}
-}
-
-func TestReproduceIsReadyToPaste(t *testing.T) {
-	d := cas.SHA256.Sum([]byte("x"))
-	for instance, want := range map[string]string{
-		"": "", "main/a-b": " --instance main/a-b", "it's; rm": ` --instance 'it'\''s; rm'`,
-	} {
-		if got := reproduce(&Task{Action: d, Instance: instance}, nil); got != "cloister run --action "+d.String()+want {
-			t.Errorf("%q: got %q", instance, got)
-		}
-	}
-	got := reproduce(&Task{Action: d, Target: "//a:b c", Mnemonic: "TestRunner"}, []string{"--cas", "grpc://[::1]:9"})
-	if want := "cloister run --action " + d.String() + " --cas 'grpc://[::1]:9' --target '//a:b c' --mnemonic TestRunner"; got != want {
-		t.Errorf("got %q, want %q", got, want)
-	}
-	if got := reproduce(&Task{Action: d, Instance: "a\nb"}, nil); got != "" {
-		t.Errorf("got %q for a name that cannot be typed", got)
 	}
 }
 

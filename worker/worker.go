@@ -17,7 +17,6 @@ import (
 	"github.com/cloister-build/cloister/cas"
 	"github.com/cloister-build/cloister/sandbox"
 	"github.com/cloister-build/cloister/sandbox/policy"
-	"google.golang.org/grpc/codes"
 	"google.golang.org/protobuf/types/known/anypb"
 )
 
@@ -129,13 +128,26 @@ func (t *Task) root() string {
 	return ExecRoot
 }
 
+// A Status says whether an action ran to its end and produced valid outputs. The exit code is separate.
+type Status uint8
+
+// The statuses.
+const (
+	OK        Status = iota
+	TimedOut         // the command was killed after its timeout
+	BadOutput        // an output is of the wrong kind, or the outputs are too many for one result
+)
+
+// String returns the name of the status's gRPC code, as manifests and reports record it.
+func (s Status) String() string {
+	return [...]string{"OK", "DeadlineExceeded", "FailedPrecondition"}[s]
+}
+
 // An Outcome is what became of an action that was executed, or found in the action cache.
 type Outcome struct {
 	Result *repb.ActionResult
 	Cached bool
-	// Code is codes.OK, or what the API says of an action that ended badly by its own doing:
-	// DeadlineExceeded after its timeout, FailedPrecondition for an output of the wrong kind.
-	Code codes.Code
+	Status Status
 	// Exceeded is the limit that made the action fail, or "".
 	Exceeded sandbox.Limit
 	// Uncacheable says that the result depends on more than the action: on a limit that it met, on a network,
@@ -144,7 +156,7 @@ type Outcome struct {
 	// Message says to a person why the action did not succeed, and what it tried; at most MaxMessage
 	// lines of printable text, "" if there is nothing to say.
 	Message string
-	// Reproduce is the command line by which a person runs an action again that failed, else "".
+	// Reproduce is the command line that reruns a failed action, or "".
 	Reproduce string
 	// AuditLog is a text in the store that says all that the action tried, or the zero Digest.
 	AuditLog cas.Digest

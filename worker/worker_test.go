@@ -19,7 +19,6 @@ import (
 	"github.com/cloister-build/cloister/sandbox"
 	"github.com/cloister-build/cloister/sandbox/policy"
 	"github.com/google/go-cmp/cmp"
-	"google.golang.org/grpc/codes"
 	"google.golang.org/protobuf/types/known/durationpb"
 )
 
@@ -218,42 +217,42 @@ func TestSealSaysWhyItFailed(t *testing.T) {
 		name   string
 		ran    *sandbox.Result
 		bad    error
-		code   codes.Code
+		code   Status
 		oneOff bool
 		says   string
 	}{
-		{"success", &sandbox.Result{}, nil, codes.OK, false, ""},
-		{"exit code", &sandbox.Result{ExitCode: 4}, nil, codes.OK, false, "exit code 4"},
-		{"signal", &sandbox.Result{ExitCode: 139, Signal: 11}, nil, codes.OK, false, "signal 11"},
-		{"timeout", &sandbox.Result{ExitCode: 143, Stopped: true}, nil, codes.DeadlineExceeded, false, "timeout of 3s"},
-		{"output", &sandbox.Result{}, tree.ErrOutput, codes.FailedPrecondition, false, "output"},
-		{"output of a failure", &sandbox.Result{ExitCode: 4}, tree.ErrOutput, codes.OK, false, "exit code 4"},
+		{"success", &sandbox.Result{}, nil, OK, false, ""},
+		{"exit code", &sandbox.Result{ExitCode: 4}, nil, OK, false, "exit code 4"},
+		{"signal", &sandbox.Result{ExitCode: 139, Signal: 11}, nil, OK, false, "signal 11"},
+		{"timeout", &sandbox.Result{ExitCode: 143, Stopped: true}, nil, TimedOut, false, "timeout of 3s"},
+		{"output", &sandbox.Result{}, tree.ErrOutput, BadOutput, false, "output"},
+		{"output of a failure", &sandbox.Result{ExitCode: 4}, tree.ErrOutput, OK, false, "exit code 4"},
 		{"memory", &sandbox.Result{ExitCode: 137, Signal: 9, Exceeded: memory, Usage: sandbox.Usage{PeakMemory: 4 << 30}}, nil,
-			codes.OK, true, "cloister: killed: memory 4.0 GiB of 4.0 GiB, peak 4.0 GiB"},
+			OK, true, "cloister: killed: memory 4.0 GiB of 4.0 GiB, peak 4.0 GiB"},
 		{"memory of a child", &sandbox.Result{ExitCode: 1, Exceeded: memory, Events: []sandbox.Event{*memory}}, nil,
-			codes.OK, true, "cloister: killed: memory 4.0 GiB of 4.0 GiB"},
+			OK, true, "cloister: killed: memory 4.0 GiB of 4.0 GiB"},
 		{"output files", &sandbox.Result{ExitCode: 1, Exceeded: files}, nil,
-			codes.OK, true, "cloister: exit code 1 after a limit was exceeded: output files 10 of 10"},
+			OK, true, "cloister: exit code 1 after a limit was exceeded: output files 10 of 10"},
 		{"a limit that it survived", &sandbox.Result{Exceeded: memory}, nil,
-			codes.OK, true, "cloister: ended well but met a limit, so that its result is not cached: memory 4.0 GiB of 4.0 GiB"},
+			OK, true, "cloister: ended well but met a limit, so that its result is not cached: memory 4.0 GiB of 4.0 GiB"},
 		{"a limit that it noticed", &sandbox.Result{Events: []sandbox.Event{forks}}, nil,
-			codes.OK, true, "cloister: ended well but met a limit, so that its result is not cached: processes 128 of 128"},
+			OK, true, "cloister: ended well but met a limit, so that its result is not cached: processes 128 of 128"},
 		{"a limit and a timeout", &sandbox.Result{ExitCode: 137, Stopped: true, Exceeded: memory}, nil,
-			codes.DeadlineExceeded, true, "cloister: killed after its timeout of 3s\ncloister: memory 4.0 GiB of 4.0 GiB"},
+			TimedOut, true, "cloister: killed after its timeout of 3s\ncloister: memory 4.0 GiB of 4.0 GiB"},
 	} {
 		course := over(c.ran)
 		course.collected.bad = c.bad
-		out, err := New(Config{Name: "w"}).seal(t.Context(), course)
+		out, err := New(Config{Name: "w", Reproduce: rerun}).seal(t.Context(), course)
 		if err != nil {
 			t.Fatal(err)
 		}
-		if out.Code != c.code || out.Uncacheable != c.oneOff || !strings.Contains(out.Message, c.says) || (c.says == "") != (out.Message == "") {
-			t.Errorf("%s: got code %v, one-off %v, message %q", c.name, out.Code, out.Uncacheable, out.Message)
+		if out.Status != c.code || out.Uncacheable != c.oneOff || !strings.Contains(out.Message, c.says) || (c.says == "") != (out.Message == "") {
+			t.Errorf("%s: got code %v, one-off %v, message %q", c.name, out.Status, out.Uncacheable, out.Message)
 		}
 		if strings.Contains(c.says, "cloister:") && out.Message != c.says {
 			t.Errorf("%s: got message %q, want %q", c.name, out.Message, c.says)
 		}
-		if failed := c.code != codes.OK || c.ran.ExitCode != 0; failed != (out.Reproduce != "") {
+		if failed := c.code != OK || c.ran.ExitCode != 0; failed != (out.Reproduce != "") {
 			t.Errorf("%s: to reproduce it, %q", c.name, out.Reproduce)
 		}
 	}
@@ -296,8 +295,8 @@ func TestSealRefusesWhatCannotBeSent(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if out.Code != codes.FailedPrecondition || !strings.Contains(out.Message, "60000 output files") {
-		t.Errorf("got code %v, message %q", out.Code, out.Message)
+	if out.Status != BadOutput || !strings.Contains(out.Message, "60000 output files") {
+		t.Errorf("got code %v, message %q", out.Status, out.Message)
 	}
 }
 

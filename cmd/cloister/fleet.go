@@ -11,6 +11,7 @@ import (
 
 	"github.com/cloister-build/cloister/cas/remote"
 	cloisterpb "github.com/cloister-build/cloister/proto/cloister/v1"
+	"github.com/cloister-build/cloister/sandbox/printable"
 	"github.com/spf13/cobra"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
@@ -196,13 +197,13 @@ func (s *fleetState) lines() []string {
 	}
 	all := []string{fmt.Sprintf("%s  cloister %s  up %s  %s", quote(s.Name), quote(s.Version), age(s.Up), readiness)}
 	for _, why := range s.Unready {
-		all = append(all, "         "+printable(why))
+		all = append(all, "         "+printable.Text(why))
 	}
 	all = append(all, "queue    "+s.counts())
 	for _, d := range s.Demands {
 		line := fmt.Sprintf("         %d for %s", d.Queued, properties(d.Properties, "any worker"))
 		if d.Unmet != "" {
-			line += ": " + printable(d.Unmet)
+			line += ": " + printable.Text(d.Unmet)
 		}
 		all = append(all, line)
 	}
@@ -240,7 +241,7 @@ func (s *fleetState) lines() []string {
 		case workerDraining, workerDrained:
 			text := "since " + age(w.Since)
 			if w.Reason != "" {
-				text += ": " + printable(w.Reason)
+				text += ": " + printable.Text(w.Reason)
 			}
 			rest = append(rest, text)
 		}
@@ -303,12 +304,6 @@ func properties(all []string, none string) string {
 		return none
 	}
 	return quoteAll(all)
-}
-
-// printable returns a sentence of a server's as it is where it is ASCII, and else with escapes.
-func printable(s string) string {
-	q := fmt.Sprintf("%+q", s)
-	return strings.ReplaceAll(q[1:len(q)-1], `\"`, `"`)
 }
 
 // age says for how long something has been, in the two largest units.

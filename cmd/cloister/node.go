@@ -232,7 +232,8 @@ func (n *node) start(ctx context.Context, flags []string, wrap func(cas.Instance
 		return err
 	}
 	config := worker.Config{
-		Name: n.name, Instances: n.instances, Policy: n.rules, Flags: flags, RenewInterval: n.renew(), Fleet: n.fleet, Log: n.log,
+		Name: n.name, Instances: n.instances, Policy: n.rules, RenewInterval: n.renew(), Fleet: n.fleet, Log: n.log,
+		Reproduce: func(t *worker.Task) string { return reproduce(t, flags) },
 		Audit: func(t *worker.Task, a *worker.Violations) {
 			n.telemetry.Violations(a)
 			recordAttempts(n.log, n.record, n.name, t, a)

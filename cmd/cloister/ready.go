@@ -14,6 +14,7 @@ import (
 
 	repb "github.com/bazelbuild/remote-apis/build/bazel/remote/execution/v2"
 	"github.com/cloister-build/cloister/cas"
+	"github.com/cloister-build/cloister/sandbox/printable"
 	"github.com/cloister-build/cloister/worker/queue"
 	"google.golang.org/grpc/health"
 	healthpb "google.golang.org/grpc/health/grpc_health_v1"
@@ -73,7 +74,7 @@ func allDrained(work *queue.Queue) string {
 	if why != "" {
 		text += ": " + why
 	}
-	return printable(text) + "; cloister undrain gives them actions again"
+	return printable.Text(text) + "; cloister undrain gives them actions again"
 }
 
 // ServeHTTP answers 200, or 503 with the reasons.

@@ -15,6 +15,7 @@ import (
 	"github.com/cloister-build/cloister/cas/remote"
 	"github.com/cloister-build/cloister/worker"
 	"github.com/cloister-build/cloister/worker/repro"
+	"github.com/cloister-build/cloister/worker/response"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
@@ -205,11 +206,12 @@ func (s *server) execute(ctx context.Context, t *worker.Task) (*repb.ExecuteResp
 // outcome returns what a server answered: a run that failed is an outcome, as one that exceeded its time.
 func outcome(r *repb.ExecuteResponse) (*worker.Outcome, error) {
 	code := codes.Code(r.GetStatus().GetCode())
+	state, ok := response.Status(code)
 	switch {
 	case r.CachedResult:
 		return nil, &worker.Fault{Kind: worker.Unmet, Err: errors.New("the server answered from its cache, though it was asked not to")}
-	case r.Result == nil || code != codes.OK && code != codes.DeadlineExceeded && code != codes.FailedPrecondition:
+	case r.Result == nil || !ok:
 		return nil, &worker.Fault{Kind: worker.Unavailable, Err: fmt.Errorf("the server did not execute it: %s: %+.1000q", code, r.GetStatus().GetMessage())}
 	}
-	return &worker.Outcome{Result: r.Result, Code: code, Message: r.Message}, nil
+	return &worker.Outcome{Result: r.Result, Status: state, Message: r.Message}, nil
 }

@@ -67,12 +67,12 @@ func (s *sampling) seen(known *repro.Verdicts, next cas.Instances) cas.Instances
 
 // sampler returns what checks the share of what local executes, nil if nothing is to be checked. Past is nil if there is
 // no history.
-func (s *sampling) sampler(local *worker.Local, counted func(string), past *history.Log, known *repro.Verdicts) *repro.Sampler {
+func (s *sampling) sampler(local *worker.Local, flags []string, counted func(string), past *history.Log, known *repro.Verdicts) *repro.Sampler {
 	if s.share == 0 {
 		return nil
 	}
 	c := repro.SamplerConfig{
-		Executor: local, Instances: local.Instances, Name: local.Name, Features: local.Features, Host: repro.ThisHost(), Command: reproHint(local.Flags),
+		Executor: local, Instances: local.Instances, Name: local.Name, Features: local.Features, Host: repro.ThisHost(), Command: reproHint(flags),
 		SampleRate: float64(s.share), Gate: s.gate, Count: counted, Verdicts: known, Log: local.Log,
 	}
 	if past != nil {

@@ -18,7 +18,6 @@ import (
 	"github.com/cloister-build/cloister/sandbox"
 	"github.com/cloister-build/cloister/worker"
 	"github.com/spf13/cobra"
-	"google.golang.org/grpc/codes"
 )
 
 // runConfig is what the flags of run say.
@@ -220,7 +219,7 @@ func (c *runConfig) runOn(ctx context.Context, bench *workbench, m *metrics) (co
 			}
 		}
 		if code == 0 {
-			if code = int(out.Result.ExitCode); out.Code != codes.OK {
+			if code = int(out.Result.ExitCode); out.Status != worker.OK {
 				code = max(code, 1)
 			}
 		}
@@ -283,7 +282,7 @@ func execute(ctx context.Context, local *worker.Local, task *worker.Task, store 
 // its exit code says.
 func remarks(out *worker.Outcome, action cas.Digest) string {
 	end, rest, _ := strings.Cut(out.Message, "\n")
-	if out.Code == codes.OK && out.Result.ExitCode <= 128 && strings.HasSuffix(end, ", action "+action.String()) {
+	if out.Status == worker.OK && out.Result.ExitCode <= 128 && strings.HasSuffix(end, ", action "+action.String()) {
 		return rest
 	}
 	return out.Message

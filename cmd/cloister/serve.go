@@ -152,13 +152,14 @@ func serve(ctx context.Context, c *serveConfig, out io.Writer) error {
 		return err
 	}
 	seen := func(next cas.Instances) cas.Instances { return c.repro.seen(known, c.meant.instances(next)) }
-	if err := n.start(ctx, append(c.reach(listener.Addr()), c.flags()...), seen); err != nil {
+	flags := append(c.reach(listener.Addr()), c.flags()...)
+	if err := n.start(ctx, flags, seen); err != nil {
 		return err
 	}
 
 	logs := logstream.New(logstream.Config{Instances: n.instances})
 	defer logs.Close()
-	sampler := c.repro.sampler(n.local, n.telemetry.Check, past, known)
+	sampler := c.repro.sampler(n.local, flags, n.telemetry.Check, past, known)
 	line := c.queue(n, sampler, logs, past)
 	if line.Drains, err = readDrains(n.dir); err != nil {
 		return err

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	cloisterpb "github.com/cloister-build/cloister/proto/cloister/v1"
+	"github.com/cloister-build/cloister/sandbox/printable"
 	"github.com/spf13/cobra"
 )
 
@@ -140,7 +141,7 @@ func plainView(out io.Writer) func(frame) error {
 func (f *frame) summary() string {
 	readiness := "ready"
 	if !f.Ready {
-		readiness = "NOT READY (" + printable(strings.Join(f.Unready, "; ")) + ")"
+		readiness = "NOT READY (" + printable.Text(strings.Join(f.Unready, "; ")) + ")"
 	}
 	parts := []string{readiness, f.counts()}
 	workers := map[string]int{}

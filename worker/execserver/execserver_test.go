@@ -1026,19 +1026,20 @@ func TestRule097_OperationOfAnotherLifeIsNotFound(t *testing.T) {
 
 func TestRule108_BadEndOfAnActionComesWithItsResult(t *testing.T) {
 	for _, c := range []struct {
-		name string
-		code codes.Code
-		text string
+		name   string
+		status worker.Status
+		code   codes.Code
+		text   string
 	}{
-		{"timeout", codes.DeadlineExceeded, "the action ran for 60 s, which is its limit"},
-		{"wrong output", codes.FailedPrecondition, "output out is a directory"},
-		{"exit code", codes.OK, "exit code 3"},
+		{"timeout", worker.TimedOut, codes.DeadlineExceeded, "the action ran for 60 s, which is its limit"},
+		{"wrong output", worker.BadOutput, codes.FailedPrecondition, "output out is a directory"},
+		{"exit code", worker.OK, codes.OK, "exit code 3"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			want := result()
 			want.ExitCode = 3
 			s := serve(t, func(context.Context, *worker.Task) (*worker.Outcome, error) {
-				return &worker.Outcome{Result: want, Code: c.code, Message: c.text}, nil
+				return &worker.Outcome{Result: want, Status: c.status, Message: c.text}, nil
 			}, nil)
 			r := end(t, s.execute(t.Context(), t, s.action(t, "x"), nil))
 			st := wantCode(t, r, c.code)
@@ -1192,7 +1193,7 @@ func TestRule126_MessageOfAnOutcomeIsReadable(t *testing.T) {
 	s := serve(t, func(context.Context, *worker.Task) (*worker.Outcome, error) {
 		return &worker.Outcome{
 			Result:  result(),
-			Code:    codes.FailedPrecondition,
+			Status:  worker.BadOutput,
 			Message: "output \x1b[31m" + strings.Repeat("\u00e9\r", 1<<20),
 		}, nil
 	}, nil)
@@ -1205,7 +1206,7 @@ func TestRule126_MessageOfAnOutcomeIsReadable(t *testing.T) {
 // to paste.
 func TestRule126_MessageKeepsItsLines(t *testing.T) {
 	outcome := &worker.Outcome{
-		Result: result(), Code: codes.DeadlineExceeded,
+		Result: result(), Status: worker.TimedOut,
 		Message:   "cloister: one\n\n\tcloister: \x1b[31mtwo \u00e9\n",
 		Reproduce: "cloister run --action x/1",
 	}

@@ -179,7 +179,7 @@ func (s *operations) brief(o *queue.Operation, state queue.State) (*longrunningp
 	} else {
 		out := state.Outcome
 		r.CachedResult = out.Cached
-		r.Status = &statuspb.Status{Code: int32(out.Code)}
+		r.Status = &statuspb.Status{Code: int32(response.Code(out.Status))}
 		r.Message = response.Lines(out.Message)
 		if out.Result != nil {
 			r.Result = &repb.ActionResult{ExitCode: out.Result.ExitCode, ExecutionMetadata: times(out.Result.ExecutionMetadata)}

@@ -22,7 +22,7 @@ func Remember(l *history.Log) func(*worker.Outcome, *worker.Fault) func(queue.In
 			code, _ := response.FaultText(f)
 			e.Code = int32(code)
 		} else {
-			e.Code = int32(out.Code)
+			e.Code = int32(response.Code(out.Status))
 			if out.Cached {
 				e.How = history.Cached
 			}

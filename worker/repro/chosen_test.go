@@ -11,7 +11,6 @@ import (
 
 	"github.com/cloister-build/cloister/worker"
 	"github.com/cloister-build/cloister/worker/repro"
-	"google.golang.org/grpc/codes"
 )
 
 // A changed is an Executor with other outcomes.
@@ -40,7 +39,7 @@ func TestOnlyUsualRunsAreSampled(t *testing.T) {
 		"failed":    {outcome: func(_ *worker.Task, o *worker.Outcome) { o.Result.ExitCode = 1 }, waiting: 1},
 		"cached":    {outcome: func(_ *worker.Task, o *worker.Outcome) { o.Cached = true }},
 		"limited":   {outcome: func(_ *worker.Task, o *worker.Outcome) { o.Uncacheable = true }},
-		"timed out": {outcome: func(_ *worker.Task, o *worker.Outcome) { o.Code = codes.DeadlineExceeded }},
+		"timed out": {outcome: func(_ *worker.Task, o *worker.Outcome) { o.Status = worker.TimedOut }},
 		"varied":    {task: func(t *worker.Task) { t.Variation = &worker.Variation{} }},
 		"by hand":   {task: func(t *worker.Task) { t.Args = []string{"sh"} }},
 		"watched":   {task: func(t *worker.Task) { t.Terminal = os.Stdin }},

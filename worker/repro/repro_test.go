@@ -19,7 +19,6 @@ import (
 	"github.com/cloister-build/cloister/worker"
 	"github.com/cloister-build/cloister/worker/repro"
 	"github.com/cloister-build/cloister/worker/repro/compare"
-	"google.golang.org/grpc/codes"
 	"google.golang.org/protobuf/types/known/timestamppb"
 )
 
@@ -168,7 +167,7 @@ func TestWhatDiffers(t *testing.T) {
 		what string // of its first difference
 	}{
 		{"exit code", func(n int) made { return made{exit: int32(n % 2)} }, repro.FlakyExit, "", ""},
-		{"timeout", func(n int) made { return made{code: []codes.Code{codes.OK, codes.DeadlineExceeded}[n%2]} }, repro.FlakyExit, "", ""},
+		{"timeout", func(n int) made { return made{status: []worker.Status{worker.OK, worker.TimedOut}[n%2]} }, repro.FlakyExit, "", ""},
 		{"stdout", func(n int) made { return made{stdout: fmt.Sprint("n ", n)} }, repro.Differs, compare.Stdout, ""},
 		{"stderr", func(n int) made { return made{stderr: fmt.Sprint("n ", n)} }, repro.Differs, compare.Stderr, ""},
 		{"an output that is not always there", func(n int) made {

@@ -83,8 +83,8 @@ func (c *check) record(p *Executor, v *worker.Variation, out *worker.Outcome) Ru
 	if !p.Action.IsZero() && p.Action != c.task.Action {
 		r.Action = p.Action.String()
 	}
-	if out.Code != 0 {
-		r.Code = out.Code.String()
+	if out.Status != worker.OK {
+		r.Code = out.Status.String()
 	}
 	if !out.Manifest.IsZero() {
 		r.Manifest, r.StableHash = out.Manifest.String(), out.StableHash

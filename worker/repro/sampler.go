@@ -137,7 +137,7 @@ func (s *Sampler) Execute(ctx context.Context, t *worker.Task, report func(worke
 		return s.Executor.Execute(ctx, &task, report)
 	}
 	out, err := s.Executor.Execute(ctx, t, report)
-	if err == nil && !out.Cached && !out.Uncacheable && out.Code == 0 {
+	if err == nil && !out.Cached && !out.Uncacheable && out.Status == worker.OK {
 		s.add(t, out)
 	}
 	return out, err

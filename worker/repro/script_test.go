@@ -17,7 +17,6 @@ import (
 	"github.com/cloister-build/cloister/sandbox"
 	"github.com/cloister-build/cloister/worker"
 	"github.com/cloister-build/cloister/worker/repro"
-	"google.golang.org/grpc/codes"
 	"google.golang.org/protobuf/types/known/timestamppb"
 )
 
@@ -26,7 +25,7 @@ type made struct {
 	files          map[string]string
 	stdout, stderr string
 	exit           int32
-	code           codes.Code
+	status         worker.Status
 	directory      map[string]string // in the output directory "dir"
 }
 
@@ -81,7 +80,7 @@ func (s *script) Execute(ctx context.Context, t *worker.Task, report func(worker
 		v = &worker.Variation{}
 	}
 	m := s.act(n, v)
-	out := &worker.Outcome{Code: m.code, Uncacheable: t.Variation != nil, Result: &repb.ActionResult{
+	out := &worker.Outcome{Status: m.status, Uncacheable: t.Variation != nil, Result: &repb.ActionResult{
 		ExitCode: m.exit, StdoutDigest: s.put(m.stdout), StderrDigest: s.put(m.stderr),
 		ExecutionMetadata: &repb.ExecutedActionMetadata{
 			Worker:                      "w",

@@ -44,10 +44,10 @@ func Of(out *worker.Outcome, remark string) *repb.ExecuteResponse {
 	r := &repb.ExecuteResponse{
 		Result:       out.Result,
 		CachedResult: out.Cached,
-		Status:       &statuspb.Status{Code: int32(out.Code)},
+		Status:       &statuspb.Status{Code: int32(Code(out.Status))},
 		Message:      text,
 	}
-	if out.Code != codes.OK {
+	if out.Status != worker.OK {
 		r.Status.Message = text
 	}
 	if !out.AuditLog.IsZero() {
@@ -87,7 +87,8 @@ func Parse(r *repb.ExecuteResponse, fn cas.Function) (*worker.Outcome, *worker.F
 	default:
 		return nil, parseFault(st, fn)
 	}
-	out := &worker.Outcome{Result: r.Result, Cached: r.CachedResult, Code: st.Code()}
+	out := &worker.Outcome{Result: r.Result, Cached: r.CachedResult}
+	out.Status, _ = Status(st.Code())
 	out.Message, out.Reproduce = parseMessage(r.Message)
 	if out.Message == "" && st.Message() != "" {
 		out.Message = Lines(st.Message())

@@ -57,8 +57,8 @@ func TestOutcomesComeBack(t *testing.T) {
 		"success":     {Result: ran(0), Started: from, Ended: to},
 		"cached":      {Result: ran(0), Cached: true},
 		"exit code":   {Result: ran(3), Message: "cloister: exit code 3", Reproduce: "cloister run --action x/1", Started: from, Ended: to},
-		"timeout":     {Result: ran(143), Code: codes.DeadlineExceeded, Message: "cloister: killed\ncloister: tried", AuditLog: log, Started: from, Ended: to},
-		"output":      {Result: ran(0), Code: codes.FailedPrecondition, Message: "cloister: o is a socket", Started: from, Ended: to},
+		"timeout":     {Result: ran(143), Status: worker.TimedOut, Message: "cloister: killed\ncloister: tried", AuditLog: log, Started: from, Ended: to},
+		"output":      {Result: ran(0), Status: worker.BadOutput, Message: "cloister: o is a socket", Started: from, Ended: to},
 		"no metadata": {Result: &repb.ActionResult{}},
 	} {
 		got, f := response.Parse(sent(t, response.Of(out, "")), cas.BLAKE3)

@@ -62,6 +62,23 @@ func FaultText(f *worker.Fault) (codes.Code, string) {
 	return codes.Internal, text
 }
 
+// Status returns the status of an outcome whose code is c, or false if no outcome has that code.
+func Status(c codes.Code) (worker.Status, bool) {
+	s := map[codes.Code]worker.Status{codes.DeadlineExceeded: worker.TimedOut, codes.FailedPrecondition: worker.BadOutput}[c]
+	return s, s != worker.OK || c == codes.OK
+}
+
+// Code returns the code of an outcome with status s.
+func Code(s worker.Status) codes.Code {
+	switch s {
+	case worker.TimedOut:
+		return codes.DeadlineExceeded
+	case worker.BadOutput:
+		return codes.FailedPrecondition
+	}
+	return codes.OK
+}
+
 // missing returns the one detail that a status about missing blobs may have: Bazel uploads them only
 // if there is no other (rule 72). It lists as many as fit into a message.
 func missing(blobs []cas.Digest) *errdetails.PreconditionFailure {

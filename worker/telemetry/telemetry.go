@@ -12,7 +12,6 @@ import (
 	"github.com/cloister-build/cloister/sandbox"
 	"github.com/cloister-build/cloister/worker"
 	"github.com/prometheus/client_golang/prometheus"
-	"google.golang.org/grpc/codes"
 )
 
 // Metrics are the counters of one server. They are safe for concurrent use.
@@ -96,7 +95,7 @@ func result(out *worker.Outcome, err error) string {
 		return "infra"
 	case out.Cached:
 		return "cached"
-	case out.Code == codes.DeadlineExceeded:
+	case out.Status == worker.TimedOut:
 		return "timeout"
 	case out.Exceeded != "":
 		if out.Exceeded == sandbox.LimitMemory {
@@ -105,7 +104,7 @@ func result(out *worker.Outcome, err error) string {
 		return "limit"
 	case out.Result.ExitCode > 128:
 		return "signal"
-	case out.Code != codes.OK || out.Result.ExitCode != 0:
+	case out.Status != worker.OK || out.Result.ExitCode != 0:
 		return "nonzero"
 	}
 	return "ok"

@@ -14,7 +14,6 @@ import (
 	"github.com/cloister-build/cloister/worker/telemetry"
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/testutil"
-	"google.golang.org/grpc/codes"
 )
 
 // ends is an Executor whose actions end as it says.
@@ -35,7 +34,7 @@ func TestActionsAreCountedByResult(t *testing.T) {
 		"ok":        {out: &worker.Outcome{Result: exit(0)}},
 		"nonzero":   {out: &worker.Outcome{Result: exit(1)}},
 		"signal":    {out: &worker.Outcome{Result: exit(139)}},
-		"timeout":   {out: &worker.Outcome{Result: exit(143), Code: codes.DeadlineExceeded}},
+		"timeout":   {out: &worker.Outcome{Result: exit(143), Status: worker.TimedOut}},
 		"oom":       {out: &worker.Outcome{Result: exit(137), Exceeded: sandbox.LimitMemory}},
 		"limit":     {out: &worker.Outcome{Result: exit(137), Exceeded: sandbox.LimitCPU}},
 		"cached":    {out: &worker.Outcome{Result: exit(0), Cached: true}},
