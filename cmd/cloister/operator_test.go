@@ -209,7 +209,7 @@ func TestDrainWaitsOverARestart(t *testing.T) {
 		t.Fatal(err)
 	}
 	still("while it ends what it had")
-	slot.Ends(false)
+	slot.SetEnding(false)
 	if got := <-waited; got != "0 drained anvil; 1 actions run there\nidle    anvil\n" {
 		t.Errorf("at last: %q", got)
 	}

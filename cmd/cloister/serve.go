@@ -252,7 +252,7 @@ func (c *serveConfig) boundBlobs(most int64) error {
 
 // queue returns how actions wait for the node. Sampler and past are nil if there are none.
 func (c *serveConfig) queue(n *node, sampler *repro.Sampler, logs *logstream.Registry, past *history.Log) queue.Config {
-	line := queue.Config{Head: c.head, Renew: n.local.RenewInputs, RenewEvery: c.renew()}
+	line := queue.Config{Head: c.head, Renew: n.local.RenewInputs, RenewEvery: c.renew(), Hint: matchHint}
 	if past != nil {
 		line.Ended = execserver.Remember(past)
 	}

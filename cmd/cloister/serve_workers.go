@@ -76,6 +76,17 @@ func (c *serveConfig) offer(name string) *queue.Offer {
 	return &queue.Offer{Worker: name, Any: !c.fleet, Properties: c.workers.properties}
 }
 
+// matchHint says what to do about an action that no worker takes.
+func matchHint(u queue.Unmatched) string {
+	switch {
+	case u.NoWorker:
+		return "start one with cloister join, then retry"
+	case len(u.Missing) == 0:
+		return "use an instance that cloister status lists, or start a worker with cloister join --instance"
+	}
+	return fmt.Sprintf("add --property %s to its cloister join, or request an offered value", u.Missing[0])
+}
+
 // A workersPort is where workers of other machines take actions, and find all that they need for them.
 type workersPort struct {
 	listener   net.Listener

@@ -135,7 +135,7 @@ func TestSignalDrainsInTime(t *testing.T) {
 		t.Fatal(err)
 	}
 	response := h.end()
-	if code := codes.Code(response.GetStatus().GetCode()); code != codes.Unavailable || response.Result != nil || !strings.Contains(response.Message, "the server is shutting down: ask again") {
+	if code := codes.Code(response.GetStatus().GetCode()); code != codes.Unavailable || response.Result != nil || !strings.Contains(response.Message, "the server is shutting down; retry") {
 		t.Errorf("%v", response)
 	}
 	f.stop()

@@ -276,7 +276,7 @@ func (s *Server) Synchronize(ctx context.Context, req *remoteworkerpb.Synchroniz
 			return again, nil
 		}
 		if executing != nil && executing.GetCompleted() == nil {
-			w.slot.Ends(true)
+			w.slot.SetEnding(true)
 			return idle(), nil // it calls again once it has killed that
 		}
 		return s.next(ctx, w, req.PreferBeingIdle)
@@ -301,7 +301,7 @@ func (s *Server) Synchronize(ctx context.Context, req *remoteworkerpb.Synchroniz
 	a.begun = true
 	if a.ended() {
 		w.dismiss()
-		w.slot.Ends(true)
+		w.slot.SetEnding(true)
 		return idle(), nil
 	}
 	stage := stageOf(executing)
@@ -313,7 +313,7 @@ func (s *Server) Synchronize(ctx context.Context, req *remoteworkerpb.Synchroniz
 			a.run.GiveBack(why)
 		}
 		w.dismiss()
-		w.slot.Ends(true)
+		w.slot.SetEnding(true)
 		return idle(), nil
 	}
 	a.run.Report(stage)
@@ -472,7 +472,7 @@ func (s *Server) again(w *session) *remoteworkerpb.SynchronizeResponse {
 
 // next waits for an action for the worker, for a while.
 func (s *Server) next(ctx context.Context, w *session, preferIdle bool) (*remoteworkerpb.SynchronizeResponse, error) {
-	w.slot.Ends(false) // whether it gets another action or not
+	w.slot.SetEnding(false) // whether it gets another action or not
 	if preferIdle {
 		return idle(), nil
 	}

@@ -96,15 +96,15 @@ func TestRule126_LostWorkers(t *testing.T) {
 		}
 	}
 	const why = " (it was not heard of for 1m0s)"
-	wantMessage(t, end(t, st), codes.FailedPrecondition, "suspected of ending its workers", "lost 3 times", "worker a"+why, "worker b"+why, "worker c"+why)
+	wantMessage(t, end(t, st), codes.FailedPrecondition, "suspected of crashing its workers", "lost 3 times", "worker a"+why, "worker b"+why, "worker c"+why)
 }
 
-// TestRule126_UnmatchedActions: the message says who comes nearest and what to do, and names the server alone.
+// TestRule126_UnmatchedActions checks that the message names the nearest worker and the server.
 func TestRule126_UnmatchedActions(t *testing.T) {
 	s := head(t, worker.Property{Name: "container-image", Value: "docker://x"})
 	s.join(t, "a", worker.Property{Name: "container-image", Value: "docker://y"})
 	wantMessage(t, end(t, s.execute(t.Context(), t, s.action(t, "x"), nil)), codes.FailedPrecondition,
-		"no worker offers container-image=docker://x", "nearest is worker a", "container-image=docker://y", "--property container-image=docker://x", "(server smithy, operation ")
+		"no worker offers container-image=docker://x", "the nearest is worker a with container-image=docker://y", "offered values of container-image: docker://y", "(server smithy, operation ")
 }
 
 // TestDrainedWorkersTakeNothing: what waits goes to others, or waits on; what the worker executes it goes on with.

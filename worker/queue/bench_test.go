@@ -13,31 +13,31 @@ import (
 	"github.com/cloister-build/cloister/worker/queue"
 )
 
-// A gate is an Executor each of whose runs takes one pass.
-type gate struct{ passes, begun chan struct{} }
+// A stepper is an Executor whose runs end one at a time, on request.
+type stepper struct{ end, begun chan struct{} }
 
-func (g gate) Execute(ctx context.Context, _ *worker.Task, _ func(worker.Stage)) (*worker.Outcome, error) {
-	g.begun <- struct{}{}
+func (s stepper) Execute(ctx context.Context, _ *worker.Task, _ func(worker.Stage)) (*worker.Outcome, error) {
+	s.begun <- struct{}{}
 	select {
-	case <-g.passes:
+	case <-s.end:
 		return &worker.Outcome{}, nil
 	case <-ctx.Done():
 		return nil, ctx.Err()
 	}
 }
 
-// numbered is the i-th of many actions, of 50 builds.
+// numbered returns the i-th of many actions, which belong to 50 builds.
 func numbered(i int) queue.Request {
 	var text [8]byte
 	binary.LittleEndian.PutUint64(text[:], uint64(i))
 	return queue.Request{Task: worker.Task{Action: cas.SHA256.Sum(text[:]), Invocation: fmt.Sprint(i % 50)}}
 }
 
-// BenchmarkTurn submits an action and has one run, of those that wait.
-func BenchmarkTurn(b *testing.B) {
+// BenchmarkStep submits an action and runs one of those waiting.
+func BenchmarkStep(b *testing.B) {
 	for _, waiting := range []int{0, 100_000} {
 		b.Run(fmt.Sprint(waiting, " waiting"), func(b *testing.B) {
-			g := gate{make(chan struct{}), make(chan struct{}, 1)}
+			g := stepper{make(chan struct{}), make(chan struct{}, 1)}
 			q := queue.New(queue.Config{Executor: g, Slots: 1, MaxLive: 1 << 30})
 			defer q.Close()
 			n := 0
@@ -53,16 +53,16 @@ func BenchmarkTurn(b *testing.B) {
 			<-g.begun
 			for b.Loop() {
 				submit()
-				g.passes <- struct{}{}
+				g.end <- struct{}{}
 				<-g.begun
 			}
 		})
 	}
 }
 
-// BenchmarkSubmit submits actions that wait.
+// BenchmarkSubmit submits actions that do not run.
 func BenchmarkSubmit(b *testing.B) {
-	g := gate{make(chan struct{}), make(chan struct{}, 1)}
+	g := stepper{make(chan struct{}), make(chan struct{}, 1)}
 	q := queue.New(queue.Config{Executor: g, Slots: 1, MaxLive: 1 << 30})
 	defer q.Close()
 	n := 0

@@ -11,14 +11,14 @@ import (
 	"github.com/cloister-build/cloister/worker"
 )
 
-// TestDrained: nothing is given to anybody if each worker that is there is drained, or none is and those that join will be.
+// TestDrained checks that the queue is drained if every present worker is, or none is present and each that joins will be.
 func TestDrained(t *testing.T) {
 	q := New(Config{Head: true})
 	defer q.Close()
 	want := func(when, why string) {
 		t.Helper()
 		if since, got := q.Drained(); since.IsZero() != (why == "") || got != why {
-			t.Errorf("%s: drained since %v because of %q, want %q", when, since, got, why)
+			t.Errorf("%s: Drained = %v, %q; want %q", when, since, got, why)
 		}
 	}
 	join := func(name string) *Slot {
@@ -33,7 +33,7 @@ func TestDrained(t *testing.T) {
 	a, b := join("a"), join("b")
 	q.DrainWorker("a", "one")
 	want("one of two", "")
-	time.Sleep(time.Millisecond) // so that the moments differ
+	time.Sleep(time.Millisecond) // so that the times differ
 	q.DrainWorker("b", "the other")
 	want("both", "the other")
 	a.Leave("")
@@ -48,8 +48,8 @@ func TestDrained(t *testing.T) {
 	want("at last", "")
 }
 
-// TestDrainsLast: a queue with the drains of another drains and admits whom that would have.
-func TestDrainsLast(t *testing.T) {
+// TestDrainStateRestoresDrains checks that a queue with the DrainState of another drains the same workers.
+func TestDrainStateRestoresDrains(t *testing.T) {
 	before := New(Config{Head: true})
 	defer before.Close()
 	for _, name := range []string{"a", "b", "c"} {
@@ -65,7 +65,7 @@ func TestDrainsLast(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			defer s.Leave("the test ends")
+			defer s.Leave("end of test")
 		}
 		for _, w := range q.Workers() {
 			if !w.Drained.IsZero() {
@@ -97,16 +97,16 @@ func TestDrainsLast(t *testing.T) {
 		}
 		after := New(Config{Head: true, Drains: state})
 		if again, _ := json.Marshal(after.DrainState()); string(again) != string(text) {
-			t.Errorf("%s becomes %s", text, again)
+			t.Errorf("DrainState = %s, want %s", again, text)
 		}
 		if got := drained(after); got != step.want {
-			t.Errorf("with %s there are %q, want %q", text, got, step.want)
+			t.Errorf("with %s drained are %q, want %q", text, got, step.want)
 		}
 		after.Close()
 	}
 }
 
-// TestLostRunsAreCounted, each once, also the one after which the action is given up.
+// TestLostRunsAreCounted also checks the loss after which the action is not retried.
 func TestLostRunsAreCounted(t *testing.T) {
 	q := New(Config{Head: true, Attempts: 2})
 	defer q.Close()
@@ -123,13 +123,13 @@ func TestLostRunsAreCounted(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		r.Lost("why")
-		s.Leave("why not")
+		r.Lost("crash")
+		s.Leave("stop")
 		if got := q.Stats(); got.Lost != int64(i+1) || got.Again != 1 {
-			t.Errorf("after %d losses: %d lost, %d again", i+1, got.Lost, got.Again)
+			t.Errorf("after %d losses: Lost %d and Again %d, want Again 1", i+1, got.Lost, got.Again)
 		}
 	}
 	if s := o.State(); s.Fault == nil || s.Worker != "b" {
-		t.Errorf("the action ended with %+v", s)
+		t.Errorf("state is %+v, want a fault on worker b", s)
 	}
 }

@@ -2,21 +2,21 @@
 
 package queue
 
-// Parties returns how many builds the lines of q know.
-func Parties(q *Queue) int {
+// Flows returns the number of flows that q knows.
+func Flows(q *Queue) int {
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	return len(q.arrived.parties) + len(q.ready.parties)
+	return q.arrived.Flows() + q.ready.Flows()
 }
 
-// Lanes returns how many lanes the lines of q have.
-func Lanes(q *Queue) int {
+// Buckets returns the number of buckets that q has.
+func Buckets(q *Queue) int {
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	return len(q.arrived.open) + len(q.ready.open)
+	return len(q.arrived.Buckets()) + len(q.ready.Buckets())
 }
 
-// Drains returns how many names of drained workers q keeps.
+// Drains returns the number of drained workers that q remembers.
 func Drains(q *Queue) int {
 	q.mu.Lock()
 	defer q.mu.Unlock()

@@ -12,27 +12,26 @@ import (
 	"github.com/cloister-build/cloister/worker/queue"
 )
 
-// An idler is a Config.Idle that works until it is told to stop.
-type idler struct{ working, begun atomic.Int32 }
+// A background is a Config.Idle that works until its context ends.
+type background struct{ working, begun atomic.Int32 }
 
-func (i *idler) idle(ctx context.Context) {
+func (i *background) idle(ctx context.Context) {
 	i.begun.Add(1)
 	i.working.Add(1)
 	<-ctx.Done()
 	i.working.Add(-1)
 }
 
-func (i *idler) want(t *testing.T, working, begun int32) {
+func (i *background) want(t *testing.T, working, begun int32) {
 	t.Helper()
 	synctest.Wait()
 	if i.working.Load() != working || i.begun.Load() != begun {
-		t.Errorf("%d work and %d have begun, want %d and %d", i.working.Load(), i.begun.Load(), working, begun)
+		t.Errorf("%d working and %d begun, want %d and %d", i.working.Load(), i.begun.Load(), working, begun)
 	}
 }
 
-// TestIdleWorksOnlyWhileASlotIsFree, and ends for the action that wants the last.
 func TestIdleWorksOnlyWhileASlotIsFree(t *testing.T) {
-	i := &idler{}
+	i := &background{}
 	bubble(t, queue.Config{Slots: 2, Idle: i.idle}, func(t *testing.T, q *queue.Queue, e *executor) {
 		i.want(t, 1, 1)
 		submit(t, q, "a", nil)
@@ -42,18 +41,18 @@ func TestIdleWorksOnlyWhileASlotIsFree(t *testing.T) {
 		o := submit(t, q, "c", nil)
 		e.release("a")
 		i.want(t, 0, 1) // c has it
-		o.Cancel("nobody wants it")
+		o.Cancel("requested")
 		i.want(t, 1, 2)
 		e.release("b")
 		i.want(t, 1, 2)
 	})
 	if i.working.Load() != 0 {
-		t.Error("it works on after the queue was closed")
+		t.Error("Idle still works after Close")
 	}
 }
 
-// TestIdleHoldsUpNoAction: one that comes runs at once, though what idles does not end.
-func TestIdleHoldsUpNoAction(t *testing.T) {
+// TestIdleDelaysNoAction checks that an action starts although Idle ignores its context.
+func TestIdleDelaysNoAction(t *testing.T) {
 	deaf := func(context.Context) { time.Sleep(time.Hour) }
 	bubble(t, queue.Config{Slots: 1, Idle: deaf}, func(t *testing.T, q *queue.Queue, e *executor) {
 		synctest.Wait()
@@ -62,8 +61,8 @@ func TestIdleHoldsUpNoAction(t *testing.T) {
 	})
 }
 
-func TestIdleEndsWhenTheQueueDrains(t *testing.T) {
-	i := &idler{}
+func TestIdleStopsWhenTheQueueDrains(t *testing.T) {
+	i := &background{}
 	bubble(t, queue.Config{Slots: 2, Idle: i.idle}, func(t *testing.T, q *queue.Queue, e *executor) {
 		i.want(t, 1, 1)
 		submit(t, q, "a", nil)

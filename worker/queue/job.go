@@ -4,46 +4,68 @@ package queue
 
 import (
 	"context"
+	"encoding/binary"
 	"fmt"
 	"runtime/debug"
 	"time"
 
 	repb "github.com/bazelbuild/remote-apis/build/bazel/remote/execution/v2"
+	"github.com/cloister-build/cloister/cas"
 	"github.com/cloister-build/cloister/worker"
+	"github.com/cloister-build/cloister/worker/queue/internal/fairqueue"
 )
 
-// A job is one run of an action, or what is to become one.
+// A job is one run of an action, present or future.
 type job struct {
-	req Request
-	ops map[*Operation]bool
+	req  Request
+	ops  map[*Operation]bool
+	item fairqueue.Item[*job]
 
-	lot     lot       // where it waits for a slot
-	lane    *lane     // there; nil while it is worked on
-	entered time.Time // when it came to wait for a slot, the first time
-	turn    *party    // in whose turn it was taken
-	cancel  context.CancelFunc
-	// ran says that the result will be a new one: nobody looks into the action cache any more.
-	ran      bool
+	entered  time.Time // when it first waited for a slot
+	cancel   context.CancelFunc
+	ran      bool // past the lookup in the action cache, so its result will be new
 	run      *Run // nil unless a slot has it
 	losses   []loss
+	avoid    []string // names of the workers of losses, sorted
 	prefetch prefetch
-	// flight is where later requests find the job, once it is prepared and if it can be shared.
-	flight flight
+	flight   flightKey // under which later requests find the job; zero while it cannot be shared
 }
 
-// serve takes jobs that have arrived, one at a time, until the queue is closed, and prepares them.
-func (q *Queue) serve() {
+// A flightKey is equal for actions that may share a run.
+type flightKey struct {
+	instance string
+	action   cas.Digest
+	terms    string
+}
+
+// matchKey encodes what decides which workers may take j: its instance, its demands and the workers that lost it.
+func (j *job) matchKey() fairqueue.MatchKey {
+	b := binary.AppendUvarint(nil, uint64(len(j.req.Demands)))
+	add := func(s string) { b = append(binary.AppendUvarint(b, uint64(len(s))), s...) }
+	add(j.req.Task.Instance)
+	for _, d := range j.req.Demands {
+		add(d.Name)
+		add(d.Value)
+	}
+	for _, name := range j.avoid {
+		add(name)
+	}
+	return fairqueue.MatchKey(b)
+}
+
+// prepareJobs prepares arrived jobs, one at a time, until the queue is closed.
+func (q *Queue) prepareJobs() {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	for {
-		for q.arrived.waiting == 0 && q.ctx.Err() == nil {
-			q.arrived.more.Wait()
+		for q.arrived.Waiting() == 0 && q.ctx.Err() == nil {
+			q.toPrepare.Wait()
 		}
 		if q.ctx.Err() != nil {
 			return
 		}
-		j := q.arrived.take(q.arrived.open[0])
-		// Nothing but leave cancels a job: its operations know why by then.
+		j := q.arrived.Buckets()[0].Take()
+		// Only leave cancels a job; its operations carry the reason.
 		ctx, cancel := context.WithCancel(context.Background())
 		j.cancel = cancel
 
@@ -53,16 +75,16 @@ func (q *Queue) serve() {
 		e := q.endOf(out, err)
 		q.mu.Lock()
 
-		q.arrived.done(j)
+		q.arrived.Done(&j.item)
 		q.prepared(j, e)
 		q.checkEmpty()
 	}
 }
 
-// prepared passes on a job from a preparer.
+// prepared passes on a job that Prepare has returned.
 func (q *Queue) prepared(j *job, e end) {
 	switch {
-	case len(j.ops) == 0: // left meanwhile
+	case len(j.ops) == 0: // all have left
 	case e.outcome != nil || e.fault != nil:
 		q.finish(j, e)
 	default:
@@ -70,10 +92,10 @@ func (q *Queue) prepared(j *job, e end) {
 	}
 }
 
-// enter lets j share the run of an equal action, or else wait for a slot.
+// enter merges j into the job of an equal action, or queues it.
 func (q *Queue) enter(j *job) {
 	if !j.req.Alone {
-		key := flight{j.req.Task.Instance, j.req.Task.Action, j.req.Terms}
+		key := flightKey{j.req.Task.Instance, j.req.Task.Action, j.req.Terms}
 		if f := q.flights[key]; f != nil && f.admits(j) {
 			q.merge(f, j)
 			return
@@ -81,43 +103,47 @@ func (q *Queue) enter(j *job) {
 		j.flight = key
 		q.flights[key] = j
 	}
-	j.lot = lot{instance: j.req.Task.Instance, demands: encodeDemands(j.req.Demands)}
 	j.entered = time.Now()
 	q.await(j)
 }
 
-// await lets j wait for a slot, unless one is free or none will ever be.
+// await queues j, which gets a slot at once if one is free, and a fault if none is to be expected.
 func (q *Queue) await(j *job) {
-	q.ready.push(j)
-	if f := q.hopeless(j.lane, j, time.Now()); f != nil {
+	entries := make([]*fairqueue.Entry[*job], 0, len(j.ops))
+	for o := range j.ops {
+		entries = append(entries, &o.entry)
+	}
+	q.ready.Push(&j.item, j.matchKey(), entries...)
+	if f := q.unmatchable(j, time.Now()); f != nil {
 		q.abandon(j, f)
 		return
 	}
-	q.dispatch(j.lane)
+	q.dispatch(j.item.Bucket())
 	switch {
-	case j.lane == nil:
+	case !j.item.Waiting():
 		return
-	case q.own != nil && q.own.busy+j.lane.waiting <= q.cfg.Slots && q.may(q.own, j.lane):
-		// One of the queue's own slots is on its way: j will not wait for long enough to be told, but for who asks.
+	case q.own != nil && q.own.busy+j.item.Bucket().Len() <= q.cfg.Slots && q.mayTake(q.own, j):
+		// An own slot is about to take it: clients that ask see QUEUED, but it is not worth waking those that wait.
 		for o := range j.ops {
 			o.state = State{Stage: repb.ExecutionStage_QUEUED}
 		}
 	default:
 		j.advance(j.ops, repb.ExecutionStage_QUEUED)
 	}
-	q.waiting.Signal()
+	q.toFetch.Signal()
 }
 
-// admits reports whether the operations of j may have the result of f. A result that a client does
-// not want from the cache must not have been visible before it asked.
+// admits reports whether the operations of j may have the result of f. A client that does not want a cached result
+// must not get one that was visible before its request.
 func (f *job) admits(j *job) bool {
-	return f.lane != nil || f.ran || f.req.Task.SkipCacheLookup || !j.req.Task.SkipCacheLookup
+	return f.item.Waiting() || f.ran || f.req.Task.SkipCacheLookup || !j.req.Task.SkipCacheLookup
 }
 
-// merge gives the operations of j to f, which takes on what is stricter in j if it still can.
+// merge moves the operations of j to f, which adopts the stricter conditions of j if it still waits.
 func (q *Queue) merge(f, j *job) {
+	waiting := f.item.Waiting()
 	stage := repb.ExecutionStage_EXECUTING
-	if f.lane != nil {
+	if waiting {
 		stage = repb.ExecutionStage_QUEUED
 		f.req.Task.SkipCacheLookup = f.req.Task.SkipCacheLookup || j.req.Task.SkipCacheLookup
 	}
@@ -125,13 +151,13 @@ func (q *Queue) merge(f, j *job) {
 	for o := range j.ops {
 		o.job = f
 		f.ops[o] = true
-		if f.lane != nil {
-			f.lane.line.join(o)
+		if waiting {
+			f.item.Add(&o.entry)
 		}
 	}
 	clear(j.ops)
-	q.waiting.Signal()
-	q.room.Broadcast()
+	q.toFetch.Signal()
+	q.reserved.Broadcast()
 }
 
 // finish completes the operations of j.
@@ -147,47 +173,45 @@ func (q *Queue) finish(j *job, e end) {
 // leave completes o with f before its job has ended, and cancels the job if o was the last.
 func (q *Queue) leave(o *Operation, f *worker.Fault) {
 	j := o.job
-	if j.lane != nil {
-		j.lane.line.part(o)
-	}
+	waiting := j.item.Waiting()
+	o.entry.Remove()
 	delete(j.ops, o)
 	q.complete(o, end{fault: f})
 	if len(j.ops) > 0 {
 		return
 	}
 	q.forget(j)
-	if j.lane == nil {
+	if !waiting {
 		j.cancel()
 		return
 	}
-	j.lane.line.drop(j)
-	q.giveRoom(j)
+	q.unreserve(j)
 	q.checkEmpty()
 }
 
-// abandon completes the operations of j, which waits, with f.
+// abandon completes the operations of a waiting job with f.
 func (q *Queue) abandon(j *job, f *worker.Fault) {
 	for o := range j.ops {
 		q.leave(o, f)
 	}
 }
 
-// forget keeps later requests from sharing j, and ends what is fetched for it.
+// forget prevents later requests from sharing j, and ends its prefetch.
 func (q *Queue) forget(j *job) {
 	if stop := j.prefetch.stop; stop != nil {
 		stop()
 	}
-	// Of a job that is being prepared the key is still empty: the request is Prepare's until it ends.
+	// While j is being prepared its key is zero: j.req belongs to Prepare.
 	if q.flights[j.flight] == j {
 		delete(q.flights, j.flight)
 	}
 }
 
-// advance brings operations, which are those of j or come to be, to a stage.
+// advance moves operations of j to a stage.
 func (j *job) advance(ops map[*Operation]bool, s repb.ExecutionStage_Value) {
 	state := State{Stage: s}
 	if r := j.run; r != nil {
-		state.Began, state.Worker = r.began, r.slot.of.name
+		state.Began, state.Worker = r.began, r.slot.worker.name
 		state.Stdout, state.Stderr = r.task.Logs.Names()
 	}
 	for o := range ops {
@@ -198,13 +222,13 @@ func (j *job) advance(ops map[*Operation]bool, s repb.ExecutionStage_Value) {
 // A Panic is the error of work that panicked.
 type Panic struct {
 	Value any
-	Stack []byte // as debug.Stack writes it
+	Stack []byte // as debug.Stack returns it
 }
 
 // Error returns the value of the panic, without the stack.
 func (p *Panic) Error() string { return fmt.Sprintf("panic: %v", p.Value) }
 
-// guard calls do. A panic in it is a Fault, so that one action cannot end all others.
+// guard calls do and turns a panic into a Fault, so that one action cannot end all others.
 func guard(do func() (*worker.Outcome, error)) (out *worker.Outcome, err error) {
 	defer func() {
 		if v := recover(); v != nil {

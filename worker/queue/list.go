@@ -4,36 +4,36 @@ package queue
 
 import "slices"
 
-// A roll holds operations in order of arrival.
-type roll struct {
+// An opList holds operations in order of arrival.
+type opList struct {
 	ops  []*Operation // nil where one was removed
-	seqs []uint64     // of each, also of those that were removed
+	seqs []uint64     // of each, including removed ones
 	gaps int
 }
 
-// add appends o, which is the newest.
-func (r *roll) add(o *Operation) {
-	r.ops, r.seqs = append(r.ops, o), append(r.seqs, o.seq)
+// add appends o, the newest.
+func (l *opList) add(o *Operation) {
+	l.ops, l.seqs = append(l.ops, o), append(l.seqs, o.Seq())
 }
 
-// remove takes out o, which must be there. Gaps are closed when half of all are, so that each costs little.
-func (r *roll) remove(o *Operation) {
-	i, _ := slices.BinarySearch(r.seqs, o.seq)
-	r.ops[i] = nil
-	if r.gaps++; r.gaps <= len(r.ops)/2 {
+// remove removes o, which must be present. It compacts the list when half of it is gaps, so that each call is cheap.
+func (l *opList) remove(o *Operation) {
+	i, _ := slices.BinarySearch(l.seqs, o.Seq())
+	l.ops[i] = nil
+	if l.gaps++; l.gaps <= len(l.ops)/2 {
 		return
 	}
-	var kept roll
-	for _, o := range r.ops {
+	var kept opList
+	for _, o := range l.ops {
 		if o != nil {
 			kept.add(o)
 		}
 	}
-	*r = kept
+	*l = kept
 }
 
-// Older returns at most n operations that arrived before the one numbered seq, or any if seq is 0, the newest first, and
-// the number with which the next call goes on. There are no more when it returns none.
+// Older returns at most n operations that arrived before the one numbered seq, newest first, and the number to continue
+// with. A seq of 0 starts with the newest of all; the list ends when Older returns none.
 func (q *Queue) Older(seq uint64, n int) (ops []*Operation, next uint64) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
@@ -43,14 +43,14 @@ func (q *Queue) Older(seq uint64, n int) (ops []*Operation, next uint64) {
 	}
 	for i--; i >= 0 && len(ops) < n; i-- {
 		if o := q.listed.ops[i]; o != nil {
-			ops, next = append(ops, o), o.seq
+			ops, next = append(ops, o), o.Seq()
 		}
 	}
 	return ops, next
 }
 
-// Forget makes the operation of that name unknown, if it is completed. It reports whether it knew it, and whether it was
-// completed.
+// Forget removes the operation of that name if it is completed. It reports whether the operation was known, and whether
+// it was completed.
 func (q *Queue) Forget(name string) (known, completed bool) {
 	q.mu.Lock()
 	defer q.mu.Unlock()

@@ -13,7 +13,7 @@ import (
 	"github.com/cloister-build/cloister/worker/queue"
 )
 
-// older returns the names of the actions that q knows, as Older pages them.
+// older returns the targets of all operations, from pages of n.
 func older(q *queue.Queue, n int) []string {
 	var got []string
 	for seq := uint64(0); ; {
@@ -27,11 +27,11 @@ func older(q *queue.Queue, n int) []string {
 	}
 }
 
-// TestOlderFindsEveryOperationOnce, the newest first, whatever was dropped in between and whatever comes meanwhile.
+// TestOlderFindsEveryOperationOnce checks the order while operations are dropped and added.
 func TestOlderFindsEveryOperationOnce(t *testing.T) {
 	bubble(t, queue.Config{Slots: 1}, func(t *testing.T, q *queue.Queue, e *executor) {
 		if ops, _ := q.Older(0, 10); len(ops) != 0 {
-			t.Errorf("an empty queue lists %d operations", len(ops))
+			t.Errorf("an empty queue lists %d operations, want 0", len(ops))
 		}
 		var want []string
 		ops := map[string]*queue.Operation{}
@@ -45,13 +45,13 @@ func TestOlderFindsEveryOperationOnce(t *testing.T) {
 		slices.Reverse(want)
 		for _, gone := range []string{"39", "0", "20", "21", "22"} {
 			if known, completed := q.Forget(ops[gone].Name()); !known || !completed {
-				t.Fatalf("Forget(%s) = %v, %v; want that it was completed", gone, known, completed)
+				t.Fatalf("Forget(%s) = %v, %v; want true, true", gone, known, completed)
 			}
 			want = slices.DeleteFunc(want, func(s string) bool { return s == gone })
 		}
 		for _, n := range []int{1, 7, 35, 100} {
 			if got := older(q, n); !slices.Equal(got, want) {
-				t.Errorf("by pages of %d: %q, want %q", n, got, want)
+				t.Errorf("pages of %d: %q, want %q", n, got, want)
 			}
 		}
 		_, seq := q.Older(0, 5)
@@ -60,35 +60,35 @@ func TestOlderFindsEveryOperationOnce(t *testing.T) {
 		if got := page[0].Info().Target; got != want[5] {
 			t.Errorf("the next page begins with %s, want %s", got, want[5])
 		}
-		// Most go: the gaps are closed, and what is left is found.
+		// Removing most operations compacts the list.
 		for _, name := range want[:30] {
 			q.Forget(ops[name].Name())
 		}
 		if got := older(q, 3); !slices.Equal(got, append([]string{""}, want[30:]...)) {
-			t.Errorf("after most were forgotten: %q, want %q", got, want[30:])
+			t.Errorf("after compaction: %q, want %q", got, want[30:])
 		}
 		time.Sleep(time.Hour)
 		if got := older(q, 3); len(got) != 0 {
-			t.Errorf("after they expired: %q, want none", got)
+			t.Errorf("after expiry: %q, want none", got)
 		}
 	})
 }
 
-func TestForget(t *testing.T) {
+func TestForgetRemovesOnlyCompletedOperations(t *testing.T) {
 	bubble(t, queue.Config{Slots: 1}, func(t *testing.T, q *queue.Queue, e *executor) {
 		a, b := submit(t, q, "a", nil), submit(t, q, "b", nil)
 		for _, o := range []*queue.Operation{a, b} {
 			if known, completed := q.Forget(o.Name()); !known || completed {
-				t.Errorf("Forget of what is not completed = %v, %v", known, completed)
+				t.Errorf("Forget of a live operation = %v, %v; want true, false", known, completed)
 			}
 		}
 		if known, _ := q.Forget("no such"); known {
-			t.Error("an operation that never was is known")
+			t.Error("an unknown name is known")
 		}
 		e.release("a")
 		wantRun(t, a, 1)
 		if known, completed := q.Forget(a.Name()); !known || !completed {
-			t.Errorf("Forget = %v, %v; want that it was completed", known, completed)
+			t.Errorf("Forget = %v, %v; want true, true", known, completed)
 		}
 		wantKnown(t, q, []*queue.Operation{a, b}, false, true)
 		time.Sleep(time.Hour) // nothing is dropped twice
@@ -99,12 +99,12 @@ func TestForget(t *testing.T) {
 func TestCancelledOperationLeavesTheRunToOthers(t *testing.T) {
 	bubble(t, queue.Config{Slots: 1}, func(t *testing.T, q *queue.Queue, e *executor) {
 		a, b, queued := submit(t, q, "x", nil), submit(t, q, "x", nil), submit(t, q, "y", nil)
-		a.Cancel("the operator wants no more of it")
-		if f := wantFault(t, a, worker.Cancelled); f.Error() != "the operator wants no more of it" {
-			t.Errorf("fault is %q, want the reason", f)
+		a.Cancel("the operator cancelled it")
+		if f := wantFault(t, a, worker.Cancelled); f.Error() != "the operator cancelled it" {
+			t.Errorf("fault is %q, want the reason given", f)
 		}
 		wantCounts(t, e, 1, 0, 1)
-		queued.Cancel("nor of this")
+		queued.Cancel("so did another")
 		wantFault(t, queued, worker.Cancelled)
 		e.release("x", "y")
 		wantRun(t, b, 1)
@@ -114,14 +114,14 @@ func TestCancelledOperationLeavesTheRunToOthers(t *testing.T) {
 	})
 	bubble(t, queue.Config{Slots: 1}, func(t *testing.T, q *queue.Queue, e *executor) {
 		only := submit(t, q, "x", nil)
-		only.Cancel("nobody else wants it")
+		only.Cancel("requested")
 		wantFault(t, only, worker.Cancelled)
 		wantCounts(t, e, 1, 1, 0)
 	})
 }
 
-// TestStateSaysWhenARunBegan, also to those who join it.
-func TestStateSaysWhenARunBegan(t *testing.T) {
+// TestStateReportsWhenTheRunBegan, also for operations that join later.
+func TestStateReportsWhenTheRunBegan(t *testing.T) {
 	bubble(t, queue.Config{Slots: 1}, func(t *testing.T, q *queue.Queue, e *executor) {
 		came := time.Now()
 		submit(t, q, "holds the slot", nil)
@@ -129,7 +129,7 @@ func TestStateSaysWhenARunBegan(t *testing.T) {
 		o := submit(t, q, "x", nil)
 		defer watch(t, o)()
 		if s := o.State(); !s.Began.IsZero() || !o.Info().Queued.Equal(came) {
-			t.Errorf("of what waits: began %v, queued %v; want zero and %v", s.Began, o.Info().Queued, came)
+			t.Errorf("while waiting: Began %v, Queued %v; want zero and %v", s.Began, o.Info().Queued, came)
 		}
 		time.Sleep(time.Minute)
 		e.release("holds the slot")
@@ -140,7 +140,7 @@ func TestStateSaysWhenARunBegan(t *testing.T) {
 		wantRun(t, joined, 2)
 		for _, o := range []*queue.Operation{o, joined} {
 			if s := o.State(); !s.Began.Equal(came.Add(time.Minute)) {
-				t.Errorf("began %v, want a minute after %v", s.Began, came)
+				t.Errorf("Began is %v, want a minute after %v", s.Began, came)
 			}
 		}
 	})

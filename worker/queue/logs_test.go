@@ -13,7 +13,7 @@ import (
 	"github.com/cloister-build/cloister/worker/queue"
 )
 
-// A logger makes logs named by the number of the run, and remembers what they ended with.
+// A logger is a Config.Logs. It numbers the logs and records how they end.
 type logger struct {
 	begun int
 	ended []*worker.Outcome
@@ -34,7 +34,7 @@ func wantNames(t *testing.T, o *queue.Operation, stage repb.ExecutionStage_Value
 	}
 }
 
-func TestRule127_LogsAreKnownAsSoonAsTheRunBegins(t *testing.T) {
+func TestRule127_LogNamesAreKnownWhenTheRunBegins(t *testing.T) {
 	var l logger
 	bubble(t, queue.Config{Slots: 1, Logs: l.logs}, func(t *testing.T, q *queue.Queue, e *executor) {
 		first := submit(t, q, "x", nil)
@@ -50,7 +50,7 @@ func TestRule127_LogsAreKnownAsSoonAsTheRunBegins(t *testing.T) {
 		})
 		wantNames(t, hit, repb.ExecutionStage_COMPLETED, "", "")
 		if logs := e.begun[0].Logs; logs == nil || logs.Stdout.Name != "out1" {
-			t.Errorf("the run has the logs %v", logs)
+			t.Errorf("logs of the run are %v, want out1", logs)
 		}
 		e.release("x")
 		for _, o := range []*queue.Operation{first, shares} {
@@ -67,10 +67,10 @@ func TestRule127_LogsAreKnownAsSoonAsTheRunBegins(t *testing.T) {
 	})
 }
 
-// TestLogsEndWhateverTheExecutorDoes: and with an outcome only if there is one.
+// TestLogsEndWhateverTheExecutorDoes checks that logs end once, with an outcome only if there is one.
 func TestLogsEndWhateverTheExecutorDoes(t *testing.T) {
 	for name, f := range map[string]function{
-		"panic": func(context.Context) (*worker.Outcome, error) { panic("lost my way") },
+		"panic": func(context.Context) (*worker.Outcome, error) { panic("defect") },
 		"both": func(context.Context) (*worker.Outcome, error) {
 			return &worker.Outcome{}, &worker.Fault{Kind: worker.Internal}
 		},

@@ -7,47 +7,47 @@ import (
 	"slices"
 )
 
-// fetchers is how many waiting actions are fetched for at once: enough to hide the way to a store that is far, and few
-// beside the calls that such a store's client makes at once for the actions that run.
+// fetchers is the number of concurrent prefetches: enough to hide the latency of a remote store, and few compared with
+// the concurrent calls its client makes for running actions.
 const fetchers = 4
 
-// A prefetch is how near the inputs of a waiting job are.
+// A prefetch is the state of fetching a waiting job's inputs.
 type prefetch struct {
 	begun bool
-	bytes int64              // of Config.FetchBytes
-	stop  context.CancelFunc // nil unless a fetch is under way
+	bytes int64              // reserved of Config.FetchBytes
+	stop  context.CancelFunc // nil unless under way
 }
 
-// fetchAhead fetches for jobs that wait, one at a time, until the queue is closed.
-func (q *Queue) fetchAhead() {
+// prefetchJobs prefetches for waiting jobs, one at a time, until the queue is closed.
+func (q *Queue) prefetchJobs() {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	for q.ctx.Err() == nil {
 		j := q.nextToFetch()
 		if j == nil {
-			q.waiting.Wait()
+			q.toFetch.Wait()
 			continue
 		}
 		var ctx context.Context
 		ctx, j.prefetch.stop = context.WithCancel(q.ctx)
 		j.prefetch.begun = true
 		task := j.req.Task
-		q.waiting.Signal() // there may be another
+		q.toFetch.Signal() // there may be another
 		q.mu.Unlock()
-		q.cfg.Fetch(ctx, &task, func(bytes int64) bool { return q.takeRoom(ctx, j, bytes) })
+		q.cfg.Fetch(ctx, &task, func(bytes int64) bool { return q.reserve(ctx, j, bytes) })
 		q.mu.Lock()
 		j.prefetch.stop()
 		j.prefetch.stop = nil
 	}
 }
 
-// upcoming returns the next 2*Slots jobs in line for the queue's own slots.
+// upcoming returns the next 2*Slots jobs for the queue's own slots.
 func (q *Queue) upcoming() []*job {
-	return q.ready.ahead(2*q.cfg.Slots, func(n *lane) bool { return q.may(q.own, n) })
+	return q.ready.Ahead(2*q.cfg.Slots, func(j *job) bool { return q.mayTake(q.own, j) })
 }
 
-// nextToFetch returns the first of the upcoming jobs that nobody fetches for, or nil. While a slot is free there is none:
-// it fetches itself.
+// nextToFetch returns the first upcoming job that is not prefetched, or nil. It returns nil while a slot is free, since
+// the slot fetches for itself.
 func (q *Queue) nextToFetch() *job {
 	if q.own.busy < q.cfg.Slots {
 		return nil
@@ -60,42 +60,41 @@ func (q *Queue) nextToFetch() *job {
 	return nil
 }
 
-// takeRoom waits for room for what is to be fetched for j, as long as j waits. It reports whether there is any. Whoever
-// is next in line has it first.
-func (q *Queue) takeRoom(ctx context.Context, j *job, bytes int64) bool {
+// reserve reserves prefetched bytes for j, in queue order. It waits while j waits, and reports whether it succeeded.
+func (q *Queue) reserve(ctx context.Context, j *job, bytes int64) bool {
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	q.asking = append(q.asking, j)
+	q.reserving = append(q.reserving, j)
 	defer func() {
-		q.asking = slices.DeleteFunc(q.asking, func(other *job) bool { return other == j })
-		q.room.Broadcast()
+		q.reserving = slices.DeleteFunc(q.reserving, func(other *job) bool { return other == j })
+		q.reserved.Broadcast()
 	}()
-	for ctx.Err() == nil && j.lane != nil && bytes <= q.cfg.FetchBytes {
-		if q.fetched <= q.cfg.FetchBytes-bytes && q.firstToAsk() == j {
+	for ctx.Err() == nil && j.item.Waiting() && bytes <= q.cfg.FetchBytes {
+		if q.fetched <= q.cfg.FetchBytes-bytes && q.nextToReserve() == j {
 			q.fetched += bytes
 			j.prefetch.bytes = bytes
 			return true
 		}
-		q.room.Wait()
+		q.reserved.Wait()
 	}
 	return false
 }
 
-// firstToAsk returns the next in line of those that wait and ask for room, of which there must be one.
-func (q *Queue) firstToAsk() *job {
+// nextToReserve returns the first in queue order of the waiting jobs that reserve; there is at least one.
+func (q *Queue) nextToReserve() *job {
 	for _, j := range q.upcoming() {
-		if slices.Contains(q.asking, j) {
+		if slices.Contains(q.reserving, j) {
 			return j
 		}
 	}
-	// None is as near as it was any more.
-	return q.asking[slices.IndexFunc(q.asking, func(j *job) bool { return j.lane != nil })]
+	// Others have overtaken all of them.
+	return q.reserving[slices.IndexFunc(q.reserving, func(j *job) bool { return j.item.Waiting() })]
 }
 
-// giveRoom gives back the room that was taken for j, which waits no more.
-func (q *Queue) giveRoom(j *job) {
+// unreserve releases the reservation of j, which no longer waits.
+func (q *Queue) unreserve(j *job) {
 	q.fetched -= j.prefetch.bytes
 	j.prefetch.bytes = 0
-	q.room.Broadcast()
-	q.waiting.Signal()
+	q.reserved.Broadcast()
+	q.toFetch.Signal()
 }

@@ -16,22 +16,22 @@ import (
 	"github.com/cloister-build/cloister/worker/queue"
 )
 
-// fetches are what a queue has fetched, as Config.Fetch.
+// fetches is a Config.Fetch that records its calls.
 type fetches struct {
-	bytes int64 // that each action needs
-	hold  bool  // none ends by itself
+	bytes int64 // needed by each action
+	hold  bool  // block until cancelled
 
 	mu                    sync.Mutex
 	begun, ended, refused []cas.Digest
 	cancelled, alive      int
 }
 
-func (f *fetches) fetch(ctx context.Context, t *worker.Task, room func(int64) bool) {
+func (f *fetches) fetch(ctx context.Context, t *worker.Task, reserve func(int64) bool) {
 	f.mu.Lock()
 	f.begun = append(f.begun, t.Action)
 	f.alive++
 	f.mu.Unlock()
-	fits := room(f.bytes)
+	fits := reserve(f.bytes)
 	if fits && f.hold {
 		<-ctx.Done()
 	}
@@ -48,7 +48,7 @@ func (f *fetches) fetch(ctx context.Context, t *worker.Task, room func(int64) bo
 	}
 }
 
-// want checks which actions are in a list of f.
+// want checks which actions are in one of the lists.
 func (f *fetches) want(t *testing.T, what string, list *[]cas.Digest, names ...string) {
 	t.Helper()
 	synctest.Wait()
@@ -62,7 +62,7 @@ func (f *fetches) want(t *testing.T, what string, list *[]cas.Digest, names ...s
 	slices.SortFunc(want, byHash)
 	got := slices.SortedFunc(slices.Values(*list), byHash)
 	if !slices.Equal(got, want) {
-		t.Errorf("%s: %d, want %q", what, len(got), names)
+		t.Errorf("%s: got %d actions, want %q", what, len(got), names)
 	}
 }
 
@@ -72,12 +72,12 @@ func (f *fetches) wantCancelled(t *testing.T, cancelled, alive int) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	if f.cancelled != cancelled || f.alive != alive {
-		t.Errorf("%d fetches were cancelled and %d are under way, want %d and %d", f.cancelled, f.alive, cancelled, alive)
+		t.Errorf("%d fetches cancelled and %d under way, want %d and %d", f.cancelled, f.alive, cancelled, alive)
 	}
 }
 
-// TestInputsComeNearInLine: of the next in line, by priority, each once; those that a slot takes at once are the slot's.
-func TestInputsComeNearInLine(t *testing.T) {
+// TestPrefetchIsInQueueOrder checks that the next actions are fetched once each, and none that a slot takes at once.
+func TestPrefetchIsInQueueOrder(t *testing.T) {
 	f := &fetches{}
 	bubble(t, queue.Config{Slots: 2, Fetch: f.fetch}, func(t *testing.T, q *queue.Queue, e *executor) {
 		for _, name := range []string{"running", "too"} {
@@ -87,23 +87,23 @@ func TestInputsComeNearInLine(t *testing.T) {
 		for _, name := range []string{"c", "d", "e", "f", "g", "h"} {
 			submit(t, q, name, priority(1))
 		}
-		f.want(t, "with four in line", &f.ended, "c", "d", "e", "f")
+		f.want(t, "with six waiting", &f.ended, "c", "d", "e", "f")
 		submit(t, q, "a", nil)
-		f.want(t, "with one that is sooner", &f.ended, "c", "d", "e", "f", "a")
+		f.want(t, "with an urgent one", &f.ended, "c", "d", "e", "f", "a")
 		submit(t, q, "h", nil)
-		f.want(t, "with one that has become so", &f.ended, "c", "d", "e", "f", "a", "h")
+		f.want(t, "with one that became urgent", &f.ended, "c", "d", "e", "f", "a", "h")
 		e.release("running")
-		f.want(t, "with one less", &f.ended, "c", "d", "e", "f", "a", "h")
+		f.want(t, "with one taken", &f.ended, "c", "d", "e", "f", "a", "h")
 		e.release("a", "h")
-		f.want(t, "with a line that has moved", &f.ended, "c", "d", "e", "f", "a", "h", "g")
+		f.want(t, "with three taken", &f.ended, "c", "d", "e", "f", "a", "h", "g")
 		if n := len(f.begun); n != 7 {
-			t.Errorf("%d were fetched for, want each once", n)
+			t.Errorf("%d fetches, want 7: one each", n)
 		}
 	})
 }
 
-// TestFetchEndsWithItsOperation, and not because a slot has taken the action.
-func TestFetchEndsWithItsOperation(t *testing.T) {
+// TestPrefetchEndsWithItsOperation checks that it continues when an own slot takes the action.
+func TestPrefetchEndsWithItsOperation(t *testing.T) {
 	f := &fetches{hold: true}
 	bubble(t, queue.Config{Slots: 1, Grace: time.Minute, Fetch: f.fetch}, func(t *testing.T, q *queue.Queue, e *executor) {
 		defer watch(t, submit(t, q, "running", nil))()
@@ -116,12 +116,12 @@ func TestFetchEndsWithItsOperation(t *testing.T) {
 		wantCounts(t, e, 2, 0, 1)
 		f.wantCancelled(t, 1, 1)
 		e.release("next")
-		f.wantCancelled(t, 2, 0) // its action needs nothing any more
+		f.wantCancelled(t, 2, 0) // its action has ended
 	})
 }
 
-// TestFetchIsBounded: in actions at once, and in bytes of all that wait.
-func TestFetchIsBounded(t *testing.T) {
+// TestPrefetchIsBounded in concurrent actions and in bytes.
+func TestPrefetchIsBounded(t *testing.T) {
 	f := &fetches{hold: true}
 	bubble(t, queue.Config{Slots: 8, Fetch: f.fetch}, func(t *testing.T, q *queue.Queue, e *executor) {
 		for i := range 8 + 16 {
@@ -141,18 +141,18 @@ func TestFetchIsBounded(t *testing.T) {
 		f.want(t, "room for two", &f.ended, "a", "b")
 		f.wantCancelled(t, 0, 2)
 		e.release("x")
-		f.want(t, "one was taken by a slot", &f.ended, "a", "b", "c")
+		f.want(t, "one taken", &f.ended, "a", "b", "c")
 		e.release("y", "z")
-		f.want(t, "so were two more", &f.ended, "a", "b", "c", "d")
+		f.want(t, "two more taken", &f.ended, "a", "b", "c", "d")
 		wantCounts(t, e, 6, 0, 3)
 		f.bytes = 101
 		submit(t, q, "e", nil)
-		f.want(t, "one without room at all", &f.refused, "e")
+		f.want(t, "one larger than the limit", &f.refused, "e")
 	})
 }
 
-// TestRoomIsGivenInLine: an action that needs less does not take the room for which one before it waits.
-func TestRoomIsGivenInLine(t *testing.T) {
+// TestReservationsAreInQueueOrder checks that a small action does not overtake a large one that waits for room.
+func TestReservationsAreInQueueOrder(t *testing.T) {
 	f := &fetches{bytes: 60}
 	bubble(t, queue.Config{Slots: 2, FetchBytes: 100, Fetch: f.fetch}, func(t *testing.T, q *queue.Queue, e *executor) {
 		submit(t, q, "running", nil)
@@ -161,9 +161,9 @@ func TestRoomIsGivenInLine(t *testing.T) {
 		submit(t, q, "b", nil)
 		f.bytes = 30
 		submit(t, q, "c", nil)
-		f.want(t, "room for c, which b has not", &f.ended, "a")
+		f.want(t, "room for c, but b is next", &f.ended, "a")
 		submit(t, q, "c", priority(-1))
-		f.want(t, "room for c, which is sooner now", &f.ended, "a", "c")
+		f.want(t, "room for c, which is next now", &f.ended, "a", "c")
 		e.release("running")
 		f.want(t, "no room yet", &f.ended, "a", "c")
 		e.release("too")
@@ -171,8 +171,8 @@ func TestRoomIsGivenInLine(t *testing.T) {
 	})
 }
 
-// TestFetchOfWhatNoLongerWaits: for want of room it began to be fetched too late.
-func TestFetchOfWhatNoLongerWaits(t *testing.T) {
+// TestPrefetchIsRefusedOnceTheActionNoLongerWaits for room.
+func TestPrefetchIsRefusedOnceTheActionNoLongerWaits(t *testing.T) {
 	f := &fetches{bytes: 60}
 	bubble(t, queue.Config{Slots: 1, Grace: time.Minute, FetchBytes: 100, Fetch: f.fetch}, func(t *testing.T, q *queue.Queue, e *executor) {
 		for _, name := range []string{"running", "a"} {
@@ -185,14 +185,14 @@ func TestFetchOfWhatNoLongerWaits(t *testing.T) {
 		defer watch(t, submit(t, q, "b", nil))()
 		defer watch(t, submit(t, q, "urgent", priority(-1)))()
 		e.release("running") // frees the slot for urgent
-		f.want(t, "urgent, for which there was no room", &f.refused, "urgent")
+		f.want(t, "urgent, without room", &f.refused, "urgent")
 		e.release("urgent")
-		f.want(t, "b, when a is taken", &f.ended, "a", "b")
+		f.want(t, "b after a is taken", &f.ended, "a", "b")
 	})
 }
 
-// TestCloseEndsFetches, also those that wait for room.
-func TestCloseEndsFetches(t *testing.T) {
+// TestCloseEndsPrefetches, also those that wait for room.
+func TestCloseEndsPrefetches(t *testing.T) {
 	f := &fetches{bytes: 60, hold: true}
 	bubble(t, queue.Config{Slots: 1, FetchBytes: 100, Fetch: f.fetch}, func(t *testing.T, q *queue.Queue, e *executor) {
 		for _, name := range []string{"running", "a", "b"} {

@@ -20,9 +20,9 @@ import (
 	"google.golang.org/protobuf/proto"
 )
 
-// executor is an Executor whose actions run until the test lets them end.
+// executor is an Executor whose actions run until the test releases them.
 type executor struct {
-	fetched bool // actions are past their fetch as soon as they begin
+	fetched bool // actions pass the Fetch stage at once
 
 	mu      sync.Mutex
 	begun   []*worker.Task
@@ -51,7 +51,7 @@ func (e *executor) Execute(
 	}()
 	select {
 	case <-end:
-		// Each run has a result of its own, so that a shared one can be told.
+		// Results differ, so that tests recognise a shared one.
 		return &worker.Outcome{Result: &repb.ActionResult{ExitCode: int32(n)}}, nil
 	case <-ctx.Done():
 		e.mu.Lock()
@@ -61,7 +61,7 @@ func (e *executor) Execute(
 	}
 }
 
-// end returns the channel whose closing ends every run of d.
+// end returns the channel that ends every run of d when closed.
 func (e *executor) end(d cas.Digest) chan struct{} {
 	if e.ends == nil {
 		e.ends = make(map[cas.Digest]chan struct{})
@@ -72,7 +72,7 @@ func (e *executor) end(d cas.Digest) chan struct{} {
 	return e.ends[d]
 }
 
-// release lets every run of the named actions end.
+// release ends every run of the named actions.
 func (e *executor) release(names ...string) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -90,7 +90,7 @@ func (e *executor) counts() [3]int {
 
 func action(name string) cas.Digest { return cas.SHA256.Sum([]byte(name)) }
 
-// bubble runs f with a queue in a bubble of fake time, and closes the queue.
+// bubble runs f with a queue and a fake clock, and closes the queue.
 func bubble(t *testing.T, c queue.Config, f func(t *testing.T, q *queue.Queue, e *executor)) {
 	t.Helper()
 	e := &executor{}
@@ -104,7 +104,7 @@ func bubble(t *testing.T, c queue.Config, f func(t *testing.T, q *queue.Queue, e
 	})
 }
 
-// submit enters an action by its name; change may be nil.
+// submit submits the action of that name; change may be nil.
 func submit(t *testing.T, q *queue.Queue, name string, change func(*queue.Request)) *queue.Operation {
 	t.Helper()
 	r := queue.Request{Task: worker.Task{Action: action(name)}}
@@ -115,7 +115,7 @@ func submit(t *testing.T, q *queue.Queue, name string, change func(*queue.Reques
 	if err != nil {
 		t.Fatalf("Submit(%s): %v", name, err)
 	}
-	synctest.Wait() // so that what can begin has begun
+	synctest.Wait() // let every action begin that can
 	return o
 }
 
@@ -213,8 +213,8 @@ func TestRule089_Stages(t *testing.T) {
 	})
 }
 
-// TestRule089_QueuedIsNotToldWhereASlotIsFree: it would be over before anybody reads it. Who asks is told.
-func TestRule089_QueuedIsNotToldWhereASlotIsFree(t *testing.T) {
+// TestRule089_QueuedIsSkippedWhenASlotIsFree since the state would end before a client reads it.
+func TestRule089_QueuedIsSkippedWhenASlotIsFree(t *testing.T) {
 	bubble(t, queue.Config{Slots: 1}, func(t *testing.T, q *queue.Queue, e *executor) {
 		o := submit(t, q, "x", nil)
 		if s, v, err := o.Wait(t.Context(), 0); err != nil || v != queue.FirstVersion+1 || s.Stage != repb.ExecutionStage_EXECUTING {
@@ -287,7 +287,7 @@ func TestRule095_EqualActionsShareOneRun(t *testing.T) {
 		a := submit(t, q, "x", nil)
 		b := submit(t, q, "x", nil)
 		if a.Name() == b.Name() {
-			t.Error("two requests have one operation name; each client needs its own")
+			t.Error("two requests have the same operation name")
 		}
 		wantStage(t, b, repb.ExecutionStage_EXECUTING)
 		elsewhere := submit(t, q, "x", func(r *queue.Request) { r.Task.Instance = "other" })
@@ -327,7 +327,7 @@ func TestRule095_UrgentRequestRaisesQueuedRun(t *testing.T) {
 		e.release("holds the slot")
 		wantCounts(t, e, 2, 0, 1)
 		if e.begun[1].Action != action("x") {
-			t.Error("the run that was raised did not run first")
+			t.Error("the raised run did not run first")
 		}
 	})
 }
@@ -363,8 +363,7 @@ func TestRule096_DoNotCacheIsNotShared(t *testing.T) {
 	})
 }
 
-// TestTermsAreNotShared: who is given something else does not get what came of it.
-func TestTermsAreNotShared(t *testing.T) {
+func TestRunsWithDifferentTermsAreNotShared(t *testing.T) {
 	bubble(t, queue.Config{Slots: 9}, func(t *testing.T, q *queue.Queue, e *executor) {
 		on := func(terms string) func(*queue.Request) {
 			return func(r *queue.Request) {
@@ -416,7 +415,7 @@ func TestRule094_SkipCacheLookupSharesOnlyNewResults(t *testing.T) {
 			e.release("holds the slot")
 			wantCounts(t, e, 2, 0, 1)
 			if !e.begun[1].SkipCacheLookup {
-				t.Error("the shared run may be served from the cache, which one of its clients forbade")
+				t.Error("the shared run may use the cache although one of its clients skips the lookup")
 			}
 		})
 	})
@@ -444,10 +443,10 @@ func TestRule093_AbandonedOperationIsCancelledAfterGrace(t *testing.T) {
 				})
 				leave := watch(t, o)
 				time.Sleep(time.Hour)
-				wantStage(t, o, stage) // while somebody waits, there is no limit
+				wantStage(t, o, stage) // no limit while a client waits
 				leave()
 				time.Sleep(7 * time.Minute)
-				wantStage(t, o, stage) // this client came back in time
+				wantStage(t, o, stage) // the client returns in time
 				time.Sleep(7 * time.Minute)
 				wantStage(t, o, stage)
 				time.Sleep(11 * time.Minute)
@@ -460,7 +459,7 @@ func TestRule093_AbandonedOperationIsCancelledAfterGrace(t *testing.T) {
 					wantCounts(t, e, 0, 0, 0)
 				case repb.ExecutionStage_QUEUED:
 					if got := q.Stats().Queued; got != 0 {
-						t.Errorf("%d runs are queued, want none", got)
+						t.Errorf("Queued is %d, want 0", got)
 					}
 					wantCounts(t, e, 1, 0, 1)
 				case repb.ExecutionStage_EXECUTING:
@@ -478,7 +477,7 @@ func TestCancelledRunIsNotShared(t *testing.T) {
 		began++
 		if began == 1 {
 			<-ctx.Done()
-			time.Sleep(time.Hour) // its processes take their time to die
+			time.Sleep(time.Hour) // its processes die slowly
 			return nil, ctx.Err()
 		}
 		return &worker.Outcome{}, nil
@@ -502,14 +501,14 @@ func TestRule092_FinishedOperationAnswersUntilRetainEnds(t *testing.T) {
 		time.Sleep(5 * time.Minute)
 		found, ok := q.Operation(o.Name())
 		if !ok || found != o {
-			t.Fatal("the operation is unknown within its five minutes")
+			t.Fatal("the operation is unknown within five minutes")
 		}
 		wantRun(t, found, 1)
 		time.Sleep(5 * time.Minute)
 		if _, ok := q.Operation(o.Name()); ok {
-			t.Error("the operation is kept for ever")
+			t.Error("the operation is kept after ten minutes")
 		}
-		wantRun(t, o, 1) // who holds it is not concerned
+		wantRun(t, o, 1) // the handle still works
 	})
 }
 
@@ -523,12 +522,12 @@ func TestFinishedOperationsAreBounded(t *testing.T) {
 			got = append(got, ok)
 		}
 		if want := []bool{false, true, true}; !slices.Equal(got, want) {
-			t.Errorf("operations kept: %v, want %v: the oldest goes", got, want)
+			t.Errorf("operations kept: %v, want %v", got, want)
 		}
 	})
 }
 
-// answer makes a request end in Prepare.
+// answer makes Prepare complete a request.
 func answer(out *worker.Outcome, err error) func(*queue.Request) {
 	return func(r *queue.Request) {
 		r.Prepare = func(context.Context, *queue.Request) (*worker.Outcome, error) { return out, err }
@@ -564,17 +563,17 @@ func TestFinishedOperationsAreBoundedByBytes(t *testing.T) {
 		}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			// Two do not fit, with any of the estimates.
+			// Two exceed the limit by any estimate.
 			bubble(t, queue.Config{MaxRetainedBytes: size * 3 / 2}, func(t *testing.T, q *queue.Queue, _ *executor) {
 				small := submit(t, q, "small", answer(&worker.Outcome{}, nil))
 				first := submit(t, q, "first", answer(c.out, c.err))
 				second := submit(t, q, "second", answer(c.out, c.err))
 				wantKnown(t, q, []*queue.Operation{small, first, second}, false, false, true)
-				// What expires makes room.
+				// Expired operations make room.
 				time.Sleep(10 * time.Minute)
 				wantKnown(t, q, []*queue.Operation{second}, false)
 				small = submit(t, q, "small", answer(&worker.Outcome{}, nil))
-				if c.name != "result" { // whose estimate alone is above the limit
+				if c.name != "result" { // its estimate alone exceeds the limit
 					first = submit(t, q, "first", answer(c.out, c.err))
 					wantKnown(t, q, []*queue.Operation{small, first}, true, true)
 				}
@@ -603,7 +602,7 @@ func TestSharedResultIsCountedOnce(t *testing.T) {
 	})
 }
 
-func TestRule092_ResultOfARunOutlivesAnswersWithout(t *testing.T) {
+func TestRule092_ResultsOutliveAnswersWithoutARun(t *testing.T) {
 	missing := &worker.Fault{Kind: worker.Missing, Err: errors.New("absent"), Blobs: make([]cas.Digest, 1000)}
 	for _, c := range []struct {
 		name string
@@ -641,7 +640,7 @@ func TestRule092_ResultOfARunOutlivesAnswersWithout(t *testing.T) {
 	})
 }
 
-func TestRule092_NewestResultOfARunIsKeptHoweverLarge(t *testing.T) {
+func TestRule092_NewestResultIsKeptHoweverLarge(t *testing.T) {
 	bubble(t, queue.Config{Slots: 1, MaxRetainedBytes: 1}, func(t *testing.T, q *queue.Queue, e *executor) {
 		e.fetched = true
 		e.release("a", "b")
@@ -653,12 +652,12 @@ func TestRule092_NewestResultOfARunIsKeptHoweverLarge(t *testing.T) {
 	})
 }
 
-// list is an error that holds on to blobs.
+// list is an error that references blobs.
 type list struct{ blobs []cas.Digest }
 
 func (l *list) Error() string { return "absent" }
 
-func TestLongListOfBlobsIsCut(t *testing.T) {
+func TestLongListOfBlobsIsTruncated(t *testing.T) {
 	bubble(t, queue.Config{}, func(t *testing.T, q *queue.Queue, e *executor) {
 		all := &list{make([]cas.Digest, queue.MaxBlobs+1)}
 		given := &worker.Fault{Kind: worker.Missing, Err: all, Blobs: all.blobs}
@@ -673,7 +672,7 @@ func TestLongListOfBlobsIsCut(t *testing.T) {
 			t.Errorf("fault is %q, want it to contain %q", f, want)
 		}
 		if len(given.Blobs) != len(all.blobs) {
-			t.Error("the fault that was given is changed")
+			t.Error("the fault passed in was modified")
 		}
 	})
 }
@@ -692,18 +691,18 @@ func TestNamesDiffer(t *testing.T) {
 			t.Errorf("100 operations have %d names", len(names))
 		}
 		if _, ok := q.Operation("no such"); ok {
-			t.Error("an operation that never was is known")
+			t.Error("an unknown name is known")
 		}
 	})
 }
 
-// TestNameBeginsWithTheInstance: whatever that is called, since rights are those in the instance that a name begins with.
+// TestNameBeginsWithTheInstance unchanged, since access rights depend on it.
 func TestNameBeginsWithTheInstance(t *testing.T) {
 	for _, instance := range []string{"main", "team/a", "team/../secret", "./main", ".."} {
 		bubble(t, queue.Config{}, func(t *testing.T, q *queue.Queue, e *executor) {
 			o := submit(t, q, "x", func(r *queue.Request) { r.Task.Instance = instance })
 			if got, ok := strings.CutPrefix(o.Name(), instance+"/operations/"); !ok || strings.Contains(got, "/") {
-				t.Errorf("an operation of instance %q is called %q", instance, o.Name())
+				t.Errorf("instance %q: name is %q, want INSTANCE/operations/ID", instance, o.Name())
 			}
 		})
 	}
@@ -739,7 +738,7 @@ func TestRule130_DrainLetsRunningFinish(t *testing.T) {
 		time.Sleep(time.Hour)
 		select {
 		case err := <-drained:
-			t.Fatalf("Drain returned %v while actions were running", err)
+			t.Fatalf("Drain = %v while actions were running", err)
 		default:
 		}
 		e.release("a", "b")
@@ -754,7 +753,7 @@ func TestRule130_DrainLetsRunningFinish(t *testing.T) {
 	})
 }
 
-func TestRule130_DrainCancelsTheRestWhenItsTimeIsUp(t *testing.T) {
+func TestRule130_DrainCancelsTheRestWhenItsContextEnds(t *testing.T) {
 	bubble(t, queue.Config{Slots: 1, Preparers: 1}, func(t *testing.T, q *queue.Queue, e *executor) {
 		prepare := func(r *queue.Request) {
 			r.Prepare = func(ctx context.Context, _ *queue.Request) (*worker.Outcome, error) {
@@ -781,25 +780,25 @@ func TestRule130_DrainCancelsTheRestWhenItsTimeIsUp(t *testing.T) {
 	})
 }
 
-func TestCloseEndsWhatRuns(t *testing.T) {
+func TestCloseCancelsRunningActions(t *testing.T) {
 	e := &executor{}
 	synctest.Test(t, func(t *testing.T) {
 		q := queue.New(queue.Config{Executor: e, Slots: 1})
 		a, b := submit(t, q, "a", nil), submit(t, q, "b", nil)
 		q.Close()
-		// The bubble itself fails if a goroutine is left.
+		// synctest fails if a goroutine is left.
 		wantFault(t, a, worker.Unavailable)
 		wantFault(t, b, worker.Unavailable)
 		wantCounts(t, e, 1, 1, 0)
 		if _, err := q.Submit(queue.Request{}); err == nil {
-			t.Error("a closed queue takes requests")
+			t.Error("a closed queue accepts requests")
 		}
 		q.Close()
 	})
 }
 
 func TestCloseRightAfterSubmit(t *testing.T) {
-	// The job may be taken by a slot when Close looks, or still wait.
+	// The slot may or may not have taken the job.
 	for range 200 {
 		bubble(t, queue.Config{Slots: 1}, func(t *testing.T, q *queue.Queue, e *executor) {
 			o, err := q.Submit(queue.Request{Task: worker.Task{Action: action("x")}})
@@ -812,7 +811,7 @@ func TestCloseRightAfterSubmit(t *testing.T) {
 	}
 }
 
-// function is an Executor that looks at nothing of its task.
+// function is an Executor that ignores its task.
 type function func(context.Context) (*worker.Outcome, error)
 
 func (f function) Execute(ctx context.Context, _ *worker.Task, _ func(worker.Stage)) (*worker.Outcome, error) {
@@ -825,7 +824,7 @@ func TestBrokenExecutorIsAnInternalFault(t *testing.T) {
 		f    function
 		want string
 	}{
-		{"panic", func(context.Context) (*worker.Outcome, error) { panic("lost my way") }, "panic: lost my way"},
+		{"panic", func(context.Context) (*worker.Outcome, error) { panic("defect") }, "panic: defect"},
 		{"nothing", func(context.Context) (*worker.Outcome, error) { return nil, nil }, "neither"},
 		{"bare error", func(context.Context) (*worker.Outcome, error) { return nil, errors.New("odd") }, "odd"},
 		{"both", func(context.Context) (*worker.Outcome, error) {
@@ -839,9 +838,9 @@ func TestBrokenExecutorIsAnInternalFault(t *testing.T) {
 					t.Errorf("fault is %q, want it to contain %q", f, c.want)
 				}
 				if p, ok := errors.AsType[*queue.Panic](f); c.name == "panic" && (!ok || len(p.Stack) == 0) {
-					t.Error("the stack of the panic is lost")
+					t.Error("the fault has no stack of the panic")
 				}
-				// The slot has survived.
+				// The slot survives.
 				wantFault(t, submit(t, q, "y", nil), worker.Internal)
 			})
 		})
@@ -857,16 +856,16 @@ func TestPrepareAnswersWithoutASlot(t *testing.T) {
 			r.Prepare = func(context.Context, *queue.Request) (*worker.Outcome, error) { return known, nil }
 		})
 		if s := state(t, hit); s.Outcome != known {
-			t.Errorf("state is %+v, want the outcome that Prepare returned", s)
+			t.Errorf("state is %+v, want Prepare's outcome", s)
 		}
 		miss := submit(t, q, "miss", func(r *queue.Request) {
 			r.Prepare = func(context.Context, *queue.Request) (*worker.Outcome, error) { return nil, missing }
 		})
 		if f := wantFault(t, miss, worker.Missing); f != missing {
-			t.Errorf("fault is %+v, want the one that Prepare returned", f)
+			t.Errorf("fault is %+v, want Prepare's", f)
 		}
 		broken := submit(t, q, "broken", func(r *queue.Request) {
-			r.Prepare = func(context.Context, *queue.Request) (*worker.Outcome, error) { panic("lost my way") }
+			r.Prepare = func(context.Context, *queue.Request) (*worker.Outcome, error) { panic("defect") }
 		})
 		wantFault(t, broken, worker.Internal)
 		if got, want := q.Stats(), (queue.Stats{Running: 1, Slots: 1, Done: 3, Cached: 1, Failed: 2}); got != want {
@@ -879,7 +878,7 @@ func TestRule093_ActionAbandonedInPreparationDoesNotRun(t *testing.T) {
 	bubble(t, queue.Config{Slots: 1}, func(t *testing.T, q *queue.Queue, e *executor) {
 		o := submit(t, q, "x", func(r *queue.Request) {
 			r.Prepare = func(context.Context, *queue.Request) (*worker.Outcome, error) {
-				time.Sleep(time.Hour) // whatever its context says
+				time.Sleep(time.Hour) // ignores its context
 				return nil, nil
 			}
 		})
@@ -910,18 +909,18 @@ func TestPreparationIsBounded(t *testing.T) {
 			})
 		}
 		if got := q.Stats().Queued; got != 20 {
-			t.Errorf("%d are queued, want 20", got)
+			t.Errorf("Queued is %d, want 20", got)
 		}
 		time.Sleep(20 * time.Second)
 		mu.Lock()
 		defer mu.Unlock()
 		if most != 4 || all != 20 {
-			t.Errorf("%d of %d requests were prepared at once, want 4 of 20", most, all)
+			t.Errorf("%d of %d requests were prepared concurrently, want 4 of 20", most, all)
 		}
 	})
 }
 
-func TestRule092_ManyClientsOfOneRun(t *testing.T) {
+func TestRule092_ManyClientsShareOneRun(t *testing.T) {
 	bubble(t, queue.Config{Slots: 1}, func(t *testing.T, q *queue.Queue, e *executor) {
 		const n = 2000
 		var wg sync.WaitGroup
@@ -950,14 +949,14 @@ func TestRule092_ManyClientsOfOneRun(t *testing.T) {
 		wg.Wait()
 		for i, r := range results {
 			if r == nil || !proto.Equal(r, results[0]) {
-				t.Fatalf("client %d got %v, the first one %v", i, r, results[0])
+				t.Fatalf("client %d got %v, want %v", i, r, results[0])
 			}
 		}
 		wantCounts(t, e, 1, 0, 0)
 	})
 }
 
-func TestTaskKnowsWhenItWasQueued(t *testing.T) {
+func TestTaskRecordsWhenItWasQueued(t *testing.T) {
 	bubble(t, queue.Config{Slots: 1}, func(t *testing.T, q *queue.Queue, e *executor) {
 		began := time.Now()
 		submit(t, q, "holds the slot", nil)
@@ -971,7 +970,7 @@ func TestTaskKnowsWhenItWasQueued(t *testing.T) {
 	})
 }
 
-// TestRule024_InputsOfAQueuedActionAreRenewed: each action that waits, one at a time, and no other.
+// TestRule024_InputsOfAQueuedActionAreRenewed checks that each waiting action is renewed, one at a time, and no other.
 func TestRule024_InputsOfAQueuedActionAreRenewed(t *testing.T) {
 	var mu sync.Mutex
 	var renewed []cas.Digest // guarded by mu
@@ -1006,7 +1005,7 @@ func TestRule024_InputsOfAQueuedActionAreRenewed(t *testing.T) {
 				want = append(want, action(name))
 			}
 			if !slices.Equal(renewed, want) || most > 1 {
-				t.Errorf("renewed were %v, want %v; %d at once", renewed, want, most)
+				t.Errorf("renewed were %v, want %v; %d concurrently, want 1", renewed, want, most)
 			}
 			renewed = nil
 		}
@@ -1023,8 +1022,8 @@ func TestRule024_InputsOfAQueuedActionAreRenewed(t *testing.T) {
 	})
 }
 
-// TestRenewalSkipsWhatNoLongerWaits, because it has begun or nobody waits for it, by the time it is its turn.
-func TestRenewalSkipsWhatNoLongerWaits(t *testing.T) {
+// TestRenewalSkipsActionsThatNoLongerWait because they began or were abandoned meanwhile.
+func TestRenewalSkipsActionsThatNoLongerWait(t *testing.T) {
 	var mu sync.Mutex
 	var renewed []cas.Digest // guarded by mu
 	c := queue.Config{Slots: 1, Grace: 2 * time.Hour, RenewEvery: time.Hour}
@@ -1053,6 +1052,6 @@ func TestRenewalSkipsWhatNoLongerWaits(t *testing.T) {
 			t.Errorf("renewed were %v, want %v", renewed, want)
 		}
 		e.release("begins", "waits")
-		// Close ends the renewal that is under way.
+		// Close ends the current renewal.
 	})
 }

@@ -4,8 +4,8 @@ package queue
 
 import "time"
 
-// renew has the inputs of all that waits for a slot renewed, one action at a time. What waits to be prepared
-// needs it not: Prepare looks for its inputs.
+// renew periodically renews the inputs of all jobs that wait for a slot, one at a time. Jobs that wait for Prepare need
+// none: Prepare looks up their inputs.
 func (q *Queue) renew() {
 	tick := time.NewTicker(q.cfg.RenewEvery)
 	defer tick.Stop()
@@ -16,9 +16,9 @@ func (q *Queue) renew() {
 		case <-tick.C:
 		}
 		q.mu.Lock()
-		for _, j := range q.ready.all() {
-			// Whoever took it marks what it fetches; whom nobody waits for needs nothing.
-			if j.lane == nil || len(j.ops) == 0 {
+		for _, j := range q.ready.Values() {
+			// A slot that took it marks what it fetches.
+			if !j.item.Waiting() {
 				continue
 			}
 			task := j.req.Task

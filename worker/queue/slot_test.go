@@ -17,14 +17,25 @@ import (
 	"github.com/cloister-build/cloister/worker/queue"
 )
 
-// head is a queue without slots of its own, in which operations that nobody follows go on.
+// head runs f with a queue without own slots, which never cancels unwatched operations.
 func head(t *testing.T, c queue.Config, f func(t *testing.T, q *queue.Queue)) {
 	t.Helper()
-	c.Head, c.Grace, c.Retain = true, 1000*time.Hour, 1000*time.Hour
+	c.Head, c.Grace, c.Retain, c.Hint = true, 1000*time.Hour, 1000*time.Hour, hint
 	bubble(t, c, func(t *testing.T, q *queue.Queue, _ *executor) { f(t, q) })
 }
 
-// properties are those of a text of NAME=VALUE, separated by spaces.
+// hint is a Config.Hint.
+func hint(u queue.Unmatched) string {
+	switch {
+	case u.NoWorker:
+		return "start one"
+	case len(u.Missing) == 0:
+		return ""
+	}
+	return fmt.Sprint("missing ", u.Missing)
+}
+
+// properties parses NAME=VALUE pairs, separated by spaces.
 func properties(s string) []worker.Property {
 	var all []worker.Property
 	for _, p := range strings.Fields(s) {
@@ -34,7 +45,7 @@ func properties(s string) []worker.Property {
 	return all
 }
 
-// demands makes a request one that demands what a text says.
+// demands sets the demands of a request.
 func demands(s string) func(*queue.Request) {
 	return func(r *queue.Request) { r.Demands = properties(s) }
 }
@@ -53,7 +64,7 @@ func joinOffer(t *testing.T, q *queue.Queue, o queue.Offer) *queue.Slot {
 	return s
 }
 
-// take returns what s gets at once, and nil if that is nothing.
+// take returns the run that s gets at once, or nil.
 func take(t *testing.T, s *queue.Slot) *queue.Run {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), time.Nanosecond)
@@ -65,7 +76,7 @@ func take(t *testing.T, s *queue.Slot) *queue.Run {
 	return r
 }
 
-// wantTake checks that s gets at once the action of that name, "" for none.
+// wantTake checks that s gets the action of that name at once, or none if the name is empty.
 func wantTake(t *testing.T, s *queue.Slot, name string) *queue.Run {
 	t.Helper()
 	r := take(t, s)
@@ -75,20 +86,20 @@ func wantTake(t *testing.T, s *queue.Slot, name string) *queue.Run {
 	case name != "" && r == nil:
 		t.Fatalf("the slot got nothing, want %s", name)
 	case name != "" && r.Task().Action != action(name):
-		t.Fatalf("the slot got another action than %s", name)
+		t.Fatalf("the slot got action %v, want %s", r.Task().Action, name)
 	}
 	return r
 }
 
-// A taking is a Take that goes on.
-type taking struct {
+// A pendingTake is a Take in the background.
+type pendingTake struct {
 	run  *queue.Run
 	err  error
 	done chan struct{}
 }
 
-func begin(t *testing.T, s *queue.Slot) *taking {
-	k := &taking{done: make(chan struct{})}
+func begin(t *testing.T, s *queue.Slot) *pendingTake {
+	k := &pendingTake{done: make(chan struct{})}
 	go func() {
 		defer close(k.done)
 		k.run, k.err = s.Take(t.Context())
@@ -97,8 +108,8 @@ func begin(t *testing.T, s *queue.Slot) *taking {
 	return k
 }
 
-// got returns what the Take has returned, nil if it has not.
-func (k *taking) got() *queue.Run {
+// got returns the run that Take has returned, or nil.
+func (k *pendingTake) got() *queue.Run {
 	synctest.Wait()
 	select {
 	case <-k.done:
@@ -108,7 +119,7 @@ func (k *taking) got() *queue.Run {
 	}
 }
 
-func (k *taking) wantErr(t *testing.T, want error) {
+func (k *pendingTake) wantErr(t *testing.T, want error) {
 	t.Helper()
 	synctest.Wait()
 	select {
@@ -121,7 +132,7 @@ func (k *taking) wantErr(t *testing.T, want error) {
 	}
 }
 
-// ended is the outcome of the n-th run.
+// ended returns the outcome of the n-th run.
 func ended(n int32) *worker.Outcome {
 	return &worker.Outcome{Result: &repb.ActionResult{ExitCode: n}}
 }
@@ -133,33 +144,33 @@ func TestSlotTakesWhatItOffers(t *testing.T) {
 		instance, demands string
 		want              bool
 	}{
-		{name: "nothing of nothing", want: true},
-		{name: "nothing of something", offer: queue.Offer{Properties: properties("a=1")}, want: true},
-		{name: "something of nothing", demands: "a=1"},
+		{name: "no property, no demand", want: true},
+		{name: "a property, no demand", offer: queue.Offer{Properties: properties("a=1")}, want: true},
+		{name: "a demand, no property", demands: "a=1"},
 		{name: "the same", offer: queue.Offer{Properties: properties("a=1 b=2")}, demands: "a=1 b=2", want: true},
-		{name: "a part", offer: queue.Offer{Properties: properties("a=1 b=2 c=3")}, demands: "b=2", want: true},
+		{name: "a subset", offer: queue.Offer{Properties: properties("a=1 b=2 c=3")}, demands: "b=2", want: true},
 		{name: "in another order", offer: queue.Offer{Properties: properties("c=3 b=2 a=1 b=0")}, demands: "a=1 b=2 c=3", want: true},
-		{name: "one too many", offer: queue.Offer{Properties: properties("a=1 b=2")}, demands: "a=1 b=2 c=3"},
+		{name: "one demand missing", offer: queue.Offer{Properties: properties("a=1 b=2")}, demands: "a=1 b=2 c=3"},
 		{name: "another value", offer: queue.Offer{Properties: properties("a=1")}, demands: "a=2"},
 		{name: "one of several values", offer: queue.Offer{Properties: properties("a=1 a=2 a=3")}, demands: "a=2", want: true},
 		{name: "several of several values", offer: queue.Offer{Properties: properties("a=1 a=2 a=3")}, demands: "a=1 a=3", want: true},
-		{name: "one value too many", offer: queue.Offer{Properties: properties("a=1 a=2")}, demands: "a=2 a=3"},
+		{name: "one of two values missing", offer: queue.Offer{Properties: properties("a=1 a=2")}, demands: "a=2 a=3"},
 		{name: "the value of another name", offer: queue.Offer{Properties: properties("a=1 b=2")}, demands: "a=2"},
-		{name: "no value", offer: queue.Offer{Properties: properties("a=1")}, demands: "a="},
-		{name: "whatever", offer: queue.Offer{Any: true}, demands: "a=1 b=2", want: true},
-		{name: "whatever, elsewhere", offer: queue.Offer{Any: true, Prefix: "x"}, instance: "y", demands: "a=1"},
-		{name: "any instance", instance: "x/y", want: true},
+		{name: "empty value", offer: queue.Offer{Properties: properties("a=1")}, demands: "a="},
+		{name: "any", offer: queue.Offer{Any: true}, demands: "a=1 b=2", want: true},
+		{name: "any, another instance", offer: queue.Offer{Any: true, Prefix: "x"}, instance: "y", demands: "a=1"},
+		{name: "every instance", instance: "x/y", want: true},
 		{name: "the instance", offer: queue.Offer{Prefix: "x/y"}, instance: "x/y", want: true},
 		{name: "an instance below", offer: queue.Offer{Prefix: "x"}, instance: "x/y/z", want: true},
 		{name: "an instance above", offer: queue.Offer{Prefix: "x/y"}, instance: "x"},
 		{name: "an instance beside", offer: queue.Offer{Prefix: "x"}, instance: "xy"},
-		{name: "not the nameless", offer: queue.Offer{Prefix: "x"}},
+		{name: "the empty instance", offer: queue.Offer{Prefix: "x"}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			for _, waits := range []string{"slot", "action"} {
 				head(t, queue.Config{}, func(t *testing.T, q *queue.Queue) {
 					s := joinOffer(t, q, c.offer)
-					var k *taking
+					var k *pendingTake
 					if waits == "slot" {
 						k = begin(t, s)
 					}
@@ -172,7 +183,7 @@ func TestSlotTakesWhatItOffers(t *testing.T) {
 					}
 					r := k.got()
 					if (r != nil) != c.want {
-						t.Fatalf("when the %s waits: taken is %v, want %v", waits, r != nil, c.want)
+						t.Fatalf("with the %s waiting: taken is %v, want %v", waits, r != nil, c.want)
 					}
 					if r == nil {
 						wantStage(t, o, repb.ExecutionStage_QUEUED)
@@ -187,8 +198,7 @@ func TestSlotTakesWhatItOffers(t *testing.T) {
 	}
 }
 
-// TestRefusalNamesTheNearestOffer, what separates it, and all that is offered instead.
-func TestRefusalNamesTheNearestOffer(t *testing.T) {
+func TestUnmatchedFaultNamesTheNearestOffer(t *testing.T) {
 	for _, c := range []struct {
 		name    string
 		offers  []queue.Offer
@@ -198,38 +208,35 @@ func TestRefusalNamesTheNearestOffer(t *testing.T) {
 		{
 			"another image",
 			[]queue.Offer{{Worker: "a"}, {Worker: "b", Properties: properties("container-image=docker://y")}}, "container-image=docker://x",
-			"no worker offers container-image=docker://x; nearest is worker b, which has container-image=docker://y; " +
-				"all that is offered of container-image is docker://y: add --property container-image=docker://x to its cloister join, or demand what is offered",
+			"no worker offers container-image=docker://x; the nearest is worker b with container-image=docker://y; " +
+				"offered values of container-image: docker://y; missing [container-image=docker://x]",
 		},
 		{
 			"one of two",
 			[]queue.Offer{{Worker: "a", Properties: properties("os=mac")}, {Worker: "b", Properties: properties("os=linux gpu=small gpu=none")}}, "gpu=large os=linux",
-			"no worker offers gpu=large; nearest is worker b, which has gpu=none, gpu=small; " +
-				"all that is offered of gpu is none, small: add --property gpu=large to its cloister join, or demand what is offered",
+			"no worker offers gpu=large; the nearest is worker b with gpu=none, gpu=small; " +
+				"offered values of gpu: none, small; missing [gpu=large]",
 		},
 		{
 			"each, but not together",
 			[]queue.Offer{{Worker: "a", Properties: properties("x=1 y=2")}, {Worker: "b", Properties: properties("x=2 y=1")}}, "x=1 y=1",
-			"no worker offers y=1; nearest is worker a, which has y=2; " +
-				"all that is offered of y is 1, 2: add --property y=1 to its cloister join, or demand what is offered",
+			"no worker offers y=1; the nearest is worker a with y=2; offered values of y: 1, 2; missing [y=1]",
 		},
 		{
 			"unknown names",
 			[]queue.Offer{{Worker: "a b"}}, "x=1 y=\u00e9",
-			`no worker offers x=1, "y=\u00e9"; nearest is worker a b, which has no x, no y; ` +
-				"none has any x: add --property x=1 to its cloister join, or demand what is offered",
+			`no worker offers x=1, "y=\u00e9"; the nearest is worker a b with no x, no y; ` +
+				`no worker offers any x; missing [x=1 "y=\u00e9"]`,
 		},
 		{
 			"other instances",
 			[]queue.Offer{{Worker: "a", Prefix: "team/b"}, {Worker: "b", Prefix: "team/a", Any: true}}, "x=1",
-			`no worker takes actions of the instance "main": ask for one of those that cloister status has a worker for, ` +
-				"or start one with another cloister join --instance",
+			`no worker serves instance "main"`,
 		},
 		{
 			"values of other instances",
 			[]queue.Offer{{Worker: "a", Properties: properties("pool=all")}, {Worker: "b", Prefix: "team/a", Properties: properties("pool=secret")}}, "pool=x",
-			"no worker offers pool=x; nearest is worker a, which has pool=all; " +
-				"all that is offered of pool is all: add --property pool=x to its cloister join, or demand what is offered",
+			"no worker offers pool=x; the nearest is worker a with pool=all; offered values of pool: all; missing [pool=x]",
 		},
 	} {
 		t.Run(c.name, func(t *testing.T) {
@@ -243,7 +250,7 @@ func TestRefusalNamesTheNearestOffer(t *testing.T) {
 					r.Task.Instance = "main"
 				})
 				if got := wantFault(t, o, worker.Unmet).Error(); got != c.want {
-					t.Errorf("got  %s\nwant %s", got, c.want)
+					t.Errorf("fault is\n%s, want\n%s", got, c.want)
 				}
 			})
 		})
@@ -262,7 +269,6 @@ func TestRefusalNamesTheNearestOffer(t *testing.T) {
 	})
 }
 
-// TestUnmatchedWaitsWhileWorkersMayCome: after a start for a while, and for one that has left for longer.
 func TestUnmatchedWaitsWhileWorkersMayCome(t *testing.T) {
 	t.Run("after the start", func(t *testing.T) {
 		head(t, queue.Config{}, func(t *testing.T, q *queue.Queue) {
@@ -276,10 +282,10 @@ func TestUnmatchedWaitsWhileWorkersMayCome(t *testing.T) {
 			time.Sleep(30 * time.Second)
 			wantFault(t, o, worker.Unmet)
 			if n := q.Stats().Queued; n != 0 {
-				t.Errorf("%d are queued, want none", n)
+				t.Errorf("Queued is %d, want 0", n)
 			}
-			if n := queue.Lanes(q); n != 0 {
-				t.Errorf("%d lanes are left, want none", n)
+			if n := queue.Buckets(q); n != 0 {
+				t.Errorf("%d buckets are left, want 0", n)
 			}
 		})
 	})
@@ -291,8 +297,8 @@ func TestUnmatchedWaitsWhileWorkersMayCome(t *testing.T) {
 			time.Sleep(115 * time.Second)
 			wantStage(t, early, repb.ExecutionStage_QUEUED)
 			time.Sleep(20 * time.Second)
-			if f := wantFault(t, early, worker.Unavailable); !strings.Contains(f.Error(), "cloister join") {
-				t.Errorf("the fault is %q, want it to say what to do", f)
+			if f := wantFault(t, early, worker.Unavailable); f.Error() != "no worker has joined for 5m0s; start one" {
+				t.Errorf("fault is %q, want the hint", f)
 			}
 			wantStage(t, late, repb.ExecutionStage_QUEUED)
 			wantTake(t, join(t, q, "a", "", ""), "y")
@@ -343,18 +349,18 @@ func TestUnmatchedWaitsWhileWorkersMayCome(t *testing.T) {
 	})
 }
 
-// TestRefuse ends what has waited for long enough and no own slot may take, and nothing else.
+// TestRefuse checks that Refuse ends only actions that have waited long enough and that no own slot may take.
 func TestRefuse(t *testing.T) {
 	offer := &queue.Offer{Worker: "own", Properties: properties("os=own")}
 	bubble(t, queue.Config{Slots: 1, Offer: offer, Grace: time.Hour}, func(t *testing.T, q *queue.Queue, _ *executor) {
-		join(t, q, "a", "1", "os=far")
+		join(t, q, "a", "1", "os=remote")
 		running := submit(t, q, "running", demands("os=own"))
-		own, far := submit(t, q, "own", demands("os=own")), submit(t, q, "far", demands("os=far"))
+		own, remote := submit(t, q, "own", demands("os=own")), submit(t, q, "remote", demands("os=remote"))
 		time.Sleep(time.Minute)
-		late := submit(t, q, "late", demands("os=far"))
-		q.Refuse(time.Minute, "the store is away")
-		if f := wantFault(t, far, worker.Unavailable); !strings.Contains(f.Error(), "waited for 1m0s: the store is away; ask again") {
-			t.Errorf("the fault is %q", f)
+		late := submit(t, q, "late", demands("os=remote"))
+		q.Refuse(time.Minute, "the store is down")
+		if f := wantFault(t, remote, worker.Unavailable); !strings.Contains(f.Error(), "waited for 1m0s: the store is down; retry later") {
+			t.Errorf("fault is %q, want the waiting time, the reason and the advice", f)
 		}
 		wantStage(t, running, repb.ExecutionStage_EXECUTING)
 		wantStage(t, own, repb.ExecutionStage_QUEUED)
@@ -362,8 +368,8 @@ func TestRefuse(t *testing.T) {
 	})
 }
 
-// TestRule087_TurnsCountOnEveryPlatform: who runs much on one waits for its turn on another, too.
-func TestRule087_TurnsCountOnEveryPlatform(t *testing.T) {
+// TestRule087_FairnessSpansPlatforms checks that what a build runs on one platform counts on every other.
+func TestRule087_FairnessSpansPlatforms(t *testing.T) {
 	both := func(build, platform string) func(*queue.Request) {
 		return func(r *queue.Request) { of(build)(r); demands(platform)(r) }
 	}
@@ -375,14 +381,14 @@ func TestRule087_TurnsCountOnEveryPlatform(t *testing.T) {
 		submit(t, q, "b0", both("b", "p=y"))
 		submit(t, q, "b1", both("b", "p=x"))
 		a0 := wantTake(t, x, "a0")
-		b0 := wantTake(t, y, "b0") // though a came first: it has one
+		b0 := wantTake(t, y, "b0") // a came first, but already runs one
 		a0.End(ended(1), nil)
 		b0.End(ended(1), nil)
 		wantTake(t, x, "a1").End(ended(1), nil) // a was served before b
 		wantTake(t, x, "b1")
 		wantTake(t, y, "a2")
-		if n := queue.Parties(q); n != 2 {
-			t.Errorf("%d builds are known, want 2", n)
+		if n := queue.Flows(q); n != 2 {
+			t.Errorf("%d flows, want 2", n)
 		}
 	})
 	head(t, queue.Config{}, func(t *testing.T, q *queue.Queue) {
@@ -394,13 +400,13 @@ func TestRule087_TurnsCountOnEveryPlatform(t *testing.T) {
 		for _, name := range want {
 			wantTake(t, all, name).End(ended(1), nil)
 		}
-		if n, l := queue.Parties(q), queue.Lanes(q); n != 0 || l != 0 {
-			t.Errorf("%d builds and %d lanes are left, want none", n, l)
+		if n, l := queue.Flows(q), queue.Buckets(q); n != 0 || l != 0 {
+			t.Errorf("%d flows and %d buckets are left, want 0", n, l)
 		}
 	})
 }
 
-// TestLostActionRunsAgain elsewhere: its operations go back into the queue, before what came later.
+// TestLostActionRunsAgain checks that a lost action is queued again before later ones.
 func TestLostActionRunsAgain(t *testing.T) {
 	for _, how := range []string{"lost", "its slot left"} {
 		t.Run(how, func(t *testing.T) {
@@ -417,22 +423,22 @@ func TestLostActionRunsAgain(t *testing.T) {
 				}
 				_, seen, _ := first.Wait(t.Context(), 0)
 				if how == "lost" {
-					r.Lost("it was told so")
+					r.Lost("connection reset")
 				} else {
-					a.Leave("no word for a minute")
+					a.Leave("no sign of life for a minute")
 				}
 				s, seen, err := first.Wait(t.Context(), seen)
 				if err != nil || s.Stage != repb.ExecutionStage_QUEUED || s.Worker != "" || !s.Began.IsZero() {
-					t.Errorf("whoever waits sees %+v, %v; want QUEUED", s, err)
+					t.Errorf("Wait = %+v, %v; want QUEUED", s, err)
 				}
 				select {
 				case <-r.Cancelled():
 				default:
-					t.Error("whoever still executes it is not told to stop")
+					t.Error("the lost run is not cancelled")
 				}
 				again := wantTake(t, b, "x")
 				if s, _, err := first.Wait(t.Context(), seen); err != nil || s.Stage != repb.ExecutionStage_EXECUTING || s.Worker != "b" {
-					t.Errorf("whoever waits sees %+v, %v; want EXECUTING by b", s, err)
+					t.Errorf("Wait = %+v, %v; want EXECUTING by b", s, err)
 				}
 				r.End(ended(1), nil) // too late
 				r.Lost("too late")
@@ -441,36 +447,37 @@ func TestLostActionRunsAgain(t *testing.T) {
 				wantRun(t, first, 2)
 				wantRun(t, shares, 2)
 				if s := state(t, first); s.Worker != "b" {
-					t.Errorf("in the end the worker is %q, want b", s.Worker)
+					t.Errorf("worker is %q, want b", s.Worker)
 				}
 				if s := q.Stats(); s.Again != 1 || s.Running != 0 {
-					t.Errorf("Stats = %+v, want one that ran again and none that runs", s)
+					t.Errorf("Stats = %+v, want Again 1 and Running 0", s)
 				}
 				if _, ok := q.Operation(first.Name()); !ok {
-					t.Error("the operation has another name")
+					t.Error("the operation is unknown by its first name")
 				}
 			})
 		})
 	}
 }
 
-// TestLostActionAvoidsItsWorker as long as another is there that may take it, however busy that is.
+// TestLostActionAvoidsItsWorker checks that an action goes back to a worker that lost it only while no other present
+// worker may take it, busy or not.
 func TestLostActionAvoidsItsWorker(t *testing.T) {
 	head(t, queue.Config{Attempts: 10}, func(t *testing.T, q *queue.Queue) {
 		a1, a2 := join(t, q, "a", "1", "gpu=1"), join(t, q, "a", "2", "gpu=1")
 		join(t, q, "other", "1", "")
 		submit(t, q, "x", demands("gpu=1"))
-		wantTake(t, a1, "x").Lost("no word")
-		wantTake(t, a2, "x").Lost("no word") // there is none but it
+		wantTake(t, a1, "x").Lost("no sign of life")
+		wantTake(t, a2, "x").Lost("no sign of life") // the only worker that matches
 		b := join(t, q, "b", "1", "gpu=1 ssd=1")
 		waiting := begin(t, a1)
 		if waiting.got() != nil {
-			t.Fatal("the worker that lost it gets it again, though another is there")
+			t.Fatal("the worker that lost the action gets it again while another is present")
 		}
 		submit(t, q, "y", demands("gpu=1"))
 		r := waiting.got()
 		if r == nil || r.Task().Action != action("y") {
-			t.Fatal("the worker that lost one action does not get another")
+			t.Fatal("the worker that lost one action gets no other")
 		}
 		r.End(ended(1), nil)
 		for _, gone := range []struct {
@@ -482,46 +489,46 @@ func TestLostActionAvoidsItsWorker(t *testing.T) {
 		} {
 			waiting = begin(t, a1)
 			if waiting.got() != nil {
-				t.Fatalf("before the other is %s, the worker that lost it gets it again", gone.name)
+				t.Fatalf("before the other worker is %s, the one that lost the action gets it again", gone.name)
 			}
 			gone.away()
 			r := waiting.got()
 			if r == nil || r.Task().Action != action("x") {
-				t.Fatalf("nobody gets it while the other is %s", gone.name)
+				t.Fatalf("no worker gets the action while the other is %s", gone.name)
 			}
 			gone.back()
-			r.Lost("no word")
+			r.Lost("no sign of life")
 		}
 		wantTake(t, b, "x")
 	})
 }
 
-// TestPoisonIsNotRunForEver: the fault says what was tried where, and what is suspected.
-func TestPoisonIsNotRunForEver(t *testing.T) {
+// TestPoisonIsNotRetriedForever checks that the fault lists the losses.
+func TestPoisonIsNotRetriedForever(t *testing.T) {
 	head(t, queue.Config{}, func(t *testing.T, q *queue.Queue) {
 		o := submit(t, q, "x", nil)
 		for _, name := range []string{"a", "b", "c"} {
 			wantStage(t, o, repb.ExecutionStage_QUEUED)
 			s := join(t, q, name, "1", "")
 			wantTake(t, s, "x")
-			s.Leave("no word of " + name)
+			s.Leave("no sign of " + name)
 		}
 		f := wantFault(t, o, worker.Unmet)
-		want := "action " + action("x").String() + " is suspected of ending its workers, and is not run again: it was lost 3 times, " +
-			"with worker a (no word of a), worker b (no word of b), worker c (no word of c)"
+		want := "action " + action("x").String() + " is suspected of crashing its workers and is not retried: it was lost 3 times, " +
+			"with worker a (no sign of a), worker b (no sign of b), worker c (no sign of c)"
 		if f.Error() != want {
-			t.Errorf("got  %s\nwant %s", f, want)
+			t.Errorf("fault is\n%s, want\n%s", f, want)
 		}
 		if s := q.Stats(); s.Again != 2 || s.Failed != 1 || s.Queued+s.Running != 0 {
 			t.Errorf("Stats = %+v", s)
 		}
 		again := submit(t, q, "x", nil)
-		wantStage(t, again, repb.ExecutionStage_QUEUED) // what is asked for anew is tried anew
+		wantStage(t, again, repb.ExecutionStage_QUEUED) // a new request is a new attempt
 	})
 }
 
-// TestActionsThatAreGivenBackAreNotPoison: an action that takes longer than the workers are left alone, as in a pool that
-// shrinks, is not run for ever either; but it ends no workers, and its client may ask again.
+// TestActionsThatAreGivenBackAreNotPoison checks that an action given back by workers that stop, as in a shrinking pool,
+// is not retried forever, and that its client may retry.
 func TestActionsThatAreGivenBackAreNotPoison(t *testing.T) {
 	head(t, queue.Config{}, func(t *testing.T, q *queue.Queue) {
 		o := submit(t, q, "x", nil)
@@ -530,21 +537,20 @@ func TestActionsThatAreGivenBackAreNotPoison(t *testing.T) {
 			s := join(t, q, name, "1", "")
 			r := wantTake(t, s, "x")
 			if name == "b" {
-				r.Lost("no word of b")
+				r.Lost("no sign of b")
 			} else {
 				r.GiveBack(name + " was stopped")
 			}
 			s.Leave("gone")
 		}
 		f := wantFault(t, o, worker.Unavailable)
-		if got := f.Error(); strings.Contains(got, "suspected") || !strings.Contains(got, "worker a (a was stopped), worker b (no word of b), worker c (c was stopped)") {
-			t.Error(got)
+		if got := f.Error(); strings.Contains(got, "suspected") || !strings.Contains(got, "worker a (a was stopped), worker b (no sign of b), worker c (c was stopped)") {
+			t.Errorf("fault is %q, want the three losses and no suspicion", got)
 		}
 	})
 }
 
-// TestLostActionThatNobodyWaitsFor is not run again.
-func TestLostActionThatNobodyWaitsFor(t *testing.T) {
+func TestLostActionWithoutClientsIsNotRetried(t *testing.T) {
 	head(t, queue.Config{}, func(t *testing.T, q *queue.Queue) {
 		s := join(t, q, "a", "1", "")
 		o := submit(t, q, "x", nil)
@@ -552,7 +558,7 @@ func TestLostActionThatNobodyWaitsFor(t *testing.T) {
 		o.Cancel("enough")
 		<-r.Cancelled()
 		if q.Stats().Running != 1 {
-			t.Error("the slot is free before its worker says so")
+			t.Error("the slot is free before its worker ends the run")
 		}
 		if _, err := s.Take(t.Context()); !errors.Is(err, queue.ErrBusy) {
 			t.Errorf("Take of a slot that has a run = %v, want ErrBusy", err)
@@ -574,32 +580,32 @@ func TestCancelledWhileAnotherWorkerExecutes(t *testing.T) {
 		first.Cancel("enough")
 		select {
 		case <-r.Cancelled():
-			t.Fatal("the run is cancelled while somebody waits for it")
+			t.Fatal("the run is cancelled while a client waits for it")
 		default:
 		}
 		second.Cancel("enough")
 		<-r.Cancelled()
 		wantFault(t, second, worker.Cancelled)
-		submit(t, q, "x", nil) // does not share what is cancelled
+		submit(t, q, "x", nil) // does not share the cancelled run
 		r.End(nil, &worker.Fault{Kind: worker.Cancelled, Err: context.Canceled})
 		wantTake(t, s, "x").End(ended(1), nil)
 	})
 }
 
-// TestRunElsewhereIsNew: nobody looks into the action cache, so whoever forbids that may share it from its beginning on.
-func TestRunElsewhereIsNew(t *testing.T) {
+// TestRemoteRunSkipsTheCacheLookup checks that clients that skip the lookup, too, share such a run from its start.
+func TestRemoteRunSkipsTheCacheLookup(t *testing.T) {
 	head(t, queue.Config{}, func(t *testing.T, q *queue.Queue) {
 		s := join(t, q, "a", "1", "")
 		submit(t, q, "x", nil)
 		r := wantTake(t, s, "x")
 		if !r.Task().SkipCacheLookup {
-			t.Error("the worker is not told to execute it")
+			t.Error("the task of another worker does not skip the cache lookup")
 		}
 		o := submit(t, q, "x", skip)
 		r.End(ended(3), nil)
 		wantRun(t, o, 3)
 	})
-	// One that was lost and is taken by an own slot may look again, as before.
+	// After a loss, an own slot may look up the action again.
 	bubble(t, queue.Config{Slots: 1, Offer: &queue.Offer{Worker: "own", Any: true}}, func(t *testing.T, q *queue.Queue, e *executor) {
 		submit(t, q, "holds the slot", nil)
 		a := join(t, q, "a", "1", "")
@@ -609,7 +615,7 @@ func TestRunElsewhereIsNew(t *testing.T) {
 		wantCounts(t, e, 2, 0, 1)
 		submit(t, q, "x", skip)
 		if got := q.Stats().Queued; got != 1 {
-			t.Errorf("%d are queued, want the one that forbids to look", got)
+			t.Errorf("Queued is %d, want 1: the request that skips the cache lookup", got)
 		}
 	})
 }
@@ -647,7 +653,7 @@ func TestLeaveAndJoin(t *testing.T) {
 	})
 }
 
-func TestDrainWorkerGivesNoMore(t *testing.T) {
+func TestDrainedWorkerGetsNoActions(t *testing.T) {
 	head(t, queue.Config{}, func(t *testing.T, q *queue.Queue) {
 		a1, a2, b := join(t, q, "a", "1", ""), join(t, q, "a", "2", "p=1"), join(t, q, "b", "1", "")
 		o := submit(t, q, "running", nil)
@@ -658,13 +664,13 @@ func TestDrainWorkerGivesNoMore(t *testing.T) {
 			t.Errorf("DrainWorker = %q, %d; want a, 1", names, running)
 		}
 		if names, _ := q.DrainWorker("no such", ""); len(names) != 0 {
-			t.Errorf("an unknown worker is drained: %q", names)
+			t.Errorf("DrainWorker of an unknown worker = %q, want none", names)
 		}
 		submit(t, q, "x", nil)
 		if idle.got() != nil {
 			t.Error("a drained worker gets an action")
 		}
-		r.End(ended(1), nil) // it goes on with what it has
+		r.End(ended(1), nil) // it keeps its action
 		wantRun(t, o, 1)
 		wantTake(t, a1, "")
 		time.Sleep(time.Second)
@@ -681,12 +687,12 @@ func TestDrainWorkerGivesNoMore(t *testing.T) {
 			t.Errorf("UndrainWorker = %q, want a", names)
 		}
 		if r := idle.got(); r == nil || r.Task().Action != action("y") {
-			t.Error("the worker gets nothing after it was undrained")
+			t.Error("an undrained worker gets nothing")
 		}
 	})
 }
 
-func TestDrainOfAllConcernsThoseThatJoinLater(t *testing.T) {
+func TestDrainOfAllIncludesWorkersThatJoinLater(t *testing.T) {
 	bubble(t, queue.Config{Slots: 1}, func(t *testing.T, q *queue.Queue, e *executor) {
 		join(t, q, "a", "1", "")
 		synctest.Wait()
@@ -708,12 +714,11 @@ func TestDrainOfAllConcernsThoseThatJoinLater(t *testing.T) {
 	})
 }
 
-// TestIdleEndsWhenTheWorkerIsDrained, and begins again.
-func TestIdleEndsWhenTheWorkerIsDrained(t *testing.T) {
-	i := &idler{}
+func TestIdleStopsWhileTheWorkerIsDrained(t *testing.T) {
+	i := &background{}
 	bubble(t, queue.Config{Slots: 2, Idle: i.idle, Offer: &queue.Offer{Worker: "own"}}, func(t *testing.T, q *queue.Queue, e *executor) {
 		i.want(t, 1, 1)
-		submit(t, q, "for another", demands("p=1")) // takes no slot of ours
+		submit(t, q, "for another", demands("p=1")) // takes no own slot
 		submit(t, q, "and another", demands("p=1"))
 		i.want(t, 1, 1)
 		q.DrainWorker("own", "")
@@ -723,11 +728,11 @@ func TestIdleEndsWhenTheWorkerIsDrained(t *testing.T) {
 	})
 }
 
-// TestLeastBusyWorkerIsGivenWork: in proportion to its slots.
-func TestLeastBusyWorkerIsGivenWork(t *testing.T) {
+// TestLeastLoadedWorkerGetsActions checks that load is relative to the number of slots.
+func TestLeastLoadedWorkerGetsActions(t *testing.T) {
 	head(t, queue.Config{}, func(t *testing.T, q *queue.Queue) {
-		var idle []*taking
-		names := map[*taking]string{}
+		var idle []*pendingTake
+		names := map[*pendingTake]string{}
 		for name, n := range map[string]int{"large": 4, "small": 2} {
 			for i := range n {
 				k := begin(t, join(t, q, name, fmt.Sprint(i), ""))
@@ -743,15 +748,15 @@ func TestLeastBusyWorkerIsGivenWork(t *testing.T) {
 					got[names[k]]++
 				}
 			}
-			idle = slices.DeleteFunc(idle, func(k *taking) bool { return k.got() != nil })
+			idle = slices.DeleteFunc(idle, func(k *pendingTake) bool { return k.got() != nil })
 			if l, s := got["large"], got["small"]; l > 2*s+2 || s > (l+2)/2 {
-				t.Errorf("the large worker has %d of its 4 slots busy, the small one %d of 2", l, s)
+				t.Errorf("busy slots: %d of 4 and %d of 2, want equal load", l, s)
 			}
 		}
 	})
 }
 
-// TestDrainWaitsForOtherWorkers until its time is up, and then for their word no more.
+// TestDrainWaitsForOtherWorkers until its context ends.
 func TestDrainWaitsForOtherWorkers(t *testing.T) {
 	head(t, queue.Config{}, func(t *testing.T, q *queue.Queue) {
 		a, b := join(t, q, "a", "1", ""), join(t, q, "b", "1", "")
@@ -760,7 +765,7 @@ func TestDrainWaitsForOtherWorkers(t *testing.T) {
 		drained := make(chan error, 1)
 		go func() { drained <- q.Drain(t.Context()) }()
 		synctest.Wait()
-		wantTake(t, b, "y").Lost("gone") // and is not lost to its client
+		wantTake(t, b, "y").Lost("gone") // is retried
 		s := wantTake(t, join(t, q, "c", "1", ""), "y")
 		k := begin(t, b)
 		r.End(ended(1), nil)
@@ -799,7 +804,8 @@ func TestDrainWaitsForOtherWorkers(t *testing.T) {
 	})
 }
 
-// TestOwnSlotsBesideOthers take what they offer, and only for that comes anything near; all that waits is renewed.
+// TestOwnSlotsBesideOthers checks that own slots take what they offer, that prefetching is for those actions only, and
+// that the inputs of all queued actions are renewed.
 func TestOwnSlotsBesideOthers(t *testing.T) {
 	f := &fetches{}
 	renewed := 0
@@ -818,15 +824,14 @@ func TestOwnSlotsBesideOthers(t *testing.T) {
 		time.Sleep(time.Hour + time.Second)
 		synctest.Wait()
 		if renewed != 3 {
-			t.Errorf("the inputs of %d actions were renewed, want 3", renewed)
+			t.Errorf("%d actions were renewed, want 3", renewed)
 		}
 		e.release("running", "b", "c")
 		wantCounts(t, e, 3, 0, 0)
 	})
 }
 
-// TestPrefetchFollowsTurnsOverAllPlatforms, with the standing that a build has in all of them.
-func TestPrefetchFollowsTurnsOverAllPlatforms(t *testing.T) {
+func TestPrefetchOrderSpansPlatforms(t *testing.T) {
 	f := &fetches{}
 	bubble(t, queue.Config{Slots: 2, Fetch: f.fetch}, func(t *testing.T, q *queue.Queue, e *executor) {
 		wants := func(name, build, platform string) {
@@ -846,8 +851,7 @@ func TestPrefetchFollowsTurnsOverAllPlatforms(t *testing.T) {
 	})
 }
 
-// TestFetchEndsWhereAnotherWorkerTakesTheAction: it needs its inputs there.
-func TestFetchEndsWhereAnotherWorkerTakesTheAction(t *testing.T) {
+func TestPrefetchEndsWhenAnotherWorkerTakesTheAction(t *testing.T) {
 	f := &fetches{hold: true, bytes: 60}
 	bubble(t, queue.Config{Slots: 1, Fetch: f.fetch, FetchBytes: 100}, func(t *testing.T, q *queue.Queue, e *executor) {
 		submit(t, q, "running", nil)
@@ -856,11 +860,11 @@ func TestFetchEndsWhereAnotherWorkerTakesTheAction(t *testing.T) {
 		wantTake(t, join(t, q, "a", "1", ""), "x")
 		f.wantCancelled(t, 1, 0)
 		submit(t, q, "y", nil)
-		f.wantCancelled(t, 1, 1) // which has the room
+		f.wantCancelled(t, 1, 1) // x has released its reservation
 	})
 }
 
-func TestWorkersTellWhatTheyDo(t *testing.T) {
+func TestWorkersAndDemandsAreReported(t *testing.T) {
 	head(t, queue.Config{Settle: time.Hour}, func(t *testing.T, q *queue.Queue) {
 		began := time.Now()
 		b10, b9 := join(t, q, "b", "10", "y=2 x=1 x=1"), join(t, q, "b", "9", "x=1 y=2")
@@ -879,14 +883,14 @@ func TestWorkersTellWhatTheyDo(t *testing.T) {
 			t.Fatalf("Workers = %+v", w)
 		}
 		if got := w[1].Properties; !slices.Equal(got, properties("x=1 y=2")) {
-			t.Errorf("properties are %v", got)
+			t.Errorf("properties are %v, want x=1 y=2", got)
 		}
 		want := queue.SlotState{
 			Name: "9", Instance: "elsewhere", Action: action("x"), Target: "//x", Mnemonic: "Cc", Invocation: "build",
 			Began: w[1].Slots[0].Began, Stage: worker.Run,
 		}
 		if got := w[1].Slots; got[0] != want || got[0].Began.Before(began) || got[1] != (queue.SlotState{Name: "10"}) {
-			t.Errorf("slots are %+v, want the first to be %+v", got, want)
+			t.Errorf("slots are %+v, want %+v first", got, want)
 		}
 		if got := w[1].Seen.Sub(began); got < time.Minute || got > time.Minute+time.Second {
 			t.Errorf("the worker was seen after %v, want a minute", got)
@@ -894,13 +898,13 @@ func TestWorkersTellWhatTheyDo(t *testing.T) {
 		submit(t, q, "here", func(r *queue.Request) { demands("gpu=1")(r); r.Task.Instance = "here" })
 		d := q.Demands()
 		if len(d) != 2 || d[1].Instance != "here" || d[1].Queued != 1 {
-			t.Errorf("Demands = %+v, want those of two instances", d)
+			t.Errorf("Demands = %+v, want two instances", d)
 		}
 		if d[0].Instance != "" || d[0].Queued != 2 || !slices.Equal(d[0].Properties, properties("gpu=1")) || !strings.Contains(d[0].Unmet, "no gpu") {
 			t.Errorf("Demands = %+v", d)
 		}
 		if s := q.Stats(); !s.Oldest.Equal(later.Info().Queued) || s.Slots != 3 || s.Queued != 3 || s.Running != 1 {
-			t.Errorf("Stats = %+v, want the oldest of %v", s, later.Info().Queued)
+			t.Errorf("Stats = %+v, want oldest %v", s, later.Info().Queued)
 		}
 		r.End(ended(1), nil)
 		submit(t, q, "lost", nil)

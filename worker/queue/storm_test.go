@@ -18,16 +18,16 @@ import (
 	"github.com/cloister-build/cloister/worker/queue"
 )
 
-// A stormExecutor ends at random, and counts how many run.
+// A stormExecutor returns random results and counts concurrent runs.
 type stormExecutor struct{ running, most atomic.Int64 }
 
-func (e *stormExecutor) Execute(ctx context.Context, t *worker.Task, told func(worker.Stage)) (*worker.Outcome, error) {
+func (e *stormExecutor) Execute(ctx context.Context, t *worker.Task, report func(worker.Stage)) (*worker.Outcome, error) {
 	n := e.running.Add(1)
 	defer e.running.Add(-1)
 	for m := e.most.Load(); n > m && !e.most.CompareAndSwap(m, n); m = e.most.Load() {
 	}
 	if rand.IntN(2) == 0 {
-		told(worker.Fetch + 1)
+		report(worker.Fetch + 1)
 	}
 	switch rand.IntN(5) {
 	case 0:
@@ -44,8 +44,8 @@ func (e *stormExecutor) Execute(ctx context.Context, t *worker.Task, told func(w
 	return &worker.Outcome{Result: &repb.ActionResult{}}, nil
 }
 
-// TestStorm has requests of all kinds come, merge, wait, leave, be cancelled, listed and forgotten at once. Whatever the
-// order: each ends exactly once, no wake-up is lost, and no more than the slots are used.
+// TestStorm submits, merges, waits for, cancels, lists and forgets operations concurrently. Each must end exactly once, no
+// wake-up may be lost, and no more runs than slots may be active.
 func TestStorm(t *testing.T) {
 	const slots = 3
 	e := &stormExecutor{}
@@ -53,7 +53,7 @@ func TestStorm(t *testing.T) {
 		Executor: e, Slots: slots, Preparers: 2,
 		Grace: 30 * time.Millisecond, Retain: 50 * time.Millisecond, MaxRetained: 50,
 		Renew: func(context.Context, *worker.Task) {}, RenewEvery: time.Millisecond,
-		Fetch: func(_ context.Context, _ *worker.Task, room func(int64) bool) { room(int64(rand.IntN(3000))) }, FetchBytes: 2000,
+		Fetch: func(_ context.Context, _ *worker.Task, reserve func(int64) bool) { reserve(int64(rand.IntN(3000))) }, FetchBytes: 2000,
 	})
 	var ops sync.Map
 	var wg sync.WaitGroup
@@ -109,35 +109,35 @@ func TestStorm(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
 	if err := q.Drain(ctx); err != nil {
-		t.Errorf("something waits for ever: %v, %+v", err, q.Stats())
+		t.Errorf("Drain: %v, with %+v", err, q.Stats())
 	}
 	var ended int64
 	ops.Range(func(k, _ any) bool {
 		o := k.(*queue.Operation)
 		if s := o.State(); s.Stage != repb.ExecutionStage_COMPLETED || (s.Outcome == nil) == (s.Fault == nil) {
-			t.Errorf("an operation ended as %v", s)
+			t.Errorf("final state is %+v", s)
 		}
 		ended++
 		return true
 	})
 	if s := q.Stats(); s.Queued != 0 || s.Running != 0 || s.Done != ended {
-		t.Errorf("in the end %+v, of %d operations", s, ended)
+		t.Errorf("Stats = %+v after %d operations", s, ended)
 	}
 	if n := e.most.Load(); n > slots {
-		t.Errorf("%d ran at once in %d slots", n, slots)
+		t.Errorf("%d concurrent runs in %d slots", n, slots)
 	}
 	q.Close()
 }
 
-// TestStormOfSlots has slots of other workers join, take, end, lose and leave at random, and workers be drained, while
-// requests of several platforms come, merge and leave. Whatever the order: each operation ends exactly once, every action
-// that anybody waits for ends by a slot that may have it, no slot has two, and nothing is left.
+// TestStormOfSlots lets slots of other workers join, take, end, lose and leave at random and drains workers, while clients
+// submit, merge and cancel requests for several platforms. Each operation must end exactly once, each action must run in a
+// slot that matches, no slot may have two, and nothing may be left.
 func TestStormOfSlots(t *testing.T) {
 	e := &stormExecutor{}
 	q := queue.New(queue.Config{
 		Executor: e, Slots: 1, Offer: &queue.Offer{Worker: "own", Properties: properties("p=0")},
 		Attempts: 1000, Grace: time.Minute, Retain: 50 * time.Millisecond, MaxRetained: 50,
-		Fetch: func(_ context.Context, _ *worker.Task, room func(int64) bool) { room(int64(rand.IntN(3000))) }, FetchBytes: 2000,
+		Fetch: func(_ context.Context, _ *worker.Task, reserve func(int64) bool) { reserve(int64(rand.IntN(3000))) }, FetchBytes: 2000,
 	})
 	over, stop := context.WithCancel(t.Context())
 	var workers, clients sync.WaitGroup
@@ -165,11 +165,11 @@ func TestStormOfSlots(t *testing.T) {
 					runs.Add(1)
 					task := r.Task()
 					if p := task.Mnemonic; p != "p=0" && p != "p="+fmt.Sprint(i%4) {
-						t.Errorf("slot %d has an action that demands %s", i, p)
+						t.Errorf("slot %d got an action that demands %s", i, p)
 					}
 					if wait, cancel := context.WithTimeout(over, time.Millisecond); rand.IntN(20) == 0 {
 						if _, err := s.Take(wait); !errors.Is(err, queue.ErrBusy) {
-							t.Errorf("a slot with a run takes another: %v", err)
+							t.Errorf("Take with a run = %v, want ErrBusy", err)
 						}
 						cancel()
 					} else {
@@ -184,7 +184,7 @@ func TestStormOfSlots(t *testing.T) {
 						r.Lost("storm")
 						r.End(&worker.Outcome{}, nil)
 					case 1:
-						// Both at once, as a worker that is given up answers after all.
+						// End and Leave race, as when a worker that timed out answers.
 						var both sync.WaitGroup
 						both.Go(func() { r.End(&worker.Outcome{Result: &repb.ActionResult{}}, nil) })
 						both.Go(func() { s.Leave("storm") })
@@ -221,7 +221,7 @@ func TestStormOfSlots(t *testing.T) {
 				n := rand.IntN(24)
 				r.Task.Invocation = fmt.Sprint(rand.IntN(4))
 				r.Task.Action = cas.SHA256.Sum([]byte{byte(n)})
-				r.Task.Mnemonic = "p=" + fmt.Sprint(n%4) // what it demands, for the check
+				r.Task.Mnemonic = "p=" + fmt.Sprint(n%4) // its demand, for the check
 				r.Task.SkipCacheLookup = rand.IntN(2) == 0
 				r.Demands = properties(r.Task.Mnemonic)
 				o, err := q.Submit(r)
@@ -248,9 +248,9 @@ func TestStormOfSlots(t *testing.T) {
 	clients.Wait()
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
-	// Slots come and go until the last action has ended.
+	// Slots join and leave until the last action has ended.
 	if err := q.Drain(ctx); err != nil {
-		t.Errorf("something waits for ever: %v, %+v", err, q.Stats())
+		t.Errorf("Drain: %v, with %+v", err, q.Stats())
 	}
 	stop()
 	workers.Wait()
@@ -258,20 +258,20 @@ func TestStormOfSlots(t *testing.T) {
 	ops.Range(func(k, _ any) bool {
 		o := k.(*queue.Operation)
 		if s := o.State(); s.Stage != repb.ExecutionStage_COMPLETED || (s.Outcome == nil) == (s.Fault == nil) {
-			t.Errorf("an operation ended as %v", s)
+			t.Errorf("final state is %+v", s)
 		}
 		all++
 		return true
 	})
 	if s := q.Stats(); s.Queued != 0 || s.Running != 0 || s.Done != all || s.Again == 0 {
-		t.Errorf("in the end %+v, of %d operations", s, all)
+		t.Errorf("Stats = %+v after %d operations", s, all)
 	}
 	if n := e.most.Load(); n > 1 {
-		t.Errorf("%d ran at once in one slot", n)
+		t.Errorf("%d concurrent runs in one slot", n)
 	}
-	if p, l := queue.Parties(q), queue.Lanes(q); p != 0 || l != 0 {
-		t.Errorf("%d builds and %d lanes are left, want none", p, l)
+	if p, l := queue.Flows(q), queue.Buckets(q); p != 0 || l != 0 {
+		t.Errorf("%d flows and %d buckets are left, want 0", p, l)
 	}
-	t.Logf("%d runs elsewhere, %d again", runs.Load(), q.Stats().Again)
+	t.Logf("%d remote runs, %d retried", runs.Load(), q.Stats().Again)
 	q.Close()
 }

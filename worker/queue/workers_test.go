@@ -12,9 +12,9 @@ import (
 	"github.com/cloister-build/cloister/worker/queue"
 )
 
-// TestWorkerOfTheHeadsName: a worker that has the name of the head itself, as one that joins from the same machine has, is
-// another worker all the same: its slots have no logs here, and are not fetched for.
-func TestWorkerOfTheHeadsName(t *testing.T) {
+// TestWorkerMayHaveTheNameOfTheHead checks that a worker with the name of the head, such as one that joins from the same
+// machine, is distinct from its own slots: it has no logs here and skips the cache lookup.
+func TestWorkerMayHaveTheNameOfTheHead(t *testing.T) {
 	logs := 0
 	c := queue.Config{Slots: 1, Offer: &queue.Offer{Worker: "anvil"}, Logs: func(*worker.Task) (*worker.Logs, func(*worker.Outcome)) {
 		logs++
@@ -25,52 +25,52 @@ func TestWorkerOfTheHeadsName(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		defer s.Leave("the test ends")
+		defer s.Leave("end of test")
 		defer watch(t, submit(t, q, "a", nil))()
 		defer watch(t, submit(t, q, "b", nil))()
 		r, err := s.Take(t.Context())
 		if err != nil {
 			t.Fatal(err)
 		}
-		defer r.Lost("the test ends")
+		defer r.Lost("end of test")
 		if task := r.Task(); !task.SkipCacheLookup {
-			t.Error("the worker is to look into the action cache, as own slots are")
+			t.Error("the worker's task does not skip the cache lookup")
 		}
 		if logs != 1 {
-			t.Errorf("there are logs of %d runs, want those of the one in the slot of the head", logs)
+			t.Errorf("logs of %d runs, want 1: the own slot's", logs)
 		}
 		for _, w := range q.Workers() {
 			if len(w.Slots) != 1 || w.Local != (w.Slots[0].Name == "0") {
-				t.Errorf("a worker has the slots %v, local %v", w.Slots, w.Local)
+				t.Errorf("slots are %v with Local %v, want one slot and Local for slot 0 only", w.Slots, w.Local)
 			}
 		}
 	})
 }
 
-// TestWorkersOfManyNames: those that come and go under ever new names, or with ever new properties, are forgotten before
-// they are too many, the first to leave first; and so it is that they were drained as all are.
-func TestWorkersOfManyNames(t *testing.T) {
+// TestRememberedWorkersAreBounded checks that workers that join and leave under ever new names or properties are
+// forgotten, the first to leave first, along with the drain that applied to all.
+func TestRememberedWorkersAreBounded(t *testing.T) {
 	bubble(t, queue.Config{Head: true}, func(t *testing.T, q *queue.Queue, _ *executor) {
-		come := func(name, value string) {
+		visit := func(name, value string) {
 			s, err := q.Join(queue.Offer{Worker: name, Slot: "0", Properties: []worker.Property{{Name: "pod", Value: value}}})
 			if err != nil {
 				t.Fatal(err)
 			}
 			time.Sleep(time.Millisecond)
-			s.Leave("it ends")
+			s.Leave("stop")
 		}
 		q.DrainWorker("", "all")
 		const many = 3000
 		for i := range many {
-			come(fmt.Sprint("pod-", i), "")
-			come("anvil", fmt.Sprint(i))
+			visit(fmt.Sprint("pod-", i), "")
+			visit("anvil", fmt.Sprint(i))
 		}
 		workers := q.Workers()
 		if len(workers) == 0 || len(workers) > many/2 {
-			t.Errorf("%d workers are remembered", len(workers))
+			t.Errorf("%d workers are remembered, want at most %d", len(workers), many/2)
 		}
 		if n := queue.Drains(q); n > len(workers) {
-			t.Errorf("%d names are drained, of %d workers", n, len(workers))
+			t.Errorf("%d drains for %d workers", n, len(workers))
 		}
 		last := fmt.Sprint("pod-", many-1)
 		kept := false
@@ -81,21 +81,21 @@ func TestWorkersOfManyNames(t *testing.T) {
 			}
 		}
 		if !kept {
-			t.Error("the last to leave is forgotten")
+			t.Error("the last worker to leave is forgotten")
 		}
 		q.DrainWorker("anvil", "it alone")
 		time.Sleep(time.Hour)
 		synctest.Wait()
 		if n, names := len(q.Workers()), queue.Drains(q); n != 0 || names != 1 {
-			t.Errorf("after an hour there are %d workers, and %d names that are drained; want none, and the one that was named", n, names)
+			t.Errorf("after an hour: %d workers and %d drains, want 0 and the one by name", n, names)
 		}
 		s, err := q.Join(queue.Offer{Worker: last, Slot: "0"})
 		if err != nil {
 			t.Fatal(err)
 		}
-		defer s.Leave("the test ends")
+		defer s.Leave("end of test")
 		if w := q.Workers(); len(w) != 1 || w[0].Drained.IsZero() {
-			t.Errorf("a worker that joins again: %+v", w)
+			t.Errorf("Workers = %+v, want one drained", w)
 		}
 	})
 }

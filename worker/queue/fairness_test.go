@@ -15,12 +15,12 @@ import (
 	"github.com/cloister-build/cloister/worker/queue"
 )
 
-// of makes a request one of a build.
+// of sets the build of a request.
 func of(invocation string) func(*queue.Request) {
 	return func(r *queue.Request) { r.Task.Invocation = invocation }
 }
 
-// order returns by which builds the runs of e were asked for, as they began.
+// order returns the builds of the runs of e, in order.
 func (e *executor) order() string {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -31,7 +31,7 @@ func (e *executor) order() string {
 	return strings.Join(names, " ")
 }
 
-// fill submits n actions of each build, one build after the other, and makes each end at once when it runs.
+// fill submits n actions of each build, in order, each of which ends as soon as it runs.
 func fill(t *testing.T, q *queue.Queue, e *executor, n int, change func(*queue.Request), builds ...string) {
 	t.Helper()
 	for _, b := range builds {
@@ -56,9 +56,9 @@ func TestRule087_BuildsTakeTurns(t *testing.T) {
 		e.release("holds the slot")
 		synctest.Wait()
 		if got, want := e.order(), "first a b  a b  a a"; got != want {
-			t.Errorf("the runs were of %q, want %q", got, want)
+			t.Errorf("runs were of %q, want %q", got, want)
 		}
-		// Of one build they run in order of arrival.
+		// Actions of one build run in order of arrival.
 		for i := range 4 {
 			k := slices.IndexFunc(e.begun, func(task *worker.Task) bool { return task.Action == action(fmt.Sprint("a", i)) })
 			if want := []int{1, 4, 7, 8}[i]; k != want {
@@ -68,7 +68,7 @@ func TestRule087_BuildsTakeTurns(t *testing.T) {
 	})
 }
 
-// TestRule087_SmallBuildIsNotStarved: five actions beside 50,000 run within the next turns, whatever came before.
+// TestRule087_SmallBuildIsNotStarved checks that five actions are next although 50,000 of another build came before.
 func TestRule087_SmallBuildIsNotStarved(t *testing.T) {
 	bubble(t, queue.Config{Slots: 4}, func(t *testing.T, q *queue.Queue, e *executor) {
 		for i := range 50_000 {
@@ -82,15 +82,14 @@ func TestRule087_SmallBuildIsNotStarved(t *testing.T) {
 			submit(t, q, fmt.Sprint("small ", i), of("small"))
 			e.release(fmt.Sprint("small ", i))
 		}
-		e.release("0") // and no other of the large one that runs
+		e.release("0") // the other runs of the large build continue
 		synctest.Wait()
 		if n := strings.Count(e.order(), "small"); n != 5 {
-			t.Errorf("%d actions of the small build began, want all 5", n)
+			t.Errorf("%d actions of the small build began, want 5", n)
 		}
 	})
 }
 
-// TestRule087_FewestRunningIsNext: a build that holds slots waits for one that holds fewer.
 func TestRule087_FewestRunningIsNext(t *testing.T) {
 	bubble(t, queue.Config{Slots: 3}, func(t *testing.T, q *queue.Queue, e *executor) {
 		for _, name := range []string{"a0", "a1", "a2", "a3", "a4"} {
@@ -102,17 +101,16 @@ func TestRule087_FewestRunningIsNext(t *testing.T) {
 		e.release("a0")
 		wantCounts(t, e, 4, 0, 3) // a a b
 		e.release("a1")
-		wantCounts(t, e, 5, 0, 3) // a b, one each: b was served last, but a ... is next by its turn
+		wantCounts(t, e, 5, 0, 3) // one each: a was served before b
 		e.release("b0")
 		wantCounts(t, e, 6, 0, 3)
 		if got, want := e.order(), "a a a b a b"; got != want {
-			t.Errorf("the runs were of %q, want %q", got, want)
+			t.Errorf("runs were of %q, want %q", got, want)
 		}
 	})
 }
 
-// TestRule087_NewcomersDoNotStarve a build that waits: each of them is new, and none waits longer.
-func TestRule087_NewcomersDoNotStarve(t *testing.T) {
+func TestRule087_NewBuildsDoNotStarveAnOldOne(t *testing.T) {
 	bubble(t, queue.Config{Slots: 1}, func(t *testing.T, q *queue.Queue, e *executor) {
 		submit(t, q, "holds the slot", of("old"))
 		fill(t, q, e, 3, nil, "old")
@@ -127,17 +125,17 @@ func TestRule087_NewcomersDoNotStarve(t *testing.T) {
 			e.mu.Unlock()
 			held = last.Invocation
 			if held == "old" {
-				t.Fatal("an action that had ended is running") // fill released it
+				t.Fatal("a released action is still running") // fill released it
 			}
 		}
 		if n := strings.Count(e.order(), "old"); n != 4 {
-			t.Errorf("the old build ran %d actions while newcomers kept coming, want all 4: %s", n, e.order())
+			t.Errorf("the old build ran %d actions while new builds kept arriving, want 4: %s", n, e.order())
 		}
 	})
 }
 
-// TestRule087_PriorityIsBeforeTurns and instances do not share one.
-func TestRule087_PriorityIsBeforeTurns(t *testing.T) {
+// TestRule087_PriorityPrecedesFairness also checks that equally named builds of two instances are two flows.
+func TestRule087_PriorityPrecedesFairness(t *testing.T) {
 	bubble(t, queue.Config{Slots: 1}, func(t *testing.T, q *queue.Queue, e *executor) {
 		submit(t, q, "holds the slot", of("first"))
 		fill(t, q, e, 2, nil, "a")
@@ -147,16 +145,15 @@ func TestRule087_PriorityIsBeforeTurns(t *testing.T) {
 		e.release("holds the slot")
 		synctest.Wait()
 		if got, want := e.order(), "first b b b a a a"; got != want {
-			t.Errorf("the runs were of %q, want %q", got, want)
+			t.Errorf("runs were of %q, want %q", got, want)
 		}
 		if e.begun[5].Instance != "other" {
-			t.Error("a build of another instance of the same name has no turn of its own")
+			t.Error("the build of the other instance was not served in turn")
 		}
 	})
 }
 
-// TestRule087_PreparationTakesTurns, too: with 50,000 requests before it, a small build would wait there.
-func TestRule087_PreparationTakesTurns(t *testing.T) {
+func TestRule087_PreparationIsFair(t *testing.T) {
 	var order []string
 	bubble(t, queue.Config{Slots: 1, Preparers: 1}, func(t *testing.T, q *queue.Queue, e *executor) {
 		for _, b := range []string{"before", "a", "a", "a", "b", "b"} {
@@ -168,18 +165,18 @@ func TestRule087_PreparationTakesTurns(t *testing.T) {
 			if _, err := q.Submit(r); err != nil {
 				t.Fatal(err)
 			}
-			synctest.Wait() // so that the only preparer is busy with the first until all others wait
+			synctest.Wait() // the only preparer is busy with the first until all others wait
 		}
 		time.Sleep(time.Minute)
 		synctest.Wait()
 		if got, want := strings.Join(order, " "), "before a b a b a"; got != want {
-			t.Errorf("preparation was of %q, want %q", got, want)
+			t.Errorf("prepared were %q, want %q", got, want)
 		}
 	})
 }
 
-// TestRule095_SharedRunComesAtTheSoonerTurn: for whom it is sooner, it counts; when that one leaves, it waits on.
-func TestRule095_SharedRunComesAtTheSoonerTurn(t *testing.T) {
+// TestRule095_SharedRunTakesTheEarliestTurn of its operations, unless that one leaves.
+func TestRule095_SharedRunTakesTheEarliestTurn(t *testing.T) {
 	for _, leaves := range []bool{false, true} {
 		t.Run(fmt.Sprintf("leaves: %v", leaves), func(t *testing.T) {
 			bubble(t, queue.Config{Slots: 1}, func(t *testing.T, q *queue.Queue, e *executor) {
@@ -190,7 +187,7 @@ func TestRule095_SharedRunComesAtTheSoonerTurn(t *testing.T) {
 				fill(t, q, e, 2, nil, "b")
 				e.release("x")
 				if leaves {
-					sooner.Cancel("it was asked for")
+					sooner.Cancel("requested")
 				}
 				e.release("holds the slot")
 				synctest.Wait()
@@ -207,39 +204,37 @@ func TestRule095_SharedRunComesAtTheSoonerTurn(t *testing.T) {
 	}
 }
 
-// TestPrefetchFollowsTurns: what comes near is what will be taken.
-func TestPrefetchFollowsTurns(t *testing.T) {
+func TestPrefetchFollowsQueueOrder(t *testing.T) {
 	f := &fetches{}
 	bubble(t, queue.Config{Slots: 2, Fetch: f.fetch}, func(t *testing.T, q *queue.Queue, e *executor) {
 		for _, name := range []string{"running", "too", "a1", "a2", "a3", "a4"} {
 			submit(t, q, name, of("a"))
 		}
-		f.want(t, "of one build", &f.ended, "a1", "a2", "a3", "a4")
+		f.want(t, "one build", &f.ended, "a1", "a2", "a3", "a4")
 		for _, name := range []string{"b1", "b2", "b3"} {
 			submit(t, q, name, of("b"))
 		}
-		// Build a has two slots: next are b1, b2, then by turns a1, b3.
-		f.want(t, "of two", &f.ended, "a1", "a2", "a3", "a4", "b1", "b2", "b3")
+		// Build a has two slots: next are b1, b2, then alternately a1, b3.
+		f.want(t, "two builds", &f.ended, "a1", "a2", "a3", "a4", "b1", "b2", "b3")
 		submit(t, q, "b4", of("b"))
-		f.want(t, "not in sight", &f.ended, "a1", "a2", "a3", "a4", "b1", "b2", "b3")
+		f.want(t, "beyond the next four", &f.ended, "a1", "a2", "a3", "a4", "b1", "b2", "b3")
 	})
 }
 
-// TestLineForgetsBuilds: of what neither waits nor runs nothing is left.
-func TestLineForgetsBuilds(t *testing.T) {
+func TestFinishedBuildsAreForgotten(t *testing.T) {
 	bubble(t, queue.Config{Slots: 2}, func(t *testing.T, q *queue.Queue, e *executor) {
 		for i := range 100 {
 			fill(t, q, e, 2, priority(int32(i%3)), fmt.Sprint(i))
 		}
-		submit(t, q, "left", of("x")).Cancel("it was asked for")
+		submit(t, q, "left", of("x")).Cancel("requested")
 		synctest.Wait()
-		if n := queue.Parties(q); n != 0 {
-			t.Errorf("%d builds are remembered, want none", n)
+		if n := queue.Flows(q); n != 0 {
+			t.Errorf("%d flows are left, want 0", n)
 		}
 	})
 }
 
-// afterwards is a Prepare that answers when f has returned.
+// afterwards returns a Prepare that calls f and answers.
 func afterwards(f func()) func(context.Context, *queue.Request) (*worker.Outcome, error) {
 	return func(context.Context, *queue.Request) (*worker.Outcome, error) {
 		f()

@@ -1,0 +1,119 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package queue
+
+import (
+	"cmp"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/cloister-build/cloister/cas"
+	"github.com/cloister-build/cloister/worker"
+)
+
+// A WorkerState describes the slots of one worker with equal offers.
+type WorkerState struct {
+	Name, Prefix string
+	Properties   []worker.Property
+	Any          bool
+	// Local marks the queue's own slots.
+	Local bool
+	// Slots are the slots that have joined, by name.
+	Slots []SlotState
+	// Drained is since when the worker gets no actions, for the reason Why; zero if it gets some.
+	Drained time.Time
+	Why     string
+	// Seen is the worker's last sign of life.
+	Seen time.Time
+	// Left is when its last slot left; zero while one is present.
+	Left time.Time
+	// Done counts completed runs, Lost those lost with the worker.
+	Done, Lost int64
+}
+
+// A SlotState describes a slot. Without an action all fields but Name and Ending are zero.
+type SlotState struct {
+	Name                         string
+	Instance                     string
+	Action                       cas.Digest
+	Target, Mnemonic, Invocation string
+	Began                        time.Time
+	// Stage is the last one reported, or 0.
+	Stage worker.Stage
+	// Ending is since when the worker is known to be stopping an action the slot does not have; see Slot.SetEnding.
+	Ending time.Time
+}
+
+// Workers returns the present and remembered workers, by name.
+func (q *Queue) Workers() []WorkerState {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	var all []WorkerState
+	for _, w := range q.workers {
+		all = append(all, q.workerState(w))
+	}
+	slices.SortStableFunc(all, func(a, b WorkerState) int {
+		return cmp.Or(strings.Compare(a.Name, b.Name), strings.Compare(a.Prefix, b.Prefix),
+			slices.CompareFunc(a.Properties, b.Properties, worker.Property.Compare))
+	})
+	return all
+}
+
+func (q *Queue) workerState(w *workerGroup) WorkerState {
+	s := WorkerState{
+		Name: w.name, Prefix: w.prefix, Properties: slices.Clone(w.properties), Any: w.any, Local: w == q.own,
+		Seen: w.seen, Left: w.left, Done: w.done, Lost: w.lost,
+	}
+	if d := w.drained; d != nil {
+		s.Drained, s.Why = d.since, d.why
+	}
+	for _, slot := range w.slots {
+		state := SlotState{Name: slot.name, Ending: slot.ending}
+		if r := slot.run; r != nil {
+			t := &r.task
+			state.Instance, state.Action, state.Began, state.Stage = t.Instance, t.Action, r.began, r.stage
+			state.Target, state.Mnemonic, state.Invocation = t.Target, t.Mnemonic, t.Invocation
+		}
+		s.Slots = append(s.Slots, state)
+	}
+	slices.SortFunc(s.Slots, func(a, b SlotState) int {
+		return cmp.Or(cmp.Compare(len(a.Name), len(b.Name)), strings.Compare(a.Name, b.Name)) // 9 before 10
+	})
+	return s
+}
+
+// A Demand counts the queued actions of one instance with equal demands.
+type Demand struct {
+	Instance   string
+	Properties []worker.Property
+	Queued     int
+	// Unmet is the reason why no worker, busy or idle, may take any of them now; "" if one may.
+	Unmet string
+}
+
+// Demands returns the demands of all actions that wait for a slot.
+func (q *Queue) Demands() []Demand {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	var all []Demand
+	for _, b := range q.ready.Buckets() {
+		j := b.Peek()
+		i := slices.IndexFunc(all, func(d Demand) bool {
+			return d.Instance == j.req.Task.Instance && slices.Equal(d.Properties, j.req.Demands)
+		})
+		if i < 0 {
+			i = len(all)
+			all = append(all, Demand{Instance: j.req.Task.Instance, Properties: slices.Clone(j.req.Demands)})
+		}
+		all[i].Queued += b.Len()
+		if all[i].Unmet == "" {
+			all[i].Unmet = q.unmet(j)
+		}
+	}
+	slices.SortFunc(all, func(a, b Demand) int {
+		return cmp.Or(slices.CompareFunc(a.Properties, b.Properties, worker.Property.Compare),
+			strings.Compare(a.Instance, b.Instance))
+	})
+	return all
+}

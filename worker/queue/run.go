@@ -1,0 +1,198 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package queue
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	repb "github.com/bazelbuild/remote-apis/build/bazel/remote/execution/v2"
+	"github.com/cloister-build/cloister/worker"
+)
+
+// A Run is an action assigned to a slot. Its methods are safe for concurrent use.
+type Run struct {
+	q       *Queue
+	job     *job
+	slot    *Slot
+	task    worker.Task
+	ctx     context.Context       // ended when the run is over or no client waits for it
+	woke    chan struct{}         // Slot.woken of the Take that got it; nil if that did not wait
+	endLogs func(*worker.Outcome) // returned by Config.Logs; nil if there are none
+	began   time.Time
+
+	// The fields below are guarded by q.mu.
+	stage worker.Stage
+	over  bool // ended or lost
+}
+
+// begin assigns to s a job taken from q.ready.
+func (q *Queue) begin(s *Slot, j *job) {
+	q.unreserve(j)
+	r := &Run{q: q, job: j, slot: s, task: j.req.Task, woke: s.woken, began: time.Now()}
+	// Only leave cancels a job; its operations carry the reason.
+	r.ctx, j.cancel = context.WithCancel(context.Background())
+	if s.worker == q.own {
+		if q.cfg.Logs != nil {
+			r.task.Logs, r.endLogs = q.cfg.Logs(&j.req.Task)
+		}
+	} else {
+		// Prepare has looked into the action cache; another worker executes without a lookup.
+		r.task.SkipCacheLookup = true
+		j.ran = true
+		if j.prefetch.stop != nil {
+			j.prefetch.stop()
+		}
+	}
+	j.run, s.run = r, r
+	s.worker.busy++
+	s.wake()
+	j.advance(j.ops, repb.ExecutionStage_EXECUTING)
+	q.reclaimSlot()
+}
+
+// Task returns the task to execute. For a slot of another worker it skips the cache lookup, which Prepare has done.
+func (r *Run) Task() worker.Task { return r.task }
+
+// Cancelled returns a channel that is closed when no client waits for the action, and when the run is over.
+func (r *Run) Cancelled() <-chan struct{} { return r.ctx.Done() }
+
+// Report records the present stage.
+func (r *Run) Report(s worker.Stage) {
+	r.q.mu.Lock()
+	defer r.q.mu.Unlock()
+	if r.over {
+		return
+	}
+	r.stage = s
+	r.slot.worker.seen = time.Now()
+	if s > worker.Fetch {
+		r.job.ran = true
+	}
+}
+
+// End completes the action and frees the slot. Only the first End counts, and none after the run was lost.
+func (r *Run) End(out *worker.Outcome, err error) {
+	if err != nil {
+		out = nil
+	} else if out == nil {
+		err = errors.New("the executor returned neither an outcome nor an error")
+	}
+	q := r.q
+	q.mu.Lock()
+	if r.over {
+		q.mu.Unlock()
+		return
+	}
+	r.over = true
+	j := r.job
+	cancel := j.cancel
+	q.mu.Unlock()
+	if r.endLogs != nil {
+		r.endLogs(out)
+	}
+	cancel()
+	e := q.endOf(out, err)
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	r.slot.worker.done++
+	q.release(r)
+	q.finish(j, e)
+	q.checkEmpty()
+}
+
+// release frees the slot of r.
+func (q *Queue) release(r *Run) {
+	s := r.slot
+	s.run = nil
+	s.worker.busy--
+	s.worker.seen = time.Now()
+	q.ready.Done(&r.job.item)
+}
+
+// A loss records how a run was lost.
+type loss struct {
+	worker, why string
+	givenBack   bool
+}
+
+// Lost frees the slot and queues the action again, at most Config.Attempts times in all. A worker that lost the action
+// gets it again only while no other present worker may take it. Lost does nothing after End.
+func (r *Run) Lost(why string) {
+	r.q.mu.Lock()
+	defer r.q.mu.Unlock()
+	r.q.lose(r, why, false)
+}
+
+// GiveBack is like Lost, for a worker that stops without waiting for the action, or cannot start its command or deliver
+// its result. The action is not suspected of causing it.
+func (r *Run) GiveBack(why string) {
+	r.q.mu.Lock()
+	defer r.q.mu.Unlock()
+	r.q.lose(r, why, true)
+}
+
+func (q *Queue) lose(r *Run, why string, givenBack bool) {
+	if r.over {
+		return
+	}
+	r.over = true
+	j := r.job
+	j.cancel()
+	if r.endLogs != nil {
+		r.endLogs(nil)
+	}
+	name := r.slot.worker.name
+	r.slot.worker.lost++
+	q.stats.Lost++
+	q.release(r)
+	j.run, j.ran = nil, false
+	j.losses = append(j.losses, loss{name, why, givenBack})
+	if i, found := slices.BinarySearch(j.avoid, name); !found {
+		j.avoid = slices.Insert(j.avoid, i, name)
+	}
+	switch {
+	case len(j.ops) == 0: // no client waits for it
+	case len(j.losses) >= q.cfg.Attempts:
+		q.finish(j, endOf(nil, j.poison()))
+	default:
+		q.stats.Again++
+		q.await(j)
+	}
+	q.checkEmpty()
+}
+
+// poison returns the fault of an action that was lost too often. If it was given back at least once, it did not end its
+// worker each time, and clients may retry.
+func (j *job) poison() *worker.Fault {
+	var losses []string
+	for _, l := range j.losses {
+		losses = append(losses, fmt.Sprintf("worker %s (%s)", word(l.worker), l.why))
+	}
+	if slices.ContainsFunc(j.losses, func(l loss) bool { return l.givenBack }) {
+		return fault(worker.Unavailable, "action %s was lost %d times, not always by its own fault; retry; lost with %s",
+			j.req.Task.Action, len(losses), strings.Join(losses, ", "))
+	}
+	return fault(worker.Unmet,
+		"action %s is suspected of crashing its workers and is not retried: it was lost %d times, with %s",
+		j.req.Task.Action, len(losses), strings.Join(losses, ", "))
+}
+
+// abandonRemoteRuns frees the slots of other workers at shutdown, when no client waits for their runs.
+func (q *Queue) abandonRemoteRuns() {
+	for _, w := range q.workers {
+		if w == q.own {
+			continue
+		}
+		for _, s := range w.slots {
+			if s.run != nil {
+				q.lose(s.run, "", false)
+			}
+		}
+	}
+	q.checkEmpty()
+}

@@ -1,0 +1,142 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package queue
+
+import (
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/cloister-build/cloister/worker"
+)
+
+// A workerGroup is the slots of one worker with equal offers.
+type workerGroup struct {
+	name, prefix string
+	properties   []worker.Property // sorted
+	any          bool
+
+	// The fields below are guarded by the queue's mutex.
+	slots      map[string]*Slot // that have joined, by name
+	idle       []*Slot          // those that wait for a job
+	busy       int              // slots with a run
+	drained    *drain           // nil if it may take actions
+	seen       time.Time        // last sign of life
+	left       time.Time        // when the last slot left; zero if one is present
+	done, lost int64            // runs
+}
+
+// group returns the workerGroup of an offer. Own slots have a group apart, even from a worker of the same name.
+func (q *Queue) group(o Offer, own bool) *workerGroup {
+	properties := slices.Compact(slices.SortedFunc(slices.Values(o.Properties), worker.Property.Compare))
+	known := false
+	for _, w := range q.workers {
+		if w.name != o.Worker {
+			continue
+		}
+		if own == (w == q.own) && w.prefix == o.Prefix && w.any == o.Any && slices.Equal(w.properties, properties) {
+			return w
+		}
+		known = true
+	}
+	if d := q.drainJoining; d != nil && !known && q.drained[o.Worker] == nil && !q.undrained[o.Worker] {
+		q.drained[o.Worker] = d
+	}
+	w := &workerGroup{
+		name: o.Worker, prefix: o.Prefix, properties: properties, any: o.Any,
+		slots: make(map[string]*Slot), drained: q.drained[o.Worker],
+	}
+	q.workers = append(q.workers, w)
+	return w
+}
+
+// matches reports whether the offer of w covers j.
+func (w *workerGroup) matches(j *job) bool {
+	return w.serves(j.req.Task.Instance) && (w.any || len(w.missing(j.req.Demands)) == 0)
+}
+
+// serves reports whether w takes actions of an instance.
+func (w *workerGroup) serves(instance string) bool {
+	rest, ok := strings.CutPrefix(instance, w.prefix)
+	return ok && (w.prefix == "" || rest == "" || rest[0] == '/')
+}
+
+// missing returns the demands that w does not meet.
+func (w *workerGroup) missing(demands []worker.Property) []worker.Property {
+	var missing []worker.Property
+	for _, d := range demands {
+		if _, ok := slices.BinarySearchFunc(w.properties, d, worker.Property.Compare); !ok {
+			missing = append(missing, d)
+		}
+	}
+	return missing
+}
+
+// mayTake reports whether w may take j now.
+func (q *Queue) mayTake(w *workerGroup, j *job) bool {
+	if w.drained != nil || !w.matches(j) {
+		return false
+	}
+	if !slices.Contains(j.avoid, w.name) {
+		return true
+	}
+	// This worker has lost j. While another is present that has not, that one takes it, even if it is busy.
+	return !slices.ContainsFunc(q.workers, func(other *workerGroup) bool {
+		return len(other.slots) > 0 && other.drained == nil && !slices.Contains(j.avoid, other.name) && other.matches(j)
+	})
+}
+
+// leastLoadedSlot returns an idle slot that may take j, of the worker with the smallest fraction of busy slots, or nil.
+func (q *Queue) leastLoadedSlot(j *job) *Slot {
+	var best *workerGroup
+	for _, w := range q.workers {
+		// Compares w.busy/slots with best.busy/slots without a division.
+		if len(w.idle) > 0 && (best == nil || w.busy*len(best.slots) < best.busy*len(w.slots)) && q.mayTake(w, j) {
+			best = w
+		}
+	}
+	if best == nil {
+		return nil
+	}
+	return best.idle[len(best.idle)-1]
+}
+
+// maxLeft limits the remembered workers that have left: a head runs for months, and one worker may return under many
+// names or with many properties.
+const maxLeft = 1000
+
+// forgetWorkers forgets workers that left long ago, and the first to leave if there are too many.
+func (q *Queue) forgetWorkers(now time.Time) {
+	var left []time.Time
+	for _, w := range q.workers {
+		if !w.left.IsZero() {
+			left = append(left, w.left)
+		}
+	}
+	since := now.Add(-q.cfg.Remembered)
+	if excess := len(left) - maxLeft; excess > 0 {
+		slices.SortFunc(left, time.Time.Compare)
+		if last := left[excess-1]; last.After(since) {
+			since = last
+		}
+	}
+	forgotten := make(map[string]bool)
+	q.workers = slices.DeleteFunc(q.workers, func(w *workerGroup) bool {
+		if w.left.IsZero() || w.left.After(since) {
+			return false
+		}
+		forgotten[w.name] = true
+		return true
+	})
+	if len(forgotten) == 0 {
+		return
+	}
+	for _, w := range q.workers {
+		delete(forgotten, w.name)
+	}
+	for name := range forgotten {
+		if q.drained[name] == q.drainJoining {
+			delete(q.drained, name) // drainJoining applies when it joins again
+		}
+	}
+}
