@@ -27,12 +27,12 @@ func TestAsFollowsDecorators(t *testing.T) {
 		"not an Unwrapper":  {decorator{opaque{memory}}, false},
 		"decorates nothing": {decorator{}, false},
 	} {
-		got, ok := cas.As[cas.Mapper](test.store)
-		if ok != test.want || ok && got != cas.Mapper(memory) {
+		got, ok := cas.As[cas.Splicer](test.store)
+		if ok != test.want || ok && got != cas.Splicer(memory) {
 			t.Errorf("%s: got %v, %v, want %v", name, got, ok, test.want)
 		}
 	}
-	if _, ok := cas.As[cas.Placer](decorator{memory}); ok {
+	if _, ok := cas.As[cas.Locator](decorator{memory}); ok {
 		t.Error("As found a Placer in a store without one")
 	}
 }

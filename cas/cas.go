@@ -68,17 +68,17 @@ type Filer interface {
 	File(ctx context.Context, d Digest, executable bool) (path string, release func(), err error)
 }
 
-// A Placer is an optional ability of a Store that keeps many small blobs in few files of this host: to say
+// A Locator is an optional ability of a Store that keeps many small blobs in few files of this host: to say
 // where, so that the image of a tree can point at them instead of holding copies.
-type Placer interface {
-	// Place says where each of ds lies, and marks all as used. What it says holds until Release: the
+type Locator interface {
+	// Locate says where each of ds lies, and marks all as used. What it says holds until Release: the
 	// bytes there are those of the blob, compared with its digest since the store was opened, and are
 	// neither moved nor overwritten. It is no error that a blob is absent, or has a file of its own.
-	Place(ctx context.Context, ds []Digest) (Placement, error)
+	Locate(ctx context.Context, ds []Digest) (Location, error)
 }
 
-// A Placement is where blobs lie. Its methods are safe for concurrent use.
-type Placement interface {
+// A Location is where blobs lie. Its methods are safe for concurrent use.
+type Location interface {
 	// Extents are in the order of the digests asked for.
 	Extents() []Extent
 	// Files are what extents lie in, open for reading, and the placement's: closed by Release.
@@ -100,8 +100,8 @@ type Extent struct {
 
 // Values of Extent.File besides indexes.
 const (
-	Elsewhere = -1
-	Absent    = -2
+	Unpacked = -1
+	Absent   = -2
 )
 
 // ExtentAlign is the alignment of extents, in bytes.

@@ -54,7 +54,7 @@ func (s *capabilities) GetCapabilities(ctx context.Context, req *repb.GetCapabil
 			SupportedBatchUpdateCompressors: compress.Compressors(),
 		},
 	}
-	if _, ok := cas.As[cas.Mapper](in.Store); ok {
+	if _, ok := cas.As[cas.Splicer](in.Store); ok {
 		setChunking(c.CacheCapabilities)
 	}
 	if s.MaxBlobBytes < math.MaxInt64 {

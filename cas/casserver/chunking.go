@@ -41,7 +41,7 @@ func setChunking(c *repb.CacheCapabilities) {
 // A chunked is a blob of an instance whose store keeps blobs as chunks.
 type chunked struct {
 	in     *cas.Instance
-	mapper cas.Mapper
+	mapper cas.Splicer
 	digest cas.Digest
 	turn   chan struct{} // full while maxCuts blobs are cut or compared
 }
@@ -66,7 +66,7 @@ func (s *storage) chunked(instance string, f repb.DigestFunction_Value, p *repb.
 	if err != nil {
 		return nil, err
 	}
-	mapper, ok := cas.As[cas.Mapper](in.Store)
+	mapper, ok := cas.As[cas.Splicer](in.Store)
 	if !ok {
 		return nil, status.Errorf(codes.Unimplemented, "the store of instance %+.80q keeps no chunks, as split_blob_support and splice_blob_support say", instance)
 	}
@@ -134,15 +134,15 @@ func protos(ds []cas.Digest) []*repb.Digest {
 }
 
 // split returns the chunks of the blob. What is kept is used, whatever cut it, unless a chunk is gone.
-func (c *chunked) split(ctx context.Context, v repb.ChunkingFunction_Value) (cas.Mapping, error) {
-	m := cas.Mapping{}
+func (c *chunked) split(ctx context.Context, v repb.ChunkingFunction_Value) (cas.ChunkList, error) {
+	m := cas.ChunkList{}
 	var p chunk.Params
 	m.Function, p = chunking(v)
 	if c.digest.IsEmpty() {
 		return m, nil
 	}
 	if c.digest.Size() > int64(p.Max()) {
-		kept, err := c.mapper.Mapping(ctx, c.digest)
+		kept, err := c.mapper.Split(ctx, c.digest)
 		if err != nil && !errors.Is(err, cas.ErrNotFound) {
 			return m, explain("split", c.digest, err)
 		}
@@ -168,7 +168,7 @@ func (c *chunked) split(ctx context.Context, v repb.ChunkingFunction_Value) (cas
 }
 
 // cut cuts the blob, and puts its chunks.
-func (c *chunked) cut(ctx context.Context, m *cas.Mapping, p chunk.Params) error {
+func (c *chunked) cut(ctx context.Context, m *cas.ChunkList, p chunk.Params) error {
 	end, err := c.wait(ctx)
 	if err != nil {
 		return err
@@ -186,7 +186,7 @@ func (c *chunked) cut(ctx context.Context, m *cas.Mapping, p chunk.Params) error
 	for {
 		b, err := r.Next()
 		if err == io.EOF {
-			return c.mapper.Map(ctx, c.digest, *m)
+			return c.mapper.Splice(ctx, c.digest, *m)
 		} else if err != nil {
 			return err
 		}
@@ -317,7 +317,7 @@ func (p *splice) commit(ctx context.Context, v repb.ChunkingFunction_Value) erro
 	if p.digest.Size() <= int64(params.Max()) || p.digest.Size() < leastAverage*int64(len(p.chunks)) {
 		err = p.in.Store.Put(ctx, p.digest, joined)
 	} else {
-		err = p.store(ctx, joined, cas.Mapping{Function: v, Chunks: p.chunks}, v == cutBy, params)
+		err = p.store(ctx, joined, cas.ChunkList{Function: v, Chunks: p.chunks}, v == cutBy, params)
 	}
 	if err != nil {
 		return explain("splice", p.digest, err)
@@ -327,7 +327,7 @@ func (p *splice) commit(ctx context.Context, v repb.ChunkingFunction_Value) erro
 
 // store has the store keep m, if r, which reads its chunks, is the blob. Stated says that m names a function that is
 // served.
-func (p *splice) store(ctx context.Context, r io.Reader, m cas.Mapping, stated bool, params chunk.Params) error {
+func (p *splice) store(ctx context.Context, r io.Reader, m cas.ChunkList, stated bool, params chunk.Params) error {
 	end, err := p.wait(ctx)
 	if err != nil {
 		return err
@@ -349,7 +349,7 @@ func (p *splice) store(ctx context.Context, r io.Reader, m cas.Mapping, stated b
 	if !stated {
 		m.Function = repb.ChunkingFunction_UNKNOWN
 	}
-	return p.mapper.Map(ctx, p.digest, m)
+	return p.mapper.Splice(ctx, p.digest, m)
 }
 
 // cutAs reads r until it is clear whether p cuts it into chunks of these sizes.

@@ -256,11 +256,11 @@ func (m *marking) Missing(ctx context.Context, ds []cas.Digest) ([]cas.Digest, e
 	return m.Memory.Missing(ctx, ds)
 }
 
-func (m *marking) Map(ctx context.Context, d cas.Digest, of cas.Mapping) error {
+func (m *marking) Splice(ctx context.Context, d cas.Digest, of cas.ChunkList) error {
 	if m.err != nil {
 		return m.err
 	}
-	return m.Memory.Map(ctx, d, of)
+	return m.Memory.Splice(ctx, d, of)
 }
 
 func serveMarking(t *testing.T) (*client, *marking) {
@@ -273,7 +273,7 @@ func serveMarking(t *testing.T) (*client, *marking) {
 func TestRule057_SplitExtendsTheLivesOfBlobAndChunks(t *testing.T) {
 	c, m := serveMarking(t)
 	b, d, of := castest.PutChunks(t, m, 1, 1<<20, 2<<20)
-	if err := m.Map(t.Context(), d, of); err != nil {
+	if err := m.Splice(t.Context(), d, of); err != nil {
 		t.Fatal(err)
 	}
 	_, small := castest.Blob(9, 100)
@@ -296,7 +296,7 @@ func TestRule058_LongMappingIsManyMessages(t *testing.T) {
 	piece := c.put(t, strings.Repeat("piece ", 10))
 	const n = 100_000
 	d := sum(strings.Repeat("piece ", 10*n))
-	if err := c.memory(t, "").Map(t.Context(), d, cas.Mapping{Function: repMax, Chunks: slices.Repeat([]cas.Digest{piece}, n)}); err != nil {
+	if err := c.memory(t, "").Splice(t.Context(), d, cas.ChunkList{Function: repMax, Chunks: slices.Repeat([]cas.Digest{piece}, n)}); err != nil {
 		t.Fatal(err)
 	}
 	ms, err := c.chunks(t.Context(), &repb.GetChunkMappingRequest{BlobDigest: d.Proto(), ChunkingFunction: fastCDC})
@@ -357,7 +357,7 @@ func TestRule059_FirstMessageHolds(t *testing.T) {
 	if err != nil || !c.has(t, sum(data)) {
 		t.Errorf("it is not there: %v", err)
 	}
-	if m, err := c.memory(t, "").Mapping(t.Context(), sum(data)); err != nil || m.Function != fastCDC {
+	if m, err := c.memory(t, "").Split(t.Context(), sum(data)); err != nil || m.Function != fastCDC {
 		t.Errorf("Mapping: %v, %v", m.Function, err)
 	}
 	wantCode(t, c.register(t.Context()), codes.InvalidArgument, "no message")
@@ -396,7 +396,7 @@ func TestRule060_SpliceVerifies(t *testing.T) {
 				if got := m.Digests(); !slices.Equal(got, before) || has(t, m, d) {
 					t.Errorf("something was stored")
 				}
-				if _, err := m.Mapping(t.Context(), d); !errors.Is(err, cas.ErrNotFound) {
+				if _, err := m.Split(t.Context(), d); !errors.Is(err, cas.ErrNotFound) {
 					t.Errorf("a mapping was kept: %v", err)
 				}
 				if kind == "large" {
@@ -454,7 +454,7 @@ func TestRule060_StatedFunctionIsNotedIfItIsTrue(t *testing.T) {
 				m := c.memory(t, "")
 				d := sum(data)
 				wantCode(t, splice(d, x.stated, cut(t, m, data, x.cut)...), codes.OK)
-				if got, err := m.Mapping(t.Context(), d); err != nil || got.Function != x.want {
+				if got, err := m.Split(t.Context(), d); err != nil || got.Function != x.want {
 					t.Errorf("%s: noted is %v, %v, want %v", name, got.Function, err, x.want)
 				}
 			}
@@ -541,10 +541,10 @@ type mappingFaulty struct {
 	lists *castest.Memory
 }
 
-func (m *mappingFaulty) Map(context.Context, cas.Digest, cas.Mapping) error { return nil }
+func (m *mappingFaulty) Map(context.Context, cas.Digest, cas.ChunkList) error { return nil }
 
-func (m *mappingFaulty) Mapping(ctx context.Context, d cas.Digest) (cas.Mapping, error) {
-	return m.lists.Mapping(ctx, d)
+func (m *mappingFaulty) Split(ctx context.Context, d cas.Digest) (cas.ChunkList, error) {
+	return m.lists.Split(ctx, d)
 }
 
 // Two blobs that differ in few bytes take little more than one, and come back as they were.
@@ -720,7 +720,7 @@ func TestBlobOfTinyChunksIsKeptWhole(t *testing.T) {
 	if got, err := c.read(t.Context(), &bspb.ReadRequest{ResourceName: sum(blob).Resource()}); err != nil || string(got) != blob {
 		t.Errorf("read %d bytes, %v", len(got), err)
 	}
-	if _, err := in.Store.(cas.Mapper).Mapping(t.Context(), sum(blob)); !errors.Is(err, cas.ErrNotFound) {
+	if _, err := in.Store.(cas.Splicer).Split(t.Context(), sum(blob)); !errors.Is(err, cas.ErrNotFound) {
 		t.Errorf("a mapping is kept: %v", err)
 	}
 	if err := store.Check(t.Context()); err != nil {

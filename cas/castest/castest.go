@@ -33,7 +33,7 @@ func Blob(seed byte, size int) ([]byte, cas.Digest) {
 }
 
 // TestStore checks that the stores newStore returns keep the contract of cas.Store, and those of cas.Batcher,
-// cas.Fetcher, cas.Filer, cas.Placer and cas.Mapper if they have them. Each store must be empty and have room for 32 MiB.
+// cas.Fetcher, cas.Filer, cas.Locator and cas.Splicer if they have them. Each store must be empty and have room for 32 MiB.
 func TestStore(t *testing.T, newStore func(t *testing.T) cas.Store) {
 	for _, c := range []struct {
 		name string
@@ -640,11 +640,11 @@ func testFile(t *testing.T, s cas.Store) {
 	}
 }
 
-func placer(t *testing.T, s cas.Store) cas.Placer {
+func placer(t *testing.T, s cas.Store) cas.Locator {
 	t.Helper()
-	p, ok := cas.As[cas.Placer](s)
+	p, ok := cas.As[cas.Locator](s)
 	if !ok {
-		t.Skip("the store is no cas.Placer")
+		t.Skip("the store is no cas.Locator")
 	}
 	return p
 }
@@ -662,7 +662,7 @@ func testPlace(t *testing.T, s cas.Store) {
 	}
 	ds, blobs = append(ds, absent, ds[4], ds[2]), append(blobs, nil, blobs[4], blobs[2])
 	for _, n := range []int{len(ds), 2, 1, 0} {
-		at, err := p.Place(t.Context(), ds[:n])
+		at, err := p.Locate(t.Context(), ds[:n])
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -675,7 +675,7 @@ func testPlace(t *testing.T, s cas.Store) {
 			case ds[i] == absent:
 				want = cas.Absent
 			case ds[i].IsEmpty():
-				want = cas.Elsewhere
+				want = cas.Unpacked
 			}
 			if e.File < cas.Absent || want < 0 && e.File != want || want == 0 && e.File == cas.Absent {
 				t.Errorf("digest %d of %d bytes is in file %d", i, ds[i].Size(), e.File)
@@ -685,7 +685,7 @@ func testPlace(t *testing.T, s cas.Store) {
 		at.Release()
 		at.Release()
 	}
-	at, err := p.Place(t.Context(), ds)
+	at, err := p.Locate(t.Context(), ds)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -705,7 +705,7 @@ func testPlace(t *testing.T, s cas.Store) {
 	}
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
-	_, err = p.Place(ctx, ds)
+	_, err = p.Locate(ctx, ds)
 	wantCancelled(t, "Place", err)
 }
 
@@ -724,7 +724,7 @@ func testPlaceWhilePutting(t *testing.T, s cas.Store) {
 					return
 				}
 				ds, blobs = append(ds, d), append(blobs, b)
-				at, err := p.Place(t.Context(), ds)
+				at, err := p.Locate(t.Context(), ds)
 				if err != nil {
 					t.Errorf("Place: %v", err)
 					return
@@ -741,7 +741,7 @@ func testPlaceWhilePutting(t *testing.T, s cas.Store) {
 }
 
 // wantPlaced checks that the extents in files hold blobs, and zeros behind them.
-func wantPlaced(t *testing.T, at cas.Placement, blobs [][]byte) {
+func wantPlaced(t *testing.T, at cas.Location, blobs [][]byte) {
 	t.Helper()
 	for i, e := range at.Extents() {
 		if e.File < 0 {

@@ -16,19 +16,19 @@ import (
 	"google.golang.org/protobuf/proto"
 )
 
-// Memory is a cas.Store, a cas.Batcher, a cas.Mapper and a cas.ActionCache in memory, without a limit. Unlike a fake it keeps the
+// Memory is a cas.Store, a cas.Batcher, a cas.Splicer and a cas.ActionCache in memory, without a limit. Unlike a fake it keeps the
 // whole contract, and unlike a store for use it lets a test lose and damage blobs. It is safe for
 // concurrent use; make it with NewMemory.
 type Memory struct {
 	mu      sync.Mutex
 	blobs   map[cas.Digest][]byte             // guarded by mu; a slice is never changed in place
 	results map[cas.Digest]*repb.ActionResult // guarded by mu; a message is never changed in place
-	maps    map[cas.Digest]cas.Mapping        // guarded by mu; flat, and never changed in place
+	maps    map[cas.Digest]cas.ChunkList      // guarded by mu; flat, and never changed in place
 }
 
 // NewMemory returns an empty Memory.
 func NewMemory() *Memory {
-	return &Memory{blobs: map[cas.Digest][]byte{}, results: map[cas.Digest]*repb.ActionResult{}, maps: map[cas.Digest]cas.Mapping{}}
+	return &Memory{blobs: map[cas.Digest][]byte{}, results: map[cas.Digest]*repb.ActionResult{}, maps: map[cas.Digest]cas.ChunkList{}}
 }
 
 // Instances returns instances that are one Memory each, made when first named: the Store and the
@@ -146,8 +146,8 @@ func (m *Memory) present(d cas.Digest) bool {
 	return ok
 }
 
-// Map implements cas.Mapper.
-func (m *Memory) Map(ctx context.Context, d cas.Digest, mapping cas.Mapping) error {
+// Splice implements cas.Splicer.
+func (m *Memory) Splice(ctx context.Context, d cas.Digest, mapping cas.ChunkList) error {
 	if err := cmp.Or(ctx.Err(), mapping.Check(d)); err != nil || d.IsEmpty() {
 		return err
 	}
@@ -168,10 +168,10 @@ func (m *Memory) Map(ctx context.Context, d cas.Digest, mapping cas.Mapping) err
 	return err
 }
 
-// Mapping implements cas.Mapper.
-func (m *Memory) Mapping(ctx context.Context, d cas.Digest) (cas.Mapping, error) {
+// Split implements cas.Splicer.
+func (m *Memory) Split(ctx context.Context, d cas.Digest) (cas.ChunkList, error) {
 	if err := ctx.Err(); err != nil {
-		return cas.Mapping{}, err
+		return cas.ChunkList{}, err
 	}
 	m.mu.Lock()
 	defer m.mu.Unlock()

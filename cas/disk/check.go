@@ -42,9 +42,9 @@ type checker struct {
 	ctx   context.Context
 	wrong []error
 
-	places map[index.Place]index.Key // of entries
-	live   map[uint32][2]int64       // bytes and files, by segment
-	bytes  int64                     // of files
+	places map[index.Position]index.Key // of entries
+	live   map[uint32][2]int64          // bytes and files, by segment
+	bytes  int64                        // of files
 	files  int64
 	blobs  int
 	result int
@@ -59,14 +59,14 @@ func (k *checker) report(format string, args ...any) {
 // entries reads what every entry stands for.
 func (k *checker) entries() {
 	c := k.cache
-	k.places, k.live = map[index.Place]index.Key{}, map[uint32][2]int64{}
+	k.places, k.live = map[index.Position]index.Key{}, map[uint32][2]int64{}
 	var all []index.Entry
 	c.index.Each(func(e *index.Entry) bool {
 		all = append(all, *e)
 		return true
 	})
 	for _, e := range all {
-		k.places[e.Place] = e.Key
+		k.places[e.Position] = e.Key
 		live := k.live[e.Segment]
 		if isResult(e.Key) {
 			k.result++
@@ -107,8 +107,8 @@ func (k *checker) entries() {
 func (k *checker) logs() {
 	for _, g := range k.cache.segments.Segments() {
 		err := g.Puts(0, func(r *segment.Record) bool {
-			if k.places[r.Place] == r.Key {
-				delete(k.places, r.Place)
+			if k.places[r.Position] == r.Key {
+				delete(k.places, r.Position)
 			}
 			return true
 		})

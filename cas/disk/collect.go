@@ -51,11 +51,11 @@ type CollectReport struct {
 	Bytes, MaxBytes int64 // what counts against the budget now, and the budget
 	Leased          int64 // of all that there was before, what could not go because it was used too recently
 	Pinned          int64 // and what could not because it is handed out
-	Ages            []AgeRow
+	Ages            []AgeBucket
 }
 
-// An AgeRow says how much there was that was used last within a span of time.
-type AgeRow struct {
+// An AgeBucket says how much there was that was used last within a span of time.
+type AgeBucket struct {
 	Label  string
 	Leased bool
 	Blobs  int64
@@ -202,9 +202,9 @@ func (n *census) dead(g *segment.Segment) (size, dead int64) {
 }
 
 // rows returns the ages for people to read.
-func (n *census) rows() []AgeRow {
+func (n *census) rows() []AgeBucket {
 	const day = 24 * 60 * 60
-	rows := []AgeRow{{"leased", true, n.leasedBlobs, n.leased}}
+	rows := []AgeBucket{{"leased", true, n.leasedBlobs, n.leased}}
 	for _, span := range []struct {
 		label    string
 		from, to uint32
@@ -212,7 +212,7 @@ func (n *census) rows() []AgeRow {
 		{"used within a day", 0, day}, {"1 to 7 days", day, 7 * day}, {"7 to 30 days", 7 * day, 30 * day},
 		{"older", 30 * day, math.MaxUint32},
 	} {
-		row := AgeRow{Label: span.label}
+		row := AgeBucket{Label: span.label}
 		for a := range classes {
 			if y := youngest(a); y >= span.from && y < span.to {
 				row.Blobs += n.blobs[a]
@@ -407,7 +407,7 @@ func (c *Cache) rewrite(ctx context.Context, p *plan, g *segment.Segment) error 
 			return false
 		}
 		e, ok := c.index.Get(r.Key)
-		if !ok || e.Place != r.Place {
+		if !ok || e.Position != r.Position {
 			return true
 		}
 		if !e.File && c.evictPacked(p, &e) {
@@ -440,7 +440,7 @@ func (c *Cache) rewrite(ctx context.Context, p *plan, g *segment.Segment) error 
 // evictPacked removes e if it is as old as p says.
 func (c *Cache) evictPacked(p *plan, e *index.Entry) bool {
 	gone, removed := c.index.Remove(e.Key, func(now *index.Entry) bool {
-		return now.Place == e.Place && c.mayGo(p, now)
+		return now.Position == e.Position && c.mayGo(p, now)
 	})
 	if removed {
 		c.uncount(&gone)
@@ -472,7 +472,7 @@ func (c *Cache) removeSegment(p *plan, g *segment.Segment) error {
 type mover struct {
 	cache *Cache
 	items []segment.Item
-	from  []index.Place
+	from  []index.Position
 	size  int64 // of the data of items
 	bytes int64 // that were moved in all
 }
@@ -496,7 +496,7 @@ func (m *mover) add(r *segment.Record, e index.Entry) error {
 	} else {
 		it.Verified = e.Verified
 	}
-	m.items, m.from = append(m.items, it), append(m.from, e.Place)
+	m.items, m.from = append(m.items, it), append(m.from, e.Position)
 	if m.size += int64(len(it.Data)); m.size < moveBytes && len(m.items) < 10_000 {
 		return nil
 	}
@@ -525,7 +525,7 @@ func (m *mover) flush() error {
 		var old index.Entry
 		moved := false
 		m.cache.index.Update(it.Key, func(e *index.Entry) {
-			if e.Place != from {
+			if e.Position != from {
 				return
 			}
 			old, moved = *e, true

@@ -331,7 +331,7 @@ func (c *Cache) flush() error { return syncFileSystem(c.lock) }
 // wanted reports whether the put r is what the index tells of, and gives it the stamp of that.
 func (c *Cache) wanted(r *segment.Record) bool {
 	e, ok := c.index.Get(r.Key)
-	if !ok || e.Place != r.Place {
+	if !ok || e.Position != r.Position {
 		return false
 	}
 	r.Stamp = e.Stamp
@@ -339,10 +339,10 @@ func (c *Cache) wanted(r *segment.Record) bool {
 }
 
 // rerecord tells the index that the record of an entry is at another place of the same log.
-func (c *Cache) rerecord(from index.Place, to *segment.Record) {
+func (c *Cache) rerecord(from index.Position, to *segment.Record) {
 	c.index.Update(to.Key, func(e *index.Entry) {
-		if e.Place == from {
-			e.Place = to.Place
+		if e.Position == from {
+			e.Position = to.Position
 		}
 	})
 }

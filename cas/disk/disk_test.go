@@ -849,14 +849,14 @@ func TestClosedStoreRefuses(t *testing.T) {
 			_, missingErr := s.Missing(t.Context(), nil)
 			_, _, fileErr := s.File(t.Context(), d, false)
 			_, lookupErr := s.Lookup(t.Context(), d)
-			_, mappingErr := s.Mapping(t.Context(), d)
+			_, mappingErr := s.Split(t.Context(), d)
 			_, collectErr := c.Collect(t.Context(), disk.CollectOptions{MaxBytes: 1})
 			_, verifyErr := c.Verify(t.Context(), disk.VerifyOptions{})
 			for name, err := range map[string]error{
 				"Put under way": during, "Put": s.Put(t.Context(), d1, bytes.NewReader(b)), "Open": openErr,
 				"PutAll":  s.PutAll(t.Context(), []cas.Blob{{Digest: d1, Data: b}})[0],
 				"Missing": missingErr, "File": fileErr, "Lookup": lookupErr, "Mapping": mappingErr, "Collect": collectErr, "Verify": verifyErr,
-				"Map":    s.Map(t.Context(), d1, cas.Mapping{}),
+				"Map":    s.Splice(t.Context(), d1, cas.ChunkList{}),
 				"Record": s.Record(t.Context(), d, &repb.ActionResult{}), "Close": c.Close(), "Check": c.Check(t.Context()),
 			} {
 				if !errors.Is(err, os.ErrClosed) {

@@ -301,7 +301,7 @@ func (c *Cache) verifyFile(ctx context.Context, e index.Entry, d cas.Digest, pat
 	mu := &c.reading[e.Hash[0]]
 	mu.Lock()
 	defer mu.Unlock()
-	if now, ok := c.index.Get(e.Key); ok && now.Place == e.Place && now.Verified {
+	if now, ok := c.index.Get(e.Key); ok && now.Position == e.Position && now.Verified {
 		return nil
 	}
 	err := readWhole(ctx, path, e.Key)
@@ -318,7 +318,7 @@ func (c *Cache) verifyFile(ctx context.Context, e index.Entry, d cas.Digest, pat
 func (c *Cache) setVerified(e index.Entry) {
 	c.index.Update(e.Key, func(now *index.Entry) {
 		// A file stays the same when its record moves.
-		if now.Place == e.Place || now.File && e.File {
+		if now.Position == e.Position || now.File && e.File {
 			now.Verified = true
 		}
 	})

@@ -76,9 +76,9 @@ func putMany(in *cas.Instance, name string, rounds int) error {
 		}
 		both := append(last, b...)
 		whole := cas.SHA256.Sum(both)
-		if m := (cas.Mapping{Chunks: []cas.Digest{cas.SHA256.Sum(last), d}}); len(last) > 0 {
+		if m := (cas.ChunkList{Chunks: []cas.Digest{cas.SHA256.Sum(last), d}}); len(last) > 0 {
 			// A chunk may have been evicted, where nothing is leased.
-			if err := in.Store.(cas.Mapper).Map(ctx, whole, m); err == nil {
+			if err := in.Store.(cas.Splicer).Splice(ctx, whole, m); err == nil {
 				if _, err := fmt.Println("blob", whole); err != nil {
 					return err
 				}

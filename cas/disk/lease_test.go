@@ -78,7 +78,7 @@ var uses = []use{
 		return err
 	}},
 	{"Place", func(t *testing.T, s *disk.Store, d cas.Digest) error {
-		p, err := s.Place(t.Context(), []cas.Digest{d, d})
+		p, err := s.Locate(t.Context(), []cas.Digest{d, d})
 		if err == nil {
 			p.Release()
 		}

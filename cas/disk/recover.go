@@ -89,7 +89,7 @@ func (h *history) Put(p *segment.Record, doubtful bool) {
 	if doubtful = doubtful && h.power; doubtful && h.doubted != p.Segment {
 		h.doubted = p.Segment
 		h.mu.Lock()
-		h.doubtful[p.Segment] = p.Place.Record
+		h.doubtful[p.Segment] = p.Position.Record
 		h.mu.Unlock()
 	}
 	if !isRecord(p.Key) && !doubtful {
@@ -328,7 +328,7 @@ func (r *recovery) checkPuts(g *segment.Segment, from uint32) error {
 	err := g.Puts(from, func(p *segment.Record) bool {
 		e, ok := c.index.Get(p.Key)
 		switch {
-		case ok && e.Place == p.Place:
+		case ok && e.Position == p.Position:
 			failed = c.check(context.Background(), e)
 		case !p.File:
 			b := make([]byte, p.Length)

@@ -101,7 +101,7 @@ func orders(logs [][]event, visit func([]event)) {
 func TestRecoveryDoesNotDependOnOrder(t *testing.T) {
 	_, d := castest.Blob(0, 100)
 	entry := func(kind index.Kind, n uint32, stamp uint32) index.Entry {
-		return index.Entry{Key: keyOf(0, kind, d), Place: index.Place{Segment: n}, Stamp: stamp, Length: 100}
+		return index.Entry{Key: keyOf(0, kind, d), Position: index.Position{Segment: n}, Stamp: stamp, Length: 100}
 	}
 	put := func(kind index.Kind, n, stamp, order uint32, file bool) event {
 		return event{fmt.Sprintf("put in %d at %d", n, stamp), func(r *history) {
@@ -324,8 +324,8 @@ func TestReaderOfDamagedFileSparesItsSuccessor(t *testing.T) {
 		c.touch([]index.Key{k}, seconds(time.Now()))
 	}
 	c.maintainOnce()
-	if e, ok := c.index.Get(k); !ok || e.Place != (index.Place{Segment: 1}) {
-		t.Errorf("the second one is at %v", e.Place)
+	if e, ok := c.index.Get(k); !ok || e.Position != (index.Position{Segment: 1}) {
+		t.Errorf("the second one is at %v", e.Position)
 	}
 	if _, err := io.ReadAll(slow); !errors.Is(err, cas.ErrCorrupt) {
 		t.Errorf("got %v, want ErrCorrupt", err)

@@ -17,7 +17,7 @@ import (
 	"github.com/cloister-build/cloister/cas/disk/internal/segment"
 )
 
-// A Store is one instance of a Cache. It implements cas.Store, cas.Batcher, cas.Filer, cas.Placer, cas.Mapper and
+// A Store is one instance of a Cache. It implements cas.Store, cas.Batcher, cas.Filer, cas.Locator, cas.Splicer and
 // cas.ActionCache.
 type Store struct {
 	cache *Cache
@@ -28,8 +28,8 @@ var (
 	_ cas.Store       = (*Store)(nil)
 	_ cas.Batcher     = (*Store)(nil)
 	_ cas.Filer       = (*Store)(nil)
-	_ cas.Placer      = (*Store)(nil)
-	_ cas.Mapper      = (*Store)(nil)
+	_ cas.Locator     = (*Store)(nil)
+	_ cas.Splicer     = (*Store)(nil)
 	_ cas.ActionCache = (*Store)(nil)
 )
 
@@ -120,7 +120,7 @@ func (c *Cache) read(e index.Entry) ([]byte, error) {
 		if !ok || now.File {
 			return nil, cas.ErrNotFound
 		}
-		if !errors.Is(err, segment.ErrGone) || now.Place == e.Place {
+		if !errors.Is(err, segment.ErrGone) || now.Position == e.Position {
 			return nil, err
 		}
 		e = now

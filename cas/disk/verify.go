@@ -126,7 +126,7 @@ func (v *verification) run(ctx context.Context) error {
 		err := g.Puts(v.at.record, func(r *segment.Record) bool {
 			e, ok := v.cache.index.Get(r.Key)
 			// A log that was written anew has it earlier; later is what has replaced it.
-			if !ok || e.Segment != g.N || e.Record > r.Place.Record || g.N > last && (!e.File || e.Verified) {
+			if !ok || e.Segment != g.N || e.Record > r.Position.Record || g.N > last && (!e.File || e.Verified) {
 				return true
 			}
 			v.at.record = e.Record

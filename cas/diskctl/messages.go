@@ -56,7 +56,7 @@ func toCollect(m *cloisterpb.CollectResponse) disk.CollectReport {
 		Freed: m.Freed, Moved: m.Moved, Bytes: m.Bytes, MaxBytes: m.MaxBytes, Leased: m.Leased, Pinned: m.Pinned,
 	}
 	for _, a := range m.Ages {
-		r.Ages = append(r.Ages, disk.AgeRow{Label: printable(a.Label), Leased: a.Leased, Blobs: a.Blobs, Bytes: a.Bytes})
+		r.Ages = append(r.Ages, disk.AgeBucket{Label: printable(a.Label), Leased: a.Leased, Blobs: a.Blobs, Bytes: a.Bytes})
 	}
 	return r
 }

@@ -50,7 +50,7 @@ func TestWritesOfUnservedFunctionsAreRefused(t *testing.T) {
 		if err := in.Actions.Record(t.Context(), other, &repb.ActionResult{}); !errors.Is(err, cas.ErrInvalid) {
 			t.Errorf("%v: Record: got %v, want ErrInvalid", policy, err)
 		}
-		if err := in.Store.(cas.Mapper).Map(t.Context(), other, cas.Mapping{Chunks: []cas.Digest{other}}); !errors.Is(err, cas.ErrInvalid) {
+		if err := in.Store.(cas.Splicer).Splice(t.Context(), other, cas.ChunkList{Chunks: []cas.Digest{other}}); !errors.Is(err, cas.ErrInvalid) {
 			t.Errorf("%v: Map: got %v, want ErrInvalid", policy, err)
 		}
 		if has(t, near, other) || !has(t, near, mine) {

@@ -9,16 +9,16 @@ import (
 	"github.com/cloister-build/cloister/cas"
 )
 
-// A mapper makes a store a cas.Mapper, whose near is one. Far need not know of chunks: it has the chunks that were put,
+// A mapper makes a store a cas.Splicer, whose near is one. Far need not know of chunks: it has the chunks that were put,
 // as any other blobs, and the whole beside them, so that whoever else uses it finds the whole.
 type mapper struct {
 	s    *store
-	near cas.Mapper
+	near cas.Splicer
 }
 
-// withMapper returns st, which is a form of s, as a cas.Mapper too if near is one.
+// withMapper returns st, which is a form of s, as a cas.Splicer too if near is one.
 func (s *store) withMapper(st cas.Store) cas.Store {
-	near, ok := cas.As[cas.Mapper](s.near.Store)
+	near, ok := cas.As[cas.Splicer](s.near.Store)
 	if !ok {
 		return st
 	}
@@ -41,9 +41,9 @@ func (s *store) withMapper(st cas.Store) cas.Store {
 	}{s, m}
 }
 
-// Map implements cas.Mapper: near keeps the chunks' list, and far the whole, now or, under Back, later. Chunks that are
+// Splice implements cas.Splicer: near keeps the chunks' list, and far the whole, now or, under Back, later. Chunks that are
 // not near are brought there. Near forgets nothing if far cannot be written, and the same call can be made again.
-func (m *mapper) Map(ctx context.Context, d cas.Digest, of cas.Mapping) error {
+func (m *mapper) Splice(ctx context.Context, d cas.Digest, of cas.ChunkList) error {
 	if err := cmp.Or(m.s.unserved(d), of.Check(d)); err != nil {
 		return err
 	}
@@ -55,7 +55,7 @@ func (m *mapper) Map(ctx context.Context, d cas.Digest, of cas.Mapping) error {
 	if err := cmp.Or(ctx.Err(), own, others); err != nil && !lacks(err) {
 		return err
 	}
-	if err := m.near.Map(ctx, d, of); err != nil || d.IsEmpty() {
+	if err := m.near.Splice(ctx, d, of); err != nil || d.IsEmpty() {
 		return err
 	}
 	m.s.brought(d, nil)
@@ -65,7 +65,7 @@ func (m *mapper) Map(ctx context.Context, d cas.Digest, of cas.Mapping) error {
 	return m.s.send(ctx, []cas.Digest{d})[d]
 }
 
-// Mapping implements cas.Mapper: what near keeps.
-func (m *mapper) Mapping(ctx context.Context, d cas.Digest) (cas.Mapping, error) {
-	return m.near.Mapping(ctx, d)
+// Split implements cas.Splicer: what near keeps.
+func (m *mapper) Split(ctx context.Context, d cas.Digest) (cas.ChunkList, error) {
+	return m.near.Split(ctx, d)
 }

@@ -16,7 +16,7 @@ import (
 )
 
 // newMapping returns an overlay over two stores in memory, of which the far one keeps no chunks.
-func newMapping(t *testing.T, policy overlay.Policy) (p *pair, m cas.Mapper) {
+func newMapping(t *testing.T, policy overlay.Policy) (p *pair, m cas.Splicer) {
 	t.Helper()
 	p = &pair{near: castest.NewMemory(), far: castest.NewMemory(), journal: filepath.Join(t.TempDir(), "journal")}
 	p.faulty = castest.NewFaulty(p.far, p.far)
@@ -26,9 +26,9 @@ func newMapping(t *testing.T, policy overlay.Policy) (p *pair, m cas.Mapper) {
 		t.Fatal(err)
 	}
 	p.store, p.actions = in.Store, in.Actions
-	m, ok := p.store.(cas.Mapper)
+	m, ok := p.store.(cas.Splicer)
 	if !ok {
-		t.Fatal("over a store that keeps chunks it is no cas.Mapper")
+		t.Fatal("over a store that keeps chunks it is no cas.Splicer")
 	}
 	return p, m
 }
@@ -52,7 +52,7 @@ func TestMappedBlobIsWholeFar(t *testing.T) {
 						at = p.far
 					}
 					b, d, of := castest.PutChunks(t, at, 1, 100_000, 2_000_000)
-					if err := m.Map(t.Context(), d, of); err != nil {
+					if err := m.Splice(t.Context(), d, of); err != nil {
 						t.Fatal(err)
 					}
 					if policy == overlay.WriteBack {
@@ -67,7 +67,7 @@ func TestMappedBlobIsWholeFar(t *testing.T) {
 					if !slices.Contains(p.far.Digests(), d) {
 						t.Error("far has not the whole")
 					}
-					if got, err := m.Mapping(t.Context(), d); err != nil || !slices.Equal(got.Chunks, of.Chunks) {
+					if got, err := m.Split(t.Context(), d); err != nil || !slices.Equal(got.Chunks, of.Chunks) {
 						t.Errorf("Mapping: %v, %v", got, err)
 					}
 				})
@@ -80,7 +80,7 @@ func TestMappedBlobIsWholeFar(t *testing.T) {
 func TestMappedBlobWithoutAChunkIsFar(t *testing.T) {
 	p, m := newMapping(t, overlay.WriteThrough)
 	b, d, of := castest.PutChunks(t, p.store, 1, 100_000, 2_000_000)
-	if err := m.Map(t.Context(), d, of); err != nil {
+	if err := m.Splice(t.Context(), d, of); err != nil {
 		t.Fatal(err)
 	}
 	p.near.Delete(of.Chunks[1])
@@ -101,19 +101,19 @@ func TestMapFails(t *testing.T) {
 				p, m := newMapping(t, policy)
 				b, d, of := castest.PutChunks(t, p.store, 1, 1000, 2000)
 				_, nowhere := castest.Blob(9, 2000)
-				err := m.Map(t.Context(), d, cas.Mapping{Chunks: []cas.Digest{of.Chunks[0], nowhere}})
+				err := m.Splice(t.Context(), d, cas.ChunkList{Chunks: []cas.Digest{of.Chunks[0], nowhere}})
 				if !errors.Is(err, cas.ErrNotFound) || has(t, p.near, d) {
 					t.Errorf("got %v, want ErrNotFound", err)
 				}
 				p.faulty.Fail(cas.ErrUnavailable, castest.Put, castest.PutAll, castest.Missing)
-				err = m.Map(t.Context(), d, of)
+				err = m.Splice(t.Context(), d, of)
 				if policy == overlay.WriteThrough && !errors.Is(err, cas.ErrUnavailable) || policy == overlay.WriteBack && err != nil {
 					t.Errorf("got %v", err)
 				}
 				p.faulty.Heal()
 				if policy == overlay.WriteBack {
 					p.drain(t)
-				} else if err := m.Map(t.Context(), d, of); err != nil {
+				} else if err := m.Splice(t.Context(), d, of); err != nil {
 					t.Error(err)
 				}
 				wantWhole(t, p.far, d, b)
@@ -122,9 +122,9 @@ func TestMapFails(t *testing.T) {
 	}
 }
 
-// Over a store that keeps no chunks it is no cas.Mapper.
+// Over a store that keeps no chunks it is no cas.Splicer.
 func TestMapperIsThatOfNear(t *testing.T) {
-	if _, ok := newPair(t, overlay.WriteThrough).store.(cas.Mapper); ok {
+	if _, ok := newPair(t, overlay.WriteThrough).store.(cas.Splicer); ok {
 		t.Error("it is one")
 	}
 }

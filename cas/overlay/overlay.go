@@ -38,7 +38,7 @@ const (
 // Config says what New makes.
 type Config struct {
 	// Local and Upstream are the instances; equal names belong together. A near store that is a cas.Filer makes the
-	// overlay one, and one that is a cas.Placer, too, makes it that; likewise a cas.Mapper. A far store that is a Copier or a cas.Batcher is asked in few calls.
+	// overlay one, and one that is a cas.Locator, too, makes it that; likewise a cas.Splicer. A far store that is a Copier or a cas.Batcher is asked in few calls.
 	Local, Upstream cas.Instances
 	Policy          Policy
 	// Journal is the path of a file that is this overlay's alone. Back needs it.
@@ -119,7 +119,7 @@ func New(c Config) (*Overlay, error) {
 }
 
 // Instance is a cas.Instances: its stores are also a cas.Batcher, a cas.Fetcher and, if near is one, a
-// cas.Filer, and then, likewise, a cas.Placer; and a cas.Mapper if near is one.
+// cas.Filer, and then, likewise, a cas.Locator; and a cas.Splicer if near is one.
 func (o *Overlay) Instance(name string) (*cas.Instance, error) {
 	s, err := o.store(name)
 	if err != nil {
@@ -129,7 +129,7 @@ func (o *Overlay) Instance(name string) (*cas.Instance, error) {
 	if f, ok := cas.As[cas.Filer](s.near.Store); ok {
 		filing := &filing{s, f}
 		in.Store = filing
-		if p, ok := cas.As[cas.Placer](s.near.Store); ok {
+		if p, ok := cas.As[cas.Locator](s.near.Store); ok {
 			in.Store = &placing{filing, p}
 		}
 	}
@@ -217,8 +217,8 @@ var (
 	_ cas.Fetcher     = (*store)(nil)
 	_ cas.ActionCache = (*store)(nil)
 	_ cas.Filer       = (*filing)(nil)
-	_ cas.Placer      = (*placing)(nil)
-	_ cas.Mapper      = (*mapper)(nil)
+	_ cas.Locator     = (*placing)(nil)
+	_ cas.Splicer     = (*mapper)(nil)
 )
 
 // filing is a store whose near is a cas.Filer.
@@ -239,15 +239,15 @@ func (s *filing) File(ctx context.Context, d cas.Digest, executable bool) (strin
 	return s.filer.File(ctx, d, executable)
 }
 
-// placing is a filing whose near is a cas.Placer.
+// placing is a filing whose near is a cas.Locator.
 type placing struct {
 	*filing
-	placer cas.Placer
+	placer cas.Locator
 }
 
-// Place implements cas.Placer. What is not near is brought there first; that near has no room for it is cas.ErrFull.
-func (s *placing) Place(ctx context.Context, ds []cas.Digest) (cas.Placement, error) {
-	p, err := s.placer.Place(ctx, ds)
+// Locate implements cas.Locator. What is not near is brought there first; that near has no room for it is cas.ErrFull.
+func (s *placing) Locate(ctx context.Context, ds []cas.Digest) (cas.Location, error) {
+	p, err := s.placer.Locate(ctx, ds)
 	if err != nil {
 		return nil, err
 	}
@@ -266,7 +266,7 @@ func (s *placing) Place(ctx context.Context, ds []cas.Digest) (cas.Placement, er
 	if err != nil {
 		return nil, err
 	}
-	return s.placer.Place(ctx, ds)
+	return s.placer.Locate(ctx, ds)
 }
 
 // bringEach brings those of ds near that far has.
@@ -280,7 +280,7 @@ func (s *store) bringEach(ctx context.Context, ds []cas.Digest) error {
 }
 
 // absentOf returns those of ds that are absent by p, each once.
-func absentOf(p cas.Placement, ds []cas.Digest) (absent []cas.Digest) {
+func absentOf(p cas.Location, ds []cas.Digest) (absent []cas.Digest) {
 	seen := map[cas.Digest]bool{}
 	for i, e := range p.Extents() {
 		if e.File == cas.Absent && !seen[ds[i]] {

@@ -199,11 +199,11 @@ func TestContractsOfDiskAndServer(t *testing.T) {
 			if _, ok := instance(t).Store.(cas.Filer); !ok {
 				t.Error("over a disk it is no cas.Filer")
 			}
-			if _, ok := instance(t).Store.(cas.Placer); !ok {
-				t.Error("over a disk it is no cas.Placer")
+			if _, ok := instance(t).Store.(cas.Locator); !ok {
+				t.Error("over a disk it is no cas.Locator")
 			}
-			if _, ok := instance(t).Store.(cas.Mapper); !ok {
-				t.Error("over a disk it is no cas.Mapper")
+			if _, ok := instance(t).Store.(cas.Splicer); !ok {
+				t.Error("over a disk it is no cas.Splicer")
 			}
 		})
 	}

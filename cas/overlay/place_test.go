@@ -25,8 +25,8 @@ func placed(t *testing.T) (s cas.Store, near *castest.Faulty, mem *castest.Memor
 	disk := struct {
 		*castest.Faulty
 		cas.Filer
-		cas.Placer
-	}{near, in.Store.(cas.Filer), in.Store.(cas.Placer)}
+		cas.Locator
+	}{near, in.Store.(cas.Filer), in.Store.(cas.Locator)}
 	over, err := open(t, overlay.Config{Local: one(disk, in.Actions), Upstream: one(far, far)}).Instance("")
 	if err != nil {
 		t.Fatal(err)
@@ -39,7 +39,7 @@ func placed(t *testing.T) (s cas.Store, near *castest.Faulty, mem *castest.Memor
 }
 
 // absent returns the indexes of what is absent.
-func absent(p cas.Placement) (is []int) {
+func absent(p cas.Location) (is []int) {
 	for i, e := range p.Extents() {
 		if e.File == cas.Absent {
 			is = append(is, i)
@@ -57,7 +57,7 @@ func TestPlaceComesNear(t *testing.T) {
 		if want != nil {
 			asked = []cas.Digest{nowhere, ds[0], ds[1], nowhere, cas.SHA256.Sum(nil)}
 		}
-		p, err := s.(cas.Placer).Place(t.Context(), asked)
+		p, err := s.(cas.Locator).Locate(t.Context(), asked)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -86,7 +86,7 @@ func TestPlaceComesNear(t *testing.T) {
 func TestPlaceBesideDamage(t *testing.T) {
 	s, _, mem, _, ds := placed(t)
 	mem.Corrupt(ds[1])
-	p, err := s.(cas.Placer).Place(t.Context(), ds)
+	p, err := s.(cas.Locator).Locate(t.Context(), ds)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -100,14 +100,14 @@ func TestPlaceBesideDamage(t *testing.T) {
 func TestPlaceSaysWhyNothingComesNear(t *testing.T) {
 	s, near, _, far, ds := placed(t)
 	far.Fail(cas.ErrUnavailable, castest.Open)
-	_, err := s.(cas.Placer).Place(t.Context(), ds)
+	_, err := s.(cas.Locator).Locate(t.Context(), ds)
 	wantError(t, "far is down", err, cas.ErrUnavailable)
 	far.Heal()
 	near.Fail(cas.ErrFull, castest.Put, castest.PutAll)
-	_, err = s.(cas.Placer).Place(t.Context(), ds)
+	_, err = s.(cas.Locator).Locate(t.Context(), ds)
 	wantError(t, "near is full", err, cas.ErrFull)
 	near.Heal()
-	p, err := s.(cas.Placer).Place(t.Context(), ds)
+	p, err := s.(cas.Locator).Locate(t.Context(), ds)
 	if err != nil || len(absent(p)) > 0 {
 		t.Fatalf("absent are %v, %v", absent(p), err)
 	}

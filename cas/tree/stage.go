@@ -37,7 +37,7 @@ type Staged struct {
 	Form       Form
 	CopyReason string // it is not FormImage, if it is not
 
-	placements []cas.Placement
+	placements []cas.Location
 	release    []func()
 	gone       bool
 }

@@ -150,7 +150,7 @@ var (
 
 // place has the files point at their extents, and returns those that have none and how many bytes the others have. It
 // fails with a *MissingError if a blob is absent.
-func (c *composer) place(p cas.Placement, filer bool) (loose []looseFile, bytes int64, err error) {
+func (c *composer) place(p cas.Location, filer bool) (loose []looseFile, bytes int64, err error) {
 	files, extents := p.Files(), p.Extents()
 	if len(files) > maxDevices {
 		return nil, 0, fmt.Errorf("%w: %d of at most %d", errDevices, len(files), maxDevices)
@@ -169,9 +169,9 @@ func (c *composer) place(p cas.Placement, filer bool) (loose []looseFile, bytes 
 		switch {
 		case x.File == cas.Absent:
 			absent = append(absent, f.digest)
-		case filer && (x.File == cas.Elsewhere || size >= LargeFile):
+		case filer && (x.File == cas.Unpacked || size >= LargeFile):
 			loose = append(loose, looseFile{*f, i, c.path(f)})
-		case x.File == cas.Elsewhere:
+		case x.File == cas.Unpacked:
 			return nil, 0, errNoFile
 		case x.Offset > c.tree.Devices[x.File]-size:
 			return nil, 0, errShort // some kernels would show zeros

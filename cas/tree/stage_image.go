@@ -54,7 +54,7 @@ type StagerConfig struct {
 	Log      *slog.Logger // is told what goes wrong with no effect on a run; nil is nobody
 }
 
-// A Stager lays out input trees without copying them, where the store is a cas.Placer: it writes an image whose
+// A Stager lays out input trees without copying them, where the store is a cas.Locator: it writes an image whose
 // files point at the bytes in the store, and has it mounted. Subtrees that many runs have in common stay mounted,
 // each instance's apart. One Stager belongs to one cas.Instances. Its methods are safe for concurrent use; make it
 // with NewStager.
@@ -136,7 +136,7 @@ func (s *Stager) Stage(ctx context.Context, l *Layout, in *cas.Instance,
 	if ctx.Err() != nil {
 		return nil, context.Cause(ctx)
 	}
-	placer, _ := cas.As[cas.Placer](in.Store)
+	placer, _ := cas.As[cas.Locator](in.Store)
 	switch {
 	case l.order != 0:
 		return l.copied(ctx, in.Store, workspace, "its directories have an order of their own")
@@ -267,7 +267,7 @@ var errFew = errors.New("copies of so few inputs cost less")
 type imaging struct {
 	*Stager
 	in     *cas.Instance
-	placer cas.Placer
+	placer cas.Locator
 	filer  cas.Filer // nil if the store is none
 	stage  uint64    // which Stage of the Stager
 	staged *Staged
@@ -376,7 +376,7 @@ func (w *imaging) bindFile(ctx context.Context, target string, e *entry) error {
 type mounted struct {
 	mount     Mount // nil where it has several
 	file      *imageFile
-	placement cas.Placement // nil if there is no file to place
+	placement cas.Location // nil if there is no file to place
 	loose     []looseFile
 	bytes     int64 // of the image, and of the files in segments
 }
@@ -401,7 +401,7 @@ func (w *imaging) image(ctx context.Context, c *composer) (_ *mounted, err error
 		if err := cas.Fetch(ctx, w.in.Store, c.digests); err != nil {
 			return nil, err
 		}
-		if m.placement, err = w.placer.Place(ctx, c.digests); err != nil {
+		if m.placement, err = w.placer.Locate(ctx, c.digests); err != nil {
 			return nil, err
 		}
 		if m.loose, m.bytes, err = c.place(m.placement, w.filer != nil); err != nil {

@@ -176,7 +176,7 @@ func newSegmented(t testing.TB) *segmented {
 	return s
 }
 
-func (s *segmented) Place(ctx context.Context, ds []cas.Digest) (cas.Placement, error) {
+func (s *segmented) Locate(ctx context.Context, ds []cas.Digest) (cas.Location, error) {
 	missing, err := s.Memory.Missing(ctx, ds)
 	if err != nil {
 		return nil, err
@@ -190,7 +190,7 @@ func (s *segmented) Place(ctx context.Context, ds []cas.Digest) (cas.Placement, 
 		case slices.Contains(missing, d):
 			x = cas.Extent{File: cas.Absent}
 		case d.IsEmpty() || d.Size() >= tree.LargeFile && !s.packs:
-			x = cas.Extent{File: cas.Elsewhere}
+			x = cas.Extent{File: cas.Unpacked}
 		case !ok:
 			b, err := cas.ReadAll(ctx, s, d, d.Size())
 			if err != nil {
@@ -794,8 +794,8 @@ func (crampedSegmented) File(context.Context, cas.Digest, bool) (string, func(),
 // A shrunk store has lost the ends of its segments.
 type shrunk struct{ *segmented }
 
-func (s shrunk) Place(ctx context.Context, ds []cas.Digest) (cas.Placement, error) {
-	p, err := s.segmented.Place(ctx, ds)
+func (s shrunk) Locate(ctx context.Context, ds []cas.Digest) (cas.Location, error) {
+	p, err := s.segmented.Locate(ctx, ds)
 	if err == nil {
 		for _, f := range s.files {
 			err = errors.Join(err, f.Truncate(0))
@@ -807,14 +807,14 @@ func (s shrunk) Place(ctx context.Context, ds []cas.Digest) (cas.Placement, erro
 // A spread store has more segments than can be mounted.
 type spread struct{ *segmented }
 
-func (s spread) Place(ctx context.Context, ds []cas.Digest) (cas.Placement, error) {
-	p, err := s.segmented.Place(ctx, ds)
+func (s spread) Locate(ctx context.Context, ds []cas.Digest) (cas.Location, error) {
+	p, err := s.segmented.Locate(ctx, ds)
 	return spreadPlacement{p}, err
 }
 
-type spreadPlacement struct{ cas.Placement }
+type spreadPlacement struct{ cas.Location }
 
-func (p spreadPlacement) Files() []*os.File { return slices.Repeat(p.Placement.Files(), 126) }
+func (p spreadPlacement) Files() []*os.File { return slices.Repeat(p.Location.Files(), 126) }
 
 // TestCopiesWhereThereAreNoImages: each reason is told, what the run sees is the same, and it has the room.
 func TestCopiesWhereThereAreNoImages(t *testing.T) {
@@ -836,7 +836,7 @@ func TestCopiesWhereThereAreNoImages(t *testing.T) {
 		{"no files", "neither", func(s *segmented) cas.Store {
 			return struct {
 				cas.Store
-				cas.Placer
+				cas.Locator
 			}{s, s}
 		}, nil},
 	} {
@@ -1073,7 +1073,7 @@ func TestImageOverDisk(t *testing.T) {
 		content := strings.Repeat("c", size)
 		half := cas.SHA256.Sum([]byte(content[:size/2]))
 		must(t, in.Store.Put(t.Context(), half, strings.NewReader(content[:size/2])))
-		must(t, in.Store.(cas.Mapper).Map(t.Context(), cas.SHA256.Sum([]byte(content)), cas.Mapping{Chunks: []cas.Digest{half, half}}))
+		must(t, in.Store.(cas.Splicer).Splice(t.Context(), cas.SHA256.Sum([]byte(content)), cas.ChunkList{Chunks: []cas.Digest{half, half}}))
 		n.set(name, &node{content: content, exec: true})
 	}
 	l, err := load(t, in.Store, n).Plan("", nil, nil)

@@ -258,7 +258,7 @@ func (p *page) account(r *disk.CollectReport, lease time.Duration, now time.Time
 }
 
 // ages prints how much was used last when.
-func ages(out io.Writer, rows []disk.AgeRow) error {
+func ages(out io.Writer, rows []disk.AgeBucket) error {
 	w := tabwriter.NewWriter(out, 0, 0, 2, ' ', 0)
 	fmt.Fprintln(w, "\nlast used\tblobs\tsize")
 	for _, a := range rows {
@@ -279,7 +279,7 @@ type ageRow struct {
 	Bytes  int64  `json:"bytes"`
 }
 
-func ageRows(rows []disk.AgeRow) []ageRow {
+func ageRows(rows []disk.AgeBucket) []ageRow {
 	out := make([]ageRow, len(rows))
 	for i, a := range rows {
 		out[i] = ageRow(a)

@@ -146,7 +146,7 @@ func (f *fullness) full(now time.Time) string {
 
 // instances returns next with writes that f is told of. What comes near from an upstream to be read is no write: next
 // is what clients see. That there is no room for a blob of more than most bytes says nothing. Stores of next are a
-// cas.Batcher, a cas.Filer, a cas.Placer and a cas.Mapper.
+// cas.Batcher, a cas.Filer, a cas.Locator and a cas.Splicer.
 func (f *fullness) instances(next cas.Instances, most int64) cas.Instances {
 	return func(name string) (*cas.Instance, error) {
 		in, err := next(name)
@@ -170,8 +170,8 @@ type filing interface {
 	cas.Store
 	cas.Batcher
 	cas.Filer
-	cas.Placer
-	cas.Mapper
+	cas.Locator
+	cas.Splicer
 }
 
 // noting is a store whose writes are noted.
@@ -193,8 +193,8 @@ func (s noting) Put(ctx context.Context, d cas.Digest, r io.Reader) error {
 	return s.note(d, s.filing.Put(ctx, d, r))
 }
 
-func (s noting) Map(ctx context.Context, d cas.Digest, m cas.Mapping) error {
-	return s.note(d, s.filing.Map(ctx, d, m))
+func (s noting) Splice(ctx context.Context, d cas.Digest, m cas.ChunkList) error {
+	return s.note(d, s.filing.Splice(ctx, d, m))
 }
 
 func (s noting) PutAll(ctx context.Context, blobs []cas.Blob) []error {

@@ -37,11 +37,11 @@ func TestEveryWriteWithoutRoomIsNoted(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, ok := in.Store.(cas.Placer); !ok {
-		t.Error("what is on a disk is no cas.Placer")
+	if _, ok := in.Store.(cas.Locator); !ok {
+		t.Error("what is on a disk is no cas.Locator")
 	}
-	if _, ok := in.Store.(cas.Mapper); !ok {
-		t.Error("what is on a disk is no cas.Mapper: no blob is split or spliced")
+	if _, ok := in.Store.(cas.Splicer); !ok {
+		t.Error("what is on a disk is no cas.Splicer: no blob is split or spliced")
 	}
 	var held cas.Digest
 	var content []byte // of held
@@ -71,7 +71,7 @@ func TestEveryWriteWithoutRoomIsNoted(t *testing.T) {
 		},
 		"Map": func(in *cas.Instance) error {
 			twice := bytes.Repeat(content, 2)
-			return in.Store.(cas.Mapper).Map(t.Context(), cas.SHA256.Sum(twice), cas.Mapping{Chunks: []cas.Digest{held, held}})
+			return in.Store.(cas.Splicer).Splice(t.Context(), cas.SHA256.Sum(twice), cas.ChunkList{Chunks: []cas.Digest{held, held}})
 		},
 	} {
 		var f fullness
@@ -106,11 +106,11 @@ func TestReadingIsNoWrite(t *testing.T) {
 	if _, ok := in.Store.(cas.Fetcher); !ok {
 		t.Error("what is read from an upstream is no cas.Fetcher")
 	}
-	if _, ok := in.Store.(cas.Placer); !ok {
-		t.Error("what is on a disk is no cas.Placer in front of an upstream")
+	if _, ok := in.Store.(cas.Locator); !ok {
+		t.Error("what is on a disk is no cas.Locator in front of an upstream")
 	}
-	if _, ok := in.Store.(cas.Mapper); !ok {
-		t.Error("what is on a disk is no cas.Mapper in front of an upstream")
+	if _, ok := in.Store.(cas.Splicer); !ok {
+		t.Error("what is on a disk is no cas.Splicer in front of an upstream")
 	}
 	behind, err := far("")
 	if err != nil {

@@ -24,8 +24,8 @@ type Key struct {
 	Kind     Kind
 }
 
-// A Place is where an entry was written. No two entries have the same.
-type Place struct {
+// A Position is where an entry was written. No two entries have the same.
+type Position struct {
 	Segment uint32
 	Record  uint32 // in the log of the segment, in its units
 }
@@ -33,7 +33,7 @@ type Place struct {
 // An Entry is what the index knows of a key.
 type Entry struct {
 	Key
-	Place
+	Position
 	Offset   uint32 // in the data of the segment, in blocks; not of a file
 	Length   uint32 // bytes in the data of the segment; not of a file
 	Stamp    uint32 // when it was used last, in seconds since 1970, as coarsely as its log says it
@@ -59,9 +59,9 @@ const (
 
 func (s *slot) entry() Entry {
 	return Entry{
-		Key:    Key{s.hash, s.size, s.instance, s.kind},
-		Place:  Place{s.segment, s.record},
-		Offset: s.offset, Length: s.length, Stamp: s.stamp,
+		Key:      Key{s.hash, s.size, s.instance, s.kind},
+		Position: Position{s.segment, s.record},
+		Offset:   s.offset, Length: s.length, Stamp: s.stamp,
 		File: s.flags&file != 0, Verified: s.flags&verified != 0,
 	}
 }

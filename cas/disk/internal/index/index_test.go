@@ -28,7 +28,7 @@ func TestIndexIsAMap(t *testing.T) {
 	for i := range 60_000 {
 		k := key(uint64(random.IntN(3000)))
 		e := Entry{
-			Key: k, Place: Place{uint32(i), random.Uint32()}, Offset: random.Uint32(), Length: random.Uint32(), Stamp: uint32(i),
+			Key: k, Position: Position{uint32(i), random.Uint32()}, Offset: random.Uint32(), Length: random.Uint32(), Stamp: uint32(i),
 			File: i%2 == 0, Verified: i%3 == 0,
 		}
 		old, there := want[k]

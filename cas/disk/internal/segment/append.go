@@ -183,7 +183,7 @@ func (a *Appender) record(g *Segment, batches []*batch) error {
 	at := g.units
 	for _, b := range batches {
 		for i := range b.items {
-			b.items[i].Record.Place.Record = at
+			b.items[i].Record.Position.Record = at
 			log = appendPut(log, &b.items[i].Record)
 			at += putUnits
 		}

@@ -12,8 +12,8 @@ import (
 	"github.com/cloister-build/cloister/cas/durable"
 )
 
-// A History is told what a log says, in order.
-type History interface {
+// A Visitor is told what a log says, in order.
+type Visitor interface {
 	// Put is told of a put. Doubtful says that a loss of power may have taken its bytes.
 	Put(r *Record, doubtful bool)
 	// Drop is told, in the place of Put, of a put that is absent: logs are read in no order, and the same may have been
@@ -26,7 +26,7 @@ type History interface {
 // Replay tells h what the log of g says, and makes both files end where that ends. It returns how many bytes of the
 // log were not readable, beside a torn end, and how many puts tell of data that is not there. Those are dropped: other
 // bytes will take the place of theirs.
-func (g *Segment) Replay(h History) (damaged int64, lost int, err error) {
+func (g *Segment) Replay(h Visitor) (damaged int64, lost int, err error) {
 	log, err := readWhole(g.log)
 	if err != nil {
 		return 0, 0, err
@@ -174,7 +174,7 @@ func (g *Segment) Bloated() bool {
 // Shorten writes the log anew, at the time now: only the puts that are still wanted, with their latest stamp. Wanted says that of a put;
 // it is told by moved where the record is now. Nothing may be reading the log by Puts meanwhile to remove the segment,
 // and no Appender may add to it: nobody yet wants what was recorded a moment ago.
-func (g *Segment) Shorten(now uint32, wanted func(*Record) bool, moved func(from index.Place, to *Record)) error {
+func (g *Segment) Shorten(now uint32, wanted func(*Record) bool, moved func(from index.Position, to *Record)) error {
 	g.logging.Lock()
 	defer g.logging.Unlock()
 	if g.log == nil {
@@ -185,7 +185,7 @@ func (g *Segment) Shorten(now uint32, wanted func(*Record) bool, moved func(from
 		return err
 	}
 	type move struct {
-		from index.Place
+		from index.Position
 		to   Record
 	}
 	var moves []move
@@ -202,12 +202,12 @@ func (g *Segment) Shorten(now uint32, wanted func(*Record) bool, moved func(from
 			return
 		}
 		r := decodePut(b, g.N, at)
-		from := r.Place
+		from := r.Position
 		if !wanted(&r) {
 			return
 		}
 		r.Stamp = max(r.Stamp, min(touched[at], now)) // which the index may not know yet
-		r.Place.Record = uint32(len(short) / unit)
+		r.Position.Record = uint32(len(short) / unit)
 		short = appendPut(short, &r)
 		moves = append(moves, move{from, r})
 		if at < g.marked {

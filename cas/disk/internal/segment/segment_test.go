@@ -28,12 +28,12 @@ type told struct {
 func (h *told) Put(r *Record, doubtful bool) {
 	h.puts, h.doubtful = append(h.puts, *r), append(h.doubtful, doubtful)
 }
-func (h *told) Drop(r *Record) { h.drops = append(h.drops, r.Place.Record) }
+func (h *told) Drop(r *Record) { h.drops = append(h.drops, r.Position.Record) }
 func (h *told) Touch(r *Record, stamp uint32) {
 	if h.stamps == nil {
 		h.stamps = map[uint32]uint32{}
 	}
-	h.stamps[r.Place.Record] = stamp
+	h.stamps[r.Position.Record] = stamp
 }
 
 func openSet(t testing.TB, c Config) *Set {
@@ -89,7 +89,7 @@ func TestReplayTellsWhatWasAppended(t *testing.T) {
 		}
 		g := s.Segments()[0]
 		where := func(n int) func() (uint32, bool) {
-			return func() (uint32, bool) { return want[n].Place.Record, true }
+			return func() (uint32, bool) { return want[n].Position.Record, true }
 		}
 		if err := g.Touch([]index.Key{want[3].Key}, 7777, func(index.Key) (uint32, bool) { return where(3)() }); err != nil {
 			t.Fatal(err)
@@ -103,7 +103,7 @@ func TestReplayTellsWhatWasAppended(t *testing.T) {
 		for i := range h.puts {
 			h.puts[i].Verified = kept[min(i, len(kept)-1)].Verified
 		}
-		if !slices.Equal(h.puts, kept) || !slices.Equal(h.drops, []uint32{want[4].Place.Record}) || h.stamps[want[3].Place.Record] != 7777 {
+		if !slices.Equal(h.puts, kept) || !slices.Equal(h.drops, []uint32{want[4].Position.Record}) || h.stamps[want[3].Position.Record] != 7777 {
 			t.Errorf("sync %v: told of\n%v, dropped %v, touched %v; want\n%v", sync, h.puts, h.drops, h.stamps, kept)
 		}
 		if slices.Contains(h.doubtful, sync) {
@@ -112,7 +112,7 @@ func TestReplayTellsWhatWasAppended(t *testing.T) {
 		for _, r := range h.puts {
 			b := make([]byte, r.Length)
 			if err := later.Read(&r.Entry, b); err != nil || !r.File && bytes.Count(b, []byte{r.Hash[0] + 1}) != len(b) {
-				t.Errorf("record %d: %v", r.Place.Record, err)
+				t.Errorf("record %d: %v", r.Position.Record, err)
 			}
 		}
 	}
@@ -329,7 +329,7 @@ func TestLostPutIsDropped(t *testing.T) {
 	}
 	for round := range 2 {
 		s, h := replay(t, dir)
-		if len(h.puts) != 1 || !slices.Equal(h.drops, []uint32{items[1].Place.Record}) {
+		if len(h.puts) != 1 || !slices.Equal(h.drops, []uint32{items[1].Position.Record}) {
 			t.Errorf("round %d: told of %v, dropped %v", round, h.puts, h.drops)
 		}
 		s.Close()
@@ -353,14 +353,14 @@ func shortenAt(t *testing.T, now, want uint32) {
 	}
 	g := s.Segments()[0]
 	for _, stamp := range []uint32{5000, 7000, 6000} {
-		if err := g.Touch([]index.Key{items[1].Key}, stamp, func(index.Key) (uint32, bool) { return items[1].Place.Record, true }); err != nil {
+		if err := g.Touch([]index.Key{items[1].Key}, stamp, func(index.Key) (uint32, bool) { return items[1].Position.Record, true }); err != nil {
 			t.Fatal(err)
 		}
 	}
 	wanted := func(r *Record) bool { return r.Hash[0] == 1 }
-	if err := g.Shorten(now, wanted, func(from index.Place, to *Record) {
-		if from != items[1].Place || to.Place.Record != 0 {
-			t.Errorf("moved from %v to %v", from, to.Place)
+	if err := g.Shorten(now, wanted, func(from index.Position, to *Record) {
+		if from != items[1].Position || to.Position.Record != 0 {
+			t.Errorf("moved from %v to %v", from, to.Position)
 		}
 	}); err != nil {
 		t.Fatal(err)
@@ -486,7 +486,7 @@ func TestFailedWriteLeavesTheLog(t *testing.T) {
 	if err := touch(); err == nil {
 		t.Error("a use was noted behind what could not be cut")
 	}
-	if err := g.Shorten(8000, func(*Record) bool { return true }, func(index.Place, *Record) {}); err != nil {
+	if err := g.Shorten(8000, func(*Record) bool { return true }, func(index.Position, *Record) {}); err != nil {
 		t.Fatal(err)
 	}
 	if err := errors.Join(touch(), readOnly.Close()); err != nil {

@@ -43,7 +43,7 @@ func TestPlaceAllocates(t *testing.T) {
 		t.Errorf("Valid allocates %v times", n)
 	}
 	n := testing.AllocsPerRun(10, func() {
-		p, err := s.Place(t.Context(), ds)
+		p, err := s.Locate(t.Context(), ds)
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -16,20 +16,20 @@ import (
 	"github.com/cloister-build/cloister/cas"
 )
 
-func mapper(t *testing.T, s cas.Store) cas.Mapper {
+func mapper(t *testing.T, s cas.Store) cas.Splicer {
 	t.Helper()
-	m, ok := cas.As[cas.Mapper](s)
+	m, ok := cas.As[cas.Splicer](s)
 	if !ok {
-		t.Skip("the store is no cas.Mapper")
+		t.Skip("the store is no cas.Splicer")
 	}
 	return m
 }
 
 // PutChunks puts blobs of the given sizes, and returns their concatenation, its digest, and the mapping that it is.
-func PutChunks(t testing.TB, s cas.Store, seed byte, sizes ...int) ([]byte, cas.Digest, cas.Mapping) {
+func PutChunks(t testing.TB, s cas.Store, seed byte, sizes ...int) ([]byte, cas.Digest, cas.ChunkList) {
 	t.Helper()
 	var all []byte
-	m := cas.Mapping{Function: repb.ChunkingFunction_REP_MAX_CDC}
+	m := cas.ChunkList{Function: repb.ChunkingFunction_REP_MAX_CDC}
 	for i, size := range sizes {
 		b, d := Blob(seed+byte(i), size)
 		if err := s.Put(t.Context(), d, bytes.NewReader(b)); err != nil {
@@ -45,15 +45,15 @@ func testMapped(t *testing.T, s cas.Store) {
 	m := mapper(t, s)
 	b, d, want := PutChunks(t, s, 50, 100_000, 1, 70_000, 200_000, 300)
 	wantAbsent(t, s, d)
-	if _, err := m.Mapping(t.Context(), d); !errors.Is(err, cas.ErrNotFound) {
+	if _, err := m.Split(t.Context(), d); !errors.Is(err, cas.ErrNotFound) {
 		t.Errorf("Mapping of what was never mapped: got %v, want ErrNotFound", err)
 	}
 	for range 2 { // the second replaces the first by the same
-		if err := m.Map(t.Context(), d, want); err != nil {
+		if err := m.Splice(t.Context(), d, want); err != nil {
 			t.Fatal(err)
 		}
 	}
-	got, err := m.Mapping(t.Context(), d)
+	got, err := m.Split(t.Context(), d)
 	if err != nil || got.Function != want.Function || !slices.Equal(got.Chunks, want.Chunks) {
 		t.Errorf("Mapping: got %v, %v, want %v", got, err, want)
 	}
@@ -81,13 +81,13 @@ func testMapped(t *testing.T, s cas.Store) {
 			release()
 		}
 	}
-	if p, ok := cas.As[cas.Placer](s); ok {
-		at, err := p.Place(t.Context(), []cas.Digest{d, want.Chunks[4], d})
+	if p, ok := cas.As[cas.Locator](s); ok {
+		at, err := p.Locate(t.Context(), []cas.Digest{d, want.Chunks[4], d})
 		if err != nil {
 			t.Fatal(err)
 		}
 		for _, i := range []int{0, 2} {
-			if e := at.Extents()[i]; e.File != cas.Elsewhere {
+			if e := at.Extents()[i]; e.File != cas.Unpacked {
 				t.Errorf("Place: got %v, want Elsewhere", e)
 			}
 		}
@@ -116,18 +116,18 @@ func testMapRefuses(t *testing.T, s cas.Store) {
 		"nothing":          {nil, cas.ErrInvalid, "0 of its 3000"},
 		"the blob by name": {[]cas.Digest{d}, cas.ErrNotFound, d.Hash()},
 	} {
-		err := m.Map(t.Context(), d, cas.Mapping{Chunks: c.chunks})
+		err := m.Splice(t.Context(), d, cas.ChunkList{Chunks: c.chunks})
 		if !errors.Is(err, c.want) || err != nil && !strings.Contains(err.Error(), c.text) {
 			t.Errorf("%s: got %v, want %v with %q", name, err, c.want, c.text)
 		}
 		wantAbsent(t, s, d)
-		if _, err := m.Mapping(t.Context(), d); !errors.Is(err, cas.ErrNotFound) {
+		if _, err := m.Split(t.Context(), d); !errors.Is(err, cas.ErrNotFound) {
 			t.Errorf("%s: it has a mapping: %v", name, err)
 		}
 	}
 	// Bytes that are not the blob are not given out as it, even if the caller has not looked, nor the store.
-	lie := cas.Mapping{Chunks: []cas.Digest{good.Chunks[1], good.Chunks[0]}}
-	err := m.Map(t.Context(), d, lie)
+	lie := cas.ChunkList{Chunks: []cas.Digest{good.Chunks[1], good.Chunks[0]}}
+	err := m.Splice(t.Context(), d, lie)
 	if err == nil {
 		var r io.ReadCloser
 		if r, err = s.Open(t.Context(), d, 0); err == nil {
@@ -144,17 +144,17 @@ func testMapRefuses(t *testing.T, s cas.Store) {
 func testMapFlat(t *testing.T, s cas.Store) {
 	m := mapper(t, s)
 	inner, x, of := PutChunks(t, s, 80, 5000, 6000)
-	if err := m.Map(t.Context(), x, of); err != nil {
+	if err := m.Splice(t.Context(), x, of); err != nil {
 		t.Fatal(err)
 	}
 	tail, y := Blob(90, 700)
 	put(t, s, tail)
 	whole := append(bytes.Clone(inner), tail...)
 	d := cas.SHA256.Sum(whole)
-	if err := m.Map(t.Context(), d, cas.Mapping{Function: repb.ChunkingFunction_FAST_CDC_2020, Chunks: []cas.Digest{x, y}}); err != nil {
+	if err := m.Splice(t.Context(), d, cas.ChunkList{Function: repb.ChunkingFunction_FAST_CDC_2020, Chunks: []cas.Digest{x, y}}); err != nil {
 		t.Fatal(err)
 	}
-	got, err := m.Mapping(t.Context(), d)
+	got, err := m.Split(t.Context(), d)
 	want := []cas.Digest{of.Chunks[0], of.Chunks[1], y}
 	if err != nil || !slices.Equal(got.Chunks, want) || got.Function != repb.ChunkingFunction_UNKNOWN {
 		t.Errorf("Mapping: got %v, %v, want %v cut by nobody knows what", got, err, want)
@@ -162,11 +162,11 @@ func testMapFlat(t *testing.T, s cas.Store) {
 	if b := get(t, s, d, 0); !bytes.Equal(b, whole) {
 		t.Errorf("Open gave %d other bytes", len(b))
 	}
-	other := cas.Mapping{Function: repb.ChunkingFunction_FAST_CDC_2020, Chunks: want}
-	if err := m.Map(t.Context(), d, other); err != nil {
+	other := cas.ChunkList{Function: repb.ChunkingFunction_FAST_CDC_2020, Chunks: want}
+	if err := m.Splice(t.Context(), d, other); err != nil {
 		t.Fatal(err)
 	}
-	if got, err := m.Mapping(t.Context(), d); err != nil || got.Function != other.Function {
+	if got, err := m.Split(t.Context(), d); err != nil || got.Function != other.Function {
 		t.Errorf("Mapping after another Map: got %v, %v", got.Function, err)
 	}
 }
@@ -176,8 +176,8 @@ func testCancelledMap(t *testing.T, s cas.Store) {
 	_, d, of := PutChunks(t, s, 95, 5000, 6000)
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
-	wantCancelled(t, "Map", m.Map(ctx, d, of))
-	_, err := m.Mapping(ctx, d)
+	wantCancelled(t, "Map", m.Splice(ctx, d, of))
+	_, err := m.Split(ctx, d)
 	wantCancelled(t, "Mapping", err)
 	wantAbsent(t, s, d)
 }

@@ -22,8 +22,8 @@ import (
 // nothing of that. A mapping that has lost a chunk stays, small as it is, until it has not been used for long: if
 // the chunk is put again, the blob is there again.
 
-// Map implements cas.Mapper.
-func (s *Store) Map(ctx context.Context, d cas.Digest, m cas.Mapping) error {
+// Splice implements cas.Splicer.
+func (s *Store) Splice(ctx context.Context, d cas.Digest, m cas.ChunkList) error {
 	end, err := s.cache.beginWith(ctx)
 	if err != nil {
 		return err
@@ -54,11 +54,11 @@ func (s *Store) Map(ctx context.Context, d cas.Digest, m cas.Mapping) error {
 	return s.cache.append([]segment.Item{it})
 }
 
-// Mapping implements cas.Mapper. One that is damaged is cas.ErrNotFound from then on.
-func (s *Store) Mapping(ctx context.Context, d cas.Digest) (cas.Mapping, error) {
+// Split implements cas.Splicer. One that is damaged is cas.ErrNotFound from then on.
+func (s *Store) Split(ctx context.Context, d cas.Digest) (cas.ChunkList, error) {
 	end, err := s.cache.beginWith(ctx)
 	if err != nil {
-		return cas.Mapping{}, err
+		return cas.ChunkList{}, err
 	}
 	defer end()
 	_, m, err := s.mapping(d)
@@ -66,21 +66,21 @@ func (s *Store) Mapping(ctx context.Context, d cas.Digest) (cas.Mapping, error) 
 }
 
 // mapping returns the mapping of d, which from now on is leased anew, and its entry.
-func (s *Store) mapping(d cas.Digest) (index.Entry, cas.Mapping, error) {
+func (s *Store) mapping(d cas.Digest) (index.Entry, cas.ChunkList, error) {
 	e, ok := s.use(mapping, d)
 	if !ok {
-		return e, cas.Mapping{}, unmapped{d}
+		return e, cas.ChunkList{}, unmapped{d}
 	}
 	b, err := s.cache.read(e)
 	if errors.Is(err, cas.ErrNotFound) || errors.Is(err, cas.ErrCorrupt) {
-		return e, cas.Mapping{}, unmapped{d}
+		return e, cas.ChunkList{}, unmapped{d}
 	} else if err != nil {
-		return e, cas.Mapping{}, fmt.Errorf("chunks of blob %s: %w", d, err)
+		return e, cas.ChunkList{}, fmt.Errorf("chunks of blob %s: %w", d, err)
 	}
 	m, ok := decodeMapping(d.Function(), b)
 	if !ok {
 		_ = s.cache.damaged(e, b)
-		return e, cas.Mapping{}, unmapped{d}
+		return e, cas.ChunkList{}, unmapped{d}
 	}
 	return e, m, nil
 }
@@ -176,7 +176,7 @@ func (s *Store) mappedFile(ctx context.Context, d cas.Digest, executable bool) (
 }
 
 // encodeMapping returns what is stored of m: its checksum, the function that cut it, and of each chunk hash and size.
-func encodeMapping(m cas.Mapping) []byte {
+func encodeMapping(m cas.ChunkList) []byte {
 	b := make([]byte, sha256.Size, sha256.Size+binary.MaxVarintLen32+len(m.Chunks)*(64+4))
 	b = binary.AppendUvarint(b, uint64(m.Function))
 	for _, c := range m.Chunks {
@@ -187,7 +187,7 @@ func encodeMapping(m cas.Mapping) []byte {
 }
 
 // decodeMapping is the inverse of encodeMapping, for a blob of f; ok is false if b is anything else.
-func decodeMapping(f cas.Function, b []byte) (m cas.Mapping, ok bool) {
+func decodeMapping(f cas.Function, b []byte) (m cas.ChunkList, ok bool) {
 	if !soundRecord(b) {
 		return m, false
 	}

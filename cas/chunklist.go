@@ -14,29 +14,29 @@ import (
 // MaxChunks is how many chunks a mapping may have: of the 512 KiB that the API recommends, half a terabyte.
 const MaxChunks = 1_000_000
 
-// A Mapping says of which chunks a blob consists.
-type Mapping struct {
+// A ChunkList says of which chunks a blob consists.
+type ChunkList struct {
 	// Function is what cut the blob. UNKNOWN says nothing.
 	Function repb.ChunkingFunction_Value
 	// Chunks are, one after the other, the blob. None is empty, and all are of the blob's digest function.
 	Chunks []Digest
 }
 
-// A Mapper is an optional ability of a Store: to keep a blob as the list of its chunks, so that what blobs have in
+// A Splicer is an optional ability of a Store: to keep a blob as the list of its chunks, so that what blobs have in
 // common is stored once.
-type Mapper interface {
-	// Map keeps m for d: from then on d is present as long as each of its chunks is, and all methods of the store
+type Splicer interface {
+	// Splice keeps m for d: from then on d is present as long as each of its chunks is, and all methods of the store
 	// treat it as any other blob. An earlier mapping is replaced. The caller has compared what the chunks are
 	// with d: a store gives out no other bytes as d, but may call them present. A chunk that is absent is
 	// ErrNotFound, and the error names it; a mapping that Check refuses is ErrInvalid.
-	Map(ctx context.Context, d Digest, m Mapping) error
+	Splice(ctx context.Context, d Digest, m ChunkList) error
 	// Mapping returns what Map has kept for d, or ErrNotFound. It need not have the same chunks, where some of those
 	// were themselves kept as chunks. It says nothing of whether the chunks are present: Missing does.
-	Mapping(ctx context.Context, d Digest) (Mapping, error)
+	Split(ctx context.Context, d Digest) (ChunkList, error)
 }
 
 // Check returns ErrInvalid if m cannot be a mapping of d, whatever the chunks hold.
-func (m Mapping) Check(d Digest) error {
+func (m ChunkList) Check(d Digest) error {
 	if len(m.Chunks) > MaxChunks {
 		return invalidf("blob %s has %d chunks; at most %d are kept of a blob: cut it into larger ones", d, len(m.Chunks), MaxChunks)
 	}
@@ -61,12 +61,12 @@ func (m Mapping) Check(d Digest) error {
 // Flat returns m with chunks that are blobs of the store as they are. Chunks returns nothing for one that is, and for one
 // that is kept as chunks itself those, which are flat; an error of it ends Flat. Chunks of chunks would let a client
 // build towers of them. What cut the blob is unknown then.
-func (m Mapping) Flat(chunks func(Digest) ([]Digest, error)) (Mapping, error) {
-	flat := Mapping{Function: m.Function, Chunks: make([]Digest, 0, len(m.Chunks))}
+func (m ChunkList) Flat(chunks func(Digest) ([]Digest, error)) (ChunkList, error) {
+	flat := ChunkList{Function: m.Function, Chunks: make([]Digest, 0, len(m.Chunks))}
 	for _, c := range m.Chunks {
 		inner, err := chunks(c)
 		if err != nil {
-			return Mapping{}, err
+			return ChunkList{}, err
 		}
 		if inner == nil {
 			inner = []Digest{c}
@@ -74,7 +74,7 @@ func (m Mapping) Flat(chunks func(Digest) ([]Digest, error)) (Mapping, error) {
 			flat.Function = repb.ChunkingFunction_UNKNOWN
 		}
 		if flat.Chunks = append(flat.Chunks, inner...); len(flat.Chunks) > MaxChunks {
-			return Mapping{}, invalidf("a blob has more than %d chunks, since chunk %s has %d itself: cut it into larger ones", MaxChunks, c, len(inner))
+			return ChunkList{}, invalidf("a blob has more than %d chunks, since chunk %s has %d itself: cut it into larger ones", MaxChunks, c, len(inner))
 		}
 	}
 	return flat, nil

@@ -19,9 +19,9 @@ import (
 )
 
 // place places the blobs of ds, and releases them with the test.
-func place(t testing.TB, s cas.Placer, ds ...cas.Digest) cas.Placement {
+func place(t testing.TB, s cas.Locator, ds ...cas.Digest) cas.Location {
 	t.Helper()
-	p, err := s.Place(t.Context(), ds)
+	p, err := s.Locate(t.Context(), ds)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -30,7 +30,7 @@ func place(t testing.TB, s cas.Placer, ds ...cas.Digest) cas.Placement {
 }
 
 // absent returns the indexes of the extents that are absent.
-func absent(p cas.Placement) (is []int) {
+func absent(p cas.Location) (is []int) {
 	for i, e := range p.Extents() {
 		if e.File == cas.Absent {
 			is = append(is, i)
@@ -40,7 +40,7 @@ func absent(p cas.Placement) (is []int) {
 }
 
 // at returns the size bytes where blob i is.
-func at(t testing.TB, p cas.Placement, i, size int) []byte {
+func at(t testing.TB, p cas.Location, i, size int) []byte {
 	t.Helper()
 	b := make([]byte, size)
 	e := p.Extents()[i]
@@ -68,11 +68,11 @@ func TestPlaceSaysWhatIsPacked(t *testing.T) {
 	s := store(t, open(t, disk.Config{Pack: 8 << 10, Dir: t.TempDir()}), "")
 	small, large := putSize(t, s, 1, 8<<10-1), putSize(t, s, 2, 8<<10)
 	p := place(t, s, small, large)
-	if e := p.Extents(); e[0].File != 0 || e[1].File != cas.Elsewhere || len(p.Files()) != 1 {
+	if e := p.Extents(); e[0].File != 0 || e[1].File != cas.Unpacked || len(p.Files()) != 1 {
 		t.Errorf("got %v in %d files", e, len(p.Files()))
 	}
 	other := store(t, open(t, disk.Config{Dir: t.TempDir()}), "nothing was put here")
-	if p := place(t, other, small, cas.SHA256.Sum(nil)); p.Extents()[0].File != cas.Absent || p.Extents()[1].File != cas.Elsewhere || !p.Valid() {
+	if p := place(t, other, small, cas.SHA256.Sum(nil)); p.Extents()[0].File != cas.Absent || p.Extents()[1].File != cas.Unpacked || !p.Valid() {
 		t.Errorf("in an empty instance: got %v", p.Extents())
 	}
 }
@@ -170,7 +170,7 @@ func TestPlacementOutlivesItsSegment(t *testing.T) {
 					}
 				case "closed":
 					closeStore(t, c)
-					if _, err := s.Place(t.Context(), []cas.Digest{d}); !errors.Is(err, os.ErrClosed) {
+					if _, err := s.Locate(t.Context(), []cas.Digest{d}); !errors.Is(err, os.ErrClosed) {
 						t.Errorf("Place of a closed store: %v", err)
 					}
 				}
@@ -268,7 +268,7 @@ func TestPlaceInReplacedSegment(t *testing.T) {
 	if err := errors.Join(os.Chtimes(other, fi.ModTime(), fi.ModTime()), os.Rename(other, path)); err != nil {
 		t.Fatal(err)
 	}
-	if p, err := s.Place(t.Context(), []cas.Digest{d}); err == nil {
+	if p, err := s.Locate(t.Context(), []cas.Digest{d}); err == nil {
 		t.Errorf("got %v", p.Extents())
 	}
 }
@@ -335,7 +335,7 @@ func TestPlaceConcurrently(t *testing.T) {
 					}
 					ds, blobs = append(ds, d), append(blobs, b)
 				}
-				p, err := s.Place(t.Context(), ds)
+				p, err := s.Locate(t.Context(), ds)
 				if err != nil {
 					t.Error(err)
 					return
@@ -379,7 +379,7 @@ func BenchmarkPlace(b *testing.B) {
 	b.Run("known", func(b *testing.B) {
 		b.ReportAllocs()
 		for b.Loop() {
-			p, err := s.Place(b.Context(), ds)
+			p, err := s.Locate(b.Context(), ds)
 			if err != nil {
 				b.Fatal(err)
 			}

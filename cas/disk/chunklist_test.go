@@ -24,7 +24,7 @@ import (
 func mapped(t testing.TB, s *disk.Store, seed byte, sizes ...int) ([]byte, cas.Digest, []cas.Digest) {
 	t.Helper()
 	b, d, m := castest.PutChunks(t, s, seed, sizes...)
-	if err := s.Map(t.Context(), d, m); err != nil {
+	if err := s.Splice(t.Context(), d, m); err != nil {
 		t.Fatal(err)
 	}
 	return b, d, m.Chunks
@@ -56,7 +56,7 @@ func TestChunksAreStoredOnce(t *testing.T) {
 	}
 	other := slices.Concat(b[:7*chunk], changed, b[8*chunk:])
 	otherOf := slices.Concat(of[:7], []cas.Digest{piece}, of[8:])
-	if err := s.Map(t.Context(), cas.SHA256.Sum(other), cas.Mapping{Chunks: otherOf}); err != nil {
+	if err := s.Splice(t.Context(), cas.SHA256.Sum(other), cas.ChunkList{Chunks: otherOf}); err != nil {
 		t.Fatal(err)
 	}
 	if both := c.Stats().Bytes; both > one+chunk+16<<10 {
@@ -74,8 +74,8 @@ func TestMappingOutlivesTheProcess(t *testing.T) {
 	// It is replaced, and its first version must not come back.
 	more := slices.Concat(of, of)
 	twice := cas.SHA256.Sum(append(bytes.Clone(b), b...))
-	for _, m := range []cas.Mapping{{Function: 1, Chunks: more}, {Function: 2, Chunks: more}} {
-		if err := s.Map(t.Context(), twice, m); err != nil {
+	for _, m := range []cas.ChunkList{{Function: 1, Chunks: more}, {Function: 2, Chunks: more}} {
+		if err := s.Splice(t.Context(), twice, m); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -88,7 +88,7 @@ func TestMappingOutlivesTheProcess(t *testing.T) {
 			t.Errorf("%d blobs and %d results, want 2 chunks and 2 mappings", got.Blobs, got.Results)
 		}
 		wantBlob(t, s, d, b)
-		if m, err := s.Mapping(t.Context(), twice); err != nil || m.Function != 2 || !slices.Equal(m.Chunks, more) {
+		if m, err := s.Split(t.Context(), twice); err != nil || m.Function != 2 || !slices.Equal(m.Chunks, more) {
 			t.Errorf("Mapping: %+v, %v", m, err)
 		}
 		if has(t, store(t, c, "other"), d) {
@@ -101,11 +101,11 @@ func TestMappingOutlivesTheProcess(t *testing.T) {
 // Whoever uses a blob that is kept as chunks leases all of it anew.
 func TestUseOfMappedBlobLeasesItsChunks(t *testing.T) {
 	maps := use{"Map", func(t *testing.T, s *disk.Store, d cas.Digest) error {
-		m, err := s.Mapping(t.Context(), d)
+		m, err := s.Split(t.Context(), d)
 		if err != nil {
 			return err
 		}
-		return s.Map(t.Context(), d, m)
+		return s.Splice(t.Context(), d, m)
 	}}
 	for _, u := range append(slices.Clone(uses), maps) {
 		if u.name == "Lookup" || u.name == "Record" {
@@ -119,13 +119,13 @@ func TestUseOfMappedBlobLeasesItsChunks(t *testing.T) {
 				s := store(t, c, "")
 				b, d := castest.Blob(0, size)
 				parts := [][]byte{b[:10_000], b[10_000:]}
-				m := cas.Mapping{Chunks: []cas.Digest{cas.SHA256.Sum(parts[0]), cas.SHA256.Sum(parts[1])}}
+				m := cas.ChunkList{Chunks: []cas.Digest{cas.SHA256.Sum(parts[0]), cas.SHA256.Sum(parts[1])}}
 				for i, p := range parts {
 					if err := s.Put(t.Context(), m.Chunks[i], bytes.NewReader(p)); err != nil {
 						t.Fatal(err)
 					}
 				}
-				if err := s.Map(t.Context(), d, m); err != nil {
+				if err := s.Splice(t.Context(), d, m); err != nil {
 					t.Fatal(err)
 				}
 				for range 2 {
@@ -164,7 +164,7 @@ func TestMappedBlobGoesAndComesWithItsChunks(t *testing.T) {
 				b, d, of := mapped(t, s, 0, 5000, size)
 				time.Sleep(4 * time.Hour)
 				// The mapping and one chunk are used; the other chunk is not.
-				if _, err := s.Mapping(t.Context(), d); err != nil || !has(t, s, of[0]) {
+				if _, err := s.Split(t.Context(), d); err != nil || !has(t, s, of[0]) {
 					t.Fatal(err)
 				}
 				if _, err := c.Collect(t.Context(), disk.CollectOptions{OlderThan: 2 * time.Hour}); err != nil {
@@ -179,7 +179,7 @@ func TestMappedBlobGoesAndComesWithItsChunks(t *testing.T) {
 				if _, _, err := s.File(t.Context(), d, true); !errors.Is(err, cas.ErrNotFound) {
 					t.Errorf("File: %v", err)
 				}
-				p, err := s.Place(t.Context(), []cas.Digest{d, of[1]})
+				p, err := s.Locate(t.Context(), []cas.Digest{d, of[1]})
 				if err != nil || p.Extents()[0].File != cas.Absent {
 					t.Errorf("Place: %v", err)
 				}
@@ -203,7 +203,7 @@ func TestWholeTakesThePlaceOfWhatHasLostAChunk(t *testing.T) {
 		s := store(t, c, "")
 		b, d, of := mapped(t, s, 0, 100_000, 200_000)
 		time.Sleep(2 * time.Hour)
-		if _, err := s.Mapping(t.Context(), d); err != nil {
+		if _, err := s.Split(t.Context(), d); err != nil {
 			t.Fatal(err)
 		}
 		if _, err := c.Collect(t.Context(), disk.CollectOptions{OlderThan: time.Hour}); err != nil {
@@ -278,7 +278,7 @@ func TestDamagedMappingIsFound(t *testing.T) {
 					err = cas.ErrNotFound
 				}
 			case "Mapping":
-				_, err = s.Mapping(t.Context(), d)
+				_, err = s.Split(t.Context(), d)
 			case "Verify":
 				var r disk.VerifyReport
 				if r, err = c.Verify(t.Context(), disk.VerifyOptions{}); err == nil && len(r.Damaged) == 1 && r.Damaged[0].Digest == d {
@@ -296,7 +296,7 @@ func TestDamagedMappingIsFound(t *testing.T) {
 			if !slices.Equal(told, []cas.Digest{d}) {
 				t.Errorf("told of %v, want %s", told, d)
 			}
-			if err := s.Map(t.Context(), d, cas.Mapping{Chunks: of}); err != nil {
+			if err := s.Splice(t.Context(), d, cas.ChunkList{Chunks: of}); err != nil {
 				t.Fatal(err)
 			}
 			wantBlob(t, s, d, b)
@@ -359,7 +359,7 @@ func TestLongMapping(t *testing.T) {
 	const n = 20_000
 	whole := bytes.Repeat(b, n)
 	d := cas.SHA256.Sum(whole)
-	if err := s.Map(t.Context(), d, cas.Mapping{Chunks: slices.Repeat([]cas.Digest{piece}, n)}); err != nil {
+	if err := s.Splice(t.Context(), d, cas.ChunkList{Chunks: slices.Repeat([]cas.Digest{piece}, n)}); err != nil {
 		t.Fatal(err)
 	}
 	closeStore(t, c)
@@ -368,7 +368,7 @@ func TestLongMapping(t *testing.T) {
 	// One that no budget has room for is refused.
 	const more = 300_000
 	d = cas.SHA256.Sum(bytes.Repeat(b, more))
-	if err := s.Map(t.Context(), d, cas.Mapping{Chunks: slices.Repeat([]cas.Digest{piece}, more)}); !errors.Is(err, cas.ErrFull) {
+	if err := s.Splice(t.Context(), d, cas.ChunkList{Chunks: slices.Repeat([]cas.Digest{piece}, more)}); !errors.Is(err, cas.ErrFull) {
 		t.Errorf("got %v, want ErrFull", err)
 	}
 	if has(t, s, d) {

@@ -23,11 +23,11 @@ import (
 // placeTries is how often Place begins anew because it found damage, or somebody else's write.
 const placeTries = 4
 
-// Place implements cas.Placer: in segments is what is smaller than Config.Pack. What this process has not yet compared
+// Locate implements cas.Locator: in segments is what is smaller than Config.Pack. What this process has not yet compared
 // with its digest is read; of what somebody else has written to, everything is, each time. A damaged blob is absent
 // from then on. The files are kept as they are until Release also if their segments are removed, which Stats.HeldBytes
 // tells, or the store is closed.
-func (s *Store) Place(ctx context.Context, ds []cas.Digest) (cas.Placement, error) {
+func (s *Store) Locate(ctx context.Context, ds []cas.Digest) (cas.Location, error) {
 	end, err := s.cache.beginWith(ctx)
 	if err != nil {
 		return nil, err
@@ -60,14 +60,14 @@ func (s *Store) findMapped(extents []cas.Extent, ds []cas.Digest) {
 		if _, ok := asked[d]; !ok {
 			asked[d] = cas.Absent
 			if _, _, ok := s.mapped(d); ok {
-				asked[d] = cas.Elsewhere
+				asked[d] = cas.Unpacked
 			}
 		}
 		extents[i].File = asked[d]
 	}
 }
 
-// A placement implements cas.Placement.
+// A placement implements cas.Location.
 type placement struct {
 	extents []cas.Extent
 	files   []*os.File
@@ -80,7 +80,7 @@ type placement struct {
 func (p *placement) Extents() []cas.Extent { return p.extents }
 func (p *placement) Files() []*os.File     { return p.files }
 
-// Valid implements cas.Placement, with one question to the file system for each file.
+// Valid implements cas.Location, with one question to the file system for each file.
 func (p *placement) Valid() bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -117,7 +117,7 @@ func (p *placing) place(ctx context.Context, instance string, ds []cas.Digest) (
 	for i, d := range ds {
 		p.extents[i].File = cas.Absent
 		if d.IsEmpty() {
-			p.extents[i].File = cas.Elsewhere
+			p.extents[i].File = cas.Unpacked
 		} else if known {
 			e, ok := p.cache.index.Get(keyOf(n, blob, d))
 			if ok && p.cache.stale(&e, now) {
@@ -155,13 +155,13 @@ func (p *placing) locate(i int, e index.Entry, ok bool) error {
 		}
 		err := p.hold(e.Segment)
 		// What its view does not tell of, for it was found before, the index tells now.
-		was := e.Place
-		if e, ok = p.cache.index.Get(e.Key); err != nil && (!errors.Is(err, segment.ErrGone) || ok && e.Place == was) {
+		was := e.Position
+		if e, ok = p.cache.index.Get(e.Key); err != nil && (!errors.Is(err, segment.ErrGone) || ok && e.Position == was) {
 			return err
 		}
 	}
 	if ok {
-		p.extents[i].File = cas.Elsewhere
+		p.extents[i].File = cas.Unpacked
 	}
 	return nil
 }
@@ -195,7 +195,7 @@ func (p *placing) runs() (runs [][]index.Entry) {
 	slices.SortFunc(all, func(a, b index.Entry) int {
 		return cmp.Or(cmp.Compare(a.Segment, b.Segment), cmp.Compare(a.Offset, b.Offset))
 	})
-	all = slices.CompactFunc(all, func(a, b index.Entry) bool { return a.Place == b.Place })
+	all = slices.CompactFunc(all, func(a, b index.Entry) bool { return a.Position == b.Position })
 	for first := 0; first < len(all); {
 		last := first
 		for last+1 < len(all) && all[last+1].Segment == all[first].Segment &&
