@@ -87,7 +87,7 @@ func vectors(t *testing.T) (all []vector) {
 	return all
 }
 
-// picture is the input of the vectors. Its licence keeps it out of this tree: see docs/adr/0033-chunks.md.
+// picture is the input of the vectors. It is not in this tree because of its licence; without it the vector test skips.
 const picture = "testdata/SekienAkashita.jpg"
 
 func TestRule061_FastCDCTestVectors(t *testing.T) {
