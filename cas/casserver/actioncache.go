@@ -22,37 +22,37 @@ type actionCache struct {
 	Config
 }
 
-// GetActionResult returns the result recorded for an action if all that it refers to is present, and
-// marks that as used. One that does not fit into a message, which only a worker may have recorded, is
-// FAILED_PRECONDITION: to execute the action again would not help.
-func (s *actionCache) GetActionResult(ctx context.Context, req *repb.GetActionResultRequest) (*repb.ActionResult, error) {
+// GetActionResult returns the recorded result of an action if all blobs it refers to are present, and marks them as
+// used. A result above the message limit, which only a worker can record, is FAILED_PRECONDITION rather than NOT_FOUND:
+// executing the action again would not help.
+func (s *actionCache) GetActionResult(
+	ctx context.Context, req *repb.GetActionResultRequest,
+) (*repb.ActionResult, error) {
 	in, action, err := s.entry(req)
 	if err != nil {
 		return nil, cas.Status(err)
 	}
 	r, err := cas.LookupComplete(ctx, in, action)
-	if code := cas.Code(err); s.Asked != nil && (code == codes.OK || code == codes.NotFound) {
-		s.Asked(ctx, req.InstanceName, action, r)
+	if code := cas.Code(err); s.OnLookup != nil && (code == codes.OK || code == codes.NotFound) {
+		s.OnLookup(ctx, req.InstanceName, action, r)
 	}
 	if err == nil {
 		err = cas.Inline(ctx, in.Store, r, cas.Inlining{Function: action.Function(), Hints: req, MaxBytes: maxReply})
 	}
 	switch {
 	case errors.Is(err, cas.ErrNotFound), errors.Is(err, cas.ErrCorrupt):
-		// Whatever is absent or damaged, the client can only execute the action.
-		return nil, status.Error(codes.NotFound, ofAction(action, err).Error())
+		// Whatever is absent or damaged, all the client can do is execute the action.
+		return nil, status.Error(codes.NotFound, actionError(action, err).Error())
 	case err != nil:
-		return nil, cas.Status(ofAction(action, err))
+		return nil, cas.Status(actionError(action, err))
 	}
 	if n := proto.Size(r); n > maxMessage {
-		return nil, status.Errorf(codes.FailedPrecondition,
-			"result of action %s has %d bytes, above the %d of one message; declare fewer outputs, or directories in their place",
-			action, n, maxMessage)
+		return nil, tooLarge(codes.FailedPrecondition, action, n, maxMessage)
 	}
 	return r, nil
 }
 
-// entry returns the instance and the action that a request of the service names.
+// entry returns the instance and the action of a request.
 func (s *actionCache) entry(req interface {
 	GetInstanceName() string
 	GetDigestFunction() repb.DigestFunction_Value
@@ -66,45 +66,50 @@ func (s *actionCache) entry(req interface {
 	return in, action, err
 }
 
-// ofAction returns err with the action in its text.
-func ofAction(action cas.Digest, err error) error {
+// tooLarge is the error for a result of n bytes above limit.
+func tooLarge(code codes.Code, action cas.Digest, n, limit int) error {
+	return status.Errorf(code, "result of action %s has %d bytes, limit %d; declare fewer outputs or output directories",
+		action, n, limit)
+}
+
+// actionError adds the action to err unless err already names it.
+func actionError(action cas.Digest, err error) error {
 	if strings.Contains(err.Error(), action.String()) {
 		return err
 	}
 	return fmt.Errorf("result of action %s: %w", action, err)
 }
 
-// UpdateActionResult records a result that a client vouches for: that of a success, all of which is
-// present. What the client sent inline is stored as blobs. What is left must fit into a reply with room
-// to spare, so that what is recorded can be delivered; a larger one is INVALID_ARGUMENT, as is all else
-// that is too large.
-func (s *actionCache) UpdateActionResult(ctx context.Context, req *repb.UpdateActionResultRequest) (*repb.ActionResult, error) {
+// UpdateActionResult records the result of a successful action after checking that all its blobs are present. Inlined
+// contents are stored as blobs. The rest must fit into maxReply, so that the result can always be returned; a larger one
+// is INVALID_ARGUMENT.
+func (s *actionCache) UpdateActionResult(
+	ctx context.Context, req *repb.UpdateActionResultRequest,
+) (*repb.ActionResult, error) {
 	in, action, err := s.entry(req)
 	if err != nil {
 		return nil, cas.Status(err)
 	}
 	if s.ReadOnlyActions {
 		return nil, status.Error(codes.PermissionDenied,
-			"action results come from execution alone; disable the upload of local results")
+			"action results can only be recorded by execution; disable the upload of local results")
 	}
 	r := req.ActionResult
 	if err := checkResult(r); err != nil {
-		return nil, cas.Status(fmt.Errorf("result of action %s: %w", action, err))
+		return nil, cas.Status(actionError(action, err))
 	}
 	if err := s.storeInlined(ctx, in.Store, action.Function(), r); err != nil {
-		return nil, cas.Status(fmt.Errorf("result of action %s: %w", action, err))
+		return nil, cas.Status(actionError(action, err))
 	}
 	if n := proto.Size(r); n > maxReply {
-		return nil, status.Errorf(codes.InvalidArgument,
-			"result of action %s has %d bytes, above the %d that are recorded; "+
-				"declare fewer outputs, or directories in their place", action, n, maxReply)
+		return nil, tooLarge(codes.InvalidArgument, action, n, maxReply)
 	}
 	ds, err := cas.Closure(ctx, in.Store, action.Function(), r)
 	if errors.Is(err, cas.ErrNotFound) {
 		return nil, status.Errorf(codes.FailedPrecondition,
 			"result of action %s: %v; upload the outputs first", action, err)
 	} else if err != nil {
-		return nil, cas.Status(fmt.Errorf("result of action %s: %w", action, err))
+		return nil, cas.Status(actionError(action, err))
 	}
 	missing, err := in.Store.Missing(ctx, ds)
 	if err != nil {
@@ -112,32 +117,32 @@ func (s *actionCache) UpdateActionResult(ctx context.Context, req *repb.UpdateAc
 	}
 	if len(missing) > 0 {
 		return nil, status.Errorf(codes.FailedPrecondition,
-			"result of action %s refers to %d absent blobs, first %s; upload the outputs first",
+			"result of action %s refers to %d missing blobs, first %s; upload the outputs first",
 			action, len(missing), missing[0])
 	}
 	if err := in.Actions.Record(ctx, action, r); err != nil {
-		return nil, cas.Status(fmt.Errorf("result of action %s: %w", action, err))
+		return nil, cas.Status(actionError(action, err))
 	}
-	if s.Uploaded != nil {
-		s.Uploaded(ctx, req.InstanceName, action, r)
+	if s.OnUpdate != nil {
+		s.OnUpdate(ctx, req.InstanceName, action, r)
 	}
 	return r, nil
 }
 
-// checkResult returns cas.ErrInvalid for a result that no client may record: a failure (rule 68), or
-// one with a path that leads out of the working directory (rule 66). Digests are Closure's business.
+// checkResult returns cas.ErrInvalid for results that clients may not record: failures (rule 68) and paths outside the
+// working directory (rule 66). Closure checks the digests.
 func checkResult(r *repb.ActionResult) error {
 	if r == nil {
 		return fmt.Errorf("%w: action_result is not set", cas.ErrInvalid)
 	}
 	if r.ExitCode != 0 {
-		return fmt.Errorf("%w: exit_code is %d; only successes are recorded", cas.ErrInvalid, r.ExitCode)
+		return fmt.Errorf("%w: exit_code is %d; only successful actions are recorded", cas.ErrInvalid, r.ExitCode)
 	}
 	return cas.CheckOutputs(r)
 }
 
-// storeInlined puts what r carries within itself into s, and leaves the digests in its place. Bytes
-// that are not those of a digest beside them are cas.ErrMismatch, too many of them cas.ErrInvalid.
+// storeInlined moves the inlined contents of r into s and leaves their digests. Contents that do not match a digest
+// beside them are cas.ErrMismatch, too large ones cas.ErrInvalid.
 func (c *Config) storeInlined(ctx context.Context, s cas.Store, f cas.Function, r *repb.ActionResult) error {
 	move := func(data *[]byte, p **repb.Digest) error {
 		if len(*data) == 0 {
@@ -157,7 +162,7 @@ func (c *Config) storeInlined(ctx context.Context, s cas.Store, f cas.Function, 
 			return err
 		}
 		if err := s.Put(ctx, d, bytes.NewReader(*data)); err != nil {
-			return explain("store", d, err)
+			return c.explain("store", d, err)
 		}
 		*data, *p = nil, d.Proto()
 		return nil

@@ -383,7 +383,7 @@ func TestErrorsQuoteLittleOfTheClient(t *testing.T) {
 // TestUploadedIsToldWhatIsRecorded, as it is recorded, and nothing that is refused.
 func TestUploadedIsToldWhatIsRecorded(t *testing.T) {
 	var told []*repb.ActionResult
-	c := serve(t, casserver.Config{Uploaded: func(_ context.Context, instance string, a cas.Digest, r *repb.ActionResult) {
+	c := serve(t, casserver.Config{OnUpdate: func(_ context.Context, instance string, a cas.Digest, r *repb.ActionResult) {
 		if instance != "" || a != action {
 			t.Errorf("told of %q, %s", instance, a)
 		}
@@ -409,7 +409,7 @@ func TestUploadedIsToldWhatIsRecorded(t *testing.T) {
 // TestAskedIsToldEachAnswer: what was found, and that nothing was, and no call that was wrong.
 func TestAskedIsToldEachAnswer(t *testing.T) {
 	var told []string
-	c := serve(t, casserver.Config{Asked: func(_ context.Context, instance string, a cas.Digest, r *repb.ActionResult) {
+	c := serve(t, casserver.Config{OnLookup: func(_ context.Context, instance string, a cas.Digest, r *repb.ActionResult) {
 		told = append(told, fmt.Sprintf("%q %s %t", instance, a, r != nil))
 	}})
 	_, err := c.lookup(t)

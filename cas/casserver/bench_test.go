@@ -93,8 +93,8 @@ func (c thin) Unmarshal(data mem.BufferSlice, v any) error {
 	return c.CodecV2.Unmarshal(data, v)
 }
 
-// stream begins a call of ByteStream with a thin client.
-func stream(b *testing.B, conn *grpc.ClientConn, method string) grpc.ClientStream {
+// thinStream starts a ByteStream call with a thin client.
+func thinStream(b *testing.B, conn *grpc.ClientConn, method string) grpc.ClientStream {
 	b.Helper()
 	s, err := conn.NewStream(b.Context(), &grpc.StreamDesc{ServerStreams: true, ClientStreams: true},
 		"/google.bytestream.ByteStream/"+method, grpc.ForceCodecV2(thin{encoding.GetCodecV2("proto")}))
@@ -119,7 +119,7 @@ func BenchmarkRead(b *testing.B) {
 	b.SetBytes(streamed)
 	b.ReportAllocs()
 	for b.Loop() {
-		s := stream(b, conn, "Read")
+		s := thinStream(b, conn, "Read")
 		if err := errors.Join(s.SendMsg(req), s.CloseSend()); err != nil {
 			b.Fatal(err)
 		}
@@ -157,7 +157,7 @@ func BenchmarkWrite(b *testing.B) {
 			b.SetBytes(streamed)
 			b.ReportAllocs()
 			for b.Loop() {
-				s := stream(b, conn, "Write")
+				s := thinStream(b, conn, "Write")
 				for _, m := range messages {
 					if err := s.SendMsg(m); err != nil {
 						b.Fatal(err)

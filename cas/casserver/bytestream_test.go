@@ -82,7 +82,7 @@ func TestRule038_OffsetsFollowTheData(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			_, err := c.write(t.Context(), message(uploadName("12345678"), offsets[0], "1234", false), message("", offsets[1], "5678", true))
-			wantCode(t, err, codes.InvalidArgument, "write_offset", "begin at offset 0")
+			wantCode(t, err, codes.InvalidArgument, "write_offset", "start at offset 0")
 			if c.has(t, sum("12345678")) {
 				t.Error("the blob was stored")
 			}
@@ -260,9 +260,9 @@ func (g greedy) Put(ctx context.Context, d cas.Digest, r io.Reader) error {
 func TestWriteWithoutRoomSaysWhatToDo(t *testing.T) {
 	leased := fmt.Errorf("all of its 9 bytes are leased for up to 2h59m: %w", cas.ErrFull)
 	instances, _ := behind(&probe{put: func(cas.Digest) error { return leased }})
-	c := serve(t, casserver.Config{Instances: instances})
+	c := serve(t, casserver.Config{Instances: instances, FullHint: "free disk space"})
 	wantCode(t, c.uploadTo(t.Context(), "", "data"), codes.ResourceExhausted,
-		sum("data").String(), leased.Error(), "later", "free disk space", "--max-size", "--lease")
+		sum("data").String(), leased.Error(), "upload again later; the operator can free disk space")
 }
 
 func TestRule047_ConcurrentUploadsOfOneBlobSucceed(t *testing.T) {

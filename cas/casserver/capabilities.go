@@ -19,10 +19,12 @@ type capabilities struct {
 	Config
 }
 
-// GetCapabilities says what is served, for every instance the same but for the digest functions and for whether blobs are
-// split and spliced, and what of it the caller may use. Version 2.0 is the lowest, since Bazel up to 6 speaks
-// nothing else. SplitBlob and SpliceBlob, which end with 2.12, are served for those who speak no more than that.
-func (s *capabilities) GetCapabilities(ctx context.Context, req *repb.GetCapabilitiesRequest) (*repb.ServerCapabilities, error) {
+// GetCapabilities reports what an instance supports and what the caller may use. Instances differ only in their digest
+// functions and in chunking. The lowest version is 2.0 because Bazel up to 6 requires it. SplitBlob and SpliceBlob, which
+// 2.13 replaces, are served for clients of 2.12.
+func (s *capabilities) GetCapabilities(
+	ctx context.Context, req *repb.GetCapabilitiesRequest,
+) (*repb.ServerCapabilities, error) {
 	in, err := s.Instances(req.InstanceName)
 	if err != nil {
 		return nil, cas.Status(err)
@@ -35,7 +37,7 @@ func (s *capabilities) GetCapabilities(ctx context.Context, req *repb.GetCapabil
 	for _, f := range in.Serves() {
 		functions = append(functions, f.Proto())
 	}
-	// Bazel refuses a priority outside the range, and any priority where there is no range.
+	// Bazel rejects priorities outside the range, and all priorities if no range is given.
 	priorities := &repb.PriorityCapabilities{Priorities: []*repb.PriorityCapabilities_PriorityRange{
 		{MinPriority: math.MinInt32, MaxPriority: math.MaxInt32},
 	}}

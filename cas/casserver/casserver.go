@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package casserver serves the stores and action caches of cas.Instances by the Remote Execution API:
-// Capabilities, ContentAddressableStorage, ByteStream and ActionCache. It decides nothing about who may
-// call, and does not serve Execution.
+// Package casserver serves the stores and action caches of a cas.Instances through the Remote Execution API:
+// Capabilities, ContentAddressableStorage, ByteStream and ActionCache. It neither authorizes callers nor serves
+// Execution.
 //
-// What it holds in memory for a call is bounded: one message of the request, a page of the reply, the window
-// of a compressor, for GetTree the digests of the tree, and for calls about chunks those of a million chunks at
-// most, and what is seen ahead of a cut. An upload is a stream from the client into Store.Put. Of one that breaks
-// off, that Put is kept for ten minutes, and another stream may go on with it; this is the only state that the
-// package has. A compressed one begins again at offset 0.
+// Memory per call is bounded: one request message, one page of the reply and the window of a compressor; for GetTree the
+// digests of the tree; for chunking calls the digests of up to a million chunks and the lookahead of the chunking
+// function. An upload streams from the client into Store.Put. When its stream breaks, that Put waits up to ten minutes
+// for another stream to resume it; these uploads are the only state of the package. Compressed uploads cannot be
+// resumed: they restart at offset 0.
 package casserver
 
 import (
@@ -26,46 +26,45 @@ import (
 )
 
 const (
-	// maxMessage is the largest message, in bytes, that every gRPC client accepts unless told
-	// otherwise.
+	// maxMessage is gRPC's default limit for received messages in bytes, which every client accepts.
 	maxMessage = 4 << 20
-	// maxBatch is the default and the upper bound of Config.MaxBatchBytes: it leaves room for the
-	// digests beside the data in a message that every client accepts.
+	// maxBatch is the default and the upper bound of Config.MaxBatchBytes. It leaves room for the digests in a message
+	// of maxMessage bytes.
 	maxBatch = 4_000_000
-	// maxReply bounds the messages whose size the server chooses: pages of GetTree and action
-	// results with blobs inlined.
+	// maxReply limits messages whose size the server chooses: pages of GetTree and action results with inlined blobs.
 	maxReply = 3 << 20
 )
 
-// Config says what Register serves.
+// Config configures Register.
 type Config struct {
-	// Instances names the instances; it must be set.
+	// Instances returns the instances to serve; required.
 	Instances cas.Instances
-	// Execution is what GetCapabilities says of the Execution service; nil for a cache alone. Its
-	// digest functions, those of the instance, and its priorities where it has none, are filled in.
+	// Execution is what GetCapabilities reports about the Execution service; nil for a cache without execution.
+	// Register fills in the digest functions of the instance and, if unset, the priorities.
 	Execution *repb.ExecutionCapabilities
-	// MaxBatchBytes is the most data of one batch. From 1 to 4,000,000; another value means
-	// 4,000,000.
+	// MaxBatchBytes limits the data of one batch: 1 to 4,000,000. Other values mean 4,000,000.
 	MaxBatchBytes int64
-	// MaxBlobBytes is the largest blob that may be uploaded, by any call; 0 means any.
+	// MaxBlobBytes limits the size of uploaded blobs; 0 means no limit.
 	MaxBlobBytes int64
-	// ReadOnlyActions refuses UpdateActionResult: results come from execution alone.
+	// ReadOnlyActions rejects UpdateActionResult: only execution records results.
 	ReadOnlyActions bool
-	// Logs, if not nil, serve what ByteStream calls log streams.
+	// Logs, if not nil, serves the log streams of ByteStream.
 	Logs Logs
-	// Asked, if not nil, is told what GetActionResult answers: with what it found, or nil. It must neither wait nor
-	// change that, and has it only until it returns. The context is that of the call.
-	Asked func(ctx context.Context, instance string, action cas.Digest, r *repb.ActionResult)
-	// Uploaded, if not nil, is told in the same way what UpdateActionResult has recorded.
-	Uploaded func(ctx context.Context, instance string, action cas.Digest, r *repb.ActionResult)
-	// Rights reports what the caller may do in an instance: have actions executed, and write results.
-	// GetCapabilities tells him so (rules 5 and 6); it decides about no call. Nil: everybody may do both.
+	// FullHint, if not empty, tells clients what the operator can do when the store is full.
+	FullHint string
+	// OnLookup, if not nil, is called with each result that GetActionResult returns, or nil if there is none. It must
+	// not block, modify the result or retain it.
+	OnLookup func(ctx context.Context, instance string, action cas.Digest, r *repb.ActionResult)
+	// OnUpdate, if not nil, is called with each result that UpdateActionResult records, under the same conditions.
+	OnUpdate func(ctx context.Context, instance string, action cas.Digest, r *repb.ActionResult)
+	// Rights reports whether the caller may execute actions and update results in an instance. GetCapabilities reports
+	// it (rules 5 and 6); no call is rejected because of it. Nil permits both.
 	Rights func(ctx context.Context, instance string) (execute, update bool)
 }
 
-// Register adds the four services to s. The caller calls stop when s has stopped, or is to stop, and before the
-// stores are closed, which stay the caller's: it ends the uploads that are kept until their clients go on with them,
-// and waits. From then on, uploads of more than a message are UNAVAILABLE.
+// Register adds the four services to s. Call stop while or after s stops and before closing the stores, which remain the
+// caller's: it ends interrupted uploads and waits for them. From then on, uploads of more than one message fail with
+// UNAVAILABLE.
 func Register(s *grpc.Server, c Config) (stop func()) {
 	if c.MaxBatchBytes < 1 || c.MaxBatchBytes > maxBatch {
 		c.MaxBatchBytes = maxBatch
@@ -73,15 +72,19 @@ func Register(s *grpc.Server, c Config) (stop func()) {
 	if c.MaxBlobBytes <= 0 {
 		c.MaxBlobBytes = math.MaxInt64
 	}
-	repb.RegisterCapabilitiesServer(s, &capabilities{Config: c})
 	u := newUploads(c.MaxBlobBytes)
-	repb.RegisterContentAddressableStorageServer(s, &storage{Config: c, cuts: make(chan struct{}, maxCuts), uploads: u})
-	bspb.RegisterByteStreamServer(s, &byteStream{Config: c, uploads: u, packing: semaphore.NewWeighted(packingBytes)})
+	repb.RegisterCapabilitiesServer(s, &capabilities{Config: c})
+	repb.RegisterContentAddressableStorageServer(s, &storage{
+		Config: c, uploads: u, chunkings: make(chan struct{}, maxChunkings),
+	})
+	bspb.RegisterByteStreamServer(s, &byteStream{
+		Config: c, uploads: u, compressMemory: semaphore.NewWeighted(maxCompressMemory),
+	})
 	repb.RegisterActionCacheServer(s, &actionCache{Config: c})
 	return u.close
 }
 
-// digest returns p as a digest of the function that a request to in states, or that p has the length of.
+// digest converts p, using the digest function f of the request or, if f is UNKNOWN, the one its length implies.
 func digest(in *cas.Instance, f repb.DigestFunction_Value, p *repb.Digest) (cas.Digest, error) {
 	fn, err := in.FunctionOf(f, p)
 	if err != nil {
@@ -90,24 +93,27 @@ func digest(in *cas.Instance, f repb.DigestFunction_Value, p *repb.Digest) (cas.
 	return cas.FromProto(fn, p)
 }
 
-// checkSize returns cas.ErrInvalid for a blob that is larger than any that may be uploaded (rule 10).
+// checkSize returns cas.ErrInvalid for a blob above the size limit (rule 10).
 func (c *Config) checkSize(d cas.Digest) error {
 	if d.Size() > c.MaxBlobBytes {
-		return fmt.Errorf("%w upload: blob %s is larger than the %d bytes of max_cas_blob_size_bytes",
+		return fmt.Errorf("%w upload: blob %s is larger than max_cas_blob_size_bytes, %d bytes",
 			cas.ErrInvalid, d, c.MaxBlobBytes)
 	}
 	return nil
 }
 
-// explain says which blob err befell in which operation and, where the client or its operator can do
-// something about it, what. It wraps err, and is nil if that is.
-func explain(op string, d cas.Digest, err error) error {
+// explain adds the operation, the blob and advice for the client to err. It wraps err and returns nil for nil.
+func (c *Config) explain(op string, d cas.Digest, err error) error {
 	if err == nil {
 		return nil
 	}
-	// Most errors of a store name the blob already; that is no part of its contract.
+	// Most stores name the blob in their errors, but the contract does not require it.
 	if !strings.Contains(err.Error(), d.String()) {
 		op += " " + d.String()
+	}
+	full := "upload again later"
+	if c.FullHint != "" {
+		full += "; the operator can " + c.FullHint
 	}
 	for _, row := range []struct {
 		err    error
@@ -116,7 +122,7 @@ func explain(op string, d cas.Digest, err error) error {
 		{cas.ErrNotFound, "upload it first"},
 		{cas.ErrCorrupt, "upload it again"},
 		{cas.ErrMismatch, "upload the bytes that the digest was computed from"},
-		{cas.ErrFull, "upload again later; the store's operator can free disk space, raise --max-size or lower --lease"},
+		{cas.ErrFull, full},
 	} {
 		if errors.Is(err, row.err) {
 			return fmt.Errorf("%s: %w; %s", op, err, row.advice)

@@ -392,7 +392,7 @@ func TestRule060_SpliceVerifies(t *testing.T) {
 				wantCode(t, splice(d, repMax, b, a), codes.InvalidArgument, d.Hash())
 				wantCode(t, splice(d, unknown, a), codes.InvalidArgument, "of its")
 				wantCode(t, splice(d, unknown), codes.InvalidArgument, "0 of its")
-				wantCode(t, splice(d, unknown, a, b, a), codes.InvalidArgument, "larger than it")
+				wantCode(t, splice(d, unknown, a, b, a), codes.InvalidArgument, "larger than the blob")
 				if got := m.Digests(); !slices.Equal(got, before) || has(t, m, d) {
 					t.Errorf("something was stored")
 				}
@@ -541,7 +541,7 @@ type mappingFaulty struct {
 	lists *castest.Memory
 }
 
-func (m *mappingFaulty) Map(context.Context, cas.Digest, cas.ChunkList) error { return nil }
+func (m *mappingFaulty) Splice(context.Context, cas.Digest, cas.ChunkList) error { return nil }
 
 func (m *mappingFaulty) Split(ctx context.Context, d cas.Digest) (cas.ChunkList, error) {
 	return m.lists.Split(ctx, d)

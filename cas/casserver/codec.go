@@ -7,24 +7,24 @@ import (
 
 	bspb "google.golang.org/genproto/googleapis/bytestream"
 	"google.golang.org/grpc/encoding"
-	_ "google.golang.org/grpc/encoding/proto" // registers the codec of which ours is made
+	_ "google.golang.org/grpc/encoding/proto" // registers the codec that ours wraps
 	"google.golang.org/grpc/mem"
 	"google.golang.org/protobuf/encoding/protowire"
 	"google.golang.org/protobuf/proto"
 )
 
-// dataField is the number of the field data, of a ReadResponse as of a WriteRequest.
+// dataField is the number of the field data in ReadResponse and WriteRequest.
 const dataField protowire.Number = 10
 
-// A codec is gRPC's codec of protobuf, which spares the data of ByteStream a copy either way, and the clearing
-// of buffers that are then written. Under another codec a piece and an incoming are the messages that they hold.
+// codec is gRPC's protobuf codec without copies of the data of ByteStream and without clearing buffers that are then
+// overwritten. With other codecs, readResponse and writeRequest behave like the messages they embed.
 type codec struct{ encoding.CodecV2 }
 
 func newCodec() codec { return codec{encoding.GetCodecV2("proto")} }
 
 // Marshal implements encoding.CodecV2.
 func (c codec) Marshal(v any) (mem.BufferSlice, error) {
-	if p, ok := v.(*piece); ok {
+	if p, ok := v.(*readResponse); ok {
 		return mem.BufferSlice{mem.NewBuffer(p.encoded, buffers)}, nil
 	}
 	return c.CodecV2.Marshal(v)
@@ -32,39 +32,38 @@ func (c codec) Marshal(v any) (mem.BufferSlice, error) {
 
 // Unmarshal implements encoding.CodecV2.
 func (c codec) Unmarshal(data mem.BufferSlice, v any) error {
-	if m, ok := v.(*incoming); ok {
+	if m, ok := v.(*writeRequest); ok {
 		return m.decode(data)
 	}
 	return c.CodecV2.Unmarshal(data, v)
 }
 
-// A piece is a ReadResponse in a buffer of its own, which is gRPC's once it is sent.
-type piece struct {
+// A readResponse is an encoded ReadResponse. Sending it hands its buffer to gRPC.
+type readResponse struct {
 	bspb.ReadResponse
 	encoded *[]byte
 }
 
-// newPiece returns a piece of n bytes of data, for the caller to write.
-func newPiece(n int) *piece {
-	p := &piece{encoded: buffers.Get(n + pieceHead)}
+// newReadResponse returns a readResponse with n bytes of data for the caller to fill.
+func newReadResponse(n int) *readResponse {
+	p := &readResponse{encoded: buffers.Get(n + headSize)}
 	head := protowire.AppendVarint(protowire.AppendTag((*p.encoded)[:0], dataField, protowire.BytesType), uint64(n))
 	*p.encoded = (*p.encoded)[:len(head)+n]
 	p.Data = (*p.encoded)[len(head):]
 	return p
 }
 
-// pieceHead is the most that stands before the data of an encoded piece: a tag and a length.
-const pieceHead = 1 + 10
+// headSize is the largest encoding of what precedes the data in a readResponse: a tag and a length.
+const headSize = 1 + 10
 
-// An incoming is a WriteRequest whose data is that of the message as it was received, until it is released. It
-// must be released before the next is received into it.
-type incoming struct {
+// A writeRequest is a WriteRequest whose data aliases the received message. Release it before receiving into it again.
+type writeRequest struct {
 	bspb.WriteRequest
-	encoded mem.Buffer // nil if there is none
+	encoded mem.Buffer // nil if released
 }
 
-// decode is proto.Unmarshal, but for copying the data.
-func (m *incoming) decode(message mem.BufferSlice) error {
+// decode is proto.Unmarshal without copying the data.
+func (m *writeRequest) decode(message mem.BufferSlice) error {
 	m.encoded = message.MaterializeToBuffer(buffers)
 	var data, others []byte
 	for b := m.encoded.ReadOnlyData(); len(b) > 0; {
@@ -85,22 +84,22 @@ func (m *incoming) decode(message mem.BufferSlice) error {
 	return err
 }
 
-// release gives the buffer back.
-func (m *incoming) release() {
+// release returns the buffer to its pool.
+func (m *writeRequest) release() {
 	if m.encoded != nil {
 		m.encoded.Free()
 		m.encoded, m.Data = nil, nil
 	}
 }
 
-// buffers are of the sizes in which clients and we send most data. Unlike those of gRPC they are not cleared
-// before they are used again: whoever takes one writes all of it.
+// buffers pools buffers of the most frequent sizes. Unlike gRPC's pool it does not clear them on reuse: users overwrite
+// them completely.
 var buffers = &bufferPool{}
 
-// A bufferPool is a mem.BufferPool. One larger than all bufferSizes is not kept.
+// A bufferPool is a mem.BufferPool. It does not keep buffers larger than all bufferSizes.
 type bufferPool struct{ pools [len(bufferSizes)]sync.Pool }
 
-var bufferSizes = [...]int{32 << 10, 128 << 10, pieceBytes + pieceHead}
+var bufferSizes = [...]int{32 << 10, 128 << 10, maxData + headSize}
 
 // Get implements mem.BufferPool.
 func (p *bufferPool) Get(n int) *[]byte {
@@ -123,7 +122,7 @@ func (p *bufferPool) Put(b *[]byte) {
 	for i, size := range bufferSizes {
 		if cap(*b) == size {
 			p.pools[i].Put(b)
-			return // b may be another's now
+			return // b may already be in use again
 		}
 	}
 }

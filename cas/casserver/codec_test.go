@@ -53,7 +53,7 @@ func TestIncomingIsTheMessage(t *testing.T) {
 				parts = append(parts, mem.SliceBuffer(rest[:n]))
 				rest = rest[n:]
 			}
-			got := &incoming{}
+			got := &writeRequest{}
 			defer got.release()
 			before := mem.BufferSlice{mem.SliceBuffer(encodings(t)["whole"])}
 			for _, message := range []mem.BufferSlice{{mem.SliceBuffer(b)}, parts} {
@@ -83,7 +83,7 @@ func (p *countedPool) Put(*[]byte)       { p.back++ }
 func TestIncomingBorrowsItsBuffer(t *testing.T) {
 	b := encodings(t)["whole"]
 	var pool countedPool
-	m := &incoming{}
+	m := &writeRequest{}
 	for i := range 3 {
 		message := mem.BufferSlice{mem.NewBuffer(&b, &pool)}
 		if err := newCodec().Unmarshal(message, m); err != nil {
@@ -112,7 +112,7 @@ type script struct {
 }
 
 func (s *script) RecvMsg(v any) error {
-	if v.(*incoming).encoded != nil {
+	if v.(*writeRequest).encoded != nil {
 		s.t.Error("who waits for a message still holds the last")
 	}
 	b := s.messages[0]
@@ -136,8 +136,8 @@ func TestUploadWaitsWithoutABuffer(t *testing.T) {
 }
 
 func TestPieceIsAReadResponse(t *testing.T) {
-	for _, n := range []int{0, 1, 127, 128, 1 << 14, pieceBytes} {
-		p := newPiece(n)
+	for _, n := range []int{0, 1, 127, 128, 1 << 14, maxData} {
+		p := newReadResponse(n)
 		for i := range p.Data {
 			p.Data[i] = byte(i)
 		}

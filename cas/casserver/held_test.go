@@ -135,7 +135,7 @@ func TestRule046_WhatWasToldHoldsForTheStreamThatGoesOn(t *testing.T) {
 	<-s.six
 	for _, off := range []int64{3, 7} {
 		_, err := c.write(t.Context(), message(name, off, "x", true))
-		wantCode(t, err, codes.InvalidArgument, "go on at offset 6")
+		wantCode(t, err, codes.InvalidArgument, "resume at offset 6")
 	}
 	if n, err := c.write(t.Context(), message(name, 4, "5", false), message("", 5, "678", true)); err != nil || n != 8 {
 		t.Errorf("got %d, %v, want all", n, err)

@@ -14,28 +14,28 @@ import (
 	"google.golang.org/grpc/status"
 )
 
-// maxHeaders is the most bytes of headers of a call: a token, what a client says of itself, and more than that of others.
+// maxHeaders limits the headers of a call in bytes. It leaves room for a token and the client's metadata.
 const maxHeaders = 256 << 10
 
-// ServerOptions returns what a gRPC server of the Remote Execution API needs:
-//   - it receives messages of 16 MiB, since a WriteRequest may carry as much data as a batch, and
-//     clients with raised limits send larger lists of digests (rule 9);
-//   - it receives 256 KiB of headers with a call, and not gRPC's 16 MiB: nobody has been asked who calls by then;
-//   - it tolerates a ping every 5 s, also on an idle connection, since clients wait long for an
-//     execution and behind proxies (rule 91);
-//   - it asks a client that has been silent for 30 s whether it lives, and drops one that does not
-//     answer for 20 s: a dead client must not hold an upload or a wait for an execution;
-//   - it serves 1000 calls at once on a connection, and lets the client wait with more: the memory of a
-//     connection is bounded, and the hundreds of actions and uploads of a large build pass;
-//   - it neither copies nor clears memory for the data of ByteStream beyond what gRPC itself needs;
-//   - it turns a panic of a call into INTERNAL for that call, and logs it with its stack.
+// ServerOptions returns the options of a gRPC server for the Remote Execution API:
+//   - Messages of up to 16 MiB: a WriteRequest may carry as much data as a batch, and clients with raised limits send
+//     larger lists of digests (rule 9).
+//   - Headers of up to 256 KiB instead of gRPC's 16 MiB, because they arrive before authentication.
+//   - A ping every 5 s is permitted, even on an idle connection: clients behind proxies wait long for executions
+//     (rule 91).
+//   - A client that is silent for 30 s is pinged and dropped after another 20 s: a dead client must not hold an upload
+//     or wait for an execution.
+//   - 1000 concurrent calls per connection: this bounds its memory and suffices for the hundreds of actions and uploads
+//     of a large build.
+//   - A codec that avoids copying and clearing the data of ByteStream.
+//   - A panic fails only its call, with INTERNAL, and is logged with its stack.
 func ServerOptions(log *slog.Logger) []grpc.ServerOption {
 	unary := func(ctx context.Context, req any, call *grpc.UnaryServerInfo, next grpc.UnaryHandler) (_ any, err error) {
-		defer survive(log, call.FullMethod, &err)
+		defer recoverPanic(log, call.FullMethod, &err)
 		return next(ctx, req)
 	}
 	stream := func(srv any, s grpc.ServerStream, call *grpc.StreamServerInfo, next grpc.StreamHandler) (err error) {
-		defer survive(log, call.FullMethod, &err)
+		defer recoverPanic(log, call.FullMethod, &err)
 		return next(srv, s)
 	}
 	return []grpc.ServerOption{
@@ -50,10 +50,10 @@ func ServerOptions(log *slog.Logger) []grpc.ServerOption {
 	}
 }
 
-// survive is deferred around a call of method: one defective call must not end the actions of others.
-func survive(log *slog.Logger, method string, err *error) {
+// recoverPanic turns a panic into an error of the call, so that it does not end the actions of other clients.
+func recoverPanic(log *slog.Logger, method string, err *error) {
 	if p := recover(); p != nil {
 		log.Error("panic in a call", "method", method, "panic", p, "stack", string(debug.Stack()))
-		*err = status.Errorf(codes.Internal, "%s failed by a defect of the server; its log says more", method)
+		*err = status.Errorf(codes.Internal, "%s: internal server error; see the server's log", method)
 	}
 }

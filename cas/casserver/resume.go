@@ -18,98 +18,96 @@ import (
 )
 
 const (
-	// keepUploads is how many uploads wait for a stream that goes on with them; one more, and the one that has waited
-	// longest is dropped.
-	keepUploads = 64
-	// keepUpload is how long one waits.
-	keepUpload = 10 * time.Minute
-	// keepShare is which part of the largest blob that is taken all of them may have brought together, so that what
-	// actions write and others upload finds room beside them; the newest waits whatever it has brought.
-	keepShare = 8
+	// maxWaiting limits the uploads that wait to be resumed; the one that has waited longest is dropped.
+	maxWaiting = 64
+	// maxWait is how long an upload waits to be resumed.
+	maxWait = 10 * time.Minute
+	// waitingFraction limits the bytes of all waiting uploads to this fraction of the largest permitted blob, which
+	// leaves room for outputs and other uploads. The newest upload waits regardless of its size.
+	waitingFraction = 8
 )
 
-// Why an upload ended that no stream ended.
+// Why a stream or a session was ended from outside.
 var (
-	// errTaken is the answer to a stream in whose place another goes on: most often its client's own, after a
-	// connection that the server does not know to be lost yet.
-	errTaken   = status.Error(codes.Aborted, "upload: another stream of the same upload has taken the place of this one")
-	errStopped = fmt.Errorf("%w: the server stops", cas.ErrUnavailable)
-	errAnew    = errors.New("upload: it was begun anew")
-	errDropped = errors.New("upload: it was waiting for its client too long")
+	// errSuperseded usually goes to a client's own earlier stream, on a connection that the server does not know is lost.
+	errSuperseded = status.Error(codes.Aborted, "upload: superseded by another stream of the same upload")
+	errStopped    = fmt.Errorf("%w: the server is stopping", cas.ErrUnavailable)
+	errRestarted  = errors.New("upload: restarted at offset 0")
+	errDropped    = errors.New("upload: dropped while waiting to be resumed")
 )
 
-// An uploadKey names an upload: a client may use one UUID for several blobs.
+// An uploadKey identifies an upload: a client may use one UUID for several blobs.
 type uploadKey struct {
 	instance, upload string
 	digest           cas.Digest
 }
 
-// uploads are those that come in more than one message, and so may break off and go on in another stream. The
-// Store.Put of each runs in a goroutine of its own and reads one stream after the other; between them it waits. So
-// what has arrived lies where the store has put it, and no second copy is kept.
+// uploads are the uploads of more than one message, which another stream can resume. The Store.Put of each runs in its
+// own goroutine, reads the streams in order and waits between them, so the data already received stays where the store
+// has put it.
 type uploads struct {
-	mu     sync.Mutex
-	all    map[uploadKey]*session // guarded by mu
-	parted uint64                 // guarded by mu; how many streams have broken off
-	closed bool                   // guarded by mu
+	mu          sync.Mutex
+	sessions    map[uploadKey]*session // guarded by mu
+	disconnects uint64                 // guarded by mu; number of streams that broke off
+	closed      bool                   // guarded by mu
 
-	most    int64          // bytes of those that wait
-	running sync.WaitGroup // of the sessions
+	maxWaitingBytes int64
+	running         sync.WaitGroup // sessions
 }
 
-// newUploads returns none, of blobs of up to maxBlob bytes.
+// newUploads returns an empty set of uploads for blobs of up to maxBlob bytes.
 func newUploads(maxBlob int64) *uploads {
-	return &uploads{all: map[uploadKey]*session{}, most: maxBlob / keepShare}
+	return &uploads{sessions: map[uploadKey]*session{}, maxWaitingBytes: maxBlob / waitingFraction}
 }
 
 // A session is one upload.
 type session struct {
 	uploads   *uploads
 	key       uploadKey
-	cancel    context.CancelCauseFunc
 	ctx       context.Context // of Put
-	committed atomic.Int64    // bytes that Put has read
-	next      chan *turn      // to go on with; holds one
+	cancel    context.CancelCauseFunc
+	committed atomic.Int64 // bytes that Put has read
+	next      chan *stream // the stream that resumes the session; capacity 1
 
-	turn  *turn  // guarded by uploads.mu; nil while it waits for one
-	told  int64  // guarded by uploads.mu; the least that was told of committed since the turn came; 0: nobody has asked
-	since uint64 // guarded by uploads.mu; when it began to wait, in streams that broke off
+	stream         *stream // guarded by uploads.mu; nil while waiting for one
+	reportedOffset int64   // guarded by uploads.mu; least offset reported to the client since the last stream joined; 0: none
+	disconnected   uint64  // guarded by uploads.mu; value of uploads.disconnects when it began to wait
 
-	now    *turn // Put's own
-	failed error // Put's own; what ended the data if not io.EOF
+	current *stream // used only by Put
+	readErr error   // used only by Put; how the data ended, unless by io.EOF
 
-	done     chan struct{} // closed when Put has returned
-	err      error         // of Put, then
-	panicked any           // of Put, then
+	done     chan struct{} // closed after Put returned
+	err      error         // of Put; valid after done
+	panicked any           // of Put; valid after done
 }
 
-// A turn is the part of an upload that one stream brings.
-type turn struct {
-	upload *upload
-	left   chan struct{} // closed when the session looks at it no more, and waits for another
-	taken  chan struct{} // closed when it is to give place
-	gives  bool          // guarded by uploads.mu; taken is closed
-	gone   bool          // guarded by uploads.mu; its stream has ended
+// A stream is the part of an upload that one Write call delivers.
+type stream struct {
+	upload     *upload
+	detached   chan struct{} // closed when the session stops using the stream and waits for another
+	superseded chan struct{} // closed when the stream must make way for another
+	displaced  bool          // guarded by uploads.mu; superseded is closed
+	ended      bool          // guarded by uploads.mu; the Write call has returned
 }
 
-// write has the stream of u begin the upload of key, or go on with it, and returns when that is stored or the stream
-// has ended. From when it has lent u, that is the session's.
+// write starts or resumes the upload key with the data of u. It returns when the blob is stored or the stream ends. Once
+// u.lent is set, the session owns u.
 func (us *uploads) write(ctx context.Context, store cas.Store, key uploadKey, u *upload) error {
-	t := &turn{upload: u, left: make(chan struct{}), taken: make(chan struct{})}
-	s, err := us.join(ctx, store, key, t)
+	st := &stream{upload: u, detached: make(chan struct{}), superseded: make(chan struct{})}
+	s, err := us.join(ctx, store, key, st)
 	if s == nil {
 		return err
 	}
 	u.lent = true
 	select {
-	case <-t.taken:
-		return us.why()
-	case <-t.left:
+	case <-st.superseded:
+		return us.supersededError()
+	case <-st.detached:
 		return u.err
 	case <-ctx.Done():
-		// Either the session finds the stream broken, and waits for another, or all has come, and the store may take its
-		// time over it: nobody is held up by that who stops the server, and a client that comes back finds it.
-		us.abandon(s, t)
+		// Either the session will find the stream broken and wait, or all data has arrived and the store needs time. Do
+		// not wait for that here: it would delay stopping the server, and a returning client finds the session.
+		us.abandon(s, st)
 		return ctx.Err()
 	case <-s.done:
 	}
@@ -119,63 +117,63 @@ func (us *uploads) write(ctx context.Context, store cas.Store, key uploadKey, u 
 	return s.err
 }
 
-// join returns the session that t is a turn of from now on, or nil with the result of the upload.
-func (us *uploads) join(ctx context.Context, store cas.Store, key uploadKey, t *turn) (*session, error) {
-	off := t.upload.message.WriteOffset
+// join makes st the stream of the session of key and returns the session. If there is none to join, it returns nil and
+// the result of the upload.
+func (us *uploads) join(ctx context.Context, store cas.Store, key uploadKey, st *stream) (*session, error) {
+	off := st.upload.message.WriteOffset
 	us.mu.Lock()
 	defer us.mu.Unlock()
 	for {
-		s := us.all[key]
+		s := us.sessions[key]
 		switch {
 		case us.closed:
 			return nil, errStopped
 		case s == nil && off != 0:
-			return nil, fmt.Errorf("%w write: write_offset is %d, and nothing is kept of this upload; begin at offset 0", cas.ErrInvalid, off)
+			return nil, fmt.Errorf("%w write: write_offset is %d, but the upload is unknown; start at offset 0", cas.ErrInvalid, off)
 		case s == nil:
-			return us.begin(ctx, store, key, t), nil
-		case s.turn != nil:
-			s.turn.give()
-			if over, err := us.await(ctx, s, s.turn); over || err != nil {
+			return us.start(ctx, store, key, st), nil
+		case s.stream != nil:
+			s.stream.supersede()
+			if stored, err := us.await(ctx, s, s.stream); stored || err != nil {
 				return nil, err
 			}
-		case s.goesOn(off):
-			t.upload.offset, t.upload.skip = off, s.committed.Load()-off
-			s.turn, s.told = t, 0
-			s.next <- t
+		case s.canResumeAt(off):
+			st.upload.offset, st.upload.skip = off, s.committed.Load()-off
+			s.stream, s.reportedOffset = st, 0
+			s.next <- st
 			return s, nil
 		case off == 0:
-			us.drop(s, errAnew)
+			us.drop(s, errRestarted)
 		default:
-			return nil, fmt.Errorf("%w write: write_offset is %d, and %d bytes of this upload are kept; go on at offset %[3]d, or begin at offset 0",
+			return nil, fmt.Errorf("%w write: write_offset is %d, but %d bytes were received; resume at offset %[3]d or start at offset 0",
 				cas.ErrInvalid, off, s.committed.Load())
 		}
 	}
 }
 
-// goesOn reports whether a stream may go on at off with what waits: where it ended or, since what the last stream
-// brought may have been read only after its client had asked how far that was, where that was told to be. The caller
-// holds uploads.mu.
-func (s *session) goesOn(off int64) bool {
+// canResumeAt reports whether a stream may resume s at off: at the committed offset or, since more data may be read after
+// the client queried the offset, anywhere from the reported offset on. The caller holds uploads.mu.
+func (s *session) canResumeAt(off int64) bool {
 	committed := s.committed.Load()
-	return off == committed || s.told > 0 && off >= s.told && off < committed
+	return off == committed || s.reportedOffset > 0 && off >= s.reportedOffset && off < committed
 }
 
-// begin starts a session. The caller holds us.mu.
-func (us *uploads) begin(ctx context.Context, store cas.Store, key uploadKey, t *turn) *session {
-	s := &session{uploads: us, key: key, next: make(chan *turn, 1), turn: t, now: t, done: make(chan struct{})}
+// start starts a session. The caller holds us.mu.
+func (us *uploads) start(ctx context.Context, store cas.Store, key uploadKey, st *stream) *session {
+	s := &session{uploads: us, key: key, next: make(chan *stream, 1), stream: st, current: st, done: make(chan struct{})}
 	s.ctx, s.cancel = context.WithCancelCause(context.WithoutCancel(ctx))
-	us.all[key] = s
+	us.sessions[key] = s
 	us.running.Go(func() { s.run(store) })
 	return s
 }
 
-// await waits until s waits for another turn than t, or has ended: over says that the blob is stored. The caller holds
-// us.mu, and does not meanwhile.
-func (us *uploads) await(ctx context.Context, s *session, t *turn) (over bool, err error) {
+// await waits until s has detached st or has ended; stored reports whether it ended with the blob stored. The caller
+// holds us.mu, which await releases meanwhile.
+func (us *uploads) await(ctx context.Context, s *session, st *stream) (stored bool, err error) {
 	us.mu.Unlock()
 	defer us.mu.Lock()
 	select {
-	case <-t.left:
+	case <-st.detached:
 	case <-s.done:
 		return s.err == nil && s.panicked == nil, nil
 	case <-ctx.Done():
@@ -184,95 +182,99 @@ func (us *uploads) await(ctx context.Context, s *session, t *turn) (over bool, e
 	return false, nil
 }
 
-// give has the stream of a turn end. The caller holds uploads.mu.
-func (t *turn) give() {
-	if !t.gives {
-		t.gives = true
-		close(t.taken)
+// supersede ends the Write call of st. The caller holds uploads.mu.
+func (st *stream) supersede() {
+	if !st.displaced {
+		st.displaced = true
+		close(st.superseded)
 	}
 }
 
-// why returns the error of a stream that had to give place.
-func (us *uploads) why() error {
+// supersededError returns the error of a superseded stream.
+func (us *uploads) supersededError() error {
 	us.mu.Lock()
 	defer us.mu.Unlock()
 	if us.closed {
 		return errStopped
 	}
-	return errTaken
+	return errSuperseded
 }
 
-// abandon has s wait without the stream of its turn t, which has ended, for as long as one that broke off.
-func (us *uploads) abandon(s *session, t *turn) {
+// abandon marks st, whose Write call has ended, and drops s if nobody resumes it in time.
+func (us *uploads) abandon(s *session, st *stream) {
 	us.mu.Lock()
 	defer us.mu.Unlock()
-	if s.turn != t {
+	if s.stream != st {
 		return
 	}
-	t.gone = true
-	us.parted++
-	s.since = us.parted
-	us.dropOldest(s)
-	timer := time.AfterFunc(keepUpload, func() {
+	st.ended = true
+	us.disconnect(s)
+	timer := time.AfterFunc(maxWait, func() {
 		us.mu.Lock()
 		defer us.mu.Unlock()
-		if s.turn == t {
+		if s.stream == st {
 			us.drop(s, errDropped)
 		}
 	})
-	context.AfterFunc(s.ctx, func() { timer.Stop() }) // it holds the stream
+	context.AfterFunc(s.ctx, func() { timer.Stop() }) // the timer retains st
 }
 
-// waits reports whether no stream brings anything. The caller holds uploads.mu.
-func (s *session) waits() bool { return s.turn == nil || s.turn.gone }
+// disconnect counts a lost stream of s and drops other sessions if too many wait. The caller holds us.mu.
+func (us *uploads) disconnect(s *session) {
+	us.disconnects++
+	s.disconnected = us.disconnects
+	us.dropOldest(s)
+}
 
-// drop ends a session of which nobody holds a stream. The caller holds us.mu.
+// waiting reports whether s has no active stream. The caller holds uploads.mu.
+func (s *session) waiting() bool { return s.stream == nil || s.stream.ended }
+
+// drop ends a session without an active stream. The caller holds us.mu.
 func (us *uploads) drop(s *session, why error) {
-	us.forget(s)
+	us.remove(s)
 	s.cancel(why)
 }
 
-// forget has the key of s free for another. The caller holds us.mu.
-func (us *uploads) forget(s *session) {
-	if us.all[s.key] == s {
-		delete(us.all, s.key)
+// remove frees the key of s for another session. The caller holds us.mu.
+func (us *uploads) remove(s *session) {
+	if us.sessions[s.key] == s {
+		delete(us.sessions, s.key)
 	}
 }
 
-// dropWaiting ends all sessions that wait, since the room that they hold is needed.
+// dropWaiting ends all waiting sessions to free their space in the store.
 func (us *uploads) dropWaiting() {
 	us.mu.Lock()
 	defer us.mu.Unlock()
-	for _, s := range us.all {
-		if s.waits() {
+	for _, s := range us.sessions {
+		if s.waiting() {
 			us.drop(s, errDropped)
 		}
 	}
 }
 
-// committed returns how many bytes have arrived of an upload, where its client may go on; ok is false if nothing is
-// known of it.
-func (us *uploads) committed(key uploadKey) (n int64, ok bool) {
+// committedSize returns the offset at which a client can resume an upload; ok is false if the upload is unknown.
+func (us *uploads) committedSize(key uploadKey) (n int64, ok bool) {
 	us.mu.Lock()
 	defer us.mu.Unlock()
-	s, ok := us.all[key]
+	s, ok := us.sessions[key]
 	if !ok {
 		return 0, false
 	}
 	n = s.committed.Load()
-	if s.told == 0 {
-		s.told = n
+	if s.reportedOffset == 0 {
+		s.reportedOffset = n
 	}
 	return n, true
 }
 
-// close ends all sessions, waits for them, and refuses others.
+// close ends all sessions, waits for them and rejects new ones.
 func (us *uploads) close() {
 	us.mu.Lock()
 	us.closed = true
-	for _, s := range us.all {
-		if s.turn != nil {
-			s.turn.give() // what a stream waits for, the context does not end
+	for _, s := range us.sessions {
+		if s.stream != nil {
+			s.stream.supersede() // the context does not end a receive
 		}
 		s.cancel(errStopped)
 	}
@@ -286,9 +288,9 @@ func (s *session) run(store cas.Store) {
 		if p := recover(); p != nil {
 			s.panicked = fmt.Sprintf("%v\n%s", p, debug.Stack())
 		}
-		s.now.upload.message.release()
+		s.current.upload.message.release()
 		s.uploads.mu.Lock()
-		s.uploads.forget(s)
+		s.uploads.remove(s)
 		s.uploads.mu.Unlock()
 		s.cancel(nil)
 		close(s.done)
@@ -298,35 +300,35 @@ func (s *session) run(store cas.Store) {
 	case s.err == nil:
 	case why != nil:
 		s.err = why
-	case s.failed != nil:
-		s.err = s.failed // the store saw no other, but may have wrapped it in words of its own
+	case s.readErr != nil:
+		s.err = s.readErr // the original error, which the store may have wrapped
 	}
 }
 
-// Read implements io.Reader, for Put: what one stream brings, and then another.
+// Read implements io.Reader for Put: it concatenates the streams of the session.
 func (s *session) Read(p []byte) (int, error) {
-	for s.failed == nil {
-		n, err := s.now.upload.Read(p)
+	for s.readErr == nil {
+		n, err := s.current.upload.Read(p)
 		s.committed.Add(int64(n))
 		if err == nil || err == io.EOF {
 			return n, err
 		}
-		if s.failed = err; s.now.upload.broken {
-			s.failed = s.wait(err)
+		if s.readErr = err; s.current.upload.broken {
+			s.readErr = s.awaitStream(err)
 		}
 	}
-	return 0, s.failed
+	return 0, s.readErr
 }
 
-// wait gives back the turn, whose stream broke off by err, and returns nil when there is another.
-func (s *session) wait(err error) error {
-	if !s.uploads.park(s) {
+// awaitStream detaches the current stream, which broke off with err, and waits for the next one.
+func (s *session) awaitStream(err error) error {
+	if !s.uploads.detach(s) {
 		return err
 	}
-	timer := time.NewTimer(keepUpload)
+	timer := time.NewTimer(maxWait)
 	defer timer.Stop()
 	select {
-	case s.now = <-s.next:
+	case s.current = <-s.next:
 		return nil
 	case <-timer.C:
 	case <-s.ctx.Done():
@@ -334,45 +336,42 @@ func (s *session) wait(err error) error {
 	}
 	s.uploads.mu.Lock()
 	defer s.uploads.mu.Unlock()
-	if s.turn != nil {
-		s.now = <-s.next // it came at the last moment
+	if s.stream != nil {
+		s.current = <-s.next // it arrived just in time
 		return nil
 	}
 	s.uploads.drop(s, errDropped)
 	return errDropped
 }
 
-// park has s wait for another turn, and another session end if too many do; ok is false if s is not kept.
-func (us *uploads) park(s *session) (ok bool) {
+// detach makes s wait for another stream, unless the session ends; ok reports whether it waits.
+func (us *uploads) detach(s *session) (ok bool) {
 	us.mu.Lock()
 	defer us.mu.Unlock()
 	if us.closed || s.committed.Load() == 0 || s.ctx.Err() != nil {
 		return false
 	}
-	us.parted++
-	s.since = us.parted
-	close(s.turn.left)
-	s.turn = nil
-	us.dropOldest(s)
+	close(s.stream.detached)
+	s.stream = nil
+	us.disconnect(s)
 	return true
 }
 
-// dropOldest drops uploads that wait, as long as they are too many or have brought too much, but not the newest. The
-// caller holds us.mu.
+// dropOldest drops waiting sessions until they are within the limits, except newest. The caller holds us.mu.
 func (us *uploads) dropOldest(newest *session) {
 	for {
-		waiting, brought, oldest := 0, int64(0), newest
-		for _, s := range us.all {
-			if !s.waits() {
+		count, bytes, oldest := 0, int64(0), newest
+		for _, s := range us.sessions {
+			if !s.waiting() {
 				continue
 			}
-			waiting++
-			brought += s.committed.Load()
-			if s.since < oldest.since {
+			count++
+			bytes += s.committed.Load()
+			if s.disconnected < oldest.disconnected {
 				oldest = s
 			}
 		}
-		if oldest == newest || waiting <= keepUploads && brought <= us.most {
+		if oldest == newest || count <= maxWaiting && bytes <= us.maxWaitingBytes {
 			return
 		}
 		us.drop(oldest, errDropped)

@@ -96,7 +96,7 @@ func TestRule046_QueryWriteStatus(t *testing.T) {
 	_, err := c.QueryWriteStatus(t.Context(), &bspb.QueryWriteStatusRequest{ResourceName: name})
 	wantCode(t, err, codes.NotFound, "offset 0")
 	_, err = c.write(t.Context(), message(name, 0, "1234", false))
-	wantCode(t, err, codes.InvalidArgument, sum("12345678").String(), "go on at offset 4", "offset 0")
+	wantCode(t, err, codes.InvalidArgument, sum("12345678").String(), "resume at offset 4", "offset 0")
 	c.wantKept(t, name, 4)
 	// Metadata is no part of the name of an upload; the rest is.
 	c.wantKept(t, name+"/some/metadata", 4)
@@ -168,12 +168,12 @@ func TestRule038_FirstOffsetIsZeroOrTheCommittedOne(t *testing.T) {
 	c, m, _, ended := puttingServer(t)
 	name := uploadName("12345678")
 	_, err := c.write(t.Context(), message(name, 4, "5678", true))
-	wantCode(t, err, codes.InvalidArgument, "nothing is kept", "offset 0")
+	wantCode(t, err, codes.InvalidArgument, "upload is unknown", "offset 0")
 	_, err = c.write(t.Context(), message(name, 0, "1234", false))
 	wantCode(t, err, codes.InvalidArgument)
 	for _, off := range []int64{-1, 1, 3, 5, 8, 1 << 62} {
 		_, err := c.write(t.Context(), message(name, off, "5678", true))
-		wantCode(t, err, codes.InvalidArgument, fmt.Sprintf("write_offset is %d", off), "go on at offset 4", "begin at offset 0")
+		wantCode(t, err, codes.InvalidArgument, fmt.Sprintf("write_offset is %d", off), "resume at offset 4", "start at offset 0")
 		c.wantKept(t, name, 4)
 	}
 	// Begun at 0 again it is another upload, also where the first had other data.
@@ -281,7 +281,7 @@ func TestRule047_SecondStreamTakesThePlaceOfTheFirst(t *testing.T) {
 		first := c.open(t.Context(), t, message(name, 0, data[:1<<19], false))
 		c.waitKept(t, name, 1<<19)
 		_, err := c.write(t.Context(), message(name, 1, data[1:], true))
-		wantCode(t, err, codes.InvalidArgument, "go on at offset 524288")
+		wantCode(t, err, codes.InvalidArgument, "resume at offset 524288")
 		wantCode(t, first.RecvMsg(&bspb.WriteResponse{}), codes.Aborted)
 		if n, err := c.write(t.Context(), message(name, 1<<19, data[1<<19:], true)); err != nil || n != int64(len(data)) || m.Len() != 1 {
 			t.Errorf("got %d, %v", n, err)
@@ -364,7 +364,7 @@ func TestStopEndsUploads(t *testing.T) {
 		}
 	}
 	_, err = c.write(t.Context(), message(waiting, 0, "waiting", false), message("", 7, " 1", true))
-	wantCode(t, err, codes.Unavailable, "stops")
+	wantCode(t, err, codes.Unavailable, "stopping")
 	// What needs no keeping still comes through, as long as the server does.
 	wantCode(t, c.uploadTo(t.Context(), "", "at once"), codes.OK)
 }

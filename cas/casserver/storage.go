@@ -19,12 +19,14 @@ import (
 type storage struct {
 	repb.UnimplementedContentAddressableStorageServer
 	Config
-	cuts    chan struct{} // see maxCuts
-	uploads *uploads      // which hold room
+	uploads   *uploads
+	chunkings chan struct{} // limits concurrent chunking to maxChunkings
 }
 
-// FindMissingBlobs returns the digests that are absent, each once, and marks the others as used.
-func (s *storage) FindMissingBlobs(ctx context.Context, req *repb.FindMissingBlobsRequest) (*repb.FindMissingBlobsResponse, error) {
+// FindMissingBlobs returns the absent digests, each once, and marks the others as used.
+func (s *storage) FindMissingBlobs(
+	ctx context.Context, req *repb.FindMissingBlobsRequest,
+) (*repb.FindMissingBlobsResponse, error) {
 	in, err := s.Instances(req.InstanceName)
 	if err != nil {
 		return nil, cas.Status(err)
@@ -39,19 +41,24 @@ func (s *storage) FindMissingBlobs(ctx context.Context, req *repb.FindMissingBlo
 	if err != nil {
 		return nil, cas.Status(err)
 	}
-	resp := &repb.FindMissingBlobsResponse{MissingBlobDigests: make([]*repb.Digest, len(missing))}
-	protos := make([]repb.Digest, len(missing)) // one allocation for all of them
-	for i, d := range missing {
-		p := &protos[i]
-		p.Hash, p.SizeBytes = d.Hash(), d.Size()
-		resp.MissingBlobDigests[i] = p
-	}
-	return resp, nil
+	return &repb.FindMissingBlobsResponse{MissingBlobDigests: protos(missing)}, nil
 }
 
-// BatchUpdateBlobs stores blobs and says for each of them how that went. Only a batch that is too
-// large fails as a whole.
-func (s *storage) BatchUpdateBlobs(ctx context.Context, req *repb.BatchUpdateBlobsRequest) (*repb.BatchUpdateBlobsResponse, error) {
+// protos converts digests with a single allocation for all messages.
+func protos(ds []cas.Digest) []*repb.Digest {
+	all, ps := make([]repb.Digest, len(ds)), make([]*repb.Digest, len(ds))
+	for i, d := range ds {
+		p := &all[i]
+		p.Hash, p.SizeBytes = d.Hash(), d.Size()
+		ps[i] = p
+	}
+	return ps
+}
+
+// BatchUpdateBlobs stores blobs and reports a status for each. Only a batch above the limits fails as a whole.
+func (s *storage) BatchUpdateBlobs(
+	ctx context.Context, req *repb.BatchUpdateBlobsRequest,
+) (*repb.BatchUpdateBlobsResponse, error) {
 	in, err := s.Instances(req.InstanceName)
 	if err != nil {
 		return nil, cas.Status(err)
@@ -60,11 +67,11 @@ func (s *storage) BatchUpdateBlobs(ctx context.Context, req *repb.BatchUpdateBlo
 	for _, r := range req.Requests {
 		n := int64(len(r.Data))
 		if r.Compressor != repb.Compressor_IDENTITY {
-			n = max(n, r.Digest.GetSizeBytes()) // what it takes once it is decompressed
+			n = max(n, r.Digest.GetSizeBytes()) // the decompressed size
 		}
 		if rest -= n; rest < 0 {
 			return nil, status.Errorf(codes.InvalidArgument,
-				"batch is above the %d bytes of max_batch_total_size_bytes, uncompressed; send smaller batches or use ByteStream.Write",
+				"batch is larger than max_batch_total_size_bytes, %d bytes, uncompressed; send smaller batches or use ByteStream.Write",
 				s.MaxBatchBytes)
 		}
 	}
@@ -75,31 +82,32 @@ func (s *storage) BatchUpdateBlobs(ctx context.Context, req *repb.BatchUpdateBlo
 	if reply > maxMessage {
 		return nil, tooMany(len(req.Requests))
 	}
-	resp := &repb.BatchUpdateBlobsResponse{Responses: make([]*repb.BatchUpdateBlobsResponse_Response, len(req.Requests))}
+	responses := make([]*repb.BatchUpdateBlobsResponse_Response, len(req.Requests))
 	var blobs []cas.Blob
-	var answers []*repb.BatchUpdateBlobsResponse_Response // to blobs
+	var pending []*repb.BatchUpdateBlobsResponse_Response // the responses for blobs
 	for i, r := range req.Requests {
-		b, err := s.offered(in, req.DigestFunction, r)
-		resp.Responses[i] = &repb.BatchUpdateBlobsResponse_Response{Digest: r.Digest, Status: status.Convert(err).Proto()}
+		b, err := s.requestBlob(in, req.DigestFunction, r)
+		responses[i] = &repb.BatchUpdateBlobsResponse_Response{Digest: r.Digest, Status: status.Convert(err).Proto()}
 		if err == nil {
 			blobs = append(blobs, b)
-			answers = append(answers, resp.Responses[i])
+			pending = append(pending, responses[i])
 		}
 	}
 	for i, err := range cas.PutAll(ctx, in.Store, blobs) {
 		if errors.Is(err, cas.ErrFull) {
-			s.uploads.dropWaiting() // room for the next try
+			s.uploads.dropWaiting() // make room for a retry
 		}
 		if err != nil {
-			answers[i].Status = status.Convert(cas.Status(explain("upload", blobs[i].Digest, err))).Proto()
+			pending[i].Status = status.Convert(cas.Status(s.explain("upload", blobs[i].Digest, err))).Proto()
 		}
 	}
-	return resp, nil
+	return &repb.BatchUpdateBlobsResponse{Responses: responses}, nil
 }
 
-// offered returns a blob of a batch, uncompressed, or as a status why it cannot be stored. Whether the data is what the
-// digest names is for the store to see.
-func (s *storage) offered(in *cas.Instance, f repb.DigestFunction_Value, r *repb.BatchUpdateBlobsRequest_Request) (cas.Blob, error) {
+// requestBlob returns a blob of a batch, decompressed but not yet checked against its digest. Its error is a status.
+func (s *storage) requestBlob(
+	in *cas.Instance, f repb.DigestFunction_Value, r *repb.BatchUpdateBlobsRequest_Request,
+) (cas.Blob, error) {
 	d, err := digest(in, f, r.Digest)
 	if err == nil {
 		err = s.checkSize(d)
@@ -110,73 +118,59 @@ func (s *storage) offered(in *cas.Instance, f repb.DigestFunction_Value, r *repb
 	b := cas.Blob{Digest: d, Data: r.Data}
 	switch {
 	case r.Compressor == repb.Compressor_IDENTITY:
-	case !compress.Served(r.Compressor):
-		return cas.Blob{}, status.Errorf(codes.InvalidArgument, "upload %s: compressor %v is not served; send the blob uncompressed, or by one of %s",
+	case !compress.Supported(r.Compressor):
+		return cas.Blob{}, status.Errorf(codes.InvalidArgument,
+			"upload %s: compressor %v is not supported; send the blob uncompressed or use one of %s",
 			d, r.Compressor, compress.Names())
 	default:
 		b.Data, err = compress.Decode(r.Compressor, r.Data, d.Size())
 	}
-	return b, cas.Status(explain("upload", d, err))
+	return b, cas.Status(s.explain("upload", d, err))
 }
 
-// BatchReadBlobs returns blobs, compressed if the client takes that and it saves something, and says for each of
-// them how that went. Only a batch with too much data, uncompressed, fails as a whole.
-func (s *storage) BatchReadBlobs(ctx context.Context, req *repb.BatchReadBlobsRequest) (*repb.BatchReadBlobsResponse, error) {
+// BatchReadBlobs returns blobs and a status for each, compressed if the client accepts that and it saves space. Only a
+// batch above the limits fails as a whole.
+func (s *storage) BatchReadBlobs(
+	ctx context.Context, req *repb.BatchReadBlobsRequest,
+) (*repb.BatchReadBlobsResponse, error) {
 	in, err := s.Instances(req.InstanceName)
 	if err != nil {
 		return nil, cas.Status(err)
 	}
-	rest := s.MaxBatchBytes
+	rest, room := s.MaxBatchBytes, maxMessage
 	for _, p := range req.Digests {
-		// A negative size is that blob's fault, and no room for others.
+		// A negative size is an error of its blob and must not make room for others.
 		if rest -= max(p.SizeBytes, 0); rest < 0 {
 			return nil, status.Errorf(codes.InvalidArgument,
-				"batch is above the %d bytes of max_batch_total_size_bytes; ask for fewer blobs or use ByteStream.Read",
+				"batch is larger than max_batch_total_size_bytes, %d bytes; request fewer blobs or use ByteStream.Read",
 				s.MaxBatchBytes)
 		}
-	}
-	// What stands beside the data is not counted in the limit, yet must fit into the reply.
-	room := maxMessage
-	for _, p := range req.Digests {
-		room -= entrySize(p)
+		room -= entrySize(p) // not part of that limit, but of the reply
 	}
 	if room < 0 {
 		return nil, tooMany(len(req.Digests))
 	}
-	var ds []cas.Digest
-	for _, p := range req.Digests {
-		if d, err := digest(in, req.DigestFunction, p); err == nil {
-			ds = append(ds, d)
-		}
-	}
-	by := repb.Compressor_IDENTITY
+	compressor := repb.Compressor_IDENTITY
 	for _, c := range compress.Compressors() {
 		if slices.Contains(req.AcceptableCompressors, c) {
-			by = c
+			compressor = c
 			break
 		}
 	}
-	nowhere := map[cas.Digest]bool{}
-	if far, ok := cas.As[cas.Fetcher](in.Store); ok && len(ds) > 0 {
-		// If what is far cannot be fetched, each blob says so itself below: some may be near.
-		absent, _ := far.Fetch(ctx, ds)
-		for _, d := range absent {
-			nowhere[d] = true
-		}
-	}
+	absent := fetchBlobs(ctx, in, req)
 	resp := &repb.BatchReadBlobsResponse{Responses: make([]*repb.BatchReadBlobsResponse_Response, len(req.Digests))}
 	for i, p := range req.Digests {
-		b, err := readBlob(ctx, in, req.DigestFunction, p, nowhere)
+		b, err := s.readBlob(ctx, in, req.DigestFunction, p, absent)
 		r := &repb.BatchReadBlobsResponse_Response{Digest: p, Data: b, Status: status.Convert(err).Proto()}
-		if by != repb.Compressor_IDENTITY {
-			if packed := compress.Encode(by, b); packed != nil {
-				r.Data, r.Compressor = packed, by
+		if compressor != repb.Compressor_IDENTITY {
+			if small := compress.Encode(compressor, b); small != nil {
+				r.Data, r.Compressor = small, compressor
 			}
 		}
 		more := max(proto.Size(r)-entrySize(p), 0)
 		if more > room {
 			r.Data, r.Compressor, more = nil, repb.Compressor_IDENTITY, 0
-			r.Status = status.New(codes.ResourceExhausted, "reply is full; ask again").Proto()
+			r.Status = status.New(codes.ResourceExhausted, "reply is full; request the blob again").Proto()
 		}
 		room -= more
 		resp.Responses[i] = r
@@ -184,26 +178,52 @@ func (s *storage) BatchReadBlobs(ctx context.Context, req *repb.BatchReadBlobsRe
 	return resp, nil
 }
 
-// entrySize is the room, in bytes, that is reserved in a reply for the blob p without its data: its
-// digest, a status of few words and their framing.
+// fetchBlobs prefetches the blobs of a batch if the store supports it, and returns those known to be absent. It ignores
+// errors: reading each blob reports its own.
+func fetchBlobs(ctx context.Context, in *cas.Instance, req *repb.BatchReadBlobsRequest) map[cas.Digest]bool {
+	fetcher, ok := cas.As[cas.Fetcher](in.Store)
+	if !ok {
+		return nil
+	}
+	var ds []cas.Digest
+	for _, p := range req.Digests {
+		if d, err := digest(in, req.DigestFunction, p); err == nil {
+			ds = append(ds, d)
+		}
+	}
+	if len(ds) == 0 {
+		return nil
+	}
+	missing, _ := fetcher.Fetch(ctx, ds)
+	absent := make(map[cas.Digest]bool, len(missing))
+	for _, d := range missing {
+		absent[d] = true
+	}
+	return absent
+}
+
+// entrySize returns the bytes to reserve in a reply for the blob p without its data: the digest, a short status and
+// framing.
 func entrySize(p *repb.Digest) int { return proto.Size(p) + 64 }
 
 func tooMany(digests int) error {
 	return status.Errorf(codes.InvalidArgument, "batch has %d digests, too many for one reply; send smaller batches", digests)
 }
 
-// readBlob returns one blob of a batch, of which those that are nowhere are known; its error is a status.
-func readBlob(ctx context.Context, in *cas.Instance, f repb.DigestFunction_Value, p *repb.Digest, nowhere map[cas.Digest]bool) ([]byte, error) {
+// readBlob reads one blob of a batch, except those in absent. Its error is a status.
+func (s *storage) readBlob(
+	ctx context.Context, in *cas.Instance, f repb.DigestFunction_Value, p *repb.Digest, absent map[cas.Digest]bool,
+) ([]byte, error) {
 	d, err := digest(in, f, p)
 	if err != nil {
 		return nil, cas.Status(err)
 	}
-	if nowhere[d] {
-		return nil, cas.Status(explain("read", d, cas.ErrNotFound))
+	if absent[d] {
+		return nil, cas.Status(s.explain("read", d, cas.ErrNotFound))
 	}
 	b, err := cas.ReadAll(ctx, in.Store, d, maxBatch)
 	if err != nil {
-		return nil, cas.Status(explain("read", d, err))
+		return nil, cas.Status(s.explain("read", d, err))
 	}
 	return b, nil
 }

@@ -14,11 +14,10 @@ import (
 	"google.golang.org/grpc/status"
 )
 
-// Write stores a blob, and answers when the client has said by finish_write that this was all, without
-// a look at what it may still send. If the blob is present, now or by the time that other clients have
-// uploaded it, the call ends early and well (rule 41).
+// Write stores a blob. It answers at finish_write without looking at later messages, or early if the blob is already
+// present or another client completes it first (rule 41).
 func (s *byteStream) Write(stream bspb.ByteStream_WriteServer) error {
-	u := &upload{stream: stream, begins: true}
+	u := &upload{stream: stream, first: true}
 	if err := stream.RecvMsg(&u.message); err == io.EOF {
 		return status.Error(codes.InvalidArgument, "write without a message")
 	} else if err != nil {
@@ -28,7 +27,7 @@ func (s *byteStream) Write(stream bspb.ByteStream_WriteServer) error {
 		u.message.release()
 		return err
 	}
-	if s.ofLog(u.message.ResourceName) {
+	if s.isLog(u.message.ResourceName) {
 		return s.writeLog(&u.message, stream)
 	}
 	committed, err := s.write(u)
@@ -41,11 +40,11 @@ func (s *byteStream) Write(stream bspb.ByteStream_WriteServer) error {
 	return stream.SendAndClose(&bspb.WriteResponse{CommittedSize: committed})
 }
 
-// write stores the blob of an upload whose first message is there, and returns the committed_size of the answer: the
-// bytes received, or, where the call ends early, the size of the blob, and -1 if it was to come compressed.
+// write stores the blob of an upload whose first message has arrived. It returns the committed_size of the answer: the
+// number of bytes received or, if the call ends early, the size of the blob, or -1 for a compressed upload.
 func (s *byteStream) write(u *upload) (int64, error) {
 	ctx := u.stream.Context()
-	in, r, d, err := s.resolve(ctx, u.message.ResourceName, parseWrite)
+	in, r, d, err := s.resolve(u.message.ResourceName, parseWrite)
 	if err != nil {
 		return 0, err
 	}
@@ -53,33 +52,23 @@ func (s *byteStream) write(u *upload) (int64, error) {
 		return 0, err
 	}
 	u.name, u.digest, u.compressed = u.message.ResourceName, d, r.compressed()
-	early := d.Size()
+	committed := d.Size()
 	if u.compressed {
-		early = -1
+		committed = -1
 	}
 	missing, err := in.Store.Missing(ctx, []cas.Digest{d})
 	if err != nil {
-		return 0, explain("upload", d, err)
+		return 0, s.explain("upload", d, err)
 	}
 	switch {
 	case len(missing) == 0:
-		return early, nil
+		return committed, nil
 	case u.compressed:
-		memory, reader := compress.Admit(r.compressor, u.message.Data)
-		if err := s.packing.Acquire(ctx, memory); err != nil {
-			return 0, err
-		}
-		defer s.packing.Release(memory)
-		src := &unpacked{r: reader(u), d: d}
-		defer src.r.Release()
-		if err = in.Store.Put(ctx, d, src); src.err != nil && src.err != io.EOF {
-			err = src.err // the store saw no other, but may have wrapped it in words of its own
-		}
-		if u.err == io.EOF {
-			early = u.offset
+		if err = s.putCompressed(in, r, u); u.err == io.EOF {
+			committed = u.offset
 		}
 	case u.message.FinishWrite && u.message.WriteOffset == 0:
-		// All of it is here. Most uploads are such, and need none of what it takes to go on with one.
+		// Most uploads have a single message, which needs no session.
 		if err = in.Store.Put(ctx, d, u); u.err != nil && u.err != io.EOF {
 			err = u.err
 		}
@@ -87,30 +76,47 @@ func (s *byteStream) write(u *upload) (int64, error) {
 		err = s.uploads.write(ctx, in.Store, uploadKey{r.instance, r.upload, d}, u)
 	}
 	if errors.Is(err, cas.ErrFull) {
-		s.uploads.dropWaiting() // room for the next try
+		s.uploads.dropWaiting() // make room for a retry
 	}
 	if err != nil {
-		return 0, explain("upload", d, err)
+		return 0, s.explain("upload", d, err)
 	}
-	return early, nil
+	return committed, nil
 }
 
-// An upload reads the data of a Write stream, and io.EOF only where the client has said by finish_write
-// that this was all. It is what makes a broken-off upload fail in the store.
+// putCompressed decompresses u into the store.
+func (s *byteStream) putCompressed(in *cas.Instance, r resource, u *upload) error {
+	ctx := u.stream.Context()
+	memory, newReader := compress.Admit(r.compressor, u.message.Data)
+	if err := s.compressMemory.Acquire(ctx, memory); err != nil {
+		return err
+	}
+	defer s.compressMemory.Release(memory)
+	src := &decompressed{r: newReader(u), d: u.digest}
+	defer src.r.Release()
+	err := in.Store.Put(ctx, u.digest, src)
+	if src.err != nil && src.err != io.EOF {
+		return src.err // the original error, which the store may have wrapped
+	}
+	return err
+}
+
+// An upload reads the data of a Write stream. It returns io.EOF only after finish_write, so that an interrupted upload
+// fails in the store.
 type upload struct {
 	stream     bspb.ByteStream_WriteServer
-	message    incoming // the last one received
-	begins     bool     // it is the first, and nobody has looked at its data yet
-	lent       bool     // all else is a session's, which may outlive the call
+	message    writeRequest // the last one received
+	first      bool         // message is the first one and its data is unread
+	lent       bool         // the other fields belong to a session, which may outlive the call
 	name       string
 	digest     cas.Digest
 	compressed bool
 
-	data   []byte // received and not yet read
-	skip   int64  // bytes that are to come once more, and are not read
-	offset int64  // where the next message belongs: in the blob, or what has come of it compressed
-	err    error  // what ended the stream, io.EOF if it ended well
-	broken bool   // it ended without a fault in what it brought
+	data   []byte // received but unread
+	skip   int64  // bytes that the client repeats and Read discards
+	offset int64  // expected write_offset of the next message; in compressed bytes if compressed
+	err    error  // how the stream ended: io.EOF after finish_write
+	broken bool   // the stream ended early, without a fault in its messages
 }
 
 // Read implements io.Reader.
@@ -128,22 +134,22 @@ func (u *upload) Read(p []byte) (int, error) {
 	return n, nil
 }
 
-// receive returns the data of the next message, and io.EOF beside it if it is the last one.
+// receive returns the data of the next message, and io.EOF with the data of the last one.
 func (u *upload) receive() ([]byte, error) {
 	m := &u.message
-	if !u.begins {
-		m.release() // a client that takes its time holds no buffer
+	if !u.first {
+		m.release() // a slow client must not hold a buffer
 		if err := u.stream.RecvMsg(m); err != nil {
 			u.broken = true
-			return nil, u.brokenOff(err)
+			return nil, u.interrupted(err)
 		}
 	}
-	u.begins = false
+	u.first = false
 	switch {
 	case m.ResourceName != "" && m.ResourceName != u.name:
-		return nil, fmt.Errorf("%w write: name changed to %+.256q within the stream", cas.ErrInvalid, m.ResourceName)
+		return nil, fmt.Errorf("%w write: resource_name changed to %+.256q within the stream", cas.ErrInvalid, m.ResourceName)
 	case m.WriteOffset != u.offset:
-		return nil, fmt.Errorf("%w write: write_offset is %d where %d belongs, and nothing is kept; begin at offset 0",
+		return nil, fmt.Errorf("%w write: write_offset is %d, want %d; the upload was discarded, start at offset 0",
 			cas.ErrInvalid, m.WriteOffset, u.offset)
 	case !u.compressed && int64(len(m.Data)) > u.digest.Size()-u.offset:
 		return nil, cas.Mismatch(u.digest, cas.Digest{})
@@ -155,31 +161,31 @@ func (u *upload) receive() ([]byte, error) {
 	return m.Data, nil
 }
 
-// brokenOff returns the error of an upload whose stream ended with err before finish_write.
-func (u *upload) brokenOff(err error) error {
+// interrupted returns the error of a stream that ended with err before finish_write.
+func (u *upload) interrupted(err error) error {
 	switch {
 	case err != io.EOF:
 		return err
 	case u.compressed:
-		return fmt.Errorf("%w write: stream ended after %d compressed bytes without finish_write, and nothing is kept; begin at offset 0",
+		return fmt.Errorf("%w write: stream ended after %d compressed bytes without finish_write; start at offset 0",
 			cas.ErrInvalid, u.offset)
 	case u.offset == 0:
-		return fmt.Errorf("%w write: stream ended without data and without finish_write; begin at offset 0", cas.ErrInvalid)
+		return fmt.Errorf("%w write: stream ended without data and without finish_write; start at offset 0", cas.ErrInvalid)
 	}
-	return fmt.Errorf("%w write: stream ended after %d of %d bytes without finish_write; go on at offset %d, or begin at offset 0",
+	return fmt.Errorf("%w write: stream ended after %d of %d bytes without finish_write; resume at offset %d or start at offset 0",
 		cas.ErrInvalid, u.offset, u.digest.Size(), u.offset)
 }
 
-// An unpacked reads what a compressed upload stands for, and no more than a byte beyond the size of its blob.
-type unpacked struct {
+// decompressed reads the blob of a compressed upload, and at most one byte more than its size.
+type decompressed struct {
 	r   *compress.Reader
 	d   cas.Digest
 	n   int64 // bytes read
-	err error // what ended it
+	err error // permanent
 }
 
 // Read implements io.Reader.
-func (u *unpacked) Read(p []byte) (int, error) {
+func (u *decompressed) Read(p []byte) (int, error) {
 	if u.err != nil {
 		return 0, u.err
 	}

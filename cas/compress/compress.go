@@ -1,12 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package compress compresses blobs for the wire and back, in the formats that the Remote Execution API names
-// (Compressor). It does not compare what comes out with a digest: that is for who asks.
+// Package compress implements the compressors of the Remote Execution API (Compressor). It does not verify digests.
 //
-// Whoever sends may lie about everything. What is read is bounded by the caller, who stops, or states the size; the
-// memory of a stream is that of its window, at most MaxWindow for Zstandard and 16 MiB for Brotli, whatever the data
-// says of itself. Admit says how much beforehand, for a caller who bounds what all streams take. Nothing starts a
-// goroutine. Tables and windows, megabytes each, are used again by other streams.
+// Compressed data is untrusted. The caller limits how much is decompressed, by stating the size or by reading no more;
+// the memory of a stream is its window: at most MaxWindow for Zstandard and 16 MiB for Brotli. Admit returns that amount
+// in advance, so that a caller can limit the total. The package starts no goroutines and pools tables and windows, which
+// take megabytes each.
 package compress
 
 import (
@@ -22,16 +21,16 @@ import (
 	"github.com/cloister-build/cloister/cas"
 )
 
-// Worthwhile is the size, in bytes, from which a blob is compressed: of less, the frame costs what is saved.
-const Worthwhile = 512
+// MinSize is the size of the smallest blob worth compressing, in bytes: below, the frame costs what compression saves.
+const MinSize = 512
 
-// An encoder compresses what is written to it; after Reset it is as good as new.
+// An encoder compresses the bytes written to it. Reset makes it reusable.
 type encoder interface {
 	io.WriteCloser
 	Reset(io.Writer)
 }
 
-// A decoder reads to io.EOF what was compressed; after Reset it is as good as new.
+// A decoder reads decompressed bytes. Reset makes it reusable.
 type decoder interface {
 	io.Reader
 	Reset(io.Reader) error
@@ -48,14 +47,14 @@ func newFormat(c repb.Compressor_Value, e func() encoder, d *decoders) *format {
 	return &format{compressor: c, encoders: sync.Pool{New: func() any { return e() }}, decoders: d}
 }
 
-// formats are those served, the best first.
+// formats are the supported formats, in order of preference.
 var formats = []*format{
 	newFormat(repb.Compressor_ZSTD, newZstdEncoder, windows[len(windows)-1]),
-	newFormat(repb.Compressor_BROTLI, newBrotliEncoder, &decoders{16 << 20, sync.Pool{New: func() any { return newBrotliDecoder() }}}),
-	newFormat(repb.Compressor_DEFLATE, newDeflateEncoder, &decoders{32 << 10, sync.Pool{New: func() any { return newDeflateDecoder() }}}),
+	newFormat(repb.Compressor_BROTLI, newBrotliEncoder, newDecoders(16<<20, newBrotliDecoder)),
+	newFormat(repb.Compressor_DEFLATE, newDeflateEncoder, newDecoders(32<<10, newDeflateDecoder)),
 }
 
-// Compressors lists the compressors served, the best first. IDENTITY is none of them.
+// Compressors returns the supported compressors, except IDENTITY, in order of preference.
 func Compressors() []repb.Compressor_Value {
 	all := make([]repb.Compressor_Value, len(formats))
 	for i, f := range formats {
@@ -64,23 +63,23 @@ func Compressors() []repb.Compressor_Value {
 	return all
 }
 
-// Served reports whether c is one of Compressors.
-func Served(c repb.Compressor_Value) bool { return slices.Contains(Compressors(), c) }
+// Supported reports whether c is one of Compressors.
+func Supported(c repb.Compressor_Value) bool { return slices.Contains(Compressors(), c) }
 
-// Name returns the name of c in a resource name: "zstd".
+// Name returns the name of c in resource names, such as "zstd".
 func Name(c repb.Compressor_Value) string { return strings.ToLower(c.String()) }
 
-// Parse returns the compressor that Name has that name, or cas.ErrInvalid if none is served by it.
+// Parse returns the compressor with this Name, or cas.ErrInvalid if it is not supported.
 func Parse(name string) (repb.Compressor_Value, error) {
 	for _, f := range formats {
 		if name == Name(f.compressor) {
 			return f.compressor, nil
 		}
 	}
-	return 0, fmt.Errorf("%w compressor: %+.80q is not served; served: %s", cas.ErrInvalid, name, Names())
+	return 0, fmt.Errorf("%w compressor: %+.80q is not supported; use one of %s", cas.ErrInvalid, name, Names())
 }
 
-// Names lists the compressors served, for a message to a client.
+// Names lists the supported compressors for messages.
 func Names() string {
 	var names []string
 	for _, f := range formats {
@@ -89,26 +88,26 @@ func Names() string {
 	return strings.Join(names, ", ")
 }
 
-// formatOf panics for a compressor that is not served.
+// formatOf panics if c is not supported.
 func formatOf(c repb.Compressor_Value) *format {
 	for _, f := range formats {
 		if f.compressor == c {
 			return f
 		}
 	}
-	panic(fmt.Sprintf("compress: compressor %v is not served", c))
+	panic(fmt.Sprintf("compress: compressor %v is not supported", c))
 }
 
-// WriterMemory is about what a Writer takes of memory, in bytes.
+// WriterMemory is the approximate memory of a Writer in bytes.
 const WriterMemory = 2 << 20
 
 // A Writer compresses what is written to it. It is not safe for concurrent use.
 type Writer struct {
 	format  *format
-	encoder encoder // nil once it is given back
+	encoder encoder // nil after Release
 }
 
-// NewWriter returns a Writer to w of a compressor that is served. The caller calls Release.
+// NewWriter returns a Writer that compresses to w with the supported compressor c. The caller calls Release.
 func NewWriter(c repb.Compressor_Value, w io.Writer) *Writer {
 	f := formatOf(c)
 	e := f.encoders.Get().(encoder)
@@ -116,13 +115,13 @@ func NewWriter(c repb.Compressor_Value, w io.Writer) *Writer {
 	return &Writer{f, e}
 }
 
-// Write implements io.Writer. Little of p may reach the underlying writer before Close.
+// Write implements io.Writer. The underlying writer may receive little before Close.
 func (w *Writer) Write(p []byte) (int, error) { return w.encoder.Write(p) }
 
-// Close writes the end of the stream, without which it is not whole; it does not close the underlying writer.
+// Close completes the compressed stream. It does not close the underlying writer.
 func (w *Writer) Close() error { return w.encoder.Close() }
 
-// Release ends the use of w, with or without Close, and may be called again.
+// Release returns the resources of w, with or without Close. It is idempotent.
 func (w *Writer) Release() {
 	if w.encoder != nil {
 		w.encoder.Reset(nil)
@@ -131,26 +130,26 @@ func (w *Writer) Release() {
 	}
 }
 
-// A Reader reads what was compressed. It is not safe for concurrent use.
+// A Reader decompresses. It is not safe for concurrent use.
 type Reader struct {
 	format   *format
 	src      source
 	decoders *decoders
-	decoder  decoder // nil once it is given back
-	err      error   // what reading ended with
+	decoder  decoder // nil after Release
+	err      error   // permanent
 }
 
-// NewReader returns a Reader of a compressor that is served. The caller calls Release, and bounds what it reads:
-// few bytes may stand for very many.
+// NewReader returns a Reader of r for the supported compressor c. The caller calls Release and limits how much it reads:
+// a few bytes may decompress to very many.
 func NewReader(c repb.Compressor_Value, r io.Reader) *Reader {
 	f := formatOf(c)
 	return newReader(f, f.decoders, r)
 }
 
-// Admit returns how much memory, in bytes, a stream takes to be read that begins with head, 18 bytes of it or
-// all, and what makes a Reader of it that takes no more: a later frame that asks for more is cas.ErrInvalid. If head is
-// less, it is the most that any stream takes. The Reader is as of NewReader.
-func Admit(c repb.Compressor_Value, head []byte) (memory int64, reader func(io.Reader) *Reader) {
+// Admit returns the memory in bytes that reading a stream takes, and a variant of NewReader for it. The head is the
+// beginning of the stream, at least 18 bytes unless the stream is shorter; with less, the memory is the maximum. A later
+// frame that needs more memory is cas.ErrInvalid.
+func Admit(c repb.Compressor_Value, head []byte) (memory int64, newReaderOf func(io.Reader) *Reader) {
 	f := formatOf(c)
 	d := f.decoders
 	if c == repb.Compressor_ZSTD {
@@ -165,22 +164,21 @@ func newReader(f *format, d *decoders, r io.Reader) *Reader {
 	return cr
 }
 
-// Read implements io.Reader. It returns io.EOF where the compressed stream and the underlying reader end both. What
-// is malformed, ends within a stream or goes on after it is cas.ErrInvalid; an error of the underlying reader is
-// returned as it is.
+// Read implements io.Reader. It returns io.EOF if both the compressed stream and the underlying reader end. Malformed,
+// truncated and trailing data is cas.ErrInvalid; errors of the underlying reader are returned unchanged.
 func (r *Reader) Read(p []byte) (int, error) {
 	if r.err != nil || len(p) == 0 {
 		return 0, r.err
 	}
 	n, err := r.decoder.Read(p)
 	if err != nil {
-		r.err = r.ended(err)
+		r.err = r.readError(err)
 	}
 	return n, r.err
 }
 
-// ended returns what err of the decoder is for the caller.
-func (r *Reader) ended(err error) error {
+// readError converts an error of the decoder.
+func (r *Reader) readError(err error) error {
 	if err == io.EOF && r.src.err == nil {
 		if n, _ := io.ReadFull(&r.src, make([]byte, 1)); n > 0 {
 			err = errTrailing
@@ -192,25 +190,24 @@ func (r *Reader) ended(err error) error {
 	if err == io.EOF {
 		return io.EOF
 	}
-	return notWhole(r.format.compressor, err)
+	return malformed(r.format.compressor, err)
 }
 
-var errTrailing = errors.New("bytes follow its end")
+var errTrailing = errors.New("trailing data")
 
-// Release ends the use of r, at whatever point, and may be called again. Then r reads nothing.
+// Release returns the resources of r, which is then unusable. It is idempotent.
 func (r *Reader) Release() {
 	if r.decoder != nil {
 		r.err = errReleased
-		// It must not keep the source; there is no error that anybody could still care for.
-		_ = r.decoder.Reset(nil)
+		_ = r.decoder.Reset(nil) // drop the reference to the source; errors do not matter any more
 		r.decoders.pool.Put(r.decoder)
 		r.decoder = nil
 	}
 }
 
-var errReleased = errors.New("compress: read of a released Reader")
+var errReleased = errors.New("compress: read after Release")
 
-// A source remembers what ended it, so that its errors are told from those of the data.
+// A source records its error, to distinguish it from those of the decoder.
 type source struct {
 	r   io.Reader
 	err error
@@ -225,8 +222,8 @@ func (s *source) Read(p []byte) (int, error) {
 	return n, err
 }
 
-// Decode returns what data decompresses to, which is size bytes; it takes memory for no more, of Zstandard also for no
-// window. Whatever else data is, is cas.ErrInvalid.
+// Decode decompresses data to size bytes. It allocates no more, except for the window of formats other than Zstandard.
+// Malformed data and other sizes are cas.ErrInvalid.
 func Decode(c repb.Compressor_Value, data []byte, size int64) ([]byte, error) {
 	if c == repb.Compressor_ZSTD {
 		return decodeZstd(data, size)
@@ -236,7 +233,7 @@ func Decode(c repb.Compressor_Value, data []byte, size int64) ([]byte, error) {
 	b := make([]byte, size)
 	n, err := io.ReadFull(r, b)
 	if err == nil {
-		// Only the end shows that nothing follows.
+		// Check that nothing follows.
 		if _, err = io.ReadFull(r, make([]byte, 1)); err == io.EOF {
 			return b, nil
 		} else if err == nil {
@@ -250,20 +247,20 @@ func Decode(c repb.Compressor_Value, data []byte, size int64) ([]byte, error) {
 }
 
 func tooLong(size int64) error {
-	return fmt.Errorf("%w data: it is more than the %d bytes stated, uncompressed", cas.ErrInvalid, size)
+	return fmt.Errorf("%w data: decompresses to more than the stated %d bytes", cas.ErrInvalid, size)
 }
 
 func tooShort(n, size int64) error {
-	return fmt.Errorf("%w data: it is %d bytes, uncompressed, and not %d as stated", cas.ErrInvalid, n, size)
+	return fmt.Errorf("%w data: decompresses to %d bytes, not the stated %d", cas.ErrInvalid, n, size)
 }
 
-func notWhole(c repb.Compressor_Value, err error) error {
-	return fmt.Errorf("%w data: it is not whole %s: %s", cas.ErrInvalid, Name(c), err)
+func malformed(c repb.Compressor_Value, err error) error {
+	return fmt.Errorf("%w data: malformed %s: %s", cas.ErrInvalid, Name(c), err)
 }
 
-// Encode returns data compressed, or nil if that saves nothing.
+// Encode compresses data. It returns nil if that does not make it smaller.
 func Encode(c repb.Compressor_Value, data []byte) []byte {
-	if len(data) < Worthwhile {
+	if len(data) < MinSize {
 		return nil
 	}
 	var b bytes.Buffer

@@ -24,7 +24,7 @@ func texts() map[string][]byte {
 	rand.NewChaCha8([32]byte{}).Read(noise)
 	return map[string][]byte{
 		"empty": {}, "a byte": {'x'}, "text": []byte(strings.Repeat("to be or not to be; ", 1000)),
-		"zeros": make([]byte, 5<<20), "noise": noise, "nearly too small": bytes.Repeat([]byte("ab"), compress.Worthwhile/2),
+		"zeros": make([]byte, 5<<20), "noise": noise, "nearly too small": bytes.Repeat([]byte("ab"), compress.MinSize/2),
 	}
 }
 
@@ -83,7 +83,7 @@ func TestWhatIsCompressedComesBack(t *testing.T) {
 
 func TestNamesAndOrder(t *testing.T) {
 	each(t, func(t *testing.T, c repb.Compressor_Value) {
-		if got, err := compress.Parse(compress.Name(c)); got != c || err != nil || !compress.Served(c) {
+		if got, err := compress.Parse(compress.Name(c)); got != c || err != nil || !compress.Supported(c) {
 			t.Errorf("got %v, %v", got, err)
 		}
 	})
@@ -92,7 +92,7 @@ func TestNamesAndOrder(t *testing.T) {
 			t.Errorf("%q: got %v, want ErrInvalid with those served", name, err)
 		}
 	}
-	if compress.Served(repb.Compressor_IDENTITY) || compress.Names() != "zstd, brotli, deflate" {
+	if compress.Supported(repb.Compressor_IDENTITY) || compress.Names() != "zstd, brotli, deflate" {
 		t.Errorf("served: %s", compress.Names())
 	}
 }

@@ -15,45 +15,52 @@ import (
 )
 
 const (
-	// MaxWindow bounds the memory, in bytes, that a Zstandard frame may ask for to be read. No encoder's usual level
-	// needs more than 8 MiB, and the --ultra ones up to 20 no more than this.
+	// MaxWindow limits the window of Zstandard frames in bytes. The standard levels need at most 8 MiB, and the ultra
+	// level 20 needs this.
 	MaxWindow = 32 << 20
-	// window is what our own frames ask for.
+	// window is the window size of our frames.
 	window = 1 << 20
 )
 
 func newZstdEncoder() encoder {
-	// An empty blob is an empty frame, since not every decoder takes no bytes at all for one.
+	// Encode the empty blob as a frame, since some decoders reject empty input.
 	e, err := zstd.NewWriter(nil, zstd.WithEncoderConcurrency(1), zstd.WithLowerEncoderMem(true),
 		zstd.WithEncoderLevel(zstd.SpeedFastest), zstd.WithWindowSize(window), zstd.WithZeroFrames(true))
 	if err != nil {
-		panic(err) // only an option can be wrong
+		panic(err) // an invalid option
 	}
 	return e
 }
 
-// windows are what decoders of Zstandard are made for. Level 3 needs 2 MiB, and levels up to 19, as RFC 8878 asks of
-// decoders, 8 MiB. A pool is of each, so that a stream which needs little does not hold much.
+// windows has one pool of Zstandard decoders per window size, so that streams with small windows take little memory.
+// Level 3 needs 2 MiB; levels up to 19 need 8 MiB, the size that RFC 8878 recommends to support.
 var windows = [...]*decoders{newZstdDecoders(2 << 20), newZstdDecoders(8 << 20), newZstdDecoders(MaxWindow)}
 
-// decoders are those for a window.
+// decoders pools the decoders for one window size.
 type decoders struct {
 	window int64
 	pool   sync.Pool // of decoder
 }
 
-func newZstdDecoders(window int64) *decoders {
-	return &decoders{window, sync.Pool{New: func() any {
-		d, err := zstd.NewReader(nil, zstd.WithDecoderConcurrency(1), zstd.WithDecoderLowmem(true), zstd.WithDecoderMaxWindow(uint64(window)))
-		if err != nil {
-			panic(err)
-		}
-		return d
-	}}}
+func newDecoders(window int64, newDecoder func() decoder) *decoders {
+	return &decoders{window, sync.Pool{New: func() any { return newDecoder() }}}
 }
 
-// zstdDecoders returns those for a stream that begins with head. Where it begins with a frame that needs no window beyond
-// itself, those after it may.
+func newZstdDecoders(window int64) *decoders {
+	return newDecoders(window, func() decoder { return newZstdDecoder(1, window) })
+}
+
+func newZstdDecoder(concurrency int, window int64, options ...zstd.DOption) *zstd.Decoder {
+	d, err := zstd.NewReader(nil, append(options, zstd.WithDecoderConcurrency(concurrency), zstd.WithDecoderLowmem(true),
+		zstd.WithDecoderMaxWindow(uint64(window)))...)
+	if err != nil {
+		panic(err)
+	}
+	return d
+}
+
+// zstdDecoders returns the decoders for a stream that begins with head. After a first frame without a window, other
+// frames may need one.
 func zstdDecoders(head []byte) *decoders {
 	var h zstd.Header
 	last := windows[len(windows)-1]
@@ -69,26 +76,22 @@ func zstdDecoders(head []byte) *decoders {
 			return d
 		}
 	}
-	return last // which says that it is too much
+	return last // which reports the error
 }
 
-// wholeZstd reads what is in memory as a whole, where the output is the window.
-var wholeZstd = sync.OnceValue(func() *zstd.Decoder {
-	d, err := zstd.NewReader(nil, zstd.WithDecoderConcurrency(0), zstd.WithDecoderLowmem(true), zstd.WithDecoderMaxWindow(MaxWindow), zstd.WithDecodeAllCapLimit(true))
-	if err != nil {
-		panic(err)
-	}
-	return d
+// memoryDecoder decodes Zstandard in memory, where the output serves as the window.
+var memoryDecoder = sync.OnceValue(func() *zstd.Decoder {
+	return newZstdDecoder(0, MaxWindow, zstd.WithDecodeAllCapLimit(true))
 })
 
 // decodeZstd is Decode for Zstandard.
 func decodeZstd(data []byte, size int64) ([]byte, error) {
-	b, err := wholeZstd().DecodeAll(data, make([]byte, 0, size))
+	b, err := memoryDecoder().DecodeAll(data, make([]byte, 0, size))
 	switch {
 	case errors.Is(err, zstd.ErrDecoderSizeExceeded) || int64(len(b)) > size:
 		return nil, tooLong(size)
 	case err != nil:
-		return nil, notWhole(repb.Compressor_ZSTD, err)
+		return nil, malformed(repb.Compressor_ZSTD, err)
 	case int64(len(b)) < size:
 		return nil, tooShort(int64(len(b)), size)
 	}
@@ -109,9 +112,9 @@ func newDeflateEncoder() encoder {
 	return e
 }
 
-// An inflater reads raw deflate (RFC 1951). It sees to it that the stream is all there is in its buffer.
+// An inflater reads raw deflate (RFC 1951) and rejects trailing data in its buffer.
 type inflater struct {
-	in *bufio.Reader // of which the reader takes no byte too many
+	in *bufio.Reader // an io.ByteReader, so that r does not read ahead
 	r  io.ReadCloser
 }
 

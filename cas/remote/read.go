@@ -117,7 +117,7 @@ func (s *Store) Open(ctx context.Context, d cas.Digest, off int64) (io.ReadClose
 	r := &reader{s: s, d: d, next: off}
 	r.ctx, r.cancel = context.WithCancel(ctx)
 	// Some servers ignore the offset into a compressed blob, and in a part that would not be noticed.
-	if err := r.open(t.zstd && off == 0 && d.Size() >= compress.Worthwhile); err != nil {
+	if err := r.open(t.zstd && off == 0 && d.Size() >= compress.MinSize); err != nil {
 		r.Close()
 		return nil, err
 	}

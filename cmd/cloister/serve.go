@@ -281,13 +281,14 @@ func (c *serveConfig) serveAll(server *grpc.Server, n *node, work *queue.Queue, 
 		Execution:    execserver.Capabilities(),
 		MaxBlobBytes: c.maxBlob.bytes,
 		Logs:         logs,
+		FullHint:     "free disk space, raise --max-size or lower --lease",
 	}
 	execution := execserver.Config{Queue: work, Instances: n.instances, Admit: n.local.Admit, Action: n.local.Action, Worker: n.name, Log: n.log}
 	if sampler != nil {
 		execution.Remark = sampler.Remark
 	}
 	if past != nil {
-		blobs.Asked, blobs.Uploaded = execserver.RememberLookups(past), execserver.RememberUploads(past)
+		blobs.OnLookup, blobs.OnUpdate = execserver.RememberLookups(past), execserver.RememberUploads(past)
 		history.Register(server, past, n.instances)
 		n.registry.MustRegister(prometheus.NewCounterFunc(prometheus.CounterOpts{
 			Name: "cloister_history_lost_total", Help: "Answers that the history could not be told of.",

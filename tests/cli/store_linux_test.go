@@ -444,7 +444,7 @@ func TestServeTakesItsLimits(t *testing.T) {
 	if _, err := f.client.WriteBlob(t.Context(), make([]byte, 1<<20)); err != nil {
 		t.Errorf("the largest blob: %v", err)
 	}
-	if _, err := f.client.WriteBlob(t.Context(), make([]byte, 1<<20+1)); err == nil || !strings.Contains(err.Error(), "1048576 bytes of max_cas_blob_size_bytes") {
+	if _, err := f.client.WriteBlob(t.Context(), make([]byte, 1<<20+1)); err == nil || !strings.Contains(err.Error(), "max_cas_blob_size_bytes, 1048576 bytes") {
 		t.Errorf("a larger blob: %v", err)
 	}
 }

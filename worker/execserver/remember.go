@@ -41,7 +41,7 @@ func Remember(l *history.Log) func(*worker.Outcome, *worker.Fault) func(queue.In
 	}
 }
 
-// RememberLookups returns what, as casserver.Config.Asked, adds to l an entry for each answer of GetActionResult to a
+// RememberLookups returns what, as casserver.Config.OnLookup, adds to l an entry for each answer of GetActionResult to a
 // client that says which build it asks for. Others are people who look, and servers that are in front of this one.
 func RememberLookups(l *history.Log) func(context.Context, string, cas.Digest, *repb.ActionResult) {
 	return func(ctx context.Context, instance string, action cas.Digest, r *repb.ActionResult) {
@@ -53,7 +53,7 @@ func RememberLookups(l *history.Log) func(context.Context, string, cas.Digest, *
 	}
 }
 
-// RememberUploads is RememberLookups for casserver.Config.Uploaded, and what UpdateActionResult has recorded.
+// RememberUploads is RememberLookups for casserver.Config.OnUpdate, and what UpdateActionResult has recorded.
 func RememberUploads(l *history.Log) func(context.Context, string, cas.Digest, *repb.ActionResult) {
 	return func(ctx context.Context, instance string, action cas.Digest, r *repb.ActionResult) {
 		rememberCall(ctx, l, history.Uploaded, instance, action, r)
