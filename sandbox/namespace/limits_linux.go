@@ -20,17 +20,17 @@ import (
 )
 
 // can returns what control groups do here, which must have been looked for.
-func (b *Backend) can() cgroup.Ability {
+func (b *Backend) can() cgroup.Capabilities {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	if b.groups == nil {
-		return cgroup.Ability{}
+		return cgroup.Capabilities{}
 	}
-	return b.groups.Can()
+	return b.groups.Capabilities()
 }
 
 // enforced returns what this backend holds a run to.
-func (b *Backend) enforced(can cgroup.Ability) *sandbox.Features {
+func (b *Backend) enforced(can cgroup.Capabilities) *sandbox.Features {
 	f := &sandbox.Features{Backend: Name, Endpoints: b.config.has(NetNamespace), ListenControl: b.config.has(Seccomp), Conditions: b.conditionsGiven()}
 	for _, row := range []struct {
 		limit sandbox.Limit
@@ -58,7 +58,7 @@ func (b *Backend) enforced(can cgroup.Ability) *sandbox.Features {
 }
 
 // conditions returns what the plan of a run depends on besides its spec.
-func (b *Backend) conditions(spec *sandbox.Spec, can cgroup.Ability, terminal bool) *conditions {
+func (b *Backend) conditions(spec *sandbox.Spec, can cgroup.Capabilities, terminal bool) *conditions {
 	c := &conditions{without: b.config.Without, landlock: b.landlock, groups: can.LimitProcesses, terminal: terminal}
 	if b.config.has(HiddenPaths) && !b.exposed.Load() {
 		c.hidden = b.config.Hidden
@@ -133,7 +133,7 @@ func view(spec *sandbox.Spec, source map[string]string) monitor.Config {
 }
 
 // limit prepares the slot's control group for the run.
-func (r *run) limit(can cgroup.Ability) error {
+func (r *run) limit(can cgroup.Capabilities) error {
 	if r.slot.group == nil {
 		return nil
 	}

@@ -282,6 +282,18 @@ func BenchmarkRun(b *testing.B) {
 	}
 }
 
+// BenchmarkFirstRun starts a backend and its first slot, runs /bin/true in it, and closes the backend.
+func BenchmarkFirstRun(b *testing.B) {
+	r := sandboxtest.Run{Spec: func(s *sandbox.Spec) { s.Args = []string{"/bin/true"} }}
+	for b.Loop() {
+		be := namespace.New(namespace.Config{})
+		r.Do(b, be)
+		if err := be.Close(); err != nil {
+			b.Fatal(err)
+		}
+	}
+}
+
 // BenchmarkForkExec is the same program without a sandbox, to compare.
 func BenchmarkForkExec(b *testing.B) {
 	for b.Loop() {

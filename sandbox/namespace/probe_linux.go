@@ -108,8 +108,8 @@ func (b *Backend) optional(f *sandbox.Features) {
 	if b.groups == nil {
 		return
 	}
-	can := b.groups.Can()
-	why, fix := b.groups.Why()
+	can := b.groups.Capabilities()
+	why, fix := b.groups.Missing()
 	if b.groups.Mode() != cgroup.None {
 		add(true, "control groups", string(b.groups.Mode()), "")
 	}

@@ -1,20 +1,21 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package cgroup limits and counts what one run uses, over all its processes, by control groups of
-// version 2, or of version 1 where version 2 has no useful controller. It knows groups and files; who joins
-// a group, and what it means that a limit was met, is the caller's.
+// Package cgroup limits and measures the processes of one run with Linux control groups. It creates, limits and deletes
+// groups through github.com/containerd/cgroups/v3, on version 2 where memory or pids is delegated to the worker and on
+// version 1 otherwise. It knows groups and files; the caller decides what meeting a limit means.
 //
-// Attaching a running process costs milliseconds now and then. So a group is long-lived and serves one run
-// after another: Reset before a run, Sample after it. A process is born in a group of version 2
-// (CLONE_INTO_CGROUP); on version 1 a thread joins once, and what it starts is inside.
+// Moving a running process into a group takes milliseconds at times, so a group lives long and serves one run after
+// another: Reset before a run, Sample after it. On version 2 a process is born in its group (CLONE_INTO_CGROUP); on
+// version 1 one thread joins once, and its children inherit the group.
 //
-//	group of the worker          found in /proc/self/cgroup, never the root's but where the worker is there
-//	  ├─ cloister-worker         version 2: the worker itself, since only leaves hold processes there
-//	  └─ cloister.<pid>.<n>      locked by its worker, so that another can tell that it is dead
+//	the worker's group           from /proc/self/cgroup
+//	  ├─ cloister-worker         version 2: the worker itself, since only leaves may hold processes
+//	  └─ cloister.<pid>.<n>      locked by its worker, so that other workers see whether it is alive
 //	       ├─ <name>             a Group
 //	       └─ <name>
 //
-// The package never mounts a hierarchy and never moves a controller between two: they are the host's.
+// The module opens every file for every read and cannot reset a peak. Reset and Sample run before and after each
+// action, so this package keeps the counters open and resets the peaks itself (counters_linux.go).
 package cgroup
 
 import "time"
@@ -29,33 +30,33 @@ const (
 	None Mode = "none"
 )
 
-// Ability is what the groups of a host can do. Each was found out by doing it.
-type Ability struct {
+// Capabilities are what the groups of a host can do, each found by trying it.
+type Capabilities struct {
 	LimitMemory, LimitProcesses    bool
 	CountCPU, CountMemory, CountIO bool
 }
 
-// Unlimited is the value of a limit that is not one.
+// Unlimited is the value of a limit that is not set.
 const Unlimited = -1
 
-// Limits are what the processes of a group may have together: bytes of memory, of which none is swapped
-// out, and processes and threads. Each may be Unlimited; zero permits none.
+// Limits bound the processes of a group together: bytes of memory, none of which is swapped out, and processes and
+// threads. Each is positive or Unlimited.
 type Limits struct {
 	Memory, Processes int64
 }
 
-// Usage is what the processes of a group used since its Reset. What cannot be counted is zero.
+// Usage is what the processes of a group used since its Reset. Counters that the host lacks are zero.
 type Usage struct {
 	User, System time.Duration
-	// PeakMemory is the most bytes at once beyond those that earlier runs left cached.
+	// PeakMemory is the highest memory use in bytes, without the page cache left by earlier runs.
 	PeakMemory int64
-	// PeakProcesses is the most processes and threads at once. The kernel keeps one peak for the life of
-	// a group, so it is known only where it exceeds that of every earlier run, and zero otherwise.
+	// PeakProcesses is the highest number of processes and threads. The kernel keeps one peak for the lifetime of a
+	// group, so it is zero unless the run exceeded every earlier run.
 	PeakProcesses int64
 	// ReadBytes and WrittenBytes passed between memory and disks.
 	ReadBytes, WrittenBytes int64
-	// OOMKills counts the processes that were killed for want of memory.
+	// OOMKills counts the processes killed because memory was exhausted.
 	OOMKills int64
-	// ForksRefused counts the processes and threads that were not started, at the limit of them.
+	// ForksRefused counts the forks that failed at the process limit.
 	ForksRefused int64
 }
