@@ -7,25 +7,24 @@ import (
 	"strings"
 )
 
-// A Change is a line of the stable part that two manifests do not share, "" where one has nothing in its place.
+// A Change is a pair of lines that differ; "" means that one manifest has no such line.
 type Change struct{ A, B string }
 
-// Diff returns the lines in which the stable parts of a and b differ, in their order in a and then in b. Lines that say
-// the same of the same thing, as of an output of one path, are one Change. The hashes of sections are among them, since
-// they tell which section it is.
+// Diff returns the lines in which the stable parts of a and b differ, in the order of a and then of b. Lines with the
+// same subject, such as an output of the same path, form one Change. Hashes of sections are included.
 func Diff(a, b *Manifest) []Change {
 	onlyA, onlyB := without(a.stable(), b.stable()), without(b.stable(), a.stable())
-	places := map[string][]int{} // of lines of b, by what they speak of
+	bySubject := map[string][]int{} // indexes in onlyB
 	for i, line := range onlyB {
-		places[subject(line)] = append(places[subject(line)], i)
+		bySubject[subject(line)] = append(bySubject[subject(line)], i)
 	}
 	var changes []Change
 	used := make([]bool, len(onlyB))
 	for _, line := range onlyA {
 		c := Change{A: line}
-		if at := places[subject(line)]; len(at) > 0 {
+		if at := bySubject[subject(line)]; len(at) > 0 {
 			c.B, used[at[0]] = onlyB[at[0]], true
-			places[subject(line)] = at[1:]
+			bySubject[subject(line)] = at[1:]
 		}
 		changes = append(changes, c)
 	}
@@ -37,7 +36,7 @@ func Diff(a, b *Manifest) []Change {
 	return changes
 }
 
-// without returns the lines of a text that another has not, or less often.
+// without returns the lines of text that other lacks or has fewer times.
 func without(text, other string) []string {
 	count := map[string]int{}
 	for line := range strings.Lines(other) {
@@ -54,7 +53,7 @@ func without(text, other string) []string {
 	return only
 }
 
-// subject returns what a line speaks of: its key, and the name that follows if there may be several.
+// subject returns the key of a line and, if the key can occur several times, the name after it.
 func subject(line string) string {
 	key, rest, _ := strings.Cut(line, " ")
 	if key == "spec" || key == "configuration" || key == "toolchain" {
@@ -62,7 +61,10 @@ func subject(line string) string {
 		more, rest, _ = strings.Cut(rest, " ")
 		key += " " + more
 	}
-	if !slices.Contains([]string{"output", "toolchain program", "spec env", "spec input", "spec temp", "spec limit", "spec condition"}, key) {
+	if !slices.Contains(
+		[]string{"output", "toolchain program", "spec env", "spec input", "spec temp", "spec limit", "spec condition"},
+		key,
+	) {
 		return key
 	}
 	name, _, err := unquote(rest)

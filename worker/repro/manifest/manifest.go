@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package manifest is the record of one run as canonical text (docs/manifest.md), and its stable hash: equal for two
-// runs that are equal in all that matters, on any machine. It knows neither how a run is made nor where the text is
-// kept; it reads no clock, no environment and no file.
+// Package manifest writes and reads the record of one run as canonical text (docs/manifest.md). Two equivalent runs
+// have the same stable hash, on any machine. The package neither runs actions nor stores manifests, and it reads no
+// clock, no environment and no files.
 package manifest
 
 import (
@@ -12,117 +12,114 @@ import (
 	"github.com/cloister-build/cloister/sandbox"
 )
 
-// A Manifest is what is recorded of a run. Of two equal ones Text is equal, in whatever order their lists are.
+// A Manifest is the record of a run. The order of its lists does not matter: Text sorts them.
 type Manifest struct {
-	// Action, Command and InputRoot are what was asked for.
 	Action, Command, InputRoot cas.Digest
-	// Revision is the revision of the sources that the input root is from, as its client names it; "" is not known.
+	// Revision is the source revision of the input root, as the client named it; "" if unknown.
 	Revision string
-	// Seed is what the run was given as the seed of its randomness, nil if it was given none.
+	// Seed is the seed of the run's random numbers, nil if it had none.
 	Seed *uint64
-	// Order, if not 0, is the seed of the order in which directories of the input root were listed.
+	// Order, if not 0, is the seed of the order in which directories of the input root list their entries.
 	Order uint64
 
-	// Spec is the canonical text (sandbox.Spec.Text) of what the policy grants: what the run might see and use, also
-	// where this host could not enforce it, and however closely it was watched.
+	// Spec is the canonical text (sandbox.Spec.Text) of what the policy grants, whether or not the host could enforce
+	// it.
 	Spec          string
 	Configuration Configuration
 	Toolchain     Toolchain
 
-	// Status is the name of the gRPC code of the execution: "OK" also where the command failed by itself.
+	// Status is the name of the gRPC code of the execution. It is "OK" if the command itself failed.
 	Status string
-	// ExitCode is the command's, as sandbox.Result has it.
-	ExitCode int
-	// Stdout and Stderr are what it said.
+	// ExitCode is sandbox.Result.ExitCode.
+	ExitCode       int
 	Stdout, Stderr cas.Digest
-	// Outputs are what it left of what its command declares.
+	// Outputs are the declared outputs that the command produced.
 	Outputs []Output
 
-	// Volatile is what two equal runs may differ in.
+	// Volatile is not part of the stable hash.
 	Volatile Volatile
 }
 
-// A Configuration is what of a worker's configuration decides on results and is not in the Spec.
+// A Configuration holds the settings of a worker that affect results and are not in the Spec.
 type Configuration struct {
-	// Profile is what the policy calls the grant.
+	// Profile is the name of the grant in the policy.
 	Profile string
-	// Hermetic says that the network had no exception.
+	// Hermetic means that no network access was allowed.
 	Hermetic bool
-	// LogBytes is how much is kept of stdout and of stderr.
+	// LogBytes limits the size of stdout and of stderr.
 	LogBytes int64
 }
 
-// A Toolchain is the fingerprint of what the run used of its host: what it could see of the system, and the programs
-// that it executed there.
+// A Toolchain is the fingerprint of what the run used of its host: the system and the programs it executed.
 type Toolchain struct {
 	Host
-	// Programs are those that are known to have been executed from the host, but for those of Volatile.
+	// Programs are the programs of the host that are known to have been executed, except those of Volatile.
 	Programs []Program
-	// Complete says that there were no others: that the run was watched, and the list was long enough.
+	// Complete means that no others were executed: the run was monitored and the list did not overflow.
 	Complete bool
 }
 
-// A Host is what every run on a machine can see of it.
+// A Host is what every run can see of its machine.
 type Host struct {
-	// OS and Version are ID and VERSION_ID of os-release(5), "" if the host does not say.
+	// OS and Version are ID and VERSION_ID of os-release(5), "" if unset.
 	OS, Version string
-	// Architecture is the processor's, as Go names it.
+	// Architecture is a GOARCH.
 	Architecture string
-	// Kernel and Release are what uname(2) calls sysname and release.
+	// Kernel and Release are sysname and release of uname(2).
 	Kernel, Release string
 }
 
-// A Program is a file of the host that was executed.
+// A Program is an executed file of the host.
 type Program struct {
-	// Path is where the run found it, without links.
+	// Path is its path in the sandbox, with links resolved.
 	Path string
-	// Sum is the SHA-256 of its contents in hexadecimal, or Unreadable.
+	// Sum is the SHA-256 of its content in hexadecimal, or Unreadable.
 	Sum string
 }
 
 // Unreadable is the Sum of a program that the worker could execute but not read.
 const Unreadable = "unreadable"
 
-// A Kind says what an output is.
+// A Kind is the type of an output.
 type Kind string
 
 // The kinds.
 const (
 	File       Kind = "file"
-	Executable Kind = "executable" // a file
-	Tree       Kind = "tree"       // a directory, by the digest of its Tree
-	Root       Kind = "root"       // a directory, by the digest of its root Directory
+	Executable Kind = "executable" // an executable file
+	Tree       Kind = "tree"       // a directory, as the digest of its Tree
+	Root       Kind = "root"       // a directory, as the digest of its root Directory
 	Symlink    Kind = "symlink"
 )
 
-// An Output is something that the run left.
+// An Output is a declared output of the run.
 type Output struct {
 	Kind Kind
 	// Path is relative to the command's working directory.
 	Path string
-	// Digest is of the contents; of a Symlink it is the zero Digest.
+	// Digest is that of the content; zero for a Symlink.
 	Digest cas.Digest
-	// Target is where a Symlink leads.
+	// Target is the target of a Symlink.
 	Target string
 }
 
-// Volatile is what two equal runs may differ in.
+// Volatile holds facts that may differ between equivalent runs.
 type Volatile struct {
-	// Worker is who made the run; Backend and Tier are by what confinement.
+	// Worker is the name of the worker. Backend and Tier name the isolation.
 	Worker, Backend, Tier string
-	// Audit is how closely the run was watched: "off", "attempts" or "full".
+	// Audit is the level of monitoring: "off", "attempts" or "full".
 	Audit string
-	// Unenforced are the limits of the Spec that this worker cannot enforce.
+	// Unenforced are the limits of the Spec that the worker cannot enforce.
 	Unenforced []sandbox.Limit
-	// Programs were executed from the host as well, and only wait or look at processes: how far a watchdog gets before
-	// what it watches has ended is an accident.
+	// Programs are executed programs of the host that only wait or inspect processes, such as sleep and ps. How many of
+	// them a watchdog starts is a matter of timing.
 	Programs []Program
-	// Policy is the hash of the policy's text, Rule what chose the profile.
+	// Policy is the hash of the policy's text. Rule names the rule that chose the profile.
 	Policy, Rule string
-	// Queued, Began, Staging, Staged, Started and Ended are when the request arrived, the worker took it, its inputs
-	// were being laid out and were, the command began to execute and had ended. The zero time is not known.
+	// Queued is when the request arrived and Began when the worker took it. Staging and Staged bracket the staging of
+	// its inputs, Started and Ended the command. Unknown times are zero.
 	Queued, Began, Staging, Staged, Started, Ended time.Time
 	Usage                                          sandbox.Usage
-	// Events counts the different events, Unrecorded those beyond.
+	// Events counts the distinct events, Unrecorded those beyond the limit.
 	Events, Unrecorded int
 }

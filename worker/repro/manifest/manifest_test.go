@@ -12,40 +12,40 @@ import (
 	"github.com/google/go-cmp/cmp"
 )
 
-func TestVolatileFactsAreNotInTheStableHash(t *testing.T) {
+func TestStableHashIgnoresVolatileFacts(t *testing.T) {
 	a, b := plain(), plain()
 	b.Volatile = manifest.Volatile{Worker: "other"}
 	if a.StableHash() != b.StableHash() || a.Text() == b.Text() || len(manifest.Diff(a, b)) > 0 {
-		t.Error("what is volatile is in the stable hash, or not in the text")
+		t.Error("volatile facts change the stable hash, or are not in the text")
 	}
 }
 
-// TestParseReadsCanonicalTextAlone: two texts of one manifest would have two stable hashes.
-func TestParseReadsCanonicalTextAlone(t *testing.T) {
+// Two texts of one manifest would have two stable hashes.
+func TestParseAcceptsOnlyCanonicalText(t *testing.T) {
 	text := vector("outputs").Text()
 	for name, c := range map[string]struct{ old, new string }{
 		"another version":         {"cloister-manifest v1", "cloister-manifest v2"},
-		"a line twice":            {"exit 0\n", "exit 0\nexit 0\n"},
-		"no line":                 {"exit 0\n", ""},
-		"another order":           {"status OK\nexit 0\n", "exit 0\nstatus OK\n"},
-		"a line that is unknown":  {"exit 0\n", "exit 0\nnew\n"},
-		"a zero too many":         {"exit 0\n", "exit 00\n"},
-		"a space too many":        {"exit 0\n", "exit  0\n"},
+		"duplicate line":          {"exit 0\n", "exit 0\nexit 0\n"},
+		"missing line":            {"exit 0\n", ""},
+		"wrong order":             {"status OK\nexit 0\n", "exit 0\nstatus OK\n"},
+		"unknown line":            {"exit 0\n", "exit 0\nnew\n"},
+		"leading zero":            {"exit 0\n", "exit 00\n"},
+		"two spaces":              {"exit 0\n", "exit  0\n"},
 		"a carriage return":       {"exit 0\n", "exit 0\r\n"},
 		"other quotes":            {`"out/app"`, "`out/app`"},
 		"another escape":          {`"out/app"`, `"out/\x61pp"`},
-		"an output of no kind":    {"executable", "socket"},
+		"unknown kind of output":  {"executable", "socket"},
 		"outputs out of order":    {`output "out/app.d"`, `output "a"`},
-		"a digest of no function": {"action sha256:", "action md6:"},
-		"a function left out":     {"action sha256:", "action "},
-		"a hash that is none":     {"spec-hash ", "spec-hash x"},
+		"unknown digest function": {"action sha256:", "action md6:"},
+		"no digest function":      {"action sha256:", "action "},
+		"invalid hash":            {"spec-hash ", "spec-hash x"},
 		"no separator":            {"volatile\n", ""},
 		"another separator":       {"volatile\n", "volatile\nvolatile\n"},
-		"no end":                  {"unrecorded 0\n", "unrecorded 0"},
-		"something at the end":    {"unrecorded 0\n", "unrecorded 0\n\n"},
-		"a status that is text":   {"status OK", "status \x1b[2J"},
-		"a sum that is none":      {`program "/bin/ps" unreadable`, `program "/bin/ps" read`},
-		"a program out of place":  {"tier \"full\"\n", "program \"/a\" unreadable\ntier \"full\"\n"},
+		"no final newline":        {"unrecorded 0\n", "unrecorded 0"},
+		"trailing line":           {"unrecorded 0\n", "unrecorded 0\n\n"},
+		"control characters":      {"status OK", "status \x1b[2J"},
+		"invalid sum":             {`program "/bin/ps" unreadable`, `program "/bin/ps" read`},
+		"misplaced program":       {"tier \"full\"\n", "program \"/a\" unreadable\ntier \"full\"\n"},
 		"another time zone":       {"19:15:00.000000000Z", "20:15:00.000000000+01:00"},
 	} {
 		changed := strings.Replace(text, c.old, c.new, 1)
@@ -62,7 +62,7 @@ func TestParseReadsCanonicalTextAlone(t *testing.T) {
 			}
 		}
 	}
-	odd := plain() // with the hash that it then has
+	odd := plain() // with a valid hash
 	odd.Spec = "cloister spec 1\narg \"\u202e\"\n"
 	for _, text := range []string{odd.Text(), "", "\n", "cloister-manifest v1\n", strings.Repeat("x", manifest.MaxBytes+1)} {
 		if _, err := manifest.Parse([]byte(text)); !errors.Is(err, manifest.ErrSyntax) {
@@ -78,7 +78,7 @@ func errText(err error) string {
 	return err.Error()
 }
 
-func TestDiffPairsLinesOfOneThing(t *testing.T) {
+func TestDiffPairsLinesBySubject(t *testing.T) {
 	a, b := vector("outputs"), vector("outputs")
 	b.Toolchain.Release = "6.18.6"
 	b.Outputs[1].Digest = cas.SHA256.Sum([]byte("other"))
@@ -106,11 +106,11 @@ func TestDiffPairsLinesOfOneThing(t *testing.T) {
 		t.Errorf("(-want +got):\n%s", d)
 	}
 	if d := manifest.Diff(b, a); len(d) != len(want) || d[len(d)-1].A != "" {
-		t.Errorf("the other way round: %q", d)
+		t.Errorf("reversed: got %q", d)
 	}
 }
 
-// FuzzParse: whatever the text is, it is refused, or it is what the manifest that it was read as writes.
+// FuzzParse checks that Parse rejects every text that Text would not write.
 func FuzzParse(f *testing.F) {
 	for name := range vectors {
 		f.Add([]byte(vector(name).Text()))
@@ -125,11 +125,11 @@ func FuzzParse(f *testing.F) {
 		}
 		again, hash := m.Sealed()
 		if again != string(text) || hash != m.StableHash() || len(manifest.Diff(m, m)) > 0 {
-			t.Fatalf("read as\n%s", again)
+			t.Fatalf("parsed as\n%s", again)
 		}
 		for _, r := range again {
 			if r != '\n' && (r < ' ' || r > '~') {
-				t.Fatalf("it has the character %q", r)
+				t.Fatalf("unprintable character %q", r)
 			}
 		}
 	})

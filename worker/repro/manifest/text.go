@@ -14,13 +14,13 @@ import (
 	"github.com/cloister-build/cloister/sandbox"
 )
 
-// version is the first line, separator the one after the stable part.
+// version is the first line. separator is the line between the stable and the volatile part.
 const (
 	version   = "cloister-manifest v1"
 	separator = "volatile"
 )
 
-// timeFormat has a fixed width, so that times sort as texts.
+// timeFormat has a fixed width, so that times sort as text.
 const timeFormat = "2006-01-02T15:04:05.000000000Z"
 
 // Text returns the whole manifest: the stable part, the separator line, and the volatile part.
@@ -32,25 +32,129 @@ func (m *Manifest) Text() string {
 // StableHash returns the SHA-256, in hexadecimal, of the text before the separator line.
 func (m *Manifest) StableHash() string { return Hash(m.stable()) }
 
-// Sealed returns what Text and StableHash do.
+// Sealed returns Text and StableHash.
 func (m *Manifest) Sealed() (text, stableHash string) {
 	stable := m.stable()
 	return stable + separator + "\n" + m.Volatile.text(), Hash(stable)
 }
 
-// Hash returns the fingerprint's own hash.
+// Hash returns the hash of the toolchain section.
 func (t *Toolchain) Hash() string { return Hash(t.text()) }
 
-// Hash returns the configuration's own hash.
+// Hash returns the hash of the configuration section.
 func (c *Configuration) Hash() string { return Hash(c.text()) }
 
-// Hash returns the SHA-256 of a text, as StableHash and the hashes of sections are.
+// Hash returns the SHA-256 of text in hexadecimal.
 func Hash(text string) string {
 	s := sha256.Sum256([]byte(text))
 	return hex.EncodeToString(s[:])
 }
 
-// A lines is a text that grows by lines.
+// A field is a line with a key and values. Text writes it and Parse reads it.
+type field struct {
+	key string
+	// values are pointers: *string is quoted text, *word an unquoted one.
+	values []any
+}
+
+func line(key string, values ...any) field { return field{key, values} }
+
+// A word is text that needs no quotes.
+type word string
+
+func (m *Manifest) request() []field {
+	return []field{line("action", &m.Action), line("command", &m.Command), line("input-root", &m.InputRoot)}
+}
+
+// options are the fields that stand only where they are set.
+func (m *Manifest) options() []field {
+	var fields []field
+	if m.Revision != "" {
+		fields = append(fields, line("revision", &m.Revision))
+	}
+	if m.Seed != nil {
+		fields = append(fields, line("seed", m.Seed))
+	}
+	if m.Order != 0 {
+		fields = append(fields, line("order", &m.Order))
+	}
+	return fields
+}
+
+func (m *Manifest) result() []field {
+	return []field{
+		line("status", (*word)(&m.Status)), line("exit", &m.ExitCode),
+		line("stdout", &m.Stdout), line("stderr", &m.Stderr),
+	}
+}
+
+func (c *Configuration) fields() []field {
+	return []field{line("profile", &c.Profile), line("hermetic", &c.Hermetic), line("log-bytes", &c.LogBytes)}
+}
+
+func (h *Host) fields() []field {
+	return []field{
+		line("os", &h.OS, &h.Version), line("architecture", &h.Architecture), line("kernel", &h.Kernel, &h.Release),
+	}
+}
+
+func (v *Volatile) origin() []field {
+	return []field{
+		line("worker", &v.Worker), line("backend", &v.Backend), line("tier", &v.Tier), line("audit", &v.Audit),
+	}
+}
+
+func (v *Volatile) decision() []field {
+	return []field{line("policy", &v.Policy), line("rule", &v.Rule)}
+}
+
+func (v *Volatile) times() []field {
+	return []field{
+		line("queued", &v.Queued), line("began", &v.Began), line("staging", &v.Staging),
+		line("staged", &v.Staged), line("started", &v.Started), line("ended", &v.Ended),
+	}
+}
+
+// usageFields returns the resources a run used. Their keys end in the unit.
+func usageFields(u *sandbox.Usage) []field {
+	return []field{
+		line("user-ns", (*int64)(&u.User)), line("system-ns", (*int64)(&u.System)),
+		line("peak-rss-bytes", &u.PeakRSS), line("peak-memory-bytes", &u.PeakMemory),
+		line("peak-processes", &u.PeakProcesses),
+		line("read-bytes", &u.ReadBytes), line("written-bytes", &u.WrittenBytes),
+		line("voluntary-switches", &u.VoluntarySwitches), line("involuntary-switches", &u.InvoluntarySwitches),
+		line("packets-refused", &u.PacketsRefused),
+	}
+}
+
+func (v *Volatile) counts() []field {
+	return []field{line("events", &v.Events), line("unrecorded", &v.Unrecorded)}
+}
+
+// encode returns the text of a value of a field.
+func encode(value any) string {
+	switch v := value.(type) {
+	case *string:
+		return quote(*v)
+	case *word:
+		return string(*v)
+	case *cas.Digest:
+		return digest(*v)
+	case *bool:
+		return strconv.FormatBool(*v)
+	case *int:
+		return strconv.Itoa(*v)
+	case *int64:
+		return strconv.FormatInt(*v, 10)
+	case *uint64:
+		return strconv.FormatUint(*v, 10)
+	case *time.Time:
+		return v.UTC().Format(timeFormat)
+	}
+	panic("manifest: field of an unknown type")
+}
+
+// lines builds text line by line.
 type lines struct{ strings.Builder }
 
 func (l *lines) add(words ...string) {
@@ -63,7 +167,20 @@ func (l *lines) add(words ...string) {
 	l.WriteByte('\n')
 }
 
-// section adds the hash of a text, and each line of it behind a name.
+// fields adds a line per field, each after prefix.
+func (l *lines) fields(prefix string, fields []field) {
+	for _, f := range fields {
+		l.WriteString(prefix)
+		l.WriteString(f.key)
+		for _, v := range f.values {
+			l.WriteByte(' ')
+			l.WriteString(encode(v))
+		}
+		l.WriteByte('\n')
+	}
+}
+
+// section adds the hash of text and its lines, each after name.
 func (l *lines) section(name, text string) {
 	l.add(name+"-hash", Hash(text))
 	for line := range strings.Lines(text) {
@@ -73,7 +190,7 @@ func (l *lines) section(name, text string) {
 	}
 }
 
-// sorted adds lines in the order of their bytes, each once, behind a key.
+// sorted adds a line per item after key, sorted and without duplicates.
 func (l *lines) sorted(key string, list []string) {
 	slices.Sort(list)
 	for _, line := range slices.Compact(list) {
@@ -81,7 +198,6 @@ func (l *lines) sorted(key string, list []string) {
 	}
 }
 
-// programs adds a line for each program.
 func (l *lines) programs(all []Program) {
 	list := make([]string, len(all))
 	for i, p := range all {
@@ -92,34 +208,21 @@ func (l *lines) programs(all []Program) {
 
 func (m *Manifest) stable() string {
 	var l lines
-	l.Grow(2*len(m.Spec) + 256*(8+len(m.Outputs)+len(m.Toolchain.Programs))) // about what it takes
+	l.Grow(2*len(m.Spec) + 256*(8+len(m.Outputs)+len(m.Toolchain.Programs))) // an estimate
 	l.add(version)
-	l.add("action", digest(m.Action))
-	l.add("command", digest(m.Command))
-	l.add("input-root", digest(m.InputRoot))
-	if m.Revision != "" {
-		l.add("revision", quote(m.Revision))
-	}
-	if m.Seed != nil {
-		l.add("seed", strconv.FormatUint(*m.Seed, 10))
-	}
-	if m.Order != 0 {
-		l.add("order", strconv.FormatUint(m.Order, 10))
-	}
+	l.fields("", m.request())
+	l.fields("", m.options())
 	l.section("spec", m.Spec)
 	l.section("configuration", m.Configuration.text())
 	l.section("toolchain", m.Toolchain.text())
-	l.add("status", m.Status)
-	l.add("exit", strconv.Itoa(m.ExitCode))
-	l.add("stdout", digest(m.Stdout))
-	l.add("stderr", digest(m.Stderr))
+	l.fields("", m.result())
 	outputs := make([]string, len(m.Outputs))
 	for i, o := range m.Outputs {
-		what := quote(o.Target)
+		content := quote(o.Target)
 		if o.Kind != Symlink {
-			what = digest(o.Digest)
+			content = digest(o.Digest)
 		}
-		outputs[i] = quote(o.Path) + " " + string(o.Kind) + " " + what
+		outputs[i] = quote(o.Path) + " " + string(o.Kind) + " " + content
 	}
 	l.sorted("output", outputs)
 	return l.String()
@@ -127,13 +230,11 @@ func (m *Manifest) stable() string {
 
 func (c *Configuration) text() string {
 	var l lines
-	l.add("profile", quote(c.Profile))
-	l.add("hermetic", strconv.FormatBool(c.Hermetic))
-	l.add("log-bytes", strconv.FormatInt(c.LogBytes, 10))
+	l.fields("", c.fields())
 	return l.String()
 }
 
-// Whether the list of programs is complete.
+// The values of the line "programs".
 const (
 	complete   = "complete"
 	incomplete = "incomplete"
@@ -141,14 +242,12 @@ const (
 
 func (t *Toolchain) text() string {
 	var l lines
-	l.add("os", quote(t.OS), quote(t.Version))
-	l.add("architecture", quote(t.Architecture))
-	l.add("kernel", quote(t.Kernel), quote(t.Release))
-	known := incomplete
+	l.fields("", t.Host.fields())
+	programs := incomplete
 	if t.Complete {
-		known = complete
+		programs = complete
 	}
-	l.add("programs", known)
+	l.add("programs", programs)
 	l.programs(t.Programs)
 	return l.String()
 }
@@ -156,62 +255,36 @@ func (t *Toolchain) text() string {
 func (v *Volatile) text() string {
 	var l lines
 	l.Grow(1 << 10)
-	l.add("worker", quote(v.Worker))
-	l.add("backend", quote(v.Backend))
-	l.add("tier", quote(v.Tier))
-	l.add("audit", quote(v.Audit))
+	l.fields("", v.origin())
 	for _, limit := range v.Unenforced {
 		l.add("unenforced", quote(string(limit)))
 	}
 	l.programs(v.Programs)
-	l.add("policy", quote(v.Policy))
-	l.add("rule", quote(v.Rule))
-	for _, m := range v.moments() {
-		if !m.at.IsZero() {
-			l.add(m.name, m.at.UTC().Format(timeFormat))
-		}
-	}
-	for _, a := range amounts(&v.Usage) {
-		l.add("usage", a.name, strconv.FormatInt(*a.of, 10))
-	}
-	l.add("events", strconv.Itoa(v.Events))
-	l.add("unrecorded", strconv.Itoa(v.Unrecorded))
+	l.fields("", v.decision())
+	l.fields("", slices.DeleteFunc(v.times(), func(f field) bool { return f.values[0].(*time.Time).IsZero() }))
+	l.fields("usage ", usageFields(&v.Usage))
+	l.fields("", v.counts())
 	return l.String()
 }
 
-// A moment is a time and its name.
-type moment struct {
-	name string
-	at   *time.Time
-}
-
-func (v *Volatile) moments() []moment {
-	return []moment{
-		{"queued", &v.Queued}, {"began", &v.Began}, {"staging", &v.Staging}, {"staged", &v.Staged},
-		{"started", &v.Started}, {"ended", &v.Ended},
-	}
-}
-
-// An amount is something that was used, and its name, which ends in its unit.
-type amount struct {
-	name string
-	of   *int64
-}
-
-func amounts(u *sandbox.Usage) []amount {
-	return []amount{
-		{"user-ns", (*int64)(&u.User)}, {"system-ns", (*int64)(&u.System)},
-		{"peak-rss-bytes", &u.PeakRSS}, {"peak-memory-bytes", &u.PeakMemory}, {"peak-processes", &u.PeakProcesses},
-		{"read-bytes", &u.ReadBytes}, {"written-bytes", &u.WrittenBytes},
-		{"voluntary-switches", &u.VoluntarySwitches}, {"involuntary-switches", &u.InvoluntarySwitches},
-		{"packets-refused", &u.PacketsRefused},
-	}
-}
-
-// digest returns FUNCTION:HASH/SIZE, whatever the function.
+// digest returns FUNCTION:HASH/SIZE, also for the default function.
 func digest(d cas.Digest) string {
 	if d.IsZero() {
 		return "none"
 	}
 	return d.Function().String() + ":" + d.Hash() + "/" + strconv.FormatInt(d.Size(), 10)
+}
+
+// quote returns s in double quotes as printable ASCII with Go's escapes. It escapes everything beyond ASCII, because
+// what Unicode considers printable changes with its version.
+func quote(s string) string { return strconv.QuoteToASCII(s) }
+
+// unquote reads a quoted text at the beginning of s and returns what follows it.
+func unquote(s string) (text, rest string, err error) {
+	q, err := strconv.QuotedPrefix(s)
+	if err != nil {
+		return "", "", err
+	}
+	text, err = strconv.Unquote(q)
+	return text, s[len(q):], err
 }

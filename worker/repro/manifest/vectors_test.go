@@ -21,30 +21,43 @@ import (
 	"github.com/cloister-build/cloister/worker/repro/manifest"
 )
 
-var update = flag.Bool("update", false, "write the vectors in testdata anew")
+var update = flag.Bool("update", false, "rewrite the vectors in testdata")
 
-// spec is what every vector was given, with a command of its own.
+// spec returns the text of a Spec with a command.
 func spec(args ...string) string {
 	s := sandbox.Spec{
 		Args: args, Dir: "/build", Env: []string{"HOME=/tmp", "PATH=/usr/bin:/bin"},
-		Inputs:  []sandbox.Input{{Target: "/usr", Content: "host"}, {Target: "/build", Content: cas.SHA256.Sum([]byte("root")).String()}},
+		Inputs: []sandbox.Input{
+			{Target: "/usr", Content: "host"},
+			{Target: "/build", Content: cas.SHA256.Sum([]byte("root")).String()},
+		},
 		Outputs: []sandbox.Output{{Target: "/build"}}, Temp: []sandbox.Temp{{Target: "/tmp", Bytes: 4 << 30}},
-		Network: sandbox.Network{Loopback: true}, Limits: sandbox.DefaultLimits(), Timeout: time.Hour, Grace: 5 * time.Second,
+		Network: sandbox.Network{
+			Loopback: true,
+		}, Limits: sandbox.DefaultLimits(), Timeout: time.Hour, Grace: 5 * time.Second,
 	}
 	return s.Text()
 }
 
-// plain is a run that made nothing.
+// plain returns the manifest of a run without outputs.
 func plain() *manifest.Manifest {
 	at := time.Date(2026, 11, 21, 19, 15, 0, 0, time.UTC)
 	after := func(ms int) time.Time { return at.Add(time.Duration(ms) * time.Millisecond) }
 	return &manifest.Manifest{
-		Action: cas.SHA256.Sum([]byte("action")), Command: cas.SHA256.Sum([]byte("command")), InputRoot: cas.SHA256.Sum([]byte("root")),
+		Action: cas.SHA256.Sum(
+			[]byte("action"),
+		), Command: cas.SHA256.Sum([]byte("command")), InputRoot: cas.SHA256.Sum([]byte("root")),
 		Stdout: cas.SHA256.Sum(nil), Stderr: cas.SHA256.Sum(nil),
 		Spec:          spec("/bin/true"),
 		Configuration: manifest.Configuration{Profile: "build", Hermetic: true, LogBytes: 32 << 20},
 		Toolchain: manifest.Toolchain{
-			Host:     manifest.Host{OS: "debian", Version: "12", Architecture: "amd64", Kernel: "Linux", Release: "6.18.5"},
+			Host: manifest.Host{
+				OS:           "debian",
+				Version:      "12",
+				Architecture: "amd64",
+				Kernel:       "Linux",
+				Release:      "6.18.5",
+			},
 			Complete: true,
 			Programs: []manifest.Program{
 				{Path: "/usr/lib/x86_64-linux-gnu/ld-linux-x86-64.so.2", Sum: cas.SHA256.Sum([]byte("ld.so")).Hash()},
@@ -55,12 +68,17 @@ func plain() *manifest.Manifest {
 		Volatile: manifest.Volatile{
 			Worker: "one", Backend: "namespace", Tier: "full", Audit: "attempts", Policy: cas.SHA256.Sum([]byte("policy")).Hash(), Rule: "default",
 			Queued: at, Began: after(1), Staging: after(2), Staged: after(3), Started: after(4), Ended: after(1004),
-			Usage: sandbox.Usage{User: 1500 * time.Microsecond, System: 500 * time.Microsecond, PeakRSS: 1 << 20, PeakProcesses: 2},
+			Usage: sandbox.Usage{
+				User:          1500 * time.Microsecond,
+				System:        500 * time.Microsecond,
+				PeakRSS:       1 << 20,
+				PeakProcesses: 2,
+			},
 		},
 	}
 }
 
-// vectors are the manifests in testdata.
+// vectors change plain to the manifests in testdata.
 var vectors = map[string]func(m *manifest.Manifest){
 	"plain": func(*manifest.Manifest) {},
 	"outputs": func(m *manifest.Manifest) {
@@ -96,7 +114,10 @@ var vectors = map[string]func(m *manifest.Manifest){
 		m.Spec = spec("printf", "a\nb\t\"c\"\\ \x01\x7f\u00e9\u202e\U0001f600")
 		m.Configuration.Profile = `with "quotes" and \`
 		for _, name := range []string{" ", "volatile", "new\nline", "\xff not UTF-8", "\u00e9", "\U0001f600", "right \u202e left", "\x1b[2J", "\ufffd", "b", "B", "a b", "a"} {
-			m.Outputs = append(m.Outputs, manifest.Output{Kind: manifest.File, Path: name, Digest: cas.SHA256.Sum([]byte(name))})
+			m.Outputs = append(
+				m.Outputs,
+				manifest.Output{Kind: manifest.File, Path: name, Digest: cas.SHA256.Sum([]byte(name))},
+			)
 		}
 		m.Outputs = append(m.Outputs, manifest.Output{Kind: manifest.Symlink, Path: "link", Target: "../\n\"x\""})
 	},
@@ -118,7 +139,7 @@ func TestVectors(t *testing.T) {
 	var hashes strings.Builder
 	names := []string{"blake3", "failed", "names", "outputs", "plain", "seeded"}
 	if len(names) != len(vectors) {
-		t.Fatal("not every vector is tried")
+		t.Fatalf("%d names for %d vectors", len(names), len(vectors))
 	}
 	for _, name := range names {
 		m := vector(name)
@@ -142,7 +163,7 @@ func TestVectors(t *testing.T) {
 			continue
 		}
 		if again.Text() != string(want) || again.StableHash() != m.StableHash() || len(manifest.Diff(m, again)) > 0 {
-			t.Errorf("%s: read as\n%s", name, again.Text())
+			t.Errorf("%s: parsed as\n%s", name, again.Text())
 		}
 	}
 	if *update {
@@ -155,7 +176,7 @@ func TestVectors(t *testing.T) {
 	}
 }
 
-// verify runs the script over a copy of the vectors.
+// verify runs verify.sh on a copy of the vectors.
 func verify(t *testing.T, change func(dir string)) error {
 	t.Helper()
 	for _, tool := range []string{"sh", "sed", "sort", "sha256sum"} {
@@ -173,19 +194,19 @@ func verify(t *testing.T, change func(dir string)) error {
 	return err
 }
 
-// TestVectorsAreVerifiedWithoutUs: by a script that knows nothing of this package; and what is changed is found.
-func TestVectorsAreVerifiedWithoutUs(t *testing.T) {
+// The script shares no code with this package.
+func TestScriptVerifiesVectorsAndFindsChanges(t *testing.T) {
 	if err := verify(t, nil); err != nil {
-		t.Fatalf("the vectors are refused: %v", err)
+		t.Fatalf("verify.sh rejects the vectors: %v", err)
 	}
 	for name, change := range map[string][3]string{
-		"another exit code":         {"failed", "exit 143", "exit 144"},
-		"another argument":          {"outputs", `spec arg "cc"`, `spec arg "cd"`},
-		"another program":           {"plain", `program "/bin/true"`, `program "/bin/false"`},
-		"another configuration":     {"plain", "hermetic true", "hermetic false"},
-		"a line that is not there":  {"seeded", "order 7\n", ""},
-		"outputs in another order":  {"names", "output \"B\"", "output \"z\""},
-		"a separator that is early": {"plain", "status OK", "volatile\nstatus OK"},
+		"another exit code":        {"failed", "exit 143", "exit 144"},
+		"another argument":         {"outputs", `spec arg "cc"`, `spec arg "cd"`},
+		"another program":          {"plain", `program "/bin/true"`, `program "/bin/false"`},
+		"another configuration":    {"plain", "hermetic true", "hermetic false"},
+		"missing line":             {"seeded", "order 7\n", ""},
+		"outputs in another order": {"names", "output \"B\"", "output \"z\""},
+		"early separator":          {"plain", "status OK", "volatile\nstatus OK"},
 	} {
 		err := verify(t, func(dir string) {
 			file := filepath.Join(dir, change[0]+".manifest")
@@ -198,25 +219,25 @@ func TestVectorsAreVerifiedWithoutUs(t *testing.T) {
 			}
 		})
 		if exit := new(exec.ExitError); !errors.As(err, &exit) {
-			t.Errorf("%s is not found: %v", name, err)
+			t.Errorf("%s: got %v, want an exit error", name, err)
 		}
 	}
-	// Nor is a list in another order, or with a line twice, though all hashes be those of the text.
+	// Lists must be sorted and without duplicates even if all hashes match.
 	for name, change := range map[string]func(lines []string) []string{
 		"outputs in another order": func(l []string) []string { slices.Reverse(l); return l },
 		"an output twice":          func(l []string) []string { return slices.Concat(l[:1], l) },
 	} {
 		if err := verify(t, func(dir string) { rewrite(t, dir, "output ", change) }); err == nil {
-			t.Errorf("%s: not found", name)
+			t.Errorf("%s: accepted", name)
 		}
 		if err := verify(t, func(dir string) { rewrite(t, dir, "toolchain program ", change) }); err == nil {
-			t.Errorf("%s, of programs: not found", name)
+			t.Errorf("%s, programs: accepted", name)
 		}
 	}
 	if err := verify(t, func(dir string) { rewrite(t, dir, "output ", func(l []string) []string { return l[1:] }) }); err != nil {
-		t.Errorf("a text of another run is refused: %v", err)
+		t.Errorf("verify.sh rejects a valid text: %v", err)
 	}
-	// What is volatile may change.
+	// The volatile part may change.
 	if err := verify(t, func(dir string) {
 		file := filepath.Join(dir, "plain.manifest")
 		text, err := os.ReadFile(file)
@@ -227,7 +248,7 @@ func TestVectorsAreVerifiedWithoutUs(t *testing.T) {
 			t.Fatal(err)
 		}
 	}); err != nil {
-		t.Errorf("another worker gives another stable hash: %v", err)
+		t.Errorf("another worker changes the stable hash: %v", err)
 	}
 }
 
@@ -252,7 +273,7 @@ func rewrite(t *testing.T, dir, prefix string, change func(lines []string) []str
 		}
 	}
 	if len(list) < 2 {
-		t.Fatalf("there are %d lines of %q", len(list), prefix)
+		t.Fatalf("%d lines begin with %q, want 2 or more", len(list), prefix)
 	}
 	all := slices.Concat(before, change(list), after)
 	h := sha256.New()
@@ -273,7 +294,7 @@ func rewrite(t *testing.T, dir, prefix string, change func(lines []string) []str
 	}
 }
 
-func TestOrderOfListsDoesNotMatter(t *testing.T) {
+func TestTextSortsLists(t *testing.T) {
 	a, b := vector("outputs"), vector("outputs")
 	slices.Reverse(b.Outputs)
 	slices.Reverse(b.Toolchain.Programs)
