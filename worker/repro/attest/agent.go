@@ -17,9 +17,8 @@ import (
 	"golang.org/x/crypto/ssh/agent"
 )
 
-// AgentKey returns a key that signs by the ssh-agent at a socket, which must have the private half of public at hand: a
-// tool of OpenSSH, or whatever else speaks its protocol. It is asked anew for each signature, and may ask a person. It
-// fails with ErrAgent.
+// AgentKey returns a key that signs through the ssh-agent at a socket, which must hold the private half of public. Each
+// signature is a request to the agent, which may ask a person. It fails with ErrAgent.
 func AgentKey(ctx context.Context, socket string, public *Key) (*Key, error) {
 	k := *public
 	a := sshAgent{socket: socket, key: &k}
@@ -36,13 +35,13 @@ func AgentKey(ctx context.Context, socket string, public *Key) (*Key, error) {
 	return &k, nil
 }
 
-// An sshAgent is one that is asked about one key.
+// An sshAgent uses one key of an ssh-agent.
 type sshAgent struct {
 	socket string
 	key    *Key
 }
 
-// ask calls f with a client, whose connection ends with ctx.
+// ask calls f with a client. Its connection ends with ctx.
 func (a *sshAgent) ask(ctx context.Context, f func(agent.ExtendedAgent) error) error {
 	var d net.Dialer
 	conn, err := d.DialContext(ctx, "unix", a.socket)
@@ -65,16 +64,16 @@ func (a *sshAgent) has(ctx context.Context) error {
 			return err
 		}
 		if !slices.ContainsFunc(all, func(k *agent.Key) bool { return bytes.Equal(k.Blob, a.key.wire.Marshal()) }) {
-			return fmt.Errorf("the one at %s has %d keys, and not %s; add it by: ssh-add KEY", a.socket, len(all), a.key.id)
+			return fmt.Errorf("none of the %d keys at %s is %s; run ssh-add KEY", len(all), a.socket, a.key.id)
 		}
 		return nil
 	})
 }
 
-// agentMax is how many bytes the agent of OpenSSH takes in one message (AGENT_MAX_LEN), less what is around the data.
+// agentMax is the largest text that OpenSSH's agent signs: a message of AGENT_MAX_LEN bytes less its framing.
 const agentMax = 256<<10 - 4<<10
 
-// sign returns the agent's signature of data, in the form that it has in an envelope.
+// sign returns the agent's signature of data in the form that Key.verify accepts.
 func (a *sshAgent) sign(ctx context.Context, data []byte) (signature []byte, err error) {
 	err = a.ask(ctx, func(c agent.ExtendedAgent) error {
 		flags := agent.SignatureFlags(0)
@@ -89,12 +88,17 @@ func (a *sshAgent) sign(ctx context.Context, data []byte) (signature []byte, err
 		return err
 	})
 	if err != nil && len(data) > agentMax {
-		err = fmt.Errorf("%w (the statement has %d bytes, and the agent of OpenSSH takes no more than %d: sign with the file of the key)", err, len(data), agentMax)
+		err = fmt.Errorf(
+			"%w (the statement has %d bytes; OpenSSH's agent signs at most %d: sign with the key file instead)",
+			err,
+			len(data),
+			agentMax,
+		)
 	}
 	return signature, err
 }
 
-// plain returns a signature of SSH (RFC 4253, 5656, 8332, 8709) as that of its algorithm alone.
+// plain removes the SSH encoding (RFC 4253, 5656, 8332, 8709) from a signature.
 func (a *sshAgent) plain(s *ssh.Signature) ([]byte, error) {
 	switch s.Format {
 	case ssh.KeyAlgoED25519:
@@ -106,11 +110,11 @@ func (a *sshAgent) plain(s *ssh.Signature) ([]byte, error) {
 		}
 		return asn1.Marshal(n)
 	case ssh.KeyAlgoRSASHA256:
-		// Some agents leave out zeros in front.
+		// Some agents drop leading zeros.
 		if public, ok := a.key.public.(*rsa.PublicKey); ok && len(s.Blob) < public.Size() {
 			return append(make([]byte, public.Size()-len(s.Blob)), s.Blob...), nil
 		}
 		return s.Blob, nil
 	}
-	return nil, fmt.Errorf("it gave a signature of the type %q, which is not what was asked for", s.Format)
+	return nil, fmt.Errorf("the agent returned a signature of another type: %q", s.Format)
 }

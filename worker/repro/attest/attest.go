@@ -1,9 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package attest writes and checks statements about actions, in the form that in-toto gives them
-// (https://github.com/in-toto/attestation, Statement v1): that an action was run several times and what came of it,
-// and how one result came about (SLSA provenance v1). A statement says what one run of Cloister saw. A signature says
-// whose run that was, and nothing else does.
+// Package attest writes and checks in-toto statements (https://github.com/in-toto/attestation, Statement v1) about
+// actions: whether several runs of an action produced the same outputs, and how one result was produced (SLSA provenance
+// v1). A statement records what one run of Cloister observed. Only a signature proves whose run it was.
 package attest
 
 import (
@@ -21,29 +20,29 @@ import (
 // The types that statements name.
 const (
 	statementType = "https://in-toto.io/Statement/v1"
-	// ReproducibilityType is that of a Reproducibility, ProvenanceType that of a Provenance.
+	// ReproducibilityType and ProvenanceType are the predicate types of Reproducibility and Provenance.
 	ReproducibilityType = "https://github.com/cloister-build/cloister/blob/main/docs/attest.md#reproducibility-v1"
 	ProvenanceType      = "https://slsa.dev/provenance/v1"
-	// BuildType says how the parameters of a Provenance are to be read.
+	// BuildType defines the meaning of a Provenance's parameters.
 	BuildType = "https://github.com/cloister-build/cloister/blob/main/docs/attest.md#action-v1"
 )
 
 // Errors of statements.
 var (
-	// ErrStatement says that a text is no statement, or one that contradicts itself; its text says where.
+	// ErrStatement means that a text is not a statement or contradicts itself.
 	ErrStatement = errors.New("not a valid statement")
-	// ErrSignature says that a statement is not signed by any of the keys that are accepted.
+	// ErrSignature means that none of the accepted keys signed a statement.
 	ErrSignature = errors.New("not signed by an accepted key")
-	// ErrKey says that a key cannot be used.
+	// ErrKey means that a key cannot be used.
 	ErrKey = errors.New("unusable key")
-	// ErrPassphrase says that a private key is locked by a passphrase, which was not given.
-	ErrPassphrase = errors.New("the passphrase of the key is needed")
-	// ErrAgent says that no ssh-agent signs by a key.
-	ErrAgent = errors.New("ssh-agent does not sign")
+	// ErrPassphrase means that the passphrase of a private key is missing or wrong.
+	ErrPassphrase = errors.New("the key needs a passphrase")
+	// ErrAgent means that no ssh-agent signs with a key.
+	ErrAgent = errors.New("ssh-agent cannot sign")
 )
 
-// A Descriptor names some bytes (in-toto ResourceDescriptor v1). Digest maps the name of a digest function, in lower
-// case, to the hash in hexadecimal.
+// A Descriptor identifies a file or other bytes (in-toto ResourceDescriptor v1). Digest maps the name of a digest function
+// in lower case to a hash in hexadecimal.
 type Descriptor struct {
 	Name        string            `json:"name,omitempty"`
 	URI         string            `json:"uri,omitempty"`
@@ -53,29 +52,30 @@ type Descriptor struct {
 }
 
 func (d *Descriptor) equal(e *Descriptor) bool {
-	return d.Name == e.Name && d.MediaType == e.MediaType && maps.Equal(d.Digest, e.Digest) && maps.Equal(d.Annotations, e.Annotations)
+	return d.Name == e.Name && d.MediaType == e.MediaType && maps.Equal(d.Digest, e.Digest) &&
+		maps.Equal(d.Annotations, e.Annotations)
 }
 
-// A Statement says something about its subjects. Exactly one of the predicates is set.
+// A Statement has subjects and exactly one predicate about them.
 type Statement struct {
-	// Subjects are the outputs of the action, those of the first run; or the action, if it has none.
+	// Subjects are the outputs of the first run or, if it has none, the action.
 	Subjects        []Descriptor
 	Reproducibility *Reproducibility
 	Provenance      *Provenance
 }
 
-// A Reproducibility says what came of running one action several times.
+// Reproducibility is the result of running one action several times.
 type Reproducibility struct {
 	// Verdict is Same, Differs or Flaky.
 	Verdict string `json:"verdict"`
-	// Action is the action. Tool is the version of Cloister.
+	// Tool is the version of Cloister.
 	Action Descriptor `json:"action"`
 	Tool   string     `json:"tool"`
-	// Runs are in the order in which they were made, two at least.
+	// Runs are at least two, in chronological order.
 	Runs []Run `json:"runs"`
-	// NotVaried are the factors that were held as usual, each with the reason.
+	// NotVaried maps each factor that was not varied to the reason.
 	NotVaried map[string]string `json:"notVaried,omitempty"`
-	// Causes are what explains the differences, in the order of the report: "libapp.a: member util.o: mtime: timestamp".
+	// Causes explain the differences, in the order of the report: "libapp.a: member util.o: mtime: timestamp".
 	Causes []string `json:"causes,omitempty"`
 }
 
@@ -86,17 +86,17 @@ const (
 	Flaky   = "flaky exit"
 )
 
-// A Run is one of the runs.
+// A Run is one run of the action.
 type Run struct {
 	Worker string `json:"worker,omitempty"`
-	// Varied are what the run noticed otherwise than a usual one, each beginning with the name of its factor.
+	// Varied lists the varied conditions, each beginning with the name of its factor.
 	Varied []string `json:"varied,omitempty"`
-	// StableHash is that of the run's manifest, "" where there is none.
+	// StableHash is that of the run's manifest; "" if there is none.
 	StableHash string    `json:"stableHash,omitempty"`
 	StartedOn  time.Time `json:"startedOn,omitzero"`
 	FinishedOn time.Time `json:"finishedOn,omitzero"`
 	ExitCode   int32     `json:"exitCode"`
-	// Code is how the run ended, if not well, as the API has it: "DeadlineExceeded".
+	// Code is the status code of the API unless it is OK: "DeadlineExceeded".
 	Code string `json:"code,omitempty"`
 	// Outputs are sorted by name. Stdout and Stderr have no name.
 	Outputs []Descriptor `json:"outputs"`
@@ -104,25 +104,25 @@ type Run struct {
 	Stderr  Descriptor   `json:"stderr,omitzero"`
 }
 
-// A Provenance says how one result came about (https://slsa.dev/spec/v1.1/provenance).
+// Provenance records how one result was produced (https://slsa.dev/spec/v1.1/provenance).
 type Provenance struct {
 	BuildDefinition BuildDefinition `json:"buildDefinition"`
 	RunDetails      RunDetails      `json:"runDetails"`
 }
 
-// A BuildDefinition is what was to be done.
+// A BuildDefinition describes the requested work.
 type BuildDefinition struct {
 	BuildType string `json:"buildType"`
-	// ExternalParameters are the action's: what the client decided.
+	// ExternalParameters were chosen by the client.
 	ExternalParameters Parameters `json:"externalParameters"`
-	// InternalParameters are the worker's: what its operator decided.
+	// InternalParameters were chosen by the worker's operator.
 	InternalParameters map[string]string `json:"internalParameters,omitempty"`
-	// ResolvedDependencies are action, command and input root, the programs of the host that were executed, and the
-	// source revision, as far as they are known.
+	// ResolvedDependencies are the action, its command and input root and, if known, the executed programs of the host
+	// and the source revision.
 	ResolvedDependencies []Descriptor `json:"resolvedDependencies"`
 }
 
-// Parameters are what an action states.
+// Parameters are the contents of an action.
 type Parameters struct {
 	Action           string   `json:"action"`
 	Instance         string   `json:"instance,omitempty"`
@@ -133,27 +133,27 @@ type Parameters struct {
 	Platform         []string `json:"platform,omitempty"`
 }
 
-// RunDetails are what was done.
+// RunDetails describe the performed work.
 type RunDetails struct {
 	Builder    Builder      `json:"builder"`
 	Metadata   Metadata     `json:"metadata,omitzero"`
 	Byproducts []Descriptor `json:"byproducts,omitempty"`
 }
 
-// A Builder is who is trusted to have done it. Version maps a component to its version.
+// A Builder is the trusted party that did the work. Version maps components to versions.
 type Builder struct {
 	ID      string            `json:"id"`
 	Version map[string]string `json:"version,omitempty"`
 }
 
-// Metadata is about one run.
+// Metadata describes one run.
 type Metadata struct {
 	InvocationID string    `json:"invocationId,omitempty"`
 	StartedOn    time.Time `json:"startedOn,omitzero"`
 	FinishedOn   time.Time `json:"finishedOn,omitzero"`
 }
 
-// wire is a Statement as it is written.
+// wire is the JSON form of a Statement.
 type wire struct {
 	Type          string          `json:"_type"`
 	Subject       []Descriptor    `json:"subject"`
@@ -161,7 +161,7 @@ type wire struct {
 	Predicate     json.RawMessage `json:"predicate"`
 }
 
-// Encode returns the statement as JSON. It fails with ErrStatement if it would not pass Validate.
+// Encode returns the statement as JSON. It fails with ErrStatement if the statement is invalid.
 func (s *Statement) Encode() ([]byte, error) {
 	if err := s.Validate(); err != nil {
 		return nil, err
@@ -178,8 +178,8 @@ func (s *Statement) Encode() ([]byte, error) {
 	return json.Marshal(w)
 }
 
-// Decode is the inverse of Encode. It fails with ErrStatement for what is not a statement of the two kinds, has fields
-// that these do not have, or contradicts itself.
+// Decode is the inverse of Encode. It fails with ErrStatement if the text is not a statement with one of the two
+// predicates, has unknown fields, or contradicts itself.
 func Decode(text []byte) (*Statement, error) {
 	var w wire
 	err := strict(text, &w)
@@ -190,7 +190,7 @@ func Decode(text []byte) (*Statement, error) {
 		return nil, fmt.Errorf("%w: %w", ErrStatement, err)
 	}
 	if w.Type != statementType {
-		return nil, fmt.Errorf("%w: its _type is %q, not %q", ErrStatement, w.Type, statementType)
+		return nil, fmt.Errorf("%w: _type %q, want %q", ErrStatement, w.Type, statementType)
 	}
 	s := &Statement{Subjects: w.Subject}
 	var predicate any
@@ -202,7 +202,13 @@ func Decode(text []byte) (*Statement, error) {
 		s.Provenance = &Provenance{}
 		predicate = s.Provenance
 	default:
-		return nil, fmt.Errorf("%w: its predicateType is %q, neither %q nor %q", ErrStatement, w.PredicateType, ReproducibilityType, ProvenanceType)
+		return nil, fmt.Errorf(
+			"%w: predicateType %q, want %q or %q",
+			ErrStatement,
+			w.PredicateType,
+			ReproducibilityType,
+			ProvenanceType,
+		)
 	}
 	if err := strict(w.Predicate, predicate); err != nil {
 		return nil, fmt.Errorf("%w: predicate: %w", ErrStatement, err)
@@ -210,26 +216,25 @@ func Decode(text []byte) (*Statement, error) {
 	return s, s.Validate()
 }
 
-// strict decodes one JSON value with no field that v lacks, and nothing after it.
+// strict decodes one JSON value. It rejects unknown fields and text after the value.
 func strict(text []byte, v any) error {
 	d := json.NewDecoder(bytes.NewReader(text))
 	d.DisallowUnknownFields()
 	if err := d.Decode(v); err != nil {
 		return err
 	}
-	if _, err := d.Token(); err != io.EOF { // More takes a stray bracket for the end of something
-		return errors.New("something follows it")
+	if _, err := d.Token(); err != io.EOF { // Decoder.More would accept a stray bracket
+		return errors.New("text after the JSON value")
 	}
 	return nil
 }
 
-// unambiguous fails if an object of a JSON value has a key twice, or two that differ in case: of these one reader takes the
-// first, another the last, and package json does not tell them apart.
+// unambiguous fails if an object in a JSON text has two keys that are equal or differ in case only: some readers take the
+// first, others the last.
 func unambiguous(text []byte) error {
-	// An object has keys, and waits for a value after each.
 	type level struct {
-		keys map[string]bool
-		wait bool
+		keys      map[string]bool // nil in an array
+		wantValue bool
 	}
 	open := []*level{{}}
 	for d := json.NewDecoder(bytes.NewReader(text)); ; {
@@ -242,12 +247,12 @@ func unambiguous(text []byte) error {
 		}
 		in := open[len(open)-1]
 		switch key, ok := token.(string); {
-		case ok && in.keys != nil && !in.wait:
-			folded := strings.ToLower(strings.ToUpper(key)) // one of the two alone leaves some letters as they are
+		case ok && in.keys != nil && !in.wantValue:
+			folded := strings.ToLower(strings.ToUpper(key)) // either alone does not change some letters
 			if in.keys[folded] {
-				return fmt.Errorf("%.100q is there twice", key)
+				return fmt.Errorf("duplicate key %.100q", key)
 			}
-			in.keys[folded], in.wait = true, true
+			in.keys[folded], in.wantValue = true, true
 			continue
 		case token == json.Delim('}') || token == json.Delim(']'):
 			open = open[:len(open)-1]
@@ -257,18 +262,18 @@ func unambiguous(text []byte) error {
 		case token == json.Delim('['):
 			open = append(open, &level{})
 		}
-		in.wait = false
+		in.wantValue = false
 	}
 }
 
-// Validate fails with ErrStatement if the statement contradicts itself: a verdict that does not follow from the runs,
-// subjects that are not the outputs of the first run, an action whose name is not its digest, or a digest that is none.
+// Validate fails with ErrStatement if the statement contradicts itself: the verdict does not follow from the runs, the
+// subjects are not the outputs of the first run, the action's name is not its digest, or a digest is malformed.
 func (s *Statement) Validate() error {
 	bad := func(format string, args ...any) error {
 		return fmt.Errorf("%w: %s", ErrStatement, fmt.Sprintf(format, args...))
 	}
 	if len(s.Subjects) == 0 {
-		return bad("it is about nothing: it has no subject")
+		return bad("no subject")
 	}
 	for i := range s.Subjects {
 		if d := &s.Subjects[i]; d.Name == "" || len(d.Digest) == 0 {
@@ -280,24 +285,24 @@ func (s *Statement) Validate() error {
 	}
 	switch r := s.Reproducibility; {
 	case (r == nil) == (s.Provenance == nil):
-		return bad("it has not exactly one predicate")
+		return bad("it needs exactly one predicate")
 	case r == nil && s.Provenance.BuildDefinition.BuildType != BuildType:
-		return bad("its build type is %q, not %q", s.Provenance.BuildDefinition.BuildType, BuildType)
+		return bad("build type %q, want %q", s.Provenance.BuildDefinition.BuildType, BuildType)
 	case r == nil:
 		return nil
 	case len(r.Runs) < 2:
-		return bad("%d runs say nothing about reproducibility", len(r.Runs))
+		return bad("%d runs, want at least 2", len(r.Runs))
 	case !r.Action.named():
-		return bad("the action is called %q, and its digest is another", r.Action.Name)
-	case r.Verdict != r.follows():
-		return bad("the verdict is %q, and from the runs follows %q", r.Verdict, r.follows())
+		return bad("the action's name %q is not its digest", r.Action.Name)
+	case r.Verdict != r.computed():
+		return bad("the verdict is %q, but the runs show %q", r.Verdict, r.computed())
 	case !slices.EqualFunc(s.Subjects, r.Subjects(), func(a, b Descriptor) bool { return a.equal(&b) }):
 		return bad("the subjects are not the outputs of the first run")
 	}
 	return nil
 }
 
-// Subjects returns what a statement about r is about: the outputs of the first run or, if it has none, the action.
+// Subjects returns the outputs of the first run or, if it has none, the action.
 func (r *Reproducibility) Subjects() []Descriptor {
 	if outputs := r.Runs[0].Outputs; len(outputs) > 0 {
 		return outputs
@@ -305,8 +310,8 @@ func (r *Reproducibility) Subjects() []Descriptor {
 	return []Descriptor{r.Action}
 }
 
-// follows returns the verdict that follows from the runs.
-func (r *Reproducibility) follows() string {
+// computed returns the verdict that follows from the runs.
+func (r *Reproducibility) computed() string {
 	verdict := Same
 	first := &r.Runs[0]
 	for i := range r.Runs[1:] {
@@ -322,7 +327,7 @@ func (r *Reproducibility) follows() string {
 	return verdict
 }
 
-// named reports whether the name of d is its digest, as a command line states it: "HASH/SIZE", or "FUNCTION:HASH/SIZE".
+// named reports whether d is named by its digest: "HASH/SIZE" or "FUNCTION:HASH/SIZE".
 func (d *Descriptor) named() bool {
 	hash, _, _ := strings.Cut(d.Name, "/")
 	_, other, ok := strings.Cut(hash, ":")
@@ -337,7 +342,7 @@ func (d *Descriptor) named() bool {
 func (d *Descriptor) validate() error {
 	for function, hash := range d.Digest {
 		if len(hash) < 32 || len(hash) > 128 || strings.Trim(hash, "0123456789abcdef") != "" {
-			return fmt.Errorf("%s %q is no hash", function, hash)
+			return fmt.Errorf("invalid %s hash %q", function, hash)
 		}
 	}
 	return nil

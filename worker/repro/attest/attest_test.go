@@ -40,7 +40,12 @@ func hash(c string) map[string]string { return map[string]string{"sha256": strin
 // reproducible returns a statement about two equal runs.
 func reproducible() *Statement {
 	outputs := []Descriptor{{Name: "bin/app", Digest: hash("a")}, {Name: "bin/app.d", Digest: hash("b")}}
-	run := Run{Worker: "one", Outputs: outputs, Stdout: Descriptor{Digest: hash("c")}, StartedOn: time.Unix(1_700_000_000, 0).UTC()}
+	run := Run{
+		Worker:    "one",
+		Outputs:   outputs,
+		Stdout:    Descriptor{Digest: hash("c")},
+		StartedOn: time.Unix(1_700_000_000, 0).UTC(),
+	}
 	other := run
 	other.Worker, other.Varied = "two", []string{"time +400d"}
 	return &Statement{Subjects: outputs, Reproducibility: &Reproducibility{
@@ -50,8 +55,11 @@ func reproducible() *Statement {
 
 func provenance() *Statement {
 	return &Statement{Subjects: []Descriptor{{Name: "bin/app", Digest: hash("a")}}, Provenance: &Provenance{
-		BuildDefinition: BuildDefinition{BuildType: BuildType, ExternalParameters: Parameters{Action: "d/1", Arguments: []string{"true"}}},
-		RunDetails:      RunDetails{Builder: Builder{ID: "https://example.org/builder"}},
+		BuildDefinition: BuildDefinition{
+			BuildType:          BuildType,
+			ExternalParameters: Parameters{Action: "d/1", Arguments: []string{"true"}},
+		},
+		RunDetails: RunDetails{Builder: Builder{ID: "https://example.org/builder"}},
 	}}
 }
 
@@ -72,33 +80,32 @@ func TestDecodeIsInverseOfEncode(t *testing.T) {
 	}
 }
 
-// A statement that its own runs contradict is refused, both when it is written and when it is read.
-func TestVerdictFollowsFromRuns(t *testing.T) {
+func TestEncodeAndDecodeRejectContradictions(t *testing.T) {
 	for name, spoil := range map[string]func(*Statement){
-		"another output":        func(s *Statement) { s.Reproducibility.Runs[1].Outputs = s.Reproducibility.Runs[1].Outputs[:1] },
-		"other modes":           func(s *Statement) { s.Reproducibility.Runs[1].Outputs = executable(s.Reproducibility.Runs[1].Outputs) },
-		"another stdout":        func(s *Statement) { s.Reproducibility.Runs[1].Stdout.Digest = hash("e") },
-		"another stderr":        func(s *Statement) { s.Reproducibility.Runs[1].Stderr.Digest = hash("e") },
-		"another exit code":     func(s *Statement) { s.Reproducibility.Runs[1].ExitCode = 1 },
-		"another code":          func(s *Statement) { s.Reproducibility.Runs[1].Code = "DeadlineExceeded" },
-		"an invented verdict":   func(s *Statement) { s.Reproducibility.Verdict = "fine" },
+		"different output":      func(s *Statement) { s.Reproducibility.Runs[1].Outputs = s.Reproducibility.Runs[1].Outputs[:1] },
+		"different mode":        func(s *Statement) { s.Reproducibility.Runs[1].Outputs = executable(s.Reproducibility.Runs[1].Outputs) },
+		"different stdout":      func(s *Statement) { s.Reproducibility.Runs[1].Stdout.Digest = hash("e") },
+		"different stderr":      func(s *Statement) { s.Reproducibility.Runs[1].Stderr.Digest = hash("e") },
+		"different exit code":   func(s *Statement) { s.Reproducibility.Runs[1].ExitCode = 1 },
+		"different code":        func(s *Statement) { s.Reproducibility.Runs[1].Code = "DeadlineExceeded" },
+		"unknown verdict":       func(s *Statement) { s.Reproducibility.Verdict = "fine" },
 		"one run":               func(s *Statement) { s.Reproducibility.Runs = s.Reproducibility.Runs[:1] },
-		"other subjects":        func(s *Statement) { s.Subjects = s.Subjects[1:] },
-		"another subject":       func(s *Statement) { s.Subjects = []Descriptor{s.Subjects[0], {Name: "bin/app.d", Digest: hash("f")}} },
+		"missing subject":       func(s *Statement) { s.Subjects = s.Subjects[1:] },
+		"wrong subject":         func(s *Statement) { s.Subjects = []Descriptor{s.Subjects[0], {Name: "bin/app.d", Digest: hash("f")}} },
 		"both predicates":       func(s *Statement) { s.Provenance = provenance().Provenance },
 		"no predicate":          func(s *Statement) { s.Reproducibility = nil },
 		"no digest":             func(s *Statement) { s.Subjects[0].Digest = nil },
-		"a hash that is none":   func(s *Statement) { s.Subjects[0].Digest = map[string]string{"sha256": strings.Repeat("G", 64)} },
-		"another action":        func(s *Statement) { s.Reproducibility.Action.Name = strings.Repeat("e", 64) + "/142" },
-		"an unnamed action":     func(s *Statement) { s.Reproducibility.Action.Name = "" },
-		"an action of two":      func(s *Statement) { s.Reproducibility.Action.Digest["blake3"] = strings.Repeat("e", 64) },
-		"nothing it is about":   func(s *Statement) { *s = *provenance(); s.Subjects = nil },
-		"another type of build": func(s *Statement) { *s = *provenance(); s.Provenance.BuildDefinition.BuildType = "x" },
+		"malformed hash":        func(s *Statement) { s.Subjects[0].Digest = map[string]string{"sha256": strings.Repeat("G", 64)} },
+		"wrong action name":     func(s *Statement) { s.Reproducibility.Action.Name = strings.Repeat("e", 64) + "/142" },
+		"no action name":        func(s *Statement) { s.Reproducibility.Action.Name = "" },
+		"action with 2 digests": func(s *Statement) { s.Reproducibility.Action.Digest["blake3"] = strings.Repeat("e", 64) },
+		"no subject":            func(s *Statement) { *s = *provenance(); s.Subjects = nil },
+		"wrong build type":      func(s *Statement) { *s = *provenance(); s.Provenance.BuildDefinition.BuildType = "x" },
 	} {
 		s := reproducible()
 		spoil(s)
 		if _, err := s.Encode(); !errors.Is(err, ErrStatement) {
-			t.Errorf("%s: encoded: %v", name, err)
+			t.Errorf("%s: got %v, want ErrStatement", name, err)
 		}
 	}
 	s := reproducible()
@@ -108,21 +115,20 @@ func TestVerdictFollowsFromRuns(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	lie := bytes.Replace(text, []byte(`"verdict":"differs"`), []byte(`"verdict":"same"`), 1)
-	if _, err := Decode(lie); bytes.Equal(lie, text) || !errors.Is(err, ErrStatement) {
-		t.Errorf("a lie is read: %v", err)
+	forged := bytes.Replace(text, []byte(`"verdict":"differs"`), []byte(`"verdict":"same"`), 1)
+	if _, err := Decode(forged); bytes.Equal(forged, text) || !errors.Is(err, ErrStatement) {
+		t.Errorf("forged verdict: got %v, want ErrStatement", err)
 	}
 }
 
-// executable returns outputs of which the first is executable.
+// executable returns outputs with the first one executable.
 func executable(outputs []Descriptor) []Descriptor {
 	all := slices.Clone(outputs)
 	all[0].Annotations = map[string]string{"executable": "true"}
 	return all
 }
 
-// A signature under a text of another type is none of a statement, though the text be one and the key the right one.
-func TestAnotherTypeIsNotAccepted(t *testing.T) {
+func TestOpenRejectsOtherPayloadTypes(t *testing.T) {
 	_, private, err := ed25519.GenerateKey(rand.Reader)
 	if err != nil {
 		t.Fatal(err)
@@ -146,31 +152,32 @@ func TestAnotherTypeIsNotAccepted(t *testing.T) {
 			t.Fatal(err)
 		}
 		for _, keys := range [][]*Key{{key}, nil} {
-			if _, _, err := Open(t.Context(), envelope, keys); (err == nil) != good || !good && !errors.Is(err, ErrStatement) {
+			if _, _, err := Open(t.Context(), envelope, keys); (err == nil) != good ||
+				!good && !errors.Is(err, ErrStatement) {
 				t.Errorf("%s with %d keys: %v", kind, len(keys), err)
 			}
 		}
 	}
 }
 
-func TestDecodeRefuses(t *testing.T) {
+func TestDecodeRejectsInvalidStatements(t *testing.T) {
 	good, err := provenance().Encode()
 	if err != nil {
 		t.Fatal(err)
 	}
 	for name, text := range map[string]string{
-		"nothing":              "",
-		"no JSON":              "cloister",
-		"another type":         strings.Replace(string(good), "Statement/v1", "Statement/v0", 1),
-		"another predicate":    strings.Replace(string(good), ProvenanceType, "https://slsa.dev/provenance/v0.2", 1),
-		"an unknown field":     strings.Replace(string(good), `{"_type"`, `{"x":1,"_type"`, 1),
-		"one in the predicate": strings.Replace(string(good), `"builder":{`, `"builder":{"x":1,`, 1),
-		"something behind":     string(good) + "{}",
-		"a bracket behind":     string(good) + "}}",
-		"a key twice":          strings.Replace(string(good), `"builder":{`, `"builder":{"id":"https://example.org/other",`, 1),
-		"two in another case":  strings.Replace(string(good), `"builder":{`, `"builder":{"ID":"https://example.org/other",`, 1),
-		"one of other letters": strings.Replace(string(good), `"_type"`, `"\u017fubject":[],"_type"`, 1),
-		"an empty predicate":   strings.Replace(string(good), `"predicate":{`, `"predicate":null,"p":{`, 1),
+		"empty":                 "",
+		"no JSON":               "cloister",
+		"another type":          strings.Replace(string(good), "Statement/v1", "Statement/v0", 1),
+		"another predicate":     strings.Replace(string(good), ProvenanceType, "https://slsa.dev/provenance/v0.2", 1),
+		"unknown field":         strings.Replace(string(good), `{"_type"`, `{"x":1,"_type"`, 1),
+		"unknown, nested":       strings.Replace(string(good), `"builder":{`, `"builder":{"x":1,`, 1),
+		"trailing value":        string(good) + "{}",
+		"trailing bracket":      string(good) + "}}",
+		"duplicate key":         strings.Replace(string(good), `"builder":{`, `"builder":{"id":"https://example.org/other",`, 1),
+		"duplicate, other case": strings.Replace(string(good), `"builder":{`, `"builder":{"ID":"https://example.org/other",`, 1),
+		"duplicate, long s":     strings.Replace(string(good), `"_type"`, `"\u017fubject":[],"_type"`, 1),
+		"null predicate":        strings.Replace(string(good), `"predicate":{`, `"predicate":null,"p":{`, 1),
 	} {
 		if s, err := Decode([]byte(text)); !errors.Is(err, ErrStatement) {
 			t.Errorf("%s: %+v, %v", name, s, err)
@@ -178,8 +185,7 @@ func TestDecodeRefuses(t *testing.T) {
 	}
 }
 
-// A statement that was signed is one to whoever has the public key, in whichever format the keys are, and to nobody else.
-func TestSignedIsOpened(t *testing.T) {
+func TestOpenAcceptsOnlySignaturesOfGivenKeys(t *testing.T) {
 	_, edwards, err := ed25519.GenerateKey(rand.Reader)
 	if err != nil {
 		t.Fatal(err)
@@ -205,14 +211,16 @@ func TestSignedIsOpened(t *testing.T) {
 			if err != nil || s.Reproducibility == nil || len(by) != 1 || by[0] != k.ID() {
 				t.Errorf("%s, format %d: by %q, %v", name, i, by, err)
 			}
-			if s, _, err := Open(t.Context(), text, others); !errors.Is(err, ErrSignature) || !strings.Contains(err.Error(), k.ID()) || !strings.Contains(err.Error(), others[0].ID()) {
+			if s, _, err := Open(t.Context(), text, others); !errors.Is(err, ErrSignature) ||
+				!strings.Contains(err.Error(), k.ID()) ||
+				!strings.Contains(err.Error(), others[0].ID()) {
 				t.Errorf("%s: opened with another key: %+v, %v", name, s, err)
 			}
 			if s, by, err := Open(t.Context(), text, nil); err != nil || s.Reproducibility == nil || len(by) != 0 {
 				t.Errorf("%s: without keys: by %q, %v", name, by, err)
 			}
 			if _, err := Sign(t.Context(), reproducible(), public[0]); !errors.Is(err, ErrKey) {
-				t.Errorf("signed by a public key: %v", err)
+				t.Errorf("Sign with a public key: got %v, want ErrKey", err)
 			}
 			changed(t, text, public)
 		}
@@ -222,14 +230,14 @@ func TestSignedIsOpened(t *testing.T) {
 		t.Fatal(err)
 	}
 	if _, _, err := Open(t.Context(), plain, others); !errors.Is(err, ErrSignature) {
-		t.Errorf("no signature is one: %v", err)
+		t.Errorf("unsigned: got %v, want ErrSignature", err)
 	}
 	if s, _, err := Open(t.Context(), plain, nil); err != nil || s.Reproducibility == nil {
-		t.Errorf("an unsigned statement cannot be read: %v", err)
+		t.Errorf("unsigned, no keys: %v", err)
 	}
 }
 
-// changed tries every way to change a signed statement.
+// changed checks that Open rejects changes of a signed statement.
 func changed(t *testing.T, text []byte, public []*Key) {
 	t.Helper()
 	var e map[string]any
@@ -246,7 +254,7 @@ func changed(t *testing.T, text []byte, public []*Key) {
 		},
 		"type":         func() { e["payloadType"] = "text/plain" },
 		"no signature": func() { e["signatures"] = []any{} },
-		"one of no key": func() {
+		"empty key ID": func() {
 			e["signatures"] = []any{map[string]any{"keyid": "", "sig": base64.StdEncoding.EncodeToString(make([]byte, 64))}}
 		},
 	} {
@@ -263,7 +271,7 @@ func changed(t *testing.T, text []byte, public []*Key) {
 	}
 }
 
-// privateKeys returns one private key as read from each format.
+// privateKeys returns a private key parsed from each format.
 func privateKeys(t *testing.T, private any) []*Key {
 	t.Helper()
 	openssh, err := ssh.MarshalPrivateKey(private, "somebody")
@@ -285,7 +293,7 @@ func privateKeys(t *testing.T, private any) []*Key {
 	return ks
 }
 
-// keys returns a private key, and its public one as read from each format.
+// keys returns a private key and its public key parsed from OpenSSH's format.
 func keys(t *testing.T, private, public any) (*Key, []*Key) {
 	t.Helper()
 	s, err := ssh.NewPublicKey(public)
@@ -305,12 +313,12 @@ func keys(t *testing.T, private, public any) (*Key, []*Key) {
 		t.Fatal(err)
 	}
 	if line[0].ID() != block[0].ID() {
-		t.Errorf("the key is %s and %s", line[0].ID(), block[0].ID())
+		t.Errorf("IDs of one key: got %s and %s", line[0].ID(), block[0].ID())
 	}
 	return privateKeys(t, private)[0], line
 }
 
-func TestKeysThatAreRefused(t *testing.T) {
+func TestParseRejectsUnusableKeys(t *testing.T) {
 	small, err := rsa.GenerateKey(rand.Reader, 2048)
 	if err != nil {
 		t.Fatal(err)
@@ -322,7 +330,9 @@ func TestKeysThatAreRefused(t *testing.T) {
 	texts := map[string][]byte{
 		"nothing": nil, "no key": []byte("key"),
 		"PKCS #8 with a passphrase": pem.EncodeToMemory(&pem.Block{Type: "ENCRYPTED PRIVATE KEY", Bytes: []byte("0")}),
-		"sigstore's":                pem.EncodeToMemory(&pem.Block{Type: "ENCRYPTED SIGSTORE PRIVATE KEY", Bytes: []byte("0")}),
+		"sigstore's": pem.EncodeToMemory(
+			&pem.Block{Type: "ENCRYPTED SIGSTORE PRIVATE KEY", Bytes: []byte("0")},
+		),
 	}
 	for name, k := range map[string]any{"RSA of 2048 bits": small, "P-384": curve} {
 		der, err := x509.MarshalPKCS8PrivateKey(k)
@@ -353,15 +363,17 @@ func TestKeysThatAreRefused(t *testing.T) {
 			t.Errorf("%q: %d keys, %v", text, len(k), err)
 		}
 	}
-	// Several in PEM are several, of the older form, too.
-	older := pem.EncodeToMemory(&pem.Block{Type: "RSA PUBLIC KEY", Bytes: x509.MarshalPKCS1PublicKey(&rsaKey(t).PublicKey)})
+	// One file may hold several PEM blocks, also of the older form.
+	older := pem.EncodeToMemory(
+		&pem.Block{Type: "RSA PUBLIC KEY", Bytes: x509.MarshalPKCS1PublicKey(&rsaKey(t).PublicKey)},
+	)
 	all, err := ParsePublicKeys(append(append([]byte("\n"), older...), block...))
 	if err != nil || len(all) != 2 || all[0].ID() != lines[0].ID() || all[1].ID() != lines[0].ID() {
 		t.Errorf("%d keys, %v; want %s twice", len(all), err, lines[0].ID())
 	}
 }
 
-// rsaKey returns the RSA key of these tests.
+// rsaKey returns an RSA key that the tests share.
 var rsaKey = func() func(*testing.T) *rsa.PrivateKey {
 	generate := sync.OnceValues(func() (*rsa.PrivateKey, error) { return rsa.GenerateKey(rand.Reader, MinRSA) })
 	return func(t *testing.T) *rsa.PrivateKey {
@@ -383,8 +395,7 @@ func publicBlock(t *testing.T, public any) []byte {
 	return pem.EncodeToMemory(&pem.Block{Type: "PUBLIC KEY", Bytes: der})
 }
 
-// A key with a passphrase is one with this passphrase, and with no other.
-func TestPassphrase(t *testing.T) {
+func TestParsePrivateKeyNeedsThePassphrase(t *testing.T) {
 	_, edwards, err := ed25519.GenerateKey(rand.Reader)
 	if err != nil {
 		t.Fatal(err)
@@ -394,7 +405,13 @@ func TestPassphrase(t *testing.T) {
 		t.Fatal(err)
 	}
 	//nolint:staticcheck // what ssh-keygen made until 2018, and -m PEM makes today
-	older, err := x509.EncryptPEMBlock(rand.Reader, "RSA PRIVATE KEY", x509.MarshalPKCS1PrivateKey(rsaKey(t)), []byte("secret"), x509.PEMCipherAES128)
+	older, err := x509.EncryptPEMBlock(
+		rand.Reader,
+		"RSA PRIVATE KEY",
+		x509.MarshalPKCS1PrivateKey(rsaKey(t)),
+		[]byte("secret"),
+		x509.PEMCipherAES128,
+	)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -421,7 +438,7 @@ func TestPassphrase(t *testing.T) {
 		} else if _, err := Sign(t.Context(), reproducible(), k); err != nil {
 			t.Errorf("%s: %v", name, err)
 		}
-		for i := range c.tries { // what the older format decrypts to is noise, of which one in 256 is padded as it should be
+		for i := range c.tries { // a wrong passphrase yields noise, and one in 256 has valid padding
 			other := [][]byte{nil, {}, []byte("Secret"), []byte("secret\n"), []byte(strconv.Itoa(i))}[min(i, 4)]
 			if _, err := ParsePrivateKey(text, other); !errors.Is(err, ErrKey) || !errors.Is(err, ErrPassphrase) {
 				t.Errorf("%s: %q: %v", name, other, err)
@@ -430,8 +447,8 @@ func TestPassphrase(t *testing.T) {
 	}
 }
 
-// Of RSA both schemes are accepted: PKCS #1 v1.5, which agents and sigstore make, and PSS, which in-toto makes.
-func TestBothSchemesOfRSA(t *testing.T) {
+// Agents and sigstore sign by PKCS #1 v1.5, in-toto by PSS.
+func TestVerifyAcceptsBothRSASchemes(t *testing.T) {
 	_, public := keys(t, rsaKey(t), rsaKey(t).Public())
 	data := []byte("data")
 	sum := sha256.Sum256(data)
@@ -449,18 +466,19 @@ func TestBothSchemesOfRSA(t *testing.T) {
 				t.Errorf("salt %d: %v", salt, err)
 			}
 			if err := public[0].verify([]byte("other"), signature); err == nil {
-				t.Error("a signature of something else is accepted")
+				t.Error("verify accepts a signature of other data")
 			}
 		}
 	}
 	weak := sha1.Sum(data)
-	if signature, err := rsa.SignPKCS1v15(nil, rsaKey(t), crypto.SHA1, weak[:]); err != nil || public[0].verify(data, signature) == nil {
-		t.Errorf("a signature of SHA-1 is accepted, %v", err)
+	if signature, err := rsa.SignPKCS1v15(nil, rsaKey(t), crypto.SHA1, weak[:]); err != nil ||
+		public[0].verify(data, signature) == nil {
+		t.Errorf("verify accepts a SHA-1 signature, or %v", err)
 	}
 }
 
-// An envelope is read by everybody in one way, and checked in a time that its writer does not choose.
-func TestEnvelopesThatAreRefused(t *testing.T) {
+// Every reader must understand an envelope the same way, and its writer must not determine how long checking takes.
+func TestOpenRejectsAmbiguousEnvelopes(t *testing.T) {
 	private, public := keys(t, rsaKey(t), rsaKey(t).Public())
 	text, err := Sign(t.Context(), reproducible(), private)
 	if err != nil {
@@ -478,21 +496,22 @@ func TestEnvelopesThatAreRefused(t *testing.T) {
 		return strings.Replace(string(text), string(one), strings.Repeat(`{"sig":"AAAA"},`, n)+string(one), 1)
 	}
 	for name, other := range map[string]string{
-		"a payload twice":         strings.Replace(string(text), `"payload":`, `"payload":"e30=","payload":`, 1),
-		"one in another case":     strings.Replace(string(text), `"payload":`, `"PAYLOAD":"e30=","payload":`, 1),
-		"a signature twice in it": strings.Replace(string(text), `"sig":`, `"sig":"AAAA","sig":`, 1),
+		"duplicate payload":       strings.Replace(string(text), `"payload":`, `"payload":"e30=","payload":`, 1),
+		"duplicate, other case":   strings.Replace(string(text), `"payload":`, `"PAYLOAD":"e30=","payload":`, 1),
+		"duplicate signature":     strings.Replace(string(text), `"sig":`, `"sig":"AAAA","sig":`, 1),
 		"too many signatures":     many(maxSignatures),
 	} {
 		for _, keys := range [][]*Key{public, nil} {
-			if _, _, err := Open(t.Context(), []byte(other), keys); other == string(text) || !errors.Is(err, ErrStatement) {
+			if _, _, err := Open(t.Context(), []byte(other), keys); other == string(text) ||
+				!errors.Is(err, ErrStatement) {
 				t.Errorf("%s, with %d keys: %v", name, len(keys), err)
 			}
 		}
 	}
 	for name, other := range map[string]string{
-		"an unknown field":      strings.Replace(string(text), `{`, `{"x":1,`, 1), // the specification has readers pass over them
+		"unknown field":         strings.Replace(string(text), `{`, `{"x":1,`, 1), // readers must ignore it by the specification
 		"many signatures":       many(maxSignatures - 1),
-		"another one's as well": strings.Replace(string(text), `"signatures":[`, `"signatures":[{"keyid":"other","sig":"AAAA"},`, 1),
+		"signature by another":  strings.Replace(string(text), `"signatures":[`, `"signatures":[{"keyid":"other","sig":"AAAA"},`, 1),
 	} {
 		if _, by, err := Open(t.Context(), []byte(other), public); err != nil || len(by) != 1 {
 			t.Errorf("%s: by %q, %v", name, by, err)
@@ -500,8 +519,7 @@ func TestEnvelopesThatAreRefused(t *testing.T) {
 	}
 }
 
-// What ssh-keygen makes is a key, with the fingerprint that it prints; with a passphrase, and in the hands of ssh-agent, too.
-func TestKeysOfOpenSSH(t *testing.T) {
+func TestOpenSSHKeysAndAgentSign(t *testing.T) {
 	tool := func(name string) string {
 		path, err := exec.LookPath(name)
 		if err != nil {
@@ -556,8 +574,9 @@ func TestKeysOfOpenSSH(t *testing.T) {
 		if c.passphrase != "" {
 			continue
 		}
-		if _, err := AgentKey(t.Context(), socket, public[0]); !errors.Is(err, ErrAgent) || !strings.Contains(err.Error(), k.ID()) {
-			t.Errorf("%s is not in the agent, and %v", name, err)
+		if _, err := AgentKey(t.Context(), socket, public[0]); !errors.Is(err, ErrAgent) ||
+			!strings.Contains(err.Error(), k.ID()) {
+			t.Errorf("%s, not in the agent: got %v, want ErrAgent", name, err)
 		}
 		loaded := exec.Command(add, "-q", path)
 		loaded.Env = append(os.Environ(), "SSH_AUTH_SOCK="+socket)
@@ -568,16 +587,16 @@ func TestKeysOfOpenSSH(t *testing.T) {
 			t.Fatal(err)
 		}
 		opens(t, k, public)
-		// More than the agent takes is an error that says so.
 		large := reproducible()
 		large.Reproducibility.Causes = []string{strings.Repeat("x", 256<<10)}
-		if _, err := Sign(t.Context(), large, k); !errors.Is(err, ErrAgent) || !strings.Contains(err.Error(), "sign with the file") {
+		if _, err := Sign(t.Context(), large, k); !errors.Is(err, ErrAgent) ||
+			!strings.Contains(err.Error(), "sign with the key file") {
 			t.Errorf("%s: %v", name, err)
 		}
 	}
 }
 
-// await waits until something listens at a socket.
+// await waits for a listener at a socket.
 func await(t *testing.T, socket string) {
 	t.Helper()
 	for range 3000 {
@@ -587,10 +606,10 @@ func await(t *testing.T, socket string) {
 		}
 		time.Sleep(10 * time.Millisecond)
 	}
-	t.Fatalf("nothing listens at %s", socket)
+	t.Fatalf("no listener at %s", socket)
 }
 
-// opens has k sign, which public must be able to check.
+// opens checks that public verifies a signature by k.
 func opens(t *testing.T, k *Key, public []*Key) {
 	t.Helper()
 	signed, err := Sign(t.Context(), provenance(), k)

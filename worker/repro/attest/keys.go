@@ -21,37 +21,36 @@ import (
 	"golang.org/x/crypto/ssh"
 )
 
-// MinRSA and MaxRSA are how many bits an RSA key has, at least and at most. Statements are kept: fewer bits are not
-// good beyond 2030 (NIST SP 800-57), and ssh-keygen has made no fewer for years. It makes no more, either.
+// MinRSA and MaxRSA limit the bits of an RSA key. Statements are kept for years, and NIST SP 800-57 does not approve
+// shorter keys beyond 2030. ssh-keygen makes no longer ones.
 const (
 	MinRSA = 3072
 	MaxRSA = 16384
 )
 
-// howTo ends messages about keys that cannot be used.
-const howTo = "make one by: ssh-keygen -t ed25519 -f KEY"
+// howTo ends errors about unusable keys.
+const howTo = "make one with ssh-keygen -t ed25519 -f KEY"
 
-// A Key signs statements, or checks that they are signed.
+// A Key signs statements or verifies signatures.
 type Key struct {
 	public crypto.PublicKey
-	wire   ssh.PublicKey // the same, as OpenSSH has it
+	wire   ssh.PublicKey // the same key in OpenSSH's form
 	id     string
-	// sign returns the signature of data as verify takes it; nil of a public key.
+	// sign returns the signature of data that verify accepts; nil for a public key.
 	sign func(ctx context.Context, data []byte) ([]byte, error)
 }
 
-// ID returns the fingerprint of the key, as ssh-keygen -l prints it: "SHA256:...".
+// ID returns the fingerprint that ssh-keygen -l prints: "SHA256:...".
 func (k *Key) ID() string { return k.id }
 
-// ParsePrivateKey reads a private key, in the format of OpenSSH or in PEM: Ed25519, ECDSA of the curve P-256, or RSA of
-// MinRSA bits and more. The passphrase is nil if none is known. It fails with ErrKey; with ErrPassphrase, too, if the key
-// has a passphrase and it is not the one that was given.
+// ParsePrivateKey reads an Ed25519, ECDSA P-256 or RSA key in OpenSSH's format or PEM. The passphrase is nil if unknown.
+// It fails with ErrKey, and also with ErrPassphrase if the passphrase is missing or wrong.
 func ParsePrivateKey(text, passphrase []byte) (*Key, error) {
 	raw, err := ssh.ParseRawPrivateKey(text)
 	var locked *ssh.PassphraseMissingError
 	if errors.As(err, &locked) {
 		if passphrase == nil {
-			return nil, fmt.Errorf("%w: %w: it has one", ErrKey, ErrPassphrase)
+			return nil, fmt.Errorf("%w: %w: none was given", ErrKey, ErrPassphrase)
 		}
 		raw, err = unlock(text, passphrase)
 	}
@@ -63,7 +62,7 @@ func ParsePrivateKey(text, passphrase []byte) (*Key, error) {
 	}
 	signer, ok := raw.(crypto.Signer)
 	if !ok {
-		return nil, fmt.Errorf("%w: it cannot sign; %s", ErrKey, howTo)
+		return nil, fmt.Errorf("%w: not a signing key; %s", ErrKey, howTo)
 	}
 	k, err := publicKey(signer.Public())
 	if err != nil {
@@ -79,40 +78,39 @@ func ParsePrivateKey(text, passphrase []byte) (*Key, error) {
 	return k, nil
 }
 
-// unlock decrypts a private key. The text of a passphrase that is another one is ErrPassphrase.
+// unlock decrypts a private key. It fails with ErrPassphrase if the passphrase is wrong.
 func unlock(text, passphrase []byte) (any, error) {
 	if len(passphrase) == 0 {
-		return nil, fmt.Errorf("%w: none was given", ErrPassphrase)
+		return nil, fmt.Errorf("%w: the given one is empty", ErrPassphrase)
 	}
 	raw, err := ssh.ParseRawPrivateKeyWithPassphrase(text, passphrase)
-	// The older of the two formats has no checksum: with another passphrase what comes out is rarely ASN.1. Of a key of ECDSA
-	// package x509 says that by a text alone.
-	var noise asn1.SyntaxError
-	var other asn1.StructuralError
-	if errors.Is(err, x509.IncorrectPasswordError) || errors.As(err, &noise) || errors.As(err, &other) ||
+	// PEM has no checksum: a wrong passphrase yields noise that is rarely valid ASN.1. For ECDSA package x509 returns no
+	// typed error.
+	var syntax asn1.SyntaxError
+	var structure asn1.StructuralError
+	if errors.Is(err, x509.IncorrectPasswordError) || errors.As(err, &syntax) || errors.As(err, &structure) ||
 		err != nil && strings.HasPrefix(err.Error(), "x509: failed to parse EC private key: asn1: ") {
-		return nil, fmt.Errorf("%w: another one was given", ErrPassphrase)
+		return nil, fmt.Errorf("%w: the given one is wrong", ErrPassphrase)
 	}
 	return raw, err
 }
 
-// unreadable says why a text is no private key that can be used.
+// unreadable explains why text is not a usable private key.
 func unreadable(text []byte, err error) error {
 	block, _ := pem.Decode(text)
 	switch {
 	case errors.Is(err, ErrPassphrase):
 		return fmt.Errorf("%w: %w", ErrKey, err)
 	case block == nil:
-		return fmt.Errorf("%w: it is no private key, neither in the format of OpenSSH nor in PEM", ErrKey)
+		return fmt.Errorf("%w: neither an OpenSSH nor a PEM private key", ErrKey)
 	case block.Type == "ENCRYPTED PRIVATE KEY":
-		return fmt.Errorf("%w: PKCS #8 with a passphrase is not supported; this writes it in OpenSSH's format: ssh-keygen -p -f KEY", ErrKey)
+		return fmt.Errorf("%w: encrypted PKCS #8 is not supported; convert it with ssh-keygen -p -f KEY", ErrKey)
 	}
-	return fmt.Errorf("%w: a %q in PEM is no private key that can be used: %w", ErrKey, block.Type, err)
+	return fmt.Errorf("%w: PEM block %q: %w", ErrKey, block.Type, err)
 }
 
-// ParsePublicKeys reads public keys: one a line as in OpenSSH's files .pub and authorized_keys, or in PEM. Between lines
-// there may be empty ones and those that begin with #. It fails with ErrKey; of no key at all, too, and of one with options:
-// that a key expires, or is that of an authority, would else be passed over.
+// ParsePublicKeys reads one or more public keys: PEM blocks, or lines as in OpenSSH's .pub and authorized_keys files. It
+// fails with ErrKey. It rejects keys with options, because it would ignore that a key has expired or is an authority's.
 func ParsePublicKeys(text []byte) ([]*Key, error) {
 	if strings.HasPrefix(strings.TrimSpace(string(text)), "-----BEGIN ") {
 		return publicBlocks(text)
@@ -124,14 +122,19 @@ func ParsePublicKeys(text []byte) ([]*Key, error) {
 		}
 		parsed, _, options, _, err := ssh.ParseAuthorizedKey([]byte(line))
 		if err != nil {
-			return nil, fmt.Errorf("%w: line %d is no public key of OpenSSH: %w", ErrKey, i+1, err)
+			return nil, fmt.Errorf("%w: line %d is not an OpenSSH public key: %w", ErrKey, i+1, err)
 		}
 		if len(options) > 0 {
-			return nil, fmt.Errorf("%w: line %d: options of a key (%.40q) mean nothing here; leave them out", ErrKey, i+1, options[0])
+			return nil, fmt.Errorf(
+				"%w: line %d: key options (%.40q) are not supported; remove them",
+				ErrKey,
+				i+1,
+				options[0],
+			)
 		}
 		c, ok := parsed.(ssh.CryptoPublicKey)
 		if !ok || strings.HasPrefix(parsed.Type(), "sk-") {
-			return nil, fmt.Errorf("%w: line %d: a key of the type %s is not supported; %s", ErrKey, i+1, parsed.Type(), howTo)
+			return nil, fmt.Errorf("%w: line %d: key type %s is not supported; %s", ErrKey, i+1, parsed.Type(), howTo)
 		}
 		k, err := publicKey(c.CryptoPublicKey())
 		if err != nil {
@@ -140,19 +143,19 @@ func ParsePublicKeys(text []byte) ([]*Key, error) {
 		keys = append(keys, k)
 	}
 	if len(keys) == 0 {
-		return nil, fmt.Errorf("%w: there is none", ErrKey)
+		return nil, fmt.Errorf("%w: no key", ErrKey)
 	}
 	return keys, nil
 }
 
-// publicBlocks reads public keys in PEM.
+// publicBlocks reads public keys from PEM blocks.
 func publicBlocks(text []byte) ([]*Key, error) {
 	var keys []*Key
 	for {
 		block, rest := pem.Decode(text)
 		if block == nil {
 			if strings.TrimSpace(string(text)) != "" || len(keys) == 0 {
-				return nil, fmt.Errorf("%w: after %d keys in PEM there is something else", ErrKey, len(keys))
+				return nil, fmt.Errorf("%w: text after %d PEM keys", ErrKey, len(keys))
 			}
 			return keys, nil
 		}
@@ -164,7 +167,7 @@ func publicBlocks(text []byte) ([]*Key, error) {
 			public, err = x509.ParsePKIXPublicKey(block.Bytes)
 		}
 		if err != nil {
-			return nil, fmt.Errorf("%w: a %q in PEM is no public key: %w", ErrKey, block.Type, err)
+			return nil, fmt.Errorf("%w: PEM block %q is not a public key: %w", ErrKey, block.Type, err)
 		}
 		k, err := publicKey(public)
 		if err != nil {
@@ -179,14 +182,14 @@ func publicKey(public crypto.PublicKey) (*Key, error) {
 	case ed25519.PublicKey:
 	case *ecdsa.PublicKey:
 		if p.Curve != elliptic.P256() {
-			return nil, fmt.Errorf("%w: ECDSA of the curve %s is not supported; %s", ErrKey, p.Params().Name, howTo)
+			return nil, fmt.Errorf("%w: ECDSA curve %s is not supported; %s", ErrKey, p.Params().Name, howTo)
 		}
 	case *rsa.PublicKey:
 		if n := p.N.BitLen(); n < MinRSA || n > MaxRSA {
-			return nil, fmt.Errorf("%w: RSA of %d bits: from %d to %d are supported; %s", ErrKey, n, MinRSA, MaxRSA, howTo)
+			return nil, fmt.Errorf("%w: RSA key of %d bits, want %d to %d; %s", ErrKey, n, MinRSA, MaxRSA, howTo)
 		}
 	default:
-		return nil, fmt.Errorf("%w: it is neither Ed25519, nor ECDSA of the curve P-256, nor RSA; %s", ErrKey, howTo)
+		return nil, fmt.Errorf("%w: neither Ed25519, ECDSA P-256 nor RSA; %s", ErrKey, howTo)
 	}
 	s, err := ssh.NewPublicKey(public)
 	if err != nil {
@@ -195,7 +198,7 @@ func publicKey(public crypto.PublicKey) (*Key, error) {
 	return &Key{public: public, wire: s, id: ssh.FingerprintSHA256(s)}, nil
 }
 
-// verify fails if a signature of data is not of this key. One of RSA may be of either scheme.
+// verify fails if signature is not this key's signature of data. It accepts both RSA schemes.
 func (k *Key) verify(data, signature []byte) error {
 	sum := sha256.Sum256(data)
 	ok := false
@@ -209,18 +212,18 @@ func (k *Key) verify(data, signature []byte) error {
 			rsa.VerifyPSS(public, crypto.SHA256, sum[:], signature, &rsa.PSSOptions{SaltLength: rsa.PSSSaltLengthAuto}) == nil
 	}
 	if !ok {
-		return errors.New("the signature is not of this key")
+		return errors.New("the signature is not by this key")
 	}
 	return nil
 }
 
-// A party is a Key as the library of envelopes works with it.
+// A party is a Key as a dsse.SignerVerifier.
 type party struct{ *Key }
 
 func (p party) KeyID() (string, error)   { return p.id, nil }
 func (p party) Public() crypto.PublicKey { return p.public }
 
-// Sign returns a signature that verify has accepted: an agent may be of any make.
+// Sign checks the signature before it returns it, because agents have bugs, too.
 func (p party) Sign(ctx context.Context, data []byte) ([]byte, error) {
 	signature, err := p.sign(ctx, data)
 	if err == nil {

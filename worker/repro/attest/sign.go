@@ -11,20 +11,19 @@ import (
 	"github.com/secure-systems-lab/go-securesystemslib/dsse"
 )
 
-// payloadType is what an envelope says that a statement is.
+// payloadType is the media type of a statement in an envelope.
 const payloadType = "application/vnd.in-toto+json"
 
-// MaxFile bounds a file with a statement or with public keys, MaxKey one with a private key, in bytes.
+// MaxFile limits the size of a file with a statement or public keys, MaxKey that of a private key, in bytes.
 const (
 	MaxFile = 16 << 20
 	MaxKey  = 1 << 20
 )
 
-// Sign returns the statement in an envelope with the signature of a private key
-// (https://github.com/secure-systems-lab/dsse).
+// Sign returns the statement in a DSSE envelope (https://github.com/secure-systems-lab/dsse) signed by a private key.
 func Sign(ctx context.Context, s *Statement, k *Key) ([]byte, error) {
 	if k.sign == nil {
-		return nil, fmt.Errorf("%w: it is public, and a private one signs", ErrKey)
+		return nil, fmt.Errorf("%w: signing needs a private key, not a public one", ErrKey)
 	}
 	payload, err := s.Encode()
 	if err != nil {
@@ -41,12 +40,12 @@ func Sign(ctx context.Context, s *Statement, k *Key) ([]byte, error) {
 	return json.Marshal(envelope)
 }
 
-// maxSignatures is how many signatures an envelope may have: each is tried with each key, over the whole text.
+// maxSignatures limits the signatures of an envelope, because each is tried with each key over the whole text.
 const maxSignatures = 100
 
-// Open returns the statement in text, which may be in an envelope or not, and the IDs of those of keys that signed it.
-// It fails with ErrStatement for what is no valid statement, and with ErrSignature if there are keys and none of them
-// signed it. Where there are no keys nothing is checked of a signature, and no ID is returned.
+// Open returns the statement in text, with or without an envelope, and the IDs of the keys that signed it. It fails with
+// ErrStatement if the statement is invalid, and with ErrSignature if there are keys and none of them signed it. Without
+// keys it checks no signature and returns no ID.
 func Open(ctx context.Context, text []byte, keys []*Key) (*Statement, []string, error) {
 	var e dsse.Envelope
 	if err := json.Unmarshal(text, &e); err != nil {
@@ -54,20 +53,20 @@ func Open(ctx context.Context, text []byte, keys []*Key) (*Statement, []string, 
 	}
 	if e.PayloadType == "" && e.Payload == "" {
 		if len(keys) > 0 {
-			return nil, nil, fmt.Errorf("%w: it has no signature at all", ErrSignature)
+			return nil, nil, fmt.Errorf("%w: no signature", ErrSignature)
 		}
 		s, err := Decode(text)
 		return s, nil, err
 	}
 	if e.PayloadType != payloadType {
-		return nil, nil, fmt.Errorf("%w: the envelope holds a %q, not a %q", ErrStatement, e.PayloadType, payloadType)
+		return nil, nil, fmt.Errorf("%w: payload type %q, want %q", ErrStatement, e.PayloadType, payloadType)
 	}
-	// The library reads fields in any case, and the last of two: another reader may take the other one.
+	// Package json ignores the case of field names and takes the last of several; another reader may take the first.
 	if err := unambiguous(text); err != nil {
 		return nil, nil, fmt.Errorf("%w: envelope: %w", ErrStatement, err)
 	}
 	if len(e.Signatures) > maxSignatures {
-		return nil, nil, fmt.Errorf("%w: the envelope has %d signatures, and may have %d", ErrStatement, len(e.Signatures), maxSignatures)
+		return nil, nil, fmt.Errorf("%w: %d signatures, more than %d", ErrStatement, len(e.Signatures), maxSignatures)
 	}
 	if len(keys) == 0 {
 		payload, err := e.DecodeB64Payload()
@@ -78,7 +77,7 @@ func Open(ctx context.Context, text []byte, keys []*Key) (*Statement, []string, 
 		return s, nil, err
 	}
 	var verifiers []dsse.Verifier
-	seen := map[string]bool{} // of a key that is there twice the library prints a warning
+	seen := map[string]bool{} // the library prints a warning for a duplicate key
 	for _, k := range keys {
 		if !seen[k.id] {
 			seen[k.id] = true
@@ -89,7 +88,7 @@ func Open(ctx context.Context, text []byte, keys []*Key) (*Statement, []string, 
 	if err != nil {
 		return nil, nil, err
 	}
-	// What is decoded below are the bytes that the signature is of.
+	// Decode exactly the bytes that the signature covers.
 	accepted, payload, err := verifier.VerifyAndDecode(ctx, &e)
 	if err != nil {
 		return nil, nil, fmt.Errorf("%w: %s", ErrSignature, unaccepted(e.Signatures, keys))
@@ -102,14 +101,14 @@ func Open(ctx context.Context, text []byte, keys []*Key) (*Statement, []string, 
 	return s, by, err
 }
 
-// unaccepted says of signatures none of which is by one of keys, of which there are some, what they claim to be by.
+// unaccepted explains why no signature is by one of keys, of which there is at least one.
 func unaccepted(signatures []dsse.Signature, keys []*Key) string {
 	const named = 3
 	var claimed, accepted []string
 	for i, s := range signatures {
 		for _, k := range keys {
 			if s.KeyID == k.id {
-				return "the signature that names " + k.id + " is not by that key, or not of this text"
+				return "the signature by " + k.id + " does not match this text"
 			}
 		}
 		if i < named {
@@ -119,5 +118,6 @@ func unaccepted(signatures []dsse.Signature, keys []*Key) string {
 	for _, k := range keys[:min(len(keys), named)] {
 		accepted = append(accepted, k.id)
 	}
-	return fmt.Sprintf("%d signatures, which name %s; %d keys are accepted: %s", len(signatures), strings.Join(claimed, ", "), len(keys), strings.Join(accepted, ", "))
+	return fmt.Sprintf("%d signatures by %s; %d accepted keys: %s",
+		len(signatures), strings.Join(claimed, ", "), len(keys), strings.Join(accepted, ", "))
 }
