@@ -496,10 +496,10 @@ func TestOpenRejectsAmbiguousEnvelopes(t *testing.T) {
 		return strings.Replace(string(text), string(one), strings.Repeat(`{"sig":"AAAA"},`, n)+string(one), 1)
 	}
 	for name, other := range map[string]string{
-		"duplicate payload":       strings.Replace(string(text), `"payload":`, `"payload":"e30=","payload":`, 1),
-		"duplicate, other case":   strings.Replace(string(text), `"payload":`, `"PAYLOAD":"e30=","payload":`, 1),
-		"duplicate signature":     strings.Replace(string(text), `"sig":`, `"sig":"AAAA","sig":`, 1),
-		"too many signatures":     many(maxSignatures),
+		"duplicate payload":     strings.Replace(string(text), `"payload":`, `"payload":"e30=","payload":`, 1),
+		"duplicate, other case": strings.Replace(string(text), `"payload":`, `"PAYLOAD":"e30=","payload":`, 1),
+		"duplicate signature":   strings.Replace(string(text), `"sig":`, `"sig":"AAAA","sig":`, 1),
+		"too many signatures":   many(maxSignatures),
 	} {
 		for _, keys := range [][]*Key{public, nil} {
 			if _, _, err := Open(t.Context(), []byte(other), keys); other == string(text) ||
@@ -509,9 +509,9 @@ func TestOpenRejectsAmbiguousEnvelopes(t *testing.T) {
 		}
 	}
 	for name, other := range map[string]string{
-		"unknown field":         strings.Replace(string(text), `{`, `{"x":1,`, 1), // readers must ignore it by the specification
-		"many signatures":       many(maxSignatures - 1),
-		"signature by another":  strings.Replace(string(text), `"signatures":[`, `"signatures":[{"keyid":"other","sig":"AAAA"},`, 1),
+		"unknown field":        strings.Replace(string(text), `{`, `{"x":1,`, 1), // readers must ignore it by the specification
+		"many signatures":      many(maxSignatures - 1),
+		"signature by another": strings.Replace(string(text), `"signatures":[`, `"signatures":[{"keyid":"other","sig":"AAAA"},`, 1),
 	} {
 		if _, by, err := Open(t.Context(), []byte(other), public); err != nil || len(by) != 1 {
 			t.Errorf("%s: by %q, %v", name, by, err)
