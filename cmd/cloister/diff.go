@@ -229,7 +229,7 @@ func (c *diffConfig) compareResults(ctx context.Context, r *diffReport, a, b thi
 
 // compareFolders compares two directories.
 func (c *diffConfig) compareFolders(ctx context.Context, r *diffReport, a, b thing) error {
-	var folders [2]changes.Folder
+	var folders [2]changes.Directory
 	for i, t := range []thing{a, b} {
 		if t.digest.IsZero() {
 			f, err := openFolder(t.name)
@@ -251,7 +251,7 @@ func (c *diffConfig) compareFolders(ctx context.Context, r *diffReport, a, b thi
 			}
 		}
 	}
-	found, err := changes.Folders(ctx, "file", folders[0], folders[1])
+	found, err := changes.Directories(ctx, "file", folders[0], folders[1])
 	if err != nil {
 		return err
 	}

@@ -70,7 +70,7 @@ func (c *diffConfig) builds(ctx context.Context, a, b string, out io.Writer) (sa
 			continue
 		}
 		r.Same = false
-		if p.Relation == changes.Unsteady && explained < maxExplained {
+		if p.Relation == changes.Nondeterministic && explained < maxExplained {
 			explained++
 			s.Changes, err = c.explained(ctx, p.Changes, compare.Known{})
 		} else {
@@ -140,7 +140,7 @@ func shown(p *changes.Pair) shownPair {
 }
 
 // relations are in the order in which they are counted.
-var relations = []string{string(changes.Same), string(changes.Unsteady), string(changes.Changed), "follows", string(changes.OnlyA), string(changes.OnlyB)}
+var relations = []string{string(changes.Same), string(changes.Nondeterministic), string(changes.Changed), "follows", string(changes.OnlyA), string(changes.OnlyB)}
 
 // print prints r for a person. What clients chose is quoted.
 func (r *buildsReport) print(out io.Writer) error {
@@ -158,7 +158,7 @@ func (r *buildsReport) print(out io.Writer) error {
 	const most = 50 // that follow from others, or are missing
 	left := map[string]int{}
 	for _, p := range r.Pairs {
-		brief := p.Relation != string(changes.Changed) && p.Relation != string(changes.Unsteady)
+		brief := p.Relation != string(changes.Changed) && p.Relation != string(changes.Nondeterministic)
 		if left[p.Relation]++; brief && left[p.Relation] > most {
 			continue
 		}

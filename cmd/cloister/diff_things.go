@@ -180,7 +180,7 @@ func openFolder(name string) (*diskFolder, error) {
 	return &diskFolder{root, "."}, err
 }
 
-// Entries implements changes.Folder. What is neither file, directory nor link is an error: it has no content.
+// Entries implements changes.Directory. What is neither file, directory nor link is an error: it has no content.
 func (d *diskFolder) Entries(context.Context) ([]changes.Entry, error) {
 	f, err := d.root.Open(d.path)
 	if err != nil {
@@ -202,7 +202,7 @@ func (d *diskFolder) Entries(context.Context) ([]changes.Entry, error) {
 		e := changes.Entry{Name: name}
 		switch mode := info.Mode(); {
 		case mode.IsDir():
-			e.Folder = &diskFolder{d.root, at}
+			e.Directory = &diskFolder{d.root, at}
 		case mode.IsRegular():
 			e.Executable = mode&0o100 != 0
 			e.Open = func(context.Context) (*io.SectionReader, func(), error) {

@@ -69,7 +69,7 @@ func TestDiffoscopeIsShownWhatDiffers(t *testing.T) {
 		return d
 	}
 	r := &changes.Reader{Store: store}
-	found, err := changes.Folders(t.Context(), "file", r.Directory(put(map[string]string{"same": "s", "f": "one", "\n\x1b": "a", "gone": "g"}, "link")),
+	found, err := changes.Directories(t.Context(), "file", r.Directory(put(map[string]string{"same": "s", "f": "one", "\n\x1b": "a", "gone": "g"}, "link")),
 		r.Directory(put(map[string]string{"same": "s", "f": "two", "../up": "b", "link/x": "b", "/abs": "b", "nul\x00": "b", "": "b"}, "other")))
 	if err != nil {
 		t.Fatal(err)

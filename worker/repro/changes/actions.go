@@ -6,17 +6,20 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
 	"strconv"
 	"strings"
 
 	repb "github.com/bazelbuild/remote-apis/build/bazel/remote/execution/v2"
 	"github.com/cloister-build/cloister/cas"
+	"github.com/cloister-build/cloister/sandbox/printable"
+	"github.com/cloister-build/cloister/worker/repro/internal/listdiff"
 )
 
-// Actions returns how action b differs from action a: in its command, environment, platform, timeout and inputs, which
-// is why what is recorded for the one is not found for the other. Of two digests there is a change at least. It fails if one of the two, or its command, cannot be
-// read. An input root that is absent is one change, which says so: who only uses a cache uploads no inputs.
+// Actions returns how action b differs from action a in its command, environment, platform, timeout and inputs, and so
+// why b misses the cache. Different digests always have at least one change. It fails if an action or its command
+// cannot be read. A missing input root is one change, because clients that only use a cache upload no inputs.
 func Actions(ctx context.Context, r *Reader, a, b cas.Digest) ([]Change, error) {
 	x, err := readAction(ctx, r.Store, a)
 	if err != nil {
@@ -29,7 +32,7 @@ func Actions(ctx context.Context, r *Reader, a, b cas.Digest) ([]Change, error) 
 	all := slices.Concat(commands(x.command, y.command), properties("platform", x.platform(), y.platform()))
 	for _, c := range []Change{
 		{What: "timeout", A: x.timeout(), B: y.timeout()},
-		{What: "do_not_cache", A: said(x.DoNotCache), B: said(y.DoNotCache)},
+		{What: "do_not_cache", A: strconv.FormatBool(x.DoNotCache), B: strconv.FormatBool(y.DoNotCache)},
 		{What: "salt", A: salt(x.Salt), B: salt(y.Salt)},
 	} {
 		if c.A != c.B {
@@ -40,9 +43,9 @@ func Actions(ctx context.Context, r *Reader, a, b cas.Digest) ([]Change, error) 
 		all = append(all, Change{What: "digest function", A: a.Function().String(), B: b.Function().String()})
 	}
 	if x.root == y.root {
-		return otherwise(all, "action", a, b), nil
+		return orEncoding(all, "action", a, b), nil
 	}
-	inputs, err := Folders(ctx, "input", r.Directory(x.root), r.Directory(y.root))
+	inputs, err := Directories(ctx, "input", r.Directory(x.root), r.Directory(y.root))
 	if errors.Is(err, cas.ErrNotFound) {
 		inputs = append(inputs, Change{What: "input root", A: r.root(ctx, x), B: r.root(ctx, y)})
 		err = nil
@@ -56,19 +59,23 @@ func Commands(ctx context.Context, r *Reader, a, b cas.Digest) ([]Change, error)
 	if err := errors.Join(cas.ReadProto(ctx, r.Store, a, &x), cas.ReadProto(ctx, r.Store, b, &y)); err != nil {
 		return nil, err
 	}
-	return otherwise(slices.Concat(commands(&x, &y), properties("platform", x.Platform, y.Platform)), "command", a, b), nil
+	all := slices.Concat(commands(&x, &y), properties("platform", x.Platform, y.Platform))
+	return orEncoding(all, "command", a, b), nil
 }
 
-// otherwise returns all, or if there are none while the digests differ, that: there are orders, doublets and fields of which
-// nothing is told, and still one message is not found by the digest of the other.
-func otherwise(all []Change, what string, a, b cas.Digest) []Change {
+// orEncoding returns all or, if it is empty though the digests differ, a change that says so: the messages may differ
+// in order, duplicates or unknown fields.
+func orEncoding(all []Change, what string, a, b cas.Digest) []Change {
 	if len(all) == 0 && a != b {
-		all = append(all, Change{What: what + ", of equal parts in another order or encoding", A: a.String(), B: b.String()})
+		all = append(
+			all,
+			Change{What: what + ", of equal parts in another order or encoding", A: a.String(), B: b.String()},
+		)
 	}
 	return all
 }
 
-// An action is one with what it names.
+// An action is an Action with the messages it refers to.
 type action struct {
 	*repb.Action
 	command *repb.Command
@@ -93,7 +100,7 @@ func readAction(ctx context.Context, s cas.Store, d cas.Digest) (*action, error)
 	return a, nil
 }
 
-// root says which input root an action has, and whether it is absent.
+// root returns the input root of an action and whether it is absent.
 func (r *Reader) root(ctx context.Context, a *action) string {
 	if _, err := r.Directory(a.root).Entries(ctx); errors.Is(err, cas.ErrNotFound) {
 		return a.root.String() + " absent"
@@ -101,9 +108,9 @@ func (r *Reader) root(ctx context.Context, a *action) string {
 	return a.root.String()
 }
 
-// platform returns what the action asks for.
+// platform returns the platform in effect.
 func (a *action) platform() *repb.Platform {
-	if a.Platform != nil { // it replaces that of the command
+	if a.Platform != nil { // replaces the command's
 		return a.Platform
 	}
 	return a.command.Platform
@@ -116,7 +123,7 @@ func (a *action) timeout() string {
 	return a.Timeout.AsDuration().String()
 }
 
-// outputs returns the paths that a command declares.
+// outputs returns the declared output paths of a command.
 func outputs(c *repb.Command) []string {
 	if len(c.OutputPaths) > 0 {
 		return c.OutputPaths
@@ -124,21 +131,14 @@ func outputs(c *repb.Command) []string {
 	return slices.Concat(c.OutputFiles, c.OutputDirectories)
 }
 
-func said(b bool) string {
-	if b {
-		return "true"
-	}
-	return "false"
-}
-
 func salt(s []byte) string {
 	if len(s) == 0 {
 		return ""
 	}
-	return quoted(string(s))
+	return quote(string(s))
 }
 
-// commands returns how b differs from a, but for the platform.
+// commands returns how b differs from a, except in the platform.
 func commands(a, b *repb.Command) []Change {
 	all := sequences("argument", a.Arguments, b.Arguments)
 	env := func(c *repb.Command) map[string]string {
@@ -150,19 +150,27 @@ func commands(a, b *repb.Command) []Change {
 	}
 	all = append(all, values("environment", env(a), env(b))...)
 	if a.WorkingDirectory != b.WorkingDirectory {
-		all = append(all, Change{What: "working directory", A: quoted(a.WorkingDirectory), B: quoted(b.WorkingDirectory)})
+		all = append(all, Change{What: "working directory", A: quote(a.WorkingDirectory), B: quote(b.WorkingDirectory)})
 	}
-	set := func(list []string) map[string]string {
+	declared := func(list []string) map[string]string {
 		m := map[string]string{}
 		for _, s := range list {
 			m[s] = "declared"
 		}
 		return m
 	}
-	all = append(all, values("declared output", set(outputs(a)), set(outputs(b)))...)
-	all = append(all, values("output node property", set(a.OutputNodeProperties), set(b.OutputNodeProperties))...)
+	all = append(all, values("declared output", declared(outputs(a)), declared(outputs(b)))...)
+	all = append(all,
+		values("output node property", declared(a.OutputNodeProperties), declared(b.OutputNodeProperties))...)
 	if a.OutputDirectoryFormat != b.OutputDirectoryFormat {
-		all = append(all, Change{What: "output directory format", A: a.OutputDirectoryFormat.String(), B: b.OutputDirectoryFormat.String()})
+		all = append(
+			all,
+			Change{
+				What: "output directory format",
+				A:    a.OutputDirectoryFormat.String(),
+				B:    b.OutputDirectoryFormat.String(),
+			},
+		)
 	}
 	if all == nil && !slices.Equal(outputs(a), outputs(b)) {
 		all = append(all, Change{What: "order of declared outputs", A: "another", B: "another"})
@@ -170,7 +178,7 @@ func commands(a, b *repb.Command) []Change {
 	return all
 }
 
-// properties returns how two platforms differ. One name may have several values.
+// properties returns how two platforms differ. A name may have several values.
 func properties(what string, a, b *repb.Platform) []Change {
 	of := func(p *repb.Platform) map[string]string {
 		values := map[string][]string{}
@@ -186,31 +194,23 @@ func properties(what string, a, b *repb.Platform) []Change {
 	return values(what, of(a), of(b))
 }
 
-// values returns the names that have another value in b than in a, or none, in their order.
+// values returns the names whose values differ, sorted.
 func values(what string, a, b map[string]string) []Change {
-	var names []string
-	for name := range a {
-		names = append(names, name)
-	}
-	for name := range b {
-		if _, ok := a[name]; !ok {
-			names = append(names, name)
-		}
-	}
+	names := slices.AppendSeq(slices.Collect(maps.Keys(a)), maps.Keys(b))
 	slices.Sort(names)
 	var all []Change
-	for _, name := range names {
+	for _, name := range slices.Compact(names) {
 		x, inA := a[name]
 		y, inB := b[name]
 		if inA == inB && x == y {
 			continue
 		}
-		c := Change{What: what, Name: quoted(name)}
+		c := Change{What: what, Name: quote(name)}
 		if inA {
-			c.A = quoted(x)
+			c.A = quote(x)
 		}
 		if inB {
-			c.B = quoted(y)
+			c.B = quote(y)
 		}
 		if inA && inB {
 			c.A, c.B = differing(x, y)
@@ -220,124 +220,65 @@ func values(what string, a, b map[string]string) []Change {
 	return all
 }
 
-// differing returns two texts that differ, quoted, each from a little before that on if they are long.
+// differing returns two different texts, quoted. Of long ones it omits most of the common prefix.
 func differing(a, b string) (string, string) {
-	const lead = 40
-	if n := commonPrefix(a, b); n > lead && (len(a) > MaxText || len(b) > MaxText) {
-		return shorten(cut + quoted(a[n-lead:])), shorten(cut + quoted(b[n-lead:]))
+	const context = 40
+	n := 0
+	for n < min(len(a), len(b)) && a[n] == b[n] {
+		n++
 	}
-	return quoted(a), quoted(b)
+	if n > context && (len(a) > MaxText || len(b) > MaxText) {
+		excerpt := func(s string) string {
+			return "..." + printable.Quote(s[n-context:], MaxText-len("..."))
+		}
+		return excerpt(a), excerpt(b)
+	}
+	return quote(a), quote(b)
 }
 
-// maxAligned is up to how many arguments that differ are aligned: it costs the square of that.
-const maxAligned = 2000
+// maxListed limits the items of one hunk that are listed one by one.
+const maxListed = 2000
 
-// sequences returns how list b differs from list a, by the number of the place in a, or in b where a has nothing: from 1.
+// sequences returns how list b differs from list a. Changes are named by their position in a or, if a has none, in b,
+// counted from 1.
 func sequences(what string, a, b []string) []Change {
-	start := 0
-	for start < len(a) && start < len(b) && a[start] == b[start] {
-		start++
-	}
-	endA, endB := len(a), len(b)
-	for endA > start && endB > start && a[endA-1] == b[endB-1] {
-		endA, endB = endA-1, endB-1
-	}
 	var all []Change
-	add := func(i, j int) { // the numbers of what is not the same, -1 where there is nothing
-		if len(all) > MaxChanges {
-			return
-		}
-		c := Change{What: what}
+	for _, h := range listdiff.Hunks(a, b) {
+		n, m := h.EndA-h.A, h.EndB-h.B
 		switch {
-		case i < 0:
-			c.Name, c.B = strconv.Itoa(j+1), quoted(b[j])
-		case j < 0:
-			c.Name, c.A = strconv.Itoa(i+1), quoted(a[i])
-		default:
-			c.Name = strconv.Itoa(i + 1)
-			c.A, c.B = differing(a[i], b[j])
+		case h.Same:
+			continue
+		case max(n, m) > maxListed:
+			c := Change{
+				What: what,
+				Name: strconv.Itoa(h.A + 1),
+				A:    fmt.Sprintf("%d others", n),
+				B:    fmt.Sprintf("%d others", m),
+			}
+			all = append(all, c)
+			continue
 		}
-		all = append(all, c)
+		for i := range max(n, m) {
+			if len(all) > MaxChanges {
+				return all
+			}
+			c := Change{What: what, Name: strconv.Itoa(h.A + i + 1)}
+			switch {
+			case i >= n:
+				c.Name, c.B = strconv.Itoa(h.B+i+1), quote(b[h.B+i])
+			case i >= m:
+				c.A = quote(a[h.A+i])
+			default:
+				c.A, c.B = differing(a[h.A+i], b[h.B+i])
+			}
+			all = append(all, c)
+		}
 	}
-	n, m := endA-start, endB-start
-	if n > maxAligned || m > maxAligned {
-		return append(all, Change{What: what, Name: strconv.Itoa(start + 1), A: fmt.Sprintf("%d others", n), B: fmt.Sprintf("%d others", m)})
-	}
-	align(a[start:endA], b[start:endB], func(i, j int) {
-		if i >= 0 {
-			i += start
-		}
-		if j >= 0 {
-			j += start
-		}
-		add(i, j)
-	})
 	return all
 }
 
-// align calls visit for what is not in a longest common part of a and b: pairs that stand in for each other, and then what
-// only one has, with -1 for the other.
-func align(a, b []string, visit func(i, j int)) {
-	x, y := numbered(a, b)
-	// length[i][j] is that of the longest common part of a[i:] and b[j:].
-	length := make([][]uint16, len(a)+1)
-	for i := range length {
-		length[i] = make([]uint16, len(b)+1)
-	}
-	for i := len(a) - 1; i >= 0; i-- {
-		for j := len(b) - 1; j >= 0; j-- {
-			if x[i] == y[j] {
-				length[i][j] = length[i+1][j+1] + 1
-			} else {
-				length[i][j] = max(length[i+1][j], length[i][j+1])
-			}
-		}
-	}
-	flush := func(i, endI, j, endJ int) {
-		for ; i < endI && j < endJ; i, j = i+1, j+1 {
-			visit(i, j)
-		}
-		for ; i < endI; i++ {
-			visit(i, -1)
-		}
-		for ; j < endJ; j++ {
-			visit(-1, j)
-		}
-	}
-	i, j, fromI, fromJ := 0, 0, 0, 0
-	for i < len(a) && j < len(b) {
-		switch {
-		case x[i] == y[j]:
-			flush(fromI, i, fromJ, j)
-			i, j = i+1, j+1
-			fromI, fromJ = i, j
-		case length[i+1][j] >= length[i][j+1]:
-			i++
-		default:
-			j++
-		}
-	}
-	flush(fromI, len(a), fromJ, len(b))
-}
-
-// numbered returns a number for each text, the same for the same, which takes no time to compare however long it is.
-func numbered(a, b []string) (x, y []int) {
-	known := map[string]int{}
-	of := func(texts []string) []int {
-		ns := make([]int, len(texts))
-		for i, text := range texts {
-			if _, ok := known[text]; !ok {
-				known[text] = len(known)
-			}
-			ns[i] = known[text]
-		}
-		return ns
-	}
-	return of(a), of(b)
-}
-
-// Results returns how result b differs from result a: in exit code, outputs, stdout and stderr. Digests are of function f. It says
-// nothing of what else is said of the runs. It fails if a digest is none.
+// Results returns how result b differs from result a in exit code, outputs, stdout and stderr. Their digests are of
+// function f. It ignores metadata. It fails if a digest is invalid.
 func Results(ctx context.Context, r *Reader, f cas.Function, a, b *repb.ActionResult) ([]Change, error) {
 	var all []Change
 	if a.ExitCode != b.ExitCode {
@@ -351,7 +292,7 @@ func Results(ctx context.Context, r *Reader, f cas.Function, a, b *repb.ActionRe
 	if err != nil {
 		return nil, err
 	}
-	differ, err := Folders(ctx, "output", x, y)
+	differ, err := Directories(ctx, "output", x, y)
 	if err != nil {
 		return nil, err
 	}
@@ -373,7 +314,7 @@ func Results(ctx context.Context, r *Reader, f cas.Function, a, b *repb.ActionRe
 	return all, nil
 }
 
-// log returns what a result says that the command has said.
+// log returns the entry of stdout or stderr.
 func (r *Reader) log(f cas.Function, name string, raw []byte, d *repb.Digest) (*Entry, error) {
 	if d == nil || len(raw) > 0 {
 		e := memory(name, raw)
@@ -384,19 +325,19 @@ func (r *Reader) log(f cas.Function, name string, raw []byte, d *repb.Digest) (*
 	return r.File(name, digest, false), err
 }
 
-// flat is a folder of entries whose names are paths.
-type flat []Entry
+// A pathList is a directory whose entries are named by paths.
+type pathList []Entry
 
-// Entries implements Folder.
-func (f flat) Entries(context.Context) ([]Entry, error) { return f, nil }
+// Entries implements Directory.
+func (l pathList) Entries(context.Context) ([]Entry, error) { return l, nil }
 
-// outputs returns the outputs of a result as a folder, by their paths.
-func (r *Reader) outputs(ctx context.Context, f cas.Function, result *repb.ActionResult) (Folder, error) {
-	var all flat
+// outputs returns the outputs of a result as a directory.
+func (r *Reader) outputs(ctx context.Context, f cas.Function, result *repb.ActionResult) (Directory, error) {
+	var all pathList
 	for _, o := range result.OutputFiles {
 		d, err := cas.FromProto(f, o.Digest)
 		if err != nil {
-			return nil, fmt.Errorf("output %s: %w", quoted(o.Path), err)
+			return nil, fmt.Errorf("output %s: %w", quote(o.Path), err)
 		}
 		e := r.File(o.Path, d, o.IsExecutable)
 		e.Properties = nodeProperties(o.NodeProperties)
@@ -410,34 +351,37 @@ func (r *Reader) outputs(ctx context.Context, f cas.Function, result *repb.Actio
 		}
 		d, err := cas.FromProto(f, p)
 		if err != nil {
-			return nil, fmt.Errorf("output %s: %w", quoted(o.Path), err)
+			return nil, fmt.Errorf("output %s: %w", quote(o.Path), err)
 		}
-		e.Digest, e.Folder = d, r.Directory(d)
+		e.Digest, e.Directory = d, r.Directory(d)
 		if o.TreeDigest != nil {
-			e.Folder = &boxed{r: r, digest: d}
+			e.Directory = &treeRoot{r: r, digest: d}
 		}
 		all = append(all, e)
 	}
 	for _, links := range [][]*repb.OutputSymlink{result.OutputSymlinks, result.OutputFileSymlinks, result.OutputDirectorySymlinks} {
 		for _, l := range links {
-			all = append(all, Entry{Name: l.Path, Link: true, Target: l.Target, Properties: nodeProperties(l.NodeProperties)})
+			all = append(
+				all,
+				Entry{Name: l.Path, Link: true, Target: l.Target, Properties: nodeProperties(l.NodeProperties)},
+			)
 		}
 	}
 	slices.SortFunc(all, func(a, b Entry) int { return strings.Compare(a.Name, b.Name) })
-	return slices.CompactFunc(all, func(a, b Entry) bool { return a.Name == b.Name }), nil // a link may be listed by two names
+	return slices.CompactFunc(all, func(a, b Entry) bool { return a.Name == b.Name }), nil // a link may be listed twice
 }
 
-// boxed is the root of a Tree, which is read when it is looked at.
-type boxed struct {
+// A treeRoot is the root of a Tree that is read on demand.
+type treeRoot struct {
 	r      *Reader
 	digest cas.Digest
 }
 
-// Entries implements Folder.
-func (b *boxed) Entries(ctx context.Context) ([]Entry, error) {
-	t, err := b.r.Tree(ctx, b.digest)
+// Entries implements Directory.
+func (t *treeRoot) Entries(ctx context.Context) ([]Entry, error) {
+	root, err := t.r.Tree(ctx, t.digest)
 	if err != nil {
 		return nil, err
 	}
-	return t.Entries(ctx)
+	return root.Entries(ctx)
 }

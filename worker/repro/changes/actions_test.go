@@ -20,17 +20,17 @@ import (
 	"google.golang.org/protobuf/types/known/wrapperspb"
 )
 
-// A site is a store in memory with what tests put there.
-type site struct {
+// A fixture is a store in memory.
+type fixture struct {
 	*testing.T
 	*castest.Memory
 }
 
-func newSite(t *testing.T) *site { return &site{t, castest.NewMemory()} }
+func newFixture(t *testing.T) *fixture { return &fixture{t, castest.NewMemory()} }
 
-func (s *site) reader() *Reader { return &Reader{Store: s.Memory} }
+func (s *fixture) reader() *Reader { return &Reader{Store: s.Memory} }
 
-func (s *site) put(m proto.Message) cas.Digest {
+func (s *fixture) put(m proto.Message) cas.Digest {
 	s.Helper()
 	d, err := cas.PutProto(s.Context(), s.Memory, cas.SHA256, m)
 	if err != nil {
@@ -39,7 +39,7 @@ func (s *site) put(m proto.Message) cas.Digest {
 	return d
 }
 
-func (s *site) blob(text string) *repb.Digest {
+func (s *fixture) blob(text string) *repb.Digest {
 	s.Helper()
 	d, err := cas.PutBytes(s.Context(), s.Memory, cas.SHA256, []byte(text))
 	if err != nil {
@@ -48,8 +48,8 @@ func (s *site) blob(text string) *repb.Digest {
 	return d.Proto()
 }
 
-// files returns the Directory of files, NAME to content.
-func (s *site) files(files map[string]string) cas.Digest {
+// files stores a Directory of files.
+func (s *fixture) files(files map[string]string) cas.Digest {
 	s.Helper()
 	dir := &repb.Directory{}
 	for name, text := range files {
@@ -59,7 +59,7 @@ func (s *site) files(files map[string]string) cas.Digest {
 	return s.put(dir)
 }
 
-func (s *site) action(command *repb.Command, root cas.Digest, change func(*repb.Action)) cas.Digest {
+func (s *fixture) action(command *repb.Command, root cas.Digest, change func(*repb.Action)) cas.Digest {
 	s.Helper()
 	a := &repb.Action{CommandDigest: s.put(command).Proto(), InputRootDigest: root.Proto()}
 	if change != nil {
@@ -68,7 +68,7 @@ func (s *site) action(command *repb.Command, root cas.Digest, change func(*repb.
 	return s.put(a)
 }
 
-// lines returns changes as a text.
+// lines formats changes.
 func lines(all []Change) string {
 	var b strings.Builder
 	for _, c := range all {
@@ -84,9 +84,8 @@ func wantLines(t *testing.T, got []Change, want ...string) {
 	}
 }
 
-// TestWhyAnActionIsAnother: each part of an action is told by its name.
-func TestWhyAnActionIsAnother(t *testing.T) {
-	s := newSite(t)
+func TestActionsNamesEachChangedPart(t *testing.T) {
+	s := newFixture(t)
 	command := func() *repb.Command {
 		return &repb.Command{
 			Arguments:            []string{"cc", "-O1", "-c", "x.c", "-o", "x.o"},
@@ -96,7 +95,7 @@ func TestWhyAnActionIsAnother(t *testing.T) {
 		}
 	}
 	root := s.files(map[string]string{"x.c": "1", "x.h": "2", "z.h": "3"})
-	// of returns the same root, with properties.
+	// of returns the same root with properties.
 	of := func(all, file *repb.NodeProperties) cas.Digest {
 		var d repb.Directory
 		if err := cas.ReadProto(t.Context(), s.Memory, root, &d); err != nil {
@@ -123,7 +122,7 @@ func TestWhyAnActionIsAnother(t *testing.T) {
 		action func(*repb.Action)
 		want   []string
 	}{
-		"nothing":            {},
+		"equal":              {},
 		"an argument":        {change: func(c *repb.Command) { c.Arguments[1] = "-O2" }, want: []string{"argument | 2 | -O1 | -O2"}},
 		"one more":           {change: func(c *repb.Command) { c.Arguments = slices.Insert(c.Arguments, 2, "-g", "") }, want: []string{"argument | 3 |  | -g", `argument | 4 |  | ""`}},
 		"one less":           {change: func(c *repb.Command) { c.Arguments = slices.Delete(c.Arguments, 1, 2) }, want: []string{"argument | 2 | -O1 | "}},
@@ -144,11 +143,11 @@ func TestWhyAnActionIsAnother(t *testing.T) {
 		"an input more":      {root: s.files(map[string]string{"x.c": "1", "x.h": "2", "y": "y", "z.h": "3"}), want: []string{"input | y |  | " + digestText("y")}},
 		"an input's date":    {root: dated(1), want: []string{"input | x.c | " + digestText("1") + " | " + digestText("1") + " mode 0640 mtime 1970-01-01T00:00:01Z"}},
 		"a directory's mode": {root: rooted(sticky), want: []string{"input | / | directory " + root.String() + " | directory " + rooted(sticky).String()}},
-		"an order": {
+		"order": {
 			change: func(c *repb.Command) { slices.Reverse(c.EnvironmentVariables) },
 			want:   []string{"action, of equal parts in another order or encoding |  | " + base.String() + " | " + reversed().String()},
 		},
-		"inputs that are not there": {root: cas.SHA256.Sum([]byte("absent")), want: []string{"input root |  | " + root.String() + " | " + digestText("absent") + " absent"}},
+		"missing input root": {root: cas.SHA256.Sum([]byte("absent")), want: []string{"input root |  | " + root.String() + " | " + digestText("absent") + " absent"}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			command := command()
@@ -166,15 +165,14 @@ func TestWhyAnActionIsAnother(t *testing.T) {
 		})
 	}
 	if _, err := Actions(t.Context(), s.reader(), base, cas.SHA256.Sum([]byte("none"))); err == nil {
-		t.Error("an action that is absent is compared")
+		t.Error("missing action: got no error")
 	}
 }
 
 func digestText(content string) string { return cas.SHA256.Sum([]byte(content)).String() }
 
-// TestDirectories: kinds, modes and links are compared, and what is below.
-func TestDirectories(t *testing.T) {
-	s := newSite(t)
+func TestDirectoriesComparesKindsModesAndLinks(t *testing.T) {
+	s := newFixture(t)
 	sub := func(text string) *repb.DirectoryNode {
 		return &repb.DirectoryNode{Name: "sub", Digest: s.files(map[string]string{"deep": text}).Proto()}
 	}
@@ -188,7 +186,7 @@ func TestDirectories(t *testing.T) {
 		Directories: []*repb.DirectoryNode{sub("2"), {Name: "was", Digest: s.files(nil).Proto()}},
 		Symlinks:    []*repb.SymlinkNode{{Name: "link", Target: "else where"}},
 	}
-	got, err := Folders(t.Context(), "input", s.reader().Directory(s.put(a)), s.reader().Directory(s.put(b)))
+	got, err := Directories(t.Context(), "input", s.reader().Directory(s.put(a)), s.reader().Directory(s.put(b)))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -203,19 +201,18 @@ func TestDirectories(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if got, err := Folders(t.Context(), "input", folder, s.reader().Directory(s.put(a))); err != nil || len(got) != 0 {
+	if got, err := Directories(t.Context(), "input", folder, s.reader().Directory(s.put(a))); err != nil || len(got) != 0 {
 		t.Errorf("a Tree and its Directory: %s, %v", lines(got), err)
 	}
-	// What is absent is one change, and the rest is compared nevertheless.
+	// A missing directory is one change; the others are still compared.
 	s.Delete(s.files(map[string]string{"deep": "2"}))
-	if got, err = Folders(t.Context(), "input", s.reader().Directory(s.put(a)), s.reader().Directory(s.put(b))); err != nil || len(got) != 4 || got[2].Name != "sub/" || strings.Contains(got[2].A, "absent") || !strings.HasSuffix(got[2].B, ", which is absent") {
+	if got, err = Directories(t.Context(), "input", s.reader().Directory(s.put(a)), s.reader().Directory(s.put(b))); err != nil || len(got) != 4 || got[2].Name != "sub/" || strings.Contains(got[2].A, "absent") || !strings.HasSuffix(got[2].B, ", which is absent") {
 		t.Errorf("with an absent directory: %s, %v", lines(got), err)
 	}
 }
 
-// TestHostileDirectories: many names for one directory, and many changes, cost little.
-func TestHostileDirectories(t *testing.T) {
-	s := newSite(t)
+func TestHostileDirectoriesAreCheap(t *testing.T) {
+	s := newFixture(t)
 	nest := func(d cas.Digest) cas.Digest {
 		for range 60 { // 2^60 paths
 			d = s.put(&repb.Directory{Directories: []*repb.DirectoryNode{{Name: "a", Digest: d.Proto()}, {Name: "b", Digest: d.Proto()}}})
@@ -223,29 +220,29 @@ func TestHostileDirectories(t *testing.T) {
 		return d
 	}
 	a, b := nest(s.files(map[string]string{"f": "1"})), nest(s.files(map[string]string{"f": "2"}))
-	got, err := Folders(t.Context(), "input", s.reader().Directory(a), s.reader().Directory(b))
+	got, err := Directories(t.Context(), "input", s.reader().Directory(a), s.reader().Directory(b))
 	if err != nil || len(got) != 61 || !strings.HasPrefix(got[1].A, "as in a/a") {
-		t.Errorf("%d changes, %v", len(got), err)
+		t.Errorf("got %d changes, %v", len(got), err)
 	}
 	many := map[string]string{}
 	for i := range 2 * MaxChanges {
 		many[fmt.Sprint(i)] = "x"
 	}
-	got, err = Folders(t.Context(), "input", s.reader().Directory(s.files(nil)), s.reader().Directory(s.files(many)))
+	got, err = Directories(t.Context(), "input", s.reader().Directory(s.files(nil)), s.reader().Directory(s.files(many)))
 	if err != nil || len(got) != MaxChanges+1 || got[MaxChanges].B != "more" {
-		t.Errorf("%d changes, %v", len(got), err)
+		t.Errorf("got %d changes, %v", len(got), err)
 	}
 	args := slices.Repeat([]string{"x", "y"}, 100_000)
 	if got := sequences("argument", args, append([]string{"z"}, args...)); len(got) != 1 {
-		t.Errorf("one argument more of many: %s", lines(got))
+		t.Errorf("one added argument: got %s", lines(got))
 	}
 	if got := sequences("argument", args, append(append([]string{"z"}, args...), "z")); len(got) != 1 {
-		t.Errorf("two arguments more of many: %s", lines(got))
+		t.Errorf("two added arguments: got %s", lines(got))
 	}
 }
 
-func TestResultsOfTwoRuns(t *testing.T) {
-	s := newSite(t)
+func TestResultsNamesEachChange(t *testing.T) {
+	s := newFixture(t)
 	a := &repb.ActionResult{
 		OutputFiles:  []*repb.OutputFile{{Path: "o", Digest: s.blob("1")}, {Path: "same", Digest: s.blob("s")}},
 		StdoutRaw:    []byte("said"),
@@ -267,18 +264,18 @@ func TestResultsOfTwoRuns(t *testing.T) {
 		"stderr |  | "+digestText("err 1")+" | "+digestText("err 2"))
 	in, done, err := got[2].EntryB.Open(t.Context())
 	if err != nil || in.Size() != 1 {
-		t.Fatalf("the output of B: %v", err)
+		t.Fatalf("open the output of B: %v", err)
 	}
 	done()
 	if got, err := Results(t.Context(), s.reader(), cas.SHA256, a, a); err != nil || len(got) != 0 {
-		t.Errorf("the same: %s, %v", lines(got), err)
+		t.Errorf("equal results: got %s, %v", lines(got), err)
 	}
 }
 
-// TestBuilds: a source was changed, and what was made of it is other only because of that; one action has another result
-// though it is the same.
+// TestBuilds: a source was changed, and what was made of it is other only because of that; one action has another
+// result though it is the same.
 func TestBuilds(t *testing.T) {
-	s := newSite(t)
+	s := newFixture(t)
 	file := func(path, text string) *repb.ActionResult {
 		return &repb.ActionResult{OutputFiles: []*repb.OutputFile{{Path: path, Digest: s.blob(text)}}}
 	}
@@ -311,7 +308,7 @@ func TestBuilds(t *testing.T) {
 		return s.action(&repb.Command{Arguments: []string{"use"}}, s.files(map[string]string{"stamp": text}), nil)
 	}
 	test := s.action(&repb.Command{Arguments: []string{"test"}}, s.files(nil), nil)
-	// Two of one target and mnemonic are told apart by what they declare.
+	// Declared outputs distinguish actions of one target and mnemonic.
 	twin := func(out, arg string) cas.Digest {
 		return s.action(&repb.Command{Arguments: []string{"gen", arg}, OutputPaths: []string{out}}, s.files(nil), nil)
 	}
@@ -372,7 +369,8 @@ func TestBuilds(t *testing.T) {
 		t.Errorf("(-want +got):\n%s", diff)
 	}
 
-	// A link that has another library besides, or an object that the other compilation has not made, is changed by itself.
+	// A link that has another library besides, or an object that the other compilation has not made, is changed by
+	// itself.
 	for _, own := range []cas.Digest{link("o2", "other", "p2"), link("o3", "y", "p3")} {
 		b[1].Action = own
 		if pairs, err = Builds(t.Context(), s.reader(), s.Memory, a, b); err != nil {
@@ -380,7 +378,7 @@ func TestBuilds(t *testing.T) {
 		}
 		for _, p := range pairs {
 			if p.A != nil && p.A.Mnemonic == "Link" && p.Follows != nil {
-				t.Error("what has a change of its own is taken to follow from others")
+				t.Errorf("%s: got follows %v, want none", p.A.Mnemonic, p.Follows)
 			}
 		}
 	}

@@ -15,57 +15,57 @@ import (
 	"github.com/cloister-build/cloister/worker/repro/manifest"
 )
 
-// A Step is an action of a build, as somebody remembers it.
+// A Step is an action of a recorded build.
 type Step struct {
 	Action           cas.Digest
 	Target, Mnemonic string
-	// Result is equal for equal results; "" is not known, and equal to any.
+	// Result identifies the result; "" if unknown. Equal results have equal strings.
 	Result string
-	// Manifest is the record of its run, zero if there is none.
+	// Manifest is the digest of the manifest of its run; zero if there is none.
 	Manifest cas.Digest
 }
 
-// A Relation is how a step of one build is to a step of another.
+// A Relation tells how a step of one build relates to its counterpart in another.
 type Relation string
 
 // The relations.
 const (
-	Same     Relation = "same"
-	Changed  Relation = "changed"          // another action
-	Unsteady Relation = "not reproducible" // the same action, and another result
-	OnlyA    Relation = "only in A"
-	OnlyB    Relation = "only in B"
+	Same             Relation = "same"
+	Changed          Relation = "changed"          // a different action
+	Nondeterministic Relation = "not reproducible" // the same action with a different result
+	OnlyA            Relation = "only in A"
+	OnlyB            Relation = "only in B"
 )
 
-// A Pair is a step with the one of the other build that is in its place.
+// A Pair is a step and its counterpart in the other build.
 type Pair struct {
-	A, B     *Step // nil where there is none
+	A, B     *Step // nil if the build has none
 	Relation Relation
-	// Changes are how B's action is not A's, if it is Changed, and how its results are not equal, if Unsteady.
+	// Changes tell how the actions differ if the step is Changed, and how the results differ if it is Nondeterministic.
 	Changes []Change
-	// Follows are the pairs whose outputs are all that is Changed: then those are why, and not this one.
+	// Follows are the pairs that caused this one: all its changes are outputs of theirs.
 	Follows []*Pair
-	// Err says why Changes are not known.
+	// Err tells why Changes are unknown.
 	Err error
 
-	madeA, madeB []cas.Digest // files that are outputs of each
+	outputsA, outputsB []cas.Digest // digests of output files
 }
 
-// maxRead is how many pairs of a comparison are read, and atOnce how many at the same time.
+// maxRead limits the pairs that are read, concurrency those that are read at the same time.
 const (
-	maxRead = 20_000
-	atOnce  = 16
+	maxRead     = 20_000
+	concurrency = 16
 )
 
-// Builds compares two builds. Steps of the same action are a pair, then those of equal target, mnemonic and, where there are several,
-// outputs. The pairs come in the order of a, what b alone has last, but for those that are not the same: what is a cause comes
-// before what follows from it. r reads what actions and manifests say, results what is recorded of them.
+// Builds compares two builds. It pairs steps of the same action, and then steps with the same target, mnemonic and, if
+// there are several, outputs. It sorts the pairs by relation, causes before the pairs that follow from them, and
+// otherwise keeps the order of a. r reads actions and manifests, results holds recorded results.
 func Builds(ctx context.Context, r *Reader, results cas.ActionCache, a, b []Step) ([]*Pair, error) {
 	c := builds{ctx: ctx, r: r, results: results}
 	c.match(a, b)
 	var unequal []*Pair
 	for _, p := range c.pairs {
-		if p.Relation == Changed || p.Relation == Unsteady {
+		if p.Relation == Changed || p.Relation == Nondeterministic {
 			unequal = append(unequal, p)
 		}
 	}
@@ -74,22 +74,22 @@ func Builds(ctx context.Context, r *Reader, results cas.ActionCache, a, b []Step
 	if err := ctx.Err(); err != nil {
 		return nil, err
 	}
-	madeA, madeB := map[cas.Digest][]*Pair{}, map[cas.Digest][]*Pair{} // whose outputs they are
+	producersA, producersB := map[cas.Digest][]*Pair{}, map[cas.Digest][]*Pair{}
 	for _, p := range unequal {
-		for _, d := range p.madeA {
-			madeA[d] = append(madeA[d], p)
+		for _, d := range p.outputsA {
+			producersA[d] = append(producersA[d], p)
 		}
-		for _, d := range p.madeB {
-			madeB[d] = append(madeB[d], p)
+		for _, d := range p.outputsB {
+			producersB[d] = append(producersB[d], p)
 		}
 	}
 	for _, p := range unequal {
-		p.follow(madeA, madeB)
+		p.follow(producersA, producersB)
 	}
 	return c.sorted(), nil
 }
 
-// A builds compares two builds.
+// builds is the state of Builds.
 type builds struct {
 	ctx     context.Context
 	r       *Reader
@@ -97,27 +97,27 @@ type builds struct {
 	pairs   []*Pair
 }
 
-// each calls do for each pair, atOnce of them at the same time, until the context ends.
+// each calls do for each pair concurrently, until the context ends.
 func (c *builds) each(pairs []*Pair, do func(*Pair)) {
 	var group sync.WaitGroup
-	turns := make(chan struct{}, atOnce)
+	slots := make(chan struct{}, concurrency)
 	for _, p := range pairs {
 		if c.ctx.Err() != nil {
 			break
 		}
-		turns <- struct{}{}
+		slots <- struct{}{}
 		group.Go(func() {
-			defer func() { <-turns }()
+			defer func() { <-slots }()
 			do(p)
 		})
 	}
 	group.Wait()
 }
 
-// A place is what steps of two builds have in common that are the same one for a person.
-type place struct{ target, mnemonic, outputs string }
+// A stepKey identifies a step across builds.
+type stepKey struct{ target, mnemonic, outputs string }
 
-// match finds the pairs.
+// match pairs the steps.
 func (c *builds) match(a, b []Step) {
 	byAction := map[cas.Digest]*Step{}
 	for i := range b {
@@ -131,7 +131,7 @@ func (c *builds) match(a, b []Step) {
 		if s := byAction[p.A.Action]; s != nil && !taken[s] {
 			p.B, p.Relation, taken[s] = s, Same, true
 			if p.A.Result != "" && s.Result != "" && p.A.Result != s.Result {
-				p.Relation = Unsteady
+				p.Relation = Nondeterministic
 			}
 		} else {
 			left = append(left, p)
@@ -143,10 +143,10 @@ func (c *builds) match(a, b []Step) {
 			rest = append(rest, &b[i])
 		}
 	}
-	// First by what is known, then, where that is not enough, by what the commands declare.
-	left, rest = join(left, rest, func(s *Step) place { return place{s.Target, s.Mnemonic, ""} })
+	// Reading the declared outputs costs more, so only the ambiguous steps are matched by them.
+	left, rest = join(left, rest, func(s *Step) stepKey { return stepKey{s.Target, s.Mnemonic, ""} })
 	declared := c.declared(left, rest)
-	left, rest = join(left, rest, func(s *Step) place { return place{s.Target, s.Mnemonic, declared[s]} })
+	left, rest = join(left, rest, func(s *Step) stepKey { return stepKey{s.Target, s.Mnemonic, declared[s]} })
 	for _, p := range left {
 		p.Relation = OnlyA
 	}
@@ -155,9 +155,9 @@ func (c *builds) match(a, b []Step) {
 	}
 }
 
-// join gives each pair the one step of the same place, where both builds have but one there, and returns what is left.
-func join(pairs []*Pair, steps []*Step, at func(*Step) place) ([]*Pair, []*Step) {
-	inA, inB := map[place][]*Pair{}, map[place][]*Step{}
+// join completes each pair whose key occurs once in each build, and returns the remaining pairs and steps.
+func join(pairs []*Pair, steps []*Step, at func(*Step) stepKey) ([]*Pair, []*Step) {
+	inA, inB := map[stepKey][]*Pair{}, map[stepKey][]*Step{}
 	for _, p := range pairs {
 		inA[at(p.A)] = append(inA[at(p.A)], p)
 	}
@@ -165,19 +165,19 @@ func join(pairs []*Pair, steps []*Step, at func(*Step) place) ([]*Pair, []*Step)
 		inB[at(s)] = append(inB[at(s)], s)
 	}
 	for where, ps := range inA {
-		if ss := inB[where]; len(ps) == 1 && len(ss) == 1 && where != (place{}) {
+		if ss := inB[where]; len(ps) == 1 && len(ss) == 1 && where != (stepKey{}) {
 			ps[0].B, ps[0].Relation = ss[0], Changed
 		}
 	}
 	pairs = slices.DeleteFunc(slices.Clone(pairs), func(p *Pair) bool { return p.B != nil })
 	steps = slices.DeleteFunc(slices.Clone(steps), func(s *Step) bool {
 		where := at(s)
-		return len(inA[where]) == 1 && len(inB[where]) == 1 && where != (place{})
+		return len(inA[where]) == 1 && len(inB[where]) == 1 && where != (stepKey{})
 	})
 	return pairs, steps
 }
 
-// declared returns what the commands of steps declare as outputs, as one text; "" where that cannot be read.
+// declared returns the declared outputs of steps as one string each. It leaves out steps that cannot be read.
 func (c *builds) declared(pairs []*Pair, steps []*Step) map[*Step]string {
 	var all []*Pair
 	for _, p := range pairs {
@@ -202,8 +202,8 @@ func (c *builds) declared(pairs []*Pair, steps []*Step) map[*Step]string {
 	return m
 }
 
-// outputs returns the result of a step as far as its outputs are known, nil if they are not: as its manifest has them, or
-// as the action cache does, whose result may be of another run.
+// outputs returns the outputs of a step, nil if unknown. The manifest has precedence, because the action cache may hold
+// the result of another run.
 func (c *builds) outputs(s *Step) *repb.ActionResult {
 	if !s.Manifest.IsZero() {
 		if text, err := cas.ReadAll(c.ctx, c.r.Store, s.Manifest, manifest.MaxBytes); err == nil {
@@ -219,17 +219,26 @@ func (c *builds) outputs(s *Step) *repb.ActionResult {
 	return r
 }
 
-// resultOf returns what a manifest says of a result.
+// resultOf returns the result that a manifest records.
 func resultOf(m *manifest.Manifest) *repb.ActionResult {
 	r := &repb.ActionResult{ExitCode: int32(m.ExitCode)}
 	for _, o := range m.Outputs {
 		switch o.Kind {
 		case manifest.File, manifest.Executable:
-			r.OutputFiles = append(r.OutputFiles, &repb.OutputFile{Path: o.Path, Digest: o.Digest.Proto(), IsExecutable: o.Kind == manifest.Executable})
+			r.OutputFiles = append(
+				r.OutputFiles,
+				&repb.OutputFile{Path: o.Path, Digest: o.Digest.Proto(), IsExecutable: o.Kind == manifest.Executable},
+			)
 		case manifest.Tree:
-			r.OutputDirectories = append(r.OutputDirectories, &repb.OutputDirectory{Path: o.Path, TreeDigest: o.Digest.Proto()})
+			r.OutputDirectories = append(
+				r.OutputDirectories,
+				&repb.OutputDirectory{Path: o.Path, TreeDigest: o.Digest.Proto()},
+			)
 		case manifest.Root:
-			r.OutputDirectories = append(r.OutputDirectories, &repb.OutputDirectory{Path: o.Path, RootDirectoryDigest: o.Digest.Proto()})
+			r.OutputDirectories = append(
+				r.OutputDirectories,
+				&repb.OutputDirectory{Path: o.Path, RootDirectoryDigest: o.Digest.Proto()},
+			)
 		case manifest.Symlink:
 			r.OutputSymlinks = append(r.OutputSymlinks, &repb.OutputSymlink{Path: o.Path, Target: o.Target})
 		}
@@ -237,11 +246,11 @@ func resultOf(m *manifest.Manifest) *repb.ActionResult {
 	return r
 }
 
-// look reads how the two steps of p differ, and what they made.
+// look reads the outputs of the two steps and how they differ.
 func (c *builds) look(p *Pair) {
 	a, b := c.outputs(p.A), c.outputs(p.B)
 	f := p.A.Action.Function()
-	p.madeA, p.madeB = c.files(f, a), c.files(p.B.Action.Function(), b)
+	p.outputsA, p.outputsB = c.files(f, a), c.files(p.B.Action.Function(), b)
 	switch {
 	case p.Relation == Changed:
 		p.Changes, p.Err = Actions(c.ctx, c.r, p.A.Action, p.B.Action)
@@ -249,12 +258,12 @@ func (c *builds) look(p *Pair) {
 		x, errX := c.r.outputs(c.ctx, f, a)
 		y, errY := c.r.outputs(c.ctx, f, b)
 		if p.Err = errors.Join(errX, errY); p.Err == nil {
-			p.Changes, p.Err = Folders(c.ctx, "output", x, y)
+			p.Changes, p.Err = Directories(c.ctx, "output", x, y)
 		}
 	}
 }
 
-// files returns the digests of the files among the outputs of a result, as far as they can be read.
+// files returns the digests of a result's output files. It leaves out directories that it cannot read.
 func (c *builds) files(f cas.Function, r *repb.ActionResult) []cas.Digest {
 	var all []cas.Digest
 	add := func(p *repb.Digest) {
@@ -283,34 +292,37 @@ func (c *builds) files(f cas.Function, r *repb.ActionResult) []cas.Digest {
 	return all
 }
 
-// follow finds the pairs that p follows from, if all that is changed in it are inputs that they made.
-func (p *Pair) follow(madeA, madeB map[cas.Digest][]*Pair) {
+// follow sets Follows if all changes of p are inputs that other pairs produced.
+func (p *Pair) follow(producersA, producersB map[cas.Digest][]*Pair) {
 	if p.Relation != Changed || p.Err != nil {
 		return
 	}
 	var from []*Pair
 	for i := range p.Changes {
 		c := &p.Changes[i]
-		// Of an action, inputs alone have entries.
+		// Only inputs have entries.
 		if c.EntryA == nil || c.EntryB == nil || c.EntryA.Digest == c.EntryB.Digest {
 			return
 		}
-		both := slices.IndexFunc(madeA[c.EntryA.Digest], func(of *Pair) bool { return of != p && slices.Contains(madeB[c.EntryB.Digest], of) })
-		if both < 0 {
+		candidates := producersA[c.EntryA.Digest]
+		i := slices.IndexFunc(candidates, func(of *Pair) bool {
+			return of != p && slices.Contains(producersB[c.EntryB.Digest], of)
+		})
+		if i < 0 {
 			return
 		}
-		if of := madeA[c.EntryA.Digest][both]; !slices.Contains(from, of) {
-			from = append(from, of)
+		if !slices.Contains(from, candidates[i]) {
+			from = append(from, candidates[i])
 		}
 	}
 	p.Follows = from
 }
 
-// sorted returns the pairs: causes first, then what follows from others, what is missing, and what is the same.
+// sorted returns the pairs: causes first, then the pairs that follow, unmatched ones, and equal ones.
 func (c *builds) sorted() []*Pair {
 	rank := func(p *Pair) int {
 		switch {
-		case p.Relation == Unsteady:
+		case p.Relation == Nondeterministic:
 			return 0
 		case p.Relation == Changed && len(p.Follows) == 0:
 			return 1

@@ -6,6 +6,8 @@ import (
 	"slices"
 	"strings"
 	"unicode"
+
+	"github.com/cloister-build/cloister/worker/repro/internal/listdiff"
 )
 
 // A wordDifference is where two texts differ, and why.
@@ -79,13 +81,13 @@ func (t *attributor) differences(a, b, format string) []wordDifference {
 		return []wordDifference{{a: a, b: b, cause: cause}}
 	}
 	var ds []wordDifference
-	for _, h := range hunks(wordTexts(wa), wordTexts(wb)) {
-		if h.same {
+	for _, h := range listdiff.Hunks(wordTexts(wa), wordTexts(wb)) {
+		if h.Same {
 			continue
 		}
-		d := wordDifference{cause: t.admit(t.cause(wa[h.a:h.endA], wb[h.b:h.endB], format))}
-		d.a, d.atA = joined(wa, h.a, h.endA)
-		d.b, d.atB = joined(wb, h.b, h.endB)
+		d := wordDifference{cause: t.admit(t.cause(wa[h.A:h.EndA], wb[h.B:h.EndB], format))}
+		d.a, d.atA = joined(wa, h.A, h.EndA)
+		d.b, d.atB = joined(wb, h.B, h.EndB)
 		d.atA, d.atB = d.atA+cutA, d.atB+cutB
 		ds = append(ds, d)
 	}

@@ -10,6 +10,8 @@ import (
 	"io"
 	"strconv"
 	"strings"
+
+	"github.com/cloister-build/cloister/worker/repro/internal/listdiff"
 )
 
 // Bounds of what is read as JSON: larger texts are compared as texts.
@@ -168,15 +170,15 @@ func (c *comparison) compareArrays(path string, a, b *value) {
 			return
 		}
 	}
-	for _, h := range hunks(itemsA, itemsB) {
-		n := min(h.endA-h.a, h.endB-h.b)
+	for _, h := range listdiff.Hunks(itemsA, itemsB) {
+		n := min(h.EndA-h.A, h.EndB-h.B)
 		for i := range n {
-			c.compareValues(fmt.Sprintf("%s[%d]", path, h.a+i), a.children[h.a+i], b.children[h.b+i])
+			c.compareValues(fmt.Sprintf("%s[%d]", path, h.A+i), a.children[h.A+i], b.children[h.B+i])
 		}
-		for i := h.a + n; i < h.endA; i++ {
+		for i := h.A + n; i < h.EndA; i++ {
 			c.differ("item", itemsA[i], "", -1, Unknown, fmt.Sprintf("%s[%d]", path, i))
 		}
-		for i := h.b + n; i < h.endB; i++ {
+		for i := h.B + n; i < h.EndB; i++ {
 			c.differ("item", "", itemsB[i], -1, Unknown, fmt.Sprintf("%s[%d]", path, i))
 		}
 	}

@@ -10,6 +10,8 @@ import (
 	"slices"
 	"strings"
 	"unicode/utf8"
+
+	"github.com/cloister-build/cloister/worker/repro/internal/listdiff"
 )
 
 // What is looked at of a text: what lies beyond is not told of.
@@ -136,27 +138,27 @@ func (t *text) canonize(by *attributor, l *lexer, other []string) {
 
 // compare adds the differences.
 func (t *textComparison) compare() {
-	hs := hunks(t.a.canonical, t.b.canonical)
+	hs := listdiff.Hunks(t.a.canonical, t.b.canonical)
 	moved := t.moved(hs)
 	if moved {
 		t.order(hs)
 	}
 	for _, h := range hs {
-		n := min(h.endA-h.a, h.endB-h.b)
+		n := min(h.EndA-h.A, h.EndB-h.B)
 		switch {
-		case h.same:
+		case h.Same:
 			for i := range n {
-				t.line(h.a+i, h.b+i)
+				t.line(h.A+i, h.B+i)
 			}
 		case !moved:
 			for i := range n {
-				t.line(h.a+i, h.b+i)
+				t.line(h.A+i, h.B+i)
 			}
-			for i := h.a + n; i < h.endA; i++ {
-				t.tell(i, h.endB, t.a.lines[i], "", t.words(t.a.lines[i], ""))
+			for i := h.A + n; i < h.EndA; i++ {
+				t.tell(i, h.EndB, t.a.lines[i], "", t.words(t.a.lines[i], ""))
 			}
-			for i := h.b + n; i < h.endB; i++ {
-				t.tell(h.endA, i, "", t.b.lines[i], t.words("", t.b.lines[i]))
+			for i := h.B + n; i < h.EndB; i++ {
+				t.tell(h.EndA, i, "", t.b.lines[i], t.words("", t.b.lines[i]))
 			}
 		}
 	}
@@ -166,24 +168,24 @@ func (t *textComparison) compare() {
 }
 
 // moved reports whether the lines that stand in no common order are the same all the same.
-func (t *textComparison) moved(hs []hunk) bool {
+func (t *textComparison) moved(hs []listdiff.Hunk) bool {
 	var a, b []string
 	for _, h := range hs {
-		if !h.same {
-			a = append(a, t.a.canonical[h.a:h.endA]...)
-			b = append(b, t.b.canonical[h.b:h.endB]...)
+		if !h.Same {
+			a = append(a, t.a.canonical[h.A:h.EndA]...)
+			b = append(b, t.b.canonical[h.B:h.EndB]...)
 		}
 	}
 	return sameItems(trimLines(a), trimLines(b)) && !slices.Equal(trimLines(t.a.canonical), trimLines(t.b.canonical))
 }
 
 // order says that lines are in another order: from the first that is not in its place to the last.
-func (t *textComparison) order(hs []hunk) {
-	hs = slices.DeleteFunc(slices.Clone(hs), func(h hunk) bool { return h.same })
+func (t *textComparison) order(hs []listdiff.Hunk) {
+	hs = slices.DeleteFunc(slices.Clone(hs), func(h listdiff.Hunk) bool { return h.Same })
 	first, last := hs[0], hs[len(hs)-1]
-	a, b := trimLines(t.a.lines[first.a:last.endA]), trimLines(t.b.lines[first.b:last.endB])
-	t.differ(fmt.Sprintf("order of lines, from line %d", t.first+first.a), strings.Join(a, "\n"), strings.Join(b, "\n"),
-		t.a.offset(first.a), t.attributor.orderCause(trimLines(t.a.lines), trimLines(t.b.lines)))
+	a, b := trimLines(t.a.lines[first.A:last.EndA]), trimLines(t.b.lines[first.B:last.EndB])
+	t.differ(fmt.Sprintf("order of lines, from line %d", t.first+first.A), strings.Join(a, "\n"), strings.Join(b, "\n"),
+		t.a.offset(first.A), t.attributor.orderCause(trimLines(t.a.lines), trimLines(t.b.lines)))
 }
 
 // trimLines returns the lines without what ends them: the last item of a list has no comma, in many notations.

@@ -3,8 +3,6 @@
 package compare
 
 import (
-	"fmt"
-	"math/rand/v2"
 	"slices"
 	"strings"
 	"testing"
@@ -62,29 +60,5 @@ func TestTextPointsAtTheByte(t *testing.T) {
 	ds = blobs(t, "x", long+"A"+long, long+"B"+long, Known{})
 	if len(ds) != 1 || ds[0].Offset != int64(len(long)) || !strings.Contains(ds[0].A, "word Aword") {
 		t.Errorf("got %+v", ds)
-	}
-}
-
-func TestHunksCoverBothLists(t *testing.T) {
-	r := rand.New(rand.NewPCG(1, 2))
-	for range 2000 {
-		list := func() []string {
-			s := make([]string, r.IntN(12))
-			for i := range s {
-				s[i] = fmt.Sprint(r.IntN(9))
-			}
-			return s
-		}
-		a, b := list(), list()
-		i, j := 0, 0
-		for _, h := range hunks(a, b) {
-			if h.a != i || h.b != j || h.same && !slices.Equal(a[h.a:h.endA], b[h.b:h.endB]) {
-				t.Fatalf("%q %q: bad hunk %+v", a, b, h)
-			}
-			i, j = h.endA, h.endB
-		}
-		if i != len(a) || j != len(b) {
-			t.Fatalf("%q %q: hunks end at %d and %d", a, b, i, j)
-		}
 	}
 }
