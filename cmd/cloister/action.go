@@ -59,11 +59,11 @@ func (o *origin) open(ctx context.Context) (*remote.Store, error) {
 	c, err := remote.Dial(ctx, strings.TrimRight(o.cas, "/")+"/"+url.PathEscape(o.instance), options...)
 	switch {
 	case errors.Is(err, remote.ErrAddress), errors.Is(err, cas.ErrInvalid):
-		return nil, &exit{exitUsage, fmt.Errorf("--cas, --instance: %w", err)}
+		return nil, newExit(exitUsage, fmt.Errorf("--cas, --instance: %w", err))
 	case errors.Is(err, os.ErrPermission): // it was reached, and refuses
-		return nil, &exit{exitNo, err}
+		return nil, newExit(exitNo, err)
 	case err != nil:
-		return nil, &exit{exitConnect, fmt.Errorf("%w; name the server with --cas", err)}
+		return nil, newExit(exitConnect, fmt.Errorf("%w; name the server with --cas", err))
 	}
 	return c.Store("")
 }
@@ -75,11 +75,11 @@ func (o *origin) explain(err error, code int) error {
 	case err == nil || errors.As(err, &e):
 		return err
 	case errors.Is(err, cas.ErrNotFound):
-		return &exit{exitAbsent, err}
+		return newExit(exitAbsent, err)
 	case errors.Is(err, cas.ErrUnavailable):
-		return &exit{exitConnect, err}
+		return newExit(exitConnect, err)
 	}
-	return &exit{code, err}
+	return newExit(code, err)
 }
 
 // absent is the error for blobs of an action that the server does not have.
@@ -95,8 +95,8 @@ func (o *origin) absent(action cas.Digest, blobs []cas.Digest) error {
 	if len(blobs) > named {
 		fmt.Fprintf(&list, " and %d more", len(blobs)-named)
 	}
-	return &exit{exitAbsent, fmt.Errorf("action %s: absent from %s, instance %q: %s; "+
-		"execute it there once more, so that its client uploads them", action, o.cas, o.instance, &list)}
+	return newExit(exitAbsent, fmt.Errorf("action %s: absent from %s, instance %q: %s; "+
+		"execute it there once more, so that its client uploads them", action, o.cas, o.instance, &list))
 }
 
 func actionCommand() *cobra.Command {
@@ -425,7 +425,7 @@ func (a *description) json(w io.Writer) error {
 	for _, name := range slices.Sorted(maps.Keys(messages)) {
 		b, err := protojson.Marshal(messages[name])
 		if err != nil {
-			return &exit{exitNo, fmt.Errorf("%s of %s: %w", name, a.digest, err)}
+			return newExit(exitNo, fmt.Errorf("%s of %s: %w", name, a.digest, err))
 		}
 		o[name] = json.RawMessage(b)
 	}

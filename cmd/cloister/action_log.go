@@ -91,7 +91,7 @@ func (c *logConfig) print(ctx context.Context, name string, out io.Writer) error
 func (o *origin) dial() (*grpc.ClientConn, string, error) {
 	u, err := url.Parse(o.cas)
 	if err != nil || u.Port() == "" || u.User != nil || u.Scheme != "grpc" && u.Scheme != "grpcs" {
-		return nil, "", &exit{exitUsage, fmt.Errorf("--cas: %w", remote.ErrAddress)}
+		return nil, "", newExit(exitUsage, fmt.Errorf("--cas: %w", remote.ErrAddress))
 	}
 	options, err := o.who.options(o.cas)
 	if err != nil {
@@ -100,7 +100,7 @@ func (o *origin) dial() (*grpc.ClientConn, string, error) {
 	options = append([]grpc.DialOption{grpc.WithTransportCredentials(insecure.NewCredentials())}, options...)
 	conn, err := grpc.NewClient(u.Host, options...)
 	if err != nil {
-		return nil, "", &exit{exitUsage, fmt.Errorf("--cas: %w", err)}
+		return nil, "", newExit(exitUsage, fmt.Errorf("--cas: %w", err))
 	}
 	return conn, strings.Trim(u.Path+"/"+o.instance, "/"), nil
 }
@@ -122,7 +122,7 @@ func (l *logs) explain(what string, err error) error {
 	case codes.Unavailable, codes.DeadlineExceeded:
 		code = exitConnect
 	}
-	return &exit{code, fmt.Errorf("%s at %s: %s", what, l.from.cas, remote.Reason(status.Convert(err)))}
+	return newExit(code, fmt.Errorf("%s at %s: %s", what, l.from.cas, remote.Reason(status.Convert(err))))
 }
 
 // find returns the latest operation of an action that the server lists, one that has not ended before all others,
@@ -156,7 +156,7 @@ func (l *logs) recorded(ctx context.Context, action cas.Digest) error {
 	if op, err := l.find(ctx, action); err == nil && op != nil {
 		return l.operation(ctx, op.Name)
 	}
-	return &exit{exitAbsent, fmt.Errorf("action %s: no result is recorded at %s, instance %q, and no execution is known", action, l.from.cas, l.instance)}
+	return newExit(exitAbsent, fmt.Errorf("action %s: no result is recorded at %s, instance %q, and no execution is known", action, l.from.cas, l.instance))
 }
 
 // operation prints the output of an execution.
@@ -169,17 +169,17 @@ func (l *logs) operation(ctx context.Context, name string) error {
 	case !op.Done && l.follow:
 		return l.stream(ctx, l.streamOf(m))
 	case !op.Done:
-		return &exit{exitNo, fmt.Errorf("operation %s has not ended, it is at %v: follow it with -f", quote(name), m.Stage)}
+		return newExit(exitNo, fmt.Errorf("operation %s has not ended, it is at %v: follow it with -f", quote(name), m.Stage))
 	}
 	if i := strings.LastIndex(name, "operations/"); i >= 0 { // as a server may name it: INSTANCE/operations/ID
 		l.instance = strings.TrimSuffix(name[:i], "/")
 	}
 	var r repb.ExecuteResponse
 	if err := op.GetResponse().UnmarshalTo(&r); err != nil {
-		return &exit{exitNo, fmt.Errorf("operation %s: %w", quote(name), err)}
+		return newExit(exitNo, fmt.Errorf("operation %s: %w", quote(name), err))
 	}
 	if r.Result == nil {
-		return &exit{exitNo, fmt.Errorf("operation %s ended without a result: %s", quote(name), quote(r.Status.GetMessage()))}
+		return newExit(exitNo, fmt.Errorf("operation %s ended without a result: %s", quote(name), quote(r.Status.GetMessage())))
 	}
 	f, err := function(m)
 	if err != nil {
@@ -209,14 +209,14 @@ func (l *logs) await(ctx context.Context, name string) (*longrunningpb.Operation
 	for {
 		op, err := s.Recv()
 		if err == io.EOF {
-			return nil, nil, &exit{exitConnect, fmt.Errorf("%s at %s: it ended without saying how", what, l.from.cas)}
+			return nil, nil, newExit(exitConnect, fmt.Errorf("%s at %s: it ended without saying how", what, l.from.cas))
 		}
 		if err != nil {
 			return nil, nil, l.explain(what, err)
 		}
 		var m repb.ExecuteOperationMetadata
 		if err := op.Metadata.UnmarshalTo(&m); err != nil {
-			return nil, nil, &exit{exitNo, fmt.Errorf("%s: %w", what, err)}
+			return nil, nil, newExit(exitNo, fmt.Errorf("%s: %w", what, err))
 		}
 		if op.Done || !l.follow || l.streamOf(&m) != "" {
 			return op, &m, nil
@@ -253,7 +253,7 @@ func (l *logs) stream(ctx context.Context, name string) error {
 			return l.explain(what, err)
 		}
 		if _, err := l.out.Write(m.Data); err != nil {
-			return &exit{exitNo, err}
+			return newExit(exitNo, err)
 		}
 	}
 }
@@ -266,13 +266,13 @@ func (l *logs) result(ctx context.Context, f cas.Function, r *repb.ActionResult)
 	}
 	if len(raw) > 0 || digest.GetSizeBytes() == 0 {
 		if _, err := l.out.Write(raw); err != nil {
-			return &exit{exitNo, err}
+			return newExit(exitNo, err)
 		}
 		return nil
 	}
 	d, err := cas.FromProto(f, digest)
 	if err != nil {
-		return &exit{exitNo, fmt.Errorf("the result: %w", err)}
+		return newExit(exitNo, fmt.Errorf("the result: %w", err))
 	}
 	return l.stream(ctx, strings.TrimPrefix(l.instance+"/"+d.Resource(), "/"))
 }

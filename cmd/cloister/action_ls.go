@@ -186,14 +186,14 @@ func (c *lsConfig) executions(ctx context.Context, show func(execution) (bool, e
 		page, err := operations.ListOperations(ctx, req)
 		switch {
 		case status.Code(err) == codes.Unimplemented:
-			return &exit{exitNo, fmt.Errorf("the server at %s lists no executions: it does not serve google.longrunning.Operations", c.from.cas)}
+			return newExit(exitNo, fmt.Errorf("the server at %s lists no executions: it does not serve google.longrunning.Operations", c.from.cas))
 		case err != nil:
 			return l.explain("list executions", err)
 		}
 		for _, op := range page.Operations {
 			row, err := executionOf(op)
 			if err != nil {
-				return &exit{exitNo, fmt.Errorf("operation %s: %w", quote(op.Name), err)}
+				return newExit(exitNo, fmt.Errorf("operation %s: %w", quote(op.Name), err))
 			}
 			if c.failed && !row.failed() {
 				continue

@@ -16,15 +16,15 @@ import (
 // of the stable hash that the result names.
 func (a *description) manifest(ctx context.Context, s cas.Store) (string, error) {
 	if a.result == nil {
-		return "", &exit{exitAbsent, fmt.Errorf("action %s: no result is recorded, and so no manifest is known", a.digest)}
+		return "", newExit(exitAbsent, fmt.Errorf("action %s: no result is recorded, and so no manifest is known", a.digest))
 	}
 	digest, stable := worker.RecordedManifest(a.result)
 	if digest.IsZero() {
-		return "", &exit{exitAbsent, fmt.Errorf("action %s: its result names no manifest: another kind of worker made it, or an older one", a.digest)}
+		return "", newExit(exitAbsent, fmt.Errorf("action %s: its result names no manifest: another kind of worker made it, or an older one", a.digest))
 	}
 	text, err := cas.ReadAll(ctx, s, digest, manifest.MaxBytes)
 	if errors.Is(err, cas.ErrNotFound) {
-		return "", &exit{exitAbsent, fmt.Errorf("action %s: its manifest %s is not kept any more; run the action again", a.digest, digest)}
+		return "", newExit(exitAbsent, fmt.Errorf("action %s: its manifest %s is not kept any more; run the action again", a.digest, digest))
 	}
 	if err != nil {
 		return "", fmt.Errorf("manifest of action %s: %w", a.digest, err)

@@ -101,20 +101,20 @@ func (c *claims) check(ctx context.Context, path string) (*attest.Statement, []s
 	for _, name := range c.keys {
 		text, err := readSmall(name)
 		if err != nil {
-			return nil, nil, &exit{exitUsage, fmt.Errorf("--key: %w", err)}
+			return nil, nil, newExit(exitUsage, fmt.Errorf("--key: %w", err))
 		}
 		more, err := attest.ParsePublicKeys(text)
 		if err != nil {
-			return nil, nil, &exit{exitUsage, fmt.Errorf("--key %s: %w", name, err)}
+			return nil, nil, newExit(exitUsage, fmt.Errorf("--key %s: %w", name, err))
 		}
 		keys = append(keys, more...)
 	}
 	text, err := readSmall(path)
 	if err != nil {
-		return nil, nil, &exit{exitUsage, err}
+		return nil, nil, newExit(exitUsage, err)
 	}
 	no := func(format string, args ...any) (*attest.Statement, []string, error) {
-		return nil, nil, &exit{exitNo, fmt.Errorf("%s: %w", path, fmt.Errorf(format, args...))}
+		return nil, nil, newExit(exitNo, fmt.Errorf("%s: %w", path, fmt.Errorf(format, args...)))
 	}
 	s, by, err := attest.Open(ctx, text, keys)
 	if err != nil {
@@ -129,7 +129,7 @@ func (c *claims) check(ctx context.Context, path string) (*attest.Statement, []s
 	for _, name := range c.files {
 		sum, err := sha256File(name)
 		if err != nil {
-			return nil, nil, &exit{exitUsage, fmt.Errorf("--file: %w", err)}
+			return nil, nil, newExit(exitUsage, fmt.Errorf("--file: %w", err))
 		}
 		// Of a link and of a directory the digest is that of no file's content.
 		if !slices.ContainsFunc(s.Subjects, func(d attest.Descriptor) bool { return d.MediaType == "" && d.Digest["sha256"] == sum }) {

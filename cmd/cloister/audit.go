@@ -149,11 +149,11 @@ func auditError(dir string, err error) error {
 	case err == nil:
 		return nil
 	case errors.Is(err, audit.ErrTampered):
-		return &exit{exitNo, err}
+		return newExit(exitNo, err)
 	case errors.Is(err, os.ErrNotExist):
-		return &exit{exitEnvironment, fmt.Errorf("there is no audit log in %s: state with --dir the directory of the store that serve was given", dir)}
+		return newExit(exitEnvironment, fmt.Errorf("there is no audit log in %s: state with --dir the directory of the store that serve was given", dir))
 	}
-	return &exit{exitEnvironment, err}
+	return newExit(exitEnvironment, err)
 }
 
 // auditLs prints the lines that c asks for, and then the head of the log to info.
@@ -197,7 +197,7 @@ func auditLs(c *auditConfig, now time.Time, out, info io.Writer) error {
 func printLines(out io.Writer, lines []string) error {
 	for _, l := range lines {
 		if _, err := fmt.Fprintln(out, l); err != nil {
-			return &exit{exitEnvironment, err}
+			return newExit(exitEnvironment, err)
 		}
 	}
 	return nil
@@ -226,7 +226,7 @@ func auditShow(c *auditConfig, name string, out io.Writer) error {
 		named = []string{numbered}
 	}
 	if len(named) == 0 {
-		return &exit{exitNo, fmt.Errorf("the audit log in %s has no entry of the number or action %q: cloister audit ls lists what there is", dir, name)}
+		return newExit(exitNo, fmt.Errorf("the audit log in %s has no entry of the number or action %q: cloister audit ls lists what there is", dir, name))
 	}
 	_, err = fmt.Fprint(out, strings.Join(named, "\n"))
 	return err

@@ -139,7 +139,7 @@ func (c *benchBlobs) run(ctx context.Context, out, info io.Writer) error {
 	c.load.Progress = func(round int) { fmt.Fprintf(info, "round %d of %d\n", round, c.load.Rounds) }
 	report, err := load.Run(ctx, c.load, servers)
 	if err != nil {
-		return &exit{exitNo, err}
+		return newExit(exitNo, err)
 	}
 	if err := writeReport(c.json, report); err != nil {
 		return err
@@ -159,7 +159,7 @@ func writeReport(file string, report any) error {
 		err = os.WriteFile(file, append(b, '\n'), 0o644)
 	}
 	if err != nil {
-		return &exit{exitEnvironment, fmt.Errorf("--json: %w", err)}
+		return newExit(exitEnvironment, fmt.Errorf("--json: %w", err))
 	}
 	return nil
 }
@@ -205,7 +205,7 @@ as it is after a restart of the server, not of the machine.`,
 func benchStore(ctx context.Context, c load.StoreConfig, file string, out io.Writer) error {
 	r, err := load.RunStore(ctx, c)
 	if err != nil {
-		return &exit{exitNo, err}
+		return newExit(exitNo, err)
 	}
 	if err := writeReport(file, r); err != nil {
 		return err

@@ -200,7 +200,7 @@ func (c *benchExec) measure(ctx context.Context, info io.Writer) (*load.ExecRepo
 	}
 	report, err := load.Execute(ctx, c.load, servers)
 	if err != nil {
-		return nil, &exit{exitNo, err}
+		return nil, newExit(exitNo, err)
 	}
 	return report, writeReport(c.json, report)
 }
@@ -233,7 +233,7 @@ be faster.`,
 			c.Progress = func(round int, _ *load.Work) { fmt.Fprintf(cmd.ErrOrStderr(), "round %d of %d\n", round, c.Rounds) }
 			report, err := load.RunLocal(cmd.Context(), c, &tree, &outputs)
 			if err != nil {
-				return &exit{exitEnvironment, err}
+				return newExit(exitEnvironment, err)
 			}
 			if err := writeReport(file, report); err != nil {
 				return err

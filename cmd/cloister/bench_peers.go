@@ -89,7 +89,7 @@ func (p *peers) dial(ctx context.Context) ([]*load.Server, error) {
 	}
 	names, addresses := []string{name}, []string{address}
 	if w := &p.whoAtStore; w.ca+w.cert+w.key+w.token != "" && len(p.cas) == 0 {
-		return nil, &exit{exitUsage, fmt.Errorf("--%s go with --cas, which is not given", strings.Join(w.flags(), ", --"))}
+		return nil, newExit(exitUsage, fmt.Errorf("--%s go with --cas, which is not given", strings.Join(w.flags(), ", --")))
 	}
 	for _, text := range p.against {
 		name, address, err := named("against", text)
@@ -146,7 +146,7 @@ func (p *peers) dial(ctx context.Context) ([]*load.Server, error) {
 			err = s.Watch(pid)
 		}
 		if err != nil {
-			return servers, &exit{exitEnvironment, fmt.Errorf("--watch: %w", err)}
+			return servers, newExit(exitEnvironment, fmt.Errorf("--watch: %w", err))
 		}
 	}
 	return servers, nil
@@ -179,5 +179,5 @@ func unreached(err error) error {
 	if errors.Is(err, load.ErrAddress) {
 		return err
 	}
-	return &exit{exitConnect, err}
+	return newExit(exitConnect, err)
 }

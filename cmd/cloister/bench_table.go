@@ -70,16 +70,16 @@ func (c *benchExec) measureTable(ctx context.Context, info io.Writer) (report *l
 	}
 	dir, err := os.MkdirTemp(c.load.Dir, "cloister-bench-")
 	if err != nil {
-		return nil, &exit{exitEnvironment, err}
+		return nil, newExit(exitEnvironment, err)
 	}
 	defer os.RemoveAll(dir) // plain files of ours: what a server mounts is in namespaces of its own
 	stop, err := c.startServer(ctx, dir, info)
 	if err != nil {
-		return nil, &exit{exitEnvironment, err}
+		return nil, newExit(exitEnvironment, err)
 	}
 	report, err = c.measure(ctx, info)
 	if stopErr := stop(); err == nil && stopErr != nil {
-		err = &exit{exitEnvironment, fmt.Errorf("end cloister serve: %w", stopErr)}
+		err = newExit(exitEnvironment, fmt.Errorf("end cloister serve: %w", stopErr))
 	}
 	return report, err
 }

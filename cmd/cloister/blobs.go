@@ -327,7 +327,7 @@ func casPresent(ctx context.Context, from *origin, args []string, read, asJSON b
 		err = printJSON(out, rows)
 	}
 	if err == nil && code != 0 {
-		err = &exit{code: code}
+		err = newExit(code, nil)
 	}
 	return err
 }

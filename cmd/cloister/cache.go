@@ -165,7 +165,7 @@ func cacheRm(ctx context.Context, store *reach, instance string, actions []cas.D
 	for _, d := range actions {
 		was, err := store.Forget(ctx, instance, d)
 		if err != nil {
-			return &exit{exitEnvironment, fmt.Errorf("remove the result of action %s: %w", d, err)}
+			return newExit(exitEnvironment, fmt.Errorf("remove the result of action %s: %w", d, err))
 		}
 		rows, absent = append(rows, removed{d.String(), was}), absent || !was
 		if store.json {
@@ -185,7 +185,7 @@ func cacheRm(ctx context.Context, store *reach, instance string, actions []cas.D
 		}
 	}
 	if absent {
-		return &exit{code: exitAbsent}
+		return newExit(exitAbsent, nil)
 	}
 	return nil
 }

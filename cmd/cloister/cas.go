@@ -76,11 +76,11 @@ func casStat(ctx context.Context, store *reach, out io.Writer) error {
 		r, err = store.Collect(ctx, disk.CollectOptions{OlderThan: time.Duration(maxSpan), DryRun: true})
 	}
 	if err != nil {
-		return &exit{exitEnvironment, err}
+		return newExit(exitEnvironment, err)
 	}
 	kept, err := os.ReadDir(filepath.Join(store.dir, "quarantine"))
 	if err != nil {
-		return &exit{exitEnvironment, err}
+		return newExit(exitEnvironment, err)
 	}
 	if store.json {
 		err = printJSON(out, struct {
@@ -110,7 +110,7 @@ func casStat(ctx context.Context, store *reach, out io.Writer) error {
 		err = statText(out, store, &s, &r, len(kept))
 	}
 	if err != nil {
-		return &exit{exitEnvironment, err}
+		return newExit(exitEnvironment, err)
 	}
 	return nil
 }
@@ -128,7 +128,7 @@ func statText(out io.Writer, store *reach, s *disk.Stats, r *disk.CollectReport,
 	p.line("size", size)
 	p.line("files", files+fmt.Sprintf(", among them those of %d segments", s.Segments))
 	p.line("blobs", fmt.Sprintf("%d, and %d action results", s.Blobs, s.Results))
-	p.account(r, s.Lease, time.Now())
+	account(p, r, s.Lease, time.Now())
 	if store.Holder() > 0 {
 		p.line("evicted", fmt.Sprintf("%d blobs, %s, since that process began", s.EvictedBlobs, sandbox.Bytes(s.EvictedBytes)))
 		p.line("damaged", fmt.Sprintf("%d blobs since then", s.Corrupt))
@@ -211,9 +211,9 @@ func casVerify(ctx context.Context, store *reach, o disk.VerifyOptions, out, inf
 		return stopped(ctx, verr, fmt.Sprintf("stopped after %s of about %s; the next cloister cas verify goes on there",
 			sandbox.Bytes(r.Bytes), sandbox.Bytes(r.TotalBytes)))
 	case err != nil:
-		return &exit{exitEnvironment, err}
+		return newExit(exitEnvironment, err)
 	case len(r.Damaged) > 0:
-		return &exit{code: exitNo}
+		return newExit(exitNo, nil)
 	}
 	return nil
 }

@@ -83,7 +83,7 @@ func check(ctx context.Context, backend sandbox.Backend, out io.Writer) error {
 	}
 	fmt.Fprintf(out, "tier  %s\n", f.Tier)
 	if err := errors.Join(err, toolErr); err != nil {
-		return &exit{exitEnvironment, err}
+		return newExit(exitEnvironment, err)
 	}
 	return nil
 }

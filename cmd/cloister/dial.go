@@ -59,9 +59,9 @@ func (i *identity) options(address string) ([]grpc.DialOption, error) {
 	var options []grpc.DialOption
 	switch {
 	case (i.cert == "") != (i.key == ""):
-		return nil, &exit{exitUsage, fmt.Errorf("--%stls-cert and --%[1]stls-key go together", i.prefix)}
+		return nil, newExit(exitUsage, fmt.Errorf("--%stls-cert and --%[1]stls-key go together", i.prefix))
 	case !secure && i.ca+i.cert != "":
-		return nil, &exit{exitUsage, fmt.Errorf("--%stls-ca and --%[1]stls-cert are for a server with TLS: write its address as grpcs://HOST:PORT", i.prefix)}
+		return nil, newExit(exitUsage, fmt.Errorf("--%stls-ca and --%[1]stls-cert are for a server with TLS: write its address as grpcs://HOST:PORT", i.prefix))
 	case secure:
 		config, err := i.tls()
 		if err != nil {
@@ -71,12 +71,12 @@ func (i *identity) options(address string) ([]grpc.DialOption, error) {
 	}
 	t := bearer{file: i.token, from: i.from}
 	if text, err := t.read(); err != nil {
-		return nil, &exit{exitUsage, fmt.Errorf("--%stoken-file: %w", i.prefix, err)}
+		return nil, newExit(exitUsage, fmt.Errorf("--%stoken-file: %w", i.prefix, err))
 	} else if text == "" {
 		return options, nil
 	}
 	if !secure && !onLoopback(address) {
-		return nil, &exit{exitUsage, errors.New("a token is not sent in clear text: write the address as grpcs://HOST:PORT, or send none")}
+		return nil, newExit(exitUsage, errors.New("a token is not sent in clear text: write the address as grpcs://HOST:PORT, or send none"))
 	}
 	return append(options, grpc.WithPerRPCCredentials(&t)), nil
 }
@@ -87,14 +87,14 @@ func (i *identity) tls() (*tls.Config, error) {
 	if i.ca != "" {
 		pool, err := access.ReadPool(i.ca)
 		if err != nil {
-			return nil, &exit{exitUsage, fmt.Errorf("--%stls-ca: %w", i.prefix, err)}
+			return nil, newExit(exitUsage, fmt.Errorf("--%stls-ca: %w", i.prefix, err))
 		}
 		config.RootCAs = pool
 	}
 	if i.cert != "" {
 		pair, err := access.NewPair(i.cert, i.key, slog.Default())
 		if err != nil {
-			return nil, &exit{exitUsage, fmt.Errorf("--%stls-cert: %w", i.prefix, err)}
+			return nil, newExit(exitUsage, fmt.Errorf("--%stls-cert: %w", i.prefix, err))
 		}
 		pair.Client(config)
 	}

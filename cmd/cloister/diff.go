@@ -69,11 +69,11 @@ It exits with 0 if there is no difference, with 1 if there is one, and with 2 if
 			same, err := c.run(ctx, args[0], args[1], cmd.OutOrStdout())
 			switch {
 			case ctx.Err() != nil:
-				return &exit{exitTrouble, context.Cause(ctx)}
+				return newExit(exitTrouble, context.Cause(ctx))
 			case err != nil:
-				return &exit{exitTrouble, err}
+				return newExit(exitTrouble, err)
 			case !same:
-				return &exit{code: exitNo}
+				return newExit(exitNo, nil)
 			}
 			return nil
 		},

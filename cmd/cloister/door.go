@@ -49,11 +49,11 @@ func (d *door) open(log *slog.Logger) error {
 	if d.cert != "" {
 		pair, err := access.NewPair(d.cert, d.key, log)
 		if err != nil {
-			return &exit{exitUsage, fmt.Errorf("--tls-cert: %w", err)}
+			return newExit(exitUsage, fmt.Errorf("--tls-cert: %w", err))
 		}
 		config, err := pair.Server(d.clientCA, d.auth == "")
 		if err != nil {
-			return &exit{exitUsage, fmt.Errorf("--tls-client-ca: %w", err)}
+			return newExit(exitUsage, fmt.Errorf("--tls-client-ca: %w", err))
 		}
 		d.tls = []grpc.ServerOption{grpc.Creds(credentials.NewTLS(config))}
 	}
@@ -70,7 +70,7 @@ func (d *door) open(log *slog.Logger) error {
 		return nil
 	}, log)
 	if err != nil {
-		return &exit{exitUsage, fmt.Errorf("--auth: %w", err)}
+		return newExit(exitUsage, fmt.Errorf("--auth: %w", err))
 	}
 	d.rules = rules
 	return nil

@@ -136,7 +136,7 @@ func (c *drainConfig) idle(ctx context.Context, client cloisterpb.FleetClient, w
 			case <-time.After(pause):
 				continue
 			case <-over:
-				return &exit{exitTimeout, fmt.Errorf("after %s the server does not answer, and it is not known what still runs: %w", c.timeout, err)}
+				return newExit(exitTimeout, fmt.Errorf("after %s the server does not answer, and it is not known what still runs: %w", c.timeout, err))
 			case <-ctx.Done():
 			}
 		}
@@ -165,7 +165,7 @@ func (c *drainConfig) idle(ctx context.Context, client cloisterpb.FleetClient, w
 				busy = append(busy, w.Name)
 			}
 			if w.State == workerWorks && slices.Contains(workers, w.Name) {
-				return &exit{exitNo, fmt.Errorf("worker %s is not drained any more: it takes actions", quote(w.Name))}
+				return newExit(exitNo, fmt.Errorf("worker %s is not drained any more: it takes actions", quote(w.Name)))
 			}
 		}
 		if running == 0 {
@@ -175,7 +175,7 @@ func (c *drainConfig) idle(ctx context.Context, client cloisterpb.FleetClient, w
 		select {
 		case <-time.After(pause):
 		case <-over:
-			return &exit{exitTimeout, fmt.Errorf("after %s %d actions still run on %s, which stays drained", c.timeout, running, names(slices.Compact(busy), ""))}
+			return newExit(exitTimeout, fmt.Errorf("after %s %d actions still run on %s, which stays drained", c.timeout, running, names(slices.Compact(busy), "")))
 		case <-ctx.Done():
 			return stopped(ctx, ctx.Err(), fmt.Sprintf("stopped waiting: %d actions still run on %s, which stays drained", running, names(slices.Compact(busy), "")))
 		}

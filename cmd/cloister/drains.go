@@ -40,7 +40,7 @@ func readDrains(dir string) (queue.DrainState, error) {
 		err = fmt.Errorf("its version is %d, and %d is known", f.Version, drainsVersion)
 	}
 	if err != nil {
-		return queue.DrainState{}, &exit{exitEnvironment, fmt.Errorf("which workers are drained cannot be read from %s: %w; remove it, and drain again whom you want drained", name, err)}
+		return queue.DrainState{}, newExit(exitEnvironment, fmt.Errorf("which workers are drained cannot be read from %s: %w; remove it, and drain again whom you want drained", name, err))
 	}
 	return f.DrainState, nil
 }

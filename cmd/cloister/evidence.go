@@ -101,7 +101,7 @@ func (e *evidence) passphrase(ctx context.Context) ([]byte, error) {
 	var by *interrupted
 	switch {
 	case errors.As(err, &by):
-		return nil, &exit{by.exitCode(), errors.New("stopped")}
+		return nil, newExit(by.exitCode(), errors.New("stopped"))
 	case err != nil:
 		return nil, fmt.Errorf("%w, and cannot be asked for: %w; give it by --passphrase-file FILE, or add the key to ssh-agent and state --key %s",
 			attest.ErrPassphrase, err, quote(e.key+".pub"))

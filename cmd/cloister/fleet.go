@@ -60,13 +60,13 @@ func (f *operator) explain(ctx context.Context, err error) error {
 	code := exitNo
 	switch status.Code(err) {
 	case codes.Unimplemented:
-		return &exit{exitNo, fmt.Errorf("the server at %s says nothing of its workers: it does not serve cloister.v1.Fleet", f.at.cas)}
+		return newExit(exitNo, fmt.Errorf("the server at %s says nothing of its workers: it does not serve cloister.v1.Fleet", f.at.cas))
 	case codes.NotFound:
 		code = exitAbsent
 	case codes.Unavailable, codes.DeadlineExceeded:
-		return &exit{exitConnect, fmt.Errorf("%s: %s; name the server with --cas", f.at.cas, said)}
+		return newExit(exitConnect, fmt.Errorf("%s: %s; name the server with --cas", f.at.cas, said))
 	}
-	return &exit{code, fmt.Errorf("%s: %s", f.at.cas, said)}
+	return newExit(code, fmt.Errorf("%s: %s", f.at.cas, said))
 }
 
 // A fleetState is how a server and its workers stand at one moment, as status --json prints it.

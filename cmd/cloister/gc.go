@@ -49,7 +49,7 @@ func (r *reach) open(ctx context.Context) error {
 		err = fmt.Errorf("%w: state with --dir the directory that serve was given", err)
 	}
 	if err != nil {
-		return &exit{exitEnvironment, err}
+		return newExit(exitEnvironment, err)
 	}
 	return nil
 }
@@ -92,9 +92,9 @@ func stop(ctx context.Context) (context.Context, func()) {
 func stopped(ctx context.Context, err error, text string) error {
 	var by *interrupted
 	if errors.As(context.Cause(ctx), &by) {
-		return &exit{by.exitCode(), errors.New(text)}
+		return newExit(by.exitCode(), errors.New(text))
 	}
-	return &exit{exitEnvironment, err}
+	return newExit(exitEnvironment, err)
 }
 
 // gcConfig is what the flags of gc say.
@@ -155,12 +155,12 @@ func gc(ctx context.Context, c *gcConfig, out io.Writer) error {
 	defer c.store.Close()
 	if c.store.Holder() == 0 && !c.dryRun {
 		if err := c.unsent(); err != nil {
-			return &exit{exitEnvironment, err}
+			return newExit(exitEnvironment, err)
 		}
 	}
 	size, err := c.maxSize.on(c.store.dir)
 	if err != nil {
-		return &exit{exitEnvironment, err}
+		return newExit(exitEnvironment, err)
 	}
 	stats, err := c.store.Stats(ctx)
 	var r disk.CollectReport
@@ -176,10 +176,10 @@ func gc(ctx context.Context, c *gcConfig, out io.Writer) error {
 		err = c.text(out, &r, stats.Lease)
 	}
 	if err != nil {
-		return &exit{exitEnvironment, err}
+		return newExit(exitEnvironment, err)
 	}
 	if size > 0 && r.Bytes > size {
-		return &exit{exitNo, fmt.Errorf("%s remain, which is more than --max-size %s: what is leased, pinned or too young stays", sandbox.Bytes(r.Bytes), &c.maxSize)}
+		return newExit(exitNo, fmt.Errorf("%s remain, which is more than --max-size %s: what is leased, pinned or too young stays", sandbox.Bytes(r.Bytes), &c.maxSize))
 	}
 	return nil
 }
@@ -233,7 +233,7 @@ func (c *gcConfig) text(out io.Writer, r *disk.CollectReport, lease time.Duratio
 		stays += " of " + sandbox.Bytes(r.MaxBytes)
 	}
 	p.line("stays", stays)
-	p.account(r, lease, time.Now())
+	account(p, r, lease, time.Now())
 	if p.err == nil {
 		p.err = ages(out, r.Ages)
 	}
@@ -241,7 +241,7 @@ func (c *gcConfig) text(out io.Writer, r *disk.CollectReport, lease time.Duratio
 }
 
 // account prints why something could not go.
-func (p *page) account(r *disk.CollectReport, lease time.Duration, now time.Time) {
+func account(p *page, r *disk.CollectReport, lease time.Duration, now time.Time) {
 	if lease < 0 {
 		p.line("leased", "nothing: there is no lease")
 	} else {

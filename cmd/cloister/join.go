@@ -152,7 +152,7 @@ func join(ctx context.Context, c *joinConfig, out io.Writer) error {
 	}
 	id, err := storeID(n.dir)
 	if err != nil {
-		return &exit{exitEnvironment, err}
+		return newExit(exitEnvironment, err)
 	}
 	client, err := buildbarn.NewClient(buildbarn.ClientConfig{
 		Scheduler: remoteworkerpb.NewOperationQueueClient(scheduler),
@@ -261,7 +261,7 @@ func (c *joinConfig) dial() (*grpc.ClientConn, error) {
 	}
 	u, err := url.Parse(c.scheduler)
 	if err != nil {
-		return nil, &exit{exitUsage, err}
+		return nil, newExit(exitUsage, err)
 	}
 	options = append([]grpc.DialOption{
 		grpc.WithTransportCredentials(insecure.NewCredentials()),
@@ -279,7 +279,7 @@ func (c *joinConfig) dial() (*grpc.ClientConn, error) {
 	}, options...)
 	conn, err := grpc.NewClient(u.Host, options...)
 	if err != nil {
-		return nil, &exit{exitUsage, fmt.Errorf("%s: %w", c.scheduler, err)}
+		return nil, newExit(exitUsage, fmt.Errorf("%s: %w", c.scheduler, err))
 	}
 	return conn, nil
 }

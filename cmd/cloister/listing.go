@@ -70,7 +70,7 @@ func listingCommand(name string, deep bool, short, long, example string) *cobra.
 				err = printJSON(l.out, l.rows)
 			}
 			if err == nil && l.absent {
-				err = &exit{code: exitAbsent}
+				err = newExit(exitAbsent, nil)
 			}
 			return err
 		},

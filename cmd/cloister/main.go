@@ -30,6 +30,9 @@ type exit struct {
 	err  error
 }
 
+// newExit returns err with an exit code. A nil err prints nothing.
+func newExit(code int, err error) *exit { return &exit{code, err} }
+
 func (e *exit) Error() string {
 	if e.err == nil {
 		return fmt.Sprintf("exit code %d", e.code)
@@ -47,7 +50,7 @@ func main() {
 	var e *exit
 	if !errors.As(err, &e) {
 		// What cobra finds is a mistake in the command line.
-		e = &exit{exitUsage, err}
+		e = newExit(exitUsage, err)
 	}
 	if e.err != nil {
 		fmt.Fprintf(os.Stderr, "cloister: %v\n", e.err)

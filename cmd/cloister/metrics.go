@@ -44,7 +44,7 @@ type reading struct {
 
 // ofQueue are the readings of a queue. The workers, which have a label, it adds to the registry.
 func ofQueue(registry *prometheus.Registry, work *queue.Queue) []reading {
-	for _, state := range []string{workerWorks, workerDrained, workerGone} {
+	for _, state := range []string{"working", "drained", "gone"} {
 		registry.MustRegister(prometheus.NewGaugeFunc(prometheus.GaugeOpts{
 			Name: "cloister_workers", Help: "Workers, this server with slots of its own among them: working, drained, or gone of late.",
 			ConstLabels: prometheus.Labels{"state": state},
@@ -71,12 +71,12 @@ func ofQueue(registry *prometheus.Registry, work *queue.Queue) []reading {
 // countWorkers returns how many workers are in a state.
 func countWorkers(work *queue.Queue, state string) (n int) {
 	for _, w := range work.Workers() {
-		is := workerWorks
+		is := "working"
 		switch {
 		case !w.Left.IsZero():
-			is = workerGone
+			is = "gone"
 		case !w.Drained.IsZero():
-			is = workerDrained
+			is = "drained"
 		}
 		if is == state {
 			n++

@@ -177,17 +177,17 @@ func openNode(ctx context.Context, c *nodeConfig, log *slog.Logger) (_ *node, er
 	}
 	n.atEnd(func() { n.store.Close() })
 	if n.control, err = diskctl.Serve(c.dir, n.store, casserver.ServerOptions(log)...); err != nil {
-		return nil, &exit{exitEnvironment, err}
+		return nil, newExit(exitEnvironment, err)
 	}
 	n.atEnd(func() { n.control.Close() })
 	if pending, err := unsent(c.dir); err != nil {
-		return nil, &exit{exitEnvironment, err}
+		return nil, newExit(exitEnvironment, err)
 	} else if pending > 0 && c.write != overlay.WriteBack {
 		log.Warn("not sent to an upstream, and not kept until they are: start with --cas-write back to send them",
 			"blobs and results", pending, "journal", journalOf(c.dir))
 	}
 	if n.record, err = audit.Open(audit.Config{Dir: auditDir(c.dir), MaxBytes: int64(c.audit), Log: log}); err != nil {
-		return nil, &exit{exitEnvironment, err}
+		return nil, newExit(exitEnvironment, err)
 	}
 	n.atEnd(func() { n.record.Close() })
 	if n.name, err = os.Hostname(); err != nil || n.name == "" {
@@ -202,10 +202,10 @@ func (n *node) confine(ctx context.Context) (err error) {
 	n.backend = namespace.New(n.box)
 	n.atEnd(func() { n.backend.Close() })
 	if n.features, err = n.backend.Probe(ctx); err != nil {
-		return &exit{exitEnvironment, fmt.Errorf("actions cannot be sandboxed here, and are never run without: %w", err)}
+		return newExit(exitEnvironment, fmt.Errorf("actions cannot be sandboxed here, and are never run without: %w", err))
 	}
 	if n.toolchain, err = worker.HostToolchain(); err != nil {
-		return &exit{exitEnvironment, fmt.Errorf("toolchain of this host: %w", err)}
+		return newExit(exitEnvironment, fmt.Errorf("toolchain of this host: %w", err))
 	}
 	return nil
 }
@@ -268,7 +268,7 @@ func (n *node) open(wrap func(cas.Instances) cas.Instances) (err error) {
 			Local: n.store.Instance, Upstream: n.behind.instances, Policy: n.write, Journal: journalOf(n.dir), RenewInterval: n.renew(), Log: n.log,
 		})
 		if err != nil {
-			return &exit{exitEnvironment, err}
+			return newExit(exitEnvironment, err)
 		}
 		n.instances = n.front.Instance
 		n.atEnd(func() {
@@ -356,7 +356,7 @@ func storeDir(flag string) (string, error) {
 	if flag == "" {
 		cache, err := os.UserCacheDir()
 		if err != nil {
-			return "", &exit{exitEnvironment, fmt.Errorf("there is no cache directory for this user (%w): state --dir", err)}
+			return "", newExit(exitEnvironment, fmt.Errorf("there is no cache directory for this user (%w): state --dir", err))
 		}
 		flag = filepath.Join(cache, "cloister")
 	}
@@ -371,15 +371,15 @@ func openStore(c *nodeConfig, log *slog.Logger) (*disk.Cache, error) {
 	}
 	c.dir = dir
 	if err := os.MkdirAll(dir, 0o700); err != nil {
-		return nil, &exit{exitEnvironment, fmt.Errorf("--dir %s: %w", dir, err)}
+		return nil, newExit(exitEnvironment, fmt.Errorf("--dir %s: %w", dir, err))
 	}
 	// Inputs are mounted by the paths of their files, and a link in them would be refused.
 	if c.dir, err = filepath.EvalSymlinks(dir); err != nil {
-		return nil, &exit{exitEnvironment, fmt.Errorf("--dir %s: %w", dir, err)}
+		return nil, newExit(exitEnvironment, fmt.Errorf("--dir %s: %w", dir, err))
 	}
 	most, err := c.maxSize.on(c.dir)
 	if err != nil {
-		return nil, &exit{exitEnvironment, err}
+		return nil, newExit(exitEnvironment, err)
 	}
 	store, err := disk.Open(disk.Config{
 		Dir: c.dir, MaxBytes: most, MaxFiles: c.maxFiles, Lease: leaseOf(c.lease), Sync: c.sync,
@@ -389,7 +389,7 @@ func openStore(c *nodeConfig, log *slog.Logger) (*disk.Cache, error) {
 		},
 	})
 	if err != nil {
-		return nil, &exit{exitEnvironment, err}
+		return nil, newExit(exitEnvironment, err)
 	}
 	if s := store.Stats(); s.LogDamage > 0 || s.LogLost > 0 {
 		log.Warn("damaged logs: some blobs are absent now, so that they are uploaded or made again",

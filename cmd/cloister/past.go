@@ -71,16 +71,16 @@ func (o *origin) recall(ctx context.Context, req *cloisterpb.ListHistoryRequest,
 	said := remote.Reason(status.Convert(err))
 	switch status.Code(err) {
 	case codes.Unimplemented:
-		return &exit{exitNo, fmt.Errorf("the server at %s keeps %w: it does not serve cloister.v1.History", o.cas, errNoHistory)}
+		return newExit(exitNo, fmt.Errorf("the server at %s keeps %w: it does not serve cloister.v1.History", o.cas, errNoHistory))
 	case codes.PermissionDenied:
-		return &exit{exitNo, fmt.Errorf("the server at %s shows %w: %s", o.cas, errNoHistory, said)}
+		return newExit(exitNo, fmt.Errorf("the server at %s shows %w: %s", o.cas, errNoHistory, said))
 	case codes.Unavailable, codes.DeadlineExceeded:
-		return &exit{exitConnect, fmt.Errorf("history of %s: %s; name the server with --cas", o.cas, said)}
+		return newExit(exitConnect, fmt.Errorf("history of %s: %s; name the server with --cas", o.cas, said))
 	}
 	if err == io.EOF {
 		return nil
 	}
-	return &exit{exitNo, fmt.Errorf("history of %s: %s", o.cas, said)}
+	return newExit(exitNo, fmt.Errorf("history of %s: %s", o.cas, said))
 }
 
 // request returns what asks for the entries that s selects.
@@ -107,7 +107,7 @@ func (o *origin) subjects(ctx context.Context, s selection, limit int) ([]subjec
 func (o *origin) subjectOf(e *cloisterpb.HistoryEntry) (subject, error) {
 	d, err := cas.ParseDigest(e.Action)
 	if err != nil {
-		return subject{}, &exit{exitNo, fmt.Errorf("history of %s, entry %d: %w", o.cas, e.Number, err)}
+		return subject{}, newExit(exitNo, fmt.Errorf("history of %s, entry %d: %w", o.cas, e.Number, err))
 	}
 	return subject{o.instance, d, e.TargetId, e.ActionMnemonic}, nil
 }
@@ -130,11 +130,11 @@ func (o *origin) subject(ctx context.Context, name string) (subject, error) {
 		all, err := o.subjects(ctx, selection{all: true}, n)
 		switch {
 		case errors.Is(err, errNoHistory):
-			return subject{}, &exit{exitNo, fmt.Errorf("%s: %w; write the digest of the action, as HASH/SIZE", name, err)}
+			return subject{}, newExit(exitNo, fmt.Errorf("%s: %w; write the digest of the action, as HASH/SIZE", name, err))
 		case err != nil:
 			return subject{}, err
 		case len(all) < n:
-			return subject{}, &exit{exitAbsent, fmt.Errorf("%s: the history of %s, instance %q, has %d actions", name, o.cas, o.instance, len(all))}
+			return subject{}, newExit(exitAbsent, fmt.Errorf("%s: the history of %s, instance %q, has %d actions", name, o.cas, o.instance, len(all)))
 		}
 		return all[n-1], nil
 	}
@@ -155,11 +155,11 @@ func (o *origin) beginning(ctx context.Context, name string) (subject, error) {
 	})
 	switch {
 	case errors.Is(err, errNoHistory):
-		return subject{}, &exit{exitNo, fmt.Errorf("%s: %w; write all of the digest, as HASH/SIZE", name, err)}
+		return subject{}, newExit(exitNo, fmt.Errorf("%s: %w; write all of the digest, as HASH/SIZE", name, err))
 	case err != nil:
 		return subject{}, err
 	case len(all) == 0:
-		return subject{}, &exit{exitAbsent, fmt.Errorf("%s: the history of %s, instance %q, has no action that begins so", name, o.cas, o.instance)}
+		return subject{}, newExit(exitAbsent, fmt.Errorf("%s: the history of %s, instance %q, has no action that begins so", name, o.cas, o.instance))
 	case len(all) > 1:
 		var list []string
 		for _, s := range all[:min(len(all), named)] {
@@ -168,7 +168,7 @@ func (o *origin) beginning(ctx context.Context, name string) (subject, error) {
 		if len(all) > named {
 			list = append(list, "...")
 		}
-		return subject{}, &exit{exitNo, fmt.Errorf("%s: several actions begin so: %s", name, strings.Join(list, ", "))}
+		return subject{}, newExit(exitNo, fmt.Errorf("%s: several actions begin so: %s", name, strings.Join(list, ", ")))
 	}
 	return all[0], nil
 }

@@ -94,11 +94,11 @@ is built in. It exits with 1 if the action is refused, and says why.`,
 func readPolicy(what, file string) (*policy.Policy, error) {
 	text, err := os.ReadFile(file)
 	if err != nil {
-		return nil, &exit{exitUsage, fmt.Errorf("%s: %w", what, err)}
+		return nil, newExit(exitUsage, fmt.Errorf("%s: %w", what, err))
 	}
 	p, err := policy.Parse(file, text)
 	if err != nil {
-		return nil, &exit{exitUsage, err}
+		return nil, newExit(exitUsage, err)
 	}
 	return p, nil
 }
@@ -107,7 +107,7 @@ func readPolicy(what, file string) (*policy.Policy, error) {
 func explain(out io.Writer, p *policy.Policy, r policy.Request) error {
 	g, err := p.Compile(r, sandbox.AllLimits)
 	if errors.Is(err, policy.ErrRefused) {
-		return &exit{exitRefused, err}
+		return newExit(exitRefused, err)
 	}
 	if err != nil {
 		return err

@@ -93,13 +93,13 @@ It exits with 0 if all runs are the same, 1 if they differ, and 2 if they could 
 			var by *interrupted
 			switch {
 			case errors.As(context.Cause(ctx), &by):
-				return &exit{by.exitCode(), errors.New("stopped")}
+				return newExit(by.exitCode(), errors.New("stopped"))
 			case err != nil:
-				return &exit{exitTrouble, err}
+				return newExit(exitTrouble, err)
 			}
 			for _, v := range report {
 				if v.Result != repro.Same {
-					return &exit{code: exitNo}
+					return newExit(exitNo, nil)
 				}
 			}
 			return nil
@@ -179,7 +179,7 @@ func (c *reproConfig) subjects(ctx context.Context) ([]subject, error) {
 	if c.which.any() {
 		all, err := c.from.subjects(ctx, c.which, maxSubjects)
 		if err == nil && len(all) == 0 {
-			err = &exit{exitAbsent, fmt.Errorf("the history of %s has no such action", c.from.cas)}
+			err = newExit(exitAbsent, fmt.Errorf("the history of %s has no such action", c.from.cas))
 		}
 		return all, err
 	}
@@ -308,7 +308,7 @@ func (c *reproConfig) bring(ctx context.Context, bench *workbench, s subject) (*
 		return nil, err
 	}
 	task := &worker.Task{Action: s.digest, Target: s.target, Mnemonic: s.mnemonic}
-	task.Instance, err = fetch(ctx, bench.store, size/5, &runConfig{digest: s.digest, from: c.from})
+	task.Instance, err = fetch(ctx, bench.store, size/5, &c.from, s.digest)
 	return task, c.from.explain(err, exitTrouble)
 }
 

@@ -52,7 +52,7 @@ func (s *sampling) known(c *nodeConfig, log *slog.Logger) (*repro.Verdicts, erro
 	}
 	known, err := repro.OpenVerdicts(v)
 	if err != nil {
-		return nil, &exit{exitEnvironment, err}
+		return nil, newExit(exitEnvironment, err)
 	}
 	return known, nil
 }

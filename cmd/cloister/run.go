@@ -93,10 +93,10 @@ server, and 5 if it cannot be reached.`,
 			case errors.As(err, &told):
 				return told
 			default:
-				return &exit{exitOurs, err}
+				return newExit(exitOurs, err)
 			}
 			if code != 0 {
-				return &exit{code: code}
+				return newExit(code, nil)
 			}
 			return nil
 		},
@@ -240,7 +240,7 @@ func (c *runConfig) prepare(ctx context.Context, bench *workbench) (*worker.Task
 		return nil, err
 	}
 	task := &worker.Task{Action: c.digest}
-	task.Instance, err = fetch(ctx, bench.store, size/5, c)
+	task.Instance, err = fetch(ctx, bench.store, size/5, &c.from, c.digest)
 	return task, c.from.explain(err, exitOurs)
 }
 

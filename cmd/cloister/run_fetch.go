@@ -39,8 +39,8 @@ func (b *budget) take(ds []cas.Digest) error {
 
 // fetch copies the stored action and all that it refers to into the instance of the same name, and returns
 // that name. What takes more than most bytes, or is no message by its size, is refused before it is fetched.
-func fetch(ctx context.Context, to *disk.Cache, most int64, c *runConfig) (instance string, err error) {
-	from, err := c.from.open(ctx)
+func fetch(ctx context.Context, to *disk.Cache, most int64, server *origin, digest cas.Digest) (instance string, err error) {
+	from, err := server.open(ctx)
 	if err != nil {
 		return "", err
 	}
@@ -54,7 +54,7 @@ func fetch(ctx context.Context, to *disk.Cache, most int64, c *runConfig) (insta
 	// present copies blobs and returns those that are there.
 	present := func(ds ...cas.Digest) ([]cas.Digest, error) {
 		if err := room.take(ds); err != nil {
-			return nil, fmt.Errorf("action %s: %w", c.digest, err)
+			return nil, fmt.Errorf("action %s: %w", digest, err)
 		}
 		lost, err := from.Fetch(ctx, in.Store, ds)
 		absent = append(absent, lost...)
@@ -73,23 +73,23 @@ func fetch(ctx context.Context, to *disk.Cache, most int64, c *runConfig) (insta
 		}
 		return present(ds...)
 	}
-	if _, err := messages("Action", c.digest); err != nil {
+	if _, err := messages("Action", digest); err != nil {
 		return "", err
 	}
 	if len(absent) > 0 {
-		return "", c.from.absent(c.digest, absent)
+		return "", server.absent(digest, absent)
 	}
 	var action repb.Action
-	if err := cas.ReadProto(ctx, in.Store, c.digest, &action); err != nil {
+	if err := cas.ReadProto(ctx, in.Store, digest, &action); err != nil {
 		return "", err
 	}
-	command, err := cas.FromProto(c.digest.Function(), action.CommandDigest)
+	command, err := cas.FromProto(digest.Function(), action.CommandDigest)
 	if err != nil {
-		return "", fmt.Errorf("action %s: command: %w", c.digest, err)
+		return "", fmt.Errorf("action %s: command: %w", digest, err)
 	}
-	root, err := cas.FromProto(c.digest.Function(), action.InputRootDigest)
+	root, err := cas.FromProto(digest.Function(), action.InputRootDigest)
 	if err != nil {
-		return "", fmt.Errorf("action %s: input root: %w", c.digest, err)
+		return "", fmt.Errorf("action %s: input root: %w", digest, err)
 	}
 	if _, err := messages("Command", command); err != nil {
 		return "", err
@@ -116,7 +116,7 @@ func fetch(ctx context.Context, to *disk.Cache, most int64, c *runConfig) (insta
 			}
 			if len(known) > maxDirectories || len(files) > maxFiles {
 				return "", fmt.Errorf("action %s: its input tree has %d directories and %d files that differ, or more, and at most %d and %d are permitted",
-					c.digest, len(known), len(files), maxDirectories, maxFiles)
+					digest, len(known), len(files), maxDirectories, maxFiles)
 			}
 		}
 		level = next
@@ -129,7 +129,7 @@ func fetch(ctx context.Context, to *disk.Cache, most int64, c *runConfig) (insta
 		_, err = present(files...)
 	}
 	if err == nil && len(absent) > 0 {
-		err = c.from.absent(c.digest, absent)
+		err = server.absent(digest, absent)
 	}
 	return from.Name(), err
 }

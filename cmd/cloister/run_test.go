@@ -172,7 +172,7 @@ func TestHostileTreesAreNotFetched(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			_, err = fetch(t.Context(), to, most, &runConfig{digest: digest, from: origin{cas: b.address}})
+			_, err = fetch(t.Context(), to, most, &origin{cas: b.address}, digest)
 			for _, want := range c.want {
 				if err == nil || !strings.Contains(err.Error(), want) {
 					t.Errorf("got %v, want %q", err, want)
@@ -204,7 +204,7 @@ func TestFetchOfWhatJustFits(t *testing.T) {
 			t.Fatal(err)
 		}
 		defer to.Close()
-		if _, err := fetch(t.Context(), to, most, &runConfig{digest: action, from: origin{cas: b.address}}); (err == nil) != (most == needed) {
+		if _, err := fetch(t.Context(), to, most, &origin{cas: b.address}, action); (err == nil) != (most == needed) {
 			t.Errorf("%d bytes: %v", most, err)
 		}
 	}

@@ -120,29 +120,29 @@ func serveRunner(ctx context.Context, c *runnerConfig, out io.Writer) error {
 		dir, err = filepath.EvalSymlinks(dir)
 	}
 	if err != nil {
-		return &exit{exitEnvironment, fmt.Errorf("--build-dir %s: %w; state the directory that bb_worker's buildDirectoryPath names", c.buildDir, err)}
+		return newExit(exitEnvironment, fmt.Errorf("--build-dir %s: %w; state the directory that bb_worker's buildDirectoryPath names", c.buildDir, err))
 	}
 	box.Hidden = []string{dir}
 	backend := namespace.New(box)
 	defer backend.Close()
 	features, err := backend.Probe(ctx)
 	if err != nil {
-		return &exit{exitEnvironment, fmt.Errorf("commands cannot be sandboxed here, and are never run without: %w", err)}
+		return newExit(exitEnvironment, fmt.Errorf("commands cannot be sandboxed here, and are never run without: %w", err))
 	}
 	toolchain, err := worker.HostToolchain()
 	if err != nil {
-		return &exit{exitEnvironment, fmt.Errorf("toolchain of this host: %w", err)}
+		return newExit(exitEnvironment, fmt.Errorf("toolchain of this host: %w", err))
 	}
 	service, err := runner.New(runner.Config{
 		BuildDir: dir, Backend: backend, Features: features, Toolchain: toolchain, Policy: rules, Jobs: c.jobs, Log: log,
 	})
 	if err != nil {
-		return &exit{exitEnvironment, err}
+		return newExit(exitEnvironment, err)
 	}
 
 	listener, err := listenUnix(c.socket, fs.FileMode(c.mode))
 	if err != nil {
-		return &exit{exitEnvironment, fmt.Errorf("--socket %s: %w", c.socket, err)}
+		return newExit(exitEnvironment, fmt.Errorf("--socket %s: %w", c.socket, err))
 	}
 	// The backend is in use until the last call has returned.
 	server := grpc.NewServer(append(casserver.ServerOptions(log), grpc.WaitForHandlers(true))...)

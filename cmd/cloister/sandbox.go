@@ -39,7 +39,7 @@ func (c *confinement) backend() (namespace.Config, error) {
 	case "namespaces":
 		config.Without = namespace.NamespacesOnly
 	default:
-		return config, &exit{exitUsage, fmt.Errorf("--sandbox %q: there are full and namespaces", c.tier)}
+		return config, newExit(exitUsage, fmt.Errorf("--sandbox %q: there are full and namespaces", c.tier))
 	}
 	if c.sourceTree != "" {
 		dir, err := filepath.Abs(c.sourceTree)
@@ -47,7 +47,7 @@ func (c *confinement) backend() (namespace.Config, error) {
 			return config, err
 		}
 		if st, err := os.Stat(dir); err != nil || !st.IsDir() {
-			return config, &exit{exitUsage, fmt.Errorf("--source-tree %s: %w", dir, errors.Join(err, errors.New("not a directory")))}
+			return config, newExit(exitUsage, fmt.Errorf("--source-tree %s: %w", dir, errors.Join(err, errors.New("not a directory"))))
 		}
 		config.Source = map[string]string{worker.ExecRoot: dir, dir: dir}
 	}

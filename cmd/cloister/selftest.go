@@ -49,7 +49,7 @@ func selfTest(ctx context.Context, box *confinement, out io.Writer, change func(
 	defer func() {
 		var told *exit
 		if err != nil && !errors.As(err, &told) {
-			err = &exit{exitEnvironment, fmt.Errorf("the self-test cannot be made here: %w", err)}
+			err = newExit(exitEnvironment, fmt.Errorf("the self-test cannot be made here: %w", err))
 		}
 	}()
 	before, err := takeCensus()
@@ -66,7 +66,7 @@ func selfTest(ctx context.Context, box *confinement, out io.Writer, change func(
 		s.say(l.ok, l.what, "%s", l.detail)
 	}
 	if s.failed {
-		return &exit{exitNo, errors.New("the sandbox does not keep its promises here")}
+		return newExit(exitNo, errors.New("the sandbox does not keep its promises here"))
 	}
 	return nil
 }
@@ -232,24 +232,29 @@ func attemptsCommand() *cobra.Command {
 		Short:   "Tries, in the sandbox of check --selftest, what must not succeed there",
 		Example: "  cloister check --selftest",
 		RunE: func(cmd *cobra.Command, args []string) error {
-			all := append(connects(cmd.Context(), args[0], nowhere), writes("input")...)
-			// What one run says is what the next says: numbers of ports and the like are cut off.
-			for i := range all {
-				if at := strings.LastIndex(all[i].Error, ": "); at >= 0 {
-					all[i].Error = all[i].Error[at+2:]
-				}
-			}
-			b, err := json.Marshal(all)
-			if err != nil {
-				return err
-			}
-			if err := os.WriteFile("result", b, 0o644); err != nil {
-				return err
-			}
-			_, err = cmd.OutOrStdout().Write(b)
-			return err
+			return attempts(cmd.Context(), args[0], cmd.OutOrStdout())
 		},
 	}
+}
+
+// attempts makes the attempts, inside a run of the self-test, and prints what came of them.
+func attempts(ctx context.Context, address string, out io.Writer) error {
+	all := append(connects(ctx, address, nowhere), writes("input")...)
+	// What one run says is what the next says: numbers of ports and the like are cut off.
+	for i := range all {
+		if at := strings.LastIndex(all[i].Error, ": "); at >= 0 {
+			all[i].Error = all[i].Error[at+2:]
+		}
+	}
+	b, err := json.Marshal(all)
+	if err != nil {
+		return err
+	}
+	if err := os.WriteFile("result", b, 0o644); err != nil {
+		return err
+	}
+	_, err = out.Write(b)
+	return err
 }
 
 // connects tries to connect to addresses.

@@ -228,13 +228,13 @@ func serve(ctx context.Context, c *serveConfig, out io.Writer) error {
 func listen(address, flag string) (net.Listener, error) {
 	l, err := net.Listen("tcp", address)
 	if errors.Is(err, syscall.EADDRINUSE) {
-		return nil, &exit{exitEnvironment, fmt.Errorf("%s is in use by another process: stop it, or choose another port with %s", address, flag)}
+		return nil, newExit(exitEnvironment, fmt.Errorf("%s is in use by another process: stop it, or choose another port with %s", address, flag))
 	}
 	if _, wrong := errors.AsType[*net.AddrError](err); wrong {
-		return nil, &exit{exitUsage, fmt.Errorf("%s %q: write it as ADDRESS:PORT", flag, address)}
+		return nil, newExit(exitUsage, fmt.Errorf("%s %q: write it as ADDRESS:PORT", flag, address))
 	}
 	if err != nil {
-		return nil, &exit{exitEnvironment, fmt.Errorf("%s %s: %w", flag, address, err)}
+		return nil, newExit(exitEnvironment, fmt.Errorf("%s %s: %w", flag, address, err))
 	}
 	return l, nil
 }
@@ -245,7 +245,7 @@ func (c *serveConfig) boundBlobs(most int64) error {
 	case c.maxBlob.bytes == 0:
 		c.maxBlob.bytes = max(half, 1)
 	case c.maxBlob.bytes > half:
-		return &exit{exitUsage, fmt.Errorf("--max-blob %s: at most half of --max-size, which is %s here", &c.maxBlob, sandbox.Bytes(most))}
+		return newExit(exitUsage, fmt.Errorf("--max-blob %s: at most half of --max-size, which is %s here", &c.maxBlob, sandbox.Bytes(most)))
 	}
 	return nil
 }
@@ -331,7 +331,7 @@ func (c *serveConfig) openHistory(log *slog.Logger) (*history.Log, error) {
 	}
 	l, err := history.Open(history.Config{Dir: filepath.Join(c.dir, "history"), MaxBytes: int64(c.history), Log: log})
 	if err != nil {
-		return nil, &exit{exitEnvironment, err}
+		return nil, newExit(exitEnvironment, err)
 	}
 	return l, nil
 }

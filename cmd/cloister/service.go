@@ -18,7 +18,7 @@ func (n *node) tellManager(status func() string) (err error) {
 		return fmt.Sprintf("%s, %d bytes stored", status(), n.store.Stats().Bytes), nil
 	}})
 	if err != nil {
-		return &exit{exitEnvironment, err}
+		return newExit(exitEnvironment, err)
 	}
 	return nil
 }

@@ -42,7 +42,7 @@ It exits with 1 if the server is not ready, and with 5 if it cannot be reached.`
 					}
 				}
 				if err == nil && !s.Ready {
-					err = &exit{code: exitNo}
+					err = newExit(exitNo, nil)
 				}
 				return err
 			})

@@ -84,7 +84,7 @@ func (f *far) open(ctx context.Context, log *slog.Logger) (*upstream, error) {
 		}
 		c, err := remote.New(f.cas, options...)
 		if err != nil {
-			return nil, &exit{exitUsage, fmt.Errorf("--cas: %w", err)}
+			return nil, newExit(exitUsage, fmt.Errorf("--cas: %w", err))
 		}
 		u.instances, u.close = c.Instance, c.Close
 		u.check = func(ctx context.Context) error { return checkServer(ctx, c) }
@@ -101,11 +101,11 @@ func (f *far) open(ctx context.Context, log *slog.Logger) (*upstream, error) {
 		}})
 		switch {
 		case errors.Is(err, object.ErrURL):
-			return nil, &exit{exitUsage, fmt.Errorf("--store: %w", err)}
+			return nil, newExit(exitUsage, fmt.Errorf("--store: %w", err))
 		case errors.Is(err, cas.ErrUnavailable), errors.Is(err, context.DeadlineExceeded):
-			return nil, &exit{exitConnect, fmt.Errorf("--store: %w", err)}
+			return nil, newExit(exitConnect, fmt.Errorf("--store: %w", err))
 		case err != nil:
-			return nil, &exit{exitEnvironment, fmt.Errorf("--store: %w", err)}
+			return nil, newExit(exitEnvironment, fmt.Errorf("--store: %w", err))
 		}
 		u.instances, u.check, u.close = c.Instance, c.Check, c.Close
 	default:
