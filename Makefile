@@ -89,7 +89,8 @@ cross: ## vet for Linux, macOS and Windows
 	for os in linux darwin windows; do echo "$$os"; GOOS=$$os $(GO) vet ./... || exit 1; done
 
 bench: build ## measure a server of its own, and print how it compares with this machine (2 minutes)
-	bin/cloister bench table
+	$(BUILD) -o bin/cloister-bench ./cmd/cloister-bench
+	bin/cloister-bench table
 
 golden: ## rewrite the expected outputs in testdata; review the diff before you commit it
 	$(GO) test -run '^TestPlan$$' ./cas/tree ./sandbox/namespace -update

@@ -17,15 +17,14 @@ import (
 	"strings"
 	"testing"
 
-	repb "github.com/bazelbuild/remote-apis/build/bazel/remote/execution/v2"
-	"github.com/cloister-build/cloister/cas"
-	"github.com/cloister-build/cloister/worker/repro"
+	"github.com/cloister-build/cloister/cmd/cloister/internal/attestation"
+	"github.com/cloister-build/cloister/cmd/internal/exit"
 	"github.com/cloister-build/cloister/worker/repro/attest"
 	"golang.org/x/crypto/ssh"
 	"golang.org/x/crypto/ssh/agent"
 )
 
-// said runs a command line and returns what it printed and its exit code.
+// Said runs a command line and returns what it printed and its exit code.
 func said(args ...string) (string, int) {
 	root := rootCommand()
 	var out bytes.Buffer
@@ -33,14 +32,14 @@ func said(args ...string) (string, int) {
 	root.SetErr(io.Discard)
 	root.SetArgs(args)
 	err := root.Execute()
-	var e *exit
+	var e *exit.Error
 	switch {
 	case err == nil:
 		return out.String(), 0
 	case errors.As(err, &e):
-		return err.Error(), e.code
+		return err.Error(), e.Code
 	}
-	return err.Error(), exitUsage
+	return err.Error(), exit.Usage
 }
 
 // keyFiles writes a new pair of keys.
@@ -82,7 +81,7 @@ func TestAttestVerify(t *testing.T) {
 	}
 	outputs := []attest.Descriptor{
 		{Name: "bin/\x1b[31mapp", Digest: map[string]string{"sha256": hex.EncodeToString(sum[:])}},
-		{Name: "link\nsigned by    SHA256:nobody", Digest: map[string]string{"sha256": hex.EncodeToString(link[:])}, MediaType: mediaLink},
+		{Name: "link\nsigned by    SHA256:nobody", Digest: map[string]string{"sha256": hex.EncodeToString(link[:])}, MediaType: attestation.MediaLink},
 	}
 	action := strings.Repeat("a", 64) + "/142"
 	run := attest.Run{Worker: "one", Outputs: outputs}
@@ -92,15 +91,15 @@ func TestAttestVerify(t *testing.T) {
 		}}
 	}
 	write := func(name string, s *attest.Statement, key string) string {
-		to := evidence{path: filepath.Join(dir, name), key: key}
-		k, err := to.load(t.Context())
+		to := attestation.Flags{Path: filepath.Join(dir, name), Key: key}
+		k, err := to.Load(t.Context())
 		if err == nil {
-			err = to.write(t.Context(), s, k)
+			err = to.Write(t.Context(), s, k)
 		}
 		if err != nil {
 			t.Fatal(err)
 		}
-		return to.path
+		return to.Path
 	}
 	signed := write("signed", statement(run, attest.Same), private)
 	percent := write("%d%s", statement(run, attest.Same), private)
@@ -118,23 +117,23 @@ func TestAttestVerify(t *testing.T) {
 		{[]string{signed, "--unsigned"}, 0, "nobody"},
 		{[]string{plain, "--unsigned"}, 0, "nobody"},
 		{[]string{differs, "--key", public}, 0, "differs in 2 runs"},
-		{[]string{signed, "--key", foreign}, exitNo, "not signed by an accepted key"},
-		{[]string{plain, "--key", public}, exitNo, "no signature"},
-		{[]string{differs, "--key", public, "--reproducible"}, exitNo, "reproducible"},
-		{[]string{percent, "--key", foreign}, exitNo, "%d%s: not signed"},
+		{[]string{signed, "--key", foreign}, exit.No, "not signed by an accepted key"},
+		{[]string{plain, "--key", public}, exit.No, "no signature"},
+		{[]string{differs, "--key", public, "--reproducible"}, exit.No, "reproducible"},
+		{[]string{percent, "--key", foreign}, exit.No, "%d%s: not signed"},
 		{[]string{signed, "--key", public, "--key", public}, 0, "same in 2 runs"},
-		{[]string{signed, "--key", public, "--file", public}, exitNo, "no file among its 2 subjects"},
-		{[]string{signed, "--key", public, "--file", target}, exitNo, "no file among its 2 subjects"},
-		{[]string{signed, "--key", public, "--action", strings.Repeat("b", 64) + "/1"}, exitNo, "it is about action"},
-		{[]string{public, "--key", public}, exitNo, "not a valid statement"},
-		{[]string{signed}, exitUsage, "--unsigned"},
-		{[]string{signed, "--key", public, "--unsigned"}, exitUsage, "--unsigned"},
-		{[]string{signed, "--key", app}, exitUsage, "unusable key"},
-		{[]string{filepath.Join(dir, "absent"), "--key", public}, exitUsage, "absent"},
-		{[]string{signed, "--key", public, "--file", filepath.Join(dir, "absent")}, exitUsage, "absent"},
-		{[]string{signed, "--key", public, "--action", "x"}, exitUsage, "--action"},
+		{[]string{signed, "--key", public, "--file", public}, exit.No, "no file among its 2 subjects"},
+		{[]string{signed, "--key", public, "--file", target}, exit.No, "no file among its 2 subjects"},
+		{[]string{signed, "--key", public, "--action", strings.Repeat("b", 64) + "/1"}, exit.No, "it is about action"},
+		{[]string{public, "--key", public}, exit.No, "not a valid statement"},
+		{[]string{signed}, exit.Usage, "--unsigned"},
+		{[]string{signed, "--key", public, "--unsigned"}, exit.Usage, "--unsigned"},
+		{[]string{signed, "--key", app}, exit.Usage, "unusable key"},
+		{[]string{filepath.Join(dir, "absent"), "--key", public}, exit.Usage, "absent"},
+		{[]string{signed, "--key", public, "--file", filepath.Join(dir, "absent")}, exit.Usage, "absent"},
+		{[]string{signed, "--key", public, "--action", "x"}, exit.Usage, "--action"},
 	} {
-		out, code := said(append([]string{"attest", "verify"}, c.args...)...)
+		out, code := runCLI(t, append([]string{"attest", "verify"}, c.args...)...)
 		if code != c.code || !strings.Contains(out, c.says) {
 			t.Errorf("%q: exit %d with %q; want %d with %q", c.args, code, out, c.code, c.says)
 		}
@@ -155,8 +154,8 @@ func TestAttestKeyMustBePrivate(t *testing.T) {
 		t.Fatal(err)
 	}
 	t.Setenv("SSH_AUTH_SOCK", "")
-	for _, e := range []evidence{{path: "x", key: private}, {path: "x", key: public}, {path: "x", key: filepath.Join(dir, "absent")}, {key: private}} {
-		if k, err := e.load(t.Context()); err == nil {
+	for _, e := range []attestation.Flags{{Path: "x", Key: private}, {Path: "x", Key: public}, {Path: "x", Key: filepath.Join(dir, "absent")}, {Key: private}} {
+		if k, err := e.Load(t.Context()); err == nil {
 			t.Errorf("%+v: loaded %s", e, k.ID())
 		}
 	}
@@ -164,8 +163,8 @@ func TestAttestKeyMustBePrivate(t *testing.T) {
 	if err := os.WriteFile(path, []byte("before"), 0o644); err != nil {
 		t.Fatal(err)
 	}
-	e := evidence{path: path}
-	if err := e.write(t.Context(), &attest.Statement{}, nil); err == nil {
+	e := attestation.Flags{Path: path}
+	if err := e.Write(t.Context(), &attest.Statement{}, nil); err == nil {
 		t.Error("a statement that says nothing is written")
 	}
 	if text, err := os.ReadFile(path); err != nil || string(text) != "before" {
@@ -244,8 +243,8 @@ func TestAttestKeyIsUnlocked(t *testing.T) {
 		{write("both", string(both)+string(both), 0o644), "", socket, "2 public keys"},
 	} {
 		t.Setenv("SSH_AUTH_SOCK", c.agent)
-		e := evidence{path: filepath.Join(dir, "statement"), key: c.key, passphraseFile: c.passphrase}
-		k, err := e.load(t.Context())
+		e := attestation.Flags{Path: filepath.Join(dir, "statement"), Key: c.key, PassphraseFile: c.passphrase}
+		k, err := e.Load(t.Context())
 		if c.says != "" {
 			if err == nil || !strings.Contains(err.Error(), c.says) || strings.Contains(err.Error(), "to be") {
 				t.Errorf("%+v: %v", e, err)
@@ -253,7 +252,7 @@ func TestAttestKeyIsUnlocked(t *testing.T) {
 			continue
 		}
 		if err == nil {
-			err = e.write(t.Context(), &attest.Statement{
+			err = e.Write(t.Context(), &attest.Statement{
 				Subjects:   []attest.Descriptor{{Name: "app", Digest: map[string]string{"sha256": strings.Repeat("a", 64)}}},
 				Provenance: &attest.Provenance{BuildDefinition: attest.BuildDefinition{BuildType: attest.BuildType}},
 			}, k)
@@ -262,94 +261,8 @@ func TestAttestKeyIsUnlocked(t *testing.T) {
 			t.Errorf("%+v: %v", e, err)
 			continue
 		}
-		if out, code := said("attest", "verify", e.path, "--key", public); code != 0 || !strings.Contains(out, k.ID()) {
+		if out, code := runCLI(t, "attest", "verify", e.Path, "--key", public); code != 0 || !strings.Contains(out, k.ID()) {
 			t.Errorf("%+v: verified with exit %d: %s", e, code, out)
 		}
-	}
-}
-
-// A statement takes no file's place but its own: neither one beside it, nor what a link there leads to, nor a device.
-func TestStatementReplacesOneFile(t *testing.T) {
-	dir := t.TempDir()
-	beside, link, target := filepath.Join(dir, "s.new"), filepath.Join(dir, "link"), filepath.Join(dir, "target")
-	if err := errors.Join(os.WriteFile(beside, []byte("mine"), 0o600), os.WriteFile(target, []byte("old"), 0o600), os.Symlink("target", link)); err != nil {
-		t.Fatal(err)
-	}
-	for _, path := range []string{filepath.Join(dir, "s"), link, os.DevNull} {
-		if err := replaceFile(path, []byte("new")); err != nil {
-			t.Error(err)
-		}
-	}
-	for path, want := range map[string]string{beside: "mine", filepath.Join(dir, "s"): "new", target: "new", link: "new", os.DevNull: ""} {
-		if text, err := os.ReadFile(path); err != nil || string(text) != want {
-			t.Errorf("%s: %q, %v; want %q", path, text, err, want)
-		}
-	}
-	if fi, err := os.Lstat(link); err != nil || fi.Mode()&os.ModeSymlink == 0 {
-		t.Errorf("the link is %v, %v", fi.Mode(), err)
-	}
-	if err := replaceFile(filepath.Join(dir, "absent", "s"), nil); err == nil {
-		t.Error("written below what is not there")
-	}
-	if names, err := os.ReadDir(dir); err != nil || len(names) != 4 {
-		t.Errorf("left are %v, %v", names, err)
-	}
-}
-
-// What repro found becomes a statement from whose runs the same verdict follows, whatever kind of output differs.
-func TestStatementOfVerdict(t *testing.T) {
-	digest := func(s string) *repb.Digest { return cas.SHA256.Sum([]byte(s)).Proto() }
-	result := func(change func(*repb.ActionResult)) *repb.ActionResult {
-		r := &repb.ActionResult{
-			OutputFiles:       []*repb.OutputFile{{Path: "file", Digest: digest("file")}},
-			OutputDirectories: []*repb.OutputDirectory{{Path: "dir", TreeDigest: digest("tree")}},
-			OutputSymlinks:    []*repb.OutputSymlink{{Path: "link", Target: "file"}},
-			StdoutDigest:      digest("said"),
-		}
-		change(r)
-		return r
-	}
-	for name, change := range map[string]func(*repb.ActionResult){
-		"file":       func(r *repb.ActionResult) { r.OutputFiles[0].Digest = digest("other") },
-		"executable": func(r *repb.ActionResult) { r.OutputFiles[0].IsExecutable = true },
-		"directory":  func(r *repb.ActionResult) { r.OutputDirectories[0].TreeDigest = digest("other") },
-		"link":       func(r *repb.ActionResult) { r.OutputSymlinks[0].Target = "dir" },
-		"no link":    func(r *repb.ActionResult) { r.OutputSymlinks = nil },
-		"stdout":     func(r *repb.ActionResult) { r.StdoutDigest = digest("other") },
-		"stderr":     func(r *repb.ActionResult) { r.StderrRaw = []byte("complaint") },
-	} {
-		v := &repro.Verdict{Action: cas.SHA256.Sum([]byte("action")).String(), Result: repro.Differs, Runs: []repro.Run{
-			{Result: result(func(*repb.ActionResult) {})}, {Result: result(change)},
-		}}
-		s, err := statement(v)
-		if err == nil {
-			_, err = s.Encode()
-		}
-		if err != nil {
-			t.Errorf("%s: %v", name, err)
-		}
-	}
-	same := &repro.Verdict{Action: cas.SHA256.Sum([]byte("action")).String(), Result: repro.Same, Runs: []repro.Run{
-		{Result: result(func(*repb.ActionResult) {})},
-		// What was said comes inline from one server and by name from another, and nothing as the empty blob.
-		{Result: result(func(r *repb.ActionResult) {
-			r.StdoutDigest, r.StdoutRaw, r.StderrDigest = nil, []byte("said"), digest("")
-		})},
-	}}
-	s, err := statement(same)
-	if err == nil {
-		_, err = s.Encode()
-	}
-	if err != nil {
-		t.Error(err)
-	}
-	// An action without outputs is a statement about the action, and what is a list is one if it is empty.
-	none := repro.Run{Result: &repb.ActionResult{}}
-	s, err = statement(&repro.Verdict{Action: same.Action, Result: repro.Same, Runs: []repro.Run{none, none}})
-	if err != nil {
-		t.Fatal(err)
-	}
-	if text, err := s.Encode(); err != nil || bytes.Contains(text, []byte("null")) || !bytes.Contains(text, []byte(`"outputs":[]`)) {
-		t.Errorf("got %s, %v", text, err)
 	}
 }

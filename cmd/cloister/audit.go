@@ -7,13 +7,14 @@ import (
 	"fmt"
 	"io"
 	"os"
-	"path/filepath"
 	"regexp"
 	"slices"
 	"strconv"
 	"strings"
 	"time"
 
+	"github.com/cloister-build/cloister/cmd/cloister/internal/storedir"
+	"github.com/cloister-build/cloister/cmd/internal/exit"
 	"github.com/cloister-build/cloister/sandbox"
 	"github.com/cloister-build/cloister/worker/audit"
 	"github.com/spf13/cobra"
@@ -134,13 +135,10 @@ var auditKinds = []string{
 // headText is what a head looks like.
 var headText = regexp.MustCompile(`^[0-9a-f]{64}$`)
 
-// auditDir returns the directory of the log of a store.
-func auditDir(store string) string { return filepath.Join(store, "audit") }
-
 // log returns the directory of the log.
 func (c *auditConfig) log() (string, error) {
-	dir, err := storeDir(c.dir)
-	return auditDir(dir), err
+	dir, err := storedir.Path(c.dir)
+	return storedir.Audit(dir), err
 }
 
 // auditError gives an error of package audit its exit code.
@@ -149,11 +147,11 @@ func auditError(dir string, err error) error {
 	case err == nil:
 		return nil
 	case errors.Is(err, audit.ErrTampered):
-		return newExit(exitNo, err)
+		return exit.New(exit.No, err)
 	case errors.Is(err, os.ErrNotExist):
-		return newExit(exitEnvironment, fmt.Errorf("there is no audit log in %s: state with --dir the directory of the store that serve was given", dir))
+		return exit.New(exit.Environment, fmt.Errorf("there is no audit log in %s: state with --dir the directory of the store that serve was given", dir))
 	}
-	return newExit(exitEnvironment, err)
+	return exit.New(exit.Environment, err)
 }
 
 // auditLs prints the lines that c asks for, and then the head of the log to info.
@@ -197,7 +195,7 @@ func auditLs(c *auditConfig, now time.Time, out, info io.Writer) error {
 func printLines(out io.Writer, lines []string) error {
 	for _, l := range lines {
 		if _, err := fmt.Fprintln(out, l); err != nil {
-			return newExit(exitEnvironment, err)
+			return exit.New(exit.Environment, err)
 		}
 	}
 	return nil
@@ -226,7 +224,7 @@ func auditShow(c *auditConfig, name string, out io.Writer) error {
 		named = []string{numbered}
 	}
 	if len(named) == 0 {
-		return newExit(exitNo, fmt.Errorf("the audit log in %s has no entry of the number or action %q: cloister audit ls lists what there is", dir, name))
+		return exit.New(exit.No, fmt.Errorf("the audit log in %s has no entry of the number or action %q: cloister audit ls lists what there is", dir, name))
 	}
 	_, err = fmt.Fprint(out, strings.Join(named, "\n"))
 	return err

@@ -11,6 +11,9 @@ import (
 	"testing"
 	"time"
 
+	"github.com/cloister-build/cloister/cmd/cloister/internal/node"
+	"github.com/cloister-build/cloister/cmd/cloister/internal/storedir"
+	"github.com/cloister-build/cloister/cmd/internal/flags"
 	"github.com/cloister-build/cloister/sandbox"
 	"github.com/cloister-build/cloister/worker/audit"
 )
@@ -18,7 +21,7 @@ import (
 // TestVerifySaysWhatWasDeleted: since when the log begins, and whether it was the log that deleted what is older.
 func TestVerifySaysWhatWasDeleted(t *testing.T) {
 	store := t.TempDir()
-	l, err := audit.Open(audit.Config{Dir: auditDir(store), MaxBytes: 24_000})
+	l, err := audit.Open(audit.Config{Dir: storedir.Audit(store), MaxBytes: 24_000})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -41,7 +44,7 @@ func TestVerifySaysWhatWasDeleted(t *testing.T) {
 		}
 	}
 	check(` for --audit-size, the last of them \(\d+ to \d+, since ` + when + `\)`)
-	segments, err := filepath.Glob(filepath.Join(auditDir(store), "*.jsonl"))
+	segments, err := filepath.Glob(filepath.Join(storedir.Audit(store), "*.jsonl"))
 	if err != nil || len(segments) < 3 {
 		t.Fatalf("segments %q, %v", segments, err)
 	}
@@ -62,24 +65,24 @@ func TestAuditLsKnowsTheKindsOfLines(t *testing.T) {
 }
 
 func TestAuditSizeIsABoundOrNone(t *testing.T) {
-	for text, want := range map[string]bound{"unlimited": 0, "1GiB": 1 << 30, "20MiB": 20 << 20} {
-		var b bound
+	for text, want := range map[string]flags.Limit{"unlimited": 0, "1GiB": 1 << 30, "20MiB": 20 << 20} {
+		var b flags.Limit
 		if err := b.Set(text); err != nil || b != want {
 			t.Errorf("%q: got %d, %v, want %d", text, b, err, want)
 		}
 	}
 	for _, text := range []string{"0", "", "-1", "10%", "none"} {
-		var b bound
-		if err := b.Set(text); err == nil || !strings.Contains(err.Error(), unlimited) {
+		var b flags.Limit
+		if err := b.Set(text); err == nil || !strings.Contains(err.Error(), flags.Unlimited) {
 			t.Errorf("%q: got %v, %v, want what to write", text, &b, err)
 		}
 	}
-	c := newNodeConfig()
-	if c.audit != 1<<30 {
-		t.Errorf("the default is %s", &c.audit)
+	c := node.NewConfig()
+	if c.Audit != 1<<30 {
+		t.Errorf("the default is %s", &c.Audit)
 	}
-	c.jobs, c.audit = 1, 1<<20
-	if err := c.check(serveCommand()); err == nil || !strings.Contains(err.Error(), "at least 16") {
+	c.Jobs, c.Audit = 1, 1<<20
+	if err := c.Check(serveCommand()); err == nil || !strings.Contains(err.Error(), "at least 16") {
 		t.Errorf("got %v for --audit-size 1MiB", err)
 	}
 }

@@ -8,11 +8,12 @@ import (
 
 	"github.com/cloister-build/cloister/cas/disk"
 	"github.com/cloister-build/cloister/cas/diskctl"
+	"github.com/cloister-build/cloister/cmd/cloister/internal/localstore"
 )
 
 // TestVerifyNamesWhatItCan: of a blob whose digest the store cannot tell neither "no digest" nor that nothing was kept.
 func TestVerifyNamesWhatItCan(t *testing.T) {
-	store := &reach{dir: t.TempDir(), Client: &diskctl.Client{}}
+	store := &localstore.Store{Dir: t.TempDir(), Client: &diskctl.Client{}}
 	r := &disk.VerifyReport{Damaged: []disk.Damage{{Instance: "main", Where: "segments/1.data at 0"}}}
 	var text, json strings.Builder
 	if err := verifyText(&text, store, r, true, 0); err != nil {

@@ -10,6 +10,10 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/cloister-build/cloister/cmd/cloister/internal/confinement"
+	"github.com/cloister-build/cloister/cmd/cloister/internal/interrupt"
+	"github.com/cloister-build/cloister/cmd/cloister/internal/selftest"
+	"github.com/cloister-build/cloister/cmd/internal/exit"
 	"github.com/cloister-build/cloister/sandbox"
 	"github.com/cloister-build/cloister/sandbox/namespace"
 	"github.com/cloister-build/cloister/worker"
@@ -17,7 +21,7 @@ import (
 )
 
 func checkCommand() *cobra.Command {
-	var box confinement
+	var box confinement.Flags
 	var self bool
 	cmd := &cobra.Command{
 		Use:   "check",
@@ -32,11 +36,11 @@ that is equal, and nothing left behind. It exits with 1 if one was not.`,
 		Example: "  cloister check\n  cloister check --selftest     # by real runs",
 		Args:    cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			config, err := box.backend()
+			config, err := box.BackendConfig()
 			if err != nil {
 				return err
 			}
-			if _, err := box.rules(); err != nil {
+			if _, err := box.LoadPolicy(); err != nil {
 				return err
 			}
 			backend := namespace.New(config)
@@ -45,13 +49,13 @@ that is equal, and nothing left behind. It exits with 1 if one was not.`,
 			if err != nil || !self {
 				return err
 			}
-			ctx, cancel := interruptible(cmd.Context())
+			ctx, cancel := interrupt.Cleanup(cmd.Context())
 			defer cancel()
-			return selfTest(ctx, &box, cmd.OutOrStdout(), nil)
+			return selftest.Run(ctx, &box, cmd.OutOrStdout(), nil)
 		},
 	}
 	cmd.Flags().BoolVar(&self, "selftest", false, "also prove by two runs that the sandbox keeps its promises")
-	box.register(cmd)
+	box.Register(cmd)
 	return cmd
 }
 
@@ -83,7 +87,7 @@ func check(ctx context.Context, backend sandbox.Backend, out io.Writer) error {
 	}
 	fmt.Fprintf(out, "tier  %s\n", f.Tier)
 	if err := errors.Join(err, toolErr); err != nil {
-		return newExit(exitEnvironment, err)
+		return exit.New(exit.Environment, err)
 	}
 	return nil
 }

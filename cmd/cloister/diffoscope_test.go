@@ -3,18 +3,12 @@
 package main
 
 import (
-	"maps"
 	"os"
 	"path/filepath"
-	"slices"
 	"strings"
 	"testing"
 
-	repb "github.com/bazelbuild/remote-apis/build/bazel/remote/execution/v2"
-	"github.com/cloister-build/cloister/cas"
-	"github.com/cloister-build/cloister/cas/castest"
-	"github.com/cloister-build/cloister/worker/repro/changes"
-	"github.com/cloister-build/cloister/worker/repro/compare"
+	"github.com/cloister-build/cloister/cmd/internal/exit"
 )
 
 // What diffoscope says is told after the differences, where it is asked; where it is not installed that is said before
@@ -28,7 +22,7 @@ func TestDiffoscopeIsAsked(t *testing.T) {
 		}
 	}
 	t.Setenv("PATH", dir)
-	if out, code := said("diff", a, b, "--diffoscope"); code != exitTrouble || !strings.Contains(out, "not installed") {
+	if out, code := runCLI(t, "diff", a, b, "--diffoscope"); code != exit.Trouble || !strings.Contains(out, "not installed") {
 		t.Errorf("without diffoscope: %q, exit %d", out, code)
 	}
 	script := "#!/bin/sh\nwhile [ \"$1\" != -- ]; do shift; done\necho \"asked about $2 and $3\"\nexit 1\n"
@@ -39,91 +33,9 @@ func TestDiffoscopeIsAsked(t *testing.T) {
 		args  []string
 		asked bool
 	}{{[]string{a, b, "--diffoscope"}, true}, {[]string{a, b, "--diffoscope", "--json"}, true}, {[]string{a, b}, false}, {[]string{a, a, "--diffoscope"}, false}} {
-		out, _ := command(t, append([]string{"diff"}, c.args...)...)
+		out, _ := runCLI(t, append([]string{"diff"}, c.args...)...)
 		if asked := strings.Contains(out, "asked about "+a+" and "+b); asked != c.asked {
 			t.Errorf("%q: asked: %v; printed %q", c.args, asked, out)
 		}
-	}
-}
-
-// Of directories of a server diffoscope is shown the files that differ, under their names; those that cannot be written, or are
-// absent, are counted, and nothing is written beside them.
-func TestDiffoscopeIsShownWhatDiffers(t *testing.T) {
-	store := castest.NewMemory()
-	put := func(nodes map[string]string, links ...string) cas.Digest {
-		dir := &repb.Directory{}
-		for _, name := range slices.Sorted(maps.Keys(nodes)) {
-			d, err := cas.PutBytes(t.Context(), store, cas.SHA256, []byte(nodes[name]))
-			if err != nil {
-				t.Fatal(err)
-			}
-			dir.Files = append(dir.Files, &repb.FileNode{Name: name, Digest: d.Proto()})
-		}
-		for _, name := range links {
-			dir.Symlinks = append(dir.Symlinks, &repb.SymlinkNode{Name: name, Target: "/"})
-		}
-		d, err := cas.PutProto(t.Context(), store, cas.SHA256, dir)
-		if err != nil {
-			t.Fatal(err)
-		}
-		return d
-	}
-	r := &changes.Reader{Store: store}
-	found, err := changes.Directories(t.Context(), "file", r.Directory(put(map[string]string{"same": "s", "f": "one", "\n\x1b": "a", "gone": "g"}, "link")),
-		r.Directory(put(map[string]string{"same": "s", "f": "two", "../up": "b", "link/x": "b", "/abs": "b", "nul\x00": "b", "": "b"}, "other")))
-	if err != nil {
-		t.Fatal(err)
-	}
-	absent := cas.SHA256.Sum([]byte("absent"))
-	found = append(found, changes.Change{What: "stdout", EntryA: r.File("stdout", absent, false)},
-		changes.Change{What: "file", Path: "large", EntryB: r.File("large", cas.SHA256.Sum(make([]byte, 100)), false)})
-	var all []shownChange
-	for _, c := range found {
-		all = append(all, shownChange{Change: c})
-	}
-	dir := t.TempDir()
-	a, b := filepath.Join(dir, "a"), filepath.Join(dir, "b")
-	p := changed{left: 20}
-	if err := p.write(t.Context(), all, [2]string{a, b}); err != nil {
-		t.Fatal(err)
-	}
-	got := map[string]string{}
-	if err := filepath.WalkDir(dir, func(path string, d os.DirEntry, err error) error {
-		if err != nil || d.IsDir() {
-			return err
-		}
-		text, err := os.ReadFile(path)
-		name, _ := filepath.Rel(dir, path)
-		got[name] = string(text)
-		return err
-	}); err != nil {
-		t.Fatal(err)
-	}
-	want := map[string]string{"a/f": "one", "a/\n\x1b": "a", "a/gone": "g", "b/f": "two", "b/link/x": "b"}
-	if !maps.Equal(got, want) {
-		t.Errorf("written are %q, want %q", got, want)
-	}
-	// The name that is none, those with NUL, .. and / in front, what is absent and what is too large.
-	if p.files != len(want) || p.without != 6 || !strings.Contains(p.why, "stdout is absent") {
-		t.Errorf("%+v", p)
-	}
-}
-
-// How stdout differs is told of stdout, which has no other name.
-func TestLogsAreExplainedByName(t *testing.T) {
-	store := castest.NewMemory()
-	r := &changes.Reader{Store: store}
-	var entries [2]*changes.Entry
-	for i, text := range []string{"one\n", "two\n"} {
-		d, err := cas.PutBytes(t.Context(), store, cas.SHA256, []byte(text))
-		if err != nil {
-			t.Fatal(err)
-		}
-		entries[i] = r.File("stdout", d, false)
-	}
-	var c diffConfig
-	all, err := c.explained(t.Context(), []changes.Change{{What: "stdout", EntryA: entries[0], EntryB: entries[1]}}, compare.Known{})
-	if err != nil || len(all) != 1 || len(all[0].Differences) != 1 || all[0].Differences[0].Where[0] != "stdout" {
-		t.Errorf("%+v, %v", all, err)
 	}
 }

@@ -10,52 +10,25 @@ import (
 	"fmt"
 	"os"
 
+	"github.com/cloister-build/cloister/cmd/internal/exit"
+	"github.com/cloister-build/cloister/cmd/internal/flags"
 	"github.com/spf13/cobra"
 )
-
-// Exit codes, the same for every subcommand but run, which returns its command's own.
-const (
-	exitNo          = 1 // the answer is no
-	exitUsage       = 2
-	exitEnvironment = 3   // the host cannot do it
-	exitAbsent      = 4   // blobs are absent from a server's store
-	exitConnect     = 5   // a server cannot be reached
-	exitTimeout     = 6   // the time that the command line gives is over
-	exitOurs        = 125 // of run: cloister itself failed
-)
-
-// An exit is an error with its exit code. A nil err has been told already.
-type exit struct {
-	code int
-	err  error
-}
-
-// newExit returns err with an exit code. A nil err prints nothing.
-func newExit(code int, err error) *exit { return &exit{code, err} }
-
-func (e *exit) Error() string {
-	if e.err == nil {
-		return fmt.Sprintf("exit code %d", e.code)
-	}
-	return e.err.Error()
-}
-
-func (e *exit) Unwrap() error { return e.err }
 
 func main() {
 	err := rootCommand().Execute()
 	if err == nil {
 		return
 	}
-	var e *exit
+	var e *exit.Error
 	if !errors.As(err, &e) {
 		// What cobra finds is a mistake in the command line.
-		e = newExit(exitUsage, err)
+		e = exit.New(exit.Usage, err)
 	}
-	if e.err != nil {
-		fmt.Fprintf(os.Stderr, "cloister: %v\n", e.err)
+	if e.Err != nil {
+		fmt.Fprintf(os.Stderr, "cloister: %v\n", e.Err)
 	}
-	os.Exit(e.code)
+	os.Exit(e.Code)
 }
 
 func rootCommand() *cobra.Command {
@@ -78,8 +51,8 @@ declares, the host's toolchain and nothing else.`,
 		Args:          cobra.NoArgs,
 		RunE:          func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
 	}
-	root.AddCommand(serveCommand(), joinCommand(), runnerCommand(), runCommand(), reproCommand(), actionCommand(), auditCommand(), policyCommand(), checkCommand(), diffCommand(), attemptsCommand(), gcCommand(), casCommand(), cacheCommand(), attestCommand(), benchCommand(), statusCommand(), topCommand(), drainCommand(), undrainCommand(), versionCommand())
+	root.AddCommand(serveCommand(), joinCommand(), runnerCommand(), runCommand(), reproCommand(), actionCommand(), auditCommand(), policyCommand(), checkCommand(), diffCommand(), attemptsCommand(), gcCommand(), casCommand(), cacheCommand(), attestCommand(), statusCommand(), topCommand(), drainCommand(), undrainCommand(), versionCommand())
 	root.InitDefaultCompletionCmd() // else cobra adds it later, and it is not told of
-	explainMistakes(root)
+	flags.ExplainMistakes(root)
 	return root
 }

@@ -3,7 +3,6 @@
 package main
 
 import (
-	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -13,55 +12,26 @@ import (
 	"time"
 
 	"github.com/cloister-build/cloister/cas"
+	"github.com/cloister-build/cloister/cmd/cloister/internal/server"
+	"github.com/cloister-build/cloister/cmd/internal/exit"
+	"github.com/cloister-build/cloister/cmd/internal/grpctest"
 	"github.com/cloister-build/cloister/worker"
 	"github.com/cloister-build/cloister/worker/fleet"
 	"github.com/cloister-build/cloister/worker/queue"
 	"google.golang.org/grpc"
 )
 
-// fleetServer serves the workers of a queue, or of an empty one, and returns its address.
+// fleetServer serves the workers of a queue, and returns its address.
 func fleetServer(t *testing.T, work *queue.Queue) string {
 	t.Helper()
-	if work == nil {
-		work = queue.New(queue.Config{Head: true})
-		t.Cleanup(work.Close)
-	}
-	listener, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	s := grpc.NewServer()
-	fleet.Register(s, fleet.Config{Queue: work, Name: "head", Version: "0", Started: time.Now(), Unready: func() []string {
-		if why := allDrained(work); why != "" {
-			return []string{why}
-		}
-		return nil
-	}})
-	go s.Serve(listener)
-	t.Cleanup(s.Stop)
-	return listener.Addr().String()
-}
-
-// told runs a command of cloister, and returns what it prints and its exit code.
-func told(t *testing.T, args ...string) (string, int) {
-	t.Helper()
-	var out bytes.Buffer
-	root := rootCommand()
-	root.SetArgs(args)
-	root.SetOut(&out)
-	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
-	defer cancel()
-	err := root.ExecuteContext(ctx)
-	code := 0
-	if e, ok := errors.AsType[*exit](err); ok {
-		code = e.code
-	} else if err != nil {
-		code = exitUsage
-	}
-	if err != nil {
-		out.WriteString(err.Error())
-	}
-	return out.String(), code
+	return grpctest.Serve(t, func(s *grpc.Server) {
+		fleet.Register(s, fleet.Config{Queue: work, Name: "head", Version: "0", Started: time.Now(), Unready: func() []string {
+			if why := server.AllDrained(work); why != "" {
+				return []string{why}
+			}
+			return nil
+		}})
+	})
 }
 
 // TestOperatorsDrain: a drained worker is given nothing more and goes on with what it has, --wait waits for that, and no
@@ -90,21 +60,21 @@ func TestOperatorsDrain(t *testing.T) {
 		t.Fatal(err)
 	}
 
-	if out, code := told(t, "drain", "anvil", "--reason", "a new kernel", "--cas", at); code != 0 || out != "drained anvil; 1 actions run there\n" {
+	if out, code := runCLI(t, "drain", "anvil", "--reason", "a new kernel", "--cas", at); code != 0 || out != "drained anvil; 1 actions run there\n" {
 		t.Errorf("drain: exit %d, %q", code, out)
 	}
-	if out, code := told(t, "drain", "anvil", "--wait", "--timeout", "600ms", "--cas", at); code != exitTimeout || !strings.Contains(out, "1 actions still run on anvil") {
+	if out, code := runCLI(t, "drain", "anvil", "--wait", "--timeout", "600ms", "--cas", at); code != exit.Timeout || !strings.Contains(out, "1 actions still run on anvil") {
 		t.Errorf("drain --wait --timeout: exit %d, %q", code, out)
 	}
 	for _, want := range []string{"draining", "//a:first", "a new kernel"} {
-		told(t, "drain", "anvil", "--reason", "a new kernel", "--cas", at)
-		if out, code := told(t, "status", "--cas", at); code != 0 || !strings.Contains(out, want) {
+		runCLI(t, "drain", "anvil", "--reason", "a new kernel", "--cas", at)
+		if out, code := runCLI(t, "status", "--cas", at); code != 0 || !strings.Contains(out, want) {
 			t.Errorf("status: exit %d, without %q:\n%s", code, want, out)
 		}
 	}
 	waited := make(chan int, 1)
 	go func() {
-		_, code := told(t, "drain", "anvil", "--wait", "--cas", at)
+		_, code := runCLI(t, "drain", "anvil", "--wait", "--cas", at)
 		waited <- code
 	}()
 	run.End(&worker.Outcome{}, nil)
@@ -118,13 +88,13 @@ func TestOperatorsDrain(t *testing.T) {
 	if _, err := slots["anvil"].Take(soon); !errors.Is(err, context.DeadlineExceeded) {
 		t.Errorf("a drained worker takes an action: %v", err)
 	}
-	if out, code := told(t, "drain", "--cas", at); code != 0 || !strings.HasPrefix(out, "drained anvil, bellows;") {
+	if out, code := runCLI(t, "drain", "--cas", at); code != 0 || !strings.HasPrefix(out, "drained anvil, bellows;") {
 		t.Errorf("drain of all: exit %d, %q", code, out)
 	}
-	if out, code := told(t, "status", "--cas", at); code != exitNo || !strings.Contains(out, "every worker is drained") {
+	if out, code := runCLI(t, "status", "--cas", at); code != exit.No || !strings.Contains(out, "every worker is drained") {
 		t.Errorf("status of a drained server: exit %d\n%s", code, out)
 	}
-	if out, code := told(t, "undrain", "--cas", at); code != 0 || !strings.HasPrefix(out, "undrained anvil, bellows") {
+	if out, code := runCLI(t, "undrain", "--cas", at); code != 0 || !strings.HasPrefix(out, "undrained anvil, bellows") {
 		t.Errorf("undrain: exit %d, %q", code, out)
 	}
 	if second, err := slots["anvil"].Take(t.Context()); err != nil {
@@ -133,13 +103,13 @@ func TestOperatorsDrain(t *testing.T) {
 		second.End(&worker.Outcome{}, nil)
 	}
 
-	if out, code := told(t, "drain", "tongs", "--cas", at); code != exitAbsent || !strings.Contains(out, "anvil") {
+	if out, code := runCLI(t, "drain", "tongs", "--cas", at); code != exit.Absent || !strings.Contains(out, "anvil") {
 		t.Errorf("drain of nobody: exit %d, %q", code, out)
 	}
-	if out, code := told(t, "drain", "anvil", "--reason", "a\nb", "--cas", at); code != exitNo || !strings.Contains(out, "one line") {
+	if out, code := runCLI(t, "drain", "anvil", "--reason", "a\nb", "--cas", at); code != exit.No || !strings.Contains(out, "one line") {
 		t.Errorf("a reason of two lines: exit %d, %q", code, out)
 	}
-	if out, code := told(t, "status", "--cas", "grpc://127.0.0.1:1"); code != exitConnect {
+	if out, code := runCLI(t, "status", "--cas", "grpc://127.0.0.1:1"); code != exit.Unreachable {
 		t.Errorf("nobody there: exit %d, %q", code, out)
 	}
 }
@@ -175,7 +145,7 @@ func TestDrainWaitsOverARestart(t *testing.T) {
 	}
 	waited := make(chan string, 1)
 	go func() {
-		out, code := told(t, "drain", "anvil", "--wait", "--cas", "grpc://"+at)
+		out, code := runCLI(t, "drain", "anvil", "--wait", "--cas", "grpc://"+at)
 		waited <- fmt.Sprint(code, " ", out)
 	}()
 	for work.DrainState().Workers == nil {

@@ -6,9 +6,10 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"os"
 	"strings"
 
+	"github.com/cloister-build/cloister/cmd/cloister/internal/confinement"
+	"github.com/cloister-build/cloister/cmd/internal/exit"
 	"github.com/cloister-build/cloister/sandbox"
 	"github.com/cloister-build/cloister/sandbox/policy"
 	"github.com/spf13/cobra"
@@ -42,7 +43,7 @@ comment. It exits with 2 if the file has a mistake, and says where.`,
 		Example: "  cloister policy check policy.yaml",
 		Args:    cobra.ExactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			p, err := readPolicy("read the policy", args[0])
+			p, err := confinement.ReadPolicy("read the policy", args[0])
 			if err != nil {
 				return err
 			}
@@ -68,7 +69,7 @@ is built in. It exits with 1 if the action is refused, and says why.`,
 			p := policy.Default()
 			if len(args) > 0 {
 				var err error
-				if p, err = readPolicy("read the policy", args[0]); err != nil {
+				if p, err = confinement.ReadPolicy("read the policy", args[0]); err != nil {
 					return err
 				}
 			}
@@ -90,24 +91,11 @@ is built in. It exits with 1 if the action is refused, and says why.`,
 	return cmd
 }
 
-// readPolicy reads the policy of a file, of which an error says what names it.
-func readPolicy(what, file string) (*policy.Policy, error) {
-	text, err := os.ReadFile(file)
-	if err != nil {
-		return nil, newExit(exitUsage, fmt.Errorf("%s: %w", what, err))
-	}
-	p, err := policy.Parse(file, text)
-	if err != nil {
-		return nil, newExit(exitUsage, err)
-	}
-	return p, nil
-}
-
 // explain prints what p grants r.
 func explain(out io.Writer, p *policy.Policy, r policy.Request) error {
 	g, err := p.Compile(r, sandbox.AllLimits)
 	if errors.Is(err, policy.ErrRefused) {
-		return newExit(exitRefused, err)
+		return exit.New(exitRefused, err)
 	}
 	if err != nil {
 		return err

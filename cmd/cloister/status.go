@@ -5,12 +5,16 @@ package main
 import (
 	"fmt"
 
-	cloisterpb "github.com/cloister-build/cloister/proto/cloister/v1"
+	"github.com/cloister-build/cloister/cmd/cloister/internal/interrupt"
+	"github.com/cloister-build/cloister/cmd/cloister/internal/operator"
+	"github.com/cloister-build/cloister/cmd/cloister/internal/render"
+	"github.com/cloister-build/cloister/cmd/internal/exit"
+	"github.com/cloister-build/cloister/proto/cloister/v1"
 	"github.com/spf13/cobra"
 )
 
 func statusCommand() *cobra.Command {
-	var from operator
+	var from operator.Fleet
 	var asJSON bool
 	cmd := &cobra.Command{
 		Use:   "status [--cas URL] [--json]",
@@ -24,31 +28,31 @@ It exits with 1 if the server is not ready, and with 5 if it cannot be reached.`
   cloister status --cas grpcs://build.example.com:8980 --json | jq '.workers[] | select(.state == "drained") | .name'`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			ctx, end := stop(cmd.Context())
+			ctx, end := interrupt.Context(cmd.Context())
 			defer end()
-			return from.reach(func(c cloisterpb.FleetClient) error {
-				s, err := from.status(ctx, c)
+			return from.Connect(func(c cloisterpb.FleetClient) error {
+				s, err := from.Status(ctx, c)
 				if err != nil {
 					return err
 				}
 				out := cmd.OutOrStdout()
 				if asJSON {
-					err = printJSON(out, s)
+					err = render.JSON(out, s)
 				} else {
-					for _, line := range s.lines() {
+					for _, line := range s.Lines() {
 						if _, err = fmt.Fprintln(out, line); err != nil {
 							break
 						}
 					}
 				}
 				if err == nil && !s.Ready {
-					err = newExit(exitNo, nil)
+					err = exit.New(exit.No, nil)
 				}
 				return err
 			})
 		},
 	}
-	from.register(cmd)
+	from.Register(cmd)
 	cmd.Flags().BoolVar(&asJSON, "json", false, "print one JSON object")
 	return cmd
 }

@@ -8,6 +8,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/cloister-build/cloister/cmd/internal/exit"
 	"github.com/spf13/cobra"
 )
 
@@ -42,8 +43,8 @@ func TestMistakesAreToldByWhatIsRight(t *testing.T) {
 		{"cas put /nonexistent/file", "/nonexistent/file: no such file or directory"},
 		{"run --in /nonexistent -- true", "--in /nonexistent: no such file or directory"},
 	} {
-		said, code := told(t, strings.Fields(c.line)...)
-		if code != exitUsage || !strings.HasPrefix(said, c.says) || strings.Contains(said, "\n") {
+		said, code := runCLI(t, strings.Fields(c.line)...)
+		if code != exit.Usage || !strings.HasPrefix(said, c.says) || strings.Contains(said, "\n") {
 			t.Errorf("cloister %s: exit %d, %q; want exit 2, and one line that begins with %q", c.line, code, said, c.says)
 		}
 	}
@@ -61,7 +62,7 @@ func TestNoCommandSpeaksForItself(t *testing.T) {
 			if len(line) != 1 && (!c.Runnable() || c.Args == nil || c.Args(c, line) == nil) {
 				continue
 			}
-			if said, code := told(t, append(path, line...)...); code != exitUsage || cobras.MatchString(said) {
+			if said, code := runCLI(t, append(path, line...)...); code != exit.Usage || cobras.MatchString(said) {
 				t.Errorf("cloister %v %v: exit %d, %s", path, line, code, said)
 			}
 		}
@@ -83,11 +84,11 @@ func TestPortsAreToldByTheirFlags(t *testing.T) {
 		address, says string
 		code          int
 	}{
-		{taken.Addr().String(), taken.Addr().String() + " is in use by another process: stop it, or choose another port with --metrics", exitEnvironment},
-		{"8980", `--metrics "8980": write it as ADDRESS:PORT`, exitUsage},
-		{"127.0.0.1:80000", `--metrics "127.0.0.1:80000": write it as ADDRESS:PORT`, exitUsage},
+		{taken.Addr().String(), taken.Addr().String() + " is in use by another process: stop it, or choose another port with --metrics", exit.Environment},
+		{"8980", `--metrics "8980": write it as ADDRESS:PORT`, exit.Usage},
+		{"127.0.0.1:80000", `--metrics "127.0.0.1:80000": write it as ADDRESS:PORT`, exit.Usage},
 	} {
-		said, code := told(t, "serve", "--jobs", "0", "--listen", "127.0.0.1:0", "--worker-listen", "127.0.0.1:0", "--dir", t.TempDir(), "--max-size", "64MiB", "--metrics", c.address)
+		said, code := runCLI(t, "serve", "--jobs", "0", "--listen", "127.0.0.1:0", "--worker-listen", "127.0.0.1:0", "--dir", t.TempDir(), "--max-size", "64MiB", "--metrics", c.address)
 		if code != c.code || !strings.HasSuffix(said, c.says) {
 			t.Errorf("--metrics %s: exit %d, %q; want exit %d, %q", c.address, code, said, c.code, c.says)
 		}
@@ -104,8 +105,8 @@ func TestUnreachableServerIsTold(t *testing.T) {
 	address := gone.Addr().String()
 	gone.Close()
 	for _, line := range []string{"status", "action ls", "action show ^1", "action log -f " + noDigest, "cas stat " + noDigest, "cache show " + noDigest} {
-		said, code := told(t, append(strings.Fields(line), "--cas", "grpc://"+address)...)
-		if code != exitConnect || !strings.Contains(said, "dial tcp "+address+": ") || strings.Contains(said, "rpc error") || strings.Contains(said, `\"`) {
+		said, code := runCLI(t, append(strings.Fields(line), "--cas", "grpc://"+address)...)
+		if code != exit.Unreachable || !strings.Contains(said, "dial tcp "+address+": ") || strings.Contains(said, "rpc error") || strings.Contains(said, `\"`) {
 			t.Errorf("cloister %s: exit %d, %s", line, code, said)
 		}
 	}

@@ -67,7 +67,7 @@ func confined(t *testing.T) {
 func TestHelpHasExamples(t *testing.T) {
 	for _, command := range []string{
 		"", "serve", "join", "runner", "status", "top", "drain", "undrain", "run", "repro", "action", "action ls", "action show", "action log", "audit", "audit ls", "audit show", "audit verify",
-		"policy", "policy check", "policy explain", "check", "diff", "gc", "cas", "cas put", "cas get", "cas cat", "cas ls", "cas tree", "cas stat", "cas verify", "cache", "cache show", "cache rm", "bench", "version",
+		"policy", "policy check", "policy explain", "check", "diff", "gc", "cas", "cas put", "cas get", "cas cat", "cas ls", "cas tree", "cas stat", "cas verify", "cache", "cache show", "cache rm", "version",
 	} {
 		args := append(strings.Fields(command), "--help")
 		if s := cloister(t, "", args...); s.code != 0 || !strings.Contains(s.out, "Examples:\n  cloister") {

@@ -19,6 +19,7 @@ import (
 	"time"
 
 	"github.com/cloister-build/cloister/sandbox/sandboxtest"
+	"github.com/cloister-build/cloister/tests/internal/bazelrun"
 )
 
 // A typed is a block of commands of a document, and where they are typed.
@@ -106,7 +107,7 @@ token=$(say remote_header | sed 's/.*Bearer \([0-9a-f]*\).*/\1/')
 test "$token" = "" || export CLOISTER_TOKEN="$token"
 set -- --tls-ca "$(say tls_certificate)" --platform "$(say remote_default_exec_properties)"
 test "$2" != "" || set --
-exec cloister bench noop -n 10 --rounds 1 --local-time 20ms --executor "$(say remote_executor)" --instance "$(say remote_instance_name)" "$@"
+exec cloister-bench noop -n 10 --rounds 1 --local-time 20ms --executor "$(say remote_executor)" --instance "$(say remote_instance_name)" "$@"
 `
 )
 
@@ -119,6 +120,9 @@ func newCountry(t *testing.T) *country {
 		t.Fatal(err)
 	}
 	if err := os.Symlink(built.Path(t), filepath.Join(bin, "cloister")); err != nil {
+		t.Fatal(err)
+	}
+	if err := bazelrun.BuildCommand(filepath.Join(bin, "cloister-bench"), "cloister-bench"); err != nil {
 		t.Fatal(err)
 	}
 	for name, text := range map[string]string{"apt": nothing, "chgrp": nothing, "scp": copies, "bazel": bazel} {

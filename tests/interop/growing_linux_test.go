@@ -6,6 +6,7 @@ import (
 	"bytes"
 	"os"
 	"os/exec"
+	"path/filepath"
 	"regexp"
 	"strings"
 	"syscall"
@@ -71,14 +72,14 @@ func TestGrowingIntoBuildbarn(t *testing.T) {
 	}()
 	// Until its first worker has come, the scheduler refuses.
 	for deadline := time.Now().Add(time.Minute); ; time.Sleep(100 * time.Millisecond) {
-		out, err := exec.CommandContext(t.Context(), program, "bench", "noop", "-n", "10", "--rounds", "1", "--local-time", "20ms",
+		out, err := exec.CommandContext(t.Context(), filepath.Join(filepath.Dir(program), "cloister-bench"), "noop", "-n", "10", "--rounds", "1", "--local-time", "20ms",
 			"--executor", "grpc://"+b.scheduler.Addr, "--cas", "grpc://"+b.store.Addr,
 			"--instance", says("remote_instance_name"), "--platform", says("remote_default_exec_properties")).CombinedOutput()
 		if err == nil {
 			break
 		}
 		if time.Now().After(deadline) {
-			t.Fatalf("cloister bench noop: %v\n%s", err, out)
+			t.Fatalf("cloister-bench noop: %v\n%s", err, out)
 		}
 	}
 }

@@ -23,23 +23,26 @@ import (
 // stopTime is how long a server may take to drain and end once it is told to.
 const stopTime = 20 * time.Second
 
-// BuildCloister compiles the program cloister to the file name. The working directory must be in the
-// repository. A test calls it while it runs, not from TestMain.
-func BuildCloister(name string) error {
-	const program = "github.com/cloister-build/cloister/cmd/cloister"
+// BuildCloister compiles the program cloister to the file name. The working directory must be in the repository. A test
+// calls it while it runs, not from TestMain.
+func BuildCloister(name string) error { return BuildCommand(name, "cloister") }
+
+// BuildCommand compiles a command of the repository, as BuildCloister does.
+func BuildCommand(name, command string) error {
+	program := "github.com/cloister-build/cloister/cmd/" + command
 	build := exec.Command("go", "build", "-ldflags=-s -w", "-o", name, program)
 	// As it is released: a static program, which also starts faster. Nobody debugs it, and without what debuggers
 	// read it is linked in half the time.
 	build.Env = append(os.Environ(), "CGO_ENABLED=0")
 	if out, err := build.CombinedOutput(); err != nil {
-		return fmt.Errorf("build cloister: %w\n%s", err, out)
+		return fmt.Errorf("build %s: %w\n%s", command, err, out)
 	}
 	// go test gives a result from its cache if no file has changed that the test itself looked at while
 	// it ran. The sources were read by another process, so look at them.
 	const files = `{{if not .Standard}}{{$dir := .Dir}}{{range .GoFiles}}{{$dir}}/{{.}}{{"\n"}}{{end}}{{end}}`
 	sources, err := exec.Command("go", "list", "-deps", "-f", files, program).Output()
 	if err != nil {
-		return fmt.Errorf("list the sources of cloister: %w", err)
+		return fmt.Errorf("list the sources of %s: %w", command, err)
 	}
 	for _, name := range strings.Fields(string(sources)) {
 		if _, err := os.Stat(name); err != nil {

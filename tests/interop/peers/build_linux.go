@@ -48,8 +48,8 @@ func moduleDir(ctx context.Context, module string) (string, error) {
 	return output(exec.CommandContext(ctx, "go", "list", "-m", "-f", "{{.Dir}}", module))
 }
 
-// BuildCloister compiles the program cloister of this working copy and returns its path. The working directory
-// must be in this module.
+// BuildCloister compiles cloister, and cloister-bench beside it, from this working copy, and returns the path of
+// cloister. The working directory must be in this module.
 func BuildCloister(ctx context.Context) (program string, err error) {
 	cache, err := cacheDir()
 	if err != nil {
@@ -60,7 +60,7 @@ func BuildCloister(ctx context.Context) (program string, err error) {
 		return "", err
 	}
 	program = filepath.Join(cache, "bin", "cloister")
-	cmd := exec.CommandContext(ctx, "go", "build", "-trimpath", "-o", program, "./cmd/cloister")
+	cmd := exec.CommandContext(ctx, "go", "build", "-trimpath", "-o", filepath.Dir(program)+"/", "./cmd/cloister", "./cmd/cloister-bench")
 	cmd.Dir = dir
 	cmd.Env = append(os.Environ(), "CGO_ENABLED=0")
 	if _, err := output(cmd); err != nil {

@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Command sidebyside starts cloister serve, without and with --sync, bazel-remote and bb_storage on one disk, each with an empty store,
-// and has cloister bench blobs compare them. What stands behind the flags goes to cloister bench blobs. It
-// measures nothing itself.
+// and has cloister-bench blobs, which must be beside cloister, compare them. Arguments after the flags go to cloister-bench blobs.
 package main
 
 import (
@@ -34,7 +33,7 @@ func main() {
 	}
 }
 
-// sideBySide starts the servers, runs cloister bench blobs with further flags, and stops the servers.
+// sideBySide starts the servers, runs cloister-bench blobs with further flags, and stops the servers.
 func sideBySide(ctx context.Context, program, parent string, size int64, flags []string, out, info io.Writer) (err error) {
 	if program == "" {
 		if program, err = peers.BuildCloister(ctx); err != nil {
@@ -50,7 +49,7 @@ func sideBySide(ctx context.Context, program, parent string, size int64, flags [
 		store := filepath.Join(dir, "stores", name)
 		return store, os.MkdirAll(store, 0o700)
 	}
-	bench := []string{"bench", "blobs"}
+	bench := []string{"blobs"}
 	add := func(flag, name, addr string, pid int) error {
 		file := filepath.Join(dir, name+".pid")
 		bench = append(bench, flag, name+"="+addr, "--watch", name+"="+file)
@@ -104,7 +103,7 @@ func sideBySide(ctx context.Context, program, parent string, size int64, flags [
 			return err
 		}
 	}
-	cmd := exec.CommandContext(ctx, program, append(bench, flags...)...)
+	cmd := exec.CommandContext(ctx, filepath.Join(filepath.Dir(program), "cloister-bench"), append(bench, flags...)...)
 	cmd.Stdout, cmd.Stderr = out, info
 	return cmd.Run()
 }

@@ -17,6 +17,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/cloister-build/cloister/cmd/internal/filestate"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 )
@@ -99,8 +100,8 @@ func (p pattern) meets(prefix string) bool {
 // Rules are who may do what. They are safe for concurrent use, and never change; ReadFile makes them.
 type Rules struct {
 	callers  []*caller
-	read     map[string]stamp // files that they are of, as these were
-	patience time.Duration    // with strangers, 0 is strangerPatience
+	read     map[string]filestate.State // files that they are of, as these were
+	patience time.Duration              // with strangers, 0 is strangerPatience
 
 	mu       sync.Mutex
 	verified map[[32]byte]verified // guarded by mu; signed tokens by their SHA-256

@@ -32,6 +32,7 @@ import (
 	"github.com/cloister-build/cloister/cas/casserver"
 	"github.com/cloister-build/cloister/cas/castest"
 	"github.com/cloister-build/cloister/cmd/cloister/internal/access"
+	"github.com/cloister-build/cloister/cmd/internal/certificate"
 	cloisterpb "github.com/cloister-build/cloister/proto/cloister/v1"
 	bspb "google.golang.org/genproto/googleapis/bytestream"
 	"google.golang.org/grpc"
@@ -596,7 +597,7 @@ callers:
 		t.Errorf("certificates %t, tokens %t", rules.Certificates(), rules.Tokens())
 	}
 	cert, key := ours.pair(loopback)
-	pair, err := access.NewPair(cert, key, slog.New(slog.DiscardHandler))
+	pair, err := certificate.NewPair(cert, key, slog.New(slog.DiscardHandler))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -605,14 +606,14 @@ callers:
 		t.Fatal(err)
 	}
 	s := serve(t, rules, optional)
-	trusted, err := access.ReadPool(ours.file)
+	trusted, err := certificate.ReadPool(ours.file)
 	if err != nil {
 		t.Fatal(err)
 	}
 	connect := func(a *authority, template *x509.Certificate, s *server) *grpc.ClientConn {
 		c := &tls.Config{RootCAs: trusted}
 		if template != nil {
-			mine, err := access.NewPair(first(a.pair(*template)))
+			mine, err := certificate.NewPair(first(a.pair(*template)))
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -660,7 +661,7 @@ callers:
 	}
 }
 
-// first adds a log to two files, for access.NewPair.
+// first adds a log to two files, for certificate.NewPair.
 func first(cert, key string) (string, string, *slog.Logger) {
 	return cert, key, slog.New(slog.DiscardHandler)
 }
@@ -671,7 +672,7 @@ func TestCertificateIsReadAgain(t *testing.T) {
 	a := newAuthority(t)
 	cert, key := a.pair(loopback)
 	var log syncBuffer
-	pair, err := access.NewPair(cert, key, slog.New(slog.NewTextHandler(&log, nil)))
+	pair, err := certificate.NewPair(cert, key, slog.New(slog.NewTextHandler(&log, nil)))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -680,7 +681,7 @@ func TestCertificateIsReadAgain(t *testing.T) {
 		t.Fatal(err)
 	}
 	s := serve(t, parse(t, "version: 1\ncallers: [{name: g, anonymous: true, rights: [read]}]"), config)
-	pool, err := access.ReadPool(a.file)
+	pool, err := certificate.ReadPool(a.file)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -723,7 +724,7 @@ func TestCertificateIsReadAgain(t *testing.T) {
 	}
 	other, otherKey := a.pair(loopback)
 	for _, names := range [][2]string{{cert, otherKey}, {other, key}, {other, "/nonexistent"}, {key, otherKey}} {
-		if _, err := access.NewPair(first(names[0], names[1])); err == nil {
+		if _, err := certificate.NewPair(first(names[0], names[1])); err == nil {
 			t.Errorf("%v are no pair", names)
 		}
 	}

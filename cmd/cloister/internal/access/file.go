@@ -12,6 +12,7 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/cloister-build/cloister/cmd/internal/filestate"
 	"github.com/cloister-build/cloister/sandbox/policy/strict"
 	"github.com/goccy/go-yaml/ast"
 )
@@ -19,7 +20,7 @@ import (
 // ReadFile reads the rules of a file, and the keys that it names; docs/auth.md says how one is written. Any mistake is an
 // error that says where it is.
 func ReadFile(file string) (*Rules, error) {
-	at := stampOf(file)
+	at := filestate.Of(file)
 	text, err := os.ReadFile(file)
 	if err != nil {
 		return nil, err
@@ -36,7 +37,7 @@ func ReadFile(file string) (*Rules, error) {
 func Parse(file string, text []byte) (*Rules, error) {
 	// Messages show the lines around a mistake, which may be that a token stands there itself.
 	shown := tokenIn.ReplaceAll(text, []byte("$1..."))
-	r := &reader{Decoder: strict.NewDecoder(file, "a file of callers", shown), dir: filepath.Dir(file), rules: &Rules{read: map[string]stamp{}}}
+	r := &reader{Decoder: strict.NewDecoder(file, "a file of callers", shown), dir: filepath.Dir(file), rules: &Rules{read: map[string]filestate.State{}}}
 	root, err := r.Parse(text)
 	if err != nil {
 		return nil, err
@@ -213,7 +214,7 @@ func (r *reader) readIssuer(n ast.Node, c *caller) error {
 			if !filepath.IsAbs(file) {
 				file = filepath.Join(r.dir, file)
 			}
-			r.rules.read[file] = stampOf(file)
+			r.rules.read[file] = filestate.Of(file)
 			if keys, err = readKeys(file); err != nil {
 				return r.Errorf(n, "%v", err)
 			}

@@ -8,6 +8,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/cloister-build/cloister/cmd/internal/filestate"
 	"google.golang.org/grpc"
 )
 
@@ -81,7 +82,7 @@ func (l *Live) Rules() *Rules {
 // current reports whether the files that r is of are as they were read.
 func (r *Rules) current() bool {
 	for file, at := range r.read {
-		if !stampOf(file).is(at) {
+		if !filestate.Of(file).Equal(at) {
 			return false
 		}
 	}

@@ -1,0 +1,530 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package load_test
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"cloud.google.com/go/longrunning/autogen/longrunningpb"
+	repb "github.com/bazelbuild/remote-apis/build/bazel/remote/execution/v2"
+	"github.com/cloister-build/cloister/cas"
+	"github.com/cloister-build/cloister/cas/casserver"
+	"github.com/cloister-build/cloister/cas/castest"
+	"github.com/cloister-build/cloister/cmd/cloister-bench/internal/load"
+	rpcpb "google.golang.org/genproto/googleapis/rpc/status"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/types/known/anypb"
+	"google.golang.org/protobuf/types/known/timestamppb"
+)
+
+// A bareWorker executes actions for real, one directory each, and confines nothing.
+type bareWorker struct {
+	repb.UnimplementedExecutionServer
+	t     *testing.T
+	in    *cas.Instance
+	spoil func(*repb.ExecuteResponse) // what it says in the end; nil changes nothing
+
+	mu       sync.Mutex
+	executed []*repb.ExecuteRequest
+}
+
+// work serves a worker and its store and returns their address.
+func work(t *testing.T, spoil func(*repb.ExecuteResponse), options ...grpc.ServerOption) (address string, w *bareWorker) {
+	t.Helper()
+	instances := castest.Instances()
+	in, err := instances("main")
+	if err != nil {
+		t.Fatal(err)
+	}
+	w = &bareWorker{t: t, in: in, spoil: spoil}
+	server := grpc.NewServer(options...)
+	casserver.Register(server, casserver.Config{Instances: instances})
+	repb.RegisterExecutionServer(server, w)
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	done := make(chan error, 1)
+	go func() { done <- server.Serve(l) }()
+	t.Cleanup(func() {
+		server.Stop()
+		if err := <-done; err != nil {
+			t.Error(err)
+		}
+	})
+	return "grpc://" + l.Addr().String() + "/main", w
+}
+
+func (w *bareWorker) Execute(req *repb.ExecuteRequest, to grpc.ServerStreamingServer[longrunningpb.Operation]) error {
+	w.mu.Lock()
+	w.executed = append(w.executed, req)
+	w.mu.Unlock()
+	if err := to.Send(&longrunningpb.Operation{Name: "running"}); err != nil {
+		return err
+	}
+	queued := timestamppb.Now()
+	result, err := w.run(req.ActionDigest)
+	if err != nil {
+		return err
+	}
+	result.ExecutionMetadata = &repb.ExecutedActionMetadata{QueuedTimestamp: queued, WorkerStartTimestamp: timestamppb.Now()}
+	response := &repb.ExecuteResponse{Result: result}
+	if w.spoil != nil {
+		w.spoil(response)
+	}
+	packed, err := anypb.New(response)
+	if err != nil {
+		return err
+	}
+	return to.Send(&longrunningpb.Operation{Name: "done", Done: true, Result: &longrunningpb.Operation_Response{Response: packed}})
+}
+
+// read reads the message of a digest.
+func (w *bareWorker) read(d *repb.Digest, m proto.Message) error {
+	digest, err := cas.FromProto(cas.SHA256, d)
+	if err != nil {
+		return err
+	}
+	return cas.ReadProto(w.t.Context(), w.in.Store, digest, m)
+}
+
+func (w *bareWorker) put(data []byte) (*repb.Digest, error) {
+	d, err := cas.PutBytes(w.t.Context(), w.in.Store, cas.SHA256, data)
+	return d.Proto(), err
+}
+
+func (w *bareWorker) run(action *repb.Digest) (*repb.ActionResult, error) {
+	var a repb.Action
+	var c repb.Command
+	if err := w.read(action, &a); err != nil {
+		return nil, err
+	}
+	if err := w.read(a.CommandDigest, &c); err != nil {
+		return nil, err
+	}
+	dir, err := os.MkdirTemp(w.t.TempDir(), "action")
+	if err != nil {
+		return nil, err
+	}
+	if err := w.layOut(a.InputRootDigest, dir); err != nil {
+		return nil, err
+	}
+	cmd := exec.CommandContext(w.t.Context(), c.Arguments[0], c.Arguments[1:]...)
+	cmd.Dir = dir
+	for _, v := range c.EnvironmentVariables {
+		cmd.Env = append(cmd.Env, v.Name+"="+v.Value)
+	}
+	var stderr bytes.Buffer
+	cmd.Stderr = &stderr
+	result := &repb.ActionResult{}
+	if result.StdoutRaw, err = cmd.Output(); cmd.ProcessState == nil {
+		return nil, err
+	}
+	result.ExitCode, result.StderrRaw = int32(cmd.ProcessState.ExitCode()), stderr.Bytes()
+	for _, path := range c.OutputPaths {
+		if data, err := os.ReadFile(filepath.Join(dir, path)); err == nil {
+			d, err := w.put(data)
+			if err != nil {
+				return nil, err
+			}
+			result.OutputFiles = append(result.OutputFiles, &repb.OutputFile{Path: path, Digest: d})
+			continue
+		}
+		d, err := w.capture(filepath.Join(dir, path))
+		if err != nil {
+			return nil, err
+		}
+		result.OutputDirectories = append(result.OutputDirectories, &repb.OutputDirectory{Path: path, TreeDigest: d})
+	}
+	return result, nil
+}
+
+func (w *bareWorker) layOut(root *repb.Digest, dir string) error {
+	var m repb.Directory
+	if err := w.read(root, &m); err != nil {
+		return err
+	}
+	for _, f := range m.Files {
+		d, err := cas.FromProto(cas.SHA256, f.Digest)
+		if err != nil {
+			return err
+		}
+		data, err := cas.ReadAll(w.t.Context(), w.in.Store, d, d.Size())
+		if err == nil {
+			err = os.WriteFile(filepath.Join(dir, f.Name), data, 0o444)
+		}
+		if err != nil {
+			return err
+		}
+	}
+	for _, sub := range m.Directories {
+		path := filepath.Join(dir, sub.Name)
+		if err := os.Mkdir(path, 0o755); err != nil {
+			return err
+		}
+		if err := w.layOut(sub.Digest, path); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// capture stores a directory of files and returns the digest of its Tree.
+func (w *bareWorker) capture(dir string) (*repb.Digest, error) {
+	entries, err := os.ReadDir(dir)
+	if err != nil {
+		return nil, err
+	}
+	tree := &repb.Tree{Root: &repb.Directory{}}
+	for _, e := range entries {
+		data, err := os.ReadFile(filepath.Join(dir, e.Name()))
+		if err != nil {
+			return nil, err
+		}
+		d, err := w.put(data)
+		if err != nil {
+			return nil, err
+		}
+		tree.Root.Files = append(tree.Root.Files, &repb.FileNode{Name: e.Name(), Digest: d})
+	}
+	data, err := proto.Marshal(tree)
+	if err != nil {
+		return nil, err
+	}
+	return w.put(data)
+}
+
+// tiny returns a work of each kind that takes a moment.
+func tiny(kind load.Kind) load.Work {
+	w := load.Work{Kind: kind, Program: "/bin/true", Actions: 5, Parallel: 2}
+	if kind == load.Trees || kind == load.Mixed {
+		w.Tree = load.Tree{Files: 12, Dirs: 5, Changed: 3, Smallest: 10, Largest: 2000, Read: true}
+	}
+	if kind == load.Outputs || kind == load.Mixed {
+		w.Files, w.Inner = 3, 2
+	}
+	return w
+}
+
+func execute(t *testing.T, c load.ExecConfig, address string) (*load.ExecReport, error) {
+	t.Helper()
+	c.Salt, c.Dir, c.LocalTime = "salt", t.TempDir(), time.Millisecond
+	if c.Rounds == 0 {
+		c.Rounds = 1
+	}
+	report, err := load.Execute(t.Context(), c, []*load.Server{dial(t, "one", address)})
+	if left, readErr := os.ReadDir(c.Dir); readErr != nil || len(left) > 0 {
+		t.Errorf("%d files stay where the machine itself works, %v", len(left), readErr)
+	}
+	return report, err
+}
+
+// TestExecuteDoesEveryWork: each action once, all of them different, and none from a cache.
+func TestExecuteDoesEveryWork(t *testing.T) {
+	address, w := work(t, nil)
+	unread := tiny(load.Trees)
+	unread.Tree.Read = false
+	c := load.ExecConfig{
+		Works:    []load.Work{tiny(load.Noop), tiny(load.Trees), unread, tiny(load.Outputs), tiny(load.Mixed)},
+		Rounds:   2,
+		Platform: []*repb.Platform_Property{{Name: "pool", Value: "b"}, {Name: "OSFamily", Value: "linux"}},
+	}
+	report, err := execute(t, c, address)
+	if err != nil {
+		t.Fatal(err)
+	}
+	digests := map[string]bool{}
+	for _, req := range w.executed {
+		digests[req.ActionDigest.Hash] = true
+		var a repb.Action
+		if err := w.read(req.ActionDigest, &a); err != nil {
+			t.Fatal(err)
+		}
+		if !req.SkipCacheLookup || req.InstanceName != "main" || len(a.Platform.GetProperties()) != 2 || a.Platform.Properties[0].Name != "OSFamily" {
+			t.Errorf("the request is %v, of the action %v", req, &a)
+		}
+	}
+	// Two more than are counted.
+	if want := c.Rounds * len(c.Works) * (5 + 2); len(w.executed) != want || len(digests) != want {
+		t.Errorf("%d actions were executed, %d different ones, want %d", len(w.executed), len(digests), want)
+	}
+	for _, m := range report.Works {
+		s := &m.Servers[0]
+		if len(s.Rates) != 2 || len(m.Local.Rates) != 2 || len(m.Local.Spawns) != 2 || s.Rate <= 0 || m.Local.Rate <= 0 || s.OfSpawn <= 0 ||
+			s.P50 <= 0 || s.P99 < s.P95 || s.P95 < s.P50 || s.First <= 0 || s.Next <= 0 {
+			t.Errorf("%s: measured %+v and %+v", m.Kind, m.Local, s)
+		}
+	}
+	if _, err := json.Marshal(report); err != nil {
+		t.Error(err)
+	}
+	var text strings.Builder
+	if err := report.Text(&text); err != nil || strings.Count(text.String(), "fork+exec") < 2*len(c.Works) || !strings.Contains(text.String(), "first on the tree") {
+		t.Errorf("%v\n%s", err, text.String())
+	}
+}
+
+// TestActionsTakeTurns: server by server, and each is the first in turn, as is the machine itself.
+func TestActionsTakeTurns(t *testing.T) {
+	var mu sync.Mutex
+	var order []string
+	note := func(name string) func(*repb.ExecuteResponse) {
+		return func(*repb.ExecuteResponse) {
+			mu.Lock()
+			defer mu.Unlock()
+			if len(order) == 0 || order[len(order)-1] != name {
+				order = append(order, name)
+			}
+		}
+	}
+	one, _ := work(t, note("one"))
+	two, _ := work(t, note("two"))
+	c := load.ExecConfig{
+		Salt: "salt", Works: []load.Work{tiny(load.Noop)}, Rounds: 3, Dir: t.TempDir(), LocalTime: time.Millisecond,
+		Progress: func(int, *load.Work) { order = append(order, "round") },
+	}
+	if _, err := load.Execute(t.Context(), c, []*load.Server{dial(t, "one", one), dial(t, "two", two)}); err != nil {
+		t.Fatal(err)
+	}
+	if want := []string{"round", "one", "two", "round", "one", "two", "round", "two", "one"}; !slices.Equal(order, want) {
+		t.Errorf("got %q, want %q", order, want)
+	}
+}
+
+// TestChangedFilesAreSpread: two actions differ in the files that each has of its own, and share the directories in
+// which there are none.
+func TestChangedFilesAreSpread(t *testing.T) {
+	address, w := work(t, nil)
+	one := tiny(load.Trees)
+	one.Tree.Changed = 2
+	if _, err := execute(t, load.ExecConfig{Works: []load.Work{one}}, address); err != nil {
+		t.Fatal(err)
+	}
+	var dirs [2]map[string]string // their digests by name
+	var files [2]map[string]string
+	for i := range dirs {
+		dirs[i], files[i] = map[string]string{}, map[string]string{}
+		var a repb.Action
+		var root repb.Directory
+		if err := w.read(w.executed[i].ActionDigest, &a); err != nil {
+			t.Fatal(err)
+		}
+		if err := w.read(a.InputRootDigest, &root); err != nil {
+			t.Fatal(err)
+		}
+		for _, sub := range root.Directories {
+			dirs[i][sub.Name] = sub.Digest.Hash
+			var d repb.Directory
+			if err := w.read(sub.Digest, &d); err != nil {
+				t.Fatal(err)
+			}
+			for _, f := range d.Files {
+				files[i][sub.Name+"/"+f.Name] = f.Digest.Hash
+			}
+		}
+	}
+	differ := func(of [2]map[string]string) (n int) {
+		for name, digest := range of[0] {
+			if of[1][name] != digest {
+				n++
+			}
+		}
+		return n
+	}
+	if len(dirs[0]) != 5 || len(files[0]) != 12 || differ(dirs) != 4 || differ(files) != 4 {
+		t.Errorf("of %d directories %d differ, of %d files %d, want 4 of 5 and 4 of 12", len(dirs[0]), differ(dirs), len(files[0]), differ(files))
+	}
+}
+
+// TestWrongResultsAreFound spoils one answer of many.
+func TestWrongResultsAreFound(t *testing.T) {
+	other := &repb.Digest{Hash: strings.Repeat("0", 64), SizeBytes: 1024}
+	for _, c := range []struct {
+		name  string
+		kind  load.Kind
+		spoil func(*repb.ExecuteResponse)
+		want  string
+	}{
+		{"ExitCode", load.Noop, func(r *repb.ExecuteResponse) { r.Result.ExitCode, r.Result.StderrRaw = 7, []byte("oh") }, `exit code 7, stderr "oh"`},
+		{"Status", load.Noop, func(r *repb.ExecuteResponse) {
+			r.Status = &rpcpb.Status{Code: int32(codes.DeadlineExceeded), Message: "late"}
+		}, "late"},
+		{"Cached", load.Noop, func(r *repb.ExecuteResponse) { r.CachedResult = true }, "from the cache"},
+		{"NoResult", load.Noop, func(r *repb.ExecuteResponse) { r.Result = nil }, "no result"},
+		{"StdoutOfNothing", load.Noop, func(r *repb.ExecuteResponse) { r.Result.StdoutRaw = []byte("x") }, `stdout is "x"`},
+		{"Stdout", load.Trees, func(r *repb.ExecuteResponse) { r.Result.StdoutRaw[0] ^= 1 }, "stdout is .* want"},
+		{"StdoutDigest", load.Trees, func(r *repb.ExecuteResponse) { r.Result.StdoutRaw, r.Result.StdoutDigest = nil, other }, "stdout has digest 0000"},
+		{"NoStdout", load.Trees, func(r *repb.ExecuteResponse) { r.Result.StdoutRaw = nil }, "stdout has digest"},
+		{"OutputDigest", load.Outputs, func(r *repb.ExecuteResponse) { r.Result.OutputFiles[1].Digest = other }, "output f1 has digest 0000"},
+		{"OutputAbsent", load.Outputs, func(r *repb.ExecuteResponse) { r.Result.OutputFiles = r.Result.OutputFiles[1:] }, "output f0 is absent"},
+		{"OutputMore", load.Outputs, func(r *repb.ExecuteResponse) {
+			r.Result.OutputFiles = append(r.Result.OutputFiles, &repb.OutputFile{Path: "core", Digest: other})
+		}, `output "core" is there`},
+		{"OutputIsALink", load.Outputs, func(r *repb.ExecuteResponse) {
+			r.Result.OutputSymlinks = []*repb.OutputSymlink{{Path: "l", Target: "t"}}
+		}, "1 symbolic links"},
+		{"NoDirectory", load.Outputs, func(r *repb.ExecuteResponse) { r.Result.OutputDirectories = nil }, "output directories are"},
+		{"DirectoryOfNothing", load.Noop, func(r *repb.ExecuteResponse) {
+			r.Result.OutputDirectories = []*repb.OutputDirectory{{Path: "d", TreeDigest: other}}
+		}, "output directories are"},
+		{"TreeAbsent", load.Outputs, func(r *repb.ExecuteResponse) { r.Result.OutputDirectories[0].TreeDigest = other }, "output directory d, tree 0000"},
+		{"TreeOfAnother", load.Outputs, func(r *repb.ExecuteResponse) {
+			r.Result.OutputDirectories[0].TreeDigest = cas.SHA256.Sum(nil).Proto()
+		}, "output d/f0 is absent"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			var mu sync.Mutex
+			n := 0
+			address, _ := work(t, func(r *repb.ExecuteResponse) {
+				mu.Lock()
+				defer mu.Unlock()
+				if n++; n == 4 {
+					c.spoil(r)
+				}
+			})
+			_, err := execute(t, load.ExecConfig{Works: []load.Work{tiny(c.kind)}}, address)
+			pattern := "^one: " + string(c.kind) + ": action [0-9a-f]{64}/[0-9]+: .*" + c.want
+			if err == nil || !regexp.MustCompile(pattern).MatchString(err.Error()) {
+				t.Errorf("got %v, want %s", err, pattern)
+			}
+		})
+	}
+}
+
+// TestOutputsMustBeStored: a result that is right is wrong if its blobs are not there.
+func TestOutputsMustBeStored(t *testing.T) {
+	var w *bareWorker
+	address, w := work(t, func(r *repb.ExecuteResponse) {
+		d, err := cas.FromProto(cas.SHA256, r.Result.OutputFiles[0].Digest)
+		if err != nil {
+			t.Error(err)
+		}
+		w.in.Store.(*castest.Memory).Delete(d)
+	})
+	_, err := execute(t, load.ExecConfig{Works: []load.Work{tiny(load.Outputs)}}, address)
+	if err == nil || !strings.Contains(err.Error(), "is absent from the store") {
+		t.Errorf("got %v of a server that does not keep outputs", err)
+	}
+}
+
+// TestUploadKeepsToBatches of the size that the server takes, and sends the rest by streams.
+func TestUploadKeepsToBatches(t *testing.T) {
+	const most = 1500
+	var mu sync.Mutex
+	batches := 0
+	address, w := work(t, nil, grpc.UnaryInterceptor(func(ctx context.Context, req any, _ *grpc.UnaryServerInfo, next grpc.UnaryHandler) (any, error) {
+		answer, err := next(ctx, req)
+		switch m := req.(type) {
+		case *repb.GetCapabilitiesRequest:
+			answer.(*repb.ServerCapabilities).CacheCapabilities.MaxBatchTotalSizeBytes = most
+		case *repb.BatchUpdateBlobsRequest:
+			mu.Lock()
+			defer mu.Unlock()
+			if batches++; proto.Size(m) > most {
+				t.Errorf("a batch has %d bytes, of at most %d", proto.Size(m), most)
+			}
+		}
+		return answer, err
+	}))
+	one := tiny(load.Trees)
+	one.Tree.Smallest, one.Tree.Largest = 100, 3000
+	if _, err := execute(t, load.ExecConfig{Works: []load.Work{one}}, address); err != nil {
+		t.Fatal(err)
+	}
+	large := 0
+	for _, d := range w.in.Store.(*castest.Memory).Digests() {
+		if d.Size() > most {
+			large++
+		}
+	}
+	if batches < 2 || large == 0 {
+		t.Errorf("%d batches, %d large blobs", batches, large)
+	}
+}
+
+func TestStoreApartFromTheExecutor(t *testing.T) {
+	address, w := work(t, nil)
+	nothing, _ := work(t, nil)
+	server := dial(t, "one", address)
+	c := load.ExecConfig{Salt: "salt", Works: []load.Work{tiny(load.Noop)}, Rounds: 1, Dir: t.TempDir(), LocalTime: time.Millisecond}
+	if err := server.DialStore(t.Context(), nothing); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := load.Execute(t.Context(), c, []*load.Server{server}); err == nil || len(w.executed) != 1 {
+		t.Errorf("got %v after %d requests, where blobs are at a store that the executor does not read", err, len(w.executed))
+	}
+	if err := dial(t, "two", address).DialStore(t.Context(), "http://x"); err == nil {
+		t.Error("a malformed address is taken for a store")
+	}
+}
+
+func TestCheckOfWorks(t *testing.T) {
+	for name, change := range map[string]func(*load.Work){
+		"no actions":     func(w *load.Work) { w.Actions = 0 },
+		"none in flight": func(w *load.Work) { w.Parallel = 0 },
+		"program":        func(w *load.Work) { w.Program = "true" },
+		"no directory":   func(w *load.Work) { w.Tree.Dirs = 0 },
+		"few files":      func(w *load.Work) { w.Tree.Files = 4 },
+		"none changed":   func(w *load.Work) { w.Tree.Changed = 0 },
+		"all changed":    func(w *load.Work) { w.Tree.Changed = 13 },
+		"empty files":    func(w *load.Work) { w.Tree.Smallest = 0 },
+		"sizes":          func(w *load.Work) { w.Tree.Largest = 9 },
+		"large files":    func(w *load.Work) { w.Tree.Largest = 2 << 20 },
+		"many read":      func(w *load.Work) { w.Tree.Files = 60_000 },
+	} {
+		w := tiny(load.Trees)
+		if err := w.Check(); err != nil {
+			t.Fatal(err)
+		}
+		if change(&w); w.Check() == nil {
+			t.Errorf("%s: %+v is taken", name, w)
+		}
+	}
+	w := tiny(load.Outputs)
+	if w.Files, w.Inner = 0, 0; w.Check() == nil {
+		t.Error("outputs without a file are taken")
+	}
+}
+
+func TestRunLocal(t *testing.T) {
+	tree, outputs := tiny(load.Trees), tiny(load.Outputs)
+	c := load.ExecConfig{Salt: "salt", Rounds: 1, Dir: t.TempDir(), LocalTime: time.Millisecond}
+	r, err := load.RunLocal(t.Context(), c, &tree, &outputs)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var names []string
+	for _, m := range r.Measures {
+		names = append(names, m.Name)
+		if m.Rate <= 0 || m.P50 <= 0 || len(m.Rates) == 0 {
+			t.Errorf("measured %+v", m)
+		}
+	}
+	for _, want := range []string{"start /bin/true, 1 at a time", "read 12 files, 1 at a time", "write 5 files, 1 at a time", "link 12 files", "remove 12 files of a copy"} {
+		if !slices.Contains(names, want) {
+			t.Errorf("no %q in %q", want, names)
+		}
+	}
+	if left, err := os.ReadDir(c.Dir); err != nil || len(left) > 0 {
+		t.Errorf("%d files stay, %v", len(left), err)
+	}
+	// What the machine itself does is checked like what a server does.
+	tree.Program = "/bin/false"
+	if _, err := load.RunLocal(t.Context(), c, &tree, &outputs); err == nil || !strings.Contains(err.Error(), "exit status 1") {
+		t.Errorf("got %v of a program that fails", err)
+	}
+}

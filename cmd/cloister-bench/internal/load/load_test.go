@@ -1,0 +1,366 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package load_test
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"io"
+	"net"
+	"regexp"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+
+	repb "github.com/bazelbuild/remote-apis/build/bazel/remote/execution/v2"
+	"github.com/cloister-build/cloister/cas/casserver"
+	"github.com/cloister-build/cloister/cas/castest"
+	"github.com/cloister-build/cloister/cmd/cloister-bench/internal/load"
+	"github.com/klauspost/compress/zstd"
+	bspb "google.golang.org/genproto/googleapis/bytestream"
+	rpcpb "google.golang.org/genproto/googleapis/rpc/status"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/proto"
+)
+
+// A spoiler changes answers before a server sends them.
+type spoiler func(answer proto.Message)
+
+// on returns the spoiler of the answers that are an M.
+func on[M proto.Message](spoil func(M)) spoiler {
+	return func(answer proto.Message) {
+		if m, ok := answer.(M); ok {
+			spoil(m)
+		}
+	}
+}
+
+// serve serves a store in memory and returns its address; answers go through spoil, if not nil. The store is
+// that of the instance "main".
+func serve(t *testing.T, spoil spoiler) (address string, store *castest.Memory) {
+	t.Helper()
+	instances := castest.Instances()
+	in, err := instances("main")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var options []grpc.ServerOption
+	if spoil != nil {
+		options = append(options,
+			grpc.ChainUnaryInterceptor(func(ctx context.Context, req any, _ *grpc.UnaryServerInfo, next grpc.UnaryHandler) (any, error) {
+				answer, err := next(ctx, req)
+				if err == nil {
+					spoil(answer.(proto.Message))
+				}
+				return answer, err
+			}),
+			grpc.ChainStreamInterceptor(func(srv any, s grpc.ServerStream, _ *grpc.StreamServerInfo, next grpc.StreamHandler) error {
+				return next(srv, &spoiled{s, spoil})
+			}))
+	}
+	server := grpc.NewServer(options...)
+	casserver.Register(server, casserver.Config{Instances: instances})
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	done := make(chan error, 1)
+	go func() { done <- server.Serve(l) }()
+	t.Cleanup(func() {
+		server.Stop()
+		if err := <-done; err != nil {
+			t.Error(err)
+		}
+	})
+	return "grpc://" + l.Addr().String() + "/main", in.Store.(*castest.Memory)
+}
+
+type spoiled struct {
+	grpc.ServerStream
+	spoil spoiler
+}
+
+func (s *spoiled) SendMsg(m any) error {
+	// What a server sends may be more than the message.
+	s.spoil(m.(proto.Message).ProtoReflect().Interface())
+	return s.ServerStream.SendMsg(m)
+}
+
+// small is a load of every kind that takes a moment.
+func small() load.Config {
+	return load.Config{Salt: "salt", Blobs: 100, Size: 1500, Large: 300_000, Chunk: 64 << 10, Lookups: 1000, Parallel: 3, Rounds: 2}
+}
+
+func dial(t *testing.T, name, address string) *load.Server {
+	t.Helper()
+	s, err := load.Dial(t.Context(), name, address)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { s.Close() })
+	return s
+}
+
+// steps are what every server is asked to do.
+var steps = []string{
+	"small batch write", "small batch read", "small stream write", "small stream read", "find missing",
+	"large stream write", "large stream read",
+}
+
+func TestRunDoesEveryStepAtEveryServer(t *testing.T) {
+	one, first := serve(t, nil)
+	two, second := serve(t, nil)
+	servers := []*load.Server{dial(t, "one", one), dial(t, "two", two)}
+	c := small()
+	c.Verify = true
+	rounds := 0
+	c.Progress = func(round int) {
+		if rounds++; round != rounds {
+			t.Errorf("told of round %d as the call %d", round, rounds)
+		}
+	}
+	report, err := load.Run(t.Context(), c, servers)
+	if err != nil {
+		t.Fatal(err)
+	}
+	// Batched, streamed, and a large one; no round writes what another has written.
+	if want := c.Rounds * (2*c.Blobs + 1); first.Len() != want || !slices.Equal(first.Digests(), second.Digests()) {
+		t.Errorf("the servers have %d and %d blobs, want the same %d", first.Len(), second.Len(), want)
+	}
+	if rounds != c.Rounds {
+		t.Errorf("told of %d rounds", rounds)
+	}
+	for i, r := range report.Servers {
+		var names []string
+		for _, m := range r.Steps {
+			names = append(names, m.Step)
+			if len(m.Rates) != c.Rounds || m.Rate <= 0 {
+				t.Errorf("%s: rates of %s: %v, median %v", r.Name, m.Step, m.Rates, m.Rate)
+			}
+		}
+		if r.Name != servers[i].Name || !slices.Equal(names, steps) {
+			t.Errorf("%s: did %q, want %q", r.Name, names, steps)
+		}
+	}
+	if _, err := json.Marshal(report); err != nil {
+		t.Error(err)
+	}
+}
+
+// TestServersTakeTurns: step by step, and each is the first in turn.
+func TestServersTakeTurns(t *testing.T) {
+	var mu sync.Mutex
+	var order []string
+	note := func(name string) spoiler {
+		return func(answer proto.Message) {
+			mu.Lock()
+			defer mu.Unlock()
+			switch answer.(type) {
+			case *repb.BatchUpdateBlobsResponse:
+				order = append(order, name+" writes")
+			case *repb.BatchReadBlobsResponse:
+				order = append(order, name+" reads")
+			}
+		}
+	}
+	one, _ := serve(t, note("one"))
+	two, _ := serve(t, note("two"))
+	if _, err := load.Run(t.Context(), small(), []*load.Server{dial(t, "one", one), dial(t, "two", two)}); err != nil {
+		t.Fatal(err)
+	}
+	want := []string{"one writes", "two writes", "one reads", "two reads", "two writes", "one writes", "two reads", "one reads"}
+	if !slices.Equal(order, want) {
+		t.Errorf("got %q, want %q", order, want)
+	}
+}
+
+func TestBlobsAreHalfCompressible(t *testing.T) {
+	address, store := serve(t, nil)
+	c := small()
+	c.Rounds = 1
+	if _, err := load.Run(t.Context(), c, []*load.Server{dial(t, "one", address)}); err != nil {
+		t.Fatal(err)
+	}
+	e, err := zstd.NewWriter(nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer e.Close()
+	for _, d := range store.Digests() {
+		if d.Size() != c.Large {
+			continue
+		}
+		r, err := store.Open(t.Context(), d, 0)
+		if err != nil {
+			t.Fatal(err)
+		}
+		b, err := io.ReadAll(r)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if n := len(e.EncodeAll(b, nil)); n < len(b)*4/10 || n > len(b)*6/10 {
+			t.Errorf("%d bytes are %d when compressed", len(b), n)
+		}
+		return
+	}
+	t.Errorf("the server has no blob of %d bytes", c.Large)
+}
+
+func TestPartsCanBeLeftOut(t *testing.T) {
+	for name, change := range map[string]func(*load.Config){
+		"small": func(c *load.Config) { c.Blobs = 0 },
+		"large": func(c *load.Config) { c.Large = 0 },
+	} {
+		t.Run(name, func(t *testing.T) {
+			address, _ := serve(t, nil)
+			c := small()
+			change(&c)
+			report, err := load.Run(t.Context(), c, []*load.Server{dial(t, "one", address)})
+			if err != nil {
+				t.Fatal(err)
+			}
+			if n := len(report.Servers[0].Steps); n == 0 || n == len(steps) {
+				t.Errorf("%d of %d steps were done", n, len(steps))
+			}
+			for _, m := range report.Servers[0].Steps {
+				if strings.HasPrefix(m.Step, name) {
+					t.Errorf("%s was done", m.Step)
+				}
+			}
+		})
+	}
+}
+
+// TestWrongAnswersAreFound spoils the answers of one method at a time.
+func TestWrongAnswersAreFound(t *testing.T) {
+	failed := &rpcpb.Status{Code: int32(codes.ResourceExhausted), Message: "no room"}
+	for _, c := range []struct {
+		name  string
+		spoil spoiler
+		want  string
+	}{
+		{"BatchUpdateFails", on(func(m *repb.BatchUpdateBlobsResponse) { m.Responses[7].Status = failed }), "small batch write: .*no room"},
+		{"BatchUpdateLacksOne", on(func(m *repb.BatchUpdateBlobsResponse) { m.Responses = m.Responses[1:] }), "small batch write: .*lacks 1"},
+		{"BatchReadFails", on(func(m *repb.BatchReadBlobsResponse) { m.Responses[7].Status = failed }), "small batch read: .*no room"},
+		{"BatchReadTwice", on(func(m *repb.BatchReadBlobsResponse) { m.Responses[1] = m.Responses[0] }), "small batch read: .*twice"},
+		{"BatchReadOtherBytes", on(func(m *repb.BatchReadBlobsResponse) { m.Responses[3].Data = make([]byte, 1500) }), "small batch read: .*other bytes"},
+		{"WriteCommitsLess", on(func(m *bspb.WriteResponse) { m.CommittedSize-- }), "small stream write: .*committed 1499"},
+		{"ReadOtherBytes", on(func(m *bspb.ReadResponse) { m.Data = make([]byte, len(m.Data)) }), "small stream read: .*other bytes"},
+		{"ReadLess", on(func(m *bspb.ReadResponse) { m.Data = m.Data[:len(m.Data)-1] }), "small stream read: .*1 bytes are absent"},
+		{"ReadLargeLess", on(func(m *bspb.ReadResponse) {
+			if len(m.Data) > 1500 {
+				m.Data = m.Data[1:]
+			}
+		}), "large stream read: .*sends"},
+		{"ReadLargeOtherBytes", on(func(m *bspb.ReadResponse) {
+			if len(m.Data) > 1500 {
+				m.Data = make([]byte, len(m.Data))
+			}
+		}), "verify: .*other bytes"},
+		{"FindMissingTooMany", on(func(m *repb.FindMissingBlobsResponse) {
+			m.MissingBlobDigests[0] = &repb.Digest{Hash: strings.Repeat("0", 64), SizeBytes: 1500}
+		}), "find missing: .*called missing"},
+		{"FindMissingTooFew", on(func(m *repb.FindMissingBlobsResponse) { m.MissingBlobDigests = m.MissingBlobDigests[1:] }), "find missing: 99 blobs .* 100"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			address, _ := serve(t, c.spoil)
+			config := small()
+			config.Rounds, config.Verify = 1, true
+			_, err := load.Run(t.Context(), config, []*load.Server{dial(t, "one", address)})
+			if err == nil || !regexp.MustCompile("^one: "+c.want).MatchString(err.Error()) {
+				t.Errorf("got %v, want one: %s", err, c.want)
+			}
+		})
+	}
+}
+
+func TestFailedCallsAreFound(t *testing.T) {
+	stores := make(chan *castest.Memory, 1)
+	address, store := serve(t, on(func(*bspb.WriteResponse) {
+		s := <-stores
+		defer func() { stores <- s }()
+		for _, d := range s.Digests() {
+			s.Delete(d)
+		}
+	}))
+	stores <- store
+	_, err := load.Run(t.Context(), small(), []*load.Server{dial(t, "one", address)})
+	if status.Code(err) != codes.NotFound || !strings.HasPrefix(err.Error(), "one: small stream read: ") {
+		t.Errorf("got %v of a server that lost the blobs", err)
+	}
+}
+
+func TestRunEndsWithItsContext(t *testing.T) {
+	address, _ := serve(t, nil)
+	ctx, cancel := context.WithCancel(t.Context())
+	c := small()
+	c.Progress = func(round int) {
+		if round == 2 {
+			cancel()
+		}
+	}
+	if _, err := load.Run(ctx, c, []*load.Server{dial(t, "one", address)}); err == nil || ctx.Err() == nil {
+		t.Errorf("got %v after the context was cancelled", err)
+	}
+}
+
+func TestAddresses(t *testing.T) {
+	address, _ := serve(t, nil)
+	for _, good := range []string{address, strings.TrimSuffix(address, "/main"), strings.TrimPrefix(address, "grpc://")} {
+		dial(t, "good", good)
+	}
+	for _, bad := range []string{"", "localhost", "http://127.0.0.1:80", "grpcs://127.0.0.1", ":80", "127.0.0.1:"} {
+		if s, err := load.Dial(t.Context(), "bad", bad); !errors.Is(err, load.ErrAddress) {
+			t.Errorf("Dial %q: got %v, %v, want ErrAddress", bad, s, err)
+		}
+	}
+}
+
+func TestWatchOfNoProcess(t *testing.T) {
+	address, _ := serve(t, nil)
+	if err := dial(t, "one", address).Watch(1 << 30); err == nil {
+		t.Error("a process that does not exist can be watched")
+	}
+}
+
+// TestText compares what is printed.
+func TestText(t *testing.T) {
+	measure := func(step, unit string, rate, cpu float64) load.Measure {
+		return load.Measure{Step: step, Unit: unit, Rate: rate, CPU: cpu}
+	}
+	r := load.Report{Servers: []load.Result{
+		{Name: "one", Watched: true, PeakRSS: 100 << 20, Anonymous: 90 << 20, Steps: []load.Measure{
+			measure("small batch write", "blobs", 20_000, 0.5), measure("large stream read", "bytes", 512<<20, 0.25),
+		}},
+		{Name: "two", Steps: []load.Measure{
+			measure("small batch write", "blobs", 5_000, 0), measure("large stream read", "bytes", 1<<30, 0),
+			measure("small zstd read", "blobs", 7, 0),
+		}},
+	}}
+	var out strings.Builder
+	if err := r.Text(&out); err != nil {
+		t.Fatal(err)
+	}
+	var got []string
+	for line := range strings.Lines(out.String()) {
+		got = append(got, strings.Join(strings.Fields(line), " "))
+	}
+	want := []string{
+		"one two",
+		"small batch write 20000 /s 5000 /s 4.00x",
+		"large stream read 512 MiB/s 1024 MiB/s 0.50x",
+		"small zstd read not served 7 /s",
+		"CPU of small batch write 0.50 s -",
+		"CPU of large stream read 0.25 s -",
+		"CPU of small zstd read - -",
+		"peak memory 100 MiB -",
+		"of no file, at most 90 MiB -",
+	}
+	if !slices.Equal(got, want) {
+		t.Errorf("got\n%s", out.String())
+	}
+}

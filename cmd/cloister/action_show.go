@@ -1,0 +1,66 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"io"
+
+	"github.com/cloister-build/cloister/cmd/cloister/internal/actions"
+	"github.com/cloister-build/cloister/cmd/cloister/internal/client"
+	"github.com/spf13/cobra"
+)
+
+func actionShowCommand() *cobra.Command {
+	var from client.Server
+	var asJSON, record bool
+	cmd := &cobra.Command{
+		Use:   "show DIGEST [--cas URL] [--instance NAME] [--json | --manifest]",
+		Short: "Says what an action is, and what became of it",
+		Long: `Show prints the command of an action, its environment, platform and inputs, and the result that the
+action cache has of it. DIGEST is HASH/SIZE, as messages and logs print it; at a server that keeps a
+history also the beginning of that, of at least 8 digits, or ^1 for the action that was asked for last,
+^2 for the one before.
+
+With --manifest it prints the record of the run that made the result, and nothing else: the text whose
+stable hash two equal runs have in common.
+
+It exits with 4 if the action, its command or the manifest is absent, and with 5 if the server cannot be reached.`,
+		Example: `  cloister action show e3b0...55/142
+  cloister action show ^1
+  cloister action show ^1 --manifest | sed '/^volatile$/,$d' | sha256sum    # the stable hash
+  cloister action show e3b0c442 --cas grpc://build.example.com:8980 --json`,
+		Args: cobra.ExactArgs(1),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			what, err := from.Action(cmd.Context(), args[0])
+			if err != nil {
+				return err
+			}
+			store, err := from.Open(cmd.Context())
+			if err != nil {
+				return err
+			}
+			defer store.Close()
+			a, err := actions.Describe(cmd.Context(), store, what.Digest)
+			if err != nil {
+				return from.Explain(err, 1)
+			}
+			if record {
+				text, err := a.Manifest(cmd.Context(), store)
+				if err != nil {
+					return from.Explain(err, 1)
+				}
+				_, err = io.WriteString(cmd.OutOrStdout(), text)
+				return err
+			}
+			if asJSON {
+				return a.WriteJSON(cmd.OutOrStdout())
+			}
+			return a.WriteText(cmd.OutOrStdout())
+		},
+	}
+	from.Register(cmd)
+	cmd.Flags().BoolVar(&asJSON, "json", false, "print one JSON object, with the messages of the API in it")
+	cmd.Flags().BoolVar(&record, "manifest", false, "print the manifest of the run that made the result")
+	cmd.MarkFlagsMutuallyExclusive("json", "manifest")
+	return cmd
+}

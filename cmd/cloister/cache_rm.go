@@ -1,0 +1,86 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"context"
+	"fmt"
+	"io"
+
+	"github.com/cloister-build/cloister/cas"
+	"github.com/cloister-build/cloister/cmd/cloister/internal/client"
+	"github.com/cloister-build/cloister/cmd/cloister/internal/localstore"
+	"github.com/cloister-build/cloister/cmd/cloister/internal/render"
+	"github.com/cloister-build/cloister/cmd/internal/exit"
+	"github.com/spf13/cobra"
+)
+
+func cacheRmCommand() *cobra.Command {
+	var store localstore.Store
+	var instance string
+	cmd := &cobra.Command{
+		Use:   "rm ACTION... [--dir DIR] [--instance NAME]",
+		Short: "Removes results from the action cache, so that their actions run again",
+		Long: `Rm removes the results of actions from the store of a serve on this machine, while it runs and while it does
+not. Blobs stay. The Remote Execution API has no call that removes anything, so that no result of a server elsewhere
+can be removed from here: log in there. A result that an upstream of serve (--cas, --store) has as well comes back from it.
+
+It exits with 4 if a result was not there.`,
+		Example: `  cloister cache rm 9f2c...e1/142
+  cloister cache rm 9f2c...e1/142 --dir /var/cache/cloister --instance main`,
+		Args: cobra.MinimumNArgs(1),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			ds, err := client.ParseDigests(args)
+			if err != nil {
+				return err
+			}
+			if err := cas.CheckInstanceName(instance); err != nil {
+				return fmt.Errorf("--instance: %w", err)
+			}
+			return cacheRm(cmd.Context(), &store, instance, ds, cmd.OutOrStdout())
+		},
+	}
+	store.Register(cmd)
+	cmd.Flags().StringVar(&instance, "instance", "", "name of the instance")
+	return cmd
+}
+
+func cacheRm(ctx context.Context, store *localstore.Store, instance string, actions []cas.Digest, out io.Writer) error {
+	if err := store.Open(ctx); err != nil {
+		return err
+	}
+	defer store.Close()
+	rows, absent := []removed{}, false
+	for _, d := range actions {
+		was, err := store.Forget(ctx, instance, d)
+		if err != nil {
+			return exit.New(exit.Environment, fmt.Errorf("remove the result of action %s: %w", d, err))
+		}
+		rows, absent = append(rows, removed{d.String(), was}), absent || !was
+		if store.JSON {
+			continue
+		}
+		word := "removed"
+		if !was {
+			word = "absent"
+		}
+		if _, err := fmt.Fprintf(out, "%-8s %s\n", word, d); err != nil {
+			return err
+		}
+	}
+	if store.JSON {
+		if err := render.JSON(out, rows); err != nil {
+			return err
+		}
+	}
+	if absent {
+		return exit.New(exit.Absent, nil)
+	}
+	return nil
+}
+
+// A removed is what rm prints of an action.
+type removed struct {
+	Action   string `json:"action"`
+	Recorded bool   `json:"recorded"` // there was a result
+}

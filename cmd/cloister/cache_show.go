@@ -1,0 +1,87 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+
+	repb "github.com/bazelbuild/remote-apis/build/bazel/remote/execution/v2"
+	"github.com/cloister-build/cloister/cas"
+	"github.com/cloister-build/cloister/cas/remote"
+	"github.com/cloister-build/cloister/cmd/cloister/internal/actions"
+	"github.com/cloister-build/cloister/cmd/cloister/internal/client"
+	"github.com/cloister-build/cloister/cmd/cloister/internal/render"
+	"github.com/spf13/cobra"
+	"google.golang.org/protobuf/encoding/protojson"
+)
+
+func cacheShowCommand() *cobra.Command {
+	var from client.Server
+	var asJSON bool
+	cmd := &cobra.Command{
+		Use:   "show ACTION [--cas URL] [--instance NAME] [--json]",
+		Short: "Says what result is recorded for an action, who made it, and whether it can be used",
+		Long: `Show prints the result that the action cache of a server has for an action: exit code, outputs, who made it and
+when, and how many of the blobs that it refers to the server has. ACTION is the digest of an Action, HASH/SIZE, as
+messages and logs print it; the Action itself need not be there.
+
+It exits with 4 if no result is recorded, or none that can be used, and with 5 if the server cannot be reached.`,
+		Example: `  cloister cache show 9f2c...e1/142
+  cloister cache show 9f2c...e1/142 --cas grpc://cache.example.com:9092 --json`,
+		Args: cobra.ExactArgs(1),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			action, err := cas.ParseDigest(args[0])
+			if err != nil {
+				return err
+			}
+			return client.WithStore(cmd.Context(), &from, func(ctx context.Context, s *remote.Store) error {
+				r, err := s.Lookup(ctx, action)
+				if err != nil {
+					return err
+				}
+				ds, missing, err := actions.References(ctx, s, action.Function(), r)
+				if err != nil {
+					return err
+				}
+				if asJSON {
+					return entryJSON(cmd.OutOrStdout(), action, s.Name(), r, ds, missing)
+				}
+				p := &render.Page{W: cmd.OutOrStdout()}
+				p.Line("action", action.String())
+				if s.Name() != "" {
+					p.Line("instance", render.Quote(s.Name()))
+				}
+				p.Result(r)
+				p.Line("refers to", fmt.Sprintf("%d blobs, %d of them absent", len(ds), len(missing)))
+				for _, d := range missing {
+					p.Line("absent", d.String())
+				}
+				return p.Err
+			})
+		},
+	}
+	from.Register(cmd)
+	cmd.Flags().BoolVar(&asJSON, "json", false, "print one JSON object, with the result as a message of the API")
+	return cmd
+}
+
+func entryJSON(out io.Writer, action cas.Digest, instance string, r *repb.ActionResult, ds, missing []cas.Digest) error {
+	b, err := protojson.Marshal(r)
+	if err != nil {
+		return fmt.Errorf("result of action %s: %w", action, err)
+	}
+	absent := []string{}
+	for _, d := range missing {
+		absent = append(absent, d.String())
+	}
+	return render.JSON(out, struct {
+		Action   string          `json:"action"`
+		Instance string          `json:"instance"`
+		Result   json.RawMessage `json:"result"`
+		Blobs    int             `json:"blobs"`
+		Absent   []string        `json:"absent"`
+	}{action.String(), instance, b, len(ds), absent})
+}

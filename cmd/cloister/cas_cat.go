@@ -1,0 +1,50 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+
+	"github.com/cloister-build/cloister/cas/remote"
+	"github.com/cloister-build/cloister/cmd/cloister/internal/client"
+	"github.com/spf13/cobra"
+)
+
+func casCatCommand() *cobra.Command {
+	var from client.Server
+	cmd := &cobra.Command{
+		Use:   "cat DIGEST... [--cas URL] [--instance NAME]",
+		Short: "Prints blobs as they are",
+		Long: `Cat writes blobs to the standard output, one after the other. What turns out not to be what its digest says has
+been written by then; the exit code tells.
+
+It exits with 4 if a blob is absent, and with 5 if the server cannot be reached.`,
+		Example: `  cloister cas cat 9f2c...e1/142
+  cloister cas cat blake3:77ab...02/310 | sha256sum`,
+		Args: cobra.MinimumNArgs(1),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			ds, err := client.ParseDigests(args)
+			if err != nil {
+				return err
+			}
+			return client.WithStore(cmd.Context(), &from, func(ctx context.Context, s *remote.Store) error {
+				for _, d := range ds {
+					r, err := s.Open(ctx, d, 0)
+					if err != nil {
+						return err
+					}
+					_, err = io.Copy(cmd.OutOrStdout(), r)
+					if err = errors.Join(err, r.Close()); err != nil {
+						return fmt.Errorf("blob %s: %w", d, err)
+					}
+				}
+				return nil
+			})
+		},
+	}
+	from.Register(cmd)
+	return cmd
+}

@@ -1,0 +1,81 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"context"
+	"path"
+	"strings"
+
+	"github.com/cloister-build/cloister/cas"
+	"github.com/cloister-build/cloister/cas/remote"
+	"github.com/cloister-build/cloister/cmd/cloister/internal/blobs"
+	"github.com/cloister-build/cloister/cmd/cloister/internal/client"
+	"github.com/cloister-build/cloister/cmd/cloister/internal/render"
+	"github.com/cloister-build/cloister/cmd/internal/exit"
+	"github.com/spf13/cobra"
+)
+
+func casLsCommand() *cobra.Command {
+	return listingCommand("ls", false, "Lists one directory",
+		`Ls prints what is in a directory: of each entry its kind and whether it may be executed, its size, its name and
+its digest. DIGEST is that of a Directory message, such as an input root, or with --tree that of a Tree message, as
+results name output directories. PATH leads from there to another directory, or to one entry.
+
+It exits with 4 if a Directory or the path is absent, and with 5 if the server cannot be reached.`,
+		`  cloister cas ls 77ab...02/310
+  cloister cas ls 77ab...02/310 external/zlib --json`)
+}
+
+func casTreeCommand() *cobra.Command {
+	return listingCommand("tree", true, "Lists a directory and all that is below it",
+		`Tree prints a directory and everything below it, a line for each entry, with its path from there. What is absent
+is named, and the rest is printed nevertheless. DIGEST and PATH are as for cloister cas ls.
+
+It exits with 4 if something is absent, and with 5 if the server cannot be reached.`,
+		`  cloister cas tree 77ab...02/310
+  cloister cas tree 1f0c...99/88 --tree`)
+}
+
+func listingCommand(name string, deep bool, short, long, example string) *cobra.Command {
+	var from client.Server
+	var message, asJSON bool
+	cmd := &cobra.Command{
+		Use:     name + " DIGEST [PATH] [--tree] [--cas URL] [--instance NAME] [--json]",
+		Short:   short,
+		Long:    long,
+		Example: example,
+		Args:    cobra.RangeArgs(1, 2),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			d, err := cas.ParseDigest(args[0])
+			if err != nil {
+				return err
+			}
+			below := "."
+			if len(args) > 1 {
+				below = path.Clean(strings.Trim(args[1], "/"))
+			}
+			l := &blobs.Listing{Out: cmd.OutOrStdout(), JSON: asJSON, Rows: []blobs.Entry{}}
+			err = client.WithStore(cmd.Context(), &from, func(ctx context.Context, s *remote.Store) error {
+				l.Store = s
+				if message {
+					if err := l.Unpack(ctx, d); err != nil {
+						return err
+					}
+				}
+				return l.PrintPath(ctx, d, below, deep)
+			})
+			if err == nil && asJSON {
+				err = render.JSON(l.Out, l.Rows)
+			}
+			if err == nil && l.Absent {
+				err = exit.New(exit.Absent, nil)
+			}
+			return err
+		},
+	}
+	from.Register(cmd)
+	registerForms(cmd, nil, &message)
+	cmd.Flags().BoolVar(&asJSON, "json", false, "print one JSON list")
+	return cmd
+}

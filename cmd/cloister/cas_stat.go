@@ -1,0 +1,183 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"math"
+	"os"
+	"path/filepath"
+	"slices"
+	"time"
+
+	"github.com/cloister-build/cloister/cas"
+	"github.com/cloister-build/cloister/cas/disk"
+	"github.com/cloister-build/cloister/cas/remote"
+	"github.com/cloister-build/cloister/cmd/cloister/internal/blobs"
+	"github.com/cloister-build/cloister/cmd/cloister/internal/client"
+	"github.com/cloister-build/cloister/cmd/cloister/internal/localstore"
+	"github.com/cloister-build/cloister/cmd/cloister/internal/render"
+	"github.com/cloister-build/cloister/cmd/internal/exit"
+	"github.com/cloister-build/cloister/cmd/internal/flags"
+	"github.com/cloister-build/cloister/sandbox"
+	"github.com/spf13/cobra"
+)
+
+// A present is what stat and verify print of a blob.
+type present struct {
+	Digest string `json:"digest"`
+	State  string `json:"state"` // present, absent, sound, damaged
+}
+
+// casPresent asks a server for blobs, and, if it is to read them, whether they are what their digests say.
+func casPresent(ctx context.Context, from *client.Server, args []string, read, asJSON bool, out io.Writer) error {
+	ds, err := client.ParseDigests(args)
+	if err != nil {
+		return err
+	}
+	code := 0
+	var rows []present
+	err = client.WithStore(ctx, from, func(ctx context.Context, s *remote.Store) error {
+		missing, err := s.Missing(ctx, ds)
+		if err != nil {
+			return err
+		}
+		for _, d := range ds {
+			state := "present"
+			if slices.Contains(missing, d) {
+				state, code = "absent", max(code, exit.Absent)
+			} else if read {
+				state = "sound"
+				switch err := blobs.Verify(ctx, s, d); {
+				case errors.Is(err, cas.ErrCorrupt):
+					state, code = "damaged", max(code, exit.No)
+				case errors.Is(err, cas.ErrNotFound): // as a server calls it whose store has dropped what it found damaged
+					state, code = "damaged or gone", max(code, exit.Absent)
+				case err != nil:
+					return err
+				}
+			}
+			rows = append(rows, present{d.String(), state})
+			if asJSON {
+				continue
+			}
+			if _, err := fmt.Fprintf(out, "%-8s %10s  %s\n", state, sandbox.Bytes(d.Size()), d); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+	if err == nil && asJSON {
+		err = render.JSON(out, rows)
+	}
+	if err == nil && code != 0 {
+		err = exit.New(code, nil)
+	}
+	return err
+}
+
+func casStatCommand() *cobra.Command {
+	var store localstore.Store
+	var from client.Server
+	cmd := &cobra.Command{
+		Use:   "stat [--dir DIR] [--json] | stat DIGEST... [--cas URL] [--instance NAME] [--json]",
+		Short: "Says how much the store holds, and how much of that may go; or whether a server has blobs",
+		Long: `Stat prints the size of the store and its budgets, how much of it is leased, when the rest was used last,
+and what was evicted and found damaged since serve has started.
+
+With digests it asks the server that --cas names whether it has them, and exits with 4 if it lacks one.`,
+		Example: `  cloister cas stat
+  cloister cas stat --dir /var/cache/cloister --json
+  cloister cas stat 9f2c...e1/142 --cas grpc://cache.example.com:9092`,
+		RunE: func(cmd *cobra.Command, args []string) error {
+			if len(args) > 0 {
+				return casPresent(cmd.Context(), &from, args, false, store.JSON, cmd.OutOrStdout())
+			}
+			return casStat(cmd.Context(), &store, cmd.OutOrStdout())
+		},
+	}
+	store.Register(cmd)
+	from.Register(cmd)
+	return cmd
+}
+
+func casStat(ctx context.Context, store *localstore.Store, out io.Writer) error {
+	if err := store.Open(ctx); err != nil {
+		return err
+	}
+	defer store.Close()
+	s, err := store.Stats(ctx)
+	var r disk.CollectReport
+	if err == nil {
+		r, err = store.Collect(ctx, disk.CollectOptions{OlderThan: time.Duration(flags.MaxDuration), DryRun: true})
+	}
+	if err != nil {
+		return exit.New(exit.Environment, err)
+	}
+	kept, err := os.ReadDir(filepath.Join(store.Dir, "quarantine"))
+	if err != nil {
+		return exit.New(exit.Environment, err)
+	}
+	if store.JSON {
+		err = render.JSON(out, struct {
+			Dir          string              `json:"dir"`
+			Holder       int                 `json:"holder"` // 0: nobody held it
+			Blobs        int                 `json:"blobs"`
+			Results      int                 `json:"results"`
+			Bytes        int64               `json:"bytes"`
+			MaxBytes     int64               `json:"max_bytes"`
+			Files        int64               `json:"files"`
+			MaxFiles     int64               `json:"max_files"`
+			Segments     int                 `json:"segments"`
+			Lease        float64             `json:"lease_seconds"`
+			Leased       int64               `json:"leased_bytes"`
+			Pinned       int64               `json:"pinned_bytes"`
+			EvictedBlobs int64               `json:"evicted_blobs"`
+			EvictedBytes int64               `json:"evicted_bytes"`
+			Corrupt      int64               `json:"corrupt"`
+			Held         int64               `json:"held_bytes"`
+			Quarantined  int                 `json:"quarantined"`
+			Ages         []localstore.AgeRow `json:"ages"`
+		}{
+			store.Dir, store.Holder(), s.Blobs, s.Results, s.Bytes, localstore.Budget(s.MaxBytes), s.Files, localstore.Budget(s.MaxFiles), s.Segments, max(s.Lease, 0).Seconds(),
+			r.Leased, r.Pinned, s.EvictedBlobs, s.EvictedBytes, s.Corrupt, s.HeldBytes, len(kept), localstore.AgeRows(r.Ages),
+		})
+	} else {
+		err = statText(out, store, &s, &r, len(kept))
+	}
+	if err != nil {
+		return exit.New(exit.Environment, err)
+	}
+	return nil
+}
+
+func statText(out io.Writer, store *localstore.Store, s *disk.Stats, r *disk.CollectReport, quarantined int) error {
+	p := &render.Page{W: out}
+	p.Line("store", store.Dir+", "+store.Description())
+	size, files := sandbox.Bytes(s.Bytes), fmt.Sprint(s.Files)
+	if s.MaxBytes < math.MaxInt64 {
+		size += " of " + sandbox.Bytes(s.MaxBytes)
+	}
+	if budget := localstore.Budget(s.MaxFiles); budget > 0 {
+		files += fmt.Sprintf(" of %d", budget)
+	}
+	p.Line("size", size)
+	p.Line("files", files+fmt.Sprintf(", among them those of %d segments", s.Segments))
+	p.Line("blobs", fmt.Sprintf("%d, and %d action results", s.Blobs, s.Results))
+	localstore.PrintLeases(p, r, s.Lease, time.Now())
+	if store.Holder() > 0 {
+		p.Line("evicted", fmt.Sprintf("%d blobs, %s, since that process began", s.EvictedBlobs, sandbox.Bytes(s.EvictedBytes)))
+		p.Line("damaged", fmt.Sprintf("%d blobs since then", s.Corrupt))
+		if s.HeldBytes > 0 {
+			p.Line("held", sandbox.Bytes(s.HeldBytes)+" besides, removed but still read through images of inputs")
+		}
+	}
+	p.Line("quarantine", fmt.Sprintf("%d blobs in %s", quarantined, filepath.Join(store.Dir, "quarantine")))
+	if p.Err == nil {
+		p.Err = localstore.PrintAges(out, r.Ages)
+	}
+	return p.Err
+}

@@ -1,0 +1,158 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"path/filepath"
+	"time"
+
+	"github.com/cloister-build/cloister/cas/disk"
+	"github.com/cloister-build/cloister/cas/diskctl"
+	"github.com/cloister-build/cloister/cmd/cloister/internal/client"
+	"github.com/cloister-build/cloister/cmd/cloister/internal/interrupt"
+	"github.com/cloister-build/cloister/cmd/cloister/internal/localstore"
+	"github.com/cloister-build/cloister/cmd/cloister/internal/render"
+	"github.com/cloister-build/cloister/cmd/cloister/internal/terminal"
+	"github.com/cloister-build/cloister/cmd/internal/exit"
+	"github.com/cloister-build/cloister/cmd/internal/flags"
+	"github.com/cloister-build/cloister/sandbox"
+	"github.com/spf13/cobra"
+)
+
+func casVerifyCommand() *cobra.Command {
+	var store localstore.Store
+	var o disk.VerifyOptions
+	var limit flags.Rate
+	var from client.Server
+	cmd := &cobra.Command{
+		Use:   "verify [--dir DIR] [--rate RATE] [--restart] [--json] | verify DIGEST... [--cas URL] [--instance NAME] [--json]",
+		Short: "Reads every blob and compares it with its digest; or those of a server that are named",
+		Long: `Verify reads all of the store, and names every blob that is not what its digest says. Such a blob is
+absent from then on, so that a client uploads it again or an action makes it again, and its bytes are
+kept in the directory "quarantine" of the store, for a person to look at.
+
+Ctrl-C stops it, and the next one goes on there unless --restart is given; where serve verifies by itself
+(--scrub), it goes on where that is. It exits with 0 if all that it read is sound, with 1 if something was
+damaged, and with 3 if the store cannot be read.
+
+With digests it reads these from the server that --cas names, and exits with 4 if one is absent.`,
+		Example: `  cloister cas verify
+  cloister cas verify --rate 50MiB             # while others work with the disk
+  cloister cas verify --restart --json
+  cloister cas verify 9f2c...e1/142 --cas grpc://cache.example.com:9092`,
+		RunE: func(cmd *cobra.Command, args []string) error {
+			if len(args) > 0 {
+				return casPresent(cmd.Context(), &from, args, true, store.JSON, cmd.OutOrStdout())
+			}
+			o.BytesPerSecond = int64(limit)
+			return casVerify(cmd.Context(), &store, o, cmd.OutOrStdout(), cmd.ErrOrStderr())
+		},
+	}
+	f := cmd.Flags()
+	f.Var(&limit, "rate", "how many bytes to read a second at most; 0 is as many as the disk gives")
+	f.BoolVar(&o.Restart, "restart", false, "begin anew, and not where an earlier verify was stopped")
+	store.Register(cmd)
+	from.Register(cmd)
+	return cmd
+}
+
+// casVerify prints what is damaged to out, and how far it has come to info, if that is a terminal.
+func casVerify(ctx context.Context, store *localstore.Store, o disk.VerifyOptions, out, info io.Writer) error {
+	ctx, end := interrupt.Context(ctx)
+	defer end()
+	if err := store.Open(ctx); err != nil {
+		return err
+	}
+	defer store.Close()
+	progress := terminal.Is(info)
+	if progress {
+		o.Progress = func(r disk.VerifyReport) {
+			fmt.Fprintf(info, "\r\x1b[Kverify   %s of %s · %d blobs · %d damaged", sandbox.Bytes(r.Bytes), sandbox.Bytes(r.TotalBytes), r.Blobs, len(r.Damaged))
+		}
+	}
+	began := time.Now()
+	r, verr := store.Verify(ctx, o)
+	if progress {
+		fmt.Fprint(info, "\r\x1b[K")
+	}
+	var err error
+	if store.JSON {
+		err = verifyJSON(out, store, &r, verr == nil)
+	} else {
+		err = verifyText(out, store, &r, verr == nil, time.Since(began))
+	}
+	switch {
+	case verr != nil:
+		// What was found before it ended stands above.
+		return interrupt.Explain(ctx, verr, fmt.Sprintf("stopped after %s of about %s; the next cloister cas verify goes on there",
+			sandbox.Bytes(r.Bytes), sandbox.Bytes(r.TotalBytes)))
+	case err != nil:
+		return exit.New(exit.Environment, err)
+	case len(r.Damaged) > 0:
+		return exit.New(exit.No, nil)
+	}
+	return nil
+}
+
+// unnamed stands for a digest that the store cannot tell (disk.Config.Corrupt).
+const unnamed = "a blob or result named by SHA384 or SHA512, of which the store keeps no more than it needs to know them again"
+
+func verifyText(out io.Writer, store *localstore.Store, r *disk.VerifyReport, whole bool, took time.Duration) error {
+	p := &render.Page{W: out}
+	p.Line("store", store.Dir+", "+store.Description())
+	if r.Resumed {
+		p.Line("begins", "where an earlier one was stopped")
+	}
+	for _, d := range r.Damaged {
+		name, kept := d.Digest.String(), diskctl.Quarantine(store.Dir, d.Digest)
+		if kept == "" {
+			kept = "nowhere: quarantine is full, or the blob was too large for it or gone"
+		}
+		if d.Digest.IsZero() {
+			name, kept = unnamed, "in "+filepath.Join(store.Dir, "quarantine")+", if there was room"
+		}
+		p.Line("damaged", name)
+		p.Line("  instance", render.Quote(d.Instance))
+		p.Line("  was in", d.Where)
+		p.Line("  kept as", kept)
+	}
+	if !whole {
+		return p.Err
+	}
+	word := "sound"
+	if n := len(r.Damaged); n > 0 {
+		word = fmt.Sprintf("%d damaged, and absent now, so that clients upload them again", n)
+	}
+	p.Line("verified", fmt.Sprintf("%d blobs and results, %s in %s: %s", r.Blobs, sandbox.Bytes(r.Bytes), took.Round(time.Millisecond), word))
+	return p.Err
+}
+
+func verifyJSON(out io.Writer, store *localstore.Store, r *disk.VerifyReport, whole bool) error {
+	type damage struct {
+		Instance string `json:"instance"`
+		Digest   string `json:"digest"` // "": of SHA384 or SHA512, which the store cannot tell
+		Where    string `json:"where"`
+		Kept     string `json:"kept"` // "": nowhere, or not known without the digest
+	}
+	damaged := []damage{}
+	for _, d := range r.Damaged {
+		found := damage{Instance: d.Instance, Where: d.Where}
+		if !d.Digest.IsZero() {
+			found.Digest, found.Kept = d.Digest.String(), diskctl.Quarantine(store.Dir, d.Digest)
+		}
+		damaged = append(damaged, found)
+	}
+	return render.JSON(out, struct {
+		Dir        string   `json:"dir"`
+		Holder     int      `json:"holder"` // 0: nobody held it
+		Complete   bool     `json:"complete"`
+		Resumed    bool     `json:"resumed"`
+		Blobs      int64    `json:"blobs"`
+		Bytes      int64    `json:"bytes"`
+		TotalBytes int64    `json:"total_bytes"`
+		Damaged    []damage `json:"damaged"`
+	}{store.Dir, store.Holder(), whole, r.Resumed, r.Blobs, r.Bytes, r.TotalBytes, damaged})
+}

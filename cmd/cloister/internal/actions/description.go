@@ -1,0 +1,188 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package actions describes, lists and follows the actions of a server.
+package actions
+
+import (
+	"context"
+	"encoding/base64"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"maps"
+	"slices"
+
+	repb "github.com/bazelbuild/remote-apis/build/bazel/remote/execution/v2"
+	"github.com/cloister-build/cloister/cas"
+	"github.com/cloister-build/cloister/cas/remote"
+	"github.com/cloister-build/cloister/cas/tree"
+	"github.com/cloister-build/cloister/cmd/cloister/internal/render"
+	"github.com/cloister-build/cloister/cmd/internal/exit"
+	"github.com/cloister-build/cloister/sandbox"
+	"github.com/cloister-build/cloister/worker"
+	"github.com/cloister-build/cloister/worker/repro/manifest"
+	"google.golang.org/protobuf/encoding/protojson"
+	"google.golang.org/protobuf/proto"
+)
+
+// A description is an action as it is stored, with its result, if there is one.
+type description struct {
+	digest   cas.Digest
+	instance string
+	action   repb.Action
+	command  repb.Command
+	input    *tree.Input // nil if inputErr is not
+	inputErr error
+	result   *repb.ActionResult // nil if there is none
+}
+
+// Describe reads an action. An input root that is absent or malformed is part of what it says.
+func Describe(ctx context.Context, s *remote.Store, digest cas.Digest) (*description, error) {
+	a := &description{digest: digest, instance: s.Name()}
+	if err := cas.ReadProto(ctx, s, digest, &a.action); err != nil {
+		return nil, fmt.Errorf("action %s: %w", digest, err)
+	}
+	command, err := cas.FromProto(digest.Function(), a.action.CommandDigest)
+	if err != nil {
+		return nil, fmt.Errorf("action %s: command: %w", digest, err)
+	}
+	if err := cas.ReadProto(ctx, s, command, &a.command); err != nil {
+		return nil, fmt.Errorf("command of action %s: %w", digest, err)
+	}
+	root, err := cas.FromProto(digest.Function(), a.action.InputRootDigest)
+	if err == nil {
+		a.input, err = tree.Load(ctx, s, root)
+	}
+	a.inputErr = err
+	a.result, err = s.Lookup(ctx, digest)
+	if err != nil && !errors.Is(err, cas.ErrNotFound) {
+		return nil, err
+	}
+	return a, nil
+}
+
+// platform returns what the action asks for, as NAME=VALUE.
+func (a *description) platform() []string {
+	p := a.action.Platform // if set, it replaces that of the command
+	if p == nil {
+		p = a.command.Platform
+	}
+	var properties []string
+	for _, q := range p.GetProperties() {
+		properties = append(properties, render.Quote(q.Name)+"="+render.Quote(q.Value))
+	}
+	return properties
+}
+
+// outputs returns the paths that the command declares.
+func (a *description) outputs() []string {
+	if len(a.command.OutputPaths) > 0 {
+		return a.command.OutputPaths
+	}
+	return slices.Concat(a.command.OutputFiles, a.command.OutputDirectories)
+}
+
+// WriteText prints a for a person. All that a client chose is quoted, so that it can neither be taken for
+// something else nor command the terminal.
+func (a *description) WriteText(w io.Writer) error {
+	p := &render.Page{W: w}
+	p.Line("action", a.digest.String())
+	if a.instance != "" {
+		p.Line("instance", render.Quote(a.instance))
+	}
+	p.Line("command", render.QuoteScript(a.command.Arguments))
+	if a.command.WorkingDirectory != "" {
+		p.Line("directory", render.Quote(a.command.WorkingDirectory))
+	}
+	for _, v := range a.command.EnvironmentVariables {
+		p.Line("environment", render.Quote(v.Name)+"="+render.Quote(v.Value))
+	}
+	p.Lines("platform", a.platform())
+	root := fmt.Sprintf("%s/%d", a.action.InputRootDigest.GetHash(), a.action.InputRootDigest.GetSizeBytes())
+	if a.inputErr != nil {
+		p.Line("inputs", fmt.Sprintf("%s  cannot be read: %v", render.Quote(root), a.inputErr))
+	} else {
+		p.Line("inputs", fmt.Sprintf("%s  %d files, %s", root, a.input.Files(), sandbox.Bytes(a.input.Bytes())))
+	}
+	for _, o := range a.outputs() {
+		p.Line("declares", render.Quote(o))
+	}
+	if a.action.Timeout != nil {
+		p.Line("timeout", a.action.Timeout.AsDuration().String())
+	}
+	if a.action.DoNotCache {
+		p.Line("cache", "do_not_cache: its result is not recorded")
+	}
+	if a.result == nil {
+		p.Line("result", "none is recorded")
+		return p.Err
+	}
+	p.Result(a.result)
+	return p.Err
+}
+
+// JSON prints a as one object: the messages of the API as they map to JSON.
+func (a *description) WriteJSON(w io.Writer) error {
+	o := map[string]any{"digest": a.digest.String(), "instance": a.instance}
+	messages := map[string]proto.Message{"action": &a.action, "command": &a.command}
+	if a.inputErr != nil {
+		o["input"] = map[string]any{"error": a.inputErr.Error()}
+	} else {
+		o["input"] = map[string]any{"files": a.input.Files(), "bytes": a.input.Bytes()}
+	}
+	if a.result != nil {
+		// A type that is not known here cannot be mapped, and must not hide the rest.
+		var aux []any
+		for _, m := range a.result.ExecutionMetadata.GetAuxiliaryMetadata() {
+			if b, err := protojson.Marshal(m); err == nil {
+				aux = append(aux, json.RawMessage(b))
+			} else {
+				aux = append(aux, map[string]string{"@type": m.TypeUrl, "encoded": base64.StdEncoding.EncodeToString(m.Value)})
+			}
+		}
+		if aux != nil {
+			a.result.ExecutionMetadata.AuxiliaryMetadata = nil
+			o["auxiliaryMetadata"] = aux
+		}
+		messages["result"] = a.result
+	}
+	for _, name := range slices.Sorted(maps.Keys(messages)) {
+		b, err := protojson.Marshal(messages[name])
+		if err != nil {
+			return exit.New(exit.No, fmt.Errorf("%s of %s: %w", name, a.digest, err))
+		}
+		o[name] = json.RawMessage(b)
+	}
+	e := json.NewEncoder(w)
+	e.SetIndent("", "  ")
+	return e.Encode(o)
+}
+
+// Manifest returns the text that records the run which made the result. It is what the result says it is: canonical, and
+// of the stable hash that the result names.
+func (a *description) Manifest(ctx context.Context, s cas.Store) (string, error) {
+	if a.result == nil {
+		return "", exit.New(exit.Absent, fmt.Errorf("action %s: no result is recorded, and so no manifest is known", a.digest))
+	}
+	digest, stable := worker.RecordedManifest(a.result)
+	if digest.IsZero() {
+		return "", exit.New(exit.Absent, fmt.Errorf("action %s: its result names no manifest: another kind of worker made it, or an older one", a.digest))
+	}
+	text, err := cas.ReadAll(ctx, s, digest, manifest.MaxBytes)
+	if errors.Is(err, cas.ErrNotFound) {
+		return "", exit.New(exit.Absent, fmt.Errorf("action %s: its manifest %s is not kept any more; run the action again", a.digest, digest))
+	}
+	if err != nil {
+		return "", fmt.Errorf("manifest of action %s: %w", a.digest, err)
+	}
+	m, err := manifest.Parse(text)
+	if err != nil {
+		return "", fmt.Errorf("manifest %s of action %s: %w", digest, a.digest, err)
+	}
+	if m.StableHash() != stable || m.Action != a.digest {
+		return "", fmt.Errorf("manifest %s is of action %s with the stable hash %s, the result of action %s names the stable hash %s",
+			digest, m.Action, m.StableHash(), a.digest, render.Quote(stable))
+	}
+	return string(text), nil
+}

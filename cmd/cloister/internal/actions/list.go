@@ -1,0 +1,283 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package actions
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"strconv"
+	"strings"
+	"time"
+
+	"cloud.google.com/go/longrunning/autogen/longrunningpb"
+	repb "github.com/bazelbuild/remote-apis/build/bazel/remote/execution/v2"
+	"github.com/cloister-build/cloister/cas"
+	"github.com/cloister-build/cloister/cmd/cloister/internal/client"
+	"github.com/cloister-build/cloister/cmd/cloister/internal/render"
+	"github.com/cloister-build/cloister/cmd/internal/exit"
+	"github.com/cloister-build/cloister/proto/cloister/v1"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/types/known/timestamppb"
+)
+
+// List is what the flags of action ls say.
+type List struct {
+	From                        client.Server
+	Invocation, Mnemonic, Stage string
+	Target                      string
+	Failed, JSON, All           bool
+	Limit                       int
+}
+
+// request returns what asks for the first page, with a filter as serve reads it. What has failed no filter says: few of
+// many may have, so that pages are large then, however few are wanted.
+func (c *List) request(instance string) *longrunningpb.ListOperationsRequest {
+	const most = 1000
+	size, stage := min(c.Limit, most), c.Stage
+	if c.Failed {
+		size = most
+		if stage == "" {
+			stage = repb.ExecutionStage_COMPLETED.String()
+		}
+	}
+	var terms []string
+	for _, t := range []struct{ key, value string }{
+		{"target", c.Target}, {"mnemonic", c.Mnemonic}, {"invocation", c.Invocation}, {"stage", stage},
+	} {
+		if t.value != "" {
+			terms = append(terms, t.key+"="+strconv.Quote(t.value))
+		}
+	}
+	return &longrunningpb.ListOperationsRequest{Name: instance, Filter: strings.Join(terms, " "), PageSize: int32(size)}
+}
+
+// Run prints executions, and what the server's history has, if it is wanted and kept.
+func (c *List) Run(ctx context.Context, out io.Writer) error {
+	rows := []execution{}
+	show := func(row execution) (bool, error) {
+		if len(rows) == c.Limit {
+			return false, nil
+		}
+		rows = append(rows, row)
+		if c.JSON {
+			return true, nil
+		}
+		_, err := fmt.Fprintln(out, row.line())
+		return true, err
+	}
+	wanted := client.Filter{Invocation: c.Invocation, Target: c.Target, Mnemonic: c.Mnemonic, Failed: c.Failed, All: c.All}
+	err := client.ErrNoHistory
+	if wanted.Set() && c.Stage == "" {
+		err = c.remembered(ctx, wanted, show)
+	}
+	if errors.Is(err, client.ErrNoHistory) {
+		err = c.executions(ctx, show)
+	}
+	if err == nil && c.JSON {
+		err = render.JSON(out, rows)
+	}
+	return err
+}
+
+// remembered shows what has not ended, if that is wanted, and then the history.
+func (c *List) remembered(ctx context.Context, wanted client.Filter, show func(execution) (bool, error)) error {
+	var rows []execution
+	if !c.Failed {
+		err := c.executions(ctx, func(row execution) (bool, error) {
+			if row.Status == "" {
+				rows = append(rows, row)
+			}
+			return len(rows) < c.Limit, nil
+		})
+		// Who may read only, and a server that has a history alone, says no to that.
+		if e, no := errors.AsType[*exit.Error](err); err != nil && !(no && e.Code == exit.No) {
+			return err
+		}
+	}
+	err := c.From.History(ctx, wanted.Request(c.Limit), func(e *cloisterpb.HistoryEntry) error {
+		rows = append(rows, remembered(e))
+		return nil
+	})
+	if err != nil {
+		return err
+	}
+	for _, row := range rows {
+		if more, err := show(row); err != nil || !more {
+			return err
+		}
+	}
+	return nil
+}
+
+// remembered reads an entry of a history.
+func remembered(e *cloisterpb.HistoryEntry) execution {
+	row := execution{
+		Action: e.Action, Stage: repb.ExecutionStage_COMPLETED.String(), Status: codes.Code(e.Code).String(), How: e.How, Cached: e.How == "cached",
+		Worker: e.Worker, Ran: e.Ran.AsDuration().Seconds(), Target: e.TargetId, Mnemonic: e.ActionMnemonic, Invocation: e.InvocationId,
+		Time: e.Time.AsTime().UTC().Format(time.RFC3339), Verdict: e.Verdict, Manifest: e.Manifest, StableHash: e.StableHash,
+	}
+	if e.Result != "" {
+		row.ExitCode = &e.ExitCode
+	}
+	return row
+}
+
+// executions shows operations, page by page, until show wants no more.
+func (c *List) executions(ctx context.Context, show func(execution) (bool, error)) error {
+	conn, instance, err := c.From.Dial()
+	if err != nil {
+		return err
+	}
+	defer conn.Close()
+	l := &logs{Log: &Log{From: c.From}, conn: conn, instance: instance}
+	operations := longrunningpb.NewOperationsClient(conn)
+	req := c.request(instance)
+	for {
+		page, err := operations.ListOperations(ctx, req)
+		switch {
+		case status.Code(err) == codes.Unimplemented:
+			return exit.New(exit.No, fmt.Errorf("the server at %s lists no executions: it does not serve google.longrunning.Operations", c.From.Address))
+		case err != nil:
+			return l.explain("list executions", err)
+		}
+		for _, op := range page.Operations {
+			row, err := executionOf(op)
+			if err != nil {
+				return exit.New(exit.No, fmt.Errorf("operation %s: %w", render.Quote(op.Name), err))
+			}
+			if c.Failed && !row.failed() {
+				continue
+			}
+			if more, err := show(row); err != nil || !more {
+				return err
+			}
+		}
+		if req.PageToken = page.NextPageToken; req.PageToken == "" {
+			return nil
+		}
+	}
+}
+
+// An execution is what ls prints of an operation.
+type execution struct {
+	Operation  string  `json:"operation,omitempty"`
+	Action     string  `json:"action"`
+	Stage      string  `json:"stage"`
+	Status     string  `json:"status,omitempty"` // of one that has ended: OK, or the code of its failure
+	ExitCode   *int32  `json:"exit_code,omitempty"`
+	Cached     bool    `json:"cached,omitempty"`
+	Worker     string  `json:"worker,omitempty"`
+	Queued     string  `json:"queued,omitempty"`
+	Ran        float64 `json:"ran_seconds,omitempty"`
+	Target     string  `json:"target,omitempty"`
+	Mnemonic   string  `json:"mnemonic,omitempty"`
+	Invocation string  `json:"invocation,omitempty"`
+	Message    string  `json:"message,omitempty"`
+
+	// Of a history alone.
+	How        string `json:"how,omitempty"`  // executed, cached, found, absent, uploaded, checked
+	Time       string `json:"time,omitempty"` // of the answer
+	Verdict    string `json:"verdict,omitempty"`
+	Manifest   string `json:"manifest,omitempty"`
+	StableHash string `json:"stable_hash,omitempty"`
+}
+
+// executionOf reads an operation, which may be of any server.
+func executionOf(op *longrunningpb.Operation) (execution, error) {
+	var m repb.ExecuteOperationMetadata
+	if err := op.GetMetadata().UnmarshalTo(&m); err != nil {
+		return execution{}, errors.New("its metadata is no ExecuteOperationMetadata")
+	}
+	function, err := new(cas.Instance).FunctionOf(m.DigestFunction, m.ActionDigest)
+	if err != nil {
+		return execution{}, err
+	}
+	action, err := cas.FromProto(function, m.ActionDigest)
+	if err != nil {
+		return execution{}, err
+	}
+	e := execution{Operation: op.Name, Stage: m.Stage.String(), Action: action.String()}
+	e.times(m.PartialExecutionMetadata)
+	for _, aux := range m.PartialExecutionMetadata.GetAuxiliaryMetadata() {
+		var who repb.RequestMetadata
+		if aux.UnmarshalTo(&who) == nil {
+			e.Target, e.Mnemonic, e.Invocation = who.TargetId, who.ActionMnemonic, who.ToolInvocationId
+		}
+	}
+	if !op.Done {
+		return e, nil
+	}
+	var r repb.ExecuteResponse
+	switch {
+	case op.GetError() != nil:
+		e.Status, e.Message = codes.Code(op.GetError().Code).String(), op.GetError().Message
+	case op.GetResponse().UnmarshalTo(&r) != nil:
+		return execution{}, errors.New("its response is no ExecuteResponse")
+	default:
+		e.Status, e.Message, e.Cached = codes.Code(r.GetStatus().GetCode()).String(), r.Message, r.CachedResult
+		if r.Result != nil {
+			e.ExitCode = &r.Result.ExitCode
+			e.times(r.Result.ExecutionMetadata)
+		}
+	}
+	return e, nil
+}
+
+// times reads who executed it and when.
+func (e *execution) times(m *repb.ExecutedActionMetadata) {
+	if m == nil {
+		return
+	}
+	if m.Worker != "" {
+		e.Worker = m.Worker
+	}
+	if m.QueuedTimestamp != nil {
+		e.Queued = m.QueuedTimestamp.AsTime().UTC().Format(time.RFC3339Nano)
+	}
+	e.Ran = between(m.ExecutionStartTimestamp, m.ExecutionCompletedTimestamp).Seconds()
+}
+
+// between returns the time from one moment to another, 0 if one is not known.
+func between(from, to *timestamppb.Timestamp) time.Duration {
+	if from == nil || to == nil {
+		return 0
+	}
+	return max(to.AsTime().Sub(from.AsTime()), 0)
+}
+
+// Failed reports whether it has ended otherwise than well.
+func (e *execution) failed() bool {
+	return e.Status != "" && (e.Status != codes.OK.String() || e.ExitCode != nil && *e.ExitCode != 0)
+}
+
+// line returns e for a person. What a client chose is quoted.
+func (e *execution) line() string {
+	state := strings.ToLower(e.Stage)
+	switch {
+	case e.Status == "":
+	case e.Verdict != "":
+		state = render.Quote(e.Verdict)
+	case e.Status != codes.OK.String():
+		state = e.Status
+	case e.How == "absent":
+		state = "absent"
+	case e.ExitCode != nil:
+		state = fmt.Sprintf("exit %d", *e.ExitCode)
+	}
+	ran := "-"
+	switch {
+	case e.Cached, e.How == "found", e.How == "uploaded", e.How == "checked":
+		ran = render.Quote(cmp.Or(e.How, "cached"))
+	case e.Ran > 0:
+		ran = time.Duration(e.Ran * float64(time.Second)).Round(time.Millisecond).String()
+	}
+	what := "-"
+	if text := strings.TrimSpace(e.Mnemonic + " " + e.Target); text != "" {
+		what = render.Quote(text)
+	}
+	return fmt.Sprintf("%-18s %10s  %-40s %s  %s", state, ran, what, render.Quote(e.Action), render.Quote(cmp.Or(e.Operation, e.Time)))
+}

@@ -1,0 +1,38 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package attestation
+
+import (
+	"errors"
+	"os"
+	"path/filepath"
+	"testing"
+)
+
+// A statement takes no file's place but its own: neither one beside it, nor what a link there leads to, nor a device.
+func TestStatementReplacesOneFile(t *testing.T) {
+	dir := t.TempDir()
+	beside, link, target := filepath.Join(dir, "s.new"), filepath.Join(dir, "link"), filepath.Join(dir, "target")
+	if err := errors.Join(os.WriteFile(beside, []byte("mine"), 0o600), os.WriteFile(target, []byte("old"), 0o600), os.Symlink("target", link)); err != nil {
+		t.Fatal(err)
+	}
+	for _, path := range []string{filepath.Join(dir, "s"), link, os.DevNull} {
+		if err := replaceFile(path, []byte("new")); err != nil {
+			t.Error(err)
+		}
+	}
+	for path, want := range map[string]string{beside: "mine", filepath.Join(dir, "s"): "new", target: "new", link: "new", os.DevNull: ""} {
+		if text, err := os.ReadFile(path); err != nil || string(text) != want {
+			t.Errorf("%s: %q, %v; want %q", path, text, err, want)
+		}
+	}
+	if fi, err := os.Lstat(link); err != nil || fi.Mode()&os.ModeSymlink == 0 {
+		t.Errorf("the link is %v, %v", fi.Mode(), err)
+	}
+	if err := replaceFile(filepath.Join(dir, "absent", "s"), nil); err == nil {
+		t.Error("written below what is not there")
+	}
+	if names, err := os.ReadDir(dir); err != nil || len(names) != 4 {
+		t.Errorf("left are %v, %v", names, err)
+	}
+}

@@ -1,0 +1,216 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package attestation
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+
+	repb "github.com/bazelbuild/remote-apis/build/bazel/remote/execution/v2"
+	"github.com/cloister-build/cloister/cas"
+	"github.com/cloister-build/cloister/cas/remote"
+	"github.com/cloister-build/cloister/proto/cloister/v1"
+	"github.com/cloister-build/cloister/worker/repro/attest"
+	"github.com/cloister-build/cloister/worker/repro/manifest"
+)
+
+// OfResult says how the recorded result of an action came about.
+func OfResult(ctx context.Context, s *remote.Store, digest cas.Digest) (*attest.Statement, error) {
+	var action repb.Action
+	if err := cas.ReadProto(ctx, s, digest, &action); err != nil {
+		return nil, fmt.Errorf("action %s: %w", digest, err)
+	}
+	named, err := cas.FromProto(digest.Function(), action.CommandDigest)
+	if err != nil {
+		return nil, fmt.Errorf("action %s: command: %w", digest, err)
+	}
+	var command repb.Command
+	if err := cas.ReadProto(ctx, s, named, &command); err != nil {
+		return nil, fmt.Errorf("command of action %s: %w", digest, err)
+	}
+	r, err := s.Lookup(ctx, digest)
+	if err != nil {
+		return nil, err
+	}
+	d := descriptors{function: digest.Function()}
+	p := &attest.Provenance{
+		BuildDefinition: attest.BuildDefinition{
+			BuildType:            attest.BuildType,
+			ExternalParameters:   parameters(digest, s.Name(), &action, &command),
+			ResolvedDependencies: []attest.Descriptor{d.of("action", digest), d.of("command", named), d.proto("input root", action.InputRootDigest)},
+		},
+		RunDetails: attest.RunDetails{Builder: attest.Builder{ID: builderID}},
+	}
+	for name, log := range map[string]*repb.Digest{"stdout": r.StdoutDigest, "stderr": r.StderrDigest} {
+		if log != nil {
+			p.RunDetails.Byproducts = append(p.RunDetails.Byproducts, d.proto(name, log))
+		}
+	}
+	slices.SortFunc(p.RunDetails.Byproducts, func(a, b attest.Descriptor) int { return strings.Compare(a.Name, b.Name) })
+	if m := r.ExecutionMetadata; m != nil {
+		if m.ExecutionStartTimestamp != nil && m.ExecutionCompletedTimestamp != nil {
+			p.RunDetails.Metadata = attest.Metadata{StartedOn: m.ExecutionStartTimestamp.AsTime(), FinishedOn: m.ExecutionCompletedTimestamp.AsTime()}
+		}
+		if err := recorded(ctx, s, m, p, &d); err != nil {
+			return nil, err
+		}
+	}
+	statement := &attest.Statement{Subjects: d.outputs(r), Provenance: p}
+	if len(statement.Subjects) == 0 {
+		statement.Subjects = []attest.Descriptor{d.of(digest.String(), digest)}
+	}
+	return statement, d.err
+}
+
+// builderID names what vouches for a run: a worker of this make. Who operates it is told by the signature.
+const builderID = "https://github.com/cloister-build/cloister"
+
+// recorded adds what the worker recorded as the manifest of the run, if that is still there.
+func recorded(ctx context.Context, s *remote.Store, meta *repb.ExecutedActionMetadata, p *attest.Provenance, d *descriptors) error {
+	var ours cloisterpb.Execution
+	for _, m := range meta.AuxiliaryMetadata {
+		if m.MessageIs(&ours) {
+			if err := m.UnmarshalTo(&ours); err != nil {
+				return fmt.Errorf("metadata of the result: %w", err)
+			}
+		}
+	}
+	if ours.Manifest == "" {
+		return nil
+	}
+	digest, err := cas.ParseDigest(ours.Manifest)
+	if err != nil {
+		return fmt.Errorf("metadata of the result: manifest: %w", err)
+	}
+	text, err := cas.ReadAll(ctx, s, digest, manifest.MaxBytes)
+	if errors.Is(err, cas.ErrNotFound) {
+		return nil // it is no part of the result, and may go before it
+	}
+	if err != nil {
+		return err
+	}
+	m, err := manifest.Parse(text)
+	if err != nil {
+		return fmt.Errorf("manifest %s: %w", digest, err)
+	}
+	p.RunDetails.Byproducts = append(p.RunDetails.Byproducts, d.of("manifest", digest))
+	p.BuildDefinition.InternalParameters = map[string]string{
+		"stableHash":        m.StableHash(),
+		"specHash":          ours.SpecHash,
+		"configurationHash": m.Configuration.Hash(),
+		"toolchainHash":     m.Toolchain.Hash(),
+		"profile":           m.Configuration.Profile,
+		"worker":            m.Volatile.Worker,
+		"tier":              m.Volatile.Tier,
+		"system":            strings.TrimSpace(m.Toolchain.OS + " " + m.Toolchain.Version + " " + m.Toolchain.Kernel + " " + m.Toolchain.Release + " " + m.Toolchain.Architecture),
+	}
+	if m.Seed != nil {
+		p.BuildDefinition.InternalParameters["seed"] = fmt.Sprint(*m.Seed)
+	}
+	for _, program := range m.Toolchain.Programs {
+		if program.Sum != manifest.Unreadable {
+			p.BuildDefinition.ResolvedDependencies = append(p.BuildDefinition.ResolvedDependencies,
+				attest.Descriptor{Name: program.Path, Digest: map[string]string{"sha256": program.Sum}})
+		}
+	}
+	if m.Revision != "" {
+		p.BuildDefinition.ResolvedDependencies = append(p.BuildDefinition.ResolvedDependencies,
+			attest.Descriptor{Name: "source revision", Digest: map[string]string{"gitCommit": m.Revision}})
+	}
+	return nil
+}
+
+// parameters are what the action states.
+func parameters(digest cas.Digest, instance string, action *repb.Action, command *repb.Command) attest.Parameters {
+	p := attest.Parameters{
+		Action:           digest.String(),
+		Instance:         instance,
+		Arguments:        command.Arguments,
+		WorkingDirectory: command.WorkingDirectory,
+		OutputPaths:      command.OutputPaths,
+	}
+	if len(p.OutputPaths) == 0 {
+		p.OutputPaths = slices.Concat(command.OutputFiles, command.OutputDirectories)
+	}
+	for _, v := range command.EnvironmentVariables {
+		p.Environment = append(p.Environment, v.Name+"="+v.Value)
+	}
+	platform := action.Platform
+	if platform == nil {
+		platform = command.Platform
+	}
+	for _, v := range platform.GetProperties() {
+		p.Platform = append(p.Platform, v.Name+"="+v.Value)
+	}
+	return p
+}
+
+// descriptors makes Descriptors of digests of one function; err is the first that could not be made.
+type descriptors struct {
+	function cas.Function
+	err      error
+}
+
+func (ds *descriptors) of(name string, d cas.Digest) attest.Descriptor {
+	return attest.Descriptor{Name: name, Digest: map[string]string{strings.ToLower(d.Function().String()): d.Hash()}}
+}
+
+func (ds *descriptors) proto(name string, p *repb.Digest) attest.Descriptor {
+	d, err := cas.FromProto(ds.function, p)
+	if err != nil {
+		if ds.err == nil {
+			ds.err = fmt.Errorf("%s: %w", name, err)
+		}
+		return attest.Descriptor{}
+	}
+	return ds.of(name, d)
+}
+
+// Media types of directories, as the digest of the message that the result has of them.
+const (
+	mediaTree      = "application/x-protobuf; messageType=build.bazel.remote.execution.v2.Tree"
+	mediaDirectory = "application/x-protobuf; messageType=build.bazel.remote.execution.v2.Directory"
+	MediaLink      = "inode/symlink"
+)
+
+// outputs are the files, directories and links of a result, by name. The digest of a link is that of its target.
+func (ds *descriptors) outputs(r *repb.ActionResult) []attest.Descriptor {
+	all := []attest.Descriptor{} // also if it is empty a list, as JSON has it
+	for _, f := range r.OutputFiles {
+		d := ds.proto(f.Path, f.Digest)
+		if f.IsExecutable {
+			d.Annotations = map[string]string{"executable": "true"}
+		}
+		all = append(all, d)
+	}
+	for _, dir := range r.OutputDirectories {
+		d, media := dir.TreeDigest, mediaTree
+		if d == nil {
+			d, media = dir.RootDirectoryDigest, mediaDirectory
+		}
+		desc := ds.proto(dir.Path, d)
+		desc.MediaType = media
+		all = append(all, desc)
+	}
+	for _, l := range slices.Concat(r.OutputSymlinks, r.OutputFileSymlinks, r.OutputDirectorySymlinks) {
+		desc := ds.of(l.Path, ds.function.Sum([]byte(l.Target)))
+		desc.MediaType, desc.Annotations = MediaLink, map[string]string{"target": l.Target}
+		all = append(all, desc)
+	}
+	slices.SortFunc(all, func(a, b attest.Descriptor) int { return strings.Compare(a.Name, b.Name) })
+	return slices.CompactFunc(all, func(a, b attest.Descriptor) bool { return a.Name == b.Name && a.MediaType == b.MediaType })
+}
+
+// log is what a result has of stdout or stderr; nothing where there was none, of which some servers name the empty blob.
+func (ds *descriptors) log(named *repb.Digest, inline []byte) attest.Descriptor {
+	switch {
+	case named.GetSizeBytes() > 0:
+		return ds.proto("", named)
+	case len(inline) > 0:
+		return ds.of("", ds.function.Sum(inline))
+	}
+	return attest.Descriptor{}
+}

@@ -1,0 +1,28 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package blobs
+
+import (
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/cloister-build/cloister/cas"
+	"github.com/cloister-build/cloister/cas/castest"
+	"golang.org/x/sys/unix"
+)
+
+// TestPutRefusesAPipe: at once, and does not wait for whoever is to write into it.
+func TestPutRefusesAPipe(t *testing.T) {
+	in, err := castest.Instances()("")
+	if err != nil {
+		t.Fatal(err)
+	}
+	pipe := filepath.Join(t.TempDir(), "pipe")
+	if err := unix.Mkfifo(pipe, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if d, err := Upload(t.Context(), in.Store, cas.SHA256, pipe, nil); err == nil || !strings.Contains(err.Error(), "neither a file nor a directory") {
+		t.Errorf("got %v, %v", d, err)
+	}
+}

@@ -1,0 +1,122 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package client
+
+import (
+	"errors"
+	"fmt"
+	"strings"
+	"testing"
+
+	"github.com/cloister-build/cloister/cas/castest"
+	"github.com/cloister-build/cloister/cmd/internal/exit"
+	"github.com/cloister-build/cloister/cmd/internal/grpctest"
+	"github.com/cloister-build/cloister/proto/cloister/v1"
+	"github.com/cloister-build/cloister/worker/history"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+)
+
+// server serves what register adds, and returns its client flags.
+func server(t *testing.T, register func(*grpc.Server), options ...grpc.ServerOption) *Server {
+	t.Helper()
+	return &Server{Address: "grpc://" + grpctest.Serve(t, register, options...)}
+}
+
+// TestActionsByTheirBeginning: what is meant is said, or why it cannot be known.
+func TestActionsByTheirBeginning(t *testing.T) {
+	l, err := history.Open(history.Config{Dir: t.TempDir()})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	from := server(t, func(g *grpc.Server) { history.Register(g, l, castest.Instances()) })
+	digest := func(i int) string { return fmt.Sprintf("%056d%08x/%d", 0, i, i) }
+	for i := range 8 {
+		l.Add(history.Entry{Action: digest(i), How: history.Executed, Target: fmt.Sprint("//t", i), Mnemonic: "M"})
+	}
+	l.Add(history.Entry{Action: digest(2), How: history.Cached})
+	blake := "blake3:" + strings.Repeat("b", 64) + "/3"
+	l.Add(history.Entry{Action: blake, How: history.Executed})
+	l.Add(history.Entry{Action: strings.Repeat("c", 64) + "/7", How: history.Executed, Instance: "other"})
+
+	for name, want := range map[string]string{
+		digest(5): digest(5), digest(100): digest(100), "^1": blake, "^2": digest(2), "^3": digest(7), "^9": digest(0),
+		digest(3)[:64]: digest(3), digest(3)[:64] + "/": digest(3), "bbbbbbbb": blake, "blake3:bbbbbbbb": blake,
+	} {
+		got, err := from.Action(t.Context(), name)
+		if err != nil || got.Digest.String() != want {
+			t.Errorf("%s is %v, want %s: %v", name, got, want, err)
+		}
+	}
+	if got, err := from.Action(t.Context(), "^3"); err != nil || got.Target != "//t7" || got.Mnemonic != "M" {
+		t.Errorf("^3 is %+v, %v", got, err)
+	}
+	for name, want := range map[string]struct {
+		code int
+		text string
+	}{
+		"^10": {exit.Absent, "9 actions"}, "cccccccc": {exit.Absent, "no action"}, "00000000": {exit.No, "several"},
+		"^0": {0, "HASH/SIZE"}, "bbbbbbb": {0, "HASH/SIZE"}, "BBBBBBBB": {0, "HASH/SIZE"}, "": {0, "HASH/SIZE"},
+	} {
+		_, err := from.Action(t.Context(), name)
+		e, _ := errors.AsType[*exit.Error](err)
+		if err == nil || !strings.Contains(err.Error(), want.text) || (e == nil) != (want.code == 0) || e != nil && e.Code != want.code {
+			t.Errorf("%s: %v, want exit code %d and %q", name, err, want.code, want.text)
+		}
+	}
+	chosen, err := from.Actions(t.Context(), Filter{Target: "//t*", Mnemonic: "M"}, 3)
+	if err != nil || len(chosen) != 3 || chosen[0].Target != "//t7" || chosen[2].Digest.String() != digest(5) {
+		t.Errorf("chosen are %v, %v", chosen, err)
+	}
+
+	for name, silent := range map[string]*Server{
+		"keeps no history": server(t, func(*grpc.Server) {}),
+		"shows no history": server(t, func(g *grpc.Server) { history.Register(g, l, castest.Instances()) },
+			grpc.StreamInterceptor(func(any, grpc.ServerStream, *grpc.StreamServerInfo, grpc.StreamHandler) error {
+				return status.Error(codes.PermissionDenied, "not you")
+			})),
+	} {
+		for _, action := range []string{"^1", "00000000"} {
+			if _, err := silent.Action(t.Context(), action); !errors.Is(err, ErrNoHistory) || !strings.Contains(err.Error(), name) {
+				t.Errorf("%s of a server that %s: %v", action, name, err)
+			}
+		}
+		if got, err := silent.Action(t.Context(), digest(1)); err != nil || got.Digest.String() != digest(1) {
+			t.Errorf("a digest at a server that %s: %v", name, err)
+		}
+	}
+}
+
+// A boundless is a server's history that does not end, or ends with what commands a terminal.
+type boundless struct {
+	cloisterpb.UnimplementedHistoryServer
+	err error
+}
+
+func (b *boundless) List(_ *cloisterpb.ListHistoryRequest, to grpc.ServerStreamingServer[cloisterpb.ListHistoryResponse]) error {
+	for b.err == nil {
+		if err := to.Send(&cloisterpb.ListHistoryResponse{Entries: []*cloisterpb.HistoryEntry{{Action: strings.Repeat("a", 64) + "/1"}}}); err != nil {
+			return err
+		}
+	}
+	return b.err
+}
+
+// TestHostileHistories: no more is taken than was asked for, and nothing of what is said reaches a terminal as it is.
+func TestHostileHistories(t *testing.T) {
+	from := server(t, func(g *grpc.Server) { cloisterpb.RegisterHistoryServer(g, &boundless{}) })
+	if all, err := from.Actions(t.Context(), Filter{All: true}, 3); err != nil || len(all) != 3 {
+		t.Errorf("%d entries, %v", len(all), err)
+	}
+	for _, code := range []codes.Code{codes.Internal, codes.PermissionDenied, codes.Unavailable} {
+		from := server(t, func(g *grpc.Server) {
+			cloisterpb.RegisterHistoryServer(g, &boundless{err: status.Error(code, "\x1b[2J"+strings.Repeat("x", 5000))})
+		})
+		_, err := from.Actions(t.Context(), Filter{All: true}, 3)
+		if err == nil || strings.Contains(err.Error(), "\x1b") || len(err.Error()) > 1500 {
+			t.Errorf("%v: %q", code, err)
+		}
+	}
+}

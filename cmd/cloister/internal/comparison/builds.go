@@ -1,0 +1,197 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package comparison
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"io"
+	"slices"
+	"strings"
+
+	"github.com/cloister-build/cloister/cas"
+	"github.com/cloister-build/cloister/cmd/cloister/internal/render"
+	"github.com/cloister-build/cloister/proto/cloister/v1"
+	"github.com/cloister-build/cloister/worker/repro/changes"
+	"github.com/cloister-build/cloister/worker/repro/compare"
+)
+
+// maxSteps is how many entries of a history are read for one build.
+const maxSteps = 1_000_000
+
+// A buildsReport is what diff prints of two builds.
+type buildsReport struct {
+	Kind  string         `json:"kind"`
+	A     string         `json:"a"`
+	B     string         `json:"b"`
+	Same  bool           `json:"same"`
+	Count map[string]int `json:"count"` // of actions, by relation
+	// Pairs are those that are not the same, causes before what follows from them.
+	Pairs []shownPair `json:"pairs,omitempty"`
+}
+
+// A shownPair is an action of each build.
+type shownPair struct {
+	Relation string        `json:"relation"`
+	Target   string        `json:"target,omitempty"`
+	Mnemonic string        `json:"mnemonic,omitempty"`
+	A        string        `json:"action_a,omitempty"`
+	B        string        `json:"action_b,omitempty"`
+	Follows  []string      `json:"follows,omitempty"` // actions of A
+	Changes  []shownChange `json:"changes,omitempty"`
+	Note     string        `json:"note,omitempty"`
+}
+
+// builds compares two builds by the history of the server.
+func (c *Config) builds(ctx context.Context, a, b string, out io.Writer) (same bool, err error) {
+	var steps [2][]changes.Step
+	for i, id := range []string{a, b} {
+		if steps[i], err = c.steps(ctx, id); err != nil {
+			return false, err
+		}
+		if len(steps[i]) == 0 {
+			return false, fmt.Errorf("the history of %s, instance %q, has no action of a build %s; cloister action ls --all lists what it has", c.From.Address, c.From.Instance, render.Quote(id))
+		}
+	}
+	reader, err := c.reader(ctx)
+	if err != nil {
+		return false, err
+	}
+	pairs, err := changes.Builds(ctx, reader, c.store, steps[0], steps[1])
+	if err != nil {
+		return false, err
+	}
+	r := &buildsReport{Kind: "build", A: a, B: b, Same: true, Count: map[string]int{}}
+	explained := 0
+	for _, p := range pairs {
+		s := shown(p)
+		r.Count[s.Relation]++
+		if p.Relation == changes.Same {
+			continue
+		}
+		r.Same = false
+		if p.Relation == changes.Nondeterministic && explained < maxExplained {
+			explained++
+			s.Changes, err = c.explained(ctx, p.Changes, compare.Known{})
+		} else {
+			names := *c
+			names.Names = true // why an action is another is said by its names alone
+			s.Changes, err = names.explained(ctx, p.Changes, compare.Known{})
+		}
+		if err != nil {
+			return false, err
+		}
+		r.Pairs = append(r.Pairs, s)
+	}
+	if c.JSON {
+		return r.Same, render.JSON(out, r)
+	}
+	return r.Same, r.print(out)
+}
+
+// steps returns the actions of a build, the oldest first, each with its newest result.
+func (c *Config) steps(ctx context.Context, id string) ([]changes.Step, error) {
+	var all []changes.Step
+	place := map[string]int{}
+	err := c.From.History(ctx, &cloisterpb.ListHistoryRequest{InvocationId: id, Limit: maxSteps}, func(e *cloisterpb.HistoryEntry) error {
+		if e.How == "checked" {
+			return nil // no answer to the build
+		}
+		if i, ok := place[e.Action]; ok {
+			if s := &all[i]; s.Result == "" { // it was looked for last, and executed before
+				s.Result = e.Result
+				s.Manifest, _ = cas.ParseDigest(e.Manifest) // zero if there is none
+			}
+			return nil
+		}
+		one, err := c.From.ActionOf(e)
+		if err != nil {
+			return err
+		}
+		s := changes.Step{Action: one.Digest, Target: e.TargetId, Mnemonic: e.ActionMnemonic, Result: e.Result}
+		s.Manifest, _ = cas.ParseDigest(e.Manifest) // zero if there is none
+		place[e.Action] = len(all)
+		all = append(all, s)
+		return nil
+	})
+	slices.Reverse(all)
+	return all, err
+}
+
+// shown returns p as it is printed, without its changes.
+func shown(p *changes.Pair) shownPair {
+	s := shownPair{Relation: string(p.Relation)}
+	if p.B != nil {
+		s.Target, s.Mnemonic, s.B = p.B.Target, p.B.Mnemonic, p.B.Action.String()
+	}
+	if p.A != nil {
+		s.Target, s.Mnemonic, s.A = p.A.Target, p.A.Mnemonic, p.A.Action.String()
+	}
+	for _, f := range p.Follows {
+		s.Follows = append(s.Follows, f.A.Action.String())
+	}
+	if s.Follows != nil {
+		s.Relation = "follows"
+	}
+	if p.Err != nil {
+		s.Note = "why is not known: " + p.Err.Error()
+	}
+	return s
+}
+
+// relations are in the order in which they are counted.
+var relations = []string{string(changes.Same), string(changes.Nondeterministic), string(changes.Changed), "follows", string(changes.OnlyA), string(changes.OnlyB)}
+
+// print prints r for a person. What clients chose is quoted.
+func (r *buildsReport) print(out io.Writer) error {
+	if r.Same {
+		return nil
+	}
+	var b bytes.Buffer
+	var counts []string
+	for _, relation := range relations {
+		if n := r.Count[relation]; n > 0 {
+			counts = append(counts, fmt.Sprintf("%d %s", n, relation))
+		}
+	}
+	fmt.Fprintf(&b, "build\n  - %s\n  + %s\nactions: %s\n", render.Quote(r.A), render.Quote(r.B), strings.Join(counts, ", "))
+	const most = 50 // that follow from others, or are missing
+	left := map[string]int{}
+	for _, p := range r.Pairs {
+		brief := p.Relation != string(changes.Changed) && p.Relation != string(changes.Nondeterministic)
+		if left[p.Relation]++; brief && left[p.Relation] > most {
+			continue
+		}
+		fmt.Fprintf(&b, "\n%s: %s\n", p.Relation, p.title())
+		if p.A == p.B {
+			fmt.Fprintf(&b, "  %s\n", p.A)
+		} else {
+			sides(&b, "", p.A, p.B)
+		}
+		for _, f := range p.Follows {
+			fmt.Fprintf(&b, "  from %s\n", f)
+		}
+		if p.Relation != "follows" {
+			printChanges(&b, "    ", p.Changes)
+		}
+		if p.Note != "" {
+			fmt.Fprintf(&b, "    %s\n", p.Note)
+		}
+	}
+	for _, relation := range relations[3:] {
+		if n := left[relation] - most; n > 0 {
+			fmt.Fprintf(&b, "\n%s: %d more\n", relation, n)
+		}
+	}
+	_, err := out.Write(b.Bytes())
+	return err
+}
+
+// title says what an action is for.
+func (p *shownPair) title() string {
+	if text := strings.TrimSpace(p.Mnemonic + " " + p.Target); text != "" {
+		return render.Quote(text)
+	}
+	return "an action of which the client said nothing"
+}

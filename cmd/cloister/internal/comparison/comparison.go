@@ -1,0 +1,309 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package comparison finds and prints the differences between two files, directories, actions, results or builds.
+package comparison
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+
+	"github.com/cloister-build/cloister/cas"
+	"github.com/cloister-build/cloister/cas/remote"
+	"github.com/cloister-build/cloister/cmd/cloister/internal/client"
+	"github.com/cloister-build/cloister/cmd/cloister/internal/render"
+	"github.com/cloister-build/cloister/worker/repro/changes"
+	"github.com/cloister-build/cloister/worker/repro/compare"
+	"github.com/cloister-build/cloister/worker/repro/manifest"
+)
+
+// Config is what the flags of diff say.
+type Config struct {
+	From             client.Server
+	As               string
+	Results, Names   bool
+	Invocation, JSON bool
+	Diffoscope       bool
+
+	store *remote.Store // nil until it is needed
+	roots []*os.Root    // of directories of this host
+}
+
+// Kinds are what --as takes, in the order in which they are recognised.
+var Kinds = []string{"manifest", "action", "tree", "directory", "command", "blob"}
+
+// A thing is one of what is compared.
+type operand struct {
+	name   string
+	digest cas.Digest // zero for one of this host
+	action bool       // it is known to be one
+	folder bool       // a directory of this host
+}
+
+// Run compares, and reports whether there is no difference.
+func (c *Config) Run(ctx context.Context, a, b string, out io.Writer) (same bool, err error) {
+	defer func() {
+		if c.store != nil {
+			c.store.Close()
+		}
+		for _, root := range c.roots {
+			root.Close()
+		}
+	}()
+	if c.Invocation {
+		return c.builds(ctx, a, b, out)
+	}
+	var things [2]operand
+	for i, name := range []string{a, b} {
+		if things[i], err = c.thing(ctx, name); err != nil {
+			return false, err
+		}
+	}
+	r := &diffReport{A: a, B: b}
+	if err := c.compare(ctx, r, things[0], things[1]); err != nil {
+		return false, err
+	}
+	r.Same = len(r.Changes)+len(r.Differences) == 0
+	if err := c.lookDeeper(ctx, r, things[0], things[1]); err != nil {
+		return false, err
+	}
+	if c.JSON {
+		return r.Same, render.JSON(out, r)
+	}
+	return r.Same, r.print(out)
+}
+
+// operand returns what a name of the command line means.
+func (c *Config) thing(ctx context.Context, name string) (operand, error) {
+	if d, err := cas.ParseDigest(name); err == nil {
+		return operand{name: name, digest: d}, nil
+	}
+	if !client.Recent.MatchString(name) {
+		info, err := os.Stat(name)
+		switch {
+		case err == nil && !info.IsDir() && !info.Mode().IsRegular():
+			return operand{}, fmt.Errorf("%s is neither a file nor a directory", render.Quote(name))
+		case err == nil:
+			return operand{name: name, folder: info.IsDir()}, nil
+		case !client.DigestPrefix.MatchString(name):
+			return operand{}, fmt.Errorf("%s is no digest (HASH/SIZE), and there is no such file: %w", render.Quote(name), err)
+		}
+	}
+	s, err := c.From.Action(ctx, name)
+	return operand{name: name, digest: s.Digest, action: true}, err
+}
+
+// reader returns what reads from the server, which it connects to when it is first called.
+func (c *Config) reader(ctx context.Context) (*changes.Reader, error) {
+	if c.store == nil {
+		s, err := c.From.Open(ctx)
+		if err != nil {
+			return nil, err
+		}
+		c.store = s
+	}
+	return &changes.Reader{Store: c.store, Open: contents(c.store)}, nil
+}
+
+// compare compares two things, and says in r how they differ.
+func (c *Config) compare(ctx context.Context, r *diffReport, a, b operand) error {
+	var err error
+	if c.Results {
+		r.Kind = "result"
+		return c.compareResults(ctx, r, a, b)
+	}
+	if r.Kind, err = c.kind(ctx, a, b); err != nil {
+		return err
+	}
+	switch r.Kind {
+	case "directory", "tree":
+		return c.compareFolders(ctx, r, a, b)
+	case "blob", "manifest":
+		return c.compareFiles(ctx, r, a, b)
+	}
+	if a.digest.IsZero() || b.digest.IsZero() {
+		return fmt.Errorf("an %s is compared by its digest, and %s is of this host", r.Kind, render.Quote(map[bool]string{true: a.name, false: b.name}[a.digest.IsZero()]))
+	}
+	reader, err := c.reader(ctx)
+	if err != nil {
+		return err
+	}
+	of := changes.Actions
+	if r.Kind == "command" {
+		of = changes.Commands
+	}
+	found, err := of(ctx, reader, a.digest, b.digest)
+	if err != nil {
+		return err
+	}
+	return c.explain(ctx, r, found, compare.Known{})
+}
+
+// compareResults compares what the action cache has of two actions.
+func (c *Config) compareResults(ctx context.Context, r *diffReport, a, b operand) error {
+	reader, err := c.reader(ctx)
+	if err != nil {
+		return err
+	}
+	var known [2]*compare.Facts
+	x, err := c.result(ctx, a, &known[0])
+	if err != nil {
+		return err
+	}
+	y, err := c.result(ctx, b, &known[1])
+	if err != nil {
+		return err
+	}
+	if a.digest.Function() != b.digest.Function() {
+		return errors.New("results of different digest functions have no blob in common: they are not compared")
+	}
+	found, err := changes.Results(ctx, reader, a.digest.Function(), x, y)
+	if err != nil {
+		return err
+	}
+	return c.explain(ctx, r, found, compare.Known{A: known[0], B: known[1]})
+}
+
+// compareFolders compares two directories.
+func (c *Config) compareFolders(ctx context.Context, r *diffReport, a, b operand) error {
+	var folders [2]changes.Directory
+	for i, t := range []operand{a, b} {
+		if t.digest.IsZero() {
+			f, err := openFolder(t.name)
+			if err != nil {
+				return err
+			}
+			c.roots = append(c.roots, f.root) // what is in them is opened later, too
+			folders[i] = f
+			continue
+		}
+		reader, err := c.reader(ctx)
+		if err != nil {
+			return err
+		}
+		folders[i] = reader.Directory(t.digest)
+		if r.Kind == "tree" {
+			if folders[i], err = reader.Tree(ctx, t.digest); err != nil {
+				return err
+			}
+		}
+	}
+	found, err := changes.Directories(ctx, "file", folders[0], folders[1])
+	if err != nil {
+		return err
+	}
+	return c.explain(ctx, r, found, compare.Known{})
+}
+
+// compareFiles compares two files or blobs.
+func (c *Config) compareFiles(ctx context.Context, r *diffReport, a, b operand) error {
+	if !a.digest.IsZero() && a.digest == b.digest {
+		return nil
+	}
+	x, closeX, err := c.content(ctx, a)
+	if err != nil {
+		return err
+	}
+	defer closeX()
+	y, closeY, err := c.content(ctx, b)
+	if err != nil {
+		return err
+	}
+	defer closeY()
+	if r.Kind == "manifest" {
+		return r.manifests(x, y)
+	}
+	name := a.name
+	if !a.digest.IsZero() {
+		name = b.name
+	}
+	r.Differences, err = compare.Blobs(ctx, name, x, y, compare.Known{})
+	return err
+}
+
+// content opens a file or a blob. The caller calls what it returns.
+func (c *Config) content(ctx context.Context, t operand) (*io.SectionReader, func(), error) {
+	if t.digest.IsZero() {
+		f, err := os.Open(t.name)
+		if err != nil {
+			return nil, nil, err
+		}
+		return sectionOf(f)
+	}
+	r, err := c.reader(ctx)
+	if err != nil {
+		return nil, nil, err
+	}
+	return r.Open(ctx, t.digest)
+}
+
+// manifests compares two manifests.
+func (r *diffReport) manifests(a, b io.Reader) error {
+	var both [2]*manifest.Manifest
+	for i, in := range []io.Reader{a, b} {
+		text, err := io.ReadAll(io.LimitReader(in, manifest.MaxBytes+1))
+		if err != nil {
+			return err
+		}
+		if both[i], err = manifest.Parse(text); err != nil {
+			return fmt.Errorf("%s: %w", render.Quote([]string{r.A, r.B}[i]), err)
+		}
+	}
+	for _, d := range manifest.Diff(both[0], both[1]) {
+		r.Changes = append(r.Changes, shownChange{Change: changes.Change{What: "line", A: oneWord(d.A), B: oneWord(d.B)}})
+	}
+	return nil
+}
+
+// maxExplained is of how many files it is said how they differ, and maxExplainedBytes how large each may be.
+const (
+	maxExplained      = 20
+	maxExplainedBytes = 256 << 20
+)
+
+// explain adds changes to r, and of the first files how they differ.
+func (c *Config) explain(ctx context.Context, r *diffReport, found []changes.Change, known compare.Known) error {
+	all, err := c.explained(ctx, found, known)
+	r.Changes = append(r.Changes, all...)
+	return err
+}
+
+func (c *Config) explained(ctx context.Context, found []changes.Change, known compare.Known) ([]shownChange, error) {
+	var all []shownChange
+	explained := 0
+	for _, ch := range found {
+		s := shownChange{Change: ch}
+		a, b := ch.EntryA, ch.EntryB
+		if !c.Names && a != nil && b != nil && a.Open != nil && b.Open != nil && explained < maxExplained &&
+			a.Digest.Size() <= maxExplainedBytes && b.Digest.Size() <= maxExplainedBytes {
+			explained++
+			var err error
+			if s.Differences, err = differences(ctx, cmp.Or(ch.Name, ch.What), a, b, known); err != nil {
+				if ctx.Err() != nil || !errors.Is(err, cas.ErrNotFound) {
+					return nil, err
+				}
+				s.Note = "its content is absent from the server"
+			}
+		}
+		all = append(all, s)
+	}
+	return all, nil
+}
+
+// differences returns how what two files hold differs.
+func differences(ctx context.Context, name string, a, b *changes.Entry, known compare.Known) ([]compare.Difference, error) {
+	x, closeX, err := a.Open(ctx)
+	if err != nil {
+		return nil, err
+	}
+	defer closeX()
+	y, closeY, err := b.Open(ctx)
+	if err != nil {
+		return nil, err
+	}
+	defer closeY()
+	return compare.Blobs(ctx, name, x, y, known)
+}

@@ -1,0 +1,80 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package comparison
+
+import (
+	"maps"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	repb "github.com/bazelbuild/remote-apis/build/bazel/remote/execution/v2"
+	"github.com/cloister-build/cloister/cas"
+	"github.com/cloister-build/cloister/cas/castest"
+	"github.com/cloister-build/cloister/worker/repro/changes"
+)
+
+// Of directories of a server diffoscope is shown the files that differ, under their names; those that cannot be written, or are
+// absent, are counted, and nothing is written beside them.
+func TestDiffoscopeIsShownWhatDiffers(t *testing.T) {
+	store := castest.NewMemory()
+	put := func(nodes map[string]string, links ...string) cas.Digest {
+		dir := &repb.Directory{}
+		for _, name := range slices.Sorted(maps.Keys(nodes)) {
+			d, err := cas.PutBytes(t.Context(), store, cas.SHA256, []byte(nodes[name]))
+			if err != nil {
+				t.Fatal(err)
+			}
+			dir.Files = append(dir.Files, &repb.FileNode{Name: name, Digest: d.Proto()})
+		}
+		for _, name := range links {
+			dir.Symlinks = append(dir.Symlinks, &repb.SymlinkNode{Name: name, Target: "/"})
+		}
+		d, err := cas.PutProto(t.Context(), store, cas.SHA256, dir)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return d
+	}
+	r := &changes.Reader{Store: store}
+	found, err := changes.Directories(t.Context(), "file", r.Directory(put(map[string]string{"same": "s", "f": "one", "\n\x1b": "a", "gone": "g"}, "link")),
+		r.Directory(put(map[string]string{"same": "s", "f": "two", "../up": "b", "link/x": "b", "/abs": "b", "nul\x00": "b", "": "b"}, "other")))
+	if err != nil {
+		t.Fatal(err)
+	}
+	absent := cas.SHA256.Sum([]byte("absent"))
+	found = append(found, changes.Change{What: "stdout", EntryA: r.File("stdout", absent, false)},
+		changes.Change{What: "file", Path: "large", EntryB: r.File("large", cas.SHA256.Sum(make([]byte, 100)), false)})
+	var all []shownChange
+	for _, c := range found {
+		all = append(all, shownChange{Change: c})
+	}
+	dir := t.TempDir()
+	a, b := filepath.Join(dir, "a"), filepath.Join(dir, "b")
+	p := changed{left: 20}
+	if err := p.write(t.Context(), all, [2]string{a, b}); err != nil {
+		t.Fatal(err)
+	}
+	got := map[string]string{}
+	if err := filepath.WalkDir(dir, func(path string, d os.DirEntry, err error) error {
+		if err != nil || d.IsDir() {
+			return err
+		}
+		text, err := os.ReadFile(path)
+		name, _ := filepath.Rel(dir, path)
+		got[name] = string(text)
+		return err
+	}); err != nil {
+		t.Fatal(err)
+	}
+	want := map[string]string{"a/f": "one", "a/\n\x1b": "a", "a/gone": "g", "b/f": "two", "b/link/x": "b"}
+	if !maps.Equal(got, want) {
+		t.Errorf("written are %q, want %q", got, want)
+	}
+	// The name that is none, those with NUL, .. and / in front, what is absent and what is too large.
+	if p.files != len(want) || p.without != 6 || !strings.Contains(p.why, "stdout is absent") {
+		t.Errorf("%+v", p)
+	}
+}

@@ -1,0 +1,230 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package comparison
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path"
+	"slices"
+	"strings"
+
+	repb "github.com/bazelbuild/remote-apis/build/bazel/remote/execution/v2"
+	"github.com/cloister-build/cloister/cas"
+	"github.com/cloister-build/cloister/cmd/cloister/internal/render"
+	"github.com/cloister-build/cloister/worker/repro/changes"
+	"github.com/cloister-build/cloister/worker/repro/compare"
+	"google.golang.org/protobuf/proto"
+)
+
+// kind returns what two things are: what --as says, or the first of diffKinds that both may be.
+func (c *Config) kind(ctx context.Context, a, b operand) (string, error) {
+	switch {
+	case c.As != "":
+		return c.As, nil
+	case a.folder && b.folder:
+		return "directory", nil
+	}
+	x, err := c.kinds(ctx, a)
+	if err != nil {
+		return "", err
+	}
+	y, err := c.kinds(ctx, b)
+	if err != nil {
+		return "", err
+	}
+	fit := slices.DeleteFunc(slices.Clone(Kinds), func(k string) bool { return !slices.Contains(x, k) || !slices.Contains(y, k) })
+	// A message of one kind and one of another are both blobs, but not as somebody means who names them.
+	if len(fit) == 0 || fit[0] == "blob" && len(x) > 1 && len(y) > 1 {
+		return "", fmt.Errorf("%s and %s are not of one kind: state with --as what they are to be compared as", render.Quote(a.name), render.Quote(b.name))
+	}
+	return fit[0], nil
+}
+
+// manifestHead begins every manifest.
+const manifestHead = "cloister-manifest v1\n"
+
+// kinds returns what a thing may be.
+func (c *Config) kinds(ctx context.Context, t operand) ([]string, error) {
+	switch {
+	case t.action:
+		return []string{"action"}, nil
+	case t.folder:
+		return []string{"directory"}, nil
+	case t.digest.Size() > cas.MaxTree:
+		return []string{"blob"}, nil
+	}
+	in, closeIn, err := c.content(ctx, t)
+	if err != nil {
+		return nil, err
+	}
+	defer closeIn()
+	most := int64(cas.MaxTree)
+	if t.digest.IsZero() {
+		most = int64(len(manifestHead))
+	}
+	b, err := io.ReadAll(io.LimitReader(in, most))
+	if err != nil {
+		return nil, err
+	}
+	kinds := []string{"blob"}
+	if bytes.HasPrefix(b, []byte(manifestHead)) {
+		kinds = append(kinds, "manifest")
+	}
+	if !t.digest.IsZero() {
+		if kind := message(b, t.digest.Function()); kind != "" {
+			kinds = append(kinds, kind)
+		}
+	}
+	return kinds, nil
+}
+
+// message returns which message of the API b is, or "": which it may be by its bytes, and makes sense as. Commands are
+// the last, since every text makes sense as an argument.
+func message(b []byte, f cas.Function) string {
+	good := func(p *repb.Digest) bool { _, err := cas.FromProto(f, p); return err == nil }
+	parsed := func(m proto.Message) bool {
+		return cas.CheckMessage(b, m) == nil && proto.Unmarshal(b, m) == nil && len(m.ProtoReflect().GetUnknown()) == 0
+	}
+	directory := func(d *repb.Directory) bool {
+		return len(d.ProtoReflect().GetUnknown()) == 0 &&
+			!slices.ContainsFunc(d.Files, func(n *repb.FileNode) bool { return n.Name == "" || !good(n.Digest) }) &&
+			!slices.ContainsFunc(d.Directories, func(n *repb.DirectoryNode) bool { return n.Name == "" || !good(n.Digest) }) &&
+			!slices.ContainsFunc(d.Symlinks, func(n *repb.SymlinkNode) bool { return n.Name == "" || n.Target == "" })
+	}
+	var action repb.Action
+	var tree repb.Tree
+	var dir repb.Directory
+	var command repb.Command
+	switch {
+	case parsed(&action) && good(action.CommandDigest) && good(action.InputRootDigest):
+		return "action"
+	case parsed(&tree) && tree.Root != nil && directory(tree.Root) && !slices.ContainsFunc(tree.Children, func(d *repb.Directory) bool { return !directory(d) }):
+		return "tree"
+	case parsed(&dir) && directory(&dir):
+		return "directory"
+	case parsed(&command) && len(command.Arguments) > 0 && command.Arguments[0] != "":
+		return "command"
+	}
+	return ""
+}
+
+// result returns what the action cache has of an action, and sets what is known of the run.
+func (c *Config) result(ctx context.Context, t operand, known **compare.Facts) (*repb.ActionResult, error) {
+	if t.digest.IsZero() {
+		return nil, fmt.Errorf("%s is not the digest of an action, of which --results compares the result", render.Quote(t.name))
+	}
+	r, err := c.store.Lookup(ctx, t.digest)
+	if errors.Is(err, cas.ErrNotFound) {
+		return nil, fmt.Errorf("no result of action %s is recorded at %s, instance %q", t.digest, c.From.Address, c.From.Instance)
+	}
+	if m := r.GetExecutionMetadata(); m.GetExecutionStartTimestamp() != nil {
+		*known = &compare.Facts{Start: m.ExecutionStartTimestamp.AsTime(), End: m.ExecutionCompletedTimestamp.AsTime()}
+	}
+	return r, err
+}
+
+// inMemory is up to which size, in bytes, a blob is compared in memory.
+const inMemory = 8 << 20
+
+// contents returns what opens blobs of a store: those that are large by way of a file.
+func contents(s cas.Store) func(ctx context.Context, d cas.Digest) (*io.SectionReader, func(), error) {
+	return func(ctx context.Context, d cas.Digest) (*io.SectionReader, func(), error) {
+		if d.Size() <= inMemory {
+			b, err := cas.ReadAll(ctx, s, d, inMemory)
+			return io.NewSectionReader(bytes.NewReader(b), 0, int64(len(b))), func() {}, err
+		}
+		r, err := s.Open(ctx, d, 0)
+		if err != nil {
+			return nil, nil, err
+		}
+		defer r.Close()
+		file, err := os.CreateTemp("", "cloister-diff-*")
+		if err != nil {
+			return nil, nil, err
+		}
+		clean := func() { file.Close(); os.Remove(file.Name()) }
+		n, err := io.Copy(file, r)
+		if err != nil {
+			clean()
+			return nil, nil, err
+		}
+		return io.NewSectionReader(file, 0, n), clean, nil
+	}
+}
+
+// sectionOf returns all of an open file, and what closes it.
+func sectionOf(f *os.File) (*io.SectionReader, func(), error) {
+	info, err := f.Stat()
+	if err == nil && !info.Mode().IsRegular() {
+		err = fmt.Errorf("%s is no regular file", render.Quote(f.Name()))
+	}
+	if err != nil {
+		return nil, nil, errors.Join(err, f.Close())
+	}
+	return io.NewSectionReader(f, 0, info.Size()), func() { f.Close() }, nil
+}
+
+// A diskFolder is a directory of this host.
+type diskFolder struct {
+	root *os.Root
+	path string // below root
+}
+
+// openFolder returns a directory of this host. The caller closes its root.
+func openFolder(name string) (*diskFolder, error) {
+	root, err := os.OpenRoot(name)
+	return &diskFolder{root, "."}, err
+}
+
+// Entries implements changes.Directory. What is neither file, directory nor link is an error: it has no content.
+func (d *diskFolder) Entries(context.Context) ([]changes.Entry, error) {
+	f, err := d.root.Open(d.path)
+	if err != nil {
+		return nil, err
+	}
+	defer f.Close()
+	names, err := f.Readdirnames(-1)
+	if err != nil {
+		return nil, err
+	}
+	slices.Sort(names)
+	var all []changes.Entry
+	for _, name := range names {
+		at := path.Join(d.path, name)
+		info, err := d.root.Lstat(at)
+		if err != nil {
+			return nil, err
+		}
+		e := changes.Entry{Name: name}
+		switch mode := info.Mode(); {
+		case mode.IsDir():
+			e.Directory = &diskFolder{d.root, at}
+		case mode.IsRegular():
+			e.Executable = mode&0o100 != 0
+			e.Open = func(context.Context) (*io.SectionReader, func(), error) {
+				f, err := d.root.Open(at)
+				if err != nil {
+					return nil, nil, err
+				}
+				return sectionOf(f)
+			}
+		case mode&os.ModeSymlink != 0:
+			e.Link = true
+			if e.Target, err = d.root.Readlink(at); err != nil {
+				return nil, err
+			}
+		default:
+			return nil, fmt.Errorf("%s is neither a file, a directory nor a link", render.Quote(at))
+		}
+		all = append(all, e)
+	}
+	return all, nil
+}
+
+// oneWord returns a line of a manifest, which is printable ASCII by its format, without its end.
+func oneWord(s string) string { return strings.TrimSuffix(s, "\n") }

@@ -1,0 +1,99 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package confinement defines the flags that select the sandbox and the policy of actions.
+package confinement
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"strings"
+
+	"github.com/cloister-build/cloister/cmd/internal/exit"
+	"github.com/cloister-build/cloister/sandbox"
+	"github.com/cloister-build/cloister/sandbox/namespace"
+	"github.com/cloister-build/cloister/sandbox/policy"
+	"github.com/cloister-build/cloister/worker"
+	"github.com/spf13/cobra"
+)
+
+// ReadPolicy reads the policy of a file, of which an error says what names it.
+func ReadPolicy(what, file string) (*policy.Policy, error) {
+	text, err := os.ReadFile(file)
+	if err != nil {
+		return nil, exit.New(exit.Usage, fmt.Errorf("%s: %w", what, err))
+	}
+	p, err := policy.Parse(file, text)
+	if err != nil {
+		return nil, exit.New(exit.Usage, err)
+	}
+	return p, nil
+}
+
+// Flags is the flags that say how actions are confined.
+type Flags struct {
+	Tier       string
+	Policy     string
+	sourceTree string
+}
+
+func (c *Flags) Register(cmd *cobra.Command) {
+	f := cmd.Flags()
+	f.StringVar(&c.Tier, "sandbox", "full", "full, or namespaces: without system-call filter, Landlock and syscall monitor, for hosts that lack them")
+	f.StringVar(&c.Policy, "policy", "", "file that says what actions may be given (default: cloister policy explain)")
+	f.StringVar(&c.sourceTree, "source-tree", "", "directory in which an action that is audited in full is told to find what it misses, below /build and below this path")
+}
+
+// BackendConfig returns what the flags say of the backend, before anything is made.
+func (c *Flags) BackendConfig() (namespace.Config, error) {
+	var config namespace.Config
+	switch c.Tier {
+	case "full":
+	case "namespaces":
+		config.Without = namespace.NamespacesOnly
+	default:
+		return config, exit.New(exit.Usage, fmt.Errorf("--sandbox %q: there are full and namespaces", c.Tier))
+	}
+	if c.sourceTree != "" {
+		dir, err := filepath.Abs(c.sourceTree)
+		if err != nil {
+			return config, err
+		}
+		if st, err := os.Stat(dir); err != nil || !st.IsDir() {
+			return config, exit.New(exit.Usage, fmt.Errorf("--source-tree %s: %w", dir, errors.Join(err, errors.New("not a directory"))))
+		}
+		config.Source = map[string]string{worker.ExecRoot: dir, dir: dir}
+	}
+	return config, nil
+}
+
+// LoadPolicy returns the policy of the flags.
+func (c *Flags) LoadPolicy() (*policy.Policy, error) {
+	if c.Policy == "" {
+		return policy.Default(), nil
+	}
+	return ReadPolicy("--policy", c.Policy)
+}
+
+// Banner prints how actions are confined.
+func (c *Flags) Banner(out io.Writer, f sandbox.Features, rules *policy.Policy) {
+	fmt.Fprintf(out, "sandbox  %s   (%s)\n", strings.Join(f.Layers, ", "), f.Tier)
+	var off []string
+	for _, check := range f.Checks {
+		if !check.OK {
+			line := check.Name
+			if check.Fix != "" {
+				line += " (fix: " + check.Fix + ")"
+			}
+			off = append(off, line)
+		}
+	}
+	if len(off) > 0 {
+		fmt.Fprintf(out, "         not enforced: %s; cloister check says more\n", strings.Join(off, ", "))
+	}
+	if c.Policy != "" {
+		fmt.Fprintf(out, "policy   %s   (%.12s)\n", c.Policy, rules.Hash())
+	}
+}

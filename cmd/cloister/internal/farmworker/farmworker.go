@@ -1,0 +1,268 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package farmworker runs cloister join: a node that executes the actions of a scheduler.
+package farmworker
+
+import (
+	"context"
+	"crypto/rand"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"net"
+	"net/url"
+	"os"
+	"os/signal"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"syscall"
+	"time"
+
+	"github.com/cloister-build/cloister/cas"
+	"github.com/cloister-build/cloister/cmd/cloister/internal/node"
+	"github.com/cloister-build/cloister/cmd/cloister/internal/storedir"
+	"github.com/cloister-build/cloister/cmd/internal/exit"
+	"github.com/cloister-build/cloister/cmd/internal/flags"
+	"github.com/cloister-build/cloister/cmd/internal/identity"
+	"github.com/cloister-build/cloister/proto/buildbarn/remoteworker"
+	"github.com/cloister-build/cloister/worker"
+	"github.com/cloister-build/cloister/worker/buildbarn"
+	"github.com/spf13/cobra"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/backoff"
+	"google.golang.org/grpc/credentials/insecure"
+)
+
+// Config is what the flags of join say.
+type Config struct {
+	node.Config
+	Scheduler  string
+	Identity   identity.Flags // at the scheduler
+	name       string
+	instance   string
+	properties []string
+	sizeClass  uint32
+	browserURL string
+
+	offers  []worker.Property // of properties
+	browser *url.URL          // of browserURL
+}
+
+func (c *Config) Register(cmd *cobra.Command) {
+	c.Config.Register(cmd)
+	f := cmd.Flags()
+	c.Identity.Register(f, "")
+	c.Upstream.Identity.Register(f, "cas-")
+	f.StringVar(&c.Upstream.Server, "cas", "", "server with the store and the action cache: grpc://HOST:PORT[/INSTANCE] or grpcs:// (default: ADDRESS)")
+	f.StringVar(&c.Upstream.Bucket, "store", "", "a bucket that has both: s3://BUCKET[/PREFIX] or gs://BUCKET[/PREFIX]")
+	cmd.MarkFlagsMutuallyExclusive("cas", "store")
+	f.StringVar(&c.name, "name", "", "name of this worker, which no other of the scheduler has (default: the host's)")
+	f.StringVar(&c.instance, "instance", "", "take actions of this instance and of those below it (default: all)")
+	f.StringArrayVar(&c.properties, "property", nil, "platform property that actions may demand, NAME=VALUE; repeatable, also with the same name")
+	f.Uint32Var(&c.sizeClass, "size-class", 0, "size of this worker among those of the platform, where the scheduler has such")
+	f.StringVar(&c.browserURL, "browser-url", "", "where Buildbarn's browser shows what is in the store, for a link in the message of each result")
+}
+
+// Check returns what is wrong with the command line, before anything is made.
+func (c *Config) Check(cmd *cobra.Command) (err error) {
+	if u, err := url.Parse(c.Scheduler); err != nil || (u.Scheme != "grpc" && u.Scheme != "grpcs") || u.Port() == "" || strings.Trim(u.Path, "/") != "" || u.User != nil || u.RawQuery != "" {
+		return errors.New("the address of a scheduler is grpc://HOST:PORT or grpcs://HOST:PORT; instances are chosen by --instance")
+	}
+	if err := cas.CheckInstanceName(c.instance); err != nil {
+		return fmt.Errorf("--instance: %w", err)
+	}
+	if c.offers, err = flags.ParseProperties(c.properties); err != nil {
+		return err
+	}
+	if c.browserURL != "" {
+		if c.browser, err = url.Parse(c.browserURL); err != nil || c.browser.Host == "" {
+			return fmt.Errorf("--browser-url %q: write it as http://HOST[:PORT][/PATH]", c.browserURL)
+		}
+	}
+	// What a scheduler tells its clients of is in the store by then.
+	c.Upstream.WriteMode = "through"
+	if err := c.Config.Check(cmd); err != nil {
+		return err
+	}
+	if c.Upstream.Server == "" && c.Upstream.Bucket == "" {
+		c.Upstream.Server = c.Scheduler
+	}
+	// Another server is shown nothing that was not stated for it.
+	if identity.SameServer(c.Upstream.Server, c.Scheduler) && !c.Upstream.Identity.Set() {
+		c.Upstream.Identity = c.Identity
+	}
+	return nil
+}
+
+// Run runs until a signal or ctx ends it.
+func Run(ctx context.Context, c *Config, out io.Writer) error {
+	signals := make(chan os.Signal, 2)
+	signal.Notify(signals, os.Interrupt, syscall.SIGTERM)
+	defer signal.Stop(signals)
+	log := slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: slog.LevelInfo}))
+
+	scheduler, err := c.dial()
+	if err != nil {
+		return err
+	}
+	defer scheduler.Close()
+	n, err := node.Open(ctx, &c.Config, log)
+	if err != nil {
+		return err
+	}
+	defer n.Close()
+	if c.name != "" {
+		n.Name = c.name
+	}
+	if err := n.Confine(ctx); err != nil {
+		return err
+	}
+	if err := n.Start(ctx, c.reproduce(), nil); err != nil {
+		return err
+	}
+	id, err := storeID(n.Dir)
+	if err != nil {
+		return exit.New(exit.Environment, err)
+	}
+	client, err := buildbarn.NewClient(buildbarn.ClientConfig{
+		Scheduler: remoteworkerpb.NewOperationQueueClient(scheduler),
+		Executor:  n.Telemetry.Executor(n.Local), Instances: n.Instances,
+		Worker: n.Name, Store: id, Slots: c.Jobs, Prefix: c.instance, Properties: c.offers, SizeClass: c.sizeClass,
+		Ready: n.CheckReady, Browser: c.browser, Log: log,
+	})
+	if err != nil {
+		return err
+	}
+	n.Ready.Scheduler = client.Down
+	n.Upstream.Probe(ctx, node.StartupProbe, log) // so that the first action need not wait for it
+	if err := n.ServeMetrics(clientMetrics(client)...); err != nil {
+		return err
+	}
+
+	c.banner(out, n)
+	running, cancel := context.WithCancel(context.WithoutCancel(ctx))
+	defer cancel()
+	ended := make(chan struct{})
+	go func() {
+		client.Run(running)
+		close(ended)
+	}()
+	if err := n.NotifyReady(func() string { return fmt.Sprintf("%d running", client.Busy()) }); err != nil {
+		cancel()
+		<-ended
+		return err
+	}
+	select {
+	case <-ctx.Done():
+	case <-signals:
+	}
+	n.Ready.Draining.Store(true)
+	n.Service.Stopping()
+	client.Drain()
+	if busy := client.Busy(); busy > 0 {
+		fmt.Fprintf(out, "draining %d running; Ctrl-C again gives them back\n", busy)
+	}
+	patient, stop := node.DrainContext(c.DrainTimeout, signals)
+	defer stop()
+	select {
+	case <-ended:
+	case <-patient.Done():
+		busy := client.Busy()
+		cancel()
+		<-ended
+		switch down := client.Down(); {
+		case busy == 0:
+		case down == "":
+			fmt.Fprintln(out, "stopped  running actions were cancelled, and the scheduler told")
+		default:
+			fmt.Fprintf(out, "stopped  running actions were cancelled; %s\n", down)
+		}
+	}
+	return nil
+}
+
+// storeID returns what names a store's directory, of which one process at a time has the lock: the same for a worker that is
+// started again, and another for a second one of the same name. It is random, and made when it is asked for the first time.
+func storeID(dir string) (string, error) {
+	path := filepath.Join(dir, "worker.id")
+	data, err := os.ReadFile(path)
+	if id := strings.TrimSpace(string(data)); err == nil && storeIDs.MatchString(id) {
+		return id, nil
+	}
+	if err != nil && !errors.Is(err, os.ErrNotExist) {
+		return "", err
+	}
+	id := strings.ToLower(rand.Text()) // one that is damaged is made anew: nobody is kept out by that for longer than a minute
+	return id, storedir.WriteFile(path, id+"\n")
+}
+
+var storeIDs = regexp.MustCompile(`^[a-z0-9]{26,64}$`)
+
+// clientMetrics are the readings of a client of a scheduler.
+func clientMetrics(client *buildbarn.Client) []node.Metric {
+	return []node.Metric{
+		{Name: "cloister_actions_running", Help: "Actions that have a slot.", Value: func() float64 { return float64(client.Busy()) }},
+		{Name: "cloister_slots", Help: "How many actions can run at once.", Value: func() float64 { return float64(client.Slots) }},
+		{Name: "cloister_scheduler_up", Help: "1 if the scheduler answers.", Value: func() float64 { return node.BoolValue(client.Down() == "") }},
+	}
+}
+
+// reproduce returns what a command on this machine must be told to run an action as this worker does.
+func (c *Config) reproduce() []string {
+	if c.Upstream.Server == "" {
+		return c.RunFlags()
+	}
+	return slices.Concat([]string{"--cas", c.Upstream.Server}, c.RunFlags())
+}
+
+// dial returns a connection to the scheduler, which need not be there yet. The caller closes it.
+func (c *Config) dial() (*grpc.ClientConn, error) {
+	options, err := c.Identity.DialOptions(c.Scheduler)
+	if err != nil {
+		return nil, err
+	}
+	u, err := url.Parse(c.Scheduler)
+	if err != nil {
+		return nil, exit.New(exit.Usage, err)
+	}
+	options = append([]grpc.DialOption{
+		grpc.WithTransportCredentials(insecure.NewCredentials()),
+		grpc.WithConnectParams(grpc.ConnectParams{
+			Backoff:           backoff.Config{BaseDelay: time.Second, Multiplier: 1.6, Jitter: 0.2, MaxDelay: 5 * time.Second},
+			MinConnectTimeout: 10 * time.Second,
+		}),
+		// A call that waits for an action is silent for minutes. Pings of HTTP/2 so often are an attack to most servers; the
+		// kernel's own notice a network that was cut within half a minute.
+		grpc.WithContextDialer(func(ctx context.Context, address string) (net.Conn, error) {
+			d := net.Dialer{KeepAliveConfig: net.KeepAliveConfig{Enable: true, Idle: 10 * time.Second, Interval: 5 * time.Second, Count: 4}, Control: tcpTimeout}
+			return d.DialContext(ctx, "tcp", address)
+		}),
+		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(16 << 20)), // an action, and the client's metadata
+	}, options...)
+	conn, err := grpc.NewClient(u.Host, options...)
+	if err != nil {
+		return nil, exit.New(exit.Usage, fmt.Errorf("%s: %w", c.Scheduler, err))
+	}
+	return conn, nil
+}
+
+// banner prints what somebody wants to know who has just started it.
+func (c *Config) banner(out io.Writer, n *node.Node) {
+	n.Banner(out)
+	if len(c.offers) > 0 {
+		var texts []string
+		for _, p := range c.offers {
+			texts = append(texts, p.String())
+		}
+		fmt.Fprintf(out, "offers   %s\n", strings.Join(texts, ", "))
+	}
+	instances := "all instances"
+	if c.instance != "" {
+		instances = "instance " + c.instance + " and those below"
+	}
+	// Programs take the last line for a sign that all has been said.
+	fmt.Fprintf(out, "upstream %s   (write %s)\njoins    %s as %s, for %s\n", c.Upstream.Server+c.Upstream.Bucket, c.Upstream.WriteMode, c.Scheduler, n.Name, instances)
+}

@@ -1,0 +1,91 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package farmworker
+
+import (
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/cloister-build/cloister/cmd/cloister/internal/node"
+	"github.com/cloister-build/cloister/cmd/internal/grpctest"
+	"github.com/spf13/cobra"
+)
+
+// TestATokenIsForTheServerThatItWasNamedFor: of a worker's two servers each is shown its own, and none if there is none.
+func TestATokenIsForTheServerThatItWasNamedFor(t *testing.T) {
+	scheduler, atScheduler := grpctest.Authorization(t)
+	storage, atStorage := grpctest.Authorization(t)
+	file := filepath.Join(t.TempDir(), "token")
+	if err := os.WriteFile(file, []byte("of-the-file"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for name, c := range map[string]struct {
+		flags            string
+		token, casToken  string // variables
+		shown, shownToIt string // to the scheduler, and to the store
+	}{
+		"one server":                {"", "one", "", "Bearer one", "Bearer one"},
+		"one server, two tokens":    {"", "one", "two", "Bearer one", "Bearer two"},
+		"one server, by a file":     {"--token-file " + file, "one", "", "Bearer of-the-file", "Bearer of-the-file"},
+		"one server, named twice":   {"--cas grpc://" + scheduler + "/main", "one", "", "Bearer one", "Bearer one"},
+		"one server, as two":        {"--cas grpc://" + scheduler, "one", "two", "Bearer one", "Bearer two"},
+		"two servers":               {"--cas grpc://" + storage, "one", "", "Bearer one", ""},
+		"two servers with tokens":   {"--cas grpc://" + storage, "one", "two", "Bearer one", "Bearer two"},
+		"two servers, by a file":    {"--token-file " + file + " --cas grpc://" + storage, "", "", "Bearer of-the-file", ""},
+		"a file of the store":       {"--cas-token-file " + file + " --cas grpc://" + storage, "one", "two", "Bearer one", "Bearer of-the-file"},
+		"a file for the same again": {"--cas-token-file " + file + " --cas grpc://" + scheduler, "one", "", "Bearer one", "Bearer of-the-file"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Setenv("CLOISTER_TOKEN", c.token)
+			t.Setenv("CLOISTER_CAS_TOKEN", c.casToken)
+			join := Config{Config: node.NewConfig(), Scheduler: "grpc://" + scheduler}
+			cmd := &cobra.Command{}
+			join.Register(cmd)
+			if err := cmd.ParseFlags(strings.Fields(c.flags)); err != nil {
+				t.Fatal(err)
+			}
+			if err := join.Check(cmd); err != nil {
+				t.Fatal(err)
+			}
+			if got := atScheduler(join.Identity.DialOptions("grpc://" + scheduler)); got != c.shown {
+				t.Errorf("the scheduler is shown %q, want %q", got, c.shown)
+			}
+			if got := atStorage(join.Upstream.Identity.DialOptions("grpc://" + storage)); got != c.shownToIt {
+				t.Errorf("the store is shown %q, want %q", got, c.shownToIt)
+			}
+		})
+	}
+}
+
+// TestStoreID: a directory keeps its name, no other has it, and one that cannot be read is made anew.
+func TestStoreID(t *testing.T) {
+	id := func(dir string) string {
+		t.Helper()
+		id, err := storeID(dir)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return id
+	}
+	dir := t.TempDir()
+	first := id(dir)
+	if again := id(dir); again != first || len(first) < 26 {
+		t.Errorf("%q, and then %q", first, again)
+	}
+	if other := id(t.TempDir()); other == first {
+		t.Errorf("two directories are called %q", other)
+	}
+	for _, damage := range []string{"", "\x00\x00\x00", "a b"} {
+		if err := os.WriteFile(filepath.Join(dir, "worker.id"), []byte(damage), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		if anew := id(dir); anew == first || id(dir) != anew {
+			t.Errorf("of %q came %q, and then %q", damage, anew, id(dir))
+		}
+	}
+	if _, err := storeID(filepath.Join(dir, "nowhere")); err == nil {
+		t.Error("there is one of a directory that there is not")
+	}
+}

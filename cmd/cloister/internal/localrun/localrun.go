@@ -1,0 +1,254 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package localrun carries out cloister run.
+package localrun
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"slices"
+	"strings"
+	"time"
+
+	repb "github.com/bazelbuild/remote-apis/build/bazel/remote/execution/v2"
+	"github.com/cloister-build/cloister/cas"
+	"github.com/cloister-build/cloister/cas/tree"
+	"github.com/cloister-build/cloister/cmd/cloister/internal/client"
+	"github.com/cloister-build/cloister/cmd/cloister/internal/confinement"
+	"github.com/cloister-build/cloister/cmd/cloister/internal/localworker"
+	"github.com/cloister-build/cloister/cmd/cloister/internal/render"
+	"github.com/cloister-build/cloister/cmd/cloister/internal/terminal"
+	"github.com/cloister-build/cloister/cmd/internal/exit"
+	"github.com/cloister-build/cloister/sandbox"
+	"github.com/cloister-build/cloister/worker"
+	"github.com/spf13/cobra"
+)
+
+// Config is what the flags of run say.
+type Config struct {
+	localworker.ActionFlags
+	OutDir   string
+	Times    int
+	Manifest string
+	Metrics  string
+
+	Sandbox confinement.Flags
+
+	// Of a stored action.
+	ActionName       string
+	digest           cas.Digest // of action
+	Target, Mnemonic string
+	From             client.Server
+	Shell            bool
+}
+
+// Check returns what is wrong with the command line.
+func (c *Config) Check(cmd *cobra.Command) error {
+	for _, f := range []struct {
+		names  []string
+		action bool // belongs to a stored action, and not to a command
+	}{{localworker.ActionFlagNames, false}, {append(c.From.Identity.Names(), "cas", "instance", "shell", "target", "mnemonic"), true}} {
+		for _, name := range f.names {
+			switch {
+			case !cmd.Flags().Changed(name) || f.action == (c.ActionName != ""):
+			case f.action:
+				return fmt.Errorf("--%s goes with --action, which is not given", name)
+			default:
+				return fmt.Errorf("--%s does not go with --action: an action states it by itself", name)
+			}
+		}
+	}
+	switch {
+	case c.ActionName == "" && len(c.Args) == 0:
+		return errors.New("state a command after --, or a stored action with --action")
+	case c.ActionName != "" && len(c.Args) > 0:
+		return errors.New("--action has a command of its own: state none")
+	case c.ActionName != "":
+		a, err := c.From.Action(cmd.Context(), c.ActionName)
+		if err != nil {
+			return fmt.Errorf("--action: %w", err)
+		}
+		c.digest = a.Digest
+		if c.Target == "" && c.Mnemonic == "" { // which may choose a rule of the policy
+			c.Target, c.Mnemonic = a.Target, a.Mnemonic
+		}
+	case c.OutDir == "":
+		c.OutDir = "."
+	}
+	if c.Times < 1 || c.Times > maxTimes {
+		return fmt.Errorf("-n %d: write a number from 1 to %d", c.Times, maxTimes)
+	}
+	if c.Shell && (c.Times > 1 || c.Manifest != "" || c.Metrics != "") {
+		return errors.New("--shell is one run that a person makes: -n, --manifest and --metrics do not go with it")
+	}
+	return c.ActionFlags.Check()
+}
+
+// maxTimes bounds -n, and so what is kept in memory of all runs.
+const maxTimes = 10_000
+
+// Run carries the command through the same seven verbs as an action of a client, with a store that
+// lasts as long as the run. It returns the command's exit code: of several runs that of the first that fails.
+func Run(ctx context.Context, c *Config) (int, error) {
+	bench, err := localworker.Open(&c.Sandbox)
+	if err != nil {
+		return 0, err
+	}
+	m := &metrics{}
+	code, err := c.runOn(ctx, bench, m)
+	m.Close, err = timed(func() error { return errors.Join(err, bench.Close()) })
+	if err == nil && c.Metrics != "" {
+		err = m.write(c.Metrics)
+	}
+	return code, err
+}
+
+// runOn runs what c describes so often as it says.
+func (c *Config) runOn(ctx context.Context, bench *localworker.Worker, m *metrics) (code int, err error) {
+	var task *worker.Task
+	if m.Inputs, err = timed(func() (err error) { task, err = c.prepare(ctx, bench); return err }); err != nil {
+		return 0, err
+	}
+	task.Target, task.Mnemonic, task.Stdout, task.Stderr = c.Target, c.Mnemonic, os.Stdout, os.Stderr
+	task.SkipCacheLookup = true // each of several runs is one
+	in, err := bench.Store.Instance(task.Instance)
+	if err != nil {
+		return 0, err
+	}
+	config := worker.Config{Name: "run"}
+	if c.ActionName == "" {
+		config.Grace, config.MaxTimeout = time.Second, max(c.Timeout, 24*time.Hour)
+	}
+	if m.Sandbox, err = timed(func() error { return bench.Start(ctx, config) }); err != nil {
+		return 0, err
+	}
+	c.seedRandom(bench, task)
+	if c.Metrics != "" {
+		if err := m.describe(ctx, in.Store, task); err != nil {
+			return 0, err
+		}
+	}
+	for i := range c.Times {
+		t := *task
+		t.Queued = time.Now()
+		out, err := execute(ctx, bench.Local, &t, in.Store, c.Shell)
+		if err != nil {
+			return 0, err
+		}
+		m.add(t.Queued, out)
+		if text := remarks(out, task.Action); text != "" {
+			fmt.Fprintln(os.Stderr, text)
+		}
+		if i == 0 {
+			if err := c.keep(ctx, in.Store, task.Action.Function(), out); err != nil {
+				return 0, err
+			}
+		}
+		if code == 0 {
+			if code = int(out.Result.ExitCode); out.Status != worker.OK {
+				code = max(code, 1)
+			}
+		}
+	}
+	if n := m.StableHashes; n > 1 {
+		fmt.Fprintf(os.Stderr, "cloister: the %d runs are not equal: they have %d stable hashes\n", c.Times, n)
+	}
+	return code, nil
+}
+
+// prepare puts the action into the store and returns its task.
+func (c *Config) prepare(ctx context.Context, bench *localworker.Worker) (*worker.Task, error) {
+	if c.ActionName == "" {
+		return c.Put(ctx, bench)
+	}
+	task, err := bench.Fetch(ctx, &c.From, c.digest)
+	return task, c.From.Explain(err, exit.Internal)
+}
+
+// seedRandom lets the kernel's randomness, too, come from the seed of the task, and addresses in memory be the same in each
+// run; it says if it cannot.
+func (c *Config) seedRandom(bench *localworker.Worker, task *worker.Task) {
+	if task.Seed == nil {
+		return
+	}
+	can := func(name sandbox.Condition) bool { return slices.Contains(bench.Local.Features.Conditions, name) }
+	held := sandbox.Conditions{FixedLayout: can(sandbox.ConditionFixedLayout)}
+	if can(sandbox.ConditionRandomSeed) {
+		held.RandomSeed = *task.Seed + 1 // zero is the kernel's own randomness, and a seed may be zero
+	} else {
+		fmt.Fprintln(os.Stderr, "cloister: the kernel's randomness cannot be seeded here: the seed is in CLOISTER_SEED and PYTHONHASHSEED alone")
+	}
+	task.Variation = &worker.Variation{Conditions: held}
+}
+
+// execute carries the task to its outcome, with a shell in place of its command if that is wished.
+func execute(ctx context.Context, local *worker.Local, task *worker.Task, store cas.Store, shell bool) (*worker.Outcome, error) {
+	if shell {
+		command, err := commandOf(ctx, store, task.Action)
+		if err != nil {
+			return nil, err
+		}
+		fmt.Fprintf(os.Stderr, "cloister: a shell in place of this command of action %s:\n%s\n", task.Action, render.QuoteScript(command.Arguments))
+		t, err := terminal.Open(os.Stdin, os.Stdout)
+		if err != nil {
+			return nil, err
+		}
+		defer t.Close()
+		task.Terminal, task.Args = t.Slave, []string{"/bin/sh", "-i"}
+	}
+	return local.Execute(ctx, task, func(worker.Stage) {})
+}
+
+// remarks returns what a person wants to be told of an outcome. That a command failed is not among it, which
+// its exit code says.
+func remarks(out *worker.Outcome, action cas.Digest) string {
+	end, rest, _ := strings.Cut(out.Message, "\n")
+	if out.Status == worker.OK && out.Result.ExitCode <= 128 && strings.HasSuffix(end, ", action "+action.String()) {
+		return rest
+	}
+	return out.Message
+}
+
+// keep writes the manifest and the outputs of a run to where the command line says, or says that outputs are dropped.
+func (c *Config) keep(ctx context.Context, store cas.Store, f cas.Function, out *worker.Outcome) error {
+	if c.Manifest != "" {
+		if err := writeManifest(ctx, store, out, c.Manifest); err != nil {
+			return fmt.Errorf("--manifest: %w", err)
+		}
+	}
+	r := out.Result
+	if c.OutDir == "" {
+		if n := len(r.OutputFiles) + len(r.OutputDirectories) + len(r.OutputSymlinks); n > 0 {
+			fmt.Fprintf(os.Stderr, "cloister: outputs are dropped (%d); --out-dir DIR keeps them\n", n)
+		}
+		return nil
+	}
+	if err := os.MkdirAll(c.OutDir, 0o755); err != nil {
+		return fmt.Errorf("write outputs: %w", err)
+	}
+	dir, err := os.OpenRoot(c.OutDir)
+	if err != nil {
+		return fmt.Errorf("write outputs: %w", err)
+	}
+	defer dir.Close()
+	if err := tree.Extract(ctx, store, f, r, dir); err != nil {
+		return fmt.Errorf("write outputs: %w", err)
+	}
+	return nil
+}
+
+// commandOf reads the command of an action.
+func commandOf(ctx context.Context, store cas.Store, digest cas.Digest) (*repb.Command, error) {
+	var action repb.Action
+	if err := cas.ReadProto(ctx, store, digest, &action); err != nil {
+		return nil, err
+	}
+	d, err := cas.FromProto(digest.Function(), action.CommandDigest)
+	if err != nil {
+		return nil, err
+	}
+	var command repb.Command
+	return &command, cas.ReadProto(ctx, store, d, &command)
+}

@@ -1,0 +1,48 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package localrun
+
+import (
+	"encoding/json"
+	"os"
+	"path/filepath"
+	"testing"
+	"time"
+
+	repb "github.com/bazelbuild/remote-apis/build/bazel/remote/execution/v2"
+	"github.com/cloister-build/cloister/worker"
+)
+
+// TestMetricsAreOfAllRuns: half of them, and 95 of 100, take at most what is written, whatever their order.
+func TestMetricsAreOfAllRuns(t *testing.T) {
+	for _, c := range []struct{ runs, p50, p95 int }{{1, 1, 1}, {2, 1, 2}, {20, 10, 19}, {21, 11, 20}, {100, 50, 95}} {
+		var m metrics
+		base := time.Now()
+		for i := range c.runs {
+			took := time.Duration(i*11%c.runs+1) * time.Second // each from 1 to their number, since 11 divides none of these
+			m.add(base, &worker.Outcome{
+				Result: &repb.ActionResult{}, StableHash: "same", Started: base.Add(time.Minute), Ended: base.Add(time.Minute + took),
+			})
+		}
+		name := filepath.Join(t.TempDir(), "m.json")
+		if err := m.write(name); err != nil {
+			t.Fatal(err)
+		}
+		b, err := os.ReadFile(name)
+		if err != nil {
+			t.Fatal(err)
+		}
+		var got metrics
+		if err := json.Unmarshal(b, &got); err != nil {
+			t.Fatal(err)
+		}
+		want := spread{time.Duration(c.p50) * time.Second, time.Duration(c.p95) * time.Second}
+		if got.Run != want || got.SetUp != (spread{time.Minute, time.Minute}) || !got.Equal || len(got.Runs) != c.runs {
+			t.Errorf("%d runs: got %+v, want %+v", c.runs, got.Run, want)
+		}
+		m.add(base, &worker.Outcome{Result: &repb.ActionResult{}, StableHash: "other"})
+		if m.StableHashes != 2 {
+			t.Errorf("%d stable hashes", m.StableHashes)
+		}
+	}
+}

@@ -1,0 +1,211 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package localworker
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	repb "github.com/bazelbuild/remote-apis/build/bazel/remote/execution/v2"
+	"github.com/cloister-build/cloister/cas"
+	"github.com/cloister-build/cloister/cas/revision"
+	"github.com/cloister-build/cloister/cas/tree"
+	"github.com/cloister-build/cloister/cmd/internal/flags"
+	"github.com/cloister-build/cloister/worker"
+	"github.com/spf13/cobra"
+	"google.golang.org/protobuf/types/known/durationpb"
+)
+
+// A recipe is the flags that describe an action which is made here, from a command and files of this host.
+type ActionFlags struct {
+	in         string
+	git        string
+	submodules string
+	Out        []string
+	env        []string
+	passEnv    []string
+	Timeout    time.Duration
+	seed       string
+	Args       []string
+
+	// What check finds in them.
+	repository, rev string
+	number          *uint64 // of the seed, if there is one
+	variables       []*repb.Command_EnvironmentVariable
+}
+
+// ActionFlagNames are those of a recipe: a stored action has all that they say.
+var ActionFlagNames = []string{"in", "git", "submodules", "out", "env", "pass-env", "timeout", "seed"}
+
+func (r *ActionFlags) Register(cmd *cobra.Command) {
+	f := cmd.Flags()
+	f.StringVar(&r.in, "in", "", "directory of inputs (default: none)")
+	f.StringVar(&r.git, "git", "", "take the inputs from a commit, REPOSITORY@REVISION, in place of --in; the repository is a directory")
+	f.StringVar(&r.submodules, "submodules", "", "of --git: empty makes an empty directory of each submodule (default: they are an error)")
+	f.StringArrayVar(&r.Out, "out", nil, "path of an output, relative to the working directory; repeatable")
+	f.StringArrayVar(&r.env, "env", nil, "environment variable, KEY=VALUE; repeatable")
+	f.StringArrayVar(&r.passEnv, "pass-env", nil, "environment variable that has the value that it has here; repeatable")
+	f.DurationVar(&r.Timeout, "timeout", 0, "kill the command after this time (default: 24h)")
+	f.StringVar(&r.seed, "seed", "", "number that all randomness is made from, which the command gets as CLOISTER_SEED, too")
+}
+
+// Check returns what is wrong with the flags, once all are set.
+func (r *ActionFlags) Check() error {
+	if r.git != "" {
+		if r.in != "" {
+			return errors.New("--in and --git both say what the inputs are: state one")
+		}
+		var err error
+		if r.repository, r.rev, err = revision.Split(r.git); err != nil {
+			return fmt.Errorf("--git %w", err)
+		}
+	}
+	if r.in != "" {
+		if fi, err := os.Stat(r.in); err != nil {
+			return fmt.Errorf("--in %s: %w", r.in, errors.Unwrap(err))
+		} else if !fi.IsDir() {
+			return fmt.Errorf("--in %s: write a directory", r.in)
+		}
+	}
+	switch {
+	case r.submodules != "" && r.submodules != "empty":
+		return fmt.Errorf("--submodules %q: there is empty", r.submodules)
+	case r.submodules != "" && r.git == "":
+		return errors.New("--submodules goes with --git, which is not given")
+	case r.Timeout < 0:
+		return fmt.Errorf("--timeout %v: write a positive time", r.Timeout)
+	}
+	for _, p := range r.Out {
+		if !filepath.IsLocal(p) {
+			return fmt.Errorf("--out %q: write a path below the working directory", p)
+		}
+	}
+	if r.seed != "" {
+		n, err := strconv.ParseUint(r.seed, 10, 64)
+		if err != nil || n == math.MaxUint64 {
+			return fmt.Errorf("--seed %q: write a whole number from 0 to %d", r.seed, uint64(math.MaxUint64-1))
+		}
+		r.number = &n
+	}
+	return r.checkVariables()
+}
+
+// checkVariables reads the variables that are stated, and with the seed those that it stands for.
+func (r *ActionFlags) checkVariables() error {
+	r.variables = nil
+	for _, kv := range r.env {
+		k, v, ok := strings.Cut(kv, "=")
+		if !ok || k == "" {
+			return fmt.Errorf("--env %q: write it as KEY=VALUE", kv)
+		}
+		r.variables = append(r.variables, &repb.Command_EnvironmentVariable{Name: k, Value: v})
+	}
+	for _, k := range r.passEnv {
+		v, ok := os.LookupEnv(k)
+		switch {
+		case k == "" || strings.Contains(k, "="):
+			return fmt.Errorf("--pass-env %q: write the name of a variable; --env KEY=VALUE states a value", k)
+		case !ok:
+			return fmt.Errorf("--pass-env %s: it is not set here", k)
+		case r.states(k):
+			return fmt.Errorf("--pass-env %s: it is stated twice", k)
+		}
+		r.variables = append(r.variables, &repb.Command_EnvironmentVariable{Name: k, Value: v})
+	}
+	if r.number != nil {
+		r.setDefault("CLOISTER_SEED", strconv.FormatUint(*r.number, 10))
+		r.setDefault("PYTHONHASHSEED", strconv.FormatUint(*r.number%(1<<32), 10)) // all that Python takes
+	}
+	return nil
+}
+
+// states reports whether the command has the variable.
+func (r *ActionFlags) states(name string) bool {
+	return slices.ContainsFunc(r.variables, func(v *repb.Command_EnvironmentVariable) bool { return v.Name == name })
+}
+
+// setDefault sets a variable that is not stated.
+func (r *ActionFlags) setDefault(name, value string) {
+	if !r.states(name) {
+		r.variables = append(r.variables, &repb.Command_EnvironmentVariable{Name: name, Value: value})
+	}
+}
+
+// Put puts the action into the default instance of w and returns its task.
+func (r *ActionFlags) Put(ctx context.Context, w *Worker) (*worker.Task, error) {
+	in, err := w.Store.Instance("")
+	if err != nil {
+		return nil, err
+	}
+	task := &worker.Task{Seed: r.number}
+	var root cas.Digest
+	switch {
+	case r.git != "":
+		var rv *revision.Revision
+		if rv, err = r.readRevision(ctx, w, in.Store); err == nil {
+			root, task.Revision = rv.Root, rv.Commit
+			r.setDefault("SOURCE_DATE_EPOCH", strconv.FormatInt(rv.Time.Unix(), 10)) // reproducible-builds.org/specs/source-date-epoch
+		}
+	case r.in != "":
+		root, err = readDirectory(ctx, in.Store, r.in)
+	default:
+		root, err = cas.PutProto(ctx, in.Store, cas.SHA256, &repb.Directory{})
+	}
+	if err != nil {
+		return nil, fmt.Errorf("read inputs: %w", err)
+	}
+	task.Action, err = r.PutAction(ctx, in.Store, root)
+	return task, err
+}
+
+// PutAction puts the messages of the action.
+func (r *ActionFlags) PutAction(ctx context.Context, store cas.Store, root cas.Digest) (cas.Digest, error) {
+	cmd := &repb.Command{Arguments: r.Args, EnvironmentVariables: slices.Clone(r.variables)}
+	slices.SortStableFunc(cmd.EnvironmentVariables, func(a, b *repb.Command_EnvironmentVariable) int { return strings.Compare(a.Name, b.Name) })
+	for _, p := range r.Out {
+		cmd.OutputPaths = append(cmd.OutputPaths, filepath.ToSlash(filepath.Clean(p)))
+	}
+	slices.Sort(cmd.OutputPaths)
+	command, err := cas.PutProto(ctx, store, cas.SHA256, cmd)
+	if err != nil {
+		return cas.Digest{}, err
+	}
+	action := &repb.Action{CommandDigest: command.Proto(), InputRootDigest: root.Proto(), DoNotCache: true}
+	if r.Timeout > 0 {
+		action.Timeout = durationpb.New(r.Timeout)
+	}
+	return cas.PutProto(ctx, store, cas.SHA256, action)
+}
+
+// readRevision puts the files of the commit, which may take what an action may that is fetched.
+func (r *ActionFlags) readRevision(ctx context.Context, w *Worker, store cas.Store) (*revision.Revision, error) {
+	size, err := flags.DiskBytes(w.Dir)
+	if err != nil {
+		return nil, err
+	}
+	rv, err := revision.Read(ctx, revision.Config{
+		Store: store, Function: cas.SHA256, Dir: w.Dir, MaxBytes: size / 5, EmptySubmodules: r.submodules == "empty",
+	}, r.repository, r.rev)
+	if errors.Is(err, revision.ErrTooLarge) {
+		err = fmt.Errorf("%w: a fifth of the disk of the directory for temporary files; set TMPDIR to one on a larger disk", err)
+	}
+	return rv, err
+}
+
+// readDirectory puts the files of a directory.
+func readDirectory(ctx context.Context, store cas.Store, name string) (cas.Digest, error) {
+	dir, err := os.OpenRoot(name)
+	if err != nil {
+		return cas.Digest{}, fmt.Errorf("--in: %w", err)
+	}
+	root, err := tree.Ingest(ctx, store, cas.SHA256, dir)
+	return root, errors.Join(err, dir.Close())
+}

@@ -1,0 +1,81 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package localworker
+
+import (
+	"os"
+	"path/filepath"
+	"slices"
+	"testing"
+
+	"github.com/cloister-build/cloister/cmd/cloister/internal/confinement"
+)
+
+// TestWorkbenchOfTheDeadIsRemoved: the directory of a process that was killed, and no other.
+func TestWorkbenchOfTheDeadIsRemoved(t *testing.T) {
+	tmp := t.TempDir()
+	t.Setenv("TMPDIR", tmp)
+	living, err := Open(&confinement.Flags{Tier: "full"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	name := func(s string) string { return tempPrefix + s }
+	for _, d := range []string{name("dead/store/sub"), name("other"), name("foreign"), "elsewhere", "mine"} {
+		if err := os.MkdirAll(filepath.Join(tmp, d), 0o700); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for _, f := range []string{name("dead/lock"), name("dead/store/sub/file"), name("foreign/lock"), "elsewhere/lock", "mine/kept"} {
+		if err := os.WriteFile(filepath.Join(tmp, f), nil, 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := os.Symlink("elsewhere", filepath.Join(tmp, name("link"))); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Symlink("../../mine", filepath.Join(tmp, name("dead/store/out"))); err != nil {
+		t.Fatal(err)
+	}
+	want := []string{name("link"), name("other"), "elsewhere", "mine", filepath.Base(living.Dir)}
+	if os.Geteuid() == 0 { // only root can give a file away
+		if err := os.Chown(filepath.Join(tmp, name("foreign")), 12345, 12345); err != nil {
+			t.Fatal(err)
+		}
+		want = append(want, name("foreign"))
+	}
+	second, err := Open(&confinement.Flags{Tier: "full"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	listing := func() (names []string) {
+		all, err := os.ReadDir(tmp)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, e := range all {
+			names = append(names, e.Name())
+		}
+		return names
+	}
+	slices.Sort(want)
+	if got := listing(); !slices.Equal(got, sorted(append(want, filepath.Base(second.Dir)))) {
+		t.Errorf("there are %q, want %q and %s", got, want, second.Dir)
+	}
+	if _, err := os.Stat(filepath.Join(tmp, "mine/kept")); err != nil {
+		t.Error(err)
+	}
+	for _, w := range []*Worker{living, second} {
+		if err := w.Close(); err != nil {
+			t.Error(err)
+		}
+	}
+	if got := listing(); slices.Contains(got, filepath.Base(living.Dir)) || slices.Contains(got, filepath.Base(second.Dir)) {
+		t.Errorf("left are %q", got)
+	}
+}
+
+func sorted(names []string) []string {
+	names = slices.Clone(names)
+	slices.Sort(names)
+	return names
+}

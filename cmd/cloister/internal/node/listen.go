@@ -1,0 +1,59 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package node
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"syscall"
+	"time"
+
+	"github.com/cloister-build/cloister/cmd/internal/exit"
+	"google.golang.org/grpc"
+)
+
+// DrainContext returns a context that ends when the time is up or another signal comes.
+func DrainContext(limit time.Duration, signals <-chan os.Signal) (context.Context, context.CancelFunc) {
+	ctx, cancel := context.WithTimeout(context.Background(), limit)
+	go func() {
+		select {
+		case <-signals:
+			cancel()
+		case <-ctx.Done():
+		}
+	}()
+	return ctx, cancel
+}
+
+// Listen opens a port that a flag names.
+func Listen(address, flag string) (net.Listener, error) {
+	l, err := net.Listen("tcp", address)
+	if errors.Is(err, syscall.EADDRINUSE) {
+		return nil, exit.New(exit.Environment, fmt.Errorf("%s is in use by another process: stop it, or choose another port with %s", address, flag))
+	}
+	if _, wrong := errors.AsType[*net.AddrError](err); wrong {
+		return nil, exit.New(exit.Usage, fmt.Errorf("%s %q: write it as ADDRESS:PORT", flag, address))
+	}
+	if err != nil {
+		return nil, exit.New(exit.Environment, fmt.Errorf("%s %s: %w", flag, address, err))
+	}
+	return l, nil
+}
+
+// StopServer lets clients read what they were promised, for a few seconds.
+func StopServer(server *grpc.Server) {
+	stopped := make(chan struct{})
+	go func() {
+		server.GracefulStop()
+		close(stopped)
+	}()
+	select {
+	case <-stopped:
+	case <-time.After(5 * time.Second):
+		server.Stop()
+		<-stopped
+	}
+}

@@ -1,0 +1,274 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package node holds what serve and join share: a store, optionally in front of an upstream, a sandbox, a worker over
+// both, and the signals of whether they can take more work.
+package node
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"runtime"
+	"sync"
+	"time"
+
+	"github.com/cloister-build/cloister/cas"
+	"github.com/cloister-build/cloister/cas/casserver"
+	"github.com/cloister-build/cloister/cas/disk"
+	"github.com/cloister-build/cloister/cas/diskctl"
+	"github.com/cloister-build/cloister/cas/overlay"
+	"github.com/cloister-build/cloister/cmd/cloister/internal/buildinfo"
+	"github.com/cloister-build/cloister/cmd/cloister/internal/notify"
+	"github.com/cloister-build/cloister/cmd/cloister/internal/storedir"
+	"github.com/cloister-build/cloister/cmd/internal/exit"
+	"github.com/cloister-build/cloister/sandbox"
+	"github.com/cloister-build/cloister/sandbox/namespace"
+	"github.com/cloister-build/cloister/sandbox/policy"
+	"github.com/cloister-build/cloister/worker"
+	"github.com/cloister-build/cloister/worker/audit"
+	"github.com/cloister-build/cloister/worker/telemetry"
+	"github.com/prometheus/client_golang/prometheus"
+)
+
+// A node is a machine that executes actions: a store, perhaps in front of another, a sandbox, and a worker over both. It
+// is made in three steps, openNode, confine and start, so that what is wrong is told before anything is done that takes
+// long; close undoes those that were made.
+type Node struct {
+	*Config
+	Log   *slog.Logger
+	rules *policy.Policy
+	// name is this machine's.
+	Name string
+	// store is on the disk; behind is nil if nothing is.
+	Store    *disk.Cache
+	control  *diskctl.Server
+	Upstream *upstream
+	// ready says whether more work should be taken.
+	Ready *readiness
+
+	// From confine on.
+	features sandbox.Features
+
+	// From start on. Instances are what clients and actions see, of the disk and what is behind it; front is nil if
+	// nothing is. Copied is why inputs are not read from the store, nil if they are.
+	Instances  cas.Instances
+	overlay    *overlay.Overlay
+	copyReason error
+	Local      *worker.Local
+	Registry   *prometheus.Registry
+	Telemetry  *telemetry.Metrics
+
+	backendConfig namespace.Config
+	backend       *namespace.Backend
+	toolchain     []sandbox.Input
+	record        *audit.Log
+	Background    context.Context // of what goes on until the node is closed
+	Watchers      sync.WaitGroup
+	stopMetrics   func()
+	Service       *notify.Service // nil without a service manager
+	stopSending   context.CancelFunc
+	sending       context.Context // how long close may wait for what is still to be sent
+	closers       []func()        // what close does, the last first
+}
+
+// Open opens what the flags name: policy, upstream, store and audit log. The caller closes the node.
+func Open(ctx context.Context, c *Config, log *slog.Logger) (_ *Node, err error) {
+	n := &Node{Config: c, Log: log, Ready: &readiness{}}
+	defer func() {
+		if err != nil {
+			n.Close()
+		}
+	}()
+	if n.rules, err = c.Sandbox.LoadPolicy(); err != nil {
+		return nil, err
+	}
+	if n.backendConfig, err = c.Sandbox.BackendConfig(); err != nil {
+		return nil, err
+	}
+	if n.Upstream, err = c.Upstream.open(ctx, log); err != nil {
+		return nil, err
+	}
+	if n.Upstream != nil {
+		n.onClose(func() { n.Upstream.close() })
+	}
+	if n.Store, err = openStore(c, log); err != nil {
+		return nil, err
+	}
+	n.onClose(func() { n.Store.Close() })
+	if n.control, err = diskctl.Serve(c.Dir, n.Store, casserver.ServerOptions(log)...); err != nil {
+		return nil, exit.New(exit.Environment, err)
+	}
+	n.onClose(func() { n.control.Close() })
+	if pending, err := storedir.Pending(c.Dir); err != nil {
+		return nil, exit.New(exit.Environment, err)
+	} else if pending > 0 && c.writePolicy != overlay.WriteBack {
+		log.Warn("not sent to an upstream, and not kept until they are: start with --cas-write back to send them",
+			"blobs and results", pending, "journal", storedir.Journal(c.Dir))
+	}
+	if n.record, err = audit.Open(audit.Config{Dir: storedir.Audit(c.Dir), MaxBytes: int64(c.Audit), Log: log}); err != nil {
+		return nil, exit.New(exit.Environment, err)
+	}
+	n.onClose(func() { n.record.Close() })
+	if n.Name, err = os.Hostname(); err != nil || n.Name == "" {
+		n.Name = "cloister"
+	}
+	return n, nil
+}
+
+// Confine makes the sandbox, and finds out what it can.
+func (n *Node) Confine(ctx context.Context) (err error) {
+	n.backendConfig.Hidden = []string{n.Dir}
+	n.backend = namespace.New(n.backendConfig)
+	n.onClose(func() { n.backend.Close() })
+	if n.features, err = n.backend.Probe(ctx); err != nil {
+		return exit.New(exit.Environment, fmt.Errorf("actions cannot be sandboxed here, and are never run without: %w", err))
+	}
+	if n.toolchain, err = worker.HostToolchain(); err != nil {
+		return exit.New(exit.Environment, fmt.Errorf("toolchain of this host: %w", err))
+	}
+	return nil
+}
+
+// Start makes the worker, and begins to watch over what it depends on. Flags are what a command on this machine must be
+// told to execute what this node does; wrap, if not nil, decides what is seen of the store.
+func (n *Node) Start(ctx context.Context, flags []string, wrap func(cas.Instances) cas.Instances) (err error) {
+	n.Registry = prometheus.NewRegistry()
+	n.Telemetry = telemetry.New(n.Registry)
+	// What is sent at the end is still seen from outside.
+	n.stopMetrics = func() {}
+	n.onClose(func() { n.stopMetrics() })
+	n.onClose(func() { n.Service.Close() })
+	var stop context.CancelFunc
+	n.Background, stop = context.WithCancel(ctx)
+	n.onClose(func() {
+		stop()
+		n.Watchers.Wait()
+	})
+	if n.writePolicy == overlay.WriteThrough {
+		n.Ready.upstream = n.Upstream
+	}
+	if err := n.open(wrap); err != nil {
+		return err
+	}
+	config := worker.Config{
+		Name: n.Name, Instances: n.Instances, Policy: n.rules, RenewInterval: n.Renew(), Fleet: n.Fleet, Log: n.Log,
+		Reproduce: func(t *worker.Task) string { return reproduce(t, flags) },
+		Audit: func(t *worker.Task, a *worker.Violations) {
+			n.Telemetry.Violations(a)
+			recordViolations(n.Log, n.record, n.Name, t, a)
+		},
+	}
+	if n.backend != nil { // else this machine executes nothing
+		config.Stager, n.copyReason = worker.NewStager(ctx, n.backend, filepath.Join(n.Dir, "tmp"), int64(n.trees), n.Log)
+		n.onClose(func() {
+			if err := config.Stager.Close(); err != nil {
+				n.Log.Warn("input trees", "err", err)
+			}
+		})
+		config.Backend, config.Features, config.Toolchain = n.backend, n.features, n.toolchain
+	}
+	n.Local = worker.New(config)
+	if n.Upstream != nil {
+		n.Watchers.Go(func() { n.Upstream.watch(n.Background, n.Log) })
+	}
+	if n.scrub > 0 {
+		n.Watchers.Go(func() { n.control.Scrub(n.Background, int64(n.scrub), n.Log) })
+	}
+	return nil
+}
+
+// open puts the store in front of what is behind it.
+func (n *Node) open(wrap func(cas.Instances) cas.Instances) (err error) {
+	n.Instances = n.Store.Instance
+	n.sending, n.stopSending = context.WithCancel(context.Background())
+	n.stopSending() // until it is known that all went well, nobody waits for what is still to be sent
+	if n.Upstream != nil {
+		n.overlay, err = overlay.New(overlay.Config{
+			Local: n.Store.Instance, Upstream: n.Upstream.instances, Policy: n.writePolicy, Journal: storedir.Journal(n.Dir), RenewInterval: n.Renew(), Log: n.Log,
+		})
+		if err != nil {
+			return exit.New(exit.Environment, err)
+		}
+		n.Instances = n.overlay.Instance
+		n.onClose(func() {
+			if err := n.overlay.Close(n.sending); err != nil {
+				n.Log.Warn("upstream", "address", n.Upstream.address, "err", err)
+			}
+			n.stopSending()
+		})
+	}
+	n.Instances = n.Ready.store.instances(n.Instances, n.Store.MaxBytes/2)
+	if wrap != nil {
+		n.Instances = wrap(n.Instances)
+	}
+	return nil
+}
+
+// SendPending has close wait for what is still to be sent upstream: as long as running actions may take, or until another
+// signal comes.
+func (n *Node) SendPending(out io.Writer, signals <-chan os.Signal) {
+	if n.overlay == nil {
+		return
+	}
+	if pending := n.overlay.Stats().Pending; pending > 0 {
+		fmt.Fprintf(out, "sending  %d blobs and results to %s, for up to %s; Ctrl-C leaves them to the next start\n", pending, n.Upstream.address, n.DrainTimeout)
+		if why := n.Upstream.Down(); why != "" {
+			fmt.Fprintf(out, "         %s\n", why)
+		}
+	}
+	n.sending, n.stopSending = DrainContext(n.DrainTimeout, signals)
+}
+
+// onClose has close call f before what was registered earlier.
+func (n *Node) onClose(f func()) { n.closers = append(n.closers, f) }
+
+// Close ends the node. Nothing may execute any more.
+func (n *Node) Close() {
+	for len(n.closers) > 0 {
+		last := len(n.closers) - 1
+		end := n.closers[last]
+		n.closers = n.closers[:last]
+		end()
+	}
+}
+
+// Banner prints of the node what somebody wants to know who has just started it.
+func (n *Node) Banner(out io.Writer) {
+	stats := n.Store.Stats()
+	fmt.Fprintf(out, "cloister %s  %s/%s  %d slots  cache %s %s of %s\n",
+		buildinfo.Version, runtime.GOOS, runtime.GOARCH, n.Jobs, n.Dir, sandbox.Bytes(stats.Bytes), sandbox.Bytes(stats.MaxBytes))
+	lease := "no lease: anything may be evicted at any time"
+	if n.lease > 0 {
+		lease = "what was used stays for " + n.lease.String()
+	}
+	if n.Sync {
+		lease += ", synced"
+	}
+	fmt.Fprintf(out, "store    %s\n", lease)
+	if n.backend == nil {
+		return
+	}
+	if n.copyReason != nil {
+		fmt.Fprintf(out, "inputs   copied for each action: %v\n", n.copyReason)
+	} else {
+		fmt.Fprintf(out, "inputs   read from the store; %s of them stay mounted, %s decoded\n",
+			sandbox.Bytes(int64(n.trees)), sandbox.Bytes(worker.DefaultCacheBytes))
+	}
+	n.Config.Sandbox.Banner(out, n.features, n.rules)
+}
+
+// recordViolations writes what an action tried to the log and to the audit log.
+func recordViolations(log *slog.Logger, record *audit.Log, name string, t *worker.Task, a *worker.Violations) {
+	log.Warn("attempts of an action", "action", t.Action.String(), "instance", t.Instance, "target", t.Target,
+		"mnemonic", t.Mnemonic, "exit", a.ExitCode, "events", len(a.Events)+a.Unrecorded, "first", a.First().String())
+	err := record.Append(audit.Entry{
+		Time: time.Now(), Action: t.Action.String(), Instance: t.Instance, Target: t.Target, Mnemonic: t.Mnemonic,
+		Invocation: t.Invocation, Worker: name, Exit: a.ExitCode, Events: a.Events, Unrecorded: a.Unrecorded,
+	})
+	if err != nil {
+		log.Error("the audit log cannot be written", "err", err)
+	}
+}

@@ -1,0 +1,213 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package node
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	repb "github.com/bazelbuild/remote-apis/build/bazel/remote/execution/v2"
+	"github.com/cloister-build/cloister/cas"
+	"google.golang.org/grpc/health"
+	healthpb "google.golang.org/grpc/health/grpc_health_v1"
+)
+
+// CheckReady says why no action can be executed now.
+func (n *Node) CheckReady() error {
+	if reasons := n.Ready.executionReasons(); len(reasons) > 0 {
+		return errors.New(strings.Join(reasons, "; "))
+	}
+	return nil
+}
+
+// readiness is whether a server should be given work. One that is not ready serves what it can all the same.
+type readiness struct {
+	Draining atomic.Bool
+	store    fullStore
+	upstream *upstream // nil if writes succeed without one
+	// scheduler says why no actions come from there, "" if they do; nil without one.
+	Scheduler func() string
+	// workers says why no action is given to any worker, "" if some are; nil where none can be drained.
+	Workers func() string
+}
+
+// reason returns a line for each reason not to be ready.
+func (r *readiness) Reasons() []string {
+	var reasons []string
+	if r.Draining.Load() {
+		reasons = append(reasons, "draining: no new actions are taken")
+	}
+	reasons = append(reasons, r.executionReasons()...)
+	for _, says := range []func() string{r.Scheduler, r.Workers} {
+		if says == nil {
+			continue
+		}
+		if text := says(); text != "" {
+			reasons = append(reasons, text)
+		}
+	}
+	return reasons
+}
+
+// executionReasons returns a line for each reason why actions cannot be executed, or their outputs not kept.
+func (r *readiness) executionReasons() []string {
+	var reasons []string
+	if text := r.store.full(time.Now()); text != "" {
+		reasons = append(reasons, text)
+	}
+	if r.upstream != nil {
+		if text := r.upstream.Down(); text != "" {
+			reasons = append(reasons, text)
+		}
+	}
+	return reasons
+}
+
+// ServeHTTP answers 200, or 503 with the reasons.
+func (r *readiness) ServeHTTP(w http.ResponseWriter, _ *http.Request) {
+	w.Header().Set("Content-Type", "text/plain; charset=utf-8")
+	reasons := r.Reasons()
+	if len(reasons) == 0 {
+		io.WriteString(w, "ready\n")
+		return
+	}
+	w.WriteHeader(http.StatusServiceUnavailable)
+	for _, text := range reasons {
+		fmt.Fprintln(w, text)
+	}
+}
+
+// ReportHealth keeps the health of the server as a whole up to date until ctx ends. The services stay as they are.
+func (r *readiness) ReportHealth(ctx context.Context, h *health.Server) {
+	tick := time.NewTicker(time.Second)
+	defer tick.Stop()
+	for {
+		state := healthpb.HealthCheckResponse_SERVING
+		if len(r.Reasons()) > 0 {
+			state = healthpb.HealthCheckResponse_NOT_SERVING
+		}
+		h.SetServingStatus("", state)
+		select {
+		case <-tick.C:
+		case <-ctx.Done():
+			return
+		}
+	}
+}
+
+// fullWindow is for how long a write that found no room says something.
+const fullWindow = time.Minute
+
+// fullStore remembers that writes found no room.
+type fullStore struct {
+	mu    sync.Mutex
+	since time.Time // guarded by mu; of the first of them
+	last  time.Time // guarded by mu
+	text  string    // guarded by mu; of the last
+}
+
+// note looks at how a write ended, and returns that.
+func (f *fullStore) note(err error) error {
+	if errors.Is(err, cas.ErrFull) {
+		now := time.Now()
+		f.mu.Lock()
+		defer f.mu.Unlock()
+		if now.Sub(f.last) > fullWindow {
+			f.since = now
+		}
+		f.last, f.text = now, err.Error()
+	}
+	return err
+}
+
+// full says since when there is no room, and why, or nothing.
+func (f *fullStore) full(now time.Time) string {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if f.last.IsZero() || now.Sub(f.last) > fullWindow {
+		return ""
+	}
+	return fmt.Sprintf("full since %s: %s", f.since.UTC().Format(time.RFC3339), f.text)
+}
+
+// Instances returns next with writes that f is told of. What comes near from an upstream to be read is no write: next
+// is what clients see. That there is no room for a blob of more than most bytes says nothing. Stores of next are a
+// cas.Batcher, a cas.Filer, a cas.Locator and a cas.Splicer.
+func (f *fullStore) instances(next cas.Instances, most int64) cas.Instances {
+	return func(name string) (*cas.Instance, error) {
+		in, err := next(name)
+		if err != nil {
+			return nil, err
+		}
+		s := fullNotingStore{in.Store.(diskStore), in.Actions, f, most}
+		wrapped := &cas.Instance{Name: in.Name, Store: s, Actions: s, Functions: in.Functions}
+		if fetcher, ok := in.Store.(cas.Fetcher); ok {
+			wrapped.Store = struct {
+				fullNotingStore
+				cas.Fetcher
+			}{s, fetcher}
+		}
+		return wrapped, nil
+	}
+}
+
+// diskStore is what a store on a disk is able to, also in front of another one.
+type diskStore interface {
+	cas.Store
+	cas.Batcher
+	cas.Filer
+	cas.Locator
+	cas.Splicer
+}
+
+// fullNotingStore is a store whose writes are noted.
+type fullNotingStore struct {
+	diskStore
+	cas.ActionCache
+	full *fullStore
+	most int64
+}
+
+func (s fullNotingStore) note(d cas.Digest, err error) error {
+	if d.Size() > s.most {
+		return err
+	}
+	return s.full.note(err)
+}
+
+func (s fullNotingStore) Put(ctx context.Context, d cas.Digest, r io.Reader) error {
+	return s.note(d, s.diskStore.Put(ctx, d, r))
+}
+
+func (s fullNotingStore) Splice(ctx context.Context, d cas.Digest, m cas.ChunkList) error {
+	return s.note(d, s.diskStore.Splice(ctx, d, m))
+}
+
+func (s fullNotingStore) PutAll(ctx context.Context, blobs []cas.Blob) []error {
+	errs := s.diskStore.PutAll(ctx, blobs)
+	for i, err := range errs {
+		errs[i] = s.note(blobs[i].Digest, err)
+	}
+	return errs
+}
+
+func (s fullNotingStore) Record(ctx context.Context, action cas.Digest, r *repb.ActionResult) error {
+	return s.full.note(s.ActionCache.Record(ctx, action, r))
+}
+
+// CheckUpstream says why nothing that is behind the store answers: inputs would be absent, and outputs not kept.
+func (n *Node) CheckUpstream() error {
+	if n.Ready.upstream != nil {
+		if text := n.Ready.upstream.Down(); text != "" {
+			return errors.New(text)
+		}
+	}
+	return nil
+}

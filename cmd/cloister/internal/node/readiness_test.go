@@ -1,0 +1,155 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package node
+
+import (
+	"bytes"
+	"errors"
+	"log/slog"
+	"strings"
+	"testing"
+	"time"
+
+	repb "github.com/bazelbuild/remote-apis/build/bazel/remote/execution/v2"
+	"github.com/cloister-build/cloister/cas"
+	"github.com/cloister-build/cloister/cas/castest"
+	"github.com/cloister-build/cloister/cas/disk"
+	"github.com/cloister-build/cloister/cas/overlay"
+)
+
+// TestEveryWriteWithoutRoomIsNoted, whichever way it comes, and for a minute.
+func TestEveryWriteWithoutRoomIsNoted(t *testing.T) {
+	c, err := disk.Open(disk.Config{Dir: t.TempDir(), MaxBytes: 256 << 10})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	// A blob that never fits says nothing.
+	var never fullStore
+	if in, err := never.instances(c.Instance, c.MaxBytes/2)(""); err != nil {
+		t.Fatal(err)
+	} else if err := in.Store.Put(t.Context(), cas.SHA256.Sum(make([]byte, 1<<20)), bytes.NewReader(make([]byte, 1<<20))); !errors.Is(err, cas.ErrFull) || never.full(time.Now()) != "" {
+		t.Errorf("a blob above the budget: %v, noted as %q", err, never.full(time.Now()))
+	}
+	var filling fullStore
+	in, err := filling.instances(c.Instance, c.MaxBytes/2)("")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, ok := in.Store.(cas.Locator); !ok {
+		t.Error("what is on a disk is no cas.Locator")
+	}
+	if _, ok := in.Store.(cas.Splicer); !ok {
+		t.Error("what is on a disk is no cas.Splicer: no blob is split or spliced")
+	}
+	var held cas.Digest
+	var content []byte // of held
+	for i := 0; err == nil; i++ {
+		if filling.full(time.Now()) != "" {
+			t.Fatal("full before a write was refused")
+		}
+		data := bytes.Repeat([]byte{byte(i), byte(i >> 8)}, 200)
+		d := cas.SHA256.Sum(data)
+		if err = in.Store.Put(t.Context(), d, bytes.NewReader(data)); err == nil {
+			held, content = d, data
+		}
+	}
+	if text := filling.full(time.Now()); !errors.Is(err, cas.ErrFull) || !strings.Contains(text, "full since") || !strings.Contains(text, "leased") {
+		t.Errorf("Put: %v, noted as %q", err, text)
+	}
+	if text := filling.full(time.Now().Add(2 * time.Minute)); text != "" {
+		t.Errorf("two minutes later: %q", text)
+	}
+	data := []byte("one more")
+	for name, write := range map[string]func(in *cas.Instance) error{
+		"PutAll": func(in *cas.Instance) error {
+			return in.Store.(cas.Batcher).PutAll(t.Context(), []cas.Blob{{Digest: cas.SHA256.Sum(data), Data: data}})[0]
+		},
+		"Record": func(in *cas.Instance) error {
+			return in.Actions.Record(t.Context(), held, &repb.ActionResult{StdoutRaw: data})
+		},
+		"Map": func(in *cas.Instance) error {
+			twice := bytes.Repeat(content, 2)
+			return in.Store.(cas.Splicer).Splice(t.Context(), cas.SHA256.Sum(twice), cas.ChunkList{Chunks: []cas.Digest{held, held}})
+		},
+	} {
+		var f fullStore
+		in, err := f.instances(c.Instance, c.MaxBytes/2)("")
+		if err == nil {
+			err = write(in)
+		}
+		if !errors.Is(err, cas.ErrFull) || f.full(time.Now()) == "" {
+			t.Errorf("%s: %v, noted as %q", name, err, f.full(time.Now()))
+		}
+	}
+}
+
+// TestReadingIsNoWrite: that what comes from an upstream finds no room does not make a server one that is full.
+func TestReadingIsNoWrite(t *testing.T) {
+	near, err := disk.Open(disk.Config{Dir: t.TempDir(), MaxBytes: 256 << 10})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer near.Close()
+	far := castest.Instances()
+	front, err := overlay.New(overlay.Config{Local: near.Instance, Upstream: far})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer front.Close(t.Context())
+	var f fullStore
+	in, err := f.instances(front.Instance, near.MaxBytes/2)("")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, ok := in.Store.(cas.Fetcher); !ok {
+		t.Error("what is read from an upstream is no cas.Fetcher")
+	}
+	if _, ok := in.Store.(cas.Locator); !ok {
+		t.Error("what is on a disk is no cas.Locator in front of an upstream")
+	}
+	if _, ok := in.Store.(cas.Splicer); !ok {
+		t.Error("what is on a disk is no cas.Splicer in front of an upstream")
+	}
+	behind, err := far("")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var ds []cas.Digest
+	for i := range 500 {
+		data := bytes.Repeat([]byte{byte(i), byte(i >> 8)}, 1000)
+		d := cas.SHA256.Sum(data)
+		if err := behind.Store.Put(t.Context(), d, bytes.NewReader(data)); err != nil {
+			t.Fatal(err)
+		}
+		ds = append(ds, d)
+	}
+	if err := cas.Fetch(t.Context(), in.Store, ds); err != nil {
+		t.Error(err)
+	}
+	for _, d := range ds {
+		if _, err := cas.ReadAll(t.Context(), in.Store, d, d.Size()); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if missing, err := near.Instance(""); err != nil {
+		t.Fatal(err)
+	} else if absent, err := missing.Store.Missing(t.Context(), ds); err != nil || len(absent) == 0 || f.full(time.Now()) != "" {
+		t.Errorf("%d of %d found no room, %v, noted as %q", len(absent), len(ds), err, f.full(time.Now()))
+	}
+}
+
+// TestDownAtStartIsLogged, once.
+func TestDownAtStartIsLogged(t *testing.T) {
+	var text bytes.Buffer
+	log := slog.New(slog.NewTextHandler(&text, nil))
+	u := upstream{address: "grpc://far", reason: errNotProbed}
+	for range 3 {
+		u.note(errors.New("refused"), log)
+	}
+	u.note(nil, log)
+	u.note(nil, log)
+	if strings.Count(text.String(), "upstream is down") != 1 || strings.Count(text.String(), "upstream answers") != 1 {
+		t.Errorf("the log is\n%s", &text)
+	}
+}

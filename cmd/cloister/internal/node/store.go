@@ -1,0 +1,51 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package node
+
+import (
+	"fmt"
+	"log/slog"
+	"os"
+	"path/filepath"
+
+	"github.com/cloister-build/cloister/cas"
+	"github.com/cloister-build/cloister/cas/disk"
+	"github.com/cloister-build/cloister/cas/diskctl"
+	"github.com/cloister-build/cloister/cmd/cloister/internal/storedir"
+	"github.com/cloister-build/cloister/cmd/internal/exit"
+)
+
+// openStore opens the store of the flags, and fills in what they leave to it. Log is told what is found damaged.
+func openStore(c *Config, log *slog.Logger) (*disk.Cache, error) {
+	dir, err := storedir.Path(c.Dir)
+	if err != nil {
+		return nil, err
+	}
+	c.Dir = dir
+	if err := os.MkdirAll(dir, 0o700); err != nil {
+		return nil, exit.New(exit.Environment, fmt.Errorf("--dir %s: %w", dir, err))
+	}
+	// Inputs are mounted by the paths of their files, and a link in them would be refused.
+	if c.Dir, err = filepath.EvalSymlinks(dir); err != nil {
+		return nil, exit.New(exit.Environment, fmt.Errorf("--dir %s: %w", dir, err))
+	}
+	most, err := c.maxSize.Of(c.Dir)
+	if err != nil {
+		return nil, exit.New(exit.Environment, err)
+	}
+	store, err := disk.Open(disk.Config{
+		Dir: c.Dir, MaxBytes: most, MaxFiles: c.maxFiles, Lease: storedir.Lease(c.lease), Sync: c.Sync,
+		Corrupt: func(instance string, d cas.Digest, where string) {
+			log.Warn("damaged blob: it is absent now, so that it is uploaded or made again",
+				"digest", d.String(), "instance", instance, "where", where, "kept", diskctl.Quarantine(c.Dir, d))
+		},
+	})
+	if err != nil {
+		return nil, exit.New(exit.Environment, err)
+	}
+	if s := store.Stats(); s.LogDamage > 0 || s.LogLost > 0 {
+		log.Warn("damaged logs: some blobs are absent now, so that they are uploaded or made again",
+			"dir", filepath.Join(c.Dir, "segments"), "unreadable_bytes", s.LogDamage, "records_without_bytes", s.LogLost)
+	}
+	return store, nil
+}

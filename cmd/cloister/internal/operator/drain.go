@@ -1,0 +1,185 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package operator
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/cloister-build/cloister/cmd/cloister/internal/interrupt"
+	"github.com/cloister-build/cloister/cmd/cloister/internal/render"
+	"github.com/cloister-build/cloister/cmd/internal/exit"
+	"github.com/cloister-build/cloister/proto/cloister/v1"
+	"google.golang.org/grpc"
+)
+
+// Drain is what the arguments and flags of drain and undrain say.
+type Drain struct {
+	From           Fleet
+	worker, Reason string
+	Wait           bool
+	Timeout        time.Duration // 0 is none
+}
+
+// Named goes on with the worker that the arguments name. An empty name would be all of them.
+func (c *Drain) Named(args []string, next func() error) error {
+	if len(args) > 0 {
+		if c.worker = args[0]; c.worker == "" {
+			return errors.New("WORKER is empty: name one, or leave it out for all")
+		}
+	}
+	return next()
+}
+
+// Run drains, and waits if it is to.
+func (c *Drain) Run(ctx context.Context, out io.Writer) error {
+	ctx, end := interrupt.Context(ctx)
+	defer end()
+	return c.From.Connect(func(client cloisterpb.FleetClient) error {
+		r, err := c.call(ctx, client.Drain)
+		if err != nil {
+			return err
+		}
+		fmt.Fprintf(out, "drained %s; %d actions run there\n", workerNames(r.Workers, "every worker that will join"), r.Running)
+		if !c.Wait {
+			return nil
+		}
+		return c.waitIdle(ctx, client, r.Workers, out)
+	})
+}
+
+// Undo undoes drain.
+func (c *Drain) Undo(ctx context.Context, out io.Writer) error {
+	ctx, end := interrupt.Context(ctx)
+	defer end()
+	return c.From.Connect(func(client cloisterpb.FleetClient) error {
+		r, err := c.call(ctx, client.Undrain)
+		if err == nil {
+			fmt.Fprintf(out, "undrained %s\n", workerNames(r.Workers, "every worker that will join"))
+		}
+		return err
+	})
+}
+
+// waitIdle waits until none of the workers executes anything.
+func (c *Drain) waitIdle(ctx context.Context, client cloisterpb.FleetClient, workers []string, out io.Writer) error {
+	var over <-chan time.Time
+	if c.Timeout > 0 {
+		over = time.After(c.Timeout)
+	}
+	const pause = 500 * time.Millisecond
+	answered := time.Now()
+	had := make(map[string]int) // how many slots each was seen with
+	for {
+		s, err := c.From.Status(ctx, client)
+		if e, ok := errors.AsType[*exit.Error](err); ok && e.Code == exit.Unreachable && time.Since(answered) < reconnectTime {
+			// It may be on its way back, and knows then who is drained.
+			select {
+			case <-time.After(pause):
+				continue
+			case <-over:
+				return exit.New(exit.Timeout, fmt.Errorf("after %s the server does not answer, and it is not known what still runs: %w", c.Timeout, err))
+			case <-ctx.Done():
+			}
+		}
+		if err != nil {
+			return err
+		}
+		answered = time.Now()
+		var busy []string
+		running := 0
+		if s.Up < reconnectTime.Seconds() {
+			// They were there when they were drained, so that this server may have been started since. It has nothing of what ran
+			// before; each slot that may execute that still is to be heard of.
+			for _, name := range workers {
+				if n := away(s.Workers, name, had[name]); n > 0 {
+					running += n
+					busy = append(busy, name)
+				}
+			}
+		}
+		for _, name := range workers {
+			had[name] = max(had[name], slotsOf(s.Workers, name))
+		}
+		for _, w := range s.Workers {
+			if w.Busy > 0 && slices.Contains(workers, w.Name) {
+				running += w.Busy
+				busy = append(busy, w.Name)
+			}
+			if w.State == workerWorks && slices.Contains(workers, w.Name) {
+				return exit.New(exit.No, fmt.Errorf("worker %s is not drained any more: it takes actions", render.Quote(w.Name)))
+			}
+		}
+		if running == 0 {
+			_, err := fmt.Fprintf(out, "idle    %s\n", workerNames(workers, "no worker was there"))
+			return err
+		}
+		select {
+		case <-time.After(pause):
+		case <-over:
+			return exit.New(exit.Timeout, fmt.Errorf("after %s %d actions still run on %s, which stays drained", c.Timeout, running, workerNames(slices.Compact(busy), "")))
+		case <-ctx.Done():
+			return interrupt.Explain(ctx, ctx.Err(), fmt.Sprintf("stopped waiting: %d actions still run on %s, which stays drained", running, workerNames(slices.Compact(busy), "")))
+		}
+	}
+}
+
+// reconnectTime is how long a server that was there may not answer, and for how long after the start of a server its workers may
+// be on their way back: they call every ten seconds, and take no longer after that server was away.
+const reconnectTime = time.Minute
+
+// away returns how many slots of a worker a server that was just started has not heard of, if the worker had so many before. One
+// that has left since has none that execute.
+func away(all []workerState, name string, had int) int {
+	known := slices.ContainsFunc(all, func(w workerState) bool { return w.Name == name })
+	there := slices.ContainsFunc(all, func(w workerState) bool { return w.Name == name && w.State != workerGone })
+	switch {
+	case !known:
+		return max(had, 1)
+	case !there:
+		return 0
+	}
+	return had - slotsOf(all, name)
+}
+
+// slotsOf returns how many slots there are of a worker.
+func slotsOf(all []workerState, name string) int {
+	n := 0
+	for _, w := range all {
+		if w.Name == name {
+			n += w.Slots
+		}
+	}
+	return n
+}
+
+// drainMethod is Drain or Undrain.
+type drainMethod func(context.Context, *cloisterpb.DrainRequest, ...grpc.CallOption) (*cloisterpb.DrainResponse, error)
+
+// call drains or undrains.
+func (c *Drain) call(ctx context.Context, do drainMethod) (*cloisterpb.DrainResponse, error) {
+	within, cancel := context.WithTimeout(ctx, callTimeout)
+	defer cancel()
+	r, err := do(within, &cloisterpb.DrainRequest{Worker: c.worker, Reason: c.Reason})
+	if err != nil {
+		return nil, c.From.explain(ctx, err)
+	}
+	return r, nil
+}
+
+// workerNames lists workers for a person.
+func workerNames(workers []string, none string) string {
+	if len(workers) == 0 {
+		return none
+	}
+	quoted := make([]string, len(workers))
+	for i, w := range workers {
+		quoted[i] = render.Quote(w)
+	}
+	return strings.Join(quoted, ", ")
+}

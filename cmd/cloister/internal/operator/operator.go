@@ -1,0 +1,66 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package operator shows the workers of a server and drains them, over its cloister.v1.Fleet service.
+package operator
+
+import (
+	"context"
+	"fmt"
+
+	"github.com/cloister-build/cloister/cas/remote"
+	"github.com/cloister-build/cloister/cmd/cloister/internal/client"
+	"github.com/cloister-build/cloister/cmd/cloister/internal/interrupt"
+	"github.com/cloister-build/cloister/cmd/internal/exit"
+	"github.com/cloister-build/cloister/proto/cloister/v1"
+	"github.com/spf13/cobra"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+)
+
+// Fleet is the flags that say whose workers are meant.
+type Fleet struct{ Server client.Server }
+
+func (f *Fleet) Register(cmd *cobra.Command) {
+	flags := cmd.Flags()
+	flags.StringVar(&f.Server.Address, "cas", "grpc://"+client.DefaultAddress, "the cloister serve that is asked: grpc://HOST:PORT or grpcs://HOST:PORT")
+	f.Server.Identity.Register(flags, "")
+}
+
+// Connect calls do with a client of the server, and closes it after that.
+func (f *Fleet) Connect(do func(cloisterpb.FleetClient) error) error {
+	conn, _, err := f.Server.Dial()
+	if err != nil {
+		return err
+	}
+	defer conn.Close()
+	return do(cloisterpb.NewFleetClient(conn))
+}
+
+// Status asks for the state of the server.
+func (f *Fleet) Status(ctx context.Context, c cloisterpb.FleetClient) (*State, error) {
+	within, cancel := context.WithTimeout(ctx, callTimeout)
+	defer cancel()
+	m, err := c.Status(within, &cloisterpb.StatusRequest{})
+	if err != nil {
+		return nil, f.explain(ctx, err)
+	}
+	return stateOf(m), nil
+}
+
+// explain says why a call came to nothing, with its exit code.
+func (f *Fleet) explain(ctx context.Context, err error) error {
+	if ctx.Err() != nil {
+		return interrupt.Explain(ctx, err, "stopped")
+	}
+	said := remote.Reason(status.Convert(err))
+	code := exit.No
+	switch status.Code(err) {
+	case codes.Unimplemented:
+		return exit.New(exit.No, fmt.Errorf("the server at %s says nothing of its workers: it does not serve cloister.v1.Fleet", f.Server.Address))
+	case codes.NotFound:
+		code = exit.Absent
+	case codes.Unavailable, codes.DeadlineExceeded:
+		return exit.New(exit.Unreachable, fmt.Errorf("%s: %s; name the server with --cas", f.Server.Address, said))
+	}
+	return exit.New(code, fmt.Errorf("%s: %s", f.Server.Address, said))
+}

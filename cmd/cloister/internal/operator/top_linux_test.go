@@ -1,0 +1,99 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package operator
+
+import (
+	"io"
+	"os"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/cloister-build/cloister/cmd/cloister/internal/terminal"
+	"github.com/cloister-build/cloister/cmd/internal/grpctest"
+	"github.com/cloister-build/cloister/worker/fleet"
+	"github.com/cloister-build/cloister/worker/queue"
+	"golang.org/x/sys/unix"
+	"google.golang.org/grpc"
+)
+
+func pipe(t *testing.T) (r, w *os.File) {
+	t.Helper()
+	r, w, err := os.Pipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { r.Close(); w.Close() })
+	return r, w
+}
+
+// TestTopOnATerminal: it redraws in place, within what the terminal shows, until q is typed, and gives the terminal back.
+func TestTopOnATerminal(t *testing.T) {
+	work := queue.New(queue.Config{Head: true})
+	t.Cleanup(work.Close)
+	address := grpctest.Serve(t, func(s *grpc.Server) {
+		fleet.Register(s, fleet.Config{Queue: work, Name: "head", Version: "0", Started: time.Now()})
+	})
+	none, _ := pipe(t)
+	shown, out := pipe(t)
+	persons, err := terminal.Open(none, out)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer persons.Close()
+	settings := func() (s *unix.Termios) {
+		if err := terminal.Control(persons.Slave, func(fd int) (err error) {
+			s, err = unix.IoctlGetTermios(fd, unix.TCGETS)
+			return err
+		}); err != nil {
+			t.Fatal(err)
+		}
+		return s
+	}
+	if err := terminal.Control(persons.Slave, func(fd int) error {
+		return unix.IoctlSetWinsize(fd, unix.TIOCSWINSZ, &unix.Winsize{Row: 3, Col: 20})
+	}); err != nil {
+		t.Fatal(err)
+	}
+	before := settings()
+	c := Top{Interval: 100 * time.Millisecond}
+	c.From.Server.Address = "grpc://" + address
+	ended := make(chan error, 1)
+	go func() { ended <- c.Watch(t.Context(), persons.Slave, persons.Slave) }()
+
+	shown.SetReadDeadline(time.Now().Add(time.Minute)) // a bound, which is not met
+	var text strings.Builder
+	buffer := make([]byte, 4096)
+	await := func(want string, times int) {
+		t.Helper()
+		for strings.Count(text.String(), want) < times {
+			n, err := shown.Read(buffer)
+			text.Write(buffer[:n])
+			if err != nil {
+				t.Fatalf("%q never came %d times: %v in\n%q", want, times, err, text.String())
+			}
+		}
+	}
+	await(screenHome, 3) // two whole pages
+	if s := settings(); s.Lflag&(unix.ICANON|unix.ECHO) != 0 || s.Lflag&unix.ISIG == 0 {
+		t.Errorf("keys do not come at once, or Ctrl-C is no signal: %+v", s)
+	}
+	if _, err := io.WriteString(persons.Ours, "xq"); err != nil {
+		t.Fatal(err)
+	}
+	if err := <-ended; err != nil {
+		t.Errorf("q: %v", err)
+	}
+	await(screenClose, 1)
+	if after := settings(); *after != *before {
+		t.Errorf("the terminal is not as it was: %+v, before %+v", after, before)
+	}
+	got := text.String()
+	if !strings.HasPrefix(got, screenOpen) || !strings.HasSuffix(got, screenClose) {
+		t.Errorf("it does not begin and end on a page of its own: %q", got)
+	}
+	page := strings.Split(got, screenHome)[1]
+	if n := strings.Count(page, "\r\n"); n != 2 || !strings.Contains(page, "lines more") {
+		t.Errorf("a page of a terminal of 3 lines has %d: %q", n, page)
+	}
+}

@@ -1,0 +1,311 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package reproduction carries out cloister repro: it runs actions repeatedly, here or on servers, and reports differences.
+package reproduction
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net/url"
+	"os"
+	"path/filepath"
+	"strings"
+	"time"
+
+	"github.com/cloister-build/cloister/cmd/cloister/internal/attestation"
+	"github.com/cloister-build/cloister/cmd/cloister/internal/client"
+	"github.com/cloister-build/cloister/cmd/cloister/internal/comparison"
+	"github.com/cloister-build/cloister/cmd/cloister/internal/confinement"
+	"github.com/cloister-build/cloister/cmd/cloister/internal/localworker"
+	"github.com/cloister-build/cloister/cmd/cloister/internal/render"
+	"github.com/cloister-build/cloister/cmd/cloister/internal/terminal"
+	"github.com/cloister-build/cloister/cmd/internal/exit"
+	"github.com/cloister-build/cloister/worker"
+	"github.com/cloister-build/cloister/worker/repro"
+	"github.com/cloister-build/cloister/worker/repro/attest"
+	"github.com/spf13/cobra"
+)
+
+// Config is what the flags of repro say.
+type Config struct {
+	localworker.ActionFlags // of a command
+	From                    client.Server
+	Sandbox                 confinement.Flags
+	Names                   []string
+	Which                   client.Filter
+
+	Runs   int
+	Vary   string
+	On     []string
+	Bisect bool
+	Report string
+	KeepIn string
+	JSON   bool
+	// diffoscope asks for its opinion as well.
+	Diffoscope bool
+
+	Attest attestation.Flags
+	key    *attest.Key // of evidence
+}
+
+// maxSubjects is how many actions a selection judges.
+const maxSubjects = 1000
+
+// CheckFlags returns what is wrong with the command line.
+func (c *Config) CheckFlags(cmd *cobra.Command) error {
+	command := len(c.Args) > 0
+	for _, name := range localworker.ActionFlagNames {
+		if cmd.Flags().Changed(name) && !command {
+			return fmt.Errorf("--%s is of a command, which is stated after --", name)
+		}
+	}
+	kinds := 0
+	for _, is := range []bool{command, len(c.Names) > 0, c.Which.Set()} {
+		if is {
+			kinds++
+		}
+	}
+	switch {
+	case kinds != 1:
+		return errors.New("state what is to run: digests of actions, or a selection as --invocation ID, or a command after --")
+	case c.Runs < repro.MinRuns || c.Runs > repro.MaxRuns:
+		return fmt.Errorf("--runs %d: from %d to %d runs can be compared", c.Runs, repro.MinRuns, repro.MaxRuns)
+	}
+	if _, err := repro.Choose(c.Vary); err != nil {
+		return fmt.Errorf("--vary: %w", err)
+	}
+	if _, err := writerOf(c.Report); c.Report != "" && err != nil {
+		return err
+	}
+	if c.Attest.Path != "" && !command && len(c.Names) != 1 {
+		return errors.New("--attest is of one action: state one")
+	}
+	var err error
+	if c.key, err = c.Attest.Load(cmd.Context()); err != nil {
+		return err
+	}
+	for _, on := range c.On {
+		u, err := url.Parse(on)
+		if on != "local" && on != "remote" && (err != nil || u.Port() == "" || u.User != nil || u.RawQuery+u.Fragment != "" || u.Scheme != "grpc" && u.Scheme != "grpcs") {
+			// Reports and messages name places: what is stated must not be a password.
+			return errors.New("--on: write local, remote, grpc://HOST:PORT[/INSTANCE] or grpcs://HOST:PORT[/INSTANCE]")
+		}
+	}
+	if c.Bisect && !c.local() {
+		return errors.New("--bisect needs the sandbox of this machine, where things can be held: add local to --on")
+	}
+	return errors.Join(comparison.CheckDiffoscope(c.Diffoscope), c.ActionFlags.Check())
+}
+
+// subjects returns the actions that the command line names; of a command it is a digest that is yet to come.
+func (c *Config) subjects(ctx context.Context) ([]client.Action, error) {
+	if len(c.Args) > 0 {
+		return []client.Action{{}}, nil
+	}
+	if c.Which.Set() {
+		all, err := c.From.Actions(ctx, c.Which, maxSubjects)
+		if err == nil && len(all) == 0 {
+			err = exit.New(exit.Absent, fmt.Errorf("the history of %s has no such action", c.From.Address))
+		}
+		return all, err
+	}
+	var all []client.Action
+	for _, name := range c.Names {
+		s, err := c.From.Action(ctx, name)
+		if err != nil {
+			return nil, err
+		}
+		all = append(all, s)
+	}
+	return all, nil
+}
+
+// Run judges all actions, one after the other, and prints what it finds.
+func (c *Config) Run(ctx context.Context, out, info io.Writer) (repro.Report, error) {
+	subjects, err := c.subjects(ctx)
+	if err != nil {
+		return nil, err
+	}
+	bench, err := localworker.Open(&c.Sandbox)
+	if err != nil {
+		return nil, err
+	}
+	defer bench.Close()
+	if c.local() {
+		config := worker.Config{Name: "repro", Grace: time.Second, MaxTimeout: max(c.Timeout, 24*time.Hour)}
+		if err := bench.Start(ctx, config); err != nil {
+			return nil, err
+		}
+	}
+	servers, err := c.dial(ctx)
+	defer servers.close()
+	if err != nil {
+		return nil, err
+	}
+	var report repro.Report
+	var failed error
+	for i, s := range subjects {
+		v, err := c.one(ctx, bench, servers, s, fmt.Sprintf("%d of %d, ", i+1, len(subjects)), info)
+		if err != nil && (len(subjects) == 1 || ctx.Err() != nil) {
+			return nil, err
+		}
+		if err != nil { // the others are judged all the same
+			fmt.Fprintf(info, "cloister: %s: %v\n", s.Digest, err)
+			failed = fmt.Errorf("%d of %d actions could not be judged; the last: %w", i+1-len(report), len(subjects), err)
+			continue
+		}
+		report = append(report, v)
+		if !c.JSON {
+			if err := v.Text(out); err != nil {
+				return nil, err
+			}
+		}
+	}
+	return report, errors.Join(c.print(report, len(subjects), out), c.write(report), c.writeStatement(ctx, report), failed)
+}
+
+// print prints what comes after all verdicts.
+func (c *Config) print(report repro.Report, of int, out io.Writer) error {
+	if c.JSON {
+		return render.JSON(out, report)
+	}
+	if of == 1 {
+		return nil
+	}
+	return report.Table(out)
+}
+
+// one judges one action.
+func (c *Config) one(ctx context.Context, bench *localworker.Worker, servers servers, s client.Action, which string, info io.Writer) (*repro.Verdict, error) {
+	var task *worker.Task
+	var err error
+	if len(c.Args) > 0 {
+		task, err = c.Put(ctx, bench)
+	} else {
+		task, err = c.bring(ctx, bench, s)
+	}
+	if err != nil {
+		return nil, err
+	}
+	in, err := bench.Store.Instance(task.Instance)
+	if err != nil {
+		return nil, err
+	}
+	o := repro.Options{Runs: max(c.Runs, len(c.On)), Bisect: c.Bisect, Host: repro.ThisHost()}
+	if c.Vary != "all" {
+		o.Factors, _ = repro.Choose(c.Vary) // checkFlags did
+	}
+	for _, on := range c.On {
+		if on == "local" {
+			o.Executors = append(o.Executors, repro.Executor{Name: on, Executor: bench.Local, Store: in.Store, Features: &bench.Local.Features})
+			continue
+		}
+		p, err := servers[on].place(ctx, on, in.Store, task.Action)
+		if err != nil {
+			return nil, fmt.Errorf("--on %s: %w", on, err)
+		}
+		o.Executors = append(o.Executors, *p)
+	}
+	if terminal.Is(info) {
+		o.Progress = func(what string) { fmt.Fprintf(info, "\r\x1b[K%s%s", which, what) }
+		defer fmt.Fprint(info, "\r\x1b[K")
+	}
+	v, err := repro.Check(ctx, task, o)
+	if err != nil {
+		return nil, err
+	}
+	return v, errors.Join(c.keepRuns(ctx, v, o.Executors), c.lookDeeper(ctx, bench, v, o.Executors))
+}
+
+// local reports whether something runs here.
+func (c *Config) local() bool {
+	for _, on := range c.On {
+		if on == "local" {
+			return true
+		}
+	}
+	return false
+}
+
+// bring copies an action with its inputs from the server into the workbench, and returns its task.
+func (c *Config) bring(ctx context.Context, bench *localworker.Worker, s client.Action) (*worker.Task, error) {
+	task, err := bench.Fetch(ctx, &c.From, s.Digest)
+	if task != nil {
+		task.Target, task.Mnemonic = s.Target, s.Mnemonic
+	}
+	return task, c.From.Explain(err, exit.Trouble)
+}
+
+// writerOf returns what makes a report of the kind that the name of its file says.
+func writerOf(name string) (func(repro.Report) ([]byte, error), error) {
+	switch filepath.Ext(name) {
+	case ".html":
+		return repro.Report.HTML, nil
+	case ".md":
+		return func(r repro.Report) ([]byte, error) { return r.Markdown(), nil }, nil
+	case ".json":
+		return func(r repro.Report) ([]byte, error) {
+			var b strings.Builder
+			err := render.JSON(&b, r)
+			return []byte(b.String()), err
+		}, nil
+	}
+	return nil, fmt.Errorf("--report %s: its name is to end in .html, .md or .json", name)
+}
+
+// write writes the report, if one is wanted.
+func (c *Config) write(r repro.Report) error {
+	if c.Report == "" {
+		return nil
+	}
+	to, err := writerOf(c.Report)
+	if err != nil {
+		return err
+	}
+	b, err := to(r)
+	if err == nil {
+		err = os.WriteFile(c.Report, b, 0o644)
+	}
+	if err != nil {
+		return fmt.Errorf("--report: %w", err)
+	}
+	return nil
+}
+
+// writeStatement writes the statement about the one action that was judged, if one is wanted.
+func (c *Config) writeStatement(ctx context.Context, r repro.Report) error {
+	if c.Attest.Path == "" || len(r) != 1 {
+		return nil
+	}
+	s, err := attestation.OfVerdict(r[0])
+	if err != nil {
+		return fmt.Errorf("--attest: %w", err)
+	}
+	return c.Attest.Write(ctx, s, c.key)
+}
+
+// dial connects to all servers of --on. The caller closes what it returns, also after an error.
+func (c *Config) dial(ctx context.Context) (servers, error) {
+	all := servers{}
+	for _, on := range c.On {
+		if on == "local" || all[on] != nil {
+			continue
+		}
+		// Whoever this is at --cas is nobody's business elsewhere.
+		at := client.Server{Address: on, Instance: c.From.Instance}
+		if on == "remote" || on == c.From.Address {
+			at = c.From
+		}
+		s, err := at.Open(ctx)
+		if err != nil {
+			return all, fmt.Errorf("--on %s: %w", on, err)
+		}
+		all[on] = &server{store: s}
+		if all[on].conn, all[on].instance, err = at.Dial(); err != nil {
+			return all, fmt.Errorf("--on %s: %w", on, err)
+		}
+	}
+	return all, nil
+}

@@ -1,0 +1,178 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package runnerserver runs cloister runner: Buildbarn's runner protocol on a unix socket.
+package runnerserver
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"log/slog"
+	"net"
+	"os"
+	"os/signal"
+	"path/filepath"
+	"runtime"
+	"strings"
+	"syscall"
+	"time"
+
+	"github.com/cloister-build/cloister/cas/casserver"
+	"github.com/cloister-build/cloister/cmd/cloister/internal/buildinfo"
+	"github.com/cloister-build/cloister/cmd/cloister/internal/confinement"
+	"github.com/cloister-build/cloister/cmd/cloister/internal/node"
+	"github.com/cloister-build/cloister/cmd/internal/exit"
+	"github.com/cloister-build/cloister/cmd/internal/flags"
+	"github.com/cloister-build/cloister/sandbox"
+	"github.com/cloister-build/cloister/sandbox/namespace"
+	"github.com/cloister-build/cloister/sandbox/policy"
+	"github.com/cloister-build/cloister/worker"
+	"github.com/cloister-build/cloister/worker/runner"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/health"
+	healthpb "google.golang.org/grpc/health/grpc_health_v1"
+)
+
+// Config is what the flags of runner say.
+type Config struct {
+	Socket       string
+	Mode         flags.FileMode
+	BuildDir     string
+	Jobs         int
+	DrainTimeout time.Duration
+	Sandbox      confinement.Flags
+}
+
+// Run runs until a signal or ctx ends it.
+func Run(ctx context.Context, c *Config, out io.Writer) error {
+	signals := make(chan os.Signal, 2)
+	signal.Notify(signals, os.Interrupt, syscall.SIGTERM)
+	defer signal.Stop(signals)
+	log := slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: slog.LevelInfo}))
+
+	rules, err := c.Sandbox.LoadPolicy()
+	if err != nil {
+		return err
+	}
+	box, err := c.Sandbox.BackendConfig()
+	if err != nil {
+		return err
+	}
+	// Inputs are mounted by the paths of their files, and a link in them would be refused.
+	dir, err := filepath.Abs(c.BuildDir)
+	if err == nil {
+		dir, err = filepath.EvalSymlinks(dir)
+	}
+	if err != nil {
+		return exit.New(exit.Environment, fmt.Errorf("--build-dir %s: %w; state the directory that bb_worker's buildDirectoryPath names", c.BuildDir, err))
+	}
+	box.Hidden = []string{dir}
+	backend := namespace.New(box)
+	defer backend.Close()
+	features, err := backend.Probe(ctx)
+	if err != nil {
+		return exit.New(exit.Environment, fmt.Errorf("commands cannot be sandboxed here, and are never run without: %w", err))
+	}
+	toolchain, err := worker.HostToolchain()
+	if err != nil {
+		return exit.New(exit.Environment, fmt.Errorf("toolchain of this host: %w", err))
+	}
+	service, err := runner.New(runner.Config{
+		BuildDir: dir, Backend: backend, Features: features, Toolchain: toolchain, Policy: rules, Jobs: c.Jobs, Log: log,
+	})
+	if err != nil {
+		return exit.New(exit.Environment, err)
+	}
+
+	listener, err := listenUnix(c.Socket, fs.FileMode(c.Mode))
+	if err != nil {
+		return exit.New(exit.Environment, fmt.Errorf("--socket %s: %w", c.Socket, err))
+	}
+	// The backend is in use until the last call has returned.
+	server := grpc.NewServer(append(casserver.ServerOptions(log), grpc.WaitForHandlers(true))...)
+	service.Register(server)
+	alive := health.NewServer()
+	healthpb.RegisterHealthServer(server, alive)
+	for name := range server.GetServiceInfo() {
+		alive.SetServingStatus(name, healthpb.HealthCheckResponse_SERVING)
+	}
+	runnerBanner(out, c, dir, features, rules)
+	failed := make(chan error, 1)
+	go func() { failed <- server.Serve(listener) }()
+	select {
+	case err = <-failed:
+		return fmt.Errorf("serve %s: %w", c.Socket, err)
+	case <-ctx.Done():
+	case <-signals:
+	}
+	// Whoever comes from now on finds nobody, and asks again later.
+	err = os.Remove(c.Socket)
+	alive.Shutdown()
+	drainServer(out, server, c.DrainTimeout, signals)
+	<-failed
+	return err
+}
+
+// drainServer lets calls end, until the time is up or another signal comes.
+func drainServer(out io.Writer, server *grpc.Server, limit time.Duration, signals <-chan os.Signal) {
+	ctx, cancel := node.DrainContext(limit, signals)
+	defer cancel()
+	fmt.Fprintln(out, "draining running commands finish; another signal stops them")
+	stopped := make(chan struct{})
+	go func() {
+		server.GracefulStop()
+		close(stopped)
+	}()
+	select {
+	case <-stopped:
+	case <-ctx.Done():
+		server.Stop()
+		<-stopped
+		fmt.Fprintln(out, "stopped  running commands were cancelled; bb_worker's clients will retry")
+	}
+}
+
+// listenUnix listens on a socket that has its permissions as soon as it has its name, in the place of one to which
+// nobody listens any more. The caller removes it.
+func listenUnix(name string, mode fs.FileMode) (net.Listener, error) {
+	switch st, err := os.Lstat(name); {
+	case errors.Is(err, fs.ErrNotExist):
+	case err != nil:
+		return nil, err
+	case st.Mode().Type() != fs.ModeSocket:
+		return nil, errors.New("there is a file that is no socket; remove it, or choose another path")
+	default:
+		if conn, err := net.Dial("unix", name); err == nil {
+			conn.Close()
+			return nil, errors.New("another process listens there; stop it, or choose another path")
+		}
+	}
+	// Beside it, so that it can be renamed, and short, since an address has 108 bytes.
+	private, err := os.MkdirTemp(filepath.Dir(name), ".")
+	if err != nil {
+		return nil, err
+	}
+	defer os.Remove(private)
+	at := filepath.Join(private, "s")
+	listener, err := net.ListenUnix("unix", &net.UnixAddr{Name: at, Net: "unix"})
+	if err != nil {
+		return nil, err
+	}
+	listener.SetUnlinkOnClose(false) // by then it has another name
+	if err := errors.Join(os.Chmod(at, mode), os.Rename(at, name)); err != nil {
+		return nil, errors.Join(err, listener.Close(), os.Remove(at))
+	}
+	return listener, nil
+}
+
+// runnerBanner prints what somebody wants to know who has just started it.
+func runnerBanner(out io.Writer, c *Config, dir string, f sandbox.Features, rules *policy.Policy) {
+	var b strings.Builder
+	fmt.Fprintf(&b, "cloister %s  %s/%s  %d commands at once  build directory %s\n", buildinfo.Version, runtime.GOOS, runtime.GOARCH, c.Jobs, dir)
+	c.Sandbox.Banner(&b, f, rules)
+	// Programs take the last line for a sign that all has been said.
+	fmt.Fprintf(&b, "runner   unix://%s\n", c.Socket)
+	io.WriteString(out, b.String())
+}

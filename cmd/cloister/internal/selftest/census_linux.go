@@ -1,0 +1,158 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package selftest
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// A census is what there is on this host before a self-test, of all that the test makes.
+type census struct {
+	mounts      []string // lines of /proc/self/mountinfo
+	descriptors []string // to what those of this process lead
+	groups      []string // of the control groups of this process
+	temp        string   // where files are made during the test, and nothing else
+	was         string   // TMPDIR
+}
+
+// takeCensus has temporary files made in a directory of their own, and orphans become children of this process, so that
+// nobody is lost sight of. The caller calls compare.
+func takeCensus() (*census, error) {
+	if err := unix.Prctl(unix.PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0); err != nil {
+		return nil, fmt.Errorf("adopt orphans: %w", err)
+	}
+	if left, err := alive(); err != nil || len(left) > 0 {
+		return nil, errors.Join(err, fmt.Errorf("this process has children already: %v", left))
+	}
+	c := &census{was: os.Getenv("TMPDIR")}
+	var err error
+	if c.temp, err = os.MkdirTemp("", "cloister-selftest-"); err != nil {
+		return nil, err
+	}
+	if err := os.Setenv("TMPDIR", c.temp); err != nil {
+		return nil, err
+	}
+	c.mounts, c.descriptors, c.groups = mounts(), namespaceDescriptors(), controlGroups()
+	return c, nil
+}
+
+// compare says of each kind of thing what there is more than before, and removes the directory for temporary files.
+func (c *census) compare() []line {
+	_ = os.Setenv("TMPDIR", c.was)
+	var lines []line
+	add := func(what, nothing string, more []string, err error) {
+		l := line{ok: len(more) == 0 && err == nil, what: what, detail: nothing}
+		if err != nil {
+			l.detail = err.Error()
+		} else if !l.ok {
+			l.detail = fmt.Sprintf("%d more than before, first %+.200q", len(more), more[0])
+		}
+		lines = append(lines, l)
+	}
+	processes, err := alive()
+	// What was killed takes a moment to be gone, and this process is told of it before it is.
+	for deadline := time.Now().Add(time.Second); len(processes) > 0 && err == nil && time.Now().Before(deadline); {
+		time.Sleep(10 * time.Millisecond)
+		processes, err = alive()
+	}
+	add("no process left", "none that this one or what it started has started", processes, err)
+	more := without(mounts(), c.mounts)
+	add("no mount left", fmt.Sprintf("%d as before", len(c.mounts)), more, nil)
+	// A namespace lives as long as a process is in it, a descriptor leads to it, or it is mounted (namespaces(7)).
+	held := append(slices.Clone(processes), without(namespaceDescriptors(), c.descriptors)...)
+	held = append(held, slices.DeleteFunc(more, func(m string) bool { return !strings.Contains(m, " - nsfs ") })...)
+	add("no namespace left", "no process, descriptor or mount holds one", held, nil)
+	add("no control group left", fmt.Sprintf("%d as before", len(c.groups)), without(controlGroups(), c.groups), nil)
+	var files []string
+	err = filepath.WalkDir(c.temp, func(path string, _ fs.DirEntry, err error) error {
+		if path != c.temp {
+			files = append(files, path)
+		}
+		return err
+	})
+	add("no file left", "the directory for temporary files is as it was", files, err)
+	if len(files) == 0 {
+		_ = os.Remove(c.temp) // what is left is for a person to look at
+	}
+	return lines
+}
+
+// without returns those of all that are not among known.
+func without(all, known []string) []string {
+	return slices.DeleteFunc(slices.Clone(all), func(s string) bool { return slices.Contains(known, s) })
+}
+
+// alive returns the processes that this one has started, directly or not, and that have not ended.
+func alive() ([]string, error) {
+	children := map[int][]int{}
+	about := map[int]string{}
+	stats, err := filepath.Glob("/proc/[0-9]*/stat")
+	if err != nil {
+		return nil, err
+	}
+	for _, s := range stats {
+		b, err := os.ReadFile(s)
+		if err != nil {
+			continue // it has ended
+		}
+		// The name is in parentheses and may hold anything; state and parent come after the last one (proc_pid_stat(5)).
+		f := strings.Fields(string(b[bytes.LastIndexByte(b, ')')+1:]))
+		pid, err1 := strconv.Atoi(filepath.Base(filepath.Dir(s)))
+		if err1 != nil || len(f) < 2 || f[0] == "Z" || f[0] == "X" {
+			continue
+		}
+		if parent, err := strconv.Atoi(f[1]); err == nil {
+			children[parent] = append(children[parent], pid)
+			about[pid] = fmt.Sprintf("process %d, %.100s", pid, b[bytes.IndexByte(b, '('):bytes.LastIndexByte(b, ')')+1])
+		}
+	}
+	var left []string
+	for tree := slices.Clone(children[os.Getpid()]); len(tree) > 0; tree = tree[1:] {
+		left = append(left, about[tree[0]])
+		tree = append(tree, children[tree[0]]...)
+	}
+	return left, nil
+}
+
+// mounts returns those that this process sees.
+func mounts() []string {
+	b, _ := os.ReadFile("/proc/self/mountinfo")
+	return strings.Split(strings.TrimSpace(string(b)), "\n")
+}
+
+// namespaceDescriptors returns where those descriptors of this process lead that keep a namespace.
+func namespaceDescriptors() []string {
+	links, _ := filepath.Glob("/proc/self/fd/*")
+	var all []string
+	for _, l := range links {
+		to, err := os.Readlink(l)
+		if kind, _, ok := strings.Cut(to, ":["); err == nil && ok && kind != "pipe" && kind != "socket" && kind != "anon_inode" {
+			all = append(all, to)
+		}
+	}
+	return all
+}
+
+// controlGroups returns the groups that are named for this process, in whatever hierarchy is mounted in the usual place.
+func controlGroups() []string {
+	var all []string
+	mark := fmt.Sprintf("cloister.%d.", os.Getpid())
+	_ = filepath.WalkDir("/sys/fs/cgroup", func(path string, e fs.DirEntry, err error) error {
+		if err == nil && e.IsDir() && strings.Contains(path, mark) {
+			all = append(all, path)
+		}
+		return nil // groups come and go while one looks
+	})
+	return all
+}

@@ -1,0 +1,297 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package selftest proves that the sandbox keeps its promises on this machine, by running a program that tries to break
+// them.
+package selftest
+
+import (
+	"bytes"
+	"cmp"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"os"
+	"slices"
+	"strings"
+	"time"
+
+	repb "github.com/bazelbuild/remote-apis/build/bazel/remote/execution/v2"
+	"github.com/cloister-build/cloister/cas"
+	"github.com/cloister-build/cloister/cmd/cloister/internal/confinement"
+	"github.com/cloister-build/cloister/cmd/cloister/internal/localworker"
+	"github.com/cloister-build/cloister/cmd/internal/exit"
+	"github.com/cloister-build/cloister/sandbox"
+	"github.com/cloister-build/cloister/worker"
+)
+
+// A selftest proves on this host, by two runs of a program that tries what it must not, that the sandbox keeps its
+// promises. The program is this one, as an input (selfProbe).
+type selftest struct {
+	out    io.Writer
+	failed bool
+
+	heard    string // what connected to the listener of this host
+	attempts []sandbox.Event
+	input    cas.Digest // what the program tries to write to
+}
+
+// say prints a line as check does.
+func (s *selftest) say(ok bool, what, format string, args ...any) {
+	mark := "ok  "
+	if !ok {
+		mark, s.failed = "FAIL", true
+	}
+	fmt.Fprintf(s.out, "%s  %-24s %s\n", mark, what, fmt.Sprintf(format, args...))
+}
+
+// Run makes the runs and says what came of each promise. It exits with 1 if one is broken, and with 3 if that
+// cannot be found out. Change, if not nil, changes the workbench before it starts.
+func Run(ctx context.Context, box *confinement.Flags, out io.Writer, change func(*localworker.Worker)) (err error) {
+	defer func() {
+		var told *exit.Error
+		if err != nil && !errors.As(err, &told) {
+			err = exit.New(exit.Environment, fmt.Errorf("the self-test cannot be made here: %w", err))
+		}
+	}()
+	before, err := takeCensus()
+	if err != nil {
+		return err
+	}
+	s := &selftest{out: out}
+	err = s.runs(ctx, box, change)
+	left := before.compare() // in any case: it removes what is its own
+	if err != nil {
+		return err
+	}
+	for _, l := range left {
+		s.say(l.ok, l.what, "%s", l.detail)
+	}
+	if s.failed {
+		return exit.New(exit.No, errors.New("the sandbox does not keep its promises here"))
+	}
+	return nil
+}
+
+// runs makes two runs in a workbench, and closes it.
+func (s *selftest) runs(ctx context.Context, box *confinement.Flags, change func(*localworker.Worker)) (err error) {
+	bench, err := localworker.Open(box)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, bench.Close()) }()
+	listener, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		return err
+	}
+	accepting := make(chan struct{})
+	go func() {
+		defer close(accepting)
+		if c, err := listener.Accept(); err == nil {
+			s.heard = c.RemoteAddr().String()
+			c.Close()
+		}
+	}()
+	end := func() { listener.Close(); <-accepting }
+	defer end()
+
+	in, err := bench.Store.Instance("")
+	if err != nil {
+		return err
+	}
+	action, err := s.put(ctx, in.Store, listener.Addr().String())
+	if err != nil {
+		return err
+	}
+	if change != nil {
+		change(bench)
+	}
+	if err := bench.Start(ctx, worker.Config{Name: "selftest", Grace: time.Second, Audit: func(_ *worker.Task, a *worker.Violations) {
+		s.attempts = append(s.attempts, a.Events...)
+	}}); err != nil {
+		return err
+	}
+	var outcomes [2]*worker.Outcome
+	for i := range outcomes {
+		t := &worker.Task{Action: action, SkipCacheLookup: true, Queued: time.Now()}
+		if outcomes[i], err = bench.Local.Execute(ctx, t, func(worker.Stage) {}); err != nil {
+			return err
+		}
+	}
+	end()
+	return s.judge(ctx, in.Store, outcomes)
+}
+
+// selfInput is large enough to be shown to a run as the store's own file, where a store can do that.
+var selfInput = bytes.Repeat([]byte("input of the self-test\n"), 10_000)
+
+// put puts the action: this program, and a file that it tries to write to.
+func (s *selftest) put(ctx context.Context, store cas.Store, address string) (cas.Digest, error) {
+	path, err := os.Executable()
+	if err != nil {
+		return cas.Digest{}, err
+	}
+	self, err := os.Open(path)
+	if err != nil {
+		return cas.Digest{}, err
+	}
+	defer self.Close()
+	program, err := cas.PutSeeker(ctx, store, cas.SHA256, self)
+	if err != nil {
+		return cas.Digest{}, err
+	}
+	if s.input, err = cas.PutBytes(ctx, store, cas.SHA256, selfInput); err != nil {
+		return cas.Digest{}, err
+	}
+	root, err := cas.PutProto(ctx, store, cas.SHA256, &repb.Directory{Files: []*repb.FileNode{
+		{Name: "input", Digest: s.input.Proto()}, {Name: "program", Digest: program.Proto(), IsExecutable: true},
+	}})
+	if err != nil {
+		return cas.Digest{}, err
+	}
+	r := localworker.ActionFlags{Args: []string{"./program", Command, address}, Out: []string{"result"}, Timeout: time.Minute}
+	return r.PutAction(ctx, store, root)
+}
+
+// judge says what the two runs showed.
+func (s *selftest) judge(ctx context.Context, store cas.Store, outcomes [2]*worker.Outcome) error {
+	var said []attempted
+	for _, o := range outcomes {
+		text := o.Result.StdoutRaw
+		if d, err := cas.FromProto(cas.SHA256, o.Result.StdoutDigest); err == nil && len(text) == 0 {
+			if text, err = cas.ReadAll(ctx, store, d, 1<<20); err != nil {
+				return err
+			}
+		}
+		var of []attempted
+		if err := json.Unmarshal(text, &of); err != nil || o.Result.ExitCode != 0 {
+			return fmt.Errorf("its program ended with exit code %d: %s", o.Result.ExitCode, o.Message)
+		}
+		said = append(said, of...)
+	}
+	// held reports whether all attempts of a kind were refused at once.
+	held := func(kind string) (ok bool, detail string) {
+		n := 0
+		for _, a := range said {
+			if a.Kind != kind {
+				continue
+			}
+			if a.Error == "" || a.Late {
+				return false, fmt.Sprintf("%s: %s", a.What, cmp.Or(a.Error, "it succeeded"))
+			}
+			n++
+			detail = fmt.Sprintf("%s: %s (%d attempts, all refused)", a.What, a.Error, n)
+		}
+		return n > 0, detail
+	}
+	ok, detail := held("connect")
+	if s.heard != "" {
+		ok, detail = false, "this host was reached from "+s.heard
+	}
+	s.say(ok, "network off", "%s", detail)
+	audited := slices.IndexFunc(s.attempts, func(e sandbox.Event) bool { return e.Kind == sandbox.EventConnect && e.Subject == "tcp "+nowhere })
+	if audited >= 0 {
+		s.say(true, "attempts audited", "%s", s.attempts[audited])
+	} else {
+		s.say(false, "attempts audited", "no event says that a connection to %s was tried", nowhere)
+	}
+	ok, detail = held("write")
+	if b, err := cas.ReadAll(ctx, store, s.input, 1<<20); err != nil || !bytes.Equal(b, selfInput) {
+		ok, detail = false, fmt.Sprintf("the blob has changed: %v", err)
+	}
+	s.say(ok, "inputs unwritable", "%s", detail)
+	a, b := outcomes[0].StableHash, outcomes[1].StableHash
+	if a == b && a != "" && len(outcomes[0].Result.OutputFiles) == 1 {
+		s.say(true, "stable hash", "%s of two runs", a)
+	} else {
+		s.say(false, "stable hash", "two equal runs have %s and %s, and %d outputs", a, b, len(outcomes[0].Result.OutputFiles))
+	}
+	return nil
+}
+
+// A line is what one comparison came to.
+type line struct {
+	ok           bool
+	what, detail string
+}
+
+// Command makes the attempts, inside a run of the self-test.
+const Command = "selftest-attempts"
+
+// nowhere is an address for documentation, where nobody is (RFC 5737).
+const nowhere = "192.0.2.1:80"
+
+// An attempted is what came of one attempt.
+type attempted struct {
+	Kind, What string
+	Error      string // "" if it succeeded
+	Late       bool   // nobody refused it: it took too long
+}
+
+// Attempts makes the attempts, inside a run of the self-test, and prints what came of them.
+func Attempts(ctx context.Context, address string, out io.Writer) error {
+	all := append(connects(ctx, address, nowhere), writes("input")...)
+	// What one run says is what the next says: numbers of ports and the like are cut off.
+	for i := range all {
+		if at := strings.LastIndex(all[i].Error, ": "); at >= 0 {
+			all[i].Error = all[i].Error[at+2:]
+		}
+	}
+	b, err := json.Marshal(all)
+	if err != nil {
+		return err
+	}
+	if err := os.WriteFile("result", b, 0o644); err != nil {
+		return err
+	}
+	_, err = out.Write(b)
+	return err
+}
+
+// connects tries to connect to addresses.
+func connects(ctx context.Context, addresses ...string) []attempted {
+	var all []attempted
+	for _, a := range addresses {
+		d := net.Dialer{Timeout: 3 * time.Second}
+		c, err := d.DialContext(ctx, "tcp", a)
+		var late net.Error
+		got := attempted{Kind: "connect", What: "connect to tcp " + a, Late: errors.As(err, &late) && late.Timeout()}
+		if err != nil {
+			got.Error = err.Error()
+		} else {
+			c.Close()
+		}
+		all = append(all, got)
+	}
+	return all
+}
+
+// writes tries to change a file.
+func writes(name string) []attempted {
+	var all []attempted
+	for _, try := range []struct {
+		what string
+		do   func() error
+	}{
+		{"write to " + name, func() error {
+			f, err := os.OpenFile(name, os.O_WRONLY, 0)
+			if err != nil {
+				return err
+			}
+			_, err = f.WriteString("changed")
+			return errors.Join(err, f.Close())
+		}},
+		{"change the mode of " + name, func() error { return os.Chmod(name, 0o777) }},
+		{"rename " + name, func() error { return os.Rename(name, name+"2") }},
+		{"remove " + name, func() error { return os.Remove(name) }},
+	} {
+		got := attempted{Kind: "write", What: try.what}
+		if err := try.do(); err != nil {
+			got.Error = err.Error()
+		}
+		all = append(all, got)
+	}
+	return all
+}

@@ -1,0 +1,45 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package server
+
+import (
+	"errors"
+	"os"
+	"reflect"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/cloister-build/cloister/cmd/internal/exit"
+	"github.com/cloister-build/cloister/worker/queue"
+)
+
+// TestDrainsAreRead as they were kept; what is not understood is not taken for nothing.
+func TestDrainsAreRead(t *testing.T) {
+	dir := t.TempDir()
+	if s, err := readDrains(dir); err != nil || !reflect.DeepEqual(s, queue.DrainState{}) {
+		t.Errorf("without a file: %+v, %v", s, err)
+	}
+	at := time.Date(2026, 11, 22, 4, 5, 6, 7, time.UTC)
+	for _, want := range []queue.DrainState{
+		{Workers: map[string]queue.Drain{"a b\u00e9": {Since: at, Why: "a \"kernel\""}}},
+		{Joining: &queue.Drain{Since: at}, Admitted: []string{"c"}},
+		{},
+	} {
+		if err := keepDrains(dir, want); err != nil {
+			t.Fatal(err)
+		}
+		if got, err := readDrains(dir); err != nil || !reflect.DeepEqual(got, want) {
+			t.Errorf("%+v, %v; want %+v", got, err, want)
+		}
+	}
+	for _, text := range []string{"", "{", `{"version":2}`, "{}", `{"version":1,"workers":[]}`} {
+		if err := os.WriteFile(drainsOf(dir), []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		var e *exit.Error
+		if _, err := readDrains(dir); !errors.As(err, &e) || e.Code != exit.Environment || !strings.Contains(err.Error(), "drains.json") {
+			t.Errorf("%q: %v", text, err)
+		}
+	}
+}

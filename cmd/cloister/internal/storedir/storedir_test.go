@@ -1,0 +1,59 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package storedir
+
+import (
+	"bytes"
+	"context"
+	"testing"
+
+	"github.com/cloister-build/cloister/cas"
+	"github.com/cloister-build/cloister/cas/castest"
+	"github.com/cloister-build/cloister/cas/overlay"
+)
+
+// TestUnsentIsWhatTheJournalHas, as an overlay writes it.
+func TestUnsentIsWhatTheJournalHas(t *testing.T) {
+	dir := t.TempDir()
+	if n, err := Pending(dir); n != 0 || err != nil {
+		t.Errorf("without a journal: %d, %v", n, err)
+	}
+	memory := castest.NewMemory()
+	faulty := castest.NewFaulty(memory, memory)
+	c := overlay.Config{
+		Local: castest.Instances(), Policy: overlay.WriteBack, Journal: Journal(dir),
+		Upstream: func(name string) (*cas.Instance, error) {
+			return &cas.Instance{Name: name, Store: faulty, Actions: faulty}, nil
+		},
+	}
+	faulty.Fail(cas.ErrUnavailable, castest.Missing)
+	for _, want := range []int{3, 0} {
+		front, err := overlay.New(c)
+		if err != nil {
+			t.Fatal(err)
+		}
+		ctx, cancel := context.WithCancel(t.Context())
+		if want > 0 {
+			cancel()
+			in, err := front.Instance("a name")
+			if err != nil {
+				t.Fatal(err)
+			}
+			for i := range want {
+				data := []byte{byte(i)}
+				if err := in.Store.Put(t.Context(), cas.SHA256.Sum(data), bytes.NewReader(data)); err != nil {
+					t.Fatal(err)
+				}
+			}
+		} else {
+			faulty.Heal()
+		}
+		if err := front.Close(ctx); (err != nil) != (want > 0) {
+			t.Errorf("Close with %d to send: %v", want, err)
+		}
+		cancel()
+		if n, err := Pending(dir); n != want || err != nil {
+			t.Errorf("%d, %v, want %d", n, err, want)
+		}
+	}
+}

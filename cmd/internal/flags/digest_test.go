@@ -1,0 +1,54 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package flags
+
+import (
+	"testing"
+
+	repb "github.com/bazelbuild/remote-apis/build/bazel/remote/execution/v2"
+	"github.com/cloister-build/cloister/cas"
+	"github.com/cloister-build/cloister/cas/castest"
+)
+
+// Rule 19: where two functions have hashes of one length, the operator says which is meant.
+func TestMeantFunction(t *testing.T) {
+	var m DigestFunctions
+	for _, s := range []string{"blake3", "git/hub=gitsha1", "old=sha256"} {
+		if err := m.Set(s); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for _, s := range []string{"", "BLAKE3", "vso", "a//b=sha1", "=x"} {
+		if err := m.Set(s); err == nil {
+			t.Errorf("Set(%q) is accepted", s)
+		}
+	}
+	instances := m.Instances(castest.Instances())
+	for _, row := range []struct {
+		instance string
+		sample   cas.Digest
+		want     cas.Function
+	}{
+		{"", cas.SHA256.Sum(nil), cas.BLAKE3},
+		{"other", cas.BLAKE3.Sum(nil), cas.BLAKE3},
+		{"other", cas.SHA1.Sum(nil), cas.SHA1},
+		{"git/hub", cas.SHA1.Sum(nil), cas.GITSHA1},
+		{"git/hub", cas.SHA256.Sum(nil), cas.SHA256},
+		{"old", cas.SHA256.Sum(nil), cas.SHA256},
+	} {
+		in, err := instances(row.instance)
+		if err != nil {
+			t.Fatal(err)
+		}
+		got, err := in.FunctionOf(repb.DigestFunction_UNKNOWN, row.sample.Proto())
+		if got != row.want || err != nil {
+			t.Errorf("instance %q: a hash of %d digits is of %v, %v, want %v", row.instance, len(row.sample.Hash()), got, err, row.want)
+		}
+		if n := len(in.Serves()); n != len(cas.Functions()) {
+			t.Errorf("instance %q serves %d functions", row.instance, n)
+		}
+	}
+	if got, want := m.String(), "blake3,git/hub=gitsha1,old=sha256"; got != want {
+		t.Errorf("the flag reads %q, want %q", got, want)
+	}
+}

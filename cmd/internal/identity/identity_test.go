@@ -1,0 +1,89 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package identity
+
+import (
+	"errors"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/cloister-build/cloister/cmd/internal/exit"
+)
+
+// TestTokensAreNotSentInClearText: not to another host, wherever the token comes from, and no message repeats one.
+func TestTokensAreNotSentInClearText(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "token")
+	if err := os.WriteFile(file, []byte("secret-token\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for address, good := range map[string]bool{
+		"grpcs://build.example.com:443": true, "grpc://127.0.0.1:8980": true, "grpc://[::1]:8980/main": true, "grpc://localhost:8980": true,
+		"grpc://build.example.com:8980": false, "grpc://10.0.0.1:8980": false, "grpc://127.0.0.1.example.com:1": false, "grpc://localhost@example.com:1": false, "": false,
+	} {
+		for _, variable := range []string{"", "secret-token"} {
+			t.Setenv("CLOISTER_TOKEN", variable)
+			i := &Flags{variable: "CLOISTER_TOKEN"}
+			if variable == "" {
+				i.Token = file
+			}
+			options, err := i.DialOptions(address)
+			if (err == nil) != good || good && len(options) == 0 {
+				t.Errorf("%s: %d options, %v", address, len(options), err)
+			}
+			var e *exit.Error
+			if err != nil && (!errors.As(err, &e) || e.Code != exit.Usage || strings.Contains(err.Error(), "secret")) {
+				t.Errorf("%s: %v", address, err)
+			}
+		}
+	}
+}
+
+// TestTokenFileIsReadAgain: tokens are renewed while a command runs.
+func TestTokenFileIsReadAgain(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "token")
+	b := &bearer{file: file}
+	for _, token := range []string{"one", "another"} {
+		if err := os.WriteFile(file, []byte(token+"\n"), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		got, err := b.GetRequestMetadata(t.Context())
+		if err != nil || len(got) != 1 || got["authorization"] != "Bearer "+token {
+			t.Errorf("got %v, %v, want %s", got, err, token)
+		}
+	}
+	for _, bad := range []string{"", "two words", "line\nbreak", "\u00fcml\u00e4ut"} {
+		if err := os.WriteFile(file, []byte(bad), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		if got, err := b.GetRequestMetadata(t.Context()); err == nil || bad != "" && strings.Contains(err.Error(), bad) {
+			t.Errorf("%q: got %v, %v", bad, got, err)
+		}
+	}
+}
+
+// TestIdentityMistakes: flags that would not be used are refused, not ignored.
+func TestIdentityMistakes(t *testing.T) {
+	t.Setenv("CLOISTER_TOKEN", "")
+	for name, c := range map[string]struct {
+		i       Flags
+		address string
+	}{
+		"a certificate without a key":    {Flags{Cert: "c"}, "grpcs://h:1"},
+		"a key without a certificate":    {Flags{Key: "c"}, "grpcs://h:1"},
+		"authorities without TLS":        {Flags{CA: "c"}, "grpc://h:1"},
+		"a certificate without TLS":      {Flags{Cert: "c", Key: "k"}, "grpc://h:1"},
+		"authorities that are not there": {Flags{CA: "/nonexistent"}, "grpcs://h:1"},
+		"a pair that is not there":       {Flags{Cert: "/nonexistent", Key: "/nonexistent"}, "grpcs://h:1"},
+		"a token that is not there":      {Flags{Token: "/nonexistent"}, "grpcs://h:1"},
+	} {
+		var e *exit.Error
+		if _, err := c.i.DialOptions(c.address); !errors.As(err, &e) || e.Code != exit.Usage {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+	if options, err := (&Flags{}).DialOptions("grpc://build.example.com:8980"); err != nil || len(options) != 0 {
+		t.Errorf("without flags: %v, %v", options, err)
+	}
+}
