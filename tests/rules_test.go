@@ -412,7 +412,7 @@ var skips = map[string]int{
 	"worker/repro/compare/diffoscope_test.go":       1,
 	"worker/record_test.go":                         1,
 	"cas/tree/order_linux_test.go":                  1, // a kernel whose tmpfs keeps another order
-	"cas/tree/stage_image_linux_test.go":            1, // required of root alone, and they ask for that
+	"cas/tree/stager_linux_test.go":                 1, // required of root alone, and they ask for that
 	"cas/tree/internal/erofs/kernel_linux_test.go":  1,
 	"cas/tree/capture_test.go":                      1, // -short
 	"cas/tree/internal/erofs/erofs_test.go":         1,

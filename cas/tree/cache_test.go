@@ -24,48 +24,48 @@ import (
 
 const budget = 64 << 20
 
-// A ledger is a store that counts what is opened and what is asked for.
-type ledger struct {
+// A countingStore counts the blobs that are opened and those whose lease is renewed by Missing.
+type countingStore struct {
 	*counter
-	memory *castest.Memory
-	asked  map[cas.Digest]int // guarded by counter.mu
+	memory  *castest.Memory
+	renewed map[cas.Digest]int // guarded by counter.mu
 }
 
-func newLedger() *ledger {
+func newCountingStore() *countingStore {
 	m := castest.NewMemory()
-	return &ledger{&counter{Store: m, opened: map[cas.Digest]int{}}, m, map[cas.Digest]int{}}
+	return &countingStore{&counter{Store: m, opened: map[cas.Digest]int{}}, m, map[cas.Digest]int{}}
 }
 
-func (l *ledger) Missing(ctx context.Context, ds []cas.Digest) ([]cas.Digest, error) {
+func (l *countingStore) Missing(ctx context.Context, ds []cas.Digest) ([]cas.Digest, error) {
 	l.mu.Lock()
 	for _, d := range ds {
-		l.asked[d]++
+		l.renewed[d]++
 	}
 	l.mu.Unlock()
 	return l.Store.Missing(ctx, ds)
 }
 
-// taken returns how many blobs were opened and asked for since the last call.
-func (l *ledger) taken() (opened, asked int) {
+// counts returns the numbers of blobs opened and renewed since the last call.
+func (l *countingStore) counts() (opened, renewed int) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	opened, asked = len(l.opened), len(l.asked)
+	opened, renewed = len(l.opened), len(l.renewed)
 	clear(l.opened)
-	clear(l.asked)
-	return opened, asked
+	clear(l.renewed)
+	return opened, renewed
 }
 
-func (l *ledger) wantTaken(t *testing.T, opened, asked int) {
+func (l *countingStore) want(t *testing.T, opened, renewed int) {
 	t.Helper()
-	if o, a := l.taken(); o != opened || a != asked {
-		t.Errorf("%d blobs were opened and %d asked for, want %d and %d", o, a, opened, asked)
+	if o, a := l.counts(); o != opened || a != renewed {
+		t.Errorf("%d blobs were opened and %d renewed, want %d and %d", o, a, opened, renewed)
 	}
 }
 
-// instance is that of a store.
+// instance returns an instance with a store.
 func instance(name string, s cas.Store) *cas.Instance { return &cas.Instance{Name: name, Store: s} }
 
-// loaded loads root, which must be whole.
+// loaded loads root, which must succeed.
 func loaded(t testing.TB, c *tree.Cache, in *cas.Instance, root cas.Digest) *tree.Input {
 	t.Helper()
 	input, err := c.Load(t.Context(), in, root)
@@ -73,17 +73,17 @@ func loaded(t testing.TB, c *tree.Cache, in *cas.Instance, root cas.Digest) *tre
 	return input
 }
 
-// wantMissing checks that root lacks these blobs.
+// wantMissing checks that Load reports exactly the blobs want as missing.
 func wantMissing(t *testing.T, c *tree.Cache, in *cas.Instance, root cas.Digest, want ...cas.Digest) {
 	t.Helper()
 	_, err := c.Load(t.Context(), in, root)
 	var missing *tree.MissingError
 	if !errors.As(err, &missing) || !slices.Equal(missing.Blobs, want) {
-		t.Errorf("got %v, want that %v are missing", err, want)
+		t.Errorf("got %v, want MissingError for %v", err, want)
 	}
 }
 
-// forest is a root of n directories of files in some version.
+// forest returns a root of n directories, whose files have the given versions.
 func forest(version func(i int) int, n int) *node {
 	root := dirNode()
 	for i := range n {
@@ -94,30 +94,30 @@ func forest(version func(i int) int, n int) *node {
 }
 
 func TestCacheReadsOnlyWhatChanged(t *testing.T) {
-	s := newLedger()
+	s := newCountingStore()
 	in, c := instance("", s), tree.NewCache(budget, time.Hour)
 	first := forest(func(int) int { return 0 }, 100).put(t, s.memory)
 	second := forest(func(i int) int { return 1 - min(1, i%10) }, 100).put(t, s.memory)
 	loaded(t, c, in, first)
-	s.wantTaken(t, 101, 200)
+	s.want(t, 101, 200)
 	all := c.Bytes()
 	loaded(t, c, in, second)
-	s.wantTaken(t, 11, 20)
+	s.want(t, 11, 20)
 	if more := c.Bytes() - all; more <= 0 || more > all/3 {
-		t.Errorf("the second tree takes %d bytes beside the %d of the first, with which it shares nine in ten directories", more, all)
+		t.Errorf("the second tree takes %d bytes, the first %d; want at most a third", more, all)
 	}
 	got, want := loaded(t, c, in, second), load(t, s.memory, forest(func(i int) int { return 1 - min(1, i%10) }, 100))
-	s.wantTaken(t, 0, 0)
+	s.want(t, 0, 0)
 	if got.Digest() != want.Digest() || got.Files() != 200 || got.Bytes() != want.Bytes() ||
 		!slices.Equal(slices.Collect(got.FilePaths()), slices.Collect(want.FilePaths())) {
-		t.Errorf("from the cache: %v with %d files of %d bytes", got.Digest(), got.Files(), got.Bytes())
+		t.Errorf("from the cache: got %v with %d files of %d bytes", got.Digest(), got.Files(), got.Bytes())
 	}
 	loaded(t, c, in, first)
-	s.wantTaken(t, 0, 0)
+	s.want(t, 0, 0)
 }
 
 func TestCacheKeepsItsBudget(t *testing.T) {
-	s := newLedger()
+	s := newCountingStore()
 	in := instance("", s)
 	size := func(n *node) int64 {
 		c := tree.NewCache(budget, time.Hour)
@@ -133,35 +133,35 @@ func TestCacheKeepsItsBudget(t *testing.T) {
 	}
 	max := size(with(0)) * 3 / 2
 	c := tree.NewCache(max, time.Hour)
-	s.taken()
-	for i := range 500 { // each evicts the one before the last, and none what all have in common
+	s.counts()
+	for i := range 500 { // each evicts the one before the last, but not the shared directories
 		loaded(t, c, in, with(i).put(t, s.memory))
 		if c.Bytes() > max {
-			t.Fatalf("%d bytes are taken after %d trees, %d permitted", c.Bytes(), i, max)
+			t.Fatalf("the cache takes %d bytes after %d trees, want at most %d", c.Bytes(), i, max)
 		}
 	}
-	if opened, _ := s.taken(); opened != 53+499*2 {
-		t.Errorf("%d blobs were read, want each once: %d", opened, 53+499*2)
+	if opened, _ := s.counts(); opened != 53+499*2 {
+		t.Errorf("%d blobs were read, want %d, each once", opened, 53+499*2)
 	}
 	loaded(t, c, in, with(0).put(t, s.memory))
-	s.wantTaken(t, 2, 1)
-	// What everything held goes once nothing does.
+	s.want(t, 2, 1)
+	// Shared directories are evicted once nothing references them.
 	loaded(t, c, in, forest(func(i int) int { return -i }, 50).put(t, s.memory))
 	loaded(t, c, in, forest(func(i int) int { return -2 * i }, 50).put(t, s.memory))
-	s.taken()
+	s.counts()
 	loaded(t, c, in, shared.put(t, s.memory))
-	if opened, _ := s.taken(); opened < 40 {
-		t.Errorf("%d blobs were read of what should have been evicted", opened)
+	if opened, _ := s.counts(); opened < 40 {
+		t.Errorf("%d evicted blobs were read again, want at least 40", opened)
 	}
-	// What is larger than all is loaded, and not kept.
+	// A tree larger than the budget is loaded, but not cached.
 	loaded(t, c, in, forest(func(i int) int { return i + 7 }, 200).put(t, s.memory))
 	if c.Bytes() > max {
-		t.Errorf("%d bytes are taken, %d permitted", c.Bytes(), max)
+		t.Errorf("the cache takes %d bytes, want at most %d", c.Bytes(), max)
 	}
 }
 
-// TestCacheCountsWhatItTakes: the estimate is not far below what the heap grows by.
-func TestCacheCountsWhatItTakes(t *testing.T) {
+// TestCacheEstimatesMemory checks that the estimate is not far below the growth of the heap.
+func TestCacheEstimatesMemory(t *testing.T) {
 	s := castest.NewMemory()
 	root := &repb.Directory{}
 	for i := range 100 {
@@ -170,57 +170,59 @@ func TestCacheCountsWhatItTakes(t *testing.T) {
 			d := cas.SHA256.Sum(fmt.Append(nil, i, " ", j))
 			m.Files = append(m.Files, &repb.FileNode{Name: fmt.Sprintf("source file %04d.cc", j), Digest: d.Proto()})
 		}
-		root.Directories = append(root.Directories, &repb.DirectoryNode{Name: fmt.Sprintf("%03d", i), Digest: putProto(t, s, m).Proto()})
+		root.Directories = append(root.Directories, &repb.DirectoryNode{Name: fmt.Sprintf("%03d", i),
+			Digest: putProto(t, s, m).Proto()})
 	}
-	in := instance("", present{s})
+	in := instance("", completeStore{s})
 	d := putProto(t, s, root)
 	c := tree.NewCache(budget, time.Hour)
 	var before, after runtime.MemStats
 	runtime.GC()
-	runtime.GC() // of what pools held
+	runtime.GC() // empties pools
 	runtime.ReadMemStats(&before)
 	loaded(t, c, in, d)
 	runtime.GC()
 	runtime.GC()
 	runtime.ReadMemStats(&after)
 	if real := int64(after.HeapAlloc) - int64(before.HeapAlloc); real > c.Bytes()*11/10 {
-		t.Errorf("the heap grew by %d bytes, of which %d are counted", real, c.Bytes())
+		t.Errorf("the heap grew by %d bytes, but the estimate is %d", real, c.Bytes())
 	}
 	runtime.KeepAlive(c)
 	runtime.KeepAlive(s)
 }
 
-// TestCacheCountsWhatIsUnfolded: a small blob may be a large message, and costs as much as it takes.
-func TestCacheCountsWhatIsUnfolded(t *testing.T) {
+// TestCacheCountsDecodedSize: a small blob may be a large message.
+func TestCacheCountsDecodedSize(t *testing.T) {
 	s := castest.NewMemory()
 	d := putBytes(t, s, bytes.Repeat([]byte{2<<3 | 2, 0}, 100_000)) // environment variables without a name
 	c := tree.NewCache(budget, time.Hour)
 	m, err := tree.Read(t.Context(), c, instance("", s), d, &repb.Command{})
 	must(t, err)
 	if n := int64(len(m.EnvironmentVariables)); n != 100_000 || c.Bytes() < 64*n {
-		t.Errorf("a message of %d variables is taken to need %d bytes", n, c.Bytes())
+		t.Errorf("got %d variables and an estimate of %d bytes, want 100000 and at least 64 each", n, c.Bytes())
 	}
 }
 
-// A present store says that it has everything.
-type present struct{ cas.Store }
+// A completeStore claims to have every blob.
+type completeStore struct{ cas.Store }
 
-func (present) Missing(context.Context, []cas.Digest) ([]cas.Digest, error) { return nil, nil }
+func (completeStore) Missing(context.Context, []cas.Digest) ([]cas.Digest, error) { return nil, nil }
 
-// TestCacheKeepsInstancesApart: what one has says nothing to the clients of another.
+// TestCacheKeepsInstancesApart checks that an instance learns nothing of the blobs of another.
 func TestCacheKeepsInstancesApart(t *testing.T) {
-	a, b := newLedger(), newLedger()
+	a, b := newCountingStore(), newCountingStore()
 	c := tree.NewCache(budget, time.Hour)
 	n := parse(t, "d/f = 1", "e/g = 2")
 	root := n.put(t, a.memory)
 	loaded(t, c, instance("a", a), root)
 	wantMissing(t, c, instance("b", b), root, root)
-	// Nor what it has of a tree says anything of the rest.
+	// Having part of a tree reveals nothing of the rest.
 	d := n.kids["d"].put(t, b.memory)
 	b.memory.Delete(cas.SHA256.Sum([]byte("1")))
 	wantMissing(t, c, instance("b", b), d, cas.SHA256.Sum([]byte("1")))
 	putProto(t, b.memory, parent("d", d))
-	wantMissing(t, c, instance("b", b), n.kids["e"].put(t, castest.NewMemory()), n.kids["e"].put(t, castest.NewMemory()))
+	wantMissing(t, c, instance("b", b), n.kids["e"].put(t, castest.NewMemory()),
+		n.kids["e"].put(t, castest.NewMemory()))
 
 	command := putProto(t, a.memory, &repb.Command{Arguments: []string{"secret"}})
 	_, err := tree.Read(t.Context(), c, instance("a", a), command, &repb.Command{})
@@ -230,9 +232,9 @@ func TestCacheKeepsInstancesApart(t *testing.T) {
 }
 
 func TestReadIsOncePerType(t *testing.T) {
-	s := newLedger()
+	s := newCountingStore()
 	in, c := instance("", s), tree.NewCache(budget, time.Hour)
-	// Field 1 of a Command is a list of texts and of an Action a message: these bytes are both.
+	// Field 1 is a list of strings in a Command and a message in an Action: these bytes are both.
 	d := putProto(t, s.memory, &repb.Action{CommandDigest: &repb.Digest{Hash: "x"}})
 	for range 3 {
 		a, err := tree.Read(t.Context(), c, in, d, &repb.Action{})
@@ -244,20 +246,20 @@ func TestReadIsOncePerType(t *testing.T) {
 		}
 	}
 	if s.opened[d] != 2 {
-		t.Errorf("it was read %d times, want once for each type", s.opened[d])
+		t.Errorf("read %d times, want once per type", s.opened[d])
 	}
 	small := tree.NewCache(0, time.Hour)
 	_, err := tree.Read(t.Context(), small, in, d, &repb.Action{})
 	must(t, err)
 	if small.Bytes() != 0 {
-		t.Errorf("a cache of no bytes takes %d", small.Bytes())
+		t.Errorf("a cache of budget 0 takes %d bytes", small.Bytes())
 	}
 }
 
-// TestCacheMarksAgain: whatever is used is marked in the store, but not again and again.
-func TestCacheMarksAgain(t *testing.T) {
+// TestCacheRenewsLeases checks that the leases of used blobs are renewed, but not at every use.
+func TestCacheRenewsLeases(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		s := newLedger()
+		s := newCountingStore()
 		in, c := instance("", s), tree.NewCache(budget, 10*time.Minute)
 		old := parse(t, "old/a = 1", "old/b = 2")
 		both := parse(t, "old/a = 1", "old/b = 2", "new/c = 3", "new/d = 4")
@@ -269,27 +271,26 @@ func TestCacheMarksAgain(t *testing.T) {
 		}
 		loaded(t, c, in, old.put(t, s.memory))
 		read()
-		s.wantTaken(t, 2+1, 2)
+		s.want(t, 2+1, 2)
 		time.Sleep(9 * time.Minute)
 		loaded(t, c, in, old.put(t, s.memory))
 		loaded(t, c, in, both.put(t, s.memory))
 		read()
-		s.wantTaken(t, 2, 2) // new/ and what holds it
+		s.want(t, 2, 2) // new/ and the root
 		time.Sleep(time.Minute)
 		loaded(t, c, in, both.put(t, s.memory))
-		s.wantTaken(t, 0, 4) // the root, old/ and its files
+		s.want(t, 0, 4) // the root, old/ and its files
 		read()
-		s.wantTaken(t, 1, 0)
+		s.want(t, 1, 0)
 		time.Sleep(9 * time.Minute)
 		loaded(t, c, in, both.put(t, s.memory))
-		s.wantTaken(t, 0, 4) // the root, new/ and its files
+		s.want(t, 0, 4) // the root, new/ and its files
 		loaded(t, c, in, old.put(t, s.memory))
-		s.wantTaken(t, 0, 1)
+		s.want(t, 0, 1)
 	})
 }
 
-// TestCacheNoticesLoss: a tree may become incomplete later.
-func TestCacheNoticesLoss(t *testing.T) {
+func TestCacheNoticesLostBlobs(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := castest.NewMemory()
 		in, c := instance("a", s), tree.NewCache(budget, 10*time.Minute)
@@ -299,10 +300,10 @@ func TestCacheNoticesLoss(t *testing.T) {
 
 		lost, d := cas.SHA256.Sum([]byte("1")), n.kids["d"].put(t, castest.NewMemory())
 		s.Delete(lost)
-		loaded(t, c, in, root) // it was there a moment ago
+		loaded(t, c, in, root) // it was present recently
 		c.Invalidate("a")
 		wantMissing(t, c, in, root, lost)
-		wantMissing(t, c, in, root, lost) // asking does not make it there
+		wantMissing(t, c, in, root, lost) // the failed query renews nothing
 		s.Delete(d)
 		wantMissing(t, c, in, root, d, lost)
 		n.put(t, s)
@@ -311,23 +312,23 @@ func TestCacheNoticesLoss(t *testing.T) {
 		time.Sleep(10 * time.Minute)
 		wantMissing(t, c, in, root, lost)
 	})
-	// The doubts of one instance are not those of another.
-	s, other := newLedger(), newLedger()
+	// Invalidating an instance does not affect another.
+	s, other := newCountingStore(), newCountingStore()
 	c := tree.NewCache(budget, time.Hour)
 	root := parse(t, "d/f = 1").put(t, s.memory)
 	parse(t, "d/f = 1").put(t, other.memory)
 	loaded(t, c, instance("a", s), root)
 	loaded(t, c, instance("b", other), root)
-	s.taken()
-	other.taken()
+	s.counts()
+	other.counts()
 	c.Invalidate("a")
 	loaded(t, c, instance("a", s), root)
 	loaded(t, c, instance("b", other), root)
-	s.wantTaken(t, 0, 3)
-	other.wantTaken(t, 0, 0)
+	s.want(t, 0, 3)
+	other.want(t, 0, 0)
 }
 
-// TestCacheIsNotPoisoned: only what matches its digest is kept.
+// TestCacheIsNotPoisoned checks that only blobs that match their digest are cached.
 func TestCacheIsNotPoisoned(t *testing.T) {
 	s := castest.NewMemory()
 	in, c := instance("", s), tree.NewCache(budget, time.Hour)
@@ -338,18 +339,18 @@ func TestCacheIsNotPoisoned(t *testing.T) {
 	wantError(t, err, cas.ErrCorrupt, "")
 	n.put(t, s)
 	if got := loaded(t, c, in, root); got.Files() != 1 {
-		t.Errorf("got %d files", got.Files())
+		t.Errorf("got %d files, want 1", got.Files())
 	}
 	bad := putProto(t, s, files("b", "a"))
-	for range 2 { // what is wrong stays wrong
+	for range 2 {
 		_, err = c.Load(t.Context(), in, bad)
 		wantError(t, err, cas.ErrInvalid, "must ascend")
 	}
 }
 
-// TestLoadMarksWhatIsThere: what is absent or damaged costs no other blob its mark.
-func TestLoadMarksWhatIsThere(t *testing.T) {
-	s := newLedger()
+// TestLoadRenewsPresentBlobs checks that absent and damaged blobs do not prevent the renewal of others.
+func TestLoadRenewsPresentBlobs(t *testing.T) {
+	s := newCountingStore()
 	n := parse(t, "a = 1", "b/c = 2", "d/e = 3", "f/g = 4")
 	root := n.put(t, s.memory)
 	s.memory.Corrupt(n.kids["b"].put(t, castest.NewMemory()))
@@ -357,14 +358,14 @@ func TestLoadMarksWhatIsThere(t *testing.T) {
 	_, err := tree.Load(t.Context(), s, root)
 	wantError(t, err, cas.ErrCorrupt, "")
 	for _, content := range []string{"1", "4"} {
-		if s.asked[cas.SHA256.Sum([]byte(content))] != 1 {
-			t.Errorf("file %q was not marked", content)
+		if s.renewed[cas.SHA256.Sum([]byte(content))] != 1 {
+			t.Errorf("the lease of file %q was not renewed once", content)
 		}
 	}
 }
 
-// TestCacheLimitsHoldAboveWhatItHas: a tree has the same limits whatever of it is known already.
-func TestCacheLimitsHoldAboveWhatItHas(t *testing.T) {
+// TestLimitsApplyToCachedTrees checks that the limits include cached subtrees.
+func TestLimitsApplyToCachedTrees(t *testing.T) {
 	s := castest.NewMemory()
 	in := instance("", s)
 	above := func(d cas.Digest, depth int, name string) cas.Digest {
@@ -392,7 +393,8 @@ func TestCacheLimitsHoldAboveWhatItHas(t *testing.T) {
 		want          string
 	}{
 		{"depth", deep, above(deep, 400, "d"), above(deep, 401, "d"), "deeper than 1000"},
-		{"path", long, above(long, 19, strings.Repeat("n", 99)), above(long, 21, strings.Repeat("n", 99)), "longer than 4000"},
+		{"path", long, above(long, 19, strings.Repeat("n", 99)), above(long, 21, strings.Repeat("n", 99)),
+			"longer than 4000"},
 		{"entries", many, ten(many, 4), ten(many, 10), "more than 1000000 entries"},
 	} {
 		cache := tree.NewCache(budget, time.Hour)
@@ -405,9 +407,9 @@ func TestCacheLimitsHoldAboveWhatItHas(t *testing.T) {
 	}
 }
 
-// TestCacheIsShared: many load trees that overlap, while others are evicted.
-func TestCacheIsShared(t *testing.T) {
-	s := newLedger()
+// TestCacheIsConcurrent loads overlapping trees in parallel, while others are evicted.
+func TestCacheIsConcurrent(t *testing.T) {
+	s := newCountingStore()
 	in := instance("", s)
 	var roots []cas.Digest
 	for v := range 20 {
@@ -422,7 +424,7 @@ func TestCacheIsShared(t *testing.T) {
 					root := roots[(g*7+i*3)%len(roots)]
 					input, err := c.Load(t.Context(), in, root)
 					if err != nil || input.Digest() != root || input.Files() != 24 {
-						t.Errorf("got %v, %v", input, err)
+						t.Errorf("got %v, %v, want %v with 24 files", input, err, root)
 					}
 					if i%10 == 0 {
 						c.Invalidate("")
@@ -432,18 +434,18 @@ func TestCacheIsShared(t *testing.T) {
 		}
 		wg.Wait()
 		if c.Bytes() > max {
-			t.Errorf("%d bytes are taken, %d permitted", c.Bytes(), max)
+			t.Errorf("the cache takes %d bytes, want at most %d", c.Bytes(), max)
 		}
 		if max < budget {
 			continue
 		}
-		// Each directory is kept once, whoever came first.
+		// Each directory is cached once.
 		once := tree.NewCache(max, time.Hour)
 		for _, root := range roots {
 			loaded(t, once, in, root)
 		}
 		if c.Bytes() != once.Bytes() {
-			t.Errorf("%d bytes are taken by what %d suffice for", c.Bytes(), once.Bytes())
+			t.Errorf("the cache takes %d bytes, want %d", c.Bytes(), once.Bytes())
 		}
 	}
 }

@@ -15,7 +15,7 @@ import (
 	repb "github.com/bazelbuild/remote-apis/build/bazel/remote/execution/v2"
 )
 
-// mknod makes a named pipe or a socket; to open the former would block for ever.
+// mknod makes a named pipe or a socket. Opening a named pipe would block forever.
 func mknod(t *testing.T, dir *os.Root, name string, kind uint32) {
 	t.Helper()
 	must(t, syscall.Mknod(filepath.Join(dir.Name(), name), kind|0o666, 0))
@@ -43,10 +43,11 @@ func TestRule116_SpecialFilesInDirectoriesAreLeftOut(t *testing.T) {
 	for _, name := range []string{"d/z/t", "d/z/u", "d/z/v\xc3\xa9"} {
 		mknod(t, out, name, syscall.S_IFIFO)
 	}
-	left, err := tree.Capture(t.Context(), cas.NewBatch(store), cas.SHA256, out, tree.OutputSpec{Paths: []string{"d"}}, &repb.ActionResult{})
+	omitted, err := tree.Capture(t.Context(), cas.NewBatch(store), cas.SHA256, out,
+		tree.OutputSpec{Paths: []string{"d"}}, &repb.ActionResult{})
 	must(t, err)
-	if want := `the named pipe "d/fifo", the socket "d/z/socket", the named pipe "d/z/t" and 2 more`; left != want {
-		t.Errorf("left out are %s, want %s", left, want)
+	if want := `the named pipe "d/fifo", the socket "d/z/socket", the named pipe "d/z/t" and 2 more`; omitted != want {
+		t.Errorf("omitted: got %s, want %s", omitted, want)
 	}
 	r := capture(t, store, out, tree.OutputSpec{Paths: []string{"d"}})
 	into := newRoot(t)
@@ -68,7 +69,7 @@ func TestRule117_NamesThatAreNotUTF8AreRefused(t *testing.T) {
 	}
 }
 
-func TestIngestRefusesWhatCannotBeInput(t *testing.T) {
+func TestIngestRejectsSpecialFiles(t *testing.T) {
 	dir := execRoot(t, "d/a = 1")
 	mknod(t, dir, "d/fifo", syscall.S_IFIFO)
 	_, err := tree.Ingest(t.Context(), castest.NewMemory(), cas.SHA256, dir)

@@ -21,7 +21,7 @@ import (
 	"google.golang.org/protobuf/proto"
 )
 
-// execRoot returns an exec root as a run might leave it.
+// execRoot returns an exec root after a run.
 func execRoot(t testing.TB, lines ...string) *os.Root {
 	t.Helper()
 	out := newRoot(t)
@@ -29,7 +29,7 @@ func execRoot(t testing.TB, lines ...string) *os.Root {
 	return out
 }
 
-// capture captures w and returns the result, whose blobs must all be in the store (rule 119).
+// capture captures w and checks that all blobs of the result are stored (rule 119).
 func capture(t testing.TB, store cas.Store, out *os.Root, w tree.OutputSpec) *repb.ActionResult {
 	t.Helper()
 	var r repb.ActionResult
@@ -42,12 +42,12 @@ func capture(t testing.TB, store cas.Store, out *os.Root, w tree.OutputSpec) *re
 	missing, err := store.Missing(t.Context(), ds)
 	must(t, err)
 	if len(missing) > 0 {
-		t.Errorf("blobs of the result are not stored: %v", missing)
+		t.Errorf("missing blobs of the result: %v", missing)
 	}
 	return &r
 }
 
-// captureError captures w, which should fail.
+// captureError returns the error of Capture.
 func captureError(t testing.TB, out *os.Root, w tree.OutputSpec) error {
 	_, err := tree.Capture(t.Context(), cas.NewBatch(castest.NewMemory()), cas.SHA256, out, w, &repb.ActionResult{})
 	return err
@@ -132,16 +132,18 @@ func TestCapture(t *testing.T) {
 				`dirlink "a" -> "dangling"`,
 			},
 		}, {
-			"Rule112LinksWhoseEndNobodyKnows",
+			"Rule112UnresolvableLinks",
 			[]string{"loop -> loop", "out -> ../../x", "abs -> /etc", "bound -> d/in/it", "d/", "any -> d", "f = 1"},
 			tree.OutputSpec{Files: []string{"loop", "out", "abs"}, Directories: []string{"bound"}},
 			[]string{
 				`link "abs" -> "/etc"`, `link "bound" -> "d/in/it"`, `link "loop" -> "loop"`, `link "out" -> "../../x"`,
-				`filelink "abs" -> "/etc"`, `filelink "loop" -> "loop"`, `filelink "out" -> "../../x"`, `dirlink "bound" -> "d/in/it"`,
+				`filelink "abs" -> "/etc"`, `filelink "loop" -> "loop"`, `filelink "out" -> "../../x"`,
+				`dirlink "bound" -> "d/in/it"`,
 			},
 		}, {
 			"Rule112LinksOfTheKindDeclared",
-			[]string{"d/x = 1", "ld -> d", "lf -> d/x"}, tree.OutputSpec{Files: []string{"lf"}, Directories: []string{"ld"}},
+			[]string{"d/x = 1", "ld -> d", "lf -> d/x"}, tree.OutputSpec{Files: []string{"lf"},
+				Directories: []string{"ld"}},
 			[]string{`link "ld" -> "d"`, `link "lf" -> "d/x"`, `filelink "lf" -> "d/x"`, `dirlink "ld" -> "d"`},
 		}, {
 			"Rule112OutputPathsTakeAnyLink",
@@ -203,12 +205,14 @@ func TestCaptureRefuses(t *testing.T) {
 			tree.ErrOutput, `"x" is a file, declared as a directory`,
 		},
 		{
-			"Rule112LinkToDirectoryAsFile", []string{"ok = 1", "d/x = 1", "l -> d"}, tree.OutputSpec{Files: []string{"ok", "l"}},
+			"Rule112LinkToDirectoryAsFile", []string{"ok = 1", "d/x = 1", "l -> d"},
+			tree.OutputSpec{Files: []string{"ok", "l"}},
 			tree.ErrOutput, `"l" is a symlink to a directory, declared as a file`,
 		},
 		{
-			"Rule112LinkToFileAsDirectory", []string{"ok/", "d/x = 1", "a/l -> ../d/x"}, tree.OutputSpec{Directories: []string{"ok", "a/l"}},
-			tree.ErrOutput, `"a/l" is a symlink to what is no directory`,
+			"Rule112LinkToFileAsDirectory", []string{"ok/", "d/x = 1", "a/l -> ../d/x"},
+			tree.OutputSpec{Directories: []string{"ok", "a/l"}},
+			tree.ErrOutput, `"a/l" is a symlink to a file of another kind`,
 		},
 		{
 			"SymlinkForParent", []string{"ok = 1", "in/secret = 1", "a/b -> ../in"},
@@ -234,15 +238,16 @@ func TestCaptureRefuses(t *testing.T) {
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			r := &repb.ActionResult{ExitCode: 3}
-			_, err := tree.Capture(t.Context(), cas.NewBatch(castest.NewMemory()), cas.SHA256, execRoot(t, c.root...), c.want, r)
+			_, err := tree.Capture(t.Context(), cas.NewBatch(castest.NewMemory()), cas.SHA256, execRoot(t, c.root...),
+				c.want, r)
 			wantError(t, err, c.kind, c.text)
 			if c.kind == tree.ErrOutput {
-				// In each case one output is bad and the other is kept.
+				// One output is bad, and the other is kept.
 				if n := len(r.OutputFiles) + len(r.OutputDirectories); n != 1 {
-					t.Errorf("the result has %d outputs, want the good one: %v", n, r)
+					t.Errorf("the result has %d outputs, want the valid one: %v", n, r)
 				}
 			} else if !proto.Equal(r, &repb.ActionResult{ExitCode: 3}) {
-				t.Errorf("the failure left the result %v", r)
+				t.Errorf("the failed call changed the result to %v", r)
 			}
 		})
 	}
@@ -261,8 +266,7 @@ func TestRule113_ContentIsStored(t *testing.T) {
 	}
 }
 
-// Rule 115. The Directory "same" is a child of the root and of z/deep, so that a walk meets it before
-// one of its parents.
+// Rule 115. The Directory "same" is a child of the root and of z/deep, so a walk visits it before one of its parents.
 func TestCaptureTreeIsTopologicallySorted(t *testing.T) {
 	store := castest.NewMemory()
 	lines := []string{
@@ -297,7 +301,7 @@ func TestRule115_TreeIsDeterministic(t *testing.T) {
 	store := castest.NewMemory()
 	first := capture(t, store, execRoot(t, lines...), tree.OutputSpec{Paths: []string{"d"}})
 	out := newRoot(t)
-	for i := range lines { // in another order, so that the file system may list them otherwise
+	for i := range lines { // in another creation order
 		p := parse(t, lines[len(lines)-1-i])
 		if err := out.Mkdir("d", 0o700); err != nil && !errors.Is(err, os.ErrExist) {
 			t.Fatal(err)
@@ -313,7 +317,7 @@ func TestRule115_TreeIsDeterministic(t *testing.T) {
 	}
 }
 
-// Rule 115: Directories are stored one by one only if they were asked for.
+// Rule 115: Directories are stored separately only if requested.
 func TestCaptureStoresDirectoriesOnlyForFormat(t *testing.T) {
 	store := castest.NewMemory()
 	capture(t, store, execRoot(t, "d/x = 1"), tree.OutputSpec{Paths: []string{"d"}})
@@ -322,7 +326,7 @@ func TestCaptureStoresDirectoriesOnlyForFormat(t *testing.T) {
 	}
 }
 
-// Rule 116. Root reads everything, so that the test sees that the modes were changed.
+// Rule 116. Root can read everything, so the test checks the modes.
 func TestRule116_UnreadableOutputsAreRead(t *testing.T) {
 	store := castest.NewMemory()
 	out := execRoot(t, "p/d/f *= 1", "p/d/s/g = 2", "p/x *= 3")
@@ -336,13 +340,13 @@ func TestRule116_UnreadableOutputsAreRead(t *testing.T) {
 	}
 	r := capture(t, store, out, tree.OutputSpec{Paths: []string{"p/d", "p/x"}})
 	if !r.OutputFiles[0].IsExecutable {
-		t.Error("a file of mode 0011 is not executable")
+		t.Error("a file of mode 0011 was captured as not executable")
 	}
 	for _, p := range unreadable {
 		info, err := out.Lstat(p)
 		must(t, err)
 		if info.Mode()&0o400 == 0 {
-			t.Errorf("%s was left with mode %v", p, info.Mode())
+			t.Errorf("%s still has mode %v", p, info.Mode())
 		}
 	}
 	into := newRoot(t)
@@ -350,7 +354,7 @@ func TestRule116_UnreadableOutputsAreRead(t *testing.T) {
 	same(t, "output", read(t, into, "."), parse(t, "p/d/f = 1", "p/d/s/g = 2", "p/x *= 3"))
 }
 
-// A run can nest directories as deep as it likes; what a client cannot use as input is no output.
+// A run can nest directories without limit, but outputs must be usable as inputs.
 func TestCaptureLimitsDepth(t *testing.T) {
 	for depth, want := range map[int]error{1000: nil, 1001: tree.ErrOutput} {
 		out := newRoot(t)
@@ -362,7 +366,6 @@ func TestCaptureLimitsDepth(t *testing.T) {
 	}
 }
 
-// Rule 75: nor one whose path is too long for an input.
 func TestRule075_LengthOfPathsOfOutputsIsLimited(t *testing.T) {
 	name := strings.Repeat("n", 199)
 	for depth, want := range map[int]error{19: nil, 20: tree.ErrOutput} {
@@ -375,7 +378,7 @@ func TestRule075_LengthOfPathsOfOutputsIsLimited(t *testing.T) {
 	}
 }
 
-// TestRule119_ManyOutputs: 5,000 outputs, of which some lie in others, are stored in few calls.
+// TestRule119_ManyOutputs checks that 5,000 outputs, some inside others, are stored in few calls.
 func TestRule119_ManyOutputs(t *testing.T) {
 	if testing.Short() {
 		t.Skip("5,000 files")
@@ -394,14 +397,14 @@ func TestRule119_ManyOutputs(t *testing.T) {
 	store := &batches{Memory: castest.NewMemory()}
 	r := capture(t, store, out, tree.OutputSpec{Paths: paths, Properties: []string{"mtime"}})
 	if len(r.OutputFiles) != 4_950 || len(r.OutputDirectories) != 50 {
-		t.Errorf("got %d files and %d directories", len(r.OutputFiles), len(r.OutputDirectories))
+		t.Errorf("got %d files and %d directories, want 4950 and 50", len(r.OutputFiles), len(r.OutputDirectories))
 	}
 	if n := store.calls.Load(); n > 20 {
-		t.Errorf("they were stored in %d calls", n)
+		t.Errorf("they were stored in %d calls, want at most 20", n)
 	}
 }
 
-// A batches counts how often blobs are put.
+// A batches counts the calls that store blobs.
 type batches struct {
 	*castest.Memory
 	calls atomic.Int64
@@ -432,7 +435,6 @@ func TestIngestIsCanonical(t *testing.T) {
 	}
 }
 
-// A person's directory is read and nothing else.
 func TestIngestKeepsModes(t *testing.T) {
 	dir := execRoot(t, "f = 1")
 	must(t, dir.Chmod("f", 0o040))
@@ -440,7 +442,7 @@ func TestIngestKeepsModes(t *testing.T) {
 	info, err := dir.Lstat("f")
 	must(t, err)
 	if info.Mode().Perm() != 0o040 {
-		t.Errorf("mode became %v", info.Mode())
+		t.Errorf("mode is %v, want 0040", info.Mode())
 	}
 }
 
@@ -506,7 +508,7 @@ func TestExtractRefusesMalformedTree(t *testing.T) {
 	}
 }
 
-// A file that cannot be had leaves the old one and no part of the new.
+// If a blob cannot be read, the old file stays unchanged.
 func TestExtractReplacesWholeFilesOnly(t *testing.T) {
 	store := castest.NewMemory()
 	d := putBytes(t, store, []byte("new content"))

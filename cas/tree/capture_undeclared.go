@@ -9,16 +9,16 @@ import (
 	"strings"
 )
 
-// Undeclared returns what a run of l left in the directories of the spine and that is neither an input nor
-// an output, sorted, most paths at most, and how many there are beyond. Paths are relative to out, the exec
-// root after the run, of which every process must have ended. A directory is one path, with a slash at its
-// end, whatever is in it. What lies in an output belongs to it and is not looked at.
-func (l *Layout) Undeclared(out *os.Root, most int) (paths []string, more int, err error) {
-	s := &scanner{root: out, own: true}
-	real := map[string]bool{} // the directories that are still there, and not behind a link
+// Undeclared returns what a run of l left in the writable directories that is neither an input nor an output: at most
+// max sorted paths, and the number of further ones. Paths are relative to out, the exec root after the run, all of
+// whose processes must have ended. A directory is one path that ends in a slash, whatever it contains. Contents of
+// outputs are not listed.
+func (l *Layout) Undeclared(out *os.Root, max int) (paths []string, more int, err error) {
+	s := &scanner{root: out, ofRun: true}
+	real := map[string]bool{} // the directories that still exist and are not behind a link
 	for i := range l.dirs {
 		d := &l.dirs[i]
-		if d.output || d.path != "." && !real[path.Dir(d.path)] {
+		if d.inOutput || d.path != "." && !real[path.Dir(d.path)] {
 			continue
 		}
 		names, err := s.names(d.path)
@@ -28,8 +28,8 @@ func (l *Layout) Undeclared(out *os.Root, most int) (paths []string, more int, e
 		real[d.path] = names != nil
 		for _, name := range names {
 			switch {
-			case d.knows(name):
-			case len(paths) == most:
+			case d.declares(name):
+			case len(paths) == max:
 				more++
 			default:
 				p := join(d.path, name)
@@ -44,19 +44,19 @@ func (l *Layout) Undeclared(out *os.Root, most int) (paths []string, more int, e
 	return paths, more, nil
 }
 
-// knows reports whether name is an input, an output or spine.
-func (d *spineDir) knows(name string) bool {
-	if _, ok := slices.BinarySearch(d.kids, name); ok {
+// declares reports whether name is an input, an output or a writable directory.
+func (d *writableDir) declares(name string) bool {
+	if _, ok := slices.BinarySearch(d.names, name); ok {
 		return true
 	}
-	_, ok := slices.BinarySearchFunc(d.entries, name, func(e placed, name string) int {
+	_, ok := slices.BinarySearchFunc(d.entries, name, func(e plannedInput, name string) int {
 		return strings.Compare(e.name, name)
 	})
 	return ok
 }
 
-// names returns the names in the directory at p, sorted, or nil if the run has removed it or put something
-// else in its place. Its parents must be real.
+// names returns the sorted names in the directory at p, or nil if the run has removed or replaced it. Its parents must
+// not be links.
 func (s *scanner) names(p string) ([]string, error) {
 	info, err := s.lstat(p)
 	if err != nil || info == nil || !info.IsDir() {

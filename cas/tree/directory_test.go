@@ -31,7 +31,7 @@ func seedDirectory() *repb.Directory {
 	}
 }
 
-// Sizes are what a client states, and their sum must not turn negative.
+// Clients state sizes; their sum must not overflow.
 func TestMeasureSaturatesBytes(t *testing.T) {
 	d, err := cas.NewDigest(cas.SHA256, strings.Repeat("a", 64), math.MaxInt64)
 	if err != nil {
@@ -43,8 +43,8 @@ func TestMeasureSaturatesBytes(t *testing.T) {
 	}
 }
 
-// What is stored can be read again: neither Tree nor Directory is stored that CheckMessage refuses.
-func TestScannerRefusesWhatCannotBeReadAgain(t *testing.T) {
+// Neither a Tree nor a Directory that CheckMessage rejects is stored.
+func TestScannerRejectsOversizedMessages(t *testing.T) {
 	large := &directory{}
 	for i := range 1 + cas.MaxTree/4000 {
 		e := entry{name: fmt.Sprintf("%08d", i), kind: Symlink, target: strings.Repeat("x", 4000)}
@@ -54,7 +54,7 @@ func TestScannerRefusesWhatCannotBeReadAgain(t *testing.T) {
 		repb.Command_TREE_ONLY, repb.Command_DIRECTORY_ONLY, repb.Command_TREE_AND_DIRECTORY,
 	} {
 		store := castest.NewMemory()
-		s := &scanner{own: true, limit: noLimit}
+		s := &scanner{ofRun: true, limit: noLimit}
 		b := cas.NewBatch(store)
 		_, err := s.putTree(t.Context(), b, cas.SHA256, []*directory{large}, format)
 		if !errors.Is(err, ErrOutput) || len(b.Blobs()) != 0 || store.Len() != 0 {
@@ -75,20 +75,20 @@ func TestScannerLimitsEntries(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer root.Close()
-	for own, want := range map[bool]error{true: ErrOutput, false: cas.ErrInvalid} {
-		s := &scanner{root: root, own: own, limit: noLimit, entries: maxEntries - 2}
+	for ofRun, want := range map[bool]error{true: ErrOutput, false: cas.ErrInvalid} {
+		s := &scanner{root: root, ofRun: ofRun, limit: noLimit, entries: maxEntries - 2}
 		if _, err := s.scan(t.Context(), ".", &directory{}); err != nil {
-			t.Errorf("as many as permitted: %v", err)
+			t.Errorf("at the limit: %v", err)
 		}
 		s.entries = maxEntries - 1
 		_, err := s.scan(t.Context(), ".", &directory{})
 		if !errors.Is(err, want) || !strings.Contains(err.Error(), "1000000 entries") {
-			t.Errorf("one more: got %v, want %v that names the limit", err, want)
+			t.Errorf("above the limit: got %v, want %v that names the limit", err, want)
 		}
 	}
 }
 
-// badDirectories are one for each way not to be canonical (rule 74).
+// badDirectories returns a Directory for each way of not being canonical (rule 74).
 func badDirectories() []proto.Message {
 	d := cas.SHA256.Sum(nil).Proto()
 	file := func(name string) *repb.FileNode { return &repb.FileNode{Name: name, Digest: d} }
@@ -115,7 +115,7 @@ func badDirectories() []proto.Message {
 	)
 }
 
-// canonical reports whether m is sorted and has no name twice, as the API says.
+// canonical reports whether m is sorted and has no duplicate names.
 func canonical(m *repb.Directory) bool {
 	var all []string
 	ascend := func(names []string) bool {
@@ -139,8 +139,8 @@ func canonical(m *repb.Directory) bool {
 	return len(slices.Compact(all)) == len(files)+len(dirs)+len(links)
 }
 
-// What decode accepts is canonical and what it says it is, encode writes it again, and it can be planned for whatever
-// outputs: none of it panics.
+// FuzzDirectory checks that decode accepts only canonical messages, that encode inverts it, and that Plan does not
+// panic on the result.
 func FuzzDirectory(f *testing.F) {
 	for _, m := range append(badDirectories(), &repb.Directory{}, seedDirectory()) {
 		b, err := proto.Marshal(m)
@@ -159,7 +159,7 @@ func FuzzDirectory(f *testing.F) {
 		d := &directory{digest: cas.SHA256.Sum(b)}
 		if err := d.decode(&m); err != nil {
 			if !errors.Is(err, cas.ErrInvalid) || !strings.Contains(err.Error(), d.digest.String()) {
-				t.Fatalf("decode failed with %v, want ErrInvalid that names the Directory", err)
+				t.Fatalf("decode: got error %v, want ErrInvalid that names the Directory", err)
 			}
 			if i := strings.IndexFunc(err.Error(), func(r rune) bool { return r < ' ' || r > '~' }); i >= 0 {
 				t.Fatalf("%q is not printable ASCII", err)
@@ -181,7 +181,7 @@ func FuzzDirectory(f *testing.F) {
 				t.Fatalf("%q has the mode %v", e.name, e.mode(false))
 			}
 		}
-		again := &directory{entries: slices.Clone(d.entries), own: d.own}
+		again := &directory{entries: slices.Clone(d.entries), props: d.props}
 		for i := range again.entries {
 			if e := &again.entries[i]; e.kind == Directory {
 				e.dir = &directory{digest: e.digest}
@@ -203,7 +203,7 @@ func FuzzDirectory(f *testing.F) {
 		for i := range third.entries {
 			third.entries[i].dir = d.entries[i].dir
 		}
-		if !reflect.DeepEqual(third.entries, d.entries) || !reflect.DeepEqual(third.own, d.own) {
+		if !reflect.DeepEqual(third.entries, d.entries) || !reflect.DeepEqual(third.props, d.props) {
 			t.Fatalf("encode turned %+v into %+v", d.entries, third.entries)
 		}
 		if err := d.measure(0); err != nil {
@@ -212,19 +212,19 @@ func FuzzDirectory(f *testing.F) {
 		l, err := (&Input{root: d}).Plan(workdir, []string{output, "out"}, []string{output})
 		if err != nil {
 			if !errors.Is(err, cas.ErrInvalid) {
-				t.Fatalf("Plan failed with %v, want ErrInvalid", err)
+				t.Fatalf("Plan: got error %v, want ErrInvalid", err)
 			}
 			return
 		}
 		_, _, _ = l.String(), l.contents(false), l.contents(true)
 		if bytes, files := l.SizeEstimate(castest.NewMemory()); bytes < 0 || files < int64(len(l.dirs)) {
-			t.Fatalf("room for %d bytes in %d files", bytes, files)
+			t.Fatalf("SizeEstimate: got %d bytes in %d files", bytes, files)
 		}
 	})
 }
 
-// FuzzTree: of whatever is said to be a Tree the closure can be found or not, and it can be extracted or not, and
-// nothing is ever written outside the directory to which it was.
+// FuzzTree checks that Closure and Extract of any bytes claimed to be a Tree do not panic, and that Extract never
+// writes outside its directory.
 func FuzzTree(f *testing.F) {
 	child := seedDirectory()
 	child.Directories = nil
@@ -259,11 +259,11 @@ func FuzzTree(f *testing.F) {
 		r := &repb.ActionResult{
 			OutputDirectories: []*repb.OutputDirectory{{Path: p, TreeDigest: d.Proto()}},
 			OutputSymlinks:    []*repb.OutputSymlink{{Path: linkAt, Target: ".."}},
-			// Through the link, if that could be done.
+			// An attempt to write through the link.
 			OutputFileSymlinks: []*repb.OutputSymlink{{Path: linkAt + "/through", Target: "x"}},
 		}
 		if _, err := cas.Closure(t.Context(), store, cas.SHA256, r); err != nil && !errors.Is(err, cas.ErrInvalid) {
-			t.Fatalf("Closure failed with %v, want ErrInvalid", err)
+			t.Fatalf("Closure: got error %v, want ErrInvalid", err)
 		}
 		above := t.TempDir()
 		if err := os.Mkdir(filepath.Join(above, "in"), 0o755); err != nil {
@@ -274,11 +274,11 @@ func FuzzTree(f *testing.F) {
 			t.Fatal(err)
 		}
 		defer in.Close()
-		for range 2 { // also over what is there
-			_ = Extract(t.Context(), store, cas.SHA256, r, in) // which may well fail
+		for range 2 { // also over existing files
+			_ = Extract(t.Context(), store, cas.SHA256, r, in) // may fail
 		}
 		if names, err := os.ReadDir(above); err != nil || len(names) != 1 {
-			t.Fatalf("there is %v beside the directory, %v", names, err)
+			t.Fatalf("Extract wrote outside its directory: %v, %v", names, err)
 		}
 		var m repb.Tree
 		if proto.Unmarshal(b, &m) != nil {
@@ -287,7 +287,7 @@ func FuzzTree(f *testing.F) {
 		root, err := fromTree(cas.SHA256, &m)
 		if err != nil {
 			if !errors.Is(err, cas.ErrInvalid) {
-				t.Fatalf("fromTree failed with %v, which is not ErrInvalid", err)
+				t.Fatalf("fromTree: got error %v, want ErrInvalid", err)
 			}
 			return
 		}

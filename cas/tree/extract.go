@@ -16,11 +16,10 @@ import (
 	repb "github.com/bazelbuild/remote-apis/build/bazel/remote/execution/v2"
 )
 
-// Extract writes the outputs of r below dir, with parents as needed: files with mode 0644 or 0755 less
-// the umask, symlinks as they are. It replaces files and symlinks that exist, each by a rename, and
-// writes a directory over one that exists. Nothing is written outside dir, whatever r says and whatever
-// symlinks there are; a file is not written to where a directory is. A blob that is absent is a
-// *MissingError, a malformed result cas.ErrInvalid. Two calls at once must not share dir.
+// Extract writes the outputs of r below dir and creates parents as needed. Files have mode 0644 or 0755 less the umask;
+// symlinks are kept unchanged. It replaces existing files and symlinks by a rename, merges into existing directories,
+// and does not replace a directory by a file. It writes nothing outside dir, whatever r contains and whatever symlinks
+// exist. An absent blob is a *MissingError, a malformed result cas.ErrInvalid. Concurrent calls must not share dir.
 func Extract(ctx context.Context, store cas.Store, f cas.Function, r *repb.ActionResult, dir *os.Root) error {
 	x := &extractor{store: store, dir: dir}
 	for _, o := range r.OutputFiles {
@@ -41,7 +40,7 @@ func Extract(ctx context.Context, store cas.Store, f cas.Function, r *repb.Actio
 			return err
 		}
 	}
-	// An old client's fields repeat what output_symlinks says, or stand alone in an old server's result.
+	// The fields of API 2.0 repeat output_symlinks, or stand alone in the result of an old server.
 	for _, o := range slices.Concat(r.OutputSymlinks, r.OutputFileSymlinks, r.OutputDirectorySymlinks) {
 		if err := x.output(ctx, o.Path, &entry{kind: Symlink, target: o.Target}); err != nil {
 			return err
@@ -51,8 +50,7 @@ func Extract(ctx context.Context, store cas.Store, f cas.Function, r *repb.Actio
 }
 
 // loadOutput reads the directory that o describes.
-func loadOutput(ctx context.Context, store cas.Store, f cas.Function, o *repb.OutputDirectory,
-) (*directory, error) {
+func loadOutput(ctx context.Context, store cas.Store, f cas.Function, o *repb.OutputDirectory) (*directory, error) {
 	if o.TreeDigest == nil {
 		root, err := cas.FromProto(f, o.RootDirectoryDigest)
 		if err != nil {
@@ -70,7 +68,7 @@ func loadOutput(ctx context.Context, store cas.Store, f cas.Function, o *repb.Ou
 	}
 	var t repb.Tree
 	if err := cas.ReadProto(ctx, store, d, &t); err != nil {
-		return nil, vanished(d, err)
+		return nil, notFound(d, err)
 	}
 	return fromTree(f, &t)
 }
@@ -100,7 +98,7 @@ func fromTree(f cas.Function, t *repb.Tree) (*directory, error) {
 		for i := range d.entries {
 			if e := &d.entries[i]; e.kind == Directory {
 				if e.dir = dirs[e.digest]; e.dir == nil {
-					return nil, faultf(cas.ErrInvalid, "Tree without the Directory %s of %+.256q", e.digest, e.name)
+					return nil, errorf(cas.ErrInvalid, "the Tree lacks the Directory %s of %+.256q", e.digest, e.name)
 				}
 			}
 		}
@@ -113,7 +111,7 @@ type extractor struct {
 	dir   *os.Root
 }
 
-// output writes e as the output called spelled.
+// output writes e as the output that the result spells as spelled.
 func (x *extractor) output(ctx context.Context, spelled string, e *entry) error {
 	p, err := resolve(".", spelled)
 	if err != nil {
@@ -133,7 +131,7 @@ func (x *extractor) output(ctx context.Context, spelled string, e *entry) error 
 	return x.replace(ctx, parent, path.Base(p), e)
 }
 
-// tree writes the directory root over what is at p.
+// tree writes the directory root to p.
 func (x *extractor) tree(ctx context.Context, p string, root *directory) error {
 	for at, d := range root.all(p) {
 		if err := x.level(ctx, at, d); err != nil {
@@ -163,11 +161,11 @@ func (x *extractor) level(ctx context.Context, p string, d *directory) error {
 	return nil
 }
 
-// replace puts the file or symlink e in the place of name in dir.
+// replace writes the file or symlink e as name in dir.
 func (x *extractor) replace(ctx context.Context, dir *os.Root, name string, e *entry) (err error) {
 	const temp = ".cloister-extract"
 	if name == temp {
-		return faultf(cas.ErrInvalid, "output %+.256q has the name of a temporary file", name)
+		return errorf(cas.ErrInvalid, "output %+.256q has the name of a temporary file", name)
 	}
 	if err := dir.Remove(temp); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return err
@@ -188,7 +186,7 @@ func (x *extractor) replace(ctx context.Context, dir *os.Root, name string, e *e
 	if err != nil {
 		return err
 	}
-	return dir.Rename(temp, name) // the commit point: name is the old or the new, never a part
+	return dir.Rename(temp, name) // the commit point: name is the old or the new file, never a part
 }
 
 func (x *extractor) file(ctx context.Context, dir *os.Root, name string, e *entry) error {

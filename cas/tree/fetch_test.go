@@ -14,18 +14,18 @@ import (
 	"github.com/cloister-build/cloister/cas/tree"
 )
 
-// A distant store keeps what was not fetched out of reach, and counts the calls.
-type distant struct {
+// A fetcher is a local store with an upstream. It serves only fetched blobs, and records the calls of Fetch.
+type fetcher struct {
 	*castest.Memory
-	far     *castest.Memory
-	fetched [][]cas.Digest
-	err     error
+	upstream *castest.Memory
+	fetched  [][]cas.Digest
+	err      error
 }
 
-func (s *distant) Fetch(ctx context.Context, ds []cas.Digest) ([]cas.Digest, error) {
+func (s *fetcher) Fetch(ctx context.Context, ds []cas.Digest) ([]cas.Digest, error) {
 	s.fetched = append(s.fetched, ds)
 	for _, d := range ds {
-		b, err := cas.ReadAll(ctx, s.far, d, d.Size())
+		b, err := cas.ReadAll(ctx, s.upstream, d, d.Size())
 		if errors.Is(err, cas.ErrNotFound) {
 			continue
 		}
@@ -36,25 +36,26 @@ func (s *distant) Fetch(ctx context.Context, ds []cas.Digest) ([]cas.Digest, err
 	return nil, s.err
 }
 
-func (s *distant) Missing(ctx context.Context, ds []cas.Digest) ([]cas.Digest, error) {
-	return s.far.Missing(ctx, ds)
+func (s *fetcher) Missing(ctx context.Context, ds []cas.Digest) ([]cas.Digest, error) {
+	return s.upstream.Missing(ctx, ds)
 }
 
-// TestFarTreeIsReadInFewCalls: one for each level of Directories and one for all files, each blob once.
-func TestFarTreeIsReadInFewCalls(t *testing.T) {
-	far := castest.NewMemory()
-	n := parse(t, "a/b/c/x = 1", "a/b/y = 1", "a/d/x = 2", "e/b/c/x = 1", "e/b/y = 1", "f = 3", "g = 4", "out/h = 5", "out/i/j = 6", "l -> f")
-	root := n.put(t, far)
-	store := &distant{Memory: castest.NewMemory(), far: far}
+// TestFetchBatchesBlobs checks that each level of Directories takes one call, and all files another.
+func TestFetchBatchesBlobs(t *testing.T) {
+	upstream := castest.NewMemory()
+	n := parse(t, "a/b/c/x = 1", "a/b/y = 1", "a/d/x = 2", "e/b/c/x = 1", "e/b/y = 1", "f = 3", "g = 4", "out/h = 5",
+		"out/i/j = 6", "l -> f")
+	root := n.put(t, upstream)
+	store := &fetcher{Memory: castest.NewMemory(), upstream: upstream}
 	in, err := tree.Load(t.Context(), store, root)
 	must(t, err)
 	var sizes []int
 	for _, ds := range store.fetched {
 		sizes = append(sizes, len(ds))
 	}
-	// The root; a, e and out; a/b, a/d and out/i; a/b/c. No file is read yet.
+	// The root; a, e and out; a/b, a/d and out/i; a/b/c. No file yet.
 	if want := []int{1, 3, 3, 1}; !slices.Equal(sizes, want) || store.Len() != 8 {
-		t.Errorf("Load fetched %v and has %d, want %v", sizes, store.Len(), want)
+		t.Errorf("Load fetched batches of %v and has %d blobs, want %v and 8", sizes, store.Len(), want)
 	}
 	store.fetched = nil
 	stage(t, store, in, "", "out/x")
@@ -63,11 +64,10 @@ func TestFarTreeIsReadInFewCalls(t *testing.T) {
 	}
 }
 
-// TestFarAway: what Fetch fails of is told, and nothing is laid out.
-func TestFarAway(t *testing.T) {
-	far := castest.NewMemory()
-	root := parse(t, "a/b = 1").put(t, far)
-	store := &distant{Memory: castest.NewMemory(), far: far, err: cas.ErrUnavailable}
+func TestFetchErrorsAreReturned(t *testing.T) {
+	upstream := castest.NewMemory()
+	root := parse(t, "a/b = 1").put(t, upstream)
+	store := &fetcher{Memory: castest.NewMemory(), upstream: upstream, err: cas.ErrUnavailable}
 	_, err := tree.Load(t.Context(), store, root)
 	wantError(t, err, cas.ErrUnavailable, "")
 	store.err = nil
@@ -80,16 +80,15 @@ func TestFarAway(t *testing.T) {
 	wantError(t, err, cas.ErrUnavailable, "")
 }
 
-// TestHugeDirectoryIsNotFetched: what is refused by its size need not come near.
-func TestHugeDirectoryIsNotFetched(t *testing.T) {
-	far := castest.NewMemory()
+func TestOversizedDirectoryIsNotFetched(t *testing.T) {
+	upstream := castest.NewMemory()
 	huge, err := cas.NewDigest(cas.SHA256, cas.SHA256.Sum(nil).Hash(), cas.MaxMessage+1)
 	must(t, err)
-	root := putProto(t, far, parent("d", huge))
-	store := &distant{Memory: castest.NewMemory(), far: far}
+	root := putProto(t, upstream, parent("d", huge))
+	store := &fetcher{Memory: castest.NewMemory(), upstream: upstream}
 	_, err = tree.Load(t.Context(), store, root)
 	wantError(t, err, cas.ErrInvalid, huge.String())
 	if len(store.fetched) != 1 {
-		t.Errorf("fetched %v, want the root alone", store.fetched)
+		t.Errorf("fetched %v, want only the root", store.fetched)
 	}
 }

@@ -9,8 +9,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// dateLink says that the symlink name in dir was changed last at t, which os.Root cannot. The caller may read dir.
-func dateLink(dir *os.Root, name string, t time.Time) error {
+// setLinkTime sets the modification time of the symlink name in dir, which os.Root cannot do. dir must be readable.
+func setLinkTime(dir *os.Root, name string, t time.Time) error {
 	d, err := dir.Open(".")
 	if err != nil {
 		return err

@@ -9,5 +9,5 @@ import (
 	"time"
 )
 
-// dateLink does nothing: here a symlink keeps the time of its making.
-func dateLink(*os.Root, string, time.Time) error { return nil }
+// setLinkTime does nothing: a symlink keeps its creation time on this system.
+func setLinkTime(*os.Root, string, time.Time) error { return nil }

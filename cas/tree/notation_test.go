@@ -24,8 +24,8 @@ import (
 	"google.golang.org/protobuf/proto"
 )
 
-// A node is a file, directory or symlink, built without the code under test. Tests write trees as
-// lines, one for each node; parents need not be written:
+// A node is a file, directory or symlink, built without the code under test. Tests write trees as lines, one for each
+// node; parents are implicit:
 //
 //	a/file = content
 //	a/tool *= content of an executable
@@ -36,7 +36,7 @@ type node struct {
 	target  string           // of a symlink, not empty
 	content string
 	exec    bool
-	own     *repb.NodeProperties // which the notation does not show
+	own     *repb.NodeProperties // not part of the notation
 }
 
 func dirNode() *node { return &node{kids: map[string]*node{}} }
@@ -55,13 +55,13 @@ func parse(t testing.TB, lines ...string) *node {
 		} else if p, content, ok := strings.Cut(line, " = "); ok {
 			root.set(p, &node{content: content})
 		} else {
-			t.Fatalf("no tree notation: %q", line)
+			t.Fatalf("invalid tree notation: %q", line)
 		}
 	}
 	return root
 }
 
-// set puts n at p; an existing directory there stays if n is one.
+// set puts n at p, unless both n and the node at p are directories.
 func (r *node) set(p string, n *node) {
 	dir, name := path.Split(p)
 	at := r
@@ -155,7 +155,7 @@ func (r *node) make(t testing.TB, dir *os.Root) {
 	}
 }
 
-// read returns what is at p in dir.
+// read returns the node at p in dir.
 func read(t testing.TB, dir *os.Root, p string) *node {
 	t.Helper()
 	info, err := dir.Lstat(p)
@@ -185,7 +185,7 @@ func read(t testing.TB, dir *os.Root, p string) *node {
 	return nil
 }
 
-// view returns what a run sees of a staged exec root, with the binds applied as mounts are.
+// view returns the exec root that a run sees, with the binds applied.
 func view(t testing.TB, ws *os.Root, s *tree.Staged) *node {
 	t.Helper()
 	root := read(t, ws, "out")
@@ -203,16 +203,16 @@ func view(t testing.TB, ws *os.Root, s *tree.Staged) *node {
 		below := root.at(b.Target)
 		switch {
 		case below == nil || (below.kids == nil) != (from.kids == nil):
-			t.Fatalf("bind %s has no placeholder of its kind", b.Target)
+			t.Fatalf("bind %s lacks a placeholder of its kind", b.Target)
 		case len(below.kids) > 0 || below.content != "":
-			t.Fatalf("bind %s covers more than a placeholder", b.Target)
+			t.Fatalf("the placeholder of bind %s is not empty", b.Target)
 		}
 		*below = *from
 	}
 	return root
 }
 
-// same fails the test unless got and want read alike.
+// same checks that got and want have the same notation.
 func same(t testing.TB, what string, got, want fmt.Stringer) {
 	t.Helper()
 	if g, w := got.String(), want.String(); g != w {
@@ -241,13 +241,13 @@ func putProto(t testing.TB, store cas.Store, m proto.Message) cas.Digest {
 	return d
 }
 
-// newRoot returns a new empty directory, which the test may fill with directories of any mode.
+// newRoot returns a new empty directory, which may get subdirectories of any mode.
 func newRoot(t testing.TB) *os.Root {
 	t.Helper()
 	r, err := os.OpenRoot(t.TempDir())
 	must(t, err)
 	t.Cleanup(func() {
-		if os.Getuid() != 0 { // to whom alone read-only directories are no obstacle
+		if os.Getuid() != 0 { // so that TempDir can be removed
 			fs.WalkDir(r.FS(), ".", func(p string, e fs.DirEntry, err error) error {
 				if err == nil && e.IsDir() {
 					r.Chmod(p, 0o700)
@@ -268,12 +268,12 @@ func load(t testing.TB, store cas.Store, n *node) *tree.Input {
 	return in
 }
 
-// A filer is a Memory that shows blobs as files too.
+// A filer is a Memory that is also a cas.Filer.
 type filer struct {
 	*castest.Memory
 	dir  string
-	lent atomic.Int64 // files shown and not released
-	mu   sync.Mutex   // held to make a file
+	lent atomic.Int64 // files not released
+	mu   sync.Mutex   // held while a file is created
 }
 
 func newFiler(t testing.TB) *filer {

@@ -8,18 +8,17 @@ import (
 	"slices"
 )
 
-// WithOrder returns the layout of the same in which directories list their entries in an order that the seed makes, which
-// is not 0: always the same for one seed, and another for another, as far as there are others. That holds where a
-// workspace lists what was made last first, or what was made first, as tmpfs does; and for all directories
-// of the input root, but not for what the run makes in them.
+// WithOrder returns the same layout with directories that list their entries in an order derived from seed, which must
+// not be 0. Equal seeds give equal orders; different seeds give different orders if the directory has enough entries.
+// This requires a workspace that lists the newest or the oldest entry first, as tmpfs does. It applies to all
+// directories of the input root, but not to what the run makes in them.
 //
-// Images list what is in them sorted, so that all of it is copied.
+// Images list their entries sorted, so a layout with an order is copied.
 func (l *Layout) WithOrder(seed uint64) *Layout { return &Layout{dirs: l.dirs, order: seed} }
 
-// inOrder returns what a directory is to have in the order in which it is made. Usually that is from the last name to the
-// first: tmpfs lists what was made last first, so that copies list as images do, sorted, and a run cannot tell which of
-// them it has.
-func (s *stager) inOrder(names []stageFile) []stageFile {
+// creationOrder returns names in the order in which they must be created. By default this is descending: tmpfs lists
+// the newest entry first, so copies list their entries sorted as images do, and a run cannot tell the two apart.
+func (s *stager) creationOrder(names []stageFile) []stageFile {
 	slices.SortFunc(names, func(a, b stageFile) int { return cmp.Compare(b.name, a.name) })
 	if s.order == 0 {
 		return names
@@ -31,19 +30,19 @@ func (s *stager) inOrder(names []stageFile) []stageFile {
 	return ordered
 }
 
-// fewEntries is up to how many there are so few orders that two seeds would often make the same by chance.
+// fewEntries is the largest number of entries for which random orders of two seeds would often coincide.
 const fewEntries = 5
 
-// permutation returns the numbers below n in an order that the seed makes. Of few, the seed is the number of the order,
-// so that two that are close make different ones.
+// permutation returns the numbers below n in an order derived from seed. For small n, the seed is the index of the
+// order, so that adjacent seeds give different orders.
 func permutation(seed uint64, n int) []int {
 	p := make([]int, n)
 	for i := range p {
 		p[i] = i
 	}
-	chance := rand.NewPCG(seed, 0) // whose numbers Go promises to be the same for ever
+	random := rand.NewPCG(seed, 0) // Go guarantees that its sequence never changes
 	for i := n; i > 1; i-- {
-		choice := chance.Uint64()
+		choice := random.Uint64()
 		if n <= fewEntries {
 			choice, seed = seed, seed/uint64(i)
 		}

@@ -16,12 +16,12 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// inMemory returns an empty directory on a tmpfs, as workspaces are.
+// inMemory returns an empty directory on a tmpfs, like a workspace.
 func inMemory(t *testing.T) *os.Root {
 	t.Helper()
 	var st unix.Statfs_t
 	if err := unix.Statfs("/dev/shm", &st); err != nil || st.Type != unix.TMPFS_MAGIC {
-		sandboxtest.Unavailable(t, "tmpfs", "there is none at /dev/shm")
+		sandboxtest.Unavailable(t, "tmpfs", "/dev/shm is not a tmpfs")
 	}
 	dir, err := os.MkdirTemp("/dev/shm", "cloister-order-")
 	must(t, err)
@@ -32,7 +32,7 @@ func inMemory(t *testing.T) *os.Root {
 	return ws
 }
 
-// listings returns each directory of a workspace with its entries in the order in which it lists them.
+// listings returns the entries of each directory of a workspace in listing order.
 func listings(t *testing.T, ws *os.Root) map[string]string {
 	t.Helper()
 	all := map[string]string{}
@@ -52,7 +52,7 @@ func listings(t *testing.T, ws *os.Root) map[string]string {
 	return all
 }
 
-func TestDirectoriesListInTheOrderOfTheirLayout(t *testing.T) {
+func TestDirectoriesListInTheOrderOfTheLayout(t *testing.T) {
 	store := castest.NewMemory()
 	in := load(t, store, parse(t,
 		"a = 1", "b = 2", "c -> a", "d/x = 3", "d/y = 4", "d/e/p = 5", "d/e/q -> p", "d/e/r/s = 6", "d/e/t = 7",
@@ -67,35 +67,36 @@ func TestDirectoriesListInTheOrderOfTheirLayout(t *testing.T) {
 		return listings(t, ws)
 	}
 	one, two := list(1), list(2)
-	// The root, what is bound, what is in that, the working directory, what is private.
+	// The root, a bound directory and its subdirectory, the working directory, a private directory.
 	dirs := []string{"out", "in/2", "in/2/e", "out/w", "out/w/n"}
 	for _, p := range dirs {
 		if one[p] == "" || one[p] == two[p] {
-			t.Errorf("%s lists %q by the seed 1, %q by 2", p, one[p], two[p])
+			t.Errorf("%s lists %q with seed 1, %q with seed 2", p, one[p], two[p])
 		}
 		a, b := strings.Fields(one[p]), strings.Fields(two[p])
 		if slices.Sort(a); !slices.IsSorted(b) {
 			slices.Sort(b)
 		}
 		if !slices.Equal(a, b) {
-			t.Errorf("%s has %q, or %q", p, a, b)
+			t.Errorf("%s has entries %q with seed 1, %q with seed 2", p, a, b)
 		}
 	}
 	for range 3 {
-		if again := list(1); again["out"] != one["out"] || again["in/2/e"] != one["in/2/e"] || again["out/w/n"] != one["out/w/n"] {
-			t.Errorf("one seed lists\n%v\nand\n%v", one, again)
+		if again := list(1); again["out"] != one["out"] || again["in/2/e"] != one["in/2/e"] ||
+			again["out/w/n"] != one["out/w/n"] {
+			t.Errorf("one seed gave\n%v\nand\n%v", one, again)
 		}
 	}
 }
 
-// TestUsualOrderIsThatOfImages: though files are filled several at a time, the directories of a copy list what is in them
-// sorted, as those of an image do.
-func TestUsualOrderIsThatOfImages(t *testing.T) {
+// TestCopiesListSorted checks that copied directories list their entries sorted, as images do, although files are
+// written in parallel.
+func TestCopiesListSorted(t *testing.T) {
 	probe := inMemory(t)
 	must(t, probe.Mkdir("b", 0o700))
 	must(t, probe.Mkdir("a", 0o700))
 	if listings(t, probe)["."] != "a b" {
-		t.Skip("this kernel's tmpfs does not list what was made last first")
+		t.Skip("the tmpfs of this kernel does not list the newest entry first")
 	}
 	store := castest.NewMemory()
 	var notation []string
@@ -118,7 +119,7 @@ func TestUsualOrderIsThatOfImages(t *testing.T) {
 		listed := 0
 		for p, names := range listings(t, ws) {
 			list := strings.Fields(names)
-			if p == "." || p == "in" || len(list) < 300 { // nobody sees the first two
+			if p == "." || p == "in" || len(list) < 300 { // the run sees neither of the first two
 				continue
 			}
 			if listed++; !slices.IsSorted(list) {
@@ -126,13 +127,13 @@ func TestUsualOrderIsThatOfImages(t *testing.T) {
 			}
 		}
 		if listed != 4 {
-			t.Errorf("%d directories are large", listed)
+			t.Errorf("%d directories are large, want 4", listed)
 		}
 	}
 }
 
-// TestOrderIsOfCopies: an image would list what is in it sorted.
-func TestOrderIsOfCopies(t *testing.T) {
+// TestOrderRequiresCopies: an image would list its entries sorted.
+func TestOrderRequiresCopies(t *testing.T) {
 	r := newRig(t, 1<<20)
 	l, err := load(t, r.store, leaves(3, 20, nil)).Plan("", []string{"o"}, nil)
 	must(t, err)

@@ -8,31 +8,31 @@ import (
 	"testing"
 )
 
-// TestPermutations: every seed has an order of its own as far as there are orders, and always the same.
-func TestPermutations(t *testing.T) {
+// TestPermutationsDiffer checks that seeds give different orders while there are enough orders.
+func TestPermutationsDiffer(t *testing.T) {
 	for n, orders := range map[int]int{0: 1, 1: 1, 2: 2, 3: 6, 4: 24, 5: 120, 6: 20, 100: 200} {
 		seen := map[string]bool{}
 		for seed := range uint64(orders) {
 			p := permutation(seed+1, n)
 			if !slices.Equal(p, permutation(seed+1, n)) {
-				t.Errorf("seed %d has two orders of %d", seed+1, n)
+				t.Errorf("seed %d gave two orders of %d", seed+1, n)
 			}
 			seen[fmt.Sprint(p)] = true
 			slices.Sort(p)
 			for i, v := range p {
 				if i != v {
-					t.Fatalf("seed %d, %d: %v are not all numbers", seed+1, n, p)
+					t.Fatalf("seed %d, n %d: got %v, want a permutation", seed+1, n, p)
 				}
 			}
 		}
 		if few := n <= fewEntries; few && len(seen) != orders || len(seen) < orders*9/10 {
-			t.Errorf("%d seeds make %d orders of %d", orders, len(seen), n)
+			t.Errorf("%d seeds gave %d orders of %d", orders, len(seen), n)
 		}
 	}
 }
 
-// TestPermutationsStay: a seed that somebody wrote down makes the same order in every version.
-func TestPermutationsStay(t *testing.T) {
+// TestPermutationsAreStable: users record seeds, so every version must give the same order.
+func TestPermutationsAreStable(t *testing.T) {
 	for _, c := range []struct {
 		seed uint64
 		want []int

@@ -14,24 +14,23 @@ import (
 	"github.com/cloister-build/cloister/cas"
 )
 
-// Modes of what is laid out, meant for a run that is not the owner. Where it is, read-only mounts still
-// keep inputs from it.
+// Modes of the exec root, for a run that does not own it. If it does, read-only mounts still protect the inputs.
 const (
-	modeSpine    = 0o755
-	modeWritable = fs.ModeSticky | 0o777 // new names may be made, inputs not removed
-	modePrivate  = 0o777                 // inputs may be removed and replaced too
+	modeParent   = 0o755
+	modeWritable = fs.ModeSticky | 0o777 // the run may add names, but not remove inputs
+	modePrivate  = 0o777                 // the run may also remove and replace inputs
 	modeBoundDir = 0o555
 )
 
-// Limits of the spine. Each directory of it has its own path, so that deep ones take up to a thousand
-// times the memory of the Command that names them.
+// Limits of the writable directories. Each has its own path, so deep ones take up to a thousand times the memory of the
+// Command that names them.
 const (
-	maxSpine      = 100_000  // outputs and directories that lead to them or to the working directory
-	maxSpineBytes = 16 << 20 // of all their paths together
+	maxPaths     = 100_000  // outputs and the directories that lead to them or to the working directory
+	maxPathBytes = 16 << 20 // of all these paths together
 )
 
-// modeOf returns the mode of a file: of an input, or of a private copy that may be changed.
-func modeOf(exec, private bool) fs.FileMode {
+// defaultMode returns the mode of an input file, or of a private copy that the run may change.
+func defaultMode(exec, private bool) fs.FileMode {
 	switch {
 	case private && exec:
 		return 0o777
@@ -43,52 +42,52 @@ func modeOf(exec, private bool) fs.FileMode {
 	return 0o444
 }
 
-// A Layout says how an input root is laid out for one run. It is never changed.
+// A Layout describes how an input root is laid out for one run. It is immutable.
 type Layout struct {
-	dirs  []spineDir // parents first, in order
-	order uint64     // see WithOrder; 0 is none in particular
+	dirs  []writableDir // in order, parents first
+	order uint64        // see WithOrder; 0 is the default order
 }
 
-// A spineDir is one real directory of the exec root.
-type spineDir struct {
-	path    string // relative to the exec root, "." for itself
-	mode    fs.FileMode
-	date    time.Time // of its last change
-	entries []placed  // the inputs in it that are not themselves spine, sorted
-	kids    []string  // the names in it that are outputs or spine, sorted
-	output  bool      // is an output, or lies in one
+// A writableDir is one real directory of the exec root.
+type writableDir struct {
+	path     string // relative to the exec root, "." for the root
+	mode     fs.FileMode
+	modTime  time.Time
+	entries  []plannedInput // the inputs in it that are not writable directories, sorted
+	names    []string       // the names in it that are outputs or writable directories, sorted
+	inOutput bool           // it is an output or lies in one
 }
 
-// A placed is one input in a directory of the spine: bound, if source is set, else private.
-type placed struct {
+// A plannedInput is one input in a writable directory. It is bound if source is set, otherwise private.
+type plannedInput struct {
 	*entry
 	source string // in the workspace
 }
 
-// Plan decides the layout for a run in workdir, a directory of the input root, that makes outputs. All
-// paths are relative to the input root; "" and "." are the root itself. It fails with cas.ErrInvalid if
-// workdir is no directory of the input root (rule 80), for a path that leaves the root or leads through
-// an input that is no directory, and for more than 100,000 paths, or 16 MiB of them, counting outputs
-// and all directories on the way.
+// Plan returns the layout for a run in workdir, a directory of the input root, that makes outputs. All paths are
+// relative to the input root; "" and "." are the root. It fails with cas.ErrInvalid if workdir is not a directory of
+// the input root (rule 80), for a path that leaves the root or leads through an input that is not a directory, and for
+// more than 100,000 paths or 16 MiB of paths, counting outputs and all directories that lead to them.
 //
-// The parents of outputs exist, the outputs do not (rule 100); of those among them that dirs names, the
-// directories that API 2.0 declares, an empty one exists, as Bazel makes it when it runs locally and as
-// its rules have come to rely on. What the inputs have at or below an output path is copied instead of
-// bound, since the run may replace it and Capture must find it (rule 101).
+// The parents of outputs exist, the outputs do not (rule 100). The exception are the outputs in dirs, which lists the
+// directories declared by API 2.0: these exist and are empty, as in Bazel's local execution, which its rules rely on.
+// Inputs at or below an output path are copied instead of bound, since the run may replace them and Capture must find
+// them (rule 101).
 func (in *Input) Plan(workdir string, outputs, dirs []string) (*Layout, error) {
 	dir, err := resolve(".", workdir)
 	if err != nil {
 		return nil, err
 	}
 	if kind, ok := in.Lookup(dir); !ok || kind != Directory {
-		return nil, faultf(cas.ErrInvalid, "the working directory %+.256q is not a directory of the input root", workdir)
+		return nil, errorf(cas.ErrInvalid, "the working directory %+.256q is not a directory of the input root",
+			workdir)
 	}
 	declared := make(map[string]bool, len(dirs))
 	for _, d := range dirs {
 		declared[d] = true
 	}
-	l := &planner{top: spine{dir: true}}
-	wd, _, err := l.at(dir)
+	l := &planner{top: planNode{dir: true}}
+	wd, _, err := l.node(dir)
 	if err != nil {
 		return nil, err
 	}
@@ -98,7 +97,7 @@ func (in *Input) Plan(workdir string, outputs, dirs []string) (*Layout, error) {
 		if err != nil {
 			return nil, err
 		}
-		made, parent, err := l.at(p)
+		made, parent, err := l.node(p)
 		if err != nil {
 			return nil, err
 		}
@@ -112,28 +111,28 @@ func (in *Input) Plan(workdir string, outputs, dirs []string) (*Layout, error) {
 	if err := l.place(".", in.root, &l.top, l.top.output); err != nil {
 		return nil, err
 	}
-	return &Layout{dirs: l.dirs}, nil // without the spine, which is not needed any more
+	return &Layout{dirs: l.dirs}, nil
 }
 
-// A spine is what is known of one path because an output or the working directory lies at or below it.
-type spine struct {
-	kids     map[string]*spine
-	dir      bool // is a directory from the start
-	writable bool // and the run may make names in it
-	output   bool // is an output
+// A planNode is one path with an output or the working directory at or below it.
+type planNode struct {
+	kids     map[string]*planNode
+	dir      bool // is a directory before the run
+	writable bool // is a directory in which the run may make names
+	output   bool
 }
 
 type planner struct {
-	dirs  []spineDir
+	dirs  []writableDir
 	binds int
-	top   spine
+	top   planNode
 	paths int // below top
 	bytes int // of these paths
 }
 
-// at returns the node of the clean path p and that of its parent, which for the root is the root, and
-// makes the directories that lead to it.
-func (l *planner) at(p string) (node, parent *spine, err error) {
+// node returns the node of the clean path p and its parent, and makes the nodes of the directories that lead to it. The
+// root is its own parent.
+func (l *planner) node(p string) (node, parent *planNode, err error) {
 	node, parent = &l.top, &l.top
 	if p == "." {
 		return node, parent, nil
@@ -148,53 +147,53 @@ func (l *planner) at(p string) (node, parent *spine, err error) {
 		}
 		l.paths++
 		l.bytes += end
-		if l.paths > maxSpine || l.bytes > maxSpineBytes {
-			return nil, nil, faultf(cas.ErrInvalid,
-				"outputs and the directories that lead to them are more than %d paths or %d bytes of paths, from %+.256q on",
-				maxSpine, maxSpineBytes, p)
+		if l.paths > maxPaths || l.bytes > maxPathBytes {
+			return nil, nil, errorf(cas.ErrInvalid,
+				"outputs and the directories that lead to them exceed %d paths or %d bytes of paths, from %+.256q",
+				maxPaths, maxPathBytes, p)
 		}
 		if parent.kids == nil {
-			parent.kids = map[string]*spine{}
+			parent.kids = map[string]*planNode{}
 		}
-		node = &spine{}
+		node = &planNode{}
 		parent.kids[name] = node
 	}
 	return node, parent, nil
 }
 
-// place plans the directory s of the spine at p, of which the input root has d, possibly empty. If
-// private, an output holds it.
-func (l *planner) place(p string, d *directory, s *spine, private bool) error {
-	names := slices.Sorted(maps.Keys(s.kids))
-	here := spineDir{path: p, mode: modeSpine, date: d.own.date(), kids: names, output: private}
-	if s.writable {
+// place plans the writable directory n at p, where the input root has d, possibly empty. It is private if it lies in an
+// output.
+func (l *planner) place(p string, d *directory, n *planNode, private bool) error {
+	names := slices.Sorted(maps.Keys(n.kids))
+	here := writableDir{path: p, mode: modeParent, modTime: d.props.modTime(), names: names, inOutput: private}
+	if n.writable {
 		here.mode = modeWritable
 	}
 	if private || slices.ContainsFunc(names, func(name string) bool {
-		return s.kids[name].output && (s.kids[name].dir || d.find(name) != nil)
+		return n.kids[name].output && (n.kids[name].dir || d.find(name) != nil)
 	}) {
 		here.mode = modePrivate
 	}
 	for i := range d.entries {
 		e := &d.entries[i]
-		k := s.kids[e.name]
+		k := n.kids[e.name]
 		if k != nil && k.dir {
 			if e.kind != Directory {
-				return faultf(cas.ErrInvalid, "%+q is an input %s, so that no output can lie below it",
-					join(p, e.name), e.kind)
+				return errorf(cas.ErrInvalid, "%+q is an input %s, so no output can lie below it", join(p, e.name),
+					e.kind)
 			}
 			continue
 		}
-		at := placed{entry: e}
+		input := plannedInput{entry: e}
 		if e.kind != Symlink && !private && (k == nil || !k.output) {
-			at.source = fmt.Sprintf("in/%d", l.binds)
+			input.source = fmt.Sprintf("in/%d", l.binds)
 			l.binds++
 		}
-		here.entries = append(here.entries, at)
+		here.entries = append(here.entries, input)
 	}
 	l.dirs = append(l.dirs, here)
 	for _, name := range names {
-		k := s.kids[name]
+		k := n.kids[name]
 		if !k.dir {
 			continue
 		}
@@ -209,7 +208,7 @@ func (l *planner) place(p string, d *directory, s *spine, private bool) error {
 	return nil
 }
 
-// String returns the plan, one line for each directory of the spine, followed by the inputs in it:
+// String returns the plan, one line for each writable directory, followed by the inputs in it:
 //
 //	dir MODE PATH
 //	bind SOURCE MODE PATH DIGEST

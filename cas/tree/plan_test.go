@@ -17,11 +17,11 @@ import (
 
 var update = flag.Bool("update", false, "rewrite the plans in testdata")
 
-// A shape is a file of testdata/plan: comments, the working directory, outputs and the input root, then
-// a line "---" and the plan.
+// A shape is a file of testdata/plan: comments, the working directory, outputs and the input root, a line "---" and the
+// plan.
 type shape struct {
 	name    string
-	head    string // all before the plan
+	head    string // everything before the plan
 	workdir string
 	outputs []string
 	dirs    []string // those of outputs that are declared as directories
@@ -81,7 +81,7 @@ func TestPlan(t *testing.T) {
 				got = l.String()
 			}
 			if strings.HasPrefix(s.name, "error_") != (err != nil) {
-				t.Errorf("the name does not fit the error %v", err)
+				t.Errorf("the file name does not match the error %v", err)
 			}
 			if *update {
 				must(t, os.WriteFile("testdata/plan/"+s.name+".txt", []byte(s.head+"---\n"+got), 0o644))
@@ -92,7 +92,7 @@ func TestPlan(t *testing.T) {
 	}
 }
 
-func TestPlanRejectsPathThatCannotBe(t *testing.T) {
+func TestPlanRejectsMalformedPaths(t *testing.T) {
 	in := load(t, castest.NewMemory(), parse(t, "a/"))
 	for name, p := range map[string]string{
 		"NUL": "a\x00b", "LongName": strings.Repeat("n", 256), "NotUTF8": "a/\xff",
@@ -107,8 +107,8 @@ func TestPlanRejectsPathThatCannotBe(t *testing.T) {
 	}
 }
 
-// A directory of the spine has a path of its own, so that deep outputs cost far more than they say.
-func TestPlanLimitsSpine(t *testing.T) {
+// Writable directories have separate paths, so deep outputs take far more memory than their declarations.
+func TestPlanLimitsWritableDirectories(t *testing.T) {
 	in := load(t, castest.NewMemory(), parse(t, "a/"))
 	var flat, branching, deep []string
 	for i := range 100_001 {

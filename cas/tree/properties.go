@@ -13,40 +13,40 @@ import (
 	"google.golang.org/protobuf/types/known/wrapperspb"
 )
 
-// The node properties that inputs may have and outputs may be asked for: fields of NodeProperties. What its list of
-// strings says (bazel_tool_input, say) is somebody else's business, and ignored.
+// The supported node properties, by their field names in NodeProperties. Its list of free-form properties
+// (bazel_tool_input, for example) is ignored.
 const (
 	propertyTime = "mtime"
 	propertyMode = "unix_mode"
 )
 
-// NodeProperties returns the names of these, sorted.
+// NodeProperties returns the names of the supported node properties, sorted.
 func NodeProperties() []string { return []string{propertyTime, propertyMode} }
 
-// The range of an mtime, in seconds since 1970, from 1901 to 2242: what file systems, images and nanoseconds in 64
-// bits can all express.
+// The range of an mtime in seconds since 1970, from 1901 to 2242: file systems, images and 64-bit nanoseconds can all
+// express it.
 const (
 	minTime = -1 << 31
 	maxTime = 1 << 33
 )
 
-// maxMode is the largest file mode, with the bits that say what kind of file it is.
+// maxMode is the largest st_mode, including the file type bits.
 const maxMode = 0o177777
 
-// epoch is the time of last change of every input that states none, so that no run can tell when it was staged.
+// epoch is the modification time of every input that states none, so that no run can tell when it was staged.
 var epoch = time.Unix(1_000_000_000, 0)
 
 // properties are the node properties of one node; nil states none.
 type properties struct {
-	moded bool
-	mode  fs.FileMode // permission bits, if moded
-	mtime time.Time   // zero if none is stated
+	hasMode bool
+	mode    fs.FileMode // permission bits, if hasMode
+	mtime   time.Time   // zero if not stated
 }
 
-// readProperties returns what m states, nil if that is nothing.
+// readProperties returns the properties that m states, or nil.
 //
-// Of a mode the permission bits count alone. No input is set-user-ID: whoever may upload files does not decide as whom
-// they run; nor is a sticky bit or the kind of file, which st_mode has too, of any use.
+// It keeps only the permission bits of a mode. Inputs are never set-user-ID, since a client that may upload files must
+// not choose the user they run as. Neither the sticky bit nor the file type bits are of use.
 func readProperties(m *repb.NodeProperties) (*properties, error) {
 	if m.GetMtime() == nil && m.GetUnixMode() == nil {
 		return nil, nil
@@ -54,7 +54,7 @@ func readProperties(m *repb.NodeProperties) (*properties, error) {
 	p := &properties{}
 	if ts := m.Mtime; ts != nil {
 		if ts.Seconds < minTime || ts.Seconds >= maxTime || ts.CheckValid() != nil {
-			return nil, fmt.Errorf("mtime of %d s and %d ns: must be from %d s to %d s since 1970, with 0 to 999999999 ns",
+			return nil, fmt.Errorf("mtime of %d s and %d ns: want %d s to %d s since 1970 and 0 to 999999999 ns",
 				ts.Seconds, ts.Nanos, minTime, maxTime-1)
 		}
 		p.mtime = ts.AsTime()
@@ -63,12 +63,12 @@ func readProperties(m *repb.NodeProperties) (*properties, error) {
 		if mode.Value > maxMode {
 			return nil, fmt.Errorf("unix_mode %#o is not the mode of a file", mode.Value)
 		}
-		p.moded, p.mode = true, fs.FileMode(mode.Value)&fs.ModePerm
+		p.hasMode, p.mode = true, fs.FileMode(mode.Value)&fs.ModePerm
 	}
 	return p, nil
 }
 
-// proto returns p as a message, nil if it states nothing.
+// proto returns p as a message, nil if p is nil.
 func (p *properties) proto() *repb.NodeProperties {
 	if p == nil {
 		return nil
@@ -77,69 +77,68 @@ func (p *properties) proto() *repb.NodeProperties {
 	if !p.mtime.IsZero() {
 		m.Mtime = timestamppb.New(p.mtime)
 	}
-	if p.moded {
+	if p.hasMode {
 		m.UnixMode = wrapperspb.UInt32(uint32(p.mode))
 	}
 	return m
 }
 
-// date returns when a node with p was changed last.
-func (p *properties) date() time.Time {
+// modTime returns the modification time of a node with p.
+func (p *properties) modTime() time.Time {
 	if p == nil || p.mtime.IsZero() {
 		return epoch
 	}
 	return p.mtime
 }
 
-// or returns the mode of p, or mode if it states none.
-func (p *properties) or(mode fs.FileMode) fs.FileMode {
-	if p == nil || !p.moded {
+// modeOr returns the mode of p, or mode if p states none.
+func (p *properties) modeOr(mode fs.FileMode) fs.FileMode {
+	if p == nil || !p.hasMode {
 		return mode
 	}
 	return p.mode
 }
 
-// mode returns the mode of the file e: as an input, or as a private copy. Where unix_mode and is_executable disagree
-// both hold: the file has that mode, and is executable besides.
+// mode returns the mode of the file e as an input, or as a private copy. If unix_mode and is_executable disagree, the
+// file has that mode and is executable.
 func (e *entry) mode(private bool) fs.FileMode {
-	mode := e.own.or(modeOf(e.exec, private))
+	mode := e.props.modeOr(defaultMode(e.exec, private))
 	if e.exec {
 		mode |= 0o111
 	}
 	return mode
 }
 
-// special reports whether the input e has another mode or date than the file that a store shows of its content.
-func (e *entry) special() bool {
-	return e.own != nil && (e.mode(false) != modeOf(e.exec, false) || !e.own.date().Equal(epoch))
+// needsCopy reports whether the mode or modification time of the input e differs from those of a store's file.
+func (e *entry) needsCopy() bool {
+	return e.props != nil && (e.mode(false) != defaultMode(e.exec, false) || !e.props.modTime().Equal(epoch))
 }
 
-// mode returns the mode of an input directory that is not spine. A private one stays open to all: what lies in it
-// may be removed and replaced, whatever its own mode.
+// mode returns the mode of an input directory that is not a writable directory. A private one is open to all: its
+// contents may be removed and replaced, whatever mode it states.
 func (d *directory) mode(private bool) fs.FileMode {
 	if private {
 		return modePrivate
 	}
-	return d.own.or(modeBoundDir)
+	return d.props.modeOr(modeBoundDir)
 }
 
-// A want says which node properties outputs are to have.
-type want struct{ time, mode bool }
+// A propertySet is the set of node properties that a client wants for outputs.
+type propertySet struct{ time, mode bool }
 
-func wanted(names []string) want {
-	return want{slices.Contains(names, propertyTime), slices.Contains(names, propertyMode)}
+func newPropertySet(names []string) propertySet {
+	return propertySet{slices.Contains(names, propertyTime), slices.Contains(names, propertyMode)}
 }
 
-// of returns the properties of what info describes, nil if none are wanted. It had mode before Capture made it
-// readable. A date beyond those that inputs may have becomes the nearest that they may have, so that every output can be an
-// input.
-func (w want) of(info fs.FileInfo, mode fs.FileMode) *properties {
+// of returns the wanted properties of the file that info describes, nil if none are wanted. mode is its mode before
+// Capture made it readable. A time outside the range for inputs is clamped, so that every output can be an input.
+func (w propertySet) of(info fs.FileInfo, mode fs.FileMode) *properties {
 	if !w.time && !w.mode {
 		return nil
 	}
 	p := &properties{}
 	if w.mode {
-		p.moded, p.mode = true, mode.Perm()
+		p.hasMode, p.mode = true, mode.Perm()
 	}
 	if w.time {
 		p.mtime = info.ModTime().UTC()

@@ -8,8 +8,7 @@ import (
 	"testing"
 )
 
-// TestRule098_NodePropertiesInImages: they are the same in an image of a run's own, in one that stays mounted, and of
-// files that the store has where no image can point at them; and the room for what is copied is known beforehand.
+// TestRule098_NodePropertiesInImages covers images of one run, cached images, and files bound from the store.
 func TestRule098_NodePropertiesInImages(t *testing.T) {
 	r := newRig(t, plenty)
 	n, outputs, want := propertied(t)
@@ -18,10 +17,10 @@ func TestRule098_NodePropertiesInImages(t *testing.T) {
 	for i := range 4 {
 		ws, s := r.stageLayout(t, "", l)
 		if s.Form != "image" {
-			t.Fatalf("form %q, because %s", s.Form, s.CopyReason)
+			t.Fatalf("got form %q (%s), want image", s.Form, s.CopyReason)
 		}
-		if _, hot := images(s); i > 0 && hot == 0 {
-			t.Errorf("run %d: nothing stays mounted", i)
+		if _, binds := images(s); i > 0 && binds == 0 {
+			t.Errorf("run %d uses no cached image", i)
 		}
 		checkFacts(t, want, func(p string) string {
 			return facts(t, ws, s, func(name string) *os.Root { return r.root(t, name) }, p)
@@ -33,9 +32,9 @@ func TestRule098_NodePropertiesInImages(t *testing.T) {
 	}
 }
 
-// TestRule098_PropertiesTellSubtreesApart: what stays mounted is never shown to a run whose inputs differ in nothing but
-// their properties.
-func TestRule098_PropertiesTellSubtreesApart(t *testing.T) {
+// TestRule098_CachedImagesRespectProperties checks that runs whose inputs differ only in their properties do not share
+// cached subtrees.
+func TestRule098_CachedImagesRespectProperties(t *testing.T) {
 	r := newRig(t, plenty)
 	for range 3 {
 		for _, s := range []int64{0, 1, 2} {

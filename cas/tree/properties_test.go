@@ -41,38 +41,50 @@ func withBoth(mode uint32, s int64, ns int32) *repb.NodeProperties {
 	return p
 }
 
-// propertied is a tree in which each kind of input has properties, wherever it may lie.
+// propertied returns a tree in which inputs of all kinds and places have properties, and what a run must see.
 func propertied(t testing.TB) (n *node, outputs []string, want map[string]string) {
 	large := strings.Repeat("L", tree.LargeFile)
-	n = parse(t, "f = 1", "plain = 1", "tool *= 2", "both *= 3", "suid = 4", "st_mode = 4", "ignored = 5", "zero = ", "old = 1901",
-		"l -> f", "large = "+large, "d/f = 1", "d/sub/large = "+large, "d/sub/tool *= "+large+"x", "d/sub/plain = "+large,
-		"d/sub/l -> x", "d/sub/a = 1", "d/sub/b = 1", "d/sub/c = 1", "d/closed/f = 1", "d/closed/large = "+large, "e/", "out/f = 6", "out/d/f = 7", "out/d/large = "+large, "w/f = 1")
+	n = parse(t, "f = 1", "plain = 1", "tool *= 2", "both *= 3", "suid = 4", "st_mode = 4", "ignored = 5", "zero = ",
+		"old = 1901",
+		"l -> f", "large = "+large, "d/f = 1", "d/sub/large = "+large, "d/sub/tool *= "+large+"x",
+		"d/sub/plain = "+large,
+		"d/sub/l -> x", "d/sub/a = 1", "d/sub/b = 1", "d/sub/c = 1", "d/closed/f = 1", "d/closed/large = "+large, "e/",
+		"out/f = 6", "out/d/f = 7", "out/d/large = "+large, "w/f = 1")
 	for p, own := range map[string]*repb.NodeProperties{
 		"f": withBoth(0o640, 1, 5), "tool": withMode(0o700), "both": withMode(0o644), "suid": withMode(0o7755),
-		"st_mode": withMode(0o100600), "zero": withBoth(0o600, 0, 0), "old": withTime(-1<<31, 0), "l": withBoth(0o600, 7, 7), "large": withTime(8, 0),
+		"st_mode": withMode(0o100600), "zero": withBoth(0o600, 0, 0), "old": withTime(-1<<31, 0),
+		"l": withBoth(0o600, 7, 7), "large": withTime(8, 0),
 		"d": withBoth(0o750, 9, 999_999_999), "d/f": withTime(1<<33-1, 0), "d/sub/large": withBoth(0o666, 10, 0),
-		"d/sub/tool": withTime(11, 0), "d/sub/l": withTime(12, 0), "d/closed": withMode(0), "d/closed/large": withMode(0), "e": withBoth(0o711, 13, 0),
-		"out": withBoth(0o500, 14, 0), "out/f": withBoth(0o400, 15, 0), "out/d": withTime(16, 0), "out/d/large": withMode(0o604), "w": withBoth(0o700, 17, 0),
-		"ignored": {Properties: []*repb.NodeProperty{{Name: "bazel_tool_input"}, {Name: "mtime", Value: "x"}, {Name: "unix_mode"}}},
+		"d/sub/tool": withTime(11, 0), "d/sub/l": withTime(12, 0), "d/closed": withMode(0),
+		"d/closed/large": withMode(0), "e": withBoth(0o711, 13, 0),
+		"out": withBoth(0o500, 14, 0), "out/f": withBoth(0o400, 15, 0), "out/d": withTime(16, 0),
+		"out/d/large": withMode(0o604), "w": withBoth(0o700, 17, 0),
+		"ignored": {Properties: []*repb.NodeProperty{{Name: "bazel_tool_input"}, {Name: "mtime", Value: "x"},
+			{Name: "unix_mode"}}},
 	} {
 		n.at(p).own = own
 	}
 	return n, []string{"out", "w/out"}, map[string]string{
-		"f": "-rw-r----- 1.000000005", "plain": "-r--r--r-- 1000000000.000000000", "tool": "-rwx--x--x 1000000000.000000000",
-		"both": "-rwxr-xr-x 1000000000.000000000", "suid": "-rwxr-xr-x 1000000000.000000000", "st_mode": "-rw------- 1000000000.000000000",
-		"ignored": "-r--r--r-- 1000000000.000000000", "zero": "-rw------- 0.000000000", "old": "-r--r--r-- -2147483648.000000000",
-		"l": "Lrwxrwxrwx 7.000000007", "large": "-r--r--r-- 8.000000000", "d": "drwxr-x--- 9.999999999",
-		"d/f": "-r--r--r-- 8589934591.000000000", "d/sub": "dr-xr-xr-x 1000000000.000000000", "d/sub/large": "-rw-rw-rw- 10.000000000",
-		"d/sub/tool": "-r-xr-xr-x 11.000000000", "d/sub/plain": "-r--r--r-- 1000000000.000000000", "d/sub/l": "Lrwxrwxrwx 12.000000000",
+		"f": "-rw-r----- 1.000000005", "plain": "-r--r--r-- 1000000000.000000000",
+		"tool": "-rwx--x--x 1000000000.000000000",
+		"both": "-rwxr-xr-x 1000000000.000000000", "suid": "-rwxr-xr-x 1000000000.000000000",
+		"st_mode": "-rw------- 1000000000.000000000",
+		"ignored": "-r--r--r-- 1000000000.000000000", "zero": "-rw------- 0.000000000",
+		"old": "-r--r--r-- -2147483648.000000000",
+		"l":   "Lrwxrwxrwx 7.000000007", "large": "-r--r--r-- 8.000000000", "d": "drwxr-x--- 9.999999999",
+		"d/f": "-r--r--r-- 8589934591.000000000", "d/sub": "dr-xr-xr-x 1000000000.000000000",
+		"d/sub/large": "-rw-rw-rw- 10.000000000",
+		"d/sub/tool":  "-r-xr-xr-x 11.000000000", "d/sub/plain": "-r--r--r-- 1000000000.000000000",
+		"d/sub/l":  "Lrwxrwxrwx 12.000000000",
 		"d/closed": "d--------- 1000000000.000000000", "d/closed/f": "-r--r--r-- 1000000000.000000000",
 		"d/closed/large": "---------- 1000000000.000000000", "e": "drwx--x--x 13.000000000",
-		// What a run makes names in keeps the mode that it needs for that.
+		// Writable directories keep the mode that the run needs.
 		"out": "drwxrwxrwx 14.000000000", "out/f": "-r-------- 15.000000000", "out/d": "drwxrwxrwx 16.000000000",
 		"out/d/large": "-rw----r-- 1000000000.000000000", "w": "dtrwxrwxrwx 17.000000000",
 	}
 }
 
-// facts says what a run sees of p: mode and date.
+// facts returns the mode and the time that a run sees of p.
 func facts(t testing.TB, ws *os.Root, s *tree.Staged, image func(name string) *os.Root, p string) string {
 	t.Helper()
 	info, err := ws.Lstat("out/" + p)
@@ -93,7 +105,7 @@ func facts(t testing.TB, ws *os.Root, s *tree.Staged, image func(name string) *o
 		}
 	}
 	if os.Getuid() != 0 && errors.Is(err, fs.ErrPermission) {
-		return "hidden" // as was asked for
+		return "hidden" // by the mode of its parent
 	}
 	must(t, err)
 	return fmt.Sprintf("%v %d.%09d", info.Mode(), info.ModTime().Unix(), info.ModTime().Nanosecond())
@@ -101,7 +113,7 @@ func facts(t testing.TB, ws *os.Root, s *tree.Staged, image func(name string) *o
 
 func TestRule098_NodePropertiesOfInputsAreApplied(t *testing.T) {
 	for name, store := range map[string]cas.Store{
-		"copied": castest.NewMemory(), "large files bound": newFiler(t), "no room for those": crampedStore{castest.NewMemory()},
+		"copied": castest.NewMemory(), "large files bound": newFiler(t), "filer full": fullFiler{castest.NewMemory()},
 	} {
 		t.Run(name, func(t *testing.T) {
 			n, outputs, want := propertied(t)
@@ -113,14 +125,14 @@ func TestRule098_NodePropertiesOfInputsAreApplied(t *testing.T) {
 			defer s.Release()
 			checkFacts(t, want, func(p string) string { return facts(t, ws, s, nil, p) })
 			if os.Getuid() != 0 {
-				return // cannot count what lies in d/closed
+				return // cannot count the files in d/closed
 			}
 			bytes, files := l.SizeEstimate(store)
-			if _, ok := store.(crampedStore); ok {
-				bytes, files = taken(t, ws) // who lays out asks for that room when he learns it
+			if _, ok := store.(fullFiler); ok {
+				bytes, files = taken(t, ws) // known only after the failure of the Filer
 			}
 			if b, f := taken(t, ws); b != bytes || f != files {
-				t.Errorf("Room says %d bytes in %d files, Stage took %d in %d", bytes, files, b, f)
+				t.Errorf("SizeEstimate: got %d bytes in %d files, Stage took %d in %d", bytes, files, b, f)
 			}
 		})
 	}
@@ -130,7 +142,7 @@ func checkFacts(t *testing.T, want map[string]string, got func(string) string) {
 	t.Helper()
 	for p, want := range want {
 		got := got(p)
-		if p == "d/sub/plain" { // nothing but its mode is known of the store's file
+		if p == "d/sub/plain" { // only the mode of the store's file is known
 			got, want = got[:10], want[:10]
 		}
 		if got != want && got != "hidden" {
@@ -164,29 +176,31 @@ func TestRule098_BadNodePropertiesAreRefused(t *testing.T) {
 	}
 }
 
-// TestRule082_PropertiesOfOutputs: what was asked for is in every message that has a place for it, also of what had to
-// be made readable, and of an output within another; what was not is not.
+// TestRule082_PropertiesOfOutputs checks that requested properties are in every message with a field for them, also for
+// files made readable and for outputs inside others, and that other properties are not.
 func TestRule082_PropertiesOfOutputs(t *testing.T) {
 	make := func() *os.Root {
 		out := execRoot(t, "d/closed/f = 1", "d/x *= 2", "d/l -> x", "f = 3", "l -> f", "late = 4", "early = 5")
-		date := func(p string, s, ns int64) { must(t, out.Chtimes(p, time.Unix(s, ns), time.Unix(s, ns))) }
-		date("d/closed/f", 11, 1)
-		date("d/closed", 12, 0)
-		date("d/x", 13, 0)
-		date("d", 14, 0)
-		date("f", 15, 5)
-		date("late", 1<<33, 0)
-		date("early", -1<<31-1, 0)
+		setTime := func(p string, s, ns int64) { must(t, out.Chtimes(p, time.Unix(s, ns), time.Unix(s, ns))) }
+		setTime("d/closed/f", 11, 1)
+		setTime("d/closed", 12, 0)
+		setTime("d/x", 13, 0)
+		setTime("d", 14, 0)
+		setTime("f", 15, 5)
+		setTime("late", 1<<33, 0)
+		setTime("early", -1<<31-1, 0)
 		for _, m := range []struct {
 			path string
 			mode fs.FileMode
-		}{{"d/closed/f", 0}, {"d/closed", 0}, {"d/x", 0o711}, {"f", 0o640 | fs.ModeSetuid}, {"late", 0o600}, {"early", 0o600}} {
+		}{{"d/closed/f", 0}, {"d/closed", 0}, {"d/x", 0o711}, {"f", 0o640 | fs.ModeSetuid}, {"late", 0o600},
+			{"early", 0o600}} {
 			must(t, out.Chmod(m.path, m.mode))
 		}
 		return out
 	}
 	wanted := tree.OutputSpec{
-		Paths: []string{"d", "d/closed", "d/closed/f", "early", "f", "l", "late"}, Format: repb.Command_TREE_AND_DIRECTORY,
+		Paths:      []string{"d", "d/closed", "d/closed/f", "early", "f", "l", "late"},
+		Format:     repb.Command_TREE_AND_DIRECTORY,
 		Properties: []string{"mtime", "unix_mode"},
 	}
 	store := castest.NewMemory()
@@ -213,20 +227,21 @@ func TestRule082_PropertiesOfOutputs(t *testing.T) {
 				got[at+"/"+l.Name] = l.NodeProperties
 			}
 		}
-		// The two forms agree, properties and all.
+		// Both formats agree, including properties.
 		var root repb.Directory
 		d, err = cas.FromProto(cas.SHA256, o.RootDirectoryDigest)
 		must(t, err)
 		must(t, cas.ReadProto(t.Context(), store, d, &root))
 		if !proto.Equal(&root, m.Root) {
-			t.Errorf("%s: the root Directory is %v, that of the Tree %v", o.Path, &root, m.Root)
+			t.Errorf("%s: the root Directory is %v, the root of the Tree %v", o.Path, &root, m.Root)
 		}
-		// What one action left another may have.
+		// The output of one action can be the input of another.
 		_, err = tree.Load(t.Context(), store, d)
 		must(t, err)
 	}
 	want := map[string]*repb.NodeProperties{
-		"d:0": withBoth(0o755, 14, 0), "d:0/x": withBoth(0o711, 13, 0), "d:1": withBoth(0, 12, 0), "d:1/f": withBoth(0, 11, 1),
+		"d:0": withBoth(0o755, 14, 0), "d:0/x": withBoth(0o711, 13, 0), "d:1": withBoth(0, 12, 0),
+		"d:1/f":      withBoth(0, 11, 1),
 		"d/closed:0": withBoth(0, 12, 0), "d/closed:0/f": withBoth(0, 11, 1), "d/closed/f": withBoth(0, 11, 1),
 		"f": withBoth(0o640, 15, 5), "late": withBoth(0o600, 1<<33-1, 0), "early": withBoth(0o600, -1<<31, 0),
 	}
@@ -237,23 +252,24 @@ func TestRule082_PropertiesOfOutputs(t *testing.T) {
 	}
 	for _, link := range []string{"l", "d:0/l"} {
 		if p := got[link]; p.GetMtime() == nil || p.GetUnixMode().GetValue() != 0o777 {
-			t.Errorf("%s: got %v, want the mode 777 and a date", link, p)
+			t.Errorf("%s: got %v, want mode 777 and a time", link, p)
 		}
 	}
 
 	wanted.Properties = []string{"unix_mode"}
-	if r := capture(t, store, make(), wanted); r.OutputFiles[0].NodeProperties.Mtime != nil || r.OutputFiles[0].NodeProperties.UnixMode == nil {
+	if r := capture(t, store, make(), wanted); r.OutputFiles[0].NodeProperties.Mtime != nil ||
+		r.OutputFiles[0].NodeProperties.UnixMode == nil {
 		t.Errorf("only unix_mode: got %v", r.OutputFiles[0])
 	}
 	wanted.Properties = nil
 	plain := capture(t, store, make(), wanted)
 	if strings.Contains(plain.String(), "node_properties") {
-		t.Errorf("nothing asked for: got %v", plain)
+		t.Errorf("no properties requested: got %v", plain)
 	}
 	later := make()
 	must(t, later.Chtimes("d/x", time.Unix(99, 0), time.Unix(99, 0)))
 	if again := capture(t, store, later, wanted); !proto.Equal(again, plain) {
-		t.Errorf("a date that nobody asked for is in the result: %v, then %v", plain, again)
+		t.Errorf("a time that was not requested changed the result: got %v, want %v", plain, again)
 	}
 }
 

@@ -16,8 +16,8 @@ import (
 	"google.golang.org/protobuf/proto"
 )
 
-// randomTree returns a tree of at most depth levels. It draws from few names and contents, so that
-// equal files, equal directories and names that sort narrowly occur.
+// randomTree returns a tree of at most depth levels. It has few names and contents, so that equal files, equal
+// directories and names that are hard to sort occur.
 func randomTree(rng *rand.Rand, depth int) *node {
 	names := []string{
 		"a", "a.b", "a-b", "A", "b c", "ü", "日本", "-", "...", "new\nline", "~", strings.Repeat("n", 255),
@@ -37,7 +37,7 @@ func randomTree(rng *rand.Rand, depth int) *node {
 	return n
 }
 
-// A directory that is ingested, loaded, staged, captured and extracted is what it was.
+// FuzzRoundTrip checks that a directory survives Ingest, Load, Stage, Capture and Extract.
 func FuzzRoundTrip(f *testing.F) {
 	for seed := range uint64(24) {
 		f.Add(seed)
@@ -65,7 +65,7 @@ func FuzzRoundTrip(f *testing.F) {
 
 		ws, staged = stage(t, store, in, "", "")
 		if len(staged.Binds) > 0 {
-			t.Errorf("the input root is an output, but %v are bound", staged.Binds)
+			t.Errorf("the input root is an output, but got binds %v", staged.Binds)
 		}
 		same(t, "private", read(t, ws, "out"), want)
 

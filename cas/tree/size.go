@@ -8,14 +8,14 @@ import (
 	"github.com/cloister-build/cloister/cas"
 )
 
-// shortTarget is the length from which a symlink's target takes a page on a memory-backed file system.
-const shortTarget = 128
+// longTarget is the length from which the target of a symlink takes a page on a memory-backed file system.
+const longTarget = 128
 
-// SizeEstimate returns what Stage takes of a memory-backed workspace if the blobs are in store: bytes, each file
-// in whole pages, and files, with directories, links and placeholders. Neither exceeds MaxInt64.
+// SizeEstimate returns what Stage takes of a memory-backed workspace if the blobs are in store: bytes, with each file
+// rounded up to whole pages, and files, including directories, links and placeholders. Neither exceeds MaxInt64.
 func (l *Layout) SizeEstimate(store cas.Store) (bytes, files int64) {
 	_, filer := cas.As[cas.Filer](store)
-	r := &room{page: int64(os.Getpagesize()), filer: filer, known: map[*directory]int64{}}
+	r := newSizeEstimate(filer)
 	files = 2 // the workspace itself and in/
 	for i := range l.dirs {
 		files++
@@ -34,23 +34,47 @@ func (l *Layout) SizeEstimate(store cas.Store) (bytes, files int64) {
 	return bytes, files
 }
 
-// A room counts bytes.
-type room struct {
+// writableSize is SizeEstimate for the writable directories alone, if images hold the bound inputs.
+func (l *Layout) writableSize() (bytes, files int64) {
+	r := newSizeEstimate(false)
+	files = 1 // the workspace itself
+	for i := range l.dirs {
+		files++
+		for _, e := range l.dirs[i].entries {
+			files++
+			if e.source != "" {
+				continue
+			}
+			if e.kind == Directory {
+				files += e.dir.count
+			}
+			bytes = addSaturating(bytes, r.entry(e.entry, true))
+		}
+	}
+	return bytes, files
+}
+
+// A sizeEstimate computes the size of inputs in a workspace.
+type sizeEstimate struct {
 	page  int64
-	filer bool                 // large files are bound where the store has them
-	known map[*directory]int64 // of directories that are bound, since equal ones are one value
+	filer bool                 // large files are bound from the store
+	known map[*directory]int64 // sizes of bound directories
 }
 
-// bound reports whether e is bound from outside the workspace unless it is private.
-func (r *room) bound(e *entry) bool {
-	return r.filer && e.kind == File && e.digest.Size() >= LargeFile && !e.special()
+func newSizeEstimate(filer bool) *sizeEstimate {
+	return &sizeEstimate{page: int64(os.Getpagesize()), filer: filer, known: map[*directory]int64{}}
 }
 
-func (r *room) entry(e *entry, private bool) int64 {
+// bound reports whether e, unless it is private, is bound from outside the workspace.
+func (r *sizeEstimate) bound(e *entry) bool {
+	return r.filer && e.kind == File && e.digest.Size() >= LargeFile && !e.needsCopy()
+}
+
+func (r *sizeEstimate) entry(e *entry, private bool) int64 {
 	switch {
 	case e.kind == Directory:
 		return r.directory(e.dir, private)
-	case e.kind == Symlink && len(e.target) < shortTarget, !private && r.bound(e):
+	case e.kind == Symlink && len(e.target) < longTarget, !private && r.bound(e):
 		return 0
 	case e.kind == Symlink:
 		return r.page
@@ -58,8 +82,8 @@ func (r *room) entry(e *entry, private bool) int64 {
 	return addSaturating(e.digest.Size(), r.page-1) / r.page * r.page
 }
 
-// directory returns the bytes of all that is below d. Its recursion is as deep as the tree.
-func (r *room) directory(d *directory, private bool) int64 {
+// directory returns the size of everything below d. Load has limited the depth of its recursion.
+func (r *sizeEstimate) directory(d *directory, private bool) int64 {
 	n, ok := r.known[d]
 	if ok && !private {
 		return n

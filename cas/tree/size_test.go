@@ -14,7 +14,7 @@ import (
 	"github.com/cloister-build/cloister/cas/tree"
 )
 
-// taken counts what lies in a workspace as a memory-backed file system does.
+// taken returns the size of a workspace on a memory-backed file system.
 func taken(t testing.TB, ws *os.Root) (bytes, files int64) {
 	t.Helper()
 	page := int64(os.Getpagesize())
@@ -31,19 +31,19 @@ func taken(t testing.TB, ws *os.Root) (bytes, files int64) {
 	return bytes, files
 }
 
-// TestRoomIsWhatStageTakes: a workspace of this room holds the inputs, and no more than the outputs
-// permitted besides.
-func TestRoomIsWhatStageTakes(t *testing.T) {
+func TestSizeEstimateIsWhatStageTakes(t *testing.T) {
 	large := strings.Repeat("L", tree.LargeFile)
 	inputs := []struct {
 		name    string
 		input   *node
 		outputs []string
 	}{
-		{"large files", parse(t, "d/large = "+large, "d/e/tool *= "+large, "top = "+large, "old = "+large, "out/old = "+large, "s = 1"), []string{"old", "out"}},
+		{"large files", parse(t, "d/large = "+large, "d/e/tool *= "+large, "top = "+large, "old = "+large,
+			"out/old = "+large, "s = 1"), []string{"old", "out"}},
 		{"one directory many times", parse(t, "a/x/f = 1", "a/y/f = 1", "b/f = 1", "out/x/f = 1"), []string{"out"}},
 		{"one directory bound and copied", parse(t, "a/e/f = "+large, "out/e/f = "+large), []string{"out"}},
-		{"links", parse(t, "l -> f", "d/l -> "+strings.Repeat("x", 127), "d/m -> "+strings.Repeat("x", 128), "f = 1"), nil},
+		{"links", parse(t, "l -> f", "d/l -> "+strings.Repeat("x", 127), "d/m -> "+strings.Repeat("x", 128), "f = 1"),
+			nil},
 	}
 	for _, s := range shapes(t) {
 		if !strings.HasPrefix(s.name, "error_") {
@@ -65,14 +65,14 @@ func TestRoomIsWhatStageTakes(t *testing.T) {
 				defer s.Release()
 				bytes, files := l.SizeEstimate(store)
 				if b, f := taken(t, ws); b != bytes || f != files {
-					t.Errorf("Room says %d bytes in %d files, Stage took %d in %d", bytes, files, b, f)
+					t.Errorf("SizeEstimate: got %d bytes in %d files, Stage took %d in %d", bytes, files, b, f)
 				}
 			})
 		}
 	}
 }
 
-func TestFilePathsAreThoseOfTheTreeWrittenOut(t *testing.T) {
+func TestFilePathsAreOfTheExpandedTree(t *testing.T) {
 	in := load(t, castest.NewMemory(), parse(t, "a/f = 1", "b/f = 1", "b/l -> f", "c/", "d *= 2"))
 	got := slices.Sorted(in.FilePaths())
 	if want := []string{"a/f", "b/f", "d"}; !slices.Equal(got, want) {
@@ -80,8 +80,8 @@ func TestFilePathsAreThoseOfTheTreeWrittenOut(t *testing.T) {
 	}
 	for p := range in.FilePaths() {
 		if p == "" {
-			t.Error("a file without a name")
+			t.Error("got an empty path")
 		}
-		break // an early end is no fault
+		break // must not panic
 	}
 }

@@ -15,10 +15,10 @@ import (
 	"github.com/cloister-build/cloister/cas/tree/internal/erofs"
 )
 
-// A composer says what an image holds. It is used again, since it is a large part of what a Stage allocates.
+// A composer builds the tree of an image. Composers are reused, since they are a large part of what Stage allocates.
 type composer struct {
 	tree  erofs.Tree
-	names []string // of what is in the root
+	names []string // in the root
 	dirs  []composedDir
 	files []composedFile
 
@@ -26,47 +26,46 @@ type composer struct {
 	image   []byte
 }
 
-// A composedDir is one of the directories of a composer's tree, whose digest is zero if it is the root, or a
-// placeholder.
+// A composedDir is one of the directories of a composer's tree. dir is nil for the root and for placeholders.
 type composedDir struct {
 	path     string // relative to the root of the image
 	dir      *directory
-	from, to int // of the files below it, in order
+	from, to int // the range of files below it
 }
 
 // A composedFile is a file that is not empty.
 type composedFile struct {
 	*entry
-	at, dir int // of its own entry, and of its directory, in the tree
-	top     int // what is in the root, and is it or holds it
+	at, dir int // the indexes of its entry and of its directory in the tree
+	top     int // the index of the input in the root that is or contains it
 }
 
 var composers = sync.Pool{New: func() any { return &composer{} }}
 
-// maxIdleImage is the size up to which the memory of an image is kept, in bytes.
+// maxIdleImage is the size in bytes of the largest image buffer that is reused.
 const maxIdleImage = 4 << 20
 
-func (c *composer) giveBack() {
+func (c *composer) recycle() {
 	if cap(c.image) <= maxIdleImage {
 		composers.Put(c)
 	}
 }
 
-// compose begins anew, with bs in the root. It asks hot, if that is not nil, which directories below those are bound
-// from elsewhere, and leaves them empty.
-func (c *composer) compose(ctx context.Context, bs []bound, hot func(*bound) (bool, error)) error {
+// compose resets c and adds bs to the root. If elsewhere is not nil, it reports which directories below bs are bound
+// from another image; these stay empty.
+func (c *composer) compose(ctx context.Context, bs []boundInput, elsewhere func(*boundInput) (bool, error)) error {
 	c.tree = erofs.Tree{Devices: c.tree.Devices[:0], Dirs: c.tree.Dirs[:0], Entries: c.tree.Entries[:0]}
 	c.names, c.dirs, c.files, c.digests = c.names[:0], c.dirs[:0], c.files[:0], c.digests[:0]
 	c.open(nil, "", len(bs))
 	width := len(strconv.Itoa(len(bs)))
 	for i, b := range bs {
-		// Of one length, so that they ascend.
+		// Names of equal length ascend.
 		c.names = append(c.names, fmt.Sprintf("%0*d", width, i))
 		c.add(b.entry, c.names[i], 0, i)
 	}
 	for i, b := range bs {
 		if b.kind == Directory {
-			if err := c.below(ctx, i, i, c.names[i], b, hot); err != nil {
+			if err := c.below(ctx, i, i, c.names[i], b, elsewhere); err != nil {
 				return err
 			}
 		}
@@ -74,11 +73,11 @@ func (c *composer) compose(ctx context.Context, bs []bound, hot func(*bound) (bo
 	return nil
 }
 
-// open begins a directory of n entries and returns which it is.
+// open adds a directory of n entries and returns its index.
 func (c *composer) open(d *directory, p string, n int) int {
 	dir := erofs.Dir{Mode: modeBoundDir, First: int32(len(c.tree.Entries)), Count: int32(n)}
 	if d != nil {
-		dir.Mode, dir.After = uint16(d.mode(false)), d.own.date().Sub(epoch)
+		dir.Mode, dir.After = uint16(d.mode(false)), d.props.modTime().Sub(epoch)
 	}
 	c.tree.Dirs = append(c.tree.Dirs, dir)
 	c.dirs = append(c.dirs, composedDir{path: p, dir: d, from: len(c.files)})
@@ -87,7 +86,7 @@ func (c *composer) open(d *directory, p string, n int) int {
 
 // add adds an entry to the directory that was opened last.
 func (c *composer) add(e *entry, name string, dir, top int) {
-	at := erofs.Entry{Name: name, Kind: erofs.Directory, After: e.own.date().Sub(epoch)}
+	at := erofs.Entry{Name: name, Kind: erofs.Directory, After: e.props.modTime().Sub(epoch)}
 	switch e.kind {
 	case File:
 		at.Kind, at.Mode = erofs.File, uint16(e.mode(false))
@@ -101,8 +100,11 @@ func (c *composer) add(e *entry, name string, dir, top int) {
 	c.tree.Entries = append(c.tree.Entries, at)
 }
 
-// below adds the directory b, whose entry is there, and all below it. Its recursion is as deep as the tree.
-func (c *composer) below(ctx context.Context, at, top int, p string, b bound, hot func(*bound) (bool, error)) error {
+// below adds the contents of the directory b, whose entry has the index at. Load has limited the depth of its
+// recursion.
+func (c *composer) below(ctx context.Context, at, top int, p string, b boundInput,
+	elsewhere func(*boundInput) (bool, error),
+) error {
 	if ctx.Err() != nil {
 		return context.Cause(ctx)
 	}
@@ -117,20 +119,20 @@ func (c *composer) below(ctx context.Context, at, top int, p string, b bound, ho
 		if e.kind != Directory {
 			continue
 		}
-		sub := bound{entry: e}
-		if hot != nil && !b.whole {
+		sub := boundInput{entry: e}
+		if elsewhere != nil && !b.whole {
 			sub.target = b.target + "/" + e.name
-			elsewhere, err := hot(&sub)
+			placeholder, err := elsewhere(&sub)
 			if err != nil {
 				return err
 			}
-			if elsewhere {
+			if placeholder {
 				c.tree.Entries[first+i].Dir = int32(c.open(nil, "", 0))
 				continue
 			}
 		}
 		sub.whole = sub.whole || b.whole
-		if err := c.below(ctx, first+i, top, p+"/"+e.name, sub, hot); err != nil {
+		if err := c.below(ctx, first+i, top, p+"/"+e.name, sub, elsewhere); err != nil {
 			return err
 		}
 	}
@@ -138,8 +140,8 @@ func (c *composer) below(ctx context.Context, at, top int, p string, b bound, ho
 	return nil
 }
 
-// maxDevices is how many files of the store one image can point at. They are sent to whoever mounts it in one
-// message, which on Linux has 253 descriptors at most.
+// maxDevices is the largest number of store files that one image can point at. They are sent to the mounting process in
+// one message, which on Linux carries at most 253 descriptors.
 const maxDevices = 250
 
 var (
@@ -148,9 +150,9 @@ var (
 	errShort   = errors.New("a segment of the store is shorter than its blobs")
 )
 
-// place has the files point at their extents, and returns those that have none and how many bytes the others have. It
+// locate points the files at their extents. It returns the files without one, and the size of the others in bytes. It
 // fails with a *MissingError if a blob is absent.
-func (c *composer) place(p cas.Location, filer bool) (loose []looseFile, bytes int64, err error) {
+func (c *composer) locate(p cas.Location, filer bool) (storeFiles []storeFile, bytes int64, err error) {
 	files, extents := p.Files(), p.Extents()
 	if len(files) > maxDevices {
 		return nil, 0, fmt.Errorf("%w: %d of at most %d", errDevices, len(files), maxDevices)
@@ -170,7 +172,7 @@ func (c *composer) place(p cas.Location, filer bool) (loose []looseFile, bytes i
 		case x.File == cas.Absent:
 			absent = append(absent, f.digest)
 		case filer && (x.File == cas.Unpacked || size >= LargeFile):
-			loose = append(loose, looseFile{*f, i, c.path(f)})
+			storeFiles = append(storeFiles, storeFile{*f, i, c.path(f)})
 		case x.File == cas.Unpacked:
 			return nil, 0, errNoFile
 		case x.Offset > c.tree.Devices[x.File]-size:
@@ -183,10 +185,10 @@ func (c *composer) place(p cas.Location, filer bool) (loose []looseFile, bytes i
 	if len(absent) > 0 {
 		return nil, 0, &MissingError{Blobs: unique(absent)}
 	}
-	return loose, bytes, nil
+	return storeFiles, bytes, nil
 }
 
-// path returns where f is in the image.
+// path returns the path of f in the image.
 func (c *composer) path(f *composedFile) string {
 	if f.dir == 0 {
 		return c.names[f.top]
@@ -194,24 +196,21 @@ func (c *composer) path(f *composedFile) string {
 	return c.dirs[f.dir].path + "/" + f.name
 }
 
-// within returns those of loose that are below d.
-func (d *composedDir) within(loose []looseFile) []looseFile {
+// within returns the files that are below d.
+func (d *composedDir) within(files []storeFile) []storeFile {
 	first := func(n int) int {
-		i, _ := slices.BinarySearchFunc(loose, n, func(f looseFile, n int) int { return cmp.Compare(f.nth, n) })
+		i, _ := slices.BinarySearchFunc(files, n, func(f storeFile, n int) int { return cmp.Compare(f.nth, n) })
 		return i
 	}
-	return loose[first(d.from):first(d.to)]
+	return files[first(d.from):first(d.to)]
 }
 
-// unique returns ds, each once, in order.
+// unique removes duplicates from ds and keeps the order.
 func unique(ds []cas.Digest) []cas.Digest {
 	seen := make(map[cas.Digest]bool, len(ds))
-	once := ds[:0]
-	for _, d := range ds {
-		if !seen[d] {
-			seen[d] = true
-			once = append(once, d)
-		}
-	}
-	return once
+	return slices.DeleteFunc(ds, func(d cas.Digest) bool {
+		duplicate := seen[d]
+		seen[d] = true
+		return duplicate
+	})
 }

@@ -21,9 +21,8 @@ import (
 	"github.com/cloister-build/cloister/cas/tree"
 )
 
-// stage plans and stages in a new workspace.
-func stage(t testing.TB, store cas.Store, in *tree.Input, workdir string, outputs ...string,
-) (*os.Root, *tree.Staged) {
+// stage plans in and stages it in a new workspace.
+func stage(t testing.TB, store cas.Store, in *tree.Input, workdir string, outputs ...string) (*os.Root, *tree.Staged) {
 	t.Helper()
 	l, err := in.Plan(workdir, outputs, nil)
 	must(t, err)
@@ -34,8 +33,7 @@ func stage(t testing.TB, store cas.Store, in *tree.Input, workdir string, output
 	return ws, s
 }
 
-// Rules 98 and 100: for each shape of an action, the run sees the input root exactly, the parents of
-// its outputs, and nothing else.
+// Rules 98 and 100: the run sees exactly the input root and the parents of its outputs.
 func TestStageShowsInputRootAndParentsOfOutputs(t *testing.T) {
 	for _, s := range shapes(t) {
 		if strings.HasPrefix(s.name, "error_") {
@@ -54,7 +52,7 @@ func TestStageShowsInputRootAndParentsOfOutputs(t *testing.T) {
 	}
 }
 
-// TestOrderChangesNothingElse: for each shape of an action the run sees the same in any order.
+// TestOrderChangesNothingElse checks that a layout with an order shows the same tree.
 func TestOrderChangesNothingElse(t *testing.T) {
 	for _, s := range shapes(t) {
 		if strings.HasPrefix(s.name, "error_") {
@@ -72,14 +70,14 @@ func TestOrderChangesNothingElse(t *testing.T) {
 			defer staged.Release()
 			same(t, "exec root", view(t, ws, staged), view(t, usualWS, usual))
 			if staged.Form != usual.Form || len(staged.Binds) != len(usual.Binds) {
-				t.Errorf("got %v, usually %v", staged.Binds, usual.Binds)
+				t.Errorf("got binds %v, want %v", staged.Binds, usual.Binds)
 			}
 			modes(t, ws, usualWS)
 		})
 	}
 }
 
-// modes fails the test unless everything in got has the mode and the date that it has in want.
+// modes checks that all files in got have the same modes and times as in want.
 func modes(t *testing.T, got, want *os.Root) {
 	t.Helper()
 	err := fs.WalkDir(want.FS(), ".", func(p string, d fs.DirEntry, err error) error {
@@ -88,8 +86,9 @@ func modes(t *testing.T, got, want *os.Root) {
 		}
 		a, errA := got.Lstat(p)
 		b, errB := want.Lstat(p)
-		// A placeholder is dated when it is made.
-		if errors.Join(errA, errB) != nil || a.Mode() != b.Mode() || a.ModTime() != b.ModTime() && a.ModTime().Year() < 2020 {
+		// A placeholder has its creation time.
+		if errors.Join(errA, errB) != nil || a.Mode() != b.Mode() || a.ModTime() != b.ModTime() &&
+			a.ModTime().Year() < 2020 {
 			t.Errorf("%s: got %v, want %v (%v)", p, a, b, errors.Join(errA, errB))
 		}
 		return nil
@@ -125,7 +124,7 @@ func TestStageBindsLargeFilesFromStore(t *testing.T) {
 		}
 		got = append(got, b.Target+" "+kind)
 	}
-	// What is inside d follows d. An input at an output path is private, however large.
+	// Files inside d follow d. An input at an output path is private, whatever its size.
 	want := []string{"d workspace", "small workspace", "top store", "d/tool store", "d/e/large store"}
 	if !slices.Equal(got, want) {
 		t.Errorf("binds: got %v, want %v", got, want)
@@ -140,22 +139,22 @@ func TestStageBindsLargeFilesFromStore(t *testing.T) {
 	}
 }
 
-// A crampedStore shows no blob as a file.
-type crampedStore struct{ cas.Store }
+// A fullFiler is a Filer without room for any file.
+type fullFiler struct{ cas.Store }
 
-func (crampedStore) File(context.Context, cas.Digest, bool) (string, func(), error) {
+func (fullFiler) File(context.Context, cas.Digest, bool) (string, func(), error) {
 	return "", nil, cas.ErrFull
 }
 
-func TestStageCopiesWhatTheStoreHasNoRoomFor(t *testing.T) {
-	store := crampedStore{castest.NewMemory()}
+func TestStageCopiesLargeFilesIfTheFilerIsFull(t *testing.T) {
+	store := fullFiler{castest.NewMemory()}
 	large := strings.Repeat("L", tree.LargeFile)
 	n := parse(t, "d/e/large = "+large, "d/tool *= "+large, "top = "+large, "small = s")
 	ws, s := stage(t, store, load(t, store, n), "", "old")
 	same(t, "exec root", view(t, ws, s), n)
 	for _, b := range s.Binds {
 		if filepath.IsAbs(b.Source) {
-			t.Errorf("%s is bound from %s, outside the workspace", b.Target, b.Source)
+			t.Errorf("%s is bound from %s, want a path in the workspace", b.Target, b.Source)
 		}
 	}
 	s.Release()
@@ -173,7 +172,7 @@ func TestStageReportsVanishedBlob(t *testing.T) {
 		_, err = l.Stage(t.Context(), store, newRoot(t))
 		var missing *tree.MissingError
 		if !errors.As(err, &missing) || !slices.Equal(missing.Blobs, []cas.Digest{d}) {
-			t.Errorf("got error %v, want that %v is missing", err, d)
+			t.Errorf("got error %v, want MissingError for %v", err, d)
 		}
 		if n := store.lent.Load(); n != 0 {
 			t.Errorf("%d files were not released after the failure", n)
@@ -191,7 +190,7 @@ func TestStageReportsCorruption(t *testing.T) {
 	wantError(t, err, cas.ErrCorrupt, "d/x")
 }
 
-// A fullStore gives every reader the errno of a full file system.
+// A fullStore fails every read with ENOSPC.
 type fullStore struct{ cas.Store }
 
 func (fullStore) Open(context.Context, cas.Digest, int64) (io.ReadCloser, error) {

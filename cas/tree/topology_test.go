@@ -18,7 +18,7 @@ import (
 	"google.golang.org/protobuf/proto"
 )
 
-// records cuts an encoded Tree as is_topologically_sorted describes it: a tag byte, a varint, a Directory.
+// records splits an encoded Tree into the records of is_topologically_sorted: a tag byte, a varint, a Directory.
 func records(b []byte) (dirs [][]byte, err error) {
 	for len(b) > 0 {
 		want := byte(2<<3 | 2)
@@ -37,21 +37,21 @@ func records(b []byte) (dirs [][]byte, err error) {
 	return dirs, nil
 }
 
-// sorted says what about an encoded Tree is_topologically_sorted does not permit.
+// sorted returns an error if an encoded Tree violates is_topologically_sorted.
 func sorted(b []byte) error {
 	dirs, err := records(b)
 	if err != nil {
 		return err
 	}
 	if len(dirs) == 0 {
-		return fmt.Errorf("there is no root")
+		return fmt.Errorf("the Tree has no root")
 	}
 	met, referred := map[string]bool{}, map[string]bool{}
 	for i, dir := range dirs {
 		hash := cas.SHA256.Sum(dir).Hash()
 		switch {
 		case met[hash]:
-			return fmt.Errorf("record %d is there twice", i)
+			return fmt.Errorf("record %d is a duplicate", i)
 		case i > 0 && !referred[hash]:
 			return fmt.Errorf("record %d comes before its parents, or has none", i)
 		}
@@ -68,7 +68,8 @@ func sorted(b []byte) error {
 		}
 	}
 	if len(referred) != len(dirs)-1 {
-		return fmt.Errorf("%d directories are referred to, and %d are there besides the root", len(referred), len(dirs)-1)
+		return fmt.Errorf("%d directories are referenced, but the Tree has %d besides the root", len(referred),
+			len(dirs)-1)
 	}
 	return nil
 }
@@ -82,8 +83,8 @@ func join(dirs ...[]byte) (b []byte) {
 	return b
 }
 
-// TestRule115_TreesAreTopologicallySorted: in random trees, which draw from few names and contents, so that directories
-// repeat at all depths. Each other order of some of them the check refuses.
+// TestRule115_TreesAreTopologicallySorted uses random trees of few names and contents, in which directories repeat at
+// all depths. It also checks that sorted rejects wrong orders.
 func TestRule115_TreesAreTopologicallySorted(t *testing.T) {
 	store := castest.NewMemory()
 	refused := 0
@@ -95,37 +96,39 @@ func TestRule115_TreesAreTopologicallySorted(t *testing.T) {
 		n.set("d/0", n.at("d").copy())
 		out := newRoot(t)
 		n.make(t, out)
-		o := capture(t, store, out, tree.OutputSpec{Paths: []string{"d"}, Format: repb.Command_TREE_AND_DIRECTORY}).OutputDirectories[0]
+		o := capture(t, store, out, tree.OutputSpec{Paths: []string{"d"},
+			Format: repb.Command_TREE_AND_DIRECTORY}).OutputDirectories[0]
 		td, err := cas.FromProto(cas.SHA256, o.TreeDigest)
 		must(t, err)
 		b, err := cas.ReadAll(t.Context(), store, td, 1<<20)
 		must(t, err)
 		if err := sorted(b); err != nil || !o.IsTopologicallySorted {
-			t.Fatalf("seed %d, marked as sorted %v: %v", seed, o.IsTopologicallySorted, err)
+			t.Fatalf("seed %d: is_topologically_sorted %v: %v", seed, o.IsTopologicallySorted, err)
 		}
 		dirs, err := records(b)
 		must(t, err)
 		if d := cas.SHA256.Sum(dirs[0]); d.Hash() != o.RootDirectoryDigest.Hash {
-			t.Errorf("seed %d: root_directory_digest is not that of Tree.root", seed)
+			t.Errorf("seed %d: root_directory_digest differs from Tree.root", seed)
 		}
 		for _, wrong := range [][][]byte{
 			append(slices.Clone(dirs), dirs[len(dirs)-1]), // twice
 			dirs[:len(dirs)-1],                            // a child is missing
-			append(slices.Clone(dirs), []byte{}),          // nobody's
+			append(slices.Clone(dirs), []byte{}),          // unreferenced
 			append([][]byte{dirs[0]}, reversed(dirs[1:])...),
 			reversed(dirs),
 		} {
-			if b := join(wrong...); !slices.EqualFunc(wrong, dirs, func(a, b []byte) bool { return string(a) == string(b) }) {
+			if b := join(wrong...); !slices.EqualFunc(wrong, dirs,
+				func(a, b []byte) bool { return string(a) == string(b) }) {
 				if sorted(b) != nil {
 					refused++
 				} else if len(wrong) != len(dirs) {
-					t.Errorf("seed %d: the check accepts %d directories for %d", seed, len(wrong), len(dirs))
+					t.Errorf("seed %d: sorted accepts %d directories instead of %d", seed, len(wrong), len(dirs))
 				}
 			}
 		}
 	}
 	if refused < 60 {
-		t.Errorf("the check refused %d wrong orders, want most of 120", refused)
+		t.Errorf("sorted rejected %d wrong orders, want most of 120", refused)
 	}
 }
 
@@ -135,7 +138,7 @@ func reversed(dirs [][]byte) [][]byte {
 	return r
 }
 
-// copy returns a tree like r.
+// copy returns a deep copy of r.
 func (r *node) copy() *node {
 	c := *r
 	if r.kids != nil {

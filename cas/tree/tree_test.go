@@ -74,7 +74,8 @@ func TestRule074_DirectoryThatIsNotCanonicalIsRefused(t *testing.T) {
 		},
 		{
 			"DirectoryAndSymlink",
-			&repb.Directory{Directories: []*repb.DirectoryNode{sub("a")}, Symlinks: []*repb.SymlinkNode{link("a", "x")}},
+			&repb.Directory{Directories: []*repb.DirectoryNode{sub("a")},
+				Symlinks: []*repb.SymlinkNode{link("a", "x")}},
 			`"a" is both`,
 		},
 		{"EmptyName", files(""), `name "" of a file is empty`},
@@ -120,7 +121,7 @@ func TestRule074_DirectoryThatIsNotCanonicalIsRefused(t *testing.T) {
 		t.Run(c.name, func(t *testing.T) {
 			store := castest.NewMemory()
 			bad := putProto(t, store, c.dir)
-			// Not the root, so that the message must say which Directory it is.
+			// Not the root, since the message must name the Directory.
 			root := putProto(t, store, parent("d", bad))
 			_, err := tree.Load(t.Context(), store, root)
 			wantError(t, err, cas.ErrInvalid, c.want)
@@ -198,7 +199,7 @@ func TestRule075_DepthIsLimited(t *testing.T) {
 	}
 	_, err := tree.Load(t.Context(), store, chain(t, store, 1001, "d", files("f")))
 	wantError(t, err, cas.ErrInvalid, "deeper than 1000")
-	// Far deeper, and each Directory is near the root too, so that no level-wise count sees it.
+	// Much deeper, with every Directory also a child of the root, so that a breadth-first depth is wrong.
 	d := putProto(t, store, files("f"))
 	all := &repb.Directory{}
 	for i := range 3000 {
@@ -206,7 +207,7 @@ func TestRule075_DepthIsLimited(t *testing.T) {
 		all.Directories = append(all.Directories, n)
 		d = putProto(t, store, parent("d", d))
 	}
-	for range 2 { // from the shallowest on, and from the deepest on
+	for range 2 { // shallowest first, then deepest first
 		_, err = tree.Load(t.Context(), store, putProto(t, store, all))
 		wantError(t, err, cas.ErrInvalid, "deeper than 1000")
 		slices.Reverse(all.Directories)
@@ -226,7 +227,7 @@ func TestRule075_LengthOfPathsIsLimited(t *testing.T) {
 	wantError(t, err, cas.ErrInvalid, "longer than 4000")
 }
 
-// Twenty-four small Directories that stand for ten to the twenty-fourth files.
+// Twenty-four small Directories describe 10^24 files.
 func TestLoadLimitsExpansion(t *testing.T) {
 	store := castest.NewMemory()
 	d := putProto(t, store, files("f"))
@@ -247,7 +248,7 @@ func TestLoadLimitsDistinctDirectories(t *testing.T) {
 	for i := range 20 {
 		m := &repb.Directory{}
 		for j := range 10_000 {
-			// They need not exist: the limit comes before they are read.
+			// They need not exist, since the limit is checked before they are read.
 			d := cas.SHA256.Sum(fmt.Append(nil, i, j))
 			m.Directories = append(m.Directories,
 				&repb.DirectoryNode{Name: fmt.Sprintf("%05d", j), Digest: d.Proto()})
@@ -259,11 +260,11 @@ func TestLoadLimitsDistinctDirectories(t *testing.T) {
 	_, err := tree.Load(t.Context(), c, putProto(t, store, root))
 	wantError(t, err, cas.ErrInvalid, "more than 200000 distinct directories")
 	if len(c.opened) != 21 {
-		t.Errorf("%d Directories were read before the tree was refused, want 21", len(c.opened))
+		t.Errorf("%d Directories were read before the error, want 21", len(c.opened))
 	}
 }
 
-// Directories beside one another are refused as soon as they hold too much, before all are decoded.
+// A level is rejected as soon as it exceeds the limit, before all of it is decoded.
 func TestLoadLimitsEntriesOfOneLevel(t *testing.T) {
 	store := castest.NewMemory()
 	root := &repb.Directory{}
@@ -278,18 +279,18 @@ func TestLoadLimitsEntriesOfOneLevel(t *testing.T) {
 	c := &counter{Store: store, opened: map[cas.Digest]int{}}
 	_, err := tree.Load(t.Context(), c, putProto(t, store, root))
 	wantError(t, err, cas.ErrInvalid, "more than 1000000 entries")
-	if len(c.opened) > 1+10+4 { // the root, ten that fit, and as many as are read at once
-		t.Errorf("%d Directories were read before the tree was refused", len(c.opened))
+	if len(c.opened) > 1+10+4 { // the root, ten that fit, and the parallel reads
+		t.Errorf("%d Directories were read before the error, want at most 15", len(c.opened))
 	}
 }
 
-// An ending is a context that ends when it is asked whether it has.
-type ending struct {
+// An endingContext ends at the first call of Err.
+type endingContext struct {
 	context.Context
 	end context.CancelFunc
 }
 
-func (e ending) Err() error {
+func (e endingContext) Err() error {
 	e.end()
 	return e.Context.Err()
 }
@@ -299,15 +300,15 @@ func TestLoadEndsBetweenLevelsWithContext(t *testing.T) {
 	root := parse(t, "a/1/", "b/2/", "c/3/").put(t, c)
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
-	if _, err := tree.Load(ending{ctx, cancel}, c, root); !errors.Is(err, context.Canceled) {
+	if _, err := tree.Load(endingContext{ctx, cancel}, c, root); !errors.Is(err, context.Canceled) {
 		t.Errorf("got %v, want Canceled", err)
 	}
 	if len(c.opened) != 1 {
-		t.Errorf("%d Directories were read, want the root alone", len(c.opened))
+		t.Errorf("%d Directories were read, want only the root", len(c.opened))
 	}
 }
 
-// A counter counts how often each blob is opened.
+// A counter counts the calls of Open for each blob.
 type counter struct {
 	cas.Store
 	mu     sync.Mutex
@@ -331,12 +332,12 @@ func TestLoadReadsEachDirectoryOnce(t *testing.T) {
 			t.Errorf("Directory %s was read %d times", d, n)
 		}
 	}
-	if len(c.opened) != 4 { // root, a which is b/c too, b, same
+	if len(c.opened) != 4 { // root, a (also b/c), b, same
 		t.Errorf("%d blobs were read, want 4", len(c.opened))
 	}
 }
 
-func TestInputFacts(t *testing.T) {
+func TestInputTotalsAndLookup(t *testing.T) {
 	store := castest.NewMemory()
 	n := parse(t, "a/same/f = 123", "b/same/f = 123", "l -> a/same", "tool *= 12", "empty/")
 	in := load(t, store, n)
@@ -358,7 +359,7 @@ func TestInputFacts(t *testing.T) {
 	}
 }
 
-// wantError fails the test unless err is kind and says text.
+// wantError checks that err is kind and contains text.
 func wantError(t testing.TB, err, kind error, text string) {
 	t.Helper()
 	if !errors.Is(err, kind) || !strings.Contains(fmt.Sprint(err), text) {

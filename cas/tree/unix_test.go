@@ -24,8 +24,8 @@ import (
 	repb "github.com/bazelbuild/remote-apis/build/bazel/remote/execution/v2"
 )
 
-// listing is the modes of everything below dir, checked to have the time of all inputs. Of what something is to be bound
-// over it says no more than whether it is a directory.
+// listing returns the modes of everything below dir, and checks the modification times. For the targets of binds it
+// shows only the type.
 func listing(t *testing.T, ws *os.Root, dir string, over ...tree.Bind) string {
 	var b strings.Builder
 	must(t, fs.WalkDir(ws.FS(), dir, func(p string, e fs.DirEntry, err error) error {
@@ -38,7 +38,7 @@ func listing(t *testing.T, ws *os.Root, dir string, over ...tree.Bind) string {
 		}
 		fmt.Fprintf(&b, "%v %s\n", info.Mode(), strings.TrimPrefix(p, dir))
 		if got := info.ModTime().Unix(); got != 1_000_000_000 && info.Mode().Type() != fs.ModeSymlink {
-			t.Errorf("%s was changed at %d, want 1000000000", p, got)
+			t.Errorf("%s: got modification time %d, want 1000000000", p, got)
 		}
 		return nil
 	}))
@@ -47,7 +47,7 @@ func listing(t *testing.T, ws *os.Root, dir string, over ...tree.Bind) string {
 
 // Rules 99 to 101.
 func TestStageModesAndTimes(t *testing.T) {
-	defer syscall.Umask(syscall.Umask(0o077)) // which must not matter
+	defer syscall.Umask(syscall.Umask(0o077)) // must have no effect
 	store := castest.NewMemory()
 	in := load(t, store, parse(t, "src/a = 1", "src/x *= 2", "src/sub/f = 3", "src/sub/x *= 3", "old/f = 4",
 		"old/d/x *= 5", "old/d/l -> x", "old/kept = 6"))
@@ -80,7 +80,7 @@ bind ---------- /src/x
 	}
 }
 
-// A run can leave a file with a hole that takes days to read.
+// A run can leave a sparse file that takes days to read.
 func TestCaptureEndsWithContext(t *testing.T) {
 	out := execRoot(t, "hole = ")
 	f, err := out.OpenFile("hole", os.O_WRONLY, 0)

@@ -14,7 +14,7 @@ import (
 	"github.com/cloister-build/cloister/cas/tree/internal/erofs"
 )
 
-// TestReadsBack: an image holds its tree, whatever its shape, and memory that held another image changes nothing.
+// TestReadsBack checks that an image decodes to its tree, also in a reused buffer.
 func TestReadsBack(t *testing.T) {
 	r := rand.New(rand.NewPCG(1, 2))
 	buf := bytes.Repeat([]byte{0xaa}, 1<<20)
@@ -31,7 +31,7 @@ func TestReadsBack(t *testing.T) {
 	}
 }
 
-// TestBoundaries: names and targets of every length end where a block ends, and start the next.
+// TestBoundaries checks names and targets of every length at block boundaries.
 func TestBoundaries(t *testing.T) {
 	for length := 1; length <= 255; length += 2 {
 		n := &node{mode: 0o555, kids: map[string]*node{}}
@@ -52,7 +52,7 @@ func TestBoundaries(t *testing.T) {
 	}
 }
 
-// TestLinksOfManySubdirectories: more than a compact inode can count.
+// TestLinksOfManySubdirectories exceeds the link count of a compact inode.
 func TestLinksOfManySubdirectories(t *testing.T) {
 	if testing.Short() {
 		t.Skip("70,000 directories")
@@ -65,8 +65,8 @@ func TestLinksOfManySubdirectories(t *testing.T) {
 	encode(t, n, []int64{8 << 30}, nil)
 }
 
-// TestRefuses: what an image cannot say is an error, never an image that says something else.
-func TestRefuses(t *testing.T) {
+// TestEncodeRejectsInvalidTrees checks that a tree an image cannot express is an error.
+func TestEncodeRejectsInvalidTrees(t *testing.T) {
 	file := erofs.Entry{Name: "f", Kind: erofs.File, Size: 1}
 	one := func(e erofs.Entry) *erofs.Tree {
 		return &erofs.Tree{Devices: []int64{4096}, Dirs: []erofs.Dir{{Count: 1}}, Entries: []erofs.Entry{e}}
@@ -77,23 +77,26 @@ func TestRefuses(t *testing.T) {
 		return one(e)
 	}
 	for name, tree := range map[string]*erofs.Tree{
-		"no root":              {},
-		"name empty":           with(func(e *erofs.Entry) { e.Name = "" }),
-		"name long":            with(func(e *erofs.Entry) { e.Name = strings.Repeat("n", 256) }),
-		"name .":               with(func(e *erofs.Entry) { e.Name = "." }),
-		"name ..":              with(func(e *erofs.Entry) { e.Name = ".." }),
-		"name with slash":      with(func(e *erofs.Entry) { e.Name = "a/b" }),
-		"name with NUL":        with(func(e *erofs.Entry) { e.Name = "a\x00" }),
-		"no kind":              with(func(e *erofs.Entry) { e.Kind = 0 }),
-		"size negative":        with(func(e *erofs.Entry) { e.Size = -1 }),
-		"size huge":            with(func(e *erofs.Entry) { e.Size = 1<<40 + 1 }),
-		"offset negative":      with(func(e *erofs.Entry) { e.Offset = -512 }),
-		"offset not aligned":   with(func(e *erofs.Entry) { e.Offset = 8 }),
-		"offset huge":          with(func(e *erofs.Entry) { e.Offset = 1 << 41 }),
-		"device negative":      with(func(e *erofs.Entry) { e.Device = -1 }),
-		"device absent":        with(func(e *erofs.Entry) { e.Device = 1 }),
-		"target empty":         with(func(e *erofs.Entry) { e.Kind = erofs.Symlink }),
-		"target long":          with(func(e *erofs.Entry) { e.Kind, e.Target = erofs.Symlink, strings.Repeat("t", 4096) }),
+		"no root":            {},
+		"name empty":         with(func(e *erofs.Entry) { e.Name = "" }),
+		"name long":          with(func(e *erofs.Entry) { e.Name = strings.Repeat("n", 256) }),
+		"name .":             with(func(e *erofs.Entry) { e.Name = "." }),
+		"name ..":            with(func(e *erofs.Entry) { e.Name = ".." }),
+		"name with slash":    with(func(e *erofs.Entry) { e.Name = "a/b" }),
+		"name with NUL":      with(func(e *erofs.Entry) { e.Name = "a\x00" }),
+		"no kind":            with(func(e *erofs.Entry) { e.Kind = 0 }),
+		"size negative":      with(func(e *erofs.Entry) { e.Size = -1 }),
+		"size huge":          with(func(e *erofs.Entry) { e.Size = 1<<40 + 1 }),
+		"offset negative":    with(func(e *erofs.Entry) { e.Offset = -512 }),
+		"offset not aligned": with(func(e *erofs.Entry) { e.Offset = 8 }),
+		"offset huge":        with(func(e *erofs.Entry) { e.Offset = 1 << 41 }),
+		"device negative":    with(func(e *erofs.Entry) { e.Device = -1 }),
+		"device absent":      with(func(e *erofs.Entry) { e.Device = 1 }),
+		"target empty":       with(func(e *erofs.Entry) { e.Kind = erofs.Symlink }),
+		"target long": with(func(e *erofs.Entry) {
+			e.Kind, e.Target = erofs.Symlink,
+				strings.Repeat("t", 4096)
+		}),
 		"target with NUL":      with(func(e *erofs.Entry) { e.Kind, e.Target = erofs.Symlink, "\x00" }),
 		"directory in itself":  with(func(e *erofs.Entry) { e.Kind = erofs.Directory }),
 		"directory absent":     with(func(e *erofs.Entry) { e.Kind, e.Dir = erofs.Directory, 1 }),
@@ -104,19 +107,21 @@ func TestRefuses(t *testing.T) {
 		"directory unnamed":    {Dirs: []erofs.Dir{{}, {}}},
 		"directory twice": {Dirs: []erofs.Dir{{Count: 2}, {}}, Entries: []erofs.Entry{
 			{Name: "a", Kind: erofs.Directory, Dir: 1}, {Name: "b", Kind: erofs.Directory, Dir: 1}}},
-		"names descend":  {Dirs: []erofs.Dir{{Count: 2}}, Entries: []erofs.Entry{{Name: "b", Kind: erofs.File}, {Name: "a", Kind: erofs.File}}},
-		"names the same": {Dirs: []erofs.Dir{{Count: 2}}, Entries: []erofs.Entry{{Name: "a", Kind: erofs.File}, {Name: "a", Kind: erofs.File}}},
+		"names descend": {Dirs: []erofs.Dir{{Count: 2}}, Entries: []erofs.Entry{{Name: "b", Kind: erofs.File},
+			{Name: "a", Kind: erofs.File}}},
+		"names the same": {Dirs: []erofs.Dir{{Count: 2}}, Entries: []erofs.Entry{{Name: "a", Kind: erofs.File},
+			{Name: "a", Kind: erofs.File}}},
 	} {
 		if _, err := erofs.Encode(nil, tree); !errors.Is(err, erofs.ErrTree) {
-			t.Errorf("%s: got error %v", name, err)
+			t.Errorf("%s: got error %v, want ErrTree", name, err)
 		}
 	}
 	if _, err := erofs.Encode(nil, one(file)); err != nil {
-		t.Errorf("what all of these change is refused: %v", err)
+		t.Errorf("the valid tree: got error %v", err)
 	}
 }
 
-// FuzzEncode: whatever tree the bytes describe is read back as it is.
+// FuzzEncode checks that any tree decodes to itself.
 func FuzzEncode(f *testing.F) {
 	f.Add(uint64(1), uint16(50), uint8(3))
 	f.Add(uint64(2), uint16(2000), uint8(0))

@@ -22,7 +22,7 @@ import (
 	"github.com/cloister-build/cloister/cas/tree/internal/erofs"
 )
 
-// lacks skips the test because the host cannot do what, or fails it where CLOISTER_REQUIRE names namespaces.
+// lacks skips the test because the host lacks what, or fails it if CLOISTER_REQUIRE lists namespaces.
 func lacks(t testing.TB, what string, reason error) {
 	t.Helper()
 	if os.Getuid() == 0 && slices.Contains(strings.Split(os.Getenv("CLOISTER_REQUIRE"), ","), "namespaces") {
@@ -31,7 +31,7 @@ func lacks(t testing.TB, what string, reason error) {
 	t.Skipf("no %s: %v", what, reason)
 }
 
-// realDir returns a directory on a file system that may hold images, which a memory-backed one may not.
+// realDir returns a directory on a disk file system: images cannot lie on a memory-backed one.
 func realDir(t testing.TB) string {
 	t.Helper()
 	dir := t.TempDir()
@@ -50,7 +50,7 @@ func realDir(t testing.TB) string {
 	return dir
 }
 
-// mount mounts the image at no path, and returns its root.
+// mount mounts the image without a path and returns its root.
 func mount(t testing.TB, image []byte, devices []string) int {
 	t.Helper()
 	p := filepath.Join(realDir(t), "image")
@@ -74,7 +74,8 @@ func mount(t testing.TB, image []byte, devices []string) int {
 	} else if err != nil {
 		log := make([]byte, 4096)
 		n, _ := unix.Read(fsfd, log)
-		t.Fatalf("mounting an image of %d bytes with %d devices: %v: %s", len(image), len(devices), err, log[:max(n, 0)])
+		t.Fatalf("mounting an image of %d bytes with %d devices: %v: %s", len(image), len(devices), err,
+			log[:max(n, 0)])
 	}
 	root, err := unix.Fsmount(fsfd, unix.FSMOUNT_CLOEXEC, unix.MOUNT_ATTR_RDONLY)
 	if err != nil {
@@ -84,7 +85,7 @@ func mount(t testing.TB, image []byte, devices []string) int {
 	return root
 }
 
-// open opens name in the directory at and owns it.
+// open opens name in the directory at.
 func open(t testing.TB, at int, name string, flags int) *os.File {
 	t.Helper()
 	fd, err := unix.Openat(at, name, flags|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
@@ -94,7 +95,7 @@ func open(t testing.TB, at int, name string, flags int) *os.File {
 	return os.NewFile(uintptr(fd), name)
 }
 
-// compare walks the directory at, which must be n, with the contents that the segments have where n says, and closes it.
+// compare checks that the directory at equals n, with file contents from segments, and closes it.
 func compare(t testing.TB, at *os.File, n *node, segments [][]byte) {
 	t.Helper()
 	defer at.Close()
@@ -117,7 +118,7 @@ func compare(t testing.TB, at *os.File, n *node, segments [][]byte) {
 		mode, kindLinks := uint32(unix.S_IFREG|k.mode), uint64(1)
 		switch {
 		case k.kids != nil:
-			mode, kindLinks = uint32(unix.S_IFDIR|k.mode), uint64(st.Nlink) // which its own turn checks
+			mode, kindLinks = uint32(unix.S_IFDIR|k.mode), uint64(st.Nlink) // checked when it is compared
 			links++
 		case k.target != "":
 			mode = unix.S_IFLNK | 0o777
@@ -139,8 +140,10 @@ func compare(t testing.TB, at *os.File, n *node, segments [][]byte) {
 			f := open(t, fd, name, unix.O_RDONLY)
 			got, err := io.ReadAll(f)
 			f.Close()
-			if err != nil || int64(len(got)) != k.size || k.size > 0 && !bytes.Equal(got, segments[k.device][k.offset:][:k.size]) {
-				t.Fatalf("%q: %d bytes and %v, want the %d at %d of %d", name, len(got), err, k.size, k.offset, k.device)
+			if err != nil || int64(len(got)) != k.size || k.size > 0 &&
+				!bytes.Equal(got, segments[k.device][k.offset:][:k.size]) {
+				t.Fatalf("%q: %d bytes and %v, want the %d at %d of %d", name, len(got), err, k.size, k.offset,
+					k.device)
 			}
 		}
 	}
@@ -150,7 +153,7 @@ func compare(t testing.TB, at *os.File, n *node, segments [][]byte) {
 	}
 }
 
-// segments makes n devices of random bytes.
+// segments creates n devices of random bytes.
 func segments(t testing.TB, r *rand.Rand, n, size int) (paths []string, data [][]byte, sizes []int64) {
 	dir := realDir(t)
 	for i := range n {
@@ -167,7 +170,7 @@ func segments(t testing.TB, r *rand.Rand, n, size int) (paths []string, data [][
 	return paths, data, sizes
 }
 
-// TestKernelReadsImages: the kernel sees in an image what the tree says, and nobody can change it.
+// TestKernelReadsImages checks that the kernel shows the tree of an image, read-only.
 func TestKernelReadsImages(t *testing.T) {
 	r := rand.New(rand.NewPCG(3, 4))
 	for _, c := range []struct{ entries, devices int }{{0, 0}, {40, 0}, {1, 1}, {300, 2}, {1500, 5}, {600, 200}} {
@@ -180,7 +183,8 @@ func TestKernelReadsImages(t *testing.T) {
 				if k.kids != nil {
 					continue
 				}
-				if _, err := unix.Openat(root, name, unix.O_WRONLY|unix.O_NOFOLLOW, 0); k.target == "" && err != unix.EROFS {
+				if _, err := unix.Openat(root, name, unix.O_WRONLY|unix.O_NOFOLLOW, 0); k.target == "" &&
+					err != unix.EROFS {
 					t.Errorf("writing to %q: %v", name, err)
 				}
 				if err := unix.Unlinkat(root, name, 0); err != unix.EROFS {
@@ -194,7 +198,7 @@ func TestKernelReadsImages(t *testing.T) {
 	}
 }
 
-// TestKernelReadsLongDirectories: 100,000 names, and links up to the longest.
+// TestKernelReadsLongDirectories reads 100,000 names and links of all lengths.
 func TestKernelReadsLongDirectories(t *testing.T) {
 	n := &node{mode: 0o555, kids: map[string]*node{}}
 	for i := range 100_000 {
@@ -207,7 +211,7 @@ func TestKernelReadsLongDirectories(t *testing.T) {
 	compare(t, open(t, root, ".", unix.O_RDONLY), n, nil)
 }
 
-// TestKernelReadsManyDirectories: more subdirectories than a compact inode counts.
+// TestKernelReadsManyDirectories exceeds the link count of a compact inode.
 func TestKernelReadsManyDirectories(t *testing.T) {
 	n := &node{mode: 0o555, kids: map[string]*node{}}
 	for i := range 66_000 {
@@ -221,14 +225,15 @@ func TestKernelReadsManyDirectories(t *testing.T) {
 	open(t, root, "65999", unix.O_RDONLY).Close()
 }
 
-// TestKernelReadsLargeTrees: 200,000 files, and a thousand directories one in another.
+// TestKernelReadsLargeTrees reads 200,000 files and a thousand nested directories.
 func TestKernelReadsLargeTrees(t *testing.T) {
 	paths, data, sizes := segments(t, rand.New(rand.NewPCG(5, 6)), 1, 1<<20)
 	n := &node{mode: 0o555, kids: map[string]*node{}}
 	for i := range 2000 {
 		d := &node{mode: 0o555, kids: map[string]*node{}}
 		for j := range 100 {
-			d.kids[fmt.Sprintf("f%d", j)] = &node{mode: 0o444, size: int64(1 + j), offset: int64((i*100 + j) % 2000 * 512)}
+			d.kids[fmt.Sprintf("f%d", j)] = &node{mode: 0o444, size: int64(1 + j),
+				offset: int64((i*100 + j) % 2000 * 512)}
 		}
 		n.kids[fmt.Sprintf("d%d", i)] = d
 	}
@@ -242,7 +247,7 @@ func TestKernelReadsLargeTrees(t *testing.T) {
 	root := mount(t, encode(t, n, sizes, nil), paths)
 	for name := range n.kids {
 		if name != "d" && !strings.HasSuffix(name, "7") {
-			delete(n.kids, name) // a tenth is enough to compare
+			delete(n.kids, name) // compare a tenth
 		}
 	}
 	for name, k := range n.kids {
@@ -259,7 +264,7 @@ func TestKernelReadsLargeTrees(t *testing.T) {
 	}
 }
 
-// TestKernelSeesZerosBehindFiles: a mapped file shows nothing of its neighbour in the segment, if that pads with zeros.
+// TestKernelSeesZerosBehindFiles checks that a mapped file shows nothing of the next file in a zero-padded segment.
 func TestKernelSeesZerosBehindFiles(t *testing.T) {
 	p := filepath.Join(realDir(t), "segment")
 	segment := make([]byte, 4096)

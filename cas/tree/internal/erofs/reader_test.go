@@ -15,7 +15,7 @@ import (
 	"github.com/cloister-build/cloister/cas/tree/internal/erofs"
 )
 
-// A node is a file, a symlink or a directory as it should come out.
+// A node is an expected file, symlink or directory.
 type node struct {
 	kids   map[string]*node // of a directory, not nil
 	target string           // of a symlink, not empty
@@ -23,10 +23,10 @@ type node struct {
 	size   int64            // of a file, as what follows
 	device int
 	offset int64
-	after  time.Duration // when it was changed, from erofs.Time on
+	after  time.Duration // modification time relative to erofs.Time
 }
 
-// flat returns n as a Tree: depth first, or else breadth first.
+// flat returns n as a Tree, in depth-first or breadth-first order.
 func (n *node) flat(devices []int64, depthFirst bool) *erofs.Tree {
 	t := &erofs.Tree{Devices: devices, Dirs: []erofs.Dir{{Mode: n.mode, After: n.after}}}
 	todo := []*node{n}
@@ -41,7 +41,8 @@ func (n *node) flat(devices []int64, depthFirst bool) *erofs.Tree {
 		t.Dirs[i].First, t.Dirs[i].Count = int32(len(t.Entries)), int32(len(d.kids))
 		for _, name := range slices.Sorted(maps.Keys(d.kids)) {
 			k := d.kids[name]
-			e := erofs.Entry{Name: name, Kind: erofs.File, Mode: k.mode, Size: k.size, Device: int32(k.device), Offset: k.offset, After: k.after}
+			e := erofs.Entry{Name: name, Kind: erofs.File, Mode: k.mode, Size: k.size, Device: int32(k.device),
+				Offset: k.offset, After: k.after}
 			switch {
 			case k.kids != nil:
 				e = erofs.Entry{Name: name, Kind: erofs.Directory, Dir: int32(len(t.Dirs))}
@@ -56,7 +57,7 @@ func (n *node) flat(devices []int64, depthFirst bool) *erofs.Tree {
 	return t
 }
 
-// lines writes what is below n, a line each.
+// lines writes a line for each node below n.
 func (n *node) lines(b *strings.Builder, p string) {
 	if n.after != 0 {
 		fmt.Fprintf(b, "%v ", n.after)
@@ -82,13 +83,13 @@ func (n *node) String() string {
 	return b.String()
 }
 
-// A reader reads images: only what Encode writes, and with the format taken from the kernel's description alone.
+// A reader reads the images that Encode writes. It is written from the kernel's description of the format.
 type reader struct {
 	b      []byte
 	inodes map[uint64]bool
 }
 
-// decode returns what an image holds, and the blocks of its devices.
+// decode returns the content of an image and the block counts of its devices.
 func decode(b []byte) (n *node, devices []uint32, err error) {
 	defer func() {
 		if r := recover(); r != nil {
@@ -130,7 +131,7 @@ func (r *reader) inode(nid, parent uint64, kind byte) *node {
 		panic(fmt.Sprintf("mode %o under an entry of kind %d", mode, kind))
 	}
 	var data []byte
-	end := true // whether a NUL or the end of a block follows data
+	end := true // whether data is followed by a NUL or the end of a block
 	switch format >> 1 & 7 {
 	case 0:
 		at := r.b[uint64(le.Uint32(b[16:]))*512:]
@@ -138,7 +139,7 @@ func (r *reader) inode(nid, parent uint64, kind byte) *node {
 	case 2:
 		data, end = b[next:][:size], kind == 2 && b[next+int(size)] == 0
 		if (int(nid)*32)/512 != (int(nid)*32+next+int(size)-1)/512 {
-			panic("what follows an inode lies in another block")
+			panic("inline data lies in another block")
 		}
 	case 4:
 		chunk := le.Uint16(b[16:])
@@ -156,7 +157,7 @@ func (r *reader) inode(nid, parent uint64, kind byte) *node {
 		return &node{target: string(data), after: after}
 	}
 	if !end {
-		panic("the last name of a directory has no end")
+		panic("the last name of a directory is not terminated")
 	}
 	n := &node{mode: mode & 0o7777, kids: map[string]*node{}, after: after}
 	prev, dots := "", 0
@@ -191,12 +192,13 @@ func (r *reader) inode(nid, parent uint64, kind byte) *node {
 		}
 	}
 	if dots != 2 || links != 2+subdirectories {
-		panic(fmt.Sprintf("a directory with %d of . and .., %d links and %d subdirectories", dots, links, subdirectories))
+		panic(fmt.Sprintf("a directory with %d of . and .., %d links and %d subdirectories", dots, links,
+			subdirectories))
 	}
 	return n
 }
 
-// encode returns the image of n, which the reader must read as n.
+// encode returns the image of n and checks that the reader decodes it.
 func encode(t testing.TB, n *node, devices []int64, buf []byte) []byte {
 	t.Helper()
 	b, err := erofs.Encode(buf, n.flat(devices, len(devices)%2 == 0))
@@ -212,13 +214,13 @@ func encode(t testing.TB, n *node, devices []int64, buf []byte) []byte {
 	}
 	for i, size := range devices {
 		if i >= len(blocks) || int64(blocks[i]) != size/512 {
-			t.Fatalf("blocks of devices: %d, want those of %d bytes", blocks, devices)
+			t.Fatalf("got device blocks %d, want those of %d bytes", blocks, devices)
 		}
 	}
 	return b
 }
 
-// random returns a tree of up to n entries whose files lie in devices, each of size bytes.
+// random returns a tree of up to n entries with files in devices of size bytes each.
 func random(r *rand.Rand, n int, devices int, size int64) *node {
 	root := &node{mode: 0o755, kids: map[string]*node{}}
 	dirs := []*node{root}

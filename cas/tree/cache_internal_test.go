@@ -14,25 +14,26 @@ import (
 	repb "github.com/bazelbuild/remote-apis/build/bazel/remote/execution/v2"
 )
 
-// A nested store calls between when a blob is opened.
-type nested struct {
+// A hookedStore calls onOpen when a blob is opened.
+type hookedStore struct {
 	cas.Store
-	between func(cas.Digest)
+	onOpen func(cas.Digest)
 }
 
-func (n *nested) Open(ctx context.Context, d cas.Digest, off int64) (io.ReadCloser, error) {
-	n.between(d)
+func (n *hookedStore) Open(ctx context.Context, d cas.Digest, off int64) (io.ReadCloser, error) {
+	n.onOpen(d)
 	return n.Store.Open(ctx, d, off)
 }
 
-// TestCacheHoldsEachDirectoryOnce: of those who load the same at the same time all get what the first has kept, so that
-// what is counted is what is held.
+// TestCacheHoldsEachDirectoryOnce checks that concurrent loads of one Directory share its value, so that the cache
+// counts what it holds.
 func TestCacheHoldsEachDirectoryOnce(t *testing.T) {
 	m := castest.NewMemory()
 	put := func(dirs ...cas.Digest) cas.Digest {
 		dir := &repb.Directory{}
 		for i, d := range dirs {
-			dir.Directories = append(dir.Directories, &repb.DirectoryNode{Name: string(rune('a' + i)), Digest: d.Proto()})
+			dir.Directories = append(dir.Directories, &repb.DirectoryNode{Name: string(rune('a' + i)),
+				Digest: d.Proto()})
 		}
 		d, err := cas.PutProto(t.Context(), m, cas.SHA256, dir)
 		if err != nil {
@@ -53,32 +54,32 @@ func TestCacheHoldsEachDirectoryOnce(t *testing.T) {
 		return in
 	}
 	var one *Input
-	two := load(&nested{m, func(d cas.Digest) {
+	two := load(&hookedStore{m, func(d cas.Digest) {
 		if one == nil && d == leaf {
 			one = load(m, first)
 		}
 	}}, second)
 	if a, b := one.root.find("a").dir, two.root.find("a").dir; a != b {
-		t.Error("two trees have a directory of theirs twice")
+		t.Error("two inputs have separate values of one directory")
 	}
-	holders := map[*item]int{}
+	refs := map[*item]int{}
 	var bytes int64
 	for k, it := range c.items {
 		bytes += it.bytes
 		for _, e := range it.dir.entries {
 			below := c.items[key{k.instance, e.digest, ""}]
 			if below == nil || below.dir != e.dir {
-				t.Fatalf("what is below %s is not what is counted", k.digest)
+				t.Fatalf("a child of %s is not the cached value", k.digest)
 			}
-			holders[below]++
+			refs[below]++
 		}
 	}
 	for k, it := range c.items {
-		if it.holders != holders[it] || (it.place == nil) != (it.holders > 0) {
-			t.Errorf("%s is held %d times, by %d", k.digest, it.holders, holders[it])
+		if it.refs != refs[it] || (it.place == nil) != (it.refs > 0) {
+			t.Errorf("%s has %d references, want %d", k.digest, it.refs, refs[it])
 		}
 	}
 	if len(c.items) != 4 || bytes != c.Bytes() || c.idle.Len() != 2 {
-		t.Errorf("there are %d directories of %d bytes, %d of which are held by none", len(c.items), bytes, c.idle.Len())
+		t.Errorf("got %d directories of %d bytes, %d without references", len(c.items), bytes, c.idle.Len())
 	}
 }

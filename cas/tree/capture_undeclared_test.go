@@ -19,17 +19,21 @@ func TestUndeclared(t *testing.T) {
 		outputs []string
 		dirs    []string
 		input   []string
-		left    []string // beside what was laid out
+		left    []string // by the run
 		want    []string
 	}{
 		{"nothing", "", []string{"o/x", "d"}, nil, []string{"a = 1", "s/b = 1"}, []string{"o/x = 1", "d/y/z = 1"}, nil},
-		{"files and links", "", []string{"o/x"}, nil, []string{"a = 1"}, []string{"o/y = 1", "b -> a", "o/x = 1"}, []string{"b", "o/y"}},
-		{"a directory is one path", "", []string{"o/x"}, nil, []string{"a = 1"}, []string{"tmp/1 = ", "tmp/2/3 = "}, []string{"tmp/"}},
-		{"around the working directory", "w/v", []string{"o"}, nil, []string{"w/v/a = 1"}, []string{"w/v/b = 1", "w/c = 1"}, []string{"w/c", "w/v/b"}},
+		{"files and links", "", []string{"o/x"}, nil, []string{"a = 1"}, []string{"o/y = 1", "b -> a", "o/x = 1"},
+			[]string{"b", "o/y"}},
+		{"a directory is one path", "", []string{"o/x"}, nil, []string{"a = 1"}, []string{"tmp/1 = ", "tmp/2/3 = "},
+			[]string{"tmp/"}},
+		{"around the working directory", "w/v", []string{"o"}, nil, []string{"w/v/a = 1"},
+			[]string{"w/v/b = 1", "w/c = 1"}, []string{"w/c", "w/v/b"}},
 		{"a declared directory", "", nil, []string{"d"}, []string{"a = 1"}, []string{"d/x = 1"}, nil},
-		{"an output in another", "", []string{"d", "d/e/x"}, nil, []string{"a = 1"}, []string{"d/e/x = ", "d/e/y = ", "d/z = "}, nil},
+		{"an output in another", "", []string{"d", "d/e/x"}, nil, []string{"a = 1"},
+			[]string{"d/e/x = ", "d/e/y = ", "d/z = "}, nil},
 		{"the whole root", "", []string{"."}, nil, []string{"a = 1"}, []string{"b = 1"}, nil},
-		{"an output of the wrong place", "", []string{"o/x"}, nil, []string{"a = 1"}, []string{"x = 1"}, []string{"x"}},
+		{"an output in the wrong place", "", []string{"o/x"}, nil, []string{"a = 1"}, []string{"x = 1"}, []string{"x"}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			store := castest.NewMemory()
@@ -50,15 +54,16 @@ func TestUndeclared(t *testing.T) {
 				t.Errorf("got %q and %d more, %v; want %q", got, more, err, c.want)
 			}
 			if len(c.want) > 0 {
-				if got, more, err := l.Undeclared(out, len(c.want)-1); err != nil || more != 1 || len(got) != len(c.want)-1 {
-					t.Errorf("one less: got %q and %d more, %v", got, more, err)
+				if got, more, err := l.Undeclared(out, len(c.want)-1); err != nil || more != 1 ||
+					len(got) != len(c.want)-1 {
+					t.Errorf("with a lower limit: got %q and %d more, %v", got, more, err)
 				}
 			}
 		})
 	}
 }
 
-// leave makes one node as a run would, in directories that may be there.
+// leave creates one node, as a run would, in directories that may exist.
 func leave(t testing.TB, out *os.Root, line string) {
 	t.Helper()
 	if p, target, ok := strings.Cut(line, " -> "); ok {
@@ -70,8 +75,7 @@ func leave(t testing.TB, out *os.Root, line string) {
 	must(t, out.WriteFile(p, []byte(content), 0o644))
 }
 
-// TestUndeclaredFollowsNoLink: what a run puts in the place of a directory is not that directory.
-func TestUndeclaredFollowsNoLink(t *testing.T) {
+func TestUndeclaredFollowsNoSymlink(t *testing.T) {
 	store := castest.NewMemory()
 	l, err := load(t, store, parse(t, "a = 1")).Plan("", []string{"o/p/x", "q/r/y"}, nil)
 	must(t, err)
@@ -86,8 +90,7 @@ func TestUndeclaredFollowsNoLink(t *testing.T) {
 	}
 }
 
-// TestUndeclaredReadsUnreadable: a run cannot hide what it leaves by taking away rights.
-func TestUndeclaredReadsUnreadable(t *testing.T) {
+func TestUndeclaredReadsUnreadableDirectories(t *testing.T) {
 	store := castest.NewMemory()
 	l, err := load(t, store, parse(t, "a = 1")).Plan("", []string{"o/x"}, nil)
 	must(t, err)

@@ -26,13 +26,13 @@ import (
 	"github.com/cloister-build/cloister/cas/tree"
 )
 
-// A mounter mounts images at no path.
+// A mounter mounts images without a path.
 type mounter struct {
 	mu    sync.Mutex
-	roots map[string]int // by name: descriptors of what is mounted
+	roots map[string]int // by name: descriptors of mounted images
 	made  int
-	err   error  // of every Mount
-	first func() // called by one Mount, before it
+	err   error  // returned by every Mount
+	first func() // called once, before the next Mount
 }
 
 func newMounter(t testing.TB) *mounter {
@@ -47,9 +47,9 @@ func newMounter(t testing.TB) *mounter {
 	}
 	if err != nil {
 		if slices.Contains(strings.Split(os.Getenv("CLOISTER_REQUIRE"), ","), "namespaces") && os.Getuid() == 0 {
-			t.Fatalf("mounts of EROFS images are required by CLOISTER_REQUIRE and missing: %v", err)
+			t.Fatalf("CLOISTER_REQUIRE requires mounts of EROFS images: %v", err)
 		}
-		t.Skipf("no mounts of EROFS images: %v", err)
+		t.Skipf("EROFS images cannot be mounted: %v", err)
 	}
 	t.Cleanup(func() {
 		if n := m.mounted(); n != 0 {
@@ -59,7 +59,7 @@ func newMounter(t testing.TB) *mounter {
 	return m
 }
 
-// imageDir returns a directory for images, which a memory-backed file system cannot hold.
+// imageDir returns a directory for images on a disk file system: they cannot lie on a memory-backed one.
 func imageDir(t testing.TB) string {
 	t.Helper()
 	dir := t.TempDir()
@@ -106,7 +106,7 @@ func (m *mounter) Mount(_ context.Context, image *os.File, devices []*os.File) (
 	return mt, nil
 }
 
-// mounted returns how many images are.
+// mounted returns the number of mounted images.
 func (m *mounter) mounted() int {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -120,7 +120,7 @@ func (m *mounter) root(t testing.TB, name string) *os.Root {
 	defer m.mu.Unlock()
 	fd, ok := m.roots[name]
 	if !ok {
-		t.Fatalf("no image %q is mounted", name)
+		t.Fatalf("image %q is not mounted", name)
 	}
 	r, err := os.OpenRoot(fmt.Sprintf("/proc/self/fd/%d", fd))
 	must(t, err)
@@ -145,18 +145,18 @@ func (m *mount) Close() error {
 	return unix.Close(fd)
 }
 
-// A segmented store has small blobs in two files, and shows the others.
+// A segmented store has small blobs in two segment files, and is a cas.Filer for the others.
 type segmented struct {
 	*filer
-	mu     sync.Mutex
-	files  []*os.File
-	at     map[cas.Digest]cas.Extent
-	end    int64
-	ages   int  // how often all of it was written to by somebody else
-	held   int  // placements not released
-	placed int  // blobs, over all calls
-	asked  int  // digests given to Missing
-	packs  bool // large blobs too
+	mu      sync.Mutex
+	files   []*os.File
+	at      map[cas.Digest]cas.Extent
+	end     int64
+	ages    int  // number of calls of damage
+	held    int  // locations not released
+	placed  int  // blobs, over all calls
+	renewed int  // digests passed to Missing
+	packs   bool // put large blobs into segments, too
 }
 
 func newSegmented(t testing.TB) *segmented {
@@ -170,7 +170,7 @@ func newSegmented(t testing.TB) *segmented {
 	}
 	t.Cleanup(func() {
 		if s.held != 0 || s.lent.Load() != 0 {
-			t.Errorf("%d placements and %d files were not released", s.held, s.lent.Load())
+			t.Errorf("%d locations and %d files were not released", s.held, s.lent.Load())
 		}
 	})
 	return s
@@ -183,7 +183,7 @@ func (s *segmented) Locate(ctx context.Context, ds []cas.Digest) (cas.Location, 
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	p := &placement{s: s, age: s.ages}
+	p := &location{s: s, age: s.ages}
 	for _, d := range ds {
 		x, ok := s.at[d]
 		switch {
@@ -213,21 +213,21 @@ func (s *segmented) Locate(ctx context.Context, ds []cas.Digest) (cas.Location, 
 
 func (s *segmented) Missing(ctx context.Context, ds []cas.Digest) ([]cas.Digest, error) {
 	s.mu.Lock()
-	s.asked += len(ds)
+	s.renewed += len(ds)
 	s.mu.Unlock()
 	return s.Memory.Missing(ctx, ds)
 }
 
-// counts returns what was placed and asked since it was called last.
-func (s *segmented) counts() (placed, asked int) {
+// counts returns the numbers of blobs placed and renewed since the last call.
+func (s *segmented) counts() (placed, renewed int) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	placed, asked = s.placed, s.asked
-	s.placed, s.asked = 0, 0
-	return placed, asked
+	placed, renewed = s.placed, s.renewed
+	s.placed, s.renewed = 0, 0
+	return placed, renewed
 }
 
-// damage overwrites all segments.
+// damage overwrites all segments, as a foreign process might.
 func (s *segmented) damage(t testing.TB) {
 	t.Helper()
 	s.mu.Lock()
@@ -242,23 +242,23 @@ func (s *segmented) damage(t testing.TB) {
 	clear(s.at)
 }
 
-type placement struct {
+type location struct {
 	s       *segmented
 	age     int
 	extents []cas.Extent
 	gone    bool
 }
 
-func (p *placement) Extents() []cas.Extent { return p.extents }
-func (p *placement) Files() []*os.File     { return p.s.files }
+func (p *location) Extents() []cas.Extent { return p.extents }
+func (p *location) Files() []*os.File     { return p.s.files }
 
-func (p *placement) Valid() bool {
+func (p *location) Valid() bool {
 	p.s.mu.Lock()
 	defer p.s.mu.Unlock()
 	return p.age == p.s.ages && !p.gone
 }
 
-func (p *placement) Release() {
+func (p *location) Release() {
 	p.s.mu.Lock()
 	defer p.s.mu.Unlock()
 	if !p.gone {
@@ -267,7 +267,7 @@ func (p *placement) Release() {
 	}
 }
 
-// A rig stages trees by image.
+// A rig stages trees as images.
 type rig struct {
 	t     testing.TB
 	store *segmented
@@ -286,21 +286,21 @@ func newRig(t testing.TB, budget int64) *rig {
 	return r
 }
 
-// stage stages n, in the form of an image, in a workspace that has what was asked for.
+// stage stages n as an image.
 func (r *rig) stage(instance string, n *node, outputs ...string) (*os.Root, *tree.Staged) {
 	r.t.Helper()
 	l, err := load(r.t, r.store, n).Plan("", outputs, nil)
 	must(r.t, err)
 	ws, s := r.stageLayout(r.t, instance, l)
 	if s.Form != tree.FormImage || s.CopyReason != "" {
-		r.t.Fatalf("form %q, because %s", s.Form, s.CopyReason)
+		r.t.Fatalf("got form %q (%s), want image", s.Form, s.CopyReason)
 	}
 	return ws, s
 }
 
 func (r *rig) in(instance string) *cas.Instance { return &cas.Instance{Name: instance, Store: r.store} }
 
-// into lays out in ws, whatever its size.
+// into always returns ws as the workspace.
 func into(ws *os.Root) func(bytes, files int64) (*os.Root, error) {
 	return func(_, _ int64) (*os.Root, error) { return ws, nil }
 }
@@ -315,14 +315,14 @@ func (r *rig) stageLayout(t testing.TB, instance string, l *tree.Layout) (*os.Ro
 	})
 	must(t, err)
 	if b, f := taken(t, ws); b != bytes || f != files {
-		t.Errorf("room for %d bytes in %d files was asked, %d in %d were taken", bytes, files, b, f)
+		t.Errorf("requested a workspace of %d bytes in %d files, used %d in %d", bytes, files, b, f)
 	}
-	s.AllowReuse() // as of a run that left nothing
+	s.AllowReuse() // as after a clean run
 	return ws, s
 }
 
-// TestRunsShareNoMount: two runs at once have mounts of their own of all that stays, so that a lock of one is none of the
-// other's; one that left something behind is the last to have its mount.
+// TestRunsShareNoMount checks that concurrent runs have separate mounts of cached images, so that file locks do not
+// cross runs, and that the mounts of an unclean run are not reused.
 func TestRunsShareNoMount(t *testing.T) {
 	r := newRig(t, plenty)
 	l, err := load(t, r.store, leaves(2, 10, nil)).Plan("", nil, nil)
@@ -341,18 +341,18 @@ func TestRunsShareNoMount(t *testing.T) {
 	made := r.made
 	_, a := r.stageLayout(t, "", l)
 	if r.made != made {
-		t.Errorf("%d images were mounted for a run that has all mounted already", r.made-made)
+		t.Errorf("%d images were mounted, want 0, since all are cached", r.made-made)
 	}
 	_, b := r.stageLayout(t, "", l)
 	for name := range images(b) {
 		if images(a)[name] {
-			t.Errorf("two runs at once have the mount %q", name)
+			t.Errorf("two concurrent runs share the mount %q", name)
 		}
 	}
-	left, err := r.Stager.Stage(t.Context(), l, r.in(""), into(newRoot(t)))
+	unclean, err := r.Stager.Stage(t.Context(), l, r.in(""), into(newRoot(t)))
 	must(t, err)
-	spoiled := images(left)
-	for _, s := range []*tree.Staged{a, b, left} {
+	spoiled := images(unclean)
+	for _, s := range []*tree.Staged{a, b, unclean} {
 		s.Release()
 	}
 	var next []*tree.Staged
@@ -361,7 +361,7 @@ func TestRunsShareNoMount(t *testing.T) {
 		next = append(next, s)
 		for name := range images(s) {
 			if spoiled[name] {
-				t.Errorf("a run has the mount %q of one that left something", name)
+				t.Errorf("the mount %q of an unclean run is reused", name)
 			}
 		}
 	}
@@ -369,11 +369,11 @@ func TestRunsShareNoMount(t *testing.T) {
 		s.Release()
 	}
 	if n := r.mounted(); n != 3 {
-		t.Errorf("%d mounts stay, want the three that runs had at once", n)
+		t.Errorf("%d mounts are cached, want 3, the number of concurrent runs", n)
 	}
 }
 
-// source opens where a bind is from, and returns its path there.
+// source opens the image or directory of a bind, and returns the path in it.
 func (r *rig) source(ws *os.Root, b tree.Bind) (*os.Root, string) {
 	r.t.Helper()
 	switch {
@@ -389,7 +389,7 @@ func (r *rig) source(ws *os.Root, b tree.Bind) (*os.Root, string) {
 	return dir, path.Base(b.Source)
 }
 
-// see returns what a run sees.
+// see returns the exec root that a run sees.
 func (r *rig) see(ws *os.Root, s *tree.Staged) *node {
 	r.t.Helper()
 	root := read(r.t, ws, "out")
@@ -399,17 +399,16 @@ func (r *rig) see(ws *os.Root, s *tree.Staged) *node {
 		must(r.t, dir.Close())
 		switch {
 		case below == nil || (below.kids == nil) != (from.kids == nil) || below.target != "":
-			r.t.Fatalf("bind %s has no placeholder of its kind", b.Target)
+			r.t.Fatalf("bind %s lacks a placeholder of its kind", b.Target)
 		case len(below.kids) > 0 || below.content != "":
-			r.t.Fatalf("bind %s covers more than a placeholder", b.Target)
+			r.t.Fatalf("the placeholder of bind %s is not empty", b.Target)
 		}
 		*below = *from
 	}
 	return root
 }
 
-// leaves is a tree of n directories with files files each, of which those whose numbers are in changed are other than
-// without.
+// leaves returns a tree of n directories with files files each. changed modifies the directories with these numbers.
 func leaves(n, files int, changed map[int]string) *node {
 	root := dirNode()
 	for i := range n {
@@ -420,7 +419,7 @@ func leaves(n, files int, changed map[int]string) *node {
 	return root
 }
 
-// images returns the names of the images that are bound, each once, and how many binds there are from them.
+// images returns the sorted names of the bound images, and the number of binds from them.
 func images(s *tree.Staged) (names []string, binds int) {
 	for _, b := range s.Binds {
 		if b.Image != "" {
@@ -432,7 +431,7 @@ func images(s *tree.Staged) (names []string, binds int) {
 	return slices.Compact(names), binds
 }
 
-// Rules 98 and 100: by images as by copies, the first time, when subtrees come to stay, and when they have.
+// Rules 98 and 100: images show the same as copies, before, while and after subtrees are cached.
 func TestImageShowsInputRootAndParentsOfOutputs(t *testing.T) {
 	r := newRig(t, plenty)
 	large := strings.Repeat("L", tree.LargeFile)
@@ -444,7 +443,7 @@ func TestImageShowsInputRootAndParentsOfOutputs(t *testing.T) {
 	many.set("a/large", &node{content: large, exec: true})
 	many.set("a/empty", &node{})
 	many.set("out/a", leaves(1, 9, nil).at("a")) // an input below an output
-	all = append(all, shape{name: "hot", input: many, outputs: []string{"out", "b/c"}})
+	all = append(all, shape{name: "cached", input: many, outputs: []string{"out", "b/c"}})
 	for _, s := range all {
 		if strings.HasPrefix(s.name, "error_") {
 			continue
@@ -460,11 +459,11 @@ func TestImageShowsInputRootAndParentsOfOutputs(t *testing.T) {
 			for range 3 {
 				ws, staged := r.stageLayout(t, "", l)
 				if staged.Form != tree.FormImage {
-					t.Fatalf("form %q, because %s", staged.Form, staged.CopyReason)
+					t.Fatalf("got form %q (%s), want image", staged.Form, staged.CopyReason)
 				}
 				same(t, "exec root", r.see(ws, staged), s.input)
 				if _, err := ws.Lstat("in"); err == nil {
-					t.Error("there is in/, for copies")
+					t.Error("in/ exists, though nothing is copied")
 				}
 				staged.Release()
 				staged.Release()
@@ -473,12 +472,13 @@ func TestImageShowsInputRootAndParentsOfOutputs(t *testing.T) {
 	}
 }
 
-// Rules 99 to 101, and that inputs cannot be changed.
+// Rules 99 to 101; inputs are read-only.
 func TestImageModesAndTimes(t *testing.T) {
 	r := newRig(t, plenty)
-	n := parse(t, "src/a = 1", "src/x *= 2", "src/sub/f = 3", "src/sub/x *= 3", "src/sub/e = ", "src/sub/s/f = 4", "old/f = 4")
+	n := parse(t, "src/a = 1", "src/x *= 2", "src/sub/f = 3", "src/sub/x *= 3", "src/sub/e = ", "src/sub/s/f = 4",
+		"old/f = 4")
 	for i := range 10 {
-		n.set(fmt.Sprintf("hot/%d", i), &node{content: "1", exec: i%2 == 0})
+		n.set(fmt.Sprintf("cached/%d", i), &node{content: "1", exec: i%2 == 0})
 	}
 	for i := range 3 {
 		ws, s := r.stage("", n, "src/out", "old/f")
@@ -488,7 +488,7 @@ func TestImageModesAndTimes(t *testing.T) {
 			}
 		}
 		same("out", listing(t, ws, "out", s.Binds...), `dtrwxrwxrwx 
-bind d--------- /hot
+bind d--------- /cached
 drwxrwxrwx /old
 -rw-rw-rw- /old/f
 dtrwxrwxrwx /src
@@ -499,9 +499,9 @@ bind ---------- /src/x
 		for target, want := range map[string]string{
 			"src/a": "-r--r--r-- \n", "src/x": "-r-xr-xr-x \n",
 			"src/sub": "dr-xr-xr-x \n-r--r--r-- /e\n-r--r--r-- /f\ndr-xr-xr-x /s\n-r--r--r-- /s/f\n-r-xr-xr-x /x\n",
-			"hot":     "dr-xr-xr-x \n" + strings.Repeat("-r-xr-xr-x /%d\n-r--r--r-- /%d\n", 5),
+			"cached":  "dr-xr-xr-x \n" + strings.Repeat("-r-xr-xr-x /%d\n-r--r--r-- /%d\n", 5),
 		} {
-			if target == "hot" {
+			if target == "cached" {
 				want = fmt.Sprintf(want, 0, 1, 2, 3, 4, 5, 6, 7, 8, 9)
 			}
 			b := s.Binds[slices.IndexFunc(s.Binds, func(b tree.Bind) bool { return b.Target == target })]
@@ -510,10 +510,10 @@ bind ---------- /src/x
 			if strings.HasPrefix(want, "-") {
 				_, err := dir.OpenFile(source, os.O_WRONLY, 0)
 				if !errors.Is(err, unix.EROFS) {
-					t.Errorf("%s opened for writing: %v", target, err)
+					t.Errorf("open %s for writing: got %v, want EROFS", target, err)
 				}
 			} else if err := dir.WriteFile(path.Join(source, "new"), nil, 0o600); !errors.Is(err, unix.EROFS) {
-				t.Errorf("a new file in %s: %v", target, err)
+				t.Errorf("create a file in %s: got %v, want EROFS", target, err)
 			}
 			must(t, dir.Close())
 		}
@@ -536,8 +536,8 @@ func TestImageNamesContentOfBinds(t *testing.T) {
 	s.Release()
 }
 
-// TestOnlyWhatChangedIsWritten: of 2,000 files in 100 directories, with 10 others in 10 of them each time.
-func TestOnlyWhatChangedIsWritten(t *testing.T) {
+// TestOnlyChangedSubtreesAreWritten uses 2,000 files in 100 directories, and changes 10 directories each time.
+func TestOnlyChangedSubtreesAreWritten(t *testing.T) {
 	r := newRig(t, plenty)
 	for i, want := range []int{2000, 2000, 200, 200, 200} {
 		changed := map[int]string{}
@@ -554,12 +554,12 @@ func TestOnlyWhatChangedIsWritten(t *testing.T) {
 		s.Release()
 	}
 	if n := r.mounted(); n != 1 {
-		t.Errorf("%d images stay mounted, want one with all that is used again", n)
+		t.Errorf("%d images are cached, want 1 with all recurring subtrees", n)
 	}
 }
 
-// TestSubtreeOfWhatStaysIsNotWrittenAgain: where less of a tree recurs than did, what recurs is still there.
-func TestSubtreeOfWhatStaysIsNotWrittenAgain(t *testing.T) {
+// TestPartsOfCachedSubtreesAreFound checks that directories in a cached subtree are bound from there.
+func TestPartsOfCachedSubtreesAreFound(t *testing.T) {
 	r := newRig(t, plenty)
 	large := strings.Repeat("L", tree.LargeFile)
 	with := func(changed map[int]string) *node {
@@ -584,7 +584,6 @@ func TestSubtreeOfWhatStaysIsNotWrittenAgain(t *testing.T) {
 	}
 }
 
-// TestInstancesShareNoMounts: not even of what both have.
 func TestInstancesShareNoMounts(t *testing.T) {
 	r := newRig(t, plenty)
 	n := leaves(3, 10, nil)
@@ -595,7 +594,7 @@ func TestInstancesShareNoMounts(t *testing.T) {
 			names, _ := images(s)
 			for _, name := range names {
 				if other, ok := seen[name]; ok && other != instance {
-					t.Errorf("%s is bound for instances %q and %q", name, other, instance)
+					t.Errorf("image %s is bound for instances %q and %q", name, other, instance)
 				}
 				seen[name] = instance
 			}
@@ -603,12 +602,12 @@ func TestInstancesShareNoMounts(t *testing.T) {
 		}
 	}
 	if n := r.mounted(); n != 2 {
-		t.Errorf("%d images stay mounted, want one for each instance", n)
+		t.Errorf("%d images are cached, want one for each instance", n)
 	}
 }
 
-// TestBudgetOfWhatStaysMounted: what was used least recently goes, but not while a run uses it.
-func TestBudgetOfWhatStaysMounted(t *testing.T) {
+// TestMountCacheKeepsItsBudget checks that the least recently used image is evicted, but not while a run uses it.
+func TestMountCacheKeepsItsBudget(t *testing.T) {
 	r := newRig(t, 100_000)
 	n := func(name string) *node {
 		root := dirNode()
@@ -621,56 +620,56 @@ func TestBudgetOfWhatStaysMounted(t *testing.T) {
 		_, s := r.stage("", n(name))
 		return s
 	}
-	for range 2 { // of each two, one image comes to stay, at 40,000 bytes and something
+	for range 2 { // caches two images of a little more than 40,000 bytes
 		stage("a").Release()
 		stage("b").Release()
 	}
 	if got := r.mounted(); got != 2 {
-		t.Fatalf("%d images stay mounted, want 2", got)
+		t.Fatalf("%d images are cached, want 2", got)
 	}
 	inUse := stage("b")
 	stage("a").Release() // so that b was used before a
 	stage("c").Release()
 	stage("c").Release()
 	if got := r.mounted(); got != 3 {
-		t.Errorf("%d images are mounted, want a, c, and b which is in use", got)
+		t.Errorf("%d images are mounted, want a, c, and b, which is in use", got)
 	}
 	inUse.Release()
 	if got := r.mounted(); got != 2 {
-		t.Errorf("%d images stay mounted, want a and c", got)
+		t.Errorf("%d images are cached, want a and c", got)
 	}
 	r.store.counts()
 	stage("a").Release()
 	if placed, _ := r.store.counts(); placed != 0 {
-		t.Errorf("a was used more recently than b, but %d of its files were placed again", placed)
+		t.Errorf("%d files of a were placed again, want 0, since it is cached", placed)
 	}
 	stage("b").Release()
 	if placed, _ := r.store.counts(); placed != 10 {
-		t.Errorf("of b, which went, %d files were placed, want 10", placed)
+		t.Errorf("%d files of b were placed, want 10, since it was evicted", placed)
 	}
 	stage("b").Release()
 	if placed, _ := r.store.counts(); placed != 0 {
-		t.Errorf("b did not come to stay again: %d files were placed", placed)
+		t.Errorf("%d files of b were placed, want 0, since it is cached again", placed)
 	}
 }
 
-// TestDamageIsNotHandedOn: what was written to under an image is told, and not used again.
-func TestDamageIsNotHandedOn(t *testing.T) {
+// TestDamagedImagesAreNotReused checks that runs and the cache notice changed segments.
+func TestDamagedImagesAreNotReused(t *testing.T) {
 	r := newRig(t, plenty)
 	n := leaves(3, 10, map[int]string{1: "x"})
-	n.set("f", &node{content: "not hot"})
+	n.set("f", &node{content: "not cached"})
 	for range 3 {
 		_, s := r.stage("", n)
 		if !s.Valid() {
-			t.Error("invalid, though nothing was damaged")
+			t.Error("Valid: got false before the damage")
 		}
 		s.Release()
 	}
 	_, s := r.stage("", n)
-	_, both := r.stage("", leaves(3, 10, map[int]string{1: "x"})) // nothing but what stays mounted
+	_, both := r.stage("", leaves(3, 10, map[int]string{1: "x"})) // only cached images
 	r.store.damage(t)
 	if s.Valid() || both.Valid() {
-		t.Error("valid, though all segments were overwritten")
+		t.Error("Valid: got true after the damage")
 	}
 	s.Release()
 	both.Release()
@@ -678,32 +677,31 @@ func TestDamageIsNotHandedOn(t *testing.T) {
 	for i := range 2 {
 		ws, s := r.stage("", n)
 		if !s.Valid() {
-			t.Error("invalid after the damage")
+			t.Error("Valid: got false for a run after the damage")
 		}
 		same(t, "exec root", r.see(ws, s), n)
 		if placed, _ := r.store.counts(); i == 0 && placed != 31 || i == 1 && placed != 1 {
-			t.Errorf("stage %d after the damage placed %d files", i, placed)
+			t.Errorf("stage %d after the damage placed %d files, want 31, then 1", i, placed)
 		}
 		s.Release()
 	}
 }
 
-// TestDamageUnderARunIsTold: also of what does not stay mounted.
-func TestDamageUnderARunIsTold(t *testing.T) {
+func TestDamageOfUncachedImagesIsReported(t *testing.T) {
 	r := newRig(t, 0)
 	_, s := r.stage("", parse(t, "d/f = 1"))
 	if !s.Valid() {
-		t.Error("invalid before the damage")
+		t.Error("Valid: got false before the damage")
 	}
 	r.store.damage(t)
 	if s.Valid() {
-		t.Error("valid after it")
+		t.Error("Valid: got true after the damage")
 	}
 	s.Release()
 }
 
-// TestWhatStaysIsMountedOnce: who comes while another one mounts it does without.
-func TestWhatStaysIsMountedOnce(t *testing.T) {
+// TestSubtreesAreCachedOnce checks that a Stage does not cache what another one is caching.
+func TestSubtreesAreCachedOnce(t *testing.T) {
 	r := newRig(t, plenty)
 	n := leaves(3, 10, nil)
 	see := func() {
@@ -716,11 +714,11 @@ func TestWhatStaysIsMountedOnce(t *testing.T) {
 	see()
 	see()
 	if got := r.mounted(); got != 1 || r.made != 3 {
-		t.Errorf("%d images stay mounted of %d, want 1 of 3", got, r.made)
+		t.Errorf("%d of %d images are cached, want 1 of 3", got, r.made)
 	}
 }
 
-// TestLargeFilesAreBoundAsFiles: also where the store has packed them, so that what is read of them is cached once.
+// TestLargeFilesAreBoundAsFiles: also if the store has packed them, so that the kernel caches their pages once.
 func TestLargeFilesAreBoundAsFiles(t *testing.T) {
 	r := newRig(t, plenty)
 	r.store.packs = true
@@ -733,27 +731,27 @@ func TestLargeFilesAreBoundAsFiles(t *testing.T) {
 	s.Release()
 }
 
-// TestUseOfWhatStaysMountedIsTold: to the store, which keeps what is used, but not each time.
-func TestUseOfWhatStaysMountedIsTold(t *testing.T) {
+// TestLeasesOfCachedSubtreesAreRenewed: but not at every use.
+func TestLeasesOfCachedSubtreesAreRenewed(t *testing.T) {
 	r := newRig(t, plenty)
 	l, err := load(t, r.store, leaves(3, 10, nil)).Plan("", nil, nil)
 	must(t, err)
 	synctest.Test(t, func(t *testing.T) {
-		asked := func() int {
+		renewed := func() int {
 			r.store.counts()
 			_, s := r.stageLayout(t, "", l)
 			s.Release()
 			_, n := r.store.counts()
 			return n
 		}
-		asked()
-		asked()
+		renewed()
+		renewed()
 		for i, want := range []int{0, 0, 30, 0} {
 			if i == 2 {
 				time.Sleep(5 * time.Minute)
 			}
-			if got := asked(); got != want {
-				t.Errorf("use %d: the store was told of %d files, want %d", i, got, want)
+			if got := renewed(); got != want {
+				t.Errorf("use %d renewed %d files, want %d", i, got, want)
 			}
 		}
 		time.Sleep(5 * time.Minute)
@@ -763,7 +761,7 @@ func TestUseOfWhatStaysMountedIsTold(t *testing.T) {
 		_, err := r.Stager.Stage(t.Context(), l, r.in(""), into(ws))
 		var missing *tree.MissingError
 		if !errors.As(err, &missing) || !slices.Equal(missing.Blobs, []cas.Digest{lost}) {
-			t.Errorf("got error %v, want that %v is missing", err, lost)
+			t.Errorf("got error %v, want MissingError for %v", err, lost)
 		}
 	})
 }
@@ -772,29 +770,30 @@ func TestImageReportsVanishedBlobs(t *testing.T) {
 	large := strings.Repeat("L", tree.LargeFile)
 	for _, lost := range []string{"small", large} {
 		r := newRig(t, plenty)
-		l, err := load(t, r.store, parse(t, "d/a/kept = "+large+"kept", "d/x = "+lost, "d/y = "+lost)).Plan("", nil, nil)
+		l, err := load(t, r.store, parse(t, "d/a/kept = "+large+"kept", "d/x = "+lost, "d/y = "+lost)).Plan("", nil,
+			nil)
 		must(t, err)
 		d := cas.SHA256.Sum([]byte(lost))
 		r.store.Delete(d)
 		_, err = r.Stager.Stage(t.Context(), l, &cas.Instance{Store: r.store}, nil)
 		var missing *tree.MissingError
 		if !errors.As(err, &missing) || !slices.Equal(missing.Blobs, []cas.Digest{d}) {
-			t.Errorf("got error %v, want that %v is missing", err, d)
+			t.Errorf("got error %v, want MissingError for %v", err, d)
 		}
 	}
 }
 
-// A cramped store shows no blob as a file.
-type crampedSegmented struct{ *segmented }
+// A fullSegmented store has no room for files.
+type fullSegmented struct{ *segmented }
 
-func (crampedSegmented) File(context.Context, cas.Digest, bool) (string, func(), error) {
+func (fullSegmented) File(context.Context, cas.Digest, bool) (string, func(), error) {
 	return "", nil, cas.ErrFull
 }
 
-// A shrunk store has lost the ends of its segments.
-type shrunk struct{ *segmented }
+// A truncated store has lost the ends of its segments.
+type truncated struct{ *segmented }
 
-func (s shrunk) Locate(ctx context.Context, ds []cas.Digest) (cas.Location, error) {
+func (s truncated) Locate(ctx context.Context, ds []cas.Digest) (cas.Location, error) {
 	p, err := s.segmented.Locate(ctx, ds)
 	if err == nil {
 		for _, f := range s.files {
@@ -804,7 +803,7 @@ func (s shrunk) Locate(ctx context.Context, ds []cas.Digest) (cas.Location, erro
 	return p, err
 }
 
-// A spread store has more segments than can be mounted.
+// A spread store has more segments than one mount can have.
 type spread struct{ *segmented }
 
 func (s spread) Locate(ctx context.Context, ds []cas.Digest) (cas.Location, error) {
@@ -816,8 +815,8 @@ type spreadPlacement struct{ cas.Location }
 
 func (p spreadPlacement) Files() []*os.File { return slices.Repeat(p.Location.Files(), 126) }
 
-// TestCopiesWhereThereAreNoImages: each reason is told, what the run sees is the same, and it has the room.
-func TestCopiesWhereThereAreNoImages(t *testing.T) {
+// TestFallsBackToCopies checks that without images, Stage copies, reports the reason, and requests the right size.
+func TestFallsBackToCopies(t *testing.T) {
 	large := strings.Repeat("L", tree.LargeFile)
 	n := parse(t, "d/e/large = "+large, "d/s = s", "top = "+large, "l -> top")
 	for _, c := range []struct {
@@ -827,10 +826,11 @@ func TestCopiesWhereThereAreNoImages(t *testing.T) {
 	}{
 		{"no mounter", "mounts no images", nil, func(c *tree.StagerConfig) { c.Mounter = nil }},
 		{"no segments", "no segments", func(s *segmented) cas.Store { return s.filer }, nil},
-		{"mount fails", "not today", nil, func(c *tree.StagerConfig) { c.Mounter = &mounter{err: errors.New("not today")} }},
+		{"mount fails", "not today", nil,
+			func(c *tree.StagerConfig) { c.Mounter = &mounter{err: errors.New("not today")} }},
 		{"no directory", "no such file", nil, func(c *tree.StagerConfig) { c.Dir += "/absent" }},
-		{"no room for files", "store is full", func(s *segmented) cas.Store { return crampedSegmented{s} }, nil},
-		{"short segments", "shorter", func(s *segmented) cas.Store { return shrunk{s} }, nil},
+		{"no room for files", "store is full", func(s *segmented) cas.Store { return fullSegmented{s} }, nil},
+		{"short segments", "shorter", func(s *segmented) cas.Store { return truncated{s} }, nil},
 		{"many segments", "252 of at most 250", func(s *segmented) cas.Store { return spread{s} }, nil},
 		{"few", "so few", nil, func(c *tree.StagerConfig) { c.CopyUpTo = 5 }}, // d, e, large, s and top
 		{"no files", "neither", func(s *segmented) cas.Store {
@@ -863,10 +863,10 @@ func TestCopiesWhereThereAreNoImages(t *testing.T) {
 				})
 				must(t, err)
 				if staged.Form != tree.FormCopy || !strings.Contains(staged.CopyReason, c.why) {
-					t.Errorf("form %q because %q, want that %q is told", staged.Form, staged.CopyReason, c.why)
+					t.Errorf("got form %q (%s), want copy (%s)", staged.Form, staged.CopyReason, c.why)
 				}
 				if b, f := taken(t, ws); b != bytes || f != files {
-					t.Errorf("room for %d bytes in %d files was asked, %d in %d were taken", bytes, files, b, f)
+					t.Errorf("requested a workspace of %d bytes in %d files, used %d in %d", bytes, files, b, f)
 				}
 				same(t, "exec root", view(t, ws, staged), n)
 				staged.Release()
@@ -876,13 +876,13 @@ func TestCopiesWhereThereAreNoImages(t *testing.T) {
 	}
 }
 
-// TestFewInputsBesideOthers: what stays mounted is bound, however few the others are; and one more is not few.
-func TestFewInputsBesideOthers(t *testing.T) {
+// TestCopyUpTo checks that few inputs are copied, unless cached images are bound, too.
+func TestCopyUpTo(t *testing.T) {
 	m := newMounter(t)
 	store := newSegmented(t)
 	s := tree.NewStager(tree.StagerConfig{Mounter: m, Dir: imageDir(t), Budget: plenty, CopyUpTo: 11})
 	defer func() { must(t, s.Close()) }()
-	ten := leaves(1, 10, nil).at("a/0") // and 0, which holds them
+	ten := leaves(1, 10, nil).at("a/0") // and 0, their parent
 	for i, n := range []*node{ten, ten, ten, parse(t, "1 = 1", "2 = 2")} {
 		root := dirNode()
 		root.set("d", n)
@@ -895,26 +895,25 @@ func TestFewInputsBesideOthers(t *testing.T) {
 		staged, err := s.Stage(t.Context(), l, &cas.Instance{Store: store}, into(ws))
 		must(t, err)
 		if want := []tree.Form{tree.FormImage, tree.FormImage, tree.FormImage, tree.FormCopy}[i]; staged.Form != want {
-			t.Errorf("stage %d: form %q because %q, want %q", i, staged.Form, staged.CopyReason, want)
+			t.Errorf("stage %d: got form %q (%s), want %q", i, staged.Form, staged.CopyReason, want)
 		}
 		staged.Release()
 	}
 }
 
-// TestFailedStageGivesBackImages: a rig notices what is left.
-// TestProbe: one mount that works and is gone again, or else no other, and all is copied because of that.
+// TestProbe checks that Probe leaves no mount, and that Stage copies after a failed Probe.
 func TestProbe(t *testing.T) {
 	r := newRig(t, 0)
 	must(t, r.Probe(t.Context()))
 	if r.made != 1 || r.mounted() != 0 {
-		t.Errorf("%d images were mounted, and %d still are; want one, and none", r.made, r.mounted())
+		t.Errorf("%d images were mounted and %d still are, want 1 and 0", r.made, r.mounted())
 	}
 	l, err := load(t, r.store, leaves(2, 10, nil)).Plan("", nil, nil)
 	must(t, err)
 	_, s := r.stageLayout(t, "", l)
 	s.Release()
 	if s.Form != tree.FormImage {
-		t.Errorf("after a probe that succeeded: form %q because %q", s.Form, s.CopyReason)
+		t.Errorf("after a successful probe: got form %q (%s), want image", s.Form, s.CopyReason)
 	}
 
 	broken := newMounter(t)
@@ -935,17 +934,17 @@ func TestProbe(t *testing.T) {
 			t.Errorf("%s: got error %v, want one with %q", c.name, why, c.why)
 			continue
 		}
-		broken.err = nil // by now it would work
+		broken.err = nil
 		staged, err := s.Stage(t.Context(), l, r.in(""), into(newRoot(t)))
 		must(t, err)
 		staged.Release()
 		if staged.Form != tree.FormCopy || staged.CopyReason != why.Error() {
-			t.Errorf("%s: form %q because %q, want a copy because %q", c.name, staged.Form, staged.CopyReason, why)
+			t.Errorf("%s: got form %q (%s), want copy (%v)", c.name, staged.Form, staged.CopyReason, why)
 		}
 	}
 }
 
-func TestFailedStageGivesBackImages(t *testing.T) {
+func TestFailedStageReleasesImages(t *testing.T) {
 	r := newRig(t, plenty)
 	l, err := load(t, r.store, leaves(2, 10, nil)).Plan("", nil, nil)
 	must(t, err)
@@ -963,15 +962,15 @@ func TestFailedStageGivesBackImages(t *testing.T) {
 	_, err = r.Stager.Stage(ctx, l, &cas.Instance{Store: r.store}, nil)
 	wantError(t, err, reason, "")
 	if n := r.mounted(); n != 1 {
-		t.Errorf("%d images are mounted, want the one that stays", n)
+		t.Errorf("%d images are mounted, want the cached one", n)
 	}
 }
 
-// TestBindsFromWhatStaysAreLimited: and what is beyond is there all the same.
-func TestBindsFromWhatStaysAreLimited(t *testing.T) {
+// TestBindsFromCachedImagesAreLimited: the run still sees the subtrees beyond the limit.
+func TestBindsFromCachedImagesAreLimited(t *testing.T) {
 	r := newRig(t, plenty)
 	for i := range 4 {
-		n := dirNode() // whose directories recur, while what holds them differs
+		n := dirNode() // its subdirectories recur, but their parent changes
 		for j := range 200 {
 			for k := range 8 {
 				n.set(fmt.Sprintf("a/%d/%d", j, k), &node{content: fmt.Sprint(j, k)})
@@ -988,8 +987,8 @@ func TestBindsFromWhatStaysAreLimited(t *testing.T) {
 	}
 }
 
-// TestWhatStaysIsMountedForAWhile: used or not, it goes, and with it what it holds of the store. Who uses it keeps it.
-func TestWhatStaysIsMountedForAWhile(t *testing.T) {
+// TestCachedImagesExpire: used or not, but a run keeps its mount.
+func TestCachedImagesExpire(t *testing.T) {
 	r := newRig(t, plenty)
 	var layouts []*tree.Layout
 	for i := range 3 {
@@ -1009,24 +1008,24 @@ func TestWhatStaysIsMountedForAWhile(t *testing.T) {
 		time.Sleep(15*time.Minute - time.Second)
 		inUse := stage(0)
 		if n := r.mounted(); n != 3 {
-			t.Errorf("%d images are mounted, want three", n)
+			t.Errorf("%d images are mounted, want 3", n)
 		}
 		time.Sleep(time.Second)
 		again := stage(0)
 		if n := r.mounted(); n != 2 {
-			t.Errorf("%d images are mounted, want one in use, and the one in its place", n)
+			t.Errorf("%d images are mounted, want the one in use and its replacement", n)
 		}
 		inUse.Release()
 		again.Release()
 		if n := r.mounted(); n != 1 {
-			t.Errorf("%d images are mounted, want the new one", n)
+			t.Errorf("%d images are mounted, want the replacement", n)
 		}
 	})
 }
 
-// TestManyStagesAtOnce: each sees its own tree, whatever others mount and unmount, and what recurs is mounted once.
-func TestManyStagesAtOnce(t *testing.T) {
-	r := newRig(t, 60_000) // too little for all
+// TestConcurrentStages checks that each run sees its tree, whatever others mount and unmount.
+func TestConcurrentStages(t *testing.T) {
+	r := newRig(t, 60_000) // too small for all
 	var layouts []*tree.Layout
 	var trees []*node
 	for i := range 6 {
@@ -1042,7 +1041,7 @@ func TestManyStagesAtOnce(t *testing.T) {
 				at := (g + i) % len(layouts)
 				ws, s := r.stageLayout(t, "", layouts[at])
 				if s.Form != tree.FormImage {
-					t.Errorf("form %q, because %s", s.Form, s.CopyReason)
+					t.Errorf("got form %q (%s), want image", s.Form, s.CopyReason)
 				}
 				same(t, "exec root "+strconv.Itoa(at), r.see(ws, s), trees[at])
 				s.Release()
@@ -1052,7 +1051,7 @@ func TestManyStagesAtOnce(t *testing.T) {
 	group.Wait()
 }
 
-// TestImageOverDisk: the store that has segments.
+// TestImageOverDisk uses the real store with segments.
 func TestImageOverDisk(t *testing.T) {
 	m := newMounter(t)
 	dir := t.TempDir()
@@ -1068,12 +1067,13 @@ func TestImageOverDisk(t *testing.T) {
 	n.set("f", &node{content: strings.Repeat("f", tree.LargeFile-1)})
 	in, err := c.Instance("")
 	must(t, err)
-	// Two that are kept as chunks, whatever their size: to put them again changes nothing.
+	// Two blobs are stored as chunks.
 	for name, size := range map[string]int{"a/chunks": 2 * tree.LargeFile, "few": 300} {
 		content := strings.Repeat("c", size)
 		half := cas.SHA256.Sum([]byte(content[:size/2]))
 		must(t, in.Store.Put(t.Context(), half, strings.NewReader(content[:size/2])))
-		must(t, in.Store.(cas.Splicer).Splice(t.Context(), cas.SHA256.Sum([]byte(content)), cas.ChunkList{Chunks: []cas.Digest{half, half}}))
+		must(t, in.Store.(cas.Splicer).Splice(t.Context(), cas.SHA256.Sum([]byte(content)),
+			cas.ChunkList{Chunks: []cas.Digest{half, half}}))
 		n.set(name, &node{content: content, exec: true})
 	}
 	l, err := load(t, in.Store, n).Plan("", nil, nil)
@@ -1085,14 +1085,14 @@ func TestImageOverDisk(t *testing.T) {
 		staged, err := s.Stage(t.Context(), l, in, into(ws))
 		must(t, err)
 		if staged.Form != tree.FormImage || !staged.Valid() {
-			t.Errorf("form %q because %q, valid %v", staged.Form, staged.CopyReason, staged.Valid())
+			t.Errorf("got form %q (%s), valid %v, want image and true", staged.Form, staged.CopyReason, staged.Valid())
 		}
 		same(t, "exec root", r.see(ws, staged), n)
 		staged.AllowReuse()
 		staged.Release()
 	}
 	if m.mounted() != 1 {
-		t.Errorf("%d images stay mounted, want one", m.mounted())
+		t.Errorf("%d images are cached, want 1", m.mounted())
 	}
 }
 
@@ -1109,7 +1109,7 @@ func BenchmarkStageForms(b *testing.B) {
 		name   string
 		mount  tree.Mounter
 		budget int64
-	}{{"copy", nil, 0}, {"image", m, 0}, {"hot", m, plenty}} {
+	}{{"copy", nil, 0}, {"image", m, 0}, {"cached", m, plenty}} {
 		b.Run(c.name, func(b *testing.B) {
 			s := tree.NewStager(tree.StagerConfig{Mounter: c.mount, Dir: imageDir(b), Budget: c.budget})
 			dir := memoryDir(b)
