@@ -12,36 +12,38 @@ import (
 	"github.com/cloister-build/cloister/cas/tree"
 )
 
-// collected is what the action left, in the store.
+// collected is what the action left behind.
 type collected struct {
 	result *repb.ActionResult
 	*Violations
-	// unread are the inputs that were never read, if the run was watched so closely.
+	// unread are the inputs that were never read, if the run was watched closely enough.
 	unread []string
-	// log is the text that says all that, or the zero Digest.
+	// log is the blob of the audit log, or the zero Digest.
 	log cas.Digest
-	// batch has what is not yet in the store, blobs are all that the result may name.
+	// batch holds the blobs that are not yet in the store, and blobs all that the result may name.
 	batch *cas.Batch
 	blobs []cas.Digest
-	// left says which special files were left out of output directories, "" for none.
-	left string
-	// bad says which output is of a kind that cannot be one.
+	// omitted describes special files that were left out of output directories, "" for none.
+	omitted string
+	// bad is the error about an output of the wrong type.
 	bad error
 
-	// ended is set once all of it is in the store.
+	// ended is set once everything is in the store.
 	began, ended time.Time
 }
 
-// collect takes outputs, stdout, stderr and what the action tried into the store, or a batch for it. No process of the
-// action is alive.
-func (l *Local) collect(ctx context.Context, t *Task, req *Request, box *confined, s *staged, r *ran) (*collected, error) {
+// collect puts outputs, stdout, stderr and the audit log into the store, or into a batch for it. No process of the action
+// is left.
+func (l *Local) collect(
+	ctx context.Context, t *Task, req *Request, box *confined, s *staged, r *ran,
+) (*collected, error) {
 	c := &collected{result: &repb.ActionResult{}, began: time.Now()}
 	fn, store := req.Digest.Function(), req.Instance.Store
-	// Where the action was of our own user, it may have taken away our rights to its root.
+	// An action with our own user ID may have revoked our permissions on its root.
 	if err := s.ws.Root().Chmod(outDir, 0o755); err != nil {
 		return nil, err
 	}
-	if err := l.attempted(t, req, box, s, r, c); err != nil {
+	if err := l.addViolations(t, req, box, s, r, c); err != nil {
 		return nil, err
 	}
 	if text := c.auditText(t, req, box); text != "" {
@@ -50,19 +52,17 @@ func (l *Local) collect(ctx context.Context, t *Task, req *Request, box *confine
 			return nil, err
 		}
 	}
-	batch := cas.NewBatch(store)
-	c.batch = batch
-	for _, log := range []struct {
-		text *Log
-		to   **repb.Digest
-	}{{r.stdout.kept, &c.result.StdoutDigest}, {r.stderr.kept, &c.result.StderrDigest}} {
-		d, err := batch.AddBytes(ctx, fn, log.text.Bytes())
-		if err != nil {
-			return nil, err
-		}
-		*log.to = d.Proto()
+	c.batch = cas.NewBatch(store)
+	stdout, err := c.batch.AddBytes(ctx, fn, r.stdout.log.Bytes())
+	if err != nil {
+		return nil, err
 	}
-	left, err := tree.Capture(ctx, batch, fn, s.out, tree.OutputSpec{
+	stderr, err := c.batch.AddBytes(ctx, fn, r.stderr.log.Bytes())
+	if err != nil {
+		return nil, err
+	}
+	c.result.StdoutDigest, c.result.StderrDigest = stdout.Proto(), stderr.Proto()
+	c.omitted, err = tree.Capture(ctx, c.batch, fn, s.out, tree.OutputSpec{
 		Dir:         req.Command.WorkingDirectory,
 		Paths:       req.Command.OutputPaths,
 		Files:       req.Command.OutputFiles,
@@ -71,13 +71,12 @@ func (l *Local) collect(ctx context.Context, t *Task, req *Request, box *confine
 		Properties:  req.Command.OutputNodeProperties,
 		MaxBytes:    max(0, box.spec.Limits.OutputBytes), // zero is no limit here
 	}, c.result)
-	c.left = left
 	if errors.Is(err, tree.ErrOutput) {
 		c.bad, err = err, nil
 	}
 	if err != nil {
 		return nil, err
 	}
-	c.blobs = batch.Blobs()
+	c.blobs = c.batch.Blobs()
 	return c, nil
 }

@@ -4,11 +4,9 @@ package worker
 
 import (
 	"context"
-	"errors"
 	"fmt"
-	"io/fs"
+	"maps"
 	"path"
-	"path/filepath"
 	"slices"
 	"strings"
 	"time"
@@ -18,19 +16,18 @@ import (
 	"github.com/cloister-build/cloister/sandbox/policy"
 )
 
-// ExecRoot is where every action finds its input root, on every worker, unless its Variation says otherwise.
+// ExecRoot is the path of the input root in the sandbox of every worker, unless a Variation changes it.
 const ExecRoot = "/build"
 
-// Defaults are the variables that an action has if its command does not set them.
+// defaults are the environment variables of an action whose command does not set them.
 var defaults = map[string]string{
 	"HOME":   "/tmp",
 	"PATH":   "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
 	"TMPDIR": "/tmp",
 }
 
-// Admit checks t and all that it refers to, as Resolve does, and whether the policy and this host give it what it
-// asks for: everything that can be refused without a slot. A worker without a backend asks neither, since it is others that
-// execute. It fails with a *Fault.
+// Admit checks everything that needs no slot: t, everything it refers to, the policy and the sandbox's features. A worker
+// without a backend leaves the last two to the workers that execute. The error is a *Fault.
 func (l *Local) Admit(ctx context.Context, t *Task) (Admission, error) {
 	in, err := l.Instances(t.Instance)
 	if err != nil {
@@ -49,36 +46,35 @@ func (l *Local) Admit(ctx context.Context, t *Task) (Admission, error) {
 		a.DoNotMerge = a.DoNotMerge || !box.grant.Cache
 		a.MergeKey = fmt.Sprintf("%q %q", box.grant.Profile, box.grant.Rule)
 	}
-	// All else that decides on a grant is in the action itself.
-	if l.Fleet {
+	if l.Fleet { // everything else that selects a policy rule is part of the action
 		a.MergeKey += fmt.Sprintf(" %q %q", t.Target, t.Mnemonic)
 	}
 	return a, nil
 }
 
-// confined is what the action may see and use, and why.
+// confined is what the action may see and use.
 type confined struct {
 	spec  *sandbox.Spec
 	grant *policy.Grant
-	root  string // where it finds its input root
-	// timeout is what the action and the policy say of it, whatever less the task asks for.
+	root  string // path of the input root
+	// timeout is the timeout by the action and the policy, without Task.Timeout.
 	timeout time.Duration
 }
 
-// confine says what the action may see and use, before anything is laid out for it. What the policy does
-// not grant or the backend does not enforce is a Fault of kind Unmet.
+// confine decides what the action may see and use, before its inputs are staged. If the policy refuses, or the backend
+// cannot enforce what was asked for, the error is a Fault of kind Unmet.
 func (l *Local) confine(t *Task, req *Request) (*confined, error) {
 	ask := policy.Request{Instance: t.Instance, Target: t.Target, Mnemonic: t.Mnemonic}
-	var asked string // what of it is ours, for messages
+	var settings string // for messages
 	for _, p := range req.properties() {
 		ask.Properties = append(ask.Properties, policy.Property{Name: p.Name, Value: p.Value})
-		if ours(p.Name) {
-			asked += fmt.Sprintf(", property %s=%s", p.Name, p.Value)
+		if isSetting(p.Name) {
+			settings += fmt.Sprintf(", property %s=%s", p.Name, p.Value)
 		}
 	}
 	grant, err := l.Policy.Compile(ask, l.Features.Limits)
 	if err != nil {
-		l.refused(t, err)
+		l.auditRefusal(t, err)
 		return nil, err
 	}
 	stated, err := l.timeout(t, req, grant)
@@ -90,7 +86,7 @@ func (l *Local) confine(t *Task, req *Request) (*confined, error) {
 		timeout = min(timeout, t.Timeout)
 	}
 	spec := &sandbox.Spec{
-		Args:    slices.Clip(req.Command.Arguments), // which other runs may share
+		Args:    slices.Clip(req.Command.Arguments), // other runs may share them
 		Dir:     path.Join(t.root(), req.Command.WorkingDirectory),
 		Env:     environment(req.Command),
 		Inputs:  slices.Clone(l.Toolchain),
@@ -105,116 +101,77 @@ func (l *Local) confine(t *Task, req *Request) (*confined, error) {
 		spec.Args = t.Args
 	}
 	if v := t.Variation; v != nil {
-		if err := l.vary(v); err != nil {
+		if err := l.checkRoot(v.Root); err != nil {
 			return nil, err
 		}
 		spec.Conditions, spec.Env = v.Conditions, environment(req.Command, v.Env...)
 	}
-	named := slices.ContainsFunc(ask.Properties, func(p policy.Property) bool { return p.Name == "cloister-audit" })
-	if spec.Audit == sandbox.AuditViolations && !named && !slices.Contains(l.Features.Audits, sandbox.AuditViolations) {
-		// The operator chose a sandbox without the syscall monitor, which every result says; nobody asked for more.
+	asked := slices.ContainsFunc(ask.Properties, func(p policy.Property) bool { return p.Name == "cloister-audit" })
+	if spec.Audit == sandbox.AuditViolations && !asked && !slices.Contains(l.Features.Audits, sandbox.AuditViolations) {
+		// The operator chose a sandbox that cannot audit, which every result states, and nobody asked for more.
 		spec.Audit = sandbox.AuditOff
 	}
 	if err := l.Features.Covers(spec); err != nil {
-		return nil, fmt.Errorf("profile %q by rule %q%s: %w", grant.Profile, grant.Rule, asked, err)
+		return nil, fmt.Errorf("profile %q by rule %q%s: %w", grant.Profile, grant.Rule, settings, err)
 	}
 	return &confined{spec, grant, t.root(), stated}, nil
 }
 
-// ours reports whether a platform property is the policy's business.
-func ours(property string) bool { return strings.HasPrefix(property, "cloister-") }
+// isSetting reports whether a platform property is a setting of the sandbox, which the policy interprets.
+func isSetting(property string) bool { return strings.HasPrefix(property, "cloister-") }
 
-// timeout returns how long the command may execute.
+// timeout returns the timeout of the command by the action and the policy.
 func (l *Local) timeout(t *Task, req *Request, g *policy.Grant) (time.Duration, error) {
 	switch {
-	case t.byHand():
-		return l.MaxTimeout, nil // a person is not to be hurried by the action's
+	case t.interactive():
+		return l.MaxTimeout, nil
 	case g.MaxTimeout == 0 || req.Timeout <= g.MaxTimeout:
 		return req.Timeout, nil
 	case req.Action.Timeout.AsDuration() == 0:
 		return g.MaxTimeout, nil
 	}
-	return 0, faultf(Invalid, "confine: action %s asks for a timeout of %v; profile %q by rule %q permits at most %v",
-		req.Digest, req.Timeout, g.Profile, g.Rule, g.MaxTimeout)
+	return 0, faultf(Invalid, "confine: action %s sets a timeout of %v, more than the maximum of %v of profile %q, chosen by rule %q",
+		req.Digest, req.Timeout, g.MaxTimeout, g.Profile, g.Rule)
 }
 
-// vary checks what only this worker knows of a variation: that its root can be made where no part of the toolchain lies,
-// nor anything that a sandbox has of its own.
-func (l *Local) vary(v *Variation) error {
-	if v.Root == "" {
+// checkRoot checks that a varied run can have its input root at root, without hiding the toolchain or a directory of the
+// sandbox.
+func (l *Local) checkRoot(root string) error {
+	if root == "" {
 		return nil
 	}
-	if v.Root == "/" || !path.IsAbs(v.Root) || path.Clean(v.Root) != v.Root {
-		return faultf(Invalid, "confine: the root %+.256q of a varied run is not a clean absolute path below /", v.Root)
+	if root == "/" || !path.IsAbs(root) || path.Clean(root) != root {
+		return faultf(Invalid, "confine: the varied root %+.256q is not a clean absolute path below /", root)
 	}
 	taken := []string{"/dev", "/etc", "/proc", "/sys", "/tmp"}
 	for _, in := range l.Toolchain {
 		taken = append(taken, in.Target)
 	}
 	for _, dir := range taken {
-		if strings.HasPrefix(dir+"/", v.Root+"/") || strings.HasPrefix(v.Root+"/", dir+"/") {
-			return faultf(Invalid, "confine: the root %+.256q of a varied run would lie in or over %s, which every run has", v.Root, dir)
+		if strings.HasPrefix(dir+"/", root+"/") || strings.HasPrefix(root+"/", dir+"/") {
+			return faultf(Invalid, "confine: the varied root %+.256q overlaps %s, which every run has", root, dir)
 		}
 	}
 	return nil
 }
 
-// environment returns the command's variables and the defaults beneath them, sorted. Over both lie others: "KEY=VALUE",
-// or "KEY" for one that is not to be set.
-func environment(c *repb.Command, over ...string) []string {
-	vars := make(map[string]string, len(defaults)+len(c.EnvironmentVariables)+len(over))
-	for k, v := range defaults {
-		vars[k] = v
-	}
+// environment returns the defaults, overridden by the command's variables and then by overrides, sorted by name. An
+// override is "KEY=VALUE", or "KEY" to unset a variable.
+func environment(c *repb.Command, overrides ...string) []string {
+	vars := maps.Clone(defaults)
 	for _, v := range c.EnvironmentVariables {
 		vars[v.Name] = v.Value
 	}
-	for _, kv := range over {
-		k, v, set := strings.Cut(kv, "=")
-		if vars[k] = v; !set {
+	for _, kv := range overrides {
+		if k, v, set := strings.Cut(kv, "="); set {
+			vars[k] = v
+		} else {
 			delete(vars, k)
 		}
 	}
 	env := make([]string, 0, len(vars))
-	for k, v := range vars {
-		env = append(env, k+"="+v)
+	for _, k := range slices.Sorted(maps.Keys(vars)) {
+		env = append(env, k+"="+vars[k])
 	}
-	slices.SortFunc(env, func(a, b string) int {
-		ka, _, _ := strings.Cut(a, "=")
-		kb, _, _ := strings.Cut(b, "=")
-		return strings.Compare(ka, kb)
-	})
 	return env
-}
-
-// toolchainPaths are the parts of a host that compilers, interpreters and shells are made of. What an
-// administrator, a user or a service keeps is not among them.
-var toolchainPaths = []string{
-	"/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32",
-	"/etc/alternatives", "/etc/ld.so.cache", "/etc/ld.so.conf", "/etc/ld.so.conf.d",
-	"/etc/java-*", "/etc/python3*", "/etc/perl",
-	"/etc/mime.types", "/etc/protocols", "/etc/services",
-}
-
-// HostToolchain returns the parts of this host that every action may read: directories of programs and
-// libraries, and the few files of /etc that these need. What does not exist is left out.
-func HostToolchain() ([]sandbox.Input, error) {
-	var inputs []sandbox.Input
-	for _, pattern := range toolchainPaths {
-		matches, err := filepath.Glob(pattern)
-		if err != nil {
-			return nil, err
-		}
-		for _, target := range matches {
-			source, err := filepath.EvalSymlinks(target)
-			if errors.Is(err, fs.ErrNotExist) {
-				continue
-			}
-			if err != nil {
-				return nil, err
-			}
-			inputs = append(inputs, sandbox.Input{Target: target, Content: "host", Source: source})
-		}
-	}
-	return inputs, nil
 }

@@ -7,14 +7,14 @@ import (
 	"syscall"
 )
 
-// An identity is that of a file with its contents: it does not come again once they change, for nobody can set ctime.
+// An identity identifies a file with its contents. It changes with them, since no process can set the ctime.
 type identity struct {
 	device, inode uint64
 	size          int64
 	mtime, ctime  syscall.Timespec
 }
 
-// identityOf returns the identity of what info is about, or false if this host knows none.
+// identityOf returns the identity of the file that info describes, or false if the system provides none.
 func identityOf(info fs.FileInfo) (identity, bool) {
 	st, ok := info.Sys().(*syscall.Stat_t)
 	if !ok {

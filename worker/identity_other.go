@@ -6,8 +6,8 @@ package worker
 
 import "io/fs"
 
-// An identity is that of a file with its contents.
+// An identity identifies a file with its contents.
 type identity struct{}
 
-// identityOf returns false: on this system nothing is executed, and nothing needs to be fast.
+// identityOf returns false: nothing is executed on this system, so nothing needs to be fast.
 func identityOf(fs.FileInfo) (identity, bool) { return identity{}, false }

@@ -7,7 +7,6 @@ import (
 	"errors"
 	"log/slog"
 	"sync"
-	"syscall"
 	"time"
 
 	"github.com/cloister-build/cloister/cas"
@@ -17,52 +16,48 @@ import (
 	"github.com/cloister-build/cloister/worker/repro/manifest"
 )
 
-// Config is what a Local needs.
+// Config configures a Local.
 type Config struct {
-	// Name is the worker's, in the metadata of every result; it must not be empty.
+	// Name identifies the worker in the metadata of every result. It must not be empty.
 	Name      string
 	Instances cas.Instances
-	// Backend performs the runs. Nil is for a worker that executes nothing: it admits for others.
+	// Backend runs the commands. It is nil for a worker that only admits actions for others.
 	Backend sandbox.Backend
-	// Fleet says that actions come to this worker, or go from it to others, by the properties that they demand, and that
-	// each worker has a policy of its own. No property is ignored then, and what decides on a grant elsewhere is among
-	// the terms of an admission.
+	// Fleet is set if several workers, each with a policy of its own, share actions by their platform properties. No
+	// property is ignored then, and an Admission's MergeKey covers everything that another policy might use.
 	Fleet bool
-	// Features are what Backend.Probe said; they become part of every result's metadata.
+	// Features is the result of Backend.Probe. It becomes part of every result's metadata.
 	Features sandbox.Features
-	// Stager lays out input trees. Nil copies them.
+	// Stager stages input trees; nil copies them.
 	Stager *tree.Stager
-	// Toolchain is what every action may read besides its input root; see HostToolchain.
+	// Toolchain is what every action may read besides its inputs; see HostToolchain.
 	Toolchain []sandbox.Input
-	// Host is what every run sees of this machine. Its zero value is what ReadHost says.
+	// Host describes this machine; the zero value is ReadHost().
 	Host manifest.Host
-	// Policy says what an action may be given. Nil is policy.Default.
+	// Policy decides what an action may use; nil is policy.Default().
 	Policy *policy.Policy
 	// Reproduce returns the command line that reruns the action of a task on this machine, or "" if there is none. A
 	// nil function returns "".
 	Reproduce func(*Task) string
-	// Audit, if not nil, is told what each run tried, once and only if there is something to tell, even if
-	// nobody waits for the result any more; and of each action that the policy refuses, whose exit code is
-	// sandbox.NeverRan. It is called by many goroutines, which wait for it.
+	// Audit, if not nil, receives the violations of each run that has any, even if the client is gone, and each refusal
+	// by the policy, with the exit code sandbox.NeverRan. It is called concurrently, and the callers wait for it.
 	Audit func(*Task, *Violations)
-	// MaxTimeout bounds what an action may ask for and is what one gets that asks for nothing.
-	// Zero is 24 hours.
+	// MaxTimeout is the longest timeout an action may set, and the default; zero is 24 hours.
 	MaxTimeout time.Duration
-	// Grace is how long an action has to end after SIGTERM. Zero is 5 seconds.
+	// Grace is the time between SIGTERM and SIGKILL; zero is 5 seconds.
 	Grace time.Duration
-	// RenewInterval is how often the inputs of a running action are marked as used, so that no store lets them go
-	// while the run may still read them: well within the time for which the store keeps what was used. Zero
-	// is an hour.
+	// RenewInterval is the interval at which the inputs of a running action are marked as used, so that no store evicts
+	// them before the run has read them. It must be well below the time for which the store keeps a used blob. Zero is
+	// an hour.
 	RenewInterval time.Duration
-	// CacheBytes is how much memory the cache of decoded actions, commands and input trees takes. Zero is
-	// DefaultCacheBytes.
+	// CacheBytes is the size of the cache of decoded actions, commands and input trees; zero is DefaultCacheBytes.
 	CacheBytes int64
-	// LogBytes is how much of stdout and how much of stderr is kept. Zero is 32 MiB.
+	// LogBytes limits stdout and stderr, each; zero is 32 MiB.
 	LogBytes int64
 	Log      *slog.Logger
 }
 
-// DefaultCacheBytes is what Config.CacheBytes is by default: the decoded trees of some 300,000 files.
+// DefaultCacheBytes is the default of Config.CacheBytes: enough for the decoded trees of some 300,000 files.
 const DefaultCacheBytes = 64 << 20
 
 // A Local executes actions on this machine.
@@ -71,10 +66,10 @@ type Local struct {
 
 	inputs     *tree.Cache
 	policyHash string
-	sums       *sums         // of programs of this host
-	renewing   chan struct{} // holds a value while inputs are being marked
+	sums       *sums         // of this host's programs
+	renewing   chan struct{} // holds a value while inputs are being marked as used
 	mu         sync.Mutex
-	ignored    map[string]bool // platform properties that were warned of
+	ignored    map[string]bool // guarded by mu; platform properties that were warned about
 }
 
 var _ Executor = (*Local)(nil)
@@ -113,8 +108,8 @@ func New(c Config) *Local {
 	}
 	return &Local{
 		Config: c,
-		// What was marked for the last time a quarter of Renew ago, and is marked again after Renew, is kept by a
-		// store that keeps what was used for three times Renew.
+		// A blob is marked at most RenewInterval/4 after its last use and again after RenewInterval, so a store that
+		// keeps used blobs for three intervals does not evict it.
 		inputs:     tree.NewCache(c.CacheBytes, c.RenewInterval/4),
 		policyHash: c.Policy.Hash(),
 		sums:       newSums(),
@@ -123,7 +118,7 @@ func New(c Config) *Local {
 	}
 }
 
-// Execute carries t through the seven verbs.
+// Execute carries t through the seven stages.
 func (l *Local) Execute(ctx context.Context, t *Task, report func(Stage)) (*Outcome, error) {
 	began := time.Now()
 
@@ -144,7 +139,7 @@ func (l *Local) Execute(ctx context.Context, t *Task, report func(Stage)) (*Outc
 	staged, err := l.stage(ctx, t, req, box)
 	if err != nil {
 		if errors.Is(err, cas.ErrNotFound) || errors.Is(err, cas.ErrCorrupt) {
-			l.inputs.Invalidate(req.Instance.Name) // so that the client is told of all that is missing when it asks again
+			l.inputs.Invalidate(req.Instance.Name) // a retry then reports everything that is missing
 		}
 		return nil, fault(StageInputs, err)
 	}
@@ -155,13 +150,13 @@ func (l *Local) Execute(ctx context.Context, t *Task, report func(Stage)) (*Outc
 	if err != nil {
 		return nil, fault(Run, err)
 	}
-
 	if ran.Released {
 		staged.tree.AllowReuse()
 	}
 	if !staged.tree.Valid() {
 		l.inputs.Invalidate(req.Instance.Name)
-		return nil, faultf(Unavailable, "run: somebody else wrote to the files of the store, or a blob was found damaged, while action %s read its inputs: run it again", t.Action)
+		return nil, faultf(Unavailable, "run: the store's files changed, or a blob was found corrupt, "+
+			"while action %s read its inputs: run it again", t.Action)
 	}
 
 	report(Collect)
@@ -171,49 +166,12 @@ func (l *Local) Execute(ctx context.Context, t *Task, report func(Stage)) (*Outc
 	}
 
 	report(Seal)
-	out, err := l.seal(ctx, &execution{began: began, task: t, req: req, box: box, staged: staged, ran: ran, collected: got})
+	e := &execution{began: began, task: t, req: req, box: box, staged: staged, ran: ran, collected: got}
+	out, err := l.seal(ctx, e)
 	if err != nil {
 		return nil, fault(Seal, err)
 	}
 
 	report(Publish)
 	return out, fault(Publish, l.publish(ctx, t, req, out, got.blobs))
-}
-
-// fault gives err its kind and says in which stage it arose; nil stays nil.
-func fault(s Stage, err error) error {
-	if err == nil {
-		return nil
-	}
-	var f *Fault
-	if errors.As(err, &f) {
-		return f
-	}
-	var missing *tree.MissingError
-	if errors.As(err, &missing) {
-		f = faultf(Missing, "%s: %w", s, err)
-		f.Blobs = missing.Blobs
-		return f
-	}
-	for _, row := range []struct {
-		err  error
-		kind Kind
-	}{
-		{context.Canceled, Cancelled},
-		{context.DeadlineExceeded, Unavailable}, // of something on the way: an execution has no deadline
-		{cas.ErrInvalid, Invalid},
-		{sandbox.ErrSpec, Invalid},
-		{cas.ErrFull, Exhausted},
-		{syscall.ENOSPC, Exhausted},    // of this host; an action that fills its own room is an Outcome
-		{cas.ErrCorrupt, Unavailable},  // the store has dropped the blob: the next try reports it missing
-		{cas.ErrNotFound, Unavailable}, // evicted since it was looked for: likewise
-		{cas.ErrUnavailable, Unavailable},
-		{sandbox.ErrUnsupported, Unmet},
-		{policy.ErrRefused, Unmet},
-	} {
-		if errors.Is(err, row.err) {
-			return faultf(row.kind, "%s: %w", s, err)
-		}
-	}
-	return faultf(Internal, "%s: %w", s, err)
 }

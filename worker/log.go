@@ -11,10 +11,10 @@ import (
 	"github.com/cloister-build/cloister/cas"
 )
 
-// Logs are the output of one run: kept for its result, and read by others while it grows.
+// Logs are the output of one run. Others may read them while the run writes.
 type Logs struct{ Stdout, Stderr Log }
 
-// Names returns the names of both logs; of nil Logs they are empty.
+// Names returns the names of both logs, or "" for nil Logs.
 func (l *Logs) Names() (stdout, stderr string) {
 	if l == nil {
 		return "", ""
@@ -22,53 +22,53 @@ func (l *Logs) Names() (stdout, stderr string) {
 	return l.Stdout.Name, l.Stderr.Name
 }
 
-// A Log is a text that grows until it is closed. The zero Log is empty. It is safe for concurrent use: whoever
-// writes waits for no reader, and there is one copy of the text, whoever reads it.
+// A Log is a text that grows until it is closed. The zero Log is empty. It is safe for concurrent use. Writers do not
+// wait for readers, and all readers share one copy of the text.
 type Log struct {
-	// Name is what clients read it by, "" if none can. It is set before anything is written.
+	// Name is the name under which clients read the log, or "". It is set before the first Write.
 	Name string
 
 	mu     sync.Mutex
-	text   bytes.Buffer  // guarded by mu; only its end is ever written
-	ended  error         // guarded by mu; nil while there may be more
-	change chan struct{} // guarded by mu; closed when text or ended changes, nil if nobody waits
+	text   bytes.Buffer  // guarded by mu; append-only
+	err    error         // guarded by mu; nil while the log is open, io.EOF once the text is complete
+	change chan struct{} // guarded by mu; closed on the next change, nil if nobody waits
 }
 
 // Write appends p, or fails with io.ErrClosedPipe once the log is closed.
 func (l *Log) Write(p []byte) (int, error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if l.ended != nil {
+	if l.err != nil {
 		return 0, io.ErrClosedPipe
 	}
-	l.changed()
+	l.wake()
 	return l.text.Write(p)
 }
 
-// Close says that the text is whole, if why is nil, or else why no more of it will come. Only the first call
-// counts.
+// Close ends the text, which is complete if why is nil. Otherwise readers get why at its end. Only the first call has
+// an effect.
 func (l *Log) Close(why error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if l.ended != nil {
+	if l.err != nil {
 		return
 	}
-	if l.ended = why; why == nil {
-		l.ended = io.EOF
+	if l.err = why; why == nil {
+		l.err = io.EOF
 	}
-	l.changed()
+	l.wake()
 }
 
-// changed wakes those who wait.
-func (l *Log) changed() {
+// wake wakes the readers that wait. l.mu is held.
+func (l *Log) wake() {
 	if l.change != nil {
 		close(l.change)
 		l.change = nil
 	}
 }
 
-// ReadAt reads what stands at off and is there, and waits only if that is nothing. At the end of a whole text it
-// returns io.EOF, beyond it cas.ErrRange; of one that is not whole, why it is not; or the error of ctx.
+// ReadAt reads from off and waits only if nothing is there yet. It returns io.EOF at the end of a complete text,
+// cas.ErrRange beyond it, the reason at the end of an incomplete text, and the error of ctx.
 func (l *Log) ReadAt(ctx context.Context, p []byte, off int64) (int, error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -76,10 +76,10 @@ func (l *Log) ReadAt(ctx context.Context, p []byte, off int64) (int, error) {
 		switch n := int64(l.text.Len()); {
 		case off < n:
 			return copy(p, l.text.Bytes()[off:]), nil
-		case l.ended == io.EOF && off > n:
+		case l.err == io.EOF && off > n:
 			return 0, cas.ErrRange
-		case l.ended != nil:
-			return 0, l.ended
+		case l.err != nil:
+			return 0, l.err
 		}
 		if l.change == nil {
 			l.change = make(chan struct{})
@@ -97,7 +97,7 @@ func (l *Log) ReadAt(ctx context.Context, p []byte, off int64) (int, error) {
 	}
 }
 
-// Bytes returns the text, which nobody may write to any more; nor may the caller.
+// Bytes returns the text. It is called once nobody writes any more, and the caller must not modify it.
 func (l *Log) Bytes() []byte {
 	l.mu.Lock()
 	defer l.mu.Unlock()

@@ -9,130 +9,128 @@ import (
 	"time"
 
 	"github.com/cloister-build/cloister/sandbox"
+	"github.com/cloister-build/cloister/sandbox/printable"
 )
 
 const (
-	// maxTold is how many events a message names; the audit log names all.
-	maxTold = 5
-	// MaxMessageLines is how many lines a message has at most: the end, what was left out, the events, how many more, the
+	// maxShown is the number of events in a message; the audit log lists all of them.
+	maxShown = 5
+	// MaxMessageLines bounds a message: the status, omitted outputs, the events, the number of further events, and the
 	// network.
-	MaxMessageLines = 2 + maxTold + 2
-	// maxLine bounds each of them, in bytes.
+	MaxMessageLines = 2 + maxShown + 2
+	// maxLine bounds each line, in bytes.
 	maxLine = 1000
 )
 
-// end says how the action ended: the code of the API for it, the line for a person, "" if there is nothing
-// to say, and the limit that the line speaks of, if any.
-func (c *execution) end() (status Status, line string, limit *sandbox.Event) {
-	r := c.ran
-	status = OK
+// AuditLogName is the key of the audit log in the server logs of an execution.
+const AuditLogName = "audit"
+
+// status returns the status of the action, a line that explains it ("" if there is nothing to explain), and the limit
+// that the line mentions, if any.
+func (e *execution) status() (status Status, line string, limit *sandbox.Event) {
+	r := e.ran
 	switch {
-	case r.timedOut && c.req.Action.GetTimeout().AsDuration() == 0:
-		status, line = TimedOut, fmt.Sprintf("killed after %v, which is the time of an action that states none", c.box.spec.Timeout)
+	case r.timedOut && e.req.Action.GetTimeout().AsDuration() == 0:
+		return TimedOut, fmt.Sprintf("killed after %v, the default timeout, because the action sets none", e.box.spec.Timeout), nil
 	case r.timedOut:
-		status, line = TimedOut, fmt.Sprintf("killed after its timeout of %v", c.box.spec.Timeout)
+		return TimedOut, fmt.Sprintf("killed after its timeout of %v", e.box.spec.Timeout), nil
 	case r.Exceeded != nil && r.ExitCode != 0:
-		limit = r.Exceeded
-		line = fmt.Sprintf("%s: %s%s", c.fate(), limit, c.peak())
-	case c.collected.bad != nil && r.ExitCode == 0:
-		// Where the action failed of itself, that is what its client needs to see.
-		status, line = BadOutput, c.collected.bad.Error()
+		return OK, e.exceeded(), r.Exceeded
+	case e.collected.bad != nil && r.ExitCode == 0: // if the command failed, its own failure matters more
+		return BadOutput, e.collected.bad.Error(), nil
 	case r.Signal != 0:
-		line = fmt.Sprintf("killed by signal %d (%v), exit code %d", int(r.Signal), r.Signal, r.ExitCode)
+		return OK, fmt.Sprintf("killed by signal %d (%v), exit code %d", int(r.Signal), r.Signal, r.ExitCode), nil
 	case r.ExitCode != 0:
-		line = fmt.Sprintf("exit code %d after %v, action %s", r.ExitCode, r.End.Sub(r.Start).Round(time.Millisecond), c.req.Digest)
-	default:
-		if limit = c.limit(); limit != nil {
-			line = fmt.Sprintf("ended well but met a limit, so that its result is not cached: %s%s", limit, c.peak())
-		} else {
-			line = c.barren()
-		}
+		took := r.End.Sub(r.Start).Round(time.Millisecond)
+		return OK, fmt.Sprintf("exit code %d after %v, action %s", r.ExitCode, took, e.req.Digest), nil
 	}
-	return status, line, limit
+	if limit = e.limit(); limit != nil {
+		return OK, fmt.Sprintf("succeeded but hit a limit, so its result is not cached: %s%s", limit, e.peakMemory()), limit
+	}
+	return OK, e.noOutputs(), nil
 }
 
-// barren warns of an action that ended well and made none of the outputs that its command declares, which some clients
-// take for a failure (rule 123); "" if it made one.
-func (c *execution) barren() string {
-	cmd, r := c.req.Command, c.collected.result
+// noOutputs returns a warning about an action that succeeded without producing any declared output, which some clients
+// take for a failure (rule 123), or "".
+func (e *execution) noOutputs() string {
+	cmd, r := e.req.Command, e.collected.result
 	declared := slices.Concat(cmd.GetOutputPaths(), cmd.GetOutputFiles(), cmd.GetOutputDirectories())
-	made := len(r.OutputFiles) + len(r.OutputSymlinks) + len(r.OutputFileSymlinks) + len(r.OutputDirectorySymlinks) + len(r.OutputDirectories)
-	if len(declared) == 0 || made > 0 {
+	links := len(r.OutputSymlinks) + len(r.OutputFileSymlinks) + len(r.OutputDirectorySymlinks)
+	if len(declared) == 0 || len(r.OutputFiles)+len(r.OutputDirectories)+links > 0 {
 		return ""
 	}
-	return fmt.Sprintf("ended well without any output that its command declares: none of %d, first %q", len(declared), declared[0])
+	return fmt.Sprintf("succeeded but produced none of its declared outputs (%d, first %q)", len(declared), declared[0])
 }
 
-// limit returns a limit that the action met, or nil.
-func (c *execution) limit() *sandbox.Event {
-	if e := c.ran.Exceeded; e != nil {
-		return e
+// limit returns a limit that the action hit, or nil.
+func (e *execution) limit() *sandbox.Event {
+	if e.ran.Exceeded != nil {
+		return e.ran.Exceeded
 	}
-	for i, e := range c.collected.Events {
-		if e.Kind == sandbox.EventLimit {
-			return &c.collected.Events[i]
-		}
+	events := e.collected.Events
+	if i := slices.IndexFunc(events, func(v sandbox.Event) bool { return v.Kind == sandbox.EventLimit }); i >= 0 {
+		return &events[i]
 	}
 	return nil
 }
 
-// fate says what a limit does to those that exceed it: of memory and time it kills, others refuse.
-func (c *execution) fate() string {
-	switch sandbox.Limit(c.ran.Exceeded.Subject) {
+// exceeded describes how the action failed at a limit: those of memory and CPU time kill, the others refuse.
+func (e *execution) exceeded() string {
+	limit := e.ran.Exceeded
+	how := fmt.Sprintf("exit code %d after a limit was exceeded", e.ran.ExitCode)
+	switch sandbox.Limit(limit.Subject) {
 	case sandbox.LimitMemory, sandbox.LimitCPU:
-		return "killed"
+		how = "killed"
 	}
-	return fmt.Sprintf("exit code %d after a limit was exceeded", c.ran.ExitCode)
+	return fmt.Sprintf("%s: %s%s", how, limit, e.peakMemory())
 }
 
-// peak says how much memory there was in use, if memory is what was short.
-func (c *execution) peak() string {
-	if e := c.limit(); e.Subject != string(sandbox.LimitMemory) || c.ran.Usage.PeakMemory == 0 {
+// peakMemory returns the peak memory use if the action hit the memory limit, or "".
+func (e *execution) peakMemory() string {
+	if e.limit().Subject != string(sandbox.LimitMemory) || e.ran.Usage.PeakMemory == 0 {
 		return ""
 	}
-	return ", peak " + sandbox.Bytes(c.ran.Usage.PeakMemory)
+	return ", peak " + sandbox.Bytes(e.ran.Usage.PeakMemory)
 }
 
-// message says to a person how the action ended, if line says so, and what it tried, but for limit, of
-// which line speaks.
-func (c *execution) message(line string, limit *sandbox.Event) string {
+// message returns the message of the outcome. It begins with line, unless that is "", and omits limit, which line
+// mentions already.
+func (e *execution) message(line string, limit *sandbox.Event) string {
 	var lines []string
-	say := func(format string, args ...any) {
-		lines = append(lines, "cloister: "+printable(fmt.Sprintf(format, args...), maxLine))
+	add := func(format string, args ...any) {
+		lines = append(lines, "cloister: "+printable.Head(fmt.Sprintf(format, args...), maxLine))
 	}
 	if line != "" {
-		say("%s", line)
+		add("%s", line)
 	}
-	if left := c.collected.left; left != "" {
-		say("left out of the outputs, which are files, directories and symlinks: %s", left)
+	if omitted := e.collected.omitted; omitted != "" {
+		add("omitted from the outputs because they are not files, directories or symlinks: %s", omitted)
 	}
-	told := slices.DeleteFunc(c.collected.byImportance(), func(e sandbox.Event) bool {
-		return e.Kind == sandbox.EventAllowed || sameLimit(limit, e)
+	events := slices.DeleteFunc(e.collected.byImportance(), func(v sandbox.Event) bool {
+		return v.Kind == sandbox.EventAllowed || sameLimit(limit, v)
 	})
-	more := max(0, len(told)-maxTold)
-	for _, e := range told[:len(told)-more] {
-		say("%s", e)
+	shown := min(len(events), maxShown)
+	for _, v := range events[:shown] {
+		add("%s", v)
 	}
-	switch lost := c.collected.Unrecorded; {
-	case more > 0 && lost > 0:
-		say("and %d more (server log %q), and %d of which no record was kept", more, AuditLogName, lost)
+	switch more, unrecorded := len(events)-shown, e.collected.Unrecorded; {
+	case more > 0 && unrecorded > 0:
+		add("and %d more (server log %q), and %d that were not recorded", more, AuditLogName, unrecorded)
 	case more > 0:
-		say("and %d more (server log %q)", more, AuditLogName)
-	case lost > 0:
-		say("and %d more, of which no record was kept", lost)
+		add("and %d more (server log %q)", more, AuditLogName)
+	case unrecorded > 0:
+		add("and %d more that were not recorded", unrecorded)
 	}
-	if g := c.box.grant; !g.Hermetic {
-		kept := "is not cached"
+	if g := e.box.grant; !g.Hermetic {
+		cached := "is not cached"
 		if g.Cache {
-			kept = "is cached all the same"
+			cached = "is cached anyway"
 		}
-		say("not hermetic, so that its result %s: profile %q by rule %q permits %s", kept, g.Profile, g.Rule, endpoints(g.Network.Allow))
+		add("not hermetic, so its result %s: profile %q, chosen by rule %q, permits %s",
+			cached, g.Profile, g.Rule, endpoints(g.Network.Allow))
 	}
 	return strings.Join(lines, "\n")
 }
-
-// AuditLogName is the name under which the server log of an execution says all that the action tried.
-const AuditLogName = "audit"
 
 func endpoints(allow []sandbox.Endpoint) string {
 	var names []string

@@ -9,13 +9,12 @@ import (
 	"github.com/cloister-build/cloister/cas"
 )
 
-// PrefetchInputs brings all input files of the action of t near, if its store is a cas.Fetcher and room, which is told
-// their bytes, returns true. What goes wrong is not told: fetch and stage come upon it again.
-func (l *Local) PrefetchInputs(ctx context.Context, t *Task, room func(bytes int64) bool) {
+// PrefetchInputs fetches the input files of t's action to local storage, if the store is a cas.Fetcher and reserve,
+// called with their total size, returns true. It ignores errors, since fetch and stage will meet them again.
+func (l *Local) PrefetchInputs(ctx context.Context, t *Task, reserve func(bytes int64) bool) {
 	defer func() {
-		// It is called by goroutines of which nobody else would survive a panic.
-		if v := recover(); v != nil {
-			l.Log.Error("panic while the inputs of an action were fetched", "action", t.Action.String(), "instance", t.Instance,
+		if v := recover(); v != nil { // it runs in a goroutine whose panic would end the process
+			l.Log.Error("panic while prefetching inputs", "action", t.Action.String(), "instance", t.Instance,
 				"panic", v, "stack", string(debug.Stack()))
 		}
 	}()
@@ -23,10 +22,10 @@ func (l *Local) PrefetchInputs(ctx context.Context, t *Task, room func(bytes int
 	if err != nil {
 		return
 	}
-	if _, far := cas.As[cas.Fetcher](in.Store); !far {
+	if _, ok := cas.As[cas.Fetcher](in.Store); !ok {
 		return
 	}
-	if req, err := l.resolve(ctx, in, t.Action); err == nil && room(req.Input.Bytes()) {
+	if req, err := l.resolve(ctx, in, t.Action); err == nil && reserve(req.Input.Bytes()) {
 		_ = req.Layout.Fetch(ctx, in.Store)
 	}
 }

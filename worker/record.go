@@ -13,96 +13,100 @@ import (
 	"github.com/cloister-build/cloister/cas"
 	cloisterpb "github.com/cloister-build/cloister/proto/cloister/v1"
 	"github.com/cloister-build/cloister/sandbox"
+	"github.com/cloister-build/cloister/sandbox/printable"
 	"github.com/cloister-build/cloister/worker/repro/manifest"
 )
 
-// record writes the manifest, and puts it into the store together with all that was collected. One that nobody could read
-// again is not kept, and has its stable hash all the same.
-func (l *Local) record(ctx context.Context, c *execution, out *Outcome) error {
-	m, err := l.manifest(c, out)
+// record puts the manifest and the collected blobs into the store. A manifest that is too large to be read again is not
+// stored, but its stable hash is still recorded.
+func (l *Local) record(ctx context.Context, e *execution, out *Outcome) error {
+	m, err := l.manifest(e, out)
 	if err != nil {
 		return err
 	}
+	batch := e.collected.batch
 	var text string
 	if text, out.StableHash = m.Sealed(); len(text) <= manifest.MaxBytes {
-		if out.Manifest, err = c.collected.batch.AddBytes(ctx, c.req.Digest.Function(), []byte(text)); err != nil {
+		if out.Manifest, err = batch.AddBytes(ctx, e.req.Digest.Function(), []byte(text)); err != nil {
 			return err
 		}
 	}
-	err = c.collected.batch.Flush(ctx)
-	c.collected.ended = time.Now()
+	err = batch.Flush(ctx)
+	e.collected.ended = time.Now()
 	return err
 }
 
-// manifest returns the record of a run with the result that out has.
-func (l *Local) manifest(c *execution, out *Outcome) (*manifest.Manifest, error) {
-	t, g := c.task, c.box.grant
-	toolchain, accidental := l.toolchain(c.box.spec, c.ran.Result)
+// manifest returns the manifest of a run.
+func (l *Local) manifest(e *execution, out *Outcome) (*manifest.Manifest, error) {
+	t, g, spec := e.task, e.box.grant, e.box.spec
+	toolchain, accidental := l.toolchain(spec, e.ran.Result)
 	m := &manifest.Manifest{
-		Action:        c.req.Digest,
+		Action:        e.req.Digest,
 		Revision:      t.Revision,
 		Seed:          t.Seed,
-		Spec:          c.spec,
+		Spec:          e.spec,
 		Configuration: manifest.Configuration{Profile: g.Profile, Hermetic: g.Hermetic, LogBytes: l.LogBytes},
 		Toolchain:     toolchain,
 		Status:        out.Status.String(),
-		ExitCode:      c.ran.ExitCode,
+		ExitCode:      e.ran.ExitCode,
 		Volatile: manifest.Volatile{
-			Worker: l.Name, Backend: l.Features.Backend, Tier: l.Features.Tier, Audit: cmp.Or(string(c.box.spec.Audit), "attempts"), Policy: l.policyHash, Rule: g.Rule,
-			Queued: t.Queued, Began: c.began, Staging: c.staged.began, Staged: c.staged.ended, Started: c.ran.Start, Ended: c.ran.End,
-			Programs: accidental, Usage: c.ran.Usage, Events: len(c.collected.Events), Unrecorded: c.collected.Unrecorded,
+			Worker: l.Name, Backend: l.Features.Backend, Tier: l.Features.Tier,
+			Audit: cmp.Or(string(spec.Audit), "attempts"), Policy: l.policyHash, Rule: g.Rule,
+			Queued: t.Queued, Began: e.began, Staging: e.staged.began, Staged: e.staged.ended,
+			Started: e.ran.Start, Ended: e.ran.End, Programs: accidental, Usage: e.ran.Usage,
+			Events: len(e.collected.Events), Unrecorded: e.collected.Unrecorded,
 		},
 	}
 	if t.Variation != nil {
 		m.Order = t.Variation.Order
 	}
 	for _, limit := range sandbox.AllLimits {
-		if c.box.spec.Limits.Of(limit) != g.Stated.Of(limit) {
+		if spec.Limits.Of(limit) != g.Stated.Of(limit) {
 			m.Volatile.Unenforced = append(m.Volatile.Unenforced, limit)
 		}
 	}
 	var err error
-	if m.Command, m.InputRoot, err = parts(c.req.Digest, c.req.Action); err != nil {
+	if m.Command, m.InputRoot, err = parts(e.req.Digest, e.req.Action); err != nil {
 		return nil, err
 	}
-	d := digests{of: c.req.Digest.Function()}
+	d := digests{function: e.req.Digest.Function()}
 	m.Stdout, m.Stderr = d.digest(out.Result.StdoutDigest), d.digest(out.Result.StderrDigest)
 	m.Outputs = d.outputs(out.Result)
 	return m, d.err
 }
 
-// permitted returns the canonical text of what the policy let the action see and use, whatever of it this worker could
-// enforce, however closely it watched and however little time there was for it, and the hash of what held here. Of its
-// input root that is the whole; which parts of it were mounts of their own is this worker's affair.
-func (l *Local) permitted(c *execution) (granted, hash string) {
-	spec, root := *c.box.spec, c.req.Action.GetInputRootDigest()
-	whole := sandbox.Input{Target: c.box.root, Content: fmt.Sprintf("%s/%d", root.GetHash(), root.GetSizeBytes())}
+// grantedSpec returns the canonical text of what the policy let the action see and use, independent of what this worker
+// could enforce, audit and allow in time, and the hash of what applied here. The input root counts as a whole: which of
+// its parts are separate mounts depends on the worker.
+func (l *Local) grantedSpec(e *execution) (granted, hash string) {
+	spec, root := *e.box.spec, e.req.Action.GetInputRootDigest()
+	whole := sandbox.Input{Target: e.box.root, Content: fmt.Sprintf("%s/%d", root.GetHash(), root.GetSizeBytes())}
 	spec.Inputs = append(slices.Clone(l.Toolchain), whole)
-	other := spec
-	other.Limits, other.Audit, other.Timeout = c.box.grant.Stated, sandbox.AuditViolations, c.box.timeout
-	granted = other.Text()
-	if spec.Limits == other.Limits && spec.Audit == other.Audit && spec.Timeout == other.Timeout {
-		return granted, manifest.Hash(granted) // as is usual, and sooner done
+	stated := spec
+	stated.Limits, stated.Audit, stated.Timeout = e.box.grant.Stated, sandbox.AuditViolations, e.box.timeout
+	granted = stated.Text()
+	if spec.Limits == stated.Limits && spec.Audit == stated.Audit && spec.Timeout == stated.Timeout {
+		return granted, manifest.Hash(granted) // the common case, and faster
 	}
 	return granted, spec.Hash()
 }
 
-// digests reads digests of one function from messages, up to the first that is none.
+// digests converts digests from messages and keeps the first error.
 type digests struct {
-	of  cas.Function
-	err error
+	function cas.Function
+	err      error
 }
 
 func (d *digests) digest(p *repb.Digest) cas.Digest {
 	if p == nil {
 		return cas.Digest{}
 	}
-	digest, err := cas.FromProto(d.of, p)
+	digest, err := cas.FromProto(d.function, p)
 	d.err = cmp.Or(d.err, err)
 	return digest
 }
 
-// outputs returns what a result has, each once: to clients of different versions it says some of it twice.
+// outputs returns the outputs of a result. Results repeat some of them for older clients; manifests do not.
 func (d *digests) outputs(r *repb.ActionResult) []manifest.Output {
 	var all []manifest.Output
 	for _, f := range r.OutputFiles {
@@ -117,7 +121,8 @@ func (d *digests) outputs(r *repb.ActionResult) []manifest.Output {
 			all = append(all, manifest.Output{Kind: manifest.Tree, Path: dir.Path, Digest: d.digest(dir.TreeDigest)})
 		}
 		if dir.RootDirectoryDigest != nil {
-			all = append(all, manifest.Output{Kind: manifest.Root, Path: dir.Path, Digest: d.digest(dir.RootDirectoryDigest)})
+			root := d.digest(dir.RootDirectoryDigest)
+			all = append(all, manifest.Output{Kind: manifest.Root, Path: dir.Path, Digest: root})
 		}
 	}
 	for _, links := range [][]*repb.OutputSymlink{r.OutputSymlinks, r.OutputFileSymlinks, r.OutputDirectorySymlinks} {
@@ -128,8 +133,7 @@ func (d *digests) outputs(r *repb.ActionResult) []manifest.Output {
 	return all
 }
 
-// RecordedManifest returns what a result says of the manifest of its run, the digest of the text and its stable hash, zero if it
-// says nothing that can be read.
+// RecordedManifest returns the digest and the stable hash of the manifest that a result's metadata names, or zero values.
 func RecordedManifest(r *repb.ActionResult) (text cas.Digest, stableHash string) {
 	for _, aux := range r.GetExecutionMetadata().GetAuxiliaryMetadata() {
 		var e cloisterpb.Execution
@@ -139,7 +143,7 @@ func RecordedManifest(r *repb.ActionResult) (text cas.Digest, stableHash string)
 		if d, err := cas.ParseDigest(e.Manifest); err == nil {
 			text = d
 		}
-		stableHash = printable(e.StableHash, maxField)
+		stableHash = printable.Head(e.StableHash, maxField)
 	}
 	return text, stableHash
 }

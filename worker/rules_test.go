@@ -237,7 +237,7 @@ func TestRule081_Timeout(t *testing.T) {
 		return b.action(func(a *repb.Action, _ *repb.Command) { a.Timeout = d })
 	}
 	b.want("negative", with(durationpb.New(-time.Second)), Invalid, "timeout -1s is negative")
-	b.want("above the maximum", with(durationpb.New(time.Hour+1)), Invalid, "timeout of 1h0m0.000000001s", "1h0m0s is permitted")
+	b.want("above the maximum", with(durationpb.New(time.Hour+1)), Invalid, "timeout of 1h0m0.000000001s", "maximum of 1h0m0s")
 	b.want("out of range", with(&durationpb.Duration{Seconds: 1 << 60}), Invalid, "timeout")
 	b.want("malformed", with(&durationpb.Duration{Seconds: 1, Nanos: -1}), Invalid, "timeout")
 	in, err := b.Instances("")
@@ -358,7 +358,7 @@ func TestRule108_TimeoutComesWithItsResult(t *testing.T) {
 	for _, c := range []struct {
 		asked *durationpb.Duration
 		says  string
-	}{{durationpb.New(time.Second), "its timeout of 1s"}, {nil, "1h0m0s, which is the time of an action that states none"}} {
+	}{{durationpb.New(time.Second), "its timeout of 1s"}, {nil, "1h0m0s, the default timeout"}} {
 		action := b.action(func(a *repb.Action, _ *repb.Command) { a.Timeout = c.asked })
 		out := b.do(&Task{Action: action})
 		want := &repb.ActionResult{
@@ -472,7 +472,7 @@ func TestRule123_SuccessWithoutOutputsIsWarnedOf(t *testing.T) {
 			}
 		})
 		out := b.do(&Task{Action: action})
-		if got := strings.Contains(out.Message, `without any output`) && strings.Contains(out.Message, `"o/x"`); got != c.warns {
+		if got := strings.Contains(out.Message, `produced none of its declared outputs`) && strings.Contains(out.Message, `"o/x"`); got != c.warns {
 			t.Errorf("%s: message is %q, warning wanted: %v", c.name, out.Message, c.warns)
 		}
 		if out.Status != OK || out.Reproduce != "" || !b.recorded(action) || out.Result.ExecutionMetadata.GetWorker() == "" {

@@ -9,28 +9,28 @@ import (
 	"github.com/cloister-build/cloister/sandbox"
 )
 
-// ran is how the command ended, and what it said.
+// ran is the result of the command and its output.
 type ran struct {
 	*sandbox.Result
 	timedOut       bool
 	stdout, stderr *capped
 }
 
-// run runs the command. Only the time that it executes counts towards its timeout (rule 108).
+// run runs the command. Only its execution time counts towards the timeout (rule 108).
 func (l *Local) run(ctx context.Context, t *Task, spec *sandbox.Spec) (*ran, error) {
 	logs := t.Logs
 	if logs == nil {
 		logs = &Logs{}
 	}
 	r := &ran{
-		stdout: &capped{kept: &logs.Stdout, left: l.LogBytes, also: t.Stdout},
-		stderr: &capped{kept: &logs.Stderr, left: l.LogBytes, also: t.Stderr},
+		stdout: &capped{log: &logs.Stdout, left: l.LogBytes, live: t.Stdout},
+		stderr: &capped{log: &logs.Stderr, left: l.LogBytes, live: t.Stderr},
 	}
 	var err error
 	r.Result, err = l.Backend.Run(ctx, spec, sandbox.Stdio{Stdout: r.stdout, Stderr: r.stderr, Terminal: t.Terminal})
 	if ctx.Err() != nil {
 		if r.Result != nil {
-			l.audit(t, attempts(r.Result, nil, 0)) // whoever went away has not undone it
+			l.audit(t, NewViolations(r.Result)) // they happened, even though the client is gone
 		}
 		return nil, context.Cause(ctx)
 	}
@@ -43,28 +43,27 @@ func (l *Local) run(ctx context.Context, t *Task, spec *sandbox.Spec) (*ran, err
 	return r, nil
 }
 
-// capped keeps the first left bytes, then one notice, and no more, so that an action that never stops
-// talking neither blocks nor fills the worker. It is memory of the worker's, apart from the workspace,
-// which an action may fill.
+// capped keeps the first left bytes of an output, then appends one notice and discards the rest, so that endless output
+// neither blocks the action nor fills the worker's memory. It does not use the workspace, which the action may fill.
 type capped struct {
-	kept *Log
-	left int64
-	told bool
-	also io.Writer // sees everything, if not nil
+	log     *Log
+	left    int64
+	noticed bool
+	live    io.Writer // receives everything, if not nil
 }
 
-const notice = "\ncloister: output cut off here: it reached its limit\n"
+const notice = "\ncloister: output truncated here: it reached its limit\n"
 
 func (c *capped) Write(p []byte) (int, error) {
 	keep := p[:min(int64(len(p)), c.left)]
 	c.left -= int64(len(keep))
-	c.kept.Write(keep)
-	if len(keep) < len(p) && !c.told {
-		c.told = true
-		c.kept.Write([]byte(notice))
+	c.log.Write(keep)
+	if len(keep) < len(p) && !c.noticed {
+		c.noticed = true
+		c.log.Write([]byte(notice))
 	}
-	if c.also != nil {
-		return c.also.Write(p)
+	if c.live != nil {
+		return c.live.Write(p)
 	}
 	return len(p), nil
 }

@@ -10,20 +10,21 @@ import (
 	repb "github.com/bazelbuild/remote-apis/build/bazel/remote/execution/v2"
 )
 
-// maxSaid bounds, in bytes, each text that is taken from what a client says of itself.
-const maxSaid = 512
+// maxClientText bounds, in bytes, each text accepted from a client's RequestMetadata.
+const maxClientText = 512
 
-// Sanitize returns a text that a client says of itself, or "" if it is too long or cannot be printed: one that was changed
-// might mean something else.
+// Sanitize returns s, which a client chose, or "" if it is too long or not printable. It never changes the text, since
+// a changed one might mean something else.
 func Sanitize(s string) string {
-	if len(s) > maxSaid || !utf8.ValidString(s) || strings.ContainsFunc(s, func(r rune) bool { return !unicode.IsPrint(r) }) {
+	notPrintable := func(r rune) bool { return !unicode.IsPrint(r) }
+	if len(s) > maxClientText || !utf8.ValidString(s) || strings.ContainsFunc(s, notPrintable) {
 		return ""
 	}
 	return s
 }
 
-// SetMetadata sets in t what the client says of itself.
-func (t *Task) SetMetadata(who *repb.RequestMetadata) {
-	t.Target, t.Mnemonic = Sanitize(who.GetTargetId()), Sanitize(who.GetActionMnemonic())
-	t.Invocation, t.Correlated = Sanitize(who.GetToolInvocationId()), Sanitize(who.GetCorrelatedInvocationsId())
+// SetMetadata copies the client's metadata to t.
+func (t *Task) SetMetadata(m *repb.RequestMetadata) {
+	t.Target, t.Mnemonic = Sanitize(m.GetTargetId()), Sanitize(m.GetActionMnemonic())
+	t.Invocation, t.Correlated = Sanitize(m.GetToolInvocationId()), Sanitize(m.GetCorrelatedInvocationsId())
 }

@@ -16,32 +16,34 @@ import (
 	"github.com/cloister-build/cloister/sandbox"
 )
 
-// outDir is the directory of a workspace that becomes the root of the inputs.
+// outDir is the directory of a workspace that becomes the input root.
 const outDir = "out"
 
-// few is how many inputs are copied rather than mounted: below that, mounting an image takes longer.
-const few = 16
+// copyUpTo is the number of inputs up to which copying is faster than mounting an image.
+const copyUpTo = 16
 
-// NewStager returns what lays out input trees for runs in a backend: by images, if it can mount these, else by copies,
-// and then why says why. The images' files are made in dir, which must not be a file system in memory, and have no
-// names; subtrees that many runs share stay mounted within budget bytes. The caller closes it before the backend.
-func NewStager(ctx context.Context, b sandbox.Backend, dir string, budget int64, log *slog.Logger) (s *tree.Stager, why error) {
-	c := tree.StagerConfig{Dir: dir, Budget: budget, CopyUpTo: few, Log: log}
-	if imager, ok := b.(sandbox.ImageMounter); ok {
-		c.Mounter = mounter{imager}
+// NewStager returns a Stager that stages input trees for runs in b. It mounts images if b supports that; otherwise it
+// copies, and why is the reason. dir must not be on a file system in memory; the image files in it are unlinked.
+// Subtrees that many runs share stay mounted within budget bytes. The caller closes the Stager before b.
+func NewStager(
+	ctx context.Context, b sandbox.Backend, dir string, budget int64, log *slog.Logger,
+) (s *tree.Stager, why error) {
+	c := tree.StagerConfig{Dir: dir, Budget: budget, CopyUpTo: copyUpTo, Log: log}
+	if m, ok := b.(sandbox.ImageMounter); ok {
+		c.Mounter = mounter{m}
 	}
 	s = tree.NewStager(c)
 	return s, s.Probe(ctx)
 }
 
-// A mounter mounts images by a backend.
-type mounter struct{ imager sandbox.ImageMounter }
+// A mounter is a tree.Mounter over a backend.
+type mounter struct{ backend sandbox.ImageMounter }
 
 func (m mounter) Mount(ctx context.Context, image *os.File, devices []*os.File) (tree.Mount, error) {
-	return m.imager.Mount(ctx, image, devices)
+	return m.backend.Mount(ctx, image, devices)
 }
 
-// staged is the input tree, ready to be mounted.
+// staged is an input tree that is ready to be mounted.
 type staged struct {
 	ws   sandbox.Workspace
 	tree *tree.Staged
@@ -50,7 +52,7 @@ type staged struct {
 	began, ended time.Time
 }
 
-// stage lays out the input tree and says in box.spec where it lies.
+// stage stages the input tree and adds it to box.spec.
 func (l *Local) stage(ctx context.Context, t *Task, req *Request, box *confined) (*staged, error) {
 	s, spec := &staged{began: time.Now()}, box.spec
 	var err error
@@ -59,8 +61,8 @@ func (l *Local) stage(ctx context.Context, t *Task, req *Request, box *confined)
 			s.close()
 		}
 	}()
-	room := func(bytes, files int64) (*os.Root, error) {
-		bytes, files = beside(bytes, spec.Limits.OutputBytes), beside(files, spec.Limits.OutputFiles)
+	workspace := func(bytes, files int64) (*os.Root, error) {
+		bytes, files = sum(bytes, spec.Limits.OutputBytes), sum(files, spec.Limits.OutputFiles)
 		var err error
 		if s.ws, err = l.Backend.Workspace(ctx, bytes, files); err != nil {
 			return nil, err
@@ -71,7 +73,7 @@ func (l *Local) stage(ctx context.Context, t *Task, req *Request, box *confined)
 	if v := t.Variation; v != nil && v.Order != 0 {
 		layout = layout.WithOrder(v.Order)
 	}
-	if s.tree, err = l.Stager.Stage(ctx, layout, req.Instance, room); err != nil {
+	if s.tree, err = l.Stager.Stage(ctx, layout, req.Instance, workspace); err != nil {
 		return nil, err
 	}
 	if s.out, err = s.ws.Root().OpenRoot(outDir); err != nil {
@@ -92,15 +94,15 @@ func (l *Local) stage(ctx context.Context, t *Task, req *Request, box *confined)
 	return s, nil
 }
 
-// beside returns the room for the inputs and for what the action may make beside them.
-func beside(inputs, outputs int64) int64 {
+// sum returns the size of a workspace for the inputs and the outputs, whose size may be unlimited.
+func sum(inputs, outputs int64) int64 {
 	if outputs == sandbox.Unlimited {
 		return sandbox.Unlimited
 	}
 	return min(inputs, math.MaxInt64-outputs) + outputs
 }
 
-// close gives everything back. It is called once the run is over.
+// close releases everything after the run.
 func (s *staged) close() {
 	if s.tree != nil {
 		s.tree.Release()
@@ -109,7 +111,6 @@ func (s *staged) close() {
 		s.out.Close()
 	}
 	if s.ws != nil {
-		// A workspace that does not close is memory lost, which the next one will report as full.
-		_ = s.ws.Close()
+		_ = s.ws.Close() // on failure the next workspace reports the lost memory
 	}
 }

@@ -13,35 +13,38 @@ var TraceHeaders = []string{traceParent, traceState}
 const (
 	traceParent = "traceparent"
 	traceState  = "tracestate"
-	// maxTraceState is how long a tracestate is passed on, in bytes: as long as the specification asks for.
+	// maxTraceState is the length, in bytes, up to which the specification requires tracestate to be propagated.
 	maxTraceState = 512
 )
 
-// parent is a traceparent of version 00, with the trace's id as its group. Later versions begin like it, and a call is
-// made by the version that whoever makes it knows.
+// parent matches a traceparent; its first group is the trace ID. Later versions of the format begin like version 00,
+// which is the version of our own calls.
 var parent = regexp.MustCompile(`^(?:[0-9a-e][0-9a-f]|f[0-9a-e])-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})(-.*)?$`)
 
-// ParseTrace returns of headers those that say which trace a call is a part of, in the form that is passed on, or nil if
-// they say it of none, or not well. Names are in lower case. A state that is malformed or too long is left out.
+// ParseTrace returns the trace context of a call in the form in which it is propagated, or nil if the headers, whose
+// names are in lower case, hold none or a malformed one. It drops a tracestate that is malformed or too long.
 func ParseTrace(headers map[string]string) map[string]string {
 	text := headers[traceParent]
 	if len(text) > maxTraceState {
 		return nil
 	}
 	m := parent.FindStringSubmatch(text)
-	switch {
-	case m == nil, strings.Trim(m[1], "0") == "", strings.Trim(m[2], "0") == "", m[4] != "" && strings.HasPrefix(text, "00"):
+	if m == nil || strings.Trim(m[1], "0") == "" || strings.Trim(m[2], "0") == "" {
 		return nil
+	}
+	if m[4] != "" && strings.HasPrefix(text, "00") {
+		return nil // version 00 has no further fields
 	}
 	trace := map[string]string{traceParent: "00-" + m[1] + "-" + m[2] + "-" + m[3]}
 	state := strings.TrimSpace(headers[traceState])
-	if state != "" && len(state) <= maxTraceState && !strings.ContainsFunc(state, func(r rune) bool { return (r < ' ' || r > '~') && r != '\t' }) {
+	malformed := func(r rune) bool { return (r < ' ' || r > '~') && r != '\t' }
+	if state != "" && len(state) <= maxTraceState && !strings.ContainsFunc(state, malformed) {
 		trace[traceState] = state
 	}
 	return trace
 }
 
-// TraceID returns the id of the trace that ParseTrace's result names, "" if that is nil.
+// TraceID returns the ID of a trace that ParseTrace returned, or "" for nil.
 func TraceID(trace map[string]string) string {
 	if m := parent.FindStringSubmatch(trace[traceParent]); m != nil {
 		return m[1]

@@ -24,7 +24,7 @@ func TestVariedRunsInTheSandbox(t *testing.T) {
 		sandboxtest.Unavailable(t, "namespaces", err)
 	}
 	root := &repb.Directory{}
-	for i := range 2 * few {
+	for i := range 2 * copyUpTo {
 		name := fmt.Sprintf("f%02d", i)
 		root.Files = append(root.Files, &repb.FileNode{Name: name, Digest: c.blob([]byte(name))})
 	}

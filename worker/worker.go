@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package worker carries one action from its digest to its result: fetch, confine, stage, run,
-// collect, seal, publish, one verb a file. It knows no concrete store and no concrete backend.
+// Package worker executes actions. Local carries an action from its digest to its result in seven steps, each in the
+// file of its name: fetch, confine, stage, run, collect, seal, publish. The package depends on no concrete store, no
+// concrete sandbox backend and no RPC.
 package worker
 
 import (
 	"cmp"
 	"context"
-	"fmt"
 	"io"
 	"os"
 	"strings"
@@ -22,9 +22,9 @@ import (
 
 // An Executor executes actions. It is safe for concurrent use.
 type Executor interface {
-	// Execute carries t to its outcome, calling report as each stage begins. An action that fails
-	// is an Outcome; an error is the client's fault or ours, always a *Fault. It ends early when
-	// ctx does, with a Fault of kind Cancelled, and nothing of the action is alive when it returns.
+	// Execute executes t and calls report as each stage begins. A failed action is an Outcome. An error is always a
+	// *Fault: either the request or this side is at fault. If ctx ends, Execute kills the action and returns a Fault
+	// of kind Cancelled. When Execute returns, no process of the action is left.
 	Execute(ctx context.Context, t *Task, report func(Stage)) (*Outcome, error)
 }
 
@@ -32,77 +32,76 @@ type Executor interface {
 type Task struct {
 	Instance string
 	Action   cas.Digest
-	// ActionBlob, if not nil, is the blob of Action, from somebody who has just read it in the store.
+	// ActionBlob, if not nil, is the blob of Action, which the caller has just read from the store.
 	ActionBlob []byte
-	// SkipCacheLookup runs the action even if a result is recorded.
+	// SkipCacheLookup executes the action even if the action cache has its result.
 	SkipCacheLookup bool
 	// Queued is when the request arrived.
 	Queued time.Time
-	// Timeout, if not 0, is how long the command may execute at most, whatever more the action states.
+	// Timeout, if not 0, limits the execution time in addition to the action's own timeout.
 	Timeout time.Duration
-	// Stdout and Stderr, if not nil, see the action's output while it runs.
+	// Stdout and Stderr, if not nil, receive the output while the action runs.
 	Stdout, Stderr io.Writer
-	// Logs, if not nil, keep the output for the result, so that it can be read from there until the action has
-	// ended. They are closed once all of the output is in them, if it ever is.
+	// Logs, if not nil, hold the output, which others may read while the action runs. They are closed once the output
+	// is complete, and stay open if the execution fails before that.
 	Logs *Logs
 
-	// Target, Mnemonic and Invocation are what the client says of itself, "" if it does not: the label
-	// that is built, the kind of action, the build. They choose a rule of the policy, and nobody vouches
-	// for them.
+	// Target, Mnemonic and Invocation come from the client's RequestMetadata: the label being built, the kind of
+	// action and the invocation ID. They select the policy rule. Nothing proves that they are true.
 	Target, Mnemonic, Invocation string
-	// Correlated is what the client calls the builds to which its own belongs; it chooses nothing.
+	// Correlated is the client's ID for a group of invocations. It selects nothing.
 	Correlated string
-	// Trace are the headers of the trace that the client's call is a part of, as ParseTrace returns them: calls that are
-	// made for this task carry them. They choose nothing.
+	// Trace holds the trace context headers of the client's call, as returned by ParseTrace. Calls made for this task
+	// carry them.
 	Trace map[string]string
-	// Auxiliary is copied into the metadata of the result, beside what the worker says there itself. It is no part of the
-	// manifest. It is shared and must not be changed.
+	// Auxiliary is appended to the auxiliary metadata of the result, but not to the manifest. It is shared and must
+	// not be modified.
 	Auxiliary []*anypb.Any
 
-	// Args, if there are any, are run in place of the command's arguments, and Terminal, if not nil, is
-	// the run's terminal: a person's shell in the action's sandbox. Such a run is never recorded, and
-	// its time is the worker's.
+	// Args, if not empty, replaces the command's arguments, and Terminal, if not nil, is the run's terminal: this is
+	// how a person gets a shell in the action's sandbox. Such a run is never cached, and only the worker's maximum
+	// limits its time.
 	Args     []string
 	Terminal *os.File
 
-	// Seed, if not nil, is what the run is given as the seed of its randomness, and Revision, if not "", the revision
-	// of the sources that the action's inputs are from, as the client names it: both for the manifest alone.
+	// Seed is the seed for the randomness given to the run, and Revision the source revision of its inputs. The
+	// manifest records both if they are set.
 	Seed     *uint64
 	Revision string
 
-	// Variation, if not nil, is what the run is given otherwise than usual. Such a run is made whatever is
-	// recorded, and is never recorded.
+	// Variation, if not nil, changes the conditions of the run. Such a run neither reads nor writes the action cache.
 	Variation *Variation
 
-	// Approve, if not nil, is asked before the result is recorded, once and only if it would be, with the outcome as the
-	// client will have it. A result that it does not approve is not recorded. It may take as long as a run.
+	// Approve, if not nil, decides whether a cacheable result is written to the action cache. It is called once, with
+	// the outcome that the client will get, and may take as long as another run.
 	Approve func(context.Context, *Outcome) bool
 }
 
-// A Variation is what a run is given otherwise than usual, on purpose, to see whether its result depends on it. Its
-// zero value is a run like every other that is not recorded.
+// A Variation changes the conditions of a run on purpose, to find out whether its result depends on them. The zero
+// Variation changes nothing.
 type Variation struct {
 	Conditions sandbox.Conditions
-	// Env are variables, "KEY=VALUE", that are set over those of the command; "KEY" alone is not set at all.
+	// Env overrides variables of the command: "KEY=VALUE" sets one, and "KEY" unsets it.
 	Env []string
-	// Root is where the run finds its input root; "" is ExecRoot.
+	// Root is the path of the input root; "" is ExecRoot.
 	Root string
-	// Order, if not 0, is the seed of the order in which the directories of the input root are listed.
+	// Order, if not 0, seeds the order in which directories of the input root list their entries.
 	Order uint64
 }
 
-// An Admission is what a worker says of a task before it takes a slot.
+// An Admission is what a worker decides about a task before it occupies a slot.
 type Admission struct {
-	// DoNotMerge says that its result is for nobody else: it is not to be cached.
+	// DoNotMerge forbids sharing one execution between identical requests, because its result is not to be cached.
 	DoNotMerge bool
-	// MergeKey are equal for equal actions that are given the same: only these may share a run.
+	// MergeKey is equal for requests that get the same conditions for the same action. Only these may share an
+	// execution.
 	MergeKey string
-	// Demands are what the action's platform demands of whoever executes it, sorted and each once. What it asks the
-	// sandbox for (cloister-*) is not among them: every worker answers that itself.
+	// Demands are the platform properties that a worker must have to execute the action, sorted and without
+	// duplicates. The sandbox settings (cloister-*) are not among them, since every worker implements these.
 	Demands []Property
 }
 
-// A Property is one that an action demands of whoever executes it, or that a worker has.
+// A Property is a platform property that an action demands or a worker has.
 type Property struct{ Name, Value string }
 
 // Compare orders properties by name, then by value.
@@ -110,17 +109,16 @@ func (p Property) Compare(q Property) int {
 	return cmp.Or(strings.Compare(p.Name, q.Name), strings.Compare(p.Value, q.Value))
 }
 
-// String returns name=value, quoted as in Go where it is more than printable ASCII, and shortened.
+// String returns name=value as printable text of bounded length.
 func (p Property) String() string { return policy.Property(p).String() }
 
-// byHand reports whether a person runs something of their own in the action's place.
-func (t *Task) byHand() bool { return len(t.Args) > 0 || t.Terminal != nil }
+// interactive reports whether a person runs a command of their own in the action's sandbox.
+func (t *Task) interactive() bool { return len(t.Args) > 0 || t.Terminal != nil }
 
-// oneOff reports whether the run is made whatever is recorded, and is never recorded, because it is given more than
-// the action says.
-func (t *Task) oneOff() bool { return t.byHand() || t.Variation != nil }
+// uncacheable reports whether the run depends on more than the action, so that the action cache is not used.
+func (t *Task) uncacheable() bool { return t.interactive() || t.Variation != nil }
 
-// root returns where the run finds its input root.
+// root returns the path of the input root in the sandbox.
 func (t *Task) root() string {
 	if v := t.Variation; v != nil && v.Root != "" {
 		return v.Root
@@ -135,50 +133,41 @@ type Status uint8
 const (
 	OK        Status = iota
 	TimedOut         // the command was killed after its timeout
-	BadOutput        // an output is of the wrong kind, or the outputs are too many for one result
+	BadOutput        // an output has the wrong type, or the outputs do not fit in one result
 )
 
-// String returns the name of the status's gRPC code, as manifests and reports record it.
+// String returns the name of the gRPC code that the API defines for s. Manifests and reports record it.
 func (s Status) String() string {
 	return [...]string{"OK", "DeadlineExceeded", "FailedPrecondition"}[s]
 }
 
-// An Outcome is what became of an action that was executed, or found in the action cache.
+// An Outcome is the result of an action that was executed or found in the action cache.
 type Outcome struct {
 	Result *repb.ActionResult
 	Cached bool
 	Status Status
 	// Exceeded is the limit that made the action fail, or "".
 	Exceeded sandbox.Limit
-	// Uncacheable says that the result depends on more than the action: on a limit that it met, on a network,
-	// on a variation or on a person. It is not recorded.
+	// Uncacheable reports that the result depends on more than the action: it hit a limit, used a network, was varied
+	// or ran interactively. It is not written to the action cache.
 	Uncacheable bool
-	// Message says to a person why the action did not succeed, and what it tried; at most MaxMessage
-	// lines of printable text, "" if there is nothing to say.
+	// Message explains why the action failed and what the sandbox denied, in at most MaxMessageLines lines of
+	// printable text. It may be "".
 	Message string
 	// Reproduce is the command line that reruns a failed action, or "".
 	Reproduce string
-	// AuditLog is a text in the store that says all that the action tried, or the zero Digest.
+	// AuditLog is a blob of text that lists everything the sandbox denied, or the zero Digest.
 	AuditLog cas.Digest
-	// Manifest is the record of the run, a text in the store (package manifest), or the zero Digest; StableHash is its
-	// stable hash. A result that was found has what Recorded says.
+	// Manifest is the blob that records the run (see package manifest), or the zero Digest, and StableHash its stable
+	// hash. For a cached result they are what RecordedManifest returns.
 	Manifest   cas.Digest
 	StableHash string
-	// Started and Ended are when the command began to execute and when it had ended, with readings of the monotonic
-	// clock; zero for a result that was found.
+	// Started and Ended delimit the execution of the command, with monotonic clock readings. They are zero for a
+	// cached result.
 	Started, Ended time.Time
 }
 
-// Violations are what one run tried, and the limits that it met; or for what an action was refused.
-type Violations struct {
-	ExitCode int // sandbox.NeverRan if it was refused
-	// Events are in the order of Event.Compare, in printable text.
-	Events []sandbox.Event
-	// Unrecorded counts the events beyond those.
-	Unrecorded int
-}
-
-// A Stage is one of the seven verbs.
+// A Stage is one of the seven steps of an execution.
 type Stage uint8
 
 // The stages, in order.
@@ -195,37 +184,4 @@ const (
 // String returns the verb.
 func (s Stage) String() string {
 	return [...]string{"", "fetch", "confine", "stage", "run", "collect", "seal", "publish"}[s]
-}
-
-// A Kind says whose fault an error is, and so what the caller may do about it. It is a closed list.
-type Kind uint8
-
-// The kinds. The first three are the client's, the others ours.
-const (
-	Invalid     Kind = iota + 1 // malformed; asking again cannot help
-	Missing                     // blobs are absent; upload them and ask again
-	Unmet                       // the host or the operator does not permit it
-	Exhausted                   // no room now
-	Unavailable                 // ask again
-	Internal                    // a defect, or the host failed us
-	Cancelled                   // the caller wanted no more
-)
-
-// A Fault is an error with its kind.
-type Fault struct {
-	Kind Kind
-	Err  error
-	// Blobs lists all blobs that are absent, if Kind is Missing.
-	Blobs []cas.Digest
-}
-
-// Error returns the text of the error.
-func (f *Fault) Error() string { return f.Err.Error() }
-
-// Unwrap returns the error.
-func (f *Fault) Unwrap() error { return f.Err }
-
-// faultf returns a Fault of kind k; format may wrap.
-func faultf(k Kind, format string, args ...any) *Fault {
-	return &Fault{Kind: k, Err: fmt.Errorf(format, args...)}
 }

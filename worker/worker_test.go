@@ -84,7 +84,7 @@ func TestCheckCommandRefuses(t *testing.T) {
 
 func TestCappedTellsOnceAndNeverBlocks(t *testing.T) {
 	var b strings.Builder
-	w := &capped{kept: &Log{}, left: 5, also: &b}
+	w := &capped{log: &Log{}, left: 5, live: &b}
 	for _, text := range []string{"abc", "defg", "hij"} {
 		if n, err := w.Write([]byte(text)); n != len(text) || err != nil {
 			t.Errorf("Write(%q) = %d, %v", text, n, err)
@@ -93,7 +93,7 @@ func TestCappedTellsOnceAndNeverBlocks(t *testing.T) {
 	if b.String() != "abcdefghij" {
 		t.Errorf("who looks on sees %q", b.String())
 	}
-	if got := string(w.kept.Bytes()); !strings.HasPrefix(got, "abcde\n") || strings.Count(got, "cut off") != 1 || strings.Contains(got, "f\n") {
+	if got := string(w.log.Bytes()); !strings.HasPrefix(got, "abcde\n") || strings.Count(got, "truncated") != 1 || strings.Contains(got, "f\n") {
 		t.Errorf("got %q", got)
 	}
 }
@@ -191,7 +191,7 @@ func TestRule121_MetadataIsInOrderThoughTheClockIsSetBack(t *testing.T) {
 
 // over returns the course of an action that ended as r says, under the default policy.
 func over(r *sandbox.Result) *execution {
-	a := attempts(r, nil, 0)
+	a := NewViolations(r)
 	m := castest.NewMemory()
 	empty := cas.SHA256.Sum(nil)
 	return &execution{
@@ -234,9 +234,9 @@ func TestSealSaysWhyItFailed(t *testing.T) {
 		{"output files", &sandbox.Result{ExitCode: 1, Exceeded: files}, nil,
 			OK, true, "cloister: exit code 1 after a limit was exceeded: output files 10 of 10"},
 		{"a limit that it survived", &sandbox.Result{Exceeded: memory}, nil,
-			OK, true, "cloister: ended well but met a limit, so that its result is not cached: memory 4.0 GiB of 4.0 GiB"},
+			OK, true, "cloister: succeeded but hit a limit, so its result is not cached: memory 4.0 GiB of 4.0 GiB"},
 		{"a limit that it noticed", &sandbox.Result{Events: []sandbox.Event{forks}}, nil,
-			OK, true, "cloister: ended well but met a limit, so that its result is not cached: processes 128 of 128"},
+			OK, true, "cloister: succeeded but hit a limit, so its result is not cached: processes 128 of 128"},
 		{"a limit and a timeout", &sandbox.Result{ExitCode: 137, Stopped: true, Exceeded: memory}, nil,
 			TimedOut, true, "cloister: killed after its timeout of 3s\ncloister: memory 4.0 GiB of 4.0 GiB"},
 	} {
@@ -307,9 +307,9 @@ func TestRule084_EachPropertyIsWarnedOfOnce(t *testing.T) {
 		return &repb.Platform{Properties: []*repb.Platform_Property{{Name: name, Value: "x"}}}
 	}
 	for range 3 {
-		l.ignoreProperties(&Request{Action: &repb.Action{Platform: property("OSFamily")}, Command: &repb.Command{Platform: property("hidden")}})
-		l.ignoreProperties(&Request{Action: &repb.Action{}, Command: &repb.Command{Platform: property("Arch")}})
-		l.ignoreProperties(&Request{Action: &repb.Action{}, Command: &repb.Command{Platform: property("cloister-memory")}})
+		l.warnOfProperties(&Request{Action: &repb.Action{Platform: property("OSFamily")}, Command: &repb.Command{Platform: property("hidden")}})
+		l.warnOfProperties(&Request{Action: &repb.Action{}, Command: &repb.Command{Platform: property("Arch")}})
+		l.warnOfProperties(&Request{Action: &repb.Action{}, Command: &repb.Command{Platform: property("cloister-memory")}})
 	}
 	if got := log.String(); strings.Count(got, "\n") != 2 || !strings.Contains(got, "OSFamily") || !strings.Contains(got, "Arch") {
 		t.Errorf("got %q, want a line for OSFamily and one for Arch", got)

@@ -173,7 +173,7 @@ rules:
 	if build.ExitCode != 1 {
 		t.Errorf("bazel: exit %d, want 1", build.ExitCode)
 	}
-	want := fmt.Sprintf("\ncloister: not hermetic, so that its result is not cached: profile \"fetch\" by rule \"downloads\" permits %s\n", endpoint)
+	want := fmt.Sprintf("\ncloister: not hermetic, so its result is not cached: profile \"fetch\", chosen by rule \"downloads\", permits %s\n", endpoint)
 	if !strings.Contains(build.Output, want) {
 		t.Errorf("no line of the console is %q", want)
 	}

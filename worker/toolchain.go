@@ -19,22 +19,23 @@ import (
 	"github.com/cloister-build/cloister/worker/repro/manifest"
 )
 
-// toolchain returns the fingerprint of what a run used of this host, and the programs that it executed there by accident.
-// Where nobody watched the run, the one program that is known is the command's own.
-func (l *Local) toolchain(spec *sandbox.Spec, r *sandbox.Result) (t manifest.Toolchain, accidental []manifest.Program) {
+// toolchain returns the fingerprint of this host's programs that a run executed. Programs that only watchdogs execute are
+// accidental. If nothing watched the run, only the command's own program is known.
+func (l *Local) toolchain(
+	spec *sandbox.Spec, r *sandbox.Result,
+) (t manifest.Toolchain, accidental []manifest.Program) {
 	t = manifest.Toolchain{Host: l.Host, Complete: r.ExecutedAll}
 	executed := r.Executed
 	if spec.Audit == sandbox.AuditOff {
-		executed = l.ownProgram(spec)
+		executed = l.commandProgram(spec)
 	}
 	for _, p := range executed {
-		// What is not the host's is in the input root, and so known.
 		source, ok := l.onHost(p)
 		if !ok {
-			continue
+			continue // it is in the input root, which the manifest names
 		}
 		program := manifest.Program{Path: p, Sum: l.sums.of(source)}
-		if isWatchdogs(p) && !slices.Contains(l.ownProgram(spec), p) {
+		if isWatchdogProgram(p) && !slices.Contains(l.commandProgram(spec), p) {
 			accidental = append(accidental, program)
 		} else {
 			t.Programs = append(t.Programs, program)
@@ -43,10 +44,10 @@ func (l *Local) toolchain(spec *sandbox.Spec, r *sandbox.Result) (t manifest.Too
 	return t, accidental
 }
 
-// isWatchdogs reports whether a path without links is of a program of the system that only waits, or looks at processes.
-// Who starts a watchdog beside a command, as Bazel's test-setup.sh does beside each test, executes these or does not, as
-// the scheduler likes, and nothing that is made depends on it.
-func isWatchdogs(p string) bool {
+// isWatchdogProgram reports whether p is a system program that only waits or lists processes. A watchdog beside a command,
+// such as that of Bazel's test-setup.sh, may or may not execute them, depending on the scheduler, and no output depends on
+// it.
+func isWatchdogProgram(p string) bool {
 	switch dir, name := path.Split(p); dir {
 	case "/bin/", "/usr/bin/":
 		return name == "ps" || name == "pgrep" || name == "sleep"
@@ -54,20 +55,21 @@ func isWatchdogs(p string) bool {
 	return false
 }
 
-// onHost returns where on this host a path of the toolchain lies, or false if it is none.
+// onHost returns the path on this host of the toolchain path p, or false if p is not part of the toolchain.
 func (l *Local) onHost(p string) (source string, ok bool) {
 	longest := -1
 	for _, in := range l.Toolchain {
-		if rest, below := strings.CutPrefix(p, in.Target); below && (rest == "" || rest[0] == '/') && len(in.Target) > longest {
+		rest, below := strings.CutPrefix(p, in.Target)
+		if below && (rest == "" || rest[0] == '/') && len(in.Target) > longest {
 			source, longest = in.Source+filepath.FromSlash(rest), len(in.Target)
 		}
 	}
 	return source, longest >= 0
 }
 
-// ownProgram returns the path, without links, of the program that a command names, as a list of one, or none if it is
-// not the host's.
-func (l *Local) ownProgram(spec *sandbox.Spec) []string {
+// commandProgram returns the path, without symlinks, of the program that the command names, or nothing if it is not part
+// of the toolchain.
+func (l *Local) commandProgram(spec *sandbox.Spec) []string {
 	candidates := []string{spec.Args[0]}
 	if !strings.Contains(spec.Args[0], "/") {
 		candidates = nil
@@ -84,12 +86,13 @@ func (l *Local) ownProgram(spec *sandbox.Spec) []string {
 		if !ok {
 			continue
 		}
-		real, err := filepath.EvalSymlinks(source)
+		resolved, err := filepath.EvalSymlinks(source)
 		if err != nil {
 			continue
 		}
 		for _, in := range l.Toolchain {
-			if rest, below := strings.CutPrefix(real, in.Source); below && (rest == "" || os.IsPathSeparator(rest[0])) {
+			rest, below := strings.CutPrefix(resolved, in.Source)
+			if below && (rest == "" || os.IsPathSeparator(rest[0])) {
 				return []string{in.Target + filepath.ToSlash(rest)}
 			}
 		}
@@ -97,25 +100,25 @@ func (l *Local) ownProgram(spec *sandbox.Spec) []string {
 	return nil
 }
 
-// sums are the SHA-256 of files of the host, each read once while it does not change. Make it with newSums.
+// sums caches the SHA-256 sums of files on this host while they do not change. Make it with newSums.
 type sums struct {
 	mu    sync.Mutex
 	known map[identity]string // guarded by mu
 }
 
-// maxSums bounds how many are known.
+// maxSums bounds the cache.
 const maxSums = 10_000
 
 func newSums() *sums { return &sums{known: map[identity]string{}} }
 
-// of returns the SHA-256 of a regular file in hexadecimal, or manifest.Unreadable.
+// of returns the SHA-256 sum of a regular file in hexadecimal, or manifest.Unreadable.
 func (s *sums) of(name string) string {
 	info, err := os.Lstat(name)
 	if err != nil || !info.Mode().IsRegular() {
 		return manifest.Unreadable
 	}
-	id, kept := identityOf(info)
-	if kept {
+	id, identified := identityOf(info)
+	if identified {
 		s.mu.Lock()
 		sum := s.known[id]
 		s.mu.Unlock()
@@ -127,7 +130,7 @@ func (s *sums) of(name string) string {
 	if err != nil {
 		return manifest.Unreadable
 	}
-	if kept {
+	if identified {
 		s.mu.Lock()
 		defer s.mu.Unlock()
 		if len(s.known) == maxSums {
@@ -138,9 +141,9 @@ func (s *sums) of(name string) string {
 	return sum
 }
 
-var errChanged = errors.New("the file is another one now")
+var errChanged = errors.New("the file changed while it was read")
 
-// sumFile reads the file that info is about.
+// sumFile returns the sum of the file that info describes.
 func sumFile(name string, info fs.FileInfo) (string, error) {
 	f, err := os.Open(name)
 	if err != nil {
@@ -151,7 +154,6 @@ func sumFile(name string, info fs.FileInfo) (string, error) {
 	if _, err := io.Copy(h, f); err != nil {
 		return "", err
 	}
-	// Looked at afterwards, so that what was written meanwhile shows.
 	after, err := f.Stat()
 	if err != nil {
 		return "", err
