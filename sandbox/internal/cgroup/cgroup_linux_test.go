@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/cloister-build/cloister/sandbox/sandboxtest"
+	"github.com/containerd/cgroups/v3/cgroup1"
 	"golang.org/x/sys/unix"
 )
 
@@ -61,7 +62,7 @@ var roles = map[string]func(args []string) error{
 	},
 	// A worker in a version 2 group of its own, with controllers. It prints which group it is in then.
 	"settle": func(args []string) error {
-		own, err := loadV2(args[0], args[1])
+		own, err := ownV2(args[0], args[1])
 		if err != nil {
 			return err
 		}
@@ -338,13 +339,20 @@ func BenchmarkResetAndSample(b *testing.B) {
 	}
 }
 
-// BenchmarkModuleStat reads the counters as Reset and Sample would through the module.
+// BenchmarkModuleStat reads the counters through the module, as Reset and Sample would.
 func BenchmarkModuleStat(b *testing.B) {
 	h := openHost(b)
 	g := newGroup(b, h, "g")
 	for b.Loop() {
 		for range 2 {
-			if _, err := g.control.limits(); err != nil {
+			var err error
+			switch c := g.control.(type) {
+			case v1:
+				_, err = c.Stat(cgroup1.IgnoreNotExist)
+			case v2:
+				_, err = c.Stat()
+			}
+			if err != nil {
 				b.Fatal(err)
 			}
 		}

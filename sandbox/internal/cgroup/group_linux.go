@@ -108,12 +108,17 @@ func (g *Group) Sample() (Usage, error) {
 }
 
 // Remove kills what is left in a group of version 2, closes the group and deletes it. On version 1 its processes must be
-// dead.
+// dead: only the end of their pid namespace kills them reliably, and the group may hold a thread of this process.
 func (g *Group) Remove() error {
 	g.host.forget(g)
 	g.counterFiles.close()
 	for _, f := range append(g.tasks, g.dir) {
 		f.Close() // nothing is buffered; a nil file returns an error only
 	}
-	return errors.Join(g.control.kill(), remove(g.control))
+	if c, ok := g.control.(v2); ok {
+		if err := c.kill(); err != nil {
+			return fmt.Errorf("kill the group %s: %w", g.name, err)
+		}
+	}
+	return remove(g.control)
 }

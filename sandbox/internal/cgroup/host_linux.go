@@ -40,7 +40,7 @@ type Host struct {
 	can         Capabilities
 	parent      control           // the worker's group, which holds all others
 	dirs        map[string]string // its directory by controller
-	locks       []*os.File        // on these directories; they end with the worker
+	lock        *os.File          // on one of them; it ends with the worker
 
 	mu     sync.Mutex
 	groups []*Group // guarded by mu
@@ -63,70 +63,34 @@ func Open() (*Host, error) {
 	}
 	if mode != cgroups.Legacy {
 		if own, err := ownV2(mount, unified); err == nil && (own.has("memory") || own.has("pids")) {
-			return openV2(own)
+			h := &Host{mode: V2}
+			return h.tryOut(h.createV2(own), nil, fixV2)
 		}
 	}
 	if mode != cgroups.Unified {
-		return openV1(groups)
+		h := &Host{mode: V1}
+		missing, err := h.createV1(groups)
+		return h.tryOut(err, missing, fixV1)
 	}
-	return &Host{
-		mode: None, reason: "no control group with a memory or pids controller is delegated to this process", fix: fixV2,
-	}, nil
-}
-
-// ownV2 returns the group that this process was started in.
-func ownV2(mount, group string) (v2, error) {
-	group, err := locate(mount, group)
-	if err != nil {
-		return v2{}, err
-	}
-	if filepath.Base(group) == leaf {
-		group = filepath.Dir(group)
-	}
-	own, err := loadV2(mount, group)
-	if err != nil {
-		return v2{}, err
-	}
-	have, err := own.Controllers()
-	for _, c := range []string{"memory", "pids", "io"} {
-		if slices.Contains(have, c) {
-			own.controllers = append(own.controllers, c)
-		}
-	}
-	return own, err
-}
-
-// openV2 returns a Host whose groups are below own.
-func openV2(own v2) (*Host, error) {
-	h := &Host{mode: V2}
-	if err := h.createV2(own); err != nil {
-		return h.none(err, fixV2)
-	}
-	return h.tryOut(nil, fixV2)
+	return &Host{mode: None, reason: "no control group with a memory or pids controller is delegated to this process", fix: fixV2}, nil
 }
 
 // createV2 creates the worker's group in own. This process moves from own into a leaf first, since a group whose children
 // have controllers must hold no process; only the root of the hierarchy may, which has no type. If the controllers cannot
 // be enabled then, own holds processes of others as well: it is not the worker's, and the process moves back.
 func (h *Host) createV2(own v2) error {
-	sweep(own.dir, func(name string) (control, error) {
-		m, err := own.NewChild(name, nil)
-		return v2{Manager: m}, err
-	})
-	create := func(name string) (control, map[string]string, error) {
-		c, err := own.create(name)
-		if err != nil {
-			return nil, nil, err
-		}
-		dir := c.(v2).dir
-		dirs := map[string]string{"cpuacct": dir} // version 2 counts processor time without a controller
-		for _, name := range own.controllers {
-			dirs[name] = dir
-		}
-		return c, dirs, nil
+	create := func() error {
+		return h.create(own.dir, own.create, func(name string) map[string]string {
+			dir := filepath.Join(own.dir, name)
+			dirs := map[string]string{"cpuacct": dir} // version 2 counts processor time without a controller
+			for _, c := range own.controllers {
+				dirs[c] = dir
+			}
+			return dirs
+		})
 	}
 	if _, err := own.GetType(); errors.Is(err, os.ErrNotExist) {
-		return h.createParent(own.dir, create)
+		return create()
 	}
 	self := uint64(os.Getpid())
 	m, err := own.NewChild(leaf, nil)
@@ -134,7 +98,7 @@ func (h *Host) createV2(own v2) error {
 		return err
 	}
 	if err = m.AddProc(self); err == nil {
-		if err = h.createParent(own.dir, create); err == nil {
+		if err = create(); err == nil {
 			return nil
 		}
 		err = errors.Join(err, own.AddProc(self))
@@ -143,18 +107,15 @@ func (h *Host) createV2(own v2) error {
 	return err
 }
 
-// openV1 returns a Host whose groups are below the groups of this process, given by controller.
-func openV1(groups map[string]string) (*Host, error) {
-	h := &Host{mode: V1}
+// createV1 creates the worker's group below the groups of this process, given by controller. Missing says why controllers
+// cannot be used.
+func (h *Host) createV1(groups map[string]string) (missing []error, err error) {
 	mounted, err := subsystems()
 	if err != nil {
-		return h.none(err, fixV1)
+		return nil, err
 	}
-	var (
-		missing []error
-		usable  []cgroup1.Subsystem
-		own     = map[cgroup1.Name]string{}
-	)
+	var usable []cgroup1.Subsystem
+	own := map[cgroup1.Name]string{}
 	for _, name := range []cgroup1.Name{cgroup1.Memory, cgroup1.Pids, cgroup1.Cpuacct} {
 		s, ok := mounted[name]
 		if !ok {
@@ -169,81 +130,57 @@ func openV1(groups map[string]string) (*Host, error) {
 			missing = append(missing, fmt.Errorf("%s controller: %w", name, err))
 			continue
 		}
-		sweep(directory(s, group), func(name string) (control, error) {
-			c, err := loadV1(s, filepath.Join(group, name))
-			return v1{Cgroup: c}, err
-		})
 		own[name] = group
 		usable = append(usable, s)
 	}
 	if len(usable) == 0 {
-		return h.none(errors.Join(missing...), fixV1)
+		return missing, errors.Join(missing...)
 	}
-	err = h.createParent(directory(usable[0], own[usable[0].Name()]), func(name string) (control, map[string]string, error) {
-		c, err := newV1(name, own, usable)
+	create := func(name string) (control, error) { return newV1(name, own, usable) }
+	return missing, h.create(directory(usable[0], own[usable[0].Name()]), create, func(name string) map[string]string {
 		dirs := map[string]string{}
 		for _, s := range usable {
 			dirs[string(s.Name())] = directory(s, filepath.Join(own[s.Name()], name))
 		}
-		_, noSwap := os.Stat(filepath.Join(dirs["memory"], "memory.memsw.limit_in_bytes"))
-		return v1{c, noSwap == nil}, dirs, err
+		return dirs
 	})
-	if err != nil {
-		return h.none(err, fixV1)
-	}
-	return h.tryOut(missing, fixV1)
 }
 
-// createParent creates and locks the worker's group, in dir among others.
-func (h *Host) createParent(dir string, create func(name string) (control, map[string]string, error)) error {
+// create creates and locks the worker's group, in dir and on version 1 in other hierarchies; dirs names its directories.
+// First it deletes what dead workers left. The lock tells whether a worker is dead; the pid in the name may be reused and
+// differs between namespaces. A group that still holds a process stays for the next worker to delete.
+func (h *Host) create(dir string, create func(string) (control, error), dirs func(string) map[string]string) error {
+	left, _ := filepath.Glob(filepath.Join(dir, prefix+"*"))
+	for _, w := range left {
+		if f, err := lock(w); err == nil {
+			if c, err := create(filepath.Base(w)); err == nil { // as it exists, this only loads it
+				_ = c.Delete()
+			}
+			f.Close()
+		}
+	}
 	for n := range 1000 {
 		name := fmt.Sprintf("%s%d.%d", prefix, os.Getpid(), n)
-		if _, err := os.Stat(filepath.Join(dir, name)); err == nil {
+		if slices.Contains(left, filepath.Join(dir, name)) {
 			continue // it belongs to a worker with this pid in another pid namespace
 		}
-		parent, dirs, err := create(name)
+		parent, err := create(name)
 		if err != nil {
 			return err
 		}
-		h.parent, h.dirs = parent, dirs
-		// Until the group is locked another worker may take it for that of a dead worker and remove it.
-		if err := h.lock(); err == nil {
-			return nil
+		// Until the group is locked another worker may take it for that of a dead worker and delete it.
+		f, err := lock(filepath.Join(dir, name))
+		if err != nil {
+			continue
 		}
-		h.unlock()
+		if _, err := os.Stat(f.Name()); err != nil {
+			f.Close()
+			continue
+		}
+		h.parent, h.dirs, h.lock = parent, dirs(name), f
+		return nil
 	}
 	return fmt.Errorf("%s holds too many groups of dead workers", dir)
-}
-
-// lock locks every directory of the worker's group.
-func (h *Host) lock() error {
-	for _, dir := range h.dirs {
-		if slices.ContainsFunc(h.locks, func(f *os.File) bool { return sameFile(f, dir) }) {
-			continue // two controllers in one hierarchy
-		}
-		f, err := lock(dir)
-		if err != nil {
-			return err
-		}
-		h.locks = append(h.locks, f)
-		if !sameFile(f, dir) {
-			return fmt.Errorf("%s was removed", dir)
-		}
-	}
-	return nil
-}
-
-func (h *Host) unlock() {
-	for _, f := range h.locks {
-		f.Close()
-	}
-	h.locks = nil
-}
-
-func sameFile(f *os.File, path string) bool {
-	a, err := f.Stat()
-	b, errPath := os.Stat(path)
-	return err == nil && errPath == nil && os.SameFile(a, b)
 }
 
 // lock locks the group of a worker until the file is closed. It fails while a living worker holds the lock.
@@ -257,22 +194,6 @@ func lock(dir string) (*os.File, error) {
 		return nil, err
 	}
 	return f, nil
-}
-
-// sweep deletes the groups of dead workers in dir. The lock tells whether a worker is dead; the pid in the name may be
-// reused and differs between namespaces. A group that still holds a process stays for the next worker to delete.
-func sweep(dir string, load func(name string) (control, error)) {
-	workers, _ := filepath.Glob(filepath.Join(dir, prefix+"*"))
-	for _, w := range workers {
-		f, err := lock(w)
-		if err != nil {
-			continue
-		}
-		if c, err := load(filepath.Base(w)); err == nil {
-			_ = c.Delete()
-		}
-		f.Close()
-	}
 }
 
 // none closes h and returns a Host without groups. The error is that of closing.
@@ -335,9 +256,8 @@ func (h *Host) Close() error {
 		errs = append(errs, g.Remove())
 	}
 	if h.parent != nil {
-		errs = append(errs, remove(h.parent))
+		errs = append(errs, remove(h.parent), h.lock.Close())
 		h.parent = nil
 	}
-	h.unlock()
 	return errors.Join(errs...)
 }

@@ -24,10 +24,6 @@ type control interface {
 	create(name string) (control, error)
 	// limit sets every limit whose controller the group has.
 	limit(Limits) error
-	// limits reads the limits back.
-	limits() (Limits, error)
-	// kill kills the processes in the group.
-	kill() error
 	// Delete removes the group and its children, which must be empty.
 	Delete() error
 }
@@ -69,30 +65,11 @@ func (c v1) limit(l Limits) error {
 	return c.Update(r)
 }
 
-func (c v1) limits() (Limits, error) {
-	m, err := c.Stat()
-	if err != nil {
-		return Limits{}, err
-	}
-	return Limits{
-		Memory: int64(m.GetMemory().GetUsage().GetLimit()), Processes: int64(m.GetPids().GetLimit()),
-	}, nil
-}
-
-// kill does nothing: on version 1 only the end of a pid namespace kills every process reliably, and a group may hold a
-// thread of the worker.
-func (c v1) kill() error { return nil }
-
 // subsystems returns the version 1 controllers that the host mounts.
 func subsystems() (map[cgroup1.Name]cgroup1.Subsystem, error) {
 	mounted, err := cgroup1.Default()
 	found := map[cgroup1.Name]cgroup1.Subsystem{}
 	for _, s := range mounted {
-		if s.Name() == cgroup1.Memory {
-			// Stat fails on files that newer kernels lack.
-			root := filepath.Dir(directory(s, "/"))
-			s = cgroup1.NewMemory(root, cgroup1.IgnoreModules("memsw", "kmem", "kmem.tcp"))
-		}
 		found[s.Name()] = s
 	}
 	return found, err
@@ -104,18 +81,15 @@ func directory(s cgroup1.Subsystem, group string) string {
 }
 
 // newV1 creates a group for some controllers; groups has the parent for each.
-func newV1(name string, groups map[cgroup1.Name]string, active []cgroup1.Subsystem) (cgroup1.Cgroup, error) {
+func newV1(name string, groups map[cgroup1.Name]string, active []cgroup1.Subsystem) (v1, error) {
 	path := func(n cgroup1.Name) (string, error) { return filepath.Join(groups[n], name), nil }
-	return cgroup1.New(path, &specs.LinuxResources{}, withSubsystems(active))
-}
-
-// loadV1 returns an existing group of one controller.
-func loadV1(s cgroup1.Subsystem, group string) (cgroup1.Cgroup, error) {
-	return cgroup1.Load(cgroup1.StaticPath(group), withSubsystems([]cgroup1.Subsystem{s}))
-}
-
-func withSubsystems(active []cgroup1.Subsystem) cgroup1.InitOpts {
-	return cgroup1.WithHierarchy(func() ([]cgroup1.Subsystem, error) { return active, nil })
+	hierarchy := func() ([]cgroup1.Subsystem, error) { return active, nil }
+	c, err := cgroup1.New(path, &specs.LinuxResources{}, cgroup1.WithHierarchy(hierarchy))
+	swap := slices.ContainsFunc(active, func(s cgroup1.Subsystem) bool {
+		_, err := os.Stat(filepath.Join(directory(s, filepath.Join(groups[s.Name()], name)), "memory.memsw.limit_in_bytes"))
+		return err == nil
+	})
+	return v1{c, swap}, err
 }
 
 // A v2 is a group of version 2.
@@ -129,23 +103,16 @@ type v2 struct {
 func (c v2) has(controller string) bool { return slices.Contains(c.controllers, controller) }
 
 func (c v2) create(name string) (control, error) {
-	r := &cgroup2.Resources{}
-	if c.has("memory") {
-		r.Memory = &cgroup2.Memory{}
+	m, err := c.NewChild(name, nil)
+	if err != nil {
+		return nil, err
 	}
-	if c.has("pids") {
-		r.Pids = &cgroup2.Pids{}
+	if err := m.ToggleControllers(c.controllers, cgroup2.Enable); err != nil && len(c.controllers) > 0 {
+		return nil, errors.Join(err, m.Delete())
 	}
-	if c.has("io") {
-		r.IO = &cgroup2.IO{}
-	}
-	m, err := c.NewChild(name, r) // which enables the controllers in c
-	child := v2{m, filepath.Join(c.dir, name), c.controllers, false}
-	if err == nil && c.has("memory") {
-		_, err := os.Stat(filepath.Join(child.dir, "memory.swap.max"))
-		child.swap = err == nil
-	}
-	return child, err
+	dir := filepath.Join(c.dir, name)
+	_, noSwap := os.Stat(filepath.Join(dir, "memory.swap.max"))
+	return v2{m, dir, c.controllers, noSwap == nil}, nil
 }
 
 func (c v2) limit(l Limits) error {
@@ -167,14 +134,7 @@ func (c v2) limit(l Limits) error {
 	return c.Update(r)
 }
 
-func (c v2) limits() (Limits, error) {
-	m, err := c.StatFiltered(cgroup2.StatMemory | cgroup2.StatPids)
-	if err != nil {
-		return Limits{}, err
-	}
-	return Limits{Memory: int64(m.GetMemory().GetUsageLimit()), Processes: int64(m.GetPids().GetLimit())}, nil
-}
-
+// kill kills the processes in the group.
 func (c v2) kill() error {
 	if procs, err := c.Procs(true); err != nil || len(procs) == 0 {
 		return err
@@ -182,10 +142,22 @@ func (c v2) kill() error {
 	return c.Kill()
 }
 
-// loadV2 returns the group at a path below a mount point.
-func loadV2(mount, group string) (v2, error) {
+// ownV2 returns the version 2 group that this process was started in.
+func ownV2(mount, group string) (v2, error) {
+	group, err := locate(mount, group)
+	if err != nil {
+		return v2{}, err
+	}
+	if filepath.Base(group) == leaf {
+		group = filepath.Dir(group)
+	}
 	m, err := cgroup2.Load(group, cgroup2.WithMountpoint(mount))
-	return v2{Manager: m, dir: filepath.Join(mount, group)}, err
+	if err != nil {
+		return v2{}, err
+	}
+	have, err := m.Controllers()
+	useful := slices.DeleteFunc([]string{"memory", "pids", "io"}, func(c string) bool { return !slices.Contains(have, c) })
+	return v2{Manager: m, dir: filepath.Join(mount, group), controllers: useful}, err
 }
 
 // locate returns the path below a mount point of the group that this process is in. The mount point in a container may

@@ -84,7 +84,7 @@ func plainV2(t *testing.T) (h *Host, dir string) {
 	if err := h.createV2(own); err != nil { // it has no cgroup.type, as a root
 		t.Fatal(err)
 	}
-	t.Cleanup(h.unlock)
+	t.Cleanup(func() { h.lock.Close() })
 	wantFiles(t, own.dir, map[string]string{"cgroup.subtree_control": "+memory +pids +io"})
 	files(t, h.dirs["memory"], map[string]string{"cgroup.subtree_control": ""})
 	dir = filepath.Join(h.dirs["memory"], "g")
@@ -144,7 +144,7 @@ func TestV1LimitsSwap(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	g := &Group{host: &Host{mode: V1}, control: v1{c, true}, dirs: map[string]string{"memory": dir}}
+	g := &Group{host: &Host{mode: V1}, control: c, dirs: map[string]string{"memory": dir}}
 	if err := g.open(); err != nil {
 		t.Fatal(err)
 	}
@@ -183,11 +183,8 @@ func coreV2(t *testing.T) (*Host, string) {
 	}
 	own.controllers = nil
 	h := &Host{mode: V2}
-	dirs := map[string]string{}
-	err = h.createParent(own.dir, func(name string) (control, map[string]string, error) {
-		c, err := own.create(name)
-		dirs["cpuacct"] = filepath.Join(own.dir, name)
-		return c, dirs, err
+	err = h.create(own.dir, own.create, func(name string) map[string]string {
+		return map[string]string{"cpuacct": filepath.Join(own.dir, name)}
 	})
 	if err != nil {
 		sandboxtest.Unavailable(t, "limits", err)
