@@ -207,7 +207,7 @@ func TestHead(t *testing.T) {
 	if err := <-stopped; err != nil {
 		t.Error(err)
 	}
-	for _, want := range []string{"0 slots", "worker has joined", "worker=anvil", "worker has left", "not heard of for 3s"} {
+	for _, want := range []string{"0 slots", "worker has joined", "worker=anvil", "worker has left", "silent for 3s"} {
 		if !strings.Contains(log.String(), want) {
 			t.Errorf("it does not say %q:\n%s", want, log)
 		}
@@ -319,7 +319,7 @@ func TestHeadWithoutItsUpstream(t *testing.T) {
 	ready(503, "upstream grpc://"+port+" is down")
 	until(t, "it says what follows", func() bool { // which it has said before, if it began before it had asked for the first time
 		_, since, _ := strings.Cut(log.String(), "upstream is down")
-		return strings.Contains(since, "no action is handed out to workers")
+		return strings.Contains(since, "workers get no actions")
 	})
 	worker := plain(t, at)
 	soon := *worker

@@ -173,7 +173,7 @@ func TestJoinedTwiceByOneName(t *testing.T) {
 	until(t, "it runs", func() bool { return len(h.running(t)) > 0 })
 	second := joining(t, port, "twin")
 	until(t, "the second says why it takes nothing", func() bool {
-		return strings.Contains(second.text(), "another process, with another store, is worker") && strings.Contains(second.text(), "choose one with --name")
+		return strings.Contains(second.text(), "another process, with another store, is worker") && strings.Contains(second.text(), "another name")
 	})
 	if s := fleet(t, "--cas", r.cas); s.Running != 1 || len(s.Workers) != 1 || s.Workers[0].Name != "twin" || s.Workers[0].Slots != 2 {
 		t.Errorf("the head sees %+v", s)
@@ -191,7 +191,7 @@ func TestJoinWithoutASchedulerWaits(t *testing.T) {
 	confined(t)
 	metrics := unused(t)
 	w := joining(t, unused(t), "lonely", "--metrics", metrics)
-	until(t, "it says what is missing", func() bool { return strings.Contains(w.text(), "none is taken") })
+	until(t, "it says what is missing", func() bool { return strings.Contains(w.text(), "not ready for actions") })
 	if code, text := get(t, metrics, "/ready"); code != 503 || !strings.Contains(text, "upstream grpc://") {
 		t.Errorf("ready: %d %s", code, text)
 	}

@@ -230,7 +230,7 @@ func TestJoinWaitsForStore(t *testing.T) {
 	store := dial(t, b.scheduler, "")
 	ask(t.Context(), b.scheduler.Addr, action(t, store, "true", time.Minute)).want(t)
 	wantReady(t, metrics, true)
-	const shut = "none is taken"
+	const shut = "not ready for actions"
 	before := strings.Count(one.said.String(), shut)
 	r.cut.Store(true)
 	wantReady(t, metrics, false)

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"strings"
+	"time"
 
 	repb "github.com/bazelbuild/remote-apis/build/bazel/remote/execution/v2"
 	"github.com/cloister-build/cloister/cas"
@@ -21,7 +22,79 @@ import (
 	"google.golang.org/protobuf/types/known/timestamppb"
 )
 
-// assign makes of a run what a worker is told of it. It fails with a *worker.Fault, and then the run still needs its end.
+// An assignment is an action that a worker is to execute.
+type assignment struct {
+	run      *queue.Run
+	in       *cas.Instance
+	action   cas.Digest
+	desired  *remoteworkerpb.DesiredState_Executing
+	sent     int           // number of times
+	started  bool          // the worker has reported that it executes it
+	released chan struct{} // closed when the run has ended and the slot is free
+	stage    worker.Stage  // last reported
+	since    time.Time     // when it was first reported; zero while no stage is
+}
+
+// killGrace is how long after twice its timeout a command is considered unkillable.
+const killGrace = 10 * time.Minute
+
+// stuck returns why the worker makes no progress with a, or "", and whether the action may be the cause. Workers
+// enforce timeouts, and some do not count time spent waiting. But a worker that cannot kill a command, such as one in a
+// dead file system, reports forever that it runs; one whose store hangs, that it fetches or uploads.
+func (a *assignment) stuck(stage worker.Stage, stall time.Duration) (why string, actionFault bool) {
+	if a.since.IsZero() || a.stage != stage {
+		a.stage, a.since = stage, time.Now()
+	}
+	elapsed := time.Since(a.since)
+	if stage != worker.Run {
+		if elapsed < stall {
+			return "", false
+		}
+		doing := "fetching"
+		if stage > worker.Run {
+			doing = "uploading"
+		}
+		return fmt.Sprintf("the worker reports that it has been %s for %v", doing, elapsed.Round(time.Second)), false
+	}
+	timeout := a.desired.Action.Timeout.AsDuration()
+	// This order of operations does not overflow, even with the longest of all timeouts.
+	if elapsed-killGrace > timeout && elapsed-killGrace-timeout > timeout {
+		return fmt.Sprintf("the worker reports that the command has run for %v with a timeout of %v",
+			elapsed.Round(time.Second), timeout), true
+	}
+	return "", false
+}
+
+// over reports whether the run has ended or no client waits for it.
+func (a *assignment) over() bool {
+	select {
+	case <-a.run.Cancelled():
+		return true
+	default:
+		return false
+	}
+}
+
+// tooManyAttempts returns the fault of an action that its worker never starts.
+func tooManyAttempts(w *session, a *assignment) *worker.Fault {
+	return &worker.Fault{Kind: worker.Internal, Err: fmt.Errorf(
+		"Attempted to execute task %d times, but it never completed. This task may cause worker %s to crash.", a.sent, w.name)}
+}
+
+// stageOf returns the stage that a worker reports.
+func stageOf(e *remoteworkerpb.CurrentState_Executing) worker.Stage {
+	switch e.ExecutionState.(type) {
+	case *remoteworkerpb.CurrentState_Executing_FetchingInputs:
+		return worker.StageInputs
+	case *remoteworkerpb.CurrentState_Executing_Running:
+		return worker.Run
+	case *remoteworkerpb.CurrentState_Executing_UploadingOutputs:
+		return worker.Collect
+	}
+	return worker.Fetch
+}
+
+// assign assigns a run to a worker. It fails with a *worker.Fault, and the caller then ends the run.
 func (s *Server) assign(w *session, run *queue.Run) (*assignment, error) {
 	t := run.Task()
 	in, err := s.Instances(t.Instance)
@@ -44,7 +117,7 @@ func (s *Server) assign(w *session, run *queue.Run) (*assignment, error) {
 		return nil, &worker.Fault{Kind: worker.Internal, Err: err}
 	}
 	a := &assignment{
-		run: run, in: in, action: t.Action, over: make(chan struct{}),
+		run: run, in: in, action: t.Action, released: make(chan struct{}),
 		desired: &remoteworkerpb.DesiredState_Executing{
 			ActionDigest:       t.Action.Proto(),
 			Action:             action,
@@ -57,35 +130,36 @@ func (s *Server) assign(w *session, run *queue.Run) (*assignment, error) {
 	}
 	if n := proto.Size(a.desired); n > response.MaxBytes {
 		return nil, &worker.Fault{Kind: worker.Invalid, Err: fmt.Errorf(
-			"what a worker is told of the action takes %d bytes, of the %d that a worker accepts: shorten its platform properties or its salt", n, response.MaxBytes)}
+			"the action's message takes %d bytes, and workers accept %d; shorten its platform properties or its salt",
+			n, response.MaxBytes)}
 	}
 	s.wg.Go(func() {
-		defer close(a.over)
+		defer close(a.released)
 		<-run.Cancelled()
-		// If it is not over, nobody waits any more, and whoever did knows why. The worker is told when it calls the next time.
-		run.End(nil, &worker.Fault{Kind: worker.Cancelled, Err: errors.New("nobody waits for the action any more")})
+		// Unless the run is over, its clients have left; the worker learns of that with its next call.
+		run.End(nil, &worker.Fault{Kind: worker.Cancelled, Err: errors.New("no client waits for the action")})
 	})
 	return a, nil
 }
 
-// auxiliary returns what belongs into the metadata of a result: what the client said of itself, as Buildbarn has it, and
-// what else the task has.
+// auxiliary returns the metadata of a result: the client's request metadata, as Buildbarn sends it, and that of the
+// task.
 func auxiliary(t *worker.Task) ([]*anypb.Any, error) {
-	who, err := anypb.New(&repb.RequestMetadata{
+	md, err := anypb.New(&repb.RequestMetadata{
 		ActionId: t.Action.Hash(), ActionMnemonic: t.Mnemonic, TargetId: t.Target,
 		ToolInvocationId: t.Invocation, CorrelatedInvocationsId: t.Correlated,
 	})
 	if err != nil {
 		return nil, err
 	}
-	return append([]*anypb.Any{who}, t.Auxiliary...), nil
+	return append([]*anypb.Any{md}, t.Auxiliary...), nil
 }
 
-// complete ends an assignment with what the worker says became of it. It fails only if the worker has gone meanwhile,
-// which will say so once more.
+// complete ends an assignment with the worker's answer. It fails only if the worker has hung up, and then answers
+// again.
 func (s *Server) complete(ctx context.Context, w *session, a *assignment, r *repb.ExecuteResponse) error {
-	if a.ended() {
-		return nil // nobody wants it any more
+	if a.over() {
+		return nil
 	}
 	out, f := response.Parse(r, a.action.Function())
 	if f == nil {
@@ -98,24 +172,25 @@ func (s *Server) complete(ctx context.Context, w *session, a *assignment, r *rep
 	case f == nil:
 		a.run.End(out, nil)
 	case response.IsStopped(r), f.Kind == worker.Cancelled:
-		// It is for us to cancel, and nobody did: the worker shuts down, and could not wait for the action.
-		a.run.GiveBack("it gave the action up: " + f.Error())
+		// The server did not cancel it, so the worker is shutting down.
+		a.run.GiveBack("the worker gave the action up: " + f.Error())
 	default:
 		a.run.End(nil, f)
 	}
 	return nil
 }
 
-// check holds a result against what clients rely on: it is well formed, fits into a message, names no path outside (rule
-// 66), and all that it names is in the store (rule 119).
+// check verifies what clients rely on: a result is well formed, fits into a message, names no path outside the output
+// directory (rule 66), and every blob it names is in the store (rule 119).
 func (s *Server) check(ctx context.Context, w *session, a *assignment, out *worker.Outcome) *worker.Fault {
 	refuse := func(k worker.Kind, format string, args ...any) *worker.Fault {
 		why := fmt.Errorf(format, args...)
-		s.Log.Warn("the result of a worker is not used", "worker", w.offer.Worker, "slot", w.offer.Slot, "action", a.action.String(), "err", why)
-		return &worker.Fault{Kind: k, Err: fmt.Errorf("the result of worker %s is not used: %w", w.name, why)}
+		s.Log.Warn("result of a worker rejected", "worker", w.offer.Worker, "slot", w.offer.Slot,
+			"action", a.action.String(), "err", why)
+		return &worker.Fault{Kind: k, Err: fmt.Errorf("result of worker %s rejected: %w", w.name, why)}
 	}
 	if n := proto.Size(out.Result); n > worker.MaxResult {
-		return refuse(worker.Internal, "it takes %d bytes, more than the %d of a message", n, worker.MaxResult)
+		return refuse(worker.Internal, "it takes %d bytes, a message at most %d", n, worker.MaxResult)
 	}
 	if err := errors.Join(cas.CheckOutputs(out.Result), cas.CheckInlined(a.action.Function(), out.Result)); err != nil {
 		return refuse(worker.Internal, "%w", err)
@@ -135,7 +210,7 @@ func (s *Server) check(ctx context.Context, w *session, a *assignment, out *work
 	case err != nil:
 		return refuse(worker.Unavailable, "%w", err)
 	case len(missing) > 0:
-		return refuse(worker.Unavailable, "%d of the %d blobs that it names are absent, first %s", len(missing), len(blobs), missing[0])
+		return refuse(worker.Unavailable, "%d of its %d blobs are absent, first %s", len(missing), len(blobs), missing[0])
 	}
 	return nil
 }

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package buildbarn speaks Buildbarn's protocol between a scheduler and its workers, OperationQueue.Synchronize, at both
-// ends: a Server hands out the actions of a queue, and a Client takes actions from a scheduler of whatever make. It neither
-// schedules nor executes: the one is the queue's business, the other an Executor's.
+// Package buildbarn implements both ends of Buildbarn's protocol between a scheduler and its workers,
+// OperationQueue.Synchronize: a Server assigns the actions of a queue, and a Client takes actions from any scheduler.
+// It neither schedules nor executes: the queue and an Executor do.
 //
-// It is the worker that calls, and each call says what it does:
+// Workers call, and report in each call what they do:
 //
 //	worker                                   scheduler
 //	idle                  --------------->   waits for an action, for a while
@@ -12,10 +12,10 @@
 //	executing A, fetching --------------->
 //	                      <---------------   (nothing)         carry on
 //	executing A, running  --------------->
-//	                      <---------------   idle              nobody wants A any more: kill it
-//	executing A, completed -------------->   tells the client, waits for an action, for a while
+//	                      <---------------   idle              no client waits for A: kill it
+//	executing A, completed -------------->   answers the client, waits for an action, for a while
 //	                      <---------------   idle              call again
 //
-// A worker_id is one slot: there is one call at a time with it, and one action. Who is not heard of for a minute is lost,
-// and so is the action that it had.
+// A worker_id is one slot, with at most one call and one action at a time. A worker that does not call for a minute is
+// lost, and so is its action.
 package buildbarn

@@ -35,21 +35,21 @@ import (
 	"google.golang.org/protobuf/types/known/timestamppb"
 )
 
-// A scheduler is as much of one as a worker notices, with the means to fail.
+// A scheduler is a fake scheduler that can fail.
 type scheduler struct {
 	mu      sync.Mutex
-	changed chan struct{} // closed, and made anew, when something below has changed
+	changed chan struct{} // closed and replaced when a field below changes
 	queue   []*remoteworkerpb.DesiredState_Executing
 	has     map[string]*remoteworkerpb.DesiredState_Executing // by slot
 	calling map[string]bool
-	calls   []string // what each said: slot, state, and "!" for prefer_being_idle
+	calls   []string // slot, state, and "!" for prefer_being_idle
 	last    *remoteworkerpb.SynchronizeRequest
 	answers []*repb.ExecuteResponse
 	away    error         // of each call, if not nil
-	lose    int           // how many answers are lost
-	mute    bool          // calls are never answered
+	lose    int           // number of answers to lose
+	mute    bool          // never answer
 	skew    time.Duration // of its clock
-	said    func() *remoteworkerpb.SynchronizeResponse
+	fixed   func() *remoteworkerpb.SynchronizeResponse
 }
 
 func newScheduler() *scheduler {
@@ -58,7 +58,7 @@ func newScheduler() *scheduler {
 	}
 }
 
-// change does something that calls may wait for.
+// change runs f and wakes waiting calls.
 func (s *scheduler) change(f func()) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -71,7 +71,7 @@ func (s *scheduler) add(tasks ...*remoteworkerpb.DesiredState_Executing) {
 	s.change(func() { s.queue = append(s.queue, tasks...) })
 }
 
-// get returns a value that f reads.
+// get calls f with s locked.
 func get[T any](s *scheduler, f func() T) T {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -98,7 +98,7 @@ func stateName(c *remoteworkerpb.CurrentState) string {
 	return "nothing"
 }
 
-// Synchronize implements the client's end of the service: what is sent is copied, as the wire would.
+// Synchronize implements the client interface. It copies messages, as gRPC does.
 func (s *scheduler) Synchronize(ctx context.Context, req *remoteworkerpb.SynchronizeRequest, _ ...grpc.CallOption) (*remoteworkerpb.SynchronizeResponse, error) {
 	req = proto.CloneOf(req)
 	s.mu.Lock()
@@ -121,11 +121,11 @@ func (s *scheduler) Synchronize(ctx context.Context, req *remoteworkerpb.Synchro
 	}
 	s.calling[slot] = true
 	defer delete(s.calling, slot)
-	said := slot + " " + stateName(req.CurrentState)
+	text := slot + " " + stateName(req.CurrentState)
 	if req.PreferBeingIdle {
-		said += "!"
+		text += "!"
 	}
-	s.calls, s.last = append(s.calls, said), req
+	s.calls, s.last = append(s.calls, text), req
 	r, err := s.answer(ctx, slot, req)
 	if err == nil && s.lose > 0 {
 		s.lose--
@@ -134,10 +134,10 @@ func (s *scheduler) Synchronize(ctx context.Context, req *remoteworkerpb.Synchro
 	return proto.CloneOf(r), err
 }
 
-// answer answers a call. The caller holds s.mu, which is let go of while it waits.
+// answer answers a call. The caller holds s.mu, which answer releases while it waits.
 func (s *scheduler) answer(ctx context.Context, slot string, req *remoteworkerpb.SynchronizeRequest) (*remoteworkerpb.SynchronizeResponse, error) {
-	if s.said != nil {
-		return s.said(), nil
+	if s.fixed != nil {
+		return s.fixed(), nil
 	}
 	executing, has := req.CurrentState.GetExecuting(), s.has[slot]
 	right := executing != nil && has != nil && proto.Equal(executing.ActionDigest, has.ActionDigest)
@@ -151,7 +151,7 @@ func (s *scheduler) answer(ctx context.Context, slot string, req *remoteworkerpb
 		has = nil
 	}
 	if has != nil {
-		return s.response(desired(has), 10*time.Second), nil // once more
+		return s.response(desired(has), 10*time.Second), nil // again
 	}
 	wait := executing == nil || done != nil
 	timeout := time.After(time.Minute)
@@ -198,10 +198,10 @@ func desired(e *remoteworkerpb.DesiredState_Executing) *remoteworkerpb.DesiredSt
 	return &remoteworkerpb.DesiredState{WorkerState: &remoteworkerpb.DesiredState_Executing_{Executing: e}}
 }
 
-// digestOf is the digest of an action of that name.
+// digestOf returns the digest of the action of that name.
 func digestOf(name string) cas.Digest { return cas.SHA256.Sum([]byte(name)) }
 
-// task is an action of that name to execute.
+// task returns an assignment of the action of that name.
 func task(name string) *remoteworkerpb.DesiredState_Executing {
 	return &remoteworkerpb.DesiredState_Executing{
 		ActionDigest: digestOf(name).Proto(), DigestFunction: repb.DigestFunction_SHA256,
@@ -209,14 +209,14 @@ func task(name string) *remoteworkerpb.DesiredState_Executing {
 	}
 }
 
-// An executor executes by a function.
+// An executor is a function that implements worker.Executor.
 type executor func(ctx context.Context, t *worker.Task, report func(worker.Stage)) (*worker.Outcome, error)
 
 func (e executor) Execute(ctx context.Context, t *worker.Task, report func(worker.Stage)) (*worker.Outcome, error) {
 	return e(ctx, t, report)
 }
 
-// succeed is an execution without a command.
+// succeed is an executor that succeeds at once.
 func succeed(_ context.Context, _ *worker.Task, report func(worker.Stage)) (*worker.Outcome, error) {
 	report(worker.Fetch)
 	report(worker.Run)
@@ -224,18 +224,18 @@ func succeed(_ context.Context, _ *worker.Task, report func(worker.Stage)) (*wor
 	return &worker.Outcome{Result: &repb.ActionResult{}}, nil
 }
 
-// A joined is a client that runs.
+// A joined is a running client with its scheduler.
 type joined struct {
 	*buildbarn.Client
 	*scheduler
-	*stages // what executes, if nothing else does
+	*stages // the default executor
 	t       *testing.T
 	kill    context.CancelFunc
 	ended   chan struct{}
 	log     *strings.Builder
 }
 
-// join runs test with a client of one slot in a bubble of time, and ends it: nothing of it may be left then.
+// join runs test with a client of one slot and a fake clock. Nothing of the client may be left afterwards.
 func join(t *testing.T, e executor, change func(*buildbarn.ClientConfig), test func(j *joined)) {
 	t.Helper()
 	synctest.Test(t, func(t *testing.T) {
@@ -268,7 +268,7 @@ func join(t *testing.T, e executor, change func(*buildbarn.ClientConfig), test f
 			kill()
 			<-j.ended
 			if n := j.Busy(); n != 0 {
-				t.Errorf("%d slots are busy at the end", n)
+				t.Errorf("%d slots are busy at the end, want 0", n)
 			}
 		}()
 		synctest.Wait()
@@ -287,13 +287,13 @@ func (j *joined) over() bool {
 	}
 }
 
-// sleep lets time pass.
+// sleep advances the clock and waits for all goroutines.
 func (j *joined) sleep(d time.Duration) {
 	time.Sleep(d)
 	synctest.Wait()
 }
 
-// wantCalls fails unless the calls since the last time are these.
+// wantCalls checks the calls since the last check.
 func (j *joined) wantCalls(want ...string) {
 	j.t.Helper()
 	synctest.Wait()
@@ -303,7 +303,7 @@ func (j *joined) wantCalls(want ...string) {
 		return calls
 	})
 	if !slices.Equal(got, want) {
-		j.t.Errorf("the worker said %q, want %q", got, want)
+		j.t.Errorf("calls are %q, want %q", got, want)
 	}
 }
 
@@ -322,14 +322,14 @@ func (j *joined) answer() *repb.ExecuteResponse {
 		}
 		time.Sleep(time.Second)
 	}
-	j.t.Fatal("there is no answer")
+	j.t.Fatal("no answer, want one")
 	return nil
 }
 
-// stages is an execution that goes one stage further for each value that it is sent, and ends with ctx.
+// stages is an executor that enters each stage it is sent, until stage 0 or the end of ctx.
 type stages struct {
 	next      chan worker.Stage // 0: the end
-	cancelled chan error        // the cause, for each that was
+	cancelled chan error        // causes of cancelled executions
 }
 
 func newStages() *stages {
@@ -351,21 +351,21 @@ func (s *stages) execute(ctx context.Context, _ *worker.Task, report func(worker
 	}
 }
 
-// moment is a little longer than a stage lasts of which nothing is told.
+// moment is a little longer than a stage that is not reported.
 const moment = 25 * time.Millisecond
 
-// TestEachChangeIsTold: once, and what is unchanged when the scheduler wants to hear of it.
-func TestEachChangeIsTold(t *testing.T) {
+// TestStagesAreReported once each, and again when the scheduler expects a call.
+func TestStagesAreReported(t *testing.T) {
 	join(t, nil, nil, func(j *joined) {
 		j.wantCalls("1 idle")
 		j.sleep(time.Minute)
-		j.wantCalls("1 idle") // the scheduler lets go of it now and then
+		j.wantCalls("1 idle") // the scheduler ends idle calls
 		j.add(task("a"))
 		j.sleep(moment)
 		j.wantCalls("1 started")
 		for _, c := range []struct {
 			stage worker.Stage
-			said  []string
+			calls []string
 		}{
 			{worker.Fetch, []string{"1 fetching"}},
 			{worker.StageInputs, nil},
@@ -375,9 +375,9 @@ func TestEachChangeIsTold(t *testing.T) {
 		} {
 			j.next <- c.stage
 			j.sleep(moment)
-			j.wantCalls(c.said...)
+			j.wantCalls(c.calls...)
 			if j.Busy() != 1 {
-				t.Errorf("%d slots are busy", j.Busy())
+				t.Errorf("Busy is %d, want 1", j.Busy())
 			}
 		}
 		j.sleep(25 * time.Second)
@@ -385,14 +385,13 @@ func TestEachChangeIsTold(t *testing.T) {
 		j.next <- 0
 		j.wantCalls("1 completed")
 		if r := j.answer(); r.Result.GetExitCode() != 7 || r.Status.GetCode() != 0 {
-			t.Errorf("got %v", r)
+			t.Errorf("got %v, want exit code 7", r)
 		}
 	})
 }
 
-// TestBriefStagesAreNotTold: of an action that is over in a moment one call tells, and at once; of one whose stages change
-// all the time the scheduler hears when it wants to.
-func TestBriefStagesAreNotTold(t *testing.T) {
+// TestBriefStagesAreNotReported except in the call that the scheduler expects, or with the result.
+func TestBriefStagesAreNotReported(t *testing.T) {
 	stages := []worker.Stage{worker.Fetch, worker.StageInputs, worker.Run, worker.Collect, worker.Publish}
 	join(t, nil, nil, func(j *joined) {
 		j.add(task("a"))
@@ -410,13 +409,13 @@ func TestBriefStagesAreNotTold(t *testing.T) {
 			j.sleep(moment / 2)
 		}
 		if calls := get(j.scheduler, func() []string { return j.calls }); len(calls) != 1 {
-			t.Errorf("the worker said %q within 11 s, want one call after 10", calls)
+			t.Errorf("calls are %q within 11 s, want one after 10", calls)
 		}
 	})
 }
 
-// TestWhatAWorkerSaysOfItself: one id for each slot, sorted properties, each once.
-func TestWhatAWorkerSaysOfItself(t *testing.T) {
+// TestWorkersIdentifyThemselves with an ID per slot and sorted, distinct properties.
+func TestWorkersIdentifyThemselves(t *testing.T) {
 	change := func(c *buildbarn.ClientConfig) {
 		c.Slots, c.Prefix, c.SizeClass = 3, "main", 4
 		c.Properties = []worker.Property{{Name: "b", Value: "2"}, {Name: "a", Value: "1"}, {Name: "b", Value: "1"}, {Name: "a", Value: "1"}}
@@ -424,7 +423,7 @@ func TestWhatAWorkerSaysOfItself(t *testing.T) {
 	join(t, succeed, change, func(j *joined) {
 		got := get(j.scheduler, func() []string { return slices.Sorted(slices.Values(j.calls)) })
 		if !slices.Equal(got, []string{"1 idle", "2 idle", "3 idle"}) {
-			t.Errorf("got %q", got)
+			t.Errorf("calls are %q, want one of each slot", got)
 		}
 		req := get(j.scheduler, func() *remoteworkerpb.SynchronizeRequest { return j.last })
 		var properties []string
@@ -433,24 +432,23 @@ func TestWhatAWorkerSaysOfItself(t *testing.T) {
 		}
 		if req.WorkerId["worker"] != "w" || len(req.WorkerId) != 2 || req.InstanceNamePrefix != "main" || req.SizeClass != 4 ||
 			!slices.Equal(properties, []string{"a=1", "b=1", "b=2"}) {
-			t.Errorf("got %v", req)
+			t.Errorf("request is %v, want worker w, prefix main, size class 4 and three properties", req)
 		}
 	})
 	join(t, succeed, func(c *buildbarn.ClientConfig) { c.Store = "f0" }, func(j *joined) {
 		req := get(j.scheduler, func() *remoteworkerpb.SynchronizeRequest { return j.last })
 		if len(req.WorkerId) != 3 || req.WorkerId["worker"] != "w" || req.WorkerId["slot"] == "" || req.WorkerId["store"] != "f0" {
-			t.Errorf("with a store it is %v", req.WorkerId)
+			t.Errorf("worker_id is %v, want worker, slot and store", req.WorkerId)
 		}
 	})
 	for _, bad := range []buildbarn.ClientConfig{{Slots: 1}, {Worker: "w"}, {Worker: "w", Slots: 1, Prefix: "a//b"}} {
 		if _, err := buildbarn.NewClient(bad); err == nil {
-			t.Errorf("%+v was taken", bad)
+			t.Errorf("NewClient(%+v) succeeded, want an error", bad)
 		}
 	}
 }
 
-// TestOneAfterTheOther: the answer to a completed action is the next.
-func TestOneAfterTheOther(t *testing.T) {
+func TestResultIsAnsweredWithTheNextAction(t *testing.T) {
 	var got []string
 	e := func(ctx context.Context, task *worker.Task, report func(worker.Stage)) (*worker.Outcome, error) {
 		got = append(got, task.Action.Hash())
@@ -469,9 +467,8 @@ func TestOneAfterTheOther(t *testing.T) {
 	})
 }
 
-// TestCancelledInEachStage: what the scheduler wants no more is killed before anything else is said, and never answered,
-// whether there is something else to do or not.
-func TestCancelledInEachStage(t *testing.T) {
+// TestUnwantedActionIsKilledInEachStage before the next call, and has no answer, with and without a next action.
+func TestUnwantedActionIsKilledInEachStage(t *testing.T) {
 	for _, another := range []bool{false, true} {
 		for stage := worker.Stage(0); stage <= worker.Publish; stage++ {
 			join(t, nil, nil, func(j *joined) {
@@ -489,7 +486,7 @@ func TestCancelledInEachStage(t *testing.T) {
 				})
 				j.sleep(11 * time.Second) // until it calls
 				if err := <-j.cancelled; !errors.Is(err, context.Canceled) {
-					t.Errorf("stage %v: ended by %v", stage, err)
+					t.Errorf("stage %v: ended by %v, want context.Canceled", stage, err)
 				}
 				if !another {
 					j.add(task("b"))
@@ -497,19 +494,18 @@ func TestCancelledInEachStage(t *testing.T) {
 				synctest.Wait()
 				j.next <- 0
 				if r := j.answer(); r.Result.GetExitCode() != 7 || len(j.answers) > 0 {
-					t.Errorf("stage %v: got %v", stage, r)
+					t.Errorf("stage %v: got %v, want only exit code 7", stage, r)
 				}
 				if strings.Contains(j.log.String(), "level=WARN") {
-					t.Errorf("stage %v: the log says %s", stage, j.log)
+					t.Errorf("stage %v: log is %s, want no warning", stage, j.log)
 				}
 			})
 		}
 	}
 }
 
-// TestSchedulerVanishesAndReturns: what runs goes on, and its result is told; one line says that it is away and one that
-// it is back.
-func TestSchedulerVanishesAndReturns(t *testing.T) {
+// TestActionSurvivesASchedulerOutage and delivers its result; the log shows one line for each change.
+func TestActionSurvivesASchedulerOutage(t *testing.T) {
 	join(t, nil, nil, func(j *joined) {
 		j.add(task("a"))
 		synctest.Wait()
@@ -517,7 +513,7 @@ func TestSchedulerVanishesAndReturns(t *testing.T) {
 		j.next <- worker.Run
 		j.sleep(10 * time.Minute)
 		if !strings.Contains(j.Down(), "connection refused") {
-			t.Errorf("down says %q", j.Down())
+			t.Errorf("Down is %q, want the error", j.Down())
 		}
 		j.next <- 0
 		j.sleep(10 * time.Minute)
@@ -526,16 +522,15 @@ func TestSchedulerVanishesAndReturns(t *testing.T) {
 			t.Errorf("got %v", r)
 		}
 		if j.Down() != "" {
-			t.Errorf("down says %q", j.Down())
+			t.Errorf("Down is %q, want none", j.Down())
 		}
-		if text := j.log.String(); strings.Count(text, "cannot be asked") != 1 || strings.Count(text, "the scheduler answers") != 1 {
-			t.Errorf("the log says:\n%s", text)
+		if text := j.log.String(); strings.Count(text, "scheduler gives no actions") != 1 || strings.Count(text, "scheduler answers again") != 1 {
+			t.Errorf("log is\n%s, want one line of each change", text)
 		}
 	})
 }
 
-// TestSchedulerThatForgotIsBelieved: one that was started anew knows nothing of what runs.
-func TestSchedulerThatForgotIsBelieved(t *testing.T) {
+func TestRestartedSchedulerCancelsItsActions(t *testing.T) {
 	join(t, nil, nil, func(j *joined) {
 		j.add(task("a"))
 		j.sleep(moment)
@@ -544,13 +539,12 @@ func TestSchedulerThatForgotIsBelieved(t *testing.T) {
 		j.sleep(moment)
 		j.wantCalls("1 idle", "1 started", "1 running", "1 idle")
 		if err := <-j.cancelled; !errors.Is(err, context.Canceled) {
-			t.Errorf("ended by %v", err)
+			t.Errorf("ended by %v, want context.Canceled", err)
 		}
 	})
 }
 
-// TestLostAnswers: an action that was handed out by an answer that never came is executed, once.
-func TestLostAnswers(t *testing.T) {
+func TestActionOfALostAnswerIsExecutedOnce(t *testing.T) {
 	n := 0
 	e := func(ctx context.Context, t *worker.Task, report func(worker.Stage)) (*worker.Outcome, error) {
 		n++
@@ -562,26 +556,25 @@ func TestLostAnswers(t *testing.T) {
 		j.answer()
 		calls := get(j.scheduler, func() []string { return j.calls })
 		if n != 1 || !slices.Equal(calls, []string{"1 idle", "1 idle!", "1 completed"}) {
-			t.Errorf("executed %d times, said %q", n, calls)
+			t.Errorf("executed %d times with calls %q, want once", n, calls)
 		}
-		// And the answer to a result.
+		// The answer to a result is lost.
 		j.change(func() { j.lose = 1 })
 		j.add(task("b"))
 		j.sleep(time.Minute)
 		if n != 2 || len(get(j.scheduler, func() []*repb.ExecuteResponse { return j.answers })) != 1 {
-			t.Errorf("executed %d times", n)
+			t.Errorf("executed %d times, want 2 and one answer", n)
 		}
 	})
 }
 
-// TestClientDrains: an idle slot leaves at once, one that executes when the scheduler has its result; neither takes another
-// action.
-func TestClientDrains(t *testing.T) {
+// TestDrainEndsEachSlot: an idle one at once, a busy one when the scheduler has its result.
+func TestDrainEndsEachSlot(t *testing.T) {
 	join(t, nil, func(c *buildbarn.ClientConfig) { c.Slots = 1 }, func(j *joined) {
 		j.Drain()
 		if !j.over() {
 			j.sleep(time.Second)
-			t.Fatalf("it does not end: %q", get(j.scheduler, func() []string { return j.calls }))
+			t.Fatalf("Run continues with calls %q, want it to return", get(j.scheduler, func() []string { return j.calls }))
 		}
 		j.wantCalls("1 idle", "1 idle!")
 	})
@@ -591,20 +584,20 @@ func TestClientDrains(t *testing.T) {
 		j.Drain()
 		j.sleep(5 * time.Minute)
 		if j.over() {
-			t.Fatal("it ends before its action")
+			t.Fatal("Run returned before the action ended")
 		}
 		j.next <- 0
 		if r := j.answer(); r.Result.GetExitCode() != 7 {
 			t.Errorf("got %v", r)
 		}
 		if !j.over() || len(j.queue) != 1 || len(j.has) != 0 {
-			t.Errorf("over %v, %d wait, has %v", j.over(), len(j.queue), j.has)
+			t.Errorf("returned %v with %d queued and assigned %v; want true, 1 and none", j.over(), len(j.queue), j.has)
 		}
 	})
 }
 
-// TestDrainWithoutAScheduler: a minute after the scheduler wanted to hear of it, a worker is forgotten, and may leave.
-func TestDrainWithoutAScheduler(t *testing.T) {
+// TestDrainDuringAnOutageEndsAfterAMinute when the scheduler must have given the worker up.
+func TestDrainDuringAnOutageEndsAfterAMinute(t *testing.T) {
 	for _, busy := range []bool{false, true} {
 		join(t, nil, nil, func(j *joined) {
 			if busy {
@@ -615,11 +608,11 @@ func TestDrainWithoutAScheduler(t *testing.T) {
 			j.Drain()
 			j.sleep(50 * time.Second)
 			if j.over() {
-				t.Errorf("busy %v: it left while the scheduler may believe in it", busy)
+				t.Errorf("busy %v: Run returned while the scheduler may still count on the worker", busy)
 			}
 			j.sleep(30 * time.Second)
 			if !j.over() {
-				t.Errorf("busy %v: it does not leave", busy)
+				t.Errorf("busy %v: Run did not return", busy)
 			}
 			if busy {
 				<-j.cancelled
@@ -628,9 +621,8 @@ func TestDrainWithoutAScheduler(t *testing.T) {
 	}
 }
 
-// TestDrainOfOneThatIsRefused: a scheduler that does not take such a worker has handed it nothing, so that it need not wait;
-// unless a call of which nothing was heard came before.
-func TestDrainOfOneThatIsRefused(t *testing.T) {
+// TestDrainOfARefusedWorkerEndsAtOnce since it cannot have an action, unless the answer to an earlier call was lost.
+func TestDrainOfARefusedWorkerEndsAtOnce(t *testing.T) {
 	for _, c := range []struct {
 		name   string
 		errors []codes.Code
@@ -650,16 +642,15 @@ func TestDrainOfOneThatIsRefused(t *testing.T) {
 			j.Drain()
 			j.sleep(10 * time.Second)
 			if j.over() != c.leaves {
-				t.Errorf("%s: it has left: %v, want %v", c.name, j.over(), c.leaves)
+				t.Errorf("%s: returned is %v, want %v", c.name, j.over(), c.leaves)
 			}
 			j.sleep(2 * time.Minute)
 		})
 	}
 }
 
-// TestKill: the scheduler is told at once that what ran did not end, so that it runs elsewhere; nobody waits for a
-// scheduler that is away.
-func TestKill(t *testing.T) {
+// TestKillReportsTheUnfinishedAction at once, so that it runs elsewhere, and does not wait for an absent scheduler.
+func TestKillReportsTheUnfinishedAction(t *testing.T) {
 	for _, away := range []bool{false, true} {
 		join(t, nil, nil, func(j *joined) {
 			j.add(task("a"))
@@ -671,21 +662,21 @@ func TestKill(t *testing.T) {
 			j.kill()
 			<-j.ended
 			if took := time.Since(began); took > 15*time.Second || !away && took > 0 {
-				t.Errorf("away %v: took %v", away, took)
+				t.Errorf("away %v: took %v, want less", away, took)
 			}
 			<-j.cancelled
 			if away {
 				return
 			}
 			if r := j.answer(); !response.IsStopped(r) || codes.Code(r.Status.Code) != codes.Unavailable || !strings.Contains(r.Message, "worker w, slot 1") {
-				t.Errorf("got %v", r)
+				t.Errorf("got %v, want UNAVAILABLE from a stopped worker", r)
 			}
 		})
 	}
 }
 
-// TestKillDuringACall: a scheduler that takes a call and never answers it holds up neither what ends the action nor the end.
-func TestKillDuringACall(t *testing.T) {
+// TestKillDuringAnUnansweredCall cancels the action at once and ends soon.
+func TestKillDuringAnUnansweredCall(t *testing.T) {
 	join(t, nil, nil, func(j *joined) {
 		j.add(task("a"))
 		synctest.Wait()
@@ -696,17 +687,17 @@ func TestKillDuringACall(t *testing.T) {
 		j.kill()
 		<-j.cancelled
 		if took := time.Since(began); took > 0 {
-			t.Errorf("the action was ended after %v", took)
+			t.Errorf("the action ended after %v, want 0", took)
 		}
 		<-j.ended
 		if took := time.Since(began); took > 15*time.Second {
-			t.Errorf("took %v", took)
+			t.Errorf("took %v, want at most 15s", took)
 		}
 	})
 }
 
-// TestNotReady: no action is asked for, and what asks is called back.
-func TestNotReady(t *testing.T) {
+// TestNoActionIsRequestedWhileNotReady also checks that a waiting call is cancelled.
+func TestNoActionIsRequestedWhileNotReady(t *testing.T) {
 	var mu sync.Mutex
 	why := errors.New("the store is down")
 	set := func(err error) {
@@ -731,22 +722,21 @@ func TestNotReady(t *testing.T) {
 		get(j.scheduler, func() any { j.calls = nil; return nil })
 		set(errors.New("the disk is full"))
 		j.sleep(2 * time.Second)
-		j.wantCalls("1 completed!") // once more: the answer to it did not come yet
+		j.wantCalls("1 completed!") // again: it has no answer yet
 		j.add(task("b"))
 		j.sleep(10 * time.Minute)
 		j.wantCalls()
-		if text := j.log.String(); strings.Count(text, "none is taken") != 2 || strings.Count(text, "can be executed") != 1 {
-			t.Errorf("the log says:\n%s", text)
+		if text := j.log.String(); strings.Count(text, "not ready for actions") != 2 || strings.Count(text, `"ready for actions"`) != 1 {
+			t.Errorf("log is\n%s, want each change once", text)
 		}
 		j.Drain()
 		if !j.over() {
-			t.Error("it does not leave")
+			t.Error("Run did not return")
 		}
 	})
 }
 
-// TestFailuresNameTheWorker: in the status, too, and after one it is idle for a moment in which it is looked whether the
-// next could be executed.
+// TestFailuresNameTheWorker also checks that the worker pauses after a failure before it takes the next action.
 func TestFailuresNameTheWorker(t *testing.T) {
 	e := func(_ context.Context, task *worker.Task, _ func(worker.Stage)) (*worker.Outcome, error) {
 		if task.Action == digestOf("panic") {
@@ -764,19 +754,19 @@ func TestFailuresNameTheWorker(t *testing.T) {
 			t.Errorf("got %v", r)
 		}
 		if text := j.log.String(); !strings.Contains(text, "trace=0af7651916cd43dd8448eb211c80319c") {
-			t.Errorf("the log says %s", text)
+			t.Errorf("log is %s, want the trace", text)
 		}
 		if r := j.answer(); codes.Code(r.Status.Code) != codes.Internal || !strings.Contains(r.Status.Message, "at the disco") {
 			t.Errorf("got %v", r)
 		}
 		if calls := get(j.scheduler, func() []string { return j.calls }); !slices.Equal(calls[:3], []string{"1 idle", "1 completed!", "1 idle"}) {
-			t.Errorf("said %q", calls)
+			t.Errorf("calls are %q, want a pause after the failure", calls)
 		}
 	})
 }
 
-// TestGarbage: what cannot be executed is answered, so that it is not handed out again and again, and nothing is executed.
-func TestGarbage(t *testing.T) {
+// TestInvalidAssignmentsAreAnswered so that the scheduler does not repeat them, and not executed.
+func TestInvalidAssignmentsAreAnswered(t *testing.T) {
 	e := func(context.Context, *worker.Task, func(worker.Stage)) (*worker.Outcome, error) {
 		return nil, errors.New("executed")
 	}
@@ -796,42 +786,41 @@ func TestGarbage(t *testing.T) {
 		})
 	}
 	for name, answer := range map[string]*remoteworkerpb.SynchronizeResponse{
-		"no action":        {DesiredState: desired(&remoteworkerpb.DesiredState_Executing{})},
-		"no state":         {DesiredState: &remoteworkerpb.DesiredState{}},
-		"nothing":          {},
-		"a time of nobody": {NextSynchronizationAt: &timestamppb.Timestamp{Seconds: 1 << 62, Nanos: -1}, DesiredState: nothing()},
+		"no action":    {DesiredState: desired(&remoteworkerpb.DesiredState_Executing{})},
+		"no state":     {DesiredState: &remoteworkerpb.DesiredState{}},
+		"nothing":      {},
+		"invalid time": {NextSynchronizationAt: &timestamppb.Timestamp{Seconds: 1 << 62, Nanos: -1}, DesiredState: nothing()},
 	} {
 		join(t, e, nil, func(j *joined) {
-			j.change(func() { j.said = func() *remoteworkerpb.SynchronizeResponse { return answer } })
+			j.change(func() { j.fixed = func() *remoteworkerpb.SynchronizeResponse { return answer } })
 			j.sleep(10 * time.Minute)
 			if n := len(get(j.scheduler, func() []string { return j.calls })); n < 60 || n > 700 {
-				t.Errorf("%s: %d calls in ten minutes", name, n)
+				t.Errorf("%s: %d calls in ten minutes, want 60 to 700", name, n)
 			}
-			j.change(func() { j.said = nil })
+			j.change(func() { j.fixed = nil })
 			j.sleep(time.Minute)
 			if j.Down() != "" {
-				t.Errorf("%s: down says %q", name, j.Down())
+				t.Errorf("%s: Down is %q, want none", name, j.Down())
 			}
 		})
 	}
 }
 
-// TestClockOfTheScheduler: a clock that is wrong has a worker neither call all the time nor keep silent until it is lost.
-func TestClockOfTheScheduler(t *testing.T) {
+// TestWrongClockOfTheScheduler causes neither a flood of calls nor silence.
+func TestWrongClockOfTheScheduler(t *testing.T) {
 	for _, skew := range []time.Duration{-24 * time.Hour, 24 * time.Hour} {
 		join(t, nil, nil, func(j *joined) {
 			j.change(func() { j.skew = skew })
 			j.add(task("a"))
 			j.sleep(10 * time.Minute)
 			if n := len(get(j.scheduler, func() []string { return j.calls })); n < 58 || n > 610 {
-				t.Errorf("skew %v: %d calls in ten minutes", skew, n)
+				t.Errorf("skew %v: %d calls in ten minutes, want 58 to 610", skew, n)
 			}
 		})
 	}
 }
 
-// TestWhatTheTaskSays: all that the scheduler says of an action.
-func TestWhatTheTaskSays(t *testing.T) {
+func TestAssignmentBecomesATask(t *testing.T) {
 	const parent = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 	var got *worker.Task
 	var sent metadata.MD
@@ -842,42 +831,41 @@ func TestWhatTheTaskSays(t *testing.T) {
 		approved = task.Approve(ctx, nil)
 		return &worker.Outcome{Result: &repb.ActionResult{}}, nil
 	}
-	who, err := anypb.New(&repb.RequestMetadata{TargetId: "//a:b", ActionMnemonic: "CppCompile", ToolInvocationId: "i\n"})
+	md, err := anypb.New(&repb.RequestMetadata{TargetId: "//a:b", ActionMnemonic: "CppCompile", ToolInvocationId: "i\n"})
 	if err != nil {
 		t.Fatal(err)
 	}
 	join(t, e, func(c *buildbarn.ClientConfig) { c.Prefix = "main" }, func(j *joined) {
 		a := task("a")
 		a.InstanceNameSuffix, a.W3CTraceContext = "sub", map[string]string{"traceparent": parent, "tracestate": "a=b"}
-		a.AuxiliaryMetadata = []*anypb.Any{who, {TypeUrl: "x", Value: []byte("y")}}
+		a.AuxiliaryMetadata = []*anypb.Any{md, {TypeUrl: "x", Value: []byte("y")}}
 		a.Action.Timeout, a.QueuedTimestamp = durationpb.New(time.Minute), timestamppb.New(time.Unix(5, 0))
 		j.add(a)
 		j.answer()
 		if got.Instance != "main/sub" || got.Action != digestOf("a") || !got.SkipCacheLookup || got.Timeout != time.Minute || !got.Queued.Equal(time.Unix(5, 0)) ||
-			got.Target != "//a:b" || got.Mnemonic != "CppCompile" || got.Invocation != "" || len(got.Auxiliary) != 2 || !proto.Equal(got.Auxiliary[0], who) {
-			t.Errorf("got %+v", got)
+			got.Target != "//a:b" || got.Mnemonic != "CppCompile" || got.Invocation != "" || len(got.Auxiliary) != 2 || !proto.Equal(got.Auxiliary[0], md) {
+			t.Errorf("task is %+v, want every field of the assignment", got)
 		}
 		if !maps.Equal(got.Trace, map[string]string{"traceparent": parent, "tracestate": "a=b"}) || sent.Get("traceparent")[0] != parent || sent.Get("tracestate")[0] != "a=b" {
-			t.Errorf("got trace %v, calls carry %v", got.Trace, sent)
+			t.Errorf("task has trace %v and calls %v, want %v", got.Trace, sent, parent)
 		}
 		if !approved {
-			t.Error("the result may not be recorded")
+			t.Error("Approve = false, want true")
 		}
-		// One that the scheduler has executed for itself, with too much to say.
+		// An action that the scheduler must not cache, with too much metadata.
 		b := task("b")
 		b.Action.DoNotCache, b.DigestFunction, b.W3CTraceContext = true, repb.DigestFunction_UNKNOWN, map[string]string{"traceparent": "x"}
-		b.AuxiliaryMetadata = []*anypb.Any{who, {TypeUrl: "x", Value: make([]byte, 100_000)}}
+		b.AuxiliaryMetadata = []*anypb.Any{md, {TypeUrl: "x", Value: make([]byte, 100_000)}}
 		j.add(b)
 		j.answer()
 		if approved || got.Instance != "main" || got.Trace != nil || len(sent) != 0 || len(got.Auxiliary) != 1 || !strings.Contains(j.log.String(), "too large") {
-			t.Errorf("approved %v, got %+v, calls carry %v, log %s", approved, got, sent, j.log)
+			t.Errorf("approved %v, task %+v, calls with %v, log %s; want no approval, no trace and truncated metadata", approved, got, sent, j.log)
 		}
 	})
 }
 
-// TestActionThatIsSentIsKnown, if it is the one that is meant, also with a timeout that the scheduler has added; what has
-// been changed otherwise is read in the store.
-func TestActionThatIsSentIsKnown(t *testing.T) {
+// TestSentActionIsUsedIfItMatchesItsDigest with or without a timeout that the scheduler added.
+func TestSentActionIsUsedIfItMatchesItsDigest(t *testing.T) {
 	own := &repb.Action{CommandDigest: digestOf("c").Proto(), InputRootDigest: digestOf("i").Proto()}
 	stated := proto.CloneOf(own)
 	stated.Timeout = durationpb.New(time.Minute)
@@ -888,11 +876,11 @@ func TestActionThatIsSentIsKnown(t *testing.T) {
 		action, sent *repb.Action
 		known        bool
 	}{
-		{"as it is", own, own, true},
-		{"with the timeout that it states", stated, stated, true},
-		{"with one that is added", own, stated, true},
-		{"with one that is changed", stated, own, false},
-		{"changed otherwise", own, hurried, false},
+		{"equal", own, own, true},
+		{"equal, with a timeout", stated, stated, true},
+		{"added timeout", own, stated, true},
+		{"removed timeout", stated, own, false},
+		{"other change", own, hurried, false},
 		{"none", own, nil, false},
 	}
 	var got []byte
@@ -911,15 +899,15 @@ func TestActionThatIsSentIsKnown(t *testing.T) {
 			j.add(a)
 			j.answer()
 			if test.known != (got != nil) || test.known && !bytes.Equal(got, blob) {
-				t.Errorf("%s: the executor knows %q, want %v", test.name, got, test.known)
+				t.Errorf("%s: ActionBlob is %q, want it set: %v", test.name, got, test.known)
 			}
 		}
 	})
 }
 
-// TestPagesOfTheBrowser: Buildbarn's browser finds results that were recorded by the action, and others by a message of
-// its own, which is in the store.
-func TestPagesOfTheBrowser(t *testing.T) {
+// TestMessageLinksToTheBrowser checks the pages of cached results, found by action, and of others, found by a message
+// in the store.
+func TestMessageLinksToTheBrowser(t *testing.T) {
 	base, err := url.Parse("http://browser/")
 	if err != nil {
 		t.Fatal(err)
@@ -964,37 +952,34 @@ func TestPagesOfTheBrowser(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		// An UpdateActionResultRequest has digest and result elsewhere; of this message the fields are read by number.
 		if want := digestOf("again").Hash(); !strings.Contains(string(data), want) || !strings.Contains(string(data), "exit code 3") {
-			t.Errorf("the message is %q", data)
+			t.Errorf("stored message is %q, want the action and the exit code", data)
 		}
 	})
 }
 
-// TestResultThatCannotBeSent: is refused by name.
-func TestResultThatCannotBeSent(t *testing.T) {
+func TestTooLargeResultFails(t *testing.T) {
 	e := func(context.Context, *worker.Task, func(worker.Stage)) (*worker.Outcome, error) {
 		return &worker.Outcome{Result: &repb.ActionResult{StdoutRaw: make([]byte, 5<<20)}}, nil
 	}
 	join(t, e, nil, func(j *joined) {
 		j.add(task("a"))
-		if r := j.answer(); codes.Code(r.Status.Code) != codes.FailedPrecondition || !strings.Contains(r.Message, "declare directories") || r.Result != nil {
-			t.Errorf("got %v", r.Status)
+		if r := j.answer(); codes.Code(r.Status.Code) != codes.FailedPrecondition || !strings.Contains(r.Message, "declare output directories") || r.Result != nil {
+			t.Errorf("got %v, want FAILED_PRECONDITION with advice", r.Status)
 		}
 	})
 }
 
-// TestRefusalsComeWithAHint: of what a person can do.
-func TestRefusalsComeWithAHint(t *testing.T) {
+func TestRefusalsAreLoggedWithAHint(t *testing.T) {
 	for code, hint := range map[codes.Code]string{
-		codes.Unimplemented: "port for workers", codes.ResourceExhausted: "--name", codes.FailedPrecondition: "--name", codes.InvalidArgument: "size class",
+		codes.Unimplemented: "address for workers", codes.ResourceExhausted: "another name", codes.FailedPrecondition: "another name", codes.InvalidArgument: "size class",
 		codes.Unauthenticated: "token", codes.PermissionDenied: "token", codes.Unavailable: "hint=none",
 	} {
 		join(t, succeed, nil, func(j *joined) {
 			j.change(func() { j.away = status.Error(code, "no") })
 			j.sleep(10 * time.Minute)
 			if text := j.log.String(); strings.Count(text, hint) != 1 {
-				t.Errorf("%v: the log says %s", code, text)
+				t.Errorf("%v: log is %s, want the hint once", code, text)
 			}
 		})
 	}

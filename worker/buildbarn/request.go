@@ -18,30 +18,30 @@ import (
 	"google.golang.org/grpc/status"
 )
 
-// maxSaid is how many bytes of worker_id and of platform are read: both are kept, and quoted in messages.
-const maxSaid = 16 << 10
+// maxText bounds the bytes of worker_id and of platform, which are kept and quoted in messages.
+const maxText = 16 << 10
 
-// slotKeys are the keys of a worker_id that tell the slots of one machine apart: ours, and bb_worker's.
+// slotKeys are the keys of a worker_id that distinguish the slots of a machine: of Clients and of bb_worker.
 var slotKeys = []string{"slot", "thread"}
 
-// The keys of a worker_id of ours, beside that of the slot: the name, and what only one process has at a time.
+// Further keys of a Client's worker_id: ClientConfig.Worker and ClientConfig.Store.
 const workerKey, storeKey = "worker", "store"
 
-// A sender is whose call it is.
-type sender struct {
+// An identity names the slot that calls.
+type identity struct {
 	name  string // the worker_id as Buildbarn writes it, without the store
-	store string // of a worker of ours, "" if it does not say
+	store string // of a Client; "" if unknown
 }
 
-// parseOffer returns what the sender of req takes, and who that is.
-func parseOffer(req *remoteworkerpb.SynchronizeRequest) (queue.Offer, sender, error) {
-	refuse := func(format string, args ...any) (queue.Offer, sender, error) {
-		return queue.Offer{}, sender{}, status.Errorf(codes.InvalidArgument, format, args...)
+// parseOffer returns the offer and the identity of a caller.
+func parseOffer(req *remoteworkerpb.SynchronizeRequest) (queue.Offer, identity, error) {
+	refuse := func(format string, args ...any) (queue.Offer, identity, error) {
+		return queue.Offer{}, identity{}, status.Errorf(codes.InvalidArgument, format, args...)
 	}
-	id, store := apart(req.WorkerId)
+	id, store := splitStore(req.WorkerId)
 	name, err := workerName(id)
 	if err != nil {
-		return queue.Offer{}, sender{}, err
+		return queue.Offer{}, identity{}, err
 	}
 	if len(store) > maxStore || unprintable(store) {
 		return refuse("worker_id: %s is not printable text of at most %d bytes", storeKey, maxStore)
@@ -50,15 +50,15 @@ func parseOffer(req *remoteworkerpb.SynchronizeRequest) (queue.Offer, sender, er
 		return refuse("instance_name_prefix: %v", err)
 	}
 	if req.SizeClass != 0 {
-		return refuse("size_class %d: no size classes are declared here, so that every worker is of size class 0", req.SizeClass)
+		return refuse("size_class %d: this server has no size classes; use 0", req.SizeClass)
 	}
 	offer := queue.Offer{Prefix: req.InstanceNamePrefix}
-	offer.Worker, offer.Slot = place(req.WorkerId)
+	offer.Worker, offer.Slot = workerAndSlot(req.WorkerId)
 	size := 0
 	for i, p := range req.Platform.GetProperties() {
 		property := worker.Property{Name: p.GetName(), Value: p.GetValue()}
-		if size += len(property.Name) + len(property.Value); size > maxSaid || unprintable(property.Name+property.Value) {
-			return refuse("platform: its properties are not printable text of at most %d bytes", maxSaid)
+		if size += len(property.Name) + len(property.Value); size > maxText || unprintable(property.Name+property.Value) {
+			return refuse("platform: its properties are not printable text of at most %d bytes", maxText)
 		}
 		if i > 0 {
 			before := offer.Properties[i-1]
@@ -69,14 +69,14 @@ func parseOffer(req *remoteworkerpb.SynchronizeRequest) (queue.Offer, sender, er
 		}
 		offer.Properties = append(offer.Properties, property)
 	}
-	return offer, sender{name, store}, nil
+	return offer, identity{name, store}, nil
 }
 
-// maxStore is how many bytes of a store are read.
+// maxStore bounds the bytes of a store.
 const maxStore = 256
 
-// apart returns a worker_id without the store, and the store, "" of ids that are not as ours.
-func apart(id map[string]string) (rest map[string]string, store string) {
+// splitStore returns a worker_id without the store, and the store; "" unless the ID is a Client's.
+func splitStore(id map[string]string) (rest map[string]string, store string) {
 	if id[workerKey] == "" || len(id) != 3 {
 		return id, ""
 	}
@@ -89,21 +89,21 @@ func apart(id map[string]string) (rest map[string]string, store string) {
 func workerName(id map[string]string) (string, error) {
 	size := 0
 	for k, v := range id {
-		if size += len(k) + len(v); size > maxSaid || unprintable(k+v) {
-			return "", status.Errorf(codes.InvalidArgument, "worker_id is not printable text of at most %d bytes", maxSaid)
+		if size += len(k) + len(v); size > maxText || unprintable(k+v) {
+			return "", status.Errorf(codes.InvalidArgument, "worker_id is not printable text of at most %d bytes", maxText)
 		}
 	}
 	if size == 0 {
-		return "", status.Error(codes.InvalidArgument, "worker_id is empty: each slot of each machine needs one of its own")
+		return "", status.Error(codes.InvalidArgument, "worker_id is empty: give each slot of each machine an ID of its own")
 	}
 	name, err := json.Marshal(id)
 	return string(name), err
 }
 
-// place returns which machine a worker_id is of, and which of its slots. The machine is what all slots have in common: the
-// one value where there is one alone, else all with their keys.
-func place(id map[string]string) (machine, slot string) {
-	id, _ = apart(id)
+// workerAndSlot splits a worker_id into the machine and the slot. The machine is what all its slots have in common: the
+// only value if there is one, else all values with their keys.
+func workerAndSlot(id map[string]string) (machine, slot string) {
+	id, _ = splitStore(id)
 	var rest, slots []string
 	for _, k := range slices.Sorted(maps.Keys(id)) {
 		if slices.Contains(slotKeys, k) {
@@ -130,7 +130,7 @@ func parseState(s *remoteworkerpb.CurrentState) (*remoteworkerpb.CurrentState_Ex
 		}
 		return state.Executing, nil
 	}
-	return nil, status.Error(codes.InvalidArgument, "Worker did not provide its current state, or an unknown one")
+	return nil, status.Error(codes.InvalidArgument, "Worker provided no current state, or an unknown one")
 }
 
 func unprintable(s string) bool {

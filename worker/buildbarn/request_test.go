@@ -4,14 +4,13 @@ package buildbarn
 
 import "testing"
 
-// TestPlaces: which machine and which slot an id is of.
-func TestPlaces(t *testing.T) {
+func TestWorkerIDsAreSplitIntoWorkerAndSlot(t *testing.T) {
 	for name, row := range map[string]struct {
 		id            map[string]string
 		machine, slot string
 	}{
-		"ours":          {map[string]string{"worker": "anvil", "slot": "3"}, "anvil", "3"},
-		"a store":       {map[string]string{"worker": "anvil", "slot": "3", "store": "f0"}, "anvil", "3"},
+		"cloister":      {map[string]string{"worker": "anvil", "slot": "3"}, "anvil", "3"},
+		"with a store":  {map[string]string{"worker": "anvil", "slot": "3", "store": "f0"}, "anvil", "3"},
 		"bb_worker":     {map[string]string{"hostname": "ubuntu-1", "thread": "0"}, "ubuntu-1", "0"},
 		"a pod":         {map[string]string{"node": "n", "pod": "p", "thread": "2"}, "node=n,pod=p", "2"},
 		"slot of racks": {map[string]string{"datacenter": "paris", "rack": "4", "slot": "15", "hostname": "u", "thread": "7"}, "datacenter=paris,hostname=u,rack=4", "15/7"},
@@ -19,8 +18,8 @@ func TestPlaces(t *testing.T) {
 		"one slot":      {map[string]string{"hostname": "u"}, "u", "0"},
 		"only a slot":   {map[string]string{"thread": "1"}, "unnamed", "1"},
 	} {
-		if machine, slot := place(row.id); machine != row.machine || slot != row.slot {
-			t.Errorf("%s: %s, %s", name, machine, slot)
+		if machine, slot := workerAndSlot(row.id); machine != row.machine || slot != row.slot {
+			t.Errorf("%s: got %s, %s; want %s, %s", name, machine, slot, row.machine, row.slot)
 		}
 	}
 }

@@ -40,7 +40,7 @@ import (
 	"google.golang.org/protobuf/types/known/timestamppb"
 )
 
-// A head is a Server with its queue, and a client of it. It lives in a bubble, where time passes only while all wait.
+// A head is a Server with its queue and a client, in a synctest bubble.
 type head struct {
 	remoteworkerpb.OperationQueueClient
 	server *buildbarn.Server
@@ -49,7 +49,7 @@ type head struct {
 	log    *buffer
 }
 
-// buffer is what a test reads of a log.
+// A buffer collects a log.
 type buffer struct {
 	mu sync.Mutex
 	b  strings.Builder
@@ -67,7 +67,7 @@ func (b *buffer) String() string {
 	return b.b.String()
 }
 
-// inBubble runs a test of a head; change may be nil.
+// inBubble runs test with a head and a fake clock; change may be nil.
 func inBubble(t *testing.T, change func(*buildbarn.ServerConfig), test func(t *testing.T, h *head)) {
 	t.Helper()
 	synctest.Test(t, func(t *testing.T) {
@@ -102,7 +102,7 @@ func inBubble(t *testing.T, change func(*buildbarn.ServerConfig), test func(t *t
 	})
 }
 
-// submit has an action executed, which its salt makes different from others.
+// submit submits an action that its salt makes unique, and waits for it in the background.
 func (h *head) submit(t *testing.T, salt string, change ...func(*queue.Request, *repb.Action)) *queue.Operation {
 	t.Helper()
 	a := &repb.Action{Salt: []byte(salt)}
@@ -122,7 +122,7 @@ func (h *head) submit(t *testing.T, salt string, change ...func(*queue.Request, 
 	if err != nil {
 		t.Fatal(err)
 	}
-	// Somebody waits for it, as long as the test goes on.
+	// Keep the operation alive.
 	go func() {
 		for seen := 0; ; {
 			s, version, err := o.Wait(t.Context(), seen)
@@ -146,13 +146,13 @@ func (h *head) put(t *testing.T, fn cas.Function, text string) *repb.Digest {
 	return d.Proto()
 }
 
-// A slot is a worker of the test's: what it sends each time.
+// A slot is a simulated worker: the request it sends.
 type slot struct {
 	h   *head
 	req *remoteworkerpb.SynchronizeRequest
 }
 
-// slot returns a slot of a machine, which offers properties NAME=VALUE.
+// slot returns a slot of a machine with properties NAME=VALUE.
 func (h *head) slot(machine, name string, properties ...string) *slot {
 	p := &repb.Platform{}
 	for _, text := range properties {
@@ -162,8 +162,8 @@ func (h *head) slot(machine, name string, properties ...string) *slot {
 	return &slot{h, &remoteworkerpb.SynchronizeRequest{WorkerId: map[string]string{"worker": machine, "slot": name}, Platform: p}}
 }
 
-// say synchronizes in a state, and returns what is desired.
-func (s *slot) say(t *testing.T, state *remoteworkerpb.CurrentState) *remoteworkerpb.SynchronizeResponse {
+// report synchronizes with a state and returns the answer.
+func (s *slot) report(t *testing.T, state *remoteworkerpb.CurrentState) *remoteworkerpb.SynchronizeResponse {
 	t.Helper()
 	r, err := s.try(t.Context(), state)
 	if err != nil {
@@ -195,17 +195,17 @@ func completed(d *repb.Digest, r *repb.ExecuteResponse) *remoteworkerpb.CurrentS
 	}}}
 }
 
-// exited is the response of an action that ended with a code.
+// exited returns the response of an action with that exit code.
 func exited(code int32) *repb.ExecuteResponse {
 	return &repb.ExecuteResponse{Status: &statuspb.Status{}, Result: &repb.ActionResult{ExitCode: code}}
 }
 
-// wantTask returns what a response says to execute, which must be the action of o.
+// wantTask checks that a response assigns the action of o, and returns the assignment.
 func wantTask(t *testing.T, r *remoteworkerpb.SynchronizeResponse, o *queue.Operation) *remoteworkerpb.DesiredState_Executing {
 	t.Helper()
 	e := r.GetDesiredState().GetExecuting()
 	if !proto.Equal(e.GetActionDigest(), o.Action().Proto()) {
-		t.Fatalf("desired is %v, want the execution of %v", r.DesiredState, o.Action())
+		t.Fatalf("desired state is %v, want execution of %v", r.DesiredState, o.Action())
 	}
 	return e
 }
@@ -213,27 +213,27 @@ func wantTask(t *testing.T, r *remoteworkerpb.SynchronizeResponse, o *queue.Oper
 func wantIdle(t *testing.T, r *remoteworkerpb.SynchronizeResponse) {
 	t.Helper()
 	if r.GetDesiredState().GetIdle() == nil {
-		t.Fatalf("desired is %v, want idle", r.DesiredState)
+		t.Fatalf("desired state is %v, want idle", r.DesiredState)
 	}
 	if at := r.NextSynchronizationAt.AsTime(); at.After(time.Now()) {
-		t.Errorf("an idle worker is to call at %v, want at once", at)
+		t.Errorf("next call is at %v, want now", at)
 	}
 }
 
 func wantCarryOn(t *testing.T, r *remoteworkerpb.SynchronizeResponse) {
 	t.Helper()
 	if r.DesiredState != nil {
-		t.Fatalf("desired is %v, want nothing", r.DesiredState)
+		t.Fatalf("desired state is %v, want none", r.DesiredState)
 	}
 }
 
-// ended returns how o has ended, once all that goes on has come to rest.
+// ended returns the final state of o.
 func ended(t *testing.T, o *queue.Operation) queue.State {
 	t.Helper()
 	synctest.Wait()
 	s := o.State()
 	if s.Stage != repb.ExecutionStage_COMPLETED {
-		t.Fatalf("the operation is %v, want COMPLETED", s.Stage)
+		t.Fatalf("stage is %v, want COMPLETED", s.Stage)
 	}
 	return s
 }
@@ -241,7 +241,7 @@ func ended(t *testing.T, o *queue.Operation) queue.State {
 func wantSuccess(t *testing.T, o *queue.Operation) {
 	t.Helper()
 	if s := ended(t, o); s.Fault != nil || s.Outcome.Result.ExitCode != 0 {
-		t.Errorf("the operation ended with %v, %v", s.Outcome, s.Fault)
+		t.Errorf("got outcome %v and fault %v, want success", s.Outcome, s.Fault)
 	}
 }
 
@@ -249,11 +249,11 @@ func wantFault(t *testing.T, o *queue.Operation, k worker.Kind, texts ...string)
 	t.Helper()
 	s := ended(t, o)
 	if s.Fault == nil || s.Fault.Kind != k {
-		t.Fatalf("the operation ended with %v, %v; want a fault of kind %d", s.Outcome, s.Fault, k)
+		t.Fatalf("got outcome %v and fault %v, want a fault of kind %d", s.Outcome, s.Fault, k)
 	}
 	for _, text := range texts {
 		if !strings.Contains(s.Fault.Error(), text) {
-			t.Errorf("the fault does not say %q: %v", text, s.Fault)
+			t.Errorf("fault is %v, want it to contain %q", s.Fault, text)
 		}
 	}
 	return s.Fault
@@ -263,19 +263,18 @@ func wantWaiting(t *testing.T, o *queue.Operation, stage repb.ExecutionStage_Val
 	t.Helper()
 	synctest.Wait()
 	if s := o.State(); s.Stage != stage {
-		t.Errorf("the operation is %v (%v), want %v", s.Stage, s.Fault, stage)
+		t.Errorf("stage is %v with fault %v, want %v", s.Stage, s.Fault, stage)
 	}
 }
 
-// TestLongPoll: a call of an idle worker waits until there is an action, and is told all that the worker needs of it.
-func TestLongPoll(t *testing.T) {
+func TestIdleWorkerWaitsForAnAction(t *testing.T) {
 	inBubble(t, nil, func(t *testing.T, h *head) {
 		began := time.Now()
 		var answer *remoteworkerpb.SynchronizeResponse
 		var calling sync.WaitGroup
 		w := h.slot("anvil", "0")
 		calling.Go(func() {
-			for answer.GetDesiredState().GetExecuting() == nil { // or the interval of an idle worker has ended
+			for answer.GetDesiredState().GetExecuting() == nil { // the interval of an idle call may end
 				r, err := w.try(t.Context(), idle())
 				if err != nil {
 					t.Error(err)
@@ -295,13 +294,13 @@ func TestLongPoll(t *testing.T) {
 		})
 		calling.Wait()
 		if waited := time.Since(began); waited != 30*time.Second {
-			t.Errorf("the call took %v, want until there is an action", waited)
+			t.Errorf("the call took %v, want 30s", waited)
 		}
 		got := wantTask(t, answer, o)
 		if next := answer.NextSynchronizationAt.AsTime().Sub(time.Now()); next != 10*time.Second {
-			t.Errorf("the worker is to call again in %v, want 10s", next)
+			t.Errorf("next call is in %v, want 10s", next)
 		}
-		who, err := anypb.New(&repb.RequestMetadata{
+		md, err := anypb.New(&repb.RequestMetadata{
 			ActionId: o.Action().Hash(), TargetId: "//x", ActionMnemonic: "M", ToolInvocationId: "i", CorrelatedInvocationsId: "c",
 		})
 		if err != nil {
@@ -311,7 +310,7 @@ func TestLongPoll(t *testing.T) {
 			ActionDigest:      o.Action().Proto(),
 			Action:            &repb.Action{Salt: []byte("a"), Timeout: durationpb.New(24 * time.Hour)},
 			QueuedTimestamp:   timestamppb.New(o.Info().Queued),
-			AuxiliaryMetadata: []*anypb.Any{who, aux},
+			AuxiliaryMetadata: []*anypb.Any{md, aux},
 			W3CTraceContext:   trace,
 			DigestFunction:    repb.DigestFunction_SHA256,
 		}
@@ -321,29 +320,27 @@ func TestLongPoll(t *testing.T) {
 	})
 }
 
-// TestTimeoutOfTheAction: a timeout that the action states is the worker's.
-func TestTimeoutOfTheAction(t *testing.T) {
+func TestTimeoutOfTheActionIsSent(t *testing.T) {
 	inBubble(t, nil, func(t *testing.T, h *head) {
 		o := h.submit(t, "a", func(_ *queue.Request, a *repb.Action) { a.Timeout = durationpb.New(7 * time.Second) })
-		got := wantTask(t, h.slot("anvil", "0").say(t, idle()), o)
+		got := wantTask(t, h.slot("anvil", "0").report(t, idle()), o)
 		if d := got.Action.Timeout.AsDuration(); d != 7*time.Second {
-			t.Errorf("the timeout is %v", d)
+			t.Errorf("timeout is %v, want 7s", d)
 		}
 	})
 }
 
-// TestIdleInterval: a call for which there is nothing ends after a random time, and the worker is to call again. While it
-// calls, a worker is not lost, however long it takes.
-func TestIdleInterval(t *testing.T) {
+// TestIdleCallEndsAfterARandomTime also checks that a worker is not lost during a call longer than Silence.
+func TestIdleCallEndsAfterARandomTime(t *testing.T) {
 	inBubble(t, func(c *buildbarn.ServerConfig) { c.Idle, c.Silence = 5*time.Minute, time.Minute }, func(t *testing.T, h *head) {
 		var times []time.Duration
 		w := h.slot("anvil", "0")
 		for range 20 {
 			began := time.Now()
-			wantIdle(t, w.say(t, idle()))
+			wantIdle(t, w.report(t, idle()))
 			took := time.Since(began)
 			if took > 5*time.Minute {
-				t.Errorf("a call took %v", took)
+				t.Errorf("a call took %v, want at most 5m", took)
 			}
 			times = append(times, took)
 		}
@@ -352,16 +349,15 @@ func TestIdleInterval(t *testing.T) {
 			short, long = min(short, d), max(long, d)
 		}
 		if long-short < time.Second || long < time.Minute {
-			t.Errorf("calls take from %v to %v: not random", short, long)
+			t.Errorf("calls took %v to %v, want random times", short, long)
 		}
 		if strings.Contains(h.log.String(), "left") {
-			t.Errorf("a worker that calls was lost:\n%s", h.log)
+			t.Errorf("log is\n%s, want no worker that left", h.log)
 		}
 	})
 }
 
-// TestOneCallForEachID: a second call at the same time is refused, and the first goes on.
-func TestOneCallForEachID(t *testing.T) {
+func TestConcurrentCallWithTheSameIDIsRefused(t *testing.T) {
 	inBubble(t, nil, func(t *testing.T, h *head) {
 		w := h.slot("anvil", "0")
 		var calling sync.WaitGroup
@@ -379,23 +375,22 @@ func TestOneCallForEachID(t *testing.T) {
 		synctest.Wait()
 		_, err := w.try(t.Context(), idle())
 		if status.Code(err) != codes.ResourceExhausted || !strings.Contains(err.Error(), "A worker with the same worker ID is already synchronizing") {
-			t.Errorf("a second call: %v", err)
+			t.Errorf("concurrent call: %v, want RESOURCE_EXHAUSTED", err)
 		}
 		ctx, cancel := context.WithTimeout(t.Context(), time.Nanosecond)
 		defer cancel()
 		if _, err := h.slot("anvil", "1").try(ctx, idle()); status.Code(err) != codes.DeadlineExceeded {
-			t.Errorf("a call of another slot: %v", err)
+			t.Errorf("call of another slot: %v, want DEADLINE_EXCEEDED", err)
 		}
-		synctest.Wait() // until the server knows that it has ended
+		synctest.Wait() // until the server has ended that call
 		o = h.submit(t, "a")
 		close(ready)
 		calling.Wait()
 	})
 }
 
-// TestCallAfterOneThatWasGivenUp: a worker that ends its call to make another, as when it is told to stop while it waits, is
-// answered; the call that nobody waits for is none at the same time.
-func TestCallAfterOneThatWasGivenUp(t *testing.T) {
+// TestCallAfterAnAbandonedOne is not refused as concurrent. A worker that is stopped while it waits makes such calls.
+func TestCallAfterAnAbandonedOne(t *testing.T) {
 	inBubble(t, nil, func(t *testing.T, h *head) {
 		w, leaving := h.slot("anvil", "0"), h.slot("anvil", "0")
 		leaving.req.PreferBeingIdle = true
@@ -404,211 +399,199 @@ func TestCallAfterOneThatWasGivenUp(t *testing.T) {
 			var calling sync.WaitGroup
 			calling.Go(func() {
 				if _, err := w.try(ctx, idle()); status.Code(err) != codes.Canceled {
-					t.Errorf("the call that was given up: %v", err)
+					t.Errorf("abandoned call: %v, want CANCELED", err)
 				}
 			})
 			synctest.Wait()
 			cancel()
 			calling.Wait()
-			wantIdle(t, leaving.say(t, idle()))
+			wantIdle(t, leaving.report(t, idle()))
 		}
 	})
 }
 
-// TestCarryOn: a worker that executes what it should is answered at once, with nothing, and told when to call again.
-func TestCarryOn(t *testing.T) {
+func TestExecutingWorkerCarriesOn(t *testing.T) {
 	inBubble(t, nil, func(t *testing.T, h *head) {
 		w, o := h.slot("anvil", "0"), h.submit(t, "a")
-		wantTask(t, w.say(t, idle()), o)
-		for range 12 { // for two minutes, which is longer than a worker may be silent
+		wantTask(t, w.report(t, idle()), o)
+		for range 12 { // for two minutes, longer than Silence
 			began := time.Now()
-			r := w.say(t, executing(o.Action().Proto()))
+			r := w.report(t, executing(o.Action().Proto()))
 			wantCarryOn(t, r)
 			if next := r.NextSynchronizationAt.AsTime(); !next.Equal(began.Add(10 * time.Second)) {
-				t.Errorf("asked at %v, to call again at %v", began, next)
+				t.Errorf("called at %v, next call at %v; want 10s later", began, next)
 			}
 			wantWaiting(t, o, repb.ExecutionStage_EXECUTING)
 			time.Sleep(10 * time.Second)
 		}
-		wantIdle(t, w.say(t, completed(o.Action().Proto(), exited(0))))
+		wantIdle(t, w.report(t, completed(o.Action().Proto(), exited(0))))
 		wantSuccess(t, o)
 	})
 }
 
-// TestUnknownAction: a worker that executes what this server has not assigned, which may be another than it was when it
-// did, is told to be idle.
-func TestUnknownAction(t *testing.T) {
+// TestUnassignedActionIsKilled such as one that an earlier server assigned.
+func TestUnassignedActionIsKilled(t *testing.T) {
 	inBubble(t, nil, func(t *testing.T, h *head) {
 		w := h.slot("anvil", "0")
 		other := cas.SHA256.Sum([]byte("other")).Proto()
-		wantIdle(t, w.say(t, executing(other)))
+		wantIdle(t, w.report(t, executing(other)))
 		o := h.submit(t, "a")
-		wantIdle(t, w.say(t, executing(other))) // rather than to be given more while it has something to kill
-		r := w.say(t, completed(other, exited(1)))
+		wantIdle(t, w.report(t, executing(other))) // gets no action before it has killed the other
+		r := w.report(t, completed(other, exited(1)))
 		wantTask(t, r, o)
-		// It has not heard that.
-		wantTask(t, w.say(t, executing(other)), o)
-		wantTask(t, w.say(t, completed(other, exited(1))), o)
-		wantCarryOn(t, w.say(t, executing(o.Action().Proto())))
+		// It has missed that answer.
+		wantTask(t, w.report(t, executing(other)), o)
+		wantTask(t, w.report(t, completed(other, exited(1))), o)
+		wantCarryOn(t, w.report(t, executing(o.Action().Proto())))
 		w.req.PreferBeingIdle = true
-		wantIdle(t, w.say(t, completed(o.Action().Proto(), exited(0))))
+		wantIdle(t, w.report(t, completed(o.Action().Proto(), exited(0))))
 		wantSuccess(t, o)
-		wantIdle(t, w.say(t, completed(o.Action().Proto(), exited(1)))) // once more: the answer was lost
+		wantIdle(t, w.report(t, completed(o.Action().Proto(), exited(1)))) // again: the answer was lost
 		wantSuccess(t, o)
 	})
 }
 
-// TestNeverReported: an action that a worker never says it executes is handed to it ten times, and then INTERNAL.
-func TestNeverReported(t *testing.T) {
+func TestActionThatIsNeverStartedFailsAfterTenAttempts(t *testing.T) {
 	inBubble(t, nil, func(t *testing.T, h *head) {
 		w, o := h.slot("anvil", "0"), h.submit(t, "a")
 		for range 10 {
-			wantTask(t, w.say(t, idle()), o)
+			wantTask(t, w.report(t, idle()), o)
 		}
 		w.req.PreferBeingIdle = true
-		wantIdle(t, w.say(t, idle()))
+		wantIdle(t, w.report(t, idle()))
 		wantFault(t, o, worker.Internal, "Attempted to execute task 10 times, but it never completed. This task may cause worker",
 			`{"slot":"0","worker":"anvil"}`)
 	})
 }
 
-// TestStartedAgain: a worker that had begun an action and is idle now has lost it, and another executes it.
-func TestStartedAgain(t *testing.T) {
+func TestActionOfARestartedWorkerRunsElsewhere(t *testing.T) {
 	inBubble(t, nil, func(t *testing.T, h *head) {
 		first, second, o := h.slot("anvil", "0"), h.slot("bellows", "0"), h.submit(t, "a")
-		wantTask(t, first.say(t, idle()), o)
-		wantCarryOn(t, first.say(t, executing(o.Action().Proto())))
+		wantTask(t, first.report(t, idle()), o)
+		wantCarryOn(t, first.report(t, executing(o.Action().Proto())))
 		first.req.PreferBeingIdle = true
-		wantIdle(t, first.say(t, idle()))
+		wantIdle(t, first.report(t, idle()))
 		wantWaiting(t, o, repb.ExecutionStage_QUEUED)
-		wantTask(t, second.say(t, idle()), o)
+		wantTask(t, second.report(t, idle()), o)
 		second.req.PreferBeingIdle = true
-		wantIdle(t, second.say(t, completed(o.Action().Proto(), exited(0))))
+		wantIdle(t, second.report(t, completed(o.Action().Proto(), exited(0))))
 		wantSuccess(t, o)
 	})
 }
 
-// TestCancellation: nobody waits any more, and the worker is told to be idle when it calls.
-func TestCancellation(t *testing.T) {
+func TestCancelledActionIsKilledAtTheNextCall(t *testing.T) {
 	inBubble(t, nil, func(t *testing.T, h *head) {
 		w, o := h.slot("anvil", "0"), h.submit(t, "a")
-		wantTask(t, w.say(t, idle()), o)
-		wantCarryOn(t, w.say(t, executing(o.Action().Proto())))
+		wantTask(t, w.report(t, idle()), o)
+		wantCarryOn(t, w.report(t, executing(o.Action().Proto())))
 		o.Cancel("enough")
 		wantFault(t, o, worker.Cancelled, "enough")
 		if s := h.queue.Stats(); s.Running != 0 {
-			t.Errorf("%d actions run", s.Running)
+			t.Errorf("Running is %d, want 0", s.Running)
 		}
-		wantIdle(t, w.say(t, executing(o.Action().Proto())))
+		wantIdle(t, w.report(t, executing(o.Action().Proto())))
 		again := h.submit(t, "a")
-		wantTask(t, w.say(t, idle()), again)
+		wantTask(t, w.report(t, idle()), again)
 		again.Cancel("enough")
 		synctest.Wait()
 		w.req.PreferBeingIdle = true
-		wantIdle(t, w.say(t, completed(again.Action().Proto(), exited(0))))
+		wantIdle(t, w.report(t, completed(again.Action().Proto(), exited(0))))
 		wantFault(t, again, worker.Cancelled)
 	})
 }
 
-// TestPreferBeingIdle: such a call is never given an action and never waits, whatever is queued.
-func TestPreferBeingIdle(t *testing.T) {
+func TestPreferBeingIdleNeitherWaitsNorTakes(t *testing.T) {
 	inBubble(t, nil, func(t *testing.T, h *head) {
 		w, o := h.slot("anvil", "0"), h.submit(t, "a")
 		next := h.submit(t, "b")
-		wantTask(t, w.say(t, idle()), o)
+		wantTask(t, w.report(t, idle()), o)
 		w.req.PreferBeingIdle = true
-		wantCarryOn(t, w.say(t, executing(o.Action().Proto()))) // a drain lets it finish
+		wantCarryOn(t, w.report(t, executing(o.Action().Proto()))) // a draining worker finishes its action
 		began := time.Now()
-		wantIdle(t, w.say(t, completed(o.Action().Proto(), exited(0))))
-		wantIdle(t, w.say(t, idle()))
+		wantIdle(t, w.report(t, completed(o.Action().Proto(), exited(0))))
+		wantIdle(t, w.report(t, idle()))
 		if took := time.Since(began); took != 0 {
-			t.Errorf("two calls took %v", took)
+			t.Errorf("two calls took %v, want 0", took)
 		}
 		wantSuccess(t, o)
 		wantWaiting(t, next, repb.ExecutionStage_QUEUED)
 		w.req.PreferBeingIdle = false
-		wantTask(t, w.say(t, idle()), next)
+		wantTask(t, w.report(t, idle()), next)
 	})
 }
 
-// TestSilentWorker: one that is not heard of for a minute is lost, and another executes what it had. What it says later is
-// not taken.
-func TestSilentWorker(t *testing.T) {
+// TestSilentWorkerIsLost after a minute. Another executes its action, and its late result is ignored.
+func TestSilentWorkerIsLost(t *testing.T) {
 	inBubble(t, nil, func(t *testing.T, h *head) {
 		lost, other, o := h.slot("anvil", "0"), h.slot("bellows", "0"), h.submit(t, "a")
-		wantTask(t, lost.say(t, idle()), o)
-		wantCarryOn(t, lost.say(t, executing(o.Action().Proto())))
+		wantTask(t, lost.report(t, idle()), o)
+		wantCarryOn(t, lost.report(t, executing(o.Action().Proto())))
 		time.Sleep(time.Minute - time.Nanosecond)
 		wantWaiting(t, o, repb.ExecutionStage_EXECUTING)
 		time.Sleep(time.Nanosecond)
 		wantWaiting(t, o, repb.ExecutionStage_QUEUED)
-		if text := h.log.String(); !strings.Contains(text, "level=WARN msg=\"worker has left\" worker=anvil") || !strings.Contains(text, "not heard of for 1m0s") {
-			t.Errorf("the log says\n%s", text)
+		if text := h.log.String(); !strings.Contains(text, "level=WARN msg=\"worker has left\" worker=anvil") || !strings.Contains(text, "silent for 1m0s") {
+			t.Errorf("log is\n%s, want a warning that anvil left", text)
 		}
-		wantTask(t, other.say(t, idle()), o)
-		wantIdle(t, lost.say(t, executing(o.Action().Proto())))
+		wantTask(t, other.report(t, idle()), o)
+		wantIdle(t, lost.report(t, executing(o.Action().Proto())))
 		lost.req.PreferBeingIdle = true
-		wantIdle(t, lost.say(t, completed(o.Action().Proto(), exited(1))))
+		wantIdle(t, lost.report(t, completed(o.Action().Proto(), exited(1))))
 		wantWaiting(t, o, repb.ExecutionStage_EXECUTING)
 		other.req.PreferBeingIdle = true
-		wantIdle(t, other.say(t, completed(o.Action().Proto(), exited(0))))
+		wantIdle(t, other.report(t, completed(o.Action().Proto(), exited(0))))
 		wantSuccess(t, o)
 	})
 }
 
-// TestWorkersThatVanish: an action with which one worker after the other is lost is given to no more than three, and the
-// client is told which these were.
-func TestWorkersThatVanish(t *testing.T) {
+func TestActionThatLosesThreeWorkersFails(t *testing.T) {
 	inBubble(t, nil, func(t *testing.T, h *head) {
 		o := h.submit(t, "a")
 		for _, name := range []string{"anvil", "bellows", "chisel"} {
-			wantTask(t, h.slot(name, "0").say(t, idle()), o)
+			wantTask(t, h.slot(name, "0").report(t, idle()), o)
 			time.Sleep(time.Minute)
 		}
-		wantFault(t, o, worker.Unmet, "anvil", "bellows", "chisel", "not heard of", o.Action().String())
+		wantFault(t, o, worker.Unmet, "anvil", "bellows", "chisel", "silent for", o.Action().String())
 	})
 }
 
-// TestCallThatWasGivenUp: a worker whose connection ends while it waits, and that never hears of the action it is given,
-// gets it once more.
-func TestCallThatWasGivenUp(t *testing.T) {
+func TestWorkerWhoseCallEndedGetsActions(t *testing.T) {
 	inBubble(t, nil, func(t *testing.T, h *head) {
 		w := h.slot("anvil", "0")
 		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
 		defer cancel()
 		if _, err := w.try(ctx, idle()); status.Code(err) != codes.DeadlineExceeded {
-			t.Errorf("a call that was given up: %v", err)
+			t.Errorf("abandoned call: %v, want DEADLINE_EXCEEDED", err)
 		}
 		synctest.Wait()
 		o := h.submit(t, "a")
-		wantTask(t, w.say(t, idle()), o)
+		wantTask(t, w.report(t, idle()), o)
 	})
 }
 
-// TestCallThatComesTooLate: what a worker said in a call that it has given up, and that is looked at only after the next
-// one, is not what it does now. It has not lost its action.
-func TestCallThatComesTooLate(t *testing.T) {
+// TestOutdatedCallIsIgnored checks that an abandoned call, handled after a newer one, does not lose the worker's
+// action.
+func TestOutdatedCallIsIgnored(t *testing.T) {
 	inBubble(t, nil, func(t *testing.T, h *head) {
 		w, o := h.slot("anvil", "0"), h.submit(t, "a")
-		wantTask(t, w.say(t, idle()), o)
-		wantCarryOn(t, w.say(t, executing(o.Action().Proto())))
+		wantTask(t, w.report(t, idle()), o)
+		wantCarryOn(t, w.report(t, executing(o.Action().Proto())))
 		ctx, cancel := context.WithCancel(t.Context())
 		cancel()
 		late := proto.CloneOf(w.req)
 		late.CurrentState = idle()
-		// The client's end would not send it any more.
+		// A gRPC client would not send it.
 		if _, err := h.server.Synchronize(ctx, late); status.Code(err) != codes.Canceled {
-			t.Errorf("the call that was given up: %v", err)
+			t.Errorf("abandoned call: %v, want CANCELED", err)
 		}
-		wantCarryOn(t, w.say(t, executing(o.Action().Proto())))
+		wantCarryOn(t, w.report(t, executing(o.Action().Proto())))
 		wantWaiting(t, o, repb.ExecutionStage_EXECUTING)
 	})
 }
 
-// TestAnswerThatIsToldTwice: an answer is told again by a worker that has not heard what came of it. If what it has not heard
-// is to execute the same action once more, as when a test that failed is tried again, that answer is not the one of the
-// second time.
-func TestAnswerThatIsToldTwice(t *testing.T) {
+// TestRepeatedAnswerIsNotTheNextRuns checks a worker that misses the reply to its answer and repeats it. If the reply
+// assigned the same action again, such as the retry of a failed test, the repeated answer must not end the second run.
+func TestRepeatedAnswerIsNotTheNextRuns(t *testing.T) {
 	inBubble(t, nil, func(t *testing.T, h *head) {
 		answer := func(code int32, at int64) *repb.ExecuteResponse {
 			r := exited(code)
@@ -618,124 +601,120 @@ func TestAnswerThatIsToldTwice(t *testing.T) {
 		alone := func(r *queue.Request, _ *repb.Action) { r.Alone = true }
 		w, first, second := h.slot("anvil", "0"), h.submit(t, "a", alone), h.submit(t, "a", alone)
 		d := first.Action().Proto()
-		wantTask(t, w.say(t, idle()), first)
-		wantTask(t, w.say(t, completed(d, answer(1, 10))), second)
+		wantTask(t, w.report(t, idle()), first)
+		wantTask(t, w.report(t, completed(d, answer(1, 10))), second)
 		if s := ended(t, first); s.Outcome == nil || s.Outcome.Result.ExitCode != 1 {
-			t.Errorf("the first ended with %v, %v", s.Outcome, s.Fault)
+			t.Errorf("first run: outcome %v and fault %v, want exit code 1", s.Outcome, s.Fault)
 		}
-		wantTask(t, w.say(t, completed(d, answer(1, 10))), second)
+		wantTask(t, w.report(t, completed(d, answer(1, 10))), second)
 		wantWaiting(t, second, repb.ExecutionStage_EXECUTING)
 		w.req.PreferBeingIdle = true
-		wantIdle(t, w.say(t, completed(d, answer(0, 20))))
+		wantIdle(t, w.report(t, completed(d, answer(0, 20))))
 		wantSuccess(t, second)
 	})
 }
 
-// TestSlotWhoseRunIsEnding: a worker of which an action is not wanted any more is given the next one once the end of the
-// first has been told, which may take a while, and not turned away until then.
-func TestSlotWhoseRunIsEnding(t *testing.T) {
-	told := make(chan struct{})
+// TestSlotWaitsForTheEndOfItsRun checks that a worker gets its next action even if recording the end of a cancelled one
+// takes a while.
+func TestSlotWaitsForTheEndOfItsRun(t *testing.T) {
+	recorded := make(chan struct{})
 	inBubble(t, func(c *buildbarn.ServerConfig) {
 		c.Queue.Close()
-		told = make(chan struct{})
+		recorded = make(chan struct{})
 		c.Queue = queue.New(queue.Config{Head: true, Ended: func(_ *worker.Outcome, f *worker.Fault) func(queue.Info, queue.State) {
-			if f != nil && strings.Contains(f.Error(), "nobody waits") {
-				<-told
+			if f != nil && strings.Contains(f.Error(), "no client waits") {
+				<-recorded
 			}
 			return func(queue.Info, queue.State) {}
 		}})
 	}, func(t *testing.T, h *head) {
 		w, o := h.slot("anvil", "0"), h.submit(t, "a")
-		wantTask(t, w.say(t, idle()), o)
-		wantCarryOn(t, w.say(t, executing(o.Action().Proto())))
-		o.Cancel("no more")
+		wantTask(t, w.report(t, idle()), o)
+		wantCarryOn(t, w.report(t, executing(o.Action().Proto())))
+		o.Cancel("enough")
 		synctest.Wait()
-		wantIdle(t, w.say(t, executing(o.Action().Proto())))
+		wantIdle(t, w.report(t, executing(o.Action().Proto())))
 		next := h.submit(t, "b")
-		time.AfterFunc(time.Second, func() { close(told) })
-		wantTask(t, w.say(t, idle()), next)
+		time.AfterFunc(time.Second, func() { close(recorded) })
+		wantTask(t, w.report(t, idle()), next)
 	})
 }
 
-// TestGaveUp: a worker that ends an action as cancelled, although nobody has asked it to, shuts down: another executes it.
-func TestGaveUp(t *testing.T) {
+// TestUnrequestedCancellationIsAShutdown of the worker: another executes the action.
+func TestUnrequestedCancellationIsAShutdown(t *testing.T) {
 	inBubble(t, nil, func(t *testing.T, h *head) {
 		first, second, o := h.slot("anvil", "0"), h.slot("bellows", "0"), h.submit(t, "a")
-		wantTask(t, first.say(t, idle()), o)
+		wantTask(t, first.report(t, idle()), o)
 		first.req.PreferBeingIdle, second.req.PreferBeingIdle = true, true
-		wantIdle(t, first.say(t, completed(o.Action().Proto(), &repb.ExecuteResponse{Status: &statuspb.Status{Code: int32(codes.Canceled), Message: "drained"}})))
+		wantIdle(t, first.report(t, completed(o.Action().Proto(), &repb.ExecuteResponse{Status: &statuspb.Status{Code: int32(codes.Canceled), Message: "drained"}})))
 		second.req.PreferBeingIdle = false
-		wantTask(t, second.say(t, idle()), o)
+		wantTask(t, second.report(t, idle()), o)
 		second.req.PreferBeingIdle = true
-		wantIdle(t, second.say(t, completed(o.Action().Proto(), exited(0))))
+		wantIdle(t, second.report(t, completed(o.Action().Proto(), exited(0))))
 		wantSuccess(t, o)
 	})
 }
 
-// TestGaveUpThrice: workers that are stopped say nothing against the action, which clients may ask for again.
-func TestGaveUpThrice(t *testing.T) {
+func TestActionGivenBackThriceMayBeRetried(t *testing.T) {
 	inBubble(t, nil, func(t *testing.T, h *head) {
 		o := h.submit(t, "a")
 		for _, name := range []string{"anvil", "bellows", "crucible"} {
 			w := h.slot(name, "0")
-			wantTask(t, w.say(t, idle()), o)
+			wantTask(t, w.report(t, idle()), o)
 			w.req.PreferBeingIdle = true
-			wantIdle(t, w.say(t, completed(o.Action().Proto(), response.Stopped(name))))
+			wantIdle(t, w.report(t, completed(o.Action().Proto(), response.Stopped(name))))
 		}
-		wantFault(t, o, worker.Unavailable, "anvil", "crucible", "ask again")
+		wantFault(t, o, worker.Unavailable, "anvil", "crucible", "retry")
 	})
 }
 
-// TestWorkerThatCannotEndAnAction: it says that the command runs, long after its timeout. Another executes it.
-func TestWorkerThatCannotEndAnAction(t *testing.T) {
+// TestCommandLongPastItsTimeoutRunsElsewhere since its worker cannot kill it.
+func TestCommandLongPastItsTimeoutRunsElsewhere(t *testing.T) {
 	inBubble(t, nil, func(t *testing.T, h *head) {
 		w, o := h.slot("anvil", "0"), h.submit(t, "a", func(_ *queue.Request, a *repb.Action) { a.Timeout = durationpb.New(time.Minute) })
 		d := o.Action().Proto()
-		wantTask(t, w.say(t, idle()), o)
+		wantTask(t, w.report(t, idle()), o)
 		fetching := executing(d)
 		fetching.GetExecuting().ExecutionState = &remoteworkerpb.CurrentState_Executing_FetchingInputs{FetchingInputs: &emptypb.Empty{}}
-		for range 300 { // which the timeout is not for
-			wantCarryOn(t, w.say(t, fetching))
+		for range 300 { // the timeout does not apply
+			wantCarryOn(t, w.report(t, fetching))
 			time.Sleep(10 * time.Second)
 		}
 		for range 72 {
-			wantCarryOn(t, w.say(t, executing(d)))
+			wantCarryOn(t, w.report(t, executing(d)))
 			time.Sleep(10 * time.Second)
 		}
-		wantCarryOn(t, w.say(t, executing(d)))
+		wantCarryOn(t, w.report(t, executing(d)))
 		time.Sleep(time.Second)
-		wantIdle(t, w.say(t, executing(d)))
+		wantIdle(t, w.report(t, executing(d)))
 		wantWaiting(t, o, repb.ExecutionStage_QUEUED)
-		wantIdle(t, w.say(t, executing(d)))
-		wantTask(t, h.slot("bellows", "0").say(t, idle()), o)
+		wantIdle(t, w.report(t, executing(d)))
+		wantTask(t, h.slot("bellows", "0").report(t, idle()), o)
 	})
 }
 
-// TestTimeoutWithoutEnd: the longest timeout that can be written is not over soon.
-func TestTimeoutWithoutEnd(t *testing.T) {
+func TestLongestTimeoutDoesNotOverflow(t *testing.T) {
 	inBubble(t, nil, func(t *testing.T, h *head) {
 		w, o := h.slot("anvil", "0"), h.submit(t, "a", func(_ *queue.Request, a *repb.Action) { a.Timeout = &durationpb.Duration{Seconds: 315_576_000_000} })
-		wantTask(t, w.say(t, idle()), o)
+		wantTask(t, w.report(t, idle()), o)
 		for range 1000 {
-			wantCarryOn(t, w.say(t, executing(o.Action().Proto())))
+			wantCarryOn(t, w.report(t, executing(o.Action().Proto())))
 			time.Sleep(10 * time.Second)
 		}
 	})
 }
 
-// TestActionThatNoWorkerCanBeTold: it fails, rather than ten calls of a worker one after the other.
-func TestActionThatNoWorkerCanBeTold(t *testing.T) {
+// TestTooLargeActionFails rather than ten calls of a worker.
+func TestTooLargeActionFails(t *testing.T) {
 	inBubble(t, nil, func(t *testing.T, h *head) {
 		large := h.submit(t, "a", func(_ *queue.Request, a *repb.Action) { a.Salt = make([]byte, 5<<20) })
 		next := h.submit(t, "b")
-		wantTask(t, h.slot("anvil", "0").say(t, idle()), next)
+		wantTask(t, h.slot("anvil", "0").report(t, idle()), next)
 		wantFault(t, large, worker.Invalid, "salt")
 	})
 }
 
-// TestJoinAtTheEnd: a worker that comes when the queue has ended, and the server not yet, is to try again; nothing is wrong
-// with it.
-func TestJoinAtTheEnd(t *testing.T) {
+func TestJoiningAClosedQueueIsUnavailable(t *testing.T) {
 	inBubble(t, nil, func(t *testing.T, h *head) {
 		h.queue.Close()
 		if _, err := h.slot("anvil", "0").try(t.Context(), idle()); status.Code(err) != codes.Unavailable {
@@ -744,20 +723,19 @@ func TestJoinAtTheEnd(t *testing.T) {
 	})
 }
 
-// TestMalformedCalls are INVALID_ARGUMENT and say what is wrong, and nobody joins by one.
-func TestMalformedCalls(t *testing.T) {
+func TestMalformedCallsAreInvalid(t *testing.T) {
 	d := cas.SHA256.Sum([]byte("x")).Proto()
 	property := func(name, value string) *repb.Platform_Property {
 		return &repb.Platform_Property{Name: name, Value: value}
 	}
 	for name, row := range map[string]struct {
 		change func(*remoteworkerpb.SynchronizeRequest)
-		says   string
+		want   string
 	}{
 		"no id":        {func(r *remoteworkerpb.SynchronizeRequest) { r.WorkerId = nil }, "worker_id is empty"},
 		"an empty id":  {func(r *remoteworkerpb.SynchronizeRequest) { r.WorkerId = map[string]string{"": ""} }, "worker_id is empty"},
 		"a long id":    {func(r *remoteworkerpb.SynchronizeRequest) { r.WorkerId["x"] = strings.Repeat("x", 1<<20) }, "worker_id"},
-		"lines in it":  {func(r *remoteworkerpb.SynchronizeRequest) { r.WorkerId["x"] = "a\nb" }, "printable"},
+		"line breaks":  {func(r *remoteworkerpb.SynchronizeRequest) { r.WorkerId["x"] = "a\nb" }, "printable"},
 		"no state":     {func(r *remoteworkerpb.SynchronizeRequest) { r.CurrentState = nil }, "current state"},
 		"empty state":  {func(r *remoteworkerpb.SynchronizeRequest) { r.CurrentState = &remoteworkerpb.CurrentState{} }, "current state"},
 		"no digest":    {func(r *remoteworkerpb.SynchronizeRequest) { r.CurrentState = executing(nil) }, "no action digest"},
@@ -783,50 +761,48 @@ func TestMalformedCalls(t *testing.T) {
 				w.req.CurrentState = executing(d)
 				row.change(w.req)
 				_, err := h.Synchronize(t.Context(), w.req)
-				if status.Code(err) != codes.InvalidArgument || !strings.Contains(err.Error(), row.says) {
-					t.Errorf("got %.300v, want INVALID_ARGUMENT with %q", err, row.says)
+				if status.Code(err) != codes.InvalidArgument || !strings.Contains(err.Error(), row.want) {
+					t.Errorf("got %.300v, want INVALID_ARGUMENT with %q", err, row.want)
 				}
 				if text := h.log.String(); strings.Contains(text, "joined") {
-					t.Errorf("the log says\n%s", text)
+					t.Errorf("log is\n%s, want no worker that joined", text)
 				}
 			})
 		})
 	}
 }
 
-// TestJoinsAgain: a worker that comes back with other properties is another, which has nothing of what the first had.
-func TestJoinsAgain(t *testing.T) {
+func TestWorkerWithOtherPropertiesIsANewOne(t *testing.T) {
 	inBubble(t, nil, func(t *testing.T, h *head) {
 		o := h.submit(t, "a")
-		wantTask(t, h.slot("anvil", "0").say(t, idle()), o)
+		wantTask(t, h.slot("anvil", "0").report(t, idle()), o)
 		w := h.slot("anvil", "0", "OSFamily=linux")
-		wantIdle(t, w.say(t, executing(o.Action().Proto())))
+		wantIdle(t, w.report(t, executing(o.Action().Proto())))
 		wantWaiting(t, o, repb.ExecutionStage_QUEUED)
 	})
 }
 
-// TestTwoOfOneName: ids that differ, and name the same slot of the same machine, are a mistake of whoever wrote them.
-func TestTwoOfOneName(t *testing.T) {
+func TestTwoIDsOfOneSlotAreRefused(t *testing.T) {
 	inBubble(t, nil, func(t *testing.T, h *head) {
 		w := h.slot("anvil", "0")
 		w.req.PreferBeingIdle = true
-		wantIdle(t, w.say(t, idle()))
+		wantIdle(t, w.report(t, idle()))
 		w.req.WorkerId = map[string]string{"hostname": "anvil", "thread": "0"}
 		if _, err := w.try(t.Context(), idle()); status.Code(err) != codes.FailedPrecondition || !strings.Contains(err.Error(), "anvil") {
-			t.Errorf("got %v", err)
+			t.Errorf("got %v, want FAILED_PRECONDITION", err)
 		}
 	})
 }
 
-// of returns the slot as one of a worker with a store.
+// of sets the store of the slot's worker.
 func (s *slot) of(store string) *slot {
 	s.req.WorkerId["store"] = store
 	return s
 }
 
-// TestTwoProcessesOfOneName: the second is told so, while the first is there or may be, and takes no action from it; it is
-// let in once that has gone. One that was started again, with the store of the first, is the first.
-func TestTwoProcessesOfOneName(t *testing.T) {
+// TestSecondProcessOfOneNameIsRefused while the first may be alive, and accepted later. A restarted process, with the
+// same store, is the first.
+func TestSecondProcessOfOneNameIsRefused(t *testing.T) {
 	inBubble(t, nil, func(t *testing.T, h *head) {
 		o := h.submit(t, "a")
 		d := o.Action().Proto()
@@ -835,20 +811,20 @@ func TestTwoProcessesOfOneName(t *testing.T) {
 			t.Helper()
 			_, err := second.try(t.Context(), idle())
 			if status.Code(err) != codes.FailedPrecondition {
-				t.Fatalf("%s: %v", when, err)
+				t.Fatalf("%s: got %v, want FAILED_PRECONDITION", when, err)
 			}
-			for _, text := range append(want, "anvil", "--name") {
+			for _, text := range append(want, "anvil", "a name of its own") {
 				if !strings.Contains(err.Error(), text) {
-					t.Errorf("%s: no %q in %v", when, text, err)
+					t.Errorf("%s: got %v, want it to contain %q", when, err, text)
 				}
 			}
 		}
-		wantTask(t, first.say(t, idle()), o)
+		wantTask(t, first.report(t, idle()), o)
 		time.Sleep(3 * time.Second)
 		refused("while the first executes", "3s ago")
-		wantCarryOn(t, first.say(t, executing(d)))
+		wantCarryOn(t, first.report(t, executing(d)))
 		first.req.PreferBeingIdle = true
-		wantIdle(t, first.say(t, completed(d, exited(0))))
+		wantIdle(t, first.report(t, completed(d, exited(0))))
 		wantSuccess(t, o)
 
 		first.req.PreferBeingIdle = false
@@ -859,97 +835,95 @@ func TestTwoProcessesOfOneName(t *testing.T) {
 			over <- err
 		}()
 		synctest.Wait()
-		refused("while the first waits", "waits for an action")
+		refused("while the first waits", "calling now")
 		if w := h.queue.Workers(); len(w) != 1 || w[0].Name != "anvil" || len(w[0].Slots) != 1 || w[0].Slots[0].Name != "1" {
-			t.Errorf("the workers are %+v", w)
+			t.Errorf("Workers = %+v, want slot 1 of anvil", w)
 		}
 		cancel()
 		<-over
 		synctest.Wait()
-		time.Sleep(10 * time.Second) // as long as one of ours takes from one call to the next at most
+		time.Sleep(10 * time.Second) // the longest gap between two calls of a Client
 		refused("between two calls of the first", "10s ago")
 		time.Sleep(5 * time.Second)
 		second.req.PreferBeingIdle = true
-		wantIdle(t, second.say(t, idle())) // the first has gone, and had nothing
+		wantIdle(t, second.report(t, idle())) // the first has left without an action
 		if s := h.queue.Stats(); s.Lost != 0 || s.Failed != 0 {
-			t.Errorf("something was lost: %+v", s)
+			t.Errorf("Stats = %+v, want nothing lost", s)
 		}
 	})
-	t.Run("it was killed", func(t *testing.T) {
+	t.Run("killed", func(t *testing.T) {
 		inBubble(t, nil, func(t *testing.T, h *head) {
 			o := h.submit(t, "a")
-			wantTask(t, h.slot("anvil", "1").of("a1").say(t, idle()), o)
+			wantTask(t, h.slot("anvil", "1").of("a1").report(t, idle()), o)
 			second := h.slot("anvil", "1").of("b2")
 			if _, err := second.try(t.Context(), idle()); status.Code(err) != codes.FailedPrecondition {
 				t.Fatal(err)
 			}
 			time.Sleep(time.Minute + time.Second)
-			wantTask(t, second.say(t, idle()), o)
+			wantTask(t, second.report(t, idle()), o)
 		})
 	})
-	t.Run("it was started again", func(t *testing.T) {
+	t.Run("restarted", func(t *testing.T) {
 		inBubble(t, nil, func(t *testing.T, h *head) {
 			o := h.submit(t, "a")
 			w := h.slot("anvil", "1").of("a1")
-			wantTask(t, w.say(t, idle()), o)
-			wantCarryOn(t, w.say(t, executing(o.Action().Proto())))
-			wantTask(t, w.say(t, idle()), o) // lost, and given to it anew
+			wantTask(t, w.report(t, idle()), o)
+			wantCarryOn(t, w.report(t, executing(o.Action().Proto())))
+			wantTask(t, w.report(t, idle()), o) // lost, and assigned again
 		})
 	})
 }
 
-// TestAMachineIsIdleOnceItExecutesNothing: also not what an earlier head gave it, or what was cancelled, until it says that it
-// has ended that.
-func TestAMachineIsIdleOnceItExecutesNothing(t *testing.T) {
+// TestWorkerIsEndingUntilItReportsIdle after the order to kill an action: one of an earlier head, or a cancelled one.
+func TestWorkerIsEndingUntilItReportsIdle(t *testing.T) {
 	inBubble(t, nil, func(t *testing.T, h *head) {
 		w := h.slot("anvil", "1")
 		ending := func() bool {
 			t.Helper()
 			all := h.queue.Workers()
 			if len(all) != 1 || len(all[0].Slots) != 1 {
-				t.Fatalf("the workers are %+v", all)
+				t.Fatalf("Workers = %+v, want one slot", all)
 			}
 			return !all[0].Slots[0].Ending.IsZero()
 		}
-		old := h.put(t, cas.SHA256, "an action of an earlier head")
-		wantIdle(t, w.say(t, executing(old)))
+		old := h.put(t, cas.SHA256, "action of an earlier head")
+		wantIdle(t, w.report(t, executing(old)))
 		if !ending() {
-			t.Error("what an earlier head gave it counts for nothing")
+			t.Error("not Ending with the action of an earlier head")
 		}
 		w.req.PreferBeingIdle = true
-		wantIdle(t, w.say(t, idle()))
+		wantIdle(t, w.report(t, idle()))
 		if ending() {
-			t.Error("it has said that it executes nothing")
+			t.Error("Ending although it reported idle")
 		}
 		w.req.PreferBeingIdle = false
 		o := h.submit(t, "a")
-		wantTask(t, w.say(t, idle()), o)
-		wantCarryOn(t, w.say(t, executing(o.Action().Proto())))
+		wantTask(t, w.report(t, idle()), o)
+		wantCarryOn(t, w.report(t, executing(o.Action().Proto())))
 		if ending() {
-			t.Error("what it was given is to end")
+			t.Error("Ending with its assigned action")
 		}
-		o.Cancel("nobody wants it")
+		o.Cancel("enough")
 		synctest.Wait()
-		wantIdle(t, w.say(t, executing(o.Action().Proto())))
+		wantIdle(t, w.report(t, executing(o.Action().Proto())))
 		if !ending() {
-			t.Error("what was cancelled counts for nothing")
+			t.Error("not Ending with a cancelled action")
 		}
 		next := h.submit(t, "b")
-		wantTask(t, w.say(t, idle()), next)
+		wantTask(t, w.report(t, idle()), next)
 		if ending() {
-			t.Error("it has taken another")
+			t.Error("Ending with its next action")
 		}
 	})
 }
 
-// TestAMachineIsIdleWhileNothingIsHandedOut: what it has ended counts no more, though it gets nothing else.
-func TestAMachineIsIdleWhileNothingIsHandedOut(t *testing.T) {
+func TestWorkerIsNotEndingWhileTheServerIsNotReady(t *testing.T) {
 	unready := func(c *buildbarn.ServerConfig) {
-		c.Ready = func() error { return errors.New("upstream grpc://far is down") }
+		c.Ready = func() error { return errors.New("upstream grpc://store is down") }
 	}
 	inBubble(t, unready, func(t *testing.T, h *head) {
 		w := h.slot("anvil", "1")
-		wantIdle(t, w.say(t, executing(h.put(t, cas.SHA256, "an action of an earlier head"))))
+		wantIdle(t, w.report(t, executing(h.put(t, cas.SHA256, "action of an earlier head"))))
 		waits, cancel := context.WithCancel(t.Context())
 		over := make(chan struct{})
 		go func() {
@@ -958,16 +932,15 @@ func TestAMachineIsIdleWhileNothingIsHandedOut(t *testing.T) {
 		}()
 		synctest.Wait()
 		if all := h.queue.Workers(); len(all) != 1 || len(all[0].Slots) != 1 || !all[0].Slots[0].Ending.IsZero() {
-			t.Errorf("it has said that it executes nothing, and the workers are %+v", all)
+			t.Errorf("Workers = %+v, want one slot that is not Ending", all)
 		}
 		cancel()
 		<-over
 	})
 }
 
-// TestAWorkerThatDoesNotGetOn: it is believed for an hour that it fetches inputs, or stores outputs, and then another has the
-// action. That is no fault of the action's: if it happens again and again, the client may ask once more.
-func TestAWorkerThatDoesNotGetOn(t *testing.T) {
+// TestStalledTransferRunsElsewhere after an hour. It does not count against the action, which the client may retry.
+func TestStalledTransferRunsElsewhere(t *testing.T) {
 	for name, state := range map[string]func(*remoteworkerpb.CurrentState_Executing){
 		"fetching": func(e *remoteworkerpb.CurrentState_Executing) {
 			e.ExecutionState = &remoteworkerpb.CurrentState_Executing_FetchingInputs{FetchingInputs: &emptypb.Empty{}}
@@ -979,40 +952,39 @@ func TestAWorkerThatDoesNotGetOn(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			inBubble(t, nil, func(t *testing.T, h *head) {
 				o := h.submit(t, "a")
-				says := executing(o.Action().Proto())
-				state(says.GetExecuting())
+				stalled := executing(o.Action().Proto())
+				state(stalled.GetExecuting())
 				for _, machine := range []string{"anvil", "bellows", "chisel"} {
 					w := h.slot(machine, "0")
-					wantTask(t, w.say(t, idle()), o)
-					// That it was fetching before does not count for what it does then.
-					wantCarryOn(t, w.say(t, executing(o.Action().Proto())))
+					wantTask(t, w.report(t, idle()), o)
+					// The time of an earlier stage does not count.
+					wantCarryOn(t, w.report(t, executing(o.Action().Proto())))
 					began := time.Now()
 					for time.Since(began) < time.Hour {
-						wantCarryOn(t, w.say(t, says))
+						wantCarryOn(t, w.report(t, stalled))
 						time.Sleep(10 * time.Second)
 					}
-					wantIdle(t, w.say(t, says))
+					wantIdle(t, w.report(t, stalled))
 				}
 				s := ended(t, o)
-				if s.Fault == nil || s.Fault.Kind != worker.Unavailable || !strings.Contains(s.Fault.Error(), "worker chisel (it says that it has been "+name+" for 1h0m0s)") {
-					t.Errorf("the action ended with %v", s.Fault)
+				if s.Fault == nil || s.Fault.Kind != worker.Unavailable || !strings.Contains(s.Fault.Error(), "worker chisel (the worker reports that it has been "+name+" for 1h0m0s)") {
+					t.Errorf("fault is %v, want UNAVAILABLE with the stall", s.Fault)
 				}
 			})
 		})
 	}
 }
 
-// TestNothingIsHandedOutThatCannotBeDone: while the head is not able to, no worker gets an action, neither one that waits for
-// one nor one that comes; what has waited for too long meanwhile ends so that clients ask again.
-func TestNothingIsHandedOutThatCannotBeDone(t *testing.T) {
-	var able atomic.Bool
-	able.Store(true)
+// TestNoActionIsAssignedWhileNotReady to waiting or new workers. Actions that wait too long end as UNAVAILABLE.
+func TestNoActionIsAssignedWhileNotReady(t *testing.T) {
+	var ready atomic.Bool
+	ready.Store(true)
 	change := func(c *buildbarn.ServerConfig) {
 		c.Ready = func() error {
-			if able.Load() {
+			if ready.Load() {
 				return nil
 			}
-			return errors.New("upstream grpc://far is down")
+			return errors.New("upstream grpc://store is down")
 		}
 	}
 	inBubble(t, change, func(t *testing.T, h *head) {
@@ -1029,33 +1001,33 @@ func TestNothingIsHandedOutThatCannotBeDone(t *testing.T) {
 			}()
 		}
 		time.Sleep(5 * time.Second)
-		able.Store(false)
+		ready.Store(false)
 		time.Sleep(2 * time.Second)
 		first := h.submit(t, "a")
 		time.Sleep(4 * time.Minute)
 		second := h.submit(t, "b")
 		wantWaiting(t, first, repb.ExecutionStage_QUEUED)
 		time.Sleep(61 * time.Second)
-		if s := ended(t, first); s.Fault == nil || s.Fault.Kind != worker.Unavailable || !strings.Contains(s.Fault.Error(), "upstream grpc://far is down") {
-			t.Errorf("what has waited for five minutes ended with %+v", s)
+		if s := ended(t, first); s.Fault == nil || s.Fault.Kind != worker.Unavailable || !strings.Contains(s.Fault.Error(), "upstream grpc://store is down") {
+			t.Errorf("after five minutes: state is %+v, want UNAVAILABLE with the reason", s)
 		}
 		wantWaiting(t, second, repb.ExecutionStage_QUEUED)
-		able.Store(true)
+		ready.Store(true)
 		wantTask(t, <-got, second)
 		third := h.submit(t, "c")
 		wantTask(t, <-got, third)
 	})
 }
 
-// TestAnothersWorker: who has the right to work in one instance takes no action from a worker of another one by calling
-// himself the same, neither while that executes nor while it waits; it may be his once nothing is heard of it.
-func TestAnothersWorker(t *testing.T) {
+// TestWorkerIDBelongsToItsCaller until the worker is lost, so that nobody takes actions of an instance he has no right
+// to.
+func TestWorkerIDBelongsToItsCaller(t *testing.T) {
 	inBubble(t, func(c *buildbarn.ServerConfig) {
 		c.Caller = func(ctx context.Context) string {
-			return strings.Join(metadata.ValueFromIncomingContext(ctx, "who"), "")
+			return strings.Join(metadata.ValueFromIncomingContext(ctx, "caller"), "")
 		}
 	}, func(t *testing.T, h *head) {
-		as := func(who string) context.Context { return metadata.AppendToOutgoingContext(t.Context(), "who", who) }
+		as := func(who string) context.Context { return metadata.AppendToOutgoingContext(t.Context(), "caller", who) }
 		w, thief := h.slot("anvil", "0"), h.slot("anvil", "0")
 		thief.req.InstanceNamePrefix = "elsewhere"
 		o := h.submit(t, "a")
@@ -1067,7 +1039,7 @@ func TestAnothersWorker(t *testing.T) {
 		for _, prefix := range []string{"elsewhere", ""} {
 			thief.req.InstanceNamePrefix = prefix
 			if _, err := thief.try(as("thief"), idle()); status.Code(err) != codes.PermissionDenied || strings.Contains(err.Error(), "smith") {
-				t.Errorf("another caller with prefix %q: %v", prefix, err)
+				t.Errorf("another caller with prefix %q: %v, want PERMISSION_DENIED without the owner's name", prefix, err)
 			}
 		}
 		if r, err = w.try(as("smith"), executing(o.Action().Proto())); err != nil {
@@ -1083,26 +1055,24 @@ func TestAnothersWorker(t *testing.T) {
 		time.Sleep(time.Minute + time.Second)
 		thief.req.PreferBeingIdle = true
 		if _, err := thief.try(as("thief"), idle()); err != nil {
-			t.Errorf("a worker that was not heard of for long: %v", err)
+			t.Errorf("worker ID of a lost worker: %v", err)
 		}
 	})
 }
 
-// TestMissingAction: the action has gone from the store while it waited. The client is told to upload it, and the worker
-// is given the next.
-func TestMissingAction(t *testing.T) {
+func TestActionMissingFromTheStoreIsReported(t *testing.T) {
 	inBubble(t, nil, func(t *testing.T, h *head) {
 		o, next := h.submit(t, "a"), h.submit(t, "b")
 		h.in.Store.(*castest.Memory).Delete(o.Action())
-		wantTask(t, h.slot("anvil", "0").say(t, idle()), next)
+		wantTask(t, h.slot("anvil", "0").report(t, idle()), next)
 		if f := wantFault(t, o, worker.Missing); len(f.Blobs) != 1 || f.Blobs[0] != o.Action() {
-			t.Errorf("the fault names %v", f.Blobs)
+			t.Errorf("blobs are %v, want the action", f.Blobs)
 		}
 	})
 }
 
-// TestResults: what a worker answers becomes the operation's end, if it is whole and all that it names is in the store.
-func TestResults(t *testing.T) {
+// TestResultsAreChecked before they complete the operation: well formed, and all blobs in the store.
+func TestResultsAreChecked(t *testing.T) {
 	missing := func(d cas.Digest) *statuspb.Status {
 		st, err := status.New(codes.FailedPrecondition, "inputs are missing").WithDetails(&errdetails.PreconditionFailure{
 			Violations: []*errdetails.PreconditionFailure_Violation{{Type: "MISSING", Subject: fmt.Sprintf("blobs/%s/%d", d.Hash(), d.Size())}},
@@ -1129,16 +1099,16 @@ func TestResults(t *testing.T) {
 	large.Result.StderrRaw = make([]byte, worker.MaxResult)
 	for name, row := range map[string]struct {
 		answer func(t *testing.T, h *head) *repb.ExecuteResponse
-		kind   worker.Kind // 0 is an outcome
-		says   string
+		kind   worker.Kind // 0: an outcome
+		want   string
 	}{
 		"success":   {answer: func(t *testing.T, h *head) *repb.ExecuteResponse { return output(h.put(t, cas.SHA256, "here")) }},
 		"exit code": {answer: func(*testing.T, *head) *repb.ExecuteResponse { return exited(1) }},
 		"nothing":   {func(*testing.T, *head) *repb.ExecuteResponse { return &repb.ExecuteResponse{} }, worker.Internal, "no result"},
 		"absent output": {func(*testing.T, *head) *repb.ExecuteResponse { return output(absent.Proto()) },
-			worker.Unavailable, `the result of worker {"slot":"0","worker":"anvil"} is not used: 1 of the 1 blobs that it names are absent`},
-		"no digest": {func(*testing.T, *head) *repb.ExecuteResponse { return output(nil) }, worker.Internal, "is not used"},
-		"no hash":   {func(*testing.T, *head) *repb.ExecuteResponse { return output(&repb.Digest{Hash: "garbage"}) }, worker.Internal, "is not used"},
+			worker.Unavailable, `result of worker {"slot":"0","worker":"anvil"} rejected: 1 of its 1 blobs are absent`},
+		"no digest": {func(*testing.T, *head) *repb.ExecuteResponse { return output(nil) }, worker.Internal, "rejected"},
+		"no hash":   {func(*testing.T, *head) *repb.ExecuteResponse { return output(&repb.Digest{Hash: "garbage"}) }, worker.Internal, "rejected"},
 		"outputs of all kinds": {answer: with(func(r *repb.ExecuteResponse, here *repb.Digest) {
 			r.Result.OutputFiles = []*repb.OutputFile{{Path: "d/o", Digest: here, Contents: []byte("here")}}
 			r.Result.OutputSymlinks = []*repb.OutputSymlink{{Path: "l", Target: "../elsewhere"}}
@@ -1155,7 +1125,7 @@ func TestResults(t *testing.T) {
 		}), worker.Internal, "has no digest"},
 		"other contents": {with(func(r *repb.ExecuteResponse, here *repb.Digest) {
 			r.Result.OutputFiles = []*repb.OutputFile{{Path: "o", Digest: here, Contents: []byte("there")}}
-		}), worker.Internal, "is not used"},
+		}), worker.Internal, "rejected"},
 		"other output": {with(func(r *repb.ExecuteResponse, here *repb.Digest) {
 			r.Result.StdoutDigest, r.Result.StdoutRaw = here, []byte("there")
 		}), worker.Internal, "stdout"},
@@ -1163,7 +1133,7 @@ func TestResults(t *testing.T) {
 			r.ServerLogs = map[string]*repb.LogFile{worker.AuditLogName: {Digest: absent.Proto()}}
 		}), worker.Unavailable, "are absent"},
 		"too large":   {func(*testing.T, *head) *repb.ExecuteResponse { return large }, worker.Internal, "bytes"},
-		"unavailable": {func(*testing.T, *head) *repb.ExecuteResponse { return ended14("the disk is full") }, worker.Unavailable, "the disk is full"},
+		"unavailable": {func(*testing.T, *head) *repb.ExecuteResponse { return unavailable("the disk is full") }, worker.Unavailable, "the disk is full"},
 		"missing":     {func(*testing.T, *head) *repb.ExecuteResponse { return &repb.ExecuteResponse{Status: missing(absent)} }, worker.Missing, "inputs are missing"},
 		"unknown code": {func(*testing.T, *head) *repb.ExecuteResponse {
 			return &repb.ExecuteResponse{Status: &statuspb.Status{Code: 99}}
@@ -1172,12 +1142,12 @@ func TestResults(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			inBubble(t, nil, func(t *testing.T, h *head) {
 				w, o := h.slot("anvil", "0"), h.submit(t, "a")
-				wantTask(t, w.say(t, idle()), o)
+				wantTask(t, w.report(t, idle()), o)
 				w.req.PreferBeingIdle = true
 				answer := row.answer(t, h)
-				wantIdle(t, w.say(t, completed(o.Action().Proto(), answer)))
+				wantIdle(t, w.report(t, completed(o.Action().Proto(), answer)))
 				if row.kind != 0 {
-					wantFault(t, o, row.kind, row.says)
+					wantFault(t, o, row.kind, row.want)
 					return
 				}
 				s := ended(t, o)
@@ -1192,16 +1162,16 @@ func TestResults(t *testing.T) {
 	}
 }
 
-// ended14 is the response of a worker that could not execute.
-func ended14(text string) *repb.ExecuteResponse {
+// unavailable returns the response of a worker that could not execute.
+func unavailable(text string) *repb.ExecuteResponse {
 	return &repb.ExecuteResponse{Status: &statuspb.Status{Code: int32(codes.Unavailable), Message: text}}
 }
 
-// TestInstances: a worker takes the actions of its prefix and of what is below, and is told the rest of the name.
-func TestInstances(t *testing.T) {
+// TestWorkerTakesInstancesBelowItsPrefix and receives the rest of the name.
+func TestWorkerTakesInstancesBelowItsPrefix(t *testing.T) {
 	inBubble(t, func(c *buildbarn.ServerConfig) {
 		one, _ := c.Instances("")
-		c.Instances = func(string) (*cas.Instance, error) { return one, nil } // of which the test's own is one
+		c.Instances = func(string) (*cas.Instance, error) { return one, nil } // one store for every instance
 	}, func(t *testing.T, h *head) {
 		in := func(name string) func(*queue.Request, *repb.Action) {
 			return func(r *queue.Request, _ *repb.Action) { r.Task.Instance = name }
@@ -1212,22 +1182,21 @@ func TestInstances(t *testing.T) {
 		for instance, suffix := range map[string]string{"team": "", "team/x/y": "x/y"} {
 			o := h.submit(t, instance, in(instance))
 			w.req.PreferBeingIdle = false
-			if got := wantTask(t, w.say(t, idle()), o); got.InstanceNameSuffix != suffix {
-				t.Errorf("the suffix of %s is %q, want %q", instance, got.InstanceNameSuffix, suffix)
+			if got := wantTask(t, w.report(t, idle()), o); got.InstanceNameSuffix != suffix {
+				t.Errorf("suffix of %s is %q, want %q", instance, got.InstanceNameSuffix, suffix)
 			}
 			w.req.PreferBeingIdle = true
-			wantIdle(t, w.say(t, completed(o.Action().Proto(), exited(0))))
+			wantIdle(t, w.report(t, completed(o.Action().Proto(), exited(0))))
 			wantSuccess(t, o)
 		}
 		all := h.slot("bellows", "0")
-		if got := wantTask(t, all.say(t, idle()), other); got.InstanceNameSuffix != "teams" {
-			t.Errorf("the suffix of all of teams is %q", got.InstanceNameSuffix)
+		if got := wantTask(t, all.report(t, idle()), other); got.InstanceNameSuffix != "teams" {
+			t.Errorf("suffix without a prefix is %q, want teams", got.InstanceNameSuffix)
 		}
 	})
 }
 
-// TestProperties: a worker is given an action if it has all that this demands, whatever else it has.
-func TestProperties(t *testing.T) {
+func TestWorkerTakesActionsThatItsPropertiesMeet(t *testing.T) {
 	inBubble(t, nil, func(t *testing.T, h *head) {
 		demanding := func(name, value string) func(*queue.Request, *repb.Action) {
 			return func(r *queue.Request, _ *repb.Action) { r.Demands = []worker.Property{{Name: name, Value: value}} }
@@ -1235,29 +1204,27 @@ func TestProperties(t *testing.T) {
 		a := h.submit(t, "a", demanding("ISA", "arm64"))
 		b := h.submit(t, "b", demanding("ISA", "amd64"))
 		w := h.slot("anvil", "0", "ISA=amd64", "ISA=i386", "OSFamily=linux")
-		wantTask(t, w.say(t, idle()), b)
-		wantTask(t, h.slot("bellows", "0", "ISA=arm64").say(t, idle()), a)
+		wantTask(t, w.report(t, idle()), b)
+		wantTask(t, h.slot("bellows", "0", "ISA=arm64").report(t, idle()), a)
 	})
 }
 
-// TestDigestFunctions: the function of the action is told, and what the result names is looked for by it.
-func TestDigestFunctions(t *testing.T) {
+func TestDigestFunctionOfTheActionIsUsed(t *testing.T) {
 	inBubble(t, nil, func(t *testing.T, h *head) {
 		o := h.submit(t, "a", func(r *queue.Request, _ *repb.Action) { r.Task.Action = cas.BLAKE3.Sum(nil) })
 		w := h.slot("anvil", "0")
-		if got := wantTask(t, w.say(t, idle()), o); got.DigestFunction != repb.DigestFunction_BLAKE3 {
-			t.Errorf("the function is %v", got.DigestFunction)
+		if got := wantTask(t, w.report(t, idle()), o); got.DigestFunction != repb.DigestFunction_BLAKE3 {
+			t.Errorf("digest function is %v, want BLAKE3", got.DigestFunction)
 		}
 		r := exited(0)
 		r.Result.StdoutDigest = h.put(t, cas.BLAKE3, "out")
 		w.req.PreferBeingIdle = true
-		wantIdle(t, w.say(t, completed(o.Action().Proto(), r)))
+		wantIdle(t, w.report(t, completed(o.Action().Proto(), r)))
 		wantSuccess(t, o)
 	})
 }
 
-// TestStoreThatDoesNotAnswer: a result that cannot be held against the store is not used.
-func TestStoreThatDoesNotAnswer(t *testing.T) {
+func TestResultIsRejectedWhenTheStoreFails(t *testing.T) {
 	var faulty *castest.Faulty
 	inBubble(t, func(c *buildbarn.ServerConfig) {
 		in, _ := c.Instances("")
@@ -1267,23 +1234,22 @@ func TestStoreThatDoesNotAnswer(t *testing.T) {
 		}
 	}, func(t *testing.T, h *head) {
 		w, o := h.slot("anvil", "0"), h.submit(t, "a")
-		wantTask(t, w.say(t, idle()), o)
+		wantTask(t, w.report(t, idle()), o)
 		faulty.Fail(cas.ErrUnavailable, castest.Missing)
 		w.req.PreferBeingIdle = true
 		r := exited(0)
 		r.Result.StdoutDigest = h.put(t, cas.SHA256, "out")
-		wantIdle(t, w.say(t, completed(o.Action().Proto(), r)))
+		wantIdle(t, w.report(t, completed(o.Action().Proto(), r)))
 		wantFault(t, o, worker.Unavailable, "anvil")
 	})
 }
 
-// TestClose: calls that wait end, and later ones are told to come back.
-func TestClose(t *testing.T) {
+func TestCloseEndsCalls(t *testing.T) {
 	inBubble(t, nil, func(t *testing.T, h *head) {
 		var calling sync.WaitGroup
 		calling.Go(func() {
 			if _, err := h.slot("anvil", "0").try(t.Context(), idle()); status.Code(err) != codes.Unavailable {
-				t.Errorf("a call that waits: %v", err)
+				t.Errorf("waiting call: %v, want UNAVAILABLE", err)
 			}
 		})
 		synctest.Wait()
@@ -1291,53 +1257,52 @@ func TestClose(t *testing.T) {
 		h.server.Close()
 		calling.Wait()
 		if took := time.Since(began); took != 0 {
-			t.Errorf("a call that waits ends after %v", took)
+			t.Errorf("waiting call ended after %v, want 0", took)
 		}
 		if _, err := h.slot("anvil", "1").try(t.Context(), idle()); status.Code(err) != codes.Unavailable {
-			t.Errorf("a call afterwards: %v", err)
+			t.Errorf("later call: %v, want UNAVAILABLE", err)
 		}
 	})
 }
 
-// TestDrain: while the queue drains, what runs on workers runs to its end within the grace; what does not is UNAVAILABLE to
-// the client, and its worker is told to be idle.
-func TestDrain(t *testing.T) {
+// TestDrainWaitsForWorkers checks that actions still running at the end of the drain fail as UNAVAILABLE and are
+// killed.
+func TestDrainWaitsForWorkers(t *testing.T) {
 	inBubble(t, nil, func(t *testing.T, h *head) {
 		first, second := h.slot("anvil", "0"), h.slot("anvil", "1")
 		quick, slow := h.submit(t, "quick"), h.submit(t, "slow")
-		wantTask(t, first.say(t, idle()), quick)
-		wantTask(t, second.say(t, idle()), slow)
+		wantTask(t, first.report(t, idle()), quick)
+		wantTask(t, second.report(t, idle()), slow)
 		var draining sync.WaitGroup
 		draining.Go(func() {
 			ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
 			defer cancel()
 			if err := h.queue.Drain(ctx); err == nil {
-				t.Error("the drain ended well")
+				t.Error("Drain succeeded, want an error")
 			}
 		})
 		time.Sleep(10 * time.Second)
-		wantCarryOn(t, second.say(t, executing(slow.Action().Proto())))
+		wantCarryOn(t, second.report(t, executing(slow.Action().Proto())))
 		first.req.PreferBeingIdle = true
-		wantIdle(t, first.say(t, completed(quick.Action().Proto(), exited(0))))
+		wantIdle(t, first.report(t, completed(quick.Action().Proto(), exited(0))))
 		wantSuccess(t, quick)
 		draining.Wait()
 		wantFault(t, slow, worker.Unavailable)
-		wantIdle(t, second.say(t, executing(slow.Action().Proto())))
+		wantIdle(t, second.report(t, executing(slow.Action().Proto())))
 	})
 }
 
-// TestDrainedWorker: one that an operator has drained is told to be idle after its interval, however much waits.
-func TestDrainedWorker(t *testing.T) {
+func TestDrainedWorkerGetsNoActions(t *testing.T) {
 	inBubble(t, nil, func(t *testing.T, h *head) {
 		w := h.slot("anvil", "0")
 		w.req.PreferBeingIdle = true
-		wantIdle(t, w.say(t, idle()))
+		wantIdle(t, w.report(t, idle()))
 		w.req.PreferBeingIdle = false
 		h.queue.DrainWorker("anvil", "disk")
 		o := h.submit(t, "a")
-		wantIdle(t, w.say(t, idle()))
+		wantIdle(t, w.report(t, idle()))
 		wantWaiting(t, o, repb.ExecutionStage_QUEUED)
 		h.queue.UndrainWorker("anvil")
-		wantTask(t, w.say(t, idle()), o)
+		wantTask(t, w.report(t, idle()), o)
 	})
 }

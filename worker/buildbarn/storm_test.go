@@ -20,8 +20,8 @@ import (
 	"google.golang.org/protobuf/proto"
 )
 
-// TestStorm: workers that vanish, are started again, give up, lose answers and say what is not true, and clients that go.
-// Every action is answered once; what was executed has the result of that action, and of no other.
+// TestStorm lets workers vanish, restart, give up, lose answers and report nonsense while clients cancel. Every action
+// must be answered once, and a result must be that of its own action.
 func TestStorm(t *testing.T) {
 	inBubble(t, nil, func(t *testing.T, h *head) {
 		const actions = 300
@@ -59,24 +59,24 @@ func TestStorm(t *testing.T) {
 				if s.Fault != nil {
 					counts[s.Fault.Kind]++
 				} else if counts[0]++; string(s.Outcome.Result.StdoutRaw) != o.Action().Hash() {
-					t.Errorf("action %v has the result of %s", o.Action(), s.Outcome.Result.StdoutRaw)
+					t.Errorf("action %v has the result of action %s", o.Action(), s.Outcome.Result.StdoutRaw)
 				}
 				break
 			}
 		}
 		cancel()
 		working.Wait()
-		t.Logf("by kind of fault: %v, again: %d", counts, h.queue.Stats().Again)
+		t.Logf("outcomes by kind of fault: %v, retried: %d", counts, h.queue.Stats().Again)
 		if counts[0] < actions/2 || counts[worker.Internal] > 0 || counts[worker.Cancelled] == 0 || h.queue.Stats().Again == 0 {
-			t.Errorf("by kind of fault, 0 is none: %v", counts)
+			t.Errorf("outcomes by kind of fault: %v; want most without, some cancelled, some retried, none internal", counts)
 		}
 		if s := h.queue.Stats(); s.Running != 0 || s.Queued != 0 || s.Done != actions {
-			t.Errorf("%d run, %d wait, %d are done", s.Running, s.Queued, s.Done)
+			t.Errorf("Running %d, Queued %d, Done %d; want 0, 0, %d", s.Running, s.Queued, s.Done, actions)
 		}
 	})
 }
 
-// An unreliable slot executes most of what it is given.
+// An unreliable slot executes most of its actions.
 type unreliable struct {
 	*slot
 	random *rand.Rand
@@ -94,7 +94,7 @@ func (u *unreliable) work(ctx context.Context, t *testing.T) {
 	state := idle()
 	for ctx.Err() == nil {
 		call, done := context.WithCancel(ctx)
-		if u.random.IntN(20) == 0 { // an answer that never comes
+		if u.random.IntN(20) == 0 { // the answer is lost
 			call, done = context.WithTimeout(ctx, time.Duration(1+u.random.IntN(10))*time.Millisecond)
 		}
 		r, err := u.try(call, state)
@@ -104,7 +104,7 @@ func (u *unreliable) work(ctx context.Context, t *testing.T) {
 			return
 		case err != nil:
 			if c := grpcstatus.Code(err); c != codes.DeadlineExceeded && c != codes.ResourceExhausted {
-				t.Errorf("a call: %v", err)
+				t.Errorf("Synchronize: %v", err)
 			}
 			u.nap(ctx, 5*time.Second)
 			continue
@@ -117,14 +117,14 @@ func (u *unreliable) work(ctx context.Context, t *testing.T) {
 		}
 		digest := state.GetExecuting().GetActionDigest()
 		switch u.random.IntN(12) {
-		case 0: // the machine goes away
+		case 0: // the machine is unreachable
 			u.nap(ctx, 3*time.Minute)
 			state = idle()
-		case 1: // it is started again
+		case 1: // the worker restarts
 			state = idle()
 		case 2:
 			state = completed(digest, &repb.ExecuteResponse{Status: &statuspb.Status{Code: int32(codes.Canceled)}})
-		case 3: // what nobody has asked for
+		case 3: // an action it was not assigned
 			state = completed(cas.SHA256.Sum([]byte("other")).Proto(), exited(1))
 		case 4, 5:
 			u.nap(ctx, 10*time.Second) // it still executes

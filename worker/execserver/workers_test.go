@@ -86,7 +86,7 @@ func TestRule126_LostWorkers(t *testing.T) {
 		if got := md.GetPartialExecutionMetadata().GetWorker(); got != name {
 			t.Errorf("the metadata name worker %q, want %q", got, name)
 		}
-		slot.Leave("it was not heard of for 1m0s")
+		slot.Leave("silent for 1m0s")
 		if name == "c" {
 			break
 		}
@@ -95,7 +95,7 @@ func TestRule126_LostWorkers(t *testing.T) {
 			t.Errorf("what waits again has a worker: %v", p)
 		}
 	}
-	const why = " (it was not heard of for 1m0s)"
+	const why = " (silent for 1m0s)"
 	wantMessage(t, end(t, st), codes.FailedPrecondition, "suspected of crashing its workers", "lost 3 times", "worker a"+why, "worker b"+why, "worker c"+why)
 }
 

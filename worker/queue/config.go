@@ -47,10 +47,10 @@ type Config struct {
 	Renew func(context.Context, *worker.Task)
 	// RenewEvery must be well below the time for which the store keeps used blobs; the default is an hour.
 	RenewEvery time.Duration
-	// Fetch, if not nil, prefetches the inputs of a queued action from a remote store. It is called once for each of the
-	// next 2*Slots actions, four at a time, while no slot is free. It passes the number of bytes to reserve, which may
-	// block, and fetches nothing if that returns false. Its context ends when the action no longer needs the inputs, but
-	// not when an own slot takes the action.
+	// Fetch, if not nil, prefetches the inputs of a queued action from a remote store. It is called once for each of
+	// the next 2*Slots actions, four at a time, while no slot is free. It passes the number of bytes to reserve, which
+	// may block, and fetches nothing if that returns false. Its context ends when the action no longer needs the
+	// inputs, but not when an own slot takes the action.
 	Fetch func(ctx context.Context, t *worker.Task, reserve func(bytes int64) bool)
 	// FetchBytes limits the input bytes of all prefetched actions, including those already present; an action that
 	// needs more is not prefetched. The default is 1 GiB.
@@ -68,8 +68,9 @@ type Config struct {
 	Idle func(ctx context.Context)
 	// Drains restores the drained workers; see Queue.DrainState.
 	Drains DrainState
-	// MaxRetained and MaxRetainedBytes limit the number of completed operations and their estimated memory; the defaults
-	// are 10,000 and 256 MiB. The oldest are dropped first, operations whose action did not run before all others.
+	// MaxRetained and MaxRetainedBytes limit the number of completed operations and their estimated memory; the
+	// defaults are 10,000 and 256 MiB. The oldest are dropped first, operations whose action did not run before all
+	// others.
 	MaxRetained      int
 	MaxRetainedBytes int64
 }

@@ -15,8 +15,9 @@ type drain struct {
 }
 
 // DrainWorker stops assigning actions to the worker of that name and records why; running actions continue. The name ""
-// means every worker, including those that join later. A worker that leaves and joins again is still drained. DrainWorker
-// returns the names of the workers concerned, none if there is no such worker, and the number of actions they run.
+// means every worker, including those that join later. A worker that leaves and joins again is still drained.
+// DrainWorker returns the names of the workers concerned, none if there is no such worker, and the number of actions
+// they run.
 func (q *Queue) DrainWorker(name, why string) (names []string, running int) {
 	q.mu.Lock()
 	defer q.mu.Unlock()

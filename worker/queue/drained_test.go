@@ -11,7 +11,8 @@ import (
 	"github.com/cloister-build/cloister/worker"
 )
 
-// TestDrained checks that the queue is drained if every present worker is, or none is present and each that joins will be.
+// TestDrained checks that the queue is drained if every present worker is, or none is present and each that joins will
+// be.
 func TestDrained(t *testing.T) {
 	q := New(Config{Head: true})
 	defer q.Close()

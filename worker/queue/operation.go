@@ -48,8 +48,8 @@ const FirstVersion = 1
 
 // A State is the progress of an operation.
 type State struct {
-	// Stage is CACHE_CHECK until the request is prepared, then QUEUED, EXECUTING and COMPLETED; each except the last may
-	// be skipped. An action lost with its worker is QUEUED again.
+	// Stage is CACHE_CHECK until the request is prepared, then QUEUED, EXECUTING and COMPLETED; each except the last
+	// may be skipped. An action lost with its worker is QUEUED again.
 	Stage repb.ExecutionStage_Value
 	// Began is when a slot took the action, and Worker the slot's worker; zero if none did.
 	Began  time.Time
@@ -57,8 +57,8 @@ type State struct {
 	// Outcome or Fault is set at COMPLETED, never both. Operations may share an Outcome, which must not be modified.
 	Outcome *worker.Outcome
 	Fault   *worker.Fault
-	// Stdout and Stderr are the names of the run's logs from EXECUTING on; "" if there are none. Operations that share a
-	// run share its logs.
+	// Stdout and Stderr are the names of the run's logs from EXECUTING on; "" if there are none. Operations that share
+	// a run share its logs.
 	Stdout, Stderr string
 }
 

@@ -32,8 +32,8 @@ import (
 
 // A Request asks for the execution of an action.
 type Request struct {
-	// Task is passed to the Executor. Submit sets Queued if it is zero. If the request shares an earlier run, its Stdout
-	// and Stderr are unused.
+	// Task is passed to the Executor. Submit sets Queued if it is zero. If the request shares an earlier run, its
+	// Stdout and Stderr are unused.
 	Task worker.Task
 	// Priority orders requests: lower values run first. Builds of equal priority take turns; requests of one build run
 	// in order of arrival.
@@ -44,9 +44,9 @@ type Request struct {
 	Terms string
 	// Demands are the properties that a worker must have, sorted. Equal actions have equal demands.
 	Demands []worker.Property
-	// Prepare, if not nil, does the work that needs no slot, once, before the action is queued. It may return an Outcome
-	// or a *worker.Fault, which completes the request; otherwise the action is queued. It may set Alone, Terms, Demands
-	// and Task.SkipCacheLookup.
+	// Prepare, if not nil, does the work that needs no slot, once, before the action is queued. It may return an
+	// Outcome or a *worker.Fault, which completes the request; otherwise the action is queued. It may set Alone, Terms,
+	// Demands and Task.SkipCacheLookup.
 	Prepare func(context.Context, *Request) (*worker.Outcome, error)
 }
 
@@ -201,8 +201,8 @@ func (q *Queue) Stats() Stats {
 
 // Drain refuses new requests and returns when nothing is queued or running; it prepares the queue for Close, unlike
 // DrainWorker. When ctx ends first, Drain completes the remaining operations with a Fault of kind Unavailable, cancels
-// their actions, waits for those in own slots, not for other workers, and returns the error of ctx. Completed operations
-// can be queried until Close and after it.
+// their actions, waits for those in own slots, not for other workers, and returns the error of ctx. Completed
+// operations can be queried until Close and after it.
 func (q *Queue) Drain(ctx context.Context) error {
 	q.mu.Lock()
 	q.draining = true

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	repb "github.com/bazelbuild/remote-apis/build/bazel/remote/execution/v2"
+	"github.com/cloister-build/cloister/sandbox/printable"
 	"github.com/cloister-build/cloister/worker"
 )
 
@@ -171,7 +172,7 @@ func (q *Queue) lose(r *Run, why string, givenBack bool) {
 func (j *job) poison() *worker.Fault {
 	var losses []string
 	for _, l := range j.losses {
-		losses = append(losses, fmt.Sprintf("worker %s (%s)", word(l.worker), l.why))
+		losses = append(losses, fmt.Sprintf("worker %s (%s)", printable.Quote(l.worker, maxQuoted), l.why))
 	}
 	if slices.ContainsFunc(j.losses, func(l loss) bool { return l.givenBack }) {
 		return fault(worker.Unavailable, "action %s was lost %d times, not always by its own fault; retry; lost with %s",

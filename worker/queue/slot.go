@@ -54,8 +54,8 @@ type Slot struct {
 	ending time.Time // see SetEnding
 }
 
-// SetEnding records whether the worker still executes, and is stopping, an action that this slot does not have: one that
-// was cancelled, or assigned by an earlier queue. Take clears it.
+// SetEnding records whether the worker still executes, and is stopping, an action that this slot does not have: one
+// that was cancelled, or assigned by an earlier queue. Take clears it.
 func (s *Slot) SetEnding(ending bool) {
 	s.q.mu.Lock()
 	defer s.q.mu.Unlock()

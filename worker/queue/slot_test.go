@@ -225,7 +225,7 @@ func TestUnmatchedFaultNamesTheNearestOffer(t *testing.T) {
 		{
 			"unknown names",
 			[]queue.Offer{{Worker: "a b"}}, "x=1 y=\u00e9",
-			`no worker offers x=1, "y=\u00e9"; the nearest is worker a b with no x, no y; ` +
+			`no worker offers x=1, "y=\u00e9"; the nearest is worker "a b" with no x, no y; ` +
 				`no worker offers any x; missing [x=1 "y=\u00e9"]`,
 		},
 		{
@@ -527,8 +527,8 @@ func TestPoisonIsNotRetriedForever(t *testing.T) {
 	})
 }
 
-// TestActionsThatAreGivenBackAreNotPoison checks that an action given back by workers that stop, as in a shrinking pool,
-// is not retried forever, and that its client may retry.
+// TestActionsThatAreGivenBackAreNotPoison checks that an action given back by workers that stop, as in a shrinking
+// pool, is not retried forever, and that its client may retry.
 func TestActionsThatAreGivenBackAreNotPoison(t *testing.T) {
 	head(t, queue.Config{}, func(t *testing.T, q *queue.Queue) {
 		o := submit(t, q, "x", nil)

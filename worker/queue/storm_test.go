@@ -44,8 +44,8 @@ func (e *stormExecutor) Execute(ctx context.Context, t *worker.Task, report func
 	return &worker.Outcome{Result: &repb.ActionResult{}}, nil
 }
 
-// TestStorm submits, merges, waits for, cancels, lists and forgets operations concurrently. Each must end exactly once, no
-// wake-up may be lost, and no more runs than slots may be active.
+// TestStorm submits, merges, waits for, cancels, lists and forgets operations concurrently. Each must end exactly once,
+// no wake-up may be lost, and no more runs than slots may be active.
 func TestStorm(t *testing.T) {
 	const slots = 3
 	e := &stormExecutor{}
@@ -129,9 +129,9 @@ func TestStorm(t *testing.T) {
 	q.Close()
 }
 
-// TestStormOfSlots lets slots of other workers join, take, end, lose and leave at random and drains workers, while clients
-// submit, merge and cancel requests for several platforms. Each operation must end exactly once, each action must run in a
-// slot that matches, no slot may have two, and nothing may be left.
+// TestStormOfSlots lets slots of other workers join, take, end, lose and leave at random and drains workers, while
+// clients submit, merge and cancel requests for several platforms. Each operation must end exactly once, each action
+// must run in a slot that matches, no slot may have two, and nothing may be left.
 func TestStormOfSlots(t *testing.T) {
 	e := &stormExecutor{}
 	q := queue.New(queue.Config{

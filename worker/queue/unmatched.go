@@ -6,10 +6,10 @@ import (
 	"cmp"
 	"fmt"
 	"slices"
-	"strconv"
 	"strings"
 	"time"
 
+	"github.com/cloister-build/cloister/sandbox/printable"
 	"github.com/cloister-build/cloister/worker"
 )
 
@@ -22,6 +22,9 @@ type Unmatched struct {
 	// instance.
 	Missing []worker.Property
 }
+
+// maxQuoted bounds the bytes of a name or value in a message.
+const maxQuoted = 200
 
 // unmet returns the reason why no worker takes j now, or "" if one does.
 func (q *Queue) unmet(j *job) string {
@@ -39,9 +42,9 @@ func (q *Queue) unmet(j *job) string {
 	}
 	switch {
 	case drained != nil:
-		return fmt.Sprintf("worker %s is drained", word(drained.name))
+		return fmt.Sprintf("worker %s is drained", printable.Quote(drained.name, maxQuoted))
 	case left != nil:
-		return fmt.Sprintf("worker %s has left", word(left.name))
+		return fmt.Sprintf("worker %s has left", printable.Quote(left.name, maxQuoted))
 	case len(q.workers) == 0:
 		return "no worker has joined"
 	}
@@ -94,8 +97,8 @@ func (q *Queue) refuseUnmatched(now time.Time) {
 	}
 }
 
-// Refuse ends with UNAVAILABLE the actions that have waited at least that long for a slot and that no own slot may take,
-// because other workers get nothing, for the reason why.
+// Refuse ends with UNAVAILABLE the actions that have waited at least that long for a slot and that no own slot may
+// take, because other workers get nothing, for the reason why.
 func (q *Queue) Refuse(waited time.Duration, why string) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
@@ -132,14 +135,14 @@ func (q *Queue) mismatch(j *job) (string, Unmatched) {
 		}
 	}
 	if nearest == nil {
-		return "no worker serves instance " + strconv.QuoteToASCII(instance), Unmatched{Instance: instance}
+		return fmt.Sprintf("no worker serves instance %+q", instance), Unmatched{Instance: instance}
 	}
 	var demanded []string
 	for _, d := range missing {
 		demanded = append(demanded, d.String())
 	}
 	text := fmt.Sprintf("no worker offers %s; the nearest is worker %s with %s; %s",
-		enumerate(demanded), word(nearest.name), nearest.alternatives(missing), q.offeredValues(instance, missing[0].Name))
+		enumerate(demanded), printable.Quote(nearest.name, maxQuoted), nearest.alternatives(missing), q.offeredValues(instance, missing[0].Name))
 	return text, Unmatched{Instance: instance, Missing: missing}
 }
 
@@ -168,7 +171,7 @@ func (w *workerGroup) alternatives(missing []worker.Property) string {
 			}
 		}
 		if len(texts) == n {
-			texts = append(texts, "no "+word(d.Name))
+			texts = append(texts, "no "+printable.Quote(d.Name, maxQuoted))
 		}
 	}
 	return enumerate(texts)
@@ -183,15 +186,15 @@ func (q *Queue) offeredValues(instance, name string) string {
 		}
 		for _, p := range w.properties {
 			if p.Name == name {
-				values = append(values, word(p.Value))
+				values = append(values, printable.Quote(p.Value, maxQuoted))
 			}
 		}
 	}
 	if len(values) == 0 {
-		return "no worker offers any " + word(name)
+		return "no worker offers any " + printable.Quote(name, maxQuoted)
 	}
 	slices.Sort(values)
-	return fmt.Sprintf("offered values of %s: %s", word(name), enumerate(slices.Compact(values)))
+	return fmt.Sprintf("offered values of %s: %s", printable.Quote(name, maxQuoted), enumerate(slices.Compact(values)))
 }
 
 // enumerate joins texts, at most ten of them.
@@ -201,15 +204,4 @@ func enumerate(texts []string) string {
 		return fmt.Sprintf("%s and %d more", strings.Join(texts[:most], ", "), more)
 	}
 	return strings.Join(texts, ", ")
-}
-
-// word shortens s and, if it is empty or not printable ASCII, quotes it.
-func word(s string) string {
-	if len(s) > 200 {
-		s = s[:200] + "..."
-	}
-	if q := strconv.QuoteToASCII(s); s == "" || q != `"`+s+`"` {
-		return q
-	}
-	return s
 }

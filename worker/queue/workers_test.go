@@ -12,8 +12,8 @@ import (
 	"github.com/cloister-build/cloister/worker/queue"
 )
 
-// TestWorkerMayHaveTheNameOfTheHead checks that a worker with the name of the head, such as one that joins from the same
-// machine, is distinct from its own slots: it has no logs here and skips the cache lookup.
+// TestWorkerMayHaveTheNameOfTheHead checks that a worker with the name of the head, such as one that joins from the
+// same machine, is distinct from its own slots: it has no logs here and skips the cache lookup.
 func TestWorkerMayHaveTheNameOfTheHead(t *testing.T) {
 	logs := 0
 	c := queue.Config{Slots: 1, Offer: &queue.Offer{Worker: "anvil"}, Logs: func(*worker.Task) (*worker.Logs, func(*worker.Outcome)) {

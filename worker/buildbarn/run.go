@@ -22,15 +22,15 @@ import (
 )
 
 var (
-	// errUnwanted is why a run is cancelled that the scheduler wants no more, and errStopped one whose worker ends.
-	errUnwanted = fmt.Errorf("%w: the scheduler wants the action no more", context.Canceled)
+	// errUnwanted cancels a run that the scheduler no longer wants, errStopped one whose worker stops.
+	errUnwanted = fmt.Errorf("%w: the scheduler no longer wants the action", context.Canceled)
 	errStopped  = fmt.Errorf("%w: the worker is shutting down", context.Canceled)
 )
 
-// maxAuxiliary bounds, in bytes, what a scheduler has in the metadata of a result.
+// maxAuxiliary bounds the bytes of scheduler metadata in a result.
 const maxAuxiliary = 64 << 10
 
-// States of the protocol, which nobody changes.
+// Immutable states of the protocol.
 var (
 	stateIdle      = &remoteworkerpb.CurrentState_Idle{Idle: &emptypb.Empty{}}
 	stateStarted   = &remoteworkerpb.CurrentState_Executing_Started{Started: &emptypb.Empty{}}
@@ -39,7 +39,7 @@ var (
 	stateUploading = &remoteworkerpb.CurrentState_Executing_UploadingOutputs{UploadingOutputs: &emptypb.Empty{}}
 )
 
-// completed is the state of a slot that has an answer.
+// completed returns the state of a slot with an answer.
 func completed(action *repb.Digest, r *repb.ExecuteResponse) *remoteworkerpb.CurrentState_Executing {
 	return &remoteworkerpb.CurrentState_Executing{
 		ActionDigest:   action,
@@ -47,7 +47,7 @@ func completed(action *repb.Digest, r *repb.ExecuteResponse) *remoteworkerpb.Cur
 	}
 }
 
-// task returns what e says. An error names what cannot be executed.
+// task parses an assigned action.
 func (s *slot) task(e *remoteworkerpb.DesiredState_Executing) (*worker.Task, error) {
 	name := s.Prefix
 	if name != "" && e.InstanceNameSuffix != "" {
@@ -66,13 +66,13 @@ func (s *slot) task(e *remoteworkerpb.DesiredState_Executing) (*worker.Task, err
 	if err != nil {
 		return nil, fmt.Errorf("action_digest: %w", err)
 	}
-	// The scheduler has looked for a result, or does not want one.
-	t := &worker.Task{Instance: name, Action: action, ActionBlob: known(action, e.Action), SkipCacheLookup: true}
+	// The scheduler has looked into the action cache, or is not to.
+	t := &worker.Task{Instance: name, Action: action, ActionBlob: actionBlob(action, e.Action), SkipCacheLookup: true}
 	if e.QueuedTimestamp.IsValid() {
 		t.Queued = e.QueuedTimestamp.AsTime()
 	}
-	// The blob that the digest names is what is executed. The message beside it may have the scheduler's own timeout, by
-	// which it learns how large a worker an action needs, and do_not_cache where it runs an action to learn that.
+	// The blob of the digest is executed. The message beside it may differ in the timeout and in do_not_cache, with
+	// which a scheduler measures the size class that an action needs.
 	if d := e.GetAction().GetTimeout(); d.IsValid() && d.AsDuration() > 0 {
 		t.Timeout = d.AsDuration()
 	}
@@ -84,21 +84,21 @@ func (s *slot) task(e *remoteworkerpb.DesiredState_Executing) (*worker.Task, err
 	left := maxAuxiliary
 	for _, aux := range e.AuxiliaryMetadata {
 		if left -= proto.Size(aux); left < 0 {
-			s.Log.Warn("the scheduler's metadata is too large for the result: the rest is left out", "action", action.String())
+			s.Log.Warn("scheduler metadata truncated: too large for the result", "action", action.String())
 			break
 		}
 		t.Auxiliary = append(t.Auxiliary, aux)
-		var who repb.RequestMetadata
-		if aux.MessageIs(&who) && aux.UnmarshalTo(&who) == nil {
-			t.SetMetadata(&who)
+		var md repb.RequestMetadata
+		if aux.MessageIs(&md) && aux.UnmarshalTo(&md) == nil {
+			t.SetMetadata(&md)
 		}
 	}
 	return t, nil
 }
 
-// known returns the blob of an action if the message that a scheduler has sent is that, or is but for the timeout, which
-// schedulers add where there is none; else nil.
-func known(action cas.Digest, sent *repb.Action) []byte {
+// actionBlob returns the blob of an action if the message sent equals it, except perhaps for the timeout, which
+// schedulers add if there is none; else nil.
+func actionBlob(action cas.Digest, sent *repb.Action) []byte {
 	if sent == nil {
 		return nil
 	}
@@ -117,22 +117,22 @@ func known(action cas.Digest, sent *repb.Action) []byte {
 type run struct {
 	cancel context.CancelCauseFunc
 	over   chan struct{} // closed when it has ended
-	news   chan struct{} // holds a value when there is something that said has not returned
+	news   chan struct{} // holds a value after a change that latest has not returned
 
 	mu    sync.Mutex
 	state *remoteworkerpb.CurrentState_Executing // guarded by mu
-	ended bool                                   // guarded by mu; state is the last
+	ended bool                                   // guarded by mu; state is final
 }
 
-// said returns how far the run has come, and whether it has ended.
-func (r *run) said() (*remoteworkerpb.CurrentState_Executing, bool) {
+// latest returns the state of the run, and whether it has ended.
+func (r *run) latest() (*remoteworkerpb.CurrentState_Executing, bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	return r.state, r.ended
 }
 
-// tell has said return state from now on.
-func (r *run) tell(state *remoteworkerpb.CurrentState_Executing, ended bool) {
+// publish sets the state that latest returns.
+func (r *run) publish(state *remoteworkerpb.CurrentState_Executing, ended bool) {
 	r.mu.Lock()
 	r.state, r.ended = state, ended
 	r.mu.Unlock()
@@ -145,14 +145,14 @@ func (r *run) tell(state *remoteworkerpb.CurrentState_Executing, ended bool) {
 // wait waits until the run has ended.
 func (r *run) wait() { <-r.over }
 
-// start begins to execute a task, which the end of ctx alone does not end.
+// start starts to execute a task. The end of ctx does not cancel it.
 func (s *slot) start(ctx context.Context, t *worker.Task, e *remoteworkerpb.DesiredState_Executing) *run {
 	ctx, cancel := context.WithCancelCause(context.WithoutCancel(ctx))
 	for name, value := range t.Trace {
 		ctx = metadata.AppendToOutgoingContext(ctx, name, value)
 	}
 	r := &run{cancel: cancel, over: make(chan struct{}), news: make(chan struct{}, 1)}
-	r.tell(&remoteworkerpb.CurrentState_Executing{ActionDigest: e.ActionDigest, ExecutionState: stateStarted}, false)
+	r.publish(&remoteworkerpb.CurrentState_Executing{ActionDigest: e.ActionDigest, ExecutionState: stateStarted}, false)
 	go func() {
 		defer close(r.over)
 		defer cancel(nil)
@@ -166,45 +166,50 @@ func (s *slot) start(ctx context.Context, t *worker.Task, e *remoteworkerpb.Desi
 			default:
 				state.ExecutionState = stateUploading
 			}
-			r.tell(state, false)
+			r.publish(state, false)
 		})
-		r.tell(completed(e.ActionDigest, answer), true)
+		r.publish(completed(e.ActionDigest, answer), true)
 	}()
 	return r
 }
 
 // execute executes a task and returns the answer.
-func (s *slot) execute(ctx context.Context, t *worker.Task, e *remoteworkerpb.DesiredState_Executing, report func(worker.Stage)) *repb.ExecuteResponse {
+func (s *slot) execute(
+	ctx context.Context, t *worker.Task, e *remoteworkerpb.DesiredState_Executing, report func(worker.Stage),
+) *repb.ExecuteResponse {
 	recorded := false
 	t.Approve = func(context.Context, *worker.Outcome) bool {
 		recorded = !e.GetAction().GetDoNotCache()
 		return recorded
 	}
-	out, err := s.guarded(ctx, t, report)
+	out, err := s.guard(ctx, t, report)
 	if err != nil {
 		if context.Cause(ctx) == errStopped {
-			return response.Stopped(s.where(e.ActionDigest))
+			return response.Stopped(s.describe(e.ActionDigest))
 		}
 		f, ok := errors.AsType[*worker.Fault](err)
 		if !ok {
 			f = &worker.Fault{Kind: worker.Internal, Err: err}
 		}
 		if context.Cause(ctx) != errUnwanted {
-			s.Log.Warn("an action was not executed", "worker", s.Worker, "slot", s.name, "action", t.Action.String(),
+			s.Log.Warn("action not executed", "worker", s.Worker, "slot", s.name, "action", t.Action.String(),
 				"instance", t.Instance, "err", err, "trace", worker.TraceID(t.Trace))
 		}
 		return s.faultResponse(f, e.ActionDigest)
 	}
-	r := response.Of(out, s.remark(ctx, t, out, recorded))
+	r := response.Of(out, s.browserLink(ctx, t, out, recorded))
 	if n := proto.Size(r); n > response.MaxBytes {
-		return s.faultResponse(&worker.Fault{Kind: worker.Unmet, Err: fmt.Errorf("the result lists so many outputs that it takes %d bytes, "+
-			"of the %d that a client accepts; declare directories instead of the files in them", n, response.MaxBytes)}, e.ActionDigest)
+		err := fmt.Errorf("the result lists too many outputs: it takes %d bytes, and clients accept %d; "+
+			"declare output directories instead of files", n, response.MaxBytes)
+		return s.faultResponse(&worker.Fault{Kind: worker.Unmet, Err: err}, e.ActionDigest)
 	}
 	return r
 }
 
-// guarded is Execute, which does not take the worker with it when it panics.
-func (s *slot) guarded(ctx context.Context, t *worker.Task, report func(worker.Stage)) (out *worker.Outcome, err error) {
+// guard calls Execute and turns a panic into a Fault, so that the worker survives.
+func (s *slot) guard(
+	ctx context.Context, t *worker.Task, report func(worker.Stage),
+) (out *worker.Outcome, err error) {
 	defer func() {
 		if v := recover(); v != nil {
 			s.Log.Error("panic", "action", t.Action.String(), "value", v, "stack", string(debug.Stack()))
@@ -214,35 +219,37 @@ func (s *slot) guarded(ctx context.Context, t *worker.Task, report func(worker.S
 	return s.Executor.Execute(ctx, t, report)
 }
 
-// faultResponse is the answer that there is no result. The status, too, names the worker: it is all that some schedulers
-// and clients show.
+// faultResponse returns the answer for a fault. Its status, too, names the worker, since some clients show nothing
+// else.
 func (s *slot) faultResponse(f *worker.Fault, action *repb.Digest) *repb.ExecuteResponse {
 	named := &worker.Fault{Kind: f.Kind, Blobs: f.Blobs, Err: fmt.Errorf("worker %s: %w", s.Worker, f.Err)}
-	return response.OfFault(named, s.where(action))
+	return response.OfFault(named, s.describe(action))
 }
 
-// remark returns a line with the page on which a Buildbarn browser shows the action, "" without a browser.
-func (s *slot) remark(ctx context.Context, t *worker.Task, out *worker.Outcome, recorded bool) string {
+// browserLink returns a line with the action's page in the Buildbarn browser; "" without a browser.
+func (s *slot) browserLink(ctx context.Context, t *worker.Task, out *worker.Outcome, recorded bool) string {
 	if s.Browser == nil {
 		return ""
 	}
 	page := func(kind string, d cas.Digest) string {
-		return s.Browser.JoinPath(t.Instance, "blobs", d.Function().String(), kind, fmt.Sprintf("%s-%d", d.Hash(), d.Size()), "/").String()
+		name := fmt.Sprintf("%s-%d", d.Hash(), d.Size())
+		return s.Browser.JoinPath(t.Instance, "blobs", d.Function().String(), kind, name, "/").String()
 	}
 	if recorded {
 		return "action details (cached result): " + page("action", t.Action)
 	}
-	// What is not in the action cache the browser finds by a message of Buildbarn's own in the store.
-	d, err := s.keep(ctx, t, out)
+	// For results that are not cached the browser reads a Buildbarn message from the store.
+	d, err := s.storeResponse(ctx, t, out)
 	if err != nil {
-		s.Log.Warn("a result cannot be kept for the browser", "action", t.Action.String(), "err", err, "trace", worker.TraceID(t.Trace))
-		return "action details (the result could not be kept): " + page("action", t.Action)
+		s.Log.Warn("store result for the browser", "action", t.Action.String(), "err", err,
+			"trace", worker.TraceID(t.Trace))
+		return "action details (the result could not be stored): " + page("action", t.Action)
 	}
 	return "action details (uncached result): " + page("historical_execute_response", d)
 }
 
-// keep stores a buildbarn.cas.HistoricalExecuteResponse: action_digest = 1, execute_response = 3.
-func (s *slot) keep(ctx context.Context, t *worker.Task, out *worker.Outcome) (cas.Digest, error) {
+// storeResponse stores a buildbarn.cas.HistoricalExecuteResponse: action_digest = 1, execute_response = 3.
+func (s *slot) storeResponse(ctx context.Context, t *worker.Task, out *worker.Outcome) (cas.Digest, error) {
 	in, err := s.Instances(t.Instance)
 	if err != nil {
 		return cas.Digest{}, err

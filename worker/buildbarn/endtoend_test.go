@@ -20,7 +20,7 @@ import (
 	"github.com/cloister-build/cloister/worker/queue"
 )
 
-// worker starts a client of h that has the head's store. The caller waits for ended after kill or Drain.
+// worker starts a client of h with the head's store. The caller waits for ended after kill or Drain.
 func (h *head) worker(t *testing.T, name string, slots int, e executor) (c *buildbarn.Client, kill func(), ended chan struct{}) {
 	t.Helper()
 	c, err := buildbarn.NewClient(buildbarn.ClientConfig{
@@ -39,7 +39,7 @@ func (h *head) worker(t *testing.T, name string, slots int, e executor) (c *buil
 	return c, kill, ended
 }
 
-// later returns the end of o, and has time pass for it.
+// later waits for the end of o and returns its state.
 func later(t *testing.T, o *queue.Operation) queue.State {
 	t.Helper()
 	for range 10_000 {
@@ -51,8 +51,8 @@ func later(t *testing.T, o *queue.Operation) queue.State {
 	return ended(t, o)
 }
 
-// TestBothEnds: our clients take what our server hands out, each action once, on no slot two at once, and drain.
-func TestBothEnds(t *testing.T) {
+// TestClientsExecuteTheServersActions checks that each runs once and no slot has two at once, and that clients drain.
+func TestClientsExecuteTheServersActions(t *testing.T) {
 	inBubble(t, nil, func(t *testing.T, h *head) {
 		var mu sync.Mutex
 		runs, now, most := map[cas.Digest]int{}, 0, 0
@@ -81,15 +81,15 @@ func TestBothEnds(t *testing.T) {
 		}
 		for _, o := range operations {
 			if s := later(t, o); s.Fault != nil || s.Outcome.Result.ExitCode != 3 || s.Outcome.Message != "cloister: exit code 3" {
-				t.Fatalf("got %+v", s)
+				t.Fatalf("state is %+v, want exit code 3 and its message", s)
 			}
 		}
 		if len(runs) != 100 || most != 6 {
-			t.Errorf("%d actions ran, at most %d at once", len(runs), most)
+			t.Errorf("%d actions ran, at most %d concurrently; want 100 and 6", len(runs), most)
 		}
 		for a, n := range runs {
 			if n != 1 {
-				t.Errorf("%v ran %d times", a, n)
+				t.Errorf("%v ran %d times, want once", a, n)
 			}
 		}
 		for i, c := range clients {
@@ -99,7 +99,6 @@ func TestBothEnds(t *testing.T) {
 	})
 }
 
-// TestStoppedWorkersActionRunsElsewhere: nobody who waits for it notices.
 func TestStoppedWorkersActionRunsElsewhere(t *testing.T) {
 	inBubble(t, nil, func(t *testing.T, h *head) {
 		blocked := func(ctx context.Context, _ *worker.Task, _ func(worker.Stage)) (*worker.Outcome, error) {
@@ -120,7 +119,7 @@ func TestStoppedWorkersActionRunsElsewhere(t *testing.T) {
 	})
 }
 
-// TestCancelledOperationEndsTheRun: within the time in which a worker calls again.
+// TestCancelledOperationEndsTheRun when the worker calls next.
 func TestCancelledOperationEndsTheRun(t *testing.T) {
 	inBubble(t, nil, func(t *testing.T, h *head) {
 		causes := make(chan error, 1)
@@ -135,14 +134,14 @@ func TestCancelledOperationEndsTheRun(t *testing.T) {
 		time.Sleep(time.Second)
 		o.Cancel("enough")
 		if err := <-causes; !errors.Is(err, context.Canceled) {
-			t.Errorf("ended by %v", err)
+			t.Errorf("run ended by %v, want context.Canceled", err)
 		}
 		c.Drain()
 		<-left
 	})
 }
 
-// TestFaultOfAWorkerReachesTheClient: with its kind, and the worker's name.
+// TestFaultOfAWorkerReachesTheClient with its kind and the worker's name.
 func TestFaultOfAWorkerReachesTheClient(t *testing.T) {
 	inBubble(t, nil, func(t *testing.T, h *head) {
 		gone := []cas.Digest{cas.SHA256.Sum([]byte("gone"))}
@@ -151,7 +150,7 @@ func TestFaultOfAWorkerReachesTheClient(t *testing.T) {
 		})
 		f := wantFault(t, h.submit(t, "a"), worker.Missing, "worker w: fetch: a blob is absent")
 		if !slices.Equal(f.Blobs, gone) || strings.Count(f.Error(), "worker w") != 1 {
-			t.Errorf("got %v, %v", f, f.Blobs)
+			t.Errorf("fault is %v with blobs %v, want the worker named once and %v", f, f.Blobs, gone)
 		}
 		c.Drain()
 		<-left
