@@ -68,8 +68,8 @@ func (s *actionCache) entry(req interface {
 
 // tooLarge is the error for a result of n bytes above limit.
 func tooLarge(code codes.Code, action cas.Digest, n, limit int) error {
-	return status.Errorf(code, "result of action %s has %d bytes, limit %d; declare fewer outputs or output directories",
-		action, n, limit)
+	return status.Errorf(code,
+		"result of action %s has %d bytes, limit %d; declare fewer outputs or output directories", action, n, limit)
 }
 
 // actionError adds the action to err unless err already names it.
@@ -81,8 +81,8 @@ func actionError(action cas.Digest, err error) error {
 }
 
 // UpdateActionResult records the result of a successful action after checking that all its blobs are present. Inlined
-// contents are stored as blobs. The rest must fit into maxReply, so that the result can always be returned; a larger one
-// is INVALID_ARGUMENT.
+// contents are stored as blobs. The rest must fit into maxReply, so that the result can always be returned; a larger
+// one is INVALID_ARGUMENT.
 func (s *actionCache) UpdateActionResult(
 	ctx context.Context, req *repb.UpdateActionResultRequest,
 ) (*repb.ActionResult, error) {

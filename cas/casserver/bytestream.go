@@ -53,7 +53,8 @@ func (s *byteStream) Read(req *bspb.ReadRequest, stream bspb.ByteStream_ReadServ
 		return status.Errorf(codes.InvalidArgument, "read_limit %d is negative", req.ReadLimit)
 	}
 	if req.ReadLimit > 0 && res.compressed() {
-		return status.Errorf(codes.InvalidArgument, "read_limit is %d, but compressed reads must not have one", req.ReadLimit)
+		return status.Errorf(codes.InvalidArgument,
+			"read_limit is %d, but compressed reads must not have one", req.ReadLimit)
 	}
 	if res.compressed() {
 		if err := s.compressMemory.Acquire(ctx, compress.WriterMemory); err != nil {
@@ -213,7 +214,8 @@ func checkHeader(ctx context.Context, name string) error {
 	const header = "build.bazel.remote.execution.v2.resource-name"
 	for _, v := range metadata.ValueFromIncomingContext(ctx, header) {
 		if v != name {
-			return status.Errorf(codes.InvalidArgument, "header %s is %+.256q, but the request names %+.256q", header, v, name)
+			return status.Errorf(codes.InvalidArgument,
+				"header %s is %+.256q, but the request names %+.256q", header, v, name)
 		}
 	}
 	return nil

@@ -20,8 +20,8 @@ type capabilities struct {
 }
 
 // GetCapabilities reports what an instance supports and what the caller may use. Instances differ only in their digest
-// functions and in chunking. The lowest version is 2.0 because Bazel up to 6 requires it. SplitBlob and SpliceBlob, which
-// 2.13 replaces, are served for clients of 2.12.
+// functions and in chunking. The lowest version is 2.0 because Bazel up to 6 requires it. SplitBlob and SpliceBlob,
+// which 2.13 replaces, are served for clients of 2.12.
 func (s *capabilities) GetCapabilities(
 	ctx context.Context, req *repb.GetCapabilitiesRequest,
 ) (*repb.ServerCapabilities, error) {
@@ -47,7 +47,9 @@ func (s *capabilities) GetCapabilities(
 		HighApiVersion:       &semver.SemVer{Major: 2, Minor: 13},
 		CacheCapabilities: &repb.CacheCapabilities{
 			DigestFunctions:               functions,
-			ActionCacheUpdateCapabilities: &repb.ActionCacheUpdateCapabilities{UpdateEnabled: update && !s.ReadOnlyActions},
+			ActionCacheUpdateCapabilities: &repb.ActionCacheUpdateCapabilities{
+				UpdateEnabled: update && !s.ReadOnlyActions,
+			},
 			CachePriorityCapabilities:     priorities,
 			MaxBatchTotalSizeBytes:        s.MaxBatchBytes,
 			SymlinkAbsolutePathStrategy:   repb.SymlinkAbsolutePathStrategy_ALLOWED,

@@ -4,8 +4,8 @@
 // Capabilities, ContentAddressableStorage, ByteStream and ActionCache. It neither authorizes callers nor serves
 // Execution.
 //
-// Memory per call is bounded: one request message, one page of the reply and the window of a compressor; for GetTree the
-// digests of the tree; for chunking calls the digests of up to a million chunks and the lookahead of the chunking
+// Memory per call is bounded: one request message, one page of the reply and the window of a compressor; for GetTree
+// the digests of the tree; for chunking calls the digests of up to a million chunks and the lookahead of the chunking
 // function. An upload streams from the client into Store.Put. When its stream breaks, that Put waits up to ten minutes
 // for another stream to resume it; these uploads are the only state of the package. Compressed uploads cannot be
 // resumed: they restart at offset 0.
@@ -62,9 +62,9 @@ type Config struct {
 	Rights func(ctx context.Context, instance string) (execute, update bool)
 }
 
-// Register adds the four services to s. Call stop while or after s stops and before closing the stores, which remain the
-// caller's: it ends interrupted uploads and waits for them. From then on, uploads of more than one message fail with
-// UNAVAILABLE.
+// Register adds the four services to s. Call stop while or after s stops and before closing the stores, which remain
+// the caller's: it ends interrupted uploads and waits for them. From then on, uploads of more than one message fail
+// with UNAVAILABLE.
 func Register(s *grpc.Server, c Config) (stop func()) {
 	if c.MaxBatchBytes < 1 || c.MaxBatchBytes > maxBatch {
 		c.MaxBatchBytes = maxBatch

@@ -61,7 +61,8 @@ func (s *storage) chunkedBlob(instance string, f repb.DigestFunction_Value, p *r
 	splicer, ok := cas.As[cas.Splicer](in.Store)
 	if !ok {
 		return nil, status.Errorf(codes.Unimplemented,
-			"the store of instance %+.80q does not support chunks; see split_blob_support and splice_blob_support", instance)
+			"the store of instance %+.80q does not support chunks; see split_blob_support and splice_blob_support",
+			instance)
 	}
 	d, err := digest(in, f, p)
 	if err != nil {
@@ -105,8 +106,8 @@ func (s *storage) SplitBlob(ctx context.Context, req *repb.SplitBlobRequest) (*r
 	return resp, nil
 }
 
-// GetChunkMapping returns the chunks of a blob, and splits it first if necessary. The blob and its chunks are then in the
-// store and marked as used. A blob no larger than the largest chunk of the requested function is its only chunk
+// GetChunkMapping returns the chunks of a blob, and splits it first if necessary. The blob and its chunks are then in
+// the store and marked as used. A blob no larger than the largest chunk of the requested function is its only chunk
 // (rule 58).
 func (s *storage) GetChunkMapping(
 	req *repb.GetChunkMappingRequest, stream repb.ContentAddressableStorage_GetChunkMappingServer,

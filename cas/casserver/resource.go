@@ -18,8 +18,8 @@ import (
 //	read:  [INSTANCE/]BLOBS/[FUNCTION/]HASH/SIZE
 //	write: [INSTANCE/]uploads/UPLOAD/BLOBS/[FUNCTION/]HASH/SIZE[/ANYTHING]
 //
-// where BLOBS is blobs or compressed-blobs/COMPRESSOR, and INSTANCE may have several segments. HASH and SIZE describe the
-// uncompressed blob; the method digest validates them.
+// where BLOBS is blobs or compressed-blobs/COMPRESSOR, and INSTANCE may have several segments. HASH and SIZE describe
+// the uncompressed blob; the method digest validates them.
 type resource struct {
 	instance   string
 	upload     string                    // nonempty for a write, empty for a read

@@ -29,7 +29,8 @@ const (
 
 // Why a stream or a session was ended from outside.
 var (
-	// errSuperseded usually goes to a client's own earlier stream, on a connection that the server does not know is lost.
+	// errSuperseded usually goes to a client's own earlier stream, on a connection that the server does not know is
+	// lost.
 	errSuperseded = status.Error(codes.Aborted, "upload: superseded by another stream of the same upload")
 	errStopped    = fmt.Errorf("%w: the server is stopping", cas.ErrUnavailable)
 	errRestarted  = errors.New("upload: restarted at offset 0")
@@ -69,12 +70,14 @@ type session struct {
 	committed atomic.Int64 // bytes that Put has read
 	next      chan *stream // the stream that resumes the session; capacity 1
 
-	stream         *stream // guarded by uploads.mu; nil while waiting for one
-	reportedOffset int64   // guarded by uploads.mu; least offset reported to the client since the last stream joined; 0: none
-	disconnected   uint64  // guarded by uploads.mu; value of uploads.disconnects when it began to wait
+	// Guarded by uploads.mu.
+	stream         *stream // nil while waiting for one
+	reportedOffset int64   // the first offset reported to the client since the last stream joined; 0: none
+	disconnected   uint64  // uploads.disconnects when it began to wait
 
-	current *stream // used only by Put
-	readErr error   // used only by Put; how the data ended, unless by io.EOF
+	// Used only by Put.
+	current *stream
+	readErr error // how the data ended, unless by io.EOF
 
 	done     chan struct{} // closed after Put returned
 	err      error         // of Put; valid after done
@@ -90,8 +93,8 @@ type stream struct {
 	ended      bool          // guarded by uploads.mu; the Write call has returned
 }
 
-// write starts or resumes the upload key with the data of u. It returns when the blob is stored or the stream ends. Once
-// u.lent is set, the session owns u.
+// write starts or resumes the upload key with the data of u. It returns when the blob is stored or the stream ends.
+// Once u.lent is set, the session owns u.
 func (us *uploads) write(ctx context.Context, store cas.Store, key uploadKey, u *upload) error {
 	st := &stream{upload: u, detached: make(chan struct{}), superseded: make(chan struct{})}
 	s, err := us.join(ctx, store, key, st)
@@ -129,7 +132,8 @@ func (us *uploads) join(ctx context.Context, store cas.Store, key uploadKey, st 
 		case us.closed:
 			return nil, errStopped
 		case s == nil && off != 0:
-			return nil, fmt.Errorf("%w write: write_offset is %d, but the upload is unknown; start at offset 0", cas.ErrInvalid, off)
+			return nil, fmt.Errorf("%w write: write_offset is %d, but the upload is unknown; start at offset 0",
+				cas.ErrInvalid, off)
 		case s == nil:
 			return us.start(ctx, store, key, st), nil
 		case s.stream != nil:
@@ -145,14 +149,15 @@ func (us *uploads) join(ctx context.Context, store cas.Store, key uploadKey, st 
 		case off == 0:
 			us.drop(s, errRestarted)
 		default:
-			return nil, fmt.Errorf("%w write: write_offset is %d, but %d bytes were received; resume at offset %[3]d or start at offset 0",
-				cas.ErrInvalid, off, s.committed.Load())
+			committed := s.committed.Load()
+			return nil, fmt.Errorf("%w write: write_offset is %d, but %d bytes were received; "+
+				"resume at offset %d or start at offset 0", cas.ErrInvalid, off, committed, committed)
 		}
 	}
 }
 
-// canResumeAt reports whether a stream may resume s at off: at the committed offset or, since more data may be read after
-// the client queried the offset, anywhere from the reported offset on. The caller holds uploads.mu.
+// canResumeAt reports whether a stream may resume s at off: at the committed offset or, since more data may be read
+// after the client queried the offset, anywhere from the reported offset on. The caller holds uploads.mu.
 func (s *session) canResumeAt(off int64) bool {
 	committed := s.committed.Load()
 	return off == committed || s.reportedOffset > 0 && off >= s.reportedOffset && off < committed
@@ -160,7 +165,10 @@ func (s *session) canResumeAt(off int64) bool {
 
 // start starts a session. The caller holds us.mu.
 func (us *uploads) start(ctx context.Context, store cas.Store, key uploadKey, st *stream) *session {
-	s := &session{uploads: us, key: key, next: make(chan *stream, 1), stream: st, current: st, done: make(chan struct{})}
+	s := &session{
+		uploads: us, key: key, stream: st, current: st,
+		next: make(chan *stream, 1), done: make(chan struct{}),
+	}
 	s.ctx, s.cancel = context.WithCancelCause(context.WithoutCancel(ctx))
 	us.sessions[key] = s
 	us.running.Go(func() { s.run(store) })

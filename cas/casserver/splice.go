@@ -34,9 +34,9 @@ func (s *storage) SpliceBlob(ctx context.Context, req *repb.SpliceBlobRequest) (
 	return &repb.SpliceBlobResponse{BlobDigest: p.digest.Proto()}, nil
 }
 
-// RegisterChunkMapping stores a blob as chunks that the client has uploaded, after verifying their concatenation against
-// the digest of the blob. A blob that is present remains unchanged. The chunking function stated by the client is
-// recorded only if it is supported and the chunks fit it: a wrong one only costs deduplication.
+// RegisterChunkMapping stores a blob as chunks that the client has uploaded, after verifying their concatenation
+// against the digest of the blob. A blob that is present remains unchanged. The chunking function stated by the client
+// is recorded only if it is supported and the chunks fit it: a wrong one only costs deduplication.
 func (s *storage) RegisterChunkMapping(stream repb.ContentAddressableStorage_RegisterChunkMappingServer) error {
 	ctx := stream.Context()
 	first, err := stream.Recv()

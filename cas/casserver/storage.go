@@ -71,8 +71,8 @@ func (s *storage) BatchUpdateBlobs(
 		}
 		if rest -= n; rest < 0 {
 			return nil, status.Errorf(codes.InvalidArgument,
-				"batch is larger than max_batch_total_size_bytes, %d bytes, uncompressed; send smaller batches or use ByteStream.Write",
-				s.MaxBatchBytes)
+				"batch is larger than max_batch_total_size_bytes, %d bytes, uncompressed; "+
+					"send smaller batches or use ByteStream.Write", s.MaxBatchBytes)
 		}
 	}
 	var reply int
@@ -207,7 +207,8 @@ func fetchBlobs(ctx context.Context, in *cas.Instance, req *repb.BatchReadBlobsR
 func entrySize(p *repb.Digest) int { return proto.Size(p) + 64 }
 
 func tooMany(digests int) error {
-	return status.Errorf(codes.InvalidArgument, "batch has %d digests, too many for one reply; send smaller batches", digests)
+	return status.Errorf(codes.InvalidArgument,
+		"batch has %d digests, too many for one reply; send smaller batches", digests)
 }
 
 // readBlob reads one blob of a batch, except those in absent. Its error is a status.

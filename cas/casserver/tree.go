@@ -26,9 +26,9 @@ const (
 	maxDirectory = maxMessage - 1024
 )
 
-// GetTree sends the Directories below a root in breadth-first order, each once, without absent ones. A page token is the
-// digest of the first Directory of its page. The walk order is deterministic, so a repeated walk resumes there and never
-// finds a token of another tree.
+// GetTree sends the Directories below a root in breadth-first order, each once, without absent ones. A page token is
+// the digest of the first Directory of its page. The walk order is deterministic, so a repeated walk resumes there and
+// never finds a token of another tree.
 func (s *storage) GetTree(req *repb.GetTreeRequest, stream grpc.ServerStreamingServer[repb.GetTreeResponse]) error {
 	in, err := s.Instances(req.InstanceName)
 	if err != nil {

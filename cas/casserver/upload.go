@@ -147,7 +147,8 @@ func (u *upload) receive() ([]byte, error) {
 	u.first = false
 	switch {
 	case m.ResourceName != "" && m.ResourceName != u.name:
-		return nil, fmt.Errorf("%w write: resource_name changed to %+.256q within the stream", cas.ErrInvalid, m.ResourceName)
+		return nil, fmt.Errorf("%w write: resource_name changed to %+.256q within the stream",
+			cas.ErrInvalid, m.ResourceName)
 	case m.WriteOffset != u.offset:
 		return nil, fmt.Errorf("%w write: write_offset is %d, want %d; the upload was discarded, start at offset 0",
 			cas.ErrInvalid, m.WriteOffset, u.offset)
@@ -170,10 +171,11 @@ func (u *upload) interrupted(err error) error {
 		return fmt.Errorf("%w write: stream ended after %d compressed bytes without finish_write; start at offset 0",
 			cas.ErrInvalid, u.offset)
 	case u.offset == 0:
-		return fmt.Errorf("%w write: stream ended without data and without finish_write; start at offset 0", cas.ErrInvalid)
+		return fmt.Errorf("%w write: stream ended without data and without finish_write; start at offset 0",
+			cas.ErrInvalid)
 	}
-	return fmt.Errorf("%w write: stream ended after %d of %d bytes without finish_write; resume at offset %d or start at offset 0",
-		cas.ErrInvalid, u.offset, u.digest.Size(), u.offset)
+	return fmt.Errorf("%w write: stream ended after %d of %d bytes without finish_write; "+
+		"resume at offset %d or start at offset 0", cas.ErrInvalid, u.offset, u.digest.Size(), u.offset)
 }
 
 // decompressed reads the blob of a compressed upload, and at most one byte more than its size.

@@ -3,9 +3,9 @@
 // Package compress implements the compressors of the Remote Execution API (Compressor). It does not verify digests.
 //
 // Compressed data is untrusted. The caller limits how much is decompressed, by stating the size or by reading no more;
-// the memory of a stream is its window: at most MaxWindow for Zstandard and 16 MiB for Brotli. Admit returns that amount
-// in advance, so that a caller can limit the total. The package starts no goroutines and pools tables and windows, which
-// take megabytes each.
+// the memory of a stream is its window: at most MaxWindow for Zstandard and 16 MiB for Brotli. Admit returns that
+// amount in advance, so that a caller can limit the total. The package starts no goroutines and pools tables and
+// windows, which take megabytes each.
 package compress
 
 import (
@@ -139,16 +139,16 @@ type Reader struct {
 	err      error   // permanent
 }
 
-// NewReader returns a Reader of r for the supported compressor c. The caller calls Release and limits how much it reads:
-// a few bytes may decompress to very many.
+// NewReader returns a Reader of r for the supported compressor c. The caller calls Release and limits how much it
+// reads: a few bytes may decompress to very many.
 func NewReader(c repb.Compressor_Value, r io.Reader) *Reader {
 	f := formatOf(c)
 	return newReader(f, f.decoders, r)
 }
 
 // Admit returns the memory in bytes that reading a stream takes, and a variant of NewReader for it. The head is the
-// beginning of the stream, at least 18 bytes unless the stream is shorter; with less, the memory is the maximum. A later
-// frame that needs more memory is cas.ErrInvalid.
+// beginning of the stream, at least 18 bytes unless the stream is shorter; with less, the memory is the maximum. A
+// later frame that needs more memory is cas.ErrInvalid.
 func Admit(c repb.Compressor_Value, head []byte) (memory int64, newReaderOf func(io.Reader) *Reader) {
 	f := formatOf(c)
 	d := f.decoders

@@ -51,8 +51,9 @@ func newZstdDecoders(window int64) *decoders {
 }
 
 func newZstdDecoder(concurrency int, window int64, options ...zstd.DOption) *zstd.Decoder {
-	d, err := zstd.NewReader(nil, append(options, zstd.WithDecoderConcurrency(concurrency), zstd.WithDecoderLowmem(true),
-		zstd.WithDecoderMaxWindow(uint64(window)))...)
+	options = append(options, zstd.WithDecoderConcurrency(concurrency), zstd.WithDecoderLowmem(true),
+		zstd.WithDecoderMaxWindow(uint64(window)))
+	d, err := zstd.NewReader(nil, options...)
 	if err != nil {
 		panic(err)
 	}

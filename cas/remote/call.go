@@ -15,145 +15,149 @@ import (
 )
 
 const (
-	// maxCalls is how many calls of each kind are under way at once; others wait.
+	// maxCalls limits the concurrent calls of each kind; others wait.
 	maxCalls = 64
-	// silence is how long a call waits for the server to take or to bring something.
-	silence = time.Minute
-	// patience is how long a caller must have waited for his giving up to say something about the server: many wait
-	// for less than silence.
-	patience = 10 * time.Second
+	// callTimeout is how long a call waits for progress by the server.
+	callTimeout = time.Minute
+	// minWait is how long a caller must have waited for a cancelled call to count as a failure of the server. Many
+	// callers wait for less than callTimeout.
+	minWait = 10 * time.Second
 )
 
-// turns bound the calls under way. Each kind has its own: an upload may read what a download of the same server
-// brings, and would else wait for a turn that only its own end can give back.
-type turns struct{ calls, downloads, uploads chan struct{} }
+// limits are semaphores for the concurrent calls. Downloads and uploads are separate because an upload may read from a
+// download of the same server: with a common limit they could deadlock.
+type limits struct{ calls, downloads, uploads chan struct{} }
 
-func newTurns() turns {
-	return turns{make(chan struct{}, maxCalls), make(chan struct{}, maxCalls), make(chan struct{}, maxCalls)}
+func newLimits() limits {
+	return limits{make(chan struct{}, maxCalls), make(chan struct{}, maxCalls), make(chan struct{}, maxCalls)}
 }
 
-// take waits for a turn; its error is a status.
-func take(ctx context.Context, turn chan struct{}) error {
+// acquire waits for the semaphore; its error is a status.
+func acquire(ctx context.Context, semaphore chan struct{}) error {
 	select {
-	case turn <- struct{}{}:
+	case semaphore <- struct{}{}:
 		return nil
 	case <-ctx.Done():
 		return status.FromContextError(ctx.Err()).Err()
 	}
 }
 
-var errSilent = errors.New("silent")
+var errTimeout = errors.New("timeout")
 
-// A watch ends a call whose server is silent.
-type watch struct {
+// A watchdog ends a call without progress.
+type watchdog struct {
 	ctx    context.Context
 	cancel context.CancelCauseFunc
 }
 
-func newWatch(ctx context.Context) *watch {
-	w := &watch{}
+func newWatchdog(ctx context.Context) *watchdog {
+	w := &watchdog{}
 	w.ctx, w.cancel = context.WithCancelCause(ctx)
 	return w
 }
 
-// during calls f, which waits for the server. If it waits too long, the call is ended, and the error is that of
-// a server that is not there. The caller's slowness between two calls of f is not the server's.
-func (w *watch) during(f func() error) error {
-	timer := time.AfterFunc(silence, func() { w.cancel(errSilent) })
+// guard calls f, which waits for the server, and ends the call with UNAVAILABLE if f exceeds callTimeout. The time
+// between two calls of guard is the caller's and has no limit.
+func (w *watchdog) guard(f func() error) error {
+	timer := time.AfterFunc(callTimeout, func() { w.cancel(errTimeout) })
 	defer timer.Stop()
 	err := f()
 	switch {
-	case err != nil && context.Cause(w.ctx) == errSilent:
-		err = status.Errorf(codes.Unavailable, "no answer for %v", silence)
+	case err != nil && context.Cause(w.ctx) == errTimeout:
+		err = status.Errorf(codes.Unavailable, "no answer for %v", callTimeout)
 	case status.Code(err) == codes.DeadlineExceeded:
-		// The server knows the caller's deadline, and may say that it has come before our own timer does. Then it is the
-		// caller who gave up.
+		// The server knows the caller's deadline and may report it before our timer fires. Wait for the context, so
+		// that observe sees that the caller gave up.
 		if d, ok := w.ctx.Deadline(); ok && !time.Now().Before(d) {
 			<-w.ctx.Done()
 		}
 	case err != io.EOF && errors.Is(err, io.EOF):
-		// gRPC gave up repeating a call, which it does where the server is Unavailable, and no longer says why.
+		// gRPC gave up repeating a call to an unavailable server and lost the status.
 		err = status.Error(codes.Unavailable, err.Error())
 	}
 	return err
 }
 
-// unary is a grpc.UnaryClientInterceptor: it gives each call its turn and its deadline, and notes how it ended.
-func (c *Client) unary(ctx context.Context, method string, req, reply any, cc *grpc.ClientConn, invoke grpc.UnaryInvoker, opts ...grpc.CallOption) error {
-	w := newWatch(ctx)
+// unary is a grpc.UnaryClientInterceptor that limits calls in number and time and observes their results.
+func (c *Client) unary(
+	ctx context.Context, method string, req, reply any, cc *grpc.ClientConn,
+	invoke grpc.UnaryInvoker, opts ...grpc.CallOption,
+) error {
+	w := newWatchdog(ctx)
 	defer w.cancel(nil)
 	call := func() error { return invoke(w.ctx, method, req, reply, cc, opts...) }
-	// A probe waits for nobody, and who sent it notes how it ended.
+	// A probe needs no semaphore, and its caller records the result.
 	if method == repb.Capabilities_GetCapabilities_FullMethodName {
-		return w.during(call)
+		return w.guard(call)
 	}
-	if err := take(ctx, c.turns.calls); err != nil {
+	if err := acquire(ctx, c.limits.calls); err != nil {
 		return err
 	}
-	defer func() { <-c.turns.calls }()
-	begun := time.Now()
-	err := w.during(call)
-	c.heard(ctx, begun, err)
+	defer func() { <-c.limits.calls }()
+	start := time.Now()
+	err := w.guard(call)
+	c.observe(ctx, start, err)
 	return err
 }
 
-// stream is a grpc.StreamClientInterceptor: unary for streams. Each keeps its turn until it has ended or its
-// context has.
-func (c *Client) stream(ctx context.Context, desc *grpc.StreamDesc, cc *grpc.ClientConn, method string, streamer grpc.Streamer, opts ...grpc.CallOption) (grpc.ClientStream, error) {
-	turn := c.turns.uploads
+// stream is unary for streams. A stream holds its semaphore until it or its context ends.
+func (c *Client) stream(
+	ctx context.Context, desc *grpc.StreamDesc, cc *grpc.ClientConn, method string,
+	open grpc.Streamer, opts ...grpc.CallOption,
+) (grpc.ClientStream, error) {
+	semaphore := c.limits.uploads
 	if desc.ServerStreams {
-		turn = c.turns.downloads
+		semaphore = c.limits.downloads
 	}
-	if err := take(ctx, turn); err != nil {
+	if err := acquire(ctx, semaphore); err != nil {
 		return nil, err
 	}
-	s := &call{watch: newWatch(ctx), caller: ctx, client: c, brings: desc.ServerStreams}
-	context.AfterFunc(s.ctx, func() { <-turn })
-	begun := time.Now()
-	err := s.during(func() (err error) {
-		s.ClientStream, err = streamer(s.ctx, desc, cc, method, opts...)
+	s := &guardedStream{watchdog: newWatchdog(ctx), caller: ctx, client: c, serverStreams: desc.ServerStreams}
+	context.AfterFunc(s.ctx, func() { <-semaphore })
+	start := time.Now()
+	err := s.guard(func() (err error) {
+		s.ClientStream, err = open(s.ctx, desc, cc, method, opts...)
 		return err
 	})
 	if err != nil {
-		c.heard(ctx, begun, err)
+		c.observe(ctx, start, err)
 		s.cancel(nil)
 		return nil, err
 	}
 	return s, nil
 }
 
-// A call is a stream with its watch.
-type call struct {
+// A guardedStream is a stream with a watchdog.
+type guardedStream struct {
 	grpc.ClientStream
-	*watch
-	caller context.Context
-	client *Client
-	brings bool      // more than one message
-	broke  time.Time // when the send began that found the stream over; zero: none did
+	*watchdog
+	caller        context.Context
+	client        *Client
+	serverStreams bool
+	broken        time.Time // start of the SendMsg that found the stream broken, or zero
 }
 
-// SendMsg implements grpc.ClientStream. That a message could be sent says nothing about the server: it may lie in
-// a buffer.
-func (s *call) SendMsg(m any) error {
-	begun := time.Now()
-	err := s.during(func() error { return s.ClientStream.SendMsg(m) })
+// SendMsg implements grpc.ClientStream. Success is not observed: the message may only have reached a buffer.
+func (s *guardedStream) SendMsg(m any) error {
+	start := time.Now()
+	err := s.guard(func() error { return s.ClientStream.SendMsg(m) })
 	if err == io.EOF {
-		s.broke = begun // RecvMsg says why, at once, and not how long that took
+		s.broken = start // RecvMsg returns the reason, but not how long it took
 	} else if err != nil {
-		s.client.heard(s.caller, begun, err)
+		s.client.observe(s.caller, start, err)
 	}
 	return err
 }
 
 // RecvMsg implements grpc.ClientStream.
-func (s *call) RecvMsg(m any) error {
-	begun := s.broke
-	if begun.IsZero() {
-		begun = time.Now()
+func (s *guardedStream) RecvMsg(m any) error {
+	start := s.broken
+	if start.IsZero() {
+		start = time.Now()
 	}
-	err := s.during(func() error { return s.ClientStream.RecvMsg(m) })
-	s.client.heard(s.caller, begun, err)
-	if err != nil || !s.brings {
+	err := s.guard(func() error { return s.ClientStream.RecvMsg(m) })
+	s.client.observe(s.caller, start, err)
+	if err != nil || !s.serverStreams {
 		s.cancel(nil)
 	}
 	return err

@@ -12,58 +12,58 @@ import (
 
 	repb "github.com/bazelbuild/remote-apis/build/bazel/remote/execution/v2"
 	"github.com/cloister-build/cloister/cas"
+	"github.com/cloister-build/cloister/sandbox/printable"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 )
 
 const (
-	maxFailures = 5                // calls in a row, each tried "attempts" times, after which a server counts as down
-	probeTime   = 10 * time.Second // that a server may take to answer a probe
-	probePause  = 2 * time.Second  // between probes, a fifth more or less
+	maxFailures = 5                // consecutive failed calls, each with all attempts, after which a server is down
+	probeTime   = 10 * time.Second // timeout of a probe
+	probePause  = 2 * time.Second  // average time between probes; the jitter is a fifth
 )
 
-// terms are what a server said that it can do.
-type terms struct {
-	small   int64 // bytes up to which a blob goes into a batch
-	batch   int64 // bytes of the blobs of a batch
-	zstd    bool  // reads and streams may be compressed
-	zstdPut bool  // so may the blobs of a batch that are put
-	largest int64 // bytes of a blob that it takes; 0: it does not say
-	results bool  // it takes them
-
-	functions []cas.Function // that it serves, of ours
+// capabilities are what a server supports.
+type capabilities struct {
+	maxSmall      int64 // largest blob sent in a batch, in bytes
+	maxBatch      int64 // bytes of all blobs in a batch
+	maxBlob       int64 // largest blob accepted, in bytes; 0 means no limit
+	zstd          bool  // for streams and reads of batches
+	zstdUpdate    bool  // for updates by batches
+	updateResults bool
+	functions     []cas.Function // those that we support, too
 }
 
-// health is whether the server answers. While it does not, one goroutine probes it, so that no call has to wait
-// to find out, and so that it is found out where nobody calls.
+// health tracks whether the server answers. While it does not, one goroutine probes it, so that neither do calls have
+// to wait nor does recovery depend on calls.
 type health struct {
-	ctx    context.Context // ends with the Client
-	cancel context.CancelFunc
-	work   sync.WaitGroup
-	asked  chan struct{} // closed when the server has been asked once
+	ctx        context.Context // ends with the Client
+	cancel     context.CancelFunc
+	background sync.WaitGroup
+	probed     chan struct{} // closed after the first probe
 
-	mu       sync.Mutex
-	terms    *terms    // nil while the server does not answer
-	why      error     // the last failure, if terms is nil
-	since    time.Time // of the first of these failures
-	failures int       // of calls in a row
+	mu           sync.Mutex
+	capabilities *capabilities // guarded by mu; nil while the server is down
+	err          error         // guarded by mu; the last failure, if capabilities is nil
+	since        time.Time     // guarded by mu; when the failures began
+	failures     int           // guarded by mu; consecutive failed calls
 }
 
-func (h *health) begin() {
+func (h *health) start() {
 	h.ctx, h.cancel = context.WithCancel(context.Background())
-	h.asked = make(chan struct{})
+	h.probed = make(chan struct{})
 }
 
-// end ends the probing and waits for it.
-func (h *health) end() {
+// stop stops probing.
+func (h *health) stop() {
 	h.mu.Lock()
 	h.cancel()
 	h.mu.Unlock()
-	h.work.Wait()
+	h.background.Wait()
 }
 
-// Err returns nil if the server answers, as far as is known: an idle Client notices nothing. Else it returns
-// the cas.ErrUnavailable that every call fails with, which says since when and why.
+// Err returns nil if the server was up at the last call or probe. Otherwise it returns the cas.ErrUnavailable with
+// which every call fails, including the time and the reason.
 func (c *Client) Err() error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -72,60 +72,61 @@ func (c *Client) Err() error {
 
 // down is Err. The caller holds c.mu.
 func (c *Client) down() error {
-	if c.why == nil {
+	if c.err == nil {
 		return nil
 	}
-	return fmt.Errorf("server at %s: %w since %s: %v", c.target, cas.ErrUnavailable, c.since.UTC().Format(time.RFC3339), c.why)
+	since := c.since.UTC().Format(time.RFC3339)
+	return fmt.Errorf("server at %s: %w since %s: %v", c.target, cas.ErrUnavailable, since, c.err)
 }
 
-// Asked returns a channel that is closed when the server has said for the first time what it serves, or has not
-// answered.
-func (c *Client) Asked() <-chan struct{} { return c.asked }
+// Probed returns a channel that is closed after the first probe of the server, whether it succeeded or not.
+func (c *Client) Probed() <-chan struct{} { return c.probed }
 
-// functions returns the digest functions that the server serves, of ours, or nil if it has not said so yet.
+// functions returns the digest functions that both the server and we support, or nil if the server is down.
 func (c *Client) functions() []cas.Function {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if c.terms == nil {
+	if c.capabilities == nil {
 		return nil
 	}
-	return c.terms.functions
+	return c.capabilities.functions
 }
 
-// readyFor is ready for calls that name digests of f. A function that the server does not serve is cas.ErrInvalid: it is
-// what the caller chose.
-func (c *Client) readyFor(ctx context.Context, f cas.Function) (*terms, error) {
+// readyFor is ready for calls with digests of f. If the server does not support f, it returns cas.ErrInvalid, because
+// the caller chose f.
+func (c *Client) readyFor(ctx context.Context, f cas.Function) (*capabilities, error) {
 	t, err := c.ready(ctx)
 	if err == nil && !slices.Contains(t.functions, f) {
-		err = fmt.Errorf("%w: server at %s does not serve digest function %v; it serves %v", cas.ErrInvalid, c.target, f, t.functions)
+		err = fmt.Errorf("%w: server at %s does not support digest function %v; use one of %v",
+			cas.ErrInvalid, c.target, f, t.functions)
 	}
 	return t, err
 }
 
-// ready returns the terms of the server, or why no call can be made now.
-func (c *Client) ready(ctx context.Context) (*terms, error) {
+// ready waits for the first probe and returns the capabilities of the server, or an error while it is down.
+func (c *Client) ready(ctx context.Context) (*capabilities, error) {
 	if ctx.Err() != nil {
 		return nil, ctx.Err()
 	}
 	select {
-	case <-c.asked:
+	case <-c.probed:
 	case <-ctx.Done():
 		return nil, ctx.Err()
 	case <-c.ctx.Done():
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if c.terms == nil && c.why == nil {
+	if c.capabilities == nil && c.err == nil {
 		return nil, fmt.Errorf("server at %s: %w: the connection is closed", c.target, cas.ErrUnavailable)
 	}
-	return c.terms, c.down()
+	return c.capabilities, c.down()
 }
 
-// heard notes how a call with ctx ended that waited for the server since begun. One that its caller soon gave up
-// says nothing about the server.
-func (c *Client) heard(ctx context.Context, begun time.Time, err error) {
+// observe records the result of a call that has waited for the server since start. A call whose caller gave up within
+// minWait says nothing about the server.
+func (c *Client) observe(ctx context.Context, start time.Time, err error) {
 	gaveUp := err != nil && ctx.Err() != nil
-	if gaveUp && time.Since(begun) < patience {
+	if gaveUp && time.Since(start) < minWait {
 		return
 	}
 	c.mu.Lock()
@@ -134,27 +135,27 @@ func (c *Client) heard(ctx context.Context, begun time.Time, err error) {
 		c.failures = 0
 		return
 	}
-	if c.failures++; c.failures < maxFailures || c.terms == nil || c.ctx.Err() != nil {
+	if c.failures++; c.failures < maxFailures || c.capabilities == nil || c.ctx.Err() != nil {
 		return
 	}
-	c.terms = nil
-	c.fail(fmt.Errorf("%d calls in a row failed: %s", c.failures, Reason(status.Convert(err))))
-	c.work.Go(func() {
+	c.capabilities = nil
+	c.setDown(fmt.Errorf("%d consecutive calls failed: %s", c.failures, Reason(status.Convert(err))))
+	c.background.Go(func() {
 		if c.pause() {
 			c.probe()
 		}
 	})
 }
 
-// fail notes that the server does not answer. The caller holds c.mu.
-func (c *Client) fail(why error) {
-	if c.why == nil {
+// setDown records that the server is down because of err. The caller holds c.mu.
+func (c *Client) setDown(err error) {
+	if c.err == nil {
 		c.since = time.Now()
 	}
-	c.why = why
+	c.err = err
 }
 
-// probe asks the server until it answers or the Client is closed.
+// probe gets the capabilities, repeatedly, until the server answers or the Client is closed.
 func (c *Client) probe() {
 	for {
 		ctx, cancel := context.WithTimeout(c.ctx, probeTime)
@@ -166,7 +167,7 @@ func (c *Client) probe() {
 	}
 }
 
-// pause waits for the time of the next probe, and reports whether there is to be one.
+// pause waits before the next probe; it returns false if the Client is closed.
 func (c *Client) pause() bool {
 	select {
 	case <-time.After(time.Duration((0.8 + 0.4*rand.Float64()) * float64(probePause))):
@@ -176,48 +177,50 @@ func (c *Client) pause() bool {
 	}
 }
 
-// negotiate asks the server for its functions and its limits, and notes the answer.
+// negotiate gets the capabilities of the server and records them, or the failure.
 func (c *Client) negotiate(ctx context.Context) error {
-	t, err := c.capabilities(ctx)
+	t, err := c.getCapabilities(ctx)
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if c.terms = t; err != nil {
-		c.fail(err)
+	if c.capabilities = t; err != nil {
+		c.setDown(err)
 	} else {
-		c.why, c.failures = nil, 0
+		c.err, c.failures = nil, 0
 	}
 	select {
-	case <-c.asked:
+	case <-c.probed:
 	default:
-		close(c.asked)
+		close(c.probed)
 	}
 	return err
 }
 
-func (c *Client) capabilities(ctx context.Context) (*terms, error) {
-	caps, err := repb.NewCapabilitiesClient(c.conn).GetCapabilities(ctx, &repb.GetCapabilitiesRequest{InstanceName: c.instance})
+func (c *Client) getCapabilities(ctx context.Context) (*capabilities, error) {
+	client := repb.NewCapabilitiesClient(c.conn)
+	resp, err := client.GetCapabilities(ctx, &repb.GetCapabilitiesRequest{InstanceName: c.instance})
 	if err != nil {
 		return nil, c.failed(ctx, "reach the server", err)
 	}
-	cc := caps.GetCacheCapabilities()
-	t := &terms{
-		batch:   maxBatch,
-		zstd:    slices.Contains(cc.SupportedCompressors, repb.Compressor_ZSTD),
-		zstdPut: slices.Contains(cc.SupportedBatchUpdateCompressors, repb.Compressor_ZSTD),
+	cc := resp.GetCacheCapabilities()
+	t := &capabilities{
+		maxBatch:      maxBatch,
+		maxBlob:       cc.GetMaxCasBlobSizeBytes(),
+		zstd:          slices.Contains(cc.GetSupportedCompressors(), repb.Compressor_ZSTD),
+		zstdUpdate:    slices.Contains(cc.GetSupportedBatchUpdateCompressors(), repb.Compressor_ZSTD),
+		updateResults: cc.GetActionCacheUpdateCapabilities().GetUpdateEnabled(),
 	}
+	if limit := cc.GetMaxBatchTotalSizeBytes(); limit > 0 {
+		t.maxBatch = min(limit, t.maxBatch)
+	}
+	t.maxSmall = min(maxSmall, t.maxBatch)
 	for _, f := range cas.Functions() {
 		if slices.Contains(cc.GetDigestFunctions(), f.Proto()) {
 			t.functions = append(t.functions, f)
 		}
 	}
 	if len(t.functions) == 0 {
-		return nil, fmt.Errorf("server at %s: it serves the digest functions %s, and one of %v is needed",
-			c.target, printable(fmt.Sprint(cc.GetDigestFunctions())), cas.Functions())
+		return nil, fmt.Errorf("server at %s: it supports the digest functions %s, but none of %v",
+			c.target, printable.Head(fmt.Sprint(cc.GetDigestFunctions()), maxReason), cas.Functions())
 	}
-	if limit := cc.MaxBatchTotalSizeBytes; limit > 0 {
-		t.batch = min(limit, t.batch)
-	}
-	t.small = min(maxSmall, t.batch)
-	t.largest, t.results = cc.MaxCasBlobSizeBytes, cc.GetActionCacheUpdateCapabilities().GetUpdateEnabled()
 	return t, nil
 }

@@ -12,11 +12,11 @@ import (
 	"os"
 	"slices"
 	"strings"
-	"sync"
 
 	repb "github.com/bazelbuild/remote-apis/build/bazel/remote/execution/v2"
 	"github.com/cloister-build/cloister/cas"
 	"github.com/cloister-build/cloister/cas/compress"
+	"github.com/cloister-build/cloister/sandbox/printable"
 	bspb "google.golang.org/genproto/googleapis/bytestream"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
@@ -25,22 +25,22 @@ import (
 
 // Missing implements cas.Store.
 func (s *Store) Missing(ctx context.Context, ds []cas.Digest) ([]cas.Digest, error) {
-	var named, asked []cas.Digest // each once, and those of them that the server is asked for
+	var unique, query []cas.Digest // each digest once; those to ask the server about
 	absent := make(map[cas.Digest]bool, len(ds))
 	for _, d := range ds {
-		if _, again := absent[d]; again || d.IsEmpty() {
+		if _, seen := absent[d]; seen || d.IsEmpty() {
 			continue
 		}
 		absent[d] = impossible(d)
-		named = append(named, d)
-		if !impossible(d) {
-			asked = append(asked, d)
+		unique = append(unique, d)
+		if !absent[d] {
+			query = append(query, d)
 		}
 	}
 	if _, err := s.ready(ctx); err != nil {
 		return nil, err
 	}
-	for _, part := range runs(asked, maxAsked) {
+	for _, part := range byFunction(query, maxMissing) {
 		if _, err := s.readyFor(ctx, part[0].Function()); err != nil {
 			return nil, err
 		}
@@ -54,16 +54,16 @@ func (s *Store) Missing(ctx context.Context, ds []cas.Digest) ([]cas.Digest, err
 		for _, p := range resp.MissingBlobDigests {
 			d, err := cas.FromProto(part[0].Function(), p)
 			if err != nil {
-				return nil, fmt.Errorf("find missing blobs at %s: the answer is malformed: %w", s.target, err)
+				return nil, fmt.Errorf("find missing blobs at %s: malformed answer: %w", s.target, err)
 			}
 			absent[d] = true
 		}
 	}
-	return slices.DeleteFunc(named, func(d cas.Digest) bool { return !absent[d] }), ctx.Err()
+	return slices.DeleteFunc(unique, func(d cas.Digest) bool { return !absent[d] }), ctx.Err()
 }
 
-// impossible reports whether d names no blob at all. bb_storage takes each blob without bytes for the empty one, and
-// bazel-remote refuses a whole list for it.
+// impossible reports whether d has size 0 but not the hash of the empty blob. bb_storage takes such a digest for the
+// empty blob, and bazel-remote rejects the whole request.
 func impossible(d cas.Digest) bool { return d.Size() == 0 && !d.IsEmpty() }
 
 func protos(ds []cas.Digest) []*repb.Digest {
@@ -74,11 +74,10 @@ func protos(ds []cas.Digest) []*repb.Digest {
 	return ps
 }
 
-// Open implements cas.Store. A blob of up to 1 MiB is here when it returns, a larger one is streamed; a
-// stream that breaks off goes on where it was.
+// Open implements cas.Store. It reads blobs of up to 1 MiB at once and streams larger ones, resuming broken streams.
 //
-// It is one stream also for a large blob: four ranges at once took as long, on loopback and with 20 and 50 ms to the
-// server and back, since they share the connection.
+// Large blobs use a single stream: four parallel ranges took as long, on loopback and with round trips of 20 and 50 ms,
+// because they share the connection.
 func (s *Store) Open(ctx context.Context, d cas.Digest, off int64) (io.ReadCloser, error) {
 	switch {
 	case ctx.Err() != nil:
@@ -88,7 +87,7 @@ func (s *Store) Open(ctx context.Context, d cas.Digest, off int64) (io.ReadClose
 	case d.IsEmpty():
 		return io.NopCloser(bytes.NewReader(nil)), nil
 	case off == d.Size():
-		// bazel-remote refuses to read nothing from the end.
+		// bazel-remote rejects reads at the end of a blob.
 		missing, err := s.Missing(ctx, []cas.Digest{d})
 		if err == nil && len(missing) > 0 {
 			err = fmt.Errorf("read blob %s at %s: %w", d, s.target, cas.ErrNotFound)
@@ -102,7 +101,7 @@ func (s *Store) Open(ctx context.Context, d cas.Digest, off int64) (io.ReadClose
 	if err != nil {
 		return nil, err
 	}
-	if off == 0 && d.Size() <= t.small {
+	if off == 0 && d.Size() <= t.maxSmall {
 		data, err := s.readBatch(ctx, t, []cas.Digest{d})
 		if err != nil {
 			return nil, err
@@ -110,13 +109,13 @@ func (s *Store) Open(ctx context.Context, d cas.Digest, off int64) (io.ReadClose
 		if data[0].err == nil {
 			return io.NopCloser(bytes.NewReader(data[0].data)), nil
 		}
-		if !errors.Is(data[0].err, errAlone) {
+		if !errors.Is(data[0].err, errNotBatched) {
 			return nil, data[0].err
 		}
 	}
 	r := &reader{s: s, d: d, next: off}
 	r.ctx, r.cancel = context.WithCancel(ctx)
-	// Some servers ignore the offset into a compressed blob, and in a part that would not be noticed.
+	// Some servers ignore the offset of compressed reads, and partial reads are not verified.
 	if err := r.open(t.zstd && off == 0 && d.Size() >= compress.MinSize); err != nil {
 		r.Close()
 		return nil, err
@@ -132,18 +131,17 @@ type verified struct {
 	io.Closer
 }
 
-// errAlone says that a blob was not read as one of a batch, and may be by itself.
-var errAlone = errors.New("not read in a batch")
+// errNotBatched means that the server left a blob out of a batch; it may be readable on its own.
+var errNotBatched = errors.New("not read in a batch")
 
-// batched is one blob of a batch, or why it was not read: the error is cas.ErrNotFound, cas.ErrCorrupt or
-// errAlone.
-type batched struct {
+// A batchedBlob is one blob of a batch, or its error: cas.ErrNotFound, cas.ErrCorrupt or errNotBatched.
+type batchedBlob struct {
 	data []byte
 	err  error
 }
 
-// readBatch reads blobs that differ and fit into one call.
-func (s *Store) readBatch(ctx context.Context, t *terms, ds []cas.Digest) ([]batched, error) {
+// readBatch reads distinct blobs that fit into one call.
+func (s *Store) readBatch(ctx context.Context, t *capabilities, ds []cas.Digest) ([]batchedBlob, error) {
 	fn := ds[0].Function()
 	if _, err := s.readyFor(ctx, fn); err != nil {
 		return nil, err
@@ -156,17 +154,18 @@ func (s *Store) readBatch(ctx context.Context, t *terms, ds []cas.Digest) ([]bat
 	if err != nil {
 		return nil, s.failed(ctx, fmt.Sprintf("read blob %s and %d others", ds[0], len(ds)-1), err)
 	}
-	at := make(map[cas.Digest]int, len(ds))
-	all := make([]batched, len(ds))
+	index := make(map[cas.Digest]int, len(ds))
+	all := make([]batchedBlob, len(ds))
 	for i, d := range ds {
-		at[d] = i
-		all[i].err = errAlone
+		index[d] = i
+		all[i].err = errNotBatched
 	}
 	for _, r := range resp.Responses {
 		d, err := cas.FromProto(fn, r.Digest)
-		i, asked := at[d]
-		if err != nil || !asked {
-			return nil, fmt.Errorf("read %d blobs at %s: the answer names the blob %s, which was not asked for", len(ds), s.target, printable(r.Digest.String()))
+		i, ok := index[d]
+		if err != nil || !ok {
+			return nil, fmt.Errorf("read %d blobs at %s: the answer contains blob %s, which was not requested",
+				len(ds), s.target, printable.Head(r.Digest.String(), maxReason))
 		}
 		switch codes.Code(r.GetStatus().GetCode()) {
 		case codes.OK:
@@ -174,9 +173,9 @@ func (s *Store) readBatch(ctx context.Context, t *terms, ds []cas.Digest) ([]bat
 			if r.Compressor == repb.Compressor_ZSTD {
 				data, err = compress.Decode(r.Compressor, data, d.Size())
 			}
-			all[i] = batched{data: data}
+			all[i] = batchedBlob{data: data}
 			if err != nil || fn.Sum(data) != d {
-				all[i] = batched{err: fmt.Errorf("read blob %s at %s: %w", d, s.target, cas.ErrCorrupt)}
+				all[i] = batchedBlob{err: fmt.Errorf("read blob %s at %s: %w", d, s.target, cas.ErrCorrupt)}
 			}
 		case codes.NotFound:
 			all[i].err = fmt.Errorf("read blob %s at %s: %w", d, s.target, cas.ErrNotFound)
@@ -185,32 +184,32 @@ func (s *Store) readBatch(ctx context.Context, t *terms, ds []cas.Digest) ([]bat
 	return all, nil
 }
 
-// A reader reads a blob by ByteStream. It sees to the number of bytes; what they are is not its business.
+// A reader reads a blob by ByteStream. It checks the size but not the contents.
 type reader struct {
 	s      *Store
 	d      cas.Digest
 	ctx    context.Context
 	cancel context.CancelFunc
 
-	in      *messages
-	decoder *compress.Reader // of in, if the stream is compressed
-	broken  int              // how many streams in a row broke off early
-	begun   int64            // offset at which this one began
-	next    int64            // offset of what is to be read next
-	err     error            // what ended it
+	in      *messageReader
+	decoder *compress.Reader // reads in if the stream is compressed
+	broken  int              // consecutive streams that broke early
+	start   int64            // offset of the current stream
+	next    int64            // offset of the next byte
+	err     error            // permanent
 }
 
-// open begins a stream at r.next, and waits for its first message: only that says whether the blob is there.
+// open starts a stream at r.next and waits for its first message, which shows whether the blob exists.
 func (r *reader) open(compressed bool) error {
-	r.recycle()
-	r.begun = r.next
+	r.releaseDecoder()
+	r.start = r.next
 	name := r.d.Resource()
 	if compressed {
 		name = "compressed-blobs/zstd/" + strings.TrimPrefix(name, "blobs/")
 	}
 	stream, err := r.s.streams.Read(r.ctx, &bspb.ReadRequest{ResourceName: r.s.resource(name), ReadOffset: r.next})
 	if err == nil {
-		r.in = &messages{stream: stream}
+		r.in = &messageReader{stream: stream}
 		err = r.in.receive()
 	}
 	if err != nil && err != io.EOF {
@@ -238,7 +237,7 @@ func (r *reader) Read(p []byte) (int, error) {
 		}
 		r.next += int64(n)
 		if err != nil {
-			r.err = r.ended(err)
+			r.err = r.resume(err)
 		}
 		if n > 0 {
 			return n, nil
@@ -247,16 +246,16 @@ func (r *reader) Read(p []byte) (int, error) {
 	return 0, r.err
 }
 
-// ended returns what the end of a stream is for the reader: nil if another stream goes on.
-func (r *reader) ended(err error) error {
-	if r.next-r.begun >= pieceBytes {
+// resume handles the end of a stream with err: it returns nil if another stream continues, or how the read ended.
+func (r *reader) resume(err error) error {
+	if r.next-r.start >= maxData {
 		r.broken = 0
 	}
 	switch {
 	case err == io.EOF && r.next == r.d.Size():
 		return io.EOF
 	case r.in.err == nil || r.in.err == io.EOF:
-		return fmt.Errorf("read blob %s at %s: it has not that many bytes: %w", r.d, r.s.target, cas.ErrCorrupt)
+		return fmt.Errorf("read blob %s at %s: wrong size: %w", r.d, r.s.target, cas.ErrCorrupt)
 	case status.Code(r.in.err) == codes.Unavailable && r.broken < attempts:
 		r.broken++
 		return r.open(false)
@@ -268,8 +267,7 @@ func (r *reader) failed(err error) error {
 	return r.s.failed(r.ctx, fmt.Sprintf("read blob %s", r.d), err)
 }
 
-// recycle gives back the decoder.
-func (r *reader) recycle() {
+func (r *reader) releaseDecoder() {
 	if r.decoder != nil {
 		r.decoder.Release()
 		r.decoder = nil
@@ -280,32 +278,32 @@ func (r *reader) recycle() {
 func (r *reader) Close() error {
 	r.cancel()
 	r.err = cmp.Or(r.err, os.ErrClosed)
-	r.recycle()
+	r.releaseDecoder()
 	return nil
 }
 
-// maxEmpty is how many messages without data a stream may bring in a row: none of them is silence.
+// maxEmpty limits consecutive messages without data, which the watchdog does not catch.
 const maxEmpty = 100
 
-// messages reads the data of a stream.
-type messages struct {
+// A messageReader reads the data of a stream.
+type messageReader struct {
 	stream grpc.ServerStreamingClient[bspb.ReadResponse]
-	data   []byte // received and not yet read
-	err    error  // what ended the stream
+	data   []byte // received but unread
+	err    error  // how the stream ended
 }
 
 // receive waits for the next message.
-func (m *messages) receive() error {
+func (m *messageReader) receive() error {
 	resp, err := m.stream.Recv()
 	m.data, m.err = resp.GetData(), err
 	return err
 }
 
 // Read implements io.Reader.
-func (m *messages) Read(p []byte) (int, error) {
+func (m *messageReader) Read(p []byte) (int, error) {
 	for empty := 0; len(m.data) == 0; empty++ {
 		if m.err == nil && empty == maxEmpty {
-			m.err = status.Errorf(codes.Unavailable, "%d messages in a row brought nothing", maxEmpty)
+			m.err = status.Errorf(codes.Unavailable, "%d consecutive messages without data", maxEmpty)
 		}
 		if m.err != nil || m.receive() != nil {
 			return 0, m.err
@@ -314,128 +312,4 @@ func (m *messages) Read(p []byte) (int, error) {
 	n := copy(p, m.data)
 	m.data = m.data[n:]
 	return n, nil
-}
-
-// inFlight is how many calls of one Fetch or PutAll are under way at once: with their blobs they take up to 24 MiB.
-const inFlight = 8
-
-// Fetch copies those of the blobs ds that another store lacks into it, small ones many in one call. It
-// returns those that are absent here, too, in order and each once. After an error it may have copied some.
-func (s *Store) Fetch(ctx context.Context, to cas.Store, ds []cas.Digest) (absent []cas.Digest, err error) {
-	lacking, err := to.Missing(ctx, ds)
-	if err != nil {
-		return nil, err
-	}
-	if absent, err = s.Missing(ctx, lacking); err != nil {
-		return nil, err
-	}
-	lost := make(map[cas.Digest]bool, len(absent))
-	for _, d := range absent {
-		lost[d] = true
-	}
-	lacking = slices.DeleteFunc(lacking, func(d cas.Digest) bool { return lost[d] })
-
-	t, err := s.ready(ctx)
-	if err != nil {
-		return nil, err
-	}
-	ctx, cancel := context.WithCancelCause(ctx)
-	defer cancel(nil)
-	each(parts(t, lacking, func(d cas.Digest) cas.Digest { return d }), func(part []cas.Digest) {
-		if ctx.Err() != nil {
-			return
-		}
-		if err := s.fetch(ctx, t, to, part); err != nil {
-			cancel(err)
-		}
-	})
-	return absent, context.Cause(ctx)
-}
-
-// each calls f with each of parts, inFlight of them at once, and returns when all have.
-func each[T any](parts []T, f func(T)) {
-	var group sync.WaitGroup
-	turn := make(chan struct{}, inFlight)
-	for _, part := range parts {
-		turn <- struct{}{}
-		group.Go(func() {
-			defer func() { <-turn }()
-			f(part)
-		})
-	}
-	group.Wait()
-}
-
-// runs returns ds in parts of at most size digests, each of one digest function.
-func runs(ds []cas.Digest, size int) [][]cas.Digest {
-	var parts [][]cas.Digest
-	for i, d := range ds {
-		last := len(parts) - 1
-		if i == 0 || len(parts[last]) == size || parts[last][0].Function() != d.Function() {
-			parts, last = append(parts, ds[i:i]), last+1
-		}
-		parts[last] = ds[i-len(parts[last]) : i+1]
-	}
-	return parts
-}
-
-// parts returns all in parts that fit into one call each, by the sizes of the blobs that they name: those of a part are
-// of one digest function, and a large one is a part of its own.
-func parts[T any](t *terms, all []T, digest func(T) cas.Digest) [][]T {
-	var parts [][]T
-	var part []T
-	var bytes int64
-	for _, b := range all {
-		n := digest(b).Size()
-		if n > t.small {
-			parts = append(parts, []T{b})
-			continue
-		}
-		if len(part) > 0 && (bytes+n > t.batch || len(part) == maxEntries || digest(part[0]).Function() != digest(b).Function()) {
-			parts = append(parts, part)
-			part, bytes = nil, 0
-		}
-		part = append(part, b)
-		bytes += n
-	}
-	if len(part) > 0 {
-		parts = append(parts, part)
-	}
-	return parts
-}
-
-// fetch copies one part.
-func (s *Store) fetch(ctx context.Context, t *terms, to cas.Store, part []cas.Digest) error {
-	if len(part) == 1 {
-		r, err := s.Open(ctx, part[0], 0)
-		if err != nil {
-			return err
-		}
-		defer r.Close()
-		return to.Put(ctx, part[0], r)
-	}
-	all, err := s.readBatch(ctx, t, part)
-	if err != nil {
-		return err
-	}
-	var blobs []cas.Blob
-	for i, b := range all {
-		switch {
-		case b.err == nil:
-			blobs = append(blobs, cas.Blob{Digest: part[i], Data: b.data})
-		case errors.Is(b.err, errAlone):
-			err = s.fetch(ctx, t, to, part[i:i+1])
-		default:
-			err = b.err
-		}
-		if err != nil {
-			return err
-		}
-	}
-	for _, err := range cas.PutAll(ctx, to, blobs) {
-		if err != nil {
-			return err
-		}
-	}
-	return nil
 }

@@ -19,7 +19,7 @@ func TestReason(t *testing.T) {
 	}{
 		{codes.Unavailable, `connection error: desc = "transport: Error while dialing: dial tcp 127.0.0.1:1: connect: connection refused"`, "dial tcp 127.0.0.1:1: connect: connection refused"},
 		{codes.Unavailable, `connection error: desc = "transport: authentication handshake failed: tls: \"x\" is no name"`, `authentication handshake failed: tls: "x" is no name`},
-		{codes.Unavailable, `connection error: desc = "error reading server preface: EOF"`, "error reading server preface: EOF; the address of a server with TLS is grpcs://HOST:PORT"},
+		{codes.Unavailable, `connection error: desc = "error reading server preface: EOF"`, "error reading server preface: EOF; if the server uses TLS, write grpcs://HOST:PORT"},
 		{codes.Unavailable, `connection error: desc = "not ended`, `connection error: desc = "not ended`},
 		{codes.Unavailable, `connection error: desc = "\x1b[2J"`, `\x1b[2J`},
 		{codes.NotFound, `no worker is called "a"`, `no worker is called "a"`},

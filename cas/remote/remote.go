@@ -1,13 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package remote is the store and the action cache of package cas over a server of the Remote Execution
-// API. It keeps no blob here, not even for a moment longer than a call, and executes nothing.
+// Package remote implements the store and the action cache of package cas on a server of the Remote Execution API. It
+// caches no blobs and executes nothing.
 //
-// A server is not trusted with contents: what it sends is checked against the digest, and what it is
-// sent is checked before the last of it leaves. Nor with words: what it says stands in errors as one
-// printable line. Nor with time: a call during which nothing comes for a minute ends, and a server that
-// answers no call, or none that its caller gave ten seconds, is left alone until it answers a probe; meanwhile every call is cas.ErrUnavailable at once.
-// Blobs travel compressed where the server takes zstd.
+// The server is not trusted:
+//   - Received blobs are verified against their digests, and so are sent blobs before their last byte leaves.
+//   - Its messages appear in errors as one printable line.
+//   - A call without progress for a minute ends. A server that fails several calls in a row counts as down: until it
+//     answers a probe, every call fails at once with cas.ErrUnavailable. A call whose caller gave up within ten seconds
+//     does not count.
+//
+// Blobs are compressed in transit if the server supports zstd.
 package remote
 
 import (
@@ -20,10 +23,10 @@ import (
 	"strconv"
 	"strings"
 	"time"
-	"unicode/utf8"
 
 	repb "github.com/bazelbuild/remote-apis/build/bazel/remote/execution/v2"
 	"github.com/cloister-build/cloister/cas"
+	"github.com/cloister-build/cloister/sandbox/printable"
 	bspb "google.golang.org/genproto/googleapis/bytestream"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/backoff"
@@ -34,24 +37,23 @@ import (
 	"google.golang.org/grpc/status"
 )
 
-// ErrAddress says that the address of a server is malformed.
-var ErrAddress = errors.New("address of a server is grpc://HOST:PORT[/INSTANCE] or grpcs://HOST:PORT[/INSTANCE]")
+// ErrAddress reports a malformed server address.
+var ErrAddress = errors.New("invalid server address: write grpc://HOST:PORT[/INSTANCE] or grpcs://HOST:PORT[/INSTANCE]")
 
-// What goes into one call. Every client and server accepts messages of 4 MiB unless told otherwise.
+// Limits of one call. By default, all clients and servers accept messages of 4 MiB.
 const (
 	maxSmall   = 1 << 20 // bytes of a blob that is not streamed
-	maxBatch   = 3 << 20 // bytes of the blobs of one call, which leaves room for what stands beside them
-	maxEntries = 4000    // blobs of such a call
-	maxAsked   = 16_000  // digests of one FindMissingBlobs
+	maxBatch   = 3 << 20 // bytes of all blobs in a batch, which leaves room for their digests
+	maxEntries = 4000    // blobs in a batch
+	maxMissing = 16_000  // digests of one FindMissingBlobs
 	maxMessage = 4 << 20 // bytes of a message
-	pieceBytes = 1 << 20 // of one message of a stream
-	attempts   = 5       // at one call, or at going on with a stream that broke off
+	maxData    = 1 << 20 // bytes of data in one message of a stream
+	attempts   = 5       // for a call, or to resume a broken stream
+	maxReason  = 1000    // bytes of a server's message in an error
 )
 
-// retries makes gRPC repeat what a server did not take up or was too busy for, as long as nothing of an
-// answer has arrived: after 1.5 s in all it gives up. gRPC makes each wait up to a fifth longer or shorter by
-// chance, so that clients do not come back all at once. GetCapabilities is not repeated, so that a wrong
-// address is told at once.
+// retries makes gRPC repeat calls that fail with UNAVAILABLE before any part of the answer arrives. It gives up after
+// 1.5 s. GetCapabilities is not repeated, so that a wrong address is reported at once.
 var retries = fmt.Sprintf(`{"methodConfig": [{
 	"name": [
 		{"service": "build.bazel.remote.execution.v2.ContentAddressableStorage"},
@@ -64,19 +66,19 @@ var retries = fmt.Sprintf(`{"methodConfig": [{
 	}
 }]}`, attempts)
 
-// A Client is a connection to one server. It is safe for concurrent use; Dial and New make it.
+// A Client is a connection to one server. It is safe for concurrent use. Create it with Dial or New.
 type Client struct {
 	conn     *grpc.ClientConn
-	target   string // as messages name the server
-	instance string // of the address
-	turns    turns
+	target   string // the server, for messages
+	instance string // from the address
+	limits   limits
 	health
 }
 
-// Dial connects to the server of an address grpc://HOST:PORT[/INSTANCE], or grpcs:// for TLS with the
-// certificates that this host trusts, and asks it what it can do. The caller closes the Client. A
-// malformed address is ErrAddress; a server that cannot be reached before ctx ends, or that does not
-// serve SHA-256, is an error that says so. Options come after our own and override them.
+// Dial connects to the server at address and gets its capabilities. The address is grpc://HOST:PORT[/INSTANCE], or
+// grpcs:// for TLS with the certificates that this host trusts; a malformed one is ErrAddress. Dial fails if the server
+// does not answer before ctx ends or supports none of our digest functions. The options override the defaults. The
+// caller closes the Client.
 func Dial(ctx context.Context, address string, options ...grpc.DialOption) (*Client, error) {
 	c, err := connect(address, options)
 	if err != nil {
@@ -88,21 +90,19 @@ func Dial(ctx context.Context, address string, options ...grpc.DialOption) (*Cli
 	return c, nil
 }
 
-// New is Dial for a server that need not be there yet: it asks it in the background, again and again. Calls
-// wait for the first time that it answers or fails to, and until it has answered fail with
-// cas.ErrUnavailable.
+// New is like Dial, but gets the capabilities in the background and retries until it succeeds. Calls wait for the first
+// attempt; then they fail with cas.ErrUnavailable until one succeeds.
 func New(address string, options ...grpc.DialOption) (*Client, error) {
 	c, err := connect(address, options)
 	if err != nil {
 		return nil, err
 	}
-	c.work.Go(c.probe)
+	c.background.Go(c.probe)
 	return c, nil
 }
 
-// harmless returns address without what may be a secret: a user, and all behind a question or number mark. It need not
-// be an address.
-func harmless(address string) string {
+// redact removes possible secrets from address, which may be malformed: the user, the query and the fragment.
+func redact(address string) string {
 	if at := strings.LastIndexByte(address, '@'); at >= 0 {
 		scheme, _, found := strings.Cut(address[:at], "://")
 		if !found {
@@ -116,9 +116,9 @@ func harmless(address string) string {
 	return address
 }
 
-// connect returns a Client that has not asked its server anything.
+// connect returns a Client that does not know the capabilities of its server.
 func connect(address string, options []grpc.DialOption) (*Client, error) {
-	shown := harmless(address)
+	shown := redact(address)
 	u, err := url.Parse(address)
 	if err != nil || u.Port() == "" || u.User != nil || u.RawQuery != "" || u.Fragment != "" {
 		return nil, fmt.Errorf("%+.256q: %w", shown, ErrAddress)
@@ -131,23 +131,24 @@ func connect(address string, options []grpc.DialOption) (*Client, error) {
 	default:
 		return nil, fmt.Errorf("%+.256q: %w", shown, ErrAddress)
 	}
-	c := &Client{target: u.Scheme + "://" + u.Host, instance: strings.Trim(u.Path, "/"), turns: newTurns()}
+	c := &Client{target: u.Scheme + "://" + u.Host, instance: strings.Trim(u.Path, "/"), limits: newLimits()}
 	if err := cas.CheckInstanceName(c.instance); err != nil {
 		return nil, fmt.Errorf("%+.256q: %w", shown, err)
 	}
-	c.begin()
+	c.start()
 	c.conn, err = grpc.NewClient(u.Host, append([]grpc.DialOption{
 		grpc.WithTransportCredentials(creds),
 		grpc.WithDefaultServiceConfig(retries),
-		// A batch that is put must fit, for gRPC to send it again.
+		// gRPC can only repeat requests that fit into this buffer.
 		grpc.WithDefaultCallOptions(grpc.MaxRetryRPCBufferSize(maxMessage)),
-		// gRPC's own waits of up to two minutes would outlast the outage.
+		// The default of up to two minutes would outlast most outages.
 		grpc.WithConnectParams(grpc.ConnectParams{
-			Backoff:           backoff.Config{BaseDelay: time.Second, Multiplier: 1.6, Jitter: 0.2, MaxDelay: 5 * time.Second},
+			Backoff: backoff.Config{
+				BaseDelay: time.Second, Multiplier: 1.6, Jitter: 0.2, MaxDelay: 5 * time.Second,
+			},
 			MinConnectTimeout: probeTime,
 		}),
-		// What was sent and is not acknowledged ends the connection in Timeout. Servers take a ping more often
-		// than every five minutes for an attack.
+		// Unacknowledged data ends the connection after Timeout. By default, servers reject more frequent pings.
 		grpc.WithKeepaliveParams(keepalive.ClientParameters{Time: 5 * time.Minute, Timeout: 20 * time.Second}),
 		grpc.WithChainUnaryInterceptor(c.unary),
 		grpc.WithChainStreamInterceptor(c.stream),
@@ -158,14 +159,14 @@ func connect(address string, options []grpc.DialOption) (*Client, error) {
 	return c, nil
 }
 
-// Close ends the connection and every call on it, and waits for what it began itself.
+// Close ends the connection and all calls, and waits for its goroutines.
 func (c *Client) Close() error {
-	c.end()
+	c.stop()
 	return c.conn.Close()
 }
 
-// Store returns the blobs and results of an instance: the one of the address if name is empty, and else
-// the one called name below it. A name that no instance may have is cas.ErrInvalid.
+// Store returns the store of an instance: that of the address, or name below it unless name is empty. An invalid name
+// is cas.ErrInvalid.
 func (c *Client) Store(name string) (*Store, error) {
 	if c.instance != "" && name != "" {
 		name = "/" + name
@@ -181,7 +182,7 @@ func (c *Client) Store(name string) (*Store, error) {
 	}, nil
 }
 
-// Instance is Store as a cas.Instances.
+// Instance is Store in the form of a cas.Instances.
 func (c *Client) Instance(name string) (*cas.Instance, error) {
 	s, err := c.Store(name)
 	if err != nil {
@@ -190,14 +191,14 @@ func (c *Client) Instance(name string) (*cas.Instance, error) {
 	return &cas.Instance{Name: s.name, Store: s, Actions: s, Functions: c.functions()}, nil
 }
 
-// failed says what did not succeed at which server, and gives err the kind that there is for it: one that is about
-// us, such as a refusal, must not reach a client of ours as if it were about him. An error for which there is none
-// stays the status it is. The end of ctx comes before all else.
-func (c *Client) failed(ctx context.Context, what string, err error) error {
+// failed adds the operation and the server to err and converts its status into an error of package cas where one
+// exists. Errors about us, such as PERMISSION_DENIED, must not reach our own clients as if they were about them. If ctx
+// has ended, that is the error.
+func (c *Client) failed(ctx context.Context, op string, err error) error {
 	if ctx.Err() != nil {
-		return fmt.Errorf("%s at %s: %w", what, c.target, ctx.Err())
+		return fmt.Errorf("%s at %s: %w", op, c.target, ctx.Err())
 	}
-	st, answered := status.FromError(err)
+	st, isStatus := status.FromError(err)
 	for _, row := range []struct {
 		code codes.Code
 		kind error
@@ -207,10 +208,10 @@ func (c *Client) failed(ctx context.Context, what string, err error) error {
 		{codes.DataLoss, cas.ErrCorrupt},
 	} {
 		if st.Code() == row.code {
-			return fmt.Errorf("%s at %s: %w", what, c.target, row.kind)
+			return fmt.Errorf("%s at %s: %w", op, c.target, row.kind)
 		}
 	}
-	if answered {
+	if isStatus {
 		p := st.Proto()
 		p.Message = Reason(st)
 		st = status.FromProto(p)
@@ -218,28 +219,28 @@ func (c *Client) failed(ctx context.Context, what string, err error) error {
 	}
 	switch st.Code() {
 	case codes.Unavailable:
-		err = fmt.Errorf("%w: %w", cas.ErrUnavailable, answer{st})
+		err = fmt.Errorf("%w: %w", cas.ErrUnavailable, statusError{st})
 	case codes.DeadlineExceeded:
-		err = fmt.Errorf("%w: %v", cas.ErrUnavailable, answer{st})
+		err = fmt.Errorf("%w: %v", cas.ErrUnavailable, statusError{st})
 	case codes.PermissionDenied, codes.Unauthenticated:
-		err = fmt.Errorf("%w: %v", os.ErrPermission, answer{st})
+		err = fmt.Errorf("%w: %v", os.ErrPermission, statusError{st})
 	case codes.Unimplemented:
-		err = fmt.Errorf("%w: %v", errors.ErrUnsupported, answer{st})
+		err = fmt.Errorf("%w: %v", errors.ErrUnsupported, statusError{st})
 	}
-	return fmt.Errorf("%s at %s: %w", what, c.target, err)
+	return fmt.Errorf("%s at %s: %w", op, c.target, err)
 }
 
-// An answer is the status of a call whose code another word says already.
-type answer struct{ st *status.Status }
+// A statusError is a status error whose text omits the code, which the wrapping error already expresses.
+type statusError struct{ st *status.Status }
 
-// Error implements error: it is what the status says.
-func (a answer) Error() string { return a.st.Message() }
+// Error implements error.
+func (e statusError) Error() string { return e.st.Message() }
 
-// GRPCStatus is what package status looks for.
-func (a answer) GRPCStatus() *status.Status { return a.st }
+// GRPCStatus makes package status recognize the error.
+func (e statusError) GRPCStatus() *status.Status { return e.st }
 
-// Reason returns what st says as one line that cannot steer a terminal, of at most 1000 bytes: whoever answered chose it. Of a
-// connection that could not be made that is why not, without what gRPC calls the steps on the way.
+// Reason returns the message of st as one printable line of at most 1000 bytes, since servers are not trusted. For a
+// failed connection it is only the cause.
 func Reason(st *status.Status) string {
 	text := st.Message()
 	if quoted, ok := strings.CutPrefix(text, "connection error: desc = "); ok && st.Code() == codes.Unavailable {
@@ -247,38 +248,14 @@ func Reason(st *status.Status) string {
 			text = strings.TrimPrefix(strings.TrimPrefix(why, "transport: "), "Error while dialing: ")
 		}
 		if strings.HasPrefix(text, "error reading server preface") {
-			text += "; the address of a server with TLS is grpcs://HOST:PORT"
+			text += "; if the server uses TLS, write grpcs://HOST:PORT"
 		}
 	}
-	return printable(text)
+	return printable.Head(text, maxReason)
 }
 
-// maxText is the most bytes of what a server says that an error repeats.
-const maxText = 1000
-
-// printable returns s as one line of at most maxText bytes that cannot steer a terminal: what is not
-// printable is written as in a Go string.
-func printable(s string) string {
-	const more = "..."
-	var b strings.Builder
-	for len(s) > 0 {
-		r, size := utf8.DecodeRuneInString(s)
-		text := s[:size]
-		if r == utf8.RuneError && size == 1 || !strconv.IsPrint(r) {
-			text = strconv.Quote(text)
-			text = text[1 : len(text)-1]
-		}
-		s = s[size:]
-		if b.Len()+len(text) > maxText-len(more) {
-			return b.String() + more
-		}
-		b.WriteString(text)
-	}
-	return b.String()
-}
-
-// A Store is one instance of a server: a cas.Store, a cas.Batcher and a cas.ActionCache. It is safe for concurrent use,
-// and usable until its Client is closed.
+// A Store is one instance of a server: a cas.Store, cas.Batcher and cas.ActionCache. It is safe for concurrent use
+// until its Client is closed.
 type Store struct {
 	*Client
 	name    string
@@ -293,15 +270,15 @@ var (
 	_ cas.ActionCache = (*Store)(nil)
 )
 
-// Name returns the name of the instance at the server.
+// Name returns the name of the instance on the server.
 func (s *Store) Name() string { return s.name }
 
-// resource returns the name of a resource of ByteStream.
-func (s *Store) resource(rest string) string {
+// resource prepends the instance to a resource name of ByteStream.
+func (s *Store) resource(name string) string {
 	if s.name == "" {
-		return rest
+		return name
 	}
-	return s.name + "/" + rest
+	return s.name + "/" + name
 }
 
 // Lookup implements cas.ActionCache.
@@ -318,15 +295,16 @@ func (s *Store) Lookup(ctx context.Context, action cas.Digest) (*repb.ActionResu
 	return r, nil
 }
 
-// Record implements cas.ActionCache. A server may permit it to nobody, which is os.ErrPermission, or only for
-// successes all of whose blobs are present.
+// Record implements cas.ActionCache. It returns os.ErrPermission if the server does not permit us to update results. A
+// server may accept only successful results whose blobs are all present.
 func (s *Store) Record(ctx context.Context, action cas.Digest, r *repb.ActionResult) error {
 	t, err := s.readyFor(ctx, action.Function())
 	if err != nil {
 		return err
 	}
-	if !t.results {
-		return fmt.Errorf("record the result of action %s at %s: the server takes no results, or not ours: %w", action, s.target, os.ErrPermission)
+	if !t.updateResults {
+		return fmt.Errorf("record the result of action %s at %s: the server does not accept our results: %w",
+			action, s.target, os.ErrPermission)
 	}
 	_, err = s.results.UpdateActionResult(ctx, &repb.UpdateActionResultRequest{
 		InstanceName: s.name, ActionDigest: action.Proto(), DigestFunction: action.Function().Proto(), ActionResult: r,

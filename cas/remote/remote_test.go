@@ -290,7 +290,7 @@ func TestResultsOfCasserver(t *testing.T) {
 	_, file := s.put(t, 1, 100)
 	store, action := s.dial(t, ""), cas.SHA256.Sum([]byte("action"))
 	if err := store.Record(t.Context(), action, &repb.ActionResult{ExitCode: 1}); status.Code(err) != codes.InvalidArgument ||
-		!strings.Contains(err.Error(), "only successes") || !strings.Contains(err.Error(), s.address) {
+		!strings.Contains(err.Error(), "only successful actions") || !strings.Contains(err.Error(), s.address) {
 		t.Errorf("a failure: got %v, want the server's reason and address", err)
 	}
 	want := &repb.ActionResult{OutputFiles: []*repb.OutputFile{{Path: "out", Digest: file.Proto()}}}

@@ -21,16 +21,17 @@ import (
 	"google.golang.org/grpc/status"
 )
 
-// Put implements cas.Store. A stream that broke off begins again if r is an io.Seeker.
+// Put implements cas.Store. It restarts a broken stream if r is an io.Seeker.
 func (s *Store) Put(ctx context.Context, d cas.Digest, r io.Reader) error {
 	t, err := s.readyFor(ctx, d.Function())
 	if err != nil {
 		return err
 	}
-	if t.largest > 0 && d.Size() > t.largest {
-		return fmt.Errorf("store blob %s at %s: the server takes blobs of up to %d bytes: %w", d, s.target, t.largest, cas.ErrFull)
+	if t.maxBlob > 0 && d.Size() > t.maxBlob {
+		return fmt.Errorf("store blob %s at %s: the server accepts blobs of up to %d bytes: %w",
+			d, s.target, t.maxBlob, cas.ErrFull)
 	}
-	if d.Size() <= t.small {
+	if d.Size() <= t.maxSmall {
 		b := cas.Blob{Digest: d, Data: make([]byte, d.Size())}
 		if _, err := newSource(d, r).next(b.Data); err != nil || d.IsEmpty() {
 			return err
@@ -55,43 +56,46 @@ func (s *Store) Put(ctx context.Context, d cas.Digest, r io.Reader) error {
 	}
 }
 
-// PutAll implements cas.Batcher, by calls that hold many small blobs each. Equal blobs are sent once.
+// PutAll implements cas.Batcher with many small blobs per call. It sends equal blobs once.
 func (s *Store) PutAll(ctx context.Context, blobs []cas.Blob) []error {
 	errs := make([]error, len(blobs))
 	t, err := s.ready(ctx)
 	if err != nil {
-		for i := range errs {
-			errs[i] = err
-		}
-		return errs
+		return fill(errs, err)
 	}
-	at := make(map[cas.Digest][]int, len(blobs))
+	indexes := make(map[cas.Digest][]int, len(blobs))
 	var distinct []cas.Blob
 	for i, b := range blobs {
 		if got := b.Digest.Function().Sum(b.Data); got != b.Digest {
 			errs[i] = cas.Mismatch(b.Digest, got)
 			continue
 		}
-		if at[b.Digest] == nil && !b.Digest.IsEmpty() {
+		if indexes[b.Digest] == nil && !b.Digest.IsEmpty() {
 			distinct = append(distinct, b)
 		}
-		at[b.Digest] = append(at[b.Digest], i)
+		indexes[b.Digest] = append(indexes[b.Digest], i)
 	}
-	named := func(b cas.Blob) cas.Digest { return b.Digest }
-	each(parts(t, distinct, named), func(part []cas.Blob) {
-		if part[0].Digest.Size() > t.small {
-			err := s.Put(ctx, part[0].Digest, bytes.NewReader(part[0].Data))
-			for _, i := range at[part[0].Digest] {
-				errs[i] = err
-			}
-			return
+	parallel(batches(t, distinct, func(b cas.Blob) cas.Digest { return b.Digest }), func(batch []cas.Blob) {
+		var results []error
+		if batch[0].Digest.Size() > t.maxSmall {
+			results = []error{s.Put(ctx, batch[0].Digest, bytes.NewReader(batch[0].Data))}
+		} else {
+			results = s.update(ctx, t, batch)
 		}
-		for j, err := range s.update(ctx, t, part) {
-			for _, i := range at[part[j].Digest] {
+		for j, err := range results {
+			for _, i := range indexes[batch[j].Digest] {
 				errs[i] = err
 			}
 		}
 	})
+	return errs
+}
+
+// fill sets all errs to err.
+func fill(errs []error, err error) []error {
+	for i := range errs {
+		errs[i] = err
+	}
 	return errs
 }
 
@@ -104,27 +108,24 @@ func (s *Store) putFailed(ctx context.Context, d cas.Digest, err error) error {
 	return s.failed(ctx, what, err)
 }
 
-// update stores small blobs that differ by one call, and returns an error for each.
-func (s *Store) update(ctx context.Context, t *terms, blobs []cas.Blob) []error {
+// update stores distinct small blobs with one call and returns an error for each.
+func (s *Store) update(ctx context.Context, t *capabilities, blobs []cas.Blob) []error {
 	req := &repb.BatchUpdateBlobsRequest{InstanceName: s.name, DigestFunction: blobs[0].Digest.Function().Proto()}
-	at := make(map[string]int, len(blobs)) // by hash: it is that of the contents
+	index := make(map[string]int, len(blobs)) // by hash
 	errs := make([]error, len(blobs))
 	if _, err := s.readyFor(ctx, blobs[0].Digest.Function()); err != nil {
-		for i := range errs {
-			errs[i] = err
-		}
-		return errs
+		return fill(errs, err)
 	}
 	for i, b := range blobs {
 		r := &repb.BatchUpdateBlobsRequest_Request{Digest: b.Digest.Proto(), Data: b.Data}
-		if t.zstdPut {
+		if t.zstdUpdate {
 			if data := compress.Encode(repb.Compressor_ZSTD, b.Data); data != nil {
 				r.Data, r.Compressor = data, repb.Compressor_ZSTD
 			}
 		}
 		req.Requests = append(req.Requests, r)
-		at[b.Digest.Hash()] = i
-		errs[i] = fmt.Errorf("store blob %s at %s: the answer leaves it out", b.Digest, s.target)
+		index[b.Digest.Hash()] = i
+		errs[i] = fmt.Errorf("store blob %s at %s: missing from the answer", b.Digest, s.target)
 	}
 	resp, err := s.blobs.BatchUpdateBlobs(ctx, req)
 	if err != nil {
@@ -134,8 +135,8 @@ func (s *Store) update(ctx context.Context, t *terms, blobs []cas.Blob) []error 
 		return errs
 	}
 	for _, r := range resp.Responses {
-		i, asked := at[r.Digest.GetHash()]
-		if !asked {
+		i, ok := index[r.Digest.GetHash()]
+		if !ok {
 			continue
 		}
 		if errs[i] = status.FromProto(r.Status).Err(); errs[i] != nil {
@@ -146,9 +147,9 @@ func (s *Store) update(ctx context.Context, t *terms, blobs []cas.Blob) []error 
 }
 
 // putStream stores a blob by ByteStream.
-func (s *Store) putStream(ctx context.Context, t *terms, src *source) error {
+func (s *Store) putStream(ctx context.Context, t *capabilities, src *source) error {
 	ctx, cancel := context.WithCancel(ctx)
-	defer cancel() // what is not whole is dropped by the server
+	defer cancel() // the server drops an incomplete upload
 	stream, err := s.streams.Write(ctx)
 	if err != nil {
 		return s.putFailed(ctx, src.d, err)
@@ -157,7 +158,7 @@ func (s *Store) putStream(ctx context.Context, t *terms, src *source) error {
 	if t.zstd {
 		name = "compressed-blobs/zstd/" + strings.TrimPrefix(name, "blobs/")
 	}
-	out := &pieces{stream: stream, name: s.resource("uploads/" + newUUID() + "/" + name)}
+	out := &messageWriter{stream: stream, name: s.resource("uploads/" + newUUID() + "/" + name)}
 	w, flush := io.Writer(out), func() error { return nil }
 	if t.zstd {
 		e := compress.NewWriter(repb.Compressor_ZSTD, out)
@@ -169,15 +170,15 @@ func (s *Store) putStream(ctx context.Context, t *terms, src *source) error {
 			err = out.send(true)
 		}
 	}
-	// A server that has the blob by now answers early, and the stream ends for us.
-	if err != nil && !out.over {
+	// The server may end the stream early, for example because it already has the blob.
+	if err != nil && !out.ended {
 		if out.failed {
 			err = s.putFailed(ctx, src.d, err)
 		}
 		return err
 	}
 	resp, err := stream.CloseAndRecv()
-	// Of a compressed blob a server may also count what it received, or nothing.
+	// For compressed uploads, servers also return the compressed size or -1.
 	n := resp.GetCommittedSize()
 	if err == nil && n != src.d.Size() && !(t.zstd && (n == out.off || n == -1)) {
 		err = fmt.Errorf("the server committed %d bytes", n)
@@ -188,46 +189,46 @@ func (s *Store) putStream(ctx context.Context, t *terms, src *source) error {
 	return nil
 }
 
-// pieces sends what is written as the messages of an upload. It holds the last of it back for send(true).
-type pieces struct {
+// A messageWriter sends the bytes written to it as the messages of an upload. It holds back the last one for
+// send(true).
+type messageWriter struct {
 	stream grpc.ClientStreamingClient[bspb.WriteRequest, bspb.WriteResponse]
 	name   string
 	off    int64  // bytes sent
 	buf    []byte // not yet sent
-	over   bool   // the server wants no more, and says why when asked
+	ended  bool   // the server ended the stream; receiving returns the reason
 	failed bool
 }
 
 // Write implements io.Writer.
-func (p *pieces) Write(b []byte) (int, error) {
+func (p *messageWriter) Write(b []byte) (int, error) {
 	for rest := b; len(rest) > 0; {
-		if len(p.buf) == pieceBytes {
+		if len(p.buf) == maxData {
 			if err := p.send(false); err != nil {
 				return 0, err
 			}
 		}
 		if p.buf == nil {
-			p.buf = make([]byte, 0, pieceBytes) // gRPC may look at the last one still
+			p.buf = make([]byte, 0, maxData) // gRPC may still use the previous one
 		}
-		n := min(len(rest), pieceBytes-len(p.buf))
+		n := min(len(rest), maxData-len(p.buf))
 		p.buf = append(p.buf, rest[:n]...)
 		rest = rest[n:]
 	}
 	return len(b), nil
 }
 
-// send sends what is held back.
-func (p *pieces) send(last bool) error {
+// send sends the held back bytes.
+func (p *messageWriter) send(last bool) error {
 	err := p.stream.Send(&bspb.WriteRequest{ResourceName: p.name, WriteOffset: p.off, Data: p.buf, FinishWrite: last})
 	p.off += int64(len(p.buf))
 	p.buf = nil
-	p.over = errors.Is(err, io.EOF)
+	p.ended = errors.Is(err, io.EOF)
 	p.failed = err != nil
 	return err
 }
 
-// A source reads a blob in pieces, and does not give the last one out before it has seen that the whole
-// is what the digest names.
+// A source reads a blob in parts and verifies the whole before it returns the last part.
 type source struct {
 	d cas.Digest
 	r io.Reader
@@ -239,12 +240,12 @@ func newSource(d cas.Digest, r io.Reader) *source {
 	return &source{d: d, r: r, h: d.Function().New(d.Size())}
 }
 
-// next fills piece, as far as the blob goes, and returns how far that is. Bytes that are not the blob's are
-// cas.ErrMismatch.
-func (s *source) next(piece []byte) (int, error) {
-	piece = piece[:min(int64(len(piece)), s.d.Size()-s.n)]
-	n, err := io.ReadFull(s.r, piece)
-	s.h.Write(piece[:n])
+// next reads the next part into b and returns its size. It returns cas.ErrMismatch if the data does not match the
+// digest.
+func (s *source) next(b []byte) (int, error) {
+	b = b[:min(int64(len(b)), s.d.Size()-s.n)]
+	n, err := io.ReadFull(s.r, b)
+	s.h.Write(b[:n])
 	s.n += int64(n)
 	if err == nil && s.n == s.d.Size() {
 		if _, err = io.ReadFull(s.r, make([]byte, 1)); err == nil {
@@ -263,13 +264,13 @@ func (s *source) next(piece []byte) (int, error) {
 	return n, nil
 }
 
-// copyTo writes all of it to w.
+// copyTo copies the blob to w.
 func (s *source) copyTo(w io.Writer) error {
-	piece := make([]byte, pieceBytes)
+	buf := make([]byte, maxData)
 	for s.n < s.d.Size() {
-		n, err := s.next(piece)
+		n, err := s.next(buf)
 		if err == nil {
-			_, err = w.Write(piece[:n])
+			_, err = w.Write(buf[:n])
 		}
 		if err != nil {
 			return err
@@ -278,7 +279,7 @@ func (s *source) copyTo(w io.Writer) error {
 	return nil
 }
 
-// newUUID returns a random UUID, which names an upload that nobody else makes.
+// newUUID returns a random UUID for an upload.
 func newUUID() string {
 	var b [16]byte
 	rand.Read(b[:])

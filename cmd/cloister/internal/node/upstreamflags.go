@@ -68,7 +68,7 @@ func (f *UpstreamFlags) open(ctx context.Context, log *slog.Logger) (*upstream, 
 		u.check = func(ctx context.Context) error { return checkServer(ctx, c) }
 		// What is advertised to clients is what the server serves.
 		select {
-		case <-c.Asked():
+		case <-c.Probed():
 		case <-time.After(StartupProbe):
 		}
 	case f.Bucket != "":
