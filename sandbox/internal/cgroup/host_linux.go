@@ -3,6 +3,7 @@
 package cgroup
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"os"
@@ -40,7 +41,7 @@ type Host struct {
 	can         Capabilities
 	parent      control           // the worker's group, which holds all others
 	dirs        map[string]string // its directory by controller
-	lock        *os.File          // on one of them; it ends with the worker
+	locks       []*os.File        // on these directories; they end with the worker
 
 	mu     sync.Mutex
 	groups []*Group // guarded by mu
@@ -168,19 +169,37 @@ func (h *Host) create(dir string, create func(string) (control, error), dirs fun
 		if err != nil {
 			return err
 		}
+		h.parent, h.dirs = parent, dirs(name)
 		// Until the group is locked another worker may take it for that of a dead worker and delete it.
-		f, err := lock(filepath.Join(dir, name))
-		if err != nil {
-			continue
+		if h.lock() == nil {
+			return nil
 		}
-		if _, err := os.Stat(f.Name()); err != nil {
-			f.Close()
-			continue
-		}
-		h.parent, h.dirs, h.lock = parent, dirs(name), f
-		return nil
 	}
+	h.parent = nil
 	return fmt.Errorf("%s holds too many groups of dead workers", dir)
+}
+
+// lock locks every directory of the worker's group.
+func (h *Host) lock() error {
+	var locked []os.FileInfo
+	for _, dir := range h.dirs {
+		st, err := os.Stat(dir)
+		if err != nil {
+			return err
+		}
+		if slices.ContainsFunc(locked, func(l os.FileInfo) bool { return os.SameFile(l, st) }) {
+			continue // two controllers in one hierarchy
+		}
+		f, err := lock(dir)
+		if err != nil {
+			return err
+		}
+		h.locks, locked = append(h.locks, f), append(locked, st)
+		if now, err := os.Stat(dir); err != nil || !os.SameFile(now, st) {
+			return fmt.Errorf("%s was deleted", dir)
+		}
+	}
+	return nil
 }
 
 // lock locks the group of a worker until the file is closed. It fails while a living worker holds the lock.
@@ -222,13 +241,17 @@ func (h *Host) New(name string) (*Group, error) {
 	if h.mode == None {
 		return nil, fmt.Errorf("create the group %s: %w: %s", name, errors.ErrUnsupported, h.reason)
 	}
-	c, err := h.parent.create(name)
-	if err != nil {
-		return nil, fmt.Errorf("create the group %s: %w", name, err)
-	}
-	g := &Group{host: h, name: name, control: c, dirs: map[string]string{}}
+	g := &Group{host: h, name: name, dirs: map[string]string{}}
 	for controller, dir := range h.dirs {
 		g.dirs[controller] = filepath.Join(dir, name)
+		// The module would adopt it.
+		if _, err := os.Stat(g.dirs[controller]); !errors.Is(err, os.ErrNotExist) {
+			return nil, fmt.Errorf("create the group %s: %s: %w", name, g.dirs[controller], cmp.Or(err, os.ErrExist))
+		}
+	}
+	var err error
+	if g.control, err = h.parent.create(name); err != nil {
+		return nil, fmt.Errorf("create the group %s: %w", name, err)
 	}
 	if err := g.open(); err != nil {
 		return nil, errors.Join(fmt.Errorf("open the group %s: %w", name, err), g.Remove())
@@ -256,8 +279,12 @@ func (h *Host) Close() error {
 		errs = append(errs, g.Remove())
 	}
 	if h.parent != nil {
-		errs = append(errs, remove(h.parent), h.lock.Close())
+		errs = append(errs, remove(h.parent))
 		h.parent = nil
 	}
+	for _, f := range h.locks {
+		errs = append(errs, f.Close())
+	}
+	h.locks = nil
 	return errors.Join(errs...)
 }

@@ -65,8 +65,8 @@ func TestLocateFindsTheGroupOfThisProcess(t *testing.T) {
 	}
 }
 
-// plainV2 returns a version 2 Host whose parent is a directory of plain files, which has a group g.
-func plainV2(t *testing.T) (h *Host, dir string) {
+// plainV2 returns a group of version 2 that is a directory of plain files.
+func plainV2(t *testing.T) (g *Group, dir string) {
 	t.Helper()
 	mount := t.TempDir()
 	files(t, mount, map[string]string{"cgroup.subtree_control": ""})
@@ -80,11 +80,10 @@ func plainV2(t *testing.T) (h *Host, dir string) {
 	if got := strings.Join(own.controllers, " "); got != "memory pids io" {
 		t.Fatalf("got controllers %q", got)
 	}
-	h = &Host{mode: V2}
+	h := &Host{mode: V2}
 	if err := h.createV2(own); err != nil { // it has no cgroup.type, as a root
 		t.Fatal(err)
 	}
-	t.Cleanup(func() { h.lock.Close() })
 	wantFiles(t, own.dir, map[string]string{"cgroup.subtree_control": "+memory +pids +io"})
 	files(t, h.dirs["memory"], map[string]string{"cgroup.subtree_control": ""})
 	dir = filepath.Join(h.dirs["memory"], "g")
@@ -94,12 +93,19 @@ func plainV2(t *testing.T) (h *Host, dir string) {
 		"pids.peak":     "9\n", "pids.events": "max 2\n",
 		"cpu.stat": "usage_usec 1000\nuser_usec 700\nsystem_usec 300\ncore_sched.force_idle_usec 0\n",
 	})
-	return h, dir
+	c, err := h.parent.create("g")
+	if err != nil {
+		t.Fatal(err)
+	}
+	g = &Group{host: h, name: "g", control: c, dirs: map[string]string{"memory": dir, "pids": dir, "io": dir, "cpuacct": dir}}
+	if err := g.open(); err != nil {
+		t.Fatal(err)
+	}
+	return g, dir
 }
 
 func TestV2LimitsAndCounters(t *testing.T) {
-	h, dir := plainV2(t)
-	g := newGroup(t, h, "g")
+	g, dir := plainV2(t)
 	if err := g.Reset(Limits{Memory: 1 << 20, Processes: 16}); err != nil {
 		t.Fatal(err)
 	}
@@ -166,6 +172,15 @@ func TestLimitWithoutControllerIsUnsupported(t *testing.T) {
 	}
 }
 
+func TestNewRefusesAnExistingDirectory(t *testing.T) {
+	dir := t.TempDir()
+	files(t, filepath.Join(dir, "g"), nil)
+	h := &Host{mode: V2, dirs: map[string]string{"memory": dir}}
+	if _, err := h.New("g"); !errors.Is(err, os.ErrExist) {
+		t.Errorf("got %v, want ErrExist", err)
+	}
+}
+
 // coreV2 returns a version 2 Host without controllers, which hybrid hosts have as well, and the mount point.
 func coreV2(t *testing.T) (*Host, string) {
 	t.Helper()
@@ -204,8 +219,8 @@ func TestV2RemoveKillsTheProcesses(t *testing.T) {
 	if n := processes(t, g); n != 1 {
 		t.Errorf("got %d processes, want 1", n)
 	}
-	if u := sample(t, g); u.User+u.System == 0 {
-		t.Error("no processor time was counted")
+	for u := sample(t, g); u.User+u.System == 0; u = sample(t, g) {
+		time.Sleep(time.Millisecond) // counted when the process gives up its processor
 	}
 	reaped := make(chan error, 1)
 	go func() { reaped <- cmd.Wait() }()
