@@ -17,11 +17,12 @@ import (
 	"time"
 
 	repb "github.com/bazelbuild/remote-apis/build/bazel/remote/execution/v2"
+	"github.com/cloister-build/cloister/cas/durable"
 	"github.com/google/go-cmp/cmp"
 )
 
-// begin opens a log, which the test ends.
-func begin(t *testing.T, c Config) *Log {
+// open opens a log and closes it at the end of the test.
+func open(t *testing.T, c Config) *Log {
 	t.Helper()
 	l, err := Open(c)
 	if err != nil {
@@ -31,7 +32,7 @@ func begin(t *testing.T, c Config) *Log {
 	return l
 }
 
-// found returns the numbers of the entries that f admits.
+// found returns the numbers of the entries that f selects.
 func found(t *testing.T, l *Log, f Filter) []uint64 {
 	t.Helper()
 	var all []uint64
@@ -50,70 +51,69 @@ func entries(t *testing.T, l *Log, f Filter) []Entry {
 	return all
 }
 
-// TestChecksAreNobodysRequest: the action that was asked for last is not the one that was checked last.
-func TestChecksAreNobodysRequest(t *testing.T) {
-	l := begin(t, Config{Dir: filepath.Join(t.TempDir(), "history")})
+// TestDistinctIgnoresChecks since no client requested them.
+func TestDistinctIgnoresChecks(t *testing.T) {
+	l := open(t, Config{Dir: filepath.Join(t.TempDir(), "history")})
 	l.Add(Entry{Action: digest(1), How: Executed})
 	l.Add(Entry{Action: digest(2), How: Executed})
 	l.Add(Entry{Action: digest(1), How: Checked, Verdict: "differs"})
 	if got := found(t, l, Filter{Distinct: true}); !slices.Equal(got, []uint64{2, 1}) {
-		t.Errorf("distinct are %d, want 2 and 1", got)
+		t.Errorf("distinct entries are %d, want 2 and 1", got)
 	}
 	if got := found(t, l, Filter{}); len(got) != 3 {
-		t.Errorf("found are %d, want all three", got)
+		t.Errorf("found %d, want all three", got)
 	}
 }
 
-// TestInstancesAreApart, also where their names would look the same.
-func TestInstancesAreApart(t *testing.T) {
-	l := begin(t, Config{Dir: filepath.Join(t.TempDir(), "history")})
+// TestInstancesAreSeparate even if their names look the same.
+func TestInstancesAreSeparate(t *testing.T) {
+	l := open(t, Config{Dir: filepath.Join(t.TempDir(), "history")})
 	long := strings.Repeat("\x01", 200)
 	names := []string{"a\x01", `a\x01`, long + "a", long + "b", "a\ufffd"}
 	for i, name := range names {
 		l.Add(Entry{Action: digest(i), How: Executed, Instance: name})
 	}
-	for _, name := range []string{"a\xff", strings.Repeat("x", 1<<20), "a//b"} { // asked for, and refused
+	for _, name := range []string{"a\xff", strings.Repeat("x", 1<<20), "a//b"} { // invalid names
 		l.Add(Entry{Action: digest(9), How: Executed, Instance: name})
 	}
 	for i, name := range names {
 		if got := found(t, l, Filter{Instance: name}); !slices.Equal(got, []uint64{uint64(i) + 1}) {
-			t.Errorf("%q has %d, want %d", name, got, i+1)
+			t.Errorf("instance %q has %d, want %d", name, got, i+1)
 		}
 	}
 }
 
-// TestNobodyElseReadsIt: what others build is for the server alone.
-func TestNobodyElseReadsIt(t *testing.T) {
+func TestFilesAreReadableByTheOwnerOnly(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "history")
-	l := begin(t, Config{Dir: dir})
+	l := open(t, Config{Dir: dir})
 	l.Add(Entry{Action: digest(1), How: Executed})
-	found(t, l, Filter{}) // so that it is written
+	found(t, l, Filter{}) // writes the entry
 	files, err := filepath.Glob(filepath.Join(dir, "*"))
 	if err != nil || len(files) != 1 {
-		t.Fatalf("there are %q, %v", files, err)
+		t.Fatalf("files are %q, %v, want one", files, err)
 	}
 	for _, path := range append(files, dir) {
 		if fi, err := os.Stat(path); err != nil || runtime.GOOS != "windows" && fi.Mode().Perm()&0o077 != 0 {
-			t.Errorf("%s has the mode %v, %v", path, fi.Mode(), err)
+			t.Errorf("mode of %s is %v, %v, want access for the owner only", path, fi.Mode(), err)
 		}
 	}
 }
 
-// TestClocksAreSetBack: an entry with a time long ago hides none of those before it.
-func TestClocksAreSetBack(t *testing.T) {
-	l := begin(t, Config{Dir: filepath.Join(t.TempDir(), "history")})
+// TestClockSetBackHidesNoEntries before the one with an old time.
+func TestClockSetBackHidesNoEntries(t *testing.T) {
+	l := open(t, Config{Dir: filepath.Join(t.TempDir(), "history")})
 	l.Add(Entry{Action: digest(1), How: Executed})
 	l.Add(Entry{Action: digest(2), How: Executed, Time: time.Unix(1, 0)})
 	l.Add(Entry{Action: digest(3), How: Executed})
 	if got := found(t, l, Filter{}); !slices.Equal(got, []uint64{3, 1}) {
-		t.Errorf("found are %d, want 3 and 1", got)
+		t.Errorf("found %d, want 3 and 1", got)
 	}
 }
 
 func digest(i int) string { return fmt.Sprintf("%064x/%d", i, i) }
 
-func TestWhatIsAddedIsFound(t *testing.T) {
-	l := begin(t, Config{Dir: filepath.Join(t.TempDir(), "history")})
+func TestSearchAppliesTheFilter(t *testing.T) {
+	l := open(t, Config{Dir: filepath.Join(t.TempDir(), "history")})
 	a, b := digest(0xa), "blake3:"+digest(0xb)
 	for _, e := range []Entry{
 		{Action: a, How: Executed, Invocation: "one", Target: "//x:y", Mnemonic: "CppCompile", Exit: 1},
@@ -135,20 +135,20 @@ func TestWhatIsAddedIsFound(t *testing.T) {
 		{"an invocation", Filter{Invocation: "one"}, []uint64{3, 2, 1}},
 		{"correlated", Filter{Correlated: "c"}, []uint64{3}},
 		{"a target", Filter{Target: "//x:z"}, []uint64{3, 2}},
-		{"targets", Filter{Target: "//x:*"}, []uint64{4, 3, 2, 1}},
-		{"not a part of a target", Filter{Target: "//x"}, nil},
+		{"target prefix", Filter{Target: "//x:*"}, []uint64{4, 3, 2, 1}},
+		{"part of a target", Filter{Target: "//x"}, nil},
 		{"a mnemonic", Filter{Mnemonic: "CppLink"}, []uint64{3, 2}},
 		{"failed", Filter{Failed: true}, []uint64{4, 1}},
 		{"distinct", Filter{Distinct: true}, []uint64{6, 3}},
-		{"older", Filter{Before: 4}, []uint64{3, 2, 1}},
-		{"a prefix", Filter{Action: a[:64]}, []uint64{6, 4, 1}},
+		{"before", Filter{Before: 4}, []uint64{3, 2, 1}},
+		{"hash prefix", Filter{Action: a[:64]}, []uint64{6, 4, 1}},
 		{"a digest", Filter{Action: a}, []uint64{6, 4, 1}},
-		{"a prefix behind a function", Filter{Action: b[7:71]}, []uint64{3, 2}},
+		{"hash prefix with a function", Filter{Action: b[7:71]}, []uint64{3, 2}},
 		{"a function", Filter{Action: "blake3:"}, []uint64{3, 2}},
 		{"the middle of a digest", Filter{Action: "b/11"}, nil},
 		{"two conditions", Filter{Invocation: "one", Failed: true}, []uint64{1}},
-		{"what JSON escapes", Filter{Invocation: `say "hi"`}, []uint64{6}},
-		{"what HTML escapes", Filter{Target: "//p<&>"}, []uint64{6}},
+		{"JSON escapes", Filter{Invocation: `say "hi"`}, []uint64{6}},
+		{"HTML escapes", Filter{Target: "//p<&>"}, []uint64{6}},
 	} {
 		if got := found(t, l, c.Filter); !slices.Equal(got, c.want) {
 			t.Errorf("%s: found %v, want %v", c.name, got, c.want)
@@ -156,27 +156,27 @@ func TestWhatIsAddedIsFound(t *testing.T) {
 	}
 	n := 0
 	if err := l.Search(t.Context(), Filter{}, 2, func(*Entry) error { n++; return nil }); err != nil || n != 2 {
-		t.Errorf("a limit of 2 lists %d: %v", n, err)
+		t.Errorf("limit 2: %d entries, %v, want 2", n, err)
 	}
-	own := errors.New("enough for me")
+	own := errors.New("visitor")
 	if err := l.Search(t.Context(), Filter{}, 2, func(*Entry) error { return own }); err != own {
-		t.Errorf("an error of the visitor: %v", err)
+		t.Errorf("error is %v, want the visitor's", err)
 	}
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
 	if err := l.Search(ctx, Filter{}, 2, func(*Entry) error { return nil }); !errors.Is(err, context.Canceled) {
-		t.Errorf("a caller who has gone: %v", err)
+		t.Errorf("cancelled search: %v, want context.Canceled", err)
 	}
 }
 
-// TestEntriesOutliveTheProcess: a log goes on where it ended, without what a writer left that was killed.
-func TestEntriesOutliveTheProcess(t *testing.T) {
+// TestEntriesSurviveARestart with and without the remains of a killed writer.
+func TestEntriesSurviveARestart(t *testing.T) {
 	for name, torn := range map[string]string{
 		"whole": "", "torn": `{"n":3,"time":"2026`, "a long tail": strings.Repeat("x", 2*block), "damage": "{}}\nrubbish\n", "a long line": strings.Repeat("x", 2*block) + "\n",
 	} {
 		t.Run(name, func(t *testing.T) {
 			dir := t.TempDir()
-			l := begin(t, Config{Dir: dir})
+			l := open(t, Config{Dir: dir})
 			want := Entry{
 				Number: 1, Time: time.Unix(1_800_000_000, 5).UTC(), Instance: "main", How: Executed, Action: digest(1), Invocation: "i", Correlated: "c",
 				Target: "//t", Mnemonic: "m", Code: 4, Exit: -1, Result: "r", Manifest: digest(2), StableHash: "s", Worker: "w", Waited: time.Second, Ran: 7, Verdict: "same",
@@ -185,7 +185,7 @@ func TestEntriesOutliveTheProcess(t *testing.T) {
 			l.Add(Entry{Action: digest(2)})
 			l.Close()
 			l.Close()
-			f, err := os.OpenFile(filepath.Join(dir, segmentName(1)), os.O_WRONLY|os.O_APPEND, 0)
+			f, err := os.OpenFile((durable.Segments{Dir: dir, Suffix: suffix}).Path(1), os.O_WRONLY|os.O_APPEND, 0)
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -194,27 +194,26 @@ func TestEntriesOutliveTheProcess(t *testing.T) {
 			}
 			f.Close()
 
-			l = begin(t, Config{Dir: dir})
+			l = open(t, Config{Dir: dir})
 			l.Add(Entry{Action: digest(3)})
 			if got := found(t, l, Filter{}); !slices.Equal(got, []uint64{3, 2}) {
-				t.Errorf("after a restart: %v", got)
+				t.Errorf("after a restart found %v, want 3 and 2", got)
 			}
 			if diff := cmp.Diff([]Entry{want}, entries(t, l, Filter{Instance: "main"})); diff != "" {
 				t.Errorf("(-want +got):\n%s", diff)
 			}
-			text, err := os.ReadFile(filepath.Join(dir, segmentName(1)))
+			text, err := os.ReadFile((durable.Segments{Dir: dir, Suffix: suffix}).Path(1))
 			if err != nil || name != "damage" && name != "a long line" && bytes.Count(text, []byte("\n")) != 3 {
-				t.Errorf("the segment has %d lines: %v", bytes.Count(text, []byte("\n")), err)
+				t.Errorf("segment has %d lines, %v, want 3", bytes.Count(text, []byte("\n")), err)
 			}
 		})
 	}
 }
 
-// TestSizeAndAgeAreBounded: the oldest entries go first.
 func TestSizeAndAgeAreBounded(t *testing.T) {
 	dir, now := t.TempDir(), time.Now()
 	const most = 64 << 10
-	l := begin(t, Config{Dir: dir, MaxBytes: most, MaxAge: time.Hour, now: func() time.Time { return now }})
+	l := open(t, Config{Dir: dir, MaxBytes: most, MaxAge: time.Hour, now: func() time.Time { return now }})
 	for i := range 3000 {
 		l.Add(Entry{Action: digest(i), Time: now})
 		if i%100 == 0 {
@@ -225,7 +224,7 @@ func TestSizeAndAgeAreBounded(t *testing.T) {
 	}
 	got := found(t, l, Filter{})
 	if len(got) < 100 || got[0] != 3000 || got[len(got)-1] != 3001-uint64(len(got)) {
-		t.Errorf("%d entries are kept, from %d to %d", len(got), got[len(got)-1], got[0])
+		t.Errorf("%d entries are kept, from %d to %d; want the newest", len(got), got[len(got)-1], got[0])
 	}
 	var total int64
 	files, err := os.ReadDir(dir)
@@ -240,52 +239,51 @@ func TestSizeAndAgeAreBounded(t *testing.T) {
 		total += info.Size()
 	}
 	if total > most || len(files) < 2 {
-		t.Errorf("%d files of %d bytes together, at most %d are wanted", len(files), total, most)
+		t.Errorf("%d files with %d bytes, want several with at most %d", len(files), total, most)
 	}
 
 	l.Close()
 	now = now.Add(2 * time.Hour)
-	l = begin(t, Config{Dir: dir, MaxBytes: most, MaxAge: time.Hour, now: func() time.Time { return now }})
+	l = open(t, Config{Dir: dir, MaxBytes: most, MaxAge: time.Hour, now: func() time.Time { return now }})
 	if got := found(t, l, Filter{}); len(got) != 0 {
-		t.Errorf("%d entries are listed that are too old", len(got))
+		t.Errorf("%d expired entries are listed, want 0", len(got))
 	}
 	l.Add(Entry{Action: digest(1)})
 	if got := found(t, l, Filter{}); !slices.Equal(got, []uint64{3001}) {
-		t.Errorf("after all were too old: %v", got)
+		t.Errorf("after all expired found %v, want 3001", got)
 	}
-	if left, err := list(dir); err != nil || len(left) > 2 {
-		t.Errorf("segments that are too old are not deleted: %v, %v", left, err)
+	if left, err := l.segs.List(); err != nil || len(left) > 2 {
+		t.Errorf("segments are %v, %v, want at most 2", left, err)
 	}
 }
 
-// TestHostileTexts: what clients say is cut and printable, in the file and in what is found.
-func TestHostileTexts(t *testing.T) {
+func TestHostileTextsAreBoundedAndPrintable(t *testing.T) {
 	dir := t.TempDir()
-	l := begin(t, Config{Dir: dir})
+	l := open(t, Config{Dir: dir})
 	evil := "\x1b[2J\n{\"n\":7}\n\u202e\xff"
 	l.Add(Entry{Action: digest(1), Target: evil, Invocation: strings.Repeat("\x00", 1<<20), Mnemonic: strings.Repeat("ä", 400), How: How(evil), Worker: evil})
 	l.Close()
 	got := entries(t, l, Filter{Target: evil})
 	if len(got) != 1 {
-		t.Fatalf("%d entries", len(got))
+		t.Fatalf("%d entries, want 1", len(got))
 	}
 	e := got[0]
 	if want := `\x1b[2J\n{"n":7}\n\u202e\xff`; e.Target != want || string(e.How) != want || e.Worker != want {
-		t.Errorf("the texts are %q, %q, %q", e.Target, e.How, e.Worker)
+		t.Errorf("texts are %q, %q, %q, want %q", e.Target, e.How, e.Worker, want)
 	}
-	if len(e.Invocation) > MaxText || len(e.Mnemonic) != MaxText || strings.Trim(e.Mnemonic, "ä") != "" {
-		t.Errorf("texts of %d and %d bytes", len(e.Invocation), len(e.Mnemonic))
+	if len(e.Invocation) > MaxText || len(e.Mnemonic) > MaxText || !strings.HasPrefix(e.Mnemonic, `\u00e4\u00e4`) {
+		t.Errorf("texts of %d and %d bytes, want at most %d", len(e.Invocation), len(e.Mnemonic), MaxText)
 	}
-	text, err := os.ReadFile(filepath.Join(dir, segmentName(1)))
+	text, err := os.ReadFile((durable.Segments{Dir: dir, Suffix: suffix}).Path(1))
 	if err != nil || bytes.Count(text, []byte("\n")) != 1 || strings.ContainsFunc(strings.TrimSpace(string(text)), func(r rune) bool { return !strconv.IsPrint(r) }) {
-		t.Errorf("the file is %q, %v", text, err)
+		t.Errorf("file is %q, %v, want one printable line", text, err)
 	}
 }
 
-// TestAddNeverWaits: where nothing can be written, entries are lost, and that is told once it can.
-func TestAddNeverWaits(t *testing.T) {
+// TestAddNeverBlocks checks that entries are lost while the directory is missing, and that the next entry reports it.
+func TestAddNeverBlocks(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "history")
-	l := begin(t, Config{Dir: dir})
+	l := open(t, Config{Dir: dir})
 	if err := os.Remove(dir); err != nil {
 		t.Fatal(err)
 	}
@@ -293,9 +291,9 @@ func TestAddNeverWaits(t *testing.T) {
 		l.Add(Entry{Action: digest(i)})
 	}
 	if err := l.flush(t.Context()); err != nil || l.Lost() != 10 {
-		t.Fatalf("%d are lost, want 10: %v", l.Lost(), err)
+		t.Fatalf("Lost is %d, want 10: %v", l.Lost(), err)
 	}
-	l.Add(Entry{Action: digest(10)}) // says that ten are lost, and is lost itself
+	l.Add(Entry{Action: digest(10)}) // reports ten lost entries, and is lost itself
 	if err := l.flush(t.Context()); err != nil {
 		t.Fatal(err)
 	}
@@ -306,25 +304,25 @@ func TestAddNeverWaits(t *testing.T) {
 	l.Add(Entry{Action: digest(12)})
 	got := entries(t, l, Filter{})
 	if len(got) != 2 || got[1].Lost != 11 || got[0].Lost != 0 {
-		t.Errorf("found %+v", got)
+		t.Errorf("found %+v, want two, the older with Lost 11", got)
 	}
 	l.Close()
-	l.Add(Entry{Action: digest(13)}) // of a call that ends late
+	l.Add(Entry{Action: digest(13)}) // from a call that ends late
 	if len(entries(t, l, Filter{})) != 2 {
-		t.Error("a log that is closed was written to")
+		t.Error("Add after Close wrote an entry")
 	}
 
-	// A writer that writes nothing.
+	// A writer that blocks.
 	stuck := &Log{cfg: Config{now: time.Now}, entries: make(chan Entry, 2)}
 	for range 5 {
 		stuck.Add(Entry{})
 	}
 	if stuck.Lost() != 3 {
-		t.Errorf("%d are lost, want 3", stuck.Lost())
+		t.Errorf("Lost is %d, want 3", stuck.Lost())
 	}
 }
 
-func TestIdentity(t *testing.T) {
+func TestIdentityDependsOnOutputsOnly(t *testing.T) {
 	d := func(s string) *repb.Digest { return &repb.Digest{Hash: s, SizeBytes: 3} }
 	base := func() *repb.ActionResult {
 		return &repb.ActionResult{
@@ -336,7 +334,7 @@ func TestIdentity(t *testing.T) {
 	}
 	want := Identity(base())
 	if len(want) != 32 || Identity(nil) != "" || Identity(&repb.ActionResult{}) == "" {
-		t.Errorf("identities %q, %q", want, Identity(nil))
+		t.Errorf("Identity is %q, and %q of nil; want 32 digits and none", want, Identity(nil))
 	}
 	for name, change := range map[string]func(*repb.ActionResult){
 		"order":    func(r *repb.ActionResult) { slices.Reverse(r.OutputFiles) },
@@ -371,9 +369,8 @@ func TestIdentity(t *testing.T) {
 	}
 }
 
-// TestConcurrentUse is for the race detector.
 func TestConcurrentUse(t *testing.T) {
-	l := begin(t, Config{Dir: t.TempDir(), MaxBytes: 64 << 10})
+	l := open(t, Config{Dir: t.TempDir(), MaxBytes: 64 << 10})
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
@@ -388,7 +385,7 @@ func TestConcurrentUse(t *testing.T) {
 	l.Close()
 }
 
-// BenchmarkSearch looks through a million entries, as Bazel makes them, for those of one build, which are the oldest.
+// BenchmarkSearch finds the oldest build among a million entries.
 func BenchmarkSearch(b *testing.B) {
 	l, err := Open(Config{Dir: b.TempDir(), MaxBytes: 8 << 30})
 	if err != nil {
@@ -411,5 +408,19 @@ func BenchmarkSearch(b *testing.B) {
 		if err := l.Search(b.Context(), Filter{Invocation: "5f1d6c0e-3b0a-4f7c-9d1e-000000000000"}, 10_000, func(*Entry) error { n++; return nil }); err != nil || n != 5000 {
 			b.Fatalf("%d entries: %v", n, err)
 		}
+	}
+}
+
+// TestFilesOfEarlierVersionsAreRead with texts that are printable but not ASCII.
+func TestFilesOfEarlierVersionsAreRead(t *testing.T) {
+	dir := t.TempDir()
+	line := `{"n":7,"time":"` + time.Now().UTC().Format(time.RFC3339) + `","how":"executed","action":"` + digest(1) + `","target":"//ä"}` + "\n"
+	if err := os.WriteFile(filepath.Join(dir, "00000000000000000007.v1.jsonl"), []byte(line), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	l := open(t, Config{Dir: dir})
+	l.Add(Entry{Action: digest(2), Target: "//ä"})
+	if got := found(t, l, Filter{Target: "//ä"}); !slices.Equal(got, []uint64{8, 7}) {
+		t.Errorf("found %d, want 8 and 7", got)
 	}
 }

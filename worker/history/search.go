@@ -16,15 +16,15 @@ import (
 // errStop ends a search that has found enough.
 var errStop = errors.New("enough")
 
-// Search calls visit for the entries that f admits, the newest first, at most limit of them. It sees all that was added
-// before. An error of visit ends it and is returned. Lines that are no entries, as damage leaves them, are passed over.
+// Search calls visit for at most limit entries that f selects, newest first, including all entries added before. An
+// error of visit ends it and is returned. Damaged lines are skipped.
 //
-// It reads up to all that is kept, and takes some 0.1 s for 100 MB of a file that is in memory.
+// Search may read everything that is kept; it takes about 0.1 s for 100 MB in the page cache.
 func (l *Log) Search(ctx context.Context, f Filter, limit int, visit func(*Entry) error) error {
 	if limit <= 0 {
 		return nil
 	}
-	f = f.printable()
+	f = f.bound()
 	select {
 	case l.readers <- struct{}{}:
 		defer func() { <-l.readers }()
@@ -34,116 +34,101 @@ func (l *Log) Search(ctx context.Context, f Filter, limit int, visit func(*Entry
 	if err := l.flush(ctx); err != nil {
 		return err
 	}
-	firsts, err := list(l.cfg.Dir)
+	firsts, err := l.segs.List()
 	if err != nil {
 		return err
 	}
-	s := search{ctx: ctx, Filter: f, marks: f.marks(), oldest: l.cfg.now().Add(-l.cfg.MaxAge).UnixNano(), left: limit, visit: visit, seen: map[string]bool{}}
+	s := search{
+		ctx: ctx, Filter: f, needles: f.needles(), oldest: l.cfg.now().Add(-l.cfg.MaxAge).UnixNano(),
+		left: limit, visit: visit, seen: map[string]bool{},
+	}
 	for _, first := range slices.Backward(firsts) {
 		if f.Before != 0 && first >= f.Before {
 			continue
 		}
-		err := s.segment(l.path(first))
+		err := ctx.Err()
+		if err == nil {
+			err = readBackwards(l.segs.Path(first), s.line)
+		}
 		switch {
 		case errors.Is(err, errStop):
 			return nil
-		case err != nil && !errors.Is(err, fs.ErrNotExist): // the oldest may be deleted at any time
+		case err != nil && !errors.Is(err, fs.ErrNotExist): // the oldest may be deleted meanwhile
 			return err
 		}
 	}
 	return nil
 }
 
-// A search is one that has begun.
+// A search is the state of Search.
 type search struct {
 	Filter
-	ctx    context.Context
-	marks  [][]byte
-	oldest int64 // in nanoseconds since 1970
-	left   int
-	visit  func(*Entry) error
-	seen   map[string]bool // actions, if they are to be distinct
+	ctx     context.Context
+	needles [][]byte
+	oldest  int64 // in Unix nanoseconds
+	left    int
+	visit   func(*Entry) error
+	seen    map[string]bool // actions, for Distinct
 }
 
-// failures are in the lines of all entries that have failed.
+// failures occur in the lines of failed entries, one or the other.
 var failures = [][]byte{[]byte(`,"code":`), []byte(`,"exit":`)}
 
-func (s *search) segment(path string) error {
-	if err := s.ctx.Err(); err != nil {
+// line handles a line of a segment.
+func (s *search) line(line []byte) error {
+	for _, n := range s.needles {
+		if !bytes.Contains(line, n) {
+			return nil
+		}
+	}
+	if s.Failed && !bytes.Contains(line, failures[0]) && !bytes.Contains(line, failures[1]) {
+		return nil
+	}
+	var e Entry
+	if json.Unmarshal(line, &e) != nil {
+		return nil
+	}
+	if bytes.ContainsFunc(line, func(r rune) bool { return r > '~' }) {
+		e.bound() // early versions wrote printable texts that are not ASCII
+	}
+	// An old entry does not end the search: the clock may have been set back.
+	if e.Time.UnixNano() < s.oldest || !s.matches(&e) || s.Distinct && (s.seen[e.Action] || e.How == Checked) {
+		return s.ctx.Err()
+	}
+	if s.Distinct {
+		s.seen[e.Action] = true
+	}
+	if err := s.visit(&e); err != nil {
 		return err
 	}
+	if s.left--; s.left == 0 {
+		return errStop
+	}
+	return s.ctx.Err()
+}
+
+// block is the number of bytes read at once.
+const block = 256 << 10
+
+// readBackwards calls visit for the complete lines of a file, last first, without newlines. It skips empty lines and
+// those longer than maxLine. An error of visit ends it and is returned; visit must not retain the line.
+func readBackwards(path string, visit func(line []byte) error) error {
 	f, err := os.Open(path)
 	if err != nil {
 		return err
 	}
 	defer f.Close()
-	return backwards(f, func(line []byte) error {
-		for _, m := range s.marks {
-			if !bytes.Contains(line, m) {
-				return nil
-			}
-		}
-		if s.Failed && !bytes.Contains(line, failures[0]) && !bytes.Contains(line, failures[1]) {
-			return nil
-		}
-		var e Entry
-		if json.Unmarshal(line, &e) != nil {
-			return nil
-		}
-		// Others before it need not be older: clocks are set back.
-		if e.Time.UnixNano() < s.oldest || !s.admits(&e) || s.Distinct && (s.seen[e.Action] || e.How == Checked) {
-			return s.ctx.Err()
-		}
-		if s.Distinct {
-			s.seen[e.Action] = true
-		}
-		if err := s.visit(&e); err != nil {
-			return err
-		}
-		if s.left--; s.left == 0 {
-			return errStop
-		}
-		return s.ctx.Err()
-	})
-}
-
-// block is how many bytes are read at once.
-const block = 256 << 10
-
-// wholeSize returns the size of f up to the end of its last whole line.
-func wholeSize(f *os.File) (int64, error) {
 	end, err := f.Seek(0, io.SeekEnd)
-	if err != nil {
-		return 0, err
-	}
-	for buf := make([]byte, block); end > 0; {
-		n := min(end, block)
-		if _, err := f.ReadAt(buf[:n], end-n); err != nil {
-			return 0, err
-		}
-		if i := bytes.LastIndexByte(buf[:n], '\n'); i >= 0 {
-			return end - n + int64(i) + 1, nil
-		}
-		end -= n
-	}
-	return 0, nil
-}
-
-// backwards calls visit for the whole lines of f, the last first, without their ends. One of more than maxLine bytes,
-// or of none, is passed over. An error of visit ends it and is returned; what visit is given is valid until it returns.
-func backwards(f *os.File, visit func(line []byte) error) error {
-	end, err := wholeSize(f)
 	if err != nil {
 		return err
 	}
-	end-- // the end of the last line
 	buf := make([]byte, block)
-	var rest []byte // the line that began before what is in buf
-	long := false   // it is longer than any entry, and rest not all of it
+	var rest []byte // the end of the line that begins before buf
+	skip := true    // the line of rest is unfinished or too long
 	pass := func(line []byte) error {
-		skip := long || len(line) == 0 || len(line) > maxLine
-		rest, long = rest[:0], false
-		if skip {
+		ok := !skip && len(line) > 0 && len(line) <= maxLine
+		rest, skip = rest[:0], false
+		if !ok {
 			return nil
 		}
 		return visit(line)
@@ -165,7 +150,7 @@ func backwards(f *os.File, visit func(line []byte) error) error {
 			}
 			b = b[:i]
 		}
-		if long = long || len(b)+len(rest) > maxLine; !long {
+		if skip = skip || len(b)+len(rest) > maxLine; !skip {
 			rest = slices.Concat(b, rest)
 		}
 	}

@@ -15,16 +15,16 @@ import (
 )
 
 const (
-	// defaultLimit and maxLimit are how many entries a call lists.
+	// defaultLimit and maxLimit bound the entries that a call lists.
 	defaultLimit = 1000
 	maxLimit     = 1_000_000
-	// maxDistinct is how many, if each action is listed once, for which all are remembered.
+	// maxDistinct bounds them if each action is listed once, because these are held in memory.
 	maxDistinct = 100_000
-	// atOnce is how many entries one message has.
-	atOnce = 200
+	// pageSize is the number of entries in a message.
+	pageSize = 200
 )
 
-// Register adds the service cloister.v1.History to s. Instances names the instances.
+// Register adds the service cloister.v1.History to s.
 func Register(s grpc.ServiceRegistrar, l *Log, instances cas.Instances) {
 	cloisterpb.RegisterHistoryServer(s, &service{log: l, instances: instances})
 }
@@ -41,7 +41,7 @@ func (s *service) List(req *cloisterpb.ListHistoryRequest, to grpc.ServerStreami
 		return cas.Status(err)
 	}
 	if req.Limit < 0 {
-		return status.Errorf(codes.InvalidArgument, "limit is %d: write a positive number, or 0 for %d", req.Limit, defaultLimit)
+		return status.Errorf(codes.InvalidArgument, "limit %d is negative; use 0 for the default of %d", req.Limit, defaultLimit)
 	}
 	limit := defaultLimit
 	if req.Limit > 0 {
@@ -64,21 +64,21 @@ func (s *service) List(req *cloisterpb.ListHistoryRequest, to grpc.ServerStreami
 		Mnemonic: req.ActionMnemonic, Action: req.Action, Failed: req.Failed, Distinct: req.Distinct, Before: req.Before,
 	}, limit, func(e *Entry) error {
 		page.Entries = append(page.Entries, e.proto())
-		return send(atOnce)
+		return send(pageSize)
 	})
 	if err == nil {
 		err = send(1)
 	}
-	var sent interface{ GRPCStatus() *status.Status }
+	var sent interface{ GRPCStatus() *status.Status } // an error of Send
 	switch {
 	case err == nil || errors.As(err, &sent):
 		return err
 	case to.Context().Err() != nil:
 		return status.FromContextError(to.Context().Err()).Err()
 	}
-	// The error names files of this host, which is no client's business.
-	s.log.cfg.Log.Error("the history cannot be read", "dir", s.log.cfg.Dir, "err", err)
-	return status.Error(codes.Internal, "the history of this server cannot be read; its log says why")
+	// The error names files of this host, which clients need not know.
+	s.log.cfg.Log.Error("read the history", "dir", s.log.cfg.Dir, "err", err)
+	return status.Error(codes.Internal, "reading the history failed; see the server's log")
 }
 
 // proto returns e as a message.

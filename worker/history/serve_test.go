@@ -19,7 +19,7 @@ import (
 	"google.golang.org/grpc/test/bufconn"
 )
 
-// client returns one of a server of l.
+// client returns a client of a server of l.
 func client(t *testing.T, l *Log) cloisterpb.HistoryClient {
 	t.Helper()
 	listener := bufconn.Listen(1 << 20)
@@ -37,7 +37,7 @@ func client(t *testing.T, l *Log) cloisterpb.HistoryClient {
 	return cloisterpb.NewHistoryClient(conn)
 }
 
-// listed returns all that a call sends.
+// listed returns all entries that List sends.
 func listed(t *testing.T, c cloisterpb.HistoryClient, req *cloisterpb.ListHistoryRequest) ([]*cloisterpb.HistoryEntry, error) {
 	t.Helper()
 	stream, err := c.List(t.Context(), req)
@@ -57,21 +57,21 @@ func listed(t *testing.T, c cloisterpb.HistoryClient, req *cloisterpb.ListHistor
 	}
 }
 
-func TestListByTheWire(t *testing.T) {
-	l := begin(t, Config{Dir: t.TempDir()})
+func TestListServesSearches(t *testing.T) {
+	l := open(t, Config{Dir: t.TempDir()})
 	c := client(t, l)
-	for i := range 3 * atOnce {
+	for i := range 3 * pageSize {
 		l.Add(Entry{Action: digest(i), How: Executed, Invocation: fmt.Sprint("i", i%2), Target: "//t", Mnemonic: "m", Exit: int32(i % 3), Ran: time.Second, Waited: time.Minute, Instance: "main"})
 	}
 	l.Add(Entry{Action: digest(0), Instance: "other"})
 	all, err := listed(t, c, &cloisterpb.ListHistoryRequest{InstanceName: "main"})
-	if err != nil || len(all) != 3*atOnce {
-		t.Fatalf("%d entries, %v", len(all), err)
+	if err != nil || len(all) != 3*pageSize {
+		t.Fatalf("%d entries, %v, want %d", len(all), err, 3*pageSize)
 	}
 	e := all[0]
-	if e.Number != 3*atOnce || e.Action != digest(3*atOnce-1) || e.How != "executed" || e.TargetId != "//t" || e.ActionMnemonic != "m" || e.InvocationId != "i1" ||
+	if e.Number != 3*pageSize || e.Action != digest(3*pageSize-1) || e.How != "executed" || e.TargetId != "//t" || e.ActionMnemonic != "m" || e.InvocationId != "i1" ||
 		e.ExitCode != 2 || e.Ran.AsDuration() != time.Second || e.Waited.AsDuration() != time.Minute || e.Time == nil {
-		t.Errorf("the newest is %v", e)
+		t.Errorf("newest entry is %v, want number %d with every field", e, 3*pageSize)
 	}
 	for _, c2 := range []struct {
 		req  *cloisterpb.ListHistoryRequest
@@ -79,8 +79,8 @@ func TestListByTheWire(t *testing.T) {
 	}{
 		{&cloisterpb.ListHistoryRequest{InstanceName: "other"}, 1},
 		{&cloisterpb.ListHistoryRequest{}, 0},
-		{&cloisterpb.ListHistoryRequest{InstanceName: "main", InvocationId: "i0"}, 3 * atOnce / 2},
-		{&cloisterpb.ListHistoryRequest{InstanceName: "main", Failed: true}, 2 * atOnce},
+		{&cloisterpb.ListHistoryRequest{InstanceName: "main", InvocationId: "i0"}, 3 * pageSize / 2},
+		{&cloisterpb.ListHistoryRequest{InstanceName: "main", Failed: true}, 2 * pageSize},
 		{&cloisterpb.ListHistoryRequest{InstanceName: "main", Limit: 7}, 7},
 		{&cloisterpb.ListHistoryRequest{InstanceName: "main", Before: 11}, 10},
 		{&cloisterpb.ListHistoryRequest{InstanceName: "main", Action: digest(5)[:64]}, 1},
@@ -93,7 +93,7 @@ func TestListByTheWire(t *testing.T) {
 	}
 	for _, req := range []*cloisterpb.ListHistoryRequest{{Limit: -1}, {InstanceName: "blobs"}} {
 		if _, err := listed(t, c, req); status.Code(err) != codes.InvalidArgument {
-			t.Errorf("%v: %v", req, err)
+			t.Errorf("%v: got %v, want INVALID_ARGUMENT", req, err)
 		}
 	}
 }
