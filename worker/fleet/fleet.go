@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package fleet serves what operators want of a queue and the workers that take from it: to see how they stand, and to
-// drain them. It keeps nothing and decides nothing: the queue does both.
+// Package fleet serves operators: it reports the state of a queue and its workers, and drains workers. It translates
+// between the queue and messages, and holds no state of its own.
 package fleet
 
 import (
@@ -15,6 +15,7 @@ import (
 	"unicode"
 
 	cloisterpb "github.com/cloister-build/cloister/proto/cloister/v1"
+	"github.com/cloister-build/cloister/sandbox/printable"
 	"github.com/cloister-build/cloister/worker"
 	"github.com/cloister-build/cloister/worker/queue"
 	"google.golang.org/grpc"
@@ -27,26 +28,25 @@ import (
 // Config configures the service. Queue is required.
 type Config struct {
 	Queue *queue.Queue
-	// Name, Version and Started say which server this is.
+	// Name, Version and Started describe this server.
 	Name, Version string
 	Started       time.Time
-	// Unready, if not nil, returns why the server should be given no work now, none if it should.
+	// Unready, if not nil, returns the reasons why the server is not ready for work.
 	Unready func() []string
-	// Viewers, if not nil, say what each caller may know. Of all else he is told numbers, and of an action that he may not
-	// know of on a worker that he may, the stage and the age.
+	// Viewers, if not nil, decides what each caller may see. Other instances and workers are reported as numbers, and
+	// other actions on a visible worker by stage and age only.
 	Viewers Viewers
-	// Caller, if not nil, names who calls, "" if that is not known; it becomes a part of why a worker is drained.
+	// Caller, if not nil, returns the identity of a caller, "" if unknown, for the reason of a drain.
 	Caller func(context.Context) string
-	// Keep, if not nil, keeps which workers are drained for the next server. Calls come one after the other, each with all
-	// of them.
+	// Keep, if not nil, saves all drains for the next server. Calls are sequential.
 	Keep func(queue.DrainState) error
 }
 
-// Viewers are those who call, and what they may know.
+// Viewers decides what callers may see.
 type Viewers interface {
-	// Sees reports whether the caller may know what waits and runs in an instance.
+	// Sees reports whether the caller may see the actions of an instance.
 	Sees(ctx context.Context, instance string) bool
-	// SeesBelow reports whether there may be an instance of the name prefix, or below it, of which that is true.
+	// SeesBelow reports whether the caller may see the actions of any instance at or below prefix.
 	SeesBelow(ctx context.Context, prefix string) bool
 }
 
@@ -58,7 +58,7 @@ func Register(s grpc.ServiceRegistrar, c Config) {
 type service struct {
 	cloisterpb.UnimplementedFleetServer
 	Config
-	mu sync.Mutex // held while workers are drained or undrained, and that is kept
+	mu sync.Mutex // held while drains change and are kept
 }
 
 // Status implements the method.
@@ -81,7 +81,7 @@ func (s *service) Status(ctx context.Context, _ *cloisterpb.StatusRequest) (*clo
 			other.Queued += int64(d.Queued)
 			continue
 		}
-		m.Demands = demanded(m.Demands, d)
+		m.Demands = addDemand(m.Demands, d)
 	}
 	for _, w := range s.Queue.Workers() {
 		if s.Viewers != nil && !s.Viewers.SeesBelow(ctx, w.Prefix) {
@@ -96,8 +96,9 @@ func (s *service) Status(ctx context.Context, _ *cloisterpb.StatusRequest) (*clo
 	return m, nil
 }
 
-// demanded adds what waits in one instance to what waits in others, which comes sorted by what it demands.
-func demanded(all []*cloisterpb.Demand, d queue.Demand) []*cloisterpb.Demand {
+// addDemand adds d to all, merging it with the last if that has the same properties: demands of several instances are
+// sorted by property.
+func addDemand(all []*cloisterpb.Demand, d queue.Demand) []*cloisterpb.Demand {
 	properties := texts(d.Properties)
 	if n := len(all); n > 0 && slices.Equal(all[n-1].Properties, properties) {
 		last := all[n-1]
@@ -108,7 +109,7 @@ func demanded(all []*cloisterpb.Demand, d queue.Demand) []*cloisterpb.Demand {
 	return append(all, &cloisterpb.Demand{Properties: properties, Queued: int64(d.Queued), Unmet: d.Unmet})
 }
 
-// count adds a worker that is there to those of which only numbers are told.
+// count adds a present worker to the numbers of those that the caller may not see.
 func count(other *cloisterpb.Elsewhere, w queue.WorkerState) {
 	if !w.Left.IsZero() {
 		return
@@ -122,7 +123,7 @@ func count(other *cloisterpb.Elsewhere, w queue.WorkerState) {
 	}
 }
 
-// worker returns a worker as the caller may see it.
+// worker returns the part of w that the caller may see.
 func (s *service) worker(ctx context.Context, w queue.WorkerState) *cloisterpb.Worker {
 	m := &cloisterpb.Worker{
 		Name: w.Name, InstanceNamePrefix: w.Prefix, Properties: texts(w.Properties),
@@ -148,60 +149,61 @@ func (s *service) worker(ctx context.Context, w queue.WorkerState) *cloisterpb.W
 // Drain implements the method.
 func (s *service) Drain(ctx context.Context, req *cloisterpb.DrainRequest) (*cloisterpb.DrainResponse, error) {
 	if len(req.Reason) > maxReason || strings.ContainsFunc(req.Reason, func(r rune) bool { return !unicode.IsPrint(r) }) {
-		return nil, status.Errorf(codes.InvalidArgument, "reason: write it in one line of at most %d bytes of printable text", maxReason)
+		return nil, status.Errorf(codes.InvalidArgument, "reason is not one line of printable text of at most %d bytes", maxReason)
 	}
 	why := req.Reason
 	if s.Caller != nil {
-		if who := s.Caller(ctx); who != "" {
-			why = strings.TrimPrefix(why+" (by "+who+")", " ")
+		if caller := s.Caller(ctx); caller != "" {
+			why = strings.TrimPrefix(why+" (by "+caller+")", " ")
 		}
 	}
-	return s.concerned(req, func() ([]string, int) { return s.Queue.DrainWorker(req.Worker, why) })
+	return s.apply(req, func() ([]string, int) { return s.Queue.DrainWorker(req.Worker, why) })
 }
 
-// maxReason bounds, in bytes, what is said of why a worker is drained.
+// maxReason bounds the bytes of a drain's reason.
 const maxReason = 500
 
 // Undrain implements the method.
 func (s *service) Undrain(_ context.Context, req *cloisterpb.DrainRequest) (*cloisterpb.DrainResponse, error) {
-	return s.concerned(req, func() ([]string, int) { return s.Queue.UndrainWorker(req.Worker) })
+	return s.apply(req, func() ([]string, int) { return s.Queue.UndrainWorker(req.Worker) })
 }
 
-// concerned does something to the workers that a request names, and answers with them.
-func (s *service) concerned(req *cloisterpb.DrainRequest, do func() ([]string, int)) (*cloisterpb.DrainResponse, error) {
+// apply changes the drains of the workers that a request names, and returns these workers.
+func (s *service) apply(req *cloisterpb.DrainRequest, change func() ([]string, int)) (*cloisterpb.DrainResponse, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	names, running := do()
+	names, running := change()
 	if len(names) == 0 && req.Worker != "" {
-		return nil, status.Errorf(codes.NotFound, "no worker is called %+.200q; there %s", req.Worker, s.known())
+		return nil, status.Errorf(codes.NotFound, "no worker is named %s; known workers: %s", quote(req.Worker), s.known())
 	}
 	if s.Keep != nil {
 		if err := s.Keep(s.Queue.DrainState()); err != nil {
-			return nil, status.Errorf(codes.Internal, "that is so from now on, but not once this server is started again, since it cannot be kept: %v", err)
+			return nil, status.Errorf(codes.Internal, "done, but lost when this server restarts, because it cannot be saved: %v", err)
 		}
 	}
 	return &cloisterpb.DrainResponse{Workers: names, Running: int64(running)}, nil
 }
 
-// known says which workers there are, as the end of a sentence.
+// known lists the names of all workers, for messages.
 func (s *service) known() string {
 	var names []string
 	for _, w := range s.Queue.Workers() {
-		names = append(names, fmt.Sprintf("%+.200q", w.Name))
+		names = append(names, quote(w.Name))
 	}
 	names = slices.Compact(names)
-	switch {
+	const most = 20
+	switch more := len(names) - most; {
 	case len(names) == 0:
-		return "is none"
-	case len(names) == 1:
-		return "is " + names[0]
-	case len(names) > 20:
-		return fmt.Sprintf("are %s, and %d more", strings.Join(names[:20], ", "), len(names)-20)
+		return "none"
+	case more > 0:
+		return fmt.Sprintf("%s and %d more", strings.Join(names[:most], ", "), more)
 	}
-	return "are " + strings.Join(names, ", ")
+	return strings.Join(names, ", ")
 }
 
-// stage returns how far a run has come, in the three words that a worker of whatever make has for it.
+func quote(name string) string { return printable.Quote(name, 200) }
+
+// stage returns the stage of a run in the three terms that all workers report.
 func stage(s worker.Stage) string {
 	switch {
 	case s == 0:

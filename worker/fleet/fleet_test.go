@@ -23,7 +23,7 @@ import (
 	"google.golang.org/protobuf/proto"
 )
 
-// serve serves the service over a queue.
+// serve starts a server and returns a client of it.
 func serve(t *testing.T, c fleet.Config) cloisterpb.FleetClient {
 	t.Helper()
 	listener, err := net.Listen("tcp", "127.0.0.1:0")
@@ -42,9 +42,8 @@ func serve(t *testing.T, c fleet.Config) cloisterpb.FleetClient {
 	return cloisterpb.NewFleetClient(conn)
 }
 
-// TestStatus: everything that the queue knows is told, and of an instance that a caller may not see only that something
-// runs, for how long, and how far it is.
-func TestStatus(t *testing.T) {
+// TestStatusReportsTheQueue in full to a viewer of the instance, and with stage and age only to others.
+func TestStatusReportsTheQueue(t *testing.T) {
 	work := queue.New(queue.Config{Head: true})
 	defer work.Close()
 	linux := worker.Property{Name: "OSFamily", Value: "linux"}
@@ -81,7 +80,7 @@ func TestStatus(t *testing.T) {
 			t.Fatal(err)
 		}
 		if got := m.Workers[0].Slots[0].Stage; got != word {
-			t.Errorf("stage %v is told as %q", s, got)
+			t.Errorf("stage %v is reported as %q, want %q", s, got, word)
 		}
 	}
 	m, err := client.Status(t.Context(), &cloisterpb.StatusRequest{})
@@ -90,23 +89,23 @@ func TestStatus(t *testing.T) {
 	}
 	if m.Name != "head" || m.Version != "1.2" || !m.Started.AsTime().Equal(began) || m.Time == nil || !slices.Equal(m.Unready, []string{"full"}) ||
 		m.Queued != 1 || m.Running != 1 || m.Oldest == nil {
-		t.Errorf("the server is told as %v", m)
+		t.Errorf("server is reported as %v", m)
 	}
 	if len(m.Demands) != 1 || !slices.Equal(m.Demands[0].Properties, []string{"OSFamily=windows"}) || m.Demands[0].Queued != 1 || !strings.Contains(m.Demands[0].Unmet, "anvil") {
-		t.Errorf("what waits is told as %v", m.Demands)
+		t.Errorf("demands are reported as %v", m.Demands)
 	}
 	w := m.Workers[0]
 	if w.Name != "anvil" || w.InstanceNamePrefix != "main" || !slices.Equal(w.Properties, []string{"OSFamily=linux"}) || w.Seen == nil || w.Drained != nil || w.Gone != nil {
-		t.Errorf("the worker is told as %v", w)
+		t.Errorf("worker is reported as %v", w)
 	}
 	want := &cloisterpb.Slot{Name: "1", Action: action.String(), InstanceName: "main/team", TargetId: "//a", ActionMnemonic: "CppCompile",
 		InvocationId: "build-1", Began: w.Slots[0].Began, Stage: w.Slots[0].Stage}
 	if !proto.Equal(w.Slots[0], want) || want.Began == nil {
-		t.Errorf("the slot is told as %v, want %v", w.Slots[0], want)
+		t.Errorf("slot is reported as %v, want %v", w.Slots[0], want)
 	}
 
 	if m.Elsewhere != nil {
-		t.Errorf("somebody who may see everything is told that there is more: %v", m.Elsewhere)
+		t.Errorf("a viewer of everything sees Elsewhere: %v, want none", m.Elsewhere)
 	}
 
 	viewers.instance = "main/other"
@@ -114,23 +113,23 @@ func TestStatus(t *testing.T) {
 		t.Fatal(err)
 	}
 	if len(m.Demands) != 0 || m.Queued != 1 || m.Elsewhere.GetQueued() != 1 || m.Elsewhere.Workers != 0 {
-		t.Errorf("somebody who may not see the instance is told %v of what waits, and %v", m.Demands, m.Elsewhere)
+		t.Errorf("a viewer of another instance sees demands %v and elsewhere %v, want none and one queued", m.Demands, m.Elsewhere)
 	}
 	if got, want := m.Workers[0].Slots[0], (&cloisterpb.Slot{Name: "1", Began: want.Began, Stage: want.Stage}); !proto.Equal(got, want) {
-		t.Errorf("somebody who may not see the instance is told %v", got)
+		t.Errorf("a viewer of another instance sees slot %v, want %v", got, want)
 	}
 
 	viewers.instance = "main/team"
-	slot.Leave("it was switched off")
+	slot.Leave("power off")
 	if m, err = client.Status(t.Context(), &cloisterpb.StatusRequest{}); err != nil {
 		t.Fatal(err)
 	}
 	if w := m.Workers[0]; w.Gone == nil || w.Lost != 1 || len(w.Slots) != 0 || m.Queued != 2 || m.Again != 1 {
-		t.Errorf("after the worker has left: %v", m)
+		t.Errorf("after the worker left: %v", m)
 	}
 }
 
-// A viewer may know of one instance.
+// A viewer sees one instance.
 type viewer struct{ instance string }
 
 func (v *viewer) Sees(_ context.Context, instance string) bool { return instance == v.instance }
@@ -139,9 +138,8 @@ func (v *viewer) SeesBelow(_ context.Context, prefix string) bool {
 	return prefix == "" || (v.instance + "/")[:min(len(prefix)+1, len(v.instance)+1)] == prefix+"/"
 }
 
-// TestStatusOfTenants: each is told of what waits in his instances and of the workers that take their actions; of others
-// neither a name, nor a property, nor why somebody drains.
-func TestStatusOfTenants(t *testing.T) {
+// TestTenantsSeeOnlyTheirInstances and the workers that serve them: no name, property or drain reason of others.
+func TestTenantsSeeOnlyTheirInstances(t *testing.T) {
 	work := queue.New(queue.Config{Head: true})
 	defer work.Close()
 	for _, o := range []queue.Offer{
@@ -166,7 +164,7 @@ func TestStatusOfTenants(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	told := func(c fleet.Config) *cloisterpb.StatusResponse {
+	status := func(c fleet.Config) *cloisterpb.StatusResponse {
 		t.Helper()
 		c.Queue = work
 		m, err := serve(t, c).Status(t.Context(), &cloisterpb.StatusRequest{})
@@ -176,29 +174,29 @@ func TestStatusOfTenants(t *testing.T) {
 		return m
 	}
 
-	all := told(fleet.Config{})
+	all := status(fleet.Config{})
 	if len(all.Workers) != 3 || len(all.Demands) != 3 || all.Demands[1].Queued != 3 || all.Elsewhere != nil {
-		t.Errorf("where everybody may see everything: %v", all)
+		t.Errorf("without Viewers: %v, want everything", all)
 	}
-	m := told(fleet.Config{Viewers: &viewer{"blue"}})
+	m := status(fleet.Config{Viewers: &viewer{"blue"}})
 	if text := m.String(); strings.Contains(text, "crimson") {
-		t.Errorf("blue is told of crimson: %s", text)
+		t.Errorf("blue sees crimson: %s", text)
 	}
 	if len(m.Demands) != 2 || m.Demands[0].Queued != 1 || m.Demands[1].Queued != 2 || len(m.Workers) != 2 {
-		t.Errorf("blue is told %v and %v", m.Demands, m.Workers)
+		t.Errorf("blue sees %v and %v, want two demands and two workers", m.Demands, m.Workers)
 	}
 	if want := (&cloisterpb.Elsewhere{Queued: 2, Workers: 1, Slots: 2}); !proto.Equal(m.Elsewhere, want) || m.Queued != 5 {
-		t.Errorf("blue is told that there is %v elsewhere, of %d, want %v", m.Elsewhere, m.Queued, want)
+		t.Errorf("blue sees %v elsewhere of %d queued, want %v of 5", m.Elsewhere, m.Queued, want)
 	}
-	// An instance below a worker's prefix is one of those that it takes actions of.
-	m = told(fleet.Config{Viewers: &viewer{"crimson/team"}})
+	// A worker serves the instances below its prefix.
+	m = status(fleet.Config{Viewers: &viewer{"crimson/team"}})
 	if text := m.String(); strings.Contains(text, "blue") || strings.Contains(text, "crimson-gpu") || !strings.Contains(text, "crimson-only") || len(m.Workers) != 2 {
-		t.Errorf("a team of crimson is told %s", text)
+		t.Errorf("a team of crimson sees %s", text)
 	}
 }
 
-// TestDrain: the reason names who drained, and a name that nobody has is told with those that there are.
-func TestDrain(t *testing.T) {
+// TestDrainRecordsReasonAndCaller and reports unknown names with the known ones.
+func TestDrainRecordsReasonAndCaller(t *testing.T) {
 	work := queue.New(queue.Config{Head: true})
 	defer work.Close()
 	client := serve(t, fleet.Config{Queue: work, Caller: func(context.Context) string { return "ops" }})
@@ -207,24 +205,24 @@ func TestDrain(t *testing.T) {
 		for _, do := range []func(context.Context, *cloisterpb.DrainRequest, ...grpc.CallOption) (*cloisterpb.DrainResponse, error){client.Drain, client.Undrain} {
 			_, err := do(t.Context(), &cloisterpb.DrainRequest{Worker: "tongs"})
 			if status.Code(err) != codes.NotFound || !strings.Contains(err.Error(), want) {
-				t.Errorf("nobody's name: %v, want %q in it", err, want)
+				t.Errorf("unknown name: %v, want NOT_FOUND with %q", err, want)
 			}
 		}
 	}
-	unknown("there is none")
+	unknown("known workers: none")
 	for _, name := range []string{"anvil", "bellows"} {
 		if _, err := work.Join(queue.Offer{Worker: name, Slot: "1"}); err != nil {
 			t.Fatal(err)
 		}
 	}
-	unknown(`there are "anvil", "bellows"`)
+	unknown("known workers: anvil, bellows")
 	for _, reason := range []string{"two\nlines", strings.Repeat("long ", 200)} {
 		if _, err := client.Drain(t.Context(), &cloisterpb.DrainRequest{Worker: "anvil", Reason: reason}); status.Code(err) != codes.InvalidArgument {
-			t.Errorf("the reason %.20q: %v", reason, err)
+			t.Errorf("reason %.20q: %v, want INVALID_ARGUMENT", reason, err)
 		}
 	}
 	if w := work.Workers()[0]; !w.Drained.IsZero() {
-		t.Errorf("a refused call has drained: %+v", w)
+		t.Errorf("a refused call drained %+v", w)
 	}
 	for reason, want := range map[string]string{"a kernel": "a kernel (by ops)", "": "(by ops)"} {
 		r, err := client.Drain(t.Context(), &cloisterpb.DrainRequest{Worker: "anvil", Reason: reason})
@@ -232,18 +230,18 @@ func TestDrain(t *testing.T) {
 			t.Fatal(r, err)
 		}
 		if w := work.Workers()[0]; w.Drained.IsZero() || w.Why != want {
-			t.Errorf("drained for %q, want %q", w.Why, want)
+			t.Errorf("Why is %q, want %q", w.Why, want)
 		}
 	}
 	if w := work.Workers()[1]; !w.Drained.IsZero() {
-		t.Error("another worker is drained, too")
+		t.Error("the other worker is drained, too")
 	}
 	if _, err := client.Undrain(t.Context(), &cloisterpb.DrainRequest{Worker: "anvil"}); err != nil || !work.Workers()[0].Drained.IsZero() {
-		t.Errorf("undrain: %v", err)
+		t.Errorf("Undrain: %v, want the worker undrained", err)
 	}
 }
 
-// TestDrainsAreKept: each change is told before it is answered, and one that cannot be kept is told to who made it.
+// TestDrainsAreKept before the call returns, and a failure to keep them is reported.
 func TestDrainsAreKept(t *testing.T) {
 	work := queue.New(queue.Config{Head: true})
 	defer work.Close()
@@ -261,17 +259,17 @@ func TestDrainsAreKept(t *testing.T) {
 		t.Fatal(err)
 	}
 	if s := m.Workers[0].Slots[0]; s.Began == nil || s.Stage != "end" || s.Action != "" {
-		t.Errorf("what ends is told as %v", s)
+		t.Errorf("ending slot is reported as %v", s)
 	}
 	if _, err := client.Drain(t.Context(), &cloisterpb.DrainRequest{Worker: "anvil", Reason: "a kernel"}); err != nil || kept.Workers["anvil"].Why != "a kernel" {
-		t.Errorf("kept is %+v, %v", kept, err)
+		t.Errorf("kept %+v, %v", kept, err)
 	}
 	broken = errors.New("no room")
 	if _, err := client.Undrain(t.Context(), &cloisterpb.DrainRequest{Worker: "anvil"}); status.Code(err) != codes.Internal || !strings.Contains(err.Error(), "no room") {
-		t.Errorf("what cannot be kept: %v", err)
+		t.Errorf("failed Keep: %v, want INTERNAL with the reason", err)
 	}
 	kept = queue.DrainState{Joining: &queue.Drain{}}
 	if _, err := client.Drain(t.Context(), &cloisterpb.DrainRequest{Worker: "tongs"}); status.Code(err) != codes.NotFound || kept.Joining == nil {
-		t.Errorf("a drain of nobody was kept: %+v, %v", kept, err)
+		t.Errorf("drain of an unknown worker kept %+v, %v", kept, err)
 	}
 }

@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package logstream serves texts while they grow: the output of actions that run, and what clients write by the
-// Log Stream API. It decides neither what runs nor who may call, and keeps no output of an action: while that
-// runs, it is read from where the worker keeps it for the result, and afterwards from the store.
+// Package logstream serves logs while they grow: the output of running actions, and logs that clients write with the
+// Log Stream API. It keeps no output of actions: while one runs, its output is read from the worker's buffer, and
+// afterwards from the store. Authorization is the caller's job.
 //
-//	CreateLogStream ---> written by clients ---> whole -----+--> dropped
-//	                              `--- nobody writes -------'
+//	CreateLogStream ---> written by clients ---> finished --+--> dropped
+//	                              `--- idle too long -------'
 //	Begin -------------> written by a worker --> in the store, or lost --> dropped
 //
-// One mutex guards all but the texts, which have their own.
+// One mutex guards everything but the logs, which have their own.
 package logstream
 
 import (
@@ -28,54 +28,53 @@ import (
 	"google.golang.org/grpc"
 )
 
-// Config configures a Registry. Instances is required; every other zero value means its default.
+// Config configures a Registry. Instances is required; every other zero value selects its default.
 type Config struct {
 	Instances cas.Instances
-	// Keep is how long a stream can be read after it has ended; the default is five minutes, for which an
-	// operation is kept, too.
+	// Keep is how long a stream can be read after its end; the default is five minutes, as for operations.
 	Keep time.Duration
-	// Idle is after how long a client's stream ends that nobody has written to; the default is ten minutes.
+	// Idle is how long a client's stream lives without writes; the default is ten minutes.
 	Idle time.Duration
-	// MaxRuns is how many runs are kept that have ended; the default is 10,000. The oldest are dropped first.
+	// MaxRuns limits the ended runs that are kept; the default is 10,000. The oldest are dropped first.
 	MaxRuns int
-	// MaxStreams is how many streams of clients there may be, MaxBytes how much text together and MaxStreamBytes
-	// each; the defaults are 1000, 128 MiB and 32 MiB. The oldest that are whole make room.
+	// MaxStreams limits the streams of clients, MaxBytes their total size and MaxStreamBytes the size of each; the
+	// defaults are 1000, 128 MiB and 32 MiB. The oldest finished streams are dropped to make room.
 	MaxStreams               int
 	MaxBytes, MaxStreamBytes int64
 }
 
-// A Registry knows the streams of a server by their names. It is safe for concurrent use. New makes it.
+// A Registry holds the streams of a server. It is safe for concurrent use.
 type Registry struct {
 	logpb.UnimplementedLogStreamServiceServer
 	cfg  Config
 	stop context.CancelFunc
-	work sync.WaitGroup // who drops what was kept for long enough
+	work sync.WaitGroup // sweep
 
-	mu      sync.Mutex         // guards everything below, and in each stream what is not fixed
-	streams map[string]*stream // by id
-	ended   []*stream          // of workers, in the order in which they ended
-	clients []*stream          // of clients, in the order in which they were made
-	bytes   int64              // that clients have
+	mu      sync.Mutex         // guards the fields below and the variable ones of each stream
+	streams map[string]*stream // by ID
+	ended   []*stream          // of runs, in order of their end
+	clients []*stream          // of clients, in order of creation
+	bytes   int64              // size of the streams of clients
 }
 
-// A stream is one text with its names.
+// A stream is one log.
 type stream struct {
 	id, instance string
-	token        string     // by which clients write; "" if a worker does
-	writing      sync.Mutex // held for a message of a client, before Registry.mu
+	token        string     // authorizes clients to write; "" if a worker writes
+	writeMu      sync.Mutex // held to write a client's message, before Registry.mu
 
-	// The rest is guarded by Registry.mu.
-	log   *worker.Log // nil once a run has ended
-	size  int64       // of what clients wrote
-	blob  cas.Digest  // what the run's output became, zero if it is lost
-	whole bool        // no client writes to it any more
-	until time.Time   // when it is dropped; zero while a worker writes
+	// The fields below are guarded by Registry.mu.
+	log      *worker.Log // nil once a run has ended
+	size     int64       // bytes that clients wrote
+	blob     cas.Digest  // output of an ended run; zero if it is lost
+	finished bool        // clients write no more
+	expires  time.Time   // when it is dropped; zero while a worker writes
 }
 
-// Why a text ends without being whole.
+// Reasons for the end of a log before it is complete.
 var (
-	errMoved   = errors.New("the run has ended")
-	errIdle    = errors.New("nobody wrote to it for too long")
+	errEnded   = errors.New("the run has ended")
+	errIdle    = errors.New("it was idle for too long")
 	errClosing = errors.New("the server is shutting down")
 )
 
@@ -94,12 +93,10 @@ func New(c Config) *Registry {
 	return r
 }
 
-// Register adds the LogStreamService to s. ByteStream, by which streams are read and written, is served by
-// whoever has Read, Write and QueryWriteStatus.
+// Register adds the LogStreamService to s. The server's ByteStream service calls Read, Write and QueryWriteStatus.
 func (r *Registry) Register(s grpc.ServiceRegistrar) { logpb.RegisterLogStreamServiceServer(s, r) }
 
-// Close ends the streams of clients, whose readers are told that the server goes away. Those of runs are ended by
-// their workers.
+// Close ends the streams of clients; their readers get UNAVAILABLE. Workers end the streams of runs.
 func (r *Registry) Close() {
 	r.stop()
 	r.work.Wait()
@@ -110,9 +107,9 @@ func (r *Registry) Close() {
 	}
 }
 
-// Begin makes the streams of the run that t begins, as queue.Config.Logs wants it.
+// Begin creates the streams of a run of t. It is a queue.Config.Logs.
 func (r *Registry) Begin(t *worker.Task) (*worker.Logs, func(*worker.Outcome)) {
-	logs, run := &worker.Logs{}, unguessable()
+	logs, run := &worker.Logs{}, randomID()
 	stdout := &stream{id: run + "-stdout", instance: t.Instance, log: &logs.Stdout}
 	stderr := &stream{id: run + "-stderr", instance: t.Instance, log: &logs.Stderr}
 	logs.Stdout.Name, logs.Stderr.Name = stdout.name(), stderr.name()
@@ -131,7 +128,7 @@ func (r *Registry) Begin(t *worker.Task) (*worker.Logs, func(*worker.Outcome)) {
 	}
 }
 
-// end has a stream of a run read from the store from now on.
+// end makes a stream of a run read from the store.
 func (r *Registry) end(
 	s *stream, f cas.Function, out *worker.Outcome,
 	digest func(*repb.ActionResult) *repb.Digest, raw func(*repb.ActionResult) []byte,
@@ -142,23 +139,23 @@ func (r *Registry) end(
 		case err == nil:
 			s.blob = d
 		case len(raw(out.Result)) == 0:
-			s.blob = f.Sum(nil) // a result of somebody else that says nothing of it
+			s.blob = f.Sum(nil) // a cached result without output
 		}
 	}
 	log := s.log
-	s.log, s.until = nil, time.Now().Add(r.cfg.Keep)
-	log.Close(errMoved)
+	s.log, s.expires = nil, time.Now().Add(r.cfg.Keep)
+	log.Close(errEnded)
 	r.ended = append(r.ended, s)
 }
 
-// dropOldest drops the stream of a run that ended first.
+// dropOldest drops the stream of the run that ended first.
 func (r *Registry) dropOldest() {
 	delete(r.streams, r.ended[0].id)
-	r.ended[0] = nil // else the array behind the slice would keep it
+	r.ended[0] = nil // release it to the garbage collector
 	r.ended = r.ended[1:]
 }
 
-// sweep drops, often enough, what was kept for long enough.
+// sweep periodically drops expired streams.
 func (r *Registry) sweep(ctx context.Context) {
 	tick := time.NewTicker(min(r.cfg.Keep, r.cfg.Idle)/4 + 1)
 	defer tick.Stop()
@@ -175,11 +172,11 @@ func (r *Registry) sweep(ctx context.Context) {
 func (r *Registry) expire(now time.Time) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	for len(r.ended) > 0 && now.After(r.ended[0].until) {
+	for len(r.ended) > 0 && now.After(r.ended[0].expires) {
 		r.dropOldest()
 	}
 	for _, s := range slices.Clone(r.clients) {
-		if now.After(s.until) {
+		if now.After(s.expires) {
 			r.dropClient(s)
 		}
 	}
@@ -193,8 +190,8 @@ func (r *Registry) dropClient(s *stream) {
 	r.bytes -= s.size
 }
 
-// unguessable returns a name that only those know who are told: it is all that is needed to read a stream.
-func unguessable() string {
+// randomID returns an ID that cannot be guessed, since knowing it is enough to read a stream.
+func randomID() string {
 	var b [16]byte
 	rand.Read(b[:]) // never fails
 	return hex.EncodeToString(b[:])

@@ -31,17 +31,17 @@ import (
 	"google.golang.org/grpc/test/bufconn"
 )
 
-// A site is a server with its registry, and a client of it over the wire.
+// A site is a server with its registry and gRPC clients.
 type site struct {
 	*logstream.Registry
 	maker   logpb.LogStreamServiceClient
 	bytes   bspb.ByteStreamClient
 	store   *castest.Memory // of the instance "main"
-	serving *atomic.Int32   // reads under way
+	serving *atomic.Int32   // concurrent reads
 	close   func()
 }
 
-// byteStream is a ByteStream service of log streams alone.
+// byteStream serves ByteStream for log streams only.
 type byteStream struct {
 	bspb.UnimplementedByteStreamServer
 	*logstream.Registry
@@ -66,7 +66,7 @@ func (b *byteStream) QueryWriteStatus(ctx context.Context, req *bspb.QueryWriteS
 	return b.Registry.QueryWriteStatus(ctx, req)
 }
 
-// serve starts a site; the test, or the bubble that it is in, ends it by close.
+// serve starts a site, which the test closes.
 func serve(t *testing.T, c logstream.Config) *site {
 	t.Helper()
 	c.Instances = castest.Instances()
@@ -93,7 +93,7 @@ func serve(t *testing.T, c logstream.Config) *site {
 	}}
 }
 
-// bubble runs f with a site in a bubble of fake time.
+// bubble runs f with a site and a fake clock.
 func bubble(t *testing.T, c logstream.Config, f func(t *testing.T, s *site)) {
 	t.Helper()
 	synctest.Test(t, func(t *testing.T) {
@@ -108,7 +108,7 @@ func (s *site) begin() (*worker.Logs, func(*worker.Outcome)) {
 	return s.Begin(&worker.Task{Instance: "main", Action: cas.SHA256.Sum([]byte("an action"))})
 }
 
-// outcome stores what a run said, and returns its outcome.
+// outcome stores the output of a run, and returns its outcome.
 func (s *site) outcome(t *testing.T, stdout, stderr string) *worker.Outcome {
 	t.Helper()
 	put := func(text string) *repb.Digest {
@@ -163,7 +163,7 @@ func want(t *testing.T, what string, text string, code codes.Code, wantText stri
 	}
 }
 
-// wantNext checks what the next message brings.
+// wantNext checks the data of the next message.
 func wantNext(t *testing.T, r bspb.ByteStream_ReadClient, text string) {
 	t.Helper()
 	if m, err := r.Recv(); err != nil || string(m.Data) != text {
@@ -177,13 +177,13 @@ func TestRule127_ReadersSeeOutputWhileTheRunLasts(t *testing.T) {
 	logs, end := s.begin()
 	out, errs := &logs.Stdout, &logs.Stderr
 	if !strings.HasPrefix(out.Name, "main/logstreams/") || !strings.HasPrefix(errs.Name, "main/logstreams/") || out.Name == errs.Name {
-		t.Fatalf("the names are %q and %q", out.Name, errs.Name)
+		t.Fatalf("names are %q and %q, want two different ones below main/logstreams", out.Name, errs.Name)
 	}
 	early := []bspb.ByteStream_ReadClient{s.follow(t, out.Name), s.follow(t, out.Name)}
 	io.WriteString(out, "first\n")
 	io.WriteString(errs, "oh\n")
 	for _, r := range early {
-		wantNext(t, r, "first\n") // though the run goes on
+		wantNext(t, r, "first\n") // while the run continues
 	}
 	late := s.follow(t, out.Name)
 	wantNext(t, late, "first\n")
@@ -204,8 +204,8 @@ func TestRule127_ReadersSeeOutputWhileTheRunLasts(t *testing.T) {
 	}
 }
 
-// TestRule127_SlowReaderHoldsUpNobody: not the run, and not its memory; and misses nothing.
-func TestRule127_SlowReaderHoldsUpNobody(t *testing.T) {
+// TestRule127_SlowReaderBlocksNothing neither the run nor the release of its memory, and misses nothing.
+func TestRule127_SlowReaderBlocksNothing(t *testing.T) {
 	s := serve(t, logstream.Config{})
 	defer s.close()
 	logs, end := s.begin()
@@ -214,7 +214,7 @@ func TestRule127_SlowReaderHoldsUpNobody(t *testing.T) {
 	io.WriteString(&logs.Stdout, "it is there\n")
 	wantNext(t, slow, "it is there\n")
 	var whole bytes.Buffer
-	for i := range 300_000 { // much more than lies in buffers on the way
+	for i := range 300_000 { // much more than all buffers on the way hold
 		fmt.Fprintf(&whole, "line %d of many\n", i)
 	}
 	logs.Stdout.Write(whole.Bytes())
@@ -224,7 +224,7 @@ func TestRule127_SlowReaderHoldsUpNobody(t *testing.T) {
 	logs = nil
 	for i := 0; held.Value() != nil; i++ {
 		if runtime.GC(); i == 1000 {
-			t.Fatal("the output is in memory although it is in the store, and the reader has long been told so")
+			t.Fatal("the output is still in memory although it is in the store")
 		}
 		time.Sleep(time.Millisecond)
 	}
@@ -234,7 +234,7 @@ func TestRule127_SlowReaderHoldsUpNobody(t *testing.T) {
 	want(t, "from the store", text, code, whole.String(), codes.OK)
 }
 
-func TestRule127_CancelledReaderIsFreeAtOnce(t *testing.T) {
+func TestRule127_CancelledReadEndsAtOnce(t *testing.T) {
 	bubble(t, logstream.Config{}, func(t *testing.T, s *site) {
 		logs, end := s.begin()
 		ctx, cancel := context.WithCancel(t.Context())
@@ -243,12 +243,12 @@ func TestRule127_CancelledReaderIsFreeAtOnce(t *testing.T) {
 		}
 		synctest.Wait()
 		if n := s.serving.Load(); n != 1 {
-			t.Fatalf("%d reads are under way, want one", n)
+			t.Fatalf("%d concurrent reads, want 1", n)
 		}
 		cancel()
 		synctest.Wait()
 		if n := s.serving.Load(); n != 0 {
-			t.Errorf("%d reads are under way after their reader went", n)
+			t.Errorf("%d concurrent reads after the reader left, want 0", n)
 		}
 		end(nil)
 	})
@@ -258,9 +258,9 @@ func TestRule127_NamesAreForReadingOrForWriting(t *testing.T) {
 	s := serve(t, logstream.Config{})
 	defer s.close()
 	logs, end := s.begin()
-	io.WriteString(&logs.Stdout, "said")
+	io.WriteString(&logs.Stdout, "text")
 	logs.Stdout.Close(nil)
-	end(s.outcome(t, "said", ""))
+	end(s.outcome(t, "text", ""))
 	made, err := s.maker.CreateLogStream(t.Context(), &logpb.CreateLogStreamRequest{Parent: "main"})
 	if err != nil {
 		t.Fatal(err)
@@ -284,7 +284,7 @@ func TestRule127_NamesAreForReadingOrForWriting(t *testing.T) {
 		{"main/logstreams", codes.InvalidArgument, codes.InvalidArgument},
 		{"/" + made.Name, codes.InvalidArgument, codes.InvalidArgument},
 		{made.WriteResourceName + "/more", codes.InvalidArgument, codes.InvalidArgument},
-		// The SDK for Go takes what the metadata says for an id.
+		// The Go SDK uses the full name as an ID.
 		{"main/logstreams/" + logs.Stdout.Name, codes.OK, codes.InvalidArgument},
 	} {
 		if _, err := s.bytes.QueryWriteStatus(t.Context(), &bspb.QueryWriteStatusRequest{ResourceName: c.name}); status.Code(err) != c.write {
@@ -294,7 +294,7 @@ func TestRule127_NamesAreForReadingOrForWriting(t *testing.T) {
 			t.Errorf("Write of %s: %v, want %v", c.name, err, c.write)
 		}
 		if c.name == made.Name {
-			continue // nobody ends it
+			continue // it is not finished
 		}
 		if _, code := s.read(t, &bspb.ReadRequest{ResourceName: c.name}); code != c.read {
 			t.Errorf("Read of %s: %v, want %v", c.name, code, c.read)
@@ -342,36 +342,35 @@ func TestReadOffsetsAndLimits(t *testing.T) {
 	}
 }
 
-// TestRunsThatEndOtherwise: what was recorded meanwhile by somebody else is a run's output as any other; what is lost
-// never looks whole.
-func TestRunsThatEndOtherwise(t *testing.T) {
+// TestReadAfterARunWithoutOwnOutput returns the output of a cached result; lost output never looks complete.
+func TestReadAfterARunWithoutOwnOutput(t *testing.T) {
 	s := serve(t, logstream.Config{})
 	defer s.close()
 	cached := s.outcome(t, "recorded", "")
 	for _, c := range []struct {
 		name string
 		out  *worker.Outcome
-		said string
+		sent string
 		text string
 		code codes.Code
 	}{
-		{"recorded meanwhile", &worker.Outcome{Result: cached.Result, Cached: true}, "", "recorded", codes.OK},
-		{"recorded meanwhile, without output", &worker.Outcome{Result: &repb.ActionResult{}, Cached: true}, "", "", codes.OK},
-		{"recorded meanwhile, not as a blob", &worker.Outcome{Result: &repb.ActionResult{StdoutRaw: []byte("x")}, Cached: true}, "", "", codes.Aborted},
+		{"cached", &worker.Outcome{Result: cached.Result, Cached: true}, "", "recorded", codes.OK},
+		{"cached, without output", &worker.Outcome{Result: &repb.ActionResult{}, Cached: true}, "", "", codes.OK},
+		{"cached, not as a blob", &worker.Outcome{Result: &repb.ActionResult{StdoutRaw: []byte("x")}, Cached: true}, "", "", codes.Aborted},
 		{"cancelled", nil, "", "", codes.Aborted},
-		{"cancelled later", nil, "said", "said", codes.Aborted},
+		{"cancelled later", nil, "text", "text", codes.Aborted},
 	} {
 		logs, end := s.begin()
 		r := s.follow(t, logs.Stdout.Name)
-		if c.said != "" {
-			io.WriteString(&logs.Stdout, c.said)
-			wantNext(t, r, c.said)
+		if c.sent != "" {
+			io.WriteString(&logs.Stdout, c.sent)
+			wantNext(t, r, c.sent)
 		}
 		end(c.out)
 		text, code := rest(r)
-		want(t, c.name, c.said+text, code, c.text, c.code)
+		want(t, c.name, c.sent+text, code, c.text, c.code)
 		text, code = s.read(t, &bspb.ReadRequest{ResourceName: logs.Stdout.Name})
-		want(t, c.name+", read later", c.said+text, code, c.text, c.code)
+		want(t, c.name+", read later", c.sent+text, code, c.text, c.code)
 	}
 }
 
@@ -381,7 +380,7 @@ func TestRunsAreKeptForAWhile(t *testing.T) {
 		run := func() {
 			logs, end := s.begin()
 			names = append(names, logs.Stdout.Name)
-			end(s.outcome(t, "said", ""))
+			end(s.outcome(t, "text", ""))
 		}
 		running, end := s.begin()
 		check := func(want ...codes.Code) {
@@ -403,7 +402,7 @@ func TestRunsAreKeptForAWhile(t *testing.T) {
 		check(codes.NotFound, codes.NotFound, codes.OK, codes.OK)
 		time.Sleep(time.Hour)
 		check(codes.NotFound, codes.NotFound, codes.NotFound, codes.NotFound)
-		end(s.outcome(t, "long", "")) // it was never forgotten while it ran
+		end(s.outcome(t, "long", "")) // it was kept while it ran
 		text, code := s.read(t, &bspb.ReadRequest{ResourceName: running.Stdout.Name})
 		want(t, "long run", text, code, "long", codes.OK)
 	})

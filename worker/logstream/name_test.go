@@ -11,7 +11,8 @@ import (
 	"google.golang.org/grpc/status"
 )
 
-// FuzzStreamName: a name is for reading, for writing or for neither; what is refused is INVALID_ARGUMENT in ASCII.
+// FuzzStreamName checks that a name is for reading or for writing, not both, and that errors are INVALID_ARGUMENT in
+// ASCII.
 func FuzzStreamName(f *testing.F) {
 	for _, name := range []string{
 		"", "/", "logstreams", "logstreams/a", "logstreams/a/b", "a/b/logstreams/c", "a/b/logstreams/c/d", "logstreams//a",
@@ -22,14 +23,14 @@ func FuzzStreamName(f *testing.F) {
 	f.Fuzz(func(t *testing.T, name string) {
 		id, _, readErr := split(name, reading)
 		if readErr == nil && !strings.HasSuffix("/"+name, "/logstreams/"+id) {
-			t.Errorf("%q has the id %q", name, id)
+			t.Errorf("split(%q) = %q", name, id)
 		}
 		id, token, writeErr := split(name, writing)
 		if writeErr == nil && !strings.HasSuffix("/"+name, "/logstreams/"+id+"/"+token) {
-			t.Errorf("%q has the id %q and the token %q", name, id, token)
+			t.Errorf("split(%q) = %q, %q", name, id, token)
 		}
 		if writeErr == nil && readErr == nil && !strings.HasSuffix("/"+name, "/logstreams/logstreams/"+token) {
-			t.Errorf("%q is for both", name)
+			t.Errorf("split(%q) succeeds for reading and for writing", name)
 		}
 		for _, err := range []error{readErr, writeErr} {
 			if err == nil {
@@ -37,7 +38,7 @@ func FuzzStreamName(f *testing.F) {
 			}
 			text := status.Convert(err).Message()
 			if status.Code(err) != codes.InvalidArgument || !utf8.ValidString(text) || strings.ContainsFunc(text, func(r rune) bool { return r < ' ' || r > '~' }) {
-				t.Errorf("%q: %q", name, err)
+				t.Errorf("split(%q) = %q, want INVALID_ARGUMENT in ASCII", name, err)
 			}
 		}
 	})

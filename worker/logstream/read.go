@@ -16,20 +16,20 @@ import (
 	"google.golang.org/grpc/status"
 )
 
-// pieceBytes is the most data of one message: all that is held of a text for a reader who is slow.
-const pieceBytes = 64 << 10
+// chunkBytes bounds the data of a message, and so the memory held for a slow reader.
+const chunkBytes = 64 << 10
 
 // A reader is one call of Read.
 type reader struct {
-	to    bspb.ByteStream_ReadServer
-	piece []byte
-	off   int64 // of what is read next
-	left  int64 // bytes that are wanted
+	to   bspb.ByteStream_ReadServer
+	buf  []byte
+	off  int64 // of the next byte
+	left int64 // bytes still requested
 }
 
-// Read implements ByteStream.Read for names of streams. It sends what there is, then what is added until the text is
-// whole. An offset that lies behind what there is waits for it; one behind the end of the text is OUT_OF_RANGE. Of a run that
-// ends without a result Read ends with ABORTED.
+// Read implements ByteStream.Read for names of streams. It sends what is written, then what is added until the log is
+// complete. An offset beyond the present end waits; one beyond the final end fails with OUT_OF_RANGE. If the run ends
+// without a result, Read fails with ABORTED.
 func (r *Registry) Read(req *bspb.ReadRequest, to bspb.ByteStream_ReadServer) error {
 	s, err := r.readable(req.ResourceName)
 	if err != nil {
@@ -37,11 +37,11 @@ func (r *Registry) Read(req *bspb.ReadRequest, to bspb.ByteStream_ReadServer) er
 	}
 	switch {
 	case req.ReadLimit < 0:
-		return status.Errorf(codes.InvalidArgument, "read_limit is %d, below 0", req.ReadLimit)
+		return status.Errorf(codes.InvalidArgument, "read_limit %d is negative", req.ReadLimit)
 	case req.ReadOffset < 0:
-		return status.Errorf(codes.OutOfRange, "read_offset is %d, below 0", req.ReadOffset)
+		return status.Errorf(codes.OutOfRange, "read_offset %d is negative", req.ReadOffset)
 	}
-	call := &reader{to: to, piece: make([]byte, pieceBytes), off: req.ReadOffset, left: req.ReadLimit}
+	call := &reader{to: to, buf: make([]byte, chunkBytes), off: req.ReadOffset, left: req.ReadLimit}
 	if call.left == 0 {
 		call.left = math.MaxInt64
 	}
@@ -56,8 +56,8 @@ func (r *Registry) Read(req *bspb.ReadRequest, to bspb.ByteStream_ReadServer) er
 		default:
 			err = call.follow(log)
 		}
-		if errors.Is(err, errMoved) {
-			err = nil // to where source says
+		if errors.Is(err, errEnded) {
+			err = nil // continue with the new source
 		}
 	}
 	if err == nil || err == io.EOF {
@@ -66,7 +66,7 @@ func (r *Registry) Read(req *bspb.ReadRequest, to bspb.ByteStream_ReadServer) er
 	return explain(s, err)
 }
 
-// source returns where s is read now: a log, or a blob.
+// source returns the present source of s: a log or a blob.
 func (r *Registry) source(s *stream) (*worker.Log, cas.Digest, error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -74,21 +74,22 @@ func (r *Registry) source(s *stream) (*worker.Log, cas.Digest, error) {
 	case r.streams[s.id] != s:
 		return nil, cas.Digest{}, status.Errorf(codes.NotFound, "log stream %+q ended too long ago", s.name())
 	case s.log == nil && s.blob.IsZero():
-		return nil, cas.Digest{}, status.Errorf(codes.Aborted, "log stream %+q: the run ended without a result, and of its output nothing is kept", s.name())
+		return nil, cas.Digest{}, status.Errorf(codes.Aborted,
+			"log stream %+q: the run ended without a result, and its output is not kept", s.name())
 	}
 	return s.log, s.blob, nil
 }
 
-// follow sends one piece of a log, waiting for it.
+// follow waits for a chunk of a log and sends it.
 func (c *reader) follow(log *worker.Log) error {
-	n, err := log.ReadAt(c.to.Context(), c.piece[:min(c.left, pieceBytes)], c.off)
+	n, err := log.ReadAt(c.to.Context(), c.buf[:min(c.left, chunkBytes)], c.off)
 	if err != nil {
 		return err
 	}
 	return c.send(n)
 }
 
-// stored sends what is wanted of a blob, and returns io.EOF.
+// stored sends the requested part of a blob, and returns io.EOF.
 func (r *Registry) stored(c *reader, s *stream, blob cas.Digest) error {
 	in, err := r.cfg.Instances(s.instance)
 	if err != nil {
@@ -100,9 +101,9 @@ func (r *Registry) stored(c *reader, s *stream, blob cas.Digest) error {
 	}
 	defer from.Close()
 	for c.left > 0 {
-		n, err := io.ReadFull(from, c.piece[:min(c.left, pieceBytes)])
+		n, err := io.ReadFull(from, c.buf[:min(c.left, chunkBytes)])
 		if err == io.ErrUnexpectedEOF {
-			err = nil // the next read says io.EOF, or what else there is to say
+			err = nil // the next read returns io.EOF
 		}
 		if err != nil {
 			return err
@@ -114,9 +115,9 @@ func (r *Registry) stored(c *reader, s *stream, blob cas.Digest) error {
 	return io.EOF
 }
 
-// send sends the first n bytes of the piece.
+// send sends the first n bytes of c.buf.
 func (c *reader) send(n int) error {
-	if err := c.to.Send(&bspb.ReadResponse{Data: c.piece[:n]}); err != nil {
+	if err := c.to.Send(&bspb.ReadResponse{Data: c.buf[:n]}); err != nil {
 		return err
 	}
 	c.off += int64(n)
@@ -124,13 +125,13 @@ func (c *reader) send(n int) error {
 	return nil
 }
 
-// explain returns err, of reading s, as a status.
+// explain returns an error of reading s as a status.
 func explain(s *stream, err error) error {
 	switch {
 	case errors.Is(err, errClosing):
 		return status.Errorf(codes.Unavailable, "log stream %+q: %v", s.name(), err)
 	case errors.Is(err, errIdle):
-		return status.Errorf(codes.Aborted, "log stream %+q ended before it was whole: %v", s.name(), err)
+		return status.Errorf(codes.Aborted, "log stream %+q ended unfinished: %v", s.name(), err)
 	case errors.Is(err, context.Canceled), errors.Is(err, context.DeadlineExceeded):
 		return status.FromContextError(err).Err()
 	}

@@ -15,34 +15,34 @@ import (
 	"google.golang.org/grpc/status"
 )
 
-// CreateLogStream implements LogStreamService. The parent is the name of an instance.
+// CreateLogStream implements LogStreamService. The parent is an instance name.
 func (r *Registry) CreateLogStream(_ context.Context, req *logpb.CreateLogStreamRequest) (*logpb.LogStream, error) {
 	if _, err := r.cfg.Instances(req.Parent); err != nil {
 		return nil, cas.Status(err)
 	}
 	s := &stream{
-		id: unguessable(), instance: req.Parent, token: unguessable(), log: &worker.Log{},
-		until: time.Now().Add(r.cfg.Idle),
+		id: randomID(), instance: req.Parent, token: randomID(), log: &worker.Log{},
+		expires: time.Now().Add(r.cfg.Idle),
 	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if !r.makeRoom(1, 0) {
 		return nil, status.Errorf(codes.ResourceExhausted,
-			"clients write to %d log streams already, which is the limit; finish one, or wait", len(r.clients))
+			"too many log streams: clients write to %d; finish one or retry later", len(r.clients))
 	}
 	r.streams[s.id] = s
 	r.clients = append(r.clients, s)
 	return &logpb.LogStream{Name: s.name(), WriteResourceName: join(s.name(), s.token)}, nil
 }
 
-// makeRoom drops streams of clients that are whole, oldest first, until there is room for more streams and
-// bytes. It reports whether there is.
+// makeRoom drops finished streams of clients, oldest first, until there is room for more streams and bytes. It reports
+// whether there is.
 func (r *Registry) makeRoom(streams int, bytes int64) bool {
 	for i := 0; len(r.clients)+streams > r.cfg.MaxStreams || r.bytes > r.cfg.MaxBytes-bytes; {
 		switch {
 		case i == len(r.clients):
 			return false
-		case r.clients[i].whole:
+		case r.clients[i].finished:
 			r.dropClient(r.clients[i])
 		default:
 			i++
@@ -51,14 +51,13 @@ func (r *Registry) makeRoom(streams int, bytes int64) bool {
 	return true
 }
 
-// Write implements ByteStream.Write for write_resource_names of streams; first is its first message, whose data it does
-// not keep. What a message brings can be read at once. A call that ends without finish_write leaves the stream open: the
-// next one goes on where it ended.
+// Write implements ByteStream.Write for write_resource_names of streams; first is the first message, whose data it does
+// not retain. Each message can be read at once. A call without finish_write leaves the stream open for the next call.
 func (r *Registry) Write(first *bspb.WriteRequest, from bspb.ByteStream_WriteServer) error {
 	name := first.ResourceName
 	for m := first; ; {
 		if m.ResourceName != "" && m.ResourceName != name {
-			return status.Error(codes.InvalidArgument, "the name changed within the stream of a write")
+			return status.Error(codes.InvalidArgument, "resource_name changed within a write")
 		}
 		committed, err := r.write(name, m)
 		if err != nil {
@@ -75,15 +74,15 @@ func (r *Registry) Write(first *bspb.WriteRequest, from bspb.ByteStream_WriteSer
 	}
 }
 
-// write adds one message to a stream, and returns how much there is of it.
+// write adds a message to a stream, and returns the size of the stream.
 func (r *Registry) write(name string, m *bspb.WriteRequest) (committed int64, err error) {
 	s, err := r.writable(name)
 	if err != nil {
 		return 0, err
 	}
-	// What follows is one step for other writers, while nobody waits for r.mu during a copy.
-	s.writing.Lock()
-	defer s.writing.Unlock()
+	// This is atomic for other writers, but does not hold r.mu during the copy.
+	s.writeMu.Lock()
+	defer s.writeMu.Unlock()
 	if committed, err = r.admit(s, m); err != nil {
 		return 0, err
 	}
@@ -96,7 +95,7 @@ func (r *Registry) write(name string, m *bspb.WriteRequest) (committed int64, er
 	return committed, nil
 }
 
-// admit checks a message and gives it room. It returns how much there will be of the stream.
+// admit checks a message and reserves room for it. It returns the size of the stream including the message.
 func (r *Registry) admit(s *stream, m *bspb.WriteRequest) (int64, error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -104,23 +103,23 @@ func (r *Registry) admit(s *stream, m *bspb.WriteRequest) (int64, error) {
 	switch {
 	case m.WriteOffset != n:
 		return 0, status.Errorf(codes.InvalidArgument,
-			"write_offset is %d where %d belongs: that much of log stream %+q is committed", m.WriteOffset, n, s.name())
-	case s.whole && more == 0 && m.FinishWrite:
-		return n, nil // who did not hear the answer says it again
-	case s.whole:
-		return 0, status.Errorf(codes.FailedPrecondition, "log stream %+q is finished at %d bytes: nothing can be added", s.name(), n)
+			"write_offset is %d, but %d bytes of log stream %+q are committed", m.WriteOffset, n, s.name())
+	case s.finished && more == 0 && m.FinishWrite:
+		return n, nil // a retry after a lost answer
+	case s.finished:
+		return 0, status.Errorf(codes.FailedPrecondition, "log stream %+q is finished at %d bytes", s.name(), n)
 	case more > r.cfg.MaxStreamBytes-n:
 		return 0, status.Errorf(codes.ResourceExhausted,
-			"log stream %+q has %d bytes; with %d more it exceeds the %d that one may have", s.name(), n, more, r.cfg.MaxStreamBytes)
+			"log stream %+q has %d bytes; %d more exceed the limit of %d", s.name(), n, more, r.cfg.MaxStreamBytes)
 	case !r.makeRoom(0, more):
-		return 0, status.Errorf(codes.ResourceExhausted, "the log streams of clients take %d bytes of the %d that they may have; finish one, or wait",
-			r.bytes, r.cfg.MaxBytes)
+		return 0, status.Errorf(codes.ResourceExhausted,
+			"log streams of clients take %d of %d bytes; finish one or retry later", r.bytes, r.cfg.MaxBytes)
 	}
 	s.size += more
 	r.bytes += more
-	s.whole, s.until = m.FinishWrite, time.Now().Add(r.cfg.Idle)
-	if s.whole {
-		s.until = time.Now().Add(r.cfg.Keep)
+	s.finished, s.expires = m.FinishWrite, time.Now().Add(r.cfg.Idle)
+	if s.finished {
+		s.expires = time.Now().Add(r.cfg.Keep)
 	}
 	return s.size, nil
 }
@@ -133,5 +132,5 @@ func (r *Registry) QueryWriteStatus(_ context.Context, req *bspb.QueryWriteStatu
 	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	return &bspb.QueryWriteStatusResponse{CommittedSize: s.size, Complete: s.whole}, nil
+	return &bspb.QueryWriteStatusResponse{CommittedSize: s.size, Complete: s.finished}, nil
 }

@@ -37,7 +37,7 @@ func (s *site) write(t *testing.T, ms ...*bspb.WriteRequest) error {
 	return err
 }
 
-// committed is write that returns how much is committed.
+// committed is like write and returns the committed size.
 func (s *site) committed(ctx context.Context, ms ...*bspb.WriteRequest) (int64, error) {
 	w, err := s.bytes.Write(ctx)
 	if err != nil {
@@ -45,7 +45,7 @@ func (s *site) committed(ctx context.Context, ms ...*bspb.WriteRequest) (int64, 
 	}
 	for _, m := range ms {
 		if w.Send(m) != nil {
-			break // CloseAndRecv says why
+			break // CloseAndRecv returns the error
 		}
 	}
 	r, err := w.CloseAndRecv()
@@ -56,7 +56,7 @@ func message(name string, off int64, data string, finish bool) *bspb.WriteReques
 	return &bspb.WriteRequest{ResourceName: name, WriteOffset: off, Data: []byte(data), FinishWrite: finish}
 }
 
-// wantStatus checks what QueryWriteStatus says.
+// wantStatus checks the answer of QueryWriteStatus.
 func (s *site) wantStatus(t *testing.T, l *logpb.LogStream, size int64, complete bool) {
 	t.Helper()
 	r, err := s.bytes.QueryWriteStatus(t.Context(), &bspb.QueryWriteStatusRequest{ResourceName: l.WriteResourceName})
@@ -65,21 +65,21 @@ func (s *site) wantStatus(t *testing.T, l *logpb.LogStream, size int64, complete
 	}
 }
 
-func TestCreateLogStream(t *testing.T) {
+func TestCreateLogStreamReturnsDistinctNames(t *testing.T) {
 	s := serve(t, logstream.Config{})
 	defer s.close()
 	a, b := s.create(t), s.create(t)
 	for _, l := range []*logpb.LogStream{a, b} {
 		token, ok := strings.CutPrefix(l.WriteResourceName, l.Name+"/")
 		if !ok || len(token) < 32 || strings.Contains(token, "/") || !strings.HasPrefix(l.Name, "main/logstreams/") {
-			t.Errorf("the names are %q and %q", l.Name, l.WriteResourceName)
+			t.Errorf("names are %q and %q, want the second to add a token", l.Name, l.WriteResourceName)
 		}
 	}
 	if a.Name == b.Name {
-		t.Error("two streams have one name")
+		t.Error("two streams have the same name")
 	}
 	if l, err := s.maker.CreateLogStream(t.Context(), &logpb.CreateLogStreamRequest{}); err != nil || !strings.HasPrefix(l.Name, "logstreams/") {
-		t.Errorf("without a parent: %v, %v", l, err)
+		t.Errorf("without a parent: %v, %v, want logstreams/ID", l, err)
 	}
 	for _, parent := range []string{"/", "a//b", "a/blobs"} {
 		if l, err := s.maker.CreateLogStream(t.Context(), &logpb.CreateLogStreamRequest{Parent: parent}); status.Code(err) != codes.InvalidArgument {
@@ -88,7 +88,7 @@ func TestCreateLogStream(t *testing.T) {
 	}
 }
 
-// TestWrittenStreamIsFollowedResumedAndFinished is the example of the API.
+// TestWrittenStreamIsFollowedResumedAndFinished is the example from the API.
 func TestWrittenStreamIsFollowedResumedAndFinished(t *testing.T) {
 	s := serve(t, logstream.Config{})
 	defer s.close()
@@ -123,22 +123,22 @@ func TestWrittenStreamIsFollowedResumedAndFinished(t *testing.T) {
 		{"below 0", message(to, -1, "x", true), codes.InvalidArgument},
 	} {
 		if err := s.write(t, c.m); status.Code(err) != c.code || !strings.Contains(err.Error(), " 8 ") || strings.Contains(err.Error(), to) {
-			t.Errorf("%s: %v, want %v that says 8, and not the token", c.name, err, c.code)
+			t.Errorf("%s: %v, want %v with the size 8 and without the token", c.name, err, c.code)
 		}
 	}
 	if err := s.write(t, message(to, 8, "three", false), message(l.Name, 13, "x", false)); status.Code(err) != codes.InvalidArgument {
-		t.Errorf("changed name: %v", err)
+		t.Errorf("changed name: %v, want INVALID_ARGUMENT", err)
 	}
 	wantNext(t, r, "three")
 	if n, err := s.committed(t.Context(), message(to, 13, "", true)); err != nil || n != 13 {
-		t.Errorf("finish: %d, %v", n, err)
+		t.Errorf("finish: %d, %v, want 13", n, err)
 	}
 	text, code := rest(r)
 	want(t, "the end", text, code, "", codes.OK)
 	s.wantStatus(t, l, 13, true)
 
 	if n, err := s.committed(t.Context(), message(to, 13, "", true)); err != nil || n != 13 {
-		t.Errorf("finish again: %d, %v", n, err)
+		t.Errorf("finish again: %d, %v, want 13", n, err)
 	}
 	for _, m := range []*bspb.WriteRequest{message(to, 13, "more", true), message(to, 13, "more", false), message(to, 13, "", false)} {
 		if err := s.write(t, m); status.Code(err) != codes.FailedPrecondition {
@@ -149,7 +149,7 @@ func TestWrittenStreamIsFollowedResumedAndFinished(t *testing.T) {
 	want(t, "finished", text, code, "two three", codes.OK)
 }
 
-// TestWritersDoNotOverwriteEachOther: of those who write to one offset at once, one does.
+// TestWritersDoNotOverwriteEachOther checks that one of several concurrent writes at the same offset succeeds.
 func TestWritersDoNotOverwriteEachOther(t *testing.T) {
 	s := serve(t, logstream.Config{})
 	defer s.close()
@@ -171,26 +171,26 @@ func TestWritersDoNotOverwriteEachOther(t *testing.T) {
 		}
 		all.Wait()
 		if won.Load() != 1 {
-			t.Fatalf("%d writers wrote at %d", won.Load(), off)
+			t.Fatalf("%d writers wrote at %d, want 1", won.Load(), off)
 		}
 	}
 	s.wantStatus(t, l, 5*size, false)
 	text, code := s.read(t, &bspb.ReadRequest{ResourceName: l.Name, ReadLimit: 5 * size})
 	for i := 0; i < len(text); i += size {
 		if part := text[i : i+size]; strings.Trim(part, part[:1]) != "" || code != codes.OK {
-			t.Errorf("what was written at %d is mixed", i)
+			t.Errorf("data at %d is mixed", i)
 		}
 	}
 }
 
-// A part is one message of a write whose call then ends.
-type part struct{ bspb.ByteStream_WriteServer }
+// A singleMessage is a write call with one message.
+type singleMessage struct{ bspb.ByteStream_WriteServer }
 
-func (part) Recv() (*bspb.WriteRequest, error)      { return nil, io.EOF }
-func (part) SendAndClose(*bspb.WriteResponse) error { return nil }
+func (singleMessage) Recv() (*bspb.WriteRequest, error)      { return nil, io.EOF }
+func (singleMessage) SendAndClose(*bspb.WriteResponse) error { return nil }
 
-// TestWritersInTurnKeepTheOrder: whoever is told what is committed writes behind it.
-func TestWritersInTurnKeepTheOrder(t *testing.T) {
+// TestWritersAppendAtTheCommittedSize checks that concurrent writers that query the size first never overlap.
+func TestWritersAppendAtTheCommittedSize(t *testing.T) {
 	s := serve(t, logstream.Config{})
 	defer s.close()
 	l := s.create(t)
@@ -207,7 +207,7 @@ func TestWritersInTurnKeepTheOrder(t *testing.T) {
 				if r.CommittedSize >= whole {
 					return
 				}
-				err = s.Write(message(l.WriteResourceName, r.CommittedSize, fmt.Sprintf("%016d", r.CommittedSize), false), part{})
+				err = s.Write(message(l.WriteResourceName, r.CommittedSize, fmt.Sprintf("%016d", r.CommittedSize), false), singleMessage{})
 				if c := status.Code(err); c != codes.OK && c != codes.InvalidArgument {
 					t.Error(err)
 					return
@@ -219,7 +219,7 @@ func TestWritersInTurnKeepTheOrder(t *testing.T) {
 	text, _ := s.read(t, &bspb.ReadRequest{ResourceName: l.Name, ReadLimit: whole})
 	for i := 0; i < len(text); i += size {
 		if want := fmt.Sprintf("%016d", i); text[i:i+size] != want {
-			t.Fatalf("at %d stands %s", i, text[i:i+size])
+			t.Fatalf("at %d is %s, want %s", i, text[i:i+size], want)
 		}
 	}
 }
@@ -229,7 +229,7 @@ func TestStreamsOfClientsAreBounded(t *testing.T) {
 	defer s.close()
 	a, b, c := s.create(t), s.create(t), s.create(t)
 	if l, err := s.maker.CreateLogStream(t.Context(), &logpb.CreateLogStreamRequest{}); status.Code(err) != codes.ResourceExhausted {
-		t.Errorf("a fourth: %v, %v, want RESOURCE_EXHAUSTED", l, err)
+		t.Errorf("fourth stream: %v, %v, want RESOURCE_EXHAUSTED", l, err)
 	}
 	fill := func(l *logpb.LogStream, off int64, n int, finish bool, want codes.Code) {
 		t.Helper()
@@ -247,17 +247,17 @@ func TestStreamsOfClientsAreBounded(t *testing.T) {
 	fill(b, 0, 40, false, codes.OK)
 	fill(c, 0, 1, false, codes.ResourceExhausted)
 	fill(a, 60, 0, true, codes.OK)
-	fill(c, 0, 60, true, codes.OK) // a, which is whole, makes room
+	fill(c, 0, 60, true, codes.OK) // drops a, which is finished
 	if _, code := s.read(t, &bspb.ReadRequest{ResourceName: a.Name}); code != codes.NotFound {
 		t.Errorf("a: %v, want NOT_FOUND", code)
 	}
 	s.create(t)
-	d := s.create(t) // in the place of c
+	d := s.create(t) // replaces c
 	fill(d, 0, 60, true, codes.OK)
 	s.wantStatus(t, b, 40, false)
 }
 
-func TestStreamThatNobodyWritesToEnds(t *testing.T) {
+func TestIdleStreamEnds(t *testing.T) {
 	bubble(t, logstream.Config{Keep: time.Minute, Idle: 10 * time.Minute}, func(t *testing.T, s *site) {
 		idle, busy, done := s.create(t), s.create(t), s.create(t)
 		r := s.follow(t, idle.Name)
@@ -274,7 +274,7 @@ func TestStreamThatNobodyWritesToEnds(t *testing.T) {
 		want(t, "idle", text, code, "", codes.Aborted)
 		for _, l := range []*logpb.LogStream{idle, done} {
 			if err := s.write(t, message(l.WriteResourceName, 0, "x", false)); status.Code(err) != codes.NotFound {
-				t.Errorf("write to one that has ended: %v, want NOT_FOUND", err)
+				t.Errorf("write to an ended stream: %v, want NOT_FOUND", err)
 			}
 			_, code = s.read(t, &bspb.ReadRequest{ResourceName: l.Name})
 			want(t, "ended", "", code, "", codes.NotFound)
@@ -291,18 +291,18 @@ func TestCloseEndsReadersAndWriters(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if err := w.Send(message(l.WriteResourceName, 0, "said", false)); err != nil {
+		if err := w.Send(message(l.WriteResourceName, 0, "text", false)); err != nil {
 			t.Fatal(err)
 		}
-		wantNext(t, r, "said")
+		wantNext(t, r, "text")
 		s.Registry.Close()
 		text, code := rest(r)
 		want(t, "reader", text, code, "", codes.Unavailable)
 		synctest.Wait()
 		if n := s.serving.Load(); n != 0 {
-			t.Errorf("%d reads are under way", n)
+			t.Errorf("%d concurrent reads, want 0", n)
 		}
-		_ = w.Send(message("", 4, "more", true)) // CloseAndRecv says what became of it
+		_ = w.Send(message("", 4, "more", true)) // CloseAndRecv returns the error
 		if _, err := w.CloseAndRecv(); status.Code(err) != codes.Unavailable || err == io.EOF {
 			t.Errorf("writer: %v, want UNAVAILABLE", err)
 		}
