@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package response turns what became of an action into the ExecuteResponse of the Remote Execution API, and such a
-// response of another worker back into that. It sends nothing and waits for nothing: who asks, and how, is for those that
-// use it.
+// Package response converts the outcome of an action to an ExecuteResponse of the Remote Execution API and back. It
+// sends nothing, so that it serves every service that executes actions.
 package response
 
 import (
@@ -20,18 +19,18 @@ import (
 	"google.golang.org/grpc/status"
 )
 
-// MaxBytes is the largest ExecuteResponse, in bytes: what every gRPC client accepts, less room for the Operation around
-// it.
+// MaxBytes bounds an ExecuteResponse: what every gRPC client accepts, minus room for the Operation around it.
 const MaxBytes = 4<<20 - 64<<10
 
-// reproduce begins the line of a message that says how a person runs an action again, and own every other line of ours.
+// prefix begins every line of a message that this project writes, and reproduce the line with the command that reruns
+// the action.
 const (
-	own       = "cloister: "
-	reproduce = own + "reproduce: "
+	prefix    = "cloister: "
+	reproduce = prefix + "reproduce: "
 )
 
-// Of returns the response for an outcome. It shares the result, which the caller must not change. A remark, if it is not
-// "", is one more line of the message.
+// Of returns the response for an outcome. It shares the result, which the caller must not modify. A remark that is not
+// "" becomes the last line of the message.
 func Of(out *worker.Outcome, remark string) *repb.ExecuteResponse {
 	text := out.Message
 	if out.Reproduce != "" {
@@ -39,7 +38,7 @@ func Of(out *worker.Outcome, remark string) *repb.ExecuteResponse {
 	}
 	text = Lines(text)
 	if remark != "" {
-		text = strings.TrimPrefix(text+"\n"+own+OneLine(remark), "\n")
+		text = strings.TrimPrefix(text+"\n"+prefix+OneLine(remark), "\n")
 	}
 	r := &repb.ExecuteResponse{
 		Result:       out.Result,
@@ -51,13 +50,14 @@ func Of(out *worker.Outcome, remark string) *repb.ExecuteResponse {
 		r.Status.Message = text
 	}
 	if !out.AuditLog.IsZero() {
-		r.ServerLogs = map[string]*repb.LogFile{worker.AuditLogName: {Digest: out.AuditLog.Proto(), HumanReadable: true}}
+		log := &repb.LogFile{Digest: out.AuditLog.Proto(), HumanReadable: true}
+		r.ServerLogs = map[string]*repb.LogFile{worker.AuditLogName: log}
 	}
 	return r
 }
 
-// OfFault returns the response for an execution that has no outcome. It has no result, so that no client takes a failure
-// of ours for one of the action (rule 110). Where names for a person who executed what.
+// OfFault returns the response for an execution without an outcome. It has no result, so that no client mistakes our
+// failure for one of the action (rule 110). where says who executed what, for people.
 func OfFault(f *worker.Fault, where string) *repb.ExecuteResponse {
 	st := FaultStatus(f)
 	return &repb.ExecuteResponse{
@@ -66,29 +66,23 @@ func OfFault(f *worker.Fault, where string) *repb.ExecuteResponse {
 	}
 }
 
-// Parse returns what a response of another worker says, of an action whose digests are of fn: an outcome, or why there is
-// none. The outcome has the result of r, of which nobody has checked anything. What only the worker knows is not in it:
-// Exceeded and OneOff.
+// Parse converts the response of another worker, for an action with digests of the function fn, to an outcome or a
+// fault. The outcome has the response's result, unchecked, and lacks what only the worker knows: Exceeded and
+// Uncacheable.
 //
-// A result alone does not make an outcome. Some workers send an empty one with every failure of theirs, so that beside a
-// code other than OK it counts only if it says when the command began.
+// Some workers attach an empty result to each of their failures. So a result beside a code other than OK counts only if
+// it says when the command began.
 func Parse(r *repb.ExecuteResponse, fn cas.Function) (*worker.Outcome, *worker.Fault) {
 	st := status.FromProto(r.GetStatus())
+	code, ok := Status(st.Code())
 	began := r.GetResult().GetExecutionMetadata().GetExecutionStartTimestamp()
-	switch st.Code() {
-	case codes.OK:
-		if r.GetResult() == nil {
-			return nil, &worker.Fault{Kind: worker.Internal, Err: errors.New("the worker answered OK, and sent no result")}
-		}
-	case codes.DeadlineExceeded, codes.FailedPrecondition:
-		if began == nil || len(st.Details()) > 0 {
-			return nil, parseFault(st, fn)
-		}
-	default:
+	switch {
+	case !ok, code != worker.OK && (began == nil || len(st.Details()) > 0):
 		return nil, parseFault(st, fn)
+	case r.GetResult() == nil:
+		return nil, &worker.Fault{Kind: worker.Internal, Err: errors.New("the worker answered OK but sent no result")}
 	}
-	out := &worker.Outcome{Result: r.Result, Cached: r.CachedResult}
-	out.Status, _ = Status(st.Code())
+	out := &worker.Outcome{Result: r.Result, Cached: r.CachedResult, Status: code}
 	out.Message, out.Reproduce = parseMessage(r.Message)
 	if out.Message == "" && st.Message() != "" {
 		out.Message = Lines(st.Message())
@@ -97,13 +91,14 @@ func Parse(r *repb.ExecuteResponse, fn cas.Function) (*worker.Outcome, *worker.F
 		out.AuditLog = d
 	}
 	out.Manifest, out.StableHash = worker.RecordedManifest(r.Result)
-	if ended := r.Result.ExecutionMetadata.GetExecutionCompletedTimestamp(); began.IsValid() && ended.IsValid() && !out.Cached {
+	ended := r.Result.ExecutionMetadata.GetExecutionCompletedTimestamp()
+	if began.IsValid() && ended.IsValid() && !out.Cached {
 		out.Started, out.Ended = began.AsTime(), ended.AsTime()
 	}
 	return out, nil
 }
 
-// parseMessage returns the lines of a message, and of them the one by which a person runs the action again.
+// parseMessage splits a message into its lines and the command that reruns the action.
 func parseMessage(text string) (message, command string) {
 	var rest []string
 	for line := range strings.Lines(text) {
@@ -116,11 +111,11 @@ func parseMessage(text string) (message, command string) {
 	return Lines(strings.Join(rest, "")), command
 }
 
-// parseFault returns the Fault that a status is of. It is FaultStatus backwards, and knows the codes of other workers.
+// parseFault is the inverse of FaultStatus. It also knows the codes of other workers.
 func parseFault(st *status.Status, fn cas.Function) *worker.Fault {
 	text := st.Message()
 	if text == "" {
-		text = "the worker said " + st.Code().String() + ", and not why"
+		text = fmt.Sprintf("the worker answered %v without a message", st.Code())
 	}
 	f := &worker.Fault{Kind: worker.Internal, Err: errors.New(OneLine(text))}
 	switch st.Code() {
@@ -133,7 +128,7 @@ func parseFault(st *status.Status, fn cas.Function) *worker.Fault {
 		}
 	case codes.ResourceExhausted:
 		f.Kind = worker.Exhausted
-	case codes.Unavailable, codes.DeadlineExceeded: // of something on the way: an execution has no deadline
+	case codes.Unavailable, codes.DeadlineExceeded: // of a call made on the way: an execution has no deadline
 		f.Kind = worker.Unavailable
 	case codes.Canceled:
 		f.Kind = worker.Cancelled
@@ -141,8 +136,8 @@ func parseFault(st *status.Status, fn cas.Function) *worker.Fault {
 	return f
 }
 
-// parseMissing returns the blobs that a status says are missing. What cannot be read of it is left out: a client is told
-// of the rest when it asks again.
+// parseMissing returns the missing blobs that a status lists. It skips malformed ones; a client learns about these when
+// it retries.
 func parseMissing(st *status.Status, fn cas.Function) []cas.Digest {
 	var blobs []cas.Digest
 	for _, detail := range st.Details() {
@@ -161,7 +156,7 @@ func parseMissing(st *status.Status, fn cas.Function) []cas.Digest {
 	return blobs
 }
 
-// parseSubject reads [FUNCTION/]HASH/SIZE. A function that is not named is fn.
+// parseSubject parses [FUNCTION/]HASH/SIZE. The default function is fn.
 func parseSubject(name string, fn cas.Function) (cas.Digest, bool) {
 	if function, rest, ok := strings.Cut(name, "/"); ok && strings.Contains(rest, "/") {
 		named, err := cas.ParseFunction(function)
@@ -179,18 +174,21 @@ func parseSubject(name string, fn cas.Function) (cas.Digest, bool) {
 	return d, err == nil
 }
 
-// stopped is the reason, of ErrorInfo, by which a response says that its worker stopped.
+// stopped and domain identify the ErrorInfo of a response from a worker that shuts down.
 const stopped, domain = "WORKER_STOPPED", "cloister"
 
-// Stopped returns the response of a worker that ends before the action has. It is UNAVAILABLE, so that a client asks
-// again, and says to a scheduler that can that the action is to run elsewhere.
+// Stopped returns the response of a worker that shuts down before the action has ended. Its code is UNAVAILABLE, so that
+// a client retries, and it tells a scheduler of this project to run the action elsewhere.
 func Stopped(where string) *repb.ExecuteResponse {
-	text := "the worker is shutting down: run the action again"
+	const text = "the worker is shutting down: run the action again"
 	st := detailed(codes.Unavailable, text, &errdetails.ErrorInfo{Reason: stopped, Domain: domain})
-	return &repb.ExecuteResponse{Status: st.Proto(), Message: fmt.Sprintf("%s: %s (%s)", st.Code(), text, where)}
+	return &repb.ExecuteResponse{
+		Status:  st.Proto(),
+		Message: fmt.Sprintf("%s: %s (%s)", st.Code(), text, where),
+	}
 }
 
-// IsStopped reports whether r is what Stopped returns.
+// IsStopped reports whether r was made by Stopped.
 func IsStopped(r *repb.ExecuteResponse) bool {
 	for _, d := range status.FromProto(r.GetStatus()).Details() {
 		if info, ok := d.(*errdetails.ErrorInfo); ok && info.Reason == stopped && info.Domain == domain {

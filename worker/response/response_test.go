@@ -146,7 +146,7 @@ func TestFailuresOfOtherWorkersAreFaults(t *testing.T) {
 		"missing":            {&repb.ExecuteResponse{Result: empty, Status: failed(codes.FailedPrecondition, "gone", missing("blobs/"+hash+"/5"))}, worker.Missing, 1, "gone"},
 		"missing after all":  {&repb.ExecuteResponse{Result: ran(0), Status: failed(codes.FailedPrecondition, "gone", missing("blobs/"+hash+"/5"))}, worker.Missing, 1, "gone"},
 		"unreadable missing": {&repb.ExecuteResponse{Status: failed(codes.FailedPrecondition, "gone", missing("blobs/x/5", "x", "blobs/"+hash+"/-1", "blobs/md4/"+hash+"/1"))}, worker.Unmet, 0, "gone"},
-		"a code of nobody":   {&repb.ExecuteResponse{Result: ran(0), Status: &statuspb.Status{Code: 99}}, worker.Internal, 0, "not why"},
+		"a code of nobody":   {&repb.ExecuteResponse{Result: ran(0), Status: &statuspb.Status{Code: 99}}, worker.Internal, 0, "without a message"},
 		"lines":              {&repb.ExecuteResponse{Status: failed(codes.Internal, "a\x1b[0m\nb")}, worker.Internal, 0, `a\x1b[0m b`},
 	} {
 		out, f := response.Parse(c.r, cas.SHA256)

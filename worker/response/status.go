@@ -18,10 +18,10 @@ import (
 	"google.golang.org/protobuf/types/known/durationpb"
 )
 
-// retryDelay is what a client is asked to wait when there is no room.
+// retryDelay is the delay that a client is asked to wait when a resource is exhausted.
 const retryDelay = 5 * time.Second
 
-// FaultStatus returns err, which should be a *worker.Fault, as a status of the API.
+// FaultStatus returns err, which should be a *worker.Fault, as a gRPC status.
 func FaultStatus(err error) *status.Status {
 	f, ok := errors.AsType[*worker.Fault](err)
 	if !ok {
@@ -32,7 +32,7 @@ func FaultStatus(err error) *status.Status {
 	case worker.Missing:
 		detail := missing(f.Blobs)
 		if n := len(detail.Violations); n < len(f.Blobs) || n == queue.MaxBlobs {
-			text += fmt.Sprintf(" (the first %d are listed; upload them and ask again for the others)", n)
+			text += fmt.Sprintf(" (the first %d are listed; upload them and retry to get the others)", n)
 		}
 		return detailed(code, text, detail)
 	case worker.Exhausted:
@@ -41,9 +41,9 @@ func FaultStatus(err error) *status.Status {
 	return status.New(code, text)
 }
 
-// FaultText returns the code of f and what it says. It is the one table from kinds to codes.
+// FaultText returns the gRPC code and the text of f. It is the only table from kinds to codes.
 func FaultText(f *worker.Fault) (codes.Code, string) {
-	text := "no reason is known"
+	text := "unknown reason"
 	if f.Err != nil && f.Err.Error() != "" {
 		text = OneLine(f.Err.Error())
 	}
@@ -62,13 +62,7 @@ func FaultText(f *worker.Fault) (codes.Code, string) {
 	return codes.Internal, text
 }
 
-// Status returns the status of an outcome whose code is c, or false if no outcome has that code.
-func Status(c codes.Code) (worker.Status, bool) {
-	s := map[codes.Code]worker.Status{codes.DeadlineExceeded: worker.TimedOut, codes.FailedPrecondition: worker.BadOutput}[c]
-	return s, s != worker.OK || c == codes.OK
-}
-
-// Code returns the code of an outcome with status s.
+// Code returns the gRPC code of an outcome with status s.
 func Code(s worker.Status) codes.Code {
 	switch s {
 	case worker.TimedOut:
@@ -79,14 +73,27 @@ func Code(s worker.Status) codes.Code {
 	return codes.OK
 }
 
-// missing returns the one detail that a status about missing blobs may have: Bazel uploads them only
-// if there is no other (rule 72). It lists as many as fit into a message.
+// Status returns the status of an outcome whose gRPC code is c, or false if outcomes never have that code.
+func Status(c codes.Code) (worker.Status, bool) {
+	switch c {
+	case codes.OK:
+		return worker.OK, true
+	case codes.DeadlineExceeded:
+		return worker.TimedOut, true
+	case codes.FailedPrecondition:
+		return worker.BadOutput, true
+	}
+	return 0, false
+}
+
+// missing returns the detail of a status about missing blobs, with as many of them as fit into a message. It must be the
+// only detail, because otherwise Bazel does not upload them (rule 72).
 func missing(blobs []cas.Digest) *errdetails.PreconditionFailure {
 	p := &errdetails.PreconditionFailure{}
-	left := MaxBytes - 4*maxText // the texts beside it, and what is around it
+	left := MaxBytes - 4*maxText // for the other texts
 	for _, d := range blobs {
 		v := &errdetails.PreconditionFailure_Violation{Type: "MISSING", Subject: d.Resource()}
-		if left -= proto.Size(v) + 4; left < 0 { // and the tag and length of each
+		if left -= proto.Size(v) + 4; left < 0 { // with tag and length
 			break
 		}
 		p.Violations = append(p.Violations, v)
@@ -94,6 +101,7 @@ func missing(blobs []cas.Digest) *errdetails.PreconditionFailure {
 	return p
 }
 
+// detailed returns a status with a detail, or without it if it cannot be encoded.
 func detailed(c codes.Code, text string, detail protoadapt.MessageV1) *status.Status {
 	st := status.New(c, text)
 	with, err := st.WithDetails(detail)

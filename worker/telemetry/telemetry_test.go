@@ -50,7 +50,7 @@ func TestActionsAreCountedByResult(t *testing.T) {
 			t.Errorf("%s: the decorator changed what came of it: %v, %v, stages %v", want, out, err, stages)
 		}
 		text := `
-# HELP cloister_actions_total Actions that ended, by result.
+# HELP cloister_actions_total Completed actions by result.
 # TYPE cloister_actions_total counter
 cloister_actions_total{result="` + want + `"} 1
 `
@@ -73,7 +73,7 @@ func TestAttemptsAreCountedByKind(t *testing.T) {
 		Unrecorded: 7,
 	})
 	const want = `
-# HELP cloister_sandbox_violations_total What actions tried and may not, and limits that they met, by kind of event.
+# HELP cloister_sandbox_violations_total Operations that the sandbox denied, and limits that actions hit, by kind of event.
 # TYPE cloister_sandbox_violations_total counter
 cloister_sandbox_violations_total{kind="connect"} 4
 cloister_sandbox_violations_total{kind="unrecorded"} 7
