@@ -139,7 +139,7 @@ func TestRule127_WhatIsFollowedIsTheBlob(t *testing.T) {
 			t.Errorf("%q has the digest %s, and the result says %s", c.text, got, c.digest.Hash)
 		}
 	}
-	if want := "0123456789012345678901234" + notice; text != want {
+	if want := "0123456789012345678901234" + TruncationNotice; text != want {
 		t.Errorf("followed %q, want %q", text, want)
 	}
 }

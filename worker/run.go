@@ -52,7 +52,8 @@ type capped struct {
 	live    io.Writer // receives everything, if not nil
 }
 
-const notice = "\ncloister: output truncated here: it reached its limit\n"
+// TruncationNotice ends an output that reached its limit.
+const TruncationNotice = "\ncloister: output truncated here: it reached its limit\n"
 
 func (c *capped) Write(p []byte) (int, error) {
 	keep := p[:min(int64(len(p)), c.left)]
@@ -60,7 +61,7 @@ func (c *capped) Write(p []byte) (int, error) {
 	c.log.Write(keep)
 	if len(keep) < len(p) && !c.noticed {
 		c.noticed = true
-		c.log.Write([]byte(notice))
+		c.log.Write([]byte(TruncationNotice))
 	}
 	if c.live != nil {
 		return c.live.Write(p)

@@ -238,7 +238,7 @@ func (m *mouth) attempt(t *testing.T, w *world, g *guarantee) (escaped, told str
 	resp, text, err := m.run(t.Context(), a, said)
 	w.knocks.Wait()
 	// That the attack met a limit makes no result of it, whatever its exit code.
-	if err != nil && !(status.Code(err) == codes.FailedPrecondition && strings.Contains(err.Error(), "met a limit")) {
+	if err != nil && !(status.Code(err) == codes.FailedPrecondition && strings.Contains(err.Error(), "hit a limit")) {
 		return "", "", err
 	}
 	log, _ := os.ReadFile(filepath.Join(a.dir, "logs", "cloister.txt"))

@@ -3,20 +3,22 @@
 package runner
 
 import (
+	"errors"
+	"fmt"
+	"io/fs"
 	"maps"
-	"math"
 	"os"
 	"path"
 	"slices"
 	"strings"
+	"syscall"
 
 	runnerpb "github.com/cloister-build/cloister/proto/buildbarn/runner"
-	"github.com/cloister-build/cloister/sandbox"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 )
 
-// A command is a request that was checked. Its paths are clean, and relative to the build directory.
+// A command is a checked request. Its paths are clean and relative to the build directory.
 type command struct {
 	build                 *os.Root // the build directory
 	args, env             []string
@@ -26,22 +28,22 @@ type command struct {
 	serverLogs, temporary string // "" if the request names none
 }
 
-// read checks what can be known of a request without a look at the disk. It fails with INVALID_ARGUMENT, naming the field.
-func (r *Runner) read(req *runnerpb.RunRequest) (*command, error) {
+// parse checks everything in a request that needs no disk access. It fails with INVALID_ARGUMENT and names the field.
+func parse(req *runnerpb.RunRequest) (*command, error) {
 	bad := func(format string, args ...any) error { return status.Errorf(codes.InvalidArgument, format, args...) }
 	if len(req.Arguments) == 0 || req.Arguments[0] == "" {
-		return nil, bad("arguments: there is no program to run")
+		return nil, bad("arguments: no program to run")
 	}
-	c := &command{args: req.Arguments}
+	c := &command{args: req.Arguments, workingDirectory: "."}
 	for i, a := range c.args {
 		if strings.ContainsRune(a, 0) {
-			return nil, bad("arguments: number %d contains NUL", i)
+			return nil, bad("arguments: number %d contains a NUL byte", i)
 		}
 	}
 	for _, k := range slices.Sorted(maps.Keys(req.EnvironmentVariables)) {
 		v := req.EnvironmentVariables[k]
 		if k == "" || strings.ContainsAny(k, "=\x00") || strings.ContainsRune(v, 0) {
-			return nil, bad("environment_variables: %q cannot be set", k)
+			return nil, bad("environment_variables: %q is malformed", k)
 		}
 		c.env = append(c.env, k+"="+v)
 	}
@@ -60,91 +62,87 @@ func (r *Runner) read(req *runnerpb.RunRequest) (*command, error) {
 		if f.optional && f.value == "" {
 			continue
 		}
-		if *f.to, err = local(f.name, f.value); err != nil {
+		if *f.to, err = cleanPath(f.name, f.value); err != nil {
 			return nil, err
 		}
 		if *f.to == "." {
 			return nil, bad("%s: %q is the build directory itself", f.name, f.value)
 		}
-		// In it, what is the runner's would be taken for an input, and for an output.
+		// Inside the input root it would count as an input and as an output.
 		if strings.HasPrefix(*f.to+"/", c.inputRoot+"/") && f.to != &c.inputRoot {
-			return nil, bad("%s: %q lies in the input root %q", f.name, f.value, c.inputRoot)
+			return nil, bad("%s: %q is inside the input root %q", f.name, f.value, c.inputRoot)
 		}
 	}
-	if c.workingDirectory = "."; req.WorkingDirectory != "" {
-		if c.workingDirectory, err = local("working_directory", req.WorkingDirectory); err != nil {
+	if req.WorkingDirectory != "" {
+		if c.workingDirectory, err = cleanPath("working_directory", req.WorkingDirectory); err != nil {
 			return nil, err
 		}
 	}
 	return c, nil
 }
 
-// local returns a path of a request, clean. What is absolute, says ".." or is nothing is INVALID_ARGUMENT.
-func local(field, p string) (string, error) {
-	why := ""
+// cleanPath returns a path of a request, clean. An empty or absolute path, or one with "..", is INVALID_ARGUMENT.
+func cleanPath(field, p string) (string, error) {
+	var why string
 	switch {
 	case p == "":
 		why = "is missing"
 	case path.IsAbs(p):
 		why = "is absolute"
 	case slices.Contains(strings.Split(p, "/"), ".."):
-		why = `says ".."`
+		why = `contains ".."`
 	case strings.ContainsAny(p, "\x00\\"):
-		why = "contains NUL or a backslash"
+		why = "contains a NUL byte or a backslash"
 	default:
 		return path.Clean(p), nil
 	}
-	return "", status.Errorf(codes.InvalidArgument, "%s: %q %s; write a path below the directory that it is relative to", field, p, why)
+	return "", status.Errorf(codes.InvalidArgument, "%s: %q %s; write a relative path without \"..\"", field, p, why)
 }
 
-const notice = "\ncloister: output cut off here: it reached its limit\n"
-
-// A log is stdout or stderr of a command: a file that the client reads. Each takes as many bytes as all outputs may: what a
-// command says must not fill the disk of all others.
-type log struct {
-	file *os.File
-	left int64
-	cut  bool
-}
-
-// newLog makes the file. That it is there already is the client's fault.
-func (r *Runner) newLog(c *command, field, p string) (*log, error) {
-	f, err := c.build.OpenFile(p, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o666)
+// openInputRoot opens the input root and checks the working directory.
+func (c *command) openInputRoot() (*os.Root, error) {
+	if err := c.checkNoSymlinks("input_root_directory", c.inputRoot); err != nil {
+		return nil, err
+	}
+	in, err := c.build.OpenRoot(c.inputRoot)
 	if err != nil {
-		return nil, unusable(field, err)
+		return nil, pathError("input_root_directory", err)
 	}
-	l := &log{file: f, left: r.grant.Limits.OutputBytes}
-	if l.left == sandbox.Unlimited {
-		l.left = math.MaxInt64
-	}
-	return l, nil
-}
-
-// Write keeps what there is room for, then one notice, and no more. A command is never held up by it.
-func (l *log) Write(p []byte) (int, error) {
-	keep := p[:min(int64(len(p)), l.left)]
-	if _, err := l.file.Write(keep); err != nil {
-		return 0, err
-	}
-	l.left -= int64(len(keep))
-	if len(keep) < len(p) && !l.cut {
-		l.cut = true
-		if _, err := l.file.WriteString(notice); err != nil {
-			return 0, err
+	if st, err := in.Stat(c.workingDirectory); err != nil || !st.IsDir() {
+		in.Close()
+		if err == nil {
+			err = &fs.PathError{Op: "chdir", Path: c.workingDirectory, Err: syscall.ENOTDIR}
 		}
+		return nil, pathError("working_directory", err)
 	}
-	return len(p), nil
+	return in, nil
 }
 
-// maxAdded is how many lines of ours a failed command has at the end of its stderr.
-const maxAdded = 5
-
-// add adds lines of ours, which are worth knowing now that the command failed.
-func (l *log) add(lines []string) error {
-	for _, line := range lines[:min(len(lines), maxAdded)] {
-		if _, err := l.file.WriteString("cloister: " + line + "\n"); err != nil {
-			return err
+// checkNoSymlinks refuses a path with a component that is not a directory, because mounts do not follow symlinks.
+func (c *command) checkNoSymlinks(field, p string) error {
+	for i, b := range []byte(p + "/") {
+		if b != '/' {
+			continue
+		}
+		st, err := c.build.Lstat(p[:i])
+		if err != nil {
+			return pathError(field, err)
+		}
+		if !st.IsDir() {
+			return status.Errorf(codes.InvalidArgument, "%s: %q is not a directory; symbolic links are not followed", field, p[:i])
 		}
 	}
 	return nil
+}
+
+// pathError returns the error for a path of a request: INVALID_ARGUMENT, unless this host ran out of something.
+func pathError(field string, err error) error {
+	for _, ours := range []error{
+		syscall.ENOSPC, syscall.EMFILE, syscall.ENFILE, syscall.EIO, syscall.ENOMEM, syscall.EROFS,
+	} {
+		if errors.Is(err, ours) {
+			return fmt.Errorf("%s: %w", field, err)
+		}
+	}
+	return status.Errorf(codes.InvalidArgument, "%s: %v", field, err)
 }

@@ -3,15 +3,18 @@
 package runner
 
 import (
+	"fmt"
 	"io/fs"
 	"syscall"
+
+	"github.com/cloister-build/cloister/sandbox"
 )
 
-// inode returns the number of a file in its file system, or false if this host knows none.
-func inode(info fs.FileInfo) (uint64, bool) {
+// inode returns the inode number of a file.
+func inode(info fs.FileInfo) (uint64, error) {
 	st, ok := info.Sys().(*syscall.Stat_t)
 	if !ok {
-		return 0, false
+		return 0, fmt.Errorf("%w: files have no inode numbers", sandbox.ErrUnsupported)
 	}
-	return st.Ino, true
+	return st.Ino, nil
 }

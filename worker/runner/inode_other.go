@@ -4,7 +4,11 @@
 
 package runner
 
-import "io/fs"
+import (
+	"io/fs"
 
-// inode returns false: on this system nothing is executed.
-func inode(fs.FileInfo) (uint64, bool) { return 0, false }
+	"github.com/cloister-build/cloister/sandbox"
+)
+
+// inode fails: nothing is executed on this system.
+func inode(fs.FileInfo) (uint64, error) { return 0, sandbox.ErrUnsupported }

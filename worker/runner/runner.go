@@ -1,17 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package runner runs the commands of Buildbarn's workers in the sandbox: the service buildbarn.runner.Runner, in the place
-// of bb_runner. It is no worker: its client has fetched the inputs, has laid them out in a directory of this host, and
-// collects the outputs there.
+// Package runner runs the commands of Buildbarn's workers in the sandbox. It implements the service
+// buildbarn.runner.Runner and replaces bb_runner. Its client fetches the inputs, places them in a directory of this host,
+// and collects the outputs there.
 //
-// No command gets to that directory. It runs in ExecRoot, where
-//   - each file of the input root is the client's own, on a read-only mount: it can be neither written nor removed, nor
-//     replaced, whoever owns it and however many names it has in the client's cache;
-//   - directories and symbolic links are copies, in a workspace, and whatever the command makes lies there, too;
-//   - what it made is copied into the client's directory once nothing of the run is alive any more, and what it removed is
-//     removed there. Of a run that was cancelled before its end nothing is.
+// A command has no access to that directory. It runs in ExecRoot, where
+//   - each file of the input root is the client's own file on a read-only mount. It cannot be written, removed or
+//     replaced, whoever owns it and however many hard links it has in the client's cache;
+//   - directories and symbolic links are copies in a workspace, which also holds everything the command creates;
+//   - after the last process of the run has ended, everything it created is copied to the client's directory, and
+//     everything it removed is removed there. Nothing is copied if the run was cancelled.
 //
-// See docs/runner.md for what this cannot promise.
+// See docs/runner.md for what this cannot guarantee.
 package runner
 
 import (
@@ -19,14 +19,12 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io/fs"
 	"log/slog"
 	"os"
 	"path"
 	"path/filepath"
 	"slices"
 	"strings"
-	"syscall"
 
 	runnerpb "github.com/cloister-build/cloister/proto/buildbarn/runner"
 	"github.com/cloister-build/cloister/sandbox"
@@ -39,33 +37,33 @@ import (
 	"google.golang.org/protobuf/types/known/emptypb"
 )
 
-// A Config says what a Runner is made of.
+// Config configures a Runner.
 type Config struct {
-	// BuildDir is the directory that paths of requests are relative to: absolute, and without symbolic links.
+	// BuildDir is the directory to which the paths of requests are relative. It is absolute and has no symbolic links.
 	BuildDir string
 	Backend  sandbox.Backend
-	Features sandbox.Features // what Backend.Probe said
+	Features sandbox.Features // result of Backend.Probe
 	// Toolchain is what every command may read besides its input root; see worker.HostToolchain.
 	Toolchain []sandbox.Input
-	// Policy says what commands may be given. A request of this protocol says nothing of the action, so that all are
-	// given the same. Nil is policy.Default.
+	// Policy decides what commands may use; nil is policy.Default(). Requests of this protocol do not describe the
+	// action, so the same rule applies to all commands.
 	Policy *policy.Policy
-	// Jobs is how many commands run at once; what comes beyond waits. It is at least 1.
+	// Jobs is the number of concurrent commands, at least 1. Further commands wait.
 	Jobs int
 	Log  *slog.Logger
 }
 
-// A Runner is the service. Its methods are safe for concurrent use.
+// A Runner implements the service. Its methods are safe for concurrent use.
 type Runner struct {
 	runnerpb.UnimplementedRunnerServer
 
 	config Config
 	grant  *policy.Grant
 	audit  sandbox.Audit
-	jobs   chan struct{} // holds one for each command that runs
+	jobs   chan struct{} // holds a value for each running command
 }
 
-// New returns a Runner. It fails if the backend cannot enforce what the policy says.
+// New returns a Runner. It fails if the backend cannot enforce the policy.
 func New(c Config) (*Runner, error) {
 	if c.Policy == nil {
 		c.Policy = policy.Default()
@@ -76,7 +74,7 @@ func New(c Config) (*Runner, error) {
 	}
 	r := &Runner{config: c, grant: grant, audit: grant.Audit, jobs: make(chan struct{}, c.Jobs)}
 	if r.audit == sandbox.AuditViolations && !slices.Contains(c.Features.Audits, sandbox.AuditViolations) {
-		r.audit = sandbox.AuditOff // the operator chose a sandbox without the syscall monitor, as the banner says
+		r.audit = sandbox.AuditOff // the operator chose a sandbox that cannot audit, as the banner says
 	}
 	if err := c.Features.Covers(r.spec()); err != nil {
 		return nil, fmt.Errorf("profile %q by rule %q: %w", grant.Profile, grant.Rule, err)
@@ -84,10 +82,10 @@ func New(c Config) (*Runner, error) {
 	return r, nil
 }
 
-// Register has the server offer the service.
+// Register registers the service on s.
 func (r *Runner) Register(s grpc.ServiceRegistrar) { runnerpb.RegisterRunnerServer(s, r) }
 
-// spec is what every command may see and use, before it is known which it is.
+// spec returns the part of the spec that all commands share.
 func (r *Runner) spec() *sandbox.Spec {
 	return &sandbox.Spec{
 		Inputs:  slices.Clip(r.config.Toolchain),
@@ -99,9 +97,9 @@ func (r *Runner) spec() *sandbox.Spec {
 	}
 }
 
-// CheckReadiness fails with UNAVAILABLE if no command could be sandboxed now, or what the request names is not there.
+// CheckReadiness fails with UNAVAILABLE if commands cannot be sandboxed now, or if the path of the request does not exist.
 func (r *Runner) CheckReadiness(ctx context.Context, req *runnerpb.CheckReadinessRequest) (*emptypb.Empty, error) {
-	p, err := local("path", cmp.Or(req.Path, "."))
+	p, err := cleanPath("path", cmp.Or(req.Path, "."))
 	if err != nil {
 		return nil, err
 	}
@@ -113,24 +111,24 @@ func (r *Runner) CheckReadiness(ctx context.Context, req *runnerpb.CheckReadines
 	if _, err := build.Stat(p); err != nil {
 		return nil, status.Errorf(codes.Unavailable, "path: %v, below %s", err, r.config.BuildDir)
 	}
-	// A program that is not there ends well as soon as everything else is, and Probe would take the end of ctx for the host's
-	// fault.
+	// Run a program that does not exist, which succeeds once everything else works. Probe would blame the host if ctx
+	// ended.
 	spec := r.spec()
 	spec.Args, spec.Dir, spec.Audit = []string{"/tmp/none"}, "/tmp", sandbox.AuditOff
 	if _, err := r.config.Backend.Run(ctx, spec, sandbox.Stdio{}); err != nil {
 		if ctx.Err() != nil {
 			return nil, status.FromContextError(ctx.Err()).Err()
 		}
-		return nil, status.Errorf(codes.Unavailable, "commands cannot be sandboxed here: %v", err)
+		return nil, status.Errorf(codes.Unavailable, "commands cannot be sandboxed: %v", err)
 	}
 	return &emptypb.Empty{}, nil
 }
 
-// Run runs a command to its end, or until its caller gives up. A command that was executed yields a response; one that
-// ended well and yet cannot be taken for what its action asked for (a limit was met, an output cannot be carried over) is
-// FAILED_PRECONDITION, since the client would record its result.
+// Run runs a command until it ends or the caller cancels. A command that was executed yields a response. But the client
+// caches every success, so a command that exits with 0 and yet hit a limit, or whose outputs cannot be copied back, is
+// FAILED_PRECONDITION.
 func (r *Runner) Run(ctx context.Context, req *runnerpb.RunRequest) (*runnerpb.RunResponse, error) {
-	c, err := r.read(req)
+	c, err := parse(req)
 	if err != nil {
 		return nil, err
 	}
@@ -140,7 +138,7 @@ func (r *Runner) Run(ctx context.Context, req *runnerpb.RunRequest) (*runnerpb.R
 		return nil, status.FromContextError(ctx.Err()).Err()
 	}
 	defer func() { <-r.jobs }()
-	// Each time anew: a worker that starts later may mount its build directory.
+	// Open it for each run, since the worker may start later and mount its build directory then.
 	if c.build, err = os.OpenRoot(r.config.BuildDir); err != nil {
 		return nil, status.Errorf(codes.Unavailable, "build directory: %v", err)
 	}
@@ -159,7 +157,7 @@ func (r *Runner) Run(ctx context.Context, req *runnerpb.RunRequest) (*runnerpb.R
 	return nil, status.Error(codes.Internal, err.Error())
 }
 
-// run runs a command that makes sense. An error that is no status is ours.
+// run runs a command. An error that is not a gRPC status is our fault.
 func (r *Runner) run(ctx context.Context, c *command) (*runnerpb.RunResponse, error) {
 	stdout, err := r.newLog(c, "stdout_path", c.stdout)
 	if err != nil {
@@ -176,58 +174,65 @@ func (r *Runner) run(ctx context.Context, c *command) (*runnerpb.RunResponse, er
 		return nil, err
 	}
 	defer in.Close()
-	laid, err := scan(ctx, in)
+	l, err := scan(ctx, in)
 	if err != nil {
 		return nil, err
 	}
 	spec := r.spec()
-	ws, err := r.config.Backend.Workspace(ctx, beside(laid.bytes(), spec.Limits.OutputBytes), beside(laid.files(), spec.Limits.OutputFiles))
+	bytes, files := l.workspace(spec.Limits)
+	ws, err := r.config.Backend.Workspace(ctx, bytes, files)
 	if err != nil {
 		return nil, err
 	}
-	defer ws.Close() // what does not close is memory lost, which the next workspace reports as full
-	out, err := laid.make(ws.Root())
+	defer ws.Close() // on failure the next workspace reports the lost memory
+	out, err := l.create(ws.Root())
 	if err != nil {
-		return nil, fmt.Errorf("lay out the input root: %w", err)
+		return nil, fmt.Errorf("stage the input root: %w", err)
 	}
 	defer out.Close()
 	spec.Args, spec.Env = c.args, c.env
 	spec.Dir = path.Join(worker.ExecRoot, c.workingDirectory)
 	spec.Workspace = ws.Name()
 	spec.Outputs = []sandbox.Output{{Target: worker.ExecRoot, Source: outDir}}
-	spec.Inputs = laid.inputs(spec.Inputs, filepath.Join(r.config.BuildDir, filepath.FromSlash(c.inputRoot)))
+	spec.Inputs = l.inputs(spec.Inputs, filepath.Join(r.config.BuildDir, filepath.FromSlash(c.inputRoot)))
 	res, err := r.config.Backend.Run(ctx, spec, sandbox.Stdio{Stdout: stdout, Stderr: stderr})
 	if res != nil {
-		tried := worker.NewViolations(res)
-		defer func() { r.tell(c, tried) }()
+		v := worker.NewViolations(res)
+		defer func() { r.report(c, v) }()
 		if err == nil {
-			return r.finish(ctx, res, tried, laid, out, in, stderr)
+			left, refused := l.copyBack(ctx, out, in, r.grant.Limits.OutputBytes)
+			v.Events = append(v.Events, left...)
+			if _, ok := status.FromError(refused); !ok {
+				return nil, refused
+			}
+			return r.respond(res, v, refused, stderr)
 		}
 	}
 	return nil, err
 }
 
-// finish carries over what a run made, also one that failed, and says how it ended. Of one that was cancelled nothing is
-// carried over, since ctx has ended.
-func (r *Runner) finish(ctx context.Context, res *sandbox.Result, tried *worker.Violations, laid *layout, out, in *os.Root, stderr *log) (*runnerpb.RunResponse, error) {
-	left, refused := laid.carry(ctx, out, in, r.grant.Limits.OutputBytes)
-	tried.Events = append(tried.Events, left...)
-	if _, ok := status.FromError(refused); !ok {
-		return nil, refused
-	}
-	switch i := slices.IndexFunc(tried.Events, func(e sandbox.Event) bool { return e.Kind == sandbox.EventLimit }); {
+// respond returns the response for a run with these violations. refused is the status with which its outputs were
+// refused, or nil.
+func (r *Runner) respond(
+	res *sandbox.Result, v *worker.Violations, refused error, stderr *log,
+) (*runnerpb.RunResponse, error) {
+	limit := slices.IndexFunc(v.Events, func(e sandbox.Event) bool { return e.Kind == sandbox.EventLimit })
+	switch {
 	case res.Stopped:
-		return nil, status.Errorf(codes.DeadlineExceeded, "killed after %v, the longest time that profile %q of the policy permits", r.grant.MaxTimeout, r.grant.Profile)
-	case res.ExitCode == 0 && i >= 0:
-		return nil, status.Errorf(codes.FailedPrecondition, "ended well but met a limit, so that its result is not to be recorded: %s; profile %q of the policy says how much is permitted", tried.Events[i], r.grant.Profile)
+		return nil, status.Errorf(codes.DeadlineExceeded,
+			"killed after %v, the maximum of profile %q of the policy", r.grant.MaxTimeout, r.grant.Profile)
+	case res.ExitCode == 0 && limit >= 0:
+		return nil, status.Errorf(codes.FailedPrecondition,
+			"succeeded but hit a limit, so its result must not be cached: %s; see profile %q of the policy",
+			v.Events[limit], r.grant.Profile)
 	case res.ExitCode == 0 && refused != nil:
 		return nil, refused
 	case res.ExitCode != 0:
-		lines := tried.Lines()
+		lines := v.Lines()
 		if refused != nil {
 			lines = append([]string{status.Convert(refused).Message()}, lines...)
 		}
-		if err := stderr.add(lines); err != nil {
+		if err := stderr.addHints(lines); err != nil {
 			return nil, err
 		}
 	}
@@ -237,87 +242,32 @@ func (r *Runner) finish(ctx context.Context, res *sandbox.Result, tried *worker.
 	}
 	resp := &runnerpb.RunResponse{ExitCode: int32(res.ExitCode), ResourceUsage: []*anypb.Any{usage}}
 	if res.Signal != 0 {
-		resp.ExitCode = -1 // as bb_runner has it; usage names the signal
+		resp.ExitCode = -1 // like bb_runner; usage names the signal
 	}
 	return resp, nil
 }
 
-// tell says to the operator, and to whoever reads the logs that the client keeps, what a command tried.
-func (r *Runner) tell(c *command, tried *worker.Violations) {
-	if len(tried.Events)+tried.Unrecorded == 0 {
+// logName is the file in the server logs directory that lists the violations of the command.
+const logName = "cloister.txt"
+
+// report reports violations to the operator, and in the server logs that the client keeps.
+func (r *Runner) report(c *command, v *worker.Violations) {
+	if len(v.Events)+v.Unrecorded == 0 {
 		return
 	}
-	r.config.Log.Warn("attempts of a command", "input_root", c.inputRoot, "exit", tried.ExitCode,
-		"events", len(tried.Events)+tried.Unrecorded, "first", tried.First().String())
+	r.config.Log.Warn("the sandbox denied operations of a command", "input_root", c.inputRoot, "exit", v.ExitCode,
+		"events", len(v.Events)+v.Unrecorded, "first", v.First().String())
 	if c.serverLogs == "" {
 		return
 	}
-	text := fmt.Sprintf("profile %q, chosen by rule %q\nexit code %d\n%s\n", r.grant.Profile, r.grant.Rule, tried.ExitCode, strings.Join(tried.Lines(), "\n"))
+	text := fmt.Sprintf("profile %q, chosen by rule %q\nexit code %d\n%s\n",
+		r.grant.Profile, r.grant.Rule, v.ExitCode, strings.Join(v.Lines(), "\n"))
 	f, err := c.build.OpenFile(path.Join(c.serverLogs, logName), os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o666)
 	if err == nil {
 		_, err = f.WriteString(text)
 		err = errors.Join(err, f.Close())
 	}
-	if err != nil {
-		// It explains a result, and is none of it.
-		r.config.Log.Warn("server_logs_directory", "err", err)
+	if err != nil { // it explains a result and is not part of it
+		r.config.Log.Warn("write the server log of a command", "err", err)
 	}
-}
-
-// logName is the file in a request's directory for logs that says what the command tried.
-const logName = "cloister.txt"
-
-// openInputRoot opens the input root, and checks the working directory.
-func (c *command) openInputRoot() (*os.Root, error) {
-	if err := c.plain("input_root_directory", c.inputRoot); err != nil {
-		return nil, err
-	}
-	in, err := c.build.OpenRoot(c.inputRoot)
-	if err != nil {
-		return nil, unusable("input_root_directory", err)
-	}
-	if st, err := in.Stat(c.workingDirectory); err != nil || !st.IsDir() {
-		in.Close()
-		if err == nil {
-			err = &fs.PathError{Op: "chdir", Path: c.workingDirectory, Err: syscall.ENOTDIR}
-		}
-		return nil, unusable("working_directory", err)
-	}
-	return in, nil
-}
-
-// plain refuses a path that leads through a symbolic link or a file: a mount's source must be where its name says.
-func (c *command) plain(field, p string) error {
-	for i, b := range []byte(p + "/") {
-		if b != '/' {
-			continue
-		}
-		st, err := c.build.Lstat(p[:i])
-		if err != nil {
-			return unusable(field, err)
-		}
-		if !st.IsDir() {
-			return status.Errorf(codes.InvalidArgument, "%s: %q is no directory; symbolic links are not followed", field, p[:i])
-		}
-	}
-	return nil
-}
-
-// unusable returns the status for a path of a request that could not be used: the client's fault, unless this host is
-// at its end.
-func unusable(field string, err error) error {
-	for _, ours := range []error{syscall.ENOSPC, syscall.EMFILE, syscall.ENFILE, syscall.EIO, syscall.ENOMEM, syscall.EROFS} {
-		if errors.Is(err, ours) {
-			return fmt.Errorf("%s: %w", field, err)
-		}
-	}
-	return status.Errorf(codes.InvalidArgument, "%s: %v", field, err)
-}
-
-// beside returns the room for what is laid out and for what a command may make beside it.
-func beside(inputs, outputs int64) int64 {
-	if outputs == sandbox.Unlimited {
-		return sandbox.Unlimited
-	}
-	return inputs + outputs
 }

@@ -28,16 +28,16 @@ import (
 	"google.golang.org/grpc/status"
 )
 
-// A house is a build directory with a runner, and the actions that a worker has laid out in it.
-type house struct {
+// A fixture is a runner with its build directory.
+type fixture struct {
 	dir     string
 	backend *namespace.Backend
 	runner  *runner.Runner
 	n       int
 }
 
-// newHouse returns a house under a policy, or the default one.
-func newHouse(t testing.TB, rules string) *house {
+// newFixture returns a runner with a policy, or the default one for "".
+func newFixture(t testing.TB, rules string) *fixture {
 	t.Helper()
 	dir, err := filepath.EvalSymlinks(t.TempDir())
 	if err != nil {
@@ -63,24 +63,24 @@ func newHouse(t testing.TB, rules string) *house {
 	if err != nil {
 		t.Fatal(err)
 	}
-	return &house{dir: dir, backend: backend, runner: r}
+	return &fixture{dir: dir, backend: backend, runner: r}
 }
 
-// action lays out an action as bb_worker does, and returns its directory and the request to run a script in it. Files are
-// written with their names; a name that ends in "/" is a directory, a text that begins with "->" a link.
-func (h *house) action(t testing.TB, files map[string]string, script string) (string, *runnerpb.RunRequest) {
+// action creates the directory of an action as bb_worker does, and returns it with the request to run a script. A file name
+// that ends in "/" is a directory, and content that begins with "->" a symlink.
+func (f *fixture) action(t testing.TB, files map[string]string, script string) (string, *runnerpb.RunRequest) {
 	t.Helper()
-	h.n++
-	name := fmt.Sprintf("a%d", h.n)
-	dir := filepath.Join(h.dir, name)
+	f.n++
+	name := fmt.Sprintf("a%d", f.n)
+	dir := filepath.Join(f.dir, name)
 	for _, d := range []string{"root", "tmp", "logs"} {
 		if err := os.MkdirAll(filepath.Join(dir, d), 0o777); err != nil {
 			t.Fatal(err)
 		}
 	}
-	for f, text := range files {
-		p := filepath.Join(dir, "root", f)
-		if strings.HasSuffix(f, "/") {
+	for file, text := range files {
+		p := filepath.Join(dir, "root", file)
+		if strings.HasSuffix(file, "/") {
 			if err := os.MkdirAll(p, 0o777); err != nil {
 				t.Fatal(err)
 			}
@@ -104,8 +104,8 @@ func (h *house) action(t testing.TB, files map[string]string, script string) (st
 	}
 }
 
-// read returns all that is below a directory, in the words of action; a file that can be executed has "*" before its text.
-func read(t testing.TB, dir string) map[string]string {
+// tree returns everything below a directory in the notation of action. "*" precedes the content of an executable file.
+func tree(t testing.TB, dir string) map[string]string {
 	t.Helper()
 	got := map[string]string{}
 	err := filepath.WalkDir(dir, func(p string, d fs.DirEntry, err error) error {
@@ -145,7 +145,7 @@ func text(t testing.TB, p string) string {
 }
 
 func TestRun(t *testing.T) {
-	h := newHouse(t, "")
+	f := newFixture(t, "")
 	for _, c := range []struct {
 		name, script string
 		files        map[string]string
@@ -153,14 +153,14 @@ func TestRun(t *testing.T) {
 		code         int32
 		signal       string
 		stdout       string
-		stderr       string // its beginning
+		stderr       string // prefix
 		want         map[string]string
 	}{
-		{name: "ended well", script: "cat in; echo err >&2", files: map[string]string{"in": "x\n"}, stdout: "x\n", stderr: "err\n", want: map[string]string{"in": "x\n"}},
+		{name: "success", script: "cat in; echo err >&2", files: map[string]string{"in": "x\n"}, stdout: "x\n", stderr: "err\n", want: map[string]string{"in": "x\n"}},
 		{name: "exit code", script: "exit 7", code: 7},
 		{name: "signal", script: "kill -SEGV $$", code: -1, signal: "SEGV"},
-		{name: "program that is absent", change: func(r *runnerpb.RunRequest) { r.Arguments = []string{"no-such-program"} }, code: 127, stderr: "cloister: "},
-		{name: "program of the input root", files: map[string]string{"d/": ""}, script: "", change: func(r *runnerpb.RunRequest) {
+		{name: "missing program", change: func(r *runnerpb.RunRequest) { r.Arguments = []string{"no-such-program"} }, code: 127, stderr: "cloister: "},
+		{name: "environment", files: map[string]string{"d/": ""}, script: "", change: func(r *runnerpb.RunRequest) {
 			r.Arguments = []string{"/usr/bin/env", "-0"}
 			r.EnvironmentVariables = map[string]string{"B": "2", "A": "1 = 1"}
 		}, stdout: "A=1 = 1\x00B=2\x00", want: map[string]string{"d/": ""}},
@@ -170,36 +170,36 @@ func TestRun(t *testing.T) {
 		{name: "outputs", files: map[string]string{"in": "x", "out/": ""},
 			script: "mkdir out/d && echo y >out/d/f && chmod +x out/d/f && ln -s ../in out/l && ln out/d/f out/g && mkdir empty && printf '' >none",
 			want:   map[string]string{"in": "x", "out/": "", "out/d/": "", "out/d/f": "*y\n", "out/l": "->../in", "out/g": "*y\n", "empty/": "", "none": ""}},
-		{name: "outputs that nobody may read", script: "umask 777; mkdir d; echo y >f",
+		{name: "unreadable outputs", script: "umask 777; mkdir d; echo y >f",
 			want: map[string]string{"d/": "", "f": "y\n"}},
-		{name: "what was there and is removed", files: map[string]string{"d/e/": "", "l": "->d", "keep": "->d"}, script: "rm l && rmdir d/e && rmdir d",
+		{name: "removed entries", files: map[string]string{"d/e/": "", "l": "->d", "keep": "->d"}, script: "rm l && rmdir d/e && rmdir d",
 			want: map[string]string{"keep": "->d"}},
-		{name: "what was there and is replaced", files: map[string]string{"d/e/": "", "l": "->d", "m": "->d", "n": "->d"},
+		{name: "replaced entries", files: map[string]string{"d/e/": "", "l": "->d", "m": "->d", "n": "->d"},
 			script: "rm l m n && mkdir l && echo x >l/f && ln -s e m && echo y >n && rmdir d/e && echo z >d/e",
 			want:   map[string]string{"d/": "", "d/e": "z\n", "l/": "", "l/f": "x\n", "m": "->e", "n": "y\n"}},
-		{name: "a directory gives way to a link to another one", files: map[string]string{"d/e/": "", "d/l": "->e", "k/e": "in", "k/l": "->e"},
+		{name: "directory replaced by a link to another", files: map[string]string{"d/e/": "", "d/l": "->e", "k/e": "in", "k/l": "->e"},
 			script: "rm d/l && rmdir d/e d && ln -s k d",
 			want:   map[string]string{"d": "->k", "k/": "", "k/e": "in", "k/l": "->e"}},
-		{name: "a directory gives way to a link that leads out", files: map[string]string{"d/e/": ""},
+		{name: "directory replaced by a link out of the root", files: map[string]string{"d/e/": ""},
 			script: "rmdir d/e d && ln -s /tmp d", want: map[string]string{"d": "->/tmp"}},
-		{name: "a directory gives way to a file", files: map[string]string{"d/e/": ""},
+		{name: "directory replaced by a file", files: map[string]string{"d/e/": ""},
 			script: "rmdir d/e d && echo x >d", want: map[string]string{"d": "x\n"}},
-		{name: "inputs cannot be changed", files: map[string]string{"in": "x", "d/in": "y"},
+		{name: "inputs cannot be modified", files: map[string]string{"in": "x", "d/in": "y"},
 			script: "echo z >in; echo z >>d/in; rm -f in; mv d/in e; chmod +x in; rm -rf d; cat in d/in",
 			stdout: "xy", want: map[string]string{"in": "x", "d/": "", "d/in": "y"}, stderr: "/bin/sh"},
-		{name: "links that lead out", files: map[string]string{"l": "->/etc/shadow", "m": "->../../../../../../../../../etc"},
+		{name: "links out of the root", files: map[string]string{"l": "->/etc/shadow", "m": "->../../../../../../../../../etc"},
 			script: "cat l m/shadow; ls m | grep -c shadow", code: 1, stdout: "0\n", want: map[string]string{"l": "->/etc/shadow", "m": "->../../../../../../../../../etc"}},
-		{name: "link to a directory outside that is written to", files: map[string]string{"l": "->/tmp"},
+		{name: "writing through a link out of the root", files: map[string]string{"l": "->/tmp"},
 			script: "echo x >l/f && cat /tmp/f", stdout: "x\n", want: map[string]string{"l": "->/tmp"}},
-		{name: "special files stay", script: "mkfifo p && echo x >f", want: map[string]string{"f": "x\n"}},
+		{name: "special files are not copied", script: "mkfifo p && echo x >f", want: map[string]string{"f": "x\n"}},
 		{name: "temporary directory", script: "echo x >/tmp/f && mv /tmp/f out", want: map[string]string{"out": "x\n"}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			dir, req := h.action(t, c.files, c.script)
+			dir, req := f.action(t, c.files, c.script)
 			if c.change != nil {
 				c.change(req)
 			}
-			resp, err := h.runner.Run(t.Context(), req)
+			resp, err := f.runner.Run(t.Context(), req)
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -216,22 +216,22 @@ func TestRun(t *testing.T) {
 			if got := text(t, dir+"/stderr"); !strings.HasPrefix(got, c.stderr) || c.stderr == "" && c.code == 0 && got != "" {
 				t.Errorf("stderr %q, want %q", got, c.stderr)
 			}
-			if got := read(t, filepath.Join(dir, "root")); !maps.Equal(got, c.want) {
-				t.Errorf("the input root holds %q, want %q", got, c.want)
+			if got := tree(t, filepath.Join(dir, "root")); !maps.Equal(got, c.want) {
+				t.Errorf("input root: got %q, want %q", got, c.want)
 			}
-			if got := read(t, filepath.Join(dir, "tmp")); len(got) > 0 {
-				t.Errorf("the worker's temporary directory holds %q", got)
+			if got := tree(t, filepath.Join(dir, "tmp")); len(got) > 0 {
+				t.Errorf("the worker's temporary directory contains %q, want nothing", got)
 			}
 		})
 	}
 }
 
-// TestInputsAreThoseOfTheCache: bb_worker links inputs from its cache, and one file of it is in many input roots.
-func TestInputsAreThoseOfTheCache(t *testing.T) {
-	h := newHouse(t, "")
-	dir, req := h.action(t, nil, "echo changed >in; rm -f in; echo new >out; chmod 777 in")
-	cached := filepath.Join(h.dir, "cached")
-	// As careless as can be: only the mount protects it.
+// bb_worker hard-links inputs from its cache, so one file is in many input roots.
+func TestRunCannotModifyCachedInputs(t *testing.T) {
+	f := newFixture(t, "")
+	dir, req := f.action(t, nil, "echo changed >in; rm -f in; echo new >out; chmod 777 in")
+	cached := filepath.Join(f.dir, "cached")
+	// Its permissions allow everything: only the mount protects it.
 	err := errors.Join(os.WriteFile(cached, []byte("original"), 0o666), os.Chmod(cached, 0o666), os.Link(cached, dir+"/root/in"))
 	if err != nil {
 		t.Fatal(err)
@@ -240,21 +240,20 @@ func TestInputsAreThoseOfTheCache(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, err := h.runner.Run(t.Context(), req); err != nil {
+	if _, err := f.runner.Run(t.Context(), req); err != nil {
 		t.Fatal(err)
 	}
 	after, err := os.Stat(dir + "/root/in")
 	if err != nil || !os.SameFile(before, after) || after.Mode() != before.Mode() || after.ModTime() != before.ModTime() || text(t, cached) != "original" {
-		t.Errorf("the cache's file was %v, is %v (%v), and holds %q", before, after, err, text(t, cached))
+		t.Errorf("the cached file was %v, is %v (%v), and contains %q", before, after, err, text(t, cached))
 	}
 	if got := text(t, dir+"/root/out"); got != "new\n" {
-		t.Errorf("the output holds %q", got)
+		t.Errorf("output: got %q, want %q", got, "new\n")
 	}
 }
 
-// TestRefused: none of these runs anything or leaves a log.
-func TestRefused(t *testing.T) {
-	h := newHouse(t, "")
+func TestRunRefusesMalformedRequests(t *testing.T) {
+	f := newFixture(t, "")
 	outside := t.TempDir()
 	for _, c := range []struct {
 		name   string
@@ -269,106 +268,106 @@ func TestRefused(t *testing.T) {
 		{"NUL in a variable", func(_ string, r *runnerpb.RunRequest) { r.EnvironmentVariables["A"] = "x\x00" }, "environment_variables: "},
 		{"no input root", func(_ string, r *runnerpb.RunRequest) { r.InputRootDirectory = "" }, "input_root_directory: "},
 		{"absolute input root", func(dir string, r *runnerpb.RunRequest) { r.InputRootDirectory = dir + "/root" }, "input_root_directory: "},
-		{"input root that climbs", func(_ string, r *runnerpb.RunRequest) { r.InputRootDirectory += "/../../.." }, "input_root_directory: "},
-		{"input root that is all", func(_ string, r *runnerpb.RunRequest) { r.InputRootDirectory = "./." }, "input_root_directory: "},
-		{"input root that is absent", func(_ string, r *runnerpb.RunRequest) { r.InputRootDirectory += "/none" }, "input_root_directory: "},
+		{"input root with ..", func(_ string, r *runnerpb.RunRequest) { r.InputRootDirectory += "/../../.." }, "input_root_directory: "},
+		{"input root is the build directory", func(_ string, r *runnerpb.RunRequest) { r.InputRootDirectory = "./." }, "input_root_directory: "},
+		{"missing input root", func(_ string, r *runnerpb.RunRequest) { r.InputRootDirectory += "/none" }, "input_root_directory: "},
 		{"input root by a link", func(dir string, r *runnerpb.RunRequest) {
 			os.Symlink("root", dir+"/link")
 			r.InputRootDirectory = filepath.Base(dir) + "/link"
 		}, "input_root_directory: "},
-		{"input root by a link that leads out", func(dir string, r *runnerpb.RunRequest) {
+		{"input root by a link out of the build directory", func(dir string, r *runnerpb.RunRequest) {
 			os.Symlink(outside, dir+"/away")
 			r.InputRootDirectory = filepath.Base(dir) + "/away"
 		}, "input_root_directory: "},
 		{"no stdout", func(_ string, r *runnerpb.RunRequest) { r.StdoutPath = "" }, "stdout_path: "},
-		{"stdout that climbs", func(_ string, r *runnerpb.RunRequest) { r.StdoutPath = "../out" }, "stdout_path: "},
+		{"stdout with ..", func(_ string, r *runnerpb.RunRequest) { r.StdoutPath = "../out" }, "stdout_path: "},
 		{"stdout with a backslash", func(_ string, r *runnerpb.RunRequest) { r.StdoutPath = `..\out` }, "stdout_path: "},
-		{"stdout by a link that leads out", func(dir string, r *runnerpb.RunRequest) {
+		{"stdout by a link out of the build directory", func(dir string, r *runnerpb.RunRequest) {
 			os.Symlink(outside, dir+"/away")
 			r.StdoutPath = filepath.Base(dir) + "/away/stdout"
 		}, "stdout_path: "},
-		{"stdout that is a link", func(dir string, r *runnerpb.RunRequest) { os.Symlink(outside+"/x", dir+"/stdout") }, "stdout_path: "},
-		{"stdout that is there", func(dir string, r *runnerpb.RunRequest) { os.WriteFile(dir+"/stdout", nil, 0o666) }, "stdout_path: "},
+		{"stdout is a link", func(dir string, r *runnerpb.RunRequest) { os.Symlink(outside+"/x", dir+"/stdout") }, "stdout_path: "},
+		{"stdout exists", func(dir string, r *runnerpb.RunRequest) { os.WriteFile(dir+"/stdout", nil, 0o666) }, "stdout_path: "},
 		{"stdout in the input root", func(_ string, r *runnerpb.RunRequest) { r.StdoutPath = r.InputRootDirectory + "/out" }, "stdout_path: "},
-		{"stderr in no directory", func(_ string, r *runnerpb.RunRequest) { r.StderrPath = "none/stderr" }, "stderr_path: "},
-		{"stderr that is stdout", func(_ string, r *runnerpb.RunRequest) { r.StderrPath = r.StdoutPath }, "stderr_path: "},
-		{"temporary directory that climbs", func(_ string, r *runnerpb.RunRequest) { r.TemporaryDirectory = ".." }, "temporary_directory: "},
-		{"logs that climb", func(_ string, r *runnerpb.RunRequest) { r.ServerLogsDirectory = "a/../../b" }, "server_logs_directory: "},
+		{"stderr in a missing directory", func(_ string, r *runnerpb.RunRequest) { r.StderrPath = "none/stderr" }, "stderr_path: "},
+		{"stderr is stdout", func(_ string, r *runnerpb.RunRequest) { r.StderrPath = r.StdoutPath }, "stderr_path: "},
+		{"temporary directory with ..", func(_ string, r *runnerpb.RunRequest) { r.TemporaryDirectory = ".." }, "temporary_directory: "},
+		{"logs with ..", func(_ string, r *runnerpb.RunRequest) { r.ServerLogsDirectory = "a/../../b" }, "server_logs_directory: "},
 		{"logs in the input root", func(_ string, r *runnerpb.RunRequest) { r.ServerLogsDirectory = r.InputRootDirectory }, "server_logs_directory: "},
-		{"working directory that climbs", func(_ string, r *runnerpb.RunRequest) { r.WorkingDirectory = "../tmp" }, "working_directory: "},
+		{"working directory with ..", func(_ string, r *runnerpb.RunRequest) { r.WorkingDirectory = "../tmp" }, "working_directory: "},
 		{"absolute working directory", func(_ string, r *runnerpb.RunRequest) { r.WorkingDirectory = "/" }, "working_directory: "},
-		{"working directory that is absent", func(_ string, r *runnerpb.RunRequest) { r.WorkingDirectory = "none" }, "working_directory: "},
-		{"working directory that is a file", func(dir string, r *runnerpb.RunRequest) {
+		{"missing working directory", func(_ string, r *runnerpb.RunRequest) { r.WorkingDirectory = "none" }, "working_directory: "},
+		{"working directory is a file", func(dir string, r *runnerpb.RunRequest) {
 			os.WriteFile(dir+"/root/f", nil, 0o666)
 			r.WorkingDirectory = "f"
 		}, "working_directory: "},
 		{"special file among inputs", func(dir string, _ *runnerpb.RunRequest) { syscall.Mkfifo(dir+"/root/p", 0o666) }, "input_root_directory: "},
-		{"name that is no text", func(dir string, _ *runnerpb.RunRequest) { os.WriteFile(dir+"/root/\xff", nil, 0o666) }, "input_root_directory: "},
+		{"name is not UTF-8", func(dir string, _ *runnerpb.RunRequest) { os.WriteFile(dir+"/root/\xff", nil, 0o666) }, "input_root_directory: "},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			dir, req := h.action(t, nil, "echo ran")
+			dir, req := f.action(t, nil, "echo ran")
 			c.change(dir, req)
-			resp, err := h.runner.Run(t.Context(), req)
+			resp, err := f.runner.Run(t.Context(), req)
 			if status.Code(err) != codes.InvalidArgument || !strings.HasPrefix(status.Convert(err).Message(), c.want) {
-				t.Errorf("got %v, %v, want INVALID_ARGUMENT that begins with %q", resp, err, c.want)
+				t.Errorf("got %v, %v, want INVALID_ARGUMENT with prefix %q", resp, err, c.want)
 			}
 			if b, err := os.ReadFile(dir + "/stdout"); err == nil && len(b) > 0 {
-				t.Errorf("it ran: %q", b)
+				t.Errorf("the command ran: %q", b)
 			}
-			if got := read(t, outside); len(got) > 0 {
-				t.Errorf("outside there is %q", got)
+			if got := tree(t, outside); len(got) > 0 {
+				t.Errorf("outside the build directory: got %q, want nothing", got)
 			}
 		})
 	}
 }
 
-// TestNotToBeRecorded: bb_worker records what ends with exit code 0, so that this must not.
-func TestNotToBeRecorded(t *testing.T) {
-	h := newHouse(t, "version: 1\nprofiles:\n  build: {output_bytes: 1MiB, output_files: 100}\n")
+// bb_worker caches every result with exit code 0, so these must be errors.
+func TestRunRefusesUncacheableSuccess(t *testing.T) {
+	f := newFixture(t, "version: 1\nprofiles:\n  build: {output_bytes: 1MiB, output_files: 100}\n")
 	for _, c := range []struct {
 		name, script string
 		files        map[string]string
 		want         string
 	}{
-		{"limit that was met", "head -c 4000000 /dev/zero >big; exit 0", nil, "output bytes"},
-		{"file that claims more than it holds", "truncate -s 1T f", nil, "claim to hold 1.0 TiB"},
-		{"file of many names", "head -c 500000 /dev/zero >f; ln f g; ln f h", nil, "claim to hold"},
-		{"input that was moved", "mv d e", map[string]string{"d/in": "x"}, `"d/in"`},
-		{"input that was moved to where another thing was", "mv d e; ln -s e d", map[string]string{"d/in": "x"}, `"d/in"`},
+		{"limit hit", "head -c 4000000 /dev/zero >big; exit 0", nil, "output bytes"},
+		{"sparse file", "truncate -s 1T f", nil, "claim 1.0 TiB"},
+		{"hard links", "head -c 500000 /dev/zero >f; ln f g; ln f h", nil, "claim "},
+		{"moved input", "mv d e", map[string]string{"d/in": "x"}, `"d/in"`},
+		{"moved input, name reused", "mv d e; ln -s e d", map[string]string{"d/in": "x"}, `"d/in"`},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			dir, req := h.action(t, c.files, c.script)
-			resp, err := h.runner.Run(t.Context(), req)
+			dir, req := f.action(t, c.files, c.script)
+			resp, err := f.runner.Run(t.Context(), req)
 			if status.Code(err) != codes.FailedPrecondition || !strings.Contains(err.Error(), c.want) {
-				t.Errorf("got %v, %v, want FAILED_PRECONDITION that says %q; stderr %q", resp, err, c.want, text(t, dir+"/stderr"))
+				t.Errorf("got %v, %v, want FAILED_PRECONDITION with %q; stderr %q", resp, err, c.want, text(t, dir+"/stderr"))
 			}
 		})
 	}
-	t.Run("log without end", func(t *testing.T) {
-		dir, req := h.action(t, nil, "head -c 4000000 /dev/zero; echo end >&2")
-		resp, err := h.runner.Run(t.Context(), req)
+	t.Run("endless log", func(t *testing.T) {
+		dir, req := f.action(t, nil, "head -c 4000000 /dev/zero; echo end >&2")
+		resp, err := f.runner.Run(t.Context(), req)
 		got := text(t, dir+"/stdout")
-		if err != nil || resp.ExitCode != 0 || len(got) > 2<<20 || !strings.Contains(got, "\x00\ncloister: output cut off here") || text(t, dir+"/stderr") != "end\n" {
-			t.Errorf("got %v, %v, %d bytes that end %q", resp, err, len(got), got[max(0, len(got)-80):])
+		if err != nil || resp.ExitCode != 0 || len(got) > 2<<20 || !strings.Contains(got, "\x00\ncloister: output truncated here") || text(t, dir+"/stderr") != "end\n" {
+			t.Errorf("got %v, %v, %d bytes ending in %q", resp, err, len(got), got[max(0, len(got)-80):])
 		}
 	})
-	t.Run("limit that was met by a command that failed", func(t *testing.T) {
-		dir, req := h.action(t, nil, "head -c 4000000 /dev/zero >big")
-		resp, err := h.runner.Run(t.Context(), req)
+	t.Run("failure after a limit", func(t *testing.T) {
+		dir, req := f.action(t, nil, "head -c 4000000 /dev/zero >big")
+		resp, err := f.runner.Run(t.Context(), req)
 		if err != nil || resp.ExitCode != 1 || !strings.Contains(text(t, dir+"/stderr"), "\ncloister: limit    output bytes") {
 			t.Errorf("got %v, %v, stderr %q", resp, err, text(t, dir+"/stderr"))
 		}
 	})
 }
 
-// TestAttemptsAreTold: in the directory for logs always, in stderr where the command failed.
-func TestAttemptsAreTold(t *testing.T) {
-	h := newHouse(t, "")
+// Violations are always in the server logs, and in stderr if the command failed.
+func TestRunReportsViolations(t *testing.T) {
+	f := newFixture(t, "")
 	const attempt = "echo x >/usr/new"
-	for name, script := range map[string]string{"ended well": attempt + "; exit 0", "failed": attempt + "; exit 3"} {
+	for name, script := range map[string]string{"success": attempt + "; exit 0", "failure": attempt + "; exit 3"} {
 		t.Run(name, func(t *testing.T) {
-			dir, req := h.action(t, nil, script)
-			if _, err := h.runner.Run(t.Context(), req); err != nil {
+			dir, req := f.action(t, nil, script)
+			if _, err := f.runner.Run(t.Context(), req); err != nil {
 				t.Fatal(err)
 			}
 			b, err := os.ReadFile(dir + "/logs/cloister.txt")
@@ -376,32 +375,31 @@ func TestAttemptsAreTold(t *testing.T) {
 				sandboxtest.Unavailable(t, "monitor", err)
 			}
 			if err != nil || !strings.Contains(string(b), "write    tried to write /usr/new") {
-				t.Errorf("the log says %q, %v", b, err)
+				t.Errorf("server log: got %q, %v", b, err)
 			}
-			told := strings.Contains(text(t, dir+"/stderr"), "cloister: write    tried to write /usr/new")
-			if want := name == "failed"; told != want {
-				t.Errorf("told in stderr: %v, want %v", told, want)
+			reported := strings.Contains(text(t, dir+"/stderr"), "cloister: write    tried to write /usr/new")
+			if want := name == "failure"; reported != want {
+				t.Errorf("reported in stderr: got %v, want %v", reported, want)
 			}
 		})
 	}
-	dir, req := h.action(t, nil, "exit 0")
-	if _, err := h.runner.Run(t.Context(), req); err != nil {
+	dir, req := f.action(t, nil, "exit 0")
+	if _, err := f.runner.Run(t.Context(), req); err != nil {
 		t.Fatal(err)
 	}
-	if got := read(t, dir+"/logs"); len(got) > 0 {
-		t.Errorf("a command that tried nothing left %q", got)
+	if got := tree(t, dir+"/logs"); len(got) > 0 {
+		t.Errorf("without violations: got server logs %q, want none", got)
 	}
 }
 
-// TestCancel: what a command that was cancelled made is nobody's, and it is not alive any more.
-func TestCancel(t *testing.T) {
-	h := newHouse(t, "")
-	dir, req := h.action(t, nil, "trap '' TERM; echo x >out; echo ready; while :; do sleep 1; done")
+func TestCancelledRunCopiesNothing(t *testing.T) {
+	f := newFixture(t, "")
+	dir, req := f.action(t, nil, "trap '' TERM; echo x >out; echo ready; while :; do sleep 1; done")
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
 	done := make(chan error, 1)
 	go func() {
-		_, err := h.runner.Run(ctx, req)
+		_, err := f.runner.Run(ctx, req)
 		done <- err
 	}()
 	for {
@@ -411,7 +409,7 @@ func TestCancel(t *testing.T) {
 		}
 		select {
 		case err := <-done:
-			t.Fatalf("it ended: %v", err)
+			t.Fatalf("the run ended before it was cancelled: %v", err)
 		case <-time.After(10 * time.Millisecond):
 		}
 	}
@@ -419,37 +417,36 @@ func TestCancel(t *testing.T) {
 	if err := <-done; status.Code(err) != codes.Canceled {
 		t.Errorf("got %v, want CANCELLED", err)
 	}
-	if got := read(t, dir+"/root"); len(got) > 0 {
-		t.Errorf("the input root holds %q", got)
+	if got := tree(t, dir+"/root"); len(got) > 0 {
+		t.Errorf("input root: got %q, want nothing", got)
 	}
 }
 
-func TestDeadline(t *testing.T) {
-	h := newHouse(t, "version: 1\nprofiles:\n  build: {max_timeout: 1s}\n")
-	_, req := h.action(t, nil, "sleep 60")
-	if _, err := h.runner.Run(t.Context(), req); status.Code(err) != codes.DeadlineExceeded || !strings.Contains(err.Error(), "policy") {
+func TestRunDeadlines(t *testing.T) {
+	f := newFixture(t, "version: 1\nprofiles:\n  build: {max_timeout: 1s}\n")
+	_, req := f.action(t, nil, "sleep 60")
+	if _, err := f.runner.Run(t.Context(), req); status.Code(err) != codes.DeadlineExceeded || !strings.Contains(err.Error(), "policy") {
 		t.Errorf("got %v, want DEADLINE_EXCEEDED by the policy", err)
 	}
 	ctx, cancel := context.WithTimeout(t.Context(), 200*time.Millisecond)
 	defer cancel()
-	_, req = h.action(t, nil, "sleep 60")
-	if _, err := h.runner.Run(ctx, req); status.Code(err) != codes.DeadlineExceeded || strings.Contains(err.Error(), "policy") {
+	_, req = f.action(t, nil, "sleep 60")
+	if _, err := f.runner.Run(ctx, req); status.Code(err) != codes.DeadlineExceeded || strings.Contains(err.Error(), "policy") {
 		t.Errorf("got %v, want the caller's DEADLINE_EXCEEDED", err)
 	}
 }
 
-// TestJobs: no more run at once than was said, and who waits can go away.
-func TestJobs(t *testing.T) {
-	h := newHouse(t, "")
+func TestRunWaitsForAJob(t *testing.T) {
+	f := newFixture(t, "")
 	var calls []chan error
 	var dirs []string
 	for range 4 {
-		dir, req := h.action(t, nil, "echo ready; sleep 60")
+		dir, req := f.action(t, nil, "echo ready; sleep 60")
 		ctx, cancel := context.WithCancel(t.Context())
 		defer cancel()
 		done := make(chan error, 1)
 		go func() {
-			_, err := h.runner.Run(ctx, req)
+			_, err := f.runner.Run(ctx, req)
 			done <- err
 		}()
 		calls, dirs = append(calls, done), append(dirs, dir)
@@ -464,58 +461,56 @@ func TestJobs(t *testing.T) {
 			}
 		}
 	}
-	dir, req := h.action(t, nil, "echo ran")
+	dir, req := f.action(t, nil, "echo ran")
 	ctx, cancel := context.WithTimeout(t.Context(), 200*time.Millisecond)
 	defer cancel()
-	if _, err := h.runner.Run(ctx, req); status.Code(err) != codes.DeadlineExceeded {
-		t.Errorf("the fifth of four: %v", err)
+	if _, err := f.runner.Run(ctx, req); status.Code(err) != codes.DeadlineExceeded {
+		t.Errorf("fifth run with four jobs: got %v, want DEADLINE_EXCEEDED", err)
 	}
 	if _, err := os.Stat(dir + "/stdout"); !errors.Is(err, fs.ErrNotExist) {
-		t.Errorf("what waits has a log: %v", err)
+		t.Errorf("a waiting run has a log: %v", err)
 	}
 }
 
 func TestCheckReadiness(t *testing.T) {
-	h := newHouse(t, "")
+	f := newFixture(t, "")
 	for path, want := range map[string]codes.Code{"": codes.OK, "there": codes.OK, "none": codes.Unavailable, "../x": codes.InvalidArgument, "/": codes.InvalidArgument} {
-		if err := os.MkdirAll(h.dir+"/there", 0o777); err != nil {
+		if err := os.MkdirAll(f.dir+"/there", 0o777); err != nil {
 			t.Fatal(err)
 		}
-		if _, err := h.runner.CheckReadiness(t.Context(), &runnerpb.CheckReadinessRequest{Path: path}); status.Code(err) != want {
-			t.Errorf("%q: %v, want %v", path, err, want)
+		if _, err := f.runner.CheckReadiness(t.Context(), &runnerpb.CheckReadinessRequest{Path: path}); status.Code(err) != want {
+			t.Errorf("%q: got %v, want %v", path, err, want)
 		}
 	}
 }
 
-// TestBuildDirectoryMayComeLater: a worker may mount or make it after the runner has started.
-func TestBuildDirectoryMayComeLater(t *testing.T) {
-	h := newHouse(t, "")
-	if err := os.Rename(h.dir, h.dir+".gone"); err != nil {
+// A worker may create or mount it after the runner has started.
+func TestBuildDirectoryMayAppearLater(t *testing.T) {
+	f := newFixture(t, "")
+	if err := os.Rename(f.dir, f.dir+".gone"); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := h.runner.CheckReadiness(t.Context(), &runnerpb.CheckReadinessRequest{}); status.Code(err) != codes.Unavailable {
-		t.Errorf("without it: %v, want UNAVAILABLE", err)
+	if _, err := f.runner.CheckReadiness(t.Context(), &runnerpb.CheckReadinessRequest{}); status.Code(err) != codes.Unavailable {
+		t.Errorf("without the directory: got %v, want UNAVAILABLE", err)
 	}
-	dir, req := h.action(t, map[string]string{"in": "x"}, "cat in >out")
-	if _, err := h.runner.CheckReadiness(t.Context(), &runnerpb.CheckReadinessRequest{}); err != nil {
+	dir, req := f.action(t, map[string]string{"in": "x"}, "cat in >out")
+	if _, err := f.runner.CheckReadiness(t.Context(), &runnerpb.CheckReadinessRequest{}); err != nil {
 		t.Error(err)
 	}
-	if resp, err := h.runner.Run(t.Context(), req); err != nil || resp.ExitCode != 0 || text(t, dir+"/root/out") != "x" {
-		t.Errorf("in another one of the name: %v, %v", resp, err)
+	if resp, err := f.runner.Run(t.Context(), req); err != nil || resp.ExitCode != 0 || text(t, dir+"/root/out") != "x" {
+		t.Errorf("after it was replaced: %v, %v", resp, err)
 	}
 }
 
-// TestCheckReadinessOfABrokenSandbox: a worker must not take actions that nobody can run.
-func TestCheckReadinessOfABrokenSandbox(t *testing.T) {
-	h := newHouse(t, "")
-	h.backend.Close()
-	if _, err := h.runner.CheckReadiness(t.Context(), &runnerpb.CheckReadinessRequest{}); status.Code(err) != codes.Unavailable {
+func TestCheckReadinessOfBrokenSandbox(t *testing.T) {
+	f := newFixture(t, "")
+	f.backend.Close()
+	if _, err := f.runner.CheckReadiness(t.Context(), &runnerpb.CheckReadinessRequest{}); status.Code(err) != codes.Unavailable {
 		t.Errorf("got %v, want UNAVAILABLE", err)
 	}
 }
 
-// TestNewRefusesWhatCannotBeEnforced: a policy is kept whole or not at all.
-func TestNewRefusesWhatCannotBeEnforced(t *testing.T) {
+func TestNewRefusesUnenforceablePolicy(t *testing.T) {
 	backend := namespace.New(namespace.Config{Without: namespace.NamespacesOnly})
 	defer backend.Close()
 	features, err := backend.Probe(t.Context())
@@ -527,42 +522,42 @@ func TestNewRefusesWhatCannotBeEnforced(t *testing.T) {
 		t.Fatal(err)
 	}
 	if _, err := runner.New(runner.Config{BuildDir: t.TempDir(), Backend: backend, Features: features, Policy: rules, Jobs: 1}); err == nil {
-		t.Error("a runner that cannot watch in full took a policy that says so")
+		t.Error("New accepted a policy with a full audit, which the backend does not support")
 	}
 }
 
-// BenchmarkRun is what a run costs by how many inputs it has.
+// BenchmarkRun measures a run by the number of its inputs.
 func BenchmarkRun(b *testing.B) {
-	h := newHouse(b, "")
+	f := newFixture(b, "")
 	for _, n := range []int{10, 100, 1000, 10000} {
 		b.Run(fmt.Sprint(n), func(b *testing.B) {
 			files := map[string]string{}
 			for i := range n {
 				files[fmt.Sprintf("d%d/e%d/f%d", i/1000, i/10%100, i)] = "x"
 			}
-			dir, req := h.action(b, files, "exit 0")
+			dir, req := f.action(b, files, "exit 0")
 			for b.Loop() {
 				for _, f := range []string{"stdout", "stderr"} {
 					if err := os.Remove(filepath.Join(dir, f)); err != nil && !errors.Is(err, fs.ErrNotExist) {
 						b.Fatal(err)
 					}
 				}
-				if resp, err := h.runner.Run(b.Context(), req); err != nil || resp.ExitCode != 0 {
+				if resp, err := f.runner.Run(b.Context(), req); err != nil || resp.ExitCode != 0 {
 					b.Fatal(resp, err)
 				}
 			}
-			if got := len(slices.Collect(maps.Keys(read(b, dir+"/root")))); got < n {
-				b.Errorf("%d are left of %d", got, n)
+			if got := len(slices.Collect(maps.Keys(tree(b, dir+"/root")))); got < n {
+				b.Errorf("got %d entries, want at least %d", got, n)
 			}
 		})
 	}
 }
 
-// BenchmarkCheckReadiness is what a worker waits for before each action that it takes.
+// BenchmarkCheckReadiness measures the delay before each action of a worker.
 func BenchmarkCheckReadiness(b *testing.B) {
-	h := newHouse(b, "")
+	f := newFixture(b, "")
 	for b.Loop() {
-		if _, err := h.runner.CheckReadiness(b.Context(), &runnerpb.CheckReadinessRequest{}); err != nil {
+		if _, err := f.runner.CheckReadiness(b.Context(), &runnerpb.CheckReadinessRequest{}); err != nil {
 			b.Fatal(err)
 		}
 	}
