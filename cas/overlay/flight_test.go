@@ -12,17 +12,17 @@ import (
 	"github.com/cloister-build/cloister/cas/overlay"
 )
 
-// TestLargeBlobsComeOnce: also for those who want other blobs besides, or this one alone.
-func TestLargeBlobsComeOnce(t *testing.T) {
+// TestLargeBlobsAreFetchedOnce checks that calls with different blobs share the flight of a large one.
+func TestLargeBlobsAreFetchedOnce(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		p := newPair(t, overlay.WriteThrough)
-		_, large := put(t, p.far, 1, 2<<20)
+		_, large := put(t, p.upstream, 1, 2<<20)
 		var small []cas.Digest
 		for i := range byte(4) {
-			_, d := put(t, p.far, 2+i, 1000)
+			_, d := put(t, p.upstream, 2+i, 1000)
 			small = append(small, d)
 		}
-		gate := p.faulty.Hold(castest.Open)
+		gate := p.faultyUpstream.Hold(castest.Open)
 		var group sync.WaitGroup
 		for _, ds := range [][]cas.Digest{{small[0], large, small[1]}, {large}, {small[2], small[1], large, small[3]}} {
 			group.Go(func() {
@@ -40,22 +40,22 @@ func TestLargeBlobsComeOnce(t *testing.T) {
 		synctest.Wait()
 		gate.Open()
 		group.Wait()
-		if n := p.faulty.Calls(castest.Open); n != 5 || p.Stats().Fetched != 5 {
-			t.Errorf("far was asked %d times, %d were fetched, want 5 blobs once each", n, p.Stats().Fetched)
+		if n := p.faultyUpstream.Calls(castest.Open); n != 5 || p.Stats().Fetched != 5 {
+			t.Errorf("got %d upstream reads and %d fetched, want 5 and 5", n, p.Stats().Fetched)
 		}
 	})
 }
 
-// TestLargeBlobsTakeTurns: of one call, so that they leave the way to others.
-func TestLargeBlobsTakeTurns(t *testing.T) {
+// TestLargeBlobsAreLimitedPerCall: other calls must make progress, too.
+func TestLargeBlobsAreLimitedPerCall(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		p := newPair(t, overlay.WriteThrough)
 		var ds []cas.Digest
 		for i := range byte(6) {
-			_, d := put(t, p.far, i, 2<<20)
+			_, d := put(t, p.upstream, i, 2<<20)
 			ds = append(ds, d)
 		}
-		gate := p.faulty.Hold(castest.Open)
+		gate := p.faultyUpstream.Hold(castest.Open)
 		var group sync.WaitGroup
 		group.Go(func() {
 			if err := cas.Fetch(t.Context(), p.store, ds); err != nil {
@@ -63,28 +63,28 @@ func TestLargeBlobsTakeTurns(t *testing.T) {
 			}
 		})
 		synctest.Wait()
-		if n := p.faulty.Calls(castest.Open); n != 4 {
-			t.Errorf("%d come at once, want 4", n)
+		if n := p.faultyUpstream.Calls(castest.Open); n != 4 {
+			t.Errorf("got %d parallel reads, want 4", n)
 		}
 		gate.Open()
 		group.Wait()
 		for _, d := range ds {
-			if !has(t, p.near, d) {
-				t.Errorf("blob %s is not near", d)
+			if !has(t, p.local, d) {
+				t.Errorf("blob %s is not local", d)
 			}
 		}
 	})
 }
 
-// TestFailureOfOthers: who joined a flight that failed for a blob that he did not want begins his own.
-func TestFailureOfOthers(t *testing.T) {
+// TestJoinedFlightIsRetried checks that a call starts its own flight after a joined one failed for another blob.
+func TestJoinedFlightIsRetried(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		p := newPair(t, overlay.WriteThrough)
-		_, damaged := put(t, p.far, 1, 1000)
-		_, a := put(t, p.far, 2, 1000)
-		_, b := put(t, p.far, 3, 1000)
-		p.far.Corrupt(damaged)
-		gate := p.faulty.Hold(castest.Open)
+		_, damaged := put(t, p.upstream, 1, 1000)
+		_, a := put(t, p.upstream, 2, 1000)
+		_, b := put(t, p.upstream, 3, 1000)
+		p.upstream.Corrupt(damaged)
+		gate := p.faultyUpstream.Hold(castest.Open)
 		var group sync.WaitGroup
 		for _, ds := range [][]cas.Digest{{damaged, a, b}, {a, b}} {
 			group.Go(func() {
@@ -96,22 +96,24 @@ func TestFailureOfOthers(t *testing.T) {
 		}
 		gate.Open()
 		group.Wait()
-		if !has(t, p.near, a) || !has(t, p.near, b) || has(t, p.near, damaged) {
-			t.Errorf("near has the two that are sound: %v, %v, and the damaged one: %v", has(t, p.near, a), has(t, p.near, b), has(t, p.near, damaged))
+		if !has(t, p.local, a) || !has(t, p.local, b) || has(t, p.local, damaged) {
+			t.Errorf("local: got intact blobs %v, %v and damaged blob %v, want true, true, false", has(t, p.local, a),
+				has(t, p.local, b), has(t, p.local, damaged))
 		}
 	})
 }
 
-// TestLargeBlobsDoNotWaitForOthers: whoever wants one that another call would fetch later has it now, and it comes once.
+// TestLargeBlobsDoNotWaitForOthers checks that a joined flight starts at once, even if its own call would start it
+// later.
 func TestLargeBlobsDoNotWaitForOthers(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		p := newPair(t, overlay.WriteThrough)
 		var ds []cas.Digest
 		for i := range byte(10) {
-			_, d := put(t, p.far, i, 2<<20)
+			_, d := put(t, p.upstream, i, 2<<20)
 			ds = append(ds, d)
 		}
-		gate := p.faulty.Hold(castest.Open)
+		gate := p.faultyUpstream.Hold(castest.Open)
 		var group sync.WaitGroup
 		for _, want := range []int{4, 8, 10} {
 			group.Go(func() {
@@ -120,14 +122,14 @@ func TestLargeBlobsDoNotWaitForOthers(t *testing.T) {
 				}
 			})
 			synctest.Wait()
-			if n := p.faulty.Calls(castest.Open); n != want {
-				t.Errorf("%d come at once, want %d", n, want)
+			if n := p.faultyUpstream.Calls(castest.Open); n != want {
+				t.Errorf("got %d parallel reads, want %d", n, want)
 			}
 		}
 		gate.Open()
 		group.Wait()
-		if n := p.faulty.Calls(castest.Open); n != len(ds) {
-			t.Errorf("far was asked %d times for %d blobs", n, len(ds))
+		if n := p.faultyUpstream.Calls(castest.Open); n != len(ds) {
+			t.Errorf("got %d upstream reads for %d blobs", n, len(ds))
 		}
 	})
 }

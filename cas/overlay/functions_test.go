@@ -16,10 +16,10 @@ import (
 	"github.com/cloister-build/cloister/cas/overlay"
 )
 
-// serving returns the instances of far, which serves SHA-256 alone, and says so once known is set.
-func serving(far *castest.Memory, known *atomic.Bool) cas.Instances {
+// serving returns instances of upstream that serve only SHA-256, and report it once known is set.
+func serving(upstream *castest.Memory, known *atomic.Bool) cas.Instances {
 	return func(name string) (*cas.Instance, error) {
-		in := &cas.Instance{Name: name, Store: far, Actions: far}
+		in := &cas.Instance{Name: name, Store: upstream, Actions: upstream}
 		if known.Load() {
 			in.Functions = []cas.Function{cas.SHA256}
 		}
@@ -27,13 +27,14 @@ func serving(far *castest.Memory, known *atomic.Bool) cas.Instances {
 	}
 }
 
-// What far does not serve is not taken near either, where it would stay unsent for ever.
+// The local store must not accept blobs that can never be sent.
 func TestWritesOfUnservedFunctionsAreRefused(t *testing.T) {
 	for _, policy := range []overlay.Policy{overlay.WriteThrough, overlay.WriteBack} {
-		near, far := castest.NewMemory(), castest.NewMemory()
+		local, upstream := castest.NewMemory(), castest.NewMemory()
 		var known atomic.Bool
 		known.Store(true)
-		o := open(t, overlay.Config{Local: one(near, near), Upstream: serving(far, &known), Policy: policy, Journal: filepath.Join(t.TempDir(), "journal")})
+		o := open(t, overlay.Config{Local: one(local, local), Upstream: serving(upstream, &known), Policy: policy,
+			Journal: filepath.Join(t.TempDir(), "journal")})
 		in, err := o.Instance("")
 		if err != nil {
 			t.Fatal(err)
@@ -43,36 +44,38 @@ func TestWritesOfUnservedFunctionsAreRefused(t *testing.T) {
 		if err := in.Store.Put(t.Context(), other, bytes.NewReader(b)); !errors.Is(err, cas.ErrInvalid) {
 			t.Errorf("%v: Put: got %v, want ErrInvalid", policy, err)
 		}
-		errs := in.Store.(cas.Batcher).PutAll(t.Context(), []cas.Blob{{Digest: other, Data: b}, {Digest: mine, Data: b}})
+		errs := in.Store.(cas.Batcher).PutAll(t.Context(), []cas.Blob{{Digest: other, Data: b},
+			{Digest: mine, Data: b}})
 		if !errors.Is(errs[0], cas.ErrInvalid) || errs[1] != nil {
 			t.Errorf("%v: PutAll: got %v, want ErrInvalid and nil", policy, errs)
 		}
 		if err := in.Actions.Record(t.Context(), other, &repb.ActionResult{}); !errors.Is(err, cas.ErrInvalid) {
 			t.Errorf("%v: Record: got %v, want ErrInvalid", policy, err)
 		}
-		if err := in.Store.(cas.Splicer).Splice(t.Context(), other, cas.ChunkList{Chunks: []cas.Digest{other}}); !errors.Is(err, cas.ErrInvalid) {
-			t.Errorf("%v: Map: got %v, want ErrInvalid", policy, err)
+		if err := in.Store.(cas.Splicer).Splice(t.Context(), other,
+			cas.ChunkList{Chunks: []cas.Digest{other}}); !errors.Is(err, cas.ErrInvalid) {
+			t.Errorf("%v: Splice: got %v, want ErrInvalid", policy, err)
 		}
-		if has(t, near, other) || !has(t, near, mine) {
-			t.Errorf("%v: near has what far does not serve, or lacks what it does", policy)
+		if has(t, local, other) || !has(t, local, mine) {
+			t.Errorf("%v: the local store accepted the unserved function, or rejected the served one", policy)
 		}
-		if err := o.Close(t.Context()); err != nil || !has(t, far, mine) {
-			t.Errorf("%v: %v, and far has %d blobs", policy, err, far.Len())
+		if err := o.Close(t.Context()); err != nil || !has(t, upstream, mine) {
+			t.Errorf("%v: got %v and %d upstream blobs", policy, err, upstream.Len())
 		}
 	}
 }
 
-// What was taken before far had said what it serves is given up when it has, and holds up nothing else.
-func TestUnservedFunctionsAreGivenUp(t *testing.T) {
+// Writes accepted before the functions of the upstream were known are dropped, and do not delay others.
+func TestWritesOfUnservedFunctionsAreDropped(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		near, far := castest.NewMemory(), castest.NewMemory()
-		side := castest.NewFaulty(far, far)
+		local, upstream := castest.NewMemory(), castest.NewMemory()
+		side := castest.NewFaulty(upstream, upstream)
 		side.Fail(cas.ErrUnavailable, castest.Missing)
 		var known atomic.Bool
 		o := open(t, overlay.Config{
-			Local: one(near, near), Policy: overlay.WriteBack, Journal: filepath.Join(t.TempDir(), "journal"),
+			Local: one(local, local), Policy: overlay.WriteBack, Journal: filepath.Join(t.TempDir(), "journal"),
 			Upstream: func(name string) (*cas.Instance, error) {
-				in, err := serving(far, &known)(name)
+				in, err := serving(upstream, &known)(name)
 				in.Store = side
 				return in, err
 			},
@@ -91,8 +94,9 @@ func TestUnservedFunctionsAreGivenUp(t *testing.T) {
 		synctest.Wait()
 		known.Store(true)
 		side.Heal()
-		if err := o.Close(t.Context()); err != nil || !has(t, far, mine) || has(t, far, other) || o.Stats().Lost != 1 {
-			t.Errorf("%v; far has %d blobs, %+v", err, far.Len(), o.Stats())
+		if err := o.Close(t.Context()); err != nil || !has(t, upstream, mine) || has(t, upstream, other) ||
+			o.Stats().Lost != 1 {
+			t.Errorf("got %v, %d upstream blobs, %+v", err, upstream.Len(), o.Stats())
 		}
 	})
 }

@@ -3,17 +3,15 @@
 package overlay
 
 import (
-	"bytes"
 	"context"
 	"errors"
 	"fmt"
-	"os"
 	"slices"
-	"strings"
 	"sync"
 	"time"
 
 	"github.com/cloister-build/cloister/cas"
+	"github.com/cloister-build/cloister/cas/durable"
 )
 
 // The kinds of entries, as words of the journal.
@@ -22,119 +20,113 @@ const (
 	result = "result"
 )
 
-// An entry is a blob or the result of an action that is still to be sent.
+// An entry is a blob or the result of an action that is to be sent.
 type entry struct {
 	kind     string
 	instance string
 	digest   cas.Digest
 }
 
-// String returns what stands in the journal behind the verb.
+// String returns the entry as in the journal.
 func (e entry) String() string { return fmt.Sprintf("%s %q %s", e.kind, e.instance, e.digest) }
 
-// The verbs of the journal.
+// The verbs of the journal, whose records consist of a verb and an entry.
 const (
 	added  = "add"
 	struck = "done"
 )
 
-// pending is what is still to be sent, oldest first. It is as a file of lines, each a verb and an entry: what
-// was added and not struck out. A line is complete before its entry is acknowledged, and one without an end
-// is of an entry that was not.
-type pending struct {
-	path string
+func (e entry) record(verb string) []byte { return fmt.Appendf(nil, "%s %s", verb, e) }
 
-	mu      sync.Mutex
-	changed *sync.Cond // when entries are added or struck out, and when someone is to look at his context
-	file    *os.File
-	size    int64                   // of the file, in bytes
-	lines   int                     // of the file
-	queue   []entry                 // oldest first, each once
-	at      map[entry]uint64        // those of queue: when they were added last, counted
-	clock   uint64                  // how often something was added
-	taken   int                     // how many of queue are being sent,
-	by      uint64                  // and what clock was when they were taken
-	resting []resting               // entries that are not in queue: their time has not come
-	rests   map[entry]time.Duration // how long an entry has rested last
+// parseRecord is the inverse of entry.record.
+func parseRecord(record []byte) (verb string, e entry, err error) {
+	var digest string
+	if _, err := fmt.Sscanf(string(record), "%s %s %q %s", &verb, &e.kind, &e.instance, &digest); err != nil {
+		return "", entry{}, durable.ErrDamaged
+	}
+	if e.digest, err = cas.ParseDigest(digest); err != nil {
+		return "", entry{}, durable.ErrDamaged
+	}
+	if verb != added && verb != struck || e.kind != blob && e.kind != result {
+		return "", entry{}, durable.ErrDamaged
+	}
+	return verb, e, nil
 }
 
-// resting is an entry that is not sent before a time.
-type resting struct {
+// pending is the set of entries to be sent, oldest first. The journal has those that were added and not struck out.
+type pending struct {
+	mu      sync.Mutex
+	changed *sync.Cond // signals new and removed entries, and wakes waiters to check their contexts
+	// Everything below is guarded by mu.
+	log     *durable.Log
+	records int // in log
+	queue   []entry
+	addedAt map[entry]uint64 // of all entries: the clock when each was last added
+	clock   uint64           // counts additions
+	taken   int              // number of entries at the head of queue that are being sent,
+	takenAt uint64           // and the clock when they were taken
+	delayed []delayedEntry   // not in queue
+	delays  map[entry]time.Duration
+}
+
+// A delayedEntry is not sent before a time.
+type delayedEntry struct {
 	entry
 	until time.Time
 }
 
-// saved is what the name of a journal that was damaged has at its end.
-const saved = ".damaged"
-
-// openPending reads the journal at path, and makes it if there is none. The loss of power leaves blocks of zeros and
-// torn lines: damaged is how many lines could not be read, and what they were in is kept beside the journal.
-func openPending(path string) (p *pending, damaged int, err error) {
-	p = &pending{path: path, at: map[entry]uint64{}, rests: map[entry]time.Duration{}}
+// openPending reads and compacts the journal at path, or creates it.
+func openPending(path string) (*pending, error) {
+	p := &pending{addedAt: map[entry]uint64{}, delays: map[entry]time.Duration{}}
 	p.changed = sync.NewCond(&p.mu)
-	data, err := os.ReadFile(path)
-	if err != nil && !os.IsNotExist(err) {
-		return nil, 0, err
-	}
-	for line := range strings.Lines(string(data)) {
-		text, whole := strings.CutSuffix(line, "\n")
-		verb, e, ok := parse(strings.TrimLeft(text, "\x00"))
+	var err error
+	p.log, err = durable.Open(durable.Config{Path: path, Replay: func(record []byte) error {
+		verb, e, err := parseRecord(record)
 		switch {
-		case !whole:
-		case !ok:
-			damaged++
+		case err != nil:
+			return err
 		case verb == added:
 			p.push(e)
 		default:
-			delete(p.at, e)
+			delete(p.addedAt, e)
 		}
+		return nil
+	}})
+	if err != nil {
+		return nil, err
 	}
-	if damaged > 0 {
-		if err := os.WriteFile(path+saved, data, 0o600); err != nil {
-			return nil, 0, err
-		}
-	}
-	seen := map[entry]bool{} // what was struck out and added again is in the queue twice
+	seen := map[entry]bool{} // an entry that was struck out and added again is in queue twice
 	p.queue = slices.DeleteFunc(p.queue, func(e entry) bool {
-		drop := p.at[e] == 0 || seen[e]
+		drop := p.addedAt[e] == 0 || seen[e]
 		seen[e] = true
 		return drop
 	})
-	return p, damaged, p.rewrite()
-}
-
-// parse reads a line without its end.
-func parse(line string) (verb string, e entry, ok bool) {
-	var digest string
-	_, err := fmt.Sscanf(line, "%s %s %q %s", &verb, &e.kind, &e.instance, &digest)
-	if err == nil {
-		e.digest, err = cas.ParseDigest(digest)
+	if err := p.compact(); err != nil {
+		return nil, errors.Join(err, p.log.Close())
 	}
-	return verb, e, err == nil && (verb == added || verb == struck) && (e.kind == blob || e.kind == result)
+	return p, nil
 }
 
-// push notes an entry. The caller holds p.mu, or is alone.
+// push adds an entry to the queue. The caller holds mu, or has exclusive access.
 func (p *pending) push(e entry) {
 	p.clock++
-	if p.at[e] == 0 {
+	if p.addedAt[e] == 0 {
 		p.queue = append(p.queue, e)
 	}
-	p.at[e] = p.clock
+	p.addedAt[e] = p.clock
 }
 
-// add makes entries pending. When it returns nil they are, even if the process is killed.
+// add adds entries. If it returns nil, they survive the end of the process.
 func (p *pending) add(entries ...entry) error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	var lines bytes.Buffer
-	n := 0
+	var records [][]byte
 	for _, e := range entries {
-		if p.at[e] == 0 {
-			n++
-			fmt.Fprintf(&lines, "%s %s\n", added, e)
+		if p.addedAt[e] == 0 {
+			records = append(records, e.record(added))
 		}
 	}
-	if err := p.append(lines.Bytes(), n); err != nil {
+	if err := p.append(records); err != nil {
 		return err
 	}
 	for _, e := range entries {
@@ -144,47 +136,44 @@ func (p *pending) add(entries ...entry) error {
 	return nil
 }
 
-// strike ends what first has returned: done is over, again comes behind all else, and rest does so after a while.
-// What was added again since it was taken is not over: a result may be another by now.
-func (p *pending) strike(done, again, rest []entry) error {
+// settle ends a round with the entries that take returned. Entries to be retried move to the end of the queue. An entry
+// that is done but was added again since is retried, too: a result may be another one by now.
+func (p *pending) settle(r *round) error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.queue = p.queue[p.taken:]
 	p.taken = 0
-	var lines bytes.Buffer
-	n := 0
-	for _, e := range done {
-		if p.at[e] > p.by {
-			again = append(again, e)
+	var records [][]byte
+	for _, e := range r.done {
+		if p.addedAt[e] > p.takenAt {
+			r.retry = append(r.retry, e)
 			continue
 		}
-		n++
-		fmt.Fprintf(&lines, "%s %s\n", struck, e)
-		delete(p.at, e)
-		delete(p.rests, e)
+		records = append(records, e.record(struck))
+		delete(p.addedAt, e)
+		delete(p.delays, e)
 	}
-	p.queue = append(p.queue, again...)
-	for _, e := range rest {
-		p.rests[e] = min(max(2*p.rests[e], minPause), maxRest)
-		p.resting = append(p.resting, resting{e, time.Now().Add(p.rests[e])})
+	p.queue = append(p.queue, r.retry...)
+	for _, e := range r.delay {
+		p.delays[e] = min(max(2*p.delays[e], minBackoff), maxDelay)
+		p.delayed = append(p.delayed, delayedEntry{e, time.Now().Add(p.delays[e])})
 	}
 	p.changed.Broadcast()
-	// A journal of mostly what is over is made anew.
-	if p.lines > 4*len(p.at)+10_000 {
-		return p.rewrite()
+	if p.records > 4*len(p.addedAt)+10_000 {
+		return p.compact()
 	}
-	return p.append(lines.Bytes(), n)
+	return p.append(records)
 }
 
-// first returns up to n entries, oldest first, when there are some, or nil when ctx has ended. The caller, of
-// whom there is one, ends with strike.
-func (p *pending) first(ctx context.Context, n int) []entry {
+// take waits for entries and returns up to n, oldest first, or nil when ctx ends. There is one caller at a time, which
+// ends the round with settle.
+func (p *pending) take(ctx context.Context, n int) []entry {
 	stop := context.AfterFunc(ctx, p.wake)
 	defer stop()
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	for {
-		next := p.rouse()
+		next := p.queueDelayed()
 		if ctx.Err() != nil {
 			return nil
 		}
@@ -195,14 +184,14 @@ func (p *pending) first(ctx context.Context, n int) []entry {
 		p.changed.Wait()
 		timer.Stop()
 	}
-	p.taken, p.by = min(n, len(p.queue)), p.clock
+	p.taken, p.takenAt = min(n, len(p.queue)), p.clock
 	return slices.Clone(p.queue[:p.taken])
 }
 
-// rouse puts into the queue what has rested, and returns how long nothing else will have. The caller holds p.mu.
-func (p *pending) rouse() time.Duration {
-	next := maxRest
-	p.resting = slices.DeleteFunc(p.resting, func(r resting) bool {
+// queueDelayed queues the entries whose delay is over, and returns the time until the next one. The caller holds mu.
+func (p *pending) queueDelayed() time.Duration {
+	next := maxDelay
+	p.delayed = slices.DeleteFunc(p.delayed, func(r delayedEntry) bool {
 		left := time.Until(r.until)
 		if left <= 0 {
 			p.queue = append(p.queue, r.entry)
@@ -214,7 +203,7 @@ func (p *pending) rouse() time.Duration {
 	return next
 }
 
-// wake lets those who wait look at their contexts.
+// wake makes waiters check their contexts.
 func (p *pending) wake() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -228,10 +217,10 @@ func (p *pending) all() []entry {
 	return p.entries()
 }
 
-// entries is all. The caller holds p.mu, or is alone.
+// entries is all. The caller holds mu, or has exclusive access.
 func (p *pending) entries() []entry {
 	all := slices.Clone(p.queue)
-	for _, r := range p.resting {
+	for _, r := range p.delayed {
 		all = append(all, r.entry)
 	}
 	return all
@@ -240,57 +229,45 @@ func (p *pending) entries() []entry {
 func (p *pending) len() int {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	return len(p.at)
+	return len(p.addedAt)
 }
 
-// append writes whole lines, or none of them. The caller holds p.mu.
-func (p *pending) append(lines []byte, n int) error {
-	if len(lines) == 0 {
+// append appends records to the journal, all or none. The caller holds mu.
+func (p *pending) append(records [][]byte) error {
+	if len(records) == 0 {
 		return nil
 	}
-	if _, err := p.file.WriteAt(lines, p.size); err != nil {
-		return errors.Join(fmt.Errorf("journal: %w", err), p.file.Truncate(p.size))
+	if err := p.log.Append(records...); err != nil {
+		return fmt.Errorf("journal: %w", err)
 	}
-	p.size += int64(len(lines))
-	p.lines += n
+	p.records += len(records)
 	return nil
 }
 
-// rewrite makes the journal anew from what is pending. The caller holds p.mu, or is alone.
-func (p *pending) rewrite() error {
-	var lines bytes.Buffer
-	all := p.entries()
-	for _, e := range all {
-		fmt.Fprintf(&lines, "%s %s\n", added, e)
-	}
-	f, err := os.OpenFile(p.path+".new", os.O_WRONLY|os.O_CREATE|os.O_TRUNC, 0o600)
+// compact rewrites the journal with only the pending entries. The caller holds mu, or has exclusive access.
+func (p *pending) compact() error {
+	entries := p.entries()
+	err := p.log.Rewrite(func(yield func([]byte) bool) {
+		for _, e := range entries {
+			if !yield(e.record(added)) {
+				return
+			}
+		}
+	})
 	if err != nil {
-		return err
+		return fmt.Errorf("journal: %w", err)
 	}
-	if _, err = f.Write(lines.Bytes()); err == nil {
-		err = os.Rename(f.Name(), p.path)
-	}
-	if err != nil {
-		f.Close()
-		return err
-	}
-	if p.file != nil {
-		p.file.Close()
-	}
-	p.file, p.size, p.lines = f, int64(lines.Len()), len(all)
+	p.records = len(entries)
 	return nil
 }
 
-// drained waits until nothing is pending or ctx ends.
-func (p *pending) drained(ctx context.Context) {
+// waitEmpty waits until nothing is pending or ctx ends.
+func (p *pending) waitEmpty(ctx context.Context) {
 	stop := context.AfterFunc(ctx, p.wake)
 	defer stop()
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	for len(p.at) > 0 && ctx.Err() == nil {
+	for len(p.addedAt) > 0 && ctx.Err() == nil {
 		p.changed.Wait()
 	}
 }
-
-// close closes the file.
-func (p *pending) close() error { return p.file.Close() }

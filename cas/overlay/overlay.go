@@ -1,18 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package overlay puts a store near, a disk, in front of one that is far, another server: what is read comes
-// near once and stays, what is written goes to both. It knows neither what is near nor what is far, and evicts
-// nothing: near keeps its own promises, and so does far.
+// Package overlay combines a local store, such as a disk, with an upstream store, such as a remote server. Reads copy
+// blobs from the upstream to the local store once; writes go to both. The package depends on neither kind of store, and
+// evicts nothing: each store keeps its own leases.
 //
-// When far cannot be reached, nothing wrong is said. What is near is served as ever; of the rest, reads and
-// writes are cas.ErrUnavailable, and a result that is not near is a miss, which costs its action's run and
-// breaks nothing. The same goes for results that far refuses to look up or to record: they are near alone.
+// If the upstream is unreachable, no answer is wrong. Local blobs are served. Reads and writes of others are
+// cas.ErrUnavailable, and a result that is not local is a miss, which costs a run of its action. Likewise, results that
+// the upstream refuses to look up or to record are only local.
 //
-// What near or far turns out not to have as they say, Missing calls absent until it is put again.
+// A blob that a store claims to have but cannot read is reported as missing until it is put again.
 package overlay
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -21,75 +20,80 @@ import (
 	"time"
 
 	"github.com/cloister-build/cloister/cas"
+	"github.com/cloister-build/cloister/cas/durable"
 )
 
-// A Policy says when far has what was written.
+// A Policy determines when writes reach the upstream.
 type Policy uint8
 
 const (
-	// WriteThrough writes far before it answers: far has all blobs that were acknowledged. A blob's write fails when
-	// far cannot be reached.
+	// WriteThrough writes to the upstream before it acknowledges. A blob's write fails if the upstream is unreachable.
 	WriteThrough Policy = iota
-	// WriteBack answers when near has it, and writes far later. What is still to be written stands in a journal
-	// and outlives the process, but not the power: then far may never have it, which harms no result.
+	// WriteBack acknowledges local writes, and sends them later. A journal keeps pending writes across restarts, but
+	// not across a power failure: the upstream may then never get a blob, which invalidates no result.
 	WriteBack
 )
 
-// Config says what New makes.
+// Config configures an Overlay.
 type Config struct {
-	// Local and Upstream are the instances; equal names belong together. A near store that is a cas.Filer makes the
-	// overlay one, and one that is a cas.Locator, too, makes it that; likewise a cas.Splicer. A far store that is a Copier or a cas.Batcher is asked in few calls.
+	// Local and Upstream are the instances; equal names belong together. The stores of the overlay have the
+	// capabilities Filer, Locator and Splicer if the local stores do. Batches use the upstream's Copier and
+	// cas.Batcher.
 	Local, Upstream cas.Instances
 	Policy          Policy
-	// Journal is the path of a file that is this overlay's alone. Back needs it.
+	// Journal is the path of a file that no other overlay uses. WriteBack requires it.
 	Journal string
-	// RenewInterval is how often what is still to be written far is marked as used near. It must be less than the
-	// lease of near; 0 is an hour.
+	// RenewInterval is the interval in which the local leases of pending writes are renewed. It must be less than the
+	// lease time of the local store; 0 means an hour.
 	RenewInterval time.Duration
-	// Log is told what goes wrong in the background; nil is nobody.
+	// Log receives background errors; nil discards them.
 	Log *slog.Logger
 }
 
-// A Copier is an optional ability of a far store: to copy many blobs in few calls. Fetch copies those of ds
-// that to lacks into it, and returns those that are absent here, too, in order and each once. After an error it
-// may have copied some.
+// A Copier is an optional interface of an upstream store that can copy many blobs in few calls. Fetch copies the blobs
+// ds that are absent from to, and returns those that are absent here, too, in order and without duplicates. After an
+// error it may have copied some.
 type Copier interface {
 	Fetch(ctx context.Context, to cas.Store, ds []cas.Digest) (absent []cas.Digest, err error)
 }
 
-// Stats counts what an Overlay has done since it was made.
+// Stats are the counters of an Overlay since New.
 type Stats struct {
-	Fetched    int64 // blobs that were brought near
-	Sent       int64 // blobs and results that went far later
-	Pending    int   // blobs and results that are still to go
-	Lost       int64 // of them, those that never will: near no longer had them, or the journal was damaged
-	Unanswered int64 // questions answered without far, which could not be reached, or did not answer them
-	Refused    int64 // results that far did not take
+	Fetched    int64 // blobs copied from the upstream
+	Sent       int64 // blobs and results sent later
+	Pending    int   // blobs and results to be sent
+	Lost       int64 // pending ones that can never be sent: the local store has lost them, or the journal was damaged
+	Unanswered int64 // queries answered without the upstream, which was unreachable or failed
+	Refused    int64 // results that the upstream refused
 }
 
-// An Overlay is safe for concurrent use; New makes it, and whoever made it closes it.
+// An Overlay is safe for concurrent use. New makes it, and the caller closes it.
 type Overlay struct {
 	config  Config
-	ctx     context.Context // of what goes on when nobody waits for it
+	ctx     context.Context // of background work
 	cancel  context.CancelCauseFunc
 	work    sync.WaitGroup
-	pending *pending // nil unless the policy is Back
-
-	doubts doubts
+	pending *pending // nil unless the policy is WriteBack
+	suspect suspects
 
 	mu      sync.Mutex
-	closed  bool
-	flights map[key]*flight
-	orphans int // of flights: those that nobody waits for
-	stats   Stats
-	warned  map[string]time.Time // by message, when it was logged last
+	closed  bool                 // guarded by mu
+	flights map[key]*flight      // guarded by mu
+	orphans int                  // guarded by mu; number of flights without waiters
+	stats   Stats                // guarded by mu
+	warned  map[string]time.Time // guarded by mu; by message, when it was last logged
 }
 
-// errClosed is why nothing can be fetched.
+// A key names a blob of an instance.
+type key struct {
+	instance string
+	digest   cas.Digest
+}
+
 var errClosed = fmt.Errorf("%w: the store is being closed", cas.ErrUnavailable)
 
-// New returns an Overlay. It fails if the policy is Back and the journal cannot be read or written; what stands
-// in it is sent.
+// New returns an Overlay. With WriteBack, it sends the contents of the journal, and fails if that cannot be read or
+// written.
 func New(c Config) (*Overlay, error) {
 	if c.Log == nil {
 		c.Log = slog.New(slog.DiscardHandler)
@@ -97,57 +101,44 @@ func New(c Config) (*Overlay, error) {
 	if c.RenewInterval <= 0 {
 		c.RenewInterval = time.Hour
 	}
-	o := &Overlay{
-		config: c, flights: map[key]*flight{}, warned: map[string]time.Time{},
-		doubts: newDoubts(),
-	}
+	o := &Overlay{config: c, flights: map[key]*flight{}, warned: map[string]time.Time{}, suspect: newSuspects()}
 	o.ctx, o.cancel = context.WithCancelCause(context.Background())
 	if c.Policy == WriteBack {
-		var damaged int
 		var err error
-		if o.pending, damaged, err = openPending(c.Journal); err != nil {
+		if o.pending, err = openPending(c.Journal); err != nil {
 			return nil, err
 		}
-		if damaged > 0 {
-			c.Log.Error("journal is damaged: what its bad lines named may never be sent on", "lines", damaged, "kept as", c.Journal+saved)
-			o.stats.Lost = int64(damaged)
+		if n := o.pending.log.Damaged(); n > 0 {
+			c.Log.Error("the journal was damaged; blobs and results in its damaged lines may never be sent",
+				"lines", n, "copy", c.Journal+durable.DamagedSuffix)
+			o.stats.Lost = int64(n)
 		}
-		o.work.Go(o.sendLater)
-		o.work.Go(o.renew)
+		o.work.Go(o.sendPending)
+		o.work.Go(o.renewPending)
 	}
 	return o, nil
 }
 
-// Instance is a cas.Instances: its stores are also a cas.Batcher, a cas.Fetcher and, if near is one, a
-// cas.Filer, and then, likewise, a cas.Locator; and a cas.Splicer if near is one.
+// Instance is a cas.Instances. Its stores are also a cas.Batcher and a cas.Fetcher.
 func (o *Overlay) Instance(name string) (*cas.Instance, error) {
 	s, err := o.store(name)
 	if err != nil {
 		return nil, err
 	}
-	in := &cas.Instance{Name: s.name, Store: s, Actions: s, Functions: s.far.Functions}
-	if f, ok := cas.As[cas.Filer](s.near.Store); ok {
-		filing := &filing{s, f}
-		in.Store = filing
-		if p, ok := cas.As[cas.Locator](s.near.Store); ok {
-			in.Store = &placing{filing, p}
-		}
-	}
-	in.Store = s.withMapper(in.Store)
-	return in, nil
+	return &cas.Instance{Name: s.name, Store: s.withCapabilities(), Actions: s, Functions: s.upstream.Functions}, nil
 }
 
 // store returns the store of an instance.
 func (o *Overlay) store(name string) (*store, error) {
-	near, err := o.config.Local(name)
+	local, err := o.config.Local(name)
 	if err != nil {
 		return nil, err
 	}
-	far, err := o.config.Upstream(name)
+	upstream, err := o.config.Upstream(name)
 	if err != nil {
 		return nil, err
 	}
-	return &store{o: o, name: near.Name, near: near, far: far}, nil
+	return &store{o: o, name: local.Name, local: local, upstream: upstream}, nil
 }
 
 // Stats returns the counters.
@@ -168,26 +159,26 @@ func (o *Overlay) count(f func(*Stats)) {
 	f(&o.stats)
 }
 
-// warn logs what goes wrong for one call as for the next, at most once a minute.
+// warn logs an error that is likely to recur, at most once a minute for each message.
 func (o *Overlay) warn(message string, args ...any) {
 	o.mu.Lock()
 	now := time.Now()
-	again := now.Sub(o.warned[message]) < time.Minute
-	if !again {
+	recent := now.Sub(o.warned[message]) < time.Minute
+	if !recent {
 		o.warned[message] = now
 	}
 	o.mu.Unlock()
-	if !again {
+	if !recent {
 		o.config.Log.Warn(message, args...)
 	}
 }
 
-// Close waits until all that was written is far or ctx ends, ends what goes on in the background and waits for
-// it. It fails if something is still to be sent: the next Overlay of this journal sends it. Nobody may write
-// any more; what is being fetched fails. Near and far stay open.
+// Close waits until all writes are sent or ctx ends, then stops background work. It fails if writes are pending, which
+// the next Overlay with this journal sends. There must be no concurrent writes; running fetches fail. Close leaves the
+// local and the upstream stores open.
 func (o *Overlay) Close(ctx context.Context) error {
 	if o.pending != nil {
-		o.pending.drained(ctx)
+		o.pending.waitEmpty(ctx)
 	}
 	o.mu.Lock()
 	o.closed = true
@@ -197,18 +188,19 @@ func (o *Overlay) Close(ctx context.Context) error {
 	if o.pending == nil {
 		return nil
 	}
-	err := o.pending.close()
+	err := o.pending.log.Close()
 	if n := o.pending.len(); n > 0 {
-		err = errors.Join(fmt.Errorf("%d blobs and results are not yet sent on; the journal %s keeps them for the next start", n, o.config.Journal), err)
+		err = errors.Join(fmt.Errorf("%d blobs and results are not yet sent; the journal %s keeps them for the next start",
+			n, o.config.Journal), err)
 	}
 	return err
 }
 
-// A store is one instance, near and far.
+// A store is one instance of an Overlay.
 type store struct {
-	o         *Overlay
-	name      string
-	near, far *cas.Instance
+	o               *Overlay
+	name            string
+	local, upstream *cas.Instance
 }
 
 var (
@@ -216,77 +208,4 @@ var (
 	_ cas.Batcher     = (*store)(nil)
 	_ cas.Fetcher     = (*store)(nil)
 	_ cas.ActionCache = (*store)(nil)
-	_ cas.Filer       = (*filing)(nil)
-	_ cas.Locator     = (*placing)(nil)
-	_ cas.Splicer     = (*mapper)(nil)
 )
-
-// filing is a store whose near is a cas.Filer.
-type filing struct {
-	*store
-	filer cas.Filer
-}
-
-// File implements cas.Filer.
-func (s *filing) File(ctx context.Context, d cas.Digest, executable bool) (string, func(), error) {
-	path, release, err := s.filer.File(ctx, d, executable)
-	if !lacks(err) {
-		return path, release, err
-	}
-	if err := s.bring(ctx, d); err != nil {
-		return "", nil, err
-	}
-	return s.filer.File(ctx, d, executable)
-}
-
-// placing is a filing whose near is a cas.Locator.
-type placing struct {
-	*filing
-	placer cas.Locator
-}
-
-// Locate implements cas.Locator. What is not near is brought there first; that near has no room for it is cas.ErrFull.
-func (s *placing) Locate(ctx context.Context, ds []cas.Digest) (cas.Location, error) {
-	p, err := s.placer.Locate(ctx, ds)
-	if err != nil {
-		return nil, err
-	}
-	absent := absentOf(p, ds)
-	if len(absent) == 0 {
-		return p, nil
-	}
-	p.Release()
-	own, others := s.fetch(ctx, absent, map[cas.Digest]bool{})
-	if err = cmp.Or(ctx.Err(), own, others); lacks(err) {
-		// One that is damaged far has ended the flight of many.
-		if absent, err = s.near.Store.Missing(ctx, absent); err == nil {
-			err = s.bringEach(ctx, absent)
-		}
-	}
-	if err != nil {
-		return nil, err
-	}
-	return s.placer.Locate(ctx, ds)
-}
-
-// bringEach brings those of ds near that far has.
-func (s *store) bringEach(ctx context.Context, ds []cas.Digest) error {
-	for _, d := range ds {
-		if err := s.bring(ctx, d); err != nil && !lacks(err) {
-			return err
-		}
-	}
-	return nil
-}
-
-// absentOf returns those of ds that are absent by p, each once.
-func absentOf(p cas.Location, ds []cas.Digest) (absent []cas.Digest) {
-	seen := map[cas.Digest]bool{}
-	for i, e := range p.Extents() {
-		if e.File == cas.Absent && !seen[ds[i]] {
-			seen[ds[i]] = true
-			absent = append(absent, ds[i])
-		}
-	}
-	return absent
-}

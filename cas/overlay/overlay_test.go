@@ -30,29 +30,31 @@ import (
 	"google.golang.org/protobuf/proto"
 )
 
-var policies = map[string]overlay.Policy{"Through": overlay.WriteThrough, "Back": overlay.WriteBack}
+var policies = map[string]overlay.Policy{"WriteThrough": overlay.WriteThrough, "WriteBack": overlay.WriteBack}
 
-// one returns instances that are all the same.
+// one returns instances that share a store.
 func one(s cas.Store, ac cas.ActionCache) cas.Instances {
 	return func(name string) (*cas.Instance, error) { return &cas.Instance{Name: name, Store: s, Actions: ac}, nil }
 }
 
-// A pair is an overlay over two stores in memory with faults.
+// A pair is an overlay of two stores in memory with injected faults.
 type pair struct {
 	*overlay.Overlay
-	near, far        *castest.Memory
-	nearSide, faulty *castest.Faulty // over them
-	store            cas.Store
-	actions          cas.ActionCache
-	journal          string
+	local, upstream             *castest.Memory
+	faultyLocal, faultyUpstream *castest.Faulty // over these
+	store                       cas.Store
+	actions                     cas.ActionCache
+	journal                     string
 }
 
 // newPair returns an overlay that is closed with the test.
 func newPair(t *testing.T, policy overlay.Policy) *pair {
 	t.Helper()
-	p := &pair{near: castest.NewMemory(), far: castest.NewMemory(), journal: filepath.Join(t.TempDir(), "journal")}
-	p.nearSide, p.faulty = castest.NewFaulty(p.near, p.near), castest.NewFaulty(p.far, p.far)
-	p.Overlay = open(t, overlay.Config{Local: one(p.nearSide, p.nearSide), Upstream: one(p.faulty, p.faulty), Policy: policy, Journal: p.journal})
+	p := &pair{local: castest.NewMemory(), upstream: castest.NewMemory(),
+		journal: filepath.Join(t.TempDir(), "journal")}
+	p.faultyLocal, p.faultyUpstream = castest.NewFaulty(p.local, p.local), castest.NewFaulty(p.upstream, p.upstream)
+	p.Overlay = open(t, overlay.Config{Local: one(p.faultyLocal, p.faultyLocal),
+		Upstream: one(p.faultyUpstream, p.faultyUpstream), Policy: policy, Journal: p.journal})
 	in, err := p.Instance("")
 	if err != nil {
 		t.Fatal(err)
@@ -75,10 +77,10 @@ func open(t *testing.T, c overlay.Config) *overlay.Overlay {
 	return o
 }
 
-// drain closes p when all is far.
+// drain closes p after it has sent everything.
 func (p *pair) drain(t *testing.T) {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute) // for ever, to those who will be done
+	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute) // enough in every case
 	defer cancel()
 	if err := p.Close(ctx); err != nil {
 		t.Error(err)
@@ -111,7 +113,6 @@ func wantError(t *testing.T, what string, err, want error) {
 	}
 }
 
-// TestContracts: an overlay is a store like any other, whatever it lies between.
 func TestContracts(t *testing.T) {
 	for name, policy := range policies {
 		t.Run(name, func(t *testing.T) {
@@ -121,11 +122,11 @@ func TestContracts(t *testing.T) {
 	}
 }
 
-// TestContractsOfPlainStores: near and far need not be able to do more than a cas.Store can.
+// TestContractsOfPlainStores uses stores without optional capabilities.
 func TestContractsOfPlainStores(t *testing.T) {
 	castest.TestStore(t, func(t *testing.T) cas.Store {
-		near, far := struct{ cas.Store }{castest.NewMemory()}, struct{ cas.Store }{castest.NewMemory()}
-		in, err := open(t, overlay.Config{Local: one(near, nil), Upstream: one(far, nil)}).Instance("")
+		local, upstream := struct{ cas.Store }{castest.NewMemory()}, struct{ cas.Store }{castest.NewMemory()}
+		in, err := open(t, overlay.Config{Local: one(local, nil), Upstream: one(upstream, nil)}).Instance("")
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -133,7 +134,7 @@ func TestContractsOfPlainStores(t *testing.T) {
 	})
 }
 
-// serve returns the address of a server on loopback over instances.
+// serve starts a server for instances on loopback and returns its address.
 func serve(t *testing.T, instances cas.Instances) string {
 	t.Helper()
 	g := grpc.NewServer(casserver.ServerOptions(slog.New(slog.DiscardHandler))...)
@@ -147,7 +148,7 @@ func serve(t *testing.T, instances cas.Instances) string {
 	return l.Addr().String()
 }
 
-// blobsOf returns a plain client of a server over instances.
+// blobsOf returns a gRPC client of a new server for instances.
 func blobsOf(t *testing.T, instances cas.Instances) repb.ContentAddressableStorageClient {
 	t.Helper()
 	conn, err := grpc.NewClient(serve(t, instances), grpc.WithTransportCredentials(insecure.NewCredentials()))
@@ -158,7 +159,7 @@ func blobsOf(t *testing.T, instances cas.Instances) repb.ContentAddressableStora
 	return repb.NewContentAddressableStorageClient(conn)
 }
 
-// served returns a client, as it is used, of a server over instances.
+// served returns a remote.Client of a new server for instances.
 func served(t *testing.T, instances cas.Instances) *remote.Client {
 	t.Helper()
 	c, err := remote.New("grpc://" + serve(t, instances))
@@ -169,7 +170,7 @@ func served(t *testing.T, instances cas.Instances) *remote.Client {
 	return c
 }
 
-// onDisk returns instances on a disk.
+// onDisk returns instances of a disk store.
 func onDisk(t *testing.T, dir string) cas.Instances {
 	t.Helper()
 	c, err := disk.Open(disk.Config{Dir: dir, MaxBytes: 256 << 20})
@@ -180,7 +181,7 @@ func onDisk(t *testing.T, dir string) cas.Instances {
 	return c.Instance
 }
 
-// TestContractsOfDiskAndServer: as it is used.
+// TestContractsOfDiskAndServer uses the stores of a real installation.
 func TestContractsOfDiskAndServer(t *testing.T) {
 	for name, policy := range policies {
 		instance := func(t *testing.T) *cas.Instance {
@@ -196,52 +197,50 @@ func TestContractsOfDiskAndServer(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			castest.TestStore(t, func(t *testing.T) cas.Store { return instance(t).Store })
 			castest.TestActionCache(t, func(t *testing.T) cas.ActionCache { return instance(t).Actions })
-			if _, ok := instance(t).Store.(cas.Filer); !ok {
-				t.Error("over a disk it is no cas.Filer")
-			}
-			if _, ok := instance(t).Store.(cas.Locator); !ok {
-				t.Error("over a disk it is no cas.Locator")
-			}
-			if _, ok := instance(t).Store.(cas.Splicer); !ok {
-				t.Error("over a disk it is no cas.Splicer")
+			s := instance(t).Store
+			_, filer := cas.As[cas.Filer](s)
+			_, locator := cas.As[cas.Locator](s)
+			_, splicer := cas.As[cas.Splicer](s)
+			if !filer || !locator || !splicer {
+				t.Errorf("over a disk: got Filer %v, Locator %v, Splicer %v, want all", filer, locator, splicer)
 			}
 		})
 	}
 }
 
-func TestInstancesAreThoseBelow(t *testing.T) {
-	near, far := castest.Instances(), castest.Instances()
-	o := open(t, overlay.Config{Local: near, Upstream: far})
+func TestInstancesAreSeparate(t *testing.T) {
+	local, upstream := castest.Instances(), castest.Instances()
+	o := open(t, overlay.Config{Local: local, Upstream: upstream})
 	a, err := o.Instance("a")
 	if err != nil {
 		t.Fatal(err)
 	}
 	_, d := put(t, a.Store, 1, 100)
 	for name, want := range map[string]bool{"a": true, "b": false, "": false} {
-		for _, instances := range []cas.Instances{near, far, o.Instance} {
+		for _, instances := range []cas.Instances{local, upstream, o.Instance} {
 			in, err := instances(name)
 			if err != nil {
 				t.Fatal(err)
 			}
 			if in.Name != name || has(t, in.Store, d) != want {
-				t.Errorf("instance %q is %q and has the blob: %v, want %v", name, in.Name, !want, want)
+				t.Errorf("instance %q: got name %q, blob present %v, want %v", name, in.Name, !want, want)
 			}
 		}
 	}
 	if _, err := o.Instance("blobs"); !errors.Is(err, cas.ErrInvalid) {
-		t.Errorf("an instance called blobs: got %v, want ErrInvalid", err)
+		t.Errorf("instance \"blobs\": got %v, want ErrInvalid", err)
 	}
 }
 
-// TestFileComesNear: a run's large input may be far.
-func TestFileComesNear(t *testing.T) {
-	far := castest.NewMemory()
-	in, err := open(t, overlay.Config{Local: onDisk(t, t.TempDir()), Upstream: one(far, far)}).Instance("")
+func TestFileIsFetched(t *testing.T) {
+	upstream := castest.NewMemory()
+	in, err := open(t, overlay.Config{Local: onDisk(t, t.TempDir()), Upstream: one(upstream, upstream)}).Instance("")
 	if err != nil {
 		t.Fatal(err)
 	}
-	_, d := put(t, far, 1, 100_000)
-	path, release, err := in.Store.(cas.Filer).File(t.Context(), d, true)
+	_, d := put(t, upstream, 1, 100_000)
+	filer, _ := cas.As[cas.Filer](in.Store)
+	path, release, err := filer.File(t.Context(), d, true)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -251,12 +250,12 @@ func TestFileComesNear(t *testing.T) {
 	release()
 }
 
-// TestReadOnce: however many ask, far is asked once, and never again.
-func TestReadOnce(t *testing.T) {
+// TestConcurrentReadsFetchOnce checks that concurrent and later reads cause one upstream read.
+func TestConcurrentReadsFetchOnce(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		p := newPair(t, overlay.WriteThrough)
-		want, d := put(t, p.far, 1, 100_000)
-		gate := p.faulty.Hold(castest.Open)
+		want, d := put(t, p.upstream, 1, 100_000)
+		gate := p.faultyUpstream.Hold(castest.Open)
 		var group sync.WaitGroup
 		for i := range 50 {
 			group.Go(func() {
@@ -271,22 +270,22 @@ func TestReadOnce(t *testing.T) {
 				}
 			})
 		}
-		synctest.Wait() // all have asked
+		synctest.Wait() // all wait for the flight
 		gate.Open()
 		group.Wait()
-		if n := p.faulty.Calls(castest.Open); n != 1 || !has(t, p.near, d) || p.Stats().Fetched != 1 {
-			t.Errorf("far was asked %d times, %d were fetched", n, p.Stats().Fetched)
+		if n := p.faultyUpstream.Calls(castest.Open); n != 1 || !has(t, p.local, d) || p.Stats().Fetched != 1 {
+			t.Errorf("got %d upstream reads and %d fetched, want 1 and 1", n, p.Stats().Fetched)
 		}
 	})
 }
 
-// TestAskerLeaves: one who gives up takes nothing from the others, nor from himself when he comes again.
-func TestAskerLeaves(t *testing.T) {
+// TestCancelledReadKeepsFlight checks that a cancelled read harms neither other readers nor its own retry.
+func TestCancelledReadKeepsFlight(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		p := newPair(t, overlay.WriteThrough)
-		_, d := put(t, p.far, 1, 1000)
-		gate := p.faulty.Hold(castest.Open)
-		ask := func(ctx context.Context) chan error {
+		_, d := put(t, p.upstream, 1, 1000)
+		gate := p.faultyUpstream.Hold(castest.Open)
+		read := func(ctx context.Context) chan error {
 			done := make(chan error, 1)
 			go func() {
 				_, err := cas.ReadAll(ctx, p.store, d, d.Size())
@@ -296,46 +295,47 @@ func TestAskerLeaves(t *testing.T) {
 			return done
 		}
 		first, leave := context.WithCancel(t.Context())
-		a, b := ask(first), ask(t.Context())
+		a, b := read(first), read(t.Context())
 		leave()
-		wantError(t, "the one who left", <-a, context.Canceled)
+		wantError(t, "the cancelled read", <-a, context.Canceled)
 		gate.Open()
-		if err := <-b; err != nil || p.faulty.Calls(castest.Open) != 1 {
-			t.Errorf("the other: %v after %d calls", err, p.faulty.Calls(castest.Open))
+		if err := <-b; err != nil || p.faultyUpstream.Calls(castest.Open) != 1 {
+			t.Errorf("the other read: got %v after %d upstream reads, want 1", err,
+				p.faultyUpstream.Calls(castest.Open))
 		}
 
-		p.near.Delete(d)
-		p.faulty.Hold(castest.Open)
-		gate = p.faulty.Hold(castest.Open)
+		p.local.Delete(d)
+		p.faultyUpstream.Hold(castest.Open)
+		gate = p.faultyUpstream.Hold(castest.Open)
 		for range 3 {
 			only, leave := context.WithCancel(t.Context())
-			a = ask(only)
+			a = read(only)
 			leave()
-			wantError(t, "the only one", <-a, context.Canceled)
+			wantError(t, "the only read", <-a, context.Canceled)
 		}
 		gate.Open()
 		synctest.Wait()
-		if n := p.faulty.Calls(castest.Open); n != 2 || !has(t, p.near, d) {
-			t.Errorf("near has it: %v, far was asked %d times, want once more", has(t, p.near, d), n)
+		if n := p.faultyUpstream.Calls(castest.Open); n != 2 || !has(t, p.local, d) {
+			t.Errorf("got local %v after %d upstream reads, want true after 2", has(t, p.local, d), n)
 		}
 	})
 }
 
-// TestOrphansAreBounded: of many fetches that nobody waits for, some go on.
+// TestOrphansAreBounded checks that some of the flights without waiters continue.
 func TestOrphansAreBounded(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		p := newPair(t, overlay.WriteThrough)
-		for range 2 { // what has ended counts no more
-			gate := p.faulty.Hold(castest.Open)
-			for _, n := range []int{8, 8, 20} { // one that is left twice counts once
+		for range 2 { // finished orphans do not count
+			gate := p.faultyUpstream.Hold(castest.Open)
+			for _, n := range []int{8, 8, 20} { // a flight that is orphaned twice counts once
 				ctx, leave := context.WithCancel(t.Context())
 				var group sync.WaitGroup
 				for i := range n {
-					_, d := put(t, p.far, byte(i), 1000)
-					p.near.Delete(d)
+					_, d := put(t, p.upstream, byte(i), 1000)
+					p.local.Delete(d)
 					group.Go(func() {
 						_, err := p.store.Open(ctx, d, 0)
-						wantError(t, "one who left", err, context.Canceled)
+						wantError(t, "cancelled read", err, context.Canceled)
 					})
 				}
 				synctest.Wait()
@@ -345,36 +345,36 @@ func TestOrphansAreBounded(t *testing.T) {
 			}
 			gate.Open()
 			synctest.Wait()
-			if n := p.near.Len(); n != 16 {
-				t.Errorf("%d of 20 came near, want 16", n)
+			if n := p.local.Len(); n != 16 {
+				t.Errorf("%d of 20 blobs were fetched, want 16", n)
 			}
 		}
 	})
 }
 
-// A stuck store is far, and copies many blobs only when it is let.
-type stuck struct {
+// A stuckCopier is an upstream whose Fetch blocks until free is closed.
+type stuckCopier struct {
 	cas.Store
 	free chan struct{}
 }
 
-func (s *stuck) Fetch(ctx context.Context, to cas.Store, ds []cas.Digest) ([]cas.Digest, error) {
+func (s *stuckCopier) Fetch(ctx context.Context, to cas.Store, ds []cas.Digest) ([]cas.Digest, error) {
 	<-s.free
 	return nil, nil
 }
 
-// TestOneOfMany: who asks for one blob does not wait for those that another has asked for with it.
-func TestOneOfMany(t *testing.T) {
+// TestSingleReadDoesNotJoinBatch checks that a read of one blob does not wait for the batch of another call.
+func TestSingleReadDoesNotJoinBatch(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		near, far := castest.NewMemory(), castest.NewMemory()
-		faulty := castest.NewFaulty(far, nil)
-		s := &stuck{faulty, make(chan struct{})}
-		in, err := open(t, overlay.Config{Local: one(near, near), Upstream: one(s, nil)}).Instance("")
+		local, upstream := castest.NewMemory(), castest.NewMemory()
+		faulty := castest.NewFaulty(upstream, nil)
+		s := &stuckCopier{faulty, make(chan struct{})}
+		in, err := open(t, overlay.Config{Local: one(local, local), Upstream: one(s, nil)}).Instance("")
 		if err != nil {
 			t.Fatal(err)
 		}
-		_, a := put(t, far, 1, 100)
-		_, b := put(t, far, 2, 100)
+		_, a := put(t, upstream, 1, 100)
+		_, b := put(t, upstream, 2, 100)
 		var group sync.WaitGroup
 		group.Go(func() {
 			if err := cas.Fetch(t.Context(), in.Store, []cas.Digest{a, b}); err != nil {
@@ -383,9 +383,9 @@ func TestOneOfMany(t *testing.T) {
 		})
 		synctest.Wait()
 		gate := faulty.Hold(castest.Open)
-		var askers sync.WaitGroup
+		var readers sync.WaitGroup
 		for range 5 {
-			askers.Go(func() {
+			readers.Go(func() {
 				if _, err := cas.ReadAll(t.Context(), in.Store, a, 100); err != nil {
 					t.Error(err)
 				}
@@ -393,36 +393,36 @@ func TestOneOfMany(t *testing.T) {
 		}
 		synctest.Wait()
 		gate.Open()
-		askers.Wait()
+		readers.Wait()
 		if n := faulty.Calls(castest.Open); n != 1 {
-			t.Errorf("far was asked %d times, want once", n)
+			t.Errorf("got %d upstream reads, want 1", n)
 		}
 		close(s.free)
 		group.Wait()
 	})
 }
 
-// TestJoinedFlightFails: who waits for a blob among others is not told of theirs.
-func TestJoinedFlightFails(t *testing.T) {
+// TestBatchFailureIsOfOneBlob checks that a damaged blob of a batch does not fail the others.
+func TestBatchFailureIsOfOneBlob(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		p := newPair(t, overlay.WriteThrough)
-		_, bad := put(t, p.far, 1, 100)
-		want, good := put(t, p.far, 2, 100)
-		p.far.Corrupt(bad)
-		gate := p.faulty.Hold(castest.Open)
+		_, bad := put(t, p.upstream, 1, 100)
+		want, good := put(t, p.upstream, 2, 100)
+		p.upstream.Corrupt(bad)
+		gate := p.faultyUpstream.Hold(castest.Open)
 		var group sync.WaitGroup
 		group.Go(func() {
 			if err := cas.Fetch(t.Context(), p.store, []cas.Digest{bad, good}); err != nil {
-				t.Errorf("both: %v", err)
+				t.Errorf("Fetch of both: %v", err)
 			}
 			_, err := p.store.Open(t.Context(), bad, 0)
-			wantError(t, "the bad one", err, cas.ErrCorrupt)
-			wantMissing(t, "after all", p.store, []cas.Digest{bad, good}, []cas.Digest{bad})
+			wantError(t, "Open of the damaged blob", err, cas.ErrCorrupt)
+			wantMissing(t, "after the fetch", p.store, []cas.Digest{bad, good}, []cas.Digest{bad})
 		})
 		synctest.Wait()
 		group.Go(func() {
 			if got, err := cas.ReadAll(t.Context(), p.store, good, 100); err != nil || !bytes.Equal(got, want) {
-				t.Errorf("the good one: got %d bytes, %v", len(got), err)
+				t.Errorf("read of the intact blob: got %d bytes, %v", len(got), err)
 			}
 		})
 		synctest.Wait()
@@ -431,7 +431,7 @@ func TestJoinedFlightFails(t *testing.T) {
 	})
 }
 
-// A copier is a far store that counts what is copied.
+// A copier is an upstream store that records the calls of Fetch.
 type copier struct {
 	cas.Store
 	from  *castest.Memory
@@ -454,94 +454,99 @@ func (c *copier) Fetch(ctx context.Context, to cas.Store, ds []cas.Digest) (abse
 	return absent, c.fail
 }
 
-// TestFetchIsOneCopy of what is not near, and tells what is absent.
-func TestFetchIsOneCopy(t *testing.T) {
-	near, far := castest.NewMemory(), castest.NewMemory()
-	faulty := castest.NewFaulty(far, nil)
-	c := &copier{Store: faulty, from: far}
-	o := open(t, overlay.Config{Local: one(near, near), Upstream: one(c, nil)})
+// TestFetchUsesCopier checks that Fetch takes one call for all absent blobs, and reports those that are nowhere.
+func TestFetchUsesCopier(t *testing.T) {
+	local, upstream := castest.NewMemory(), castest.NewMemory()
+	faulty := castest.NewFaulty(upstream, nil)
+	c := &copier{Store: faulty, from: upstream}
+	o := open(t, overlay.Config{Local: one(local, local), Upstream: one(c, nil)})
 	in, err := o.Instance("")
 	if err != nil {
 		t.Fatal(err)
 	}
 	var ds []cas.Digest
 	for i := range 10 {
-		_, d := put(t, far, byte(i), 1000)
+		_, d := put(t, upstream, byte(i), 1000)
 		ds = append(ds, d, d)
 	}
-	_, mine := put(t, near, 20, 1000)
+	_, mine := put(t, local, 20, 1000)
 	_, nowhere := castest.Blob(21, 1000)
 	_, neither := castest.Blob(22, 1000)
 	ds = append(ds, mine, nowhere, neither, cas.SHA256.Sum(nil))
 	for range 2 {
 		absent, err := in.Store.(cas.Fetcher).Fetch(t.Context(), ds)
 		if err != nil || !slices.Equal(absent, []cas.Digest{nowhere, neither}) {
-			t.Fatalf("got %v, %v, want the two that are nowhere", absent, err)
+			t.Fatalf("got %v, %v, want the two blobs that are nowhere", absent, err)
 		}
 	}
-	if len(c.calls) != 2 || len(c.calls[0]) != 12 || o.Stats().Fetched != 10 || near.Len() != 11 || faulty.Calls(castest.Open) != 0 {
-		t.Errorf("copied %v, fetched %d, near has %d, far was opened %d times", c.calls, o.Stats().Fetched, near.Len(), faulty.Calls(castest.Open))
+	if len(c.calls) != 2 || len(c.calls[0]) != 12 || o.Stats().Fetched != 10 || local.Len() != 11 ||
+		faulty.Calls(castest.Open) != 0 {
+		t.Errorf("got calls %v, %d fetched, %d local, %d upstream reads", c.calls, o.Stats().Fetched, local.Len(),
+			faulty.Calls(castest.Open))
 	}
-	// A failure is told, unless near has no room: then what is far is read there.
-	_, d := put(t, far, 30, 1000)
+	// A failure is returned, unless the local store is full: then reads use the upstream.
+	_, d := put(t, upstream, 30, 1000)
 	for _, want := range []error{cas.ErrUnavailable, cas.ErrFull} {
-		near.Delete(d)
+		local.Delete(d)
 		c.fail = want
 		if err := cas.Fetch(t.Context(), in.Store, []cas.Digest{d, nowhere}); (err == nil) != (want == cas.ErrFull) {
-			t.Errorf("%v far: got %v", want, err)
+			t.Errorf("upstream fails with %v: got %v", want, err)
 		}
 	}
 }
 
-// TestFetchSaysWhatIsAbsent where far is asked for each blob: it is not asked again.
-func TestFetchSaysWhatIsAbsent(t *testing.T) {
+// TestFetchReportsAbsentBlobs uses an upstream without Copier.
+func TestFetchReportsAbsentBlobs(t *testing.T) {
 	p := newPair(t, overlay.WriteThrough)
-	_, small := put(t, p.far, 1, 1000)
-	_, large := put(t, p.far, 2, 2<<20)
+	_, small := put(t, p.upstream, 1, 1000)
+	_, large := put(t, p.upstream, 2, 2<<20)
 	_, nowhere := castest.Blob(3, 1000)
 	_, neither := castest.Blob(4, 2<<20)
 	_, both := castest.Blob(5, 1000)
 	for _, ds := range [][]cas.Digest{{small, nowhere, large, neither, nowhere, both}, {nowhere}, {neither}} {
-		want := slices.DeleteFunc([]cas.Digest{nowhere, neither, both}, func(d cas.Digest) bool { return !slices.Contains(ds, d) })
+		want := slices.DeleteFunc([]cas.Digest{nowhere, neither, both},
+			func(d cas.Digest) bool { return !slices.Contains(ds, d) })
 		if absent, err := p.store.(cas.Fetcher).Fetch(t.Context(), ds); err != nil || !slices.Equal(absent, want) {
 			t.Errorf("got %v, %v, want %v", absent, err, want)
 		}
 	}
-	// That far cannot say is no absence.
-	p.faulty.Fail(cas.ErrUnavailable, castest.Open)
+	// An unreachable upstream does not mean absence.
+	p.faultyUpstream.Fail(cas.ErrUnavailable, castest.Open)
 	if absent, err := p.store.(cas.Fetcher).Fetch(t.Context(), []cas.Digest{nowhere, neither}); len(absent) > 0 {
-		t.Errorf("with far away: got %v, %v", absent, err)
+		t.Errorf("upstream unavailable: got %v, %v", absent, err)
 	}
 }
 
-// TestNearIsFull: what does not fit is read all the same.
-func TestNearIsFull(t *testing.T) {
+// TestLocalStoreIsFull checks that reads then use the upstream.
+func TestLocalStoreIsFull(t *testing.T) {
 	p := newPair(t, overlay.WriteThrough)
-	want, d := put(t, p.far, 1, 1000)
-	p.nearSide.Fail(cas.ErrFull, castest.Put, castest.PutAll)
+	want, d := put(t, p.upstream, 1, 1000)
+	p.faultyLocal.Fail(cas.ErrFull, castest.Put, castest.PutAll)
 	if err := cas.Fetch(t.Context(), p.store, []cas.Digest{d}); err != nil {
 		t.Errorf("Fetch: %v", err)
 	}
-	if got, err := cas.ReadAll(t.Context(), p.store, d, 1000); err != nil || !bytes.Equal(got, want) || p.near.Len() != 0 {
+	if got, err := cas.ReadAll(t.Context(), p.store, d, 1000); err != nil || !bytes.Equal(got, want) ||
+		p.local.Len() != 0 {
 		t.Errorf("got %d bytes, %v", len(got), err)
 	}
 	wantError(t, "Put", p.store.Put(t.Context(), d, bytes.NewReader(want)), cas.ErrFull)
 }
 
-// TestDamageStaysFar: what far holds or sends wrongly never comes near.
-func TestDamageStaysFar(t *testing.T) {
+// TestDamagedBlobsAreNotCopied covers damage in the upstream and in transit.
+func TestDamagedBlobsAreNotCopied(t *testing.T) {
 	for _, size := range []int{1000, 3 << 20} {
 		p := newPair(t, overlay.WriteThrough)
-		want, d := put(t, p.far, 1, size)
+		want, d := put(t, p.upstream, 1, size)
 		for name, spoil := range map[string]func(){
-			"cut": func() { p.faulty.Cut(500) }, "flipped": p.faulty.Flip, "stored": func() { p.far.Corrupt(d) },
+			"cut": func() { p.faultyUpstream.Cut(500) }, "flipped": p.faultyUpstream.Flip,
+			"stored": func() { p.upstream.Corrupt(d) },
 		} {
 			spoil()
-			if got, err := cas.ReadAll(t.Context(), p.store, d, d.Size()); err == nil || has(t, p.near, d) {
-				t.Errorf("%s: got %d bytes, and near has them", name, len(got))
+			if got, err := cas.ReadAll(t.Context(), p.store, d, d.Size()); err == nil || has(t, p.local, d) {
+				t.Errorf("%s: got %d bytes, which are also local; want an error", name, len(got))
 			}
-			p.faulty.Heal()
-			if err := p.far.Put(t.Context(), d, bytes.NewReader(want)); err != nil {
+			p.faultyUpstream.Heal()
+			if err := p.upstream.Put(t.Context(), d, bytes.NewReader(want)); err != nil {
 				t.Fatal(err)
 			}
 		}
@@ -555,56 +560,58 @@ func TestMissing(t *testing.T) {
 	for name, policy := range policies {
 		t.Run(name, func(t *testing.T) {
 			p := newPair(t, policy)
-			_, near := put(t, p.near, 1, 100)
-			_, far := put(t, p.far, 2, 100)
+			_, here := put(t, p.local, 1, 100)
+			_, there := put(t, p.upstream, 2, 100)
 			_, nowhere := castest.Blob(3, 100)
-			ask := func(ds ...cas.Digest) ([]cas.Digest, error) { return p.store.Missing(t.Context(), ds) }
-			if got, err := ask(far, nowhere, near, nowhere); err != nil || !slices.Equal(got, []cas.Digest{nowhere}) {
+			missing := func(ds ...cas.Digest) ([]cas.Digest, error) { return p.store.Missing(t.Context(), ds) }
+			if got, err := missing(there, nowhere, here, nowhere); err != nil ||
+				!slices.Equal(got, []cas.Digest{nowhere}) {
 				t.Errorf("got %v, %v", got, err)
 			}
-			p.faulty.Fail(cas.ErrUnavailable, castest.Missing)
-			if got, err := ask(near, near); err != nil || len(got) > 0 {
-				t.Errorf("far is away, and near has all: got %v, %v", got, err)
+			p.faultyUpstream.Fail(cas.ErrUnavailable, castest.Missing)
+			if got, err := missing(here, here); err != nil || len(got) > 0 {
+				t.Errorf("upstream unavailable, all local: got %v, %v", got, err)
 			}
-			got, err := ask(near, far, nowhere)
+			got, err := missing(here, there, nowhere)
 			if policy == overlay.WriteThrough {
-				wantError(t, "far is away", err, cas.ErrUnavailable)
-			} else if err != nil || !slices.Equal(got, []cas.Digest{far, nowhere}) || p.Stats().Unanswered != 1 {
-				t.Errorf("far is away: got %v, %v, %d unasked", got, err, p.Stats().Unanswered)
+				wantError(t, "upstream unavailable", err, cas.ErrUnavailable)
+			} else if err != nil || !slices.Equal(got, []cas.Digest{there, nowhere}) || p.Stats().Unanswered != 1 {
+				t.Errorf("upstream unavailable: got %v, %v, %d unanswered", got, err, p.Stats().Unanswered)
 			}
-			p.faulty.Fail(errors.New("not you"), castest.Missing)
-			if _, err := ask(nowhere); err == nil || !strings.Contains(err.Error(), "not you") {
-				t.Errorf("far refuses: got %v", err)
+			p.faultyUpstream.Fail(errors.New("not you"), castest.Missing)
+			if _, err := missing(nowhere); err == nil || !strings.Contains(err.Error(), "not you") {
+				t.Errorf("upstream refuses: got %v", err)
 			}
 		})
 	}
 }
 
-// TestFarIsAway: near goes on, nothing wrong is said, and why is known.
-func TestFarIsAway(t *testing.T) {
+// TestUnavailableUpstream checks that local blobs and results are served, and that other errors have the right kind.
+func TestUnavailableUpstream(t *testing.T) {
 	for name, policy := range policies {
 		t.Run(name, func(t *testing.T) {
 			p := newPair(t, policy)
-			want, near := put(t, p.near, 1, 100)
-			_, far := put(t, p.far, 2, 100)
+			want, here := put(t, p.local, 1, 100)
+			_, there := put(t, p.upstream, 2, 100)
 			action, known := cas.SHA256.Sum([]byte("a")), cas.SHA256.Sum([]byte("b"))
-			for m, d := range map[*castest.Memory]cas.Digest{p.far: action, p.near: known} {
+			for m, d := range map[*castest.Memory]cas.Digest{p.upstream: action, p.local: known} {
 				if err := m.Record(t.Context(), d, &repb.ActionResult{ExitCode: 3}); err != nil {
 					t.Fatal(err)
 				}
 			}
-			p.faulty.Fail(cas.ErrUnavailable, castest.Open, castest.Put, castest.PutAll, castest.Missing, castest.Lookup, castest.Record)
-			if got, err := cas.ReadAll(t.Context(), p.store, near, 100); err != nil || !bytes.Equal(got, want) {
-				t.Errorf("near: got %d bytes, %v", len(got), err)
+			p.faultyUpstream.Fail(cas.ErrUnavailable, castest.Open, castest.Put, castest.PutAll, castest.Missing,
+				castest.Lookup, castest.Record)
+			if got, err := cas.ReadAll(t.Context(), p.store, here, 100); err != nil || !bytes.Equal(got, want) {
+				t.Errorf("local blob: got %d bytes, %v", len(got), err)
 			}
-			_, err := cas.ReadAll(t.Context(), p.store, far, 100)
-			wantError(t, "far", err, cas.ErrUnavailable)
-			wantError(t, "Fetch", cas.Fetch(t.Context(), p.store, []cas.Digest{near, far}), cas.ErrUnavailable)
+			_, err := cas.ReadAll(t.Context(), p.store, there, 100)
+			wantError(t, "upstream blob", err, cas.ErrUnavailable)
+			wantError(t, "Fetch", cas.Fetch(t.Context(), p.store, []cas.Digest{here, there}), cas.ErrUnavailable)
 			if r, err := p.actions.Lookup(t.Context(), known); err != nil || r.ExitCode != 3 {
-				t.Errorf("a result that is near: got %v, %v", r, err)
+				t.Errorf("local result: got %v, %v", r, err)
 			}
 			_, err = p.actions.Lookup(t.Context(), action)
-			wantError(t, "a result that is far", err, cas.ErrNotFound)
+			wantError(t, "upstream result", err, cas.ErrNotFound)
 			b, d := castest.Blob(3, 100)
 			if err := p.actions.Record(t.Context(), action, &repb.ActionResult{}); err != nil {
 				t.Errorf("Record: %v", err)
@@ -622,13 +629,13 @@ func TestFarIsAway(t *testing.T) {
 	}
 }
 
-// TestBatchReadOfAServer: a server over an overlay asks far once for a batch, and gives out what is near when far
-// is away.
-func TestBatchReadOfAServer(t *testing.T) {
-	near, far := castest.NewMemory(), castest.NewMemory()
-	faulty := castest.NewFaulty(far, far)
-	c := &copier{Store: faulty, from: far}
-	o := open(t, overlay.Config{Local: one(near, near), Upstream: one(c, faulty)})
+// TestServerReadsBatches checks that a server on an overlay reads a batch with one upstream call, and serves local
+// blobs if the upstream is unavailable.
+func TestServerReadsBatches(t *testing.T) {
+	local, upstream := castest.NewMemory(), castest.NewMemory()
+	faulty := castest.NewFaulty(upstream, upstream)
+	c := &copier{Store: faulty, from: upstream}
+	o := open(t, overlay.Config{Local: one(local, local), Upstream: one(c, faulty)})
 	client := blobsOf(t, o.Instance)
 	read := func(ds ...cas.Digest) (got []codes.Code) {
 		t.Helper()
@@ -647,30 +654,31 @@ func TestBatchReadOfAServer(t *testing.T) {
 	}
 	var ds []cas.Digest
 	for i := range 4 {
-		_, d := put(t, far, byte(i), 1000)
+		_, d := put(t, upstream, byte(i), 1000)
 		ds = append(ds, d)
 	}
-	if got := read(ds[:2]...); !slices.Equal(got, []codes.Code{codes.OK, codes.OK}) || len(c.calls) != 1 || faulty.Calls(castest.Open) != 0 {
-		t.Errorf("got %v by %d copies and %d reads", got, len(c.calls), faulty.Calls(castest.Open))
+	if got := read(ds[:2]...); !slices.Equal(got, []codes.Code{codes.OK, codes.OK}) || len(c.calls) != 1 ||
+		faulty.Calls(castest.Open) != 0 {
+		t.Errorf("got %v with %d copies and %d reads, want 1 and 0", got, len(c.calls), faulty.Calls(castest.Open))
 	}
 	for _, d := range ds[2:] {
-		far.Delete(d)
+		upstream.Delete(d)
 	}
 	c.fail = cas.ErrUnavailable
 	faulty.Fail(cas.ErrUnavailable, castest.Open)
 	if got := read(ds...); !slices.Equal(got, []codes.Code{codes.OK, codes.OK, codes.Unavailable, codes.Unavailable}) {
-		t.Errorf("far is away: got %v", got)
+		t.Errorf("upstream unavailable: got %v", got)
 	}
 }
 
-// TestWriteThrough: what is acknowledged is far, and a batch is one.
+// TestWriteThrough checks that acknowledged blobs are in the upstream, and that a batch stays one.
 func TestWriteThrough(t *testing.T) {
 	p := newPair(t, overlay.WriteThrough)
 	_, d := put(t, p.store, 1, 100)
 	_, large := put(t, p.store, 2, 3<<20)
 	put(t, p.store, 1, 0)
-	if !has(t, p.far, d) || !has(t, p.far, large) || p.faulty.Calls(castest.Put) != 2 {
-		t.Errorf("far was put %d blobs", p.faulty.Calls(castest.Put))
+	if !has(t, p.upstream, d) || !has(t, p.upstream, large) || p.faultyUpstream.Calls(castest.Put) != 2 {
+		t.Errorf("got %d upstream writes, want 2", p.faultyUpstream.Calls(castest.Put))
 	}
 	var blobs []cas.Blob
 	for i := range 20 {
@@ -679,41 +687,42 @@ func TestWriteThrough(t *testing.T) {
 	}
 	blobs[3].Data = blobs[4].Data
 	for i, err := range p.store.(cas.Batcher).PutAll(t.Context(), blobs) {
-		if i != 3 && (err != nil || !has(t, p.far, blobs[i].Digest)) {
+		if i != 3 && (err != nil || !has(t, p.upstream, blobs[i].Digest)) {
 			t.Errorf("blob %d: %v", i, err)
 		}
 	}
-	if n := p.faulty.Calls(castest.PutAll); n != 1 || p.far.Len() != 21 {
-		t.Errorf("far was put %d batches and has %d blobs", n, p.far.Len())
+	if n := p.faultyUpstream.Calls(castest.PutAll); n != 1 || p.upstream.Len() != 21 {
+		t.Errorf("got %d upstream batches and %d blobs, want 1 and 21", n, p.upstream.Len())
 	}
 }
 
-// A strict action cache takes results that are complete.
-type strict struct {
+// A strictCache is an action cache that fails the test for incomplete results.
+type strictCache struct {
 	*castest.Faulty
 	store cas.Store
 	t     *testing.T
 }
 
-func (s *strict) Record(ctx context.Context, action cas.Digest, r *repb.ActionResult) error {
+func (s *strictCache) Record(ctx context.Context, action cas.Digest, r *repb.ActionResult) error {
 	ds, err := cas.Closure(ctx, s.store, cas.SHA256, r)
 	if err != nil {
-		s.t.Errorf("a result came far before its Trees: %v", err)
+		s.t.Errorf("a result was sent before its Trees: %v", err)
 	}
 	if missing, err := s.store.Missing(ctx, ds); err != nil || len(missing) > 0 {
-		s.t.Errorf("a result came far before its blobs: %v, %v", missing, err)
+		s.t.Errorf("a result was sent before its blobs: %v, %v", missing, err)
 	}
 	return s.Faulty.Record(ctx, action, r)
 }
 
-// newStrict is newPair with a far action cache that takes complete results alone.
+// newStrict is newPair with a strictCache upstream.
 func newStrict(t *testing.T, policy overlay.Policy) *pair {
 	p := newPair(t, policy)
 	if err := p.Close(t.Context()); err != nil {
 		t.Fatal(err)
 	}
 	p.Overlay = open(t, overlay.Config{
-		Local: one(p.nearSide, p.nearSide), Upstream: one(p.faulty, &strict{p.faulty, p.far, t}), Policy: policy, Journal: p.journal,
+		Local: one(p.faultyLocal, p.faultyLocal), Upstream: one(p.faultyUpstream,
+			&strictCache{p.faultyUpstream, p.upstream, t}), Policy: policy, Journal: p.journal,
 	})
 	in, err := p.Instance("")
 	if err != nil {
@@ -723,12 +732,13 @@ func newStrict(t *testing.T, policy overlay.Policy) *pair {
 	return p
 }
 
-// built is a result with a file, a Tree and a file in it, put into s.
+// built stores a result in s, with a file, a Tree and a file in it.
 func built(t *testing.T, s cas.Store, seed byte) (action cas.Digest, r *repb.ActionResult) {
 	t.Helper()
 	_, file := put(t, s, seed, 100+int(seed))
 	_, inner := put(t, s, seed, 2<<20)
-	tree, err := cas.PutProto(t.Context(), s, cas.SHA256, &repb.Tree{Root: &repb.Directory{Files: []*repb.FileNode{{Name: "f", Digest: inner.Proto()}}}})
+	tree, err := cas.PutProto(t.Context(), s, cas.SHA256,
+		&repb.Tree{Root: &repb.Directory{Files: []*repb.FileNode{{Name: "f", Digest: inner.Proto()}}}})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -738,37 +748,38 @@ func built(t *testing.T, s cas.Store, seed byte) (action cas.Digest, r *repb.Act
 	}
 }
 
-// TestResults: what is recorded is near and far, with all that it refers to, wherever that was.
+// TestResults checks that a recorded result and its blobs reach the upstream, wherever the blobs were.
 func TestResults(t *testing.T) {
 	for name, policy := range policies {
 		t.Run(name, func(t *testing.T) {
 			p := newStrict(t, policy)
-			action, r := built(t, p.near, 1) // behind the overlay's back
+			action, r := built(t, p.local, 1) // without the overlay
 			if err := p.actions.Record(t.Context(), action, r); err != nil {
 				t.Fatal(err)
 			}
-			// One of whose blobs nobody has any stays near.
+			// A result with absent blobs stays local.
 			lonely := cas.SHA256.Sum([]byte("lonely"))
 			_, nowhere := castest.Blob(9, 9)
-			if err := p.actions.Record(t.Context(), lonely, &repb.ActionResult{StdoutDigest: nowhere.Proto()}); err != nil {
+			if err := p.actions.Record(t.Context(), lonely,
+				&repb.ActionResult{StdoutDigest: nowhere.Proto()}); err != nil {
 				t.Fatal(err)
 			}
 			p.drain(t)
-			for _, m := range []*castest.Memory{p.near, p.far} {
+			for _, m := range []*castest.Memory{p.local, p.upstream} {
 				if got, err := m.Lookup(t.Context(), action); err != nil || !proto.Equal(got, r) {
 					t.Errorf("got %v, %v", got, err)
 				}
 			}
-			_, err := p.far.Lookup(t.Context(), lonely)
-			wantError(t, "an incomplete result, far", err, cas.ErrNotFound)
+			_, err := p.upstream.Lookup(t.Context(), lonely)
+			wantError(t, "incomplete result in the upstream", err, cas.ErrNotFound)
 		})
 	}
 }
 
-func TestLookupComesNear(t *testing.T) {
+func TestLookupRecordsLocally(t *testing.T) {
 	p := newPair(t, overlay.WriteThrough)
-	action, r := built(t, p.far, 1)
-	if err := p.far.Record(t.Context(), action, r); err != nil {
+	action, r := built(t, p.upstream, 1)
+	if err := p.upstream.Record(t.Context(), action, r); err != nil {
 		t.Fatal(err)
 	}
 	in, err := p.Instance("")
@@ -780,33 +791,33 @@ func TestLookupComesNear(t *testing.T) {
 			t.Fatalf("got %v, %v", got, err)
 		}
 	}
-	if n := p.faulty.Calls(castest.Lookup); n != 1 {
-		t.Errorf("far was asked %d times", n)
+	if n := p.faultyUpstream.Calls(castest.Lookup); n != 1 {
+		t.Errorf("got %d upstream lookups, want 1", n)
 	}
-	// A hit some of whose blobs are gone everywhere is none.
-	p.far.Delete(cas.SHA256.Sum(nil))
-	for _, d := range p.far.Digests() {
-		p.far.Delete(d)
+	// A result with lost blobs is a miss.
+	p.upstream.Delete(cas.SHA256.Sum(nil))
+	for _, d := range p.upstream.Digests() {
+		p.upstream.Delete(d)
 	}
 	_, err = cas.LookupComplete(t.Context(), in, action)
-	wantError(t, "blobs are gone", err, cas.ErrNotFound)
-	// Near may have damaged it, or be unable to keep it.
-	p.nearSide.FailNth(castest.Lookup, 1, cas.ErrCorrupt)
+	wantError(t, "blobs are lost", err, cas.ErrNotFound)
+	// The local store may have a damaged result, or no room.
+	p.faultyLocal.FailNth(castest.Lookup, 1, cas.ErrCorrupt)
 	if got, err := p.actions.Lookup(t.Context(), action); err != nil || !proto.Equal(got, r) {
-		t.Errorf("damaged near: got %v, %v", got, err)
+		t.Errorf("damaged local result: got %v, %v", got, err)
 	}
-	p.nearSide.Fail(cas.ErrFull, castest.Record)
+	p.faultyLocal.Fail(cas.ErrFull, castest.Record)
 	other := cas.SHA256.Sum([]byte("other"))
-	if err := p.far.Record(t.Context(), other, r); err != nil {
+	if err := p.upstream.Record(t.Context(), other, r); err != nil {
 		t.Fatal(err)
 	}
 	if _, err := p.actions.Lookup(t.Context(), other); err != nil {
-		t.Errorf("near is full: %v", err)
+		t.Errorf("local store full: %v", err)
 	}
 }
 
-// TestLoss: of blobs lost at random, near and far, none is called present that cannot be read.
-func TestLoss(t *testing.T) {
+// TestLostBlobsAreMissing checks that no unreadable blob is reported present after random losses in both stores.
+func TestLostBlobsAreMissing(t *testing.T) {
 	for seed := range uint64(5) {
 		p := newPair(t, overlay.WriteThrough)
 		want := map[cas.Digest][]byte{}
@@ -820,7 +831,7 @@ func TestLoss(t *testing.T) {
 			ds, want[d] = append(ds, d), b
 		}
 		gone := map[cas.Digest]int{}
-		for _, d := range slices.Concat(p.nearSide.Lose(seed, 0.3), p.faulty.Lose(seed+100, 0.3)) {
+		for _, d := range slices.Concat(p.faultyLocal.Lose(seed, 0.3), p.faultyUpstream.Lose(seed+100, 0.3)) {
 			gone[d]++
 		}
 		missing, err := p.store.Missing(t.Context(), ds)
@@ -829,8 +840,10 @@ func TestLoss(t *testing.T) {
 		}
 		for _, d := range ds {
 			got, err := cas.ReadAll(t.Context(), p.store, d, 100)
-			if lost := gone[d] == 2; lost != slices.Contains(missing, d) || lost != errors.Is(err, cas.ErrNotFound) || !lost && !bytes.Equal(got, want[d]) {
-				t.Errorf("seed %d: lost %d times, missing %v, read %q, %v", seed, gone[d], slices.Contains(missing, d), got, err)
+			if lost := gone[d] == 2; lost != slices.Contains(missing, d) || lost != errors.Is(err, cas.ErrNotFound) ||
+				!lost && !bytes.Equal(got, want[d]) {
+				t.Errorf("seed %d: lost %d times, missing %v, read %q, %v", seed, gone[d], slices.Contains(missing, d),
+					got, err)
 			}
 		}
 	}

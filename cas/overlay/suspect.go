@@ -11,101 +11,103 @@ import (
 )
 
 const (
-	maxDoubts = 1 << 16 // blobs of each kind that are remembered
-	places    = 1 << 22 // bytes that remember roughly those of unsent that do not fit
+	maxSuspects = 1 << 16 // blobs in each map
+	filterSize  = 1 << 22 // bytes of the filter for further unsent blobs
 )
 
-// doubts are the blobs that Missing calls absent whatever near and far say of them, so that somebody puts them
-// again. They are forgotten with the process.
-type doubts struct {
+// suspects are the blobs that Missing reports as absent whatever the stores claim, so that a client puts them again.
+// They are in memory only.
+type suspects struct {
 	mu     sync.Mutex
-	unsent map[key]bool // near has them, and the write far failed: not under Back, whose journal knows them
-	unread map[key]bool // far was asked for them in vain; any of them is forgotten for a new one
+	unsent map[key]bool // local, but the write to the upstream failed; unused with WriteBack, whose journal has them
+	unread map[key]bool // the upstream failed to deliver them; a new one may replace any of them
 
-	// spilled marks, by their hashes, those of unsent that did not fit; it is nil until there is one. Blobs share
-	// places, so no mark is ever taken away: it says no more than that far is to be asked.
-	spilled []bool
-	seed    maphash.Seed
+	// overflow is a filter, by hash, of unsent blobs beyond maxSuspects, or nil. Blobs share its bytes, so none is ever
+	// cleared: a set byte only means that the upstream must be queried.
+	overflow []bool
+	seed     maphash.Seed
 }
 
-func newDoubts() doubts {
-	return doubts{unsent: map[key]bool{}, unread: map[key]bool{}, seed: maphash.MakeSeed()}
+func newSuspects() suspects {
+	return suspects{unsent: map[key]bool{}, unread: map[key]bool{}, seed: maphash.MakeSeed()}
 }
 
-// place returns the mark of k. The caller holds o.mu, and spilled is not nil.
-func (o *doubts) place(k key) *bool { return &o.spilled[maphash.Comparable(o.seed, k)%places] }
+// inOverflow returns the filter entry of k. The caller holds mu, and overflow is not nil.
+func (u *suspects) inOverflow(k key) *bool {
+	return &u.overflow[maphash.Comparable(u.seed, k)%filterSize]
+}
 
-// sent notes how it ended that blobs were written far.
-func (s *store) sent(d cas.Digest, err error) {
+// recordSend records the result of writing d to the upstream.
+func (s *store) recordSend(d cas.Digest, err error) {
 	if s.o.config.Policy == WriteBack {
 		return
 	}
-	o := &s.o.doubts
-	o.mu.Lock()
-	defer o.mu.Unlock()
+	u := &s.o.suspect
+	u.mu.Lock()
+	defer u.mu.Unlock()
 	switch k := (key{s.name, d}); {
 	case err == nil:
-		delete(o.unsent, k)
-	case len(o.unsent) < maxDoubts:
-		o.unsent[k] = true
+		delete(u.unsent, k)
+	case len(u.unsent) < maxSuspects:
+		u.unsent[k] = true
 	default:
-		if o.spilled == nil {
-			o.spilled = make([]bool, places)
+		if u.overflow == nil {
+			u.overflow = make([]bool, filterSize)
 		}
-		*o.place(k) = true
+		*u.inOverflow(k) = true
 	}
 }
 
-// brought notes how it ended that a blob was asked of far.
-func (s *store) brought(d cas.Digest, err error) {
-	o := &s.o.doubts
-	o.mu.Lock()
-	defer o.mu.Unlock()
+// recordFetch records the result of reading d from the upstream.
+func (s *store) recordFetch(d cas.Digest, err error) {
+	u := &s.o.suspect
+	u.mu.Lock()
+	defer u.mu.Unlock()
 	k := key{s.name, d}
 	switch {
 	case err == nil:
-		delete(o.unread, k)
+		delete(u.unread, k)
 	case errors.Is(err, cas.ErrNotFound), errors.Is(err, cas.ErrCorrupt):
-		for old := range o.unread {
-			if len(o.unread) < maxDoubts {
+		for old := range u.unread {
+			if len(u.unread) < maxSuspects {
 				break
 			}
-			delete(o.unread, old)
+			delete(u.unread, old)
 		}
-		o.unread[k] = true
+		u.unread[k] = true
 	}
 }
 
-// doubted returns those of ds, of which near lacks absent, that are to be put again, and in order those that far is
-// to be asked for.
-func (s *store) doubted(ds, absent []cas.Digest) (again map[cas.Digest]bool, ask []cas.Digest) {
-	o := &s.o.doubts
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	again = map[cas.Digest]bool{}
+// classify returns the suspect blobs of ds, of which absent are not local, and in order the blobs for which the
+// upstream must be queried.
+func (s *store) classify(ds, absent []cas.Digest) (suspect map[cas.Digest]bool, query []cas.Digest) {
+	u := &s.o.suspect
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	suspect = map[cas.Digest]bool{}
 	add := func(marked map[key]bool, ds []cas.Digest) {
 		if len(marked) == 0 {
 			return
 		}
 		for _, d := range ds {
 			if marked[key{s.name, d}] {
-				again[d] = true
+				suspect[d] = true
 			}
 		}
 	}
-	add(o.unsent, ds)
-	add(o.unread, absent)
-	if o.spilled == nil {
-		return again, absent
+	add(u.unsent, ds)
+	add(u.unread, absent)
+	if u.overflow == nil {
+		return suspect, absent
 	}
-	lacked := map[cas.Digest]bool{}
+	isAbsent := map[cas.Digest]bool{}
 	for _, d := range absent {
-		lacked[d] = true
+		isAbsent[d] = true
 	}
 	for _, d := range ds {
-		if lacked[d] || *o.place(key{s.name, d}) {
-			ask = append(ask, d)
+		if isAbsent[d] || *u.inOverflow(key{s.name, d}) {
+			query = append(query, d)
 		}
 	}
-	return again, ask
+	return suspect, query
 }

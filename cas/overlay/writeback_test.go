@@ -24,11 +24,11 @@ import (
 	"google.golang.org/protobuf/proto"
 )
 
-// TestWriteBack: a write is near when it is acknowledged, and far in the end, through every failure.
+// TestWriteBack checks that acknowledged writes are local, and reach the upstream despite failures.
 func TestWriteBack(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		p := newStrict(t, overlay.WriteBack)
-		p.faulty.Fail(cas.ErrUnavailable, castest.Missing)
+		p.faultyUpstream.Fail(cas.ErrUnavailable, castest.Missing)
 		_, small := put(t, p.store, 1, 100)
 		_, large := put(t, p.store, 2, 3<<20)
 		b, batched := castest.Blob(3, 100)
@@ -40,22 +40,23 @@ func TestWriteBack(t *testing.T) {
 			t.Fatal(err)
 		}
 		synctest.Wait()
-		if n := p.Stats().Pending; n != 7 || p.far.Len() != 0 || !has(t, p.near, large) {
-			t.Errorf("%d pending, far has %d", n, p.far.Len())
+		if n := p.Stats().Pending; n != 7 || p.upstream.Len() != 0 || !has(t, p.local, large) {
+			t.Errorf("got %d pending and %d upstream, want 7 and 0", n, p.upstream.Len())
 		}
-		// Far takes questions again, and some of the blobs; then all.
-		p.faulty.Heal()
-		p.faulty.Fail(cas.ErrFull, castest.Put)
+		// The upstream recovers in steps.
+		p.faultyUpstream.Heal()
+		p.faultyUpstream.Fail(cas.ErrFull, castest.Put)
 		time.Sleep(time.Minute)
-		if !has(t, p.far, small) || !has(t, p.far, batched) || has(t, p.far, large) {
-			t.Error("blobs that far takes are held up by those that it does not")
+		if !has(t, p.upstream, small) || !has(t, p.upstream, batched) || has(t, p.upstream, large) {
+			t.Error("rejected blobs delay accepted ones")
 		}
-		if _, err := p.far.Lookup(t.Context(), action); !errors.Is(err, cas.ErrNotFound) {
-			t.Errorf("the result of absent blobs is far: %v", err)
+		if _, err := p.upstream.Lookup(t.Context(), action); !errors.Is(err, cas.ErrNotFound) {
+			t.Errorf("a result with absent blobs was sent: %v", err)
 		}
-		p.faulty.Heal()
+		p.faultyUpstream.Heal()
 		p.drain(t)
-		if got, err := p.far.Lookup(t.Context(), action); err != nil || !proto.Equal(got, r) || !has(t, p.far, large) {
+		if got, err := p.upstream.Lookup(t.Context(), action); err != nil || !proto.Equal(got, r) ||
+			!has(t, p.upstream, large) {
 			t.Errorf("got %v, %v", got, err)
 		}
 		if s := p.Stats(); s.Sent != 7 || s.Pending != 0 || s.Lost != 0 {
@@ -64,109 +65,112 @@ func TestWriteBack(t *testing.T) {
 	})
 }
 
-// TestSentTogether: what was put one by one goes far in one batch.
-func TestSentTogether(t *testing.T) {
+// TestSmallBlobsAreBatched checks that blobs of separate writes are sent in one batch.
+func TestSmallBlobsAreBatched(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		p := newPair(t, overlay.WriteBack)
-		p.faulty.Fail(cas.ErrUnavailable, castest.Missing)
+		p.faultyUpstream.Fail(cas.ErrUnavailable, castest.Missing)
 		for i := range 100 {
 			put(t, p.store, byte(i), 1000)
 		}
-		p.faulty.Heal()
+		p.faultyUpstream.Heal()
 		p.drain(t)
-		if n, m := p.faulty.Calls(castest.PutAll), p.faulty.Calls(castest.Put); n > 2 || m > 0 || p.far.Len() != 100 {
-			t.Errorf("%d batches and %d blobs brought %d of 100", n, m, p.far.Len())
+		if n, m := p.faultyUpstream.Calls(castest.PutAll), p.faultyUpstream.Calls(castest.Put); n > 2 || m > 0 ||
+			p.upstream.Len() != 100 {
+			t.Errorf("got %d batches and %d single writes for %d of 100 blobs", n, m, p.upstream.Len())
 		}
 	})
 }
 
-// TestResultOfLater: a result that is recorded while another of its action is sent follows it.
-func TestResultOfLater(t *testing.T) {
+// TestNewerResultIsSent checks that a result recorded while an older one of its action is being sent follows it.
+func TestNewerResultIsSent(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		p := newPair(t, overlay.WriteBack)
 		action := cas.SHA256.Sum([]byte("a"))
-		gate := p.faulty.Hold(castest.Record)
+		gate := p.faultyUpstream.Hold(castest.Record)
 		for i := range 2 {
 			if err := p.actions.Record(t.Context(), action, &repb.ActionResult{ExitCode: int32(i)}); err != nil {
 				t.Fatal(err)
 			}
-			synctest.Wait() // the first is at the gate
+			synctest.Wait() // the first waits at the gate
 		}
 		gate.Open()
 		p.drain(t)
-		if r, err := p.far.Lookup(t.Context(), action); err != nil || r.ExitCode != 1 {
-			t.Errorf("far has %v, %v", r, err)
+		if r, err := p.upstream.Lookup(t.Context(), action); err != nil || r.ExitCode != 1 {
+			t.Errorf("upstream result: got %v, %v, want exit code 1", r, err)
 		}
 	})
 }
 
-// TestLostNear: what near has lost does not hold up the rest.
-func TestLostNear(t *testing.T) {
+// TestLocallyLostBlobsAreSkipped checks that they do not delay others.
+func TestLocallyLostBlobsAreSkipped(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		p := newPair(t, overlay.WriteBack)
-		p.faulty.Fail(cas.ErrUnavailable, castest.Missing)
+		p.faultyUpstream.Fail(cas.ErrUnavailable, castest.Missing)
 		_, lost := put(t, p.store, 1, 100)
 		_, kept := put(t, p.store, 2, 100)
-		p.near.Delete(lost)
-		p.faulty.Heal()
+		p.local.Delete(lost)
+		p.faultyUpstream.Heal()
 		p.drain(t)
-		if s := p.Stats(); s.Lost != 1 || !has(t, p.far, kept) {
+		if s := p.Stats(); s.Lost != 1 || !has(t, p.upstream, kept) {
 			t.Errorf("got %+v", s)
 		}
 	})
 }
 
-// TestPendingIsRenewed: near is told at once and again that what is pending is in use.
-func TestPendingIsRenewed(t *testing.T) {
+// TestPendingLeasesAreRenewed checks that the local leases of pending entries are renewed in intervals.
+func TestPendingLeasesAreRenewed(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		p := newPair(t, overlay.WriteBack)
-		p.faulty.Fail(cas.ErrUnavailable, castest.Missing)
+		p.faultyUpstream.Fail(cas.ErrUnavailable, castest.Missing)
 		_, d := put(t, p.store, 1, 100)
-		if err := p.actions.Record(t.Context(), cas.SHA256.Sum(nil), &repb.ActionResult{StdoutDigest: d.Proto()}); err != nil {
+		if err := p.actions.Record(t.Context(), cas.SHA256.Sum(nil),
+			&repb.ActionResult{StdoutDigest: d.Proto()}); err != nil {
 			t.Fatal(err)
 		}
 		synctest.Wait()
-		asked, looked := p.nearSide.Calls(castest.Missing), p.nearSide.Calls(castest.Lookup)
-		p.faulty.Hold(castest.Missing) // what is sent asks near, too
+		renewals, lookups := p.faultyLocal.Calls(castest.Missing), p.faultyLocal.Calls(castest.Lookup)
+		p.faultyUpstream.Hold(castest.Missing) // sending queries the local store, too
 		time.Sleep(10*time.Hour + time.Minute)
 		synctest.Wait()
-		if n := p.nearSide.Calls(castest.Missing) - asked; n != 10 {
-			t.Errorf("blobs were marked %d times in 10 hours, want 10", n)
+		if n := p.faultyLocal.Calls(castest.Missing) - renewals; n != 10 {
+			t.Errorf("blobs were renewed %d times in 10 hours, want 10", n)
 		}
-		if n := p.nearSide.Calls(castest.Lookup) - looked; n != 10 {
+		if n := p.faultyLocal.Calls(castest.Lookup) - lookups; n != 10 {
 			t.Errorf("results were looked up %d times in 10 hours, want 10", n)
 		}
 	})
 }
 
-// TestCloseIsBounded: it waits no longer than it may, and the next overlay goes on.
-func TestCloseIsBounded(t *testing.T) {
+// TestCloseEndsWithContext checks that the next overlay then continues.
+func TestCloseEndsWithContext(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		p := newPair(t, overlay.WriteBack)
-		gate := p.faulty.Hold(castest.Missing)
+		gate := p.faultyUpstream.Hold(castest.Missing)
 		_, d := put(t, p.store, 1, 100)
 		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 		defer cancel()
-		if err := p.Close(ctx); err == nil || !strings.Contains(err.Error(), "1 blobs and results") || !strings.Contains(err.Error(), p.journal) {
-			t.Errorf("got %v, want how many and where", err)
+		if err := p.Close(ctx); err == nil || !strings.Contains(err.Error(), "1 blobs and results") ||
+			!strings.Contains(err.Error(), p.journal) {
+			t.Errorf("got %v, want the number of entries and the journal", err)
 		}
 		gate.Open()
-		o, err := overlay.New(overlay.Config{Local: one(p.near, p.near), Upstream: one(p.faulty, p.faulty), Policy: overlay.WriteBack, Journal: p.journal})
+		o, err := overlay.New(overlay.Config{Local: one(p.local, p.local),
+			Upstream: one(p.faultyUpstream, p.faultyUpstream), Policy: overlay.WriteBack, Journal: p.journal})
 		if err != nil {
 			t.Fatal(err)
 		}
-		if err := o.Close(t.Context()); err != nil || !has(t, p.far, d) {
-			t.Errorf("the next one: %v", err)
+		if err := o.Close(t.Context()); err != nil || !has(t, p.upstream, d) {
+			t.Errorf("the next overlay: %v", err)
 		}
 	})
 }
 
-// TestCloseEndsFetches: who waits is told, and who comes later.
 func TestCloseEndsFetches(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		p := newPair(t, overlay.WriteThrough)
-		_, d := put(t, p.far, 1, 100)
-		p.faulty.Hold(castest.Open)
+		_, d := put(t, p.upstream, 1, 100)
+		p.faultyUpstream.Hold(castest.Open)
 		done := make(chan error, 1)
 		go func() {
 			_, err := p.store.Open(t.Context(), d, 0)
@@ -176,41 +180,45 @@ func TestCloseEndsFetches(t *testing.T) {
 		if err := p.Close(t.Context()); err != nil {
 			t.Error(err)
 		}
-		wantError(t, "who waits", <-done, cas.ErrUnavailable)
+		wantError(t, "running read", <-done, cas.ErrUnavailable)
 		_, err := p.store.Open(t.Context(), d, 0)
-		wantError(t, "who comes later", err, cas.ErrUnavailable)
+		wantError(t, "later read", err, cas.ErrUnavailable)
 	})
 }
 
-// TestJournal: what can be read is sent, and what was never finished was never acknowledged.
-func TestJournal(t *testing.T) {
-	if _, err := overlay.New(overlay.Config{Policy: overlay.WriteBack, Journal: filepath.Join(t.TempDir(), "no/journal")}); err == nil {
-		t.Error("a journal in no directory: no error")
+// TestJournalReplay checks that intact lines are sent and damaged ones are counted and kept.
+func TestJournalReplay(t *testing.T) {
+	if _, err := overlay.New(overlay.Config{Policy: overlay.WriteBack,
+		Journal: filepath.Join(t.TempDir(), "no/journal")}); err == nil {
+		t.Error("a journal in an absent directory: got no error")
 	}
-	near, far := castest.NewMemory(), castest.NewMemory()
-	_, a := put(t, near, 1, 100)
-	_, b := put(t, near, 2, 100)
-	_, c := put(t, near, 3, 100)
+	local, upstream := castest.NewMemory(), castest.NewMemory()
+	_, a := put(t, local, 1, 100)
+	_, b := put(t, local, 2, 100)
+	_, c := put(t, local, 3, 100)
 	journal := filepath.Join(t.TempDir(), "journal")
 	start := func(text string) (*overlay.Overlay, error) {
 		if err := os.WriteFile(journal, []byte(text), 0o600); err != nil {
 			t.Fatal(err)
 		}
-		return overlay.New(overlay.Config{Local: one(near, near), Upstream: one(far, far), Policy: overlay.WriteBack, Journal: journal})
+		return overlay.New(overlay.Config{Local: one(local, local), Upstream: one(upstream, upstream),
+			Policy: overlay.WriteBack, Journal: journal})
 	}
-	// Power was lost.
-	for i, line := range []string{"x", "add blob x " + a.String(), `sub blob "" ` + a.String(), `add blub "" ` + a.String(), `add blob "" 1/2`, "\x00\x00", ""} {
-		_, sound := put(t, near, byte(100+i), 100)
+	// After a power failure.
+	for i, line := range []string{"x", "add blob x " + a.String(), `sub blob "" ` + a.String(),
+		`add blub "" ` + a.String(), `add blob "" 1/2`, "\x00\x00", ""} {
+		_, sound := put(t, local, byte(100+i), 100)
 		text := fmt.Sprintf("%s\n\x00\x00\x00add blob \"\" %s\n", line, sound)
 		o, err := start(text)
 		if err != nil {
 			t.Fatalf("line %q: %v", line, err)
 		}
-		if err := o.Close(t.Context()); err != nil || o.Stats().Lost != 1 || !has(t, far, sound) {
-			t.Errorf("line %q: %v, %d lost, and what follows is far: %v", line, err, o.Stats().Lost, has(t, far, sound))
+		if err := o.Close(t.Context()); err != nil || o.Stats().Lost != 1 || !has(t, upstream, sound) {
+			t.Errorf("line %q: got %v, %d lost, next line sent: %v; want 1 lost and true", line, err, o.Stats().Lost,
+				has(t, upstream, sound))
 		}
 		if left, err := os.ReadFile(journal + ".damaged"); err != nil || string(left) != text {
-			t.Errorf("line %q: what is kept is %q, %v", line, left, err)
+			t.Errorf("line %q: got copy %q, %v", line, left, err)
 		}
 	}
 	o, err := start(fmt.Sprintf("add blob %[1]q %[2]s\nadd blob %[1]q %[3]s\nadd blob %[1]q %[2]s\ndone blob %[1]q %[3]s\nadd blob %[1]q %.9[4]s", "an instance", a, b, c))
@@ -220,19 +228,20 @@ func TestJournal(t *testing.T) {
 	if err := o.Close(t.Context()); err != nil {
 		t.Error(err)
 	}
-	if !has(t, far, a) || has(t, far, b) || has(t, far, c) {
-		t.Errorf("far has %v, want the first alone", far.Digests())
+	if !has(t, upstream, a) || has(t, upstream, b) || has(t, upstream, c) {
+		t.Errorf("upstream has %v, want only the first blob", upstream.Digests())
 	}
-	if o, err = start(strings.Repeat(fmt.Sprintf("add blob %[1]q %[2]s\ndone blob %[1]q %[2]s\n", "", b), 3) + fmt.Sprintf("add blob %q %s\n", "", b)); err != nil {
+	if o, err = start(strings.Repeat(fmt.Sprintf("add blob %[1]q %[2]s\ndone blob %[1]q %[2]s\n", "", b), 3) +
+		fmt.Sprintf("add blob %q %s\n", "", b)); err != nil {
 		t.Fatal(err)
 	}
-	if err := o.Close(t.Context()); err != nil || o.Stats().Sent != 1 || !has(t, far, b) {
-		t.Errorf("what was struck out and added again: %v, %d sent", err, o.Stats().Sent)
+	if err := o.Close(t.Context()); err != nil || o.Stats().Sent != 1 || !has(t, upstream, b) {
+		t.Errorf("entry struck out and added again: got %v, %d sent, want 1", err, o.Stats().Sent)
 	}
 }
 
-// TestJournalIsMadeAnew: it does not grow with what is over, and loses nothing when it is made anew.
-func TestJournalIsMadeAnew(t *testing.T) {
+// TestJournalIsCompacted checks that sent entries do not grow the journal.
+func TestJournalIsCompacted(t *testing.T) {
 	p := newPair(t, overlay.WriteBack)
 	var blobs []cas.Blob
 	for i := range 30_000 {
@@ -254,12 +263,12 @@ func TestJournalIsMadeAnew(t *testing.T) {
 		t.Fatal(err)
 	}
 	// 60,000 lines of 80 bytes would be 4.8 MB.
-	if info.Size() > 2_000_000 || p.far.Len() != len(blobs) {
-		t.Errorf("the journal has %d bytes, far has %d blobs", info.Size(), p.far.Len())
+	if info.Size() > 2_000_000 || p.upstream.Len() != len(blobs) {
+		t.Errorf("the journal has %d bytes, the upstream %d blobs", info.Size(), p.upstream.Len())
 	}
 }
 
-// TestKill: what was acknowledged before a kill -9 is far in the end.
+// TestKill checks that writes acknowledged before a SIGKILL reach the upstream.
 func TestKill(t *testing.T) {
 	if dir := os.Getenv("OVERLAY_TEST_DIR"); dir != "" {
 		writeUntilKilled(t, dir)
@@ -283,23 +292,24 @@ func TestKill(t *testing.T) {
 		for n := 0; n < 50+37*round && lines.Scan(); n++ {
 			d, err := cas.ParseDigest(lines.Text())
 			if err != nil {
-				t.Fatalf("the writer says %q", lines.Text())
+				t.Fatalf("the writer printed %q", lines.Text())
 			}
 			acknowledged = append(acknowledged, d)
 		}
 		if err := cmd.Process.Kill(); err != nil {
 			t.Fatal(err)
 		}
-		for lines.Scan() { // what it had said by then
+		for lines.Scan() { // the rest of its output
 			if d, err := cas.ParseDigest(lines.Text()); err == nil {
 				acknowledged = append(acknowledged, d)
 			}
 		}
 		cmd.Wait()
 	}
-	far := castest.NewMemory()
+	upstream := castest.NewMemory()
 	o, err := overlay.New(overlay.Config{
-		Local: onDisk(t, filepath.Join(dir, "near")), Upstream: one(far, far), Policy: overlay.WriteBack, Journal: filepath.Join(dir, "journal"),
+		Local: onDisk(t, filepath.Join(dir, "local")), Upstream: one(upstream, upstream), Policy: overlay.WriteBack,
+		Journal: filepath.Join(dir, "journal"),
 	})
 	if err != nil {
 		t.Fatal(err)
@@ -307,19 +317,20 @@ func TestKill(t *testing.T) {
 	if err := o.Close(t.Context()); err != nil {
 		t.Error(err)
 	}
-	missing, err := far.Missing(t.Context(), acknowledged)
+	missing, err := upstream.Missing(t.Context(), acknowledged)
 	if err != nil || len(missing) > 0 || len(acknowledged) < rounds*50 {
-		t.Errorf("%d of %d acknowledged blobs never came far, %v", len(missing), len(acknowledged), err)
+		t.Errorf("%d of %d acknowledged blobs were lost, %v", len(missing), len(acknowledged), err)
 	}
 	t.Logf("%d kills, %d acknowledged blobs, %d lost", rounds, len(acknowledged), len(missing))
 }
 
-// writeUntilKilled puts blobs and says each that is acknowledged; far is away.
+// writeUntilKilled puts blobs and prints each acknowledged digest; the upstream is unavailable.
 func writeUntilKilled(t *testing.T, dir string) {
-	away := castest.NewFaulty(castest.NewMemory(), castest.NewMemory())
-	away.Fail(cas.ErrUnavailable, castest.Missing)
+	down := castest.NewFaulty(castest.NewMemory(), castest.NewMemory())
+	down.Fail(cas.ErrUnavailable, castest.Missing)
 	o := open(t, overlay.Config{
-		Local: onDisk(t, filepath.Join(dir, "near")), Upstream: one(away, away), Policy: overlay.WriteBack, Journal: filepath.Join(dir, "journal"),
+		Local: onDisk(t, filepath.Join(dir, "local")), Upstream: one(down, down), Policy: overlay.WriteBack,
+		Journal: filepath.Join(dir, "journal"),
 	})
 	in, err := o.Instance("")
 	if err != nil {

@@ -1,0 +1,141 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package overlay
+
+import (
+	"cmp"
+	"context"
+
+	"github.com/cloister-build/cloister/cas"
+)
+
+// withCapabilities adds the optional capabilities of the local store to s.
+func (s *store) withCapabilities() cas.Store {
+	var all cas.Store = s
+	if local, ok := cas.As[cas.Filer](s.local.Store); ok {
+		all = &filer{decorator{s, all}, local}
+	}
+	if local, ok := cas.As[cas.Locator](s.local.Store); ok {
+		all = &locator{decorator{s, all}, local}
+	}
+	if local, ok := cas.As[cas.Splicer](s.local.Store); ok {
+		all = &splicer{decorator{s, all}, local}
+	}
+	return all
+}
+
+// A decorator adds one capability to a store; inner may have others.
+type decorator struct {
+	*store
+	inner cas.Store
+}
+
+// Unwrap implements cas.Unwrapper.
+func (d decorator) Unwrap() cas.Store { return d.inner }
+
+// A filer is a store with a local cas.Filer.
+type filer struct {
+	decorator
+	localFiler cas.Filer
+}
+
+// File implements cas.Filer.
+func (s *filer) File(ctx context.Context, d cas.Digest, executable bool) (string, func(), error) {
+	path, release, err := s.localFiler.File(ctx, d, executable)
+	if !absentOrCorrupt(err) {
+		return path, release, err
+	}
+	if err := s.fetchOne(ctx, d); err != nil {
+		return "", nil, err
+	}
+	return s.localFiler.File(ctx, d, executable)
+}
+
+// A locator is a store with a local cas.Locator.
+type locator struct {
+	decorator
+	localLocator cas.Locator
+}
+
+// Locate implements cas.Locator. It fetches absent blobs first, and fails with cas.ErrFull if the local store has no
+// room for them.
+func (s *locator) Locate(ctx context.Context, ds []cas.Digest) (cas.Location, error) {
+	l, err := s.localLocator.Locate(ctx, ds)
+	if err != nil {
+		return nil, err
+	}
+	absent := absentOf(l, ds)
+	if len(absent) == 0 {
+		return l, nil
+	}
+	l.Release()
+	own, others := s.fetch(ctx, absent, map[cas.Digest]bool{})
+	if err = cmp.Or(ctx.Err(), own, others); absentOrCorrupt(err) {
+		// One damaged blob has ended a flight of many.
+		if absent, err = s.local.Store.Missing(ctx, absent); err == nil {
+			err = s.fetchEach(ctx, absent)
+		}
+	}
+	if err != nil {
+		return nil, err
+	}
+	return s.localLocator.Locate(ctx, ds)
+}
+
+// fetchEach fetches the blobs ds, and skips absent and damaged ones.
+func (s *store) fetchEach(ctx context.Context, ds []cas.Digest) error {
+	for _, d := range ds {
+		if err := s.fetchOne(ctx, d); err != nil && !absentOrCorrupt(err) {
+			return err
+		}
+	}
+	return nil
+}
+
+// absentOf returns the blobs of ds that l reports as absent, without duplicates.
+func absentOf(l cas.Location, ds []cas.Digest) (absent []cas.Digest) {
+	seen := map[cas.Digest]bool{}
+	for i, e := range l.Extents() {
+		if e.File == cas.Absent && !seen[ds[i]] {
+			seen[ds[i]] = true
+			absent = append(absent, ds[i])
+		}
+	}
+	return absent
+}
+
+// A splicer is a store with a local cas.Splicer. The upstream need not support chunk lists: it gets the chunks and the
+// whole blob, so that its other users find the whole.
+type splicer struct {
+	decorator
+	localSplicer cas.Splicer
+}
+
+// Splice implements cas.Splicer: the local store keeps the chunk list, and the upstream gets the whole blob. It fetches
+// absent chunks. If the upstream cannot be written, the local store keeps the list, and the call can be repeated.
+func (s *splicer) Splice(ctx context.Context, d cas.Digest, of cas.ChunkList) error {
+	if err := cmp.Or(s.checkFunction(d), of.Check(d)); err != nil {
+		return err
+	}
+	absent, err := s.local.Store.Missing(ctx, of.Chunks)
+	if err != nil {
+		return err
+	}
+	own, others := s.fetch(ctx, absent, map[cas.Digest]bool{})
+	if err := cmp.Or(ctx.Err(), own, others); err != nil && !absentOrCorrupt(err) {
+		return err
+	}
+	if err := s.localSplicer.Splice(ctx, d, of); err != nil || d.IsEmpty() {
+		return err
+	}
+	s.recordFetch(d, nil)
+	if s.o.config.Policy == WriteBack {
+		return s.o.pending.add(entry{blob, s.name, d})
+	}
+	return s.send(ctx, []cas.Digest{d})[d]
+}
+
+// Split implements cas.Splicer, for the local store.
+func (s *splicer) Split(ctx context.Context, d cas.Digest) (cas.ChunkList, error) {
+	return s.localSplicer.Split(ctx, d)
+}

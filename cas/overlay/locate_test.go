@@ -1,0 +1,125 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package overlay_test
+
+import (
+	"bytes"
+	"slices"
+	"testing"
+
+	"github.com/cloister-build/cloister/cas"
+	"github.com/cloister-build/cloister/cas/castest"
+	"github.com/cloister-build/cloister/cas/overlay"
+)
+
+// newLocator returns an overlay of a disk and a faulty store in memory, with a few blobs in the upstream.
+func newLocator(t *testing.T) (s cas.Store, local *castest.Faulty, mem *castest.Memory, upstream *castest.Faulty,
+	ds []cas.Digest) {
+	t.Helper()
+	mem = castest.NewMemory()
+	upstream = castest.NewFaulty(mem, mem)
+	in, err := onDisk(t, t.TempDir())("")
+	if err != nil {
+		t.Fatal(err)
+	}
+	local = castest.NewFaulty(in.Store, in.Actions)
+	disk := struct {
+		*castest.Faulty
+		cas.Filer
+		cas.Locator
+	}{local, in.Store.(cas.Filer), in.Store.(cas.Locator)}
+	over, err := open(t, overlay.Config{Local: one(disk, in.Actions), Upstream: one(upstream, upstream)}).Instance("")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for i := range byte(5) {
+		_, d := put(t, mem, i, 3000)
+		ds = append(ds, d)
+	}
+	return over.Store, local, mem, upstream, ds
+}
+
+func locate(t *testing.T, s cas.Store, ds []cas.Digest) (cas.Location, error) {
+	t.Helper()
+	l, ok := cas.As[cas.Locator](s)
+	if !ok {
+		t.Fatal("the overlay is not a cas.Locator")
+	}
+	return l.Locate(t.Context(), ds)
+}
+
+// absent returns the indexes of absent blobs.
+func absent(p cas.Location) (is []int) {
+	for i, e := range p.Extents() {
+		if e.File == cas.Absent {
+			is = append(is, i)
+		}
+	}
+	return is
+}
+
+// TestLocateFetches checks that Locate fetches absent blobs once.
+func TestLocateFetches(t *testing.T) {
+	s, _, _, upstream, ds := newLocator(t)
+	_, nowhere := castest.Blob(9, 3000)
+	for i, want := range [][]int{nil, nil, {0, 3}} {
+		asked := ds
+		if want != nil {
+			asked = []cas.Digest{nowhere, ds[0], ds[1], nowhere, cas.SHA256.Sum(nil)}
+		}
+		p, err := locate(t, s, asked)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer p.Release()
+		if got := absent(p); !slices.Equal(got, want) {
+			t.Errorf("absent: got %v, want %v", got, want)
+		}
+		if want == nil {
+			b, _ := castest.Blob(4, 3000)
+			got := make([]byte, 3000)
+			e := p.Extents()[4]
+			if _, err := p.Files()[e.File].ReadAt(got, e.Offset); err != nil || !bytes.Equal(got, b) {
+				t.Errorf("the last blob has wrong bytes, %v", err)
+			}
+		}
+		if n := upstream.Calls(castest.Open); i == 1 && n != len(ds) {
+			t.Errorf("got %d upstream reads, want %d", n, len(ds))
+		}
+	}
+	if n := upstream.Calls(castest.Missing); n != 0 {
+		t.Errorf("got %d upstream queries, want 0", n)
+	}
+}
+
+// TestLocateSkipsDamagedBlobs checks that a blob damaged in the upstream is absent, and others are located.
+func TestLocateSkipsDamagedBlobs(t *testing.T) {
+	s, _, mem, _, ds := newLocator(t)
+	mem.Corrupt(ds[1])
+	p, err := locate(t, s, ds)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer p.Release()
+	if got := absent(p); !slices.Equal(got, []int{1}) {
+		t.Errorf("absent: got %v, want the damaged blob", got)
+	}
+}
+
+// TestLocateReportsErrors checks that a failed fetch is an error, and not an absent blob.
+func TestLocateReportsErrors(t *testing.T) {
+	s, local, _, upstream, ds := newLocator(t)
+	upstream.Fail(cas.ErrUnavailable, castest.Open)
+	_, err := locate(t, s, ds)
+	wantError(t, "upstream unavailable", err, cas.ErrUnavailable)
+	upstream.Heal()
+	local.Fail(cas.ErrFull, castest.Put, castest.PutAll)
+	_, err = locate(t, s, ds)
+	wantError(t, "local store full", err, cas.ErrFull)
+	local.Heal()
+	p, err := locate(t, s, ds)
+	if err != nil || len(absent(p)) > 0 {
+		t.Fatalf("absent: got %v, %v", absent(p), err)
+	}
+	p.Release()
+}

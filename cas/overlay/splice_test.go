@@ -1,0 +1,131 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package overlay_test
+
+import (
+	"bytes"
+	"errors"
+	"path/filepath"
+	"slices"
+	"testing"
+	"testing/synctest"
+
+	"github.com/cloister-build/cloister/cas"
+	"github.com/cloister-build/cloister/cas/castest"
+	"github.com/cloister-build/cloister/cas/overlay"
+)
+
+// newSplicer returns an overlay whose upstream has no chunk lists.
+func newSplicer(t *testing.T, policy overlay.Policy) (p *pair, m cas.Splicer) {
+	t.Helper()
+	p = &pair{local: castest.NewMemory(), upstream: castest.NewMemory(), journal: filepath.Join(t.TempDir(), "journal")}
+	p.faultyUpstream = castest.NewFaulty(p.upstream, p.upstream)
+	p.Overlay = open(t, overlay.Config{Local: one(p.local, p.local), Upstream: one(p.faultyUpstream, p.faultyUpstream),
+		Policy: policy, Journal: p.journal})
+	in, err := p.Instance("")
+	if err != nil {
+		t.Fatal(err)
+	}
+	p.store, p.actions = in.Store, in.Actions
+	m, ok := cas.As[cas.Splicer](p.store)
+	if !ok {
+		t.Fatal("the overlay is not a cas.Splicer")
+	}
+	return p, m
+}
+
+func wantWhole(t *testing.T, s cas.Store, d cas.Digest, b []byte) {
+	t.Helper()
+	if got, err := cas.ReadAll(t.Context(), s, d, d.Size()); err != nil || !bytes.Equal(got, b) {
+		t.Errorf("got %d bytes, %v", len(got), err)
+	}
+}
+
+// The local store has the chunks and the upstream the whole blob, wherever the chunks were.
+func TestSplicedBlobIsWholeUpstream(t *testing.T) {
+	for name, policy := range policies {
+		for _, chunksUpstream := range []bool{false, true} {
+			t.Run(name, func(t *testing.T) {
+				synctest.Test(t, func(t *testing.T) {
+					p, m := newSplicer(t, policy)
+					at := p.store
+					if chunksUpstream {
+						at = p.upstream
+					}
+					b, d, of := castest.PutChunks(t, at, 1, 100_000, 2_000_000)
+					if err := m.Splice(t.Context(), d, of); err != nil {
+						t.Fatal(err)
+					}
+					if policy == overlay.WriteBack {
+						p.drain(t)
+					}
+					wantWhole(t, p.local, d, b)
+					wantWhole(t, p.upstream, d, b)
+					wantWhole(t, p.store, d, b)
+					if got := p.local.Digests(); slices.Contains(got, d) || len(got) != 2 {
+						t.Errorf("local store has %v, want the two chunks", got)
+					}
+					if !slices.Contains(p.upstream.Digests(), d) {
+						t.Error("the upstream lacks the whole blob")
+					}
+					if got, err := m.Split(t.Context(), d); err != nil || !slices.Equal(got.Chunks, of.Chunks) {
+						t.Errorf("Split: got %v, %v", got, err)
+					}
+				})
+			})
+		}
+	}
+}
+
+// If the local store has lost a chunk, the whole blob is fetched.
+func TestSplicedBlobWithLostChunkIsFetched(t *testing.T) {
+	p, m := newSplicer(t, overlay.WriteThrough)
+	b, d, of := castest.PutChunks(t, p.store, 1, 100_000, 2_000_000)
+	if err := m.Splice(t.Context(), d, of); err != nil {
+		t.Fatal(err)
+	}
+	p.local.Delete(of.Chunks[1])
+	if has(t, p.local, d) || !has(t, p.store, d) {
+		t.Error("want the blob only in the upstream")
+	}
+	wantWhole(t, p.store, d, b)
+	if !slices.Contains(p.local.Digests(), d) {
+		t.Error("the blob was not fetched")
+	}
+}
+
+// An absent chunk is an error. So is an unavailable upstream, except with WriteBack.
+func TestSpliceFails(t *testing.T) {
+	for name, policy := range policies {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				p, m := newSplicer(t, policy)
+				b, d, of := castest.PutChunks(t, p.store, 1, 1000, 2000)
+				_, nowhere := castest.Blob(9, 2000)
+				err := m.Splice(t.Context(), d, cas.ChunkList{Chunks: []cas.Digest{of.Chunks[0], nowhere}})
+				if !errors.Is(err, cas.ErrNotFound) || has(t, p.local, d) {
+					t.Errorf("got %v, want ErrNotFound", err)
+				}
+				p.faultyUpstream.Fail(cas.ErrUnavailable, castest.Put, castest.PutAll, castest.Missing)
+				err = m.Splice(t.Context(), d, of)
+				if policy == overlay.WriteThrough && !errors.Is(err, cas.ErrUnavailable) ||
+					policy == overlay.WriteBack && err != nil {
+					t.Errorf("got %v", err)
+				}
+				p.faultyUpstream.Heal()
+				if policy == overlay.WriteBack {
+					p.drain(t)
+				} else if err := m.Splice(t.Context(), d, of); err != nil {
+					t.Error(err)
+				}
+				wantWhole(t, p.upstream, d, b)
+			})
+		})
+	}
+}
+
+func TestSplicerRequiresLocalSplicer(t *testing.T) {
+	if _, ok := cas.As[cas.Splicer](newPair(t, overlay.WriteThrough).store); ok {
+		t.Error("got a cas.Splicer over a local store without one")
+	}
+}
