@@ -66,7 +66,8 @@ func newBlobs(t *testing.T) *blobs {
 		if err != nil {
 			t.Fatal(err)
 		}
-		file, release, err := b.store.(cas.Filer).File(t.Context(), d, i%2 == 0)
+		filer, _ := cas.As[cas.Filer](b.store)
+		file, release, err := filer.File(t.Context(), d, i%2 == 0)
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -17,18 +17,18 @@ import (
 	"github.com/cloister-build/cloister/tests/interop/peers"
 )
 
-// over returns the instance "" of an overlay in front of a peer; near is a store in memory.
+// over returns the instance "" of an overlay of a store in memory and a peer.
 func over(t *testing.T, s *peers.Server, policy overlay.Policy) *cas.Instance {
 	t.Helper()
-	far := peer{dial(t, s, "")}
-	served, err := far.Instance("")
+	upstream := peer{dial(t, s, "")}
+	served, err := upstream.Instance("")
 	if err != nil {
 		t.Fatal(err)
 	}
 	o, err := overlay.New(overlay.Config{
 		Local: castest.Instances(),
 		Upstream: func(name string) (*cas.Instance, error) {
-			return &cas.Instance{Name: name, Store: far, Actions: far, Functions: served.Functions}, nil
+			return &cas.Instance{Name: name, Store: upstream, Actions: upstream, Functions: served.Functions}, nil
 		},
 		Policy: policy, Journal: filepath.Join(t.TempDir(), "journal"),
 	})
@@ -120,21 +120,21 @@ func TestUpstreamComesAndGoes(t *testing.T) {
 	for _, k := range peers.Kinds() {
 		t.Run(k.Name, func(t *testing.T) {
 			s := start(t, k)
-			far := peer{dial(t, s, "")}
+			upstream := peer{dial(t, s, "")}
 			in := over(t, s, overlay.WriteThrough)
-			wantRead(t, far, 1, put(t, in.Store, 1))
-			known := put(t, far, 2)
+			wantRead(t, upstream, 1, put(t, in.Store, 1))
+			known := put(t, upstream, 2)
 			wantRead(t, in.Store, 2, known)
-			unknown := put(t, far, 3)
+			unknown := put(t, upstream, 3)
 			s.Kill()
 			for _, d := range known {
 				if err := read(t, in.Store, 2, d); err != nil {
-					t.Errorf("read %s, which is near, without the upstream: %v", d, err)
+					t.Errorf("read local blob %s without the upstream: %v", d, err)
 				}
 			}
 			for _, d := range unknown {
 				if err := read(t, in.Store, 3, d); !errors.Is(err, cas.ErrUnavailable) {
-					t.Errorf("read %s, which is far, without the upstream: %v, want ErrUnavailable", d, err)
+					t.Errorf("read upstream blob %s without the upstream: got %v, want ErrUnavailable", d, err)
 				}
 			}
 		})

@@ -137,43 +137,33 @@ func (f *fullStore) full(now time.Time) string {
 	return fmt.Sprintf("full since %s: %s", f.since.UTC().Format(time.RFC3339), f.text)
 }
 
-// Instances returns next with writes that f is told of. What comes near from an upstream to be read is no write: next
-// is what clients see. That there is no room for a blob of more than most bytes says nothing. Stores of next are a
-// cas.Batcher, a cas.Filer, a cas.Locator and a cas.Splicer.
+// instances returns next with stores whose writes f observes. Fetches from an upstream are not observed: next is what
+// clients see. A failed write of a blob larger than most bytes does not mean that the store is full.
 func (f *fullStore) instances(next cas.Instances, most int64) cas.Instances {
 	return func(name string) (*cas.Instance, error) {
 		in, err := next(name)
 		if err != nil {
 			return nil, err
 		}
-		s := fullNotingStore{in.Store.(diskStore), in.Actions, f, most}
+		s := fullNotingStore{in.Store, in.Actions, f, most}
 		wrapped := &cas.Instance{Name: in.Name, Store: s, Actions: s, Functions: in.Functions}
-		if fetcher, ok := in.Store.(cas.Fetcher); ok {
-			wrapped.Store = struct {
-				fullNotingStore
-				cas.Fetcher
-			}{s, fetcher}
+		if splicer, ok := cas.As[cas.Splicer](in.Store); ok {
+			wrapped.Store = fullNotingSplicer{s, splicer}
 		}
 		return wrapped, nil
 	}
 }
 
-// diskStore is what a store on a disk is able to, also in front of another one.
-type diskStore interface {
-	cas.Store
-	cas.Batcher
-	cas.Filer
-	cas.Locator
-	cas.Splicer
-}
-
 // fullNotingStore is a store whose writes are noted.
 type fullNotingStore struct {
-	diskStore
+	cas.Store
 	cas.ActionCache
 	full *fullStore
 	most int64
 }
+
+// Unwrap implements cas.Unwrapper.
+func (s fullNotingStore) Unwrap() cas.Store { return s.Store }
 
 func (s fullNotingStore) note(d cas.Digest, err error) error {
 	if d.Size() > s.most {
@@ -183,19 +173,25 @@ func (s fullNotingStore) note(d cas.Digest, err error) error {
 }
 
 func (s fullNotingStore) Put(ctx context.Context, d cas.Digest, r io.Reader) error {
-	return s.note(d, s.diskStore.Put(ctx, d, r))
-}
-
-func (s fullNotingStore) Splice(ctx context.Context, d cas.Digest, m cas.ChunkList) error {
-	return s.note(d, s.diskStore.Splice(ctx, d, m))
+	return s.note(d, s.Store.Put(ctx, d, r))
 }
 
 func (s fullNotingStore) PutAll(ctx context.Context, blobs []cas.Blob) []error {
-	errs := s.diskStore.PutAll(ctx, blobs)
+	errs := cas.PutAll(ctx, s.Store, blobs)
 	for i, err := range errs {
 		errs[i] = s.note(blobs[i].Digest, err)
 	}
 	return errs
+}
+
+// fullNotingSplicer is a fullNotingStore with chunk lists.
+type fullNotingSplicer struct {
+	fullNotingStore
+	cas.Splicer
+}
+
+func (s fullNotingSplicer) Splice(ctx context.Context, d cas.Digest, m cas.ChunkList) error {
+	return s.note(d, s.Splicer.Splice(ctx, d, m))
 }
 
 func (s fullNotingStore) Record(ctx context.Context, action cas.Digest, r *repb.ActionResult) error {

@@ -36,10 +36,10 @@ func TestEveryWriteWithoutRoomIsNoted(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, ok := in.Store.(cas.Locator); !ok {
+	if _, ok := cas.As[cas.Locator](in.Store); !ok {
 		t.Error("what is on a disk is no cas.Locator")
 	}
-	if _, ok := in.Store.(cas.Splicer); !ok {
+	if _, ok := cas.As[cas.Splicer](in.Store); !ok {
 		t.Error("what is on a disk is no cas.Splicer: no blob is split or spliced")
 	}
 	var held cas.Digest
@@ -102,13 +102,13 @@ func TestReadingIsNoWrite(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, ok := in.Store.(cas.Fetcher); !ok {
+	if _, ok := cas.As[cas.Fetcher](in.Store); !ok {
 		t.Error("what is read from an upstream is no cas.Fetcher")
 	}
-	if _, ok := in.Store.(cas.Locator); !ok {
+	if _, ok := cas.As[cas.Locator](in.Store); !ok {
 		t.Error("what is on a disk is no cas.Locator in front of an upstream")
 	}
-	if _, ok := in.Store.(cas.Splicer); !ok {
+	if _, ok := cas.As[cas.Splicer](in.Store); !ok {
 		t.Error("what is on a disk is no cas.Splicer in front of an upstream")
 	}
 	behind, err := far("")
