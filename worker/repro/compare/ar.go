@@ -12,7 +12,7 @@ import (
 	"time"
 )
 
-// Magics of archives of ar(1): of the usual one, and of one that names files instead of holding them.
+// Magic numbers of ar(1). A thin archive names files instead of containing them.
 const (
 	arMagic   = "!<arch>\n"
 	thinMagic = "!<thin>\n"
@@ -22,20 +22,8 @@ func isAr(head []byte, _ string) bool {
 	return bytes.HasPrefix(head, []byte(arMagic)) || bytes.HasPrefix(head, []byte(thinMagic))
 }
 
-func compareAr(c *comparison, a, b *io.SectionReader) error {
-	ma, err := arMembers(a)
-	if err != nil {
-		return err
-	}
-	mb, err := arMembers(b)
-	if err != nil {
-		return err
-	}
-	return c.compareMembers(ma, mb)
-}
-
-// arMembers returns the members of an archive of ar(1), with names in the notations of GNU and of BSD (ar.h; ar(5)).
-func arMembers(s *io.SectionReader) ([]member, error) {
+// arMembers returns the members of an ar archive with names in GNU's or BSD's form (ar.h; ar(5)).
+func (*comparison) arMembers(s *io.SectionReader) ([]member, error) {
 	const headerSize = 60
 	magic, err := window(s, 0, len(arMagic))
 	if err != nil {
@@ -44,8 +32,8 @@ func arMembers(s *io.SectionReader) ([]member, error) {
 	thin := string(magic) == thinMagic
 	var (
 		all   []member
-		taken memory
-		names []byte // the table of long names
+		limit memberLimit
+		names []byte // table of long names
 	)
 	for off := int64(len(arMagic)); off < s.Size(); {
 		h, err := window(s, off, headerSize)
@@ -53,7 +41,7 @@ func arMembers(s *io.SectionReader) ([]member, error) {
 			return nil, err
 		}
 		if len(h) < headerSize || string(h[58:]) != "`\n" {
-			return nil, fmt.Errorf("no header of a member at byte %d", off)
+			return nil, fmt.Errorf("no member header at byte %d", off)
 		}
 		column := func(from, to int) string { return strings.TrimRight(string(h[from:to]), " ") }
 		size, err := strconv.ParseInt(column(48, 58), 10, 64)
@@ -65,8 +53,8 @@ func arMembers(s *io.SectionReader) ([]member, error) {
 		if err != nil {
 			return nil, err
 		}
-		held := !thin || special
-		if held && size > s.Size()-off || skip > size {
+		inline := !thin || special
+		if inline && size > s.Size()-off || skip > size {
 			return nil, errors.New("a member is longer than the archive")
 		}
 		if name == "(long names)" {
@@ -77,17 +65,17 @@ func arMembers(s *io.SectionReader) ([]member, error) {
 				return nil, err
 			}
 		}
-		if err := taken.take(len(name) + headerSize); err != nil {
+		if err := limit.take(len(name) + headerSize); err != nil {
 			return nil, err
 		}
-		m := member{name: name, follows: special, fields: []field{
+		m := member{name: name, derived: special, fields: []field{
 			{"mtime", seconds(column(16, 28)), Timestamp},
 			{"uid", column(28, 34), Owner},
 			{"gid", column(34, 40), Owner},
 			{"mode", column(40, 48), Mode},
 		}}
-		if held {
-			m.content = stays(s, off+skip, size-skip)
+		if inline {
+			m.content = inPlace(s, off+skip, size-skip)
 			off += size + size%2
 		} else {
 			m.fields = append(m.fields, field{"size", column(48, 58), Unknown})
@@ -97,9 +85,14 @@ func arMembers(s *io.SectionReader) ([]member, error) {
 	return all, nil
 }
 
-// arName returns the name of a member whose header says raw, and whose content is at off; whether it is the archive's own; and
-// how many bytes of the content are its name.
-func arName(s *io.SectionReader, raw string, long []byte, off int64) (name string, special bool, skip int64, err error) {
+// arName returns the name of a member from the name field raw of its header. special means that the member is an index
+// of the archive, and skip is how many bytes at off, the beginning of its content, are the name.
+func arName(
+	s *io.SectionReader,
+	raw string,
+	long []byte,
+	off int64,
+) (name string, special bool, skip int64, err error) {
 	switch {
 	case raw == "/" || raw == "/SYM64/" || strings.HasPrefix(raw, "__.SYMDEF"):
 		return "(symbol table)", true, 0, nil
@@ -127,10 +120,10 @@ func arName(s *io.SectionReader, raw string, long []byte, off int64) (name strin
 	return strings.TrimSuffix(raw, "/"), false, 0, nil
 }
 
-// seconds returns seconds since 1970, in decimal, as people read them as well.
+// seconds returns decimal seconds since 1970, with the date.
 func seconds(decimal string) string {
 	v, err := strconv.ParseInt(decimal, 10, 64)
-	if err != nil || v < 0 || v > 253402300799 { // of the year 9999
+	if err != nil || v < 0 || v > 253402300799 { // the year 9999
 		return decimal
 	}
 	return decimal + " (" + time.Unix(v, 0).UTC().Format(time.RFC3339) + ")"

@@ -15,12 +15,12 @@ import (
 	"github.com/cloister-build/cloister/sandbox/sandboxtest"
 )
 
-// made runs a script of the shell in a directory of its own, with variables over the usual ones, and returns the file "out" that it
-// leaves there. The test is skipped if one of the tools is absent, or the script exits with 77.
-func made(t *testing.T, script string, tools []string, env ...string) string {
+// runScript runs a shell script in a new directory, with additional variables, and returns the file "out". It skips the
+// test if a tool is missing or the script exits with 77.
+func runScript(t *testing.T, script string, tools []string, env ...string) string {
 	t.Helper()
 	if runtime.GOOS != "linux" {
-		sandboxtest.Unavailable(t, "tools", "those of "+runtime.GOOS+" are called otherwise")
+		sandboxtest.Unavailable(t, "tools", "the scripts need Linux tools")
 	}
 	for _, tool := range append(tools, "sh") {
 		if _, err := exec.LookPath(tool); err != nil {
@@ -45,8 +45,8 @@ func made(t *testing.T, script string, tools []string, env ...string) string {
 	return string(data)
 }
 
-// said is a difference as tests compare it: "where/where: what: cause".
-func said(ds []Difference) []string {
+// summaries formats differences as "where/where: what: cause".
+func summaries(ds []Difference) []string {
 	var all []string
 	for _, d := range ds {
 		all = append(all, strings.Join(d.Where, "/")+": "+d.What+": "+string(d.Cause))
@@ -105,46 +105,45 @@ func TestArchivesNameMemberAndCause(t *testing.T) {
 	} {
 		t.Run(row.name, func(t *testing.T) {
 			t.Parallel()
-			a, b := made(t, files+row.a, row.tools), made(t, files+row.b, row.tools)
-			if got := said(blobs(t, "out", a, b, Known{})); !slices.Equal(got, row.want) {
+			a, b := runScript(t, files+row.a, row.tools), runScript(t, files+row.b, row.tools)
+			if got := summaries(blobs(t, "out", a, b, Known{})); !slices.Equal(got, row.want) {
 				t.Errorf("got %q, want %q", got, row.want)
 			}
 		})
 	}
 }
 
-// The index of an archive follows from its members: it is told after them, though it comes first.
-func TestSymbolTableFollows(t *testing.T) {
+func TestSymbolTableIsReportedAfterMembers(t *testing.T) {
 	a := arred("", "x.o")
 	b := strings.NewReplacer("x.o is its", "y.o is its", " is its content\n", " is its CONTENT\n").Replace(a)
 	want := []string{"lib.a/x.o: line 1: ", "lib.a/(symbol table): line 1: "}
-	if got := said(blobs(t, "lib.a", a, b, Known{})); !slices.Equal(got, want) {
+	if got := summaries(blobs(t, "lib.a", a, b, Known{})); !slices.Equal(got, want) {
 		t.Errorf("got %q, want %q", got, want)
 	}
 }
 
 func TestJarNamesMemberAndFix(t *testing.T) {
-	a := made(t, files+"jar cf ../out a.txt", []string{"jar"})
-	b := made(t, files+"touch -d @1100000000 a.txt; jar cf ../out a.txt", []string{"jar"})
+	a := runScript(t, files+"jar cf ../out a.txt", []string{"jar"})
+	b := runScript(t, files+"touch -d @1100000000 a.txt; jar cf ../out a.txt", []string{"jar"})
 	ds := blobs(t, "x.jar", a, b, Known{})
-	got := said(ds)
+	got := summaries(ds)
 	if want := "x.jar/a.txt: modified: timestamp"; !slices.Contains(got, want) || !strings.HasPrefix(ds[0].Fix, "jar --date") {
 		t.Errorf("got %q with the fix %q, want %q", got, ds[0].Fix, want)
 	}
 }
 
-func TestZipOfAnotherZoneIsToldByTheFacts(t *testing.T) {
+func TestZipTimesOfAnotherZoneNameTheZone(t *testing.T) {
 	script := files + "zip -qX ../o *; mv ../o.zip ../out"
-	a, b := made(t, script, []string{"zip"}), made(t, script, []string{"zip"}, "TZ=UTC-14")
-	k := twoRuns()
+	a, b := runScript(t, script, []string{"zip"}), runScript(t, script, []string{"zip"}, "TZ=UTC-14")
+	k := knownRuns()
 	k.B.Start, k.B.End = k.A.Start, k.A.End
 	want := []string{"x/a.txt: modified: time zone", "x/b.txt: modified: time zone", "x/c.txt: modified: time zone"}
-	if got := said(blobs(t, "x", a, b, k)); !slices.Equal(got, want) {
+	if got := summaries(blobs(t, "x", a, b, k)); !slices.Equal(got, want) {
 		t.Errorf("got %q, want %q", got, want)
 	}
 }
 
-// cpioOf returns an archive in the notation of the kernel's initramfs, of members that hold their names.
+// cpioOf returns a newc archive whose members contain their names.
 func cpioOf(mtime, uid, mode int, names ...string) string {
 	var b strings.Builder
 	pad := func() {
@@ -177,15 +176,15 @@ func TestCpioNamesMemberAndCause(t *testing.T) {
 		{"mode", base, cpioOf(1_000_000_000, 1000, 0o100600, "a", "bb"), []string{"x/a: mode: file mode", "x/bb: mode: file mode"}},
 		{"order", base, cpioOf(1_000_000_000, 1000, 0o100644, "bb", "a"),
 			[]string{"x: order of members: member order", "x/a: inode: ", "x/bb: inode: "}},
-		{"a member more", base, cpioOf(1_000_000_000, 1000, 0o100644, "a", "bb", "c"), []string{"x/c: member: "}},
-		{"behind the end", base + "one", base + "two", []string{"x/(behind the end): line 1: "}},
-		{"of POSIX", odc(1, "at 12:00:00"), odc(2, "at 12:00:01"), []string{"x/a: mtime: timestamp", "x/a: line 1: timestamp"}},
+		{"additional member", base, cpioOf(1_000_000_000, 1000, 0o100644, "a", "bb", "c"), []string{"x/c: member: "}},
+		{"data after the trailer", base + "one", base + "two", []string{"x/(behind the end): line 1: "}},
+		{"POSIX", odc(1, "at 12:00:00"), odc(2, "at 12:00:01"), []string{"x/a: mtime: timestamp", "x/a: line 1: timestamp"}},
 		{"cut off", base[:len(base)-100], base[:150] + "?" + base[151:len(base)-100], []string{"x: content: "}},
 	} {
 		t.Run(row.name, func(t *testing.T) {
 			ds := blobs(t, "x", row.a, row.b, Known{})
 			checkDifferences(t, ds)
-			if got := said(ds); !slices.Equal(got, row.want) {
+			if got := summaries(ds); !slices.Equal(got, row.want) {
 				t.Errorf("got %q, want %q", got, row.want)
 			}
 		})
@@ -193,7 +192,7 @@ func TestCpioNamesMemberAndCause(t *testing.T) {
 	for _, hostile := range []string{"ffffffff", "7fffffff", "80000000"} { // sizes of names and contents
 		damaged := base[:54] + hostile + base[62:94] + hostile + base[102:]
 		if ds := blobs(t, "x", damaged, damaged+"x", Known{}); len(ds) != 1 {
-			t.Errorf("%s: got %q", hostile, said(ds))
+			t.Errorf("%s: got %q", hostile, summaries(ds))
 		}
 	}
 }
@@ -201,13 +200,13 @@ func TestCpioNamesMemberAndCause(t *testing.T) {
 func TestGcovNamesTheStampAndThePath(t *testing.T) {
 	const notes = "oncg*22B"
 	ds := blobs(t, "x.gcno", notes+"\x01\x02\x03\x04\x00\x00\x00\x00/one/build\x00\x00", notes+"\x05\x02\x03\x04\x00\x00\x00\x00/another/build\x00", Known{})
-	if got, want := said(ds), []string{"x.gcno: stamp: timestamp", "x.gcno/records: text: path"}; !slices.Equal(got, want) {
+	if got, want := summaries(ds), []string{"x.gcno: stamp: timestamp", "x.gcno/records: text: path"}; !slices.Equal(got, want) {
 		t.Errorf("got %q, want %q", got, want)
 	}
 	if ds[0].Fix != FixFor(Timestamp, "gcov") || ds[1].Fix != FixFor(Path, "gcov") {
 		t.Errorf("the fixes are %q and %q", ds[0].Fix, ds[1].Fix)
 	}
 	if ds := blobs(t, "x.gcno", notes+"\x01", notes+"\x02", Known{}); len(ds) != 1 {
-		t.Errorf("cut off: got %q", said(ds))
+		t.Errorf("cut off: got %q", summaries(ds))
 	}
 }

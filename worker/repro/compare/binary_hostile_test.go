@@ -15,7 +15,7 @@ import (
 	"testing"
 )
 
-// An elfPart is a section of elfOf.
+// An elfPart is a section for elfOf.
 type elfPart struct {
 	name  string
 	typ   elf.SectionType
@@ -23,7 +23,7 @@ type elfPart struct {
 	data  string
 }
 
-// elfOf is an object for amd64 of these sections, which change may change.
+// elfOf returns an object file for amd64. change may modify its headers.
 func elfOf(change func(h *elf.Header64, sections []elf.Section64), parts ...elfPart) string {
 	var body strings.Builder
 	names := "\x00"
@@ -54,7 +54,7 @@ func elfOf(change func(h *elf.Header64, sections []elf.Section64), parts ...elfP
 	return b.String()
 }
 
-// compressed is the content of a section with its header, which claims a size.
+// compressed returns the content of a compressed section that claims a size.
 func compressed(size uint64, data string) string {
 	h := elf.Chdr64{Type: uint32(elf.COMPRESS_ZLIB), Size: size, Addralign: 1}
 	var b bytes.Buffer
@@ -62,8 +62,8 @@ func compressed(size uint64, data string) string {
 	return b.String() + deflated(data)
 }
 
-// bytesTaken returns how many bytes f takes from the heap in all, also those that it gives back.
-func bytesTaken(f func()) uint64 {
+// allocated returns the bytes that f allocates in total.
+func allocated(f func()) uint64 {
 	var before, after runtime.MemStats
 	runtime.ReadMemStats(&before)
 	f()
@@ -71,10 +71,10 @@ func bytesTaken(f func()) uint64 {
 	return after.TotalAlloc - before.TotalAlloc
 }
 
-func TestHostileProgramsTakeBoundedMemoryAndTime(t *testing.T) {
+func TestHostileProgramsTakeLimitedMemory(t *testing.T) {
 	long := strings.Repeat("n", 4000)
 	symbols := strings.Repeat("\x01\x00\x00\x00"+strings.Repeat("\x00", 20), 1<<16)
-	units := func() string { // each with a table of abbreviations of its own, that ends with that of all
+	units := func() string { // each has an abbreviation table with a common end
 		var b strings.Builder
 		for i := range uint32(40_000) {
 			b.WriteString("\x0b\x00\x00\x00\x04\x00")
@@ -91,10 +91,10 @@ func TestHostileProgramsTakeBoundedMemoryAndTime(t *testing.T) {
 		file func(end string) string
 		most uint64
 	}{
-		{"as many sections as there are numbers", func(end string) string {
+		{"2^62 sections", func(end string) string {
 			return elfOf(func(h *elf.Header64, s []elf.Section64) { h.Shnum, s[0].Size = 0, 1<<62 }, elfPart{".data", elf.SHT_PROGBITS, 0, end})
 		}, 4 << 20},
-		{"sections that are all of the file", func(end string) string {
+		{"sections that span the file", func(end string) string {
 			var parts []elfPart
 			for range 3000 {
 				parts = append(parts, elfPart{".data", elf.SHT_PROGBITS, 0, ""})
@@ -105,7 +105,7 @@ func TestHostileProgramsTakeBoundedMemoryAndTime(t *testing.T) {
 				}
 			}, append(parts, elfPart{".big", elf.SHT_PROGBITS, 0, strings.Repeat("x", 1<<20) + end})...)
 		}, 16 << 20},
-		{"sections that all have the same long name", func(end string) string {
+		{"sections that share a long name", func(end string) string {
 			parts := []elfPart{{long, elf.SHT_PROGBITS, 0, end}}
 			for range 10_000 {
 				parts = append(parts, elfPart{"", elf.SHT_PROGBITS, 0, ""})
@@ -116,36 +116,36 @@ func TestHostileProgramsTakeBoundedMemoryAndTime(t *testing.T) {
 				}
 			}, parts...)
 		}, 40 << 20},
-		{"a section that unpacks to much more than it says", func(end string) string {
+		{"section that unpacks to more than it claims", func(end string) string {
 			return elfOf(nil, elfPart{".debug_str", elf.SHT_PROGBITS, elf.SHF_COMPRESSED, compressed(10, strings.Repeat("\x00", 24<<20)+end)})
 		}, 140 << 20},
-		{"symbols that all have the same long name", func(end string) string {
+		{"symbols that share a long name", func(end string) string {
 			return elfOf(nil, elfPart{".symtab", elf.SHT_SYMTAB, 0, symbols}, elfPart{".strtab", elf.SHT_STRTAB, 0, "\x00" + long + end + "\x00"})
 		}, 200 << 20},
-		{"units that have a long table of abbreviations each", func(end string) string {
+		{"units with long abbreviation tables", func(end string) string {
 			return elfOf(nil, debug("info", units), debug("abbrev", abbrevs), debug("str", end+"\x00"))
 		}, 64 << 20},
-		{"units that all have the same long name", func(end string) string {
+		{"units that share a long name", func(end string) string {
 			return elfOf(nil, debug("info", named), debug("abbrev", "\x01\x11\x00\x03\x0e\x00\x00\x00"), debug("str", long+end+"\x00"))
 		}, 200 << 20},
 	} {
 		t.Run(row.name, func(t *testing.T) {
 			a, b := row.file("one"), row.file("two")
 			_ = compareELF(newComparison(t.Context(), Known{}).within("x.o"), section([]byte(a)), section([]byte(b))) // does not panic
-			if got := bytesTaken(func() {
+			if got := allocated(func() {
 				if len(blobs(t, "x.o", a, b, Known{})) == 0 {
 					t.Error("no difference")
 				}
 			}); got > row.most {
-				t.Errorf("comparing %d bytes took %d bytes, want at most %d", len(a), got, row.most)
+				t.Errorf("comparing %d bytes allocated %d bytes, want at most %d", len(a), got, row.most)
 			} else {
-				t.Logf("comparing %d bytes took %d KiB", len(a), got>>10)
+				t.Logf("comparing %d bytes allocated %d KiB", len(a), got>>10)
 			}
 		})
 	}
 }
 
-func TestSectionsThatOverlapAreRefused(t *testing.T) {
+func TestOverlappingSectionsAreRejected(t *testing.T) {
 	const file = 4096
 	head := "MZ" + strings.Repeat("\x00", 58) + "\x40\x00\x00\x00PE\x00\x00\x64\x86\x05\x00time" + strings.Repeat("\x00", 8) + "\x48\x00\x00\x00" + strings.Repeat("\x00", 72)
 	pe := func(sections string) *io.SectionReader {
@@ -157,11 +157,11 @@ func TestSectionsThatOverlapAreRefused(t *testing.T) {
 		t.Errorf("two sections: got %d, %v", len(sections), err)
 	}
 	if _, _, err := peSections(pe(strings.Repeat(whole, 5))); err == nil {
-		t.Error("five sections of all of the file: no error")
+		t.Error("five sections that span the file: got no error")
 	}
 }
 
-// samples are small files of each format.
+// samples returns a small file of each format.
 func samples(t testing.TB) map[string]string {
 	abbrev := "\x01\x11\x00\x25\x0e\x13\x0b\x03\x08\x1b\x08\x00\x00\x00"
 	info := "\x20\x00\x00\x00\x04\x00\x00\x00\x00\x00\x08\x01\x00\x00\x00\x00\x0ca.c\x00/tmp/one\x00\x00\x00\x00\x00"
@@ -171,18 +171,15 @@ func samples(t testing.TB) map[string]string {
 			elfPart{".symtab", elf.SHT_SYMTAB, 0, strings.Repeat("\x01\x00\x00\x00"+strings.Repeat("\x00", 20), 4)}, elfPart{".strtab", elf.SHT_STRTAB, 0, "\x00main\x00"},
 			elfPart{".note.gnu.build-id", elf.SHT_NOTE, elf.SHF_ALLOC, "\x04\x00\x00\x00\x04\x00\x00\x00\x03\x00\x00\x00GNU\x00abcd"},
 			elfPart{".go.buildinfo", elf.SHT_PROGBITS, elf.SHF_ALLOC, "\xff Go buildinf:\x08\x02" + strings.Repeat("\x00", 16) + "\x06go1.26\x04none"}),
-		"a.png":   pngOf(t, color.Gray{7}, png.BestSpeed, pngChunk("zTXt", "k\x00\x00"+deflated("text")), pngChunk("tIME", "1234567")),
-		"a.pdf":   pdfOf("/CreationDate(D:20261122010203Z)", "00ff", deflated("text"), "/Filter/FlateDecode"),
-		"a.pyc":   "\xa7\r\r\n\x00\x00\x00\x00timesize\xe3\x00\x00\x00\x00z\x05alphaz\x04beta",
-		"A.class": "\xca\xfe\xba\xbe\x00\x00\x00\x41\x00\x05\x01\x00\x04text\x05\x00\x00\x00\x00\x00\x00\x00\x07\x07\x00\x01rest",
-		"a":       machoOf("0123456789abcdef", "in /tmp/one/a\x00"),
-		"_go_.o":  "go object linux amd64 go1.26 X:none\nbuild id \"a/b\"\n\n!\n\x00\x00go120ldtexts of it",
-		"a.exe":   "MZ" + strings.Repeat("\x00", 58) + "\x40\x00\x00\x00PE\x00\x00\x64\x86\x01\x00time" + strings.Repeat("\x00", 8) + "\x48\x00\x00\x00" + strings.Repeat("\x00", 72) + ".text\x00\x00\x00\x00\x10\x00\x00\x00\x10\x00\x00\x10\x00\x00\x00\x40\x00\x00\x00" + strings.Repeat("\x00", 60),
+		"a.png":  pngOf(t, color.Gray{7}, png.BestSpeed, pngChunk("zTXt", "k\x00\x00"+deflated("text")), pngChunk("tIME", "1234567")),
+		"a.pdf":  pdfOf("/CreationDate(D:20261122010203Z)", "00ff", deflated("text"), "/Filter/FlateDecode"),
+		"a.pyc":  "\xa7\r\r\n\x00\x00\x00\x00timesize\xe3\x00\x00\x00\x00z\x05alphaz\x04beta",
+		"_go_.o": "go object linux amd64 go1.26 X:none\nbuild id \"a/b\"\n\n!\n\x00\x00go120ldtexts of it",
+		"a.exe":  "MZ" + strings.Repeat("\x00", 58) + "\x40\x00\x00\x00PE\x00\x00\x64\x86\x01\x00time" + strings.Repeat("\x00", 8) + "\x48\x00\x00\x00" + strings.Repeat("\x00", 72) + ".text\x00\x00\x00\x00\x10\x00\x00\x00\x10\x00\x00\x10\x00\x00\x00\x40\x00\x00\x00" + strings.Repeat("\x00", 60),
 	}
 }
 
-// TestDamagedFilesAreCompared holds that files that are cut or changed anywhere are compared, and that a parser's
-// panic is not what saved it.
+// The formats must handle damaged files without panicking.
 func TestDamagedFilesAreCompared(t *testing.T) {
 	files := samples(t)
 	gcc := build{"gcc", "gcc -g -gz=zlib -c -o out a.c", map[string]string{"a.c": plain}}
@@ -226,7 +223,7 @@ func FuzzBinary(f *testing.F) {
 			headA, headB := a[:min(len(a), headSize)], b[:min(len(b), headSize)]
 			if format.is(headA, name) && format.is(headB, name) {
 				c := newComparison(t.Context(), Known{}).within(name)
-				_ = format.compare(c, section(a), section(b)) // without the net that Blobs spreads
+				_ = format.compare(c, section(a), section(b)) // without recovering from panics
 				checkDifferences(t, c.found.all())
 			}
 		}

@@ -82,7 +82,6 @@ func arred(names ...string) string {
 	return out
 }
 
-// What unpacks to more than there may be in memory is not looked into, and that is said.
 func TestBombsAreNotUnpacked(t *testing.T) {
 	zeros := make([]byte, 8<<20) // from a few KiB
 	bomb := func(pack func(io.Writer) io.WriteCloser, last byte) string {
@@ -117,14 +116,13 @@ func TestBombsAreNotUnpacked(t *testing.T) {
 	}
 }
 
-// The bytes of one thing, the ratio, the live bytes and the bytes of one comparison are bounded each.
-func TestUnpackingIsBounded(t *testing.T) {
+func TestUnpackLimitsSizeRatioAndBudget(t *testing.T) {
 	c := newComparison(t.Context(), Known{})
 	if _, _, err := c.unpack(bytes.NewReader(make([]byte, 1<<20+2*maxRatio+1)), 2); !errors.Is(err, errTooMuch) {
-		t.Errorf("got %v for a high ratio", err)
+		t.Errorf("high ratio: got %v", err)
 	}
 	if _, _, err := c.unpack(endless{}, 1<<40); !errors.Is(err, errTooMuch) || c.budget.work < maxWork-maxUnpacked-2<<20 {
-		t.Errorf("got %v for what does not end, with %d bytes of work left", err, c.budget.work)
+		t.Errorf("endless input: got %v, with %d bytes of work left", err, c.budget.work)
 	}
 	c = newComparison(t.Context(), Known{})
 	c.budget.live = 10
@@ -133,11 +131,11 @@ func TestUnpackingIsBounded(t *testing.T) {
 		t.Fatal(err)
 	}
 	if _, _, err := c.unpack(strings.NewReader("123"), 100); !errors.Is(err, errTooMuch) {
-		t.Errorf("got %v with 8 of 10 bytes in use", err)
+		t.Errorf("8 of 10 live bytes in use: got %v", err)
 	}
 	release()
 	if _, _, err := c.unpack(strings.NewReader("123"), 100); err != nil {
-		t.Errorf("got %v after these were given back", err)
+		t.Errorf("after release: got %v", err)
 	}
 	c = newComparison(t.Context(), Known{})
 	c.budget.work = 10
@@ -146,7 +144,7 @@ func TestUnpackingIsBounded(t *testing.T) {
 	}
 	release()
 	if _, _, err := c.unpack(strings.NewReader("123"), 100); !errors.Is(err, errTooMuch) {
-		t.Errorf("got %v beyond the work of a comparison", err)
+		t.Errorf("8 of 10 bytes of work done: got %v", err)
 	}
 }
 
@@ -181,7 +179,7 @@ func TestNamesOfMembersArePrintable(t *testing.T) {
 	}
 }
 
-func TestClaimedSizesAreNotBelieved(t *testing.T) {
+func TestClaimedSizesAreVerified(t *testing.T) {
 	const huge = "9999999999"
 	header := func(name, size string) string {
 		return fmt.Sprintf("%-16s%-12s%-6s%-6s%-8s%-10s`\n", name, "0", "0", "0", "644", size)
@@ -216,14 +214,14 @@ func TestClaimedSizesAreNotBelieved(t *testing.T) {
 				t.Error("no difference")
 			}
 			if n := after.TotalAlloc - before.TotalAlloc; n > 64<<20 {
-				t.Errorf("%d MiB were taken", n>>20)
+				t.Errorf("allocated %d MiB, want at most 64", n>>20)
 			}
 		})
 	}
 }
 
-// A directory of a zip may be as long as the file, and each byte of it takes some of memory.
-func TestManyMembersAreBytes(t *testing.T) {
+// A zip directory may be as large as the file and takes a multiple of its size in memory.
+func TestLargeZipDirectoriesAreComparedAsBytes(t *testing.T) {
 	names := make([]string, 40_000)
 	long := strings.Repeat("n", 200)
 	var out bytes.Buffer
@@ -238,14 +236,14 @@ func TestManyMembersAreBytes(t *testing.T) {
 	}
 	a := out.String()
 	if _, err := readZip(section([]byte(a))); !errors.Is(err, errManyMembers) {
-		t.Errorf("got %v for a directory of 10 MB", err)
+		t.Errorf("directory of 10 MB: got %v", err)
 	}
 	if ds := blobs(t, "x", a, strings.Replace(a, "d/77", "d/78", 1), Known{}); len(ds) != 1 || !strings.HasPrefix(ds[0].What, "content") {
 		t.Errorf("got %d differences: %+v", len(ds), ds[0])
 	}
 }
 
-func TestBlobsEndsWithItsContext(t *testing.T) {
+func TestBlobsFailsWithItsContext(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
 	for _, kind := range []string{"", "\x00"} {
@@ -255,15 +253,14 @@ func TestBlobsEndsWithItsContext(t *testing.T) {
 	}
 }
 
-// A format that fails, or panics, leaves nothing behind, and the next one is asked.
-func TestDefectsOfFormatsAreBytes(t *testing.T) {
+func TestFailedFormatsAddNothing(t *testing.T) {
 	for name, fails := range map[string]func() error{
 		"error": func() error { return errors.New("damaged") },
-		"panic": func() error { panic("a defect") },
+		"panic": func() error { panic("bug") },
 	} {
 		c := newComparison(t.Context(), Known{})
 		f := format{name: "x", compare: func(c *comparison, _, _ *io.SectionReader) error {
-			c.differ("half a thing", "1", "2", -1, Unknown)
+			c.differ("partial", "1", "2", -1, Unknown)
 			return fails()
 		}}
 		done, err := c.within("x").try(&f, section(nil), section(nil))
@@ -282,7 +279,7 @@ func FuzzBlobs(f *testing.F) {
 	} {
 		f.Add("x", []byte(pair[0]), []byte(pair[1]))
 	}
-	known := twoRuns()
+	known := knownRuns()
 	f.Fuzz(func(t *testing.T, name string, a, b []byte) {
 		ds := blobs(t, name, string(a), string(b), known)
 		if equal := bytes.Equal(a, b); equal != (len(ds) == 0) {
@@ -291,8 +288,8 @@ func FuzzBlobs(f *testing.F) {
 	})
 }
 
-// What is looked at word by word has a budget: beyond it differences are told without causes.
-func TestWordsAreBounded(t *testing.T) {
+// Beyond the budget differences have no cause.
+func TestWordsHaveABudget(t *testing.T) {
 	for name, pair := range map[string][2]string{
 		"text": {"at 12:00:00\n", "at 13:00:00\n"}, "json": {`{"time": "12:00:00"}`, `{"time": "13:00:00"}`},
 	} {

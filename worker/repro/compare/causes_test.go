@@ -12,18 +12,20 @@ import (
 	"slices"
 	"strconv"
 	"testing"
+
+	"github.com/cloister-build/cloister/sandbox/printable"
 )
 
-var update = flag.Bool("update", false, "write the table of causes into docs/causes.md")
+var update = flag.Bool("update", false, "write the table of causes to docs/causes.md")
 
-// docs/causes.md has the table between two lines.
+// docs/causes.md contains the table between two lines.
 const (
 	causesDocument = "../../../docs/causes.md"
 	tableBegins    = "<!-- the table of causes -->\n"
 	tableEnds      = "<!-- end of the table -->\n"
 )
 
-func TestDocumentHasTheTableOfCauses(t *testing.T) {
+func TestDocumentContainsCausesTable(t *testing.T) {
 	old, err := os.ReadFile(causesDocument)
 	if err != nil {
 		t.Fatal(err)
@@ -31,7 +33,7 @@ func TestDocumentHasTheTableOfCauses(t *testing.T) {
 	before, rest, ok := bytes.Cut(bytes.ReplaceAll(old, []byte("\r\n"), []byte("\n")), []byte(tableBegins))
 	_, after, ok2 := bytes.Cut(rest, []byte(tableEnds))
 	if !ok || !ok2 {
-		t.Fatalf("%s has no lines %q and %q", causesDocument, tableBegins, tableEnds)
+		t.Fatalf("%s lacks the line %q or %q", causesDocument, tableBegins, tableEnds)
 	}
 	want := slices.Concat(before, []byte(tableBegins), []byte(CausesTable()), []byte(tableEnds), after)
 	if *update {
@@ -39,11 +41,11 @@ func TestDocumentHasTheTableOfCauses(t *testing.T) {
 			t.Fatal(err)
 		}
 	} else if table, _, _ := bytes.Cut(rest, []byte(tableEnds)); string(table) != CausesTable() {
-		t.Errorf("%s has another table of causes; go test ./worker/repro/compare -run Causes -update writes it", causesDocument)
+		t.Errorf("%s is out of date; run go test ./worker/repro/compare -run Causes -update", causesDocument)
 	}
 }
 
-// Each cause that compare.go declares has a row, a meaning and a fix, in its order.
+// Each declared cause has a row, a meaning and a fix.
 func TestCausesAreComplete(t *testing.T) {
 	file, err := parser.ParseFile(token.NewFileSet(), "compare.go", nil, 0)
 	if err != nil {
@@ -64,25 +66,25 @@ func TestCausesAreComplete(t *testing.T) {
 	})
 	delete(declared, Unknown)
 	if len(declared) < 17 {
-		t.Fatalf("%d causes are declared", len(declared))
+		t.Fatalf("got %d declared causes, want at least 17", len(declared))
 	}
-	// What is not told by its first bytes: all, directories, and programs that the go command linked.
+	// Values of Fix.Format that are not in formats: all formats, directories, and programs that the go command linked.
 	beside := []string{"", "tree", "go"}
 	for _, row := range Causes {
 		if !declared[row.Cause] {
-			t.Errorf("%q is there twice, or not declared", row.Cause)
+			t.Errorf("%q is a duplicate or not declared", row.Cause)
 		}
 		delete(declared, row.Cause)
 		if row.Meaning == "" || len(row.Fixes) == 0 || row.Fixes[0].Format != "" {
-			t.Errorf("%q has no meaning, or no fix for all formats first", row.Cause)
+			t.Errorf("%q has no meaning, or its first fix is not for all formats", row.Cause)
 		}
 		for _, f := range row.Fixes {
-			if printable(f.Text, MaxText) != f.Text {
-				t.Errorf("%q is too long, or not printable", f.Text)
+			if printable.Head(f.Text, MaxText) != f.Text {
+				t.Errorf("fix %q is too long or not printable", f.Text)
 			}
 			isFormat := func(g format) bool { return g.name == f.Format }
 			if !slices.Contains(beside, f.Format) && !slices.ContainsFunc(formats(), isFormat) {
-				t.Errorf("%q has a fix for %q, which is no format", row.Cause, f.Format)
+				t.Errorf("%q has a fix for %q, which is not a format", row.Cause, f.Format)
 			}
 		}
 	}
@@ -91,7 +93,7 @@ func TestCausesAreComplete(t *testing.T) {
 	}
 }
 
-func TestFixForTellsFormatsApart(t *testing.T) {
+func TestFixForDependsOnFormat(t *testing.T) {
 	if tar, zip := FixFor(Timestamp, "tar"), FixFor(Timestamp, "zip"); tar == zip || tar == "" || zip == "" {
 		t.Errorf("got %q and %q", tar, zip)
 	}

@@ -1,37 +1,39 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package compare says in which places two things differ, blobs above all, and what the likely cause is, in the words
-// of their formats: the member of an archive, the section of a program. It knows nothing of how they came about but
-// what it is told as Facts.
+// Package compare finds where two blobs or directories differ and the likely cause, in terms of their formats: the
+// member of an archive, the section of a program.
+//
+// A cause comes from one of three sources: a field with a known meaning such as mtime, a word or number that is one of
+// the Facts of a run, or the look of what differs. Formats lie in a file each, named after the format; formats.go lists
+// them. Files of other formats are compared as bytes, and Diffoscope can tell more about them.
 package compare
 
 import "time"
 
 // A Difference is one place in which two things differ.
 type Difference struct {
-	// Where are the names of the things around the place, from the outermost in: an output, a member of an archive, a
-	// section. It has at least one.
+	// Where is the path to the place from the outermost name in: an output, a member of an archive, a section. It has
+	// at least one name.
 	Where []string `json:"where"`
-	// What differs there: "mtime", "order of members", "content".
+	// What names the difference: "mtime", "order of members", "content".
 	What string `json:"what"`
-	// A and B are what each of the two has there, in printable text of at most MaxText bytes; "" is nothing.
+	// A and B are the values of each side as printable text of at most MaxText bytes; "" means none.
 	A string `json:"a"`
 	B string `json:"b"`
-	// Offset is that of the first differing byte, in bytes from the beginning of the innermost thing that Where names;
-	// -1 where there is none to name.
+	// Offset is the offset of the first different byte in the innermost thing of Where, or -1.
 	Offset int64 `json:"offset"`
 	// Cause is the likely cause, or Unknown.
 	Cause Cause `json:"cause"`
-	// Format is the name of the format in whose words it is told, "" if it is of none. It is for FixFor alone.
+	// Format is the name of the format, for FixFor; "" if there is none.
 	Format string `json:"-"`
-	// Fix says what would end it, in one line, or is "".
+	// Fix is one line that tells how to remove the difference, or "".
 	Fix string `json:"fix,omitempty"`
 }
 
-// MaxText bounds the texts of a Difference, in bytes.
+// MaxText limits the texts of a Difference, in bytes.
 const MaxText = 200
 
-// A Cause is why two runs of one action differ. It is a closed list, of which Causes has the table.
+// A Cause is why two runs of an action differ. Causes explains each.
 type Cause string
 
 // The causes.
@@ -41,40 +43,39 @@ const (
 	BuildDate   Cause = "__DATE__"     // the preprocessor's date and time
 	BuildID     Cause = "build id"     // derived from the rest, or random
 	Path        Cause = "path"         // of the working directory or of a temporary file
-	Owner       Cause = "owner"        // user or group, in number or name
+	Owner       Cause = "owner"        // user or group, as number or name
 	Mode        Cause = "file mode"    // the umask
-	MemberOrder Cause = "member order" // of an archive or a list, as a directory was read
+	MemberOrder Cause = "member order" // the order in which a directory was read
 	Locale      Cause = "locale"       // order or language of texts
 	Zone        Cause = "time zone"    //
 	HashSeed    Cause = "hash seed"    // the order of a hash table
-	Random      Cause = "random"       // bytes asked of the kernel, UUIDs, salts
+	Random      Cause = "random"       // random bytes, UUIDs, salts
 	Hostname    Cause = "hostname"     //
 	ProcessID   Cause = "process id"   //
-	Address     Cause = "address"      // a pointer, as ASLR chose it
-	Parallel    Cause = "parallel"     // who came first
+	Address     Cause = "address"      // a pointer under ASLR
+	Parallel    Cause = "parallel"     // a race
 	Processors  Cause = "cpu count"    //
-	Environment Cause = "environment"  // a variable that is none of the command's
+	Environment Cause = "environment"  // a variable that the command does not set
 	Uptime      Cause = "uptime"       // a monotonic clock
 )
 
-// Facts are what is known of the run that made one of two things; what is not known is zero.
+// Facts are the known conditions of a run. Unknown ones are zero.
 type Facts struct {
-	// Start and End are when the command ran, as its own clock had it.
+	// Start and End are when the command ran, by its own clock.
 	Start, End time.Time
-	Zone       string // as in TZ
-	Locale     string // as in LC_ALL
+	Zone       string // TZ
+	Locale     string // LC_ALL
 	Hostname   string
 	User       string
 	UID        uint32
 	Umask      uint32
-	Root       string // where the input root was
+	Root       string // path of the input root
 	CPUs       int
-	// Env are the variables, "KEY=VALUE".
+	// Env holds the variables as KEY=VALUE.
 	Env []string
-	// FixedLayout says that memory was laid out without randomness, HeldRandom that the kernel's randomness was
-	// that of a seed.
+	// FixedLayout means that ASLR was off, HeldRandom that the kernel's random numbers had a fixed seed.
 	FixedLayout, HeldRandom bool
 }
 
-// Known are the facts of both sides, nil where nothing is known.
+// Known holds the facts of both sides; nil means unknown.
 type Known struct{ A, B *Facts }

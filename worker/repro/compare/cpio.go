@@ -7,11 +7,12 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"slices"
 	"strconv"
 	"strings"
 )
 
-// Magics of archives of cpio(1): those of the kernel's initramfs and of RPM, with a checksum or without, and POSIX's.
+// Magic numbers of cpio(1): of initramfs and RPM without and with a checksum, and of POSIX.
 const (
 	newcMagic = "070701"
 	crcMagic  = "070702"
@@ -19,54 +20,44 @@ const (
 )
 
 func isCpio(head []byte, _ string) bool {
-	return bytes.HasPrefix(head, []byte(newcMagic)) || bytes.HasPrefix(head, []byte(crcMagic)) || bytes.HasPrefix(head, []byte(odcMagic))
+	return bytes.HasPrefix(head, []byte(newcMagic)) || bytes.HasPrefix(head, []byte(crcMagic)) ||
+		bytes.HasPrefix(head, []byte(odcMagic))
 }
 
-func compareCpio(c *comparison, a, b *io.SectionReader) error {
-	ma, err := c.cpioMembers(a)
-	if err != nil {
-		return err
-	}
-	mb, err := c.cpioMembers(b)
-	if err != nil {
-		return err
-	}
-	return c.compareMembers(ma, mb)
-}
-
-// A cpioHeader is what stands in front of a member: numbers of so many digits each, in a base.
+// A cpioHeader describes the numbers in front of a member.
 type cpioHeader struct {
 	base   int
 	align  int64 // of names and contents
-	widths []int
-	names  []string // of the numbers
+	widths []int // digits
+	names  []string
 }
 
 var (
-	newcHeader = cpioHeader{16, 4, []int{8, 8, 8, 8, 8, 8, 8, 8, 8, 8, 8, 8, 8},
-		[]string{"inode", "mode", "uid", "gid", "links", "mtime", "size", "major", "minor", "rmajor", "rminor", "name", "checksum"}}
+	newcHeader = cpioHeader{16, 4, slices.Repeat([]int{8}, 13), []string{
+		"inode", "mode", "uid", "gid", "links", "mtime", "size", "major", "minor", "rmajor", "rminor", "name", "checksum",
+	}}
 	odcHeader = cpioHeader{8, 1, []int{6, 6, 6, 6, 6, 6, 6, 11, 6, 11},
 		[]string{"device", "inode", "mode", "uid", "gid", "links", "rdevice", "mtime", "name", "size"}}
 )
 
-// cpioMembers returns the members of an archive of cpio(1), up to the one that says that there are no more, and what lies
-// behind it as a member of its own (cpio(5); the kernel's Documentation/driver-api/early-userspace/buffer-format.rst).
+// cpioMembers returns the members of a cpio archive. Data after the trailer is a further member (cpio(5); the kernel's
+// Documentation/driver-api/early-userspace/buffer-format.rst).
 func (c *comparison) cpioMembers(s *io.SectionReader) ([]member, error) {
-	const most = 4096 // of names
+	const maxName = 4096
 	var (
 		all   []member
-		taken memory
+		limit memberLimit
 	)
 	for off := int64(0); ; {
 		if err := c.ctx.Err(); err != nil {
 			return nil, err
 		}
-		p, err := window(s, off, 110) // of the longer one
+		p, err := window(s, off, 110) // the longest header
 		if err != nil {
 			return nil, err
 		}
 		if !isCpio(p, "") {
-			return nil, fmt.Errorf("no header of a member at byte %d", off)
+			return nil, fmt.Errorf("no member header at byte %d", off)
 		}
 		h := &newcHeader
 		if bytes.HasPrefix(p, []byte(odcMagic)) {
@@ -77,7 +68,7 @@ func (c *comparison) cpioMembers(s *io.SectionReader) ([]member, error) {
 			return nil, fmt.Errorf("member at byte %d: %w", off, err)
 		}
 		length, size := values["name"], values["size"]
-		if length > most || size > s.Size() {
+		if length > maxName || size > s.Size() {
 			return nil, errors.New("a member is longer than the archive")
 		}
 		raw, err := window(s, off+end, int(length))
@@ -92,21 +83,21 @@ func (c *comparison) cpioMembers(s *io.SectionReader) ([]member, error) {
 		}
 		if name == "TRAILER!!!" {
 			if off < s.Size() {
-				all = append(all, member{name: "(behind the end)", content: stays(s, off, s.Size()-off)})
+				all = append(all, member{name: "(behind the end)", content: inPlace(s, off, s.Size()-off)})
 			}
 			return all, nil
 		}
-		if err := taken.take(len(name) + 2*len(h.names)*11); err != nil {
+		if err := limit.take(len(name) + 2*len(h.names)*11); err != nil {
 			return nil, err
 		}
-		all = append(all, member{name: name, fields: h.fields(values), content: stays(s, content, size)})
+		all = append(all, member{name: name, fields: h.fields(values), content: inPlace(s, content, size)})
 	}
 }
 
-// aligned returns the offset at which something begins that cannot before off.
+// aligned rounds off up to the alignment.
 func (h *cpioHeader) aligned(off int64) int64 { return (off + h.align - 1) / h.align * h.align }
 
-// read returns the numbers at the beginning of p, and where they end.
+// read returns the numbers at the beginning of p and their end.
 func (h *cpioHeader) read(p []byte) (values map[string]int64, end int64, err error) {
 	values = make(map[string]int64, len(h.names))
 	at := len(newcMagic)
@@ -124,7 +115,7 @@ func (h *cpioHeader) read(p []byte) (values map[string]int64, end int64, err err
 	return values, int64(at), nil
 }
 
-// fields returns what the numbers say of a member, but for the lengths of name and content.
+// fields returns the fields of a member except the lengths of its name and content.
 func (h *cpioHeader) fields(values map[string]int64) []field {
 	var fs []field
 	for _, name := range h.names {

@@ -7,7 +7,7 @@ import (
 	"encoding/binary"
 )
 
-// A cursor reads numbers from bytes that may end too early: then it is short, and all that it reads is zero.
+// A cursor reads from bytes. At their end it sets short and returns zero values.
 type cursor struct {
 	data  []byte
 	off   int
@@ -15,7 +15,7 @@ type cursor struct {
 	short bool
 }
 
-// next returns the next n bytes, nil if there are not as many.
+// next returns the next n bytes, nil if there are fewer.
 func (c *cursor) next(n uint64) []byte {
 	if c.short || n > uint64(len(c.data)-c.off) {
 		c.short = true
@@ -43,7 +43,7 @@ func (c *cursor) number(width int) uint64 {
 	return v
 }
 
-// uleb returns an integer of DWARF's variable length; it also passes over a signed one.
+// uleb returns a ULEB128 integer. It also skips a signed one.
 func (c *cursor) uleb() uint64 {
 	var v uint64
 	for shift := 0; ; shift += 7 {
@@ -59,7 +59,7 @@ func (c *cursor) uleb() uint64 {
 	}
 }
 
-// text returns a string that ends with a zero, without it.
+// text returns a zero-terminated string.
 func (c *cursor) text() string {
 	if c.short {
 		return ""

@@ -13,7 +13,7 @@ import (
 	"github.com/cloister-build/cloister/sandbox/sandboxtest"
 )
 
-func TestDiffoscopeSaysWhatDiffers(t *testing.T) {
+func TestDiffoscopeReportsDifferences(t *testing.T) {
 	dir := t.TempDir()
 	a, b := filepath.Join(dir, "a"), filepath.Join(dir, "b")
 	for path, content := range map[string]string{a: "one\n", b: "two\n"} {
@@ -31,7 +31,7 @@ func TestDiffoscopeSaysWhatDiffers(t *testing.T) {
 	if text, err := Diffoscope(t.Context(), a, a); err != nil || text != "" {
 		t.Errorf("got %q, %v for equal files", text, err)
 	}
-	// Of directories it says what is in them, and not when they were made.
+	// Metadata of directories is not reported.
 	for _, d := range []string{"old", "new"} {
 		if err := os.MkdirAll(filepath.Join(dir, d, "sub"), 0o700); err != nil {
 			t.Fatal(err)
@@ -46,8 +46,8 @@ func TestDiffoscopeSaysWhatDiffers(t *testing.T) {
 	}
 }
 
-// What is called diffoscope is any program: its answer is bounded and printable, and its failure is told.
-func TestDiffoscopesAnswerIsBounded(t *testing.T) {
+// Any program may be called diffoscope.
+func TestDiffoscopeOutputIsLimitedAndPrintable(t *testing.T) {
 	if runtime.GOOS == "windows" {
 		t.Skip("needs sh")
 	}

@@ -12,29 +12,29 @@ import (
 
 const (
 	maxUnits      = 1 << 16
-	maxDwarfSteps = 2 << 20 // attributes read or passed over in one file
+	maxDwarfSteps = 2 << 20 // attributes read or skipped in one file
 )
 
-// unitNames are the attributes of a compile unit that name what it was made of, by what, and where.
+// unitNames are the compared attributes of a compile unit: source, directory, compiler and split file.
 var unitNames = []dwarf.Attr{dwarf.AttrName, dwarf.AttrCompDir, dwarf.AttrProducer, dwarf.AttrDwoName}
 
-// A dwarfUnit has the texts of unitNames, "" for those that a compile unit does not have.
+// A dwarfUnit holds the values of unitNames, "" for missing ones.
 type dwarfUnit [4]string
 
-// A dwarfReader reads the first entry of each compile unit, and nothing else: package debug/dwarf reads all tables of
-// abbreviations at once, for each unit one, which a small file can make many times as long as itself.
+// A dwarfReader reads only the first entry of each compile unit. Package debug/dwarf is not safe for hostile files: it
+// reads all abbreviation tables, one per unit, and in a small file these may overlap.
 //
 // Source: DWARF 5, sections 7.5.1 (headers of units), 7.5.3 (abbreviations), 7.5.6 (forms).
 type dwarfReader struct {
 	info, abbrev, str, lineStr, strOffsets []byte
-	// relocs are entries of relocations of info, which objects have instead of offsets in it.
+	// relocs are the relocations of info, which replace the offsets of object files.
 	relocs []byte
-	wide   bool // what relocs has
+	wide   bool // relocs has 64 bits
 	order  binary.ByteOrder
 	steps  int
 }
 
-// units returns the names of the compile units of a file in their order, nil if it has none that can be read.
+// units returns the compile units of a file in order, nil if it cannot read them.
 func (f *elfFile) units(c *comparison) []dwarfUnit {
 	d := dwarfReader{order: f.order, wide: f.wide, steps: maxDwarfSteps}
 	for _, part := range []struct {
@@ -62,8 +62,7 @@ func (f *elfFile) units(c *comparison) []dwarfUnit {
 	return d.units()
 }
 
-// debugSection returns the section of this name of DWARF, in any of the forms it has, or nil; "" are the relocations
-// of the units.
+// debugSection returns the DWARF section of a name in any form, or nil. "" stands for the relocations of the units.
 func (f *elfFile) debugSection(name string) *elfSection {
 	if name == "" {
 		if f.typ != elf.ET_REL {
@@ -96,7 +95,7 @@ func (d *dwarfReader) units() []dwarfUnit {
 		if u, ok := d.unit(&unit, offset); ok {
 			us = append(us, u)
 			for _, name := range u {
-				d.steps -= len(name) / 16 // all may be the same long one
+				d.steps -= len(name) / 16 // many may share a long name
 			}
 		}
 		d.steps--
@@ -104,7 +103,7 @@ func (d *dwarfReader) units() []dwarfUnit {
 	return us
 }
 
-// unit reads the rest of a header and the first entry. offset is how wide offsets are in this unit.
+// unit reads the rest of a header and the first entry. offset is the size of offsets in the unit.
 func (d *dwarfReader) unit(c *cursor, offset int) (u dwarfUnit, ok bool) {
 	version := c.number(2)
 	if version < 2 || version > 5 {
@@ -132,10 +131,10 @@ func (d *dwarfReader) unit(c *cursor, offset int) (u dwarfUnit, ok bool) {
 	return d.names(c, fields, &form), !c.short
 }
 
-// A dwarfField is an attribute of an entry and how it is written.
+// A dwarfField is an attribute of an entry and its form.
 type dwarfField struct{ attr, form uint64 }
 
-// fields returns those of the abbreviation of this code in the table at off.
+// fields returns the fields of an abbreviation in the table at off.
 func (d *dwarfReader) fields(off, code uint64) ([]dwarfField, bool) {
 	if off >= uint64(len(d.abbrev)) || code == 0 {
 		return nil, false
@@ -171,12 +170,12 @@ func (d *dwarfReader) fields(off, code uint64) ([]dwarfField, bool) {
 	return nil, false
 }
 
-// names reads an entry of these fields, as far as it is known how they are written.
+// names reads an entry with these fields, up to the first unknown form.
 func (d *dwarfReader) names(c *cursor, fields []dwarfField, form *dwarfForms) (u dwarfUnit) {
-	var indexed [len(u)]int // 1 more than the number of the string
+	var indexed [len(u)]int // index of the string + 1
 	base := uint64(0)
 	if form.version == 5 {
-		base = uint64(2 * form.offset) // behind the header of the table
+		base = uint64(2 * form.offset) // after the table's header
 	}
 	for _, f := range fields {
 		i := slices.Index(unitNames, dwarf.Attr(f.attr))
@@ -195,14 +194,18 @@ func (d *dwarfReader) names(c *cursor, fields []dwarfField, form *dwarfForms) (u
 	}
 	for i, n := range indexed {
 		if n > 0 {
-			at := cursor{data: d.strOffsets, off: int(min(base+uint64(n-1)*uint64(form.offset), uint64(len(d.strOffsets)))), order: d.order}
+			at := cursor{
+				data:  d.strOffsets,
+				off:   int(min(base+uint64(n-1)*uint64(form.offset), uint64(len(d.strOffsets)))),
+				order: d.order,
+			}
 			u[i] = stringAt(d.str, at.number(form.offset))
 		}
 	}
 	return u
 }
 
-// string reads a string, or the number that one has in the table of offsets, and 1.
+// string reads a string, or returns its index in the table of offsets plus 1.
 func (d *dwarfReader) string(c *cursor, form uint64, forms *dwarfForms) (s string, index int) {
 	switch form {
 	case formString:
@@ -220,7 +223,7 @@ func (d *dwarfReader) string(c *cursor, form uint64, forms *dwarfForms) (s strin
 	return "", 0
 }
 
-// offsetAt reads an offset into another section. In an object it is what its relocation adds.
+// offsetAt reads an offset into another section. In object files it is the addend of the relocation.
 func (d *dwarfReader) offsetAt(c *cursor, width int) uint64 {
 	at := uint64(c.off)
 	v := c.number(width)

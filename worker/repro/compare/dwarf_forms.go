@@ -2,23 +2,23 @@
 
 package compare
 
-// The forms of DWARF that strings have, and one that takes no bytes of an entry.
+// The DWARF forms of strings, and one without a value in the entry.
 const (
 	formString        = 0x08
 	formStrp          = 0x0e
 	formStrx          = 0x1a
 	formLineStrp      = 0x1f
 	formImplicitConst = 0x21
-	formStrx1         = 0x25 // and those of 2, 3 and 4 bytes
+	formStrx1         = 0x25 // followed by those of 2, 3 and 4 bytes
 	formGNUStrIndex   = 0x1f02
 )
 
-// dwarfForms is what the sizes of forms depend on: the version, and how wide addresses and offsets are.
+// dwarfForms determines the sizes of forms.
 type dwarfForms struct{ version, address, offset int }
 
-// skip passes over a value of a form; over one that is not known there is no way, and c is short.
+// skip skips a value. It sets c.short if the form is unknown.
 //
-// Source: DWARF 5, section 7.5.6, table 7.6; of split DWARF in version 4 the GNU forms.
+// Source: DWARF 5, section 7.5.6, table 7.6; GNU forms of split DWARF in version 4.
 func (f *dwarfForms) skip(c *cursor, form uint64) {
 	switch form {
 	case 0x19, formImplicitConst: // flag_present
@@ -44,7 +44,15 @@ func (f *dwarfForms) skip(c *cursor, form uint64) {
 		} else {
 			c.next(uint64(f.offset))
 		}
-	case 0x0d, 0x0f, 0x15, formStrx, 0x1b, 0x22, 0x23, 0x1f01, formGNUStrIndex: // sdata, udata, ref_udata, addrx, loclistx, rnglistx
+	case 0x0d,
+		0x0f,
+		0x15,
+		formStrx,
+		0x1b,
+		0x22,
+		0x23,
+		0x1f01,
+		formGNUStrIndex: // sdata, udata, ref_udata, addrx, loclistx, rnglistx
 		c.uleb()
 	case 0x0a: // block1
 		c.next(c.number(1))

@@ -15,16 +15,16 @@ import (
 	"github.com/klauspost/compress/zstd"
 )
 
-// What an ELF file may have. Real ones have fewer: an object of 60,000 functions has 130,000 sections.
+// Limits of ELF files. An object of 60,000 functions has 130,000 sections.
 const (
 	maxSections = 1 << 18
-	maxNamesELF = 16 << 20 // bytes of the table of names
+	maxNamesELF = 16 << 20 // bytes of section names
 )
 
 var errNotELF = errors.New("not an ELF file, or a damaged one")
 
-// An elfFile is what the headers of an ELF file say of its sections. It is not what package debug/elf has: that
-// unpacks sections, that of their names among them, as far as the file claims.
+// An elfFile holds the section headers of an ELF file. Package debug/elf is not safe for hostile files: it unpacks as
+// many bytes as they claim.
 //
 // Source: System V ABI, chapter 4; elf(5).
 type elfFile struct {
@@ -35,17 +35,16 @@ type elfFile struct {
 	machine  elf.Machine
 	flags    uint32
 	sections []elfSection
-	// lto is what the names of sections for the linker's optimizer end with: gcc chooses it.
+	// lto is the random suffix that gcc gives to the names of LTO sections.
 	lto string
 }
 
 const ltoPrefix = ".gnu.lto_"
 
-// An elfSection is a header of a section, of either width.
+// An elfSection is a section header, converted to 64 bits.
 type elfSection struct {
 	elf.Section64
-	// name is that in the file; of those with the same name, as groups of functions have, the second is called "name
-	// [2]".
+	// name is numbered if several sections have it, as with function groups: "name [2]".
 	name string
 }
 
@@ -108,7 +107,9 @@ func (f *elfFile) section(h *elf.Header64, i uint64) (s elf.Section64, err error
 	var n elf.Section32
 	err = f.decode(&n, off)
 	return elf.Section64{Name: n.Name, Type: n.Type, Flags: uint64(n.Flags), Addr: uint64(n.Addr), Off: uint64(n.Off),
-		Size: uint64(n.Size), Link: n.Link, Info: n.Info, Addralign: uint64(n.Addralign), Entsize: uint64(n.Entsize)}, err
+		Size: uint64(
+			n.Size,
+		), Link: n.Link, Info: n.Info, Addralign: uint64(n.Addralign), Entsize: uint64(n.Entsize)}, err
 }
 
 // readSections reads the table of sections and their names.
@@ -119,7 +120,7 @@ func (f *elfFile) readSections(h elf.Header64) error {
 	}
 	count, names := uint64(h.Shnum), uint64(h.Shstrndx)
 	if count == 0 {
-		count = first.Size // there are more than fit the header
+		count = first.Size // too many for the header
 	}
 	if names == uint64(elf.SHN_XINDEX) {
 		names = uint64(first.Link)
@@ -135,13 +136,13 @@ func (f *elfFile) readSections(h elf.Header64) error {
 			return err
 		}
 		if total += f.packed(&f.sections[i]).Size(); total > 4*f.r.Size() {
-			return fmt.Errorf("%w: sections overlap", errNotELF) // comparing each would take as many times as long
+			return fmt.Errorf("%w: sections overlap", errNotELF) // comparing them would take too long
 		}
 	}
 	return f.name(names)
 }
 
-// name gives the sections their names, which are in the one of this number.
+// name sets the names of the sections from the string table with this index.
 func (f *elfFile) name(table uint64) error {
 	s := &f.sections[table]
 	if s.Size > maxNamesELF {
@@ -156,7 +157,7 @@ func (f *elfFile) name(table uint64) error {
 	for i := range f.sections {
 		name := stringAt(text, uint64(f.sections[i].Name))
 		if total += len(name); total > maxNamesELF {
-			return fmt.Errorf("%w: names of more than %d bytes", errNotELF, maxNamesELF) // all may be the same one
+			return fmt.Errorf("%w: names of more than %d bytes", errNotELF, maxNamesELF) // many may share a long one
 		}
 		if i := strings.LastIndexByte(name, '.'); strings.HasPrefix(name, ltoPrefix) && i > len(ltoPrefix) {
 			name, f.lto = name[:i], name[i:]
@@ -169,7 +170,7 @@ func (f *elfFile) name(table uint64) error {
 	return nil
 }
 
-// stringAt returns the string that begins at off and ends with a zero, cut where nobody would read on.
+// stringAt returns the zero-terminated string at off, truncated if it is very long.
 func stringAt(table []byte, off uint64) string {
 	if off >= uint64(len(table)) {
 		return ""
@@ -191,7 +192,7 @@ func (f *elfFile) named(name string) *elfSection {
 	return nil
 }
 
-// packed returns what the file has of a section.
+// packed returns the content of a section as stored.
 func (f *elfFile) packed(s *elfSection) *io.SectionReader {
 	if elf.SectionType(s.Type) == elf.SHT_NOBITS || s.Off >= uint64(f.r.Size()) {
 		return section(nil)
@@ -199,7 +200,7 @@ func (f *elfFile) packed(s *elfSection) *io.SectionReader {
 	return io.NewSectionReader(f.r, int64(s.Off), int64(min(s.Size, uint64(f.r.Size())-s.Off)))
 }
 
-// load returns the content of a section in memory, unpacked; release is called when it is no longer looked at.
+// load returns the unpacked content of a section. The caller calls release when done.
 func (f *elfFile) load(c *comparison, s *elfSection) (data []byte, release func(), err error) {
 	r := f.packed(s)
 	size := r.Size()
@@ -226,10 +227,10 @@ func (f *elfFile) load(c *comparison, s *elfSection) (data []byte, release func(
 	return data, func() { c.budget.live += size }, nil
 }
 
-// unpacker returns a reader of what is compressed in a section, nil if it is not compressed.
+// unpacker returns a reader that unpacks a section, nil if it is not compressed.
 func (f *elfFile) unpacker(s *elfSection, r *io.SectionReader) (io.ReadCloser, error) {
 	typ := elf.COMPRESS_ZLIB
-	skip := 12 // "ZLIB" and a size, as tools wrote before there was a flag
+	skip := 12 // "ZLIB" and a size, in the older form
 	switch {
 	case s.Flags&uint64(elf.SHF_COMPRESSED) != 0:
 		h, err := window(r, 0, 24)

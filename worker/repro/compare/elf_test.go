@@ -13,7 +13,7 @@ import (
 	"github.com/cloister-build/cloister/sandbox/sandboxtest"
 )
 
-// A build makes a file from sources, in a directory and an environment that its conditions name.
+// A build makes a file from sources.
 type build struct {
 	tool string
 	// script makes the file "out" in the working directory.
@@ -21,7 +21,7 @@ type build struct {
 	sources map[string]string
 }
 
-// run makes the file in a new directory called dir, and returns it and what is known of it.
+// run makes the file in a new directory called dir, and returns its content and facts.
 func (b *build) run(t *testing.T, dir string, env ...string) (string, *Facts) {
 	t.Helper()
 	sandboxtest.Tool(t, b.tool)
@@ -124,10 +124,10 @@ func TestELFNamesThePlaceAndTheCause(t *testing.T) {
 			for _, d := range ds {
 				if strings.Contains(d.What, "build id") && len(ds) > 1 && row.cause != BuildID &&
 					(d.Cause != row.cause || !strings.Contains(d.What, "follows")) {
-					t.Errorf("%q, cause %q, is told as a cause of its own", d.What, d.Cause)
+					t.Errorf("%q, cause %q, is reported as a cause of its own", d.What, d.Cause)
 				}
 				if strings.HasPrefix(d.What, "bytes") && row.cause != Unknown {
-					t.Errorf("%s +%#x is told as a difference of its own", where(&d), d.Offset)
+					t.Errorf("%s +%#x is reported as a difference of its own", where(&d), d.Offset)
 				}
 				if ofDirectory := row.build.tool == "go" && d.Cause == Path; d.Cause != row.cause && d.Cause != Unknown && row.cause != Unknown && !ofDirectory {
 					t.Errorf("%s %q: cause %q beside %q", where(&d), d.What, d.Cause, row.cause)

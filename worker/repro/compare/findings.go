@@ -9,39 +9,36 @@ import (
 	"strings"
 )
 
-// findings are the differences found so far, in a bounded number: of those that are alike, next to each other with the same cause, some
-// are kept and the rest is counted.
+// findings are the differences found so far. Of adjacent differences with the same cause it keeps some and counts the
+// rest.
 type findings struct {
 	diffs  []Difference
-	after  []Difference // that only follow
-	alike  []alike
-	beyond bool // there is more than is kept
-	added  int
+	after  []Difference // consequences
+	groups []group
+	beyond bool // differences were dropped
+	added  int  // differences, also dropped ones
 }
 
-// alike are differences of things next to each other.
-type alike struct {
+// A group counts differences of one kind and cause with the same parent.
+type group struct {
 	parent, what string
 	cause        Cause
 	kept, more   int
-	like         Difference
-	// around is where all of them are, of files in directories.
-	around string
+	first        Difference
+	// directory contains all of them.
+	directory string
 }
 
 func (f *findings) none() bool { return len(f.diffs)+len(f.after) == 0 }
 func (f *findings) full() bool { return f.beyond }
-
-// count rises with every difference that is added.
-func (f *findings) count() int { return f.added }
 
 func (f *findings) add(d Difference) {
 	f.added++
 	if f.full() {
 		return
 	}
-	group := f.group(&d)
-	group.around = commonDirectory(group.around, path.Dir(d.Where[0]))
+	group := f.groupOf(&d)
+	group.directory = commonDirectory(group.directory, path.Dir(d.Where[0]))
 	if group.kept == maxAlike {
 		group.more++
 		return
@@ -61,22 +58,23 @@ func (f *findings) addAfter(d Difference) {
 	}
 }
 
-// group returns that of d. There are no more groups than differences, and one.
-func (f *findings) group(d *Difference) *alike {
+// groupOf returns the group of d. There are at most maxDifferences+1 groups.
+func (f *findings) groupOf(d *Difference) *group {
 	parent := strings.Join(d.Where[:len(d.Where)-1], "\x00")
-	for i := range f.alike {
-		if g := &f.alike[i]; g.parent == parent && g.what == d.What && g.cause == d.Cause {
+	for i := range f.groups {
+		if g := &f.groups[i]; g.parent == parent && g.what == d.What && g.cause == d.Cause {
 			return g
 		}
 	}
-	if len(f.alike) > maxDifferences {
-		f.alike = f.alike[:maxDifferences] // the last one kept nothing
+	if len(f.groups) > maxDifferences {
+		f.groups = f.groups[:maxDifferences] // the last one keeps nothing
 	}
-	f.alike = append(f.alike, alike{parent: parent, what: d.What, cause: d.Cause, like: *d, around: path.Dir(d.Where[0])})
-	return &f.alike[len(f.alike)-1]
+	f.groups = append(f.groups,
+		group{parent: parent, what: d.What, cause: d.Cause, first: *d, directory: path.Dir(d.Where[0])})
+	return &f.groups[len(f.groups)-1]
 }
 
-// commonDirectory returns the directory that two directories are in, or are; "." if there is none.
+// commonDirectory returns the deepest directory that is or contains both a and b; "." if there is none.
 func commonDirectory(a, b string) string {
 	for a != b && a != "." && a != "/" {
 		if strings.HasPrefix(b, a+"/") {
@@ -87,7 +85,7 @@ func commonDirectory(a, b string) string {
 	return a
 }
 
-// merge adds what o has.
+// merge adds the findings of o.
 func (f *findings) merge(o *findings) {
 	for _, d := range o.diffs {
 		f.add(d)
@@ -95,29 +93,29 @@ func (f *findings) merge(o *findings) {
 	for _, d := range o.after {
 		f.addAfter(d)
 	}
-	for i := range o.alike {
-		if g := &o.alike[i]; g.more > 0 {
-			group := f.group(&g.like)
+	for i := range o.groups {
+		if g := &o.groups[i]; g.more > 0 {
+			group := f.groupOf(&g.first)
 			group.more += g.more
-			group.around = commonDirectory(group.around, g.around)
+			group.directory = commonDirectory(group.directory, g.directory)
 		}
 	}
 	f.beyond = f.beyond || o.beyond
 }
 
-// all returns the differences, those that follow from others last, and what was counted; nil if there are none.
+// all returns the differences, then the counts, and then the consequences; nil if there are none.
 func (f *findings) all() []Difference {
 	all := slices.Clone(f.diffs)
-	for i := range f.alike {
-		g := &f.alike[i]
+	for i := range f.groups {
+		g := &f.groups[i]
 		if g.more == 0 {
 			continue
 		}
-		d := g.like
+		d := g.first
 		if len(d.Where) > 1 {
 			d.Where = d.Where[:len(d.Where)-1]
-		} else if g.around != "." && g.around != "/" {
-			d.Where = []string{g.around}
+		} else if g.directory != "." && g.directory != "/" {
+			d.Where = []string{g.directory}
 		}
 		d.What, d.A, d.B, d.Offset = fmt.Sprintf("%s, in %d more like these", d.What, g.more), "", "", -1
 		all = append(all, d)

@@ -9,17 +9,16 @@ import (
 	"slices"
 )
 
-// isGcov reports whether head is that of what gcc writes for gcov(1), in either order of bytes: the notes of an object
-// (.gcno), or the counts of a run (.gcda).
+// isGcov reports whether head is that of a gcov(1) file in either byte order: notes (.gcno) or counts (.gcda).
 func isGcov(head []byte, _ string) bool {
-	return slices.ContainsFunc([]string{"oncg", "gcno", "adcg", "gcda"}, func(magic string) bool { return bytes.HasPrefix(head, []byte(magic)) })
+	return len(head) >= 4 && slices.Contains([]string{"oncg", "gcno", "adcg", "gcda"}, string(head[:4]))
 }
 
-// compareGcov compares the stamp by which notes and counts belong together, which is of the time unless there is a seed, and
-// then the rest (gcc/gcov-io.h).
+// compareGcov compares the stamp that links notes and counts, which is a time unless gcc has a seed, and then the rest
+// (gcc/gcov-io.h).
 func compareGcov(c *comparison, a, b *io.SectionReader) error {
 	const stampAt, stampEnd = 8, 12
-	return c.loaded(a, b, func(a, b []byte) error {
+	return c.withBytes(a, b, func(a, b []byte) error {
 		if len(a) < stampEnd || len(b) < stampEnd {
 			return io.ErrUnexpectedEOF
 		}

@@ -7,13 +7,13 @@ import (
 	"strings"
 )
 
-// maxBuildInfo bounds what is read of a note; that of a program of a thousand modules has 100 KiB.
+// maxBuildInfo limits the size of the build info. A program of a thousand modules has 100 KiB.
 const maxBuildInfo = 1 << 20
 
-// buildInfo returns what the go command noted in a program of how it was built, in lines; "" if it did not.
+// buildInfo returns the lines of a Go program's build info, "" if there are none.
 //
-// Source: debug/buildinfo, which reads the file once more; since Go 1.18 the note is a header of 32 bytes and two
-// strings with their lengths before them, the version and the lines, these between 16 bytes on either side.
+// Since Go 1.18 the section consists of a header of 32 bytes and two strings with length prefixes: the version, and the
+// lines between two sentinels of 16 bytes. Source: debug/buildinfo, which would read the whole file again.
 func (f *elfFile) buildInfo(c *comparison) string {
 	s := f.named(".go.buildinfo")
 	if s == nil {
@@ -48,11 +48,10 @@ func lengthAndText(p []byte) (text, rest []byte) {
 	return p[:n], p[n:]
 }
 
-// goInfo adds the settings in which two programs differ: those of the go command and of the version control, such as
-// "-trimpath" and "vcs.time".
+// goInfo adds the differences between build settings such as "-trimpath" and "vcs.time".
 func (e *elfComparison) goInfo(a, b string) {
 	linesA, linesB := strings.Split(a, "\n"), strings.Split(b, "\n")
-	onlyA, onlyB := lessTexts(linesA, linesB), lessTexts(linesB, linesA)
+	onlyA, onlyB := subtract(linesA, linesB), subtract(linesB, linesA)
 	if len(onlyA)+len(onlyB) == 0 {
 		return
 	}
@@ -67,26 +66,26 @@ func (e *elfComparison) goInfo(a, b string) {
 	for _, line := range onlyB {
 		byKey[key(line)] = line
 	}
-	e.goInfoTold = true
-	for _, x := range onlyA[:min(len(onlyA), maxSpots)] {
+	e.goInfoReported = true
+	for _, x := range onlyA[:min(len(onlyA), maxPerPiece)] {
 		k := key(x)
 		y := byKey[k]
 		delete(byKey, k)
 		if strings.HasPrefix(k, "CGO_") && y == "" {
-			continue // -trimpath leaves them out
+			continue // -trimpath omits them
 		}
 		e.differ("build setting", x, y, -1, goCause(k, x, y, e.comparison), ".go.buildinfo", k)
 	}
 	n := 0
 	for _, y := range onlyB {
-		if k := key(y); byKey[k] != "" && n < maxSpots && !strings.HasPrefix(k, "CGO_") {
+		if k := key(y); byKey[k] != "" && n < maxPerPiece && !strings.HasPrefix(k, "CGO_") {
 			n++
 			e.differ("build setting", "", y, -1, goCause(k, "", y, e.comparison), ".go.buildinfo", k)
 		}
 	}
 }
 
-// goCause returns the cause of another value of a setting.
+// goCause returns the cause of a different setting.
 func goCause(key, x, y string, c *comparison) Cause {
 	switch key {
 	case "-trimpath":

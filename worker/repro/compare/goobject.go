@@ -8,16 +8,14 @@ import (
 	"strings"
 )
 
-// isGoObject reports whether head is that of what the Go compiler writes, in an archive: an object, or what it
-// exports.
+// isGoObject reports whether head is that of a Go object file or export data, which are members of ar archives.
 func isGoObject(head []byte, _ string) bool { return bytes.HasPrefix(head, []byte("go object ")) }
 
-// compareGoObject compares the lines at the head, of the version and of settings, and then the texts in the rest. The
-// build id follows from these.
+// compareGoObject compares the settings in the header and the texts in the rest. The build ID is a consequence.
 //
 // Source: cmd/internal/archive, cmd/internal/goobj.
 func compareGoObject(c *comparison, a, b *io.SectionReader) error {
-	return c.loaded(a, b, func(a, b []byte) error {
+	return c.withBytes(a, b, func(a, b []byte) error {
 		headA, restA := goObjectHead(a)
 		headB, restB := goObjectHead(b)
 		linesA, linesB := strings.Split(headA, "\n"), strings.Split(headB, "\n")
@@ -35,7 +33,7 @@ func compareGoObject(c *comparison, a, b *io.SectionReader) error {
 			return others
 		}
 		settingsA, settingsB := settings(linesA, &ids[0]), settings(linesB, &ids[1])
-		c.lists("setting", lessTexts(settingsA, settingsB), lessTexts(settingsB, settingsA), "head")
+		c.unmatched("setting", subtract(settingsA, settingsB), subtract(settingsB, settingsA), "head")
 		if !bytes.Equal(restA, restB) && !c.texts(restA, restB) {
 			c.firstByte(restA, restB)
 		}
@@ -46,7 +44,7 @@ func compareGoObject(c *comparison, a, b *io.SectionReader) error {
 	})
 }
 
-// goObjectHead cuts an object behind its lines of text.
+// goObjectHead splits an object after its text header.
 func goObjectHead(data []byte) (head string, rest []byte) {
 	const most = 4 << 10
 	i := bytes.Index(data[:min(len(data), most)], []byte("\n!\n"))

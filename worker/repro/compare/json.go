@@ -14,7 +14,7 @@ import (
 	"github.com/cloister-build/cloister/worker/repro/internal/listdiff"
 )
 
-// Bounds of what is read as JSON: larger texts are compared as texts.
+// Limits of JSON. Beyond them files are compared as text.
 const (
 	maxJSON      = 8 << 20
 	maxJSONDepth = 200
@@ -26,15 +26,15 @@ func isJSON(head []byte, name string) bool {
 	return len(trimmed) > 0 && (trimmed[0] == '{' || trimmed[0] == '[') && isTextFile(head, name)
 }
 
-// A value is one of JSON, with its keys in the order in which they stand.
+// A value is a JSON value. Unlike a map it keeps the order of keys.
 type value struct {
-	kind     byte // '{', '[', or 'v' of a plain one
+	kind     byte // '{', '[' or, for other values, 'v'
 	text     string
 	keys     []string
 	children []*value
 }
 
-// compareJSON compares values by their paths. Two texts that say the same, but for the order of keys, differ in that.
+// compareJSON compares values by their paths, and the order of keys.
 func compareJSON(c *comparison, a, b *io.SectionReader) error {
 	va, err := c.parseJSON(a)
 	if err != nil {
@@ -52,7 +52,7 @@ func (c *comparison) parseJSON(s *io.SectionReader) (*value, error) {
 	if s.Size() > maxJSON {
 		return nil, errTooMuch
 	}
-	d := json.NewDecoder(reading{c.ctx, s})
+	d := json.NewDecoder(contextReader{c.ctx, s})
 	d.UseNumber()
 	left := maxJSONNodes
 	v, err := parseValue(d, &left, 0)
@@ -60,7 +60,7 @@ func (c *comparison) parseJSON(s *io.SectionReader) (*value, error) {
 		return nil, err
 	}
 	if _, err := d.Token(); err != io.EOF {
-		return nil, errors.New("there is more than one value")
+		return nil, errors.New("more than one value")
 	}
 	return v, nil
 }
@@ -108,11 +108,11 @@ func (c *comparison) compareValues(path string, a, b *value) {
 	case a.kind == '[':
 		c.compareArrays(path, a, b)
 	case a.text != b.text:
-		c.differ("value", a.text, b.text, -1, c.attribute(lastKey(path)+": "+a.text, lastKey(path)+": "+b.text), path)
+		c.differ("value", a.text, b.text, -1, c.classify(lastKey(path)+": "+a.text, lastKey(path)+": "+b.text), path)
 	}
 }
 
-// lastKey is the last key of a path: it says what a value is.
+// lastKey returns the last key of a path, which names the value.
 func lastKey(path string) string {
 	return strings.TrimRight(path[strings.LastIndexByte(path, '.')+1:], "[]0123456789")
 }
@@ -125,7 +125,7 @@ func (c *comparison) compareObjects(path string, a, b *value) {
 	both := make(map[string]bool, len(a.keys))
 	for i, key := range a.keys {
 		if both[key] {
-			continue // there twice
+			continue // a duplicate
 		}
 		j, ok := inB[key]
 		if !ok {
@@ -143,9 +143,8 @@ func (c *comparison) compareObjects(path string, a, b *value) {
 	if sameItems(a.keys, b.keys) {
 		for i := range a.keys {
 			if a.keys[i] != b.keys[i] {
-				t := c.attributor
-				cause := t.admit(HashSeed)
-				if collated(a.keys, b.keys) {
+				cause := c.classifier.plausible(HashSeed)
+				if sortedByLocale(a.keys, b.keys) {
 					cause = Locale
 				}
 				c.differ("order of keys", strings.Join(a.keys[i:], " "), strings.Join(b.keys[i:], " "), -1, cause, path)
@@ -165,8 +164,14 @@ func (c *comparison) compareArrays(path string, a, b *value) {
 			i++
 		}
 		if i < len(itemsA) {
-			c.differ("order of items, from item "+strconv.Itoa(i), strings.Join(itemsA[i:], ","), strings.Join(itemsB[i:], ","), -1,
-				c.attributor.orderCause(unquoted(itemsA), unquoted(itemsB)), path)
+			c.differ(
+				"order of items, from item "+strconv.Itoa(i),
+				strings.Join(itemsA[i:], ","),
+				strings.Join(itemsB[i:], ","),
+				-1,
+				c.classifier.classifyOrder(unquoted(itemsA), unquoted(itemsB)),
+				path,
+			)
 			return
 		}
 	}
@@ -184,7 +189,7 @@ func (c *comparison) compareArrays(path string, a, b *value) {
 	}
 }
 
-// items returns the texts of the items, the long ones in part: enough to pair them.
+// items returns the texts of the items, shortened, to pair them.
 func (v *value) items() []string {
 	all := make([]string, len(v.children))
 	for i, child := range v.children {
@@ -201,7 +206,7 @@ func unquoted(items []string) []string {
 	return all
 }
 
-// String returns the value as JSON, in part if it is long.
+// String returns the value as JSON, shortened if it is long.
 func (v *value) String() string {
 	var b strings.Builder
 	v.write(&b)
@@ -219,7 +224,7 @@ func (v *value) write(b *strings.Builder) {
 			b.WriteByte(',')
 		}
 		if b.Len() > 4*MaxText {
-			b.WriteString(cut)
+			b.WriteString(ellipsis)
 			break
 		}
 		if v.kind == '{' {

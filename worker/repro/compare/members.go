@@ -9,42 +9,42 @@ import (
 	"strings"
 )
 
-// What is read of the members of an archive into memory.
+// Limits of the members of an archive that are read into memory.
 const (
 	maxMembers     = 100_000
 	maxMemberBytes = 16 << 20 // of names and fields
 )
 
-var errManyMembers = errors.New("it has too many members, or too long names")
+var errManyMembers = errors.New("too many members or too long names")
 
-// A member is one thing in an archive.
+// A member is a member of an archive.
 type member struct {
 	name   string
 	fields []field
-	// content is what it holds, nil if nothing is held. release is called when it is no longer looked at.
+	// content opens the content; nil if there is none. The caller calls release when done.
 	content func() (s *io.SectionReader, release func(), err error)
-	// follows says that it follows from the other members, as an index does.
-	follows bool
+	// derived means that it follows from the other members, like an index.
+	derived bool
 }
 
-// A field is something that an archive says of a member, or of itself. cause is Unknown where the text is to be looked at.
+// A field is a property of a member or an archive. If cause is Unknown the text determines it.
 type field struct {
 	what, text string
 	cause      Cause
 }
 
-// stays is the content of a member that is part of the archive as it is.
-func stays(s *io.SectionReader, off, n int64) func() (*io.SectionReader, func(), error) {
+// inPlace returns the content of an uncompressed member.
+func inPlace(s *io.SectionReader, off, n int64) func() (*io.SectionReader, func(), error) {
 	return func() (*io.SectionReader, func(), error) {
 		return io.NewSectionReader(s, off, max(0, min(n, s.Size()-off))), func() {}, nil
 	}
 }
 
-// memory bounds what the members of one archive take.
-type memory struct{ members, bytes int }
+// A memberLimit limits the memory that the members of an archive take.
+type memberLimit struct{ members, bytes int }
 
-// take counts a member with so many bytes of names and fields.
-func (m *memory) take(n int) error {
+// take counts a member with n bytes of names and fields.
+func (m *memberLimit) take(n int) error {
 	m.members++
 	m.bytes += n
 	if m.members > maxMembers || m.bytes > maxMemberBytes {
@@ -53,7 +53,7 @@ func (m *memory) take(n int) error {
 	return nil
 }
 
-// compareFields adds the differences between fields of what is called below. They are paired by what they are.
+// compareFields adds the fields that differ.
 func (c *comparison) compareFields(a, b []field, below ...string) {
 	inB := make(map[string]string, len(b))
 	for _, f := range b {
@@ -78,11 +78,10 @@ func (c *comparison) fieldCause(f field, other string) Cause {
 	if f.cause != Unknown {
 		return f.cause
 	}
-	return c.attribute(f.text, other)
+	return c.classify(f.text, other)
 }
 
-// compareMembers adds the differences between the members of two archives: their order, those that one has, what is said of each and
-// what each holds.
+// compareMembers adds the differences of the members of two archives: order, missing members, fields and contents.
 func (c *comparison) compareMembers(a, b []member) error {
 	namesA, namesB := distinct(a), distinct(b)
 	inB := make(map[string]int, len(b))
@@ -91,7 +90,7 @@ func (c *comparison) compareMembers(a, b []member) error {
 	}
 	c.compareOrder(namesA, namesB, inB)
 	matched := make([]bool, len(b))
-	var left []int // of a, that b has not
+	var left []int // members of a that b lacks
 	for i, name := range namesA {
 		j, ok := inB[name]
 		if !ok {
@@ -106,26 +105,29 @@ func (c *comparison) compareMembers(a, b []member) error {
 	return c.compareRenamed(a, b, namesA, namesB, left, matched)
 }
 
-// compareRenamed compares members that only one side has: those that are called the same but for what runs differ in belong together.
-func (c *comparison) compareRenamed(a, b []member, namesA, namesB []string, left []int, matched []bool) error {
-	t := c.attributor
+// compareRenamed compares members that only one side has. It pairs names that differ only in words that depend on the
+// run.
+func (c *comparison) compareRenamed(
+	a, b []member, namesA, namesB []string, left []int, matched []bool,
+) error {
+	t := c.classifier
 	renamed := map[string][]int{}
 	for j, name := range namesB {
 		if !matched[j] {
-			renamed[t.canonical(t.b, name)] = append(renamed[t.canonical(t.b, name)], j)
+			renamed[t.normalized(t.b, name)] = append(renamed[t.normalized(t.b, name)], j)
 		}
 	}
 	for _, i := range left {
 		name := namesA[i]
-		others := renamed[t.canonical(t.a, name)]
+		others := renamed[t.normalized(t.a, name)]
 		if len(others) == 0 {
 			c.oneSided(&a[i], name, "present", "")
 			continue
 		}
 		j := others[0]
-		renamed[t.canonical(t.a, name)] = others[1:]
+		renamed[t.normalized(t.a, name)] = others[1:]
 		matched[j] = true
-		c.differ("name", name, namesB[j], -1, c.attribute(name, namesB[j]), name)
+		c.differ("name", name, namesB[j], -1, c.classify(name, namesB[j]), name)
 		if err := c.compareMember(name, &a[i], &b[j]); err != nil {
 			return err
 		}
@@ -139,14 +141,14 @@ func (c *comparison) compareRenamed(a, b []member, namesA, namesB []string, left
 }
 
 func (c *comparison) oneSided(m *member, name, a, b string) {
-	if m.follows {
+	if m.derived {
 		c.follows("member", a, b, -1, Unknown, name)
 		return
 	}
 	c.differ("member", a, b, -1, Unknown, name)
 }
 
-// distinct returns the names of members, with a number after those that there are twice.
+// distinct returns the names of members. It numbers duplicates.
 func distinct(ms []member) []string {
 	times := make(map[string]int, len(ms))
 	names := make([]string, len(ms))
@@ -159,7 +161,7 @@ func distinct(ms []member) []string {
 	return names
 }
 
-// compareOrder says so if the members that both have are in another order.
+// compareOrder adds a difference if the common members are in a different order.
 func (c *comparison) compareOrder(a, b []string, inB map[string]int) {
 	var common []string
 	isCommon := make(map[string]bool, len(a))
@@ -184,24 +186,24 @@ func (c *comparison) compareOrder(a, b []string, inB map[string]int) {
 		return
 	}
 	cause := MemberOrder
-	if t := c.attributor; collated(common, other) {
-		cause = t.orderCause(common, other)
+	if t := c.classifier; sortedByLocale(common, other) {
+		cause = t.classifyOrder(common, other)
 	}
 	const shown = 8
 	list := func(names []string) string {
 		names = names[i:]
 		if len(names) > shown {
-			names = append(append([]string{}, names[:shown]...), cut)
+			names = append(append([]string{}, names[:shown]...), ellipsis)
 		}
 		return strings.Join(names, " ")
 	}
 	c.differ("order of members", list(common), list(other), -1, cause)
 }
 
-// compareMember compares two members of a name.
+// compareMember compares two members.
 func (c *comparison) compareMember(name string, a, b *member) error {
 	in := c
-	if a.follows || b.follows {
+	if a.derived || b.derived {
 		sub := *c
 		sub.found = &findings{}
 		in = &sub
@@ -217,19 +219,19 @@ func (c *comparison) compareMember(name string, a, b *member) error {
 	}
 	sa, release, err := a.content()
 	if err != nil {
-		return in.unread(name, err)
+		return in.skipTooMuch(name, err)
 	}
 	defer release()
 	sb, release, err := b.content()
 	if err != nil {
-		return in.unread(name, err)
+		return in.skipTooMuch(name, err)
 	}
 	defer release()
 	return in.descend(name, sa, sb)
 }
 
-// unread says of what is called name that it was not compared, if that is because it takes too much.
-func (c *comparison) unread(name string, err error) error {
+// skipTooMuch turns errTooMuch into a difference that tells that the content was not compared.
+func (c *comparison) skipTooMuch(name string, err error) error {
 	if !errors.Is(err, errTooMuch) {
 		return err
 	}

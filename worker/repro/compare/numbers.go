@@ -8,13 +8,12 @@ import (
 	"time"
 )
 
-// maxRuns bounds the differing places that are looked at: a cause shows in the first few or not at all.
+// maxRuns limits the runs of different bytes that are examined. A cause shows in the first few or not at all.
 const maxRuns = 256
 
-// numbers returns what the bytes in which a and b differ look like, or Unknown: the times of the two runs, addresses,
-// user ids, or bytes without any order. It compares a and b place by place, so that it tells nothing of two things one
-// of which has more bytes before the place. Where several causes show it returns the one that shows most often, and
-// none that shows in few places of many: any number looks like a time somewhere.
+// numbers returns the cause that most of the different bytes of a and b indicate: times of the two runs, addresses,
+// user IDs or random bytes. It returns Unknown if only few of many places agree, because any number may look like a
+// time. It compares bytes at equal offsets and finds nothing after an insertion.
 func numbers(a, b []byte, k Known) Cause {
 	n := min(len(a), len(b))
 	a, b = a[:n], b[:n]
@@ -30,7 +29,7 @@ func numbers(a, b []byte, k Known) Cause {
 	return cause
 }
 
-// A tally counts what differing places look like.
+// A tally counts the causes that runs of different bytes indicate.
 type tally struct {
 	first map[Cause]run
 	seen  map[Cause]int
@@ -38,7 +37,7 @@ type tally struct {
 	facts bool
 }
 
-// add counts the run, and returns where to look on.
+// add counts a run and returns where to continue.
 func (t *tally) add(a, b []byte, r run, k Known) int {
 	cause, end := guessRun(a, b, r, k)
 	t.facts = k.timed()
@@ -50,7 +49,7 @@ func (t *tally) add(a, b []byte, r run, k Known) int {
 	return end
 }
 
-// most returns the cause that most places show, and the first of these: Unknown if it shows in few of them.
+// most returns the most frequent cause and its first run; Unknown if it is rare.
 func (t *tally) most() (Cause, run) {
 	best := Unknown
 	for _, cause := range []Cause{Random, Address, Owner, Timestamp} {
@@ -74,10 +73,10 @@ func (t *tally) most() (Cause, run) {
 	return best, t.first[best]
 }
 
-// A run is a stretch of bytes, from its first to behind its last, in which two slices differ at each.
+// A run is a range of bytes that all differ.
 type run struct{ from, to int }
 
-// nextRun returns the first run of a and b, which are of one length, that begins at from or later.
+// nextRun returns the first run at from or later. a and b have the same length.
 func nextRun(a, b []byte, from int) (run, bool) {
 	for from < len(a) && a[from] == b[from] {
 		from++
@@ -89,15 +88,15 @@ func nextRun(a, b []byte, from int) (run, bool) {
 	return run{from, to}, to > from
 }
 
-// guessRun returns what the run looks like, and where to look on: behind the number of which it is a part.
+// guessRun returns the cause that a run indicates, and where to continue: after the number that contains it.
 func guessRun(a, b []byte, r run, k Known) (Cause, int) {
 	if to, ok := disorder(a, b, r.from); ok && !k.both(func(f *Facts) bool { return f.HeldRandom }) {
 		return Random, to
 	}
 	for _, width := range []int{8, 4} {
-		for _, at := range placesOf(r, width, len(a)) {
+		for _, at := range offsetsOf(r, width, len(a)) {
 			if at%4 != 0 && !k.timed() {
-				break // without facts the numbers of most places would be times
+				break // without facts, many unaligned numbers would look like times
 			}
 			if c := guessNumber(a[at:at+width], b[at:at+width], k); c != Unknown {
 				return c, at + width
@@ -107,9 +106,8 @@ func guessRun(a, b []byte, r run, k Known) (Cause, int) {
 	return Unknown, r.to
 }
 
-// placesOf returns where a number of width bytes may begin that has the run within it, in data of size bytes: first
-// the places where compilers put them, then the others.
-func placesOf(r run, width, size int) []int {
+// offsetsOf returns the possible offsets of a number of width bytes that contains the run, aligned ones first.
+func offsetsOf(r run, width, size int) []int {
 	var aligned, others []int
 	for at := max(0, r.to-width); at <= r.from && at+width <= size; at++ {
 		if at%width == 0 {
@@ -121,7 +119,7 @@ func placesOf(r run, width, size int) []int {
 	return append(aligned, others...)
 }
 
-// guessNumber returns what two numbers of 4 or 8 bytes look like, in either order of bytes.
+// guessNumber returns the cause that two numbers of 4 or 8 bytes indicate, in either byte order.
 func guessNumber(a, b []byte, k Known) Cause {
 	for _, order := range []binary.ByteOrder{binary.LittleEndian, binary.BigEndian} {
 		if len(a) == 4 {
@@ -145,7 +143,7 @@ func guessNumber(a, b []byte, k Known) Cause {
 	return Unknown
 }
 
-// isAddress reports whether v is where the kernels of amd64 and arm64 put programs, libraries, stacks and mappings.
+// isAddress reports whether v is an address of a program, library, stack or mapping on Linux for amd64 or arm64.
 func isAddress(v uint64) bool {
 	high := v >> 32
 	return 0x5500 <= high && high < 0x5700 || 0x7e00 <= high && high < 0x8000 || // 47 bits
@@ -156,19 +154,20 @@ func isAddress(v uint64) bool {
 // look like times.
 func (k Known) mayBeTimes(x, y uint64) bool { return k.timed() || x&0xffff != 0 && y&0xffff != 0 }
 
-// timeNumbers reports whether two numbers are times, in any of the usual units.
+// timeNumbers reports whether two numbers are times in a usual unit.
 func (k Known) timeNumbers(x, y uint64) bool {
 	for unit := time.Second; unit >= time.Nanosecond; unit /= 1000 {
 		most := uint64(math.MaxInt64 / int64(unit))
 		if unit == time.Second {
-			most = math.MaxUint32 // or the bytes of most texts would be times
+			most = math.MaxUint32 // else the bytes of most texts would be times
 		}
 		if x <= most && y <= most && k.times(inUnits(x, unit), inUnits(y, unit), unit) {
 			return true
 		}
 	}
 	p, q := math.Float64frombits(x), math.Float64frombits(y)
-	return p > 1e9 && p < 1e10 && q > 1e9 && q < 1e10 && k.times(inUnits(uint64(p), time.Second), inUnits(uint64(q), time.Second), time.Second)
+	return p > 1e9 && p < 1e10 && q > 1e9 && q < 1e10 &&
+		k.times(inUnits(uint64(p), time.Second), inUnits(uint64(q), time.Second), time.Second)
 }
 
 func inUnits(v uint64, unit time.Duration) time.Time {
@@ -176,7 +175,7 @@ func inUnits(v uint64, unit time.Duration) time.Time {
 	return time.Unix(int64(v/per), int64(v%per)*int64(unit))
 }
 
-// Times that are not known to be those of a run must look like it: they are of these years, and not far apart.
+// Without facts, times must be recent and not far apart.
 var (
 	firstTime = time.Unix(14e8, 0) // 2014
 	lastTime  = time.Unix(22e8, 0) // 2039
@@ -184,20 +183,19 @@ var (
 
 const farApart = 5 * 366 * 24 * time.Hour
 
-// times reports whether s and t, in the named unit, are times of the two runs, or of two runs where nothing is known
-// of these.
+// times reports whether s and t, in a unit, are times of the two runs or, without facts, of any two runs.
 func (k Known) times(s, t time.Time, unit time.Duration) bool {
 	if k.timed() {
 		return k.A.ran(s, unit) && k.B.ran(t, unit)
 	}
 	if unit != time.Second && s.Sub(t).Abs() < 256*unit {
-		return false // no two runs are as near
+		return false // too close for two runs
 	}
 	return s.After(firstTime) && t.After(firstTime) && s.Before(lastTime) && t.Before(lastTime) &&
 		s.Sub(t).Abs() < farApart
 }
 
-// ran reports whether the command ran at t, which was cut to a unit.
+// ran reports whether the command ran at t, which was truncated to a unit.
 func (f *Facts) ran(t time.Time, unit time.Duration) bool {
 	end := f.End
 	if end.IsZero() {
@@ -206,26 +204,26 @@ func (f *Facts) ran(t time.Time, unit time.Duration) bool {
 	return !t.Before(f.Start.Add(-unit)) && !t.After(end.Add(time.Second))
 }
 
-// timed reports whether it is known when both commands ran.
+// timed reports whether the times of both runs are known.
 func (k Known) timed() bool { return k.both(func(f *Facts) bool { return !f.Start.IsZero() }) }
 
-// both reports whether something is known of both sides.
+// both reports whether is holds for the facts of both sides.
 func (k Known) both(is func(*Facts) bool) bool {
 	return k.A != nil && k.B != nil && is(k.A) && is(k.B)
 }
 
-// Bytes without order: at least minDisorder of them, of which few occur twice.
+// Limits of the bytes that are checked for randomness.
 const (
 	minDisorder = 8
 	maxDisorder = 4096
 )
 
-// disorder reports whether bytes of no order begin at from in both slices, and where they end.
+// disorder reports whether random bytes begin at from in both slices, and their end.
 func disorder(a, b []byte, from int) (int, bool) {
 	to, equal := from, 0
 	for i := from; i < len(a) && i < from+maxDisorder && equal <= 2; i++ {
 		if a[i] == b[i] {
-			equal++ // one in 256 is equal by chance
+			equal++ // one byte in 256 is equal by chance
 			continue
 		}
 		equal, to = 0, i+1
@@ -236,8 +234,7 @@ func disorder(a, b []byte, from int) (int, bool) {
 	return to, spread(a[from:to]) && spread(b[from:to])
 }
 
-// spread reports whether the bytes are as many different ones as random bytes would be, or nearly: neither text nor
-// code nor numbers are.
+// spread reports whether s has about as many distinct bytes as random data, unlike text, code and numbers.
 func spread(s []byte) bool {
 	var has [256]bool
 	high, kinds := 0, 0

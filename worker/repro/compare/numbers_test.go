@@ -12,7 +12,7 @@ import (
 	"time"
 )
 
-func TestNumbersAreKnownByTheirLook(t *testing.T) {
+func TestNumbersNamesTheCause(t *testing.T) {
 	le32 := func(v uint32) string { return string(binary.LittleEndian.AppendUint32(nil, v)) }
 	be32 := func(v uint32) string { return string(binary.BigEndian.AppendUint32(nil, v)) }
 	le64 := func(v uint64) string { return string(binary.LittleEndian.AppendUint64(nil, v)) }
@@ -74,9 +74,7 @@ func TestNumbersAreKnownByTheirLook(t *testing.T) {
 	}
 }
 
-// TestNumbersMistakeNoCodeForACause holds that what programs are made of, and other data, is not taken for times or
-// noise because of how many bytes there are.
-func TestNumbersMistakeNoCodeForACause(t *testing.T) {
+func TestNumbersFindsNoCauseInCounters(t *testing.T) {
 	counts := func(step uint32) []byte {
 		var p []byte
 		for i := range uint32(2000) {
@@ -89,7 +87,7 @@ func TestNumbersMistakeNoCodeForACause(t *testing.T) {
 	}
 }
 
-func TestContentsTellTextsAndNumbers(t *testing.T) {
+func TestContentsReportsTextsAndNumbers(t *testing.T) {
 	c := newComparison(t.Context(), Known{}).within("x")
 	a := "\x00\x01built in /tmp/one\x00\x02\x00\x00\x00\x00\x00\x00" + "\x10\x00\x00\x00same text\x00"
 	b := "\x00\x01built in /tmp/two\x00\x02\x00\x00\x00\x00\x00\x00" + "\x20\x00\x00\x00same text\x00"
@@ -100,7 +98,7 @@ func TestContentsTellTextsAndNumbers(t *testing.T) {
 		ds[1].What != "bytes" || ds[1].Offset != 27 {
 		t.Errorf("got %+v", ds)
 	}
-	// A table of places in front of the texts, all of which moved.
+	// A table of offsets in front of the texts.
 	x, y := []byte{}, []byte{}
 	for i := range uint32(300) {
 		x, y = binary.LittleEndian.AppendUint32(x, 5*i), binary.LittleEndian.AppendUint32(y, 5*i+2)
@@ -120,7 +118,7 @@ func TestContentsTellTextsAndNumbers(t *testing.T) {
 	}
 }
 
-func TestBytesOfNoFormatAreGuessed(t *testing.T) {
+func TestUnknownFormatsHaveCauses(t *testing.T) {
 	le := binary.LittleEndian
 	for _, row := range []struct {
 		name, a, b string
@@ -140,9 +138,8 @@ func TestBytesOfNoFormatAreGuessed(t *testing.T) {
 	}
 }
 
-// Of bytes of no format not only the first that differ are looked at: a header has a time, and behind it a path.
-func TestBytesOfNoFormatTellEachCause(t *testing.T) {
-	k := twoRuns()
+func TestUnknownFormatsHaveSeveralCauses(t *testing.T) {
+	k := knownRuns()
 	seconds := func(f *Facts) string { return string(binary.BigEndian.AppendUint32(nil, uint32(f.Start.Unix()))) }
 	filler := strings.Repeat("\x01\x02\x03", 400)
 	of := func(f *Facts, path string) string {
@@ -169,14 +166,13 @@ func TestBytesOfNoFormatTellEachCause(t *testing.T) {
 				got = append(got, d.Cause)
 			}
 			if !slices.Equal(got, row.want) {
-				t.Errorf("got %q, want %q: %q", got, row.want, said(ds))
+				t.Errorf("got %q, want %q: %q", got, row.want, summaries(ds))
 			}
 		})
 	}
 }
 
-// What was compressed, and begins to differ somewhere, looks like nothing behind it.
-func TestBytesWithoutOrderHaveNoFurtherCause(t *testing.T) {
+func TestCompressedDataHasNoFurtherCause(t *testing.T) {
 	r := rand.New(rand.NewPCG(1, 2))
 	noise := func() string {
 		b := make([]byte, 1<<20)
@@ -185,10 +181,10 @@ func TestBytesWithoutOrderHaveNoFurtherCause(t *testing.T) {
 		}
 		return "\xfd7zXZ\x00" + string(b)
 	}
-	for _, k := range []Known{{}, twoRuns()} {
+	for _, k := range []Known{{}, knownRuns()} {
 		for _, tail := range []string{"", "\x00\x00\x00"} {
 			if ds := blobs(t, "x.xz", noise(), noise()+tail, k); len(ds) != 1 {
-				t.Errorf("got %q", said(ds))
+				t.Errorf("got %q", summaries(ds))
 			}
 		}
 	}

@@ -4,7 +4,6 @@ package compare
 
 import (
 	"bytes"
-	"compress/zlib"
 	"errors"
 	"io"
 	"regexp"
@@ -12,27 +11,28 @@ import (
 	"strings"
 )
 
-// maxObjects bounds the objects of a PDF file that are compared one by one.
+// maxObjects limits the objects of a PDF file.
 const maxObjects = 1 << 16
 
-var errNotPDF = errors.New("not a PDF file, or one of too many objects")
+var errNotPDF = errors.New("not a PDF file, or too many objects")
 
 func isPDF(head []byte, _ string) bool { return bytes.HasPrefix(head, []byte("%PDF-")) }
 
 var (
 	pdfObject = regexp.MustCompile(`(?:^|[\r\n ])(\d{1,10} \d{1,5}) obj\b`)
-	// pdfEntry is an entry of a dictionary whose value is a text, in parentheses or in hex.
-	pdfEntry = regexp.MustCompile(`/(\w+)\s*(\((?:[^()\\]|\\.)*\)|<[0-9A-Fa-f\s]*>|\[\s*<[0-9A-Fa-f\s]*>\s*<[0-9A-Fa-f\s]*>\s*\])`)
+	// pdfEntry matches an entry of a dictionary with a text in parentheses or hexadecimal.
+	pdfEntry = regexp.MustCompile(
+		`/(\w+)\s*(\((?:[^()\\]|\\.)*\)|<[0-9A-Fa-f\s]*>|\[\s*<[0-9A-Fa-f\s]*>\s*<[0-9A-Fa-f\s]*>\s*\])`,
+	)
 	xmpEntry = regexp.MustCompile(`<(xmp:\w+|xmpMM:\w+|pdf:\w+)>([^<]*)<`)
 )
 
-// comparePDF compares the objects of two files, their dictionaries by entries and their streams as they are unpacked.
-// The table of places and the identity of the file follow from the rest.
+// comparePDF compares objects: dictionaries by entries, and unpacked streams. The file's ID is a consequence, and the
+// cross-reference table is ignored. It finds objects by how they begin and does not parse the file.
 //
-// Source: ISO 32000-1, chapter 7. This is no reader of PDF: it finds objects by how they begin, in the order of the
-// file.
+// Source: ISO 32000-1, chapter 7.
 func comparePDF(c *comparison, a, b *io.SectionReader) error {
-	return c.loaded(a, b, func(a, b []byte) error {
+	return c.withBytes(a, b, func(a, b []byte) error {
 		partsA, err := pdfParts(a)
 		if err != nil {
 			return err
@@ -59,7 +59,7 @@ func comparePDF(c *comparison, a, b *io.SectionReader) error {
 	})
 }
 
-// pdfParts cuts a file into its head, its objects and what follows the last one.
+// pdfParts splits a file into its head, its objects and its trailer.
 func pdfParts(data []byte) ([]piece, error) {
 	starts := pdfObject.FindAllSubmatchIndex(data, maxObjects+1)
 	if len(starts) == 0 || len(starts) > maxObjects {
@@ -80,17 +80,17 @@ func pdfParts(data []byte) ([]piece, error) {
 	return append(parts, piece{"trailer", section(data[last:])}), nil
 }
 
-// pdfPart compares two objects or trailers, and returns both identities of the file if they are in it and differ.
+// pdfPart compares two objects or trailers. It returns the IDs of both files if these are part of it and differ.
 func (c *comparison) pdfPart(a, b piece) (id [2]string, err error) {
-	err = c.loaded(a.data, b.data, func(x, y []byte) error {
+	err = c.withBytes(a.data, b.data, func(x, y []byte) error {
 		dictA, streamA := pdfStream(x)
 		dictB, streamB := pdfStream(y)
-		told := c.pdfEntries(dictA, dictB, pdfEntry, &id, a.name)
+		reported := c.pdfEntries(dictA, dictB, pdfEntry, &id, a.name)
 		if a.name == "trailer" || bytes.Contains(dictA, []byte("/XRef")) {
-			return nil // places of objects
+			return nil // offsets of objects
 		}
 		if bytes.Equal(streamA, streamB) {
-			if !told && !bytes.Equal(dictA, dictB) {
+			if !reported && !bytes.Equal(dictA, dictB) {
 				c.contents(dictA, dictB, a.name)
 			}
 			return nil
@@ -100,7 +100,7 @@ func (c *comparison) pdfPart(a, b piece) (id [2]string, err error) {
 	return id, err
 }
 
-// pdfStream cuts an object into its dictionary and its stream, nil if it has none.
+// pdfStream splits an object into dictionary and stream, nil if there is none.
 func pdfStream(object []byte) (dict, stream []byte) {
 	dict, stream, ok := bytes.Cut(object, []byte("stream"))
 	if !ok || bytes.HasSuffix(dict, []byte("end")) {
@@ -113,17 +113,17 @@ func pdfStream(object []byte) (dict, stream []byte) {
 	return dict, stream
 }
 
-// pdfStreams compares two streams as they are unpacked, if it is known how.
+// pdfStreams compares two streams, unpacked if possible.
 func (c *comparison) pdfStreams(dictA, a, dictB, b []byte, name string) error {
 	deflated := func(dict []byte) bool {
 		return bytes.Contains(dict, []byte("/FlateDecode")) && !bytes.Contains(dict, []byte("/DecodeParms"))
 	}
 	if deflated(dictA) && deflated(dictB) {
-		x, releaseA, errA := c.unpackPDF(a)
+		x, releaseA, errA := c.inflate(a)
 		if errA == nil {
 			defer releaseA()
 		}
-		y, releaseB, errB := c.unpackPDF(b)
+		y, releaseB, errB := c.inflate(b)
 		if errB == nil {
 			defer releaseB()
 		}
@@ -135,49 +135,41 @@ func (c *comparison) pdfStreams(dictA, a, dictB, b []byte, name string) error {
 			a, b = x, y
 		}
 	}
-	told := c.pdfEntries(a, b, pdfEntry, nil, name)
-	told = c.pdfEntries(a, b, xmpEntry, nil, name) || told
-	if told {
+	reported := c.pdfEntries(a, b, pdfEntry, nil, name)
+	reported = c.pdfEntries(a, b, xmpEntry, nil, name) || reported
+	if reported {
 		return nil
 	}
 	return c.within(name).descend("stream", section(a), section(b))
 }
 
-func (c *comparison) unpackPDF(stream []byte) ([]byte, func(), error) {
-	z, err := zlib.NewReader(bytes.NewReader(stream))
-	if err != nil {
-		return nil, nil, err
-	}
-	return c.load(z, int64(len(stream)))
-}
-
-// pdfEntries compares the entries that a pattern finds, in pairs of a name and a value, and reports whether it added
-// any. Those of /ID are put into id instead.
+// pdfEntries compares the entries that a pattern matches, and reports whether it added a difference. It stores /ID in
+// id instead.
 func (c *comparison) pdfEntries(a, b []byte, entry *regexp.Regexp, id *[2]string, name string) bool {
 	entriesA, entriesB := entry.FindAllSubmatch(a, maxStrings), entry.FindAllSubmatch(b, maxStrings)
 	if len(entriesA) != len(entriesB) {
 		return false
 	}
-	told := 0
+	reported := 0
 	for i, e := range entriesA {
 		key, x, y := string(e[1]), string(e[2]), string(entriesB[i][2])
 		if key != string(entriesB[i][1]) {
-			return told > 0
+			return reported > 0
 		}
-		if x == y || told == maxSpots {
+		if x == y || reported == maxPerPiece {
 			continue
 		}
 		if key == "ID" && id != nil {
 			*id = [2]string{x, y}
 			continue
 		}
-		told++
+		reported++
 		cause := c.textCause(x, y)
 		switch {
 		case slices.Contains([]string{"CreationDate", "ModDate", "xmp:CreateDate", "xmp:ModifyDate", "xmp:MetadataDate"}, key) && cause != Zone:
 			cause = Timestamp
 		case strings.HasPrefix(key, "xmpMM:") && cause == Unknown:
-			cause = Random // UUIDs of the document and of its versions
+			cause = Random // UUIDs of document and version
 		}
 		if strings.HasPrefix(key, "xmp") || strings.HasPrefix(key, "pdf:") {
 			c.differ(key, x, y, -1, cause, name)
@@ -185,5 +177,5 @@ func (c *comparison) pdfEntries(a, b []byte, entry *regexp.Regexp, id *[2]string
 		}
 		c.differ("/"+key, x, y, -1, cause, name)
 	}
-	return told > 0
+	return reported > 0
 }

@@ -13,7 +13,7 @@ import (
 
 var errNotPE = errors.New("not a PE file, or a damaged one")
 
-// Places in the header behind "PE\0\0", of which that of a section has sizePESection bytes.
+// Offsets in the header from "PE\0\0", and the size of a section header.
 const (
 	peStamp       = 4 + 4
 	peOptional    = 4 + 20
@@ -23,7 +23,7 @@ const (
 
 func isPE(head []byte, _ string) bool { return bytes.HasPrefix(head, []byte("MZ")) }
 
-// comparePE compares programs for Windows by their sections, and the time in their header.
+// comparePE compares Windows programs by sections and the time in their header.
 //
 // Source: Microsoft, "PE Format", sections COFF File Header and Section Table.
 func comparePE(c *comparison, a, b *io.SectionReader) error {
@@ -39,14 +39,27 @@ func comparePE(c *comparison, a, b *io.SectionReader) error {
 	if x, y := headA[peStamp:peStamp+4], headB[peStamp:peStamp+4]; !bytes.Equal(x, y) {
 		hashed = !c.known.times(peTime(x), peTime(y), time.Second)
 		if !hashed {
-			c.differ("TimeDateStamp", peTime(x).Format(time.RFC3339), peTime(y).Format(time.RFC3339), -1, Timestamp, "header")
+			c.differ(
+				"TimeDateStamp",
+				peTime(x).Format(time.RFC3339),
+				peTime(y).Format(time.RFC3339),
+				-1,
+				Timestamp,
+				"header",
+			)
 		}
 	}
 	if err := c.pieces("section", sectionsA, sectionsB, c.pieceContents); err != nil {
 		return err
 	}
-	if hashed { // as linkers do for reproducible programs
-		c.identity("TimeDateStamp, a hash", fmt.Sprintf("%x", headA[peStamp:peStamp+4]), fmt.Sprintf("%x", headB[peStamp:peStamp+4]), -1, "header")
+	if hashed { // by a linker with /Brepro
+		c.identity(
+			"TimeDateStamp, a hash",
+			fmt.Sprintf("%x", headA[peStamp:peStamp+4]),
+			fmt.Sprintf("%x", headB[peStamp:peStamp+4]),
+			-1,
+			"header",
+		)
 	}
 	if x, y := headA[peChecksum:], headB[peChecksum:]; !bytes.Equal(x, y) {
 		c.identity("checksum", fmt.Sprintf("%x", x), fmt.Sprintf("%x", y), -1, "header")
@@ -56,7 +69,7 @@ func comparePE(c *comparison, a, b *io.SectionReader) error {
 
 func peTime(p []byte) time.Time { return time.Unix(int64(binary.LittleEndian.Uint32(p)), 0).UTC() }
 
-// peSections returns the header to the end of its checksum, and the sections.
+// peSections returns the header up to its checksum, and the sections.
 func peSections(r *io.SectionReader) (head []byte, sections []piece, err error) {
 	dos, err := window(r, 0, 64)
 	if err != nil || len(dos) < 64 {

@@ -7,14 +7,13 @@ import (
 	"io"
 )
 
-// A piece is a part of a file that has a name there, such as a section.
+// A piece is a named part of a file, such as a section.
 type piece struct {
 	name string
 	data *io.SectionReader
 }
 
-// overlap reports whether pieces of a file of so many bytes claim more than it has several times: comparing each would
-// take as many times as long.
+// overlap reports whether pieces claim several times the size of the file. Comparing them would take too long.
 func overlap(pieces []piece, size int64) bool {
 	total := int64(0)
 	for _, p := range pieces {
@@ -25,8 +24,8 @@ func overlap(pieces []piece, size int64) bool {
 	return false
 }
 
-// pieces adds the pieces, of this kind, that only one side has, or that their order differs, and then calls differ
-// with those of the same name that are different, in their order.
+// pieces adds the pieces that only one side has or a difference in their order. Then it calls differ for each pair of
+// pieces with the same name and different content.
 func (c *comparison) pieces(kind string, a, b []piece, differ func(a, b piece) error) error {
 	unique(a)
 	unique(b)
@@ -39,8 +38,8 @@ func (c *comparison) pieces(kind string, a, b []piece, differ func(a, b piece) e
 	for _, p := range a {
 		namesA = append(namesA, p.name)
 	}
-	onlyA, onlyB := lessTexts(namesA, namesB), lessTexts(namesB, namesA)
-	c.lists(kind, onlyA, onlyB)
+	onlyA, onlyB := subtract(namesA, namesB), subtract(namesB, namesA)
+	c.unmatched(kind, onlyA, onlyB)
 	if len(onlyA)+len(onlyB) == 0 {
 		c.order(kind+"s", namesA, namesB)
 	}
@@ -60,7 +59,7 @@ func (c *comparison) pieces(kind string, a, b []piece, differ func(a, b piece) e
 	return nil
 }
 
-// unique gives the second piece with a name the name "NAME [2]".
+// unique names the second piece of a name "NAME [2]".
 func unique(pieces []piece) {
 	seen := map[string]int{}
 	for i := range pieces {
@@ -71,8 +70,8 @@ func unique(pieces []piece) {
 	}
 }
 
-// loaded calls see with the content of two pieces, in memory within the bounds.
-func (c *comparison) loaded(a, b *io.SectionReader, see func(a, b []byte) error) error {
+// withBytes calls see with the contents of a and b in memory, within the limits.
+func (c *comparison) withBytes(a, b *io.SectionReader, see func(a, b []byte) error) error {
 	dataA, release, err := c.load(a, a.Size())
 	if err != nil {
 		return err
@@ -96,9 +95,9 @@ func (c *comparison) load(r io.Reader, packed int64) (data []byte, release func(
 	return data, release, err
 }
 
-// pieceContents adds how two pieces differ, below their name; of those too large for memory where they begin to.
+// pieceContents adds the differences of two pieces. Of large ones it adds the first only.
 func (c *comparison) pieceContents(a, b piece) error {
-	err := c.loaded(fromStart(a.data), fromStart(b.data), func(x, y []byte) error {
+	err := c.withBytes(fromStart(a.data), fromStart(b.data), func(x, y []byte) error {
 		c.contents(x, y, a.name)
 		return nil
 	})
@@ -112,7 +111,7 @@ func (c *comparison) pieceContents(a, b piece) error {
 	return c.within(a.name).plain(a.data, b.data, at)
 }
 
-// firstCause is what there was found first, for what follows from it.
+// firstCause returns the first cause found, for its consequences.
 func (c *comparison) firstCause() Cause {
 	for _, d := range c.found.diffs {
 		if d.Cause != Unknown {
@@ -122,8 +121,8 @@ func (c *comparison) firstCause() Cause {
 	return Unknown
 }
 
-// identity adds a difference in what a tool computes from all the rest, or draws at random: as a consequence, if
-// anything else was found.
+// identity adds a difference of an ID that a tool computes from the rest or draws at random. If there are other
+// differences it is their consequence.
 func (c *comparison) identity(what, a, b string, offset int64, below ...string) {
 	if c.found.none() {
 		c.differ(what, a, b, offset, BuildID, below...)

@@ -9,11 +9,11 @@ import (
 	"slices"
 )
 
-// maxSearched is up to which size, in bytes, a thing of no format is searched behind the first place in which it differs.
+// maxSearched is the size, in bytes, of the largest file of no format that is searched beyond its first difference.
 const maxSearched = 8 << 20
 
-// plain says of two things of no format where their bytes begin to differ, which is at byte at, and of places behind it
-// those that show another cause.
+// plain compares two files of no format, which first differ at byte at. It adds the first difference and, for each
+// further cause that it finds, one place.
 func (c *comparison) plain(a, b *io.SectionReader, at int64) error {
 	const before, after = 32, 224
 	from := max(0, at-before) &^ 15
@@ -30,8 +30,9 @@ func (c *comparison) plain(a, b *io.SectionReader, at int64) error {
 		what = fmt.Sprintf("content, of %d and %d bytes", a.Size(), b.Size())
 	}
 	cause := guess(wa, wb, c.known)
-	var clues []clue
-	if size := a.Size() + b.Size(); max(a.Size(), b.Size()) <= maxSearched && size <= min(c.budget.live, c.budget.work) {
+	var hints []hint
+	if size := a.Size() + b.Size(); max(a.Size(), b.Size()) <= maxSearched &&
+		size <= min(c.budget.live, c.budget.work) {
 		c.budget.work -= size
 		x, err := window(a, 0, int(a.Size()))
 		if err != nil {
@@ -44,33 +45,46 @@ func (c *comparison) plain(a, b *io.SectionReader, at int64) error {
 		if order := c.orderOfTexts(x, y); order != Unknown {
 			cause = order
 		} else {
-			clues = c.clues(x, y)
+			hints = c.hints(x, y)
 		}
 	}
-	if cause == Unknown && len(clues) > 0 && clues[0].offset <= at && at <= clues[0].offset+int64(len(clues[0].a)) {
-		cause = clues[0].cause // of the text around the first byte
+	if cause == Unknown && len(hints) > 0 && hints[0].offset <= at && at <= hints[0].offset+int64(len(hints[0].a)) {
+		cause = hints[0].cause // of the text around the first difference
 	}
 	shown := int(at-from) &^ 15
 	c.differ(what, hexText(wa[min(shown, len(wa)):]), hexText(wb[min(shown, len(wb)):]), at, cause)
-	for _, l := range clues {
-		if l.cause != cause {
-			c.differ("content, further on", l.a, l.b, l.offset, l.cause)
+	for _, h := range hints {
+		if h.cause != cause {
+			c.differ("content, further on", h.a, h.b, h.offset, h.cause)
 		}
 	}
 	return nil
 }
 
-// A clue is a place in which two pieces of bytes differ and which shows a cause.
-type clue struct {
+// guess returns the likely cause of a difference between two pieces of bytes at the same offset, from the words and
+// numbers in them.
+func guess(a, b []byte, k Known) Cause {
+	n := min(len(a), len(b))
+	if r, ok := nextRun(a[:n], b[:n], 0); ok {
+		if x, y, end := textsAt(a, b, r); end > 0 {
+			if c := newClassifier(k).classify(x, y, ""); c != Unknown {
+				return c
+			}
+		}
+	}
+	return numbers(a, b, k)
+}
+
+// A hint is a place of a difference with a known cause.
+type hint struct {
 	a, b   string
-	offset int64 // in the one that has it, or in the first
+	offset int64 // in the file that has the text, or in the first
 	cause  Cause
 }
 
-// clues returns the first place for each cause that shows in what differs in a and b. What looks random is none: all that
-// was compressed does.
-func (c *comparison) clues(a, b []byte) []clue {
-	var all []clue
+// hints returns the first place of each cause. It ignores random bytes, because all compressed data looks random.
+func (c *comparison) hints(a, b []byte) []hint {
+	var all []hint
 	add := func(x, y string, offset int, cause Cause) {
 		if cause == Unknown || cause == Random {
 			return
@@ -80,20 +94,20 @@ func (c *comparison) clues(a, b []byte) []clue {
 				return
 			}
 		}
-		all = append(all, clue{x, y, int64(offset), cause})
+		all = append(all, hint{x, y, int64(offset), cause})
 	}
 	if len(a) != len(b) {
 		textsA, textsB := stringsIn(a, minWord+2), stringsIn(b, minWord+2)
-		onlyA, onlyB := lessTexts(textsA, textsB), lessTexts(textsB, textsA)
+		onlyA, onlyB := subtract(textsA, textsB), subtract(textsB, textsA)
 		pairs := len(onlyA) == len(onlyB)
 		for i := range min(max(len(onlyA), len(onlyB)), maxRuns) {
 			x, y := at(onlyA, i), at(onlyB, i)
 			if pairs {
-				add(x, y, bytes.Index(a, []byte(x)), c.attribute(x, y))
+				add(x, y, bytes.Index(a, []byte(x)), c.classify(x, y))
 				continue
 			}
-			add(x, "", bytes.Index(a, []byte(x)), c.attribute(x, ""))
-			add("", y, bytes.Index(b, []byte(y)), c.attribute("", y))
+			add(x, "", bytes.Index(a, []byte(x)), c.classify(x, ""))
+			add("", y, bytes.Index(b, []byte(y)), c.classify("", y))
 		}
 		return all
 	}
@@ -107,23 +121,23 @@ func (c *comparison) clues(a, b []byte) []clue {
 		switch {
 		case to > 0:
 			end = max(r.to, to)
-			add(x, y, r.from, c.attribute(x, y))
+			add(x, y, r.from, c.classify(x, y))
 		case c.known.timed():
 			var cause Cause
 			cause, end = guessRun(a, b, r, c.known)
 			add(hexText(a[r.from:]), hexText(b[r.from:]), r.from, cause)
-		default: // without facts numbers of many places look like times
+		default: // without facts, numbers in many places look like times
 			end = r.to
 		}
 	}
 	return all
 }
 
-// orderOfTexts returns the cause if two pieces of bytes have the same texts in another order, else Unknown.
+// orderOfTexts returns a cause if a and b contain the same texts in a different order, else Unknown.
 func (c *comparison) orderOfTexts(a, b []byte) Cause {
 	textsA, textsB := stringsIn(a, minWord), stringsIn(b, minWord)
 	if len(textsA) < 2 || slices.Equal(textsA, textsB) || !sameItems(textsA, textsB) {
 		return Unknown
 	}
-	return c.attributor.orderCause(textsA, textsB)
+	return c.classifier.classifyOrder(textsA, textsB)
 }

@@ -21,7 +21,7 @@ var errNotPNG = errors.New("not a PNG file, or a damaged one")
 
 func isPNG(head []byte, _ string) bool { return bytes.HasPrefix(head, []byte(pngMagic)) }
 
-// comparePNG compares images by their chunks: times and texts in their words, and the image as it is unpacked.
+// comparePNG compares images by chunks: times, texts and the unpacked image data.
 //
 // Source: PNG (Third Edition), chapters 5 and 11.
 func comparePNG(c *comparison, a, b *io.SectionReader) error {
@@ -47,8 +47,9 @@ func comparePNG(c *comparison, a, b *io.SectionReader) error {
 	})
 }
 
-// pngChunks returns the chunks of an image without their lengths and checksums, those of texts with their keywords in
-// the name, and those of image data, which follow each other and are cut anywhere, as one.
+// pngChunks returns the chunks of an image without lengths and checksums. The name of a text chunk includes its
+// keyword. Adjacent chunks of image data, which encoders split anywhere, form one piece that still contains their
+// lengths.
 func pngChunks(r *io.SectionReader) ([]piece, error) {
 	var chunks []piece
 	images := int64(0)
@@ -65,16 +66,17 @@ func pngChunks(r *io.SectionReader) ([]piece, error) {
 		}
 		size := int64(binary.BigEndian.Uint32(head))
 		kind, data := string(head[4:8]), io.NewSectionReader(r, off+8, size)
+		from := off
 		off += 8 + size + 4
-		switch n := len(chunks) - 1; {
+		switch last := len(chunks) - 1; {
 		case kind == "tEXt" || kind == "zTXt" || kind == "iTXt":
 			keyword, _, _ := bytes.Cut(head[8:min(len(head), 8+int(min(size, 80)))], []byte{0})
 			kind += " " + string(keyword)
-		case kind == "IDAT" && n >= 0 && chunks[n].name == kind:
-			chunks[n].data = io.NewSectionReader(r, images, off-images)
+		case kind == "IDAT" && last >= 0 && chunks[last].name == kind:
+			chunks[last].data = io.NewSectionReader(r, images, off-images)
 			continue
 		case kind == "IDAT":
-			images = off - 4 - size - 8 // with its head: imageData reads the next ones too
+			images = from
 			data = io.NewSectionReader(r, images, off-images)
 		}
 		chunks = append(chunks, piece{kind, data})
@@ -89,7 +91,8 @@ func (c *comparison) pngTimes(a, b piece) error {
 		if err != nil || len(t) < 7 {
 			return errors.Join(err, errNotPNG)
 		}
-		texts[i] = fmt.Sprintf("%04d-%02d-%02d %02d:%02d:%02d UTC", binary.BigEndian.Uint16(t), t[2], t[3], t[4], t[5], t[6])
+		year := binary.BigEndian.Uint16(t)
+		texts[i] = fmt.Sprintf("%04d-%02d-%02d %02d:%02d:%02d UTC", year, t[2], t[3], t[4], t[5], t[6])
 	}
 	c.differ("time", texts[0], texts[1], 0, Timestamp, a.name)
 	return nil
@@ -107,15 +110,17 @@ func (c *comparison) pngTexts(kind, keyword string, a, b piece) error {
 		packed := kind == "zTXt"
 		if kind == "iTXt" && len(text) > 2 {
 			packed = text[0] == 1
-			rest := bytes.SplitN(text[2:], []byte{0}, 3) // language, keyword in that language, text
+			rest := bytes.SplitN(text[2:], []byte{0}, 3) // language, translated keyword, text
 			text = rest[len(rest)-1]
 		} else if packed && len(text) > 0 {
 			text = text[1:]
 		}
 		if packed {
-			if text, err = c.inflate(text); err != nil {
+			text, release, err = c.inflate(text)
+			if err != nil {
 				return err
 			}
+			defer release()
 		}
 		texts[i] = string(text)
 	}
@@ -127,77 +132,44 @@ func (c *comparison) pngTexts(kind, keyword string, a, b piece) error {
 	return nil
 }
 
-// inflate unpacks a small text.
-func (c *comparison) inflate(packed []byte) ([]byte, error) {
+// inflate unpacks zlib data.
+func (c *comparison) inflate(packed []byte) (data []byte, release func(), err error) {
 	z, err := zlib.NewReader(bytes.NewReader(packed))
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
-	data, release, err := c.load(z, int64(len(packed)))
-	if err != nil {
-		return nil, err
-	}
-	release()
-	return data, nil
+	return c.load(z, int64(len(packed)))
 }
 
-// pngImages compares the image data as it is unpacked, in filtered lines of the image.
+// pngImages compares the image data unpacked, as filtered lines of the image.
 func (c *comparison) pngImages(a, b piece) error {
-	za, err := zlib.NewReader(&imageData{r: a.data})
-	if err != nil {
-		return err
-	}
-	zb, err := zlib.NewReader(&imageData{r: b.data})
-	if err != nil {
-		return err
-	}
-	x, release, err := c.load(za, a.data.Size())
-	if err != nil {
-		return err
-	}
-	defer release()
-	y, release, err := c.load(zb, b.data.Size())
-	if err != nil {
-		return err
-	}
-	defer release()
-	if bytes.Equal(x, y) {
-		c.differ("compression of the image", "", "", -1, Unknown, a.name)
-	} else {
-		c.contents(x, y, "image data, unpacked")
-	}
-	return nil
-}
-
-// imageData reads what the chunks of image data hold that begin at the beginning of r.
-type imageData struct {
-	r    *io.SectionReader
-	off  int64
-	left int64
-}
-
-func (d *imageData) Read(p []byte) (int, error) {
-	for d.left == 0 {
-		head, err := window(d.r, d.off, 8)
+	return c.withBytes(fromStart(a.data), fromStart(b.data), func(x, y []byte) error {
+		x, release, err := c.inflate(imageData(x))
 		if err != nil {
-			return 0, err
+			return err
 		}
-		if len(head) < 8 || string(head[4:]) != "IDAT" {
-			return 0, io.EOF
+		defer release()
+		y, release, err = c.inflate(imageData(y))
+		if err != nil {
+			return err
 		}
-		d.left = int64(binary.BigEndian.Uint32(head))
-		d.off += 8
-		if d.left == 0 {
-			d.off += 4
+		defer release()
+		if bytes.Equal(x, y) {
+			c.differ("compression of the image", "", "", -1, Unknown, a.name)
+		} else {
+			c.contents(x, y, "image data, unpacked")
 		}
+		return nil
+	})
+}
+
+// imageData removes lengths, types and checksums from adjacent IDAT chunks.
+func imageData(chunks []byte) []byte {
+	var data []byte
+	for len(chunks) >= 8 {
+		end := min(8+int(binary.BigEndian.Uint32(chunks)), len(chunks))
+		data = append(data, chunks[8:end]...)
+		chunks = chunks[min(end+4, len(chunks)):]
 	}
-	n, err := d.r.ReadAt(p[:min(int64(len(p)), d.left)], d.off)
-	d.off, d.left = d.off+int64(n), d.left-int64(n)
-	if d.left == 0 {
-		d.off += 4 // the checksum
-	}
-	if n > 0 {
-		err = nil
-	}
-	return n, err
+	return data
 }

@@ -9,8 +9,7 @@ import (
 	"time"
 )
 
-// Programs that people write, each irreproducible for one reason, run twice; what they leave names the reason. The facts that a run of
-// Cloister would know of are stated.
+// Each program is irreproducible for one reason. The facts are those that Cloister would know.
 func TestProgramsShowTheirCause(t *testing.T) {
 	python := []string{"python3"}
 	for _, row := range []struct {
@@ -75,7 +74,7 @@ func TestProgramsShowTheirCause(t *testing.T) {
 				k = Known{&Facts{}, &Facts{}}
 				row.facts(k.A, k.B)
 			}
-			a, b := made(t, row.a, row.tools, row.envA...), made(t, scriptB, row.tools, row.envB...)
+			a, b := runScript(t, row.a, row.tools, row.envA...), runScript(t, scriptB, row.tools, row.envB...)
 			ds := blobs(t, "out", a, b, k)
 			if !slices.ContainsFunc(ds, func(d Difference) bool { return d.Cause == row.want }) {
 				t.Errorf("got %+v of %q and %q, want %q", ds, a, b, row.want)

@@ -10,13 +10,13 @@ import (
 	"time"
 )
 
-// The header of compiled Python: magic number, flags, and then the time and size of the source, or its hash.
+// The header of a .pyc file: magic number, flags, and the time and size or the hash of the source.
 const (
 	pycHeader = 16
-	pycHashed = 1 // of the flags
+	pycHashed = 1 // a flag
 )
 
-// isPyc reports whether head is that of compiled Python, of version 3.7 or later.
+// isPyc reports whether head is that of a .pyc file of Python 3.7 or later.
 //
 // Source: PEP 552; Lib/importlib/_bootstrap_external.py.
 func isPyc(head []byte, _ string) bool {
@@ -27,7 +27,7 @@ func isPyc(head []byte, _ string) bool {
 	return magic >= 3390 && magic < 4500 && binary.LittleEndian.Uint32(head[4:]) <= 3
 }
 
-// comparePyc compares the header by its fields, and the marshalled code by the texts in it.
+// comparePyc compares the fields of the header and the texts in the marshalled code.
 func comparePyc(c *comparison, a, b *io.SectionReader) error {
 	headA, err := window(a, 0, pycHeader)
 	if err != nil {
@@ -56,7 +56,7 @@ func comparePyc(c *comparison, a, b *io.SectionReader) error {
 	rest := func(r *io.SectionReader) *io.SectionReader {
 		return io.NewSectionReader(r, pycHeader, r.Size()-pycHeader)
 	}
-	return c.loaded(rest(a), rest(b), func(a, b []byte) error {
+	return c.withBytes(rest(a), rest(b), func(a, b []byte) error {
 		c.marshalled(a, b)
 		return nil
 	})
@@ -66,7 +66,7 @@ func pycKind(flags uint32) string {
 	return []string{"time of the source", "hash of the source, unchecked", "unknown", "hash of the source, checked"}[flags&3]
 }
 
-// pycSource compares what two headers have of the time and the size of the source.
+// pycSource compares the time and size of the source.
 func (c *comparison) pycSource(a, b []byte) {
 	seconds := func(head []byte) string {
 		return time.Unix(int64(binary.LittleEndian.Uint32(head[8:])), 0).UTC().Format(time.RFC3339)
@@ -79,16 +79,16 @@ func (c *comparison) pycSource(a, b []byte) {
 	}
 }
 
-// marshalled compares two marshalled objects: their texts, then whether the same bytes come in another order, as the
-// items of a set do, then whether only the marks differ of objects that occur more than once.
+// marshalled compares two marshalled objects: first texts, then the order of the same bytes, as in the items of a set,
+// and then the flags of shared objects.
 func (c *comparison) marshalled(a, b []byte) {
 	const code = "code"
 	textsA, textsB := marshalTexts(a), marshalTexts(b)
-	onlyA, onlyB := lessTexts(textsA, textsB), lessTexts(textsB, textsA)
+	onlyA, onlyB := subtract(textsA, textsB), subtract(textsB, textsA)
 	switch first := commonPrefix(a, b); {
 	case len(a) == len(b) && first == len(a):
 	case len(onlyA)+len(onlyB) > 0:
-		c.lists("text", onlyA, onlyB, code)
+		c.unmatched("text", onlyA, onlyB, code)
 	case sameBytes(a, b):
 		x, y := "", ""
 		for i := range min(len(textsA), len(textsB)) {
@@ -99,13 +99,20 @@ func (c *comparison) marshalled(a, b []byte) {
 		}
 		c.differ("order of constants", x, y, int64(first), HashSeed, code)
 	case sameButMarks(a, b):
-		c.differ("marks of objects that are referred to", hexText(a[first:]), hexText(b[first:]), int64(first), Unknown, code)
+		c.differ(
+			"marks of objects that are referred to",
+			hexText(a[first:]),
+			hexText(b[first:]),
+			int64(first),
+			Unknown,
+			code,
+		)
 	default:
 		c.contents(a, b, code)
 	}
 }
 
-// marshalTexts returns the texts in a marshalled object, in order: what looks like one with its length before it.
+// marshalTexts returns the texts in a marshalled object: everything that looks like text after its length.
 //
 // Source: Python/marshal.c; types z and Z have a length of one byte, the others one of four.
 func marshalTexts(p []byte) []string {
@@ -140,7 +147,7 @@ func marshalTexts(p []byte) []string {
 	return texts
 }
 
-// sameBytes reports whether a and b are the same, but for their order.
+// sameBytes reports whether a and b have the same bytes in any order.
 func sameBytes(a, b []byte) bool {
 	var n [256]int
 	for _, c := range a {
@@ -152,7 +159,7 @@ func sameBytes(a, b []byte) bool {
 	return n == [256]int{}
 }
 
-// sameButMarks reports whether a and b differ only in the bit that marks an object.
+// sameButMarks reports whether a and b differ only in the flag of shared objects.
 func sameButMarks(a, b []byte) bool {
 	if len(a) != len(b) {
 		return false

@@ -19,22 +19,10 @@ func isTar(head []byte, _ string) bool {
 	return len(head) >= 512 && bytes.Equal(head[257:262], []byte("ustar"))
 }
 
-func compareTar(c *comparison, a, b *io.SectionReader) error {
-	ma, err := c.tarMembers(a)
-	if err != nil {
-		return err
-	}
-	mb, err := c.tarMembers(b)
-	if err != nil {
-		return err
-	}
-	return c.compareMembers(ma, mb)
-}
-
 func (c *comparison) tarMembers(s *io.SectionReader) ([]member, error) {
 	var (
 		all   []member
-		taken memory
+		limit memberLimit
 	)
 	for r := tar.NewReader(s); ; {
 		if err := c.ctx.Err(); err != nil {
@@ -47,30 +35,31 @@ func (c *comparison) tarMembers(s *io.SectionReader) ([]member, error) {
 		if err != nil {
 			return nil, err
 		}
-		// Package tar reads whole blocks and none ahead, so that the content is where s is now; unless there is a map in it.
+		// Package tar reads whole blocks and not ahead, so the content begins at the offset of s, except after a sparse
+		// map.
 		at, err := s.Seek(0, io.SeekCurrent)
 		if err != nil {
 			return nil, err
 		}
 		if h.Typeflag == tar.TypeGNUSparse || h.PAXRecords["GNU.sparse.major"] != "" {
-			return nil, errors.New("sparse members are not looked into")
+			return nil, errors.New("sparse members are not supported")
 		}
 		m := member{name: h.Name, fields: tarFields(h)}
 		size := len(h.Name)
 		for _, f := range m.fields {
 			size += len(f.what) + len(f.text)
 		}
-		if err := taken.take(size); err != nil {
+		if err := limit.take(size); err != nil {
 			return nil, err
 		}
 		if h.Size > 0 {
-			m.content = stays(s, at, h.Size)
+			m.content = inPlace(s, at, h.Size)
 		}
 		all = append(all, m)
 	}
 }
 
-// tarFields returns all that a header says, but for name and size.
+// tarFields returns all fields of a header except name and size.
 func tarFields(h *tar.Header) []field {
 	fs := []field{
 		{"type", strconv.QuoteRuneToASCII(rune(h.Typeflag)), Unknown},
@@ -100,7 +89,7 @@ func tarFields(h *tar.Header) []field {
 	return fs
 }
 
-// instant returns t in seconds since 1970 and as people read it, "" for none.
+// instant returns t in seconds since 1970, with the date; "" for the zero time.
 func instant(t time.Time) string {
 	if t.IsZero() {
 		return ""

@@ -14,15 +14,15 @@ import (
 	"github.com/cloister-build/cloister/worker/repro/internal/listdiff"
 )
 
-// What is looked at of a text: what lies beyond is not told of.
+// Limits of texts. The rest is not compared.
 const (
-	maxTextBytes = 2 << 20
-	maxLines     = 50_000
-	maxCanonical = 256 << 10 // bytes of lines that are looked at word by word, to pair them
-	maxAlikeLine = 3         // lines that differ for the same cause
+	maxTextBytes  = 2 << 20
+	maxLines      = 50_000
+	maxNormalized = 256 << 10 // bytes of lines that are normalized to pair them
+	maxAlikeLine  = 3         // reported lines of one cause
 )
 
-// isTextFile reports whether head is text in UTF-8, without control characters but those that lay it out.
+// isTextFile reports whether head is UTF-8 text without control characters other than white space and escape.
 func isTextFile(head []byte, _ string) bool {
 	control := 0
 	for _, b := range head {
@@ -41,28 +41,28 @@ func isTextFile(head []byte, _ string) bool {
 	return false
 }
 
-// A text is some lines of one side, from line first, counted from 1, at byte off.
+// A text is a part of one file by lines.
 type text struct {
-	lines, canonical []string
-	offsets          []int64
+	lines, normalized []string
+	offsets           []int64
 }
 
-// textComparison is the comparison of two texts, and what was said of each cause.
+// A textComparison compares two texts.
 type textComparison struct {
 	*comparison
-	first      int // the number of the first of the lines
-	a, b       text
-	told, more map[Cause]int
+	first          int // number of the first line
+	a, b           text
+	reported, more map[Cause]int // lines of each cause
 }
 
-// compareText compares a and b line by line: lines that differ in no more than what runs differ in belong together, the
-// rest by their neighbours.
+// compareText compares a and b line by line. It pairs lines that differ only in words that depend on the run, and then
+// the lines between them.
 func compareText(c *comparison, a, b *io.SectionReader) error {
 	at, err := firstDifference(a, b)
 	if err != nil || at < 0 {
 		return err
 	}
-	t := &textComparison{comparison: c, told: map[Cause]int{}, more: map[Cause]int{}}
+	t := &textComparison{comparison: c, reported: map[Cause]int{}, more: map[Cause]int{}}
 	from, line, err := lineStart(c, a, at)
 	if err != nil {
 		return err
@@ -76,18 +76,18 @@ func compareText(c *comparison, a, b *io.SectionReader) error {
 			return err
 		}
 	}
-	t.a.canonize(t.attributor, t.attributor.a, t.b.lines)
-	t.b.canonize(t.attributor, t.attributor.b, t.a.lines)
+	t.a.normalize(t.classifier, t.classifier.a, t.b.lines)
+	t.b.normalize(t.classifier, t.classifier.b, t.a.lines)
 	t.compare()
 	return nil
 }
 
-// lineStart returns where the line begins that byte at is in, and its number.
+// lineStart returns the beginning and the number of the line that contains byte at.
 func lineStart(c *comparison, s *io.SectionReader, at int64) (from int64, number int, err error) {
 	r, number := io.NewSectionReader(s, 0, at), 1
 	buf := make([]byte, 64<<10)
 	for off := int64(0); off < at; {
-		n, err := (reading{c.ctx, r}).Read(buf)
+		n, err := (contextReader{c.ctx, r}).Read(buf)
 		if n == 0 {
 			return 0, 0, fmt.Errorf("it ends before byte %d: %w", at, err)
 		}
@@ -119,18 +119,18 @@ func readText(s *io.SectionReader, from int64) (text, error) {
 	return t, nil
 }
 
-// canonize sets the canonical lines: of those that the other side has too, the lines themselves.
-func (t *text) canonize(by *attributor, l *lexer, other []string) {
+// normalize sets the normalized lines. Lines that the other side has too stay as they are.
+func (t *text) normalize(by *classifier, l *lexer, other []string) {
 	has := make(map[string]bool, len(other))
 	for _, line := range other {
 		has[line] = true
 	}
-	t.canonical = make([]string, len(t.lines))
-	left := maxCanonical
+	t.normalized = make([]string, len(t.lines))
+	left := maxNormalized
 	for i, line := range t.lines {
-		t.canonical[i] = line
+		t.normalized[i] = line
 		if left > 0 && !has[line] {
-			t.canonical[i] = by.canonical(l, line)
+			t.normalized[i] = by.normalized(l, line)
 			left -= min(len(line), maxLine)
 		}
 	}
@@ -138,7 +138,7 @@ func (t *text) canonize(by *attributor, l *lexer, other []string) {
 
 // compare adds the differences.
 func (t *textComparison) compare() {
-	hs := listdiff.Hunks(t.a.canonical, t.b.canonical)
+	hs := listdiff.Hunks(t.a.normalized, t.b.normalized)
 	moved := t.moved(hs)
 	if moved {
 		t.order(hs)
@@ -155,10 +155,10 @@ func (t *textComparison) compare() {
 				t.line(h.A+i, h.B+i)
 			}
 			for i := h.A + n; i < h.EndA; i++ {
-				t.tell(i, h.EndB, t.a.lines[i], "", t.words(t.a.lines[i], ""))
+				t.report(i, h.EndB, t.a.lines[i], "", t.words(t.a.lines[i], ""))
 			}
 			for i := h.B + n; i < h.EndB; i++ {
-				t.tell(h.EndA, i, "", t.b.lines[i], t.words("", t.b.lines[i]))
+				t.report(h.EndA, i, "", t.b.lines[i], t.words("", t.b.lines[i]))
 			}
 		}
 	}
@@ -167,28 +167,28 @@ func (t *textComparison) compare() {
 	}
 }
 
-// moved reports whether the lines that stand in no common order are the same all the same.
+// moved reports whether the different lines are the same ones in a different order.
 func (t *textComparison) moved(hs []listdiff.Hunk) bool {
 	var a, b []string
 	for _, h := range hs {
 		if !h.Same {
-			a = append(a, t.a.canonical[h.A:h.EndA]...)
-			b = append(b, t.b.canonical[h.B:h.EndB]...)
+			a = append(a, t.a.normalized[h.A:h.EndA]...)
+			b = append(b, t.b.normalized[h.B:h.EndB]...)
 		}
 	}
-	return sameItems(trimLines(a), trimLines(b)) && !slices.Equal(trimLines(t.a.canonical), trimLines(t.b.canonical))
+	return sameItems(trimLines(a), trimLines(b)) && !slices.Equal(trimLines(t.a.normalized), trimLines(t.b.normalized))
 }
 
-// order says that lines are in another order: from the first that is not in its place to the last.
+// order adds that the order of lines differs, from the first moved line to the last.
 func (t *textComparison) order(hs []listdiff.Hunk) {
 	hs = slices.DeleteFunc(slices.Clone(hs), func(h listdiff.Hunk) bool { return h.Same })
 	first, last := hs[0], hs[len(hs)-1]
 	a, b := trimLines(t.a.lines[first.A:last.EndA]), trimLines(t.b.lines[first.B:last.EndB])
 	t.differ(fmt.Sprintf("order of lines, from line %d", t.first+first.A), strings.Join(a, "\n"), strings.Join(b, "\n"),
-		t.a.offset(first.A), t.attributor.orderCause(trimLines(t.a.lines), trimLines(t.b.lines)))
+		t.a.offset(first.A), t.classifier.classifyOrder(trimLines(t.a.lines), trimLines(t.b.lines)))
 }
 
-// trimLines returns the lines without what ends them: the last item of a list has no comma, in many notations.
+// trimLines returns lines without their line ends, commas and semicolons: the last item of a list has none.
 func trimLines(lines []string) []string {
 	trimmed := make([]string, len(lines))
 	for i, line := range lines {
@@ -204,23 +204,23 @@ func (t *text) offset(i int) int64 {
 	return -1
 }
 
-// line compares one line of each side.
+// line compares a pair of lines.
 func (t *textComparison) line(i, j int) {
 	if a, b := t.a.lines[i], t.b.lines[j]; a != b {
-		t.tell(i, j, a, b, t.words(a, b))
+		t.report(i, j, a, b, t.words(a, b))
 	}
 }
 
-// words returns the words in which two lines differ, while there is budget for it.
+// words returns the words in which two lines differ, or nil if the budget is used up.
 func (t *textComparison) words(a, b string) []wordDifference {
 	if !t.takeWords(a, b) {
 		return nil
 	}
-	return t.attributor.differences(a, b, t.format)
+	return t.classifier.differences(a, b, t.format)
 }
 
-// tell adds the differences of two lines, one for each cause, and counts those for which there are enough.
-func (t *textComparison) tell(i, j int, a, b string, ds []wordDifference) {
+// report adds the differences of two lines, one per cause. Beyond maxAlikeLine lines it only counts them.
+func (t *textComparison) report(i, j int, a, b string, ds []wordDifference) {
 	var here []Cause
 	if len(ds) == 0 {
 		ds = []wordDifference{{}}
@@ -231,11 +231,11 @@ func (t *textComparison) tell(i, j int, a, b string, ds []wordDifference) {
 			continue
 		}
 		here = append(here, d.cause)
-		if t.told[d.cause] == maxAlikeLine {
+		if t.reported[d.cause] == maxAlikeLine {
 			t.more[d.cause]++
 			continue
 		}
-		t.told[d.cause]++
+		t.reported[d.cause]++
 		what, offset := fmt.Sprintf("line %d", t.first+i), t.a.offset(i)
 		if offset >= 0 {
 			offset += int64(d.atA)
@@ -250,7 +250,7 @@ func (t *textComparison) tell(i, j int, a, b string, ds []wordDifference) {
 	}
 }
 
-// around returns the line with a word at byte at, or the part of it around the word.
+// around returns a line or, if it is long, the part of it around the word at byte at.
 func around(line string, at int, word string) string {
 	line = strings.TrimRight(line, "\n")
 	if len(line) <= MaxText {
@@ -259,10 +259,10 @@ func around(line string, at int, word string) string {
 	from, to := max(0, at-60), min(len(line), at+len(word)+60)
 	s := line[min(from, to):to]
 	if from > 0 {
-		s = cut + s
+		s = ellipsis + s
 	}
 	if to < len(line) {
-		s += cut
+		s += ellipsis
 	}
 	return s
 }

@@ -13,14 +13,14 @@ func TestTextNamesLinesAndCauses(t *testing.T) {
 		name, a, b string
 		want       []string // what, cause
 	}{
-		{"a changed line", "one\ntwo\nthree\n", "one\n2\nthree\n", []string{"line 2: "}},
-		{"a line more", "one\nthree\n", "one\ntwo\nthree\n", []string{"line 2 of the second only: "}},
-		{"a line less", "one\ntwo\nthree\n", "one\nthree\n", []string{"line 2 of the first only: "}},
+		{"changed line", "one\ntwo\nthree\n", "one\n2\nthree\n", []string{"line 2: "}},
+		{"added line", "one\nthree\n", "one\ntwo\nthree\n", []string{"line 2 of the second only: "}},
+		{"removed line", "one\ntwo\nthree\n", "one\nthree\n", []string{"line 2 of the first only: "}},
 		{"two causes in a line", "x\npid 12 on 2026-01-01\n", "x\npid 13 on 2026-01-02\n", []string{"line 2: process id", "line 2: timestamp"}},
 		{"lines moved", "job 1 done\njob 2 done\njob 3 done\n", "job 2 done\njob 1 done\njob 3 done\n", []string{"order of lines, from line 1: parallel"}},
 		{"lines moved, with times", "start 12:00:01\nB.c done 12:00:02\nA.c done 12:00:02\n", "start 13:00:01\nA.c done 13:00:02\nB.c done 13:00:03\n",
 			[]string{"order of lines, from line 2: parallel", "line 1: timestamp", "line 3: timestamp"}},
-		{"sorted otherwise", "Beta\nalpha\ngamma\n", "alpha\nBeta\ngamma\n", []string{"order of lines, from line 1: locale"}},
+		{"sorted differently", "Beta\nalpha\ngamma\n", "alpha\nBeta\ngamma\n", []string{"order of lines, from line 1: locale"}},
 		{"files", "b.c\na.c\n", "a.c\nb.c\n", []string{"order of lines, from line 1: member order"}},
 		{"a list whose last item has no comma", "[\n'b' => 1,\n'a' => 2,\n'c' => 3\n]\n", "[\n'c' => 3,\n'b' => 1,\n'a' => 2\n]\n",
 			[]string{"order of lines, from line 2: hash seed"}},
@@ -40,17 +40,17 @@ func TestTextNamesLinesAndCauses(t *testing.T) {
 	}
 }
 
-// A number that happens to be one of the facts does not tear lines apart that belong together.
-func TestTextFindsMovedLinesByTheirRun(t *testing.T) {
+// A number that equals a fact by chance must not separate lines that belong together.
+func TestTextFindsMovedLines(t *testing.T) {
 	a := "-rw-r--r-- 1 builder 12 Nov 22 00:44 a\n-rw-r--r-- 1 builder 12 Nov 22 00:44 b\n"
 	b := "-rw------- 1 alice 12 Dec 27 14:44 b\n-rw------- 1 alice 12 Dec 27 14:44 a\n"
-	ds := blobs(t, "x", a, b, twoRuns())
+	ds := blobs(t, "x", a, b, knownRuns())
 	if len(ds) == 0 || !strings.HasPrefix(ds[0].What, "order of lines") {
-		t.Errorf("got %q", said(ds))
+		t.Errorf("got %q", summaries(ds))
 	}
 }
 
-func TestTextPointsAtTheByte(t *testing.T) {
+func TestTextReportsTheOffset(t *testing.T) {
 	same := strings.Repeat("a line that is the same\n", 5000)
 	ds := blobs(t, "x", same+"built by A\n"+same, same+"built by B\n"+same, Known{})
 	if len(ds) != 1 || ds[0].What != "line 5001" || ds[0].Offset != int64(len(same)+9) {

@@ -12,35 +12,27 @@ import (
 	"slices"
 
 	"github.com/cloister-build/cloister/cas"
+	"github.com/cloister-build/cloister/sandbox/printable"
 
 	repb "github.com/bazelbuild/remote-apis/build/bazel/remote/execution/v2"
 )
 
-// Bounds of trees: what lies deeper is compared by its digest, and larger blobs too.
+// Limits of trees. Beyond them only digests are compared.
 const (
 	maxTreeDepth = 100
-	maxBlob      = 128 << 20 // bytes, where the store has no file to look at
+	maxBlob      = 128 << 20 // bytes, unless the store provides files
 )
 
-// Trees compares two directories, by the digests of their Directory messages in a store, and returns their differences as
-// Blobs does. name is what they are called.
-func Trees(ctx context.Context, s cas.Store, name string, a, b cas.Digest, k Known) ([]Difference, error) {
-	return Entries(ctx, s, name, Entry{Directory: a}, Entry{Directory: b}, k)
-}
-
-// An Entry is one thing by which outputs, or directories, are compared: a file, a directory or a symbolic link, or nothing at all.
+// An Entry is a file, a directory, a symbolic link or, if zero, nothing.
 type Entry struct {
-	File, Directory cas.Digest // one of them, or none
-	// Tree, if not nil, is where directories are found by their digests, before the store.
+	File, Directory cas.Digest // at most one is set
+	// Tree, if not nil, contains directories that need not be in the store.
 	Tree *Tree
-	// Target is that of a symbolic link.
-	Target string
-	// Executable is whether a file is.
+	// Target is the target of a symbolic link.
+	Target     string
 	Executable bool
-	// Properties are those of a node, as the API has them, else nil.
+	// Properties are the properties of the API's node, if any.
 	Properties *repb.NodeProperties
-	// raw is the content of File, if it came with its name.
-	raw []byte
 }
 
 func (e Entry) kind() string {
@@ -55,7 +47,7 @@ func (e Entry) kind() string {
 	return ""
 }
 
-// A Tree is the directories of a Tree message.
+// A Tree holds the directories of a Tree message.
 type Tree struct {
 	Root        cas.Digest
 	directories map[cas.Digest]*repb.Directory
@@ -84,7 +76,7 @@ func ReadTree(ctx context.Context, s cas.Store, d cas.Digest) (*Tree, error) {
 	return t, nil
 }
 
-// Entries compares two things in a store, and returns their differences as Blobs does.
+// Entries compares two entries whose content is in a store. It returns what Blobs returns.
 func Entries(ctx context.Context, s cas.Store, name string, a, b Entry, k Known) ([]Difference, error) {
 	c := newComparison(ctx, k)
 	if err := newTreeComparison(s).entry(c, name, a, b, 0); err != nil && !errors.Is(err, errEnough) {
@@ -93,83 +85,16 @@ func Entries(ctx context.Context, s cas.Store, name string, a, b Entry, k Known)
 	return c.found.all(), nil
 }
 
-// Outputs compares what two results have as outputs, with standard output and error, and returns the differences in the order of their
-// paths; f is the function of their digests. Exit codes are not compared.
-func Outputs(ctx context.Context, s cas.Store, f cas.Function, a, b *repb.ActionResult, k Known) ([]Difference, error) {
-	ea, err := outputs(ctx, s, f, a)
-	if err != nil {
-		return nil, err
-	}
-	eb, err := outputs(ctx, s, f, b)
-	if err != nil {
-		return nil, err
-	}
-	c := newComparison(ctx, k)
-	if err := newTreeComparison(s).entries(c, "", ea, eb, 0); err != nil && !errors.Is(err, errEnough) {
-		return nil, err
-	}
-	return c.found.all(), nil
-}
-
-// Names of the texts that a command writes.
+// Names of the output streams of a command.
 const (
 	Stdout = "(standard output)"
 	Stderr = "(standard error)"
 )
 
-// outputs returns the outputs of a result by their paths.
-func outputs(ctx context.Context, s cas.Store, f cas.Function, r *repb.ActionResult) (map[string]Entry, error) {
-	all := map[string]Entry{}
-	for _, o := range r.GetOutputFiles() {
-		d, err := cas.FromProto(f, o.Digest)
-		if err != nil {
-			return nil, fmt.Errorf("output %s: %w", printable(o.Path, MaxText), err)
-		}
-		all[o.Path] = Entry{File: d, Executable: o.IsExecutable, Properties: o.NodeProperties}
-	}
-	for _, o := range r.GetOutputDirectories() {
-		p, isTree := o.RootDirectoryDigest, o.TreeDigest != nil
-		if isTree {
-			p = o.TreeDigest
-		}
-		d, err := cas.FromProto(f, p)
-		if err != nil {
-			return nil, fmt.Errorf("output %s: %w", printable(o.Path, MaxText), err)
-		}
-		e := Entry{Directory: d}
-		if isTree {
-			if e.Tree, err = ReadTree(ctx, s, d); err != nil {
-				return nil, err
-			}
-			e.Directory = e.Tree.Root
-		}
-		all[o.Path] = e
-	}
-	for _, o := range slices.Concat(r.GetOutputSymlinks(), r.GetOutputFileSymlinks(), r.GetOutputDirectorySymlinks()) { //nolint:staticcheck // older servers set those
-		all[o.Path] = Entry{Target: o.Target, Properties: o.NodeProperties}
-	}
-	for _, o := range []struct {
-		name   string
-		digest *repb.Digest
-		raw    []byte
-	}{{Stdout, r.GetStdoutDigest(), r.GetStdoutRaw()}, {Stderr, r.GetStderrDigest(), r.GetStderrRaw()}} {
-		e := Entry{File: f.Sum(o.raw), raw: o.raw}
-		if o.digest != nil {
-			d, err := cas.FromProto(f, o.digest)
-			if err != nil {
-				return nil, fmt.Errorf("%s: %w", o.name, err)
-			}
-			e = Entry{File: d}
-		}
-		all[o.name] = e
-	}
-	return all, nil
-}
-
-// A treeComparison compares what is in a store.
+// A treeComparison compares entries in a store.
 type treeComparison struct {
 	store cas.Store
-	// compared are the pairs of directories that were: what is the same in many places is told of once.
+	// compared holds the compared pairs of directories, each of which is reported once.
 	compared map[[2]cas.Digest]bool
 }
 
@@ -177,7 +102,7 @@ func newTreeComparison(s cas.Store) *treeComparison {
 	return &treeComparison{store: s, compared: map[[2]cas.Digest]bool{}}
 }
 
-// entry compares two things at a path.
+// entry compares two entries at a path.
 func (t *treeComparison) entry(c *comparison, name string, a, b Entry, depth int) error {
 	if err := c.ctx.Err(); err != nil {
 		return err
@@ -199,18 +124,18 @@ func (t *treeComparison) entry(c *comparison, name string, a, b Entry, depth int
 	c.compareFields(properties(a.Properties), properties(b.Properties), name)
 	switch {
 	case a.Target != b.Target:
-		c.differ("target of the link", a.Target, b.Target, -1, c.attribute(a.Target, b.Target), name)
+		c.differ("target of the link", a.Target, b.Target, -1, c.classify(a.Target, b.Target), name)
 	case a.File != b.File:
 		return t.files(c, name, &a, &b)
 	case a.Directory != b.Directory && depth == maxTreeDepth:
-		c.differ("directory, not looked into: it is too deep", a.Directory.String(), b.Directory.String(), -1, Unknown, name)
+		c.differ("directory, not compared: too deep", a.Directory.String(), b.Directory.String(), -1, Unknown, name)
 	case a.Directory != b.Directory:
 		return t.directories(c, name, a, b, depth)
 	}
 	return nil
 }
 
-// properties returns those of a node as fields.
+// properties returns the properties of a node as fields.
 func properties(p *repb.NodeProperties) []field {
 	var fs []field
 	if mode := p.GetUnixMode(); mode != nil {
@@ -229,25 +154,25 @@ func properties(p *repb.NodeProperties) []field {
 func (t *treeComparison) files(c *comparison, name string, a, b *Entry) error {
 	sa, closeA, err := t.open(c.ctx, a)
 	if err != nil {
-		return fmt.Errorf("%s: %w", printable(name, MaxText), err)
+		return fmt.Errorf("%s: %w", printable.Head(name, MaxText), err)
 	}
 	defer closeA()
 	sb, closeB, err := t.open(c.ctx, b)
 	if err != nil {
-		return fmt.Errorf("%s: %w", printable(name, MaxText), err)
+		return fmt.Errorf("%s: %w", printable.Head(name, MaxText), err)
 	}
 	defer closeB()
 	if sa == nil || sb == nil {
-		c.differ("content, too large to look into", a.File.String(), b.File.String(), -1, Unknown, name)
+		c.differ("content, too large to compare", a.File.String(), b.File.String(), -1, Unknown, name)
 		return nil
 	}
 	return c.descend(name, sa, sb)
 }
 
-// open returns the content of a file: the store's own, or in memory; nil if it is too large for that.
+// open opens a file of the store, or reads it into memory; nil if it is too large.
 func (t *treeComparison) open(ctx context.Context, e *Entry) (*io.SectionReader, func(), error) {
-	if len(e.raw) > 0 || e.File.Size() == 0 {
-		return section(e.raw), func() {}, nil
+	if e.File.Size() == 0 {
+		return section(nil), func() {}, nil
 	}
 	if filer, ok := cas.As[cas.Filer](t.store); ok {
 		path, release, err := filer.File(ctx, e.File, false)
@@ -285,12 +210,12 @@ func (t *treeComparison) directories(c *comparison, name string, a, b Entry, dep
 	return t.entries(c, name, da, db, depth+1)
 }
 
-// entries compares what the directory at a path holds, in the order of names; an entry that has another name for what the two
-// runs differ in is the same one.
+// entries compares the entries of a directory in the order of names. It pairs names that differ only in words that
+// depend on the run.
 func (t *treeComparison) entries(c *comparison, at string, a, b map[string]Entry, depth int) error {
-	by := c.attributor
-	renamed := map[string][]string{} // the names that only b has, by what they are but for the run
-	var left []string                // that only a has
+	by := c.classifier
+	renamed := map[string][]string{} // names that only b has, by their normalized form
+	var left []string                // names that only a has
 	for _, name := range sortedNames(a, b) {
 		_, inA := a[name]
 		_, inB := b[name]
@@ -298,7 +223,7 @@ func (t *treeComparison) entries(c *comparison, at string, a, b map[string]Entry
 		case !inB:
 			left = append(left, name)
 		case !inA:
-			key := by.canonical(by.b, name)
+			key := by.normalized(by.b, name)
 			renamed[key] = append(renamed[key], name)
 		default:
 			if err := t.entry(c, join(at, name), a[name], b[name], depth); err != nil {
@@ -307,14 +232,14 @@ func (t *treeComparison) entries(c *comparison, at string, a, b map[string]Entry
 		}
 	}
 	for _, name := range left {
-		key := by.canonical(by.a, name)
+		key := by.normalized(by.a, name)
 		if len(renamed[key]) == 0 {
 			c.differ("entry", a[name].kind(), "", -1, Unknown, join(at, name))
 			continue
 		}
 		other := renamed[key][0]
 		renamed[key] = renamed[key][1:]
-		c.differ("name", name, other, -1, c.attribute(name, other), join(at, name))
+		c.differ("name", name, other, -1, c.classify(name, other), join(at, name))
 		if err := t.entry(c, join(at, name), a[name], b[other], depth); err != nil {
 			return err
 		}
@@ -325,7 +250,7 @@ func (t *treeComparison) entries(c *comparison, at string, a, b map[string]Entry
 	return nil
 }
 
-// join is a path, in which a name that is none stays one name.
+// join joins paths without cleaning them, because names may be invalid.
 func join(at, name string) string {
 	if at == "" {
 		return name
@@ -334,20 +259,12 @@ func join(at, name string) string {
 }
 
 func sortedNames(a, b map[string]Entry) []string {
-	var names []string
-	for name := range a {
-		names = append(names, name)
-	}
-	for name := range b {
-		if _, ok := a[name]; !ok {
-			names = append(names, name)
-		}
-	}
+	names := slices.AppendSeq(slices.Collect(maps.Keys(a)), maps.Keys(b))
 	slices.Sort(names)
-	return names
+	return slices.Compact(names)
 }
 
-// children returns what the directory e holds.
+// children returns the entries of a directory.
 func (t *treeComparison) children(ctx context.Context, e Entry) (map[string]Entry, error) {
 	var dir *repb.Directory
 	if e.Tree != nil {

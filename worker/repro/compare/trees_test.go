@@ -32,7 +32,7 @@ func putMessage(t *testing.T, s cas.Store, m proto.Message) cas.Digest {
 	return d
 }
 
-func TestTreesNamesEntriesAndContents(t *testing.T) {
+func TestEntriesNamesEntriesAndContents(t *testing.T) {
 	s := castest.NewMemory()
 	dir := func(time, link string, executable bool, more ...*repb.FileNode) cas.Digest {
 		sub := putMessage(t, s, &repb.Directory{Files: []*repb.FileNode{{Name: "log", Digest: put(t, s, "one\nbuilt at "+time+"\n")}}})
@@ -45,7 +45,7 @@ func TestTreesNamesEntriesAndContents(t *testing.T) {
 	file := func(name string) *repb.FileNode { return &repb.FileNode{Name: name, Digest: put(t, s, "x")} }
 	a := dir("12:00:00", "x", true, file("core.pid-12"), file("only"))
 	b := dir("13:00:00", "y", false, file("core.pid-77"), file("sub2"))
-	ds, err := Trees(t.Context(), s, "out", a, b, Known{})
+	ds, err := Entries(t.Context(), s, "out", Entry{Directory: a}, Entry{Directory: b}, Known{})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -54,36 +54,37 @@ func TestTreesNamesEntriesAndContents(t *testing.T) {
 		"out/same: executable: file mode", "out/sub/log: line 2: timestamp", "out/to: target of the link: ",
 		"out/core.pid-12: name: process id", "out/only: entry: ", "out/sub2: entry: ",
 	}
-	if got := said(ds); !slices.Equal(got, want) {
+	if got := summaries(ds); !slices.Equal(got, want) {
 		t.Errorf("got %q, want %q", got, want)
 	}
 }
 
-func TestOutputsComparesWhatAResultHas(t *testing.T) {
+func TestReadTreeNeedsNoStoredDirectories(t *testing.T) {
 	s := castest.NewMemory()
-	result := func(time string) *repb.ActionResult {
-		tree := &repb.Tree{Root: &repb.Directory{Files: []*repb.FileNode{{Name: "f", Digest: put(t, s, "at "+time)}}}}
-		return &repb.ActionResult{
-			OutputFiles:       []*repb.OutputFile{{Path: "a.txt", Digest: put(t, s, "same")}, {Path: "b.txt", Digest: put(t, s, time)}},
-			OutputDirectories: []*repb.OutputDirectory{{Path: "d", TreeDigest: putMessage(t, s, tree).Proto()}},
-			StdoutRaw:         []byte("now " + time), StderrDigest: put(t, s, time+"!"),
+	tree := func(content string) Entry {
+		sub := &repb.Directory{Files: []*repb.FileNode{{Name: "f", Digest: put(t, s, content)}}}
+		_, digest, err := cas.MarshalProto(cas.SHA256, sub)
+		if err != nil {
+			t.Fatal(err)
 		}
+		root := &repb.Directory{Directories: []*repb.DirectoryNode{{Name: "d", Digest: digest.Proto()}}}
+		tree, err := ReadTree(t.Context(), s, putMessage(t, s, &repb.Tree{Root: root, Children: []*repb.Directory{sub}}))
+		if err != nil {
+			t.Fatal(err)
+		}
+		return Entry{Directory: tree.Root, Tree: tree}
 	}
-	ds, err := Outputs(t.Context(), s, cas.SHA256, result("12:00:00"), result("13:00:00"), Known{})
+	ds, err := Entries(t.Context(), s, "out", tree("at 12:00:00"), tree("at 13:00:00"), Known{})
 	if err != nil {
 		t.Fatal(err)
 	}
-	want := []string{Stderr + ": line 1: timestamp", Stdout + ": line 1: timestamp", "b.txt: line 1: timestamp", "d/f: line 1: timestamp"}
-	if got := said(ds); !slices.Equal(got, want) {
+	if got, want := summaries(ds), []string{"out/d/f: line 1: timestamp"}; !slices.Equal(got, want) {
 		t.Errorf("got %q, want %q", got, want)
-	}
-	if ds, err := Outputs(t.Context(), s, cas.SHA256, result("12:00:00"), result("12:00:00"), Known{}); err != nil || ds != nil {
-		t.Errorf("got %v, %v for equal results", ds, err)
 	}
 }
 
-// Each directory holds the one below twice: there are 2^90 paths.
-func TestTreesTellsOfADirectoryOnce(t *testing.T) {
+// Each directory contains the next one twice: there are 2^90 paths.
+func TestEntriesReportsADirectoryOnce(t *testing.T) {
 	s := castest.NewMemory()
 	nested := func(content string) cas.Digest {
 		d := putMessage(t, s, &repb.Directory{Files: []*repb.FileNode{{Name: "f", Digest: put(t, s, content)}}})
@@ -92,18 +93,18 @@ func TestTreesTellsOfADirectoryOnce(t *testing.T) {
 		}
 		return d
 	}
-	ds, err := Trees(t.Context(), s, "out", nested("x"), nested("y"), Known{})
+	ds, err := Entries(t.Context(), s, "out", Entry{Directory: nested("x")}, Entry{Directory: nested("y")}, Known{})
 	if err != nil || len(ds) != 1 {
 		t.Errorf("got %v, %v", ds, err)
 	}
 }
 
-func TestTreesFailsIfABlobIsAbsent(t *testing.T) {
+func TestEntriesFailsIfABlobIsMissing(t *testing.T) {
 	s := castest.NewMemory()
 	dir := func(content string) cas.Digest {
 		return putMessage(t, s, &repb.Directory{Files: []*repb.FileNode{{Name: "f", Digest: cas.SHA256.Sum([]byte(content)).Proto()}}})
 	}
-	if _, err := Trees(t.Context(), s, "out", dir("x"), dir("y"), Known{}); err == nil || !strings.Contains(err.Error(), "out/f") {
+	if _, err := Entries(t.Context(), s, "out", Entry{Directory: dir("x")}, Entry{Directory: dir("y")}, Known{}); err == nil || !strings.Contains(err.Error(), "out/f") {
 		t.Errorf("got %v", err)
 	}
 }
@@ -125,7 +126,7 @@ func TestJSONNamesPaths(t *testing.T) {
 		{"items", `[1,2,3,4]`, `[1,3,4]`, []string{"x/$[1]: item: "}},
 	} {
 		t.Run(row.name, func(t *testing.T) {
-			if got := said(blobs(t, "x", row.a, row.b, Known{})); !slices.Equal(got, row.want) {
+			if got := summaries(blobs(t, "x", row.a, row.b, Known{})); !slices.Equal(got, row.want) {
 				t.Errorf("got %q, want %q", got, row.want)
 			}
 		})
@@ -135,7 +136,7 @@ func TestJSONNamesPaths(t *testing.T) {
 func TestDeepJSONIsText(t *testing.T) {
 	for _, depth := range []int{maxJSONDepth + 1, 100_000} {
 		begin, end := strings.Repeat("[", depth), strings.Repeat("]", depth)
-		if got := said(blobs(t, "x", begin+"1"+end, begin+"2"+end, Known{})); !slices.Equal(got, []string{"x: line 1: "}) {
+		if got := summaries(blobs(t, "x", begin+"1"+end, begin+"2"+end, Known{})); !slices.Equal(got, []string{"x: line 1: "}) {
 			t.Errorf("depth %d: got %q", depth, got)
 		}
 	}

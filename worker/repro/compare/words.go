@@ -9,39 +9,38 @@ import (
 	"strings"
 )
 
-// maxLine bounds what is looked at of a line or a field, in bytes.
+// maxLine is how many bytes of a line or a field are split into words.
 const maxLine = 4 << 10
 
-// A word is a piece of a text that means something as a whole.
+// A word is a meaningful piece of text.
 type word struct {
-	text   string
-	at     int
-	kind   Cause // why two texts may differ in it, Unknown if it says nothing
-	moment moment
-	// known says that it is one of the facts, word for word.
+	text     string
+	at       int
+	kind     Cause // why texts of two runs may differ in it, or Unknown
+	timeText timeText
+	// known means that it is a fact, word for word.
 	known bool
 }
 
-// isSmallNumber reports whether w is a number that may well be another one than the fact that it equals: two lines that
-// differ in it do not belong together for that.
+// isSmallNumber reports whether w is a number so small that it may equal a fact by chance.
 func (w *word) isSmallNumber() bool {
 	return len(w.text) < 3 && isDigit(w.text[0]) && (w.kind == Processors || w.kind == Owner || w.kind == Environment)
 }
 
-// A literal is a text that is known to depend on the run.
+// A literal is a text that depends on the run.
 type literal struct {
 	text string
 	kind Cause
 }
 
-// lexer cuts the texts of one side into words.
+// A lexer splits texts of one side into words.
 type lexer struct {
 	facts    *Facts
-	literals []literal // the longest first
+	literals []literal // longest first
 	numbers  map[uint64]Cause
 }
 
-// newLexer returns that of the side that is told by f; only what is otherwise on the other side, o, means anything.
+// newLexer returns the lexer of the side with facts f. Only facts that differ from o, those of the other side, count.
 func newLexer(f, o *Facts) *lexer {
 	l := &lexer{facts: f, numbers: map[uint64]Cause{}}
 	known := func(a, b string, kind Cause, least int) {
@@ -52,7 +51,7 @@ func newLexer(f, o *Facts) *lexer {
 	known(f.Root, o.Root, Path, 2)
 	known(f.Hostname, o.Hostname, Hostname, 2)
 	known(f.User, o.User, Owner, 2)
-	known("/home/"+f.User, "/home/"+o.User, Owner, len("/home/")+2) // where the root's name may be in it
+	known("/home/"+f.User, "/home/"+o.User, Owner, len("/home/")+2) // in case Root is a part of it
 	known(f.Zone, o.Zone, Zone, 3)
 	known(zoneName(f.Zone), zoneName(o.Zone), Zone, 3)
 	known(f.Locale, o.Locale, Locale, 2)
@@ -86,7 +85,7 @@ func newLexer(f, o *Facts) *lexer {
 	return l
 }
 
-// zoneName is how date(1) writes a zone of TZ in POSIX's notation, else "".
+// zoneName returns the name that date(1) prints for a TZ in POSIX form, else "".
 func zoneName(tz string) string {
 	name := strings.TrimLeft(tz, ":")
 	if i := strings.IndexAny(name, "+-0123456789"); i >= 3 {
@@ -95,7 +94,7 @@ func zoneName(tz string) string {
 	return ""
 }
 
-// variableCause says for what a difference in a variable stands.
+// variableCause returns the cause that a different variable indicates.
 func variableCause(key string) Cause {
 	switch {
 	case key == "TZ":
@@ -116,20 +115,24 @@ func variableCause(key string) Cause {
 	return Environment
 }
 
-// shapes are words that are told by how they look, and with what bytes they begin.
-var shapes = []struct {
+// patterns recognize words by their look. first holds the bytes with which they may begin.
+var patterns = []struct {
 	first string
 	re    *regexp.Regexp
 	kind  Cause
 }{
 	{"/", regexp.MustCompile(`^/(?:tmp|var/tmp|dev/shm)/[\w.+~-]+`), Path},
-	{"tc", regexp.MustCompile(`^(?:tmp\.[0-9A-Za-z]{6,10}\b|cc[0-9A-Za-z]{6}\.[a-z]{1,3}\b)`), Path}, // of mktemp(1) and gcc
-	{"0123456789abcdefABCDEF", regexp.MustCompile(`^[0-9a-fA-F]{8}-[0-9a-fA-F]{4}-[0-9a-fA-F]{4}-[0-9a-fA-F]{4}-[0-9a-fA-F]{12}\b`), Random},
+	{"tc", regexp.MustCompile(`^(?:tmp\.[0-9A-Za-z]{6,10}\b|cc[0-9A-Za-z]{6}\.[a-z]{1,3}\b)`), Path}, // mktemp(1), gcc
+	{
+		"0123456789abcdefABCDEF",
+		regexp.MustCompile(`^[0-9a-fA-F]{8}-[0-9a-fA-F]{4}-[0-9a-fA-F]{4}-[0-9a-fA-F]{4}-[0-9a-fA-F]{12}\b`),
+		Random,
+	},
 	{"-dlbcps", regexp.MustCompile(`^[-dlbcps](?:[-r][-w][-xsStT]){3}`), Mode},
 	{"0", regexp.MustCompile(`^0\.\d{12,}`), Random},
 }
 
-// words cuts s.
+// words splits s.
 func (l *lexer) words(s string) []word {
 	var ws []word
 	for i := 0; i < len(s); {
@@ -141,11 +144,11 @@ func (l *lexer) words(s string) []word {
 	return ws
 }
 
-// wordAt returns the word at byte i of s; it has at least one byte.
+// wordAt returns the word at byte i of s. It is not empty.
 func (l *lexer) wordAt(s string, i int) word {
 	rest := s[i:]
 	if begins := i == 0 || !isWordByte(s[i-1]) || !isWordByte(s[i]); begins {
-		if w := l.knownAt(rest); w.text != "" {
+		if w := l.patternAt(rest); w.text != "" {
 			return w
 		}
 	}
@@ -168,35 +171,35 @@ func (l *lexer) wordAt(s string, i int) word {
 	return word{text: rest[:n], kind: l.number(rest[:n], s, i)}
 }
 
-// isUnit reports whether s begins with a unit of time, as it stands after a number.
+// isUnit reports whether s begins with a unit of time.
 func isUnit(s string) bool {
 	n := span(s, isWordByte)
 	return n <= 2 && slices.Contains([]string{"s", "ms", "us", "ns"}, s[:n])
 }
 
-// knownAt returns the word at the beginning of s if it is a fact, a time or of one of the shapes.
-func (l *lexer) knownAt(s string) word {
+// patternAt returns the word at the beginning of s if it is a fact, a time or matches a pattern.
+func (l *lexer) patternAt(s string) word {
 	for _, lit := range l.literals {
 		n := len(lit.text)
 		if strings.HasPrefix(s, lit.text) && (n == len(s) || !isWordByte(s[n]) || !isWordByte(s[n-1])) {
 			return word{text: lit.text, kind: lit.kind, known: true}
 		}
 	}
-	if m, n := momentAt(s); n > 0 && (n == len(s) || !isWordByte(s[n])) {
-		return word{text: s[:n], kind: Timestamp, moment: m}
+	if m, n := parseTime(s); n > 0 && (n == len(s) || !isWordByte(s[n])) {
+		return word{text: s[:n], kind: Timestamp, timeText: m}
 	}
-	for _, shape := range shapes {
-		if strings.IndexByte(shape.first, s[0]) < 0 {
+	for _, pattern := range patterns {
+		if strings.IndexByte(pattern.first, s[0]) < 0 {
 			continue
 		}
-		if found := shape.re.FindString(s[:min(len(s), maxLine)]); found != "" {
-			return word{text: found, kind: shape.kind}
+		if found := pattern.re.FindString(s[:min(len(s), maxLine)]); found != "" {
+			return word{text: found, kind: pattern.kind}
 		}
 	}
 	return word{}
 }
 
-// span is the number of bytes at the beginning of s of which is holds.
+// span returns the length of the longest prefix of s whose bytes satisfy is.
 func span(s string, is func(c byte) bool) int {
 	n := 0
 	for n < len(s) && is(s[n]) {
@@ -209,16 +212,16 @@ func isSpace(c byte) bool  { return c == ' ' || c >= '\t' && c <= '\r' }
 func isDigit(c byte) bool  { return c >= '0' && c <= '9' }
 func isLetter(c byte) bool { return c >= 'a' && c <= 'z' || c >= 'A' && c <= 'Z' || c >= 0x80 }
 
-// isWordByte holds of letters and digits, not of what joins words: "_".
+// isWordByte reports whether c is a letter or a digit; "_" joins words and is neither.
 func isWordByte(c byte) bool { return isDigit(c) || isLetter(c) }
 
-// isLongByte holds of what is in base64, in either alphabet, and in hex.
+// isLongByte reports whether c occurs in base64, in either alphabet, or hex.
 func isLongByte(c byte) bool { return isWordByte(c) && c < 0x80 || c == '+' || c == '/' || c == '_' }
 
-// minLong is the least length of what looks random.
+// minLong is the minimum length of a word that looks random.
 const minLong = 16
 
-// looksRandom reports whether a long word is none that a person writes: digits among letters all over.
+// looksRandom reports whether a long word mixes digits and letters throughout, unlike words that people write.
 func looksRandom(s string) bool {
 	if len(s) > maxLine || strings.Count(s, "/") > len(s)/8 {
 		return false
@@ -235,7 +238,7 @@ func looksRandom(s string) bool {
 	return digits > 0 && digits < len(s) && changes >= len(s)/5
 }
 
-// class tells digits, small letters, capitals and the rest apart.
+// class distinguishes digits, small letters, capitals and other bytes.
 func class(c byte) int {
 	switch {
 	case isDigit(c):
@@ -248,8 +251,8 @@ func class(c byte) int {
 	return 3
 }
 
-// meanings are what the words before a number say that it is.
-var meanings = map[string]Cause{
+// wordCauses maps words in front of a number to the cause of its difference.
+var wordCauses = map[string]Cause{
 	"pid": ProcessID, "pids": ProcessID, "ppid": ProcessID, "tid": ProcessID, "tgid": ProcessID, "pgid": ProcessID, "process": ProcessID,
 	"child": ProcessID, "proc": ProcessID,
 	"uptime": Uptime, "up": Uptime, "monotonic": Uptime, "boot": Uptime, "booted": Uptime,
@@ -260,9 +263,9 @@ var meanings = map[string]Cause{
 	"elapsed": Timestamp, "took": Timestamp, "duration": Timestamp, "real": Timestamp, "sys": Timestamp, "time": Timestamp, "timestamp": Timestamp,
 }
 
-// lead returns the two last words, in small letters, of what stands shortly before byte i of s, the last one first, and how
-// many bytes lie between it and i.
-func lead(s string, i int) (last, before string, gap int) {
+// precedingWords returns the last two words before byte i of s in lower case, and how many bytes separate the last one
+// from i.
+func precedingWords(s string, i int) (last, before string, gap int) {
 	s = s[max(0, i-32):i]
 	word := func() string {
 		to := len(s)
@@ -283,7 +286,7 @@ func lead(s string, i int) (last, before string, gap int) {
 	return last, word(), gap
 }
 
-// number says why a number, decimal or hexadecimal, may differ that is at byte i of s; Unknown for any other word.
+// number returns the cause that a decimal or hexadecimal number at byte i of s indicates; Unknown for other words.
 func (l *lexer) number(text, s string, i int) Cause {
 	whole, fraction, _ := strings.Cut(text, ".")
 	if digits, ok := strings.CutPrefix(strings.ToLower(whole), "0x"); ok {
@@ -307,10 +310,10 @@ func (l *lexer) number(text, s string, i int) Cause {
 		return Unknown
 	}
 	after := s[i+len(text):]
-	last, before, gap := lead(s, i)
-	word := meanings[last]
+	last, before, gap := precedingWords(s, i)
+	word := wordCauses[last]
 	if word == Unknown && (last == "id" || last == "number" || last == "seconds") {
-		word = meanings[before]
+		word = wordCauses[before]
 	}
 	if gap > 4 {
 		word = Unknown
@@ -320,11 +323,11 @@ func (l *lexer) number(text, s string, i int) Cause {
 		return Timestamp
 	case isAddress(v) && (len(whole) == 14 || len(whole) == 15):
 		return Address
-	case fraction != "" && word == Owner, isUnit(after): // "user 0.12", of time(1)
+	case fraction != "" && word == Owner, isUnit(after): // "user 0.12" of time(1)
 		return Timestamp
 	case word == ProcessID && v <= 1<<22, word == Mode && isOctal(whole), word == Owner, word == Uptime:
 		return word
-	case i >= 2 && s[i-1] == '[' && isWordByte(s[i-2]) && strings.HasPrefix(after, "]") && v <= 1<<22: // as in logs
+	case i >= 2 && s[i-1] == '[' && isWordByte(s[i-2]) && strings.HasPrefix(after, "]") && v <= 1<<22: // name[PID] in logs
 		return ProcessID
 	case isOctal(whole) && l.facts.Umask != 0 && l.ofMask(whole):
 		return Mode
@@ -346,7 +349,7 @@ func isOctal(s string) bool {
 	return len(s) >= 3 && len(s) <= 7 && strings.Trim(s, "01234567") == ""
 }
 
-// ofMask reports whether an octal number is the side's umask, or a mode of a file that follows from it.
+// ofMask reports whether an octal number is the umask or a file mode that follows from it.
 func (l *lexer) ofMask(s string) bool {
 	v, err := strconv.ParseUint(s, 8, 32)
 	if err != nil {
@@ -356,16 +359,16 @@ func (l *lexer) ofMask(s string) bool {
 	return uint32(v) == mask || mode == 0o666&^mask || mode == 0o777&^mask
 }
 
-// long says why a word may differ that looks random and is at byte i of s.
+// long returns the cause that a word at byte i of s indicates if it looks random.
 func (l *lexer) long(s string, i int) Cause {
-	last, before, _ := lead(s, i)
+	last, before, _ := precedingWords(s, i)
 	if last == "buildid" || last == "id" && before == "build" {
 		return BuildID
 	}
 	for _, w := range []string{last, before} {
 		for _, digest := range []string{"sha", "hash", "md", "digest", "checksum", "sum", "crc", "blake"} {
 			if strings.HasPrefix(w, digest) {
-				return Unknown // of something that differs itself
+				return Unknown // a consequence of another difference
 			}
 		}
 	}

@@ -9,16 +9,15 @@ import (
 )
 
 const (
-	// maxSpots bounds what is told of one piece of a binary file, such as a section.
-	maxSpots = 6
-	// minWord is the length from which printable bytes are taken for text, as strings(1) does.
+	// maxPerPiece limits the differences of one part of a binary file, such as a section.
+	maxPerPiece = 6
+	// minWord is the minimum length of text, as in strings(1).
 	minWord = 4
-	// maxStrings bounds the texts that are looked for in one piece.
+	// maxStrings limits the texts of one part.
 	maxStrings = 1 << 18
 )
 
-// contents adds the places in which two pieces of binary files differ, named below: texts in full, each once, and of
-// other bytes the first that are what most of them look like. Both are in memory.
+// contents adds the differences of two parts of binary files: each pair of texts once, and one place of other bytes.
 func (c *comparison) contents(a, b []byte, below ...string) {
 	if len(a) != len(b) {
 		if !c.texts(a, b, below...) {
@@ -26,12 +25,12 @@ func (c *comparison) contents(a, b []byte, below ...string) {
 		}
 		return
 	}
-	told := map[[2]string]bool{}
+	reported := map[[2]string]bool{}
 	tally := tally{first: map[Cause]run{}, seen: map[Cause]int{}}
 	end := 0
 	for range maxRuns {
 		r, ok := nextRun(a, b, end)
-		if !ok || len(told) == maxSpots {
+		if !ok || len(reported) == maxPerPiece {
 			break
 		}
 		x, y, to := textsAt(a, b, r)
@@ -40,35 +39,35 @@ func (c *comparison) contents(a, b []byte, below ...string) {
 			continue
 		}
 		end = max(r.to, to)
-		if !told[[2]string{x, y}] {
-			told[[2]string{x, y}] = true
+		if !reported[[2]string{x, y}] {
+			reported[[2]string{x, y}] = true
 			c.differ("text", x, y, int64(r.from), c.textCause(x, y), below...)
 		}
 	}
 	cause, r := tally.most()
-	if len(told) == 0 && tally.runs == maxRuns && cause == Unknown && c.texts(a, b, below...) {
-		return // the same things, at other places
+	if len(reported) == 0 && tally.runs == maxRuns && cause == Unknown && c.texts(a, b, below...) {
+		return // the same data at other offsets
 	}
 	if tally.runs > 0 {
 		c.differ("bytes", hexText(a[r.from:]), hexText(b[r.from:]), int64(r.from), cause, below...)
 	}
 }
 
-// textCause is attribute for the texts that programs have for themselves, where what looks like a path is one.
+// textCause is classify for texts in programs, where anything that looks like a path is one.
 func (c *comparison) textCause(a, b string) Cause {
-	cause := c.attribute(a, b)
+	cause := c.classify(a, b)
 	if (cause == Unknown || cause == Random) && (isPath(a) || isPath(b)) {
 		return Path
 	}
 	return cause
 }
 
-// isPath reports whether a text is an absolute path of a file or directory that is not at the top.
+// isPath reports whether s is an absolute path of two or more names.
 func isPath(s string) bool {
 	return strings.HasPrefix(s, "/") && strings.LastIndexByte(s, '/') > 0 && !strings.ContainsAny(s, " \t")
 }
 
-// firstByte adds where two pieces begin to differ, without a cause.
+// firstByte adds the first different byte, without a cause.
 func (c *comparison) firstByte(a, b []byte, below ...string) {
 	what, first := "bytes", commonPrefix(a, b)
 	if len(a) != len(b) {
@@ -77,18 +76,17 @@ func (c *comparison) firstByte(a, b []byte, below ...string) {
 	c.differ(what, hexText(a[first:]), hexText(b[first:]), int64(first), Unknown, below...)
 }
 
-// texts adds the texts that only one of two pieces has, or that they have them in another order, and reports whether
-// there was anything to add.
+// texts adds the texts that only one part has or a difference in their order. It reports whether it added anything.
 func (c *comparison) texts(a, b []byte, below ...string) bool {
-	textsA, textsB := stringsIn(a, minWord+2), stringsIn(b, minWord+2) // shorter ones occur in code
-	onlyA, onlyB := lessTexts(textsA, textsB), lessTexts(textsB, textsA)
-	told := map[[2]string]bool{}
-	for i := 0; i < max(len(onlyA), len(onlyB)) && len(told) < maxSpots; i++ {
+	textsA, textsB := stringsIn(a, minWord+2), stringsIn(b, minWord+2) // code contains shorter ones by chance
+	onlyA, onlyB := subtract(textsA, textsB), subtract(textsB, textsA)
+	reported := map[[2]string]bool{}
+	for i := 0; i < max(len(onlyA), len(onlyB)) && len(reported) < maxPerPiece; i++ {
 		x, y := at(onlyA, i), at(onlyB, i)
-		if told[[2]string{x, y}] {
+		if reported[[2]string{x, y}] {
 			continue
 		}
-		told[[2]string{x, y}] = true
+		reported[[2]string{x, y}] = true
 		offset := bytes.Index(a, []byte(x))
 		if x == "" {
 			offset = bytes.Index(b, []byte(y))
@@ -101,8 +99,8 @@ func (c *comparison) texts(a, b []byte, below ...string) bool {
 	return c.order("texts", textsA, textsB, below...)
 }
 
-// lists adds what only one of two lists has, in pairs.
-func (c *comparison) lists(what string, onlyA, onlyB []string, below ...string) {
+// unmatched adds the items that only one list has, in pairs.
+func (c *comparison) unmatched(what string, onlyA, onlyB []string, below ...string) {
 	if len(onlyA) == 0 && len(onlyB) == 0 {
 		return
 	}
@@ -110,13 +108,13 @@ func (c *comparison) lists(what string, onlyA, onlyB []string, below ...string) 
 		c.differ(what, nameList(onlyA), nameList(onlyB), -1, Unknown, below...)
 		return
 	}
-	for i := range min(maxSpots, max(len(onlyA), len(onlyB))) {
+	for i := range min(maxPerPiece, max(len(onlyA), len(onlyB))) {
 		x, y := at(onlyA, i), at(onlyB, i)
 		c.differ(what, x, y, -1, c.textCause(x, y), below...)
 	}
 }
 
-// nameList returns the first of some names as one text.
+// nameList joins names and shortens the list.
 func nameList(names []string) string {
 	const most = 8
 	text := strings.Join(names[:min(len(names), most)], ", ")
@@ -126,7 +124,7 @@ func nameList(names []string) string {
 	return text
 }
 
-// order adds that the same things come in another order, if they do, and reports that.
+// order adds a difference if the order of the same items differs, and reports that.
 func (c *comparison) order(of string, a, b []string, below ...string) bool {
 	for i := range min(len(a), len(b)) {
 		if a[i] != b[i] {
@@ -144,7 +142,7 @@ func at(s []string, i int) string {
 	return ""
 }
 
-// textsAt returns the texts of both sides around the run, and where they end; 0 if they are none.
+// textsAt returns the texts of both sides around a run and their end; 0 if there are none.
 func textsAt(a, b []byte, r run) (x, y string, end int) {
 	from := r.from
 	for from > 0 && from > r.from-MaxText/2 && isTextByte(a[from-1]) {
@@ -155,7 +153,7 @@ func textsAt(a, b []byte, r run) (x, y string, end int) {
 	case p-from < minWord && q-from < minWord, p < r.to && q < r.to:
 		return "", "", 0
 	case p < r.to && (p == len(a) || a[p] != 0), q < r.to && (q == len(b) || b[q] != 0):
-		return "", "", 0 // neither text to the end of the run, nor a text that ends
+		return "", "", 0 // the run contains other bytes and no terminator
 	}
 	return string(a[from:p]), string(b[from:q]), max(p, q)
 }
@@ -170,7 +168,7 @@ func textEnd(s []byte, from, differ int) int {
 
 func isTextByte(c byte) bool { return ' ' <= c && c <= '~' || c == '\t' }
 
-// stringsIn returns the printable texts in s of at least so many bytes, in order.
+// stringsIn returns the printable texts in s of at least least bytes, in order.
 func stringsIn(s []byte, least int) []string {
 	var ts []string
 	from := 0
@@ -186,8 +184,8 @@ func stringsIn(s []byte, least int) []string {
 	return ts
 }
 
-// lessTexts returns those of a that are not in b, each as often as it is there oftener, in the order of a.
-func lessTexts(a, b []string) []string {
+// subtract returns the items of a less those of b, as multisets, in the order of a.
+func subtract(a, b []string) []string {
 	n := make(map[string]int, len(b))
 	for _, s := range b {
 		n[s]++

@@ -8,8 +8,8 @@ import (
 	"time"
 )
 
-// twoRuns are the facts of two runs, all of them otherwise: a year apart, fourteen hours in zones.
-func twoRuns() Known {
+// knownRuns returns facts that all differ: the runs are a year apart, the zones fourteen hours.
+func knownRuns() Known {
 	start := time.Date(2026, 11, 22, 0, 44, 31, 0, time.UTC)
 	return Known{
 		A: &Facts{Start: start, End: start.Add(3 * time.Second), Zone: "UTC", Locale: "C", Hostname: "cloister", User: "builder", UID: 1000,
@@ -19,10 +19,10 @@ func twoRuns() Known {
 	}
 }
 
-func TestAttributeNamesTheCauseOfTwoTexts(t *testing.T) {
-	all := twoRuns()
+func TestClassifyNamesTheCause(t *testing.T) {
+	all := knownRuns()
 	with := func(change func(k *Known)) Known {
-		k := twoRuns()
+		k := knownRuns()
 		change(&k)
 		return k
 	}
@@ -111,33 +111,33 @@ func TestAttributeNamesTheCauseOfTwoTexts(t *testing.T) {
 		{"plain words", "this", "that", all, Unknown},
 	} {
 		t.Run(row.name, func(t *testing.T) {
-			if got := attribute(row.a, row.b, "text", row.known); got != row.want {
+			if got := newClassifier(row.known).classify(row.a, row.b, "text"); got != row.want {
 				t.Errorf("got %q, want %q", got, row.want)
 			}
 			k := Known{row.known.B, row.known.A}
-			if got := attribute(row.b, row.a, "text", k); got != row.want {
+			if got := newClassifier(k).classify(row.b, row.a, "text"); got != row.want {
 				t.Errorf("the other way round: got %q, want %q", got, row.want)
 			}
 			pre := strings.Repeat("the same text ", 100)
-			if got := attribute(pre+row.a, pre+row.b, "text", row.known); got != row.want {
+			if got := newClassifier(row.known).classify(pre+row.a, pre+row.b, "text"); got != row.want {
 				t.Errorf("in a long line: got %q, want %q", got, row.want)
 			}
 		})
 	}
 }
 
-func TestAttributeTellsThePreprocessorsDateInPrograms(t *testing.T) {
+func TestClassifyNamesPreprocessorDatesInPrograms(t *testing.T) {
 	for _, row := range []struct{ a, b, format string }{
 		{"Nov 22 2026", "Nov 23 2026", "elf"}, {"built Nov  2 2026 00:00:01", "built Nov  2 2026 00:00:02", "elf"}, {"12:34:56", "12:34:57", "pe"},
 		{"Sun Nov  2 00:44:31 2026", "Mon Dec 27 14:44:31 2027", "elf"}, // __TIMESTAMP__
 	} {
-		if got := attribute(row.a, row.b, row.format, Known{}); got != BuildDate && row.a[0] != 'b' {
+		if got := newClassifier(Known{}).classify(row.a, row.b, row.format); got != BuildDate && row.a[0] != 'b' {
 			t.Errorf("%q: got %q", row.a, got)
 		}
 	}
 }
 
-func TestOrderCause(t *testing.T) {
+func TestClassifyOrderNamesTheCause(t *testing.T) {
 	for _, row := range []struct {
 		name, a, b string
 		want       Cause
@@ -153,7 +153,7 @@ func TestOrderCause(t *testing.T) {
 		if strings.Contains(row.a, ",") {
 			sep = ","
 		}
-		if got := orderCause(strings.Split(row.a, sep), strings.Split(row.b, sep), Known{}); got != row.want {
+		if got := newClassifier(Known{}).classifyOrder(strings.Split(row.a, sep), strings.Split(row.b, sep)); got != row.want {
 			t.Errorf("%s: got %q, want %q", row.name, got, row.want)
 		}
 	}

@@ -10,21 +10,16 @@ import (
 	"github.com/cloister-build/cloister/worker/repro/internal/listdiff"
 )
 
-// A wordDifference is where two texts differ, and why.
+// A wordDifference is a run of words in which two texts differ.
 type wordDifference struct {
 	a, b     string // the differing words
-	atA, atB int    // where they begin
+	atA, atB int    // their offsets
 	cause    Cause
 }
 
-// attribute returns the likely cause of why two texts differ, a line or a field each, in a thing of this format:
-// the words in which they differ are looked for among the facts, and else told by their shape. It is that of the first words for
-// which there is one.
-func attribute(a, b, format string, k Known) Cause {
-	return newAttributor(k).attribute(a, b, format)
-}
-
-func (t *attributor) attribute(a, b, format string) Cause {
+// classify returns the likely cause of a difference between two texts, a line or a field each, in a file of a format:
+// that of the first different words for which it finds one.
+func (t *classifier) classify(a, b, format string) Cause {
 	for _, d := range t.differences(a, b, format) {
 		if d.cause != Unknown {
 			return d.cause
@@ -33,29 +28,29 @@ func (t *attributor) attribute(a, b, format string) Cause {
 	return Unknown
 }
 
-// attribute is attribute in the format of c, while there is budget for it.
-func (c *comparison) attribute(a, b string) Cause {
+// classify is classifier.classify in the format of c, or Unknown if the budget is used up.
+func (c *comparison) classify(a, b string) Cause {
 	if !c.takeWords(a, b) {
 		return Unknown
 	}
-	return c.attributor.attribute(a, b, c.format)
+	return c.classifier.classify(a, b, c.format)
 }
 
-// An attributor finds causes among what is known of two runs.
-type attributor struct {
+// A classifier finds the causes of differences between texts of two runs.
+type classifier struct {
 	known Known
 	a, b  *lexer
 }
 
-func newAttributor(k Known) *attributor {
+func newClassifier(k Known) *classifier {
 	if k.A == nil || k.B == nil {
 		k.A, k.B = &Facts{}, &Facts{}
 	}
-	return &attributor{known: k, a: newLexer(k.A, k.B), b: newLexer(k.B, k.A)}
+	return &classifier{known: k, a: newLexer(k.A, k.B), b: newLexer(k.B, k.A)}
 }
 
-// canonical returns a line with all that may depend on the run replaced by what it is.
-func (t *attributor) canonical(l *lexer, line string) string {
+// normalized returns a line with every word that may depend on the run replaced by its cause.
+func (t *classifier) normalized(l *lexer, line string) string {
 	var out strings.Builder
 	for _, w := range l.words(line[:min(len(line), maxLine)]) {
 		if w.kind == Unknown || w.isSmallNumber() {
@@ -68,8 +63,8 @@ func (t *attributor) canonical(l *lexer, line string) string {
 	return out.String()
 }
 
-// differences returns the words in which two texts differ, in order.
-func (t *attributor) differences(a, b, format string) []wordDifference {
+// differences returns the words in which two texts differ.
+func (t *classifier) differences(a, b, format string) []wordDifference {
 	const context = 64
 	cutA, cutB := 0, 0
 	if n := commonPrefix(a, b); n > context {
@@ -85,7 +80,7 @@ func (t *attributor) differences(a, b, format string) []wordDifference {
 		if h.Same {
 			continue
 		}
-		d := wordDifference{cause: t.admit(t.cause(wa[h.A:h.EndA], wb[h.B:h.EndB], format))}
+		d := wordDifference{cause: t.plausible(t.cause(wa[h.A:h.EndA], wb[h.B:h.EndB], format))}
 		d.a, d.atA = joined(wa, h.A, h.EndA)
 		d.b, d.atB = joined(wb, h.B, h.EndB)
 		d.atA, d.atB = d.atA+cutA, d.atB+cutB
@@ -102,7 +97,7 @@ func wordTexts(ws []word) []string {
 	return s
 }
 
-// joined returns the words from i to j as one, and where they begin.
+// joined returns the words from i to j as one text, and its offset.
 func joined(ws []word, i, j int) (string, int) {
 	if i == j {
 		if i < len(ws) {
@@ -113,8 +108,8 @@ func joined(ws []word, i, j int) (string, int) {
 	return strings.Join(wordTexts(ws[i:j]), ""), ws[i].at
 }
 
-// admit returns c unless the facts speak against it.
-func (t *attributor) admit(c Cause) Cause {
+// plausible returns c, or Unknown if the facts rule it out.
+func (t *classifier) plausible(c Cause) Cause {
 	switch {
 	case (c == Random || c == HashSeed) && t.known.A.HeldRandom && t.known.B.HeldRandom,
 		c == Address && t.known.A.FixedLayout && t.known.B.FixedLayout:
@@ -123,9 +118,8 @@ func (t *attributor) admit(c Cause) Cause {
 	return c
 }
 
-// cause returns why words differ that stand at the same place: what both sides have, or the one that has any, and then what
-// their looks say.
-func (t *attributor) cause(a, b []word, format string) Cause {
+// cause returns why words at the same place differ.
+func (t *classifier) cause(a, b []word, format string) Cause {
 	ta, tb := strings.Join(wordTexts(a), ""), strings.Join(wordTexts(b), "")
 	locales := t.known.A.Locale != t.known.B.Locale
 	if locales && strings.ContainsAny(ta, "0123456789") && decimals(ta) == decimals(tb) {
@@ -136,11 +130,12 @@ func (t *attributor) cause(a, b []word, format string) Cause {
 			if wa.kind != wb.kind || wa.kind == Unknown || wa.text == wb.text {
 				continue
 			}
-			if wa.kind == Timestamp && (wa.moment.date || wa.moment.clock) && (wb.moment.date || wb.moment.clock) {
-				if cause := momentCause(wa.moment, wb.moment, t.known); cause != Timestamp {
+			if wa.kind == Timestamp && (wa.timeText.date || wa.timeText.clock) &&
+				(wb.timeText.date || wb.timeText.clock) {
+				if cause := timeCause(wa.timeText, wb.timeText, t.known); cause != Timestamp {
 					return cause
 				}
-				if wa.moment.macro && wb.moment.macro && isProgram(format) {
+				if wa.timeText.macro && wb.timeText.macro && isProgram(format) {
 					return BuildDate
 				}
 			}
@@ -149,8 +144,7 @@ func (t *attributor) cause(a, b []word, format string) Cause {
 	}
 	for _, side := range [][]word{a, b} {
 		for _, w := range side {
-			// What one side only has is a variable, or a fact that the other has otherwise.
-			if w.known {
+			if w.known { // a fact of one side
 				return w.kind
 			}
 		}
@@ -164,10 +158,10 @@ func (t *attributor) cause(a, b []word, format string) Cause {
 	return Unknown
 }
 
-// minMixed is the least length of what mktemp(1) puts into names.
+// minMixed is the minimum length of the random part of mktemp(1)'s names.
 const minMixed = 6
 
-// isMixed reports whether s has small letters, capitals and digits, and nothing else, as digests in hex have not.
+// isMixed reports whether s consists of small letters, capitals and digits, with some of each. Hex digests do not.
 func isMixed(s string) bool {
 	var has [4]bool
 	for i := range len(s) {
@@ -176,10 +170,10 @@ func isMixed(s string) bool {
 	return has == [4]bool{true, true, true, false}
 }
 
-// isProgram reports whether what a compiler wrote is of this format.
-func isProgram(format string) bool { return slices.Contains([]string{"elf", "macho", "pe"}, format) }
+// isProgram reports whether compilers write files of this format.
+func isProgram(format string) bool { return format == "elf" || format == "pe" }
 
-// decimals is a number without what locales put into it.
+// decimals returns a number without the separators of locales.
 func decimals(s string) string {
 	return strings.Map(func(r rune) rune {
 		if strings.ContainsRune(".,'\u00a0\u202f ", r) {
@@ -189,15 +183,15 @@ func decimals(s string) string {
 	}, s)
 }
 
-// localName reports whether s has letters beyond ASCII, as names of months and messages have in most languages.
+// localName reports whether s has letters beyond ASCII, as names of months and messages in most languages do.
 func localName(s string) bool {
 	return strings.ContainsFunc(s, func(r rune) bool { return r > unicode.MaxASCII && unicode.IsLetter(r) })
 }
 
-// reordered returns the cause if two texts, a line each, have the same words in another order, else Unknown. Several programs
-// rarely write words of one line, so that the order of a hash table is one even if the kernel's random numbers were held: the
-// clocks, of which some seeds are made, go on.
-func (t *attributor) reordered(a, b string) Cause {
+// reordered returns the cause if two lines have the same words in a different order, else Unknown. It does not ask
+// plausible: a race rarely reorders the words of one line, and some hash tables take their seed from the clock rather
+// than from the kernel's random numbers.
+func (t *classifier) reordered(a, b string) Cause {
 	const most = 64 << 10
 	if len(a) != len(b) || len(a) > most {
 		return Unknown
@@ -207,5 +201,5 @@ func (t *attributor) reordered(a, b string) Cause {
 	if len(ia) < 2 || slices.Equal(ia, ib) || !sameItems(ia, ib) {
 		return Unknown
 	}
-	return orderLooks(ia, ib)
+	return guessOrder(ia, ib)
 }

@@ -14,23 +14,23 @@ import (
 	"strings"
 )
 
-// An elfComparison is that of two ELF files. What is a cause comes before what only follows from it: texts and the
-// names that symbols and compile units have are causes; build ids, checksums, and code and tables in files in which
-// sections have moved follow, if there is any cause.
+// An elfComparison compares two ELF files. It reports causes before consequences. Texts and names of symbols and
+// compile units are causes. Build IDs, checksums and, if sections have moved, code and tables are consequences of any
+// other cause.
 type elfComparison struct {
 	*comparison
 	a, b *elfFile
-	// moved says that a section has another size or address: what points to something differs then.
+	// moved means that a section has a different size or address, so that pointers differ.
 	moved bool
-	// later are the sections that follow, if anything does not.
+	// later are sections whose differences are consequences.
 	later []elfPair
-	// symbols says that their names were compared.
+	// symbols means that symbol names were compared.
 	symbols bool
-	// goInfoTold says that settings of the go command were told.
-	goInfoTold bool
+	// goInfoReported means that a difference in settings of the go command was added.
+	goInfoReported bool
 }
 
-// An elfPair is a section that both files have.
+// An elfPair is a section of both files.
 type elfPair struct{ a, b *elfSection }
 
 func compareELF(c *comparison, a, b *io.SectionReader) error {
@@ -69,7 +69,7 @@ func compareELF(c *comparison, a, b *io.SectionReader) error {
 	}
 	e.names()
 	others = slices.DeleteFunc(others, func(p elfPair) bool {
-		return e.symbols && p.a.name == ".strtab" || e.goInfoTold && p.a.name == ".go.buildinfo"
+		return e.symbols && p.a.name == ".strtab" || e.goInfoReported && p.a.name == ".go.buildinfo"
 	})
 	if err := e.contentsOf(others); err != nil {
 		return err
@@ -77,7 +77,7 @@ func compareELF(c *comparison, a, b *io.SectionReader) error {
 	return e.consequences(ids)
 }
 
-// kind is what the header says that tells files for different machines.
+// kind describes the type of file and the machine.
 func (f *elfFile) kind() string {
 	width := 32
 	if f.wide {
@@ -86,8 +86,8 @@ func (f *elfFile) kind() string {
 	return fmt.Sprintf("%v %v of %d bits, %v", f.typ, f.machine, width, f.order)
 }
 
-// pairs returns the sections that both files have, in the order of the first, and adds those that only one has, and
-// that their order differs.
+// pairs returns the common sections in the order of the first file. It adds sections that only one file has, or a
+// difference in their order.
 func (e *elfComparison) pairs() []elfPair {
 	inB := map[string]*elfSection{}
 	var namesA, namesB []string
@@ -109,21 +109,21 @@ func (e *elfComparison) pairs() []elfPair {
 	if x, y := e.a.lto, e.b.lto; x != y && x != "" && y != "" {
 		e.differ("names of sections for the linker", ltoPrefix+"*"+x, ltoPrefix+"*"+y, -1, Random)
 	}
-	onlyA, onlyB := lessTexts(namesA, namesB), lessTexts(namesB, namesA)
-	e.lists("section", onlyA, onlyB)
+	onlyA, onlyB := subtract(namesA, namesB), subtract(namesB, namesA)
+	e.unmatched("section", onlyA, onlyB)
 	if len(onlyA)+len(onlyB) == 0 {
 		e.order("sections", namesA, namesB)
 	}
 	return pairs
 }
 
-// names adds the differences of what there are names for: symbols, compile units, and what the go command noted.
+// names adds the differences of symbols, compile units and settings of the go command.
 func (e *elfComparison) names() {
 	for _, table := range []string{".symtab", ".dynsym"} {
 		if a, b := e.a.symbols(e.comparison, table), e.b.symbols(e.comparison, table); a != nil && b != nil {
-			onlyA, onlyB := lessTexts(a, b), lessTexts(b, a)
+			onlyA, onlyB := subtract(a, b), subtract(b, a)
 			e.symbols = true
-			e.lists("symbol", onlyA, onlyB, table)
+			e.unmatched("symbol", onlyA, onlyB, table)
 			if len(onlyA)+len(onlyB) == 0 {
 				e.order("symbols", a, b, table)
 			}
@@ -135,14 +135,14 @@ func (e *elfComparison) names() {
 	}
 }
 
-// units adds the differences of the compile units of both files, each text once.
+// units adds the differences of the compile units, each pair of texts once.
 func (e *elfComparison) units(a, b []dwarfUnit) {
-	told := map[[2]string]bool{}
+	reported := map[[2]string]bool{}
 	var namesA, namesB []string
 	for i := range min(len(a), len(b)) {
 		namesA, namesB = append(namesA, a[i][0]), append(namesB, b[i][0])
 	}
-	if len(a) == len(b) && !slices.Equal(namesA, namesB) && len(lessTexts(namesA, namesB)) == 0 {
+	if len(a) == len(b) && !slices.Equal(namesA, namesB) && len(subtract(namesA, namesB)) == 0 {
 		e.order("compile units", namesA, namesB, ".debug_info")
 		return
 	}
@@ -152,31 +152,31 @@ func (e *elfComparison) units(a, b []dwarfUnit) {
 	for i := range min(len(a), len(b)) {
 		for n, attr := range unitNames {
 			x, y := a[i][n], b[i][n]
-			if x == y || told[[2]string{x, y}] || len(told) == maxSpots {
+			if x == y || reported[[2]string{x, y}] || len(reported) == maxPerPiece {
 				continue
 			}
-			told[[2]string{x, y}] = true
+			reported[[2]string{x, y}] = true
 			unit := a[i][0]
 			if unit == "" {
 				unit = fmt.Sprintf("compile unit %d", i)
 			}
 			cause := e.textCause(x, y)
 			if attr == dwarf.AttrCompDir {
-				cause = Path // whatever is in it
+				cause = Path // by definition
 			}
 			e.differ("DW_AT_"+dwarfNames[attr], x, y, -1, cause, ".debug_info", unit)
 		}
 	}
 }
 
-// contentsOf adds what the content of sections tells: first of those that hold data, then, if nothing was told, of the
-// others, and leaves what follows for later.
+// contentsOf adds the differences of data sections that show a cause. Without any it adds those of other sections. The
+// rest is a consequence and goes to later.
 func (e *elfComparison) contentsOf(pairs []elfPair) error {
 	var weak []elfPair
 	for _, p := range pairs {
 		in := *e.comparison
 		in.found = &findings{}
-		if holdsData(p.a) {
+		if isData(p.a) {
 			if err := e.content(&in, p); err != nil {
 				return err
 			}
@@ -190,14 +190,15 @@ func (e *elfComparison) contentsOf(pairs []elfPair) error {
 			weak = append(weak, p)
 		}
 	}
-	told := !e.found.none()
+	reported := !e.found.none()
 	reordered := slices.ContainsFunc(e.found.diffs, func(d Difference) bool { return d.Cause == MemberOrder })
 	resized := func(p elfPair) bool { return p.a.Size != p.b.Size }
 	anyResized := slices.ContainsFunc(weak, resized)
-	pointed := told || slices.ContainsFunc(weak, func(p elfPair) bool { return !pointsElsewhere(p.a) })
+	pointed := reported || slices.ContainsFunc(weak, func(p elfPair) bool { return !isPointerTable(p.a) })
 	for i, p := range weak {
-		follows := told && (e.moved || reordered || isDebug(p.a)) || pointed && pointsElsewhere(p.a) || anyResized && !resized(p)
-		if follows || i > maxSpots {
+		follows := reported && (e.moved || reordered || isDebug(p.a)) || pointed && isPointerTable(p.a) ||
+			anyResized && !resized(p)
+		if follows || i > maxPerPiece {
 			e.later = append(e.later, p)
 		} else if err := e.content(e.comparison, p); err != nil {
 			return err
@@ -206,7 +207,7 @@ func (e *elfComparison) contentsOf(pairs []elfPair) error {
 	return nil
 }
 
-// content adds the differences of a section to c, unpacked; of one that is too large only where it begins to differ.
+// content adds the differences of an unpacked section to c. Of a large one it adds the first only.
 func (e *elfComparison) content(c *comparison, p elfPair) error {
 	a, b, release, err := e.load(c, p)
 	if err != nil {
@@ -223,11 +224,18 @@ func (e *elfComparison) content(c *comparison, p elfPair) error {
 	defer release()
 	switch {
 	case bytes.Equal(a, b):
-		c.differ("compression", fmt.Sprintf("%d bytes", e.a.packed(p.a).Size()), fmt.Sprintf("%d bytes", e.b.packed(p.b).Size()), -1, Unknown, p.a.name)
+		c.differ(
+			"compression",
+			fmt.Sprintf("%d bytes", e.a.packed(p.a).Size()),
+			fmt.Sprintf("%d bytes", e.b.packed(p.b).Size()),
+			-1,
+			Unknown,
+			p.a.name,
+		)
 	case isStrings(p.a) && c.texts(a, b, p.a.name):
-	case holdsData(p.a) && !isDebug(p.a):
+	case isData(p.a) && !isDebug(p.a):
 		c.contents(a, b, p.a.name)
-	case isDebug(p.a) && holdsData(p.a) && c.texts(a, b, p.a.name):
+	case isDebug(p.a) && isData(p.a) && c.texts(a, b, p.a.name):
 	default:
 		c.firstByte(a, b, p.a.name)
 	}
@@ -247,7 +255,7 @@ func (e *elfComparison) load(c *comparison, p elfPair) (a, b []byte, release fun
 	return a, b, func() { releaseA(); releaseB() }, nil
 }
 
-// consequences adds what follows from the differences that were found, or the build id if there are none.
+// consequences adds the consequences of the differences found, or the build ID if there are none.
 func (e *elfComparison) consequences(ids []elfPair) error {
 	if len(e.later) > 0 {
 		var names []string
@@ -257,7 +265,13 @@ func (e *elfComparison) consequences(ids []elfPair) error {
 		if n := len(e.later) - len(names); n > 0 {
 			names = append(names, fmt.Sprintf("%d more", n))
 		}
-		e.follows("content of sections that follows from the rest: "+strings.Join(names, ", "), "", "", -1, e.firstCause())
+		e.follows(
+			"content of sections that follows from the rest: "+strings.Join(names, ", "),
+			"",
+			"",
+			-1,
+			e.firstCause(),
+		)
 	}
 	for _, p := range ids {
 		x, y, err := e.id(p)
@@ -271,7 +285,7 @@ func (e *elfComparison) consequences(ids []elfPair) error {
 	return nil
 }
 
-// id returns both build ids, as hex or as the text that the go command writes.
+// id returns both build IDs: text for the go command, else hexadecimal.
 func (e *elfComparison) id(p elfPair) (x, y string, err error) {
 	x, errX := e.a.id(p.a)
 	y, errY := e.b.id(p.b)
@@ -287,7 +301,7 @@ func (f *elfFile) id(s *elfSection) (string, error) {
 	if s.name == ".gnu_debuglink" {
 		return fmt.Sprintf("%s, checksum %x", stringAt(p, 0), p[len(p)-4:]), nil
 	}
-	name := min((f.order.Uint32(p)+3)&^3, uint32(len(p)-12)) // of who defined the note
+	name := min((f.order.Uint32(p)+3)&^3, uint32(len(p)-12)) // size of the note's owner
 	id := bytes.TrimRight(p[12+name:], "\x00")
 	if !slices.ContainsFunc(id, func(c byte) bool { return !isTextByte(c) }) {
 		return string(id), nil

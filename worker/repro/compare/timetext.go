@@ -9,15 +9,15 @@ import (
 	"time"
 )
 
-// A moment is a time as a text has it: on the wall of some zone, to a day, or within a day.
-type moment struct {
-	wall        time.Time // as if the zone was UTC; on 1 January of year 1 where the day is not told
-	date, clock bool      // which of both the text has
-	// macro says that it is written as the preprocessor writes __DATE__, __TIME__ or __TIMESTAMP__.
+// A timeText is a time in a text: a date, a time of day, or both, in an unknown zone.
+type timeText struct {
+	wall        time.Time // in UTC; on 1 January of year 1 if there is no date
+	date, clock bool      // which parts the text has
+	// macro means that it has the form of __DATE__, __TIME__ or __TIMESTAMP__.
 	macro bool
 }
 
-// Pieces of notations; their groups are what a moment has.
+// Parts of time formats with the groups that parseTime reads.
 const (
 	year      = `(?P<y>\d{4})`
 	monthName = `(?P<b>Jan|Feb|Mar|Apr|May|Jun|Jul|Aug|Sep|Oct|Nov|Dec)[a-z]{0,6}`
@@ -27,9 +27,9 @@ const (
 	zone      = `(?: ?(?:Z\b|[A-Z]{3,5}(?:[+-]\d\d:\d\d)?\b|[+-]\d\d(?::?\d\d)?\b))?`
 )
 
-// notations are those in use, the more telling first: ISO 8601 (long, short), Go's log and ls, RFC 1123, asctime(3) and
-// date(1), __DATE__, __TIME__ and what people write.
-var notations = func() []*regexp.Regexp {
+// timeFormats are the usual formats, the most specific first: ISO 8601 (long, short), Go's log and ls, RFC 1123,
+// asctime(3) and date(1), __DATE__, __TIME__ and other common ones.
+var timeFormats = func() []*regexp.Regexp {
 	var all []*regexp.Regexp
 	for _, s := range []string{
 		year + `-(?P<m>\d\d)-(?P<d>\d\d)(?:[T ]` + hms + zone + `)?`,
@@ -50,16 +50,18 @@ var notations = func() []*regexp.Regexp {
 
 var months = []string{"Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec"}
 
-// macroText is what the preprocessor writes (C11, 6.10.8.1; of __TIMESTAMP__ as asctime(3) does).
-var macroText = regexp.MustCompile(`^(?:[JFMASOND][a-z]{2} [ \d]\d \d{4}|\d\d:\d\d:\d\d|[SMTWF][a-z]{2} [JFMASOND][a-z]{2} [ \d]\d \d\d:\d\d:\d\d \d{4})$`)
+// macroText matches the preprocessor's macros (C11, 6.10.8.1; __TIMESTAMP__ has the form of asctime(3)).
+var macroText = regexp.MustCompile(
+	`^(?:[JFMASOND][a-z]{2} [ \d]\d \d{4}|\d\d:\d\d:\d\d|[SMTWF][a-z]{2} [JFMASOND][a-z]{2} [ \d]\d \d\d:\d\d:\d\d \d{4})$`,
+)
 
-// momentAt returns the time that is written at the beginning of s, and its length, 0 if there is none.
-func momentAt(s string) (moment, int) {
+// parseTime returns the time at the beginning of s and its length, 0 if there is none.
+func parseTime(s string) (timeText, int) {
 	s = s[:min(len(s), 64)]
-	if !mayBeMoment(s) {
-		return moment{}, 0
+	if !mayBeTime(s) {
+		return timeText{}, 0
 	}
-	for _, n := range notations {
+	for _, n := range timeFormats {
 		groups := n.FindStringSubmatch(s)
 		if groups == nil {
 			continue
@@ -80,20 +82,30 @@ func momentAt(s string) (moment, int) {
 		if at["m"] > 31 || at["d"] > 31 || at["H"] > 24 || at["M"] > 59 || at["S"] > 60 {
 			continue
 		}
-		m := moment{date: at["d"] > 0, macro: macroText.MatchString(groups[0])}
+		m := timeText{date: at["d"] > 0, macro: macroText.MatchString(groups[0])}
 		_, m.clock = at["H"]
-		m.wall = time.Date(max(1, at["y"]), time.Month(max(1, at["m"])), max(1, at["d"]), at["H"], at["M"], at["S"], 0, time.UTC)
+		m.wall = time.Date(
+			max(1, at["y"]),
+			time.Month(max(1, at["m"])),
+			max(1, at["d"]),
+			at["H"],
+			at["M"],
+			at["S"],
+			0,
+			time.UTC,
+		)
 		return m, len(groups[0])
 	}
-	return moment{}, 0
+	return timeText{}, 0
 }
 
-// mayBeMoment is a quick look at how all notations begin.
-func mayBeMoment(s string) bool {
+// mayBeTime is a quick check of how all formats begin.
+func mayBeTime(s string) bool {
 	digits := span(s, isDigit)
 	switch {
 	case digits == 0:
-		return len(s) > 3 && strings.Contains("Jan Feb Mar Apr May Jun Jul Aug Sep Oct Nov Dec Mon Tue Wed Thu Fri Sat Sun ", s[:3]+" ")
+		return len(s) > 3 &&
+			strings.Contains("Jan Feb Mar Apr May Jun Jul Aug Sep Oct Nov Dec Mon Tue Wed Thu Fri Sat Sun ", s[:3]+" ")
 	case digits == len(s):
 		return digits == 8 || digits == 14
 	case digits == 8, digits == 14:
@@ -104,9 +116,9 @@ func mayBeMoment(s string) bool {
 	return digits <= 2 && strings.IndexByte(":./ -", s[digits]) >= 0
 }
 
-// momentCause says whether two moments differ for the zone or for the time of the run: for the zone if the zones differ, and
-// more than the time that lies between the two runs.
-func momentCause(a, b moment, k Known) Cause {
+// timeCause returns Zone if the zones of the runs differ and explain more of the distance than the time between the
+// runs, else Timestamp.
+func timeCause(a, b timeText, k Known) Cause {
 	if a.date != b.date || k.A.Zone == k.B.Zone || k.A.Start.IsZero() || k.B.Start.IsZero() {
 		return Timestamp
 	}
@@ -114,7 +126,7 @@ func momentCause(a, b moment, k Known) Cause {
 	between := abs(k.A.Start.Sub(k.B.Start))
 	slack := max(k.A.End.Sub(k.A.Start), k.B.End.Sub(k.B.Start)) + 2*time.Second
 	switch {
-	case !a.date: // the difference of days is not known
+	case !a.date: // modulo a day
 		const wholeDay = 24 * time.Hour
 		apart, between = min(apart, wholeDay-apart), between%wholeDay
 		between = min(between, wholeDay-between)
@@ -129,8 +141,8 @@ func momentCause(a, b moment, k Known) Cause {
 
 func abs(d time.Duration) time.Duration { return max(d, -d) }
 
-// ofRun reports whether a number is the time of a run with these facts, in seconds since 1970 or a decimal fraction of
-// them, to a second. Where the run's time is not known, whether it is a time of these years in seconds.
+// ofRun reports whether v is the time of the run in seconds, milli-, micro- or nanoseconds since 1970. If the time of
+// the run is unknown it reports whether v is a plausible time in seconds.
 func (f *Facts) ofRun(v uint64) bool {
 	if f.Start.IsZero() {
 		return v >= 1_300_000_000 && v < 2_600_000_000
