@@ -9,12 +9,12 @@ import (
 func actionCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "action",
-		Short: "Shows actions that a server holds",
+		Short: "Show the actions of a server",
 		Example: `  cloister action ls
   cloister action show 9f2c...e1/142
   cloister action log -f 9f2c...e1/142`,
 		Args: cobra.NoArgs,
-		RunE: func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
+		RunE: showHelp,
 	}
 	cmd.AddCommand(actionLsCommand(), actionShowCommand(), actionLogCommand())
 	return cmd

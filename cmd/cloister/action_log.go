@@ -12,16 +12,16 @@ func actionLogCommand() *cobra.Command {
 	var c actions.Log
 	cmd := &cobra.Command{
 		Use:   "log OPERATION|DIGEST [-f] [--stderr] [--cas URL] [--instance NAME]",
-		Short: "Prints what an action says, or has said",
-		Long: `Log prints the stdout of an action, or with --stderr its stderr: of one that has ended, as its result has
-it; with -f also of one that runs, as it comes and to its end, or that is yet to run.
+		Short: "Print the output of an action",
+		Long: `Log prints the stdout of an action, or with --stderr its stderr. With -f it follows a queued or running action to its
+end.
 
-OPERATION is the name of an execution, as action ls, clients and messages print it, for as long as the
-server knows it. DIGEST is that of an action, as for cloister action show: then the result in the action cache counts, or else its
-latest execution, if the server lists executions; with -f first an execution that has not ended.
+OPERATION is the name of an execution, as action ls, clients and messages print it. DIGEST names an action as for
+cloister action show: log prints its cached result, or else its latest execution; with -f an unfinished execution
+comes first.
 
-It exits with 1 if the action has not ended and -f is not given, or if it ended without a result; with 4 if the
-operation, or the result, or what it said is absent; and with 5 if the server cannot be reached.`,
+The exit code is 1 without -f if the action has not ended, or if it ended without a result; 4 if the operation, the
+result or its output is absent; and 5 if the server cannot be reached.`,
 		Example: `  cloister action log e3b0...55/142
   cloister action log -f operations/5f1d6c0e3b0a4f7c9d1e2a3b4c5d6e7f
   cloister action log -f --stderr e3b0...55/142 --cas grpc://build.example.com:8980`,
@@ -32,7 +32,7 @@ operation, or the result, or what it said is absent; and with 5 if the server ca
 	}
 	c.From.Register(cmd)
 	f := cmd.Flags()
-	f.BoolVarP(&c.Follow, "follow", "f", false, "go on until the action has ended")
-	f.BoolVar(&c.Stderr, "stderr", false, "print its stderr and not its stdout")
+	f.BoolVarP(&c.Follow, "follow", "f", false, "follow the output until the action ends")
+	f.BoolVar(&c.Stderr, "stderr", false, "print stderr instead of stdout")
 	return cmd
 }

@@ -16,20 +16,16 @@ func actionLsCommand() *cobra.Command {
 	var c actions.List
 	cmd := &cobra.Command{
 		Use:   "ls [--target LABEL] [--mnemonic NAME] [--invocation ID] [--stage STAGE] [--failed] [--all] [-n N] [--cas URL] [--instance NAME] [--json]",
-		Short: "Lists what a server executes and has executed",
-		Long: `Ls prints the executions that a server knows, the newest first: those that wait, those that run, and those that
-have ended, for as long as the server keeps them (serve: five minutes, and the last 10,000). It is what
-google.longrunning.Operations lists, and works with every server that serves that.
+		Short: "List current and past executions",
+		Long: `Ls prints the executions that a server knows, newest first: queued, running, and for some time completed ones (serve
+keeps the last 10,000 for five minutes). It works with every server of google.longrunning.Operations. With --all,
+--target, --mnemonic, --invocation or --failed it also reads the history of a server that keeps one (serve:
+--history-size), which survives a restart and includes action cache lookups. --stage lists executions only.
 
-With --all, --target, --mnemonic, --invocation or --failed it goes on with the history of a server that keeps one, which
-outlives that and a restart (serve: --history-size), and has besides what clients looked up in the action cache
-themselves: found or absent. Of what has ended it lists that alone then. --stage wants executions.
+A line holds the state, the run time, what the action is for, its digest, and the name for cloister action log -f, or
+for an entry of the history its time. A trailing * in a filter matches every ending.
 
-Each line says how far the execution has come or how it ended, how long it ran, what it was for, its action, by which
-cloister action show and cloister run --action find it, and the name by which cloister action log -f follows it, or in
-the history the time of the answer. A text that ends in an asterisk stands for all that begin so.
-
-It exits with 1 if the server does not list executions, and with 5 if it cannot be reached.`,
+The exit code is 1 if the server lists no executions, and 5 if it cannot be reached.`,
 		Example: `  cloister action ls
   cloister action ls --failed -n 10
   cloister action ls --invocation 5f1d6c0e-3b0a-4f7c-9d1e-2a3b4c5d6e7f --mnemonic CppCompile
@@ -49,13 +45,13 @@ It exits with 1 if the server does not list executions, and with 5 if it cannot 
 	}
 	c.From.Register(cmd)
 	f := cmd.Flags()
-	f.StringVar(&c.Target, "target", "", "only executions for this target")
+	f.StringVar(&c.Target, "target", "", "only actions of this target")
 	f.StringVar(&c.Mnemonic, "mnemonic", "", "only actions of this kind")
-	f.StringVar(&c.Invocation, "invocation", "", "only executions of this build")
-	f.StringVar(&c.Stage, "stage", "", "only those in this stage: QUEUED, EXECUTING, COMPLETED, CACHE_CHECK")
-	f.BoolVar(&c.All, "all", false, "everything that the server remembers")
-	f.BoolVar(&c.Failed, "failed", false, "only those that ended otherwise than with exit code 0")
-	f.IntVarP(&c.Limit, "number", "n", 100, "how many to print at most")
-	f.BoolVar(&c.JSON, "json", false, "print one JSON list")
+	f.StringVar(&c.Invocation, "invocation", "", "only actions of this build")
+	f.StringVar(&c.Stage, "stage", "", "only executions in this stage: QUEUED, EXECUTING, COMPLETED, CACHE_CHECK")
+	f.BoolVar(&c.All, "all", false, "everything in the history")
+	f.BoolVar(&c.Failed, "failed", false, "only failures")
+	f.IntVarP(&c.Limit, "number", "n", 100, "maximum number of lines")
+	f.BoolVar(&c.JSON, "json", false, "print a JSON list")
 	return cmd
 }

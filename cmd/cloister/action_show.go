@@ -15,16 +15,15 @@ func actionShowCommand() *cobra.Command {
 	var asJSON, record bool
 	cmd := &cobra.Command{
 		Use:   "show DIGEST [--cas URL] [--instance NAME] [--json | --manifest]",
-		Short: "Says what an action is, and what became of it",
-		Long: `Show prints the command of an action, its environment, platform and inputs, and the result that the
-action cache has of it. DIGEST is HASH/SIZE, as messages and logs print it; at a server that keeps a
-history also the beginning of that, of at least 8 digits, or ^1 for the action that was asked for last,
-^2 for the one before.
+		Short: "Show an action and its result",
+		Long: `Show prints the command of an action, its environment, platform and inputs, and its cached result. DIGEST is
+HASH/SIZE, as messages and logs print it. At a server that keeps a history it can be a prefix of at least 8 digits,
+or ^1 for the latest action, ^2 for the one before.
 
-With --manifest it prints the record of the run that made the result, and nothing else: the text whose
-stable hash two equal runs have in common.
+With --manifest it prints only the manifest of the run that made the result. Equal runs have manifests with equal
+stable hashes.
 
-It exits with 4 if the action, its command or the manifest is absent, and with 5 if the server cannot be reached.`,
+The exit code is 4 if the action, its command or the manifest is absent, and 5 if the server cannot be reached.`,
 		Example: `  cloister action show e3b0...55/142
   cloister action show ^1
   cloister action show ^1 --manifest | sed '/^volatile$/,$d' | sha256sum    # the stable hash
@@ -59,7 +58,7 @@ It exits with 4 if the action, its command or the manifest is absent, and with 5
 		},
 	}
 	from.Register(cmd)
-	cmd.Flags().BoolVar(&asJSON, "json", false, "print one JSON object, with the messages of the API in it")
+	cmd.Flags().BoolVar(&asJSON, "json", false, "print a JSON object with messages of the API")
 	cmd.Flags().BoolVar(&record, "manifest", false, "print the manifest of the run that made the result")
 	cmd.MarkFlagsMutuallyExclusive("json", "manifest")
 	return cmd

@@ -9,12 +9,12 @@ import (
 func attestCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "attest",
-		Short: "Writes and checks statements about actions: how a result came about, whether it is reproducible",
+		Short: "Write and verify statements about actions",
 		Example: `  cloister repro --attest app.intoto.json --key ~/.ssh/id_ed25519 9f2c...e1/142
   cloister attest provenance 9f2c...e1/142 --attest app.intoto.json --key ~/.ssh/id_ed25519
   cloister attest verify app.intoto.json --key builders.pub`,
 		Args: cobra.NoArgs,
-		RunE: func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
+		RunE: showHelp,
 	}
 	cmd.AddCommand(attestProvenanceCommand(), attestVerifyCommand())
 	return cmd

@@ -17,15 +17,14 @@ func attestProvenanceCommand() *cobra.Command {
 	var to attestation.Flags
 	cmd := &cobra.Command{
 		Use:   "provenance ACTION --attest FILE [--key FILE] [--passphrase-file FILE] [--cas URL] [--instance NAME]",
-		Short: "Writes how the recorded result of an action came about, as SLSA provenance",
-		Long: `Provenance writes an in-toto Statement about the result that the action cache of a server has for an action: its
-outputs are the subjects, and the predicate (SLSA provenance v1) says what the command was, which inputs and programs of
-the worker's host went into it, and which worker made it, when. ACTION is HASH/SIZE, as messages print it, the beginning
-of that, or ^1 for the action that the server was asked for last.
+		Short: "Write SLSA provenance of a cached result",
+		Long: `Provenance writes an in-toto Statement about the cached result of an action. Its subjects are the outputs; its predicate,
+SLSA provenance v1, describes the command, the inputs, the programs of the worker's host, the worker and the time.
+ACTION is HASH/SIZE, as messages print it, or by the server's history a prefix or ^1 for the latest action.
 
-Most of that is what the worker recorded as the manifest of the run. Where the server has none, it is left out.
+Most of this comes from the manifest of the run; without a manifest it is omitted.
 
-It exits with 4 if the action or a result of it is absent, and with 5 if the server cannot be reached.`,
+The exit code is 4 if the action or its result is absent, and 5 if the server cannot be reached.`,
 		Example: `  cloister attest provenance 9f2c...e1/142 --attest app.intoto.json --key ~/.ssh/id_ed25519`,
 		Args:    cobra.ExactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {

@@ -20,15 +20,13 @@ func attestVerifyCommand() *cobra.Command {
 	var asJSON bool
 	cmd := &cobra.Command{
 		Use:   "verify FILE (--key PUBLIC... | --unsigned) [--file PATH]... [--action DIGEST] [--reproducible] [--json]",
-		Short: "Checks a statement: who signed it, that it does not contradict itself, and what it is about",
-		Long: `Verify reads an in-toto Statement, in its envelope, and checks that one of the keys of --key signed it, that
-its verdict follows from the runs that it lists, and that its subjects are what these runs made. With --file the file
-must be one of its subjects, with --action it must be about that action, and with --reproducible its runs must all have
-given the same.
+		Short: "Verify a signed statement",
+		Long: `Verify reads an in-toto Statement in its envelope, and checks that one of the keys of --key signed it, that its verdict
+follows from the listed runs, and that its subjects are what these runs made. --file, --action and --reproducible add
+requirements.
 
-A file of keys has public keys of OpenSSH, one a line, or in PEM.
-
-It exits with 0 if all of that holds, with 1 if something does not, and with 2 if a file or a key cannot be read.`,
+A key file holds OpenSSH public keys, one per line, or PEM. The exit code is 0 if everything holds, 1 if not, and 2 if a
+file or key cannot be read.`,
 		Example: `  cloister attest verify app.intoto.json --key builders.pub --file bin/app --reproducible
   cloister attest verify app.intoto.json --unsigned`,
 		Args: cobra.ExactArgs(1),
@@ -49,12 +47,12 @@ It exits with 0 if all of that holds, with 1 if something does not, and with 2 i
 		},
 	}
 	f := cmd.Flags()
-	f.StringArrayVar(&want.Keys, "key", nil, "file of public keys, one of which must have signed; repeatable")
-	f.BoolVar(&want.Unsigned, "unsigned", false, "check no signature: then nobody stands for what is said")
-	f.StringArrayVar(&want.Files, "file", nil, "a file that must be one of the subjects; repeatable")
-	f.StringVar(&want.Action, "action", "", "the action that it must be about, HASH/SIZE")
-	f.BoolVar(&want.Reproducible, "reproducible", false, "its verdict must be that all runs gave the same")
-	f.BoolVar(&asJSON, "json", false, "print the statement itself")
+	f.StringArrayVar(&want.Keys, "key", nil, "file of accepted public keys; repeatable")
+	f.BoolVar(&want.Unsigned, "unsigned", false, "skip the signature check; nobody vouches for the statement then")
+	f.StringArrayVar(&want.Files, "file", nil, "file that must be a subject; repeatable")
+	f.StringVar(&want.Action, "action", "", "required action, HASH/SIZE")
+	f.BoolVar(&want.Reproducible, "reproducible", false, "require the verdict that all runs gave the same result")
+	f.BoolVar(&asJSON, "json", false, "print the statement")
 	return cmd
 }
 

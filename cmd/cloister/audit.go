@@ -34,16 +34,15 @@ func auditCommand() *cobra.Command {
 	var c auditConfig
 	cmd := &cobra.Command{
 		Use:   "audit",
-		Short: "Shows and verifies the record of what actions tried",
-		Long: `Audit reads the log that serve keeps in the directory "audit" of its store: what actions tried and were
-refused, what they were permitted as an exception, which limits they met, and for what the policy refused
-to run them. The log is only ever
-appended to, and each line holds the hash of the one before it.`,
+		Short: "Show and verify the audit log",
+		Long: `Audit reads the log in the directory "audit" of a store: what actions attempted and were refused, which exceptions they
+used, which limits they hit, and which ones the policy refused. The log is append-only, and each line holds the hash of
+the previous one.`,
 		Example: `  cloister audit ls --since 1h                 # what was tried in the last hour
   cloister audit show 9f2c1e77                 # everything about one action
-  cloister audit verify                        # is the log as it was written?`,
+  cloister audit verify                        # has anybody changed the log?`,
 		Args: cobra.NoArgs,
-		RunE: func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
+		RunE: showHelp,
 	}
 	cmd.PersistentFlags().StringVar(&c.dir, "dir", "", "directory of the store (default: cloister in the user's cache directory)")
 	cmd.AddCommand(auditLsCommand(&c), auditShowCommand(&c), auditVerifyCommand(&c))
@@ -53,13 +52,12 @@ appended to, and each line holds the hash of the one before it.`,
 func auditLsCommand(c *auditConfig) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "ls",
-		Short: "Lists events, one a line: time, action, kind, text",
-		Long: `Ls prints one line an event, the oldest first: time (UTC), the beginning of the action's digest, kind,
-and what happened. The kind "more" says how many events of a run were not recorded, and "note" is what the log says
-of itself. When it is done it prints to stderr how much there was, and the head of the log, which audit verify --head
-looks for.
+		Short: "List audit events",
+		Long: `Ls prints one line per event, oldest first: time (UTC), a prefix of the action's digest, kind and text. The kind "more"
+counts events of a run that were not recorded, and "note" is about the log itself. A summary with the head of the log,
+for audit verify --head, goes to stderr.
 
-With --json it prints the entries that have such events, whole and as they are stored, one a line.`,
+With --json it prints the whole stored entries that have such events, one per line.`,
 		Example: `  cloister audit ls --since 1h
   cloister audit ls --kind connect -n 20
   cloister audit ls --action 9f2c1e77 --json`,
@@ -75,10 +73,10 @@ With --json it prints the entries that have such events, whole and as they are s
 		},
 	}
 	f := cmd.Flags()
-	f.StringVar(&c.action, "action", "", "only actions whose digest begins so")
+	f.StringVar(&c.action, "action", "", "only actions whose digest has this prefix")
 	f.StringVar(&c.kind, "kind", "", "only events of this kind: "+strings.Join(auditKinds, ", "))
-	f.DurationVar(&c.since, "since", 0, "only what is not older than this (default: everything)")
-	f.IntVarP(&c.last, "last", "n", 0, "only the last so many lines (default: all)")
+	f.DurationVar(&c.since, "since", 0, "only events younger than this (default: all)")
+	f.IntVarP(&c.last, "last", "n", 0, "maximum number of lines, from the end (default: all)")
 	f.BoolVar(&c.json, "json", false, "print whole entries as JSON")
 	return cmd
 }
@@ -86,9 +84,9 @@ With --json it prints the entries that have such events, whole and as they are s
 func auditShowCommand(c *auditConfig) *cobra.Command {
 	return &cobra.Command{
 		Use:   "show SEQ|ACTION",
-		Short: "Shows everything of an entry, by its number or the beginning of its action's digest",
-		Long: `Show prints every field and every event of the entry of this number, or, where there is none, of all
-entries of actions whose digests begin so. It exits with 1 if there is no such entry.`,
+		Short: "Show audit entries in full",
+		Long: `Show prints every field and event of the entry with this number, or else of all entries of actions whose digest has
+this prefix. The exit code is 1 if there is none.`,
 		Example: `  cloister audit show 17
   cloister audit show 9f2c1e77`,
 		Args: cobra.ExactArgs(1),
@@ -104,14 +102,12 @@ entries of actions whose digests begin so. It exits with 1 if there is no such e
 func auditVerifyCommand(c *auditConfig) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "verify",
-		Short: "Says whether the log is as it was written, or names the first line that is not",
-		Long: `Verify reads the whole log. If every line fits the one before it, it prints the number of entries and
-the head, the hash of the last line. It exits with 1 otherwise, naming the first line that does not fit.
-Where the log does not begin with entry 1, it says since when it does, and whether the log itself has
-deleted what was older (serve: --audit-size).
+		Short: "Check the audit log for tampering",
+		Long: `Verify reads the whole log and checks the hash chain. It prints the number of entries and the head, the hash of the last
+line, and how the log begins if older entries were deleted (serve: --audit-size). The exit code is 1 if a line does not
+match; verify names the first.
 
-Only a head that is kept elsewhere shows that the end was cut off or the whole log written anew: give it
-to --head, and verify looks for the line that it is of.`,
+Only a head kept elsewhere reveals that the end was cut off or that the whole log was rewritten: pass it with --head.`,
 		Example: `  cloister audit verify
   cloister audit verify --head "$(cat /elsewhere/head)"`,
 		Args: cobra.NoArgs,
@@ -122,7 +118,7 @@ to --head, and verify looks for the line that it is of.`,
 			return auditVerify(c, cmd.OutOrStdout())
 		},
 	}
-	cmd.Flags().StringVar(&c.head, "head", "", "the hash of a line that must be there: a head printed earlier")
+	cmd.Flags().StringVar(&c.head, "head", "", "hash of a line that must be present, from an earlier verify or ls")
 	return cmd
 }
 

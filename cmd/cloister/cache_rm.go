@@ -20,12 +20,12 @@ func cacheRmCommand() *cobra.Command {
 	var instance string
 	cmd := &cobra.Command{
 		Use:   "rm ACTION... [--dir DIR] [--instance NAME]",
-		Short: "Removes results from the action cache, so that their actions run again",
-		Long: `Rm removes the results of actions from the store of a serve on this machine, while it runs and while it does
-not. Blobs stay. The Remote Execution API has no call that removes anything, so that no result of a server elsewhere
-can be removed from here: log in there. A result that an upstream of serve (--cas, --store) has as well comes back from it.
+		Short: "Remove cached results so that their actions run again",
+		Long: `Rm removes results from the local store of serve, whether or not serve is running. Blobs stay. The Remote Execution API
+cannot remove results, so run this on the server's machine. A result that an upstream of serve (--cas, --store) also has
+returns from there.
 
-It exits with 4 if a result was not there.`,
+The exit code is 4 if a result was absent.`,
 		Example: `  cloister cache rm 9f2c...e1/142
   cloister cache rm 9f2c...e1/142 --dir /var/cache/cloister --instance main`,
 		Args: cobra.MinimumNArgs(1),
@@ -41,7 +41,7 @@ It exits with 4 if a result was not there.`,
 		},
 	}
 	store.Register(cmd)
-	cmd.Flags().StringVar(&instance, "instance", "", "name of the instance")
+	cmd.Flags().StringVar(&instance, "instance", "", "instance name")
 	return cmd
 }
 

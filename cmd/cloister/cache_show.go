@@ -23,12 +23,12 @@ func cacheShowCommand() *cobra.Command {
 	var asJSON bool
 	cmd := &cobra.Command{
 		Use:   "show ACTION [--cas URL] [--instance NAME] [--json]",
-		Short: "Says what result is recorded for an action, who made it, and whether it can be used",
-		Long: `Show prints the result that the action cache of a server has for an action: exit code, outputs, who made it and
-when, and how many of the blobs that it refers to the server has. ACTION is the digest of an Action, HASH/SIZE, as
-messages and logs print it; the Action itself need not be there.
+		Short: "Show the cached result of an action",
+		Long: `Show prints the result of an action in the action cache of a server: exit code, outputs, who made it and when, and how
+many of the blobs that it refers to are present. ACTION is the digest of an Action, HASH/SIZE, as messages and logs print
+it; the Action itself can be absent.
 
-It exits with 4 if no result is recorded, or none that can be used, and with 5 if the server cannot be reached.`,
+The exit code is 4 if no usable result is recorded, and 5 if the server cannot be reached.`,
 		Example: `  cloister cache show 9f2c...e1/142
   cloister cache show 9f2c...e1/142 --cas grpc://cache.example.com:9092 --json`,
 		Args: cobra.ExactArgs(1),
@@ -64,7 +64,7 @@ It exits with 4 if no result is recorded, or none that can be used, and with 5 i
 		},
 	}
 	from.Register(cmd)
-	cmd.Flags().BoolVar(&asJSON, "json", false, "print one JSON object, with the result as a message of the API")
+	cmd.Flags().BoolVar(&asJSON, "json", false, "print a JSON object with the result as a message of the API")
 	return cmd
 }
 

@@ -9,21 +9,19 @@ import (
 func casCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "cas",
-		Short: "Puts blobs into a server's store, gets and lists them; says how full this machine's store is, and verifies it",
-		Long: `Put, get, cat, ls and tree speak the Remote Execution API with the server that --cas names, of whatever make. So
-do stat and verify when they are given digests; else they look at the store of serve on this machine, while serve runs and
-while it does not: they ask the process that holds the store, or open the store where none does. What frees space is
-cloister gc.
+		Short: "Move blobs, and inspect and verify stores",
+		Long: `Put, get, cat, ls and tree use the Remote Execution API of the server of --cas. So do stat and verify with digests;
+without digests they examine the local store of serve, whether or not serve is running. To free space, use cloister gc.
 
-DIGEST is HASH/SIZE. The length of the hash says which function it is of: 64 digits are SHA-256, 40 SHA-1; of functions
-that this cannot tell it begins with the name, as put prints it: blake3:HASH/SIZE.`,
+DIGEST is HASH/SIZE. The length of the hash implies the function: 64 digits are SHA-256, 40 are SHA-1. Other functions
+prefix their name, as put prints it: blake3:HASH/SIZE.`,
 		Example: `  cloister cas put src                         # prints the digest of its Directory
   cloister cas ls 77ab...02/310
   cloister cas cat 9f2c...e1/142
   cloister cas stat
   cloister cas verify --rate 50MiB`,
 		Args: cobra.NoArgs,
-		RunE: func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
+		RunE: showHelp,
 	}
 	cmd.AddCommand(casPutCommand(), casGetCommand(), casCatCommand(), casLsCommand(), casTreeCommand(), casStatCommand(), casVerifyCommand())
 	return cmd

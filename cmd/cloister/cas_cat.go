@@ -17,11 +17,11 @@ func casCatCommand() *cobra.Command {
 	var from client.Server
 	cmd := &cobra.Command{
 		Use:   "cat DIGEST... [--cas URL] [--instance NAME]",
-		Short: "Prints blobs as they are",
-		Long: `Cat writes blobs to the standard output, one after the other. What turns out not to be what its digest says has
-been written by then; the exit code tells.
+		Short: "Print blobs",
+		Long: `Cat writes blobs to standard output, in order. A blob that does not match its digest has been written before the
+mismatch is known; the exit code reports it.
 
-It exits with 4 if a blob is absent, and with 5 if the server cannot be reached.`,
+The exit code is 4 if a blob is absent, and 5 if the server cannot be reached.`,
 		Example: `  cloister cas cat 9f2c...e1/142
   cloister cas cat blake3:77ab...02/310 | sha256sum`,
 		Args: cobra.MinimumNArgs(1),

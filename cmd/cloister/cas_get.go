@@ -17,12 +17,12 @@ func casGetCommand() *cobra.Command {
 	var directory, message bool
 	cmd := &cobra.Command{
 		Use:   "get DIGEST PATH [--cas URL] [--instance NAME] [--directory | --tree]",
-		Short: "Downloads a blob, or a directory with all that is in it",
-		Long: `Get writes a blob to the file PATH, which exists once all of it has arrived and is what the digest says. With
---directory DIGEST is that of a Directory message, such as an input root, and with --tree that of a Tree message, as
-results name output directories: what is in it is written below the directory PATH.
+		Short: "Download a blob or a directory",
+		Long: `Get writes a blob to the file PATH, which appears only once the blob has arrived and matches its digest. With
+--directory, DIGEST is that of a Directory message, such as an input root, and with --tree that of a Tree message, such
+as an output directory: its contents are written below the directory PATH.
 
-It exits with 4 if something is absent, and with 5 if the server cannot be reached.`,
+The exit code is 4 if something is absent, and 5 if the server cannot be reached.`,
 		Example: `  cloister cas get 9f2c...e1/142 action.bin
   cloister cas get 77ab...02/310 inputs --directory`,
 		Args: cobra.ExactArgs(2),
@@ -47,9 +47,9 @@ It exits with 4 if something is absent, and with 5 if the server cannot be reach
 // registerForms adds the flags that say what message a digest names.
 func registerForms(cmd *cobra.Command, directory, message *bool) {
 	if directory != nil {
-		cmd.Flags().BoolVar(directory, "directory", false, "DIGEST is that of a Directory message")
+		cmd.Flags().BoolVar(directory, "directory", false, "DIGEST names a Directory message")
 	}
-	cmd.Flags().BoolVar(message, "tree", false, "DIGEST is that of a Tree message, as results name output directories")
+	cmd.Flags().BoolVar(message, "tree", false, "DIGEST names a Tree message, as results do for output directories")
 	if directory != nil {
 		cmd.MarkFlagsMutuallyExclusive("directory", "tree")
 	}

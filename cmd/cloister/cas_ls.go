@@ -17,22 +17,22 @@ import (
 )
 
 func casLsCommand() *cobra.Command {
-	return listingCommand("ls", false, "Lists one directory",
-		`Ls prints what is in a directory: of each entry its kind and whether it may be executed, its size, its name and
-its digest. DIGEST is that of a Directory message, such as an input root, or with --tree that of a Tree message, as
-results name output directories. PATH leads from there to another directory, or to one entry.
+	return listingCommand("ls", false, "List a directory",
+		`Ls prints the entries of a directory: kind, executable bit, size, name and digest. DIGEST is that of a Directory
+message, such as an input root, or with --tree that of a Tree message, such as an output directory. PATH selects a
+directory or an entry below it.
 
-It exits with 4 if a Directory or the path is absent, and with 5 if the server cannot be reached.`,
+The exit code is 4 if a Directory or the path is absent, and 5 if the server cannot be reached.`,
 		`  cloister cas ls 77ab...02/310
   cloister cas ls 77ab...02/310 external/zlib --json`)
 }
 
 func casTreeCommand() *cobra.Command {
-	return listingCommand("tree", true, "Lists a directory and all that is below it",
-		`Tree prints a directory and everything below it, a line for each entry, with its path from there. What is absent
-is named, and the rest is printed nevertheless. DIGEST and PATH are as for cloister cas ls.
+	return listingCommand("tree", true, "List a directory recursively",
+		`Tree prints a directory and everything below it, one line per entry with its path. It marks absent directories and
+continues. DIGEST and PATH are as for cloister cas ls.
 
-It exits with 4 if something is absent, and with 5 if the server cannot be reached.`,
+The exit code is 4 if something is absent, and 5 if the server cannot be reached.`,
 		`  cloister cas tree 77ab...02/310
   cloister cas tree 1f0c...99/88 --tree`)
 }
@@ -76,6 +76,6 @@ func listingCommand(name string, deep bool, short, long, example string) *cobra.
 	}
 	from.Register(cmd)
 	registerForms(cmd, nil, &message)
-	cmd.Flags().BoolVar(&asJSON, "json", false, "print one JSON list")
+	cmd.Flags().BoolVar(&asJSON, "json", false, "print a JSON list")
 	return cmd
 }

@@ -22,10 +22,10 @@ func casPutCommand() *cobra.Command {
 	var asJSON bool
 	cmd := &cobra.Command{
 		Use:   "put PATH... [--cas URL] [--instance NAME] [--digest-function FUNCTION] [--json]",
-		Short: "Uploads files and directories, and prints their digests",
-		Long: `Put uploads each PATH to the store of a server, and prints its digest and the path. Of a directory that is
-the digest of the Directory message that an action names as its input root; everything in it is uploaded, symlinks
-as they are. The path - is the standard input. What is present already is not sent again.`,
+		Short: "Upload files and directories",
+		Long: `Put uploads each PATH to the store of a server, and prints its digest and the path. For a directory it uploads all
+contents, with symlinks as such, and prints the digest of its Directory message, which an action can name as its input
+root. The path - is standard input. Blobs already present are not sent again.`,
 		Example: `  cloister cas put main.c
   cloister cas put src --digest-function blake3
   echo hello | cloister cas put - --cas grpcs://cache.example.com:443`,
@@ -64,8 +64,8 @@ as they are. The path - is the standard input. What is present already is not se
 		},
 	}
 	to.Register(cmd)
-	cmd.Flags().StringVar(&name, "digest-function", cas.SHA256.String(), "function of the digests")
-	cmd.Flags().BoolVar(&asJSON, "json", false, "print one JSON list")
+	cmd.Flags().StringVar(&name, "digest-function", cas.SHA256.String(), "digest function")
+	cmd.Flags().BoolVar(&asJSON, "json", false, "print a JSON list")
 	return cmd
 }
 

@@ -84,11 +84,11 @@ func casStatCommand() *cobra.Command {
 	var from client.Server
 	cmd := &cobra.Command{
 		Use:   "stat [--dir DIR] [--json] | stat DIGEST... [--cas URL] [--instance NAME] [--json]",
-		Short: "Says how much the store holds, and how much of that may go; or whether a server has blobs",
-		Long: `Stat prints the size of the store and its budgets, how much of it is leased, when the rest was used last,
-and what was evicted and found damaged since serve has started.
+		Short: "Show the usage of a store, or find blobs on a server",
+		Long: `Stat prints size and limits of the local store, how much of it is leased, when the rest was last used, and what was
+evicted and found damaged since serve started.
 
-With digests it asks the server that --cas names whether it has them, and exits with 4 if it lacks one.`,
+With digests it asks the server of --cas whether it has them. The exit code is 4 if one is absent.`,
 		Example: `  cloister cas stat
   cloister cas stat --dir /var/cache/cloister --json
   cloister cas stat 9f2c...e1/142 --cas grpc://cache.example.com:9092`,

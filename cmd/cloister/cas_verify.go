@@ -29,16 +29,15 @@ func casVerifyCommand() *cobra.Command {
 	var from client.Server
 	cmd := &cobra.Command{
 		Use:   "verify [--dir DIR] [--rate RATE] [--restart] [--json] | verify DIGEST... [--cas URL] [--instance NAME] [--json]",
-		Short: "Reads every blob and compares it with its digest; or those of a server that are named",
-		Long: `Verify reads all of the store, and names every blob that is not what its digest says. Such a blob is
-absent from then on, so that a client uploads it again or an action makes it again, and its bytes are
-kept in the directory "quarantine" of the store, for a person to look at.
+		Short: "Verify blobs against their digests",
+		Long: `Verify reads the whole local store and reports every blob that does not match its digest. Such a blob becomes absent, so
+that clients upload it again or actions recreate it; the directory "quarantine" of the store keeps the bytes. Ctrl-C
+stops it; the next run resumes there unless --restart is given, or where serve --scrub is.
 
-Ctrl-C stops it, and the next one goes on there unless --restart is given; where serve verifies by itself
-(--scrub), it goes on where that is. It exits with 0 if all that it read is sound, with 1 if something was
-damaged, and with 3 if the store cannot be read.
+With digests it reads these blobs from the server of --cas.
 
-With digests it reads these from the server that --cas names, and exits with 4 if one is absent.`,
+The exit code is 0 if everything is sound, 1 if something is damaged, 3 if the store cannot be read, and 4 if a named
+blob is absent.`,
 		Example: `  cloister cas verify
   cloister cas verify --rate 50MiB             # while others work with the disk
   cloister cas verify --restart --json
@@ -52,8 +51,8 @@ With digests it reads these from the server that --cas names, and exits with 4 i
 		},
 	}
 	f := cmd.Flags()
-	f.Var(&limit, "rate", "how many bytes to read a second at most; 0 is as many as the disk gives")
-	f.BoolVar(&o.Restart, "restart", false, "begin anew, and not where an earlier verify was stopped")
+	f.Var(&limit, "rate", "read limit in bytes per second; 0 means no limit")
+	f.BoolVar(&o.Restart, "restart", false, "start over instead of resuming an earlier run")
 	store.Register(cmd)
 	from.Register(cmd)
 	return cmd

@@ -25,15 +25,14 @@ func checkCommand() *cobra.Command {
 	var self bool
 	cmd := &cobra.Command{
 		Use:   "check",
-		Short: "Says what this machine can enforce, and how to enable what it cannot",
-		Long: `Check runs a probe in the sandbox and reports what it found, line by line: "ok" for what is enforced,
-"off" for what is not enforced here and what is lost by it, "FAIL" for what is required and missing, with the
-line that fixes it. It exits with 3 if actions cannot run here.
+		Short: "Check which protections this machine supports",
+		Long: `Check runs a probe in the sandbox and reports each protection: "ok" if it is enforced, "off" if it is not and what that
+costs, and "FAIL" if it is required but missing, with a fix. The exit code is 3 if actions cannot run here.
 
-With --selftest it also makes two runs of a program that tries what it must not, and says of each promise
-whether it was kept: no network, attempts that are audited, inputs that cannot be written, a stable hash
-that is equal, and nothing left behind. It exits with 1 if one was not.`,
-		Example: "  cloister check\n  cloister check --selftest     # by real runs",
+With --selftest it also runs a program twice that attacks the sandbox, and reports for each guarantee whether it held:
+no network, audited attempts, read-only inputs, an equal stable hash, and nothing left behind. The exit code is 1 if one
+did not.`,
+		Example: "  cloister check\n  cloister check --selftest     # with real runs",
 		Args:    cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			config, err := box.BackendConfig()
@@ -54,7 +53,7 @@ that is equal, and nothing left behind. It exits with 1 if one was not.`,
 			return selftest.Run(ctx, &box, cmd.OutOrStdout(), nil)
 		},
 	}
-	cmd.Flags().BoolVar(&self, "selftest", false, "also prove by two runs that the sandbox keeps its promises")
+	cmd.Flags().BoolVar(&self, "selftest", false, "also prove by two runs that the sandbox keeps its guarantees")
 	box.Register(cmd)
 	return cmd
 }

@@ -19,20 +19,17 @@ func diffCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use: "diff A B [--as KIND] [--results] [--names] [--cas URL] [--instance NAME] [--json]\n" +
 			"  cloister diff --invocation ID ID [--names] [--cas URL] [--instance NAME] [--json]",
-		Short: "Says how two blobs, directories, actions, results, manifests or builds differ",
-		Long: `Diff compares A and B, each of which is a file or a directory of this host, or the digest of something that a
-server has: HASH/SIZE; at a server that keeps a history also the beginning of the digest of an action, of at least
-8 digits, or ^1 for the action that was asked for last, ^2 for the one before.
+		Short: "Compare files, actions, results or builds",
+		Long: `Diff compares A and B. Each is a file or directory of this host, or the digest of something on a server: HASH/SIZE, or
+by the server's history a prefix of at least 8 digits of an action's digest, or ^1 for the latest action, ^2 for the one
+before. Diff detects what a digest names; --as overrides it.
 
-Of actions it says why the result of the one is not found for the other: other arguments, variables, platform, timeout,
-inputs. With --results it compares what the action cache has of them. What a digest names is recognised, and stated
-with --as where that is not what was meant: action, command, directory, tree, manifest, blob. Files that differ are
-compared in the words of their formats, unless --names says that their names are enough.
+For two actions it explains why one is no cache hit for the other: arguments, variables, platform, timeout or inputs.
+--results compares their cached results instead. Differing files are compared by format unless --names is given.
+--invocation compares two builds in the server's history: actions of one only, changed actions and the cause, and
+actions that are not reproducible.
 
-With --invocation it compares two builds by the server's history: which actions one alone has, which were others
-and why, which are so only because of others, and which are the same with another result, and so not reproducible.
-
-It exits with 0 if there is no difference, with 1 if there is one, and with 2 if it cannot say.`,
+The exit code is 0 without differences, 1 with differences, and 2 on failure.`,
 		Example: `  cloister diff 9f2c...e1/142 77ab...02/142    # why was this a cache miss?
   cloister diff ^2 ^1
   cloister diff ^2 ^1 --results
@@ -62,11 +59,11 @@ It exits with 0 if there is no difference, with 1 if there is one, and with 2 if
 	}
 	c.From.Register(cmd)
 	f := cmd.Flags()
-	f.StringVar(&c.As, "as", "", "what A and B are: "+strings.Join(comparison.Kinds, ", ")+" (default: recognised)")
-	f.BoolVar(&c.Results, "results", false, "A and B are actions: compare their results in the action cache")
-	f.BoolVar(&c.Names, "names", false, "say which files differ, and not how")
-	f.BoolVar(&c.Invocation, "invocation", false, "A and B are ids of builds: compare all actions of them")
-	f.BoolVar(&c.JSON, "json", false, "print one JSON object")
+	f.StringVar(&c.As, "as", "", "kind of A and B: "+strings.Join(comparison.Kinds, ", ")+" (default: detected)")
+	f.BoolVar(&c.Results, "results", false, "compare the cached results of actions A and B")
+	f.BoolVar(&c.Names, "names", false, "name differing files without comparing their contents")
+	f.BoolVar(&c.Invocation, "invocation", false, "compare all actions of builds A and B")
+	f.BoolVar(&c.JSON, "json", false, "print a JSON object")
 	f.BoolVar(&c.Diffoscope, "diffoscope", false, comparison.DiffoscopeHelp)
 	cmd.MarkFlagsMutuallyExclusive("as", "results", "invocation")
 	cmd.MarkFlagsMutuallyExclusive("results", "invocation")

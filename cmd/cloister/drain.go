@@ -14,17 +14,17 @@ func drainCommand() *cobra.Command {
 	var c operator.Drain
 	cmd := &cobra.Command{
 		Use:   "drain [WORKER] [--reason TEXT] [--wait [--timeout TIME]] [--cas URL]",
-		Short: "Gives a worker of a server no more actions",
-		Long: `Drain tells a cloister serve to give a worker no more actions, or, without a WORKER, all of them and those that join
-later. What they execute, they go on with; what waits, waits for other workers. A worker is called as cloister status
-calls it. It stays drained until cloister undrain, also if it leaves and joins again, or the server is restarted.
-A server all of whose workers are drained is not ready.
+		Short: "Stop giving actions to a worker",
+		Long: `Drain stops a cloister serve from giving actions to a worker, or without WORKER to all workers, including later ones.
+Running actions finish; queued ones wait for other workers. WORKER is the name that cloister status prints. The worker
+stays drained until cloister undrain, even if it rejoins or the server restarts. A server with only drained workers is
+not ready.
 
-With --wait it returns once the workers execute nothing, so that the machine can be switched off. That is another thing
-than to end the worker: that drains itself when it is told to end.
+--wait returns when the workers are idle, so that the machine can be switched off. The worker process itself keeps
+running.
 
-It exits with 4 if no worker is called so, with 5 if the server cannot be reached, and with 6 if the time of --timeout
-is over and something still runs; the worker stays drained then.`,
+The exit code is 4 if no worker has this name, 5 if the server cannot be reached, and 6 if --timeout ends first; the
+worker stays drained then.`,
 		Example: `  cloister drain build-7 --reason 'new kernel' --wait --timeout 30m && ssh build-7 reboot
   cloister drain --cas grpcs://build.example.com:8980`,
 		Args: cobra.MaximumNArgs(1),
@@ -40,9 +40,9 @@ is over and something still runs; the worker stays drained then.`,
 	}
 	c.From.Register(cmd)
 	f := cmd.Flags()
-	f.StringVar(&c.Reason, "reason", "", "what cloister status is to say of it")
-	f.BoolVar(&c.Wait, "wait", false, "return once the workers execute nothing")
-	f.DurationVar(&c.Timeout, "timeout", 0, "how long to wait at most; 0 is as long as it takes")
+	f.StringVar(&c.Reason, "reason", "", "text for cloister status to show")
+	f.BoolVar(&c.Wait, "wait", false, "return when the workers are idle")
+	f.DurationVar(&c.Timeout, "timeout", 0, "time limit of --wait; 0 means no limit")
 	return cmd
 }
 
@@ -50,10 +50,10 @@ func undrainCommand() *cobra.Command {
 	var c operator.Drain
 	cmd := &cobra.Command{
 		Use:   "undrain [WORKER] [--cas URL]",
-		Short: "Gives a drained worker actions again",
-		Long: `Undrain ends what cloister drain began: of one worker, or, without a WORKER, of all.
+		Short: "Resume giving actions to a worker",
+		Long: `Undrain ends what cloister drain began, for one worker or without WORKER for all.
 
-It exits with 4 if no worker is called so, and with 5 if the server cannot be reached.`,
+The exit code is 4 if no worker has this name, and 5 if the server cannot be reached.`,
 		Example: `  cloister undrain build-7
   cloister undrain --cas grpcs://build.example.com:8980`,
 		Args: cobra.MaximumNArgs(1),

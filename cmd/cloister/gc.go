@@ -35,16 +35,15 @@ func gcCommand() *cobra.Command {
 	var c gcConfig
 	cmd := &cobra.Command{
 		Use:   "gc [--dir DIR] [--max-size SIZE] [--older-than TIME] [--dry-run] [--json]",
-		Short: "Frees space in the store, or says what would go, what would stay, and why",
-		Long: `Gc removes from a store what was not used for some time, the oldest first: down to a size with --max-size,
-all that is older with --older-than, and with both what is older down to the size. It never removes what
-is leased, that is, what was used so recently that clients rely on it, nor what a running action has
-mounted. A store that serve holds evicts by itself when it is full: gc is for freeing the disk before.
+		Short: "Free space in the local store",
+		Long: `Gc removes blobs that were not used for some time, oldest first: down to a size with --max-size, older ones with
+--older-than, or with both older ones down to the size. It never removes leased blobs, which clients rely on, or
+inputs mounted by running actions. A store that serve holds also evicts by itself when it is full.
 
-It asks the process that holds the store, or opens the store where none does and nothing is yet to be sent
-upstream. With --dry-run it changes nothing, and without a size and an age says what could go at most. It
-exits with 1 if the size of --max-size cannot be reached.`,
-		Example: `  cloister gc --dry-run                        # what could go, and what could not
+Gc asks the process that holds the store, or opens the store if no process does and nothing waits to be sent upstream.
+--dry-run changes nothing, and without a size or age reports what could be removed at most. The exit code is 1 if the
+size of --max-size cannot be reached.`,
+		Example: `  cloister gc --dry-run                        # what could be removed
   cloister gc --older-than 14d
   cloister gc --max-size 20GiB --older-than 2d --dry-run`,
 		Args: cobra.NoArgs,
@@ -62,10 +61,10 @@ exits with 1 if the size of --max-size cannot be reached.`,
 		},
 	}
 	f := cmd.Flags()
-	f.Var(&c.maxSize, "max-size", "down to this size, in bytes with a unit or as a share of the disk")
-	f.Var(&c.olderThan, "older-than", "only what was not used for so long: 36h, 14d")
+	f.Var(&c.maxSize, "max-size", "target size, such as 20GiB or a percentage of the disk")
+	f.Var(&c.olderThan, "older-than", "minimum age of removed blobs: 36h, 14d")
 	flags.HideDefault(f, "max-size", "older-than")
-	f.BoolVar(&c.dryRun, "dry-run", false, "remove nothing, and say what would go")
+	f.BoolVar(&c.dryRun, "dry-run", false, "only report what would be removed")
 	c.store.Register(cmd)
 	return cmd
 }

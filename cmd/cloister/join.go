@@ -13,17 +13,17 @@ func joinCommand() *cobra.Command {
 	c.Fleet = true
 	cmd := &cobra.Command{
 		Use:   "join ADDRESS",
-		Short: "Executes actions that a scheduler hands out",
-		Long: `Join takes actions from the scheduler at ADDRESS, grpc://HOST:PORT or grpcs://HOST:PORT, and executes them in
-the sandbox as serve does. The scheduler is cloister serve --worker-listen, or Buildbarn's bb_scheduler.
+		Short: "Execute actions from a scheduler",
+		Long: `Join takes actions from the scheduler at ADDRESS, grpc://HOST:PORT or grpcs://HOST:PORT, and executes them in the
+sandbox. The scheduler is cloister serve --worker-listen or Buildbarn's bb_scheduler. It sees each of the --jobs as
+a worker.
 
-Inputs come from the store at --cas, and outputs go there: it is the one that the scheduler's clients use. The
-directory is in front of it, so that what was used lately is near. Without --cas the scheduler has the store, as
-cloister serve does.
+Inputs come from the store that the scheduler's clients use, and outputs go there: the server of --cas, by default
+the scheduler itself. The local directory caches what was used recently. Join takes no actions while that store is
+unreachable or the disk is full.
 
-Each of the --jobs is a worker of its own to the scheduler. It takes no action while the store does not answer or
-the disk is full. Ctrl-C drains: running actions finish; a second Ctrl-C, or the end of --drain-timeout, gives them
-back. docs/farm.md says more.`,
+Ctrl-C drains: running actions finish. A second Ctrl-C, or the end of --drain-timeout, returns them to the scheduler
+(docs/farm.md).`,
 		Example: `  cloister join grpc://head:8983
   cloister join grpcs://head:8983 --tls-cert w.pem --tls-key w.key --property OSFamily=linux --property pool=big
   cloister join grpc://bb-scheduler:8983 --cas grpc://bb-storage:8980 --instance main \

@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Command cloister executes build actions of the Remote Execution API in a sandbox, or serves those
-// who want them executed. It holds no logic of its own: each subcommand turns flags into the
-// configuration of a package and prints what the package says.
+// Command cloister executes Remote Execution API actions in a sandbox. Each subcommand has a file here that parses its
+// flags and prints results; the packages in internal do the work.
 package main
 
 import (
@@ -20,9 +19,8 @@ func main() {
 	if err == nil {
 		return
 	}
-	var e *exit.Error
-	if !errors.As(err, &e) {
-		// What cobra finds is a mistake in the command line.
+	e, ok := errors.AsType[*exit.Error](err)
+	if !ok { // cobra found a mistake in the command line
 		e = exit.New(exit.Usage, err)
 	}
 	if e.Err != nil {
@@ -31,28 +29,51 @@ func main() {
 	os.Exit(e.Code)
 }
 
+// groups are the sections of --help.
+var groups = []struct {
+	id, title string
+	commands  []func() *cobra.Command
+}{
+	{"serve", "Serve and farm", []func() *cobra.Command{serveCommand, joinCommand, runnerCommand}},
+	{"run", "Run and debug", []func() *cobra.Command{runCommand, actionCommand, diffCommand, checkCommand, policyCommand}},
+	{"storage", "Storage", []func() *cobra.Command{casCommand, cacheCommand, gcCommand}},
+	{"repro", "Reproducibility", []func() *cobra.Command{reproCommand, attestCommand}},
+	{"operations", "Operations", []func() *cobra.Command{statusCommand, topCommand, drainCommand, undrainCommand, auditCommand}},
+}
+
 func rootCommand() *cobra.Command {
 	root := &cobra.Command{
 		Use:   "cloister",
-		Short: "Runs build actions in a sandbox, for Bazel and every other client of the Remote Execution API",
-		Long: `Cloister runs build actions in a sandbox that is hermetic by default: an action sees the inputs it
-declares, the host's toolchain and nothing else.`,
+		Short: "Run build actions in a hermetic sandbox",
+		Long: `Cloister runs build actions in a sandbox, for Bazel and every other client of the Remote Execution API. An action sees
+only its declared inputs and the host's toolchain.`,
 		Example: `  cloister serve                               # then, in a Bazel workspace:
   bazel build --remote_executor=grpc://127.0.0.1:8980 //...
 
-  cloister serve --worker-listen 0.0.0.0:8983  # a head; on other machines, which execute for it:
+  cloister serve --worker-listen 0.0.0.0:8983  # a head; on worker machines:
   cloister join grpc://HEAD:8983
-  cloister status                              # what waits, what runs, and where
+  cloister status                              # queue and workers
 
   cloister run -- /bin/sh -c 'id; ls -l /'     # one command in the same sandbox
-  cloister check                               # what this machine can enforce`,
+  cloister check                               # supported protections`,
 		SilenceUsage:  true,
 		SilenceErrors: true,
 		Args:          cobra.NoArgs,
-		RunE:          func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
+		RunE:          showHelp,
 	}
-	root.AddCommand(serveCommand(), joinCommand(), runnerCommand(), runCommand(), reproCommand(), actionCommand(), auditCommand(), policyCommand(), checkCommand(), diffCommand(), attemptsCommand(), gcCommand(), casCommand(), cacheCommand(), attestCommand(), statusCommand(), topCommand(), drainCommand(), undrainCommand(), versionCommand())
-	root.InitDefaultCompletionCmd() // else cobra adds it later, and it is not told of
+	for _, g := range groups {
+		root.AddGroup(&cobra.Group{ID: g.id, Title: g.title + ":"})
+		for _, command := range g.commands {
+			c := command()
+			c.GroupID = g.id
+			root.AddCommand(c)
+		}
+	}
+	root.AddCommand(versionCommand(), attemptsCommand())
+	root.InitDefaultCompletionCmd() // now, so that its mistakes are explained too
 	flags.ExplainMistakes(root)
 	return root
 }
+
+// showHelp is the action of commands that only group others.
+func showHelp(cmd *cobra.Command, _ []string) error { return cmd.Help() }

@@ -21,14 +21,14 @@ const exitRefused = 1
 func policyCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "policy",
-		Short: "Checks an operator's rules, and says what they grant an action",
-		Long: `A policy is a file that says what an action may be given: limits, sizes, exceptions of the network.
-docs/policy.md says how one is written.`,
+		Short: "Check policies and explain their grants",
+		Long: `A policy limits what actions can be granted: resources, sizes and network exceptions. docs/policy.md describes the
+format.`,
 		Example: `  cloister policy check policy.yaml
   cloister policy explain policy.yaml --mnemonic TestRunner --property cloister-memory=8GiB
-  cloister policy explain                      # what is granted without a file`,
+  cloister policy explain                      # the built-in policy`,
 		Args: cobra.NoArgs,
-		RunE: func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
+		RunE: showHelp,
 	}
 	cmd.AddCommand(policyCheckCommand(), policyExplainCommand())
 	return cmd
@@ -37,9 +37,9 @@ docs/policy.md says how one is written.`,
 func policyCheckCommand() *cobra.Command {
 	return &cobra.Command{
 		Use:   "check FILE",
-		Short: "Reads a policy and prints it as it is understood",
-		Long: `Check prints profiles with everything they inherit, and rules in their order; what is built in is a
-comment. It exits with 2 if the file has a mistake, and says where.`,
+		Short: "Parse a policy and print it in full",
+		Long: `Check prints profiles with everything that they inherit, and rules in order; built-in values are comments. The exit code
+is 2 if the file has a mistake; the message says where.`,
 		Example: "  cloister policy check policy.yaml",
 		Args:    cobra.ExactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
@@ -58,10 +58,10 @@ func policyExplainCommand() *cobra.Command {
 	var properties []string
 	cmd := &cobra.Command{
 		Use:   "explain [FILE] [--property K=V]... [--target LABEL] [--mnemonic NAME] [--instance NAME]",
-		Short: "Says what a policy grants an action, and why",
-		Long: `Explain prints what an action of these properties is given by a worker that can enforce every limit,
-each decision with the rule and the line that it is from. Without a file it explains the policy that
-is built in. It exits with 1 if the action is refused, and says why.`,
+		Short: "Explain what a policy grants an action",
+		Long: `Explain prints what an action with these properties is granted by a worker that can enforce every limit, with the rule
+and line behind each decision. Without a file it explains the built-in policy. The exit code is 1 if the policy refuses
+the action.`,
 		Example: `  cloister policy explain
   cloister policy explain policy.yaml --target //third_party/zlib:src --property pool=net --property cloister-network=example.org:443`,
 		Args: cobra.MaximumNArgs(1),
@@ -85,8 +85,8 @@ is built in. It exits with 1 if the action is refused, and says why.`,
 	}
 	f := cmd.Flags()
 	f.StringArrayVar(&properties, "property", nil, "platform property of the action, NAME=VALUE; repeatable")
-	f.StringVar(&r.Target, "target", "", "label of the action's target, as the client says it")
-	f.StringVar(&r.Mnemonic, "mnemonic", "", "mnemonic of the action, as the client says it")
+	f.StringVar(&r.Target, "target", "", "label of the action's target")
+	f.StringVar(&r.Mnemonic, "mnemonic", "", "mnemonic of the action")
 	f.StringVar(&r.Instance, "instance", "", "instance name of the request")
 	return cmd
 }

@@ -18,28 +18,21 @@ import (
 func reproCommand() *cobra.Command {
 	var c reproduction.Config
 	cmd := &cobra.Command{
-		Use: "repro DIGEST... [-n RUNS] [--vary FACTORS] [--bisect] [--on PLACES] [--report FILE]\n" +
+		Use: "repro DIGEST... [-n RUNS] [--vary FACTORS] [--bisect] [--on EXECUTORS] [--report FILE]\n" +
 			"  cloister repro [--in DIR] [--out PATH]... [--env K=V]... -- COMMAND [ARG]...\n" +
 			"  cloister repro --invocation ID | --failed | --target LABEL | --mnemonic NAME",
-		Short: "Says whether an action is reproducible, and why not",
-		Long: `Repro runs an action several times and compares its outputs, its exit code and what it said. The first
-run is a usual one; the others notice other times, users, hosts, directories and so on, each other ones, of
-which no output should depend. If one does, it says where, and what the likely cause and its fix are.
-With --bisect it then holds everything that it can, varies one factor at a time, and names those that
-change an output.
+		Short: "Check whether an action is reproducible, and why not",
+		Long: `Repro runs an action several times and compares outputs, exit codes, stdout and stderr. The first run is plain; the
+others vary time, user, host name, directory and other factors that no output should depend on. It reports where
+outputs differ, with the likely cause and fix. --bisect searches for the responsible factors by further runs.
 
-DIGEST is HASH/SIZE, as messages print it, of an action that the server of --cas has; where that keeps a history also
-the beginning of it, ^1 for the action that was asked for last, or all that a selection names. A command is
-run as by cloister run, and needs no server. Nothing is recorded anywhere.
+DIGEST is HASH/SIZE, as messages print it. At a server that keeps a history it can be a digest prefix, ^1 for the
+latest action, or a selection such as --invocation. A command runs as in cloister run and needs no server. --on lists
+where the runs take place; other servers run the action unvaried and do not cache it. Nothing is recorded.
 
---on says where it runs, in turns: local is the sandbox of this machine, remote the server of --cas, or
-state addresses of servers of whatever make, which run it as usual; there it has another digest, since it
-is marked as not to be cached.
-
-What can be varied: ` + strings.Join(repro.Names(), ", ") + `.
-What the command sets by itself, as TZ in its environment, is an input of it and stays.
-
-It exits with 0 if all runs are the same, 1 if they differ, and 2 if they could not be made.`,
+Factors: ` + strings.Join(repro.Names(), ", ") + `. Settings of the command itself,
+such as TZ in its environment, are inputs and are not varied. The exit code is 0 if all runs are the same, 1 if they
+differ, and 2 if they could not be made.`,
 		Example: `  cloister repro ^1                                     # the action that was executed last
   cloister repro 9f2c...e1/142 -n 5 --bisect --report out.html
   cloister repro --invocation 5c0a...77 --vary time,path
@@ -73,17 +66,17 @@ It exits with 0 if all runs are the same, 1 if they differ, and 2 if they could 
 		},
 	}
 	f := cmd.Flags()
-	f.StringVar(&c.Which.Invocation, "invocation", "", "all actions of this build, by the history of the server")
-	f.StringVar(&c.Which.Target, "target", "", "all actions of this target, by the history of the server; * at its end stands for all that begin so")
-	f.StringVar(&c.Which.Mnemonic, "mnemonic", "", "all actions of this kind, by the history of the server")
-	f.BoolVar(&c.Which.Failed, "failed", false, "all actions that failed, by the history of the server")
-	f.IntVarP(&c.Runs, "runs", "n", repro.DefaultRuns, "how many runs are compared")
-	f.StringVar(&c.Vary, "vary", "all", "what the runs notice otherwise, divided by commas: all, none, or some")
-	f.StringSliceVar(&c.On, "on", []string{"local"}, "where it runs, in turns: local, remote (the server of --cas), or addresses of servers")
-	f.BoolVar(&c.Bisect, "bisect", false, "if runs differ, find what makes them, by further runs")
-	f.StringVar(&c.Report, "report", "", "write what was found to this file: .html, .md or .json")
-	f.StringVar(&c.KeepIn, "keep", "", "directory that the outputs of each run are copied to, as run1, run2 and so on")
-	f.BoolVar(&c.JSON, "json", false, "print one JSON list")
+	f.StringVar(&c.Which.Invocation, "invocation", "", "all actions of this build in the server's history")
+	f.StringVar(&c.Which.Target, "target", "", "all actions of this target in the server's history; a trailing * matches every ending")
+	f.StringVar(&c.Which.Mnemonic, "mnemonic", "", "all actions of this kind in the server's history")
+	f.BoolVar(&c.Which.Failed, "failed", false, "all failed actions in the server's history")
+	f.IntVarP(&c.Runs, "runs", "n", repro.DefaultRuns, "number of runs to compare")
+	f.StringVar(&c.Vary, "vary", "all", "comma-separated factors to vary: all, none or names")
+	f.StringSliceVar(&c.On, "on", []string{"local"}, "executors to alternate between: local, remote (the server of --cas) or addresses of servers")
+	f.BoolVar(&c.Bisect, "bisect", false, "search for the factors that cause a difference, by further runs")
+	f.StringVar(&c.Report, "report", "", "file for a report: .html, .md or .json")
+	f.StringVar(&c.KeepIn, "keep", "", "directory for the outputs of each run, in run1, run2 and so on")
+	f.BoolVar(&c.JSON, "json", false, "print a JSON list")
 	f.BoolVar(&c.Diffoscope, "diffoscope", false, comparison.DiffoscopeHelp)
 	c.ActionFlags.Register(cmd)
 	c.From.Register(cmd)

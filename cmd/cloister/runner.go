@@ -15,17 +15,17 @@ func runnerCommand() *cobra.Command {
 	c := runnerserver.Config{Mode: 0o600}
 	cmd := &cobra.Command{
 		Use:   "runner --socket PATH --build-dir DIR",
-		Short: "Runs the commands of a Buildbarn worker in the sandbox",
-		Long: `Runner takes the place of bb_runner: it serves Buildbarn's protocol for runners on a unix socket, so that an
-existing bb_worker has its commands run in this sandbox. --build-dir is the build directory of bb_worker's
-configuration, by the same path or another one that leads to the same files.
+		Short: "Run a Buildbarn worker's commands in the sandbox",
+		Long: `Runner replaces bb_runner: it serves Buildbarn's runner protocol on a unix socket, so that an existing bb_worker runs
+its commands in this sandbox. --build-dir is the build directory in bb_worker's configuration, by the same path or
+another one to the same files.
 
-A command finds its input root in /build and the host's toolchain where it always is. Its inputs are on
-read-only mounts; what it makes is copied into bb_worker's directory once it has ended. docs/runner.md says what
-this guarantees, and what only bb_worker can. Whoever can open the socket can execute commands in the sandbox:
-if bb_worker is another user, let a group of both own the socket's directory and use --socket-mode 0660.
+A command finds its input root in /build, mounted read-only, and the host's toolchain in its usual place. Its outputs
+are copied into bb_worker's directory when it has ended (docs/runner.md). Everyone who can open the socket can run
+commands in the sandbox. If bb_worker is another user, give both a common group that owns the socket's directory, and
+use --socket-mode 0660.
 
-SIGTERM drains: no new commands, running ones finish; a second one, or the end of --drain-timeout, stops them.`,
+SIGTERM drains: running commands finish. A second SIGTERM, or the end of --drain-timeout, stops them.`,
 		Example: `  cloister runner --socket /worker/runner --build-dir /worker/build
   cloister runner --socket /worker/runner --build-dir /worker/build --jobs 8 --policy policy.yaml
 
@@ -40,11 +40,11 @@ SIGTERM drains: no new commands, running ones finish; a second one, or the end o
 		},
 	}
 	f := cmd.Flags()
-	f.StringVar(&c.Socket, "socket", "", "path of the unix socket, which bb_worker's configuration names as the runner's endpoint")
+	f.StringVar(&c.Socket, "socket", "", "path of the unix socket, the runner endpoint in bb_worker's configuration")
 	f.Var(&c.Mode, "socket-mode", "permissions of the socket")
 	f.StringVar(&c.BuildDir, "build-dir", "", "bb_worker's build directory")
-	f.IntVar(&c.Jobs, "jobs", runtime.GOMAXPROCS(0), "how many commands run at once; a command that waits uses up its timeout, so give it at least bb_worker's concurrency")
-	f.DurationVar(&c.DrainTimeout, "drain-timeout", 10*time.Minute, "how long running commands may take after SIGTERM")
+	f.IntVar(&c.Jobs, "jobs", runtime.GOMAXPROCS(0), "number of concurrent commands, at least bb_worker's concurrency because waiting counts against a command's timeout")
+	f.DurationVar(&c.DrainTimeout, "drain-timeout", 10*time.Minute, "time limit of running commands after SIGTERM")
 	c.Sandbox.Register(cmd)
 	for _, name := range []string{"socket", "build-dir"} {
 		if err := cmd.MarkFlagRequired(name); err != nil {

@@ -15,22 +15,17 @@ func serveCommand() *cobra.Command {
 	c := server.Config{Config: node.NewConfig(), History: history.DefaultBytes}
 	cmd := &cobra.Command{
 		Use:   "serve",
-		Short: "Serves remote execution and its cache on this machine",
-		Long: `Serve executes the actions of Bazel and other clients of the Remote Execution API in the sandbox, and
-keeps inputs, outputs and results in a directory. It needs no configuration, accepts every instance
-name and keeps each apart. Ctrl-C drains: no new actions, running ones finish; a second Ctrl-C stops.
+		Short: "Serve remote execution and a cache",
+		Long: `Serve executes the actions of Bazel and other Remote Execution API clients in the sandbox, and keeps
+inputs, outputs and results in a directory. It needs no configuration and keeps instances apart. Ctrl-C
+drains: running actions finish. A second Ctrl-C stops them.
 
-A blob that a client was told is there stays for the time of --lease. With --cas or --store the directory
-is in front of another server, or of a bucket, which then has everything, too; what only that has, it
-keeps for as long as it likes. docs/store.md says more.
+By default it listens on loopback, and everyone who can connect may run commands in the sandbox.
+--tls-client-ca and --auth restrict access (docs/auth.md). Blobs reported present are kept for --lease.
+--cas and --store put another server or a bucket behind the directory (docs/store.md).
 
-It listens on loopback unless told otherwise, and whoever reaches the port can execute commands in the
-sandbox. With --tls-client-ca that is who has a certificate, with --auth who may by a file of callers and
-their rights; docs/auth.md says how one is written.
-
-With --worker-listen other machines execute actions, too: cloister join takes them from that port, and
-finds there all that it needs for them. With --jobs 0 this one executes none, and needs no sandbox. What
-runs on a machine that is lost runs again on another. docs/farm.md says more.`,
+With --worker-listen, machines that run cloister join execute actions too. With --jobs 0 only they do,
+and this machine needs no sandbox (docs/farm.md).`,
 		Example: `  cloister serve
   cloister serve --listen 127.0.0.1:9000 --dir /var/cache/cloister --jobs 4 --max-size 50GiB
   cloister serve --cas grpcs://cache.example.com:443 --cas-write back
@@ -53,10 +48,10 @@ runs on a machine that is lost runs again on another. docs/farm.md says more.`,
 	c.Workers.Register(cmd)
 	f := cmd.Flags()
 	c.Auth.Register(f)
-	f.StringVar(&c.Listen, "listen", client.DefaultAddress, "address and port of the gRPC services; port 0 chooses a free one")
-	f.Var(&c.MaxBlob, "max-blob", "size of the largest blob that is taken (default: half of --max-size, which is the most)")
+	f.StringVar(&c.Listen, "listen", client.DefaultAddress, "address and port of the gRPC services; port 0 selects a free one")
+	f.Var(&c.MaxBlob, "max-blob", "size limit of a blob (default: half of --max-size, which is the maximum)")
 	flags.HideDefault(f, "max-blob")
-	f.Var(&c.History, "history-size", "size of the record of what was asked for, which action ls and diff look into; the oldest goes first; 0 keeps none")
-	f.Var(&c.DigestFunctions, "digest-function", "[INSTANCE=]FUNCTION that is meant by a client that states none, of those with hashes of equal length; Buck2 with BLAKE3 needs blake3")
+	f.Var(&c.History, "history-size", "size limit of the history that action ls, diff and ^1 read; the oldest entries go first, and 0 disables it")
+	f.Var(&c.DigestFunctions, "digest-function", "default digest function among those of equal hash length, [INSTANCE=]FUNCTION; Buck2 with BLAKE3 needs blake3")
 	return cmd
 }

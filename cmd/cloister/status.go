@@ -18,12 +18,11 @@ func statusCommand() *cobra.Command {
 	var asJSON bool
 	cmd := &cobra.Command{
 		Use:   "status [--cas URL] [--json]",
-		Short: "Says how a server, its queue and its workers stand",
-		Long: `Status prints whether a cloister serve is to be given work and why not, what waits there and which workers could
-take it, and of each worker how many of its slots are busy, with what, and whether it is drained. Workers that have
-left are shown for as long as the server expects them back.
+		Short: "Show the status of a server, its queue and its workers",
+		Long: `Status prints whether a cloister serve is ready and why not, what waits and which workers could take it, and for each
+worker its state, its busy slots and their actions. Workers that left are shown while the server expects them back.
 
-It exits with 1 if the server is not ready, and with 5 if it cannot be reached.`,
+The exit code is 1 if the server is not ready, and 5 if it cannot be reached.`,
 		Example: `  cloister status
   cloister status --cas grpcs://build.example.com:8980 --json | jq '.workers[] | select(.state == "drained") | .name'`,
 		Args: cobra.NoArgs,
@@ -53,6 +52,6 @@ It exits with 1 if the server is not ready, and with 5 if it cannot be reached.`
 		},
 	}
 	from.Register(cmd)
-	cmd.Flags().BoolVar(&asJSON, "json", false, "print one JSON object")
+	cmd.Flags().BoolVar(&asJSON, "json", false, "print a JSON object")
 	return cmd
 }

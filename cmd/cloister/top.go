@@ -14,11 +14,11 @@ func topCommand() *cobra.Command {
 	var c operator.Top
 	cmd := &cobra.Command{
 		Use:   "top [--interval TIME] [-n N] [--cas URL]",
-		Short: "Shows what a server and its workers do, again and again",
-		Long: `Top shows on a terminal what cloister status prints, and shows it anew every second, until q or Ctrl-C. Where its
-output is no terminal it prints one line each time. A server that goes away is asked again until it is back.
+		Short: "Show live server activity",
+		Long: `Top shows what cloister status prints, refreshed every second, until q or Ctrl-C. If the output is not a terminal it
+prints one line per interval. It keeps asking a server that goes away.
 
-It exits with 5 if the server cannot be reached at first.`,
+The exit code is 5 if the server cannot be reached at first.`,
 		Example: `  cloister top
   cloister top --interval 10s --cas grpcs://build.example.com:8980 | tee -a build.log`,
 		Args: cobra.NoArgs,
@@ -34,7 +34,7 @@ It exits with 5 if the server cannot be reached at first.`,
 	}
 	c.From.Register(cmd)
 	f := cmd.Flags()
-	f.DurationVar(&c.Interval, "interval", time.Second, "how often to ask")
-	f.IntVarP(&c.Rounds, "number", "n", 0, "how often to ask at all; 0 is without end")
+	f.DurationVar(&c.Interval, "interval", time.Second, "time between updates")
+	f.IntVarP(&c.Rounds, "number", "n", 0, "number of updates; 0 means no limit")
 	return cmd
 }

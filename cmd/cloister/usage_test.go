@@ -32,7 +32,7 @@ func TestMistakesAreToldByWhatIsRight(t *testing.T) {
 		{"join -\u00e9", `cloister join has no flag -\u00e9: cloister join --help lists them`},
 		{"serve --=x", "cloister serve has no flag --=x: cloister serve --help lists them"},
 		{"serve --listen", "--listen needs a value: address and port of the gRPC services"},
-		{"top -n", "-n needs a value: how often to ask at all"},
+		{"top -n", "-n needs a value: number of updates"},
 		{"serve --cas a --store b", "--cas and --store exclude each other: give one of them"},
 		{"runner --socket s", "--build-dir is missing: bb_worker's build directory"},
 		{"audit ls --since yesterday", `--since "yesterday": write it as 90s, 5m or 2h`},

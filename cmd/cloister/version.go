@@ -13,7 +13,7 @@ import (
 func versionCommand() *cobra.Command {
 	return &cobra.Command{
 		Use:     "version",
-		Short:   "Prints version, revision, Go version and platform",
+		Short:   "Print version, revision, Go version and platform",
 		Example: "  cloister version",
 		Args:    cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {

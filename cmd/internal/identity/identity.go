@@ -32,10 +32,10 @@ type Flags struct {
 func (i *Flags) Register(f *pflag.FlagSet, prefix string) {
 	i.prefix = prefix
 	i.variable = "CLOISTER_" + strings.ToUpper(strings.ReplaceAll(prefix, "-", "_")) + "TOKEN"
-	f.StringVar(&i.CA, prefix+"tls-ca", "", "certificates by which the server's is verified, PEM (default: those that this host trusts)")
-	f.StringVar(&i.Cert, prefix+"tls-cert", "", "certificate to show the server, PEM; its key is --"+prefix+"tls-key")
-	f.StringVar(&i.Key, prefix+"tls-key", "", "key of --"+prefix+"tls-cert, PEM")
-	f.StringVar(&i.Token, prefix+"token-file", "", "file with the token to send the server (default: what is in "+i.variable+")")
+	f.StringVar(&i.CA, prefix+"tls-ca", "", "PEM file of the authorities of the server's certificate (default: those of this host)")
+	f.StringVar(&i.Cert, prefix+"tls-cert", "", "PEM file of the client certificate; needs --"+prefix+"tls-key")
+	f.StringVar(&i.Key, prefix+"tls-key", "", "PEM file of the key of --"+prefix+"tls-cert")
+	f.StringVar(&i.Token, prefix+"token-file", "", "file with the bearer token (default: the variable "+i.variable+")")
 }
 
 // Names are the names of the flags.

@@ -29,9 +29,9 @@ type Flags struct {
 
 func (e *Flags) Register(cmd *cobra.Command) {
 	f := cmd.Flags()
-	f.StringVar(&e.Path, "attest", "", "write an in-toto Statement of what was found to this file")
-	f.StringVar(&e.Key, "key", "", "sign it with this private key, of OpenSSH or in PEM; by ssh-agent, if the file is that of the public key")
-	f.StringVar(&e.PassphraseFile, "passphrase-file", "", "the first line of this file is the passphrase of --key (default: asked for on the terminal)")
+	f.StringVar(&e.Path, "attest", "", "file for an in-toto Statement of the findings")
+	f.StringVar(&e.Key, "key", "", "private key to sign with, in OpenSSH or PEM format, or a public key for ssh-agent")
+	f.StringVar(&e.PassphraseFile, "passphrase-file", "", "file with the passphrase of --key in its first line (default: prompt on the terminal)")
 }
 
 // Load returns the key that the flags name, nil if they name none; before anything is run, so that a wrong one costs

@@ -33,8 +33,8 @@ type Server struct {
 
 func (o *Server) Register(cmd *cobra.Command) {
 	f := cmd.Flags()
-	f.StringVar(&o.Address, "cas", "grpc://"+DefaultAddress, "the server, of whatever make: grpc://HOST:PORT or grpcs://HOST:PORT")
-	f.StringVar(&o.Instance, "instance", "", "name of the instance at the server")
+	f.StringVar(&o.Address, "cas", "grpc://"+DefaultAddress, "address of the server: grpc://HOST:PORT or grpcs://HOST:PORT")
+	f.StringVar(&o.Instance, "instance", "", "instance name")
 	o.Identity.Register(f, "")
 }
 

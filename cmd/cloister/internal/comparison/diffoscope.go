@@ -21,7 +21,7 @@ import (
 )
 
 // DiffoscopeHelp is what the flag --diffoscope says of itself.
-const DiffoscopeHelp = "have diffoscope(1) look as well, if files differ; it runs outside of the sandbox"
+const DiffoscopeHelp = "compare differing files with diffoscope(1) as well, outside the sandbox"
 
 // CheckDiffoscope returns what is wrong with asking for it.
 func CheckDiffoscope(wanted bool) error {

@@ -41,9 +41,9 @@ type Flags struct {
 
 func (c *Flags) Register(cmd *cobra.Command) {
 	f := cmd.Flags()
-	f.StringVar(&c.Tier, "sandbox", "full", "full, or namespaces: without system-call filter, Landlock and syscall monitor, for hosts that lack them")
-	f.StringVar(&c.Policy, "policy", "", "file that says what actions may be given (default: cloister policy explain)")
-	f.StringVar(&c.sourceTree, "source-tree", "", "directory in which an action that is audited in full is told to find what it misses, below /build and below this path")
+	f.StringVar(&c.Tier, "sandbox", "full", "isolation tier: full, or namespaces for hosts without seccomp, Landlock or the syscall monitor")
+	f.StringVar(&c.Policy, "policy", "", "file with the policy of actions (default: see cloister policy explain)")
+	f.StringVar(&c.sourceTree, "source-tree", "", "directory to search for files that a fully audited action misses below /build or this directory")
 }
 
 // BackendConfig returns what the flags say of the backend, before anything is made.

@@ -57,13 +57,13 @@ func (c *Config) Register(cmd *cobra.Command) {
 	c.Identity.Register(f, "")
 	c.Upstream.Identity.Register(f, "cas-")
 	f.StringVar(&c.Upstream.Server, "cas", "", "server with the store and the action cache: grpc://HOST:PORT[/INSTANCE] or grpcs:// (default: ADDRESS)")
-	f.StringVar(&c.Upstream.Bucket, "store", "", "a bucket that has both: s3://BUCKET[/PREFIX] or gs://BUCKET[/PREFIX]")
+	f.StringVar(&c.Upstream.Bucket, "store", "", "bucket with the store and the action cache: s3://BUCKET[/PREFIX] or gs://BUCKET[/PREFIX]")
 	cmd.MarkFlagsMutuallyExclusive("cas", "store")
-	f.StringVar(&c.name, "name", "", "name of this worker, which no other of the scheduler has (default: the host's)")
-	f.StringVar(&c.instance, "instance", "", "take actions of this instance and of those below it (default: all)")
-	f.StringArrayVar(&c.properties, "property", nil, "platform property that actions may demand, NAME=VALUE; repeatable, also with the same name")
-	f.Uint32Var(&c.sizeClass, "size-class", 0, "size of this worker among those of the platform, where the scheduler has such")
-	f.StringVar(&c.browserURL, "browser-url", "", "where Buildbarn's browser shows what is in the store, for a link in the message of each result")
+	f.StringVar(&c.name, "name", "", "name of this worker, unique at the scheduler (default: the host name)")
+	f.StringVar(&c.instance, "instance", "", "instance to take actions from, with those below it (default: all)")
+	f.StringArrayVar(&c.properties, "property", nil, "platform property that this worker offers, NAME=VALUE; repeatable, also with the same name")
+	f.Uint32Var(&c.sizeClass, "size-class", 0, "size class of this worker, if the scheduler uses size classes")
+	f.StringVar(&c.browserURL, "browser-url", "", "base URL of Buildbarn's browser, for links in result messages")
 }
 
 // Check returns what is wrong with the command line, before anything is made.

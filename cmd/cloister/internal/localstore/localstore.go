@@ -29,8 +29,8 @@ func (r *Store) Register(cmd *cobra.Command) {
 	r.lease = flags.Duration(disk.DefaultLease)
 	f := cmd.Flags()
 	f.StringVar(&r.Dir, "dir", "", "directory of the store (default: cloister in the user's cache directory)")
-	f.Var(&r.lease, "lease", "how long what was used stays, where no serve holds the store and says it")
-	f.BoolVar(&r.JSON, "json", false, "print one JSON object")
+	f.Var(&r.lease, "lease", "lease of used blobs, if no running serve provides it")
+	f.BoolVar(&r.JSON, "json", false, "print JSON")
 }
 
 // Open reaches the store, which the caller closes.

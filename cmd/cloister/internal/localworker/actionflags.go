@@ -48,13 +48,13 @@ var ActionFlagNames = []string{"in", "git", "submodules", "out", "env", "pass-en
 func (r *ActionFlags) Register(cmd *cobra.Command) {
 	f := cmd.Flags()
 	f.StringVar(&r.in, "in", "", "directory of inputs (default: none)")
-	f.StringVar(&r.git, "git", "", "take the inputs from a commit, REPOSITORY@REVISION, in place of --in; the repository is a directory")
-	f.StringVar(&r.submodules, "submodules", "", "of --git: empty makes an empty directory of each submodule (default: they are an error)")
-	f.StringArrayVar(&r.Out, "out", nil, "path of an output, relative to the working directory; repeatable")
+	f.StringVar(&r.git, "git", "", "commit with the inputs, REPOSITORY@REVISION, instead of --in; the repository is a directory")
+	f.StringVar(&r.submodules, "submodules", "", "handling of submodules with --git: empty makes each an empty directory (default: they are an error)")
+	f.StringArrayVar(&r.Out, "out", nil, "output path, relative to the working directory; repeatable")
 	f.StringArrayVar(&r.env, "env", nil, "environment variable, KEY=VALUE; repeatable")
-	f.StringArrayVar(&r.passEnv, "pass-env", nil, "environment variable that has the value that it has here; repeatable")
-	f.DurationVar(&r.Timeout, "timeout", 0, "kill the command after this time (default: 24h)")
-	f.StringVar(&r.seed, "seed", "", "number that all randomness is made from, which the command gets as CLOISTER_SEED, too")
+	f.StringArrayVar(&r.passEnv, "pass-env", nil, "name of an environment variable to pass on; repeatable")
+	f.DurationVar(&r.Timeout, "timeout", 0, "time limit of the command (default: 24h)")
+	f.StringVar(&r.seed, "seed", "", "number to derive all randomness from; the command receives it as CLOISTER_SEED")
 }
 
 // Check returns what is wrong with the flags, once all are set.

@@ -28,9 +28,9 @@ type UpstreamFlags struct {
 
 func (f *UpstreamFlags) Register(cmd *cobra.Command) {
 	fs := cmd.Flags()
-	fs.StringVar(&f.Server, "cas", "", "another server whose store and action cache are behind this one: grpc://HOST:PORT[/INSTANCE] or grpcs://")
-	fs.StringVar(&f.Bucket, "store", "", "a bucket behind this store: s3://BUCKET[/PREFIX] or gs://BUCKET[/PREFIX]")
-	fs.StringVar(&f.WriteMode, "cas-write", "through", "when what is behind has what is written: through, before the client is answered; back, later")
+	fs.StringVar(&f.Server, "cas", "", "upstream server with a store and an action cache: grpc://HOST:PORT[/INSTANCE] or grpcs://")
+	fs.StringVar(&f.Bucket, "store", "", "upstream bucket: s3://BUCKET[/PREFIX] or gs://BUCKET[/PREFIX]")
+	fs.StringVar(&f.WriteMode, "cas-write", "through", "time of upstream writes: through, before the client is answered, or back, later")
 	f.Identity.Register(fs, "cas-")
 	cmd.MarkFlagsMutuallyExclusive("cas", "store")
 }

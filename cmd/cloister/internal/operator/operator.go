@@ -22,7 +22,7 @@ type Fleet struct{ Server client.Server }
 
 func (f *Fleet) Register(cmd *cobra.Command) {
 	flags := cmd.Flags()
-	flags.StringVar(&f.Server.Address, "cas", "grpc://"+client.DefaultAddress, "the cloister serve that is asked: grpc://HOST:PORT or grpcs://HOST:PORT")
+	flags.StringVar(&f.Server.Address, "cas", "grpc://"+client.DefaultAddress, "address of a cloister serve: grpc://HOST:PORT or grpcs://HOST:PORT")
 	f.Server.Identity.Register(flags, "")
 }
 

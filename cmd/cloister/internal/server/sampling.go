@@ -30,8 +30,8 @@ type sampling struct {
 
 func (s *sampling) Register(cmd *cobra.Command) {
 	f := cmd.Flags()
-	f.Var(&s.fraction, "repro-sample", "share of the executed actions that are run a second time, varied, to see whether they are reproducible; while a slot is free, unless --repro-gate")
-	f.BoolVar(&s.gate, "repro-gate", false, "run actions again before their results are recorded, and record none that differs; of all actions, unless --repro-sample says otherwise")
+	f.Var(&s.fraction, "repro-sample", "fraction of executed actions to run again with variations, while a slot is free unless --repro-gate is given")
+	f.BoolVar(&s.gate, "repro-gate", false, "run actions again before recording their results, and record only reproducible ones; all actions without --repro-sample")
 }
 
 // Check returns what is wrong with the flags.

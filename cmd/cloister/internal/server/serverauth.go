@@ -29,10 +29,10 @@ type ServerAuth struct {
 }
 
 func (d *ServerAuth) Register(f *pflag.FlagSet) {
-	f.StringVar(&d.cert, "tls-cert", "", "certificate of this server, PEM: clients connect by grpcs://; read again when it has changed")
-	f.StringVar(&d.key, "tls-key", "", "key of --tls-cert, PEM")
-	f.StringVar(&d.clientCA, "tls-client-ca", "", "certificates by which those of clients are verified, PEM; without --auth every client must have one")
-	f.StringVar(&d.auth, "auth", "", "file of callers and their rights; read again when it has changed (default: everybody who can connect may do everything)")
+	f.StringVar(&d.cert, "tls-cert", "", "PEM file of the server certificate, reloaded when it changes; clients connect with grpcs://")
+	f.StringVar(&d.key, "tls-key", "", "PEM file of the key of --tls-cert")
+	f.StringVar(&d.clientCA, "tls-client-ca", "", "PEM file of the authorities of client certificates; without --auth every client needs one")
+	f.StringVar(&d.auth, "auth", "", "file of callers and their rights, reloaded when it changes (default: everyone has all rights)")
 }
 
 // Check returns what is wrong with the flags, before anything is made.

@@ -26,9 +26,9 @@ type workersConfig struct {
 
 func (f *workersConfig) Register(cmd *cobra.Command) {
 	flags := cmd.Flags()
-	flags.StringVar(&f.listen, "worker-listen", "", "address and port at which workers of other machines take actions, with cloister join (default: none)")
-	flags.DurationVar(&f.timeout, "worker-timeout", time.Minute, "how long a worker may not be heard of before its actions run on another")
-	flags.StringArrayVar(&f.texts, "property", nil, "with --worker-listen: what actions may demand of this machine, NAME=VALUE; repeatable. Without, it takes every action")
+	flags.StringVar(&f.listen, "worker-listen", "", "address and port for machines that run cloister join (default: none)")
+	flags.DurationVar(&f.timeout, "worker-timeout", time.Minute, "silence after which a worker is lost and its actions run elsewhere")
+	flags.StringArrayVar(&f.texts, "property", nil, "platform property that this machine offers with --worker-listen, NAME=VALUE; repeatable (default: it takes every action)")
 }
 
 // matchHint says what to do about an action that no worker takes.
