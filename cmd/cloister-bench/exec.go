@@ -149,10 +149,10 @@ func (s *sizes) Set(text string) error {
 		to = from
 	}
 	if err := (*flags.Bytes)(&s.tree.Smallest).Set(from); err != nil {
-		return errors.New("write it as 4KiB or 1KiB..8KiB")
+		return errors.New("write 4KiB or 1KiB..8KiB")
 	}
 	if err := (*flags.Bytes)(&s.tree.Largest).Set(to); err != nil {
-		return errors.New("write it as 4KiB or 1KiB..8KiB")
+		return errors.New("write 4KiB or 1KiB..8KiB")
 	}
 	return nil
 }

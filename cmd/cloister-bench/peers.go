@@ -51,7 +51,7 @@ func (p *peers) registerStores(f *pflag.FlagSet) {
 func named(flag, text string) (name, value string, err error) {
 	name, value, ok := strings.Cut(text, "=")
 	if !ok || name == "" {
-		return "", "", fmt.Errorf("--%s %q: write it as NAME=VALUE", flag, text)
+		return "", "", fmt.Errorf("--%s %q: write NAME=VALUE", flag, text)
 	}
 	return name, value, nil
 }

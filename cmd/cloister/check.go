@@ -48,8 +48,9 @@ did not.`,
 			if err != nil || !self {
 				return err
 			}
-			ctx, cancel := interrupt.Cleanup(cmd.Context())
+			ctx, cancel := interrupt.Context(cmd.Context())
 			defer cancel()
+			interrupt.IgnoreBrokenPipe()
 			return selftest.Run(ctx, &box, cmd.OutOrStdout(), nil)
 		},
 	}

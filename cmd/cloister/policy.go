@@ -76,7 +76,7 @@ the action.`,
 			for _, kv := range properties {
 				k, v, ok := strings.Cut(kv, "=")
 				if !ok || k == "" {
-					return fmt.Errorf("--property %q: write it as NAME=VALUE", kv)
+					return fmt.Errorf("--property %q: write NAME=VALUE", kv)
 				}
 				r.Properties = append(r.Properties, policy.Property{Name: k, Value: v})
 			}

@@ -43,8 +43,9 @@ failed; and with --action 4 if blobs are absent from the server, and 5 if the se
 			if c.Shell {
 				more = append(more, syscall.SIGQUIT) // the terminal must be given back
 			}
-			ctx, cancel := interrupt.Cleanup(cmd.Context(), more...)
+			ctx, cancel := interrupt.Context(cmd.Context(), more...)
 			defer cancel()
+			interrupt.IgnoreBrokenPipe()
 			if err := c.Check(cmd); err != nil {
 				return err
 			}

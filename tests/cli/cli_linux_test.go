@@ -117,7 +117,7 @@ func TestRun(t *testing.T) {
 		{"signal", []string{"--", "/bin/sh", "-c", "kill -TERM $$"}, said{"", "cloister: killed by signal 15 (terminated), exit code 143\n", 143}},
 		{"not found", []string{"--", "no-such-program"}, said{"", "cloister: no-such-program: not found in the sandbox\n", 127}},
 		{"environment", []string{"--env", "A=b c", "--", "env"}, said{"A=b c\nHOME=/tmp\nPATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin\nTMPDIR=/tmp\n", "", 0}},
-		{"bad environment", []string{"--env", "A", "--", "env"}, said{"", "cloister: --env \"A\": write it as KEY=VALUE\n", 2}},
+		{"bad environment", []string{"--env", "A", "--", "env"}, said{"", "cloister: --env \"A\": write KEY=VALUE\n", 2}},
 		{"bad output", []string{"--out", "../x", "--", "env"}, said{"", "cloister: --out \"../x\": write a path below the working directory\n", 2}},
 		{"hidden", []string{"--", "cat", "/etc/shadow"}, said{"", "cat: /etc/shadow: No such file or directory\n", 1}},
 	} {

@@ -57,7 +57,7 @@ rules:
 		{[]string{"explain", good, "--mnemonic", "Fetch", "--property", "cloister-memory=9GiB"}, 1, ``,
 			`cloister: property cloister-memory=9GiB: rule "downloads" grants at most 8GiB \(.*good\.yaml:5\); .*\n`},
 		{[]string{"explain", "--property", "cloister-memori=9GiB"}, 1, ``, `cloister: .*did you mean cloister-memory\?\n`},
-		{[]string{"explain", "--property", "memory"}, 2, ``, `cloister: --property "memory": write it as NAME=VALUE\n`},
+		{[]string{"explain", "--property", "memory"}, 2, ``, `cloister: --property "memory": write NAME=VALUE\n`},
 		{[]string{"explain", bad}, 2, ``, `cloister: ` + regexp.QuoteMeta(bad+caret)},
 	} {
 		s := cloister(t, "", append([]string{"policy"}, c.args...)...)
@@ -92,7 +92,7 @@ func TestFlagsOfConfinement(t *testing.T) {
 	}{
 		{"--policy=" + bad, "cloister: " + bad + caret},
 		{"--policy=no/such/file", "cloister: --policy: open no/such/file: no such file or directory\n"},
-		{"--sandbox=bogus", "cloister: --sandbox \"bogus\": there are full and namespaces\n"},
+		{"--sandbox=bogus", "cloister: --sandbox \"bogus\": write full or namespaces\n"},
 	} {
 		for _, command := range [][]string{
 			{"run", c.flag, "--", "/bin/echo", "it ran"},

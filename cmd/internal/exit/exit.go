@@ -3,22 +3,21 @@
 // Package exit defines the exit codes of the commands and the error that carries one.
 package exit
 
-import (
-	"fmt"
-)
+import "fmt"
 
-// Exit codes, the same for every subcommand but run, which returns its command's own.
+// Exit codes of every subcommand but run, which returns the code of its command.
 const (
 	No          = 1 // the answer is no
 	Usage       = 2
+	Trouble     = 2   // repro and diff could not compare anything, as diff(1)
 	Environment = 3   // the host cannot do it
-	Absent      = 4   // blobs are absent from a server's store
+	Absent      = 4   // a server lacks blobs
 	Unreachable = 5   // a server cannot be reached
-	Timeout     = 6   // the time that the command line gives is over
-	Internal    = 125 // of run: cloister itself failed
+	Timeout     = 6   // a time limit on the command line has passed
+	Internal    = 125 // run: cloister itself failed
 )
 
-// An exit is an error with its exit code. A nil err has been told already.
+// An Error is an error with an exit code. A nil Err has been reported already.
 type Error struct {
 	Code int
 	Err  error
@@ -35,6 +34,3 @@ func (e *Error) Error() string {
 }
 
 func (e *Error) Unwrap() error { return e.Err }
-
-// Trouble is the code of repro and diff where nothing could be compared, as of diff(1).
-const Trouble = 2

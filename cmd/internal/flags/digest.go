@@ -10,41 +10,40 @@ import (
 	"github.com/cloister-build/cloister/cas"
 )
 
-// A meant is a flag that says which digest function clients mean who state none: by the name of an instance, and for
-// fallback others.
+// DigestFunctions is a flag with the default digest function of each instance, for requests that state none.
 type DigestFunctions struct {
-	fallback   cas.Function // 0: the first of cas.Functions() with hashes of that length
+	fallback   cas.Function // 0: the first of cas.Functions() with hashes of the same length
 	byInstance map[string]cas.Function
 }
 
 // Set implements pflag.Value.
-func (m *DigestFunctions) Set(s string) error {
+func (d *DigestFunctions) Set(s string) error {
 	i := strings.LastIndex(s, "=")
 	f, err := cas.ParseFunction(s[i+1:])
 	if err != nil {
 		return err
 	}
 	if i < 0 {
-		m.fallback = f
+		d.fallback = f
 		return nil
 	}
 	if err := cas.CheckInstanceName(s[:i]); err != nil {
 		return err
 	}
-	if m.byInstance == nil {
-		m.byInstance = map[string]cas.Function{}
+	if d.byInstance == nil {
+		d.byInstance = map[string]cas.Function{}
 	}
-	m.byInstance[s[:i]] = f
+	d.byInstance[s[:i]] = f
 	return nil
 }
 
 // String implements pflag.Value.
-func (m *DigestFunctions) String() string {
+func (d *DigestFunctions) String() string {
 	var all []string
-	if m.fallback != 0 {
-		all = append(all, m.fallback.String())
+	if d.fallback != 0 {
+		all = append(all, d.fallback.String())
 	}
-	for name, f := range m.byInstance {
+	for name, f := range d.byInstance {
 		all = append(all, fmt.Sprintf("%s=%v", name, f))
 	}
 	slices.Sort(all)
@@ -52,21 +51,26 @@ func (m *DigestFunctions) String() string {
 }
 
 // Type implements pflag.Value.
-func (m *DigestFunctions) Type() string { return "function" }
+func (d *DigestFunctions) Type() string { return "function" }
 
-// Instances returns next with the function that is meant before all others.
-func (m *DigestFunctions) Instances(next cas.Instances) cas.Instances {
+// Instances returns next with the default function of each instance moved to the front.
+func (d *DigestFunctions) Instances(next cas.Instances) cas.Instances {
 	return func(name string) (*cas.Instance, error) {
 		in, err := next(name)
-		f, ok := m.byInstance[name]
+		f, ok := d.byInstance[name]
 		if !ok {
-			f = m.fallback
+			f = d.fallback
 		}
 		if err != nil || f == 0 || !slices.Contains(in.Serves(), f) {
 			return in, err
 		}
 		first := *in
-		first.Functions = append([]cas.Function{f}, slices.DeleteFunc(slices.Clone(in.Serves()), func(g cas.Function) bool { return g == f })...)
+		first.Functions = []cas.Function{f}
+		for _, other := range in.Serves() {
+			if other != f {
+				first.Functions = append(first.Functions, other)
+			}
+		}
 		return &first, nil
 	}
 }

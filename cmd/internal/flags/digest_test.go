@@ -10,8 +10,8 @@ import (
 	"github.com/cloister-build/cloister/cas/castest"
 )
 
-// Rule 19: where two functions have hashes of one length, the operator says which is meant.
-func TestMeantFunction(t *testing.T) {
+// Rule 19: the operator chooses among digest functions with hashes of equal length.
+func TestDefaultDigestFunction(t *testing.T) {
 	var m DigestFunctions
 	for _, s := range []string{"blake3", "git/hub=gitsha1", "old=sha256"} {
 		if err := m.Set(s); err != nil {

@@ -6,7 +6,7 @@ package flags
 
 import "errors"
 
-// DiskBytes is not known on this system.
+// DiskBytes fails: the size of a disk is unknown on this system.
 func DiskBytes(string) (int64, error) {
-	return 0, errors.New("the size of the disk is not known on this system; state --max-size in bytes")
+	return 0, errors.New("unknown size of the disk on this system; pass --max-size in bytes")
 }

@@ -9,38 +9,41 @@ import (
 	"time"
 )
 
-// Duration is a flag of time that is not negative: "90s", "3h", "14d", "1d12h", "0".
+// Duration is a flag of a duration from 0 that also accepts days: "90s", "3h", "14d", "1d12h", "0".
 type Duration time.Duration
 
 const (
+	// Day is 24 hours.
 	Day = 24 * time.Hour
-	// maxSpan is a hundred years: more would overflow.
+	// MaxDuration is a hundred years, well below the overflow of a time.Duration.
 	MaxDuration = 36500 * Day
 )
 
-func (s *Duration) Set(text string) error {
-	days, rest, isDays := strings.Cut(text, "d")
-	if !isDays {
+// Set implements pflag.Value.
+func (d *Duration) Set(text string) error {
+	days, rest, hasDays := strings.Cut(text, "d")
+	if !hasDays {
 		days, rest = "0", text
 	}
 	n, err := strconv.ParseUint(days, 10, 16)
-	var d time.Duration
+	var r time.Duration
 	if err == nil && rest != "" {
-		d, err = time.ParseDuration(rest)
+		r, err = time.ParseDuration(rest)
 	}
-	if err != nil || text == "" || d < 0 || d > MaxDuration || n > uint64((MaxDuration-d)/Day) {
-		return errors.New("write it as 90s, 3h or 14d")
+	if err != nil || text == "" || r < 0 || r > MaxDuration || n > uint64((MaxDuration-r)/Day) {
+		return errors.New("write 90s, 3h or 14d")
 	}
-	*s = Duration(time.Duration(n)*Day + d)
+	*d = Duration(time.Duration(n)*Day + r)
 	return nil
 }
 
-func (s *Duration) String() string {
-	d := time.Duration(*s)
-	if d >= Day && d%Day == 0 {
-		return strconv.Itoa(int(d/Day)) + "d"
+// String implements pflag.Value.
+func (d *Duration) String() string {
+	t := time.Duration(*d)
+	if t >= Day && t%Day == 0 {
+		return strconv.Itoa(int(t/Day)) + "d"
 	}
-	text := d.String()
+	text := t.String()
 	if strings.HasSuffix(text, "m0s") {
 		text = strings.TrimSuffix(text, "0s")
 	}
@@ -50,4 +53,5 @@ func (s *Duration) String() string {
 	return text
 }
 
-func (*Duration) Type() string { return "time" }
+// Type implements pflag.Value.
+func (*Duration) Type() string { return "duration" }

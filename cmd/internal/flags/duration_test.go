@@ -7,7 +7,7 @@ import (
 	"time"
 )
 
-func TestSpan(t *testing.T) {
+func TestDuration(t *testing.T) {
 	for text, want := range map[string]time.Duration{
 		"0": 0, "90s": 90 * time.Second, "3h": 3 * time.Hour, "14d": 14 * Day, "1d12h": 36 * time.Hour, "36500d": MaxDuration, "1h30m": 90 * time.Minute,
 	} {

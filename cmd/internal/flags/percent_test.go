@@ -6,7 +6,7 @@ import (
 	"testing"
 )
 
-func TestShare(t *testing.T) {
+func TestPercent(t *testing.T) {
 	for text, want := range map[string]string{"1%": "1%", "0.5%": "0.5%", "0.01": "1%", "100%": "100%", "0": "0%", "1e-3": "0.1%"} {
 		var s Percent
 		if err := s.Set(text); err != nil || s.String() != want {
@@ -20,7 +20,7 @@ func TestShare(t *testing.T) {
 		}
 	}
 	var s Percent
-	if err := s.Set("1"); err == nil || err.Error() != "write 1% or 100%" { // whoever means the one is not to have the other
-		t.Errorf("of 1 it is said %v", err)
+	if err := s.Set("1"); err == nil || err.Error() != "write 1% or 100%" {
+		t.Errorf("Set("1"): got %v", err)
 	}
 }

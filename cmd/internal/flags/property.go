@@ -11,16 +11,17 @@ import (
 	"github.com/cloister-build/cloister/worker"
 )
 
-// ParseProperties reads what a worker has to offer, each as NAME=VALUE, and returns it sorted.
+// ParseProperties parses the platform properties that a worker offers, each NAME=VALUE, and returns them sorted.
 func ParseProperties(texts []string) ([]worker.Property, error) {
 	var all []worker.Property
 	for _, text := range texts {
 		name, value, ok := strings.Cut(text, "=")
 		switch {
 		case !ok || name == "" || strings.ContainsFunc(text, func(r rune) bool { return !unicode.IsPrint(r) }):
-			return nil, fmt.Errorf("--property %q: write it as NAME=VALUE, of printable text", text)
+			return nil, fmt.Errorf("--property %q: write printable NAME=VALUE", text)
 		case strings.HasPrefix(name, "cloister-"):
-			return nil, fmt.Errorf("--property %s: %s is what an action asks the sandbox of its worker for, by its policy, and is not offered", text, name)
+			return nil, fmt.Errorf("--property %s: actions request %s from the sandbox, subject to the policy; "+
+				"workers cannot offer it", text, name)
 		}
 		all = append(all, worker.Property{Name: name, Value: value})
 	}

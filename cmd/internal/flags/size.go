@@ -6,7 +6,6 @@ package flags
 
 import (
 	"errors"
-	"fmt"
 	"math"
 	"strconv"
 	"strings"
@@ -14,30 +13,10 @@ import (
 	"github.com/cloister-build/cloister/sandbox"
 )
 
-// Bytes is a flag of bytes: "256MiB", or "0".
-type Bytes int64
-
-func (a *Bytes) Set(text string) error {
-	if text == "0" {
-		*a = 0
-		return nil
-	}
-	var s Size
-	if err := s.Set(text); err != nil || s.Percent > 0 {
-		return errors.New("write it as 1KiB or 256MiB")
-	}
-	*a = Bytes(s.Bytes)
-	return nil
-}
-
-func (a *Bytes) String() string { return sandbox.Bytes(int64(*a)) }
-
-func (*Bytes) Type() string { return "size" }
-
-// Size is a flag of bytes: "50GiB", "500MB", "1048576", or "10%" of the disk.
+// Size is a flag of a number of bytes: "50GiB", "500MB", "1048576", or "10%" of a disk.
 type Size struct {
 	Bytes   int64
-	Percent int64 // of the disk, if bytes is 0
+	Percent int64 // of the disk, if Bytes is 0
 }
 
 var units = []struct {
@@ -49,15 +28,26 @@ var units = []struct {
 	{"K", 1 << 10}, {"M", 1 << 20}, {"G", 1 << 30}, {"T", 1 << 40}, {"B", 1},
 }
 
+// Set implements pflag.Value.
 func (s *Size) Set(text string) error {
 	if p, ok := strings.CutSuffix(text, "%"); ok {
 		n, err := strconv.ParseInt(p, 10, 64)
 		if err != nil || n < 1 || n > 100 {
-			return fmt.Errorf("a share of the disk is a whole number from 1%% to 100%%")
+			return errors.New("write a whole percentage of the disk, from 1% to 100%")
 		}
 		*s = Size{Percent: n}
 		return nil
 	}
+	n, ok := parseBytes(text)
+	if !ok {
+		return errors.New("write 50GiB, 500MB or 10%")
+	}
+	*s = Size{Bytes: n}
+	return nil
+}
+
+// parseBytes parses a positive number of bytes.
+func parseBytes(text string) (int64, bool) {
 	number, unit := text, int64(1)
 	for _, u := range units {
 		if n, ok := strings.CutSuffix(text, u.suffix); ok {
@@ -66,23 +56,25 @@ func (s *Size) Set(text string) error {
 		}
 	}
 	n, err := strconv.ParseFloat(strings.TrimSpace(number), 64)
-	if err != nil || n <= 0 || n*float64(unit) >= math.MaxInt64 || n*float64(unit) < 1 {
-		return fmt.Errorf("write it as 50GiB, 500MB or 10%%")
+	n *= float64(unit)
+	if err != nil || !(n >= 1 && n < math.MaxInt64) { // also rejects NaN
+		return 0, false
 	}
-	*s = Size{Bytes: int64(n * float64(unit))}
-	return nil
+	return int64(n), true
 }
 
+// String implements pflag.Value.
 func (s *Size) String() string {
 	if s.Percent > 0 {
-		return fmt.Sprintf("%d%%", s.Percent)
+		return strconv.FormatInt(s.Percent, 10) + "%"
 	}
 	return sandbox.Bytes(s.Bytes)
 }
 
+// Type implements pflag.Value.
 func (*Size) Type() string { return "size" }
 
-// Of returns s in bytes, of the disk of dir where it is a share.
+// Of returns s in bytes; a percentage is that of the disk that holds dir.
 func (s *Size) Of(dir string) (int64, error) {
 	if s.Percent == 0 {
 		return s.Bytes, nil
@@ -91,22 +83,20 @@ func (s *Size) Of(dir string) (int64, error) {
 	return disk / 100 * s.Percent, err
 }
 
-// Rate is a flag of bytes a second: "50MiB", "50MiB/s", or "0".
+// Rate is a flag of bytes per second: "50MiB", "50MiB/s", or "0".
 type Rate int64
 
+// Set implements pflag.Value.
 func (r *Rate) Set(text string) error {
-	if text == "0" {
-		*r = 0
-		return nil
+	n, ok := parseBytes(strings.TrimSuffix(text, "/s"))
+	if text != "0" && !ok {
+		return errors.New("write 50MiB/s")
 	}
-	var s Size
-	if err := s.Set(strings.TrimSuffix(text, "/s")); err != nil || s.Percent > 0 {
-		return fmt.Errorf("write it as 50MiB, which is meant by the second")
-	}
-	*r = Rate(s.Bytes)
+	*r = Rate(n)
 	return nil
 }
 
+// String implements pflag.Value.
 func (r *Rate) String() string {
 	if *r == 0 {
 		return "0"
@@ -114,31 +104,51 @@ func (r *Rate) String() string {
 	return sandbox.Bytes(int64(*r)) + "/s"
 }
 
+// Type implements pflag.Value.
 func (*Rate) Type() string { return "rate" }
 
-// Limit is a flag of bytes: "1GiB", or "unlimited", which is 0.
+// Limit is a flag of a number of bytes: "1GiB", or "unlimited", which is 0.
 type Limit int64
 
+// Unlimited is the text of a zero Limit.
 const Unlimited = "unlimited"
 
-func (b *Limit) Set(text string) error {
-	if text == Unlimited {
-		*b = 0
-		return nil
+// Set implements pflag.Value.
+func (l *Limit) Set(text string) error {
+	n, ok := parseBytes(text)
+	if text != Unlimited && !ok {
+		return errors.New("write 256MiB or 1GiB, or " + Unlimited)
 	}
-	var s Size
-	if err := s.Set(text); err != nil || s.Percent > 0 {
-		return fmt.Errorf("write it as 256MiB or 1GiB, or %s", Unlimited)
-	}
-	*b = Limit(s.Bytes)
+	*l = Limit(n)
 	return nil
 }
 
-func (b *Limit) String() string {
-	if *b == 0 {
+// String implements pflag.Value.
+func (l *Limit) String() string {
+	if *l == 0 {
 		return Unlimited
 	}
-	return sandbox.Bytes(int64(*b))
+	return sandbox.Bytes(int64(*l))
 }
 
+// Type implements pflag.Value.
 func (*Limit) Type() string { return "size" }
+
+// Bytes is a flag of a number of bytes: "256MiB", or "0".
+type Bytes int64
+
+// Set implements pflag.Value.
+func (b *Bytes) Set(text string) error {
+	n, ok := parseBytes(text)
+	if text != "0" && !ok {
+		return errors.New("write 1KiB or 256MiB")
+	}
+	*b = Bytes(n)
+	return nil
+}
+
+// String implements pflag.Value.
+func (b *Bytes) String() string { return sandbox.Bytes(int64(*b)) }
+
+// Type implements pflag.Value.
+func (*Bytes) Type() string { return "size" }

@@ -54,7 +54,7 @@ func (c *Flags) BackendConfig() (namespace.Config, error) {
 	case "namespaces":
 		config.Without = namespace.NamespacesOnly
 	default:
-		return config, exit.New(exit.Usage, fmt.Errorf("--sandbox %q: there are full and namespaces", c.Tier))
+		return config, exit.New(exit.Usage, fmt.Errorf("--sandbox %q: write full or namespaces", c.Tier))
 	}
 	if c.sourceTree != "" {
 		dir, err := filepath.Abs(c.sourceTree)

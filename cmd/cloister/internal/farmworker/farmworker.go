@@ -79,7 +79,7 @@ func (c *Config) Check(cmd *cobra.Command) (err error) {
 	}
 	if c.browserURL != "" {
 		if c.browser, err = url.Parse(c.browserURL); err != nil || c.browser.Host == "" {
-			return fmt.Errorf("--browser-url %q: write it as http://HOST[:PORT][/PATH]", c.browserURL)
+			return fmt.Errorf("--browser-url %q: write http://HOST[:PORT][/PATH]", c.browserURL)
 		}
 	}
 	// What a scheduler tells its clients of is in the store by then.

@@ -104,7 +104,7 @@ func (r *ActionFlags) checkVariables() error {
 	for _, kv := range r.env {
 		k, v, ok := strings.Cut(kv, "=")
 		if !ok || k == "" {
-			return fmt.Errorf("--env %q: write it as KEY=VALUE", kv)
+			return fmt.Errorf("--env %q: write KEY=VALUE", kv)
 		}
 		r.variables = append(r.variables, &repb.Command_EnvironmentVariable{Name: k, Value: v})
 	}

@@ -35,7 +35,7 @@ func Listen(address, flag string) (net.Listener, error) {
 		return nil, exit.New(exit.Environment, fmt.Errorf("%s is in use by another process: stop it, or choose another port with %s", address, flag))
 	}
 	if _, wrong := errors.AsType[*net.AddrError](err); wrong {
-		return nil, exit.New(exit.Usage, fmt.Errorf("%s %q: write it as ADDRESS:PORT", flag, address))
+		return nil, exit.New(exit.Usage, fmt.Errorf("%s %q: write ADDRESS:PORT", flag, address))
 	}
 	if err != nil {
 		return nil, exit.New(exit.Environment, fmt.Errorf("%s %s: %w", flag, address, err))

@@ -47,7 +47,7 @@ func (f *UpstreamFlags) policy(cmd *cobra.Command) (overlay.Policy, error) {
 	case f.WriteMode == "back":
 		return overlay.WriteBack, nil
 	}
-	return 0, fmt.Errorf("--cas-write %q: there are through and back", f.WriteMode)
+	return 0, fmt.Errorf("--cas-write %q: write through or back", f.WriteMode)
 }
 
 // open reaches what the flags name; it returns nil if they name nothing. The caller closes what it returns. A server

@@ -55,7 +55,7 @@ func (c *Config) Check(cmd *cobra.Command) error {
 	case c.History > 0 && c.History < 1<<20:
 		return fmt.Errorf("--history-size %s: write at least 1MiB, as 64MiB or 1GiB, or 0 for none", &c.History)
 	case c.MaxBlob.Percent > 0:
-		return fmt.Errorf("--max-blob %s: write it as 512MiB or 4GiB", &c.MaxBlob)
+		return fmt.Errorf("--max-blob %s: write 512MiB or 4GiB", &c.MaxBlob)
 	}
 	return errors.Join(c.checkWorkers(cmd), c.Config.Check(cmd), c.Auth.check(), c.Sampling.check(cmd))
 }
