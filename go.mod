@@ -6,6 +6,7 @@ toolchain go1.26.8
 
 require (
 	cloud.google.com/go/longrunning v0.8.0
+	github.com/agnivade/levenshtein v1.2.1
 	github.com/andybalholm/brotli v1.2.8
 	github.com/bazelbuild/remote-apis v0.0.0-20260908115904-76ddd98e1f92
 	github.com/bazelbuild/remote-apis-sdks v0.0.0-20240806195620-e9017eaf5982
@@ -35,7 +36,6 @@ require (
 
 require (
 	cloud.google.com/go/compute/metadata v0.9.0 // indirect
-	github.com/agnivade/levenshtein v1.2.1 // indirect
 	github.com/beorn7/perks v1.0.1 // indirect
 	github.com/cespare/xxhash/v2 v2.3.0 // indirect
 	github.com/cilium/ebpf v0.16.0 // indirect

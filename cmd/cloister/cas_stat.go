@@ -156,7 +156,7 @@ func casStat(ctx context.Context, store *localstore.Store, out io.Writer) error 
 
 func statText(out io.Writer, store *localstore.Store, s *disk.Stats, r *disk.CollectReport, quarantined int) error {
 	p := &render.Page{W: out}
-	p.Line("store", store.Dir+", "+store.Description())
+	p.Line("store", store.Description())
 	size, files := sandbox.Bytes(s.Bytes), fmt.Sprint(s.Files)
 	if s.MaxBytes < math.MaxInt64 {
 		size += " of " + sandbox.Bytes(s.MaxBytes)

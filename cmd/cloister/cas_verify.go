@@ -101,7 +101,7 @@ const unnamed = "a blob or result named by SHA384 or SHA512, of which the store 
 
 func verifyText(out io.Writer, store *localstore.Store, r *disk.VerifyReport, whole bool, took time.Duration) error {
 	p := &render.Page{W: out}
-	p.Line("store", store.Dir+", "+store.Description())
+	p.Line("store", store.Description())
 	if r.Resumed {
 		p.Line("begins", "where an earlier one was stopped")
 	}

@@ -121,7 +121,7 @@ func (c *gcConfig) unsent() error {
 // text prints an account for a person.
 func (c *gcConfig) text(out io.Writer, r *disk.CollectReport, lease time.Duration) error {
 	p := &render.Page{W: out}
-	p.Line("store", c.store.Dir+", "+c.store.Description())
+	p.Line("store", c.store.Description())
 	var why []string
 	switch {
 	case c.atMost:

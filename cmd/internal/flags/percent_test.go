@@ -21,6 +21,6 @@ func TestPercent(t *testing.T) {
 	}
 	var s Percent
 	if err := s.Set("1"); err == nil || err.Error() != "write 1% or 100%" {
-		t.Errorf("Set("1"): got %v", err)
+		t.Errorf("got %v, want a request to write 1%% or 100%%", err)
 	}
 }

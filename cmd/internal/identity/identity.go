@@ -21,14 +21,15 @@ import (
 	"google.golang.org/grpc/credentials"
 )
 
-// Flags is the flags that say whom a server is to be, and who calls it: one server, so that no credential is shown to
-// another than it was named for. Of two servers each has flags of its own, with another prefix, and a variable of its own.
+// Flags are the credentials for one server, and the authorities that verify it. A command with two servers has Flags
+// with different prefixes, so that each credential goes only to the server that it was named for.
 type Flags struct {
-	prefix                         string // of the flags
-	CA, Cert, Key, Token, variable string // from is the variable that a token may stand in
+	CA, Cert, Key, Token string // files
+	prefix               string // of the flags
+	variable             string // environment variable with a token, if there is no file
 }
 
-// Register adds the flags. A prefix is that of flags for one of several servers.
+// Register adds the flags. A prefix distinguishes the flags of several servers.
 func (i *Flags) Register(f *pflag.FlagSet, prefix string) {
 	i.prefix = prefix
 	i.variable = "CLOISTER_" + strings.ToUpper(strings.ReplaceAll(prefix, "-", "_")) + "TOKEN"
@@ -38,24 +39,24 @@ func (i *Flags) Register(f *pflag.FlagSet, prefix string) {
 	f.StringVar(&i.Token, prefix+"token-file", "", "file with the bearer token (default: the variable "+i.variable+")")
 }
 
-// Names are the names of the flags.
+// Names returns the names of the flags.
 func (i *Flags) Names() []string {
 	return []string{i.prefix + "tls-ca", i.prefix + "tls-cert", i.prefix + "tls-key", i.prefix + "token-file"}
 }
 
-// Set reports whether anything is said, by a flag or the variable.
+// Set reports whether a flag or the variable is set.
 func (i *Flags) Set() bool {
 	return i.CA+i.Cert+i.Key+i.Token != "" || os.Getenv(i.variable) != ""
 }
 
-// SameServer reports whether two addresses are of one server, whichever instance they name.
+// SameServer reports whether two addresses name the same server, possibly with different instances.
 func SameServer(a, b string) bool {
 	u, err := url.Parse(a)
 	v, err2 := url.Parse(b)
 	return err == nil && err2 == nil && u.Scheme == v.Scheme && u.Host == v.Host
 }
 
-// DialOptions returns how to dial the server of an address, grpc:// or grpcs://. A mistake in the flags is one of usage.
+// DialOptions returns the options to dial a grpc:// or grpcs:// address. Mistakes in the flags are usage errors.
 func (i *Flags) DialOptions(address string) ([]grpc.DialOption, error) {
 	secure := strings.HasPrefix(address, "grpcs://")
 	var options []grpc.DialOption
@@ -63,7 +64,7 @@ func (i *Flags) DialOptions(address string) ([]grpc.DialOption, error) {
 	case (i.Cert == "") != (i.Key == ""):
 		return nil, exit.New(exit.Usage, fmt.Errorf("--%stls-cert and --%[1]stls-key go together", i.prefix))
 	case !secure && i.CA+i.Cert != "":
-		return nil, exit.New(exit.Usage, fmt.Errorf("--%stls-ca and --%[1]stls-cert are for a server with TLS: write its address as grpcs://HOST:PORT", i.prefix))
+		return nil, exit.New(exit.Usage, fmt.Errorf("--%stls-ca and --%[1]stls-cert need a server with TLS: write its address as grpcs://HOST:PORT", i.prefix))
 	case secure:
 		config, err := i.tls()
 		if err != nil {
@@ -71,19 +72,18 @@ func (i *Flags) DialOptions(address string) ([]grpc.DialOption, error) {
 		}
 		options = append(options, grpc.WithTransportCredentials(credentials.NewTLS(config)))
 	}
-	t := bearer{file: i.Token, from: i.variable}
+	t := bearer{file: i.Token, variable: i.variable}
 	if text, err := t.read(); err != nil {
 		return nil, exit.New(exit.Usage, fmt.Errorf("--%stoken-file: %w", i.prefix, err))
 	} else if text == "" {
 		return options, nil
 	}
 	if !secure && !onLoopback(address) {
-		return nil, exit.New(exit.Usage, errors.New("a token is not sent in clear text: write the address as grpcs://HOST:PORT, or send none"))
+		return nil, exit.New(exit.Usage, errors.New("refusing to send a token in clear text: write the address as grpcs://HOST:PORT, or send none"))
 	}
 	return append(options, grpc.WithPerRPCCredentials(&t)), nil
 }
 
-// tls returns the configuration of a connection.
 func (i *Flags) tls() (*tls.Config, error) {
 	config := &tls.Config{}
 	if i.CA != "" {
@@ -103,7 +103,7 @@ func (i *Flags) tls() (*tls.Config, error) {
 	return config, nil
 }
 
-// onLoopback reports whether an address is of this host, so that nobody else sees what is sent there.
+// onLoopback reports whether an address is on this host, where nobody can listen in.
 func onLoopback(address string) bool {
 	u, err := url.Parse(address)
 	if err != nil {
@@ -113,13 +113,13 @@ func onLoopback(address string) bool {
 	return u.Hostname() == "localhost" || ip != nil && ip.IsLoopback()
 }
 
-// A bearer sends a token with each call. It reads the file each time: tokens are renewed while we run.
+// A bearer sends a token with each call. It rereads the file each time, because tokens are renewed during a command.
 type bearer struct {
-	file string
-	from string // the variable, where there is no file
+	file     string
+	variable string // environment variable, if there is no file
 }
 
-// read returns the token, or "" if there is none. Messages do not repeat it.
+// read returns the token, or "" if there is none. Its errors do not contain the token.
 func (b *bearer) read() (string, error) {
 	text := ""
 	if b.file != "" {
@@ -130,11 +130,11 @@ func (b *bearer) read() (string, error) {
 		if text = strings.TrimSpace(string(data)); text == "" {
 			return "", fmt.Errorf("%s is empty", b.file)
 		}
-	} else if b.from != "" {
-		text = strings.TrimSpace(os.Getenv(b.from))
+	} else if b.variable != "" {
+		text = strings.TrimSpace(os.Getenv(b.variable))
 	}
 	if strings.ContainsFunc(text, func(r rune) bool { return r <= ' ' || r > '~' }) {
-		return "", errors.New("a token is one word of ASCII")
+		return "", errors.New("invalid token: want one word of ASCII")
 	}
 	return text, nil
 }
@@ -148,6 +148,5 @@ func (b *bearer) GetRequestMetadata(context.Context, ...string) (map[string]stri
 	return map[string]string{"authorization": "Bearer " + text}, nil
 }
 
-// RequireTransportSecurity implements credentials.PerRPCCredentials. Where there is none, options has made sure that the
-// server is on this host.
+// RequireTransportSecurity implements credentials.PerRPCCredentials. DialOptions permits clear text on loopback only.
 func (b *bearer) RequireTransportSecurity() bool { return false }

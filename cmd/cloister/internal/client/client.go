@@ -18,39 +18,42 @@ import (
 	"github.com/cloister-build/cloister/cmd/cloister/internal/interrupt"
 	"github.com/cloister-build/cloister/cmd/internal/exit"
 	"github.com/cloister-build/cloister/cmd/internal/identity"
-	_ "github.com/cloister-build/cloister/proto/cloister/v1"
 	"github.com/spf13/cobra"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials/insecure"
 )
 
-// Server is the flags that say where an action is stored.
+// DefaultAddress is where serve listens by default, and where other commands look for it.
+const DefaultAddress = "127.0.0.1:8980"
+
+// Server is the flags that select a server and an instance there.
 type Server struct {
 	Address  string
 	Instance string
 	Identity identity.Flags
 }
 
-func (o *Server) Register(cmd *cobra.Command) {
+// Register adds the flags.
+func (s *Server) Register(cmd *cobra.Command) {
 	f := cmd.Flags()
-	f.StringVar(&o.Address, "cas", "grpc://"+DefaultAddress, "address of the server: grpc://HOST:PORT or grpcs://HOST:PORT")
-	f.StringVar(&o.Instance, "instance", "", "instance name")
-	o.Identity.Register(f, "")
+	f.StringVar(&s.Address, "cas", "grpc://"+DefaultAddress, "address of the server: grpc://HOST:PORT or grpcs://HOST:PORT")
+	f.StringVar(&s.Instance, "instance", "", "instance name")
+	s.Identity.Register(f, "")
 }
 
-// Open connects to the server. The caller closes what it returns.
-func (o *Server) Open(ctx context.Context) (*remote.Store, error) {
+// Open connects to the store of the server. The caller closes it.
+func (s *Server) Open(ctx context.Context) (*remote.Store, error) {
 	ctx, cancel := context.WithTimeout(ctx, 20*time.Second)
 	defer cancel()
-	options, err := o.Identity.DialOptions(o.Address)
+	options, err := s.Identity.DialOptions(s.Address)
 	if err != nil {
 		return nil, err
 	}
-	c, err := remote.Dial(ctx, strings.TrimRight(o.Address, "/")+"/"+url.PathEscape(o.Instance), options...)
+	c, err := remote.Dial(ctx, strings.TrimRight(s.Address, "/")+"/"+url.PathEscape(s.Instance), options...)
 	switch {
 	case errors.Is(err, remote.ErrAddress), errors.Is(err, cas.ErrInvalid):
 		return nil, exit.New(exit.Usage, fmt.Errorf("--cas, --instance: %w", err))
-	case errors.Is(err, os.ErrPermission): // it was reached, and refuses
+	case errors.Is(err, os.ErrPermission): // the server answered
 		return nil, exit.New(exit.No, err)
 	case err != nil:
 		return nil, exit.New(exit.Unreachable, fmt.Errorf("%w; name the server with --cas", err))
@@ -58,45 +61,30 @@ func (o *Server) Open(ctx context.Context) (*remote.Store, error) {
 	return c.Store("")
 }
 
-// Explain gives err, of reading an action from the server, its exit code.
-func (o *Server) Explain(err error, code int) error {
-	var e *exit.Error
-	switch {
-	case err == nil || errors.As(err, &e):
+// WithStore calls f with the store of a server until a signal arrives, and gives errors their exit codes.
+func WithStore(ctx context.Context, from *Server, f func(ctx context.Context, s *remote.Store) error) error {
+	ctx, stop := interrupt.Context(ctx)
+	defer stop()
+	s, err := from.Open(ctx)
+	if err != nil {
 		return err
-	case errors.Is(err, cas.ErrNotFound):
-		return exit.New(exit.Absent, err)
-	case errors.Is(err, cas.ErrUnavailable):
-		return exit.New(exit.Unreachable, err)
 	}
-	return exit.New(code, err)
+	defer s.Close()
+	err = f(ctx, s)
+	if err != nil && ctx.Err() != nil {
+		return interrupt.Explain(ctx, err, "stopped")
+	}
+	return from.Explain(err, exit.No)
 }
 
-// AbsentError is the error for blobs of an action that the server does not have.
-func (o *Server) AbsentError(action cas.Digest, blobs []cas.Digest) error {
-	const named = 10
-	var list strings.Builder
-	for i, d := range blobs[:min(named, len(blobs))] {
-		if i > 0 {
-			list.WriteString(", ")
-		}
-		list.WriteString(d.String())
-	}
-	if len(blobs) > named {
-		fmt.Fprintf(&list, " and %d more", len(blobs)-named)
-	}
-	return exit.New(exit.Absent, fmt.Errorf("action %s: absent from %s, instance %q: %s; "+
-		"execute it there once more, so that its client uploads them", action, o.Address, o.Instance, &list))
-}
-
-// Dial returns a connection on which calls may be silent for as long as they like, and the name of the instance. The
-// caller closes the connection.
-func (o *Server) Dial() (*grpc.ClientConn, string, error) {
-	u, err := url.Parse(o.Address)
+// Dial returns a connection on which calls may stay silent, and the name of the instance. The caller closes the
+// connection.
+func (s *Server) Dial() (*grpc.ClientConn, string, error) {
+	u, err := url.Parse(s.Address)
 	if err != nil || u.Port() == "" || u.User != nil || u.Scheme != "grpc" && u.Scheme != "grpcs" {
 		return nil, "", exit.New(exit.Usage, fmt.Errorf("--cas: %w", remote.ErrAddress))
 	}
-	options, err := o.Identity.DialOptions(o.Address)
+	options, err := s.Identity.DialOptions(s.Address)
 	if err != nil {
 		return nil, "", err
 	}
@@ -105,28 +93,39 @@ func (o *Server) Dial() (*grpc.ClientConn, string, error) {
 	if err != nil {
 		return nil, "", exit.New(exit.Usage, fmt.Errorf("--cas: %w", err))
 	}
-	return conn, strings.Trim(u.Path+"/"+o.Instance, "/"), nil
+	return conn, strings.Trim(u.Path+"/"+s.Instance, "/"), nil
 }
 
-// WithStore runs f with the server that from names, and gives its error an exit code.
-func WithStore(ctx context.Context, from *Server, f func(ctx context.Context, s *remote.Store) error) error {
-	ctx, end := interrupt.Context(ctx)
-	defer end()
-	s, err := from.Open(ctx)
-	if err != nil {
+// Explain gives an error from reading the server's store its exit code, by default code.
+func (s *Server) Explain(err error, code int) error {
+	if _, ok := errors.AsType[*exit.Error](err); err == nil || ok {
 		return err
 	}
-	defer s.Close()
-	if err := f(ctx, s); err != nil {
-		if ctx.Err() != nil {
-			return interrupt.Explain(ctx, err, "stopped")
-		}
-		return from.Explain(err, exit.No)
+	switch {
+	case errors.Is(err, cas.ErrNotFound):
+		code = exit.Absent
+	case errors.Is(err, cas.ErrUnavailable):
+		code = exit.Unreachable
 	}
-	return nil
+	return exit.New(code, err)
 }
 
-// ParseDigests returns the digests that the command line names.
+// AbsentError returns the error for blobs of an action that the server lacks.
+func (s *Server) AbsentError(action cas.Digest, blobs []cas.Digest) error {
+	const limit = 10
+	var names []string
+	for _, d := range blobs[:min(limit, len(blobs))] {
+		names = append(names, d.String())
+	}
+	list := strings.Join(names, ", ")
+	if len(blobs) > limit {
+		list += fmt.Sprintf(" and %d more", len(blobs)-limit)
+	}
+	return exit.New(exit.Absent, fmt.Errorf("action %s: absent from %s, instance %q: %s; "+
+		"execute it there again, so that its client uploads them", action, s.Address, s.Instance, list))
+}
+
+// ParseDigests parses digests from the command line.
 func ParseDigests(args []string) ([]cas.Digest, error) {
 	ds := make([]cas.Digest, len(args))
 	for i, arg := range args {
@@ -137,6 +136,3 @@ func ParseDigests(args []string) ([]cas.Digest, error) {
 	}
 	return ds, nil
 }
-
-// DefaultAddress is where serve listens, and where other commands look for it.
-const DefaultAddress = "127.0.0.1:8980"

@@ -57,7 +57,7 @@ func TestActionsByTheirBeginning(t *testing.T) {
 		code int
 		text string
 	}{
-		"^10": {exit.Absent, "9 actions"}, "cccccccc": {exit.Absent, "no action"}, "00000000": {exit.No, "several"},
+		"^10": {exit.Absent, "only 9 actions"}, "cccccccc": {exit.Absent, "no action"}, "00000000": {exit.No, "several"},
 		"^0": {0, "HASH/SIZE"}, "bbbbbbb": {0, "HASH/SIZE"}, "BBBBBBBB": {0, "HASH/SIZE"}, "": {0, "HASH/SIZE"},
 	} {
 		_, err := from.Action(t.Context(), name)

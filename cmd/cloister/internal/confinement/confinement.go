@@ -4,6 +4,7 @@
 package confinement
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"io"
@@ -19,26 +20,14 @@ import (
 	"github.com/spf13/cobra"
 )
 
-// ReadPolicy reads the policy of a file, of which an error says what names it.
-func ReadPolicy(what, file string) (*policy.Policy, error) {
-	text, err := os.ReadFile(file)
-	if err != nil {
-		return nil, exit.New(exit.Usage, fmt.Errorf("%s: %w", what, err))
-	}
-	p, err := policy.Parse(file, text)
-	if err != nil {
-		return nil, exit.New(exit.Usage, err)
-	}
-	return p, nil
-}
-
-// Flags is the flags that say how actions are confined.
+// Flags select how actions are confined.
 type Flags struct {
 	Tier       string
 	Policy     string
 	sourceTree string
 }
 
+// Register adds the flags.
 func (c *Flags) Register(cmd *cobra.Command) {
 	f := cmd.Flags()
 	f.StringVar(&c.Tier, "sandbox", "full", "isolation tier: full, or namespaces for hosts without seccomp, Landlock or the syscall monitor")
@@ -46,7 +35,7 @@ func (c *Flags) Register(cmd *cobra.Command) {
 	f.StringVar(&c.sourceTree, "source-tree", "", "directory to search for files that a fully audited action misses below /build or this directory")
 }
 
-// BackendConfig returns what the flags say of the backend, before anything is made.
+// BackendConfig returns the configuration of the sandbox.
 func (c *Flags) BackendConfig() (namespace.Config, error) {
 	var config namespace.Config
 	switch c.Tier {
@@ -62,14 +51,14 @@ func (c *Flags) BackendConfig() (namespace.Config, error) {
 			return config, err
 		}
 		if st, err := os.Stat(dir); err != nil || !st.IsDir() {
-			return config, exit.New(exit.Usage, fmt.Errorf("--source-tree %s: %w", dir, errors.Join(err, errors.New("not a directory"))))
+			return config, exit.New(exit.Usage, fmt.Errorf("--source-tree %s: %w", dir, cmp.Or(err, errors.New("not a directory"))))
 		}
 		config.Source = map[string]string{worker.ExecRoot: dir, dir: dir}
 	}
 	return config, nil
 }
 
-// LoadPolicy returns the policy of the flags.
+// LoadPolicy returns the policy of --policy, or the built-in one.
 func (c *Flags) LoadPolicy() (*policy.Policy, error) {
 	if c.Policy == "" {
 		return policy.Default(), nil
@@ -77,8 +66,21 @@ func (c *Flags) LoadPolicy() (*policy.Policy, error) {
 	return ReadPolicy("--policy", c.Policy)
 }
 
+// ReadPolicy reads a policy file. Errors begin with what names the file.
+func ReadPolicy(what, file string) (*policy.Policy, error) {
+	text, err := os.ReadFile(file)
+	if err != nil {
+		return nil, exit.New(exit.Usage, fmt.Errorf("%s: %w", what, err))
+	}
+	p, err := policy.Parse(file, text)
+	if err != nil {
+		return nil, exit.New(exit.Usage, err)
+	}
+	return p, nil
+}
+
 // Banner prints how actions are confined.
-func (c *Flags) Banner(out io.Writer, f sandbox.Features, rules *policy.Policy) {
+func (c *Flags) Banner(out io.Writer, f sandbox.Features, p *policy.Policy) {
 	fmt.Fprintf(out, "sandbox  %s   (%s)\n", strings.Join(f.Layers, ", "), f.Tier)
 	var off []string
 	for _, check := range f.Checks {
@@ -91,9 +93,9 @@ func (c *Flags) Banner(out io.Writer, f sandbox.Features, rules *policy.Policy) 
 		}
 	}
 	if len(off) > 0 {
-		fmt.Fprintf(out, "         not enforced: %s; cloister check says more\n", strings.Join(off, ", "))
+		fmt.Fprintf(out, "         not enforced: %s; see cloister check\n", strings.Join(off, ", "))
 	}
 	if c.Policy != "" {
-		fmt.Fprintf(out, "policy   %s   (%.12s)\n", c.Policy, rules.Hash())
+		fmt.Fprintf(out, "policy   %s   (%.12s)\n", c.Policy, p.Hash())
 	}
 }

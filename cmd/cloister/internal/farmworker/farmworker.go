@@ -22,8 +22,8 @@ import (
 	"time"
 
 	"github.com/cloister-build/cloister/cas"
+	"github.com/cloister-build/cloister/cas/durable"
 	"github.com/cloister-build/cloister/cmd/cloister/internal/node"
-	"github.com/cloister-build/cloister/cmd/cloister/internal/storedir"
 	"github.com/cloister-build/cloister/cmd/internal/exit"
 	"github.com/cloister-build/cloister/cmd/internal/flags"
 	"github.com/cloister-build/cloister/cmd/internal/identity"
@@ -196,7 +196,7 @@ func storeID(dir string) (string, error) {
 		return "", err
 	}
 	id := strings.ToLower(rand.Text()) // one that is damaged is made anew: nobody is kept out by that for longer than a minute
-	return id, storedir.WriteFile(path, id+"\n")
+	return id, durable.WriteFile(path, []byte(id+"\n"), 0o600)
 }
 
 var storeIDs = regexp.MustCompile(`^[a-z0-9]{26,64}$`)

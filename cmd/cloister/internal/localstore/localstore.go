@@ -16,31 +16,33 @@ import (
 	"github.com/spf13/cobra"
 )
 
-// Store is the flags that say which store an operator means. It is also what became of them.
+// A Store is the flags that select a store, and once opened the connection to it.
 type Store struct {
 	Dir   string
-	lease flags.Duration
 	JSON  bool
+	lease flags.Duration
 
 	*diskctl.Client
 }
 
-func (r *Store) Register(cmd *cobra.Command) {
-	r.lease = flags.Duration(disk.DefaultLease)
+// Register adds the flags.
+func (s *Store) Register(cmd *cobra.Command) {
+	s.lease = flags.Duration(disk.DefaultLease)
 	f := cmd.Flags()
-	f.StringVar(&r.Dir, "dir", "", "directory of the store (default: cloister in the user's cache directory)")
-	f.Var(&r.lease, "lease", "lease of used blobs, if no running serve provides it")
-	f.BoolVar(&r.JSON, "json", false, "print JSON")
+	f.StringVar(&s.Dir, "dir", "", "directory of the store (default: cloister in the user's cache directory)")
+	f.Var(&s.lease, "lease", "lease of used blobs, if no running serve provides it")
+	f.BoolVar(&s.JSON, "json", false, "print JSON")
 }
 
-// Open reaches the store, which the caller closes.
-func (r *Store) Open(ctx context.Context) error {
+// Open reaches the store. The caller closes it.
+func (s *Store) Open(ctx context.Context) error {
 	var err error
-	if r.Dir, err = storedir.Path(r.Dir); err != nil {
+	if s.Dir, err = storedir.Path(s.Dir); err != nil {
 		return err
 	}
-	if r.Client, err = diskctl.Open(ctx, r.Dir, storedir.Lease(r.lease)); errors.Is(err, diskctl.ErrNoStore) {
-		err = fmt.Errorf("%w: state with --dir the directory that serve was given", err)
+	s.Client, err = diskctl.Open(ctx, s.Dir, storedir.Lease(s.lease))
+	if errors.Is(err, diskctl.ErrNoStore) {
+		err = fmt.Errorf("%w: pass the directory of serve with --dir", err)
 	}
 	if err != nil {
 		return exit.New(exit.Environment, err)
@@ -48,10 +50,10 @@ func (r *Store) Open(ctx context.Context) error {
 	return nil
 }
 
-// Description says who answers.
-func (r *Store) Description() string {
-	if pid := r.Client.Holder(); pid > 0 {
-		return fmt.Sprintf("held by process %d, which was asked", pid)
+// Description names the store and the process that holds it.
+func (s *Store) Description() string {
+	if pid := s.Holder(); pid > 0 {
+		return fmt.Sprintf("%s, held by process %d, which answers", s.Dir, pid)
 	}
-	return "held by nobody, opened for this"
+	return s.Dir + ", held by no process"
 }

@@ -15,15 +15,15 @@ import (
 	"github.com/cloister-build/cloister/sandbox"
 )
 
-// PrintLeases prints why something could not go.
+// PrintLeases prints what cannot be removed, and why.
 func PrintLeases(p *render.Page, r *disk.CollectReport, lease time.Duration, now time.Time) {
 	if lease < 0 {
-		p.Line("leased", "nothing: there is no lease")
+		p.Line("leased", "nothing, because there is no lease")
 	} else {
 		text := fmt.Sprintf("%s: used in the last %s", sandbox.Bytes(r.Leased), (*flags.Duration)(&lease))
 		if r.Leased > 0 {
-			// A lease is counted from the end of the time within which a use is not noted again.
-			text += "; what is not used again may go by " + now.Add(lease+min(lease/8, 15*time.Minute)).Format("Jan 2 15:04")
+			// The store counts a lease from the end of the interval in which it does not record another use.
+			text += "; unless used again it can be removed by " + now.Add(lease+min(lease/8, 15*time.Minute)).Format("Jan 2 15:04")
 		}
 		p.Line("leased", text)
 	}
@@ -32,21 +32,21 @@ func PrintLeases(p *render.Page, r *disk.CollectReport, lease time.Duration, now
 	}
 }
 
-// PrintAges prints how much was used last when.
+// PrintAges prints a table of the blobs by their last use.
 func PrintAges(out io.Writer, rows []disk.AgeBucket) error {
 	w := tabwriter.NewWriter(out, 0, 0, 2, ' ', 0)
 	fmt.Fprintln(w, "\nlast used\tblobs\tsize")
 	for _, a := range rows {
 		label := a.Label
 		if a.Leased {
-			label = "leased: too recently to go"
+			label = "leased: too recent to remove"
 		}
 		fmt.Fprintf(w, "%s\t%d\t%s\n", label, a.Blobs, sandbox.Bytes(a.Bytes))
 	}
 	return w.Flush()
 }
 
-// An ageRow is a disk.AgeBucket for programs.
+// An AgeRow is a disk.AgeBucket in JSON.
 type AgeRow struct {
 	Label  string `json:"label"`
 	Leased bool   `json:"leased"`
@@ -54,6 +54,7 @@ type AgeRow struct {
 	Bytes  int64  `json:"bytes"`
 }
 
+// AgeRows converts rows for JSON.
 func AgeRows(rows []disk.AgeBucket) []AgeRow {
 	out := make([]AgeRow, len(rows))
 	for i, a := range rows {
@@ -62,7 +63,7 @@ func AgeRows(rows []disk.AgeBucket) []AgeRow {
 	return out
 }
 
-// Budget returns a budget for programs: 0 is none.
+// Budget returns a limit for JSON, in which 0 means no limit.
 func Budget(n int64) int64 {
 	if n == math.MaxInt64 {
 		return 0

@@ -18,7 +18,7 @@ import (
 	"github.com/spf13/cobra"
 )
 
-// Config is what the flags say of a machine that executes actions, whoever hands them to it.
+// Config is the flags of a machine that executes actions, from clients or from a scheduler.
 type Config struct {
 	Dir          string
 	Jobs         int
@@ -35,8 +35,8 @@ type Config struct {
 	metrics      string
 	Sandbox      confinement.Flags
 
-	// head says that it executes nothing itself, and fleet that it is one of several machines among which a scheduler
-	// chooses. No flag says so.
+	// Head: this machine executes nothing itself. Fleet: it is one of several machines among which a scheduler chooses.
+	// Both follow from other flags.
 	Head, Fleet bool
 }
 
@@ -45,6 +45,7 @@ func NewConfig() Config {
 	return Config{maxSize: flags.Size{Percent: 10}, lease: flags.Duration(disk.DefaultLease), trees: 512 << 20, Audit: audit.DefaultBytes}
 }
 
+// Register adds the flags.
 func (c *Config) Register(cmd *cobra.Command) {
 	f := cmd.Flags()
 	f.StringVar(&c.Dir, "dir", "", "directory of the store (default: cloister in the user's cache directory)")
@@ -61,13 +62,13 @@ func (c *Config) Register(cmd *cobra.Command) {
 	c.Sandbox.Register(cmd)
 }
 
-// Check returns what is wrong with the command line, before anything is made.
+// Check validates the flags.
 func (c *Config) Check(cmd *cobra.Command) (err error) {
 	switch {
 	case c.Jobs < 0 || c.Jobs == 0 && !c.Head:
-		return fmt.Errorf("--jobs %d: at least one action must be able to run", c.Jobs)
+		return fmt.Errorf("--jobs %d: write 1 or more", c.Jobs)
 	case c.maxFiles < 0:
-		return fmt.Errorf("--max-files %d: write a positive number, or 0 for a tenth of what the disk can hold", c.maxFiles)
+		return fmt.Errorf("--max-files %d: write a positive number, or 0 for a tenth of the disk's", c.maxFiles)
 	case c.lease > 0 && c.lease < flags.Duration(time.Second):
 		return fmt.Errorf("--lease %s: write at least 1s, or 0 to promise nothing", &c.lease)
 	case c.Audit > 0 && c.Audit < audit.LeastBytes:
@@ -75,15 +76,15 @@ func (c *Config) Check(cmd *cobra.Command) (err error) {
 	}
 	c.writePolicy, err = c.Upstream.policy(cmd)
 	if c.writePolicy == overlay.WriteBack && c.lease == 0 {
-		return errors.New("--cas-write back needs a --lease: what is yet to be sent could be evicted before")
+		return errors.New("--cas-write back needs a --lease: blobs could be evicted before they are sent")
 	}
 	return err
 }
 
-// Renew returns how often what is still needed is marked as used, so that its lease does not end.
+// Renew returns the interval at which blobs still in use are marked as used, so that their leases do not end.
 func (c *Config) Renew() time.Duration { return time.Duration(c.lease) / 3 }
 
-// RunFlags returns what a command on this machine must be told to run an action as this node does.
+// RunFlags returns the flags with which a command on this machine runs an action as this node does.
 func (c *Config) RunFlags() []string {
 	var flags []string
 	if c.Sandbox.Policy != "" {

@@ -15,7 +15,7 @@ import (
 	"google.golang.org/grpc"
 )
 
-// DrainContext returns a context that ends when the time is up or another signal comes.
+// DrainContext returns a context that ends after limit or at the next signal.
 func DrainContext(limit time.Duration, signals <-chan os.Signal) (context.Context, context.CancelFunc) {
 	ctx, cancel := context.WithTimeout(context.Background(), limit)
 	go func() {
@@ -28,7 +28,7 @@ func DrainContext(limit time.Duration, signals <-chan os.Signal) (context.Contex
 	return ctx, cancel
 }
 
-// Listen opens a port that a flag names.
+// Listen opens the port of a flag.
 func Listen(address, flag string) (net.Listener, error) {
 	l, err := net.Listen("tcp", address)
 	if errors.Is(err, syscall.EADDRINUSE) {
@@ -43,7 +43,7 @@ func Listen(address, flag string) (net.Listener, error) {
 	return l, nil
 }
 
-// StopServer lets clients read what they were promised, for a few seconds.
+// StopServer stops a server, and gives clients a few seconds to read their answers.
 func StopServer(server *grpc.Server) {
 	stopped := make(chan struct{})
 	go func() {

@@ -15,7 +15,7 @@ import (
 	"github.com/cloister-build/cloister/cmd/internal/exit"
 )
 
-// openStore opens the store of the flags, and fills in what they leave to it. Log is told what is found damaged.
+// openStore opens the store and resolves c.Dir.
 func openStore(c *Config, log *slog.Logger) (*disk.Cache, error) {
 	dir, err := storedir.Path(c.Dir)
 	if err != nil {
@@ -25,18 +25,18 @@ func openStore(c *Config, log *slog.Logger) (*disk.Cache, error) {
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return nil, exit.New(exit.Environment, fmt.Errorf("--dir %s: %w", dir, err))
 	}
-	// Inputs are mounted by the paths of their files, and a link in them would be refused.
+	// Inputs are mounted by path, and mounts refuse symlinks.
 	if c.Dir, err = filepath.EvalSymlinks(dir); err != nil {
 		return nil, exit.New(exit.Environment, fmt.Errorf("--dir %s: %w", dir, err))
 	}
-	most, err := c.maxSize.Of(c.Dir)
+	limit, err := c.maxSize.Of(c.Dir)
 	if err != nil {
 		return nil, exit.New(exit.Environment, err)
 	}
 	store, err := disk.Open(disk.Config{
-		Dir: c.Dir, MaxBytes: most, MaxFiles: c.maxFiles, Lease: storedir.Lease(c.lease), Sync: c.Sync,
+		Dir: c.Dir, MaxBytes: limit, MaxFiles: c.maxFiles, Lease: storedir.Lease(c.lease), Sync: c.Sync,
 		Corrupt: func(instance string, d cas.Digest, where string) {
-			log.Warn("damaged blob: it is absent now, so that it is uploaded or made again",
+			log.Warn("damaged blob; it is absent until it is uploaded or produced again",
 				"digest", d.String(), "instance", instance, "where", where, "kept", diskctl.Quarantine(c.Dir, d))
 		},
 	})
@@ -44,7 +44,7 @@ func openStore(c *Config, log *slog.Logger) (*disk.Cache, error) {
 		return nil, exit.New(exit.Environment, err)
 	}
 	if s := store.Stats(); s.LogDamage > 0 || s.LogLost > 0 {
-		log.Warn("damaged logs: some blobs are absent now, so that they are uploaded or made again",
+		log.Warn("damaged segment logs; some blobs are absent until they are uploaded or produced again",
 			"dir", filepath.Join(c.Dir, "segments"), "unreadable_bytes", s.LogDamage, "records_without_bytes", s.LogLost)
 	}
 	return store, nil

@@ -15,15 +15,16 @@ import (
 )
 
 const (
-	probeEvery   = 10 * time.Second // how often an upstream is asked whether it answers
-	probeLimit   = 10 * time.Second // how long that may take
-	StartupProbe = 3 * time.Second  // how long a start waits for the first answer
+	probeInterval = 10 * time.Second
+	probeTimeout  = 10 * time.Second
+	// StartupProbe is the timeout of the first probe, which delays the start.
+	StartupProbe = 3 * time.Second
 )
 
-// errNotProbed is why it is not known whether an upstream answers.
-var errNotProbed = errors.New("it has not been asked yet")
+// errNotProbed is the reason before the first probe.
+var errNotProbed = errors.New("not probed yet")
 
-// An upstream is what is behind the disk, and whether it answers.
+// An upstream is the store behind the disk, and whether it answers.
 type upstream struct {
 	address   string
 	instances cas.Instances
@@ -31,11 +32,11 @@ type upstream struct {
 	close     func() error
 
 	mu     sync.Mutex
-	reason error     // guarded by mu; nil while it answers
-	since  time.Time // guarded by mu; when that began
+	reason error     // guarded by mu; why it does not answer, nil if it does
+	since  time.Time // guarded by mu; when that changed
 }
 
-// checkServer asks a server for a blob that it may have or not: a connection that nobody uses notices nothing.
+// checkServer makes a call, because an idle connection does not notice a lost server.
 func checkServer(ctx context.Context, c *remote.Client) error {
 	if err := c.Err(); err != nil {
 		return err
@@ -48,22 +49,22 @@ func checkServer(ctx context.Context, c *remote.Client) error {
 	if errors.Is(err, cas.ErrUnavailable) || errors.Is(err, context.DeadlineExceeded) {
 		return err
 	}
-	return nil // any other answer is one: the server may not have an instance of this name
+	return nil // the server answers, even if it lacks this instance
 }
 
-// watch asks again and again whether the upstream answers, until ctx ends.
+// watch probes the upstream until ctx ends.
 func (u *upstream) watch(ctx context.Context, log *slog.Logger) {
 	for {
-		u.Probe(ctx, probeLimit, log)
+		u.Probe(ctx, probeTimeout, log)
 		select {
-		case <-time.After(probeEvery):
+		case <-time.After(probeInterval):
 		case <-ctx.Done():
 			return
 		}
 	}
 }
 
-// Probe asks once whether the upstream answers.
+// Probe checks once whether the upstream answers.
 func (u *upstream) Probe(ctx context.Context, limit time.Duration, log *slog.Logger) {
 	probe, cancel := context.WithTimeout(ctx, limit)
 	err := u.check(probe)
@@ -73,7 +74,7 @@ func (u *upstream) Probe(ctx context.Context, limit time.Duration, log *slog.Log
 	}
 }
 
-// note remembers how a probe ended.
+// note records the result of a probe.
 func (u *upstream) note(err error, log *slog.Logger) {
 	u.mu.Lock()
 	defer u.mu.Unlock()
@@ -90,7 +91,7 @@ func (u *upstream) note(err error, log *slog.Logger) {
 	}
 }
 
-// Down says since when the upstream does not answer, and why, or nothing.
+// Down returns why and since when the upstream does not answer, or "".
 func (u *upstream) Down() string {
 	u.mu.Lock()
 	defer u.mu.Unlock()

@@ -20,12 +20,13 @@ import (
 	"github.com/spf13/cobra"
 )
 
-// Upstream is the flags that say what is behind the disk.
+// UpstreamFlags select what is behind the disk.
 type UpstreamFlags struct {
 	Server, Bucket, WriteMode string
-	Identity                  identity.Flags // at cas
+	Identity                  identity.Flags // at Server
 }
 
+// Register adds the flags.
 func (f *UpstreamFlags) Register(cmd *cobra.Command) {
 	fs := cmd.Flags()
 	fs.StringVar(&f.Server, "cas", "", "upstream server with a store and an action cache: grpc://HOST:PORT[/INSTANCE] or grpcs://")
@@ -35,13 +36,13 @@ func (f *UpstreamFlags) Register(cmd *cobra.Command) {
 	cmd.MarkFlagsMutuallyExclusive("cas", "store")
 }
 
-// policy returns what is wrong with the flags, before anything is made.
+// policy validates the flags and returns the write policy.
 func (f *UpstreamFlags) policy(cmd *cobra.Command) (overlay.Policy, error) {
 	switch {
 	case cmd.Flags().Changed("cas-write") && f.Server == "" && f.Bucket == "":
-		return 0, errors.New("--cas-write goes with --cas or --store, of which none is given")
+		return 0, errors.New("--cas-write needs --cas or --store")
 	case f.Server == "" && slices.ContainsFunc(f.Identity.Names(), cmd.Flags().Changed):
-		return 0, fmt.Errorf("--%s go with --cas, which is not given", strings.Join(f.Identity.Names(), ", --"))
+		return 0, fmt.Errorf("--%s need --cas", strings.Join(f.Identity.Names(), ", --"))
 	case f.WriteMode == "through":
 		return overlay.WriteThrough, nil
 	case f.WriteMode == "back":
@@ -50,8 +51,8 @@ func (f *UpstreamFlags) policy(cmd *cobra.Command) (overlay.Policy, error) {
 	return 0, fmt.Errorf("--cas-write %q: write through or back", f.WriteMode)
 }
 
-// open reaches what the flags name; it returns nil if they name nothing. The caller closes what it returns. A server
-// need not be there yet, a bucket must be.
+// open connects to the upstream, or returns nil if there is none. The caller closes it. A bucket must be reachable, a
+// server need not be yet.
 func (f *UpstreamFlags) open(ctx context.Context, log *slog.Logger) (*upstream, error) {
 	u := &upstream{address: f.Server + f.Bucket, reason: errNotProbed, since: time.Now()}
 	switch {
@@ -66,7 +67,7 @@ func (f *UpstreamFlags) open(ctx context.Context, log *slog.Logger) (*upstream, 
 		}
 		u.instances, u.close = c.Instance, c.Close
 		u.check = func(ctx context.Context) error { return checkServer(ctx, c) }
-		// What is advertised to clients is what the server serves.
+		// Clients are offered what the upstream supports, so wait for its capabilities.
 		select {
 		case <-c.Probed():
 		case <-time.After(StartupProbe):

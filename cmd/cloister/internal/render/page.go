@@ -1,21 +1,26 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package render prints results for people and programs. It quotes names chosen by others, so that they can neither
-// forge a line nor control the terminal.
+// Package render prints results for people and programs. It quotes text chosen by others, so that it can neither forge a
+// line nor control the terminal.
 package render
 
 import (
+	"encoding/json"
 	"fmt"
 	"io"
+	"time"
+
+	"github.com/cloister-build/cloister/cmd/internal/flags"
 )
 
-// A page prints lines of a name and a value, the name of equal ones once.
+// A Page prints lines of a name and a value. Successive lines with the same name print it once.
 type Page struct {
 	W    io.Writer
-	last string
 	Err  error // of the first line that could not be written
+	last string
 }
 
+// Line prints a line.
 func (p *Page) Line(name, value string) {
 	if name == p.last {
 		name = ""
@@ -27,8 +32,32 @@ func (p *Page) Line(name, value string) {
 	}
 }
 
+// Lines prints a line for each value.
 func (p *Page) Lines(name string, values []string) {
 	for _, v := range values {
 		p.Line(name, v)
 	}
+}
+
+// JSON prints v as indented JSON.
+func JSON(out io.Writer, v any) error {
+	e := json.NewEncoder(out)
+	e.SetIndent("", "  ")
+	return e.Encode(v)
+}
+
+// Age formats a duration in its two largest units.
+func Age(seconds float64) string {
+	d := time.Duration(seconds * float64(time.Second))
+	switch {
+	case d < 10*time.Second:
+		return fmt.Sprintf("%.1fs", d.Seconds())
+	case d < time.Minute:
+		return fmt.Sprintf("%ds", d/time.Second)
+	case d < time.Hour:
+		return fmt.Sprintf("%dm%02ds", d/time.Minute, d%time.Minute/time.Second)
+	case d < flags.Day:
+		return fmt.Sprintf("%dh%02dm", d/time.Hour, d%time.Hour/time.Minute)
+	}
+	return fmt.Sprintf("%dd%dh", d/flags.Day, d%flags.Day/time.Hour)
 }

@@ -8,13 +8,13 @@ import (
 	"unicode"
 )
 
-// QuoteAll returns a command as a line that a shell reads as the same words.
-func QuoteAll(args []string) string { return joined(args, Quote) }
+// QuoteAll returns a command as one line that a shell splits into the same words.
+func QuoteAll(args []string) string { return join(args, Quote) }
 
-// QuoteScript is quoteAll for a command that people read: lines of a script stay lines.
-func QuoteScript(args []string) string { return joined(args, quoteWord) }
+// QuoteScript is QuoteAll for reading: it keeps line breaks within a word.
+func QuoteScript(args []string) string { return join(args, quoteWord) }
 
-func joined(args []string, quote func(string) string) string {
+func join(args []string, quote func(string) string) string {
 	quoted := make([]string, len(args))
 	for i, a := range args {
 		quoted[i] = quote(a)
@@ -22,21 +22,20 @@ func joined(args []string, quote func(string) string) string {
 	return strings.Join(quoted, " ")
 }
 
-// Quote returns s as one word of a shell, in one line: what follows a line end in it would look like a line of ours. What
-// a terminal would not show as it is becomes an escape, which shells read in $'...'.
+// Quote returns s as one word of a shell, on one line. Characters that a terminal would not show become escapes, which
+// shells read in $'...'.
 func Quote(s string) string {
 	if strings.Contains(s, "\n") {
-		return quoteEscaped(s)
+		return escape(s)
 	}
 	return quoteWord(s)
 }
 
-// quoteWord is quote, but that a line end stays one.
 func quoteWord(s string) string {
 	plain := s != ""
 	for _, r := range s {
 		if r == unicode.ReplacementChar || !unicode.IsPrint(r) && r != '\n' {
-			return quoteEscaped(s)
+			return escape(s)
 		}
 		plain = plain && (r >= 'a' && r <= 'z' || r >= 'A' && r <= 'Z' || r >= '0' && r <= '9' || strings.ContainsRune("@%+=:,./-_", r))
 	}
@@ -46,7 +45,7 @@ func quoteWord(s string) string {
 	return "'" + strings.ReplaceAll(s, "'", `'\''`) + "'"
 }
 
-func quoteEscaped(s string) string {
+func escape(s string) string {
 	var b strings.Builder
 	b.WriteString("$'")
 	for i := range len(s) {
@@ -58,7 +57,7 @@ func quoteEscaped(s string) string {
 		case c >= ' ' && c <= '~':
 			b.WriteByte(c)
 		default:
-			// Three digits, so that what follows is not read as one more.
+			// Always three digits, so that a following digit is not read as part of the escape.
 			b.WriteString(`\` + strconv.FormatUint(uint64(c)|1<<9, 8)[1:])
 		}
 	}

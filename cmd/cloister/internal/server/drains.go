@@ -10,7 +10,7 @@ import (
 	"path/filepath"
 	"time"
 
-	"github.com/cloister-build/cloister/cmd/cloister/internal/storedir"
+	"github.com/cloister-build/cloister/cas/durable"
 	"github.com/cloister-build/cloister/cmd/internal/exit"
 	"github.com/cloister-build/cloister/sandbox/printable"
 	"github.com/cloister-build/cloister/worker/queue"
@@ -55,7 +55,7 @@ func keepDrains(dir string, s queue.DrainState) error {
 	if err != nil {
 		return err
 	}
-	return storedir.WriteFile(drainsOf(dir), string(data)+"\n")
+	return durable.WriteFile(drainsOf(dir), append(data, '\n'), 0o600)
 }
 
 // AllDrained says since when and why no worker is given actions, "" if one is, or would be if it joined: actions that wait

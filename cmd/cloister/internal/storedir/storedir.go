@@ -15,33 +15,33 @@ import (
 	"github.com/cloister-build/cloister/cmd/internal/flags"
 )
 
-// Audit returns the directory of the log of a store.
-func Audit(store string) string { return filepath.Join(store, "audit") }
-
-// Lease returns what disk.Config says of a lease: 0 is none.
-func Lease(s flags.Duration) time.Duration {
-	if s == 0 {
-		return -1
-	}
-	return time.Duration(s)
-}
-
-// Path returns the directory that --dir names, or the default.
+// Path returns the absolute path of a directory given with --dir, or of the default one.
 func Path(flag string) (string, error) {
 	if flag == "" {
 		cache, err := os.UserCacheDir()
 		if err != nil {
-			return "", exit.New(exit.Environment, fmt.Errorf("there is no cache directory for this user (%w): state --dir", err))
+			return "", exit.New(exit.Environment, fmt.Errorf("no cache directory for this user (%w): pass --dir", err))
 		}
 		flag = filepath.Join(cache, "cloister")
 	}
 	return filepath.Abs(flag)
 }
 
-// Journal returns the file in which a store remembers what is still to be written to its upstream.
+// Audit returns the directory of the audit log.
+func Audit(dir string) string { return filepath.Join(dir, "audit") }
+
+// Journal returns the journal of writes that wait to be sent upstream.
 func Journal(dir string) string { return filepath.Join(dir, "upstream.journal") }
 
-// Pending returns how many blobs and results stand in the journal of a store that nobody writes.
+// Lease converts a --lease flag for disk.Config, in which a negative lease means none.
+func Lease(d flags.Duration) time.Duration {
+	if d == 0 {
+		return -1
+	}
+	return time.Duration(d)
+}
+
+// Pending returns the number of blobs and results in the journal. No process may hold the store.
 func Pending(dir string) (int, error) {
 	data, err := os.ReadFile(Journal(dir))
 	if err != nil && !errors.Is(err, os.ErrNotExist) {
