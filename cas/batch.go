@@ -10,15 +10,14 @@ import (
 	"sync"
 )
 
-// Limits of what waits in a Batch.
+// A Batch is flushed at these limits.
 const (
 	batchBytes = 1 << 20
 	batchBlobs = 1000
 )
 
-// A Batch puts many small blobs into one store, some of them at once, and knows all that it was given. It
-// holds at most a mebibyte, and as much again for each goroutine that uses it. Its methods are safe for
-// concurrent use; make it with NewBatch.
+// A Batch collects small blobs and puts them into a store in groups. It holds at most 1 MiB, and 1 MiB more for each
+// goroutine that uses it. Its methods are safe for concurrent use. NewBatch makes one.
 type Batch struct {
 	store Store
 
@@ -26,16 +25,16 @@ type Batch struct {
 	waiting []Blob          // guarded by mu
 	bytes   int             // guarded by mu; of waiting
 	blobs   []Digest        // guarded by mu
-	known   map[Digest]bool // guarded by mu; what is in blobs
+	known   map[Digest]bool // guarded by mu; set of blobs
 }
 
 // NewBatch returns an empty Batch for s.
 func NewBatch(s Store) *Batch { return &Batch{store: s, known: map[Digest]bool{}} }
 
-// Add puts b, perhaps no sooner than Flush. Until then nobody may change the data. Errors are those of Put,
-// also for what was added before.
+// Add puts blob now or at the latest in Flush; until then the caller must not modify the data. It may return errors of
+// blobs added earlier.
 func (b *Batch) Add(ctx context.Context, blob Blob) error {
-	if len(blob.Data) == 0 || !b.note(blob.Digest) {
+	if len(blob.Data) == 0 || !b.remember(blob.Digest) {
 		return nil // the empty blob is always present
 	}
 	if len(blob.Data) >= batchBytes {
@@ -58,17 +57,17 @@ func (b *Batch) AddBytes(ctx context.Context, f Function, data []byte) (Digest, 
 	return d, b.Add(ctx, Blob{d, data})
 }
 
-// AddSeeker puts what r holds from its start to its end at once, and returns its digest, as PutSeeker does.
+// AddSeeker puts the content of r from start to end without delay, and returns its digest.
 func (b *Batch) AddSeeker(ctx context.Context, f Function, r io.ReadSeeker) (Digest, error) {
 	d, err := PutSeeker(ctx, b.store, f, r)
 	if err == nil {
-		b.note(d)
+		b.remember(d)
 	}
 	return d, err
 }
 
-// note reports whether d is new.
-func (b *Batch) note(d Digest) bool {
+// remember reports whether d is new.
+func (b *Batch) remember(d Digest) bool {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	if b.known[d] {
@@ -79,7 +78,7 @@ func (b *Batch) note(d Digest) bool {
 	return true
 }
 
-// Flush puts what was added and waits. When it returns nil, and so has every other call, all is stored.
+// Flush puts the waiting blobs. When it and all concurrent calls have returned nil, every added blob is stored.
 func (b *Batch) Flush(ctx context.Context) error {
 	b.mu.Lock()
 	waiting := b.waiting
@@ -93,7 +92,7 @@ func (b *Batch) Flush(ctx context.Context) error {
 	return nil
 }
 
-// Blobs returns the digests of all that was added, each once, without that of the empty blob.
+// Blobs returns the digests of all added blobs, each once, except the empty blob's.
 func (b *Batch) Blobs() []Digest {
 	b.mu.Lock()
 	defer b.mu.Unlock()

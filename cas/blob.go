@@ -15,28 +15,27 @@ import (
 	"google.golang.org/protobuf/reflect/protoreflect"
 )
 
-// The largest blobs, in bytes, that are read as messages of the API. Decoded, a message may take "unfolded"
-// times as much memory: enough for any list of files with names of usual length, but not for one of
-// empty entries, which grow from two bytes each to a hundred.
+// The largest messages of the API that are read, in bytes. Once decoded, a message may take maxExpansion times as much
+// memory. That suffices for any list of files with ordinary names, but not for a list of empty entries, which grow from
+// two bytes each to a hundred.
 const (
-	MaxMessage = 16 << 20 // an Action, a Command, a Directory
-	MaxTree    = 64 << 20 // a Tree
-	unfolded   = 4
+	MaxMessage   = 16 << 20 // an Action, a Command, a Directory
+	MaxTree      = 64 << 20 // a Tree
+	maxExpansion = 4
 )
 
-// What an entry of a message is taken to cost in memory, in bytes, besides its text. Of
-// google.golang.org/protobuf v1.36.12 on a 64-bit machine the empty messages of the API take 64 to 135
-// with their pointers, and an empty string 16, each about 40 more until the list has stopped growing.
+// The estimated cost of a list entry in memory besides its text, in bytes. With google.golang.org/protobuf v1.36.12 on a
+// 64-bit machine, an empty message takes 64 to 135 bytes including its pointer, and an empty string 16; a growing list
+// adds about 40 to each.
 const (
-	messageCost = 128 // a message within a message
-	stringCost  = 40  // a string or bytes in a list
+	messageCost = 128
+	stringCost  = 40
 )
 
-// ReadAll returns the blob d. A blob above limit bytes is ErrInvalid; otherwise errors are those of
-// Store.Open.
+// ReadAll returns the content of d. A blob larger than limit bytes is ErrInvalid; other errors are those of Store.Open.
 func ReadAll(ctx context.Context, s Store, d Digest, limit int64) ([]byte, error) {
 	if d.size > limit {
-		return nil, invalidf("blob %s is larger than the %d bytes that are read at once", d, limit)
+		return nil, invalidf("blob %s is larger than the limit of %d bytes", d, limit)
 	}
 	r, err := s.Open(ctx, d, 0)
 	if err != nil {
@@ -47,7 +46,7 @@ func ReadAll(ctx context.Context, s Store, d Digest, limit int64) ([]byte, error
 	if _, err := io.ReadFull(r, b); err != nil {
 		return nil, fmt.Errorf("read blob %s: %w", d, err)
 	}
-	// The store reports corruption where the end should be.
+	// The store reports corruption in place of the end of the file.
 	if _, err := r.Read(make([]byte, 1)); err != io.EOF {
 		if err == nil {
 			err = ErrCorrupt
@@ -57,14 +56,13 @@ func ReadAll(ctx context.Context, s Store, d Digest, limit int64) ([]byte, error
 	return b, nil
 }
 
-// ReadProto reads the blob d into m. A blob that is no such message, or one that CheckMessage refuses,
-// is ErrInvalid.
+// ReadProto reads the blob d into m. It returns ErrInvalid if the blob is not such a message or CheckMessage refuses it.
 func ReadProto(ctx context.Context, s Store, d Digest, m proto.Message) error {
 	_, err := ReadSized(ctx, s, d, m)
 	return err
 }
 
-// ReadSized is ReadProto, and returns the bytes of memory that m is taken to cost.
+// ReadSized is ReadProto and returns the estimated size of m in memory, in bytes.
 func ReadSized(ctx context.Context, s Store, d Digest, m proto.Message) (int64, error) {
 	b, err := ReadAll(ctx, s, d, maxBytes(m))
 	if err != nil {
@@ -73,7 +71,7 @@ func ReadSized(ctx context.Context, s Store, d Digest, m proto.Message) (int64, 
 	return DecodeSized(b, d, m)
 }
 
-// DecodeSized is ReadSized for whoever has the blob d already, and has compared it with its digest.
+// DecodeSized is ReadSized for the verified content b of d.
 func DecodeSized(b []byte, d Digest, m proto.Message) (int64, error) {
 	cost, err := measure(b, m)
 	if err != nil {
@@ -85,7 +83,7 @@ func DecodeSized(b []byte, d Digest, m proto.Message) (int64, error) {
 	return cost, nil
 }
 
-// maxBytes returns the size that a blob may have to be read as a message of m's type.
+// maxBytes returns the maximum size of an encoded message of m's type.
 func maxBytes(m proto.Message) int64 {
 	if _, ok := m.(*repb.Tree); ok {
 		return MaxTree
@@ -93,30 +91,29 @@ func maxBytes(m proto.Message) int64 {
 	return MaxMessage
 }
 
-// CheckMessage returns ErrInvalid if b, an encoded message of m's type, is too large for ReadProto as it
-// is or would be once decoded. It decodes nothing and does not look at what m holds.
+// CheckMessage returns ErrInvalid if b, an encoded message of m's type, is or would decode to more than ReadProto
+// permits. It decodes nothing and does not check the fields.
 func CheckMessage(b []byte, m proto.Message) error {
 	_, err := measure(b, m)
 	return err
 }
 
-// measure is CheckMessage, and returns what b will take once decoded.
+// measure is CheckMessage and returns the estimated size of the decoded message.
 func measure(b []byte, m proto.Message) (int64, error) {
 	limit, desc := maxBytes(m), m.ProtoReflect().Descriptor()
 	if int64(len(b)) > limit {
-		return 0, invalidf("a %s of %d bytes is larger than the %d that are read", desc.Name(), len(b), limit)
+		return 0, invalidf("a %s of %d bytes is larger than the limit of %d", desc.Name(), len(b), limit)
 	}
-	left := charge(unfolded*limit-int64(len(b)), b, desc)
+	left := charge(maxExpansion*limit-int64(len(b)), b, desc)
 	if left < 0 {
-		return 0, invalidf("a %s of %d bytes with so many entries takes more than the %d bytes of memory permitted",
-			desc.Name(), len(b), unfolded*limit)
+		return 0, invalidf("a %s of %d bytes would take more than %d bytes of memory: it has too many entries",
+			desc.Name(), len(b), maxExpansion*limit)
 	}
-	return unfolded*limit - left, nil
+	return maxExpansion*limit - left, nil
 }
 
-// charge returns what is left of left bytes of memory after the entries of b, a message that desc
-// describes: a negative number, as soon as there are too many. What is malformed costs nothing, since
-// decoding ends there. Its recursion is as deep as messages of the API are nested, none of which
+// charge subtracts the cost of the entries of b, a message that desc describes, from left and returns the rest. It stops
+// when that is negative, or where b is malformed, as decoding does. The recursion ends because no message of the API
 // contains its own type.
 func charge(left int64, b []byte, desc protoreflect.MessageDescriptor) int64 {
 	fields := desc.Fields()
@@ -161,8 +158,7 @@ func PutProto(ctx context.Context, s Store, f Function, m proto.Message) (Digest
 	return d, s.Put(ctx, d, bytes.NewReader(b))
 }
 
-// PutSeeker stores what r holds from its start to its end, and returns its digest. It reads r twice:
-// once for the name and once for the store.
+// PutSeeker stores the content of r from start to end, and returns its digest. It reads r twice.
 func PutSeeker(ctx context.Context, s Store, f Function, r io.ReadSeeker) (Digest, error) {
 	d, err := f.SumSeeker(r)
 	if err != nil {
@@ -171,8 +167,8 @@ func PutSeeker(ctx context.Context, s Store, f Function, r io.ReadSeeker) (Diges
 	return d, s.Put(ctx, d, r)
 }
 
-// Verify returns a reader of r that fails with ErrCorrupt where io.EOF would have stood, if the bytes
-// read were not those of d, and as soon as there are too many of them.
+// Verify returns a reader of r that fails with ErrCorrupt at the end if the content does not match d, and earlier if
+// there is too much of it.
 func Verify(d Digest, r io.Reader) io.Reader {
 	return &verifier{d: d, r: r, h: d.fn.New(d.size)}
 }
@@ -197,12 +193,10 @@ func (v *verifier) Read(p []byte) (int, error) {
 	return n, err
 }
 
-// batchPuts is how many blobs PutAll stores at once in a store that is no Batcher: a store that waits for its disk can
-// then commit them together.
-const batchPuts = 32
+// parallelPuts is the number of concurrent Puts in PutAll: a store that syncs its disk can commit them together.
+const parallelPuts = 32
 
-// PutAll stores each of blobs in s, as Batcher has it, by its PutAll if it is one and else by Put of many at once. It
-// returns an error for each, nil where it is stored.
+// PutAll stores blobs in s as Batcher.PutAll does. If s is not a Batcher, it calls Put concurrently.
 func PutAll(ctx context.Context, s Store, blobs []Blob) []error {
 	if len(blobs) == 0 {
 		return nil
@@ -213,7 +207,7 @@ func PutAll(ctx context.Context, s Store, blobs []Blob) []error {
 	errs := make([]error, len(blobs))
 	parallel(len(blobs), func(i int) {
 		d, data := blobs[i].Digest, blobs[i].Data
-		// Put does not look at the bytes offered for a blob that is present, and these may be wrong.
+		// Put need not verify content for a blob that is present.
 		if got := d.fn.Sum(data); got != d {
 			errs[i] = Mismatch(d, got)
 			return
@@ -223,21 +217,21 @@ func PutAll(ctx context.Context, s Store, blobs []Blob) []error {
 	return errs
 }
 
-// parallel calls f with 0 to n-1, batchPuts of them at once, and returns when all have. A panic of f
-// becomes one of the caller, where it ends a call and not the process.
+// parallel calls f(0) to f(n-1), parallelPuts at a time, and waits. It re-panics in the caller, so that a panic ends one
+// request and not the process.
 func parallel(n int, f func(i int)) {
 	var group sync.WaitGroup
-	turn := make(chan struct{}, batchPuts)
+	slots := make(chan struct{}, parallelPuts)
 	panics := make(chan any, 1)
 	for i := range n {
-		turn <- struct{}{}
+		slots <- struct{}{}
 		group.Go(func() {
 			defer func() {
-				<-turn
+				<-slots
 				if p := recover(); p != nil {
 					select {
 					case panics <- p:
-					default: // the first is enough
+					default: // report the first
 					}
 				}
 			}()

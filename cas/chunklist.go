@@ -11,56 +11,55 @@ import (
 	repb "github.com/bazelbuild/remote-apis/build/bazel/remote/execution/v2"
 )
 
-// MaxChunks is how many chunks a mapping may have: of the 512 KiB that the API recommends, half a terabyte.
+// MaxChunks is the maximum length of a chunk list: 512 GB in chunks of 512 KiB, the size the API recommends.
 const MaxChunks = 1_000_000
 
-// A ChunkList says of which chunks a blob consists.
+// A ChunkList lists the chunks of a blob.
 type ChunkList struct {
-	// Function is what cut the blob. UNKNOWN says nothing.
+	// Function is the algorithm that cut the blob, or UNKNOWN.
 	Function repb.ChunkingFunction_Value
-	// Chunks are, one after the other, the blob. None is empty, and all are of the blob's digest function.
+	// Chunks concatenated are the blob. None is empty, and all have the blob's digest function.
 	Chunks []Digest
 }
 
-// A Splicer is an optional ability of a Store: to keep a blob as the list of its chunks, so that what blobs have in
-// common is stored once.
+// A Splicer is a Store that can keep a blob as a list of chunks, so that blobs with common chunks share their storage.
 type Splicer interface {
-	// Splice keeps m for d: from then on d is present as long as each of its chunks is, and all methods of the store
-	// treat it as any other blob. An earlier mapping is replaced. The caller has compared what the chunks are
-	// with d: a store gives out no other bytes as d, but may call them present. A chunk that is absent is
-	// ErrNotFound, and the error names it; a mapping that Check refuses is ErrInvalid.
+	// Splice stores d as the chunks m, and replaces an earlier list. From then on d is present while all its chunks
+	// are, and behaves like any other blob. The caller has verified that the chunks match d: a store never returns
+	// other content as d, but may report d as present. Splice returns ErrNotFound, naming the chunk, if one is absent,
+	// and ErrInvalid if m.Check(d) fails.
 	Splice(ctx context.Context, d Digest, m ChunkList) error
-	// Mapping returns what Map has kept for d, or ErrNotFound. It need not have the same chunks, where some of those
-	// were themselves kept as chunks. It says nothing of whether the chunks are present: Missing does.
+	// Split returns the chunk list of d, or ErrNotFound. It may differ from the spliced list if some of those chunks
+	// were chunk lists themselves. The chunks need not be present.
 	Split(ctx context.Context, d Digest) (ChunkList, error)
 }
 
-// Check returns ErrInvalid if m cannot be a mapping of d, whatever the chunks hold.
+// Check returns ErrInvalid if m cannot be the chunk list of d, whatever the content of the chunks.
 func (m ChunkList) Check(d Digest) error {
 	if len(m.Chunks) > MaxChunks {
-		return invalidf("blob %s has %d chunks; at most %d are kept of a blob: cut it into larger ones", d, len(m.Chunks), MaxChunks)
+		return invalidf("blob %s has %d chunks, more than the maximum of %d: use larger chunks", d, len(m.Chunks), MaxChunks)
 	}
 	rest := d.size
 	for i, c := range m.Chunks {
 		switch {
 		case c.fn != d.fn:
-			return invalidf("chunk %d of blob %s is named by another digest function, as %s", i, d, c)
+			return invalidf("chunk %d of blob %s has a different digest function: %s", i, d, c)
 		case c.size == 0:
 			return invalidf("chunk %d of blob %s is empty", i, d)
 		case c.size > rest:
-			return invalidf("the first %d chunks of blob %s are larger than it", i+1, d)
+			return invalidf("the first %d chunks of blob %s exceed its size", i+1, d)
 		}
 		rest -= c.size
 	}
 	if rest > 0 {
-		return invalidf("the chunks of blob %s have %d of its %d bytes", d, d.size-rest, d.size)
+		return invalidf("the chunks of blob %s have %d bytes, the blob has %d", d, d.size-rest, d.size)
 	}
 	return nil
 }
 
-// Flat returns m with chunks that are blobs of the store as they are. Chunks returns nothing for one that is, and for one
-// that is kept as chunks itself those, which are flat; an error of it ends Flat. Chunks of chunks would let a client
-// build towers of them. What cut the blob is unknown then.
+// Flat returns m with every chunk that is itself a chunk list replaced by its chunks, so that clients cannot nest lists.
+// Flat calls chunks for each chunk; it returns nil for an ordinary blob, or a flat list. An error of chunks ends Flat. If
+// anything is replaced, the resulting Function is UNKNOWN.
 func (m ChunkList) Flat(chunks func(Digest) ([]Digest, error)) (ChunkList, error) {
 	flat := ChunkList{Function: m.Function, Chunks: make([]Digest, 0, len(m.Chunks))}
 	for _, c := range m.Chunks {
@@ -74,16 +73,20 @@ func (m ChunkList) Flat(chunks func(Digest) ([]Digest, error)) (ChunkList, error
 			flat.Function = repb.ChunkingFunction_UNKNOWN
 		}
 		if flat.Chunks = append(flat.Chunks, inner...); len(flat.Chunks) > MaxChunks {
-			return ChunkList{}, invalidf("a blob has more than %d chunks, since chunk %s has %d itself: cut it into larger ones", MaxChunks, c, len(inner))
+			return ChunkList{}, invalidf("a blob has more than %d chunks, because chunk %s is a list of %d: use larger chunks",
+				MaxChunks, c, len(inner))
 		}
 	}
 	return flat, nil
 }
 
-// Join returns a reader of chunks, one after the other, from byte off of all of them on. Open is a Store's, called
-// with ctx for each chunk when its turn comes, so that ctx must not end before. A chunk that is absent then ends the
-// reader with an error that names it and is ErrNotFound. The caller closes the reader.
-func Join(ctx context.Context, open func(context.Context, Digest, int64) (io.ReadCloser, error), chunks []Digest, off int64) io.ReadCloser {
+// OpenFunc is the signature of Store.Open.
+type OpenFunc func(ctx context.Context, d Digest, off int64) (io.ReadCloser, error)
+
+// Join returns a reader of the concatenated chunks, from byte off. It calls open with ctx for each chunk in turn, so ctx
+// must outlive the reader. Reading fails with ErrNotFound, naming the chunk, if one is absent. The caller closes the
+// reader.
+func Join(ctx context.Context, open OpenFunc, chunks []Digest, off int64) io.ReadCloser {
 	for len(chunks) > 0 && off >= chunks[0].size {
 		off -= chunks[0].size
 		chunks = chunks[1:]
@@ -93,10 +96,10 @@ func Join(ctx context.Context, open func(context.Context, Digest, int64) (io.Rea
 
 type joined struct {
 	ctx    context.Context
-	open   func(context.Context, Digest, int64) (io.ReadCloser, error)
-	chunks []Digest      // that were not read to their ends
-	off    int64         // where to begin with the first of them
-	r      io.ReadCloser // of it, or nil
+	open   OpenFunc
+	chunks []Digest      // not yet read to the end
+	off    int64         // where to start in the first of them
+	r      io.ReadCloser // the first of them, or nil
 	err    error
 }
 

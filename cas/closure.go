@@ -11,15 +11,14 @@ import (
 	repb "github.com/bazelbuild/remote-apis/build/bazel/remote/execution/v2"
 )
 
-// maxClosure limits the blobs that one result refers to, each of which costs a few hundred bytes here.
-// It is more than Capture of cas/tree leaves.
+// maxClosure limits the number of blobs that one result refers to: each costs a few hundred bytes of memory. Capture of
+// cas/tree stays below it.
 const maxClosure = 2_000_000
 
-// Closure returns the digests of every blob that r refers to: output files, stdout and stderr, Trees
-// and what they hold, root Directories and what they hold. Each comes once, where it is first met. Each
-// Tree and Directory is read from s once, so that one that is absent is ErrNotFound; where s is a Fetcher, all Trees
-// and the Directories of one level come near at once. One that is malformed is ErrInvalid, as are a malformed digest
-// and more than 2,000,000 blobs.
+// Closure returns the digests of all blobs that r refers to: output files, stdout, stderr, Trees, root Directories, and
+// everything in those. Each is listed once. Closure reads each Tree and Directory from s once, and prefetches all Trees
+// and the Directories of one level together. It returns ErrNotFound if one is absent, and ErrInvalid if one or its
+// digest is malformed or r refers to more than 2,000,000 blobs.
 func Closure(ctx context.Context, s Store, f Function, r *repb.ActionResult) ([]Digest, error) {
 	c := newClosure(s, f)
 	if err := addAll(c, r.OutputFiles); err != nil {
@@ -35,10 +34,10 @@ func Closure(ctx context.Context, s Store, f Function, r *repb.ActionResult) ([]
 	}
 	var trees, dirs []Digest
 	for _, dir := range r.OutputDirectories {
-		if err := c.meet(dir.TreeDigest, c.trees, &trees); err != nil {
+		if err := c.visit(dir.TreeDigest, c.trees, &trees); err != nil {
 			return nil, err
 		}
-		if err := c.meet(dir.RootDirectoryDigest, c.dirs, &dirs); err != nil {
+		if err := c.visit(dir.RootDirectoryDigest, c.dirs, &dirs); err != nil {
 			return nil, err
 		}
 	}
@@ -51,13 +50,13 @@ func Closure(ctx context.Context, s Store, f Function, r *repb.ActionResult) ([]
 	return c.blobs, nil
 }
 
-// A closure is what has been found so far.
+// A closure is the state of a call of Closure.
 type closure struct {
 	store  Store
 	f      Function
 	blobs  []Digest
-	listed map[Digest]bool // those of blobs
-	// What was met, and as what: the same bytes may be a file, a Tree and a Directory.
+	listed map[Digest]bool // set of blobs
+	// The Trees and Directories visited. The same bytes may be a file, a Tree and a Directory.
 	trees, dirs map[Digest]bool
 }
 
@@ -65,7 +64,7 @@ func newClosure(s Store, f Function) *closure {
 	return &closure{store: s, f: f, listed: map[Digest]bool{}, trees: map[Digest]bool{}, dirs: map[Digest]bool{}}
 }
 
-// add lists the blob p.
+// add lists the blob p unless it is listed.
 func (c *closure) add(p *repb.Digest) (Digest, error) {
 	d, err := FromProto(c.f, p)
 	if err != nil || c.listed[d] {
@@ -79,7 +78,7 @@ func (c *closure) add(p *repb.Digest) (Digest, error) {
 	return d, nil
 }
 
-// addAll lists the blobs that nodes, of a result or of a Directory, name.
+// addAll lists the blobs of nodes, the files of a result or of a Directory.
 func addAll[N interface{ GetDigest() *repb.Digest }](c *closure, nodes []N) error {
 	for _, n := range nodes {
 		if _, err := c.add(n.GetDigest()); err != nil {
@@ -89,21 +88,21 @@ func addAll[N interface{ GetDigest() *repb.Digest }](c *closure, nodes []N) erro
 	return nil
 }
 
-// meet lists the blob p, if it is set, and adds it to todo unless it is among met.
-func (c *closure) meet(p *repb.Digest, met map[Digest]bool, todo *[]Digest) error {
+// visit lists the blob p, if it is set, and appends it to todo unless it was visited.
+func (c *closure) visit(p *repb.Digest, visited map[Digest]bool, todo *[]Digest) error {
 	if p == nil {
 		return nil
 	}
 	d, err := c.add(p)
-	if err == nil && !met[d] {
-		met[d] = true
+	if err == nil && !visited[d] {
+		visited[d] = true
 		*todo = append(*todo, d)
 	}
 	return err
 }
 
-// near brings messages of at most limit bytes near: others are not read.
-func (c *closure) near(ctx context.Context, ds []Digest, limit int64) error {
+// prefetch fetches the messages of at most limit bytes; larger ones are never read.
+func (c *closure) prefetch(ctx context.Context, ds []Digest, limit int64) error {
 	if _, ok := As[Fetcher](c.store); !ok {
 		return nil
 	}
@@ -111,9 +110,9 @@ func (c *closure) near(ctx context.Context, ds []Digest, limit int64) error {
 	return Fetch(ctx, c.store, small)
 }
 
-// readTrees lists the files that Trees hold.
+// readTrees lists the files in Trees.
 func (c *closure) readTrees(ctx context.Context, trees []Digest) error {
-	if err := c.near(ctx, trees, MaxTree); err != nil {
+	if err := c.prefetch(ctx, trees, MaxTree); err != nil {
 		return err
 	}
 	for _, d := range trees {
@@ -130,11 +129,11 @@ func (c *closure) readTrees(ctx context.Context, trees []Digest) error {
 	return nil
 }
 
-// readDirectories lists all that Directories hold, a level at a time: neither depth nor repetition costs more memory
-// than those that differ.
+// readDirectories lists the contents of Directories, a level at a time: memory use depends on the number of distinct
+// Directories, not on depth or repetition.
 func (c *closure) readDirectories(ctx context.Context, level []Digest) error {
 	for len(level) > 0 {
-		if err := c.near(ctx, level, MaxMessage); err != nil {
+		if err := c.prefetch(ctx, level, MaxMessage); err != nil {
 			return err
 		}
 		var next []Digest
@@ -148,9 +147,9 @@ func (c *closure) readDirectories(ctx context.Context, level []Digest) error {
 			}
 			for _, sub := range dir.Directories {
 				if sub.Digest == nil {
-					return invalidf("Directory %s: digest of the directory %+.256q is not set", d, sub.Name)
+					return invalidf("Directory %s: subdirectory %+.256q has no digest", d, sub.Name)
 				}
-				if err := c.meet(sub.Digest, c.dirs, &next); err != nil {
+				if err := c.visit(sub.Digest, c.dirs, &next); err != nil {
 					return err
 				}
 			}
@@ -160,9 +159,9 @@ func (c *closure) readDirectories(ctx context.Context, level []Digest) error {
 	return nil
 }
 
-// LookupComplete returns the result recorded for action if every blob of its closure is present, and
-// marks them as used. A miss, an incomplete result, a malformed one and one whose blobs cannot be asked for are
-// all ErrNotFound, and the error says which: the caller can only run the action again.
+// LookupComplete returns the result recorded for action if every blob of its closure is present, and marks these as
+// used. Otherwise it returns ErrNotFound with the reason: there is no result, or it is malformed, or some of its blobs
+// are absent or unavailable. The caller runs the action again.
 func LookupComplete(ctx context.Context, in *Instance, action Digest) (*repb.ActionResult, error) {
 	r, err := in.Actions.Lookup(ctx, action)
 	if err != nil {
@@ -189,8 +188,8 @@ func LookupComplete(ctx context.Context, in *Instance, action Digest) (*repb.Act
 	return r, nil
 }
 
-// unusable returns the ErrNotFound for a result that is recorded but cannot be used. It hides the kind of
-// the error that is the reason, which is nothing that the caller did.
+// unusable returns ErrNotFound for a recorded result that cannot be used. It hides the kind of the underlying error,
+// which is not the caller's fault.
 func unusable(action Digest, why string) error {
 	return &labelled{kind: ErrNotFound, text: fmt.Sprintf("the result of action %s cannot be used: %s", action, why)}
 }

@@ -20,11 +20,11 @@ import (
 	"google.golang.org/protobuf/proto"
 )
 
-// A Function is a digest function that Cloister serves. Its zero value is no function.
+// A Function is a digest function that Cloister serves. The zero value is invalid.
 type Function uint8
 
-// The functions served. Each is part of every key, so that equal hashes of different functions never
-// name the same blob. Stores keep the numbers: a new function takes the next one.
+// The digest functions. Equal hashes of different functions name different blobs. Stores persist these numbers, so a new
+// function takes the next one.
 const (
 	SHA256 Function = 1 + iota
 	SHA1
@@ -36,12 +36,12 @@ const (
 	GITSHA1
 )
 
-// functions is what is known of each.
+// functions describes each function.
 var functions = [...]struct {
-	name  string // as the API has it, in lower case
+	name  string // of the API, in lower case
 	proto repb.DigestFunction_Value
-	bytes int // of a hash
-	// named says that resource names state the function; of the others they leave it to the length of the hash.
+	bytes int // length of a hash
+	// named means that resource names include the name. Otherwise the length of the hash identifies the function.
 	named bool
 	new   func(size int64) hash.Hash
 }{
@@ -55,7 +55,7 @@ var functions = [...]struct {
 	GITSHA1:    {"gitsha1", repb.DigestFunction_GITSHA1, sha1.Size, true, newGitSHA1},
 }
 
-// Functions lists the functions served, in the order in which they are advertised.
+// Functions lists all functions, in the order in which servers advertise them.
 func Functions() []Function {
 	fs := make([]Function, 0, len(functions)-1)
 	for f := SHA256; int(f) < len(functions); f++ {
@@ -64,7 +64,7 @@ func Functions() []Function {
 	return fs
 }
 
-// allFunctions is Functions for those who do not change it.
+// allFunctions is a shared, read-only copy of Functions.
 var allFunctions = Functions()
 
 // Proto returns the function's number in the API.
@@ -81,15 +81,14 @@ func (f Function) String() string {
 // Size returns the length of a hash of the function in bytes.
 func (f Function) Size() int { return functions[f].bytes }
 
-// Named reports whether the resource names of ByteStream state the function, as blobs/FUNCTION/HASH/SIZE. Of a
-// function that is older than that they do not: the length of the hash says enough.
+// Named reports whether ByteStream resource names include the function, as in blobs/FUNCTION/HASH/SIZE. For older
+// functions the length of the hash identifies it.
 func (f Function) Named() bool { return functions[f].named }
 
-// New returns a hash of the function for size bytes: GITSHA1 hashes the size before them, all others ignore it. It
-// panics for the zero Function.
+// New returns a hash for size bytes of input. Only GITSHA1 depends on size. New panics for the zero Function.
 func (f Function) New(size int64) hash.Hash { return functions[f].new(size) }
 
-// hexLen is the length of a hash of the function in hexadecimal digits.
+// hexLen returns the length of a hash in hexadecimal digits.
 func (f Function) hexLen() int { return 2 * functions[f].bytes }
 
 // Sum returns the digest of data.
@@ -99,7 +98,7 @@ func (f Function) Sum(data []byte) Digest {
 	return f.Digest(h, int64(len(data)))
 }
 
-// SumSeeker returns the digest of what r holds from its start to its end, and leaves r at its start.
+// SumSeeker returns the digest of the content of r from start to end, and rewinds r.
 func (f Function) SumSeeker(r io.ReadSeeker) (Digest, error) {
 	size, err := r.Seek(0, io.SeekEnd)
 	if err != nil {
@@ -117,13 +116,13 @@ func (f Function) SumSeeker(r io.ReadSeeker) (Digest, error) {
 	return f.Digest(h, n), err
 }
 
-// Digest returns the digest of the size bytes that h, a hash of f, has seen. If that is not the size that h was made
-// for, the digest is none that any bytes have.
+// Digest returns the digest of the size bytes written to h, a hash of f. If h was made for another size, no content has
+// this digest.
 func (f Function) Digest(h hash.Hash, size int64) Digest {
 	return Digest{fn: f, hash: hex.EncodeToString(h.Sum(nil)), size: size}
 }
 
-// ParseFunction returns the function of a lower-case name, or ErrInvalid.
+// ParseFunction returns the function with this lower-case name, or ErrInvalid.
 func ParseFunction(name string) (Function, error) {
 	for _, f := range allFunctions {
 		if f.String() == name {
@@ -133,7 +132,7 @@ func ParseFunction(name string) (Function, error) {
 	return 0, invalidf("digest function %+.80q is not served; served: %v", name, allFunctions)
 }
 
-// gitSHA1 is SHA-1 of Git's header of a blob and the blob (REAPI, DigestFunction.GITSHA1).
+// gitSHA1 is SHA-1 of Git's blob header and the blob (REAPI, DigestFunction.GITSHA1).
 type gitSHA1 struct {
 	hash.Hash
 	header []byte
@@ -145,22 +144,20 @@ func newGitSHA1(size int64) hash.Hash {
 	return h
 }
 
-// Reset implements hash.Hash, for as many bytes as before.
+// Reset implements hash.Hash, for an input of the same size.
 func (h *gitSHA1) Reset() {
 	h.Hash.Reset()
 	h.Write(h.header)
 }
 
-// A Digest names a blob by function, hash and size. It is comparable, checked when made, and not
-// valid as a zero value.
+// A Digest names a blob by function, hash and size. It is comparable and valid except for its zero value.
 type Digest struct {
 	fn   Function
 	hash string // lower-case hexadecimal of the function's length
 	size int64  // bytes, not negative
 }
 
-// hexDigit says which bytes are lower-case hexadecimal: looking it up is what makes a list of thousands of digests
-// cheap to check.
+// hexDigit reports whether a byte is a lower-case hexadecimal digit. A table makes long lists of digests cheap to check.
 var hexDigit = func() (is [256]bool) {
 	for _, c := range []byte("0123456789abcdef") {
 		is[c] = true
@@ -168,8 +165,7 @@ var hexDigit = func() (is [256]bool) {
 	return is
 }()
 
-// NewDigest returns the digest of a hash in lower-case hexadecimal and a size in bytes, or
-// ErrInvalid.
+// NewDigest returns the digest with this lower-case hexadecimal hash and size in bytes, or ErrInvalid.
 func NewDigest(f Function, hash string, size int64) (Digest, error) {
 	if f.hexLen() == 0 {
 		return Digest{}, invalidf("digest without a digest function")
@@ -188,7 +184,7 @@ func NewDigest(f Function, hash string, size int64) (Digest, error) {
 	return Digest{fn: f, hash: hash, size: size}, nil
 }
 
-// FromProto returns d as a Digest of f, or ErrInvalid; a nil d is ErrInvalid.
+// FromProto returns d as a Digest of f, or ErrInvalid, also if d is nil.
 func FromProto(f Function, d *repb.Digest) (Digest, error) {
 	if d == nil {
 		return Digest{}, invalidf("digest is not set")
@@ -196,7 +192,7 @@ func FromProto(f Function, d *repb.Digest) (Digest, error) {
 	return NewDigest(f, d.Hash, d.SizeBytes)
 }
 
-// ParseDigest reads what String writes, or ErrInvalid. A text without a function is of the first that has hashes of
+// ParseDigest parses the result of String, or returns ErrInvalid. Without a name, the function is the first with hashes of
 // that length.
 func ParseDigest(s string) (Digest, error) {
 	text, f := s, SHA256
@@ -235,7 +231,7 @@ func (d Digest) IsZero() bool { return d.fn == 0 }
 // IsEmpty reports whether d names the empty blob of its function.
 func (d Digest) IsEmpty() bool { return d.size == 0 && d.fn != 0 && d.hash == emptyHashes[d.fn] }
 
-// emptyHashes are those of the empty blob.
+// emptyHashes holds the hash of the empty blob by function.
 var emptyHashes = func() (of [len(functions)]string) {
 	for _, f := range allFunctions {
 		of[f] = f.Sum(nil).hash
@@ -243,11 +239,10 @@ var emptyHashes = func() (of [len(functions)]string) {
 	return of
 }()
 
-// Proto returns d as a message of the API.
+// Proto returns d as an API message.
 func (d Digest) Proto() *repb.Digest { return &repb.Digest{Hash: d.hash, SizeBytes: d.size} }
 
-// String returns HASH/SIZE, with the function's name and a colon before it unless ParseDigest would take it for the
-// right one anyhow.
+// String returns HASH/SIZE, or FUNCTION:HASH/SIZE if the length of the hash does not identify the function.
 func (d Digest) String() string {
 	if d.IsZero() {
 		return "no digest"
@@ -259,8 +254,8 @@ func (d Digest) String() string {
 	return s
 }
 
-// Resource returns the name by which the API speaks of the blob, in a precondition failure and at the end of a
-// resource name: blobs/[FUNCTION/]HASH/SIZE.
+// Resource returns blobs/[FUNCTION/]HASH/SIZE, the name of the blob in precondition failures and at the end of resource
+// names.
 func (d Digest) Resource() string {
 	s := d.hash + "/" + strconv.FormatInt(d.size, 10)
 	if d.fn.Named() {

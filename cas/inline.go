@@ -10,23 +10,22 @@ import (
 	"google.golang.org/protobuf/proto"
 )
 
-// Inlining says what of a result's blobs Inline writes into the result.
+// Inlining tells Inline which blobs to write into a result.
 type Inlining struct {
 	Function Function
-	// Hints is the client's wish: a GetActionResultRequest or an ExecuteRequest.
+	// Hints is the client's GetActionResultRequest or ExecuteRequest.
 	Hints interface {
 		GetInlineStdout() bool
 		GetInlineStderr() bool
 		GetInlineOutputFiles() []string
 	}
-	// MaxBytes is the size that the encoded result must not exceed by inlining. What does not fit
-	// is left out: stdout and stderr come first, then the files in the order of the result.
+	// MaxBytes limits the size of the encoded result. Contents that do not fit are left out: stdout and stderr have
+	// priority, then the files in order.
 	MaxBytes int
 }
 
-// Inline writes into r the contents of those of its blobs that the client wishes to have there, and
-// removes others. Digests stay as they are; contents without a digest beside them stay, too. A blob
-// that cannot be read ends it with the error of Open or of reading, and r as it is then is valid.
+// Inline writes the contents of the blobs that the client wants into r, and removes other contents that have a digest.
+// Digests stay. If a blob cannot be read, Inline returns the error and leaves r valid.
 func Inline(ctx context.Context, s Store, r *repb.ActionResult, in Inlining) error {
 	type blob struct {
 		digest *repb.Digest
@@ -48,7 +47,7 @@ func Inline(ctx context.Context, s Store, r *repb.ActionResult, in Inlining) err
 	for _, b := range blobs {
 		*b.data = nil
 	}
-	const framing = 16 // upper bound of what protobuf adds to one blob
+	const framing = 16 // upper bound of the protobuf encoding around one blob
 	room := int64(in.MaxBytes - proto.Size(r))
 	for _, b := range blobs {
 		d, err := FromProto(in.Function, b.digest)

@@ -8,14 +8,14 @@ import (
 	"unicode/utf8"
 )
 
-// Reserved lists the words that may not be a segment of an instance name, since they separate the
-// parts of a resource name (REAPI, GetCapabilitiesRequest.instance_name).
+// Reserved lists the words that an instance name must not contain as a segment: they separate the parts of a resource
+// name (REAPI, GetCapabilitiesRequest.instance_name).
 func Reserved() []string {
 	return []string{"blobs", "uploads", "actions", "actionResults", "operations", "capabilities", "compressed-blobs"}
 }
 
-// CheckInstanceName returns ErrInvalid for a name that no instance may have: one with a reserved or
-// an empty segment, one that is not UTF-8, or one above 256 bytes. The empty name is valid.
+// CheckInstanceName returns ErrInvalid for a name with a reserved or empty segment, that is not UTF-8, or that is longer
+// than 256 bytes. The empty name is valid.
 func CheckInstanceName(name string) error {
 	if name == "" {
 		return nil

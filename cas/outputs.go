@@ -10,8 +10,8 @@ import (
 	repb "github.com/bazelbuild/remote-apis/build/bazel/remote/execution/v2"
 )
 
-// CheckOutputs returns ErrInvalid for a result that lists an output whose path leads out of the working directory (rule
-// 66), or one of which it does not say what it is. Digests are Closure's business.
+// CheckOutputs returns ErrInvalid for a result with an output path that leads out of the working directory (rule 66), a
+// symlink without target or a directory without digest. Closure checks the digests.
 func CheckOutputs(r *repb.ActionResult) error {
 	for _, f := range r.OutputFiles {
 		if err := checkOutput(f.Path); err != nil {
@@ -39,7 +39,7 @@ func CheckOutputs(r *repb.ActionResult) error {
 	return nil
 }
 
-// checkOutput returns ErrInvalid unless path is relative and each segment is a name.
+// checkOutput returns ErrInvalid unless path is relative and without "." and "..".
 func checkOutput(path string) error {
 	for seg := range strings.SplitSeq(path, "/") {
 		if seg == "" || seg == "." || seg == ".." || strings.ContainsRune(seg, 0) {
@@ -49,8 +49,8 @@ func checkOutput(path string) error {
 	return nil
 }
 
-// CheckInlined returns ErrMismatch for a result that carries within itself bytes that are not those of the digest beside
-// them, and ErrInvalid for an output file's that have none. It does not look into the digests of what is not within.
+// CheckInlined returns ErrMismatch for a result with inlined contents that do not match the digest beside them, and
+// ErrInvalid for output files with contents but no digest.
 func CheckInlined(f Function, r *repb.ActionResult) error {
 	check := func(data []byte, p *repb.Digest) error {
 		if len(data) == 0 {
@@ -70,7 +70,7 @@ func CheckInlined(f Function, r *repb.ActionResult) error {
 			return fmt.Errorf("output file %+.80q: %w", o.Path, err)
 		}
 	}
-	// What a command printed may be in the result alone.
+	// Stdout and stderr may be inlined without a digest.
 	if r.StdoutDigest != nil {
 		if err := check(r.StdoutRaw, r.StdoutDigest); err != nil {
 			return fmt.Errorf("stdout: %w", err)

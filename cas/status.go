@@ -11,8 +11,8 @@ import (
 	"google.golang.org/grpc/status"
 )
 
-// Status returns err as a status of the API: the one table by which wire services turn errors into
-// codes. An error that already is a status keeps it; a nil error is nil.
+// Status converts err to a gRPC status error with the code that Code returns. A status error stays as it is, and nil
+// stays nil.
 func Status(err error) error {
 	if err == nil {
 		return nil
@@ -23,7 +23,7 @@ func Status(err error) error {
 	return status.Error(Code(err), err.Error())
 }
 
-// Code returns the code that Status gives err.
+// Code returns the gRPC code of err.
 func Code(err error) codes.Code {
 	for _, row := range []struct {
 		err  error
@@ -35,8 +35,7 @@ func Code(err error) codes.Code {
 		{ErrRange, codes.OutOfRange},
 		{ErrNotFound, codes.NotFound},
 		{ErrFull, codes.ResourceExhausted},
-		// The store has dropped it: that it is absent is what a client knows what to do about, while Bazel
-		// gives up at DATA_LOSS.
+		// The store has dropped the blob. Clients recover from NOT_FOUND, while Bazel gives up on DATA_LOSS.
 		{ErrCorrupt, codes.NotFound},
 		{ErrUnavailable, codes.Unavailable},
 		{context.Canceled, codes.Canceled},

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package sha256tree is the digest function SHA256TREE of the Remote Execution API: a binary Merkle tree over pieces
-// of 1024 bytes, whose leaves are plain SHA-256 (remote_execution.proto, DigestFunction.SHA256TREE).
+// Package sha256tree implements the digest function SHA256TREE of the Remote Execution API: a binary Merkle tree over
+// leaves of 1024 bytes, hashed with SHA-256 (remote_execution.proto, DigestFunction.SHA256TREE).
 package sha256tree
 
 import (
@@ -17,17 +17,16 @@ const (
 	leaf = 1024
 )
 
-// New returns a hash that holds one leaf and one hash for each doubling of what it has seen. As every hash.Hash it is
-// not safe for concurrent use.
+// New returns a hash. It holds one leaf and one hash for each doubling of its input, and is not safe for concurrent use.
 func New() hash.Hash { return &tree{parent: newParent()} }
 
 type tree struct {
-	// whole are the hashes of complete subtrees from left to right, each at least twice as large as the next:
-	// their sizes are the bits of leaves.
+	// whole holds the hashes of complete subtrees from left to right, each at least twice as large as the next: their
+	// sizes are the bits of leaves.
 	whole  [][Size]byte
 	leaves uint64
-	// last is what was written behind them: nothing only if nothing was written at all. The leaf that may be the
-	// last one waits, since the two halves of a tree are never empty.
+	// last is the input after whole, and not empty unless all the input is. A full leaf stays here until more
+	// follows, since neither half of a tree is empty.
 	last   [leaf]byte
 	n      int
 	parent *parent
@@ -48,12 +47,12 @@ func (t *tree) Write(p []byte) (int, error) {
 	return written, nil
 }
 
-// push adds a leaf that is not the last, and joins subtrees of equal size.
+// push appends a leaf other than the last, and joins subtrees of equal size.
 func (t *tree) push(h [Size]byte) {
 	for size := t.leaves; size&1 == 1; size >>= 1 {
 		left := t.whole[len(t.whole)-1]
 		t.whole = t.whole[:len(t.whole)-1]
-		h = t.parent.of(&left, &h)
+		h = t.parent.hash(&left, &h)
 	}
 	t.whole = append(t.whole, h)
 	t.leaves++
@@ -63,7 +62,7 @@ func (t *tree) push(h [Size]byte) {
 func (t *tree) Sum(b []byte) []byte {
 	h := sha256.Sum256(t.last[:t.n])
 	for i := len(t.whole) - 1; i >= 0; i-- {
-		h = t.parent.of(&t.whole[i], &h)
+		h = t.parent.hash(&t.whole[i], &h)
 	}
 	return append(b, h[:]...)
 }
@@ -77,26 +76,26 @@ func (t *tree) Size() int { return Size }
 // BlockSize implements hash.Hash.
 func (t *tree) BlockSize() int { return leaf }
 
-// initial is the state with which the block cipher makes a parent: from the square roots of the 9th to the 16th prime.
+// initial is the initial state for inner nodes: from the square roots of the 9th to the 16th prime.
 var initial = [8]uint32{0xcbbb9d5d, 0x629a292a, 0x9159015a, 0x152fecd8, 0x67332667, 0x8eb44a87, 0xdb0c2e0d, 0x47b5481d}
 
-// A parent computes the hashes of inner nodes. The standard library gives its block function no other name than
-// Write: so a hash is set to the initial state, is given one block, and is asked for its state, from which what
-// SHA-256 adds at the end of a block is taken away.
+// A parent hashes inner nodes with the block function of SHA-256. The standard library exposes that function only
+// through Write: set a hash to the initial state, write one block, read the state, and subtract the initial state that
+// SHA-256 adds at the end of a block.
 type parent struct {
-	hash  hash.Hash
-	state []byte // as crypto/sha256 marshals a hash that has seen nothing, with the state initial
-	after []byte
+	sha   hash.Hash
+	state []byte // encoding of a new hash with the state initial
+	after []byte // buffer
 }
 
-// Where crypto/sha256 puts the state into its encoding: behind four bytes that say which hash it is.
+// stateAt is the offset of the state in the encoding of crypto/sha256, after a magic number.
 const stateAt = 4
 
 func newParent() *parent {
-	p := &parent{hash: sha256.New()}
-	state, err := p.hash.(encoding.BinaryAppender).AppendBinary(nil)
+	p := &parent{sha: sha256.New()}
+	state, err := p.sha.(encoding.BinaryAppender).AppendBinary(nil)
 	if err != nil {
-		panic(err) // it never fails
+		panic(err) // never fails
 	}
 	p.state = state
 	for i, word := range initial {
@@ -105,14 +104,14 @@ func newParent() *parent {
 	return p
 }
 
-// of returns the hash of the tree whose halves have the hashes left and right.
-func (p *parent) of(left, right *[Size]byte) (h [Size]byte) {
-	if err := p.hash.(encoding.BinaryUnmarshaler).UnmarshalBinary(p.state); err != nil {
-		panic(err) // it is what the same package has written
+// hash returns the hash of the node with these children.
+func (p *parent) hash(left, right *[Size]byte) (h [Size]byte) {
+	if err := p.sha.(encoding.BinaryUnmarshaler).UnmarshalBinary(p.state); err != nil {
+		panic(err) // crypto/sha256 wrote it
 	}
-	p.hash.Write(left[:])
-	p.hash.Write(right[:])
-	after, err := p.hash.(encoding.BinaryAppender).AppendBinary(p.after[:0])
+	p.sha.Write(left[:])
+	p.sha.Write(right[:])
+	after, err := p.sha.(encoding.BinaryAppender).AppendBinary(p.after[:0])
 	if err != nil {
 		panic(err)
 	}
