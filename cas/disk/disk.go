@@ -310,10 +310,10 @@ func (c *Cache) maintainOnce() {
 	}
 	c.maintained = now
 	for _, g := range c.segments.Segments() {
-		if g.Bloated() {
+		if g.NeedsCompaction() {
 			c.seal(g)
 			if c.rewindVerify(g.N) == nil {
-				_ = g.Shorten(now, c.wanted, c.rerecord)
+				_ = g.Compact(now, c.wanted, c.rerecord)
 			}
 		}
 	}

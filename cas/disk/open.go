@@ -183,7 +183,7 @@ func (c *Cache) load() error {
 	c.moved.Flushed = true
 	if !c.Sync {
 		for _, g := range c.segments.Segments() {
-			c.moved.Remember(g)
+			c.moved.FlushToo(g)
 		}
 	}
 	if err := r.checkDoubtful(); err != nil {

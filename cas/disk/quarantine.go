@@ -82,7 +82,7 @@ func (c *Cache) where(e index.Entry) string {
 		return strings.TrimPrefix(path, c.dir+string(filepath.Separator))
 	}
 	if g := c.segments.Segment(e.Segment); g != nil {
-		return filepath.Join("segments", g.Where(&e))
+		return filepath.Join("segments", g.Describe(&e))
 	}
 	return fmt.Sprintf("segment %d", e.Segment)
 }

@@ -350,7 +350,7 @@ func (r *recovery) checkNewFiles() error {
 	c := r.cache
 	var marked uint32
 	for _, g := range c.segments.Segments() {
-		marked = max(marked, g.Marked())
+		marked = max(marked, g.DurableSince())
 	}
 	var files []index.Entry
 	c.index.Each(func(e *index.Entry) bool {

@@ -258,7 +258,7 @@ func TestLogIsNotShortenedUnderAPut(t *testing.T) {
 		c.touch([]index.Key{x}, e.Stamp+1)
 	}
 	g := c.segments.Segments()[0]
-	if !g.Bloated() {
+	if !g.NeedsCompaction() {
 		t.Fatal("the log is not to be shortened")
 	}
 	shortened := make(chan struct{})
@@ -269,7 +269,7 @@ func TestLogIsNotShortenedUnderAPut(t *testing.T) {
 		}()
 		for range 10_000 { // as long as it takes, if it is not waited for
 			runtime.Gosched()
-			if !g.Bloated() {
+			if !g.NeedsCompaction() {
 				break
 			}
 		}
@@ -279,7 +279,7 @@ func TestLogIsNotShortenedUnderAPut(t *testing.T) {
 		t.Fatal(err)
 	}
 	<-shortened
-	if g.Bloated() {
+	if g.NeedsCompaction() {
 		t.Error("the log was not shortened")
 	}
 	if err := errors.Join(c.Check(t.Context()), c.Close()); err != nil {
@@ -372,7 +372,7 @@ func TestSoundFileStaysWhileItIsReadAgain(t *testing.T) {
 		return true
 	})
 	until(func() bool {
-		if err := g.Shorten(seconds(time.Now()), c.wanted, c.rerecord); err != nil {
+		if err := g.Compact(seconds(time.Now()), c.wanted, c.rerecord); err != nil {
 			t.Error(err)
 			return false
 		}
@@ -597,7 +597,7 @@ func TestVerifyWhileLogGetsShorter(t *testing.T) {
 			for i := range uint32(10) {
 				c.touch(keys[10:], seconds(time.Now())+i)
 			}
-			if c.maintainOnce(); g.Bloated() {
+			if c.maintainOnce(); g.NeedsCompaction() {
 				t.Error("the log was not shortened")
 			}
 		}
@@ -704,7 +704,7 @@ func TestMarkDuringCollection(t *testing.T) {
 	c.room.Lock()
 	defer c.room.Unlock()
 	c.maintainOnce()
-	if c.segments.Segments()[0].Marked() == 0 {
+	if c.segments.Segments()[0].DurableSince() == 0 {
 		t.Error("nothing is marked as durable while room is being made")
 	}
 }

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package index is the table in memory of all that a store holds: what, where, and when it was used last. It
-// touches no file and decides nothing about eviction.
+// Package index is the in-memory table of a store's entries: their keys, positions and last uses. It reads no files and
+// does not evict.
 //
-// An entry takes 64 bytes without a pointer, so that millions cost the garbage collector nothing, and 5 to 11
-// bytes more in the slots by which it is found.
+// An entry takes 64 bytes, without pointers so that millions of them cost the garbage collector nothing, and 5 to 11
+// bytes in the hash table.
 package index
 
 import (
@@ -13,35 +13,35 @@ import (
 	"sync"
 )
 
-// A Kind is what an entry stands for, together with its digest function: other kinds are other keys.
+// A Kind is the type of an entry and its digest function.
 type Kind uint8
 
-// A Key names an entry. It is comparable.
+// A Key identifies an entry. It is comparable.
 type Key struct {
-	Hash     [32]byte // shorter ones are padded with zeros
+	Hash     [32]byte // padded with zeros
 	Size     int64    // of the digest, in bytes
 	Instance uint16
 	Kind     Kind
 }
 
-// A Position is where an entry was written. No two entries have the same.
+// A Position is where the record of an entry is. It identifies the entry, too.
 type Position struct {
 	Segment uint32
-	Record  uint32 // in the log of the segment, in its units
+	Record  uint32 // offset in the log, in units
 }
 
-// An Entry is what the index knows of a key.
+// An Entry is the value of a key.
 type Entry struct {
 	Key
 	Position
-	Offset   uint32 // in the data of the segment, in blocks; not of a file
-	Length   uint32 // bytes in the data of the segment; not of a file
-	Stamp    uint32 // when it was used last, in seconds since 1970, as coarsely as its log says it
-	File     bool   // it is a file of its own
-	Verified bool   // this process wrote it, or has read it whole and found it to be what its key says
+	Offset   uint32 // in the data of the segment, in blocks; unused if File
+	Length   uint32 // bytes in the data of the segment; unused if File
+	Stamp    uint32 // last use in seconds since 1970, with the precision of the log
+	File     bool   // the content is a file of its own
+	Verified bool   // this process wrote the content, or read it and found that it matches the key
 }
 
-// slot is Entry as it is kept: 64 bytes.
+// slot is the compact form of Entry: 64 bytes.
 type slot struct {
 	hash                                   [32]byte
 	size                                   int64
@@ -82,43 +82,43 @@ func (s *slot) is(k *Key) bool {
 
 const (
 	shards    = 256
-	chunkSize = 256 // slots that are allocated at once
+	chunkSize = 256 // slots allocated together
 )
 
-// An Index is a set of entries by key. It is safe for concurrent use; New makes it.
+// An Index maps keys to entries. It is safe for concurrent use. New makes one.
 type Index struct {
 	seed   maphash.Seed
 	shards [shards]shard
 }
 
-// A shard is a part of an index. A client chooses the hashes of keys, but not in which shard they are, or where in it:
-// that is for a hash of them to say, whose seed it does not know.
+// A shard is a part of an index. Clients choose the hashes in keys, but cannot make keys collide: shard and bucket
+// depend on a second hash with a secret seed.
 type shard struct {
 	mu     sync.Mutex
-	table  []place            // guarded by mu; open addressing
+	table  []bucket           // guarded by mu; open addressing
 	chunks []*[chunkSize]slot // guarded by mu
-	free   []uint32           // guarded by mu; numbers of slots that hold nothing
+	free   []uint32           // guarded by mu; numbers of unused slots
 	n      int                // guarded by mu; entries
 }
 
-// A place in the table is free, or has the number of a slot, from 1, in its lower 24 bits. The upper 8 are bits of the
-// hash, so that few slots are looked at in vain: to look at one is to wait for memory.
-type place uint32
+// A bucket is 0 if free, or has the number of a slot, counted from 1, in its lower 24 bits. The upper 8 bits are a tag
+// from the hash of the key, which avoids most useless accesses to slots: each is a cache miss.
+type bucket uint32
 
-const maxSlots = 1<<24 - 1 // in a shard: four billion in all
+const maxSlots = 1<<24 - 1 // per shard, four billion in total
 
-func (p place) slot() uint32 { return uint32(p) & maxSlots }
+func (p bucket) slot() uint32 { return uint32(p) & maxSlots }
 
 // New returns an empty Index.
 func New() *Index { return &Index{seed: maphash.MakeSeed()} }
 
-// locate returns the shard of k, and the bits that say where in it k is.
+// locate returns the shard and the hash of k.
 func (x *Index) locate(k *Key) (*shard, uint64) {
 	h := x.hash(&k.Hash, k.Size, k.Instance, k.Kind)
 	return &x.shards[h%shards], h
 }
 
-// hash returns the bits of a key. All of it counts: a client may choose any part.
+// hash returns the hash of a key. It covers all fields, since clients choose them.
 func (x *Index) hash(hash *[32]byte, size int64, instance uint16, kind Kind) uint64 {
 	var b [32 + 8 + 2 + 1]byte
 	copy(b[:], hash[:])
@@ -128,16 +128,16 @@ func (x *Index) hash(hash *[32]byte, size int64, instance uint16, kind Kind) uin
 	return maphash.Bytes(x.seed, b[:])
 }
 
-// home returns where the search for the bits h begins in a table of a power of two, and those of them in a place.
-func home(h uint64, places int) (at uint32, tag place) {
-	return uint32(h>>32) & uint32(places-1), place(h>>8) << 24
+// home returns the first bucket to search for hash h in a table of size buckets, a power of two, and the tag of h.
+func home(h uint64, size int) (at uint32, tag bucket) {
+	return uint32(h>>32) & uint32(size-1), bucket(h>>8) << 24
 }
 
 func (s *shard) slot(n uint32) *slot { return &s.chunks[(n-1)/chunkSize][(n-1)%chunkSize] }
 
-// find returns where in the table k, with the bits h, is, and its slot, or where it would go and nil. The table has a
-// free place.
-func (s *shard) find(k *Key, h uint64) (at uint32, tag place, found *slot) {
+// find returns the bucket and slot of k, which has hash h, or the bucket to use for it and nil. The table has a free
+// bucket.
+func (s *shard) find(k *Key, h uint64) (at uint32, tag bucket, found *slot) {
 	mask := uint32(len(s.table) - 1)
 	at, tag = home(h, len(s.table))
 	for ; ; at = (at + 1) & mask {
@@ -162,7 +162,7 @@ func (s *shard) get(k *Key, h uint64) *slot {
 	return found
 }
 
-// Get returns the entry of k; ok is false if there is none.
+// Get returns the entry of k.
 func (x *Index) Get(k Key) (e Entry, ok bool) {
 	s, h := x.locate(&k)
 	s.mu.Lock()
@@ -173,7 +173,7 @@ func (x *Index) Get(k Key) (e Entry, ok bool) {
 	return Entry{}, false
 }
 
-// Put adds e, or puts it in the place of the entry of the same key, which it returns.
+// Put adds e. If its key has an entry, Put replaces and returns it.
 func (x *Index) Put(e Entry) (old Entry, replaced bool) {
 	s, h := x.locate(&e.Key)
 	s.mu.Lock()
@@ -187,7 +187,7 @@ func (x *Index) Put(e Entry) (old Entry, replaced bool) {
 	return Entry{}, false
 }
 
-// Add adds e unless there is an entry of the same key, and reports whether it did.
+// Add adds e unless its key has an entry, and reports whether it did.
 func (x *Index) Add(e *Entry) bool {
 	s, h := x.locate(&e.Key)
 	s.mu.Lock()
@@ -203,15 +203,15 @@ func (x *Index) add(s *shard, e *Entry, h uint64) bool {
 	return true
 }
 
-// AddAll is Add of each of es, at most 65,536, in any order, and returns those that it did not add. It is faster than
-// Add of one after the other.
+// AddAll calls Add for es, at most 65,536 entries, in any order and returns those it did not add. It is faster than a
+// loop.
 func (x *Index) AddAll(es []Entry) (present []Entry) {
-	// By shards, so that what is looked at is near to what was just looked at.
-	bits := make([]uint64, len(es))
+	// A counting sort by shard, for locality.
+	hashes := make([]uint64, len(es))
 	var ends [shards + 1]int
 	for i := range es {
-		_, bits[i] = x.locate(&es[i].Key)
-		ends[bits[i]%shards+1]++
+		_, hashes[i] = x.locate(&es[i].Key)
+		ends[hashes[i]%shards+1]++
 	}
 	for i := range shards {
 		ends[i+1] += ends[i]
@@ -219,7 +219,7 @@ func (x *Index) AddAll(es []Entry) (present []Entry) {
 	order := make([]uint16, len(es))
 	next := ends
 	for i := range es {
-		n := bits[i] % shards
+		n := hashes[i] % shards
 		order[next[n]] = uint16(i)
 		next[n]++
 	}
@@ -230,7 +230,7 @@ func (x *Index) AddAll(es []Entry) (present []Entry) {
 		s := &x.shards[i]
 		s.mu.Lock()
 		for _, n := range order[ends[i]:ends[i+1]] {
-			if !x.add(s, &es[n], bits[n]) {
+			if !x.add(s, &es[n], hashes[n]) {
 				present = append(present, es[n])
 			}
 		}
@@ -239,8 +239,8 @@ func (x *Index) AddAll(es []Entry) (present []Entry) {
 	return present
 }
 
-// Update calls change with the entry of k, and keeps what it makes of all but its key. It reports whether there
-// is one. Change must be short, and not use the index.
+// Update calls change with the entry of k, if it exists, and stores the result except for the key. It reports whether it
+// exists. Change must be fast and must not use the index.
 func (x *Index) Update(k Key, change func(*Entry)) bool {
 	s, h := x.locate(&k)
 	s.mu.Lock()
@@ -256,7 +256,7 @@ func (x *Index) Update(k Key, change func(*Entry)) bool {
 	return true
 }
 
-// Remove removes the entry of k if permit says so of it, and returns it. Permit must be short, and not use the
+// Remove removes and returns the entry of k if permit returns true for it. Permit must be fast and must not use the
 // index.
 func (x *Index) Remove(k Key, permit func(*Entry) bool) (e Entry, removed bool) {
 	s, h := x.locate(&k)
@@ -280,12 +280,12 @@ func (x *Index) Remove(k Key, permit func(*Entry) bool) (e Entry, removed bool) 
 	return e, true
 }
 
-// close takes the place at out of the table and moves those behind it up, so that no search ends early.
+// close frees bucket at and moves later buckets up, so that no search ends early.
 func (x *Index) close(s *shard, at uint32) {
 	mask := uint32(len(s.table) - 1)
 	for next := (at + 1) & mask; s.table[next] != 0; next = (next + 1) & mask {
 		home, _ := x.homeOf(s, s.table[next], len(s.table))
-		// It may move to at if its home does not lie between, cyclically.
+		// It may move to at unless its home is between the two, cyclically.
 		if (next-home)&mask >= (next-at)&mask {
 			s.table[at] = s.table[next]
 			at = next
@@ -294,13 +294,13 @@ func (x *Index) close(s *shard, at uint32) {
 	s.table[at] = 0
 }
 
-// homeOf returns home of what is at p.
-func (x *Index) homeOf(s *shard, p place, places int) (at uint32, tag place) {
+// homeOf returns home for the key in bucket p.
+func (x *Index) homeOf(s *shard, p bucket, size int) (at uint32, tag bucket) {
 	e := s.slot(p.slot())
-	return home(x.hash(&e.hash, e.size, e.instance, e.kind), places)
+	return home(x.hash(&e.hash, e.size, e.instance, e.kind), size)
 }
 
-// insert adds e, whose key, with the bits h, is absent. The caller holds s.mu.
+// insert adds e, whose key is absent and has hash h. The caller holds s.mu.
 func (x *Index) insert(s *shard, e *Entry, h uint64) {
 	if 4*(s.n+1) > 3*len(s.table) {
 		x.resize(s, max(16, 2*len(s.table)))
@@ -318,29 +318,29 @@ func (x *Index) insert(s *shard, e *Entry, h uint64) {
 	}
 	s.slot(n).set(e)
 	at, tag, _ := s.find(&e.Key, h)
-	s.table[at] = tag | place(n)
+	s.table[at] = tag | bucket(n)
 	s.n++
 }
 
-// resize gives the table another number of places, a power of two. The caller holds s.mu.
-func (x *Index) resize(s *shard, places int) {
+// resize changes the number of buckets to size, a power of two. The caller holds s.mu.
+func (x *Index) resize(s *shard, size int) {
 	old := s.table
-	s.table = make([]place, places)
-	mask := uint32(places - 1)
+	s.table = make([]bucket, size)
+	mask := uint32(size - 1)
 	for _, p := range old {
 		if p == 0 {
 			continue
 		}
-		at, tag := x.homeOf(s, p, places)
+		at, tag := x.homeOf(s, p, size)
 		for s.table[at] != 0 {
 			at = (at + 1) & mask
 		}
-		s.table[at] = tag | place(p.slot())
+		s.table[at] = tag | bucket(p.slot())
 	}
 }
 
-// Each calls visit with every entry that is there all the while, and perhaps with others, until visit returns
-// false. Visit must be short, and not use the index.
+// Each calls visit with every entry, until visit returns false. It may miss or include entries that are added or removed
+// meanwhile. Visit must be fast and must not use the index.
 func (x *Index) Each(visit func(*Entry) bool) {
 	for i := range x.shards {
 		if !x.shards[i].each(visit) {
@@ -365,17 +365,17 @@ func (s *shard) each(visit func(*Entry) bool) bool {
 	return true
 }
 
-// Reserve makes room for n entries, so that they can be added without growing.
+// Reserve grows the tables for n entries.
 func (x *Index) Reserve(n int) {
-	places := 16
-	for 3*places < 4*(n/shards+n/shards/8) {
-		places *= 2
+	size := 16
+	for 3*size < 4*(n/shards+n/shards/8) {
+		size *= 2
 	}
 	for i := range x.shards {
 		s := &x.shards[i]
 		s.mu.Lock()
-		if places > len(s.table) {
-			x.resize(s, places)
+		if size > len(s.table) {
+			x.resize(s, size)
 		}
 		s.mu.Unlock()
 	}

@@ -10,19 +10,18 @@ import (
 	"github.com/cloister-build/cloister/cas/disk/internal/commit"
 )
 
-// An Item is a record to be put, and its bytes; none for a file.
+// An Item is a record to append, and its content unless it is a file.
 type Item struct {
 	Record
 	Data []byte
-	// Next gives the record the next order.
+	// Next assigns the next order to the record.
 	Next bool
 }
 
-// An Appender adds to one segment at a time. Those who append while a commit is being written share the next one:
-// the first of them to get hold of the Appender writes for all. It is safe for concurrent use.
+// An Appender appends to one segment at a time. Calls that arrive during a commit share the next one: the first of them
+// to lock the Appender writes for all. It is safe for concurrent use.
 type Appender struct {
-	// Flushed says that Flush will be called, so that what is appended is remembered for it. It is set before the
-	// first use.
+	// Flushed makes the Appender remember segments for Flush. It is set before the first use.
 	Flushed bool
 
 	set *Set
@@ -31,14 +30,14 @@ type Appender struct {
 	pending []*batch // guarded by mu
 
 	writing sync.Mutex
-	active  *Segment // guarded by writing; nil before the first, and after a failure
+	active  *Segment // guarded by writing; nil at first and after a failure
 	buffer  []byte   // guarded by writing
 
-	unflushed []*Segment // guarded by writing; to which was appended since the last Flush
+	unflushed []*Segment // guarded by writing; appended to since the last Flush
 	lost      error      // guarded by writing; why a Flush failed
 }
 
-// A batch is what one call appends.
+// A batch is the items of one call.
 type batch struct {
 	items     []Item
 	bytes     int64 // padded
@@ -47,13 +46,13 @@ type batch struct {
 	err       error
 }
 
-// maxCommit is how many bytes share a commit, unless a single batch has more.
+// maxCommit limits the bytes of a commit, unless a single batch has more.
 const maxCommit = 16 << 20
 
-// keepBuffer is the largest buffer that is kept from one commit to the next, in bytes.
+// keepBuffer is the largest buffer kept between commits, in bytes.
 const keepBuffer = 8 << 20
 
-// NewAppender returns an Appender that goes on with g, if that is not nil, and makes segments as it needs them.
+// NewAppender returns an Appender that continues g, if not nil, and creates segments as needed.
 func (s *Set) NewAppender(g *Segment) *Appender {
 	if g != nil {
 		g.growing.Store(true)
@@ -61,8 +60,8 @@ func (s *Set) NewAppender(g *Segment) *Appender {
 	return &Appender{set: s, active: g}
 }
 
-// Append puts items, in one commit and next to each other, and says in each where it is. Before it returns, and
-// before any later commit is written, it calls committed with each of them. If it fails none of them is put.
+// Append appends items next to each other in one commit and sets their positions. It calls committed for each item
+// before it returns and before any later commit. If it fails, no item is appended.
 func (a *Appender) Append(items []Item, committed func(*Item)) error {
 	b := &batch{items: items, committed: committed}
 	for i := range items {
@@ -79,7 +78,7 @@ func (a *Appender) Append(items []Item, committed func(*Item)) error {
 	return b.err
 }
 
-// take returns the batches of the next commit.
+// take removes the batches of the next commit from pending.
 func (a *Appender) take() []*batch {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -93,7 +92,7 @@ func (a *Appender) take() []*batch {
 	return batches
 }
 
-// commit puts all items of batches, or none.
+// commit appends all items of batches, or none.
 func (a *Appender) commit(batches []*batch) {
 	err := a.write(batches)
 	for _, b := range batches {
@@ -106,18 +105,43 @@ func (a *Appender) commit(batches []*batch) {
 	}
 }
 
-// write is the one place where bytes of blobs are written.
+// write appends the batches to the active segment. It is the only function that writes content of blobs.
 func (a *Appender) write(batches []*batch) error {
-	a.buffer = a.buffer[:0]
 	var total int64
 	for _, b := range batches {
 		total += b.bytes
 	}
-	g, err := a.room(total)
+	g, err := a.segmentFor(total)
 	if err != nil {
 		return err
 	}
 	begin := g.size.Load()
+	a.assemble(g, batches, begin)
+	if len(a.buffer) > 0 {
+		if err := a.writeData(g, begin); err != nil {
+			return err
+		}
+	}
+	if err := a.record(g, batches); err != nil {
+		// No record refers to the bytes. If truncating fails, they count until the segment is removed.
+		if a.active == g && g.change(func() error { return g.data.Truncate(begin) }) == nil {
+			g.size.Store(begin)
+			a.set.bytes.Add(-total)
+		}
+		return err
+	}
+	if a.Flushed && !slices.Contains(a.unflushed, g) {
+		a.unflushed = append(a.unflushed, g)
+	}
+	if cap(a.buffer) > keepBuffer {
+		a.buffer = nil
+	}
+	return nil
+}
+
+// assemble collects the content of batches in the buffer and sets their positions from begin.
+func (a *Appender) assemble(g *Segment, batches []*batch, begin int64) {
+	a.buffer = a.buffer[:0]
 	for _, b := range batches {
 		for i := range b.items {
 			it := &b.items[i]
@@ -134,49 +158,38 @@ func (a *Appender) write(batches []*batch) error {
 			a.buffer = append(a.buffer, zeros[:Padded(int64(len(it.Data)))-int64(len(it.Data))]...)
 		}
 	}
-	if len(a.buffer) > 0 {
-		err := g.change(func() error {
-			_, err := g.data.WriteAt(a.buffer, begin)
-			if err != nil {
-				// If this fails too, the next write goes over the rest, or Open cuts it off.
-				_ = g.data.Truncate(begin)
-			}
-			return err
-		})
+}
+
+// writeData writes the buffer to the data of g at begin, its end.
+func (a *Appender) writeData(g *Segment, begin int64) error {
+	err := g.change(func() error {
+		_, err := g.data.WriteAt(a.buffer, begin)
 		if err != nil {
-			return err
-		}
-		g.size.Store(begin + total)
-		a.set.bytes.Add(total)
-		commit.Point("data written")
-		if a.set.Sync {
-			if err := flush(g.data); err != nil {
-				a.abandon()
-				return err
-			}
-			commit.Point("data flushed")
-		}
-	}
-	if err := a.record(g, batches); err != nil {
-		// Nothing tells of the bytes. If they cannot be cut off, they count until the segment goes.
-		if a.active == g && g.change(func() error { return g.data.Truncate(begin) }) == nil {
-			g.size.Store(begin)
-			a.set.bytes.Add(-total)
+			// If this fails too, the next write overwrites the rest or Open truncates it.
+			_ = g.data.Truncate(begin)
 		}
 		return err
+	})
+	if err != nil {
+		return err
 	}
-	if a.Flushed && !slices.Contains(a.unflushed, g) {
-		a.unflushed = append(a.unflushed, g)
+	g.size.Store(begin + int64(len(a.buffer)))
+	a.set.bytes.Add(int64(len(a.buffer)))
+	commit.Point("data written")
+	if !a.set.Sync {
+		return nil
 	}
-	if cap(a.buffer) > keepBuffer {
-		a.buffer = nil
+	if err := flush(g.data); err != nil {
+		a.sealActive()
+		return err
 	}
+	commit.Point("data flushed")
 	return nil
 }
 
 var zeros [Block]byte
 
-// record writes the records of batches.
+// record appends the records of batches to the log.
 func (a *Appender) record(g *Segment, batches []*batch) error {
 	g.logging.Lock()
 	var log []byte
@@ -193,31 +206,31 @@ func (a *Appender) record(g *Segment, batches []*batch) error {
 	if err != nil {
 		return err
 	}
-	// Commit point: from here on the puts exist.
+	// Commit point: the puts exist.
 	commit.Point("records written")
 	if !a.set.Sync {
 		return nil
 	}
 	if err := flush(g.log); err != nil {
-		// What the kernel has not written it may have forgotten. The records may come back at the next Open,
-		// and what they tell of is there: that is more than was acknowledged, and not less.
-		a.abandon()
+		// The kernel may have dropped the records it failed to write. If they reappear at the next Open, so does their
+		// content: more than was acknowledged, not less.
+		a.sealActive()
 		return err
 	}
 	commit.Point("records flushed")
 	return nil
 }
 
-// room returns the segment for n more bytes. The caller holds writing.
-func (a *Appender) room(n int64) (*Segment, error) {
-	const most = int64(math.MaxUint32) * Block
+// segmentFor returns the segment for n more bytes. The caller holds writing.
+func (a *Appender) segmentFor(n int64) (*Segment, error) {
+	const maxData = int64(math.MaxUint32) * Block
 	if g := a.active; g != nil {
 		size := g.size.Load()
-		if g.growing.Load() && (size == 0 || size+n <= a.set.Limit) && size+n <= most {
+		if g.growing.Load() && (size == 0 || size+n <= a.set.Limit) && size+n <= maxData {
 			return g, nil
 		}
 	}
-	a.abandon()
+	a.sealActive()
 	g, err := a.set.create()
 	if err != nil {
 		return nil, err
@@ -226,29 +239,28 @@ func (a *Appender) room(n int64) (*Segment, error) {
 	return g, nil
 }
 
-// abandon seals the active segment. The caller holds writing.
-func (a *Appender) abandon() {
+// sealActive ends appending to the active segment. The caller holds writing.
+func (a *Appender) sealActive() {
 	if a.active != nil {
 		a.active.growing.Store(false)
 		a.active = nil
 	}
 }
 
-// Seal makes g, if the Appender adds to it, one that nobody adds to: what was committed to it has been told to
-// whoever appended it.
+// Seal ends appending to g. Afterwards all commits to g have been reported to their callers.
 func (a *Appender) Seal(g *Segment) {
 	a.writing.Lock()
 	defer a.writing.Unlock()
 	if a.active == g {
-		a.abandon()
+		a.sealActive()
 	}
 }
 
-// Remember makes Flush write g, too, if not all of it is known to be on the disk: an earlier process may have ended
-// before its own Flush.
-func (a *Appender) Remember(g *Segment) {
+// FlushToo makes the next Flush write g if not all of it is known to be durable: an earlier process may have ended
+// before its Flush.
+func (a *Appender) FlushToo(g *Segment) {
 	g.logging.Lock()
-	known := g.units <= g.marked
+	known := g.units <= g.durable
 	g.logging.Unlock()
 	a.writing.Lock()
 	defer a.writing.Unlock()
@@ -257,8 +269,8 @@ func (a *Appender) Remember(g *Segment) {
 	}
 }
 
-// Flush writes to the disk all that was appended. If that has failed once it fails for good: what the kernel has not
-// written it may have forgotten, and would not say so again.
+// Flush syncs everything that was appended. If it fails once, it fails forever: the kernel may have dropped data that it
+// could not write, and reports that only once.
 func (a *Appender) Flush() error {
 	a.writing.Lock()
 	defer a.writing.Unlock()
@@ -269,7 +281,7 @@ func (a *Appender) Flush() error {
 	return a.lost
 }
 
-// flush writes both files to the disk, unless they are gone.
+// flush syncs both files unless they were removed.
 func (g *Segment) flush() error {
 	g.using.RLock()
 	defer g.using.RUnlock()

@@ -8,7 +8,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// flush writes the content of f to the disk, and of what is known of f only its size.
+// flush syncs the content of f, but of its metadata only the size.
 func flush(f *os.File) error {
 	for {
 		err := unix.Fdatasync(int(f.Fd()))

@@ -6,5 +6,5 @@ package segment
 
 import "os"
 
-// flush writes f to the disk.
+// flush syncs f.
 func flush(f *os.File) error { return f.Sync() }

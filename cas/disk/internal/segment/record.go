@@ -9,14 +9,14 @@ import (
 	"github.com/cloister-build/cloister/cas/disk/internal/index"
 )
 
-// A log is a sequence of units. A record begins with the checksum of what follows in it, and its type:
+// A log is a sequence of units. A record begins with the checksum of the rest of it, and its type:
 //
 //	put      4 units   0 crc  4 type  5 kind  6 instance  8 stamp  12 offset  16 size  24 length  28 hash  60 order
-//	touch    1 unit    0 crc  4 type  8 stamp  12 record: that what was put there was used at stamp
-//	drop     1 unit    0 crc  4 type          12 record: that what was put there is absent
-//	durable  1 unit    0 crc  4 type          12 record: that all before it, and what it tells of, outlives a loss of power
+//	touch    1 unit    0 crc  4 type  8 stamp  12 record: the put there was used at stamp
+//	drop     1 unit    0 crc  4 type          12 record: the put there is absent
+//	durable  1 unit    0 crc  4 type  8 stamp  12 record: everything before it was durable at stamp
 //
-// All numbers are little-endian. Units that are no record are passed over: they are what a torn write leaves.
+// All numbers are little-endian. Other units, which torn writes leave, are skipped.
 const (
 	unit     = 16
 	putUnits = 4
@@ -24,29 +24,29 @@ const (
 )
 
 const (
-	typeFree   = iota // what a hole in a file reads as
-	typePacked        // put: the bytes are in the data of the segment
-	typeFile          // put: the bytes are a file of their own
+	typeFree   = iota // a hole in a file
+	typePacked        // put: the content is in the data of the segment
+	typeFile          // put: the content is a file of its own
 	typeTouch
 	typeDrop
 	typeDurable
 
-	// syncedBit of a put says that its bytes were on disk before it was written.
+	// syncedBit of a put means that its content was synced before the record was written.
 	syncedBit = 0x80
 )
 
 var crcTable = crc32.MakeTable(crc32.Castagnoli)
 
-// A Record is what a log says of a put.
+// A Record describes a put.
 type Record struct {
 	index.Entry
-	// Order of two results of one action is greater of the later one.
+	// Order is greater for the later of two results of an action.
 	Order uint32
-	// Synced says that its bytes were on disk before the record was written.
+	// Synced means that the content was synced before the record was written.
 	Synced bool
 }
 
-// appendPut appends the record to b. Its place is where the caller writes it.
+// appendPut appends the record r to b.
 func appendPut(b []byte, r *Record) []byte {
 	var p [putBytes]byte
 	p[4] = typePacked
@@ -81,8 +81,8 @@ func appendSummed(b, p []byte) []byte {
 	return append(b, p...)
 }
 
-// parse returns the type of the record at the beginning of b, without its bits, and its length in units; 0 is
-// none.
+// parse returns the type of the record at the beginning of b, without syncedBit, and its length in units, which is 0 if
+// there is none.
 func parse(b []byte) (kind byte, units uint32) {
 	if len(b) < unit {
 		return typeFree, 0
@@ -102,7 +102,7 @@ func parse(b []byte) (kind byte, units uint32) {
 	return kind, n
 }
 
-// decodePut reads a put that parse has found at record of segment n.
+// decodePut decodes the put at record of segment n. The caller has checked it with parse.
 func decodePut(b []byte, n, record uint32) Record {
 	r := Record{
 		Entry: index.Entry{

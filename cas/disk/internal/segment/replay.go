@@ -5,28 +5,23 @@ package segment
 import (
 	"io"
 	"os"
-	"path/filepath"
-
-	"github.com/cloister-build/cloister/cas/disk/internal/commit"
-	"github.com/cloister-build/cloister/cas/disk/internal/index"
-	"github.com/cloister-build/cloister/cas/durable"
 )
 
-// A Visitor is told what a log says, in order.
+// A Visitor receives the events of a log, in order.
 type Visitor interface {
-	// Put is told of a put. Doubtful says that a loss of power may have taken its bytes.
+	// Put reports a put. Doubtful means that a power failure may have destroyed its content.
 	Put(r *Record, doubtful bool)
-	// Drop is told, in the place of Put, of a put that is absent: logs are read in no order, and the same may have been
-	// put again in another one.
+	// Drop reports, instead of Put, a put that is absent. Another log may hold a later put of the same key: logs are
+	// replayed in no particular order.
 	Drop(r *Record)
-	// Touch is told that what was put in r was used at stamp.
+	// Touch reports that the put r was used at stamp.
 	Touch(r *Record, stamp uint32)
 }
 
-// Replay tells h what the log of g says, and makes both files end where that ends. It returns how many bytes of the
-// log were not readable, beside a torn end, and how many puts tell of data that is not there. Those are dropped: other
-// bytes will take the place of theirs.
-func (g *Segment) Replay(h Visitor) (damaged int64, lost int, err error) {
+// Replay reports the log of g to v, and truncates both files to their valid length. It returns the number of unreadable
+// bytes in the log, not counting a torn end, and the number of puts whose data is missing. Replay drops those, since
+// other content will be written in their place.
+func (g *Segment) Replay(v Visitor) (damaged int64, lost int, err error) {
 	log, err := readWhole(g.log)
 	if err != nil {
 		return 0, 0, err
@@ -35,83 +30,107 @@ func (g *Segment) Replay(h Visitor) (damaged int64, lost int, err error) {
 	if err != nil {
 		return 0, 0, err
 	}
-	var durable, mark uint32
-	dropped := map[uint32]bool{}
-	scan(log, func(kind byte, at uint32, b []byte) {
-		// A note is of what was there before it. One of what comes later is none of ours, and must not decide about what
-		// is yet to be put there.
-		switch {
-		case kind == typeDurable && noteRecord(b) <= at:
-			durable, mark = max(durable, noteRecord(b)), max(mark, noteStamp(b))
-		case kind == typeDrop && noteRecord(b) < at:
-			dropped[noteRecord(b)] = true
-		}
-	})
-	var gone []uint32     // puts whose data is not there
-	var size, valid int64 // of the data that records tell of; of the log that is records
-	var end uint32
-	var notes uint32
-	scan(log, func(kind byte, at uint32, b []byte) {
-		units := uint32(1)
-		switch kind {
-		case typePacked, typeFile:
-			units = putUnits
-			r := decodePut(b, g.N, at)
-			stop := int64(r.Offset)*Block + Padded(int64(r.Length))
-			there := kind == typeFile || stop <= fi.Size()
-			if kind == typePacked && there {
-				size = max(size, stop)
-			}
-			switch {
-			case dropped[at]:
-				h.Drop(&r)
-			case !there:
-				gone = append(gone, at)
-				h.Drop(&r)
-			default:
-				h.Put(&r, at >= durable && !r.Synced)
-			}
-		case typeTouch:
-			notes++
-			target := int64(noteRecord(b)) * unit
-			if target+putBytes > int64(at)*unit {
-				break
-			}
-			if kind, _ := parse(log[target:]); kind != typePacked && kind != typeFile {
-				break
-			}
-			r := decodePut(log[target:], g.N, noteRecord(b))
-			h.Touch(&r, noteStamp(b))
-		case typeDrop, typeDurable:
-			notes++
-		}
-		valid += int64(units) * unit
-		end = at + units
-	})
-	g.units, g.marked, g.mark, g.notes = end, durable, mark, notes
-	if durable+1 == end {
-		g.marked = end
+	r := replayer{g: g, log: log, dataSize: fi.Size(), dropped: map[uint32]bool{}, visitor: v}
+	scan(log, r.collectNotes)
+	scan(log, r.visit)
+	g.units, g.durable, g.synced, g.notes = r.end, r.durable, r.synced, r.notes
+	if r.durable+1 == r.end {
+		g.durable = r.end
 	}
-	g.size.Store(size)
-	g.set.bytes.Add(size + int64(end)*unit)
-	if int64(end)*unit < int64(len(log)) || len(log)%unit != 0 {
-		if err := g.log.Truncate(int64(end) * unit); err != nil {
+	g.size.Store(r.used)
+	end := int64(r.end) * unit
+	g.set.bytes.Add(r.used + end)
+	if end < int64(len(log)) || len(log)%unit != 0 {
+		if err := g.log.Truncate(end); err != nil {
 			return 0, 0, err
 		}
 	}
-	if size < fi.Size() {
-		if err := g.change(func() error { return g.data.Truncate(size) }); err != nil {
+	if r.used < fi.Size() {
+		if err := g.change(func() error { return g.data.Truncate(r.used) }); err != nil {
 			return 0, 0, err
 		}
 	}
-	return int64(end)*unit - valid, len(gone), g.note(typeDrop, 0, func(yield func(uint32)) {
-		for _, record := range gone {
+	return end - r.valid, len(r.missing), g.note(typeDrop, 0, func(yield func(uint32)) {
+		for _, record := range r.missing {
 			yield(record)
 		}
 	})
 }
 
-// Puts calls visit with each put of the log, in order, from the record from on, until visit returns false.
+// replayer is the state of Replay.
+type replayer struct {
+	g        *Segment
+	log      []byte
+	dataSize int64
+	visitor  Visitor
+
+	// Found by collectNotes:
+	durable, synced uint32
+	dropped         map[uint32]bool
+
+	// Found by visit:
+	missing     []uint32 // puts without data
+	used, valid int64    // bytes of data with records; bytes of valid log
+	end, notes  uint32
+}
+
+// collectNotes reads the notes that decide how visit reports puts. A note about a later record is damaged, and must not
+// apply to a put that is yet to be written there.
+func (r *replayer) collectNotes(kind byte, at uint32, b []byte) {
+	switch {
+	case kind == typeDurable && noteRecord(b) <= at:
+		r.durable, r.synced = max(r.durable, noteRecord(b)), max(r.synced, noteStamp(b))
+	case kind == typeDrop && noteRecord(b) < at:
+		r.dropped[noteRecord(b)] = true
+	}
+}
+
+func (r *replayer) visit(kind byte, at uint32, b []byte) {
+	units := uint32(1)
+	switch kind {
+	case typePacked, typeFile:
+		units = putUnits
+		r.visitPut(kind, at, b)
+	case typeTouch:
+		r.notes++
+		r.visitTouch(at, b)
+	case typeDrop, typeDurable:
+		r.notes++
+	}
+	r.valid += int64(units) * unit
+	r.end = at + units
+}
+
+func (r *replayer) visitPut(kind byte, at uint32, b []byte) {
+	put := decodePut(b, r.g.N, at)
+	end := int64(put.Offset)*Block + Padded(int64(put.Length))
+	present := kind == typeFile || end <= r.dataSize
+	if kind == typePacked && present {
+		r.used = max(r.used, end)
+	}
+	switch {
+	case r.dropped[at]:
+		r.visitor.Drop(&put)
+	case !present:
+		r.missing = append(r.missing, at)
+		r.visitor.Drop(&put)
+	default:
+		r.visitor.Put(&put, at >= r.durable && !put.Synced)
+	}
+}
+
+func (r *replayer) visitTouch(at uint32, b []byte) {
+	target := int64(noteRecord(b)) * unit
+	if target+putBytes > int64(at)*unit {
+		return
+	}
+	if kind, _ := parse(r.log[target:]); kind == typePacked || kind == typeFile {
+		put := decodePut(r.log[target:], r.g.N, noteRecord(b))
+		r.visitor.Touch(&put, noteStamp(b))
+	}
+}
+
+// Puts calls visit with each put of the log, in order, starting at record from, until visit returns false.
 func (g *Segment) Puts(from uint32, visit func(*Record) bool) error {
 	g.logging.Lock()
 	if g.log == nil {
@@ -123,11 +142,11 @@ func (g *Segment) Puts(from uint32, visit func(*Record) bool) error {
 	if err != nil {
 		return err
 	}
-	going := true
+	more := true
 	scan(log, func(kind byte, at uint32, b []byte) {
-		if going && at >= from && (kind == typePacked || kind == typeFile) {
+		if more && at >= from && (kind == typePacked || kind == typeFile) {
 			r := decodePut(b, g.N, at)
-			going = visit(&r)
+			more = visit(&r)
 		}
 	})
 	return nil
@@ -146,8 +165,8 @@ func readWhole(f *os.File) ([]byte, error) {
 	return b[:n], err
 }
 
-// scan calls visit with each record of log. Behind what is damaged it begins with a put again: a unit within a damaged
-// put may be all hash, which a client chooses, and look like a note.
+// scan calls visit with each record of log. After damage it resumes at a put: a unit inside a damaged put may consist of
+// hash bytes, which a client chooses, and look like a note.
 func scan(log []byte, visit func(kind byte, at uint32, b []byte)) {
 	damaged := false
 	for at := uint32(0); int64(at)*unit < int64(len(log)); {
@@ -160,92 +179,4 @@ func scan(log []byte, visit func(kind byte, at uint32, b []byte)) {
 		visit(kind, at, b)
 		at += units
 	}
-}
-
-// Bloated reports whether notes make up a good part of the log, and enough to make it worth to write it anew.
-func (g *Segment) Bloated() bool {
-	g.logging.Lock()
-	defer g.logging.Unlock()
-	// The notes of all segments must not take more than the room that is kept for one of them.
-	least := min(64<<10, g.set.Limit/unit/64)
-	return g.log != nil && int64(g.notes) >= least && g.notes >= g.units/5
-}
-
-// Shorten writes the log anew, at the time now: only the puts that are still wanted, with their latest stamp. Wanted says that of a put;
-// it is told by moved where the record is now. Nothing may be reading the log by Puts meanwhile to remove the segment,
-// and no Appender may add to it: nobody yet wants what was recorded a moment ago.
-func (g *Segment) Shorten(now uint32, wanted func(*Record) bool, moved func(from index.Position, to *Record)) error {
-	g.logging.Lock()
-	defer g.logging.Unlock()
-	if g.log == nil {
-		return nil
-	}
-	log, err := readWhole(g.log)
-	if err != nil {
-		return err
-	}
-	type move struct {
-		from index.Position
-		to   Record
-	}
-	var moves []move
-	var short []byte
-	var durable uint32 // where what is known to be on disk ends in the new log
-	touched := map[uint32]uint32{}
-	scan(log, func(kind byte, at uint32, b []byte) {
-		if kind == typeTouch {
-			touched[noteRecord(b)] = max(touched[noteRecord(b)], noteStamp(b))
-		}
-	})
-	scan(log, func(kind byte, at uint32, b []byte) {
-		if kind != typePacked && kind != typeFile {
-			return
-		}
-		r := decodePut(b, g.N, at)
-		from := r.Position
-		if !wanted(&r) {
-			return
-		}
-		r.Stamp = max(r.Stamp, min(touched[at], now)) // which the index may not know yet
-		r.Position.Record = uint32(len(short) / unit)
-		short = appendPut(short, &r)
-		moves = append(moves, move{from, r})
-		if at < g.marked {
-			durable = uint32(len(short) / unit)
-		}
-	})
-	puts := uint32(len(short) / unit)
-	short = appendNote(short, typeDurable, g.mark, durable)
-	path := g.set.path(g.N, ".log")
-	f, err := replace(path, short)
-	if err != nil {
-		return err
-	}
-	_ = g.log.Close() // read and written for the last time
-	units := puts + 1
-	g.set.bytes.Add((int64(units) - int64(g.units)) * unit)
-	g.log, g.units, g.notes, g.marked, g.broken = f, units, 1, durable, false
-	if durable == puts {
-		g.marked = units
-	}
-	for i := range moves {
-		moved(moves[i].from, &moves[i].to)
-	}
-	return nil
-}
-
-// replace atomically replaces the file at path.
-func replace(path string, content []byte) (*os.File, error) {
-	f, err := durable.Replace(path, func(f *os.File) error {
-		_, err := f.Write(content)
-		commit.Point("log rewritten")
-		return err
-	})
-	if err != nil {
-		return nil, err
-	}
-	commit.Point("log renamed")
-	// If a power failure loses the new name, the old log is still there.
-	_ = durable.SyncDir(filepath.Dir(path))
-	return f, nil
 }

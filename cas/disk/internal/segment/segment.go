@@ -1,27 +1,27 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package segment keeps small blobs in large files that only grow. It knows where bytes are and when they are
-// safe, and neither what they mean nor how long they are wanted: its caller has the index and evicts.
+// Package segment stores small blobs in large append-only files. It knows where blobs are and when they are durable. It
+// knows neither what they mean nor how long they are needed: the caller keeps the index and evicts.
 //
 // # Files
 //
-// Segment N is the pair NNNNNNNN.data and NNNNNNNN.log. The data is blobs one after the other, each at a multiple
-// of Block and followed by zeros up to the next: so a file system image may point into it, and nothing of a
-// neighbour shows behind the end of a blob. The log says what they are, and whatever happens to them later: see
-// record.go. Data is never written over, and a segment goes away as a whole.
+// Segment N is the pair NNNNNNNN.data and NNNNNNNN.log. The data holds the blobs, each at a multiple of Block and padded
+// with zeros to the next: a file system image may refer to them without exposing their neighbours. The log records
+// what the blobs are and what happens to them later; see record.go. Data is never overwritten, and segments are removed
+// as a whole.
 //
 // # Commit points
 //
-// A put exists from the moment at which its record is in the log, which is after its bytes are in the data; only
-// then is it acknowledged. That outlives the process. With Config.Sync both are flushed to the disk in this order,
-// and it outlives a loss of power. Many puts share a commit: see Appender.
+// A put exists once its record is in the log, after its bytes are in the data; only then is it acknowledged. It then
+// survives the end of the process. With Config.Sync both are synced, in this order, and it survives a power failure.
+// Concurrent puts share a commit; see Appender.
 //
-// A record that is torn is passed over at the next Open, and bytes that no record tells of are cut off.
+// Open skips torn records and truncates data without records.
 //
 // # Locks
 //
-// In this order: Appender.writing, Segment.using, Segment.logging, Segment.viewing, Segment.own. What the caller passes as a function is called
-// under them, but for History and what Puts is given: it must not use the Set.
+// In this order: Appender.writing, Segment.using, Segment.logging, Segment.viewing, Segment.dataMu. Functions passed by
+// the caller run under these locks and must not use the Set, except for Visitor and the argument of Puts.
 package segment
 
 import (
@@ -42,42 +42,42 @@ import (
 	"github.com/cloister-build/cloister/cas/durable"
 )
 
-// Block is the unit in which data is aligned, in bytes.
+// Block is the alignment of blobs in the data, in bytes.
 const Block = 512
 
-// Padded returns the bytes that n bytes take in the data of a segment.
+// Padded returns the size of n bytes of content in the data of a segment.
 func Padded(n int64) int64 { return (n + Block - 1) / Block * Block }
 
-// ErrGone says that a segment was removed.
+// ErrGone reports that a segment was removed.
 var ErrGone = errors.New("segment was removed")
 
-// Config says where a Set is.
+// Config describes a Set.
 type Config struct {
 	Dir string
-	// Limit is how large the data of a segment grows, in bytes, unless a single commit is larger.
+	// Limit is the maximum size of a segment's data in bytes. A single commit may exceed it.
 	Limit int64
-	// Sync flushes data and log of a commit to the disk before it is acknowledged.
+	// Sync syncs data and log before a commit is acknowledged.
 	Sync bool
 }
 
-// A Set is all segments of a directory. It is safe for concurrent use.
+// A Set is the segments of a directory. It is safe for concurrent use.
 type Set struct {
 	Config
 
 	bytes atomic.Int64  // of all data and logs
-	held  atomic.Int64  // of the data of removed segments that is in view
-	order atomic.Uint32 // of the record that got one last
+	held  atomic.Int64  // of the data of removed segments that Views keep
+	order atomic.Uint32 // last one assigned to a record
 
 	mu       sync.RWMutex
 	segments map[uint32]*Segment // guarded by mu
 	next     uint32              // guarded by mu
-	lost     error               // guarded by mu; why not all was flushed
+	lost     error               // guarded by mu; why a flush failed
 }
 
-// SetOrder says which order the last record had.
+// SetOrder sets the order of the last record.
 func (s *Set) SetOrder(order uint32) { s.order.Store(order) }
 
-// Bytes returns the bytes of all data and all logs.
+// Bytes returns the total size of data and logs.
 func (s *Set) Bytes() int64 { return s.bytes.Load() }
 
 // Len returns the number of segments.
@@ -90,40 +90,40 @@ func (s *Set) Len() int {
 // A Segment is one pair of files.
 type Segment struct {
 	N uint32
-	// Live is how many bytes of its data are wanted, and Files how many of its records are of files that are, as
-	// the owner of the Set counts them.
+	// Live is the number of bytes of live data, and Files the number of records of live files. The owner of the Set
+	// counts them.
 	Live, Files atomic.Int64
 
 	set  *Set
-	size atomic.Int64 // bytes of data that are committed
+	size atomic.Int64 // bytes of committed data
 
 	logging sync.Mutex
 	log     *os.File // guarded by logging
-	units   uint32   // guarded by logging; where the log ends
-	marked  uint32   // guarded by logging; where it ended when all of it was last known to be on disk
-	mark    uint32   // guarded by logging; when that was, in seconds since 1970; 0 is never
-	notes   uint32   // guarded by logging; units of records that are no puts
-	broken  bool     // guarded by logging; the log ends in something that could not be taken back
+	units   uint32   // guarded by logging; length of the log
+	durable uint32   // guarded by logging; length of the log that is known to be durable
+	synced  uint32   // guarded by logging; when that was established, in seconds since 1970; 0 is never
+	notes   uint32   // guarded by logging; units of records other than puts
+	broken  bool     // guarded by logging; the log ends in a torn record that could not be truncated
 
-	using sync.RWMutex // held for reading while data is read, for writing when the files are closed
-	data  *os.File     // guarded by using; nil when the segment was removed
+	using sync.RWMutex // held for reading while data is read, for writing while the files are closed
+	data  *os.File     // guarded by using; nil if the segment was removed
 
-	growing atomic.Bool // an Appender may add to it
+	growing atomic.Bool // an Appender may append to it
 
-	own     sync.RWMutex // held for writing while this process writes to data
-	left    state        // guarded by own; how its last write left data
-	suspect atomic.Bool  // somebody else has written to data
-	revoked atomic.Uint32
+	dataMu  sync.RWMutex  // held for writing while this process writes to data
+	written state         // guarded by dataMu; of data after the last write
+	suspect atomic.Bool   // another process wrote to data
+	revoked atomic.Uint32 // number of calls of Revoke
 
 	viewing sync.Mutex
 	shown   *os.File // guarded by viewing; data, open for reading; nil before the first View
-	views   int      // guarded by viewing; those that were not released
+	views   int      // guarded by viewing; not yet released
 	closed  bool     // guarded by viewing; the last View closes shown
 	removed bool     // guarded by viewing
 }
 
-// Open opens what is in the directory, which must exist. It reads nothing yet: the caller replays each segment
-// before it uses the Set for anything else. Halves of a segment, of one that was being made or removed, are removed.
+// Open opens the segments in the directory, which must exist, and removes incomplete ones. The caller calls Replay on
+// each segment before anything else.
 func Open(c Config) (*Set, error) {
 	s := &Set{Config: c, segments: map[uint32]*Segment{}, next: 1}
 	files, err := os.ReadDir(c.Dir)
@@ -136,7 +136,7 @@ func Open(c Config) (*Set, error) {
 			halves[n]++
 			s.next = max(s.next, n+1)
 		} else if strings.HasSuffix(f.Name(), ".new") && f.Type().IsRegular() {
-			// A log that was being rewritten.
+			// A compaction was interrupted.
 			if err := os.Remove(filepath.Join(c.Dir, f.Name())); err != nil {
 				return nil, err
 			}
@@ -160,7 +160,7 @@ func Open(c Config) (*Set, error) {
 	return s, nil
 }
 
-// number returns the number of the segment that a file belongs to.
+// number returns the number of the segment to which a file belongs.
 func number(name string) (n uint32, ok bool) {
 	digits, suffix, _ := strings.Cut(name, ".")
 	v, err := strconv.ParseUint(digits, 10, 32)
@@ -181,11 +181,11 @@ func (s *Set) open(n uint32, flag int) (*Segment, error) {
 	if g.log, err = os.OpenFile(s.path(n, ".log"), os.O_RDWR|flag, 0o600); err != nil {
 		return nil, errors.Join(err, g.data.Close())
 	}
-	g.left = stateOf(g.data)
+	g.written = stateOf(g.data)
 	return g, nil
 }
 
-// create makes the next segment, for an Appender to add to.
+// create creates the next segment, for an Appender.
 func (s *Set) create() (*Segment, error) {
 	s.mu.Lock()
 	n := s.next
@@ -199,7 +199,7 @@ func (s *Set) create() (*Segment, error) {
 		if g != nil {
 			err = errors.Join(err, g.log.Close(), g.data.Close())
 		}
-		// Whichever half is there: Open would remove it as well.
+		// Open would remove an incomplete segment as well.
 		_ = os.Remove(s.path(n, ".data"))
 		_ = os.Remove(s.path(n, ".log"))
 		return nil, err
@@ -212,7 +212,7 @@ func (s *Set) create() (*Segment, error) {
 	return g, nil
 }
 
-// LogBytes returns the bytes of all logs, as far as files tell: as much as what is to be replayed.
+// LogBytes returns the total size of the log files.
 func (s *Set) LogBytes() (n int) {
 	for _, g := range s.Segments() {
 		if fi, err := g.log.Stat(); err == nil {
@@ -222,7 +222,7 @@ func (s *Set) LogBytes() (n int) {
 	return n
 }
 
-// Segments returns all segments by number.
+// Segments returns all segments, by number.
 func (s *Set) Segments() []*Segment {
 	s.mu.RLock()
 	defer s.mu.RUnlock()
@@ -234,15 +234,15 @@ func (s *Set) Segments() []*Segment {
 	return all
 }
 
-// Segment returns the segment n, or nil if it is gone.
+// Segment returns segment n, or nil.
 func (s *Set) Segment(n uint32) *Segment {
 	s.mu.RLock()
 	defer s.mu.RUnlock()
 	return s.segments[n]
 }
 
-// Read fills b, of e.Length bytes, with the bytes of a packed entry. It is ErrGone if the segment of e was removed:
-// the caller looks e up again.
+// Read fills b, of e.Length bytes, with the content of a packed entry. It returns ErrGone if the segment was removed; the
+// caller then looks e up again.
 func (s *Set) Read(e *index.Entry, b []byte) error {
 	g := s.Segment(e.Segment)
 	if g == nil {
@@ -259,164 +259,28 @@ func (s *Set) Read(e *index.Entry, b []byte) error {
 	return nil
 }
 
-// Size returns the bytes of data and of log.
+// Size returns the size of data and log in bytes.
 func (g *Segment) Size() (data, log int64) {
 	g.logging.Lock()
 	defer g.logging.Unlock()
 	return g.size.Load(), int64(g.units) * unit
 }
 
-// Growing reports whether an Appender may add to the segment.
+// Growing reports whether an Appender may append to the segment.
 func (g *Segment) Growing() bool { return g.growing.Load() }
 
-// Where names the place of an entry in messages.
-func (g *Segment) Where(e *index.Entry) string {
+// Describe returns the position of an entry for messages.
+func (g *Segment) Describe(e *index.Entry) string {
 	return fmt.Sprintf("%s at %d", filepath.Base(g.set.path(g.N, ".data")), int64(e.Offset)*Block)
 }
 
-// Touch notes that entries of the segment were used at stamp. Where is asked for each key, and says which record it
-// has now, and whether it is still in this segment.
-func (g *Segment) Touch(keys []index.Key, stamp uint32, where func(index.Key) (record uint32, ok bool)) error {
-	return g.note(typeTouch, stamp, func(yield func(uint32)) {
-		for _, k := range keys {
-			if record, ok := where(k); ok {
-				yield(record)
-			}
-		}
-	})
-}
-
-// Marked returns when all of the segment was last known to be on disk, in seconds since 1970; 0 is never.
-func (g *Segment) Marked() uint32 {
-	g.logging.Lock()
-	defer g.logging.Unlock()
-	return g.mark
-}
-
-// Forget is Drop of a put, of which the caller knows no more where it is: it may have gone.
-func (g *Segment) Forget(r *index.Entry) error {
-	return g.note(typeDrop, 0, func(yield func(uint32)) {
-		b := make([]byte, putBytes)
-		if _, err := g.log.ReadAt(b, int64(r.Record)*unit); err != nil {
-			return
-		}
-		if kind, _ := parse(b); kind != typePacked && kind != typeFile {
-			return
-		}
-		if now := decodePut(b, g.N, r.Record); now.Key == r.Key && now.Offset == r.Offset {
-			yield(r.Record)
-		}
-	})
-}
-
-// Drop notes that an entry of the segment is absent. Record says which it was, or that this is no longer so.
-func (g *Segment) Drop(record func() (uint32, bool)) error {
-	return g.note(typeDrop, 0, func(yield func(uint32)) {
-		if r, ok := record(); ok {
-			yield(r)
-		}
-	})
-}
-
-// note appends records of one unit, of the records that each yields. Each is called while the log is locked, so
-// that what it yields is still so when it is written.
-func (g *Segment) note(kind byte, stamp uint32, each func(yield func(record uint32))) error {
-	g.logging.Lock()
-	defer g.logging.Unlock()
-	if g.log == nil {
-		return nil // gone, and with it what was to be noted
-	}
-	var b []byte
-	each(func(record uint32) { b = appendNote(b, kind, stamp, record) })
-	if len(b) == 0 {
-		return nil
-	}
-	if err := g.write(b); err != nil {
-		return err
-	}
-	g.notes += uint32(len(b) / unit)
-	return nil
-}
-
-// write appends b to the log, or leaves it as it was. The caller holds logging.
-func (g *Segment) write(b []byte) error {
-	if int64(g.units)+int64(len(b)/unit) > math.MaxUint32 {
-		return fmt.Errorf("log of segment %d is as long as it can be", g.N)
-	}
-	if g.broken {
-		return fmt.Errorf("log of segment %d could not be written before", g.N)
-	}
-	if _, err := g.log.WriteAt(b, int64(g.units)*unit); err != nil {
-		// Whole records among what was written would tell of data that others may be written over.
-		if g.log.Truncate(int64(g.units)*unit) != nil {
-			g.broken = true
-			g.growing.Store(false)
-		}
-		return err
-	}
-	g.units += uint32(len(b) / unit)
-	g.set.bytes.Add(int64(len(b)))
-	return nil
-}
-
-// MarkDurable makes everything that was committed before it, at the time now, outlive a loss of power, and notes that.
-// Flush must write all of the store to the disk. If that has failed once, MarkDurable fails for good: what the kernel
-// has not written it may have forgotten, and would not say so again.
-func (s *Set) MarkDurable(now uint32, flush func() error) error {
-	s.mu.RLock()
-	lost := s.lost
-	s.mu.RUnlock()
-	if lost != nil {
-		return lost
-	}
-	type mark struct {
-		g     *Segment
-		units uint32
-	}
-	var marks []mark
-	for _, g := range s.Segments() {
-		g.logging.Lock()
-		if g.log != nil && g.units > g.marked {
-			marks = append(marks, mark{g, g.units})
-		}
-		g.logging.Unlock()
-	}
-	if len(marks) == 0 {
-		return nil
-	}
-	if err := flush(); err != nil {
-		s.mu.Lock()
-		defer s.mu.Unlock()
-		s.lost = err
-		return err
-	}
-	commit.Point("flushed")
-	var first error
-	for _, m := range marks {
-		err := m.g.note(typeDurable, now, func(yield func(uint32)) { yield(m.units) })
-		if err != nil {
-			first = cmp.Or(first, err)
-			continue
-		}
-		m.g.logging.Lock()
-		// The mark itself is no reason for another.
-		m.g.mark = now
-		if m.g.marked = m.units; m.g.units == m.units+1 {
-			m.g.marked = m.g.units
-		}
-		m.g.logging.Unlock()
-	}
-	return first
-}
-
-// Remove removes a segment of which nothing is wanted any more. Who reads from it reads to the end first; who has a
-// View of it keeps its data.
+// Remove removes a segment without live entries. Ongoing reads finish first, and Views keep the data.
 func (s *Set) Remove(g *Segment) error {
 	s.mu.Lock()
 	delete(s.segments, g.N)
 	s.mu.Unlock()
 	err := g.close(true)
-	// The log first: data without a log holds nothing.
+	// The log goes first: data without a log is ignored.
 	for _, suffix := range []string{".log", ".data"} {
 		if e := os.Remove(s.path(g.N, suffix)); e != nil && !errors.Is(e, os.ErrNotExist) {
 			err = errors.Join(err, e)
@@ -435,12 +299,12 @@ func (g *Segment) close(removed bool) error {
 		return nil
 	}
 	g.set.bytes.Add(-g.size.Load() - int64(g.units)*unit)
-	err := errors.Join(g.log.Close(), g.data.Close(), g.conclude(removed))
+	err := errors.Join(g.log.Close(), g.data.Close(), g.closeViews(removed))
 	g.log, g.data = nil, nil
 	return err
 }
 
-// Close closes all files but those of Views. The Set is not used after it.
+// Close closes all files except those of Views. The Set must not be used afterwards.
 func (s *Set) Close() error {
 	var errs []error
 	for _, g := range s.Segments() {

@@ -171,7 +171,7 @@ func TestNoMarkAfterFailedFlush(t *testing.T) {
 			t.Errorf("got %v", err)
 		}
 	}
-	if at := s.Segments()[0].Marked(); at != 0 {
+	if at := s.Segments()[0].DurableSince(); at != 0 {
 		t.Errorf("marked at %d", at)
 	}
 	s.Close()
@@ -247,7 +247,7 @@ func TestRememberedIsFlushed(t *testing.T) {
 		s, _ = replay(t, dir)
 		a := s.NewAppender(nil)
 		g := s.Segments()[0]
-		a.Remember(g)
+		a.FlushToo(g)
 		breakFlush(t, g)
 		if err := a.Flush(); (err == nil) != marked {
 			t.Errorf("marked %v: %v", marked, err)
@@ -358,7 +358,7 @@ func shortenAt(t *testing.T, now, want uint32) {
 		}
 	}
 	wanted := func(r *Record) bool { return r.Hash[0] == 1 }
-	if err := g.Shorten(now, wanted, func(from index.Position, to *Record) {
+	if err := g.Compact(now, wanted, func(from index.Position, to *Record) {
 		if from != items[1].Position || to.Position.Record != 0 {
 			t.Errorf("moved from %v to %v", from, to.Position)
 		}
@@ -442,7 +442,7 @@ func TestRemovedSegmentIsGone(t *testing.T) {
 	if err := g.Puts(0, func(*Record) bool { return true }); !errors.Is(err, ErrGone) {
 		t.Errorf("Puts: got %v, want ErrGone", err)
 	}
-	if err := errors.Join(g.Drop(func() (uint32, bool) { return 0, true }), g.Shorten(1<<31, nil, nil)); err != nil {
+	if err := errors.Join(g.Drop(func() (uint32, bool) { return 0, true }), g.Compact(1<<31, nil, nil)); err != nil {
 		t.Error(err)
 	}
 	if left, err := os.ReadDir(dir); err != nil || len(left) > 0 || s.Bytes() != 0 || s.Len() != 0 {
@@ -486,7 +486,7 @@ func TestFailedWriteLeavesTheLog(t *testing.T) {
 	if err := touch(); err == nil {
 		t.Error("a use was noted behind what could not be cut")
 	}
-	if err := g.Shorten(8000, func(*Record) bool { return true }, func(index.Position, *Record) {}); err != nil {
+	if err := g.Compact(8000, func(*Record) bool { return true }, func(index.Position, *Record) {}); err != nil {
 		t.Fatal(err)
 	}
 	if err := errors.Join(touch(), readOnly.Close()); err != nil {

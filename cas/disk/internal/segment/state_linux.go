@@ -8,7 +8,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// stateOf returns the state of f, or none if the file system does not say. It allocates nothing: it is asked often.
+// stateOf returns the state of f, or the zero state on failure. It does not allocate.
 func stateOf(f *os.File) state {
 	var st unix.Stat_t
 	if unix.Fstat(int(f.Fd()), &st) != nil {

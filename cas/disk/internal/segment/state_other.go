@@ -6,7 +6,7 @@ package segment
 
 import "os"
 
-// stateOf returns the state of f, or none if the file system does not say.
+// stateOf returns the state of f, or the zero state on failure.
 func stateOf(f *os.File) state {
 	fi, err := f.Stat()
 	if err != nil {

@@ -7,27 +7,27 @@ import (
 	"os"
 )
 
-// A state is what the file system says of a file of data, and changes with every write to it. A write within the same
-// tick of its clock as the one before, and to the same size, may change nothing.
+// A state identifies the content of a data file: every write changes it, except perhaps a write of the same size within
+// one tick of the file system's clock.
 type state struct {
 	size     int64
 	modified int64 // in nanoseconds since 1970
 }
 
-// A View is the data of a segment, open for reading. It outlives the segment and the Set: what was committed when it
-// was made stays where it is, and as it is, until Release. Its methods are safe for concurrent use, but for Release.
+// A View is the data of a segment, open for reading. It may outlive the segment and the Set: what was committed before
+// stays in place unchanged until Release. Its methods except Release are safe for concurrent use.
 type View struct {
-	// File is shared with other Views of the segment: closed by nobody but the last Release.
+	// File is shared with other Views of the segment. The last Release closes it.
 	File *os.File
-	// Suspect says that somebody else has written to the data: what was known of it before is not to be trusted.
+	// Suspect means that another process wrote to the data: earlier verification is void.
 	Suspect bool
 
 	g       *Segment
-	revoked uint32 // Segment.revoked when it was made
+	revoked uint32 // Segment.revoked when the View was made
 }
 
-// View returns a View of the segment, or ErrGone. What is to be asked of the segment's entries is asked after it: Revoke
-// takes back what was said before.
+// View returns a View of the segment, or ErrGone. The caller looks entries up after it, so that Revoke invalidates their
+// positions.
 func (g *Segment) View() (View, error) {
 	g.using.RLock()
 	defer g.using.RUnlock()
@@ -44,13 +44,13 @@ func (g *Segment) View() (View, error) {
 		g.shown = f
 	}
 	g.views++
-	g.look(g.shown)
-	// In this order: who sees that others have written sees that the data is suspect.
+	g.detectWrites(g.shown)
+	// In this order: a caller that sees the revocation also sees that the data is suspect.
 	revoked := g.revoked.Load()
 	return View{File: g.shown, Suspect: g.suspect.Load(), g: g, revoked: revoked}, nil
 }
 
-// reopen opens the data for reading alone.
+// reopen opens the data read-only.
 func (g *Segment) reopen() (*os.File, error) {
 	path := g.set.path(g.N, ".data")
 	f, err := os.Open(path)
@@ -61,7 +61,7 @@ func (g *Segment) reopen() (*os.File, error) {
 	if err == nil {
 		var was os.FileInfo
 		if was, err = g.data.Stat(); err == nil && !os.SameFile(is, was) {
-			err = fmt.Errorf("%s was replaced by another file: open the store anew", path)
+			err = fmt.Errorf("%s was replaced by another file: restart the process that uses the store", path)
 		}
 	}
 	if err != nil {
@@ -71,14 +71,14 @@ func (g *Segment) reopen() (*os.File, error) {
 	return f, nil
 }
 
-// Valid reports whether what was known of the data when the View was made is so still: nobody else has written to it,
-// and Revoke was not called.
+// Valid reports whether the data is unchanged since the View was made: no other process wrote to it, and Revoke was not
+// called.
 func (v *View) Valid() bool {
-	v.g.look(v.File)
+	v.g.detectWrites(v.File)
 	return v.g.revoked.Load() == v.revoked
 }
 
-// Release gives the View back. It is called once.
+// Release releases the View. It is called once.
 func (v *View) Release() {
 	g := v.g
 	g.viewing.Lock()
@@ -89,48 +89,47 @@ func (v *View) Release() {
 	if g.removed {
 		g.set.held.Add(-g.size.Load())
 	}
-	_ = g.shown.Close() // it was only read
+	_ = g.shown.Close() // opened for reading
 }
 
-// Revoke makes every View invalid that was made before. It is called after the index no longer tells of what was found
-// damaged.
+// Revoke invalidates all Views. It is called after damaged entries left the index.
 func (g *Segment) Revoke() { g.revoked.Add(1) }
 
-// Held returns the bytes of data of removed segments that Views keep on the disk.
+// Held returns the bytes of removed segments that Views keep on disk.
 func (s *Set) Held() int64 { return s.held.Load() }
 
-// look compares the data, open as f, with what this process left. While that writes there is nothing to compare: it
-// has just done so.
-func (g *Segment) look(f *os.File) {
-	if !g.own.TryRLock() {
+// detectWrites compares the state of the data, open as f, with its state after the last write of this process, and marks
+// the segment as suspect if they differ. It does nothing while this process writes: change has just called it.
+func (g *Segment) detectWrites(f *os.File) {
+	if !g.dataMu.TryRLock() {
 		return
 	}
-	left, now := g.left, stateOf(f)
-	if now == left {
-		g.own.RUnlock()
+	written, now := g.written, stateOf(f)
+	if now == written {
+		g.dataMu.RUnlock()
 		return
 	}
 	g.suspect.Store(true)
 	g.Revoke()
-	g.own.RUnlock()
-	g.own.Lock()
-	defer g.own.Unlock()
-	if g.left == left {
-		g.left = now
+	g.dataMu.RUnlock()
+	g.dataMu.Lock()
+	defer g.dataMu.Unlock()
+	if g.written == written {
+		g.written = now
 	}
 }
 
-// change lets write change the data. The caller is the only one to do so.
+// change calls write to change the data. Calls must not overlap.
 func (g *Segment) change(write func() error) error {
-	g.look(g.data)
-	g.own.Lock()
-	defer g.own.Unlock()
-	defer func() { g.left = stateOf(g.data) }()
+	g.detectWrites(g.data)
+	g.dataMu.Lock()
+	defer g.dataMu.Unlock()
+	defer func() { g.written = stateOf(g.data) }()
 	return write()
 }
 
-// conclude ends what concerns Views when the segment is closed, because it was removed or not.
-func (g *Segment) conclude(removed bool) error {
+// closeViews closes shown, or leaves that to the last View. The segment was removed or is being closed.
+func (g *Segment) closeViews(removed bool) error {
 	g.viewing.Lock()
 	defer g.viewing.Unlock()
 	g.closed, g.removed = true, removed

@@ -1,0 +1,147 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package segment
+
+import (
+	"cmp"
+	"fmt"
+	"math"
+
+	"github.com/cloister-build/cloister/cas/disk/internal/commit"
+	"github.com/cloister-build/cloister/cas/disk/internal/index"
+)
+
+// Touch records that entries of the segment were used at stamp. It calls find for each key, which returns the current
+// record of the key and whether that is in this segment.
+func (g *Segment) Touch(keys []index.Key, stamp uint32, find func(index.Key) (record uint32, ok bool)) error {
+	return g.note(typeTouch, stamp, func(yield func(uint32)) {
+		for _, k := range keys {
+			if record, ok := find(k); ok {
+				yield(record)
+			}
+		}
+	})
+}
+
+// Drop records that an entry of the segment is absent. It calls find for the record of the entry, if it still has one.
+func (g *Segment) Drop(find func() (record uint32, ok bool)) error {
+	return g.note(typeDrop, 0, func(yield func(uint32)) {
+		if record, ok := find(); ok {
+			yield(record)
+		}
+	})
+}
+
+// Forget is Drop of an entry that is not in the index and may have moved: it records nothing if r.Record is another put.
+func (g *Segment) Forget(r *index.Entry) error {
+	return g.note(typeDrop, 0, func(yield func(uint32)) {
+		b := make([]byte, putBytes)
+		if _, err := g.log.ReadAt(b, int64(r.Record)*unit); err != nil {
+			return
+		}
+		if kind, _ := parse(b); kind != typePacked && kind != typeFile {
+			return
+		}
+		if now := decodePut(b, g.N, r.Record); now.Key == r.Key && now.Offset == r.Offset {
+			yield(r.Record)
+		}
+	})
+}
+
+// note appends a record of one unit for each record that each yields. Each runs while the log is locked, so that its
+// answers are current.
+func (g *Segment) note(kind byte, stamp uint32, each func(yield func(record uint32))) error {
+	g.logging.Lock()
+	defer g.logging.Unlock()
+	if g.log == nil {
+		return nil // the segment was removed
+	}
+	var b []byte
+	each(func(record uint32) { b = appendNote(b, kind, stamp, record) })
+	if len(b) == 0 {
+		return nil
+	}
+	if err := g.write(b); err != nil {
+		return err
+	}
+	g.notes += uint32(len(b) / unit)
+	return nil
+}
+
+// write appends b to the log, or leaves the log unchanged. The caller holds logging.
+func (g *Segment) write(b []byte) error {
+	if int64(g.units)+int64(len(b)/unit) > math.MaxUint32 {
+		return fmt.Errorf("log of segment %d has reached its maximum length", g.N)
+	}
+	if g.broken {
+		return fmt.Errorf("log of segment %d is closed after a failed write", g.N)
+	}
+	if _, err := g.log.WriteAt(b, int64(g.units)*unit); err != nil {
+		// Whole records in the written part would refer to data that is about to be overwritten.
+		if g.log.Truncate(int64(g.units)*unit) != nil {
+			g.broken = true
+			g.growing.Store(false)
+		}
+		return err
+	}
+	g.units += uint32(len(b) / unit)
+	g.set.bytes.Add(int64(len(b)))
+	return nil
+}
+
+// DurableSince returns when all of the segment was last known to be durable, in seconds since 1970, or 0.
+func (g *Segment) DurableSince() uint32 {
+	g.logging.Lock()
+	defer g.logging.Unlock()
+	return g.synced
+}
+
+// MarkDurable calls flush, which syncs the whole store, and records at the time now that everything committed before is
+// durable. If flush fails once, MarkDurable fails forever: the kernel may have dropped data that it could not write, and
+// reports that only once.
+func (s *Set) MarkDurable(now uint32, flush func() error) error {
+	s.mu.RLock()
+	lost := s.lost
+	s.mu.RUnlock()
+	if lost != nil {
+		return lost
+	}
+	type mark struct {
+		g     *Segment
+		units uint32
+	}
+	var marks []mark
+	for _, g := range s.Segments() {
+		g.logging.Lock()
+		if g.log != nil && g.units > g.durable {
+			marks = append(marks, mark{g, g.units})
+		}
+		g.logging.Unlock()
+	}
+	if len(marks) == 0 {
+		return nil
+	}
+	if err := flush(); err != nil {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		s.lost = err
+		return err
+	}
+	commit.Point("flushed")
+	var first error
+	for _, m := range marks {
+		err := m.g.note(typeDurable, now, func(yield func(uint32)) { yield(m.units) })
+		if err != nil {
+			first = cmp.Or(first, err)
+			continue
+		}
+		m.g.logging.Lock()
+		m.g.synced = now
+		// The mark itself does not call for another one.
+		if m.g.durable = m.units; m.g.units == m.units+1 {
+			m.g.durable = m.g.units
+		}
+		m.g.logging.Unlock()
+	}
+	return first
+}
