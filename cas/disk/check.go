@@ -14,9 +14,9 @@ import (
 	"github.com/cloister-build/cloister/cas/disk/internal/segment"
 )
 
-// Check reads the whole store and returns every way in which it is not as it should be: an entry whose bytes are not
-// what its key says or whose record is not in a log, a file without an entry, a wrong count, something left in tmp. It
-// changes nothing, and expects that nothing else is under way.
+// Check reads the whole store and reports every inconsistency: entries whose content does not match or whose record is
+// not in a log, files without an entry, wrong counts, and files left in tmp. It changes nothing. Nothing else may use the
+// store meanwhile.
 func (c *Cache) Check(ctx context.Context) error {
 	end, err := c.begin()
 	if err != nil {
@@ -42,12 +42,12 @@ type checker struct {
 	ctx   context.Context
 	wrong []error
 
-	places map[index.Position]index.Key // of entries
-	live   map[uint32][2]int64          // bytes and files, by segment
-	bytes  int64                        // of files
-	files  int64
-	blobs  int
-	result int
+	records map[index.Position]index.Key // of entries
+	live    map[uint32][2]int64          // bytes and files, by segment
+	bytes   int64                        // of files
+	files   int64
+	blobs   int
+	result  int
 }
 
 func (k *checker) report(format string, args ...any) {
@@ -56,17 +56,17 @@ func (k *checker) report(format string, args ...any) {
 	}
 }
 
-// entries reads what every entry stands for.
+// entries reads the content of every entry.
 func (k *checker) entries() {
 	c := k.cache
-	k.places, k.live = map[index.Position]index.Key{}, map[uint32][2]int64{}
+	k.records, k.live = map[index.Position]index.Key{}, map[uint32][2]int64{}
 	var all []index.Entry
 	c.index.Each(func(e *index.Entry) bool {
 		all = append(all, *e)
 		return true
 	})
 	for _, e := range all {
-		k.places[e.Position] = e.Key
+		k.records[e.Position] = e.Key
 		live := k.live[e.Segment]
 		if isResult(e.Key) {
 			k.result++
@@ -96,7 +96,7 @@ func (k *checker) entries() {
 			if err := c.segments.Read(&e, b); err != nil {
 				k.report("%s: %w", name, err)
 			} else if !c.sound(&e, b) {
-				k.report("%s in segment %d at %d: not what its digest says", name, e.Segment, e.Offset)
+				k.report("%s in segment %d at %d: content does not match the digest", name, e.Segment, e.Offset)
 			}
 		}
 		k.live[e.Segment] = live
@@ -107,8 +107,8 @@ func (k *checker) entries() {
 func (k *checker) logs() {
 	for _, g := range k.cache.segments.Segments() {
 		err := g.Puts(0, func(r *segment.Record) bool {
-			if k.places[r.Position] == r.Key {
-				delete(k.places, r.Position)
+			if k.records[r.Position] == r.Key {
+				delete(k.records, r.Position)
 			}
 			return true
 		})
@@ -116,16 +116,16 @@ func (k *checker) logs() {
 			k.report("%w", err)
 		}
 		if live := k.live[g.N]; g.Live.Load() != live[0] || g.Files.Load() != live[1] {
-			k.report("segment %d: %d bytes and %d files of it are counted, and %d and %d are there",
+			k.report("segment %d: counted %d bytes and %d files, found %d and %d",
 				g.N, g.Live.Load(), g.Files.Load(), live[0], live[1])
 		}
 	}
-	for p := range k.places {
-		k.report("segment %d has no record at %d of an entry", p.Segment, p.Record)
+	for p := range k.records {
+		k.report("segment %d has no record of an entry at %d", p.Segment, p.Record)
 	}
 }
 
-// names looks for files that belong to nothing.
+// names looks for files without an entry.
 func (k *checker) names() {
 	c := k.cache
 	err := c.walkFiles(func(path string, key index.Key, ok bool) error {
@@ -164,7 +164,7 @@ func (k *checker) names() {
 	}
 }
 
-// counts compares what is counted with what is there.
+// counts compares the counters with what was found.
 func (k *checker) counts() {
 	c := k.cache
 	var segments int64
@@ -173,19 +173,19 @@ func (k *checker) counts() {
 		segments += data + log
 	}
 	if segments != c.segments.Bytes() {
-		k.report("segments have %d bytes, and %d are counted", segments, c.segments.Bytes())
+		k.report("segments have %d bytes, counted %d", segments, c.segments.Bytes())
 	}
 	s := c.Stats()
 	if want := k.bytes + segments; s.Bytes != want {
-		k.report("there are %d bytes, and %d are counted", want, s.Bytes)
+		k.report("found %d bytes, counted %d", want, s.Bytes)
 	}
 	if s.Bytes > s.MaxBytes {
-		k.report("%d bytes are above the budget of %d", s.Bytes, s.MaxBytes)
+		k.report("%d bytes exceed the budget of %d", s.Bytes, s.MaxBytes)
 	}
 	if want := k.files + 2*int64(s.Segments); s.Files != want {
-		k.report("there are %d files, and %d are counted", want, s.Files)
+		k.report("found %d files, counted %d", want, s.Files)
 	}
 	if s.Blobs != k.blobs || s.Results != k.result {
-		k.report("there are %d blobs and %d results, and %d and %d are counted", k.blobs, k.result, s.Blobs, s.Results)
+		k.report("found %d blobs and %d results, counted %d and %d", k.blobs, k.result, s.Blobs, s.Results)
 	}
 }

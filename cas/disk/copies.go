@@ -18,7 +18,7 @@ import (
 	"github.com/cloister-build/cloister/cas/disk/internal/index"
 )
 
-// pins counts how often File handed out the file of a blob.
+// pins counts for each blob how many callers of File use its file.
 type pins struct {
 	mu sync.Mutex
 	n  map[index.Key]int // guarded by mu
@@ -47,31 +47,31 @@ func (p *pins) has(k index.Key) bool {
 	return p.n[k] > 0
 }
 
-// A copyKey names a copy.
+// A copyKey identifies a copy.
 type copyKey struct {
 	key        index.Key
 	executable bool
 }
 
-// copies are the files of blobs that are packed, or kept as chunks, or that are to be executed. They are derived from blobs: nothing is
-// lost with them but the time to make them.
+// copies are the files that File makes of blobs that are packed, spliced or executable. They can be made again at any
+// time.
 type copies struct {
 	making [256]sync.Mutex // by the first byte of a hash: held while a copy is made
 
 	mu sync.Mutex
-	m  map[copyKey]*copied // guarded by mu
+	m  map[copyKey]*cachedCopy // guarded by mu
 }
 
-// A copied is one copy. All of it is guarded by copies.mu.
-type copied struct {
+// A cachedCopy is one copy. All fields are guarded by copies.mu.
+type cachedCopy struct {
 	path   string
 	charge int64
 	pins   int
 	used   time.Time
 }
 
-// pin returns the copy of k, which is not removed until its pin is given back, or nil.
-func (cs *copies) pin(k copyKey) *copied {
+// pin returns the copy of k and protects it from removal until unpin, or returns nil.
+func (cs *copies) pin(k copyKey) *cachedCopy {
 	cs.mu.Lock()
 	defer cs.mu.Unlock()
 	f := cs.m[k]
@@ -82,29 +82,29 @@ func (cs *copies) pin(k copyKey) *copied {
 	return f
 }
 
-func (cs *copies) unpin(f *copied) {
+func (cs *copies) unpin(f *cachedCopy) {
 	cs.mu.Lock()
 	defer cs.mu.Unlock()
 	f.pins--
 }
 
-// add adds the copy f of k, and returns what one that it replaces counted.
-func (cs *copies) add(k copyKey, f *copied) (freed int64) {
+// add adds the copy f of k. It returns the charge of a copy that it replaces.
+func (cs *copies) add(k copyKey, f *cachedCopy) (freed int64) {
 	cs.mu.Lock()
 	defer cs.mu.Unlock()
 	if cs.m == nil {
-		cs.m = map[copyKey]*copied{}
+		cs.m = map[copyKey]*cachedCopy{}
 	}
 	if old := cs.m[k]; old != nil {
-		freed = old.charge // somebody has removed its file
+		freed = old.charge // another process has removed the file
 	}
 	cs.m[k] = f
 	return freed
 }
 
-// File implements cas.Filer. A file of a packed blob, of one that is kept as chunks, or an executable one, is a copy that counts against the
-// budget, made when it is first asked for, and verified. The first File of a blob that an earlier process wrote reads
-// it whole, to verify it; a damaged one is cas.ErrNotFound.
+// File implements cas.Filer. For a packed, spliced or executable blob it makes a verified copy, which counts against the
+// budget. Otherwise it returns the file of the blob, and reads it first to verify it if an earlier process wrote it. A
+// damaged blob is cas.ErrNotFound.
 func (s *Store) File(ctx context.Context, d cas.Digest, executable bool) (path string, release func(), err error) {
 	end, err := s.cache.beginWith(ctx)
 	if err != nil {
@@ -112,13 +112,13 @@ func (s *Store) File(ctx context.Context, d cas.Digest, executable bool) (path s
 	}
 	defer end()
 	if d.IsEmpty() {
-		// One for all instances: naming one must not cost anything.
+		// One copy for all instances, so that an unused instance costs nothing.
 		return s.copy(ctx, copyKey{keyOf(0, blob, d), executable}, d, func(*draft) error { return nil })
 	}
 	e, ok := s.use(blob, d)
 	switch {
 	case !ok:
-		return s.mappedFile(ctx, d, executable)
+		return s.splicedFile(ctx, d, executable)
 	case e.File && executable:
 		return s.copy(ctx, copyKey{e.Key, true}, d, func(f *draft) error { return s.copyFile(ctx, f, e, d) })
 	case e.File:
@@ -137,7 +137,7 @@ func (s *Store) File(ctx context.Context, d cas.Digest, executable bool) (path s
 	})
 }
 
-// pinFile returns the file of a blob that has one of its own.
+// pinFile returns the file of a blob that is not packed.
 func (s *Store) pinFile(ctx context.Context, e index.Entry, d cas.Digest) (path string, release func(), err error) {
 	c := s.cache
 	c.pins.add(e.Key)
@@ -148,7 +148,7 @@ func (s *Store) pinFile(ctx context.Context, e index.Entry, d cas.Digest) (path 
 			release = nil
 		}
 	}()
-	// It may have gone before it was pinned.
+	// The blob may have been evicted before it was pinned.
 	if _, ok := c.index.Get(e.Key); !ok {
 		return "", release, notFound(d)
 	}
@@ -160,7 +160,7 @@ func (s *Store) pinFile(ctx context.Context, e index.Entry, d cas.Digest) (path 
 	case err == nil && (!fi.Mode().IsRegular() || fi.Size() != d.Size()):
 		err = c.damaged(e, nil)
 	case vanished(err):
-		c.lose(e)
+		c.dropMissing(e)
 	case err == nil:
 		err = c.verifyFile(ctx, e, d, path)
 	}
@@ -173,16 +173,15 @@ func (s *Store) pinFile(ctx context.Context, e index.Entry, d cas.Digest) (path 
 	return path, release, nil
 }
 
-// copyFile fills f with the blob e, which has a file of its own. It looks at every byte: what is executed is not only
-// what was right once.
+// copyFile fills f with the content of the file e and verifies it, even if it was verified before.
 func (s *Store) copyFile(ctx context.Context, f *draft, e index.Entry, d cas.Digest) error {
 	path, err := s.cache.pathBelow("files", e.Key)
 	if err != nil {
 		return err
 	}
-	src, err := openQuietly(path)
+	src, err := openNoAtime(path)
 	if vanished(err) {
-		s.cache.lose(e)
+		s.cache.dropMissing(e)
 	}
 	if err != nil {
 		return err
@@ -197,7 +196,7 @@ func (s *Store) copyFile(ctx context.Context, f *draft, e index.Entry, d cas.Dig
 	return err
 }
 
-// copy returns the copy k, which write fills if it is not there.
+// copy returns the copy k. If there is none, it calls write to fill one.
 func (s *Store) copy(ctx context.Context, k copyKey, d cas.Digest, write func(*draft) error) (path string, release func(), err error) {
 	c := s.cache
 	mu := &c.copies.making[k.key.Hash[0]]
@@ -225,8 +224,8 @@ func (s *Store) copy(ctx context.Context, k copyKey, d cas.Digest, write func(*d
 	return f.path, sync.OnceFunc(func() { c.copies.unpin(f) }), nil
 }
 
-// makeCopy makes the copy k, and pins it.
-func (c *Cache) makeCopy(k copyKey, write func(*draft) error) (*copied, error) {
+// makeCopy makes and pins the copy k.
+func (c *Cache) makeCopy(k copyKey, write func(*draft) error) (*cachedCopy, error) {
 	path := filepath.Join(c.dir, "copies", "empty")
 	if k.key.Size > 0 {
 		var err error
@@ -252,7 +251,7 @@ func (c *Cache) makeCopy(k copyKey, write func(*draft) error) (*copied, error) {
 	if err := d.rename(path); err != nil {
 		return nil, err
 	}
-	f := &copied{path: path, charge: charge(k.key.Size), pins: 1, used: time.Now()}
+	f := &cachedCopy{path: path, charge: charge(k.key.Size), pins: 1, used: time.Now()}
 	c.budget.count(f.charge, 1)
 	if freed := c.copies.add(k, f); freed > 0 {
 		c.budget.count(-freed, -1)
@@ -261,7 +260,7 @@ func (c *Cache) makeCopy(k copyKey, write func(*draft) error) (*copied, error) {
 }
 
 // removeCopy removes the copy f of k unless it is pinned, and reports whether it did.
-func (c *Cache) removeCopy(k copyKey, f *copied) bool {
+func (c *Cache) removeCopy(k copyKey, f *cachedCopy) bool {
 	c.copies.mu.Lock()
 	defer c.copies.mu.Unlock()
 	if f.pins > 0 || c.copies.m[k] != f {
@@ -275,14 +274,14 @@ func (c *Cache) removeCopy(k copyKey, f *copied) bool {
 	return true
 }
 
-// An idleCopy is a copy that nobody has.
+// An idleCopy is a copy that is not pinned.
 type idleCopy struct {
 	key  copyKey
-	f    *copied
+	f    *cachedCopy
 	used time.Time
 }
 
-// idle returns the copies that nobody has, the one first that was used least recently, and what the others count.
+// idle returns the copies that are not pinned, least recently used first, and the charge of the others.
 func (cs *copies) idle() (idle []idleCopy, pinned int64) {
 	cs.mu.Lock()
 	defer cs.mu.Unlock()

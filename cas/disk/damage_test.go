@@ -477,7 +477,7 @@ func TestCheckFindsWhatIsWrong(t *testing.T) {
 		{"damaged blob", func(t *testing.T, dir string, d cas.Digest) {
 			b, _ := castest.Blob(1, 1000)
 			damageBlob(t, dir, b)
-		}, "not what its digest says"},
+		}, "does not match the digest"},
 		{"lost record", func(t *testing.T, dir string, d cas.Digest) {
 			if err := os.Truncate(segmentFiles(t, dir, ".log")[0], 64); err != nil {
 				t.Fatal(err)

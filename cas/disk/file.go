@@ -19,27 +19,27 @@ import (
 	"github.com/cloister-build/cloister/cas/durable"
 )
 
-// leastRoom is the room of a draft, in bytes, before anything has arrived. From there it grows to twice of
-// what has: what a client only states costs nobody else an entry.
-const leastRoom = 64 << 10
+// minReservation is the initial reservation of a draft in bytes. It grows to twice the size written: a size that a client
+// merely claims evicts nothing.
+const minReservation = 64 << 10
 
-// contentTime is when every file was used and changed last, as its inode has it: an action that finds a blob mounted as
-// an input must not learn from it when the blob came here. It is the one that small inputs have, too.
+// contentTime is the access and modification time of every file. An action that sees a file as an input must not learn
+// when the blob was stored. Small inputs have the same time.
 var contentTime = time.Unix(1_000_000_000, 0)
 
-// A draft is a file in tmp on its way into the store, and the room that it takes in the budget.
+// A draft is a file in tmp that is being written, and its reservation in the budget.
 type draft struct {
-	cache *Cache
-	file  *os.File
-	size  int64 // bytes that it is to have
-	n     int64 // bytes that Write has written
-	room  int64 // bytes reserved
+	cache    *Cache
+	file     *os.File
+	size     int64 // final size
+	n        int64 // bytes written
+	reserved int64
 }
 
-// draft makes a draft of a file of size bytes. The caller calls discard.
+// draft creates a draft of size bytes. The caller calls discard.
 func (c *Cache) draft(size int64) (*draft, error) {
-	if charge(size) > c.most() {
-		return nil, c.reserve(charge(size), 1) // says why there is no room
+	if charge(size) > c.maxPut() {
+		return nil, c.reserve(charge(size), 1) // returns the reason
 	}
 	d := &draft{cache: c, size: size}
 	if err := d.reserve(0); err != nil {
@@ -47,30 +47,30 @@ func (c *Cache) draft(size int64) (*draft, error) {
 	}
 	var err error
 	if d.file, err = os.CreateTemp(filepath.Join(c.dir, "tmp"), ""); err != nil {
-		c.budget.give(d.room, 1)
+		c.budget.release(d.reserved, 1)
 		return nil, c.writeError(err)
 	}
 	return d, nil
 }
 
-// reserve makes room for the first n bytes, and for as many more.
+// reserve reserves space for the first n bytes, and the same again.
 func (d *draft) reserve(n int64) error {
-	room := min(charge(d.size), max(leastRoom, charge(2*n)))
-	if room <= d.room {
+	want := min(charge(d.size), max(minReservation, charge(2*n)))
+	if want <= d.reserved {
 		return nil
 	}
 	files := int64(0)
-	if d.room == 0 {
+	if d.reserved == 0 {
 		files = 1
 	}
-	if err := d.cache.reserve(room-d.room, files); err != nil {
+	if err := d.cache.reserve(want-d.reserved, files); err != nil {
 		return err
 	}
-	d.room = room
+	d.reserved = want
 	return nil
 }
 
-// Write implements io.Writer. The caller writes no more than size bytes.
+// Write implements io.Writer. The caller writes at most size bytes.
 func (d *draft) Write(p []byte) (int, error) {
 	if err := d.reserve(d.n + int64(len(p))); err != nil {
 		return 0, err
@@ -83,7 +83,7 @@ func (d *draft) Write(p []byte) (int, error) {
 	return n, err
 }
 
-// finish closes the file, of the given mode.
+// finish sets the mode and closes the file.
 func (d *draft) finish(mode os.FileMode) error {
 	err := d.file.Chmod(mode)
 	if err == nil && d.cache.Sync {
@@ -100,14 +100,14 @@ func (d *draft) finish(mode os.FileMode) error {
 	return nil
 }
 
-// discard gives the room back, and removes the file unless it has got a name.
+// discard releases the reservation, and removes the file unless it was renamed.
 func (d *draft) discard() {
-	_ = d.file.Close() // closed already, unless something failed
+	_ = d.file.Close() // already closed unless something failed
 	_ = os.Remove(d.file.Name())
-	d.cache.budget.give(d.room, 1)
+	d.cache.budget.release(d.reserved, 1)
 }
 
-// rename gives the file the name path.
+// rename renames the file to path.
 func (d *draft) rename(path string) error {
 	err := os.Rename(d.file.Name(), path)
 	if vanished(err) {
@@ -127,7 +127,7 @@ func (d *draft) rename(path string) error {
 	return nil
 }
 
-// syncPath makes the names in dir, and those of it and its parents, outlive a loss of power.
+// syncPath syncs dir and its parents up to the directory of the store.
 func (c *Cache) syncPath(dir string) error {
 	for {
 		if err := durable.SyncDir(dir); err != nil {
@@ -140,7 +140,7 @@ func (c *Cache) syncPath(dir string) error {
 	}
 }
 
-// putFile stores a blob as a file of its own.
+// putFile stores a blob as a file.
 func (s *Store) putFile(ctx context.Context, d cas.Digest, r io.Reader) error {
 	c := s.cache
 	f, err := c.draft(d.Size())
@@ -166,7 +166,7 @@ func (s *Store) putFile(ctx context.Context, d cas.Digest, r io.Reader) error {
 	mu.Lock()
 	defer mu.Unlock()
 	if _, ok := c.use(k); ok {
-		return nil // somebody else has put it meanwhile
+		return nil // a concurrent put won
 	}
 	if err := f.rename(path); err != nil {
 		return err
@@ -182,8 +182,8 @@ func (s *Store) putFile(ctx context.Context, d cas.Digest, r io.Reader) error {
 	return nil
 }
 
-// fill writes the bytes of r to f, if they are those of d. It stops as soon as there are too many, ctx
-// has ended, or the store is being closed.
+// fill copies the content of r to f and verifies that it matches d. It stops early if there is too much content, ctx ends
+// or the store is closed.
 func (c *Cache) fill(ctx context.Context, f io.Writer, d cas.Digest, r io.Reader) error {
 	p := buffers.Get().(*[]byte)
 	defer buffers.Put(p)
@@ -224,9 +224,9 @@ func (s *Store) openFile(ctx context.Context, e index.Entry, d cas.Digest, off i
 	if err != nil {
 		return nil, err
 	}
-	f, err := openQuietly(path)
+	f, err := openNoAtime(path)
 	if vanished(err) {
-		c.lose(e)
+		c.dropMissing(e)
 		return nil, notFound(d)
 	}
 	if err != nil {
@@ -239,15 +239,15 @@ func (s *Store) openFile(ctx context.Context, e index.Entry, d cas.Digest, off i
 	return r, nil
 }
 
-// A reader reads a blob from its file and loses the blob if it turns out to be damaged.
+// A reader reads a blob from its file, and drops the blob if it is damaged.
 type reader struct {
 	cache  *Cache
 	entry  index.Entry
 	digest cas.Digest
 	file   *os.File
 	src    io.Reader
-	left   int64 // bytes that must still come
-	whole  bool  // it reads the whole blob, and so verifies it
+	left   int64 // bytes to read
+	whole  bool  // reads the whole blob, which verifies it
 }
 
 func (r *reader) start(ctx context.Context, path string, off int64) error {
@@ -257,14 +257,14 @@ func (r *reader) start(ctx context.Context, path string, off int64) error {
 	}
 	if fi.Size() != r.digest.Size() {
 		err := r.cache.damaged(r.entry, nil)
-		return fmt.Errorf("blob %s: its file has %d bytes: %w", r.digest, fi.Size(), err)
+		return fmt.Errorf("blob %s: file has %d bytes: %w", r.digest, fi.Size(), err)
 	}
 	if off == 0 {
 		r.src, r.whole = cas.Verify(r.digest, r.file), true
 		return nil
 	}
 	if err := r.cache.verifyFile(ctx, r.entry, r.digest, path); vanished(err) {
-		return notFound(r.digest) // evicted since its file was opened
+		return notFound(r.digest) // evicted since the file was opened
 	} else if err != nil {
 		return fmt.Errorf("open blob %s: %w", r.digest, err)
 	}
@@ -278,13 +278,13 @@ func (r *reader) Read(p []byte) (int, error) {
 	n, err := r.src.Read(p)
 	r.left -= int64(n)
 	if err == io.EOF && r.left > 0 || r.left < 0 {
-		err = cas.ErrCorrupt // the file changed its size while it was read
+		err = cas.ErrCorrupt // the file was truncated or extended meanwhile
 	}
 	switch {
 	case err == io.EOF && r.whole:
 		r.cache.setVerified(r.entry)
 	case errors.Is(err, cas.ErrCorrupt), unreadable(err):
-		// After Close the store is left as it is.
+		// After Close the store must not change.
 		if end, closed := r.cache.begin(); closed == nil {
 			_ = r.cache.damaged(r.entry, nil)
 			end()
@@ -295,8 +295,8 @@ func (r *reader) Read(p []byte) (int, error) {
 
 func (r *reader) Close() error { return r.file.Close() }
 
-// verifyFile returns nil if the file of e was verified, and else reads it whole: if it is damaged it is lost, and
-// cas.ErrCorrupt. Of several callers at once one reads.
+// verifyFile reads and verifies the file of e unless that was done before. It drops a damaged file and returns
+// cas.ErrCorrupt. Concurrent callers wait for one of them to read.
 func (c *Cache) verifyFile(ctx context.Context, e index.Entry, d cas.Digest, path string) error {
 	mu := &c.reading[e.Hash[0]]
 	mu.Lock()
@@ -314,23 +314,23 @@ func (c *Cache) verifyFile(ctx context.Context, e index.Entry, d cas.Digest, pat
 	return nil
 }
 
-// setVerified notes that the bytes of e are what they should be.
+// setVerified marks e as verified.
 func (c *Cache) setVerified(e index.Entry) {
 	c.index.Update(e.Key, func(now *index.Entry) {
-		// A file stays the same when its record moves.
+		// The record of a file may have moved.
 		if now.Position == e.Position || now.File && e.File {
 			now.Verified = true
 		}
 	})
 }
 
-// readWhole reads a file to its end and returns cas.ErrCorrupt if its content is not what k is the key of.
+// readWhole reads a file and returns cas.ErrCorrupt if its content does not match k.
 func readWhole(ctx context.Context, path string, k index.Key) error {
 	function, err := functionOf(k)
 	if err != nil {
 		return err
 	}
-	f, err := openQuietly(path)
+	f, err := openNoAtime(path)
 	if err != nil {
 		return err
 	}
@@ -357,14 +357,17 @@ func readWhole(ctx context.Context, path string, k index.Key) error {
 	}
 }
 
-// unreadable reports whether err says that the disk no longer has what was written.
+// unreadable reports whether err means that the disk lost the data.
 func unreadable(err error) bool { return errors.Is(err, syscall.EIO) }
 
-// unseen looks at nothing.
-func unseen(string) error { return nil }
+// noop does nothing with a file.
+func noop(string) error { return nil }
 
-// removeFile makes the file of k absent if look does not fail and permit says so of its entry, and returns that.
-func (c *Cache) removeFile(k index.Key, look func(path string) error, permit func(*index.Entry) bool, remove func(path string) error) (e index.Entry, removed bool, err error) {
+// removeFile removes the entry of the file k, and calls remove with the path of the file, unless precheck fails for the
+// path or permit returns false for the entry. It returns the entry.
+func (c *Cache) removeFile(
+	k index.Key, precheck func(path string) error, permit func(*index.Entry) bool, remove func(path string) error,
+) (e index.Entry, removed bool, err error) {
 	path, err := c.pathBelow("files", k)
 	if err != nil {
 		return e, false, err
@@ -372,7 +375,7 @@ func (c *Cache) removeFile(k index.Key, look func(path string) error, permit fun
 	mu := &c.files[k.Hash[0]]
 	mu.Lock()
 	defer mu.Unlock()
-	if err := look(path); err != nil {
+	if err := precheck(path); err != nil {
 		return e, false, err
 	}
 	e, removed = c.index.Remove(k, func(e *index.Entry) bool { return e.File && permit(e) })
@@ -380,15 +383,15 @@ func (c *Cache) removeFile(k index.Key, look func(path string) error, permit fun
 		return e, false, nil
 	}
 	if err := remove(path); err != nil && !vanished(err) {
-		// Its log may have been written anew in between, without it.
+		// Compaction may have removed the record meanwhile.
 		c.uncount(&e)
 		again := c.fresh.Append([]segment.Item{{Record: segment.Record{Entry: e}}}, c.committed)
 		if again != nil {
-			c.budget.count(-charge(k.Size), -1) // removed by the next Open
+			c.budget.count(-charge(k.Size), -1) // the next Open removes the file
 		}
 		return e, false, errors.Join(err, again)
 	}
-	// Without its file the record says nothing: Open passes it over.
+	// Open ignores a record without its file.
 	commit.Point("file removed")
 	c.uncount(&e)
 	c.budget.count(-charge(k.Size), -1)

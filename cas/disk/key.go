@@ -14,32 +14,32 @@ import (
 	"github.com/cloister-build/cloister/cas/disk/internal/index"
 )
 
-// What an entry is; the upper half of an index.Kind is the digest function.
+// The types of entries, in the lower half of an index.Kind. The upper half is the digest function.
 const (
 	blob index.Kind = iota + 1
 	result
-	mapping
+	chunkList
 
 	kindBits = 4
 	kindMask = 1<<kindBits - 1
 )
 
-// keyOf returns the key of d, which is a blob, an action with a result, or a blob with a mapping.
+// keyOf returns the key of a blob d, of the result of action d, or of the chunk list of blob d.
 func keyOf(instance uint16, kind index.Kind, d cas.Digest) index.Key {
 	k := index.Key{Size: d.Size(), Instance: instance, Kind: kind | index.Kind(d.Function())<<kindBits}
-	// A Digest has been checked to be hexadecimal.
+	// A Digest is always valid hexadecimal.
 	if d.Function().Size() <= len(k.Hash) {
 		_, _ = hex.Decode(k.Hash[:], []byte(d.Hash()))
 		return k
 	}
-	// Folded, so that entries of the usual functions need not take twice the memory: as few digests share a key as blobs
-	// share a SHA-256.
+	// Longer hashes are hashed again: this saves memory for the common functions, and collisions are as unlikely as
+	// those of SHA-256.
 	hash, _ := hex.DecodeString(d.Hash())
 	k.Hash = sha256.Sum256(hash)
 	return k
 }
 
-// functionOf returns the digest function of k. It fails for a key that none has, which only a damaged log holds.
+// functionOf returns the digest function of k. It fails for an invalid key, which only a damaged log has.
 func functionOf(k index.Key) (cas.Function, error) {
 	f := cas.Function(k.Kind >> kindBits)
 	if !slices.Contains(functions, f) {
@@ -50,8 +50,7 @@ func functionOf(k index.Key) (cas.Function, error) {
 
 var functions = cas.Functions()
 
-// digestOf is the inverse of keyOf. It is the zero Digest for a hash that was folded, which nobody can tell any more, and
-// for a key that none is the key of.
+// digestOf is the inverse of keyOf. It returns the zero Digest for hashes that keyOf hashed again and for invalid keys.
 func digestOf(k index.Key) cas.Digest {
 	f, err := functionOf(k)
 	if err != nil || f.Size() > len(k.Hash) {
@@ -61,12 +60,12 @@ func digestOf(k index.Key) cas.Digest {
 	return d
 }
 
-// nameOf returns the last part of the name of a file for k.
+// nameOf returns the base name of a file for k.
 func nameOf(f cas.Function, k index.Key) string {
 	return hex.EncodeToString(k.Hash[:min(f.Size(), len(k.Hash))]) + "-" + strconv.FormatInt(k.Size, 10)
 }
 
-// is reports whether d, of the function of k, is what k is the key of.
+// is reports whether d, with the digest function of k, has the hash and size of k.
 func is(k index.Key, d cas.Digest) bool {
 	other := keyOf(k.Instance, blob, d)
 	return other.Hash == k.Hash && other.Size == k.Size
@@ -74,12 +73,12 @@ func is(k index.Key, d cas.Digest) bool {
 
 func isResult(k index.Key) bool { return k.Kind&kindMask == result }
 
-// isRecord reports whether k is of what its digest does not determine, a result or a mapping: it brings its own
-// checksum, and the last one holds.
+// isRecord reports whether k is a result or a chunk list: its content has a checksum since the digest does not determine
+// it, and the latest one counts.
 func isRecord(k index.Key) bool { return k.Kind&kindMask != blob }
 
-// pathBelow returns the path of a file for the blob k below DIR/room.
-func (c *Cache) pathBelow(room string, k index.Key) (string, error) {
+// pathBelow returns the path of a file for the blob k below DIR/sub.
+func (c *Cache) pathBelow(sub string, k index.Key) (string, error) {
 	f, err := functionOf(k)
 	if err != nil {
 		return "", err
@@ -89,5 +88,5 @@ func (c *Cache) pathBelow(room string, k index.Key) (string, error) {
 		return "", fmt.Errorf("%w: instance number %d", cas.ErrInvalid, k.Instance)
 	}
 	name := nameOf(f, k)
-	return filepath.Join(c.dir, room, escape(instance), f.String(), name[:2], name), nil
+	return filepath.Join(c.dir, sub, escape(instance), f.String(), name[:2], name), nil
 }

@@ -8,9 +8,9 @@ import (
 	"github.com/cloister-build/cloister/cas/disk/internal/index"
 )
 
-// An entry's stamp says when it was used last, but it is written anew only when it is older than the grain: an order
-// of eviction needs no more, and reading should hardly write. So a lease is counted from the end of the grain, and
-// is never shorter than promised. A stamp is in the log before the use is acknowledged.
+// The stamp of an entry is the time of its last use. It is updated only when it is older than the grain: eviction needs no
+// more precision, and reads should rarely write. A lease therefore starts at the end of the grain and is never too
+// short. A stamp is in the log before the use is acknowledged.
 
 const maxGrain = 15 * time.Minute
 
@@ -19,7 +19,7 @@ func (c *Cache) setLease(lease time.Duration) {
 		c.grain = int64(maxGrain / time.Second)
 		return
 	}
-	// A stamp has whole seconds, rounded down.
+	// Stamps are rounded down to whole seconds.
 	c.lease = int64(lease / time.Second)
 	if lease%time.Second > 0 {
 		c.lease++
@@ -27,19 +27,19 @@ func (c *Cache) setLease(lease time.Duration) {
 	c.grain = min(c.lease/8, int64(maxGrain/time.Second))
 }
 
-// seconds is the stamp of a moment.
+// seconds converts t to a stamp.
 func seconds(t time.Time) uint32 { return uint32(t.Unix()) }
 
-// leased reports whether e may not be evicted at now.
+// leased reports whether e must not be evicted at the time now.
 func (c *Cache) leased(e *index.Entry, now uint32) bool {
 	return c.lease > 0 && int64(e.Stamp)+c.grain+c.lease >= int64(now)
 }
 
-// stale reports whether the stamp of e is to be written anew.
+// stale reports whether the stamp of e must be updated.
 func (c *Cache) stale(e *index.Entry, now uint32) bool { return int64(e.Stamp)+c.grain < int64(now) }
 
-// putBack makes no stamp later than now: it was given by a clock that was ahead, and would be a lease for as long.
-func (c *Cache) putBack(now uint32) {
+// clampStamps lowers stamps later than now to now. A clock that was ahead set them, and would extend leases.
+func (c *Cache) clampStamps(now uint32) {
 	var ahead []index.Key
 	c.index.Each(func(e *index.Entry) bool {
 		if e.Stamp > now {
@@ -52,7 +52,7 @@ func (c *Cache) putBack(now uint32) {
 	}
 }
 
-// use returns the entry of k, which from now on is leased anew; ok is false if it is absent.
+// use returns the entry of k and renews its lease.
 func (c *Cache) use(k index.Key) (e index.Entry, ok bool) {
 	e, ok = c.index.Get(k)
 	if !ok {
@@ -67,9 +67,8 @@ func (c *Cache) use(k index.Key) (e index.Entry, ok bool) {
 	return e, true
 }
 
-// touch gives the entries of keys the stamp now, and returns the keys that turned out to be absent.
-//
-// If a log cannot be written, for its disk is full, the stamp holds until the end of this process.
+// touch sets the stamps of keys to now, and returns the keys that are absent. If a log cannot be written, because the
+// disk is full, the stamps last only until the end of the process.
 func (c *Cache) touch(keys []index.Key, now uint32) (absent []index.Key) {
 	bySegment := map[uint32][]index.Key{}
 	for len(keys) > 0 {
@@ -99,7 +98,7 @@ func (c *Cache) touch(keys []index.Key, now uint32) (absent []index.Key) {
 				if !ok {
 					absent = append(absent, k)
 				} else if !still {
-					keys = append(keys, k) // moved meanwhile, with its old stamp
+					keys = append(keys, k) // moved with its old stamp
 				}
 			}
 		}

@@ -345,7 +345,7 @@ func TestFullStoreSaysWhy(t *testing.T) {
 				t.Errorf("%s: got %v, want ErrFull", name, err)
 				continue
 			}
-			for _, want := range []string{dir, "leased", "42m0s", fmt.Sprint(32 * block)} {
+			for _, want := range []string{dir, "within the lease of", "42m0s", fmt.Sprint(32 * block)} {
 				if !strings.Contains(err.Error(), want) {
 					t.Errorf("%s: %q does not say %q", name, err, want)
 				}

@@ -20,38 +20,37 @@ import (
 	"github.com/cloister-build/cloister/cas/disk/internal/segment"
 )
 
-// placeTries is how often Place begins anew because it found damage, or somebody else's write.
-const placeTries = 4
+// locateTries limits how often Locate starts again after damage or a write by another process.
+const locateTries = 4
 
-// Locate implements cas.Locator: in segments is what is smaller than Config.Pack. What this process has not yet compared
-// with its digest is read; of what somebody else has written to, everything is, each time. A damaged blob is absent
-// from then on. The files are kept as they are until Release also if their segments are removed, which Stats.HeldBytes
-// tells, or the store is closed.
+// Locate implements cas.Locator for blobs smaller than Config.Pack. It reads and verifies what this process has not
+// verified, and everything in segments to which another process wrote. It drops damaged blobs. The files stay unchanged
+// until Release even if their segments are removed (see Stats.HeldBytes) or the store is closed.
 func (s *Store) Locate(ctx context.Context, ds []cas.Digest) (cas.Location, error) {
 	end, err := s.cache.beginWith(ctx)
 	if err != nil {
 		return nil, err
 	}
 	defer end()
-	for range placeTries {
-		p := placing{cache: s.cache, placement: &placement{extents: make([]cas.Extent, len(ds))}, file: map[uint32]int32{}}
-		sound, err := p.place(ctx, s.name, ds)
+	for range locateTries {
+		l := locator{cache: s.cache, location: &location{extents: make([]cas.Extent, len(ds))}, file: map[uint32]int32{}}
+		sound, err := l.locateAll(ctx, s.name, ds)
 		if sound {
-			s.findMapped(p.extents, ds)
+			s.findSpliced(l.extents, ds)
 		}
-		if sound && p.Valid() {
-			return p.placement, nil
+		if sound && l.Valid() {
+			return l.location, nil
 		}
-		p.Release()
+		l.Release()
 		if err != nil {
 			return nil, fmt.Errorf("store %s: %w", s.cache.dir, err)
 		}
 	}
-	return nil, fmt.Errorf("store %s: segments of %d blobs change again and again: see who else writes to them", s.cache.dir, len(ds))
+	return nil, fmt.Errorf("store %s: the segments of %d blobs keep changing: find the other process that writes to them", s.cache.dir, len(ds))
 }
 
-// findMapped notes which of the blobs that are not there by themselves are kept as chunks, and leases them anew.
-func (s *Store) findMapped(extents []cas.Extent, ds []cas.Digest) {
+// findSpliced marks the absent blobs that are stored as chunks as Unpacked, and renews their leases.
+func (s *Store) findSpliced(extents []cas.Extent, ds []cas.Digest) {
 	asked := map[cas.Digest]int32{}
 	for i, d := range ds {
 		if extents[i].File != cas.Absent {
@@ -59,7 +58,7 @@ func (s *Store) findMapped(extents []cas.Extent, ds []cas.Digest) {
 		}
 		if _, ok := asked[d]; !ok {
 			asked[d] = cas.Absent
-			if _, _, ok := s.mapped(d); ok {
+			if _, _, ok := s.spliced(d); ok {
 				asked[d] = cas.Unpacked
 			}
 		}
@@ -67,8 +66,8 @@ func (s *Store) findMapped(extents []cas.Extent, ds []cas.Digest) {
 	}
 }
 
-// A placement implements cas.Location.
-type placement struct {
+// A location implements cas.Location.
+type location struct {
 	extents []cas.Extent
 	files   []*os.File
 
@@ -77,98 +76,99 @@ type placement struct {
 	released bool           // guarded by mu
 }
 
-func (p *placement) Extents() []cas.Extent { return p.extents }
-func (p *placement) Files() []*os.File     { return p.files }
+func (l *location) Extents() []cas.Extent { return l.extents }
+func (l *location) Files() []*os.File     { return l.files }
 
-// Valid implements cas.Location, with one question to the file system for each file.
-func (p *placement) Valid() bool {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	for i := range p.views {
-		if !p.views[i].Valid() {
+// Valid implements cas.Location with one system call for each file.
+func (l *location) Valid() bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for i := range l.views {
+		if !l.views[i].Valid() {
 			return false
 		}
 	}
-	return !p.released
+	return !l.released
 }
 
-func (p *placement) Release() {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	for i := range p.views {
-		p.views[i].Release()
+// Release implements cas.Location.
+func (l *location) Release() {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for i := range l.views {
+		l.views[i].Release()
 	}
-	p.views, p.released = nil, true
+	l.views, l.released = nil, true
 }
 
-// A placing makes a placement.
-type placing struct {
+// A locator makes a location.
+type locator struct {
 	cache *Cache
-	*placement
-	file     map[uint32]int32 // by segment: the index of its file
-	doubtful []index.Entry    // that are to be read
+	*location
+	file       map[uint32]int32 // index of the file of each segment
+	unverified []index.Entry
 }
 
-// place fills the placement. It is not sound if damage was found: then it is to be made anew.
-func (p *placing) place(ctx context.Context, instance string, ds []cas.Digest) (sound bool, err error) {
-	n, known := p.cache.instances.find(instance)
+// locateAll fills the location. It returns false if it found damage and must be repeated.
+func (l *locator) locateAll(ctx context.Context, instance string, ds []cas.Digest) (sound bool, err error) {
+	n, known := l.cache.instances.find(instance)
 	now := seconds(time.Now())
 	var stale []int
 	for i, d := range ds {
-		p.extents[i].File = cas.Absent
+		l.extents[i].File = cas.Absent
 		if d.IsEmpty() {
-			p.extents[i].File = cas.Unpacked
+			l.extents[i].File = cas.Unpacked
 		} else if known {
-			e, ok := p.cache.index.Get(keyOf(n, blob, d))
-			if ok && p.cache.stale(&e, now) {
+			e, ok := l.cache.index.Get(keyOf(n, blob, d))
+			if ok && l.cache.stale(&e, now) {
 				stale = append(stale, i)
-			} else if err := p.locate(i, e, ok); err != nil {
+			} else if err := l.locate(i, e, ok); err != nil {
 				return false, err
 			}
 		}
 	}
 	if len(stale) > 0 {
-		keys := make(map[index.Key]bool, len(stale)) // not each time that a blob is named is to be noted
+		keys := make(map[index.Key]bool, len(stale)) // a set: ds may have duplicates
 		for _, i := range stale {
 			keys[keyOf(n, blob, ds[i])] = true
 		}
-		p.cache.touch(slices.Collect(maps.Keys(keys)), now)
+		l.cache.touch(slices.Collect(maps.Keys(keys)), now)
 		for _, i := range stale {
-			e, ok := p.cache.index.Get(keyOf(n, blob, ds[i]))
-			if err := p.locate(i, e, ok); err != nil {
+			e, ok := l.cache.index.Get(keyOf(n, blob, ds[i]))
+			if err := l.locate(i, e, ok); err != nil {
 				return false, err
 			}
 		}
 	}
-	return p.verify(ctx)
+	return l.verify(ctx)
 }
 
-// locate says where blob i is, whose entry is e if there is one.
-func (p *placing) locate(i int, e index.Entry, ok bool) error {
+// locate sets the extent of blob i. Its entry is e if ok is true.
+func (l *locator) locate(i int, e index.Entry, ok bool) error {
 	for ok && !e.File {
-		if n, held := p.file[e.Segment]; held {
-			p.extents[i] = cas.Extent{File: n, Offset: int64(e.Offset) * segment.Block}
-			if !e.Verified || p.views[n].Suspect {
-				p.doubtful = append(p.doubtful, e)
+		if n, open := l.file[e.Segment]; open {
+			l.extents[i] = cas.Extent{File: n, Offset: int64(e.Offset) * segment.Block}
+			if !e.Verified || l.views[n].Suspect {
+				l.unverified = append(l.unverified, e)
 			}
 			return nil
 		}
-		err := p.hold(e.Segment)
-		// What its view does not tell of, for it was found before, the index tells now.
+		err := l.open(e.Segment)
+		// Look the entry up again: damage found before the View was made does not invalidate it.
 		was := e.Position
-		if e, ok = p.cache.index.Get(e.Key); err != nil && (!errors.Is(err, segment.ErrGone) || ok && e.Position == was) {
+		if e, ok = l.cache.index.Get(e.Key); err != nil && (!errors.Is(err, segment.ErrGone) || ok && e.Position == was) {
 			return err
 		}
 	}
 	if ok {
-		p.extents[i].File = cas.Unpacked
+		l.extents[i].File = cas.Unpacked
 	}
 	return nil
 }
 
-// hold adds the file of a segment.
-func (p *placing) hold(n uint32) error {
-	g := p.cache.segments.Segment(n)
+// open adds the file of segment n.
+func (l *locator) open(n uint32) error {
+	g := l.cache.segments.Segment(n)
 	if g == nil {
 		return segment.ErrGone
 	}
@@ -176,22 +176,22 @@ func (p *placing) hold(n uint32) error {
 	if err != nil {
 		return err
 	}
-	p.file[n] = int32(len(p.files))
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	p.files, p.views = append(p.files, v.File), append(p.views, v)
+	l.file[n] = int32(len(l.files))
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.files, l.views = append(l.files, v.File), append(l.views, v)
 	return nil
 }
 
-// runBytes is how much is read at once, and runGap how much of that may be of no use.
+// verify reads runs of entries: up to runBytes at once, with gaps of up to runGap bytes.
 const (
 	runBytes = 128 << 10
 	runGap   = 4 << 10
 )
 
-// runs returns the entries that are to be read, each once, by what is read at once.
-func (p *placing) runs() (runs [][]index.Entry) {
-	all := p.doubtful
+// runs returns the unverified entries, without duplicates, in runs.
+func (l *locator) runs() (runs [][]index.Entry) {
+	all := l.unverified
 	slices.SortFunc(all, func(a, b index.Entry) int {
 		return cmp.Or(cmp.Compare(a.Segment, b.Segment), cmp.Compare(a.Offset, b.Offset))
 	})
@@ -199,7 +199,7 @@ func (p *placing) runs() (runs [][]index.Entry) {
 	for first := 0; first < len(all); {
 		last := first
 		for last+1 < len(all) && all[last+1].Segment == all[first].Segment &&
-			begin(&all[last+1])-stop(&all[last]) <= runGap && stop(&all[last+1])-begin(&all[first]) <= runBytes {
+			start(&all[last+1])-end(&all[last]) <= runGap && end(&all[last+1])-start(&all[first]) <= runBytes {
 			last++
 		}
 		runs = append(runs, all[first:last+1])
@@ -208,14 +208,13 @@ func (p *placing) runs() (runs [][]index.Entry) {
 	return runs
 }
 
-// begin and stop are where a packed entry and its padding begin and end, in bytes.
-func begin(e *index.Entry) int64 { return int64(e.Offset) * segment.Block }
-func stop(e *index.Entry) int64  { return begin(e) + segment.Padded(int64(e.Length)) }
+// start and end are the offsets of a packed entry and of the end of its padding, in bytes.
+func start(e *index.Entry) int64 { return int64(e.Offset) * segment.Block }
+func end(e *index.Entry) int64   { return start(e) + segment.Padded(int64(e.Length)) }
 
-// verify reads what is doubtful, in parallel, and reports whether all of it is what it should be. What is not is absent
-// after it, or elsewhere.
-func (p *placing) verify(ctx context.Context) (sound bool, err error) {
-	runs := p.runs()
+// verify reads the unverified entries in parallel, and reports whether all are sound. It drops damaged entries.
+func (l *locator) verify(ctx context.Context) (sound bool, err error) {
+	runs := l.runs()
 	var next atomic.Int64
 	var bad atomic.Bool
 	errs := make([]error, min(len(runs), runtime.GOMAXPROCS(0)))
@@ -227,7 +226,7 @@ func (p *placing) verify(ctx context.Context) (sound bool, err error) {
 			for i := next.Add(1) - 1; i < int64(len(runs)) && errs[w] == nil; i = next.Add(1) - 1 {
 				if errs[w] = ctx.Err(); errs[w] == nil {
 					var sound bool
-					if sound, errs[w] = p.verifyRun(ctx, runs[i], *buf); !sound {
+					if sound, errs[w] = l.verifyRun(ctx, runs[i], *buf); !sound {
 						bad.Store(true)
 					}
 				}
@@ -239,18 +238,18 @@ func (p *placing) verify(ctx context.Context) (sound bool, err error) {
 	return err == nil && !bad.Load(), err
 }
 
-// verifyRun reads the entries of a run, with buf if it is large enough.
-func (p *placing) verifyRun(ctx context.Context, run []index.Entry, buf []byte) (sound bool, err error) {
-	c := p.cache
-	from, to := begin(&run[0]), stop(&run[len(run)-1])
+// verifyRun reads and verifies the entries of a run. It uses buf if that is large enough.
+func (l *locator) verifyRun(ctx context.Context, run []index.Entry, buf []byte) (sound bool, err error) {
+	c := l.cache
+	from, to := start(&run[0]), end(&run[len(run)-1])
 	if to-from > int64(len(buf)) {
 		buf = make([]byte, to-from)
 	}
 	buf = buf[:to-from]
-	_, failed := p.files[p.file[run[0].Segment]].ReadAt(buf, from)
+	_, failed := l.files[l.file[run[0].Segment]].ReadAt(buf, from)
 	sound = true
 	for _, e := range run {
-		b := buf[begin(&e)-from : stop(&e)-from]
+		b := buf[start(&e)-from : end(&e)-from]
 		if failed == nil && padded(b, e.Length) && c.sound(&e, b[:e.Length]) {
 			c.setVerified(e)
 			continue
@@ -263,7 +262,7 @@ func (p *placing) verifyRun(ctx context.Context, run []index.Entry, buf []byte) 
 	return sound, nil
 }
 
-// padded reports whether nothing but zeros follows the first n bytes of b.
+// padded reports whether b has only zeros after its first n bytes.
 func padded(b []byte, n uint32) bool {
 	for _, v := range b[n:] {
 		if v != 0 {

@@ -17,16 +17,15 @@ import (
 	"github.com/cloister-build/cloister/cas/durable"
 )
 
-// open takes the directory and fills the index from it. If it fails the caller closes c.lock and c.segments.
+// open locks the directory and loads the index. If it fails, the caller closes c.lock, c.instances and c.segments.
 func (c *Cache) open() error {
 	const advice = "make the directory writable for this user, or choose another"
-	// Other users have no business with the sources and outputs in here.
+	// The store holds sources and outputs, which other users must not read.
 	if err := os.MkdirAll(c.dir, 0o700); err != nil {
-		return fmt.Errorf("store directory %s cannot be made: %w; %s", c.dir, err, advice)
+		return fmt.Errorf("create store directory %s: %w; %s", c.dir, err, advice)
 	}
-	// The directory is looked at before the first write into it, and again when nobody else can
-	// change it.
-	if _, err := c.recognise(); err != nil {
+	// Inspect the directory before the first write, and again while no other process can change it.
+	if _, err := c.inspect(); err != nil {
 		return err
 	}
 	if err := makePrivate(c.dir); err != nil {
@@ -34,18 +33,18 @@ func (c *Cache) open() error {
 	}
 	lock, err := os.OpenFile(filepath.Join(c.dir, "lock"), os.O_RDWR|os.O_CREATE, 0o600)
 	if err != nil {
-		return fmt.Errorf("store directory %s cannot be written: %w; %s", c.dir, err, advice)
+		return fmt.Errorf("store directory %s is not writable: %w; %s", c.dir, err, advice)
 	}
 	c.lock = lock
 	if err := tryLock(lock); err != nil {
 		return c.lockError(err)
 	}
-	isNew, err := c.recognise()
+	isNew, err := c.inspect()
 	if err != nil {
 		return err
 	}
 	if err := c.claim(isNew); err != nil {
-		return fmt.Errorf("store directory %s cannot be written: %w; %s", c.dir, err, advice)
+		return fmt.Errorf("store directory %s is not writable: %w; %s", c.dir, err, advice)
 	}
 	if c.MaxFiles == 0 {
 		c.MaxFiles = fileSystemFiles(c.dir) / 10
@@ -56,26 +55,26 @@ func (c *Cache) open() error {
 	return c.shrink()
 }
 
-// shrink evicts down to the budget, which may have been larger before. What is leased stays, and then nothing can be
-// put until enough of it is not.
+// shrink evicts down to the budget, which may have been larger before. Leased entries stay; until enough leases expire,
+// puts fail.
 func (c *Cache) shrink() error {
-	if c.take(0, 0) {
+	if c.tryReserve(0, 0) {
 		return nil
 	}
 	c.room.Lock()
 	defer c.room.Unlock()
-	_ = c.evict(0, 0) // whoever puts something will be told
+	_ = c.evict(0, 0) // puts return the error
 	return nil
 }
 
-// recognise reports whether the directory may become a store. It is an error if it is none and holds
-// anything that a store does not begin with.
-func (c *Cache) recognise() (isNew bool, err error) {
+// inspect reports whether the directory can become a store. It fails if the directory has other content or is a store of
+// another version.
+func (c *Cache) inspect() (isNew bool, err error) {
 	b, err := os.ReadFile(filepath.Join(c.dir, "version"))
 	if err == nil {
 		if string(b) != version {
-			return false, fmt.Errorf("store %s is of version %.40q, this program knows %q: choose another directory, "+
-				"or remove this one, which is a cache", c.dir, strings.TrimSpace(string(b)), strings.TrimSpace(version))
+			return false, fmt.Errorf("store %s has version %.40q, this program supports %q: choose another directory, "+
+				"or delete this one, which is only a cache", c.dir, strings.TrimSpace(string(b)), strings.TrimSpace(version))
 		}
 		return false, nil
 	}
@@ -88,22 +87,22 @@ func (c *Cache) recognise() (isNew bool, err error) {
 	}
 	for _, f := range files {
 		switch f.Name() {
-		case "lock", "version.new": // a first Open that was killed
+		case "lock", "version.new": // from an interrupted first Open
 		case "lost+found": // the root of a file system
 		default:
-			return false, fmt.Errorf("directory %s is not a store and not empty, it holds %q: "+
-				"choose another directory, or an empty one", c.dir, f.Name())
+			return false, fmt.Errorf("directory %s is not a store and not empty: it holds %q; "+
+				"choose an empty directory", c.dir, f.Name())
 		}
 	}
 	return true, nil
 }
 
-// lockError explains why the lock was not to be had.
+// lockError explains why the directory could not be locked.
 func (c *Cache) lockError(err error) error {
 	if !errors.Is(err, errHeld) {
-		return fmt.Errorf("store %s cannot be locked: %w", c.dir, err)
+		return fmt.Errorf("lock store %s: %w", c.dir, err)
 	}
-	holder := "a process that has not said its number"
+	holder := "of unknown process ID"
 	b := make([]byte, 32)
 	if n, _ := c.lock.ReadAt(b, 0); n > 0 {
 		if pid, err := strconv.Atoi(strings.TrimSpace(string(b[:n]))); err == nil {
@@ -114,7 +113,7 @@ func (c *Cache) lockError(err error) error {
 		holder, c.dir, ErrLocked)
 }
 
-// claim writes who holds the directory and what it is.
+// claim writes the process ID and, in a new store, the version.
 func (c *Cache) claim(isNew bool) error {
 	if err := c.lock.Truncate(0); err != nil {
 		return err
@@ -123,7 +122,7 @@ func (c *Cache) claim(isNew bool) error {
 		return err
 	}
 	if isNew {
-		// Commit point: from here on the directory is a store.
+		// Commit point: the directory is a store.
 		if err := replaceFile(filepath.Join(c.dir, "version"), version); err != nil {
 			return err
 		}
@@ -149,7 +148,7 @@ func replaceFile(path, content string) error {
 	return errors.Join(f.Close(), durable.SyncDir(filepath.Dir(path)))
 }
 
-// load fills the index, and removes what belongs to nothing.
+// load fills the index and removes unfinished files.
 func (c *Cache) load() error {
 	if err := c.sweep(); err != nil {
 		return fmt.Errorf("remove unfinished files: %w", err)
@@ -165,7 +164,7 @@ func (c *Cache) load() error {
 	}
 	c.index.Reserve(c.segments.LogBytes() / recordBytes)
 	r := recovery{cache: c, instances: len(c.instances.names), functions: cas.Functions()}
-	if err := r.askPower(); err != nil {
+	if err := r.detectPowerLoss(); err != nil {
 		return err
 	}
 	if err := r.replay(); err != nil {
@@ -174,7 +173,7 @@ func (c *Cache) load() error {
 	if err := r.matchFiles(); err != nil {
 		return err
 	}
-	// What goes on growing is what was growing.
+	// Continue the last segment.
 	var last *segment.Segment
 	if all := c.segments.Segments(); len(all) > 0 {
 		last = all[len(all)-1]
@@ -190,7 +189,7 @@ func (c *Cache) load() error {
 		return err
 	}
 	if c.Sync {
-		// What an earlier process put without it is to be as safe as what this one puts, and moves.
+		// Earlier puts without Sync become as durable as those of this process.
 		if err := c.segments.MarkDurable(seconds(time.Now()), c.flush); err != nil && !errors.Is(err, errors.ErrUnsupported) {
 			return err
 		}
@@ -198,7 +197,7 @@ func (c *Cache) load() error {
 	return nil
 }
 
-// sweep removes the regular files directly in tmp, and all copies. Anything else in tmp is not ours.
+// sweep removes the regular files in tmp, and all copies, and counts the files in quarantine.
 func (c *Cache) sweep() error {
 	tmp := filepath.Join(c.dir, "tmp")
 	files, err := os.ReadDir(tmp)
@@ -207,26 +206,26 @@ func (c *Cache) sweep() error {
 	}
 	for _, f := range files {
 		if f.Type().IsRegular() {
-			// A file that has gone meanwhile is as good as removed.
+
 			if err := os.Remove(filepath.Join(tmp, f.Name())); err != nil && !errors.Is(err, os.ErrNotExist) {
 				return err
 			}
 		}
 	}
-	// Plain files that this package made: no store has anything mounted in it.
+	// RemoveAll is safe: the directory holds only files created by this package.
 	if err := os.RemoveAll(filepath.Join(c.dir, "copies")); err != nil {
 		return err
 	}
 	if err := os.Mkdir(filepath.Join(c.dir, "copies"), 0o700); err != nil {
 		return err
 	}
-	kept, err := os.ReadDir(filepath.Join(c.dir, "quarantine"))
+	quarantined, err := os.ReadDir(filepath.Join(c.dir, "quarantine"))
 	if err != nil {
 		return err
 	}
-	for _, f := range kept {
+	for _, f := range quarantined {
 		if fi, err := f.Info(); err == nil && fi.Mode().IsRegular() {
-			c.quarantine(fi.Size())
+			c.countQuarantined(fi.Size())
 		}
 	}
 	return nil

@@ -11,13 +11,13 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// syncFileSystem writes the file system that holds f to its disk.
+// syncFileSystem syncs the file system that holds f.
 func syncFileSystem(f *os.File) error {
 	return os.NewSyscallError("syncfs", unix.Syncfs(int(f.Fd())))
 }
 
-// bootID returns what is different after each start of the machine, or "" if that is not known: until then, all that
-// was written is at least in the memory of the kernel.
+// bootID returns an identifier that changes with each boot, or "" if there is none. While it is the same, everything that
+// was written is at least in the page cache.
 func bootID() string {
 	b, err := os.ReadFile("/proc/sys/kernel/random/boot_id")
 	if err != nil {
@@ -26,7 +26,7 @@ func bootID() string {
 	return strings.TrimSpace(string(b))
 }
 
-// fileSystemFiles returns how many files the file system of dir can hold, or 0 if it does not say.
+// fileSystemFiles returns the number of inodes of the file system of dir, or 0 if unknown.
 func fileSystemFiles(dir string) int64 {
 	var st unix.Statfs_t
 	if err := unix.Statfs(dir, &st); err != nil {
@@ -35,8 +35,8 @@ func fileSystemFiles(dir string) int64 {
 	return int64(st.Files)
 }
 
-// namedAt returns when the inode of a file was changed last: its name is as old, or older.
-func namedAt(fi os.FileInfo) time.Time {
+// changedAt returns when the inode of a file was last changed, and at the latest when it was named.
+func changedAt(fi os.FileInfo) time.Time {
 	if st, ok := fi.Sys().(*syscall.Stat_t); ok {
 		return time.Unix(st.Ctim.Unix())
 	}

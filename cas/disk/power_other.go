@@ -10,14 +10,14 @@ import (
 	"time"
 )
 
-// syncFileSystem is not to be had: each Open reads all that was put without Config.Sync.
+// syncFileSystem is not available: each Open reads everything that was put without Config.Sync.
 func syncFileSystem(*os.File) error { return errors.ErrUnsupported }
 
-// bootID returns "": whether there was a loss of power is not known.
+// bootID returns "": power failures cannot be detected.
 func bootID() string { return "" }
 
-// fileSystemFiles returns 0: no budget of files.
+// fileSystemFiles returns 0: there is no budget of files.
 func fileSystemFiles(string) int64 { return 0 }
 
-// namedAt returns the present: when the inode of a file was changed last is not known.
-func namedAt(os.FileInfo) time.Time { return time.Now() }
+// changedAt returns the current time: inode change times are not available.
+func changedAt(os.FileInfo) time.Time { return time.Now() }

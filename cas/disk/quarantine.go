@@ -15,16 +15,16 @@ import (
 	"github.com/cloister-build/cloister/cas/disk/internal/index"
 )
 
-// maxQuarantine is how many damaged blobs are kept, and quarantineShare of which part of the budget. Later ones are
-// removed: one is enough to see what happens to them, and a disk that fails must not fill the budget.
+// At most maxQuarantine damaged blobs and 1/quarantineFraction of the budget are kept; later ones are deleted. A few
+// suffice for diagnosis, and a failing disk must not fill the budget.
 const (
-	maxQuarantine   = 100
-	quarantineShare = 64
+	maxQuarantine      = 100
+	quarantineFraction = 64
 )
 
-// damaged makes e absent, whose bytes are not what its key says, keeps them for a person to look at, and returns
-// cas.ErrCorrupt. B is what was read of a packed entry. A packed entry that is elsewhere by now is left alone: it was
-// verified when it was moved. So is a file that is sound when it is read once more: it was put again.
+// damaged drops e, whose content does not match its key, quarantines the content for inspection, and returns
+// cas.ErrCorrupt. B is the content of a packed entry as read, or nil. A packed entry that has moved stays: it was
+// verified then. A file that is sound when read again stays, too: it was put again.
 func (c *Cache) damaged(e index.Entry, b []byte) error {
 	var removed bool
 	where := c.where(e)
@@ -34,7 +34,7 @@ func (c *Cache) damaged(e index.Entry, b []byte) error {
 				return errSound
 			}
 			return nil
-		}, func(*index.Entry) bool { return true }, func(path string) error { return c.keepFile(path, e.Key) })
+		}, func(*index.Entry) bool { return true }, func(path string) error { return c.quarantineFile(path, e.Key) })
 	} else {
 		same := func(now *index.Entry) bool {
 			return !now.File && now.Segment == e.Segment && now.Offset == e.Offset
@@ -43,8 +43,8 @@ func (c *Cache) damaged(e index.Entry, b []byte) error {
 		if g == nil {
 			return cas.ErrCorrupt
 		}
-		// First in the log: if the process ends in between, it is found once more. If the log cannot be
-		// written, that is so after the end of this process.
+		// The log goes first: if the process ends in between, the damage is found again. If the log cannot be written,
+		// that happens after the end of this process.
 		_ = g.Drop(func() (uint32, bool) {
 			now, ok := c.index.Get(e.Key)
 			return now.Record, ok && same(&now)
@@ -53,29 +53,29 @@ func (c *Cache) damaged(e index.Entry, b []byte) error {
 		var now index.Entry
 		if now, removed = c.index.Remove(e.Key, same); removed {
 			c.uncount(&now)
-			c.keepBytes(b, e.Key)
+			c.quarantineBytes(b, e.Key)
 		}
 		g.Revoke()
 	}
 	if removed {
 		c.corrupt.Add(1)
-		c.tell(e.Key, where)
+		c.reportCorrupt(e.Key, where)
 	}
 	return cas.ErrCorrupt
 }
 
-// errSound says that a file is not damaged.
+// errSound means that a file is not damaged.
 var errSound = errors.New("sound")
 
-// tell tells Config.Corrupt.
-func (c *Cache) tell(k index.Key, where string) {
+// reportCorrupt calls Config.Corrupt.
+func (c *Cache) reportCorrupt(k index.Key, where string) {
 	name, ok := c.instances.name(k.Instance)
 	if c.Corrupt != nil && ok {
 		c.Corrupt(name, digestOf(k), where)
 	}
 }
 
-// where names the place of an entry, seen from the directory of the store.
+// where returns the location of an entry, relative to the directory of the store.
 func (c *Cache) where(e index.Entry) string {
 	if e.File {
 		path, _ := c.pathBelow("files", e.Key)
@@ -87,36 +87,36 @@ func (c *Cache) where(e index.Entry) string {
 	return fmt.Sprintf("segment %d", e.Segment)
 }
 
-// lose makes e absent, whose file is not there.
-func (c *Cache) lose(e index.Entry) {
+// dropMissing drops e, whose file does not exist.
+func (c *Cache) dropMissing(e index.Entry) {
 	_, removed, _ := c.removeFile(e.Key, func(path string) error {
 		if _, err := os.Lstat(path); !vanished(err) {
-			return errSound // it is there again
+			return errSound // put again
 		}
 		return nil
-	}, func(*index.Entry) bool { return true }, unseen)
+	}, func(*index.Entry) bool { return true }, noop)
 	if removed {
 		c.corrupt.Add(1)
-		c.tell(e.Key, c.where(e)+" (gone)")
+		c.reportCorrupt(e.Key, c.where(e)+" (gone)")
 	}
 }
 
-// quarantinePath returns where a damaged blob is kept, or "" if it is not.
+// quarantinePath returns where to quarantine a damaged blob, or "" if there is no room.
 func (c *Cache) quarantinePath(k index.Key, size int64) string {
 	f, err := functionOf(k)
-	if err != nil || c.quarantinedBytes.Load()+charge(size) > c.MaxBytes/quarantineShare || c.quarantined.Load() >= maxQuarantine ||
-		c.MaxFiles > 0 && c.quarantined.Load() >= c.MaxFiles/quarantineShare {
+	if err != nil || c.quarantinedBytes.Load()+charge(size) > c.MaxBytes/quarantineFraction || c.quarantined.Load() >= maxQuarantine ||
+		c.MaxFiles > 0 && c.quarantined.Load() >= c.MaxFiles/quarantineFraction {
 		return ""
 	}
 	path := filepath.Join(c.dir, "quarantine", nameOf(f, k))
 	if _, err := os.Lstat(path); err == nil {
-		return "" // an earlier one is there
+		return "" // already there
 	}
 	return path
 }
 
-// keepFile takes the file at path into quarantine, or removes it.
-func (c *Cache) keepFile(path string, k index.Key) error {
+// quarantineFile moves the file at path into quarantine, or deletes it.
+func (c *Cache) quarantineFile(path string, k index.Key) error {
 	fi, err := os.Lstat(path)
 	if err != nil {
 		return err
@@ -128,19 +128,19 @@ func (c *Cache) keepFile(path string, k index.Key) error {
 	if err := os.Rename(path, to); err != nil {
 		return os.Remove(path)
 	}
-	c.quarantine(fi.Size())
+	c.countQuarantined(fi.Size())
 	return nil
 }
 
-// quarantine counts a file in quarantine.
-func (c *Cache) quarantine(size int64) {
+// countQuarantined counts a file in quarantine.
+func (c *Cache) countQuarantined(size int64) {
 	c.quarantined.Add(1)
 	c.quarantinedBytes.Add(charge(size))
 	c.budget.count(charge(size), 1)
 }
 
-// keepBytes writes a file into quarantine. If that fails there is one less to look at.
-func (c *Cache) keepBytes(b []byte, k index.Key) {
+// quarantineBytes writes b to quarantine, if it can.
+func (c *Cache) quarantineBytes(b []byte, k index.Key) {
 	path := c.quarantinePath(k, int64(len(b)))
 	if path == "" || b == nil {
 		return
@@ -149,5 +149,5 @@ func (c *Cache) keepBytes(b []byte, k index.Key) {
 		_ = os.Remove(path)
 		return
 	}
-	c.quarantine(int64(len(b)))
+	c.countQuarantined(int64(len(b)))
 }

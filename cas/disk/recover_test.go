@@ -70,7 +70,7 @@ func TestSweepToleratesVanishedFiles(t *testing.T) {
 // An event is what a log may say of one key.
 type event struct {
 	name string
-	tell func(*history)
+	tell func(*visitor)
 }
 
 // orders calls visit with all orders of logs: within one log its events stay in order.
@@ -104,24 +104,24 @@ func TestRecoveryDoesNotDependOnOrder(t *testing.T) {
 		return index.Entry{Key: keyOf(0, kind, d), Position: index.Position{Segment: n}, Stamp: stamp, Length: 100}
 	}
 	put := func(kind index.Kind, n, stamp, order uint32, file bool) event {
-		return event{fmt.Sprintf("put in %d at %d", n, stamp), func(r *history) {
+		return event{fmt.Sprintf("put in %d at %d", n, stamp), func(r *visitor) {
 			e := entry(kind, n, stamp)
 			e.File = file
 			r.Put(&segment.Record{Entry: e, Order: order}, false)
 		}}
 	}
 	doubtful := func(kind index.Kind, n, stamp, order uint32) event {
-		return event{fmt.Sprintf("doubtful put in %d at %d", n, stamp), func(r *history) {
+		return event{fmt.Sprintf("doubtful put in %d at %d", n, stamp), func(r *visitor) {
 			r.Put(&segment.Record{Entry: entry(kind, n, stamp), Order: order}, true)
 		}}
 	}
 	drop := func(kind index.Kind, n, order uint32) event {
-		return event{fmt.Sprintf("drop in %d", n), func(r *history) {
+		return event{fmt.Sprintf("drop in %d", n), func(r *visitor) {
 			r.Drop(&segment.Record{Entry: entry(kind, n, 1), Order: order})
 		}}
 	}
 	touch := func(kind index.Kind, n, stamp uint32) event {
-		return event{fmt.Sprintf("touch in %d at %d", n, stamp), func(r *history) {
+		return event{fmt.Sprintf("touch in %d at %d", n, stamp), func(r *visitor) {
 			r.Touch(&segment.Record{Entry: entry(kind, n, 1)}, stamp)
 		}}
 	}
@@ -154,9 +154,9 @@ func TestRecoveryDoesNotDependOnOrder(t *testing.T) {
 	} {
 		orders(c.logs, func(events []event) {
 			cache := &Cache{index: index.New()}
-			r := &history{recovery: &recovery{
-				cache: cache, power: true, instances: 1, functions: cas.Functions(), orders: map[index.Key]uint32{},
-				doubtful: map[uint32]uint32{}, shaky: map[index.Key]bool{},
+			r := &visitor{recovery: &recovery{
+				cache: cache, powerLost: true, instances: 1, functions: cas.Functions(), orders: map[index.Key]uint32{},
+				doubtful: map[uint32]uint32{}, unreliable: map[index.Key]bool{},
 			}}
 			var names []string
 			for _, e := range events {
@@ -262,7 +262,7 @@ func TestLogIsNotShortenedUnderAPut(t *testing.T) {
 		t.Fatal("the log is not to be shortened")
 	}
 	shortened := make(chan struct{})
-	err = c.fresh.Append([]segment.Item{item(k, b)}, func(it *segment.Item) {
+	err = c.fresh.Append([]segment.Item{newItem(k, b)}, func(it *segment.Item) {
 		go func() {
 			c.maintainOnce()
 			close(shortened)
@@ -372,7 +372,7 @@ func TestSoundFileStaysWhileItIsReadAgain(t *testing.T) {
 		return true
 	})
 	until(func() bool {
-		if err := g.Compact(seconds(time.Now()), c.wanted, c.rerecord); err != nil {
+		if err := g.Compact(seconds(time.Now()), c.isLive, c.recordMoved); err != nil {
 			t.Error(err)
 			return false
 		}
@@ -469,7 +469,7 @@ func evictAllOf(t *testing.T, c *Cache, g *segment.Segment) error {
 	defer c.room.Unlock()
 	p := &plan{census: c.takeCensus(0)}
 	p.cutoff = p.now
-	return c.rewrite(t.Context(), p, g)
+	return c.evacuate(t.Context(), p, g)
 }
 
 // A result that is replaced while it is moved does not come back when the later one is evicted.
@@ -538,7 +538,7 @@ func TestBudgetHoldsDuringMove(t *testing.T) {
 	g := c.segments.Segments()[0]
 	g.Files.Add(1) // so that it stays
 	defer g.Files.Add(-1)
-	if err := c.rewrite(t.Context(), &plan{census: c.takeCensus(0)}, g); err == nil || g.Live.Load() > 0 {
+	if err := c.evacuate(t.Context(), &plan{census: c.takeCensus(0)}, g); err == nil || g.Live.Load() > 0 {
 		t.Errorf("not all was moved, or the segment is gone: %v", err)
 	}
 	if used, _ := c.used(); used > c.MaxBytes {
@@ -565,7 +565,7 @@ func TestFileHandedOutDuringEvictionStays(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if err := c.carryOut(t.Context(), &p); err != nil {
+		if err := c.execute(t.Context(), &p); err != nil {
 			t.Error(err)
 		}
 		if _, err := os.Lstat(path); err != nil {
@@ -793,7 +793,7 @@ func TestVerifyWhileRecordOfFileMoves(t *testing.T) {
 		first = false
 		c.room.Lock()
 		defer c.room.Unlock()
-		if err := c.rewrite(t.Context(), &plan{census: c.takeCensus(0)}, c.segments.Segments()[0]); err != nil {
+		if err := c.evacuate(t.Context(), &plan{census: c.takeCensus(0)}, c.segments.Segments()[0]); err != nil {
 			t.Error(err)
 		}
 	}})

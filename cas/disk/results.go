@@ -15,7 +15,7 @@ import (
 	"google.golang.org/protobuf/proto"
 )
 
-// Lookup implements cas.ActionCache. A result that is damaged is cas.ErrNotFound from then on.
+// Lookup implements cas.ActionCache. It drops a damaged result and returns cas.ErrNotFound.
 func (s *Store) Lookup(ctx context.Context, action cas.Digest) (*repb.ActionResult, error) {
 	end, err := s.cache.beginWith(ctx)
 	if err != nil {
@@ -58,19 +58,19 @@ func (s *Store) Record(ctx context.Context, action cas.Digest, r *repb.ActionRes
 	return s.replace(action, b)
 }
 
-// replace stores what encodeResult has made, in place of what is there for action.
+// replace stores the encoded result of action.
 func (s *Store) replace(action cas.Digest, b []byte) error {
 	k, err := s.key(result, action)
 	if err != nil {
 		return err
 	}
-	it := item(k, b)
+	it := newItem(k, b)
 	it.Next = true
 	return s.cache.append([]segment.Item{it})
 }
 
-// Forget makes the result recorded for action absent, as durably as Record makes one present, and reports whether there
-// was one. A Record at the same time may come before or after.
+// Forget removes the result of action, as durably as Record adds one, and reports whether there was one. A concurrent
+// Record may come before or after it.
 func (s *Store) Forget(ctx context.Context, action cas.Digest) (bool, error) {
 	_, err := s.Lookup(ctx, action)
 	if errors.Is(err, cas.ErrNotFound) {
@@ -83,24 +83,23 @@ func (s *Store) Forget(ctx context.Context, action cas.Digest) (bool, error) {
 		return false, err
 	}
 	defer end()
-	// An entry that says so, and not the removal of one: the log may still tell of an older result.
+	// A marker instead of removing the entry: a log may still hold an older result.
 	return true, s.replace(action, checked([]byte{forgotten}))
 }
 
-// forgotten stands where a result would. No encoded message begins with it.
+// forgotten is the marker in place of a result. No encoded message begins with it.
 const forgotten = 0
 
 func isForgotten(b []byte) bool {
 	return soundRecord(b) && len(b) == sha256.Size+1 && b[sha256.Size] == forgotten
 }
 
-// checked returns b behind its checksum.
+// checked returns b with a checksum in front.
 func checked(b []byte) []byte {
 	return seal(append(make([]byte, sha256.Size), b...))
 }
 
-// encodeResult returns what is stored of r: a result, unlike a blob, is not named by its content, so it brings its
-// own checksum.
+// encodeResult returns the stored form of r: a checksum, since a digest does not determine it, and the message.
 func encodeResult(r *repb.ActionResult) ([]byte, error) {
 	b, err := proto.MarshalOptions{Deterministic: true}.MarshalAppend(make([]byte, sha256.Size), r)
 	if err != nil {
@@ -109,7 +108,7 @@ func encodeResult(r *repb.ActionResult) ([]byte, error) {
 	return seal(b), nil
 }
 
-// decodeResult is the inverse of encodeResult; ok is false if b is anything else.
+// decodeResult is the inverse of encodeResult.
 func decodeResult(b []byte) (r *repb.ActionResult, ok bool) {
 	if !soundRecord(b) {
 		return nil, false
@@ -118,14 +117,14 @@ func decodeResult(b []byte) (r *repb.ActionResult, ok bool) {
 	return r, proto.Unmarshal(b[sha256.Size:], r) == nil
 }
 
-// seal writes the checksum of the rest of b where it belongs.
+// seal sets the checksum at the front of b.
 func seal(b []byte) []byte {
 	sum := sha256.Sum256(b[sha256.Size:])
 	copy(b, sum[:])
 	return b
 }
 
-// soundRecord reports whether b is as seal has left it.
+// soundRecord reports whether the checksum of b is right.
 func soundRecord(b []byte) bool {
 	if len(b) < sha256.Size {
 		return false

@@ -17,7 +17,7 @@ import (
 	"github.com/cloister-build/cloister/cas/disk/internal/segment"
 )
 
-// A Store is one instance of a Cache. It implements cas.Store, cas.Batcher, cas.Filer, cas.Locator, cas.Splicer and
+// A Store is an instance of a Cache. It implements cas.Store, cas.Batcher, cas.Filer, cas.Locator, cas.Splicer and
 // cas.ActionCache.
 type Store struct {
 	cache *Cache
@@ -33,7 +33,7 @@ var (
 	_ cas.ActionCache = (*Store)(nil)
 )
 
-// find returns the key of d; ok is false if nothing was ever put into the instance.
+// find returns the key of d. It fails if nothing was ever put into the instance.
 func (s *Store) find(kind index.Kind, d cas.Digest) (k index.Key, ok bool) {
 	n, ok := s.cache.instances.find(s.name)
 	if !ok {
@@ -42,7 +42,7 @@ func (s *Store) find(kind index.Kind, d cas.Digest) (k index.Key, ok bool) {
 	return keyOf(n, kind, d), true
 }
 
-// key returns the key of d, which is about to be put.
+// key returns the key of d for a put. It assigns a number to a new instance.
 func (s *Store) key(kind index.Kind, d cas.Digest) (index.Key, error) {
 	n, err := s.cache.instances.number(s.name)
 	if err != nil {
@@ -51,7 +51,7 @@ func (s *Store) key(kind index.Kind, d cas.Digest) (index.Key, error) {
 	return keyOf(n, kind, d), nil
 }
 
-// use returns the entry of d, which from now on is leased anew.
+// use returns the entry of d and renews its lease.
 func (s *Store) use(kind index.Kind, d cas.Digest) (index.Entry, bool) {
 	k, ok := s.find(kind, d)
 	if !ok {
@@ -60,9 +60,8 @@ func (s *Store) use(kind index.Kind, d cas.Digest) (index.Entry, bool) {
 	return s.cache.use(k)
 }
 
-// Open implements cas.Store. A packed blob is read and verified before Open returns. A file that has not its size
-// is cas.ErrCorrupt at once, and so is one whose bytes are not those of d, if it is opened from within and was not
-// verified before.
+// Open implements cas.Store. It reads and verifies a packed blob at once. For a file it returns cas.ErrCorrupt if the
+// size is wrong, or if off is not 0 and the content, unless verified before, does not match.
 func (s *Store) Open(ctx context.Context, d cas.Digest, off int64) (io.ReadCloser, error) {
 	end, err := s.cache.beginWith(ctx)
 	if err != nil {
@@ -77,12 +76,12 @@ func (s *Store) Open(ctx context.Context, d cas.Digest, off int64) (io.ReadClose
 	}
 	e, ok := s.use(blob, d)
 	if !ok {
-		return s.openMapped(ctx, d, off)
+		return s.openSpliced(ctx, d, off)
 	}
 	return s.openEntry(ctx, e, d, off)
 }
 
-// openEntry opens the blob d whose entry is e.
+// openEntry opens the blob d with entry e.
 func (s *Store) openEntry(ctx context.Context, e index.Entry, d cas.Digest, off int64) (io.ReadCloser, error) {
 	switch {
 	case off < 0 || off > d.Size():
@@ -102,8 +101,8 @@ func (s *Store) openEntry(ctx context.Context, e index.Entry, d cas.Digest, off 
 	return io.NopCloser(bytes.NewReader(b[off:])), nil
 }
 
-// read returns the bytes of a packed entry, wherever they are by now, or cas.ErrNotFound. One that is not padded with
-// zeros is damaged: a file system image may show what follows it.
+// read returns the content of a packed entry, even if it moves meanwhile, or cas.ErrNotFound. An entry without zero
+// padding is damaged: a file system image would expose what follows it.
 func (c *Cache) read(e index.Entry) ([]byte, error) {
 	for {
 		b := make([]byte, segment.Padded(int64(e.Length)))
@@ -114,7 +113,7 @@ func (c *Cache) read(e index.Entry) ([]byte, error) {
 			return b[:e.Length], nil
 		}
 		if errors.Is(err, io.EOF) || unreadable(err) {
-			return nil, c.damaged(e, nil) // somebody has cut off its end, or the disk has lost it
+			return nil, c.damaged(e, nil) // truncated by another process, or lost by the disk
 		}
 		now, ok := c.index.Get(e.Key)
 		if !ok || now.File {
@@ -153,13 +152,13 @@ func (s *Store) Put(ctx context.Context, d cas.Digest, r io.Reader) error {
 	if err != nil {
 		return err
 	}
-	return s.cache.append([]segment.Item{item(k, b)})
+	return s.cache.append([]segment.Item{newItem(k, b)})
 }
 
-// buffers hold what is read before it is written.
+// buffers holds buffers for content on its way to the disk.
 var buffers = sync.Pool{New: func() any { b := make([]byte, 128<<10); return &b }}
 
-// readSmall appends the bytes of r to b, if they are those of d.
+// readSmall appends the content of r to b and verifies that it matches d.
 func (s *Store) readSmall(ctx context.Context, d cas.Digest, r io.Reader, b []byte) ([]byte, error) {
 	for {
 		if len(b) == cap(b) {
@@ -185,7 +184,7 @@ func (s *Store) readSmall(ctx context.Context, d cas.Digest, r io.Reader, b []by
 	}
 }
 
-// PutAll implements cas.Batcher: all that is packed shares one commit.
+// PutAll implements cas.Batcher: all packed blobs share one commit.
 func (s *Store) PutAll(ctx context.Context, blobs []cas.Blob) []error {
 	errs := make([]error, len(blobs))
 	fill := func(err error) []error {
@@ -202,7 +201,7 @@ func (s *Store) PutAll(ctx context.Context, blobs []cas.Blob) []error {
 	}
 	defer end()
 	items := make([]segment.Item, 0, len(blobs))
-	var at []int // the blob of each item
+	var blobOf []int // index of each item's blob
 	for i, b := range blobs {
 		if got := b.Digest.Function().Sum(b.Data); got != b.Digest {
 			errs[i] = cas.Mismatch(b.Digest, got)
@@ -221,8 +220,8 @@ func (s *Store) PutAll(ctx context.Context, blobs []cas.Blob) []error {
 		case b.Digest.Size() >= s.cache.Pack:
 			errs[i] = s.putFile(ctx, b.Digest, bytes.NewReader(b.Data))
 		default:
-			items = append(items, item(k, b.Data))
-			at = append(at, i)
+			items = append(items, newItem(k, b.Data))
+			blobOf = append(blobOf, i)
 		}
 		if err := ctx.Err(); err != nil {
 			return fill(err)
@@ -232,52 +231,52 @@ func (s *Store) PutAll(ctx context.Context, blobs []cas.Blob) []error {
 		return errs
 	}
 	if err := s.cache.append(items); err != nil {
-		for _, i := range at {
+		for _, i := range blobOf {
 			errs[i] = err
 		}
 	}
 	return errs
 }
 
-// item returns what is to be appended for the packed blob k.
-func item(k index.Key, b []byte) segment.Item {
+// newItem returns the item to append for the packed blob k.
+func newItem(k index.Key, b []byte) segment.Item {
 	return segment.Item{
 		Record: segment.Record{Entry: index.Entry{Key: k, Length: uint32(len(b)), Stamp: seconds(time.Now()), Verified: true}},
 		Data:   b,
 	}
 }
 
-// append puts packed entries next to each other, in as few commits as segments are large enough for. If it fails, those
-// of later commits are not put.
+// append appends packed entries next to each other, in as few commits as segments have room for. If a commit fails, the
+// later ones are not made.
 func (c *Cache) append(items []segment.Item) error {
 	for len(items) > 0 {
 		var n int64
-		some := 0
-		for some < len(items) && (some == 0 || n+packedCharge(int64(len(items[some].Data))) <= c.segments.Limit) {
-			n += packedCharge(int64(len(items[some].Data)))
-			some++
+		count := 0
+		for count < len(items) && (count == 0 || n+packedCharge(int64(len(items[count].Data))) <= c.segments.Limit) {
+			n += packedCharge(int64(len(items[count].Data)))
+			count++
 		}
-		if err := c.appendOnce(items[:some], n); err != nil {
+		if err := c.appendOnce(items[:count], n); err != nil {
 			return err
 		}
-		items = items[some:]
+		items = items[count:]
 	}
 	return nil
 }
 
-// appendOnce puts packed entries, which take n bytes, in one commit.
+// appendOnce appends packed entries, which take n bytes, in one commit.
 func (c *Cache) appendOnce(items []segment.Item, n int64) error {
 	if err := c.reserve(n, 0); err != nil {
 		return err
 	}
-	defer c.budget.give(n, 0)
+	defer c.budget.release(n, 0)
 	if err := c.fresh.Append(items, c.committed); err != nil {
 		return c.writeError(err)
 	}
 	return nil
 }
 
-// committed makes what an item is about present.
+// committed adds a committed item to the index.
 func (c *Cache) committed(it *segment.Item) {
 	if isRecord(it.Key) {
 		if old, replaced := c.index.Put(it.Entry); replaced {
@@ -287,31 +286,31 @@ func (c *Cache) committed(it *segment.Item) {
 		c.count(&it.Entry)
 	} else if c.index.Add(&it.Entry) {
 		c.count(&it.Entry)
-	} // else somebody else has put it meanwhile: this copy goes with its segment
+	} // else a concurrent put won: this copy goes with its segment
 }
 
-// forget notes that a result or a mapping was replaced: it must not come back when the later one is evicted. If that cannot be
-// written, Open does it.
+// forget records that a result or a chunk list was replaced, so that it does not reappear when its successor is evicted.
+// If the log cannot be written, the next Open does that.
 func (c *Cache) forget(old *index.Entry) {
 	if g := c.segments.Segment(old.Segment); g != nil {
 		_ = g.Forget(old)
 	}
 }
 
-// count counts an entry that the index holds from now on.
+// count counts a new entry of the index.
 func (c *Cache) count(e *index.Entry) {
 	c.budget.countEntry(e.Key, 1)
-	c.weigh(e, 1)
+	c.addLive(e, 1)
 }
 
 // uncount undoes count.
 func (c *Cache) uncount(e *index.Entry) {
 	c.budget.countEntry(e.Key, -1)
-	c.weigh(e, -1)
+	c.addLive(e, -1)
 }
 
-// weigh adds an entry to what is wanted of its segment, n times.
-func (c *Cache) weigh(e *index.Entry, n int64) {
+// addLive adds n times the entry to the live data of its segment.
+func (c *Cache) addLive(e *index.Entry, n int64) {
 	g := c.segments.Segment(e.Segment)
 	switch {
 	case g == nil:
@@ -322,114 +321,11 @@ func (c *Cache) weigh(e *index.Entry, n int64) {
 	}
 }
 
-// Missing implements cas.Store. It asks the index, not the disk, but for the lists of what is kept as chunks.
-func (s *Store) Missing(ctx context.Context, ds []cas.Digest) ([]cas.Digest, error) {
-	end, err := s.cache.beginWith(ctx)
-	if err != nil {
-		return nil, err
-	}
-	defer end()
-	missing := s.absent(ds)
-	kept := missing[:0]
-	for _, d := range missing {
-		if err := ctx.Err(); err != nil {
-			return nil, err
-		}
-		if _, _, ok := s.mapped(d); !ok {
-			kept = append(kept, d)
-		}
-	}
-	return kept, nil
-}
-
-// absent returns those of ds that are not there by themselves, in order and each once, and leases the others anew.
-func (s *Store) absent(ds []cas.Digest) []cas.Digest {
-	var missing []cas.Digest
-	var old []index.Key // whose stamps are to be written anew
-	var oldAt []cas.Digest
-	asked := map[index.Key]bool{} // of old: a client may name one many times, and not each is to be noted
-	now := seconds(time.Now())
-	instance, known := s.cache.instances.find(s.name)
-	for _, d := range ds {
-		if d.IsEmpty() {
-			continue
-		}
-		var e index.Entry
-		present := false
-		if known {
-			e, present = s.cache.index.Get(keyOf(instance, blob, d))
-		}
-		switch {
-		case !present:
-			missing = append(missing, d)
-		case s.cache.stale(&e, now) && !asked[e.Key]:
-			asked[e.Key] = true
-			old, oldAt = append(old, e.Key), append(oldAt, d)
-		}
-	}
-	if len(old) > 0 {
-		missing = append(missing, lost(s.cache.touch(old, now), old, oldAt)...)
-		if len(missing) > 0 {
-			missing = inOrder(ds, missing)
-		}
-	}
-	return unique(missing)
-}
-
-// lost returns the digests of those keys that are absent.
-func lost(absent, keys []index.Key, ds []cas.Digest) []cas.Digest {
-	if len(absent) == 0 {
-		return nil
-	}
-	gone := make(map[index.Key]bool, len(absent))
-	for _, k := range absent {
-		gone[k] = true
-	}
-	var lost []cas.Digest
-	for i, k := range keys {
-		if gone[k] {
-			lost = append(lost, ds[i])
-		}
-	}
-	return lost
-}
-
-// inOrder returns missing in the order of ds.
-func inOrder(ds, missing []cas.Digest) []cas.Digest {
-	is := make(map[cas.Digest]bool, len(missing))
-	for _, d := range missing {
-		is[d] = true
-	}
-	missing = missing[:0]
-	for _, d := range ds {
-		if is[d] {
-			missing = append(missing, d)
-		}
-	}
-	return missing
-}
-
-// unique returns ds with each digest once.
-func unique(ds []cas.Digest) []cas.Digest {
-	if len(ds) < 2 {
-		return ds
-	}
-	seen := make(map[cas.Digest]bool, len(ds))
-	kept := ds[:0]
-	for _, d := range ds {
-		if !seen[d] {
-			seen[d] = true
-			kept = append(kept, d)
-		}
-	}
-	return kept
-}
-
 func notFound(d cas.Digest) error { return fmt.Errorf("blob %s: %w", d, cas.ErrNotFound) }
 
 func rangeError(d cas.Digest, off int64) error {
 	return fmt.Errorf("blob %s: offset %d: %w", d, off, cas.ErrRange)
 }
 
-// vanished reports whether err says that a file is not there.
+// vanished reports whether err means that a file does not exist.
 func vanished(err error) bool { return errors.Is(err, os.ErrNotExist) }

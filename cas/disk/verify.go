@@ -15,40 +15,40 @@ import (
 	"github.com/cloister-build/cloister/cas/disk/internal/segment"
 )
 
-// VerifyOptions says how Verify goes about it.
+// VerifyOptions configures Verify.
 type VerifyOptions struct {
-	// BytesPerSecond is how fast it reads at most; 0 is as fast as it can.
+	// BytesPerSecond limits the read rate; 0 means no limit.
 	BytesPerSecond int64
-	// Restart begins anew, and not where an earlier Verify was stopped.
+	// Restart starts at the beginning instead of where an earlier Verify stopped.
 	Restart bool
-	// Progress, if not nil, is told about once a second how far it has come.
+	// Progress, if not nil, is called about once a second.
 	Progress func(VerifyReport)
 }
 
-// A VerifyReport says what Verify has found.
+// A VerifyReport is the result of Verify.
 type VerifyReport struct {
-	Blobs, Bytes int64 // that were read, results included
-	TotalBytes   int64 // that there were to read at the beginning, about
+	Blobs, Bytes int64 // read, including results
+	TotalBytes   int64 // to read, estimated at the start
 	Damaged      []Damage
-	Resumed      bool // it went on where an earlier one was stopped
+	Resumed      bool // started where an earlier Verify stopped
 }
 
-// A Damage is a blob that was not what its digest says. It is absent now.
+// A Damage is a blob that did not match its digest and was dropped.
 type Damage struct {
 	Instance string
-	Digest   cas.Digest // of an action, if its result was damaged; zero as for Config.Corrupt
-	Where    string     // seen from Config.Dir
+	Digest   cas.Digest // of the action if a result was damaged; may be zero, see Config.Corrupt
+	Where    string     // relative to Config.Dir
 }
 
-// maxDamages is how many a report names.
+// maxDamages limits VerifyReport.Damaged.
 const maxDamages = 1000
 
-// A position is how far a Verify has come: what comes before it was read.
+// A position is the next record that Verify reads.
 type position struct{ segment, record uint32 }
 
-// Verify reads all that was there when it began, but for a file that this process wrote and whose record moves
-// meanwhile, and makes absent what is damaged. If ctx ends it notes how far it has come, and the next one goes on
-// there. One runs at a time: another waits. It may run beside all else.
+// Verify reads everything that exists when it starts, and drops what is damaged. It may skip a file that this process
+// wrote and whose record moves meanwhile. If ctx ends it saves its position, and the next Verify resumes there. Only one
+// runs at a time; a second one waits. Other methods may run concurrently.
 func (c *Cache) Verify(ctx context.Context, o VerifyOptions) (VerifyReport, error) {
 	end, err := c.beginWith(ctx)
 	if err != nil {
@@ -76,7 +76,7 @@ func (c *Cache) Verify(ctx context.Context, o VerifyOptions) (VerifyReport, erro
 		}
 	} else if ctx.Err() != nil || errors.Is(err, os.ErrClosed) {
 		if v.rewinds != c.rewinds.Load() {
-			v.at.record = 0 // it may be another one now
+			v.at.record = 0 // records have moved
 		}
 		err = errors.Join(err, v.at.write(v.file))
 	}
@@ -84,17 +84,17 @@ func (c *Cache) Verify(ctx context.Context, o VerifyOptions) (VerifyReport, erro
 }
 
 type verification struct {
-	cache   *Cache
-	o       VerifyOptions
-	file    string
-	began   time.Time
-	told    time.Time
-	at      position
-	rewinds int64 // Cache.rewinds when it began with the segment
-	report  VerifyReport
+	cache    *Cache
+	o        VerifyOptions
+	file     string
+	began    time.Time
+	reported time.Time // last call of Progress
+	at       position
+	rewinds  int64 // Cache.rewinds at the start of the segment
+	report   VerifyReport
 }
 
-// total returns the bytes of all that comes after the position.
+// total returns the size of everything from the position on.
 func (v *verification) total() (n int64) {
 	v.cache.index.Each(func(e *index.Entry) bool {
 		if e.Segment < v.at.segment || e.Segment == v.at.segment && e.Record < v.at.record {
@@ -110,10 +110,10 @@ func (v *verification) total() (n int64) {
 	return n
 }
 
-// run reads the segments in order, and of those that are made meanwhile what this process has never read: the record of
-// a file may have moved there. All else in them was verified when it was put, or moved.
+// run reads the segments in order. In segments created meanwhile, it reads only unverified files, whose records may have
+// moved there; everything else was verified when it was put or moved.
 func (v *verification) run(ctx context.Context) error {
-	var last uint32 // of what there was when it began
+	var last uint32 // when Verify started
 	for _, g := range v.cache.segments.Segments() {
 		last = g.N
 	}
@@ -125,7 +125,7 @@ func (v *verification) run(ctx context.Context) error {
 		var failed error
 		err := g.Puts(v.at.record, func(r *segment.Record) bool {
 			e, ok := v.cache.index.Get(r.Key)
-			// A log that was written anew has it earlier; later is what has replaced it.
+			// Compaction moves a record down. A higher record is a replacement.
 			if !ok || e.Segment != g.N || e.Record > r.Position.Record || g.N > last && (!e.File || e.Verified) {
 				return true
 			}
@@ -144,7 +144,7 @@ func (v *verification) run(ctx context.Context) error {
 	return nil
 }
 
-// next returns the first segment that was not read to its end, or nil.
+// next returns the first segment that is not done, or nil.
 func (v *verification) next() *segment.Segment {
 	for _, g := range v.cache.segments.Segments() {
 		if g.N >= v.at.segment {
@@ -167,7 +167,7 @@ func (v *verification) one(ctx context.Context, e index.Entry) error {
 		if ok && len(v.report.Damaged) < maxDamages {
 			v.report.Damaged = append(v.report.Damaged, Damage{name, digestOf(e.Key), v.cache.where(e)})
 		}
-	case errors.Is(err, cas.ErrNotFound): // evicted meanwhile
+	case errors.Is(err, cas.ErrNotFound): // evicted
 	case err != nil:
 		return err
 	}
@@ -179,14 +179,14 @@ func (v *verification) one(ctx context.Context, e index.Entry) error {
 	return nil
 }
 
-// wait waits until it may read on.
+// wait delays the next read to keep the rate, and reports progress.
 func (v *verification) wait(ctx context.Context) error {
 	if v.cache.closed.Load() {
 		return v.cache.closedError()
 	}
 	now := time.Now()
-	if v.o.Progress != nil && now.Sub(v.told) >= time.Second {
-		v.told = now
+	if v.o.Progress != nil && now.Sub(v.reported) >= time.Second {
+		v.reported = now
 		v.o.Progress(v.report)
 	}
 	if v.o.BytesPerSecond <= 0 {
@@ -208,7 +208,7 @@ func (v *verification) wait(ctx context.Context) error {
 	}
 }
 
-// readPosition reads where a Verify was stopped. A file that is not understood is none.
+// readPosition reads the saved position. It ignores a malformed file.
 func readPosition(path string) (at position, ok bool) {
 	b, err := os.ReadFile(path)
 	if err != nil {
@@ -222,9 +222,9 @@ func (at position) write(path string) error {
 	return replaceFile(path, fmt.Sprintf("segment %d record %d\n", at.segment, at.record))
 }
 
-// rewindVerify lets a Verify that was stopped within segment n begin there again: its records are about to move.
+// rewindVerify resets a position within segment n, whose records are about to move, to the start of the segment.
 func (c *Cache) rewindVerify(n uint32) error {
-	c.rewinds.Add(1) // for the one that runs
+	c.rewinds.Add(1) // for a running Verify
 	path := filepath.Join(c.dir, "verify")
 	if at, ok := readPosition(path); ok && at.segment == n {
 		return position{n, 0}.write(path)

@@ -544,7 +544,7 @@ func TestReadinessSaysWhyNot(t *testing.T) {
 				}
 			}
 			t.Error("a store of 8 MiB took 40")
-		}, `full since \S+Z: .*are leased or in use.*\n`},
+		}, `full since \S+Z: .*are in use or were used within the lease.*\n`},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			metrics := unused(t)

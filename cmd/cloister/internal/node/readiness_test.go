@@ -54,7 +54,7 @@ func TestEveryWriteWithoutRoomIsNoted(t *testing.T) {
 			held, content = d, data
 		}
 	}
-	if text := filling.full(time.Now()); !errors.Is(err, cas.ErrFull) || !strings.Contains(text, "full since") || !strings.Contains(text, "leased") {
+	if text := filling.full(time.Now()); !errors.Is(err, cas.ErrFull) || !strings.Contains(text, "full since") || !strings.Contains(text, "within the lease") {
 		t.Errorf("Put: %v, noted as %q", err, text)
 	}
 	if text := filling.full(time.Now().Add(2 * time.Minute)); text != "" {

@@ -1,0 +1,130 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package disk
+
+import (
+	"context"
+	"errors"
+	"os"
+	"path/filepath"
+
+	"github.com/cloister-build/cloister/cas"
+	"github.com/cloister-build/cloister/cas/disk/internal/index"
+	"github.com/cloister-build/cloister/cas/disk/internal/segment"
+)
+
+// detectPowerLoss checks whether the machine may have lost power since the last Open.
+func (r *recovery) detectPowerLoss() error {
+	before, err := os.ReadFile(r.bootPath())
+	if err != nil && !errors.Is(err, os.ErrNotExist) {
+		return err
+	}
+	now := bootID()
+	r.powerLost = now == "" || string(before) != now+"\n"
+	return nil
+}
+
+func (r *recovery) bootPath() string { return filepath.Join(r.cache.dir, "boot") }
+
+// checkDoubtful reads everything that a power failure may have damaged, and drops what it did.
+func (r *recovery) checkDoubtful() error {
+	if !r.powerLost {
+		return nil
+	}
+	for n, from := range r.doubtful {
+		if err := r.checkPuts(r.cache.segments.Segment(n), from); err != nil {
+			return err
+		}
+	}
+	if err := r.checkNewFiles(); err != nil {
+		return err
+	}
+	// Everything doubtful was read from the disk.
+	return replaceFile(r.bootPath(), bootID()+"\n")
+}
+
+// checkPuts verifies the puts in the log of g from a record on, including those with another copy, since they may be the
+// only copy one day.
+func (r *recovery) checkPuts(g *segment.Segment, from uint32) error {
+	c := r.cache
+	var failed error
+	err := g.Puts(from, func(p *segment.Record) bool {
+		e, ok := c.index.Get(p.Key)
+		switch {
+		case ok && e.Position == p.Position:
+			failed = c.check(context.Background(), e)
+		case !p.File:
+			b := make([]byte, p.Length)
+			if err := c.segments.Read(&p.Entry, b); err != nil || !c.sound(&p.Entry, b) {
+				failed = g.Forget(&p.Entry)
+			}
+		}
+		if errors.Is(failed, cas.ErrCorrupt) || errors.Is(failed, cas.ErrNotFound) {
+			failed = nil // dropped
+		}
+		return failed == nil
+	})
+	return errors.Join(failed, err)
+}
+
+// checkNewFiles reads files that were named after the last time everything was durable: the record of an earlier,
+// evicted file may stand for them.
+func (r *recovery) checkNewFiles() error {
+	c := r.cache
+	var durable uint32
+	for _, g := range c.segments.Segments() {
+		durable = max(durable, g.DurableSince())
+	}
+	var files []index.Entry
+	c.index.Each(func(e *index.Entry) bool {
+		if e.File && !e.Verified {
+			files = append(files, *e)
+		}
+		return true
+	})
+	for _, e := range files {
+		path, err := c.pathBelow("files", e.Key)
+		if err != nil {
+			return err
+		}
+		fi, err := os.Lstat(path)
+		// Timestamps may have a precision of one second.
+		if err == nil && fi.Size() == e.Size && changedAt(fi).Unix()+1 < int64(durable) {
+			continue
+		}
+		if err := c.check(context.Background(), e); err != nil && !errors.Is(err, cas.ErrCorrupt) && !errors.Is(err, cas.ErrNotFound) {
+			return err
+		}
+	}
+	return nil
+}
+
+// check reads and verifies e. It drops a damaged entry and returns cas.ErrCorrupt, or cas.ErrNotFound if the content is
+// gone.
+func (c *Cache) check(ctx context.Context, e index.Entry) error {
+	if !e.File {
+		b, err := c.read(e)
+		if err == nil && !c.sound(&e, b) {
+			err = c.damaged(e, b)
+		}
+		if err == nil {
+			c.setVerified(e)
+		}
+		return err
+	}
+	path, err := c.pathBelow("files", e.Key)
+	if err != nil {
+		return err
+	}
+	err = readWhole(ctx, path, e.Key)
+	switch {
+	case errors.Is(err, cas.ErrCorrupt):
+		return c.damaged(e, nil)
+	case vanished(err):
+		c.dropMissing(e)
+		return cas.ErrNotFound
+	case err == nil:
+		c.setVerified(e)
+	}
+	return err
+}
