@@ -1,12 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package execserver serves a queue as the Execution service of the Remote Execution API, and what is in it as
-// google.longrunning.Operations. It neither schedules nor executes: it turns requests into the queue's, and states and
-// faults into messages.
+// Package execserver serves a queue as the Execution service of the Remote Execution API, and its operations as
+// google.longrunning.Operations. It neither schedules nor executes: it translates requests for the queue, and states
+// and faults into messages.
 //
-// An action that cannot be executed is an answer like any other: it travels as the status within the
-// ExecuteResponse of a completed operation, so that whoever waits for the operation sees it. Only a
-// request that never becomes an operation fails as a call.
+// A failed execution is reported as the status in the ExecuteResponse of a completed operation, so that every client
+// that waits for the operation sees it. A call itself fails only if its request never becomes an operation.
 package execserver
 
 import (
@@ -34,23 +33,23 @@ import (
 type Config struct {
 	Queue     *queue.Queue
 	Instances cas.Instances
-	// Admit checks a task with all that it refers to before it takes a slot. It fails with a
-	// *worker.Fault. It is called by as many goroutines as the queue has preparers.
+	// Admit checks a task and its inputs before it takes a slot. It fails with a *worker.Fault. The queue's preparers
+	// call it concurrently.
 	Admit func(ctx context.Context, t *worker.Task) (worker.Admission, error)
-	// Action reads an action, which may be shared and is not changed; nil reads it from the store each time.
+	// Action reads an action, which may be shared and is not modified; nil reads it from the store each time.
 	Action func(ctx context.Context, in *cas.Instance, action cas.Digest) (*repb.Action, error)
-	// Remark, if not nil, returns a line that stands in the message of each result of an action, "" for none.
+	// Remark, if not nil, returns a line to add to the message of each result of an action, "" for none.
 	Remark func(instance string, action cas.Digest) string
-	// Worker names this server in messages to people about what no worker has had; it may be empty.
+	// Worker names this server in messages about actions that no worker has had; it may be empty.
 	Worker string
-	// KeepaliveInterval is the longest silence on a stream; the default is 20 seconds.
+	// KeepaliveInterval limits the silence on a stream; the default is 20 seconds.
 	KeepaliveInterval time.Duration
-	// Log is told of defects; nil discards them.
+	// Log receives defects; nil discards them.
 	Log *slog.Logger
 }
 
-// Register adds both services to s. The queue stays the caller's: to shut down, drain it, then stop s,
-// then close it.
+// Register adds both services to s. The caller owns the queue: to shut down, it drains the queue, stops s, then closes
+// the queue.
 func Register(s grpc.ServiceRegistrar, c Config) {
 	if c.KeepaliveInterval <= 0 {
 		c.KeepaliveInterval = 20 * time.Second
@@ -70,7 +69,7 @@ func Register(s grpc.ServiceRegistrar, c Config) {
 	longrunningpb.RegisterOperationsServer(s, &operations{server: srv})
 }
 
-// Capabilities returns what GetCapabilities is to say of the service; it adds the digest functions of the instance.
+// Capabilities returns the capabilities of the service; the caller adds the instance's digest functions.
 func Capabilities() *repb.ExecutionCapabilities {
 	return &repb.ExecutionCapabilities{
 		ExecEnabled:             true,
@@ -90,7 +89,7 @@ type server struct {
 
 type stream = grpc.ServerStreamingServer[longrunningpb.Operation]
 
-// Execute implements the method of the API.
+// Execute implements the API method.
 func (s *server) Execute(req *repb.ExecuteRequest, to stream) error {
 	in, err := s.Instances(req.InstanceName)
 	if err != nil {
@@ -105,7 +104,7 @@ func (s *server) Execute(req *repb.ExecuteRequest, to stream) error {
 		return refusal(err)
 	}
 	task := worker.Task{Instance: req.InstanceName, Action: action, SkipCacheLookup: req.SkipCacheLookup, Trace: trace(to.Context())}
-	task.SetMetadata(identity(to.Context()))
+	task.SetMetadata(requestMetadata(to.Context()))
 	o, err := s.Queue.Submit(queue.Request{
 		Task:     task,
 		Priority: req.GetExecutionPolicy().GetPriority(),
@@ -117,15 +116,14 @@ func (s *server) Execute(req *repb.ExecuteRequest, to stream) error {
 		return response.FaultStatus(err).Err()
 	}
 	c := client{to, in.Store, req}
-	// The first message is the stage in which every operation begins, however far this one has come
-	// meanwhile (rule 88).
+	// The first message has the first stage of every operation, even if this one has progressed (rule 88).
 	if err := s.send(c, o, queue.State{Stage: repb.ExecutionStage_CACHE_CHECK}); err != nil {
 		return err
 	}
 	return s.follow(c, o, queue.FirstVersion)
 }
 
-// WaitExecution implements the method of the API. It has no hints to inline blobs by.
+// WaitExecution implements the API method. Its request has no hints to inline blobs.
 func (s *server) WaitExecution(req *repb.WaitExecutionRequest, to stream) error {
 	o, ok := s.Queue.Operation(req.Name)
 	if !ok {
@@ -134,7 +132,7 @@ func (s *server) WaitExecution(req *repb.WaitExecutionRequest, to stream) error 
 	return s.follow(client{stream: to}, o, 0)
 }
 
-// prepare does what needs no slot: it looks into the action cache and checks the inputs.
+// prepare does the work that needs no slot: it looks into the action cache and checks the inputs.
 func (s *server) prepare(ctx context.Context, in *cas.Instance, r *queue.Request) (*worker.Outcome, error) {
 	if !r.Task.SkipCacheLookup {
 		result, err := s.lookup(ctx, in, r.Task.Action)
@@ -143,8 +141,7 @@ func (s *server) prepare(ctx context.Context, in *cas.Instance, r *queue.Request
 		}
 		switch {
 		case proto.Size(result) > worker.MaxResult:
-			// Somebody else recorded what no client can be sent. A run makes a result that can be
-			// sent and replaces this one, or says why it is too large.
+			// Another server recorded a result too large for a message. A run replaces it, or explains why not.
 			r.Task.SkipCacheLookup = true
 		case result != nil:
 			return &worker.Outcome{Result: result, Cached: true}, nil
@@ -155,11 +152,10 @@ func (s *server) prepare(ctx context.Context, in *cas.Instance, r *queue.Request
 	return nil, err
 }
 
-// lookup returns the result that the action cache has for the action, or nil if there is none that
-// may be served (rules 68, 94 and 96).
+// lookup returns the action's cached result, or nil if there is none that may be served (rules 68, 94 and 96).
 func (s *server) lookup(ctx context.Context, in *cas.Instance, action cas.Digest) (*repb.ActionResult, error) {
 	if a, err := s.Action(ctx, in, action); err != nil || a.DoNotCache {
-		return nil, nil // an error meets Admit as well, which has the words for it
+		return nil, nil // Admit reports the error
 	}
 	r, err := cas.LookupComplete(ctx, in, action)
 	switch {
@@ -173,19 +169,19 @@ func (s *server) lookup(ctx context.Context, in *cas.Instance, action cas.Digest
 	return r, nil
 }
 
-// A client is the other end of a stream, and what it asked for.
+// A client is the other end of a stream and its request.
 type client struct {
 	stream
 	store cas.Store            // of the instance; nil without a request
-	req   *repb.ExecuteRequest // nil if the client came by the name of the operation
+	req   *repb.ExecuteRequest // nil for WaitExecution
 }
 
-// follow sends each state of o after the version seen, the last one included, and repeats it when
-// there is silence for too long (rule 91). A client that goes away only ends its own call (rule 93).
+// follow sends each state of o after the version seen, including the last, and repeats it after KeepaliveInterval (rule
+// 91). A client that hangs up ends only its own call (rule 93).
 func (s *server) follow(c client, o *queue.Operation, seen int) error {
 	for {
 		ctx, cancel := context.WithTimeout(c.Context(), s.KeepaliveInterval)
-		// An error is the end of ctx: either the client's, seen below, or it is time to repeat.
+		// An error means that ctx has ended: the client has left, or the state is to be repeated.
 		state, version, _ := o.Wait(ctx, seen)
 		cancel()
 		if err := c.Context().Err(); err != nil {
@@ -212,7 +208,7 @@ func (s *server) send(c client, o *queue.Operation, state queue.State) error {
 	return c.Send(m)
 }
 
-// message returns o in a state that has no end, or without it. What aux says goes into the metadata, too.
+// message returns o as an operation without its response. The metadata include aux.
 func (s *server) message(o *queue.Operation, state queue.State, aux ...*anypb.Any) (*longrunningpb.Operation, error) {
 	partial := &repb.ExecutedActionMetadata{
 		QueuedTimestamp:   timestamppb.New(o.Info().Queued),
@@ -236,7 +232,7 @@ func (s *server) message(o *queue.Operation, state queue.State, aux ...*anypb.An
 	return &longrunningpb.Operation{Name: o.Name(), Metadata: metadata}, nil
 }
 
-// respond ends m with r.
+// respond completes m with r.
 func respond(m *longrunningpb.Operation, r *repb.ExecuteResponse) error {
 	packed, err := anypb.New(r)
 	if err != nil {

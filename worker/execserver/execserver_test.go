@@ -38,7 +38,7 @@ import (
 	"google.golang.org/protobuf/types/known/timestamppb"
 )
 
-// function is an Executor whose actions are past their fetch at once.
+// function is an Executor whose actions pass the Fetch stage at once.
 type function func(context.Context, *worker.Task) (*worker.Outcome, error)
 
 func (f function) Execute(
@@ -48,7 +48,7 @@ func (f function) Execute(
 	return f(ctx, t)
 }
 
-// site is a server with its queue, and a client of it.
+// site is a server with its queue and clients.
 type site struct {
 	repb.ExecutionClient
 	ops   longrunningpb.OperationsClient
@@ -57,7 +57,7 @@ type site struct {
 	log   *buffer
 }
 
-// buffer is what a test reads of a log.
+// A buffer collects a log.
 type buffer struct {
 	mu sync.Mutex
 	b  strings.Builder
@@ -138,7 +138,7 @@ func (s *site) put(t *testing.T, m proto.Message) cas.Digest {
 	return d
 }
 
-// action stores an Action, which its salt makes different from others.
+// action stores an Action that its salt makes unique.
 func (s *site) action(t *testing.T, salt string) cas.Digest {
 	t.Helper()
 	return s.put(t, &repb.Action{Salt: []byte(salt)})
@@ -164,7 +164,7 @@ func (s *site) record(t *testing.T, action cas.Digest, r *repb.ActionResult) {
 
 type stream = grpc.ServerStreamingClient[longrunningpb.Operation]
 
-// execute begins to execute an action; change may be nil. It gives up at the end of ctx.
+// execute starts to execute an action; change may be nil.
 func (s *site) execute(
 	ctx context.Context, t *testing.T, action cas.Digest, change func(*repb.ExecuteRequest),
 ) stream {
@@ -207,7 +207,7 @@ func stageOf(t *testing.T, m *longrunningpb.Operation) repb.ExecutionStage_Value
 	return md.Stage
 }
 
-// all returns every message of st, which must end well.
+// all returns every message of st, which must succeed.
 func all(t *testing.T, st stream) []*longrunningpb.Operation {
 	t.Helper()
 	var ms []*longrunningpb.Operation
@@ -245,7 +245,7 @@ func responseOf(t *testing.T, m *longrunningpb.Operation) *repb.ExecuteResponse 
 	return &r
 }
 
-// codeOf returns the code with which the call of st fails at once.
+// codeOf returns the code of the failed call of st.
 func codeOf(t *testing.T, st stream) codes.Code {
 	t.Helper()
 	m, err := st.Recv()
@@ -279,9 +279,9 @@ func result() *repb.ActionResult {
 	}}
 }
 
-// gate returns an Executor whose actions run until open is called, once, or until they are cancelled;
-// it counts them.
-func gate() (e function, open func(), begun func() int) {
+// blocking returns an Executor whose actions run until open is called, or they are cancelled, and the number of its
+// runs.
+func blocking() (e function, open func(), begun func() int) {
 	var mu sync.Mutex
 	n := 0
 	opened := make(chan struct{})
@@ -302,7 +302,7 @@ func gate() (e function, open func(), begun func() int) {
 		}
 }
 
-// reach reads st up to a message of that stage, and returns it.
+// reach reads st up to the first message of a stage, and returns it.
 func reach(t *testing.T, st stream, want repb.ExecutionStage_Value) *longrunningpb.Operation {
 	t.Helper()
 	for {
@@ -320,7 +320,7 @@ func TestRule070_AbsentActionIsMissing(t *testing.T) {
 	last := ms[len(ms)-1]
 	for _, r := range []*repb.ExecuteResponse{
 		responseOf(t, last),
-		end(t, s.wait(t.Context(), t, last.Name)), // who comes later sees it, too
+		end(t, s.wait(t.Context(), t, last.Name)), // also for a later client
 	} {
 		st := wantCode(t, r, codes.FailedPrecondition)
 		want := []any{&errdetails.PreconditionFailure{
@@ -351,7 +351,7 @@ func TestRule072_085_110_FaultsBecomeStatuses(t *testing.T) {
 		{"unavailable", worker.Unavailable, codes.Unavailable, nil},
 		{"internal", worker.Internal, codes.Internal, nil},
 		{"cancelled", worker.Cancelled, codes.Canceled, nil},
-		{"a kind that does not exist", 99, codes.Internal, nil},
+		{"unknown kind", 99, codes.Internal, nil},
 	} {
 		for _, where := range []string{"before a slot", "in a slot"} {
 			t.Run(c.name+" "+where, func(t *testing.T) {
@@ -372,17 +372,17 @@ func TestRule072_085_110_FaultsBecomeStatuses(t *testing.T) {
 				r := responseOf(t, last)
 				st := wantCode(t, r, c.code)
 				if r.Result != nil {
-					t.Errorf("a failure of ours has the result %v, as if it were the action's", r.Result)
+					t.Errorf("a fault has the result %v, want none", r.Result)
 				}
 				if st.Message() != "stage: the reason" {
-					t.Errorf("message of the status is %q, want the reason in one line", st.Message())
+					t.Errorf("message of the status is %q, want the reason on one line", st.Message())
 				}
-				// Rule 126: which worker, or which server if none had it, which operation, which action.
-				who := "(worker anvil, "
+				// Rule 126: the worker, or the server if none had it, the operation and the action.
+				executor := "(worker anvil, "
 				if where == "before a slot" {
-					who = "(server smithy, "
+					executor = "(server smithy, "
 				}
-				for _, part := range []string{"stage: the reason", who, last.Name, a.String()} {
+				for _, part := range []string{"stage: the reason", executor, last.Name, a.String()} {
 					if !strings.Contains(r.Message, part) {
 						t.Errorf("message is %q, want it to contain %q", r.Message, part)
 					}
@@ -417,7 +417,7 @@ func TestRule072_ManyMissingBlobsFitIntoOneMessage(t *testing.T) {
 	for _, c := range []struct {
 		fn   cas.Function
 		size int64
-		want int // so many at least
+		want int // at least
 	}{{cas.SHA256, 10_000, 39_000}, {cas.SHA256, math.MaxInt64, 38_000}, {cas.SHA512, math.MaxInt64, 20_000}} {
 		f := &worker.Fault{Kind: worker.Missing, Err: errors.New("absent"), Blobs: make([]cas.Digest, 100_000)}
 		for i := range f.Blobs {
@@ -434,17 +434,16 @@ func TestRule072_ManyMissingBlobsFitIntoOneMessage(t *testing.T) {
 		st := wantCode(t, end(t, s.execute(t.Context(), t, s.action(t, "x"), nil)), codes.FailedPrecondition)
 		n := len(st.Details()[0].(*errdetails.PreconditionFailure).Violations)
 		if n < c.want {
-			t.Errorf("%v: %d blobs are listed; a message has room for %d", c.fn, n, c.want)
+			t.Errorf("%v: %d blobs are listed, want at least %d", c.fn, n, c.want)
 		}
 		for _, words := range []string{"100000 blobs are absent", fmt.Sprintf("the first %d are listed", n)} {
 			if !strings.Contains(st.Message(), words) {
-				t.Errorf("%v: message is %q, want it to say %q", c.fn, st.Message(), words)
+				t.Errorf("%v: message is %q, want it to contain %q", c.fn, st.Message(), words)
 			}
 		}
 	}
 }
 
-// TestRule072_SubjectsNameTheFunction where the API writes it into names.
 func TestRule072_SubjectsNameTheFunction(t *testing.T) {
 	var blobs []cas.Digest
 	var want []string
@@ -470,7 +469,7 @@ func TestRule072_SubjectsNameTheFunction(t *testing.T) {
 		t.Errorf("subjects are %q, want %q", got, want)
 	}
 	if strings.Contains(st.Message(), "are listed") {
-		t.Errorf("message is %q, though all are listed", st.Message())
+		t.Errorf("message is %q, want no count since all are listed", st.Message())
 	}
 }
 
@@ -480,17 +479,17 @@ func TestRule126_FaultWithoutTextHasAMessage(t *testing.T) {
 	}, nil)
 	r := end(t, s.execute(t.Context(), t, s.action(t, "x"), nil))
 	if st := wantCode(t, r, codes.Unavailable); st.Message() == "" || r.Message == "" {
-		t.Errorf("messages are %q and %q, want something to read", st.Message(), r.Message)
+		t.Errorf("messages are %q and %q, want non-empty ones", st.Message(), r.Message)
 	}
 }
 
 func TestRule110_PanicIsInternalAndLogged(t *testing.T) {
-	s := serve(t, func(context.Context, *worker.Task) (*worker.Outcome, error) { panic("lost my way") }, nil)
+	s := serve(t, func(context.Context, *worker.Task) (*worker.Outcome, error) { panic("defect in executor") }, nil)
 	r := end(t, s.execute(t.Context(), t, s.action(t, "x"), nil))
-	if st := wantCode(t, r, codes.Internal); !strings.Contains(st.Message(), "lost my way") {
+	if st := wantCode(t, r, codes.Internal); !strings.Contains(st.Message(), "defect in executor") {
 		t.Errorf("status is %v, want the panic's value", st)
 	}
-	if log := s.log.String(); !strings.Contains(log, "lost my way") || !strings.Contains(log, "execserver_test.go") {
+	if log := s.log.String(); !strings.Contains(log, "defect in executor") || !strings.Contains(log, "execserver_test.go") {
 		t.Errorf("log is %q, want the panic and its stack", log)
 	}
 }
@@ -507,12 +506,12 @@ func TestRule086_087_BadRequestsFailAtOnce(t *testing.T) {
 		{"upper case", func(r *repb.ExecuteRequest) { r.ActionDigest.Hash = strings.ToUpper(r.ActionDigest.Hash) }},
 		{"negative size", func(r *repb.ExecuteRequest) { r.ActionDigest.SizeBytes = -1 }},
 		{"function not served", func(r *repb.ExecuteRequest) { r.DigestFunction = repb.DigestFunction_SHA512 }},
-		{"function of another length", func(r *repb.ExecuteRequest) {
+		{"hash of another length", func(r *repb.ExecuteRequest) {
 			r.DigestFunction = repb.DigestFunction_SHA256
 			r.ActionDigest.Hash = r.ActionDigest.Hash[:40]
 		}},
-		{"function of fewer digits", func(r *repb.ExecuteRequest) { r.DigestFunction = repb.DigestFunction_SHA1 }},
-		{"function that is not served", func(r *repb.ExecuteRequest) { r.DigestFunction = repb.DigestFunction_VSO }},
+		{"hash longer than the function", func(r *repb.ExecuteRequest) { r.DigestFunction = repb.DigestFunction_SHA1 }},
+		{"unknown function", func(r *repb.ExecuteRequest) { r.DigestFunction = repb.DigestFunction_VSO }},
 		{"instance with a reserved word", func(r *repb.ExecuteRequest) { r.InstanceName = "a/blobs/b" }},
 		{"instance with an empty part", func(r *repb.ExecuteRequest) { r.InstanceName = "a//b" }},
 	} {
@@ -523,12 +522,12 @@ func TestRule086_087_BadRequestsFailAtOnce(t *testing.T) {
 		})
 	}
 	if got := s.queue.Stats(); got != (queue.Stats{Slots: got.Slots}) {
-		t.Errorf("Stats = %+v, want nothing of the bad requests", got)
+		t.Errorf("Stats = %+v, want only slots", got)
 	}
 }
 
 func TestRule086_FullQueueIsResourceExhausted(t *testing.T) {
-	e, open, _ := gate()
+	e, open, _ := blocking()
 	s := serve(t, e, func(c *queue.Config, _ *execserver.Config) { c.MaxLive = 1 })
 	first := s.execute(t.Context(), t, s.action(t, "x"), nil)
 	reach(t, first, repb.ExecutionStage_EXECUTING)
@@ -550,7 +549,7 @@ func TestRule007_EveryPriorityIsAccepted(t *testing.T) {
 	for i, p := range []int32{ranges[0].MinPriority, 0, ranges[0].MaxPriority} {
 		wantCode(t, end(t, s.execute(t.Context(), t, s.action(t, fmt.Sprint(i)), func(r *repb.ExecuteRequest) {
 			r.ExecutionPolicy = &repb.ExecutionPolicy{Priority: p}
-			r.ResultsCachePolicy = &repb.ResultsCachePolicy{Priority: p} // which means nothing here (rule 69)
+			r.ResultsCachePolicy = &repb.ResultsCachePolicy{Priority: p} // ignored (rule 69)
 		})), codes.OK)
 	}
 }
@@ -584,12 +583,11 @@ func TestRule087_PriorityReachesTheQueue(t *testing.T) {
 		wantCode(t, end(t, st), codes.OK)
 	}
 	if order[1] != s.action(t, "-3") {
-		t.Error("the action of the higher value ran first")
+		t.Error("the action with the higher priority value ran first")
 	}
 }
 
-// TestRule087_BuildsTakeTurns: what a client says of its invocation is whose turn it takes.
-func TestRule087_BuildsTakeTurns(t *testing.T) {
+func TestRule087_InvocationsTakeTurns(t *testing.T) {
 	var mu sync.Mutex
 	var order []string
 	holding, hold := make(chan struct{}), make(chan struct{})
@@ -607,7 +605,7 @@ func TestRule087_BuildsTakeTurns(t *testing.T) {
 	streams := []stream{s.execute(t.Context(), t, s.action(t, "holds the slot"), nil)}
 	<-holding
 	for i, b := range []string{"large", "large", "large", "small"} {
-		st := s.execute(said(t, &repb.RequestMetadata{ToolInvocationId: b}), t, s.action(t, fmt.Sprint(i)), nil)
+		st := s.execute(withMetadata(t, &repb.RequestMetadata{ToolInvocationId: b}), t, s.action(t, fmt.Sprint(i)), nil)
 		reach(t, st, repb.ExecutionStage_QUEUED)
 		streams = append(streams, st)
 	}
@@ -616,7 +614,7 @@ func TestRule087_BuildsTakeTurns(t *testing.T) {
 		wantCode(t, end(t, st), codes.OK)
 	}
 	if want := []string{"", "large", "small", "large", "large"}; !slices.Equal(order, want) {
-		t.Errorf("the runs were of %q, want %q", order, want)
+		t.Errorf("runs were of %q, want %q", order, want)
 	}
 }
 
@@ -632,9 +630,9 @@ func TestRule005_ExecutionIsEnabled(t *testing.T) {
 }
 
 func TestRule088_090_StreamOfOneExecution(t *testing.T) {
-	turn := make(chan struct{})
+	proceed := make(chan struct{})
 	s := serve(t, func(ctx context.Context, task *worker.Task) (*worker.Outcome, error) {
-		<-turn
+		<-proceed
 		return succeed(ctx, task)
 	}, func(c *queue.Config, _ *execserver.Config) { c.Slots = 1 })
 	first := s.execute(t.Context(), t, s.action(t, "holds the slot"), nil)
@@ -642,33 +640,33 @@ func TestRule088_090_StreamOfOneExecution(t *testing.T) {
 	a := s.action(t, "x")
 	st := s.execute(t.Context(), t, a, nil)
 	ms := []*longrunningpb.Operation{recv(t, st)}
-	// A stage that is left at once need not be seen, so each is held until it was.
+	// A brief stage need not be sent, so each is held until it was.
 	for _, stage := range []repb.ExecutionStage_Value{repb.ExecutionStage_QUEUED, repb.ExecutionStage_EXECUTING} {
 		for stageOf(t, ms[len(ms)-1]) != stage {
 			ms = append(ms, recv(t, st))
 		}
-		turn <- struct{}{}
+		proceed <- struct{}{}
 	}
 	ms = append(ms, all(t, st)...)
 
 	var stages []repb.ExecutionStage_Value
 	for i, m := range ms {
 		if m.Name == "" || m.Name != ms[0].Name {
-			t.Errorf("message %d has the name %q, want %q as at first", i, m.Name, ms[0].Name)
+			t.Errorf("message %d has the name %q, want %q", i, m.Name, ms[0].Name)
 		}
 		var md repb.ExecuteOperationMetadata
 		if err := m.Metadata.UnmarshalTo(&md); err != nil {
 			t.Fatalf("message %d: metadata: %v", i, err)
 		}
 		if !proto.Equal(md.ActionDigest, a.Proto()) {
-			t.Errorf("message %d is of the action %v, want %v", i, md.ActionDigest, a)
+			t.Errorf("message %d has the action %v, want %v", i, md.ActionDigest, a)
 		}
 		stages = append(stages, md.Stage)
 		if done := i == len(ms)-1; m.Done != done || (m.GetResponse() != nil) != done || m.GetError() != nil {
-			t.Errorf("message %d of %d is %v; want a response in the last alone, and never an error", i, len(ms), m)
+			t.Errorf("message %d of %d is %v; want a response in the last only, and no error", i, len(ms), m)
 		}
 	}
-	stages = slices.Compact(stages) // a repeated message is no new stage
+	stages = slices.Compact(stages) // messages are repeated
 	if want := []repb.ExecutionStage_Value{
 		repb.ExecutionStage_CACHE_CHECK, repb.ExecutionStage_QUEUED,
 		repb.ExecutionStage_EXECUTING, repb.ExecutionStage_COMPLETED,
@@ -694,7 +692,7 @@ func TestRule088_FirstMessageDoesNotWaitForInputs(t *testing.T) {
 	wantCode(t, end(t, st), codes.OK)
 }
 
-// direct takes a service and calls it without a wire.
+// direct registers a service and calls it without gRPC.
 type direct struct{ repb.ExecutionServer }
 
 func (d *direct) RegisterService(_ *grpc.ServiceDesc, impl any) {
@@ -703,8 +701,7 @@ func (d *direct) RegisterService(_ *grpc.ServiceDesc, impl any) {
 	}
 }
 
-// slow is a stream whose server gets to nothing but Send before all else in its bubble has come to
-// rest.
+// slow is a stream whose server can only Send until all other goroutines of its bubble block.
 type slow struct {
 	grpc.ServerStream
 	ctx  context.Context
@@ -721,7 +718,7 @@ func (s *slow) Send(m *longrunningpb.Operation) error {
 	return nil
 }
 
-func TestRule088_FirstMessageOfAnActionSoonDone(t *testing.T) {
+func TestRule088_FirstMessageOfABriefActionIsCacheCheck(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		q := queue.New(queue.Config{Executor: function(succeed)})
 		defer q.Close()
@@ -746,8 +743,8 @@ func TestRule088_FirstMessageOfAnActionSoonDone(t *testing.T) {
 	})
 }
 
-func TestRule091_SilenceIsBroken(t *testing.T) {
-	e, open, _ := gate()
+func TestRule091_StateIsRepeatedAfterSilence(t *testing.T) {
+	e, open, _ := blocking()
 	s := serve(t, e, func(_ *queue.Config, c *execserver.Config) { c.KeepaliveInterval = time.Millisecond })
 	st := s.execute(t.Context(), t, s.action(t, "x"), nil)
 	reach(t, st, repb.ExecutionStage_EXECUTING)
@@ -760,12 +757,12 @@ func TestRule091_SilenceIsBroken(t *testing.T) {
 	wantCode(t, end(t, st), codes.OK)
 }
 
-func TestRule092_WaitExecution(t *testing.T) {
-	e, open, _ := gate()
+func TestRule092_WaitExecutionReturnsTheStateAtOnce(t *testing.T) {
+	e, open, _ := blocking()
 	s := serve(t, e, nil)
 	first := s.execute(t.Context(), t, s.action(t, "x"), nil)
 	name := reach(t, first, repb.ExecutionStage_EXECUTING).Name
-	// A client that comes back each minute sees at once where it stands.
+	// A client that reconnects sees the present state at once.
 	for range 3 {
 		ctx, leave := context.WithCancel(t.Context())
 		if m := recv(t, s.wait(ctx, t, name)); m.Name != name || stageOf(t, m) != repb.ExecutionStage_EXECUTING {
@@ -782,7 +779,7 @@ func TestRule092_WaitExecution(t *testing.T) {
 	want := end(t, first)
 	for _, st := range append(waiting, s.wait(t.Context(), t, name)) {
 		if diff := cmp.Diff(want, end(t, st), protocmp.Transform()); diff != "" {
-			t.Fatalf("a waiter sees another response (-first +waiter):\n%s", diff)
+			t.Fatalf("waiter got another response (-first +waiter):\n%s", diff)
 		}
 	}
 }
@@ -796,15 +793,15 @@ func TestRule092_UnknownOperationIsNotFound(t *testing.T) {
 	}
 }
 
-func TestRule093_ClientThatDropsComesBack(t *testing.T) {
-	e, open, begun := gate()
+func TestRule093_ClientReconnectsAfterADrop(t *testing.T) {
+	e, open, begun := blocking()
 	s := serve(t, e, nil)
 	ctx, drop := context.WithCancel(t.Context())
 	st := s.execute(ctx, t, s.action(t, "x"), nil)
 	name := reach(t, st, repb.ExecutionStage_EXECUTING).Name
 	drop()
 	if _, err := st.Recv(); status.Code(err) != codes.Canceled {
-		t.Fatalf("Recv after the drop: %v", err)
+		t.Fatalf("Recv after the drop: %v, want CANCELED", err)
 	}
 	back := s.wait(t.Context(), t, name)
 	reach(t, back, repb.ExecutionStage_EXECUTING)
@@ -830,7 +827,7 @@ func TestRule093_AbandonedActionIsCancelled(t *testing.T) {
 }
 
 func TestRule094_ActionCacheHitIsServed(t *testing.T) {
-	e, open, begun := gate()
+	e, open, begun := blocking()
 	s := serve(t, e, func(c *queue.Config, _ *execserver.Config) { c.Slots = 1 })
 	holder := s.execute(t.Context(), t, s.action(t, "holds the slot"), nil)
 	reach(t, holder, repb.ExecutionStage_EXECUTING)
@@ -848,12 +845,12 @@ func TestRule094_ActionCacheHitIsServed(t *testing.T) {
 	if !r.CachedResult {
 		t.Error("cached_result is false")
 	}
-	// Rule 122: the metadata are those of the run that made the result.
+	// Rule 122: the metadata are those of the original run.
 	if diff := cmp.Diff(want, r.Result, protocmp.Transform()); diff != "" {
 		t.Errorf("result (-recorded +served):\n%s", diff)
 	}
 	if n := begun(); n != 1 {
-		t.Errorf("%d actions ran, want the one that holds the slot", n)
+		t.Errorf("%d actions ran, want only the one that holds the slot", n)
 	}
 	open()
 	wantCode(t, end(t, holder), codes.OK)
@@ -902,10 +899,10 @@ func TestRule068_094_096_UnusableCacheEntryIsNotServed(t *testing.T) {
 			mu.Lock()
 			defer mu.Unlock()
 			if task.SkipCacheLookup != c.skipped {
-				t.Errorf("the executor is told SkipCacheLookup %v, want %v", task.SkipCacheLookup, c.skipped)
+				t.Errorf("SkipCacheLookup of the task is %v, want %v", task.SkipCacheLookup, c.skipped)
 			}
 			if task.Queued.IsZero() {
-				t.Error("the executor is not told when the request came")
+				t.Error("Queued of the task is zero")
 			}
 		})
 	}
@@ -925,7 +922,7 @@ func TestRule094_BrokenCacheIsUnavailable(t *testing.T) {
 	wantCode(t, end(t, s.execute(t.Context(), t, s.action(t, "x"), nil)), codes.Unavailable)
 }
 
-// unreachable is an ActionCache behind a broken wire.
+// unreachable is an ActionCache that fails.
 type unreachable struct{}
 
 func (unreachable) Lookup(context.Context, cas.Digest) (*repb.ActionResult, error) {
@@ -937,7 +934,7 @@ func (unreachable) Record(context.Context, cas.Digest, *repb.ActionResult) error
 }
 
 func TestRule095_EqualActionsShareOneRun(t *testing.T) {
-	e, open, begun := gate()
+	e, open, begun := blocking()
 	s := serve(t, e, nil)
 	a := s.action(t, "x")
 	ctx, drop := context.WithCancel(t.Context())
@@ -963,8 +960,8 @@ func TestRule095_EqualActionsShareOneRun(t *testing.T) {
 	}
 }
 
-func TestRule127_LogStreamsAreNamedFromExecutingOn(t *testing.T) {
-	e, open, _ := gate()
+func TestRule127_LogStreamsAreNamedSinceExecuting(t *testing.T) {
+	e, open, _ := blocking()
 	s := serve(t, e, func(c *queue.Config, _ *execserver.Config) {
 		c.Logs = func(*worker.Task) (*worker.Logs, func(*worker.Outcome)) {
 			logs := &worker.Logs{}
@@ -985,7 +982,7 @@ func TestRule127_LogStreamsAreNamedFromExecutingOn(t *testing.T) {
 			t.Fatal(err)
 		}
 		if md.StdoutStreamName != "logstreams/out" || md.StderrStreamName != "logstreams/err" {
-			t.Errorf("at %v the streams are %q and %q", md.Stage, md.StdoutStreamName, md.StderrStreamName)
+			t.Errorf("at %v the streams are %q and %q, want out and err", md.Stage, md.StdoutStreamName, md.StderrStreamName)
 		}
 	}
 	hit := s.action(t, "known")
@@ -993,13 +990,13 @@ func TestRule127_LogStreamsAreNamedFromExecutingOn(t *testing.T) {
 	for _, m := range all(t, s.execute(t.Context(), t, hit, nil)) {
 		var md repb.ExecuteOperationMetadata
 		if err := m.Metadata.UnmarshalTo(&md); err != nil || md.StdoutStreamName+md.StderrStreamName != "" {
-			t.Errorf("of a cache hit the streams are %q and %q, %v", md.StdoutStreamName, md.StderrStreamName, err)
+			t.Errorf("streams of a cache hit are %q and %q, %v, want none", md.StdoutStreamName, md.StderrStreamName, err)
 		}
 	}
 }
 
 func TestRule096_DoNotCacheIsNotShared(t *testing.T) {
-	e, open, begun := gate()
+	e, open, begun := blocking()
 	s := serve(t, e, nil)
 	a := s.put(t, &repb.Action{DoNotCache: true})
 	x, y := s.execute(t.Context(), t, a, nil), s.execute(t.Context(), t, a, nil)
@@ -1009,11 +1006,11 @@ func TestRule096_DoNotCacheIsNotShared(t *testing.T) {
 	wantCode(t, end(t, x), codes.OK)
 	wantCode(t, end(t, y), codes.OK)
 	if got := begun(); got != 2 {
-		t.Errorf("the action ran %d times for two clients, want twice", got)
+		t.Errorf("the action ran %d times, want twice", got)
 	}
 }
 
-func TestRule097_OperationOfAnotherLifeIsNotFound(t *testing.T) {
+func TestRule097_OperationOfAnEarlierServerIsNotFound(t *testing.T) {
 	name := recv(t, func() stream {
 		s := serve(t, succeed, nil)
 		return s.execute(t.Context(), t, s.action(t, "x"), nil)
@@ -1024,7 +1021,7 @@ func TestRule097_OperationOfAnotherLifeIsNotFound(t *testing.T) {
 	}
 }
 
-func TestRule108_BadEndOfAnActionComesWithItsResult(t *testing.T) {
+func TestRule108_FailedActionsHaveAResult(t *testing.T) {
 	for _, c := range []struct {
 		name   string
 		status worker.Status
@@ -1056,7 +1053,7 @@ func TestRule108_BadEndOfAnActionComesWithItsResult(t *testing.T) {
 	}
 }
 
-func TestRule124_Inlining(t *testing.T) {
+func TestRule124_BlobsAreInlinedOnRequest(t *testing.T) {
 	const kib = 1 << 10
 	blob := func(n int, c byte) []byte { return []byte(strings.Repeat(string(c), n)) }
 	var s *site
@@ -1079,7 +1076,7 @@ func TestRule124_Inlining(t *testing.T) {
 	plain := proto.CloneOf(shared)
 	mu.Unlock()
 
-	// sizes returns how many bytes are inlined of stdout, stderr and the files.
+	// sizes returns the inlined bytes of stdout, stderr and each file.
 	sizes := func(r *repb.ActionResult) []int {
 		n := []int{len(r.StdoutRaw), len(r.StderrRaw)}
 		for _, f := range r.OutputFiles {
@@ -1095,7 +1092,7 @@ func TestRule124_Inlining(t *testing.T) {
 		{"no hint", nil, []int{0, 0, 0, 0, 0}},
 		{"stdout", func(r *repb.ExecuteRequest) { r.InlineStdout = true }, []int{10, 0, 0, 0, 0}},
 		{"stderr", func(r *repb.ExecuteRequest) { r.InlineStderr = true }, []int{0, 20, 0, 0, 0}},
-		{"all that fits", func(r *repb.ExecuteRequest) {
+		{"as much as fits", func(r *repb.ExecuteRequest) {
 			r.InlineStdout, r.InlineStderr = true, true
 			r.InlineOutputFiles = []string{"third", "second", "first", "no such"}
 		}, []int{10, 20, 2000 * kib, 0, 30}},
@@ -1106,7 +1103,7 @@ func TestRule124_Inlining(t *testing.T) {
 			if got := sizes(r.Result); !slices.Equal(got, c.want) {
 				t.Errorf("bytes inlined are %v, want %v", got, c.want)
 			}
-			// Beside the contents nothing differs.
+			// Nothing but the contents differs.
 			r.Result.StdoutRaw, r.Result.StderrRaw = nil, nil
 			for _, f := range r.Result.OutputFiles {
 				f.Contents = nil
@@ -1117,11 +1114,11 @@ func TestRule124_Inlining(t *testing.T) {
 		})
 	}
 	if diff := cmp.Diff(plain, shared, protocmp.Transform()); diff != "" {
-		t.Errorf("the outcome, which other clients share, was changed (-before +after):\n%s", diff)
+		t.Errorf("the shared outcome was modified (-before +after):\n%s", diff)
 	}
 }
 
-func TestRule124_HintToInlineAnAbsentBlobIsNoFailure(t *testing.T) {
+func TestRule124_AbsentBlobToInlineIsNoFailure(t *testing.T) {
 	want := result()
 	want.StdoutDigest = cas.SHA256.Sum([]byte("evicted")).Proto()
 	s := serve(t, func(context.Context, *worker.Task) (*worker.Outcome, error) {
@@ -1136,7 +1133,7 @@ func TestRule124_HintToInlineAnAbsentBlobIsNoFailure(t *testing.T) {
 	}
 }
 
-func TestRule124_ResultAboveOneMessageIsRefused(t *testing.T) {
+func TestRule124_TooLargeResultIsRefused(t *testing.T) {
 	s := serve(t, func(context.Context, *worker.Task) (*worker.Outcome, error) {
 		r := result()
 		for i := range 50_000 {
@@ -1147,7 +1144,7 @@ func TestRule124_ResultAboveOneMessageIsRefused(t *testing.T) {
 		}
 		return &worker.Outcome{Result: r}, nil
 	}, nil)
-	// The client would retry for ever what its own limit refuses, and never see a reason.
+	// The client would retry forever if its own limit refused the message.
 	r := end(t, s.execute(t.Context(), t, s.action(t, "x"), nil))
 	if st := wantCode(t, r, codes.FailedPrecondition); !strings.Contains(st.Message(), "directories") {
 		t.Errorf("status is %v, want advice", st)
@@ -1167,7 +1164,7 @@ func TestRule126_MessageIsOneReadableLine(t *testing.T) {
 	}
 	for _, text := range []string{r.Message, st.Message()} {
 		if !strings.Contains(text, `mount: bad \xff name\u00e9 \u00e9 `) || !strings.Contains(text, `\u00e9 ...`) {
-			t.Errorf("message is %q, want one line, cut between characters", text)
+			t.Errorf("message is %q, want one line, truncated between characters", text)
 		}
 		wantReadable(t, text)
 	}
@@ -1176,7 +1173,7 @@ func TestRule126_MessageIsOneReadableLine(t *testing.T) {
 	}
 }
 
-// wantReadable checks that text is one line of ASCII and not long. Bazel 4 garbles anything else.
+// wantReadable checks that text is one short line of ASCII. Bazel 4 garbles anything else.
 func wantReadable(t *testing.T, text string) {
 	t.Helper()
 	if text == "" || len(text) > 3000 {
@@ -1184,7 +1181,7 @@ func wantReadable(t *testing.T, text string) {
 	}
 	for _, c := range []byte(text) {
 		if c < ' ' || c > '~' {
-			t.Fatalf("message holds the byte %#x, want printable ASCII: %q", c, text)
+			t.Fatalf("message has byte %#x, want printable ASCII: %q", c, text)
 		}
 	}
 }
@@ -1202,8 +1199,7 @@ func TestRule126_MessageOfAnOutcomeIsReadable(t *testing.T) {
 	wantReadable(t, wantCode(t, r, codes.FailedPrecondition).Message())
 }
 
-// TestRule126_MessageKeepsItsLines: each is readable by itself, there are not too many, and the last is ready
-// to paste.
+// TestRule126_MessageKeepsItsLines up to a limit, each of them readable, and the last for reproducing the action.
 func TestRule126_MessageKeepsItsLines(t *testing.T) {
 	outcome := &worker.Outcome{
 		Result: result(), Status: worker.TimedOut,
@@ -1224,12 +1220,12 @@ func TestRule126_MessageKeepsItsLines(t *testing.T) {
 	outcome.Message = strings.Repeat("cloister: again\n", worker.MaxMessageLines)
 	r = end(t, s.execute(t.Context(), t, s.action(t, "z"), nil))
 	if !strings.HasSuffix(r.Message, "\ncloister: reproduce: cloister run --action x/1") {
-		t.Errorf("message is %q, want it to end with how to reproduce it", r.Message)
+		t.Errorf("message is %q, want it to end with the command to reproduce it", r.Message)
 	}
 }
 
-// TestRemarkStandsInEachMessage: of new results and of cached ones, as one line, and of the action that it is about alone.
-func TestRemarkStandsInEachMessage(t *testing.T) {
+// TestRemarkIsInEachMessage of its action, as one line, for new and cached results.
+func TestRemarkIsInEachMessage(t *testing.T) {
 	for _, cached := range []bool{false, true} {
 		var odd cas.Digest
 		s := serve(t, func(context.Context, *worker.Task) (*worker.Outcome, error) {
@@ -1242,10 +1238,10 @@ func TestRemarkStandsInEachMessage(t *testing.T) {
 		odd = s.action(t, "x")
 		r := end(t, s.execute(t.Context(), t, odd, nil))
 		if r.Message != `cloister: it is\x1b odd` || r.CachedResult != cached {
-			t.Errorf("cached %v: message is %q", cached, r.Message)
+			t.Errorf("cached %v: message is %q, want the remark", cached, r.Message)
 		}
 		if r := end(t, s.execute(t.Context(), t, s.action(t, "y"), nil)); r.Message != "" {
-			t.Errorf("message of another action is %q", r.Message)
+			t.Errorf("message of another action is %q, want none", r.Message)
 		}
 	}
 }
@@ -1264,14 +1260,14 @@ func TestRule125_AuditLogIsAServerLog(t *testing.T) {
 	if diff := cmp.Diff(want, r.ServerLogs, protocmp.Transform()); diff != "" {
 		t.Errorf("server logs (-want +got):\n%s", diff)
 	}
-	ctx := said(t, &repb.RequestMetadata{TargetId: "quiet"})
+	ctx := withMetadata(t, &repb.RequestMetadata{TargetId: "quiet"})
 	if r := end(t, s.execute(ctx, t, s.action(t, "y"), nil)); len(r.ServerLogs) != 0 {
 		t.Errorf("server logs are %v, want none", r.ServerLogs)
 	}
 }
 
-// said returns a context whose calls say m of their client.
-func said(t *testing.T, m *repb.RequestMetadata) context.Context {
+// withMetadata returns a context with request metadata.
+func withMetadata(t *testing.T, m *repb.RequestMetadata) context.Context {
 	t.Helper()
 	b, err := proto.Marshal(m)
 	if err != nil {
@@ -1280,41 +1276,40 @@ func said(t *testing.T, m *repb.RequestMetadata) context.Context {
 	return header(t, string(b))
 }
 
-// header returns a context whose calls have the header of the API with this value.
+// header returns a context with the given value of the request metadata header.
 func header(t *testing.T, value string) context.Context {
 	return metadata.AppendToOutgoingContext(t.Context(), "build.bazel.remote.execution.v2.requestmetadata-bin", value)
 }
 
-// TestRule128_ClientSaysWhatItBuilds: the header is believed as far as it can be read, and never needed.
-func TestRule128_ClientSaysWhatItBuilds(t *testing.T) {
+// TestRule128_RequestMetadataReachesTheTask as far as it is valid; it is optional.
+func TestRule128_RequestMetadataReachesTheTask(t *testing.T) {
 	tasks := make(chan *worker.Task, 1)
 	s := serve(t, func(_ context.Context, task *worker.Task) (*worker.Outcome, error) {
 		tasks <- task
 		return &worker.Outcome{Result: result()}, nil
 	}, nil)
-	type words struct{ Target, Mnemonic, Invocation string }
+	type labels struct{ Target, Mnemonic, Invocation string }
 	for i, c := range []struct {
 		name string
 		ctx  context.Context
-		want words
+		want labels
 	}{
-		{"all of it", said(t, &repb.RequestMetadata{TargetId: "//a:b\u00e9", ActionMnemonic: "CppCompile", ToolInvocationId: "i-1"}), words{"//a:b\u00e9", "CppCompile", "i-1"}},
-		{"no header", t.Context(), words{}},
-		{"no message", header(t, "\xff\xff\xff"), words{}},
-		{"lines", said(t, &repb.RequestMetadata{TargetId: "//a:b\nx", ActionMnemonic: "\x1b[31m", ToolInvocationId: "i"}), words{"", "", "i"}},
-		{"too long", said(t, &repb.RequestMetadata{TargetId: strings.Repeat("x", 513), ActionMnemonic: strings.Repeat("x", 512)}), words{"", strings.Repeat("x", 512), ""}},
-		{"far too long", said(t, &repb.RequestMetadata{TargetId: "x", CorrelatedInvocationsId: strings.Repeat("x", 100_000)}), words{}},
+		{"complete", withMetadata(t, &repb.RequestMetadata{TargetId: "//a:b\u00e9", ActionMnemonic: "CppCompile", ToolInvocationId: "i-1"}), labels{"//a:b\u00e9", "CppCompile", "i-1"}},
+		{"no header", t.Context(), labels{}},
+		{"malformed", header(t, "\xff\xff\xff"), labels{}},
+		{"control characters", withMetadata(t, &repb.RequestMetadata{TargetId: "//a:b\nx", ActionMnemonic: "\x1b[31m", ToolInvocationId: "i"}), labels{"", "", "i"}},
+		{"too long", withMetadata(t, &repb.RequestMetadata{TargetId: strings.Repeat("x", 513), ActionMnemonic: strings.Repeat("x", 512)}), labels{"", strings.Repeat("x", 512), ""}},
+		{"far too long", withMetadata(t, &repb.RequestMetadata{TargetId: "x", CorrelatedInvocationsId: strings.Repeat("x", 100_000)}), labels{}},
 	} {
 		end(t, s.execute(c.ctx, t, s.action(t, fmt.Sprint(i)), nil))
 		task := <-tasks
-		if got := (words{task.Target, task.Mnemonic, task.Invocation}); got != c.want {
+		if got := (labels{task.Target, task.Mnemonic, task.Invocation}); got != c.want {
 			t.Errorf("%s: got %q, want %q", c.name, got, c.want)
 		}
 	}
 }
 
-// TestTraceOfTheCallGoesWithTheTask: in its valid form, or not at all.
-func TestTraceOfTheCallGoesWithTheTask(t *testing.T) {
+func TestValidTraceReachesTheTask(t *testing.T) {
 	tasks := make(chan *worker.Task, 1)
 	s := serve(t, func(_ context.Context, task *worker.Task) (*worker.Outcome, error) {
 		tasks <- task
@@ -1339,7 +1334,7 @@ func TestTraceOfTheCallGoesWithTheTask(t *testing.T) {
 	}
 }
 
-func TestTextOfARefusedCallIsReadable(t *testing.T) {
+func TestMessageOfARefusedCallIsReadable(t *testing.T) {
 	s := serve(t, succeed, nil)
 	a := s.action(t, "x")
 	odd := strings.Repeat("\u00e9", 100_000)
@@ -1361,14 +1356,14 @@ func TestTextOfARefusedCallIsReadable(t *testing.T) {
 	}
 }
 
-func TestRule130_Drain(t *testing.T) {
-	e, open, _ := gate()
+func TestRule130_DrainFinishesRunningActions(t *testing.T) {
+	e, open, _ := blocking()
 	s := serve(t, e, nil)
 	running := s.execute(t.Context(), t, s.action(t, "x"), nil)
 	reach(t, running, repb.ExecutionStage_EXECUTING)
 	drained := make(chan error, 1)
 	go func() { drained <- s.queue.Drain(context.Background()) }()
-	// Draining begins in the goroutine above; until then a request is still taken.
+	// Until the drain begins, requests are accepted.
 	for i := 0; ; i++ {
 		if _, err := s.execute(t.Context(), t, s.action(t, fmt.Sprint(i)), nil).Recv(); err != nil {
 			if status.Code(err) != codes.Unavailable {
@@ -1384,8 +1379,8 @@ func TestRule130_Drain(t *testing.T) {
 	}
 }
 
-func TestRule130_DrainThatEndsEarlyIsUnavailable(t *testing.T) {
-	e, _, _ := gate()
+func TestRule130_InterruptedDrainIsUnavailable(t *testing.T) {
+	e, _, _ := blocking()
 	s := serve(t, e, nil)
 	running := s.execute(t.Context(), t, s.action(t, "x"), nil)
 	reach(t, running, repb.ExecutionStage_EXECUTING)

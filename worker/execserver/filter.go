@@ -12,20 +12,20 @@ import (
 	"github.com/cloister-build/cloister/worker/queue"
 )
 
-// A filter says which operations of a list are wanted: those that all its terms admit.
+// A filter selects the operations that match all its terms.
 type filter []term
 
 // A term is KEY=VALUE.
 type term struct {
 	key, value string
-	prefix     bool // value is only how the text begins
+	prefix     bool // value is a prefix
 }
 
-// keys are what a term may speak of.
+// keys are the valid keys of terms.
 var keys = []string{"action", "invocation", "mnemonic", "stage", "target"}
 
-// parseFilter reads the filter of a ListOperationsRequest: terms KEY=VALUE with spaces, or AND, between them, all of
-// which must hold. The keys are
+// parseFilter parses the filter of a ListOperationsRequest: terms KEY=VALUE separated by spaces or AND, all of which
+// must match. The keys are
 //
 //	action       HASH or HASH/SIZE of the action, or as messages print it
 //	invocation   tool_invocation_id
@@ -33,8 +33,7 @@ var keys = []string{"action", "invocation", "mnemonic", "stage", "target"}
 //	stage        CACHE_CHECK, QUEUED, EXECUTING or COMPLETED
 //	target       target_id
 //
-// A value is compared as a whole or, if it ends in an asterisk, as the beginning of the text. One with spaces stands in
-// double quotes, as in Go.
+// A value must equal the text or, if it ends in an asterisk, begin it. A value with spaces is quoted as in Go.
 func parseFilter(text string) (filter, error) {
 	var f filter
 	for rest := strings.TrimSpace(text); rest != ""; rest = strings.TrimSpace(rest) {
@@ -48,38 +47,38 @@ func parseFilter(text string) (filter, error) {
 		}
 		var value string
 		if quoted, err := strconv.QuotedPrefix(after); err == nil {
-			value, _ = strconv.Unquote(quoted) // which QuotedPrefix has seen to be possible
+			value, _ = strconv.Unquote(quoted) // QuotedPrefix has validated it
 			rest = after[len(quoted):]
 		} else if value, rest, _ = strings.Cut(after, " "); strings.Contains(value, `"`) {
-			return nil, fmt.Errorf("the value of %s has a quote that does not end, or does not begin: %.100q", key, after)
+			return nil, fmt.Errorf("the value of %s has an unbalanced quote: %.100q", key, after)
 		}
 		t := term{key: key, value: value}
 		t.value, t.prefix = strings.CutSuffix(value, "*")
 		if _, known := repb.ExecutionStage_Value_value[value]; key == "stage" && !known {
-			return nil, fmt.Errorf("there is no stage %.100q", value)
+			return nil, fmt.Errorf("unknown stage %.100q", value)
 		}
 		f = append(f, t)
 	}
 	return f, nil
 }
 
-// admits reports whether o, in the state s, is wanted.
-func (f filter) admits(o *queue.Operation, s queue.State) bool {
+// matches reports whether f selects o in state s.
+func (f filter) matches(o *queue.Operation, s queue.State) bool {
 	i := o.Info()
 	for _, t := range f {
 		var ok bool
 		switch t.key {
 		case "action":
 			hash := i.Action.Hash()
-			ok = t.holds(hash) || t.holds(hash+"/"+strconv.FormatInt(i.Action.Size(), 10)) || t.holds(i.Action.String())
+			ok = t.matches(hash) || t.matches(hash+"/"+strconv.FormatInt(i.Action.Size(), 10)) || t.matches(i.Action.String())
 		case "invocation":
-			ok = t.holds(i.Invocation)
+			ok = t.matches(i.Invocation)
 		case "mnemonic":
-			ok = t.holds(i.Mnemonic)
+			ok = t.matches(i.Mnemonic)
 		case "stage":
-			ok = t.holds(s.Stage.String())
+			ok = t.matches(s.Stage.String())
 		case "target":
-			ok = t.holds(i.Target)
+			ok = t.matches(i.Target)
 		}
 		if !ok {
 			return false
@@ -88,7 +87,7 @@ func (f filter) admits(o *queue.Operation, s queue.State) bool {
 	return true
 }
 
-func (t term) holds(text string) bool {
+func (t term) matches(text string) bool {
 	if t.prefix {
 		return strings.HasPrefix(text, t.value)
 	}

@@ -25,7 +25,7 @@ func TestParseFilter(t *testing.T) {
 	}
 }
 
-// FuzzParseFilter: whatever a client writes is terms of known keys, or refused.
+// FuzzParseFilter checks that a filter has only terms with known keys, or is refused.
 func FuzzParseFilter(f *testing.F) {
 	for _, text := range []string{"", "target=a", `target="a b"`, "AND", "target=a AND AND stage=QUEUED", `target="`, "=", "target=a\"b", "stage=QUEUE*"} {
 		f.Add(text)
@@ -40,13 +40,13 @@ func FuzzParseFilter(f *testing.F) {
 		}
 		for _, term := range got {
 			if _, ok := map[string]bool{"action": true, "invocation": true, "mnemonic": true, "stage": true, "target": true}[term.key]; !ok {
-				t.Errorf("%q has a term of %q", text, term.key)
+				t.Errorf("%q has a term with key %q", text, term.key)
 			}
 		}
 	})
 }
 
-// FuzzParseToken: a token that is taken is one that was given.
+// FuzzParseToken checks that only tokens of token are accepted.
 func FuzzParseToken(f *testing.F) {
 	for _, text := range []string{"", "x", token(0), token(1), token(1 << 63), token(7) + "A", token(7) + "\n"} {
 		f.Add(text)
@@ -54,7 +54,7 @@ func FuzzParseToken(f *testing.F) {
 	f.Fuzz(func(t *testing.T, text string) {
 		seq, err := parseToken(text)
 		if err == nil && text != "" && token(seq) != text {
-			t.Errorf("%q is taken for %d, whose token is %q", text, seq, token(seq))
+			t.Errorf("parseToken(%q) = %d, whose token is %q", text, seq, token(seq))
 		}
 	})
 }

@@ -23,38 +23,38 @@ import (
 )
 
 const (
-	// defaultPage and maxPage are how many operations a page of a list has.
+	// defaultPage and maxPage are the default and the largest page_size.
 	defaultPage = 100
 	maxPage     = 1000
-	// maxPageBytes is the size up to which a page grows; one more operation, without outputs, fits into the message.
+	// maxPageBytes is the size after which a page ends; another operation without outputs still fits into the message.
 	maxPageBytes = 3 << 20
-	// atOnce is how many operations of the queue are looked at before others have it again.
-	atOnce = 1000
+	// batch is the number of operations read while the queue is locked.
+	batch = 1000
 )
 
-// operations serves google.longrunning.Operations: the operations of Execute, by name or as a list. Whoever may use an
-// instance may see, cancel and forget every operation of it.
+// operations serves google.longrunning.Operations: the operations of Execute, by name or as a list. A client with
+// access to an instance may see, cancel and delete all its operations.
 type operations struct {
 	longrunningpb.UnimplementedOperationsServer
 	server *server
 }
 
-// unknown is the status for an operation that is not known.
+// unknown returns the status for an unknown operation.
 func unknown(name string) error {
 	return status.Errorf(codes.NotFound,
-		"operation %+.100q is not known, or ended too long ago; execute the action again", name)
+		"operation %+.100q is unknown, or ended too long ago; execute the action again", name)
 }
 
-// GetOperation returns an operation as it is now, with all of its result if it has ended.
+// GetOperation returns an operation's present state, with its complete result if it has ended.
 func (s *operations) GetOperation(ctx context.Context, req *longrunningpb.GetOperationRequest) (*longrunningpb.Operation, error) {
 	o, ok := s.server.Queue.Operation(req.Name)
 	if !ok {
 		return nil, unknown(req.Name)
 	}
-	return s.whole(o, o.State())
+	return s.full(o, o.State())
 }
 
-// WaitOperation returns an operation when it has ended, or as it is after the timeout; without one it waits for the end.
+// WaitOperation returns an operation when it has ended, or its state after the timeout, if there is one.
 func (s *operations) WaitOperation(ctx context.Context, req *longrunningpb.WaitOperationRequest) (*longrunningpb.Operation, error) {
 	o, ok := s.server.Queue.Operation(req.Name)
 	if !ok {
@@ -76,38 +76,37 @@ func (s *operations) WaitOperation(ctx context.Context, req *longrunningpb.WaitO
 	if err := ctx.Err(); err != nil {
 		return nil, status.FromContextError(err).Err()
 	}
-	return s.whole(o, state)
+	return s.full(o, state)
 }
 
-// CancelOperation ends an operation with CANCELLED. The run goes on if others wait for it. An operation that has ended
-// stays as it is.
+// CancelOperation ends an operation with CANCELLED, unless it has ended. The run continues if others wait for it.
 func (s *operations) CancelOperation(ctx context.Context, req *longrunningpb.CancelOperationRequest) (*emptypb.Empty, error) {
 	o, ok := s.server.Queue.Operation(req.Name)
 	if !ok {
 		return nil, unknown(req.Name)
 	}
 	by := "a client"
-	if who := worker.Sanitize(identity(ctx).ToolInvocationId); who != "" {
-		by = "a client of the invocation " + who
+	if id := worker.Sanitize(requestMetadata(ctx).ToolInvocationId); id != "" {
+		by = "a client of invocation " + id
 	}
 	o.Cancel("cancelled by " + by + " (CancelOperation)")
 	return &emptypb.Empty{}, nil
 }
 
-// DeleteOperation forgets an operation that has ended.
+// DeleteOperation removes an operation that has ended.
 func (s *operations) DeleteOperation(ctx context.Context, req *longrunningpb.DeleteOperationRequest) (*emptypb.Empty, error) {
 	switch known, completed := s.server.Queue.Forget(req.Name); {
 	case !known:
 		return nil, unknown(req.Name)
 	case !completed:
-		return nil, status.Errorf(codes.FailedPrecondition, "operation %+.100q has not ended: cancel it first", req.Name)
+		return nil, status.Errorf(codes.FailedPrecondition, "operation %+.100q has not ended; cancel it first", req.Name)
 	}
 	return &emptypb.Empty{}, nil
 }
 
-// ListOperations returns the operations of the instance that is the request's name, or of which that is the collection
-// ({instance/}operations), the newest first. Those that have
-// ended come without outputs and auxiliary metadata, which GetOperation has. The filter is described at parseFilter.
+// ListOperations returns the operations of an instance, newest first. The request's name is the instance name or
+// {instance/}operations. Results lack outputs and auxiliary metadata, which GetOperation returns. parseFilter describes
+// the filter.
 func (s *operations) ListOperations(ctx context.Context, req *longrunningpb.ListOperationsRequest) (*longrunningpb.ListOperationsResponse, error) {
 	instance := req.Name
 	if parent, ok := strings.CutSuffix(instance, "/operations"); ok && parent != "" {
@@ -124,7 +123,7 @@ func (s *operations) ListOperations(ctx context.Context, req *longrunningpb.List
 	}
 	seq, err := parseToken(req.PageToken)
 	if err != nil || req.PageSize < 0 {
-		return nil, status.Error(codes.InvalidArgument, "page_token is not one of this list, or page_size is negative")
+		return nil, status.Error(codes.InvalidArgument, "page_token is not from this list, or page_size is negative")
 	}
 	n := defaultPage
 	if req.PageSize > 0 {
@@ -132,13 +131,13 @@ func (s *operations) ListOperations(ctx context.Context, req *longrunningpb.List
 	}
 	page := &longrunningpb.ListOperationsResponse{}
 	for bytes := 0; ; {
-		some, next := s.server.Queue.Older(seq, atOnce)
+		some, next := s.server.Queue.Older(seq, batch)
 		if len(some) == 0 {
 			return page, nil
 		}
 		for _, o := range some {
 			state := o.State()
-			if o.Info().Instance != instance || !wanted.admits(o, state) {
+			if o.Info().Instance != instance || !wanted.matches(o, state) {
 				continue
 			}
 			m, err := s.brief(o, state)
@@ -157,8 +156,8 @@ func (s *operations) ListOperations(ctx context.Context, req *longrunningpb.List
 	}
 }
 
-// whole returns all of o.
-func (s *operations) whole(o *queue.Operation, state queue.State) (*longrunningpb.Operation, error) {
+// full returns o with its complete result.
+func (s *operations) full(o *queue.Operation, state queue.State) (*longrunningpb.Operation, error) {
 	m, err := s.server.message(o, state, requester(o)...)
 	if err == nil && state.Stage == repb.ExecutionStage_COMPLETED {
 		err = respond(m, s.server.response(client{}, o, state))
@@ -166,7 +165,7 @@ func (s *operations) whole(o *queue.Operation, state queue.State) (*longrunningp
 	return m, err
 }
 
-// brief returns o without what may be large.
+// brief returns o without the parts that may be large.
 func (s *operations) brief(o *queue.Operation, state queue.State) (*longrunningpb.Operation, error) {
 	m, err := s.server.message(o, state, requester(o)...)
 	if err != nil || state.Stage != repb.ExecutionStage_COMPLETED {
@@ -188,7 +187,7 @@ func (s *operations) brief(o *queue.Operation, state queue.State) (*longrunningp
 	return m, respond(m, r)
 }
 
-// times returns m without what may be large.
+// times returns the worker and the timestamps of m.
 func times(m *repb.ExecutedActionMetadata) *repb.ExecutedActionMetadata {
 	if m == nil {
 		return nil
@@ -208,8 +207,8 @@ func times(m *repb.ExecutedActionMetadata) *repb.ExecutedActionMetadata {
 	}
 }
 
-// requester returns what the client of o said of itself, as auxiliary metadata: the API has no other place for it in an
-// operation, and Buildbarn puts it there.
+// requester returns the request metadata of o as auxiliary metadata, as Buildbarn does; the API has no other place for
+// it.
 func requester(o *queue.Operation) []*anypb.Any {
 	i := o.Info()
 	if i.Target == "" && i.Mnemonic == "" && i.Invocation == "" {
@@ -219,20 +218,20 @@ func requester(o *queue.Operation) []*anypb.Any {
 		ActionId: i.Action.Hash(), TargetId: i.Target, ActionMnemonic: i.Mnemonic, ToolInvocationId: i.Invocation,
 	})
 	if err != nil {
-		panic(err) // only a text that is not UTF-8 could fail to encode, and what was said is printable
+		panic(err) // only invalid UTF-8 fails to encode, and these texts are printable
 	}
 	return []*anypb.Any{packed}
 }
 
-// token returns the page_token by which a list goes on after the operation numbered seq.
+// token returns the page_token to continue a list after the operation numbered seq.
 func token(seq uint64) string {
 	return base64.RawURLEncoding.EncodeToString(binary.BigEndian.AppendUint64([]byte(tokenKind), seq))
 }
 
-// tokenKind begins every token.
+// tokenKind is the prefix of every token.
 const tokenKind = "op1"
 
-// parseToken undoes token; "" is the beginning.
+// parseToken is the inverse of token; "" means the start.
 func parseToken(s string) (uint64, error) {
 	if s == "" {
 		return 0, nil
@@ -243,5 +242,5 @@ func parseToken(s string) (uint64, error) {
 			return seq, nil
 		}
 	}
-	return 0, errors.New("not a token of this list")
+	return 0, errors.New("not a token from this list")
 }

@@ -24,7 +24,7 @@ import (
 	"google.golang.org/protobuf/types/known/durationpb"
 )
 
-// metadataOf returns the metadata of m, and what they say of who asked.
+// metadataOf returns the metadata of m and the request metadata in them.
 func metadataOf(t *testing.T, m *longrunningpb.Operation) (*repb.ExecuteOperationMetadata, *repb.RequestMetadata) {
 	t.Helper()
 	var md repb.ExecuteOperationMetadata
@@ -40,7 +40,7 @@ func metadataOf(t *testing.T, m *longrunningpb.Operation) (*repb.ExecuteOperatio
 	return &md, who
 }
 
-// list returns every operation that a list names, page by page.
+// list returns every operation of a list, and the number of pages.
 func (s *site) list(t *testing.T, req *longrunningpb.ListOperationsRequest) (all []*longrunningpb.Operation, pages int) {
 	t.Helper()
 	req = proto.CloneOf(req)
@@ -59,14 +59,13 @@ func (s *site) list(t *testing.T, req *longrunningpb.ListOperationsRequest) (all
 	return nil, 0
 }
 
-// TestRule089_MetadataSaysWhenAndWhere: in the stream, as far as they are known.
-func TestRule089_MetadataSaysWhenAndWhere(t *testing.T) {
-	e, open, _ := gate()
+func TestRule089_MetadataHasTimesAndWorker(t *testing.T) {
+	e, open, _ := blocking()
 	s := serve(t, e, nil)
 	st := s.execute(t.Context(), t, s.action(t, "x"), nil)
 	first, _ := metadataOf(t, recv(t, st))
 	if p := first.GetPartialExecutionMetadata(); p.GetQueuedTimestamp() == nil || p.Worker != "" || p.WorkerStartTimestamp != nil {
-		t.Errorf("at first the metadata are %v, want when it was queued, and no more", p)
+		t.Errorf("first metadata are %v, want only the queued time", p)
 	}
 	began, _ := metadataOf(t, reach(t, st, repb.ExecutionStage_EXECUTING))
 	open()
@@ -81,10 +80,10 @@ func TestRule089_MetadataSaysWhenAndWhere(t *testing.T) {
 	}
 }
 
-func TestGetOperationIsWhatAWaiterSees(t *testing.T) {
-	e, open, _ := gate()
+func TestGetOperationEqualsWaitExecution(t *testing.T) {
+	e, open, _ := blocking()
 	s := serve(t, e, nil)
-	ctx := said(t, &repb.RequestMetadata{TargetId: "//a:b", ActionMnemonic: "CppCompile", ToolInvocationId: "i-1"})
+	ctx := withMetadata(t, &repb.RequestMetadata{TargetId: "//a:b", ActionMnemonic: "CppCompile", ToolInvocationId: "i-1"})
 	a := s.action(t, "x")
 	st := s.execute(ctx, t, a, nil)
 	name := reach(t, st, repb.ExecutionStage_EXECUTING).Name
@@ -103,7 +102,7 @@ func TestGetOperationIsWhatAWaiterSees(t *testing.T) {
 	}
 	want := &repb.RequestMetadata{TargetId: "//a:b", ActionMnemonic: "CppCompile", ToolInvocationId: "i-1", ActionId: a.Hash()}
 	if diff := cmp.Diff(want, who, protocmp.Transform()); diff != "" {
-		t.Errorf("who asked (-want +got):\n%s", diff)
+		t.Errorf("request metadata (-want +got):\n%s", diff)
 	}
 	open()
 	response := end(t, st)
@@ -128,8 +127,8 @@ func TestUnknownOperationIsNotFoundByEveryMethod(t *testing.T) {
 	}
 }
 
-func TestWaitOperation(t *testing.T) {
-	e, open, _ := gate()
+func TestWaitOperationWaitsForTheEnd(t *testing.T) {
+	e, open, _ := blocking()
 	s := serve(t, e, nil)
 	st := s.execute(t.Context(), t, s.action(t, "x"), nil)
 	name := reach(t, st, repb.ExecutionStage_EXECUTING).Name
@@ -138,7 +137,7 @@ func TestWaitOperation(t *testing.T) {
 	}
 	for _, d := range []time.Duration{0, time.Millisecond} {
 		if m, err := wait(durationpb.New(d)); err != nil || m.Done {
-			t.Errorf("after a timeout of %v: %v, %v; want the operation as it is", d, m, err)
+			t.Errorf("after a timeout of %v: %v, %v; want the present state", d, m, err)
 		}
 	}
 	if _, err := wait(&durationpb.Duration{Nanos: -1, Seconds: 1}); status.Code(err) != codes.InvalidArgument {
@@ -147,7 +146,7 @@ func TestWaitOperation(t *testing.T) {
 	ctx, leave := context.WithCancel(t.Context())
 	leave()
 	if _, err := s.ops.WaitOperation(ctx, &longrunningpb.WaitOperationRequest{Name: name}); status.Code(err) != codes.Canceled {
-		t.Errorf("of a client that left: %v", err)
+		t.Errorf("after the client left: %v", err)
 	}
 	open()
 	m, err := wait(nil)
@@ -157,9 +156,9 @@ func TestWaitOperation(t *testing.T) {
 	wantCode(t, responseOf(t, m), codes.OK)
 }
 
-// TestCancelOperation: CANCELLED is the end of the operation, and of the run if nobody else waits for it.
-func TestCancelOperation(t *testing.T) {
-	e, open, begun := gate()
+// TestCancelOperationLeavesTheRunToOthers and names the client that cancelled.
+func TestCancelOperationLeavesTheRunToOthers(t *testing.T) {
+	e, open, begun := blocking()
 	s := serve(t, e, nil)
 	a := s.action(t, "x")
 	first, second := s.execute(t.Context(), t, a, nil), s.execute(t.Context(), t, a, nil)
@@ -167,7 +166,7 @@ func TestCancelOperation(t *testing.T) {
 	reach(t, second, repb.ExecutionStage_EXECUTING)
 	cancel := func() {
 		t.Helper()
-		ctx := said(t, &repb.RequestMetadata{ToolInvocationId: "i-2"})
+		ctx := withMetadata(t, &repb.RequestMetadata{ToolInvocationId: "i-2"})
 		if _, err := s.ops.CancelOperation(ctx, &longrunningpb.CancelOperationRequest{Name: name}); err != nil {
 			t.Fatal(err)
 		}
@@ -175,21 +174,21 @@ func TestCancelOperation(t *testing.T) {
 	cancel()
 	r := end(t, first)
 	if st := wantCode(t, r, codes.Canceled); !strings.Contains(st.Message(), "CancelOperation") || !strings.Contains(st.Message(), "i-2") {
-		t.Errorf("status is %v, want who did it", st)
+		t.Errorf("status is %v, want the invocation that cancelled", st)
 	}
 	if r.Result != nil {
-		t.Errorf("a cancelled operation has the result %v", r.Result)
+		t.Errorf("result is %v, want none", r.Result)
 	}
 	open()
 	wantCode(t, end(t, second), codes.OK)
 	if n := begun(); n != 1 {
-		t.Errorf("%d runs began, want one", n)
+		t.Errorf("%d runs began, want 1", n)
 	}
-	cancel() // again, which changes nothing
+	cancel() // changes nothing
 	wantCode(t, end(t, s.wait(t.Context(), t, name)), codes.Canceled)
 }
 
-func TestCancelOfTheLastEndsTheRun(t *testing.T) {
+func TestCancelOfTheLastOperationEndsTheRun(t *testing.T) {
 	killed := make(chan struct{})
 	s := serve(t, func(ctx context.Context, _ *worker.Task) (*worker.Outcome, error) {
 		<-ctx.Done()
@@ -205,8 +204,8 @@ func TestCancelOfTheLastEndsTheRun(t *testing.T) {
 	<-killed
 }
 
-func TestDeleteOperation(t *testing.T) {
-	e, open, _ := gate()
+func TestDeleteOperationRequiresTheEnd(t *testing.T) {
+	e, open, _ := blocking()
 	s := serve(t, e, nil)
 	st := s.execute(t.Context(), t, s.action(t, "x"), nil)
 	name := reach(t, st, repb.ExecutionStage_EXECUTING).Name
@@ -215,7 +214,7 @@ func TestDeleteOperation(t *testing.T) {
 		return err
 	}
 	if err := forget(); status.Code(err) != codes.FailedPrecondition {
-		t.Errorf("of one that runs: %v, want FAILED_PRECONDITION", err)
+		t.Errorf("running: %v, want FAILED_PRECONDITION", err)
 	}
 	open()
 	wantCode(t, end(t, st), codes.OK)
@@ -223,12 +222,12 @@ func TestDeleteOperation(t *testing.T) {
 		t.Error(err)
 	}
 	if got := codeOf(t, s.wait(t.Context(), t, name)); got != codes.NotFound {
-		t.Errorf("WaitExecution of one that was deleted ended with %v, want %v", got, codes.NotFound)
+		t.Errorf("WaitExecution after the deletion ended with %v, want %v", got, codes.NotFound)
 	}
 }
 
-// TestListOperations: of one instance, the newest first, as the filter says, page by page.
-func TestListOperations(t *testing.T) {
+// TestListOperationsFiltersAndPages the operations of one instance, newest first.
+func TestListOperationsFiltersAndPages(t *testing.T) {
 	s := serve(t, func(ctx context.Context, task *worker.Task) (*worker.Outcome, error) {
 		if task.Mnemonic == "Hang" {
 			<-ctx.Done()
@@ -252,7 +251,7 @@ func TestListOperations(t *testing.T) {
 		{"Hang", "//c", "two", nil},
 		{"", "", "", nil},
 	} {
-		ctx := said(t, &repb.RequestMetadata{TargetId: c.target, ActionMnemonic: c.mnemonic, ToolInvocationId: c.invocation})
+		ctx := withMetadata(t, &repb.RequestMetadata{TargetId: c.target, ActionMnemonic: c.mnemonic, ToolInvocationId: c.invocation})
 		a := s.action(t, fmt.Sprint(i))
 		digests = append(digests, a)
 		st := s.execute(ctx, t, a, c.change)
@@ -295,22 +294,22 @@ func TestListOperations(t *testing.T) {
 					t.Errorf("%q %q: operation %d is %v", c.name, c.filter, i, m)
 				}
 				if i == 1 {
-					// Exit code and times are what a list is for; what may be large is left out.
+					// A list has exit codes and times, but no large parts.
 					want := &repb.ActionResult{ExitCode: 3, ExecutionMetadata: result().ExecutionMetadata}
 					r := responseOf(t, m)
 					if diff := cmp.Diff(want, r.Result, protocmp.Transform()); diff != "" || r.Message != "exit code 3" {
-						t.Errorf("result, with the message %q (-want +got):\n%s", r.Message, diff)
+						t.Errorf("result with message %q (-want +got):\n%s", r.Message, diff)
 					}
 				}
 			}
 			if !slices.Equal(got, c.want) || size == 1 && pages < len(got) {
-				t.Errorf("%q %q by pages of %d: %v on %d pages, want %v", c.name, c.filter, size, got, pages, c.want)
+				t.Errorf("%q %q in pages of %d: %v on %d pages, want %v", c.name, c.filter, size, got, pages, c.want)
 			}
 		}
 	}
 }
 
-func TestBadListIsInvalid(t *testing.T) {
+func TestInvalidListRequestsAreRefused(t *testing.T) {
 	s := serve(t, succeed, nil)
 	for i, req := range []*longrunningpb.ListOperationsRequest{
 		{Name: "a/blobs"}, {Name: "a//b"}, {Name: "/"}, {Name: "/operations"}, {PageSize: -1},
@@ -325,8 +324,8 @@ func TestBadListIsInvalid(t *testing.T) {
 	}
 }
 
-// TestListFitsIntoMessages, whatever operations carry: the client refuses a message above 4 MiB.
-func TestListFitsIntoMessages(t *testing.T) {
+// TestPagesFitIntoMessages of 4 MiB, which the client enforces.
+func TestPagesFitIntoMessages(t *testing.T) {
 	blobs := make([]cas.Digest, queue.MaxBlobs)
 	for i := range blobs {
 		blobs[i] = cas.SHA256.Sum(fmt.Append(nil, i))
@@ -347,7 +346,7 @@ func TestListFitsIntoMessages(t *testing.T) {
 		if i > 1 {
 			mnemonic = "Talk"
 		}
-		end(t, s.execute(said(t, &repb.RequestMetadata{ActionMnemonic: mnemonic}), t, s.action(t, fmt.Sprint(i)), nil))
+		end(t, s.execute(withMetadata(t, &repb.RequestMetadata{ActionMnemonic: mnemonic}), t, s.action(t, fmt.Sprint(i)), nil))
 	}
 	ops, pages := s.list(t, &longrunningpb.ListOperationsRequest{PageSize: 100_000})
 	if len(ops) != n || pages < 3 || pages > 10 {

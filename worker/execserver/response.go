@@ -16,10 +16,10 @@ import (
 	"google.golang.org/protobuf/proto"
 )
 
-// maxInlined is the size, in bytes, up to which a result may grow by inlining (rule 124).
+// maxInlined bounds the bytes of a result with inlined blobs (rule 124).
 const maxInlined = 3 << 20
 
-// response returns the end of o, as c is to see it.
+// response returns the response of o for c.
 func (s *server) response(c client, o *queue.Operation, state queue.State) *repb.ExecuteResponse {
 	if state.Fault != nil {
 		return s.faultResponse(o, state, state.Fault)
@@ -30,30 +30,30 @@ func (s *server) response(c client, o *queue.Operation, state queue.State) *repb
 	}
 	r := response.Of(out, remark)
 	if c.req != nil && out.Result != nil {
-		// The outcome is shared with other clients, which have hints of their own.
+		// Other clients share the outcome and have other hints.
 		r.Result = proto.CloneOf(out.Result)
 		if err := cas.Inline(c.Context(), c.store, r.Result, cas.Inlining{
 			Function: o.Action().Function(),
 			Hints:    c.req,
 			MaxBytes: maxInlined,
 		}); err != nil {
-			// A hint is no promise: the client finds the blob by its digest, or its absence.
+			// Inlining is optional: the client fetches the blob by its digest.
 			s.Log.Warn("inline outputs", "operation", o.Name(), "action", o.Action().String(), "err", err)
 		}
 	}
 	if n := proto.Size(r); n > response.MaxBytes {
 		return s.faultResponse(o, state, &worker.Fault{Kind: worker.Unmet, Err: fmt.Errorf(
-			"the result lists so many outputs that it takes %d bytes, of the %d that a client accepts; "+
-				"declare directories instead of the files in them", n, response.MaxBytes)})
+			"the result lists too many outputs: it takes %d bytes, and clients accept %d; "+
+				"declare output directories instead of files", n, response.MaxBytes)})
 	}
 	return r
 }
 
-// faultResponse returns the end of o by f, and tells the log of a defect. It names the worker that had the action.
+// faultResponse returns the response of o with f, which names the worker that had the action, and logs defects.
 func (s *server) faultResponse(o *queue.Operation, state queue.State, f *worker.Fault) *repb.ExecuteResponse {
-	had := response.OneLine(state.Worker)
+	workerName := response.OneLine(state.Worker)
 	if code, text := response.FaultText(f); code == codes.Internal {
-		attrs := []any{"operation", o.Name(), "action", o.Action().String(), "worker", had, "err", text}
+		attrs := []any{"operation", o.Name(), "action", o.Action().String(), "worker", workerName, "err", text}
 		if p, ok := errors.AsType[*queue.Panic](f.Err); ok {
 			attrs = append(attrs, "stack", string(p.Stack))
 		}
@@ -61,15 +61,15 @@ func (s *server) faultResponse(o *queue.Operation, state queue.State, f *worker.
 	}
 	where := fmt.Sprintf("operation %s, action %s", response.OneLine(o.Name()), o.Action())
 	switch {
-	case had != "":
-		where = "worker " + had + ", " + where
+	case workerName != "":
+		where = "worker " + workerName + ", " + where
 	case s.Worker != "":
 		where = "server " + s.Worker + ", " + where
 	}
 	return response.OfFault(f, where)
 }
 
-// refusal returns err as the status with which a call fails at once.
+// refusal returns err as the status of a refused call.
 func refusal(err error) error {
 	st := status.Convert(cas.Status(err))
 	return status.Error(st.Code(), response.OneLine(st.Message()))

@@ -15,18 +15,18 @@ import (
 	"google.golang.org/grpc/codes"
 )
 
-// head starts a site whose actions run where slots join, and demand what admit says.
+// head starts a site without own slots whose actions have the given demands.
 func head(t *testing.T, demands ...worker.Property) *site {
 	t.Helper()
 	return serve(t, nil, func(qc *queue.Config, ec *execserver.Config) {
-		*qc = queue.Config{Head: true, Settle: 1} // which is over at once
+		*qc = queue.Config{Head: true, Settle: 1} // refuse unmatched actions at once
 		ec.Admit = func(context.Context, *worker.Task) (worker.Admission, error) {
 			return worker.Admission{Demands: demands}, nil
 		}
 	})
 }
 
-// join adds the slot 0 of a worker.
+// join adds slot 0 of a worker.
 func (s *site) join(t *testing.T, name string, properties ...worker.Property) *queue.Slot {
 	t.Helper()
 	slot, err := s.queue.Join(queue.Offer{Worker: name, Slot: "0", Properties: properties})
@@ -46,7 +46,7 @@ func take(t *testing.T, s *queue.Slot) *queue.Run {
 	return r
 }
 
-// wantMessage checks the code of r, and that its message has all parts.
+// wantMessage checks the code of r and the parts of its message.
 func wantMessage(t *testing.T, r *repb.ExecuteResponse, code codes.Code, parts ...string) {
 	t.Helper()
 	wantCode(t, r, code)
@@ -57,7 +57,7 @@ func wantMessage(t *testing.T, r *repb.ExecuteResponse, code codes.Code, parts .
 	}
 }
 
-// TestRule126_FailuresNameTheWorkerThatHadTheAction, and not the server that clients talk to.
+// TestRule126_FailuresNameTheWorkerThatHadTheAction rather than the server.
 func TestRule126_FailuresNameTheWorkerThatHadTheAction(t *testing.T) {
 	s := head(t)
 	a, b := s.join(t, "a"), s.join(t, "b\n")
@@ -67,16 +67,16 @@ func TestRule126_FailuresNameTheWorkerThatHadTheAction(t *testing.T) {
 		began, _ := metadataOf(t, reach(t, st, repb.ExecutionStage_EXECUTING))
 		name := map[*queue.Slot]string{a: "a", b: "b"}[slot]
 		if got := began.GetPartialExecutionMetadata().GetWorker(); got != name {
-			t.Errorf("the metadata name worker %q, want %q", got, name)
+			t.Errorf("worker in the metadata is %q, want %q", got, name)
 		}
 		run.End(nil, &worker.Fault{Kind: worker.Unavailable, Err: errors.New("its disk is full")})
 		wantMessage(t, end(t, st), codes.Unavailable, "its disk is full (worker "+name+", operation ")
 	}
 }
 
-// TestRule126_LostWorkers: an action that was lost is QUEUED and has no worker until another one has it; one that is
-// lost with each of them is said to be suspected of that, with all of them and why.
-func TestRule126_LostWorkers(t *testing.T) {
+// TestRule126_LossesAreReported checks that a lost action is QUEUED without a worker, and that the final fault lists
+// all losses.
+func TestRule126_LossesAreReported(t *testing.T) {
 	s := head(t)
 	st := s.execute(t.Context(), t, s.action(t, "x"), nil)
 	for _, name := range []string{"a", "b", "c"} {
@@ -84,7 +84,7 @@ func TestRule126_LostWorkers(t *testing.T) {
 		take(t, slot)
 		md, _ := metadataOf(t, reach(t, st, repb.ExecutionStage_EXECUTING))
 		if got := md.GetPartialExecutionMetadata().GetWorker(); got != name {
-			t.Errorf("the metadata name worker %q, want %q", got, name)
+			t.Errorf("worker in the metadata is %q, want %q", got, name)
 		}
 		slot.Leave("silent for 1m0s")
 		if name == "c" {
@@ -92,7 +92,7 @@ func TestRule126_LostWorkers(t *testing.T) {
 		}
 		md, _ = metadataOf(t, reach(t, st, repb.ExecutionStage_QUEUED))
 		if p := md.GetPartialExecutionMetadata(); p.Worker != "" || p.WorkerStartTimestamp != nil {
-			t.Errorf("what waits again has a worker: %v", p)
+			t.Errorf("the queued action has worker %v, want none", p)
 		}
 	}
 	const why = " (silent for 1m0s)"
@@ -107,21 +107,21 @@ func TestRule126_UnmatchedActions(t *testing.T) {
 		"no worker offers container-image=docker://x", "the nearest is worker a with container-image=docker://y", "offered values of container-image: docker://y", "(server smithy, operation ")
 }
 
-// TestDrainedWorkersTakeNothing: what waits goes to others, or waits on; what the worker executes it goes on with.
-func TestDrainedWorkersTakeNothing(t *testing.T) {
+// TestDrainedWorkerTakesNoActions and finishes its own.
+func TestDrainedWorkerTakesNoActions(t *testing.T) {
 	s := head(t)
 	slot := s.join(t, "a")
 	first := s.execute(t.Context(), t, s.action(t, "x"), nil)
 	run := take(t, slot)
 	if names, running := s.queue.DrainWorker("a", "new kernel"); len(names) != 1 || running != 1 {
-		t.Fatalf("drained %v, %d run", names, running)
+		t.Fatalf("DrainWorker = %v, %d; want one and 1", names, running)
 	}
 	second := s.execute(t.Context(), t, s.action(t, "y"), nil)
 	reach(t, second, repb.ExecutionStage_QUEUED)
 	run.End(&worker.Outcome{Result: &repb.ActionResult{}}, nil)
 	wantCode(t, end(t, first), codes.OK)
 	if d := s.queue.Demands(); len(d) != 1 || d[0].Unmet != "worker a is drained" {
-		t.Errorf("what waits: %+v", d)
+		t.Errorf("Demands = %+v, want one that is drained", d)
 	}
 	take(t, s.join(t, "b")).End(&worker.Outcome{Result: &repb.ActionResult{}}, nil)
 	wantCode(t, end(t, second), codes.OK)

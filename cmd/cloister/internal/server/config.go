@@ -75,7 +75,7 @@ func (c *Config) boundBlobs(most int64) error {
 func (c *Config) queue(n *node.Node, sampler *repro.Sampler, logs *logstream.Registry, past *history.Log) queue.Config {
 	line := queue.Config{Head: c.Head, Renew: n.Local.RenewInputs, RenewEvery: c.Renew(), Hint: matchHint}
 	if past != nil {
-		line.Ended = execserver.Remember(past)
+		line.Ended = execserver.RecordOperations(past)
 	}
 	if c.Head {
 		return line
@@ -109,7 +109,7 @@ func (c *Config) serveAll(server *grpc.Server, n *node.Node, work *queue.Queue, 
 		execution.Remark = sampler.Remark
 	}
 	if past != nil {
-		blobs.OnLookup, blobs.OnUpdate = execserver.RememberLookups(past), execserver.RememberUploads(past)
+		blobs.OnLookup, blobs.OnUpdate = execserver.RecordLookups(past), execserver.RecordUploads(past)
 		history.Register(server, past, n.Instances)
 		n.Registry.MustRegister(prometheus.NewCounterFunc(prometheus.CounterOpts{
 			Name: "cloister_history_lost_total", Help: "Answers that the history could not be told of.",

@@ -14,8 +14,8 @@ import (
 	"github.com/cloister-build/cloister/worker/response"
 )
 
-// Remember returns what, as queue.Config.Ended, adds to l an entry for each operation.
-func Remember(l *history.Log) func(*worker.Outcome, *worker.Fault) func(queue.Info, queue.State) {
+// RecordOperations returns a queue.Config.Ended that adds each operation to l.
+func RecordOperations(l *history.Log) func(*worker.Outcome, *worker.Fault) func(queue.Info, queue.State) {
 	return func(out *worker.Outcome, f *worker.Fault) func(queue.Info, queue.State) {
 		e := history.Entry{How: history.Executed}
 		if f != nil {
@@ -29,10 +29,10 @@ func Remember(l *history.Log) func(*worker.Outcome, *worker.Fault) func(queue.In
 			describe(&e, out.Result)
 		}
 		return func(i queue.Info, s queue.State) {
-			e := e // several operations may have this end
+			e := e // operations may share this end
 			e.Instance, e.Action = i.Instance, i.Action.String()
 			e.Invocation, e.Correlated, e.Target, e.Mnemonic = i.Invocation, i.Correlated, i.Target, i.Mnemonic
-			e.Worker = cmp.Or(e.Worker, s.Worker) // who had what has no result
+			e.Worker = cmp.Or(e.Worker, s.Worker) // if there is no result
 			if !s.Began.IsZero() {
 				e.Waited = max(s.Began.Sub(i.Queued), 0)
 			}
@@ -41,40 +41,44 @@ func Remember(l *history.Log) func(*worker.Outcome, *worker.Fault) func(queue.In
 	}
 }
 
-// RememberLookups returns what, as casserver.Config.OnLookup, adds to l an entry for each answer of GetActionResult to a
-// client that says which build it asks for. Others are people who look, and servers that are in front of this one.
-func RememberLookups(l *history.Log) func(context.Context, string, cas.Digest, *repb.ActionResult) {
+// RecordLookups returns a casserver.Config.OnLookup that adds each answer of GetActionResult to l, if the client states
+// its build. Other clients are people and servers in front of this one.
+func RecordLookups(l *history.Log) func(context.Context, string, cas.Digest, *repb.ActionResult) {
 	return func(ctx context.Context, instance string, action cas.Digest, r *repb.ActionResult) {
 		how := history.Found
 		if r == nil {
 			how = history.Absent
 		}
-		rememberCall(ctx, l, how, instance, action, r)
+		recordCall(ctx, l, how, instance, action, r)
 	}
 }
 
-// RememberUploads is RememberLookups for casserver.Config.OnUpdate, and what UpdateActionResult has recorded.
-func RememberUploads(l *history.Log) func(context.Context, string, cas.Digest, *repb.ActionResult) {
+// RecordUploads is like RecordLookups, for casserver.Config.OnUpdate and UpdateActionResult.
+func RecordUploads(l *history.Log) func(context.Context, string, cas.Digest, *repb.ActionResult) {
 	return func(ctx context.Context, instance string, action cas.Digest, r *repb.ActionResult) {
-		rememberCall(ctx, l, history.Uploaded, instance, action, r)
+		recordCall(ctx, l, history.Uploaded, instance, action, r)
 	}
 }
 
-// rememberCall adds to l an entry for a call about the action cache, if the client says which build it is of.
-func rememberCall(ctx context.Context, l *history.Log, how history.How, instance string, action cas.Digest, r *repb.ActionResult) {
-	who := identity(ctx)
-	if worker.Sanitize(who.ToolInvocationId) == "" {
+// recordCall adds an action cache call to l, if the client states its build.
+func recordCall(
+	ctx context.Context, l *history.Log, how history.How, instance string, action cas.Digest, r *repb.ActionResult,
+) {
+	md := requestMetadata(ctx)
+	invocation := worker.Sanitize(md.ToolInvocationId)
+	if invocation == "" {
 		return
 	}
 	e := history.Entry{
-		How: how, Instance: instance, Action: action.String(), Invocation: worker.Sanitize(who.ToolInvocationId),
-		Correlated: worker.Sanitize(who.CorrelatedInvocationsId), Target: worker.Sanitize(who.TargetId), Mnemonic: worker.Sanitize(who.ActionMnemonic),
+		How: how, Instance: instance, Action: action.String(), Invocation: invocation,
+		Correlated: worker.Sanitize(md.CorrelatedInvocationsId), Target: worker.Sanitize(md.TargetId),
+		Mnemonic: worker.Sanitize(md.ActionMnemonic),
 	}
 	describe(&e, r)
 	l.Add(e)
 }
 
-// describe adds to e what is said of a result.
+// describe adds the facts of a result to e.
 func describe(e *history.Entry, r *repb.ActionResult) {
 	if r == nil {
 		return

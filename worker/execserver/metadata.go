@@ -13,28 +13,28 @@ import (
 )
 
 const (
-	// requestMetadata is the header in which a client says what it builds.
-	requestMetadata = "build.bazel.remote.execution.v2.requestmetadata-bin"
-	// maxHeader bounds, in bytes, what is read of the header.
+	// metadataHeader is the header with a client's request metadata.
+	metadataHeader = "build.bazel.remote.execution.v2.requestmetadata-bin"
+	// maxHeader bounds the bytes of the header.
 	maxHeader = 64 << 10
 )
 
-// identity returns what the client says of itself. A header that is absent or malformed says nothing
-// (rule 128); nobody vouches for one that is not.
-func identity(ctx context.Context) *repb.RequestMetadata {
+// requestMetadata returns the unverified request metadata of a client, which is empty if the header is absent or
+// malformed (rule 128).
+func requestMetadata(ctx context.Context) *repb.RequestMetadata {
 	m := &repb.RequestMetadata{}
-	values := metadata.ValueFromIncomingContext(ctx, requestMetadata)
+	values := metadata.ValueFromIncomingContext(ctx, metadataHeader)
 	if len(values) == 0 || len(values[0]) > maxHeader || proto.Unmarshal([]byte(values[0]), m) != nil {
 		return &repb.RequestMetadata{}
 	}
 	return m
 }
 
-// trace returns the headers by which the client's call is a part of a trace.
+// trace returns the trace headers of a call.
 func trace(ctx context.Context) map[string]string {
 	headers := map[string]string{}
 	for _, name := range worker.TraceHeaders {
-		// Headers of one name are one header, with commas between.
+		// Repeated headers are joined with commas.
 		if values := metadata.ValueFromIncomingContext(ctx, name); len(values) > 0 {
 			headers[name] = strings.Join(values, ",")
 		}

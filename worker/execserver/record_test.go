@@ -22,19 +22,19 @@ import (
 	"google.golang.org/protobuf/types/known/timestamppb"
 )
 
-// remembering starts a site with a history.
-func remembering(t *testing.T, e function) (*site, *history.Log) {
+// withHistory starts a site with a history.
+func withHistory(t *testing.T, e function) (*site, *history.Log) {
 	t.Helper()
 	l, err := history.Open(history.Config{Dir: t.TempDir()})
 	if err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { l.Close() })
-	return serve(t, e, func(q *queue.Config, _ *execserver.Config) { q.Ended = execserver.Remember(l) }), l
+	return serve(t, e, func(q *queue.Config, _ *execserver.Config) { q.Ended = execserver.RecordOperations(l) }), l
 }
 
-// remembered returns the entries of l, the oldest first.
-func remembered(t *testing.T, l *history.Log) []history.Entry {
+// recorded returns the entries of l, oldest first.
+func recorded(t *testing.T, l *history.Log) []history.Entry {
 	t.Helper()
 	var all []history.Entry
 	if err := l.Search(t.Context(), history.Filter{}, 1000, func(e *history.Entry) error { all = append(all, *e); return nil }); err != nil {
@@ -44,8 +44,8 @@ func remembered(t *testing.T, l *history.Log) []history.Entry {
 	return all
 }
 
-// TestWhatBecameOfEachOperationIsRemembered, as soon as its client knows, and with what the client said of itself.
-func TestWhatBecameOfEachOperationIsRemembered(t *testing.T) {
+// TestEndOfEachOperationIsRecorded with its request metadata, before its client learns of it.
+func TestEndOfEachOperationIsRecorded(t *testing.T) {
 	at := time.Unix(1_800_000_000, 0)
 	text := fmt.Sprintf("%064d/7", 3)
 	aux, err := anypb.New(&cloisterpb.Execution{Manifest: text, StableHash: "5ab1e"})
@@ -57,79 +57,79 @@ func TestWhatBecameOfEachOperationIsRemembered(t *testing.T) {
 		AuxiliaryMetadata: []*anypb.Any{aux},
 	}}
 	ends := map[string]error{"bad": &worker.Fault{Kind: worker.Internal, Err: errors.New("a defect")}}
-	s, l := remembering(t, func(_ context.Context, task *worker.Task) (*worker.Outcome, error) {
+	s, l := withHistory(t, func(_ context.Context, task *worker.Task) (*worker.Outcome, error) {
 		if err := ends[task.Mnemonic]; err != nil {
 			return nil, err
 		}
 		return &worker.Outcome{Result: ran}, nil
 	})
-	ctx := said(t, &repb.RequestMetadata{TargetId: "//a:b", ActionMnemonic: "Good", ToolInvocationId: "i-1", CorrelatedInvocationsId: "c-1"})
+	ctx := withMetadata(t, &repb.RequestMetadata{TargetId: "//a:b", ActionMnemonic: "Good", ToolInvocationId: "i-1", CorrelatedInvocationsId: "c-1"})
 	known := s.action(t, "known")
 	s.record(t, known, &repb.ActionResult{})
 	end(t, s.execute(ctx, t, s.action(t, "x"), nil))
-	if got := remembered(t, l); len(got) != 1 {
-		t.Fatalf("%d entries after the first operation", len(got))
+	if got := recorded(t, l); len(got) != 1 {
+		t.Fatalf("%d entries after the first operation, want 1", len(got))
 	}
-	end(t, s.execute(said(t, &repb.RequestMetadata{ActionMnemonic: "bad"}), t, s.action(t, "y"), nil))
+	end(t, s.execute(withMetadata(t, &repb.RequestMetadata{ActionMnemonic: "bad"}), t, s.action(t, "y"), nil))
 	end(t, s.execute(t.Context(), t, known, nil))
 	absent := known.Function().Sum([]byte("absent"))
 	end(t, s.execute(t.Context(), t, absent, nil))
 
-	got := remembered(t, l)
+	got := recorded(t, l)
 	if len(got) != 4 {
 		t.Fatalf("%d entries, want 4", len(got))
 	}
 	if e := got[0]; e.How != history.Executed || e.Action != s.action(t, "x").String() || e.Target != "//a:b" || e.Mnemonic != "Good" || e.Invocation != "i-1" ||
 		e.Correlated != "c-1" || e.Exit != 3 || e.Code != 0 || e.Worker != "w" || e.Ran != time.Second || e.Manifest != text || e.StableHash != "5ab1e" ||
 		e.Result != history.Identity(ran) || e.Time.IsZero() {
-		t.Errorf("of what was executed: %+v", e)
+		t.Errorf("executed: %+v", e)
 	}
 	if e := got[1]; codes.Code(e.Code) != codes.Internal || e.Result != "" || e.Worker != "anvil" {
-		t.Errorf("of what ended by our fault: %+v", e)
+		t.Errorf("fault: %+v", e)
 	}
 	if e := got[2]; e.How != history.Cached || e.Action != known.String() || e.Result == "" {
-		t.Errorf("of what was known: %+v", e)
+		t.Errorf("cached: %+v", e)
 	}
 	if e := got[3]; codes.Code(e.Code) != codes.FailedPrecondition || e.Action != absent.String() {
-		t.Errorf("of what was absent: %+v", e)
+		t.Errorf("absent: %+v", e)
 	}
 }
 
-// TestOperationsThatShareARunAreEachRemembered, and one that nobody waits for to its end.
-func TestOperationsThatShareARunAreEachRemembered(t *testing.T) {
-	e, open, _ := gate()
-	s, l := remembering(t, e)
+// TestOperationsOfASharedRunAreRecordedEach including a cancelled one.
+func TestOperationsOfASharedRunAreRecordedEach(t *testing.T) {
+	e, open, _ := blocking()
+	s, l := withHistory(t, e)
 	a := s.action(t, "x")
 	first := s.execute(t.Context(), t, a, nil)
-	second := s.execute(said(t, &repb.RequestMetadata{ToolInvocationId: "i-2"}), t, a, nil)
+	second := s.execute(withMetadata(t, &repb.RequestMetadata{ToolInvocationId: "i-2"}), t, a, nil)
 	third := s.execute(t.Context(), t, a, nil)
 	reach(t, first, repb.ExecutionStage_EXECUTING)
 	reach(t, second, repb.ExecutionStage_EXECUTING)
 	name := reach(t, third, repb.ExecutionStage_EXECUTING).Name
 	o, ok := s.queue.Operation(name)
 	if !ok {
-		t.Fatal("the operation is not known")
+		t.Fatal("the operation is unknown")
 	}
 	o.Cancel("a person says so")
 	open()
 	all(t, first)
 	all(t, second)
-	got := remembered(t, l)
+	got := recorded(t, l)
 	invocations := map[string]int{}
 	for _, e := range got {
 		invocations[e.Invocation+" "+codes.Code(e.Code).String()]++
 	}
 	if len(got) != 3 || codes.Code(got[0].Code) != codes.Canceled || invocations["i-2 OK"] != 1 || invocations[" OK"] != 1 {
-		t.Errorf("remembered is %+v", got)
+		t.Errorf("recorded are %+v", got)
 	}
 }
 
-// TestCallsOfBuildsAreRemembered: lookups and uploads, and none of people.
-func TestCallsOfBuildsAreRemembered(t *testing.T) {
-	s, l := remembering(t, succeed)
-	ask, upload := execserver.RememberLookups(l), execserver.RememberUploads(l)
+// TestLookupsAndUploadsOfBuildsAreRecorded but not those of other clients.
+func TestLookupsAndUploadsOfBuildsAreRecorded(t *testing.T) {
+	s, l := withHistory(t, succeed)
+	ask, upload := execserver.RecordLookups(l), execserver.RecordUploads(l)
 	incoming := func(m *repb.RequestMetadata) context.Context {
-		md, _ := metadata.FromOutgoingContext(said(t, m))
+		md, _ := metadata.FromOutgoingContext(withMetadata(t, m))
 		return metadata.NewIncomingContext(t.Context(), md)
 	}
 	a := s.action(t, "x")
@@ -139,12 +139,12 @@ func TestCallsOfBuildsAreRemembered(t *testing.T) {
 	ask(incoming(&repb.RequestMetadata{ToolInvocationId: "i"}), "", a, &repb.ActionResult{})
 	upload(incoming(&repb.RequestMetadata{TargetId: "//a:b"}), "", a, &repb.ActionResult{})
 	upload(incoming(&repb.RequestMetadata{ToolInvocationId: "i", TargetId: "//a:b", ActionMnemonic: "M"}), "", a, &repb.ActionResult{})
-	got := remembered(t, l)
+	got := recorded(t, l)
 	if e := got[len(got)-1]; e.How != history.Uploaded || e.Target != "//a:b" || e.Mnemonic != "M" || e.Result == "" || e.Action != a.String() {
-		t.Errorf("of an upload is remembered %+v", e)
+		t.Errorf("upload is recorded as %+v", e)
 	}
 	if len(got) != 3 || got[0].How != history.Absent || got[0].Target != "//a:b" || got[0].Mnemonic != "M" || got[0].Correlated != "c" || got[0].Result != "" ||
 		got[1].How != history.Found || got[1].Result == "" || got[1].Action != a.String() {
-		t.Errorf("remembered is %+v", got)
+		t.Errorf("recorded are %+v", got)
 	}
 }
