@@ -490,7 +490,7 @@ func TestCheckFindsWhatIsWrong(t *testing.T) {
 		{"unfinished file", func(t *testing.T, dir string, d cas.Digest) { write(t, filepath.Join(dir, "tmp", "x"), "") }, "unfinished"},
 		{"uncounted file", func(t *testing.T, dir string, d cas.Digest) {
 			write(t, filepath.Join(dir, "quarantine", "x"), "")
-		}, "are counted"},
+		}, "counted"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			dir := t.TempDir()
