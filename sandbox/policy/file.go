@@ -14,11 +14,11 @@ import (
 	"github.com/goccy/go-yaml/ast"
 )
 
-// A SyntaxError is a mistake in a policy file, with its place.
+// A SyntaxError is an error at a position in a policy file.
 type SyntaxError = strict.SyntaxError
 
-// Parse reads a policy; docs/policy.md says how one is written. The file's name is for messages alone. Any
-// mistake is a SyntaxError, a key that does not exist among them.
+// Parse parses a policy in the format of docs/policy.md. The file's name appears only in messages. Every error is a
+// SyntaxError.
 func Parse(file string, text []byte) (*Policy, error) {
 	r := &reader{Decoder: strict.NewDecoder(file, "a policy", text), policy: Default(), profiles: map[string]ast.Node{}}
 	root, err := r.Parse(text)
@@ -44,7 +44,7 @@ func Parse(file string, text []byte) (*Policy, error) {
 				return err
 			})
 		},
-		"rules":            func(n ast.Node) error { rules = n; return nil }, // which name profiles
+		"rules":            func(n ast.Node) error { rules = n; return nil }, // read after all profiles
 		"allow_unenforced": r.readUnenforced,
 	})
 	if err != nil {
@@ -66,22 +66,22 @@ func Parse(file string, text []byte) (*Policy, error) {
 	return r.policy, nil
 }
 
-// A reader makes a policy of the parts of a file.
+// A reader builds a policy from a file.
 type reader struct {
 	*strict.Decoder
 	policy   *Policy
 	profiles map[string]ast.Node // of the file
-	done     []string            // those that are in the policy
-	heirs    []string            // the one being read, and whoever waits for it to inherit from it
+	done     []string            // profiles that were read
+	reading  []string            // the profile being read, and those that inherit from it
 }
 
-// wellNamed is what profiles and rules may be called: nothing that needs quotes in a message.
+// wellNamed matches the names of profiles and rules, which need no quotes in a message.
 var wellNamed = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$`)
 
 func (r *reader) name(n ast.Node) (string, error) {
 	name, err := r.Scalar(n)
 	if err == nil && !wellNamed.MatchString(name) {
-		err = r.Errorf(n, "%q is no name: write at most 64 letters, digits, '.', '_' and '-'", name)
+		err = r.Errorf(n, "invalid name %q: write at most 64 letters, digits, '.', '_' and '-'", name)
 	}
 	return name, err
 }
@@ -100,7 +100,7 @@ func (r *reader) profileName(n ast.Node) (string, error) {
 	return name, nil
 }
 
-// readProfile reads a profile of the file, and first the one that it inherits from.
+// readProfile reads a profile of the file, after the one from which it inherits.
 func (r *reader) readProfile(name string) error {
 	if slices.Contains(r.done, name) {
 		return nil
@@ -116,21 +116,21 @@ func (r *reader) readProfile(name string) error {
 	}
 	if n, ok := own["inherits"]; ok {
 		if parent == name {
-			return r.Errorf(n, "profile %s is built in and inherits nothing", name)
+			return r.Errorf(n, "the built-in profile %s cannot inherit", name)
 		}
 		if parent, err = r.profileName(n); err != nil {
 			return err
 		}
-		r.heirs = append(r.heirs, name)
-		if slices.Contains(r.heirs, parent) {
-			return r.Errorf(n, "profiles inherit in a circle: %s", strings.Join(append(r.heirs, parent), ", "))
+		r.reading = append(r.reading, name)
+		if slices.Contains(r.reading, parent) {
+			return r.Errorf(n, "profiles inherit from each other: %s", strings.Join(append(r.reading, parent), ", "))
 		}
 		if _, ok := r.profiles[parent]; ok {
 			if err := r.readProfile(parent); err != nil {
 				return err
 			}
 		}
-		r.heirs = r.heirs[:len(r.heirs)-1]
+		r.reading = r.reading[:len(r.reading)-1]
 	}
 	p := *r.policy.profiles[parent]
 	p.name = name
@@ -139,14 +139,14 @@ func (r *reader) readProfile(name string) error {
 	}
 	if !p.loopback.v {
 		if n, ok := own["listen"]; ok && p.listen.v {
-			return r.Errorf(n, "profile %s has no loopback to listen on (%s)", name, p.loopback.from())
+			return r.Errorf(n, "profile %s cannot listen without loopback (%s)", name, p.loopback.from())
 		}
-		p.listen = said[bool]{false, p.loopback.at}
+		p.listen = setting[bool]{false, p.loopback.at}
 		if n := own["network"]; len(p.allow.v) > 0 {
 			if n == nil {
 				n = own["loopback"]
 			}
-			return r.Errorf(n, "profile %s permits endpoints (%s), and has no loopback to reach them through (%s)",
+			return r.Errorf(n, "profile %s permits endpoints (%s), which need loopback (%s)",
 				name, p.allow.from(), p.loopback.from())
 		}
 	}
@@ -155,10 +155,10 @@ func (r *reader) readProfile(name string) error {
 	return nil
 }
 
-// settings are the keys of a profile.
+// settings returns the keys of a profile.
 func (r *reader) settings(p *profile) strict.Keys {
 	known := r.quantities(&p.amounts)
-	known["inherits"] = func(ast.Node) error { return nil } // read before the others
+	known["inherits"] = func(ast.Node) error { return nil } // read by readProfile
 	known["max_timeout"] = value(r.Decoder, &p.maxTimeout, func(s string) (time.Duration, error) {
 		v, err := maxTimeout.read(s)
 		return time.Duration(v), err
@@ -169,14 +169,14 @@ func (r *reader) settings(p *profile) strict.Keys {
 	known["network"] = func(n ast.Node) error {
 		return r.Mapping(n, strict.Keys{
 			"allow": func(n ast.Node) error {
-				p.allow = said[[]sandbox.Endpoint]{at: r.At(n)}
+				p.allow = setting[[]sandbox.Endpoint]{at: r.At(n)}
 				err := r.Sequence(n, func(n ast.Node) error {
-					var e said[sandbox.Endpoint]
+					var e setting[sandbox.Endpoint]
 					err := value(r.Decoder, &e, sandbox.ParseEndpoint)(n)
 					p.allow.v = append(p.allow.v, e.v)
 					return err
 				})
-				p.allow.v = sortedOnce(p.allow.v)
+				p.allow.v = sortEndpoints(p.allow.v)
 				return err
 			},
 			"cache": value(r.Decoder, &p.cache, parseBool),
@@ -185,8 +185,8 @@ func (r *reader) settings(p *profile) strict.Keys {
 	return known
 }
 
-// quantities are the keys that profiles and max have in common.
-func (r *reader) quantities(to *[len(quantities)]said[int64]) strict.Keys {
+// quantities returns the keys that profiles and max share.
+func (r *reader) quantities(to *[len(quantities)]setting[int64]) strict.Keys {
 	known := strict.Keys{}
 	for i, q := range quantities {
 		known[q.key] = value(r.Decoder, &to[i], q.read)
@@ -205,7 +205,7 @@ func (r *reader) readRule(n ast.Node) error {
 			}
 			for _, other := range slices.Concat(r.policy.rules, []*rule{defaultRule}) {
 				if other.name == u.name {
-					return r.Errorf(n, "there is another rule %q (%s): each has a name of its own", u.name, said[bool]{at: other.at}.from())
+					return r.Errorf(n, "duplicate rule name %q (%s)", u.name, setting[bool]{at: other.at}.from())
 				}
 			}
 			return nil
@@ -218,7 +218,7 @@ func (r *reader) readRule(n ast.Node) error {
 		return err
 	}
 	if u.name == "" {
-		return r.Errorf(n, "the rule has no name, by which refusals call it: write name: NAME")
+		return r.Errorf(n, "the rule has no name, which refusals need: write name: NAME")
 	}
 	if len(r.policy.rules) > 0 {
 		if last := r.policy.rules[len(r.policy.rules)-1]; last.when.always() {
@@ -233,7 +233,7 @@ func (r *reader) readRule(n ast.Node) error {
 		for i, q := range quantities {
 			given := r.policy.profiles[name].amounts[i]
 			if most := u.max[i]; most.at != "" && most.v < given.v {
-				return r.Errorf(max, "max: {%s: %s} is less than profile %s gives anyway: %s (%s)",
+				return r.Errorf(max, "max: {%s: %s} is less than what profile %s grants anyway: %s (%s)",
 					q.key, q.format(most.v), name, q.format(given.v), given.from())
 			}
 		}
@@ -252,7 +252,7 @@ func (r *reader) readCondition(n ast.Node, w *condition) error {
 	}
 	return r.Mapping(n, strict.Keys{
 		"target": func(n ast.Node) error {
-			var p said[*pattern]
+			var p setting[*pattern]
 			err := value(r.Decoder, &p, parsePattern)(n)
 			w.target = p.v
 			return err
@@ -297,8 +297,8 @@ func (r *reader) readUnenforced(n ast.Node) error {
 	})
 }
 
-// value reads a scalar into where it belongs.
-func value[T any](d *strict.Decoder, to *said[T], parse func(string) (T, error)) func(ast.Node) error {
+// value returns a function that parses a scalar into to.
+func value[T any](d *strict.Decoder, to *setting[T], parse func(string) (T, error)) func(ast.Node) error {
 	return func(n ast.Node) error {
 		text, err := d.Scalar(n)
 		if err != nil {
@@ -308,7 +308,7 @@ func value[T any](d *strict.Decoder, to *said[T], parse func(string) (T, error))
 		if err != nil {
 			return d.Errorf(n, "%v", err)
 		}
-		*to = said[T]{v, d.At(n)}
+		*to = setting[T]{v, d.At(n)}
 		return nil
 	}
 }

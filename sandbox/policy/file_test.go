@@ -15,7 +15,7 @@ import (
 	"github.com/cloister-build/cloister/sandbox/policy"
 )
 
-var update = flag.Bool("update", false, "write testdata anew")
+var update = flag.Bool("update", false, "update testdata")
 
 // golden compares got with a file of testdata.
 func golden(t *testing.T, name, got string) {
@@ -34,9 +34,9 @@ func golden(t *testing.T, name, got string) {
 	}
 }
 
-// mistakes are texts that are refused; testdata/mistakes.txt has what is said of each.
+// mistakes are malformed policies; testdata/mistakes.txt has the error for each.
 var mistakes = []struct{ name, text string }{
-	{"nothing", ""},
+	{"empty file", ""},
 	{"only a comment", "# nothing\n"},
 	{"not UTF-8", "version: 1\n\xff\n"},
 	{"no version", "rules: []\n"},
@@ -45,61 +45,61 @@ var mistakes = []struct{ name, text string }{
 	{"a list", "- version: 1\n"},
 	{"a misspelt key", "version: 1\nprofile:\n  build: {}\n"},
 	{"a misspelt setting", "version: 1\nprofiles:\n  build:\n    memry: 8GiB\n"},
-	{"a key of nothing alike", "version: 1\nprofiles: {build: {privileged: true}}\n"},
-	{"a key of a property", "version: 1\nprofiles: {build: {open-files: 1}}\n"},
-	{"a key twice", "version: 1\nprofiles:\n  build: {tmp: 1GiB, tmp: 2GiB}\n"},
-	{"YAML that is none", "version: 1\nprofiles: [\n"},
+	{"an unknown key", "version: 1\nprofiles: {build: {privileged: true}}\n"},
+	{"the name of a property as a key", "version: 1\nprofiles: {build: {open-files: 1}}\n"},
+	{"a duplicate key", "version: 1\nprofiles:\n  build: {tmp: 1GiB, tmp: 2GiB}\n"},
+	{"malformed YAML", "version: 1\nprofiles: [\n"},
 	{"an anchor", "version: 1\nprofiles: {build: &a {tmp: 1GiB}, test: *a}\n"},
 	{"a merge", "version: 1\nprofiles:\n  build:\n    <<: {tmp: 1GiB}\n"},
 	{"a tag", "version: 1\nprofiles: {build: {tmp: !!str 1GiB}}\n"},
-	{"a text in several lines", "version: 1\nprofiles:\n  build:\n    tmp: |\n      1GiB\n"},
-	{"a profile without anything", "version: 1\nprofiles:\n  build:\n  test: {}\n"},
-	{"a bad name of a profile", "version: 1\nprofiles: {a b: {}}\n"},
-	{"no size", "version: 1\nprofiles: {build: {memory: 4096}}\n"},
-	{"a size beyond all", "version: 1\nprofiles: {build: {memory: 9000000TiB}}\n"},
-	{"less than the least size", "version: 1\nprofiles: {build: {memory: 1MiB}}\n"},
-	{"less than the least number", "version: 1\nprofiles:\n  build:\n    open_files: 15\n"},
-	{"less than the least size of /tmp", "version: 1\nprofiles: {a: {tmp: 4KiB}}\n"},
-	{"more than the largest size", "version: 1\nrules: [{name: a, max: {tmp: 1025TiB}}]\n"},
-	{"more than the largest number", "version: 1\nrules: [{name: a, max: {output_files: 1073741825}}]\n"},
-	{"more than the longest time", "version: 1\nprofiles: {build: {cpu: 87601h}}\n"},
-	{"more than the longest timeout", "version: 1\nprofiles: {build: {max_timeout: 87601h}}\n"},
-	{"no time", "version: 1\nprofiles: {build: {cpu: 1}}\n"},
-	{"a negative time", "version: 1\nprofiles: {build: {max_timeout: -1s}}\n"},
-	{"no number", "version: 1\nprofiles: {build: {processes: 0}}\n"},
-	{"no truth", "version: 1\nprofiles: {build: {listen: yes}}\n"},
-	{"no audit", "version: 1\nprofiles: {build: {audit: some}}\n"},
-	{"no endpoint", "version: 1\nprofiles:\n  build:\n    network:\n      allow:\n        - example.org\n"},
+	{"a block scalar", "version: 1\nprofiles:\n  build:\n    tmp: |\n      1GiB\n"},
+	{"a profile without a value", "version: 1\nprofiles:\n  build:\n  test: {}\n"},
+	{"an invalid profile name", "version: 1\nprofiles: {a b: {}}\n"},
+	{"a size without a unit", "version: 1\nprofiles: {build: {memory: 4096}}\n"},
+	{"a size that overflows", "version: 1\nprofiles: {build: {memory: 9000000TiB}}\n"},
+	{"a size below the minimum", "version: 1\nprofiles: {build: {memory: 1MiB}}\n"},
+	{"a number below the minimum", "version: 1\nprofiles:\n  build:\n    open_files: 15\n"},
+	{"a size of /tmp below the minimum", "version: 1\nprofiles: {a: {tmp: 4KiB}}\n"},
+	{"a size above the maximum", "version: 1\nrules: [{name: a, max: {tmp: 1025TiB}}]\n"},
+	{"a number above the maximum", "version: 1\nrules: [{name: a, max: {output_files: 1073741825}}]\n"},
+	{"a duration above the maximum", "version: 1\nprofiles: {build: {cpu: 87601h}}\n"},
+	{"a timeout above the maximum", "version: 1\nprofiles: {build: {max_timeout: 87601h}}\n"},
+	{"a duration without a unit", "version: 1\nprofiles: {build: {cpu: 1}}\n"},
+	{"a negative duration", "version: 1\nprofiles: {build: {max_timeout: -1s}}\n"},
+	{"zero processes", "version: 1\nprofiles: {build: {processes: 0}}\n"},
+	{"an invalid boolean", "version: 1\nprofiles: {build: {listen: yes}}\n"},
+	{"an invalid audit level", "version: 1\nprofiles: {build: {audit: some}}\n"},
+	{"an endpoint without a port", "version: 1\nprofiles:\n  build:\n    network:\n      allow:\n        - example.org\n"},
 	{"an endpoint that is a mapping", "version: 1\nprofiles: {a: {network: {allow: [example.org: 443]}}}\n"},
-	{"endpoints that are no list", "version: 1\nprofiles: {a: {network: {allow: example.org:443}}}\n"},
+	{"endpoints as a scalar", "version: 1\nprofiles: {a: {network: {allow: example.org:443}}}\n"},
 	{"a misspelt key of network", "version: 1\nprofiles: {a: {network: {alow: []}}}\n"},
 	{"an unknown parent", "version: 1\nprofiles: {java: {inherits: biuld}}\n"},
 	{"a built-in profile that inherits", "version: 1\nprofiles: {test: {inherits: build}}\n"},
-	{"a circle", "version: 1\nprofiles:\n  a: {inherits: b}\n  b: {inherits: c}\n  c: {inherits: a}\n"},
-	{"inherits from itself", "version: 1\nprofiles: {a: {inherits: a}}\n"},
-	{"listening on nothing", "version: 1\nprofiles: {a: {loopback: false, listen: true}}\n"},
-	{"listening on what a parent has not", "version: 1\nprofiles: {b: {inherits: a, listen: true}, a: {loopback: false}}\n"},
-	{"endpoints without a way", "version: 1\nprofiles:\n  a: {network: {allow: [example.org:443]}}\n  b: {inherits: a, loopback: false}\n"},
-	{"endpoints and no way", "version: 1\nprofiles:\n  a:\n    loopback: false\n    network: {allow: [example.org:443]}\n"},
+	{"an inheritance cycle", "version: 1\nprofiles:\n  a: {inherits: b}\n  b: {inherits: c}\n  c: {inherits: a}\n"},
+	{"a profile that inherits from itself", "version: 1\nprofiles: {a: {inherits: a}}\n"},
+	{"listening without loopback", "version: 1\nprofiles: {a: {loopback: false, listen: true}}\n"},
+	{"listening without the parent's loopback", "version: 1\nprofiles: {b: {inherits: a, listen: true}, a: {loopback: false}}\n"},
+	{"endpoints of a parent without loopback", "version: 1\nprofiles:\n  a: {network: {allow: [example.org:443]}}\n  b: {inherits: a, loopback: false}\n"},
+	{"endpoints without loopback", "version: 1\nprofiles:\n  a:\n    loopback: false\n    network: {allow: [example.org:443]}\n"},
 	{"a rule without a name", "version: 1\nrules:\n  - profile: build\n"},
-	{"a rule twice", "version: 1\nrules:\n  - {name: a, when: {mnemonic: A}}\n  - {name: a}\n"},
+	{"a duplicate rule name", "version: 1\nrules:\n  - {name: a, when: {mnemonic: A}}\n  - {name: a}\n"},
 	{"a rule called default", "version: 1\nrules: [{name: default}]\n"},
-	{"a bad name of a rule", "version: 1\nrules: [{name: \"a\\nb\"}]\n"},
+	{"an invalid rule name", "version: 1\nrules: [{name: \"a\\nb\"}]\n"},
 	{"an unknown profile", "version: 1\nprofiles: {fetch: {}}\nrules:\n  - {name: a, profile: fecth}\n"},
-	{"a rule that is never reached", "version: 1\nrules:\n  - {name: a}\n  - {name: b}\n"},
+	{"an unreachable rule", "version: 1\nrules:\n  - {name: a}\n  - {name: b}\n"},
 	{"a misspelt condition", "version: 1\nrules: [{name: a, when: {mnemonics: A}}]\n"},
-	{"no condition", "version: 1\nrules:\n  - name: a\n    when:\n    profile: build\n"},
-	{"no pattern", "version: 1\nrules: [{name: a, when: {target: \"third_party/...\"}}]\n"},
-	{"max of the unknown", "version: 1\nrules: [{name: a, max: {listen: true}}]\n"},
+	{"a condition without a value", "version: 1\nrules:\n  - name: a\n    when:\n    profile: build\n"},
+	{"an invalid target pattern", "version: 1\nrules: [{name: a, when: {target: \"third_party/...\"}}]\n"},
+	{"an unknown key of max", "version: 1\nrules: [{name: a, max: {listen: true}}]\n"},
 	{"max below the profile", "version: 1\nprofiles:\n  build: {memory: 8GiB}\nrules:\n  - name: a\n    profile: build\n    max: {processes: 256, memory: 4GiB}\n"},
-	{"max below a profile that may apply", "version: 1\nrules:\n  - name: a\n    max: {processes: 256}\n"},
-	{"a limit that is none", "version: 1\nallow_unenforced: [memory, tmp]\n"},
+	{"max below a built-in profile", "version: 1\nrules:\n  - name: a\n    max: {processes: 256}\n"},
+	{"a quantity that is not a limit", "version: 1\nallow_unenforced: [memory, tmp]\n"},
 	{"a misspelt limit", "version: 1\nallow_unenforced: [open-files]\n"},
-	{"a place far below", "version: 1\n" + strings.Repeat("\n", 998) + "\tx: 1\n"},
-	{"characters that a terminal obeys", "version: 1 # \x1b[2J \u00e9\nprofiles: {\"\x1b[31m\": {}}\n"},
+	{"a position far below", "version: 1\n" + strings.Repeat("\n", 998) + "\tx: 1\n"},
+	{"terminal control characters", "version: 1 # \x1b[2J \u00e9\nprofiles: {\"\x1b[31m\": {}}\n"},
 }
 
-func TestMistakesAreExplained(t *testing.T) {
+func TestParseExplainsMistakes(t *testing.T) {
 	var b strings.Builder
 	for _, c := range mistakes {
 		p, err := policy.Parse("policy.yaml", []byte(c.text))
@@ -113,14 +113,14 @@ func TestMistakesAreExplained(t *testing.T) {
 	golden(t, "mistakes.txt", b.String())
 }
 
-func TestTextIsBounded(t *testing.T) {
+func TestParseRefusesLargeFiles(t *testing.T) {
 	text := "version: 1\n" + strings.Repeat("# nothing\n", 7000)
 	if _, err := policy.Parse("policy.yaml", []byte(text)); err == nil || !strings.Contains(err.Error(), "at most 65536") {
-		t.Errorf("a text of 70 kB: got %v, want that it is too large", err)
+		t.Errorf("a file of 70 kB: got %v, want an error with %q", err, "at most 65536")
 	}
 }
 
-func TestExampleIsUnderstood(t *testing.T) {
+func TestParseReadsTheExample(t *testing.T) {
 	text, err := os.ReadFile("../../examples/policy.yaml")
 	if err != nil {
 		t.Fatal(err)
@@ -132,15 +132,15 @@ func TestExampleIsUnderstood(t *testing.T) {
 	golden(t, "example.txt", p.Text())
 }
 
-// TestDocumentIsTrue reads every policy of the document, and compares the one that shows the built-in values.
-func TestDocumentIsTrue(t *testing.T) {
+// TestDocumentation parses every policy in the document, and compares the one with the built-in values.
+func TestDocumentation(t *testing.T) {
 	doc, err := os.ReadFile("../../docs/policy.md")
 	if err != nil {
 		t.Fatal(err)
 	}
 	blocks := regexp.MustCompile("(?s)```yaml\n(.*?)```").FindAllSubmatch(doc, -1)
 	if len(blocks) < 3 {
-		t.Fatalf("got %d blocks of YAML, want 3 at least", len(blocks))
+		t.Fatalf("got %d blocks of YAML, want at least 3", len(blocks))
 	}
 	for _, b := range blocks {
 		if _, err := policy.Parse("policy.md", b[1]); err != nil {
@@ -148,41 +148,39 @@ func TestDocumentIsTrue(t *testing.T) {
 		}
 	}
 	if !strings.Contains(string(doc), policy.Default().Text()) {
-		t.Errorf("the built-in profiles are not in the document as they are:\n%s", policy.Default().Text())
+		t.Errorf("docs/policy.md lacks the built-in profiles:\n%s", policy.Default().Text())
 	}
 }
 
-// TestLargestAmounts: what is refused as too much begins right above these.
-func TestLargestAmounts(t *testing.T) {
+func TestParseAcceptsMaximumAmounts(t *testing.T) {
 	const all = "memory: 1024TiB, cpu: 87600h, processes: 1073741824, open_files: 1073741824, output_bytes: 1024TiB, output_files: 1073741824, tmp: 1024TiB"
 	text := parse(t, "version: 1\nprofiles: {build: {max_timeout: 87600h}}\nrules: [{name: r, max: {"+all+"}}]").Text()
 	for _, want := range []string{"max: {" + all + "}", "max_timeout: 87600h"} {
 		if !strings.Contains(text, want) {
-			t.Errorf("got\n%s\nwant in it %q", text, want)
+			t.Errorf("got\n%s\nwant %q in it", text, want)
 		}
 	}
 }
 
-func TestHashIsOfWhatIsMeant(t *testing.T) {
+func TestHashDependsOnMeaning(t *testing.T) {
 	hash := func(text string) string { return parse(t, text).Hash() }
 	if hash("version: 1") != policy.Default().Hash() {
-		t.Error("a file that says nothing is another policy than none")
+		t.Error("the hash of an empty policy differs from the default's")
 	}
 	if hash("version: 1\nprofiles: {b: {tmp: 1024MiB}, a: {}}") != hash("# x\nprofiles:\n  a: {}\n  b: {tmp: 1GiB}\nversion: 1") {
-		t.Error("the same policy, written differently, has another hash")
+		t.Error("the notation changes the hash")
 	}
 	const rule = "version: 1\nprofiles: {a: {network: {allow: [%s]}}}\nrules: [{name: r, when: {property: {%s}}}]"
 	if hash(fmt.Sprintf(rule, "b:1, a:1, B:1", "y: 1, x: 1")) != hash(fmt.Sprintf(rule, "a:1, b:1", "x: 1, y: 1")) {
-		t.Error("an order that means nothing changes the hash")
+		t.Error("the order of endpoints or properties changes the hash")
 	}
-	// Said by the file is not the same as built in: a worker that cannot enforce it refuses.
+	// They differ: a worker that cannot enforce a limit of the file refuses.
 	if hash("version: 1\nprofiles: {build: {memory: 4GiB}}") == policy.Default().Hash() {
-		t.Error("a limit that the file asks for has the hash of one that is built in")
+		t.Error("a limit in the file has the same hash as a built-in one")
 	}
 }
 
-// What FuzzParse finds by chance: the canonical text is a policy, and the same.
-func TestTextIsAPolicy(t *testing.T) {
+func TestTextIsTheSamePolicy(t *testing.T) {
 	for _, text := range []string{
 		wide,
 		"version: 1\nprofiles: {a: {listen: true}, b: {inherits: a, loopback: false}}",

@@ -11,8 +11,8 @@ import (
 	"github.com/cloister-build/cloister/sandbox/policy"
 )
 
-// Whatever the text is, Parse reports a mistake with its place, or returns a policy that answers, and whose
-// canonical text is the same policy.
+// FuzzParse checks that Parse returns an error with a position, or a policy that answers requests and whose canonical text
+// is the same policy.
 func FuzzParse(f *testing.F) {
 	example, err := os.ReadFile("../../examples/policy.yaml")
 	if err != nil {
@@ -27,27 +27,27 @@ func FuzzParse(f *testing.F) {
 		if err != nil {
 			var at *policy.SyntaxError
 			if !errors.As(err, &at) || at.Line < 1 || at.Column < 1 || at.Message == "" || at.Error() == "" {
-				t.Fatalf("got %#v, want a SyntaxError with a place", err)
+				t.Fatalf("got %#v, want a SyntaxError with a position", err)
 			}
 			return
 		}
 		again, err := policy.Parse("text", []byte(p.Text()))
 		if err != nil {
-			t.Fatalf("the canonical text is no policy: %v\n%s", err, p.Text())
+			t.Fatalf("the canonical text cannot be parsed: %v\n%s", err, p.Text())
 		}
 		if again.Text() != p.Text() || again.Hash() != p.Hash() {
 			t.Fatalf("got\n%s\nwant\n%s", again.Text(), p.Text())
 		}
 		g, err := p.Compile(policy.Request{}, sandbox.AllLimits)
 		if err != nil {
-			t.Fatalf("a request that asks for nothing is refused: %v\n%s", err, p.Text())
+			t.Fatalf("an empty request is refused: %v\n%s", err, p.Text())
 		}
 		s := sandbox.Spec{Args: []string{"x"}, Dir: "/", Network: g.Network, Limits: g.Limits, Audit: g.Audit,
 			Temp: []sandbox.Temp{{Target: "/tmp", Bytes: g.TempBytes}}}
 		if err := s.Validate(); err != nil {
 			t.Fatal(err)
 		}
-		// Where nothing can be enforced, a limit that the file asks for is the one reason to refuse.
+		// If nothing can be enforced, a limit of the file is the only reason to refuse.
 		if _, err := p.Compile(policy.Request{}, nil); err != nil && !errors.Is(err, sandbox.ErrUnsupported) {
 			t.Fatal(err)
 		}

@@ -9,23 +9,22 @@ import (
 	"strings"
 )
 
-// A pattern matches labels of targets: one label, the targets of one package, or those of all packages
-// below one.
+// A pattern matches target labels: one label, all targets of a package, or all targets below a package.
 type pattern struct {
 	repo, pkg string
 	name      string // "" if below, "all" for every target of the package
 	below     bool
 }
 
-// splitLabel takes apart "//pkg:name", "//pkg", "@repo//pkg:name" and "@@repo//pkg:name". The main
-// repository is "". One and two signs before a repository mean the same: clients write either.
+// splitLabel splits "//pkg:name", "//pkg", "@repo//pkg:name" and "@@repo//pkg:name". The main repository is "". Clients
+// write one or two signs before a repository, with the same meaning.
 func splitLabel(s string) (repo, rest string, ok bool) {
 	repo, rest, ok = strings.Cut(s, "//")
 	name := strings.TrimPrefix(strings.TrimPrefix(repo, "@"), "@")
 	return name, rest, ok && (repo == "" || name != repo) && !strings.ContainsAny(name, "@/:")
 }
 
-// splitTarget takes "pkg:name" apart, or "pkg", which means its last element in itself.
+// splitTarget splits "pkg:name". The default name is the last element of the package.
 func splitTarget(s string) (pkg, name string) {
 	pkg, name, ok := strings.Cut(s, ":")
 	if !ok {
@@ -35,7 +34,7 @@ func splitTarget(s string) (pkg, name string) {
 }
 
 func parsePattern(s string) (*pattern, error) {
-	bad := fmt.Errorf("%q is no pattern of targets: write //pkg:name, //pkg:all or //pkg/..., with @@repo before it for another repository", s)
+	bad := fmt.Errorf("invalid target pattern %q: write //pkg:name, //pkg:all or //pkg/..., preceded by @@repo for another repository", s)
 	repo, rest, ok := splitLabel(s)
 	if !ok {
 		return nil, bad
@@ -63,7 +62,7 @@ func parsePattern(s string) (*pattern, error) {
 	return p, nil
 }
 
-// matches reports whether label is a target that p covers. What is no label matches nothing.
+// matches reports whether p covers label. A malformed label matches nothing.
 func (p *pattern) matches(label string) bool {
 	repo, rest, ok := splitLabel(label)
 	if !ok || repo != p.repo {

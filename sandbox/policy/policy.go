@@ -1,9 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package policy is an operator's rules: what an action may be given. A Policy is read from a file, or is
-// the one that is built in; Compile turns what an action asks for into a Grant, or refuses it. The package
-// knows neither the remote execution API nor what a worker can enforce, which it is told. It reads no file,
-// no clock and no environment: one policy and one request give one answer.
+// Package policy decides what an action may use. A Policy is parsed from an operator's file or built in. Compile turns the
+// platform properties of an action into a Grant, or refuses them. The package does not depend on the remote execution API
+// and reads no file, clock or environment: the same policy and request always give the same answer.
 package policy
 
 import (
@@ -12,74 +11,65 @@ import (
 	"errors"
 	"fmt"
 	"slices"
-	"strconv"
 	"strings"
 	"time"
 
 	"github.com/cloister-build/cloister/sandbox"
 	"github.com/cloister-build/cloister/sandbox/policy/strict"
+	"github.com/cloister-build/cloister/sandbox/printable"
 )
 
-// A Request is what is known of an action when it is decided what it may have.
+// A Request describes an action.
 type Request struct {
 	// Instance is the instance name of the client's request.
 	Instance string
 	// Properties are the platform properties, in order; a name may occur several times.
 	Properties []Property
-	// Target and Mnemonic are what the client says of the action, or "". Nobody checks them: a rule that
-	// matches on them sorts actions, and keeps nobody out.
+	// Target and Mnemonic are the client's description of the action, or "". Nobody verifies them, so a rule that
+	// matches on them is no access control.
 	Target, Mnemonic string
 }
 
-// A Property is one platform property of an action.
+// A Property is a platform property of an action.
 type Property struct{ Name, Value string }
 
-// String returns name=value, quoted as in Go where it is more than printable ASCII, and shortened.
-func (p Property) String() string {
-	s := p.Name + "=" + p.Value
-	if len(s) > 200 {
-		s = s[:200] + "..."
-	}
-	if q := strconv.QuoteToASCII(s); q != `"`+s+`"` {
-		return q
-	}
-	return s
-}
+// String returns name=value as printable text of bounded length, quoted unless it is a single word.
+func (p Property) String() string { return printable.Quote(p.Name+"="+p.Value, 200) }
 
-// maxProperty is the most bytes that the value of a property of ours may have.
+// maxProperty bounds the value of a sandbox setting, in bytes.
 const maxProperty = 4096
 
-// A Grant is what an action is given.
+// A Grant is what an action may use.
 type Grant struct {
-	// Profile is the profile that applies, Rule the rule that chose it; "default" if none matched.
+	// Profile is the profile that applies, and Rule the rule that chose it, "default" if none matched.
 	Profile, Rule string
 
 	Network sandbox.Network
 	Limits  sandbox.Limits
-	// Stated are the limits as they are decided, those that the worker cannot enforce included.
+	// Stated are the limits as decided, including those that the worker cannot enforce.
 	Stated sandbox.Limits
 	Audit  sandbox.Audit
 	// TempBytes is the size of /tmp.
 	TempBytes int64
-	// MaxTimeout is the longest timeout that the action may have. Zero leaves it to the worker.
+	// MaxTimeout is the longest timeout of the action. Zero leaves it to the worker.
 	MaxTimeout time.Duration
-	// Cache says that results may be recorded. Those of an action with exceptions of the network are not,
-	// unless its profile says otherwise.
+	// Cache reports whether results may be cached. Results of an action with network access are not, unless its profile
+	// permits it.
 	Cache bool
-	// Hermetic says that the network has no exception.
+	// Hermetic reports whether the action has no network access.
 	Hermetic bool
-	// Why explains the grant to a person: a line for each decision, with the line of the file it is from.
+	// Why explains each decision in a line that names its origin in the file.
 	Why []string
 }
 
-// ErrRefused says that an action asks for what the policy does not grant.
+// ErrRefused is the error for an action that asks for more than the policy grants.
 var ErrRefused = errors.New("refused by the policy")
 
-// A RefusedError is one property that was refused. It is an ErrRefused.
+// A RefusedError is the refusal of one property. It wraps ErrRefused.
 type RefusedError struct {
 	Property Property
 	Rule     string // the rule that applied
-	Reason   string // what the rule does: "grants at most 4GiB", "refuses it: ..."; and what to do
+	Reason   string // a verb phrase about the rule, such as "grants at most 4GiB", and what to do
 }
 
 func (e *RefusedError) Error() string {
@@ -89,36 +79,36 @@ func (e *RefusedError) Error() string {
 // Unwrap returns ErrRefused.
 func (*RefusedError) Unwrap() error { return ErrRefused }
 
-// A Policy is what actions may be given. It does not change, so concurrent use is safe.
+// A Policy decides what actions may use. It is immutable, so concurrent use is safe.
 type Policy struct {
 	profiles        map[string]*profile
 	rules           []*rule // the first that matches applies
 	allowUnenforced []sandbox.Limit
 }
 
-// said is a value, and where it is said: "policy.yaml:3", or "" if only this package says so.
-type said[T any] struct {
+// A setting is a value and its position in the file, such as "policy.yaml:3", or "" for a built-in value.
+type setting[T any] struct {
 	v  T
 	at string
 }
 
-func (s said[T]) from() string {
+func (s setting[T]) from() string {
 	if s.at == "" {
 		return "built in"
 	}
 	return s.at
 }
 
-// A profile is what actions of one kind are given, whatever its parents say included.
+// A profile is what one kind of action may use, including what it inherits.
 type profile struct {
 	name             string
 	base             string // the built-in profile it descends from, or is
-	amounts          [len(quantities)]said[int64]
-	maxTimeout       said[time.Duration]
-	loopback, listen said[bool]
-	allow            said[[]sandbox.Endpoint] // what an action may ask for; sorted, each once
-	cache            said[bool]               // also with exceptions of the network
-	audit            said[sandbox.Audit]
+	amounts          [len(quantities)]setting[int64]
+	maxTimeout       setting[time.Duration]
+	loopback, listen setting[bool]
+	allow            setting[[]sandbox.Endpoint] // that actions may ask for; sorted, without duplicates
+	cache            setting[bool]               // cache results despite network access
+	audit            setting[sandbox.Audit]
 }
 
 // A rule chooses a profile for the actions that it matches.
@@ -126,18 +116,18 @@ type rule struct {
 	name, at string
 	when     condition
 	profile  string // "": build or test, by mnemonic
-	// max is what properties may ask for; where nothing is said, no more than the profile gives.
-	max [len(quantities)]said[int64]
+	// max bounds what properties may ask for. Without a value, the profile does.
+	max [len(quantities)]setting[int64]
 }
 
-// A condition holds if all that it states does. The zero condition always holds.
+// A condition holds if all of its parts do. The zero condition always holds.
 type condition struct {
 	target             *pattern
 	mnemonic, instance *string
 	properties         []Property // sorted by name
 }
 
-// defaultRule applies where no other does.
+// defaultRule applies if no other rule does.
 var defaultRule = &rule{name: "default"}
 
 // The built-in profiles.
@@ -146,11 +136,11 @@ const (
 	profileTest  = "test"
 )
 
-// mnemonicTest is what Bazel calls the action that runs a test.
+// mnemonicTest is the mnemonic of Bazel's actions that run tests.
 const mnemonicTest = "TestRunner"
 
 func builtin() map[string]*profile {
-	build := &profile{name: profileBuild, base: profileBuild, loopback: said[bool]{v: true}, listen: said[bool]{v: true}}
+	build := &profile{name: profileBuild, base: profileBuild, loopback: setting[bool]{v: true}, listen: setting[bool]{v: true}}
 	limits := sandbox.DefaultLimits()
 	for i, q := range quantities {
 		if q.limit != "" {
@@ -165,8 +155,7 @@ func builtin() map[string]*profile {
 	return map[string]*profile{profileBuild: build, profileTest: &test}
 }
 
-// Default returns the policy without a file: the profile test for Bazel's TestRunner, build for all else,
-// and nothing beyond them.
+// Default returns the built-in policy: the profile test for Bazel's TestRunner, and build for everything else.
 func Default() *Policy { return &Policy{profiles: builtin()} }
 
 // Hash returns the SHA-256 of Text in hexadecimal.
@@ -175,10 +164,10 @@ func (p *Policy) Hash() string {
 	return hex.EncodeToString(sum[:])
 }
 
-// prefix begins the properties that are ours.
+// prefix begins the properties that are sandbox settings.
 const prefix = "cloister-"
 
-// propertyNames are the properties that an action may have, without the prefix.
+// propertyNames are the sandbox settings, without the prefix.
 var propertyNames = func() []string {
 	names := []string{"profile", "network", "audit", "listen", "loopback"}
 	for _, q := range quantities {
@@ -187,10 +176,9 @@ var propertyNames = func() []string {
 	return names
 }()
 
-// Compile decides what the action r is given by a worker that can enforce the limits named. It returns a
-// RefusedError for a property that asks for more than the policy grants or that does not exist, and
-// sandbox.ErrUnsupported for a limit that somebody asks for, the file or the action, and the worker cannot
-// enforce. A limit that only the built-in profiles have is Unlimited there.
+// Compile decides what an action may use on a worker that can enforce the given limits. It returns a RefusedError for a
+// property that does not exist or asks for more than the policy grants. It returns sandbox.ErrUnsupported for a limit that
+// the file or the action sets and the worker cannot enforce. A built-in limit becomes Unlimited there.
 func (p *Policy) Compile(r Request, enforceable []sandbox.Limit) (*Grant, error) {
 	c := &compilation{policy: p, rule: defaultRule, enforceable: enforceable, asked: map[string]string{}, grant: &Grant{}}
 	if i := slices.IndexFunc(p.rules, func(u *rule) bool { return u.when.holds(r) }); i >= 0 {
@@ -223,7 +211,7 @@ type compilation struct {
 	rule        *rule
 	profile     *profile
 	enforceable []sandbox.Limit
-	asked       map[string]string // our properties, without the prefix
+	asked       map[string]string // settings of the action, without the prefix
 	grant       *Grant
 }
 
@@ -231,17 +219,17 @@ func (c *compilation) because(format string, args ...any) {
 	c.grant.Why = append(c.grant.Why, fmt.Sprintf(format, args...))
 }
 
-// refuse returns the error for a property. What is formatted goes on from the name of the rule.
+// refuse returns the error for a property. The format is a verb phrase about the rule.
 func (c *compilation) refuse(name, format string, args ...any) error {
 	return &RefusedError{Property{prefix + name, c.asked[name]}, c.rule.name, fmt.Sprintf(format, args...)}
 }
 
-// profileText names the profile, and where it says what is decided.
+// profileText names the profile and the position of a setting in it.
 func (c *compilation) profileText(from string) string {
 	return fmt.Sprintf("profile %s (%s)", c.profile.name, from)
 }
 
-// read sorts out which properties are ours.
+// read collects the settings of the action.
 func (c *compilation) read(properties []Property) error {
 	for _, p := range properties {
 		name, ours := strings.CutPrefix(p.Name, prefix)
@@ -249,21 +237,21 @@ func (c *compilation) read(properties []Property) error {
 			continue
 		}
 		if len(p.Value) > maxProperty {
-			return &RefusedError{p, c.rule.name, fmt.Sprintf("refuses it: the value has %d bytes, and at most %d make sense", len(p.Value), maxProperty)}
+			return &RefusedError{p, c.rule.name, fmt.Sprintf("refuses it: the value has %d bytes, more than the maximum of %d", len(p.Value), maxProperty)}
 		}
 		before, twice := c.asked[name]
 		switch {
 		case name == "network" && twice:
 			c.asked[name] = before + "," + p.Value
 		case twice && before != p.Value:
-			return c.refuse(name, "refuses it: it is also given as %q; give it once", p.Value)
+			return c.refuse(name, "refuses it: it is also set to %q; set it once", p.Value)
 		default:
 			c.asked[name] = p.Value
 		}
 		if !slices.Contains(propertyNames, name) {
-			reason := "refuses it: there is no such property"
+			reason := "refuses it: unknown property"
 			if near := strict.Nearest(name, propertyNames); near != "" {
-				reason += fmt.Sprintf(", did you mean %s%s?", prefix, near)
+				reason += fmt.Sprintf("; did you mean %s%s?", prefix, near)
 			}
 			return c.refuse(name, "%s", reason)
 		}
@@ -271,7 +259,7 @@ func (c *compilation) read(properties []Property) error {
 	return nil
 }
 
-// choose finds the profile.
+// choose selects the profile.
 func (c *compilation) choose(mnemonic string) error {
 	name, offers := c.rule.profile, []string{c.rule.profile}
 	why := fmt.Sprintf("rule %q matches (%s)", c.rule.name, c.rule.at)
@@ -287,11 +275,11 @@ func (c *compilation) choose(mnemonic string) error {
 	}
 	if want, ok := c.asked["profile"]; ok {
 		if !slices.Contains(offers, want) {
-			return c.refuse("profile", "grants %s; ask the operator for a rule that matches this property and chooses the profile",
+			return c.refuse("profile", "grants only %s; ask the operator for a rule that matches this property and chooses the profile",
 				strings.Join(offers, " or "))
 		}
 		if want != name {
-			why += ", and property cloister-profile asks for it"
+			why += ", and property cloister-profile requests it"
 		}
 		name = want
 	}
@@ -316,7 +304,7 @@ func (c *compilation) amounts() error {
 				most = c.rule.max[i]
 			}
 			if want > most.v {
-				return c.refuse(q.property(), "grants at most %s (%s); ask for less, or the operator for a rule with max: {%s: %s}",
+				return c.refuse(q.property(), "grants at most %s (%s); lower the property, or ask the operator for a rule with max: {%s: %s}",
 					q.format(most.v), most.from(), q.key, q.format(want))
 			}
 			v, by, explicit = want, fmt.Sprintf("property %s%s, of at most %s (%s)", prefix, q.property(), q.format(most.v), most.from()), true
@@ -329,11 +317,11 @@ func (c *compilation) amounts() error {
 		} else if slices.Contains(c.enforceable, q.limit) {
 			c.grant.Limits.Set(q.limit, v)
 		} else if explicit && !slices.Contains(c.policy.allowUnenforced, q.limit) {
-			return fmt.Errorf("%w: %s %s, by %s, cannot be enforced by this worker; enable it (cloister check), or permit its absence with allow_unenforced: [%s]",
+			return fmt.Errorf("%w: this worker cannot enforce %s %s, set by %s; enable it (see cloister check), or add allow_unenforced: [%s] to the policy",
 				sandbox.ErrUnsupported, q.key, q.format(v), by, q.key)
 		} else {
 			c.grant.Limits.Set(q.limit, sandbox.Unlimited)
-			c.because("%s unlimited: this worker cannot enforce %s, by %s", q.key, q.format(v), by)
+			c.because("%s unlimited: this worker cannot enforce %s, set by %s", q.key, q.format(v), by)
 			continue
 		}
 		c.because("%s %s: %s", q.key, q.format(v), by)
@@ -345,7 +333,7 @@ func (c *compilation) amounts() error {
 	return nil
 }
 
-// network decides what can be reached, and with that whether results are recorded.
+// network decides about network access and whether results may be cached.
 func (c *compilation) network() error {
 	n := &c.grant.Network
 	var err error
@@ -355,7 +343,7 @@ func (c *compilation) network() error {
 	listen := c.profile.listen
 	if listen.v && !n.Loopback {
 		if c.asked["listen"] == "true" {
-			return c.refuse("listen", "refuses it: there is nothing to listen on: cloister-loopback is false")
+			return c.refuse("listen", "refuses it: listening needs loopback, and cloister-loopback is false")
 		}
 		listen.v = false
 	}
@@ -373,25 +361,25 @@ func (c *compilation) network() error {
 					e, c.profile.name, c.profile.allow.from(), e)
 			}
 			if !n.Loopback {
-				return c.refuse("network", "refuses it: an endpoint is reached through loopback, and cloister-loopback is false")
+				return c.refuse("network", "refuses it: endpoints are reached through loopback, and cloister-loopback is false")
 			}
 			n.Allow = append(n.Allow, e)
-			c.because("network %s: property cloister-network, as %s permits", e, c.profileText(c.profile.allow.from()))
+			c.because("network %s: property cloister-network, permitted by %s", e, c.profileText(c.profile.allow.from()))
 		}
-		n.Allow = sortedOnce(n.Allow)
+		n.Allow = sortEndpoints(n.Allow)
 	}
 	c.grant.Hermetic = len(n.Allow) == 0
 	c.grant.Cache = c.grant.Hermetic || c.profile.cache.v
 	if c.grant.Hermetic {
-		c.because("results are recorded: the network has no exception")
+		c.because("results are cached: no network access")
 	} else {
-		c.because("results are recorded %t: %s, with exceptions of the network", c.grant.Cache, c.profileText(c.profile.cache.from()))
+		c.because("results are cached %t: %s, with network access", c.grant.Cache, c.profileText(c.profile.cache.from()))
 	}
 	return nil
 }
 
-// flag decides what the profile permits and an action may give up.
-func (c *compilation) flag(name string, given said[bool]) (bool, error) {
+// flag decides about something that the profile permits and an action may renounce.
+func (c *compilation) flag(name string, given setting[bool]) (bool, error) {
 	text, asked := c.asked[name]
 	if !asked {
 		c.because("%s %t: %s", name, given.v, c.profileText(given.from()))
@@ -408,7 +396,7 @@ func (c *compilation) flag(name string, given said[bool]) (bool, error) {
 	return want, nil
 }
 
-// audit decides how closely the run is watched: at least as the operator says.
+// audit decides about the audit level, of which the operator sets the minimum.
 func (c *compilation) audit() error {
 	given := c.profile.audit
 	c.grant.Audit = given.v
@@ -419,7 +407,7 @@ func (c *compilation) audit() error {
 			return c.refuse("audit", "refuses it: %v", err)
 		}
 		if slices.Index(audits, want) < slices.Index(audits, given.v) {
-			return c.refuse("audit", "watches as closely as %s at least (profile %s, %s); ask the operator for a profile with audit: %s",
+			return c.refuse("audit", "requires an audit level of at least %s (profile %s, %s); ask the operator for a profile with audit: %s",
 				formatAudit(given.v), c.profile.name, given.from(), text)
 		}
 		c.grant.Audit, by = want, "property cloister-audit"

@@ -24,7 +24,7 @@ func properties(kv ...string) []policy.Property {
 	return ps
 }
 
-func TestBuiltIn(t *testing.T) {
+func TestDefaultGrants(t *testing.T) {
 	build := compile(t, policy.Default(), policy.Request{})
 	if build.Profile != "build" || build.Rule != "default" || build.Limits != sandbox.DefaultLimits() ||
 		!build.Network.Loopback || !build.Network.Listen || build.TempBytes != 4<<30 || build.MaxTimeout != 0 ||
@@ -39,7 +39,7 @@ func TestBuiltIn(t *testing.T) {
 	}
 }
 
-// wide is a policy in which every key that a profile has says something else than what is built in.
+// wide is a policy that sets every key of a profile to something other than the default.
 const wide = `version: 1
 profiles:
   wide:
@@ -68,7 +68,7 @@ rules:
     max: {memory: 50GiB, cpu: 20h, processes: 2000, open_files: 50000, output_bytes: 170GiB, output_files: 20000000, tmp: 60GiB}
 `
 
-func TestGrants(t *testing.T) {
+func TestCompileGrants(t *testing.T) {
 	p := parse(t, wide)
 	for _, c := range []struct {
 		instance, asks string
@@ -88,9 +88,9 @@ func TestGrants(t *testing.T) {
 		}, "6 200 false"},
 		{"mute", "", func(g *policy.Grant) any { return g.Audit }, sandbox.AuditOff},
 		{"mute", "", func(g *policy.Grant) any { return fmt.Sprint(g.Network) }, "{false false []}"},
-		// More, up to max, and less.
+		// Properties up to max.
 		{"wide", "cloister-memory=50GiB", func(g *policy.Grant) any { return g.Limits.Memory }, int64(50 << 30)},
-		// The least that there is.
+		// Minimum amounts.
 		{"", "cloister-memory=16MiB", func(g *policy.Grant) any { return g.Limits.Memory }, int64(16 << 20)},
 		{"", "cloister-cpu=1ns", func(g *policy.Grant) any { return g.Limits.CPU }, time.Duration(1)},
 		{"", "cloister-processes=1", func(g *policy.Grant) any { return g.Limits.Processes }, int64(1)},
@@ -105,13 +105,13 @@ func TestGrants(t *testing.T) {
 		{"wide", "cloister-output-files=20000000", func(g *policy.Grant) any { return g.Limits.OutputFiles }, int64(20000000)},
 		{"wide", "cloister-tmp=60GiB", func(g *policy.Grant) any { return g.TempBytes }, int64(60 << 30)},
 		{"child", "cloister-memory=6GiB", func(g *policy.Grant) any { return g.Limits.Memory }, int64(6 << 30)},
-		// Endpoints: what is asked for, in the order of a Spec, and once.
+		// Endpoints, in the order of a Spec and without duplicates.
 		{"wide", "cloister-network=b.example.org:443, A.example.org:443 cloister-network=b.example.org:443",
 			func(g *policy.Grant) any { return fmt.Sprint(g.Network.Allow) }, "[a.example.org:443 b.example.org:443]"},
 		{"wide", "cloister-network=a.example.org:443", func(g *policy.Grant) any { return fmt.Sprint(g.Hermetic, g.Cache) }, "false true"},
 		{"once", "cloister-network=10.0.0.1:80", func(g *policy.Grant) any { return fmt.Sprint(g.Hermetic, g.Cache) }, "false false"},
 		{"once", "", func(g *policy.Grant) any { return fmt.Sprint(g.Hermetic, g.Cache) }, "true true"},
-		// What an action gives up.
+		// Properties that renounce something.
 		{"once", "cloister-listen=false", func(g *policy.Grant) any { return fmt.Sprint(g.Network) }, "{true false []}"},
 		{"once", "cloister-loopback=false", func(g *policy.Grant) any { return fmt.Sprint(g.Network) }, "{false false []}"},
 		{"once", "cloister-loopback=true cloister-listen=true", func(g *policy.Grant) any { return fmt.Sprint(g.Network) }, "{true true []}"},
@@ -120,7 +120,7 @@ func TestGrants(t *testing.T) {
 		{"mute", "cloister-audit=off", func(g *policy.Grant) any { return g.Audit }, sandbox.AuditOff},
 		{"", "cloister-profile=test", func(g *policy.Grant) any { return g.Profile }, "test"},
 		{"child", "cloister-profile=child", func(g *policy.Grant) any { return g.Profile }, "child"},
-		// What is the same twice, and what is none of ours.
+		// Duplicate and foreign properties.
 		{"", "cloister-tmp=1GiB cloister-tmp=1GiB", func(g *policy.Grant) any { return g.TempBytes }, int64(1 << 30)},
 		{"", "OSFamily=linux Pool=x cloisters.memory=1 Cloister.memory=1", func(g *policy.Grant) any { return g.Profile }, "build"},
 	} {
@@ -131,7 +131,7 @@ func TestGrants(t *testing.T) {
 	}
 }
 
-func TestRefusals(t *testing.T) {
+func TestCompileRefuses(t *testing.T) {
 	p := parse(t, wide)
 	var b strings.Builder
 	for _, c := range []struct{ instance, asks string }{
@@ -189,14 +189,14 @@ func TestRefusals(t *testing.T) {
 			continue
 		}
 		if n := strings.Count(err.Error(), fmt.Sprintf("rule %q", refused.Rule)); n != 1 {
-			t.Errorf("the rule is named %d times, want once: %v", n, err)
+			t.Errorf("got the rule %d times, want once: %v", n, err)
 		}
 		fmt.Fprintf(&b, "%s\n", err)
 	}
 	golden(t, "refusals.txt", b.String())
 }
 
-func TestRulesMatch(t *testing.T) {
+func TestFirstMatchingRuleApplies(t *testing.T) {
 	all := policy.Request{Instance: "main", Target: "//a/b:c", Mnemonic: "Fetch", Properties: properties("pool=big", "pool=net", "x=")}
 	for _, c := range []struct {
 		when  string
@@ -219,7 +219,7 @@ func TestRulesMatch(t *testing.T) {
 			t.Errorf("%s: got rule %s, profile %s", c.when, g.Rule, g.Profile)
 		}
 	}
-	// The first that matches applies, and one without a profile leaves that as it is.
+	// A rule without a profile keeps the default one.
 	p := parse(t, "version: 1\nrules:\n- {name: a, when: {mnemonic: X}}\n- {name: b, when: {instance: main}}\n- {name: c, profile: test}")
 	if g := compile(t, p, all); g.Rule != "b" || g.Profile != "build" {
 		t.Errorf("got rule %s, profile %s", g.Rule, g.Profile)
@@ -248,19 +248,19 @@ func TestTargetPatterns(t *testing.T) {
 		for _, label := range slices.Concat(c.yes, c.no) {
 			got := compile(t, p, policy.Request{Target: label}).Rule == "r"
 			if want := slices.Contains(c.yes, label); got != want {
-				t.Errorf("%s matches %q: got %t", c.pattern, label, got)
+				t.Errorf("pattern %s, label %q: got match %t", c.pattern, label, got)
 			}
 		}
 	}
 	for _, bad := range []string{"", "//", "a", ":a", "//a:", "//a/", "//a//b:c", "//a/../b:c", "//a/.:x", "//a/...:all", "//.../b", "//a:*", "r//a:b", "@@r", "@@@r//a:b", "///...", "//a/b:c/..."} {
 		if _, err := policy.Parse("f", fmt.Appendf(nil, "version: 1\nrules: [{name: r, when: {target: %q}}]", bad)); err == nil {
-			t.Errorf("%q is accepted as a pattern", bad)
+			t.Errorf("the invalid pattern %q was accepted", bad)
 		}
 	}
 }
 
-// A limit that nobody asked for is given up where it cannot be enforced; one that somebody did is not.
-func TestLimitsThatCannotBeEnforced(t *testing.T) {
+// A worker ignores a built-in limit that it cannot enforce, but refuses an explicit one.
+func TestCompileRefusesUnenforceableLimits(t *testing.T) {
 	few := []sandbox.Limit{sandbox.LimitCPU}
 	g, err := policy.Default().Compile(policy.Request{}, few)
 	if err != nil {
@@ -271,7 +271,7 @@ func TestLimitsThatCannotBeEnforced(t *testing.T) {
 		t.Errorf("got %+v, want %+v", g.Limits, want)
 	}
 	if !slices.ContainsFunc(g.Why, func(s string) bool { return strings.HasPrefix(s, "memory unlimited: ") }) {
-		t.Errorf("nothing says that memory is unlimited: %q", g.Why)
+		t.Errorf("Why does not say that memory is unlimited: %q", g.Why)
 	}
 	asked := policy.Request{Properties: properties("cloister-memory=1GiB")}
 	explicit := "version: 1\nprofiles: {build: {memory: 1GiB}}\n"
@@ -279,15 +279,15 @@ func TestLimitsThatCannotBeEnforced(t *testing.T) {
 		text    string
 		request policy.Request
 	}{
-		"a property asks":                    {"version: 1", asked},
-		"the file asks":                      {explicit, policy.Request{}},
-		"a parent asks":                      {"version: 1\nprofiles: {a: {memory: 1GiB}, b: {inherits: a}}\nrules: [{name: b, profile: b}]\n", policy.Request{}},
-		"another limit may be left out":      {explicit + "allow_unenforced: [cpu]", policy.Request{}},
-		"a property asks within the default": {"version: 1\nallow_unenforced: [processes]", asked},
+		"a property sets it":                    {"version: 1", asked},
+		"the file sets it":                      {explicit, policy.Request{}},
+		"a parent profile sets it":              {"version: 1\nprofiles: {a: {memory: 1GiB}, b: {inherits: a}}\nrules: [{name: b, profile: b}]\n", policy.Request{}},
+		"another limit may be unenforced":       {explicit + "allow_unenforced: [cpu]", policy.Request{}},
+		"a property sets it within the default": {"version: 1\nallow_unenforced: [processes]", asked},
 	} {
 		_, err := parse(t, c.text).Compile(c.request, few)
 		if !errors.Is(err, sandbox.ErrUnsupported) || !strings.Contains(err.Error(), "memory 1GiB") {
-			t.Errorf("%s: got %v, want ErrUnsupported that names memory", name, err)
+			t.Errorf("%s: got %v, want ErrUnsupported with memory 1GiB", name, err)
 		}
 		g, err := parse(t, strings.ReplaceAll(strings.Split(c.text, "allow_")[0], "version: 1", "version: 1\nallow_unenforced: [memory]")).Compile(c.request, few)
 		if err != nil || g.Limits.Memory != sandbox.Unlimited {
@@ -319,7 +319,7 @@ func BenchmarkCompile(b *testing.B) {
 	}
 }
 
-// An action asks by its platform properties, and the operator's file says how much it may have.
+// A platform property asks for more memory, and the policy bounds it.
 func Example() {
 	p, err := policy.Parse("policy.yaml", []byte(`version: 1
 rules:
@@ -340,5 +340,5 @@ rules:
 	fmt.Println(err)
 	// Output:
 	// 12.0 GiB <nil>
-	// property cloister-memory=12GiB: rule "default" grants at most 4GiB (built in); ask for less, or the operator for a rule with max: {memory: 12GiB}
+	// property cloister-memory=12GiB: rule "default" grants at most 4GiB (built in); lower the property, or ask the operator for a rule with max: {memory: 12GiB}
 }

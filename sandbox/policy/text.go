@@ -12,15 +12,14 @@ import (
 	"github.com/cloister-build/cloister/sandbox"
 )
 
-// Text returns the policy in canonical form: a file that Parse reads as the same policy. Profiles are
-// sorted, and each says all of its values; those that are built in are comments.
+// Text returns the policy in canonical form, from which Parse returns the same policy. Profiles are sorted and complete,
+// with built-in values as comments.
 func (p *Policy) Text() string {
 	var b strings.Builder
 	line := func(depth int, format string, args ...any) {
 		fmt.Fprintf(&b, strings.Repeat("  ", depth)+format+"\n", args...)
 	}
-	// setting writes what a profile says, or what it has without saying so.
-	setting := func(depth int, at, key, value string) {
+	field := func(depth int, at, key, value string) {
 		if at == "" {
 			key = "# " + key
 		}
@@ -33,20 +32,20 @@ func (p *Policy) Text() string {
 		if name != o.base {
 			line(1, "%s:", plain(name))
 			line(2, "inherits: %s", o.base)
-		} else if o.silent() {
+		} else if o.isDefault() {
 			line(1, "%s: {}", name)
 		} else {
 			line(1, "%s:", name)
 		}
 		for i, q := range quantities {
-			setting(2, o.amounts[i].at, q.key, q.format(o.amounts[i].v))
+			field(2, o.amounts[i].at, q.key, q.format(o.amounts[i].v))
 		}
 		if o.maxTimeout.at != "" {
-			setting(2, o.maxTimeout.at, "max_timeout", formatDuration(o.maxTimeout.v))
+			field(2, o.maxTimeout.at, "max_timeout", formatDuration(o.maxTimeout.v))
 		}
-		setting(2, o.loopback.at, "loopback", fmt.Sprint(o.loopback.v))
-		setting(2, o.listen.at, "listen", fmt.Sprint(o.listen.v))
-		setting(2, o.audit.at, "audit", formatAudit(o.audit.v))
+		field(2, o.loopback.at, "loopback", fmt.Sprint(o.loopback.v))
+		field(2, o.listen.at, "listen", fmt.Sprint(o.listen.v))
+		field(2, o.audit.at, "audit", formatAudit(o.audit.v))
 		allow := fmt.Sprintf("[%s]", strings.Join(quoted(o.allow.v), ", "))
 		switch {
 		case o.allow.at != "" && o.cache.at != "":
@@ -105,13 +104,13 @@ func (p *Policy) Text() string {
 	return b.String()
 }
 
-// silent reports whether the file says nothing of the profile.
-func (o *profile) silent() bool {
-	return !slices.ContainsFunc(o.amounts[:], func(s said[int64]) bool { return s.at != "" }) &&
+// isDefault reports whether the file sets nothing in the profile.
+func (o *profile) isDefault() bool {
+	return !slices.ContainsFunc(o.amounts[:], func(s setting[int64]) bool { return s.at != "" }) &&
 		o.maxTimeout.at+o.loopback.at+o.listen.at+o.audit.at+o.allow.at+o.cache.at == ""
 }
 
-// plain returns a name as YAML reads it. Of those that are well named, it takes one for something else.
+// plain returns a name as YAML. Of the well-formed names, only null needs quotes.
 func plain(name string) string {
 	if strings.EqualFold(name, "null") {
 		return strconv.Quote(name)

@@ -13,12 +13,12 @@ import (
 	"github.com/cloister-build/cloister/sandbox"
 )
 
-// A kind is how amounts are written, and the largest that there may be: more is a mistake, and somewhere on
-// its way to the kernel it might become too little.
+// A kind is a notation for amounts. Its maximum is far above every sensible value, so that none overflows on its way to the
+// kernel.
 type kind struct {
 	parse  func(string) (int64, error)
 	format func(int64) string
-	most   int64
+	max    int64
 }
 
 var (
@@ -27,15 +27,15 @@ var (
 	durations = kind{parseDuration, func(v int64) string { return formatDuration(time.Duration(v)) }, int64(10 * 365 * 24 * time.Hour)}
 )
 
-// A quantity is an amount of something. Files, max and properties all state it in the same way.
+// A quantity is an amount with the same notation in profiles, max and properties.
 type quantity struct {
 	key   string        // in a file
-	limit sandbox.Limit // "" for the size of /tmp, which is none
+	limit sandbox.Limit // "" for the size of /tmp
 	kind
-	least int64 // with less, hardly a command could begin
+	min int64 // below it hardly any command could start
 }
 
-// quantities are all of them, the limits in the order of sandbox.AllLimits.
+// quantities are all quantities, the limits in the order of sandbox.AllLimits.
 var quantities = [...]quantity{
 	{"memory", sandbox.LimitMemory, sizes, 16 << 20},
 	{"cpu", sandbox.LimitCPU, durations, 1},
@@ -46,19 +46,19 @@ var quantities = [...]quantity{
 	{"tmp", "", sizes, 1 << 20},
 }
 
-// maxTimeout is what max_timeout is written like. It is no quantity: no action asks for it.
-var maxTimeout = quantity{key: "max_timeout", kind: durations, least: 1}
+// maxTimeout is the notation of max_timeout. It is not in quantities, because actions cannot ask for it.
+var maxTimeout = quantity{key: "max_timeout", kind: durations, min: 1}
 
-// read returns the amount that s states, which is neither too little nor too much.
+// read parses an amount and checks its range.
 func (q *quantity) read(s string) (int64, error) {
 	v, err := q.parse(s)
 	switch {
 	case err != nil:
 		return 0, err
-	case v < q.least:
-		return 0, fmt.Errorf("%q is too little: at least %s is permitted", s, q.format(q.least))
-	case v > q.most:
-		return 0, fmt.Errorf("%q is too much: at most %s is permitted", s, q.format(q.most))
+	case v < q.min:
+		return 0, fmt.Errorf("%q is too small: the minimum is %s", s, q.format(q.min))
+	case v > q.max:
+		return 0, fmt.Errorf("%q is too large: the maximum is %s", s, q.format(q.max))
 	}
 	return v, nil
 }
@@ -67,7 +67,7 @@ func index(key string) int {
 	return slices.IndexFunc(quantities[:], func(q quantity) bool { return q.key == key })
 }
 
-// property returns the name of the quantity as a property of an action, without the prefix.
+// property returns the name of the quantity as a platform property, without the prefix.
 func (q *quantity) property() string { return strings.ReplaceAll(q.key, "_", "-") }
 
 var units = []struct {
@@ -90,14 +90,14 @@ func parseSize(s string) (int64, error) {
 		}
 		return n * u.bytes, nil
 	}
-	return 0, fmt.Errorf("%q is no size: write a whole number with a unit, as 4GiB or 512MiB", s)
+	return 0, fmt.Errorf("invalid size %q: write a whole number with a unit, such as 4GiB or 512MiB", s)
 }
 
-// formatSize loses nothing: what it returns is parsed to the same number.
+// formatSize is the inverse of parseSize.
 func formatSize(v int64) string {
 	i := 0
 	for v%units[i].bytes != 0 {
-		i++ // to bytes at last, which divide everything
+		i++ // at the latest to bytes
 	}
 	return formatCount(v/units[i].bytes) + units[i].name
 }
@@ -105,12 +105,12 @@ func formatSize(v int64) string {
 func parseDuration(s string) (int64, error) {
 	d, err := time.ParseDuration(s)
 	if err != nil || d <= 0 {
-		return 0, fmt.Errorf("%q is no time: write a number with a unit, as 1h or 90s", s)
+		return 0, fmt.Errorf("invalid duration %q: write a number with a unit, such as 1h or 90s", s)
 	}
 	return int64(d), nil
 }
 
-// formatDuration omits the zeros of Duration.String: "1h" for "1h0m0s".
+// formatDuration is Duration.String without trailing zeros: "1h" for "1h0m0s".
 func formatDuration(d time.Duration) string {
 	s := d.String()
 	for _, zero := range []string{"m0s", "h0m"} {
@@ -124,7 +124,7 @@ func formatDuration(d time.Duration) string {
 func parseCount(s string) (int64, error) {
 	n, err := strconv.ParseInt(s, 10, 64)
 	if err != nil || n <= 0 {
-		return 0, fmt.Errorf("%q is no number: write a whole number of at least 1", s)
+		return 0, fmt.Errorf("invalid number %q: write a whole number of at least 1", s)
 	}
 	return n, nil
 }
@@ -133,18 +133,18 @@ func formatCount(v int64) string { return strconv.FormatInt(v, 10) }
 
 func parseBool(s string) (bool, error) {
 	if s != "true" && s != "false" {
-		return false, fmt.Errorf("%q is neither true nor false", s)
+		return false, fmt.Errorf("invalid value %q: write true or false", s)
 	}
 	return s == "true", nil
 }
 
-// audits are the degrees of watching, from the loosest to the closest.
+// audits are the audit levels, in ascending order.
 var audits = []sandbox.Audit{sandbox.AuditOff, sandbox.AuditViolations, sandbox.AuditFull}
 
 func parseAudit(s string) (sandbox.Audit, error) {
 	i := slices.IndexFunc(audits, func(a sandbox.Audit) bool { return formatAudit(a) == s })
 	if i < 0 {
-		return "", fmt.Errorf("%q is none of off, attempts and full", s)
+		return "", fmt.Errorf("invalid audit level %q: write off, attempts or full", s)
 	}
 	return audits[i], nil
 }
@@ -156,8 +156,8 @@ func formatAudit(a sandbox.Audit) string {
 	return string(a)
 }
 
-// sortedOnce sorts endpoints as a Spec wants them.
-func sortedOnce(es []sandbox.Endpoint) []sandbox.Endpoint {
+// sortEndpoints sorts endpoints as a Spec needs them, and removes duplicates.
+func sortEndpoints(es []sandbox.Endpoint) []sandbox.Endpoint {
 	slices.SortFunc(es, func(a, b sandbox.Endpoint) int { return strings.Compare(a.String(), b.String()) })
 	return slices.Compact(es)
 }

@@ -109,7 +109,7 @@ func TestLeaksAreNamed(t *testing.T) {
 		if build.ExitCode == 0 {
 			t.Error("bazel: exit 0")
 		}
-		const want = `(?m)^Failed Precondition: confine: property cloister-memory=1TiB: rule "default" grants at most 4GiB \(built in\); ask for less`
+		const want = `(?m)^Failed Precondition: confine: property cloister-memory=1TiB: rule "default" grants at most 4GiB \(built in\); lower the property`
 		if !regexp.MustCompile(want).MatchString(build.Output) {
 			t.Errorf("no line of the console matches %q", want)
 		}

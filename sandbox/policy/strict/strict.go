@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package strict reads files that operators write: YAML of mappings, lists and scalars alone, in which a key that
-// nobody reads is a mistake. Each mistake is told with its place in the file. It knows neither what a file means nor
-// where it lies.
+// Package strict decodes configuration files written in a subset of YAML: mappings, lists and scalars. An unknown key is
+// an error, and every error gives its position in the file.
 package strict
 
 import (
@@ -14,22 +13,23 @@ import (
 	"unicode"
 	"unicode/utf8"
 
+	"github.com/agnivade/levenshtein"
 	"github.com/goccy/go-yaml/ast"
 	"github.com/goccy/go-yaml/parser"
 	"github.com/goccy/go-yaml/token"
 )
 
-// A SyntaxError is a mistake in a file, with its place.
+// A SyntaxError is an error at a position in a file.
 type SyntaxError struct {
 	File         string
-	Line, Column int    // from 1; the column in characters
-	Message      string // what is wrong
-	Hint         string // what was probably meant, or ""
+	Line, Column int // from 1; the column in characters
+	Message      string
+	Hint         string // what the author probably meant, or ""
 
-	source []string // the lines up to this one
+	source []string // the lines up to Line
 }
 
-// Error returns several lines: the message, the lines of the file that lead to the place, and a caret.
+// Error returns the message, the last lines of the file up to the position, and a caret.
 func (e *SyntaxError) Error() string {
 	var b strings.Builder
 	fmt.Fprintf(&b, "%s: [%d:%d] %s", e.File, e.Line, e.Column, e.Message)
@@ -49,18 +49,19 @@ func (e *SyntaxError) Error() string {
 	return b.String()
 }
 
-// maxBytes is far more than a person writes. The parser's time grows with the square of how deep a text
-// nests, and its stack with the depth.
+// maxBytes is far more than a person writes. The parser's time grows with the square of the nesting depth, and its stack
+// with the depth.
 const maxBytes = 64 << 10
 
-// A Decoder reads the nodes of one file. It accepts mappings, sequences and scalars, and none of YAML's
-// ways to say something elsewhere than where it applies: anchors, aliases, merges and tags. It is for one goroutine.
+// A Decoder decodes one file. It accepts mappings, sequences and scalars, but no anchors, aliases, merges or tags. It is
+// not safe for concurrent use.
 type Decoder struct {
 	file, what string
-	lines      []string // printable, a column a character
+	lines      []string // printable, one column per character
 }
 
-// NewDecoder returns a Decoder of text. The file's name, and what the file is ("a policy"), are for messages alone.
+// NewDecoder returns a Decoder for text. The file's name and a noun phrase for the file, such as "a policy", appear in
+// messages.
 func NewDecoder(file, what string, text []byte) *Decoder {
 	printable := func(r rune) rune {
 		if r == '\t' {
@@ -78,7 +79,7 @@ func NewDecoder(file, what string, text []byte) *Decoder {
 	return d
 }
 
-// errorAt returns a mistake at a place. A place outside the text is moved to its end.
+// errorAt returns an error at a position, which it clamps to the text.
 func (d *Decoder) errorAt(line, column int, hint, format string, args ...any) error {
 	line = min(max(line, 1), len(d.lines))
 	column = min(max(column, 1), utf8.RuneCountInString(d.lines[line-1])+1)
@@ -87,7 +88,7 @@ func (d *Decoder) errorAt(line, column int, hint, format string, args ...any) er
 	}
 }
 
-// Errorf returns a mistake at a node.
+// Errorf returns an error at a node.
 func (d *Decoder) Errorf(n ast.Node, format string, args ...any) error {
 	return d.suggest(n, "", format, args...)
 }
@@ -100,12 +101,12 @@ func (d *Decoder) suggest(n ast.Node, hint, format string, args ...any) error {
 	return d.errorAt(line, column, hint, format, args...)
 }
 
-// At returns where a node is, for a person.
+// At returns the position of a node as FILE:LINE.
 func (d *Decoder) At(n ast.Node) string {
 	return fmt.Sprintf("%s:%d", d.file, start(n).Position.Line)
 }
 
-// start returns the first token of a node. That of a mapping in several lines is its first key.
+// start returns the first token of a node, which for a block mapping is its first key.
 func start(n ast.Node) *token.Token {
 	if m, ok := n.(*ast.MappingNode); ok && !m.IsFlowStyle && len(m.Values) > 0 {
 		return m.Values[0].Key.GetToken()
@@ -113,10 +114,10 @@ func start(n ast.Node) *token.Token {
 	return n.GetToken()
 }
 
-// Parse returns the one document of text.
+// Parse returns the only document of text.
 func (d *Decoder) Parse(text []byte) (ast.Node, error) {
 	if len(text) > maxBytes {
-		return nil, d.errorAt(1, 1, "", "the file has %d bytes: %s has at most %d", len(text), d.what, maxBytes)
+		return nil, d.errorAt(1, 1, "", "the file has %d bytes, but %s may have at most %d", len(text), d.what, maxBytes)
 	}
 	if !utf8.Valid(text) {
 		return nil, d.errorAt(1, 1, "", "the file is not UTF-8 text")
@@ -141,14 +142,14 @@ func (d *Decoder) Parse(text []byte) (ast.Node, error) {
 	}
 	switch len(bodies) {
 	case 0:
-		return nil, d.errorAt(1, 1, "", "the file says nothing: write version: 1")
+		return nil, d.errorAt(1, 1, "", "the file is empty: write version: 1")
 	case 1:
 		return bodies[0], nil
 	}
-	return nil, d.Errorf(bodies[1], "a second document begins here: %s is one", d.what)
+	return nil, d.Errorf(bodies[1], "a second document begins here, but %s is a single document", d.what)
 }
 
-// Entries calls f for each pair of a mapping, in order. The parser has refused a name that occurs twice.
+// Entries calls f for each entry of a mapping, in order. The parser refuses duplicate keys.
 func (d *Decoder) Entries(n ast.Node, f func(name string, key, value ast.Node) error) error {
 	var pairs []*ast.MappingValueNode
 	switch n := n.(type) {
@@ -157,7 +158,7 @@ func (d *Decoder) Entries(n ast.Node, f func(name string, key, value ast.Node) e
 	case *ast.MappingValueNode:
 		pairs = []*ast.MappingValueNode{n}
 	default:
-		return d.Errorf(n, "a mapping belongs here, as {key: value}")
+		return d.Errorf(n, "expected a mapping, such as {key: value}")
 	}
 	for _, pair := range pairs {
 		name, err := d.Scalar(pair.Key)
@@ -171,10 +172,10 @@ func (d *Decoder) Entries(n ast.Node, f func(name string, key, value ast.Node) e
 	return nil
 }
 
-// Keys are what a mapping may say, and who reads it.
+// Keys are the functions that decode the values of a mapping, by key.
 type Keys map[string]func(value ast.Node) error
 
-// Mapping reads a mapping of known keys.
+// Mapping decodes a mapping of known keys.
 func (d *Decoder) Mapping(n ast.Node, known Keys) error {
 	return d.Entries(n, func(name string, key, value ast.Node) error {
 		read, ok := known[name]
@@ -185,19 +186,19 @@ func (d *Decoder) Mapping(n ast.Node, known Keys) error {
 	})
 }
 
-// Unknown returns a mistake in a name that should be one of several.
+// Unknown returns the error for a name that is not among those known.
 func (d *Decoder) Unknown(n ast.Node, what, name string, known []string) error {
 	if near := Nearest(name, known); near != "" {
 		return d.suggest(n, near, "unknown %s %q", what, name)
 	}
-	return d.Errorf(n, "unknown %s %q: one of %s belongs here", what, name, strings.Join(known, ", "))
+	return d.Errorf(n, "unknown %s %q: write one of %s", what, name, strings.Join(known, ", "))
 }
 
 // Sequence calls f for each element of a list.
 func (d *Decoder) Sequence(n ast.Node, f func(ast.Node) error) error {
 	s, ok := n.(*ast.SequenceNode)
 	if !ok {
-		return d.Errorf(n, "a list belongs here, as [a, b]")
+		return d.Errorf(n, "expected a list, such as [a, b]")
 	}
 	for _, v := range s.Values {
 		if err := f(v); err != nil {
@@ -207,7 +208,7 @@ func (d *Decoder) Sequence(n ast.Node, f func(ast.Node) error) error {
 	return nil
 }
 
-// Scalar returns the text of a plain or quoted scalar in one line, as it is written: 08 is "08".
+// Scalar returns the text of a plain or quoted scalar on one line, as written: 08 is "08".
 func (d *Decoder) Scalar(n ast.Node) (string, error) {
 	switch n := n.(type) {
 	case *ast.StringNode:
@@ -219,11 +220,11 @@ func (d *Decoder) Scalar(n ast.Node) (string, error) {
 			return text, nil
 		}
 	}
-	return "", d.Errorf(n, "one value belongs here, in one line")
+	return "", d.Errorf(n, "expected one value, on one line")
 }
 
-// rejoined returns the plain scalar "a:b". In a list inside of braces the parser takes it for a mapping,
-// which YAML has only where a space follows the colon (go-yaml issue 832).
+// rejoined returns the plain scalar "a:b". In a list inside braces the parser takes it for a mapping, although YAML
+// requires a space after the colon of a mapping (go-yaml issue 832).
 func rejoined(n *ast.MappingNode) (string, bool) {
 	if len(n.Values) != 1 || n.Start.Type != token.MappingValueType {
 		return "", false
@@ -235,34 +236,13 @@ func rejoined(n *ast.MappingNode) (string, bool) {
 	return key.Value + ":" + value.Value, true
 }
 
-// Nearest returns the name that s is most likely a misspelling of, or "".
+// Nearest returns the name of which s is most likely a misspelling, or "".
 func Nearest(s string, names []string) string {
 	best, least := "", 2+len(s)/4
 	for _, name := range names {
-		if d := distance(s, name); d < least {
+		if d := levenshtein.ComputeDistance(s, name); d < least {
 			best, least = name, d
 		}
 	}
 	return best
-}
-
-// distance is Levenshtein's: how many bytes must be added, removed or changed.
-func distance(a, b string) int {
-	row := make([]int, len(b)+1)
-	for j := range row {
-		row[j] = j
-	}
-	for i := range len(a) {
-		diagonal := row[0]
-		row[0] = i + 1
-		for j := range len(b) {
-			changed := diagonal
-			if a[i] != b[j] {
-				changed++
-			}
-			diagonal = row[j+1]
-			row[j+1] = min(changed, row[j]+1, row[j+1]+1)
-		}
-	}
-	return row[len(b)]
 }
