@@ -14,15 +14,15 @@ import (
 	"github.com/minio/minio-go/v7"
 )
 
-// ErrNoBucket says that the bucket does not exist.
-var ErrNoBucket = errors.New("the bucket does not exist; make it, or correct its name or the endpoint")
+// ErrNoBucket is returned if the bucket does not exist.
+var ErrNoBucket = errors.New("the bucket does not exist; create it, or correct its name or the endpoint")
 
-// failed says what did not succeed in which bucket, and gives err the kind that package cas has for it. What
-// a server says is repeated as one printable line. The end of ctx comes before all else.
-func (c *Client) failed(ctx context.Context, what string, err error) error {
+// wrap adds the failed operation and the bucket to err, and the matching error of package cas. It quotes the response
+// of the server as one printable line. If ctx has ended, it returns that error instead.
+func (c *Client) wrap(ctx context.Context, what string, err error) error {
 	what += " in " + c.target
 	var answer minio.ErrorResponse
-	said := func() string { return fmt.Sprintf("%+.300q", answer.Code+": "+answer.Message) }
+	response := func() string { return fmt.Sprintf("%+.300q", answer.Code+": "+answer.Message) }
 	switch {
 	case ctx.Err() != nil:
 		return fmt.Errorf("%s: %w", what, ctx.Err())
@@ -35,16 +35,17 @@ func (c *Client) failed(ctx context.Context, what string, err error) error {
 	case answer.Code == minio.NoSuchKey:
 		return fmt.Errorf("%s: %w", what, cas.ErrNotFound)
 	case answer.StatusCode == http.StatusRequestedRangeNotSatisfiable:
-		return fmt.Errorf("%s: it has not that many bytes: %w", what, cas.ErrCorrupt)
+		return fmt.Errorf("%s: the object is too short: %w", what, cas.ErrCorrupt)
 	case answer.StatusCode == http.StatusInsufficientStorage || strings.Contains(answer.Code, "QuotaExceeded"):
-		return fmt.Errorf("%s: %w: the server says %s", what, cas.ErrFull, said())
+		return fmt.Errorf("%s: %w: the server responded %s", what, cas.ErrFull, response())
 	case answer.StatusCode == http.StatusUnauthorized || answer.StatusCode == http.StatusForbidden:
-		return fmt.Errorf("%s: %w: the server says %s; the credentials must be permitted to read, write and list the bucket (without list, what is absent is forbidden)",
-			what, os.ErrPermission, said())
-	// Without a status it is an answer that makes no sense; what a server does not implement it never will.
+		return fmt.Errorf("%s: %w: the server responded %s; the credentials need permission to "+
+			"read, write and list the bucket (without list, absent objects are forbidden)",
+			what, os.ErrPermission, response())
+	// Without a status, the response is malformed. Retrying does not help if the server does not implement the call.
 	case answer.StatusCode == 0 || answer.StatusCode >= 499 && answer.StatusCode != http.StatusNotImplemented ||
 		answer.StatusCode == http.StatusTooManyRequests || answer.StatusCode == http.StatusRequestTimeout:
-		return fmt.Errorf("%s: %w: the server says %s", what, cas.ErrUnavailable, said())
+		return fmt.Errorf("%s: %w: the server responded %s", what, cas.ErrUnavailable, response())
 	}
-	return fmt.Errorf("%s: the server says %s", what, said())
+	return fmt.Errorf("%s: the server responded %s", what, response())
 }

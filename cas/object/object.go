@@ -1,29 +1,28 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package object is the store and the action cache of package cas over a bucket: of Amazon S3, of any server
-// that speaks its protocol, or of Google Cloud Storage. It keeps no blob here for longer than a call, and
-// removes none from the bucket.
+// Package object implements the store and the action cache of package cas in a bucket of Amazon S3, of an S3-compatible
+// server or of Google Cloud Storage. It caches no blobs on this host, and deletes none from the bucket.
 //
-// A bucket is not trusted with contents: what it returns is checked against the digest, and what is sent to
-// it becomes visible after the last byte was checked, or never. It is trusted with results, which nothing but
-// their own checksum vouches for: who may write to the bucket decides what actions result in.
+// The bucket is not trusted with contents: downloads are verified against the digest, and an upload becomes visible
+// only after its last byte was verified. It is trusted with results, which only a checksum protects: anyone with write
+// access to the bucket determines the results of actions.
 //
-// # What it costs
+// # Cost
 //
-// Every digest that Missing is asked about is a call of its own. 32 are under way at once: where one takes
-// 15 ms, that is 2,000 digests a second, a five-hundredth of what a disk does. So it belongs behind a disk.
-// A Put holds up to 32 MiB in memory, and all those of a Client together up to 256 MiB: more of them wait.
+// Missing takes one call for each digest, with 32 calls in parallel. At 15 ms for a call, that is 2,000 digests per
+// second, a five-hundredth of the rate of a disk. The store should therefore be the upstream of a disk. A Put holds up
+// to 32 MiB in memory, and all Puts of a Client up to 256 MiB: further ones wait.
 //
-// # What it promises
+// # Guarantees
 //
-// An object store knows no lease. As long as its bucket has no lifecycle rule, nothing ever leaves it. Where
-// a rule deletes objects N days after they were created, the URL must say so: expire_days=N. Then Missing
-// and Lookup copy an object onto itself, which makes it new, when they find it older than half of that: what
-// Put stored, Missing called present or Lookup returned stays for N/2 days. Open promises nothing. S3 does
-// not copy a blob above 5 GiB in one call; there Missing calls it absent instead, so that it is put again.
+// A bucket has no leases. Without a lifecycle rule, nothing ever leaves it. If a rule deletes objects N days after
+// their creation, the URL must have expire_days=N. Missing and Lookup then renew an object older than N/2 days by
+// copying it onto itself. What Put stored, Missing reported present or Lookup returned stays for N/2 days; Open renews
+// nothing. S3 cannot copy a blob above 5 GiB in one call, so Missing reports it as absent instead and the client puts
+// it again.
 //
-// The rule should go by the age of the object alone, and abort multipart uploads that are a day old. A
-// bucket that keeps old versions, or deleted objects, also keeps one of each copy.
+// The rule should depend only on the age of the object, and abort multipart uploads after a day. A bucket with
+// versioning or soft delete also keeps the previous version of each copy.
 package object
 
 import (
@@ -43,32 +42,31 @@ import (
 	"golang.org/x/sync/semaphore"
 )
 
-// ErrURL says that the URL of a bucket is malformed.
-var ErrURL = errors.New("URL of a bucket is s3://BUCKET[/PREFIX][?region=REGION][&endpoint=http(s)://HOST[:PORT]][&expire_days=N], or gs:// without region")
+// ErrURL is returned for a malformed URL of a bucket.
+var ErrURL = errors.New("write s3://BUCKET[/PREFIX][?region=REGION][&endpoint=http(s)://HOST[:PORT]]" +
+	"[&expire_days=N], or gs:// without region")
 
 const (
-	parallel = 32 // calls under way at once, of one Missing or Fetch
-	attempts = 5  // at one call, or at going on with a body that brings nothing
+	parallel = 32 // concurrent calls of one Missing or Fetch
+	attempts = 5  // for a call, and for resuming a download without progress
 )
 
-// A Config says which bucket, and who is told of damage.
+// Config configures a Client.
 type Config struct {
-	// URL is s3://BUCKET[/PREFIX] or gs://BUCKET[/PREFIX]. After a question mark it may say
+	// URL is s3://BUCKET[/PREFIX] or gs://BUCKET[/PREFIX], with optional query parameters:
 	//
-	//	endpoint=https://HOST[:PORT]  another server than Amazon's or Google's; http:// if without TLS
-	//	region=REGION                 of S3; otherwise AWS_REGION, and otherwise the bucket is asked
-	//	expire_days=N                 a lifecycle rule of the bucket deletes what is N days old
+	//	endpoint=https://HOST[:PORT]  another server than Amazon's or Google's; http:// without TLS
+	//	region=REGION                 of S3; defaults to AWS_REGION, then to a query of the bucket
+	//	expire_days=N                 a lifecycle rule of the bucket deletes objects after N days
 	//
-	// Credentials are not part of it. Those for S3 come from the environment (AWS_ACCESS_KEY_ID and
-	// AWS_SECRET_ACCESS_KEY), from a profile (AWS_PROFILE) in ~/.aws, or from the role that this host
-	// or pod has; those for Google are the application default credentials, which are sent to nobody
-	// without TLS. They must be permitted to get and put objects, to abort multipart uploads, and to
-	// list the bucket, without which it refuses to say that an object is absent: at Amazon
-	// s3:GetObject, s3:PutObject, s3:AbortMultipartUpload and s3:ListBucket, at Google the role
+	// It has no credentials. Those for S3 come from the environment (AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY), from
+	// a profile (AWS_PROFILE) in ~/.aws, or from the role of this host or pod. Those for Google are the application
+	// default credentials, which are never sent without TLS. They need permission to get and put objects, to abort
+	// multipart uploads, and to list the bucket, without which the bucket does not reveal that an object is absent. At
+	// Amazon these are s3:GetObject, s3:PutObject, s3:AbortMultipartUpload and s3:ListBucket, at Google
 	// roles/storage.objectUser.
 	URL string
-	// Corrupt is told of each blob that is found damaged, and under which key it lies; nil: nobody. It
-	// is called by whoever reads, from several goroutines.
+	// Corrupt receives each blob that is found damaged, and its key; it may be nil. Readers call it concurrently.
 	Corrupt func(instance string, d cas.Digest, where string)
 }
 
@@ -78,18 +76,18 @@ type Client struct {
 	transport *http.Transport
 	google    bool
 	bucket    string
-	prefix    string        // of every key; empty, or ends with a slash
-	target    string        // as messages name the bucket
-	expire    time.Duration // age at which a rule deletes; 0: there is none
+	prefix    string        // of every key; empty or with a trailing slash
+	target    string        // the bucket in messages
+	expire    time.Duration // age at which a lifecycle rule deletes; 0 without one
 	corrupt   func(instance string, d cas.Digest, where string)
-	memory    *semaphore.Weighted // bytes of what is being uploaded
+	memory    *semaphore.Weighted // bytes of running uploads
 
 	mu      sync.Mutex
-	damaged map[string]bool // keys of blobs that were found damaged; guarded by mu
+	damaged map[string]bool // keys of damaged blobs; guarded by mu
 }
 
-// Open returns access to a bucket that exists, answers, and lets itself be read; the caller closes it. A
-// malformed URL is ErrURL. The other errors are those of Check.
+// Open returns a Client for a bucket and checks it; the caller closes it. A malformed URL is ErrURL. Other errors are
+// those of Check.
 func Open(ctx context.Context, cfg Config) (*Client, error) {
 	a, err := parse(cfg.URL)
 	if err != nil {
@@ -107,7 +105,7 @@ func Open(ctx context.Context, cfg Config) (*Client, error) {
 	if a.google {
 		options = googleOptions
 	}
-	o, err := options(ctx, a, attempt{c.transport})
+	o, err := options(ctx, a, bodyCopier{c.transport})
 	if err != nil {
 		return nil, fmt.Errorf("%s: %w", c.target, err)
 	}
@@ -122,27 +120,26 @@ func Open(ctx context.Context, cfg Config) (*Client, error) {
 	return c, nil
 }
 
-// Check asks the bucket for an object that does not exist, and returns nil if that is what it answers. A
-// bucket that does not exist is ErrNoBucket, one that does not let itself be read is os.ErrPermission, and
-// one that does not answer is cas.ErrUnavailable.
+// Check reports whether the bucket can be read, by a request for an object that does not exist. An absent bucket is
+// ErrNoBucket, one without read permission os.ErrPermission, and one that does not respond cas.ErrUnavailable.
 func (c *Client) Check(ctx context.Context) error {
 	body, _, _, err := c.core.GetObject(ctx, c.bucket, c.prefix+"absent", minio.GetObjectOptions{})
 	if err == nil {
 		return body.Close()
 	}
-	if err := c.failed(ctx, "reach the bucket", err); !errors.Is(err, cas.ErrNotFound) {
+	if err := c.wrap(ctx, "reach the bucket", err); !errors.Is(err, cas.ErrNotFound) {
 		return err
 	}
 	return nil
 }
 
-// Close closes the connections that no call uses.
+// Close closes idle connections.
 func (c *Client) Close() error {
 	c.transport.CloseIdleConnections()
 	return nil
 }
 
-// Store returns the blobs and results of an instance. A name that no instance may have is cas.ErrInvalid.
+// Store returns the blobs and results of an instance. An invalid name is cas.ErrInvalid.
 func (c *Client) Store(name string) (*Store, error) {
 	if err := cas.CheckInstanceName(name); err != nil {
 		return nil, err
@@ -159,17 +156,17 @@ func (c *Client) Instance(name string) (*cas.Instance, error) {
 	return &cas.Instance{Name: name, Store: s, Actions: s}, nil
 }
 
-// An address is what the URL of a bucket says.
+// An address is the parsed URL of a bucket.
 type address struct {
 	google         bool
 	bucket, prefix string
 	endpoint       *url.URL
-	custom         bool // endpoint is the operator's
+	custom         bool // the URL has an endpoint
 	region         string
-	expire         time.Duration // age at which the bucket's rule deletes; 0: never
+	expire         time.Duration // age at which a lifecycle rule deletes; 0 without one
 }
 
-// String returns the URL without what follows the question mark.
+// String returns the URL without the query.
 func (a *address) String() string {
 	scheme := "s3://"
 	if a.google {
@@ -178,9 +175,8 @@ func (a *address) String() string {
 	return scheme + a.bucket + "/" + a.prefix
 }
 
-// harmless returns a URL without what may be a secret: a user, and all behind a question or number mark. It need not be
-// a URL.
-func harmless(text string) string {
+// redact removes the parts of a possibly malformed URL that may be secret: the user, the query and the fragment.
+func redact(text string) string {
 	if at := strings.LastIndexByte(text, '@'); at >= 0 {
 		scheme, _, found := strings.Cut(text[:at], "://")
 		if !found {
@@ -194,7 +190,7 @@ func harmless(text string) string {
 	return text
 }
 
-// maxPrefix is the most bytes of a prefix: a key may have 1024.
+// maxPrefix is the maximum length of a prefix in bytes; keys have at most 1024.
 const maxPrefix = 256
 
 var (
@@ -203,18 +199,19 @@ var (
 )
 
 func parse(text string) (*address, error) {
-	refuse := func(format string, args ...any) (*address, error) {
-		return nil, fmt.Errorf("%+.256q: %s: %w", harmless(text), fmt.Sprintf(format, args...), ErrURL)
+	reject := func(format string, args ...any) (*address, error) {
+		return nil, fmt.Errorf("%+.256q: %s: %w", redact(text), fmt.Sprintf(format, args...), ErrURL)
 	}
 	u, err := url.Parse(text)
 	if err != nil || u.Scheme != "s3" && u.Scheme != "gs" {
-		return refuse("it is neither s3:// nor gs://")
+		return reject("the scheme must be s3 or gs")
 	}
 	if u.User != nil || u.Fragment != "" || !bucketNames.MatchString(u.Host) {
-		return refuse("the bucket must be 3 to 63 of a-z, 0-9, dot, hyphen and underscore, and nothing beside it")
+		return reject("the bucket must be 3 to 63 of a-z, 0-9, dot, hyphen and underscore, without user or port")
 	}
 	if len(u.Path) > maxPrefix || !prefixes.MatchString(u.Path) {
-		return refuse("the prefix must be up to %d of A-Z, a-z, 0-9, dot, hyphen, underscore and slash, no dot first", maxPrefix)
+		return reject("the prefix must be up to %d of A-Z, a-z, 0-9, dot, hyphen, underscore and slash, "+
+			"without a leading dot", maxPrefix)
 	}
 	a := &address{google: u.Scheme == "gs", bucket: u.Host}
 	if path := strings.Trim(u.Path, "/"); path != "" {
@@ -222,7 +219,7 @@ func parse(text string) (*address, error) {
 	}
 	query, err := url.ParseQuery(u.RawQuery)
 	if err != nil {
-		return refuse("what follows the question mark is malformed")
+		return reject("the query is malformed")
 	}
 	endpoint := "https://s3.amazonaws.com"
 	if a.google {
@@ -232,7 +229,7 @@ func parse(text string) (*address, error) {
 		value := values[0]
 		switch {
 		case len(values) > 1:
-			return refuse("%+q is there twice", name)
+			return reject("duplicate parameter %+q", name)
 		case name == "endpoint":
 			endpoint, a.custom = value, true
 		case name == "region" && !a.google:
@@ -240,16 +237,22 @@ func parse(text string) (*address, error) {
 		case name == "expire_days":
 			days, err := strconv.ParseUint(value, 10, 16)
 			if err != nil || days == 0 {
-				return refuse("expire_days must be a number of days from 1 to 65535")
+				return reject("expire_days must be a number of days from 1 to 65535")
 			}
 			a.expire = time.Duration(days) * 24 * time.Hour
 		default:
-			return refuse("%+q has no meaning", name)
+			return reject("unknown parameter %+q", name)
 		}
 	}
 	a.endpoint, err = url.Parse(endpoint)
-	if err != nil || a.endpoint.Scheme != "http" && a.endpoint.Scheme != "https" || a.endpoint.Hostname() == "" || *a.endpoint != (url.URL{Scheme: a.endpoint.Scheme, Host: a.endpoint.Host}) {
-		return refuse("the endpoint must be http://HOST[:PORT] or https://HOST[:PORT]")
+	if err != nil || !isEndpoint(a.endpoint) {
+		return reject("the endpoint must be http://HOST[:PORT] or https://HOST[:PORT]")
 	}
 	return a, nil
+}
+
+// isEndpoint reports whether u consists of only a scheme and a host.
+func isEndpoint(u *url.URL) bool {
+	return (u.Scheme == "http" || u.Scheme == "https") && u.Hostname() != "" &&
+		*u == url.URL{Scheme: u.Scheme, Host: u.Host}
 }

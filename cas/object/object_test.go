@@ -26,7 +26,7 @@ import (
 	"github.com/cloister-build/cloister/cas/object"
 )
 
-// both runs a test for each scheme.
+// both runs a test for S3 and for Google.
 func both(t *testing.T, test func(t *testing.T, s *server)) {
 	for _, scheme := range schemes {
 		t.Run(scheme, func(t *testing.T) { test(t, serve(t, scheme)) })
@@ -42,8 +42,7 @@ func TestContract(t *testing.T) {
 	}
 }
 
-// TestParts: what is larger than a request goes in parts, and comes back as one.
-func TestParts(t *testing.T) {
+func TestLargeBlobsGoInParts(t *testing.T) {
 	both(t, func(t *testing.T, s *server) {
 		store := s.instance(t)
 		for i, size := range []int{16 << 20, 16<<20 + 1, 48 << 20} {
@@ -53,7 +52,7 @@ func TestParts(t *testing.T) {
 				t.Fatal(err)
 			}
 			if got, want := s.called("part"), []int{0, 2, 3}[i]; got != want {
-				t.Errorf("%d bytes went in %d parts, want %d", size, got, want)
+				t.Errorf("%d bytes were sent in %d parts, want %d", size, got, want)
 			}
 			for _, off := range []int64{0, 16 << 20} {
 				r, err := store.Open(t.Context(), d, off)
@@ -68,12 +67,12 @@ func TestParts(t *testing.T) {
 			}
 		}
 		if n := s.uploads(t); n != 0 {
-			t.Errorf("%d uploads are under way", n)
+			t.Errorf("%d uploads are unfinished", n)
 		}
 	})
 }
 
-// TestFailedPutLeavesNothing: neither an object nor parts of one, however late it fails.
+// TestFailedPutLeavesNothing checks that a failed Put leaves neither an object nor parts.
 func TestFailedPutLeavesNothing(t *testing.T) {
 	errBroken := errors.New("broken")
 	both(t, func(t *testing.T, s *server) {
@@ -86,22 +85,24 @@ func TestFailedPutLeavesNothing(t *testing.T) {
 				r    io.Reader
 				want error
 			}{
-				"another last bit":   {bytes.NewReader(flipped), cas.ErrMismatch},
-				"a byte less":        {bytes.NewReader(b[:size-1]), cas.ErrMismatch},
-				"a byte more":        {io.MultiReader(bytes.NewReader(b), strings.NewReader("x")), cas.ErrMismatch},
-				"broken at the end":  {io.MultiReader(bytes.NewReader(b), iotest.ErrReader(errBroken)), errBroken},
-				"broken in the half": {io.MultiReader(bytes.NewReader(b[:size/2]), iotest.ErrReader(errBroken)), errBroken},
+				"flipped last bit":  {bytes.NewReader(flipped), cas.ErrMismatch},
+				"one byte less":     {bytes.NewReader(b[:size-1]), cas.ErrMismatch},
+				"one byte more":     {io.MultiReader(bytes.NewReader(b), strings.NewReader("x")), cas.ErrMismatch},
+				"broken at the end": {io.MultiReader(bytes.NewReader(b), iotest.ErrReader(errBroken)), errBroken},
+				"broken in the middle": {io.MultiReader(bytes.NewReader(b[:size/2]), iotest.ErrReader(errBroken)),
+					errBroken},
 			} {
 				s.spoil(faults{})
 				if err := store.Put(t.Context(), d, c.r); !errors.Is(err, c.want) {
 					t.Errorf("%d bytes, %s: got %v, want %v", size, name, err, c.want)
 				}
 				if keys, n := s.keys(t), s.uploads(t); len(keys) > 0 || n > 0 || s.called("complete") > 0 {
-					t.Errorf("%d bytes, %s: objects %q, %d uploads, %d completed", size, name, keys, n, s.called("complete"))
+					t.Errorf("%d bytes, %s: objects %q, %d uploads, %d completed", size, name, keys, n,
+						s.called("complete"))
 				}
 			}
 		}
-		// The end of a context is no reason to leave parts behind.
+		// Parts are removed after a cancellation, too.
 		b, d := castest.Blob(2, 40<<20)
 		ctx, cancel := context.WithCancel(t.Context())
 		s.spoil(faults{before: func(_ http.ResponseWriter, _ *http.Request, kind string, n int) bool {
@@ -111,7 +112,7 @@ func TestFailedPutLeavesNothing(t *testing.T) {
 			return false
 		}})
 		if err := store.Put(ctx, d, bytes.NewReader(b)); !errors.Is(err, context.Canceled) {
-			t.Errorf("cancelled: got %v", err)
+			t.Errorf("cancelled: got %v, want Canceled", err)
 		}
 		if keys, n := s.keys(t), s.uploads(t); len(keys) > 0 || n > 0 || s.called("begin") != 1 {
 			t.Errorf("cancelled: objects %q, %d uploads of %d", keys, n, s.called("begin"))
@@ -119,8 +120,8 @@ func TestFailedPutLeavesNothing(t *testing.T) {
 	})
 }
 
-// TestDamagedOnTheWay: what arrives as something else is refused by the server, which is told what to expect.
-func TestDamagedOnTheWay(t *testing.T) {
+// TestUploadsHaveChecksums checks that the server rejects uploads damaged in transit.
+func TestUploadsHaveChecksums(t *testing.T) {
 	both(t, func(t *testing.T, s *server) {
 		store := s.instance(t)
 		s.spoil(faults{damage: func(kind string, b []byte) []byte {
@@ -133,11 +134,11 @@ func TestDamagedOnTheWay(t *testing.T) {
 		for _, size := range []int{1000, 17 << 20} {
 			b, d := castest.Blob(1, size)
 			if err := store.Put(t.Context(), d, bytes.NewReader(b)); err == nil {
-				t.Errorf("%d bytes: no error", size)
+				t.Errorf("%d bytes: got no error", size)
 			}
 		}
 		if err := store.Record(t.Context(), cas.SHA256.Sum(nil), &repb.ActionResult{ExitCode: 1}); err == nil {
-			t.Error("a result: no error")
+			t.Error("a result: got no error")
 		}
 		if keys, n := s.keys(t), s.uploads(t); len(keys) > 0 || n > 0 {
 			t.Errorf("objects %q, %d uploads", keys, n)
@@ -145,8 +146,7 @@ func TestDamagedOnTheWay(t *testing.T) {
 	})
 }
 
-// TestTooLargeForAnObject: and for memory, if parts were to grow with it.
-func TestTooLargeForAnObject(t *testing.T) {
+func TestPutRejectsBlobAboveObjectSize(t *testing.T) {
 	s := serve(t, "s3")
 	store := s.instance(t)
 	_, small := castest.Blob(1, 100)
@@ -154,20 +154,23 @@ func TestTooLargeForAnObject(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := store.Put(t.Context(), d, iotest.ErrReader(errors.New("read"))); !errors.Is(err, cas.ErrFull) || s.called("begin") != 0 {
+	if err := store.Put(t.Context(), d, iotest.ErrReader(errors.New("read"))); !errors.Is(err, cas.ErrFull) ||
+		s.called("begin") != 0 {
 		t.Errorf("got %v after %d uploads, want ErrFull before any", err, s.called("begin"))
 	}
 }
 
-// TestKeys: where things lie, and that a name of a client is no path.
+// TestKeys checks the keys of instances, which must not contain paths chosen by clients.
 func TestKeys(t *testing.T) {
 	s := serve(t, "s3")
 	c := s.open(t, object.Config{})
 	hash := cas.SHA256.Sum([]byte("x")).Hash()
 	names := map[string]string{
-		"": "!", "main": "main", "a/b": "a!2fb", "../../other": "!2e!2e!2f!2e!2e!2fother", "A b\n\u202e": "!41!20b!0a!e2!80!ae",
-		"!": "!21", "!2f": "!212f", "team/one": "team!2fone", strings.Repeat("/a", 50)[1:]: strings.Repeat("!2fa", 50)[3:],
-		strings.Repeat("a", 256): "!!" + cas.SHA256.Sum([]byte(strings.Repeat("a", 256))).Hash(),
+		"": "!", "main": "main", "a/b": "a!2fb", "../../other": "!2e!2e!2f!2e!2e!2fother",
+		"A b\n\u202e": "!41!20b!0a!e2!80!ae",
+		"!":           "!21", "!2f": "!212f", "team/one": "team!2fone",
+		strings.Repeat("/a", 50)[1:]: strings.Repeat("!2fa", 50)[3:],
+		strings.Repeat("a", 256):     "!!" + cas.SHA256.Sum([]byte(strings.Repeat("a", 256))).Hash(),
 	}
 	var want []string
 	for name, part := range names {
@@ -175,8 +178,9 @@ func TestKeys(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if missing, err := in.Store.Missing(t.Context(), []cas.Digest{cas.SHA256.Sum([]byte("x"))}); err != nil || len(missing) != 1 {
-			t.Errorf("%q: what another instance holds is missing %v, %v", name, missing, err)
+		if missing, err := in.Store.Missing(t.Context(), []cas.Digest{cas.SHA256.Sum([]byte("x"))}); err != nil ||
+			len(missing) != 1 {
+			t.Errorf("%q: got %v missing, %v; want the blob of another instance missing", name, missing, err)
 		}
 		d := put(t, in.Store, []byte("x"))
 		if err := in.Actions.Record(t.Context(), d, &repb.ActionResult{}); err != nil {
@@ -197,25 +201,27 @@ func TestKeys(t *testing.T) {
 	}
 }
 
-// TestDamage: a damaged object is found out when it is read, told of once, absent from then on, and
-// repaired by the next Put.
-func TestDamage(t *testing.T) {
+// TestDamagedBlob checks that damage is detected by a read, reported once, and repaired by the next Put. Until then the
+// blob is absent.
+func TestDamagedBlob(t *testing.T) {
 	b, d := castest.Blob(1, 100_000)
 	for name, damaged := range map[string][]byte{
-		"one bit": append([]byte{b[0] ^ 1}, b[1:]...), "cut off": b[:50_000], "nothing": nil, "longer": append(bytes.Clone(b), 0),
+		"one bit": append([]byte{b[0] ^ 1}, b[1:]...), "cut off": b[:50_000], "nothing": nil,
+		"longer": append(bytes.Clone(b), 0),
 	} {
 		both(t, func(t *testing.T, s *server) {
-			var told []string
+			var reported []string
 			c := s.open(t, object.Config{URL: s.url(""), Corrupt: func(instance string, d cas.Digest, where string) {
-				told = append(told, fmt.Sprint(instance, " ", d, " ", where))
+				reported = append(reported, fmt.Sprint(instance, " ", d, " ", where))
 			}})
 			store := named(t, c, "main")
 			put(t, store, b)
 			key := s.only(t)
 			s.replace(t, key, damaged, time.Now())
-			// A size is seen without reading.
-			if missing, err := store.Missing(t.Context(), []cas.Digest{d}); err != nil || (len(missing) == 1) != (name != "one bit") {
-				t.Errorf("%s, not read yet: got %v, %v", name, missing, err)
+			// A wrong size is detected without a read.
+			if missing, err := store.Missing(t.Context(), []cas.Digest{d}); err != nil ||
+				(len(missing) == 1) != (name != "one bit") {
+				t.Errorf("%s, before a read: got %v, %v", name, missing, err)
 			}
 			for range 2 {
 				if _, err := cas.ReadAll(t.Context(), store, d, 1<<20); !errors.Is(err, cas.ErrCorrupt) {
@@ -225,46 +231,46 @@ func TestDamage(t *testing.T) {
 			if r, err := store.Open(t.Context(), d, 60_000); name != "one bit" && !errors.Is(err, cas.ErrCorrupt) {
 				t.Errorf("%s: read from 60000: got %v, %v, want ErrCorrupt", name, r, err)
 			}
-			if want := []string{fmt.Sprint("main ", d, " ", key)}; !slices.Equal(told, want) {
-				t.Errorf("%s: told %q, want %q", name, told, want)
+			if want := []string{fmt.Sprint("main ", d, " ", key)}; !slices.Equal(reported, want) {
+				t.Errorf("%s: reported %q, want %q", name, reported, want)
 			}
 			to := castest.NewMemory()
 			if _, err := store.Fetch(t.Context(), to, []cas.Digest{d}); err == nil || to.Len() != 0 {
 				t.Errorf("%s: Fetch: got %v and %d blobs", name, err, to.Len())
 			}
 			if missing, err := store.Missing(t.Context(), []cas.Digest{d}); err != nil || len(missing) != 1 {
-				t.Errorf("%s: got %v, %v, want it absent", name, missing, err)
+				t.Errorf("%s: got %v, %v, want it missing", name, missing, err)
 			}
 			put(t, store, b)
 			if missing, err := store.Missing(t.Context(), []cas.Digest{d}); err != nil || len(missing) != 0 {
-				t.Errorf("%s: put again: got %v, %v, want it present", name, missing, err)
+				t.Errorf("%s, after Put: got %v, %v, want none missing", name, missing, err)
 			}
 			if got, err := cas.ReadAll(t.Context(), store, d, 1<<20); err != nil || !bytes.Equal(got, b) {
-				t.Errorf("%s: put again: got %d bytes, %v", name, len(got), err)
+				t.Errorf("%s, after Put: got %d bytes, %v", name, len(got), err)
 			}
-			// Who repaired it may have been another.
+			// Another process may have repaired it.
 			s.replace(t, key, append([]byte{b[0] ^ 1}, b[1:]...), time.Now())
 			if _, err := cas.ReadAll(t.Context(), store, d, 1<<20); !errors.Is(err, cas.ErrCorrupt) {
-				t.Errorf("%s: damaged again: got %v", name, err)
+				t.Errorf("%s, damaged again: got %v, want ErrCorrupt", name, err)
 			}
 			s.replace(t, key, b, time.Now())
 			if _, err := cas.ReadAll(t.Context(), store, d, 1<<20); err != nil {
 				t.Error(err)
 			}
 			if missing, err := store.Missing(t.Context(), []cas.Digest{d}); err != nil || len(missing) != 0 {
-				t.Errorf("%s: repaired by another: got %v, %v, want it present", name, missing, err)
+				t.Errorf("%s, repaired by another: got %v, %v, want none missing", name, missing, err)
 			}
 		})
 	}
 }
 
-// TestDamagedResult: it is none, and recorded again.
 func TestDamagedResult(t *testing.T) {
 	both(t, func(t *testing.T, s *server) {
 		store := s.instance(t)
 		_, action := castest.Blob(1, 100)
 		record := func() {
-			if err := store.Record(t.Context(), action, &repb.ActionResult{StdoutRaw: []byte("hello"), ExitCode: 3}); err != nil {
+			if err := store.Record(t.Context(), action, &repb.ActionResult{StdoutRaw: []byte("hello"),
+				ExitCode: 3}); err != nil {
 				t.Fatal(err)
 			}
 		}
@@ -272,7 +278,8 @@ func TestDamagedResult(t *testing.T) {
 		key := s.only(t)
 		b := s.content(t, key)
 		for name, damaged := range map[string][]byte{
-			"one bit": append(bytes.Clone(b[:len(b)-1]), b[len(b)-1]^1), "cut off": b[:len(b)-1], "nothing": nil, "no sum": b[32:], "longer": append(bytes.Clone(b), 0),
+			"one bit": append(bytes.Clone(b[:len(b)-1]), b[len(b)-1]^1), "cut off": b[:len(b)-1], "nothing": nil,
+			"no sum": b[32:], "longer": append(bytes.Clone(b), 0),
 		} {
 			s.replace(t, key, damaged, time.Now())
 			if r, err := store.Lookup(t.Context(), action); !errors.Is(err, cas.ErrNotFound) {
@@ -280,13 +287,13 @@ func TestDamagedResult(t *testing.T) {
 			}
 			record()
 			if r, err := store.Lookup(t.Context(), action); err != nil || r.ExitCode != 3 {
-				t.Errorf("%s: recorded again: got %v, %v", name, r, err)
+				t.Errorf("%s, after Record: got %v, %v", name, r, err)
 			}
 		}
 	})
 }
 
-// everyCall makes each call of a store, of blobs that are there or not, and returns the errors.
+// everyCall makes each call of a store, for present and absent blobs, and returns the errors.
 func everyCall(ctx context.Context, s *server, store *object.Store, present cas.Digest) map[string]error {
 	b, absent := castest.Blob(7, 1000)
 	large, largeDigest := castest.Blob(8, 17<<20)
@@ -304,9 +311,8 @@ func everyCall(ctx context.Context, s *server, store *object.Store, present cas.
 	return errs
 }
 
-// TestServerFails: each answer is an error of its kind, says what to do, and repeats the server's words as
-// one printable line.
-func TestServerFails(t *testing.T) {
+// TestServerErrors checks the kind and the advice of errors, and that they quote the server in one printable line.
+func TestServerErrors(t *testing.T) {
 	const hostile = "\x1b[2J\u202e\n\r"
 	both(t, func(t *testing.T, s *server) {
 		store := s.instance(t)
@@ -318,7 +324,7 @@ func TestServerFails(t *testing.T) {
 			status int
 			code   string
 			want   error
-			text   string // which every error that has a body contains
+			text   string // in the error of every response with a body
 		}{
 			{500, "InternalError", cas.ErrUnavailable, "InternalError"},
 			{503, "SlowDown", cas.ErrUnavailable, "SlowDown"},
@@ -337,15 +343,17 @@ func TestServerFails(t *testing.T) {
 				return true
 			}})
 			for call, err := range everyCall(t.Context(), s, store, present) {
-				// To HEAD there is no answer but the status.
+				// A response to HEAD has no body.
 				head := call == "Missing" || call == "Open at the end"
 				if head && (c.code == "NoSuchBucket" || c.status == 400) {
 					continue
 				}
-				if c.want == nil && errors.Is(err, cas.ErrUnavailable) || c.want != nil && !errors.Is(err, c.want) || !head && !strings.Contains(err.Error(), c.text) {
-					t.Errorf("%d %s: %s: got %v, want %v that says %q", c.status, c.code, call, err, c.want, c.text)
+				if c.want == nil && errors.Is(err, cas.ErrUnavailable) || c.want != nil && !errors.Is(err, c.want) ||
+					!head && !strings.Contains(err.Error(), c.text) {
+					t.Errorf("%d %s: %s: got %v, want %v with %q", c.status, c.code, call, err, c.want, c.text)
 				}
-				if err == nil || !strings.Contains(err.Error(), s.scheme+"://"+bucketName+"/team/one/") || len(err.Error()) > 5000 ||
+				if err == nil || !strings.Contains(err.Error(), s.scheme+"://"+bucketName+"/team/one/") ||
+					len(err.Error()) > 5000 ||
 					strings.ContainsFunc(err.Error(), func(r rune) bool { return !unicode.IsPrint(r) }) {
 					t.Errorf("%d %s: %s: got %q, want a printable line with the bucket", c.status, c.code, call, err)
 				}
@@ -354,8 +362,8 @@ func TestServerFails(t *testing.T) {
 	})
 }
 
-// TestRetries: what fails now and then succeeds, and what cannot succeed is not tried again.
-func TestRetries(t *testing.T) {
+// TestTransientErrorsAreRetried checks that others are not.
+func TestTransientErrorsAreRetried(t *testing.T) {
 	both(t, func(t *testing.T, s *server) {
 		store := s.instance(t)
 		present := put(t, store, []byte("present"))
@@ -393,8 +401,7 @@ func TestRetries(t *testing.T) {
 	})
 }
 
-// TestNobodyAnswers: not even the connection.
-func TestNobodyAnswers(t *testing.T) {
+func TestUnreachableServerIsUnavailable(t *testing.T) {
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
@@ -403,26 +410,33 @@ func TestNobodyAnswers(t *testing.T) {
 	both(t, func(t *testing.T, s *server) {
 		store := s.instance(t)
 		present := put(t, store, []byte("present"))
-		s.spoil(faults{before: func(http.ResponseWriter, *http.Request, string, int) bool { panic(http.ErrAbortHandler) }})
+		s.spoil(faults{before: func(http.ResponseWriter, *http.Request, string,
+			int) bool {
+			panic(http.ErrAbortHandler)
+		}})
 		for call, err := range everyCall(t.Context(), s, store, present) {
 			if !errors.Is(err, cas.ErrUnavailable) {
 				t.Errorf("%s: got %v, want ErrUnavailable", call, err)
 			}
 		}
-		if _, err := object.Open(t.Context(), object.Config{URL: s.scheme + "://" + bucketName + "?endpoint=http://" + l.Addr().String()}); !errors.Is(err, cas.ErrUnavailable) || !strings.Contains(err.Error(), l.Addr().String()) {
+		if _, err := object.Open(t.Context(), object.Config{URL: s.scheme + "://" + bucketName + "?endpoint=http://" +
+			l.Addr().String()}); !errors.Is(err, cas.ErrUnavailable) ||
+			!strings.Contains(err.Error(), l.Addr().String()) {
 			t.Errorf("Open: got %v, want ErrUnavailable with the address", err)
 		}
-		if _, err := object.Open(t.Context(), object.Config{URL: s.scheme + "://no-such-bucket?endpoint=" + s.address}); !errors.Is(err, cas.ErrUnavailable) {
+		if _, err := object.Open(t.Context(), object.Config{URL: s.scheme + "://no-such-bucket?endpoint=" +
+			s.address}); !errors.Is(err, cas.ErrUnavailable) {
 			t.Errorf("Open: got %v, want ErrUnavailable", err)
 		}
 		s.spoil(faults{})
-		if _, err := object.Open(t.Context(), object.Config{URL: s.scheme + "://no-such-bucket?endpoint=" + s.address}); !errors.Is(err, object.ErrNoBucket) {
+		if _, err := object.Open(t.Context(), object.Config{URL: s.scheme + "://no-such-bucket?endpoint=" +
+			s.address}); !errors.Is(err, object.ErrNoBucket) {
 			t.Errorf("Open: got %v, want ErrNoBucket", err)
 		}
 	})
 }
 
-// TestContextEndsEveryCall: also where the server says nothing at all, or not the rest.
+// TestContextEndsEveryCall covers a server that does not respond, or stops in the middle.
 func TestContextEndsEveryCall(t *testing.T) {
 	both(t, func(t *testing.T, s *server) {
 		store := s.instance(t)
@@ -438,30 +452,34 @@ func TestContextEndsEveryCall(t *testing.T) {
 		}
 		cancel()
 		if _, err := io.Copy(io.Discard, r); !errors.Is(err, context.Canceled) {
-			t.Errorf("the rest of a blob: got %v", err)
+			t.Errorf("the rest of a blob: got %v, want Canceled", err)
 		}
 		r.Close()
 
 		var waiting atomic.Pointer[context.CancelFunc]
 		s.spoil(faults{before: func(_ http.ResponseWriter, r *http.Request, kind string, _ int) bool {
-			// Whoever waits is cancelled as soon as it does.
+			// Cancel the call as soon as it waits.
 			(*waiting.Load())()
 			if kind == "abort" {
 				return false
 			}
-			io.Copy(io.Discard, r.Body) // only then does the server notice
+			io.Copy(io.Discard, r.Body) // so that the server notices the cancellation
 			hang(r.Context())
 			return true
 		}})
 		large, largeDigest := castest.Blob(8, 17<<20)
 		for call, f := range map[string]func(ctx context.Context) error{
-			"Missing": func(ctx context.Context) error { _, err := store.Missing(ctx, []cas.Digest{present}); return err },
-			"Open":    func(ctx context.Context) error { _, err := store.Open(ctx, present, 0); return err },
-			"Put":     func(ctx context.Context) error { return store.Put(ctx, present, bytes.NewReader(b)) },
-			"parts":   func(ctx context.Context) error { return store.Put(ctx, largeDigest, bytes.NewReader(large)) },
-			"Lookup":  func(ctx context.Context) error { _, err := store.Lookup(ctx, present); return err },
-			"Record":  func(ctx context.Context) error { return store.Record(ctx, present, &repb.ActionResult{}) },
-			"Check":   store.Check,
+			"Missing": func(ctx context.Context) error {
+				_, err := store.Missing(ctx,
+					[]cas.Digest{present})
+				return err
+			},
+			"Open":   func(ctx context.Context) error { _, err := store.Open(ctx, present, 0); return err },
+			"Put":    func(ctx context.Context) error { return store.Put(ctx, present, bytes.NewReader(b)) },
+			"parts":  func(ctx context.Context) error { return store.Put(ctx, largeDigest, bytes.NewReader(large)) },
+			"Lookup": func(ctx context.Context) error { _, err := store.Lookup(ctx, present); return err },
+			"Record": func(ctx context.Context) error { return store.Record(ctx, present, &repb.ActionResult{}) },
+			"Check":  store.Check,
 			"Fetch": func(ctx context.Context) error {
 				_, err := store.Fetch(ctx, castest.NewMemory(), []cas.Digest{present})
 				return err
@@ -481,8 +499,8 @@ func TestContextEndsEveryCall(t *testing.T) {
 	})
 }
 
-// TestBrokenBodiesGoOn: a download goes on where it was, and not for ever.
-func TestBrokenBodiesGoOn(t *testing.T) {
+// TestBrokenDownloadsAreResumed checks that downloads resume at their offset, with limited attempts.
+func TestBrokenDownloadsAreResumed(t *testing.T) {
 	both(t, func(t *testing.T, s *server) {
 		store := s.instance(t)
 		b, d := castest.Blob(1, 5<<20)
@@ -500,8 +518,9 @@ func TestBrokenBodiesGoOn(t *testing.T) {
 			}
 		}
 		s.spoil(faults{breakAt: 0, breaks: 1000})
-		if _, err := cas.ReadAll(t.Context(), store, d, 5<<20); !errors.Is(err, cas.ErrUnavailable) || s.called("GET") != 5 {
-			t.Errorf("broken again and again: got %v after %d calls, want ErrUnavailable after 5", err, s.called("GET"))
+		if _, err := cas.ReadAll(t.Context(), store, d, 5<<20); !errors.Is(err, cas.ErrUnavailable) ||
+			s.called("GET") != 5 {
+			t.Errorf("without progress: got %v after %d calls, want ErrUnavailable after 5", err, s.called("GET"))
 		}
 		s.spoil(faults{before: func(w http.ResponseWriter, r *http.Request, _ string, _ int) bool {
 			if r.Method == http.MethodGet {
@@ -511,13 +530,13 @@ func TestBrokenBodiesGoOn(t *testing.T) {
 			return r.Method == http.MethodGet
 		}})
 		if _, err := store.Open(t.Context(), d, 0); !errors.Is(err, cas.ErrUnavailable) {
-			t.Errorf("an answer without a length: got %v, want ErrUnavailable", err)
+			t.Errorf("response without a length: got %v, want ErrUnavailable", err)
 		}
-		// What could not be read is not what is damaged.
+		// An unreadable blob is not damaged.
 		if missing, err := store.Missing(t.Context(), []cas.Digest{d}); err != nil || len(missing) != 0 {
 			t.Errorf("got %v, %v, want it present", missing, err)
 		}
-		// An object that is gone in between.
+		// The object is deleted during the download.
 		s.spoil(faults{breakAt: 1 << 20, breaks: 1})
 		r, err := store.Open(t.Context(), d, 0)
 		if err != nil {
@@ -528,13 +547,13 @@ func TestBrokenBodiesGoOn(t *testing.T) {
 			t.Fatal(err)
 		}
 		if _, err := io.Copy(io.Discard, r); !errors.Is(err, cas.ErrNotFound) {
-			t.Errorf("gone: got %v, want ErrNotFound", err)
+			t.Errorf("deleted: got %v, want ErrNotFound", err)
 		}
 	})
 }
 
-// TestExpiry: where a rule deletes what is ten days old, what was found at five is new again.
-func TestExpiry(t *testing.T) {
+// TestExpiringObjectsAreRenewed uses a lifecycle rule of ten days, so that objects are renewed after five.
+func TestExpiringObjectsAreRenewed(t *testing.T) {
 	const day = 24 * time.Hour
 	both(t, func(t *testing.T, s *server) {
 		store := named(t, s.open(t, object.Config{URL: s.url("&expire_days=10")}), "")
@@ -563,7 +582,8 @@ func TestExpiry(t *testing.T) {
 				store  *object.Store
 				copied int
 			}{
-				{5*day - time.Hour, store, 0}, {5*day + time.Hour, store, 1}, {50 * day, forever, 0}, {9 * day, store, 1},
+				{5*day - time.Hour, store, 0}, {5*day + time.Hour, store, 1}, {50 * day, forever, 0},
+				{9 * day, store, 1},
 			} {
 				s.replace(t, key, content, time.Now().Add(-c.age))
 				s.spoil(faults{})
@@ -576,7 +596,7 @@ func TestExpiry(t *testing.T) {
 					t.Errorf("%s at %v: copied %d times, want %d", key, c.age, n, c.copied)
 				}
 			}
-			// What is stored again is new, too: whether it is there is not asked.
+			// A Put or Record renews it, too, without a query.
 			s.replace(t, key, content, time.Now().Add(-9*day))
 			put(t, store, b)
 			if err := store.Record(t.Context(), d, &repb.ActionResult{ExitCode: 1}); err != nil {
@@ -584,9 +604,9 @@ func TestExpiry(t *testing.T) {
 			}
 			s.spoil(faults{})
 			if err := use[key](store); err != nil || s.called("copy") != 0 {
-				t.Errorf("%s stored again: %v and %d copies", key, err, s.called("copy"))
+				t.Errorf("%s, stored again: got %v and %d copies", key, err, s.called("copy"))
 			}
-			// Of two who copy one may come too late.
+			// The object expires during the copy.
 			s.replace(t, key, content, time.Now().Add(-9*day))
 			s.spoil(faults{before: func(_ http.ResponseWriter, _ *http.Request, kind string, _ int) bool {
 				if kind == "copy" {
@@ -596,14 +616,14 @@ func TestExpiry(t *testing.T) {
 			}})
 			if key == result {
 				if _, err := store.Lookup(t.Context(), d); !errors.Is(err, cas.ErrNotFound) {
-					t.Errorf("gone while it was copied: got %v, want ErrNotFound", err)
+					t.Errorf("deleted during the copy: got %v, want ErrNotFound", err)
 				}
 			} else if missing, err := store.Missing(t.Context(), []cas.Digest{d}); err != nil || len(missing) != 1 {
-				t.Errorf("gone while it was copied: got %v, %v, want it missing", missing, err)
+				t.Errorf("deleted during the copy: got %v, %v, want it missing", missing, err)
 			}
 			s.spoil(faults{})
 		}
-		// S3 cannot copy it, so it must be put again. Google can, but it has none.
+		// S3 cannot copy it, so it must be put again. Google can, but this server does not have it.
 		d, err := cas.NewDigest(cas.SHA256, d.Hash(), 5<<30+1)
 		if err != nil {
 			t.Fatal(err)
@@ -622,12 +642,12 @@ func TestExpiry(t *testing.T) {
 			}
 		}
 		if copied := s.called("copy") == 1; copied != (s.scheme == "gs") {
-			t.Errorf("5 GiB: copied is %v", copied)
+			t.Errorf("5 GiB: got copied %v, want only for Google", copied)
 		}
 	})
 }
 
-// TestFetch copies what the other store lacks, reads nothing else, and keeps within its bound.
+// TestFetch checks that Fetch reads only absent blobs, in at most 32 parallel calls.
 func TestFetch(t *testing.T) {
 	both(t, func(t *testing.T, s *server) {
 		store, to := s.instance(t), castest.NewMemory()
@@ -645,7 +665,7 @@ func TestFetch(t *testing.T) {
 				put(t, store, b)
 			}
 		}
-		// Requests wait for one another until there are 32, and a little longer for one too many.
+		// Requests block until there are 32, and a little longer to detect more.
 		var mu sync.Mutex
 		arrived, full := 0, make(chan struct{})
 		s.spoil(faults{before: func(_ http.ResponseWriter, r *http.Request, _ string, _ int) bool {
@@ -662,28 +682,29 @@ func TestFetch(t *testing.T) {
 		}})
 		got, err := store.Fetch(t.Context(), to, append(slices.Clone(ds), ds...))
 		if err != nil || !slices.Equal(got, absent) || to.Len() != len(ds)-len(absent) {
-			t.Errorf("absent are %d, %v, and %d are there; want %d and %d", len(got), err, to.Len(), len(absent), len(ds)-len(absent))
+			t.Errorf("got %d absent, %v, %d copied; want %d absent, %d copied", len(got), err, to.Len(), len(absent),
+				len(ds)-len(absent))
 		}
 		if n := s.called("GET"); n != 180 || s.most != 32 {
-			t.Errorf("%d reads, up to %d at once, want 180, 32", n, s.most)
+			t.Errorf("got %d reads, up to %d in parallel, want 180 and 32", n, s.most)
 		}
 	})
 }
 
-// TestLongWay: however often bodies break off, a download goes on while each brings something.
-func TestLongWay(t *testing.T) {
+// TestDownloadContinuesWithProgress checks that breaks do not count if each attempt makes progress.
+func TestDownloadContinuesWithProgress(t *testing.T) {
 	both(t, func(t *testing.T, s *server) {
 		store := s.instance(t)
 		d := put(t, store, bytes.Repeat([]byte("long"), 3<<20))
 		s.spoil(faults{breakAt: 1 << 20, breaks: 1000})
 		if _, err := cas.ReadAll(t.Context(), store, d, d.Size()); err != nil || s.called("GET") < 10 {
-			t.Errorf("%v after %d calls", err, s.called("GET"))
+			t.Errorf("got %v after %d calls, want nil after at least 10", err, s.called("GET"))
 		}
 	})
 }
 
-// TestUploadsAreBounded: however many blobs are put, few are in memory.
-func TestUploadsAreBounded(t *testing.T) {
+// TestMemoryOfUploadsIsBounded checks that only eight parts are in memory at a time.
+func TestMemoryOfUploadsIsBounded(t *testing.T) {
 	s := serve(t, "s3")
 	store := s.instance(t)
 	b, d := castest.Blob(1, 16<<20)
@@ -704,12 +725,12 @@ func TestUploadsAreBounded(t *testing.T) {
 	for range 8 {
 		<-arrived
 	}
-	// The ninth is not even read, and waits no longer than its caller.
+	// The ninth is not read, and its wait ends with its context.
 	ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
 	defer cancel()
 	ninth := bytes.NewReader(b)
 	if err := store.Put(ctx, d, ninth); !errors.Is(err, context.DeadlineExceeded) || ninth.Len() != len(b) {
-		t.Errorf("got %v, and %d bytes were read; want DeadlineExceeded and none", err, len(b)-ninth.Len())
+		t.Errorf("got %v after %d bytes, want DeadlineExceeded after 0", err, len(b)-ninth.Len())
 	}
 	close(free)
 	group.Wait()
@@ -718,8 +739,7 @@ func TestUploadsAreBounded(t *testing.T) {
 	}
 }
 
-// TestSecretsInURLs stay out of errors.
-func TestSecretsInURLs(t *testing.T) {
+func TestErrorsRedactSecretsInURLs(t *testing.T) {
 	for url, want := range map[string]string{
 		"s3://AKIASECRET:SECRET@farm-cache/a":              `"s3://...@farm-cache/a"`,
 		"s3://AKIA:SEC?SECRET@farm-cache":                  `"s3://...@farm-cache"`,
@@ -740,12 +760,18 @@ func TestSecretsInURLs(t *testing.T) {
 func TestURL(t *testing.T) {
 	s := serve(t, "s3")
 	for _, url := range []string{
-		"", "farm-cache", "http://farm-cache", "s3:farm-cache", "s3://", "s3:///x", "s3://AB", "s3://a", "s3://key:secret@farm-cache", "s3://farm-cache:80", "s3://farm-cache#a",
-		"s3://farm-cache/a//b", "s3://farm-cache/../b", "s3://farm-cache/a%20b", "s3://farm-cache/.a", "s3://farm-cache/" + strings.Repeat("a", 256),
-		"s3://farm-cache?endpoint=", "s3://farm-cache?endpoint=localhost:9000", "s3://farm-cache?endpoint=ftp://localhost", "s3://farm-cache?endpoint=http://localhost/x",
-		"s3://farm-cache?endpoint=http://u@localhost", "s3://farm-cache?endpoint=http://localhost?a=b", "s3://farm-cache?endpoint=http://:80",
-		"s3://farm-cache?reigon=x", "s3://farm-cache?region=a&region=b", "s3://farm-cache?a;b", "gs://farm-cache?region=x",
-		"s3://farm-cache?expire_days=0", "s3://farm-cache?expire_days=-1", "s3://farm-cache?expire_days=30d", "s3://farm-cache?expire_days=",
+		"", "farm-cache", "http://farm-cache", "s3:farm-cache", "s3://", "s3:///x", "s3://AB", "s3://a",
+		"s3://key:secret@farm-cache", "s3://farm-cache:80", "s3://farm-cache#a",
+		"s3://farm-cache/a//b", "s3://farm-cache/../b", "s3://farm-cache/a%20b", "s3://farm-cache/.a",
+		"s3://farm-cache/" + strings.Repeat("a", 256),
+		"s3://farm-cache?endpoint=", "s3://farm-cache?endpoint=localhost:9000",
+		"s3://farm-cache?endpoint=ftp://localhost", "s3://farm-cache?endpoint=http://localhost/x",
+		"s3://farm-cache?endpoint=http://u@localhost", "s3://farm-cache?endpoint=http://localhost?a=b",
+		"s3://farm-cache?endpoint=http://:80",
+		"s3://farm-cache?reigon=x", "s3://farm-cache?region=a&region=b", "s3://farm-cache?a;b",
+		"gs://farm-cache?region=x",
+		"s3://farm-cache?expire_days=0", "s3://farm-cache?expire_days=-1", "s3://farm-cache?expire_days=30d",
+		"s3://farm-cache?expire_days=",
 	} {
 		if _, err := object.Open(t.Context(), object.Config{URL: url}); !errors.Is(err, object.ErrURL) {
 			t.Errorf("%q: got %v, want ErrURL", url, err)
@@ -758,7 +784,7 @@ func TestURL(t *testing.T) {
 		d := put(t, in, []byte(url))
 		key := fmt.Sprintf("%sx/blobs/sha256/%s-%d", prefix, d.Hash(), d.Size())
 		if !slices.Contains(s.keys(t), key) {
-			t.Errorf("%s: no %s among %q", url, key, s.keys(t))
+			t.Errorf("%s: got keys without %s: %q", url, key, s.keys(t))
 		}
 	}
 }

@@ -20,33 +20,34 @@ import (
 	"golang.org/x/oauth2/google"
 )
 
-// credentialTime is how long whoever gives out credentials may take, since not every such call ends with
-// the context of the call that waits for it.
-const credentialTime = 10 * time.Second
+// credentialTimeout limits requests for credentials, some of which ignore the context of their caller.
+const credentialTimeout = 10 * time.Second
 
-var errNoCredentials = errors.New("no credentials were found; set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_PROFILE, or give this host a role")
+var errNoCredentials = errors.New("no credentials found; set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, " +
+	"or AWS_PROFILE, or give this host a role")
 
-// s3Options returns how S3 is spoken to.
+// s3Options returns the client options for S3.
 func s3Options(_ context.Context, a *address, transport http.RoundTripper) (*minio.Options, error) {
 	o := &minio.Options{
-		Creds: credentials.New(required{&credentials.Chain{Providers: []credentials.Provider{
-			&credentials.EnvAWS{}, &credentials.FileAWSCredentials{}, &credentials.IAM{Client: &http.Client{Timeout: credentialTime}},
+		Creds: credentials.New(requiredChain{&credentials.Chain{Providers: []credentials.Provider{
+			&credentials.EnvAWS{}, &credentials.FileAWSCredentials{},
+			&credentials.IAM{Client: &http.Client{Timeout: credentialTimeout}},
 		}}}),
 		Transport: transport,
 		Region:    cmp.Or(a.region, os.Getenv("AWS_REGION"), os.Getenv("AWS_DEFAULT_REGION")),
 	}
 	if a.custom {
-		// Few of these servers have regions. They are spoken to by path, for few have a name per bucket.
+		// Few of these servers have regions.
 		o.Region = cmp.Or(o.Region, "us-east-1")
 	}
 	return o, nil
 }
 
-// required is a chain for which it is an error that there are no credentials. By itself it would go on
-// without any, and the bucket would seem to refuse a role whose credentials were late.
-type required struct{ *credentials.Chain }
+// A requiredChain fails without credentials. A plain chain would continue anonymously, and the bucket would seem to
+// refuse a role whose credentials were late.
+type requiredChain struct{ *credentials.Chain }
 
-func (r required) RetrieveWithCredContext(c *credentials.CredContext) (credentials.Value, error) {
+func (r requiredChain) RetrieveWithCredContext(c *credentials.CredContext) (credentials.Value, error) {
 	v, err := r.Chain.RetrieveWithCredContext(c)
 	if err == nil && v.SignerType.IsAnonymous() {
 		err = errNoCredentials
@@ -54,16 +55,17 @@ func (r required) RetrieveWithCredContext(c *credentials.CredContext) (credentia
 	return v, err
 }
 
-// googleOptions returns how Google Cloud Storage is spoken to: in the dialect of S3, which its XML API
-// understands, without a signature but with a token.
+// googleOptions returns the client options for Google Cloud Storage: its XML API understands the S3 protocol, with a
+// token instead of a signature.
 func googleOptions(ctx context.Context, a *address, transport http.RoundTripper) (*minio.Options, error) {
-	d := &dialect{next: transport}
-	// A token is as good as a password.
+	d := &googleTransport{next: transport}
+	// Never send a token without TLS.
 	if a.endpoint.Scheme == "https" {
-		ctx = context.WithValue(context.WithoutCancel(ctx), oauth2.HTTPClient, &http.Client{Timeout: credentialTime})
+		ctx = context.WithValue(context.WithoutCancel(ctx), oauth2.HTTPClient, &http.Client{Timeout: credentialTimeout})
 		found, err := google.FindDefaultCredentials(ctx, "https://www.googleapis.com/auth/devstorage.read_write")
 		if err != nil {
-			return nil, fmt.Errorf("%w; set GOOGLE_APPLICATION_CREDENTIALS to the file of a service account, run gcloud auth application-default login, or give this host a service account", err)
+			return nil, fmt.Errorf("%w; set GOOGLE_APPLICATION_CREDENTIALS to the file of a service account, "+
+				"run gcloud auth application-default login, or give this host a service account", err)
 		}
 		d.tokens = found.TokenSource
 	}
@@ -73,15 +75,14 @@ func googleOptions(ctx context.Context, a *address, transport http.RoundTripper)
 	}, nil
 }
 
-// A dialect makes a request in Amazon's words one in Google's: headers of another prefix, and a token
-// instead of a signature.
-type dialect struct {
-	tokens oauth2.TokenSource // nil: requests carry none
+// A googleTransport translates S3 requests for Google: it changes the prefix of headers and adds a token.
+type googleTransport struct {
+	tokens oauth2.TokenSource // nil for none
 	next   http.RoundTripper
 }
 
 // RoundTrip implements http.RoundTripper.
-func (d *dialect) RoundTrip(r *http.Request) (*http.Response, error) {
+func (d *googleTransport) RoundTrip(r *http.Request) (*http.Response, error) {
 	ours := r.Clone(r.Context())
 	for name, values := range r.Header {
 		if rest, ok := strings.CutPrefix(name, "X-Amz-"); ok {
@@ -102,8 +103,8 @@ func (d *dialect) RoundTrip(r *http.Request) (*http.Response, error) {
 	return d.next.RoundTrip(ours)
 }
 
-// token waits for a token until ctx ends. Whoever fetches it knows no context.
-func (d *dialect) token(ctx context.Context) (*oauth2.Token, error) {
+// token waits for a token until ctx ends. TokenSource does not support contexts.
+func (d *googleTransport) token(ctx context.Context) (*oauth2.Token, error) {
 	var token *oauth2.Token
 	var err error
 	done := make(chan struct{})
@@ -119,12 +120,12 @@ func (d *dialect) token(ctx context.Context) (*oauth2.Token, error) {
 	}
 }
 
-// attempt gives each attempt at a request a body of its own. The client rewinds one body for the next
-// attempt, which a transport may still read for the last one: either would send what the other skips.
-type attempt struct{ next http.RoundTripper }
+// A bodyCopier gives each attempt of a request its own body. The minio client rewinds a shared body for a retry while
+// the transport may still read it for the previous attempt, so each would send what the other skips.
+type bodyCopier struct{ next http.RoundTripper }
 
 // RoundTrip implements http.RoundTripper.
-func (a attempt) RoundTrip(r *http.Request) (*http.Response, error) {
+func (a bodyCopier) RoundTrip(r *http.Request) (*http.Response, error) {
 	if r.Body == nil {
 		return a.next.RoundTrip(r)
 	}

@@ -23,20 +23,21 @@ import (
 	"github.com/cloister-build/cloister/cas/object"
 )
 
-// secure starts a server with TLS that this process trusts.
+// secure starts a server with TLS and a trusted certificate.
 func secure(t *testing.T, scheme string) *server {
 	t.Helper()
 	s := newServer(t, scheme)
 	web := s.listen(t, (*httptest.Server).StartTLS)
 	trusted := filepath.Join(t.TempDir(), "trusted.pem")
-	if err := os.WriteFile(trusted, pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: web.Certificate().Raw}), 0o600); err != nil {
+	if err := os.WriteFile(trusted, pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: web.Certificate().Raw}),
+		0o600); err != nil {
 		t.Fatal(err)
 	}
 	t.Setenv("SSL_CERT_FILE", trusted)
 	return s
 }
 
-// account makes a service account the application default credentials, whose tokens tokens gives out.
+// account sets the application default credentials to a service account, with tokens from the handler.
 func account(t *testing.T, tokens http.HandlerFunc) {
 	t.Helper()
 	web := httptest.NewServer(tokens)
@@ -63,11 +64,11 @@ func account(t *testing.T, tokens http.HandlerFunc) {
 	t.Setenv("GOOGLE_APPLICATION_CREDENTIALS", path)
 }
 
-// TestGoogleToken: with TLS every request bears a token, of which one serves for many; without, none does.
-func TestGoogleToken(t *testing.T) {
-	var given atomic.Int32
+// TestGoogleTokenRequiresTLS checks that requests share one token with TLS, and have none without.
+func TestGoogleTokenRequiresTLS(t *testing.T) {
+	var issued atomic.Int32
 	account(t, func(w http.ResponseWriter, _ *http.Request) {
-		given.Add(1)
+		issued.Add(1)
 		w.Header().Set("Content-Type", "application/json")
 		io.WriteString(w, `{"access_token": "t0k3n", "token_type": "Bearer", "expires_in": 3600}`)
 	})
@@ -75,30 +76,31 @@ func TestGoogleToken(t *testing.T) {
 	s.token = "t0k3n"
 	store := s.instance(t)
 	d := put(t, store, []byte("x"))
-	if b, err := cas.ReadAll(t.Context(), store, d, 1); err != nil || string(b) != "x" || given.Load() != 1 {
-		t.Errorf("got %q, %v with %d tokens, want one", b, err, given.Load())
+	if b, err := cas.ReadAll(t.Context(), store, d, 1); err != nil || string(b) != "x" || issued.Load() != 1 {
+		t.Errorf("got %q, %v with %d tokens, want 1", b, err, issued.Load())
 	}
-	plain := serve(t, "gs") // it refuses what bears a token
+	plain := serve(t, "gs") // rejects requests with a token
 	put(t, plain.instance(t), []byte("x"))
-	if n := given.Load(); n != 1 {
-		t.Errorf("%d tokens after a request without TLS, want one", n)
+	if n := issued.Load(); n != 1 {
+		t.Errorf("got %d tokens after a request without TLS, want 1", n)
 	}
 }
 
-// TestGoogleTokenFails: it is told, and waited for no longer than the context lasts.
-func TestGoogleTokenFails(t *testing.T) {
+// TestGoogleTokenErrors covers a failed token request, one that is cancelled, and missing credentials.
+func TestGoogleTokenErrors(t *testing.T) {
 	s := secure(t, "gs")
 	account(t, func(w http.ResponseWriter, _ *http.Request) {
 		http.Error(w, "invalid_grant \x1b[2J\n", http.StatusBadRequest)
 	})
-	if _, err := object.Open(t.Context(), object.Config{URL: s.url("")}); !errors.Is(err, cas.ErrUnavailable) || !strings.Contains(err.Error(), "invalid_grant") || strings.ContainsAny(err.Error(), "\x1b\n") {
+	if _, err := object.Open(t.Context(), object.Config{URL: s.url("")}); !errors.Is(err, cas.ErrUnavailable) ||
+		!strings.Contains(err.Error(), "invalid_grant") || strings.ContainsAny(err.Error(), "\x1b\n") {
 		t.Errorf("got %q, want ErrUnavailable with the reason in one printable line", err)
 	}
 	ctx, cancel := context.WithCancel(t.Context())
 	over := make(chan struct{})
 	var left atomic.Bool
 	account(t, func(_ http.ResponseWriter, r *http.Request) {
-		io.Copy(io.Discard, r.Body) // only then is it noticed that who asked went away
+		io.Copy(io.Discard, r.Body) // so that the server notices the disconnect
 		cancel()
 		select {
 		case <-over:
@@ -110,31 +112,33 @@ func TestGoogleTokenFails(t *testing.T) {
 		t.Errorf("got %v, want Canceled", err)
 	}
 	if left.Load() {
-		t.Error("the call waited until the token was given up")
+		t.Error("the call waited for the end of the token request")
 	}
 	close(over)
 	t.Setenv("GOOGLE_APPLICATION_CREDENTIALS", filepath.Join(t.TempDir(), "none.json"))
-	if _, err := object.Open(t.Context(), object.Config{URL: s.url("")}); err == nil || !strings.Contains(err.Error(), "gcloud auth application-default login") {
-		t.Errorf("no account: got %v, want what to do", err)
+	if _, err := object.Open(t.Context(), object.Config{URL: s.url("")}); err == nil ||
+		!strings.Contains(err.Error(), "gcloud auth application-default login") {
+		t.Errorf("no account: got %v, want advice", err)
 	}
 }
 
-// TestTLS: S3 is spoken with those whose certificate is trusted, and with nobody else.
-func TestTLS(t *testing.T) {
+func TestTLSRequiresTrustedCertificate(t *testing.T) {
 	s := secure(t, "s3")
 	put(t, s.instance(t), []byte("x"))
-	s.address = strings.Replace(s.address, "127.0.0.1", "localhost", 1) // which the certificate is not for
-	if _, err := object.Open(t.Context(), object.Config{URL: s.url("")}); !errors.Is(err, cas.ErrUnavailable) || !strings.Contains(err.Error(), "certificate") {
+	s.address = strings.Replace(s.address, "127.0.0.1", "localhost", 1) // not in the certificate
+	if _, err := object.Open(t.Context(), object.Config{URL: s.url("")}); !errors.Is(err, cas.ErrUnavailable) ||
+		!strings.Contains(err.Error(), "certificate") {
 		t.Errorf("got %v, want ErrUnavailable and the certificate", err)
 	}
 }
 
-// TestAmazonCredentials are those of the environment, else those of a profile, else those of a role, and
-// without any nothing is asked of the bucket.
+// TestAmazonCredentials checks the order of credentials: environment, profile, role. Without any, no request is sent.
 func TestAmazonCredentials(t *testing.T) {
 	s := serve(t, "s3")
 	profile := filepath.Join(t.TempDir(), "credentials")
-	if err := os.WriteFile(profile, []byte("[default]\naws_access_key_id = "+accessKey+"\naws_secret_access_key = x\n[other]\naws_access_key_id = OTHER\naws_secret_access_key = x\n"), 0o600); err != nil {
+	if err := os.WriteFile(profile,
+		[]byte("[default]\naws_access_key_id = "+accessKey+"\naws_secret_access_key = x\n"+
+			"[other]\naws_access_key_id = OTHER\naws_secret_access_key = x\n"), 0o600); err != nil {
 		t.Fatal(err)
 	}
 	var silent atomic.Bool
@@ -160,7 +164,7 @@ func TestAmazonCredentials(t *testing.T) {
 	t.Setenv("AWS_ACCESS_KEY_ID", "")
 	t.Setenv("AWS_SECRET_ACCESS_KEY", "")
 	if err := open(); !errors.Is(err, os.ErrPermission) || !strings.Contains(err.Error(), "Credential=OTHER") {
-		t.Errorf("another profile: got %v, want it to be refused", err)
+		t.Errorf("another profile: got %v, want os.ErrPermission", err)
 	}
 	t.Setenv("AWS_PROFILE", "")
 	if err := open(); err != nil {
@@ -172,7 +176,8 @@ func TestAmazonCredentials(t *testing.T) {
 	}
 	silent.Store(true)
 	s.spoil(faults{})
-	if err := open(); !errors.Is(err, cas.ErrUnavailable) || !strings.Contains(err.Error(), "set AWS_ACCESS_KEY_ID") || s.called("GET") != 0 {
-		t.Errorf("none: got %v after %d requests, want what to do after none", err, s.called("GET"))
+	if err := open(); !errors.Is(err, cas.ErrUnavailable) || !strings.Contains(err.Error(), "set AWS_ACCESS_KEY_ID") ||
+		s.called("GET") != 0 {
+		t.Errorf("none: got %v after %d requests, want advice after none", err, s.called("GET"))
 	}
 }

@@ -14,10 +14,10 @@ import (
 	"google.golang.org/protobuf/proto"
 )
 
-// maxResult is the most bytes of an object that is read as a result.
+// maxResult is the maximum size in bytes of the object of a result.
 const maxResult = sha256.Size + cas.MaxMessage
 
-// Lookup implements cas.ActionCache. A result whose object is damaged is cas.ErrNotFound.
+// Lookup implements cas.ActionCache. A damaged result is cas.ErrNotFound.
 func (s *Store) Lookup(ctx context.Context, action cas.Digest) (*repb.ActionResult, error) {
 	what, key := fmt.Sprintf("look up the result of action %s", action), s.key(results, action)
 	r, info, err := s.open(ctx, what, key, 0)
@@ -31,9 +31,9 @@ func (s *Store) Lookup(ctx context.Context, action cas.Digest) (*repb.ActionResu
 	}
 	result, ok := decode(b)
 	if !ok {
-		return nil, fmt.Errorf("%s in %s: it is damaged: %w", what, s.target, cas.ErrNotFound)
+		return nil, fmt.Errorf("%s in %s: the object is damaged: %w", what, s.target, cas.ErrNotFound)
 	}
-	if err := s.keep(ctx, what, key, info); err != nil {
+	if err := s.renew(ctx, what, key, info); err != nil {
 		return nil, err
 	}
 	return result, nil
@@ -49,15 +49,14 @@ func (s *Store) Record(ctx context.Context, action cas.Digest, r *repb.ActionRes
 	return s.putWhole(ctx, what, s.key(results, action), b)
 }
 
-// encode returns the object of a result: the message, and before it the SHA-256 of the message, since its
-// key says nothing of its content.
+// encode returns the object of a result: the SHA-256 of the message, which its key does not contain, and the message.
 func encode(r *repb.ActionResult) ([]byte, error) {
 	message, err := proto.MarshalOptions{Deterministic: true}.Marshal(r)
 	sum := sha256.Sum256(message)
 	return append(sum[:], message...), err
 }
 
-// decode is the inverse of encode; ok is false if b is anything else.
+// decode is the inverse of encode; ok is false for invalid objects.
 func decode(b []byte) (r *repb.ActionResult, ok bool) {
 	if len(b) < sha256.Size {
 		return nil, false

@@ -26,13 +26,14 @@ import (
 )
 
 func TestMain(m *testing.M) {
-	// Waits between attempts prove nothing.
+	// Retry without waiting.
 	minio.DefaultRetryUnit, minio.DefaultRetryCap = time.Millisecond, time.Millisecond
-	for _, name := range []string{"AWS_REGION", "AWS_DEFAULT_REGION", "AWS_PROFILE", "AWS_SESSION_TOKEN", "GOOGLE_APPLICATION_CREDENTIALS"} {
+	for _, name := range []string{"AWS_REGION", "AWS_DEFAULT_REGION", "AWS_PROFILE", "AWS_SESSION_TOKEN",
+		"GOOGLE_APPLICATION_CREDENTIALS"} {
 		os.Unsetenv(name)
 	}
 	os.Setenv("AWS_ACCESS_KEY_ID", accessKey)
-	os.Setenv("AWS_SECRET_ACCESS_KEY", "a secret that is not one")
+	os.Setenv("AWS_SECRET_ACCESS_KEY", "not a real secret")
 	os.Exit(m.Run())
 }
 
@@ -41,35 +42,34 @@ const (
 	bucketName = "farm-cache"
 )
 
-// Each test of the store runs once for each scheme.
 var schemes = []string{"s3", "gs"}
 
-// A server keeps objects in memory. In front of a store that speaks the dialect of S3 it sees to what that
-// does not: signatures and sums of Amazon, headers and tokens of Google.
+// A server keeps objects in memory. It adds to an S3 fake what that does not check: signatures and checksums of Amazon,
+// headers and tokens of Google.
 type server struct {
 	scheme  string
 	address string // http://HOST:PORT
 	objects *s3mem.Backend
 	store   http.Handler
-	token   string // that Google's requests must bear; "": none
+	token   string // required of Google requests; "" for none
 
 	mu         sync.Mutex
 	faults     faults
 	calls      map[string]int // by kind
-	busy, most int            // requests under way, now and at most
+	busy, most int            // concurrent requests, now and at most
 }
 
-// faults are what a test does to requests; the zero value does nothing.
+// faults are injected into requests; the zero value injects none.
 type faults struct {
-	// before may answer the nth request of a kind, counted from 1, and say so.
+	// before may respond to the nth request of a kind, counted from 1, and then returns true.
 	before func(w http.ResponseWriter, r *http.Request, kind string, n int) bool
-	// damage changes a body on its way to the server.
+	// damage changes a request body in transit.
 	damage func(kind string, b []byte) []byte
-	// breakAt is the number of bytes of an object after which the first breaks answers break off.
+	// breakAt is the number of bytes after which the first breaks downloads break off.
 	breakAt, breaks int
 }
 
-// spoil makes requests fail from now on, and counts them anew.
+// spoil injects faults, and resets the counters.
 func (s *server) spoil(f faults) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -88,7 +88,7 @@ func serve(t *testing.T, scheme string) *server {
 // listen starts a web server for s.
 func (s *server) listen(t *testing.T, start func(*httptest.Server)) *httptest.Server {
 	web := httptest.NewUnstartedServer(s)
-	web.Config.ErrorLog = log.New(io.Discard, "", 0) // of connections that broke off
+	web.Config.ErrorLog = log.New(io.Discard, "", 0) // ignore broken connections
 	start(web)
 	t.Cleanup(web.Close)
 	s.address = web.URL
@@ -105,7 +105,7 @@ func newServer(t *testing.T, scheme string) *server {
 	return s
 }
 
-// url returns the URL of the bucket, with more behind its question mark.
+// url returns the URL of the bucket, with more added to its query.
 func (s *server) url(more string) string {
 	return s.scheme + "://" + bucketName + "/team/one?endpoint=" + s.address + more
 }
@@ -123,7 +123,7 @@ func (s *server) open(t *testing.T, cfg object.Config) *object.Client {
 	return c
 }
 
-// instance returns the instance without a name.
+// instance returns the instance "".
 func (s *server) instance(t *testing.T) *object.Store {
 	t.Helper()
 	return named(t, s.open(t, object.Config{}), "")
@@ -138,7 +138,7 @@ func named(t *testing.T, c *object.Client, name string) *object.Store {
 	return store
 }
 
-// kind names what a request does.
+// kind returns the kind of a request.
 func kind(r *http.Request) string {
 	q := r.URL.Query()
 	switch {
@@ -156,7 +156,7 @@ func kind(r *http.Request) string {
 	return r.Method
 }
 
-// count returns which request of its kind this is, and what is to be done to it.
+// count counts a request, and returns its number and the faults.
 func (s *server) count(kind string) (int, faults) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -202,7 +202,7 @@ func (s *server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		amazon := http.Header{}
 		for name, values := range r.Header {
 			if strings.HasPrefix(name, "X-Amz-") {
-				refuse(w, 400, "ExcessHeaderValues", name+" is not of Google")
+				refuse(w, 400, "ExcessHeaderValues", name+" is not a Google header")
 				return
 			}
 			amazon[strings.Replace(name, "X-Goog-", "X-Amz-", 1)] = values
@@ -217,17 +217,17 @@ func (s *server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 			refuse(w, 401, "AuthenticationRequired", "authorization is "+r.Header.Get("Authorization"))
 			return
 		case (what == "PUT" || what == "part") && r.Header.Get("Content-Md5") == "":
-			refuse(w, 400, "InvalidDigest", "no sum")
+			refuse(w, 400, "InvalidDigest", "no checksum")
 			return
 		}
 	} else {
 		sum := sha256.Sum256(body)
-		switch said := r.Header.Get("X-Amz-Content-Sha256"); {
+		switch stated := r.Header.Get("X-Amz-Content-Sha256"); {
 		case !strings.HasPrefix(r.Header.Get("Authorization"), "AWS4-HMAC-SHA256 Credential="+accessKey+"/"):
 			refuse(w, 403, "AccessDenied", "authorization is "+r.Header.Get("Authorization"))
 			return
-		case len(body) > 0 && said != hex.EncodeToString(sum[:]):
-			refuse(w, 400, "XAmzContentSHA256Mismatch", "the body is not "+said)
+		case len(body) > 0 && stated != hex.EncodeToString(sum[:]):
+			refuse(w, 400, "XAmzContentSHA256Mismatch", "the body does not match "+stated)
 			return
 		}
 	}
@@ -241,7 +241,7 @@ func (s *server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	s.store.ServeHTTP(w, r)
 }
 
-// breaking is an answer that breaks off.
+// breaking is a response that breaks off.
 type breaking struct {
 	http.ResponseWriter
 	left int
@@ -282,7 +282,7 @@ func (s *server) uploads(t *testing.T) int {
 	return strings.Count(w.Body.String(), "<Upload>")
 }
 
-// only returns the key of the one object that there is.
+// only returns the key of the only object.
 func (s *server) only(t *testing.T) string {
 	t.Helper()
 	keys := s.keys(t)
@@ -292,18 +292,20 @@ func (s *server) only(t *testing.T) string {
 	return keys[0]
 }
 
-// replace makes content the object of a key, as if it had been put there at a time.
+// replace replaces the object of a key, with a modification time.
 func (s *server) replace(t *testing.T, key string, content []byte, at time.Time) {
 	t.Helper()
-	// The backend adds to metadata what the object had, so it must go first.
+	// The fake merges metadata with the old object, so delete that first.
 	_, err1 := s.objects.DeleteObject(bucketName, key)
-	_, err2 := s.objects.PutObject(bucketName, key, map[string]string{"Last-Modified": at.UTC().Format(http.TimeFormat)}, bytes.NewReader(content), int64(len(content)), nil)
+	_, err2 := s.objects.PutObject(bucketName, key,
+		map[string]string{"Last-Modified": at.UTC().Format(http.TimeFormat)}, bytes.NewReader(content),
+		int64(len(content)), nil)
 	if err := errors.Join(err1, err2); err != nil {
 		t.Fatal(err)
 	}
 }
 
-// content returns an object.
+// content returns the content of an object.
 func (s *server) content(t *testing.T, key string) []byte {
 	t.Helper()
 	o, err := s.objects.GetObject(bucketName, key, nil)
@@ -328,5 +330,5 @@ func put(t *testing.T, s cas.Store, b []byte) cas.Digest {
 	return d
 }
 
-// hang answers nothing until the client goes away.
+// hang blocks until the client disconnects.
 func hang(ctx context.Context) { <-ctx.Done() }

@@ -3,7 +3,6 @@
 package object
 
 import (
-	"bytes"
 	"context"
 	"crypto/sha256"
 	"encoding/hex"
@@ -20,11 +19,11 @@ import (
 	"golang.org/x/sync/errgroup"
 )
 
-// A Store is one instance of a bucket: a cas.Store and a cas.ActionCache. It is safe for concurrent use.
+// A Store is one instance in a bucket: a cas.Store and a cas.ActionCache. It is safe for concurrent use.
 type Store struct {
 	*Client
 	name string
-	dir  string // of its keys; ends with a slash
+	dir  string // of its keys, with a trailing slash
 }
 
 var (
@@ -33,7 +32,7 @@ var (
 	_ cas.ActionCache = (*Store)(nil)
 )
 
-// key returns the key of a blob, or of the result of an action.
+// key returns the key of a blob or of the result of an action.
 func (s *Store) key(kind string, d cas.Digest) string {
 	return s.dir + kind + "/" + d.Function().String() + "/" + d.Hash() + "-" + strconv.FormatInt(d.Size(), 10)
 }
@@ -43,12 +42,12 @@ const (
 	results = "results"
 )
 
-// maxName is the most bytes that the name of an instance takes in a key.
+// maxName is the maximum length of an escaped instance name in bytes.
 const maxName = 200
 
-// escape returns the part of a key that stands for an instance. Different names have different parts. Its
-// alphabet is a-z, 0-9, "-", "_" and "!", which is safe in every key, and in every path of a server that
-// keeps its objects as files. The empty name is "!", and one too long is "!!" and its SHA-256.
+// escape returns the part of a key for an instance. It is unique to the name. It consists of a-z, 0-9, "-", "_" and
+// "!", which are safe in keys, and in the paths of servers that store objects as files. The empty name is "!", and a
+// name that is too long is "!!" and its SHA-256.
 func escape(name string) string {
 	if name == "" {
 		return "!"
@@ -69,7 +68,7 @@ func escape(name string) string {
 	return "!!" + hex.EncodeToString(sum[:])
 }
 
-// each calls f with 0 to n-1, some at once, and returns the first error.
+// each calls f with 0 to n-1, some in parallel, and returns the first error.
 func each(ctx context.Context, n int, f func(ctx context.Context, i int) error) error {
 	group, ctx := errgroup.WithContext(ctx)
 	group.SetLimit(parallel)
@@ -79,23 +78,21 @@ func each(ctx context.Context, n int, f func(ctx context.Context, i int) error) 
 	return group.Wait()
 }
 
-// Missing implements cas.Store, with a call for each digest.
+// Missing implements cas.Store with a call for each digest.
 func (s *Store) Missing(ctx context.Context, ds []cas.Digest) ([]cas.Digest, error) {
-	var asked []cas.Digest
+	var query []cas.Digest
 	seen := make(map[cas.Digest]bool, len(ds))
 	for _, d := range ds {
 		if !seen[d] && !d.IsEmpty() {
-			asked = append(asked, d)
+			query = append(query, d)
 		}
 		seen[d] = true
 	}
-	return pick(ctx, asked, func(ctx context.Context, d cas.Digest) error {
-		return s.present(ctx, d)
-	})
+	return absentOf(ctx, query, s.present)
 }
 
-// pick returns those of ds for which f is cas.ErrNotFound, in order.
-func pick(ctx context.Context, ds []cas.Digest, f func(ctx context.Context, d cas.Digest) error) ([]cas.Digest, error) {
+// absentOf returns the digests of ds for which f returns cas.ErrNotFound, in order.
+func absentOf(ctx context.Context, ds []cas.Digest, f func(context.Context, cas.Digest) error) ([]cas.Digest, error) {
 	if err := ctx.Err(); err != nil {
 		return nil, err
 	}
@@ -110,52 +107,54 @@ func pick(ctx context.Context, ds []cas.Digest, f func(ctx context.Context, d ca
 	if err != nil {
 		return nil, err
 	}
-	var picked []cas.Digest
+	var digests []cas.Digest
 	for i, d := range ds {
 		if absent[i] {
-			picked = append(picked, d)
+			digests = append(digests, d)
 		}
 	}
-	return picked, nil
+	return digests, nil
 }
 
-// present returns nil if the bucket has d and will keep it, and otherwise cas.ErrNotFound.
+// present returns nil if the bucket has d and keeps it, and otherwise cas.ErrNotFound.
 func (s *Store) present(ctx context.Context, d cas.Digest) error {
 	key := s.key(blobs, d)
 	what := fmt.Sprintf("find blob %s", d)
 	info, err := s.core.StatObject(ctx, s.bucket, key, minio.StatObjectOptions{})
 	if err != nil {
-		return s.failed(ctx, what, err)
+		return s.wrap(ctx, what, err)
 	}
-	// What is damaged is absent, for then it is put again.
+	// A damaged blob counts as absent, so that it is put again.
 	if info.Size != d.Size() || s.isDamaged(key) {
-		return fmt.Errorf("%s in %s: it is damaged: %w", what, s.target, cas.ErrNotFound)
+		return fmt.Errorf("%s in %s: the object is damaged: %w", what, s.target, cas.ErrNotFound)
 	}
-	return s.keep(ctx, what, key, info)
+	return s.renew(ctx, what, key, info)
 }
 
-// maxCopy is the size of the largest object, in bytes, that S3 copies in one call. Google copies any.
+// maxCopy is the size in bytes of the largest object that S3 copies in one call. Google has no limit.
 const maxCopy = 5 << 30
 
-// keep makes an object new that the bucket's rule would delete too soon. What cannot be kept is
-// cas.ErrNotFound.
-func (s *Store) keep(ctx context.Context, what, key string, info minio.ObjectInfo) error {
+// renew copies an object onto itself if the lifecycle rule would delete it too soon. An object that cannot be renewed
+// is cas.ErrNotFound.
+func (s *Store) renew(ctx context.Context, what, key string, info minio.ObjectInfo) error {
 	switch {
 	case s.expire == 0 || time.Since(info.LastModified) < s.expire/2:
 		return nil
 	case info.Size > maxCopy && !s.google:
-		return fmt.Errorf("%s in %s: it expires soon and is too large to be copied: %w", what, s.target, cas.ErrNotFound)
+		return fmt.Errorf("%s in %s: it expires soon and is too large to be renewed: %w", what, s.target,
+			cas.ErrNotFound)
 	}
 	_, err := s.core.Client.CopyObject(ctx,
-		minio.CopyDestOptions{Bucket: s.bucket, Object: key, ReplaceMetadata: true}, // without that, it would be no change
+		// S3 rejects a copy without any change
+		minio.CopyDestOptions{Bucket: s.bucket, Object: key, ReplaceMetadata: true},
 		minio.CopySrcOptions{Bucket: s.bucket, Object: key})
 	if err != nil {
-		return s.failed(ctx, what+" and keep it", err)
+		return s.wrap(ctx, what+" and renew it", err)
 	}
 	return nil
 }
 
-// Open implements cas.Store. It streams; a body that breaks off goes on where it was.
+// Open implements cas.Store. It streams, and resumes a download that breaks off.
 func (s *Store) Open(ctx context.Context, d cas.Digest, off int64) (io.ReadCloser, error) {
 	what := fmt.Sprintf("read blob %s", d)
 	switch {
@@ -164,13 +163,13 @@ func (s *Store) Open(ctx context.Context, d cas.Digest, off int64) (io.ReadClose
 	case off < 0 || off > d.Size():
 		return nil, fmt.Errorf("%s in %s at offset %d: %w", what, s.target, off, cas.ErrRange)
 	case d.IsEmpty():
-		return io.NopCloser(bytes.NewReader(nil)), nil
+		return http.NoBody, nil
 	case off == d.Size():
-		// No request can ask for nothing.
+		// A range request cannot be empty.
 		if err := s.present(ctx, d); err != nil {
 			return nil, err
 		}
-		return io.NopCloser(bytes.NewReader(nil)), nil
+		return http.NoBody, nil
 	}
 	r, info, err := s.open(ctx, what, s.key(blobs, d), off)
 	if err == nil && off+info.Size != d.Size() {
@@ -189,7 +188,7 @@ func (s *Store) Open(ctx context.Context, d cas.Digest, off int64) (io.ReadClose
 	return &verified{s: s, d: d, Reader: cas.Verify(d, r), Closer: r}, nil
 }
 
-// verified reads a whole blob, and remembers whether it was sound.
+// A verified reader reads a whole blob, and records whether it is damaged.
 type verified struct {
 	s *Store
 	d cas.Digest
@@ -209,7 +208,7 @@ func (v *verified) Read(p []byte) (int, error) {
 	return n, err
 }
 
-// setDamaged remembers whether the blob d is damaged, and tells of it if that is new.
+// setDamaged records whether the blob d is damaged, and reports new damage to Config.Corrupt.
 func (s *Store) setDamaged(d cas.Digest, damaged bool) {
 	key := s.key(blobs, d)
 	s.mu.Lock()
@@ -231,35 +230,34 @@ func (s *Store) isDamaged(key string) bool {
 	return s.damaged[key]
 }
 
-// open returns a reader of an object from byte off, and what the bucket says of it: the size is that of
-// what is left to be read.
+// open returns a reader of an object from the offset off, and its metadata, in which the size counts from off.
 func (s *Store) open(ctx context.Context, what, key string, off int64) (*reader, minio.ObjectInfo, error) {
 	r := &reader{s: s, ctx: ctx, what: what, key: key, next: off}
-	info, err := r.ask()
+	info, err := r.request()
 	if err == nil && info.Size < 0 {
 		r.body.Close()
-		err = errors.New("the answer does not say how long it is")
+		err = errors.New("the response has no length")
 	}
 	if err != nil {
-		return nil, info, s.failed(ctx, what, err)
+		return nil, info, s.wrap(ctx, what, err)
 	}
 	r.end = off + info.Size
 	return r, info, nil
 }
 
-// A reader reads an object to its end. What the bytes are is not its business.
+// A reader reads an object to its end. It does not verify it.
 type reader struct {
 	s         *Store
 	ctx       context.Context
 	what, key string
-	next, end int64 // offsets of what is to be read next, and where it ends
+	next, end int64 // offsets
 	body      io.ReadCloser
-	broken    int   // how many bodies in a row broke off early
-	begun     int64 // offset at which this one began
+	broken    int   // number of consecutive bodies that broke off early
+	begun     int64 // offset at which the current body began
 }
 
-// ask asks for the object from r.next on.
-func (r *reader) ask() (minio.ObjectInfo, error) {
+// request requests the object from r.next on.
+func (r *reader) request() (minio.ObjectInfo, error) {
 	var o minio.GetObjectOptions
 	if r.next > 0 {
 		if err := o.SetRange(r.next, 0); err != nil {
@@ -271,7 +269,7 @@ func (r *reader) ask() (minio.ObjectInfo, error) {
 	return info, err
 }
 
-// progress is how many bytes a body must bring before it breaks off, for the next not to count as another attempt.
+// progress is the number of bytes after which a body that breaks off resets the count of attempts.
 const progress = 1 << 20
 
 // Read implements io.Reader.
@@ -287,12 +285,12 @@ func (r *reader) Read(p []byte) (int, error) {
 		}
 		r.broken++
 		if r.ctx.Err() != nil || r.broken == attempts {
-			return 0, r.s.failed(r.ctx, r.what, err)
+			return 0, r.s.wrap(r.ctx, r.what, err)
 		}
 		r.body.Close()
-		if _, err := r.ask(); err != nil {
+		if _, err := r.request(); err != nil {
 			r.body = http.NoBody
-			return 0, r.s.failed(r.ctx, r.what, err)
+			return 0, r.s.wrap(r.ctx, r.what, err)
 		}
 	}
 	return 0, io.EOF
@@ -301,14 +299,14 @@ func (r *reader) Read(p []byte) (int, error) {
 // Close implements io.Closer.
 func (r *reader) Close() error { return r.body.Close() }
 
-// Fetch copies those of the blobs ds that another store lacks into it, some at once. It returns those that
-// are absent here, too, in order and each once. After an error it may have copied some.
+// Fetch copies the blobs ds that are absent from another store into it, some in parallel. It returns those that are
+// absent here, too, in order and without duplicates. After an error it may have copied some.
 func (s *Store) Fetch(ctx context.Context, to cas.Store, ds []cas.Digest) (absent []cas.Digest, err error) {
-	lacking, err := to.Missing(ctx, ds)
+	missing, err := to.Missing(ctx, ds)
 	if err != nil {
 		return nil, err
 	}
-	return pick(ctx, lacking, func(ctx context.Context, d cas.Digest) error {
+	return absentOf(ctx, missing, func(ctx context.Context, d cas.Digest) error {
 		r, err := s.Open(ctx, d, 0)
 		if err != nil {
 			return err

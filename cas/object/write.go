@@ -20,17 +20,17 @@ import (
 
 const (
 	partBytes = 16 << 20           // of one request
-	maxBytes  = 10_000 * partBytes // of an object: S3 takes that many parts
-	abortTime = 30 * time.Second   // for a call that leaves no parts behind
-	maxUpload = 8 * partBytes      // of all requests under way; each is in memory twice, here and in attempt
+	maxBytes  = 10_000 * partBytes // of an object: the maximum number of parts at S3
+	abortTime = 30 * time.Second   // timeout of the call that removes parts
+	maxUpload = 8 * partBytes      // of all running requests; each is in memory twice, here and in bodyCopier
 )
 
-// Put implements cas.Store. It does not ask whether d is present, so that what it has stored is new. A blob
-// of more than 16 MiB goes in parts, one after the other; one of more than 156 GiB is cas.ErrFull.
+// Put implements cas.Store. It always writes, so that the object is new. It uploads a blob above 16 MiB in parts,
+// sequentially. A blob above 156 GiB is cas.ErrFull.
 func (s *Store) Put(ctx context.Context, d cas.Digest, r io.Reader) error {
 	what := fmt.Sprintf("store blob %s", d)
 	if d.Size() > maxBytes {
-		return fmt.Errorf("%s in %s: it is larger than the %d bytes of an object: %w", what, s.target, int64(maxBytes), cas.ErrFull)
+		return fmt.Errorf("%s in %s: objects have at most %d bytes: %w", what, s.target, int64(maxBytes), cas.ErrFull)
 	}
 	if err := ctx.Err(); err != nil {
 		return err
@@ -57,7 +57,7 @@ func (s *Store) Put(ctx context.Context, d cas.Digest, r io.Reader) error {
 	return nil
 }
 
-// PutAll implements cas.Batcher, so that blobs do not wait for one another: no call stores two.
+// PutAll implements cas.Batcher with parallel calls: no call stores two blobs.
 func (s *Store) PutAll(ctx context.Context, blobs []cas.Blob) []error {
 	errs := make([]error, len(blobs))
 	_ = each(ctx, len(blobs), func(ctx context.Context, i int) error {
@@ -67,18 +67,18 @@ func (s *Store) PutAll(ctx context.Context, blobs []cas.Blob) []error {
 	return errs
 }
 
-// putWhole stores an object with one call.
+// putWhole uploads an object with one call.
 func (s *Store) putWhole(ctx context.Context, what, key string, data []byte) error {
 	md5Sum, sha256Sum := s.sums(data)
-	o := minio.PutObjectOptions{DisableContentSha256: true} // the payload is signed as a whole, by its sum
-	if _, err := s.core.PutObject(ctx, s.bucket, key, bytes.NewReader(data), int64(len(data)), md5Sum, sha256Sum, o); err != nil {
-		return s.failed(ctx, what, err)
+	o := minio.PutObjectOptions{DisableContentSha256: true} // the signature covers the sum of the payload
+	if _, err := s.core.PutObject(ctx, s.bucket, key, bytes.NewReader(data), int64(len(data)), md5Sum, sha256Sum,
+		o); err != nil {
+		return s.wrap(ctx, what, err)
 	}
 	return nil
 }
 
-// sums returns that sum of data by which the server sees that it arrived undamaged: Amazon takes SHA-256,
-// Google MD5.
+// sums returns the checksum of data that the server verifies: SHA-256 at Amazon, MD5 at Google.
 func (c *Client) sums(data []byte) (md5Base64, sha256Hex string) {
 	if c.google {
 		sum := md5.Sum(data)
@@ -88,20 +88,21 @@ func (c *Client) sums(data []byte) (md5Base64, sha256Hex string) {
 	return "", hex.EncodeToString(sum[:])
 }
 
-// putParts stores an object in parts, which become one by the last call.
+// putParts uploads an object in parts, which the last call combines.
 func (s *Store) putParts(ctx context.Context, what, key string, src *source) error {
 	upload, err := s.core.NewMultipartUpload(ctx, s.bucket, key, minio.PutObjectOptions{})
 	if err != nil {
-		return s.failed(ctx, what, err)
+		return s.wrap(ctx, what, err)
 	}
 	parts, err := s.sendParts(ctx, what, key, upload, src)
 	if err == nil {
-		if _, err = s.core.CompleteMultipartUpload(ctx, s.bucket, key, upload, parts, minio.PutObjectOptions{}); err == nil {
+		if _, err = s.core.CompleteMultipartUpload(ctx, s.bucket, key, upload, parts,
+			minio.PutObjectOptions{}); err == nil {
 			return nil
 		}
-		err = s.failed(ctx, what, err)
+		err = s.wrap(ctx, what, err)
 	}
-	// Parts are paid for until somebody aborts the upload; the bucket's rule does, where this call fails.
+	// Parts cost money until the upload is aborted. If this call fails, the lifecycle rule aborts it.
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), abortTime)
 	defer cancel()
 	_ = s.core.AbortMultipartUpload(ctx, s.bucket, key, upload)
@@ -116,18 +117,18 @@ func (s *Store) sendParts(ctx context.Context, what, key, upload string, src *so
 			return nil, err
 		}
 		md5Sum, sha256Sum := s.sums(data)
-		part, err := s.core.PutObjectPart(ctx, s.bucket, key, upload, len(parts)+1, bytes.NewReader(data), int64(len(data)),
+		part, err := s.core.PutObjectPart(ctx, s.bucket, key, upload, len(parts)+1, bytes.NewReader(data),
+			int64(len(data)),
 			minio.PutObjectPartOptions{Md5Base64: md5Sum, Sha256Hex: sha256Sum, DisableContentSha256: true})
 		if err != nil {
-			return nil, s.failed(ctx, what, err)
+			return nil, s.wrap(ctx, what, err)
 		}
 		parts = append(parts, minio.CompletePart{PartNumber: part.PartNumber, ETag: part.ETag})
 	}
 	return parts, nil
 }
 
-// A source reads a blob. Where the blob should end it fails with cas.ErrMismatch if that is not what it
-// read.
+// A source reads a blob, and verifies it at the end: a mismatch is cas.ErrMismatch.
 type source struct {
 	d cas.Digest
 	r io.Reader
@@ -151,16 +152,15 @@ func (s *source) Read(p []byte) (int, error) {
 	return n, err
 }
 
-// next returns the next part, in memory of its own. The last one is read to its end, and thereby checked.
+// next returns the next part, in new memory. It verifies the blob after the last part.
 func (s *source) next() ([]byte, error) {
 	var r io.Reader = s
 	size := s.d.Size() - s.n
 	if size > partBytes {
-		size = partBytes
-		r = io.LimitReader(s, size)
+		size, r = partBytes, io.LimitReader(s, partBytes)
 	}
 	var part bytes.Buffer
-	part.Grow(int(size) + bytes.MinRead) // ReadFrom wants room to see the end
+	part.Grow(int(size) + bytes.MinRead) // for ReadFrom to find the end
 	_, err := part.ReadFrom(r)
 	return part.Bytes(), err
 }

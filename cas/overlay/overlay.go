@@ -190,7 +190,7 @@ func (o *Overlay) Close(ctx context.Context) error {
 	}
 	err := o.pending.log.Close()
 	if n := o.pending.len(); n > 0 {
-		err = errors.Join(fmt.Errorf("%d blobs and results are not yet sent; the journal %s keeps them for the next start",
+		err = errors.Join(fmt.Errorf("%d blobs and results are not sent; the journal %s keeps them for the next start",
 			n, o.config.Journal), err)
 	}
 	return err
