@@ -75,16 +75,16 @@ type Sampler struct {
 	SamplerConfig
 	factors []string
 
-	mu      sync.Mutex       // guards everything below
-	backlog []*pending       // the next first
-	bytes   int64            // of backlog
-	queued  map[subject]bool // what is in backlog
-	filled  chan struct{}    // holds a value if there may be more in backlog
+	mu      sync.Mutex         // guards everything below
+	backlog []*pending         // the next first
+	bytes   int64              // of backlog
+	queued  map[actionKey]bool // what is in backlog
+	filled  chan struct{}      // holds a value if there may be more in backlog
 	tallies map[Kind]*Tally
 }
 
-// A subject is an action of an instance.
-type subject struct {
+// An actionKey is an action of an instance.
+type actionKey struct {
 	instance string
 	action   cas.Digest
 }
@@ -117,7 +117,7 @@ func NewSampler(c SamplerConfig) *Sampler {
 	if c.Verdicts == nil {
 		c.Verdicts, _ = OpenVerdicts(VerdictsConfig{}) // which reads nothing
 	}
-	s := &Sampler{SamplerConfig: c, queued: map[subject]bool{}, filled: make(chan struct{}, 1), tallies: map[Kind]*Tally{}}
+	s := &Sampler{SamplerConfig: c, queued: map[actionKey]bool{}, filled: make(chan struct{}, 1), tallies: map[Kind]*Tally{}}
 	for _, f := range factors {
 		if f.copies == 0 { // a second slot is nobody's to take
 			s.factors = append(s.factors, f.Name)
@@ -201,7 +201,7 @@ func (s *Sampler) check(ctx context.Context, t *worker.Task, first *worker.Outco
 func (s *Sampler) add(t *worker.Task, first *worker.Outcome) {
 	p := &pending{task: *t, first: first, bytes: int64(proto.Size(first.Result))}
 	p.task.Stdout, p.task.Stderr, p.task.Logs = nil, nil, nil
-	k := subject{t.Instance, t.Action}
+	k := actionKey{t.Instance, t.Action}
 	s.mu.Lock()
 	full := len(s.backlog) >= maxBacklog || s.bytes+p.bytes > maxBacklogBytes
 	if !full && !s.queued[k] {
@@ -215,7 +215,7 @@ func (s *Sampler) add(t *worker.Task, first *worker.Outcome) {
 
 // put puts a check behind all others. The caller holds s.mu.
 func (s *Sampler) put(p *pending) {
-	s.queued[subject{p.task.Instance, p.task.Action}] = true
+	s.queued[actionKey{p.task.Instance, p.task.Action}] = true
 	s.bytes += p.bytes
 	s.backlog = append(s.backlog, p)
 	select {
@@ -259,7 +259,7 @@ func (s *Sampler) next() *pending {
 	s.backlog[0] = nil // else the array behind the slice would keep it
 	s.backlog = s.backlog[1:]
 	s.bytes -= p.bytes
-	delete(s.queued, subject{p.task.Instance, p.task.Action})
+	delete(s.queued, actionKey{p.task.Instance, p.task.Action})
 	return p
 }
 
@@ -276,7 +276,7 @@ func (s *Sampler) again(p *pending) {
 
 // learn remembers what a check came to.
 func (s *Sampler) learn(t *worker.Task, v *Verdict) {
-	k, why := subject{t.Instance, t.Action}, v.Line()
+	k, why := actionKey{t.Instance, t.Action}, v.Line()
 	sum := &Summary{
 		Time: time.Now(), Instance: t.Instance, Action: t.Action, Target: t.Target, Mnemonic: t.Mnemonic, Invocation: t.Invocation, Result: v.Result,
 	}
@@ -308,7 +308,7 @@ func (s *Sampler) learn(t *worker.Task, v *Verdict) {
 }
 
 // message words why an action is not reproducible, what that does to its result, and which command shows more.
-func (s *Sampler) message(k subject, why string) string {
+func (s *Sampler) message(k actionKey, why string) string {
 	if s.Command != nil {
 		if command := s.Command(k.instance, k.action); command != "" {
 			why += "; see: " + command
@@ -326,7 +326,7 @@ func (s *Sampler) skip(t *worker.Task, line string) {
 	s.tally(t).Skipped++
 	s.mu.Unlock()
 	if line != "" {
-		s.Verdicts.suspect(subject{t.Instance, t.Action}, text(line))
+		s.Verdicts.suspect(actionKey{t.Instance, t.Action}, text(line))
 	}
 	s.Count("skipped")
 }
@@ -348,7 +348,7 @@ func (s *Sampler) tally(t *worker.Task) *Tally {
 // Remark returns what a person is to be told of an action beside each of its results, in one line of ASCII, "" if there is
 // nothing.
 func (s *Sampler) Remark(instance string, action cas.Digest) string {
-	k := subject{instance, action}
+	k := actionKey{instance, action}
 	why, verdict := s.Verdicts.of(k)
 	if verdict {
 		return s.message(k, why)
