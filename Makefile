@@ -16,7 +16,7 @@ endif
 
 .DEFAULT_GOAL := help
 .PHONY: help build demo recording repro test test-sandbox escape interop peers farm rules fuzz lint race cross bench golden \
-	serve package packaging clean tools
+	serve package packaging reference clean tools
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):[^#]*## \(.*\)/  \1\t\2/p' $(MAKEFILE_LIST) | expand -t 18
@@ -94,6 +94,9 @@ bench: build ## measure a server of its own, and print how it compares with this
 
 golden: ## rewrite the expected outputs in testdata; review the diff before you commit it
 	$(GO) test -run '^TestPlan$$' ./cas/tree ./sandbox/namespace -update
+
+reference: ## rewrite the command reference and man pages in docs/reference
+	$(GO) test ./cmd/cloister -run '^TestReferenceIsCurrent$$' -update
 
 package: ## make deb, rpm, container image and Helm chart in bin/dist (ARCH=amd64,arm64: for both)
 	cd cmd/packaging && CGO_ENABLED=0 $(GO) run . $(if $(ARCH),-arch $(ARCH))

@@ -1,0 +1,80 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"flag"
+	"os"
+	"path/filepath"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/spf13/cobra"
+	"github.com/spf13/cobra/doc"
+)
+
+var updateReference = flag.Bool("update", false, "rewrite docs/reference")
+
+// TestReferenceIsCurrent generates the command reference and the man pages and compares them with docs/reference.
+func TestReferenceIsCurrent(t *testing.T) {
+	const committed = "../../docs/reference"
+	dir := t.TempDir()
+	if *updateReference {
+		dir = committed
+		if err := os.RemoveAll(dir); err != nil {
+			t.Fatal(err)
+		}
+	}
+	man := filepath.Join(dir, "man")
+	if err := os.MkdirAll(man, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	root := rootCommand()
+	if completion, _, err := root.Find([]string{"completion"}); err == nil {
+		root.RemoveCommand(completion) // documented by cobra itself
+	}
+	visitCommands(root, func(c *cobra.Command) { c.DisableAutoGenTag = true })
+	if err := doc.GenMarkdownTree(root, dir); err != nil {
+		t.Fatal(err)
+	}
+	undated := time.Unix(0, 0)
+	header := &doc.GenManHeader{Section: "1", Source: "Cloister", Manual: "Cloister", Date: &undated}
+	if err := doc.GenManTree(root, header, man); err != nil {
+		t.Fatal(err)
+	}
+	if diff := cmp.Diff(readTree(t, committed), readTree(t, dir)); diff != "" {
+		t.Errorf("docs/reference is not current; run make reference (- committed, + generated):\n%s", diff)
+	}
+}
+
+func visitCommands(c *cobra.Command, visit func(*cobra.Command)) {
+	visit(c)
+	for _, sub := range c.Commands() {
+		visitCommands(sub, visit)
+	}
+}
+
+// readTree returns the files below dir by path.
+func readTree(t *testing.T, dir string) map[string]string {
+	t.Helper()
+	files := map[string]string{}
+	for _, pattern := range []string{"*.md", "man/*.1"} {
+		paths, err := filepath.Glob(filepath.Join(dir, pattern))
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, path := range paths {
+			text, err := os.ReadFile(path)
+			if err != nil {
+				t.Fatal(err)
+			}
+			name, err := filepath.Rel(dir, path)
+			if err != nil {
+				t.Fatal(err)
+			}
+			files[name] = string(text)
+		}
+	}
+	return files
+}
