@@ -6,7 +6,7 @@ import (
 	"bufio"
 	"bytes"
 	"context"
-	"crypto/sha1" // what names objects in most repositories
+	"crypto/sha1" // the object names of most repositories
 	"crypto/sha256"
 	"errors"
 	"fmt"
@@ -19,45 +19,47 @@ import (
 	"time"
 )
 
-// objects is a process of git that is asked for objects. It is for one goroutine, which closes it.
+// objects is a git process that reads objects. It is not safe for concurrent use. The caller closes it.
 type objects struct {
-	dir  string
-	stop context.CancelFunc
-	cmd  *exec.Cmd
-	in   io.WriteCloser
-	out  *bufio.Reader
-	said first
+	dir    string
+	kill   context.CancelFunc
+	cmd    *exec.Cmd
+	in     io.WriteCloser
+	out    *bufio.Reader
+	stderr head
 }
 
-// passed are the variables of this process that git needs: to be found, and to know which repositories of other owners
-// the user trusts ("safe.directory", which it reads from the user's and the system's configuration alone).
-var passed = []string{"PATH", "HOME", "XDG_CONFIG_HOME", "SUDO_UID", "SystemRoot"}
+// inherited are the environment variables that git needs: to find its programs, and the user's and the system's
+// configuration, the only places in which it accepts "safe.directory".
+var inherited = []string{"PATH", "HOME", "XDG_CONFIG_HOME", "SUDO_UID", "SystemRoot"}
 
-// open starts git in the directory dir. What is wrong with the repository is told by the first answer.
+// open starts git in the directory dir. The first response reports errors of the repository.
 func open(ctx context.Context, dir string) (*objects, error) {
 	path, err := exec.LookPath("git")
 	if err != nil {
-		return nil, fmt.Errorf("commits are read by git, which is not installed: %w", err)
+		return nil, fmt.Errorf("git is not installed: %w", err)
 	}
-	ctx, stop := context.WithCancel(ctx)
-	o := &objects{dir: dir, stop: stop, cmd: exec.CommandContext(ctx, path, "--no-pager", "-c", "core.bigFileThreshold=64m", "-C", dir, "cat-file", "--batch")}
+	ctx, kill := context.WithCancel(ctx)
+	o := &objects{dir: dir, kill: kill}
+	o.cmd = exec.CommandContext(ctx, path, "--no-pager", "-c", "core.bigFileThreshold=64m", "-C", dir, "cat-file",
+		"--batch")
 	o.cmd.Env = []string{
 		"LC_ALL=C",
 		"GIT_OPTIONAL_LOCKS=0",
 		"GIT_NO_REPLACE_OBJECTS=1", "GIT_GRAFT_FILE=" + os.DevNull,
-		// What it holds in memory is at most so much at a time: files above the threshold pass through.
+		// Limit memory. Files above the threshold are streamed.
 		"GIT_ALLOC_LIMIT=1g",
-		// What a partial clone lacks is not fetched. Older versions know the second alone: no transport is called
-		// so, so that none is allowed, whatever the repository's configuration says.
+		// Do not fetch what a partial clone lacks. Older versions only support the second variable, which permits no
+		// existing transport, whatever the repository's configuration.
 		"GIT_NO_LAZY_FETCH=1", "GIT_ALLOW_PROTOCOL=none", "GIT_TERMINAL_PROMPT=0",
 	}
-	for _, name := range passed {
+	for _, name := range inherited {
 		if value, ok := os.LookupEnv(name); ok {
 			o.cmd.Env = append(o.cmd.Env, name+"="+value)
 		}
 	}
-	o.cmd.Stderr = &o.said
-	o.cmd.WaitDelay = time.Second // a child of git's may hold its stderr open
+	o.cmd.Stderr = &o.stderr
+	o.cmd.WaitDelay = time.Second // a child of git may keep stderr open
 	in, err := o.cmd.StdinPipe()
 	if err == nil {
 		o.in = in
@@ -68,48 +70,49 @@ func open(ctx context.Context, dir string) (*objects, error) {
 		}
 	}
 	if err != nil {
-		stop()
+		kill()
 		return nil, fmt.Errorf("start git: %w", err)
 	}
 	return o, nil
 }
 
-// errEnded says that git has ended before it answered; why is in what it said.
-var errEnded = errors.New("git has ended")
+// errEnded is returned if git exits early. Its stderr has the reason.
+var errEnded = errors.New("git exited early")
 
-// close ends git, waits for it, and returns err, the first error of whoever asked, as a person needs it.
+// close stops git and waits for it. It returns err, the first error of a read, or a better one from stderr.
 func (o *objects) close(err error) error {
 	if err != nil {
-		o.stop() // it may wait for us to read
+		o.kill() // it may block until its output is read
 	}
-	defer o.stop()
-	ended := errors.Join(o.in.Close(), o.cmd.Wait())
+	defer o.kill()
+	exit := errors.Join(o.in.Close(), o.cmd.Wait())
 	if err == nil {
-		return ended
+		return exit
 	}
 	if !errors.Is(err, errEnded) {
 		return err
 	}
-	said := o.said.String()
+	text := o.stderr.String()
 	switch {
-	case strings.Contains(said, "dubious ownership"):
-		dir := o.dir // or one above it, which git names
-		if _, rest, ok := strings.Cut(said, "repository at '"); ok {
+	case strings.Contains(text, "dubious ownership"):
+		dir := o.dir // or the parent that git names
+		if _, rest, ok := strings.Cut(text, "repository at '"); ok {
 			if at, _, ok := strings.Cut(rest, "'\n"); ok {
 				dir = at
 			}
 		}
-		return fmt.Errorf("the repository belongs to another user, so that git does not read it; if you trust it: git config --global --add safe.directory %+.256q", dir)
-	case strings.Contains(said, "not a git repository"), strings.Contains(said, "cannot change to"):
-		return fmt.Errorf("%w: there is no Git repository", ErrNotFound)
-	case said != "":
-		line, _, _ := strings.Cut(strings.TrimSpace(said), "\n")
-		return fmt.Errorf("git says %+.256q", line)
+		return fmt.Errorf("git does not read the repository of another user; if you trust it, run "+
+			"git config --global --add safe.directory %+.256q", dir)
+	case strings.Contains(text, "not a git repository"), strings.Contains(text, "cannot change to"):
+		return fmt.Errorf("%w: not a Git repository", ErrNotFound)
+	case text != "":
+		line, _, _ := strings.Cut(strings.TrimSpace(text), "\n")
+		return fmt.Errorf("git: %+.256q", line)
 	}
-	return errors.Join(err, ended)
+	return errors.Join(err, exit)
 }
 
-// An object is one answer. Its bytes must be read before the function returns that is given it, or are skipped.
+// An object is one response. Its body is only valid until the callback returns.
 type object struct {
 	name string // in full
 	kind string // "commit", "tree", "blob" or "tag"
@@ -117,30 +120,38 @@ type object struct {
 	body io.Reader
 }
 
-// each asks for all of names and calls got with the answers, in order. An object that is absent is ErrNotFound, and so
-// is a name of several objects. Whatever got reads in full has the hash of its name, or is an error.
-func (o *objects) each(names []string, got func(i int, ob *object) error) error {
+// check returns an error unless ob has the kind.
+func (ob *object) check(kind string) error {
+	if ob.kind != kind {
+		return fmt.Errorf("object %s is a %s, want a %s", ob.name, ob.kind, kind)
+	}
+	return nil
+}
+
+// each requests the objects names and calls f for each, in order. An absent object and an ambiguous name are
+// ErrNotFound. A body that f reads in full is verified against its name.
+func (o *objects) each(names []string, f func(i int, ob *object) error) error {
 	if len(names) == 0 {
 		return nil
 	}
 	written := make(chan struct{})
 	go func() {
 		defer close(written)
-		// If git goes away before it has read all, its answers end, too.
+		// If git exits before it has read everything, its output ends, too.
 		_, _ = io.WriteString(o.in, strings.Join(names, "\n")+"\n")
 	}()
 	defer func() { <-written }()
 	for i := range names {
-		if err := o.next(names[i], func(ob *object) error { return got(i, ob) }); err != nil {
-			o.stop() // so that the writer ends
+		if err := o.next(names[i], func(ob *object) error { return f(i, ob) }); err != nil {
+			o.kill() // ends the writer
 			return err
 		}
 	}
 	return nil
 }
 
-// next reads one answer: a line, and for an object that is there its bytes and a line end.
-func (o *objects) next(name string, got func(*object) error) error {
+// next reads one response: a line, and for a present object its content and a newline.
+func (o *objects) next(name string, f func(*object) error) error {
 	line, err := o.out.ReadSlice('\n')
 	if errors.Is(err, io.EOF) {
 		return errEnded
@@ -148,27 +159,27 @@ func (o *objects) next(name string, got func(*object) error) error {
 	if err != nil {
 		return fmt.Errorf("read from git: %w", err)
 	}
-	answer := strings.TrimSuffix(string(line), "\n")
-	if rest, ok := strings.CutPrefix(answer, name+" "); ok && (rest == "missing" || rest == "ambiguous") {
+	response := strings.TrimSuffix(string(line), "\n")
+	if rest, ok := strings.CutPrefix(response, name+" "); ok && (rest == "missing" || rest == "ambiguous") {
 		if at, ok := strings.CutSuffix(name, peel); ok && rest == "missing" {
-			return fmt.Errorf("%w: %+.80q names no commit in the repository", ErrNotFound, at)
+			return fmt.Errorf("%w: %+.80q is not a commit of the repository", ErrNotFound, at)
 		}
 		return fmt.Errorf("%w: %+.80q is %s in the repository", ErrNotFound, strings.TrimSuffix(name, peel), rest)
 	}
-	fields := strings.Split(answer, " ")
-	if len(fields) != 3 || !objectName(fields[0]) {
-		return fmt.Errorf("git answers %+.256q when asked for %+.80q", answer, name)
+	fields := strings.Split(response, " ")
+	if len(fields) != 3 || !isObjectName(fields[0]) {
+		return fmt.Errorf("git responded %+.256q to a request for %+.80q", response, name)
 	}
 	ob := &object{name: fields[0], kind: fields[1]}
 	if ob.size, err = strconv.ParseInt(fields[2], 10, 64); err != nil || ob.size < 0 {
-		return fmt.Errorf("git answers %+.256q when asked for %+.80q", answer, name)
+		return fmt.Errorf("git responded %+.256q to a request for %+.80q", response, name)
 	}
-	if objectName(name) && ob.name != name {
-		return fmt.Errorf("git answers with object %s when asked for %s", ob.name, name)
+	if isObjectName(name) && ob.name != name {
+		return fmt.Errorf("git returned object %s instead of %s", ob.name, name)
 	}
 	rest := &io.LimitedReader{R: o.out, N: ob.size}
 	ob.body = verify(ob, rest)
-	if err := got(ob); err != nil {
+	if err := f(ob); err != nil {
 		return err
 	}
 	if _, err := io.CopyN(io.Discard, o.out, rest.N+1); err != nil {
@@ -177,7 +188,7 @@ func (o *objects) next(name string, got func(*object) error) error {
 	return nil
 }
 
-// verified is the bytes of an object, which fail where the end should be if they are not those of its name.
+// A verified reader reads the content of an object, and fails at the end if it does not match its name.
 type verified struct {
 	r    io.Reader
 	h    hash.Hash
@@ -185,7 +196,7 @@ type verified struct {
 	name string
 }
 
-// verify hashes an object as Git does: its kind and size, a NUL, its bytes.
+// verify returns a verified reader. Git hashes the kind and the size, a NUL, and the content.
 func verify(ob *object, r io.Reader) io.Reader {
 	h := sha1.New()
 	if len(ob.name) == 64 {
@@ -206,18 +217,18 @@ func (v *verified) Read(p []byte) (int, error) {
 		return n, errEnded
 	}
 	if sum := fmt.Sprintf("%x", v.h.Sum(nil)); sum != v.name {
-		return n, fmt.Errorf("object %s is damaged: its bytes have the name %s", v.name, sum)
+		return n, fmt.Errorf("object %s is damaged: its content has the name %s", v.name, sum)
 	}
 	return n, io.EOF
 }
 
-// first keeps the first bytes that are written to it.
-type first struct{ buf bytes.Buffer }
+// A head keeps the first bytes that are written to it.
+type head struct{ buf bytes.Buffer }
 
-func (f *first) Write(p []byte) (int, error) {
-	const most = 4096
-	f.buf.Write(p[:min(len(p), most-f.buf.Len())])
+func (f *head) Write(p []byte) (int, error) {
+	const limit = 4096
+	f.buf.Write(p[:min(len(p), limit-f.buf.Len())])
 	return len(p), nil
 }
 
-func (f *first) String() string { return f.buf.String() }
+func (f *head) String() string { return f.buf.String() }

@@ -1,13 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package revision puts the files of a Git commit into a store, as an input root: straight from the objects of a local
-// repository, without a worktree, an index or a lock. It writes nothing into the repository and runs nothing that its
-// configuration names: no hook, filter, textconv, file system monitor or transport.
+// Package revision stores the files of a Git commit as an input root. It reads the objects of a local repository,
+// without a worktree, an index or a lock. It writes nothing to the repository and runs nothing from its configuration:
+// no hook, filter, textconv, file system monitor or transport.
 //
-// The objects are read by git itself, of which one process is asked for one object after the other (git-cat-file(1),
-// "--batch"). Each must have the hash that names it, from the commit down, so that what runs is what its hash says.
-// Files are as they are in the commit: attributes like export-ignore, eol and filter do not count, and a pointer of
-// Git LFS stays a pointer. Replacements and grafts are not followed (git-replace(1)).
+// One git process reads all objects (git-cat-file(1), "--batch"). Every object from the commit down is verified against
+// its hash. Files are as in the commit: attributes such as export-ignore, eol and filter have no effect, and Git LFS
+// pointers stay pointers. Replacements and grafts are ignored (git-replace(1)).
 package revision
 
 import (
@@ -24,22 +23,24 @@ import (
 )
 
 var (
-	// ErrNotFound says that there is no such repository, commit or object.
+	// ErrNotFound is returned if the repository, the commit or an object does not exist.
 	ErrNotFound = errors.New("not found")
-	// ErrTooLarge says that the files take more than Config.MaxBytes.
+	// ErrTooLarge is returned if the files exceed Config.MaxBytes.
 	ErrTooLarge = errors.New("too large")
+	// ErrSubmodule is returned for a submodule, unless Config.EmptySubmodules is set.
+	ErrSubmodule = errors.New("submodule")
 )
 
-// Config is what Read needs.
+// Config configures Read.
 type Config struct {
 	Store    cas.Store
 	Function cas.Function
-	// Dir is where large files lie while they are hashed, without a name where the system permits it.
+	// Dir is the directory for temporary files, which hold large files while they are hashed.
 	Dir string
-	// MaxBytes is how much of a store the files may take, in blocks of 4096 bytes. Zero permits none but empty ones.
+	// MaxBytes limits the size of the files, in blocks of 4096 bytes. Zero permits only empty files.
 	MaxBytes int64
-	// EmptySubmodules makes an empty directory of each submodule, whose files are in another repository. Without it a
-	// submodule is an error.
+	// EmptySubmodules turns each submodule into an empty directory, since its files are in another repository.
+	// Otherwise a submodule is ErrSubmodule.
 	EmptySubmodules bool
 }
 
@@ -47,20 +48,20 @@ type Config struct {
 type Revision struct {
 	// Commit is the full name of the commit: 40 digits of SHA-1, or 64 of SHA-256.
 	Commit string
-	// Time is when it was committed.
+	// Time is the commit time.
 	Time time.Time
 	// Root is the input root.
 	Root cas.Digest
-	// Files and Bytes are how many files there are that differ, and their sizes together.
+	// Files and Bytes are the number and the total size of distinct files.
 	Files int
 	Bytes int64
 }
 
-// maxRevision bounds the text that names a commit, in bytes.
+// maxRevision is the maximum length of a revision in bytes.
 const maxRevision = 1000
 
-// Split takes "REPOSITORY@REVISION" apart. Both parts may hold "@": the repository is the longest part that is a
-// directory. Without "@REVISION" it is HEAD. A URL is an error that says to clone it.
+// Split splits "REPOSITORY@REVISION". Both parts may contain "@": the repository is the longest prefix that is a
+// directory. The default revision is HEAD. A URL is an error with advice to clone it.
 func Split(spec string) (repository, rev string, err error) {
 	for i := len(spec); i > 0; i = strings.LastIndexByte(spec[:i], '@') {
 		if st, err := os.Stat(spec[:i]); err != nil || !st.IsDir() {
@@ -70,29 +71,29 @@ func Split(spec string) (repository, rev string, err error) {
 		case i == len(spec):
 			return spec, "HEAD", nil
 		case i == len(spec)-1:
-			return "", "", fmt.Errorf("%+.256q names no revision after the @", spec)
+			return "", "", fmt.Errorf("%+.256q has no revision after the @", spec)
 		}
 		return spec[:i], spec[i+1:], nil
 	}
 	if remote(spec) {
-		return "", "", fmt.Errorf("%+.256q is no directory but an address, and nothing is fetched: clone it first (git clone --bare ADDRESS DIR) and name DIR", spec)
+		return "", "", fmt.Errorf("%+.256q is a remote repository: clone it (git clone --bare URL DIR) and use DIR", spec)
 	}
-	return "", "", fmt.Errorf("%+.256q: %w: write REPOSITORY@REVISION, where REPOSITORY is a directory", spec, ErrNotFound)
+	return "", "", fmt.Errorf("%+.256q: %w: write REPOSITORY@REVISION, where REPOSITORY is a directory", spec,
+		ErrNotFound)
 }
 
-// remote reports whether spec is a URL, or an address of the form that scp takes (git-clone(1), "GIT URLS").
+// remote reports whether spec is a URL or an scp-like address (git-clone(1), "GIT URLS").
 func remote(spec string) bool {
 	host, _, ok := strings.Cut(spec, ":")
 	return ok && len(host) > 1 && !strings.ContainsAny(host, `/\`)
 }
 
-// Read puts the files of a commit into c.Store, and returns once they are there. Repository is a directory in a
-// repository or a bare one; rev is whatever names a commit in it (gitrevisions(7)). What is not there is ErrNotFound, and
-// what does not fit ErrTooLarge; a tree that cannot be an input root is an error that names the path. When ctx ends, git is
-// killed.
+// Read stores the files of a commit in c.Store. repository is a directory in a repository, or a bare one; rev is any
+// name of a commit (gitrevisions(7)). Read fails with ErrNotFound, ErrTooLarge or ErrSubmodule, and with an error that
+// names the path for a tree that cannot be an input root. When ctx ends, it kills git.
 func Read(ctx context.Context, c Config, repository, rev string) (*Revision, error) {
 	if rev == "" || len(rev) > maxRevision || strings.ContainsAny(rev, "\n\x00") {
-		return nil, fmt.Errorf("%+.64q names no revision", rev)
+		return nil, fmt.Errorf("%+.64q is not a revision", rev)
 	}
 	dir, err := filepath.Abs(repository)
 	if err != nil {
@@ -101,7 +102,8 @@ func Read(ctx context.Context, c Config, repository, rev string) (*Revision, err
 	var rv *Revision
 	o, err := open(ctx, dir)
 	if err == nil {
-		r := &reader{Config: c, objects: o, batch: cas.NewBatch(c.Store), folders: map[string]*folder{}, contents: map[string]*content{}}
+		r := &reader{Config: c, objects: o, batch: cas.NewBatch(c.Store), trees: map[string]*gitTree{},
+			blobs: map[string]*gitBlob{}}
 		rv, err = r.read(ctx, rev)
 		err = o.close(err)
 	}
@@ -114,16 +116,16 @@ func Read(ctx context.Context, c Config, repository, rev string) (*Revision, err
 	return rv, nil
 }
 
-// A commit is what its object says.
+// A commit is the parsed header of a commit object.
 type commit struct {
 	tree string
 	time time.Time
 }
 
-// maxCommit bounds the object of a commit, in bytes: messages are text, but signatures and more lie in it, too.
+// maxCommit is the maximum size of a commit object in bytes, with its message and signatures.
 const maxCommit = 1 << 20
 
-// parseCommit reads the header of a commit: lines up to an empty one, of which "tree" is the first.
+// parseCommit parses the header of a commit, the lines before the first empty one.
 func parseCommit(text string) (*commit, error) {
 	head, _, _ := strings.Cut(text, "\n\n")
 	var c commit
@@ -138,22 +140,22 @@ func parseCommit(text string) (*commit, error) {
 			// "Name <address> seconds zone"
 			fields := strings.Fields(value[strings.LastIndexByte(value, '>')+1:])
 			if len(fields) != 2 {
-				return nil, fmt.Errorf("its committer has no time: %+.256q", value)
+				return nil, fmt.Errorf("the committer has no time: %+.256q", value)
 			}
 			seconds, err := strconv.ParseInt(fields[0], 10, 64)
 			if err != nil {
-				return nil, fmt.Errorf("its committer has no time: %w", err)
+				return nil, fmt.Errorf("the committer has no time: %w", err)
 			}
 			c.time = time.Unix(seconds, 0).UTC()
 		}
 	}
-	if !objectName(c.tree) || c.time.IsZero() {
-		return nil, errors.New("it states no tree, or no committer")
+	if !isObjectName(c.tree) || c.time.IsZero() {
+		return nil, errors.New("it has no tree or no committer")
 	}
 	return &c, nil
 }
 
-// objectName reports whether s is the full name of an object.
-func objectName(s string) bool {
+// isObjectName reports whether s is the full name of an object.
+func isObjectName(s string) bool {
 	return (len(s) == 40 || len(s) == 64) && strings.Trim(s, "0123456789abcdef") == ""
 }

@@ -28,19 +28,19 @@ import (
 	"github.com/google/go-cmp/cmp"
 )
 
-// A repository is one for a test, with an environment of its own.
+// A repository is a Git repository with its own environment.
 type repository struct {
 	t   *testing.T
 	dir string
 	env []string
 }
 
-// newRepository makes an empty repository; flags are for git init.
+// newRepository creates an empty repository with flags for git init.
 func newRepository(t *testing.T, flags ...string) *repository {
 	t.Helper()
 	sandboxtest.Tool(t, "git")
 	home := t.TempDir()
-	t.Setenv("HOME", home) // of the package under test, too: the user's own configuration is not asked
+	t.Setenv("HOME", home) // also for the package under test, which must not read the user's configuration
 	t.Setenv("XDG_CONFIG_HOME", home)
 	r := &repository{t: t, dir: t.TempDir(), env: []string{
 		"HOME=" + home, "PATH=" + os.Getenv("PATH"), "GIT_CONFIG_NOSYSTEM=1",
@@ -51,7 +51,7 @@ func newRepository(t *testing.T, flags ...string) *repository {
 	return r
 }
 
-// git runs git with stdin, which must succeed, and returns what it prints.
+// git runs git with stdin, which must succeed, and returns its output.
 func (r *repository) git(stdin string, args ...string) string {
 	r.t.Helper()
 	cmd := exec.CommandContext(r.t.Context(), "git", args...)
@@ -71,7 +71,7 @@ func (r *repository) write(name, text string, mode fs.FileMode) {
 	}
 }
 
-// commit commits all files and returns the commit's name.
+// commit commits all files and returns the name of the commit.
 func (r *repository) commit() string {
 	r.t.Helper()
 	r.git("", "add", "-A")
@@ -79,14 +79,14 @@ func (r *repository) commit() string {
 	return r.git("", "rev-parse", "HEAD")
 }
 
-// odd commits a tree of one entry, which no worktree can have, and returns the commit's name.
+// odd commits a tree with one entry that need not be possible in a worktree, and returns the name of the commit.
 func (r *repository) odd(mode, kind, object, name string) string {
 	r.t.Helper()
 	tree := r.git(fmt.Sprintf("%s %s %s\t%s\x00", mode, kind, object, name), "mktree", "-z", "--missing")
 	return r.git("", "commit-tree", "-m", "x", tree)
 }
 
-// raw commits a tree of these entries, each a mode, a name and an object, as git itself would not write it.
+// raw commits a tree of entries, each a mode, a name and an object, without any checks by git.
 func (r *repository) raw(entries ...[3]string) string {
 	r.t.Helper()
 	var text strings.Builder
@@ -114,12 +114,12 @@ func read(t *testing.T, dir, rev string, change func(*revision.Config)) (*revisi
 	}
 	rv, err := revision.Read(t.Context(), c, dir, rev)
 	if left, _ := os.ReadDir(c.Dir); len(left) > 0 {
-		t.Errorf("left behind: %v", left)
+		t.Errorf("temporary files remain: %v", left)
 	}
 	return rv, in.Store, err
 }
 
-// listing returns all that is below a Directory, as lines.
+// listing returns everything below a Directory, as lines.
 func listing(t *testing.T, s cas.Store, d cas.Digest, above string) []string {
 	t.Helper()
 	var dir repb.Directory
@@ -163,7 +163,7 @@ func TestReadGivesTheFilesOfTheCommit(t *testing.T) {
 			r.write("run", "#!/bin/sh\n", 0o755)
 			r.write("empty", "", 0o644)
 			r.write("large", strings.Repeat("x", 3<<20), 0o644)
-			// Git sorts "lib-x/" before "lib/", which the API does not.
+			// Git sorts "lib-x/" before "lib/", unlike the API.
 			r.write("lib/x", "same\n", 0o644)
 			r.write("lib-x/x", "same\n", 0o644)
 			r.write("lib.c", "same\n", 0o644)
@@ -175,7 +175,7 @@ func TestReadGivesTheFilesOfTheCommit(t *testing.T) {
 			}
 			commit := r.commit()
 			r.git("", "tag", "-a", "-m", "x", "v1")
-			r.write("a", "second, which is not asked for\n", 0o644)
+			r.write("a", "second\n", 0o644)
 			r.commit()
 
 			rv, s, err := read(t, r.dir, "v1", nil)
@@ -186,18 +186,21 @@ func TestReadGivesTheFilesOfTheCommit(t *testing.T) {
 				t.Errorf("%+v", rv)
 			}
 			want := []string{
-				".gitattributes false a export-ignore\n* text eol=crlf\n", "a false first\n", "empty false ", "large false 3145728 bytes", "lib.c false same\n",
-				"run true #!/bin/sh\n", "target false a", "link -> a", "copy/", "copy/lib/", "copy/lib/x false same\n", "lib/", "lib/x false same\n",
+				".gitattributes false a export-ignore\n* text eol=crlf\n", "a false first\n", "empty false ",
+				"large false 3145728 bytes", "lib.c false same\n",
+				"run true #!/bin/sh\n", "target false a", "link -> a", "copy/", "copy/lib/", "copy/lib/x false same\n",
+				"lib/", "lib/x false same\n",
 				"lib-x/", "lib-x/x false same\n",
 			}
 			if diff := cmp.Diff(want, listing(t, s, rv.Root, "")); diff != "" {
 				t.Error(diff)
 			}
-			// The same commit by other names, from a bare clone and from a directory inside.
+			// Other names of the commit, a bare clone and a subdirectory.
 			r.git("", "clone", "-q", "--bare", ".", "../bare-"+format)
 			bare := filepath.Join(filepath.Dir(r.dir), "bare-"+format)
 			t.Cleanup(func() { os.RemoveAll(bare) })
-			for _, c := range [][2]string{{r.dir, commit}, {r.dir, commit[:10]}, {r.dir, "main~1"}, {r.dir, "HEAD@{1}"}, {filepath.Join(r.dir, "lib"), "v1^0"}, {bare, "v1"}} {
+			for _, c := range [][2]string{{r.dir, commit}, {r.dir, commit[:10]}, {r.dir, "main~1"}, {r.dir, "HEAD@{1}"},
+				{filepath.Join(r.dir, "lib"), "v1^0"}, {bare, "v1"}} {
 				again, _, err := read(t, c[0], c[1], nil)
 				if err != nil || again.Root != rv.Root || again.Commit != commit {
 					t.Errorf("%v: %+v, %v", c, again, err)
@@ -207,7 +210,7 @@ func TestReadGivesTheFilesOfTheCommit(t *testing.T) {
 	}
 }
 
-func TestReadRefuses(t *testing.T) {
+func TestReadRejects(t *testing.T) {
 	r := newRepository(t)
 	r.write("dir/a", "text\n", 0o644)
 	r.commit()
@@ -222,21 +225,26 @@ func TestReadRefuses(t *testing.T) {
 		name, dir, rev, want string
 		absent               bool
 	}{
-		{"an unknown revision", r.dir, "nosuch", `"nosuch" names no commit in the repository`, true},
-		{"a flag", r.dir, "--help", `"--help" names no commit`, true},
-		{"a tree", r.dir, "tree", `"tree" names no commit`, true},
-		{"two lines", r.dir, "HEAD\nHEAD", "names no revision", false},
-		{"no revision", r.dir, "", "names no revision", false},
-		{"no repository", os.TempDir(), "HEAD", "no Git repository", true},
+		{"an unknown revision", r.dir, "nosuch", `"nosuch" is not a commit of the repository`, true},
+		{"a flag", r.dir, "--help", `"--help" is not a commit`, true},
+		{"a tree", r.dir, "tree", `"tree" is not a commit`, true},
+		{"two lines", r.dir, "HEAD\nHEAD", "not a revision", false},
+		{"no revision", r.dir, "", "not a revision", false},
+		{"no repository", os.TempDir(), "HEAD", "not a Git repository", true},
 		{"a name that is not UTF-8", r.dir, notUTF8, `"caf\xe9" cannot be an input: its name is not UTF-8`, false},
-		{"a submodule", r.dir, r.odd("160000", "commit", absent, "sub"), `"sub" is a submodule, whose files are in another repository (commit ` + absent, false},
+		{"a submodule", r.dir, r.odd("160000", "commit", absent, "sub"),
+			`"sub" is a submodule, whose files are in another repository (commit ` + absent, false},
 		{"a symlink to nothing", r.dir, r.odd("120000", "blob", nothing, "l"), `"l": a symlink to ""`, false},
 		{"a symlink with NUL", r.dir, r.odd("120000", "blob", nul, "l"), `a symlink to "a\x00b"`, false},
 		{"a symlink too long", r.dir, r.odd("120000", "blob", long, "l"), "a symlink of 5000 bytes", false},
 		{"an absent blob", r.dir, r.odd("100644", "blob", absent, "gone"), absent + `" is missing`, true},
-		{"a name that leads out", r.dir, r.raw([3]string{"100644", "..", blob}), `".": ".." cannot be an input: its name is no name of a file`, false},
-		{"two files of one name", r.dir, r.raw([3]string{"100644", "a", blob}, [3]string{"100644", "a", nul}), `"a" is there twice`, false},
-		{"a file and a directory of one name", r.dir, r.raw([3]string{"100644", "a", blob}, [3]string{"100644", "a.b", blob}, [3]string{"40000", "a", r.git("", "rev-parse", "HEAD^{tree}")}), `"a" is there twice`, false},
+		{"a name that leaves the tree", r.dir, r.raw([3]string{"100644", "..", blob}),
+			`".": ".." cannot be an input: its name is not a file name`, false},
+		{"two files of one name", r.dir, r.raw([3]string{"100644", "a", blob}, [3]string{"100644", "a", nul}),
+			`"a" is a duplicate`, false},
+		{"a file and a directory of one name", r.dir, r.raw([3]string{"100644", "a", blob},
+			[3]string{"100644", "a.b", blob}, [3]string{"40000", "a", r.git("", "rev-parse", "HEAD^{tree}")}),
+			`"a" is a duplicate`, false},
 		{"an absent tree", r.dir, r.odd("040000", "tree", absent, "gone"), absent + `" is missing`, true},
 	} {
 		_, _, err := read(t, c.dir, c.rev, nil)
@@ -247,29 +255,31 @@ func TestReadRefuses(t *testing.T) {
 			t.Errorf("%s: not printable: %q", c.name, err)
 		}
 	}
-	// A submodule is an empty directory where that is wished.
-	rv, s, err := read(t, r.dir, r.odd("160000", "commit", absent, "sub"), func(c *revision.Config) { c.EmptySubmodules = true })
+	// EmptySubmodules turns a submodule into an empty directory.
+	rv, s, err := read(t, r.dir, r.odd("160000", "commit", absent, "sub"),
+		func(c *revision.Config) { c.EmptySubmodules = true })
 	if err != nil || !slices.Equal(listing(t, s, rv.Root, ""), []string{"sub/"}) {
 		t.Errorf("%+v, %v", rv, err)
 	}
-	// The bound on bytes is one of blocks.
+	// MaxBytes counts blocks.
 	for _, most := range []int64{4096, 4095} {
 		_, _, err := read(t, r.dir, "HEAD", func(c *revision.Config) { c.MaxBytes = most })
 		if (err == nil) != (most == 4096) || err != nil && !errors.Is(err, revision.ErrTooLarge) {
 			t.Errorf("%d bytes: %v", most, err)
 		}
 	}
-	// Who wants no more gets what the context says.
+	// A cancelled call returns the cause.
 	ctx, cancel := context.WithCancelCause(t.Context())
 	gone := errors.New("gone")
 	cancel(gone)
-	if _, err := revision.Read(ctx, revision.Config{Store: s, Function: cas.SHA256}, r.dir, "HEAD"); !errors.Is(err, gone) {
+	if _, err := revision.Read(ctx, revision.Config{Store: s, Function: cas.SHA256}, r.dir, "HEAD"); !errors.Is(err,
+		gone) {
 		t.Errorf("got %v, want %v", err, gone)
 	}
 }
 
-// TestReadRefusesOtherBytes: an object must have the hash that names it, which git does not ask of a file.
-func TestReadRefusesOtherBytes(t *testing.T) {
+// TestReadVerifiesObjects checks that objects match their names, which git does not verify for blobs.
+func TestReadVerifiesObjects(t *testing.T) {
 	r := newRepository(t)
 	good := r.git("good", "hash-object", "-w", "--stdin")
 	evil := r.git("evil", "hash-object", "-w", "--stdin")
@@ -285,7 +295,7 @@ func TestReadRefusesOtherBytes(t *testing.T) {
 	if _, _, err := read(t, r.dir, commit, nil); err == nil || !strings.Contains(err.Error(), good) {
 		t.Errorf("got %v, want an error that names %s", err, good)
 	}
-	// Nor does a replacement change what a hash stands for.
+	// Replacements are ignored.
 	first := r.odd("100644", "blob", evil, "a")
 	second := r.odd("100644", "blob", evil, "b")
 	r.git("", "replace", first, second)
@@ -295,8 +305,8 @@ func TestReadRefusesOtherBytes(t *testing.T) {
 	}
 }
 
-// TestGitTakesNoMoreMemoryThanItMay: an object can say that it is of any size, and git reads tags before it answers.
-func TestGitTakesNoMoreMemoryThanItMay(t *testing.T) {
+// TestMemoryOfGitIsLimited: an object can claim any size, and git reads whole tags into memory.
+func TestMemoryOfGitIsLimited(t *testing.T) {
 	r := newRepository(t)
 	name := strings.Repeat("ab", 20)
 	var packed bytes.Buffer
@@ -307,15 +317,15 @@ func TestGitTakesNoMoreMemoryThanItMay(t *testing.T) {
 	}
 	r.write(filepath.Join(".git/objects", name[:2], name[2:]), packed.String(), 0o444)
 	if _, _, err := read(t, r.dir, name, nil); err == nil || !strings.Contains(err.Error(), "over limit") {
-		t.Errorf("got %v", err)
+		t.Errorf("got %v, want an error of the memory limit", err)
 	}
 }
 
-// TestReadOfAnyOrder: a tree is what it names, in whatever order.
-func TestReadOfAnyOrder(t *testing.T) {
+func TestReadSortsEntries(t *testing.T) {
 	r := newRepository(t)
 	blob := r.git("odd", "hash-object", "-w", "--stdin")
-	rv, s, err := read(t, r.dir, r.raw([3]string{"100644", "b", blob}, [3]string{"120000", "c", blob}, [3]string{"100644", "a", blob}), nil)
+	rv, s, err := read(t, r.dir, r.raw([3]string{"100644", "b", blob}, [3]string{"120000", "c", blob},
+		[3]string{"100644", "a", blob}), nil)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -324,20 +334,20 @@ func TestReadOfAnyOrder(t *testing.T) {
 	}
 }
 
-// TestGraftsAreNotFollowed: a commit has the parents that it names.
-func TestGraftsAreNotFollowed(t *testing.T) {
+func TestGraftsAreIgnored(t *testing.T) {
 	r := newRepository(t)
 	r.write("a", "one", 0o644)
 	first := r.commit()
 	r.write("a", "two", 0o644)
 	head := r.commit()
-	r.write(".git/info/grafts", head+" "+r.odd("100644", "blob", r.git("odd", "hash-object", "-w", "--stdin"), "b")+"\n", 0o644)
+	r.write(".git/info/grafts", head+" "+r.odd("100644", "blob", r.git("odd", "hash-object", "-w", "--stdin"),
+		"b")+"\n", 0o644)
 	if rv, _, err := read(t, r.dir, "HEAD~1", nil); err != nil || rv.Commit != first {
 		t.Errorf("got %+v, %v, want %s", rv, err, first)
 	}
 }
 
-// TestReadRunsNothingAndWritesNothing: whatever a repository's configuration names.
+// TestReadRunsNothingAndWritesNothing covers every program that a repository's configuration can name.
 func TestReadRunsNothingAndWritesNothing(t *testing.T) {
 	if runtime.GOOS == "windows" {
 		t.Skip("needs a shell")
@@ -345,7 +355,8 @@ func TestReadRunsNothingAndWritesNothing(t *testing.T) {
 	r := newRepository(t)
 	mark := filepath.Join(t.TempDir(), "mark")
 	script := filepath.Join(t.TempDir(), "script")
-	if err := os.WriteFile(script, fmt.Appendf(nil, "#!/bin/sh\necho \"$0 $*\" >> %s\nexit 1\n", mark), 0o755); err != nil {
+	if err := os.WriteFile(script, fmt.Appendf(nil, "#!/bin/sh\necho \"$0 $*\" >> %s\nexit 1\n", mark),
+		0o755); err != nil {
 		t.Fatal(err)
 	}
 	r.write("a", "text\n", 0o644)
@@ -353,11 +364,15 @@ func TestReadRunsNothingAndWritesNothing(t *testing.T) {
 	commit := r.commit()
 	lacking := r.odd("100644", "blob", strings.Repeat("1", 40), "gone")
 	for _, kv := range [][2]string{
-		{"core.fsmonitor", script}, {"core.pager", script}, {"pager.cat-file", "true"}, {"core.hooksPath", filepath.Dir(script)}, {"core.editor", script},
-		{"filter.x.smudge", script}, {"filter.x.clean", script}, {"filter.x.process", script}, {"filter.x.required", "true"}, {"diff.x.textconv", script}, {"diff.external", script},
-		{"core.sshCommand", script}, {"core.gitProxy", script}, {"core.askPass", script}, {"credential.helper", script}, {"alias.cat-file", "!" + script}, {"gpg.program", script},
-		// A partial clone, which would fetch what it lacks.
-		{"core.repositoryFormatVersion", "1"}, {"extensions.partialClone", "origin"}, {"remote.origin.promisor", "true"},
+		{"core.fsmonitor", script}, {"core.pager", script}, {"pager.cat-file", "true"},
+		{"core.hooksPath", filepath.Dir(script)}, {"core.editor", script},
+		{"filter.x.smudge", script}, {"filter.x.clean", script}, {"filter.x.process", script},
+		{"filter.x.required", "true"}, {"diff.x.textconv", script}, {"diff.external", script},
+		{"core.sshCommand", script}, {"core.gitProxy", script}, {"core.askPass", script}, {"credential.helper", script},
+		{"alias.cat-file", "!" + script}, {"gpg.program", script},
+		// A partial clone, which would fetch absent objects.
+		{"core.repositoryFormatVersion", "1"}, {"extensions.partialClone", "origin"},
+		{"remote.origin.promisor", "true"},
 		{"protocol.allow", "always"}, {"protocol.ext.allow", "always"},
 	} {
 		r.git("", "config", kv[0], kv[1])
@@ -371,18 +386,18 @@ func TestReadRunsNothingAndWritesNothing(t *testing.T) {
 		r.git("", "config", "remote.origin.uploadpack", script)
 		before = state(t, r.dir)
 		if _, _, err := read(t, r.dir, lacking, nil); err == nil {
-			t.Errorf("%s: a blob that is not there was read", url)
+			t.Errorf("%s: an absent blob was read", url)
 		}
 		if diff := cmp.Diff(before, state(t, r.dir)); diff != "" {
-			t.Errorf("%s: the repository has changed: %s", url, diff)
+			t.Errorf("%s: the repository changed: %s", url, diff)
 		}
 	}
 	if b, err := os.ReadFile(mark); err == nil {
-		t.Errorf("it ran\n%s", b)
+		t.Errorf("Read ran\n%s", b)
 	}
 }
 
-// state returns what every file below dir is.
+// state returns the mode, size, time and content hash of every file below dir.
 func state(t *testing.T, dir string) map[string]string {
 	t.Helper()
 	files := map[string]string{}
@@ -409,8 +424,8 @@ func state(t *testing.T, dir string) map[string]string {
 	return files
 }
 
-// TestReadOfAnotherOwner: git does not trust such a repository, and the error says how a user does.
-func TestReadOfAnotherOwner(t *testing.T) {
+// TestForeignRepositoryNeedsTrust checks that the error tells how to trust the repository of another user.
+func TestForeignRepositoryNeedsTrust(t *testing.T) {
 	r := newRepository(t)
 	r.write("sub/a", "text\n", 0o644)
 	r.commit()
@@ -427,7 +442,7 @@ func TestReadOfAnotherOwner(t *testing.T) {
 	}
 	r.git("", "config", "--global", "--add", "safe.directory", r.dir)
 	if _, _, err := read(t, r.dir, "HEAD", nil); err != nil {
-		t.Errorf("once trusted: %v", err)
+		t.Errorf("after trusting it: %v", err)
 	}
 }
 
@@ -447,7 +462,7 @@ func TestSplit(t *testing.T) {
 		"a@b@v1":           {"a@b", "v1"},
 		"a@c":              {"a", "c"},
 		"a@@":              {"a", "@"},
-		"a@":               {"", "", "names no revision"},
+		"a@":               {"", "", "no revision after"},
 		"@v1":              {"", "", "is a directory"},
 		"":                 {"", "", "is a directory"},
 		"nosuch@v1":        {"", "", "not found"},
@@ -456,7 +471,8 @@ func TestSplit(t *testing.T) {
 		"file:///tmp@main": {"", "", "git clone"},
 	} {
 		repository, rev, err := revision.Split(spec)
-		if repository != want[0] || rev != want[1] || (err == nil) != (want[2] == "") || err != nil && !strings.Contains(err.Error(), want[2]) {
+		if repository != want[0] || rev != want[1] || (err == nil) != (want[2] == "") || err != nil &&
+			!strings.Contains(err.Error(), want[2]) {
 			t.Errorf("%q: got %q, %q, %v, want %q", spec, repository, rev, err, want)
 		}
 	}

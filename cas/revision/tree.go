@@ -10,6 +10,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"math"
 	"os"
 	"slices"
@@ -20,77 +21,78 @@ import (
 	"github.com/cloister-build/cloister/cas"
 )
 
-// Limits of a commit's tree: those of an input root, before anything of it is decoded twice.
+// Limits of a commit's tree, as of an input root.
 const (
 	maxDepth   = 1000
-	maxFolders = 200_000   // that differ
-	maxEntries = 1_000_000 // of folders that differ
+	maxTrees   = 200_000   // distinct
+	maxEntries = 1_000_000 // of distinct trees
 	maxName    = 255       // bytes
 	maxTarget  = 4095      // bytes of a symlink's target
-	maxFolder  = 16 << 20  // bytes of one tree object
-	small      = 1 << 20   // bytes of a file that is hashed in memory
-	block      = 4096      // what a file takes in a store, at least
+	maxTree    = 16 << 20  // bytes of one tree object
+	smallFile  = 1 << 20   // bytes of a file that is hashed in memory
+	blockSize  = 4096      // minimum size of a file in a store
 )
 
-// Modes of the entries of a tree (gitformat-index(5); 100664 is of early versions, which git reads as 100644).
+// Modes of tree entries (gitformat-index(5)). Git reads 100664, from early versions, as 100644.
 const (
-	modeFolder  = "40000"
-	modeFile    = "100644"
-	modeGroup   = "100664"
-	modeProgram = "100755"
-	modeLink    = "120000"
-	modeModule  = "160000"
+	modeTree       = "40000"
+	modeFile       = "100644"
+	modeGroupWrite = "100664"
+	modeExecutable = "100755"
+	modeLink       = "120000"
+	modeSubmodule  = "160000"
 )
 
-// peel asks for the commit that a tag or another name stands for (gitrevisions(7)).
+// peel selects the commit that a tag or another name refers to (gitrevisions(7)).
 const peel = "^{commit}"
 
 // A reader reads one commit.
 type reader struct {
 	Config
 	*objects
-	batch    *cas.Batch
-	folders  map[string]*folder  // by name of the object
-	contents map[string]*content // likewise
-	entries  int
-	taken    int64
+	batch   *cas.Batch
+	trees   map[string]*gitTree // by object name
+	blobs   map[string]*gitBlob // by object name
+	entries int
+	bytes   int64 // in blocks
 }
 
-// A folder is one tree object, wherever it is.
-type folder struct {
-	entries []entry // in the order of their names, as the API has them
-	above   *folder // the first that names it, nil for the root
-	name    string  // in above
-	height  int     // of the root 0
+// A gitTree is a tree object.
+type gitTree struct {
+	entries []entry  // sorted by name, as in a Directory
+	parent  *gitTree // the first found, nil for the root
+	name    string   // in parent
+	depth   int
 	digest  cas.Digest
 }
 
 type entry struct{ mode, name, object string }
 
-// A content is one blob, as a file or as what a symlink says.
-type content struct {
+// A gitBlob is a blob object, used by files, symlinks or both.
+type gitBlob struct {
 	file, link bool
-	in         *folder // the first that names it
-	name       string
+	parent     *gitTree // the first found
+	name       string   // in parent
 	digest     cas.Digest
 	target     string
 }
 
-// path returns where name, in f, is first met.
-func (f *folder) path(name string) string {
+// path returns the first path found of the entry name in t.
+func (t *gitTree) path(name string) string {
 	names := []string{name}
-	for ; f != nil && f.above != nil; f = f.above {
-		names = append(names, f.name)
+	for ; t != nil && t.parent != nil; t = t.parent {
+		names = append(names, t.name)
 	}
 	slices.Reverse(names)
 	return strings.Join(names, "/")
 }
 
+// read reads the commit rev.
 func (r *reader) read(ctx context.Context, rev string) (*Revision, error) {
 	var rv Revision
 	var c *commit
 	err := r.each([]string{rev + peel}, func(_ int, ob *object) error {
-		text, err := all(ob, "commit", maxCommit)
+		text, err := readAll(ob, "commit", maxCommit)
 		if err != nil {
 			return err
 		}
@@ -104,26 +106,26 @@ func (r *reader) read(ctx context.Context, rev string) (*Revision, error) {
 		return nil, err
 	}
 	rv.Time = c.time
-	if err := r.readFolders(c.tree); err != nil {
+	if err := r.readTrees(c.tree); err != nil {
 		return nil, err
 	}
-	if rv.Files, rv.Bytes, err = r.readContents(ctx); err != nil {
+	if rv.Files, rv.Bytes, err = r.readBlobs(ctx); err != nil {
 		return nil, err
 	}
-	if err := r.encode(ctx, r.folders[c.tree], 0); err != nil {
+	if err := r.encode(ctx, r.trees[c.tree], 0); err != nil {
 		return nil, err
 	}
-	rv.Root = r.folders[c.tree].digest
+	rv.Root = r.trees[c.tree].digest
 	return &rv, r.batch.Flush(ctx)
 }
 
-// all returns the bytes of an object of one kind.
-func all(ob *object, kind string, most int64) ([]byte, error) {
-	if ob.kind != kind {
-		return nil, fmt.Errorf("object %s is a %s, where a %s is needed", ob.name, ob.kind, kind)
+// readAll returns the content of an object, which must have the kind and at most limit bytes.
+func readAll(ob *object, kind string, limit int64) ([]byte, error) {
+	if err := ob.check(kind); err != nil {
+		return nil, err
 	}
-	if ob.size > most {
-		return nil, fmt.Errorf("%s %s has %d bytes, and at most %d are read", kind, ob.name, ob.size, most)
+	if ob.size > limit {
+		return nil, fmt.Errorf("%s %s has %d bytes, more than %d", kind, ob.name, ob.size, limit)
 	}
 	var b bytes.Buffer
 	b.Grow(int(ob.size) + bytes.MinRead)
@@ -131,29 +133,29 @@ func all(ob *object, kind string, most int64) ([]byte, error) {
 	return b.Bytes(), err
 }
 
-// readFolders reads the tree of this name and those below, a level at a time and each once.
-func (r *reader) readFolders(root string) error {
-	r.folders[root] = &folder{}
+// readTrees reads the tree with the name root and all trees below it, breadth first and each once.
+func (r *reader) readTrees(root string) error {
+	r.trees[root] = &gitTree{}
 	for level := []string{root}; len(level) > 0; {
 		var next []string
 		err := r.each(level, func(i int, ob *object) error {
-			f := r.folders[level[i]]
-			text, err := all(ob, "tree", maxFolder)
+			t := r.trees[level[i]]
+			text, err := readAll(ob, "tree", maxTree)
 			if err == nil {
-				err = r.parse(f, text, len(root)/2)
+				err = r.parse(t, text, len(root)/2)
 			}
 			if err != nil {
-				return fmt.Errorf("%+.256q: %w", cmp.Or(f.above.path(f.name), "."), err)
+				return fmt.Errorf("%+.256q: %w", cmp.Or(t.parent.path(t.name), "."), err)
 			}
-			for _, e := range f.entries {
-				if e.mode != modeFolder || r.folders[e.object] != nil {
+			for _, e := range t.entries {
+				if e.mode != modeTree || r.trees[e.object] != nil {
 					continue
 				}
-				r.folders[e.object] = &folder{above: f, name: e.name, height: f.height + 1}
+				r.trees[e.object] = &gitTree{parent: t, name: e.name, depth: t.depth + 1}
 				next = append(next, e.object)
 			}
-			if len(r.folders) > maxFolders {
-				return fmt.Errorf("it has more than %d directories that differ", maxFolders)
+			if len(r.trees) > maxTrees {
+				return fmt.Errorf("it has more than %d distinct directories", maxTrees)
 			}
 			return nil
 		})
@@ -165,66 +167,65 @@ func (r *reader) readFolders(root string) error {
 	return nil
 }
 
-// parse reads a tree object: for each entry its mode, a space, its name, a NUL, and the size bytes of the name of an
-// object (git-mktree(1) says the same in text).
-func (r *reader) parse(f *folder, text []byte, size int) error {
+// parse parses a tree object: for each entry its mode, a space, its name, a NUL, and the object name of size bytes.
+func (r *reader) parse(t *gitTree, text []byte, size int) error {
 	for len(text) > 0 {
 		head, rest, ok := bytes.Cut(text, []byte{0})
 		mode, name, spaced := strings.Cut(string(head), " ")
 		if !ok || !spaced || len(rest) < size {
-			return errors.New("the tree object is cut short")
+			return errors.New("the tree object is truncated")
 		}
 		e := entry{strings.TrimLeft(mode, "0"), name, hex.EncodeToString(rest[:size])}
 		text = rest[size:]
 		if why := badName(name); why != "" {
-			return fmt.Errorf("%+.300q cannot be an input: its name %s", f.path(name), why)
+			return fmt.Errorf("%+.300q cannot be an input: its name %s", t.path(name), why)
 		}
 		switch e.mode {
-		case modeFolder:
-		case modeModule:
+		case modeTree:
+		case modeSubmodule:
 			if !r.EmptySubmodules {
-				return fmt.Errorf("%+.256q is a submodule, whose files are in another repository (commit %s): "+
-					"run without it by --submodules empty, or make a commit that has its files", f.path(name), e.object)
+				return fmt.Errorf("%+.256q is a %w, whose files are in another repository (commit %s)",
+					t.path(name), ErrSubmodule, e.object)
 			}
-		case modeFile, modeGroup, modeProgram, modeLink:
-			r.note(f, e)
+		case modeFile, modeGroupWrite, modeExecutable, modeLink:
+			r.add(t, e)
 		default:
-			return fmt.Errorf("%+.256q has the mode %+.16q, and is neither file, directory, symlink nor submodule", f.path(name), mode)
+			return fmt.Errorf("%+.256q has the unknown mode %+.16q", t.path(name), mode)
 		}
-		f.entries = append(f.entries, e)
+		t.entries = append(t.entries, e)
 		if r.entries++; r.entries > maxEntries {
 			return fmt.Errorf("it has more than %d entries", maxEntries)
 		}
 	}
-	// Git has an order for them, of which only git-fsck(1) complains.
-	slices.SortFunc(f.entries, func(a, b entry) int { return cmp.Compare(a.name, b.name) })
-	for i := range f.entries[min(1, len(f.entries)):] {
-		if name := f.entries[i].name; name == f.entries[i+1].name {
-			return fmt.Errorf("%+.256q is there twice", f.path(name))
+	// Git sorts them differently, and only git-fsck(1) checks that.
+	slices.SortFunc(t.entries, func(a, b entry) int { return cmp.Compare(a.name, b.name) })
+	for i := range t.entries[min(1, len(t.entries)):] {
+		if name := t.entries[i].name; name == t.entries[i+1].name {
+			return fmt.Errorf("%+.256q is a duplicate", t.path(name))
 		}
 	}
 	return nil
 }
 
-// note remembers that the blob of e is needed, and as what.
-func (r *reader) note(f *folder, e entry) {
-	c := r.contents[e.object]
-	if c == nil {
-		c = &content{in: f, name: e.name}
-		r.contents[e.object] = c
+// add adds the blob of e.
+func (r *reader) add(t *gitTree, e entry) {
+	b := r.blobs[e.object]
+	if b == nil {
+		b = &gitBlob{parent: t, name: e.name}
+		r.blobs[e.object] = b
 	}
 	if e.mode == modeLink {
-		c.link = true
+		b.link = true
 	} else {
-		c.file = true
+		b.file = true
 	}
 }
 
-// badName says what is wrong with the name of an entry, "" if nothing is.
+// badName returns what is wrong with the name of an entry, or "".
 func badName(name string) string {
 	switch {
 	case name == "" || name == "." || name == ".." || strings.Contains(name, "/"):
-		return "is no name of a file"
+		return "is not a file name"
 	case len(name) > maxName:
 		return fmt.Sprintf("is longer than %d bytes", maxName)
 	case !utf8.ValidString(name):
@@ -233,69 +234,66 @@ func badName(name string) string {
 	return ""
 }
 
-// readContents puts all blobs that are files into the store and reads what symlinks say. It returns how many files
-// there are and their sizes together.
-func (r *reader) readContents(ctx context.Context) (files int, size int64, err error) {
-	names := make([]string, 0, len(r.contents))
-	for name := range r.contents {
-		names = append(names, name)
-	}
-	// The order decides on nothing but which of several errors is told.
-	slices.SortFunc(names, func(a, b string) int {
-		x, y := r.contents[a], r.contents[b]
-		return cmp.Or(cmp.Compare(x.in.height, y.in.height), cmp.Compare(x.name, y.name), cmp.Compare(a, b))
+// readBlobs stores all files and reads the targets of symlinks. It returns the number and the total size of distinct
+// files.
+func (r *reader) readBlobs(ctx context.Context) (files int, size int64, err error) {
+	// The order only determines which of several errors is returned.
+	names := slices.SortedFunc(maps.Keys(r.blobs), func(a, b string) int {
+		x, y := r.blobs[a], r.blobs[b]
+		return cmp.Or(cmp.Compare(x.parent.depth, y.parent.depth), cmp.Compare(x.name, y.name), cmp.Compare(a, b))
 	})
 	err = r.each(names, func(i int, ob *object) error {
-		c := r.contents[names[i]]
-		if c.file {
+		b := r.blobs[names[i]]
+		if b.file {
 			files++
 			size += ob.size
 		}
-		if err := r.content(ctx, c, ob); err != nil {
-			return fmt.Errorf("%+.256q: %w", c.in.path(c.name), err)
+		if err := r.readBlob(ctx, b, ob); err != nil {
+			return fmt.Errorf("%+.256q: %w", b.parent.path(b.name), err)
 		}
 		return nil
 	})
 	return files, size, err
 }
 
-// content takes one blob.
-func (r *reader) content(ctx context.Context, c *content, ob *object) error {
-	if c.link && ob.size > maxTarget {
-		return fmt.Errorf("a symlink of %d bytes, and at most %d are possible", ob.size, maxTarget)
+// readBlob reads one blob.
+func (r *reader) readBlob(ctx context.Context, b *gitBlob, ob *object) error {
+	if b.link && ob.size > maxTarget {
+		return fmt.Errorf("a symlink of %d bytes: at most %d are possible", ob.size, maxTarget)
 	}
-	r.taken += max(block, (min(ob.size, math.MaxInt64/2)+block-1)/block*block)
-	if c.file && ob.size > 0 && r.taken > r.MaxBytes {
-		return fmt.Errorf("%w: with it the files take %d bytes or more, and %d are permitted", ErrTooLarge, r.taken, r.MaxBytes)
+	r.bytes += max(blockSize, (min(ob.size, math.MaxInt64/2)+blockSize-1)/blockSize*blockSize)
+	if b.file && ob.size > 0 && r.bytes > r.MaxBytes {
+		return fmt.Errorf("%w: the files take at least %d bytes, more than %d", ErrTooLarge, r.bytes, r.MaxBytes)
 	}
-	if ob.size > small {
-		return r.large(ctx, c, ob)
+	if ob.size > smallFile {
+		return r.spool(ctx, b, ob)
 	}
-	text, err := all(ob, "blob", small)
+	text, err := readAll(ob, "blob", smallFile)
 	if err != nil {
 		return err
 	}
-	if c.link {
-		if c.target = string(text); c.target == "" || strings.Contains(c.target, "\x00") || !utf8.ValidString(c.target) {
-			return fmt.Errorf("a symlink to %+.64q, which is not UTF-8 without NUL, as the Remote Execution API requires", c.target)
+	if b.link {
+		b.target = string(text)
+		if b.target == "" || strings.Contains(b.target, "\x00") || !utf8.ValidString(b.target) {
+			return fmt.Errorf("a symlink to %+.64q: the Remote Execution API requires UTF-8 without NUL", b.target)
 		}
 	}
-	if c.file {
-		c.digest, err = r.batch.AddBytes(ctx, r.Function, text)
+	if b.file {
+		b.digest, err = r.batch.AddBytes(ctx, r.Function, text)
 	}
 	return err
 }
 
-// large puts a blob that is first written to a file, since a store needs its name before its bytes.
-func (r *reader) large(ctx context.Context, c *content, ob *object) (err error) {
-	if ob.kind != "blob" {
-		return fmt.Errorf("object %s is a %s, where a blob is needed", ob.name, ob.kind)
+// spool stores a large blob by way of a temporary file, since a store needs the digest before the content.
+func (r *reader) spool(ctx context.Context, b *gitBlob, ob *object) (err error) {
+	if err := ob.check("blob"); err != nil {
+		return err
 	}
 	f, err := os.CreateTemp(r.Dir, "blob-")
 	if err != nil {
 		return err
 	}
-	removed := os.Remove(f.Name()) // which some systems permit only once it is closed
+	removed := os.Remove(f.Name()) // on some systems, only closed files can be removed
 	defer func() {
 		err = errors.Join(err, f.Close())
 		if removed != nil {
@@ -308,40 +306,42 @@ func (r *reader) large(ctx context.Context, c *content, ob *object) (err error) 
 	if _, err := f.Seek(0, io.SeekStart); err != nil {
 		return err
 	}
-	c.digest, err = r.batch.AddSeeker(ctx, r.Function, f)
+	b.digest, err = r.batch.AddSeeker(ctx, r.Function, f)
 	return err
 }
 
-// encode puts the Directory messages of f and of all below it.
-func (r *reader) encode(ctx context.Context, f *folder, depth int) error {
+// encode stores the Directory messages of t and of all trees below it.
+func (r *reader) encode(ctx context.Context, t *gitTree, depth int) error {
 	if depth > maxDepth {
-		return fmt.Errorf("%.64q...: it has more than %d directories above one another", f.path(""), maxDepth)
+		return fmt.Errorf("%.64q...: it has more than %d nested directories", t.path(""), maxDepth)
 	}
 	var m repb.Directory
-	for _, e := range f.entries {
+	for _, e := range t.entries {
 		switch e.mode {
-		case modeFolder:
-			below := r.folders[e.object]
+		case modeTree:
+			below := r.trees[e.object]
 			if below.digest.IsZero() {
 				if err := r.encode(ctx, below, depth+1); err != nil {
 					return err
 				}
 			}
 			m.Directories = append(m.Directories, &repb.DirectoryNode{Name: e.name, Digest: below.digest.Proto()})
-		case modeModule:
+		case modeSubmodule:
 			empty, err := r.put(ctx, &repb.Directory{})
 			if err != nil {
 				return err
 			}
 			m.Directories = append(m.Directories, &repb.DirectoryNode{Name: e.name, Digest: empty.Proto()})
 		case modeLink:
-			m.Symlinks = append(m.Symlinks, &repb.SymlinkNode{Name: e.name, Target: r.contents[e.object].target})
+			m.Symlinks = append(m.Symlinks, &repb.SymlinkNode{Name: e.name, Target: r.blobs[e.object].target})
 		default:
-			m.Files = append(m.Files, &repb.FileNode{Name: e.name, Digest: r.contents[e.object].digest.Proto(), IsExecutable: e.mode == modeProgram})
+			m.Files = append(m.Files, &repb.FileNode{
+				Name: e.name, Digest: r.blobs[e.object].digest.Proto(), IsExecutable: e.mode == modeExecutable,
+			})
 		}
 	}
 	var err error
-	f.digest, err = r.put(ctx, &m)
+	t.digest, err = r.put(ctx, &m)
 	return err
 }
 

@@ -9,7 +9,7 @@ import (
 	"testing"
 )
 
-// FuzzParse: a tree object is another's bytes. What is taken from it is what is in it.
+// FuzzParse checks that the parsed entries of a tree object encode to entries that parse equally.
 func FuzzParse(f *testing.F) {
 	name := strings.Repeat("1", 20)
 	f.Add([]byte("100644 a\x00" + name + "40000 b\x00" + name))
@@ -18,8 +18,8 @@ func FuzzParse(f *testing.F) {
 	f.Add([]byte("100644 a\x00" + name[:19]))
 	f.Fuzz(func(t *testing.T, text []byte) {
 		read := func(text []byte) ([]entry, error) {
-			var d folder
-			r := &reader{Config: Config{EmptySubmodules: true}, contents: map[string]*content{}}
+			var d gitTree
+			r := &reader{Config: Config{EmptySubmodules: true}, blobs: map[string]*gitBlob{}}
 			err := r.parse(&d, text, 20)
 			return d.entries, err
 		}
@@ -41,12 +41,11 @@ func FuzzParse(f *testing.F) {
 	})
 }
 
-// FuzzParseCommit: likewise.
 func FuzzParseCommit(f *testing.F) {
 	f.Add("tree " + strings.Repeat("1", 40) + "\nauthor A <a> 1 +0000\ncommitter C <c> 1700000001 +0100\n\ntext\n")
 	f.Add("tree x\ncommitter > 1\n")
 	f.Fuzz(func(t *testing.T, text string) {
-		if c, err := parseCommit(text); err == nil && (!objectName(c.tree) || c.time.IsZero()) {
+		if c, err := parseCommit(text); err == nil && (!isObjectName(c.tree) || c.time.IsZero()) {
 			t.Errorf("%+v", c)
 		}
 	})

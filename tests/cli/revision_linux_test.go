@@ -186,8 +186,8 @@ func TestRunOfARevisionPassesNothingElse(t *testing.T) {
 	}{
 		{[]string{"--git", "https://example.com/x"}, 2, "clone it first"},
 		{[]string{"--git", "nosuch@v1"}, 2, "REPOSITORY@REVISION"},
-		{[]string{"--git", repo + "@nosuch"}, 125, `"nosuch" names no commit in the repository`},
-		{[]string{"--git", t.TempDir()}, 125, "there is no Git repository"},
+		{[]string{"--git", repo + "@nosuch"}, 125, `"nosuch" is not a commit of the repository`},
+		{[]string{"--git", t.TempDir()}, 125, "not a Git repository"},
 		{[]string{"--git", repo, "--in", "."}, 2, "state one"},
 		{[]string{"--git", repo, "--submodules", "some"}, 2, "there is empty"},
 		{[]string{"--submodules", "empty"}, 2, "goes with --git"},

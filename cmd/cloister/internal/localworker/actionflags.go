@@ -194,6 +194,9 @@ func (r *ActionFlags) readRevision(ctx context.Context, w *Worker, store cas.Sto
 	rv, err := revision.Read(ctx, revision.Config{
 		Store: store, Function: cas.SHA256, Dir: w.Dir, MaxBytes: size / 5, EmptySubmodules: r.submodules == "empty",
 	}, r.repository, r.rev)
+	if errors.Is(err, revision.ErrSubmodule) {
+		err = fmt.Errorf("%w; set --submodules empty to run without its files, or make a commit that has them", err)
+	}
 	if errors.Is(err, revision.ErrTooLarge) {
 		err = fmt.Errorf("%w: a fifth of the disk of the directory for temporary files; set TMPDIR to one on a larger disk", err)
 	}
