@@ -2,8 +2,8 @@
 
 //go:build ignore
 
-// Command imports writes to standard output the descriptors of all that remoteworker.proto imports, for protoc, as the
-// modules of this one have them: their source files are in no module.
+// Command imports writes the descriptors of the imports of remoteworker.proto to standard output, for protoc. Their .proto
+// files are in no Go module.
 package main
 
 import (

@@ -6,8 +6,7 @@
 // 	protoc        v3.21.12
 // source: buildbarn/remoteworker/remoteworker.proto
 
-// The package, the names and the numbers are those of Buildbarn, so that our workers take actions from its scheduler,
-// and its workers from ours.
+// Package, names and numbers are Buildbarn's, for compatibility on the wire.
 
 package remoteworkerpb
 
@@ -30,20 +29,19 @@ const (
 	_ = protoimpl.EnforceVersion(protoimpl.MaxVersion - 20)
 )
 
-// SynchronizeRequest is what a worker says of itself.
+// SynchronizeRequest describes a worker.
 type SynchronizeRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// Names and values that together name one worker, which executes one action at a time: the host, and which of its
-	// slots.
+	// Names and values that together identify one worker, which executes one action at a time: the host and a slot.
 	WorkerId map[string]string `protobuf:"bytes,1,rep,name=worker_id,json=workerId,proto3" json:"worker_id,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
-	// It takes actions of instances whose names begin with this; "" is all of them.
+	// The worker takes actions of instances whose names begin with this; "" means all.
 	InstanceNamePrefix string `protobuf:"bytes,2,opt,name=instance_name_prefix,json=instanceNamePrefix,proto3" json:"instance_name_prefix,omitempty"`
-	// What actions may demand of it, sorted by name, then by value.
+	// Properties that actions may demand, sorted by name, then by value.
 	Platform *v2.Platform `protobuf:"bytes,3,opt,name=platform,proto3" json:"platform,omitempty"`
-	// How large it is among the workers of this platform, by the scheduler's measure.
+	// Size among the workers of this platform, in the scheduler's terms.
 	SizeClass    uint32        `protobuf:"varint,5,opt,name=size_class,json=sizeClass,proto3" json:"size_class,omitempty"`
 	CurrentState *CurrentState `protobuf:"bytes,4,opt,name=current_state,json=currentState,proto3" json:"current_state,omitempty"`
-	// That it would rather have no action now: a call that has none for it is answered at once.
+	// The worker prefers to have no action: the call does not wait for one.
 	PreferBeingIdle bool `protobuf:"varint,6,opt,name=prefer_being_idle,json=preferBeingIdle,proto3" json:"prefer_being_idle,omitempty"`
 	unknownFields   protoimpl.UnknownFields
 	sizeCache       protoimpl.SizeCache
@@ -121,7 +119,7 @@ func (x *SynchronizeRequest) GetPreferBeingIdle() bool {
 	return false
 }
 
-// CurrentState is what a worker does.
+// CurrentState is the state of a worker.
 type CurrentState struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Types that are valid to be assigned to WorkerState:
@@ -204,12 +202,12 @@ func (*CurrentState_Idle) isCurrentState_WorkerState() {}
 
 func (*CurrentState_Executing_) isCurrentState_WorkerState() {}
 
-// SynchronizeResponse is what a worker should do.
+// SynchronizeResponse is the desired state of a worker.
 type SynchronizeResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// When the scheduler wants to hear of it, at the latest. A change of its state is told at once.
+	// Latest time of the next call. Changes of state are reported at once.
 	NextSynchronizationAt *timestamppb.Timestamp `protobuf:"bytes,1,opt,name=next_synchronization_at,json=nextSynchronizationAt,proto3" json:"next_synchronization_at,omitempty"`
-	// Not set: what it does.
+	// Unset to continue in the current state.
 	DesiredState  *DesiredState `protobuf:"bytes,2,opt,name=desired_state,json=desiredState,proto3" json:"desired_state,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -259,10 +257,10 @@ func (x *SynchronizeResponse) GetDesiredState() *DesiredState {
 	return nil
 }
 
-// DesiredState is what a worker should do.
+// DesiredState is the state that a worker should enter.
 type DesiredState struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// Idle while the worker executes: the action is not wanted any more, and nothing is to be told of it.
+	// Idle while the worker executes: kill the action, whose result is not wanted.
 	//
 	// Types that are valid to be assigned to WorkerState:
 	//
@@ -347,7 +345,7 @@ func (*DesiredState_Executing_) isDesiredState_WorkerState() {}
 type CurrentState_Executing struct {
 	state        protoimpl.MessageState `protogen:"open.v1"`
 	ActionDigest *v2.Digest             `protobuf:"bytes,1,opt,name=action_digest,json=actionDigest,proto3" json:"action_digest,omitempty"`
-	// How far it has come.
+	// Progress of the action.
 	//
 	// Types that are valid to be assigned to ExecutionState:
 	//
@@ -487,16 +485,15 @@ func (*CurrentState_Executing_Completed) isCurrentState_Executing_ExecutionState
 type DesiredState_Executing struct {
 	state        protoimpl.MessageState `protogen:"open.v1"`
 	ActionDigest *v2.Digest             `protobuf:"bytes,1,opt,name=action_digest,json=actionDigest,proto3" json:"action_digest,omitempty"`
-	// The action, with a timeout, which the scheduler has set if nobody else did.
+	// The action; the scheduler sets a timeout if it has none.
 	Action *v2.Action `protobuf:"bytes,2,opt,name=action,proto3" json:"action,omitempty"`
-	// When the client asked.
+	// When the client requested it.
 	QueuedTimestamp *timestamppb.Timestamp `protobuf:"bytes,4,opt,name=queued_timestamp,json=queuedTimestamp,proto3" json:"queued_timestamp,omitempty"`
-	// What belongs into the metadata of the result, the client's RequestMetadata among it.
+	// Metadata for the result, including the client's RequestMetadata.
 	AuxiliaryMetadata []*anypb.Any `protobuf:"bytes,6,rep,name=auxiliary_metadata,json=auxiliaryMetadata,proto3" json:"auxiliary_metadata,omitempty"`
-	// The name of the instance is instance_name_prefix of the worker, a slash, and this; without the slash where one
-	// of them is empty.
+	// The instance name is the worker's instance_name_prefix, a slash, and this; without the slash if either is empty.
 	InstanceNameSuffix string `protobuf:"bytes,7,opt,name=instance_name_suffix,json=instanceNameSuffix,proto3" json:"instance_name_suffix,omitempty"`
-	// Headers of https://www.w3.org/TR/trace-context/ of the client's call.
+	// https://www.w3.org/TR/trace-context/ headers of the client's call.
 	W3CTraceContext map[string]string       `protobuf:"bytes,8,rep,name=w3c_trace_context,json=w3cTraceContext,proto3" json:"w3c_trace_context,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
 	DigestFunction  v2.DigestFunction_Value `protobuf:"varint,9,opt,name=digest_function,json=digestFunction,proto3,enum=build.bazel.remote.execution.v2.DigestFunction_Value" json:"digest_function,omitempty"`
 	unknownFields   protoimpl.UnknownFields

@@ -6,8 +6,7 @@
 // - protoc             v3.21.12
 // source: buildbarn/remoteworker/remoteworker.proto
 
-// The package, the names and the numbers are those of Buildbarn, so that our workers take actions from its scheduler,
-// and its workers from ours.
+// Package, names and numbers are Buildbarn's, for compatibility on the wire.
 
 package remoteworkerpb
 
@@ -31,11 +30,11 @@ const (
 //
 // For semantics around ctx use and closing/ending streaming RPCs, please refer to https://pkg.go.dev/google.golang.org/grpc/?tab=doc#ClientConn.NewStream.
 //
-// OperationQueue hands actions to workers. It is the workers that call.
+// OperationQueue assigns actions to workers, which call it.
 type OperationQueueClient interface {
-	// Synchronize says what a worker does, and is answered with what it should do. A call of a worker that is idle, or has
-	// ended an action, waits until there is an action for it or the scheduler wants to hear of it again; a call of one that
-	// executes is answered at once. There is one call at a time for each worker_id.
+	// Synchronize reports a worker's current state and returns the desired one. If the worker is idle or has completed
+	// an action, the call waits for an action or until the worker is to call again; otherwise it returns at once. Each
+	// worker_id has at most one call at a time.
 	Synchronize(ctx context.Context, in *SynchronizeRequest, opts ...grpc.CallOption) (*SynchronizeResponse, error)
 }
 
@@ -61,11 +60,11 @@ func (c *operationQueueClient) Synchronize(ctx context.Context, in *SynchronizeR
 // All implementations must embed UnimplementedOperationQueueServer
 // for forward compatibility.
 //
-// OperationQueue hands actions to workers. It is the workers that call.
+// OperationQueue assigns actions to workers, which call it.
 type OperationQueueServer interface {
-	// Synchronize says what a worker does, and is answered with what it should do. A call of a worker that is idle, or has
-	// ended an action, waits until there is an action for it or the scheduler wants to hear of it again; a call of one that
-	// executes is answered at once. There is one call at a time for each worker_id.
+	// Synchronize reports a worker's current state and returns the desired one. If the worker is idle or has completed
+	// an action, the call waits for an action or until the worker is to call again; otherwise it returns at once. Each
+	// worker_id has at most one call at a time.
 	Synchronize(context.Context, *SynchronizeRequest) (*SynchronizeResponse, error)
 	mustEmbedUnimplementedOperationQueueServer()
 }

@@ -6,8 +6,7 @@
 // 	protoc        v3.21.12
 // source: buildbarn/resourceusage/resourceusage.proto
 
-// The package, the names and the numbers are those of Buildbarn, so that what reads its workers' metadata
-// reads ours.
+// Package, names and numbers are Buildbarn's, for compatibility on the wire.
 
 package resourceusagepb
 
@@ -27,7 +26,7 @@ const (
 	_ = protoimpl.EnforceVersion(protoimpl.MaxVersion - 20)
 )
 
-// POSIXResourceUsage is what getrusage(2) tells of a command.
+// POSIXResourceUsage is the getrusage(2) result for a command.
 type POSIXResourceUsage struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Processor time in user mode and in the kernel.
@@ -35,7 +34,7 @@ type POSIXResourceUsage struct {
 	SystemTime *durationpb.Duration `protobuf:"bytes,2,opt,name=system_time,json=systemTime,proto3" json:"system_time,omitempty"`
 	// Resident memory, in bytes, of the largest process.
 	MaximumResidentSetSize int64 `protobuf:"varint,3,opt,name=maximum_resident_set_size,json=maximumResidentSetSize,proto3" json:"maximum_resident_set_size,omitempty"`
-	// Faults of a page served without and with the disk, and processes swapped out.
+	// Page faults without and with disk access, and swaps.
 	PageReclaims int64 `protobuf:"varint,7,opt,name=page_reclaims,json=pageReclaims,proto3" json:"page_reclaims,omitempty"`
 	PageFaults   int64 `protobuf:"varint,8,opt,name=page_faults,json=pageFaults,proto3" json:"page_faults,omitempty"`
 	Swaps        int64 `protobuf:"varint,9,opt,name=swaps,proto3" json:"swaps,omitempty"`
@@ -46,7 +45,7 @@ type POSIXResourceUsage struct {
 	MessagesSent     int64 `protobuf:"varint,12,opt,name=messages_sent,json=messagesSent,proto3" json:"messages_sent,omitempty"`
 	MessagesReceived int64 `protobuf:"varint,13,opt,name=messages_received,json=messagesReceived,proto3" json:"messages_received,omitempty"`
 	SignalsReceived  int64 `protobuf:"varint,14,opt,name=signals_received,json=signalsReceived,proto3" json:"signals_received,omitempty"`
-	// Switches away from a processor, waiting for something and because others wanted it.
+	// Context switches.
 	VoluntaryContextSwitches   int64 `protobuf:"varint,15,opt,name=voluntary_context_switches,json=voluntaryContextSwitches,proto3" json:"voluntary_context_switches,omitempty"`
 	InvoluntaryContextSwitches int64 `protobuf:"varint,16,opt,name=involuntary_context_switches,json=involuntaryContextSwitches,proto3" json:"involuntary_context_switches,omitempty"`
 	// The signal that ended the command, without "SIG".
@@ -183,10 +182,10 @@ func (x *POSIXResourceUsage) GetTerminationSignal() string {
 	return ""
 }
 
-// InputRootResourceUsage is how much of its input root an action used.
+// InputRootResourceUsage counts the used part of an action's input root.
 type InputRootResourceUsage struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// Directories that were made known to the action, and those of them that it read.
+	// Directories made available to the action, and those that it read.
 	DirectoriesResolved uint64 `protobuf:"varint,1,opt,name=directories_resolved,json=directoriesResolved,proto3" json:"directories_resolved,omitempty"`
 	DirectoriesRead     uint64 `protobuf:"varint,2,opt,name=directories_read,json=directoriesRead,proto3" json:"directories_read,omitempty"`
 	// Files that it read.

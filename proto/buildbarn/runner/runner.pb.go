@@ -6,7 +6,7 @@
 // 	protoc        v3.21.12
 // source: buildbarn/runner/runner.proto
 
-// The package, the names and the numbers are those of Buildbarn, so that its workers have commands run by us.
+// Package, names and numbers are Buildbarn's, for compatibility on the wire.
 
 package runnerpb
 
@@ -27,10 +27,10 @@ const (
 	_ = protoimpl.EnforceVersion(protoimpl.MaxVersion - 20)
 )
 
-// CheckReadinessRequest is empty as older clients send it.
+// CheckReadinessRequest is empty if sent by older clients.
 type CheckReadinessRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// What must be there, or "".
+	// A path that must exist, or "".
 	Path          string `protobuf:"bytes,1,opt,name=path,proto3" json:"path,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -73,11 +73,11 @@ func (x *CheckReadinessRequest) GetPath() string {
 	return ""
 }
 
-// RunRequest is a command, and where it runs.
+// RunRequest is a command with its directories.
 type RunRequest struct {
 	state     protoimpl.MessageState `protogen:"open.v1"`
 	Arguments []string               `protobuf:"bytes,1,rep,name=arguments,proto3" json:"arguments,omitempty"`
-	// All the variables that the command gets.
+	// The complete environment of the command.
 	EnvironmentVariables map[string]string `protobuf:"bytes,2,rep,name=environment_variables,json=environmentVariables,proto3" json:"environment_variables,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
 	// Relative to the input root.
 	WorkingDirectory string `protobuf:"bytes,3,opt,name=working_directory,json=workingDirectory,proto3" json:"working_directory,omitempty"`
@@ -85,9 +85,9 @@ type RunRequest struct {
 	StdoutPath         string `protobuf:"bytes,4,opt,name=stdout_path,json=stdoutPath,proto3" json:"stdout_path,omitempty"`
 	StderrPath         string `protobuf:"bytes,5,opt,name=stderr_path,json=stderrPath,proto3" json:"stderr_path,omitempty"`
 	InputRootDirectory string `protobuf:"bytes,6,opt,name=input_root_directory,json=inputRootDirectory,proto3" json:"input_root_directory,omitempty"`
-	// A directory for what the command throws away.
+	// A directory for temporary files.
 	TemporaryDirectory string `protobuf:"bytes,7,opt,name=temporary_directory,json=temporaryDirectory,proto3" json:"temporary_directory,omitempty"`
-	// A directory for texts that help people; older clients have none.
+	// A directory for logs; older clients have none.
 	ServerLogsDirectory string `protobuf:"bytes,8,opt,name=server_logs_directory,json=serverLogsDirectory,proto3" json:"server_logs_directory,omitempty"`
 	unknownFields       protoimpl.UnknownFields
 	sizeCache           protoimpl.SizeCache
@@ -179,7 +179,7 @@ func (x *RunRequest) GetServerLogsDirectory() string {
 	return ""
 }
 
-// RunResponse is how the command ended.
+// RunResponse is the result of a command.
 type RunResponse struct {
 	state    protoimpl.MessageState `protogen:"open.v1"`
 	ExitCode int32                  `protobuf:"varint,1,opt,name=exit_code,json=exitCode,proto3" json:"exit_code,omitempty"`

@@ -6,7 +6,7 @@
 // - protoc             v3.21.12
 // source: buildbarn/runner/runner.proto
 
-// The package, the names and the numbers are those of Buildbarn, so that its workers have commands run by us.
+// Package, names and numbers are Buildbarn's, for compatibility on the wire.
 
 package runnerpb
 
@@ -32,12 +32,12 @@ const (
 //
 // For semantics around ctx use and closing/ending streaming RPCs, please refer to https://pkg.go.dev/google.golang.org/grpc/?tab=doc#ClientConn.NewStream.
 //
-// Runner runs commands in directories that its client has laid out. All paths are relative to the directory that both
-// know as the build directory, and use forward slashes.
+// Runner runs commands in directories that its client has prepared. Paths use forward slashes and are relative to
+// the build directory, which both sides configure.
 type RunnerClient interface {
-	// CheckReadiness fails if a command could not be run now.
+	// CheckReadiness fails if no command can be run now.
 	CheckReadiness(ctx context.Context, in *CheckReadinessRequest, opts ...grpc.CallOption) (*emptypb.Empty, error)
-	// Run runs a command to its end.
+	// Run runs a command and waits for its end.
 	Run(ctx context.Context, in *RunRequest, opts ...grpc.CallOption) (*RunResponse, error)
 }
 
@@ -73,12 +73,12 @@ func (c *runnerClient) Run(ctx context.Context, in *RunRequest, opts ...grpc.Cal
 // All implementations must embed UnimplementedRunnerServer
 // for forward compatibility.
 //
-// Runner runs commands in directories that its client has laid out. All paths are relative to the directory that both
-// know as the build directory, and use forward slashes.
+// Runner runs commands in directories that its client has prepared. Paths use forward slashes and are relative to
+// the build directory, which both sides configure.
 type RunnerServer interface {
-	// CheckReadiness fails if a command could not be run now.
+	// CheckReadiness fails if no command can be run now.
 	CheckReadiness(context.Context, *CheckReadinessRequest) (*emptypb.Empty, error)
-	// Run runs a command to its end.
+	// Run runs a command and waits for its end.
 	Run(context.Context, *RunRequest) (*RunResponse, error)
 	mustEmbedUnimplementedRunnerServer()
 }

@@ -61,35 +61,33 @@ func (*StatusRequest) Descriptor() ([]byte, []int) {
 	return file_cloister_v1_fleet_proto_rawDescGZIP(), []int{0}
 }
 
-// StatusResponse is the state of a server at one moment.
+// StatusResponse is the state of a server.
 type StatusResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// Name and version of the server, and when it was started.
+	// Name, version and start time of the server.
 	Name    string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
 	Version string                 `protobuf:"bytes,2,opt,name=version,proto3" json:"version,omitempty"`
 	Started *timestamppb.Timestamp `protobuf:"bytes,3,opt,name=started,proto3" json:"started,omitempty"`
-	// Why it should be given no work now; none if it should.
+	// Reasons why it is not ready for work.
 	Unready []string `protobuf:"bytes,4,rep,name=unready,proto3" json:"unready,omitempty"`
 	// Actions that wait for a slot, and those that have one.
 	Queued  int64 `protobuf:"varint,5,opt,name=queued,proto3" json:"queued,omitempty"`
 	Running int64 `protobuf:"varint,6,opt,name=running,proto3" json:"running,omitempty"`
-	// For how long the oldest of those that wait has waited.
+	// Age of the oldest waiting action.
 	Oldest *durationpb.Duration `protobuf:"bytes,7,opt,name=oldest,proto3" json:"oldest,omitempty"`
-	// Operations that have ended since the start; those of them that were answered from the action cache, and those that
-	// ended without a result.
+	// Operations completed since the start; those of them answered from the action cache, and those without a result.
 	Done   int64 `protobuf:"varint,8,opt,name=done,proto3" json:"done,omitempty"`
 	Cached int64 `protobuf:"varint,9,opt,name=cached,proto3" json:"cached,omitempty"`
 	Failed int64 `protobuf:"varint,10,opt,name=failed,proto3" json:"failed,omitempty"`
-	// Actions that were run again because their worker was lost.
+	// Actions retried because their worker was lost.
 	Again int64 `protobuf:"varint,11,opt,name=again,proto3" json:"again,omitempty"`
-	// What waits in instances that the caller may execute in, by what it demands of a worker.
+	// Waiting actions of instances in which the caller may execute, by demanded properties.
 	Demands []*Demand `protobuf:"bytes,12,rep,name=demands,proto3" json:"demands,omitempty"`
-	// Those that take actions of an instance that the caller may execute in. The server's own slots are one worker, if it
-	// has any.
+	// Workers that serve an instance in which the caller may execute. The server's own slots, if any, are one worker.
 	Workers []*Worker `protobuf:"bytes,13,rep,name=workers,proto3" json:"workers,omitempty"`
-	// The moment, by the server's clock: what all other times of this message are compared with.
+	// The server's present time, the reference for all other times of this message.
 	Time *timestamppb.Timestamp `protobuf:"bytes,14,opt,name=time,proto3" json:"time,omitempty"`
-	// What there is of instances that the caller may not execute in; not set if there is nothing.
+	// Totals of instances in which the caller may not execute; unset if there are none.
 	Elsewhere     *Elsewhere `protobuf:"bytes,15,opt,name=elsewhere,proto3" json:"elsewhere,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -230,12 +228,12 @@ func (x *StatusResponse) GetElsewhere() *Elsewhere {
 	return nil
 }
 
-// Elsewhere is what there is of instances that a caller may not execute in: numbers, and nothing that was said there.
+// Elsewhere holds the totals of instances in which a caller may not execute.
 type Elsewhere struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Actions that wait for a slot.
 	Queued int64 `protobuf:"varint,1,opt,name=queued,proto3" json:"queued,omitempty"`
-	// Workers that are there and take actions of such instances alone, their slots, and how many of these are busy.
+	// Present workers that serve only such instances, their slots, and their busy slots.
 	Workers       int64 `protobuf:"varint,2,opt,name=workers,proto3" json:"workers,omitempty"`
 	Slots         int64 `protobuf:"varint,3,opt,name=slots,proto3" json:"slots,omitempty"`
 	Busy          int64 `protobuf:"varint,4,opt,name=busy,proto3" json:"busy,omitempty"`
@@ -301,13 +299,13 @@ func (x *Elsewhere) GetBusy() int64 {
 	return 0
 }
 
-// Demand is what waits of the actions that demand the same.
+// Demand counts waiting actions with equal demands.
 type Demand struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// NAME=VALUE, sorted; none is any worker.
+	// Demanded properties NAME=VALUE, sorted; none means any worker.
 	Properties []string `protobuf:"bytes,1,rep,name=properties,proto3" json:"properties,omitempty"`
 	Queued     int64    `protobuf:"varint,2,opt,name=queued,proto3" json:"queued,omitempty"`
-	// Why no worker of now may take them, or "".
+	// Why no present worker may take them, or "".
 	Unmet         string `protobuf:"bytes,3,opt,name=unmet,proto3" json:"unmet,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -364,24 +362,24 @@ func (x *Demand) GetUnmet() string {
 	return ""
 }
 
-// Worker is a machine, as far as it has joined with one name, one prefix and one set of properties.
+// Worker is a machine; one that joins with several prefixes or sets of properties is listed once for each.
 type Worker struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	Name  string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
-	// The prefix of the instances whose actions it takes.
+	// Prefix of the instances it serves.
 	InstanceNamePrefix string `protobuf:"bytes,2,opt,name=instance_name_prefix,json=instanceNamePrefix,proto3" json:"instance_name_prefix,omitempty"`
 	// NAME=VALUE, sorted.
 	Properties []string `protobuf:"bytes,3,rep,name=properties,proto3" json:"properties,omitempty"`
 	Slots      []*Slot  `protobuf:"bytes,4,rep,name=slots,proto3" json:"slots,omitempty"`
-	// That it is to be given no more actions: since when, and by whose word.
+	// If it is drained: since when, and why.
 	Drained *timestamppb.Timestamp `protobuf:"bytes,5,opt,name=drained,proto3" json:"drained,omitempty"`
 	Reason  string                 `protobuf:"bytes,6,opt,name=reason,proto3" json:"reason,omitempty"`
-	// When it was heard of the last time; not set for the server's own slots.
+	// Time of its last call; unset for the server's own slots.
 	Seen *timestamppb.Timestamp `protobuf:"bytes,7,opt,name=seen,proto3" json:"seen,omitempty"`
-	// Actions that it has ended, and those that were taken from it since it was lost.
+	// Actions that it has completed, and those lost with it.
 	Done int64 `protobuf:"varint,8,opt,name=done,proto3" json:"done,omitempty"`
 	Lost int64 `protobuf:"varint,9,opt,name=lost,proto3" json:"lost,omitempty"`
-	// Since when it has no slot any more. It is remembered for some time, as one that may come back.
+	// When its last slot left. Workers that may return are remembered for a while.
 	Gone          *timestamppb.Timestamp `protobuf:"bytes,10,opt,name=gone,proto3" json:"gone,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -491,15 +489,16 @@ func (x *Worker) GetGone() *timestamppb.Timestamp {
 type Slot struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	Name  string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
-	// What it executes, HASH/SIZE. Nothing from here on is set if it is idle, and only began and stage if the caller may
-	// not execute in the instance.
+	// The running action, HASH/SIZE. If the slot is idle, this and all fields below are unset; if the caller may not
+	// execute in the instance, all but began and stage.
 	Action         string                 `protobuf:"bytes,2,opt,name=action,proto3" json:"action,omitempty"`
 	InstanceName   string                 `protobuf:"bytes,3,opt,name=instance_name,json=instanceName,proto3" json:"instance_name,omitempty"`
 	TargetId       string                 `protobuf:"bytes,4,opt,name=target_id,json=targetId,proto3" json:"target_id,omitempty"`
 	ActionMnemonic string                 `protobuf:"bytes,5,opt,name=action_mnemonic,json=actionMnemonic,proto3" json:"action_mnemonic,omitempty"`
 	InvocationId   string                 `protobuf:"bytes,6,opt,name=invocation_id,json=invocationId,proto3" json:"invocation_id,omitempty"`
 	Began          *timestamppb.Timestamp `protobuf:"bytes,7,opt,name=began,proto3" json:"began,omitempty"`
-	// The stage: fetch, run, upload, or ""; end, without an action, while the worker ends what an earlier server gave it.
+	// The stage: fetch, run, upload, or ""; end, without an action, while the worker stops an action that the slot no
+	// longer has.
 	Stage         string `protobuf:"bytes,8,opt,name=stage,proto3" json:"stage,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -594,9 +593,9 @@ func (x *Slot) GetStage() string {
 // DrainRequest names a worker.
 type DrainRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// Its name, or "" for all of them, those that join later included.
+	// Its name, or "" for all workers, including those that join later.
 	Worker string `protobuf:"bytes,1,opt,name=worker,proto3" json:"worker,omitempty"`
-	// For whoever asks why.
+	// The reason, for other operators.
 	Reason        string `protobuf:"bytes,2,opt,name=reason,proto3" json:"reason,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -646,11 +645,11 @@ func (x *DrainRequest) GetReason() string {
 	return ""
 }
 
-// DrainResponse names the workers that are concerned.
+// DrainResponse lists the affected workers.
 type DrainResponse struct {
 	state   protoimpl.MessageState `protogen:"open.v1"`
 	Workers []string               `protobuf:"bytes,1,rep,name=workers,proto3" json:"workers,omitempty"`
-	// How many actions they execute at this moment.
+	// Number of actions they are running.
 	Running       int64 `protobuf:"varint,2,opt,name=running,proto3" json:"running,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache

@@ -30,13 +30,13 @@ const (
 //
 // For semantics around ctx use and closing/ending streaming RPCs, please refer to https://pkg.go.dev/google.golang.org/grpc/?tab=doc#ClientConn.NewStream.
 //
-// Fleet tells an operator what a server and the workers that have joined it do, and lets him drain them.
+// Fleet reports the state of a server and its workers to operators, and drains workers.
 type FleetClient interface {
-	// Status is how the server, its queue and its workers stand now.
+	// Status returns the present state of the server, its queue and its workers.
 	Status(ctx context.Context, in *StatusRequest, opts ...grpc.CallOption) (*StatusResponse, error)
-	// Drain gives a worker no more actions. What it executes, it goes on with.
+	// Drain stops assigning actions to a worker. Its running actions continue.
 	Drain(ctx context.Context, in *DrainRequest, opts ...grpc.CallOption) (*DrainResponse, error)
-	// Undrain gives it actions again.
+	// Undrain reverts Drain.
 	Undrain(ctx context.Context, in *DrainRequest, opts ...grpc.CallOption) (*DrainResponse, error)
 }
 
@@ -82,13 +82,13 @@ func (c *fleetClient) Undrain(ctx context.Context, in *DrainRequest, opts ...grp
 // All implementations must embed UnimplementedFleetServer
 // for forward compatibility.
 //
-// Fleet tells an operator what a server and the workers that have joined it do, and lets him drain them.
+// Fleet reports the state of a server and its workers to operators, and drains workers.
 type FleetServer interface {
-	// Status is how the server, its queue and its workers stand now.
+	// Status returns the present state of the server, its queue and its workers.
 	Status(context.Context, *StatusRequest) (*StatusResponse, error)
-	// Drain gives a worker no more actions. What it executes, it goes on with.
+	// Drain stops assigning actions to a worker. Its running actions continue.
 	Drain(context.Context, *DrainRequest) (*DrainResponse, error)
-	// Undrain gives it actions again.
+	// Undrain reverts Drain.
 	Undrain(context.Context, *DrainRequest) (*DrainResponse, error)
 	mustEmbedUnimplementedFleetServer()
 }

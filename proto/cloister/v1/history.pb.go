@@ -25,25 +25,25 @@ const (
 	_ = protoimpl.EnforceVersion(protoimpl.MaxVersion - 20)
 )
 
-// ListHistoryRequest says which entries are wanted: those of which everything is true that is set here. A text that
-// ends in an asterisk stands for all that begin so.
+// ListHistoryRequest selects entries that match all set fields. A text that ends in an asterisk matches as a
+// prefix.
 type ListHistoryRequest struct {
 	state        protoimpl.MessageState `protogen:"open.v1"`
 	InstanceName string                 `protobuf:"bytes,1,opt,name=instance_name,json=instanceName,proto3" json:"instance_name,omitempty"`
-	// What clients said in their RequestMetadata.
+	// RequestMetadata of clients.
 	InvocationId            string `protobuf:"bytes,2,opt,name=invocation_id,json=invocationId,proto3" json:"invocation_id,omitempty"`
 	CorrelatedInvocationsId string `protobuf:"bytes,3,opt,name=correlated_invocations_id,json=correlatedInvocationsId,proto3" json:"correlated_invocations_id,omitempty"`
 	TargetId                string `protobuf:"bytes,4,opt,name=target_id,json=targetId,proto3" json:"target_id,omitempty"`
 	ActionMnemonic          string `protobuf:"bytes,5,opt,name=action_mnemonic,json=actionMnemonic,proto3" json:"action_mnemonic,omitempty"`
-	// How the digest of the action begins, in hexadecimal, or as messages print it.
+	// Prefix of the action's digest, in hexadecimal or as messages print it.
 	Action string `protobuf:"bytes,6,opt,name=action,proto3" json:"action,omitempty"`
-	// Only what ended otherwise than with exit code 0.
+	// Only failures: errors and non-zero exit codes.
 	Failed bool `protobuf:"varint,7,opt,name=failed,proto3" json:"failed,omitempty"`
-	// Each action once: the newest entry of somebody who asked for it, and none of checks.
+	// Only the newest entry of each action, ignoring checks.
 	Distinct bool `protobuf:"varint,8,opt,name=distinct,proto3" json:"distinct,omitempty"`
-	// Only entries that are older than the one of this number; 0 is any.
+	// Only entries before the one of this number; 0 means all.
 	Before uint64 `protobuf:"varint,9,opt,name=before,proto3" json:"before,omitempty"`
-	// How many entries are sent at most; 0 is a thousand.
+	// Maximum number of entries; 0 means a thousand.
 	Limit         int32 `protobuf:"varint,10,opt,name=limit,proto3" json:"limit,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -149,7 +149,7 @@ func (x *ListHistoryRequest) GetLimit() int32 {
 	return 0
 }
 
-// ListHistoryResponse is some of the entries.
+// ListHistoryResponse is a part of the entries.
 type ListHistoryResponse struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Entries       []*HistoryEntry        `protobuf:"bytes,1,rep,name=entries,proto3" json:"entries,omitempty"`
@@ -194,40 +194,38 @@ func (x *ListHistoryResponse) GetEntries() []*HistoryEntry {
 	return nil
 }
 
-// HistoryEntry is one answer: what became of an action that somebody asked for.
+// HistoryEntry is one answer to a client.
 type HistoryEntry struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// Its number, by which entries are ordered.
+	// Position of the entry.
 	Number uint64 `protobuf:"varint,1,opt,name=number,proto3" json:"number,omitempty"`
-	// When it was answered.
+	// Time of the answer.
 	Time *timestamppb.Timestamp `protobuf:"bytes,2,opt,name=time,proto3" json:"time,omitempty"`
-	// "executed"; "cached", where Execute was answered from the action cache; "found" and "absent", where a client looked
-	// into that itself; "uploaded", where it recorded a result there; "checked", where it was run again to see
-	// whether its result is the same.
+	// "executed"; "cached": Execute answered from the action cache; "found" or "absent": answer of GetActionResult;
+	// "uploaded": UpdateActionResult; "checked": re-run to compare the results.
 	How string `protobuf:"bytes,3,opt,name=how,proto3" json:"how,omitempty"`
-	// HASH/SIZE, with the digest function and a colon before it where the length of the hash does not say it.
+	// HASH/SIZE, prefixed by the digest function and a colon if the length of the hash does not determine it.
 	Action string `protobuf:"bytes,4,opt,name=action,proto3" json:"action,omitempty"`
-	// What the client said of itself in its RequestMetadata. Nobody vouches for it.
+	// Unverified RequestMetadata of the client.
 	InvocationId            string `protobuf:"bytes,5,opt,name=invocation_id,json=invocationId,proto3" json:"invocation_id,omitempty"`
 	CorrelatedInvocationsId string `protobuf:"bytes,6,opt,name=correlated_invocations_id,json=correlatedInvocationsId,proto3" json:"correlated_invocations_id,omitempty"`
 	TargetId                string `protobuf:"bytes,7,opt,name=target_id,json=targetId,proto3" json:"target_id,omitempty"`
 	ActionMnemonic          string `protobuf:"bytes,8,opt,name=action_mnemonic,json=actionMnemonic,proto3" json:"action_mnemonic,omitempty"`
-	// The code of the answer, of google.rpc.Code, and of a result its exit code.
+	// The google.rpc.Code of the answer, and the exit code of a result.
 	Code     int32 `protobuf:"varint,9,opt,name=code,proto3" json:"code,omitempty"`
 	ExitCode int32 `protobuf:"varint,10,opt,name=exit_code,json=exitCode,proto3" json:"exit_code,omitempty"`
-	// A hash of what the result names: outputs, stdout, stderr and exit code. Equal results have equal ones, wherever and
-	// whenever they were made.
+	// A hash of the result's outputs, stdout, stderr and exit code.
 	Result string `protobuf:"bytes,11,opt,name=result,proto3" json:"result,omitempty"`
-	// The digest of the run's manifest, and its stable hash, where the result names them.
+	// Digest and stable hash of the run's manifest, if the result has them.
 	Manifest   string `protobuf:"bytes,12,opt,name=manifest,proto3" json:"manifest,omitempty"`
 	StableHash string `protobuf:"bytes,13,opt,name=stable_hash,json=stableHash,proto3" json:"stable_hash,omitempty"`
-	// Who executed it, and for how long it waited and ran.
+	// The worker, and how long the action waited and ran.
 	Worker string               `protobuf:"bytes,14,opt,name=worker,proto3" json:"worker,omitempty"`
 	Waited *durationpb.Duration `protobuf:"bytes,15,opt,name=waited,proto3" json:"waited,omitempty"`
 	Ran    *durationpb.Duration `protobuf:"bytes,16,opt,name=ran,proto3" json:"ran,omitempty"`
-	// What a check came to: "same", "differs", "flaky exit".
+	// Result of a check: "same", "differs", "flaky exit".
 	Verdict string `protobuf:"bytes,17,opt,name=verdict,proto3" json:"verdict,omitempty"`
-	// How many entries before this one could not be written.
+	// Number of entries before this one that could not be written.
 	Lost          int64 `protobuf:"varint,18,opt,name=lost,proto3" json:"lost,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache

@@ -28,10 +28,10 @@ const (
 //
 // For semantics around ctx use and closing/ending streaming RPCs, please refer to https://pkg.go.dev/google.golang.org/grpc/?tab=doc#ClientConn.NewStream.
 //
-// History tells what a server was asked to do, for as long as it remembers. It is served beside the Remote Execution
-// API, and each instance has a history of its own.
+// History lists a server's recorded answers. It is served beside the Remote Execution API, with a separate history
+// for each instance.
 type HistoryClient interface {
-	// List sends the entries that are wanted, the newest first. There are no more when the stream ends.
+	// List streams the matching entries, newest first.
 	List(ctx context.Context, in *ListHistoryRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[ListHistoryResponse], error)
 }
 
@@ -66,10 +66,10 @@ type History_ListClient = grpc.ServerStreamingClient[ListHistoryResponse]
 // All implementations must embed UnimplementedHistoryServer
 // for forward compatibility.
 //
-// History tells what a server was asked to do, for as long as it remembers. It is served beside the Remote Execution
-// API, and each instance has a history of its own.
+// History lists a server's recorded answers. It is served beside the Remote Execution API, with a separate history
+// for each instance.
 type HistoryServer interface {
-	// List sends the entries that are wanted, the newest first. There are no more when the stream ends.
+	// List streams the matching entries, newest first.
 	List(*ListHistoryRequest, grpc.ServerStreamingServer[ListHistoryResponse]) error
 	mustEmbedUnimplementedHistoryServer()
 }

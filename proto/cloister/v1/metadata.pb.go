@@ -24,33 +24,32 @@ const (
 	_ = protoimpl.EnforceVersion(protoimpl.MaxVersion - 20)
 )
 
-// Execution is what a worker adds to the auxiliary_metadata of an action's ExecutedActionMetadata. It is
-// volatile: two runs of one action may differ in it.
+// Execution is what a worker adds to the auxiliary_metadata of an action's ExecutedActionMetadata. It may differ
+// between two runs of one action.
 type Execution struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// The sandbox that the action ran in.
+	// The sandbox of the run.
 	Sandbox *Sandbox `protobuf:"bytes,1,opt,name=sandbox,proto3" json:"sandbox,omitempty"`
-	// What the action consumed, all its processes together.
+	// Resources consumed by all processes of the action.
 	Usage *Usage `protobuf:"bytes,2,opt,name=usage,proto3" json:"usage,omitempty"`
-	// What the action tried and the limits that it met: the most important hundred at most.
+	// Violations and limits met: at most the hundred most important ones.
 	Events []*Event `protobuf:"bytes,3,rep,name=events,proto3" json:"events,omitempty"`
-	// How many events there were besides.
+	// Number of further events.
 	EventsOmitted int64 `protobuf:"varint,4,opt,name=events_omitted,json=eventsOmitted,proto3" json:"events_omitted,omitempty"`
-	// The SHA-256, in hexadecimal, of the text that says all that the action could see and use. It is the
-	// same on every worker that permits the same.
+	// SHA-256, in hexadecimal, of the text that describes everything the action could see and use. It is equal on
+	// workers that permit the same.
 	SpecHash string `protobuf:"bytes,5,opt,name=spec_hash,json=specHash,proto3" json:"spec_hash,omitempty"`
-	// The profile of the operator's policy, and the rule that chose it.
+	// The policy profile, and the rule that selected it.
 	Profile string `protobuf:"bytes,6,opt,name=profile,proto3" json:"profile,omitempty"`
 	Rule    string `protobuf:"bytes,7,opt,name=rule,proto3" json:"rule,omitempty"`
-	// False if the policy let the action reach something outside of its sandbox.
+	// False if the policy gave the action access to something outside its sandbox.
 	Hermetic bool `protobuf:"varint,8,opt,name=hermetic,proto3" json:"hermetic,omitempty"`
-	// How many files of the input root were never read. It is set only if the action was watched so closely.
+	// Number of files of the input root that were never read; set only if reads were monitored.
 	UnreadInputs *int64 `protobuf:"varint,9,opt,name=unread_inputs,json=unreadInputs,proto3,oneof" json:"unread_inputs,omitempty"`
-	// The record of the run, a text in the store (docs/manifest.md), as [FUNCTION:]HASH/SIZE. It is no part of the
-	// result: it may be evicted while the result stays.
+	// Digest of the run's manifest, a text in the store (docs/manifest.md), as [FUNCTION:]HASH/SIZE. It is not part of
+	// the result and may be evicted before it.
 	Manifest string `protobuf:"bytes,10,opt,name=manifest,proto3" json:"manifest,omitempty"`
-	// The stable hash of that text: the SHA-256, in hexadecimal, of what two runs that are equal in all that matters
-	// have in common.
+	// Stable hash of the manifest: SHA-256, in hexadecimal, of the part that is equal for equivalent runs.
 	StableHash    string `protobuf:"bytes,11,opt,name=stable_hash,json=stableHash,proto3" json:"stable_hash,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -163,22 +162,22 @@ func (x *Execution) GetStableHash() string {
 	return ""
 }
 
-// Event is something that an action tried, or a limit that it met.
+// Event is a violation of the sandbox, or a limit that an action met.
 type Event struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// "connect", "allowed", "write", "exec", "syscall", "read", "output" or "limit".
 	Kind string `protobuf:"bytes,1,opt,name=kind,proto3" json:"kind,omitempty"`
-	// The peer, the path, the system call or the limit.
+	// The peer, path, system call or limit.
 	Subject string `protobuf:"bytes,2,opt,name=subject,proto3" json:"subject,omitempty"`
-	// The system call, and the name of the process, as far as they are known.
+	// The system call and the name of the process, if known.
 	Syscall string `protobuf:"bytes,3,opt,name=syscall,proto3" json:"syscall,omitempty"`
 	Process string `protobuf:"bytes,4,opt,name=process,proto3" json:"process,omitempty"`
-	// How often.
+	// Number of occurrences.
 	Count int64 `protobuf:"varint,5,opt,name=count,proto3" json:"count,omitempty"`
-	// By how much a limit was exceeded, for a person to read.
+	// The actual value and the limit, as text.
 	Actual string `protobuf:"bytes,6,opt,name=actual,proto3" json:"actual,omitempty"`
 	Limit  string `protobuf:"bytes,7,opt,name=limit,proto3" json:"limit,omitempty"`
-	// What more is known.
+	// Further details.
 	Detail        string `protobuf:"bytes,8,opt,name=detail,proto3" json:"detail,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -270,7 +269,7 @@ func (x *Event) GetDetail() string {
 	return ""
 }
 
-// Sandbox is how much of the confinement was in force.
+// Sandbox describes the confinement in force.
 type Sandbox struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// The mechanism: "namespace".
@@ -279,12 +278,12 @@ type Sandbox struct {
 	Tier string `protobuf:"bytes,2,opt,name=tier,proto3" json:"tier,omitempty"`
 	// The layers in force.
 	Layers []string `protobuf:"bytes,3,rep,name=layers,proto3" json:"layers,omitempty"`
-	// What was not enforced.
+	// Protections that were not enforced.
 	NotEnforced []string `protobuf:"bytes,4,rep,name=not_enforced,json=notEnforced,proto3" json:"not_enforced,omitempty"`
-	// How input files were laid out: "image" where they were read from the store through an image of the tree, "copy"
-	// where small ones were copied. Neither can be written to.
+	// How input files were staged, read-only: "image" if through a file system image that refers to the store, "copy"
+	// if small ones were copied.
 	Inputs string `protobuf:"bytes,5,opt,name=inputs,proto3" json:"inputs,omitempty"`
-	// Why it was not "image".
+	// Why inputs is not "image".
 	InputsReason  string `protobuf:"bytes,6,opt,name=inputs_reason,json=inputsReason,proto3" json:"inputs_reason,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -362,26 +361,26 @@ func (x *Sandbox) GetInputsReason() string {
 	return ""
 }
 
-// Usage is what a run consumed. What a host cannot count is zero.
+// Usage is the resource usage of a run. Values that the host cannot count are zero.
 type Usage struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Processor time in user mode.
 	UserTime *durationpb.Duration `protobuf:"bytes,1,opt,name=user_time,json=userTime,proto3" json:"user_time,omitempty"`
 	// Processor time in the kernel.
 	SystemTime *durationpb.Duration `protobuf:"bytes,2,opt,name=system_time,json=systemTime,proto3" json:"system_time,omitempty"`
-	// Resident memory, in bytes, of the largest single process.
+	// Resident memory of the largest process, in bytes.
 	PeakResidentBytes int64 `protobuf:"varint,3,opt,name=peak_resident_bytes,json=peakResidentBytes,proto3" json:"peak_resident_bytes,omitempty"`
-	// The most memory, in bytes, that all processes and their files in memory had at once.
+	// Peak memory of all processes and in-memory files, in bytes.
 	PeakMemoryBytes int64 `protobuf:"varint,4,opt,name=peak_memory_bytes,json=peakMemoryBytes,proto3" json:"peak_memory_bytes,omitempty"`
-	// The most processes and threads there were at once.
+	// Peak number of processes and threads.
 	PeakProcesses int64 `protobuf:"varint,5,opt,name=peak_processes,json=peakProcesses,proto3" json:"peak_processes,omitempty"`
-	// Bytes that passed between disk and memory.
+	// Bytes read from and written to disk.
 	ReadBytes    int64 `protobuf:"varint,6,opt,name=read_bytes,json=readBytes,proto3" json:"read_bytes,omitempty"`
 	WrittenBytes int64 `protobuf:"varint,7,opt,name=written_bytes,json=writtenBytes,proto3" json:"written_bytes,omitempty"`
-	// Switches away from a processor, waiting for something and because others wanted it.
+	// Context switches.
 	VoluntarySwitches   int64 `protobuf:"varint,8,opt,name=voluntary_switches,json=voluntarySwitches,proto3" json:"voluntary_switches,omitempty"`
 	InvoluntarySwitches int64 `protobuf:"varint,9,opt,name=involuntary_switches,json=involuntarySwitches,proto3" json:"involuntary_switches,omitempty"`
-	// Packets for which there was no route.
+	// Packets without a route.
 	PacketsRefused int64 `protobuf:"varint,10,opt,name=packets_refused,json=packetsRefused,proto3" json:"packets_refused,omitempty"`
 	unknownFields  protoimpl.UnknownFields
 	sizeCache      protoimpl.SizeCache

@@ -27,7 +27,7 @@ const (
 type ForgetRequest struct {
 	state    protoimpl.MessageState `protogen:"open.v1"`
 	Instance string                 `protobuf:"bytes,1,opt,name=instance,proto3" json:"instance,omitempty"`
-	// HASH/SIZE, with the digest function and a colon before it where the length of the hash does not say it.
+	// HASH/SIZE, prefixed by the digest function and a colon if the length of the hash does not determine it.
 	Action        string `protobuf:"bytes,2,opt,name=action,proto3" json:"action,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -79,7 +79,7 @@ func (x *ForgetRequest) GetAction() string {
 
 type ForgetResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// There was a result.
+	// Whether there was a result.
 	Recorded      bool `protobuf:"varint,1,opt,name=recorded,proto3" json:"recorded,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -162,20 +162,20 @@ type StatResponse struct {
 	state   protoimpl.MessageState `protogen:"open.v1"`
 	Blobs   int64                  `protobuf:"varint,1,opt,name=blobs,proto3" json:"blobs,omitempty"`
 	Results int64                  `protobuf:"varint,2,opt,name=results,proto3" json:"results,omitempty"`
-	// What counts against the budgets, and the budgets; 0 of files is none.
+	// Usage and budgets; a max_files of 0 means none.
 	Bytes    int64 `protobuf:"varint,3,opt,name=bytes,proto3" json:"bytes,omitempty"`
 	MaxBytes int64 `protobuf:"varint,4,opt,name=max_bytes,json=maxBytes,proto3" json:"max_bytes,omitempty"`
 	Files    int64 `protobuf:"varint,5,opt,name=files,proto3" json:"files,omitempty"`
 	MaxFiles int64 `protobuf:"varint,6,opt,name=max_files,json=maxFiles,proto3" json:"max_files,omitempty"`
 	Segments int64 `protobuf:"varint,7,opt,name=segments,proto3" json:"segments,omitempty"`
-	// How long a blob stays after it was used; negative if nothing is promised.
+	// Time for which a used blob is kept; negative if there is no guarantee.
 	Lease *durationpb.Duration `protobuf:"bytes,8,opt,name=lease,proto3" json:"lease,omitempty"`
-	// Since the process opened the store.
+	// Counts since the process opened the store.
 	EvictedBlobs int64 `protobuf:"varint,9,opt,name=evicted_blobs,json=evictedBlobs,proto3" json:"evicted_blobs,omitempty"`
 	EvictedBytes int64 `protobuf:"varint,10,opt,name=evicted_bytes,json=evictedBytes,proto3" json:"evicted_bytes,omitempty"`
 	Corrupt      int64 `protobuf:"varint,11,opt,name=corrupt,proto3" json:"corrupt,omitempty"`
-	// Bytes of segments that were removed and are still on the disk, because images of inputs hold them. They count
-	// against no budget.
+	// Bytes of removed segments that are still on disk because input images refer to them. They count against no
+	// budget.
 	HeldBytes     int64 `protobuf:"varint,12,opt,name=held_bytes,json=heldBytes,proto3" json:"held_bytes,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -297,11 +297,11 @@ func (x *StatResponse) GetHeldBytes() int64 {
 
 type CollectRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// Down to which size; 0 is no aim.
+	// Target size; 0 means none.
 	MaxBytes int64 `protobuf:"varint,1,opt,name=max_bytes,json=maxBytes,proto3" json:"max_bytes,omitempty"`
-	// For how long what goes was not used.
+	// Minimum time without use of what is removed.
 	OlderThan *durationpb.Duration `protobuf:"bytes,2,opt,name=older_than,json=olderThan,proto3" json:"older_than,omitempty"`
-	// Removes nothing.
+	// Remove nothing.
 	DryRun        bool `protobuf:"varint,3,opt,name=dry_run,json=dryRun,proto3" json:"dry_run,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -360,22 +360,22 @@ func (x *CollectRequest) GetDryRun() bool {
 
 type CollectResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// What was removed, or would be: blobs and results in segments, blobs with a file of their own, copies of blobs,
-	// and segments.
+	// Removed entries, or those that would be: blobs and results in segments, blobs in files of their own, copies of
+	// blobs, and segments.
 	Blobs    int64 `protobuf:"varint,1,opt,name=blobs,proto3" json:"blobs,omitempty"`
 	Files    int64 `protobuf:"varint,2,opt,name=files,proto3" json:"files,omitempty"`
 	Copies   int64 `protobuf:"varint,3,opt,name=copies,proto3" json:"copies,omitempty"`
 	Segments int64 `protobuf:"varint,4,opt,name=segments,proto3" json:"segments,omitempty"`
-	// Bytes that became free, and bytes that were written again because they shared a segment with what went.
+	// Bytes freed, and bytes rewritten because they shared a segment with removed ones.
 	Freed int64 `protobuf:"varint,5,opt,name=freed,proto3" json:"freed,omitempty"`
 	Moved int64 `protobuf:"varint,6,opt,name=moved,proto3" json:"moved,omitempty"`
-	// What counts against the budget afterwards, and the budget.
+	// Usage afterwards, and the budget.
 	Bytes    int64 `protobuf:"varint,7,opt,name=bytes,proto3" json:"bytes,omitempty"`
 	MaxBytes int64 `protobuf:"varint,8,opt,name=max_bytes,json=maxBytes,proto3" json:"max_bytes,omitempty"`
-	// What could not go, because it is leased or handed out.
+	// Bytes that could not be removed because they are leased or in use.
 	Leased int64 `protobuf:"varint,9,opt,name=leased,proto3" json:"leased,omitempty"`
 	Pinned int64 `protobuf:"varint,10,opt,name=pinned,proto3" json:"pinned,omitempty"`
-	// What there was before, by when it was used last.
+	// Usage before, by time of last use.
 	Ages          []*Age `protobuf:"bytes,11,rep,name=ages,proto3" json:"ages,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -488,7 +488,7 @@ func (x *CollectResponse) GetAges() []*Age {
 	return nil
 }
 
-// Age is what was used last within a span of time.
+// Age counts the entries last used within a period.
 type Age struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Label         string                 `protobuf:"bytes,1,opt,name=label,proto3" json:"label,omitempty"`
@@ -559,9 +559,9 @@ func (x *Age) GetBytes() int64 {
 
 type VerifyRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// How fast to read at most; 0 is as fast as it goes.
+	// Read rate limit; 0 means unlimited.
 	BytesPerSecond int64 `protobuf:"varint,1,opt,name=bytes_per_second,json=bytesPerSecond,proto3" json:"bytes_per_second,omitempty"`
-	// Begins anew, and not where an earlier one was stopped.
+	// Start from the beginning instead of continuing an interrupted call.
 	Restart       bool `protobuf:"varint,2,opt,name=restart,proto3" json:"restart,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -613,15 +613,15 @@ func (x *VerifyRequest) GetRestart() bool {
 
 type VerifyResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// What was read, action results included, and about how much there was to read.
+	// What was read, including action results, and an estimate of the total.
 	Blobs      int64 `protobuf:"varint,1,opt,name=blobs,proto3" json:"blobs,omitempty"`
 	Bytes      int64 `protobuf:"varint,2,opt,name=bytes,proto3" json:"bytes,omitempty"`
 	TotalBytes int64 `protobuf:"varint,3,opt,name=total_bytes,json=totalBytes,proto3" json:"total_bytes,omitempty"`
-	// It went on where an earlier one was stopped.
+	// Whether it continued an interrupted call.
 	Resumed bool `protobuf:"varint,4,opt,name=resumed,proto3" json:"resumed,omitempty"`
-	// True in the last answer.
+	// True in the last message.
 	Done bool `protobuf:"varint,5,opt,name=done,proto3" json:"done,omitempty"`
-	// What was found damaged since the answer before this one.
+	// Damage found since the previous message.
 	Damaged       []*Damage `protobuf:"bytes,6,rep,name=damaged,proto3" json:"damaged,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -699,13 +699,13 @@ func (x *VerifyResponse) GetDamaged() []*Damage {
 	return nil
 }
 
-// Damage is a blob that was not what its digest says, and is absent now.
+// Damage is a blob that did not match its digest and was removed.
 type Damage struct {
 	state    protoimpl.MessageState `protogen:"open.v1"`
 	Instance string                 `protobuf:"bytes,1,opt,name=instance,proto3" json:"instance,omitempty"`
-	// HASH/SIZE; of an action, if its result was damaged.
+	// HASH/SIZE; the action's digest if its result was damaged.
 	Digest string `protobuf:"bytes,2,opt,name=digest,proto3" json:"digest,omitempty"`
-	// Where it was, seen from the directory of the store.
+	// Its location relative to the directory of the store.
 	Where         string `protobuf:"bytes,3,opt,name=where,proto3" json:"where,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache

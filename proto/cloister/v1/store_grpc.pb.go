@@ -31,17 +31,17 @@ const (
 //
 // For semantics around ctx use and closing/ending streaming RPCs, please refer to https://pkg.go.dev/google.golang.org/grpc/?tab=doc#ClientConn.NewStream.
 //
-// Store is what an operator may ask the process that holds a store. It is served on a socket in the store's own
-// directory, and nowhere else. Sizes are in bytes.
+// Store lets operators control the process that holds a store. It is served only on a socket in the store's
+// directory. Sizes are in bytes.
 type StoreClient interface {
-	// Stat says how full the store is.
+	// Stat returns the usage of the store.
 	Stat(ctx context.Context, in *StatRequest, opts ...grpc.CallOption) (*StatResponse, error)
-	// Collect removes what was not used for some time, or says what it would remove.
+	// Collect removes entries that were not used for some time, or reports what it would remove.
 	Collect(ctx context.Context, in *CollectRequest, opts ...grpc.CallOption) (*CollectResponse, error)
-	// Verify reads every blob. It answers about once a second how far it has come, and at the end once more. If the
-	// call is ended before, the next one goes on there.
+	// Verify reads every blob. It reports progress about once a second and at the end. An interrupted call is
+	// continued by the next.
 	Verify(ctx context.Context, in *VerifyRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[VerifyResponse], error)
-	// Forget makes the result of an action absent from the action cache.
+	// Forget removes the result of an action from the action cache.
 	Forget(ctx context.Context, in *ForgetRequest, opts ...grpc.CallOption) (*ForgetResponse, error)
 }
 
@@ -106,17 +106,17 @@ func (c *storeClient) Forget(ctx context.Context, in *ForgetRequest, opts ...grp
 // All implementations must embed UnimplementedStoreServer
 // for forward compatibility.
 //
-// Store is what an operator may ask the process that holds a store. It is served on a socket in the store's own
-// directory, and nowhere else. Sizes are in bytes.
+// Store lets operators control the process that holds a store. It is served only on a socket in the store's
+// directory. Sizes are in bytes.
 type StoreServer interface {
-	// Stat says how full the store is.
+	// Stat returns the usage of the store.
 	Stat(context.Context, *StatRequest) (*StatResponse, error)
-	// Collect removes what was not used for some time, or says what it would remove.
+	// Collect removes entries that were not used for some time, or reports what it would remove.
 	Collect(context.Context, *CollectRequest) (*CollectResponse, error)
-	// Verify reads every blob. It answers about once a second how far it has come, and at the end once more. If the
-	// call is ended before, the next one goes on there.
+	// Verify reads every blob. It reports progress about once a second and at the end. An interrupted call is
+	// continued by the next.
 	Verify(*VerifyRequest, grpc.ServerStreamingServer[VerifyResponse]) error
-	// Forget makes the result of an action absent from the action cache.
+	// Forget removes the result of an action from the action cache.
 	Forget(context.Context, *ForgetRequest) (*ForgetResponse, error)
 	mustEmbedUnimplementedStoreServer()
 }
