@@ -8,33 +8,32 @@ import (
 	"time"
 )
 
-// Conditions are what a run can notice of its surroundings and that is neither an input of it nor a permission. Their
-// zero value is what every run has. Anything else is for a run that is made again, to see whether its result depends
-// on it; and where a condition is held, two runs notice the same.
+// Conditions are surroundings of a run that are neither inputs nor permissions. The zero value is what every run gets.
+// Other values serve to repeat a run and see whether its result depends on them, or to give two runs the same
+// surroundings.
 type Conditions struct {
-	// Hostname is what the host is called; "" is the usual name.
+	// Hostname is the host name; "" is the default.
 	Hostname string
-	// User and UID are who the run is, in number and name; "" and 0 are the usual ones. The group's number is the
-	// user's.
+	// User and UID are the name and number of the run's user; "" and 0 are the default. The group has the same number.
 	User string
 	UID  uint32
-	// Umask is the mask of modes of new files; 0 is the usual one.
+	// Umask is the file mode creation mask; 0 is the default.
 	Umask uint32
-	// CPUs is how many processors the run may use; 0 is all.
+	// CPUs is the number of processors the run may use; 0 is all.
 	CPUs int
-	// FixedLayout ends the randomness of where in memory things lie (ADDR_NO_RANDOMIZE of personality(2)).
+	// FixedLayout disables address space randomization (ADDR_NO_RANDOMIZE of personality(2)).
 	FixedLayout bool
-	// SkippedPIDs is how many numbers of processes are used up before the command gets its own.
+	// SkippedPIDs is how many process IDs are used up before the command gets its own.
 	SkippedPIDs int
 	// Uptime is added to the monotonic clocks and to the time since boot (time_namespaces(7)).
 	Uptime time.Duration
-	// ClockOffset is added to what the time of day is.
+	// ClockOffset is added to the time of day.
 	ClockOffset time.Duration
-	// FrozenClock, if not 0, is the time of day, in seconds since 1970, at which the run begins; it then goes on by
-	// a millisecond each time that it is asked for, however fast the run is.
+	// FrozenClock, if not 0, is the time of day, in seconds since 1970, at which the run begins. Each reading then
+	// advances the clock by a millisecond, however fast the run is.
 	FrozenClock int64
-	// RandomSeed, if not 0, is the seed of all that the kernel gives as random: two runs that ask for it in the same
-	// order get the same.
+	// RandomSeed, if not 0, seeds all random numbers from the kernel: two runs that ask for them in the same order get
+	// the same.
 	RandomSeed uint64
 }
 
@@ -61,7 +60,7 @@ var AllConditions = []Condition{
 	ConditionUptime, ConditionClockOffset, ConditionFrozenClock, ConditionRandomSeed,
 }
 
-// Of returns one condition as a person writes it, "" if it is the usual one.
+// Of returns one condition for people, "" if it is the default.
 func (c *Conditions) Of(name Condition) string {
 	var value any
 	unusual := false
@@ -93,33 +92,33 @@ func (c *Conditions) Of(name Condition) string {
 	return fmt.Sprint(value)
 }
 
-// userName is what a user may be called (useradd(8)).
+// userName matches user names (useradd(8)).
 var userName = regexp.MustCompile(`^[a-z_][a-z0-9_-]{0,31}$`)
 
 func (c *Conditions) validate() error {
 	switch {
 	case c.Hostname != "" && (len(c.Hostname) > 63 || !hostName.MatchString(c.Hostname)):
-		return fmt.Errorf("%q is no name of a host in lower case", c.Hostname)
+		return fmt.Errorf("%q is not a lower-case host name", c.Hostname)
 	case (c.User != "") != (c.UID != 0):
-		return fmt.Errorf("user %q with the number %d: both or neither are to be set", c.User, c.UID)
+		return fmt.Errorf("user %q with number %d: set both or neither", c.User, c.UID)
 	case c.User != "" && !userName.MatchString(c.User):
-		return fmt.Errorf("%q is no name of a user", c.User)
+		return fmt.Errorf("invalid user name %q", c.User)
 	case c.User == "root" || c.User == "nobody":
-		return fmt.Errorf("%q is another user's name in every run", c.User)
+		return fmt.Errorf("user name %q is taken in every run", c.User)
 	case c.UID != 0 && (c.UID < 1000 || c.UID > 59_999):
 		return fmt.Errorf("user number %d is not between 1000 and 59999", c.UID)
 	case c.Umask > 0o777:
 		return fmt.Errorf("umask %o is more than 777", c.Umask)
 	case c.CPUs < 0:
-		return fmt.Errorf("%d processors are too few", c.CPUs)
+		return fmt.Errorf("%d processors: the number must not be negative", c.CPUs)
 	case c.SkippedPIDs < 0 || c.SkippedPIDs > 1000:
-		return fmt.Errorf("%d skipped process numbers are not between 0 and 1000", c.SkippedPIDs)
+		return fmt.Errorf("%d skipped process IDs are not between 0 and 1000", c.SkippedPIDs)
 	case c.Uptime < 0:
-		return fmt.Errorf("an uptime that is shorter by %v may lie before the boot", -c.Uptime)
+		return fmt.Errorf("uptime is reduced by %v: it can only be increased", -c.Uptime)
 	case c.FrozenClock < 0:
-		return fmt.Errorf("a clock is held at %d seconds, before 1970", c.FrozenClock)
+		return fmt.Errorf("the clock is frozen at %d seconds, before 1970", c.FrozenClock)
 	case c.FrozenClock != 0 && c.ClockOffset != 0:
-		return fmt.Errorf("a clock that is held cannot be shifted as well")
+		return fmt.Errorf("a frozen clock cannot have an offset")
 	}
 	return nil
 }

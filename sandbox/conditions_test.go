@@ -5,6 +5,7 @@ package sandbox_test
 import (
 	"errors"
 	"reflect"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -12,7 +13,7 @@ import (
 	"github.com/cloister-build/cloister/sandbox"
 )
 
-// unusual are Conditions that are unusual in one way each, and how the text of a Spec says that.
+// unusual has, for each condition, Conditions that change it and how Spec.Text shows it.
 var unusual = map[sandbox.Condition]struct {
 	given sandbox.Conditions
 	text  string
@@ -29,12 +30,11 @@ var unusual = map[sandbox.Condition]struct {
 	sandbox.ConditionRandomSeed:  {sandbox.Conditions{RandomSeed: 1<<64 - 1}, "18446744073709551615"},
 }
 
-// TestEachConditionIsSaidAndCovered: what a run is given otherwise stands in its text, and nobody gives it who does not say
-// that he can.
-func TestEachConditionIsSaidAndCovered(t *testing.T) {
-	// Name and number of the user are one.
+// TestEachConditionIsInTextAndCovers: Text shows each condition, and Covers refuses those that Features lack.
+func TestEachConditionIsInTextAndCovers(t *testing.T) {
+	// User and UID are one condition.
 	if n := reflect.TypeFor[sandbox.Conditions]().NumField() - 1; n != len(sandbox.AllConditions) || n != len(unusual) {
-		t.Fatalf("there are %d conditions, of which %d are listed and %d are tried", n, len(sandbox.AllConditions), len(unusual))
+		t.Fatalf("got %d fields, %d listed and %d tested conditions", n, len(sandbox.AllConditions), len(unusual))
 	}
 	usual := valid()
 	able := sandbox.Features{
@@ -54,36 +54,36 @@ func TestEachConditionIsSaidAndCovered(t *testing.T) {
 			t.Errorf("%s: got\n%s\nwant the line %q", name, got, line)
 		}
 		f := able
-		f.Conditions = append(append([]sandbox.Condition{}, sandbox.AllConditions[:i]...), sandbox.AllConditions[i+1:]...)
+		f.Conditions = slices.Concat(sandbox.AllConditions[:i], sandbox.AllConditions[i+1:])
 		if err := f.Covers(s); !errors.Is(err, sandbox.ErrUnsupported) || !strings.Contains(err.Error(), string(name)) {
-			t.Errorf("%s: who cannot give it says %v", name, err)
+			t.Errorf("%s: got %v, want ErrUnsupported that names it", name, err)
 		}
 		f.Conditions = []sandbox.Condition{name}
 		if err := f.Covers(s); err != nil {
-			t.Errorf("%s: who can give it says %v", name, err)
+			t.Errorf("%s: Covers with this feature: %v", name, err)
 		}
 	}
 }
 
-func TestConditionsThatCannotBe(t *testing.T) {
+func TestValidateRefusesConditions(t *testing.T) {
 	for name, c := range map[string]sandbox.Conditions{
-		"a host of two lines":        {Hostname: "a\nb"},
-		"a host in upper case":       {Hostname: "A"},
-		"a host too long":            {Hostname: strings.Repeat("a", 64)},
-		"a user without a number":    {User: "mallory"},
-		"a number without a user":    {UID: 4711},
-		"a user with a colon":        {User: "a:b", UID: 4711},
-		"root":                       {User: "root", UID: 4711},
-		"nobody":                     {User: "nobody", UID: 4711},
-		"a number of the system's":   {User: "mallory", UID: 999},
-		"a number beyond the usual":  {User: "mallory", UID: 60_000},
-		"a umask of more bits":       {Umask: 0o1000},
-		"less than no processor":     {CPUs: -1},
-		"less than no process":       {SkippedPIDs: -1},
-		"too many processes":         {SkippedPIDs: 1001},
-		"before the boot":            {Uptime: -1},
-		"before 1970":                {FrozenClock: -1},
-		"a clock that is held twice": {FrozenClock: 1, ClockOffset: 1},
+		"host name with a newline":    {Hostname: "a\nb"},
+		"upper-case host name":        {Hostname: "A"},
+		"host name too long":          {Hostname: strings.Repeat("a", 64)},
+		"user without a number":       {User: "mallory"},
+		"number without a user":       {UID: 4711},
+		"user with a colon":           {User: "a:b", UID: 4711},
+		"root":                        {User: "root", UID: 4711},
+		"nobody":                      {User: "nobody", UID: 4711},
+		"system user number":          {User: "mallory", UID: 999},
+		"user number too high":        {User: "mallory", UID: 60_000},
+		"umask with more bits":        {Umask: 0o1000},
+		"negative processors":         {CPUs: -1},
+		"negative process IDs":        {SkippedPIDs: -1},
+		"too many process IDs":        {SkippedPIDs: 1001},
+		"negative uptime":             {Uptime: -1},
+		"before 1970":                 {FrozenClock: -1},
+		"frozen clock with an offset": {FrozenClock: 1, ClockOffset: 1},
 	} {
 		s := valid()
 		s.Conditions = c

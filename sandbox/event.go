@@ -8,68 +8,68 @@ import (
 	"strings"
 )
 
-// An Audit is how closely a run is watched.
+// An Audit is how closely a run is monitored.
 type Audit string
 
-// The degrees of watching.
+// The audit levels.
 const (
-	// AuditViolations records what was refused: connections, writes, executions, system calls.
+	// AuditViolations records what was denied: connections, writes, executions, system calls.
 	AuditViolations Audit = ""
-	// AuditFull also records what was looked for and is not there, and which inputs were opened. It
-	// costs some microseconds for each file that is opened.
+	// AuditFull also records lookups of missing paths and which inputs were opened. It costs some microseconds for each
+	// file that is opened.
 	AuditFull Audit = "full"
-	// AuditOff records limits alone.
+	// AuditOff records met limits only.
 	AuditOff Audit = "off"
 )
 
 func (a Audit) known() bool { return a == AuditViolations || a == AuditFull || a == AuditOff }
 
-// MaxEvents is how many different events of one run are recorded.
+// MaxEvents is the maximum number of different events recorded for one run.
 const MaxEvents = 1000
 
-// An EventKind says what an event is.
+// An EventKind is the kind of an event.
 type EventKind string
 
 // The kinds of Event.
 const (
-	// EventConnect is a connection, or a datagram to a peer, that was refused. Subject is the protocol and
-	// the peer: "tcp 10.0.0.1:443", "unix @name", "vsock".
+	// EventConnect is a denied connection, or a datagram to a peer. Subject is the protocol and the peer: "tcp
+	// 10.0.0.1:443", "unix @name", "vsock".
 	EventConnect EventKind = "connect"
-	// EventAllowed is a connection that an exception of the network permits. Subject is the endpoint.
+	// EventAllowed is a connection to an allowed endpoint. Subject is the endpoint.
 	EventAllowed EventKind = "allowed"
-	// EventWrite is a change of something outside the writable directories. Subject is the path.
+	// EventWrite is an attempt to change something outside the writable directories. Subject is the path.
 	EventWrite EventKind = "write"
-	// EventExec is the execution of a program that is not there. Subject is the path.
+	// EventExec is an attempt to execute a missing program. Subject is the path.
 	EventExec EventKind = "exec"
-	// EventSyscall is a system call that no action needs. Subject is its name.
+	// EventSyscall is a denied system call. Subject is its name.
 	EventSyscall EventKind = "syscall"
-	// EventRead is a path that was looked for and is not in the sandbox. Subject is the path.
+	// EventRead is a lookup of a path that the sandbox lacks. Subject is the path.
 	EventRead EventKind = "read"
 	// EventOutput is a file left behind that is neither input nor declared output. Subject is the path.
 	EventOutput EventKind = "output"
 	// EventLimit is a limit that was met. Subject is the Limit.
 	EventLimit EventKind = "limit"
-	// EventRefused is what an action asked for and is not granted, so that it did not run. Subject is the property.
+	// EventRefused is a requested property that was not granted, so that the action did not run. Subject is the
+	// property.
 	EventRefused EventKind = "refused"
 )
 
-// NeverRan stands for an exit code where there was no run, since something was refused before.
+// NeverRan stands for the exit code of an action that was refused before it ran.
 const NeverRan = -1
 
-// An Event is something that a run tried, or a limit that it met.
+// An Event is something that a run attempted, or a limit that it met.
 type Event struct {
 	Kind    EventKind
 	Subject string
 	// Syscall is the name of the system call, or "".
 	Syscall string
-	// Process is the name of the process (comm), as far as it is known.
+	// Process is the name of the process (comm), if known.
 	Process string
-	// Count is how often; at least 1.
+	// Count is at least 1.
 	Count int
-	// Actual and Limit say by how much a limit was exceeded: "4.0 GiB", "4.0 GiB".
+	// Actual and Limit are the use and the limit: "4.0 GiB", "4.0 GiB".
 	Actual, Limit string
-	// Detail is what more is known: where a connection led, how many bytes it carried, why something was
-	// refused, what to do.
+	// Detail is additional information: where a connection led, its bytes, why something was refused, what to do.
 	Detail string
 }
 
@@ -80,7 +80,7 @@ func (e Event) Compare(f Event) int {
 		cmp.Compare(e.Syscall, f.Syscall), cmp.Compare(e.Process, f.Process))
 }
 
-// String says to a person what happened, in one line.
+// String describes the event in one line.
 func (e Event) String() string {
 	var b strings.Builder
 	switch e.Kind {
@@ -108,18 +108,18 @@ func (e Event) String() string {
 	if e.Detail != "" {
 		fmt.Fprintf(&b, ", %s", e.Detail)
 	}
-	var who []string
+	var by []string
 	if e.Process != "" {
-		who = append(who, e.Process)
+		by = append(by, e.Process)
 	}
 	if e.Syscall != "" && e.Kind != EventSyscall {
-		who = append(who, e.Syscall)
+		by = append(by, e.Syscall)
 	}
 	if e.Count > 1 {
-		who = append(who, fmt.Sprintf("%d times", e.Count))
+		by = append(by, fmt.Sprintf("%d times", e.Count))
 	}
-	if len(who) > 0 {
-		fmt.Fprintf(&b, " (%s)", strings.Join(who, ", "))
+	if len(by) > 0 {
+		fmt.Fprintf(&b, " (%s)", strings.Join(by, ", "))
 	}
 	return b.String()
 }

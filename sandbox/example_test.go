@@ -15,12 +15,12 @@ import (
 	"github.com/cloister-build/cloister/sandbox/namespace"
 )
 
-// TestMain leaves out the example that needs a sandbox where there can be none.
+// TestMain skips the example that runs a command on hosts without namespaces.
 func TestMain(m *testing.M) {
 	flag.Parse()
 	b := namespace.New(namespace.Config{})
 	if _, err := b.Probe(context.Background()); err != nil {
-		fmt.Println("the example of a run needs namespaces:", err)
+		fmt.Println("skipping Example: it needs namespaces:", err)
 		if slices.Contains(strings.Split(os.Getenv("CLOISTER_REQUIRE"), ","), "namespaces") {
 			os.Exit(1)
 		}
@@ -30,7 +30,7 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// A command sees what its Spec lists, and whoever runs it learns what else it tried.
+// A command sees what its Spec lists, and the Result records what else it tried.
 func Example() {
 	b := namespace.New(namespace.Config{})
 	defer b.Close()
@@ -44,7 +44,7 @@ func Example() {
 			{Target: "/lib", Source: "/usr/lib"}, {Target: "/lib64", Source: "/usr/lib64"},
 		},
 	}
-	// Those two need control groups, which not every host lets everybody have.
+	// These two need control groups, which not every host offers.
 	spec.Limits.Memory, spec.Limits.CPU = sandbox.Unlimited, sandbox.Unlimited
 	res, err := b.Run(context.Background(), spec, sandbox.Stdio{Stdout: os.Stdout})
 	if err != nil {

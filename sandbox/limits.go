@@ -7,13 +7,13 @@ import (
 	"time"
 )
 
-// Unlimited is the value of a limit that is not one. Nothing is unlimited by omission: a limit of zero is
-// an error.
+// Unlimited is the value of a limit that is not enforced. A limit of zero is an error, so that none is unlimited by
+// omission.
 const Unlimited = -1
 
-// Limits bound what one run may use, all its processes together. Each is positive or Unlimited.
+// Limits bound what all processes of one run may use together. Each is positive or Unlimited.
 type Limits struct {
-	// Memory is in bytes: of processes, and of the files that they write into memory.
+	// Memory is in bytes and includes files written into memory.
 	Memory int64
 	// CPU is processor time.
 	CPU time.Duration
@@ -21,8 +21,7 @@ type Limits struct {
 	Processes int64
 	// OpenFiles counts the descriptors of each process.
 	OpenFiles int64
-	// OutputBytes and OutputFiles bound what lies in writable directories that outlive the run: bytes,
-	// and files with directories and links.
+	// OutputBytes and OutputFiles bound the contents of the outputs; directories and links count as files.
 	OutputBytes int64
 	OutputFiles int64
 }
@@ -43,8 +42,7 @@ const (
 // AllLimits are the limits, in the order of the fields of Limits.
 var AllLimits = []Limit{LimitMemory, LimitCPU, LimitProcesses, LimitOpenFiles, LimitOutputBytes, LimitOutputFiles}
 
-// DefaultLimits are those of a build action: 4 GiB of memory, an hour of processor time, 128 processes and
-// threads, 4096 open files each, 16 GiB and a million files of output.
+// DefaultLimits returns limits for a build action.
 func DefaultLimits() Limits {
 	return Limits{
 		Memory:      4 << 30,
@@ -56,7 +54,7 @@ func DefaultLimits() Limits {
 	}
 }
 
-// at returns the field that l names, or nil for CPU, which is a duration, and for no limit.
+// at returns the field that l names; nil for CPU, which is a duration, and for unknown limits.
 func (ls *Limits) at(l Limit) *int64 {
 	switch l {
 	case LimitMemory:
@@ -73,7 +71,7 @@ func (ls *Limits) at(l Limit) *int64 {
 	return nil
 }
 
-// Of returns the value of one limit: bytes, nanoseconds or a number.
+// Of returns the value of one limit: bytes, nanoseconds or a count.
 func (ls *Limits) Of(l Limit) int64 {
 	if l == LimitCPU {
 		return int64(ls.CPU)
@@ -90,7 +88,7 @@ func (ls *Limits) Set(l Limit, v int64) {
 	*ls.at(l) = v
 }
 
-// Format returns a value of the limit as a person writes it: "4.0 GiB", "1h0m0s", "128".
+// Format returns a value of the limit for people: "4.0 GiB", "1h0m0s", "128".
 func (l Limit) Format(v int64) string {
 	switch {
 	case v == Unlimited:
@@ -103,7 +101,7 @@ func (l Limit) Format(v int64) string {
 	return fmt.Sprint(v)
 }
 
-// Bytes returns a number of bytes as a person writes it: "512 B", "4.0 GiB".
+// Bytes formats a number of bytes for people: "512 B", "4.0 GiB".
 func Bytes(n int64) string {
 	if n < 1<<10 {
 		return fmt.Sprintf("%d B", n)
@@ -120,7 +118,7 @@ func Bytes(n int64) string {
 func (ls *Limits) validate() error {
 	for _, l := range AllLimits {
 		if v := ls.Of(l); v <= 0 && v != Unlimited {
-			return fmt.Errorf("the limit of %s is %d: it must be positive, or Unlimited", l, v)
+			return fmt.Errorf("the limit of %s is %d: it must be positive or Unlimited", l, v)
 		}
 	}
 	return nil

@@ -3,6 +3,7 @@
 package sandbox
 
 import (
+	"errors"
 	"fmt"
 	"path"
 	"slices"
@@ -11,54 +12,52 @@ import (
 	"unicode/utf8"
 )
 
-// A Spec is everything one run may see and use. It is plain data; its zero value permits nothing.
+// A Spec is everything that one run may see and use. It is plain data; its zero value permits nothing.
 //
-// Every path of the run is absolute, clean and named Target. Where bytes come from on this host is a
-// Source, which never becomes part of the Spec's text: two hosts that run the same thing have the same
-// text.
+// Every path inside the run is absolute, clean and called Target. A Source is where bytes come from on this host. It is
+// not part of the Spec's text, so hosts that run the same thing have the same text.
 type Spec struct {
-	Args []string // program and arguments, at least one
+	Args []string // program and arguments, at least the program
 	Dir  string   // the working directory, inside a Target
-	Env  []string // exactly these variables, "KEY=VALUE", sorted by key, each key once
+	Env  []string // the whole environment, "KEY=VALUE", sorted by key, each key once
 
-	// Inputs are what may be read (set I). A later input may lie inside an earlier one.
+	// Inputs are readable (set I). A later input may lie inside an earlier one.
 	Inputs []Input
-	// Outputs are the directories that may be written and outlive the run (set O).
+	// Outputs are writable directories that outlive the run (set O).
 	Outputs []Output
-	// Temp are private directories that are thrown away (set T).
+	// Temp are private writable directories that are discarded (set T).
 	Temp []Temp
-	// Network is what may be reached (set N). Its zero value is nothing at all.
+	// Network is what the run may reach (set N).
 	Network Network
-	// Limits bound what the run may use. Every one must be set: none is without end by omission.
+	// Limits bound what the run may use. Each must be set.
 	Limits Limits
-	// Audit is how closely the run is watched. Its zero value records every attempt that was refused.
+	// Audit is how closely the run is monitored. The zero value records violations.
 	Audit Audit
-	// Conditions are what the run notices of its surroundings. Their zero value is the usual.
+	// Conditions change the run's surroundings. The zero value changes nothing.
 	Conditions Conditions
 
-	// Workspace names the workspace in which relative Sources lie, or "".
+	// Workspace names the workspace that relative Sources refer to, or "".
 	Workspace string
-	// Timeout is how long the command may execute, from its start; zero is without end. What comes
-	// before and after does not count.
+	// Timeout is how long the command may execute, without setup and teardown; zero is unlimited.
 	Timeout time.Duration
-	// Grace is how long the run may take to end after it was told to. Zero kills at once.
+	// Grace is the time between SIGTERM and SIGKILL. Zero kills at once.
 	Grace time.Duration
 }
 
-// An Input is a file or a directory that may be read and never written.
+// An Input is a read-only file or directory.
 type Input struct {
 	Target string
-	// Content names the bytes, by digest or as "host", in the Spec's text.
+	// Content identifies the bytes in the Spec's text, by digest or as "host".
 	Content string
-	Source  string // a path of this host, or, relative, of the workspace
-	// Image, if not "", names the Mount that Source is relative to instead, "." being its root.
+	Source  string // a path on this host or, if relative, in the workspace
+	// Image, if not "", names the Mount that Source is relative to; "." is its root.
 	Image string
 }
 
-// An Output is a directory that may be written.
+// An Output is a writable directory.
 type Output struct {
 	Target string
-	Source string // a directory of the workspace; relative
+	Source string // a directory of the workspace, relative
 }
 
 // A Temp is a private, empty, memory-backed directory of at most Bytes bytes.
@@ -67,40 +66,72 @@ type Temp struct {
 	Bytes  int64
 }
 
-// Validate returns ErrSpec for a Spec that contradicts itself: a relative, unclean or missing path, a
-// target named twice, an environment that is not sorted or names a variable twice, an output that is
-// not in the workspace, an input that would be writable through an output's Source, a limit that is not
-// set, or an endpoint that cannot be one.
+// Validate returns ErrSpec for a contradictory Spec: a relative, unclean or missing path, a duplicate target, an
+// environment that is not sorted and unique, an output outside the workspace, an input that an output makes writable, a
+// limit that is not set, or an invalid endpoint or condition.
 func (s *Spec) Validate() error {
-	bad := func(format string, args ...any) error {
-		return fmt.Errorf("%w: %s", ErrSpec, fmt.Sprintf(format, args...))
+	if err := s.validate(); err != nil {
+		return fmt.Errorf("%w: %w", ErrSpec, err)
 	}
+	return nil
+}
+
+func (s *Spec) validate() error {
+	if err := s.validateCommand(); err != nil {
+		return err
+	}
+	if err := s.validatePaths(); err != nil {
+		return err
+	}
+	if err := s.Network.validate(); err != nil {
+		return err
+	}
+	if err := s.Limits.validate(); err != nil {
+		return err
+	}
+	if err := s.Conditions.validate(); err != nil {
+		return fmt.Errorf("conditions: %w", err)
+	}
+	if !s.Audit.known() {
+		return fmt.Errorf("audit %q is none of %q, %q and %q", s.Audit, AuditViolations, AuditFull, AuditOff)
+	}
+	return nil
+}
+
+func (s *Spec) validateCommand() error {
 	if len(s.Args) == 0 || s.Args[0] == "" {
-		return bad("no program to run")
+		return errors.New("no program to run")
 	}
 	for _, a := range slices.Concat(s.Args, s.Env) {
 		if strings.ContainsRune(a, 0) || !utf8.ValidString(a) {
-			return bad("%q is not UTF-8 text without NUL", a)
+			return fmt.Errorf("%q is not UTF-8 text without NUL", a)
 		}
 	}
-	keys := make([]string, len(s.Env))
-	for i, kv := range s.Env {
+	last := ""
+	for _, kv := range s.Env {
 		k, _, ok := strings.Cut(kv, "=")
 		if !ok || k == "" {
-			return bad("environment entry %q is not KEY=VALUE", kv)
+			return fmt.Errorf("environment entry %q is not KEY=VALUE", kv)
 		}
-		keys[i] = k
+		if k <= last {
+			return fmt.Errorf("environment is not sorted by unique keys: %q follows %q", k, last)
+		}
+		last = k
 	}
-	if !slices.IsSorted(keys) || len(slices.Compact(slices.Clone(keys))) != len(keys) {
-		return bad("environment is not sorted by key with each key once")
+	if !path.IsAbs(s.Dir) || path.Clean(s.Dir) != s.Dir {
+		return fmt.Errorf("working directory %q is not a clean absolute path", s.Dir)
 	}
+	return nil
+}
+
+func (s *Spec) validatePaths() error {
 	targets := map[string]bool{}
 	target := func(kind, t string) error {
 		if !path.IsAbs(t) || path.Clean(t) != t || t == "/" || strings.ContainsRune(t, 0) {
-			return bad("%s target %q is not a clean absolute path below the root", kind, t)
+			return fmt.Errorf("%s target %q is not a clean absolute path below the root", kind, t)
 		}
 		if targets[t] {
-			return bad("target %q is named twice", t)
+			return fmt.Errorf("duplicate target %q", t)
 		}
 		targets[t] = true
 		return nil
@@ -110,29 +141,15 @@ func (s *Spec) Validate() error {
 			return err
 		}
 		if s.Workspace == "" || !local(o.Source) {
-			return bad("output %s has the source %q, which is not inside the workspace", o.Target, o.Source)
+			return fmt.Errorf("source %q of output %s is not inside the workspace", o.Source, o.Target)
 		}
 	}
 	for _, in := range s.Inputs {
 		if err := target("input", in.Target); err != nil {
 			return err
 		}
-		if in.Image != "" {
-			if in.Source != "." && !local(in.Source) {
-				return bad("input %s has the source %q, which is not inside an image", in.Target, in.Source)
-			}
-			continue
-		}
-		if path.IsAbs(in.Source) {
-			continue
-		}
-		if s.Workspace == "" || !local(in.Source) {
-			return bad("input %s has the source %q, which is neither a path of the host nor inside the workspace", in.Target, in.Source)
-		}
-		for _, o := range s.Outputs {
-			if within(in.Source, o.Source) || within(o.Source, in.Source) {
-				return bad("input %s and output %s share %q: an input must not be writable", in.Target, o.Target, in.Source)
-			}
+		if err := s.validateSource(&in); err != nil {
+			return err
 		}
 	}
 	for _, t := range s.Temp {
@@ -140,28 +157,33 @@ func (s *Spec) Validate() error {
 			return err
 		}
 		if t.Bytes <= 0 {
-			return bad("temp %s has no size", t.Target)
+			return fmt.Errorf("temp %s has no size", t.Target)
 		}
-	}
-	if !path.IsAbs(s.Dir) || path.Clean(s.Dir) != s.Dir {
-		return bad("working directory %q is not a clean absolute path", s.Dir)
-	}
-	if err := s.Network.validate(); err != nil {
-		return bad("%v", err)
-	}
-	if err := s.Limits.validate(); err != nil {
-		return bad("%v", err)
-	}
-	if err := s.Conditions.validate(); err != nil {
-		return bad("conditions: %v", err)
-	}
-	if !s.Audit.known() {
-		return bad("audit %q is none of %q, %q and %q", s.Audit, AuditViolations, AuditFull, AuditOff)
 	}
 	return nil
 }
 
-// local reports whether p is a clean relative path that stays inside its root and is not the root.
+func (s *Spec) validateSource(in *Input) error {
+	switch {
+	case in.Image != "":
+		if in.Source != "." && !local(in.Source) {
+			return fmt.Errorf("source %q of input %s is not inside an image", in.Source, in.Target)
+		}
+		return nil
+	case path.IsAbs(in.Source):
+		return nil
+	case s.Workspace == "" || !local(in.Source):
+		return fmt.Errorf("source %q of input %s is neither a path of the host nor inside the workspace", in.Source, in.Target)
+	}
+	for _, o := range s.Outputs {
+		if within(in.Source, o.Source) || within(o.Source, in.Source) {
+			return fmt.Errorf("input %s and output %s share %q: inputs must not be writable", in.Target, o.Target, in.Source)
+		}
+	}
+	return nil
+}
+
+// local reports whether p is a clean relative path below its root.
 func local(p string) bool {
 	return p != "" && p != "." && !path.IsAbs(p) && path.Clean(p) == p && p != ".." && !strings.HasPrefix(p, "../")
 }

@@ -11,7 +11,7 @@ import (
 	"github.com/cloister-build/cloister/sandbox"
 )
 
-// valid is a spec that permits something.
+// valid returns a valid Spec.
 func valid() *sandbox.Spec {
 	return &sandbox.Spec{
 		Args: []string{"cc"}, Dir: "/build", Env: []string{"A=1", "B="},
@@ -99,22 +99,21 @@ grace 0
 	if got := s.Text(); got != want {
 		t.Errorf("got:\n%s\nwant:\n%s", got, want)
 	}
-	// What a terminal takes for something else is an escape, and so is what only some tables of characters know.
+	// Text escapes control sequences and everything beyond ASCII.
 	odd := valid()
 	odd.Args = []string{"cc", "\x1b[2J \u00e9 \u202e"}
 	if got := odd.Text(); !strings.Contains(got, `arg "\x1b[2J \u00e9 \u202e"`) {
 		t.Errorf("got:\n%s", got)
 	}
-	// What differs between hosts is not in it.
 	other := valid()
 	other.Audit = sandbox.AuditFull
 	other.Workspace, other.Inputs[0].Source, other.Inputs[1].Source = "/proc/self/fd/9", "/other/usr", "in/7"
 	if s.Hash() != other.Hash() {
-		t.Error("two hosts that permit the same have different texts")
+		t.Error("two hosts with the same permissions have different hashes")
 	}
 	other.Network.Listen = true
 	if s.Hash() == other.Hash() {
-		t.Error("a permission more has the same hash")
+		t.Error("an additional permission does not change the hash")
 	}
 }
 
@@ -127,24 +126,24 @@ func TestCovers(t *testing.T) {
 	for name, weaken := range map[string]func(*sandbox.Features){
 		"memory":      func(f *sandbox.Features) { f.Limits = f.Limits[1:] },
 		"network":     func(f *sandbox.Features) { f.Endpoints = false },
-		"watch a run": func(f *sandbox.Features) { f.Audits = nil },
-		"to listen":   func(f *sandbox.Features) { f.ListenControl = false },
+		"audit level": func(f *sandbox.Features) { f.Audits = nil },
+		"listening":   func(f *sandbox.Features) { f.ListenControl = false },
 	} {
 		f := full
 		weaken(&f)
 		if err := f.Covers(s); !errors.Is(err, sandbox.ErrUnsupported) || !strings.Contains(err.Error(), name) {
-			t.Errorf("without %s: got %v, want ErrUnsupported that says so", name, err)
+			t.Errorf("without %s: got %v, want ErrUnsupported that names it", name, err)
 		}
 	}
 	s.Limits.Memory = sandbox.Unlimited
 	few := full
 	few.Limits = few.Limits[1:]
 	if err := few.Covers(s); err != nil {
-		t.Errorf("no limit needs no enforcement: got %v", err)
+		t.Errorf("an unlimited limit needs no enforcement: got %v", err)
 	}
 }
 
-// A Spec permits what it lists and nothing else; Validate says what contradicts itself in it.
+// A Spec permits what it lists and nothing else. Validate finds contradictions.
 func ExampleSpec_Validate() {
 	s := &sandbox.Spec{
 		Args:   []string{"/bin/true"},
@@ -156,6 +155,6 @@ func ExampleSpec_Validate() {
 	s.Inputs[0].Source = "/usr/bin"
 	fmt.Println(s.Validate())
 	// Output:
-	// invalid sandbox spec: input /bin has the source "bin", which is neither a path of the host nor inside the workspace
+	// invalid sandbox spec: source "bin" of input /bin is neither a path of the host nor inside the workspace
 	// <nil>
 }

@@ -9,9 +9,9 @@ import (
 	"strings"
 )
 
-// Text returns the canonical text of a valid Spec: a line for everything that the run may see and use, in
-// the order of the fields, strings quoted as in Go, with escapes for what is not printable ASCII. Sources, the
-// workspace and anything else of this host are not in it: the same text means the same permission on every host.
+// Text returns the canonical text of a valid Spec: one line for each thing that the run may see and use, in the order
+// of the fields. Strings are quoted as in Go, with escapes for everything but printable ASCII. Sources and the
+// workspace are absent: the same text means the same permission on every host.
 func (s *Spec) Text() string {
 	var b strings.Builder
 	line := func(format string, args ...any) { fmt.Fprintf(&b, format+"\n", args...) }

@@ -207,7 +207,7 @@ func TestConditionsNeedTheWitness(t *testing.T) {
 	b, f := backend(t, namespace.Config{Without: []namespace.Layer{namespace.Monitor}})
 	for _, own := range []sandbox.Conditions{{ClockOffset: time.Hour}, {FrozenClock: 1}, {RandomSeed: 1}} {
 		r := sandboxtest.Run{Script: "true", Spec: func(s *sandbox.Spec) { s.Conditions, s.Audit = own, sandbox.AuditOff }}
-		if err := r.Try(t.Context(), t, b); err == nil || !strings.Contains(err.Error(), "cannot give a run another") {
+		if err := r.Try(t.Context(), t, b); err == nil || !strings.Contains(err.Error(), "this worker cannot change") {
 			t.Errorf("%+v: got %v, want a refusal", own, err)
 		}
 	}
