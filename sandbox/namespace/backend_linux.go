@@ -27,20 +27,20 @@ type Backend struct {
 	rootless bool
 	landlock int         // the version that is in force, or 0
 	exposed  atomic.Bool // views of Config.Hidden cannot be made here
-	able     atomic.Pointer[[]sandbox.Condition]
+	conditions atomic.Pointer[[]sandbox.Condition]
 
-	mu     sync.Mutex
-	sock   int // of the zygote; -1 while there is none
-	proc   *os.Process
-	life   int    // how many zygotes there have been
-	end    string // how the last of them ended
-	closed bool
-	groups *cgroup.Host // nil until the zygote is first started, and without control groups
-	made   int          // slots
-	busy   int          // those that were taken
-	free   []*slot      // the one that was used longest ago first: it has had the time to prepare itself
-	wanted *sync.Cond   // a slot was given back
-	open   map[string]*workspace
+	mu         sync.Mutex
+	sock       int // of the zygote; -1 while there is none
+	proc       *os.Process
+	generation int    // how many zygotes there have been
+	ended      string // how the last of them ended
+	closed     bool
+	groups     *cgroup.Host // nil until the zygote is first started, and without control groups
+	slots      int          // slots
+	busy       int          // those that were taken
+	free       []*slot      // the one that was used longest ago first: it has had the time to prepare itself
+	returned   *sync.Cond   // a slot was given back
+	open       map[string]*workspace
 
 	lost    atomic.Int64 // how many runs a slot has lost before they began
 	mounted atomic.Int64 // images there have been
@@ -50,14 +50,14 @@ type Backend struct {
 
 // A slot is what one run at a time has for itself: a child of the zygote and a control group.
 type slot struct {
-	number int
-	sock   int // of the process; -1 while there is none
-	life   int // of the zygote that started it
-	// base is what it has ready, and untouched says that its last run left the network as it was.
-	base      *zygote.Base
-	untouched bool
-	ready     bool // it has said that it is
-	group     *cgroup.Group
+	number     int
+	sock       int // of the process; -1 while there is none
+	generation int // of the zygote that started it
+	// base is what it has ready, and networkClean says that its last run left the network as it was.
+	base         *zygote.Base
+	networkClean bool
+	ready        bool // it has said that it is
+	group        *cgroup.Group
 	// last is the workspace of its last run, or nil. As long as it is open, what the run left there counts as
 	// memory of the slot's group.
 	last *workspace
@@ -66,7 +66,7 @@ type slot struct {
 // New returns a backend. The caller closes it.
 func New(c Config) *Backend {
 	b := &Backend{config: c, rootless: !ownsUsers(), sock: -1, open: map[string]*workspace{}}
-	b.wanted = sync.NewCond(&b.mu)
+	b.returned = sync.NewCond(&b.mu)
 	if c.has(Landlock) {
 		b.landlock = zygote.LandlockVersion()
 	}
@@ -79,18 +79,18 @@ func (b *Backend) Close() error {
 	defer b.mu.Unlock()
 	b.closed = true
 	b.drop("the sandbox is closed")
-	b.wanted.Broadcast()
+	b.returned.Broadcast()
 	// Their processes are killed; whoever runs them reads their groups once more.
 	late := false
-	patience := time.AfterFunc(answerTime*time.Second, func() {
+	patience := time.AfterFunc(answerSeconds*time.Second, func() {
 		b.mu.Lock()
 		defer b.mu.Unlock()
 		late = true
-		b.wanted.Broadcast()
+		b.returned.Broadcast()
 	})
 	defer patience.Stop()
 	for b.busy > 0 && !late {
-		b.wanted.Wait()
+		b.returned.Wait()
 	}
 	if b.busy > 0 {
 		return fmt.Errorf("%d runs do not end", b.busy)
@@ -111,9 +111,9 @@ func (b *Backend) drop(why string) {
 	}
 	unix.Close(b.sock)
 	b.proc.Kill()
-	b.end = why
+	b.ended = why
 	if state, err := b.proc.Wait(); err == nil {
-		b.end += " (" + state.String() + ")"
+		b.ended += " (" + state.String() + ")"
 	}
 	b.sock = -1
 	for _, s := range b.free {
@@ -126,7 +126,7 @@ func (s *slot) drop() {
 	if s.sock >= 0 {
 		unix.Close(s.sock)
 	}
-	s.sock, s.base, s.untouched, s.ready = -1, nil, false, false
+	s.sock, s.base, s.networkClean, s.ready = -1, nil, false, false
 }
 
 // start starts the zygote if there is none. b.mu is held.
@@ -149,7 +149,7 @@ func (b *Backend) start() error {
 		return err
 	}
 	b.proc, b.sock = proc, sock
-	b.life++
+	b.generation++
 	return nil
 }
 
@@ -203,7 +203,7 @@ func (b *Backend) requestLocked(req []byte, answer bool, fds ...int) (int, error
 }
 
 // await returns when the slot is ready, with errLostSlot if it is gone.
-func (s *slot) await() error {
+func (s *slot) awaitReady() error {
 	if s.ready {
 		return nil
 	}
@@ -231,7 +231,7 @@ func (s *slot) launch(p *zygote.Plan, control int, streams []int, more []int) er
 	} else if s.base != nil && s.base.Equal(base) {
 		p.Base = nil
 	}
-	p.SameNetwork = s.untouched
+	p.SameNetwork = s.networkClean
 	text, err := p.Append([]byte{zygote.ReqRun})
 	if err != nil {
 		return err
@@ -247,7 +247,7 @@ func (s *slot) launch(p *zygote.Plan, control int, streams []int, more []int) er
 	}
 	fds = append(append(append(fds, control), streams...), more...)
 	err = zygote.Send(s.sock, text, fds...)
-	s.base, s.untouched, s.ready = base, false, false
+	s.base, s.networkClean, s.ready = base, false, false
 	if base.Own {
 		s.base = nil
 	}
@@ -285,17 +285,17 @@ func isGone(err error) bool {
 }
 
 // explain adds to errLostSlot how the slot ended. Every other error it returns as it is.
-func (b *Backend) explain(s *slot, err error) error {
+func (b *Backend) explainLost(s *slot, err error) error {
 	if !errors.Is(err, errLostSlot) {
 		return err
 	}
-	return fmt.Errorf("%w: %s", err, b.ending(s))
+	return fmt.Errorf("%w: %s", err, b.slotEnd(s))
 }
 
 // ending returns in words how the process of a slot has ended, whose sockets are closed.
-func (b *Backend) ending(s *slot) string {
+func (b *Backend) slotEnd(s *slot) string {
 	for range 100 {
-		if text := b.askEnding(s); text != "" {
+		if text := b.askSlotEnd(s); text != "" {
 			return text
 		}
 		time.Sleep(10 * time.Millisecond)
@@ -303,15 +303,15 @@ func (b *Backend) ending(s *slot) string {
 	return "it has closed its sockets and has not ended"
 }
 
-// askEnding is ending, or "" as long as it goes on.
-func (b *Backend) askEnding(s *slot) string {
+// askSlotEnd is ending, or "" as long as it goes on.
+func (b *Backend) askSlotEnd(s *slot) string {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	if b.sock >= 0 && hungUp(b.sock) {
 		b.drop("it died")
 	}
-	if b.sock < 0 || s.life != b.life {
-		return "its zygote has ended: " + b.end
+	if b.sock < 0 || s.generation != b.generation {
+		return "its zygote has ended: " + b.ended
 	}
 	err := zygote.Send(b.sock, strconv.AppendInt([]byte{zygote.ReqEnd}, int64(s.number), 10))
 	var packet []byte
@@ -320,16 +320,16 @@ func (b *Backend) askEnding(s *slot) string {
 	}
 	if err != nil {
 		b.drop("it does not answer: " + err.Error())
-		return "its zygote has ended: " + b.end
+		return "its zygote has ended: " + b.ended
 	}
 	return string(packet[1:])
 }
 
-// leaveNetwork has the slot's next run get another network, and returns how many packets found no route in this one. A slot
+// replaceNetwork has the slot's next run get another network, and returns how many packets found no route in this one. A slot
 // that was killed since the run ended has taken its network along, and the number: that is no reason to lose the run.
-func (s *slot) leaveNetwork() (noRoute int64, err error) {
+func (s *slot) replaceNetwork() (noRoute int64, err error) {
 	var packet []byte
-	if err = s.await(); err == nil {
+	if err = s.awaitReady(); err == nil {
 		err = zygote.Send(s.sock, []byte{zygote.ReqNetwork})
 	}
 	if err == nil {
@@ -351,7 +351,7 @@ func (s *slot) leaveNetwork() (noRoute int64, err error) {
 		s.drop()
 		return 0, fmt.Errorf("network of the run: %w", err)
 	}
-	s.untouched = true
+	s.networkClean = true
 	return t.NoRoute, nil
 }
 
@@ -362,20 +362,20 @@ var errLostSlot = errors.New("the slot lost the run before its command was execu
 
 // take returns a slot that the caller has for itself until it gives it back, one that has base ready if there is one. It
 // waits if there are none left.
-func (b *Backend) take(base *zygote.Base) (*slot, error) {
+func (b *Backend) acquire(base *zygote.Base) (*slot, error) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	if err := b.start(); err != nil {
 		return nil, err
 	}
-	s, err := b.pick(base)
+	s, err := b.pickSlot(base)
 	if err != nil {
 		return nil, err
 	}
-	if s.life != b.life || s.sock < 0 || b.sock < 0 || hungUp(s.sock) {
+	if s.generation != b.generation || s.sock < 0 || b.sock < 0 || hungUp(s.sock) {
 		if err := b.startSlot(s); err != nil {
 			b.free = append(b.free, s)
-			b.wanted.Signal()
+			b.returned.Signal()
 			return nil, err
 		}
 	}
@@ -408,26 +408,26 @@ func (b *Backend) startSlot(s *slot) error {
 	}
 	// A slot that does not answer must not hang the worker.
 	for _, option := range []int{unix.SO_RCVTIMEO, unix.SO_SNDTIMEO} {
-		if err := unix.SetsockoptTimeval(sock, unix.SOL_SOCKET, option, &unix.Timeval{Sec: answerTime}); err != nil {
+		if err := unix.SetsockoptTimeval(sock, unix.SOL_SOCKET, option, &unix.Timeval{Sec: answerSeconds}); err != nil {
 			unix.Close(sock)
 			return fmt.Errorf("slot: %w", err)
 		}
 	}
-	s.sock, s.life, s.ready = sock, b.life, true
+	s.sock, s.generation, s.ready = sock, b.generation, true
 	return nil
 }
 
 // pick returns a slot in which a run has all of its memory, if there can be one. b.mu is held.
-func (b *Backend) pick(base *zygote.Base) (*slot, error) {
-	for len(b.free) == 0 && b.made == zygote.MaxSlots && !b.closed {
-		b.wanted.Wait()
+func (b *Backend) pickSlot(base *zygote.Base) (*slot, error) {
+	for len(b.free) == 0 && b.slots == zygote.MaxSlots && !b.closed {
+		b.returned.Wait()
 	}
 	empty := func(s *slot) bool { return s.last == nil || b.open[s.last.name] != s.last }
 	i := slices.IndexFunc(b.free, func(s *slot) bool { return empty(s) && s.base != nil && s.base.Equal(base) })
 	if i < 0 {
 		i = slices.IndexFunc(b.free, empty)
 	}
-	if i < 0 && b.made < zygote.MaxSlots {
+	if i < 0 && b.slots < zygote.MaxSlots {
 		return b.newSlot()
 	}
 	if len(b.free) == 0 {
@@ -440,19 +440,19 @@ func (b *Backend) pick(base *zygote.Base) (*slot, error) {
 
 // newSlot makes a slot, never one without the control group that it is to have. b.mu is held.
 func (b *Backend) newSlot() (*slot, error) {
-	s := &slot{number: b.made, sock: -1}
+	s := &slot{number: b.slots, sock: -1}
 	if b.groups != nil && b.groups.Mode() != cgroup.None {
 		var err error
 		if s.group, err = b.groups.New("slot" + strconv.Itoa(s.number)); err != nil {
 			return nil, fmt.Errorf("control group: %w", err)
 		}
 	}
-	b.made++
+	b.slots++
 	return s, nil
 }
 
 // give takes a slot back after a run in a workspace.
-func (b *Backend) give(s *slot, workspace string) {
+func (b *Backend) release(s *slot, workspace string) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	s.last = b.open[workspace]
@@ -461,7 +461,7 @@ func (b *Backend) give(s *slot, workspace string) {
 	}
 	b.free = append(b.free, s)
 	b.busy--
-	b.wanted.Broadcast()
+	b.returned.Broadcast()
 }
 
 // Workspace returns a new detached tmpfs.

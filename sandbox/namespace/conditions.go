@@ -7,15 +7,15 @@ import (
 	"github.com/cloister-build/cloister/sandbox/internal/zygote"
 )
 
-// surroundings are the conditions that a run gets in its slot: what pid 1 and the command set for themselves before the
+// slotConditions are the conditions that a run gets in its slot: what pid 1 and the command set for themselves before the
 // command executes.
-var surroundings = []sandbox.Condition{
+var slotConditions = []sandbox.Condition{
 	sandbox.ConditionHostname, sandbox.ConditionUser, sandbox.ConditionUmask, sandbox.ConditionCPUs,
 	sandbox.ConditionFixedLayout, sandbox.ConditionSkippedPIDs, sandbox.ConditionUptime,
 }
 
 // given returns what of the conditions is the slot's business, or nil if that is as usual.
-func given(c *sandbox.Conditions) *zygote.Conditions {
+func slotConditionsOf(c *sandbox.Conditions) *zygote.Conditions {
 	g := zygote.Conditions{
 		Hostname: c.Hostname, UID: int(c.UID), Umask: c.Umask, CPUs: c.CPUs, FixedLayout: c.FixedLayout,
 		SkippedPIDs: c.SkippedPIDs, Uptime: int64(c.Uptime),
@@ -34,12 +34,12 @@ type identity struct {
 
 // identityOf returns what a run under these conditions is called.
 func identityOf(c *sandbox.Conditions) identity {
-	who := identity{"build", zygote.Hostname, zygote.UID, zygote.GID}
+	id := identity{"build", zygote.Hostname, zygote.UID, zygote.GID}
 	if c.User != "" {
-		who.user, who.uid, who.gid = c.User, int(c.UID), int(c.UID)
+		id.user, id.uid, id.gid = c.User, int(c.UID), int(c.UID)
 	}
 	if c.Hostname != "" {
-		who.hostname = c.Hostname
+		id.hostname = c.Hostname
 	}
-	return who
+	return id
 }

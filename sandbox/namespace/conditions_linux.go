@@ -14,28 +14,28 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// tried is a run that is unusual in all that a slot can make so.
-var tried = sandbox.Conditions{
+// testConditions is a run that is unusual in all that a slot can make so.
+var testConditions = sandbox.Conditions{
 	Hostname: "elsewhere", User: "someone", UID: 4321, Umask: 0o027, CPUs: 1, FixedLayout: true, SkippedPIDs: 3, Uptime: 1000 * time.Hour,
 }
 
 // probeConditions finds out which conditions can be given here, by giving them: all to one run, and if that fails,
 // each to one of its own.
 func (b *Backend) probeConditions(ctx context.Context) {
-	able := slices.Clone(surroundings)
-	b.able.Store(&able)
-	if b.probeGiven(ctx, able) == nil {
+	able := slices.Clone(slotConditions)
+	b.conditions.Store(&able)
+	if b.tryConditions(ctx, able) == nil {
 		return
 	}
 	found := slices.DeleteFunc(slices.Clone(able), func(c sandbox.Condition) bool {
-		return b.probeGiven(ctx, []sandbox.Condition{c}) != nil
+		return b.tryConditions(ctx, []sandbox.Condition{c}) != nil
 	})
-	b.able.Store(&found)
+	b.conditions.Store(&found)
 }
 
-// probeGiven performs a run under some of the conditions tried, and says what it found otherwise.
-func (b *Backend) probeGiven(ctx context.Context, names []sandbox.Condition) error {
-	c := pick(&tried, names)
+// tryConditions performs a run under some of the conditions testConditions, and says what it found otherwise.
+func (b *Backend) tryConditions(ctx context.Context, names []sandbox.Condition) error {
+	c := subset(&testConditions, names)
 	var before unix.Timespec
 	if err := unix.ClockGettime(unix.CLOCK_MONOTONIC, &before); err != nil {
 		return err
@@ -44,13 +44,13 @@ func (b *Backend) probeGiven(ctx context.Context, names []sandbox.Condition) err
 	if err != nil {
 		return err
 	}
-	who := identityOf(&c)
+	id := identityOf(&c)
 	for _, row := range []struct {
 		name sandbox.Condition
 		ok   bool
 	}{
-		{sandbox.ConditionHostname, facts.Hostname == who.hostname},
-		{sandbox.ConditionUser, facts.UID == who.uid && facts.GID == who.gid},
+		{sandbox.ConditionHostname, facts.Hostname == id.hostname},
+		{sandbox.ConditionUser, facts.UID == id.uid && facts.GID == id.gid},
 		{sandbox.ConditionUmask, c.Umask == 0 || facts.Umask == int(c.Umask)},
 		{sandbox.ConditionCPUs, c.CPUs == 0 || facts.CPUs == c.CPUs},
 		{sandbox.ConditionFixedLayout, !c.FixedLayout || facts.FixedLayout},
@@ -68,7 +68,7 @@ func (b *Backend) probeGiven(ctx context.Context, names []sandbox.Condition) err
 const usualPID = 2
 
 // pick returns what c says of the named conditions.
-func pick(c *sandbox.Conditions, names []sandbox.Condition) sandbox.Conditions {
+func subset(c *sandbox.Conditions, names []sandbox.Condition) sandbox.Conditions {
 	var p sandbox.Conditions
 	for _, name := range names {
 		switch name {
@@ -91,16 +91,16 @@ func pick(c *sandbox.Conditions, names []sandbox.Condition) sandbox.Conditions {
 	return p
 }
 
-// conditionsGiven returns what Probe found of conditions; before it, none.
-func (b *Backend) conditionsGiven() []sandbox.Condition {
-	if able := b.able.Load(); able != nil {
+// supportedConditions returns what Probe found of conditions; before it, none.
+func (b *Backend) supportedConditions() []sandbox.Condition {
+	if able := b.conditions.Load(); able != nil {
 		return slices.Clip(*able) // more are appended
 	}
 	return nil
 }
 
-// enoughCPUs returns ErrUnsupported if a run is to have more processors than this worker.
-func enoughCPUs(c *sandbox.Conditions) error {
+// checkCPUs returns ErrUnsupported if a run is to have more processors than this worker.
+func checkCPUs(c *sandbox.Conditions) error {
 	if c.CPUs == 0 {
 		return nil
 	}
@@ -116,7 +116,7 @@ func enoughCPUs(c *sandbox.Conditions) error {
 
 // users returns the descriptor of a user namespace for a run in s that is another user than usual, which the caller
 // closes; -1 for a run that is not.
-func (b *Backend) users(s *slot, p *zygote.Plan) (int, error) {
+func (b *Backend) userNamespace(s *slot, p *zygote.Plan) (int, error) {
 	if p.Conditions == nil || p.Conditions.UID == 0 {
 		return -1, nil
 	}

@@ -37,7 +37,7 @@ func (b *Backend) Zygote() int {
 func (b *Backend) Slots() int {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	return b.made
+	return b.slots
 }
 
 // NewAttached is New of a backend that does as on a kernel that copies only mounts that are attached.
@@ -50,4 +50,4 @@ func NewAttached(c Config) *Backend {
 func (b *Backend) Lost() int64 { return b.lost.Load() }
 
 // LeaveNetwork is what ends a run, in a slot whose process is at the other end of a socket.
-func LeaveNetwork(sock int) (noRoute int64, err error) { return (&slot{sock: sock}).leaveNetwork() }
+func LeaveNetwork(sock int) (noRoute int64, err error) { return (&slot{sock: sock}).replaceNetwork() }

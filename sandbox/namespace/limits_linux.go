@@ -20,7 +20,7 @@ import (
 )
 
 // can returns what control groups do here, which must have been looked for.
-func (b *Backend) can() cgroup.Capabilities {
+func (b *Backend) capabilities() cgroup.Capabilities {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	if b.groups == nil {
@@ -30,8 +30,8 @@ func (b *Backend) can() cgroup.Capabilities {
 }
 
 // enforced returns what this backend holds a run to.
-func (b *Backend) enforced(can cgroup.Capabilities) *sandbox.Features {
-	f := &sandbox.Features{Backend: Name, Endpoints: b.config.has(NetNamespace), ListenControl: b.config.has(Seccomp), Conditions: b.conditionsGiven()}
+func (b *Backend) features(can cgroup.Capabilities) *sandbox.Features {
+	f := &sandbox.Features{Backend: Name, Endpoints: b.config.has(NetNamespace), ListenControl: b.config.has(Seccomp), Conditions: b.supportedConditions()}
 	for _, row := range []struct {
 		limit sandbox.Limit
 		ok    bool
@@ -58,30 +58,30 @@ func (b *Backend) enforced(can cgroup.Capabilities) *sandbox.Features {
 }
 
 // conditions returns what the plan of a run depends on besides its spec.
-func (b *Backend) conditions(spec *sandbox.Spec, can cgroup.Capabilities, terminal bool) *conditions {
-	c := &conditions{without: b.config.Without, landlock: b.landlock, groups: can.LimitProcesses, terminal: terminal}
+func (b *Backend) planOptions(spec *sandbox.Spec, can cgroup.Capabilities, terminal bool) *planOptions {
+	c := &planOptions{without: b.config.Without, landlock: b.landlock, groups: can.LimitProcesses, terminal: terminal}
 	if b.config.has(HiddenPaths) && !b.exposed.Load() {
 		c.hidden = b.config.Hidden
 	}
 	if b.config.has(Seccomp) {
-		watch := seccomp.WatchOff
+		level := seccomp.MonitorOff
 		switch spec.Audit {
 		case sandbox.AuditViolations:
-			watch = seccomp.WatchAttempts
+			level = seccomp.MonitorViolations
 		case sandbox.AuditFull:
-			watch = seccomp.WatchFull
+			level = seccomp.MonitorFull
 		}
 		config := seccomp.Config{
 			Listen: spec.Network.Listen,
 			Clock:  spec.Conditions.ClockOffset != 0 || spec.Conditions.FrozenClock != 0, Random: spec.Conditions.RandomSeed != 0,
 		}
 		if config.Clock || config.Random {
-			watch = max(watch, seccomp.WatchAttempts) // they need the monitor; account forgets what it saw
+			level = max(level, seccomp.MonitorViolations) // they need the monitor; account forgets what it saw
 		}
-		config.Watch = watch
-		c.watched = watch != seccomp.WatchOff
+		config.Monitor = level
+		c.watched = level != seccomp.MonitorOff
 		c.filter = b.filter(config)
-		c.reaper = reaper()
+		c.reaper = initFilter()
 	}
 	return c
 }
@@ -96,7 +96,7 @@ func (b *Backend) filter(c seccomp.Config) []byte {
 }
 
 // reaper returns that of pid 1.
-var reaper = sync.OnceValue(func() []byte { return encode(seccomp.Reaper()) })
+var initFilter = sync.OnceValue(func() []byte { return encode(seccomp.InitFilter()) })
 
 // encode returns a program as bytes.
 func encode(program []unix.SockFilter) []byte {
@@ -109,8 +109,8 @@ func encode(program []unix.SockFilter) []byte {
 	return b
 }
 
-// view returns what a run may do, for who watches it.
-func view(spec *sandbox.Spec, source map[string]string) monitor.Config {
+// view returns what a run may do, for id watches it.
+func monitorConfig(spec *sandbox.Spec, source map[string]string) monitor.Config {
 	v := monitor.Config{
 		Source: source, Writable: []string{"/dev/shm"}, Loopback: spec.Network.Loopback, Full: spec.Audit == sandbox.AuditFull,
 		Conditions: spec.Conditions,
@@ -166,7 +166,7 @@ func (r *run) enforceLimits(p *progress) {
 			return
 		case <-tick.C:
 		}
-		r.look()
+		r.checkSpace()
 		if r.slot.group == nil {
 			continue
 		}
@@ -174,7 +174,7 @@ func (r *run) enforceLimits(p *progress) {
 		if err != nil {
 			continue // asked again at the end, where it matters
 		}
-		if e := r.over(&used); e != nil {
+		if e := r.exceededBy(&used); e != nil {
 			r.mu.Lock()
 			r.exceeded = e
 			r.mu.Unlock()
@@ -185,7 +185,7 @@ func (r *run) enforceLimits(p *progress) {
 }
 
 // over returns the limit that ends the run, or nil.
-func (r *run) over(used *cgroup.Usage) *sandbox.Event {
+func (r *run) exceededBy(used *cgroup.Usage) *sandbox.Event {
 	l := &r.spec.Limits
 	if used.OOMKills > 0 {
 		// What earlier runs left cached is not in the peak, so that it may seem to be below the limit.
@@ -217,17 +217,17 @@ func (r *run) account(res *sandbox.Result) error {
 		u.PeakProcesses = used.PeakProcesses
 		u.ReadBytes, u.WrittenBytes = max(u.ReadBytes, used.ReadBytes), max(u.WrittenBytes, used.WrittenBytes)
 		if res.Exceeded == nil {
-			res.Exceeded = r.over(&used)
+			res.Exceeded = r.exceededBy(&used)
 		}
 		if used.ForksRefused > 0 && r.spec.Limits.Processes != sandbox.Unlimited {
 			// The peak is known only where it exceeds that of earlier runs.
 			e := exceeded(sandbox.LimitProcesses, r.spec.Limits.Processes, r.spec.Limits.Processes)
 			e.Count = int(used.ForksRefused)
-			r.met(res, e)
+			r.limitMet(res, e)
 		}
 	}
-	r.full(res)
-	untouched := false
+	r.recordFull(res)
+	networkClean := false
 	if r.syscalls != nil {
 		r.syscalls.Stop()
 		if events, unrecorded, opened := r.syscalls.Events(); r.spec.Audit != sandbox.AuditOff {
@@ -238,11 +238,11 @@ func (r *run) account(res *sandbox.Result) error {
 		if err := r.syscalls.Err(); err != nil {
 			return fmt.Errorf("conditions of the run: %w", err)
 		}
-		untouched = !r.syscalls.UsedNetwork() && r.proxy == nil
+		networkClean = !r.syscalls.UsedNetwork() && r.proxy == nil
 	}
-	if r.slot.untouched = untouched; !untouched {
+	if r.slot.networkClean = networkClean; !networkClean {
 		var err error
-		if u.PacketsRefused, err = r.slot.leaveNetwork(); err != nil {
+		if u.PacketsRefused, err = r.slot.replaceNetwork(); err != nil {
 			return err
 		}
 	}
@@ -257,7 +257,7 @@ func (r *run) account(res *sandbox.Result) error {
 }
 
 // met records a limit that the run ran into. If its command failed, that is why.
-func (r *run) met(res *sandbox.Result, e *sandbox.Event) {
+func (r *run) limitMet(res *sandbox.Result, e *sandbox.Event) {
 	res.Events = append(res.Events, *e)
 	if res.Exceeded == nil && res.ExitCode != 0 {
 		res.Exceeded = e
@@ -266,7 +266,7 @@ func (r *run) met(res *sandbox.Result, e *sandbox.Event) {
 
 // look remembers whether the workspace has no room left: it has a little more than the run may have, so that more
 // was wanted. What a run deletes again between two looks is not seen.
-func (r *run) look() {
+func (r *run) checkSpace() {
 	var st unix.Statfs_t
 	if r.spec.Workspace == "" || unix.Statfs(r.spec.Workspace, &st) != nil {
 		return
@@ -278,20 +278,20 @@ func (r *run) look() {
 }
 
 // full records the room that was not enough.
-func (r *run) full(res *sandbox.Result) {
-	r.look()
+func (r *run) recordFull(res *sandbox.Result) {
+	r.checkSpace()
 	l := &r.spec.Limits
 	if r.noBytes && l.OutputBytes != sandbox.Unlimited {
-		r.met(res, exceeded(sandbox.LimitOutputBytes, l.OutputBytes, l.OutputBytes))
+		r.limitMet(res, exceeded(sandbox.LimitOutputBytes, l.OutputBytes, l.OutputBytes))
 	}
 	if r.noFiles && l.OutputFiles != sandbox.Unlimited {
-		r.met(res, exceeded(sandbox.LimitOutputFiles, l.OutputFiles, l.OutputFiles))
+		r.limitMet(res, exceeded(sandbox.LimitOutputFiles, l.OutputFiles, l.OutputFiles))
 	}
 	for _, target := range r.fullTemps {
 		for _, t := range r.spec.Temp {
 			if t.Target == target {
 				size := sandbox.Bytes(t.Bytes)
-				r.met(res, &sandbox.Event{Kind: sandbox.EventLimit, Subject: "room in " + target, Count: 1, Actual: size, Limit: size})
+				r.limitMet(res, &sandbox.Event{Kind: sandbox.EventLimit, Subject: "room in " + target, Count: 1, Actual: size, Limit: size})
 			}
 		}
 	}

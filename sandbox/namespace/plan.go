@@ -42,7 +42,7 @@ const (
 )
 
 // conditions are what a plan depends on besides the spec.
-type conditions struct {
+type planOptions struct {
 	without []Layer
 	// landlock is the version that the kernel has, or 0.
 	landlock int
@@ -56,11 +56,11 @@ type conditions struct {
 	terminal bool
 }
 
-func (c *conditions) has(l Layer) bool { return !slices.Contains(c.without, l) }
+func (c *planOptions) has(l Layer) bool { return !slices.Contains(c.without, l) }
 
 // plan turns a valid spec into what the slot does, and names the images that it speaks of. It decides everything and
 // touches nothing: the same spec under the same conditions gives the same plan on every host.
-func plan(spec *sandbox.Spec, c *conditions) (p *zygote.Plan, images []string) {
+func plan(spec *sandbox.Spec, c *planOptions) (p *zygote.Plan, images []string) {
 	b := &zygote.Base{
 		Loopback:         spec.Network.Loopback,
 		HostNetwork:      !c.has(NetNamespace),
@@ -83,11 +83,11 @@ func plan(spec *sandbox.Spec, c *conditions) (p *zygote.Plan, images []string) {
 		Terminal:  c.terminal,
 		Rlimits:   rlimits(&spec.Limits, c),
 	}
-	p.Conditions = given(&spec.Conditions)
+	p.Conditions = slotConditionsOf(&spec.Conditions)
 	if !c.has(ProcSubset) {
 		b.ProcOptions = ""
 	}
-	hosts := reach(spec.Network.Allow, p)
+	hosts := assignAddresses(spec.Network.Allow, p)
 	attrs := func(a uint64) uint64 {
 		if !c.has(ReadOnly) {
 			a &^= readOnly
@@ -116,10 +116,10 @@ func plan(spec *sandbox.Spec, c *conditions) (p *zygote.Plan, images []string) {
 	add(zygote.OpSymlink, "/dev/stdout", "/proc/self/fd/1", 0)
 	add(zygote.OpSymlink, "/dev/stderr", "/proc/self/fd/2", 0)
 	b.Temps = append(b.Temps, temp("/dev/shm", shmBytes, noSetuid|noDevice|noExec))
-	who := identityOf(&spec.Conditions)
-	add(zygote.OpFile, "/etc/passwd", fmt.Sprintf("root:x:0:0:root:/:/bin/sh\n%s:x:%d:%d:%[1]s:/tmp:/bin/sh\nnobody:x:65534:65534:nobody:/:/bin/false\n", who.user, who.uid, who.gid), 0)
-	add(zygote.OpFile, "/etc/group", fmt.Sprintf("root:x:0:\n%s:x:%d:\nnogroup:x:65534:\n", who.user, who.gid), 0)
-	add(zygote.OpFile, "/etc/hosts", "127.0.0.1 localhost "+who.hostname+"\n::1 localhost "+who.hostname+"\n"+hosts, 0)
+	id := identityOf(&spec.Conditions)
+	add(zygote.OpFile, "/etc/passwd", fmt.Sprintf("root:x:0:0:root:/:/bin/sh\n%s:x:%d:%d:%[1]s:/tmp:/bin/sh\nnobody:x:65534:65534:nobody:/:/bin/false\n", id.user, id.uid, id.gid), 0)
+	add(zygote.OpFile, "/etc/group", fmt.Sprintf("root:x:0:\n%s:x:%d:\nnogroup:x:65534:\n", id.user, id.gid), 0)
+	add(zygote.OpFile, "/etc/hosts", "127.0.0.1 localhost "+id.hostname+"\n::1 localhost "+id.hostname+"\n"+hosts, 0)
 	add(zygote.OpFile, "/etc/nsswitch.conf", "passwd: files\ngroup: files\nhosts: files\n", 0)
 
 	var ops []zygote.Op
@@ -186,14 +186,14 @@ func split(p *zygote.Plan, ops []zygote.Op) {
 func within(p, dir string) bool { return p == dir || strings.HasPrefix(p, dir+"/") }
 
 // rlimits are the limits of each process, and of a run where nothing else counts its processes.
-func rlimits(l *sandbox.Limits, c *conditions) []zygote.Rlimit {
+func rlimits(l *sandbox.Limits, c *planOptions) []zygote.Rlimit {
 	if !c.has(Rlimits) {
 		return nil
 	}
 	// Of one byte, not of none: that stops a program of the host as well, to which the kernel would hand the
 	// core whatever its size (do_coredump in fs/coredump.c of Linux).
 	rs := []zygote.Rlimit{{Resource: rlimitCore, Value: 1}}
-	// Signals and message queues count for the user who owns the run's user namespace as well.
+	// Signals and message queues count for the user id owns the run's user namespace as well.
 	rs = append(rs, zygote.Rlimit{Resource: rlimitMemlock, Value: 64 << 10}, zygote.Rlimit{Resource: rlimitSignals, Value: 1024},
 		zygote.Rlimit{Resource: rlimitQueues, Value: 128 << 10}, zygote.Rlimit{Resource: rlimitNice}, zygote.Rlimit{Resource: rlimitRTPrio})
 	if l.OpenFiles != sandbox.Unlimited {
@@ -213,7 +213,7 @@ func rlimits(l *sandbox.Limits, c *conditions) []zygote.Rlimit {
 // reach says in p how the endpoints are reached, and returns the lines of /etc/hosts for it. Each host has an
 // address on the run's own loopback, where the worker listens and carries on what comes: a name one of
 // 127.1.0.0/16, an address itself.
-func reach(allow []sandbox.Endpoint, p *zygote.Plan) string {
+func assignAddresses(allow []sandbox.Endpoint, p *zygote.Plan) string {
 	var hosts strings.Builder
 	known := map[string][4]byte{}
 	for _, e := range allow {

@@ -38,7 +38,7 @@ func TestPlan(t *testing.T) {
 		t.Fatal(err)
 	}
 	var b strings.Builder
-	p, _ := plan(spec, &conditions{landlock: 7})
+	p, _ := plan(spec, &planOptions{landlock: 7})
 	for _, op := range p.Ops {
 		fmt.Fprintf(&b, "%s %s %q %d %d\n", op.Kind, op.Target, op.Source, op.Bytes, op.Attrs)
 	}

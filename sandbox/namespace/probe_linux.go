@@ -84,7 +84,7 @@ func (b *Backend) Probe(ctx context.Context) (sandbox.Features, error) {
 	}
 	b.optional(&f)
 	b.probeConditions(ctx)
-	enforced := b.enforced(b.can())
+	enforced := b.features(b.capabilities())
 	f.Limits, f.Audits, f.Endpoints, f.ListenControl = enforced.Limits, enforced.Audits, enforced.Endpoints, enforced.ListenControl
 	f.Conditions = enforced.Conditions
 	f.Tier, f.Layers = b.tier(), b.layers()

@@ -50,33 +50,33 @@ func (b *Backend) try(ctx context.Context, spec *sandbox.Spec, std sandbox.Stdio
 	if err != nil {
 		return nil, err
 	}
-	can := b.can()
-	features := b.enforced(can)
+	can := b.capabilities()
+	features := b.features(can)
 	if err := features.Covers(spec); err != nil {
 		return nil, err
 	}
-	if err := enoughCPUs(&spec.Conditions); err != nil {
+	if err := checkCPUs(&spec.Conditions); err != nil {
 		return nil, err
 	}
-	p, images := plan(spec, b.conditions(spec, can, std.Terminal != nil))
+	p, images := plan(spec, b.planOptions(spec, can, std.Terminal != nil))
 	identify(p.Base)
-	s, err := b.take(p.Base)
+	s, err := b.acquire(p.Base)
 	if err != nil {
 		return nil, err
 	}
-	defer b.give(s, spec.Workspace)
+	defer b.release(s, spec.Workspace)
 	r := &run{backend: b, spec: spec, slot: s, source: b.config.Source, control: -1, init: -1}
 	defer r.close()
-	if err := s.await(); err != nil {
-		return nil, b.explain(s, err)
+	if err := s.awaitReady(); err != nil {
+		return nil, b.explainLost(s, err)
 	}
 	if err := r.limit(can); err != nil {
 		return nil, err
 	}
-	if err := r.begin(b, p, images, std); err != nil {
-		return nil, b.explain(s, err)
+	if err := r.start(b, p, images, std); err != nil {
+		return nil, b.explainLost(s, err)
 	}
-	res, err := r.watch(ctx)
+	res, err := r.wait(ctx)
 	if err != nil {
 		s.base = nil // perhaps the slot could not make it
 	}
@@ -100,7 +100,7 @@ type run struct {
 	spec    *sandbox.Spec
 	slot    *slot
 	source  map[string]string // see Config
-	theirs  []int             // sent to the slot, and then closed
+	slotFDs []int             // sent to the slot, and then closed
 	control int               // the worker's end
 	reports *os.File          // the same
 	init    int               // of pid 1, as soon as the command has started
@@ -120,12 +120,12 @@ type run struct {
 }
 
 // begin hands the run to its slot.
-func (r *run) begin(b *Backend, p *zygote.Plan, images []string, std sandbox.Stdio) error {
+func (r *run) start(b *Backend, p *zygote.Plan, images []string, std sandbox.Stdio) error {
 	sv, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_CLOEXEC, 0)
 	if err != nil {
 		return fmt.Errorf("control socket: %w", err)
 	}
-	r.theirs = append(r.theirs, sv[1])
+	r.slotFDs = append(r.slotFDs, sv[1])
 	// Only this end does not block: whoever waits at it must not keep a thread, and have the Go runtime watch that.
 	if err := unix.SetNonblock(sv[0], true); err != nil {
 		unix.Close(sv[0])
@@ -136,14 +136,14 @@ func (r *run) begin(b *Backend, p *zygote.Plan, images []string, std sandbox.Std
 	if err := r.streams(std); err != nil {
 		return err
 	}
-	streams := r.theirs[1:]
+	streams := r.slotFDs[1:]
 	var more []int
 	if p.Workspace {
 		fd, err := unix.Open(r.spec.Workspace, unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
 		if err != nil {
 			return fmt.Errorf("workspace %s: %w", r.spec.Workspace, err)
 		}
-		r.theirs = append(r.theirs, fd)
+		r.slotFDs = append(r.slotFDs, fd)
 		more = append(more, fd)
 	}
 	if len(images) > zygote.MaxImages {
@@ -156,7 +156,7 @@ func (r *run) begin(b *Backend, p *zygote.Plan, images []string, std sandbox.Std
 		}
 		more = append(more, m.(*image).fd)
 	}
-	users, err := b.users(r.slot, p)
+	users, err := b.userNamespace(r.slot, p)
 	if err != nil {
 		return err
 	}
@@ -179,7 +179,7 @@ func (r *run) streams(std sandbox.Stdio) error {
 			if err != nil {
 				return fmt.Errorf("terminal: %w", err)
 			}
-			r.theirs = append(r.theirs, fd)
+			r.slotFDs = append(r.slotFDs, fd)
 		}
 		return nil
 	}
@@ -187,7 +187,7 @@ func (r *run) streams(std sandbox.Stdio) error {
 	if err != nil {
 		return fmt.Errorf("open /dev/null: %w", err)
 	}
-	r.theirs = append(r.theirs, null)
+	r.slotFDs = append(r.slotFDs, null)
 	for i, w := range []io.Writer{std.Stdout, std.Stderr} {
 		if w == nil {
 			w = io.Discard
@@ -203,7 +203,7 @@ func (r *run) streams(std sandbox.Stdio) error {
 			ours.Close()
 			return fmt.Errorf("output pipe: %w", err)
 		}
-		r.theirs = append(r.theirs, fd)
+		r.slotFDs = append(r.slotFDs, fd)
 		r.copying.Go(func() {
 			_, r.copyErr[i] = io.Copy(w, ours)
 			// Whoever writes on learns it by SIGPIPE rather than waits for ever.
@@ -215,10 +215,10 @@ func (r *run) streams(std sandbox.Stdio) error {
 
 // handOver closes what the slot has now.
 func (r *run) handOver() {
-	for _, fd := range r.theirs {
+	for _, fd := range r.slotFDs {
 		unix.Close(fd)
 	}
-	r.theirs = nil
+	r.slotFDs = nil
 }
 
 // close ends what is left, and waits for the copying goroutines.
@@ -241,14 +241,14 @@ func (r *run) close() {
 
 // watch follows the run to its end. When ctx ends, or the command has executed for the spec's timeout, it
 // stops the run: SIGTERM, grace, and the end of init, with which everything ends.
-func (r *run) watch(ctx context.Context) (*sandbox.Result, error) {
+func (r *run) wait(ctx context.Context) (*sandbox.Result, error) {
 	p := &progress{started: make(chan struct{}), exited: make(chan struct{}), reaped: make(chan struct{})}
 	var stopping sync.WaitGroup
 	stopping.Go(func() { r.stop(ctx, p) })
 	stopping.Go(func() { r.enforceLimits(p) })
 	res, err := r.follow(p)
 	if err != nil {
-		r.die()
+		r.abort()
 	}
 	close(p.reaped)
 	stopping.Wait()
@@ -256,7 +256,7 @@ func (r *run) watch(ctx context.Context) (*sandbox.Result, error) {
 	if err != nil {
 		return nil, err
 	}
-	res.Stopped = p.told
+	res.Stopped = p.stopped
 	if res.Start.IsZero() {
 		if !res.Stopped {
 			return nil, errors.New("the run ended before its command started")
@@ -278,12 +278,12 @@ func (r *run) watch(ctx context.Context) (*sandbox.Result, error) {
 // A progress is how far a run has come; each channel is closed when it has come there.
 type progress struct {
 	started, exited, reaped chan struct{}
-	told                    bool // to end, before it exited by itself; written before reaped is waited for
+	stopped                 bool // to end, before it exited by itself; written before reaped is waited for
 }
 
 // heard returns the moment that another process has just read off the clock, in nanoseconds of Unix time, with a reading
-// of this process' monotonic clock: how long a run takes does not depend on who sets the clock meanwhile.
-func heard(unix int64) time.Time {
+// of this process' monotonic clock: how long a run takes does not depend on id sets the clock meanwhile.
+func withMonotonic(unix int64) time.Time {
 	now := time.Now()
 	return now.Add(time.Duration(unix - now.UnixNano()))
 }
@@ -315,7 +315,7 @@ func (r *run) stop(ctx context.Context, p *progress) {
 		return // at the same moment: by itself
 	default:
 	}
-	p.told = true
+	p.stopped = true
 	if r.spec.Grace > 0 {
 		_ = zygote.Send(r.control, []byte(zygote.WordTerm))
 		select {
@@ -356,7 +356,7 @@ func (r *run) follow(p *progress) (*sandbox.Result, error) {
 			continue
 		}
 		if errors.Is(err, os.ErrClosed) {
-			return nil, errors.Join(lost, r.abandoned(begun))
+			return nil, errors.Join(lost, r.lostControl(begun))
 		}
 		if err != nil {
 			return nil, fmt.Errorf("follow the run: %w", err)
@@ -370,7 +370,7 @@ func (r *run) follow(p *progress) (*sandbox.Result, error) {
 		case rep.Watching:
 			begun = true
 			if len(fds) == 1 {
-				r.syscalls = monitor.Start(fds[0], view(r.spec, r.source))
+				r.syscalls = monitor.Start(fds[0], monitorConfig(r.spec, r.source))
 			}
 		case rep.Listening && len(fds) == len(r.spec.Network.Allow):
 			r.proxy = startProxy(fds, r.spec.Network.Allow)
@@ -383,16 +383,16 @@ func (r *run) follow(p *progress) (*sandbox.Result, error) {
 			if len(fds) == 1 {
 				r.init = fds[0]
 			}
-			res.Start = heard(rep.Started)
+			res.Start = withMonotonic(rep.Started)
 			close(p.started)
 		case rep.Exited != nil:
-			res.End = heard(rep.Exited.At)
+			res.End = withMonotonic(rep.Exited.At)
 			res.ExitCode = rep.Exited.Code
 			if s := rep.Exited.Signal; s != 0 {
 				res.Signal, res.ExitCode = syscall.Signal(s), 128+s
 			}
 			if res.End.Before(res.Start) {
-				res.Start = res.End // who saw it start looked at the clock too late
+				res.Start = res.End // id saw it start looked at the clock too late
 			}
 			close(p.exited)
 		case rep.Reaped != nil:
@@ -419,7 +419,7 @@ func (r *run) follow(p *progress) (*sandbox.Result, error) {
 
 // abandoned says why control ended before the run: with errLostSlot if the command was not executed yet. Pid 1 and the
 // command, which held control as well as the slot did, are dead or as good as that, so that it never will be.
-func (r *run) abandoned(begun bool) error {
+func (r *run) lostControl(begun bool) error {
 	var why string
 	packet, _, err := zygote.Receive(r.slot.sock)
 	switch {
@@ -430,7 +430,7 @@ func (r *run) abandoned(begun bool) error {
 		why = "it let go of the run, and lives"
 	case isGone(err):
 		r.slot.drop()
-		why = r.backend.ending(r.slot)
+		why = r.backend.slotEnd(r.slot)
 	default:
 		r.slot.drop()
 		why = "it does not answer: " + err.Error()
@@ -443,10 +443,10 @@ func (r *run) abandoned(begun bool) error {
 
 // die ends a run that cannot be followed any more, and waits for its end: pid 1 has let go of control, and ends when
 // everything in its pid namespace has.
-func (r *run) die() {
+func (r *run) abort() {
 	_ = unix.Shutdown(r.control, unix.SHUT_RDWR) // of a socket it is no error to have ended already
 	for r.init >= 0 {
-		_, err := unix.Poll([]unix.PollFd{{Fd: int32(r.init), Events: unix.POLLIN}}, answerTime*1000)
+		_, err := unix.Poll([]unix.PollFd{{Fd: int32(r.init), Events: unix.POLLIN}}, answerSeconds*1000)
 		if err != unix.EINTR {
 			return
 		}

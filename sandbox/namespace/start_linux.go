@@ -13,8 +13,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// answerTime is how many seconds the worker waits for an answer of the zygote, which makes none wait.
-const answerTime = 30
+// answerSeconds is how many seconds the worker waits for an answer of the zygote, which makes none wait.
+const answerSeconds = 30
 
 // ownsUsers reports whether this process is root and has a user for each run: not in a container that has
 // been given fewer.
@@ -52,7 +52,7 @@ func startZygote(rootless bool) (*os.Process, int, error) {
 	}
 	// A zygote that does not answer must not hang the worker.
 	for _, option := range []int{unix.SO_RCVTIMEO, unix.SO_SNDTIMEO} {
-		if err := unix.SetsockoptTimeval(sv[0], unix.SOL_SOCKET, option, &unix.Timeval{Sec: answerTime}); err != nil {
+		if err := unix.SetsockoptTimeval(sv[0], unix.SOL_SOCKET, option, &unix.Timeval{Sec: answerSeconds}); err != nil {
 			return nil, -1, fmt.Errorf("socket pair: %w", err)
 		}
 	}

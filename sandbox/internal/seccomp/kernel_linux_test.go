@@ -25,10 +25,10 @@ import (
 	"github.com/cloister-build/cloister/sandbox/sandboxtest"
 )
 
-// filteredVariable makes the test binary filter itself and do what a test names; see filtered.
+// filteredVariable makes the test binary filter itself and perform a test; see filtered.
 const filteredVariable = "CLOISTER_TEST_FILTERED"
 
-// cannotFilter is the exit code of a host without filters.
+// cannotFilter is the exit code on hosts without filters.
 const cannotFilter = 75
 
 func TestMain(m *testing.M) {
@@ -39,7 +39,7 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// install filters this process, all its threads.
+// install filters every thread of this process.
 func install(program []unix.SockFilter) error {
 	return filter(program, unix.SECCOMP_FILTER_FLAG_TSYNC)
 }
@@ -56,7 +56,7 @@ func filter(program []unix.SockFilter, flags uintptr) error {
 	return nil
 }
 
-// filtered is the filtered process. What it writes to stdout is what it found wrong.
+// filtered is the filtered process. It prints what it found wrong.
 func filtered(what string) {
 	runtime.LockOSThread()
 	what, rest, _ := strings.Cut(what, " ")
@@ -77,7 +77,7 @@ func filtered(what string) {
 	case "listen":
 		tryCalls(true)
 	case "connect":
-		tryConnect(conf.Watch)
+		tryConnect(conf.Monitor)
 	case "exec":
 		environment := slices.DeleteFunc(os.Environ(), func(kv string) bool { return strings.HasPrefix(kv, filteredVariable) })
 		fmt.Println(unix.Exec("/bin/sh", []string{"sh", "-c", rest}, environment))
@@ -92,7 +92,7 @@ func start(t *testing.T, what string) (string, error) {
 	cmd := exec.CommandContext(ctx, "/proc/self/exe")
 	cmd.Env = append(os.Environ(), filteredVariable+"="+what)
 	cmd.Dir = t.TempDir()
-	// A filter that is wrong may keep the process from ending; it ends with this thread at the latest.
+	// A wrong filter may keep the process from exiting; it ends with this thread at the latest.
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true, Pdeathsig: unix.SIGKILL}
@@ -111,10 +111,10 @@ func silently(t *testing.T, what string) {
 	}
 }
 
-// nonsense is an argument that no call can use: no address, no descriptor, no valid flags.
+// nonsense is an argument that no call accepts: no address, descriptor or valid flags.
 const nonsense = ^uintptr(0)
 
-// TestKernelRefusesNumbers makes every call that no argument can make permitted, and many that do not exist.
+// TestKernelRefusesNumbers makes every call that no argument makes permitted, and many that do not exist.
 func TestKernelRefusesNumbers(t *testing.T) { silently(t, "numbers") }
 
 func tryNumbers() {
@@ -133,8 +133,8 @@ func tryNumbers() {
 	}
 }
 
-// TestKernelJudgesArguments has calls that fail in any case, with an errno that says who refused them.
-func TestKernelJudgesArguments(t *testing.T) {
+// TestKernelChecksArguments makes calls that always fail, with an errno that shows who refused them.
+func TestKernelChecksArguments(t *testing.T) {
 	silently(t, "calls")
 	silently(t, "listen")
 }
@@ -192,16 +192,16 @@ func tryCalls(listening bool) {
 	}
 }
 
-// TestKernelTakesProgram installs each of them; what a watch wants to see fails without a supervisor.
-func TestKernelTakesProgram(t *testing.T) {
+// TestKernelAcceptsPrograms installs every program; without a monitor, reported calls fail.
+func TestKernelAcceptsPrograms(t *testing.T) {
 	for i := range configs() {
 		silently(t, fmt.Sprint("connect ", i))
 	}
 }
 
-func tryConnect(watch Watch) {
+func tryConnect(level Level) {
 	want := unix.EBADF
-	if watch != WatchOff {
+	if level != MonitorOff {
 		want = unix.ENOSYS
 	}
 	if _, _, errno := unix.RawSyscall(unix.SYS_CONNECT, nonsense, 0, 0); errno != want {
@@ -209,7 +209,7 @@ func tryConnect(watch Watch) {
 	}
 }
 
-// foreign is a program for another architecture that this processor executes: i386, which exits with 42.
+// foreign returns a program for i386, which amd64 executes; it exits with 42.
 func foreign() []byte {
 	code := []byte{
 		0xb8, 1, 0, 0, 0, // mov eax, 1 (exit)
@@ -235,7 +235,7 @@ func foreign() []byte {
 
 func TestOtherArchitecturesGetSIGSYS(t *testing.T) {
 	if runtime.GOARCH != "amd64" {
-		t.Skip("needs amd64: the test has no program for another architecture")
+		t.Skip("needs amd64: the test has no program for other architectures")
 	}
 	program := filepath.Join(t.TempDir(), "i386")
 	if err := os.WriteFile(program, foreign(), 0o700); err != nil {
@@ -251,7 +251,7 @@ func TestOtherArchitecturesGetSIGSYS(t *testing.T) {
 	}
 }
 
-// TestToolsWork runs what actions run, as far as it is installed.
+// TestToolsWork runs common tools as far as they are installed.
 func TestToolsWork(t *testing.T) {
 	for _, x := range []struct{ tool, script string }{
 		{"sh", `set -e; mkdir d; echo a >d/a; ln d/a d/b; ln -s a d/c; mv d/b d/e; cat d/c | tr a b | grep -q b
@@ -286,11 +286,11 @@ multiprocessing.Lock(); select.epoll().close(); os.memfd_create("m"); os.sched_g
 	}
 }
 
-// BenchmarkInstall is what a run pays for its filter. Every filter is on a thread of its own.
+// BenchmarkInstall measures installing a filter, each in a thread of its own.
 func BenchmarkInstall(b *testing.B) {
 	programs := map[string][]unix.SockFilter{
-		"off": Program(Config{}), "attempts": Program(Config{Watch: WatchAttempts}),
-		"full": Program(Config{Watch: WatchFull}), "reaper": Reaper(),
+		"off": Program(Config{}), "violations": Program(Config{Monitor: MonitorViolations}),
+		"full": Program(Config{Monitor: MonitorFull}), "init": InitFilter(),
 	}
 	for name, program := range programs {
 		b.Run(name, func(b *testing.B) {
@@ -313,7 +313,7 @@ func BenchmarkInstall(b *testing.B) {
 	}
 }
 
-// BenchmarkCall is what every call pays: one that is always allowed, and one whose arguments are judged.
+// BenchmarkCall measures a call that is always allowed and one with checked arguments.
 func BenchmarkCall(b *testing.B) {
 	for _, filtering := range []bool{false, true} {
 		for name, nr := range map[string]uintptr{"getppid": unix.SYS_GETPPID, "fcntl": unix.SYS_FCNTL} {

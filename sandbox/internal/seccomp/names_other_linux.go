@@ -4,7 +4,7 @@
 
 package seccomp
 
-// An architecture without a table: every call is of another one, so that nothing is permitted.
+// On an architecture without a table every call belongs to another one, so nothing is permitted.
 const arch = 0
 
 var names [1]string

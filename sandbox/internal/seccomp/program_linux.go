@@ -10,8 +10,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// What the kernel answers. A call of another architecture (32-bit programs) gets SIGSYS: after an error
-// some C libraries try to exit for ever, and a filter that kills fills the host's log.
+// Answers of a filter. A call of another architecture (a 32-bit program) gets SIGSYS: after an error some C libraries
+// retry exiting forever, and killing would fill the host's log.
 const (
 	returnAllow  = unix.SECCOMP_RET_ALLOW
 	returnNotify = unix.SECCOMP_RET_USER_NOTIF
@@ -26,34 +26,33 @@ const (
 	offsetArgs   = 16
 )
 
-// Program returns the filter of a run, for the architecture that this is compiled for. On others than
-// amd64 and arm64 it permits nothing.
+// Program returns the filter of a run for the architecture this is compiled for. On others than amd64 and arm64 it
+// permits nothing.
 func Program(c Config) []unix.SockFilter {
 	return compile(index(rules), c, returnErrno|uint32(unix.ENOSYS))
 }
 
-// Reaper returns the filter of pid 1 of a run, which it installs once the command runs. What it refuses fails with
-// EPERM.
-func Reaper() []unix.SockFilter {
-	return compile(index(reaper), Config{}, returnErrno|uint32(unix.EPERM))
+// InitFilter returns the filter that pid 1 of a run installs once the command runs. Refused calls fail with EPERM.
+func InitFilter() []unix.SockFilter {
+	return compile(index(initRules), Config{}, returnErrno|uint32(unix.EPERM))
 }
 
-// answer returns what the kernel is to do.
+// answer returns the kernel's answer for a verdict.
 func (c Config) answer(r *rule, v verdict) uint32 {
 	switch v {
-	case clock, random, begins, source, dated:
-		if v == clock && c.Clock || v == random && c.Random || v == begins && (c.Clock || c.Random) ||
-			v == source && (c.Random || c.Watch == WatchFull) || v == dated && (c.Clock || c.Watch == WatchFull) {
+	case clock, random, startup, openRead, statFile:
+		if v == clock && c.Clock || v == random && c.Random || v == startup && (c.Clock || c.Random) ||
+			v == openRead && (c.Random || c.Monitor == MonitorFull) || v == statFile && (c.Clock || c.Monitor == MonitorFull) {
 			return returnNotify
 		}
 		return returnAllow
 	}
 	switch {
-	case v == allow, v == listen && c.Listen, v == attempt && c.Watch == WatchOff, v == look && c.Watch != WatchFull:
+	case v == allow, v == listen && c.Listen, v == report && c.Monitor == MonitorOff, v == lookup && c.Monitor != MonitorFull:
 		return returnAllow
 	case v == absent:
 		return returnErrno | uint32(unix.ENOSYS)
-	case c.Watch != WatchOff:
+	case c.Monitor != MonitorOff:
 		return returnNotify
 	case r.errno != 0:
 		return returnErrno | uint32(r.errno)
@@ -61,15 +60,15 @@ func (c Config) answer(r *rule, v verdict) uint32 {
 	return returnErrno | uint32(unix.EPERM)
 }
 
-// A span is a range of numbers with one answer, up to the next span: a constant, or a rule to be asked.
+// A span is a range of numbers, up to the next span, with one answer: a constant or a rule that checks arguments.
 type span struct {
 	first uint32
 	ret   uint32
 	rule  *rule
 }
 
-// compile returns a program that finds the span of a number by binary search. The kernel runs it for each
-// number when it is installed, to learn which calls it need never ask about: short ways make that cheap.
+// compile returns a program that finds the span of a number by binary search. When a filter is installed the kernel
+// runs it for every number, to learn which calls it can always allow; short paths make that cheap.
 func compile(byNumber []*rule, c Config, unknown uint32) []unix.SockFilter {
 	var spans []span
 	add := func(s span) {
@@ -87,7 +86,7 @@ func compile(byNumber []*rule, c Config, unknown uint32) []unix.SockFilter {
 		}
 		add(s)
 	}
-	// All higher numbers, among them negative ones and those of x32.
+	// All higher numbers, including negative ones and those of x32.
 	add(span{first: uint32(len(byNumber)), ret: unknown})
 
 	var bodies []unix.SockFilter
@@ -101,7 +100,7 @@ func compile(byNumber []*rule, c Config, unknown uint32) []unix.SockFilter {
 	tree := search(spans, starts)
 	for i := range tree {
 		if tree[i].Code == goTo {
-			tree[i].K += uint32(len(tree) - i - 1) // the bodies stand after the tree
+			tree[i].K += uint32(len(tree) - i - 1) // the bodies follow the tree
 		}
 	}
 	return slices.Concat([]unix.SockFilter{
@@ -112,8 +111,8 @@ func compile(byNumber []*rule, c Config, unknown uint32) []unix.SockFilter {
 	}, tree, bodies)
 }
 
-// search returns a balanced tree of comparisons. A rule's leaf goes to where the rule starts, counted from
-// the end of the tree.
+// search returns a balanced tree of comparisons. The leaf of a rule jumps to the rule's start, counted from the end of
+// the tree.
 func search(spans []span, starts map[*rule]int) []unix.SockFilter {
 	if len(spans) == 1 {
 		if r := spans[0].rule; r != nil {
@@ -126,7 +125,7 @@ func search(spans []span, starts map[*rule]int) []unix.SockFilter {
 	return slices.Concat([]unix.SockFilter{branch(unix.BPF_JGE, spans[middle].first, len(lower), 0)}, lower, upper)
 }
 
-// body returns the code of a rule: its cases one after the other.
+// body returns the code of a rule: its cases in order.
 func (c Config) body(r *rule) []unix.SockFilter {
 	var code []unix.SockFilter
 	add := func(cases []all, answer uint32) {
@@ -149,11 +148,10 @@ func (c Config) body(r *rule) []unix.SockFilter {
 	return append(code, ret(c.answer(r, r.otherwise)))
 }
 
-// fails stands for the way out of a block until the block's length is known.
+// fails stands for the jump out of a block whose length is not known yet.
 const fails = math.MaxUint8
 
-// code falls through if the condition holds. Values have 32 bits: of the upper half nothing may be set
-// that the mask shows.
+// code falls through if the condition holds. Values have 32 bits, so the masked upper half must be zero.
 func (c condition) code() []unix.SockFilter {
 	var code []unix.SockFilter
 	half := func(offset int, mask uint32, values ...uint32) {
@@ -186,10 +184,10 @@ func ret(answer uint32) unix.SockFilter {
 	return unix.SockFilter{Code: unix.BPF_RET | unix.BPF_K, K: answer}
 }
 
-// branch compares with k and skips so many instructions.
+// branch compares with k and skips yes or no instructions.
 func branch(comparison uint16, k uint32, yes, no int) unix.SockFilter {
 	if max(yes, no) > math.MaxUint8 {
-		panic(fmt.Sprintf("a filter jumps over %d instructions, and 255 is the most: there are too many spans", max(yes, no)))
+		panic(fmt.Sprintf("seccomp filter jumps over %d instructions, more than 255: there are too many spans", max(yes, no)))
 	}
 	return unix.SockFilter{Code: unix.BPF_JMP | unix.BPF_K | comparison, Jt: uint8(yes), Jf: uint8(no), K: k}
 }

@@ -26,7 +26,7 @@ type call struct {
 	args [6]uint64
 }
 
-// run is the machine for which filters are made, as far as they use it.
+// run interprets a filter.
 func run(program []unix.SockFilter, c call) (uint32, error) {
 	var a uint32
 	for pc := 0; pc < len(program); pc++ {
@@ -66,11 +66,11 @@ func run(program []unix.SockFilter, c call) (uint32, error) {
 			pc += int(i.Jf)
 		}
 	}
-	return 0, errors.New("the program has no end")
+	return 0, errors.New("the program does not return")
 }
 
-// judge says what the rules say, without a program.
-func judge(rules []rule, unknown unix.Errno, conf Config, c call) uint32 {
+// evaluate applies the rules without a program.
+func evaluate(rules []rule, unknown unix.Errno, conf Config, c call) uint32 {
 	if c.arch != arch {
 		return unix.SECCOMP_RET_TRAP
 	}
@@ -81,7 +81,7 @@ func judge(rules []rule, unknown unix.Errno, conf Config, c call) uint32 {
 	return conf.answer(r, v)
 }
 
-// decide returns the rule of a call and the verdict that it has for these arguments, nil if there is none.
+// decide returns the rule of a call and its verdict for these arguments, nil if it has none.
 func decide(rules []rule, c call) (*rule, verdict) {
 	meets := func(cases []all) bool {
 		return slices.ContainsFunc(cases, func(conditions all) bool {
@@ -106,7 +106,7 @@ func decide(rules []rule, c call) (*rule, verdict) {
 	return nil, absent
 }
 
-// word says an answer as the tests write it.
+// word names an answer as the tests write it.
 func word(answer uint32) string {
 	switch answer {
 	case unix.SECCOMP_RET_ALLOW:
@@ -127,11 +127,11 @@ func number(name string) (uint32, bool) {
 	return uint32(nr), nr >= 0
 }
 
-// answers are the words of a call with each watch, without listening.
+// answers returns the answers to a call at each level, without listening.
 func answers(t testing.TB, c call) string {
 	var words []string
-	for _, w := range []Watch{WatchOff, WatchAttempts, WatchFull} {
-		a, err := run(Program(Config{Watch: w}), c)
+	for _, w := range []Level{MonitorOff, MonitorViolations, MonitorFull} {
+		a, err := run(Program(Config{Monitor: w}), c)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -141,40 +141,39 @@ func answers(t testing.TB, c call) string {
 }
 
 const (
-	allowed   = "allow allow allow"
-	refused   = "EPERM notify notify"
-	noFamily  = "EAFNOSUPPORT notify notify"
-	silent    = "ENOSYS ENOSYS ENOSYS"
-	attempted = "allow notify notify"
-	looked    = "allow allow notify"
+	allowed  = "allow allow allow"
+	refused  = "EPERM notify notify"
+	noFamily = "EAFNOSUPPORT notify notify"
+	silent   = "ENOSYS ENOSYS ENOSYS"
+	reported = "allow notify notify"
+	lookedUp = "allow allow notify"
 
-	high = 1 << 32 // a bit that the kernel does not look at where an argument has 32
+	high = 1 << 32 // a bit that the kernel does not lookup at where an argument has 32
 )
 
-// judged are calls whose verdict depends on their arguments, with what an attacker would try, and what is
-// to become of them.
-var judged = []struct {
+// examples are calls whose verdict depends on their arguments, with what an attacker would try, and the wanted answers.
+var examples = []struct {
 	name string
 	args []uint64
 	want string
 }{
-	{"open", []uint64{1, unix.O_RDONLY | unix.O_CLOEXEC}, looked},
-	{"open", []uint64{1, unix.O_WRONLY}, attempted},
-	{"openat", []uint64{3, 1, unix.O_RDONLY | unix.O_DIRECTORY}, looked},
-	{"openat", []uint64{3, 1, unix.O_RDWR}, attempted},
-	{"openat", []uint64{3, 1, unix.O_ACCMODE}, attempted},
-	{"openat", []uint64{3, 1, unix.O_CREAT}, attempted},
-	{"openat", []uint64{3, 1, unix.O_TRUNC}, attempted},
-	{"openat", []uint64{3, 1, high | unix.O_WRONLY}, attempted},
-	{"openat2", nil, attempted},
+	{"open", []uint64{1, unix.O_RDONLY | unix.O_CLOEXEC}, lookedUp},
+	{"open", []uint64{1, unix.O_WRONLY}, reported},
+	{"openat", []uint64{3, 1, unix.O_RDONLY | unix.O_DIRECTORY}, lookedUp},
+	{"openat", []uint64{3, 1, unix.O_RDWR}, reported},
+	{"openat", []uint64{3, 1, unix.O_ACCMODE}, reported},
+	{"openat", []uint64{3, 1, unix.O_CREAT}, reported},
+	{"openat", []uint64{3, 1, unix.O_TRUNC}, reported},
+	{"openat", []uint64{3, 1, high | unix.O_WRONLY}, reported},
+	{"openat2", nil, reported},
 	{"utimensat", []uint64{3, 0}, allowed},
-	{"utimensat", []uint64{3, 1}, attempted},
-	{"utimensat", []uint64{3, high}, attempted},
+	{"utimensat", []uint64{3, 1}, reported},
+	{"utimensat", []uint64{3, high}, reported},
 	{"futimesat", []uint64{3, 0}, allowed},
-	{"futimesat", []uint64{3, high}, attempted},
+	{"futimesat", []uint64{3, high}, reported},
 	{"sendto", []uint64{3, 1, 1, 0, 0}, allowed},
-	{"sendto", []uint64{3, 1, 1, 0, 1}, attempted},
-	{"sendto", []uint64{3, 1, 1, 0, high}, attempted},
+	{"sendto", []uint64{3, 1, 1, 0, 1}, reported},
+	{"sendto", []uint64{3, 1, 1, 0, high}, reported},
 	{"mknod", []uint64{1, 0o644}, allowed},
 	{"mknod", []uint64{1, unix.S_IFIFO}, allowed},
 	{"mknod", []uint64{1, unix.S_IFCHR | 0o666, 0x103}, refused},
@@ -194,7 +193,7 @@ var judged = []struct {
 	{"clone", []uint64{unix.CLONE_NEWIPC}, refused},
 	{"clone", []uint64{unix.CLONE_NEWPID}, refused},
 	{"clone", []uint64{unix.CLONE_NEWNET}, refused},
-	{"clone", []uint64{unix.CLONE_NEWUSER << 32}, allowed}, // of which the kernel sees nothing
+	{"clone", []uint64{unix.CLONE_NEWUSER << 32}, allowed}, // invisible to the kernel
 	{"clone3", nil, silent},
 	{"unshare", []uint64{0}, allowed},
 	{"unshare", []uint64{unix.CLONE_FILES | unix.CLONE_FS | unix.CLONE_SYSVSEM}, allowed},
@@ -204,10 +203,10 @@ var judged = []struct {
 	{"unshare", []uint64{high}, refused},
 	{"socket", []uint64{unix.AF_UNIX, unix.SOCK_SEQPACKET | unix.SOCK_CLOEXEC}, allowed},
 	{"socket", []uint64{high | unix.AF_UNIX, unix.SOCK_STREAM}, allowed},
-	{"socket", []uint64{unix.AF_INET, unix.SOCK_STREAM | unix.SOCK_CLOEXEC | unix.SOCK_NONBLOCK, unix.IPPROTO_TCP}, attempted},
-	{"socket", []uint64{unix.AF_INET, unix.SOCK_STREAM, unix.IPPROTO_MPTCP}, attempted},
-	{"socket", []uint64{unix.AF_INET6, unix.SOCK_DGRAM}, attempted},
-	{"socket", []uint64{unix.AF_INET6, unix.SOCK_DGRAM, unix.IPPROTO_UDP}, attempted},
+	{"socket", []uint64{unix.AF_INET, unix.SOCK_STREAM | unix.SOCK_CLOEXEC | unix.SOCK_NONBLOCK, unix.IPPROTO_TCP}, reported},
+	{"socket", []uint64{unix.AF_INET, unix.SOCK_STREAM, unix.IPPROTO_MPTCP}, reported},
+	{"socket", []uint64{unix.AF_INET6, unix.SOCK_DGRAM}, reported},
+	{"socket", []uint64{unix.AF_INET6, unix.SOCK_DGRAM, unix.IPPROTO_UDP}, reported},
 	{"socket", []uint64{unix.AF_INET, unix.SOCK_DGRAM, unix.IPPROTO_TCP}, noFamily},
 	{"socket", []uint64{unix.AF_INET, unix.SOCK_RAW, unix.IPPROTO_ICMP}, noFamily},
 	{"socket", []uint64{unix.AF_INET, high | unix.SOCK_RAW | unix.SOCK_CLOEXEC}, noFamily},
@@ -216,7 +215,7 @@ var judged = []struct {
 	{"socket", []uint64{unix.AF_INET, unix.SOCK_STREAM, unix.IPPROTO_SCTP}, noFamily},
 	{"socket", []uint64{unix.AF_INET, unix.SOCK_STREAM, high | unix.IPPROTO_SCTP}, noFamily},
 	{"socket", []uint64{unix.AF_INET6, unix.SOCK_SEQPACKET, unix.IPPROTO_SCTP}, noFamily},
-	{"socket", []uint64{unix.AF_NETLINK, unix.SOCK_RAW | unix.SOCK_CLOEXEC, unix.NETLINK_ROUTE}, attempted},
+	{"socket", []uint64{unix.AF_NETLINK, unix.SOCK_RAW | unix.SOCK_CLOEXEC, unix.NETLINK_ROUTE}, reported},
 	{"socket", []uint64{unix.AF_NETLINK, unix.SOCK_RAW, unix.NETLINK_NETFILTER}, noFamily},
 	{"socket", []uint64{unix.AF_VSOCK, unix.SOCK_STREAM}, noFamily},
 	{"socket", []uint64{high | unix.AF_VSOCK, unix.SOCK_STREAM}, noFamily},
@@ -252,16 +251,16 @@ var judged = []struct {
 	{"listen", nil, refused},
 	{"mount", nil, refused},
 	{"ptrace", nil, refused},
-	{"execve", nil, attempted},
-	{"stat", nil, looked},
-	{"newfstatat", nil, looked},
+	{"execve", nil, reported},
+	{"stat", nil, lookedUp},
+	{"newfstatat", nil, lookedUp},
 	{"read", nil, allowed},
 	{"io_uring_setup", nil, silent},
 }
 
-// calls calls f for what this architecture has of judged.
+// calls calls f for those of examples that this architecture has.
 func calls(f func(c call, want string)) {
-	for _, j := range judged {
+	for _, j := range examples {
 		if nr, ok := number(j.name); ok {
 			c := call{nr: nr, arch: arch}
 			copy(c.args[:], j.args)
@@ -286,16 +285,16 @@ func TestVerdicts(t *testing.T) {
 		}
 	}
 	c := call{nr: unix.SYS_LISTEN, arch: arch}
-	for _, w := range []Watch{WatchOff, WatchAttempts, WatchFull} {
-		if a, err := run(Program(Config{Listen: true, Watch: w}), c); err != nil || word(a) != "allow" {
-			t.Errorf("listen, permitted, watch %d: got %s, %v", w, word(a), err)
+	for _, w := range []Level{MonitorOff, MonitorViolations, MonitorFull} {
+		if a, err := run(Program(Config{Listen: true, Monitor: w}), c); err != nil || word(a) != "allow" {
+			t.Errorf("listen, permitted, level %d: got %s, %v", w, word(a), err)
 		}
 	}
 }
 
-// TestOtherConditionsAreAnswered: a run with a clock, or with random numbers, of its own asks its supervisor for them,
-// whether it is watched or not, and any other run asks nobody.
-func TestOtherConditionsAreAnswered(t *testing.T) {
+// TestChangedConditionsAreNotified: a run with its own clock or random numbers reports calls for them whether it is
+// monitored or not, and no other run does.
+func TestChangedConditionsAreNotified(t *testing.T) {
 	const (
 		nobody = "allow allow allow"
 		time   = "allow notify allow"
@@ -350,10 +349,11 @@ func TestOtherConditionsAreAnswered(t *testing.T) {
 	}
 }
 
-// TestUsualFilterHasNoClock: the filter of a usual run is what it would be if nobody could ask for other conditions.
-func TestUsualFilterHasNoClock(t *testing.T) {
+// TestDefaultFilterIgnoresClockRules: the filter of a default run is the same as without rules for clock and random
+// numbers.
+func TestDefaultFilterIgnoresClockRules(t *testing.T) {
 	plain := slices.Clone(rules)
-	usual := map[verdict]verdict{clock: allow, random: allow, begins: allow, source: look, dated: look}
+	usual := map[verdict]verdict{clock: allow, random: allow, startup: allow, openRead: lookup, statFile: lookup}
 	for i := range plain {
 		r := &plain[i]
 		if then, ok := usual[r.then]; ok && r.cases != nil {
@@ -377,8 +377,7 @@ func TestUsualFilterHasNoClock(t *testing.T) {
 	}
 }
 
-// TestReaper has the verdicts on which pid 1 depends, and what would be most wanted of it.
-func TestReaper(t *testing.T) {
+func TestInitFilter(t *testing.T) {
 	for _, x := range []struct {
 		nr   uint32
 		args [6]uint64
@@ -397,17 +396,17 @@ func TestReaper(t *testing.T) {
 		{uint32(len(names)), [6]uint64{}, "EPERM"},
 		{1 << 30, [6]uint64{}, "EPERM"},
 	} {
-		a, err := run(Reaper(), call{nr: x.nr, arch: arch, args: x.args})
+		a, err := run(InitFilter(), call{nr: x.nr, arch: arch, args: x.args})
 		if err != nil || word(a) != x.want {
 			t.Errorf("%s(%#x): got %s, %v, want %s", Name(int(x.nr)), x.args, word(a), err, x.want)
 		}
 	}
 }
 
-// TestGolden compares the answers for every number with a file to review.
+// TestGolden compares the answers for every number with a file.
 func TestGolden(t *testing.T) {
 	var b strings.Builder
-	b.WriteString("# number, name, [arguments]: WatchOff, WatchAttempts, WatchFull; without Listen\n")
+	b.WriteString("# number, name, [arguments]: MonitorOff, MonitorViolations, MonitorFull; without Listen\n")
 	shown := map[uint32]bool{}
 	for nr, name := range names {
 		if name == "" {
@@ -430,7 +429,7 @@ func TestGolden(t *testing.T) {
 	}
 	b.WriteString("\n# what pid 1 may call\n")
 	for nr, name := range names {
-		if a, err := run(Reaper(), call{nr: uint32(nr), arch: arch}); err == nil && a == returnAllow {
+		if a, err := run(InitFilter(), call{nr: uint32(nr), arch: arch}); err == nil && a == returnAllow {
 			fmt.Fprintf(&b, "%3d %s\n", nr, name)
 		}
 	}
@@ -472,13 +471,13 @@ func TestEveryCallHasOneRule(t *testing.T) {
 			t.Errorf("%s is in %d rules: it must be in one", name, count[name])
 		}
 	}
-	inReaper := map[string]bool{}
-	for _, r := range reaper {
+	inInit := map[string]bool{}
+	for _, r := range initRules {
 		for name := range strings.FieldsSeq(r.calls) {
-			if inReaper[name] {
+			if inInit[name] {
 				t.Errorf("%s is twice in the rules of pid 1", name)
 			}
-			inReaper[name] = true
+			inInit[name] = true
 			if count[name] == 0 {
 				t.Errorf("%s is in the rules of pid 1 alone", name)
 			}
@@ -494,8 +493,8 @@ func TestEveryCallHasOneRule(t *testing.T) {
 	}
 }
 
-// TestNotifiedIsPermittedOrRefused: the supervisor, which knows number and arguments but not the Config, permits of what
-// it is notified exactly what the rules allow; the rest it refuses with the errno that it has without a watch.
+// TestNotifiedIsPermittedOrRefused: the monitor, which knows number and arguments but not the Config, permits what the
+// rules allow and refuses the rest with the same errno as an unmonitored filter.
 func TestNotifiedIsPermittedOrRefused(t *testing.T) {
 	notified := map[verdict]int{}
 	for nr, name := range names {
@@ -508,25 +507,25 @@ func TestNotifiedIsPermittedOrRefused(t *testing.T) {
 			n = 3
 		}
 		for _, conf := range configs() {
-			program, unwatched := Program(conf), Program(Config{Listen: conf.Listen})
+			program, unmonitored := Program(conf), Program(Config{Listen: conf.Listen})
 			for _, c := range vectors(r, uint32(nr), n) {
 				if got, err := run(program, c); err != nil || got != returnNotify {
 					continue
 				}
 				_, v := decide(rules, c)
 				notified[v]++
-				if v == clock || v == random || v == begins {
-					continue // TestOtherConditionsAreAnswered
+				if v == clock || v == random || v == startup {
+					continue // TestChangedConditionsAreNotified
 				}
-				if want := v == allow || v == look || v == source || v == dated || v == attempt; Permitted(nr, c.args) != want {
+				if want := v == allow || v == lookup || v == openRead || v == statFile || v == report; Permitted(nr, c.args) != want {
 					t.Errorf("%+v: %s(%#x): Permitted says %t", conf, name, c.args, !want)
-				} else if got, err := run(unwatched, c); !want && (err != nil || got != returnErrno|uint32(Errno(nr))) {
-					t.Errorf("%+v: %s(%#x) fails with %v watched, and unwatched: %s, %v", conf, name, c.args, Errno(nr), word(got), err)
+				} else if got, err := run(unmonitored, c); !want && (err != nil || got != returnErrno|uint32(Errno(nr))) {
+					t.Errorf("%+v: %s(%#x) fails with %v when monitored and %s, %v otherwise", conf, name, c.args, Errno(nr), word(got), err)
 				}
 			}
 		}
 	}
-	for _, v := range []verdict{refuse, look, attempt, listen, clock, random, begins, source, dated} {
+	for _, v := range []verdict{refuse, lookup, report, listen, clock, random, startup, openRead, statFile} {
 		if notified[v] == 0 {
 			t.Errorf("nothing with the verdict %d was notified: the test tries nothing", v)
 		}
@@ -548,7 +547,7 @@ func TestName(t *testing.T) {
 	}
 }
 
-// vectors are n calls of a number with arguments at the borders of its rule.
+// vectors returns n calls of a number with arguments at the boundaries of its rule.
 func vectors(r *rule, nr uint32, n int) []call {
 	var all []call
 	random := rand.New(rand.NewPCG(1, uint64(nr)))
@@ -577,18 +576,18 @@ func vectors(r *rule, nr uint32, n int) []call {
 	return all
 }
 
-// configs are all there are.
+// configs returns every Config to test.
 func configs() []Config {
 	var all []Config
-	for _, w := range []Watch{WatchOff, WatchAttempts, WatchFull} {
-		all = append(all, Config{Watch: w}, Config{Listen: true, Watch: w})
+	for _, w := range []Level{MonitorOff, MonitorViolations, MonitorFull} {
+		all = append(all, Config{Monitor: w}, Config{Listen: true, Monitor: w})
 	}
-	return append(all, Config{Clock: true}, Config{Random: true}, Config{Watch: WatchFull, Clock: true, Random: true})
+	return append(all, Config{Clock: true}, Config{Random: true}, Config{Monitor: MonitorFull, Clock: true, Random: true})
 }
 
-// TestProgramsSayWhatTheRulesSay compares each compiled program with the rules, for every number and one
-// beyond, at the borders of the rules.
-func TestProgramsSayWhatTheRulesSay(t *testing.T) {
+// TestProgramsMatchRules compares each compiled program with the rules, for every number and one beyond, at the
+// boundaries of the rules.
+func TestProgramsMatchRules(t *testing.T) {
 	compare := func(name string, program []unix.SockFilter, rules []rule, unknown unix.Errno, conf Config) {
 		byNumber := append(index(rules), nil)
 		for nr, r := range byNumber {
@@ -597,7 +596,7 @@ func TestProgramsSayWhatTheRulesSay(t *testing.T) {
 				r, n = &rule{}, 2
 			}
 			for _, c := range vectors(r, uint32(nr), n) {
-				want := judge(rules, unknown, conf, c)
+				want := evaluate(rules, unknown, conf, c)
 				if got, err := run(program, c); err != nil || got != want {
 					t.Fatalf("%s: %s(%#x): got %s, %v, want %s", name, Name(nr), c.args, word(got), err, word(want))
 				}
@@ -607,7 +606,7 @@ func TestProgramsSayWhatTheRulesSay(t *testing.T) {
 	for _, conf := range configs() {
 		compare(fmt.Sprintf("%+v", conf), Program(conf), rules, unix.ENOSYS, conf)
 	}
-	compare("reaper", Reaper(), reaper, unix.EPERM, Config{})
+	compare("init", InitFilter(), initRules, unix.EPERM, Config{})
 }
 
 func FuzzProgram(f *testing.F) {
@@ -618,15 +617,15 @@ func FuzzProgram(f *testing.F) {
 	for _, conf := range configs() {
 		programs = append(programs, Program(conf))
 	}
-	pid1 := Reaper()
+	pid1 := InitFilter()
 	f.Fuzz(func(t *testing.T, nr, arch uint32, a, b, c, d, e, g uint64) {
 		x := call{nr, arch, [6]uint64{a, b, c, d, e, g}}
 		for i, conf := range configs() {
-			if got, err := run(programs[i], x); err != nil || got != judge(rules, unix.ENOSYS, conf, x) {
+			if got, err := run(programs[i], x); err != nil || got != evaluate(rules, unix.ENOSYS, conf, x) {
 				t.Errorf("%+v: %+v: got %s, %v", conf, x, word(got), err)
 			}
 		}
-		if got, err := run(pid1, x); err != nil || got != judge(reaper, unix.EPERM, Config{}, x) {
+		if got, err := run(pid1, x); err != nil || got != evaluate(initRules, unix.EPERM, Config{}, x) {
 			t.Errorf("pid 1: %+v: got %s, %v", x, word(got), err)
 		}
 	})
