@@ -23,10 +23,10 @@ import (
 // A Backend runs commands in namespaces through one zygote, which it starts when it is first needed
 // and again if it died.
 type Backend struct {
-	config   Config
-	rootless bool
-	landlock int         // the version that is in force, or 0
-	exposed  atomic.Bool // views of Config.Hidden cannot be made here
+	config     Config
+	rootless   bool
+	landlock   int         // the version that is in force, or 0
+	exposed    atomic.Bool // views of Config.Hidden cannot be made here
 	conditions atomic.Pointer[[]sandbox.Condition]
 
 	mu         sync.Mutex
@@ -226,7 +226,7 @@ func (s *slot) awaitReady() error {
 // launch hands a run to the slot, which is ready, with descriptors. It fails with errLostSlot if the slot is gone.
 func (s *slot) launch(p *zygote.Plan, control int, streams []int, more []int) error {
 	base := p.Base
-	if base.Own {
+	if base.SingleUse {
 		s.base = nil
 	} else if s.base != nil && s.base.Equal(base) {
 		p.Base = nil
@@ -248,7 +248,7 @@ func (s *slot) launch(p *zygote.Plan, control int, streams []int, more []int) er
 	fds = append(append(append(fds, control), streams...), more...)
 	err = zygote.Send(s.sock, text, fds...)
 	s.base, s.networkClean, s.ready = base, false, false
-	if base.Own {
+	if base.SingleUse {
 		s.base = nil
 	}
 	if isGone(err) {
@@ -313,7 +313,7 @@ func (b *Backend) askSlotEnd(s *slot) string {
 	if b.sock < 0 || s.generation != b.generation {
 		return "its zygote has ended: " + b.ended
 	}
-	err := zygote.Send(b.sock, strconv.AppendInt([]byte{zygote.ReqEnd}, int64(s.number), 10))
+	err := zygote.Send(b.sock, strconv.AppendInt([]byte{zygote.ReqSlotEnd}, int64(s.number), 10))
 	var packet []byte
 	if err == nil {
 		packet, _, err = zygote.Receive(b.sock)
@@ -466,7 +466,7 @@ func (b *Backend) release(s *slot, workspace string) {
 
 // Workspace returns a new detached tmpfs.
 func (b *Backend) Workspace(_ context.Context, bytes, files int64) (sandbox.Workspace, error) {
-	room := zygote.Room{Bytes: bytes, Files: files}
+	room := zygote.WorkspaceSize{Bytes: bytes, Files: files}
 	fd, err := b.newWorkspace(room)
 	if err != nil {
 		return nil, fmt.Errorf("workspace: %w", err)
@@ -483,7 +483,7 @@ func (b *Backend) Workspace(_ context.Context, bytes, files int64) (sandbox.Work
 }
 
 // newWorkspace returns the descriptor of a workspace, by way of the zygote if this process may not mount.
-func (b *Backend) newWorkspace(room zygote.Room) (int, error) {
+func (b *Backend) newWorkspace(room zygote.WorkspaceSize) (int, error) {
 	if !b.rootless {
 		return zygote.NewWorkspace(room)
 	}

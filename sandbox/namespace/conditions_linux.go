@@ -120,9 +120,9 @@ func (b *Backend) userNamespace(s *slot, p *zygote.Plan) (int, error) {
 	if p.Conditions == nil || p.Conditions.UID == 0 {
 		return -1, nil
 	}
-	text, err := json.Marshal(zygote.Users{Slot: s.number, UID: p.Conditions.UID, Nested: !b.config.has(NoNesting)})
+	text, err := json.Marshal(zygote.UserNamespace{Slot: s.number, UID: p.Conditions.UID, Nested: !b.config.has(NoNesting)})
 	if err != nil {
 		return -1, err
 	}
-	return b.request(append([]byte{zygote.ReqUsers}, text...), true)
+	return b.request(append([]byte{zygote.ReqUserNamespace}, text...), true)
 }

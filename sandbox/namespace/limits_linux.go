@@ -79,9 +79,9 @@ func (b *Backend) planOptions(spec *sandbox.Spec, can cgroup.Capabilities, termi
 			level = max(level, seccomp.MonitorViolations) // they need the monitor; account forgets what it saw
 		}
 		config.Monitor = level
-		c.watched = level != seccomp.MonitorOff
+		c.notify = level != seccomp.MonitorOff
 		c.filter = b.filter(config)
-		c.reaper = initFilter()
+		c.initFilter = initFilter()
 	}
 	return c
 }

@@ -49,8 +49,8 @@ type planOptions struct {
 	// groups says that a control group counts processes.
 	groups bool
 	// filter and reaper are programs of the filter of system calls.
-	filter, reaper []byte
-	watched        bool
+	filter, initFilter []byte
+	notify             bool
 	// hidden are directories whose paths are not to show.
 	hidden   []string
 	terminal bool
@@ -67,12 +67,12 @@ func plan(spec *sandbox.Spec, c *planOptions) (p *zygote.Plan, images []string) 
 		HostIPC:          !c.has(IPCNamespace),
 		KeepCapabilities: !c.has(Capabilities),
 		Filter:           c.filter,
-		Reaper:           c.reaper,
-		Watched:          c.watched,
+		InitFilter:       c.initFilter,
+		Notify:           c.notify,
 		Landlock:         c.landlock,
 		ProcOptions:      "subset=pid,hidepid=invisible",
 		WritableRoot:     !c.has(ReadOnly),
-		Own:              !c.has(ReadOnly),
+		SingleUse:        !c.has(ReadOnly),
 	}
 	p = &zygote.Plan{
 		Base:      b,
@@ -175,9 +175,9 @@ func split(p *zygote.Plan, ops []zygote.Op) {
 		}
 		mine = append(mine, o.Target)
 		if slices.Contains(p.Writable, o.Target) { // an output, and so a directory
-			b.Points = append(b.Points, o.Target)
+			b.MountPoints = append(b.MountPoints, o.Target)
 		} else {
-			b.Own = true // it remains to be seen what it is
+			b.SingleUse = true // it remains to be seen what it is
 		}
 	}
 }

@@ -367,7 +367,7 @@ func (r *run) follow(p *progress) (*sandbox.Result, error) {
 			return nil, fmt.Errorf("report %q of the run: %w", packet, err)
 		}
 		switch {
-		case rep.Watching:
+		case rep.Ready:
 			begun = true
 			if len(fds) == 1 {
 				r.syscalls = monitor.Start(fds[0], monitorConfig(r.spec, r.source))
@@ -411,7 +411,7 @@ func (r *run) follow(p *progress) (*sandbox.Result, error) {
 				VoluntarySwitches:   rep.Reaped.Voluntary,
 				InvoluntarySwitches: rep.Reaped.Involuntary,
 			}
-			r.fullTemps, res.Released = rep.Reaped.Full, rep.Reaped.Gone == 1
+			r.fullTemps, res.Released = rep.Reaped.Full, rep.Reaped.Released == 1
 			return &res, lost
 		}
 	}

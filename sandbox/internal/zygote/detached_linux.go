@@ -11,36 +11,36 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// maxWorkspaceFiles bounds the files of a workspace that has no bound of its own: each takes about 1 KiB of
-// memory that cannot be reclaimed. Bytes without a bound are bounded by the kernel, at half of the memory.
+// maxWorkspaceFiles bounds the files of an unlimited workspace: each takes about 1 KiB of memory that cannot be
+// reclaimed. The kernel bounds the bytes of an unlimited tmpfs, at half of the memory.
 const maxWorkspaceFiles = 1_500_000
 
-// NewWorkspace returns the descriptor of a detached tmpfs, for whoever may mount. It has a page and a file more than
-// the room that is asked for: when nothing is left, more was wanted.
-func NewWorkspace(room Room) (int, error) {
-	if room.Files <= 0 {
-		room.Files = maxWorkspaceFiles
+// NewWorkspace returns the descriptor of a detached tmpfs. It has one page and one file more than the limits: when
+// nothing is left, the run wanted more. It needs the right to mount.
+func NewWorkspace(size WorkspaceSize) (int, error) {
+	if size.Files <= 0 {
+		size.Files = maxWorkspaceFiles
 	}
-	room.Files++
-	options := [][2]string{{"mode", "0755"}, {"source", "workspace"}, {"nr_inodes", strconv.FormatInt(room.Files, 10)}}
-	if room.Bytes > 0 {
-		options = append(options, [2]string{"size", strconv.FormatInt(room.Bytes+int64(os.Getpagesize()), 10)})
+	size.Files++
+	options := [][2]string{{"mode", "0755"}, {"source", "workspace"}, {"nr_inodes", strconv.FormatInt(size.Files, 10)}}
+	if size.Bytes > 0 {
+		options = append(options, [2]string{"size", strconv.FormatInt(size.Bytes+int64(os.Getpagesize()), 10)})
 	}
 	return detached("tmpfs", options, unix.MOUNT_ATTR_NOSUID|unix.MOUNT_ATTR_NODEV)
 }
 
-// An imageName is the number of a descriptor by which images are mounted, one after the other: mount tables show it as
-// the image's source, where it is to be the same on every host.
+// An imageName is the descriptor number under which images are mounted, one at a time. Mount tables show it as the
+// source, which should be the same on every host.
 var imageName struct {
 	sync.Mutex
 	fd int
 }
 
-// firstImageName is what imageName.fd becomes unless somebody else has it.
+// firstImageName is the lowest value of imageName.fd.
 const firstImageName = 1000
 
-// NewImage returns the descriptor of a detached mount of an EROFS image in a file, with devices as its extra devices in
-// their order, for whoever may mount (Linux 6.12). The files remain the caller's, and are no more needed.
+// NewImage returns the descriptor of a detached mount of an EROFS image file with devices as its extra devices (Linux
+// 6.12). The caller may close the files. It needs the right to mount.
 func NewImage(image *os.File, devices []*os.File) (int, error) {
 	options := make([][2]string, 1, 1+len(devices))
 	for _, d := range devices {

@@ -15,7 +15,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// The runtime's hooks around a fork. Between them no signal is handled and no stack can grow.
+// The runtime's hooks around a fork. Between them no signal is handled and no stack grows.
 //
 //go:linkname beforeFork syscall.runtime_BeforeFork
 func beforeFork()
@@ -26,7 +26,7 @@ func afterFork()
 // A step is what a forked process was doing when it failed.
 type step uint32
 
-// The steps, in order: those of pid 1, then those of the command.
+// The steps of pid 1, then of the command.
 const (
 	stepParent step = iota
 	stepDescriptors
@@ -35,7 +35,7 @@ const (
 	stepProc
 	stepPrivileges
 	stepGroups
-	stepGate
+	stepHandoff
 	stepHostname
 	stepClocks
 	stepNumbers
@@ -53,7 +53,7 @@ const (
 	stepTerminal
 	stepDir
 	stepLandlock
-	stepWord
+	stepReady
 	stepFilter
 	stepListener
 	stepExec
@@ -68,43 +68,43 @@ func (s step) String() string {
 }
 
 var steps = [...]string{
-	"the worker is gone", "close descriptors", "signals", "cgroup namespace", "mount /proc",
-	"no_new_privs", "supplementary groups", "receive the run", "host name", "time namespace", "process numbers", "fork", "drop the rights of pid 1",
+	"parent is gone", "close descriptors", "signals", "cgroup namespace", "mount /proc",
+	"no_new_privs", "supplementary groups", "receive the run", "host name", "time namespace", "process IDs", "fork", "drop the privileges of pid 1",
 	"filter of pid 1 (seccomp)", "session", "user namespace", "user and group", "resource limits", "processors",
-	"layout of memory", "capabilities",
-	"standard streams", "terminal", "working directory", "Landlock", "tell the worker", "filter of system calls (seccomp)",
+	"memory layout", "capabilities",
+	"standard streams", "terminal", "working directory", "Landlock", "report to the worker", "system call filter (seccomp)",
 	"listener of the filter (seccomp)", "execute",
 }
 
-// A launch is everything that a forked process needs, in memory that it shares with the slot, since the fork comes
-// before the run: after it there is no allocation, no lock and no scheduler, only system calls (the rules of
-// forkAndExecInChild1 in package syscall). Nothing in it points out of it, and the slot touches none of it
-// from when it has sent the run's descriptors until pid 1 is dead.
+// A launch is everything that a forked process needs, in memory shared with the slot, since the fork precedes the run.
+// After the fork there is no allocation, lock or scheduler, only system calls (the rules of forkAndExecInChild1 in
+// package syscall). Nothing in it points outside. The slot does not touch it between sending the run's descriptors and
+// the death of pid 1.
 type launch struct {
 	// Descriptors; -1 is none. Control and stdio come with the run.
-	cgroup, users, gate, start, end, control, ruleset int
-	stdio                                             [3]int
-	reaper                                            int // the user that pid 1 becomes; -1 if rootless
+	cgroup, users, handoff, start, end, control, ruleset int
+	stdio                                                [3]int
+	reaper                                               int // user of pid 1; -1 if rootless
 
 	terminal, keepCaps, hostIPC, procSubset bool
 
-	gaps          [9][2]uintptr // descriptors that are not this run's
+	gaps          [9][2]uintptr // descriptor ranges of others
 	ngaps         int
 	rlimits       [maxRlimits]struct{ resource, cur, max uintptr }
 	nrlimits      int
 	path, dir     uintptr
-	proc          uintptr // the options of /proc
+	proc          uintptr // mount options of /proc
 	argv, envv    uintptr
 	fprog, rprog  unix.SockFprog
 	landlockFlags uintptr
 	procRule      unix.LandlockPathBeneathAttr
-	watched       bool
+	notify        bool
 	filterFlags   uintptr
-	given         given
+	conditions    launchConditions
 
 	// Memory for system calls.
 	clone     cloneArgs
-	action    [4]uint64 // struct sigaction: all zero is SIG_DFL
+	action    [4]uint64 // struct sigaction: zero is SIG_DFL
 	set       uint64    // of signals
 	capHeader unix.CapUserHeader
 	capData   [2]unix.CapUserData
@@ -120,14 +120,14 @@ type launch struct {
 	iov       unix.Iovec
 	rights    [40]byte // one control message with up to five descriptors
 
-	used uintptr // bytes of room that hold the base's part, and then the run's
-	room [launchBytes]byte
+	used  uintptr // bytes of the arena in use
+	arena [arenaBytes]byte
 }
 
 const (
 	maxRlimits = 16
-	// launchBytes is room for the longest command line that the kernel takes, 6 MiB, and all else.
-	launchBytes = 8 << 20
+	// arenaBytes suffices for the longest command line that the kernel accepts, 6 MiB, and everything else.
+	arenaBytes = 8 << 20
 )
 
 // cloneArgs is struct clone_args (clone(2)).
@@ -135,15 +135,15 @@ type cloneArgs struct {
 	flags, pidfd, childTID, parentTID, exitSignal, stack, stackSize, tls, setTID, setTIDSize, cgroup uint64
 }
 
-// Texts for the kernel.
+// Strings for the kernel.
 var (
 	textProc    = []byte("proc\x00")
 	textProcDir = []byte("/proc\x00")
 	textNone    = []byte("\x00")
-	// The options of /proc, one by one.
+	// Mount options of /proc, one by one.
 	textSubset, textPID     = []byte("subset\x00"), []byte("pid\x00")
 	textHide, textInvisible = []byte("hidepid\x00"), []byte("invisible\x00")
-	textWatching            = []byte{reportWatching}
+	textReady               = []byte{reportReady}
 )
 
 // Constants that x/sys/unix lacks.
@@ -155,7 +155,7 @@ const (
 	seccompFilter = 1 // SECCOMP_SET_MODE_FILTER
 )
 
-// newLaunch returns a launch in shared memory, for as long as the process lives.
+// newLaunch returns a launch in shared memory, for the lifetime of the process.
 func newLaunch() (*launch, error) {
 	b, err := unix.Mmap(-1, 0, int(unsafe.Sizeof(launch{})), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED|unix.MAP_ANONYMOUS|unix.MAP_NORESERVE)
 	if err != nil {
@@ -164,38 +164,38 @@ func newLaunch() (*launch, error) {
 	return (*launch)(unsafe.Pointer(&b[0])), nil
 }
 
-// take returns the address of n bytes of room, or 0 if there is none left.
-func (l *launch) take(n int) uintptr {
+// alloc returns the address of n bytes of the arena, or 0 if it is full.
+func (l *launch) alloc(n int) uintptr {
 	at := (l.used + 7) &^ 7
-	if n > launchBytes || at > uintptr(launchBytes-n) {
+	if n > arenaBytes || at > uintptr(arenaBytes-n) {
 		return 0
 	}
 	l.used = at + uintptr(n)
-	return uintptr(unsafe.Pointer(&l.room[0])) + at
+	return uintptr(unsafe.Pointer(&l.arena[0])) + at
 }
 
-// text returns the address of a copy of s with a NUL behind it.
+// text returns the address of a NUL-terminated copy of s.
 func (l *launch) text(s string) (uintptr, error) {
 	if strings.IndexByte(s, 0) >= 0 {
 		return 0, unix.EINVAL
 	}
-	at := l.take(len(s) + 1)
+	at := l.alloc(len(s) + 1)
 	if at == 0 {
 		return 0, unix.E2BIG
 	}
-	off := at - uintptr(unsafe.Pointer(&l.room[0]))
-	copy(l.room[off:], s)
-	l.room[off+uintptr(len(s))] = 0
+	off := at - uintptr(unsafe.Pointer(&l.arena[0]))
+	copy(l.arena[off:], s)
+	l.arena[off+uintptr(len(s))] = 0
 	return at, nil
 }
 
-// texts returns the address of a list of addresses of list, with 0 behind them.
+// texts returns the address of a null-terminated array of copies.
 func (l *launch) texts(list []string) (uintptr, error) {
-	at := l.take(8 * (len(list) + 1))
+	at := l.alloc(8 * (len(list) + 1))
 	if at == 0 {
 		return 0, unix.E2BIG
 	}
-	addresses := unsafe.Slice((*uintptr)(unsafe.Pointer(&l.room[at-uintptr(unsafe.Pointer(&l.room[0]))])), len(list)+1)
+	addresses := unsafe.Slice((*uintptr)(unsafe.Pointer(&l.arena[at-uintptr(unsafe.Pointer(&l.arena[0]))])), len(list)+1)
 	for i, s := range list {
 		var err error
 		if addresses[i], err = l.text(s); err != nil {
@@ -206,34 +206,34 @@ func (l *launch) texts(list []string) (uintptr, error) {
 	return at, nil
 }
 
-// program returns a filter as the kernel wants it; its instructions are 8 bytes each.
+// program copies a filter; its instructions have 8 bytes each.
 func (l *launch) program(b []byte) (unix.SockFprog, error) {
 	n := len(b) / int(unsafe.Sizeof(unix.SockFilter{}))
 	if n == 0 {
 		return unix.SockFprog{}, nil
 	}
-	at := l.take(len(b))
+	at := l.alloc(len(b))
 	if at == 0 {
 		return unix.SockFprog{}, unix.E2BIG
 	}
-	off := at - uintptr(unsafe.Pointer(&l.room[0]))
-	copy(l.room[off:], b)
-	return unix.SockFprog{Len: uint16(n), Filter: (*unix.SockFilter)(unsafe.Pointer(&l.room[off]))}, nil
+	off := at - uintptr(unsafe.Pointer(&l.arena[0]))
+	copy(l.arena[off:], b)
+	return unix.SockFprog{Len: uint16(n), Filter: (*unix.SockFilter)(unsafe.Pointer(&l.arena[off]))}, nil
 }
 
-// prepare fills in what is known before there is a run. The descriptors are pid 1's ends.
-func (l *launch) prepare(s *slot, rules, gate, start, end int) error {
+// prepare stores what is known before the run. The descriptors are pid 1's ends.
+func (l *launch) prepare(s *slot, rules, handoff, start, end int) error {
 	l.clear()
 	b := s.base
 	l.cgroup, l.users, l.reaper = s.cgroup, s.users, s.reaper
-	l.ruleset, l.gate, l.start, l.end = rules, gate, start, end
+	l.ruleset, l.handoff, l.start, l.end = rules, handoff, start, end
 	l.keepCaps, l.hostIPC, l.procSubset = b.KeepCapabilities, b.HostIPC, b.ProcOptions != ""
-	if b.Watched {
-		l.watched, l.filterFlags = true, listenerFlags()
+	if b.Notify {
+		l.notify, l.filterFlags = true, listenerFlags()
 	}
 	l.procRule.Allowed_access = landlockRights(b.Landlock) & landlockFile
 	if b.Landlock >= 7 {
-		// The host's audit log is no place for what an action can repeat at will.
+		// An action must not fill the host's audit log.
 		l.landlockFlags = unix.LANDLOCK_RESTRICT_SELF_LOG_SAME_EXEC_OFF
 	}
 	var err error
@@ -243,13 +243,13 @@ func (l *launch) prepare(s *slot, rules, gate, start, end int) error {
 	if l.fprog, err = l.program(b.Filter); err != nil {
 		return err
 	}
-	if l.rprog, err = l.program(b.Reaper); err != nil {
+	if l.rprog, err = l.program(b.InitFilter); err != nil {
 		return err
 	}
 
-	// What lies between the descriptors of this run belongs to others. The first three stay, so that what comes
-	// with the run is none of them.
-	mine := []int{0, 1, 2, l.users, l.gate, l.start, l.end}
+	// Descriptors between those of this run belong to others. The first three stay, so that descriptors that come later
+	// get higher numbers.
+	mine := []int{0, 1, 2, l.users, l.handoff, l.start, l.end}
 	if rules >= 0 {
 		mine = append(mine, rules)
 	}
@@ -270,12 +270,12 @@ func (l *launch) prepare(s *slot, rules, gate, start, end int) error {
 	return nil
 }
 
-// clear makes all of it zero but the room.
+// clear zeroes everything but the arena.
 func (l *launch) clear() {
-	clear(unsafe.Slice((*byte)(unsafe.Pointer(l)), unsafe.Offsetof(l.room)))
+	clear(unsafe.Slice((*byte)(unsafe.Pointer(l)), unsafe.Offsetof(l.arena)))
 }
 
-// complete fills in what the run adds.
+// complete stores what the run adds.
 func (l *launch) complete(plan *Plan, executable string) error {
 	var err error
 	if l.path, err = l.text(executable); err != nil {
@@ -293,7 +293,7 @@ func (l *launch) complete(plan *Plan, executable string) error {
 	if err != nil {
 		return err
 	}
-	if err := l.give(plan.Conditions); err != nil {
+	if err := l.setConditions(plan.Conditions); err != nil {
 		return err
 	}
 	l.terminal = plan.Terminal
@@ -304,8 +304,8 @@ func (l *launch) complete(plan *Plan, executable string) error {
 		}
 		v := uintptr(min(r.Value, now.Max))
 		if r.Resource == unix.RLIMIT_NOFILE {
-			// The limit also bounds a user's descriptors on their way through sockets, of which the
-			// zygote must have some left where it is the same user.
+			// The limit also bounds a user's descriptors in flight, of which the zygote needs some if it is the same
+			// user.
 			v = uintptr(min(r.Value, now.Max/2))
 		}
 		l.rlimits[i].resource, l.rlimits[i].cur, l.rlimits[i].max = uintptr(r.Resource), v, v
@@ -314,8 +314,8 @@ func (l *launch) complete(plan *Plan, executable string) error {
 	return nil
 }
 
-// listenerFlags are those of a filter that notifies. A process that waits for an answer should be interrupted only
-// by its end (Linux 5.19); a kernel that knows a flag complains of the absent program, not of the flag.
+// listenerFlags returns the flags of a filter that notifies. A process that waits for an answer should be interrupted
+// only by its death (Linux 5.19); a kernel that knows the flag complains about the missing program instead.
 func listenerFlags() uintptr {
 	const killable = unix.SECCOMP_FILTER_FLAG_NEW_LISTENER | unix.SECCOMP_FILTER_FLAG_WAIT_KILLABLE_RECV
 	if _, _, errno := unix.RawSyscall(unix.SYS_SECCOMP, seccompFilter, killable, 0); errno == unix.EFAULT {
@@ -324,7 +324,7 @@ func listenerFlags() uintptr {
 	return unix.SECCOMP_FILTER_FLAG_NEW_LISTENER
 }
 
-// fork forks pid 1 of the run and returns its process id outside.
+// fork forks pid 1 of the run and returns its process ID.
 //
 //go:norace
 //go:noinline
@@ -343,7 +343,7 @@ func (l *launch) fork() (int, error) {
 	beforeFork()
 	pid, _, errno := unix.RawSyscall6(call, a, b, 0, 0, 0, 0)
 	if pid == 0 && errno == 0 {
-		l.one()
+		l.runInit()
 	}
 	afterFork()
 	syscall.ForkLock.Unlock()
@@ -353,7 +353,7 @@ func (l *launch) fork() (int, error) {
 	return int(pid), nil
 }
 
-// fail reports the step that failed and ends the process.
+// fail reports the failed step and ends the process.
 //
 //go:norace
 //go:nosplit
@@ -377,24 +377,24 @@ func (l *launch) do(s step, call, a, b, c, d, e uintptr) uintptr {
 	return r
 }
 
-// one is pid 1 of the run: it finishes the root, waits for the run, forks the command, gives up its rights, and waits for
-// its end. When it ends itself, however that comes about, the kernel kills every other process of its pid namespace before it can
-// be waited for.
+// runInit is pid 1 of the run. It completes the root, waits for the run, forks the command, drops its privileges and
+// waits for the end. When it dies, however that happens, the kernel kills every other process of its pid namespace
+// before it can be waited for.
 //
 //go:norace
 //go:nosplit
-func (l *launch) one() {
+func (l *launch) runInit() {
 	l.do(stepParent, unix.SYS_PRCTL, unix.PR_SET_PDEATHSIG, uintptr(unix.SIGKILL), 0, 0, 0)
-	// A process of the host would do much harm with what follows.
+	// The following would do harm in a process of the host.
 	if pid, _, _ := unix.RawSyscall(unix.SYS_GETPID, 0, 0, 0); pid != 1 {
 		l.fail(stepParent, unix.ESRCH)
 	}
-	// Descriptors of other runs: as long as they are open here, their readers wait.
+	// Descriptors of other runs: their readers would wait while they are open here.
 	for i := 0; i < l.ngaps; i++ {
 		l.do(stepDescriptors, unix.SYS_CLOSE_RANGE, l.gaps[i][0], l.gaps[i][1], 0, 0, 0)
 	}
-	// What the worker's parent had ignored would pass on to the command; and to pid 1 the kernel delivers no
-	// signal from inside that has its default disposition. All are blocked since before the fork.
+	// Signals that the worker's parent ignored would stay ignored in the command. To pid 1 the kernel delivers no
+	// signal from inside that has its default action. All are blocked since before the fork.
 	for signal := uintptr(1); signal <= lastSignal; signal++ {
 		if signal != uintptr(unix.SIGKILL) && signal != uintptr(unix.SIGSTOP) {
 			l.do(stepSignals, unix.SYS_RT_SIGACTION, signal, uintptr(unsafe.Pointer(&l.action)), 0, sigsetSize, 0)
@@ -408,15 +408,15 @@ func (l *launch) one() {
 		l.replaceProc()
 	}
 	if l.ruleset >= 0 {
-		// A rule is about what is mounted. Processes may name their threads, and say who is to be killed first.
+		// A rule applies to what is mounted. Processes may name their threads and set their OOM score.
 		l.procRule.Parent_fd = int32(l.do(stepLandlock, unix.SYS_OPENAT, atFDCWD, uintptr(unsafe.Pointer(&textProcDir[0])), unix.O_PATH|unix.O_CLOEXEC, 0, 0))
 		l.do(stepLandlock, unix.SYS_LANDLOCK_ADD_RULE, uintptr(l.ruleset), unix.LANDLOCK_RULE_PATH_BENEATH, uintptr(unsafe.Pointer(&l.procRule)), 0, 0)
 		unix.RawSyscall(unix.SYS_CLOSE, uintptr(l.procRule.Parent_fd), 0, 0)
 	}
 	l.do(stepPrivileges, unix.SYS_PRCTL, unix.PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
 	if l.reaper >= 0 {
-		// Without privileges the kernel forbids it, and the run keeps the calling user's groups, which own
-		// nothing that it can see.
+		// Without privileges the kernel forbids it, and the run keeps the user's groups, which own nothing that it can
+		// see.
 		l.do(stepGroups, unix.SYS_SETGROUPS, 0, 0, 0, 0, 0)
 	}
 	l.set = 1 << (uint(unix.SIGCHLD) - 1)
@@ -425,24 +425,24 @@ func (l *launch) one() {
 	l.polls[0] = unix.PollFd{Fd: int32(l.control), Events: unix.POLLIN}
 	l.polls[1] = unix.PollFd{Fd: int32(ended), Events: unix.POLLIN}
 	l.polls[2] = unix.PollFd{Fd: int32(l.end)}
-	if l.given.unusual {
-		l.surround()
+	if l.conditions.unusual {
+		l.setupNamespaces()
 	}
-	// The command has the memory of pid 1, which waits meanwhile, until it executes: there is nothing to copy.
+	// The command shares the memory of pid 1, which waits until it executes: nothing is copied.
 	command, errno := vfork(unix.CLONE_VM|unix.CLONE_VFORK|uintptr(unix.SIGCHLD), l)
-	for l.given.skip > 0 && errno == 0 { // that was one that only takes a number
+	for l.conditions.skip > 0 && errno == 0 { // that child only used up an ID
 		l.do(stepNumbers, unix.SYS_WAIT4, command, 0, 0, 0, 0)
-		l.given.skip--
+		l.conditions.skip--
 		command, errno = vfork(unix.CLONE_VM|unix.CLONE_VFORK|uintptr(unix.SIGCHLD), l)
 	}
 	if errno != 0 {
 		l.fail(stepFork, syscall.Errno(errno))
 	}
-	l.drop()
-	l.wait(command)
+	l.dropPrivileges()
+	l.reap(command)
 }
 
-// replaceProc mounts /proc in place of the host's, beside which alone it can be mounted without privileges.
+// replaceProc mounts /proc over the host's: without privileges it can only be mounted beside that.
 //
 //go:norace
 //go:nosplit
@@ -460,7 +460,7 @@ func (l *launch) replaceProc() {
 	unix.RawSyscall(unix.SYS_CLOSE, mount, 0, 0)
 }
 
-// receive waits for the descriptors of the run. Where the gate closes instead, there is none to be.
+// receive waits for the run's descriptors. If the socket closes instead, no run will come.
 //
 //go:norace
 //go:nosplit
@@ -468,47 +468,47 @@ func (l *launch) receive() {
 	l.iov.Base, l.iov.Len = &l.word[0], 1
 	l.message.Iov, l.message.Iovlen = &l.iov, 1
 	l.message.Control, l.message.Controllen = &l.rights[0], uint64(len(l.rights))
-	n, _, errno := unix.RawSyscall(unix.SYS_RECVMSG, uintptr(l.gate), uintptr(unsafe.Pointer(&l.message)), unix.MSG_CMSG_CLOEXEC)
-	if n == 0 && errno == 0 { // it may have been sent all the same: see Receive
+	n, _, errno := unix.RawSyscall(unix.SYS_RECVMSG, uintptr(l.handoff), uintptr(unsafe.Pointer(&l.message)), unix.MSG_CMSG_CLOEXEC)
+	if n == 0 && errno == 0 { // it may have been sent nevertheless: see Receive
 		l.message.Controllen = uint64(len(l.rights))
-		n, _, errno = unix.RawSyscall(unix.SYS_RECVMSG, uintptr(l.gate), uintptr(unsafe.Pointer(&l.message)), unix.MSG_CMSG_CLOEXEC)
+		n, _, errno = unix.RawSyscall(unix.SYS_RECVMSG, uintptr(l.handoff), uintptr(unsafe.Pointer(&l.message)), unix.MSG_CMSG_CLOEXEC)
 	}
 	header := (*unix.Cmsghdr)(unsafe.Pointer(&l.rights[0]))
 	come := fdMore
-	if l.given.users {
+	if l.conditions.users {
 		come++
 	}
 	if int(n) != 1 || l.message.Controllen < unix.SizeofCmsghdr || header.Len != uint64(unix.SizeofCmsghdr+4*come) {
 		if errno == 0 {
 			errno = unix.EBADMSG
 		}
-		l.fail(stepGate, errno) // which is read if there was to be one
+		l.fail(stepHandoff, errno) // reported if a run was sent
 	}
 	fds := (*[fdMore + 1]int32)(unsafe.Pointer(&l.rights[unix.SizeofCmsghdr]))
-	if l.given.users {
+	if l.conditions.users {
 		l.users = int(fds[fdMore])
 	}
 	l.control = int(fds[0])
 	for i := range l.stdio {
 		l.stdio[i] = int(fds[i+1])
 	}
-	unix.RawSyscall(unix.SYS_CLOSE, uintptr(l.gate), 0, 0)
-	// What the command sends, with the listener if it is watched.
-	l.iov.Base, l.iov.Len = &textWatching[0], uint64(len(textWatching))
+	unix.RawSyscall(unix.SYS_CLOSE, uintptr(l.handoff), 0, 0)
+	// What the command sends, with the listener if it notifies.
+	l.iov.Base, l.iov.Len = &textReady[0], uint64(len(textReady))
 	header.Level, header.Type, header.Len = unix.SOL_SOCKET, unix.SCM_RIGHTS, uint64(unix.SizeofCmsghdr+4)
 	l.message.Controllen = 0
-	if l.watched {
+	if l.notify {
 		l.message.Controllen = uint64(unix.SizeofCmsghdr + 8)
 	}
 	l.message.Flags = 0
 }
 
-// drop gives up what pid 1 no longer needs: it keeps the right to send signals, which is to processes of this run, and
-// where it has a user of its own it is not the command's.
+// dropPrivileges leaves pid 1 only the capability to send signals, which reach processes of this run, and a user other
+// than the command's if it has one.
 //
 //go:norace
 //go:nosplit
-func (l *launch) drop() {
+func (l *launch) dropPrivileges() {
 	if l.reaper >= 0 {
 		user := uintptr(l.reaper)
 		l.do(stepDrop, unix.SYS_PRCTL, unix.PR_SET_KEEPCAPS, 1, 0, 0, 0)
@@ -528,13 +528,13 @@ func (l *launch) drop() {
 	}
 }
 
-// wait reaps, and does what the worker says, until the command has ended, or the worker or the zygote is gone. The
-// kernel forgot to tell of the latter when pid 1 changed its user (PR_SET_PDEATHSIG); but nobody else reads how the
-// command ended, and a pipe without a reader is an error (poll(2)).
+// reap waits for processes and messages of the worker until the command has ended or the worker or zygote is gone. The
+// kernel forgets PR_SET_PDEATHSIG when pid 1 changes its user; but only the slot reads how the command ended, and a
+// pipe without a reader is an error (poll(2)).
 //
 //go:norace
 //go:nosplit
-func (l *launch) wait(command uintptr) {
+func (l *launch) reap(command uintptr) {
 	for {
 		unix.RawSyscall6(unix.SYS_PPOLL, uintptr(unsafe.Pointer(&l.polls)), uintptr(len(l.polls)), 0, 0, 0, 0)
 		if l.polls[2].Revents != 0 {
@@ -543,7 +543,7 @@ func (l *launch) wait(command uintptr) {
 		if l.polls[0].Revents != 0 {
 			n, _, _ := unix.RawSyscall6(unix.SYS_RECVFROM, uintptr(l.control), uintptr(unsafe.Pointer(&l.word)), uintptr(len(l.word)), 0, 0, 0)
 			if int(n) > 0 && l.word[0] == WordTerm[0] {
-				// From pid 1, -1 is every process of the namespace but pid 1.
+				// From pid 1, -1 means every other process of the namespace.
 				unix.RawSyscall(unix.SYS_KILL, ^uintptr(0), uintptr(unix.SIGTERM), 0)
 			} else {
 				unix.RawSyscall(unix.SYS_EXIT_GROUP, 1, 0, 0)
@@ -569,26 +569,26 @@ func (l *launch) wait(command uintptr) {
 	}
 }
 
-// becomeCommand is what vfork has the child call.
+// becomeCommand is what vfork calls in the child.
 //
 //go:norace
 //go:nosplit
-func becomeCommand(l *launch) { l.command() }
+func becomeCommand(l *launch) { l.runCommand() }
 
-// command becomes the command: the one user of the slot's user namespace, in a session of its own, with no
-// capability, behind Landlock and the filter. One that only takes a number ends at once.
+// runCommand becomes the command: the one user of the slot's user namespace, in a new session, without capabilities,
+// behind Landlock and the filter. A child that only uses up an ID exits at once.
 //
 //go:norace
 //go:nosplit
-func (l *launch) command() {
-	if l.given.skip > 0 {
+func (l *launch) runCommand() {
+	if l.conditions.skip > 0 {
 		l.do(stepNumbers, unix.SYS_EXIT_GROUP, 0, 0, 0, 0, 0)
 	}
 	l.do(stepSession, unix.SYS_SETSID, 0, 0, 0, 0, 0)
 	l.do(stepUser, unix.SYS_SETNS, uintptr(l.users), unix.CLONE_NEWUSER, 0, 0, 0)
 	user, group := uintptr(UID), uintptr(GID)
-	if l.given.users {
-		user, group = l.given.uid, l.given.uid
+	if l.conditions.users {
+		user, group = l.conditions.uid, l.conditions.uid
 	}
 	l.do(stepIDs, unix.SYS_SETRESGID, group, group, group, 0, 0)
 	l.do(stepIDs, unix.SYS_SETRESUID, user, user, user, 0, 0)
@@ -596,13 +596,13 @@ func (l *launch) command() {
 		l.rlim[0], l.rlim[1] = uint64(l.rlimits[i].cur), uint64(l.rlimits[i].max)
 		l.do(stepLimits, unix.SYS_PRLIMIT64, 0, l.rlimits[i].resource, uintptr(unsafe.Pointer(&l.rlim)), 0, 0)
 	}
-	if l.given.umask != 0 {
-		unix.RawSyscall6(unix.SYS_UMASK, l.given.umask, 0, 0, 0, 0, 0)
+	if l.conditions.umask != 0 {
+		unix.RawSyscall6(unix.SYS_UMASK, l.conditions.umask, 0, 0, 0, 0, 0)
 	}
-	if l.given.limited {
-		l.do(stepProcessors, unix.SYS_SCHED_SETAFFINITY, 0, unsafe.Sizeof(l.given.cpus), uintptr(unsafe.Pointer(&l.given.cpus)), 0, 0)
+	if l.conditions.limited {
+		l.do(stepProcessors, unix.SYS_SCHED_SETAFFINITY, 0, unsafe.Sizeof(l.conditions.cpus), uintptr(unsafe.Pointer(&l.conditions.cpus)), 0, 0)
 	}
-	if l.given.fixed {
+	if l.conditions.fixed {
 		l.do(stepLayout, unix.SYS_PERSONALITY, noRandomize, 0, 0, 0, 0)
 	}
 	for i, fd := range l.stdio {
@@ -611,11 +611,11 @@ func (l *launch) command() {
 	if l.terminal {
 		l.do(stepTerminal, unix.SYS_IOCTL, 0, unix.TIOCSCTTY, 0, 0, 0)
 	}
-	// Closed when the command executes: until then there may be something to report.
+	// Closed on execution: until then there may be something to report.
 	l.do(stepDescriptors, unix.SYS_CLOSE_RANGE, 3, math.MaxUint32, unix.CLOSE_RANGE_CLOEXEC, 0, 0)
 	l.do(stepDir, unix.SYS_CHDIR, l.dir, 0, 0, 0, 0)
 	if !l.keepCaps {
-		// From 64 on there is none; below, the kernel says where they end.
+		// The kernel ends the list with EINVAL.
 		for c := uintptr(0); c <= lastCap; c++ {
 			if _, _, errno := unix.RawSyscall6(unix.SYS_PRCTL, unix.PR_CAPBSET_DROP, c, 0, 0, 0, 0); errno == unix.EINVAL {
 				break
@@ -629,21 +629,21 @@ func (l *launch) command() {
 	}
 	l.set = 0
 	l.do(stepSignals, unix.SYS_RT_SIGPROCMASK, unix.SIG_SETMASK, uintptr(unsafe.Pointer(&l.set)), 0, sigsetSize, 0)
-	if !l.watched {
-		l.do(stepWord, unix.SYS_SENDMSG, uintptr(l.control), uintptr(unsafe.Pointer(&l.message)), unix.MSG_NOSIGNAL, 0, 0)
+	if !l.notify {
+		l.do(stepReady, unix.SYS_SENDMSG, uintptr(l.control), uintptr(unsafe.Pointer(&l.message)), unix.MSG_NOSIGNAL, 0, 0)
 	}
 	if l.fprog.Len > 0 {
 		listener := l.do(stepFilter, unix.SYS_SECCOMP, seccompFilter, l.filterFlags, uintptr(unsafe.Pointer(&l.fprog)), 0, 0)
-		if l.watched {
+		if l.notify {
 			*(*int32)(unsafe.Pointer(&l.rights[unix.SizeofCmsghdr])) = int32(listener)
 			l.do(stepListener, unix.SYS_SENDMSG, uintptr(l.control), uintptr(unsafe.Pointer(&l.message)), unix.MSG_NOSIGNAL, 0, 0)
-			// Were it open here when the worker is gone, nobody would end the wait for an answer: not even pid 1, which
-			// waits for this process to execute.
+			// If it stayed open after the worker's death, nobody would end the wait for an answer: pid 1 waits for this
+			// process to execute.
 			unix.RawSyscall(unix.SYS_CLOSE, listener, 0, 0)
 		}
 	}
 	l.do(stepExec, unix.SYS_EXECVE, l.path, l.argv, l.envv, 0, 0)
 }
 
-// atFDCWD is AT_FDCWD as the kernel reads it.
+// atFDCWD is AT_FDCWD as a register value.
 const atFDCWD = ^uintptr(99)

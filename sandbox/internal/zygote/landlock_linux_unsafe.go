@@ -12,7 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// What Landlock can restrict (landlock(7)).
+// Access rights of Landlock (landlock(7)).
 const (
 	landlockRead  = unix.LANDLOCK_ACCESS_FS_EXECUTE | unix.LANDLOCK_ACCESS_FS_READ_FILE | unix.LANDLOCK_ACCESS_FS_READ_DIR
 	landlockFile  = unix.LANDLOCK_ACCESS_FS_WRITE_FILE | unix.LANDLOCK_ACCESS_FS_TRUNCATE | unix.LANDLOCK_ACCESS_FS_IOCTL_DEV
@@ -22,7 +22,7 @@ const (
 	landlockAll = landlockRead | landlockWrite | unix.LANDLOCK_ACCESS_FS_MAKE_CHAR | unix.LANDLOCK_ACCESS_FS_MAKE_BLOCK
 )
 
-// LandlockVersion returns the version of Landlock that the kernel has, or 0.
+// LandlockVersion returns the kernel's version of Landlock, or 0.
 func LandlockVersion() int {
 	v, _, errno := unix.RawSyscall(unix.SYS_LANDLOCK_CREATE_RULESET, 0, 0, unix.LANDLOCK_CREATE_RULESET_VERSION)
 	if errno != 0 {
@@ -49,9 +49,9 @@ func landlockRights(version int) uint64 {
 	return known
 }
 
-// ruleset returns the descriptor of Landlock rules of a version, or -1 for version 0: everything that is in sight can be
-// read, devices can be written; and no signal or abstract socket reaches beyond the run. It is a second layer over the
-// mounts, in which inputs inside a writable directory cannot be told from it.
+// ruleset returns the descriptor of Landlock rules of a version, or -1 for version 0: everything visible is readable,
+// devices are writable, and signals and abstract sockets do not leave the run. It is a second layer over the mounts; it
+// cannot protect inputs inside a writable directory.
 func ruleset(version int) (int, error) {
 	if version == 0 {
 		return -1, nil
@@ -75,7 +75,7 @@ func ruleset(version int) (int, error) {
 	return fd, nil
 }
 
-// allow adds a rule for what lies below p.
+// allow adds a rule for everything below p.
 func allow(ruleset int, p string, rights uint64) error {
 	dir, err := unix.Open(p, unix.O_PATH|unix.O_CLOEXEC, 0)
 	if err != nil {

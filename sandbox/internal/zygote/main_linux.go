@@ -13,8 +13,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// init turns the process into the zygote, a slot, the holder of a user namespace or a probe, if it was started as one;
-// then it never returns.
+// init runs the zygote, a slot, the holder of a user namespace or a probe if the process was started as one, and does
+// not return then.
 func init() {
 	switch os.Args[0] {
 	case Name:
@@ -47,7 +47,7 @@ func probeMain() {
 	}
 	nnp, err := unix.PrctlRetInt(unix.PR_GET_NO_NEW_PRIVS, 0, 0, 0, 0)
 	f.NoNewPrivs = err == nil && nnp == 1
-	// Two lines of heading, then one for each interface: NAME: COUNTERS.
+	// Two header lines, then one for each interface: NAME: COUNTERS.
 	dev, _ := os.ReadFile("/proc/self/net/dev")
 	for line := range strings.Lines(string(dev)) {
 		if name, _, ok := strings.Cut(line, ":"); ok {
@@ -79,7 +79,7 @@ func probeMain() {
 	}
 }
 
-// loopbackWorks reports whether a datagram to oneself over loopback arrives.
+// loopbackWorks reports whether a datagram over loopback arrives.
 func loopbackWorks() bool {
 	s, err := unix.Socket(unix.AF_INET, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
 	if err != nil {

@@ -14,11 +14,11 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// oldRoot is where the host is reached while a template is made, and in a slot's stage. In what a run gets it is gone.
-// Nobody can guess its name.
+// oldRoot is where the host's root is while a template is made, and in a slot's staging namespace. It is gone in what a
+// run gets, and its name is unpredictable.
 var oldRoot = "/." + secret()
 
-// secret returns a word that is different in each process.
+// secret returns an unpredictable word.
 func secret() string {
 	var b [16]byte
 	if n, err := unix.Getrandom(b[:], 0); err != nil || n != len(b) {
@@ -27,10 +27,10 @@ func secret() string {
 	return hex.EncodeToString(b[:])
 }
 
-// enterRoot gives the thread a mount namespace with an empty root, and the host's in oldRoot. Propagation says whether
-// mounts of the host still arrive there.
+// enterRoot moves the thread into a mount namespace with an empty root and the host's root in oldRoot. Propagation
+// decides whether new mounts of the host arrive there.
 func (s *slot) enterRoot(propagation uintptr) error {
-	if err := unix.Setns(s.host, unix.CLONE_NEWNS); err != nil {
+	if err := unix.Setns(s.hostMounts, unix.CLONE_NEWNS); err != nil {
 		return fmt.Errorf("mount namespace of the host: %w", err)
 	}
 	if err := unix.Unshare(unix.CLONE_NEWNS); err != nil {
@@ -39,7 +39,7 @@ func (s *slot) enterRoot(propagation uintptr) error {
 	if err := unix.Mount("", "/", "", unix.MS_REC|propagation, ""); err != nil {
 		return fmt.Errorf("make mounts private: %w", err)
 	}
-	// Any directory serves to carry the new root; /proc is sure to exist.
+	// Any directory can carry the new root; /proc always exists.
 	if err := unix.Mount("root", "/proc", "tmpfs", unix.MS_NOSUID|unix.MS_NODEV, "mode=0755"); err != nil {
 		return fmt.Errorf("mount the root: %w", err)
 	}
@@ -52,9 +52,9 @@ func (s *slot) enterRoot(propagation uintptr) error {
 	return os.Chdir("/")
 }
 
-// makeTemplate makes the root that runs with this base get copies of, and stays in it.
+// makeTemplate creates the root that runs with this base get copies of, and stays in it.
 func (s *slot) makeTemplate(b *Base) error {
-	s.forget()
+	s.discardPending()
 	s.base = nil
 	if s.template >= 0 {
 		unix.Close(s.template)
@@ -63,16 +63,16 @@ func (s *slot) makeTemplate(b *Base) error {
 	if err := s.enterRoot(unix.MS_PRIVATE); err != nil {
 		return err
 	}
-	if err := lay(b.Ops); err != nil {
+	if err := applyOps(b.Ops); err != nil {
 		return err
 	}
-	for _, p := range b.Points {
-		if err := closed(target(p, true)); err != nil {
+	for _, p := range b.MountPoints {
+		if err := closeNew(target(p, true)); err != nil {
 			return fmt.Errorf("%s: %w", p, err)
 		}
 	}
 	for _, o := range b.Temps {
-		if err := closed(target(o.Target, true)); err != nil {
+		if err := closeNew(target(o.Target, true)); err != nil {
 			return fmt.Errorf("%s: %w", o.Target, err)
 		}
 	}
@@ -80,8 +80,8 @@ func (s *slot) makeTemplate(b *Base) error {
 		return err
 	}
 	if s.rootless {
-		// Where root is not the host's, the kernel mounts /proc only beside one that shows all. Pid 1 removes this one.
-		if err := lay([]Op{{Kind: OpBind, Target: "/proc", Source: "/proc"}}); err != nil {
+		// In a user namespace the kernel mounts /proc only beside one that shows everything. Pid 1 removes this one.
+		if err := applyOps([]Op{{Kind: OpBind, Target: "/proc", Source: "/proc"}}); err != nil {
 			return err
 		}
 	}
@@ -91,7 +91,7 @@ func (s *slot) makeTemplate(b *Base) error {
 	if err := unix.Rmdir(oldRoot); err != nil {
 		return fmt.Errorf("detach the host's root: %w", err)
 	}
-	if !b.Own {
+	if !b.SingleUse {
 		if err := lockRoot(); err != nil {
 			return err
 		}
@@ -104,8 +104,8 @@ func (s *slot) makeTemplate(b *Base) error {
 	return err
 }
 
-// lay makes the operations of a template, whose sources are the host's.
-func lay(ops []Op) error {
+// applyOps performs the operations of a template, whose sources are on the host.
+func applyOps(ops []Op) error {
 	host, err := unix.Open(oldRoot, unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
 	if err != nil {
 		return err
@@ -129,7 +129,7 @@ func lay(ops []Op) error {
 	return nil
 }
 
-// lockRoot makes the root itself read-only.
+// lockRoot makes the root directory read-only.
 func lockRoot() error {
 	if err := unix.MountSetattr(unix.AT_FDCWD, "/", 0, &unix.MountAttr{Attr_set: unix.MOUNT_ATTR_RDONLY}); err != nil {
 		return fmt.Errorf("make the root read-only: %w", err)
@@ -137,15 +137,15 @@ func lockRoot() error {
 	return nil
 }
 
-// A tree is a mount that is attached nowhere yet, and whether its root is a directory.
+// A tree is a detached mount, and whether its root is a directory.
 type tree struct {
 	fd  int
 	dir bool
 }
 
-// layOut makes what the plan has beyond its base, in the thread's mount namespace. Sources are descriptors of the
-// workspace, which is number 0, and of the images.
-func (s *slot) layOut(plan *Plan, sources []int) error {
+// applyPlan performs the plan's operations in the thread's mount namespace. Sources are descriptors of the workspace,
+// which is number 0, and of the images.
+func (s *slot) applyPlan(plan *Plan, sources []int) error {
 	trees := make([]tree, len(plan.Ops))
 	for i := range trees {
 		trees[i].fd = -1
@@ -155,7 +155,7 @@ func (s *slot) layOut(plan *Plan, sources []int) error {
 			closeAll([]int{t.fd})
 		}
 	}()
-	if err := s.borrow(plan, trees, sources); err != nil {
+	if err := s.takeTrees(plan, trees, sources); err != nil {
 		return err
 	}
 	for i := range plan.Ops {
@@ -175,15 +175,15 @@ func (s *slot) layOut(plan *Plan, sources []int) error {
 			return fmt.Errorf("%s %s: %w", o.Kind, o.Target, err)
 		}
 	}
-	if s.base.Own && !s.base.WritableRoot {
+	if s.base.SingleUse && !s.base.WritableRoot {
 		return lockRoot()
 	}
 	return nil
 }
 
-// borrow takes the trees that must be taken where they are attached: those of the host, and all if the kernel copies no
-// others. The thread is where it was.
-func (s *slot) borrow(plan *Plan, trees []tree, sources []int) error {
+// takeTrees copies the trees that must be attached for that: those of the host, and all if the kernel copies no others.
+// It returns to the thread's mount namespace.
+func (s *slot) takeTrees(plan *Plan, trees []tree, sources []int) error {
 	if !slices.ContainsFunc(plan.Ops, func(o Op) bool { return o.fromHost() || o.binds() && s.attached }) {
 		return nil
 	}
@@ -192,27 +192,27 @@ func (s *slot) borrow(plan *Plan, trees []tree, sources []int) error {
 		return err
 	}
 	defer unix.Close(here)
-	if s.stage >= 0 {
-		err = unix.Setns(s.stage, unix.CLONE_NEWNS)
+	if s.staging >= 0 {
+		err = unix.Setns(s.staging, unix.CLONE_NEWNS)
 	} else if err = s.enterRoot(unix.MS_SLAVE); err == nil {
-		s.stage, err = s.mounts()
+		s.staging, err = s.mounts()
 	}
 	if err == nil {
 		err = s.takeStaged(plan, trees, sources)
 	}
 	if unix.Setns(here, unix.CLONE_NEWNS) != nil {
-		os.Exit(1) // the slot is of no use any more, and who waits for it learns that in no other way
+		os.Exit(1) // the slot is useless; its exit tells the worker
 	}
 	return err
 }
 
-// takeStaged is borrow in the stage.
+// takeStaged does the work of takeTrees in the staging namespace.
 func (s *slot) takeStaged(plan *Plan, trees []tree, sources []int) error {
 	for _, dir := range s.base.Hidden {
 		if err := hide(dir); err != nil {
 			return fmt.Errorf("hide a directory of the host: %w", err)
 		}
-		// What is taken from a view keeps it.
+		// Copies of a view keep it alive.
 		defer unix.Unmount(oldRoot+dir, unix.MNT_DETACH|unix.UMOUNT_NOFOLLOW)
 	}
 	if s.attached {
@@ -227,7 +227,6 @@ func (s *slot) takeStaged(plan *Plan, trees []tree, sources []int) error {
 			if err := unix.MoveMount(fd, "", unix.AT_FDCWD, at, unix.MOVE_MOUNT_F_EMPTY_PATH); err != nil {
 				return fmt.Errorf("attach a source: %w", err)
 			}
-			// Detaching removes no file.
 			defer unix.Unmount(at, unix.MNT_DETACH|unix.UMOUNT_NOFOLLOW)
 		}
 	}
@@ -251,14 +250,13 @@ func (s *slot) takeStaged(plan *Plan, trees []tree, sources []int) error {
 	return nil
 }
 
-// emptyDir is a directory that a view needs beside the one that it shows.
+// emptyDir is a second directory that an overlay view needs.
 const emptyDir = "/.empty"
 
-// hide covers a directory of the host with a view of it that is a file system of its own: what is mounted from
-// there has a path that begins at the view, and locks and leases that are not the host's. A view lives as long
-// as the run, and with it what it holds of files that were removed meanwhile.
+// hide covers a directory of the host with a read-only overlay of it: mounts from there show a path that begins at the
+// overlay, and have locks and leases apart from the host's. A view lives as long as the run and keeps removed files.
 func hide(dir string) error {
-	// The mount table shows the words that name the layers; these two tell nothing.
+	// The mount table shows the names of the layers; these two reveal nothing.
 	if err := os.Mkdir(emptyDir, 0o755); err != nil {
 		return err
 	}
@@ -295,27 +293,27 @@ func hide(dir string) error {
 	return nil
 }
 
-// binds reports whether the operation mounts what is elsewhere, and fromHost whether that is a path of the host.
+// binds reports whether the operation mounts existing files, fromHost whether these are on the host.
 func (o *Op) binds() bool    { return o.Kind == OpBind || o.Kind == OpDevice }
 func (o *Op) fromHost() bool { return o.binds() && path.IsAbs(o.Source) }
 
-// do makes one part of the root that is mounted from nowhere.
+// do performs an operation that does not bind.
 func (o *Op) do() error {
 	switch o.Kind {
 	case OpFile:
-		if err := closed(target(path.Dir(o.Target), true)); err != nil {
+		if err := closeNew(target(path.Dir(o.Target), true)); err != nil {
 			return err
 		}
 		return writeFile(o.Target, o.Source)
 	case OpSymlink:
-		if err := closed(target(path.Dir(o.Target), true)); err != nil {
+		if err := closeNew(target(path.Dir(o.Target), true)); err != nil {
 			return err
 		}
 		return os.Symlink(o.Source, o.Target)
 	case OpDir:
-		return closed(target(o.Target, true))
+		return closeNew(target(o.Target, true))
 	case OpTmpfs:
-		if err := closed(target(o.Target, true)); err != nil {
+		if err := closeNew(target(o.Target, true)); err != nil {
 			return err
 		}
 		return unix.Mount("tmp", o.Target, "tmpfs", uintptr(o.Attrs), fmt.Sprintf("mode=1777,size=%d,nr_inodes=%d", o.Bytes+int64(os.Getpagesize()), o.Bytes/4096+16))
@@ -323,7 +321,7 @@ func (o *Op) do() error {
 	return fmt.Errorf("unknown operation")
 }
 
-// writeFile makes a file that can be read.
+// writeFile creates a readable file.
 func writeFile(name, text string) error {
 	fd, err := unix.Open(name, unix.O_WRONLY|unix.O_CREAT|unix.O_EXCL|unix.O_CLOEXEC, 0o444)
 	if err != nil {
@@ -340,22 +338,22 @@ func writeFile(name, text string) error {
 	return nil
 }
 
-// imageAttrs are what an image is mounted with (NewImage), as far as operations say it.
+// imageAttrs are the attributes of an image mount (NewImage) that operations can state.
 const imageAttrs = unix.MOUNT_ATTR_RDONLY | unix.MOUNT_ATTR_NOSUID | unix.MOUNT_ATTR_NODEV
 
-// takeFrom takes the operation's source from the workspace or an image.
+// takeFrom copies the operation's source from the workspace or an image.
 func (o *Op) takeFrom(sources []int) (tree, error) {
 	if o.Image < 0 || o.Image >= len(sources) || sources[o.Image] < 0 {
-		return tree{fd: -1}, fmt.Errorf("source %s: there is no image or workspace %d", o.Source, o.Image)
+		return tree{fd: -1}, fmt.Errorf("source %s: no image or workspace %d", o.Source, o.Image)
 	}
 	return o.take(sources[o.Image], o.Source)
 }
 
-// take returns a copy of the mount tree at rel below base, restricted as the operation says.
+// take returns a copy of the mount tree at rel below base, restricted as the operation requires.
 func (o *Op) take(base int, rel string) (tree, error) {
 	t := tree{fd: -1}
 	if o.Image > 0 && o.Attrs == imageAttrs {
-		// An image is mounted so already, it has no mounts inside, and what leads to a bind in it are directories.
+		// An image has these attributes already and no mounts inside, and everything on the way is a directory.
 		var err error
 		if t.fd, err = unix.OpenTree(base, rel, unix.OPEN_TREE_CLONE|unix.OPEN_TREE_CLOEXEC|unix.AT_SYMLINK_NOFOLLOW); err != nil {
 			return t, fmt.Errorf("source %s: %w", o.Source, err)
@@ -369,7 +367,7 @@ func (o *Op) take(base int, rel string) (tree, error) {
 		t.dir = st.Mode&unix.S_IFMT == unix.S_IFDIR
 		return t, nil
 	}
-	// A link on the way would be read against the wrong root, so there may be none.
+	// Links would be resolved against the wrong root.
 	src, err := unix.Openat2(base, rel, &unix.OpenHow{Flags: unix.O_PATH | unix.O_CLOEXEC, Resolve: unix.RESOLVE_NO_SYMLINKS | unix.RESOLVE_BENEATH})
 	if err != nil {
 		return t, fmt.Errorf("source %s: %w", o.Source, err)
@@ -387,7 +385,7 @@ func (o *Op) take(base int, rel string) (tree, error) {
 	if t.fd, err = unix.OpenTree(src, "", unix.OPEN_TREE_CLONE|unix.OPEN_TREE_CLOEXEC|unix.AT_EMPTY_PATH|recursive); err != nil {
 		return t, fmt.Errorf("copy the mount: %w", err)
 	}
-	// What the host mounts from now on stays outside: it would come without restrictions.
+	// Later mounts of the host must not propagate here: they would be unrestricted.
 	attr := &unix.MountAttr{Attr_set: o.Attrs, Propagation: unix.MS_PRIVATE}
 	if err := unix.MountSetattr(t.fd, "", unix.AT_EMPTY_PATH|recursive, attr); err != nil {
 		unix.Close(t.fd)
@@ -410,9 +408,8 @@ func (o *Op) attach(t tree) error {
 	return nil
 }
 
-// target returns a descriptor of the path, a directory or else a file, which is made with its parents
-// if it is absent. It follows no link: an input tree may hold some, and until the host is detached one
-// could lead there.
+// target returns a descriptor of the path, a directory or file, which it creates with its parents if it is missing. It
+// follows no link: an input tree may contain links, and until the host is detached one could lead there.
 func target(p string, dir bool) (int, error) {
 	how := &unix.OpenHow{Flags: unix.O_PATH | unix.O_CLOEXEC, Resolve: unix.RESOLVE_NO_SYMLINKS}
 	fd, err := unix.Openat2(unix.AT_FDCWD, p, how)
@@ -435,8 +432,8 @@ func target(p string, dir bool) (int, error) {
 	return unix.Openat2(parent, path.Base(p), how)
 }
 
-// closed closes a descriptor that was wanted only for being made.
-func closed(fd int, err error) error {
+// closeNew closes the descriptor of something that was opened only to create it.
+func closeNew(fd int, err error) error {
 	if err == nil {
 		unix.Close(fd)
 	}

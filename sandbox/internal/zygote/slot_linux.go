@@ -17,35 +17,35 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// A slot is a process that carries one run at a time, and all of it is one thread: it forks pid 1 before a run is
-// there, lays out what the run has beyond its base, and follows it to its end.
+// A slot is a process with one thread that holds one run at a time: it forks pid 1 before the run is known, adds to the
+// base what the run needs, and follows the run to its end.
 type slot struct {
-	rootless bool
-	command  int // the user of the host that the command is
-	reaper   int // the one that its pid 1 becomes; -1 if rootless, where there is only one
-	users    int // the descriptor of the user namespace of its runs
-	cgroup   int // of the control group in which runs are born; -1 if it is this thread's
-	proc     int // of the host's /proc
-	host     int // of the mount namespace with the host's root
-	stage    int // of one with the host's root in oldRoot; -1 until something of the host is wanted
+	rootless   bool
+	command    int // host user of the command
+	reaper     int // host user of pid 1; -1 if rootless
+	users      int // user namespace of its runs
+	cgroup     int // version 2 control group of its runs; -1 if it is this thread's
+	proc       int // the host's /proc
+	hostMounts int // mount namespace with the host's root
+	staging    int // mount namespace with the host's root in oldRoot; -1 until needed
 
-	attached bool // mounts are copied only where they are attached, as by kernels before Linux 6.15
+	attached bool // the kernel copies attached mounts only (before Linux 6.15)
 
-	base     *Base
-	template int            // the mount namespace that each run gets a copy of; -1 if there is none
-	private  bool           // the thread has a network that is not the host's
-	looped   bool           // with a loopback interface that is up
-	used     bool           // and a run had it
-	left     bool           // and it may have left sockets there
-	launch   *launch        // in memory that it shares with pid 1
-	text     [16 << 10]byte // what was read last of /proc
-	next     *child         // the run that waits to begin, or nil
-	runs     int
+	base        *Base
+	template    int            // mount namespace that each run gets a copy of; -1 before the first
+	ownNetwork  bool           // the thread has its own network
+	loopbackUp  bool           // its loopback interface is up
+	networkUsed bool           // a run had it
+	residue     bool           // the run may have left sockets in it
+	launch      *launch        // in memory shared with pid 1
+	text        [16 << 10]byte // buffer for files in /proc
+	pending     *child         // the next run's pid 1, or nil
+	runs        int
 }
 
 // slotMain serves runs until its socket closes.
 func slotMain() {
-	// The thread that joins control groups must not be the main one (cgroup.Group.Join).
+	// The thread that joins control groups must not be the main thread (cgroup.Group.Join).
 	go func() {
 		runtime.LockOSThread()
 		s, err := newSlot()
@@ -60,9 +60,9 @@ func slotMain() {
 	select {}
 }
 
-// newSlot makes of this process, whose arguments are the mode of the zygote and a Slot, what a slot is.
+// newSlot sets up this process as a slot. Its arguments are the zygote's mode and a Slot.
 func newSlot() (*slot, error) {
-	// Descriptors that came along are this process's alone.
+	// Do not pass on descriptors.
 	if err := unix.CloseRange(socketFD, math.MaxUint32, unix.CLOSE_RANGE_CLOEXEC); err != nil {
 		return nil, fmt.Errorf("close inherited descriptors: %w", err)
 	}
@@ -70,7 +70,7 @@ func newSlot() (*slot, error) {
 	if err := json.Unmarshal([]byte(os.Args[2]), &want); err != nil {
 		return nil, err
 	}
-	s := &slot{rootless: os.Args[1] == Rootless, reaper: -1, cgroup: -1, stage: -1, template: -1}
+	s := &slot{rootless: os.Args[1] == Rootless, reaper: -1, cgroup: -1, staging: -1, template: -1}
 	if !s.rootless {
 		s.command = commandUser(want.Number)
 		s.reaper = s.command + 1
@@ -85,7 +85,7 @@ func newSlot() (*slot, error) {
 	if s.proc, err = unix.Open("/proc", unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0); err != nil {
 		return nil, fmt.Errorf("/proc: %w", err)
 	}
-	if s.host, err = s.mounts(); err != nil {
+	if s.hostMounts, err = s.mounts(); err != nil {
 		return nil, err
 	}
 	s.attached = want.Attached || !CopiesDetached()
@@ -98,16 +98,16 @@ func newSlot() (*slot, error) {
 		}
 		unix.Close(fd)
 	}
-	// A root and a working directory of its own.
+	// Have a root and working directory of its own.
 	if err := unix.Unshare(unix.CLONE_FS); err != nil {
 		return nil, fmt.Errorf("unshare the working directory: %w", err)
 	}
 	return s, nil
 }
 
-// CopiesDetached reports whether the kernel copies mounts that are attached nowhere, for whoever may mount.
+// CopiesDetached reports whether the kernel copies mounts that are attached nowhere. It needs the right to mount.
 func CopiesDetached() bool {
-	mount, err := NewWorkspace(Room{})
+	mount, err := NewWorkspace(WorkspaceSize{})
 	if err != nil {
 		return false
 	}
@@ -129,21 +129,22 @@ func (s *slot) mounts() (int, error) {
 	return fd, nil
 }
 
-// collectEvery is after how many runs garbage is collected: little enough of it for a small process.
+// collectEvery is the number of runs between garbage collections: rare enough not to matter, often enough to stay
+// small.
 const collectEvery = 300
 
-// serve does one request, and returns false if there are no more.
+// serve handles one request and returns false if there are no more.
 func (s *slot) serve() bool {
 	if s.runs++; s.runs%collectEvery == 0 {
 		runtime.GC()
 	}
-	// If it fails, so does the next run, which says why. With it goes what is left of the last run.
+	// If it fails, so does the next run, which reports why. It also removes what is left of the last run.
 	_ = s.prepare()
 	reply(socketFD, "", -1)
 	req, fds, err := receive(socketFD)
 	defer closeAll(fds)
 	if err == ErrTruncated {
-		reply(socketFD, "receive a run: "+err.Error(), -1) // whose control is closed with the rest
+		reply(socketFD, "receive a run: "+err.Error(), -1) // its control is closed with the rest
 		return true
 	}
 	if err != nil || len(req) == 0 {
@@ -161,12 +162,12 @@ func (s *slot) serve() bool {
 			reply(socketFD, fmt.Sprintf("a run in a file came with %d descriptors", len(fds)), -1)
 			return true
 		}
-		// What cannot be read is no plan, and the run says so.
+		// An unreadable plan fails to decode.
 		text, _ := readFile(fds[0])
 		s.run(text, fds[1:])
 	case ReqNetwork:
 		b, err := json.Marshal(Traffic{NoRoute: s.noRoute()})
-		s.forget()
+		s.discardPending()
 		if err == nil {
 			err = s.newNetwork()
 		}
@@ -175,59 +176,59 @@ func (s *slot) serve() bool {
 		} else {
 			reply(socketFD, err.Error(), -1)
 		}
-		return err == nil // without a network there are no more runs
+		return err == nil // without a network the slot is useless
 	}
 	return true
 }
 
-// run performs one run and says on control how it went. The caller closes fds.
+// run executes one run and reports on control. The caller closes fds.
 func (s *slot) run(text []byte, fds []int) {
 	control := fds[fdControl]
-	c, err := s.begin(text, fds)
+	c, err := s.start(text, fds)
 	if err == nil {
-		defer s.end(c)
-		err = c.started()
+		defer s.finish(c)
+		err = c.waitStarted()
 	}
 	now := time.Now().UnixNano()
 	cannot := isCannotExec(err)
 	switch {
 	case cannot != nil:
-		_, _ = unix.Write(fds[fdStderr], []byte("cloister: "+cannot.text+"\n")) // nobody may be reading
+		_, _ = unix.Write(fds[fdStderr], []byte("cloister: "+cannot.text+"\n")) // the reader may be gone
 		report(control, Report{Started: now})
 		report(control, Report{Exited: &Exited{Code: cannot.code, At: now}})
-	case errors.Is(err, errUnheard):
+	case errors.Is(err, errInitDied):
 		report(control, Report{Lost: err.Error()})
 	case err != nil:
-		report(control, Report{Failed: fmt.Sprintf("%.2000s", err)}) // a packet has room for that
+		report(control, Report{Failed: fmt.Sprintf("%.2000s", err)}) // a packet has size for that
 	default:
 		if report(control, Report{Started: now}, c.init) != nil {
-			report(control, Report{Started: now}) // the word matters more than the descriptor
+			report(control, Report{Started: now}) // the report matters more than the descriptor
 		}
 	}
-	// The slot keeps no end of the run's pipes: their readers must see the end with the run's.
+	// The slot must not keep the run's pipes open: their readers wait for the end.
 	closeAll(fds[fdStdin:])
 	for i := fdStdin; i < len(fds); i++ {
 		fds[i] = -1
 	}
 	usage := &Reaped{}
 	if c != nil {
-		if exited := c.exited(); exited != nil && err == nil {
+		if exited := c.waitExited(); exited != nil && err == nil {
 			report(control, Report{Exited: exited})
 		}
-		full := c.full()
+		full := c.fullTemps()
 		if usage, err = c.reap(); err != nil {
 			report(control, Report{Failed: "wait for pid 1: " + err.Error()})
 			return
 		}
 		usage.Full = full
-		if s.private && !s.socketsLeft() {
-			s.left, usage.Gone = false, 1
+		if s.ownNetwork && !s.socketsLeft() {
+			s.residue, usage.Released = false, 1
 		}
 	}
 	report(control, Report{Reaped: usage})
 }
 
-// readFile returns what a file in memory holds.
+// readFile returns the contents of a file in memory.
 func readFile(fd int) ([]byte, error) {
 	var st unix.Stat_t
 	if err := unix.Fstat(fd, &st); err != nil {
@@ -244,12 +245,12 @@ func readFile(fd int) ([]byte, error) {
 	return b, nil
 }
 
-// newNetwork gives the thread, and what it forks, a network namespace in which nothing has happened.
+// newNetwork gives the thread, and what it forks, an unused network namespace.
 func (s *slot) newNetwork() error {
 	if s.base == nil || s.base.HostNetwork {
 		return nil // the zygote's
 	}
-	s.private = false
+	s.ownNetwork = false
 	if err := unix.Unshare(unix.CLONE_NEWNET); err != nil {
 		return fmt.Errorf("network namespace: %w", err)
 	}
@@ -258,11 +259,11 @@ func (s *slot) newNetwork() error {
 			return fmt.Errorf("loopback interface: %w", err)
 		}
 	}
-	s.private, s.looped, s.used = true, s.base.Loopback, false
+	s.ownNetwork, s.loopbackUp, s.networkUsed = true, s.base.Loopback, false
 	return nil
 }
 
-// listen gives loopback the addresses of the plan and returns the sockets that the worker listens on there.
+// listen adds the plan's addresses to loopback and returns the sockets on which the worker listens there.
 func listen(plan *Plan) ([]int, error) {
 	for i, a := range plan.Addresses {
 		if err := loopback("lo:"+strconv.Itoa(i), a[:]); err != nil {
@@ -286,7 +287,7 @@ func listen(plan *Plan) ([]int, error) {
 	return fds, nil
 }
 
-// loopback gives an interface an address, if there is one, and brings it up (netdevice(7)).
+// loopback sets an interface's address, if not nil, and brings it up (netdevice(7)).
 func loopback(name string, address []byte) error {
 	s, err := unix.Socket(unix.AF_INET, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
 	if err != nil {
@@ -315,10 +316,10 @@ func loopback(name string, address []byte) error {
 	return unix.IoctlIfreq(s, unix.SIOCSIFFLAGS, ifr)
 }
 
-// noRoute returns how many packets of this thread's network found no route (RFC 4293, ipIfStatsOutNoRoutes); 0 for
-// the host's.
+// noRoute returns how many packets of this thread's network found no route (RFC 4293, ipIfStatsOutNoRoutes); 0 for the
+// host's network.
 func (s *slot) noRoute() int64 {
-	if !s.private {
+	if !s.ownNetwork {
 		return 0
 	}
 	var n int64
@@ -349,13 +350,13 @@ func (s *slot) noRoute() int64 {
 	return n
 }
 
-// socketsLeft reports whether this thread's network has unix sockets, though all is dead that could have them open: they
-// are on their way through each other, and the kernel has not found out yet that they will not arrive.
+// socketsLeft reports whether this thread's network has unix sockets although every process that could hold them is
+// dead: they are in flight inside each other, and the kernel has not collected them yet.
 func (s *slot) socketsLeft() bool {
-	return strings.Count(s.readProc("thread-self/net/unix"), "\n") > 1 // a line of names
+	return strings.Count(s.readProc("thread-self/net/unix"), "\n") > 1 // a header line
 }
 
-// readProc returns what a short file of the host's /proc holds, "" if it cannot be read.
+// readProc returns a short file of the host's /proc, "" if it is unreadable.
 func (s *slot) readProc(name string) string {
 	fd, err := unix.Openat(s.proc, name, unix.O_RDONLY|unix.O_CLOEXEC, 0)
 	if err != nil {
@@ -374,8 +375,8 @@ func (s *slot) readProc(name string) string {
 	return string(b[:n])
 }
 
-// userNamespace returns the descriptor of a new user namespace with the one user uid, and group of the same number, who
-// is user outside, and in which no further one can be made unless nested.
+// userNamespace returns the descriptor of a new user namespace with one user uid, and a group of the same number, who
+// is user outside. Without nested no further namespace can be created in it.
 func userNamespace(user, uid int, rootless, nested bool) (int, error) {
 	r, w, err := os.Pipe()
 	if err != nil {
@@ -397,7 +398,7 @@ func userNamespace(user, uid int, rootless, nested bool) (int, error) {
 			UidMappings:                []syscall.SysProcIDMap{{ContainerID: uid, HostID: user, Size: 1}},
 			GidMappings:                []syscall.SysProcIDMap{{ContainerID: uid, HostID: user, Size: 1}},
 			GidMappingsEnableSetgroups: !rootless,
-			// What the holder writes needs it, and exec would take it away.
+			// The holder's writes need it, and exec would drop it.
 			AmbientCaps: []uintptr{unix.CAP_SYS_RESOURCE},
 			Pdeathsig:   syscall.SIGKILL,
 		},
@@ -417,19 +418,19 @@ func userNamespace(user, uid int, rootless, nested bool) (int, error) {
 	w.Close()
 	var ready [1]byte
 	if _, err := r.Read(ready[:]); err != nil {
-		return -1, fmt.Errorf("its holder does not answer: %w", err)
+		return -1, fmt.Errorf("its holder process does not answer: %w", err)
 	}
 	return unix.Open(fmt.Sprintf("/proc/%d/ns/user", pid), unix.O_RDONLY|unix.O_CLOEXEC, 0)
 }
 
-// holderMain holds a user namespace until its stdin ends. Where the kernel does not let it forbid further ones, the
-// filter of system calls still does.
+// holderMain holds a user namespace until its stdin ends. If the kernel does not let it forbid further namespaces, the
+// system call filter still does.
 func holderMain() {
 	limit := func(name, n string) { _ = os.WriteFile("/proc/sys/user/max_"+name, []byte(n), 0) }
 	if len(os.Args) == 2 && os.Args[1] == "false" {
 		limit("user_namespaces", "0")
 	}
-	// What a run has of these counts for the user who owns its namespace as well: the host's root, as a rule.
+	// These count for the owner of the run's namespace as well, usually the host's root.
 	limit("inotify_instances", "16")
 	limit("inotify_watches", "8192")
 	limit("fanotify_groups", "0")

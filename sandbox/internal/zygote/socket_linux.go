@@ -11,10 +11,10 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// MaxPacket bounds a packet, in bytes: what is longer travels in a file.
+// MaxPacket is the maximum size of a packet in bytes; longer messages travel in a file.
 const MaxPacket = 64 << 10
 
-// maxDescriptors bounds those that come with a packet; the kernel takes 253.
+// maxDescriptors is the kernel's limit of descriptors per packet.
 const maxDescriptors = 253
 
 // buffers are for packets and their control messages.
@@ -24,11 +24,11 @@ var buffers = sync.Pool{New: func() any {
 
 type buffer struct{ packet, rights []byte }
 
-// ErrTruncated says that a packet came without all of its descriptors: this process has as many open as it
-// may. The packet is gone, and the socket is as good as before.
+// ErrTruncated means that a packet came without all of its descriptors because this process has too many files open.
+// The packet is lost; the socket still works.
 var ErrTruncated = errors.New("too many open files to receive a descriptor")
 
-// Send sends one packet with descriptors. The caller keeps the descriptors.
+// Send sends one packet with descriptors, which stay open here.
 func Send(sock int, packet []byte, fds ...int) error {
 	var oob []byte
 	if len(fds) > 0 {
@@ -42,13 +42,12 @@ func Send(sock int, packet []byte, fds ...int) error {
 	}
 }
 
-// Receive returns the next packet and its descriptors, which the caller closes and no child inherits.
-// A closed socket is os.ErrClosed, a packet
-// cut off ErrTruncated.
+// Receive returns the next packet and its descriptors, which the caller closes and no child inherits. It returns
+// os.ErrClosed for a closed socket and ErrTruncated for a packet cut short.
 //
-// The kernel may say that a socket has ended while its last packets are there: it looks for a packet first, and then,
-// without a lock over both, whether the other end was closed (__unix_dgram_recvmsg, __skb_wait_for_more_packets). What was
-// sent before that is found by a second look.
+// The kernel may report the end of a socket while its last packets are queued: it looks for a packet first and then,
+// without holding a lock over both, checks whether the other end was closed (__unix_dgram_recvmsg,
+// __skb_wait_for_more_packets). A second look finds what was sent before.
 func Receive(sock int) ([]byte, []int, error) {
 	b := buffers.Get().(*buffer)
 	defer buffers.Put(b)
@@ -56,7 +55,7 @@ func Receive(sock int) ([]byte, []int, error) {
 	for ended := false; ; {
 		n, oobn, flags, _, err := unix.Recvmsg(sock, buf, oob, unix.MSG_CMSG_CLOEXEC)
 		if err == unix.EINTR || err == unix.ECONNRESET {
-			// The other end was closed before it had read all: said once, ahead of what it had sent.
+			// The other end closed with unread data; reported once, before what it had sent.
 			continue
 		}
 		if err != nil {

@@ -12,8 +12,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// TestTruncatedPacketCostsNoOther: a packet whose descriptor cannot be received, since this process has as
-// many open as it may, is told apart, leaks nothing, and the next one arrives.
+// TestTruncatedPacketCostsNoOther: a packet whose descriptor cannot be received, since this process has too many files
+// open, returns ErrTruncated, leaks nothing, and the next one arrives.
 func TestTruncatedPacketCostsNoOther(t *testing.T) {
 	sv, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_CLOEXEC, 0)
 	if err != nil {
@@ -43,16 +43,16 @@ func TestTruncatedPacketCostsNoOther(t *testing.T) {
 		t.Fatal(restoreErr)
 	}
 	if !errors.Is(err, ErrTruncated) || len(fds) > 0 {
-		t.Errorf("got %v, %v, want ErrTruncated", fds, err)
+		t.Errorf("got %v, %v, want no descriptors and ErrTruncated", fds, err)
 	}
 	packet, fds, err := Receive(sv[1])
 	if err != nil || string(packet) != "second" || len(fds) != 1 {
-		t.Errorf("the next packet: got %q, %v, %v", packet, fds, err)
+		t.Errorf("next packet: got %q, %v, %v, want second with one descriptor", packet, fds, err)
 	}
 	closeAll(fds)
 }
 
-// TestReceiveAfterReset: what was sent is received, even if its sender went away with something unread.
+// TestReceiveAfterReset: a packet is received even if its sender closed with unread data.
 func TestReceiveAfterReset(t *testing.T) {
 	sv, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_CLOEXEC, 0)
 	if err != nil {
@@ -67,15 +67,15 @@ func TestReceiveAfterReset(t *testing.T) {
 	}
 	unix.Close(sv[1])
 	if got, _, err := Receive(sv[0]); err != nil || string(got) != "last words" {
-		t.Errorf("got %q, %v", got, err)
+		t.Errorf("got %q, %v, want last words", got, err)
 	}
 	if got, _, err := Receive(sv[0]); !errors.Is(err, os.ErrClosed) {
-		t.Errorf("after the end: got %q, %v", got, err)
+		t.Errorf("after the end: got %q, %v, want ErrClosed", got, err)
 	}
 }
 
-// TestEndComesAfterTheLastPacket: whoever sends and then closes is heard, at whatever moment the receiver looks. One that
-// believes the kernel's first word of an end loses one packet in some hundreds to a thousand here.
+// TestEndComesAfterTheLastPacket: the last packet of a sender that closes is received, whenever the receiver looks. A
+// receiver that trusts the first end loses one packet in some hundreds to a thousand here.
 func TestEndComesAfterTheLastPacket(t *testing.T) {
 	ends := make(chan int)
 	var sending sync.WaitGroup
@@ -104,13 +104,13 @@ func TestEndComesAfterTheLastPacket(t *testing.T) {
 		}
 		if err == nil {
 			_, _, err = Receive(sv[0])
-			for errors.Is(err, unix.EAGAIN) { // it is not closed yet
+			for errors.Is(err, unix.EAGAIN) {
 				_, _, err = Receive(sv[0])
 			}
 		}
 		unix.Close(sv[0])
 		if string(got) != "last words" || !errors.Is(err, os.ErrClosed) {
-			t.Fatalf("of pair %d: got %q and then %v, want the packet and then the end", i, got, err)
+			t.Fatalf("pair %d: got %q and then %v, want the packet and then ErrClosed", i, got, err)
 		}
 	}
 }

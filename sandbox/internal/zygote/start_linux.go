@@ -16,7 +16,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// A cannotExec says that the program is the reason why there is no process.
+// A cannotExec error means that the program itself is why no process started.
 type cannotExec struct {
 	code int
 	text string
@@ -24,12 +24,12 @@ type cannotExec struct {
 
 func (e *cannotExec) Error() string { return e.text }
 
-// A child is a run that was forked, seen from its slot.
+// A child is the forked pid 1 of a run, as its slot sees it.
 type child struct {
-	pid, init  int // and the descriptor of the process
-	gate       int // a socket on which pid 1 waits for its descriptors
-	rules      int // of Landlock; pid 1 has them, too
-	start, end int // pipes: why the command could not start, if so; how it ended
+	pid, init  int // process ID and pidfd
+	handoff    int // socket on which pid 1 waits for its descriptors
+	rules      int // Landlock ruleset, which pid 1 has as well
+	start, end int // pipes: why the command could not start; how it ended
 	program    string
 	temps      []temp
 }
@@ -40,20 +40,20 @@ type temp struct {
 	fd     int
 }
 
-// prepare forks pid 1 of the next run, in copies of the template's mounts and in namespaces of its own, if there is a
-// template. It stays in those mounts, to add to them.
+// prepare forks pid 1 of the next run, if there is a template, in a copy of the template's mounts and new namespaces.
+// The slot stays in those mounts to add to them.
 func (s *slot) prepare() error {
-	if s.next != nil || s.base == nil {
+	if s.pending != nil || s.base == nil {
 		return nil
 	}
-	if s.left && s.private {
-		// What is left shows in the network, and may hold files of the template open, with locks.
-		s.private, s.left = false, false
+	if s.residue && s.ownNetwork {
+		// Leftover sockets are visible in the network and may hold files of the template open, with locks.
+		s.ownNetwork, s.residue = false, false
 		if err := s.makeTemplate(s.base); err != nil {
 			return err
 		}
 	}
-	if !s.base.HostNetwork && (!s.private || s.looped != s.base.Loopback) {
+	if !s.base.HostNetwork && (!s.ownNetwork || s.loopbackUp != s.base.Loopback) {
 		if err := s.newNetwork(); err != nil {
 			return err
 		}
@@ -64,32 +64,32 @@ func (s *slot) prepare() error {
 	if err := unix.Unshare(unix.CLONE_NEWNS); err != nil {
 		return fmt.Errorf("mount namespace: %w", err)
 	}
-	c := &child{init: -1, gate: -1, rules: -1, start: -1, end: -1}
+	c := &child{init: -1, handoff: -1, rules: -1, start: -1, end: -1}
 	if err := s.fork(c); err != nil {
 		c.close()
 		return err
 	}
-	s.next = c
+	s.pending = c
 	return nil
 }
 
-// fork is the rest of prepare.
+// fork sets up c and forks pid 1.
 func (s *slot) fork(c *child) error {
 	for i := range s.base.Temps {
 		o := &s.base.Temps[i]
 		if err := o.do(); err != nil {
 			return fmt.Errorf("%s %s: %w", o.Kind, o.Target, err)
 		}
-		if err := c.keep(o); err != nil {
+		if err := c.trackTemp(o); err != nil {
 			return err
 		}
 	}
-	gate, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_CLOEXEC, 0)
+	handoff, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_CLOEXEC, 0)
 	if err != nil {
 		return err
 	}
-	c.gate = gate[0]
-	defer unix.Close(gate[1])
+	c.handoff = handoff[0]
+	defer unix.Close(handoff[1])
 	var start, end [2]int
 	if err := unix.Pipe2(start[:], unix.O_CLOEXEC); err != nil {
 		return err
@@ -105,37 +105,37 @@ func (s *slot) fork(c *child) error {
 		return fmt.Errorf("Landlock: %w", err)
 	}
 	for _, t := range c.temps {
-		if err := c.permit(s.base, t.target); err != nil {
+		if err := c.allowWrites(s.base, t.target); err != nil {
 			return err
 		}
 	}
-	if err := s.launch.prepare(s, c.rules, gate[1], start[1], end[1]); err != nil {
+	if err := s.launch.prepare(s, c.rules, handoff[1], start[1], end[1]); err != nil {
 		return err
 	}
 	if c.pid, err = s.launch.fork(); err != nil {
 		return fmt.Errorf("pid, IPC and cgroup namespaces: %w", err)
 	}
 	if c.init, err = unix.PidfdOpen(c.pid, 0); err != nil {
-		c.init = -1 // it is of use only where a run goes wrong
+		c.init = -1 // needed only if a run goes wrong
 	}
 	return nil
 }
 
-// forget ends the run that waits to begin.
-func (s *slot) forget() {
-	if s.next == nil {
+// discardPending ends the prepared pid 1.
+func (s *slot) discardPending() {
+	if s.pending == nil {
 		return
 	}
-	unix.Close(s.next.gate)
-	s.next.gate = -1
-	_, _ = s.next.reap()
-	s.next.close()
-	s.next = nil
+	unix.Close(s.pending.handoff)
+	s.pending.handoff = -1
+	_, _ = s.pending.reap()
+	s.pending.close()
+	s.pending = nil
 }
 
-// begin lays out what the plan says and has the run that waits begin. A child that it returns with an error did begin:
-// it must be followed to its end.
-func (s *slot) begin(text []byte, fds []int) (*child, error) {
+// start sets up the plan and releases the prepared pid 1. If it returns a child with an error, the run has begun and
+// must be followed to its end.
+func (s *slot) start(text []byte, fds []int) (*child, error) {
 	plan, err := decodePlan(text)
 	if err != nil {
 		return nil, fmt.Errorf("read plan: %w", err)
@@ -146,27 +146,27 @@ func (s *slot) begin(text []byte, fds []int) (*child, error) {
 		}
 	}
 	if s.base == nil {
-		return nil, errors.New("the slot has no base for the run")
+		return nil, errors.New("the slot has no base for this run")
 	}
-	if !plan.SameNetwork && s.private && s.used {
-		s.forget()
-		s.private = false
+	if !plan.SameNetwork && s.ownNetwork && s.networkUsed {
+		s.discardPending()
+		s.ownNetwork = false
 	}
 	if err := s.prepare(); err != nil {
 		return nil, err
 	}
-	c := s.next
-	s.next, s.used, s.left = nil, true, true // until it is seen to be gone
+	c := s.pending
+	s.pending, s.networkUsed, s.residue = nil, true, true // until the end shows otherwise
 	if err := s.complete(c, plan, fds); err != nil {
-		closeAll([]int{c.gate})
-		c.gate = -1
+		closeAll([]int{c.handoff})
+		c.handoff = -1
 		var said error
-		if err == errUnheard {
-			said = c.started()
+		if err == errInitDied {
+			said = c.waitStarted()
 		}
 		ended, _ := c.reap()
-		s.end(c)
-		if err != errUnheard {
+		s.finish(c)
+		if err != errInitDied {
 			return nil, err
 		}
 		if said != nil {
@@ -177,10 +177,10 @@ func (s *slot) begin(text []byte, fds []int) (*child, error) {
 	return c, nil
 }
 
-// errUnheard says that pid 1 was dead when its run came: nothing of it has happened.
-var errUnheard = errors.New("pid 1 died before the run")
+// errInitDied means that pid 1 was dead when its run came, so the run has not begun.
+var errInitDied = errors.New("pid 1 died before the run")
 
-// complete is begin from where pid 1 waits.
+// complete does the part of start after pid 1 was prepared.
 func (s *slot) complete(c *child, plan *Plan, fds []int) error {
 	if len(plan.Args) == 0 || len(plan.Rlimits) > maxRlimits {
 		return unix.E2BIG
@@ -193,33 +193,33 @@ func (s *slot) complete(c *child, plan *Plan, fds []int) error {
 	if len(listeners) > 0 {
 		report(fds[fdControl], Report{Listening: true}, listeners...)
 	}
-	// The workspace is source 0, whether there is one or not.
+	// Source 0 is the workspace, even if absent.
 	streams, more := fds[:fdMore], fds[fdMore:]
 	if u := plan.Conditions; u != nil && u.UID != 0 && len(more) > 0 {
-		// The gate passes on the run's own users with its streams.
+		// The user namespace goes to pid 1 with the streams.
 		streams, more = append(slices.Clone(streams), more[len(more)-1]), more[:len(more)-1]
 	}
 	sources := append([]int{-1}, more...)
 	if plan.Workspace && len(sources) > 1 {
 		sources = sources[1:]
 	}
-	if err := s.layOut(plan, sources); err != nil {
+	if err := s.applyPlan(plan, sources); err != nil {
 		return err
 	}
 	for i := range plan.Ops {
 		if plan.Ops[i].Kind == OpTmpfs {
-			if err := c.keep(&plan.Ops[i]); err != nil {
+			if err := c.trackTemp(&plan.Ops[i]); err != nil {
 				return err
 			}
 		}
 	}
-	program, err := find(plan)
+	program, err := findProgram(plan)
 	if err != nil {
 		return err
 	}
 	c.program = plan.Args[0]
 	if !plan.Terminal {
-		// The run owns its output pipes, so that it can open them again as /dev/stdout.
+		// The run owns its output pipes, so that it can open /dev/stdout.
 		for _, fd := range fds[fdStdout:fdMore] {
 			if err := unix.Fchown(fd, s.command, s.command); err != nil {
 				return fmt.Errorf("owner of the output: %w", err)
@@ -227,32 +227,32 @@ func (s *slot) complete(c *child, plan *Plan, fds []int) error {
 		}
 	}
 	for _, p := range plan.Writable {
-		if err := c.permit(s.base, p); err != nil {
+		if err := c.allowWrites(s.base, p); err != nil {
 			return err
 		}
 	}
 	if err := s.launch.complete(plan, program); err != nil {
 		return err
 	}
-	err = Send(c.gate, []byte{'.'}, streams...)
-	unix.Close(c.gate)
-	c.gate = -1
+	err = Send(c.handoff, []byte{'.'}, streams...)
+	unix.Close(c.handoff)
+	c.handoff = -1
 	if err == unix.EPIPE || err == unix.ECONNRESET {
-		return errUnheard
+		return errInitDied
 	}
 	return err
 }
 
-// end lets go of a run that is over.
-func (s *slot) end(c *child) {
+// finish releases a run that has ended.
+func (s *slot) finish(c *child) {
 	c.close()
-	if s.base != nil && s.base.Own {
-		s.base = nil // the worker sends it anew
+	if s.base != nil && s.base.SingleUse {
+		s.base = nil // the worker sends it again
 	}
 }
 
-// permit adds what is below p to what Landlock lets the run change.
-func (c *child) permit(b *Base, p string) error {
+// allowWrites adds everything below p to what Landlock lets the run change.
+func (c *child) allowWrites(b *Base, p string) error {
 	if c.rules < 0 {
 		return nil
 	}
@@ -262,8 +262,8 @@ func (c *child) permit(b *Base, p string) error {
 	return nil
 }
 
-// keep keeps a temporary directory in sight.
-func (c *child) keep(o *Op) error {
+// trackTemp keeps a temporary directory open, to see whether it is full.
+func (c *child) trackTemp(o *Op) error {
 	fd, err := unix.Open(o.Target, unix.O_PATH|unix.O_CLOEXEC, 0)
 	if err != nil {
 		return err
@@ -272,9 +272,9 @@ func (c *child) keep(o *Op) error {
 	return nil
 }
 
-// find returns the path of the program: as it is if it has a slash, relative to the working directory;
-// else the first executable file of that name in the directories of PATH.
-func find(plan *Plan) (string, error) {
+// findProgram returns the path of the program: as given if it contains a slash, relative to the working directory;
+// otherwise the first executable file of that name in PATH.
+func findProgram(plan *Plan) (string, error) {
 	if st, err := os.Stat(plan.Dir); err != nil || !st.IsDir() {
 		return "", fmt.Errorf("working directory %s: not a directory of the sandbox", plan.Dir)
 	}
@@ -302,7 +302,7 @@ func find(plan *Plan) (string, error) {
 			continue
 		}
 		if st.Mode().IsRegular() && st.Mode()&0o111 != 0 {
-			// The working directory is entered before the program is looked up again.
+			// The kernel looks it up again, from the working directory.
 			return p, nil
 		}
 		found = p
@@ -314,16 +314,16 @@ func find(plan *Plan) (string, error) {
 }
 
 func (c *child) close() {
-	closeAll([]int{c.init, c.gate, c.rules, c.start, c.end})
+	closeAll([]int{c.init, c.handoff, c.rules, c.start, c.end})
 	for _, t := range c.temps {
 		unix.Close(t.fd)
 	}
 	c.temps = nil
 }
 
-// full returns the temporary directories that have no room left, and lets go of all: their memory counts as the
-// run's, and not as the next one's.
-func (c *child) full() []string {
+// fullTemps returns the temporary directories that are full, and closes all: their memory must not count for the next
+// run.
+func (c *child) fullTemps() []string {
 	var full []string
 	for _, t := range c.temps {
 		var st unix.Statfs_t
@@ -336,9 +336,8 @@ func (c *child) full() []string {
 	return full
 }
 
-// started waits until the command executes, or says why it does not: a *cannotExec if it is the program's
-// doing.
-func (c *child) started() error {
+// waitStarted waits until the command executes, or returns why it does not: a *cannotExec if the program is the cause.
+func (c *child) waitStarted() error {
 	var word [8]byte
 	if !readAll(c.start, word[:]) {
 		return nil // closed by exec
@@ -355,14 +354,14 @@ func (c *child) started() error {
 	return fmt.Errorf("%s: %w", step, errno)
 }
 
-// execErrors are how execve(2) says that a file cannot be executed.
+// execErrors are the errors of execve(2) for files that cannot be executed.
 var execErrors = []syscall.Errno{
 	syscall.EACCES, syscall.ENOEXEC, syscall.ETXTBSY, syscall.ENOTDIR, syscall.ELOOP, syscall.E2BIG, syscall.ELIBBAD,
 	syscall.EISDIR, syscall.EIO, syscall.EINVAL, syscall.ENAMETOOLONG,
 }
 
-// exited waits until the command has ended and returns how, or nil if pid 1 ended before it.
-func (c *child) exited() *Exited {
+// waitExited waits until the command has ended and returns how, or nil if pid 1 ended before it.
+func (c *child) waitExited() *Exited {
 	var word [24]byte
 	if !readAll(c.end, word[:]) {
 		return nil
@@ -398,7 +397,7 @@ func (c *child) reap() (*Reaped, error) {
 	}
 }
 
-// readAll fills b from a pipe, and reports whether all of it came before the end.
+// readAll fills b from a pipe and reports whether it did before the end.
 func readAll(fd int, b []byte) bool {
 	for len(b) > 0 {
 		n, err := read(fd, b)

@@ -11,9 +11,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// These wait without telling the Go scheduler, which would hand this thread's processor on, and back, by two switches
-// between threads. As long as it does not know, it finds that the thread has run for too long and asks it to give way.
-// The hooks of a fork make it forget that, and keep signals away.
+// These functions wait without telling the Go scheduler, which would hand this thread's processor to another thread and
+// back. Unaware, it finds that the thread runs for too long and asks it to yield. The hooks of a fork clear that
+// request and block signals.
 
 // read is read(2).
 //
@@ -44,7 +44,7 @@ func wait(pid int, ws *uint32, ru *unix.Rusage) error {
 	return nil
 }
 
-// readable waits until there is something to be received.
+// readable waits until the socket can be read.
 //
 //go:norace
 //go:nosplit
@@ -58,7 +58,7 @@ func readable(poll *unix.PollFd) error {
 	return nil
 }
 
-// receive is Receive, once there is something to be received.
+// receive is Receive with a wait that bypasses the scheduler.
 func receive(sock int) ([]byte, []int, error) {
 	for {
 		err := readable(&unix.PollFd{Fd: int32(sock), Events: unix.POLLIN})

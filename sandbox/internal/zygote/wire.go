@@ -9,8 +9,8 @@ import (
 	"math"
 )
 
-// Plans and reports travel between processes of one executable, for every run: as their fields one after the other, a
-// number as a varint and a text behind its length. A base and conditions, which are rare, are in JSON.
+// Plans and reports travel between processes of one executable for every run: field after field, numbers as varints,
+// texts with their length. A base and conditions, which are rare, are JSON.
 
 // Append appends the plan's encoding to b.
 func (p *Plan) Append(b []byte) ([]byte, error) {
@@ -72,8 +72,8 @@ func (p *Plan) Append(b []byte) ([]byte, error) {
 // Append appends the report's encoding to b.
 func (r *Report) Append(b []byte) []byte {
 	switch {
-	case r.Watching:
-		return append(b, reportWatching)
+	case r.Ready:
+		return append(b, reportReady)
 	case r.Listening:
 		return append(b, reportListening)
 	case r.Started != 0:
@@ -103,7 +103,7 @@ func (r *Report) Append(b []byte) []byte {
 
 // The first byte of a report.
 const (
-	reportWatching  = 'w'
+	reportReady     = 'w'
 	reportListening = 'l'
 	reportStarted   = 's'
 	reportFailed    = 'f'
@@ -113,19 +113,19 @@ const (
 )
 
 func (r *Reaped) numbers() []*int64 {
-	return []*int64{&r.UserNS, &r.SystemNS, &r.PeakRSS, &r.ReadBlocks, &r.Written, &r.Voluntary, &r.Involuntary, &r.Killed, &r.Gone}
+	return []*int64{&r.UserNS, &r.SystemNS, &r.PeakRSS, &r.ReadBlocks, &r.Written, &r.Voluntary, &r.Involuntary, &r.Killed, &r.Released}
 }
 
 // DecodeReport is the inverse of Append.
 func DecodeReport(b []byte) (*Report, error) {
 	if len(b) == 0 {
-		return nil, errForeign
+		return nil, errMalformed
 	}
 	d := &decoder{b: b[1:]}
 	r := &Report{}
 	switch b[0] {
-	case reportWatching:
-		r.Watching = true
+	case reportReady:
+		r.Ready = true
 	case reportListening:
 		r.Listening = true
 	case reportStarted:
@@ -145,21 +145,21 @@ func DecodeReport(b []byte) (*Report, error) {
 			r.Reaped.Full = append(r.Reaped.Full, d.text())
 		}
 	default:
-		return nil, errForeign
+		return nil, errMalformed
 	}
 	if d.short || len(d.b) > 0 {
-		return nil, errForeign
+		return nil, errMalformed
 	}
 	return r, nil
 }
 
-var errForeign = errors.New("it is not of this program's making")
+var errMalformed = errors.New("malformed message")
 
 func appendText(b []byte, s string) []byte {
 	return append(binary.AppendUvarint(b, uint64(len(s))), s...)
 }
 
-// decodePlan is the inverse of Append.
+// decodePlan is the inverse of Plan.Append.
 func decodePlan(b []byte) (*Plan, error) {
 	d := &decoder{b: b}
 	p := &Plan{}
@@ -207,12 +207,12 @@ func decodePlan(b []byte) (*Plan, error) {
 		p.Rlimits[i] = Rlimit{int(d.varint()), d.uvarint()}
 	}
 	if d.short || len(d.b) > 0 {
-		return nil, errForeign
+		return nil, errMalformed
 	}
 	return p, nil
 }
 
-// A decoder takes fields from the front of b, and nothing any more once one is cut off.
+// A decoder consumes fields from the front of b, and returns zero values once one is cut off.
 type decoder struct {
 	b     []byte
 	short bool
@@ -230,7 +230,7 @@ func (d *decoder) varint() int64 {
 	return v
 }
 
-// skip takes a number of n bytes; of none if it was cut off.
+// skip consumes a number of n bytes; n <= 0 means that it was cut off.
 func (d *decoder) skip(n int) {
 	if n <= 0 {
 		d.short, n = true, 0
@@ -238,7 +238,7 @@ func (d *decoder) skip(n int) {
 	d.b = d.b[n:]
 }
 
-// length returns a number of fields, each of at least a byte.
+// length returns a number of fields or bytes that follow.
 func (d *decoder) length() int {
 	n := d.uvarint()
 	if n > uint64(len(d.b)) || n > math.MaxInt32 {

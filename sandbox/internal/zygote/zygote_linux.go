@@ -14,10 +14,10 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// socketFD is where zygote and slots find their socket.
+// socketFD is the socket of zygote and slots.
 const socketFD = 3
 
-// A zygote is the state of the process.
+// A zygote is the state of the zygote process.
 type zygote struct {
 	mode  string // Root or Rootless
 	slots map[int]int
@@ -25,7 +25,7 @@ type zygote struct {
 
 // zygoteMain serves the socket until it closes.
 func zygoteMain() {
-	z, err := begin()
+	z, err := newZygote()
 	if err != nil {
 		reply(socketFD, err.Error(), -1)
 		return
@@ -51,16 +51,16 @@ func zygoteMain() {
 	}
 }
 
-// begin makes of this process what a zygote is.
-func begin() (*zygote, error) {
+// newZygote sets up this process as a zygote.
+func newZygote() (*zygote, error) {
 	if len(os.Args) == 2 {
-		return nil, forgetKeys()
+		return nil, dropKeys()
 	}
-	// Whatever the worker's own parent left open goes no further.
+	// Do not pass on what the worker's parent left open.
 	if err := unix.CloseRange(socketFD, math.MaxUint32, unix.CLOSE_RANGE_CLOEXEC); err != nil {
 		return nil, fmt.Errorf("close inherited descriptors: %w", err)
 	}
-	// Mounts of the host still arrive here, ours never go back.
+	// Mounts of the host propagate here, ours do not propagate back.
 	if err := unix.Mount("", "/", "", unix.MS_REC|unix.MS_SLAVE, ""); err != nil {
 		return nil, fmt.Errorf("make mounts private: %w", err)
 	}
@@ -71,7 +71,7 @@ func begin() (*zygote, error) {
 		return nil, fmt.Errorf("domain name: %w", err)
 	}
 	unix.Umask(0o022)
-	// Where no core is permitted, one byte is better (see Plan.Rlimits): that takes a right that few have.
+	// If no core is permitted, one byte is better (see Plan.Rlimits). Few have the right to raise the limit.
 	var core unix.Rlimit
 	if unix.Getrlimit(unix.RLIMIT_CORE, &core) == nil && core.Max == 0 {
 		_ = unix.Setrlimit(unix.RLIMIT_CORE, &unix.Rlimit{Cur: 1, Max: 1})
@@ -79,33 +79,33 @@ func begin() (*zygote, error) {
 	return &zygote{mode: os.Args[1], slots: map[int]int{}}, nil
 }
 
-// serve does one request and returns the descriptor that answers it.
+// serve handles one request and returns the descriptor that answers it.
 func (z *zygote) serve(kind byte, text []byte, fds []int) (int, error) {
 	switch kind {
 	case ReqWorkspace:
-		var room Room
-		if err := json.Unmarshal(text, &room); err != nil {
+		var size WorkspaceSize
+		if err := json.Unmarshal(text, &size); err != nil {
 			return -1, err
 		}
-		return NewWorkspace(room)
-	case ReqUsers:
+		return NewWorkspace(size)
+	case ReqUserNamespace:
 		return z.newUsers(text)
 	case ReqSlot:
 		return z.newSlot(text, fds)
-	case ReqEnd:
-		return -1, z.ended(string(text))
+	case ReqSlotEnd:
+		return -1, z.slotEnd(string(text))
 	}
 	return -1, fmt.Errorf("unknown request %q", kind)
 }
 
-// newUsers returns the descriptor of a user namespace for a run of a slot in which it is another user than usual.
+// newUsers returns the descriptor of a user namespace with another user than the default.
 func (z *zygote) newUsers(text []byte) (int, error) {
-	var want Users
+	var want UserNamespace
 	if err := json.Unmarshal(text, &want); err != nil {
 		return -1, err
 	}
 	if want.Slot < 0 || want.Slot >= MaxSlots || want.UID <= 0 {
-		return -1, fmt.Errorf("there is no user %d in a slot %d", want.UID, want.Slot)
+		return -1, fmt.Errorf("invalid user %d in slot %d", want.UID, want.Slot)
 	}
 	user := 0
 	if z.mode != Rootless {
@@ -118,19 +118,19 @@ func (z *zygote) newUsers(text []byte) (int, error) {
 	return fd, nil
 }
 
-// commandUser returns the user of the host that commands of a slot are, if the zygote is Root.
+// commandUser returns the host user of a slot's commands if the zygote is Root.
 func commandUser(slot int) int { return FirstUID + 2*slot }
 
-// newSlot starts a slot with the control groups of these files, and returns its socket once it is ready.
+// newSlot starts a slot with the control group files fds and returns its socket once it is ready.
 func (z *zygote) newSlot(text []byte, fds []int) (int, error) {
 	var want Slot
 	if err := json.Unmarshal(text, &want); err != nil {
 		return -1, err
 	}
 	if want.Number < 0 || want.Number >= MaxSlots {
-		return -1, fmt.Errorf("there is no slot %d", want.Number)
+		return -1, fmt.Errorf("invalid slot %d", want.Number)
 	}
-	z.bury(want.Number)
+	z.killSlot(want.Number)
 	sv, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_CLOEXEC, 0)
 	if err != nil {
 		return -1, fmt.Errorf("socket pair: %w", err)
@@ -141,8 +141,8 @@ func (z *zygote) newSlot(text []byte, fds []int) (int, error) {
 		files = append(files, uintptr(fd))
 	}
 	pid, err := syscall.ForkExec("/proc/self/exe", []string{nameSlot, z.mode, string(text)}, &syscall.ProcAttr{
-		// It runs on one thread, which never leaves its processor to another. It collects garbage between runs, and
-		// during one only if that is of many megabytes.
+		// It runs on one thread and never yields its processor. It collects garbage between runs, and during one only
+		// beyond many megabytes.
 		Env:   []string{"GOMAXPROCS=1", "GODEBUG=asyncpreemptoff=1", "GOGC=off", "GOMEMLIMIT=32MiB"},
 		Files: files,
 		Sys:   &syscall.SysProcAttr{Cloneflags: unix.CLONE_NEWNS, Pdeathsig: syscall.SIGKILL},
@@ -152,7 +152,7 @@ func (z *zygote) newSlot(text []byte, fds []int) (int, error) {
 		return -1, fmt.Errorf("start a slot: %w", err)
 	}
 	z.slots[want.Number] = pid
-	unix.Close(sv[1]) // so that its death is seen
+	unix.Close(sv[1]) // so that closing shows its death
 	b, _, err := Receive(sv[0])
 	if err == nil && len(b) > 1 {
 		err = errors.New(string(b[1:]))
@@ -164,14 +164,14 @@ func (z *zygote) newSlot(text []byte, fds []int) (int, error) {
 	return sv[0], nil
 }
 
-// bury ends a slot of which the worker has lost sight, with what runs in it.
-func (z *zygote) bury(number int) {
+// killSlot ends a slot that the worker lost, with its run.
+func (z *zygote) killSlot(number int) {
 	pid, ok := z.slots[number]
 	if !ok {
 		return
 	}
 	delete(z.slots, number)
-	_ = unix.Kill(pid, unix.SIGKILL) // it may be dead, and is a child until it is waited for
+	_ = unix.Kill(pid, unix.SIGKILL) // it is a child until it is waited for, even if dead
 	for {
 		if _, err := unix.Wait4(pid, nil, 0, nil); err != unix.EINTR {
 			return
@@ -179,8 +179,8 @@ func (z *zygote) bury(number int) {
 	}
 }
 
-// ended returns how a slot ended, as an error; nil while it lives, or nobody knows any more.
-func (z *zygote) ended(number string) error {
+// slotEnd returns how a slot ended as an error; nil while it lives or if that is unknown.
+func (z *zygote) slotEnd(number string) error {
 	n, err := strconv.Atoi(number)
 	if err != nil {
 		return err
@@ -191,7 +191,7 @@ func (z *zygote) ended(number string) error {
 	}
 	var ws unix.WaitStatus
 	if got, err := unix.Wait4(pid, &ws, unix.WNOHANG, nil); err != nil || got != pid {
-		return nil // asked again, if it matters
+		return nil // the worker asks again
 	}
 	delete(z.slots, n)
 	if ws.Signaled() {
@@ -200,17 +200,16 @@ func (z *zygote) ended(number string) error {
 	return fmt.Errorf("it exited with status %d", ws.ExitStatus())
 }
 
-// forgetKeys starts this process again without the keys that the worker's session has. Credentials belong to
-// threads; exec makes the calling one's those of the process. The new session keyring is revoked at once,
-// so that a run has none, where it could leave a key for the next; and it is one for all runs, since a
-// user's keys are few.
-func forgetKeys() error {
+// dropKeys executes this program again without the session keys of the worker. Credentials belong to threads; exec
+// makes those of this thread the process's. The new session keyring is revoked at once, so that a run has none in which
+// it could leave a key for the next. All runs share it, since a user may have few keys.
+func dropKeys() error {
 	_, err := unix.KeyctlInt(unix.KEYCTL_JOIN_SESSION_KEYRING, 0, 0, 0, 0)
 	switch {
 	case err == unix.ENOSYS:
-		// A kernel without keys has none to hide.
+		// The kernel has no keys.
 	case err == unix.EPERM && keysAreFiltered():
-		// So has a container whose filter of system calls denies them: it covers the runs, too.
+		// The container's system call filter denies keys, also to runs.
 	case err != nil:
 		return fmt.Errorf("new session keyring (keyctl): %w", err)
 	default:
@@ -221,7 +220,7 @@ func forgetKeys() error {
 	return syscall.Exec("/proc/self/exe", append(os.Args, "keyless"), []string{})
 }
 
-// keysAreFiltered reports whether no call that deals with keys can be made at all.
+// keysAreFiltered reports whether every call about keys is denied.
 func keysAreFiltered() bool {
 	_, add := unix.AddKey("user", "", nil, unix.KEY_SPEC_SESSION_KEYRING)
 	_, request := unix.RequestKey("user", "cloister", "", 0)
@@ -236,13 +235,13 @@ func reply(sock int, text string, fd int) {
 	}
 	err := Send(sock, append([]byte{'.'}, text...), fds...)
 	if err != nil && fd >= 0 {
-		// Too many descriptors of this user may be on their way (ETOOMANYREFS): the worker must not
-		// wait for one for ever. If the worker is gone there is nobody to tell.
+		// Too many descriptors of this user may be in flight (ETOOMANYREFS): the worker must not wait forever. If it is
+		// gone, nobody needs to know.
 		_ = Send(sock, []byte(".send the descriptor: "+err.Error()))
 	}
 }
 
-// report sends r on control. If the worker is gone there is nobody to tell, and few need to know.
+// report sends r on control. It fails if the worker is gone; few callers need to know.
 func report(control int, r Report, fds ...int) error {
 	return Send(control, r.Append(nil), fds...)
 }
