@@ -17,7 +17,7 @@ import (
 	"time"
 )
 
-// Find returns nil if there is a Bazel, and otherwise an error that says what is missing.
+// Find returns an error if Bazel is not installed.
 func Find() error {
 	if _, err := exec.LookPath("bazel"); err != nil {
 		return errors.New("bazel is not installed; fix: apt-get install bazel-bootstrap")
@@ -25,30 +25,29 @@ func Find() error {
 	return nil
 }
 
-// A Bazel builds one workspace. Its first call leaves a Bazel server running, which Shutdown ends.
+// A Bazel builds one workspace. The first call leaves a Bazel server running, which Shutdown stops.
 type Bazel struct {
-	// Workspace is the directory of the WORKSPACE. It gets no bazel- links.
+	// Workspace is the directory of the WORKSPACE file. No bazel- links are created in it.
 	Workspace string
-	// Root is a directory for everything that Bazel keeps.
+	// Root is the directory for all of Bazel's state.
 	Root string
 	// Endpoint is the HOST:PORT of the remote executor.
 	Endpoint string
-	// User is who runs it; nil is whoever runs this process.
+	// User runs it; nil means the current user.
 	User *syscall.Credential
-	// Log sees what it prints, if not nil.
+	// Log, if not nil, receives its output.
 	Log io.Writer
 }
 
-// Run builds or tests, as verb says; args are flags and targets. All actions are executed remotely.
-// A build that fails is a Build; an error means that there was none. When ctx ends, Bazel is
-// interrupted, and the error says why.
+// Run runs bazel with a verb, flags and targets, and executes all actions remotely. A failed build is a Build; an error means
+// that Bazel did not run to its end. When ctx ends, Bazel is interrupted and the error contains the cause.
 func (b *Bazel) Run(ctx context.Context, verb string, args ...string) (*Build, error) {
 	flags := []string{verb, "--config=cloister", "--remote_executor=grpc://" + b.Endpoint,
 		"--symlink_prefix=/", "--color=no", "--curses=no", "--show_progress_rate_limit=5"}
 	return b.call(ctx, append(flags, args...))
 }
 
-// Clean makes Bazel forget all that it built, so that the next Run asks for everything again.
+// Clean removes everything that Bazel built, so that the next Run requests it again.
 func (b *Bazel) Clean(ctx context.Context) error {
 	build, err := b.call(ctx, []string{"clean", "--symlink_prefix=/", "--color=no", "--curses=no"})
 	if err == nil && build.ExitCode != 0 {
@@ -57,17 +56,16 @@ func (b *Bazel) Clean(ctx context.Context) error {
 	return err
 }
 
-// Outputs returns the directory of what the last Run has built of a package, whose name is that of its directory
-// in the workspace.
+// Outputs returns the directory with the last Run's outputs of a package, named by its directory in the workspace.
 func (b *Bazel) Outputs(name string) (string, error) {
 	found, err := filepath.Glob(filepath.Join(b.Root, "base", "execroot", "*", "bazel-out", "*", "bin", name))
 	if err != nil || len(found) != 1 {
-		return "", fmt.Errorf("outputs of //%s are in %q, want one directory: %v", name, found, err)
+		return "", fmt.Errorf("outputs of //%s: got directories %q, want one: %v", name, found, err)
 	}
 	return found[0], nil
 }
 
-// Shutdown ends the Bazel server and waits until it has ended. It kills it if it does not.
+// Shutdown stops the Bazel server and waits for its end, and kills it if it does not stop.
 func (b *Bazel) Shutdown() error {
 	ctx, cancel := context.WithTimeout(context.Background(), 30*time.Second)
 	defer cancel()
@@ -82,7 +80,7 @@ func (b *Bazel) Shutdown() error {
 	return err
 }
 
-// serverPID returns the process of the Bazel server, or 0 if there is none.
+// serverPID returns the process id of the Bazel server, or 0.
 func (b *Bazel) serverPID() int {
 	text, err := os.ReadFile(filepath.Join(b.Root, "base", "server", "server.pid.txt"))
 	if err != nil {
@@ -92,7 +90,7 @@ func (b *Bazel) serverPID() int {
 	if err != nil {
 		return 0
 	}
-	// A number that outlived its process may by now be somebody else's.
+	// The number may have been reused.
 	cmdline, err := os.ReadFile(fmt.Sprintf("/proc/%d/cmdline", pid))
 	if err != nil || !bytes.Contains(cmdline, []byte(b.Root)) {
 		return 0
@@ -111,7 +109,7 @@ func (b *Bazel) call(ctx context.Context, args []string) (*Build, error) {
 			return nil, err
 		}
 	}
-	// The server ends by itself soon after a parent that was killed could not end it.
+	// If this process is killed, the server stops by itself.
 	startup := []string{"--nohome_rc", "--max_idle_secs=60",
 		"--output_user_root=" + filepath.Join(b.Root, "user"), "--output_base=" + filepath.Join(b.Root, "base")}
 	var output bytes.Buffer
@@ -123,7 +121,7 @@ func (b *Bazel) call(ctx context.Context, args []string) (*Build, error) {
 		cmd.Stdout = io.MultiWriter(&output, b.Log)
 	}
 	cmd.Stderr = cmd.Stdout
-	// A group of its own, so that Ctrl-C at a terminal interrupts Bazel once, by Cancel.
+	// A separate process group, so that Ctrl-C interrupts Bazel only once, through Cancel.
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Credential: b.User}
 	cmd.Cancel = func() error { return cmd.Process.Signal(syscall.SIGINT) }
 	cmd.WaitDelay = 20 * time.Second

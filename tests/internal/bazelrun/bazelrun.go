@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package bazelrun runs the example with a real cloister serve and a real Bazel, both as child
-// processes with directories of their own. It judges nothing: what a build should have shown is said by
-// its callers, tests/bazel and tests/demo.
+// Package bazelrun runs the example with a real cloister serve and a real Bazel, as child processes with private
+// directories. Its callers, tests/bazel and tests/demo, check the results.
 package bazelrun
 
 import (
@@ -16,20 +15,20 @@ import (
 	"time"
 )
 
-// A Build is what one call of Bazel came to.
+// A Build is the result of one call of Bazel.
 type Build struct {
 	// ExitCode is Bazel's: 0 success, 1 the build failed, 3 a test did not pass.
 	ExitCode int
-	// Output is all that it printed.
+	// Output is everything that it printed.
 	Output string
 	Wall   time.Duration
 }
 
-// summary is Bazel's count of how actions came about: "INFO: 7 processes: 3 internal, 4 remote."
+// summary matches Bazel's count of actions by kind: "INFO: 7 processes: 3 internal, 4 remote."
 var summary = regexp.MustCompile(`INFO: \d+ process(?:es)?: (.*)\.`)
 
-// Processes returns how many actions came about in which way, by the words of Bazel's summary:
-// "internal", "remote", "remote cache hit", "local". It is empty if there was no summary.
+// Processes returns the number of actions by kind in the words of Bazel's summary: "internal", "remote", "remote cache hit",
+// "local". It is empty without a summary.
 func (b *Build) Processes() map[string]int {
 	counts := map[string]int{}
 	match := summary.FindStringSubmatch(b.Output)
@@ -37,21 +36,21 @@ func (b *Build) Processes() map[string]int {
 		return counts
 	}
 	for _, part := range strings.Split(match[1], ", ") {
-		number, way, _ := strings.Cut(part, " ")
+		number, kind, _ := strings.Cut(part, " ")
 		if n, err := strconv.Atoi(number); err == nil {
-			counts[way] = n
+			counts[kind] = n
 		}
 	}
 	return counts
 }
 
-// workspace is what Bazel reads of the repository to build the example.
+// workspace lists the parts of the repository that Bazel reads to build the example.
 var workspace = []string{
 	".bazelignore", ".bazelrc", "MODULE.bazel", "WORKSPACE", "examples", "tests/bazel/stubs",
 }
 
-// CopyWorkspace copies the example, and what Bazel needs to build it, from the repository at root to
-// dir, which must not exist. The copy is readable to everybody.
+// CopyWorkspace copies the example and what Bazel needs to build it from the repository at root to dir, which must not
+// exist. The copy is world-readable.
 func CopyWorkspace(dir, root string) error {
 	for _, name := range workspace {
 		from, to := filepath.Join(root, name), filepath.Join(dir, name)

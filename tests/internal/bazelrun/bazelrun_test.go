@@ -8,7 +8,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 )
 
-func TestProcessesAreCountedByTheirWay(t *testing.T) {
+func TestProcessesAreCountedByKind(t *testing.T) {
 	for _, c := range []struct {
 		name, output string
 		want         map[string]int

@@ -12,13 +12,12 @@ import (
 	"time"
 )
 
-// extent is the alignment of the blobs of a segment, so that the first byte of each extent is a byte of a
-// blob, be it one that is no longer used.
+// extent is the alignment of blobs in a segment. The first byte of each extent belongs to a blob, possibly an unused one.
 const extent = 512
 
-// DamageFiles damages a share, between 0 and 1, of the large blobs of the store at dir: of some that rnd picks it
-// flips a bit, and as many or one more it removes, but at least one of each. A server may use the store meanwhile.
-func DamageFiles(dir string, rnd *rand.Rand, share float64) (flipped, removed int, err error) {
+// DamageFiles damages a fraction of the large blobs of the store at dir, chosen by rnd: it flips a bit in half of them and
+// removes the others, at least one each. A server may use the store meanwhile.
+func DamageFiles(dir string, rnd *rand.Rand, fraction float64) (flipped, removed int, err error) {
 	files, err := largeBlobs(dir)
 	if err != nil {
 		return 0, 0, err
@@ -27,7 +26,7 @@ func DamageFiles(dir string, rnd *rand.Rand, share float64) (flipped, removed in
 		return 0, 0, fmt.Errorf("damage: store %s has %d large blobs, want at least 2", dir, len(files))
 	}
 	rnd.Shuffle(len(files), func(i, j int) { files[i], files[j] = files[j], files[i] })
-	n := max(2, int(share*float64(len(files))))
+	n := max(2, int(fraction*float64(len(files))))
 	for _, path := range files[:n/2] {
 		info, err := os.Stat(path)
 		if err == nil {
@@ -47,9 +46,9 @@ func DamageFiles(dir string, rnd *rand.Rand, share float64) (flipped, removed in
 	return flipped, removed, nil
 }
 
-// LoseFiles removes a share, between 0 and 1, of the large blobs of the store at dir, picked by rnd, but at least one.
-// A server may use the store meanwhile.
-func LoseFiles(dir string, rnd *rand.Rand, share float64) error {
+// LoseFiles removes a fraction of the large blobs of the store at dir, chosen by rnd, but at least one. A server may use the
+// store meanwhile.
+func LoseFiles(dir string, rnd *rand.Rand, fraction float64) error {
 	files, err := largeBlobs(dir)
 	if err != nil {
 		return err
@@ -58,7 +57,7 @@ func LoseFiles(dir string, rnd *rand.Rand, share float64) error {
 		return fmt.Errorf("damage: store %s has no large blobs", dir)
 	}
 	rnd.Shuffle(len(files), func(i, j int) { files[i], files[j] = files[j], files[i] })
-	for _, path := range files[:max(1, int(share*float64(len(files))))] {
+	for _, path := range files[:max(1, int(fraction*float64(len(files))))] {
 		if err := os.Remove(path); err != nil {
 			return fmt.Errorf("damage: %w", err)
 		}
@@ -80,36 +79,36 @@ func largeBlobs(dir string) (files []string, err error) {
 	return files, nil
 }
 
-// DamageSegments flips a bit in a share, between 0 and 1, of the extents of the segments of the store at dir that
-// hold anything, picked by rnd, but in at least one, and returns in how many. A server may use the store meanwhile.
-func DamageSegments(dir string, rnd *rand.Rand, share float64) (int, error) {
+// DamageSegments flips a bit in a fraction of the used extents of the segments of the store at dir, chosen by rnd, but in at
+// least one, and returns their number. A server may use the store meanwhile.
+func DamageSegments(dir string, rnd *rand.Rand, fraction float64) (int, error) {
 	segments, err := filepath.Glob(filepath.Join(dir, "segments", "*.data"))
 	if err != nil {
 		return 0, err
 	}
-	type place struct {
+	type location struct {
 		path string
 		off  int64
 	}
-	var places []place
+	var used []location
 	for _, path := range segments {
 		data, err := os.ReadFile(path)
 		if err != nil {
 			return 0, fmt.Errorf("damage: %w", err)
 		}
 		for off := 0; off+extent <= len(data); off += extent {
-			// One of zeros may be room that no blob has taken yet.
+			// An extent of zeros may be unused.
 			if !bytes.Equal(data[off:off+extent], make([]byte, extent)) {
-				places = append(places, place{path, int64(off)})
+				used = append(used, location{path, int64(off)})
 			}
 		}
 	}
-	if len(places) == 0 {
+	if len(used) == 0 {
 		return 0, fmt.Errorf("damage: store %s has no small blobs", dir)
 	}
-	rnd.Shuffle(len(places), func(i, j int) { places[i], places[j] = places[j], places[i] })
-	n := max(1, int(share*float64(len(places))))
-	for _, p := range places[:n] {
+	rnd.Shuffle(len(used), func(i, j int) { used[i], used[j] = used[j], used[i] })
+	n := max(1, int(fraction*float64(len(used))))
+	for _, p := range used[:n] {
 		if err := flip(p.path, p.off); err != nil {
 			return 0, fmt.Errorf("damage: %w", err)
 		}
@@ -117,8 +116,8 @@ func DamageSegments(dir string, rnd *rand.Rand, share float64) (int, error) {
 	return n, nil
 }
 
-// flip changes one bit of a file, whose mode need not permit that, and leaves no trace but the bit: a disk
-// that fails does not tell the time.
+// flip changes one bit of a file, which may be read-only, and preserves its mode and modification time, as a failing disk
+// would.
 func flip(path string, off int64) error {
 	info, err := os.Stat(path)
 	if err != nil {

@@ -15,15 +15,14 @@ import (
 	"github.com/google/go-cmp/cmp"
 )
 
-// TestDamageIsWhatItSays: as many files and extents are changed, each by one bit, and as many files are gone, as
-// is returned.
-func TestDamageIsWhatItSays(t *testing.T) {
+// TestDamageMatchesItsCounts checks that the reported numbers of files and extents are changed by one bit each or removed.
+func TestDamageMatchesItsCounts(t *testing.T) {
 	dir := t.TempDir()
 	content := map[string][]byte{}
 	for i := range 100 {
 		content[fmt.Sprintf("files/@/sha256/%02d/%d", i, i)] = bytes.Repeat([]byte{byte(i)}, 1000)
 	}
-	// The second half is room that is not used yet.
+	// The second half is unused.
 	content["segments/00000001.data"] = append(bytes.Repeat([]byte{7}, 50*extent), make([]byte, 50*extent)...)
 	content["segments/00000001.log"] = []byte("a log")
 	for name, b := range content {
@@ -48,7 +47,7 @@ func TestDamageIsWhatItSays(t *testing.T) {
 	if err := LoseFiles(dir, rnd, 0.1); err != nil {
 		t.Fatal(err)
 	}
-	did.Removed += 9 // of the 95 that there are
+	did.Removed += 9 // a tenth of the remaining 95
 	for name, want := range content {
 		got, err := os.ReadFile(filepath.Join(dir, name))
 		if errors.Is(err, fs.ErrNotExist) {
@@ -56,14 +55,14 @@ func TestDamageIsWhatItSays(t *testing.T) {
 			continue
 		}
 		if err != nil || len(got) != len(want) {
-			t.Fatalf("%s has %d bytes, want %d: %v", name, len(got), len(want), err)
+			t.Fatalf("%s: got %d bytes, want %d: %v", name, len(got), len(want), err)
 		}
 		for i := range got {
 			if got[i] == want[i] {
 				continue
 			}
 			if got[i]^want[i] != 1 {
-				t.Errorf("%s: byte %d is %d, want %d but for one bit", name, i, got[i], want[i])
+				t.Errorf("%s: byte %d: got %d, want %d with one bit flipped", name, i, got[i], want[i])
 			}
 			if filepath.Dir(name) == "segments" {
 				found.Extents++
@@ -72,13 +71,13 @@ func TestDamageIsWhatItSays(t *testing.T) {
 			}
 		}
 		if info, err := os.Stat(filepath.Join(dir, name)); err != nil || info.Mode().Perm() != 0o444 {
-			t.Errorf("%s: its mode is %v, want 0444: %v", name, info.Mode(), err)
+			t.Errorf("%s: got mode %v, want 0444: %v", name, info.Mode(), err)
 		}
 	}
 	if diff := cmp.Diff(damage{5, 14, 5}, did); diff != "" {
 		t.Errorf("want -, got +:\n%s", diff)
 	}
 	if diff := cmp.Diff(did, found); diff != "" {
-		t.Errorf("said -, did +:\n%s", diff)
+		t.Errorf("reported -, done +:\n%s", diff)
 	}
 }

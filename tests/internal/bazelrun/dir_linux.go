@@ -11,8 +11,7 @@ import (
 	"syscall"
 )
 
-// TempDir makes a directory that belongs to user, or to whoever runs this process if that is nil. The
-// caller removes it by Remove.
+// TempDir makes a directory owned by user, or by the current user if that is nil. The caller removes it with Remove.
 func TempDir(user *syscall.Credential) (string, error) {
 	dir, err := os.MkdirTemp("", "cloister-bazel-")
 	if err != nil {
@@ -27,17 +26,17 @@ func TempDir(user *syscall.Credential) (string, error) {
 	return dir, os.Chown(dir, int(user.Uid), int(user.Gid))
 }
 
-// Remove removes dir and all that is in it. It removes nothing if something is mounted there, because
-// that would remove files of another place.
+// Remove removes dir and its contents. It removes nothing if something is mounted below dir, because that would remove the
+// mounted files.
 func Remove(dir string) error {
 	mounts, err := os.ReadFile("/proc/self/mountinfo")
 	if err != nil {
 		return err
 	}
 	if mount := mountIn(dir, string(mounts)); mount != "" {
-		return fmt.Errorf("%s is still mounted, so %s is left as it is", mount, dir)
+		return fmt.Errorf("%s is still mounted; not removing %s", mount, dir)
 	}
-	// Bazel takes away the right to write to directories that are outputs.
+	// Bazel makes output directories read-only.
 	err = filepath.WalkDir(dir, func(path string, e fs.DirEntry, err error) error {
 		if err != nil || !e.IsDir() {
 			return err
@@ -50,8 +49,8 @@ func Remove(dir string) error {
 	return os.RemoveAll(dir)
 }
 
-// mountIn returns a mount point at or below dir, or "". mounts has the form of proc_pid_mountinfo(5), in
-// which the fifth field is the mount point.
+// mountIn returns a mount point at or below dir, or "". mounts is in the format of proc_pid_mountinfo(5), whose fifth field
+// is the mount point.
 func mountIn(dir, mounts string) string {
 	for _, line := range strings.Split(mounts, "\n") {
 		if f := strings.Fields(line); len(f) > 4 && (f[4] == dir || strings.HasPrefix(f[4], dir+"/")) {

@@ -24,7 +24,7 @@ func TestMountIsFoundAtOrBelowADirectory(t *testing.T) {
 	}
 }
 
-func TestRemoveTakesReadOnlyDirectories(t *testing.T) {
+func TestRemoveHandlesReadOnlyDirectories(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "tree")
 	if err := os.MkdirAll(filepath.Join(dir, "a", "b"), 0o755); err != nil {
 		t.Fatal(err)
@@ -36,6 +36,6 @@ func TestRemoveTakesReadOnlyDirectories(t *testing.T) {
 		t.Fatal(err)
 	}
 	if _, err := os.Lstat(dir); !errors.Is(err, fs.ErrNotExist) {
-		t.Errorf("it is still there: %v", err)
+		t.Errorf("after Remove: got %v, want it not to exist", err)
 	}
 }

@@ -16,20 +16,19 @@ import (
 	"strings"
 )
 
-// A Graph is a package //graph of generated targets, layer upon layer. What each of them builds is known
-// without a build. It is not safe for concurrent use.
+// A Graph is a package //graph of generated targets in layers, whose outputs are known without a build. It is not safe for
+// concurrent use.
 type Graph struct {
 	Layers, Width int // at least 1 and 2
-	// Lines is the length of the output of a target, in lines of 9 bytes; nil is none. Each output has
-	// one more line before them, of 65 bytes.
+	// Lines is the number of lines of 9 bytes in a target's output; nil means none. A line of 65 bytes precedes them.
 	Lines func(layer, i int) int
-	// Pause is how many seconds each action sleeps, as sleep(1) reads it; "" is not at all.
+	// Pause is how long each action sleeps, in the format of sleep(1); "" means not at all.
 	Pause string
 
-	edits map[string]int // how often Edit has changed a source, by the name of its target
+	edits map[string]int // calls of Edit by target name
 }
 
-// node is what each target runs. Its output depends on every byte of its inputs.
+// node is the script of each target. Its output depends on every byte of its inputs.
 const node = `#!/bin/bash
 # node.sh LINES SECONDS OUT SRC...
 set -eu -o pipefail
@@ -48,7 +47,7 @@ hash=${hash%% *}
 
 func name(layer, i int) string { return fmt.Sprintf("n%d_%d", layer, i) }
 
-// below returns those of the layer before on which a target depends.
+// below returns the targets of the previous layer on which a target depends.
 func (g *Graph) below(layer, i int) []string {
 	if layer == 0 {
 		return nil
@@ -63,7 +62,7 @@ func (g *Graph) lines(layer, i int) int {
 	return g.Lines(layer, i)
 }
 
-// each calls visit for every target, those on which it depends before it.
+// each calls visit for every target after its dependencies.
 func (g *Graph) each(visit func(name string, layer, i int)) {
 	for layer := range g.Layers {
 		for i := range g.Width {
@@ -76,7 +75,7 @@ func (g *Graph) source(name string) string {
 	return fmt.Sprintf("source of %s, edition %d\n", name, g.edits[name])
 }
 
-// Edit changes the source of a target, so that it is built anew, and so is what depends on it.
+// Edit changes the source of a target, so that it and its dependents must be rebuilt.
 func (g *Graph) Edit(layer, i int) {
 	if g.edits == nil {
 		g.edits = map[string]int{}
@@ -84,14 +83,14 @@ func (g *Graph) Edit(layer, i int) {
 	g.edits[name(layer, i)]++
 }
 
-// Inputs returns the files of the package that actions read, by name.
+// Inputs returns the files that actions read, by name.
 func (g *Graph) Inputs() map[string][]byte {
 	files := map[string][]byte{"node.sh": []byte(node)}
 	g.each(func(name string, _, _ int) { files[name+".src"] = []byte(g.source(name)) })
 	return files
 }
 
-// Outputs returns what a build makes, by name of the file.
+// Outputs returns the expected outputs of a build, by file name.
 func (g *Graph) Outputs() map[string][]byte {
 	outputs := map[string][]byte{}
 	g.each(func(name string, layer, i int) {
@@ -102,7 +101,7 @@ func (g *Graph) Outputs() map[string][]byte {
 		}
 		hash := hex.EncodeToString(h.Sum(nil))
 		out := []byte(hash + "\n")
-		// Seven digits always fit.
+		// Seven hexadecimal digits always fit.
 		seed, _ := strconv.ParseUint(hash[:7], 16, 64)
 		for x, n := seed+1, g.lines(layer, i); n > 0; n-- {
 			x = x * 16807 % 2147483647
@@ -114,7 +113,7 @@ func (g *Graph) Outputs() map[string][]byte {
 	return outputs
 }
 
-// Write writes the package into a workspace. Files that are there already as they should be are left alone.
+// Write writes the package into a workspace. It leaves unchanged files alone.
 func (g *Graph) Write(workspace string) error {
 	var build strings.Builder
 	build.WriteString("# SPDX-License-Identifier: Apache-2.0\n")

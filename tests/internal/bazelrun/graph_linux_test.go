@@ -11,7 +11,7 @@ import (
 	"testing"
 )
 
-func TestGraphKnowsWhatItsScriptMakes(t *testing.T) {
+func TestGraphPredictsItsOutputs(t *testing.T) {
 	workspace := t.TempDir()
 	g := &Graph{Layers: 3, Width: 4, Lines: func(layer, i int) int { return 10*layer + i }}
 	g.Edit(1, 2)
@@ -21,7 +21,7 @@ func TestGraphKnowsWhatItsScriptMakes(t *testing.T) {
 	dir := filepath.Join(workspace, "graph")
 	outputs := g.Outputs()
 	if len(outputs) != 12 {
-		t.Errorf("%d outputs, want 12", len(outputs))
+		t.Errorf("got %d outputs, want 12", len(outputs))
 	}
 	g.each(func(name string, layer, i int) {
 		args := []string{"./node.sh", strconv.Itoa(g.lines(layer, i)), "0", name + ".out", name + ".src"}
@@ -35,12 +35,12 @@ func TestGraphKnowsWhatItsScriptMakes(t *testing.T) {
 		}
 		got, err := os.ReadFile(filepath.Join(dir, name+".out"))
 		if err != nil || !bytes.Equal(got, outputs[name+".out"]) {
-			t.Errorf("%s: the script made %.80q, %v, want %.80q", name, got, err, outputs[name+".out"])
+			t.Errorf("%s: got %.80q, %v; want %.80q", name, got, err, outputs[name+".out"])
 		}
 	})
 }
 
-func TestEditChangesATargetAndWhatDependsOnIt(t *testing.T) {
+func TestEditChangesATargetAndItsDependents(t *testing.T) {
 	g := &Graph{Layers: 4, Width: 5}
 	before := g.Outputs()
 	g.Edit(2, 1)
@@ -51,12 +51,12 @@ func TestEditChangesATargetAndWhatDependsOnIt(t *testing.T) {
 			changed[name] = changed[name] || changed[dep]
 		}
 		if same := bytes.Equal(before[name+".out"], after[name+".out"]); same == changed[name] {
-			t.Errorf("%s is as before: %v, want %v", name, same, !changed[name])
+			t.Errorf("%s: got unchanged %v, want %v", name, same, !changed[name])
 		}
 	})
 }
 
-func TestWriteLeavesAloneWhatIsAsItShouldBe(t *testing.T) {
+func TestWriteLeavesUnchangedFilesAlone(t *testing.T) {
 	workspace := t.TempDir()
 	g := &Graph{Layers: 1, Width: 2}
 	if err := g.Write(workspace); err != nil {
@@ -68,16 +68,16 @@ func TestWriteLeavesAloneWhatIsAsItShouldBe(t *testing.T) {
 		t.Fatal(err)
 	}
 	if before.Mode().Perm()&0o111 == 0 {
-		t.Errorf("node.sh has mode %v, want it executable", before.Mode())
+		t.Errorf("node.sh: got mode %v, want it executable", before.Mode())
 	}
 	g.Edit(0, 1)
 	if err := g.Write(workspace); err != nil {
 		t.Fatal(err)
 	}
 	if after, err := os.Stat(node); err != nil || !after.ModTime().Equal(before.ModTime()) {
-		t.Errorf("node.sh was written again: %v", err)
+		t.Errorf("node.sh was rewritten, want it left alone: %v", err)
 	}
 	if b, err := os.ReadFile(filepath.Join(workspace, "graph", "n0_1.src")); err != nil || !bytes.Contains(b, []byte("edition 1")) {
-		t.Errorf("the edited source is %q, %v", b, err)
+		t.Errorf("edited source: got %q, %v; want edition 1", b, err)
 	}
 }

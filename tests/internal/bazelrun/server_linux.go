@@ -20,25 +20,24 @@ import (
 	"time"
 )
 
-// stopTime is how long a server may take to drain and end once it is told to.
+// stopTime is the time limit for a server to drain and exit.
 const stopTime = 20 * time.Second
 
-// BuildCloister compiles the program cloister to the file name. The working directory must be in the repository. A test
-// calls it while it runs, not from TestMain.
+// BuildCloister compiles cloister to the file name. The working directory must be in the repository. Call it from a test, not
+// from TestMain.
 func BuildCloister(name string) error { return BuildCommand(name, "cloister") }
 
 // BuildCommand compiles a command of the repository, as BuildCloister does.
 func BuildCommand(name, command string) error {
 	program := "github.com/cloister-build/cloister/cmd/" + command
 	build := exec.Command("go", "build", "-ldflags=-s -w", "-o", name, program)
-	// As it is released: a static program, which also starts faster. Nobody debugs it, and without what debuggers
-	// read it is linked in half the time.
+	// Static, as released, which also starts faster. Without debug information it links in half the time.
 	build.Env = append(os.Environ(), "CGO_ENABLED=0")
 	if out, err := build.CombinedOutput(); err != nil {
 		return fmt.Errorf("build %s: %w\n%s", command, err, out)
 	}
-	// go test gives a result from its cache if no file has changed that the test itself looked at while
-	// it ran. The sources were read by another process, so look at them.
+	// go test reuses a cached result if no file that the test itself opened has changed. Another process read the sources,
+	// so stat them here.
 	const files = `{{if not .Standard}}{{$dir := .Dir}}{{range .GoFiles}}{{$dir}}/{{.}}{{"\n"}}{{end}}{{end}}`
 	sources, err := exec.Command("go", "list", "-deps", "-f", files, program).Output()
 	if err != nil {
@@ -52,8 +51,8 @@ func BuildCommand(name, command string) error {
 	return nil
 }
 
-// Confines returns nil if user, or whoever runs this process if that is nil, can run a command in the
-// sandbox on this host, and otherwise an error with what cloister says about it.
+// Confines returns an error with cloister's output if user, or the current user if that is nil, cannot run a command in the
+// sandbox on this host.
 func Confines(ctx context.Context, cloister string, user *syscall.Credential) error {
 	ctx, cancel := context.WithTimeout(ctx, 15*time.Second)
 	defer cancel()
@@ -67,38 +66,38 @@ func Confines(ctx context.Context, cloister string, user *syscall.Credential) er
 	return nil
 }
 
-// A ServerConfig says how to start cloister serve.
+// A ServerConfig configures a cloister serve.
 type ServerConfig struct {
 	Binary string // the program cloister
-	Dir    string // its store
+	Dir    string // of its store
 	Home   string // its HOME
 	Listen string // HOST:PORT; port 0 is any free one
-	Jobs   int    // actions at once; 0 is serve's default
-	// MaxSize is the size of the store; "" is 10GiB.
+	Jobs   int    // concurrent actions; 0 means serve's default
+	// MaxSize is the size of the store; "" means 10GiB.
 	MaxSize string
-	// Args are further flags.
+	// Args are additional flags.
 	Args []string
-	// Env are further variables of its environment.
+	// Env are additional environment variables.
 	Env []string
-	// User is who runs it; nil is whoever runs this process.
+	// User runs it; nil means the current user.
 	User *syscall.Credential
-	// Log sees what it prints, if not nil.
+	// Log, if not nil, receives its output.
 	Log io.Writer
 }
 
-// A Server is a running cloister serve. The caller ends it by Stop or Kill.
+// A Server is a running cloister serve. The caller ends it with Stop or Kill.
 type Server struct {
-	// Addr is where it listens, HOST:PORT.
+	// Addr is its address, HOST:PORT.
 	Addr string
-	// PID is its process.
+	// PID is its process id.
 	PID  int
 	cmd  *exec.Cmd
-	done chan struct{} // closed once it has ended, after err is set
+	done chan struct{} // closed when it has ended, after err is set
 	err  error
 }
 
-// StartServer starts cloister serve and returns once it is ready. It fails if serve ends first, with
-// what it printed, or if ctx does.
+// StartServer starts cloister serve and returns when it is ready. It fails with serve's output if serve ends first or ctx
+// does.
 func StartServer(ctx context.Context, cfg ServerConfig) (*Server, error) {
 	args := []string{"serve", "--listen", cfg.Listen, "--dir", cfg.Dir, "--max-size", cmp.Or(cfg.MaxSize, "10GiB")}
 	if cfg.Jobs > 0 {
@@ -110,13 +109,12 @@ func StartServer(ctx context.Context, cfg ServerConfig) (*Server, error) {
 	s.cmd.Dir = "/"
 	s.cmd.Env = append(environment(cfg.Home), cfg.Env...)
 	s.cmd.Stdout, s.cmd.Stderr = banner, banner
-	// A group of its own, so that Ctrl-C at a terminal reaches the parent alone, which then stops the
-	// server in order. If the parent dies instead, nothing is left to stop it.
+	// A separate process group, so that Ctrl-C reaches only the parent, which stops the server in order. If the parent dies,
+	// the kernel stops the server.
 	s.cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGTERM, Credential: cfg.User}
 	started := make(chan error)
 	go func() {
-		// What is taken for the parent's death is that of the thread that started the server, and threads of a Go
-		// program end: this one lasts as long as the server.
+		// Pdeathsig follows the thread that started the server, so keep this thread as long as the server.
 		runtime.LockOSThread()
 		defer runtime.UnlockOSThread()
 		err := s.cmd.Start()
@@ -141,8 +139,7 @@ func StartServer(ctx context.Context, cfg ServerConfig) (*Server, error) {
 	}
 }
 
-// Stop tells the server to end and waits until it has. It returns an error if it ends with one, or has
-// to be killed because it does not end.
+// Stop sends SIGTERM and waits for the server's end. It returns an error if the server fails or has to be killed.
 func (s *Server) Stop() error {
 	if err := s.cmd.Process.Signal(syscall.SIGTERM); err != nil {
 		<-s.done
@@ -157,17 +154,17 @@ func (s *Server) Stop() error {
 	}
 }
 
-// Kill ends the server as a crash would and waits until it has ended.
+// Kill kills the server and waits for its end.
 func (s *Server) Kill() {
-	// The only error is that it has already ended.
+	// Fails only if it has already ended.
 	_ = s.cmd.Process.Kill()
 	<-s.done
 }
 
-// endpoint is in the line that serve prints once it is ready.
+// endpoint matches the line that serve prints when it is ready.
 var endpoint = regexp.MustCompile(`--remote_executor=grpcs?://([0-9.]+:\d+)`)
 
-// A banner keeps what a server prints, and finds its address in it.
+// A banner collects a server's output and finds its address.
 type banner struct {
 	ready chan string // receives the address, once
 	log   io.Writer
@@ -182,12 +179,12 @@ func (b *banner) Write(p []byte) (int, error) {
 	defer b.mu.Unlock()
 	b.seen.Write(p)
 	if b.log != nil {
-		// Before anybody hears that the server is ready, and reads it.
+		// Log before reporting readiness.
 		if n, err := b.log.Write(p); err != nil {
 			return n, err
 		}
 	}
-	// Only whole lines: an address that is still being written would be a wrong one.
+	// Only complete lines contain a complete address.
 	whole := b.seen.Bytes()[:bytes.LastIndexByte(b.seen.Bytes(), '\n')+1]
 	if match := endpoint.FindSubmatch(whole); match != nil && !b.found {
 		b.found = true
@@ -202,7 +199,7 @@ func (b *banner) text() string {
 	return b.seen.String()
 }
 
-// environment is all that a child process is told of this one's: nothing of a person's configuration.
+// environment is the environment of child processes, which contains none of the user's configuration.
 func environment(home string) []string {
 	return []string{"HOME=" + home, "LANG=C.UTF-8", "PATH=/usr/local/bin:/usr/bin:/bin", "USER=cloister"}
 }

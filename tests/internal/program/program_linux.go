@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package program is cloister as the tests of the whole program have it: compiled once for each package of
-// tests, when its first test needs it. It runs nothing; bazelrun does.
+// Package program compiles cloister once for each package of end-to-end tests, when its first test needs it.
 package program
 
 import (
@@ -16,22 +15,21 @@ import (
 	"github.com/cloister-build/cloister/tests/internal/bazelrun"
 )
 
-// A Program is the compiled program of one package of tests. Its zero value is ready for Main.
+// A Program is the compiled cloister of one test package. Its zero value is ready for Main.
 type Program struct {
 	dir  string
 	once sync.Once
 	err  error
 }
 
-// Main runs the tests in the place of m.Run and removes the program afterwards. TestMain passes what it
-// returns to os.Exit.
+// Main runs the tests instead of m.Run and removes the program afterwards. TestMain passes its result to os.Exit.
 func (p *Program) Main(m *testing.M) int {
 	var err error
 	if p.dir, err = os.MkdirTemp("", "cloister-test-"); err != nil {
 		fmt.Fprintln(os.Stderr, err)
 		return 1
 	}
-	defer os.RemoveAll(p.dir) // holds the program and nothing else
+	defer os.RemoveAll(p.dir) // contains only the program
 	// Some tests run it as another user.
 	if err := os.Chmod(p.dir, 0o755); err != nil {
 		fmt.Fprintln(os.Stderr, err)
@@ -51,8 +49,8 @@ func (p *Program) Path(t testing.TB) string {
 	return path
 }
 
-// Within returns the path of the program and a context for calls of it, which ends after limit or with the test. The
-// time begins when the program is there: on a busy machine it takes longer to compile than any call of it may take.
+// Within returns the path of the program and a context that ends after limit or with the test. The time starts after
+// compilation, which on a busy machine takes longer than any call.
 func (p *Program) Within(t testing.TB, limit time.Duration) (ctx context.Context, path string) {
 	t.Helper()
 	path = p.Path(t)

@@ -9,10 +9,10 @@ import (
 	"time"
 )
 
-// TestTimeBeginsWithTheProgram: what compiles slowly leaves its calls all of their time.
-func TestTimeBeginsWithTheProgram(t *testing.T) {
+// TestTimeLimitExcludesCompilation uses a go command that compiles slowly.
+func TestTimeLimitExcludesCompilation(t *testing.T) {
 	bin := t.TempDir()
-	// Called as: go build FLAGS -o NAME PACKAGE, and as go list.
+	// Called as go build FLAGS -o NAME PACKAGE and as go list.
 	const slow = "#!/bin/sh\n[ \"$1\" = list ] || { sleep 0.3; : > \"$4\"; }\n"
 	if err := os.WriteFile(filepath.Join(bin, "go"), []byte(slow), 0o755); err != nil {
 		t.Fatal(err)
@@ -24,8 +24,8 @@ func TestTimeBeginsWithTheProgram(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	// The clock of files may be late by a tick of the kernel, and is never early.
+	// File times may lag by a tick of the kernel.
 	if end, ok := ctx.Deadline(); !ok || end.Sub(made.ModTime()) < time.Minute {
-		t.Errorf("the time ends at %v, less than a minute after %v, when the program was there", end, made.ModTime())
+		t.Errorf("got deadline %v, want at least a minute after the compilation at %v", end, made.ModTime())
 	}
 }
