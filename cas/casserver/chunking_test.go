@@ -674,7 +674,7 @@ func FuzzRegisterChunkMapping(f *testing.F) {
 		}
 		if !stored {
 			m.Delete(d)
-			m.Unmap(d)
+			m.DeleteChunkList(d)
 		}
 	})
 }

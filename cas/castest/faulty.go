@@ -20,7 +20,7 @@ import (
 // An Op is an operation of a Faulty.
 type Op string
 
-// The operations of a Faulty, by the names of their methods.
+// The operations of a Faulty, named after its methods.
 const (
 	Open    Op = "Open"
 	Put     Op = "Put"
@@ -30,9 +30,9 @@ const (
 	Record  Op = "Record"
 )
 
-// A Faulty is a cas.Store, a cas.Batcher and a cas.ActionCache over others, whose faults a test decides: calls
-// that fail, calls that wait, blobs that are lost, readers that end early or bring other bytes. Without a fault
-// it keeps their contracts. It is safe for concurrent use; make it with NewFaulty.
+// A Faulty decorates a store and an action cache with faults that a test chooses: calls that fail or block, lost blobs,
+// readers that end early or return wrong data. Without faults it keeps the contracts of cas.Store, cas.Batcher and
+// cas.ActionCache. It is safe for concurrent use. NewFaulty makes one.
 type Faulty struct {
 	store   cas.Store
 	actions cas.ActionCache
@@ -41,38 +41,37 @@ type Faulty struct {
 	calls  map[Op]int
 	fails  map[Op]failure
 	gates  map[Op]*Gate
-	blobs  map[cas.Digest]bool // put here; true: lost since
+	blobs  map[cas.Digest]bool // blobs put through the Faulty; true if lost
 	damage func(d cas.Digest, r io.Reader) io.Reader
 }
 
-// A failure is an error for calls from one on.
+// A failure is an error for a range of calls.
 type failure struct {
 	from, to int
 	err      error
 }
 
-// NewFaulty returns a Faulty without faults over a store and an action cache; the latter may be nil if it is
-// not used.
+// NewFaulty returns a Faulty without faults. Actions may be nil if they are not used.
 func NewFaulty(store cas.Store, actions cas.ActionCache) *Faulty {
 	return &Faulty{store: store, actions: actions,
 		calls: map[Op]int{}, fails: map[Op]failure{}, gates: map[Op]*Gate{}, blobs: map[cas.Digest]bool{}}
 }
 
-// Calls returns how many calls of op have begun.
+// Calls returns the number of calls of op so far.
 func (f *Faulty) Calls(op Op) int {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	return f.calls[op]
 }
 
-// FailNth makes the nth call of op from now on, counted from 1, fail with err, and no other.
+// FailNth makes only the nth call of op from now on, counted from 1, fail with err.
 func (f *Faulty) FailNth(op Op, nth int, err error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	f.fails[op] = failure{f.calls[op] + nth, f.calls[op] + nth, err}
 }
 
-// Fail makes every call of each of ops fail with err, from now on.
+// Fail makes all calls of ops fail with err from now on.
 func (f *Faulty) Fail(err error, ops ...Op) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -81,7 +80,7 @@ func (f *Faulty) Fail(err error, ops ...Op) {
 	}
 }
 
-// Heal ends every fault but the loss of blobs and the gates.
+// Heal ends all faults except lost blobs and gates.
 func (f *Faulty) Heal() {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -89,14 +88,14 @@ func (f *Faulty) Heal() {
 	f.damage = nil
 }
 
-// A Gate is where calls of one operation wait.
+// A Gate blocks the calls of an operation.
 type Gate struct {
 	arrived chan struct{}
 	open    chan struct{}
 	once    sync.Once
 }
 
-// Hold makes every call of op wait, before it does anything, until the Gate is opened or its context ends.
+// Hold makes every call of op block at its start, until the Gate is opened or the context of the call ends.
 func (f *Faulty) Hold(op Op) *Gate {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -105,15 +104,15 @@ func (f *Faulty) Hold(op Op) *Gate {
 	return g
 }
 
-// Arrived waits until one more call has come to the gate, up to 1000 in all.
+// Arrived waits until another call blocks at the gate, up to 1000 in total.
 func (g *Gate) Arrived() { <-g.arrived }
 
-// Open lets through all that wait and all that come. It may be called again.
+// Open unblocks the waiting and all later calls. It may be called again.
 func (g *Gate) Open() { g.once.Do(func() { close(g.open) }) }
 
-// Lose loses a share, from 0 to 1, of the blobs that were put here, and returns them. Equal seeds lose the same
-// of the same. A lost blob is absent until it is put again.
-func (f *Faulty) Lose(seed uint64, share float64) []cas.Digest {
+// Lose makes a fraction, from 0 to 1, of the blobs put through f absent until they are put again, and returns them. The
+// choice depends only on seed.
+func (f *Faulty) Lose(seed uint64, fraction float64) []cas.Digest {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	var kept []cas.Digest
@@ -124,17 +123,17 @@ func (f *Faulty) Lose(seed uint64, share float64) []cas.Digest {
 	}
 	slices.SortFunc(kept, func(a, b cas.Digest) int { return strings.Compare(a.String(), b.String()) })
 	rand.New(rand.NewPCG(seed, 0)).Shuffle(len(kept), func(i, j int) { kept[i], kept[j] = kept[j], kept[i] })
-	kept = kept[:int(share*float64(len(kept))+0.5)]
+	kept = kept[:int(fraction*float64(len(kept))+0.5)]
 	for _, d := range kept {
 		f.blobs[d] = true
 	}
 	return kept
 }
 
-// errCut is how a reader ends that Cut has shortened.
+// errCut is the error of readers shortened by Cut.
 var errCut = errors.New("connection reset")
 
-// Cut makes every reader that is opened from now on fail after n bytes, unless it ends before.
+// Cut makes every reader opened from now on fail after n bytes.
 func (f *Faulty) Cut(n int64) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -148,8 +147,8 @@ func (f *Faulty) Cut(n int64) {
 	}
 }
 
-// Flip makes every reader that is opened from now on bring a first byte with one bit changed. The readers
-// notice it as those of a store do: with cas.ErrCorrupt at their ends.
+// Flip makes every reader opened from now on flip a bit of the first byte. Like those of a store, the readers fail with
+// cas.ErrCorrupt at the end.
 func (f *Faulty) Flip() {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -166,7 +165,7 @@ func (f *Faulty) Flip() {
 	}
 }
 
-// begin counts a call, waits at its gate and returns the error that it is to fail with.
+// begin counts a call, waits at its gate and returns the error of its fault.
 func (f *Faulty) begin(ctx context.Context, op Op) error {
 	f.mu.Lock()
 	f.calls[op]++
@@ -192,8 +191,8 @@ func (f *Faulty) lost(d cas.Digest) bool {
 	return f.blobs[d]
 }
 
-// kept notes that d was put.
-func (f *Faulty) kept(d cas.Digest) {
+// recordPut remembers that d was put.
+func (f *Faulty) recordPut(d cas.Digest) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	if !d.IsEmpty() {
@@ -228,7 +227,7 @@ func (f *Faulty) Put(ctx context.Context, d cas.Digest, r io.Reader) error {
 		return err
 	}
 	if f.lost(d) {
-		// The store below has the blob still, and need not look at what it is offered.
+		// The store still has the blob and need not verify the data.
 		b, err := io.ReadAll(io.LimitReader(r, d.Size()+1))
 		if err != nil {
 			return err
@@ -241,11 +240,11 @@ func (f *Faulty) Put(ctx context.Context, d cas.Digest, r io.Reader) error {
 	if err := f.store.Put(ctx, d, r); err != nil {
 		return err
 	}
-	f.kept(d)
+	f.recordPut(d)
 	return nil
 }
 
-// PutAll implements cas.Batcher, by Put of the store if that is none.
+// PutAll implements cas.Batcher.
 func (f *Faulty) PutAll(ctx context.Context, blobs []cas.Blob) []error {
 	errs := make([]error, len(blobs))
 	if err := f.begin(ctx, PutAll); err != nil {
@@ -257,7 +256,7 @@ func (f *Faulty) PutAll(ctx context.Context, blobs []cas.Blob) []error {
 	copy(errs, cas.PutAll(ctx, f.store, blobs))
 	for i, b := range blobs {
 		if errs[i] == nil {
-			f.kept(b.Digest)
+			f.recordPut(b.Digest)
 		}
 	}
 	return errs

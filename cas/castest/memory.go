@@ -16,23 +16,23 @@ import (
 	"google.golang.org/protobuf/proto"
 )
 
-// Memory is a cas.Store, a cas.Batcher, a cas.Splicer and a cas.ActionCache in memory, without a limit. Unlike a fake it keeps the
-// whole contract, and unlike a store for use it lets a test lose and damage blobs. It is safe for
-// concurrent use; make it with NewMemory.
+// Memory is an unlimited cas.Store, cas.Batcher, cas.Splicer and cas.ActionCache in memory. It keeps the whole contract,
+// and lets tests delete and corrupt blobs. It is safe for concurrent use. NewMemory makes one.
 type Memory struct {
 	mu      sync.Mutex
-	blobs   map[cas.Digest][]byte             // guarded by mu; a slice is never changed in place
-	results map[cas.Digest]*repb.ActionResult // guarded by mu; a message is never changed in place
-	maps    map[cas.Digest]cas.ChunkList      // guarded by mu; flat, and never changed in place
+	blobs   map[cas.Digest][]byte             // guarded by mu; slices are immutable
+	results map[cas.Digest]*repb.ActionResult // guarded by mu; messages are immutable
+	lists   map[cas.Digest]cas.ChunkList      // guarded by mu; flat and immutable
 }
 
 // NewMemory returns an empty Memory.
 func NewMemory() *Memory {
-	return &Memory{blobs: map[cas.Digest][]byte{}, results: map[cas.Digest]*repb.ActionResult{}, maps: map[cas.Digest]cas.ChunkList{}}
+	return &Memory{
+		blobs: map[cas.Digest][]byte{}, results: map[cas.Digest]*repb.ActionResult{}, lists: map[cas.Digest]cas.ChunkList{},
+	}
 }
 
-// Instances returns instances that are one Memory each, made when first named: the Store and the
-// Actions of an instance are the same *Memory.
+// Instances returns instances with a Memory each, which is both Store and Actions.
 func Instances() cas.Instances {
 	var mu sync.Mutex
 	memories := map[string]*Memory{}
@@ -58,15 +58,15 @@ func (m *Memory) Open(ctx context.Context, d cas.Digest, off int64) (io.ReadClos
 	}
 	m.mu.Lock()
 	b, ok := m.blobs[d]
-	chunks, mapped := m.maps[d], m.present(d)
+	list, spliced := m.lists[d], m.present(d)
 	m.mu.Unlock()
 	switch {
-	case !ok && !mapped && !d.IsEmpty():
+	case !ok && !spliced && !d.IsEmpty():
 		return nil, fmt.Errorf("blob %s: %w", d, cas.ErrNotFound)
 	case off < 0 || off > d.Size():
 		return nil, fmt.Errorf("blob %s: offset %d: %w", d, off, cas.ErrRange)
-	case !ok && mapped:
-		r := cas.Join(ctx, m.Open, chunks.Chunks, off)
+	case !ok && spliced:
+		r := cas.Join(ctx, m.Open, list.Chunks, off)
 		if off > 0 {
 			return r, nil
 		}
@@ -83,7 +83,7 @@ func (m *Memory) Open(ctx context.Context, d cas.Digest, off int64) (io.ReadClos
 // Put implements cas.Store.
 func (m *Memory) Put(ctx context.Context, d cas.Digest, r io.Reader) error {
 	var b bytes.Buffer
-	// One byte more than stated is enough to know that there are too many.
+	// One extra byte reveals that there is too much.
 	n, err := io.Copy(&b, io.LimitReader(contextReader{ctx, r}, d.Size()+1))
 	if err != nil {
 		return err
@@ -132,13 +132,13 @@ func (m *Memory) Missing(ctx context.Context, ds []cas.Digest) ([]cas.Digest, er
 	return missing, nil
 }
 
-// present reports whether d is held, by itself or as chunks. The caller holds mu.
+// present reports whether d is present, as a blob or as chunks. The caller holds mu.
 func (m *Memory) present(d cas.Digest) bool {
 	if _, ok := m.blobs[d]; ok {
 		return true
 	}
-	mapping, ok := m.maps[d]
-	for _, c := range mapping.Chunks {
+	list, ok := m.lists[d]
+	for _, c := range list.Chunks {
 		if _, held := m.blobs[c]; !held {
 			return false
 		}
@@ -147,23 +147,23 @@ func (m *Memory) present(d cas.Digest) bool {
 }
 
 // Splice implements cas.Splicer.
-func (m *Memory) Splice(ctx context.Context, d cas.Digest, mapping cas.ChunkList) error {
-	if err := cmp.Or(ctx.Err(), mapping.Check(d)); err != nil || d.IsEmpty() {
+func (m *Memory) Splice(ctx context.Context, d cas.Digest, list cas.ChunkList) error {
+	if err := cmp.Or(ctx.Err(), list.Check(d)); err != nil || d.IsEmpty() {
 		return err
 	}
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	flat, err := mapping.Flat(func(c cas.Digest) ([]cas.Digest, error) {
+	flat, err := list.Flat(func(c cas.Digest) ([]cas.Digest, error) {
 		if !m.present(c) {
 			return nil, fmt.Errorf("chunk %s: %w", c, cas.ErrNotFound)
 		}
 		if _, ok := m.blobs[c]; ok {
 			return nil, nil
 		}
-		return m.maps[c].Chunks, nil
+		return m.lists[c].Chunks, nil
 	})
 	if err == nil {
-		m.maps[d] = flat
+		m.lists[d] = flat
 	}
 	return err
 }
@@ -175,12 +175,12 @@ func (m *Memory) Split(ctx context.Context, d cas.Digest) (cas.ChunkList, error)
 	}
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	mapping, ok := m.maps[d]
+	list, ok := m.lists[d]
 	if !ok {
-		return mapping, fmt.Errorf("chunks of blob %s: %w", d, cas.ErrNotFound)
+		return list, fmt.Errorf("chunks of blob %s: %w", d, cas.ErrNotFound)
 	}
-	mapping.Chunks = slices.Clone(mapping.Chunks)
-	return mapping, nil
+	list.Chunks = slices.Clone(list.Chunks)
+	return list, nil
 }
 
 // Lookup implements cas.ActionCache.
@@ -208,14 +208,14 @@ func (m *Memory) Record(ctx context.Context, action cas.Digest, r *repb.ActionRe
 	return nil
 }
 
-// Len returns the number of blobs held, without the empty blob.
+// Len returns the number of blobs, not counting the empty blob and spliced blobs.
 func (m *Memory) Len() int {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	return len(m.blobs)
 }
 
-// Digests returns the digests of the blobs held, without the empty blob, sorted by hash.
+// Digests returns the digests of the blobs counted by Len, sorted by hash.
 func (m *Memory) Digests() []cas.Digest {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -229,22 +229,22 @@ func (m *Memory) Digests() []cas.Digest {
 	return ds
 }
 
-// Delete loses the blob d, if it is held by itself. It leaves mappings and action results alone.
+// Delete deletes the blob d. Chunk lists and action results stay.
 func (m *Memory) Delete(d cas.Digest) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	delete(m.blobs, d)
 }
 
-// Unmap loses the mapping of d, if there is one. It leaves blobs alone.
-func (m *Memory) Unmap(d cas.Digest) {
+// DeleteChunkList deletes the chunk list of d.
+func (m *Memory) DeleteChunkList(d cas.Digest) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	delete(m.maps, d)
+	delete(m.lists, d)
 }
 
-// Corrupt flips a bit of the blob d and reports whether there was one to flip. A reader that is open
-// does not see it. Putting the blob again repairs it.
+// Corrupt flips a bit of the blob d, and reports whether it exists and is not empty. Open readers are not affected. A Put
+// of the blob repairs it.
 func (m *Memory) Corrupt(d cas.Digest) bool {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -257,7 +257,7 @@ func (m *Memory) Corrupt(d cas.Digest) bool {
 	return true
 }
 
-// contextReader reads r until ctx ends.
+// contextReader reads from r until ctx ends.
 type contextReader struct {
 	ctx context.Context
 	r   io.Reader

@@ -17,6 +17,7 @@ import (
 	"github.com/cloister-build/cloister/cas"
 	"github.com/cloister-build/cloister/cas/disk"
 	cloisterpb "github.com/cloister-build/cloister/proto/cloister/v1"
+	"github.com/cloister-build/cloister/sandbox/printable"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/credentials/insecure"
@@ -24,35 +25,35 @@ import (
 	"google.golang.org/protobuf/types/known/durationpb"
 )
 
-// ErrNoStore says that a directory is not a store.
+// ErrNoStore reports that a directory is not a store.
 var ErrNoStore = errors.New("no store")
 
-const (
-	patience = 10 * time.Second // with a store that somebody holds who does not answer: it may be starting, or ending
-	tryPause = 100 * time.Millisecond
-)
+// openTimeout is the time that Open waits for the process that has the store open. It may be starting or exiting.
+var openTimeout = 10 * time.Second
 
-// A Client reaches one store. It is safe for concurrent use; Open makes it, and whoever made it closes it.
+const retryInterval = 100 * time.Millisecond
+
+// A Client gives access to a store. It is safe for concurrent use. The caller of Open closes it.
 type Client struct {
-	cache  *disk.Cache // nil if another process holds the store
+	cache  *disk.Cache // nil if another process has the store open
 	conn   *grpc.ClientConn
 	holder int
 }
 
-// Open reaches the store in dir: through the process that holds it, or, if none does, by opening it with this lease
-// (disk.Config.Lease) and no budget. A directory that is no store is ErrNoStore, and nothing is made in it. A store
-// that is held by a process that has not answered within ten seconds is disk.ErrLocked.
+// Open connects to the process that has the store in dir open. If there is none, it opens the store with this lease (see
+// disk.Config.Lease) and no budget. It returns ErrNoStore, and creates nothing, if dir is not a store. It returns
+// disk.ErrLocked if a process has the store open but does not answer within ten seconds.
 func Open(ctx context.Context, dir string, lease time.Duration) (*Client, error) {
 	if _, err := os.Stat(filepath.Join(dir, "version")); errors.Is(err, os.ErrNotExist) {
 		return nil, fmt.Errorf("%w in %s", ErrNoStore, dir)
 	} else if err != nil {
 		return nil, err
 	}
-	asking, cancel := context.WithTimeout(ctx, patience)
+	waiting, cancel := context.WithTimeout(ctx, openTimeout)
 	defer cancel()
 	for {
-		c, silent := dial(asking, dir)
-		if silent == nil {
+		c, dialErr := dial(waiting, dir)
+		if dialErr == nil {
 			return c, nil
 		}
 		c, err := open(dir, lease)
@@ -60,19 +61,19 @@ func Open(ctx context.Context, dir string, lease time.Duration) (*Client, error)
 			return c, err
 		}
 		select {
-		case <-time.After(tryPause):
-		case <-asking.Done():
+		case <-time.After(retryInterval):
+		case <-waiting.Done():
 			if ctx.Err() != nil {
 				return nil, ctx.Err()
 			}
-			return nil, fmt.Errorf("%w (it does not answer at %s: %v)", err, filepath.Join(dir, socket), silent)
+			return nil, fmt.Errorf("%w (no answer on %s: %v)", err, filepath.Join(dir, socket), dialErr)
 		}
 	}
 }
 
-// open opens a store that nobody holds.
+// open opens a store that no process has open.
 func open(dir string, lease time.Duration) (*Client, error) {
-	// Nothing goes because this process knows no budget.
+	// Without a budget, opening the store evicts nothing.
 	cache, err := disk.Open(disk.Config{Dir: dir, MaxBytes: math.MaxInt64, MaxFiles: math.MaxInt64, Lease: lease})
 	if err != nil {
 		return nil, err
@@ -80,7 +81,7 @@ func open(dir string, lease time.Duration) (*Client, error) {
 	return &Client{cache: cache}, nil
 }
 
-// dial reaches the process that holds a store, until ctx ends.
+// dial connects to the process that has the store open.
 func dial(ctx context.Context, dir string) (*Client, error) {
 	conn, err := grpc.NewClient("passthrough:///"+socket,
 		grpc.WithTransportCredentials(insecure.NewCredentials()),
@@ -99,10 +100,10 @@ func dial(ctx context.Context, dir string) (*Client, error) {
 	return c, nil
 }
 
-// Holder returns the process that holds the store and was asked, or 0 if it is this one.
+// Holder returns the ID of the process that has the store open, or 0 if the Client opened it.
 func (c *Client) Holder() int { return c.holder }
 
-// Close gives the store back, if this process opened it.
+// Close closes the connection, or the store if the Client opened it.
 func (c *Client) Close() error {
 	if c.cache != nil {
 		return c.cache.Close()
@@ -112,16 +113,16 @@ func (c *Client) Close() error {
 
 func (c *Client) api() cloisterpb.StoreClient { return cloisterpb.NewStoreClient(c.conn) }
 
-// failed returns the error of a call to the holder.
-func (c *Client) failed(ctx context.Context, err error) error {
+// callError converts the error of a call to the holder.
+func (c *Client) callError(ctx context.Context, err error) error {
 	if ctx.Err() != nil {
 		return ctx.Err()
 	}
 	st := status.Convert(err)
 	if st.Code() == codes.Unavailable {
-		return fmt.Errorf("the process that holds the store: %w: %s", cas.ErrUnavailable, printable(st.Message()))
+		return fmt.Errorf("process that has the store open: %w: %s", cas.ErrUnavailable, printable.Text(st.Message()))
 	}
-	return errors.New(printable(st.Message()))
+	return errors.New(printable.Text(st.Message()))
 }
 
 // Stats is disk.Cache.Stats.
@@ -131,25 +132,25 @@ func (c *Client) Stats(ctx context.Context) (disk.Stats, error) {
 	}
 	m, err := c.api().Stat(ctx, &cloisterpb.StatRequest{})
 	if err != nil {
-		return disk.Stats{}, c.failed(ctx, err)
+		return disk.Stats{}, c.callError(ctx, err)
 	}
 	return toStats(m), nil
 }
 
-// Forget makes the result of an action absent, and reports whether there was one. A malformed name of an instance is
-// cas.ErrInvalid.
+// Forget removes the result of an action, and reports whether there was one. It returns cas.ErrInvalid for an invalid
+// instance name.
 func (c *Client) Forget(ctx context.Context, instance string, action cas.Digest) (bool, error) {
 	if c.cache != nil {
 		return forget(ctx, c.cache, instance, action)
 	}
 	m, err := c.api().Forget(ctx, &cloisterpb.ForgetRequest{Instance: instance, Action: action.String()})
 	if err != nil {
-		return false, c.failed(ctx, err)
+		return false, c.callError(ctx, err)
 	}
 	return m.Recorded, nil
 }
 
-// Collect is disk.Cache.Collect. If ctx ends while another process collects, the report is empty.
+// Collect is disk.Cache.Collect. If ctx ends early and another process has the store open, the report is empty.
 func (c *Client) Collect(ctx context.Context, o disk.CollectOptions) (disk.CollectReport, error) {
 	if c.cache != nil {
 		return c.cache.Collect(ctx, o)
@@ -158,12 +159,12 @@ func (c *Client) Collect(ctx context.Context, o disk.CollectOptions) (disk.Colle
 		MaxBytes: o.MaxBytes, OlderThan: durationpb.New(o.OlderThan), DryRun: o.DryRun,
 	})
 	if err != nil {
-		return disk.CollectReport{}, c.failed(ctx, err)
+		return disk.CollectReport{}, c.callError(ctx, err)
 	}
 	return toCollect(m), nil
 }
 
-// Verify is disk.Cache.Verify. It interrupts a scrub, and goes on where that is.
+// Verify is disk.Cache.Verify. It interrupts a scrub and resumes at its position.
 func (c *Client) Verify(ctx context.Context, o disk.VerifyOptions) (disk.VerifyReport, error) {
 	if c.cache != nil {
 		return c.cache.Verify(ctx, o)
@@ -171,12 +172,12 @@ func (c *Client) Verify(ctx context.Context, o disk.VerifyOptions) (disk.VerifyR
 	var report disk.VerifyReport
 	stream, err := c.api().Verify(ctx, &cloisterpb.VerifyRequest{BytesPerSecond: o.BytesPerSecond, Restart: o.Restart})
 	if err != nil {
-		return report, c.failed(ctx, err)
+		return report, c.callError(ctx, err)
 	}
 	for {
 		m, err := stream.Recv()
 		if err != nil {
-			return report, c.failed(ctx, err)
+			return report, c.callError(ctx, err)
 		}
 		damaged := report.Damaged
 		if report, err = toVerify(m); err != nil {
@@ -192,7 +193,7 @@ func (c *Client) Verify(ctx context.Context, o disk.VerifyOptions) (disk.VerifyR
 	}
 }
 
-// Quarantine returns where the store in dir keeps the bytes of a blob that it found damaged, or "" if it kept none.
+// Quarantine returns the path of the damaged content of d in the store in dir, or "" if it was not kept.
 func Quarantine(dir string, d cas.Digest) string {
 	path := filepath.Join(dir, "quarantine", fmt.Sprintf("%s-%d", d.Hash(), d.Size()))
 	if _, err := os.Lstat(path); err != nil {

@@ -26,8 +26,8 @@ import (
 	"google.golang.org/grpc/status"
 )
 
-// stored opens a store in dir, of which nothing is leased, with some small blobs and a large one.
-func stored(t *testing.T, dir string) (*disk.Cache, []cas.Digest) {
+// openStore creates a store in dir without leases, with a large blob and 19 small ones.
+func openStore(t *testing.T, dir string) (*disk.Cache, []cas.Digest) {
 	t.Helper()
 	c, err := disk.Open(disk.Config{Dir: dir, MaxBytes: 64 << 20, Lease: -1})
 	if err != nil {
@@ -93,108 +93,107 @@ func serve(t *testing.T, dir string, c *disk.Cache) *diskctl.Server {
 	return s
 }
 
-// TestSameAnswersWhoeverHolds: the process that serves the store, or this one.
-func TestSameAnswersWhoeverHolds(t *testing.T) {
-	type answers struct {
+// TestClientIsTheSameWithoutServer compares a store that another process has open with one that the client opens.
+func TestClientIsTheSameWithoutServer(t *testing.T) {
+	type reports struct {
 		stats           disk.Stats
-		could, did      disk.CollectReport
-		verified, again disk.VerifyReport
+		dryRun, collect disk.CollectReport
+		verify, again   disk.VerifyReport
 	}
-	var got [2]answers
-	for i, held := range []bool{true, false} {
+	var got [2]reports
+	for i, served := range []bool{true, false} {
 		dir := filepath.Join(t.TempDir(), "store")
-		cache, ds := stored(t, dir)
+		cache, ds := openStore(t, dir)
 		damage(t, dir, ds[0])
-		if held {
+		if served {
 			serve(t, dir, cache)
 		} else if err := cache.Close(); err != nil {
 			t.Fatal(err)
 		}
 		c := client(t, dir)
-		if want := map[bool]int{true: os.Getpid()}[held]; c.Holder() != want {
-			t.Errorf("held %v: the holder is %d, want %d", held, c.Holder(), want)
+		if want := map[bool]int{true: os.Getpid()}[served]; c.Holder() != want {
+			t.Errorf("served %v: Holder: got %d, want %d", served, c.Holder(), want)
 		}
 		a := &got[i]
 		var errs [5]error
 		a.stats, errs[0] = c.Stats(t.Context())
-		a.verified, errs[1] = c.Verify(t.Context(), disk.VerifyOptions{Progress: func(disk.VerifyReport) {}})
+		a.verify, errs[1] = c.Verify(t.Context(), disk.VerifyOptions{Progress: func(disk.VerifyReport) {}})
 		a.again, errs[2] = c.Verify(t.Context(), disk.VerifyOptions{})
-		// The newest second is not older than one.
+		// Entries of the current second are not old enough.
 		old := disk.CollectOptions{OlderThan: time.Second, DryRun: true}
-		for a.could.Freed < 19*1024 && t.Context().Err() == nil && errs[3] == nil {
+		for a.dryRun.Freed < 19*1024 && t.Context().Err() == nil && errs[3] == nil {
 			time.Sleep(100 * time.Millisecond)
-			a.could, errs[3] = c.Collect(t.Context(), old)
+			a.dryRun, errs[3] = c.Collect(t.Context(), old)
 		}
 		old.DryRun = false
-		a.did, errs[4] = c.Collect(t.Context(), old)
+		a.collect, errs[4] = c.Collect(t.Context(), old)
 		if err := errors.Join(errs[:]...); err != nil {
-			t.Fatalf("held %v: %v", held, err)
+			t.Fatalf("served %v: %v", served, err)
 		}
-		if len(a.verified.Damaged) != 1 || a.verified.Damaged[0].Digest != ds[0] || a.verified.Damaged[0].Instance != "main" ||
-			!strings.HasPrefix(a.verified.Damaged[0].Where, "files/@main/sha256/") || a.verified.Blobs != 20 {
-			t.Errorf("held %v: Verify: %+v", held, a.verified)
+		if len(a.verify.Damaged) != 1 || a.verify.Damaged[0].Digest != ds[0] || a.verify.Damaged[0].Instance != "main" ||
+			!strings.HasPrefix(a.verify.Damaged[0].Where, "files/@main/sha256/") || a.verify.Blobs != 20 {
+			t.Errorf("served %v: Verify: got %+v, want 20 blobs, damage in %s of main", served, a.verify, ds[0])
 		}
 		kept, err := os.ReadFile(diskctl.Quarantine(dir, ds[0]))
 		if err != nil || len(kept) != 500_000 || kept[4321] != 'X' {
-			t.Errorf("held %v: %d bytes are in quarantine, %v", held, len(kept), err)
+			t.Errorf("served %v: quarantine: got %d bytes, %v, want the 500000 damaged ones", served, len(kept), err)
 		}
 		if diskctl.Quarantine(dir, ds[1]) != "" {
-			t.Errorf("held %v: a sound blob is in quarantine", held)
+			t.Errorf("served %v: a sound blob is in quarantine", served)
 		}
-		if a.did.Blobs != 19 || a.did.Segments < 1 || a.did.Freed <= 0 || len(a.did.Ages) < 4 {
-			t.Errorf("held %v: Collect: %+v", held, a.did)
+		if a.collect.Blobs != 19 || a.collect.Segments < 1 || a.collect.Freed <= 0 || len(a.collect.Ages) < 4 {
+			t.Errorf("served %v: Collect: got %+v, want 19 blobs and a segment removed", served, a.collect)
 		}
-		// What the two cannot have in common: the budgets, and what closing has written.
-		for _, r := range []*disk.CollectReport{&a.could, &a.did} {
+		// The budgets differ, and so do the sizes: closing writes to the store.
+		for _, r := range []*disk.CollectReport{&a.dryRun, &a.collect} {
 			r.MaxBytes, r.Bytes, r.Freed = 0, 0, 0
 		}
 		a.stats.MaxBytes, a.stats.MaxFiles, a.stats.Bytes = 0, 0, 0
 	}
 	if !reflect.DeepEqual(got[0], got[1]) {
-		t.Errorf("the holder says\n%+v\nand who opens the store\n%+v", got[0], got[1])
+		t.Errorf("through the server: got\n%+v\nwithout:\n%+v", got[0], got[1])
 	}
 }
 
-// TestDamageIsNamedOnce, by an answer on the way, and not by the last one again.
-func TestDamageIsNamedOnce(t *testing.T) {
+// TestVerifyReportsDamageOnce: the last response does not repeat earlier ones.
+func TestVerifyReportsDamageOnce(t *testing.T) {
 	t.Parallel()
 	dir := filepath.Join(t.TempDir(), "store")
-	cache, ds := stored(t, dir)
+	cache, ds := openStore(t, dir)
 	damage(t, dir, ds[0])
 	serve(t, dir, cache)
-	onTheWay := 0
+	early := 0
 	r, err := client(t, dir).Verify(t.Context(), disk.VerifyOptions{
-		BytesPerSecond: ds[0].Size() / 2, // so that there is an answer behind it
-		Progress:       func(r disk.VerifyReport) { onTheWay = max(onTheWay, len(r.Damaged)) },
+		BytesPerSecond: ds[0].Size() / 2, // so that Progress is called after it
+		Progress:       func(r disk.VerifyReport) { early = max(early, len(r.Damaged)) },
 	})
-	if err != nil || onTheWay != 1 || len(r.Damaged) != 1 {
-		t.Errorf("%d damaged on the way, and at the end %+v, %v", onTheWay, r, err)
+	if err != nil || early != 1 || len(r.Damaged) != 1 {
+		t.Errorf("got %d damaged blobs in Progress and %+v, %v at the end, want 1 and 1", early, r, err)
 	}
 }
 
-// TestErrorsOfTheHolderArrive in its own words.
-func TestErrorsOfTheHolderArrive(t *testing.T) {
+func TestClientReturnsErrorsOfServer(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "store")
-	cache, _ := stored(t, dir)
+	cache, _ := openStore(t, dir)
 	s := serve(t, dir, cache)
 	c := client(t, dir)
-	if _, err := c.Collect(t.Context(), disk.CollectOptions{}); err == nil || !strings.Contains(err.Error(), "neither a size nor an age") {
-		t.Errorf("Collect without an aim: %v", err)
+	if _, err := c.Collect(t.Context(), disk.CollectOptions{}); err == nil || !strings.Contains(err.Error(), "no target size or age") {
+		t.Errorf("Collect without a target: got %v", err)
 	}
 	s.Close()
 	if _, err := c.Stats(t.Context()); !errors.Is(err, cas.ErrUnavailable) {
-		t.Errorf("Stats when the holder has gone: %v", err)
+		t.Errorf("Stats after the server closed: got %v, want ErrUnavailable", err)
 	}
 }
 
-// TestSocket is reached in a directory with a long name, by this user alone, and where a killed process left one.
+// TestSocket uses a directory with a long name in which a killed process left a socket.
 func TestSocket(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), strings.Repeat("long", 50), "store")
-	cache, _ := stored(t, dir)
+	cache, _ := openStore(t, dir)
 	if _, err := os.Lstat(filepath.Join(dir, "control")); !errors.Is(err, os.ErrNotExist) {
-		t.Fatalf("there is a socket before Serve: %v", err)
+		t.Fatalf("socket before Serve: got %v, want none", err)
 	}
-	// As a process leaves it that is killed.
+
 	t.Chdir(dir)
 	l, err := net.ListenUnix("unix", &net.UnixAddr{Name: "control", Net: "unix"})
 	if err != nil {
@@ -204,7 +203,7 @@ func TestSocket(t *testing.T) {
 	l.Close()
 
 	s := serve(t, dir, cache)
-	// Whatever descriptor dir was reached by, it is one of these by now.
+	// Reuse the descriptor through which the server bound the socket.
 	other := t.TempDir()
 	if err := os.WriteFile(filepath.Join(other, "control"), nil, 0o600); err != nil {
 		t.Fatal(err)
@@ -217,22 +216,22 @@ func TestSocket(t *testing.T) {
 		defer d.Close()
 	}
 	if fi, err := os.Lstat(filepath.Join(dir, "control")); err != nil || fi.Mode() != os.ModeSocket|0o600 {
-		t.Errorf("the socket is %v, %v", fi, err)
+		t.Errorf("socket: got %v, %v, want mode 0600", fi, err)
 	}
 	if c := client(t, dir); c.Holder() == 0 {
-		t.Error("the holder was not asked")
+		t.Error("Open did not connect to the server")
 	}
 	if err := s.Close(); err != nil {
 		t.Error(err)
 	}
 	if _, err := os.Lstat(filepath.Join(other, "control")); err != nil {
-		t.Errorf("Close removes what it did not make: %v", err)
+		t.Errorf("Close removed a file in another directory: %v", err)
 	}
 	if _, err := os.Lstat(filepath.Join(dir, "control")); !errors.Is(err, os.ErrNotExist) {
-		t.Errorf("Close leaves the socket: %v", err)
+		t.Errorf("Close did not remove the socket: %v", err)
 	}
 
-	// And nobody is behind it.
+	// A socket without a process.
 	if l, err = net.ListenUnix("unix", &net.UnixAddr{Name: "control", Net: "unix"}); err != nil {
 		t.Fatal(err)
 	}
@@ -240,7 +239,7 @@ func TestSocket(t *testing.T) {
 	l.Close()
 	cache.Close()
 	if c := client(t, dir); c.Holder() != 0 {
-		t.Errorf("process %d was asked behind a socket without one", c.Holder())
+		t.Errorf("socket without a process: got holder %d, want 0", c.Holder())
 	}
 }
 
@@ -249,47 +248,47 @@ func TestOpenRefuses(t *testing.T) {
 	empty := t.TempDir()
 	for _, dir := range []string{empty, filepath.Join(empty, "absent")} {
 		if c, err := diskctl.Open(t.Context(), dir, 0); !errors.Is(err, diskctl.ErrNoStore) {
-			t.Errorf("%s: %v, %v", dir, c, err)
+			t.Errorf("%s: got %v, %v, want ErrNoStore", dir, c, err)
 		}
 	}
 	if left, err := os.ReadDir(empty); err != nil || len(left) > 0 {
-		t.Errorf("Open left %v, %v", left, err)
+		t.Errorf("Open created %v, %v", left, err)
 	}
-	// A holder that answers nobody.
+	// A holder without a server.
 	dir := filepath.Join(t.TempDir(), "store")
-	stored(t, dir)
+	openStore(t, dir)
 	if c, err := diskctl.Open(t.Context(), dir, 0); !errors.Is(err, disk.ErrLocked) || !strings.Contains(err.Error(), fmt.Sprint("process ", os.Getpid())) {
-		t.Errorf("a holder without a socket: %v, %v", c, err)
+		t.Errorf("holder without a socket: got %v, %v, want ErrLocked naming this process", c, err)
 	}
 }
 
-// TestOpenWaitsForAHolderThatEnds between its socket's end and its own.
-func TestOpenWaitsForAHolderThatEnds(t *testing.T) {
+// TestOpenWaitsForExitingHolder opens a store whose holder has removed the socket but not yet exited.
+func TestOpenWaitsForExitingHolder(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "store")
-	cache, _ := stored(t, dir)
+	cache, _ := openStore(t, dir)
 	time.AfterFunc(300*time.Millisecond, func() { cache.Close() })
 	if c := client(t, dir); c.Holder() != 0 {
-		t.Errorf("process %d was asked", c.Holder())
+		t.Errorf("got holder %d, want 0", c.Holder())
 	}
 }
 
-// TestOpenGivesUp where the holder takes the connection and answers nothing, as one that was stopped.
-func TestOpenGivesUp(t *testing.T) {
+// TestOpenTimesOut connects to a process that accepts the connection but is stopped.
+func TestOpenTimesOut(t *testing.T) {
 	t.Parallel()
 	dir := filepath.Join(t.TempDir(), "store")
-	stored(t, dir)
-	behind(t, dir, nil)
+	openStore(t, dir)
+	serveFake(t, dir, nil)
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
-	if c, err := diskctl.Open(ctx, dir, 0); !errors.Is(err, disk.ErrLocked) || !strings.Contains(err.Error(), "does not answer") {
-		t.Errorf("%v, %v", c, err)
+	if c, err := diskctl.Open(ctx, dir, 0); !errors.Is(err, disk.ErrLocked) || !strings.Contains(err.Error(), "no answer") {
+		t.Errorf("got %v, %v, want ErrLocked", c, err)
 	}
 }
 
-// behind lets s answer on the socket of dir, or nobody, though it can be reached.
-func behind(t *testing.T, dir string, s cloisterpb.StoreServer) {
+// serveFake serves s on the socket in dir. If s is nil, it accepts connections and does not answer.
+func serveFake(t *testing.T, dir string, s cloisterpb.StoreServer) {
 	t.Helper()
-	// A short path: an address has 108 bytes.
+	// A socket address has at most 108 bytes.
 	short := filepath.Join(t.TempDir(), "s")
 	l, err := net.Listen("unix", short)
 	if err == nil {
@@ -307,7 +306,7 @@ func behind(t *testing.T, dir string, s cloisterpb.StoreServer) {
 	}
 }
 
-// A hostile holder says what a terminal would obey.
+// hostile returns terminal control sequences.
 type hostile struct {
 	cloisterpb.UnimplementedStoreServer
 }
@@ -331,13 +330,12 @@ func (hostile) Verify(_ *cloisterpb.VerifyRequest, stream grpc.ServerStreamingSe
 	}})
 }
 
-// TestNothingThatATerminalObeys comes from the process that was asked.
-func TestNothingThatATerminalObeys(t *testing.T) {
+func TestTextOfServerIsPrintable(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "store")
-	stored(t, dir)
-	behind(t, dir, hostile{})
+	openStore(t, dir)
+	serveFake(t, dir, hostile{})
 	c := client(t, dir)
-	for name, said := range map[string]func() (string, error){
+	for name, call := range map[string]func() (string, error){
 		"age": func() (string, error) {
 			r, err := c.Collect(t.Context(), disk.CollectOptions{DryRun: true})
 			return r.Ages[0].Label, err
@@ -346,30 +344,29 @@ func TestNothingThatATerminalObeys(t *testing.T) {
 			_, err := c.Collect(t.Context(), disk.CollectOptions{})
 			return err.Error(), nil
 		},
-		"place": func() (string, error) {
+		"location": func() (string, error) {
 			r, err := c.Verify(t.Context(), disk.VerifyOptions{})
 			return r.Damaged[0].Where, err
 		},
 	} {
-		text, err := said()
-		if err != nil || !strings.HasSuffix(text, "?]0;owned???2J?") {
-			t.Errorf("%s: %q, %v", name, text, err)
+		text, err := call()
+		if want := `\x1b]0;owned\a\r\u009b2J\u202e`; err != nil || !strings.HasSuffix(text, want) {
+			t.Errorf("%s: got %q, %v, want suffix %q", name, text, err, want)
 		}
 	}
 }
 
-// slow reads a store so slowly that it does not come to its end in a test.
+// slow is a rate, in bytes per second, at which Verify does not finish.
 const slow = 100
 
-// TestInterruptedVerifyGoesOn where it was, also over the socket.
-func TestInterruptedVerifyGoesOn(t *testing.T) {
+func TestInterruptedVerifyResumes(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "store")
-	cache, ds := stored(t, dir)
+	cache, ds := openStore(t, dir)
 	serve(t, dir, cache)
 	c := client(t, dir)
 	ctx, cancel := context.WithCancel(t.Context())
 	go func() {
-		// Once it has begun: the large blob, which is the first, is behind it.
+		// Wait until the large blob, the first, was read.
 		for ctx.Err() == nil && cache.Stats().Corrupt == 0 {
 			time.Sleep(10 * time.Millisecond)
 		}
@@ -377,21 +374,21 @@ func TestInterruptedVerifyGoesOn(t *testing.T) {
 	}()
 	damage(t, dir, ds[0])
 	if _, err := c.Verify(ctx, disk.VerifyOptions{BytesPerSecond: slow}); !errors.Is(err, context.Canceled) {
-		t.Fatalf("an interrupted Verify: %v", err)
+		t.Fatalf("interrupted Verify: got %v, want context.Canceled", err)
 	}
 	r, err := c.Verify(t.Context(), disk.VerifyOptions{})
 	if err != nil || !r.Resumed || r.Blobs == 0 || r.Blobs > 19 || len(r.Damaged) > 0 {
-		t.Errorf("the next Verify: %+v, %v", r, err)
+		t.Errorf("second Verify: got %+v, %v, want it to resume", r, err)
 	}
 	if r, err = c.Verify(t.Context(), disk.VerifyOptions{}); err != nil || r.Resumed || r.Blobs != 19 {
-		t.Errorf("the one after it: %+v, %v", r, err)
+		t.Errorf("third Verify: got %+v, %v, want all 19 blobs", r, err)
 	}
 }
 
-// TestScrubGivesWay to an operator, and ends with its context.
-func TestScrubGivesWay(t *testing.T) {
+// TestVerifyInterruptsScrub also checks that Scrub ends with its context.
+func TestVerifyInterruptsScrub(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "store")
-	cache, ds := stored(t, dir)
+	cache, ds := openStore(t, dir)
 	damage(t, dir, ds[0])
 	s := serve(t, dir, cache)
 	ctx, cancel := context.WithCancel(t.Context())
@@ -403,7 +400,7 @@ func TestScrubGivesWay(t *testing.T) {
 	defer func() { cancel(); <-ended }()
 	for cache.Stats().Corrupt == 0 {
 		if t.Context().Err() != nil {
-			t.Fatal("the scrub does not begin")
+			t.Fatal("Scrub does not start")
 		}
 		time.Sleep(10 * time.Millisecond)
 	}
@@ -411,6 +408,6 @@ func TestScrubGivesWay(t *testing.T) {
 	defer stop()
 	r, err := client(t, dir).Verify(bounded, disk.VerifyOptions{})
 	if err != nil || !r.Resumed || r.Blobs > 19 {
-		t.Errorf("Verify beside a scrub: %+v, %v", r, err)
+		t.Errorf("Verify during Scrub: got %+v, %v, want it to resume", r, err)
 	}
 }

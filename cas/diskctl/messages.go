@@ -4,24 +4,15 @@ package diskctl
 
 import (
 	"fmt"
-	"strings"
-	"unicode"
 
 	"github.com/cloister-build/cloister/cas"
 	"github.com/cloister-build/cloister/cas/disk"
 	cloisterpb "github.com/cloister-build/cloister/proto/cloister/v1"
+	"github.com/cloister-build/cloister/sandbox/printable"
 	"google.golang.org/protobuf/types/known/durationpb"
 )
 
-// printable returns s without what a terminal obeys: a holder is another user's process where root asks it.
-func printable(s string) string {
-	return strings.Map(func(r rune) rune {
-		if unicode.IsPrint(r) {
-			return r
-		}
-		return '?'
-	}, s)
-}
+// Text from the server is made printable: if root is the client, the server may be another user's process.
 
 func fromStats(s disk.Stats) *cloisterpb.StatResponse {
 	return &cloisterpb.StatResponse{
@@ -56,7 +47,7 @@ func toCollect(m *cloisterpb.CollectResponse) disk.CollectReport {
 		Freed: m.Freed, Moved: m.Moved, Bytes: m.Bytes, MaxBytes: m.MaxBytes, Leased: m.Leased, Pinned: m.Pinned,
 	}
 	for _, a := range m.Ages {
-		r.Ages = append(r.Ages, disk.AgeBucket{Label: printable(a.Label), Leased: a.Leased, Blobs: a.Blobs, Bytes: a.Bytes})
+		r.Ages = append(r.Ages, disk.AgeBucket{Label: printable.Text(a.Label), Leased: a.Leased, Blobs: a.Blobs, Bytes: a.Bytes})
 	}
 	return r
 }
@@ -80,10 +71,10 @@ func toVerify(m *cloisterpb.VerifyResponse) (disk.VerifyReport, error) {
 		if p.Digest != "" {
 			var err error
 			if d, err = cas.ParseDigest(p.Digest); err != nil {
-				return r, fmt.Errorf("answer of the process that holds the store: %w", err)
+				return r, fmt.Errorf("response of the process that has the store open: %w", err)
 			}
 		}
-		r.Damaged = append(r.Damaged, disk.Damage{Instance: p.Instance, Digest: d, Where: printable(p.Where)})
+		r.Damaged = append(r.Damaged, disk.Damage{Instance: p.Instance, Digest: d, Where: printable.Text(p.Where)})
 	}
 	return r, nil
 }

@@ -1,9 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package diskctl is how an operator looks at a store on a disk, verifies it and frees space in it, while a process
-// serves it and while none does. The process that holds a store answers on a socket in the store's directory; a
-// client asks it, or opens the store where nobody holds it. What is done is package disk's; nothing here is reachable
-// from a network, and nothing here prints.
+// Package diskctl lets an operator inspect, verify and clean up a disk store, whether or not a process has it open. That
+// process serves a socket in the directory of the store. A client connects to the socket, or opens the store itself if no
+// process does. Package disk does the work. Nothing here is reachable from a network.
 package diskctl
 
 import (
@@ -25,24 +24,23 @@ import (
 // socket is the name of the socket in the directory of a store.
 const socket = "control"
 
-// scrubPause is how long Scrub waits after each round, and after it has given way.
-const scrubPause = 10 * time.Minute
+// scrubInterval is the pause after each round of Scrub.
+const scrubInterval = 10 * time.Minute
 
-// A Server answers the operators of a store that this process holds. Serve makes it, and whoever made it closes it,
-// before the store.
+// A Server gives operators access to an open store. The caller of Serve closes it before the store.
 type Server struct {
 	cache *disk.Cache
 	grpc  *grpc.Server
 	path  string // of the socket
 
-	mu       sync.Mutex
-	stopTurn context.CancelFunc // guarded by mu; ends the round of Scrub that is under way
+	mu        sync.Mutex
+	stopScrub context.CancelFunc // guarded by mu; ends the current round of Scrub
 }
 
-// Serve answers on the socket DIR/control, which only this user can reach; dir is that of c, and so this user's alone.
-// A socket that a process left which was killed is replaced: this one holds the store. Options are of the server.
+// Serve listens on the socket DIR/control, which only this user can connect to. Dir is the directory of c. Serve replaces
+// the socket of an earlier process, which cannot be running since c is open.
 func Serve(dir string, c *disk.Cache, options ...grpc.ServerOption) (*Server, error) {
-	s := &Server{cache: c, grpc: grpc.NewServer(options...), path: filepath.Join(dir, socket), stopTurn: func() {}}
+	s := &Server{cache: c, grpc: grpc.NewServer(options...), path: filepath.Join(dir, socket), stopScrub: func() {}}
 	if err := os.Remove(s.path); err != nil && !errors.Is(err, os.ErrNotExist) {
 		return nil, fmt.Errorf("control socket: %w", err)
 	}
@@ -55,34 +53,34 @@ func Serve(dir string, c *disk.Cache, options ...grpc.ServerOption) (*Server, er
 	return s, nil
 }
 
-// Close ends the calls under way and removes the socket.
+// Close cancels calls in progress and removes the socket.
 func (s *Server) Close() error {
 	err := os.Remove(s.path)
 	s.grpc.Stop()
 	return err
 }
 
-// Scrub verifies the store again and again until ctx ends or the store is closed, and reads at most so many bytes a
-// second. It gives way to an operator who verifies. Log is told how each round ended.
+// Scrub verifies the store repeatedly, at a limited rate, until ctx ends or the store is closed. It logs the result of each
+// round. A call of Verify by an operator interrupts the round.
 func (s *Server) Scrub(ctx context.Context, bytesPerSecond int64, log *slog.Logger) {
 	for {
-		turn, stop := context.WithCancel(ctx)
+		round, stop := context.WithCancel(ctx)
 		s.mu.Lock()
-		s.stopTurn = stop
+		s.stopScrub = stop
 		s.mu.Unlock()
-		report, err := s.cache.Verify(turn, disk.VerifyOptions{BytesPerSecond: bytesPerSecond})
-		gaveWay := turn.Err() != nil
+		report, err := s.cache.Verify(round, disk.VerifyOptions{BytesPerSecond: bytesPerSecond})
+		interrupted := round.Err() != nil
 		stop()
 		switch {
 		case ctx.Err() != nil || errors.Is(err, os.ErrClosed):
 			return
 		case err == nil:
-			log.Info("the store was verified", "blobs", report.Blobs, "bytes", report.Bytes, "damaged", len(report.Damaged))
-		case !gaveWay:
-			log.Warn("the store cannot be verified", "err", err)
+			log.Info("store verified", "blobs", report.Blobs, "bytes", report.Bytes, "damaged", len(report.Damaged))
+		case !interrupted:
+			log.Warn("cannot verify the store", "err", err)
 		}
 		select {
-		case <-time.After(scrubPause):
+		case <-time.After(scrubInterval):
 		case <-ctx.Done():
 			return
 		}
@@ -128,22 +126,22 @@ func (s *service) Collect(ctx context.Context, req *cloisterpb.CollectRequest) (
 
 func (s *service) Verify(req *cloisterpb.VerifyRequest, stream grpc.ServerStreamingServer[cloisterpb.VerifyResponse]) error {
 	s.server.mu.Lock()
-	s.server.stopTurn()
+	s.server.stopScrub()
 	s.server.mu.Unlock()
-	named := 0 // of what is damaged
-	answer := func(r disk.VerifyReport, done bool) error {
+	sent := 0 // number of damages
+	send := func(r disk.VerifyReport, done bool) error {
 		m := fromVerify(&r)
-		m.Done, m.Damaged = done, m.Damaged[named:]
-		named = len(r.Damaged)
+		m.Done, m.Damaged = done, m.Damaged[sent:]
+		sent = len(r.Damaged)
 		return stream.Send(m)
 	}
 	report, err := s.server.cache.Verify(stream.Context(), disk.VerifyOptions{
 		BytesPerSecond: req.BytesPerSecond, Restart: req.Restart,
-		// A client that went away ends the context.
-		Progress: func(r disk.VerifyReport) { _ = answer(r, false) },
+		// If the client is gone, the context ends.
+		Progress: func(r disk.VerifyReport) { _ = send(r, false) },
 	})
 	if err != nil {
 		return cas.Status(err)
 	}
-	return answer(report, true)
+	return send(report, true)
 }

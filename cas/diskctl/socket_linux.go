@@ -13,9 +13,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// short calls f with dir and with a path of the socket that fits into the 108 bytes of an address, however long that
-// of dir is.
-func short[T any](dir string, f func(d *os.File, path string) (T, error)) (T, error) {
+// withSocketPath calls f with the open directory and a path of the socket in it that fits into the 108 bytes of a socket
+// address, however long dir is.
+func withSocketPath[T any](dir string, f func(d *os.File, path string) (T, error)) (T, error) {
 	d, err := os.Open(dir)
 	if err != nil {
 		var none T
@@ -26,23 +26,23 @@ func short[T any](dir string, f func(d *os.File, path string) (T, error)) (T, er
 }
 
 func listen(dir string) (net.Listener, error) {
-	// A socket gets its name with the mode that it has by then: at no time can another user reach it.
+	// bind(2) creates the file with this mode: no other user can ever connect.
 	mode := func(_, _ string, c syscall.RawConn) error {
 		var err error
 		return errors.Join(c.Control(func(fd uintptr) { err = unix.Fchmod(int(fd), 0o600) }), err)
 	}
-	return short(dir, func(_ *os.File, path string) (net.Listener, error) {
+	return withSocketPath(dir, func(_ *os.File, path string) (net.Listener, error) {
 		l, err := (&net.ListenConfig{Control: mode}).Listen(context.Background(), "unix", path)
 		if err != nil {
 			return nil, err
 		}
-		l.(*net.UnixListener).SetUnlinkOnClose(false) // by then the descriptor in path is another
+		l.(*net.UnixListener).SetUnlinkOnClose(false) // path is only valid now
 		return l, nil
 	})
 }
 
 func connect(ctx context.Context, dir string) (net.Conn, error) {
-	return short(dir, func(d *os.File, path string) (net.Conn, error) {
+	return withSocketPath(dir, func(d *os.File, path string) (net.Conn, error) {
 		conn, err := new(net.Dialer).DialContext(ctx, "unix", path)
 		if err != nil {
 			return nil, err
@@ -54,8 +54,8 @@ func connect(ctx context.Context, dir string) (net.Conn, error) {
 	})
 }
 
-// checkPeer returns an error unless the process behind conn is of the user to whom the directory d belongs: another
-// one cannot hold the store.
+// checkPeer returns an error unless the process behind conn belongs to the owner of the directory d: no other user's
+// process can have the store open.
 func checkPeer(conn *net.UnixConn, d *os.File) error {
 	var st unix.Stat_t
 	if err := unix.Fstat(int(d.Fd()), &st); err != nil {
@@ -71,7 +71,7 @@ func checkPeer(conn *net.UnixConn, d *os.File) error {
 		return err
 	}
 	if peer.Uid != st.Uid {
-		return fmt.Errorf("process %d of user %d answers there, and the store belongs to user %d", peer.Pid, peer.Uid, st.Uid)
+		return fmt.Errorf("process %d, which answers, belongs to user %d, but the store belongs to user %d", peer.Pid, peer.Uid, st.Uid)
 	}
 	return nil
 }

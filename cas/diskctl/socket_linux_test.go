@@ -12,21 +12,21 @@ import (
 	"github.com/cloister-build/cloister/sandbox/sandboxtest"
 )
 
-// TestAnotherUserIsNotAsked: who has put a socket into the directory is believed only if the store is his.
-func TestAnotherUserIsNotAsked(t *testing.T) {
+// TestOpenRefusesServerOfAnotherUser puts a socket of this user into the store of another one.
+func TestOpenRefusesServerOfAnotherUser(t *testing.T) {
 	if os.Getuid() != 0 {
-		sandboxtest.Unavailable(t, "root", "nobody else may give a directory away")
+		sandboxtest.Unavailable(t, "root", "only root can change the owner of a directory")
 	}
 	dir := filepath.Join(t.TempDir(), "store")
-	stored(t, dir)
-	behind(t, dir, hostile{})
+	openStore(t, dir)
+	serveFake(t, dir, hostile{})
 	if c := client(t, dir); c.Holder() != os.Getpid() {
-		t.Fatalf("the holder is %d", c.Holder())
+		t.Fatalf("got holder %d, want this process", c.Holder())
 	}
 	if err := os.Chown(dir, 63210, 63210); err != nil {
 		t.Fatal(err)
 	}
 	if c, err := diskctl.Open(t.Context(), dir, 0); err == nil || !strings.Contains(err.Error(), "belongs to user 63210") {
-		t.Errorf("%v, %v", c, err)
+		t.Errorf("got %v, %v, want an error naming the owner", c, err)
 	}
 }

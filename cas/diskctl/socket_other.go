@@ -18,7 +18,7 @@ func listen(dir string) (net.Listener, error) {
 	if err != nil {
 		return nil, err
 	}
-	l.SetUnlinkOnClose(false) // Close does
+	l.SetUnlinkOnClose(false) // Server.Close removes the socket
 	if err := os.Chmod(path, 0o600); err != nil {
 		return nil, errors.Join(err, l.Close())
 	}

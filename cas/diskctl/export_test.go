@@ -1,0 +1,7 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package diskctl
+
+import "time"
+
+func init() { openTimeout = time.Second }
