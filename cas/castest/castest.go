@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package castest holds what tests of stores need: the contracts of package cas as executable suites,
-// Memory, a real store without a disk, and Faulty, faults for any store. It is no part of the program: only
-// test files import it.
+// Package castest holds the contracts of package cas as test suites, Memory, an in-memory store, and Faulty, which adds
+// faults to any store. Only tests import it.
 package castest
 
 import (
@@ -25,15 +24,15 @@ import (
 	"google.golang.org/protobuf/types/known/anypb"
 )
 
-// Blob returns size bytes that look random and depend on seed and size alone, and their digest.
+// Blob returns size pseudo-random bytes that depend only on seed and size, and their digest.
 func Blob(seed byte, size int) ([]byte, cas.Digest) {
 	b := make([]byte, size)
 	rand.NewChaCha8([32]byte{seed, byte(size), byte(size >> 8), byte(size >> 16), byte(size >> 24)}).Read(b)
 	return b, cas.SHA256.Sum(b)
 }
 
-// TestStore checks that the stores newStore returns keep the contract of cas.Store, and those of cas.Batcher,
-// cas.Fetcher, cas.Filer, cas.Locator and cas.Splicer if they have them. Each store must be empty and have room for 32 MiB.
+// TestStore checks that stores keep the contract of cas.Store, and those of cas.Batcher, cas.Fetcher, cas.Filer,
+// cas.Locator and cas.Splicer if they implement them. Each store must be empty and have room for 32 MiB.
 func TestStore(t *testing.T, newStore func(t *testing.T) cas.Store) {
 	for _, c := range []struct {
 		name string
@@ -42,11 +41,11 @@ func TestStore(t *testing.T, newStore func(t *testing.T) cas.Store) {
 		{"RoundTrip", testRoundTrip},
 		{"EmptyBlobIsAlwaysPresent", testEmptyBlob},
 		{"FunctionsDoNotAlias", testFunctions},
-		{"AbsentIsNotFound", testAbsent},
+		{"AbsentBlobIsNotFound", testAbsent},
 		{"OpenHonoursOffset", testOffset},
-		{"SizeIsPartOfTheName", testSizeInName},
+		{"SizeIsPartOfTheDigest", testSizeInName},
 		{"PutRejectsMismatch", testMismatch},
-		{"PutStopsReadingAtTooMany", testTooMany},
+		{"PutStopsReadingTooMuch", testTooMany},
 		{"PutRejectsHugeSize", testHuge},
 		{"PutStoresNothingOfFailingReader", testFailingReader},
 		{"PutOfPresentBlob", testPutPresent},
@@ -56,18 +55,18 @@ func TestStore(t *testing.T, newStore func(t *testing.T) cas.Store) {
 		{"CancelledContext", testCancelled},
 		{"CancelledDuringPut", testCancelledPut},
 		{"PutAll", testPutAll},
-		{"PutAllLooksAtEveryBlob", testPutAllWrong},
+		{"PutAllVerifiesEveryBlob", testPutAllWrong},
 		{"PutAllOfManySizes", testPutAllSizes},
 		{"ConcurrentPutAll", testConcurrentPutAll},
 		{"CancelledPutAll", testCancelledPutAll},
 		{"Fetch", testFetch},
 		{"File", testFile},
-		{"Place", testPlace},
-		{"PlaceWhilePutting", testPlaceWhilePutting},
-		{"MappedBlobIsABlob", testMapped},
-		{"MapRefusesWhatCannotBe", testMapRefuses},
-		{"MapReplacesAndFlattens", testMapFlat},
-		{"CancelledMap", testCancelledMap},
+		{"Locate", testLocate},
+		{"LocateWhilePutting", testLocateWhilePutting},
+		{"SplicedBlobIsABlob", testSpliced},
+		{"SpliceRejectsInvalidLists", testSpliceRejects},
+		{"SpliceReplacesAndFlattens", testSpliceFlattens},
+		{"CancelledSplice", testCancelledSplice},
 	} {
 		t.Run(c.name, func(t *testing.T) { c.test(t, newStore(t)) })
 	}
@@ -78,7 +77,7 @@ func testRoundTrip(t *testing.T, s cas.Store) {
 		b, d := Blob(1, size)
 		put(t, s, b)
 		if got := get(t, s, d, 0); !bytes.Equal(got, b) {
-			t.Errorf("Open of %d bytes gave %d other bytes", size, len(got))
+			t.Errorf("Open of %d bytes: got %d other bytes", size, len(got))
 		}
 		wantPresent(t, s, d)
 	}
@@ -90,20 +89,20 @@ func testEmptyBlob(t *testing.T, s cas.Store) {
 		d := f.Sum(nil)
 		wantPresent(t, s, d)
 		if got := get(t, s, d, 0); len(got) != 0 {
-			t.Errorf("Open of the empty blob gave %d bytes", len(got))
+			t.Errorf("Open of the empty blob: got %d bytes", len(got))
 		}
 		if r, err := s.Open(t.Context(), d, 1); !errors.Is(err, cas.ErrRange) {
 			closeIfOpen(r)
 			t.Errorf("Open of the empty blob at 1: got %v, want ErrRange", err)
 		}
 		if err := s.Put(t.Context(), d, bytes.NewReader(nil)); err != nil && (f == cas.SHA256 || !errors.Is(err, cas.ErrInvalid)) {
-			t.Errorf("Put of the empty blob of %v: %v", f, err) // ErrInvalid: a server may serve fewer functions
+			t.Errorf("Put of the empty blob of %v: %v", f, err) // a server may serve fewer functions
 		}
 	}
 }
 
-// Rule 20: what is stored under a digest of one function is not there under those of others, also where their
-// hashes are equal, as those of SHA256 and SHA256TREE are.
+// Rule 20: a blob stored under a digest of one function is absent under those of others, even if the hashes are equal, as
+// those of SHA256 and SHA256TREE can be.
 func testFunctions(t *testing.T, s cas.Store) {
 	small, large := []byte("the same under every name"), make([]byte, 300<<10)
 	for i := range large {
@@ -114,13 +113,13 @@ func testFunctions(t *testing.T, s cas.Store) {
 		for _, f := range cas.Functions() {
 			d := f.Sum(b)
 			if _, err := s.Missing(t.Context(), []cas.Digest{d}); errors.Is(err, cas.ErrInvalid) && f != cas.SHA256 {
-				// A server may serve fewer, and then says so of everything.
+				// A server may serve fewer functions, and then rejects everything.
 				if err := s.Put(t.Context(), d, bytes.NewReader(b)); !errors.Is(err, cas.ErrInvalid) {
-					t.Errorf("Put of %v, whose function is not served: got %v, want ErrInvalid", d, err)
+					t.Errorf("Put with a function that is not served, %v: got %v, want ErrInvalid", d, err)
 				}
 				if r, err := s.Open(t.Context(), d, 0); !errors.Is(err, cas.ErrInvalid) {
 					closeIfOpen(r)
-					t.Errorf("Open of %v, whose function is not served: got %v, want ErrInvalid", d, err)
+					t.Errorf("Open with a function that is not served, %v: got %v, want ErrInvalid", d, err)
 				}
 				continue
 			}
@@ -132,11 +131,11 @@ func testFunctions(t *testing.T, s cas.Store) {
 				t.Fatalf("Put of %v: %v", d, err)
 			}
 			if got := get(t, s, d, 0); !bytes.Equal(got, b) {
-				t.Errorf("Open of %v gave %d other bytes", d, len(got))
+				t.Errorf("Open of %v: got %d other bytes", d, len(got))
 			}
 			other := d.Function().Sum(append([]byte("not "), b...))
 			if err := s.Put(t.Context(), other, bytes.NewReader(b)); !errors.Is(err, cas.ErrMismatch) {
-				t.Errorf("Put of other bytes as %v: got %v, want ErrMismatch", other, err)
+				t.Errorf("Put of other content as %v: got %v, want ErrMismatch", other, err)
 			}
 		}
 		for _, d := range ds {
@@ -157,7 +156,7 @@ func testOffset(t *testing.T, s cas.Store) {
 	put(t, s, b)
 	for _, off := range []int64{0, 1, size / 2, size - 1, size} {
 		if got := get(t, s, d, off); !bytes.Equal(got, b[off:]) {
-			t.Errorf("Open at %d gave %d bytes, want the last %d", off, len(got), size-off)
+			t.Errorf("Open at %d: got %d bytes, want the last %d", off, len(got), size-off)
 		}
 	}
 	for _, off := range []int64{-1, size + 1, 1 << 62} {
@@ -212,11 +211,11 @@ func testMismatch(t *testing.T, s cas.Store) {
 	}
 	put(t, s, b)
 	if got := get(t, s, d, 0); !bytes.Equal(got, b) {
-		t.Error("after rejected Puts the right one gave other bytes")
+		t.Error("after rejected Puts, Open returned other content")
 	}
 }
 
-// Rule 42: too many bytes are rejected at once.
+// Rule 42: too much content is rejected early.
 func testTooMany(t *testing.T, s cas.Store) {
 	const size, slack = 1000, 1 << 20
 	_, d := Blob(1, size)
@@ -225,12 +224,12 @@ func testTooMany(t *testing.T, s cas.Store) {
 		t.Errorf("Put of an endless reader: got %v, want ErrMismatch", err)
 	}
 	if r.n > size+slack {
-		t.Errorf("Put read %d bytes of a blob of %d", r.n, size)
+		t.Errorf("Put read %d bytes for a blob of %d", r.n, size)
 	}
 	wantAbsent(t, s, d)
 }
 
-// A stated size must cost nothing by itself.
+// A claimed size alone costs nothing.
 func testHuge(t *testing.T, s cas.Store) {
 	b, small := Blob(1, 100)
 	for _, size := range []int64{1 << 40, 1<<63 - 1} {
@@ -252,16 +251,16 @@ func testFailingReader(t *testing.T, s cas.Store) {
 	for _, n := range []int{0, 1, len(b) / 2, len(b)} {
 		r := io.MultiReader(bytes.NewReader(b[:n]), iotest.ErrReader(errBroken))
 		if err := s.Put(t.Context(), d, r); !errors.Is(err, errBroken) {
-			t.Errorf("Put of a reader that fails after %d bytes: got %v, want its error", n, err)
+			t.Errorf("Put of a reader that fails after %d bytes: got %v, want that error", n, err)
 		}
 		wantAbsent(t, s, d)
 	}
-	// A reader may return its last bytes together with io.EOF, and any number at a time.
+	// A reader may return data together with io.EOF, and in pieces of any size.
 	for i, r := range []io.Reader{
 		iotest.DataErrReader(bytes.NewReader(b)), iotest.HalfReader(bytes.NewReader(b)),
 	} {
 		if err := s.Put(t.Context(), d, r); err != nil {
-			t.Errorf("Put of well-behaved reader %d: %v", i, err)
+			t.Errorf("Put of reader %d: %v", i, err)
 		}
 	}
 	wantPresent(t, s, d)
@@ -274,7 +273,7 @@ func testPutPresent(t *testing.T, s cas.Store) {
 		put(t, s, b)
 	}
 	if got := get(t, s, d, 0); !bytes.Equal(got, b) {
-		t.Error("after three Puts of one blob Open gave other bytes")
+		t.Error("after three Puts of a blob, Open returned other content")
 	}
 }
 
@@ -322,11 +321,11 @@ func testConcurrentPut(t *testing.T, s cas.Store) {
 		t.Error(err)
 	}
 	if got := get(t, s, d, 0); !bytes.Equal(got, b) {
-		t.Error("after concurrent Puts Open gave other bytes")
+		t.Error("after concurrent Puts, Open returned other content")
 	}
 }
 
-// A blob is absent or whole, never in between.
+// A blob is either absent or complete.
 func testConcurrentOpen(t *testing.T, s cas.Store) {
 	const blobs = 16
 	var wg sync.WaitGroup
@@ -348,7 +347,7 @@ func testConcurrentOpen(t *testing.T, s cas.Store) {
 					return
 				default:
 					if !bytes.Equal(got, b) {
-						t.Error("Open during Put gave other bytes")
+						t.Error("Open during Put returned other content")
 					}
 					return
 				}
@@ -398,12 +397,12 @@ func batcher(t *testing.T, s cas.Store) cas.Batcher {
 	t.Helper()
 	b, ok := cas.As[cas.Batcher](s)
 	if !ok {
-		t.Skip("the store is no cas.Batcher")
+		t.Skip("the store is not a cas.Batcher")
 	}
 	return b
 }
 
-// An error stands where its blob does, and is that blob's alone.
+// PutAll returns each blob's error at its index.
 func testPutAll(t *testing.T, s cas.Store) {
 	all := batcher(t, s)
 	if errs := all.PutAll(t.Context(), nil); len(errs) != 0 {
@@ -419,34 +418,34 @@ func testPutAll(t *testing.T, s cas.Store) {
 		}
 		blobs = append(blobs, cas.Blob{Digest: d, Data: b})
 	}
-	// The empty blob is present before, blob 1 twice in one batch.
+	// The empty blob, and blob 1 a second time.
 	blobs = append(blobs, cas.Blob{Digest: cas.SHA256.Sum(nil)}, blobs[1])
 	good = append(good, true, true)
 	put(t, s, blobs[2].Data)
 	errs := all.PutAll(t.Context(), blobs)
 	if len(errs) != len(blobs) {
-		t.Fatalf("PutAll of %d blobs gave %d errors", len(blobs), len(errs))
+		t.Fatalf("PutAll of %d blobs returned %d errors", len(blobs), len(errs))
 	}
 	for i, err := range errs {
 		switch {
 		case good[i] && err != nil:
 			t.Errorf("blob %d: %v", i, err)
 		case !good[i] && !errors.Is(err, cas.ErrMismatch):
-			t.Errorf("blob %d has other bytes: got %v, want ErrMismatch", i, err)
+			t.Errorf("blob %d with other content: got %v, want ErrMismatch", i, err)
 		}
 		if !good[i] {
 			wantAbsent(t, s, blobs[i].Digest)
 			continue
 		}
 		want := bytes.Clone(blobs[i].Data)
-		clear(blobs[i].Data) // it is ours again
+		clear(blobs[i].Data) // the store must not retain it
 		if got := get(t, s, blobs[i].Digest, 0); i < 20 && !bytes.Equal(got, want) {
-			t.Errorf("blob %d came back as %d other bytes", i, len(got))
+			t.Errorf("Open of blob %d: got %d other bytes", i, len(got))
 		}
 	}
 }
 
-// Bytes are looked at also where the blob is present, or beside it in one batch.
+// PutAll verifies content even for blobs that are present or twice in the batch.
 func testPutAllWrong(t *testing.T, s cas.Store) {
 	all := batcher(t, s)
 	b, present := Blob(1, 5000)
@@ -461,19 +460,19 @@ func testPutAllWrong(t *testing.T, s cas.Store) {
 	})
 	for i, err := range errs {
 		if i == 5 && err != nil {
-			t.Errorf("the right bytes: %v", err)
+			t.Errorf("correct content: %v", err)
 		} else if i != 5 && !errors.Is(err, cas.ErrMismatch) {
-			t.Errorf("wrong bytes %d: got %v, want ErrMismatch", i, err)
+			t.Errorf("wrong content %d: got %v, want ErrMismatch", i, err)
 		}
 	}
 	for d, want := range map[cas.Digest][]byte{present: b, other: c} {
 		if got := get(t, s, d, 0); !bytes.Equal(got, want) {
-			t.Error("after rejected blobs Open gave other bytes")
+			t.Error("after rejected blobs, Open returned other content")
 		}
 	}
 }
 
-// PutAll is meant for small blobs, and stores any.
+// PutAll accepts blobs of any size.
 func testPutAllSizes(t *testing.T, s cas.Store) {
 	all := batcher(t, s)
 	var blobs []cas.Blob
@@ -493,7 +492,7 @@ func testPutAllSizes(t *testing.T, s cas.Store) {
 		ds = append(ds, b.Digest)
 		if i < 20 || i%100 == 0 {
 			if got := get(t, s, b.Digest, 0); !bytes.Equal(got, b.Data) {
-				t.Errorf("a blob of %d bytes came back as other bytes", len(b.Data))
+				t.Errorf("Open of a blob of %d bytes returned other content", len(b.Data))
 			}
 		}
 	}
@@ -502,7 +501,7 @@ func testPutAllSizes(t *testing.T, s cas.Store) {
 	}
 }
 
-// Batches that share blobs, and Puts of the same.
+// Concurrent batches and Puts share blobs.
 func testConcurrentPutAll(t *testing.T, s cas.Store) {
 	all := batcher(t, s)
 	var blobs []cas.Blob
@@ -526,7 +525,7 @@ func testConcurrentPutAll(t *testing.T, s cas.Store) {
 	wg.Wait()
 	for _, b := range blobs {
 		if got := get(t, s, b.Digest, 0); !bytes.Equal(got, b.Data) {
-			t.Error("after concurrent batches Open gave other bytes")
+			t.Error("after concurrent batches, Open returned other content")
 		}
 	}
 }
@@ -539,7 +538,7 @@ func testCancelledPutAll(t *testing.T, s cas.Store) {
 	cancel()
 	errs := all.PutAll(ctx, []cas.Blob{{Digest: d, Data: b}, {Digest: e, Data: c}})
 	if len(errs) != 2 {
-		t.Fatalf("PutAll of 2 blobs gave %d errors", len(errs))
+		t.Fatalf("PutAll of 2 blobs returned %d errors", len(errs))
 	}
 	for _, err := range errs {
 		wantCancelled(t, "PutAll", err)
@@ -551,7 +550,7 @@ func testCancelledPutAll(t *testing.T, s cas.Store) {
 func testFetch(t *testing.T, s cas.Store) {
 	f, ok := cas.As[cas.Fetcher](s)
 	if !ok {
-		t.Skip("the store is no cas.Fetcher")
+		t.Skip("the store is not a cas.Fetcher")
 	}
 	if absent, err := f.Fetch(t.Context(), nil); err != nil || len(absent) > 0 {
 		t.Errorf("Fetch of nothing: %v, %v", absent, err)
@@ -572,7 +571,7 @@ func testFetch(t *testing.T, s cas.Store) {
 		seen := map[cas.Digest]bool{}
 		for _, d := range absent {
 			if missing, err := s.Missing(t.Context(), []cas.Digest{d}); err != nil || len(missing) == 0 || seen[d] || !slices.Contains(ds, d) {
-				t.Errorf("Fetch says once or more that %s is absent", d)
+				t.Errorf("Fetch reported %s as absent: it is present, or a duplicate", d)
 			}
 			seen[d] = true
 		}
@@ -582,7 +581,7 @@ func testFetch(t *testing.T, s cas.Store) {
 		if i%2 != 0 {
 			wantAbsent(t, s, d)
 		} else if got := get(t, s, d, 0); !bytes.Equal(got, b) {
-			t.Errorf("after Fetch a blob of %d bytes came back as other bytes", len(b))
+			t.Errorf("Open of a blob of %d bytes after Fetch returned other content", len(b))
 		}
 	}
 	_, absent := Blob(99, 99)
@@ -598,7 +597,7 @@ func testFetch(t *testing.T, s cas.Store) {
 func testFile(t *testing.T, s cas.Store) {
 	f, ok := cas.As[cas.Filer](s)
 	if !ok {
-		t.Skip("the store is no cas.Filer")
+		t.Skip("the store is not a cas.Filer")
 	}
 	b, d := Blob(1, 10_000)
 	for _, executable := range []bool{false, true} {
@@ -629,29 +628,29 @@ func testFile(t *testing.T, s cas.Store) {
 		if !fi.Mode().IsRegular() {
 			t.Errorf("%s: %s has mode %v, want a regular file", name, path, fi.Mode())
 		}
-		// Windows knows only the bit for read-only.
+		// Windows supports only the read-only bit.
 		if runtime.GOOS != "windows" && fi.Mode().Perm() != c.mode {
 			t.Errorf("%s: mode %v, want %v", name, fi.Mode().Perm(), c.mode)
 		}
 		if got, err := os.ReadFile(path); err != nil || !bytes.Equal(got, c.data) {
-			t.Errorf("%s: the file holds %d other bytes, %v", name, len(got), err)
+			t.Errorf("%s: got %d other bytes, %v", name, len(got), err)
 		}
 		release()
 	}
 }
 
-func placer(t *testing.T, s cas.Store) cas.Locator {
+func locator(t *testing.T, s cas.Store) cas.Locator {
 	t.Helper()
-	p, ok := cas.As[cas.Locator](s)
+	l, ok := cas.As[cas.Locator](s)
 	if !ok {
-		t.Skip("the store is no cas.Locator")
+		t.Skip("the store is not a cas.Locator")
 	}
-	return p
+	return l
 }
 
-// A placement speaks of every digest in its place, and what it says is so until its end, whatever is put.
-func testPlace(t *testing.T, s cas.Store) {
-	p := placer(t, s)
+// A Location has an extent for each digest, and stays valid until it is released.
+func testLocate(t *testing.T, s cas.Store) {
+	l := locator(t, s)
 	_, absent := Blob(200, 700)
 	ds := []cas.Digest{absent, cas.SHA256.Sum(nil)}
 	blobs := [][]byte{nil, nil}
@@ -662,12 +661,12 @@ func testPlace(t *testing.T, s cas.Store) {
 	}
 	ds, blobs = append(ds, absent, ds[4], ds[2]), append(blobs, nil, blobs[4], blobs[2])
 	for _, n := range []int{len(ds), 2, 1, 0} {
-		at, err := p.Locate(t.Context(), ds[:n])
+		at, err := l.Locate(t.Context(), ds[:n])
 		if err != nil {
 			t.Fatal(err)
 		}
 		if len(at.Extents()) != n || !at.Valid() {
-			t.Errorf("Place of %d blobs gave %d extents, valid %v", n, len(at.Extents()), at.Valid())
+			t.Errorf("Locate of %d blobs: got %d extents, valid %v", n, len(at.Extents()), at.Valid())
 		}
 		for i, e := range at.Extents() {
 			want := int32(0)
@@ -678,14 +677,14 @@ func testPlace(t *testing.T, s cas.Store) {
 				want = cas.Unpacked
 			}
 			if e.File < cas.Absent || want < 0 && e.File != want || want == 0 && e.File == cas.Absent {
-				t.Errorf("digest %d of %d bytes is in file %d", i, ds[i].Size(), e.File)
+				t.Errorf("digest %d of %d bytes: got file %d, want %d", i, ds[i].Size(), e.File, want)
 			}
 		}
-		wantPlaced(t, at, blobs[:n])
+		wantExtents(t, at, blobs[:n])
 		at.Release()
 		at.Release()
 	}
-	at, err := p.Locate(t.Context(), ds)
+	at, err := l.Locate(t.Context(), ds)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -695,23 +694,23 @@ func testPlace(t *testing.T, s cas.Store) {
 		put(t, s, b)
 	}
 	if !at.Valid() {
-		t.Error("a placement is invalid after Puts")
+		t.Error("a Location is invalid after Puts")
 	}
-	wantPlaced(t, at, blobs)
+	wantExtents(t, at, blobs)
 	for i, f := range at.Files() {
 		if _, err := f.WriteAt([]byte{1}, 0); err == nil {
-			t.Errorf("file %d can be written to", i)
+			t.Errorf("file %d is writable", i)
 		}
 	}
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
-	_, err = p.Locate(ctx, ds)
-	wantCancelled(t, "Place", err)
+	_, err = l.Locate(ctx, ds)
+	wantCancelled(t, "Locate", err)
 }
 
-// What is placed while others put is right and stays valid.
-func testPlaceWhilePutting(t *testing.T, s cas.Store) {
-	p := placer(t, s)
+// Concurrent Puts do not invalidate a Location.
+func testLocateWhilePutting(t *testing.T, s cas.Store) {
+	l := locator(t, s)
 	var wg sync.WaitGroup
 	for w := range byte(4) {
 		wg.Go(func() {
@@ -724,14 +723,14 @@ func testPlaceWhilePutting(t *testing.T, s cas.Store) {
 					return
 				}
 				ds, blobs = append(ds, d), append(blobs, b)
-				at, err := p.Locate(t.Context(), ds)
+				at, err := l.Locate(t.Context(), ds)
 				if err != nil {
-					t.Errorf("Place: %v", err)
+					t.Errorf("Locate: %v", err)
 					return
 				}
-				wantPlaced(t, at, blobs)
+				wantExtents(t, at, blobs)
 				if !at.Valid() {
-					t.Error("a placement is invalid while others put")
+					t.Error("a Location is invalid during Puts")
 				}
 				at.Release()
 			}
@@ -740,8 +739,8 @@ func testPlaceWhilePutting(t *testing.T, s cas.Store) {
 	wg.Wait()
 }
 
-// wantPlaced checks that the extents in files hold blobs, and zeros behind them.
-func wantPlaced(t *testing.T, at cas.Location, blobs [][]byte) {
+// wantExtents checks that the extents hold the blobs followed by zeros.
+func wantExtents(t *testing.T, at cas.Location, blobs [][]byte) {
 	t.Helper()
 	for i, e := range at.Extents() {
 		if e.File < 0 {
@@ -750,13 +749,12 @@ func wantPlaced(t *testing.T, at cas.Location, blobs [][]byte) {
 		want := append(bytes.Clone(blobs[i]), make([]byte, -len(blobs[i])&(cas.ExtentAlign-1))...)
 		got := make([]byte, len(want))
 		if _, err := at.Files()[e.File].ReadAt(got, e.Offset); err != nil || !bytes.Equal(got, want) || e.Offset%cas.ExtentAlign != 0 {
-			t.Errorf("the extent of blob %d of %d bytes, at %d, holds other bytes, %v", i, len(blobs[i]), e.Offset, err)
+			t.Errorf("extent of blob %d of %d bytes, at %d: other content, %v", i, len(blobs[i]), e.Offset, err)
 		}
 	}
 }
 
-// TestActionCache checks that the action caches newCache returns keep the contract of
-// cas.ActionCache. Each must be empty.
+// TestActionCache checks that action caches keep the contract of cas.ActionCache. Each must be empty.
 func TestActionCache(t *testing.T, newCache func(t *testing.T) cas.ActionCache) {
 	result := func(exit int32) *repb.ActionResult {
 		_, out := Blob(byte(exit), 10)
@@ -863,7 +861,7 @@ func TestActionCache(t *testing.T, newCache func(t *testing.T) cas.ActionCache) 
 					if err != nil {
 						t.Errorf("Lookup during Record: %v", err)
 					} else if !proto.Equal(r, result(r.ExitCode)) {
-						t.Errorf("Lookup during Record gave a mixture: %v", r)
+						t.Errorf("Lookup during Record returned a mixture: %v", r)
 					}
 				}
 			})
@@ -934,8 +932,7 @@ func closeIfOpen(r io.Closer) {
 	}
 }
 
-// endless yields zeros and counts them; it ends at max, so that a store that never stops fails a test
-// and not the machine.
+// endless yields zeros and counts them. It ends at max to protect the machine from a store that never stops.
 type endless struct{ n, max int }
 
 func (e *endless) Read(p []byte) (int, error) {

@@ -16,16 +16,16 @@ import (
 	"github.com/cloister-build/cloister/cas"
 )
 
-func mapper(t *testing.T, s cas.Store) cas.Splicer {
+func splicer(t *testing.T, s cas.Store) cas.Splicer {
 	t.Helper()
 	m, ok := cas.As[cas.Splicer](s)
 	if !ok {
-		t.Skip("the store is no cas.Splicer")
+		t.Skip("the store is not a cas.Splicer")
 	}
 	return m
 }
 
-// PutChunks puts blobs of the given sizes, and returns their concatenation, its digest, and the mapping that it is.
+// PutChunks puts blobs of the given sizes, and returns their concatenation, its digest and its chunk list.
 func PutChunks(t testing.TB, s cas.Store, seed byte, sizes ...int) ([]byte, cas.Digest, cas.ChunkList) {
 	t.Helper()
 	var all []byte
@@ -40,22 +40,22 @@ func PutChunks(t testing.TB, s cas.Store, seed byte, sizes ...int) ([]byte, cas.
 	return all, cas.SHA256.Sum(all), m
 }
 
-// A blob that is kept as its chunks is read, placed, shown and asked for as any other, and gone with any of them.
-func testMapped(t *testing.T, s cas.Store) {
-	m := mapper(t, s)
+// A spliced blob behaves like any other.
+func testSpliced(t *testing.T, s cas.Store) {
+	m := splicer(t, s)
 	b, d, want := PutChunks(t, s, 50, 100_000, 1, 70_000, 200_000, 300)
 	wantAbsent(t, s, d)
 	if _, err := m.Split(t.Context(), d); !errors.Is(err, cas.ErrNotFound) {
-		t.Errorf("Mapping of what was never mapped: got %v, want ErrNotFound", err)
+		t.Errorf("Split of an absent blob: got %v, want ErrNotFound", err)
 	}
-	for range 2 { // the second replaces the first by the same
+	for range 2 { // the second call replaces the list
 		if err := m.Splice(t.Context(), d, want); err != nil {
 			t.Fatal(err)
 		}
 	}
 	got, err := m.Split(t.Context(), d)
 	if err != nil || got.Function != want.Function || !slices.Equal(got.Chunks, want.Chunks) {
-		t.Errorf("Mapping: got %v, %v, want %v", got, err, want)
+		t.Errorf("Split: got %v, %v, want %v", got, err, want)
 	}
 	wantPresent(t, s, d)
 	for _, off := range []int64{0, 1, 99_999, 100_000, 100_001, 370_000, int64(len(b))} {
@@ -76,7 +76,7 @@ func testMapped(t *testing.T, s cas.Store) {
 				t.Fatal(err)
 			}
 			if got, err := os.ReadFile(path); err != nil || !bytes.Equal(got, b) {
-				t.Errorf("File has %d other bytes, %v", len(got), err)
+				t.Errorf("File: got %d other bytes, %v", len(got), err)
 			}
 			release()
 		}
@@ -88,19 +88,19 @@ func testMapped(t *testing.T, s cas.Store) {
 		}
 		for _, i := range []int{0, 2} {
 			if e := at.Extents()[i]; e.File != cas.Unpacked {
-				t.Errorf("Place: got %v, want Elsewhere", e)
+				t.Errorf("Locate: got %v, want Unpacked", e)
 			}
 		}
 		at.Release()
 	}
-	put(t, s, b) // of what is present
+	put(t, s, b) // present already
 	if got := get(t, s, d, 0); !bytes.Equal(got, b) {
-		t.Errorf("after Put of it, too, Open gave %d other bytes", len(got))
+		t.Errorf("Open after Put: got %d other bytes", len(got))
 	}
 }
 
-func testMapRefuses(t *testing.T, s cas.Store) {
-	m := mapper(t, s)
+func testSpliceRejects(t *testing.T, s cas.Store) {
+	m := splicer(t, s)
 	_, d, good := PutChunks(t, s, 60, 1000, 2000)
 	_, absent := Blob(70, 2000)
 	_, empty := Blob(0, 0)
@@ -110,10 +110,10 @@ func testMapRefuses(t *testing.T, s cas.Store) {
 		text   string
 	}{
 		"absent chunk":     {[]cas.Digest{good.Chunks[0], absent}, cas.ErrNotFound, absent.Hash()},
-		"too short":        {good.Chunks[:1], cas.ErrInvalid, "1000 of its 3000"},
-		"too long":         {append(slices.Clone(good.Chunks), good.Chunks[0]), cas.ErrInvalid, "larger than it"},
+		"too short":        {good.Chunks[:1], cas.ErrInvalid, "have 1000 bytes"},
+		"too long":         {append(slices.Clone(good.Chunks), good.Chunks[0]), cas.ErrInvalid, "exceed its size"},
 		"empty chunk":      {append(slices.Clone(good.Chunks), empty), cas.ErrInvalid, "is empty"},
-		"nothing":          {nil, cas.ErrInvalid, "0 of its 3000"},
+		"nothing":          {nil, cas.ErrInvalid, "have 0 bytes"},
 		"the blob by name": {[]cas.Digest{d}, cas.ErrNotFound, d.Hash()},
 	} {
 		err := m.Splice(t.Context(), d, cas.ChunkList{Chunks: c.chunks})
@@ -122,10 +122,10 @@ func testMapRefuses(t *testing.T, s cas.Store) {
 		}
 		wantAbsent(t, s, d)
 		if _, err := m.Split(t.Context(), d); !errors.Is(err, cas.ErrNotFound) {
-			t.Errorf("%s: it has a mapping: %v", name, err)
+			t.Errorf("%s: Split: got %v, want ErrNotFound", name, err)
 		}
 	}
-	// Bytes that are not the blob are not given out as it, even if the caller has not looked, nor the store.
+	// The store never returns other content as the blob, even if nobody verified the list.
 	lie := cas.ChunkList{Chunks: []cas.Digest{good.Chunks[1], good.Chunks[0]}}
 	err := m.Splice(t.Context(), d, lie)
 	if err == nil {
@@ -140,9 +140,9 @@ func testMapRefuses(t *testing.T, s cas.Store) {
 	}
 }
 
-// A chunk that is kept as chunks is as good as any other, and needs nothing but those.
-func testMapFlat(t *testing.T, s cas.Store) {
-	m := mapper(t, s)
+// A chunk that is a chunk list is replaced by its chunks.
+func testSpliceFlattens(t *testing.T, s cas.Store) {
+	m := splicer(t, s)
 	inner, x, of := PutChunks(t, s, 80, 5000, 6000)
 	if err := m.Splice(t.Context(), x, of); err != nil {
 		t.Fatal(err)
@@ -157,27 +157,27 @@ func testMapFlat(t *testing.T, s cas.Store) {
 	got, err := m.Split(t.Context(), d)
 	want := []cas.Digest{of.Chunks[0], of.Chunks[1], y}
 	if err != nil || !slices.Equal(got.Chunks, want) || got.Function != repb.ChunkingFunction_UNKNOWN {
-		t.Errorf("Mapping: got %v, %v, want %v cut by nobody knows what", got, err, want)
+		t.Errorf("Split: got %v, %v, want %v of UNKNOWN", got, err, want)
 	}
 	if b := get(t, s, d, 0); !bytes.Equal(b, whole) {
-		t.Errorf("Open gave %d other bytes", len(b))
+		t.Errorf("Open: got %d other bytes", len(b))
 	}
 	other := cas.ChunkList{Function: repb.ChunkingFunction_FAST_CDC_2020, Chunks: want}
 	if err := m.Splice(t.Context(), d, other); err != nil {
 		t.Fatal(err)
 	}
 	if got, err := m.Split(t.Context(), d); err != nil || got.Function != other.Function {
-		t.Errorf("Mapping after another Map: got %v, %v", got.Function, err)
+		t.Errorf("Split after another Splice: got %v, %v, want %v", got.Function, err, other.Function)
 	}
 }
 
-func testCancelledMap(t *testing.T, s cas.Store) {
-	m := mapper(t, s)
+func testCancelledSplice(t *testing.T, s cas.Store) {
+	m := splicer(t, s)
 	_, d, of := PutChunks(t, s, 95, 5000, 6000)
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
-	wantCancelled(t, "Map", m.Splice(ctx, d, of))
+	wantCancelled(t, "Splice", m.Splice(ctx, d, of))
 	_, err := m.Split(ctx, d)
-	wantCancelled(t, "Mapping", err)
+	wantCancelled(t, "Split", err)
 	wantAbsent(t, s, d)
 }
