@@ -36,7 +36,7 @@ import (
 	"google.golang.org/grpc/credentials/insecure"
 )
 
-// Config is what the flags of join say.
+// Config is the flags and the argument of join.
 type Config struct {
 	node.Config
 	Scheduler  string
@@ -51,6 +51,7 @@ type Config struct {
 	browser *url.URL          // of browserURL
 }
 
+// Register adds the flags.
 func (c *Config) Register(cmd *cobra.Command) {
 	c.Config.Register(cmd)
 	f := cmd.Flags()
@@ -66,10 +67,10 @@ func (c *Config) Register(cmd *cobra.Command) {
 	f.StringVar(&c.browserURL, "browser-url", "", "base URL of Buildbarn's browser, for links in result messages")
 }
 
-// Check returns what is wrong with the command line, before anything is made.
+// Check validates the command line.
 func (c *Config) Check(cmd *cobra.Command) (err error) {
 	if u, err := url.Parse(c.Scheduler); err != nil || (u.Scheme != "grpc" && u.Scheme != "grpcs") || u.Port() == "" || strings.Trim(u.Path, "/") != "" || u.User != nil || u.RawQuery != "" {
-		return errors.New("the address of a scheduler is grpc://HOST:PORT or grpcs://HOST:PORT; instances are chosen by --instance")
+		return errors.New("invalid scheduler address: write grpc://HOST:PORT or grpcs://HOST:PORT, and pass an instance with --instance")
 	}
 	if err := cas.CheckInstanceName(c.instance); err != nil {
 		return fmt.Errorf("--instance: %w", err)
@@ -82,7 +83,7 @@ func (c *Config) Check(cmd *cobra.Command) (err error) {
 			return fmt.Errorf("--browser-url %q: write http://HOST[:PORT][/PATH]", c.browserURL)
 		}
 	}
-	// What a scheduler tells its clients of is in the store by then.
+	// Clients of the scheduler read a result as soon as it is reported, so its blobs must be in the store by then.
 	c.Upstream.WriteMode = "through"
 	if err := c.Config.Check(cmd); err != nil {
 		return err
@@ -90,14 +91,14 @@ func (c *Config) Check(cmd *cobra.Command) (err error) {
 	if c.Upstream.Server == "" && c.Upstream.Bucket == "" {
 		c.Upstream.Server = c.Scheduler
 	}
-	// Another server is shown nothing that was not stated for it.
+	// A credential goes only to the server that it was named for.
 	if identity.SameServer(c.Upstream.Server, c.Scheduler) && !c.Upstream.Identity.Set() {
 		c.Upstream.Identity = c.Identity
 	}
 	return nil
 }
 
-// Run runs until a signal or ctx ends it.
+// Run executes actions until a signal or ctx ends it.
 func Run(ctx context.Context, c *Config, out io.Writer) error {
 	signals := make(chan os.Signal, 2)
 	signal.Notify(signals, os.Interrupt, syscall.SIGTERM)
@@ -120,7 +121,7 @@ func Run(ctx context.Context, c *Config, out io.Writer) error {
 	if err := n.Confine(ctx); err != nil {
 		return err
 	}
-	if err := n.Start(ctx, c.reproduce(), nil); err != nil {
+	if err := n.Start(ctx, c.reproduceFlags(), nil); err != nil {
 		return err
 	}
 	id, err := storeID(n.Dir)
@@ -137,7 +138,7 @@ func Run(ctx context.Context, c *Config, out io.Writer) error {
 		return err
 	}
 	n.Ready.Scheduler = client.Down
-	n.Upstream.Probe(ctx, node.StartupProbe, log) // so that the first action need not wait for it
+	n.Upstream.Probe(ctx, node.StartupProbe, log) // so that the first action does not wait for it
 	if err := n.ServeMetrics(clientMetrics(client)...); err != nil {
 		return err
 	}
@@ -176,7 +177,7 @@ func Run(ctx context.Context, c *Config, out io.Writer) error {
 		switch down := client.Down(); {
 		case busy == 0:
 		case down == "":
-			fmt.Fprintln(out, "stopped  running actions were cancelled, and the scheduler told")
+			fmt.Fprintln(out, "stopped  running actions were cancelled and returned")
 		default:
 			fmt.Fprintf(out, "stopped  running actions were cancelled; %s\n", down)
 		}
@@ -184,8 +185,8 @@ func Run(ctx context.Context, c *Config, out io.Writer) error {
 	return nil
 }
 
-// storeID returns what names a store's directory, of which one process at a time has the lock: the same for a worker that is
-// started again, and another for a second one of the same name. It is random, and made when it is asked for the first time.
+// storeID returns the random name of a store directory, which one process at a time can lock. It stays the same when a
+// worker restarts, and distinguishes workers of the same name.
 func storeID(dir string) (string, error) {
 	path := filepath.Join(dir, "worker.id")
 	data, err := os.ReadFile(path)
@@ -195,30 +196,31 @@ func storeID(dir string) (string, error) {
 	if err != nil && !errors.Is(err, os.ErrNotExist) {
 		return "", err
 	}
-	id := strings.ToLower(rand.Text()) // one that is damaged is made anew: nobody is kept out by that for longer than a minute
+	id := strings.ToLower(rand.Text()) // replacing a damaged one keeps the worker out for at most a minute
 	return id, durable.WriteFile(path, []byte(id+"\n"), 0o600)
 }
 
+// storeIDs matches a valid store ID.
 var storeIDs = regexp.MustCompile(`^[a-z0-9]{26,64}$`)
 
-// clientMetrics are the readings of a client of a scheduler.
+// clientMetrics returns the metrics of a client of a scheduler.
 func clientMetrics(client *buildbarn.Client) []node.Metric {
 	return []node.Metric{
-		{Name: "cloister_actions_running", Help: "Actions that have a slot.", Value: func() float64 { return float64(client.Busy()) }},
-		{Name: "cloister_slots", Help: "How many actions can run at once.", Value: func() float64 { return float64(client.Slots) }},
+		{Name: "cloister_actions_running", Help: "Actions with a slot.", Value: func() float64 { return float64(client.Busy()) }},
+		{Name: "cloister_slots", Help: "Maximum number of concurrent actions.", Value: func() float64 { return float64(client.Slots) }},
 		{Name: "cloister_scheduler_up", Help: "1 if the scheduler answers.", Value: func() float64 { return node.BoolValue(client.Down() == "") }},
 	}
 }
 
-// reproduce returns what a command on this machine must be told to run an action as this worker does.
-func (c *Config) reproduce() []string {
+// reproduceFlags returns the flags with which a command on this machine runs an action as this worker does.
+func (c *Config) reproduceFlags() []string {
 	if c.Upstream.Server == "" {
 		return c.RunFlags()
 	}
 	return slices.Concat([]string{"--cas", c.Upstream.Server}, c.RunFlags())
 }
 
-// dial returns a connection to the scheduler, which need not be there yet. The caller closes it.
+// dial returns a connection to the scheduler, which need not be reachable yet. The caller closes it.
 func (c *Config) dial() (*grpc.ClientConn, error) {
 	options, err := c.Identity.DialOptions(c.Scheduler)
 	if err != nil {
@@ -234,13 +236,13 @@ func (c *Config) dial() (*grpc.ClientConn, error) {
 			Backoff:           backoff.Config{BaseDelay: time.Second, Multiplier: 1.6, Jitter: 0.2, MaxDelay: 5 * time.Second},
 			MinConnectTimeout: 10 * time.Second,
 		}),
-		// A call that waits for an action is silent for minutes. Pings of HTTP/2 so often are an attack to most servers; the
-		// kernel's own notice a network that was cut within half a minute.
+		// A call that waits for an action is silent for minutes. Most servers reject frequent HTTP/2 pings as an
+		// attack, but TCP keepalives notice a cut network within half a minute.
 		grpc.WithContextDialer(func(ctx context.Context, address string) (net.Conn, error) {
 			d := net.Dialer{KeepAliveConfig: net.KeepAliveConfig{Enable: true, Idle: 10 * time.Second, Interval: 5 * time.Second, Count: 4}, Control: tcpTimeout}
 			return d.DialContext(ctx, "tcp", address)
 		}),
-		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(16 << 20)), // an action, and the client's metadata
+		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(16 << 20)), // an action with the client's metadata
 	}, options...)
 	conn, err := grpc.NewClient(u.Host, options...)
 	if err != nil {
@@ -249,7 +251,7 @@ func (c *Config) dial() (*grpc.ClientConn, error) {
 	return conn, nil
 }
 
-// banner prints what somebody wants to know who has just started it.
+// banner prints the properties of a worker that has just started.
 func (c *Config) banner(out io.Writer, n *node.Node) {
 	n.Banner(out)
 	if len(c.offers) > 0 {
@@ -261,8 +263,8 @@ func (c *Config) banner(out io.Writer, n *node.Node) {
 	}
 	instances := "all instances"
 	if c.instance != "" {
-		instances = "instance " + c.instance + " and those below"
+		instances = "instance " + c.instance + " and those below it"
 	}
-	// Programs take the last line for a sign that all has been said.
+	// Programs wait for the last line.
 	fmt.Fprintf(out, "upstream %s   (write %s)\njoins    %s as %s, for %s\n", c.Upstream.Server+c.Upstream.Bucket, c.Upstream.WriteMode, c.Scheduler, n.Name, instances)
 }

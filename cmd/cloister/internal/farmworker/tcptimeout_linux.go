@@ -9,7 +9,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// tcpTimeout has a connection end when what was sent on it is not acknowledged for half a minute.
+// tcpTimeout ends a connection whose data stays unacknowledged for half a minute.
 func tcpTimeout(_, _ string, c syscall.RawConn) error {
 	var err error
 	failed := c.Control(func(fd uintptr) { err = unix.SetsockoptInt(int(fd), unix.IPPROTO_TCP, unix.TCP_USER_TIMEOUT, 30_000) })

@@ -6,5 +6,5 @@ package farmworker
 
 import "syscall"
 
-// tcpTimeout leaves a connection as this system has it.
+// tcpTimeout keeps the defaults of this system.
 func tcpTimeout(_, _ string, _ syscall.RawConn) error { return nil }

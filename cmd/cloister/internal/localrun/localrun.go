@@ -26,7 +26,7 @@ import (
 	"github.com/spf13/cobra"
 )
 
-// Config is what the flags of run say.
+// Config is the flags of run.
 type Config struct {
 	localworker.ActionFlags
 	OutDir   string
@@ -44,34 +44,34 @@ type Config struct {
 	Shell            bool
 }
 
-// Check returns what is wrong with the command line.
+// Check validates the command line.
 func (c *Config) Check(cmd *cobra.Command) error {
 	for _, f := range []struct {
 		names  []string
-		action bool // belongs to a stored action, and not to a command
+		action bool // of a stored action, not of a command
 	}{{localworker.ActionFlagNames, false}, {append(c.From.Identity.Names(), "cas", "instance", "shell", "target", "mnemonic"), true}} {
 		for _, name := range f.names {
 			switch {
 			case !cmd.Flags().Changed(name) || f.action == (c.ActionName != ""):
 			case f.action:
-				return fmt.Errorf("--%s goes with --action, which is not given", name)
+				return fmt.Errorf("--%s needs --action", name)
 			default:
-				return fmt.Errorf("--%s does not go with --action: an action states it by itself", name)
+				return fmt.Errorf("--%s conflicts with --action, which states it itself", name)
 			}
 		}
 	}
 	switch {
 	case c.ActionName == "" && len(c.Args) == 0:
-		return errors.New("state a command after --, or a stored action with --action")
+		return errors.New("write a command after --, or a stored action with --action")
 	case c.ActionName != "" && len(c.Args) > 0:
-		return errors.New("--action has a command of its own: state none")
+		return errors.New("--action has its own command: omit the one after --")
 	case c.ActionName != "":
 		a, err := c.From.Action(cmd.Context(), c.ActionName)
 		if err != nil {
 			return fmt.Errorf("--action: %w", err)
 		}
 		c.digest = a.Digest
-		if c.Target == "" && c.Mnemonic == "" { // which may choose a rule of the policy
+		if c.Target == "" && c.Mnemonic == "" { // for the rules of the policy
 			c.Target, c.Mnemonic = a.Target, a.Mnemonic
 		}
 	case c.OutDir == "":
@@ -81,16 +81,16 @@ func (c *Config) Check(cmd *cobra.Command) error {
 		return fmt.Errorf("-n %d: write a number from 1 to %d", c.Times, maxTimes)
 	}
 	if c.Shell && (c.Times > 1 || c.Manifest != "" || c.Metrics != "") {
-		return errors.New("--shell is one run that a person makes: -n, --manifest and --metrics do not go with it")
+		return errors.New("--shell is one interactive run: omit -n, --manifest and --metrics")
 	}
 	return c.ActionFlags.Check()
 }
 
-// maxTimes bounds -n, and so what is kept in memory of all runs.
+// maxTimes bounds -n, because the metrics of all runs are kept in memory.
 const maxTimes = 10_000
 
-// Run carries the command through the same seven verbs as an action of a client, with a store that
-// lasts as long as the run. It returns the command's exit code: of several runs that of the first that fails.
+// Run carries the command through the same seven verbs as the action of a client, with a temporary store. It returns
+// the exit code of the command, or of the first of several runs that fails.
 func Run(ctx context.Context, c *Config) (int, error) {
 	bench, err := localworker.Open(&c.Sandbox)
 	if err != nil {
@@ -105,14 +105,14 @@ func Run(ctx context.Context, c *Config) (int, error) {
 	return code, err
 }
 
-// runOn runs what c describes so often as it says.
+// runOn runs the action as often as requested.
 func (c *Config) runOn(ctx context.Context, bench *localworker.Worker, m *metrics) (code int, err error) {
 	var task *worker.Task
 	if m.Inputs, err = timed(func() (err error) { task, err = c.prepare(ctx, bench); return err }); err != nil {
 		return 0, err
 	}
 	task.Target, task.Mnemonic, task.Stdout, task.Stderr = c.Target, c.Mnemonic, os.Stdout, os.Stderr
-	task.SkipCacheLookup = true // each of several runs is one
+	task.SkipCacheLookup = true // every run counts
 	in, err := bench.Store.Instance(task.Instance)
 	if err != nil {
 		return 0, err
@@ -153,7 +153,7 @@ func (c *Config) runOn(ctx context.Context, bench *localworker.Worker, m *metric
 		}
 	}
 	if n := m.StableHashes; n > 1 {
-		fmt.Fprintf(os.Stderr, "cloister: the %d runs are not equal: they have %d stable hashes\n", c.Times, n)
+		fmt.Fprintf(os.Stderr, "cloister: the %d runs differ: they have %d stable hashes\n", c.Times, n)
 	}
 	return code, nil
 }
@@ -167,8 +167,8 @@ func (c *Config) prepare(ctx context.Context, bench *localworker.Worker) (*worke
 	return task, c.From.Explain(err, exit.Internal)
 }
 
-// seedRandom lets the kernel's randomness, too, come from the seed of the task, and addresses in memory be the same in each
-// run; it says if it cannot.
+// seedRandom derives the kernel's randomness from the seed and fixes the address layout, or reports that this host
+// cannot.
 func (c *Config) seedRandom(bench *localworker.Worker, task *worker.Task) {
 	if task.Seed == nil {
 		return
@@ -176,21 +176,21 @@ func (c *Config) seedRandom(bench *localworker.Worker, task *worker.Task) {
 	can := func(name sandbox.Condition) bool { return slices.Contains(bench.Local.Features.Conditions, name) }
 	held := sandbox.Conditions{FixedLayout: can(sandbox.ConditionFixedLayout)}
 	if can(sandbox.ConditionRandomSeed) {
-		held.RandomSeed = *task.Seed + 1 // zero is the kernel's own randomness, and a seed may be zero
+		held.RandomSeed = *task.Seed + 1 // 0 means unseeded, but is a valid seed
 	} else {
-		fmt.Fprintln(os.Stderr, "cloister: the kernel's randomness cannot be seeded here: the seed is in CLOISTER_SEED and PYTHONHASHSEED alone")
+		fmt.Fprintln(os.Stderr, "cloister: this host cannot seed the kernel's randomness; only CLOISTER_SEED and PYTHONHASHSEED have the seed")
 	}
 	task.Variation = &worker.Variation{Conditions: held}
 }
 
-// execute carries the task to its outcome, with a shell in place of its command if that is wished.
+// execute carries out the task, with a shell instead of its command if requested.
 func execute(ctx context.Context, local *worker.Local, task *worker.Task, store cas.Store, shell bool) (*worker.Outcome, error) {
 	if shell {
 		command, err := commandOf(ctx, store, task.Action)
 		if err != nil {
 			return nil, err
 		}
-		fmt.Fprintf(os.Stderr, "cloister: a shell in place of this command of action %s:\n%s\n", task.Action, render.QuoteScript(command.Arguments))
+		fmt.Fprintf(os.Stderr, "cloister: a shell instead of this command of action %s:\n%s\n", task.Action, render.QuoteScript(command.Arguments))
 		t, err := terminal.Open(os.Stdin, os.Stdout)
 		if err != nil {
 			return nil, err
@@ -201,8 +201,7 @@ func execute(ctx context.Context, local *worker.Local, task *worker.Task, store 
 	return local.Execute(ctx, task, func(worker.Stage) {})
 }
 
-// remarks returns what a person wants to be told of an outcome. That a command failed is not among it, which
-// its exit code says.
+// remarks returns what to print about an outcome besides the exit code.
 func remarks(out *worker.Outcome, action cas.Digest) string {
 	end, rest, _ := strings.Cut(out.Message, "\n")
 	if out.Status == worker.OK && out.Result.ExitCode <= 128 && strings.HasSuffix(end, ", action "+action.String()) {
@@ -211,7 +210,7 @@ func remarks(out *worker.Outcome, action cas.Digest) string {
 	return out.Message
 }
 
-// keep writes the manifest and the outputs of a run to where the command line says, or says that outputs are dropped.
+// keep writes the manifest and the outputs of a run to the requested files, or reports that outputs are dropped.
 func (c *Config) keep(ctx context.Context, store cas.Store, f cas.Function, out *worker.Outcome) error {
 	if c.Manifest != "" {
 		if err := writeManifest(ctx, store, out, c.Manifest); err != nil {

@@ -19,7 +19,7 @@ import (
 	"github.com/cloister-build/cloister/worker/repro/manifest"
 )
 
-// Metrics is what --metrics writes (docs/runs.md). Times are in nanoseconds, by the monotonic clock of this process.
+// metrics is the content of the --metrics file (docs/runs.md). Times are in nanoseconds of the monotonic clock.
 type metrics struct {
 	Format   string  `json:"format"` // metricsFormat
 	Action   string  `json:"action"`
@@ -29,7 +29,7 @@ type metrics struct {
 	InputFiles int64 `json:"input_files"`
 	InputBytes int64 `json:"input_bytes"`
 
-	// Once: the inputs were read into the store, the sandbox was tried and begun, all was removed.
+	// Once per command: reading inputs into the store, probing and making the sandbox, and cleaning up.
 	Inputs  time.Duration `json:"inputs_ns"`
 	Sandbox time.Duration `json:"sandbox_ns"`
 	Close   time.Duration `json:"close_ns"`
@@ -38,7 +38,7 @@ type metrics struct {
 	SetUp   spread `json:"set_up"`
 	Run     spread `json:"run"`
 	CleanUp spread `json:"clean_up"`
-	// Equal says that all runs have one stable hash.
+	// Equal reports whether all runs have the same stable hash.
 	Equal        bool `json:"equal"`
 	StableHashes int  `json:"stable_hashes"`
 
@@ -47,14 +47,14 @@ type metrics struct {
 
 const metricsFormat = "cloister-run-metrics v1"
 
-// A spread is what half of the runs, and 95 of 100, take at most.
+// A spread has the median and the 95th percentile of the runs.
 type spread struct {
 	P50 time.Duration `json:"p50_ns"`
 	P95 time.Duration `json:"p95_ns"`
 }
 
-// runMetrics is one run: from the request to the command's start, from there to its end, and until all that was made for
-// the run was put away.
+// runMetrics is one run: from the request to the start of the command, to its end, and until everything made for the
+// run is removed.
 type runMetrics struct {
 	SetUp   time.Duration `json:"set_up_ns"`
 	Run     time.Duration `json:"run_ns"`
@@ -64,11 +64,11 @@ type runMetrics struct {
 	StableHash string `json:"stable_hash"`
 	Manifest   string `json:"manifest,omitempty"`
 
-	// What the command said and left; of a directory its Tree, which names its files.
+	// Sizes of stdout, stderr and outputs; for a directory that of its Tree.
 	StdoutBytes int64 `json:"stdout_bytes"`
 	StderrBytes int64 `json:"stderr_bytes"`
 	OutputBytes int64 `json:"output_bytes"`
-	// What it used; zero is what the host cannot count.
+	// Resource usage; zero if the host cannot count it.
 	User          time.Duration `json:"user_ns"`
 	System        time.Duration `json:"system_ns"`
 	PeakMemory    int64         `json:"peak_memory_bytes"`
@@ -78,14 +78,14 @@ type runMetrics struct {
 	WrittenBytes  int64         `json:"written_bytes"`
 }
 
-// timed calls f and returns how long it took.
+// timed calls f and returns its duration.
 func timed(f func() error) (time.Duration, error) {
 	began := time.Now()
 	err := f()
 	return time.Since(began), err
 }
 
-// describe says what is run.
+// describe records what is run.
 func (m *metrics) describe(ctx context.Context, store cas.Store, t *worker.Task) error {
 	var action repb.Action
 	if err := cas.ReadProto(ctx, store, t.Action, &action); err != nil {
@@ -104,7 +104,7 @@ func (m *metrics) describe(ctx context.Context, store cas.Store, t *worker.Task)
 	return nil
 }
 
-// add adds the run that was asked for at a moment and has ended now.
+// add adds a run that was requested at asked and has just ended.
 func (m *metrics) add(asked time.Time, out *worker.Outcome) {
 	r := out.Result
 	run := runMetrics{
@@ -136,7 +136,7 @@ func (m *metrics) add(asked time.Time, out *worker.Outcome) {
 	m.Runs = append(m.Runs, run)
 }
 
-// write writes the whole to a file.
+// write writes the metrics to a file.
 func (m *metrics) write(name string) error {
 	m.Format, m.Equal = metricsFormat, m.StableHashes == 1
 	of := func(value func(*runMetrics) time.Duration) spread {
@@ -157,7 +157,7 @@ func (m *metrics) write(name string) error {
 	return os.WriteFile(name, append(b, '\n'), 0o644)
 }
 
-// rank returns the smallest value that p percent of sorted, which has values, are not above.
+// rank returns the p-th percentile of sorted, which is not empty.
 func rank(sorted []time.Duration, p int) time.Duration {
 	return sorted[max(0, int(math.Ceil(float64(len(sorted)*p)/100))-1)]
 }
@@ -165,7 +165,7 @@ func rank(sorted []time.Duration, p int) time.Duration {
 // writeManifest writes the text of a run's manifest to a file.
 func writeManifest(ctx context.Context, store cas.Store, out *worker.Outcome, name string) error {
 	if out.Manifest.IsZero() {
-		return errors.New("the run has none: it would be too large to be read again")
+		return errors.New("the run has none, because it would be too large")
 	}
 	text, err := cas.ReadAll(ctx, store, out.Manifest, manifest.MaxBytes)
 	if err != nil {

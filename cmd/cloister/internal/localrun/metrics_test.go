@@ -13,7 +13,7 @@ import (
 	"github.com/cloister-build/cloister/worker"
 )
 
-// TestMetricsAreOfAllRuns: half of them, and 95 of 100, take at most what is written, whatever their order.
+// TestMetricsAreOfAllRuns: percentiles cover all runs in any order.
 func TestMetricsAreOfAllRuns(t *testing.T) {
 	for _, c := range []struct{ runs, p50, p95 int }{{1, 1, 1}, {2, 1, 2}, {20, 10, 19}, {21, 11, 20}, {100, 50, 95}} {
 		var m metrics

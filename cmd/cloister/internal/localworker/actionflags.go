@@ -24,7 +24,7 @@ import (
 	"google.golang.org/protobuf/types/known/durationpb"
 )
 
-// A recipe is the flags that describe an action which is made here, from a command and files of this host.
+// ActionFlags describe an action made from a command and files of this host.
 type ActionFlags struct {
 	in         string
 	git        string
@@ -36,15 +36,16 @@ type ActionFlags struct {
 	seed       string
 	Args       []string
 
-	// What check finds in them.
+	// Set by Check.
 	repository, rev string
-	number          *uint64 // of the seed, if there is one
+	number          *uint64 // --seed, nil without one
 	variables       []*repb.Command_EnvironmentVariable
 }
 
-// ActionFlagNames are those of a recipe: a stored action has all that they say.
+// ActionFlagNames are the names of the flags. A stored action states all of this itself.
 var ActionFlagNames = []string{"in", "git", "submodules", "out", "env", "pass-env", "timeout", "seed"}
 
+// Register adds the flags.
 func (r *ActionFlags) Register(cmd *cobra.Command) {
 	f := cmd.Flags()
 	f.StringVar(&r.in, "in", "", "directory of inputs (default: none)")
@@ -57,11 +58,11 @@ func (r *ActionFlags) Register(cmd *cobra.Command) {
 	f.StringVar(&r.seed, "seed", "", "number to derive all randomness from; the command receives it as CLOISTER_SEED")
 }
 
-// Check returns what is wrong with the flags, once all are set.
+// Check validates the flags.
 func (r *ActionFlags) Check() error {
 	if r.git != "" {
 		if r.in != "" {
-			return errors.New("--in and --git both say what the inputs are: state one")
+			return errors.New("--in and --git both name the inputs: pass one of them")
 		}
 		var err error
 		if r.repository, r.rev, err = revision.Split(r.git); err != nil {
@@ -77,9 +78,9 @@ func (r *ActionFlags) Check() error {
 	}
 	switch {
 	case r.submodules != "" && r.submodules != "empty":
-		return fmt.Errorf("--submodules %q: there is empty", r.submodules)
+		return fmt.Errorf("--submodules %q: write empty", r.submodules)
 	case r.submodules != "" && r.git == "":
-		return errors.New("--submodules goes with --git, which is not given")
+		return errors.New("--submodules needs --git")
 	case r.Timeout < 0:
 		return fmt.Errorf("--timeout %v: write a positive time", r.Timeout)
 	}
@@ -98,7 +99,7 @@ func (r *ActionFlags) Check() error {
 	return r.checkVariables()
 }
 
-// checkVariables reads the variables that are stated, and with the seed those that it stands for.
+// checkVariables collects the variables of the flags and of the seed.
 func (r *ActionFlags) checkVariables() error {
 	r.variables = nil
 	for _, kv := range r.env {
@@ -112,34 +113,34 @@ func (r *ActionFlags) checkVariables() error {
 		v, ok := os.LookupEnv(k)
 		switch {
 		case k == "" || strings.Contains(k, "="):
-			return fmt.Errorf("--pass-env %q: write the name of a variable; --env KEY=VALUE states a value", k)
+			return fmt.Errorf("--pass-env %q: write the name of a variable; --env KEY=VALUE sets a value", k)
 		case !ok:
-			return fmt.Errorf("--pass-env %s: it is not set here", k)
-		case r.states(k):
-			return fmt.Errorf("--pass-env %s: it is stated twice", k)
+			return fmt.Errorf("--pass-env %s: not set in this environment", k)
+		case r.has(k):
+			return fmt.Errorf("--pass-env %s: given twice", k)
 		}
 		r.variables = append(r.variables, &repb.Command_EnvironmentVariable{Name: k, Value: v})
 	}
 	if r.number != nil {
 		r.setDefault("CLOISTER_SEED", strconv.FormatUint(*r.number, 10))
-		r.setDefault("PYTHONHASHSEED", strconv.FormatUint(*r.number%(1<<32), 10)) // all that Python takes
+		r.setDefault("PYTHONHASHSEED", strconv.FormatUint(*r.number%(1<<32), 10)) // Python's maximum
 	}
 	return nil
 }
 
-// states reports whether the command has the variable.
-func (r *ActionFlags) states(name string) bool {
+// has reports whether the command has the variable.
+func (r *ActionFlags) has(name string) bool {
 	return slices.ContainsFunc(r.variables, func(v *repb.Command_EnvironmentVariable) bool { return v.Name == name })
 }
 
-// setDefault sets a variable that is not stated.
+// setDefault sets a variable unless it is set.
 func (r *ActionFlags) setDefault(name, value string) {
-	if !r.states(name) {
+	if !r.has(name) {
 		r.variables = append(r.variables, &repb.Command_EnvironmentVariable{Name: name, Value: value})
 	}
 }
 
-// Put puts the action into the default instance of w and returns its task.
+// Put puts the action into the default instance of w, and returns its task.
 func (r *ActionFlags) Put(ctx context.Context, w *Worker) (*worker.Task, error) {
 	in, err := w.Store.Instance("")
 	if err != nil {
@@ -166,7 +167,7 @@ func (r *ActionFlags) Put(ctx context.Context, w *Worker) (*worker.Task, error) 
 	return task, err
 }
 
-// PutAction puts the messages of the action.
+// PutAction puts the Command and the Action.
 func (r *ActionFlags) PutAction(ctx context.Context, store cas.Store, root cas.Digest) (cas.Digest, error) {
 	cmd := &repb.Command{Arguments: r.Args, EnvironmentVariables: slices.Clone(r.variables)}
 	slices.SortStableFunc(cmd.EnvironmentVariables, func(a, b *repb.Command_EnvironmentVariable) int { return strings.Compare(a.Name, b.Name) })
@@ -185,7 +186,7 @@ func (r *ActionFlags) PutAction(ctx context.Context, store cas.Store, root cas.D
 	return cas.PutProto(ctx, store, cas.SHA256, action)
 }
 
-// readRevision puts the files of the commit, which may take what an action may that is fetched.
+// readRevision puts the files of a commit, with the same size limit as fetched actions.
 func (r *ActionFlags) readRevision(ctx context.Context, w *Worker, store cas.Store) (*revision.Revision, error) {
 	size, err := flags.DiskBytes(w.Dir)
 	if err != nil {
@@ -198,7 +199,7 @@ func (r *ActionFlags) readRevision(ctx context.Context, w *Worker, store cas.Sto
 		err = fmt.Errorf("%w; set --submodules empty to run without its files, or make a commit that has them", err)
 	}
 	if errors.Is(err, revision.ErrTooLarge) {
-		err = fmt.Errorf("%w: a fifth of the disk of the directory for temporary files; set TMPDIR to one on a larger disk", err)
+		err = fmt.Errorf("%w: a fifth of the disk of the temporary directory; set TMPDIR to a larger disk", err)
 	}
 	return rv, err
 }

@@ -17,16 +17,16 @@ import (
 	"github.com/cloister-build/cloister/worker"
 )
 
-// How large an input tree may be that is fetched: as large as one that a worker executes.
+// Limits of a fetched input tree, the same as for a worker.
 const (
-	maxDirectories = 200_000 // that differ
+	maxDirectories = 200_000 // distinct
 	maxFiles       = 1_000_000
 )
 
-// A budget is how much of a store may still be taken.
+// A budget limits the space that blobs may take.
 type budget struct{ most, taken int64 }
 
-// take takes room for blobs, by the sizes that they state and in the blocks in which a store counts.
+// take reserves space for blobs, by their stated sizes and in the blocks of a store.
 func (b *budget) take(ds []cas.Digest) error {
 	const block = 4096
 	for _, d := range ds {
@@ -34,8 +34,8 @@ func (b *budget) take(ds []cas.Digest) error {
 		b.taken += min(size, math.MaxInt64-b.taken)
 	}
 	if b.taken > b.most {
-		return fmt.Errorf("its inputs take %s (%d bytes) or more, and %s (%d bytes) are permitted: a fifth of the disk of the directory for temporary files; "+
-			"set TMPDIR to one on a larger disk", sandbox.Bytes(b.taken), b.taken, sandbox.Bytes(b.most), b.most)
+		return fmt.Errorf("its inputs take %s (%d bytes) or more, and %s (%d bytes) are permitted: a fifth of the disk of the temporary directory; "+
+			"set TMPDIR to a larger disk", sandbox.Bytes(b.taken), b.taken, sandbox.Bytes(b.most), b.most)
 	}
 	return nil
 }
@@ -51,8 +51,8 @@ func (w *Worker) Fetch(ctx context.Context, from *client.Server, action cas.Dige
 	return &worker.Task{Action: action, Instance: instance}, err
 }
 
-// fetch copies the stored action and all that it refers to into the instance of the same name, and returns
-// that name. What takes more than most bytes, or is no message by its size, is refused before it is fetched.
+// fetch copies a stored action and everything that it refers to into the instance of the same name, and returns that
+// name. Blobs beyond most bytes, and messages of implausible size, are rejected before they are fetched.
 func fetch(ctx context.Context, to *disk.Cache, most int64, server *client.Server, digest cas.Digest) (instance string, err error) {
 	from, err := server.Open(ctx)
 	if err != nil {
@@ -65,7 +65,7 @@ func fetch(ctx context.Context, to *disk.Cache, most int64, server *client.Serve
 	}
 	var absent []cas.Digest
 	room := budget{most: most}
-	// present copies blobs and returns those that are there.
+	// present copies blobs and returns those that the server has.
 	present := func(ds ...cas.Digest) ([]cas.Digest, error) {
 		if err := room.take(ds); err != nil {
 			return nil, fmt.Errorf("action %s: %w", digest, err)
@@ -82,7 +82,7 @@ func fetch(ctx context.Context, to *disk.Cache, most int64, server *client.Serve
 	messages := func(kind string, ds ...cas.Digest) ([]cas.Digest, error) {
 		for _, d := range ds {
 			if d.Size() > cas.MaxMessage {
-				return nil, fmt.Errorf("%s %s is too large: %d bytes, and at most %d are read", kind, d, d.Size(), cas.MaxMessage)
+				return nil, fmt.Errorf("%s %s is too large: %d bytes, want at most %d", kind, d, d.Size(), cas.MaxMessage)
 			}
 		}
 		return present(ds...)
@@ -108,8 +108,8 @@ func fetch(ctx context.Context, to *disk.Cache, most int64, server *client.Serve
 	if _, err := messages("Command", command); err != nil {
 		return "", err
 	}
-	// One level of directories at a time, each of them once; then all files. What is absent is told at the
-	// end, all of it.
+	// Fetch one level of directories at a time, each directory once, and then all files. Report everything absent at
+	// the end.
 	var files []cas.Digest
 	known, listed := map[cas.Digest]bool{root: true}, map[cas.Digest]bool{}
 	for level := []cas.Digest{root}; len(level) > 0; {
@@ -129,7 +129,7 @@ func fetch(ctx context.Context, to *disk.Cache, most int64, server *client.Serve
 				return "", fmt.Errorf("Directory %s: %w", d, err)
 			}
 			if len(known) > maxDirectories || len(files) > maxFiles {
-				return "", fmt.Errorf("action %s: its input tree has %d directories and %d files that differ, or more, and at most %d and %d are permitted",
+				return "", fmt.Errorf("action %s: its input tree has at least %d directories and %d distinct files; at most %d and %d are permitted",
 					digest, len(known), len(files), maxDirectories, maxFiles)
 			}
 		}
@@ -148,7 +148,7 @@ func fetch(ctx context.Context, to *disk.Cache, most int64, server *client.Serve
 	return from.Name(), err
 }
 
-// AppendNew appends to ds those digests of nodes, of the function f, that are not among known, and makes them known.
+// AppendNew appends the digests of nodes that are not known yet to ds, and makes them known.
 func AppendNew[N interface{ GetDigest() *repb.Digest }](f cas.Function, nodes []N, known map[cas.Digest]bool, ds []cas.Digest) ([]cas.Digest, error) {
 	for _, n := range nodes {
 		d, err := cas.FromProto(f, n.GetDigest())

@@ -26,7 +26,7 @@ import (
 	"google.golang.org/protobuf/proto"
 )
 
-// A boaster is a server that says that it has every blob, and remembers which it was asked to send.
+// A boaster is a server that claims to have every blob, and remembers which ones it was asked to send.
 type boaster struct {
 	address string
 	store   cas.Store
@@ -76,7 +76,7 @@ func (b *boaster) remember(what string) {
 	b.sent = append(b.sent, what)
 }
 
-// asked reports whether the blob was to be sent.
+// asked reports whether the server was asked to send the blob.
 func (b *boaster) asked(d *repb.Digest) bool {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -107,12 +107,12 @@ func (b *boaster) put(t *testing.T, m proto.Message) *repb.Digest {
 	return d.Proto()
 }
 
-// stated returns the digest of a blob that is nowhere, of a size that nobody has counted.
+// stated returns the digest of a missing blob with a claimed size.
 func stated(n int, size int64) *repb.Digest {
 	return &repb.Digest{Hash: fmt.Sprintf("%064x", n), SizeBytes: size}
 }
 
-// TestHostileTreesAreNotFetched: what a server states is believed only where it is small.
+// TestHostileTreesAreNotFetched: large claimed sizes are rejected before the blobs are requested.
 func TestHostileTreesAreNotFetched(t *testing.T) {
 	b := boast(t)
 	huge := stated(1, cas.MaxMessage+1)
@@ -144,7 +144,7 @@ func TestHostileTreesAreNotFetched(t *testing.T) {
 	for _, c := range []struct {
 		name   string
 		action *repb.Digest
-		never  *repb.Digest // what must not be asked for
+		never  *repb.Digest // must not be requested
 		want   []string
 	}{
 		{"an Action", huge, huge, []string{"Action", "16777217 bytes", "at most 16777216"}},
@@ -163,7 +163,7 @@ func TestHostileTreesAreNotFetched(t *testing.T) {
 		})), stated(1_000_000, 100), []string{"340003 directories", "at most 200000"}},
 		{"many files", action(many(6, func(dir *repb.Directory, node int) {
 			dir.Files = append(dir.Files, &repb.FileNode{Digest: stated(node, 1)})
-		})), stated(1_000_000, 1), []string{"1020000 files", "and 1000000 are permitted"}},
+		})), stated(1_000_000, 1), []string{"1020000 distinct files", "and 1000000 are permitted"}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			to, err := disk.Open(disk.Config{Dir: t.TempDir(), MaxBytes: math.MaxInt64})
@@ -188,8 +188,8 @@ func TestHostileTreesAreNotFetched(t *testing.T) {
 	}
 }
 
-// TestFetchOfWhatJustFits: the bounds are no narrower than they say.
-func TestFetchOfWhatJustFits(t *testing.T) {
+// TestFetchAcceptsTheLimit: inputs that exactly fit are fetched.
+func TestFetchAcceptsTheLimit(t *testing.T) {
 	b := boast(t)
 	blob, large := castest.Blob(1, 100_000)
 	if err := b.store.Put(t.Context(), large, strings.NewReader(string(blob))); err != nil {

@@ -19,30 +19,29 @@ import (
 	"github.com/cloister-build/cloister/worker"
 )
 
-// tempPrefix begins the names of the directories of workbenches.
+// tempPrefix begins the names of temporary directories.
 const tempPrefix = "cloister-run-"
 
-// A workbench is what a command executes actions with that serves nobody: a store that lasts as long as it does, and
-// a worker over it. It is made in two steps, so that what is wrong with the inputs is told before a sandbox is made.
+// A Worker executes actions for one command, with a store that lasts as long as the command. Open and Start make it in
+// two steps, so that mistakes in the inputs are reported before the sandbox is made.
 type Worker struct {
-	// dir holds the store, and is removed by close; there is room in it for plain files of the command's own.
+	// Dir holds the store and files of the command; Close removes it.
 	Dir   string
-	held  *os.File // says that dir is that of a living process, where that is known
+	held  *os.File // the lock that keeps other processes from removing Dir, if the system has such locks
 	Store *disk.Cache
-	// local executes actions of the store, from start on.
+	// Local executes actions of the store, once started.
 	Local *worker.Local
 
-	rules         *policy.Policy
+	policy        *policy.Policy
 	BackendConfig namespace.Config
 	backend       *namespace.Backend
 }
 
-// Open makes a store in a new directory for temporary files. What is wrong with the flags of box is told
-// first. The caller closes the workbench, on all of its ways.
+// Open makes a store in a new temporary directory. It validates the flags first. The caller closes the Worker.
 func Open(box *confinement.Flags) (*Worker, error) {
 	var w Worker
 	var err error
-	if w.rules, err = box.LoadPolicy(); err != nil {
+	if w.policy, err = box.LoadPolicy(); err != nil {
 		return nil, err
 	}
 	if w.BackendConfig, err = box.BackendConfig(); err != nil {
@@ -53,13 +52,13 @@ func Open(box *confinement.Flags) (*Worker, error) {
 		return nil, err
 	}
 	w.Dir, w.held = made, held
-	// Inputs are mounted by the paths of their files, and a link in them would be refused.
+	// Inputs are mounted by path, and mounts refuse symlinks.
 	real, err := filepath.EvalSymlinks(made)
 	if err != nil {
 		return nil, errors.Join(err, w.Close())
 	}
 	w.Dir = real
-	// What is there already fits, and what is fetched is bounded before it comes.
+	// Inputs of this host fit, and fetched ones are limited before they arrive.
 	w.Store, err = disk.Open(disk.Config{Dir: filepath.Join(w.Dir, "store"), MaxBytes: math.MaxInt64, MaxFiles: math.MaxInt64})
 	if err != nil {
 		return nil, errors.Join(err, w.Close())
@@ -67,26 +66,26 @@ func Open(box *confinement.Flags) (*Worker, error) {
 	return &w, nil
 }
 
-// Start probes the sandbox and makes the worker. Of config it sets what the workbench knows: instances, backend,
-// features, toolchain and policy; a Name must be there.
+// Start probes the sandbox and makes the worker. It fills in the instances, backend, features, toolchain and policy of
+// config.
 func (w *Worker) Start(ctx context.Context, config worker.Config) error {
 	w.BackendConfig.Hidden = append(w.BackendConfig.Hidden, w.Dir)
 	w.backend = namespace.New(w.BackendConfig)
 	features, err := w.backend.Probe(ctx)
 	if err != nil {
-		return fmt.Errorf("the command cannot be sandboxed here, and is never run without: %w", err)
+		return fmt.Errorf("this host cannot sandbox the command: %w", err)
 	}
 	toolchain, err := worker.HostToolchain()
 	if err != nil {
 		return err
 	}
-	config.Instances, config.Policy = w.Store.Instance, w.rules
+	config.Instances, config.Policy = w.Store.Instance, w.policy
 	config.Backend, config.Features, config.Toolchain = w.backend, features, toolchain
 	w.Local = worker.New(config)
 	return nil
 }
 
-// Close ends the sandbox and removes all that the workbench made. Nothing may execute any more.
+// Close ends the sandbox and removes Dir. No action may be running.
 func (w *Worker) Close() error {
 	var err error
 	if w.backend != nil {
@@ -95,7 +94,7 @@ func (w *Worker) Close() error {
 	if w.Store != nil {
 		err = errors.Join(err, w.Store.Close())
 	}
-	err = errors.Join(err, os.RemoveAll(w.Dir)) // plain files of ours: nothing is ever mounted in a store
+	err = errors.Join(err, os.RemoveAll(w.Dir)) // plain files: nothing is ever mounted in a store
 	if w.held != nil {
 		err = errors.Join(err, w.held.Close())
 	}

@@ -10,17 +10,17 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// newDir makes a directory for temporary files that nobody else has, and removes those of workbenches whose process was
-// killed. The file that it returns holds the directory until it is closed.
+// newDir makes a temporary directory, and removes those of processes that were killed. The returned file holds the
+// directory until it is closed.
 func newDir() (string, *os.File, error) {
 	dead, _ := filepath.Glob(filepath.Join(os.TempDir(), tempPrefix+"*"))
 	for _, dir := range dead {
 		if held, err := hold(dir, 0); err == nil {
-			_ = os.RemoveAll(dir) // plain files; what remains is left to the next
+			_ = os.RemoveAll(dir) // plain files; a later call retries
 			held.Close()
 		}
 	}
-	// Between a file and its lock another process may take it for a dead one's.
+	// Another process may take the new directory for an abandoned one before it is locked.
 	const tries = 100
 	for range tries {
 		dir, err := os.MkdirTemp("", tempPrefix)
@@ -35,14 +35,14 @@ func newDir() (string, *os.File, error) {
 			return "", nil, errors.Join(err, os.RemoveAll(dir))
 		}
 	}
-	return "", nil, errors.New("directories for temporary files are taken away as soon as they are made")
+	return "", nil, errors.New("temporary directories vanish as soon as they are made")
 }
 
-// errNotOurs says that a directory is another process's, or another user's.
+// errNotOurs means that a directory belongs to another process or user.
 var errNotOurs = errors.New("not ours")
 
-// hold locks the directory of a workbench, by a file in it, if no living process has it and it is this user's. Directories
-// without this file are nobody's business.
+// hold locks a directory by a file in it, if it belongs to this user and no living process has locked it. Directories
+// without this file are left alone.
 func hold(dir string, create int) (*os.File, error) {
 	path := filepath.Join(dir, "lock")
 	fd, err := unix.Open(path, unix.O_RDWR|unix.O_CLOEXEC|unix.O_NOFOLLOW|unix.O_NONBLOCK|create, 0o600)

@@ -6,7 +6,7 @@ package localworker
 
 import "os"
 
-// newDir makes a directory for temporary files, which nothing holds.
+// newDir makes a temporary directory, without a lock.
 func newDir() (string, *os.File, error) {
 	dir, err := os.MkdirTemp("", tempPrefix)
 	return dir, nil, err

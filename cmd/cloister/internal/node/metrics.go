@@ -14,13 +14,12 @@ import (
 	"github.com/prometheus/client_golang/prometheus/promhttp"
 )
 
-// ServeMetrics serves where --metrics says, if it does, the registry, with what the store, what is behind it and more say
-// of the moment, and whether the node lives and is ready, until the node is closed.
+// ServeMetrics serves /metrics, /ready and /live at the address of --metrics, if it is set, until the node is closed.
 func (n *Node) ServeMetrics(more ...Metric) error {
 	if n.metrics == "" {
 		return nil
 	}
-	register(n.Registry, append(n.readings(), more...))
+	register(n.Registry, append(n.storeMetrics(), more...))
 	listener, err := Listen(n.metrics, "--metrics")
 	if err != nil {
 		return err
@@ -35,51 +34,51 @@ func (n *Node) ServeMetrics(more ...Metric) error {
 	return nil
 }
 
-// A reading is a metric that is read when somebody asks. A name that ends with _total is of a counter.
+// A Metric is read when it is scraped. A name that ends in _total is that of a counter.
 type Metric struct {
 	Name, Help string
 	Value      func() float64
 }
 
-// readings are those of the store, and of what is behind it.
-func (n *Node) readings() []Metric {
+// storeMetrics returns the metrics of the store and its upstream.
+func (n *Node) storeMetrics() []Metric {
 	stored := func(f func(disk.Stats) int64) func() float64 {
 		return func() float64 { return float64(f(n.Store.Stats())) }
 	}
-	readings := []Metric{
+	metrics := []Metric{
 		{"cloister_ready", "1 if the server should be given work, as /ready says.", func() float64 { return BoolValue(len(n.Ready.Reasons()) == 0) }},
 		{"cloister_cas_bytes", "Size of the store.", stored(func(s disk.Stats) int64 { return s.Bytes })},
 		{"cloister_cas_limit_bytes", "Size at which the store evicts.", stored(func(s disk.Stats) int64 { return s.MaxBytes })},
 		{"cloister_cas_blobs", "Blobs in the store.", stored(func(s disk.Stats) int64 { return int64(s.Blobs) })},
 		{"cloister_cas_files", "Files of the store.", stored(func(s disk.Stats) int64 { return s.Files })},
-		{"cloister_cas_limit_files", "Number of files at which the store evicts; 0 is none.", stored(func(s disk.Stats) int64 { return s.MaxFiles })},
+		{"cloister_cas_limit_files", "Number of files at which the store evicts; 0 means no limit.", stored(func(s disk.Stats) int64 { return s.MaxFiles })},
 		{"cloister_cas_segments", "Segments of small blobs.", stored(func(s disk.Stats) int64 { return int64(s.Segments) })},
-		{"cloister_cas_lease_seconds", "How long a blob stays at least after it was used; 0 is no promise.", func() float64 { return max(n.Store.Stats().Lease, 0).Seconds() }},
-		{"cloister_cas_evicted_blobs_total", "Blobs and results that were evicted.", stored(func(s disk.Stats) int64 { return s.EvictedBlobs })},
-		{"cloister_cas_evicted_bytes_total", "Bytes that were evicted.", stored(func(s disk.Stats) int64 { return s.EvictedBytes })},
-		{"cloister_cas_held_bytes", "Bytes of removed segments that images of inputs keep on the disk.", stored(func(s disk.Stats) int64 { return s.HeldBytes })},
-		{"cloister_cas_corrupt_total", "Blobs that were found damaged.", stored(func(s disk.Stats) int64 { return s.Corrupt })},
+		{"cloister_cas_lease_seconds", "Minimum time that a used blob is kept; 0 promises nothing.", func() float64 { return max(n.Store.Stats().Lease, 0).Seconds() }},
+		{"cloister_cas_evicted_blobs_total", "Evicted blobs and results.", stored(func(s disk.Stats) int64 { return s.EvictedBlobs })},
+		{"cloister_cas_evicted_bytes_total", "Evicted bytes.", stored(func(s disk.Stats) int64 { return s.EvictedBytes })},
+		{"cloister_cas_held_bytes", "Bytes of removed segments that mounted inputs keep on the disk.", stored(func(s disk.Stats) int64 { return s.HeldBytes })},
+		{"cloister_cas_corrupt_total", "Damaged blobs found.", stored(func(s disk.Stats) int64 { return s.Corrupt })},
 	}
 	if n.overlay != nil {
 		moved := func(f func(overlay.Stats) int64) func() float64 {
 			return func() float64 { return float64(f(n.overlay.Stats())) }
 		}
-		readings = append(readings,
+		metrics = append(metrics,
 			Metric{"cloister_cas_upstream_up", "1 if the upstream answers.", func() float64 { return BoolValue(n.Upstream.Down() == "") }},
-			Metric{"cloister_cas_upstream_fetched_total", "Blobs that were fetched from the upstream.", moved(func(s overlay.Stats) int64 { return s.Fetched })},
-			Metric{"cloister_cas_upstream_sent_total", "Blobs and results that were written to the upstream after their write was answered.", moved(func(s overlay.Stats) int64 { return s.Sent })},
-			Metric{"cloister_cas_upstream_unasked_total", "Questions that were answered without the upstream, since it did not.", moved(func(s overlay.Stats) int64 { return s.Unanswered })},
-			Metric{"cloister_cas_upstream_refused_total", "Results that the upstream did not take.", moved(func(s overlay.Stats) int64 { return s.Refused })},
-			Metric{"cloister_cas_upstream_pending", "Blobs and results that are still to be written to the upstream.", moved(func(s overlay.Stats) int64 { return int64(s.Pending) })},
-			Metric{"cloister_cas_upstream_lost_total", "Blobs and results that were gone before they could be written to the upstream.", moved(func(s overlay.Stats) int64 { return s.Lost })},
+			Metric{"cloister_cas_upstream_fetched_total", "Blobs fetched from the upstream.", moved(func(s overlay.Stats) int64 { return s.Fetched })},
+			Metric{"cloister_cas_upstream_sent_total", "Blobs and results sent to the upstream after their write was answered.", moved(func(s overlay.Stats) int64 { return s.Sent })},
+			Metric{"cloister_cas_upstream_unasked_total", "Requests answered without the upstream because it was down.", moved(func(s overlay.Stats) int64 { return s.Unanswered })},
+			Metric{"cloister_cas_upstream_refused_total", "Results that the upstream rejected.", moved(func(s overlay.Stats) int64 { return s.Refused })},
+			Metric{"cloister_cas_upstream_pending", "Blobs and results waiting to be sent to the upstream.", moved(func(s overlay.Stats) int64 { return int64(s.Pending) })},
+			Metric{"cloister_cas_upstream_lost_total", "Blobs and results lost before they could be sent to the upstream.", moved(func(s overlay.Stats) int64 { return s.Lost })},
 		)
 	}
-	return readings
+	return metrics
 }
 
-// Register adds what is read at the moment.
-func register(registry *prometheus.Registry, readings []Metric) {
-	for _, r := range readings {
+// register registers metrics that are read when scraped.
+func register(registry *prometheus.Registry, metrics []Metric) {
+	for _, r := range metrics {
 		if strings.HasSuffix(r.Name, "_total") {
 			registry.MustRegister(prometheus.NewCounterFunc(prometheus.CounterOpts{Name: r.Name, Help: r.Help}, r.Value))
 		} else {
@@ -88,7 +87,7 @@ func register(registry *prometheus.Registry, readings []Metric) {
 	}
 }
 
-// BoolValue is a condition as Prometheus has it.
+// BoolValue returns 1 for true and 0 for false.
 func BoolValue(b bool) float64 {
 	if b {
 		return 1

@@ -12,6 +12,7 @@ import (
 	"os"
 	"path/filepath"
 	"runtime"
+	"slices"
 	"sync"
 	"time"
 
@@ -33,27 +34,24 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 )
 
-// A node is a machine that executes actions: a store, perhaps in front of another, a sandbox, and a worker over both. It
-// is made in three steps, openNode, confine and start, so that what is wrong is told before anything is done that takes
-// long; close undoes those that were made.
+// A Node is a machine that executes actions: a store, optionally in front of an upstream, a sandbox, and a worker over
+// both. Open, Confine and Start make it in three steps, so that mistakes are reported before anything slow happens.
+// Close undoes the steps that were made.
 type Node struct {
 	*Config
-	Log   *slog.Logger
-	rules *policy.Policy
-	// name is this machine's.
-	Name string
-	// store is on the disk; behind is nil if nothing is.
+	Log      *slog.Logger
+	Name     string // of this machine
 	Store    *disk.Cache
+	Upstream *upstream // nil without one
+	Ready    *readiness
+	policy   *policy.Policy
 	control  *diskctl.Server
-	Upstream *upstream
-	// ready says whether more work should be taken.
-	Ready *readiness
 
-	// From confine on.
+	// Set by Confine.
 	features sandbox.Features
 
-	// From start on. Instances are what clients and actions see, of the disk and what is behind it; front is nil if
-	// nothing is. Copied is why inputs are not read from the store, nil if they are.
+	// Set by Start. Instances are the stores that clients and actions see; overlay is nil without an upstream;
+	// copyReason is why inputs are copied instead of mounted, nil if they are mounted.
 	Instances  cas.Instances
 	overlay    *overlay.Overlay
 	copyReason error
@@ -65,16 +63,16 @@ type Node struct {
 	backend       *namespace.Backend
 	toolchain     []sandbox.Input
 	record        *audit.Log
-	Background    context.Context // of what goes on until the node is closed
+	Background    context.Context // ends when the node is closed
 	Watchers      sync.WaitGroup
 	stopMetrics   func()
 	Service       *notify.Service // nil without a service manager
 	stopSending   context.CancelFunc
-	sending       context.Context // how long close may wait for what is still to be sent
-	closers       []func()        // what close does, the last first
+	sending       context.Context // ends when Close stops waiting for pending writes
+	closers       []func()        // called by Close in reverse order
 }
 
-// Open opens what the flags name: policy, upstream, store and audit log. The caller closes the node.
+// Open opens policy, upstream, store and audit log. The caller closes the Node.
 func Open(ctx context.Context, c *Config, log *slog.Logger) (_ *Node, err error) {
 	n := &Node{Config: c, Log: log, Ready: &readiness{}}
 	defer func() {
@@ -82,7 +80,7 @@ func Open(ctx context.Context, c *Config, log *slog.Logger) (_ *Node, err error)
 			n.Close()
 		}
 	}()
-	if n.rules, err = c.Sandbox.LoadPolicy(); err != nil {
+	if n.policy, err = c.Sandbox.LoadPolicy(); err != nil {
 		return nil, err
 	}
 	if n.backendConfig, err = c.Sandbox.BackendConfig(); err != nil {
@@ -105,7 +103,7 @@ func Open(ctx context.Context, c *Config, log *slog.Logger) (_ *Node, err error)
 	if pending, err := storedir.Pending(c.Dir); err != nil {
 		return nil, exit.New(exit.Environment, err)
 	} else if pending > 0 && c.writePolicy != overlay.WriteBack {
-		log.Warn("not sent to an upstream, and not kept until they are: start with --cas-write back to send them",
+		log.Warn("writes wait for an upstream and may be evicted before they are sent; start with --cas-write back to send them",
 			"blobs and results", pending, "journal", storedir.Journal(c.Dir))
 	}
 	if n.record, err = audit.Open(audit.Config{Dir: storedir.Audit(c.Dir), MaxBytes: int64(c.Audit), Log: log}); err != nil {
@@ -118,13 +116,13 @@ func Open(ctx context.Context, c *Config, log *slog.Logger) (_ *Node, err error)
 	return n, nil
 }
 
-// Confine makes the sandbox, and finds out what it can.
+// Confine makes the sandbox and probes what it can enforce.
 func (n *Node) Confine(ctx context.Context) (err error) {
 	n.backendConfig.Hidden = []string{n.Dir}
 	n.backend = namespace.New(n.backendConfig)
 	n.onClose(func() { n.backend.Close() })
 	if n.features, err = n.backend.Probe(ctx); err != nil {
-		return exit.New(exit.Environment, fmt.Errorf("actions cannot be sandboxed here, and are never run without: %w", err))
+		return exit.New(exit.Environment, fmt.Errorf("this host cannot sandbox actions: %w", err))
 	}
 	if n.toolchain, err = worker.HostToolchain(); err != nil {
 		return exit.New(exit.Environment, fmt.Errorf("toolchain of this host: %w", err))
@@ -132,12 +130,12 @@ func (n *Node) Confine(ctx context.Context) (err error) {
 	return nil
 }
 
-// Start makes the worker, and begins to watch over what it depends on. Flags are what a command on this machine must be
-// told to execute what this node does; wrap, if not nil, decides what is seen of the store.
+// Start makes the worker and begins to watch what it depends on. flags are those with which a command reruns an action
+// of this node. wrap, if not nil, decorates the store.
 func (n *Node) Start(ctx context.Context, flags []string, wrap func(cas.Instances) cas.Instances) (err error) {
 	n.Registry = prometheus.NewRegistry()
 	n.Telemetry = telemetry.New(n.Registry)
-	// What is sent at the end is still seen from outside.
+	// Metrics stay available while Close sends pending writes.
 	n.stopMetrics = func() {}
 	n.onClose(func() { n.stopMetrics() })
 	n.onClose(func() { n.Service.Close() })
@@ -154,14 +152,14 @@ func (n *Node) Start(ctx context.Context, flags []string, wrap func(cas.Instance
 		return err
 	}
 	config := worker.Config{
-		Name: n.Name, Instances: n.Instances, Policy: n.rules, RenewInterval: n.Renew(), Fleet: n.Fleet, Log: n.Log,
+		Name: n.Name, Instances: n.Instances, Policy: n.policy, RenewInterval: n.Renew(), Fleet: n.Fleet, Log: n.Log,
 		Reproduce: func(t *worker.Task) string { return reproduce(t, flags) },
 		Audit: func(t *worker.Task, a *worker.Violations) {
 			n.Telemetry.Violations(a)
 			recordViolations(n.Log, n.record, n.Name, t, a)
 		},
 	}
-	if n.backend != nil { // else this machine executes nothing
+	if n.backend != nil { // nil if this machine executes nothing
 		config.Stager, n.copyReason = worker.NewStager(ctx, n.backend, filepath.Join(n.Dir, "tmp"), int64(n.trees), n.Log)
 		n.onClose(func() {
 			if err := config.Stager.Close(); err != nil {
@@ -180,14 +178,15 @@ func (n *Node) Start(ctx context.Context, flags []string, wrap func(cas.Instance
 	return nil
 }
 
-// open puts the store in front of what is behind it.
+// open puts the store in front of the upstream.
 func (n *Node) open(wrap func(cas.Instances) cas.Instances) (err error) {
 	n.Instances = n.Store.Instance
 	n.sending, n.stopSending = context.WithCancel(context.Background())
-	n.stopSending() // until it is known that all went well, nobody waits for what is still to be sent
+	n.stopSending() // Close waits for pending writes only after SendPending
 	if n.Upstream != nil {
 		n.overlay, err = overlay.New(overlay.Config{
-			Local: n.Store.Instance, Upstream: n.Upstream.instances, Policy: n.writePolicy, Journal: storedir.Journal(n.Dir), RenewInterval: n.Renew(), Log: n.Log,
+			Local: n.Store.Instance, Upstream: n.Upstream.instances, Policy: n.writePolicy,
+			Journal: storedir.Journal(n.Dir), RenewInterval: n.Renew(), Log: n.Log,
 		})
 		if err != nil {
 			return exit.New(exit.Environment, err)
@@ -207,14 +206,14 @@ func (n *Node) open(wrap func(cas.Instances) cas.Instances) (err error) {
 	return nil
 }
 
-// SendPending has close wait for what is still to be sent upstream: as long as running actions may take, or until another
-// signal comes.
+// SendPending makes Close wait for writes that wait to be sent upstream, up to the drain timeout or the next signal.
 func (n *Node) SendPending(out io.Writer, signals <-chan os.Signal) {
 	if n.overlay == nil {
 		return
 	}
 	if pending := n.overlay.Stats().Pending; pending > 0 {
-		fmt.Fprintf(out, "sending  %d blobs and results to %s, for up to %s; Ctrl-C leaves them to the next start\n", pending, n.Upstream.address, n.DrainTimeout)
+		fmt.Fprintf(out, "sending  %d blobs and results to %s, for up to %s; Ctrl-C leaves them to the next start\n",
+			pending, n.Upstream.address, n.DrainTimeout)
 		if why := n.Upstream.Down(); why != "" {
 			fmt.Fprintf(out, "         %s\n", why)
 		}
@@ -222,27 +221,25 @@ func (n *Node) SendPending(out io.Writer, signals <-chan os.Signal) {
 	n.sending, n.stopSending = DrainContext(n.DrainTimeout, signals)
 }
 
-// onClose has close call f before what was registered earlier.
+// onClose makes Close call f, before the functions registered earlier.
 func (n *Node) onClose(f func()) { n.closers = append(n.closers, f) }
 
-// Close ends the node. Nothing may execute any more.
+// Close ends the node. No action may be running.
 func (n *Node) Close() {
-	for len(n.closers) > 0 {
-		last := len(n.closers) - 1
-		end := n.closers[last]
-		n.closers = n.closers[:last]
-		end()
+	for _, f := range slices.Backward(n.closers) {
+		f()
 	}
+	n.closers = nil
 }
 
-// Banner prints of the node what somebody wants to know who has just started it.
+// Banner prints the properties of a node that has just started.
 func (n *Node) Banner(out io.Writer) {
 	stats := n.Store.Stats()
 	fmt.Fprintf(out, "cloister %s  %s/%s  %d slots  cache %s %s of %s\n",
 		buildinfo.Version, runtime.GOOS, runtime.GOARCH, n.Jobs, n.Dir, sandbox.Bytes(stats.Bytes), sandbox.Bytes(stats.MaxBytes))
-	lease := "no lease: anything may be evicted at any time"
+	lease := "no lease: any blob can be evicted at any time"
 	if n.lease > 0 {
-		lease = "what was used stays for " + n.lease.String()
+		lease = "used blobs are kept for " + n.lease.String()
 	}
 	if n.Sync {
 		lease += ", synced"
@@ -257,18 +254,18 @@ func (n *Node) Banner(out io.Writer) {
 		fmt.Fprintf(out, "inputs   read from the store; %s of them stay mounted, %s decoded\n",
 			sandbox.Bytes(int64(n.trees)), sandbox.Bytes(worker.DefaultCacheBytes))
 	}
-	n.Config.Sandbox.Banner(out, n.features, n.rules)
+	n.Config.Sandbox.Banner(out, n.features, n.policy)
 }
 
-// recordViolations writes what an action tried to the log and to the audit log.
+// recordViolations writes the violations of an action to the log and the audit log.
 func recordViolations(log *slog.Logger, record *audit.Log, name string, t *worker.Task, a *worker.Violations) {
-	log.Warn("attempts of an action", "action", t.Action.String(), "instance", t.Instance, "target", t.Target,
+	log.Warn("action violated the sandbox", "action", t.Action.String(), "instance", t.Instance, "target", t.Target,
 		"mnemonic", t.Mnemonic, "exit", a.ExitCode, "events", len(a.Events)+a.Unrecorded, "first", a.First().String())
 	err := record.Append(audit.Entry{
 		Time: time.Now(), Action: t.Action.String(), Instance: t.Instance, Target: t.Target, Mnemonic: t.Mnemonic,
 		Invocation: t.Invocation, Worker: name, Exit: a.ExitCode, Events: a.Events, Unrecorded: a.Unrecorded,
 	})
 	if err != nil {
-		log.Error("the audit log cannot be written", "err", err)
+		log.Error("write audit log", "err", err)
 	}
 }

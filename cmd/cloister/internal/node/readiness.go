@@ -19,7 +19,7 @@ import (
 	healthpb "google.golang.org/grpc/health/grpc_health_v1"
 )
 
-// CheckReady says why no action can be executed now.
+// CheckReady returns why no action can be executed now, nil if one can.
 func (n *Node) CheckReady() error {
 	if reasons := n.Ready.executionReasons(); len(reasons) > 0 {
 		return errors.New(strings.Join(reasons, "; "))
@@ -27,36 +27,36 @@ func (n *Node) CheckReady() error {
 	return nil
 }
 
-// readiness is whether a server should be given work. One that is not ready serves what it can all the same.
+// readiness is whether a server should be given work. A server that is not ready still serves what it can.
 type readiness struct {
 	Draining atomic.Bool
 	store    fullStore
 	upstream *upstream // nil if writes succeed without one
-	// scheduler says why no actions come from there, "" if they do; nil without one.
+	// Scheduler returns why the scheduler sends no actions, "" if it does; nil without a scheduler.
 	Scheduler func() string
-	// workers says why no action is given to any worker, "" if some are; nil where none can be drained.
+	// Workers returns why no worker takes actions, "" if some do; nil if workers cannot be drained.
 	Workers func() string
 }
 
-// reason returns a line for each reason not to be ready.
+// Reasons returns why the server is not ready, one line each.
 func (r *readiness) Reasons() []string {
 	var reasons []string
 	if r.Draining.Load() {
-		reasons = append(reasons, "draining: no new actions are taken")
+		reasons = append(reasons, "draining: taking no new actions")
 	}
 	reasons = append(reasons, r.executionReasons()...)
-	for _, says := range []func() string{r.Scheduler, r.Workers} {
-		if says == nil {
+	for _, reason := range []func() string{r.Scheduler, r.Workers} {
+		if reason == nil {
 			continue
 		}
-		if text := says(); text != "" {
+		if text := reason(); text != "" {
 			reasons = append(reasons, text)
 		}
 	}
 	return reasons
 }
 
-// executionReasons returns a line for each reason why actions cannot be executed, or their outputs not kept.
+// executionReasons returns why actions cannot be executed or their outputs not stored, one line each.
 func (r *readiness) executionReasons() []string {
 	var reasons []string
 	if text := r.store.full(time.Now()); text != "" {
@@ -84,7 +84,7 @@ func (r *readiness) ServeHTTP(w http.ResponseWriter, _ *http.Request) {
 	}
 }
 
-// ReportHealth keeps the health of the server as a whole up to date until ctx ends. The services stay as they are.
+// ReportHealth keeps the overall gRPC health status up to date until ctx ends.
 func (r *readiness) ReportHealth(ctx context.Context, h *health.Server) {
 	tick := time.NewTicker(time.Second)
 	defer tick.Stop()
@@ -102,18 +102,18 @@ func (r *readiness) ReportHealth(ctx context.Context, h *health.Server) {
 	}
 }
 
-// fullWindow is for how long a write that found no room says something.
+// fullWindow is the time for which a failed write marks the store as full.
 const fullWindow = time.Minute
 
-// fullStore remembers that writes found no room.
+// fullStore remembers writes that failed because the store was full.
 type fullStore struct {
 	mu    sync.Mutex
-	since time.Time // guarded by mu; of the first of them
+	since time.Time // guarded by mu; of the first
 	last  time.Time // guarded by mu
-	text  string    // guarded by mu; of the last
+	text  string    // guarded by mu; error of the last
 }
 
-// note looks at how a write ended, and returns that.
+// note records the result of a write, and returns it.
 func (f *fullStore) note(err error) error {
 	if errors.Is(err, cas.ErrFull) {
 		now := time.Now()
@@ -127,7 +127,7 @@ func (f *fullStore) note(err error) error {
 	return err
 }
 
-// full says since when there is no room, and why, or nothing.
+// full returns since when and why the store is full, or "".
 func (f *fullStore) full(now time.Time) string {
 	f.mu.Lock()
 	defer f.mu.Unlock()

@@ -35,7 +35,7 @@ import (
 	healthpb "google.golang.org/grpc/health/grpc_health_v1"
 )
 
-// Config is what the flags of runner say.
+// Config is the flags of runner.
 type Config struct {
 	Socket       string
 	Mode         flags.FileMode
@@ -45,7 +45,7 @@ type Config struct {
 	Sandbox      confinement.Flags
 }
 
-// Run runs until a signal or ctx ends it.
+// Run serves until a signal or ctx ends it.
 func Run(ctx context.Context, c *Config, out io.Writer) error {
 	signals := make(chan os.Signal, 2)
 	signal.Notify(signals, os.Interrupt, syscall.SIGTERM)
@@ -60,20 +60,20 @@ func Run(ctx context.Context, c *Config, out io.Writer) error {
 	if err != nil {
 		return err
 	}
-	// Inputs are mounted by the paths of their files, and a link in them would be refused.
+	// Inputs are mounted by path, and mounts refuse symlinks.
 	dir, err := filepath.Abs(c.BuildDir)
 	if err == nil {
 		dir, err = filepath.EvalSymlinks(dir)
 	}
 	if err != nil {
-		return exit.New(exit.Environment, fmt.Errorf("--build-dir %s: %w; state the directory that bb_worker's buildDirectoryPath names", c.BuildDir, err))
+		return exit.New(exit.Environment, fmt.Errorf("--build-dir %s: %w; pass the buildDirectoryPath of bb_worker", c.BuildDir, err))
 	}
 	box.Hidden = []string{dir}
 	backend := namespace.New(box)
 	defer backend.Close()
 	features, err := backend.Probe(ctx)
 	if err != nil {
-		return exit.New(exit.Environment, fmt.Errorf("commands cannot be sandboxed here, and are never run without: %w", err))
+		return exit.New(exit.Environment, fmt.Errorf("this host cannot sandbox commands: %w", err))
 	}
 	toolchain, err := worker.HostToolchain()
 	if err != nil {
@@ -90,7 +90,7 @@ func Run(ctx context.Context, c *Config, out io.Writer) error {
 	if err != nil {
 		return exit.New(exit.Environment, fmt.Errorf("--socket %s: %w", c.Socket, err))
 	}
-	// The backend is in use until the last call has returned.
+	// Stop waits for handlers, because they use the backend until they return.
 	server := grpc.NewServer(append(casserver.ServerOptions(log), grpc.WaitForHandlers(true))...)
 	service.Register(server)
 	alive := health.NewServer()
@@ -107,7 +107,7 @@ func Run(ctx context.Context, c *Config, out io.Writer) error {
 	case <-ctx.Done():
 	case <-signals:
 	}
-	// Whoever comes from now on finds nobody, and asks again later.
+	// New callers find no socket, and retry later.
 	err = os.Remove(c.Socket)
 	alive.Shutdown()
 	drainServer(out, server, c.DrainTimeout, signals)
@@ -115,7 +115,7 @@ func Run(ctx context.Context, c *Config, out io.Writer) error {
 	return err
 }
 
-// drainServer lets calls end, until the time is up or another signal comes.
+// drainServer waits for running calls until limit or the next signal.
 func drainServer(out io.Writer, server *grpc.Server, limit time.Duration, signals <-chan os.Signal) {
 	ctx, cancel := node.DrainContext(limit, signals)
 	defer cancel()
@@ -134,22 +134,22 @@ func drainServer(out io.Writer, server *grpc.Server, limit time.Duration, signal
 	}
 }
 
-// listenUnix listens on a socket that has its permissions as soon as it has its name, in the place of one to which
-// nobody listens any more. The caller removes it.
+// listenUnix listens on a socket that has its permissions from the start, and replaces one that nobody serves. The
+// caller removes it.
 func listenUnix(name string, mode fs.FileMode) (net.Listener, error) {
 	switch st, err := os.Lstat(name); {
 	case errors.Is(err, fs.ErrNotExist):
 	case err != nil:
 		return nil, err
 	case st.Mode().Type() != fs.ModeSocket:
-		return nil, errors.New("there is a file that is no socket; remove it, or choose another path")
+		return nil, errors.New("not a socket; remove it, or choose another path")
 	default:
 		if conn, err := net.Dial("unix", name); err == nil {
 			conn.Close()
 			return nil, errors.New("another process listens there; stop it, or choose another path")
 		}
 	}
-	// Beside it, so that it can be renamed, and short, since an address has 108 bytes.
+	// In the same directory, for the rename, and with a short name, because a socket address has 108 bytes.
 	private, err := os.MkdirTemp(filepath.Dir(name), ".")
 	if err != nil {
 		return nil, err
@@ -160,19 +160,19 @@ func listenUnix(name string, mode fs.FileMode) (net.Listener, error) {
 	if err != nil {
 		return nil, err
 	}
-	listener.SetUnlinkOnClose(false) // by then it has another name
+	listener.SetUnlinkOnClose(false) // it has another name then
 	if err := errors.Join(os.Chmod(at, mode), os.Rename(at, name)); err != nil {
 		return nil, errors.Join(err, listener.Close(), os.Remove(at))
 	}
 	return listener, nil
 }
 
-// runnerBanner prints what somebody wants to know who has just started it.
+// runnerBanner prints the properties of a runner that has just started.
 func runnerBanner(out io.Writer, c *Config, dir string, f sandbox.Features, rules *policy.Policy) {
 	var b strings.Builder
 	fmt.Fprintf(&b, "cloister %s  %s/%s  %d commands at once  build directory %s\n", buildinfo.Version, runtime.GOOS, runtime.GOARCH, c.Jobs, dir)
 	c.Sandbox.Banner(&b, f, rules)
-	// Programs take the last line for a sign that all has been said.
+	// Programs wait for the last line.
 	fmt.Fprintf(&b, "runner   unix://%s\n", c.Socket)
 	io.WriteString(out, b.String())
 }

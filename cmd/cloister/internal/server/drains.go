@@ -16,22 +16,22 @@ import (
 	"github.com/cloister-build/cloister/worker/queue"
 )
 
-// drainsOf returns the file in which a server remembers which workers are drained.
-func drainsOf(dir string) string { return filepath.Join(dir, "drains.json") }
+// drainsPath returns the file with the drained workers.
+func drainsPath(dir string) string { return filepath.Join(dir, "drains.json") }
 
-// drainsVersion is that of the file's format. Another one is refused: what it says might be lost.
+// drainsVersion is the version of the file format. Others are rejected, because a lost drain is dangerous.
 const drainsVersion = 1
 
-// drainsFile is what the file says.
+// drainsFile is the content of the file.
 type drainsFile struct {
 	Version int `json:"version"`
 	queue.DrainState
 }
 
-// readDrains returns what an earlier server kept in dir. A file that cannot be understood is an error: to forget a drain
-// gives actions to a machine that somebody works on.
+// readDrains returns the drains that an earlier server kept. An unreadable file is an error: losing a drain would give
+// actions to a machine under maintenance.
 func readDrains(dir string) (queue.DrainState, error) {
-	name := drainsOf(dir)
+	name := drainsPath(dir)
 	data, err := os.ReadFile(name)
 	if errors.Is(err, os.ErrNotExist) {
 		return queue.DrainState{}, nil
@@ -41,25 +41,25 @@ func readDrains(dir string) (queue.DrainState, error) {
 		err = json.Unmarshal(data, &f)
 	}
 	if err == nil && f.Version != drainsVersion {
-		err = fmt.Errorf("its version is %d, and %d is known", f.Version, drainsVersion)
+		err = fmt.Errorf("version %d, want %d", f.Version, drainsVersion)
 	}
 	if err != nil {
-		return queue.DrainState{}, exit.New(exit.Environment, fmt.Errorf("which workers are drained cannot be read from %s: %w; remove it, and drain again whom you want drained", name, err))
+		return queue.DrainState{}, exit.New(exit.Environment, fmt.Errorf("read drained workers from %s: %w; remove the file, and drain the workers again", name, err))
 	}
 	return f.DrainState, nil
 }
 
-// keepDrains keeps s in dir for the next server. Calls come one after the other.
+// keepDrains stores s for the next server. Calls must not overlap.
 func keepDrains(dir string, s queue.DrainState) error {
 	data, err := json.Marshal(drainsFile{drainsVersion, s})
 	if err != nil {
 		return err
 	}
-	return durable.WriteFile(drainsOf(dir), append(data, '\n'), 0o600)
+	return durable.WriteFile(drainsPath(dir), append(data, '\n'), 0o600)
 }
 
-// AllDrained says since when and why no worker is given actions, "" if one is, or would be if it joined: actions that wait
-// are why an autoscaler starts some.
+// AllDrained returns since when and why no worker takes actions, "" if one does or if none is connected: waiting
+// actions make an autoscaler start one.
 func AllDrained(work *queue.Queue) string {
 	since, why := work.Drained()
 	if since.IsZero() {
@@ -69,5 +69,5 @@ func AllDrained(work *queue.Queue) string {
 	if why != "" {
 		text += ": " + why
 	}
-	return printable.Text(text) + "; cloister undrain gives them actions again"
+	return printable.Text(text) + "; end it with cloister undrain"
 }

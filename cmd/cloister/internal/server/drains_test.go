@@ -34,7 +34,7 @@ func TestDrainsAreRead(t *testing.T) {
 		}
 	}
 	for _, text := range []string{"", "{", `{"version":2}`, "{}", `{"version":1,"workers":[]}`} {
-		if err := os.WriteFile(drainsOf(dir), []byte(text), 0o600); err != nil {
+		if err := os.WriteFile(drainsPath(dir), []byte(text), 0o600); err != nil {
 			t.Fatal(err)
 		}
 		var e *exit.Error

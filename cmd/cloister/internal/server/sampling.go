@@ -22,33 +22,34 @@ import (
 	"github.com/spf13/cobra"
 )
 
-// sampling is the flags of serve that say which actions are run again.
+// sampling is the flags of serve that select actions to run again.
 type sampling struct {
 	fraction flags.Percent
 	gate     bool
 }
 
+// Register adds the flags.
 func (s *sampling) Register(cmd *cobra.Command) {
 	f := cmd.Flags()
 	f.Var(&s.fraction, "repro-sample", "fraction of executed actions to run again with variations, while a slot is free unless --repro-gate is given")
 	f.BoolVar(&s.gate, "repro-gate", false, "run actions again before recording their results, and record only reproducible ones; all actions without --repro-sample")
 }
 
-// Check returns what is wrong with the flags.
+// check validates the flags.
 func (s *sampling) check(cmd *cobra.Command) error {
 	switch {
 	case !s.gate:
 	case !cmd.Flags().Changed("repro-sample"):
 		s.fraction = 1
 	case s.fraction == 0:
-		return errors.New("--repro-gate with --repro-sample 0 lets everything through: state a share, or leave one out")
+		return errors.New("--repro-gate with --repro-sample 0 would check nothing: raise the fraction, or omit one of them")
 	}
 	return nil
 }
 
-// known opens what is known of actions, by earlier servers of the directory as well if this one checks any. The caller closes
-// it when nothing is executed any more.
-func (s *sampling) known(c *node.Config, log *slog.Logger) (*repro.Verdicts, error) {
+// openVerdicts opens the verdicts on actions, including those of earlier servers if this one samples. The caller closes
+// them when no action is running.
+func (s *sampling) openVerdicts(c *node.Config, log *slog.Logger) (*repro.Verdicts, error) {
 	v := repro.VerdictsConfig{Log: log}
 	if s.fraction > 0 {
 		v.Path, v.Sync = filepath.Join(c.Dir, repro.VerdictsFile), c.Sync
@@ -60,16 +61,15 @@ func (s *sampling) known(c *node.Config, log *slog.Logger) (*repro.Verdicts, err
 	return known, nil
 }
 
-// seen returns next as clients and actions see it.
-func (s *sampling) seen(known *repro.Verdicts, next cas.Instances) cas.Instances {
+// withhold returns next without the results of actions that are not reproducible, with --repro-gate.
+func (s *sampling) withhold(known *repro.Verdicts, next cas.Instances) cas.Instances {
 	if s.gate {
 		return known.Withhold(next)
 	}
 	return next
 }
 
-// sampler returns what checks the share of what local executes, nil if nothing is to be checked. Past is nil if there is
-// no history.
+// sampler returns the sampler of the actions that local executes, nil without sampling. past is nil without a history.
 func (s *sampling) sampler(local *worker.Local, flags []string, counted func(string), past *history.Log, known *repro.Verdicts) *repro.Sampler {
 	if s.fraction == 0 {
 		return nil
@@ -100,18 +100,18 @@ func reproHint(flags []string) func(string, cas.Digest) string {
 	}
 }
 
-// banner prints what somebody wants to know who has just started the server.
+// banner describes the sampling of a server that has just started.
 func (s *sampling) banner(out io.Writer) {
 	switch {
 	case s.fraction == 0:
 	case s.gate:
-		fmt.Fprintf(out, "repro    %s of what is executed runs again, and is recorded if it is the same\n", &s.fraction)
+		fmt.Fprintf(out, "repro    %s of executed actions run again, and results are recorded if they are equal\n", &s.fraction)
 	default:
-		fmt.Fprintf(out, "repro    %s of what is executed runs again while a slot is free\n", &s.fraction)
+		fmt.Fprintf(out, "repro    %s of executed actions run again while a slot is free\n", &s.fraction)
 	}
 }
 
-// verdicts are those that a history keeps.
+// verdicts records verdicts in a history.
 type verdicts struct{ to *history.Log }
 
 // Record implements repro.Recorder.

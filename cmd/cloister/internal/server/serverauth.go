@@ -19,131 +19,132 @@ import (
 	"google.golang.org/grpc/credentials"
 )
 
-// ServerAuth is the flags that say who may reach a server, and do what there.
+// ServerAuth is the flags that control who can reach a server, and what they can do there.
 type ServerAuth struct {
 	cert, key, clientCA, auth string
 
-	// Once it is open: rules of auth, nil if everybody who can connect may do everything, and what connections need.
+	// Set by open: the rules, nil if everyone has all rights, and the TLS options.
 	rules *access.Live
 	tls   []grpc.ServerOption
 }
 
-func (d *ServerAuth) Register(f *pflag.FlagSet) {
-	f.StringVar(&d.cert, "tls-cert", "", "PEM file of the server certificate, reloaded when it changes; clients connect with grpcs://")
-	f.StringVar(&d.key, "tls-key", "", "PEM file of the key of --tls-cert")
-	f.StringVar(&d.clientCA, "tls-client-ca", "", "PEM file of the authorities of client certificates; without --auth every client needs one")
-	f.StringVar(&d.auth, "auth", "", "file of callers and their rights, reloaded when it changes (default: everyone has all rights)")
+// Register adds the flags.
+func (a *ServerAuth) Register(f *pflag.FlagSet) {
+	f.StringVar(&a.cert, "tls-cert", "", "PEM file of the server certificate, reloaded when it changes; clients connect with grpcs://")
+	f.StringVar(&a.key, "tls-key", "", "PEM file of the key of --tls-cert")
+	f.StringVar(&a.clientCA, "tls-client-ca", "", "PEM file of the authorities of client certificates; without --auth every client needs one")
+	f.StringVar(&a.auth, "auth", "", "file of callers and their rights, reloaded when it changes (default: everyone has all rights)")
 }
 
-// Check returns what is wrong with the flags, before anything is made.
-func (d *ServerAuth) check() error {
+// check validates the flags.
+func (a *ServerAuth) check() error {
 	switch {
-	case (d.cert == "") != (d.key == ""):
+	case (a.cert == "") != (a.key == ""):
 		return errors.New("--tls-cert and --tls-key go together")
-	case d.clientCA != "" && d.cert == "":
-		return errors.New("--tls-client-ca goes with --tls-cert: clients show a certificate only over TLS")
+	case a.clientCA != "" && a.cert == "":
+		return errors.New("--tls-client-ca needs --tls-cert: clients show certificates only over TLS")
 	}
 	return nil
 }
 
-// open reads the files. Whatever is wrong with a file is an error: there is no server then.
-func (d *ServerAuth) open(log *slog.Logger) error {
-	if d.cert != "" {
-		pair, err := certificate.NewPair(d.cert, d.key, log)
+// open reads the files. Any mistake in them is an error, so that no unprotected server starts.
+func (a *ServerAuth) open(log *slog.Logger) error {
+	if a.cert != "" {
+		pair, err := certificate.NewPair(a.cert, a.key, log)
 		if err != nil {
 			return exit.New(exit.Usage, fmt.Errorf("--tls-cert: %w", err))
 		}
-		config, err := pair.Server(d.clientCA, d.auth == "")
+		config, err := pair.Server(a.clientCA, a.auth == "")
 		if err != nil {
 			return exit.New(exit.Usage, fmt.Errorf("--tls-client-ca: %w", err))
 		}
-		d.tls = []grpc.ServerOption{grpc.Creds(credentials.NewTLS(config))}
+		a.tls = []grpc.ServerOption{grpc.Creds(credentials.NewTLS(config))}
 	}
-	if d.auth == "" {
+	if a.auth == "" {
 		return nil
 	}
-	rules, err := access.NewLive(d.auth, func(r *access.Rules) error {
+	rules, err := access.NewLive(a.auth, func(r *access.Rules) error {
 		switch {
-		case r.Certificates() && d.clientCA == "":
-			return fmt.Errorf("%s knows callers by certificates, which --tls-client-ca must say how to verify", d.auth)
-		case r.Tokens() && d.cert == "":
-			log.Warn("tokens are sent to this server in clear text: give it --tls-cert, or put a proxy with TLS in front of it", "auth", d.auth)
+		case r.Certificates() && a.clientCA == "":
+			return fmt.Errorf("%s has callers with certificates: pass --tls-client-ca to verify them", a.auth)
+		case r.Tokens() && a.cert == "":
+			log.Warn("clients send tokens in clear text; pass --tls-cert, or use a TLS proxy", "auth", a.auth)
 		}
 		return nil
 	}, log)
 	if err != nil {
 		return exit.New(exit.Usage, fmt.Errorf("--auth: %w", err))
 	}
-	d.rules = rules
+	a.rules = rules
 	return nil
 }
 
-// clients returns the options of a server that holds every call of a client against the files.
-func (d *ServerAuth) clients() []grpc.ServerOption {
-	if d.rules == nil {
-		return d.tls
+// clients returns the options of the server for clients, which check every call.
+func (a *ServerAuth) clients() []grpc.ServerOption {
+	if a.rules == nil {
+		return a.tls
 	}
-	return slices.Concat(d.tls, d.rules.Options())
+	return slices.Concat(a.tls, a.rules.Options())
 }
 
-// Workers returns the options of a server that holds every call of a worker against the files.
-func (d *ServerAuth) workers() []grpc.ServerOption {
-	if d.rules == nil {
-		return d.tls
+// workers returns the options of the server for workers, which check every call.
+func (a *ServerAuth) workers() []grpc.ServerOption {
+	if a.rules == nil {
+		return a.tls
 	}
-	return slices.Concat(d.tls, d.rules.WorkerOptions())
+	return slices.Concat(a.tls, a.rules.WorkerOptions())
 }
 
-// rights is casserver.Config.Rights where clients call, and workerRights where workers do.
-func (d *ServerAuth) rights() func(ctx context.Context, instance string) (execute, update bool) {
-	if d.rules == nil {
+// rights and workerRights return casserver.Config.Rights for the two servers.
+func (a *ServerAuth) rights() func(ctx context.Context, instance string) (execute, update bool) {
+	if a.rules == nil {
 		return nil
 	}
-	return d.rules.Rules().Rights // which looks at who was admitted
+	return a.rules.Rules().Rights // it looks up the admitted caller
 }
 
-func (d *ServerAuth) workerRights() func(ctx context.Context, instance string) (execute, update bool) {
-	if d.rules == nil {
+func (a *ServerAuth) workerRights() func(ctx context.Context, instance string) (execute, update bool) {
+	if a.rules == nil {
 		return nil
 	}
-	return d.rules.Rules().WorkerRights
+	return a.rules.Rules().WorkerRights
 }
 
-// caller names who calls, nil where callers are not known.
-func (d *ServerAuth) caller() func(context.Context) string {
-	if d.rules == nil {
+// caller returns a function that names the caller, nil without --auth.
+func (a *ServerAuth) caller() func(context.Context) string {
+	if a.rules == nil {
 		return nil
 	}
-	return d.rules.Rules().Caller
+	return a.rules.Rules().Caller
 }
 
-// scheme is how clients reach the server.
-func (d *ServerAuth) scheme() string {
-	if d.cert != "" {
+// scheme returns the URL scheme of the server.
+func (a *ServerAuth) scheme() string {
+	if a.cert != "" {
 		return "grpcs"
 	}
 	return "grpc"
 }
 
-// summary says to a person who may do what, or nothing where nobody is kept out.
-func (d *ServerAuth) summary() string {
+// summary describes for a person who has access, "" if everyone has.
+func (a *ServerAuth) summary() string {
 	var parts []string
-	if d.cert != "" {
+	if a.cert != "" {
 		parts = append(parts, "TLS")
 	}
 	switch {
-	case d.rules != nil:
-		parts = append(parts, fmt.Sprintf("%s of %s", d.rules.Rules(), d.auth))
-	case d.clientCA != "":
-		parts = append(parts, "everybody with a certificate of "+d.clientCA+" may do everything")
-	case d.cert != "":
-		parts = append(parts, "everybody who can connect may do everything")
+	case a.rules != nil:
+		parts = append(parts, fmt.Sprintf("%s of %s", a.rules.Rules(), a.auth))
+	case a.clientCA != "":
+		parts = append(parts, "everyone with a certificate of "+a.clientCA+" has all rights")
+	case a.cert != "":
+		parts = append(parts, "everyone who can connect has all rights")
 	}
 	return strings.Join(parts, ", ")
 }
 
-// public reports whether everybody on a network may do everything.
-func (d *ServerAuth) public(at net.Addr) bool {
+// public reports whether everyone on a network has all rights.
+func (a *ServerAuth) public(at net.Addr) bool {
 	tcp, ok := at.(*net.TCPAddr)
-	return d.rules == nil && d.clientCA == "" && !(ok && tcp.IP.IsLoopback())
+	return a.rules == nil && a.clientCA == "" && !(ok && tcp.IP.IsLoopback())
 }

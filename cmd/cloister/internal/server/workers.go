@@ -3,35 +3,81 @@
 package server
 
 import (
+	"errors"
 	"fmt"
 	"net"
+	"sync"
 	"time"
 
+	"github.com/cloister-build/cloister/cas/casserver"
+	"github.com/cloister-build/cloister/cmd/cloister/internal/access"
 	"github.com/cloister-build/cloister/cmd/cloister/internal/node"
+	"github.com/cloister-build/cloister/cmd/internal/flags"
 	"github.com/cloister-build/cloister/worker"
 	"github.com/cloister-build/cloister/worker/buildbarn"
 	"github.com/cloister-build/cloister/worker/queue"
 	"github.com/spf13/cobra"
 	"google.golang.org/grpc"
+	"google.golang.org/grpc/keepalive"
 )
 
-// workersConfig is the flags of serve that say who else executes actions.
+// workersConfig is the flags about other machines that execute actions.
 type workersConfig struct {
-	listen  string
-	timeout time.Duration
-	texts   []string // of properties
-
+	listen     string
+	timeout    time.Duration
+	texts      []string // of properties
 	properties []worker.Property
 }
 
-func (f *workersConfig) Register(cmd *cobra.Command) {
-	flags := cmd.Flags()
-	flags.StringVar(&f.listen, "worker-listen", "", "address and port for machines that run cloister join (default: none)")
-	flags.DurationVar(&f.timeout, "worker-timeout", time.Minute, "silence after which a worker is lost and its actions run elsewhere")
-	flags.StringArrayVar(&f.texts, "property", nil, "platform property that this machine offers with --worker-listen, NAME=VALUE; repeatable (default: it takes every action)")
+// Register adds the flags.
+func (w *workersConfig) Register(cmd *cobra.Command) {
+	f := cmd.Flags()
+	f.StringVar(&w.listen, "worker-listen", "", "address and port for machines that run cloister join (default: none)")
+	f.DurationVar(&w.timeout, "worker-timeout", time.Minute, "silence after which a worker is lost and its actions run elsewhere")
+	f.StringArrayVar(&w.texts, "property", nil, "platform property that this machine offers with --worker-listen, NAME=VALUE; repeatable (default: it takes every action)")
 }
 
-// matchHint says what to do about an action that no worker takes.
+// checkWorkers validates the flags.
+func (c *Config) checkWorkers(cmd *cobra.Command) (err error) {
+	changed := cmd.Flags().Changed
+	c.Head, c.Fleet = c.Jobs == 0, c.Workers.listen != ""
+	if !c.Fleet {
+		for _, name := range []string{"worker-timeout", "property"} {
+			if changed(name) {
+				return fmt.Errorf("--%s needs --worker-listen", name)
+			}
+		}
+		if c.Head {
+			return errors.New("--jobs 0: no machine would execute actions; write 1 or more, or add --worker-listen")
+		}
+		return nil
+	}
+	if c.Workers.timeout < 3*time.Second {
+		return fmt.Errorf("--worker-timeout %v: write at least 3s, so that a worker can call three times", c.Workers.timeout)
+	}
+	if c.Sampling.gate {
+		return errors.New("--repro-gate: other workers would record results without it; omit --worker-listen")
+	}
+	if c.Head {
+		for _, name := range []string{"policy", "sandbox", "source-tree", "mounted-trees", "property"} {
+			if changed(name) {
+				return fmt.Errorf("--%s with --jobs 0: this machine executes nothing; pass it to cloister join instead", name)
+			}
+		}
+		if changed("repro-sample") {
+			return errors.New("--repro-sample with --jobs 0: only this machine's actions can be sampled; write --jobs 1 or more, or omit it")
+		}
+	}
+	c.Workers.properties, err = flags.ParseProperties(c.Workers.texts)
+	return err
+}
+
+// offer describes the slots of this machine.
+func (c *Config) offer(name string) *queue.Offer {
+	return &queue.Offer{Worker: name, Any: !c.Fleet, Properties: c.Workers.properties}
+}
+
+// matchHint returns what to do about an action that no worker takes.
 func matchHint(u queue.Unmatched) string {
 	switch {
 	case u.NoWorker:
@@ -42,17 +88,48 @@ func matchHint(u queue.Unmatched) string {
 	return fmt.Sprintf("add --property %s to its cloister join, or request an offered value", u.Missing[0])
 }
 
-// A workersPort is where workers of other machines take actions, and find all that they need for them.
+// A workersPort is where other machines take actions and find everything that they need for them.
 type workersPort struct {
 	listener   net.Listener
 	server     *grpc.Server
 	queue      *buildbarn.Server
 	endUploads func()
+	once       sync.Once
 }
 
-// stop ends what the workers ask for.
+// openWorkers opens the port. The caller calls stop when no action is running any more.
+func (c *Config) openWorkers(n *node.Node, work *queue.Queue) (*workersPort, error) {
+	listener, err := node.Listen(c.Workers.listen, "--worker-listen")
+	if err != nil {
+		return nil, err
+	}
+	// Pings notice a lost machine or network while a call waits for an action.
+	pings := grpc.KeepaliveParams(keepalive.ServerParameters{Time: 10 * time.Second, Timeout: 10 * time.Second})
+	server := grpc.NewServer(append(append(casserver.ServerOptions(n.Log), pings), c.Auth.workers()...)...)
+	p := &workersPort{listener: listener, server: server}
+	p.endUploads = casserver.Register(server, casserver.Config{Rights: c.Auth.workerRights(), Instances: n.Instances, MaxBlobBytes: c.MaxBlob.Bytes})
+	p.queue = buildbarn.Register(server, buildbarn.ServerConfig{
+		Queue: work, Instances: n.Instances, Action: n.Local.Action, Silence: c.Workers.timeout,
+		Caller: c.Auth.caller(), Ready: n.CheckUpstream, Log: n.Log,
+	})
+	registerHealth(server)
+	if err := access.CheckWorkers(server.GetServiceInfo()); err != nil {
+		p.stop()
+		listener.Close()
+		return nil, err
+	}
+	if c.Auth.public(listener.Addr()) {
+		n.Log.Warn("everyone who can connect can be a worker and forge results; see --auth and --tls-client-ca",
+			"address", listener.Addr().String())
+	}
+	return p, nil
+}
+
+// stop ends the calls of the workers. Later calls do nothing.
 func (p *workersPort) stop() {
-	p.queue.Close()
-	node.StopServer(p.server)
-	p.endUploads() // the store waits for them when it is closed
+	p.once.Do(func() {
+		p.queue.Close()
+		node.StopServer(p.server)
+		p.endUploads() // before the store closes, which waits for uploads
+	})
 }
