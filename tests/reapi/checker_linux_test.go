@@ -26,27 +26,26 @@ import (
 	"google.golang.org/protobuf/reflect/protoreflect"
 )
 
-// A fault stands between a check and a good server and breaks what passes. The check cannot tell that from a server
-// that is broken so.
+// A fault changes the messages between a check and a correct server, which then looks faulty to the check.
 type fault struct {
 	name  string
-	rules []int // that must find it
-	// request changes what the client sends, reply what it is answered to a request, which is nil in a stream: the
-	// error that reply returns is the client's. Either may be nil. They may be called by many at once.
+	rules []int // that must detect it
+	// request changes requests. reply changes the response m to req, which is nil for streams, and returns the error
+	// for the client. Both may be nil and must be safe for concurrent use.
 	request func(proto.Message)
 	reply   func(req, m proto.Message, err error) error
-	// deaf loses the headers.
-	deaf bool
+	// dropHeaders drops the request headers.
+	dropHeaders bool
 }
 
 func (f *fault) context(ctx context.Context) context.Context {
-	if f.deaf {
+	if f.dropHeaders {
 		return grpcmeta.NewOutgoingContext(ctx, nil)
 	}
 	return ctx
 }
 
-// sent returns what is sent for m.
+// sent returns the request to send instead of m.
 func (f *fault) sent(m any) proto.Message {
 	p := proto.Clone(m.(proto.Message))
 	if f.request != nil {
@@ -55,7 +54,7 @@ func (f *fault) sent(m any) proto.Message {
 	return p
 }
 
-// received makes of what the server answered what the client receives.
+// received changes the response m.
 func (f *fault) received(req proto.Message, m any, err error) error {
 	if f.reply != nil {
 		err = f.reply(req, m.(proto.Message), err)
@@ -85,7 +84,7 @@ func (s *faultyStream) RecvMsg(m any) error {
 	return s.fault.received(nil, m, s.ClientStream.RecvMsg(m))
 }
 
-// behind returns the client of a good server in memory behind a fault.
+// behind returns a client of a correct in-memory server behind a fault.
 func behind(t testing.TB, f *fault) *client {
 	t.Helper()
 	listener := bufconn.Listen(1 << 20)
@@ -120,23 +119,23 @@ func behind(t testing.TB, f *fault) *client {
 		}
 		in.Store.(*castest.Memory).Delete(d)
 	}
-	if err := c.know(t.Context()); err != nil {
+	if err := c.getCapabilities(t.Context()); err != nil {
 		t.Fatal(err)
 	}
 	return c
 }
 
-// inMemory returns the rules that say something about a server in memory, without what takes gigabytes.
-func inMemory() []rule {
-	return slices.DeleteFunc(rules(), func(r rule) bool { return r.number > 69 || r.number == 55 || r.needs.what == aServer.what })
+// memoryRules returns the rules that apply to a server in memory, except those that take gigabytes.
+func memoryRules() []rule {
+	return slices.DeleteFunc(rules(), func(r rule) bool { return r.number > 69 || r.number == 55 || r.needs.what == ownServer.what })
 }
 
-// TestCheckerPassesAGoodServer is the other half of TestCheckerFindsFaults: without a fault there is none.
-func TestCheckerPassesAGoodServer(t *testing.T) {
+// TestCheckerPassesCorrectServer is the counterpart of TestCheckerDetectsFaults.
+func TestCheckerPassesCorrectServer(t *testing.T) {
 	c := behind(t, &fault{})
 	checked := 0
-	for _, r := range inMemory() {
-		switch got := c.judge(t, r); {
+	for _, r := range memoryRules() {
+		switch got := c.evaluate(t, r); {
 		case strings.HasPrefix(got.reason, "needs "):
 		case got.outcome != pass:
 			t.Errorf("rule %d, %s: %s", r.number, r.title, got.reason)
@@ -149,8 +148,8 @@ func TestCheckerPassesAGoodServer(t *testing.T) {
 	}
 }
 
-// TestCheckerFindsFaults: a check that cannot fail says nothing.
-func TestCheckerFindsFaults(t *testing.T) {
+// TestCheckerDetectsFaults checks that the checks can fail.
+func TestCheckerDetectsFaults(t *testing.T) {
 	byNumber := map[int]rule{}
 	for _, r := range rules() {
 		byNumber[r.number] = r
@@ -160,7 +159,7 @@ func TestCheckerFindsFaults(t *testing.T) {
 			t.Parallel()
 			c := behind(t, &f)
 			for _, n := range f.rules {
-				got := c.judge(t, byNumber[n])
+				got := c.evaluate(t, byNumber[n])
 				if got.outcome != fail || strings.HasPrefix(got.reason, "needs ") || strings.Contains(got.reason, panicked) {
 					t.Errorf("rule %d, %s: got %s: %s; want that it fails", n, got.title, got.outcome, got.reason)
 				}
@@ -169,7 +168,7 @@ func TestCheckerFindsFaults(t *testing.T) {
 	}
 }
 
-// TestCheckerSurvivesStrangeServers: whatever comes, a check ends with a verdict.
+// TestCheckerSurvivesStrangeServers checks that no response makes a check panic or hang.
 func TestCheckerSurvivesStrangeServers(t *testing.T) {
 	everything := func(m proto.Message) bool {
 		caps, ok := m.(*repb.ServerCapabilities)
@@ -190,7 +189,7 @@ func TestCheckerSurvivesStrangeServers(t *testing.T) {
 				proto.Reset(m)
 			}
 			if req == nil {
-				return err // or a stream would never end
+				return err // otherwise a stream would never end
 			}
 			return nil
 		},
@@ -203,7 +202,7 @@ func TestCheckerSurvivesStrangeServers(t *testing.T) {
 		},
 		"lists what is not set": func(_, m proto.Message, err error) error {
 			if !everything(m) {
-				hollow(m)
+				clearLists(m)
 			}
 			return err
 		},
@@ -229,7 +228,7 @@ func TestCheckerSurvivesStrangeServers(t *testing.T) {
 				if r.number == 55 || r.check == nil {
 					continue
 				}
-				if got := c.judge(t, r); strings.Contains(got.reason, panicked) {
+				if got := c.evaluate(t, r); strings.Contains(got.reason, panicked) {
 					t.Errorf("rule %d, %s: %s", r.number, r.title, got.reason)
 				}
 			}
@@ -237,8 +236,8 @@ func TestCheckerSurvivesStrangeServers(t *testing.T) {
 	}
 }
 
-// hollow empties all messages in the lists of m.
-func hollow(m proto.Message) {
+// clearLists clears all messages in the lists of m.
+func clearLists(m proto.Message) {
 	m.ProtoReflect().Range(func(f protoreflect.FieldDescriptor, v protoreflect.Value) bool {
 		if f.IsList() && f.Message() != nil {
 			for i := range v.List().Len() {

@@ -12,9 +12,8 @@ import (
 	"github.com/cloister-build/cloister/cas"
 )
 
-// TestRule013_ChunksOfARealServer: what the capabilities say is so of the program as it is started, not only of its
-// packages: a large blob is cut, and another is made of the chunks.
-func TestRule013_ChunksOfARealServer(t *testing.T) {
+// TestRule013_RunningServerSupportsChunks checks the advertised chunking methods on a running server.
+func TestRule013_RunningServerSupportsChunks(t *testing.T) {
 	c := serve(t)
 	caps, err := repb.NewCapabilitiesClient(c.conn).GetCapabilities(t.Context(), &repb.GetCapabilitiesRequest{})
 	if err != nil {

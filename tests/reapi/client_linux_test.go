@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package reapi_test drives a real cloister serve as a client of the Remote Execution API would. Its
-// tests carry the numbers of the rules that they check; docs/reapi.md says what the rules are.
+// Package reapi_test tests a running cloister serve as a client of the Remote Execution API. The numbers in test names
+// are those of the rules in docs/reapi.md.
 package reapi_test
 
 import (
@@ -37,8 +37,8 @@ import (
 
 var built program.Program
 
-// TestMain has more tests at once than processors, since most of what they do is waiting for a server. With
-// -endpoint there is nothing but TestRules: the others are about a server of their own.
+// TestMain runs more parallel tests than there are processors, because they mostly wait for servers. With -endpoint it
+// runs only TestRules, because the other tests need their own server.
 func TestMain(m *testing.M) {
 	flag.Parse()
 	set := map[string]bool{}
@@ -55,13 +55,13 @@ func TestMain(m *testing.M) {
 // A client talks to one server.
 type client struct {
 	testing.TB
-	ours     bool                     // it is a server of this tree, in a check of TestRules
-	caps     *repb.ServerCapabilities // what it says of itself, in a check of TestRules
+	ours     bool                     // the server is of this tree; set by TestRules
+	caps     *repb.ServerCapabilities // set by TestRules
 	instance string
-	server   *bazelrun.Server // nil of somebody else's
-	ended    *bool            // the test has ended the server itself
-	dir      string           // the server's store
-	lose     func(cas.Digest) // makes the server lose a blob; nil where only its files do
+	server   *bazelrun.Server // nil unless started by the test
+	ended    *bool            // the test has stopped the server itself
+	dir      string           // directory of the server's store
+	lose     func(cas.Digest) // makes the server lose a blob; nil if the files must be removed instead
 	exec     repb.ExecutionClient
 	cas      repb.ContentAddressableStorageClient
 	ac       repb.ActionCacheClient
@@ -69,7 +69,7 @@ type client struct {
 	conn     *grpc.ClientConn
 }
 
-// over returns a client of the server that conn leads to.
+// over returns a client on conn.
 func over(t testing.TB, conn *grpc.ClientConn) *client {
 	return &client{
 		TB:   t,
@@ -88,7 +88,7 @@ func serve(t testing.TB) *client {
 	return serveAs(t, bazelrun.ServerConfig{Dir: filepath.Join(t.TempDir(), "store")})
 }
 
-// confined skips the test where the machine cannot confine.
+// confined skips the test if the machine does not support sandboxes.
 func confined(t testing.TB) {
 	t.Helper()
 	b := namespace.New(namespace.Config{})
@@ -98,11 +98,11 @@ func confined(t testing.TB) {
 	}
 }
 
-// serveAs starts a server for the test, on a store that may exist; cfg says what is not as usual.
+// serveAs starts a server with cfg for the test, on a new or an existing store.
 func serveAs(t testing.TB, cfg bazelrun.ServerConfig) *client {
 	t.Helper()
 	cfg.Binary, cfg.Home = built.Path(t), filepath.Dir(cfg.Dir)
-	// Whatever the test did, every blob is what its name says, once the server has ended.
+	// Whatever the test did, every stored blob must match its digest after the server has stopped.
 	t.Cleanup(func() {
 		if blobs, err := bazelrun.Verify(context.Background(), cfg); err != nil || blobs == 0 {
 			t.Errorf("the store holds %d blobs: %v", blobs, err)
@@ -111,7 +111,7 @@ func serveAs(t testing.TB, cfg bazelrun.ServerConfig) *client {
 	return start(t, cfg)
 }
 
-// start starts a server with its Binary and Home for the test, on any free port.
+// start starts the server cfg for the test, on any free port.
 func start(t testing.TB, cfg bazelrun.ServerConfig) *client {
 	t.Helper()
 	cfg.Listen = "127.0.0.1:0"
@@ -137,14 +137,14 @@ func start(t testing.TB, cfg bazelrun.ServerConfig) *client {
 	return c
 }
 
-// in returns the client for a sub-test.
+// in returns the client for a subtest.
 func (c *client) in(t testing.TB) *client {
 	d := *c
 	d.TB = t
 	return &d
 }
 
-// until waits for done, a bounded time.
+// until waits up to 10 seconds for done.
 func until(t testing.TB, what string, done func() bool) {
 	t.Helper()
 	for range 1000 {
@@ -218,13 +218,13 @@ func (c *client) get(d *repb.Digest) string {
 	return string(b)
 }
 
-// A file of an input tree: text, or a symlink if link is set; mode x makes it executable.
+// A file is a file of an input tree, or a symlink if link is set; x makes it executable.
 type file struct {
 	text, link string
 	x          bool
 }
 
-// tree uploads an input tree and returns its root; a path that ends in a slash is an empty directory.
+// tree uploads an input tree and returns its root. A path that ends in a slash is an empty directory.
 func (c *client) tree(files map[string]file) *repb.Digest {
 	c.Helper()
 	type node struct {
@@ -269,10 +269,10 @@ func (c *client) tree(files map[string]file) *repb.Digest {
 	return upload(".")
 }
 
-// An action to be executed.
+// An action is an action to execute.
 type action struct {
-	script     string        // of /bin/sh; or
-	command    *repb.Command // the whole command
+	script     string // run by /bin/sh, unless command is set
+	command    *repb.Command
 	files      map[string]file
 	outputs    []string // output_paths
 	timeout    time.Duration
@@ -281,7 +281,7 @@ type action struct {
 	change     func(*repb.Action)
 }
 
-// upload puts what the action needs and returns its digest.
+// upload uploads the action and its inputs and returns its digest.
 func (c *client) upload(a action) *repb.Digest {
 	c.Helper()
 	cmd := a.command
@@ -298,7 +298,7 @@ func (c *client) upload(a action) *repb.Digest {
 	return c.putProto(act)
 }
 
-// execute executes an uploaded action and returns the response of its last operation.
+// execute executes an uploaded action and returns the response.
 func (c *client) execute(d *repb.Digest, skip bool) *repb.ExecuteResponse {
 	c.Helper()
 	ctx, cancel := context.WithTimeout(c.Context(), 2*time.Minute)
@@ -335,7 +335,7 @@ func last(s interface {
 	}
 }
 
-// do uploads and executes.
+// do uploads and executes an action.
 func (c *client) do(a action) *repb.ExecuteResponse {
 	c.Helper()
 	return c.execute(c.upload(a), a.skip)
@@ -358,10 +358,10 @@ func (c *client) stderr(r *repb.ExecuteResponse) string {
 	return c.get(r.Result.StderrDigest)
 }
 
-// code is the status code of a response.
+// code returns the status code of a response.
 func code(r *repb.ExecuteResponse) codes.Code { return codes.Code(r.GetStatus().GetCode()) }
 
-// TestTwoThousandNoOps executes as many actions, eight at once, and says how fast.
+// TestTwoThousandNoOps logs the rate of no-op actions with eight clients.
 func TestTwoThousandNoOps(t *testing.T) {
 	const actions, clients = 2000, 8
 	c := serve(t)

@@ -14,10 +14,10 @@ import (
 	"google.golang.org/grpc/status"
 )
 
-// TestFullStoreIsTold: what does not fit is refused by name, for that request alone, and nothing of it stays.
-func TestFullStoreIsTold(t *testing.T) {
-	// Without leases, so that it goes on by eviction: how much of what is refused was stored, and leased, depends on
-	// which of the outputs came first. What leases do is TestRule24's.
+// TestFullStoreRejectsByName checks that only requests that do not fit fail, and that they leave nothing behind.
+func TestFullStoreRejectsByName(t *testing.T) {
+	// Without leases the store makes room by eviction. With leases the outcome would depend on the order in which
+	// outputs are stored; TestRule024_ShortLeases covers leases.
 	c := serveAs(t, bazelrun.ServerConfig{Dir: filepath.Join(t.TempDir(), "store"), MaxSize: "4MiB", Args: []string{"--lease", "0"}})
 	three := func(size string) action {
 		return action{script: "for f in a b c; do head -c " + size + " /dev/urandom > $f; done", outputs: []string{"a", "b", "c"}}
@@ -37,7 +37,7 @@ func TestFullStoreIsTold(t *testing.T) {
 	if err != nil || codes.Code(up.Responses[0].Status.GetCode()) != codes.InvalidArgument || !strings.Contains(up.Responses[0].Status.Message, d.Hash()) {
 		t.Errorf("a blob that would push out everything: got %v, %v", up, err)
 	}
-	// It goes on, with what does fit.
+	// Outputs that fit still succeed.
 	for range 5 {
 		if _, r := c.ok(three("500000")); len(r.OutputFiles) != 3 {
 			t.Errorf("got %v", r)

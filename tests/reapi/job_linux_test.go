@@ -36,7 +36,7 @@ var (
 	platform  = flag.String("platform", "", "platform properties that -endpoint needs, such as OSFamily=linux; with commas")
 )
 
-// probe is the program that actions of the checks run, static, so that any worker can.
+// probe builds the program that the actions of the checks run. It is static, so that it runs on any worker.
 var probe = sync.OnceValues(func() (string, error) {
 	dir, err := os.MkdirTemp("", "cloister-probe-")
 	if err != nil {
@@ -50,7 +50,7 @@ var probe = sync.OnceValues(func() (string, error) {
 	if out, err := build.CombinedOutput(); err != nil {
 		return "", fmt.Errorf("build the probe: %w\n%s", err, out)
 	}
-	// So that go test does not take a result from its cache when the probe has changed.
+	// Read the sources, so that go test does not reuse cached results after they change.
 	sources, err := filepath.Glob("probe/*.go")
 	for _, source := range sources {
 		_, err = os.Stat(source)
@@ -62,7 +62,7 @@ var probe = sync.OnceValues(func() (string, error) {
 	return string(b), err
 })
 
-// probeFile is the probe as a file of an input tree.
+// probeFile returns the probe as a file of an input tree.
 func (c *client) probeFile() file {
 	c.Helper()
 	text, err := probe()
@@ -72,19 +72,19 @@ func (c *client) probeFile() file {
 	return file{text: text, x: true}
 }
 
-// A job is an action that runs the probe. No server has seen it before, unless same is set.
+// A job is an action that runs the probe. A random salt makes it unique unless same is set.
 type job struct {
 	steps   []string
-	command *repb.Command // the rest of the command; its arguments, if it has any, replace the probe's
+	command *repb.Command // the rest of the command; its arguments, if any, replace those of the probe
 	files   map[string]file
-	root    *repb.Digest // the input root, in the place of files and the probe
+	root    *repb.Digest // the input root, instead of files and the probe
 	outputs []string     // output_paths
 	timeout time.Duration
 	same    bool
 	change  func(*repb.Action)
 }
 
-// prepare uploads what the job needs and returns the digest of its action.
+// prepare uploads the job and returns the digest of its action.
 func (c *client) prepare(j job) *repb.Digest {
 	c.Helper()
 	cmd := &repb.Command{}
@@ -114,7 +114,7 @@ func (c *client) prepare(j job) *repb.Digest {
 		a.InputRootDigest = c.tree(files)
 	}
 	if !j.same {
-		a.Salt = novel(8)
+		a.Salt = fresh(8)
 	}
 	if j.timeout > 0 {
 		a.Timeout = durationpb.New(j.timeout)
@@ -125,7 +125,7 @@ func (c *client) prepare(j job) *repb.Digest {
 	return c.putProto(a)
 }
 
-// platform returns what -platform says and more, in order, or nil if that is nothing.
+// platform returns the properties of -platform and more, sorted, or nil if there are none.
 func (c *client) platform(more ...*repb.Platform_Property) *repb.Platform {
 	p := &repb.Platform{Properties: more}
 	if *platform != "" && !c.ours {
@@ -141,18 +141,18 @@ func (c *client) platform(more ...*repb.Platform_Property) *repb.Platform {
 	return p
 }
 
-// An answer is all that a server said to one Execute or WaitExecution.
+// An answer is everything that a server returned for one Execute or WaitExecution.
 type answer struct {
 	ops []*longrunningpb.Operation
 	// response is nil if the call failed.
 	response *repb.ExecuteResponse
-	// err is that of the call, or the status in the response, which clients take for the same; nil is OK.
+	// err is the error of the call or the status of the response; clients treat both alike.
 	err error
 }
 
 func (a *answer) code() codes.Code { return status.Code(a.err) }
 
-// name is the operation's.
+// name returns the name of the operation.
 func (a *answer) name() string {
 	if len(a.ops) == 0 {
 		return ""
@@ -160,7 +160,7 @@ func (a *answer) name() string {
 	return a.ops[0].GetName()
 }
 
-// A stream is that of Execute or WaitExecution.
+// A stream is the stream of Execute or WaitExecution.
 type stream interface {
 	Recv() (*longrunningpb.Operation, error)
 }
@@ -192,7 +192,7 @@ func answered(s stream, err error) *answer {
 	return a
 }
 
-// executeTime bounds one Execute or WaitExecution.
+// executeTime is the timeout of one Execute or WaitExecution.
 const executeTime = 3 * time.Minute
 
 // request executes an uploaded action; change may be nil.
@@ -202,7 +202,7 @@ func (c *client) request(d *repb.Digest, change func(*repb.ExecuteRequest)) *ans
 	return answered(c.open(ctx, d, change))
 }
 
-// open begins to execute an uploaded action; change may be nil.
+// open starts executing an uploaded action; change may be nil.
 func (c *client) open(ctx context.Context, d *repb.Digest, change func(*repb.ExecuteRequest)) (stream, error) {
 	req := &repb.ExecuteRequest{InstanceName: c.instance, ActionDigest: d}
 	if change != nil {
@@ -211,8 +211,8 @@ func (c *client) open(ctx context.Context, d *repb.Digest, change func(*repb.Exe
 	return c.exec.Execute(ctx, req)
 }
 
-// rejoin waits for an operation.
-func (c *client) rejoin(name string) *answer {
+// waitExecution waits for an operation.
+func (c *client) waitExecution(name string) *answer {
 	ctx, cancel := context.WithTimeout(c.Context(), executeTime)
 	defer cancel()
 	return answered(c.exec.WaitExecution(ctx, &repb.WaitExecutionRequest{Name: name}))
@@ -224,14 +224,14 @@ func (c *client) try(j job) *answer {
 	return c.request(c.prepare(j), nil)
 }
 
-// run executes j, which must come to a result.
+// run executes j, which must have a result.
 func (c *client) run(j job) *repb.ExecuteResponse {
 	c.Helper()
-	return c.came(strings.Join(j.steps, "; "), c.try(j))
+	return c.wantResult(strings.Join(j.steps, "; "), c.try(j))
 }
 
-// came returns the response of an answer that must have status OK and a result.
-func (c *client) came(what string, a *answer) *repb.ExecuteResponse {
+// wantResult returns the response of an answer, which must be OK and have a result.
+func (c *client) wantResult(what string, a *answer) *repb.ExecuteResponse {
 	c.Helper()
 	if a.err != nil || a.response.GetResult() == nil {
 		c.Fatalf("%s: got error %v, message %q, result %v; want a result", what, a.err, a.response.GetMessage(), a.response.GetResult())
@@ -239,22 +239,22 @@ func (c *client) came(what string, a *answer) *repb.ExecuteResponse {
 	return a.response
 }
 
-// succeed executes j, which must succeed, and returns its stdout and its result.
+// succeed executes j, which must succeed, and returns its stdout and result.
 func (c *client) succeed(j job) (string, *repb.ActionResult) {
 	c.Helper()
-	return c.succeeded(strings.Join(j.steps, "; "), c.try(j))
+	return c.wantSuccess(strings.Join(j.steps, "; "), c.try(j))
 }
 
-func (c *client) succeeded(what string, a *answer) (string, *repb.ActionResult) {
+func (c *client) wantSuccess(what string, a *answer) (string, *repb.ActionResult) {
 	c.Helper()
-	r := c.came(what, a)
+	r := c.wantResult(what, a)
 	if r.Result.GetExitCode() != 0 {
 		c.Fatalf("%s: got exit code %d, message %q, stderr %q; want 0", what, r.Result.GetExitCode(), r.GetMessage(), c.said(r.Result.GetStderrRaw(), r.Result.GetStderrDigest()))
 	}
 	return c.stdout(r.Result), r.Result
 }
 
-// stdout returns what a result says was printed.
+// stdout returns the stdout of a result.
 func (c *client) stdout(r *repb.ActionResult) string {
 	c.Helper()
 	return c.said(r.GetStdoutRaw(), r.GetStdoutDigest())
@@ -268,7 +268,7 @@ func (c *client) said(raw []byte, d *repb.Digest) string {
 	return c.get(d)
 }
 
-// file returns the content of an output file, and fails if it is not there.
+// file returns the contents of an output file, which must exist.
 func (c *client) file(r *repb.ActionResult, path string) string {
 	c.Helper()
 	for _, f := range r.GetOutputFiles() {
@@ -280,7 +280,7 @@ func (c *client) file(r *repb.ActionResult, path string) string {
 	return ""
 }
 
-// outputs returns what a result has, as lines such as "file a/b x", sorted.
+// outputsOf returns the outputs of a result as sorted lines such as "file a/b".
 func outputsOf(r *repb.ActionResult) []string {
 	var all []string
 	for _, f := range r.GetOutputFiles() {
@@ -296,7 +296,7 @@ func outputsOf(r *repb.ActionResult) []string {
 	return all
 }
 
-// report decodes what the step report printed.
+// report decodes the output of the step report.
 func (c *client) report(stdout string) *seen.Report {
 	c.Helper()
 	r := &seen.Report{}
@@ -306,7 +306,7 @@ func (c *client) report(stdout string) *seen.Report {
 	return r
 }
 
-// look returns what a job with the step report alone sees.
+// look runs a job with only the step report and returns the report.
 func (c *client) look(j job) *seen.Report {
 	c.Helper()
 	j.steps = []string{"report"}
@@ -314,7 +314,7 @@ func (c *client) look(j job) *seen.Report {
 	return c.report(stdout)
 }
 
-// entries decodes what the step tree printed.
+// entries decodes the output of the step tree.
 func (c *client) entries(stdout string) map[string]seen.Entry {
 	c.Helper()
 	all := map[string]seen.Entry{}
@@ -328,29 +328,29 @@ func (c *client) entries(stdout string) map[string]seen.Entry {
 	return all
 }
 
-// recorded returns what the action cache has for an action.
+// recorded returns the entry of an action in the action cache.
 func (c *client) recorded(d *repb.Digest) (*repb.ActionResult, error) {
 	ctx, cancel := context.WithTimeout(c.Context(), time.Minute)
 	defer cancel()
 	return c.ac.GetActionResult(ctx, &repb.GetActionResultRequest{InstanceName: c.instance, ActionDigest: d})
 }
 
-// notRecorded checks that the action cache has nothing for an action.
+// notRecorded checks that the action cache has no entry for an action.
 func (c *client) notRecorded(what string, d *repb.Digest) {
 	c.Helper()
 	_, err := c.recorded(d)
 	c.wantCode("GetActionResult after "+what, err, codes.NotFound)
 }
 
-// refused checks that j is refused with code, which an answer may be as an error of the call or as the status of the
-// response, and on a server of ours names each of parts.
+// refused checks that j fails with the code, either of the call or of the response, and that a server of this tree
+// names all parts.
 func (c *client) refused(what string, j job, parts []string, ours codes.Code, others ...codes.Code) {
 	c.Helper()
 	c.wantText("Execute of an action with "+what, c.try(j).err, parts, ours, others...)
 }
 
-// missingOf returns the subjects of the violations of a status about missing blobs, sorted, or what is wrong with it
-// (rule 72: Bazel uploads them only if there is nothing else).
+// missingOf returns the sorted subjects of a status about missing blobs, or an error if the status has any other
+// detail: Bazel then uploads nothing (rule 72).
 func missingOf(err error) ([]string, error) {
 	s := status.Convert(err)
 	if s.Code() != codes.FailedPrecondition || len(s.Details()) != 1 {
@@ -389,7 +389,7 @@ func (c *client) lists(what string, err error, ds ...*repb.Digest) {
 	}
 }
 
-// encoded returns m as it is stored.
+// encoded returns the encoding of m and its digest.
 func encoded(t testing.TB, m proto.Message) ([]byte, *repb.Digest) {
 	t.Helper()
 	b, d, err := cas.MarshalProto(cas.SHA256, m)
@@ -399,15 +399,15 @@ func encoded(t testing.TB, m proto.Message) ([]byte, *repb.Digest) {
 	return b, d.Proto()
 }
 
-// garbage is no encoding of any message: its first tag has a wire type that does not exist.
-func garbage() []byte { return append([]byte{0xff}, novel(20)...) }
+// garbage returns bytes that are not a valid message: the first tag has an invalid wire type.
+func garbage() []byte { return append([]byte{0xff}, fresh(20)...) }
 
-// still reports whether the server takes calls, as a check does after something that might have hurt it.
+// still checks that the server still answers after something that might have harmed it.
 func (c *client) still(after string) {
 	c.Helper()
 	ctx, cancel := context.WithTimeout(c.Context(), 30*time.Second)
 	defer cancel()
-	_, err := c.cas.FindMissingBlobs(ctx, &repb.FindMissingBlobsRequest{InstanceName: c.instance, BlobDigests: []*repb.Digest{unseen(1)}})
+	_, err := c.cas.FindMissingBlobs(ctx, &repb.FindMissingBlobsRequest{InstanceName: c.instance, BlobDigests: []*repb.Digest{absentDigest(1)}})
 	if err != nil {
 		c.Errorf("FindMissingBlobs after %s: %v", after, err)
 	}

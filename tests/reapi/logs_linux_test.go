@@ -25,12 +25,12 @@ import (
 	"google.golang.org/grpc/status"
 )
 
-// waiting is a script that says something, and says more and ends when it gets SIGUSR1.
+// waiting returns a script that prints a line, and another one on SIGUSR1 before it exits.
 func waiting(mark string) string {
 	return "trap 'go=1' USR1; echo first; echo oh >&2; while [ -z \"$go\" ]; do sleep 0.05; done; echo second # " + mark
 }
 
-// wake sends SIGUSR1 to the process, in the sandbox, whose command line contains mark.
+// wake sends SIGUSR1 to the sandboxed process whose command line contains mark.
 func wake(t testing.TB, mark string) {
 	t.Helper()
 	if sandboxtest.Signal(t, mark, syscall.SIGUSR1) == 0 {
@@ -38,14 +38,14 @@ func wake(t testing.TB, mark string) {
 	}
 }
 
-// A log is what a client reads of a stream.
+// A log is a log stream that a client reads.
 type log struct {
 	testing.TB
 	bspb.ByteStream_ReadClient
 	text string
 }
 
-// log begins to read a stream.
+// log starts reading a log stream.
 func (c *client) log(name string, offset int64) *log {
 	c.Helper()
 	r, err := c.bs.Read(c.Context(), &bspb.ReadRequest{ResourceName: name, ReadOffset: offset})
@@ -55,14 +55,14 @@ func (c *client) log(name string, offset int64) *log {
 	return &log{c, r, ""}
 }
 
-// next waits for more.
+// next waits for more data.
 func (l *log) next() error {
 	m, err := l.Recv()
 	l.text += string(m.GetData())
 	return err
 }
 
-// reach waits until as much is there as text has.
+// reach waits for as many bytes as text has, and checks them.
 func (l *log) reach(text string) {
 	l.Helper()
 	for len(l.text) < len(text) {
@@ -75,7 +75,7 @@ func (l *log) reach(text string) {
 	}
 }
 
-// end waits for the end.
+// end reads to the end, and checks the text.
 func (l *log) end(text string) {
 	l.Helper()
 	for err := error(nil); err != io.EOF; {
@@ -88,7 +88,7 @@ func (l *log) end(text string) {
 	}
 }
 
-// executing executes an action and returns its operation as soon as it executes, with its metadata.
+// executing executes an action and returns its operation and metadata once it is executing.
 func (c *client) executing(d *repb.Digest) (repb.Execution_ExecuteClient, *longrunningpb.Operation, *repb.ExecuteOperationMetadata) {
 	c.Helper()
 	s, err := c.exec.Execute(c.Context(), &repb.ExecuteRequest{ActionDigest: d})
@@ -115,7 +115,7 @@ func TestRule127_OutputIsReadWhileTheActionRuns(t *testing.T) {
 	mark := fmt.Sprintf("logs %d", os.Getpid())
 	d := c.upload(action{script: waiting(mark)})
 	s, op, m := c.executing(d)
-	_, _, other := c.executing(d) // shares the run
+	_, _, other := c.executing(d) // merged with the first
 	if m.StdoutStreamName == "" || m.StderrStreamName == "" || m.StdoutStreamName != other.StdoutStreamName {
 		t.Fatalf("the streams are %q and %q, and those of an equal action %q and %q",
 			m.StdoutStreamName, m.StderrStreamName, other.StdoutStreamName, other.StderrStreamName)
@@ -160,8 +160,8 @@ func TestRule127_OutputIsReadWhileTheActionRuns(t *testing.T) {
 	}
 }
 
-// TestRule127_LogStreamOfAClient is the example of the API, over the whole server.
-func TestRule127_LogStreamOfAClient(t *testing.T) {
+// TestRule127_ClientWritesLogStream is the example of the API on a running server.
+func TestRule127_ClientWritesLogStream(t *testing.T) {
 	c := serve(t)
 	c.put([]byte("a blob"))
 	made, err := logpb.NewLogStreamServiceClient(c.conn).CreateLogStream(t.Context(), &logpb.CreateLogStreamRequest{Parent: "main"})
@@ -186,7 +186,7 @@ func TestRule127_LogStreamOfAClient(t *testing.T) {
 	l.end("one two")
 }
 
-// TestRule127_SDKStreamsOutput: the SDK for Go, asked to, prints while the action runs.
+// TestRule127_SDKStreamsOutput checks that the Go SDK prints output while the action runs.
 func TestRule127_SDKStreamsOutput(t *testing.T) {
 	c := serve(t)
 	for _, instance := range []string{"", "main"} {

@@ -14,7 +14,7 @@ import (
 	"google.golang.org/protobuf/proto"
 )
 
-// building returns a context whose calls say what they build.
+// building returns a context with request metadata.
 func (c *client) building(m *repb.RequestMetadata) context.Context {
 	c.Helper()
 	b, err := proto.Marshal(m)
@@ -24,12 +24,12 @@ func (c *client) building(m *repb.RequestMetadata) context.Context {
 	return headers.AppendToOutgoingContext(c.Context(), "build.bazel.remote.execution.v2.requestmetadata-bin", string(b))
 }
 
-// TestOperations: what runs is found by its target and cancelled, with all of its processes; what has ended is listed with
-// its exit code and times.
+// TestOperations checks that a running operation is found by its target and cancelled with all its processes, and that
+// completed ones are listed with exit code and times.
 func TestOperations(t *testing.T) {
 	c := serve(t)
 	ops := longrunningpb.NewOperationsClient(c.conn)
-	const mark = "1073.25" // of no other process
+	const mark = "1073.25" // unique among the processes
 	d := c.upload(action{script: "setsid sleep " + mark + " & sleep " + mark + "; true"})
 	st, err := c.exec.Execute(c.building(&repb.RequestMetadata{TargetId: "//a:endless", ActionMnemonic: "Genrule", ToolInvocationId: "one"}),
 		&repb.ExecuteRequest{ActionDigest: d})

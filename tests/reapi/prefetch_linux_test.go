@@ -17,8 +17,9 @@ import (
 	"google.golang.org/grpc/codes"
 )
 
-// TestInputsComeNearWhileAnActionWaits: it runs though the server that had them is gone by then.
-func TestInputsComeNearWhileAnActionWaits(t *testing.T) {
+// TestInputsArePrefetchedWhileQueued checks that a queued action runs although the upstream server with its inputs
+// stops before.
+func TestInputsArePrefetchedWhileQueued(t *testing.T) {
 	far := serve(t)
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
@@ -49,7 +50,7 @@ func TestInputsComeNearWhileAnActionWaits(t *testing.T) {
 	first := near.upload(action{script: "sleep 9.87"})
 	go func() { running <- near.wait(first, 0) }()
 	until(t, "running", func() bool { return len(sandboxtest.Running(t, "sleep 9.87")) > 0 })
-	// Action, command, three Directories and three files.
+	// the action, its command, three Directories and three files
 	next := far.upload(action{script: "cat a d/b e/c | wc -c", files: map[string]file{
 		"a": {text: "a"}, "d/b": {text: "bb"}, "e/c": {text: large},
 	}})

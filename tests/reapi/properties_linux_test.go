@@ -13,7 +13,7 @@ import (
 	"google.golang.org/protobuf/types/known/wrapperspb"
 )
 
-// large is a text that is not copied into the sandbox but mounted from the store.
+// large is a text that is mounted from the store instead of copied into the sandbox.
 var large = strings.Repeat("0123456789abcdef", 8<<10)
 
 // own returns node properties.
@@ -21,8 +21,8 @@ func own(mode uint32, s int64, ns int32) *repb.NodeProperties {
 	return &repb.NodeProperties{Mtime: &timestamppb.Timestamp{Seconds: s, Nanos: ns}, UnixMode: wrapperspb.UInt32(mode)}
 }
 
-// nodeProperties runs an action three times, on inputs in an image of its own, in one that stays, and that again: it sees
-// their modes and dates each time, and its outputs have those that it gave them. What it may not read is in nobody's way.
+// nodeProperties runs an action three times, with the input tree in a new image, in a kept one, and again. The action
+// must see the modes and times of its inputs, its outputs must keep theirs, and unreadable inputs must not matter.
 func nodeProperties(c *client) {
 	text, program, big := c.put([]byte("text")), c.put([]byte("#!/bin/sh\necho ran\n")), c.put([]byte(large+"own"))
 	var many []*repb.FileNode

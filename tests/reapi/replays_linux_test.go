@@ -26,20 +26,20 @@ import (
 	"google.golang.org/protobuf/proto"
 )
 
-// replayed is the instance that the replays name.
+// replayed is the instance of the replays.
 const replayed = "builds/main"
 
-// A buck2 does what Buck2 does in its re_grpc client: it never states a digest function, packs streams with zstd where it
-// may, and follows one stream of Execute, whose end is the end of the build.
+// A buck2 behaves like the re_grpc client of Buck2: it never states a digest function, compresses streams if possible,
+// and follows a single Execute stream to its end.
 type buck2 struct {
 	*client
 	fn    cas.Function
-	limit int64 // of a batch, and of the data of one WriteRequest
+	limit int64 // of a batch, and of one WriteRequest
 	zstd  bool
 }
 
-// TestBuck2 replays the calls of one Buck2 action, with the digest function that Buck2 recommends and with the one that
-// others use.
+// TestBuck2 replays the calls for one Buck2 action, with several digest functions; BLAKE3 is the one that Buck2
+// recommends.
 func TestBuck2(t *testing.T) {
 	for _, fn := range []cas.Function{cas.BLAKE3, cas.SHA256, cas.SHA1} {
 		t.Run(fn.String(), func(t *testing.T) {
@@ -53,7 +53,7 @@ func TestBuck2(t *testing.T) {
 	}
 }
 
-// configure is what happens when Buck2 starts.
+// configure is the startup of Buck2.
 func (b *buck2) configure() {
 	b.Helper()
 	caps, err := repb.NewCapabilitiesClient(b.conn).GetCapabilities(b.Context(), &repb.GetCapabilitiesRequest{InstanceName: replayed})
@@ -70,8 +70,8 @@ func (b *buck2) configure() {
 	}
 }
 
-// build executes an action that reads a large input and makes a file, a directory and a symlink; then once more, which
-// the action cache answers.
+// build executes an action with a large input and with a file, a directory and a symlink as outputs. It then executes
+// it again as a cache hit.
 func (b *buck2) build() {
 	b.Helper()
 	large := bytes.Repeat([]byte("a line of a large input\n"), 400_000) // 9.6 MB
@@ -94,12 +94,12 @@ func (b *buck2) build() {
 		Directories: []*repb.DirectoryNode{{Name: "src", Digest: sub}},
 	})
 	command := message(&repb.Command{
-		// Without PATH among the variables, programs must be found nevertheless.
+		// Programs must be found although PATH is not set.
 		Arguments: []string{"sh", "-c", "wc -l < src/large.txt > buck-out/count; cp src/large.txt buck-out/copy; " +
 			"mkdir buck-out/dir; echo one > buck-out/dir/one; ln -s count buck-out/link; echo said"},
 		EnvironmentVariables: []*repb.Command_EnvironmentVariable{{Name: "BUCK_SCRATCH_PATH", Value: "buck-out/tmp"}},
 		OutputPaths:          []string{"buck-out/copy", "buck-out/count", "buck-out/dir", "buck-out/link"},
-		Platform:             &repb.Platform{Properties: []*repb.Platform_Property{{Name: "OSFamily", Value: "linux"}}}, // and none in the Action
+		Platform:             &repb.Platform{Properties: []*repb.Platform_Property{{Name: "OSFamily", Value: "linux"}}}, // not set in the Action
 	})
 	action := message(&repb.Action{CommandDigest: command, InputRootDigest: root})
 
@@ -126,7 +126,7 @@ func (b *buck2) build() {
 	b.check(r, large)
 }
 
-// caller returns the context of a call, with the header that Buck2 sends.
+// caller returns a context with the header of Buck2.
 func (b *buck2) caller() context.Context {
 	header, err := proto.Marshal(&repb.RequestMetadata{
 		ToolDetails: &repb.ToolDetails{ToolName: "buck2"}, ToolInvocationId: "4b1c7d2e-0000-4000-8000-000000000001", ActionMnemonic: "cxx_compile",
@@ -137,7 +137,7 @@ func (b *buck2) caller() context.Context {
 	return grpcmd.AppendToOutgoingContext(b.Context(), "build.bazel.remote.execution.v2.requestmetadata-bin", string(header))
 }
 
-// upload asks for blobs, a hundred at once, and uploads those that are absent: small ones in batches, large ones alone.
+// upload checks for blobs, a hundred at a time, and uploads the absent ones: small ones in batches, large ones alone.
 func (b *buck2) upload(blobs map[string][]byte) {
 	b.Helper()
 	var all []*repb.Digest
@@ -174,7 +174,7 @@ func (b *buck2) upload(blobs map[string][]byte) {
 	}
 }
 
-// stream uploads one blob by ByteStream, in messages as large as a batch may be.
+// stream uploads one blob by ByteStream, in messages of the batch limit.
 func (b *buck2) stream(d *repb.Digest, data []byte) {
 	b.Helper()
 	name, sent := fmt.Sprintf("%s/uploads/1d8f0c52-7a6e-4b7e-9f58-6f2f2c1a0b11/blobs/%s/%d", replayed, d.Hash, d.SizeBytes), data
@@ -204,7 +204,7 @@ func (b *buck2) stream(d *repb.Digest, data []byte) {
 	}
 }
 
-// run executes an action and follows its one stream to the end.
+// run executes an action and follows its stream to the end.
 func (b *buck2) run(action *repb.Digest) *repb.ExecuteResponse {
 	b.Helper()
 	ctx, cancel := context.WithTimeout(b.caller(), time.Minute)
@@ -226,7 +226,7 @@ func (b *buck2) run(action *repb.Digest) *repb.ExecuteResponse {
 	return r
 }
 
-// check demands of a result what Buck2 needs to use it.
+// check checks what Buck2 requires of a result.
 func (b *buck2) check(r *repb.ActionResult, large []byte) {
 	b.Helper()
 	if r.ExecutionMetadata == nil {
@@ -257,7 +257,7 @@ func (b *buck2) check(r *repb.ActionResult, large []byte) {
 	}
 }
 
-// read downloads a blob: a small one in a batch, a large one packed.
+// read downloads a blob: a small one in a batch, a large one compressed.
 func (b *buck2) read(d *repb.Digest) string {
 	b.Helper()
 	if d.SizeBytes <= b.limit {
@@ -306,8 +306,8 @@ func responseOf(t testing.TB, op *longrunningpb.Operation) *repb.ExecuteResponse
 // slow is an action that takes about two seconds.
 var slow = action{script: "sleep 2; echo done > out", outputs: []string{"out"}}
 
-// TestSiso: Siso drops the stream of Execute every minute, here every 300 ms, and asks again by WaitExecution; it sends its
-// platform in Action and Command, and refuses a success without outputs.
+// TestSiso replays Siso, which drops the Execute stream every minute (here every 300 ms) and continues with
+// WaitExecution. It sets the platform in Action and Command, and rejects a success without outputs.
 func TestSiso(t *testing.T) {
 	c := serve(t)
 	d := c.upload(slow)
@@ -317,7 +317,7 @@ func TestSiso(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	op, err := s.Recv() // however long that takes a machine that is busy
+	op, err := s.Recv() // may take long on a busy machine
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -328,7 +328,7 @@ func TestSiso(t *testing.T) {
 		for {
 			next, err := s.Recv()
 			if err != nil {
-				break // dropped, or over
+				break // dropped or ended
 			}
 			if op = next; op.Name != name {
 				t.Errorf("the operation is called %q and was called %q", op.Name, name)
@@ -354,8 +354,8 @@ func TestSiso(t *testing.T) {
 	}
 }
 
-// TestBazelKeepalive: with --experimental_remote_execution_keepalive each call of Bazel has a short deadline, and the next
-// one goes on with the operation; the action runs once. NOT_FOUND would fail the build (bazel#21530).
+// TestBazelKeepalive replays --experimental_remote_execution_keepalive: each call has a short deadline, the next call
+// resumes the operation, and the action runs once. NOT_FOUND would fail the build (bazel#21530).
 func TestBazelKeepalive(t *testing.T) {
 	c := serve(t)
 	d := c.upload(slow)
@@ -391,7 +391,7 @@ func TestBazelKeepalive(t *testing.T) {
 	if code(r) != codes.OK || r.CachedResult || len(r.Result.OutputFiles) != 1 {
 		t.Errorf("after %d calls: %v", calls, r)
 	}
-	// The end is there for whoever asks again.
+	// The result remains available.
 	w, err := c.exec.WaitExecution(t.Context(), &repb.WaitExecutionRequest{Name: op.Name})
 	if err != nil {
 		t.Fatal(err)

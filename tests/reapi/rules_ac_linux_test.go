@@ -21,30 +21,30 @@ import (
 
 // actionCacheRules are the rules 62 to 69.
 var actionCacheRules = []rule{
-	{62, "ac", "an incomplete hit is a miss", updates, incompleteHit},
-	{63, "ac", "a hit lets all its blobs stay", aServer, hitStays},
-	{64, "ac", "inlining is a hint, and has limits", updates, inlining},
-	{65, "ac", "refused updates are as advertised", anything, refusedUpdates},
-	{66, "ac", "results with bad digests or paths are refused", updates, badResults},
-	{67, "ac", "a result with absent outputs is no hit", updates, absentOutputs},
+	{62, "ac", "an incomplete cache hit is a miss", updates, incompleteHit},
+	{63, "ac", "a cache hit keeps all its blobs", ownServer, hitStays},
+	{64, "ac", "inlining is a hint and has limits", updates, inlining},
+	{65, "ac", "updates are rejected as advertised", anything, refusedUpdates},
+	{66, "ac", "results with bad digests or paths are rejected", updates, badResults},
+	{67, "ac", "a result with absent outputs is never a hit", updates, absentOutputs},
 	{68, "ac", "a failure is never a hit of Execute", updates, failedResults},
-	{69, "ac", "results of different keys are apart", updates, resultsApart},
+	{69, "ac", "results of different keys are separate", updates, resultsApart},
 }
 
-// lookup is GetActionResult.
+// lookup calls GetActionResult.
 func (c *client) lookup(action *repb.Digest) (*repb.ActionResult, error) {
 	return c.ac.GetActionResult(c.Context(), &repb.GetActionResultRequest{InstanceName: c.instance, ActionDigest: action})
 }
 
-// A referral is a result of an action that refers to a blob in one of the ways in which a result can.
+// A referral is a result that refers to the blob victim in one of the possible ways.
 type referral struct {
 	by     string
 	victim []byte
 	result *repb.ActionResult
 }
 
-// referrals returns one for each way. With upload all blobs are uploaded, otherwise all but the victims. A victim
-// has size bytes or more.
+// referrals returns one referral of each kind, with victims of at least size bytes. It uploads all blobs, but the
+// victims only if upload is set.
 func (c *client) referrals(size int, upload bool) []referral {
 	digest := func(b []byte) *repb.Digest { return cas.SHA256.Sum(b).Proto() }
 	encode := func(m proto.Message) []byte {
@@ -57,7 +57,7 @@ func (c *client) referrals(size int, upload bool) []referral {
 	holding := func(b []byte) *repb.Directory {
 		return &repb.Directory{Files: []*repb.FileNode{{Name: "file-" + uuid(), Digest: digest(b)}}}
 	}
-	// A Directory as large as a victim is to be.
+	// padded returns a Directory of at least size bytes.
 	padded := func() *repb.Directory {
 		d := &repb.Directory{}
 		for i := 0; i*250 < size+250; i++ {
@@ -79,18 +79,18 @@ func (c *client) referrals(size int, upload bool) []referral {
 		t.Path = "dir"
 		return &repb.ActionResult{OutputDirectories: []*repb.OutputDirectory{t}}
 	}
-	file := novel(size)
+	file := fresh(size)
 	add("an output file", file, &repb.ActionResult{OutputFiles: []*repb.OutputFile{{Path: "out", Digest: digest(file)}}})
-	out := novel(size)
+	out := fresh(size)
 	add("stdout", out, &repb.ActionResult{StdoutDigest: digest(out)})
-	errors := novel(size)
+	errors := fresh(size)
 	add("stderr", errors, &repb.ActionResult{StderrDigest: digest(errors)})
 	tree := encode(&repb.Tree{Root: padded()})
 	add("a Tree", tree, under(&repb.OutputDirectory{TreeDigest: digest(tree)}))
-	inRoot := novel(size)
+	inRoot := fresh(size)
 	tree = encode(&repb.Tree{Root: holding(inRoot)})
 	add("a file in the root of a Tree", inRoot, under(&repb.OutputDirectory{TreeDigest: digest(tree)}), tree)
-	inChild := novel(size)
+	inChild := fresh(size)
 	child := holding(inChild)
 	tree = encode(&repb.Tree{Root: &repb.Directory{Directories: []*repb.DirectoryNode{{Name: "sub", Digest: digest(encode(child))}}}, Children: []*repb.Directory{child}})
 	add("a file in a child of a Tree", inChild, under(&repb.OutputDirectory{TreeDigest: digest(tree)}), tree)
@@ -99,15 +99,15 @@ func (c *client) referrals(size int, upload bool) []referral {
 	sub := encode(padded())
 	parent := encode(&repb.Directory{Directories: []*repb.DirectoryNode{{Name: "sub", Digest: digest(sub)}}})
 	add("a Directory below a root Directory", sub, under(&repb.OutputDirectory{RootDirectoryDigest: digest(parent)}), parent)
-	below := novel(size)
+	below := fresh(size)
 	holder := encode(holding(below))
 	parent = encode(&repb.Directory{Directories: []*repb.DirectoryNode{{Name: "sub", Digest: digest(holder)}}})
 	add("a file below a root Directory", below, under(&repb.OutputDirectory{RootDirectoryDigest: digest(parent)}), parent, holder)
 	return all
 }
 
-// losing makes a server lose blobs that it has, which no client can ask for, and returns the client of it. It is nil
-// where that cannot be done.
+// losing returns a function that makes a server lose blobs and returns a client of it. It returns nil if that is
+// impossible.
 func (c *client) losing() func(blobs [][]byte) *client {
 	switch {
 	case c.lose != nil:
@@ -143,7 +143,7 @@ func (c *client) losing() func(blobs [][]byte) *client {
 }
 
 func incompleteHit(c *client) {
-	_, err := c.lookup(unseen(100))
+	_, err := c.lookup(absentDigest(100))
 	c.wantCode("GetActionResult of an unknown action", err, codes.NotFound)
 	_, err = c.lookup(c.anAction())
 	c.wantCode("GetActionResult of an action without a result", err, codes.NotFound)
@@ -152,7 +152,7 @@ func incompleteHit(c *client) {
 	}
 	lose := c.losing()
 	if lose == nil {
-		absentOutputs(c) // all that a client can do
+		absentOutputs(c) // the best that a client can do
 		return
 	}
 	rs := c.referrals(512<<10, true)
@@ -169,7 +169,7 @@ func incompleteHit(c *client) {
 		actions, victims = append(actions, action), append(victims, r.victim)
 	}
 	kept := c.anAction()
-	if err := c.record(kept, &repb.ActionResult{StdoutDigest: c.put(novel(100))}); err != nil {
+	if err := c.record(kept, &repb.ActionResult{StdoutDigest: c.put(fresh(100))}); err != nil {
 		c.Fatal(err)
 	}
 	c = lose(victims)
@@ -189,7 +189,7 @@ func hitStays(c *client) {
 			c.Fatal("the machine was too slow five times")
 		}
 		if try > 0 {
-			time.Sleep(lease) // until there is room again
+			time.Sleep(lease) // until the leases have ended
 		}
 		rs := c.referrals(50_000, true)
 		merged := &repb.ActionResult{}
@@ -207,9 +207,9 @@ func hitStays(c *client) {
 		}
 		var others []*repb.Digest
 		for range 4 {
-			others = append(others, c.put(novel(400_000)))
+			others = append(others, c.put(fresh(400_000)))
 		}
-		time.Sleep(lease + 1100*time.Millisecond) // until nothing is promised: leases are kept in whole seconds, rounded up
+		time.Sleep(lease + 1100*time.Millisecond) // until all leases have ended; they are kept in whole seconds, rounded up
 		asked := time.Now()
 		if _, err := c.lookup(action); err != nil {
 			c.Fatalf("GetActionResult: %v", err)
@@ -222,7 +222,7 @@ func hitStays(c *client) {
 			}
 		}
 		if time.Since(asked) >= lease {
-			continue // nothing was promised for so long
+			continue // the lease has ended
 		}
 		if len(lost) > 0 {
 			c.Errorf("within the lease of a hit these blobs of it are evicted: %s", strings.Join(lost, ", "))
@@ -235,7 +235,7 @@ func hitStays(c *client) {
 }
 
 func inlining(c *client) {
-	out, errors, a, b := novel(100), novel(200), novel(300), novel(400)
+	out, errors, a, b := fresh(100), fresh(200), fresh(300), fresh(400)
 	action := c.anAction()
 	err := c.record(action, &repb.ActionResult{
 		StdoutDigest: c.put(out), StderrDigest: c.put(errors),
@@ -269,17 +269,17 @@ func inlining(c *client) {
 	if got := r.OutputFiles[1]; len(got.GetContents()) > 0 && c.ours {
 		c.Errorf("output file b/c was not to be inlined: got %s", brief(got.GetContents()))
 	}
-	manyOutputs64(c)
+	inlineMany(c)
 }
 
-// manyOutputs64 is rule 64 of a result that cannot be inlined whole: 20,000 files of 1 KiB.
-func manyOutputs64(c *client) {
+// inlineMany checks rule 64 on a result that is too large to inline: 20,000 files of 1 KiB.
+func inlineMany(c *client) {
 	const n = 20_000
 	var blobs [][]byte
 	for range n {
-		blobs = append(blobs, novel(1024))
+		blobs = append(blobs, fresh(1024))
 	}
-	out := novel(2000)
+	out := fresh(2000)
 	r := &repb.ActionResult{StdoutDigest: c.put(out)}
 	var paths []string
 	for i, d := range c.putAll(blobs) {
@@ -290,7 +290,7 @@ func manyOutputs64(c *client) {
 	if err := c.record(action, r); err != nil {
 		c.Fatalf("UpdateActionResult with %d output files, a message of %d bytes: %v", n, proto.Size(r), err)
 	}
-	// A reply above 4 MiB is an error of the connection.
+	// A reply above 4 MiB would fail the call.
 	got, err := c.ac.GetActionResult(c.Context(), &repb.GetActionResultRequest{
 		InstanceName: c.instance, ActionDigest: action, InlineStdout: true, InlineOutputFiles: paths,
 	})
@@ -315,12 +315,12 @@ func manyOutputs64(c *client) {
 
 func refusedUpdates(c *client) {
 	updateAndLookup(c)
-	c.toCallers(func(c *client, _ bool) { updateAndLookup(c) })
+	c.forCallers(func(c *client, _ bool) { updateAndLookup(c) })
 }
 
-// updateAndLookup checks that an update comes to what is advertised, and is found then or not.
+// updateAndLookup checks that updates behave as advertised.
 func updateAndLookup(c *client) {
-	action, r := c.anAction(), &repb.ActionResult{StdoutDigest: c.put(novel(10))}
+	action, r := c.anAction(), &repb.ActionResult{StdoutDigest: c.put(fresh(10))}
 	err := c.record(action, r)
 	if updates.met(c) {
 		c.wantCode("update_enabled is true, and UpdateActionResult", err, codes.OK)
@@ -334,7 +334,7 @@ func updateAndLookup(c *client) {
 }
 
 func badResults(c *client) {
-	d := c.put(novel(10))
+	d := c.put(fresh(10))
 	file := func(path string, d *repb.Digest) *repb.ActionResult {
 		return &repb.ActionResult{OutputFiles: []*repb.OutputFile{{Path: path, Digest: d}}}
 	}
@@ -363,8 +363,8 @@ func badResults(c *client) {
 	}
 	c.wantCode("UpdateActionResult without a result", c.record(c.anAction(), nil), codes.InvalidArgument)
 	c.wantCode("UpdateActionResult of a malformed action", c.record(malformed, &repb.ActionResult{StdoutDigest: d}), codes.InvalidArgument)
-	// The Action need not be there.
-	c.wantCode("UpdateActionResult of an absent Action", c.record(unseen(100), &repb.ActionResult{StdoutDigest: d}), codes.OK, codes.FailedPrecondition)
+	// The Action itself may be absent.
+	c.wantCode("UpdateActionResult of an absent Action", c.record(absentDigest(100), &repb.ActionResult{StdoutDigest: d}), codes.OK, codes.FailedPrecondition)
 }
 
 func absentOutputs(c *client) {
@@ -382,7 +382,7 @@ func absentOutputs(c *client) {
 
 func failedResults(c *client) {
 	action := c.anAction()
-	r := &repb.ActionResult{ExitCode: 1, StdoutDigest: c.put(novel(10))}
+	r := &repb.ActionResult{ExitCode: 1, StdoutDigest: c.put(fresh(10))}
 	err := c.record(action, r)
 	c.wantCode("UpdateActionResult with exit_code 1", err, codes.InvalidArgument, codes.OK, codes.FailedPrecondition, codes.PermissionDenied)
 	got, lookupErr := c.lookup(action)
@@ -406,7 +406,7 @@ func resultsApart(c *client) {
 	salted := func(salt string) *repb.Digest {
 		return c.putProto(&repb.Action{CommandDigest: cmd, InputRootDigest: c.putProto(&repb.Directory{}), Salt: []byte(salt)})
 	}
-	out := c.put(novel(10))
+	out := c.put(fresh(10))
 	action := salted("a")
 	_, err := c.ac.UpdateActionResult(c.Context(), &repb.UpdateActionResultRequest{InstanceName: c.instance, ActionDigest: action,
 		ActionResult: &repb.ActionResult{StdoutDigest: out}, ResultsCachePolicy: &repb.ResultsCachePolicy{Priority: 0}})
@@ -427,8 +427,8 @@ func resultsApart(c *client) {
 	other.instance = strings.TrimPrefix(c.instance+"/other-"+uuid(), "/")
 	_, err = other.lookup(action)
 	c.wantCode("GetActionResult from another instance", err, codes.NotFound, codes.InvalidArgument, codes.PermissionDenied)
-	// Of two results the later one counts.
-	second := c.put(novel(20))
+	// The later result wins.
+	second := c.put(fresh(20))
 	c.wantCode("UpdateActionResult again", c.record(action, &repb.ActionResult{StdoutDigest: second}), codes.OK)
 	got, err = c.lookup(action)
 	if hash := got.GetStdoutDigest().GetHash(); err != nil || hash != second.Hash && (c.ours || hash != out.Hash) {

@@ -22,7 +22,7 @@ func timeoutBounds(c *client) {
 		return job{steps: []string{"say ran"}, change: func(a *repb.Action) { a.Timeout = d }}
 	}
 	c.refused("a timeout of -1 s", with(durationpb.New(-time.Second)), []string{"timeout"}, codes.InvalidArgument)
-	// Somebody else's may permit as much.
+	// Other servers may permit that much.
 	c.refused("a timeout of 10,000 h", with(durationpb.New(10_000*time.Hour)), []string{"timeout"}, codes.InvalidArgument, codes.OK)
 	for what, d := range map[string]*durationpb.Duration{"no timeout": nil, "a timeout of zero": {}, "a timeout of a minute": durationpb.New(time.Minute)} {
 		if stdout, _ := c.succeed(with(d)); stdout != "ran\n" {
@@ -36,7 +36,7 @@ func outputForms(c *client) {
 		[]string{"no-such-property"}, codes.InvalidArgument)
 	for what, format := range map[string]repb.Command_OutputDirectoryFormat{"no format": 0, "an unknown format": 99} {
 		a := c.try(job{steps: []string{"mkdir d", "write d/f 1"}, outputs: []string{"d"}, command: &repb.Command{OutputDirectoryFormat: format}})
-		_, r := c.succeeded(what, a)
+		_, r := c.wantSuccess(what, a)
 		if len(r.OutputDirectories) != 1 || r.OutputDirectories[0].GetTreeDigest() == nil || c.ours && r.OutputDirectories[0].GetRootDirectoryDigest() != nil {
 			c.Errorf("%s: got %v, want a Tree alone", what, r.OutputDirectories)
 		}
@@ -63,12 +63,12 @@ func outputForms(c *client) {
 	}
 }
 
-// refusedProperty is one that no worker can have.
+// refusedProperty returns a platform property that no worker has.
 func (c *client) refusedProperty() *repb.Platform_Property {
 	if c.ours {
 		return &repb.Platform_Property{Name: "cloister-memory", Value: "1000TiB"}
 	}
-	return &repb.Platform_Property{Name: "conformance-no-such-property", Value: fmt.Sprintf("%x", novel(4))}
+	return &repb.Platform_Property{Name: "conformance-no-such-property", Value: fmt.Sprintf("%x", fresh(4))}
 }
 
 func platformPrecedence(c *client) {
@@ -94,25 +94,25 @@ func platformPrecedence(c *client) {
 }
 
 func unknownProperty(c *client) {
-	p := &repb.Platform_Property{Name: "conformance-unknown", Value: fmt.Sprintf("%x", novel(4))}
+	p := &repb.Platform_Property{Name: "conformance-unknown", Value: fmt.Sprintf("%x", fresh(4))}
 	a := c.try(job{steps: []string{"say ran"}, change: func(a *repb.Action) { a.Platform = c.platform(p) }})
 	if !c.wantCode("Execute of an action with an unknown platform property", a.err, codes.OK, codes.InvalidArgument, codes.FailedPrecondition) {
 		return
 	}
 	if a.err == nil {
-		c.succeeded("an unknown platform property", a)
+		c.wantSuccess("an unknown platform property", a)
 	} else if text := status.Convert(a.err).Message(); !strings.Contains(text, p.Name) || !strings.Contains(text, p.Value) {
 		c.Errorf("the refusal of %s=%s does not name it: %v", p.Name, p.Value, a.err)
 	}
 	if c.ours {
-		// What looks like one of ours and is none would be a limit that nobody keeps.
+		// A misspelt property of ours must not be ignored: the limit would not be enforced.
 		c.refused("cloister-memroy", job{change: func(a *repb.Action) {
 			a.Platform = &repb.Platform{Properties: []*repb.Platform_Property{{Name: "cloister-memroy", Value: "1GiB"}}}
 		}}, []string{"cloister-memroy"}, codes.FailedPrecondition, codes.InvalidArgument)
 	}
 }
 
-func neverMatches(c *client) {
+func unmatchedPlatform(c *client) {
 	p := c.refusedProperty()
 	d := c.prepare(job{steps: []string{"say ran"}, change: func(a *repb.Action) { a.Platform = c.platform(p) }})
 	ctx, cancel := context.WithTimeout(c.Context(), time.Minute)
@@ -137,7 +137,7 @@ func fullQueue(c *client) {
 		c.Log("a full queue was not looked at, which needs a server of its own")
 		return
 	}
-	// One job, and a hundred thousand that wait for it: operations of one action are as many as those of several.
+	// One job slot and a hundred thousand operations; operations of the same action count separately.
 	const most = 101_000
 	small := c.own(bazelrun.ServerConfig{Jobs: 1})
 	d = small.prepare(job{steps: []string{"sleep 10m"}})
@@ -171,10 +171,10 @@ func fullQueue(c *client) {
 		c.Errorf("%d operations were taken, and none refused", most)
 	}
 	*small.ended = true
-	small.server.Kill() // it would wait for the sleeper
+	small.server.Kill() // stopping would wait for the sleeping action
 }
 
-// enqueue leaves an action with the server, which carries it on for a while.
+// enqueue executes an action and abandons the stream, which keeps the operation alive for a while.
 func (c *client) enqueue(d *repb.Digest) error {
 	ctx, cancel := context.WithTimeout(c.Context(), time.Minute)
 	defer cancel()
@@ -187,14 +187,14 @@ func (c *client) enqueue(d *repb.Digest) error {
 
 func instanceAndPriority(c *client) {
 	d := c.prepare(job{steps: []string{"say ran"}})
-	elsewhere := func(r *repb.ExecuteRequest) { r.InstanceName = fmt.Sprintf("elsewhere-%x", novel(4)) }
+	elsewhere := func(r *repb.ExecuteRequest) { r.InstanceName = fmt.Sprintf("elsewhere-%x", fresh(4)) }
 	err := c.request(d, elsewhere).err
 	c.wantCode("Execute in another instance than that of the blobs", err, codes.FailedPrecondition, codes.NotFound, codes.InvalidArgument, codes.PermissionDenied)
 	if status.Code(err) == codes.FailedPrecondition {
 		c.lists("Execute in an instance without the action", err, d)
 	}
 	for _, priority := range []int32{-100, 100} {
-		c.succeeded(fmt.Sprintf("priority %d", priority), c.request(c.prepare(job{steps: []string{"say ran"}}), func(r *repb.ExecuteRequest) {
+		c.wantSuccess(fmt.Sprintf("priority %d", priority), c.request(c.prepare(job{steps: []string{"say ran"}}), func(r *repb.ExecuteRequest) {
 			r.ExecutionPolicy = &repb.ExecutionPolicy{Priority: priority}
 			r.ResultsCachePolicy = &repb.ResultsCachePolicy{Priority: priority}
 		}))
@@ -210,19 +210,19 @@ func instanceAndPriority(c *client) {
 	}
 }
 
-// A contender is an action that asks for the only slot.
+// A contender is an action that competes for the only slot.
 type contender struct {
 	name     string
 	priority int32
 }
 
-// order lets actions wait for one slot, in the order given, and returns their names in the order in which they were
-// executed. Actions of the same name are the same.
+// order executes actions in this order on one slot and returns their names in the order of execution. Equal names are
+// the same action.
 func (c *client) order(all []contender) []string {
 	c.Helper()
 	ctx, cancel := context.WithTimeout(c.Context(), executeTime)
 	defer cancel()
-	// Whatever the machine has to do beside: if the blocker ended before all waited, it is repeated with more time.
+	// If the blocking action ends before all are queued, for example on a busy machine, repeat with a longer one.
 	for block := 2 * time.Second; block < time.Minute; block *= 3 {
 		blocker, err := c.open(ctx, c.prepare(job{steps: []string{"sleep " + block.String()}}), nil)
 		if err != nil {
@@ -253,7 +253,7 @@ func (c *client) order(all []contender) []string {
 		var names []string
 		for range all {
 			e := <-ends
-			r := c.came(e.name, e.answer)
+			r := c.wantResult(e.name, e.answer)
 			if begun[e.name].IsZero() {
 				names = append(names, e.name)
 			}
@@ -268,7 +268,7 @@ func (c *client) order(all []contender) []string {
 	return nil
 }
 
-// awaitStage reads a stream until it has come to a stage, or beyond it, or ends.
+// awaitStage reads a stream until it reaches at least the stage, or ends.
 func awaitStage(s stream, stage repb.ExecutionStage_Value) bool {
 	for {
 		op, err := s.Recv()

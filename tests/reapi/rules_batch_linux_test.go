@@ -14,7 +14,7 @@ import (
 	"google.golang.org/protobuf/proto"
 )
 
-// batchTooLarge is rule 27 with many small blobs, where batchLimit has two large ones.
+// batchTooLarge checks rule 27 with many small blobs; batchLimit uses two large ones.
 func batchTooLarge(c *client) {
 	if int64(c.batchBytes()) != c.caps.GetCacheCapabilities().GetMaxBatchTotalSizeBytes() {
 		c.Skip("a max_batch_total_size_bytes that is worth a check")
@@ -22,7 +22,7 @@ func batchTooLarge(c *client) {
 	const each = 50_000
 	var reqs []*repb.BatchUpdateBlobsRequest_Request
 	for total := 0; total <= c.batchBytes(); total += each {
-		reqs = append(reqs, blob(novel(each)))
+		reqs = append(reqs, blob(fresh(each)))
 	}
 	_, err := c.update(reqs...)
 	c.wantText(fmt.Sprintf("BatchUpdateBlobs of %d blobs of %d bytes", len(reqs), each), err,
@@ -37,7 +37,7 @@ func batchFull(c *client) {
 		if round == 20 {
 			c.Fatal("60 MiB were stored in 16 MiB, and none refused")
 		}
-		reqs := []*repb.BatchUpdateBlobsRequest_Request{blob(novel(1 << 20)), blob(novel(1 << 20)), blob(novel(1 << 20))}
+		reqs := []*repb.BatchUpdateBlobsRequest_Request{blob(fresh(1 << 20)), blob(fresh(1 << 20)), blob(fresh(1 << 20))}
 		errs, err := c.update(reqs...)
 		if err != nil {
 			c.Fatalf("BatchUpdateBlobs to a full store: the call: %v, want OK, with a status for each blob", err)
@@ -61,28 +61,28 @@ func compressedBatch(c *client) {
 		return &repb.BatchUpdateBlobsRequest_Request{Digest: d, Data: data, Compressor: repb.Compressor_ZSTD}
 	}
 	digest := func(b []byte) *repb.Digest { return cas.SHA256.Sum(b).Proto() }
-	a, b, plain := squeezable(100_000), novel(1000), novel(1000)
+	a, b, plain := compressible(100_000), fresh(1000), fresh(1000)
 	errs, err := c.update(zstd(digest(a), zstdOf(a)), blob(plain), zstd(digest(b), zstdOf(b)))
 	c.wantCode("BatchUpdateBlobs of two compressed blobs and one that is not", first(errs, err), codes.OK)
 	for _, b := range [][]byte{a, b, plain} {
 		c.wantBlob("after BatchUpdateBlobs of compressed blobs", c.readName(digest(b)), b)
 	}
-	b = squeezable(50_000)
+	b = compressible(50_000)
 	whole := zstdOf(b)
 	corrupt := bytes.Clone(whole)
 	corrupt[len(corrupt)/2] ^= 0xff
 	bomb := zstdOf(make([]byte, 100<<20))
 	for what, r := range map[string]*repb.BatchUpdateBlobsRequest_Request{
-		"zstd of other bytes":              zstd(unseen(len(b)), whole),
+		"zstd of other bytes":              zstd(absentDigest(len(b)), whole),
 		"the digest of what is compressed": zstd(digest(whole), whole),
 		"damaged zstd":                     zstd(digest(b), corrupt),
 		"half of a zstd frame":             zstd(digest(b), whole[:len(whole)/2]),
 		"no zstd at all":                   zstd(digest(b), b),
 		"zstd with garbage behind it":      zstd(digest(b), append(bytes.Clone(whole), "garbage"...)),
-		"100 MiB in a frame for 10 bytes":  zstd(unseen(10), bomb),
+		"100 MiB in a frame for 10 bytes":  zstd(absentDigest(10), bomb),
 		"a compressor that is none":        {Digest: digest(b), Data: whole, Compressor: 77},
 	} {
-		errs, err := c.update(r, blob(novel(10)))
+		errs, err := c.update(r, blob(fresh(10)))
 		if !c.wantCode("BatchUpdateBlobs with "+what+": the call", err, codes.OK) {
 			continue
 		}
@@ -93,8 +93,8 @@ func compressedBatch(c *client) {
 }
 
 func batchTwice(c *client) {
-	b := novel(1000)
-	errs, err := c.update(blob(b), blob(novel(10)), blob(b), blob(b))
+	b := fresh(1000)
+	errs, err := c.update(blob(b), blob(fresh(10)), blob(b), blob(b))
 	c.wantCode("BatchUpdateBlobs with one blob three times", first(errs, err), codes.OK)
 	errs, err = c.update(blob(b))
 	c.wantCode("BatchUpdateBlobs of a blob that is present", first(errs, err), codes.OK)
@@ -102,8 +102,8 @@ func batchTwice(c *client) {
 }
 
 func batchRead(c *client) {
-	b, other := novel(1000), novel(10)
-	present, absent, malformed := c.put(b), unseen(1000), &repb.Digest{Hash: "xyz", SizeBytes: 3}
+	b, other := fresh(1000), fresh(10)
+	present, absent, malformed := c.put(b), absentDigest(1000), &repb.Digest{Hash: "xyz", SizeBytes: 3}
 	rs, err := c.fetch(&repb.BatchReadBlobsRequest{Digests: []*repb.Digest{present, absent, malformed, c.put(other), present}})
 	if !c.wantCode("BatchReadBlobs of five digests, one absent, one malformed, one twice", err, codes.OK, codes.InvalidArgument) || err != nil {
 		return
@@ -121,7 +121,7 @@ func batchRead(c *client) {
 
 func batchReadTooLarge(c *client) {
 	n := c.batchBytes()
-	a, b, one := novel(n/2), novel(n-n/2), novel(1)
+	a, b, one := fresh(n/2), fresh(n-n/2), fresh(1)
 	ds := []*repb.Digest{c.put(a), c.put(b), c.put(one)}
 	rs, err := c.fetch(&repb.BatchReadBlobsRequest{Digests: ds[:2]})
 	if err != nil || rs[0].Status.GetCode() != 0 || rs[1].Status.GetCode() != 0 || string(rs[0].Data) != string(a) || string(rs[1].Data) != string(b) {
@@ -142,12 +142,12 @@ func batchReadTooLarge(c *client) {
 }
 
 func acceptableCompressors(c *client) {
-	b := squeezable(100_000)
+	b := compressible(100_000)
 	d := c.put(b)
 	for _, accept := range [][]repb.Compressor_Value{
 		nil, {repb.Compressor_IDENTITY}, {repb.Compressor_ZSTD}, {repb.Compressor_DEFLATE}, {repb.Compressor_ZSTD, repb.Compressor_DEFLATE}, {88},
 	} {
-		rs, err := c.fetch(&repb.BatchReadBlobsRequest{Digests: []*repb.Digest{d, unseen(10)}, AcceptableCompressors: accept})
+		rs, err := c.fetch(&repb.BatchReadBlobsRequest{Digests: []*repb.Digest{d, absentDigest(10)}, AcceptableCompressors: accept})
 		if err != nil || rs[0].Status.GetCode() != 0 {
 			c.Errorf("BatchReadBlobs with acceptable_compressors %v: %v", accept, only(rs, err))
 			continue
@@ -156,14 +156,14 @@ func acceptableCompressors(c *client) {
 		for _, v := range accept {
 			permitted = permitted || rs[0].Compressor == v
 		}
-		got, err := unzip(rs[0].Compressor, rs[0].Data)
+		got, err := decompress(rs[0].Compressor, rs[0].Data)
 		if !permitted || err != nil || string(got) != string(b) {
 			c.Errorf("BatchReadBlobs with acceptable_compressors %v: got %v, which is %s, %v; want %s", accept, rs[0].Compressor, brief(got), err, brief(b))
 		}
 	}
 }
 
-// directory returns a Directory with one file, whose name is n's, and sub-directories.
+// directory returns a Directory with one file, named after n, and subdirectories.
 func directory(n string, subs ...*repb.Digest) *repb.Directory {
 	dir := &repb.Directory{Files: []*repb.FileNode{{Name: "file-" + n, Digest: cas.SHA256.Sum(nil).Proto()}}}
 	for i, d := range subs {
@@ -172,7 +172,7 @@ func directory(n string, subs ...*repb.Digest) *repb.Directory {
 	return dir
 }
 
-// inPages returns how often each Directory is in the pages, by the name of its file, and the largest page.
+// inPages counts the Directories in the pages by the name of their file, and returns the size of the largest page.
 func inPages(pages []*repb.GetTreeResponse) (times map[string]int, largest int) {
 	times = map[string]int{}
 	for _, p := range pages {
@@ -192,7 +192,7 @@ func getTree(c *client) {
 	salt := uuid()
 	shared := c.putProto(directory(salt + "-shared"))
 	a := c.putProto(directory(salt+"-a", shared))
-	b := c.putProto(directory(salt+"-b", shared, unseen(80)))
+	b := c.putProto(directory(salt+"-b", shared, absentDigest(80)))
 	root := c.putProto(directory(salt+"-root", a, b))
 	want := []string{salt + "-root", salt + "-a", salt + "-b", salt + "-shared"}
 	req := &repb.GetTreeRequest{InstanceName: c.instance, RootDigest: root}
@@ -215,7 +215,7 @@ func getTree(c *client) {
 	c.wantCode("GetTree with an absent descendant", err, codes.OK)
 	all("GetTree with an absent descendant", pages)
 
-	_, err = c.getTree(&repb.GetTreeRequest{InstanceName: c.instance, RootDigest: unseen(100)})
+	_, err = c.getTree(&repb.GetTreeRequest{InstanceName: c.instance, RootDigest: absentDigest(100)})
 	c.wantCode("GetTree of an absent root", err, codes.NotFound)
 
 	req.PageSize = 1
@@ -239,7 +239,7 @@ func getTree(c *client) {
 	c.wantCode("GetTree from a page_token that is none", err, codes.InvalidArgument)
 	again.RootDigest, again.PageToken = c.putProto(directory(salt+"-other")), pages[1].NextPageToken
 	_, err = c.getTree(again)
-	c.wantCode("GetTree from a page_token of another tree", err, codes.InvalidArgument, codes.OK) // others count
+	c.wantCode("GetTree from a page_token of another tree", err, codes.InvalidArgument, codes.OK) // other servers use numbers
 	_, err = c.getTree(&repb.GetTreeRequest{InstanceName: c.instance, RootDigest: root, PageSize: -1})
 	c.wantCode("GetTree with page_size -1", err, codes.InvalidArgument, codes.OK)
 }
@@ -273,7 +273,7 @@ func largeTree(c *client) {
 	}
 	deep := c.putAll(chain)
 	root := c.putProto(directory(salt+"-root", append(top, deep[depth-1])...))
-	// A message above 4 MiB is an error of the connection.
+	// A message above 4 MiB would fail the call.
 	s, err := c.cas.GetTree(c.Context(), &repb.GetTreeRequest{InstanceName: c.instance, RootDigest: root})
 	pages, err := received(s, err)
 	times, largest := inPages(pages)

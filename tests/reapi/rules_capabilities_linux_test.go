@@ -23,27 +23,27 @@ import (
 
 // capabilityRules are the rules 1 to 15.
 var capabilityRules = []rule{
-	{1, "capabilities", "capabilities are told, of the cache and of execution", anything, tellsCapabilities},
-	{2, "capabilities", "clients of API 2.0 and of 2.12 are served", anything, servesOldAndNew},
-	{3, "capabilities", "every digest function served is listed", anything, listsFunctions},
-	{4, "capabilities", "the one digest function of execution is in its list", execution, listsExecutionFunction},
-	{5, "capabilities", "exec_enabled tells the truth", anything, execEnabledIsTrue},
-	{6, "capabilities", "update_enabled tells the truth", anything, updateEnabledIsTrue},
-	{7, "capabilities", "priorities are advertised, and those inside are accepted", anything, prioritiesAreAccepted},
-	{8, "capabilities", "the limit of a batch is exact", anything, batchLimit},
-	{9, "capabilities", "a message with a whole batch in it is received", anything, largeMessages},
-	{10, "capabilities", "the limit of a blob holds for every way to upload", anything, blobLimit},
-	{11, "capabilities", "compressors that are listed work, for streams and batches", anything, listedCompressors},
-	{12, "capabilities", "absolute symlinks are as advertised", anything, absoluteSymlinks},
-	{13, "capabilities", "advertised splitting and splicing are implemented", anything, chunkMethods},
-	{14, "capabilities", "chunking parameters are inside the ranges of the API", anything, chunkParameters},
-	{15, "capabilities", "an instance that is none has one code everywhere", anything, wrongInstance},
+	{1, "capabilities", "capabilities describe the cache and execution", anything, reportsCapabilities},
+	{2, "capabilities", "clients of API 2.0 to 2.12 are supported", anything, servesOldAndNew},
+	{3, "capabilities", "every supported digest function is listed", anything, listsFunctions},
+	{4, "capabilities", "the digest function of execution is in its list", execution, listsExecutionFunction},
+	{5, "capabilities", "exec_enabled is correct", anything, execEnabledIsTrue},
+	{6, "capabilities", "update_enabled is correct", anything, updateEnabledIsTrue},
+	{7, "capabilities", "priority ranges are advertised and accepted", anything, prioritiesAreAccepted},
+	{8, "capabilities", "the batch limit is exact", anything, batchLimit},
+	{9, "capabilities", "messages of a whole batch are accepted", anything, largeMessages},
+	{10, "capabilities", "the blob limit applies to every kind of upload", anything, blobLimit},
+	{11, "capabilities", "listed compressors work for streams and batches", anything, listedCompressors},
+	{12, "capabilities", "absolute symlinks behave as advertised", anything, absoluteSymlinks},
+	{13, "capabilities", "advertised chunking methods are implemented", anything, chunkMethods},
+	{14, "capabilities", "chunking parameters are within the ranges of the API", anything, chunkParameters},
+	{15, "capabilities", "unknown instances have the same code everywhere", anything, wrongInstance},
 }
 
-// refusals are the codes of what a caller may not do at all.
+// refusals are the codes for callers without permission.
 var refusals = []codes.Code{codes.PermissionDenied, codes.Unauthenticated, codes.Unimplemented}
 
-func tellsCapabilities(c *client) {
+func reportsCapabilities(c *client) {
 	caps, err := repb.NewCapabilitiesClient(c.conn).GetCapabilities(c.Context(), &repb.GetCapabilitiesRequest{InstanceName: c.instance})
 	if !c.wantCode("GetCapabilities", err, codes.OK, codes.PermissionDenied, codes.Unauthenticated) || err != nil {
 		return
@@ -55,7 +55,7 @@ func tellsCapabilities(c *client) {
 		c.Error("there are no execution_capabilities")
 	}
 	if caps.GetExecutionCapabilities() == nil {
-		_, err := c.executed(&repb.ExecuteRequest{InstanceName: c.instance, ActionDigest: unseen(100)})
+		_, err := c.executed(&repb.ExecuteRequest{InstanceName: c.instance, ActionDigest: absentDigest(100)})
 		c.wantCode("there are no execution_capabilities, and Execute", err, codes.Unimplemented, refusals...)
 	}
 }
@@ -75,7 +75,7 @@ func servesOldAndNew(c *client) {
 	}
 }
 
-// function returns the digest function of this tree that has a number of the API, if there is one.
+// function returns our digest function for an API value.
 func function(v repb.DigestFunction_Value) (cas.Function, bool) {
 	for _, f := range cas.Functions() {
 		if f.Proto() == v {
@@ -99,7 +99,7 @@ func listsFunctions(c *client) {
 		if c.ours && !slices.Contains(listed, f.Proto()) {
 			c.Errorf("digest_functions %v lacks %v", listed, f.Proto())
 		}
-		b := novel(2000)
+		b := fresh(2000)
 		req := &repb.BatchUpdateBlobsRequest{InstanceName: c.instance, DigestFunction: f.Proto(),
 			Requests: []*repb.BatchUpdateBlobsRequest_Request{{Digest: f.Sum(b).Proto(), Data: b}}}
 		if slices.Contains(listed, f.Proto()) {
@@ -116,7 +116,7 @@ func listsFunctions(c *client) {
 	}
 }
 
-// first returns the error of a call, or else the first of the errors that it returned.
+// first returns err or, if nil, the first of errs.
 func first(errs []error, err error) error {
 	for _, e := range errs {
 		if err == nil {
@@ -137,14 +137,14 @@ func listsExecutionFunction(c *client) {
 }
 
 func execEnabledIsTrue(c *client) {
-	action := unseen(100)
+	action := absentDigest(100)
 	_, err := c.executed(&repb.ExecuteRequest{InstanceName: c.instance, ActionDigest: action})
 	if c.caps.GetExecutionCapabilities().GetExecEnabled() {
 		c.wantCode("exec_enabled is true, and Execute of an absent action", err, codes.FailedPrecondition, codes.NotFound)
 	} else {
 		c.wantCode("exec_enabled is false, and Execute", err, codes.Unimplemented, refusals...)
 	}
-	c.toCallers(func(c *client, may bool) {
+	c.forCallers(func(c *client, may bool) {
 		if got := c.caps.GetExecutionCapabilities().GetExecEnabled(); got != may {
 			c.Errorf("exec_enabled is %t for a caller who may execute: %t", got, may)
 		}
@@ -157,9 +157,9 @@ func execEnabledIsTrue(c *client) {
 	})
 }
 
-// toCallers does check once for a caller who may do everything and once for one who may only read and write blobs,
-// if the server is of this tree: how others tell callers apart is theirs to say.
-func (c *client) toCallers(check func(c *client, may bool)) {
+// forCallers runs check for a caller with all rights and for one that may only read and write blobs. It does nothing
+// unless the server is of this tree.
+func (c *client) forCallers(check func(c *client, may bool)) {
 	if c.server == nil {
 		return
 	}
@@ -177,19 +177,19 @@ func (c *client) toCallers(check func(c *client, may bool)) {
 		c.Fatal(err)
 	}
 	server := c.own(bazelrun.ServerConfig{Args: []string{"--auth", file}})
-	nobody := server.methods()[0].call("", repb.DigestFunction_SHA256, unseen(10))
+	nobody := server.methods()[0].call("", repb.DigestFunction_SHA256, absentDigest(10))
 	c.wantCode("FindMissingBlobs by nobody", nobody, codes.Unauthenticated)
 	for may, token := range tokens {
 		d := dial(c.TB, server.server.Addr, grpc.WithPerRPCCredentials(bearer(token)))
 		d.ours = true
-		if err := d.know(c.Context()); err != nil {
+		if err := d.getCapabilities(c.Context()); err != nil {
 			c.Fatal(err)
 		}
 		check(d, may)
 	}
 }
 
-// A bearer shows a token, also where the connection is in clear text: it leads to this machine.
+// A bearer sends a token, even on an unencrypted connection, which is local.
 type bearer string
 
 func (b bearer) GetRequestMetadata(context.Context, ...string) (map[string]string, error) {
@@ -197,13 +197,13 @@ func (b bearer) GetRequestMetadata(context.Context, ...string) (map[string]strin
 }
 func (bearer) RequireTransportSecurity() bool { return false }
 
-// update returns what an update with a small good result comes to.
+// record calls UpdateActionResult.
 func (c *client) record(action *repb.Digest, r *repb.ActionResult) error {
 	_, err := c.ac.UpdateActionResult(c.Context(), &repb.UpdateActionResultRequest{InstanceName: c.instance, ActionDigest: action, ActionResult: r})
 	return err
 }
 
-// anAction uploads a command that nobody else has, and its action, and returns the action's digest.
+// anAction uploads a unique action and returns its digest.
 func (c *client) anAction() *repb.Digest {
 	c.Helper()
 	cmd := c.putProto(&repb.Command{Arguments: []string{"/bin/true", uuid()}, OutputPaths: []string{"out"}})
@@ -212,7 +212,7 @@ func (c *client) anAction() *repb.Digest {
 
 func updateEnabledIsTrue(c *client) {
 	updateAndLookup(c)
-	c.toCallers(func(c *client, may bool) {
+	c.forCallers(func(c *client, may bool) {
 		if got := updates.met(c); got != may {
 			c.Errorf("update_enabled is %t for a caller who may update: %t", got, may)
 		}
@@ -239,7 +239,7 @@ func prioritiesAreAccepted(c *client) {
 			break
 		}
 		_, err := c.ac.UpdateActionResult(c.Context(), &repb.UpdateActionResultRequest{InstanceName: c.instance, ActionDigest: c.anAction(),
-			ActionResult: &repb.ActionResult{StdoutDigest: c.put(novel(10))}, ResultsCachePolicy: &repb.ResultsCachePolicy{Priority: p}})
+			ActionResult: &repb.ActionResult{StdoutDigest: c.put(fresh(10))}, ResultsCachePolicy: &repb.ResultsCachePolicy{Priority: p}})
 		c.wantCode(fmt.Sprintf("UpdateActionResult with the priority %d", p), err, codes.OK)
 	}
 	if !execution.met(c) {
@@ -247,7 +247,7 @@ func prioritiesAreAccepted(c *client) {
 	}
 	inside := check("execution_priority_capabilities", c.caps.GetExecutionCapabilities().GetExecutionPriorityCapabilities())
 	execute := func(p int32) error {
-		_, err := c.executed(&repb.ExecuteRequest{InstanceName: c.instance, ActionDigest: unseen(100),
+		_, err := c.executed(&repb.ExecuteRequest{InstanceName: c.instance, ActionDigest: absentDigest(100),
 			ExecutionPolicy: &repb.ExecutionPolicy{Priority: p}, ResultsCachePolicy: &repb.ResultsCachePolicy{Priority: p}})
 		return err
 	}
@@ -260,18 +260,18 @@ func prioritiesAreAccepted(c *client) {
 	}
 }
 
-// batchBytes is the most data of a batch.
+// batchBytes returns the batch limit.
 func (c *client) batchBytes() int {
 	n := c.caps.GetCacheCapabilities().GetMaxBatchTotalSizeBytes()
 	if n <= 0 || n > 64<<20 {
-		n = 4_000_000 // what Buck2 sends
+		n = 4_000_000 // as Buck2 assumes
 	}
 	return int(n)
 }
 
 func batchLimit(c *client) {
 	n := c.batchBytes()
-	errs, err := c.update(blob(novel(n/2)), blob(novel(n-n/2)))
+	errs, err := c.update(blob(fresh(n/2)), blob(fresh(n-n/2)))
 	c.wantCode(fmt.Sprintf("BatchUpdateBlobs of %d bytes, as max_batch_total_size_bytes permits", n), first(errs, err), codes.OK)
 	if int64(n) != c.caps.GetCacheCapabilities().GetMaxBatchTotalSizeBytes() {
 		if c.ours {
@@ -279,12 +279,12 @@ func batchLimit(c *client) {
 		}
 		return
 	}
-	_, err = c.update(blob(novel(n/2)), blob(novel(n-n/2+1)))
+	_, err = c.update(blob(fresh(n/2)), blob(fresh(n-n/2+1)))
 	c.wantText(fmt.Sprintf("BatchUpdateBlobs of %d bytes, one too many", n+1), err, []string{fmt.Sprint(n)}, codes.InvalidArgument)
 }
 
 func largeMessages(c *client) {
-	b := novel(c.batchBytes())
+	b := fresh(c.batchBytes())
 	d := cas.SHA256.Sum(b).Proto()
 	r, err := c.write(pieces(c.writeName(d), b, len(b))...)
 	c.wantCode(fmt.Sprintf("Write with one message of %d bytes", len(b)), err, codes.OK)
@@ -298,30 +298,30 @@ func blobLimit(c *client) {
 	if limit <= 0 {
 		c.Skip("max_cas_blob_size_bytes")
 	}
-	// The first bytes must do: nobody sends gigabytes to be refused.
-	over := &repb.Digest{Hash: unseen(1).Hash, SizeBytes: limit + 1}
-	_, err := c.write(&bspb.WriteRequest{ResourceName: c.writeName(over), Data: novel(100)})
+	// The first bytes must suffice to reject the blob.
+	over := &repb.Digest{Hash: absentDigest(1).Hash, SizeBytes: limit + 1}
+	_, err := c.write(&bspb.WriteRequest{ResourceName: c.writeName(over), Data: fresh(100)})
 	c.wantText("Write of a blob of max_cas_blob_size_bytes + 1", err, []string{fmt.Sprint(limit)}, codes.InvalidArgument)
 	if c.server == nil {
 		return
 	}
-	// With a small limit all of it can be sent.
+	// With a small limit the whole blob can be sent.
 	const small = 1 << 20
 	c = c.own(bazelrun.ServerConfig{Args: []string{"--max-blob", "1MiB"}})
 	if got := c.caps.GetCacheCapabilities().GetMaxCasBlobSizeBytes(); got != small {
 		c.Fatalf("max_cas_blob_size_bytes is %d, want %d", got, small)
 	}
-	fits, big := novel(small), novel(small+1)
+	fits, big := fresh(small), fresh(small+1)
 	d := cas.SHA256.Sum(big).Proto()
 	c.put(fits)
 	_, err = c.write(pieces(c.writeName(d), big, 64<<10)...)
 	c.wantCode("Write of 1 MiB and a byte", err, codes.InvalidArgument)
-	errs, err := c.update(blob(big), blob(novel(100)))
+	errs, err := c.update(blob(big), blob(fresh(100)))
 	if err != nil || status.Code(errs[0]) != codes.InvalidArgument || errs[1] != nil {
 		c.Errorf("BatchUpdateBlobs of 1 MiB and a byte, and of 100: got %v, %v, want INVALID_ARGUMENT for the first alone", errs, err)
 	}
 	if zstdStreams.met(c) {
-		_, err = c.write(pieces(c.zstdName(d), zstdOf(big), 64<<10)...)
+		_, err = c.write(pieces(c.zstdUpload(d), zstdOf(big), 64<<10)...)
 		c.wantCode("compressed Write of 1 MiB and a byte", err, codes.InvalidArgument)
 	}
 	if splicing.met(c) {
@@ -360,7 +360,7 @@ func chunkMethods(c *client) {
 		c.Skip("split_blob_support or splice_blob_support")
 	}
 	low, high := c.caps.GetLowApiVersion().GetMinor(), c.caps.GetHighApiVersion().GetMinor()
-	d, f := unseen(5000), repb.DigestFunction_SHA256
+	d, f := absentDigest(5000), repb.DigestFunction_SHA256
 	if cache.GetSplitBlobSupport() && high >= 13 {
 		_, err := c.mapping(&repb.GetChunkMappingRequest{InstanceName: c.instance, BlobDigest: d, DigestFunction: f})
 		c.wantCode("GetChunkMapping of an absent blob", err, codes.NotFound)
@@ -369,7 +369,7 @@ func chunkMethods(c *client) {
 		_, err := c.cas.SplitBlob(c.Context(), &repb.SplitBlobRequest{InstanceName: c.instance, BlobDigest: d, DigestFunction: f})
 		c.wantCode("SplitBlob of an absent blob", err, codes.NotFound)
 	}
-	chunks := []*repb.Digest{unseen(2500), unseen(2500)}
+	chunks := []*repb.Digest{absentDigest(2500), absentDigest(2500)}
 	if cache.GetSpliceBlobSupport() && high >= 13 {
 		err := c.register(&repb.RegisterChunkMappingRequest{InstanceName: c.instance, BlobDigest: d, DigestFunction: f, ChunkDigests: chunks})
 		c.wantCode("RegisterChunkMapping of absent chunks", err, codes.NotFound)
@@ -403,14 +403,14 @@ func chunkParameters(c *client) {
 }
 
 func wrongInstance(c *client) {
-	// A server that takes every name still has none with a reserved word in it.
+	// A server that accepts every name still rejects reserved words.
 	wrong := "no/blobs/instance"
 	if !c.ours {
 		wrong = "no-such-instance-" + uuid()
 	}
 	var codesSeen, refused []string
 	for _, m := range c.methods() {
-		err := m.call(wrong, repb.DigestFunction_SHA256, unseen(100))
+		err := m.call(wrong, repb.DigestFunction_SHA256, absentDigest(100))
 		codesSeen = append(codesSeen, fmt.Sprintf("%s %v", m.name, status.Code(err)))
 		if code := status.Code(err); code == codes.InvalidArgument || code == codes.NotFound {
 			refused = append(refused, code.String())

@@ -18,34 +18,34 @@ import (
 
 // storageRules are the rules 16 to 35.
 var storageRules = []rule{
-	{16, "cas", "malformed digests are refused by every method", anything, malformedDigests},
+	{16, "cas", "every method rejects malformed digests", anything, malformedDigests},
 	{17, "cas", "a known hash with another size is another digest", anything, otherSize},
-	{18, "cas", "the empty blob is there", anything, emptyBlob},
-	{19, "cas", "the digest function is inferred from the length", anything, inferredFunction},
+	{18, "cas", "the empty blob is always present", anything, emptyBlob},
+	{19, "cas", "the digest function is inferred from the hash length", anything, inferredFunction},
 	{20, "cas", "equal hashes of two functions are two blobs", anything, functionsDoNotAlias},
-	{21, "cas", "instance names of any number of segments, none reserved", anything, instanceNames},
-	{22, "cas", "a blob of one instance is not in another", anything, isolation},
-	{23, "cas", "exactly the absent blobs are found missing", anything, findMissing},
-	{24, "cas", "what was found present stays", aServer, presentStays},
-	{25, "cas", "each blob of a batch has its own status", anything, batchStatus},
-	{26, "cas", "a batch stores no blob with another digest", anything, batchMismatch},
-	{27, "cas", "a batch over the limit is refused", anything, batchTooLarge},
-	{28, "cas", "a full store is told for each blob of a batch", aServer, batchFull},
-	{29, "cas", "batches may be compressed", zstdBatches, compressedBatch},
-	{30, "cas", "the same blob twice in a batch", anything, batchTwice},
-	{31, "cas", "each blob that is read in a batch has its own status", anything, batchRead},
-	{32, "cas", "reading more than a batch holds is refused", anything, batchReadTooLarge},
-	{33, "cas", "replies are compressed only as is acceptable", anything, acceptableCompressors},
-	{34, "cas", "trees are sent whole, in pages, without what is absent", trees, getTree},
+	{21, "cas", "instance names have any number of segments, none reserved", anything, instanceNames},
+	{22, "cas", "instances do not share blobs", anything, isolation},
+	{23, "cas", "exactly the absent blobs are reported missing", anything, findMissing},
+	{24, "cas", "blobs reported present stay", ownServer, presentStays},
+	{25, "cas", "each blob of a batch update has its own status", anything, batchStatus},
+	{26, "cas", "a batch update stores no mismatched blob", anything, batchMismatch},
+	{27, "cas", "batches above the limit are rejected", anything, batchTooLarge},
+	{28, "cas", "a full store is reported for each blob of a batch", ownServer, batchFull},
+	{29, "cas", "batch updates may be compressed", zstdBatches, compressedBatch},
+	{30, "cas", "a batch may contain a blob twice", anything, batchTwice},
+	{31, "cas", "each blob of a batch read has its own status", anything, batchRead},
+	{32, "cas", "batch reads above the limit are rejected", anything, batchReadTooLarge},
+	{33, "cas", "replies are only compressed if acceptable", anything, acceptableCompressors},
+	{34, "cas", "trees are sent completely and in pages, without absent directories", trees, getTree},
 	{35, "cas", "a tree of 100,000 directories is sent", trees, largeTree},
 }
 
 func malformedDigests(c *client) {
-	good := unseen(100)
+	good := absentDigest(100)
 	for _, bad := range []struct {
 		what string
 		d    *repb.Digest
-		body bool // cannot be written in a resource name
+		body bool // cannot be expressed in a resource name
 	}{
 		{"a hash in upper case", &repb.Digest{Hash: strings.ToUpper(good.Hash), SizeBytes: 100}, false},
 		{"a hash that is too short", &repb.Digest{Hash: good.Hash[1:], SizeBytes: 100}, false},
@@ -58,7 +58,7 @@ func malformedDigests(c *client) {
 	} {
 		for _, m := range c.methods() {
 			if m.names && bad.body || bad.d == nil && strings.HasPrefix(m.name, "FindMissing") || bad.d == nil && m.name == "BatchReadBlobs" {
-				continue // a list cannot hold what is not set
+				continue // lists cannot contain unset digests
 			}
 			if bad.d == nil && m.name == "RegisterChunkMapping" {
 				continue // rule 59
@@ -74,7 +74,7 @@ func malformedDigests(c *client) {
 }
 
 func otherSize(c *client) {
-	b := novel(1000)
+	b := fresh(1000)
 	d := c.put(b)
 	for _, size := range []int64{999, 1001, 1, 1 << 40} {
 		other := &repb.Digest{Hash: d.Hash, SizeBytes: size}
@@ -101,10 +101,10 @@ func otherSize(c *client) {
 func emptyBlob(c *client) {
 	servers := []*client{c}
 	if c.server != nil {
-		// One that has been filled several times over since it began.
+		// A server that has evicted blobs.
 		small := c.own(bazelrun.ServerConfig{MaxSize: "4MiB", Args: []string{"--lease", "0"}})
 		for range 12 {
-			small.put(novel(1 << 20))
+			small.put(fresh(1 << 20))
 		}
 		servers = append(servers, small)
 	}
@@ -143,7 +143,7 @@ func inferredFunction(c *client) {
 		if !ok {
 			continue
 		}
-		b := novel(3000)
+		b := fresh(3000)
 		d := f.Sum(b).Proto()
 		switch v {
 		case repb.DigestFunction_SHA256, repb.DigestFunction_SHA1, repb.DigestFunction_MD5, repb.DigestFunction_SHA384, repb.DigestFunction_SHA512:
@@ -153,8 +153,8 @@ func inferredFunction(c *client) {
 			errs, err := c.updateAs(&repb.BatchUpdateBlobsRequest{InstanceName: c.instance, DigestFunction: v,
 				Requests: []*repb.BatchUpdateBlobsRequest_Request{{Digest: d, Data: b}}})
 			c.wantCode(fmt.Sprintf("BatchUpdateBlobs with digest_function %v", v), first(errs, err), codes.OK)
-			// The stated one wins: of this length is another, too.
-			b := novel(3000)
+			// The stated function wins although another one has hashes of this length.
+			b := fresh(3000)
 			errs, err = c.updateAs(&repb.BatchUpdateBlobsRequest{InstanceName: c.instance, DigestFunction: v,
 				Requests: []*repb.BatchUpdateBlobsRequest_Request{blob(b)}})
 			c.wantCode(fmt.Sprintf("BatchUpdateBlobs with digest_function %v and the hash of SHA256", v), first(errs, err), codes.InvalidArgument)
@@ -171,13 +171,13 @@ func inferredFunction(c *client) {
 		}
 		for _, m := range c.methods() {
 			if !m.names {
-				c.wantCode(fmt.Sprintf("%s with digest_function %v, which is not listed", m.name, v), m.call(c.instance, v, unseen(100)), codes.InvalidArgument)
+				c.wantCode(fmt.Sprintf("%s with digest_function %v, which is not listed", m.name, v), m.call(c.instance, v, absentDigest(100)), codes.InvalidArgument)
 			}
 		}
 	}
 	for _, m := range c.methods() {
 		if !m.names {
-			err := m.call(c.instance, repb.DigestFunction_SHA256, &repb.Digest{Hash: unseen(100).Hash[:40], SizeBytes: 100})
+			err := m.call(c.instance, repb.DigestFunction_SHA256, &repb.Digest{Hash: absentDigest(100).Hash[:40], SizeBytes: 100})
 			c.wantCode(m.name+" with digest_function SHA256 and a hash of 40 digits", err, codes.InvalidArgument)
 		}
 	}
@@ -192,7 +192,7 @@ func functionsDoNotAlias(c *client) {
 		}
 		found = true
 		segment := strings.ToLower(v.String())
-		b := novel(3000)
+		b := fresh(3000)
 		d := c.put(b) // by SHA256
 		resp, err := c.cas.FindMissingBlobs(c.Context(), &repb.FindMissingBlobsRequest{
 			InstanceName: c.instance, DigestFunction: v, BlobDigests: []*repb.Digest{d}})
@@ -222,11 +222,11 @@ func instanceNames(c *client) {
 	for _, instance := range valid {
 		d := *c
 		d.instance = instance
-		b := novel(100)
+		b := fresh(100)
 		errs, err := d.update(blob(b))
 		c.wantCode(fmt.Sprintf("BatchUpdateBlobs of instance %q", instance), first(errs, err), codes.OK)
 		d.wantBlob("after BatchUpdateBlobs", d.readName(cas.SHA256.Sum(b).Proto()), b)
-		b = novel(100)
+		b = fresh(100)
 		_, err = d.write(pieces(d.writeName(cas.SHA256.Sum(b).Proto()), b, 50)...)
 		c.wantCode(fmt.Sprintf("Write of instance %q", instance), err, codes.OK)
 		d.wantPresent(fmt.Sprintf("after Write of instance %q", instance), cas.SHA256.Sum(b).Proto(), true)
@@ -234,7 +234,7 @@ func instanceNames(c *client) {
 	for _, word := range []string{"blobs", "uploads", "actions", "actionResults", "operations", "capabilities", "compressed-blobs"} {
 		for _, instance := range []string{word, "some/" + word + "/where"} {
 			for _, m := range c.methods() {
-				err := m.call(instance, repb.DigestFunction_SHA256, unseen(100))
+				err := m.call(instance, repb.DigestFunction_SHA256, absentDigest(100))
 				c.wantCode(fmt.Sprintf("%s of instance %q", m.name, instance), err, codes.InvalidArgument, codes.NotFound)
 			}
 		}
@@ -244,7 +244,7 @@ func instanceNames(c *client) {
 func isolation(c *client) {
 	other := *c
 	other.instance = strings.TrimPrefix(c.instance+"/other-"+uuid(), "/")
-	b := novel(5000)
+	b := fresh(5000)
 	d := c.put(b)
 	missing, err := other.absent(c.Context(), d)
 	switch code := status.Code(err); {
@@ -263,7 +263,7 @@ func isolation(c *client) {
 }
 
 func findMissing(c *client) {
-	// The rule says 100,000; of ours we want to know what ten times as many cost.
+	// The rule requires 100,000; for our own server, check ten times as many.
 	total, each := 100_000, 50_000
 	if c.server != nil {
 		total = 1_000_000
@@ -271,13 +271,13 @@ func findMissing(c *client) {
 	present := map[string]bool{}
 	var blobs [][]byte
 	for range 1000 {
-		blobs = append(blobs, novel(50))
+		blobs = append(blobs, fresh(50))
 	}
 	stored := c.putAll(blobs)
 	for _, d := range stored {
 		present[d.Hash] = true
 	}
-	random := novel(32 * total)
+	random := fresh(32 * total)
 	for begin := 0; begin < total; begin += each {
 		var ask []*repb.Digest
 		want := map[string]bool{}
@@ -285,7 +285,7 @@ func findMissing(c *client) {
 			h := fmt.Sprintf("%x", random[32*i:32*i+32])
 			ask, want[h] = append(ask, &repb.Digest{Hash: h, SizeBytes: int64(i) + 1}), true
 			if i%1000 == 0 {
-				// Present ones, and some twice.
+				// Add present ones, and some twice.
 				ask = append(ask, stored[i%len(stored)], stored[(i+7)%len(stored)], stored[i%len(stored)], ask[len(ask)-1])
 			}
 		}
@@ -309,8 +309,8 @@ func findMissing(c *client) {
 	c.Logf("%d digests, %d in each call", total, each)
 }
 
-// presentStays: blobs that FindMissingBlobs called present, and those that were acknowledged, stay when there is no room; what
-// comes is refused instead, in words about leases.
+// presentStays checks that blobs which were reported present or acknowledged stay when the store is full, and that new
+// ones are rejected because of leases.
 func presentStays(c *client) {
 	c = c.own(bazelrun.ServerConfig{Dir: filepath.Join(c.TempDir(), "store"), MaxSize: "16MiB"})
 	rnd := seeded(24)
@@ -336,9 +336,9 @@ func presentStays(c *client) {
 }
 
 func batchStatus(c *client) {
-	good, wrong, better := novel(100), novel(100), novel(200)
-	bad := &repb.BatchUpdateBlobsRequest_Request{Digest: unseen(100), Data: wrong}
-	malformed := &repb.BatchUpdateBlobsRequest_Request{Digest: &repb.Digest{Hash: "xyz", SizeBytes: 100}, Data: novel(100)}
+	good, wrong, better := fresh(100), fresh(100), fresh(200)
+	bad := &repb.BatchUpdateBlobsRequest_Request{Digest: absentDigest(100), Data: wrong}
+	malformed := &repb.BatchUpdateBlobsRequest_Request{Digest: &repb.Digest{Hash: "xyz", SizeBytes: 100}, Data: fresh(100)}
 	errs, err := c.update(blob(good), bad, malformed, blob(better))
 	if !c.wantCode("BatchUpdateBlobs of four blobs, of which two are bad", err, codes.OK) {
 		return
@@ -352,7 +352,7 @@ func batchStatus(c *client) {
 }
 
 func batchMismatch(c *client) {
-	b := novel(1000)
+	b := fresh(1000)
 	changed := bytes.Clone(b)
 	changed[500] ^= 1
 	for what, r := range map[string]*repb.BatchUpdateBlobsRequest_Request{

@@ -25,21 +25,21 @@ import (
 
 // chunkRules are the rules 57 to 61.
 var chunkRules = []rule{
-	{57, "chunk", "a blob is told as its chunks", splitting, splitBlob},
-	{58, "chunk", "mappings come in small messages with the function first", splitting, streamedMapping},
-	{59, "chunk", "the first message of a mapping decides", splicing, firstMessage},
-	{60, "chunk", "a mapping is verified before it exists", splicing, splice},
-	{61, "chunk", "FastCDC and SHA256TREE are those of the published vectors", anything, vectors},
+	{57, "chunk", "splitting a blob returns its chunks", splitting, splitBlob},
+	{58, "chunk", "chunk mappings are streamed, with the function first", splitting, streamedMapping},
+	{59, "chunk", "the first message of a chunk mapping decides", splicing, firstMessage},
+	{60, "chunk", "chunk mappings are verified", splicing, splice},
+	{61, "chunk", "FastCDC and SHA256TREE match the published vectors", anything, vectors},
 }
 
-// streamsMappings says that the server has the methods of 2.13.
+// streamsMappings reports whether the server has the methods of 2.13.
 func (c *client) streamsMappings() bool { return c.caps.GetHighApiVersion().GetMinor() >= 13 }
 
-// unaryMappings says that it has those of 2.12.
+// unaryMappings reports whether the server has the methods of 2.12.
 func (c *client) unaryMappings() bool { return c.caps.GetLowApiVersion().GetMinor() < 13 }
 
-// chunksOf returns the chunks of a blob and by which function they are, by the methods that the server has, which
-// must agree.
+// chunksOf returns the chunks and the chunking function of a blob, by all methods that the server has, which must
+// agree.
 func (c *client) chunksOf(d *repb.Digest, f repb.ChunkingFunction_Value) (chunks []*repb.Digest, by repb.ChunkingFunction_Value, err error) {
 	if c.streamsMappings() {
 		ms, err := c.mapping(&repb.GetChunkMappingRequest{InstanceName: c.instance, BlobDigest: d,
@@ -70,7 +70,7 @@ func (c *client) chunksOf(d *repb.Digest, f repb.ChunkingFunction_Value) (chunks
 	return chunks, by, nil
 }
 
-// splices registers a mapping by one of the methods that the server has.
+// splices registers chunks by one of the two methods.
 func (c *client) splices(unary bool, d *repb.Digest, f repb.ChunkingFunction_Value, chunks ...*repb.Digest) error {
 	if unary {
 		_, err := c.cas.SpliceBlob(c.Context(), &repb.SpliceBlobRequest{InstanceName: c.instance, BlobDigest: d,
@@ -81,7 +81,7 @@ func (c *client) splices(unary bool, d *repb.Digest, f repb.ChunkingFunction_Val
 		DigestFunction: repb.DigestFunction_SHA256, ChunkDigests: chunks, ChunkingFunction: f})
 }
 
-// wantChunks checks that chunks are there and make up b.
+// wantChunks checks that the chunks are present and make up b.
 func (c *client) wantChunks(what string, b []byte, chunks []*repb.Digest) {
 	c.Helper()
 	if missing, err := c.absent(c.Context(), chunks...); err != nil || len(missing) > 0 {
@@ -103,7 +103,7 @@ func (c *client) wantChunks(what string, b []byte, chunks []*repb.Digest) {
 }
 
 func splitBlob(c *client) {
-	b := novel(8 << 20)
+	b := fresh(8 << 20)
 	d := c.put(b)
 	for _, f := range []repb.ChunkingFunction_Value{repb.ChunkingFunction_UNKNOWN, repb.ChunkingFunction_FAST_CDC_2020, repb.ChunkingFunction_REP_MAX_CDC} {
 		chunks, _, err := c.chunksOf(d, f)
@@ -116,12 +116,12 @@ func splitBlob(c *client) {
 		c.wantChunks(fmt.Sprintf("chunks of a blob of 8 MiB by %v", f), b, chunks)
 	}
 	c.wantBlob("after it was split", c.readName(d), b)
-	_, _, err := c.chunksOf(unseen(8<<20), 0)
+	_, _, err := c.chunksOf(absentDigest(8<<20), 0)
 	c.wantCode("chunks of an absent blob", err, codes.NotFound)
 	if c.server == nil {
 		return
 	}
-	// What was split stays, with its chunks, whatever comes.
+	// Blob and chunks must not be evicted.
 	c = c.own(bazelrun.ServerConfig{MaxSize: "32MiB"})
 	c.put(b)
 	chunks, _, err := c.chunksOf(d, 0)
@@ -132,7 +132,7 @@ func splitBlob(c *client) {
 }
 
 func streamedMapping(c *client) {
-	small := novel(1000)
+	small := fresh(1000)
 	chunks, _, err := c.chunksOf(c.put(small), 0)
 	if c.wantCode("chunks of a blob of 1000 bytes", err, codes.OK, codes.NotFound) && err == nil {
 		c.wantChunks("a blob of 1000 bytes", small, chunks)
@@ -143,7 +143,7 @@ func streamedMapping(c *client) {
 	if !c.streamsMappings() {
 		return
 	}
-	ms, err := c.mapping(&repb.GetChunkMappingRequest{InstanceName: c.instance, BlobDigest: c.put(novel(8 << 20)), DigestFunction: repb.DigestFunction_SHA256})
+	ms, err := c.mapping(&repb.GetChunkMappingRequest{InstanceName: c.instance, BlobDigest: c.put(fresh(8 << 20)), DigestFunction: repb.DigestFunction_SHA256})
 	if c.wantCode("GetChunkMapping of 8 MiB", err, codes.OK, codes.NotFound) && err == nil {
 		if len(ms) == 0 || ms[0].GetChunkingFunction() == repb.ChunkingFunction_UNKNOWN {
 			c.Errorf("GetChunkMapping of 8 MiB: %d messages, of which the first does not state the chunking_function", len(ms))
@@ -152,10 +152,10 @@ func streamedMapping(c *client) {
 	if !splicing.met(c) {
 		return
 	}
-	// So many chunks that one message would not hold them: above 4 MiB the connection fails. They are as large as the
-	// smallest that a server is likely to keep as chunks.
+	// Register more chunks than fit into a 4 MiB message. They have the smallest size that servers are likely to keep
+	// as chunks.
 	const n = 80_000
-	a, z := novel(1<<10), novel(1<<10)
+	a, z := fresh(1<<10), fresh(1<<10)
 	var b bytes.Buffer
 	var list []*repb.Digest
 	da, dz := c.put(a), c.put(z)
@@ -188,9 +188,9 @@ func streamedMapping(c *client) {
 	c.Logf("%d chunks are registered, and told as %d in %d messages", n, got, len(ms))
 }
 
-// halves returns new bytes, their digest, and those of their two halves, which are uploaded.
+// halves uploads the two halves of a new blob and returns the blob, its digest and theirs.
 func (c *client) halves(size int) (b []byte, d *repb.Digest, chunks []*repb.Digest) {
-	b = novel(size)
+	b = fresh(size)
 	return b, cas.SHA256.Sum(b).Proto(), []*repb.Digest{c.put(b[:size/2]), c.put(b[size/2:])}
 }
 
@@ -202,7 +202,7 @@ func firstMessage(c *client) {
 	err := c.register(
 		&repb.RegisterChunkMappingRequest{InstanceName: c.instance, BlobDigest: d, DigestFunction: repb.DigestFunction_SHA256},
 		&repb.RegisterChunkMappingRequest{ChunkDigests: chunks[:1]},
-		&repb.RegisterChunkMappingRequest{InstanceName: "another/" + uuid(), BlobDigest: unseen(7), DigestFunction: repb.DigestFunction_MD5,
+		&repb.RegisterChunkMappingRequest{InstanceName: "another/" + uuid(), BlobDigest: absentDigest(7), DigestFunction: repb.DigestFunction_MD5,
 			ChunkingFunction: repb.ChunkingFunction_REP_MAX_CDC, ChunkDigests: chunks[1:]},
 	)
 	c.wantCode("RegisterChunkMapping whose last message has another instance, digest and functions", err, codes.OK)
@@ -233,7 +233,7 @@ func splice(c *client) {
 		c.wantCode(method+" of a blob that is present", c.splices(unary, d, 0, chunks...), codes.OK, codes.AlreadyExists)
 
 		_, d, chunks = c.halves(5000)
-		absent := unseen(2500)
+		absent := absentDigest(2500)
 		err := c.splices(unary, d, 0, chunks[0], absent)
 		c.wantText(method+" with an absent chunk", err, []string{absent.Hash}, codes.NotFound)
 		c.wantPresent("after "+method+" with an absent chunk", d, false)
@@ -247,14 +247,14 @@ func splice(c *client) {
 		}
 		c.wantCode(method+" with a malformed chunk", c.splices(unary, d, 0, chunks[0], &repb.Digest{Hash: "x", SizeBytes: 2500}), codes.InvalidArgument)
 	}
-	// A blob that is there by its chunks is as good as any other.
+	// A blob stored as chunks must behave like any other.
 	b, d, chunks := c.halves(3_000_000)
 	c.wantCode("splice", c.splices(!c.streamsMappings(), d, 0, chunks...), codes.OK)
 	if got, _, err := c.read(c.readName(d), 1_400_000, 200_000); err != nil || !bytes.Equal(got, b[1_400_000:1_600_000]) {
 		c.Errorf("Read across two chunks: got %s, %v", brief(got), err)
 	}
 	if zstdStreams.met(c) {
-		c.wantUnzipped("a blob of chunks", c.zipRead(zstdCompressor, d), zstdCompressor, 0, b)
+		c.wantDecompressed("a blob of chunks", c.compressedName(zstdCompressor, d), zstdCompressor, 0, b)
 	}
 	rs, err := c.fetch(&repb.BatchReadBlobsRequest{Digests: []*repb.Digest{d}})
 	if err := only(rs, err); err != nil || !bytes.Equal(rs[0].Data, b) {
@@ -263,7 +263,7 @@ func splice(c *client) {
 	c.wantWritten("Write of a blob that is there by its chunks", b, pieces(c.writeName(d), b, 1<<20)...)
 }
 
-// A published vector: the sizes of chunks of a text, or hashes of it.
+// specification returns the lines of a file with published test vectors.
 func specification(t testing.TB, file string) []string {
 	t.Helper()
 	dir, err := exec.Command("go", "list", "-m", "-f", "{{.Dir}}", "github.com/bazelbuild/remote-apis").Output()
@@ -283,8 +283,8 @@ func specification(t testing.TB, file string) []string {
 	return lines
 }
 
-// gears and masks are those of FastCDC 2020: the MD5 of each byte 64 times, and as many bits as the logarithm of the
-// chunk size says.
+// gears and masks are the constants of FastCDC 2020: the MD5 of 64 repetitions of each byte, and masks with as many
+// bits as the logarithm of the chunk size.
 var gears = func() (g [256]uint64) {
 	for i := range g {
 		sum := md5.Sum(bytes.Repeat([]byte{byte(i)}, 64))
@@ -300,8 +300,7 @@ var masks = [26]uint64{
 	24: 0xd93777577000, 25: 0xdb3777577000,
 }
 
-// fastCDC returns the length of the first chunk of b as the reference implementation in Rust cuts it, without any
-// thought of speed.
+// fastCDC returns the length of the first chunk of b like the reference implementation in Rust, without optimizations.
 func fastCDC(b []byte, least, average, most int, seed uint32) int {
 	if len(b) <= least {
 		return len(b)
@@ -350,7 +349,7 @@ func vectors(c *client) {
 	params := c.caps.GetCacheCapabilities().GetFastCdc_2020Params()
 	if avg := int(params.GetAvgChunkSizeBytes()); avg >= 1<<10 && avg <= 8<<20 && splitting.met(c) {
 		checked = true
-		b := novel(24 << 20)
+		b := fresh(24 << 20)
 		chunks, by, err := c.chunksOf(c.put(b), repb.ChunkingFunction_FAST_CDC_2020)
 		c.wantCode("chunks of 24 MiB by FAST_CDC_2020", err, codes.OK, codes.NotFound)
 		if oneOf(c, "chunking_function of chunks by FAST_CDC_2020", by, repb.ChunkingFunction_FAST_CDC_2020, repb.ChunkingFunction_REP_MAX_CDC, repb.ChunkingFunction_UNKNOWN) &&

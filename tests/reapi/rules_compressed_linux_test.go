@@ -16,8 +16,8 @@ import (
 
 const zstdCompressor = repb.Compressor_ZSTD
 
-// wantZipped checks that messages write b compressed, as zipped.
-func (c *client) wantZipped(what string, b, zipped []byte, ms ...*bspb.WriteRequest) {
+// wantCompressed checks that messages write b, compressed as zipped.
+func (c *client) wantCompressed(what string, b, zipped []byte, ms ...*bspb.WriteRequest) {
 	c.Helper()
 	r, err := c.write(ms...)
 	if c.wantCode(what, err, codes.OK) && r.CommittedSize != int64(len(zipped)) && r.CommittedSize != -1 {
@@ -27,46 +27,46 @@ func (c *client) wantZipped(what string, b, zipped []byte, ms ...*bspb.WriteRequ
 }
 
 func compressedWrite(c *client) {
-	for _, v := range c.zipped() {
+	for _, v := range c.compressors() {
 		for _, size := range []int{1, 1000, 3 << 20} {
-			b := squeezable(size)
-			z, d := zip(v, b), cas.SHA256.Sum(b).Proto()
+			b := compressible(size)
+			z, d := compress(v, b), cas.SHA256.Sum(b).Proto()
 			what := fmt.Sprintf("Write of %d bytes of %v, for %d", len(z), v, size)
-			r, err := c.write(pieces(c.zipName(v, d), z, 64<<10)...)
-			// Nobody else has it, so that it cannot have ended early, but for one byte, of which there are 256.
+			r, err := c.write(pieces(c.compressedUpload(v, d), z, 64<<10)...)
+			// The blob is new, so the call cannot end early, except for the 256 possible blobs of one byte.
 			if c.wantCode(what, err, codes.OK) && r.CommittedSize != int64(len(z)) && (size > 1 || r.CommittedSize != -1) {
 				c.Errorf("%s: committed_size is %d, want %d", what, r.CommittedSize, len(z))
 			}
 			c.wantBlob("after "+what, c.readName(d), b)
-			c.wantZipped("another "+what, b, z, pieces(c.zipName(v, d), z, 64<<10)...)
+			c.wantCompressed("another "+what, b, z, pieces(c.compressedUpload(v, d), z, 64<<10)...)
 		}
-		b, other := squeezable(10_000), squeezable(10_000)
+		b, other := compressible(10_000), compressible(10_000)
 		d := cas.SHA256.Sum(b).Proto()
-		c.wantRefused(fmt.Sprintf("Write of %v of other bytes", v), d, pieces(c.zipName(v, d), zip(v, other), 1000), codes.InvalidArgument)
-		z := zip(v, b)
+		c.wantRefused(fmt.Sprintf("Write of %v of other bytes", v), d, pieces(c.compressedUpload(v, d), compress(v, other), 1000), codes.InvalidArgument)
+		z := compress(v, b)
 		ofZip := cas.SHA256.Sum(z).Proto()
-		c.wantRefused(fmt.Sprintf("Write of %v with the digest of what is compressed", v), ofZip, pieces(c.zipName(v, ofZip), z, 1000), codes.InvalidArgument)
-		c.wantRefused(fmt.Sprintf("Write of no %v at all", v), d, pieces(c.zipName(v, d), novel(10_000), 1000), codes.InvalidArgument)
-		bomb := unseen(1000)
+		c.wantRefused(fmt.Sprintf("Write of %v with the digest of what is compressed", v), ofZip, pieces(c.compressedUpload(v, ofZip), z, 1000), codes.InvalidArgument)
+		c.wantRefused(fmt.Sprintf("Write of no %v at all", v), d, pieces(c.compressedUpload(v, d), fresh(10_000), 1000), codes.InvalidArgument)
+		bomb := absentDigest(1000)
 		c.wantRefused(fmt.Sprintf("Write of %v of 100 MiB for 1000 bytes", v), bomb,
-			pieces(c.zipName(v, bomb), zip(v, make([]byte, 100<<20)), 4096), codes.InvalidArgument)
+			pieces(c.compressedUpload(v, bomb), compress(v, make([]byte, 100<<20)), 4096), codes.InvalidArgument)
 	}
-	b := squeezable(2 << 20)
+	b := compressible(2 << 20)
 	d := c.put(b)
-	if r, err := c.write(pieces(c.zstdName(d), zstdOf(b), 100)[0]); c.ours && (err != nil || r.CommittedSize != -1) {
+	if r, err := c.write(pieces(c.zstdUpload(d), zstdOf(b), 100)[0]); c.ours && (err != nil || r.CommittedSize != -1) {
 		c.Errorf("the first piece of a compressed blob that is present: got committed_size %d, %v, want -1 at once", r.GetCommittedSize(), err)
 	}
 }
 
 func compressedOffsets(c *client) {
-	b := squeezable(1 << 20)
+	b := compressible(1 << 20)
 	z, d := zstdOf(b), cas.SHA256.Sum(b).Proto()
-	ms := pieces(c.zstdName(d), z, 100_000)
+	ms := pieces(c.zstdUpload(d), z, 100_000)
 	ms[2].WriteOffset = 300_000 // as if uncompressed bytes were counted
 	c.wantRefused("compressed Write with an offset that does not count the compressed bytes", d, ms, codes.InvalidArgument, codes.OutOfRange)
 
-	// What breaks off begins again where the server says.
-	name := c.zstdName(d)
+	// An interrupted write resumes where the server reports.
+	name := c.zstdUpload(d)
 	c.write(pieces(name, z, 100_000)[:2]...)
 	c.wantPresent("after a part of a compressed Write", d, false)
 	q, err := c.bs.QueryWriteStatus(c.Context(), &bspb.QueryWriteStatusRequest{ResourceName: name})
@@ -75,10 +75,10 @@ func compressedOffsets(c *client) {
 		c.Errorf("QueryWriteStatus of a part of a compressed Write: got %v", q)
 	}
 	if q.GetCommittedSize() == 0 {
-		c.wantZipped("compressed Write that begins again", b, z, pieces(name, z, 100_000)...)
+		c.wantCompressed("compressed Write that begins again", b, z, pieces(name, z, 100_000)...)
 		return
 	}
-	// The offset is of uncompressed bytes, and then come those of the rest, compressed.
+	// The offset counts uncompressed bytes; the rest follows as a new compressed stream.
 	rest := zstdOf(b[q.GetCommittedSize():])
 	ms = pieces(name, rest, 100_000)
 	for _, m := range ms {
@@ -90,7 +90,7 @@ func compressedOffsets(c *client) {
 }
 
 func compressedOddities(c *client) {
-	b := squeezable(100_000)
+	b := compressible(100_000)
 	z, d := zstdOf(b), cas.SHA256.Sum(b).Proto()
 	for _, compressor := range []string{"lzma", "gzip", "ZSTD", "0", "unknown"} {
 		name := c.resource("uploads/%s/compressed-blobs/%s/%s/%d", uuid(), compressor, d.Hash, d.SizeBytes)
@@ -105,62 +105,62 @@ func compressedOddities(c *client) {
 		"a second frame with more bytes": slices.Concat(z, zstdOf([]byte("more"))),
 		"no bytes":                       nil,
 	} {
-		c.wantRefused("compressed Write with "+what, d, pieces(c.zstdName(d), bad, 1000), codes.InvalidArgument)
+		c.wantRefused("compressed Write with "+what, d, pieces(c.zstdUpload(d), bad, 1000), codes.InvalidArgument)
 	}
 	frames := slices.Concat(zstdOf(b[:1]), zstdOf(b[1:50_000]), zstdOf(nil), zstdOf(b[50_000:]))
-	c.wantZipped("compressed Write of four frames", b, frames, pieces(c.zstdName(d), frames, 1000)...)
+	c.wantCompressed("compressed Write of four frames", b, frames, pieces(c.zstdUpload(d), frames, 1000)...)
 
 	empty := cas.SHA256.Sum(nil).Proto()
-	_, err := c.write(pieces(c.zstdName(empty), zstdOf(nil), 1000)...)
+	_, err := c.write(pieces(c.zstdUpload(empty), zstdOf(nil), 1000)...)
 	c.wantCode("compressed Write of the empty blob", err, codes.OK)
-	got, _, err := c.read(c.zipRead(zstdCompressor, empty), 0, 0)
-	if plain, bad := unzip(zstdCompressor, got); err != nil || bad != nil || len(plain) > 0 {
+	got, _, err := c.read(c.compressedName(zstdCompressor, empty), 0, 0)
+	if plain, bad := decompress(zstdCompressor, got); err != nil || bad != nil || len(plain) > 0 {
 		c.Errorf("compressed Read of the empty blob: got %s, %v, %v", brief(got), err, bad)
 	}
 }
 
 func compressedRead(c *client) {
 	for _, size := range []int{1, 100, 100_000, 3 << 20} {
-		for _, b := range [][]byte{novel(size), squeezable(size)} {
-			plain, zipped := c.put(b), squeezable(size)
+		for _, b := range [][]byte{fresh(size), compressible(size)} {
+			plain, zipped := c.put(b), compressible(size)
 			d := cas.SHA256.Sum(zipped).Proto()
-			c.wantZipped(fmt.Sprintf("compressed Write of %d bytes", size), zipped, zstdOf(zipped), pieces(c.zstdName(d), zstdOf(zipped), 1<<20)...)
-			for _, v := range c.zipped() {
-				c.wantUnzipped(fmt.Sprintf("a blob that was uploaded uncompressed, of %d bytes", size), c.zipRead(v, plain), v, 0, b)
-				c.wantUnzipped(fmt.Sprintf("a blob that was uploaded as zstd, of %d bytes", size), c.zipRead(v, d), v, 0, zipped)
+			c.wantCompressed(fmt.Sprintf("compressed Write of %d bytes", size), zipped, zstdOf(zipped), pieces(c.zstdUpload(d), zstdOf(zipped), 1<<20)...)
+			for _, v := range c.compressors() {
+				c.wantDecompressed(fmt.Sprintf("a blob that was uploaded uncompressed, of %d bytes", size), c.compressedName(v, plain), v, 0, b)
+				c.wantDecompressed(fmt.Sprintf("a blob that was uploaded as zstd, of %d bytes", size), c.compressedName(v, d), v, 0, zipped)
 			}
 		}
 	}
 	for _, v := range c.caps.GetCacheCapabilities().GetSupportedCompressors() {
-		_, _, err := c.read(c.zipRead(v, unseen(100)), 0, 0)
+		_, _, err := c.read(c.compressedName(v, absentDigest(100)), 0, 0)
 		c.wantCode(fmt.Sprintf("Read of an absent blob as %v", v), err, codes.NotFound)
-		if _, _, err = c.read(c.zipRead(v, c.put(novel(1000))), 0, 0); err != nil {
+		if _, _, err = c.read(c.compressedName(v, c.put(fresh(1000))), 0, 0); err != nil {
 			c.Errorf("Read of a blob as %v: %v", v, err)
 		}
 	}
 }
 
-// wantUnzipped checks that a compressed Read from an offset is of b.
-func (c *client) wantUnzipped(what, name string, v repb.Compressor_Value, off int64, b []byte) {
+// wantDecompressed checks that a compressed Read from an offset returns b.
+func (c *client) wantDecompressed(what, name string, v repb.Compressor_Value, off int64, b []byte) {
 	c.Helper()
 	z, largest, err := c.read(name, off, 0)
 	if err != nil {
 		c.Errorf("%s: Read as %v from offset %d: %v", what, v, off, err)
 		return
 	}
-	got, err := unzip(v, z)
+	got, err := decompress(v, z)
 	if err != nil || !bytes.Equal(got, b) || largest > 4<<20 {
 		c.Errorf("%s: Read as %v from offset %d: got %s, %v, want %s", what, v, off, brief(got), err, brief(b))
 	}
 }
 
 func compressedReadOffsets(c *client) {
-	b := squeezable(500_000)
+	b := compressible(500_000)
 	d := c.put(b)
-	for _, v := range c.zipped() {
-		name := c.zipRead(v, d)
+	for _, v := range c.compressors() {
+		name := c.compressedName(v, d)
 		for _, off := range []int64{0, 1, 123_456, 499_999, 500_000} {
-			c.wantUnzipped("a blob of 500,000 bytes", name, v, off, b[off:])
+			c.wantDecompressed("a blob of 500,000 bytes", name, v, off, b[off:])
 		}
 		for _, off := range []int64{500_001, -1} {
 			_, _, err := c.read(name, off, 0)

@@ -18,28 +18,28 @@ import (
 	"google.golang.org/protobuf/types/known/wrapperspb"
 )
 
-// environmentRules are those of what an action finds around it. The probe looks from inside.
+// environmentRules are the rules about the environment of actions, which the probe examines.
 var environmentRules = []rule{
 	{98, "exec", "the input tree is exact", execution, exactTree},
-	{99, "exec", "inputs cannot be changed, and nothing else is there", execution, inputsStay},
+	{99, "exec", "inputs are read-only, and nothing else is visible", execution, inputsStay},
 	{100, "exec", "parents of outputs exist, outputs do not", execution, parentsOfOutputs},
-	{101, "exec", "an input at the path of an output", execution, inputAtOutput},
-	{102, "exec", "how the program is found", execution, programFound},
-	{103, "exec", "environment variables are the command's", execution, commandsEnvironment},
+	{101, "exec", "inputs at the paths of outputs", execution, inputAtOutput},
+	{102, "exec", "how programs are found", execution, programFound},
+	{103, "exec", "environment variables are those of the command", execution, commandsEnvironment},
 	{104, "exec", "descriptors, umask, signals, terminal", execution, processState},
-	{105, "exec", "temporary directories are new for each action", execution, newTemporaries},
-	{106, "exec", "no network but one's own", execution, noNetwork},
+	{105, "exec", "temporary directories are empty for each action", execution, newTemporaries},
+	{106, "exec", "no network except loopback", execution, noNetwork},
 	{107, "exec", "all processes end with the action", execution, daemonsEnd},
-	{108, "exec", "a timeout comes with a result", execution, timeoutResult},
+	{108, "exec", "a timeout has a result", execution, timeoutResult},
 	{109, "exec", "a signal is an exit code", execution, signalCodes},
-	{110, "exec", "a failure of the server's is no exit code", aServer, serversFault},
+	{110, "exec", "a server failure is not an exit code", ownServer, serverFaults},
 }
 
 func exactTree(c *client) {
 	long := strings.Repeat("l", 255)
 	files := map[string]file{
-		"a": {text: "A\n"}, "empty": {}, "dir/b": {text: "B\n"}, "dir/tool": {text: "#!\n", x: true}, "dir/big": {text: string(novel(300_000))},
-		"dir/bigtool": {text: string(novel(300_001)), x: true}, "no files/": {}, "dir/up": {link: "../a"}, "dangling": {link: "no/where"},
+		"a": {text: "A\n"}, "empty": {}, "dir/b": {text: "B\n"}, "dir/tool": {text: "#!\n", x: true}, "dir/big": {text: string(fresh(300_000))},
+		"dir/bigtool": {text: string(fresh(300_001)), x: true}, "no files/": {}, "dir/up": {link: "../a"}, "dangling": {link: "no/where"},
 		"dir/sub/deep/file": {text: "x"}, "spaces and\nlines": {text: "1"}, "-dash": {text: "2"}, "\u00fcml\u00e4ut": {text: "3"}, long: {text: "4"},
 	}
 	stdout, _ := c.succeed(job{steps: []string{"tree ."}, files: files})
@@ -92,7 +92,7 @@ func exactTree(c *client) {
 	}
 }
 
-// inputProperties checks that a node property of an input is what the action sees of it.
+// inputProperties checks that the action sees a node property of its inputs.
 func (c *client) inputProperties(property string) {
 	c.Helper()
 	when := timestamppb.New(time.Date(2001, 2, 3, 4, 5, 6, 0, time.UTC))
@@ -103,10 +103,10 @@ func (c *client) inputProperties(property string) {
 		properties.UnixMode = wrapperspb.UInt32(0o640)
 	}
 	root := c.putProto(&repb.Directory{Files: []*repb.FileNode{
-		{Name: "big", Digest: c.put(novel(300_000)), NodeProperties: properties},
-		{Name: "plain", Digest: c.put(novel(10))},
+		{Name: "big", Digest: c.put(fresh(300_000)), NodeProperties: properties},
+		{Name: "plain", Digest: c.put(fresh(10))},
 		{Name: "probe", Digest: c.put([]byte(c.probeFile().text)), IsExecutable: true},
-		{Name: "small", Digest: c.put(novel(10)), NodeProperties: properties},
+		{Name: "small", Digest: c.put(fresh(10)), NodeProperties: properties},
 	}})
 	stdout, _ := c.succeed(job{steps: []string{"tree ."}, root: root})
 	all := c.entries(stdout)
@@ -120,8 +120,8 @@ func (c *client) inputProperties(property string) {
 func inputsStay(c *client) {
 	names := []string{"top", "dir/sub", "dir/big", "tool"}
 	files := map[string]file{
-		"top": {text: string(novel(100))}, "dir/sub": {text: string(novel(100))}, "dir/big": {text: string(novel(300_000))},
-		"tool": {text: string(novel(300_001)), x: true},
+		"top": {text: string(fresh(100))}, "dir/sub": {text: string(fresh(100))}, "dir/big": {text: string(fresh(300_000))},
+		"tool": {text: string(fresh(300_001)), x: true},
 	}
 	var steps []string
 	for _, n := range names {
@@ -132,7 +132,7 @@ func inputsStay(c *client) {
 	if c.ours && stdout != strings.Repeat("kept\n", len(names)) {
 		c.Errorf("%q: got %q, want every input kept as it is", steps, stdout)
 	}
-	// Another action with the same inputs, and the store, have them as they were.
+	// A later action and the store must have the unchanged inputs.
 	stdout, _ = c.succeed(job{steps: []string{"tree ."}, root: root})
 	all := c.entries(stdout)
 	for n, f := range files {
@@ -140,9 +140,9 @@ func inputsStay(c *client) {
 		if e := all[n]; e.SHA256 != d.Hash() {
 			c.Errorf("%s after another action tried to change it: got %+v, want digest %s", n, e, d.Hash())
 		}
-		c.get(d.Proto()) // compares
+		c.get(d.Proto()) // checks the digest
 	}
-	// Beside the working directory there is what the tree has, and nothing of others'.
+	// The input root contains nothing but the tree.
 	stdout, _ = c.succeed(job{
 		steps: []string{"tree .."}, files: map[string]file{"w/in": {text: "x"}, "beside": {text: "y"}},
 		command: &repb.Command{WorkingDirectory: "w"},
@@ -155,7 +155,7 @@ func inputsStay(c *client) {
 	if want := []string{"..", "../beside", "../probe", "../w", "../w/in"}; !slices.Equal(got, want) {
 		c.Errorf("the input root has %q, want %q", got, want)
 	}
-	// Where one may write: the working directory, and where outputs are to be.
+	// The working directory and the parents of outputs are writable.
 	stdout, _ = c.succeed(job{
 		steps: []string{"write? undeclared", "write? ../o/p/undeclared"}, files: map[string]file{"w/in": {text: "x"}},
 		outputs: []string{"../o/p/out"}, command: &repb.Command{WorkingDirectory: "w"},
@@ -184,7 +184,7 @@ func parentsOfOutputs(c *client) {
 	})
 	oneOf(c, "whether a directory of output_directories is there at the start", stdout, "yes\n", "no\n")
 	c.wantOutputs("output_files and output_directories", r, "directory p/q/d", "file p/q/f")
-	// Between directories in which one may write things move by rename alone.
+	// Files can be renamed between writable directories.
 	c.succeed(job{steps: []string{"write x 1", "rename x a/b/out"}, outputs: []string{"a/b/out"}})
 }
 
@@ -201,9 +201,9 @@ func inputAtOutput(c *client) {
 	if got := c.treeOf(r, "d"); !slices.Equal(got, []string{"keep", "y"}) {
 		c.Errorf("an output directory over an input: got %q, want keep and y", got)
 	}
-	// In its place, where a copy is the action's own.
+	// Modify the input in place, if the action has its own copy.
 	a := c.try(job{steps: []string{"append f more"}, files: map[string]file{"f": {text: "old"}}, outputs: []string{"f"}})
-	if r := c.came("append", a).Result; r.GetExitCode() == 0 {
+	if r := c.wantResult("append", a).Result; r.GetExitCode() == 0 {
 		if got := c.file(r, "f"); got != "oldmore" {
 			c.Errorf("an input that was appended to: got %q, want oldmore", got)
 		}
@@ -212,7 +212,7 @@ func inputAtOutput(c *client) {
 	}
 }
 
-// treeOf returns the paths in an output directory, sorted.
+// treeOf returns the sorted paths in an output directory.
 func (c *client) treeOf(r *repb.ActionResult, dir string) []string {
 	c.Helper()
 	for _, d := range r.GetOutputDirectories() {
@@ -233,7 +233,7 @@ func (c *client) treeOf(r *repb.ActionResult, dir string) []string {
 	return nil
 }
 
-// walk returns the paths of a Tree, those of directories with a slash, or says what it lacks.
+// walk returns the paths of a Tree, with a slash after directories. It fails if a child is missing.
 func walk(t *repb.Tree) ([]string, error) {
 	children := map[string]*repb.Directory{}
 	for _, d := range t.GetChildren() {
@@ -286,11 +286,11 @@ func programFound(c *client) {
 		{"a path up from the working directory", "dir", []string{"../dir/tool", "exit 3"}},
 	} {
 		a := c.try(job{files: files, command: &repb.Command{Arguments: p.args, WorkingDirectory: p.dir}})
-		if r := c.came(p.what, a); r.Result.GetExitCode() != 3 {
+		if r := c.wantResult(p.what, a); r.Result.GetExitCode() != 3 {
 			c.Errorf("%s, %q in %q: got exit code %d, want 3", p.what, p.args, p.dir, r.Result.GetExitCode())
 		}
 	}
-	// The root is at a path of the server's, by which it may not be found the next time.
+	// The input root is at a path chosen by the server, which may differ the next time.
 	root := c.look(job{files: files}).Dir
 	for what, cmd := range map[string]*repb.Command{
 		"an absolute path":            {Arguments: []string{path.Join(root, "dir/tool"), "exit 3"}},

@@ -28,12 +28,12 @@ import (
 	"google.golang.org/grpc/status"
 )
 
-// The rules are checked against any server:
+// TestRules checks the rules on any server:
 //
 //	go test ./tests/reapi -v -run TestRules -endpoint HOST:PORT [-instance NAME] [-part cas,ac] [-rules 36-56,62]
 //
-// Without -endpoint it is a server of this tree, of which more is demanded: it must support everything, and where
-// a rule leaves room it must have chosen what docs/reapi.md says.
+// Without -endpoint it starts a server of this tree, which must support everything and make the choices in
+// docs/reapi.md where a rule leaves room.
 var (
 	endpoint   = flag.String("endpoint", "", "address of a server that TestRules checks, [grpc://|grpcs://]HOST:PORT, in the place of one of its own")
 	instance   = flag.String("instance", "", "instance name for -endpoint")
@@ -42,36 +42,36 @@ var (
 	reportFile = flag.String("report", os.Getenv("CLOISTER_RULES"), "file to write the lines of TestRules to, as well (default: what CLOISTER_RULES says)")
 )
 
-// A rule is one of the list.
+// A rule is one rule of the conformance list.
 type rule struct {
 	number int
 	part   string
 	title  string // a few words
 	needs  need
-	// check reports what is not as the rule says by the methods of testing.TB. Its context ends when the time is
-	// up. Skip says that the server does not support it.
+	// check reports violations by the methods of testing.TB. Its context ends at the timeout. Skip reports what the
+	// server does not support.
 	check func(*client)
 }
 
-// name is the rule's sub-test.
+// name returns the name of the rule's subtest.
 func (r *rule) name() string { return fmt.Sprintf("%03d_%s", r.number, r.title) }
 
-// A need is what a server must have so that a rule says anything about it.
+// A need is what a server must support for a rule to apply.
 type need struct {
-	what string // as the reader is told where it is absent; "" is nothing
+	what string // for the report; "" means nothing
 	met  func(*client) bool
 }
 
 var (
 	anything = need{}
-	// aServer is needed by what no client may do to a server of somebody else: restart it, fill it, break it.
-	aServer   = need{"a server of its own", func(c *client) bool { return c.server != nil }}
+	// ownServer is the need of checks that restart, fill or break the server.
+	ownServer = need{"a server of its own", func(c *client) bool { return c.server != nil }}
 	execution = need{"exec_enabled", func(c *client) bool { return c.caps.GetExecutionCapabilities().GetExecEnabled() }}
 	updates   = need{"update_enabled", func(c *client) bool {
 		return c.caps.GetCacheCapabilities().GetActionCacheUpdateCapabilities().GetUpdateEnabled()
 	}}
 	trees = need{"GetTree", func(c *client) bool {
-		_, err := c.getTree(&repb.GetTreeRequest{InstanceName: c.instance, RootDigest: unseen(100)})
+		_, err := c.getTree(&repb.GetTreeRequest{InstanceName: c.instance, RootDigest: absentDigest(100)})
 		return c.ours || status.Code(err) != codes.Unimplemented
 	}}
 	zstdStreams = need{"ZSTD in supported_compressors", func(c *client) bool {
@@ -84,14 +84,14 @@ var (
 	splicing  = need{"splice_blob_support", func(c *client) bool { return c.caps.GetCacheCapabilities().GetSpliceBlobSupport() }}
 )
 
-// rules returns all of them in the order of their numbers.
+// rules returns all rules by number.
 func rules() []rule {
 	all := slices.Concat(capabilityRules, storageRules, streamRules, chunkRules, actionCacheRules, executionRules)
 	slices.SortStableFunc(all, func(a, b rule) int { return a.number - b.number })
 	return all
 }
 
-// TestRules checks the rules, and prints a line for each.
+// TestRules checks the rules and prints a line for each.
 func TestRules(t *testing.T) {
 	wanted, err := selected(*parts, *numbers)
 	if err != nil {
@@ -99,8 +99,8 @@ func TestRules(t *testing.T) {
 	}
 	var c *client
 	if *endpoint == "" {
-		cfg := bazelrun.ServerConfig{Dir: filepath.Join(t.TempDir(), "store"), Binary: built.Path(t), Jobs: 8} // most of what is executed sleeps
-		// Whatever was sent, every blob is what its name says.
+		cfg := bazelrun.ServerConfig{Dir: filepath.Join(t.TempDir(), "store"), Binary: built.Path(t), Jobs: 8} // most actions sleep
+		// Whatever was sent, every stored blob must match its digest.
 		t.Cleanup(func() {
 			if _, err := bazelrun.Verify(context.Background(), cfg); err != nil {
 				t.Error(err)
@@ -112,15 +112,15 @@ func TestRules(t *testing.T) {
 		c = dial(t, *endpoint)
 		c.instance = *instance
 	}
-	if err := c.know(t.Context()); err != nil {
+	if err := c.getCapabilities(t.Context()); err != nil {
 		t.Fatalf("GetCapabilities: %v", err)
 	}
 	results := make([]*result, len(wanted))
 	t.Cleanup(func() { report(t, results) })
 	for i, r := range wanted {
 		t.Run(r.name(), func(t *testing.T) {
-			t.Parallel() // most of a check is waiting
-			results[i] = c.judge(t, r)
+			t.Parallel() // checks spend most of their time waiting
+			results[i] = c.evaluate(t, r)
 			if results[i].outcome == fail {
 				t.Error(results[i].reason)
 			}
@@ -128,7 +128,7 @@ func TestRules(t *testing.T) {
 	}
 }
 
-// selected returns the rules of the parts and numbers that the flags name, all if they name none.
+// selected returns the rules that the flags select, or all rules.
 func selected(parts, numbers string) ([]rule, error) {
 	all := rules()
 	if parts != "" {
@@ -171,7 +171,7 @@ func selected(parts, numbers string) ([]rule, error) {
 	return all, nil
 }
 
-// dial connects to a server by its address, with options beside those of every client.
+// dial connects to a server; the options are added to the default ones.
 func dial(t testing.TB, address string, options ...grpc.DialOption) *client {
 	t.Helper()
 	secure := insecure.NewCredentials()
@@ -187,8 +187,8 @@ func dial(t testing.TB, address string, options ...grpc.DialOption) *client {
 	return over(t, conn)
 }
 
-// know asks for the capabilities. A server that refuses to say has none, which is rule 1's to judge.
-func (c *client) know(ctx context.Context) error {
+// getCapabilities gets the capabilities; they are empty if the server does not report any, which rule 1 checks.
+func (c *client) getCapabilities(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, 30*time.Second)
 	defer cancel()
 	caps, err := repb.NewCapabilitiesClient(c.conn).GetCapabilities(ctx,
@@ -203,7 +203,7 @@ func (c *client) know(ctx context.Context) error {
 	return nil
 }
 
-// own starts a server for one check alone, on an empty store unless cfg says otherwise.
+// own starts a server for one check, with an empty store unless cfg names one.
 func (c *client) own(cfg bazelrun.ServerConfig) *client {
 	c.Helper()
 	if c.server == nil {
@@ -214,13 +214,13 @@ func (c *client) own(cfg bazelrun.ServerConfig) *client {
 	}
 	d := connect(c.TB, cfg)
 	d.ours = true
-	if err := d.know(c.Context()); err != nil {
+	if err := d.getCapabilities(c.Context()); err != nil {
 		c.Fatal(err)
 	}
 	return d
 }
 
-// An outcome is what a check comes to.
+// An outcome is the outcome of a check.
 type outcome string
 
 const (
@@ -229,29 +229,29 @@ const (
 	unsupported outcome = "not supported"
 )
 
-// A result is what is said of one rule.
+// A result is the result of checking one rule.
 type result struct {
 	rule
 	outcome outcome
-	reason  string   // of all but pass
-	notes   []string // what else the check had to say
+	reason  string   // unless the rule passed
+	notes   []string // what the check logged
 }
 
-// maxFailures is how many failures of one check are told.
+// maxFailures limits the reported failures of one check.
 const maxFailures = 12
 
-// panicked begins what is said of a check that is broken itself.
+// panicked starts the failure of a check that panicked.
 const panicked = "the check panicked"
 
-// checkTime is how long a check may take, with all its calls.
+// checkTime is the timeout of a check.
 const checkTime = 4 * time.Minute
 
-// judge runs the check of a rule to its end, whatever it does, as a part of t, whose verdict it leaves alone.
-func (c *client) judge(t testing.TB, r rule) *result {
+// evaluate runs the check of a rule as a part of t, without failing t.
+func (c *client) evaluate(t testing.TB, r rule) *result {
 	got := &result{rule: r, outcome: pass}
 	ctx, cancel := context.WithTimeout(t.Context(), checkTime)
 	defer cancel()
-	v := &verdict{TB: t, ctx: ctx}
+	v := &recorder{TB: t, ctx: ctx}
 	switch {
 	case r.check == nil:
 		v.Error("there is no check")
@@ -280,11 +280,11 @@ func (c *client) judge(t testing.TB, r rule) *result {
 	return got
 }
 
-// A verdict is the testing.TB of a check. It keeps what the check reports, so that a check that is expected to fail
-// can be tested, and is otherwise the sub-test's.
-type verdict struct {
+// A recorder is the testing.TB of a check. It records what the check reports, so that tests of the checks can expect
+// failures. Everything else is that of the subtest.
+type recorder struct {
 	testing.TB
-	ctx context.Context // the check's
+	ctx context.Context // of the check
 
 	mu       sync.Mutex
 	failures []string // guarded by mu
@@ -293,8 +293,8 @@ type verdict struct {
 	cleanups []func() // guarded by mu
 }
 
-// run calls f on a goroutine of its own, which FailNow and SkipNow end. A panic is a failure.
-func (v *verdict) run(f func()) {
+// run calls f in its own goroutine, which FailNow and SkipNow end. A panic is a failure.
+func (v *recorder) run(f func()) {
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
@@ -308,8 +308,8 @@ func (v *verdict) run(f func()) {
 	<-done
 }
 
-// cleanUp runs what Cleanup was given, last first.
-func (v *verdict) cleanUp() {
+// cleanUp runs the cleanups in reverse order.
+func (v *recorder) cleanUp() {
 	for {
 		v.mu.Lock()
 		n := len(v.cleanups)
@@ -324,60 +324,60 @@ func (v *verdict) cleanUp() {
 	}
 }
 
-func (v *verdict) Context() context.Context { return v.ctx }
-func (v *verdict) Helper()                  {}
+func (v *recorder) Context() context.Context { return v.ctx }
+func (v *recorder) Helper()                  {}
 
-func (v *verdict) Cleanup(f func()) {
+func (v *recorder) Cleanup(f func()) {
 	v.mu.Lock()
 	defer v.mu.Unlock()
 	v.cleanups = append(v.cleanups, f)
 }
 
-func (v *verdict) Error(args ...any) {
+func (v *recorder) Error(args ...any) {
 	v.mu.Lock()
 	defer v.mu.Unlock()
 	v.failures = append(v.failures, strings.TrimSuffix(fmt.Sprintln(args...), "\n"))
 }
-func (v *verdict) Errorf(format string, args ...any) { v.Error(fmt.Sprintf(format, args...)) }
-func (v *verdict) Fail()                             { v.Error("failed") }
-func (v *verdict) FailNow() {
+func (v *recorder) Errorf(format string, args ...any) { v.Error(fmt.Sprintf(format, args...)) }
+func (v *recorder) Fail()                             { v.Error("failed") }
+func (v *recorder) FailNow() {
 	if !v.Failed() {
 		v.Fail()
 	}
 	runtime.Goexit()
 }
-func (v *verdict) Fatal(args ...any)                 { v.Error(args...); runtime.Goexit() }
-func (v *verdict) Fatalf(format string, args ...any) { v.Errorf(format, args...); runtime.Goexit() }
+func (v *recorder) Fatal(args ...any)                 { v.Error(args...); runtime.Goexit() }
+func (v *recorder) Fatalf(format string, args ...any) { v.Errorf(format, args...); runtime.Goexit() }
 
-func (v *verdict) Failed() bool {
+func (v *recorder) Failed() bool {
 	v.mu.Lock()
 	defer v.mu.Unlock()
 	return len(v.failures) > 0
 }
 
-func (v *verdict) Log(args ...any) {
+func (v *recorder) Log(args ...any) {
 	v.mu.Lock()
 	defer v.mu.Unlock()
 	v.notes = append(v.notes, strings.TrimSuffix(fmt.Sprintln(args...), "\n"))
 }
-func (v *verdict) Logf(format string, args ...any) { v.Log(fmt.Sprintf(format, args...)) }
+func (v *recorder) Logf(format string, args ...any) { v.Log(fmt.Sprintf(format, args...)) }
 
-// Skip says what the check needs and the server does not have, as in "needs ...".
-func (v *verdict) Skip(args ...any) {
+// Skip reports what the check needs and the server does not support, to complete "needs ...".
+func (v *recorder) Skip(args ...any) {
 	v.mu.Lock()
 	v.lacks = cmp.Or(v.lacks, strings.TrimSuffix(fmt.Sprintln(args...), "\n"), "what the rule needs")
 	v.mu.Unlock()
 	runtime.Goexit()
 }
-func (v *verdict) Skipf(format string, args ...any) { v.Skip(fmt.Sprintf(format, args...)) }
-func (v *verdict) SkipNow()                         { v.Skip() }
-func (v *verdict) Skipped() bool {
+func (v *recorder) Skipf(format string, args ...any) { v.Skip(fmt.Sprintf(format, args...)) }
+func (v *recorder) SkipNow()                         { v.Skip() }
+func (v *recorder) Skipped() bool {
 	v.mu.Lock()
 	defer v.mu.Unlock()
 	return v.lacks != ""
 }
 
-// report prints a line for each rule that was checked, and how many are which.
+// report prints a line for each checked rule and the totals.
 func report(t testing.TB, results []*result) {
 	var text strings.Builder
 	count := map[outcome]int{}

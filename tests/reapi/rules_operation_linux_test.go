@@ -24,21 +24,21 @@ import (
 	"google.golang.org/protobuf/proto"
 )
 
-// operationRules are those of the operation of an Execute, from its first message to after its end.
+// operationRules are the rules about operations.
 var operationRules = []rule{
-	{88, "exec", "first message of an operation", execution, firstOperation},
+	{88, "exec", "the first message of an operation", execution, firstOperation},
 	{89, "exec", "stages and their order", execution, stagesInOrder},
-	{90, "exec", "an operation is done once, and last", execution, doneOnce},
-	{91, "exec", "signs of life while an action runs", execution, signsOfLife},
-	{92, "exec", "WaitExecution, before and after the end", execution, waiting92},
-	{93, "exec", "a client that leaves", execution, leaving},
-	{94, "exec", "hits of the action cache, and skipping it", execution, hitsAndSkips},
-	{95, "exec", "equal actions in flight are one", execution, merging},
+	{90, "exec", "an operation is done once and last", execution, doneOnce},
+	{91, "exec", "progress messages while an action runs", execution, signsOfLife},
+	{92, "exec", "WaitExecution before and after the end", execution, waitExecutions},
+	{93, "exec", "clients that disconnect", execution, leaving},
+	{94, "exec", "action cache hits and skip_cache_lookup", execution, hitsAndSkips},
+	{95, "exec", "equal actions in flight are merged", execution, merging},
 	{96, "exec", "do_not_cache", execution, notCached},
-	{97, "exec", "operations after a restart", aServer, lostOperations},
+	{97, "exec", "operations after a restart", ownServer, lostOperations},
 }
 
-// stageOf decodes the metadata of a message.
+// stageOf decodes the metadata of an operation.
 func stageOf(op *longrunningpb.Operation) (*repb.ExecuteOperationMetadata, error) {
 	m := &repb.ExecuteOperationMetadata{}
 	if err := op.GetMetadata().UnmarshalTo(m); err != nil {
@@ -50,7 +50,7 @@ func stageOf(op *longrunningpb.Operation) (*repb.ExecuteOperationMetadata, error
 func firstOperation(c *client) {
 	d := c.prepare(job{steps: []string{"sleep 1s"}})
 	a := c.request(d, nil)
-	c.came("sleep", a)
+	c.wantResult("sleep", a)
 	first := a.ops[0]
 	m, err := stageOf(first)
 	if err != nil {
@@ -72,7 +72,7 @@ func firstOperation(c *client) {
 func stagesInOrder(c *client) {
 	d := c.prepare(job{steps: []string{"sleep 500ms"}})
 	a := c.request(d, nil)
-	c.came("sleep", a)
+	c.wantResult("sleep", a)
 	var stages []repb.ExecutionStage_Value
 	for _, op := range a.ops {
 		m, err := stageOf(op)
@@ -89,7 +89,7 @@ func stagesInOrder(c *client) {
 		if s < repb.ExecutionStage_CACHE_CHECK || s > repb.ExecutionStage_COMPLETED {
 			c.Errorf("stages %v: %v is none", stages, s)
 		}
-		// Back to QUEUED is permitted: the worker may have been lost.
+		// Returning to QUEUED is permitted, since the worker may have been lost.
 		if i > 0 && s < stages[i-1] && s != repb.ExecutionStage_QUEUED {
 			c.Errorf("stages %v: %v after %v", stages, s, stages[i-1])
 		}
@@ -110,7 +110,7 @@ func doneOnce(c *client) {
 		"an action that is refused": {outputs: []string{"/x"}},
 	} {
 		a := c.try(j)
-		if len(a.ops) == 0 { // refused as a call, which is an answer, too
+		if len(a.ops) == 0 { // the call itself was rejected
 			if a.err == nil || what != "an action that is refused" {
 				c.Errorf("%s: got no operation, and %v", what, a.err)
 			}
@@ -137,10 +137,10 @@ func doneOnce(c *client) {
 }
 
 func signsOfLife(c *client) {
-	// Ours promises a message every 20 s, which is often enough for everybody.
+	// Our server sends a message every 20 s.
 	sleep := 30 * time.Second
 	if !c.ours {
-		sleep = 75 * time.Second // one every 60 s
+		sleep = 75 * time.Second // others may send one every 60 s
 	}
 	var wait sync.WaitGroup
 	wait.Go(c.pings)
@@ -151,7 +151,7 @@ func signsOfLife(c *client) {
 	signs := 0
 	for err == nil {
 		var op *longrunningpb.Operation
-		// What comes at first is how the action came to run.
+		// The first messages are about the start of the action.
 		if op, err = s.Recv(); err == nil && !op.GetDone() && time.Since(began) > 10*time.Second {
 			signs++
 		}
@@ -162,8 +162,8 @@ func signsOfLife(c *client) {
 	wait.Wait()
 }
 
-// pings checks that a connection on which there is nothing but a ping every 10 s, the fastest that clients can be
-// told, is not ended for it. Servers that mind do so at the third.
+// pings checks that an idle connection survives pings every 10 s, the shortest interval that clients can set. Servers
+// that object do so at the third.
 func (c *client) pings() {
 	address := *endpoint
 	if c.ours {
@@ -181,7 +181,7 @@ func (c *client) pings() {
 	d.still("pings")
 }
 
-// connections counts those that ended.
+// connections counts ended connections.
 type connections struct{ ended atomic.Int64 }
 
 func (*connections) TagRPC(ctx context.Context, _ *stats.RPCTagInfo) context.Context   { return ctx }
@@ -193,7 +193,7 @@ func (n *connections) HandleConn(_ context.Context, s stats.ConnStats) {
 	}
 }
 
-// begin executes an action until it runs, and returns the name of its operation; leave ends the stream.
+// begin executes an action until it is executing; leave ends the stream.
 func (c *client) begin(d *repb.Digest) (name string, s stream, leave func()) {
 	c.Helper()
 	ctx, cancel := context.WithTimeout(c.Context(), executeTime)
@@ -219,14 +219,14 @@ func (c *client) begin(d *repb.Digest) (name string, s stream, leave func()) {
 	}
 }
 
-func waiting92(c *client) {
-	for _, name := range []string{"no-such-operation", "operations/" + uuid(), fmt.Sprintf("%x", novel(16))} {
-		err := c.rejoin(c.resource("%s", name)).err
+func waitExecutions(c *client) {
+	for _, name := range []string{"no-such-operation", "operations/" + uuid(), fmt.Sprintf("%x", fresh(16))} {
+		err := c.waitExecution(c.resource("%s", name)).err
 		c.wantCode(fmt.Sprintf("WaitExecution of %q, which nobody began", name), err, codes.NotFound, codes.InvalidArgument)
 	}
 	name, s, leave := c.begin(c.prepare(job{steps: []string{"sleep 4s", "random 100 out"}, outputs: []string{"out"}}))
 	defer leave()
-	// The present state, at once: the action runs.
+	// The first message has the current state.
 	for range 3 {
 		ctx, cancel := context.WithTimeout(c.Context(), time.Minute)
 		w, err := c.exec.WaitExecution(ctx, &repb.WaitExecutionRequest{Name: name})
@@ -236,7 +236,7 @@ func waiting92(c *client) {
 				err = fmt.Errorf("got operation %q, want %q", op.GetName(), name)
 			}
 		}
-		cancel() // and the stream is opened again
+		cancel() // the next iteration opens the stream again
 		if err != nil {
 			c.Errorf("WaitExecution of an action that runs: %v", err)
 		}
@@ -244,12 +244,12 @@ func waiting92(c *client) {
 	answers := make([]*answer, 30)
 	var all sync.WaitGroup
 	for i := range answers {
-		all.Go(func() { answers[i] = c.rejoin(name) })
+		all.Go(func() { answers[i] = c.waitExecution(name) })
 	}
-	first := c.came("Execute", answered(s, nil))
+	first := c.wantResult("Execute", answered(s, nil))
 	all.Wait()
 	for range 2 {
-		answers = append(answers, c.rejoin(name)) // after the end
+		answers = append(answers, c.waitExecution(name)) // after the end
 	}
 	for _, a := range answers {
 		if a.err != nil || !proto.Equal(a.response.GetResult(), first.Result) {
@@ -258,9 +258,9 @@ func waiting92(c *client) {
 	}
 }
 
-// mark is a duration to sleep by which an action is found among the processes of this machine.
+// mark returns a unique duration to sleep, by which the process can be found.
 func mark() string {
-	b := novel(4)
+	b := fresh(4)
 	return fmt.Sprintf("1h0.%dm", 1+binary.LittleEndian.Uint32(b))
 }
 
@@ -268,9 +268,9 @@ func leaving(c *client) {
 	d := c.prepare(job{steps: []string{"sleep 3s", "random 100 out"}, outputs: []string{"out"}})
 	name, _, leave := c.begin(d)
 	leave()
-	time.Sleep(500 * time.Millisecond) // the server has seen it
-	a := c.rejoin(name)
-	if r := c.came("WaitExecution of an action whose client left", a); r.Result.GetExitCode() != 0 || len(r.Result.GetOutputFiles()) != 1 {
+	time.Sleep(500 * time.Millisecond) // so that the server notices
+	a := c.waitExecution(name)
+	if r := c.wantResult("WaitExecution of an action whose client left", a); r.Result.GetExitCode() != 0 || len(r.Result.GetOutputFiles()) != 1 {
 		c.Errorf("an action whose client left and came back: got %v", r)
 	}
 	if !c.ours {
@@ -291,18 +291,18 @@ func leaving(c *client) {
 	} else if alive() {
 		c.Errorf("an action runs %v after its client left, want it to be cancelled after a minute", after)
 	}
-	c.wantCode("WaitExecution of an action that was cancelled", c.rejoin(name).err, codes.Canceled)
+	c.wantCode("WaitExecution of an action that was cancelled", c.waitExecution(name).err, codes.Canceled)
 }
 
 func hitsAndSkips(c *client) {
 	j := job{steps: []string{"random 100 out"}, outputs: []string{"out"}}
 	d := c.prepare(j)
-	_, first := c.succeeded("the first", c.request(d, nil))
-	hit := c.came("the second", c.request(d, nil))
+	_, first := c.wantSuccess("the first", c.request(d, nil))
+	hit := c.wantResult("the second", c.request(d, nil))
 	if !hit.GetCachedResult() || !proto.Equal(hit.Result, first) {
 		c.Errorf("the second execution: got cached_result=%v and %v, want a hit with %v", hit.GetCachedResult(), hit.Result, first)
 	}
-	again := c.came("skip_cache_lookup", c.request(d, func(r *repb.ExecuteRequest) { r.SkipCacheLookup = true }))
+	again := c.wantResult("skip_cache_lookup", c.request(d, func(r *repb.ExecuteRequest) { r.SkipCacheLookup = true }))
 	if again.GetCachedResult() || c.file(again.Result, "out") == c.file(first, "out") {
 		c.Errorf("skip_cache_lookup: got cached_result=%v and %v, want another run", again.GetCachedResult(), again.Result)
 	}
@@ -312,7 +312,7 @@ func hitsAndSkips(c *client) {
 	}
 }
 
-// atOnce executes an action as often as n says, all of them while the first still runs.
+// atOnce executes an action n times while the first one runs.
 func (c *client) atOnce(d *repb.Digest, n int) []*answer {
 	answers := make([]*answer, n)
 	var all sync.WaitGroup
@@ -325,19 +325,19 @@ func (c *client) atOnce(d *repb.Digest, n int) []*answer {
 
 func merging(c *client) {
 	answers := c.atOnce(c.prepare(job{steps: []string{"sleep 3s", "random 100 out"}, outputs: []string{"out"}}), 4)
-	first := c.came("the first", answers[0])
+	first := c.wantResult("the first", answers[0])
 	for _, a := range answers[1:] {
-		if r := c.came("another", a); !proto.Equal(r.Result, first.Result) {
+		if r := c.wantResult("another", a); !proto.Equal(r.Result, first.Result) {
 			c.Errorf("equal actions at once have different results: %v and %v", r.Result, first.Result)
 		}
 	}
-	// One leaves, and the other gets the result.
+	// The result goes to the remaining client.
 	d := c.prepare(job{steps: []string{"sleep 3s", "random 100 out"}, outputs: []string{"out"}})
 	_, _, leave := c.begin(d)
 	_, s, leaveToo := c.begin(d)
 	defer leaveToo()
 	leave()
-	c.succeeded("an action of two clients of which one left", answered(s, nil))
+	c.wantSuccess("an action of two clients of which one left", answered(s, nil))
 	if !c.ours {
 		c.Log("whether a more urgent request raises an action was not looked at, which needs a server of its own")
 		return
@@ -356,7 +356,7 @@ func notCached(c *client) {
 	}
 	d := c.prepare(j)
 	if c.caps.GetCacheCapabilities().GetActionCacheUpdateCapabilities().GetUpdateEnabled() {
-		// Something for a lookup to find.
+		// Record a result that a lookup would find.
 		_, err := c.ac.UpdateActionResult(c.Context(), &repb.UpdateActionResultRequest{
 			InstanceName: c.instance, ActionDigest: d, ActionResult: &repb.ActionResult{StdoutRaw: []byte("recorded")},
 		})
@@ -368,7 +368,7 @@ func notCached(c *client) {
 	answers = append(answers, c.request(d, nil))
 	seen := map[string]bool{}
 	for _, a := range answers {
-		_, r := c.succeeded("do_not_cache", a)
+		_, r := c.wantSuccess("do_not_cache", a)
 		if a.response.GetCachedResult() {
 			c.Error("an action with do_not_cache was answered from the action cache")
 		}
@@ -378,7 +378,7 @@ func notCached(c *client) {
 		c.Errorf("%d executions of an action with do_not_cache came from %d runs", len(answers), len(seen))
 	}
 	d = c.prepare(j)
-	c.succeeded("do_not_cache", c.request(d, nil))
+	c.wantSuccess("do_not_cache", c.request(d, nil))
 	c.notRecorded("an action with do_not_cache", d)
 }
 
@@ -386,7 +386,7 @@ func lostOperations(c *client) {
 	old := c.own(bazelrun.ServerConfig{Jobs: 1})
 	d := old.prepare(job{steps: []string{"say x"}})
 	a := old.request(d, nil)
-	old.came("say", a)
+	old.wantResult("say", a)
 	ended := a.name()
 	sleep := mark()
 	running, _, leave := old.begin(old.prepare(job{steps: []string{"sleep " + sleep}}))
@@ -394,8 +394,8 @@ func lostOperations(c *client) {
 	old.kill()
 	again := c.own(bazelrun.ServerConfig{Jobs: 1, Dir: old.dir})
 	for what, name := range map[string]string{"ran": running, "ended": ended} {
-		c.wantCode("WaitExecution of an operation that "+what+" before the restart", again.rejoin(name).err, codes.NotFound)
+		c.wantCode("WaitExecution of an operation that "+what+" before the restart", again.waitExecution(name).err, codes.NotFound)
 	}
-	// And the client executes again.
-	again.came("Execute after the restart", again.request(d, nil))
+	// The client can execute the action again.
+	again.wantResult("Execute after the restart", again.request(d, nil))
 }

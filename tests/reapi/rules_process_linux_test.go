@@ -41,7 +41,7 @@ func commandsEnvironment(c *client) {
 			c.Errorf("got the environment %q, want %q in it", r.Env, want)
 		}
 	}
-	// Whether that is documented, and none of the worker's own, is for its author to say.
+	// Only their author can check that these are documented and reveal nothing about the worker.
 	c.Logf("the server adds %q", more)
 	for _, want := range []string{"PATH=/mine", "TMPDIR=/mine"} {
 		name, value, _ := strings.Cut(want, "=")
@@ -122,7 +122,7 @@ func noNetwork(c *client) {
 func daemonsEnd(c *client) {
 	life := mark()
 	a := c.try(job{steps: []string{"mkdir d", "daemon " + life + " d", "sleep 200ms", "say started"}, outputs: []string{"d"}})
-	stdout, r := c.succeeded("an action that leaves a daemon", a)
+	stdout, r := c.wantSuccess("an action that leaves a daemon", a)
 	if stdout != "started\n" {
 		c.Errorf("an action that leaves a daemon: got stdout %q", stdout)
 	}
@@ -172,14 +172,14 @@ func timeoutResult(c *client) {
 	_, s, leave := small.begin(small.prepare(job{steps: []string{"sleep 4s"}}))
 	defer leave()
 	small.succeed(job{steps: []string{"sleep 500ms"}, timeout: 3 * time.Second})
-	small.succeeded("the one before", answered(s, nil))
+	small.wantSuccess("the one before", answered(s, nil))
 }
 
 func signalCodes(c *client) {
 	for _, signal := range []int{9, 15} {
 		j := job{steps: []string{fmt.Sprintf("kill %d", signal)}}
 		d := c.prepare(j)
-		r := c.came(j.steps[0], c.request(d, nil))
+		r := c.wantResult(j.steps[0], c.request(d, nil))
 		if got, want := r.Result.GetExitCode(), int32(128+signal); got != want {
 			c.Errorf("killed by signal %d: got exit code %d, want %d; stderr %q", signal, got, want, c.said(r.Result.GetStderrRaw(), r.Result.GetStderrDigest()))
 		}
@@ -192,7 +192,7 @@ func signalCodes(c *client) {
 		c.Log("the end by want of memory was not looked at: how it is limited is the server's business")
 		return
 	}
-	// One that a program in Go takes for its own crash.
+	// A signal that Go programs handle as their own crash.
 	r := c.run(job{command: &repb.Command{Arguments: []string{"/bin/sh", "-c", "kill -SEGV $$"}}})
 	if r.Result.GetExitCode() != 139 || !strings.Contains(r.GetMessage(), "signal 11") {
 		c.Errorf("killed by signal 11: got exit code %d, message %q", r.Result.GetExitCode(), r.GetMessage())
@@ -200,15 +200,15 @@ func signalCodes(c *client) {
 	d := c.prepare(job{steps: []string{"memory 1000000000"}, change: func(a *repb.Action) {
 		a.Platform = &repb.Platform{Properties: []*repb.Platform_Property{{Name: "cloister-memory", Value: "64MiB"}}}
 	}})
-	r = c.came("memory", c.request(d, nil))
+	r = c.wantResult("memory", c.request(d, nil))
 	if r.Result.GetExitCode() != 137 || !strings.Contains(r.GetMessage(), "memory") || !strings.Contains(r.GetMessage(), "64.0 MiB") {
 		c.Errorf("more memory than permitted: got exit code %d, message %q, want 137 and the limit", r.Result.GetExitCode(), r.GetMessage())
 	}
 	c.notRecorded("an action that had too little memory", d)
 }
 
-func serversFault(c *client) {
-	c.tooSmall(func(what string, d *repb.Digest, a *answer) {
+func serverFaults(c *client) {
+	c.executeInSmallStore(func(what string, d *repb.Digest, a *answer) {
 		if a.response == nil {
 			c.Errorf("%s: the call failed with %v, want an ExecuteResponse with a status", what, a.err)
 		}
@@ -217,7 +217,7 @@ func serversFault(c *client) {
 			c.Errorf("%s: got exit code %d, of which the client concludes that the action failed", what, r.GetExitCode())
 		}
 	})
-	// A worker that is lost while it runs an action.
+	// The worker is lost while it runs an action.
 	old := c.own(bazelrun.ServerConfig{Jobs: 1})
 	_, s, leave := old.begin(old.prepare(job{steps: []string{"sleep " + mark()}}))
 	defer leave()
@@ -227,8 +227,8 @@ func serversFault(c *client) {
 	}
 }
 
-// tooSmall executes an action whose outputs have no room in the store.
-func (c *client) tooSmall(judge func(what string, d *repb.Digest, a *answer)) {
+// executeInSmallStore executes an action whose outputs do not fit into the store.
+func (c *client) executeInSmallStore(evaluate func(what string, d *repb.Digest, a *answer)) {
 	c.Helper()
 	small := c.own(bazelrun.ServerConfig{MaxSize: "16MiB", Args: []string{"--lease", "0"}})
 	d := small.prepare(job{
@@ -236,6 +236,6 @@ func (c *client) tooSmall(judge func(what string, d *repb.Digest, a *answer)) {
 		outputs: []string{"a", "b", "c"},
 	})
 	small.TB = c.TB
-	judge("outputs of 21 MB for a store of 16 MiB", d, small.request(d, nil))
+	evaluate("outputs of 21 MB for a store of 16 MiB", d, small.request(d, nil))
 	small.notRecorded("outputs that have no room", d)
 }

@@ -25,9 +25,9 @@ import (
 )
 
 func readOffsets(c *client) {
-	b := novel(100_000)
+	b := fresh(100_000)
 	d := c.put(b)
-	_, _, err := c.read(c.readName(unseen(1000)), 0, 0)
+	_, _, err := c.read(c.readName(absentDigest(1000)), 0, 0)
 	c.wantCode("Read of an absent blob", err, codes.NotFound)
 	for _, off := range []int64{0, 1, 50_000, 99_999, 100_000} {
 		got, _, err := c.read(c.readName(d), off, 0)
@@ -51,7 +51,7 @@ func readOffsets(c *client) {
 }
 
 func readLimits(c *client) {
-	b := novel(3_000_000)
+	b := fresh(3_000_000)
 	d := c.put(b)
 	for _, test := range []struct{ off, limit, want int64 }{
 		{0, 1, 1}, {0, 2_999_999, 2_999_999}, {0, 3_000_000, 3_000_000}, {0, 1 << 40, 3_000_000},
@@ -67,9 +67,9 @@ func readLimits(c *client) {
 func readPieces(c *client) {
 	const size = 9_000_000
 	if c.server != nil {
-		c = c.own(bazelrun.ServerConfig{}) // whose open files are those of this check
+		c = c.own(bazelrun.ServerConfig{}) // to count its open files
 	}
-	b := novel(size)
+	b := fresh(size)
 	d := c.put(b)
 	got, largest, err := c.read(c.readName(d), 0, 0)
 	if err != nil || !bytes.Equal(got, b) || largest > 4<<20 {
@@ -108,7 +108,7 @@ func readWhileEvicted(c *client) {
 	const size = 6 << 20
 	whole, failed, evicted := 0, 0, 0
 	for range 5 {
-		b := novel(size)
+		b := fresh(size)
 		d := c.put(b)
 		r, err := c.bs.Read(c.Context(), &bspb.ReadRequest{ResourceName: c.readName(d)})
 		if err != nil {
@@ -120,7 +120,7 @@ func readWhileEvicted(c *client) {
 		}
 		got := bytes.Clone(m.Data)
 		for range 10 {
-			c.put(novel(3 << 20))
+			c.put(fresh(3 << 20))
 		}
 		missing, lookup := c.absent(c.Context(), d)
 		if lookup != nil {
@@ -151,7 +151,7 @@ func readWhileEvicted(c *client) {
 
 func resourceHeader(c *client) {
 	const header = "build.bazel.remote.execution.v2.resource-name"
-	b := novel(1000)
+	b := fresh(1000)
 	d := cas.SHA256.Sum(b).Proto()
 	with := func(value string) context.Context {
 		return grpcmeta.AppendToOutgoingContext(c.Context(), header, value)
@@ -168,7 +168,7 @@ func resourceHeader(c *client) {
 		return err
 	}
 	name := c.writeName(d)
-	c.wantCode("Write with a header that has another resource name", write(c.writeName(unseen(5)), name), codes.InvalidArgument)
+	c.wantCode("Write with a header that has another resource name", write(c.writeName(absentDigest(5)), name), codes.InvalidArgument)
 	c.wantPresent("after that", d, false)
 	c.wantCode("Write with a header that has the resource name", write(name, name), codes.OK)
 	read := func(value, name string) error {
@@ -177,13 +177,12 @@ func resourceHeader(c *client) {
 		return err
 	}
 	c.wantCode("Read with a header that has the resource name", read(c.readName(d), c.readName(d)), codes.OK)
-	c.wantCode("Read with a header that has another resource name", read(c.readName(unseen(5)), c.readName(d)), codes.InvalidArgument)
+	c.wantCode("Read with a header that has another resource name", read(c.readName(absentDigest(5)), c.readName(d)), codes.InvalidArgument)
 	_, err := c.bs.QueryWriteStatus(with("other"), &bspb.QueryWriteStatusRequest{ResourceName: name})
 	c.wantCode("QueryWriteStatus with a header that has another resource name", err, codes.InvalidArgument)
 }
 
-// A long is a blob of any size that is made anew wherever it is needed: blocks of the same random bytes, each with
-// its number at its begin.
+// A long is a blob of any size, generated on demand: equal random blocks, each with its offset at the start.
 type long struct {
 	block []byte
 	size  int64
@@ -195,14 +194,14 @@ func newLong(seed [32]byte, size int64) *long {
 	return l
 }
 
-// at returns the bytes from off, a multiple of the block's size, to the end of the block. They are valid until the
-// next call.
+// at returns the bytes from off, a multiple of the block size, to the end of the block. They are valid until the next
+// call.
 func (l *long) at(off int64) []byte {
 	binary.LittleEndian.PutUint64(l.block, uint64(off))
 	return l.block[:min(int64(len(l.block)), l.size-off)]
 }
 
-// hash returns the SHA-256 of all of it.
+// hash returns the SHA-256 of the whole blob.
 func (l *long) hash() string {
 	h := sha256.New()
 	for off := int64(0); off < l.size; off += int64(len(l.block)) {
@@ -211,20 +210,20 @@ func (l *long) hash() string {
 	return hex.EncodeToString(h.Sum(nil))
 }
 
-// fiveGiB is rule 55. Nobody holds the blob but the server.
+// fiveGiB checks rule 55. Only the server holds the whole blob.
 func fiveGiB(c *client) {
 	const size = 5<<30 + 3
 	if limit := c.caps.GetCacheCapabilities().GetMaxCasBlobSizeBytes(); c.server == nil && limit > 0 && limit < size {
 		c.Skipf("a max_cas_blob_size_bytes of 5 GiB: it is %d", limit)
 	}
 	if c.server != nil {
-		c = c.own(bazelrun.ServerConfig{MaxSize: "11GiB"}) // a blob may have half of it
+		c = c.own(bazelrun.ServerConfig{MaxSize: "11GiB"}) // a blob may take half of it
 	}
-	// Of an empty store it is known beforehand, which spares a third of the time.
+	// A constant saves a third of the time on our own, empty store.
 	seed, d := [32]byte([]byte("five gibibytes and three bytes..")), &repb.Digest{SizeBytes: size}
 	d.Hash = "f0bb1c2ace0ac3b020417c1b42150039cb1cf204e1c19d36510675cf456e7cb0"
 	if c.server == nil {
-		seed = [32]byte(novel(32))
+		seed = [32]byte(fresh(32))
 		d.Hash = newLong(seed, size).hash()
 	}
 	l := newLong(seed, size)
@@ -259,7 +258,7 @@ func fiveGiB(c *client) {
 		c.Fatal(err)
 	}
 	var off int64
-	var rest []byte // of the block that is compared
+	var rest []byte // of the current block
 	for {
 		m, err := r.Recv()
 		if err == io.EOF {
@@ -282,7 +281,7 @@ func fiveGiB(c *client) {
 	if off != size {
 		c.Errorf("Read of %d bytes: got %d", int64(size), off)
 	}
-	tail := bytes.Clone(l.at(size - 3)) // the last block has but three bytes
+	tail := bytes.Clone(l.at(size - 3)) // the last block has only three bytes
 	if got, _, err := c.read(c.readName(d), size-3, 0); err != nil || !bytes.Equal(got, tail) {
 		c.Errorf("Read of the last 3 bytes of 5 GiB: got %s, %v, want %s", brief(got), err, brief(tail))
 	}
@@ -304,10 +303,10 @@ func crashWhileWriting(c *client) {
 		b []byte
 	}
 	var parts []part
-	kept := novel(200_000)
+	kept := fresh(200_000)
 	before.put(kept)
 	for _, size := range []int{1000, 100_000, 2 << 20, 20 << 20} {
-		b := novel(size)
+		b := fresh(size)
 		w, err := before.bs.Write(before.Context())
 		if err != nil {
 			c.Fatal(err)

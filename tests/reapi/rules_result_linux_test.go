@@ -14,24 +14,24 @@ import (
 	"google.golang.org/protobuf/proto"
 )
 
-// resultRules are those of what an execution comes to.
+// resultRules are the rules about results.
 var resultRules = []rule{
-	{111, "exec", "outputs that are missing are left out", execution, missingOutputs},
-	{112, "exec", "outputs of another kind than api 2.0 declares", execution, wrongKind},
+	{111, "exec", "missing outputs are omitted", execution, missingOutputs},
+	{112, "exec", "outputs of another type than api 2.0 declares", execution, wrongKind},
 	{113, "exec", "output files", execution, outputFiles},
 	{114, "exec", "output symlinks", execution, outputSymlinks},
 	{115, "exec", "output directories", execution, outputDirectories},
-	{116, "exec", "special and unreadable files in outputs", execution, oddFiles},
-	{117, "exec", "output names that are not utf-8", execution, oddNames},
+	{116, "exec", "special and unreadable files in outputs", execution, specialFiles},
+	{117, "exec", "output names that are not UTF-8", execution, nonUTF8Names},
 	{118, "exec", "stdout and stderr are exact", execution, exactStreams},
-	{119, "exec", "a result is complete when it is told", execution, completeResult},
-	{120, "exec", "what is recorded in the action cache", execution, recordedResults},
-	{121, "exec", "metadata of an execution", execution, executionMetadata},
-	{122, "exec", "results from the cache keep their metadata", execution, keptMetadata},
+	{119, "exec", "a reported result is complete", execution, completeResult},
+	{120, "exec", "what the action cache records", execution, recordedResults},
+	{121, "exec", "execution metadata", execution, executionMetadata},
+	{122, "exec", "cached results keep their metadata", execution, keptMetadata},
 	{123, "exec", "a result is never empty", execution, neverEmpty},
-	{124, "exec", "inlining, and the size of a response", execution, inlinedOutputs},
+	{124, "exec", "inlined outputs and the size of a response", execution, inlinedOutputs},
 	{125, "exec", "server logs", execution, serverLogs},
-	{126, "exec", "messages to people", aServer, messages},
+	{126, "exec", "messages for people", ownServer, messages},
 	{127, "exec", "output while the action runs", execution, liveOutput},
 	{128, "exec", "request metadata", execution, requestMetadata},
 }
@@ -40,7 +40,7 @@ func missingOutputs(c *client) {
 	d := c.prepare(job{
 		steps: []string{"write file 1", "mkdir dir", "symlink x link"}, outputs: []string{"dir", "elsewhere/never", "file", "link", "never"},
 	})
-	_, r := c.succeeded("an action that makes three of five outputs", c.request(d, nil))
+	_, r := c.wantSuccess("an action that makes three of five outputs", c.request(d, nil))
 	c.wantOutputs("an action that makes three of five outputs", r, "directory dir", "file file", "symlink link")
 	_, r = c.succeed(job{command: &repb.Command{OutputFiles: []string{"never"}, OutputDirectories: []string{"nowhere/never"}}, steps: []string{"say x"}})
 	if n := len(r.GetOutputFiles()); n > 0 {
@@ -58,7 +58,7 @@ func wrongKind(c *client) {
 		d := c.prepare(j)
 		a := c.request(d, nil)
 		if a.err == nil && a.response.GetResult().GetExitCode() == 99 {
-			continue // the directory is there at the start, or it is not: rule 100
+			continue // whether the directory exists at the start is up to the server: rule 100
 		}
 		c.wantText(what, a.err, []string{"out"}, codes.FailedPrecondition)
 		c.notRecorded(what, d)
@@ -76,7 +76,7 @@ func outputFiles(c *client) {
 	var got []string
 	for _, f := range r.GetOutputFiles() {
 		got = append(got, fmt.Sprintf("%s %d %v", f.GetPath(), f.GetDigest().GetSizeBytes(), f.GetIsExecutable()))
-		c.get(f.GetDigest()) // compares
+		c.get(f.GetDigest()) // checks the digest
 	}
 	slices.Sort(got)
 	want := []string{"../empty 0 false", "a/b/c 4 false", "big 3000000 false", "group 1 true", "one 1 false", "tool 1 true"}
@@ -101,12 +101,12 @@ func outputSymlinks(c *client) {
 	if want := []string{"file target", "link dir"}; !slices.Equal(got, want) || len(r.GetOutputFiles())+len(r.GetOutputDirectories()) > 0 {
 		c.Errorf("output_paths: got symlinks %q in %v, want %q, not followed", got, r, want)
 	}
-	// What old clients read, and in output_symlinks for new ones.
+	// The fields for old clients, which new ones also find in output_symlinks.
 	a := c.try(job{steps: steps, command: &repb.Command{OutputFiles: []string{"file"}, OutputDirectories: []string{"link"}}})
 	if a.err == nil && a.response.GetResult().GetExitCode() != 0 {
 		a = c.try(job{steps: append([]string{"remove link"}, steps...), command: &repb.Command{OutputFiles: []string{"file"}, OutputDirectories: []string{"link"}}})
 	}
-	_, r = c.succeeded("output_files and output_directories", a)
+	_, r = c.wantSuccess("output_files and output_directories", a)
 	files, dirs := r.GetOutputFileSymlinks(), r.GetOutputDirectorySymlinks()
 	if len(files) != 1 || files[0].GetPath() != "file" || files[0].GetTarget() != "target" || len(dirs) != 1 || dirs[0].GetPath() != "link" || dirs[0].GetTarget() != "dir" {
 		c.Errorf("output_files and output_directories: got %v and %v, want file -> target and link -> dir", files, dirs)
@@ -117,7 +117,7 @@ func outputSymlinks(c *client) {
 	absolute := c.try(job{steps: []string{"symlink /no/where abs"}, outputs: []string{"abs"}})
 	if c.caps.GetCacheCapabilities().GetSymlinkAbsolutePathStrategy() == repb.SymlinkAbsolutePathStrategy_DISALLOWED {
 		c.wantCode("an absolute symlink as an output", absolute.err, codes.FailedPrecondition)
-	} else if _, r := c.succeeded("an absolute symlink as an output", absolute); len(r.GetOutputSymlinks()) != 1 || r.OutputSymlinks[0].GetTarget() != "/no/where" {
+	} else if _, r := c.wantSuccess("an absolute symlink as an output", absolute); len(r.GetOutputSymlinks()) != 1 || r.OutputSymlinks[0].GetTarget() != "/no/where" {
 		c.Errorf("an absolute symlink as an output: got %v, want /no/where", r)
 	}
 }
@@ -180,7 +180,7 @@ func outputDirectories(c *client) {
 	}
 }
 
-// once says which child of a Tree is there twice, or is nobody's child.
+// once returns an error if a child of a Tree occurs twice or belongs to no directory.
 func once(t *repb.Tree) error {
 	needed := map[string]bool{}
 	for _, d := range append([]*repb.Directory{t.GetRoot()}, t.GetChildren()...) {
@@ -204,7 +204,7 @@ func once(t *repb.Tree) error {
 	return nil
 }
 
-// sorted says which child of a Tree comes before one of its parents.
+// sorted returns an error if a child of a Tree precedes one of its parents.
 func sorted(t *repb.Tree) error {
 	place := map[string]int{}
 	for i, d := range t.GetChildren() {
@@ -224,7 +224,7 @@ func sorted(t *repb.Tree) error {
 	return nil
 }
 
-// directoriesOf checks that all Directories below root are there, and that it is the root of the Tree, if there is
+// directoriesOf checks that all Directories below root are present, and that root is the root of the Tree, if there is
 // one.
 func (c *client) directoriesOf(what string, root, tree *repb.Digest) {
 	c.Helper()
@@ -240,7 +240,7 @@ func (c *client) directoriesOf(what string, root, tree *repb.Digest) {
 			n[digest.Hash] = true
 		}
 	}
-	// The root, d/x and d/y, which differ, d/x/same, which is d/y/same, and d/empty.
+	// The root, d/x, d/y, d/empty, and d/x/same, which equals d/y/same.
 	if err != io.EOF || len(n) != 5 || !n[root.GetHash()] {
 		c.Errorf("%s: GetTree of root_directory_digest: got %d directories, %v, want 5", what, len(n), err)
 	}
@@ -255,13 +255,13 @@ func (c *client) directoriesOf(what string, root, tree *repb.Digest) {
 	}
 }
 
-func oddFiles(c *client) {
+func specialFiles(c *client) {
 	for _, special := range []string{"fifo", "socket"} {
 		a := c.try(job{steps: []string{special + " odd", "write fine 1"}, outputs: []string{"fine", "odd"}})
 		if a.err != nil {
 			c.wantText("a "+special+" as an output", a.err, []string{"odd"}, codes.FailedPrecondition)
 		} else {
-			_, r := c.succeeded(special, a)
+			_, r := c.wantSuccess(special, a)
 			c.wantOutputs("a "+special+" as an output", r, "file fine")
 			if c.ours {
 				c.Errorf("a %s as an output: got %v, want FAILED_PRECONDITION", special, r)
@@ -271,7 +271,7 @@ func oddFiles(c *client) {
 		if !c.wantCode("a "+special+" in an output directory", a.err, codes.OK, codes.FailedPrecondition) || a.err != nil {
 			continue
 		}
-		_, r := c.succeeded(special, a)
+		_, r := c.wantSuccess(special, a)
 		if got := c.treeOf(r, "d"); !slices.Equal(got, []string{"fine"}) {
 			c.Errorf("a %s in an output directory: got %q, want fine alone", special, got)
 		}
@@ -280,7 +280,7 @@ func oddFiles(c *client) {
 		}
 	}
 	if c.ours {
-		// Where the action failed of itself, that is what its client needs to see.
+		// If the action itself failed, the client needs to see that.
 		r := c.run(job{steps: []string{"fifo odd", "write fine 1", "exit 3"}, outputs: []string{"fine", "odd"}})
 		if r.Result.GetExitCode() != 3 {
 			c.Errorf("a failed action with a fifo as an output: got %v, want its exit code 3", r)
@@ -299,7 +299,7 @@ func oddFiles(c *client) {
 	}
 }
 
-func oddNames(c *client) {
+func nonUTF8Names(c *client) {
 	d := c.prepare(job{steps: []string{"mkdir d", "odd d"}, outputs: []string{"d"}})
 	c.wantText("a name that is not UTF-8 in an output directory", c.request(d, nil).err, []string{`\xff`}, codes.FailedPrecondition)
 	c.notRecorded("a name that is not UTF-8 in an output directory", d)

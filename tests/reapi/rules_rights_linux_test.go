@@ -29,7 +29,7 @@ import (
 	headers "google.golang.org/grpc/metadata"
 )
 
-// An authority signs certificates and tokens, and keeps them as files in a directory.
+// An authority signs certificates and tokens and keeps them as files.
 type authority struct {
 	*client
 	dir  string
@@ -62,7 +62,7 @@ func (a *authority) keep(name, kind string, der []byte) {
 	}
 }
 
-// certificate writes NAME.pem and NAME.key, signed by a; the authority's own if there is none yet.
+// certificate writes NAME.pem and NAME.key, signed by a; the first one is the authority's own.
 func (a *authority) certificate(name string, t *x509.Certificate) *x509.Certificate {
 	a.Helper()
 	t.SerialNumber, t.Subject = big.NewInt(time.Now().UnixNano()), pkix.Name{CommonName: name}
@@ -93,7 +93,7 @@ func (a *authority) certificate(name string, t *x509.Certificate) *x509.Certific
 	return cert
 }
 
-// token is a JSON Web Token.
+// token returns a JSON Web Token.
 func (a *authority) token(claims map[string]any) string {
 	a.Helper()
 	encode := base64.RawURLEncoding.EncodeToString
@@ -105,7 +105,7 @@ func (a *authority) token(claims map[string]any) string {
 	return signed + "." + encode(ed25519.Sign(a.key, []byte(signed)))
 }
 
-// guest is a client of a server with TLS, with the certificate NAME if that is not "", and a token if there is one.
+// guest returns a client of a TLS server, with the certificate NAME and the token, if they are not empty.
 func (a *authority) guest(address, name, token string) *client {
 	a.Helper()
 	pool := x509.NewCertPool()
@@ -175,7 +175,7 @@ callers:
 	end := time.Now().Add(time.Hour).Unix()
 	builder := a.guest(s.Addr, "", a.token(map[string]any{"iss": "conformance", "exp": end}))
 	action := builder.prepare(job{steps: []string{"say x"}})
-	builder.succeeded("an action of one who may", builder.request(action, nil))
+	builder.wantSuccess("an action of one who may", builder.request(action, nil))
 
 	for name, g := range map[string]struct {
 		*client
@@ -200,7 +200,7 @@ callers:
 		_, err := g.cas.BatchUpdateBlobs(ctx, &repb.BatchUpdateBlobsRequest{InstanceName: "main"})
 		g.wantCode(name+": BatchUpdateBlobs", err, g.write)
 		_, err = g.ac.UpdateActionResult(ctx, &repb.UpdateActionResultRequest{
-			InstanceName: "main", ActionDigest: unseen(10), ActionResult: &repb.ActionResult{StdoutRaw: []byte("x")},
+			InstanceName: "main", ActionDigest: absentDigest(10), ActionResult: &repb.ActionResult{StdoutRaw: []byte("x")},
 		})
 		g.wantCode(name+": UpdateActionResult", err, g.cache)
 		g.wantCode(name+": Execute", g.request(action, nil).err, g.execute)

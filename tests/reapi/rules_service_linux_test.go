@@ -24,15 +24,15 @@ import (
 	"google.golang.org/protobuf/proto"
 )
 
-// serviceRules are those of a server as such.
+// serviceRules are the rules about the server itself.
 var serviceRules = []rule{
 	{129, "service", "health and reflection", anything, healthAndReflection},
-	{130, "service", "draining, and the second signal", aServer, draining},
-	{131, "service", "callers and their rights", aServer, callersRights},
-	{132, "service", "kill -9, and blobs that are lost", aServer, lifeAndLoss},
+	{130, "service", "draining and the second signal", ownServer, draining},
+	{131, "service", "callers and their rights", ownServer, callersRights},
+	{132, "service", "kill -9 and lost blobs", ownServer, crashesAndLostBlobs},
 }
 
-// serving reports the health of a service.
+// serving returns the health of a service.
 func (c *client) serving(service string) (healthpb.HealthCheckResponse_ServingStatus, error) {
 	ctx, cancel := context.WithTimeout(c.Context(), 30*time.Second)
 	defer cancel()
@@ -80,7 +80,7 @@ func draining(c *client) {
 	secondSignal(c.own(bazelrun.ServerConfig{Jobs: 2}))
 }
 
-// stop tells the server to end and returns what will say how it did.
+// stop stops the server and returns a channel for the result.
 func (c *client) stop() <-chan error {
 	*c.ended = true
 	stopped := make(chan error, 1)
@@ -88,9 +88,9 @@ func (c *client) stop() <-chan error {
 	return stopped
 }
 
-// drainLetsEnd: after SIGTERM what runs ends with its result, and what comes is told to come back.
+// drainLetsEnd checks that after SIGTERM running actions complete and new ones are told to retry.
 func drainLetsEnd(c *client) {
-	c.put(novel(10)) // a store with something in it
+	c.put(fresh(10)) // so that the store is not empty
 	_, s, leave := c.begin(c.prepare(job{steps: []string{"sleep 4s", "write out done"}, outputs: []string{"out"}}))
 	defer leave()
 	later := c.prepare(job{steps: []string{"say later"}})
@@ -99,7 +99,7 @@ func drainLetsEnd(c *client) {
 	if a := c.request(later, nil); a.code() != codes.Unavailable {
 		c.Errorf("a new action while draining: got %v, want UNAVAILABLE", a.err)
 	}
-	r := c.came("the running action", answered(s, nil)).Result // the server is gone by now
+	r := c.wantResult("the running action", answered(s, nil)).Result // the server has stopped by now
 	if out := r.GetOutputFiles(); r.GetExitCode() != 0 || len(out) != 1 || out[0].GetDigest().GetHash() != cas.SHA256.Sum([]byte("done")).Hash() {
 		c.Errorf("the running action: got %v", r)
 	}
@@ -108,7 +108,7 @@ func drainLetsEnd(c *client) {
 	}
 }
 
-// secondSignal: nobody waits for an action that takes an hour.
+// secondSignal checks that a second signal stops the server despite running actions.
 func secondSignal(c *client) {
 	sleep := mark()
 	_, s, leave := c.begin(c.prepare(job{steps: []string{"sleep " + sleep}}))
@@ -129,8 +129,8 @@ func secondSignal(c *client) {
 	}
 }
 
-func lifeAndLoss(c *client) {
-	// The server dies at each moment of an execution, while others run and store their outputs.
+func crashesAndLostBlobs(c *client) {
+	// Kill the server at any moment of an execution, while others run and store outputs.
 	for what, stage := range map[string]repb.ExecutionStage_Value{
 		"when an action has come": repb.ExecutionStage_CACHE_CHECK, "when one runs": repb.ExecutionStage_EXECUTING, "when five have ended": repb.ExecutionStage_COMPLETED,
 	} {
@@ -139,7 +139,7 @@ func lifeAndLoss(c *client) {
 	c.damaged()
 }
 
-// killed is kill -9 and a new life on the same directory: what was acknowledged is there, and nothing is half there.
+// killed checks that everything acknowledged survives kill -9, and that nothing is incomplete.
 func (c *client) killed(what string, stage repb.ExecutionStage_Value) {
 	c.Helper()
 	const actions = 16
@@ -193,14 +193,14 @@ func (c *client) killed(what string, stage repb.ExecutionStage_Value) {
 		}
 		if err == nil {
 			for _, b := range after.blobsOf(got) {
-				after.get(b) // compares
+				after.get(b) // checks the digest
 			}
 		}
-		after.came(what+", after the restart", after.request(d, nil))
+		after.wantResult(what+", after the restart", after.request(d, nil))
 	}
 }
 
-// damaged takes blobs from a store, and flips bits in others, while a client builds as Bazel does.
+// damaged checks that builds succeed although blobs are lost and corrupted.
 func (c *client) damaged() {
 	c.Helper()
 	const actions = 12
@@ -209,12 +209,12 @@ func (c *client) damaged() {
 	for range actions {
 		jobs = append(jobs, job{
 			steps: []string{"copy in/a a", "copy in/b b"}, outputs: []string{"a", "b"}, same: true,
-			files: map[string]file{"in/a": {text: string(novel(2_000_000))}, "in/b": {text: string(novel(5_000))}},
+			files: map[string]file{"in/a": {text: string(fresh(2_000_000))}, "in/b": {text: string(fresh(5_000))}},
 		})
 	}
 	build := func(s *client) {
 		for _, j := range jobs {
-			s.likeBazel(j)
+			s.buildLikeBazel(j)
 		}
 	}
 	build(s)
@@ -225,7 +225,7 @@ func (c *client) damaged() {
 		}
 		build(s)
 	}
-	// What a life of serve has verified it does not read again for every action: bits flip between two.
+	// A server reads a verified blob only once, so corrupt blobs between two runs.
 	if err := <-s.stop(); err != nil {
 		c.Fatal(err)
 	}
@@ -238,17 +238,16 @@ func (c *client) damaged() {
 	build(c.own(bazelrun.ServerConfig{Jobs: 2, Dir: s.dir}))
 }
 
-// likeBazel brings an action that copies its inputs to the end that its outputs are here and right, whatever the
-// server has lost.
-func (c *client) likeBazel(j job) {
+// buildLikeBazel repeats an action that copies its inputs, like Bazel, until its outputs are complete and correct.
+func (c *client) buildLikeBazel(j job) {
 	c.Helper()
 	skip := false
 	var why []string
 	for range 8 {
-		d := c.prepare(j) // with all its blobs: those that are there cost no more than a look
+		d := c.prepare(j) // uploads all blobs, which is cheap if they are present
 		a := c.request(d, func(r *repb.ExecuteRequest) { r.SkipCacheLookup = skip })
 		if a.err != nil {
-			// Retried by Bazel: what is missing, after another upload, and what says of itself that it may pass.
+			// Bazel retries missing blobs after another upload, and transient errors.
 			if _, err := missingOf(a.err); err != nil && !slices.Contains([]codes.Code{
 				codes.Unavailable, codes.Internal, codes.ResourceExhausted, codes.Aborted, codes.Unknown, codes.Canceled, codes.DeadlineExceeded,
 			}, a.code()) {
@@ -273,7 +272,7 @@ func (c *client) likeBazel(j job) {
 			return
 		}
 		why = append(why, "an output is lost")
-		skip = true // Bazel builds again what it cannot download
+		skip = true // Bazel rebuilds outputs that it cannot download
 	}
 	c.Fatalf("a build in which blobs are lost did not come to an end: %q", why)
 }

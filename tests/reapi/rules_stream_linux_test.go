@@ -22,27 +22,27 @@ import (
 
 // streamRules are the rules 36 to 56.
 var streamRules = []rule{
-	{36, "stream", "names of uploads, with and without more behind them", anything, writeNames},
-	{37, "stream", "sloppy upload names, and names that change", anything, sloppyNames},
-	{38, "stream", "writes begin at 0 or where the server says", anything, writeOffsets},
-	{39, "stream", "what ends without finish_write is not stored", anything, finishWrite},
-	{40, "stream", "a write says how much it committed", anything, committedSize},
-	{41, "stream", "a blob that is present ends a write early and well", anything, presentEndsWrite},
-	{42, "stream", "a write of other bytes is refused", anything, writeMismatch},
+	{36, "stream", "upload names may have trailing segments", anything, writeNames},
+	{37, "stream", "unusual upload names, and names that change", anything, unusualNames},
+	{38, "stream", "writes start at 0 or at the reported offset", anything, writeOffsets},
+	{39, "stream", "writes without finish_write are not stored", anything, finishWrite},
+	{40, "stream", "a write returns the committed size", anything, committedSize},
+	{41, "stream", "a present blob ends a write early and successfully", anything, presentEndsWrite},
+	{42, "stream", "mismatched writes are rejected", anything, writeMismatch},
 	{43, "stream", "compressed writes", zstdStreams, compressedWrite},
-	{44, "stream", "compressed writes go on by compressed offsets", zstdStreams, compressedOffsets},
-	{45, "stream", "unknown compressors, many frames, garbage, nothing", zstdStreams, compressedOddities},
-	{46, "stream", "the state of a write can be asked for", anything, queryWrite},
-	{47, "stream", "many writers of one blob", anything, concurrentWrites},
+	{44, "stream", "compressed writes resume at compressed offsets", zstdStreams, compressedOffsets},
+	{45, "stream", "unknown compressors, several frames, garbage, no data", zstdStreams, compressedOddities},
+	{46, "stream", "QueryWriteStatus", anything, queryWrite},
+	{47, "stream", "concurrent writers of one blob", anything, concurrentWrites},
 	{48, "stream", "reads of absent blobs and from offsets", anything, readOffsets},
 	{49, "stream", "reads end at their limit", anything, readLimits},
-	{50, "stream", "every blob can be read in every compressor", zstdStreams, compressedRead},
-	{51, "stream", "compressed reads count uncompressed bytes, without limits", zstdStreams, compressedReadOffsets},
-	{52, "stream", "reads come in pieces, and may be broken off", anything, readPieces},
-	{53, "stream", "a read is whole or an error, whatever is evicted", aServer, readWhileEvicted},
-	{54, "stream", "the header with the resource name must be true", anything, resourceHeader},
+	{50, "stream", "every blob can be read with every compressor", zstdStreams, compressedRead},
+	{51, "stream", "compressed reads have uncompressed offsets and no limits", zstdStreams, compressedReadOffsets},
+	{52, "stream", "reads are split into messages and can be cancelled", anything, readPieces},
+	{53, "stream", "a read during eviction is complete or fails", ownServer, readWhileEvicted},
+	{54, "stream", "the resource name header must match", anything, resourceHeader},
 	{55, "stream", "a blob of 5 GiB", anything, fiveGiB},
-	{56, "stream", "a crash leaves no part of a blob", aServer, crashWhileWriting},
+	{56, "stream", "a crash leaves no partial blobs", ownServer, crashWhileWriting},
 }
 
 // wantWritten checks that messages write all of b.
@@ -55,7 +55,7 @@ func (c *client) wantWritten(what string, b []byte, ms ...*bspb.WriteRequest) {
 	c.wantBlob("after "+what, c.readName(cas.SHA256.Sum(b).Proto()), b)
 }
 
-// wantRefused checks that messages that do not write d are refused, and leave nothing that can be read.
+// wantRefused checks that messages for d are rejected and leave nothing.
 func (c *client) wantRefused(what string, d *repb.Digest, ms []*bspb.WriteRequest, want ...codes.Code) {
 	c.Helper()
 	_, err := c.write(ms...)
@@ -65,12 +65,12 @@ func (c *client) wantRefused(what string, d *repb.Digest, ms []*bspb.WriteReques
 
 func writeNames(c *client) {
 	for _, behind := range []string{"", "/a", "/src/main/a file.c", "/blobs/0/1", "/uploads/x"} {
-		b := novel(1000)
+		b := fresh(1000)
 		d := cas.SHA256.Sum(b).Proto()
 		what := fmt.Sprintf("Write to uploads/UUID/blobs/HASH/SIZE%s", behind)
 		c.wantWritten(what, b, pieces(c.writeName(d)+behind, b, 400)...)
 	}
-	b := novel(1000)
+	b := fresh(1000)
 	f := repb.DigestFunction_BLAKE3
 	if blake, ok := function(f); ok && slices.Contains(c.caps.GetCacheCapabilities().GetDigestFunctions(), f) {
 		d := blake.Sum(b)
@@ -80,11 +80,11 @@ func writeNames(c *client) {
 	}
 }
 
-func sloppyNames(c *client) {
-	b := novel(1000)
+func unusualNames(c *client) {
+	b := fresh(1000)
 	d := cas.SHA256.Sum(b).Proto()
 	for _, upload := range []string{"not-a-uuid", "1", strings.ToUpper(uuid()), "with spaces and \u00fc"} {
-		b := novel(1000)
+		b := fresh(1000)
 		d := cas.SHA256.Sum(b).Proto()
 		_, err := c.write(pieces(c.resource("uploads/%s/blobs/%s/1000", upload, d.Hash), b, 400)...)
 		c.wantCode(fmt.Sprintf("Write to an upload named %q", upload), err, codes.OK, codes.InvalidArgument)
@@ -111,7 +111,7 @@ func sloppyNames(c *client) {
 		m.ResourceName = ""
 	}
 	c.wantWritten("Write with the name in its first message alone", b, ms...)
-	b = novel(1000)
+	b = fresh(1000)
 	d = cas.SHA256.Sum(b).Proto()
 	ms = pieces(c.writeName(d), b, 300)
 	ms[2].ResourceName = c.writeName(d)
@@ -134,7 +134,7 @@ func writeOffsets(c *client) {
 			return ms
 		},
 	} {
-		b := novel(1000)
+		b := fresh(1000)
 		d := cas.SHA256.Sum(b).Proto()
 		c.wantRefused("Write that "+what, d, change(pieces(c.writeName(d), b, 300)), codes.InvalidArgument, codes.OutOfRange)
 		c.wantWritten("Write after one that "+what, b, pieces(c.writeName(d), b, 300)...)
@@ -144,7 +144,7 @@ func writeOffsets(c *client) {
 func finishWrite(c *client) {
 	const size, arrived = 100_000, 60_000
 	for _, whole := range []bool{false, true} {
-		b := novel(size)
+		b := fresh(size)
 		d := cas.SHA256.Sum(b).Proto()
 		name := c.writeName(d)
 		ms := pieces(name, b, 20_000)
@@ -153,7 +153,7 @@ func finishWrite(c *client) {
 		if !whole {
 			part = ms[:arrived/20_000]
 		}
-		// What the call itself comes to is the server's to choose.
+		// The server may choose the result of the call.
 		r, err := c.write(part...)
 		if c.wantPresent("after a Write without finish_write", d, false); err == nil && r.CommittedSize > size {
 			c.Errorf("a Write of %d bytes without finish_write committed %d", size, r.CommittedSize)
@@ -168,8 +168,8 @@ func finishWrite(c *client) {
 		rest := []*bspb.WriteRequest{{ResourceName: name, WriteOffset: n, Data: b[n:], FinishWrite: true}}
 		c.wantWritten(fmt.Sprintf("Write that goes on at %d", n), b, rest...)
 	}
-	// A stream that is broken off by the client.
-	b := novel(size)
+	// The client cancels the stream.
+	b := fresh(size)
 	d := cas.SHA256.Sum(b).Proto()
 	ctx, cancel := context.WithCancel(c.Context())
 	w, err := c.bs.Write(ctx)
@@ -182,18 +182,18 @@ func finishWrite(c *client) {
 	cancel()
 	c.wantPresent("after a Write that was broken off", d, false)
 
-	b = novel(1000)
+	b = fresh(1000)
 	d = cas.SHA256.Sum(b).Proto()
 	ms := append(pieces(c.writeName(d), b, 500), &bspb.WriteRequest{WriteOffset: 1000, Data: []byte("more"), FinishWrite: true})
 	_, err = c.write(ms...)
-	// Who answers at finish_write never looks at what follows.
+	// A server that answers at finish_write does not see what follows.
 	if code := status.Code(err); code != codes.OK && code != codes.InvalidArgument {
 		c.Errorf("Write with data after finish_write: got %v, want INVALID_ARGUMENT, or OK without them", err)
 	}
 	if got, _, err := c.read(c.readName(d), 0, 0); err == nil && !bytes.Equal(got, b) {
 		c.Errorf("after a Write with data after finish_write: got %s, want %s, or none", brief(got), brief(b))
 	}
-	b = novel(1000)
+	b = fresh(1000)
 	d = cas.SHA256.Sum(b).Proto()
 	early := pieces(c.writeName(d), b, 500)[:1]
 	early[0].FinishWrite = true
@@ -202,10 +202,10 @@ func finishWrite(c *client) {
 
 func committedSize(c *client) {
 	for _, size := range []int{0, 1, 1000, 1<<20 + 1} {
-		b := novel(size)
+		b := fresh(size)
 		c.wantWritten(fmt.Sprintf("Write of %d bytes", size), b, pieces(c.writeName(cas.SHA256.Sum(b).Proto()), b, 64<<10)...)
 	}
-	b := novel(1000)
+	b := fresh(1000)
 	d := cas.SHA256.Sum(b).Proto()
 	name := c.writeName(d)
 	c.wantWritten("Write with an empty message in the middle and finish_write in one of its own", b,
@@ -214,7 +214,7 @@ func committedSize(c *client) {
 }
 
 func presentEndsWrite(c *client) {
-	b := novel(4 << 20)
+	b := fresh(4 << 20)
 	d := c.put(b)
 	c.wantWritten("Write of a blob that is present, all of it", b, pieces(c.writeName(d), b, 16<<10)...)
 	if c.ours {
@@ -226,14 +226,14 @@ func presentEndsWrite(c *client) {
 		}
 		r := &bspb.WriteResponse{}
 		if err == nil {
-			err = w.RecvMsg(r) // without an end of what we send
+			err = w.RecvMsg(r) // without closing our side
 		}
 		if err != nil || r.CommittedSize != d.SizeBytes {
 			c.Errorf("the first piece of a blob that is present: got committed_size %d, %v, want %d at once", r.CommittedSize, err, d.SizeBytes)
 		}
 	}
-	// It arrives by another way while it is being written.
-	b = novel(2 << 20)
+	// The blob arrives by another upload during the write.
+	b = fresh(2 << 20)
 	d = cas.SHA256.Sum(b).Proto()
 	w, err := c.bs.Write(c.Context())
 	if err != nil {
@@ -257,7 +257,7 @@ func presentEndsWrite(c *client) {
 }
 
 func writeMismatch(c *client) {
-	b := novel(100_000)
+	b := fresh(100_000)
 	d := cas.SHA256.Sum(b).Proto()
 	changed := bytes.Clone(b)
 	changed[50_000] ^= 1
@@ -266,8 +266,8 @@ func writeMismatch(c *client) {
 	short := &repb.Digest{Hash: d.Hash, SizeBytes: d.SizeBytes + 5}
 	c.wantRefused("Write of too few bytes", short, pieces(c.writeName(short), b, 16<<10), codes.InvalidArgument)
 
-	// Too many are refused at once: whoever writes gigabytes to a name of 1000 bytes is told soon.
-	small := unseen(1000)
+	// Too much data must be rejected early.
+	small := absentDigest(1000)
 	ctx, cancel := context.WithTimeout(c.Context(), time.Minute)
 	defer cancel()
 	w, err := c.bs.Write(ctx)
@@ -300,7 +300,7 @@ func queryWrite(c *client) {
 	query := func(name string) (*bspb.QueryWriteStatusResponse, error) {
 		return c.bs.QueryWriteStatus(c.Context(), &bspb.QueryWriteStatusRequest{ResourceName: name})
 	}
-	b := novel(5000)
+	b := fresh(5000)
 	d := cas.SHA256.Sum(b).Proto()
 	q, err := query(c.writeName(d))
 	c.wantCode("QueryWriteStatus of an unknown upload", err, codes.NotFound, codes.OK)
@@ -324,9 +324,9 @@ func queryWrite(c *client) {
 }
 
 func concurrentWrites(c *client) {
-	b := novel(3 << 20)
+	b := fresh(3 << 20)
 	d := cas.SHA256.Sum(b).Proto()
-	// writers writes b as often as there are names, all at once.
+	// writers writes b under each name concurrently.
 	writers := func(names ...string) []error {
 		errs := make([]error, len(names))
 		var all sync.WaitGroup
@@ -348,7 +348,7 @@ func concurrentWrites(c *client) {
 	c.wantCode("8 uploads of one blob at once", first(writers(names...), nil), codes.OK)
 	c.wantBlob("after 8 uploads of one blob at once", c.readName(d), b)
 
-	b = novel(3 << 20)
+	b = fresh(3 << 20)
 	d = cas.SHA256.Sum(b).Proto()
 	name := c.writeName(d)
 	succeeded := 0

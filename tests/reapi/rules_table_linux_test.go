@@ -4,8 +4,8 @@ package reapi_test
 
 import "testing"
 
-// TestEveryRuleIsThereOnce: a rule that nobody checks is a promise that nobody keeps.
-func TestEveryRuleIsThereOnce(t *testing.T) {
+// TestEveryRuleHasACheck checks the list of rules.
+func TestEveryRuleHasACheck(t *testing.T) {
 	titles := map[string]bool{}
 	for i, r := range rules() {
 		if r.number != i+1 {
@@ -21,7 +21,7 @@ func TestEveryRuleIsThereOnce(t *testing.T) {
 	}
 }
 
-// TestSelection: the flags select what they say, and are refused where they say nothing.
+// TestSelection checks the flags -part and -rules.
 func TestSelection(t *testing.T) {
 	for _, test := range []struct {
 		parts, rules string

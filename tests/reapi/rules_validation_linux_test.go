@@ -12,41 +12,41 @@ import (
 	"google.golang.org/protobuf/proto"
 )
 
-// validationRules are those of requests that no worker should see.
+// validationRules are the rules about requests that must not reach a worker.
 var validationRules = []rule{
-	{70, "exec", "absent action is listed, garbage refused", execution, badActions},
-	{71, "exec", "absent command is listed, garbage refused", execution, badCommand},
+	{70, "exec", "absent actions are listed, malformed ones rejected", execution, badActions},
+	{71, "exec", "absent commands are listed, malformed ones rejected", execution, badCommand},
 	{72, "exec", "all missing inputs are listed at once", execution, missingInputsAtOnce},
-	{73, "exec", "absolute symlinks as advertised", execution, inputSymlinks},
-	{74, "exec", "directories that are not canonical are refused", execution, uncanonical},
-	{75, "exec", "directories that are none, and deep ones", execution, deepDirectories},
-	{76, "exec", "environment variables", execution, badEnvironment},
+	{73, "exec", "absolute symlinks in inputs behave as advertised", execution, inputSymlinks},
+	{74, "exec", "non-canonical directories are rejected", execution, malformedDirectories},
+	{75, "exec", "malformed and deep directories", execution, deepDirectories},
+	{76, "exec", "environment variables of the command", execution, badEnvironment},
 	{77, "exec", "output paths", execution, badOutputPaths},
 	{78, "exec", "output_paths replaces the fields of api 2.0", execution, outputFields},
-	{79, "exec", "a file is no parent of another output", execution, outputConflicts},
-	{80, "exec", "working directory is in the input root", execution, badWorkingDirectory},
-	{81, "exec", "timeouts beyond the maximum and below zero", execution, timeoutBounds},
+	{79, "exec", "outputs must not be nested in output files", execution, outputConflicts},
+	{80, "exec", "the working directory is in the input root", execution, badWorkingDirectory},
+	{81, "exec", "timeouts above the maximum and below zero", execution, timeoutBounds},
 	{82, "exec", "output node properties and directory format", execution, outputForms},
-	{83, "exec", "platform of the action before that of the command", execution, platformPrecedence},
-	{84, "exec", "unknown platform property", execution, unknownProperty},
-	{85, "exec", "no worker can ever match", execution, neverMatches},
-	{86, "exec", "digest function against length, full queue", execution, fullQueue},
-	{87, "exec", "instance of the execution, priority", execution, instanceAndPriority},
+	{83, "exec", "the platform of the action precedes that of the command", execution, platformPrecedence},
+	{84, "exec", "unknown platform properties", execution, unknownProperty},
+	{85, "exec", "platforms that no worker can match", execution, unmatchedPlatform},
+	{86, "exec", "digest function of another length, and a full queue", execution, fullQueue},
+	{87, "exec", "instance and priority of an execution", execution, instanceAndPriority},
 }
 
-// segments are the digest functions that a resource name names.
+// segments are the digest functions that resource names must state.
 var segments = map[repb.DigestFunction_Value]string{
 	repb.DigestFunction_BLAKE3: "blake3/", repb.DigestFunction_SHA256TREE: "sha256tree/", repb.DigestFunction_GITSHA1: "gitsha1/",
 }
 
 func badActions(c *client) {
-	d := unseen(100)
+	d := absentDigest(100)
 	c.lists("Execute of an unknown action", c.request(d, nil).err, d)
 	for f, segment := range segments {
 		if !slices.Contains(c.caps.GetExecutionCapabilities().GetDigestFunctions(), f) {
 			continue
 		}
-		d := unseen(100)
+		d := absentDigest(100)
 		if f == repb.DigestFunction_GITSHA1 {
 			d.Hash = d.Hash[:40]
 		}
@@ -64,7 +64,7 @@ func badCommand(c *client) {
 	with := func(d *repb.Digest) job {
 		return job{root: root, change: func(a *repb.Action) { a.CommandDigest = d }}
 	}
-	absent := unseen(100)
+	absent := absentDigest(100)
 	c.lists("Execute of an action with an unknown command", c.try(with(absent)).err, absent)
 	none := c.put(garbage())
 	c.refused("a command that is none", with(none), []string{none.Hash}, codes.InvalidArgument)
@@ -72,16 +72,16 @@ func badCommand(c *client) {
 }
 
 func missingInputsAtOnce(c *client) {
-	cmd, a, b, sub := unseen(10), unseen(11), unseen(12), unseen(13)
-	// Many files, of several directories, some of them twice.
+	cmd, a, b, sub := absentDigest(10), absentDigest(11), absentDigest(12), absentDigest(13)
+	// Many files in several directories, some of them twice.
 	var many []*repb.FileNode
 	absent := []*repb.Digest{cmd, a, b, sub}
 	for i := range 300 {
-		d := unseen(20 + i)
+		d := absentDigest(20 + i)
 		many, absent = append(many, &repb.FileNode{Name: fmt.Sprintf("%03d", i), Digest: d}), append(absent, d)
 	}
 	root := c.putProto(&repb.Directory{
-		Files: []*repb.FileNode{{Name: "a", Digest: a}, {Name: "b", Digest: b}, {Name: "c", Digest: c.put(novel(30))}},
+		Files: []*repb.FileNode{{Name: "a", Digest: a}, {Name: "b", Digest: b}, {Name: "c", Digest: c.put(fresh(30))}},
 		Directories: []*repb.DirectoryNode{
 			{Name: "known", Digest: c.putProto(&repb.Directory{Files: []*repb.FileNode{{Name: "a", Digest: a}}})},
 			{Name: "many", Digest: c.putProto(&repb.Directory{Files: many})},
@@ -90,7 +90,7 @@ func missingInputsAtOnce(c *client) {
 	})
 	j := job{root: root, change: func(x *repb.Action) { x.CommandDigest = cmd }}
 	c.lists(fmt.Sprintf("Execute with %d absent blobs", len(absent)), c.try(j).err, absent...)
-	gone := unseen(14)
+	gone := absentDigest(14)
 	c.lists("Execute with an absent input root", c.try(job{root: gone}).err, gone)
 }
 
@@ -116,8 +116,8 @@ func inputSymlinks(c *client) {
 	}
 }
 
-func uncanonical(c *client) {
-	f, d := c.put(novel(9)), c.putProto(&repb.Directory{})
+func malformedDirectories(c *client) {
+	f, d := c.put(fresh(9)), c.putProto(&repb.Directory{})
 	files := func(names ...string) *repb.Directory {
 		dir := &repb.Directory{}
 		for _, n := range names {
@@ -164,7 +164,7 @@ func uncanonical(c *client) {
 	}
 	for what, dir := range cases {
 		bad := c.putProto(dir)
-		// At the top, and somewhere below.
+		// At the root and below it.
 		below := c.putProto(&repb.Directory{Directories: []*repb.DirectoryNode{{Name: "sub", Digest: bad}}})
 		for where, root := range map[string]*repb.Digest{"the root": bad, "a directory": below} {
 			c.refused(fmt.Sprintf("%s in %s", what, where), job{root: root}, []string{bad.Hash}, codes.InvalidArgument)
@@ -172,8 +172,7 @@ func uncanonical(c *client) {
 	}
 }
 
-// chain uploads directories within one another, each with the name, around a file of the probe, and returns the
-// outermost.
+// chain uploads depth nested directories with the same name inside a root with the probe, and returns the root.
 func (c *client) chain(name string, depth int) *repb.Digest {
 	c.Helper()
 	b, d := encoded(c, &repb.Directory{})
@@ -205,17 +204,17 @@ func deepDirectories(c *client) {
 		"a name of 255 bytes":                       c.chain(strings.Repeat("n", 255), 1),
 		"a name of 256 bytes, longer than any file": c.chain(strings.Repeat("n", 256), 1),
 	} {
-		// All of it is laid out, or it is the client's fault.
+		// The tree is either laid out completely or rejected.
 		if a := c.try(job{steps: []string{"say ran"}, root: root}); a.err != nil {
 			c.wantCode("Execute of an action with "+what, a.err, codes.InvalidArgument)
-		} else if stdout, _ := c.succeeded(what, a); stdout != "ran\n" {
+		} else if stdout, _ := c.wantSuccess(what, a); stdout != "ran\n" {
 			c.Errorf("%s: got stdout %q", what, stdout)
 		}
 	}
 	c.still("deep directories")
 }
 
-// variables are environment variables by turns of name and value.
+// variables returns environment variables from pairs of name and value.
 func variables(words ...string) (all []*repb.Command_EnvironmentVariable) {
 	for v := range slices.Chunk(words, 2) {
 		all = append(all, &repb.Command_EnvironmentVariable{Name: v[0], Value: v[1]})
@@ -230,13 +229,13 @@ func badEnvironment(c *client) {
 	for _, name := range []string{"", "A=B", "=", "A\x00B"} {
 		c.refused(fmt.Sprintf("a variable called %q", name), with(name, "x"), []string{"variable"}, codes.InvalidArgument)
 	}
-	for range 2 { // one answer, whichever it is
+	for range 2 { // the answer must be the same
 		c.refused("a variable twice", with("TWICE", "1", "TWICE", "2"), []string{"TWICE"}, codes.InvalidArgument)
 		a := c.try(with("Z", "1", "A", "2"))
 		if !c.wantCode("Execute of an action with unsorted variables", a.err, codes.OK, codes.InvalidArgument) || a.err != nil {
 			continue
 		}
-		stdout, _ := c.succeeded("unsorted variables", a)
+		stdout, _ := c.wantSuccess("unsorted variables", a)
 		if env := c.report(stdout).Env; !slices.Contains(env, "Z=1") || !slices.Contains(env, "A=2") {
 			c.Errorf("unsorted variables: got %q, want A=2 and Z=1", env)
 		}
@@ -254,7 +253,7 @@ func badOutputPaths(c *client) {
 	if c.wantCode("Execute of an action with unsorted outputs", a.err, codes.OK, codes.InvalidArgument) && a.err == nil {
 		c.wantOutputs("unsorted outputs", a.response.GetResult(), "file a", "file x")
 	}
-	// Out of the working directory, and not out of the input root.
+	// Outside the working directory but inside the input root.
 	_, r := c.succeed(job{
 		steps: []string{"write ../out 1"}, files: map[string]file{"w/": {}}, outputs: []string{"../out"},
 		command: &repb.Command{WorkingDirectory: "w"},
@@ -270,7 +269,7 @@ func badOutputPaths(c *client) {
 	}
 }
 
-// wantOutputs checks what a result has, in the form of outputsOf.
+// wantOutputs checks the outputs of a result in the form of outputsOf.
 func (c *client) wantOutputs(what string, r *repb.ActionResult, want ...string) {
 	c.Helper()
 	if got := outputsOf(r); !slices.Equal(got, want) {

@@ -30,20 +30,20 @@ import (
 
 var scale = flag.String("scale", "small", "sizes of TestScale: small, or full for three sizes each, up to those that are promised")
 
-// A growth is something that may be large, and what a server may take in memory for it.
-type growth struct {
+// A scaleTest is a test with a large input and a limit for the memory of the server.
+type scaleTest struct {
 	name  string
 	small int
 	full  [3]int
 	jobs  func(n int) int // slots of the server
 	run   func(c *client, n int)
-	// base and each bound the peak of the server's memory: base and as much for each of n, in bytes.
+	// The server may use base bytes of memory, and each more for each of n.
 	base, each int64
 }
 
 func slots(k int) func(int) int { return func(int) int { return k } }
 
-var growths = []growth{
+var scaleTests = []scaleTest{
 	{"actions that wait, each with a stream to a client", 2_000, [3]int{10_000, 30_000, 100_000}, slots(1), queued, 100 << 20, 30 << 10},
 	{"files of an input tree", 4_000, [3]int{50_000, 100_000, 200_000}, slots(2), manyInputs, 100 << 20, 5 << 9},
 	{"files of an output directory", 2_000, [3]int{12_500, 25_000, 50_000}, slots(2), manyOutputs, 100 << 20, 3 << 10},
@@ -51,7 +51,7 @@ var growths = []growth{
 	{"slots, each with an action that runs", 8, [3]int{16, 32, 64}, func(n int) int { return n }, manySlots, 100 << 20, 2 << 20},
 }
 
-// TestScale: what is large works, in memory that is bounded. docs/performance.md has the table that it prints.
+// TestScale checks large inputs in bounded memory. docs/performance.md has the table that it prints.
 func TestScale(t *testing.T) {
 	b := namespace.New(namespace.Config{})
 	defer b.Close()
@@ -59,7 +59,7 @@ func TestScale(t *testing.T) {
 		sandboxtest.Unavailable(t, "namespaces", err)
 	}
 	var table strings.Builder
-	for _, g := range growths {
+	for _, g := range scaleTests {
 		sizes := []int{g.small}
 		if *scale == "full" {
 			sizes = g.full[:]
@@ -83,7 +83,7 @@ func TestScale(t *testing.T) {
 	t.Logf("\n| what | how many | time, with what the client does | peak memory of the server |\n|---|---|---|---|\n%s", &table)
 }
 
-// peak returns the most memory, in bytes, that a process has had.
+// peak returns the peak memory of a process in bytes.
 func peak(t testing.TB, pid int) int64 {
 	t.Helper()
 	status, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))
@@ -140,7 +140,7 @@ func encode[M proto.Message](c *client, messages []M) [][]byte {
 	return blobs
 }
 
-// actions uploads n actions that differ and run a script, and returns their digests.
+// actions uploads n distinct actions that run a script and returns their digests.
 func (c *client) actions(n int, script string) []*repb.Digest {
 	c.Helper()
 	command := c.putProto(&repb.Command{Arguments: []string{"/bin/sh", "-c", script}})
@@ -152,8 +152,8 @@ func (c *client) actions(n int, script string) []*repb.Digest {
 	return c.putAll(encode(c, all))
 }
 
-// queued has n actions at once: all but two wait behind one that runs, for clients with up to 100 each, and the last
-// overtakes them.
+// queued queues n actions behind a running one, with up to 100 streams per connection; the last one overtakes the
+// others.
 func queued(c *client, n int) {
 	const streams = 100
 	seconds := 5 + n/1500
@@ -167,7 +167,7 @@ func queued(c *client, n int) {
 	ctx, leave := context.WithCancel(c.Context())
 	defer leave()
 	var clients sync.WaitGroup
-	turn := make(chan struct{}, 16) // that connect at once
+	turn := make(chan struct{}, 16) // limits concurrent connections
 	for part := range slices.Chunk(todo, streams) {
 		conn, err := grpc.NewClient("passthrough:///"+c.server.Addr, grpc.WithTransportCredentials(insecure.NewCredentials()))
 		if err != nil {
@@ -212,7 +212,7 @@ func queued(c *client, n int) {
 	}
 }
 
-// wait executes an action with a priority, for as long as the test may take.
+// wait executes an action with a priority, without a timeout.
 func (c *client) wait(d *repb.Digest, priority int32) *repb.ExecuteResponse {
 	s, err := c.exec.Execute(c.Context(), &repb.ExecuteRequest{ActionDigest: d, ExecutionPolicy: &repb.ExecutionPolicy{Priority: priority}})
 	var r repb.ExecuteResponse
@@ -228,7 +228,7 @@ func (c *client) wait(d *repb.Digest, priority int32) *repb.ExecuteResponse {
 	return &r
 }
 
-// manyInputs runs an action with n input files, and then one that differs from it in one.
+// manyInputs runs an action with n input files, and another one with one file changed.
 func manyInputs(c *client, n int) {
 	const width = 1000
 	text := func(i int) []byte { return fmt.Appendf(nil, "this is file %d", i) }
@@ -264,7 +264,7 @@ func manyInputs(c *client, n int) {
 	}
 }
 
-// manyOutputs runs an action that makes a directory of n files.
+// manyOutputs runs an action that creates a directory of n files.
 func manyOutputs(c *client, n int) {
 	r := c.wait(c.upload(action{
 		script:  fmt.Sprintf("mkdir o && i=0 && while [ $i -lt %d ]; do echo file $i > o/$i || exit 1; i=$((i+1)); done", n),
@@ -290,7 +290,7 @@ func manyOutputs(c *client, n int) {
 	}
 }
 
-// muchStdout runs an action that writes n bytes, of which some are kept.
+// muchStdout runs an action that writes n bytes, which are truncated.
 func muchStdout(c *client, n int) {
 	const kept = 32 << 20
 	r := c.wait(c.upload(action{script: fmt.Sprintf("head -c %d /dev/zero && echo whole >&2", n)}), 0)
@@ -303,7 +303,7 @@ func muchStdout(c *client, n int) {
 	}
 }
 
-// manySlots has n actions run at once.
+// manySlots runs n actions concurrently.
 func manySlots(c *client, n int) {
 	results := make(chan *repb.ExecuteResponse, n)
 	for _, d := range c.actions(n, fmt.Sprintf("sleep %d", 2+n/8)) {

@@ -28,7 +28,7 @@ import (
 	"google.golang.org/grpc/status"
 )
 
-// connect starts a server as serveAs does. What its store holds is for the test to say; Binary may be set.
+// connect is serveAs without checking the store afterwards; cfg may set Binary.
 func connect(t testing.TB, cfg bazelrun.ServerConfig) *client {
 	t.Helper()
 	b := namespace.New(namespace.Config{})
@@ -43,13 +43,13 @@ func connect(t testing.TB, cfg bazelrun.ServerConfig) *client {
 	return start(t, cfg)
 }
 
-// kill ends the server as a crash would.
+// kill kills the server.
 func (c *client) kill() {
 	*c.ended = true
 	c.server.Kill()
 }
 
-// random returns size bytes that nobody has seen before, as far as rnd goes.
+// random returns size bytes determined by rnd.
 func random(rnd *rand.Rand, size int) []byte {
 	b := make([]byte, size)
 	var seed [32]byte
@@ -60,7 +60,7 @@ func random(rnd *rand.Rand, size int) []byte {
 	return b
 }
 
-// seeded returns numbers that are the same in every run.
+// seeded returns a deterministic generator.
 func seeded(seed uint64) *rand.Rand { return rand.New(rand.NewPCG(seed, seed)) }
 
 // batch uploads blobs in one call and returns an error for each.
@@ -79,7 +79,7 @@ func (c *client) batch(ctx context.Context, blobs [][]byte) []error {
 	return errs
 }
 
-// stream uploads a blob, and returns nil once the server has acknowledged all of it.
+// stream uploads a blob; it returns nil if the server has acknowledged all of it.
 func (c *client) stream(ctx context.Context, b []byte) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
@@ -107,7 +107,7 @@ func (c *client) stream(ctx context.Context, b []byte) error {
 	return err
 }
 
-// store uploads a blob: a small one in a batch, as clients do.
+// store uploads a blob, by a batch if it is small.
 func (c *client) store(ctx context.Context, b []byte) error {
 	if len(b) < 64<<10 {
 		return c.batch(ctx, [][]byte{b})[0]
@@ -115,13 +115,13 @@ func (c *client) store(ctx context.Context, b []byte) error {
 	return c.stream(ctx, b)
 }
 
-// absent asks which of blobs are missing, and thereby marks the others as used.
+// absent returns which blobs are missing, and so marks the others as used.
 func (c *client) absent(ctx context.Context, ds ...*repb.Digest) ([]*repb.Digest, error) {
 	resp, err := c.cas.FindMissingBlobs(ctx, &repb.FindMissingBlobsRequest{InstanceName: c.instance, BlobDigests: ds})
 	return resp.GetMissingBlobDigests(), err
 }
 
-// wantAll checks that all blobs are there, and reads every byte of them.
+// wantAll checks that all blobs are present and reads them.
 func (c *client) wantAll(ds []*repb.Digest) {
 	c.Helper()
 	missing, err := c.absent(c.Context(), ds...)
@@ -133,7 +133,8 @@ func (c *client) wantAll(ds []*repb.Digest) {
 	}
 }
 
-// fill uploads blobs of a size until one is refused for want of room, and returns the others and the refusal.
+// fill uploads blobs of a size until the store is full, and returns the stored digests, the rejected blob and its
+// error.
 func (c *client) fill(rnd *rand.Rand, size int, limit int) (stored []*repb.Digest, refused []byte, err error) {
 	c.Helper()
 	for total := 0; total < limit; total += size {
@@ -151,9 +152,9 @@ func (c *client) fill(rnd *rand.Rand, size int, limit int) (stored []*repb.Diges
 	return nil, nil, nil
 }
 
-// TestRule24_ShortLeases: where rule 24 fills a store with leases, with leases of a second it takes any number of blobs, and one that is
-// called present is there for that second, while others push.
-func TestRule24_ShortLeases(t *testing.T) {
+// TestRule024_ShortLeases checks that a store whose leases last a second accepts any number of blobs, and keeps those
+// reported present for that second.
+func TestRule024_ShortLeases(t *testing.T) {
 	const lease, budget = time.Second, 8 << 20
 	c := connect(t, bazelrun.ServerConfig{
 		Dir: filepath.Join(t.TempDir(), "store"), MaxSize: fmt.Sprint(budget), Args: []string{"--lease", lease.String()},
@@ -220,7 +221,7 @@ func TestRule24_ShortLeases(t *testing.T) {
 			t.Fatal(err)
 		}
 		if time.Since(asked) >= lease {
-			late++ // nothing was promised for so long
+			late++ // the lease has ended
 			continue
 		}
 		kept++
@@ -239,8 +240,8 @@ func TestRule24_ShortLeases(t *testing.T) {
 		len(stored), refusals, len(missing), kept, late)
 }
 
-// TestKilledAmidWrites: what was acknowledged is there after kill -9, whatever else was being written.
-func TestKilledAmidWrites(t *testing.T) {
+// TestAcknowledgedBlobsSurviveKill checks that all acknowledged blobs survive kill -9 during writes.
+func TestAcknowledgedBlobsSurviveKill(t *testing.T) {
 	const rounds, writers = 10, 4
 	dir := filepath.Join(t.TempDir(), "store")
 	rnd := seeded(9)
@@ -251,7 +252,7 @@ func TestKilledAmidWrites(t *testing.T) {
 		c.wantAll(acknowledged)
 		var mu sync.Mutex
 		var all sync.WaitGroup
-		// note remembers what became of an upload, and reports whether there may be another.
+		// note records the result of an upload and reports whether to continue.
 		note := func(b []byte, err error) bool {
 			d := cas.SHA256.Sum(b).Proto()
 			mu.Lock()
@@ -294,7 +295,7 @@ func TestKilledAmidWrites(t *testing.T) {
 	}
 	c := connect(t, bazelrun.ServerConfig{Dir: dir})
 	c.wantAll(acknowledged)
-	// What was not acknowledged is there whole or not at all.
+	// Interrupted uploads must be complete or absent.
 	var whole []*repb.Digest
 	for _, d := range interrupted {
 		missing, err := c.absent(t.Context(), d)
@@ -313,8 +314,8 @@ func TestKilledAmidWrites(t *testing.T) {
 		rounds, len(acknowledged), len(interrupted), len(whole))
 }
 
-// onSmallDisk returns a program that is cloister with a tmpfs on dir, in a mount namespace of its own. options are
-// those of the mount; ballast is a command of sh that takes room in the working directory, dir.
+// onSmallDisk returns a program that runs cloister with a tmpfs on dir in its own mount namespace. The options are
+// those of the mount; ballast is a shell command that fills space in dir.
 func onSmallDisk(t *testing.T, dir, options, ballast string) string {
 	t.Helper()
 	flags := "--mount"
@@ -333,17 +334,17 @@ func onSmallDisk(t *testing.T, dir, options, ballast string) string {
 	return path
 }
 
-// TestFullDisk: when the disk itself is full, each write is refused by name, nothing else suffers, and it is
-// over as soon as there is room.
+// TestFullDisk checks that writes to a full disk fail with a reason, that nothing else suffers, and that writes succeed
+// once there is room.
 func TestFullDisk(t *testing.T) {
 	for _, c := range []struct {
 		name             string
 		options, ballast string
-		sizes            []int // of blobs, each until there is no room for one
+		sizes            []int // of the blobs to store, each until the disk is full
 	}{
-		// Smaller blobs find room where larger ones find none.
+		// Smaller blobs still fit when larger ones do not.
 		{"bytes", "size=40m", "head -c 16M /dev/zero > ballast", []int{1 << 20, 100_000, 10_000}},
-		// Small blobs need no file of their own, and are not refused.
+		// Small blobs need no file of their own and are not rejected.
 		{"inodes", "size=512m,nr_inodes=1000", "mkdir ballast; cd ballast; touch $(seq 930)", []int{100_000}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
@@ -351,17 +352,17 @@ func TestFullDisk(t *testing.T) {
 			client := connect(t, bazelrun.ServerConfig{
 				Binary: onSmallDisk(t, mount, c.options, c.ballast), Dir: filepath.Join(mount, "store"), MaxSize: "400MiB",
 			})
-			testFullDisk(client, filepath.Join(fmt.Sprintf("/proc/%d/root", client.server.PID), mount), c.sizes)
+			checkFullDisk(client, filepath.Join(fmt.Sprintf("/proc/%d/root", client.server.PID), mount), c.sizes)
 		})
 	}
 }
 
-// testFullDisk fills the disk whose root is seen at disk.
-func testFullDisk(c *client, disk string, sizes []int) {
+// checkFullDisk fills the disk, whose root is visible at disk.
+func checkFullDisk(c *client, disk string, sizes []int) {
 	rnd := seeded(5)
 	last := action{script: "for f in a b c d; do head -c 1000000 /dev/urandom > $f; done", outputs: []string{"a", "b", "c", "d"}}
 	uploaded := c.upload(last)
-	// It runs once before, so that whatever it needs of the disk beside its outputs is there.
+	// Run the action once before, so that everything it needs besides its outputs is stored.
 	if r := c.execute(uploaded, true); code(r) != codes.OK {
 		c.Fatalf("before the disk is full: %v", r)
 	}

@@ -18,8 +18,7 @@ import (
 	"google.golang.org/grpc/status"
 )
 
-// writeName is the name of a new upload of a blob, and readName what it is read by; both may have further
-// segments before the digest, such as a digest function's.
+// writeName returns the resource name of a new upload of a blob, readName that of its download.
 func (c *client) writeName(d *repb.Digest) string {
 	return c.resource("uploads/%s/blobs/%s/%d", uuid(), d.GetHash(), d.GetSizeBytes())
 }
@@ -28,8 +27,8 @@ func (c *client) readName(d *repb.Digest) string {
 	return c.resource("blobs/%s/%d", d.GetHash(), d.GetSizeBytes())
 }
 
-// write sends messages as one Write, after which it closes the stream, and returns the answer. It stops to
-// send when the server has answered.
+// write sends messages as one Write, closes the stream and returns the answer. It stops sending when the server has
+// answered.
 func (c *client) write(ms ...*bspb.WriteRequest) (*bspb.WriteResponse, error) {
 	ctx, cancel := context.WithTimeout(c.Context(), time.Minute)
 	defer cancel()
@@ -47,7 +46,7 @@ func (c *client) write(ms ...*bspb.WriteRequest) (*bspb.WriteResponse, error) {
 	return w.CloseAndRecv()
 }
 
-// pieces returns the messages that write b under a name, with size bytes each. All have the name.
+// pieces returns messages that write b under name with size bytes each.
 func pieces(name string, b []byte, size int) []*bspb.WriteRequest {
 	var ms []*bspb.WriteRequest
 	for off := 0; off < len(b) || off == 0; off += size {
@@ -57,7 +56,7 @@ func pieces(name string, b []byte, size int) []*bspb.WriteRequest {
 	return ms
 }
 
-// read returns what a Read sends, and the size of its largest piece.
+// read returns the data of a Read and the size of its largest message.
 func (c *client) read(name string, offset, limit int64) (b []byte, largest int, err error) {
 	ctx, cancel := context.WithTimeout(c.Context(), time.Minute)
 	defer cancel()
@@ -77,7 +76,7 @@ func (c *client) read(name string, offset, limit int64) (b []byte, largest int, 
 	}
 }
 
-// wantBlob checks that a blob reads as b.
+// wantBlob checks that the resource name reads as b.
 func (c *client) wantBlob(what, name string, b []byte) {
 	c.Helper()
 	got, _, err := c.read(name, 0, 0)
@@ -86,7 +85,7 @@ func (c *client) wantBlob(what, name string, b []byte) {
 	}
 }
 
-// wantPresent checks whether a blob is there.
+// wantPresent checks whether FindMissingBlobs reports a blob present.
 func (c *client) wantPresent(what string, d *repb.Digest, want bool) {
 	c.Helper()
 	missing, err := c.absent(c.Context(), d)
@@ -97,8 +96,8 @@ func (c *client) wantPresent(what string, d *repb.Digest, want bool) {
 	}
 }
 
-// update is BatchUpdateBlobs, and returns the status of each request in its order. A server may answer in another
-// order, and once for requests of one digest.
+// update calls BatchUpdateBlobs and returns the status of each request. Servers may answer in any order, and once for
+// requests with the same digest.
 func (c *client) update(reqs ...*repb.BatchUpdateBlobsRequest_Request) ([]error, error) {
 	return c.updateAs(&repb.BatchUpdateBlobsRequest{InstanceName: c.instance, Requests: reqs})
 }
@@ -126,12 +125,12 @@ func (c *client) updateAs(req *repb.BatchUpdateBlobsRequest) ([]error, error) {
 	return errs, nil
 }
 
-// blob is a request to upload b under the digest that it has.
+// blob returns a request to upload b.
 func blob(b []byte) *repb.BatchUpdateBlobsRequest_Request {
 	return &repb.BatchUpdateBlobsRequest_Request{Digest: cas.SHA256.Sum(b).Proto(), Data: b}
 }
 
-// fetch is BatchReadBlobs, and returns the response to each digest in its order.
+// fetch calls BatchReadBlobs and returns the response for each digest in order.
 func (c *client) fetch(req *repb.BatchReadBlobsRequest) ([]*repb.BatchReadBlobsResponse_Response, error) {
 	req.InstanceName = c.instance
 	resp, err := c.cas.BatchReadBlobs(c.Context(), req)
@@ -154,8 +153,7 @@ func (c *client) fetch(req *repb.BatchReadBlobsRequest) ([]*repb.BatchReadBlobsR
 	return rs, nil
 }
 
-// executed executes an action to its end and returns what that came to as an error: of the call, or of the status
-// in the response.
+// executed executes an action and returns the error of the call or of the response.
 func (c *client) executed(req *repb.ExecuteRequest) (*repb.ExecuteResponse, error) {
 	ctx, cancel := context.WithTimeout(c.Context(), time.Minute)
 	defer cancel()
@@ -177,17 +175,16 @@ func (c *client) executed(req *repb.ExecuteRequest) (*repb.ExecuteResponse, erro
 	return &r, status.ErrorProto(r.Status)
 }
 
-// A method is a call of the API that names a blob or an action by a digest in an instance. Its error is of the call,
-// or what its answer says of that digest.
+// A method is an RPC that names a blob or an action by a digest. Its error is that of the call or of the digest.
 type method struct {
 	name string
 	call func(instance string, f repb.DigestFunction_Value, d *repb.Digest) error
-	// names says that the digest is in a resource name, where there is no place for some malformed ones.
+	// names reports that the digest is part of a resource name, which cannot express some malformed digests.
 	names bool
 }
 
-// methods returns all that the server has. Of somebody else's these are those that it implements: which it must, is
-// for other rules to say.
+// methods returns the methods of the server. A server that is not of this tree may leave some unimplemented; other
+// rules check which.
 func (c *client) methods() []method {
 	ctx := c.Context()
 	prefix := func(instance string) string {
@@ -196,7 +193,7 @@ func (c *client) methods() []method {
 		}
 		return instance + "/"
 	}
-	// segment is the digest function where a resource name must have it.
+	// segment returns the digest function where a resource name must state it.
 	segment := func(f repb.DigestFunction_Value) string {
 		switch f {
 		case repb.DigestFunction_BLAKE3:
@@ -282,13 +279,13 @@ func (c *client) methods() []method {
 	}
 	if !c.ours {
 		ms = slices.DeleteFunc(ms, func(m method) bool {
-			return status.Code(m.call(c.instance, repb.DigestFunction_SHA256, unseen(100))) == codes.Unimplemented
+			return status.Code(m.call(c.instance, repb.DigestFunction_SHA256, absentDigest(100))) == codes.Unimplemented
 		})
 	}
 	return ms
 }
 
-// only returns what a batch says of its one blob.
+// only returns the error of the only entry of a batch.
 func only[R interface{ GetStatus() *spb.Status }](rs []R, err error) error {
 	if err == nil && len(rs) == 0 {
 		return status.Error(codes.Unknown, "the reply has no entry")
@@ -305,7 +302,7 @@ func (c *client) getTree(req *repb.GetTreeRequest) ([]*repb.GetTreeResponse, err
 	return received(s, err)
 }
 
-// mapping returns the messages of a chunk mapping.
+// mapping returns the messages of GetChunkMapping.
 func (c *client) mapping(req *repb.GetChunkMappingRequest) ([]*repb.GetChunkMappingResponse, error) {
 	s, err := c.cas.GetChunkMapping(c.Context(), req)
 	return received(s, err)
@@ -348,10 +345,10 @@ func (c *client) register(ms ...*repb.RegisterChunkMappingRequest) error {
 	return err
 }
 
-// name returns a digest as the API writes it, whatever is in it.
+// name returns a digest, which may be malformed, for messages.
 func name(d *repb.Digest) string { return fmt.Sprintf("%.80q/%d", d.GetHash(), d.GetSizeBytes()) }
 
-// brief returns what a reader needs to know of bytes that are not as they should be.
+// brief describes unexpected bytes in a message.
 func brief(b []byte) string {
 	if len(b) <= 40 {
 		return fmt.Sprintf("%q", b)

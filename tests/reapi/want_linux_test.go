@@ -15,8 +15,8 @@ import (
 	"google.golang.org/grpc/status"
 )
 
-// novel returns size bytes that no server has seen before: a run must not find what another left.
-func novel(size int) []byte {
+// fresh returns size random bytes, so that no server has seen them before.
+func fresh(size int) []byte {
 	var seed [32]byte
 	crand.Read(seed[:]) // never fails
 	b := make([]byte, size)
@@ -24,11 +24,10 @@ func novel(size int) []byte {
 	return b
 }
 
-// unseen returns the digest of a blob that no server has.
-func unseen(size int) *repb.Digest { return cas.SHA256.Sum(novel(size)).Proto() }
+// absentDigest returns the digest of a blob that no server has.
+func absentDigest(size int) *repb.Digest { return cas.SHA256.Sum(fresh(size)).Proto() }
 
-// oneOf checks that got is ours, or, of somebody else's server, one of others, too: what the rule permits. It
-// reports whether that is so.
+// oneOf checks that got is ours or, if the server is not of this tree, one of the other values that the rule permits.
 func oneOf[T comparable](c *client, what string, got, ours T, others ...T) bool {
 	c.Helper()
 	switch {
@@ -42,7 +41,7 @@ func oneOf[T comparable](c *client, what string, got, ours T, others ...T) bool 
 	return false
 }
 
-// wantCode checks the status code of err as oneOf does; OK is no error. What was sent is in what.
+// wantCode checks the status code of err like oneOf. The request is described by what.
 func (c *client) wantCode(what string, err error, ours codes.Code, others ...codes.Code) bool {
 	c.Helper()
 	s := status.Convert(err)
@@ -52,7 +51,7 @@ func (c *client) wantCode(what string, err error, ours codes.Code, others ...cod
 	return oneOf(c, what, s.Code(), ours, others...)
 }
 
-// wantText is wantCode of an error whose text, on a server of ours, names each of parts, too.
+// wantText is wantCode and, for a server of this tree, checks that the error contains all parts.
 func (c *client) wantText(what string, err error, parts []string, ours codes.Code, others ...codes.Code) {
 	c.Helper()
 	if !c.wantCode(what, err, ours, others...) || !c.ours {
@@ -65,7 +64,7 @@ func (c *client) wantText(what string, err error, parts []string, ours codes.Cod
 	}
 }
 
-// resource is a ByteStream name of this client's instance.
+// resource returns a ByteStream resource name in the client's instance.
 func (c *client) resource(format string, args ...any) string {
 	name := fmt.Sprintf(format, args...)
 	if c.instance != "" {
@@ -74,9 +73,9 @@ func (c *client) resource(format string, args ...any) string {
 	return name
 }
 
-// uuid returns a version 4 UUID that nobody has used before.
+// uuid returns a new version 4 UUID.
 func uuid() string {
-	b := novel(16)
+	b := fresh(16)
 	b[6], b[8] = b[6]&0x0f|0x40, b[8]&0x3f|0x80
 	return fmt.Sprintf("%x-%x-%x-%x-%x", b[:4], b[4:6], b[6:8], b[8:10], b[10:])
 }

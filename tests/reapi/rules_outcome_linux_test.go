@@ -53,7 +53,7 @@ func exactStreams(c *client) {
 	}
 }
 
-// blobsOf returns what a result refers to, Trees with what they hold.
+// blobsOf returns the blobs that a result refers to, including those of its Trees.
 func (c *client) blobsOf(r *repb.ActionResult) (all []*repb.Digest) {
 	c.Helper()
 	for _, f := range r.GetOutputFiles() {
@@ -85,7 +85,7 @@ func completeResult(c *client) {
 			steps:   []string{"mkdirs d/e", "random 100 a", "random 2000000 b", "random 1000 d/c", "random 300000 d/e/f", "say x", "ebytes 65"},
 			outputs: []string{"a", "b", "d"},
 		})
-		_, r := c.succeeded("an action with outputs", c.request(d, nil))
+		_, r := c.wantSuccess("an action with outputs", c.request(d, nil))
 		blobs := c.blobsOf(r)
 		missing, err := c.absent(c.Context(), blobs...)
 		if err != nil || len(missing) > 0 || len(blobs) < 7 {
@@ -97,8 +97,8 @@ func completeResult(c *client) {
 		}
 	}
 	if c.ours {
-		// What has no room is not told as a result.
-		c.tooSmall(func(what string, _ *repb.Digest, a *answer) {
+		// Outputs that do not fit must not become a result.
+		c.executeInSmallStore(func(what string, _ *repb.Digest, a *answer) {
 			if a.err == nil || a.response.GetResult() != nil {
 				c.Errorf("%s: got %v, %v, want an error and no result", what, a.err, a.response.GetResult())
 			}
@@ -108,20 +108,20 @@ func completeResult(c *client) {
 
 func recordedResults(c *client) {
 	fine := c.prepare(job{steps: []string{"write out 1"}, outputs: []string{"out"}})
-	_, r := c.succeeded("a success", c.request(fine, nil))
+	_, r := c.wantSuccess("a success", c.request(fine, nil))
 	if got, err := c.recorded(fine); err != nil || !proto.Equal(got, r) {
 		c.Errorf("a success: the action cache has %v, %v, want %v", got, err, r)
 	}
 	bad := c.prepare(job{steps: []string{"write out 1", "exit 5"}, outputs: []string{"out"}})
-	if r := c.came("a failure", c.request(bad, nil)); r.Result.GetExitCode() != 5 || len(r.Result.GetOutputFiles()) != 1 {
+	if r := c.wantResult("a failure", c.request(bad, nil)); r.Result.GetExitCode() != 5 || len(r.Result.GetOutputFiles()) != 1 {
 		c.Errorf("a failure: got %v, want exit code 5 and its output", r.Result)
 	}
 	c.notRecorded("a failure", bad)
-	if r := c.came("a failure again", c.request(bad, nil)); r.GetCachedResult() {
+	if r := c.wantResult("a failure again", c.request(bad, nil)); r.GetCachedResult() {
 		c.Error("a failure was served from the action cache")
 	}
 	private := c.prepare(job{steps: []string{"write out 1"}, outputs: []string{"out"}, change: func(a *repb.Action) { a.DoNotCache = true }})
-	c.succeeded("do_not_cache", c.request(private, nil))
+	c.wantSuccess("do_not_cache", c.request(private, nil))
 	c.notRecorded("do_not_cache", private)
 }
 
@@ -167,7 +167,7 @@ func executionMetadata(c *client) {
 	}
 }
 
-// ownMetadata checks what a server of ours says beyond the API.
+// ownMetadata checks the metadata that our server adds.
 func (c *client) ownMetadata(m *repb.ExecutedActionMetadata) {
 	c.Helper()
 	if len(m.GetAuxiliaryMetadata()) != 2 {
@@ -180,7 +180,7 @@ func (c *client) ownMetadata(m *repb.ExecutedActionMetadata) {
 	if x.Sandbox.GetTier() != "full" || len(x.Sandbox.GetLayers()) == 0 || x.SpecHash == "" || x.Usage.GetPeakResidentBytes() == 0 {
 		c.Errorf("auxiliary metadata: got %v", &x)
 	}
-	// What Buildbarn's browser reads.
+	// For Buildbarn's browser.
 	var posix resourceusagepb.POSIXResourceUsage
 	if err := m.AuxiliaryMetadata[1].UnmarshalTo(&posix); err != nil || posix.MaximumResidentSetSize == 0 {
 		c.Errorf("resource usage: got %v, %v", &posix, err)
@@ -189,8 +189,8 @@ func (c *client) ownMetadata(m *repb.ExecutedActionMetadata) {
 
 func keptMetadata(c *client) {
 	d := c.prepare(job{steps: []string{"write out 1"}, outputs: []string{"out"}})
-	_, first := c.succeeded("the first", c.request(d, nil))
-	second := c.came("the second", c.request(d, nil))
+	_, first := c.wantSuccess("the first", c.request(d, nil))
+	second := c.wantResult("the second", c.request(d, nil))
 	if !second.GetCachedResult() || !proto.Equal(second.Result.GetExecutionMetadata(), first.GetExecutionMetadata()) {
 		c.Errorf("the second execution: got cached_result=%v and metadata %v, want %v of the first", second.GetCachedResult(), second.Result.GetExecutionMetadata(), first.GetExecutionMetadata())
 	}
@@ -198,7 +198,7 @@ func keptMetadata(c *client) {
 		c.Errorf("GetActionResult: got metadata %v, %v, want %v", got.GetExecutionMetadata(), err, first.GetExecutionMetadata())
 	}
 	answers := c.atOnce(c.prepare(job{steps: []string{"sleep 1s", "random 100 out"}, outputs: []string{"out"}}), 2)
-	a, b := c.came("one", answers[0]), c.came("other", answers[1])
+	a, b := c.wantResult("one", answers[0]), c.wantResult("other", answers[1])
 	if x, y := marshalled(c, a.Result), marshalled(c, b.Result); !bytes.Equal(x, y) {
 		c.Errorf("two executions that were one have the results %v and %v", a.Result, b.Result)
 	}
@@ -212,14 +212,14 @@ func marshalled(c *client, m proto.Message) []byte {
 
 func neverEmpty(c *client) {
 	d := c.prepare(job{steps: []string{"bytes "}})
-	r := c.came("an action that does nothing", c.request(d, nil))
+	r := c.wantResult("an action that does nothing", c.request(d, nil))
 	if proto.Size(r.Result) == 0 {
 		c.Error("the result of an action that does nothing has no field set")
 	}
 	if got, err := c.recorded(d); err != nil || proto.Size(got) == 0 {
 		c.Errorf("GetActionResult of an action that does nothing: got %v, %v, want one with a field set", got, err)
 	}
-	// Siso refuses a success without any of its outputs.
+	// Siso rejects a success without any output.
 	r = c.run(job{steps: []string{"bytes "}, outputs: []string{"never", "nowhere"}})
 	if r.Result.GetExitCode() != 0 {
 		c.Errorf("a success without its outputs: got exit code %d", r.Result.GetExitCode())
@@ -239,7 +239,7 @@ func inlinedOutputs(c *client) {
 	}
 	for _, what := range []string{"a run", "a hit"} {
 		a := c.request(d, ask)
-		r := c.came(what, a)
+		r := c.wantResult(what, a)
 		if n := proto.Size(a.ops[len(a.ops)-1]); n > 4<<20 {
 			c.Errorf("%s: the last message has %d bytes, more than clients take", what, n)
 		}
@@ -261,7 +261,7 @@ func inlinedOutputs(c *client) {
 			}
 		}
 	}
-	// Twenty thousand outputs are below the limit, and all of them are there.
+	// 20,000 outputs are within the limit and must all be reported.
 	var outputs []string
 	for i := range 20_000 {
 		outputs = append(outputs, fmt.Sprintf("d/%d", i))
@@ -269,7 +269,7 @@ func inlinedOutputs(c *client) {
 	slices.Sort(outputs)
 	d = c.prepare(job{steps: []string{"files 20000 d"}, outputs: outputs})
 	a := c.request(d, func(r *repb.ExecuteRequest) { r.InlineOutputFiles = outputs })
-	_, r := c.succeeded("20,000 outputs", a)
+	_, r := c.wantSuccess("20,000 outputs", a)
 	if n := proto.Size(a.ops[len(a.ops)-1]); len(r.GetOutputFiles()) != 20_000 || n > 4<<20 {
 		c.Errorf("got %d of 20,000 outputs in %d bytes", len(r.GetOutputFiles()), n)
 	}
@@ -282,7 +282,7 @@ func serverLogs(c *client) {
 		c.Error("an action that tried to reach the network has no server log")
 	}
 	for name, l := range r.GetServerLogs() {
-		text := c.get(l.GetDigest()) // it is there
+		text := c.get(l.GetDigest()) // fails if it is absent
 		if c.ours && (!l.GetHumanReadable() || !strings.Contains(text, "192.0.2.1")) {
 			c.Errorf("server log %s: human_readable=%v, %q", name, l.GetHumanReadable(), text)
 		}
@@ -291,7 +291,7 @@ func serverLogs(c *client) {
 
 func messages(c *client) {
 	var told *answer
-	c.tooSmall(func(what string, d *repb.Digest, a *answer) {
+	c.executeInSmallStore(func(what string, d *repb.Digest, a *answer) {
 		told = a
 		for _, part := range []string{"worker", "operation " + a.name(), "action", d.GetHash()} {
 			if text := a.response.GetMessage(); !strings.Contains(text, part) {
@@ -361,7 +361,7 @@ func liveOutput(c *client) {
 	}
 	ended := make(chan *answer, 1)
 	go func() { ended <- answered(s, nil) }()
-	// The action sleeps after the line; that it is read before the end does not depend on how long.
+	// The action sleeps after the line, so the line must arrive before the end.
 	select {
 	case err := <-firstLine:
 		if err != nil {
@@ -371,7 +371,7 @@ func liveOutput(c *client) {
 		ended <- a
 		c.Errorf("the action ended, and its first line had not been read")
 	}
-	_, r := c.succeeded("an action that prints", <-ended)
+	_, r := c.wantSuccess("an action that prints", <-ended)
 	want := map[string]bool{stdout + " " + c.stdout(r): true, stderr + " " + c.said(r.GetStderrRaw(), r.GetStderrDigest()): true}
 	for range 2 {
 		if got := <-whole; got.err != nil || !want[got.text] {
@@ -405,7 +405,7 @@ func requestMetadata(c *client) {
 		for _, v := range values {
 			ctx = headers.AppendToOutgoingContext(ctx, header, v)
 		}
-		if _, err := c.absent(ctx, unseen(1)); err != nil {
+		if _, err := c.absent(ctx, absentDigest(1)); err != nil {
 			c.Errorf("FindMissingBlobs with request metadata, %s: %v", what, err)
 		}
 		ctx, cancel := context.WithTimeout(ctx, executeTime)
