@@ -22,7 +22,7 @@ import (
 
 var action = sum("action")
 
-// lookup asks for the result of action.
+// lookup gets the result of action.
 func (c *client) lookup(t *testing.T) (*repb.ActionResult, error) {
 	t.Helper()
 	return c.GetActionResult(t.Context(), &repb.GetActionResultRequest{ActionDigest: action.Proto()})
@@ -35,7 +35,7 @@ func (c *client) record(t *testing.T, r *repb.ActionResult) error {
 	return err
 }
 
-// result returns a result with all kinds of outputs, and its blobs, which are stored.
+// result stores the blobs of a result with all kinds of outputs, and returns both.
 func (c *client) result(t *testing.T) (*repb.ActionResult, map[string]cas.Digest) {
 	t.Helper()
 	child := &repb.Directory{Files: []*repb.FileNode{{Name: "f", Digest: c.put(t, "file of child").Proto()}}}
@@ -178,7 +178,7 @@ func TestRule064_InliningIsAHint(t *testing.T) {
 	}
 }
 
-func TestRule065_ForbiddenUpdateIsPermissionDenied(t *testing.T) {
+func TestRule065_UpdateOfReadOnlyCacheIsPermissionDenied(t *testing.T) {
 	c := serve(t, casserver.Config{ReadOnlyActions: true})
 	wantCode(t, c.record(t, &repb.ActionResult{}), codes.PermissionDenied)
 	_, err := c.lookup(t)
@@ -211,7 +211,7 @@ func TestRule066_MalformedResultIsInvalid(t *testing.T) {
 		"NUL":                    file("a\x00b", good),
 		"directory path":         {OutputDirectories: []*repb.OutputDirectory{{Path: "../d", TreeDigest: good}}},
 		"directory digest":       {OutputDirectories: []*repb.OutputDirectory{{Path: "d"}}},
-		"tree that is none":      {OutputDirectories: []*repb.OutputDirectory{{Path: "d", TreeDigest: c.put(t, "\xff\xff").Proto()}}},
+		"malformed Tree":         {OutputDirectories: []*repb.OutputDirectory{{Path: "d", TreeDigest: c.put(t, "\xff\xff").Proto()}}},
 		"symlink":                {OutputSymlinks: link},
 		"file symlink":           {OutputFileSymlinks: link},
 		"directory symlink":      {OutputDirectorySymlinks: link},
@@ -254,7 +254,7 @@ func TestRule068_FailureIsNotRecorded(t *testing.T) {
 	wantCode(t, err, codes.NotFound)
 }
 
-func TestRule069_InstancesAndActionsShareNoResult(t *testing.T) {
+func TestRule069_InstancesAndActionsDoNotShareResults(t *testing.T) {
 	c := serve(t, casserver.Config{})
 	_, err := c.UpdateActionResult(t.Context(), &repb.UpdateActionResultRequest{
 		InstanceName: "a", ActionDigest: action.Proto(), ActionResult: &repb.ActionResult{},
@@ -278,7 +278,7 @@ func TestRule069_InstancesAndActionsShareNoResult(t *testing.T) {
 	}
 }
 
-func TestUpdateStoresWhatIsInline(t *testing.T) {
+func TestUpdateStoresInlinedContents(t *testing.T) {
 	c := serve(t, casserver.Config{})
 	if err := c.record(t, &repb.ActionResult{
 		StdoutRaw:   []byte("out"),
@@ -317,23 +317,23 @@ func TestDamagedOutputToInlineIsMiss(t *testing.T) {
 	wantCode(t, err, codes.NotFound)
 }
 
-// padded returns a result whose encoded size is n bytes.
+// padded returns a result whose encoding has n bytes.
 func padded(n int) *repb.ActionResult {
 	r := &repb.ActionResult{OutputSymlinks: []*repb.OutputSymlink{{Path: "l", Target: strings.Repeat("x", n)}}}
 	r.OutputSymlinks[0].Target = r.OutputSymlinks[0].Target[proto.Size(r)-n:]
 	return r
 }
 
-func TestRecordedResultCanBeDelivered(t *testing.T) {
+func TestUpdateRejectsResultsTooLargeToReturn(t *testing.T) {
 	c := serve(t, casserver.Config{})
 	const limit = 3 << 20
 	wantCode(t, c.record(t, padded(limit+1)), codes.InvalidArgument, action.String(), fmt.Sprint(limit+1), fmt.Sprint(limit))
 	_, err := c.lookup(t)
 	wantCode(t, err, codes.NotFound)
-	// What is stored as a blob does not count.
+	// Contents that are stored as blobs do not count.
 	r := padded(limit)
 	r.StdoutRaw = []byte(noise(1 << 20))
-	r.OutputSymlinks[0].Target = r.OutputSymlinks[0].Target[100:] // room for its digest
+	r.OutputSymlinks[0].Target = r.OutputSymlinks[0].Target[100:] // makes room for the digest
 	wantCode(t, c.record(t, r), codes.OK)
 	_, err = c.lookup(t)
 	wantCode(t, err, codes.OK)
@@ -342,8 +342,8 @@ func TestRecordedResultCanBeDelivered(t *testing.T) {
 	wantCode(t, err, codes.OK)
 }
 
-// A worker recorded these, without asking the service.
-func TestResultAboveAMessageIsFailedPrecondition(t *testing.T) {
+// Only a worker can record such results.
+func TestResultAboveMessageLimitIsFailedPrecondition(t *testing.T) {
 	c := serve(t, casserver.Config{})
 	for n, want := range map[int]codes.Code{4 << 20: codes.OK, 4<<20 + 1: codes.FailedPrecondition} {
 		if err := c.memory(t, "").Record(t.Context(), action, padded(n)); err != nil {
@@ -354,8 +354,8 @@ func TestResultAboveAMessageIsFailedPrecondition(t *testing.T) {
 	}
 }
 
-// However long a client's words are, an answer fits into the headers of a reply.
-func TestErrorsQuoteLittleOfTheClient(t *testing.T) {
+// Errors must fit into the trailers of a reply.
+func TestErrorsAreShort(t *testing.T) {
 	c := serve(t, casserver.Config{})
 	long := strings.Repeat("\u2028", 20_000)
 	_, name := c.read(t.Context(), &bspb.ReadRequest{ResourceName: long})
@@ -380,17 +380,16 @@ func TestErrorsQuoteLittleOfTheClient(t *testing.T) {
 	}
 }
 
-// TestUploadedIsToldWhatIsRecorded, as it is recorded, and nothing that is refused.
-func TestUploadedIsToldWhatIsRecorded(t *testing.T) {
+func TestOnUpdateGetsRecordedResults(t *testing.T) {
 	var told []*repb.ActionResult
 	c := serve(t, casserver.Config{OnUpdate: func(_ context.Context, instance string, a cas.Digest, r *repb.ActionResult) {
 		if instance != "" || a != action {
-			t.Errorf("told of %q, %s", instance, a)
+			t.Errorf("got instance %q, action %s", instance, a)
 		}
 		told = append(told, proto.CloneOf(r))
 	}})
 	r, blobs := c.result(t)
-	r.StdoutRaw, r.StdoutDigest = []byte("said inline"), nil
+	r.StdoutRaw, r.StdoutDigest = []byte("inlined"), nil
 	if err := c.record(t, r); err != nil {
 		t.Fatal(err)
 	}
@@ -402,12 +401,11 @@ func TestUploadedIsToldWhatIsRecorded(t *testing.T) {
 	c.memory(t, "").Delete(blobs["file"])
 	wantCode(t, c.record(t, r), codes.FailedPrecondition)
 	if len(told) != 1 || told[0].StdoutDigest == nil || !proto.Equal(told[0], recorded) {
-		t.Errorf("told %v, want %v alone", told, recorded)
+		t.Errorf("got %v, want only %v", told, recorded)
 	}
 }
 
-// TestAskedIsToldEachAnswer: what was found, and that nothing was, and no call that was wrong.
-func TestAskedIsToldEachAnswer(t *testing.T) {
+func TestOnLookupGetsEachAnswer(t *testing.T) {
 	var told []string
 	c := serve(t, casserver.Config{OnLookup: func(_ context.Context, instance string, a cas.Digest, r *repb.ActionResult) {
 		told = append(told, fmt.Sprintf("%q %s %t", instance, a, r != nil))
@@ -427,6 +425,6 @@ func TestAskedIsToldEachAnswer(t *testing.T) {
 	wantCode(t, err, codes.InvalidArgument)
 	want := []string{`"" ` + action.String() + " false", `"" ` + action.String() + " true", `"" ` + action.String() + " false"}
 	if !slices.Equal(told, want) {
-		t.Errorf("told %q, want %q", told, want)
+		t.Errorf("got %q, want %q", told, want)
 	}
 }

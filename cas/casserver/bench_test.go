@@ -21,8 +21,8 @@ import (
 	"google.golang.org/protobuf/proto"
 )
 
-// A void is a store that costs nothing, so that what is measured is the server: each blob is zeros, and
-// whatever is put is forgotten.
+// A void is a store without cost, so that the benchmarks measure the server: all blobs are zeros, and Put discards its
+// data.
 type void struct{ missing bool }
 
 func (v void) Open(_ context.Context, d cas.Digest, off int64) (io.ReadCloser, error) {
@@ -74,8 +74,7 @@ func loopback(b *testing.B, v void) *grpc.ClientConn {
 
 const streamed = 256 << 20 // bytes
 
-// A thin codec is a client that costs next to nothing: it sends what is encoded already, and of what it
-// receives it only counts the bytes.
+// thin is the codec of a client with little cost: it sends encoded messages and only counts the bytes that it receives.
 type thin struct{ encoding.CodecV2 }
 
 func (c thin) Marshal(v any) (mem.BufferSlice, error) {
@@ -93,7 +92,7 @@ func (c thin) Unmarshal(data mem.BufferSlice, v any) error {
 	return c.CodecV2.Unmarshal(data, v)
 }
 
-// thinStream starts a ByteStream call with a thin client.
+// thinStream starts a ByteStream call with the thin codec.
 func thinStream(b *testing.B, conn *grpc.ClientConn, method string) grpc.ClientStream {
 	b.Helper()
 	s, err := conn.NewStream(b.Context(), &grpc.StreamDesc{ServerStreams: true, ClientStreams: true},
@@ -171,7 +170,7 @@ func BenchmarkWrite(b *testing.B) {
 	}
 }
 
-// BenchmarkFindMissing calls the service without a wire.
+// BenchmarkFindMissing calls the service without a connection.
 func BenchmarkFindMissing(b *testing.B) {
 	const digests = 16_000
 	req := &repb.FindMissingBlobsRequest{DigestFunction: repb.DigestFunction_SHA256}

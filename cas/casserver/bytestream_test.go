@@ -22,12 +22,12 @@ import (
 	"google.golang.org/grpc/metadata"
 )
 
-// message is a WriteRequest in short.
+// message returns a WriteRequest.
 func message(name string, off int64, data string, finish bool) *bspb.WriteRequest {
 	return &bspb.WriteRequest{ResourceName: name, WriteOffset: off, Data: []byte(data), FinishWrite: finish}
 }
 
-// uploadName is the resource name of an upload of data.
+// uploadName returns the resource name of an upload of data.
 func uploadName(data string) string { return "uploads/u/" + sum(data).Resource() }
 
 func TestRule036_TrailingMetadataOfAWriteIsIgnored(t *testing.T) {
@@ -73,7 +73,7 @@ func TestRule037_NameMayBeOmittedButNotChanged(t *testing.T) {
 func TestRule038_OffsetsFollowTheData(t *testing.T) {
 	c := serve(t, casserver.Config{})
 	for name, offsets := range map[string][2]int64{
-		"begins later":   {1, 5},
+		"starts later":   {1, 5},
 		"negative":       {-1, 3},
 		"gap":            {0, 5},
 		"overlap":        {0, 3},
@@ -113,8 +113,8 @@ func TestRule039_NoCommitWithoutFinishWrite(t *testing.T) {
 	}
 }
 
-// The client keeps its side open: neither success nor failure waits for it to close.
-func TestFinishWriteIsAnsweredAtOnce(t *testing.T) {
+// The client keeps its side open: the answer must not wait for it to close.
+func TestFinishWriteIsAnsweredImmediately(t *testing.T) {
 	c := serve(t, casserver.Config{})
 	for name, row := range map[string]struct {
 		messages []*bspb.WriteRequest
@@ -176,7 +176,7 @@ func TestRule040_CommittedSizeIsTheSize(t *testing.T) {
 	}
 }
 
-func TestRule041_PresentBlobEndsAnUploadEarlyAndWell(t *testing.T) {
+func TestRule041_PresentBlobEndsUploadEarly(t *testing.T) {
 	c := serve(t, casserver.Config{})
 	data := noise(1 << 20)
 	c.put(t, data)
@@ -192,11 +192,11 @@ func TestRule041_PresentBlobEndsAnUploadEarlyAndWell(t *testing.T) {
 		t.Errorf("before the end of the upload: got %v, %v", resp.CommittedSize, err)
 	}
 	if err := stream.Send(message("", 10, data[10:], true)); err != nil && err != io.EOF {
-		t.Errorf("a client that goes on meets %v", err)
+		t.Errorf("send after the answer: got %v, want EOF", err)
 	}
 }
 
-func TestRule041_BlobArrivingMeanwhileIsNoError(t *testing.T) {
+func TestRule041_ConcurrentlyStoredBlobIsNotAnError(t *testing.T) {
 	c := serve(t, casserver.Config{})
 	stream, err := c.Write(t.Context())
 	if err != nil {
@@ -216,7 +216,7 @@ func TestRule041_BlobArrivingMeanwhileIsNoError(t *testing.T) {
 	}
 }
 
-func TestRule042_OtherDataIsInvalidAndNotStored(t *testing.T) {
+func TestRule042_MismatchIsInvalidAndNotStored(t *testing.T) {
 	c := serve(t, casserver.Config{})
 	_, err := c.write(t.Context(), message(uploadName("12345678"), 0, "12345679", true))
 	wantCode(t, err, codes.InvalidArgument, sum("12345678").String(), sum("12345679").String(), "upload the bytes")
@@ -225,8 +225,8 @@ func TestRule042_OtherDataIsInvalidAndNotStored(t *testing.T) {
 	}
 }
 
-func TestRule042_TooManyBytesAreRejectedAtOnce(t *testing.T) {
-	// The store would read on for as long as there is something to read, and forgets why it ended.
+func TestRule042_TooMuchDataIsRejectedImmediately(t *testing.T) {
+	// This store reads on without limit and drops the reason for a failure.
 	m := castest.NewMemory()
 	c := serve(t, casserver.Config{Instances: func(name string) (*cas.Instance, error) {
 		return &cas.Instance{Name: name, Store: greedy{m}, Actions: m}, nil
@@ -238,14 +238,14 @@ func TestRule042_TooManyBytesAreRejectedAtOnce(t *testing.T) {
 	if err := stream.Send(message(uploadName("12345678"), 0, "123456789", false)); err != nil {
 		t.Fatal(err)
 	}
-	// The client neither finishes nor closes: the answer does not wait for that.
+	// The client neither finishes nor closes: the answer must not wait for that.
 	wantCode(t, stream.RecvMsg(&bspb.WriteResponse{}), codes.InvalidArgument, "longer than the 8 bytes")
 	if n := m.Len(); n != 0 {
 		t.Errorf("%d blobs are stored", n)
 	}
 }
 
-// greedy is a store that reads to the end before it looks at anything, and says little of failures.
+// A greedy store reads to the end first and hides the errors of the reader.
 type greedy struct{ cas.Store }
 
 func (g greedy) Put(ctx context.Context, d cas.Digest, r io.Reader) error {
@@ -256,8 +256,7 @@ func (g greedy) Put(ctx context.Context, d cas.Digest, r io.Reader) error {
 	return g.Store.Put(ctx, d, bytes.NewReader(b))
 }
 
-// Whether the store is full or has promised all that it holds, it says itself.
-func TestWriteWithoutRoomSaysWhatToDo(t *testing.T) {
+func TestFullStoreErrorHasAdvice(t *testing.T) {
 	leased := fmt.Errorf("all of its 9 bytes are leased for up to 2h59m: %w", cas.ErrFull)
 	instances, _ := behind(&probe{put: func(cas.Digest) error { return leased }})
 	c := serve(t, casserver.Config{Instances: instances, FullHint: "free disk space"})
@@ -319,7 +318,7 @@ func TestRule048And049_ReadOffsetAndLimit(t *testing.T) {
 		{"beyond the end", size + 1, 0, "", codes.OutOfRange},
 		{"negative offset", -1, 0, "", codes.OutOfRange},
 		{"limit", 0, 1, data[:1], codes.OK},
-		{"limit of several pieces", 7, 2<<20 + 1, data[7 : 2<<20+8], codes.OK},
+		{"limit of several messages", 7, 2<<20 + 1, data[7 : 2<<20+8], codes.OK},
 		{"limit to the end", 7, size - 7, data[7:], codes.OK},
 		{"limit beyond the end", 7, size, data[7:], codes.OK},
 		{"largest limit", 7, math.MaxInt64, data[7:], codes.OK},
@@ -337,7 +336,7 @@ func TestRule048And049_ReadOffsetAndLimit(t *testing.T) {
 	wantCode(t, err, codes.NotFound, sum("absent").String())
 }
 
-func TestRule052_PiecesAreSmall(t *testing.T) {
+func TestRule052_ReadMessagesAreSmall(t *testing.T) {
 	c := serve(t, casserver.Config{})
 	stream, err := c.Read(t.Context(), &bspb.ReadRequest{ResourceName: c.put(t, noise(5<<20+3)).Resource()})
 	if err != nil {
@@ -351,12 +350,12 @@ func TestRule052_PiecesAreSmall(t *testing.T) {
 			t.Fatal(err)
 		}
 		if n := len(m.Data); n == 0 || n > 1<<20 {
-			t.Errorf("a piece of %d bytes", n)
+			t.Errorf("got a message of %d bytes, want 1 byte to 1 MiB", n)
 		}
 	}
 }
 
-func TestRule052_CancelClosesTheBlob(t *testing.T) {
+func TestRule052_CancelClosesBlob(t *testing.T) {
 	closed := make(chan struct{})
 	instances, m := behind(&probe{open: func(_ cas.Digest, r io.ReadCloser) io.ReadCloser {
 		return &closing{r, sync.OnceFunc(func() { close(closed) })}
@@ -388,7 +387,7 @@ func (c *closing) Close() error {
 	return c.ReadCloser.Close()
 }
 
-func TestReadOfDamagedBlobNeverLooksComplete(t *testing.T) {
+func TestReadOfCorruptBlobIsIncomplete(t *testing.T) {
 	data := noise(2<<20 + 9)
 	d := sum(data)
 	for label, damage := range map[string]func(io.ReadCloser) io.Reader{
@@ -424,12 +423,12 @@ func TestReadOfDamagedBlobNeverLooksComplete(t *testing.T) {
 	}
 }
 
-// broken is a reader of a broken disk.
+// broken is a reader that fails.
 type broken struct{}
 
 func (broken) Read([]byte) (int, error) { return 0, errors.New("input/output error") }
 
-func TestRule054_NameInTheHeaderMustBeThatOfTheMessage(t *testing.T) {
+func TestRule054_HeaderMustMatchResourceName(t *testing.T) {
 	const header = "build.bazel.remote.execution.v2.resource-name"
 	c := serve(t, casserver.Config{})
 	name := c.put(t, "data").Resource()
@@ -452,8 +451,8 @@ func TestRule054_NameInTheHeaderMustBeThatOfTheMessage(t *testing.T) {
 	}
 }
 
-// Buffers are used again, by other calls: none may see another's bytes.
-func TestConcurrentStreamsKeepTheirBytesApart(t *testing.T) {
+// Buffers are reused by other calls and must not leak data between them.
+func TestConcurrentStreamsDoNotShareData(t *testing.T) {
 	c := serve(t, casserver.Config{})
 	var wg sync.WaitGroup
 	for i := range 8 {
@@ -469,7 +468,7 @@ func TestConcurrentStreamsKeepTheirBytesApart(t *testing.T) {
 					messages = append(messages, message(name, int64(off), text[off:end], end == len(data)))
 				}
 				if _, err := c.write(t.Context(), messages...); err != nil {
-					t.Errorf("write: %v", err) // the store compares the bytes with their digest
+					t.Errorf("write: %v", err) // the store verifies the digest
 				}
 				if got, err := c.read(t.Context(), &bspb.ReadRequest{ResourceName: sum(text).Resource()}); err != nil || !bytes.Equal(got, data) {
 					t.Errorf("read gave %d other bytes, %v", len(got), err)
@@ -480,8 +479,7 @@ func TestConcurrentStreamsKeepTheirBytesApart(t *testing.T) {
 	wg.Wait()
 }
 
-// A server without ServerOptions serves the same, if slower.
-func TestStreamsUnderTheCodecOfGRPC(t *testing.T) {
+func TestStreamsWithDefaultCodec(t *testing.T) {
 	c := serveWith(t, casserver.Config{})
 	text := noise(3 << 20)
 	if n, err := c.write(t.Context(), message(uploadName(text), 0, text[:100], false), message("", 100, text[100:], true)); err != nil || n != 3<<20 {

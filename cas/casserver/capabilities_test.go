@@ -27,7 +27,7 @@ func (c *client) capabilities(t *testing.T) *repb.ServerCapabilities {
 	return r
 }
 
-func TestRule001_BothPartsWhereBothAreServed(t *testing.T) {
+func TestRule001_CapabilitiesHaveBothParts(t *testing.T) {
 	alone := serve(t, casserver.Config{}).capabilities(t)
 	if alone.CacheCapabilities == nil || alone.ExecutionCapabilities != nil {
 		t.Errorf("cache alone: got %v", alone)
@@ -38,7 +38,7 @@ func TestRule001_BothPartsWhereBothAreServed(t *testing.T) {
 	}
 }
 
-func TestRule002_VersionsSuitOldAndNewClients(t *testing.T) {
+func TestRule002_VersionsSupportOldAndNewClients(t *testing.T) {
 	r := serve(t, casserver.Config{}).capabilities(t)
 	if l := r.LowApiVersion; l.Major != 2 || l.Minor != 0 {
 		t.Errorf("low_api_version is %v, want 2.0", l)
@@ -51,7 +51,7 @@ func TestRule002_VersionsSuitOldAndNewClients(t *testing.T) {
 	}
 }
 
-func TestRule003_ListedFunctionsAreServed(t *testing.T) {
+func TestRule003_ListedFunctionsWork(t *testing.T) {
 	c := serve(t, casserver.Config{})
 	fs := c.capabilities(t).CacheCapabilities.DigestFunctions
 	want := []repb.DigestFunction_Value{
@@ -82,7 +82,7 @@ func TestRule003_ListedFunctionsAreServed(t *testing.T) {
 	}
 }
 
-func TestRule004_ExecutionFunctionIsOneOfItsList(t *testing.T) {
+func TestRule004_ExecutionFunctionIsListed(t *testing.T) {
 	x := serve(t, casserver.Config{Execution: &repb.ExecutionCapabilities{}}).capabilities(t).ExecutionCapabilities
 	if x.DigestFunction != repb.DigestFunction_SHA256 || !slices.Contains(x.DigestFunctions, x.DigestFunction) {
 		t.Errorf("digest_function is %v, in the list %v", x.DigestFunction, x.DigestFunctions)
@@ -98,7 +98,7 @@ func TestRule005_ExecEnabledIsAsConfigured(t *testing.T) {
 	}
 }
 
-func TestRule006_UpdateEnabledTellsTheTruth(t *testing.T) {
+func TestRule006_UpdateEnabledIsCorrect(t *testing.T) {
 	for _, readOnly := range []bool{false, true} {
 		c := serve(t, casserver.Config{ReadOnlyActions: readOnly})
 		says := c.capabilities(t).CacheCapabilities.ActionCacheUpdateCapabilities.UpdateEnabled
@@ -106,7 +106,7 @@ func TestRule006_UpdateEnabledTellsTheTruth(t *testing.T) {
 			ActionDigest: sum("action").Proto(), ActionResult: &repb.ActionResult{},
 		})
 		if says != (err == nil) || says == readOnly {
-			t.Errorf("read-only %v: update_enabled is %v, and an update ends with %v", readOnly, says, err)
+			t.Errorf("read-only %v: got update_enabled %v, but an update returned %v", readOnly, says, err)
 		}
 	}
 }
@@ -160,7 +160,7 @@ func TestRule009_WriteRequestOfBatchSizePasses(t *testing.T) {
 	}
 }
 
-func TestRule010_LargerBlobIsInvalidByEveryPath(t *testing.T) {
+func TestRule010_LargerBlobIsAlwaysInvalid(t *testing.T) {
 	c := serve(t, casserver.Config{MaxBlobBytes: 10})
 	if n := c.capabilities(t).CacheCapabilities.MaxCasBlobSizeBytes; n != 10 {
 		t.Errorf("max_cas_blob_size_bytes is %d, want 10", n)
@@ -211,8 +211,7 @@ func TestRule128_RequestMetadataMayBeAnything(t *testing.T) {
 	}
 }
 
-// TestRule005_006_CapabilitiesAreThoseOfTheCaller: what the caller may not do, he is told is not there.
-func TestRule005_006_CapabilitiesAreThoseOfTheCaller(t *testing.T) {
+func TestRule005_006_CapabilitiesDependOnCaller(t *testing.T) {
 	for _, may := range []struct{ execute, update bool }{{true, true}, {true, false}, {false, true}, {false, false}} {
 		c := serve(t, casserver.Config{
 			Execution: &repb.ExecutionCapabilities{ExecEnabled: true},
@@ -232,10 +231,10 @@ func TestRule005_006_CapabilitiesAreThoseOfTheCaller(t *testing.T) {
 			t.Errorf("%+v: in another instance got %v, %v", may, other, err)
 		}
 	}
-	// Who may do everything learns what is served all the same.
+	// Rights do not enable what the server does not support.
 	all := func(context.Context, string) (execute, update bool) { return true, true }
 	r := serve(t, casserver.Config{Execution: &repb.ExecutionCapabilities{}, ReadOnlyActions: true, Rights: all}).capabilities(t)
 	if r.ExecutionCapabilities.ExecEnabled || r.CacheCapabilities.ActionCacheUpdateCapabilities.UpdateEnabled {
-		t.Errorf("a right turned on what is not served: %v", r)
+		t.Errorf("a right enabled something unsupported: %v", r)
 	}
 }

@@ -25,7 +25,7 @@ import (
 	"google.golang.org/grpc/test/bufconn"
 )
 
-// A client speaks to a server of its own, over the wire, and sees its stores from behind.
+// A client is connected to its own server and can access its stores directly.
 type client struct {
 	repb.CapabilitiesClient
 	repb.ContentAddressableStorageClient
@@ -33,8 +33,8 @@ type client struct {
 	repb.ActionCacheClient
 
 	instances cas.Instances
-	log       *bytes.Buffer // complete after the call it is about
-	stop      func()        // ends the uploads that are kept
+	log       *bytes.Buffer // complete once the call has returned
+	stop      func()        // ends interrupted uploads
 }
 
 // serve starts a server; the zero Config serves instances in memory.
@@ -73,7 +73,7 @@ func serveWith(t testing.TB, c casserver.Config, options ...grpc.ServerOption) *
 	}
 }
 
-// memory returns the store behind an instance.
+// memory returns the store of an instance.
 func (c *client) memory(t *testing.T, instance string) *castest.Memory {
 	t.Helper()
 	in, err := c.instances(instance)
@@ -83,7 +83,7 @@ func (c *client) memory(t *testing.T, instance string) *castest.Memory {
 	return in.Store.(*castest.Memory)
 }
 
-// put stores data behind the server's back.
+// put stores data directly.
 func (c *client) put(t *testing.T, data string) cas.Digest {
 	t.Helper()
 	d, err := cas.PutBytes(t.Context(), c.memory(t, ""), cas.SHA256, []byte(data))
@@ -93,7 +93,7 @@ func (c *client) put(t *testing.T, data string) cas.Digest {
 	return d
 }
 
-// has reports whether the default instance holds d.
+// has reports whether the default instance has d.
 func (c *client) has(t *testing.T, d cas.Digest) bool {
 	t.Helper()
 	missing, err := c.memory(t, "").Missing(t.Context(), []cas.Digest{d})
@@ -103,7 +103,7 @@ func (c *client) has(t *testing.T, d cas.Digest) bool {
 	return len(missing) == 0
 }
 
-// read reads the whole of what a ReadRequest selects.
+// read returns all data of a Read.
 func (c *client) read(ctx context.Context, req *bspb.ReadRequest) ([]byte, error) {
 	stream, err := c.Read(ctx, req)
 	if err != nil {
@@ -121,7 +121,7 @@ func (c *client) read(ctx context.Context, req *bspb.ReadRequest) ([]byte, error
 	}
 }
 
-// write sends messages, closes its side and returns the committed size.
+// write sends messages, closes the stream and returns the committed size.
 func (c *client) write(ctx context.Context, messages ...*bspb.WriteRequest) (int64, error) {
 	stream, err := c.Write(ctx)
 	if err != nil {
@@ -139,14 +139,14 @@ func (c *client) write(ctx context.Context, messages ...*bspb.WriteRequest) (int
 // sum returns the digest of data.
 func sum(data string) cas.Digest { return cas.SHA256.Sum([]byte(data)) }
 
-// noise returns n bytes, the same for the same n.
+// noise returns n pseudorandom bytes determined by n.
 func noise(n int) string {
 	b := make([]byte, n)
 	rand.NewChaCha8([32]byte{}).Read(b)
 	return string(b)
 }
 
-// wantCode fails the test unless err has the code and its text the words.
+// wantCode checks the code of err and that its text contains the words.
 func wantCode(t testing.TB, err error, code codes.Code, words ...string) {
 	t.Helper()
 	if got := status.Code(err); got != code {
@@ -159,20 +159,20 @@ func wantCode(t testing.TB, err error, code codes.Code, words ...string) {
 	}
 }
 
-// A target is what a call is about.
+// A target is the blob or action of a call.
 type target struct {
 	instance string
 	function repb.DigestFunction_Value
 	digest   *repb.Digest
 }
 
-// A call is one RPC on a target. Where the answer has a status for each blob, that is the error.
+// A call is one RPC on a target. Its error is that of the call or of the blob.
 type call struct {
 	name string
 	do   func(context.Context, target) error
 }
 
-// calls returns all RPCs that name a blob, so that a rule of names is tested on each.
+// calls returns all RPCs that name a blob.
 func (c *client) calls() []call {
 	name := func(t target, rest ...string) string {
 		segs := strings.Split(t.instance, "/")
@@ -266,7 +266,7 @@ func (c *client) calls() []call {
 	}
 }
 
-// A probe is a store that a test looks into, or breaks.
+// A probe is a store with hooks.
 type probe struct {
 	cas.Store
 	open    func(cas.Digest, io.ReadCloser) io.ReadCloser
@@ -298,7 +298,7 @@ func (p *probe) Missing(ctx context.Context, ds []cas.Digest) ([]cas.Digest, err
 	return p.Store.Missing(ctx, ds)
 }
 
-// behind returns instances that are all one Memory, seen through p.
+// behind returns instances that all share one Memory, accessed through p.
 func behind(p *probe) (cas.Instances, *castest.Memory) {
 	m := castest.NewMemory()
 	p.Store = m
@@ -307,7 +307,7 @@ func behind(p *probe) (cas.Instances, *castest.Memory) {
 	}, m
 }
 
-func TestRule015_UnknownInstanceIsInvalidEverywhere(t *testing.T) {
+func TestRule015_UnknownInstanceIsAlwaysInvalid(t *testing.T) {
 	known := castest.Instances()
 	c := serve(t, casserver.Config{Instances: func(name string) (*cas.Instance, error) {
 		if name != "known" {
@@ -326,7 +326,7 @@ func TestRule015_UnknownInstanceIsInvalidEverywhere(t *testing.T) {
 	wantCode(t, err, codes.OK)
 }
 
-func TestRule016_MalformedDigestIsInvalidEverywhere(t *testing.T) {
+func TestRule016_MalformedDigestIsAlwaysInvalid(t *testing.T) {
 	c := serve(t, casserver.Config{})
 	hash := sum("data").Hash()
 	for _, call := range c.calls() {
@@ -353,7 +353,7 @@ func TestRule017_OtherSizeIsOtherBlob(t *testing.T) {
 		"FindMissingBlobs": codes.OK, "BatchUpdateBlobs": codes.InvalidArgument, "BatchReadBlobs": codes.NotFound,
 		"GetTree": codes.NotFound, "Read": codes.NotFound, "Write": codes.InvalidArgument,
 		"QueryWriteStatus": codes.NotFound, "GetActionResult": codes.NotFound,
-		"UpdateActionResult": codes.OK, // an action need not be present (rule 66)
+		"UpdateActionResult": codes.OK, // the action may be absent (rule 66)
 		"SplitBlob":          codes.NotFound, "GetChunkMapping": codes.NotFound,
 		"SpliceBlob": codes.NotFound, "RegisterChunkMapping": codes.NotFound,
 	}
@@ -396,14 +396,14 @@ func TestRule018_EmptyBlobIsAlwaysPresent(t *testing.T) {
 	}
 }
 
-func TestRule019_FunctionIsInferredOrServedElseInvalid(t *testing.T) {
+func TestRule019_FunctionIsInferredOrSupported(t *testing.T) {
 	c := serve(t, casserver.Config{})
 	c.put(t, "data")
 	for _, call := range c.calls() {
 		for _, f := range []repb.DigestFunction_Value{repb.DigestFunction_UNKNOWN, repb.DigestFunction_SHA256} {
 			t.Run(call.name+"/"+f.String(), func(t *testing.T) {
 				err := call.do(t.Context(), target{function: f, digest: sum("data").Proto()})
-				if status.Code(err) == codes.InvalidArgument && call.name != "GetTree" { // "data" is no Directory
+				if status.Code(err) == codes.InvalidArgument && call.name != "GetTree" { // "data" is not a Directory
 					t.Error(err)
 				}
 			})
@@ -413,26 +413,26 @@ func TestRule019_FunctionIsInferredOrServedElseInvalid(t *testing.T) {
 				wantCode(t, call.do(t.Context(), target{function: f, digest: sum("data").Proto()}), codes.InvalidArgument)
 			})
 		}
-		t.Run(call.name+"/length of none", func(t *testing.T) {
+		t.Run(call.name+"/unknown length", func(t *testing.T) {
 			d := &repb.Digest{Hash: sum("data").Hash()[:42], SizeBytes: 4}
 			wantCode(t, call.do(t.Context(), target{digest: d}), codes.InvalidArgument)
 		})
 	}
 }
 
-func TestRule020_OtherFunctionNamesNoBlobOfEqualHash(t *testing.T) {
+func TestRule020_EqualHashOfAnotherFunctionIsAnotherBlob(t *testing.T) {
 	c := serve(t, casserver.Config{})
 	d := c.put(t, "data")
 	got, err := c.read(t.Context(), &bspb.ReadRequest{ResourceName: "blobs/blake3/" + d.Hash() + "/4"})
 	wantCode(t, err, codes.NotFound, "blake3:"+d.Hash())
 	if len(got) != 0 {
-		t.Errorf("read %q by the name of another function", got)
+		t.Errorf("read %q under the name of another function", got)
 	}
-	// These two have equal hashes up to 1024 bytes.
+	// These functions have equal hashes up to 1024 bytes.
 	got, err = c.read(t.Context(), &bspb.ReadRequest{ResourceName: "blobs/sha256tree/" + d.Hash() + "/4"})
 	wantCode(t, err, codes.NotFound, "sha256tree:"+d.Hash())
 	if len(got) != 0 {
-		t.Errorf("read %q by the name of another function", got)
+		t.Errorf("read %q under the name of another function", got)
 	}
 }
 
@@ -485,7 +485,7 @@ func TestRule022_InstancesAreIsolated(t *testing.T) {
 	}
 }
 
-func TestPanicEndsOneCallOnly(t *testing.T) {
+func TestPanicFailsOnlyItsCall(t *testing.T) {
 	defect := "defect"
 	instances, _ := behind(&probe{
 		put:     func(cas.Digest) error { panic(defect) },
@@ -498,11 +498,11 @@ func TestPanicEndsOneCallOnly(t *testing.T) {
 			err := call.do(t.Context(), target{digest: sum("data").Proto()})
 			wantCode(t, err, codes.Internal, call.name)
 			if !strings.Contains(c.log.String(), call.name) {
-				t.Errorf("the log does not speak of %s: %s", call.name, c.log)
+				t.Errorf("want %s in the log: %s", call.name, c.log)
 			}
 		}
 	}
 	if strings.Count(c.log.String(), "goroutine") < 3 {
-		t.Errorf("the log has no stacks: %s", c.log)
+		t.Errorf("log: got %s, want stacks", c.log)
 	}
 }

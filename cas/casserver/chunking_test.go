@@ -45,7 +45,7 @@ func (c *client) chunks(ctx context.Context, req *repb.GetChunkMappingRequest) (
 	return all, err
 }
 
-// register sends messages and returns how the call ended.
+// register sends messages and returns the result.
 func (c *client) register(ctx context.Context, messages ...*repb.RegisterChunkMappingRequest) error {
 	stream, err := c.RegisterChunkMapping(ctx)
 	if err != nil {
@@ -63,7 +63,7 @@ func (c *client) register(ctx context.Context, messages ...*repb.RegisterChunkMa
 	return err
 }
 
-// splitters are both RPCs that split, so that rules hold for each.
+// splitters returns both RPCs that split blobs.
 func (c *client) splitters() map[string]func(d cas.Digest, v repb.ChunkingFunction_Value) ([]*repb.Digest, repb.ChunkingFunction_Value, error) {
 	ctx := context.Background()
 	return map[string]func(d cas.Digest, v repb.ChunkingFunction_Value) ([]*repb.Digest, repb.ChunkingFunction_Value, error){
@@ -84,7 +84,7 @@ func (c *client) splitters() map[string]func(d cas.Digest, v repb.ChunkingFuncti
 	}
 }
 
-// splicers are both RPCs that splice.
+// splicers returns both RPCs that splice blobs.
 func (c *client) splicers() map[string]func(d cas.Digest, v repb.ChunkingFunction_Value, chunks ...*repb.Digest) error {
 	ctx := context.Background()
 	return map[string]func(d cas.Digest, v repb.ChunkingFunction_Value, chunks ...*repb.Digest) error{
@@ -105,7 +105,7 @@ func (c *client) splicers() map[string]func(d cas.Digest, v repb.ChunkingFunctio
 	}
 }
 
-// cut puts the chunks of data, as p cuts it, behind the server's back.
+// cut stores the chunks of data and returns their digests.
 func cut(t testing.TB, s cas.Store, data string, p chunk.Params) (ds []*repb.Digest) {
 	t.Helper()
 	r, err := chunk.NewReader(strings.NewReader(data), p)
@@ -134,10 +134,10 @@ func wantDigests(t *testing.T, got, want []*repb.Digest) {
 	}
 }
 
-// A plain store keeps no chunks.
+// A plain store does not support chunks.
 type plain struct{ cas.Store }
 
-func TestRule013_ChunkingIsServedWhereItIsAdvertised(t *testing.T) {
+func TestRule013_ChunkingIsAdvertisedIfSupported(t *testing.T) {
 	instances := castest.Instances()
 	c := serve(t, casserver.Config{Instances: func(name string) (*cas.Instance, error) {
 		in, err := instances(name)
@@ -170,7 +170,7 @@ func TestRule013_ChunkingIsServedWhereItIsAdvertised(t *testing.T) {
 	}
 }
 
-func TestRule014_ParametersAreInRange(t *testing.T) {
+func TestRule014_ChunkingParametersAreRecommendedOnes(t *testing.T) {
 	caps := serve(t, casserver.Config{}).capabilities(t).CacheCapabilities
 	want := &repb.FastCdc2020Params{AvgChunkSizeBytes: 512 << 10}
 	if !proto.Equal(caps.FastCdc_2020Params, want) {
@@ -182,7 +182,7 @@ func TestRule014_ParametersAreInRange(t *testing.T) {
 	}
 }
 
-func TestRule057_ChunksAreStoredAndAreTheBlob(t *testing.T) {
+func TestRule057_ChunksAreStoredAndMakeUpTheBlob(t *testing.T) {
 	data := noise(7 << 20)
 	d := sum(data)
 	for asked, cutBy := range map[repb.ChunkingFunction_Value]repb.ChunkingFunction_Value{unknown: fastCDC, fastCDC: fastCDC, repMax: repMax, 77: fastCDC} {
@@ -218,9 +218,9 @@ func TestRule057_ChunksAreStoredAndAreTheBlob(t *testing.T) {
 					all = append(all, b...)
 				}
 				if string(all) != data {
-					t.Errorf("the chunks are %d other bytes", len(all))
+					t.Errorf("got chunks of %d other bytes", len(all))
 				}
-				// The chunks are enough; and the blob without one of them is.
+				// The chunks suffice without the blob, but not if one of them is missing.
 				c.memory(t, "").Delete(d)
 				if again, _, err := split(d, asked); err != nil {
 					t.Error(err)
@@ -233,7 +233,7 @@ func TestRule057_ChunksAreStoredAndAreTheBlob(t *testing.T) {
 				wantCode(t, err, codes.NotFound, d.Hash())
 				c.put(t, data)
 				if again, _, err := split(d, asked); err != nil || !c.has(t, first) {
-					t.Errorf("the missing chunk was not made again: %v", err)
+					t.Errorf("the missing chunk was not recreated: %v", err)
 				} else {
 					wantDigests(t, again, got)
 				}
@@ -242,11 +242,11 @@ func TestRule057_ChunksAreStoredAndAreTheBlob(t *testing.T) {
 	}
 }
 
-// A marking store knows what was marked as used.
+// A marking store records which blobs were marked as used.
 type marking struct {
 	*castest.Memory
 	marked map[cas.Digest]bool
-	err    error // of Map
+	err    error // returned by Splice
 }
 
 func (m *marking) Missing(ctx context.Context, ds []cas.Digest) ([]cas.Digest, error) {
@@ -270,7 +270,7 @@ func serveMarking(t *testing.T) (*client, *marking) {
 	}}), m
 }
 
-func TestRule057_SplitExtendsTheLivesOfBlobAndChunks(t *testing.T) {
+func TestRule057_SplitMarksBlobAndChunksAsUsed(t *testing.T) {
 	c, m := serveMarking(t)
 	b, d, of := castest.PutChunks(t, m, 1, 1<<20, 2<<20)
 	if err := m.Splice(t.Context(), d, of); err != nil {
@@ -291,7 +291,7 @@ func TestRule057_SplitExtendsTheLivesOfBlobAndChunks(t *testing.T) {
 	}
 }
 
-func TestRule058_LongMappingIsManyMessages(t *testing.T) {
+func TestRule058_LongMappingHasManyMessages(t *testing.T) {
 	c := serve(t, casserver.Config{})
 	piece := c.put(t, strings.Repeat("piece ", 10))
 	const n = 100_000
@@ -309,7 +309,7 @@ func TestRule058_LongMappingIsManyMessages(t *testing.T) {
 			t.Errorf("message %d has %d bytes", i, size)
 		}
 		if by := m.ChunkingFunction; i == 0 && by != repMax {
-			t.Errorf("the first message says %v", by)
+			t.Errorf("first message: got function %v", by)
 		}
 		total += len(m.ChunkDigests)
 	}
@@ -343,7 +343,7 @@ func TestRule058_SmallBlobIsItsOnlyChunk(t *testing.T) {
 	}
 }
 
-func TestRule059_FirstMessageHolds(t *testing.T) {
+func TestRule059_FirstMessageDecides(t *testing.T) {
 	c := serve(t, casserver.Config{})
 	data := noise(3 << 20)
 	chunks := cut(t, c.memory(t, ""), data, chunk.FastCDC{Average: 512 << 10})
@@ -355,7 +355,7 @@ func TestRule059_FirstMessageHolds(t *testing.T) {
 		BlobDigest: sum(data).Proto(), DigestFunction: repb.DigestFunction_SHA256, ChunkingFunction: fastCDC, ChunkDigests: chunks[:1],
 	}, other)
 	if err != nil || !c.has(t, sum(data)) {
-		t.Errorf("it is not there: %v", err)
+		t.Errorf("the blob is missing: %v", err)
 	}
 	if m, err := c.memory(t, "").Split(t.Context(), sum(data)); err != nil || m.Function != fastCDC {
 		t.Errorf("Mapping: %v, %v", m.Function, err)
@@ -394,10 +394,10 @@ func TestRule060_SpliceVerifies(t *testing.T) {
 				wantCode(t, splice(d, unknown), codes.InvalidArgument, "0 of its")
 				wantCode(t, splice(d, unknown, a, b, a), codes.InvalidArgument, "larger than the blob")
 				if got := m.Digests(); !slices.Equal(got, before) || has(t, m, d) {
-					t.Errorf("something was stored")
+					t.Errorf("got stored blobs, want none")
 				}
 				if _, err := m.Split(t.Context(), d); !errors.Is(err, cas.ErrNotFound) {
-					t.Errorf("a mapping was kept: %v", err)
+					t.Errorf("got %v, want no chunk list", err)
 				}
 				if kind == "large" {
 					m.err = cas.ErrFull
@@ -407,16 +407,16 @@ func TestRule060_SpliceVerifies(t *testing.T) {
 				empty := cas.SHA256.Sum(nil).Proto()
 				wantCode(t, splice(d, unknown, empty, a, empty, b), codes.OK)
 				if got, err := cas.ReadAll(t.Context(), m, d, d.Size()); err != nil || string(got) != data {
-					t.Errorf("it is %d other bytes, %v", len(got), err)
+					t.Errorf("got %d other bytes, %v", len(got), err)
 				}
 				if whole := slices.Contains(m.Digests(), d); whole != (kind == "small") {
-					t.Errorf("it is stored as a whole: %v", whole)
+					t.Errorf("stored as a whole: got %v", whole)
 				}
-				// Present, it stays as it is, whatever is said of it; and it is used.
+				// A present blob remains unchanged and is marked as used.
 				clear(m.marked)
 				wantCode(t, splice(d, unknown, b, a), codes.OK)
 				if !m.marked[d] {
-					t.Error("it was not marked as used")
+					t.Error("the blob was not marked as used")
 				}
 				wantCode(t, splice(cas.SHA256.Sum(nil), unknown), codes.OK)
 			})
@@ -433,8 +433,7 @@ func has(t *testing.T, s cas.Store, d cas.Digest) bool {
 	return len(missing) == 0
 }
 
-// What a client says has cut a blob is noted if it is so.
-func TestRule060_StatedFunctionIsNotedIfItIsTrue(t *testing.T) {
+func TestRule060_StatedFunctionIsRecordedIfCorrect(t *testing.T) {
 	data := noise(5 << 20)
 	fast, max := chunk.FastCDC{Average: 512 << 10}, chunk.RepMaxCDC{Min: 256 << 10, Horizon: 2 << 20}
 	for _, x := range []struct {
@@ -472,8 +471,8 @@ func TestRule010_SpliceOfTooLargeBlobIsInvalid(t *testing.T) {
 	}
 }
 
-// A client may name a million chunks, and no more; that costs little more memory than they take.
-func TestRegisterIsBounded(t *testing.T) {
+// A client may name up to a million chunks, which take little more memory than the list.
+func TestRegisterChunkMappingIsLimited(t *testing.T) {
 	c := serve(t, casserver.Config{})
 	piece := c.put(t, "0123456789").Proto()
 	part := &repb.RegisterChunkMappingRequest{ChunkDigests: slices.Repeat([]*repb.Digest{piece}, 50_000)}
@@ -497,8 +496,8 @@ func TestRegisterIsBounded(t *testing.T) {
 	}
 }
 
-// However many ask, few blobs are cut at once; whoever gives up while he waits has his answer at once.
-func TestCutsTakeTurns(t *testing.T) {
+// Only a few blobs are split at once; a call that is cancelled while it waits returns immediately.
+func TestConcurrentSplitsAreLimited(t *testing.T) {
 	data := noise(3 << 20)
 	m := castest.NewFaulty(castest.NewMemory(), nil)
 	s := &mappingFaulty{m, castest.NewMemory()}
@@ -535,7 +534,7 @@ func TestCutsTakeTurns(t *testing.T) {
 	}
 }
 
-// A mappingFaulty keeps the lists of chunks elsewhere than the blobs.
+// A mappingFaulty keeps chunk lists separately from the blobs.
 type mappingFaulty struct {
 	*castest.Faulty
 	lists *castest.Memory
@@ -547,8 +546,8 @@ func (m *mappingFaulty) Split(ctx context.Context, d cas.Digest) (cas.ChunkList,
 	return m.lists.Split(ctx, d)
 }
 
-// Two blobs that differ in few bytes take little more than one, and come back as they were.
-func TestSplicedBlobsShareChunksOnDisk(t *testing.T) {
+// Two similar blobs take little more space than one.
+func TestSplicedBlobsShareChunks(t *testing.T) {
 	store, err := disk.Open(disk.Config{Dir: t.TempDir(), MaxBytes: 256 << 20})
 	if err != nil {
 		t.Fatal(err)
@@ -571,7 +570,7 @@ func TestSplicedBlobsShareChunksOnDisk(t *testing.T) {
 		}
 		now := store.Stats().Bytes
 		if most := int64(3 << 20); i == 1 && now-before > most {
-			t.Errorf("the second takes %d bytes more, want at most %d", now-before, most)
+			t.Errorf("the second blob takes %d bytes more, want at most %d", now-before, most)
 		}
 		before = now
 		if got, err := cas.ReadAll(t.Context(), in.Store, sum(data), 32<<20); err != nil || string(got) != data {
@@ -583,7 +582,7 @@ func TestSplicedBlobsShareChunksOnDisk(t *testing.T) {
 			}
 		}
 		if now != store.Stats().Bytes {
-			t.Error("splitting what is kept as chunks has put more")
+			t.Error("splitting a blob stored as chunks took more space")
 		}
 	}
 	if err := store.Check(t.Context()); err != nil {
@@ -591,8 +590,7 @@ func TestSplicedBlobsShareChunksOnDisk(t *testing.T) {
 	}
 }
 
-// A client that goes away while it names chunks leaves nothing.
-func TestRegisterThatBreaksOffStoresNothing(t *testing.T) {
+func TestCancelledRegisterStoresNothing(t *testing.T) {
 	c := serve(t, casserver.Config{})
 	a := c.put(t, "0123456789")
 	d := sum("01234567890123456789")
@@ -606,15 +604,15 @@ func TestRegisterThatBreaksOffStoresNothing(t *testing.T) {
 	}
 	cancel()
 	if err := stream.RecvMsg(new(repb.RegisterChunkMappingResponse)); err == nil {
-		t.Error("it was registered")
+		t.Error("got no error")
 	}
 	if c.has(t, d) {
-		t.Error("it is there")
+		t.Error("the blob is present")
 	}
 }
 
-// FuzzRegisterChunkMapping: whatever list of chunks is registered, there is a blob after it exactly if it is the
-// concatenation of the chunks.
+// FuzzRegisterChunkMapping checks that registering chunks succeeds, and makes the blob present, exactly if the blob is
+// their concatenation.
 func FuzzRegisterChunkMapping(f *testing.F) {
 	m := castest.NewMemory()
 	c := serveFuzz(f, m)
@@ -665,7 +663,7 @@ func FuzzRegisterChunkMapping(f *testing.F) {
 			t.Errorf("register: %v, want success %v", err, good)
 		}
 		if has(t, m, d) != good {
-			t.Errorf("it is there: %v, want %v", !good, good)
+			t.Errorf("present: got %v, want %v", !good, good)
 		}
 		if good {
 			if b, err := cas.ReadAll(t.Context(), m, d, d.Size()); err != nil || string(b) != want.String() {
@@ -687,9 +685,8 @@ func serveFuzz(f *testing.F, m *castest.Memory) *client {
 	}}, casserver.ServerOptions(slog.New(slog.DiscardHandler))...)
 }
 
-// Three bytes, named a million times, are a blob of three megabytes: its list is not kept, which would take twelve times
-// as much, and the memory for it at each question whether the blob is there.
-func TestBlobOfTinyChunksIsKeptWhole(t *testing.T) {
+// A million chunks of three bytes would need a list twelve times the size of the blob, read at each existence check.
+func TestBlobOfTinyChunksIsStoredWhole(t *testing.T) {
 	store, err := disk.Open(disk.Config{Dir: t.TempDir(), MaxBytes: 256 << 20})
 	if err != nil {
 		t.Fatal(err)
@@ -715,13 +712,13 @@ func TestBlobOfTinyChunksIsKeptWhole(t *testing.T) {
 		t.Fatal(err)
 	}
 	if got := store.Stats().Bytes; got > 4<<20 {
-		t.Errorf("a blob of %d bytes takes %d", len(blob), got)
+		t.Errorf("a blob of %d bytes takes %d bytes of the store, want at most 4 MiB", len(blob), got)
 	}
 	if got, err := c.read(t.Context(), &bspb.ReadRequest{ResourceName: sum(blob).Resource()}); err != nil || string(got) != blob {
 		t.Errorf("read %d bytes, %v", len(got), err)
 	}
 	if _, err := in.Store.(cas.Splicer).Split(t.Context(), sum(blob)); !errors.Is(err, cas.ErrNotFound) {
-		t.Errorf("a mapping is kept: %v", err)
+		t.Errorf("got %v, want no chunk list", err)
 	}
 	if err := store.Check(t.Context()); err != nil {
 		t.Error(err)

@@ -14,7 +14,7 @@ import (
 	"google.golang.org/protobuf/proto"
 )
 
-// encodings returns encoded WriteRequests, well-formed and not.
+// encodings returns encoded WriteRequests, valid and invalid.
 func encodings(t *testing.T) map[string][]byte {
 	t.Helper()
 	data := bytes.Repeat([]byte("0123456789"), 5000)
@@ -26,23 +26,24 @@ func encodings(t *testing.T) map[string][]byte {
 		return protowire.AppendBytes(protowire.AppendTag(b, n, protowire.BytesType), v)
 	}
 	return map[string][]byte{
-		"nothing":             nil,
-		"whole":               whole,
-		"data first":          field(field(nil, dataField, data), 1, []byte("name")),
-		"data twice":          field(field(nil, dataField, data), dataField, []byte("the last one counts")),
-		"no data last":        field(field(nil, dataField, data), dataField, nil),
-		"field of the future": field(field(nil, 77, []byte("x")), dataField, data),
-		"data as a number":    protowire.AppendVarint(protowire.AppendTag(nil, dataField, protowire.VarintType), 7),
-		"name is no text":     field(field(nil, 1, []byte{0xff}), dataField, data),
-		"cut off in the data": whole[:len(whole)/2],
-		"cut off in a tag":    append(bytes.Clone(whole), 0x80),
-		"field 0":             {0, 0},
-		"end of no group":     {0x0c},
+		"nothing":               nil,
+		"whole":                 whole,
+		"data first":            field(field(nil, dataField, data), 1, []byte("name")),
+		"data twice":            field(field(nil, dataField, data), dataField, []byte("the last one wins")),
+		"no data last":          field(field(nil, dataField, data), dataField, nil),
+		"unknown field":         field(field(nil, 77, []byte("x")), dataField, data),
+		"data as a number":      protowire.AppendVarint(protowire.AppendTag(nil, dataField, protowire.VarintType), 7),
+		"name is not UTF-8":     field(field(nil, 1, []byte{0xff}), dataField, data),
+		"truncated in the data": whole[:len(whole)/2],
+		"truncated in a tag":    append(bytes.Clone(whole), 0x80),
+		"field 0":               {0, 0},
+		"end of group":          {0x0c},
 	}
 }
 
-// What is received is what protobuf makes of it, in however many parts it came, and nothing of what was before.
-func TestIncomingIsTheMessage(t *testing.T) {
+// The result must equal that of proto.Unmarshal, however many buffers the message has, and contain nothing of the
+// previous message.
+func TestWriteRequestEqualsMessage(t *testing.T) {
 	for name, b := range encodings(t) {
 		t.Run(name, func(t *testing.T) {
 			var want bspb.WriteRequest
@@ -73,14 +74,14 @@ func TestIncomingIsTheMessage(t *testing.T) {
 	}
 }
 
-// A counted pool knows how many of its buffers came back.
+// A countedPool counts returned buffers.
 type countedPool struct{ back int }
 
 func (p *countedPool) Get(n int) *[]byte { return new(make([]byte, n)) }
 func (p *countedPool) Put(*[]byte)       { p.back++ }
 
-// The data is not copied where it came in one part, and its buffer is given back once.
-func TestIncomingBorrowsItsBuffer(t *testing.T) {
+// The data of a single buffer is not copied, and the buffer is returned exactly once.
+func TestWriteRequestAliasesItsBuffer(t *testing.T) {
 	b := encodings(t)["whole"]
 	var pool countedPool
 	m := &writeRequest{}
@@ -89,22 +90,22 @@ func TestIncomingBorrowsItsBuffer(t *testing.T) {
 		if err := newCodec().Unmarshal(message, m); err != nil {
 			t.Fatal(err)
 		}
-		message.Free() // as gRPC does when Unmarshal has returned
+		message.Free() // as gRPC does after Unmarshal
 		if at := bytes.Index(b, m.Data); at < 0 || &b[at] != &m.Data[0] {
 			t.Error("the data was copied")
 		}
 		if pool.back != i {
-			t.Errorf("while message %d is looked at, %d buffers are back", i, pool.back)
+			t.Errorf("during message %d: got %d returned buffers", i, pool.back)
 		}
 		m.release()
 		m.release()
 	}
 	if pool.back != 3 || m.Data != nil {
-		t.Errorf("in the end %d of 3 buffers are back, and data has %d bytes", pool.back, len(m.Data))
+		t.Errorf("got %d returned buffers and %d bytes of data, want 3 and 0", pool.back, len(m.Data))
 	}
 }
 
-// A script is a stream of messages, which no upload may wait for with a buffer in its hands.
+// A script is a stream of messages. It checks that the receiver holds no buffer while it waits.
 type script struct {
 	bspb.ByteStream_WriteServer
 	t        *testing.T
@@ -113,14 +114,14 @@ type script struct {
 
 func (s *script) RecvMsg(v any) error {
 	if v.(*writeRequest).encoded != nil {
-		s.t.Error("who waits for a message still holds the last")
+		s.t.Error("the receiver holds a buffer while it waits")
 	}
 	b := s.messages[0]
 	s.messages = s.messages[1:]
 	return newCodec().Unmarshal(mem.BufferSlice{mem.SliceBuffer(b)}, v)
 }
 
-func TestUploadWaitsWithoutABuffer(t *testing.T) {
+func TestUploadWaitsWithoutBuffer(t *testing.T) {
 	s := &script{t: t}
 	for i, text := range []string{"abc", "def", "ghi"} {
 		b, err := proto.Marshal(&bspb.WriteRequest{WriteOffset: int64(3 * i), Data: []byte(text), FinishWrite: i == 2})
@@ -135,7 +136,7 @@ func TestUploadWaitsWithoutABuffer(t *testing.T) {
 	}
 }
 
-func TestPieceIsAReadResponse(t *testing.T) {
+func TestReadResponseEqualsMessage(t *testing.T) {
 	for _, n := range []int{0, 1, 127, 128, 1 << 14, maxData} {
 		p := newReadResponse(n)
 		for i := range p.Data {

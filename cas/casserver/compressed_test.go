@@ -27,7 +27,7 @@ import (
 	"google.golang.org/grpc/status"
 )
 
-// pack returns data as one stream of a compressor.
+// pack returns data as one compressed stream.
 func pack(t testing.TB, c repb.Compressor_Value, data string) string {
 	t.Helper()
 	var b bytes.Buffer
@@ -42,12 +42,12 @@ func pack(t testing.TB, c repb.Compressor_Value, data string) string {
 	return b.String()
 }
 
-// compressedName is the resource name of a blob, compressed.
+// compressedName returns the compressed resource name of a blob.
 func compressedName(c repb.Compressor_Value, d cas.Digest) string {
 	return "compressed-blobs/" + compress.Name(c) + strings.TrimPrefix(d.Resource(), "blobs")
 }
 
-// unpacked reads a blob compressed from an offset on, and returns it uncompressed.
+// unpacked reads a blob compressed from an offset and decompresses it.
 func (c *client) unpacked(ctx context.Context, by repb.Compressor_Value, d cas.Digest, off int64) (string, error) {
 	b, err := c.read(ctx, &bspb.ReadRequest{ResourceName: compressedName(by, d), ReadOffset: off})
 	if err != nil {
@@ -66,7 +66,7 @@ func byEach(t *testing.T, test func(t *testing.T, by repb.Compressor_Value)) {
 	}
 }
 
-func TestRule011_AdvertisedCompressorsAreServed(t *testing.T) {
+func TestRule011_AdvertisedCompressorsWork(t *testing.T) {
 	c := serve(t, casserver.Config{})
 	r, err := c.GetCapabilities(t.Context(), &repb.GetCapabilitiesRequest{})
 	if err != nil {
@@ -100,7 +100,7 @@ func TestRule043_CompressedWrite(t *testing.T) {
 			if err != nil || n != int64(len(packed)) {
 				t.Errorf("got %d, %v, want the %d compressed bytes", n, err, len(packed))
 			}
-			// It is the same blob in every form.
+			// It is the same blob uncompressed.
 			if got, err := c.read(t.Context(), &bspb.ReadRequest{ResourceName: "a/b/" + sum(data).Resource()}); err != nil || string(got) != data {
 				t.Errorf("read %d bytes back, %v, want %d", len(got), err, len(data))
 			}
@@ -118,7 +118,7 @@ func TestRule036_DigestFunctionInTheName(t *testing.T) {
 		}
 		c.wantKept(t, "uploads/u/"+d.Resource(), 100)
 		for way, m := range map[string]*bspb.WriteRequest{
-			"going on":   message("uploads/u/"+d.Resource(), 100, data[100:], true),
+			"resumed":    message("uploads/u/"+d.Resource(), 100, data[100:], true),
 			"at once":    message("uploads/v/"+d.Resource(), 0, data, true),
 			"compressed": message("uploads/w/"+compressedName(repb.Compressor_DEFLATE, d)+"/x", 0, pack(t, repb.Compressor_DEFLATE, data), true),
 		} {
@@ -133,7 +133,7 @@ func TestRule036_DigestFunctionInTheName(t *testing.T) {
 	}
 }
 
-func TestRule043_CompressedWriteOfAPresentBlobEndsEarly(t *testing.T) {
+func TestRule043_CompressedWriteOfPresentBlobEndsEarly(t *testing.T) {
 	byEach(t, func(t *testing.T, by repb.Compressor_Value) {
 		c := serve(t, casserver.Config{})
 		data := noise(1 << 20)
@@ -153,8 +153,8 @@ func TestRule043_CompressedWriteOfAPresentBlobEndsEarly(t *testing.T) {
 	})
 }
 
-// A store that meanwhile has the blob need not read what is offered.
-func TestRule043_BlobArrivingMeanwhileEndsTheWriteEarly(t *testing.T) {
+// The store need not read the data if it has the blob by then.
+func TestRule043_ConcurrentlyStoredBlobEndsWriteEarly(t *testing.T) {
 	m := castest.NewMemory()
 	c := serve(t, casserver.Config{Instances: func(name string) (*cas.Instance, error) {
 		return &cas.Instance{Name: name, Store: incurious{m}, Actions: m}, nil
@@ -166,12 +166,12 @@ func TestRule043_BlobArrivingMeanwhileEndsTheWriteEarly(t *testing.T) {
 	}
 }
 
-// incurious is a store that has every blob by the time that it is put.
+// An incurious store has every blob when Put is called.
 type incurious struct{ cas.Store }
 
 func (incurious) Put(context.Context, cas.Digest, io.Reader) error { return nil }
 
-func TestRule044_CompressedUploadsBeginAtZero(t *testing.T) {
+func TestRule044_CompressedUploadsStartAtZero(t *testing.T) {
 	c := serve(t, casserver.Config{})
 	by, data := repb.Compressor_ZSTD, noise(100_000)
 	packed, name := pack(t, by, data), "uploads/u/"+compressedName(by, sum(data))
@@ -187,12 +187,12 @@ func TestRule044_CompressedUploadsBeginAtZero(t *testing.T) {
 	if r := query(); r.Complete || r.CommittedSize != 0 {
 		t.Errorf("got %v, want 0 and not complete", r)
 	}
-	// Neither what was sent, nor what that stood for, is an offset to go on at.
+	// Neither the compressed nor the decompressed size is a valid offset.
 	for _, off := range []int64{1, 500, 100_000, -1} {
 		_, err := c.write(t.Context(), message(name, off, packed[500:], true))
 		wantCode(t, err, codes.InvalidArgument, "write_offset", "offset 0")
 	}
-	// Later messages count what was sent.
+	// Later offsets count compressed bytes.
 	for off, want := range map[int64]codes.Code{500: codes.OK, 499: codes.InvalidArgument, 501: codes.InvalidArgument, 0: codes.InvalidArgument} {
 		c.memory(t, "").Delete(sum(data))
 		_, err := c.write(t.Context(), message(name, 0, packed[:500], false), message("", off, packed[500:], true))
@@ -236,23 +236,23 @@ func TestRule045_SeveralFramesAndTheEmptyBlob(t *testing.T) {
 	})
 }
 
-func TestRule045_WhatIsNotTheBlobIsInvalidAndNotStored(t *testing.T) {
+func TestRule045_MismatchIsInvalidAndNotStored(t *testing.T) {
 	byEach(t, func(t *testing.T, by repb.Compressor_Value) {
 		c := serve(t, casserver.Config{})
 		data := strings.Repeat("text ", 1000)
 		good := pack(t, by, data)
 		for label, b := range map[string]string{
-			"nothing":            "",
-			"not compressed":     data,
-			"trailing garbage":   good + "garbage",
-			"a byte more":        good + "\x00",
-			"truncated":          good[:len(good)/2],
-			"without its end":    good[:len(good)-1],
-			"other data":         pack(t, by, strings.Repeat("TEXT ", 1000)),
-			"less data":          pack(t, by, data[1:]),
-			"more data":          pack(t, by, data+"x"),
-			"much more data":     pack(t, by, strings.Repeat(data, 1000)),
-			"the blob and a bit": good + pack(t, by, "x"),
+			"nothing":           "",
+			"not compressed":    data,
+			"trailing garbage":  good + "garbage",
+			"a byte more":       good + "\x00",
+			"truncated":         good[:len(good)/2],
+			"without the end":   good[:len(good)-1],
+			"other data":        pack(t, by, strings.Repeat("TEXT ", 1000)),
+			"less data":         pack(t, by, data[1:]),
+			"more data":         pack(t, by, data+"x"),
+			"much more data":    pack(t, by, strings.Repeat(data, 1000)),
+			"the blob and more": good + pack(t, by, "x"),
 		} {
 			t.Run(label, func(t *testing.T) {
 				half := len(b) / 2
@@ -269,9 +269,9 @@ func TestRule045_WhatIsNotTheBlobIsInvalidAndNotStored(t *testing.T) {
 	})
 }
 
-// A bomb is answered as soon as it is too much: the client neither finishes nor closes, and the store, which would
-// read on, is given a byte more than it should.
-func TestRule045_BombsEndAtTheStatedSize(t *testing.T) {
+// The answer must come as soon as there is too much data, although the client neither finishes nor closes. The store,
+// which would read on, gets only one extra byte.
+func TestRule045_BombsEndAtStatedSize(t *testing.T) {
 	byEach(t, func(t *testing.T, by repb.Compressor_Value) {
 		m := castest.NewMemory()
 		var read atomic.Int64
@@ -294,7 +294,7 @@ func TestRule045_BombsEndAtTheStatedSize(t *testing.T) {
 	})
 }
 
-// counting is a store that counts the bytes that it is given.
+// A counting store counts the bytes that it reads.
 type counting struct {
 	cas.Store
 	n *atomic.Int64
@@ -336,7 +336,7 @@ func TestRule050And051_CompressedReadHonoursTheOffset(t *testing.T) {
 	})
 }
 
-func TestCompressedReadOfDamagedBlobNeverLooksComplete(t *testing.T) {
+func TestCompressedReadOfCorruptBlobIsIncomplete(t *testing.T) {
 	data := noise(2<<20 + 9)
 	d := sum(data)
 	for label, damage := range map[string]func(io.ReadCloser) io.Reader{
@@ -372,7 +372,7 @@ func TestCompressedReadOfDamagedBlobNeverLooksComplete(t *testing.T) {
 	}
 }
 
-func TestRule052_PiecesOfACompressedReadAreSmall(t *testing.T) {
+func TestRule052_CompressedReadMessagesAreSmall(t *testing.T) {
 	byEach(t, func(t *testing.T, by repb.Compressor_Value) {
 		c := serve(t, casserver.Config{})
 		stream, err := c.Read(t.Context(), &bspb.ReadRequest{ResourceName: compressedName(by, c.put(t, noise(1<<20)))})
@@ -387,17 +387,17 @@ func TestRule052_PiecesOfACompressedReadAreSmall(t *testing.T) {
 				t.Fatal(err)
 			}
 			if n := len(m.Data); n == 0 || n > 1<<20 {
-				t.Errorf("a piece of %d bytes", n)
+				t.Errorf("got a message of %d bytes, want 1 byte to 1 MiB", n)
 			}
 		}
 	})
 }
 
-// endless is a store of one blob, which costs no memory, and lets a test look at each read of it.
+// An endless store has one large blob that takes no memory, and calls a hook for each read.
 type endless struct {
 	cas.Store
 	d      cas.Digest
-	data   func() io.Reader // of which the blob is the beginning
+	data   func() io.Reader // the blob is its beginning
 	read   func(n int)
 	closed func()
 }
@@ -421,7 +421,7 @@ func (s *endless) Missing(context.Context, []cas.Digest) ([]cas.Digest, error) {
 	return []cas.Digest{s.d}, nil
 }
 
-// Put reads what is offered, and keeps nothing.
+// Put reads and discards the data.
 func (s *endless) Put(_ context.Context, d cas.Digest, r io.Reader) error {
 	h, n := d.Function().New(d.Size()), int64(0)
 	buf := make([]byte, 64<<10)
@@ -454,13 +454,13 @@ func zeros() io.Reader {
 
 func random() io.Reader { return rand.NewChaCha8([32]byte{}) }
 
-// What a call takes does not grow with the blob: heap in use is looked at after each 16 MiB of it.
+// The memory of a call must not depend on the size of the blob: check the heap after each 16 MiB.
 func TestRule055_CompressedBlobsTakeBoundedMemory(t *testing.T) {
 	const bound = 32 << 20
 	byEach(t, func(t *testing.T, by repb.Compressor_Value) {
 		size := int64(256 << 20)
 		if by != repb.Compressor_ZSTD {
-			size /= 4 // they are slow
+			size /= 4 // the others are slow
 		}
 		h := cas.SHA256.New(size)
 		if _, err := io.CopyN(h, random(), size); err != nil {
@@ -469,7 +469,7 @@ func TestRule055_CompressedBlobsTakeBoundedMemory(t *testing.T) {
 		d := cas.SHA256.Digest(h, size)
 		var base runtime.MemStats
 		for range 3 {
-			runtime.GC() // what pools keep of other tests goes with the second
+			runtime.GC() // the second collection empties the pools
 		}
 		runtime.ReadMemStats(&base)
 		var most uint64
@@ -553,8 +553,8 @@ func (s *sent) Write(b []byte) (int, error) {
 	return len(b), err
 }
 
-// What compresses well sends nothing for long: nobody waits for that to notice that the client has gone.
-func TestRule052_CancelOfACompressedReadClosesTheBlob(t *testing.T) {
+// Highly compressible data is rarely sent, so cancellation must be noticed without sending.
+func TestRule052_CancelOfCompressedReadClosesBlob(t *testing.T) {
 	byEach(t, func(t *testing.T, by repb.Compressor_Value) {
 		const size = 1 << 50
 		d, err := cas.NewDigest(cas.SHA256, sum("x").Hash(), size)
@@ -578,9 +578,8 @@ func TestRule052_CancelOfACompressedReadClosesTheBlob(t *testing.T) {
 	})
 }
 
-// However many compressed streams there are, they wait rather than take the memory of the host: 32 windows of 32 MiB are
-// all that there is.
-func TestCompressedStreamsShareAMemory(t *testing.T) {
+// Compressed streams wait for memory: 32 windows of 32 MiB fit at once.
+func TestCompressedStreamsShareMemoryLimit(t *testing.T) {
 	c, m, began, _ := puttingServer(t)
 	data := noise(1 << 20)
 	present, err := cas.PutBytes(t.Context(), m, cas.SHA256, []byte(data))
@@ -611,7 +610,7 @@ func TestCompressedStreamsShareAMemory(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
 	defer cancel()
 	if _, err := c.unpacked(ctx, repb.Compressor_ZSTD, present, 0); status.Code(err) != codes.DeadlineExceeded {
-		t.Errorf("a read beside them: %v, want that it waits", err)
+		t.Errorf("another read: got %v, want it to wait", err)
 	}
 	if n := len(began); n > 0 {
 		t.Errorf("%d uploads more than %d have begun", n, held)
@@ -620,12 +619,12 @@ func TestCompressedStreamsShareAMemory(t *testing.T) {
 		end()
 	}
 	if got, err := c.unpacked(t.Context(), repb.Compressor_ZSTD, present, 0); err != nil || got != data {
-		t.Errorf("when they have gone: read %d bytes, %v", len(got), err)
+		t.Errorf("after they ended: read %d bytes, %v", len(got), err)
 	}
 }
 
-// FuzzCompressedWrite checks that whatever a client sends as a blob compressed, a blob is stored only as what its
-// digest names, and the store is never given more than a byte beyond its size.
+// FuzzCompressedWrite checks that only data that matches the digest is stored, and that the store gets at most one byte
+// more than the size of the blob.
 func FuzzCompressedWrite(f *testing.F) {
 	for i, by := range compress.Compressors() {
 		for _, data := range []string{"x", strings.Repeat("text ", 100)} {
@@ -650,10 +649,10 @@ func FuzzCompressedWrite(f *testing.F) {
 		n, err := c.write(t.Context(), message("uploads/u/"+compressedName(by, d), 0, string(packed[:at]), false),
 			message("", int64(at), string(packed[at:]), true))
 		if read.Load() > d.Size()+1 {
-			t.Errorf("the store was given %d bytes for %d", read.Load(), d.Size())
+			t.Errorf("the store got %d bytes for a blob of %d", read.Load(), d.Size())
 		}
 		if d.IsEmpty() {
-			return // it is present, and nobody looks
+			return // the empty blob is always present
 		}
 		got, decodeErr := compress.Decode(by, packed, d.Size())
 		right := decodeErr == nil && bytes.Equal(got, data)

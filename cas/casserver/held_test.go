@@ -22,10 +22,10 @@ import (
 	"google.golang.org/grpc/test/bufconn"
 )
 
-// holding is a store whose Put has read all and then waits, as one in front of an upstream that does not answer.
+// holding is a store whose Put reads everything and then hangs, like one whose upstream does not answer.
 type holding struct {
 	cas.Store
-	read  chan struct{} // told when all is read
+	read  chan struct{} // receives when everything is read
 	ended chan error
 }
 
@@ -39,8 +39,8 @@ func (h *holding) Put(ctx context.Context, d cas.Digest, r io.Reader) error {
 	return ctx.Err()
 }
 
-// A server that stops must not wait for a store that does not answer: no context but that of the upload ends it.
-func TestStopWithAnUploadThatHangsInTheStore(t *testing.T) {
+// Only the context of the upload can end a hanging Put.
+func TestStopEndsUploadThatHangsInStore(t *testing.T) {
 	m := castest.NewMemory()
 	h := &holding{m, make(chan struct{}, 1), make(chan error, 1)}
 	s := grpc.NewServer(casserver.ServerOptions(slog.New(slog.DiscardHandler))...)
@@ -67,14 +67,14 @@ func TestStopWithAnUploadThatHangsInTheStore(t *testing.T) {
 	select {
 	case <-graceful:
 	case <-time.After(10 * time.Second):
-		t.Fatal("the server never stops: a call waits for its upload, and its context has ended")
+		t.Fatal("the server does not stop: a call waits for an upload whose context has ended")
 	}
 	endUploads()
 	<-h.ended
 }
 
-// Clients that give up on a store that does not answer, and try again, do not leave more and more behind.
-func TestUploadsThatHangInTheStoreAreBounded(t *testing.T) {
+// Clients that give up on a hanging store and retry must not accumulate uploads.
+func TestUploadsThatHangInStoreAreLimited(t *testing.T) {
 	m := castest.NewMemory()
 	const kept, more = 64, 3
 	h := &holding{m, make(chan struct{}), make(chan error, kept+more)}
@@ -97,7 +97,7 @@ func TestUploadsThatHangInTheStoreAreBounded(t *testing.T) {
 	}
 }
 
-// stepping is a store whose Put reads 4 bytes, and then 2 more and the rest when it may.
+// stepping is a store whose Put reads 4 bytes, and when permitted 2 more and the rest.
 type stepping struct {
 	cas.Store
 	four, more, six chan struct{}
@@ -117,9 +117,9 @@ func (s *stepping) Put(ctx context.Context, d cas.Digest, r io.Reader) error {
 	return s.Store.Put(ctx, d, io.MultiReader(bytes.NewReader(b), r))
 }
 
-// What QueryWriteStatus has said holds, though more has come out of the buffers of the lost stream since: Bazel gives
-// up a build at INVALID_ARGUMENT.
-func TestRule046_WhatWasToldHoldsForTheStreamThatGoesOn(t *testing.T) {
+// A reported offset stays valid although more data of the lost stream is read afterwards: Bazel fails a build on
+// INVALID_ARGUMENT.
+func TestRule046_ReportedOffsetStaysValid(t *testing.T) {
 	m := castest.NewMemory()
 	s := &stepping{m, make(chan struct{}), make(chan struct{}), make(chan struct{})}
 	c := serve(t, casserver.Config{Instances: func(name string) (*cas.Instance, error) {

@@ -16,7 +16,7 @@ import (
 	"google.golang.org/grpc/status"
 )
 
-// logs are log streams that remember what they were asked.
+// logs records its calls.
 type logs struct {
 	mu    sync.Mutex
 	asked []string
@@ -47,7 +47,7 @@ func (l *logs) QueryWriteStatus(_ context.Context, req *bspb.QueryWriteStatusReq
 	return &bspb.QueryWriteStatusResponse{CommittedSize: 7}, nil
 }
 
-func TestRule127_NamesOfLogStreamsGoToTheLogs(t *testing.T) {
+func TestRule127_LogStreamNamesGoToLogs(t *testing.T) {
 	var l logs
 	c := serve(t, casserver.Config{Logs: &l})
 	ctx := t.Context()
@@ -77,12 +77,11 @@ func TestRule127_NamesOfLogStreamsGoToTheLogs(t *testing.T) {
 		t.Errorf("query: %v, %v", res, err)
 	}
 	if want := []string{"read main/logstreams/a", "write logstreams/a/b", "query x/y/logstreams/a/b"}; !slices.Equal(l.asked, want) {
-		t.Errorf("the logs were asked %q, want %q", l.asked, want)
+		t.Errorf("got calls %q, want %q", l.asked, want)
 	}
 }
 
-// TestInstanceMayBeCalledLogstreams: its blobs are blobs.
-func TestInstanceMayBeCalledLogstreams(t *testing.T) {
+func TestInstanceMayBeNamedLogstreams(t *testing.T) {
 	var l logs
 	c := serve(t, casserver.Config{Logs: &l})
 	name := "logstreams/" + uploadName("a blob")
@@ -107,11 +106,11 @@ func TestInstanceMayBeCalledLogstreams(t *testing.T) {
 		t.Errorf("read: %v, %v", m, err)
 	}
 	if len(l.asked) > 0 {
-		t.Errorf("the logs were asked %q", l.asked)
+		t.Errorf("got calls %q, want none", l.asked)
 	}
 }
 
-func TestWithoutLogsTheirNamesAreInvalid(t *testing.T) {
+func TestLogStreamNamesAreInvalidWithoutLogs(t *testing.T) {
 	c := serve(t, casserver.Config{})
 	r, err := c.Read(t.Context(), &bspb.ReadRequest{ResourceName: "main/logstreams/a"})
 	if err != nil {
@@ -122,7 +121,7 @@ func TestWithoutLogsTheirNamesAreInvalid(t *testing.T) {
 	}
 }
 
-func TestRule054_HeaderOfALogMustBeThatOfTheMessage(t *testing.T) {
+func TestRule054_HeaderMustMatchLogStreamName(t *testing.T) {
 	var l logs
 	c := serve(t, casserver.Config{Logs: &l})
 	ctx := metadata.AppendToOutgoingContext(t.Context(), "build.bazel.remote.execution.v2.resource-name", "other/logstreams/a")
@@ -133,6 +132,6 @@ func TestRule054_HeaderOfALogMustBeThatOfTheMessage(t *testing.T) {
 	_, err = c.QueryWriteStatus(ctx, &bspb.QueryWriteStatusRequest{ResourceName: "main/logstreams/a/token"})
 	wantCode(t, err, codes.InvalidArgument)
 	if len(l.asked) > 0 {
-		t.Errorf("the logs were asked %q", l.asked)
+		t.Errorf("got calls %q, want none", l.asked)
 	}
 }

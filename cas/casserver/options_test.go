@@ -25,7 +25,7 @@ import (
 	"google.golang.org/grpc/test/bufconn"
 )
 
-func TestRule091_PingsOnAnIdleConnectionAreTolerated(t *testing.T) {
+func TestRule091_PingsOnIdleConnectionArePermitted(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := grpc.NewServer(casserver.ServerOptions(slog.New(slog.DiscardHandler))...)
 		casserver.Register(s, casserver.Config{Instances: castest.Instances()})
@@ -52,13 +52,12 @@ func TestRule091_PingsOnAnIdleConnectionAreTolerated(t *testing.T) {
 			time.Sleep(10 * time.Minute)
 		}
 		if n := dials.Load(); n != 1 {
-			t.Errorf("the client had to connect %d times", n)
+			t.Errorf("got %d connections, want one", n)
 		}
 	})
 }
 
-// A client whose host is gone says nothing, not even goodbye: its upload must not stay open for longer than it is kept
-// for one that comes back.
+// A client that vanishes without closing must not hold its upload longer than one that disconnects.
 func TestSilentClientIsDropped(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var dead atomic.Bool
@@ -88,15 +87,15 @@ func TestSilentClientIsDropped(t *testing.T) {
 		select {
 		case err := <-ended:
 			if err == nil {
-				t.Error("the upload of a silent client ended well")
+				t.Error("the upload of a silent client succeeded")
 			}
 		default:
-			t.Error("the upload of a silent client is still open")
+			t.Error("the upload of a silent client did not end")
 		}
 	})
 }
 
-// mute is a connection that loses all it is to send once it is dead.
+// mute is a connection that drops outgoing data once it is dead.
 type mute struct {
 	net.Conn
 	dead *atomic.Bool
@@ -109,7 +108,7 @@ func (m *mute) Write(p []byte) (int, error) {
 	return m.Conn.Write(p)
 }
 
-func TestCallsOfAConnectionAreBounded(t *testing.T) {
+func TestCallsPerConnectionAreLimited(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c := dial(t, castest.Instances(), func(conn net.Conn) net.Conn { return conn })
 		ctx, cancel := context.WithCancel(t.Context())
@@ -129,8 +128,7 @@ func TestCallsOfAConnectionAreBounded(t *testing.T) {
 	})
 }
 
-// dial serves instances on a connection that wrap may change, and returns a client of it. Both end with
-// the test.
+// dial serves instances on a connection that wrap may replace, and returns a client.
 func dial(t *testing.T, instances cas.Instances, wrap func(net.Conn) net.Conn) bspb.ByteStreamClient {
 	t.Helper()
 	s := grpc.NewServer(casserver.ServerOptions(slog.New(slog.DiscardHandler))...)
@@ -154,9 +152,8 @@ func dial(t *testing.T, instances cas.Instances, wrap func(net.Conn) net.Conn) b
 	return bspb.NewByteStreamClient(conn)
 }
 
-// TestHeadersAreBounded: what a call's headers take, which are read before anybody is asked who calls, is bounded; what
-// clients send passes.
-func TestHeadersAreBounded(t *testing.T) {
+// Headers arrive before authentication, so their size must be limited.
+func TestHeadersAreLimited(t *testing.T) {
 	c := dial(t, castest.Instances(), func(conn net.Conn) net.Conn { return conn })
 	for size, want := range map[int]codes.Code{100 << 10: codes.NotFound, 300 << 10: codes.Internal} {
 		ctx := metadata.AppendToOutgoingContext(t.Context(), "build.bazel.remote.execution.v2.requestmetadata-bin", strings.Repeat("x", size))
@@ -164,6 +161,6 @@ func TestHeadersAreBounded(t *testing.T) {
 		if err == nil {
 			_, err = r.Recv()
 		}
-		wantCode(t, err, want) // by the client itself, whom the server has told its limit
+		wantCode(t, err, want) // from the client itself, since the server has announced its limit
 	}
 }

@@ -19,7 +19,7 @@ func TestResourceNames(t *testing.T) {
 	for _, row := range []struct {
 		name        string
 		instance    string
-		read, write bool // it is valid to read, to write
+		read, write bool // whether it is valid
 	}{
 		{blob, "", true, false},
 		{"a/" + blob, "a", true, false},
@@ -102,7 +102,7 @@ func TestResourceNames(t *testing.T) {
 // served is an instance with every digest function.
 var served = &cas.Instance{}
 
-// String returns the name that is parsed to r.
+// String returns the resource name of r.
 func (r resource) String() string {
 	var segs []string
 	if r.instance != "" {
@@ -119,7 +119,7 @@ func (r resource) String() string {
 	return strings.Join(segs, "/") + "/" + tail(r)
 }
 
-// tail returns what the name of r has after blobs or the compressor.
+// tail returns the name of r after blobs or the compressor.
 func tail(r resource) string {
 	text := r.hash + "/" + strconv.FormatInt(r.size, 10)
 	if r.function != repb.DigestFunction_UNKNOWN {
@@ -128,8 +128,7 @@ func tail(r resource) string {
 	return text
 }
 
-// FuzzResourceName checks that whatever is accepted means the same when written out again, and that
-// whatever is refused is the client's fault.
+// FuzzResourceName checks that accepted names round-trip and that rejected ones are ErrInvalid.
 func FuzzResourceName(f *testing.F) {
 	blob := cas.SHA256.Sum([]byte("data")).Resource()
 	for _, name := range []string{
@@ -153,14 +152,14 @@ func FuzzResourceName(f *testing.F) {
 			} else if err == nil {
 				again, err := parse(strings.TrimSuffix(r.String(), tail(r)) + strings.TrimPrefix(d.Resource(), "blobs/"))
 				if same, _ := again.digest(served); err != nil || same != d {
-					t.Errorf("%q names %v, and by the name of that %v, %v", name, d, same, err)
+					t.Errorf("%q names %v, but its resource name names %v, %v", name, d, same, err)
 				}
 			}
 			if err := cas.CheckInstanceName(r.instance); err != nil {
 				t.Errorf("%q: instance %q: %v", name, r.instance, err)
 			}
 			if got, err := parse(r.String()); got != r || err != nil {
-				t.Errorf("%q is %+v, but %q is %+v, %v", name, r, r, got, err)
+				t.Errorf("%q parses as %+v, but %q as %+v, %v", name, r, r, got, err)
 			}
 			if text := r.String(); text != name && !strings.HasPrefix(name, text+"/") {
 				t.Errorf("%q is printed as %q", name, text)

@@ -20,7 +20,7 @@ import (
 	"google.golang.org/grpc/status"
 )
 
-// putting is a store that tells when each Put begins and how it ends.
+// A putting store reports the start and the end of each Put.
 type putting struct {
 	cas.Store
 	began chan<- struct{}
@@ -29,7 +29,7 @@ type putting struct {
 
 func (p *putting) Put(ctx context.Context, d cas.Digest, r io.Reader) error {
 	p.began <- struct{}{}
-	// The reader alone must end it, without the help of the context.
+	// Ignore the context: the reader alone must end the Put.
 	err := p.Store.Put(context.WithoutCancel(ctx), d, r)
 	p.ended <- err
 	return err
@@ -45,15 +45,14 @@ func puttingServer(t *testing.T) (c *client, m *castest.Memory, began <-chan str
 	}}), m, begins, ends
 }
 
-// query returns what QueryWriteStatus says of the upload of a name.
+// query calls QueryWriteStatus.
 func (c *client) query(t *testing.T, name string) (n int64, complete bool, code codes.Code) {
 	t.Helper()
 	r, err := c.QueryWriteStatus(t.Context(), &bspb.QueryWriteStatusRequest{ResourceName: name})
 	return r.GetCommittedSize(), r.GetComplete(), status.Code(err)
 }
 
-// wantKept fails the test unless n bytes of the upload of a name are kept, and the blob is not complete; with n = 0,
-// unless nothing is known of it.
+// wantKept checks that n bytes of an upload are kept, or with n = 0 that the upload is unknown.
 func (c *client) wantKept(t *testing.T, name string, n int64) {
 	t.Helper()
 	got, complete, code := c.query(t, name)
@@ -62,7 +61,7 @@ func (c *client) wantKept(t *testing.T, name string, n int64) {
 	}
 }
 
-// waitKept waits until n bytes of the upload of a name have arrived.
+// waitKept waits until n bytes of an upload have arrived.
 func (c *client) waitKept(t *testing.T, name string, n int64) {
 	t.Helper()
 	for range 10_000 {
@@ -74,7 +73,7 @@ func (c *client) waitKept(t *testing.T, name string, n int64) {
 	t.Fatalf("%s: %d bytes never arrived", name, n)
 }
 
-// open begins a Write stream.
+// open starts a Write stream.
 func (c *client) open(ctx context.Context, t *testing.T, messages ...*bspb.WriteRequest) bspb.ByteStream_WriteClient {
 	t.Helper()
 	stream, err := c.Write(ctx)
@@ -98,7 +97,7 @@ func TestRule046_QueryWriteStatus(t *testing.T) {
 	_, err = c.write(t.Context(), message(name, 0, "1234", false))
 	wantCode(t, err, codes.InvalidArgument, sum("12345678").String(), "resume at offset 4", "offset 0")
 	c.wantKept(t, name, 4)
-	// Metadata is no part of the name of an upload; the rest is.
+	// The metadata is not part of the upload's identity; everything else is.
 	c.wantKept(t, name+"/some/metadata", 4)
 	c.wantKept(t, "uploads/v/"+sum("12345678").Resource(), 0)
 	c.wantKept(t, "a/"+name, 0)
@@ -109,7 +108,7 @@ func TestRule046_QueryWriteStatus(t *testing.T) {
 	}
 }
 
-func TestRule039_BrokenOffUploadGoesOn(t *testing.T) {
+func TestRule039_InterruptedUploadResumes(t *testing.T) {
 	data := noise(3<<20 + 7)
 	name := uploadName(data)
 	for label, breakOff := range map[string]func(t *testing.T, c *client, messages ...*bspb.WriteRequest){
@@ -117,7 +116,7 @@ func TestRule039_BrokenOffUploadGoesOn(t *testing.T) {
 			_, err := c.write(t.Context(), messages...)
 			wantCode(t, err, codes.InvalidArgument, "finish_write")
 		},
-		"client goes away": func(t *testing.T, c *client, messages ...*bspb.WriteRequest) {
+		"client disconnects": func(t *testing.T, c *client, messages ...*bspb.WriteRequest) {
 			ctx, cancel := context.WithCancel(t.Context())
 			c.open(ctx, t, messages...)
 			last := messages[len(messages)-1]
@@ -133,17 +132,17 @@ func TestRule039_BrokenOffUploadGoesOn(t *testing.T) {
 			breakOff(t, c, message(name, a, data[a:b], false))
 			c.wantKept(t, name, b)
 			if m.Len() != 0 {
-				t.Error("something is stored")
+				t.Error("got stored blobs, want none")
 			}
 			n, err := c.write(t.Context(), message(name, b, data[b:], true))
 			if err != nil || n != int64(len(data)) {
 				t.Errorf("got %d, %v, want %d", n, err, len(data))
 			}
 			if len(began) != 1 || len(ended) != 1 || m.Len() != 1 {
-				t.Errorf("the store was put to %d times, and %d times it ended, want once: what arrived is not copied", len(began), len(ended))
+				t.Errorf("got %d started and %d ended Puts, want one", len(began), len(ended))
 			}
 			if n, complete, _ := c.query(t, name); !complete || n != int64(len(data)) {
-				t.Errorf("in the end: %d, complete %v", n, complete)
+				t.Errorf("at the end: got %d, complete %v", n, complete)
 			}
 			if got, err := c.read(t.Context(), &bspb.ReadRequest{ResourceName: sum(data).Resource()}); err != nil || string(got) != data {
 				t.Errorf("read %d bytes back, %v", len(got), err)
@@ -152,8 +151,8 @@ func TestRule039_BrokenOffUploadGoesOn(t *testing.T) {
 	}
 }
 
-// All the data came, and the connection was lost before the end was said.
-func TestRule039_OnlyTheEndIsMissing(t *testing.T) {
+// Only finish_write is missing.
+func TestRule039_CompleteUploadWithoutFinishWriteResumes(t *testing.T) {
 	c := serve(t, casserver.Config{})
 	name := uploadName("12345678")
 	_, err := c.write(t.Context(), message(name, 0, "12345678", false))
@@ -164,7 +163,7 @@ func TestRule039_OnlyTheEndIsMissing(t *testing.T) {
 	}
 }
 
-func TestRule038_FirstOffsetIsZeroOrTheCommittedOne(t *testing.T) {
+func TestRule038_FirstOffsetIsZeroOrCommitted(t *testing.T) {
 	c, m, _, ended := puttingServer(t)
 	name := uploadName("12345678")
 	_, err := c.write(t.Context(), message(name, 4, "5678", true))
@@ -176,11 +175,11 @@ func TestRule038_FirstOffsetIsZeroOrTheCommittedOne(t *testing.T) {
 		wantCode(t, err, codes.InvalidArgument, fmt.Sprintf("write_offset is %d", off), "resume at offset 4", "start at offset 0")
 		c.wantKept(t, name, 4)
 	}
-	// Begun at 0 again it is another upload, also where the first had other data.
+	// An upload that restarts at 0 may have other data.
 	_, err = c.write(t.Context(), message(name, 0, "12", false))
 	wantCode(t, err, codes.InvalidArgument)
 	if err := <-ended; err == nil {
-		t.Error("the first Put ended well")
+		t.Error("the first Put succeeded")
 	}
 	c.wantKept(t, name, 2)
 	if n, err := c.write(t.Context(), message(name, 2, "3456", false), message("", 6, "78", true)); err != nil || n != 8 || m.Len() != 1 {
@@ -188,8 +187,8 @@ func TestRule038_FirstOffsetIsZeroOrTheCommittedOne(t *testing.T) {
 	}
 }
 
-// Over a store of files, what waits counts against its budget, and is gone with the server: none of it is found again.
-func TestRule056_WhatWaitedLeavesNothingBehind(t *testing.T) {
+// On disk, waiting uploads count against the budget and vanish with the server.
+func TestRule056_WaitingUploadsVanishWithServer(t *testing.T) {
 	dir := t.TempDir()
 	store, err := disk.Open(disk.Config{Dir: dir, MaxBytes: 64 << 20})
 	if err != nil {
@@ -202,7 +201,7 @@ func TestRule056_WhatWaitedLeavesNothingBehind(t *testing.T) {
 	_, err = c.write(t.Context(), message(uploadName(other), 0, other[:1<<20], false))
 	wantCode(t, err, codes.InvalidArgument)
 	if n := store.Stats().Bytes; n < 2<<20 {
-		t.Errorf("two uploads that wait count as %d bytes", n)
+		t.Errorf("two waiting uploads: got %d bytes, want at least 2 MiB", n)
 	}
 	if n, err := c.write(t.Context(), message(uploadName(data), 1<<20, data[1<<20:], true)); err != nil || n != 3<<20 {
 		t.Errorf("got %d, %v", n, err)
@@ -221,12 +220,11 @@ func TestRule056_WhatWaitedLeavesNothingBehind(t *testing.T) {
 	}
 	missing, err := in.Store.Missing(t.Context(), []cas.Digest{sum(data), sum(other)})
 	if err != nil || len(missing) != 1 || missing[0] != sum(other) || store.Stats().Bytes > 4<<20 {
-		t.Errorf("absent are %v, %v, and %d bytes are taken", missing, err, store.Stats().Bytes)
+		t.Errorf("got missing %v, %v and %d bytes of the store, want the other blob missing", missing, err, store.Stats().Bytes)
 	}
 }
 
-// What was wrong once is not kept to be gone on with.
-func TestRule042_FaultsEndAnUpload(t *testing.T) {
+func TestRule042_FaultsEndUpload(t *testing.T) {
 	name := uploadName("12345678")
 	for label, messages := range map[string][]*bspb.WriteRequest{
 		"gap":          {message("", 5, "5678", true)},
@@ -246,7 +244,7 @@ func TestRule042_FaultsEndAnUpload(t *testing.T) {
 			c.wantKept(t, name, 0)
 		})
 	}
-	t.Run("after going on", func(t *testing.T) {
+	t.Run("after resuming", func(t *testing.T) {
 		c, m, _, ended := puttingServer(t)
 		_, err := c.write(t.Context(), message(name, 0, "1234", false))
 		wantCode(t, err, codes.InvalidArgument)
@@ -259,24 +257,24 @@ func TestRule042_FaultsEndAnUpload(t *testing.T) {
 	})
 }
 
-// A connection may be lost long before the server knows: the client that comes back is not to wait for that.
-func TestRule047_SecondStreamTakesThePlaceOfTheFirst(t *testing.T) {
+// The server may notice a lost connection late; the returning client must not wait for that.
+func TestRule047_SecondStreamSupersedesFirst(t *testing.T) {
 	data := noise(1 << 20)
 	name := uploadName(data)
-	for label, off := range map[string]int64{"goes on": 1 << 19, "begins anew": 0} {
+	for label, off := range map[string]int64{"resume": 1 << 19, "restart": 0} {
 		t.Run(label, func(t *testing.T) {
 			c, m, _, _ := puttingServer(t)
 			first := c.open(t.Context(), t, message(name, 0, data[:1<<19], false))
 			c.waitKept(t, name, 1<<19)
 			n, err := c.write(t.Context(), message(name, off, data[off:off+10], false), message("", off+10, data[off+10:], true))
 			if err != nil || n != int64(len(data)) || m.Len() != 1 {
-				t.Errorf("the second: got %d, %v, and %d blobs are stored", n, err, m.Len())
+				t.Errorf("the second stream: got %d, %v, and %d blobs", n, err, m.Len())
 			}
 			err = first.RecvMsg(&bspb.WriteResponse{})
 			wantCode(t, err, codes.Aborted, "another stream")
 		})
 	}
-	t.Run("at an offset that is not the committed one", func(t *testing.T) {
+	t.Run("at an uncommitted offset", func(t *testing.T) {
 		c, m, _, _ := puttingServer(t)
 		first := c.open(t.Context(), t, message(name, 0, data[:1<<19], false))
 		c.waitKept(t, name, 1<<19)
@@ -289,7 +287,7 @@ func TestRule047_SecondStreamTakesThePlaceOfTheFirst(t *testing.T) {
 	})
 }
 
-// However many write at once under one name, what is stored is the blob, and who fails is told to try again.
+// Concurrent writers of one name either succeed or must retry.
 func TestRule047_ManyWritersOfOneUpload(t *testing.T) {
 	c := serve(t, casserver.Config{})
 	data := noise(1 << 20)
@@ -316,7 +314,7 @@ func TestRule047_ManyWritersOfOneUpload(t *testing.T) {
 	}
 }
 
-func TestUploadsKeptAreBounded(t *testing.T) {
+func TestWaitingUploadsAreLimited(t *testing.T) {
 	c, m, _, ended := puttingServer(t)
 	name := func(i int) string { return fmt.Sprintf("uploads/u%d/%s", i, sum("12345678").Resource()) }
 	const kept = 64
@@ -326,7 +324,7 @@ func TestUploadsKeptAreBounded(t *testing.T) {
 	}
 	for range 3 {
 		if err := <-ended; err == nil {
-			t.Error("a dropped upload ended well")
+			t.Error("a dropped upload succeeded")
 		}
 	}
 	for i := range kept + 3 {
@@ -341,7 +339,7 @@ func TestUploadsKeptAreBounded(t *testing.T) {
 		t.Errorf("%d uploads have ended when stop returns, want all %d", n, kept)
 	}
 	if m.Len() != 0 {
-		t.Error("something is stored")
+		t.Error("got stored blobs, want none")
 	}
 	c.stop()
 }
@@ -365,12 +363,11 @@ func TestStopEndsUploads(t *testing.T) {
 	}
 	_, err = c.write(t.Context(), message(waiting, 0, "waiting", false), message("", 7, " 1", true))
 	wantCode(t, err, codes.Unavailable, "stopping")
-	// What needs no keeping still comes through, as long as the server does.
+	// Uploads of a single message still succeed.
 	wantCode(t, c.uploadTo(t.Context(), "", "at once"), codes.OK)
 }
 
-// The room of uploads that may never go on is given to one that would.
-func TestFullStoreDropsUploadsThatWait(t *testing.T) {
+func TestFullStoreDropsWaitingUploads(t *testing.T) {
 	m := castest.NewMemory()
 	s := &probe{Store: m, put: func(d cas.Digest) error {
 		if d == sum("large") {
@@ -398,8 +395,8 @@ func TestFullStoreDropsUploadsThatWait(t *testing.T) {
 	c.wantKept(t, name, 0)
 }
 
-// What actions write must find room beside uploads that nobody may ever go on with: the store cannot evict those.
-func TestUploadsKeptAreASmallPartOfTheStore(t *testing.T) {
+// The store cannot evict waiting uploads, so they must leave room for outputs.
+func TestWaitingUploadsTakeLittleOfTheStore(t *testing.T) {
 	c := serve(t, casserver.Config{MaxBlobBytes: 80})
 	name := func(i int) string { return fmt.Sprintf("uploads/u%d/%s", i, sum("12345678").Resource()) }
 	for i := range 3 {
@@ -417,14 +414,14 @@ func TestUploadsKeptAreASmallPartOfTheStore(t *testing.T) {
 	c.wantKept(t, uploadName(large), 70)
 }
 
-// The goroutine is another, and so a panic in it must be carried over to the call.
-func TestPanicInAnUploadOfManyMessages(t *testing.T) {
+// The session is another goroutine, so its panic must be passed to the call.
+func TestPanicInSessionReachesCall(t *testing.T) {
 	instances, _ := behind(&probe{put: func(cas.Digest) error { panic("defect") }})
 	c := serve(t, casserver.Config{Instances: instances})
 	_, err := c.write(t.Context(), message(uploadName("12345678"), 0, "1234", false), message("", 4, "5678", true))
 	wantCode(t, err, codes.Internal, "Write")
 	if !strings.Contains(c.log.String(), "defect") || !strings.Contains(c.log.String(), "resume_test.go") {
-		t.Errorf("the log does not say where: %s", c.log)
+		t.Errorf("log: got %s, want the location", c.log)
 	}
 	c.wantKept(t, uploadName("12345678"), 0)
 }

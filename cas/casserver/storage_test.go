@@ -23,7 +23,7 @@ import (
 	"google.golang.org/protobuf/proto"
 )
 
-// updates returns a request to store the blobs.
+// updates returns a request to store blobs.
 func updates(blobs ...string) *repb.BatchUpdateBlobsRequest {
 	req := &repb.BatchUpdateBlobsRequest{}
 	for _, b := range blobs {
@@ -32,7 +32,7 @@ func updates(blobs ...string) *repb.BatchUpdateBlobsRequest {
 	return req
 }
 
-// reads returns a request to read the blobs.
+// reads returns a request to read blobs.
 func reads(blobs ...string) *repb.BatchReadBlobsRequest {
 	req := &repb.BatchReadBlobsRequest{}
 	for _, b := range blobs {
@@ -41,7 +41,7 @@ func reads(blobs ...string) *repb.BatchReadBlobsRequest {
 	return req
 }
 
-// update sends a batch and returns the code of each blob, having checked that they come in order.
+// update sends a batch and returns the code of each blob in order.
 func (c *client) update(t *testing.T, req *repb.BatchUpdateBlobsRequest) []codes.Code {
 	t.Helper()
 	r, err := c.BatchUpdateBlobs(t.Context(), req)
@@ -58,7 +58,7 @@ func (c *client) update(t *testing.T, req *repb.BatchUpdateBlobsRequest) []codes
 	return got
 }
 
-func TestRule023_FindMissingReturnsTheAbsentOnes(t *testing.T) {
+func TestRule023_FindMissingReturnsAbsentBlobs(t *testing.T) {
 	c := serve(t, casserver.Config{})
 	have := c.put(t, "have").Proto()
 	want := map[string]bool{}
@@ -98,11 +98,11 @@ func TestRule024_FindMissingMarksBlobsAsUsed(t *testing.T) {
 		t.Fatal(err)
 	}
 	if !slices.Equal(used, []cas.Digest{d}) {
-		t.Errorf("the store was asked for %v, want %v", used, d)
+		t.Errorf("got Missing of %v, want %v", used, d)
 	}
 }
 
-func TestRule025_OneBadDigestSpoilsNoOther(t *testing.T) {
+func TestRule025_BadDigestFailsOnlyItsBlob(t *testing.T) {
 	c := serve(t, casserver.Config{})
 	req := updates("a", "b", "c")
 	req.Requests[0].Digest = &repb.Digest{Hash: "xyz", SizeBytes: 1}
@@ -116,7 +116,7 @@ func TestRule025_OneBadDigestSpoilsNoOther(t *testing.T) {
 	}
 }
 
-func TestRule026_OtherDataIsInvalidAndNotStored(t *testing.T) {
+func TestRule026_MismatchIsInvalidAndNotStored(t *testing.T) {
 	m := castest.NewMemory()
 	c := serve(t, casserver.Config{Instances: func(name string) (*cas.Instance, error) {
 		return &cas.Instance{Name: name, Store: trusting{m}, Actions: m}, nil
@@ -142,11 +142,11 @@ func TestRule026_OtherDataIsInvalidAndNotStored(t *testing.T) {
 		}
 	}
 	if m.Len() != 2 {
-		t.Errorf("a mismatched blob was stored: %v", m.Digests())
+		t.Errorf("got blobs %v, want no mismatched one", m.Digests())
 	}
 }
 
-// trusting is a store that does not look at what is offered for a blob that it has.
+// A trusting store does not verify data for present blobs.
 type trusting struct{ cas.Store }
 
 func (s trusting) Put(ctx context.Context, d cas.Digest, r io.Reader) error {
@@ -171,7 +171,7 @@ func TestRule027_BatchAboveTheLimitIsInvalid(t *testing.T) {
 	wantCode(t, err, codes.InvalidArgument, "10", "ByteStream.Write")
 }
 
-func TestRule028_NoRoomIsResourceExhaustedForTheBlob(t *testing.T) {
+func TestRule028_FullStoreIsResourceExhaustedForBlob(t *testing.T) {
 	instances, _ := behind(&probe{put: func(d cas.Digest) error {
 		if d == sum("large") {
 			return cas.ErrFull
@@ -197,7 +197,7 @@ func TestRule028_NoRoomIsResourceExhaustedForTheBlob(t *testing.T) {
 	}
 }
 
-// packed returns a request to store the blobs compressed.
+// packed returns a request to store compressed blobs.
 func packed(t *testing.T, c repb.Compressor_Value, blobs ...string) *repb.BatchUpdateBlobsRequest {
 	t.Helper()
 	req := updates(blobs...)
@@ -236,7 +236,7 @@ func TestRule029_BatchUpdateDecompresses(t *testing.T) {
 	}
 }
 
-func TestRule029_UnservedCompressorIsInvalidForTheBlob(t *testing.T) {
+func TestRule029_UnknownCompressorIsInvalidForBlob(t *testing.T) {
 	c := serve(t, casserver.Config{})
 	req := updates("a", "b")
 	req.Requests[0].Compressor = 99
@@ -248,7 +248,7 @@ func TestRule029_UnservedCompressorIsInvalidForTheBlob(t *testing.T) {
 	wantCode(t, status.ErrorProto(r.Responses[1].Status), codes.OK)
 }
 
-// fetching is a store that is far, and counts how often it is asked for one blob.
+// A fetching store is remote and records which blobs are opened.
 type fetching struct {
 	cas.Store
 	opened []cas.Digest
@@ -263,7 +263,7 @@ func (s *fetching) Open(ctx context.Context, d cas.Digest, off int64) (io.ReadCl
 
 func (s *fetching) Fetch(context.Context, []cas.Digest) ([]cas.Digest, error) { return s.absent, s.err }
 
-func TestRule031_AbsentBlobsAreAskedForOnce(t *testing.T) {
+func TestRule031_AbsentBlobsAreFetchedOnce(t *testing.T) {
 	m := castest.NewMemory()
 	s := &fetching{Store: m, absent: []cas.Digest{sum("absent"), sum("nowhere")}}
 	c := serve(t, casserver.Config{Instances: func(name string) (*cas.Instance, error) {
@@ -285,13 +285,13 @@ func TestRule031_AbsentBlobsAreAskedForOnce(t *testing.T) {
 			wantCode(t, status.ErrorProto(r.Responses[i].Status), want)
 		}
 		if want := 1 + 3*(2-len(s.absent))/2; len(s.opened) != want {
-			t.Errorf("after Fetch with %v, %d blobs were opened, want %d", s.err, len(s.opened), want)
+			t.Errorf("after Fetch with %v: got %d opened blobs, want %d", s.err, len(s.opened), want)
 		}
 	}
 }
 
-// What a batch may hold, and what is made of it in memory, are bounded by what it says of itself.
-func TestRule029_BombsAreBoundedByTheStatedSize(t *testing.T) {
+// The stated sizes bound both the contents of a batch and its memory.
+func TestRule029_BombsEndAtStatedSize(t *testing.T) {
 	for _, by := range compress.Compressors() {
 		c := serve(t, casserver.Config{})
 		bomb := strings.Repeat("\x00", 256<<20)
@@ -331,7 +331,7 @@ func TestRule030_DuplicatesInOneBatchSucceed(t *testing.T) {
 	}
 }
 
-func TestRule031_BatchReadHasAStatusForEachBlob(t *testing.T) {
+func TestRule031_BatchReadHasStatusPerBlob(t *testing.T) {
 	c := serve(t, casserver.Config{})
 	c.put(t, "a")
 	bad := c.put(t, "damaged")
@@ -356,9 +356,9 @@ func TestRule031_BatchReadHasAStatusForEachBlob(t *testing.T) {
 	}
 }
 
-func TestRule032_BatchReadStaysBelowAMessage(t *testing.T) {
+func TestRule032_BatchReadFitsIntoMessage(t *testing.T) {
 	c := serve(t, casserver.Config{})
-	// The data alone would fit: what is beside it does not.
+	// The data alone would fit, but not the digests.
 	var blobs []string
 	for i := range 30_000 {
 		blobs = append(blobs, fmt.Sprintf("%0130d", i))
@@ -388,7 +388,7 @@ func TestRule032_BatchReadStaysBelowAMessage(t *testing.T) {
 	wantCode(t, err, codes.InvalidArgument, "ByteStream.Read")
 }
 
-// A batching store stores batches by PutAll alone, and remembers them.
+// A batching store accepts only PutAll and records the batches.
 type batching struct {
 	cas.Store
 	batches [][]cas.Blob
@@ -396,7 +396,7 @@ type batching struct {
 }
 
 func (b *batching) Put(context.Context, cas.Digest, io.Reader) error {
-	return errors.New("a blob of a batch was put by itself")
+	return errors.New("Put instead of PutAll")
 }
 
 func (b *batching) PutAll(ctx context.Context, blobs []cas.Blob) []error {
@@ -410,8 +410,8 @@ func (b *batching) PutAll(ctx context.Context, blobs []cas.Blob) []error {
 	return errs
 }
 
-// Rules 25, 26 and 28: so it is where the store takes the whole batch.
-func TestBatchIsStoredInOne(t *testing.T) {
+// Rules 25, 26 and 28 for a store that accepts whole batches.
+func TestBatchIsStoredByOneCall(t *testing.T) {
 	m := castest.NewMemory()
 	s := &batching{Store: m, fail: map[cas.Digest]error{
 		sum("full"): fmt.Errorf("all is leased: %w", cas.ErrFull), sum("away"): cas.ErrUnavailable,
@@ -434,10 +434,10 @@ func TestBatchIsStoredInOne(t *testing.T) {
 		t.Errorf("got %v, want %v", got, want)
 	}
 	if len(s.batches) != 1 || len(s.batches[0]) != 7 {
-		t.Errorf("the store was given the batches %v, want one of 7", s.batches)
+		t.Errorf("got batches %v, want one of 7 blobs", s.batches)
 	}
 	if missing, err := m.Missing(t.Context(), []cas.Digest{sum("a"), sum("b")}); err != nil || len(missing) > 0 || m.Len() != 2 {
-		t.Errorf("stored are %v, want a and b", m.Digests())
+		t.Errorf("got blobs %v, want a and b", m.Digests())
 	}
 	r, err := c.BatchUpdateBlobs(t.Context(), updates("full"))
 	if text := r.GetResponses()[0].GetStatus().GetMessage(); err != nil || !strings.Contains(text, "all is leased") {
@@ -445,7 +445,7 @@ func TestBatchIsStoredInOne(t *testing.T) {
 	}
 }
 
-func TestRule033_BatchReadCompressesOnlyAsIsAccepted(t *testing.T) {
+func TestRule033_BatchReadCompressesOnlyIfAcceptable(t *testing.T) {
 	c := serve(t, casserver.Config{})
 	small, text, random := "a", strings.Repeat("text ", 1000), noise(5000)
 	for _, b := range []string{small, text, random} {
@@ -491,8 +491,7 @@ func TestRule033_BatchReadCompressesOnlyAsIsAccepted(t *testing.T) {
 	}
 }
 
-// The total is that of the blobs, whatever they are on the wire.
-func TestRule033_LimitsCountWhatIsUncompressed(t *testing.T) {
+func TestRule033_LimitsCountUncompressedBytes(t *testing.T) {
 	c := serve(t, casserver.Config{})
 	blobs := []string{strings.Repeat("a", 2_000_000), strings.Repeat("b", 2_000_000), "c"}
 	for _, b := range blobs {

@@ -37,7 +37,7 @@ func (c *client) tree(ctx context.Context, req *repb.GetTreeRequest) ([]*repb.Ge
 	}
 }
 
-// directory stores a Directory with a file of this name and these subdirectories.
+// directory stores a Directory with a file and subdirectories.
 func (c *client) directory(t *testing.T, file string, subs ...cas.Digest) cas.Digest {
 	t.Helper()
 	dir := &repb.Directory{Files: []*repb.FileNode{{Name: file, Digest: sum(file).Proto()}}}
@@ -51,7 +51,7 @@ func (c *client) directory(t *testing.T, file string, subs ...cas.Digest) cas.Di
 	return d
 }
 
-// files returns the files of pages by their Directories, sorted.
+// files returns the sorted names of the files in pages.
 func files(pages []*repb.GetTreeResponse) []string {
 	var names []string
 	for _, p := range pages {
@@ -72,7 +72,7 @@ func TestRule034_GetTree(t *testing.T) {
 	c.memory(t, "").Delete(gone)
 	all := []string{"a", "b", "m", "r"}
 
-	t.Run("absent descendants are left out", func(t *testing.T) {
+	t.Run("absent descendants are omitted", func(t *testing.T) {
 		pages, err := c.tree(t.Context(), &repb.GetTreeRequest{RootDigest: root.Proto()})
 		if err != nil {
 			t.Fatal(err)
@@ -85,7 +85,7 @@ func TestRule034_GetTree(t *testing.T) {
 		_, err := c.tree(t.Context(), &repb.GetTreeRequest{RootDigest: gone.Proto()})
 		wantCode(t, err, codes.NotFound, gone.String())
 	})
-	t.Run("root that is no Directory", func(t *testing.T) {
+	t.Run("root that is not a Directory", func(t *testing.T) {
 		_, err := c.tree(t.Context(), &repb.GetTreeRequest{RootDigest: c.put(t, "\xff\xff").Proto()})
 		wantCode(t, err, codes.InvalidArgument)
 	})
@@ -100,7 +100,7 @@ func TestRule034_GetTree(t *testing.T) {
 			}
 			for i, page := range pages {
 				if size > 0 && len(page.Directories) > int(size) {
-					t.Errorf("page size %d: page %d has %d", size, i, len(page.Directories))
+					t.Errorf("page size %d: page %d has %d Directories", size, i, len(page.Directories))
 				}
 				if last := i == len(pages)-1; last != (page.NextPageToken == "") {
 					t.Errorf("page size %d: page %d of %d has the next token %q", size, i, len(pages), page.NextPageToken)
@@ -119,7 +119,7 @@ func TestRule034_GetTree(t *testing.T) {
 			}
 		}
 	})
-	t.Run("resumption where the page began with what is gone", func(t *testing.T) {
+	t.Run("resumption at a page whose first Directory was deleted", func(t *testing.T) {
 		late := c.directory(t, "late")
 		root := c.directory(t, "r", a, b, late, mid)
 		pages, err := c.tree(t.Context(), &repb.GetTreeRequest{RootDigest: root.Proto(), PageSize: 3})
@@ -132,7 +132,7 @@ func TestRule034_GetTree(t *testing.T) {
 			t.Errorf("got %v, %v", got, err)
 		}
 	})
-	t.Run("foreign token", func(t *testing.T) {
+	t.Run("token of another tree", func(t *testing.T) {
 		for _, token := range []string{"nonsense", sum("elsewhere").String(), strings.Repeat("x", 1<<20)} {
 			_, err := c.tree(t.Context(), &repb.GetTreeRequest{RootDigest: root.Proto(), PageToken: token})
 			wantCode(t, err, codes.InvalidArgument, "page_token")
@@ -144,7 +144,7 @@ func TestRule034_GetTree(t *testing.T) {
 	})
 }
 
-// The client refuses messages above 4 MiB, so that these need no check of their own.
+// The client rejects messages above 4 MiB.
 func TestRule035_GetTreeOfManyDirectories(t *testing.T) {
 	c := serve(t, casserver.Config{})
 	var tops []cas.Digest
@@ -180,8 +180,7 @@ func TestRule035_GetTreeOfDeepNesting(t *testing.T) {
 	}
 }
 
-// TestRule035_GetTreeOfADirectoryBeyondAMessage: it is refused by name, and what is just below goes through.
-func TestRule035_GetTreeOfADirectoryBeyondAMessage(t *testing.T) {
+func TestRule035_GetTreeRejectsDirectoryAboveMessageLimit(t *testing.T) {
 	c := serve(t, casserver.Config{})
 	for size, want := range map[int]codes.Code{4<<20 - 4096: codes.OK, 4 << 20: codes.ResourceExhausted} {
 		dir := &repb.Directory{}
@@ -205,7 +204,7 @@ func TestRule035_GetTreeOfADirectoryBeyondAMessage(t *testing.T) {
 	}
 }
 
-// A distant store opens no Directory that was not fetched before.
+// A distant store checks that each Directory is fetched before it is opened.
 type distant struct {
 	cas.Store
 	t     *testing.T
@@ -233,8 +232,7 @@ func (s *distant) Open(ctx context.Context, d cas.Digest, off int64) (io.ReadClo
 	return s.Store.Open(ctx, d, off)
 }
 
-// TestRule035_GetTreeFetchesManyAtOnce: not one call for each Directory.
-func TestRule035_GetTreeFetchesManyAtOnce(t *testing.T) {
+func TestRule035_GetTreeFetchesManyDirectoriesAtOnce(t *testing.T) {
 	memory := castest.NewMemory()
 	far := &distant{Store: memory, t: t, near: map[cas.Digest]bool{}}
 	c := serve(t, casserver.Config{Instances: func(string) (*cas.Instance, error) {

@@ -18,17 +18,17 @@ import (
 	"github.com/klauspost/compress/zstd"
 )
 
-// texts are blobs of several kinds.
+// texts returns blobs of several kinds.
 func texts() map[string][]byte {
 	noise := make([]byte, 3<<20+1)
 	rand.NewChaCha8([32]byte{}).Read(noise)
 	return map[string][]byte{
 		"empty": {}, "a byte": {'x'}, "text": []byte(strings.Repeat("to be or not to be; ", 1000)),
-		"zeros": make([]byte, 5<<20), "noise": noise, "nearly too small": bytes.Repeat([]byte("ab"), compress.MinSize/2),
+		"zeros": make([]byte, 5<<20), "noise": noise, "just large enough": bytes.Repeat([]byte("ab"), compress.MinSize/2),
 	}
 }
 
-// pack returns data as one stream of c.
+// pack returns data as one compressed stream.
 func pack(t testing.TB, c repb.Compressor_Value, data []byte) []byte {
 	t.Helper()
 	var b bytes.Buffer
@@ -43,26 +43,26 @@ func pack(t testing.TB, c repb.Compressor_Value, data []byte) []byte {
 	return b.Bytes()
 }
 
-// unpack reads b as a stream of c, to its end.
+// unpack decompresses b.
 func unpack(c repb.Compressor_Value, b io.Reader) ([]byte, error) {
 	r := compress.NewReader(c, b)
 	defer r.Release()
 	return io.ReadAll(r)
 }
 
-// each runs test for each compressor served.
+// each runs test for each compressor.
 func each(t *testing.T, test func(t *testing.T, c repb.Compressor_Value)) {
 	for _, c := range compress.Compressors() {
 		t.Run(compress.Name(c), func(t *testing.T) { test(t, c) })
 	}
 }
 
-func TestWhatIsCompressedComesBack(t *testing.T) {
+func TestRoundTrip(t *testing.T) {
 	each(t, func(t *testing.T, c repb.Compressor_Value) {
 		for name, data := range texts() {
 			packed := pack(t, c, data)
 			if len(packed) == 0 {
-				t.Errorf("%s: compressed to nothing, which not every decoder takes", name)
+				t.Errorf("%s: got no bytes, which some decoders reject", name)
 			}
 			for way, r := range map[string]io.Reader{"at once": bytes.NewReader(packed), "in halves": iotest.HalfReader(bytes.NewReader(packed)), "with its end": iotest.DataErrReader(bytes.NewReader(packed))} {
 				if got, err := unpack(c, r); err != nil || !bytes.Equal(got, data) {
@@ -74,7 +74,7 @@ func TestWhatIsCompressedComesBack(t *testing.T) {
 			}
 			if b := compress.Encode(c, data); b != nil && len(b) >= len(data) {
 				t.Errorf("%s: Encode gave %d bytes for %d", name, len(b), len(data))
-			} else if (b != nil) != (name == "text" || name == "zeros" || name == "nearly too small") {
+			} else if (b != nil) != (name == "text" || name == "zeros" || name == "just large enough") {
 				t.Errorf("%s: Encode gave %d bytes", name, len(b))
 			}
 		}
@@ -89,15 +89,15 @@ func TestNamesAndOrder(t *testing.T) {
 	})
 	for _, name := range []string{"", "identity", "ZSTD", "gzip", "z\xffstd"} {
 		if _, err := compress.Parse(name); !errors.Is(err, cas.ErrInvalid) || !strings.Contains(err.Error(), compress.Names()) {
-			t.Errorf("%q: got %v, want ErrInvalid with those served", name, err)
+			t.Errorf("%q: got %v, want ErrInvalid with the supported ones", name, err)
 		}
 	}
 	if compress.Supported(repb.Compressor_IDENTITY) || compress.Names() != "zstd, brotli, deflate" {
-		t.Errorf("served: %s", compress.Names())
+		t.Errorf("got %s", compress.Names())
 	}
 }
 
-func TestWhatIsNotWholeIsInvalid(t *testing.T) {
+func TestTruncatedAndTrailingDataIsInvalid(t *testing.T) {
 	each(t, func(t *testing.T, c repb.Compressor_Value) {
 		data := texts()["text"]
 		good := pack(t, c, data)
@@ -117,21 +117,21 @@ func TestWhatIsNotWholeIsInvalid(t *testing.T) {
 				"after all": io.MultiReader(bytes.NewReader(good), bytes.NewReader(long[len(good):])),
 			} {
 				if _, err := unpack(c, r); !errors.Is(err, cas.ErrInvalid) {
-					t.Errorf("%d bytes more, %s: got %v, want ErrInvalid", n, way, err)
+					t.Errorf("%d trailing bytes, %s: got %v, want ErrInvalid", n, way, err)
 				}
 			}
 			if _, err := compress.Decode(c, long, int64(len(data))); !errors.Is(err, cas.ErrInvalid) {
-				t.Errorf("%d bytes more: Decode: %v, want ErrInvalid", n, err)
+				t.Errorf("%d trailing bytes: Decode: %v, want ErrInvalid", n, err)
 			}
 		}
-		// A reader that failed is as good as new for the next.
+		// A pooled decoder must work after a failure.
 		if got, err := unpack(c, bytes.NewReader(good)); err != nil || !bytes.Equal(got, data) {
 			t.Errorf("afterwards: got %d bytes, %v", len(got), err)
 		}
 	})
 }
 
-func TestZstdMayHaveManyFrames(t *testing.T) {
+func TestZstdAcceptsSeveralFrames(t *testing.T) {
 	c := repb.Compressor_ZSTD
 	skippable := []byte{0x50, 0x2a, 0x4d, 0x18, 3, 0, 0, 0, 'a', 'b', 'c'}
 	b := append(append(append(pack(t, c, []byte("one ")), skippable...), pack(t, c, nil)...), pack(t, c, []byte("two"))...)
@@ -143,14 +143,14 @@ func TestZstdMayHaveManyFrames(t *testing.T) {
 	}
 }
 
-func TestZstdBoundsTheWindow(t *testing.T) {
+func TestZstdLimitsWindow(t *testing.T) {
 	for size, valid := range map[int]bool{compress.MaxWindow: true, 2 * compress.MaxWindow: false} {
 		var b bytes.Buffer
 		e, err := zstd.NewWriter(&b, zstd.WithWindowSize(size), zstd.WithSingleSegment(false))
 		if err != nil {
 			t.Fatal(err)
 		}
-		// Flushed, it does not know yet how little there is.
+		// Flush, so that the encoder does not know the size.
 		if _, err := e.Write([]byte("little")); err != nil || e.Flush() != nil || e.Close() != nil {
 			t.Fatal(err)
 		}
@@ -161,7 +161,7 @@ func TestZstdBoundsTheWindow(t *testing.T) {
 	}
 }
 
-func TestErrorOfTheSourceIsNotOneOfTheData(t *testing.T) {
+func TestReaderReturnsErrorsOfSource(t *testing.T) {
 	fault := errors.New("connection lost")
 	each(t, func(t *testing.T, c repb.Compressor_Value) {
 		good := pack(t, c, texts()["text"])
@@ -176,7 +176,7 @@ func TestErrorOfTheSourceIsNotOneOfTheData(t *testing.T) {
 	})
 }
 
-func TestDecodeStopsAtTheStatedSize(t *testing.T) {
+func TestDecodeStopsAtStatedSize(t *testing.T) {
 	each(t, func(t *testing.T, c repb.Compressor_Value) {
 		bomb := pack(t, c, make([]byte, 64<<20))
 		for _, size := range []int64{0, 1, 1000} {
@@ -191,12 +191,12 @@ func TestDecodeStopsAtTheStatedSize(t *testing.T) {
 		}
 		runtime.ReadMemStats(&after)
 		if n := after.TotalAlloc - before.TotalAlloc; n > 8<<20 {
-			t.Errorf("a bomb of %d bytes took %d bytes of memory", len(bomb), n)
+			t.Errorf("a bomb of %d bytes took %d bytes of memory, want at most 8 MiB", len(bomb), n)
 		}
 	})
 }
 
-func TestReleaseAtAnyPoint(t *testing.T) {
+func TestReleaseAtAnyTime(t *testing.T) {
 	each(t, func(t *testing.T, c repb.Compressor_Value) {
 		data := texts()["zeros"]
 		good := pack(t, c, data)
@@ -208,7 +208,7 @@ func TestReleaseAtAnyPoint(t *testing.T) {
 			r.Release()
 			r.Release()
 			if n, err := r.Read(make([]byte, 1)); n > 0 || err == nil {
-				t.Errorf("a released Reader reads %d bytes, %v", n, err)
+				t.Errorf("a released Reader: got %d bytes, %v, want an error", n, err)
 			}
 			w := compress.NewWriter(c, io.Discard)
 			if _, err := w.Write(data[:1000]); err != nil {
@@ -223,8 +223,8 @@ func TestReleaseAtAnyPoint(t *testing.T) {
 	})
 }
 
-// FuzzDecode checks that whatever bytes say of themselves, no more than was asked for comes out of them, in memory
-// or in a stream, and the same of both; and that all else is the sender's fault.
+// FuzzDecode checks that Decode and Reader agree, return at most the stated size, and reject everything else with
+// ErrInvalid.
 func FuzzDecode(f *testing.F) {
 	for _, c := range compress.Compressors() {
 		for _, data := range []string{"", "x", strings.Repeat("to be or not to be; ", 50)} {
@@ -246,15 +246,15 @@ func FuzzDecode(f *testing.F) {
 		defer r.Release()
 		streamed, streamErr := io.ReadAll(io.LimitReader(r, int64(size)+1))
 		if same := streamErr == nil && len(streamed) == int(size); same != (err == nil) {
-			t.Fatalf("streamed %d bytes, %v; at once %d, %v; want %d", len(streamed), streamErr, len(got), err, size)
+			t.Fatalf("got %d bytes, %v from Reader and %d, %v from Decode; want %d", len(streamed), streamErr, len(got), err, size)
 		}
 		if err == nil && !bytes.Equal(got, streamed) {
-			t.Fatalf("streamed other bytes than those at once")
+			t.Fatalf("Reader and Decode returned different bytes")
 		}
 	})
 }
 
-// windowed returns text as a frame that asks for a window of size bytes, or, if that is 0, for none beyond itself.
+// windowed returns text as a frame with a window of size bytes, or without a window if size is 0.
 func windowed(t *testing.T, size int, text string) []byte {
 	t.Helper()
 	var b bytes.Buffer
@@ -265,15 +265,15 @@ func windowed(t *testing.T, size int, text string) []byte {
 	if size == 0 {
 		return e.EncodeAll([]byte(text), nil)
 	}
-	// Flushed, it does not know yet how little there is.
+	// Flush, so that the encoder does not know the size.
 	if _, err := e.Write([]byte(text)); err != nil || e.Flush() != nil || e.Close() != nil {
 		t.Fatal(err)
 	}
 	return b.Bytes()
 }
 
-// A batch is many blobs of a few bytes, and thousands of batches may be under way.
-func TestDecodeTakesNoWindow(t *testing.T) {
+// Batches contain many small blobs, and there may be thousands of them at once.
+func TestDecodeAllocatesNoWindow(t *testing.T) {
 	data := windowed(t, compress.MaxWindow, "little")
 	if _, err := compress.Decode(repb.Compressor_ZSTD, data, 6); err != nil {
 		t.Fatal(err)
@@ -282,7 +282,7 @@ func TestDecodeTakesNoWindow(t *testing.T) {
 	runtime.GC()
 	runtime.ReadMemStats(&before)
 	for range 10 {
-		runtime.GC() // twice empties pools
+		runtime.GC() // two collections empty the pools
 		runtime.GC()
 		if got, err := compress.Decode(repb.Compressor_ZSTD, data, 6); err != nil || string(got) != "little" {
 			t.Fatalf("got %q, %v", got, err)
@@ -290,11 +290,11 @@ func TestDecodeTakesNoWindow(t *testing.T) {
 	}
 	runtime.ReadMemStats(&after)
 	if n := (after.TotalAlloc - before.TotalAlloc) / 10; n > 1<<20 {
-		t.Errorf("6 bytes took %d", n)
+		t.Errorf("6 bytes took %d bytes of memory, want at most 1 MiB", n)
 	}
 }
 
-func TestAdmitSaysWhatAStreamTakesAndKeepsItToThat(t *testing.T) {
+func TestAdmitReturnsAndEnforcesMemory(t *testing.T) {
 	c := repb.Compressor_ZSTD
 	for name, test := range map[string]struct {
 		first, second []byte
@@ -312,7 +312,7 @@ func TestAdmitSaysWhatAStreamTakesAndKeepsItToThat(t *testing.T) {
 		all := append(test.first, test.second...)
 		memory, reader := compress.Admit(c, all)
 		if memory != test.memory {
-			t.Errorf("%s: it takes %d bytes, want %d", name, memory, test.memory)
+			t.Errorf("%s: got memory %d, want %d", name, memory, test.memory)
 		}
 		r := reader(bytes.NewReader(all))
 		got, err := io.ReadAll(r)
@@ -322,7 +322,7 @@ func TestAdmitSaysWhatAStreamTakesAndKeepsItToThat(t *testing.T) {
 	}
 	for _, head := range [][]byte{nil, windowed(t, 2<<20, "x")[:5], {0x50, 0x2a, 0x4d, 0x18, 3, 0, 0, 0, 'a', 'b', 'c'}} {
 		if memory, _ := compress.Admit(c, head); memory != compress.MaxWindow {
-			t.Errorf("%x may take %d bytes, want the most", head, memory)
+			t.Errorf("%x: got memory %d, want the maximum", head, memory)
 		}
 	}
 }

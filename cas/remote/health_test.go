@@ -27,16 +27,16 @@ import (
 	"google.golang.org/grpc/test/bufconn"
 )
 
-// A bubble is a server without a network, for tests whose clock is not the real one.
+// A bubble is a server without a network, for tests with a fake clock.
 type bubble struct {
 	server
 	listener *bufconn.Listener
-	away     atomic.Bool // nobody listens
+	away     atomic.Bool // the server does not listen
 	client   *remote.Client
 	store    *remote.Store
 }
 
-// inBubble calls test with a server and a lazy client of it.
+// inBubble calls test with a server and a client created by New.
 func inBubble(t *testing.T, c casserver.Config, away bool, test func(t *testing.T, b *bubble)) {
 	t.Helper()
 	synctest.Test(t, func(t *testing.T) {
@@ -66,8 +66,8 @@ func inBubble(t *testing.T, c casserver.Config, away bool, test func(t *testing.
 	})
 }
 
-// plainly has the server advertise no compressor: decoders are used again, and have channels, which no two bubbles may
-// share.
+// plainly removes compression from the capabilities: decoders are pooled and have channels, which must not be shared
+// between bubbles.
 func plainly(ctx context.Context, req any, _ *grpc.UnaryServerInfo, next grpc.UnaryHandler) (any, error) {
 	resp, err := next(ctx, req)
 	if c, ok := resp.(*repb.ServerCapabilities); ok {
@@ -76,7 +76,7 @@ func plainly(ctx context.Context, req any, _ *grpc.UnaryServerInfo, next grpc.Un
 	return resp, err
 }
 
-// never is how a server answers that does not. A client that waits for an hour is answered, and found out.
+// never does not answer. It returns after an hour to reveal a client that waits that long.
 func never(ctx context.Context, _ string, _ int) error {
 	select {
 	case <-ctx.Done():
@@ -91,7 +91,7 @@ func (b *bubble) ask(t *testing.T) error {
 	return err
 }
 
-// wantAway checks that calls of every kind fail, without one of them reaching the server.
+// wantAway checks that calls of every kind fail without reaching the server.
 func (b *bubble) wantAway(t *testing.T, why string) {
 	t.Helper()
 	b.spoil(0, 0)
@@ -106,14 +106,14 @@ func (b *bubble) wantAway(t *testing.T, why string) {
 		t.Errorf("PutAll: got %v, want ErrUnavailable", errs[0])
 	}
 	if time.Since(start) != 0 {
-		t.Errorf("it took %v to fail", time.Since(start))
+		t.Errorf("failing took %v, want no time", time.Since(start))
 	}
 	if err := b.client.Err(); !errors.Is(err, cas.ErrUnavailable) || !strings.Contains(err.Error(), why) || !strings.Contains(err.Error(), "since 20") {
 		t.Errorf("Err: got %v, want ErrUnavailable since when and for %q", err, why)
 	}
 }
 
-// wantBack checks that calls succeed.
+// wantBack checks that calls of every kind succeed.
 func (b *bubble) wantBack(t *testing.T) {
 	t.Helper()
 	if err := b.client.Err(); err != nil {
@@ -126,10 +126,9 @@ func (b *bubble) wantBack(t *testing.T) {
 	}
 }
 
-// TestServerThatComesLater: a client of a server that is not there is made, says so, and notices when it comes.
-func TestServerThatComesLater(t *testing.T) {
+func TestNewWaitsForServer(t *testing.T) {
 	inBubble(t, casserver.Config{}, true, func(t *testing.T, b *bubble) {
-		if err := b.ask(t); !errors.Is(err, cas.ErrUnavailable) { // waits for the first probe alone
+		if err := b.ask(t); !errors.Is(err, cas.ErrUnavailable) { // waits only for the first probe
 			t.Errorf("the first call: got %v", err)
 		}
 		b.wantAway(t, "connection refused")
@@ -141,7 +140,6 @@ func TestServerThatComesLater(t *testing.T) {
 	})
 }
 
-// TestFirstCallWaits: where the server is there, no call fails for having come too early.
 func TestFirstCallWaits(t *testing.T) {
 	inBubble(t, casserver.Config{}, false, func(t *testing.T, b *bubble) {
 		if err := b.ask(t); err != nil {
@@ -149,7 +147,7 @@ func TestFirstCallWaits(t *testing.T) {
 		}
 		b.wantBack(t)
 	})
-	// The caller need not wait with it.
+	// The caller's context ends the wait.
 	inBubble(t, casserver.Config{}, false, func(t *testing.T, b *bubble) {
 		b.before = never
 		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
@@ -160,8 +158,7 @@ func TestFirstCallWaits(t *testing.T) {
 	})
 }
 
-// TestSilentProbe: a server that takes connections and says nothing is found out, too.
-func TestSilentProbe(t *testing.T) {
+func TestUnansweredProbeFails(t *testing.T) {
 	inBubble(t, casserver.Config{}, false, func(t *testing.T, b *bubble) {
 		b.before = never
 		if err := b.ask(t); !errors.Is(err, cas.ErrUnavailable) {
@@ -170,8 +167,7 @@ func TestSilentProbe(t *testing.T) {
 	})
 }
 
-// TestBreaker: a server that fails again and again is left alone, and taken up again when it answers.
-func TestBreaker(t *testing.T) {
+func TestServerIsDownAfterConsecutiveFailures(t *testing.T) {
 	inBubble(t, casserver.Config{}, false, func(t *testing.T, b *bubble) {
 		b.wantBack(t)
 		var sick atomic.Bool
@@ -187,7 +183,7 @@ func TestBreaker(t *testing.T) {
 				t.Errorf("call %d: got %v", i, err)
 			}
 		}
-		// One that succeeds between begins the count anew.
+		// A success resets the count.
 		sick.Store(false)
 		if err := b.ask(t); err != nil {
 			t.Error(err)
@@ -208,8 +204,7 @@ func TestBreaker(t *testing.T) {
 	})
 }
 
-// TestProbeNeedsNoTurn: calls that hang do not keep it from being found out that the server is back.
-func TestProbeNeedsNoTurn(t *testing.T) {
+func TestProbeIgnoresCallLimit(t *testing.T) {
 	inBubble(t, casserver.Config{MaxBatchBytes: 10}, false, func(t *testing.T, b *bubble) {
 		_, d := b.put(t, 1, 100)
 		var sick atomic.Bool
@@ -235,7 +230,7 @@ func TestProbeNeedsNoTurn(t *testing.T) {
 			}
 		}
 		if b.client.Err() == nil {
-			t.Error("the server counts as healthy")
+			t.Error("got no error from Err")
 		}
 		sick.Store(false)
 		time.Sleep(3 * time.Second)
@@ -247,8 +242,7 @@ func TestProbeNeedsNoTurn(t *testing.T) {
 	})
 }
 
-// TestUploadIsNotRepeated to a server that is being left alone.
-func TestUploadIsNotRepeated(t *testing.T) {
+func TestUploadIsNotRepeatedToDownServer(t *testing.T) {
 	inBubble(t, casserver.Config{}, false, func(t *testing.T, b *bubble) {
 		if err := b.ask(t); err != nil {
 			t.Fatal(err)
@@ -259,14 +253,14 @@ func TestUploadIsNotRepeated(t *testing.T) {
 		}
 		data, d := castest.Blob(1, 3<<20)
 		err := b.store.Put(t.Context(), d, bytes.NewReader(data))
-		// Each try is five of gRPC, and the second makes five failures in a row.
+		// gRPC tries each upload five times, and the second one makes five consecutive failures.
 		if !errors.Is(err, cas.ErrUnavailable) || b.called("Write") != 10 {
 			t.Errorf("got %v after %d calls, want ErrUnavailable after 10", err, b.called("Write"))
 		}
 	})
 }
 
-// A late context ends some time after its deadline, as one does on a machine that is slow to call its timer.
+// A late context ends after its deadline, as on a machine with a slow timer.
 type late struct {
 	context.Context
 	deadline time.Time
@@ -274,15 +268,14 @@ type late struct {
 
 func (l late) Deadline() (time.Time, bool) { return l.deadline, true }
 
-// TestCallersWhoGiveUp say nothing about the server, neither good nor bad, though it gives up at the same moment and says
-// so first.
-func TestCallersWhoGiveUp(t *testing.T) {
+// Calls that their callers cancel say nothing about the server, even if the server reports the deadline first.
+func TestCancelledCallsDoNotCount(t *testing.T) {
 	for name, delay := range map[string]time.Duration{"in time": 0, "late": time.Millisecond} {
-		t.Run(name, func(t *testing.T) { testCallersWhoGiveUp(t, delay) })
+		t.Run(name, func(t *testing.T) { testCancelledCalls(t, delay) })
 	}
 }
 
-func testCallersWhoGiveUp(t *testing.T, delay time.Duration) {
+func testCancelledCalls(t *testing.T, delay time.Duration) {
 	inBubble(t, casserver.Config{}, false, func(t *testing.T, b *bubble) {
 		if err := b.ask(t); err != nil {
 			t.Fatal(err)
@@ -316,13 +309,12 @@ func testCallersWhoGiveUp(t *testing.T, delay time.Duration) {
 			b.ask(t)
 		}
 		if b.client.Err() == nil {
-			t.Error("five calls failed, and the server counts as healthy")
+			t.Error("got no error from Err after five failed calls")
 		}
 	})
 }
 
-// TestHungServer: one that answers nothing is left alone, though no caller waits until the client would give up.
-func TestHungServer(t *testing.T) {
+func TestUnansweredCallsCount(t *testing.T) {
 	for name, end := range map[string]func(ctx context.Context) (context.Context, context.CancelFunc){
 		"deadline": func(ctx context.Context) (context.Context, context.CancelFunc) {
 			return context.WithTimeout(ctx, 15*time.Second)
@@ -360,7 +352,7 @@ func TestHungServer(t *testing.T) {
 					cancel()
 				}
 				if b.client.Err() == nil {
-					t.Error("five calls hung, and the server counts as healthy")
+					t.Error("got no error from Err after five unanswered calls")
 				}
 				hung.Store(false)
 				time.Sleep(time.Minute)
@@ -370,8 +362,7 @@ func TestHungServer(t *testing.T) {
 	}
 }
 
-// TestServersOwnDeadline: a server that says that it ran out of time is none that answers.
-func TestServersOwnDeadline(t *testing.T) {
+func TestDeadlineOfServerCounts(t *testing.T) {
 	inBubble(t, casserver.Config{}, false, func(t *testing.T, b *bubble) {
 		if err := b.ask(t); err != nil {
 			t.Fatal(err)
@@ -386,8 +377,7 @@ func TestServersOwnDeadline(t *testing.T) {
 	})
 }
 
-// TestSilence: no call waits for ever, though its caller would.
-func TestSilence(t *testing.T) {
+func TestCallsTimeOut(t *testing.T) {
 	inBubble(t, casserver.Config{}, false, func(t *testing.T, b *bubble) {
 		if err := b.ask(t); err != nil {
 			t.Fatal(err)
@@ -405,8 +395,7 @@ func TestSilence(t *testing.T) {
 	})
 }
 
-// TestStalledStreamGoesOn elsewhere, but a reader may take his time.
-func TestStalledStreamGoesOn(t *testing.T) {
+func TestStalledDownloadResumes(t *testing.T) {
 	inBubble(t, casserver.Config{}, false, func(t *testing.T, b *bubble) {
 		want, d := b.put(t, 1, 5<<20)
 		b.stallAt = 3
@@ -434,8 +423,7 @@ func TestStalledStreamGoesOn(t *testing.T) {
 	})
 }
 
-// TestCallsAreBounded: a thousand callers are no attack on the server.
-func TestCallsAreBounded(t *testing.T) {
+func TestConcurrentCallsAreLimited(t *testing.T) {
 	inBubble(t, casserver.Config{MaxBatchBytes: 10}, false, func(t *testing.T, b *bubble) {
 		if err := b.ask(t); err != nil {
 			t.Fatal(err)
@@ -480,8 +468,8 @@ func TestCallsAreBounded(t *testing.T) {
 	})
 }
 
-// TestTurnsAreGivenBack by readers that are closed early, and uploads may read downloads of the same server.
-func TestTurnsAreGivenBack(t *testing.T) {
+// Readers that are closed early release the limit, and uploads may read from downloads of the same server.
+func TestClosedReadersReleaseLimit(t *testing.T) {
 	inBubble(t, casserver.Config{MaxBatchBytes: 10}, false, func(t *testing.T, b *bubble) {
 		_, d := b.put(t, 1, 100)
 		for range 200 {
@@ -491,7 +479,7 @@ func TestTurnsAreGivenBack(t *testing.T) {
 			}
 			r.Close()
 			if _, err := r.Read(make([]byte, 1)); err == nil {
-				t.Error("a closed reader can be read")
+				t.Error("a closed reader returned data")
 			}
 		}
 		to, err := b.client.Store("elsewhere")
@@ -519,8 +507,7 @@ func TestTurnsAreGivenBack(t *testing.T) {
 	})
 }
 
-// TestCloseEndsWhatWaits: also where the server never came.
-func TestCloseEndsWhatWaits(t *testing.T) {
+func TestCloseEndsWaitingCalls(t *testing.T) {
 	inBubble(t, casserver.Config{}, false, func(t *testing.T, b *bubble) {
 		b.before = never
 		done := make(chan error, 1)
@@ -533,25 +520,24 @@ func TestCloseEndsWhatWaits(t *testing.T) {
 	})
 }
 
-// TestStalledUploads: a server that takes no more of what is sent is left alone, whoever gives up first.
-func TestStalledUploads(t *testing.T) {
+func TestStalledUploadsCount(t *testing.T) {
 	for name, limit := range map[string]time.Duration{"caller": 15 * time.Second, "client": time.Hour} {
 		t.Run(name, func(t *testing.T) {
 			inBubble(t, casserver.Config{}, false, func(t *testing.T, b *bubble) {
 				if err := b.ask(t); err != nil {
 					t.Fatal(err)
 				}
-				// More than fits into what the connection buffers.
+				// more than the connection buffers
 				data, d := castest.Blob(1, 8<<20)
 				put := func(limit time.Duration) {
 					t.Helper()
-					// Not a deadline, which the server would hear of.
+					// not a deadline, which the server would see
 					ctx, cancel := context.WithCancel(t.Context())
 					defer cancel()
 					time.AfterFunc(limit, cancel)
-					// Not an io.Seeker: each is one call.
+					// not an io.Seeker, so that each Put is one call
 					if err := b.store.Put(ctx, d, io.MultiReader(bytes.NewReader(data))); err == nil {
-						t.Error("it was put")
+						t.Error("got no error")
 					}
 				}
 				b.before = never
@@ -565,7 +551,7 @@ func TestStalledUploads(t *testing.T) {
 					put(limit)
 				}
 				if b.client.Err() == nil {
-					t.Error("five uploads stalled, and the server counts as healthy")
+					t.Error("got no error from Err after five stalled uploads")
 				}
 			})
 		})

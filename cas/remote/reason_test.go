@@ -11,7 +11,6 @@ import (
 	"google.golang.org/grpc/status"
 )
 
-// TestReason: of a connection that could not be made its cause alone is told, and nothing that a server says steers a terminal.
 func TestReason(t *testing.T) {
 	for _, c := range []struct {
 		code       codes.Code

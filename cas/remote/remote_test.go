@@ -34,25 +34,25 @@ import (
 	"google.golang.org/protobuf/proto"
 )
 
-// A server is a casserver on loopback over instances in memory, whose calls a test may see and spoil.
+// A server is a casserver on loopback with instances in memory and hooks for its calls.
 type server struct {
 	address   string
 	instances cas.Instances
 
 	mu    sync.Mutex
-	calls map[string]int // by the last word of the method
+	calls map[string]int // by method name
 
-	// before, if not nil, may end the nth call of a method, counted from 1.
+	// before, if not nil, may fail the nth call of a method, counted from 1.
 	before func(ctx context.Context, method string, n int) error
 	// after, if not nil, may change an answer.
 	after func(answer any)
-	// breakAt is the message of a stream, counted from 1, at which the first breaks streams break off.
+	// breakAt is the message, counted from 1, at which the first breaks streams break.
 	breakAt, breaks int
-	// stallAt is the message at which the first stream brings nothing more.
+	// stallAt is the message at which the first stream stalls.
 	stallAt int
 }
 
-// count returns which call of the method this is.
+// count counts a call of the method.
 func (s *server) count(method string) (string, int) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -67,7 +67,7 @@ func (s *server) called(method string) int {
 	return s.calls[method]
 }
 
-// spoil makes the next streams break off at a message, and begins to count anew.
+// spoil makes the next streams break at a message and resets the counts.
 func (s *server) spoil(breakAt, breaks int) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -75,7 +75,7 @@ func (s *server) spoil(breakAt, breaks int) {
 	clear(s.calls)
 }
 
-// broken returns the message at which the nth stream is to break off.
+// broken returns the message at which the nth stream breaks.
 func (s *server) broken(n int) int {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -113,7 +113,7 @@ func (s *server) stream(srv any, stream grpc.ServerStream, info *grpc.StreamServ
 	return next(srv, sp)
 }
 
-// spoiled is a stream that breaks off at a message with data.
+// A spoiled stream breaks at a message with data.
 type spoiled struct {
 	grpc.ServerStream
 	upload           bool
@@ -126,7 +126,7 @@ func (s *spoiled) pass() error {
 		<-s.Context().Done()
 	}
 	if s.n == s.breakAt {
-		return status.Error(codes.Unavailable, "the server goes away")
+		return status.Error(codes.Unavailable, "the server disconnects")
 	}
 	return nil
 }
@@ -150,7 +150,7 @@ func (s *spoiled) RecvMsg(m any) error {
 	return s.pass()
 }
 
-// changed is a stream whose messages are changed on the way to the client.
+// A changed stream changes the messages that the client receives.
 type changed struct {
 	grpc.ClientStream
 	after func(answer any)
@@ -189,7 +189,7 @@ func listen(t *testing.T, s *server, register func(*grpc.Server), options ...grp
 	s.address = "grpc://" + l.Addr().String()
 }
 
-// dial returns an instance of the server, over the wire.
+// dial connects to the server and returns an instance.
 func (s *server) dial(t *testing.T, name string) *remote.Store {
 	t.Helper()
 	c, err := remote.Dial(t.Context(), s.address, grpc.WithChainStreamInterceptor(func(ctx context.Context, desc *grpc.StreamDesc,
@@ -208,7 +208,7 @@ func (s *server) dial(t *testing.T, name string) *remote.Store {
 	return store
 }
 
-// memory returns what is behind an instance.
+// memory returns the store of an instance.
 func (s *server) memory(t *testing.T, name string) *castest.Memory {
 	t.Helper()
 	in, err := s.instances(name)
@@ -218,7 +218,7 @@ func (s *server) memory(t *testing.T, name string) *castest.Memory {
 	return in.Store.(*castest.Memory)
 }
 
-// put stores a blob behind the server's back.
+// put stores a blob directly.
 func (s *server) put(t *testing.T, seed byte, size int) ([]byte, cas.Digest) {
 	t.Helper()
 	b, d := castest.Blob(seed, size)
@@ -232,14 +232,14 @@ func TestStore(t *testing.T) {
 	castest.TestStore(t, func(t *testing.T) cas.Store { return serve(t, casserver.Config{}).dial(t, "") })
 }
 
-// TestStoreOfSmallBatches: the same, where nearly every blob is too large for a batch.
+// TestStoreOfSmallBatches is TestStore with nearly every blob too large for a batch.
 func TestStoreOfSmallBatches(t *testing.T) {
 	castest.TestStore(t, func(t *testing.T) cas.Store {
 		return serve(t, casserver.Config{MaxBatchBytes: 10}).dial(t, "some/instance")
 	})
 }
 
-// bare is an ActionCache service that takes every result, as the API permits and casserver does not.
+// bare is an ActionCache service that accepts every result, as the API permits and casserver does not.
 type bare struct {
 	repb.UnimplementedActionCacheServer
 	results cas.ActionCache
@@ -262,7 +262,7 @@ func (b *bare) UpdateActionResult(ctx context.Context, req *repb.UpdateActionRes
 	return req.ActionResult, cas.Status(b.results.Record(ctx, d, req.ActionResult))
 }
 
-// capable is a Capabilities service that says what it is told to say.
+// capable is a Capabilities service with these functions.
 type capable struct {
 	repb.UnimplementedCapabilitiesServer
 	functions []repb.DigestFunction_Value
@@ -284,8 +284,7 @@ func TestActionCache(t *testing.T) {
 	})
 }
 
-// TestResultsOfCasserver: what may be recorded there comes back, what may not is an error that says why.
-func TestResultsOfCasserver(t *testing.T) {
+func TestResultsThroughCasserver(t *testing.T) {
 	s := serve(t, casserver.Config{})
 	_, file := s.put(t, 1, 100)
 	store, action := s.dial(t, ""), cas.SHA256.Sum([]byte("action"))
@@ -302,7 +301,7 @@ func TestResultsOfCasserver(t *testing.T) {
 	}
 }
 
-func TestInstancesAreThoseOfTheServer(t *testing.T) {
+func TestInstanceNamesCombine(t *testing.T) {
 	s := serve(t, casserver.Config{})
 	b, d := castest.Blob(1, 100)
 	for _, c := range []struct{ path, name, want string }{
@@ -323,13 +322,13 @@ func TestInstancesAreThoseOfTheServer(t *testing.T) {
 			t.Errorf("%s with %q is %q, and %q holds %d blobs", c.path, c.name, in.Name, c.want, s.memory(t, c.want).Len())
 		}
 		if _, err := client.Instance("blobs"); !errors.Is(err, cas.ErrInvalid) {
-			t.Errorf("an instance called blobs: got %v, want ErrInvalid", err)
+			t.Errorf("an instance named blobs: got %v, want ErrInvalid", err)
 		}
 		client.Close()
 	}
 }
 
-func TestDialRefuses(t *testing.T) {
+func TestDialRejectsAddressesAndServers(t *testing.T) {
 	s := serve(t, casserver.Config{})
 	host := strings.TrimPrefix(s.address, "grpc://")
 	for _, address := range []string{
@@ -340,7 +339,7 @@ func TestDialRefuses(t *testing.T) {
 		}
 	}
 	if _, err := remote.Dial(t.Context(), s.address+"/blobs"); !errors.Is(err, cas.ErrInvalid) {
-		t.Errorf("an instance called blobs: got %v, want ErrInvalid", err)
+		t.Errorf("an instance named blobs: got %v, want ErrInvalid", err)
 	}
 
 	l, err := net.Listen("tcp", "127.0.0.1:0")
@@ -350,7 +349,7 @@ func TestDialRefuses(t *testing.T) {
 	l.Close()
 	nobody := "grpc://" + l.Addr().String()
 	if _, err := remote.Dial(t.Context(), nobody); status.Code(err) != codes.Unavailable || !strings.Contains(err.Error(), nobody) {
-		t.Errorf("nobody listens: got %v, want Unavailable and the address", err)
+		t.Errorf("no listener: got %v, want Unavailable and the address", err)
 	}
 
 	other := &server{calls: map[string]int{}}
@@ -358,20 +357,19 @@ func TestDialRefuses(t *testing.T) {
 		repb.RegisterCapabilitiesServer(g, &capable{functions: []repb.DigestFunction_Value{repb.DigestFunction_VSO}})
 	})
 	if _, err := remote.Dial(t.Context(), other.address); err == nil || !strings.Contains(err.Error(), "VSO") {
-		t.Errorf("a server without any function of ours: got %v", err)
+		t.Errorf("a server without a supported function: got %v", err)
 	}
 }
 
-// TestTLS: grpcs speaks TLS with those whose certificate this host trusts, and with nobody else.
 func TestTLS(t *testing.T) {
-	// A certificate that is valid for 127.0.0.1.
+	// The certificate is valid for 127.0.0.1.
 	web := httptest.NewTLSServer(nil)
 	defer web.Close()
 	trusted := filepath.Join(t.TempDir(), "trusted.pem")
 	if err := os.WriteFile(trusted, pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: web.Certificate().Raw}), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	// They are read once, by whichever test asks first: no other speaks TLS.
+	// Go reads the certificates once; no other test in this package uses TLS.
 	t.Setenv("SSL_CERT_FILE", trusted)
 	plain := serve(t, casserver.Config{})
 	secure := serve(t, casserver.Config{}, grpc.Creds(credentials.NewServerTLSFromCert(&web.TLS.Certificates[0])))
@@ -391,8 +389,7 @@ func TestTLS(t *testing.T) {
 	}
 }
 
-// TestContentIsVerified: a server that sends other bytes than were asked for is found out, whatever it says.
-func TestContentIsVerified(t *testing.T) {
+func TestReadsAreVerified(t *testing.T) {
 	for name, damage := range map[string]func(b []byte) []byte{
 		"one bit":       func(b []byte) []byte { b = bytes.Clone(b); b[len(b)/2] ^= 1; return b },
 		"one byte less": func(b []byte) []byte { return b[:len(b)-1] },
@@ -413,7 +410,7 @@ func TestContentIsVerified(t *testing.T) {
 			if _, err := cas.ReadAll(t.Context(), store, d, int64(size)); !errors.Is(err, cas.ErrCorrupt) {
 				t.Errorf("%s of %d: read: got %v, want ErrCorrupt", name, size, err)
 			}
-			// Of a part only the length can be known to be wrong.
+			// Only the length of a partial read can be checked.
 			if r, err := store.Open(t.Context(), d, 1); name != "one bit" {
 				var got []byte
 				if err == nil {
@@ -430,8 +427,7 @@ func TestContentIsVerified(t *testing.T) {
 	}
 }
 
-// TestDamageAtTheServerIsCorrupt: so is what the server itself knows to be damaged.
-func TestDamageAtTheServerIsCorrupt(t *testing.T) {
+func TestDataLossIsCorrupt(t *testing.T) {
 	for _, size := range []int{100, 3_000_000} {
 		s := serve(t, casserver.Config{})
 		_, d := s.put(t, 1, size)
@@ -443,7 +439,7 @@ func TestDamageAtTheServerIsCorrupt(t *testing.T) {
 	}
 }
 
-// everyCall makes one call of each kind, all at once, with blobs small and large.
+// everyCall makes one call of each kind concurrently, with small and large blobs.
 func everyCall(t *testing.T, s *server, store *remote.Store) map[string]error {
 	t.Helper()
 	_, small := s.put(t, 1, 100)
@@ -461,7 +457,7 @@ func everyCall(t *testing.T, s *server, store *remote.Store) map[string]error {
 		"FindMissingBlobs": func() error { _, err := store.Missing(t.Context(), []cas.Digest{small}); return err },
 		"BatchReadBlobs":   func() error { _, err := cas.ReadAll(t.Context(), store, small, 1<<30); return err },
 		"Read":             func() error { _, err := cas.ReadAll(t.Context(), store, large, 1<<30); return err },
-		// A reader that is nothing else cannot be read twice.
+		// A plain reader cannot be read twice.
 		"BatchUpdateBlobs":   func() error { return store.Put(t.Context(), smallDigest, io.MultiReader(bytes.NewReader(newSmall))) },
 		"Write":              func() error { return store.Put(t.Context(), largeDigest, bytes.NewReader(newLarge)) },
 		"UpdateActionResult": func() error { return store.Record(t.Context(), unknown, &repb.ActionResult{}) },
@@ -478,7 +474,7 @@ func everyCall(t *testing.T, s *server, store *remote.Store) map[string]error {
 	return errs
 }
 
-func TestBusyServerIsAskedAgain(t *testing.T) {
+func TestBusyServerIsRetried(t *testing.T) {
 	s := serve(t, casserver.Config{})
 	store := s.dial(t, "")
 	s.before = func(_ context.Context, _ string, n int) error {
@@ -494,20 +490,19 @@ func TestBusyServerIsAskedAgain(t *testing.T) {
 	}
 }
 
-func TestDeadServerIsGivenUp(t *testing.T) {
+func TestDeadServerIsUnavailable(t *testing.T) {
 	s := serve(t, casserver.Config{})
 	store := s.dial(t, "")
 	s.before = func(context.Context, string, int) error { return status.Error(codes.Unavailable, "dead") }
 	for method, err := range everyCall(t, s, store) {
-		// An upload begins again as a whole, beside what gRPC repeats.
+		// Besides gRPC's retries, uploads restart.
 		if n := s.called(method); !errors.Is(err, cas.ErrUnavailable) || !strings.Contains(err.Error(), s.address) || n < 2 || n > 25 {
 			t.Errorf("%s: %v after %d calls, want Unavailable and the address after a few", method, err, n)
 		}
 	}
 }
 
-// TestOtherFailuresAreFinal: what asking again cannot help is asked once.
-func TestOtherFailuresAreFinal(t *testing.T) {
+func TestPermanentFailuresAreNotRetried(t *testing.T) {
 	s := serve(t, casserver.Config{})
 	store := s.dial(t, "")
 	s.before = func(context.Context, string, int) error { return status.Error(codes.PermissionDenied, "not you") }
@@ -518,8 +513,8 @@ func TestOtherFailuresAreFinal(t *testing.T) {
 	}
 }
 
-// TestAnswersAboutUs are not passed on as if they were about a client of ours.
-func TestAnswersAboutUs(t *testing.T) {
+// Errors about us must not reach our clients as if they were about them.
+func TestErrorsAboutUsAreNotPassedOn(t *testing.T) {
 	s := serve(t, casserver.Config{})
 	for code, want := range map[codes.Code]struct {
 		kind   error
@@ -527,7 +522,7 @@ func TestAnswersAboutUs(t *testing.T) {
 	}{
 		codes.Unauthenticated:  {os.ErrPermission, codes.Internal},
 		codes.Unimplemented:    {errors.ErrUnsupported, codes.Internal},
-		codes.DeadlineExceeded: {cas.ErrUnavailable, codes.Unavailable}, // a proxy's, of its own
+		codes.DeadlineExceeded: {cas.ErrUnavailable, codes.Unavailable}, // from a proxy
 	} {
 		s.before = nil
 		store := s.dial(t, "")
@@ -543,8 +538,7 @@ func TestAnswersAboutUs(t *testing.T) {
 	}
 }
 
-// TestServerWithoutResults: one that says that it takes none is not asked to.
-func TestServerWithoutResults(t *testing.T) {
+func TestRecordRequiresUpdateEnabled(t *testing.T) {
 	s := serve(t, casserver.Config{ReadOnlyActions: true})
 	err := s.dial(t, "").Record(t.Context(), cas.SHA256.Sum(nil), &repb.ActionResult{})
 	if !errors.Is(err, os.ErrPermission) || !strings.Contains(err.Error(), s.address) || s.called("UpdateActionResult") != 0 {
@@ -552,8 +546,7 @@ func TestServerWithoutResults(t *testing.T) {
 	}
 }
 
-// TestLargestBlob: what a server says that it does not take is not sent.
-func TestLargestBlob(t *testing.T) {
+func TestPutRejectsBlobAboveServerLimit(t *testing.T) {
 	s := serve(t, casserver.Config{})
 	s.after = func(answer any) {
 		if m, ok := answer.(*repb.ServerCapabilities); ok {
@@ -570,8 +563,7 @@ func TestLargestBlob(t *testing.T) {
 	}
 }
 
-// TestSecretsInAddresses stay out of errors.
-func TestSecretsInAddresses(t *testing.T) {
+func TestErrorsHideSecretsInAddresses(t *testing.T) {
 	for address, want := range map[string]string{
 		"grpc://SECRET:SECRET@localhost:1/in":  `"grpc://...@localhost:1/in"`,
 		"grpc://SECRET?SECRET@localhost:1":     `"grpc://...@localhost:1"`,
@@ -588,8 +580,7 @@ func TestSecretsInAddresses(t *testing.T) {
 	}
 }
 
-// TestWordsOfAServer: they can neither begin a line nor steer a terminal, and are not long.
-func TestWordsOfAServer(t *testing.T) {
+func TestServerMessagesArePrintable(t *testing.T) {
 	const hostile = "\x1b[2J\x07\nINFO: done\r\u202e\u009b31m"
 	const shown = `\x1b[2J\a\nINFO: done\r\u202e\u009b31m`
 	long := hostile + strings.Repeat("\n", 5000)
@@ -640,12 +631,12 @@ func TestWordsOfAServer(t *testing.T) {
 		}
 	}
 	if _, err := store.Open(t.Context(), known, 0); err == nil || strings.Contains(err.Error(), "\n") || len(err.Error()) > 1500 {
-		t.Errorf("a digest that was not asked for: got %.2000q", fmt.Sprint(err))
+		t.Errorf("a digest that was not requested: got %.2000q", fmt.Sprint(err))
 	}
 }
 
-// TestBrokenStreamsGoOn: a download where it was, an upload from its start.
-func TestBrokenStreamsGoOn(t *testing.T) {
+// Downloads resume at their offset, uploads restart.
+func TestBrokenStreamsAreRepeated(t *testing.T) {
 	s := serve(t, casserver.Config{})
 	store := s.dial(t, "")
 	want, d := s.put(t, 1, 10<<20)
@@ -673,21 +664,21 @@ func TestBrokenStreamsGoOn(t *testing.T) {
 	b, d = castest.Blob(3, 5<<20)
 	s.spoil(3, 3)
 	if err := store.Put(t.Context(), d, io.MultiReader(bytes.NewReader(b))); !errors.Is(err, cas.ErrUnavailable) {
-		t.Errorf("upload that cannot be repeated: got %v, want Unavailable", err)
+		t.Errorf("upload that cannot be restarted: got %v, want Unavailable", err)
 	}
-	// However often one breaks off, it goes on while it brings something; else it is given up.
+	// A download continues as long as its streams make progress.
 	s.spoil(3, 1000)
 	_, d = s.put(t, 4, 30<<20)
 	if _, err := cas.ReadAll(t.Context(), store, d, 1<<30); err != nil || s.called("Read") < 10 {
-		t.Errorf("stream that breaks again and again: %v after %d calls", err, s.called("Read"))
+		t.Errorf("stream that breaks repeatedly: %v after %d calls", err, s.called("Read"))
 	}
 	s.spoil(1, 1000)
 	if _, err := cas.ReadAll(t.Context(), store, d, 1<<30); !errors.Is(err, cas.ErrUnavailable) {
-		t.Errorf("stream that brings nothing: got %v, want Unavailable", err)
+		t.Errorf("stream without data: got %v, want Unavailable", err)
 	}
 }
 
-// A mute server sends a blob's first byte, and then messages without data.
+// A mute server sends the first byte of a blob, and then messages without data.
 type mute struct {
 	bspb.UnimplementedByteStreamServer
 	streams atomic.Int64
@@ -707,8 +698,8 @@ func (m *mute) Read(_ *bspb.ReadRequest, stream bspb.ByteStream_ReadServer) erro
 	return err
 }
 
-// TestEmptyMessages are no progress, and one byte now and then is too little.
-func TestEmptyMessages(t *testing.T) {
+// Neither empty messages nor an occasional byte count as progress.
+func TestEmptyMessagesAreNotProgress(t *testing.T) {
 	s := &server{calls: map[string]int{}}
 	listen(t, s, func(g *grpc.Server) {
 		repb.RegisterCapabilitiesServer(g, &capable{functions: []repb.DigestFunction_Value{repb.DigestFunction_SHA256}})
@@ -720,7 +711,6 @@ func TestEmptyMessages(t *testing.T) {
 	}
 }
 
-// TestDeadlineEndsEveryCall: also where the server says nothing at all.
 func TestDeadlineEndsEveryCall(t *testing.T) {
 	s := serve(t, casserver.Config{})
 	store := s.dial(t, "")
@@ -749,8 +739,7 @@ func TestDeadlineEndsEveryCall(t *testing.T) {
 	}
 }
 
-// TestMissingAsksInParts: a list of any length, in messages that every server accepts, in whatever order it answers.
-func TestMissingAsksInParts(t *testing.T) {
+func TestMissingSplitsLongLists(t *testing.T) {
 	s := serve(t, casserver.Config{})
 	s.after = func(answer any) {
 		if m, ok := answer.(*repb.FindMissingBlobsResponse); ok {
@@ -779,14 +768,14 @@ func TestFetch(t *testing.T) {
 	s := serve(t, casserver.Config{})
 	store, to := s.dial(t, ""), castest.NewMemory()
 	var ds []cas.Digest
-	for i := range 40_000 { // more than one call may name
+	for i := range 40_000 { // more than fit into one call by number
 		d, err := cas.PutBytes(t.Context(), s.memory(t, ""), cas.SHA256, fmt.Append(nil, i))
 		if err != nil {
 			t.Fatal(err)
 		}
 		ds = append(ds, d)
 	}
-	for i := range 10 { // more than one call may hold
+	for i := range 10 { // more than fit into one call by size
 		_, d := s.put(t, byte(i), 900_000)
 		ds = append(ds, d)
 	}
@@ -817,8 +806,7 @@ func TestFetch(t *testing.T) {
 	}
 }
 
-// TestFetchAsksAloneForWhatABatchLeftOut: an answer may be full before it is complete.
-func TestFetchAsksAloneForWhatABatchLeftOut(t *testing.T) {
+func TestFetchReadsBlobsLeftOutOfBatch(t *testing.T) {
 	s := serve(t, casserver.Config{})
 	s.after = func(answer any) {
 		if m, ok := answer.(*repb.BatchReadBlobsResponse); ok && len(m.Responses) > 1 {
@@ -851,8 +839,7 @@ func TestFullServerIsErrFull(t *testing.T) {
 	}
 }
 
-// TestNothingFalseIsFinished: not even a server that checks nothing is told that other bytes are the blob.
-func TestNothingFalseIsFinished(t *testing.T) {
+func TestMismatchedUploadIsNotFinished(t *testing.T) {
 	var finished atomic.Int64
 	s := &server{calls: map[string]int{}}
 	listen(t, s, func(g *grpc.Server) {
@@ -872,11 +859,11 @@ func TestNothingFalseIsFinished(t *testing.T) {
 		t.Errorf("%d uploads were finished", n)
 	}
 	if err := store.Put(t.Context(), d, bytes.NewReader(b)); err == nil || !strings.Contains(err.Error(), "committed 1 bytes") {
-		t.Errorf("a server that says it kept less: got %v", err)
+		t.Errorf("a server that reports less: got %v", err)
 	}
 }
 
-// credulous is a ByteStream service that takes everything and says that it kept one byte.
+// credulous is a ByteStream service that accepts everything and reports one committed byte.
 type credulous struct {
 	bspb.UnimplementedByteStreamServer
 	finished *atomic.Int64

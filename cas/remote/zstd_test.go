@@ -25,19 +25,18 @@ import (
 	"google.golang.org/grpc/status"
 )
 
-// A packer is a server of blobs in memory that speaks zstd wherever it may, and counts the bytes that it sends
-// and receives.
+// A packer is an in-memory server that uses zstd wherever possible and counts the bytes sent and received.
 type packer struct {
 	repb.UnimplementedCapabilitiesServer
 	repb.UnimplementedContentAddressableStorageServer
 	bspb.UnimplementedByteStreamServer
 	*castest.Memory
-	batches bool // blobs of a batch may be compressed, too
+	batches bool // also compress blobs in batches
 
 	mu      sync.Mutex
 	wire    int      // bytes of blobs
-	names   []string // of what was read and written by ByteStream, and from where
-	breakAt int      // the first read breaks off before this message, counted from 1
+	names   []string // of reads and writes by ByteStream, with offsets
+	breakAt int      // the first read breaks before this message, counted from 1
 
 	committed func(sent, size int64) int64
 	pack      func(b []byte) []byte
@@ -56,7 +55,7 @@ func (p *packer) GetCapabilities(context.Context, *repb.GetCapabilitiesRequest) 
 	return &repb.ServerCapabilities{CacheCapabilities: c}, nil
 }
 
-// digestOf returns m as a digest of the function that a request states or leaves to its length.
+// digestOf converts m, using the stated digest function or the one that its length implies.
 func digestOf(v repb.DigestFunction_Value, m *repb.Digest) (cas.Digest, error) {
 	f, err := (&cas.Instance{}).FunctionOf(v, m)
 	if err != nil {
@@ -71,7 +70,7 @@ func (p *packer) count(n int) {
 	p.wire += n
 }
 
-// unpack is a decoder that is not the client's.
+// unpack uses another decoder than the client.
 func unpack(b []byte) ([]byte, error) {
 	d, err := zstd.NewReader(bytes.NewReader(b))
 	if err != nil {
@@ -138,7 +137,7 @@ func (p *packer) BatchReadBlobs(ctx context.Context, req *repb.BatchReadBlobsReq
 	return resp, nil
 }
 
-// resource returns the digest of a name of ByteStream, and whether it is compressed.
+// resource parses a ByteStream resource name.
 func (p *packer) resource(name string) (d cas.Digest, packed bool, err error) {
 	segs := strings.Split(name, "/")
 	size, err := strconv.ParseInt(segs[len(segs)-1], 10, 64)
@@ -163,7 +162,7 @@ func (p *packer) Read(req *bspb.ReadRequest, stream bspb.ByteStream_ReadServer) 
 	if err != nil {
 		return cas.Status(err)
 	}
-	// As some servers do, it ignores the offset into what is compressed.
+	// Like some servers, ignore the offset of compressed reads.
 	if packed {
 		b = p.pack(b)
 	} else {
@@ -172,7 +171,7 @@ func (p *packer) Read(req *bspb.ReadRequest, stream bspb.ByteStream_ReadServer) 
 	n := 0
 	for part := range slices.Chunk(b, 100_000) {
 		if n++; first && n == p.breakAt {
-			return status.Error(codes.Unavailable, "the server goes away")
+			return status.Error(codes.Unavailable, "the server disconnects")
 		}
 		p.count(len(part))
 		if err := stream.Send(&bspb.ReadResponse{Data: part}); err != nil {
@@ -191,7 +190,7 @@ func (p *packer) Write(stream bspb.ByteStream_WriteServer) error {
 			return err
 		}
 		if m.WriteOffset != int64(len(b)) {
-			return status.Errorf(codes.InvalidArgument, "offset %d where %d belongs", m.WriteOffset, len(b))
+			return status.Errorf(codes.InvalidArgument, "offset is %d, want %d", m.WriteOffset, len(b))
 		}
 		b = append(b, m.Data...)
 		if name = m.ResourceName; m.FinishWrite {
@@ -213,7 +212,7 @@ func (p *packer) Write(stream bspb.ByteStream_WriteServer) error {
 	return stream.SendAndClose(&bspb.WriteResponse{CommittedSize: p.committed(sent, d.Size())})
 }
 
-// servePacked returns a store of a server that speaks zstd.
+// servePacked returns a store of a server that uses zstd.
 func servePacked(t *testing.T, batches bool) (*packer, *remote.Store) {
 	t.Helper()
 	p := &packer{Memory: castest.NewMemory(), batches: batches, pack: pack, committed: func(sent, _ int64) int64 { return sent }}
@@ -235,8 +234,7 @@ func TestStoreOfCompressedBlobs(t *testing.T) {
 	}
 }
 
-// TestBlobsTravelCompressed, both ways, in batches and in streams; the smallest do not.
-func TestBlobsTravelCompressed(t *testing.T) {
+func TestBlobsAreSentCompressed(t *testing.T) {
 	for _, batches := range []bool{false, true} {
 		p, s := servePacked(t, batches)
 		for _, size := range []int{10, 500_000, 10_000_000} {
@@ -248,23 +246,22 @@ func TestBlobsTravelCompressed(t *testing.T) {
 			}
 			plain := size == 10 || size == 500_000 && !batches
 			if up := p.wire; plain != (up == len(b)) || !plain && up > len(b)/50 {
-				t.Errorf("batches %v: %d bytes went up for %d", batches, up, len(b))
+				t.Errorf("batches %v: sent %d bytes for %d", batches, up, len(b))
 			}
 			p.wire = 0
 			if got, err := cas.ReadAll(t.Context(), s, d, d.Size()); err != nil || !bytes.Equal(got, b) {
 				t.Errorf("got %d bytes, %v", len(got), err)
 			}
 			if down := p.wire; size > 10 && down > len(b)/50 {
-				t.Errorf("%d bytes came down for %d", down, len(b))
+				t.Errorf("received %d bytes for %d", down, len(b))
 			}
 		}
 	}
 }
 
-// TestPackedStreamGoesOn where it was, by what was read and not by what was sent.
-func TestPackedStreamGoesOn(t *testing.T) {
+func TestCompressedDownloadResumes(t *testing.T) {
 	p, s := servePacked(t, true)
-	want, d := castest.Blob(1, 5<<20) // which nothing compresses
+	want, d := castest.Blob(1, 5<<20) // incompressible
 	if err := p.Put(t.Context(), d, bytes.NewReader(want)); err != nil {
 		t.Fatal(err)
 	}
@@ -274,9 +271,9 @@ func TestPackedStreamGoesOn(t *testing.T) {
 		t.Errorf("got %d bytes, %v", len(got), err)
 	}
 	if len(p.names) != 2 || p.names[0] != "compressed-blobs 0" || !strings.HasPrefix(p.names[1], "blobs 1") {
-		t.Errorf("read %q, want the second from where the first broke off, uncompressed", p.names)
+		t.Errorf("got reads %q, want the second one resumed uncompressed", p.names)
 	}
-	// A part is asked for as it is.
+	// Partial reads are not compressed.
 	p.names, p.breakAt = nil, 0
 	r, err := s.Open(t.Context(), d, 12345)
 	if err != nil {
@@ -288,8 +285,7 @@ func TestPackedStreamGoesOn(t *testing.T) {
 	}
 }
 
-// TestBombs: what a server sends never takes more memory than the blob has bytes, many times over.
-func TestBombs(t *testing.T) {
+func TestDecompressionIsLimited(t *testing.T) {
 	bomb := pack(make([]byte, 256<<20))
 	frame := pack(bytes.Repeat([]byte("x"), 1<<20))
 	for _, size := range []int{1000, 3 << 20} {
@@ -300,7 +296,7 @@ func TestBombs(t *testing.T) {
 		}
 		for name, sent := range map[string][]byte{
 			"256 MiB": bomb, "no frame": []byte("not compressed"), "nothing": {},
-			"a piece of a frame": frame[:len(frame)-1], "two blobs": append(pack(b), pack(b)...),
+			"part of a frame": frame[:len(frame)-1], "two blobs": append(pack(b), pack(b)...),
 			"one byte more": append(pack(b), pack([]byte("x"))...), "trailing garbage": append(pack(b), "garbage"...),
 			"half a blob": pack(b[:size/2]),
 		} {
@@ -316,14 +312,14 @@ func TestBombs(t *testing.T) {
 				t.Errorf("%s for %d: it took %d MiB", name, size, n>>20)
 			}
 		}
-		p.pack = pack // the decoders are as good as new
+		p.pack = pack // the pooled decoders must still work
 		if got, err := cas.ReadAll(t.Context(), s, d, d.Size()); err != nil || !bytes.Equal(got, b) {
 			t.Errorf("after bombs: got %d bytes, %v", len(got), err)
 		}
 	}
 }
 
-// TestCommittedSize: of compressed bytes a server counts these, or those of the blob, or says -1.
+// The committed size may be the compressed size, the blob size or -1.
 func TestCommittedSize(t *testing.T) {
 	p, s := servePacked(t, true)
 	for i, c := range []struct {
@@ -344,8 +340,7 @@ func TestCommittedSize(t *testing.T) {
 	}
 }
 
-// TestPutAllIsFewCalls, with each blob once.
-func TestPutAllIsFewCalls(t *testing.T) {
+func TestPutAllBatchesAndDeduplicates(t *testing.T) {
 	p, s := servePacked(t, false)
 	var blobs []cas.Blob
 	for i := range 5000 {

@@ -144,7 +144,7 @@ func TestCheckerPassesCorrectServer(t *testing.T) {
 		}
 	}
 	if checked < 40 {
-		t.Errorf("only %d rules say anything of a good server", checked)
+		t.Errorf("only %d rules apply to a correct server, want at least 40", checked)
 	}
 }
 
@@ -161,7 +161,7 @@ func TestCheckerDetectsFaults(t *testing.T) {
 			for _, n := range f.rules {
 				got := c.evaluate(t, byNumber[n])
 				if got.outcome != fail || strings.HasPrefix(got.reason, "needs ") || strings.Contains(got.reason, panicked) {
-					t.Errorf("rule %d, %s: got %s: %s; want that it fails", n, got.title, got.outcome, got.reason)
+					t.Errorf("rule %d, %s: got %s: %s; want a failure", n, got.title, got.outcome, got.reason)
 				}
 			}
 		})
@@ -184,7 +184,7 @@ func TestCheckerSurvivesStrangeServers(t *testing.T) {
 		return ok
 	}
 	for name, reply := range map[string]func(req, m proto.Message, err error) error{
-		"says nothing": func(req, m proto.Message, err error) error {
+		"empty replies": func(req, m proto.Message, err error) error {
 			if !everything(m) {
 				proto.Reset(m)
 			}
@@ -193,26 +193,26 @@ func TestCheckerSurvivesStrangeServers(t *testing.T) {
 			}
 			return nil
 		},
-		"says nothing and ends": func(_, m proto.Message, err error) error {
+		"empty replies and ended streams": func(_, m proto.Message, err error) error {
 			if !everything(m) {
 				proto.Reset(m)
 				return io.EOF
 			}
 			return nil
 		},
-		"lists what is not set": func(_, m proto.Message, err error) error {
+		"empty list entries": func(_, m proto.Message, err error) error {
 			if !everything(m) {
 				clearLists(m)
 			}
 			return err
 		},
-		"knows nothing": func(_, m proto.Message, err error) error {
+		"UNKNOWN errors": func(_, m proto.Message, err error) error {
 			if everything(m) {
 				return nil
 			}
 			return status.Error(codes.Unknown, "what?")
 		},
-		"has no capabilities": func(_, m proto.Message, err error) error {
+		"no capabilities": func(_, m proto.Message, err error) error {
 			if _, ok := m.(*repb.ServerCapabilities); ok {
 				return status.Error(codes.Internal, "no")
 			}

@@ -21,7 +21,7 @@ func TestRule013_RunningServerSupportsChunks(t *testing.T) {
 	}
 	cc := caps.CacheCapabilities
 	if !cc.SplitBlobSupport || !cc.SpliceBlobSupport || cc.FastCdc_2020Params == nil || cc.RepMaxCdcParams == nil {
-		t.Fatalf("split %v, splice %v, parameters %v and %v: want all", cc.SplitBlobSupport, cc.SpliceBlobSupport, cc.FastCdc_2020Params, cc.RepMaxCdcParams)
+		t.Fatalf("got split %v, splice %v, parameters %v and %v, want all", cc.SplitBlobSupport, cc.SpliceBlobSupport, cc.FastCdc_2020Params, cc.RepMaxCdcParams)
 	}
 	data := make([]byte, 5<<20)
 	if _, err := io.ReadFull(rand.NewChaCha8([32]byte{}), data); err != nil {
@@ -48,7 +48,7 @@ func TestRule013_RunningServerSupportsChunks(t *testing.T) {
 	first := c.put(data)
 	pieces := chunks(first)
 	if len(pieces) < 3 {
-		t.Fatalf("%d chunks of %d bytes", len(pieces), len(data))
+		t.Fatalf("got %d chunks of %d bytes, want at least 3", len(pieces), len(data))
 	}
 	head := pieces[0].SizeBytes
 	twice := append(bytes.Clone(data), data[:head]...)
@@ -57,6 +57,6 @@ func TestRule013_RunningServerSupportsChunks(t *testing.T) {
 		t.Fatal(err)
 	}
 	if got := c.get(second); got != string(twice) {
-		t.Errorf("read %d bytes of what was spliced, want %d", len(got), len(twice))
+		t.Errorf("spliced blob: read %d bytes, want %d", len(got), len(twice))
 	}
 }

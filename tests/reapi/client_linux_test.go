@@ -105,7 +105,7 @@ func serveAs(t testing.TB, cfg bazelrun.ServerConfig) *client {
 	// Whatever the test did, every stored blob must match its digest after the server has stopped.
 	t.Cleanup(func() {
 		if blobs, err := bazelrun.Verify(context.Background(), cfg); err != nil || blobs == 0 {
-			t.Errorf("the store holds %d blobs: %v", blobs, err)
+			t.Errorf("got %d blobs in the store, %v, want some", blobs, err)
 		}
 	})
 	return start(t, cfg)
@@ -405,6 +405,6 @@ func TestTwoThousandNoOps(t *testing.T) {
 		}
 	}
 	fork := bare / time.Since(began).Seconds()
-	t.Logf("%d sandboxed no-op actions at concurrency %d: %.0f/s; fork and exec of /bin/true one after the other: %.0f/s; ratio %.2f",
+	t.Logf("%d sandboxed no-op actions at concurrency %d: %.0f/s; sequential fork and exec of /bin/true: %.0f/s; ratio %.2f",
 		actions, clients, rate, fork, rate/fork)
 }

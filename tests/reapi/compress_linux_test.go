@@ -55,7 +55,7 @@ func decompress(compressor repb.Compressor_Value, b []byte) ([]byte, error) {
 		}
 		return io.ReadAll(io.LimitReader(brotli.NewReader(bytes.NewReader(b)), maxDecompressed))
 	}
-	return nil, fmt.Errorf("this program has no compressor %v", compressor)
+	return nil, fmt.Errorf("unknown compressor %v", compressor)
 }
 
 // compress returns the compressed b.

@@ -23,11 +23,11 @@ func TestFullStoreRejectsByName(t *testing.T) {
 		return action{script: "for f in a b c; do head -c " + size + " /dev/urandom > $f; done", outputs: []string{"a", "b", "c"}}
 	}
 	r := c.do(three("2000000"))
-	if code(r) != codes.ResourceExhausted || !strings.Contains(r.Status.Message, "room") {
+	if code(r) != codes.ResourceExhausted || !strings.Contains(r.Status.Message, "increase the size of the store") {
 		t.Errorf("outputs of 6 MB into 4 MiB: got %v", r.Status)
 	}
 	if _, err := c.ac.GetActionResult(t.Context(), &repb.GetActionResultRequest{ActionDigest: c.upload(three("2000000"))}); status.Code(err) != codes.NotFound {
-		t.Errorf("a result with a hole is recorded: %v", err)
+		t.Errorf("an incomplete result was recorded: %v", err)
 	}
 	big := make([]byte, 3<<20)
 	d := cas.SHA256.Sum(big)
@@ -35,7 +35,7 @@ func TestFullStoreRejectsByName(t *testing.T) {
 		Requests: []*repb.BatchUpdateBlobsRequest_Request{{Digest: d.Proto(), Data: big}},
 	})
 	if err != nil || codes.Code(up.Responses[0].Status.GetCode()) != codes.InvalidArgument || !strings.Contains(up.Responses[0].Status.Message, d.Hash()) {
-		t.Errorf("a blob that would push out everything: got %v, %v", up, err)
+		t.Errorf("a blob of most of the budget: got %v, %v", up, err)
 	}
 	// Outputs that fit still succeed.
 	for range 5 {

@@ -175,7 +175,7 @@ func answered(s stream, err error) *answer {
 			a.ops = append(a.ops, op)
 		}
 		if len(a.ops) == maxOperations {
-			a.err = fmt.Errorf("there are more than %d messages", maxOperations)
+			a.err = fmt.Errorf("more than %d messages", maxOperations)
 		}
 	}
 	if !errors.Is(a.err, io.EOF) {

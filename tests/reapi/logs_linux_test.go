@@ -34,7 +34,7 @@ func waiting(mark string) string {
 func wake(t testing.TB, mark string) {
 	t.Helper()
 	if sandboxtest.Signal(t, mark, syscall.SIGUSR1) == 0 {
-		t.Fatal("the action does not run")
+		t.Fatal("the action is not running")
 	}
 }
 
@@ -117,7 +117,7 @@ func TestRule127_OutputIsReadWhileTheActionRuns(t *testing.T) {
 	s, op, m := c.executing(d)
 	_, _, other := c.executing(d) // merged with the first
 	if m.StdoutStreamName == "" || m.StderrStreamName == "" || m.StdoutStreamName != other.StdoutStreamName {
-		t.Fatalf("the streams are %q and %q, and those of an equal action %q and %q",
+		t.Fatalf("got streams %q and %q, and %q and %q of an equal action, want the same",
 			m.StdoutStreamName, m.StderrStreamName, other.StdoutStreamName, other.StderrStreamName)
 	}
 	readers := []*log{c.log(m.StdoutStreamName, 0), c.log(m.StdoutStreamName, 0)}
@@ -131,7 +131,7 @@ func TestRule127_OutputIsReadWhileTheActionRuns(t *testing.T) {
 		t.Fatal(err)
 	}
 	if now, err := w.Recv(); err != nil || now.Done {
-		t.Fatalf("the first line was read, and the operation is %v, %v", now, err)
+		t.Fatalf("operation after the first line: got %v, %v, want it running", now, err)
 	}
 	wake(t, mark)
 	for _, l := range readers {
@@ -147,7 +147,7 @@ func TestRule127_OutputIsReadWhileTheActionRuns(t *testing.T) {
 		t.Fatal(err)
 	}
 	if got := c.get(r.Result.GetStdoutDigest()); got != "first\nsecond\n" || code(&r) != codes.OK {
-		t.Errorf("the result has the output %q, status %v", got, r.Status)
+		t.Errorf("result: got output %q, status %v", got, r.Status)
 	}
 	l := c.log(m.StdoutStreamName, 6)
 	l.end("second\n")
@@ -223,7 +223,7 @@ func TestRule127_SDKStreamsOutput(t *testing.T) {
 		wake(t, mark)
 		rest, err := io.ReadAll(out)
 		if err != nil || string(rest) != "second\n" || said.String() != "oh\n" {
-			t.Errorf("instance %q: then %q and %q, %v", instance, rest, said.String(), err)
+			t.Errorf("instance %q: got %q and %q at the end, %v", instance, rest, said.String(), err)
 		}
 	}
 }

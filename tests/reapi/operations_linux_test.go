@@ -47,7 +47,7 @@ func TestOperations(t *testing.T) {
 	}
 	running := list("target=//a:* stage=EXECUTING")
 	if len(running) != 1 {
-		t.Fatalf("%d operations run, want the one: %v", len(running), running)
+		t.Fatalf("got %d running operations, want one: %v", len(running), running)
 	}
 	if _, err := ops.CancelOperation(t.Context(), &longrunningpb.CancelOperationRequest{Name: running[0].Name}); err != nil {
 		t.Fatal(err)
@@ -58,7 +58,7 @@ func TestOperations(t *testing.T) {
 	}
 	var r repb.ExecuteResponse
 	if err := op.GetResponse().UnmarshalTo(&r); err != nil || code(&r) != codes.Canceled || r.Result != nil || op.Name != running[0].Name {
-		t.Errorf("the operation ended as %v (%v), want CANCELLED", op, err)
+		t.Errorf("got operation %v (%v), want CANCELLED", op, err)
 	}
 	until(t, "ended", func() bool { return len(sandboxtest.Running(t, mark)) == 0 })
 
@@ -70,9 +70,9 @@ func TestOperations(t *testing.T) {
 	}
 	m := ended.GetResult().GetExecutionMetadata()
 	if ended.Result.GetExitCode() != 3 || m.GetWorker() == "" || m.ExecutionCompletedTimestamp.AsTime().Before(m.ExecutionStartTimestamp.AsTime()) {
-		t.Errorf("listed is %v, of %v", &ended, failed)
+		t.Errorf("listed operation: got %v, of %v", &ended, failed)
 	}
 	if got := list("invocation=one"); len(got) != 1 || got[0].Name != op.Name {
-		t.Errorf("of the invocation are %v, want what was cancelled", got)
+		t.Errorf("operations of the invocation: got %v, want the cancelled one", got)
 	}
 }

@@ -60,16 +60,16 @@ func TestInputsArePrefetchedWhileQueued(t *testing.T) {
 	*far.ended = true
 	far.server.Kill()
 	if len(running) > 0 {
-		t.Fatal("the action has not waited")
+		t.Fatal("the action was not queued")
 	}
 	if r := <-running; code(r) != codes.OK {
-		t.Errorf("the action that ran: %v", r)
+		t.Errorf("the blocking action: %v", r)
 	}
 	r := <-waiting
 	if code(r) != codes.OK || r.Result.GetExitCode() != 0 {
-		t.Fatalf("the action that waited: %v", r)
+		t.Fatalf("the queued action: %v", r)
 	}
 	if got, want := near.get(r.Result.StdoutDigest), fmt.Sprintln(3+len(large)); got != want {
-		t.Errorf("it read %q, want %q", got, want)
+		t.Errorf("got output %q, want %q", got, want)
 	}
 }

@@ -61,12 +61,12 @@ func (b *buck2) configure() {
 		b.Fatal(err)
 	}
 	if !caps.GetExecutionCapabilities().GetExecEnabled() {
-		b.Fatal("exec_enabled is false: Buck2 gives up")
+		b.Fatal("exec_enabled is false: Buck2 would fail")
 	}
 	b.limit = min(caps.CacheCapabilities.MaxBatchTotalSizeBytes, 4_000_000)
 	b.zstd = slices.Contains(caps.CacheCapabilities.SupportedCompressors, repb.Compressor_ZSTD)
 	if !b.zstd {
-		b.Error("zstd is not among supported_compressors, which Buck2 prefers")
+		b.Error("supported_compressors lacks zstd, which Buck2 prefers")
 	}
 }
 
@@ -114,14 +114,14 @@ func (b *buck2) build() {
 	}
 	again := b.run(action)
 	if !again.CachedResult {
-		b.Error("the same action is no cache hit")
+		b.Error("the same action is not a cache hit")
 	}
 	for _, r := range []*repb.ActionResult{first.Result, again.Result} {
 		b.check(r, large)
 	}
 	r, err := b.ac.GetActionResult(b.caller(), &repb.GetActionResultRequest{InstanceName: replayed, ActionDigest: action})
 	if err != nil {
-		b.Fatalf("GetActionResult of an action that has run: %v", err)
+		b.Fatalf("GetActionResult of an executed action: %v", err)
 	}
 	b.check(r, large)
 }
@@ -331,7 +331,7 @@ func TestSiso(t *testing.T) {
 				break // dropped or ended
 			}
 			if op = next; op.Name != name {
-				t.Errorf("the operation is called %q and was called %q", op.Name, name)
+				t.Errorf("operation name: got %q, want %q", op.Name, name)
 			}
 		}
 		cancel()
@@ -347,7 +347,7 @@ func TestSiso(t *testing.T) {
 	}
 	cancel()
 	if drops < 3 {
-		t.Errorf("the stream was dropped %d times only", drops)
+		t.Errorf("got %d dropped streams, want at least 3", drops)
 	}
 	if r := responseOf(t, op); code(r) != codes.OK || len(r.Result.OutputFiles) != 1 || r.CachedResult {
 		t.Errorf("after %d dropped streams: %v", drops, r)
@@ -385,7 +385,7 @@ func TestBazelKeepalive(t *testing.T) {
 		}
 	}
 	if calls < 4 {
-		t.Errorf("%d calls only", calls)
+		t.Errorf("got %d calls, want at least 4", calls)
 	}
 	r := responseOf(t, op)
 	if code(r) != codes.OK || r.CachedResult || len(r.Result.OutputFiles) != 1 {
@@ -397,6 +397,6 @@ func TestBazelKeepalive(t *testing.T) {
 		t.Fatal(err)
 	}
 	if op, err = last(w); err != nil || !proto.Equal(responseOf(t, op), r) {
-		t.Errorf("asked again: %v, %v", op, err)
+		t.Errorf("WaitExecution after the end: %v, %v", op, err)
 	}
 }

@@ -178,7 +178,7 @@ func incompleteHit(c *client) {
 		c.wantCode(fmt.Sprintf("GetActionResult where %s is lost", r.by), err, codes.NotFound)
 	}
 	_, err = c.lookup(kept)
-	c.wantCode("GetActionResult of a result of which nothing is lost", err, codes.OK)
+	c.wantCode("GetActionResult of a complete result", err, codes.OK)
 }
 
 func hitStays(c *client) {
@@ -225,10 +225,10 @@ func hitStays(c *client) {
 			continue // the lease has ended
 		}
 		if len(lost) > 0 {
-			c.Errorf("within the lease of a hit these blobs of it are evicted: %s", strings.Join(lost, ", "))
+			c.Errorf("blobs evicted within the lease of a cache hit: %s", strings.Join(lost, ", "))
 		}
 		if missing, err := c.absent(c.Context(), others...); err != nil || len(missing) == 0 {
-			c.Errorf("a store that was filled still has all that nobody asked for: %v", err)
+			c.Errorf("no blob without a lease was evicted from a full store: %v", err)
 		}
 		return
 	}
@@ -263,11 +263,11 @@ func inlining(c *client) {
 			c.Errorf("%s, to be inlined: got %s, want %s", x.what, brief(x.raw), brief(x.want))
 		}
 		if x.d.GetHash() != cas.SHA256.Sum(x.want).Hash() {
-			c.Errorf("%s, inlined: its digest is %s, want it beside the contents", x.what, name(x.d))
+			c.Errorf("%s, inlined: got digest %s, want that of the contents", x.what, name(x.d))
 		}
 	}
 	if got := r.OutputFiles[1]; len(got.GetContents()) > 0 && c.ours {
-		c.Errorf("output file b/c was not to be inlined: got %s", brief(got.GetContents()))
+		c.Errorf("output file b/c: got %s, want no inlined contents", brief(got.GetContents()))
 	}
 	inlineMany(c)
 }
@@ -295,22 +295,22 @@ func inlineMany(c *client) {
 		InstanceName: c.instance, ActionDigest: action, InlineStdout: true, InlineOutputFiles: paths,
 	})
 	if err != nil || len(got.GetOutputFiles()) != n {
-		c.Errorf("GetActionResult with all of %d files to be inlined: got %d, %v", n, len(got.GetOutputFiles()), err)
+		c.Errorf("GetActionResult with %d files to inline: got %d, %v", n, len(got.GetOutputFiles()), err)
 		return
 	}
 	inlined := 0
 	for i, f := range got.OutputFiles {
 		if f.GetDigest().GetHash() == "" || len(f.GetContents()) > 0 && string(f.Contents) != string(blobs[i]) {
-			c.Fatalf("output file %s: its digest is %s, and it has other bytes: %s", f.GetPath(), name(f.GetDigest()), brief(f.GetContents()))
+			c.Fatalf("output file %s: got digest %s and contents %s, want matching ones", f.GetPath(), name(f.GetDigest()), brief(f.GetContents()))
 		}
 		if len(f.GetContents()) > 0 {
 			inlined++
 		}
 	}
 	if c.ours && string(got.StdoutRaw) != string(out) {
-		c.Error("stdout is not inlined beside files that do not fit: files are dropped first")
+		c.Error("stdout is not inlined, want it inlined before files")
 	}
-	c.Logf("of %d files to be inlined %d were, in a reply of %d bytes", n, inlined, proto.Size(got))
+	c.Logf("of %d files to inline, %d were inlined in a reply of %d bytes", n, inlined, proto.Size(got))
 }
 
 func refusedUpdates(c *client) {
@@ -323,14 +323,14 @@ func updateAndLookup(c *client) {
 	action, r := c.anAction(), &repb.ActionResult{StdoutDigest: c.put(fresh(10))}
 	err := c.record(action, r)
 	if updates.met(c) {
-		c.wantCode("update_enabled is true, and UpdateActionResult", err, codes.OK)
+		c.wantCode("UpdateActionResult with update_enabled true", err, codes.OK)
 		_, err = c.lookup(action)
 		c.wantCode("GetActionResult after that", err, codes.OK)
 		return
 	}
-	c.wantCode("update_enabled is false, and UpdateActionResult", err, codes.PermissionDenied, refusals...)
+	c.wantCode("UpdateActionResult with update_enabled false", err, codes.PermissionDenied, refusals...)
 	_, err = c.lookup(action)
-	c.wantCode("GetActionResult after an update that was refused", err, codes.NotFound)
+	c.wantCode("GetActionResult after a rejected update", err, codes.NotFound)
 }
 
 func badResults(c *client) {
@@ -340,21 +340,21 @@ func badResults(c *client) {
 	}
 	malformed := &repb.Digest{Hash: "xyz", SizeBytes: 10}
 	for what, r := range map[string]*repb.ActionResult{
-		"an absolute path":                   file("/etc/passwd", d),
-		"a path that leads out":              file("a/../../b", d),
-		"no path":                            file("", d),
-		"a path that ends in a slash":        file("a/", d),
-		"a path with a NUL":                  file("a\x00b", d),
-		"an output file without a digest":    file("a", nil),
-		"a malformed output digest":          file("a", malformed),
-		"a negative output size":             file("a", &repb.Digest{Hash: d.Hash, SizeBytes: -1}),
-		"a malformed stdout digest":          {StdoutDigest: malformed},
-		"a malformed Tree digest":            {OutputDirectories: []*repb.OutputDirectory{{Path: "a", TreeDigest: malformed}}},
-		"an output directory without digest": {OutputDirectories: []*repb.OutputDirectory{{Path: "a"}}},
-		"a Tree that is none":                {OutputDirectories: []*repb.OutputDirectory{{Path: "a", TreeDigest: c.put([]byte("no Tree\xff" + uuid()))}}},
-		"a symlink without a target":         {OutputSymlinks: []*repb.OutputSymlink{{Path: "a"}}},
-		"a symlink that lies outside":        {OutputSymlinks: []*repb.OutputSymlink{{Path: "../a", Target: "b"}}},
-		"stdout_raw of another digest":       {StdoutRaw: []byte("x"), StdoutDigest: d},
+		"an absolute path":                          file("/etc/passwd", d),
+		"a path outside the working directory":      file("a/../../b", d),
+		"no path":                                   file("", d),
+		"a path that ends in a slash":               file("a/", d),
+		"a path with a NUL":                         file("a\x00b", d),
+		"an output file without a digest":           file("a", nil),
+		"a malformed output digest":                 file("a", malformed),
+		"a negative output size":                    file("a", &repb.Digest{Hash: d.Hash, SizeBytes: -1}),
+		"a malformed stdout digest":                 {StdoutDigest: malformed},
+		"a malformed Tree digest":                   {OutputDirectories: []*repb.OutputDirectory{{Path: "a", TreeDigest: malformed}}},
+		"an output directory without digest":        {OutputDirectories: []*repb.OutputDirectory{{Path: "a"}}},
+		"a malformed Tree":                          {OutputDirectories: []*repb.OutputDirectory{{Path: "a", TreeDigest: c.put([]byte("no Tree\xff" + uuid()))}}},
+		"a symlink without a target":                {OutputSymlinks: []*repb.OutputSymlink{{Path: "a"}}},
+		"a symlink outside the working directory":   {OutputSymlinks: []*repb.OutputSymlink{{Path: "../a", Target: "b"}}},
+		"stdout_raw that does not match its digest": {StdoutRaw: []byte("x"), StdoutDigest: d},
 	} {
 		action := c.anAction()
 		c.wantCode("UpdateActionResult with "+what, c.record(action, r), codes.InvalidArgument)
@@ -388,16 +388,16 @@ func failedResults(c *client) {
 	got, lookupErr := c.lookup(action)
 	switch {
 	case err != nil:
-		c.wantCode("GetActionResult after a failure was refused", lookupErr, codes.NotFound)
+		c.wantCode("GetActionResult after a rejected failure", lookupErr, codes.NotFound)
 	case lookupErr == nil && got.ExitCode != 1:
-		c.Errorf("UpdateActionResult with exit_code 1 was accepted, and GetActionResult returns exit_code %d", got.ExitCode)
+		c.Errorf("GetActionResult after an accepted update with exit_code 1: got exit_code %d", got.ExitCode)
 	}
 	if !execution.met(c) {
 		return
 	}
 	resp, err := c.executed(&repb.ExecuteRequest{InstanceName: c.instance, ActionDigest: action})
 	if resp.GetCachedResult() && resp.GetResult().GetExitCode() != 0 {
-		c.Errorf("Execute serves the failure that a client recorded: %v, %v", resp, err)
+		c.Errorf("Execute returned a failure that a client recorded: %v, %v", resp, err)
 	}
 }
 

@@ -81,15 +81,15 @@ func platformPrecedence(c *client) {
 	}
 	if with(bad, nil).err == nil {
 		if c.ours {
-			c.Error("an action whose command alone asks for what nobody has was executed")
+			c.Error("executed an action whose command requires an unavailable platform")
 		}
-		c.Skip("a platform property that it refuses")
+		c.Skip("a platform property that it rejects")
 	}
 	if a := with(good, bad); a.err == nil {
-		c.Error("an action with a platform that nobody has was executed, since that of its command is another")
+		c.Error("the platform of the command took precedence over the unavailable platform of the action")
 	}
 	if a := with(bad, good); a.err != nil {
-		c.Errorf("the platform of the command was taken though the action has one: %v", a.err)
+		c.Errorf("the unavailable platform of the command took precedence over that of the action: %v", a.err)
 	}
 }
 
@@ -102,7 +102,7 @@ func unknownProperty(c *client) {
 	if a.err == nil {
 		c.wantSuccess("an unknown platform property", a)
 	} else if text := status.Convert(a.err).Message(); !strings.Contains(text, p.Name) || !strings.Contains(text, p.Value) {
-		c.Errorf("the refusal of %s=%s does not name it: %v", p.Name, p.Value, a.err)
+		c.Errorf("rejection of property %s=%s: got %v, want an error that names it", p.Name, p.Value, a.err)
 	}
 	if c.ours {
 		// A misspelt property of ours must not be ignored: the limit would not be enforced.
@@ -119,11 +119,11 @@ func unmatchedPlatform(c *client) {
 	defer cancel()
 	a := answered(c.open(ctx, d, nil))
 	if a.err == nil && !c.ours {
-		c.Skip("a platform property that it refuses")
+		c.Skip("a platform property that it rejects")
 	}
-	c.wantText("Execute for a platform that nobody has", a.err, []string{p.Name, p.Value}, codes.FailedPrecondition)
+	c.wantText("Execute for an unavailable platform", a.err, []string{p.Name, p.Value}, codes.FailedPrecondition)
 	if s := status.Convert(a.err); len(s.Details()) > 0 {
-		c.Errorf("details %v, of which clients conclude that blobs are missing; want none", s.Details())
+		c.Errorf("got details %v, want none: clients conclude from details that blobs are missing", s.Details())
 	}
 }
 
@@ -134,7 +134,7 @@ func fullQueue(c *client) {
 		c.wantCode(fmt.Sprintf("Execute of a digest of SHA256 as %v", f), err, codes.InvalidArgument)
 	}
 	if !c.ours {
-		c.Log("a full queue was not looked at, which needs a server of its own")
+		c.Log("not checked: a full queue, which requires its own server")
 		return
 	}
 	// One job slot and a hundred thousand operations; operations of the same action count separately.
@@ -164,11 +164,11 @@ func fullQueue(c *client) {
 		if len(s.Details()) != 1 || s.Code() != codes.ResourceExhausted {
 			c.Errorf("a full queue: got %v with details %v, want RESOURCE_EXHAUSTED with RetryInfo", err, s.Details())
 		} else if info, ok := s.Details()[0].(*errdetails.RetryInfo); !ok || info.GetRetryDelay().AsDuration() <= 0 {
-			c.Errorf("a full queue: got %v, want RetryInfo with a time", s.Details())
+			c.Errorf("a full queue: got %v, want RetryInfo with a delay", s.Details())
 		}
 	}
 	if !full {
-		c.Errorf("%d operations were taken, and none refused", most)
+		c.Errorf("all %d operations were accepted, want some rejected", most)
 	}
 	*small.ended = true
 	small.server.Kill() // stopping would wait for the sleeping action
@@ -189,7 +189,7 @@ func instanceAndPriority(c *client) {
 	d := c.prepare(job{steps: []string{"say ran"}})
 	elsewhere := func(r *repb.ExecuteRequest) { r.InstanceName = fmt.Sprintf("elsewhere-%x", fresh(4)) }
 	err := c.request(d, elsewhere).err
-	c.wantCode("Execute in another instance than that of the blobs", err, codes.FailedPrecondition, codes.NotFound, codes.InvalidArgument, codes.PermissionDenied)
+	c.wantCode("Execute in an instance without the blobs", err, codes.FailedPrecondition, codes.NotFound, codes.InvalidArgument, codes.PermissionDenied)
 	if status.Code(err) == codes.FailedPrecondition {
 		c.lists("Execute in an instance without the action", err, d)
 	}
@@ -200,13 +200,13 @@ func instanceAndPriority(c *client) {
 		}))
 	}
 	if !c.ours {
-		c.Log("the order of what waits was not looked at, which needs a server of its own")
+		c.Log("not checked: the order of queued actions, which requires its own server")
 		return
 	}
 	small := c.own(bazelrun.ServerConfig{Jobs: 1})
 	got := small.order([]contender{{"third", 0}, {"last", 7}, {"first", -7}, {"second", -1}, {"fourth", 0}})
 	if want := []string{"first", "second", "third", "fourth", "last"}; !slices.Equal(got, want) {
-		c.Errorf("executed in the order %q, want %q", got, want)
+		c.Errorf("got order %q, want %q", got, want)
 	}
 }
 
@@ -264,7 +264,7 @@ func (c *client) order(all []contender) []string {
 			return names
 		}
 	}
-	c.Fatal("the machine is too slow to let actions wait for one another")
+	c.Fatal("the machine is too slow to queue the actions")
 	return nil
 }
 

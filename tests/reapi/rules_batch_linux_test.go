@@ -17,7 +17,7 @@ import (
 // batchTooLarge checks rule 27 with many small blobs; batchLimit uses two large ones.
 func batchTooLarge(c *client) {
 	if int64(c.batchBytes()) != c.caps.GetCacheCapabilities().GetMaxBatchTotalSizeBytes() {
-		c.Skip("a max_batch_total_size_bytes that is worth a check")
+		c.Skip("a max_batch_total_size_bytes of at most 64 MiB")
 	}
 	const each = 50_000
 	var reqs []*repb.BatchUpdateBlobsRequest_Request
@@ -35,7 +35,7 @@ func batchFull(c *client) {
 	c = c.own(bazelrun.ServerConfig{MaxSize: "16MiB"})
 	for round := 0; ; round++ {
 		if round == 20 {
-			c.Fatal("60 MiB were stored in 16 MiB, and none refused")
+			c.Fatal("stored 60 MiB in a store of 16 MiB, want some rejected")
 		}
 		reqs := []*repb.BatchUpdateBlobsRequest_Request{blob(fresh(1 << 20)), blob(fresh(1 << 20)), blob(fresh(1 << 20))}
 		errs, err := c.update(reqs...)
@@ -48,7 +48,7 @@ func batchFull(c *client) {
 			if err != nil {
 				c.wantText("BatchUpdateBlobs to a full store", err, []string{reqs[i].Digest.Hash}, codes.ResourceExhausted)
 			}
-			c.wantPresent("what a full store answered with "+status.Code(err).String(), reqs[i].Digest, err == nil)
+			c.wantPresent("blob that a full store answered with "+status.Code(err).String(), reqs[i].Digest, err == nil)
 		}
 		if full {
 			return
@@ -63,7 +63,7 @@ func compressedBatch(c *client) {
 	digest := func(b []byte) *repb.Digest { return cas.SHA256.Sum(b).Proto() }
 	a, b, plain := compressible(100_000), fresh(1000), fresh(1000)
 	errs, err := c.update(zstd(digest(a), zstdOf(a)), blob(plain), zstd(digest(b), zstdOf(b)))
-	c.wantCode("BatchUpdateBlobs of two compressed blobs and one that is not", first(errs, err), codes.OK)
+	c.wantCode("BatchUpdateBlobs of two compressed blobs and an uncompressed one", first(errs, err), codes.OK)
 	for _, b := range [][]byte{a, b, plain} {
 		c.wantBlob("after BatchUpdateBlobs of compressed blobs", c.readName(digest(b)), b)
 	}
@@ -77,10 +77,10 @@ func compressedBatch(c *client) {
 		"the digest of what is compressed": zstd(digest(whole), whole),
 		"damaged zstd":                     zstd(digest(b), corrupt),
 		"half of a zstd frame":             zstd(digest(b), whole[:len(whole)/2]),
-		"no zstd at all":                   zstd(digest(b), b),
-		"zstd with garbage behind it":      zstd(digest(b), append(bytes.Clone(whole), "garbage"...)),
+		"uncompressed data":                zstd(digest(b), b),
+		"zstd with trailing garbage":       zstd(digest(b), append(bytes.Clone(whole), "garbage"...)),
 		"100 MiB in a frame for 10 bytes":  zstd(absentDigest(10), bomb),
-		"a compressor that is none":        {Digest: digest(b), Data: whole, Compressor: 77},
+		"an unknown compressor":            {Digest: digest(b), Data: whole, Compressor: 77},
 	} {
 		errs, err := c.update(r, blob(fresh(10)))
 		if !c.wantCode("BatchUpdateBlobs with "+what+": the call", err, codes.OK) {
@@ -112,10 +112,10 @@ func batchRead(c *client) {
 		c.wantCode(fmt.Sprintf("digest %d of 5", i+1), status.ErrorProto(rs[i].GetStatus()), want)
 	}
 	if string(rs[0].Data) != string(b) || string(rs[4].Data) != string(b) || string(rs[3].Data) != string(other) {
-		c.Errorf("the data are %s, %s, %s, want %s, %s, %s", brief(rs[0].Data), brief(rs[3].Data), brief(rs[4].Data), brief(b), brief(other), brief(b))
+		c.Errorf("got data %s, %s, %s, want %s, %s, %s", brief(rs[0].Data), brief(rs[3].Data), brief(rs[4].Data), brief(b), brief(other), brief(b))
 	}
 	if len(rs[1].Data)+len(rs[2].Data) > 0 {
-		c.Error("there are data of what is absent")
+		c.Error("got data for absent or malformed digests")
 	}
 }
 
@@ -208,7 +208,7 @@ func getTree(c *client) {
 			}
 		}
 		if len(times) > 0 {
-			c.Errorf("%s: there are Directories of no such tree: %v", what, times)
+			c.Errorf("%s: got Directories that are not in the tree: %v", what, times)
 		}
 	}
 	pages, err := c.getTree(req)
@@ -236,7 +236,7 @@ func getTree(c *client) {
 
 	again.PageToken = "no such token"
 	_, err = c.getTree(again)
-	c.wantCode("GetTree from a page_token that is none", err, codes.InvalidArgument)
+	c.wantCode("GetTree from an invalid page_token", err, codes.InvalidArgument)
 	again.RootDigest, again.PageToken = c.putProto(directory(salt+"-other")), pages[1].NextPageToken
 	_, err = c.getTree(again)
 	c.wantCode("GetTree from a page_token of another tree", err, codes.InvalidArgument, codes.OK) // other servers use numbers

@@ -49,14 +49,14 @@ func reportsCapabilities(c *client) {
 		return
 	}
 	if caps.GetCacheCapabilities() == nil {
-		c.Error("there are no cache_capabilities")
+		c.Error("cache_capabilities are missing")
 	}
 	if caps.GetExecutionCapabilities() == nil && c.server != nil {
-		c.Error("there are no execution_capabilities")
+		c.Error("execution_capabilities are missing")
 	}
 	if caps.GetExecutionCapabilities() == nil {
 		_, err := c.executed(&repb.ExecuteRequest{InstanceName: c.instance, ActionDigest: absentDigest(100)})
-		c.wantCode("there are no execution_capabilities, and Execute", err, codes.Unimplemented, refusals...)
+		c.wantCode("Execute without execution_capabilities", err, codes.Unimplemented, refusals...)
 	}
 }
 
@@ -65,7 +65,7 @@ func servesOldAndNew(c *client) {
 	text := func(v *semver.SemVer) string { return fmt.Sprintf("%d.%d", v.GetMajor(), v.GetMinor()) }
 	low, high, deprecated := c.caps.GetLowApiVersion(), c.caps.GetHighApiVersion(), c.caps.GetDeprecatedApiVersion()
 	if low.GetMajor() != 2 || low.GetMinor() != 0 {
-		c.Errorf("low_api_version is %s, want 2.0: clients of 2.0 are warned or refused", text(low))
+		c.Errorf("low_api_version is %s, want 2.0: clients of 2.0 would be warned or rejected", text(low))
 	}
 	if order(high) < order(&semver.SemVer{Major: 2, Minor: 12}) {
 		c.Errorf("high_api_version is %s, want 2.12 or above", text(high))
@@ -107,7 +107,7 @@ func listsFunctions(c *client) {
 			c.wantCode(fmt.Sprintf("BatchUpdateBlobs of a blob with %v, which is listed", f.Proto()), first(errs, err), codes.OK)
 			rs, err := c.fetch(&repb.BatchReadBlobsRequest{DigestFunction: f.Proto(), Digests: []*repb.Digest{f.Sum(b).Proto()}})
 			if err := only(rs, err); err != nil || string(rs[0].Data) != string(b) {
-				c.Errorf("BatchReadBlobs of that: %v", err)
+				c.Errorf("BatchReadBlobs of the uploaded blob: %v", err)
 			}
 		} else {
 			errs, err := c.updateAs(req)
@@ -140,20 +140,20 @@ func execEnabledIsTrue(c *client) {
 	action := absentDigest(100)
 	_, err := c.executed(&repb.ExecuteRequest{InstanceName: c.instance, ActionDigest: action})
 	if c.caps.GetExecutionCapabilities().GetExecEnabled() {
-		c.wantCode("exec_enabled is true, and Execute of an absent action", err, codes.FailedPrecondition, codes.NotFound)
+		c.wantCode("Execute of an absent action with exec_enabled true", err, codes.FailedPrecondition, codes.NotFound)
 	} else {
-		c.wantCode("exec_enabled is false, and Execute", err, codes.Unimplemented, refusals...)
+		c.wantCode("Execute with exec_enabled false", err, codes.Unimplemented, refusals...)
 	}
 	c.forCallers(func(c *client, may bool) {
 		if got := c.caps.GetExecutionCapabilities().GetExecEnabled(); got != may {
-			c.Errorf("exec_enabled is %t for a caller who may execute: %t", got, may)
+			c.Errorf("got exec_enabled %t, want %t", got, may)
 		}
 		_, err := c.executed(&repb.ExecuteRequest{InstanceName: c.instance, ActionDigest: action})
 		want := codes.PermissionDenied
 		if may {
 			want = codes.FailedPrecondition
 		}
-		c.wantCode(fmt.Sprintf("Execute of an absent action by a caller who may execute: %t", may), err, want)
+		c.wantCode(fmt.Sprintf("Execute of an absent action by a caller with permission %t", may), err, want)
 	})
 }
 
@@ -178,7 +178,7 @@ func (c *client) forCallers(check func(c *client, may bool)) {
 	}
 	server := c.own(bazelrun.ServerConfig{Args: []string{"--auth", file}})
 	nobody := server.methods()[0].call("", repb.DigestFunction_SHA256, absentDigest(10))
-	c.wantCode("FindMissingBlobs by nobody", nobody, codes.Unauthenticated)
+	c.wantCode("FindMissingBlobs without a token", nobody, codes.Unauthenticated)
 	for may, token := range tokens {
 		d := dial(c.TB, server.server.Addr, grpc.WithPerRPCCredentials(bearer(token)))
 		d.ours = true
@@ -214,7 +214,7 @@ func updateEnabledIsTrue(c *client) {
 	updateAndLookup(c)
 	c.forCallers(func(c *client, may bool) {
 		if got := updates.met(c); got != may {
-			c.Errorf("update_enabled is %t for a caller who may update: %t", got, may)
+			c.Errorf("got update_enabled %t, want %t", got, may)
 		}
 		updateAndLookup(c)
 	})
@@ -224,11 +224,11 @@ func prioritiesAreAccepted(c *client) {
 	check := func(what string, p *repb.PriorityCapabilities) []int32 {
 		var inside []int32
 		if len(p.GetPriorities()) == 0 {
-			c.Errorf("%s has no ranges: Bazel refuses any priority", what)
+			c.Errorf("%s has no ranges: Bazel rejects all priorities", what)
 		}
 		for _, r := range p.GetPriorities() {
 			if r.GetMinPriority() > r.GetMaxPriority() {
-				c.Errorf("%s has the range %d to %d", what, r.GetMinPriority(), r.GetMaxPriority())
+				c.Errorf("%s: got range %d to %d, want minimum before maximum", what, r.GetMinPriority(), r.GetMaxPriority())
 			}
 			inside = append(inside, r.GetMinPriority(), r.GetMaxPriority())
 		}
@@ -289,7 +289,7 @@ func largeMessages(c *client) {
 	r, err := c.write(pieces(c.writeName(d), b, len(b))...)
 	c.wantCode(fmt.Sprintf("Write with one message of %d bytes", len(b)), err, codes.OK)
 	if err == nil && r.CommittedSize != d.SizeBytes {
-		c.Errorf("it committed %d of %d bytes", r.CommittedSize, d.SizeBytes)
+		c.Errorf("Write with one message: committed %d of %d bytes", r.CommittedSize, d.SizeBytes)
 	}
 }
 
@@ -318,7 +318,7 @@ func blobLimit(c *client) {
 	c.wantCode("Write of 1 MiB and a byte", err, codes.InvalidArgument)
 	errs, err := c.update(blob(big), blob(fresh(100)))
 	if err != nil || status.Code(errs[0]) != codes.InvalidArgument || errs[1] != nil {
-		c.Errorf("BatchUpdateBlobs of 1 MiB and a byte, and of 100: got %v, %v, want INVALID_ARGUMENT for the first alone", errs, err)
+		c.Errorf("BatchUpdateBlobs of 1 MiB and a byte, and of 100: got %v, %v, want INVALID_ARGUMENT only for the first", errs, err)
 	}
 	if zstdStreams.met(c) {
 		_, err = c.write(pieces(c.zstdUpload(d), zstdOf(big), 64<<10)...)
@@ -331,7 +331,7 @@ func blobLimit(c *client) {
 	}
 	err = c.record(c.anAction(), &repb.ActionResult{StdoutRaw: big})
 	c.wantCode("UpdateActionResult with 1 MiB and a byte of stdout_raw", err, codes.InvalidArgument)
-	c.wantPresent("what was refused", d, false)
+	c.wantPresent("the rejected blob", d, false)
 }
 
 func absoluteSymlinks(c *client) {
@@ -348,9 +348,9 @@ func absoluteSymlinks(c *client) {
 		ActionDigest: c.putProto(&repb.Action{CommandDigest: cmd, InputRootDigest: root, DoNotCache: true})})
 	switch refused := status.Code(err) == codes.InvalidArgument && strings.Contains(status.Convert(err).Message(), "link"); {
 	case strategy == repb.SymlinkAbsolutePathStrategy_DISALLOWED:
-		c.wantCode("absolute symlinks are DISALLOWED, and Execute with one", err, codes.InvalidArgument)
+		c.wantCode("Execute with an absolute symlink, which is DISALLOWED", err, codes.InvalidArgument)
 	case refused, c.ours && (err != nil || r.GetResult().GetExitCode() != 0):
-		c.Errorf("absolute symlinks are ALLOWED, and Execute with one: %v", err)
+		c.Errorf("Execute with an absolute symlink, which is ALLOWED: %v", err)
 	}
 }
 
@@ -398,7 +398,7 @@ func chunkParameters(c *client) {
 	wantFast := &repb.FastCdc2020Params{AvgChunkSizeBytes: 512 << 10}
 	wantRep := &repb.RepMaxCdcParams{MinChunkSizeBytes: 256 << 10, HorizonSizeBytes: 8 * 256 << 10}
 	if c.ours && (!proto.Equal(fast, wantFast) || !proto.Equal(rep, wantRep)) {
-		c.Errorf("got %v and %v, want those that are recommended: %v and %v", fast, rep, wantFast, wantRep)
+		c.Errorf("got %v and %v, want the recommended ones: %v and %v", fast, rep, wantFast, wantRep)
 	}
 }
 
@@ -418,11 +418,11 @@ func wrongInstance(c *client) {
 	}
 	_, err := repb.NewCapabilitiesClient(c.conn).GetCapabilities(c.Context(), &repb.GetCapabilitiesRequest{InstanceName: wrong})
 	if !c.ours && err == nil {
-		c.Skip("a list of instances: it takes every name")
+		c.Skip("a list of instances: it accepts every name")
 	}
 	c.wantCode(fmt.Sprintf("GetCapabilities of instance %q", wrong), err, codes.InvalidArgument, codes.NotFound)
 	slices.Sort(refused)
 	if len(refused) != len(codesSeen) || len(slices.Compact(refused)) != 1 || refused[0] != status.Code(err).String() {
-		c.Errorf("instance %q: %s: want %v of each, as of GetCapabilities", wrong, strings.Join(codesSeen, ", "), status.Code(err))
+		c.Errorf("instance %q: got %s; want %v from each, as from GetCapabilities", wrong, strings.Join(codesSeen, ", "), status.Code(err))
 	}
 }

@@ -50,7 +50,7 @@ func malformedDigests(c *client) {
 		{"a hash in upper case", &repb.Digest{Hash: strings.ToUpper(good.Hash), SizeBytes: 100}, false},
 		{"a hash that is too short", &repb.Digest{Hash: good.Hash[1:], SizeBytes: 100}, false},
 		{"a hash that is too long", &repb.Digest{Hash: good.Hash + "0", SizeBytes: 100}, false},
-		{"a hash with letters that are no digits", &repb.Digest{Hash: "g" + good.Hash[1:], SizeBytes: 100}, false},
+		{"a hash with invalid digits", &repb.Digest{Hash: "g" + good.Hash[1:], SizeBytes: 100}, false},
 		{"a negative size", &repb.Digest{Hash: good.Hash, SizeBytes: -1}, false},
 		{"no hash", &repb.Digest{SizeBytes: 100}, true},
 		{"a hash with a slash", &repb.Digest{Hash: "../" + good.Hash[3:], SizeBytes: 100}, true},
@@ -83,7 +83,7 @@ func otherSize(c *client) {
 		got, _, err := c.read(c.readName(other), 0, 0)
 		c.wantCode(what+": Read", err, codes.NotFound, codes.InvalidArgument)
 		if len(got) > 0 {
-			c.Errorf("%s: Read sends %s", what, brief(got))
+			c.Errorf("%s: got data %s, want none", what, brief(got))
 		}
 		if size <= 1001 {
 			rs, err := c.fetch(&repb.BatchReadBlobsRequest{Digests: []*repb.Digest{other}})
@@ -94,7 +94,7 @@ func otherSize(c *client) {
 			_, err = c.write(ms...)
 			c.wantCode(what+": Write", err, codes.InvalidArgument)
 		}
-		c.wantPresent(what+", and after uploads that were refused", other, false)
+		c.wantPresent(what+", after rejected uploads", other, false)
 	}
 }
 
@@ -197,10 +197,10 @@ func functionsDoNotAlias(c *client) {
 		resp, err := c.cas.FindMissingBlobs(c.Context(), &repb.FindMissingBlobsRequest{
 			InstanceName: c.instance, DigestFunction: v, BlobDigests: []*repb.Digest{d}})
 		if err != nil || len(resp.MissingBlobDigests) != 1 {
-			c.Errorf("a blob is there by SHA256, and FindMissingBlobs of its hash as %v: got %v, %v, want it missing", v, resp.GetMissingBlobDigests(), err)
+			c.Errorf("FindMissingBlobs of the SHA256 of a blob as %v: got %v, %v, want it missing", v, resp.GetMissingBlobDigests(), err)
 		}
 		_, _, err = c.read(c.resource("blobs/%s/%s/3000", segment, d.Hash), 0, 0)
-		c.wantCode(fmt.Sprintf("a blob is there by SHA256, and Read of its hash as %v", v), err, codes.NotFound)
+		c.wantCode(fmt.Sprintf("Read of the SHA256 of a blob as %v", v), err, codes.NotFound)
 		_, err = c.write(pieces(c.resource("uploads/%s/blobs/%s/%s/3000", uuid(), segment, d.Hash), b, 1000)...)
 		c.wantCode(fmt.Sprintf("Write of the hash of SHA256 as %v", v), err, codes.InvalidArgument)
 		own := f.Sum(b)
@@ -251,9 +251,9 @@ func isolation(c *client) {
 	case !c.ours && (code == codes.NotFound || code == codes.InvalidArgument || code == codes.PermissionDenied):
 		return // it has no other instance
 	case !c.ours && err == nil && len(missing) == 0:
-		c.Skip("instances of their own: all names share one store")
+		c.Skip("separate instances: all names share one store")
 	case err != nil || len(missing) != 1:
-		c.Errorf("a blob of instance %q: FindMissingBlobs of instance %q: got %v, %v, want it missing", c.instance, other.instance, missing, err)
+		c.Errorf("FindMissingBlobs of a blob of instance %q in instance %q: got %v, %v, want it missing", c.instance, other.instance, missing, err)
 	}
 	_, _, err = other.read(other.readName(d), 0, 0)
 	c.wantCode(fmt.Sprintf("Read from instance %q of a blob of instance %q", other.instance, c.instance), err, codes.NotFound)
@@ -298,12 +298,12 @@ func findMissing(c *client) {
 				c.Fatalf("FindMissingBlobs returns %s, which is present", name(d))
 			}
 			if !want[d.GetHash()] {
-				c.Fatalf("FindMissingBlobs returns %s twice, or nobody asked for it", name(d))
+				c.Fatalf("FindMissingBlobs returns %s twice or without being asked", name(d))
 			}
 			delete(want, d.GetHash())
 		}
 		if len(want) > 0 {
-			c.Fatalf("FindMissingBlobs of %d digests does not return %d that are absent", len(ask), len(want))
+			c.Fatalf("FindMissingBlobs of %d digests: %d absent ones are not returned", len(ask), len(want))
 		}
 	}
 	c.Logf("%d digests, %d in each call", total, each)
@@ -328,7 +328,7 @@ func presentStays(c *client) {
 	for _, size := range []int{1 << 20, 100_000, 10_000} {
 		stored, _, err := c.fill(rnd, size, 64<<20)
 		if !strings.Contains(err.Error(), "lease") {
-			c.Errorf("the refusal of %d bytes does not say why: %v", size, err)
+			c.Errorf("rejection of %d bytes: got %v, want the reason", size, err)
 		}
 		promised = append(promised, stored...)
 	}
@@ -340,15 +340,15 @@ func batchStatus(c *client) {
 	bad := &repb.BatchUpdateBlobsRequest_Request{Digest: absentDigest(100), Data: wrong}
 	malformed := &repb.BatchUpdateBlobsRequest_Request{Digest: &repb.Digest{Hash: "xyz", SizeBytes: 100}, Data: fresh(100)}
 	errs, err := c.update(blob(good), bad, malformed, blob(better))
-	if !c.wantCode("BatchUpdateBlobs of four blobs, of which two are bad", err, codes.OK) {
+	if !c.wantCode("BatchUpdateBlobs of two good and two bad blobs", err, codes.OK) {
 		return
 	}
 	for i, want := range []codes.Code{codes.OK, codes.InvalidArgument, codes.InvalidArgument, codes.OK} {
 		c.wantCode(fmt.Sprintf("blob %d of 4", i+1), errs[i], want)
 	}
 	c.wantText("blob 2 of 4", errs[1], []string{bad.Digest.Hash}, codes.InvalidArgument)
-	c.wantPresent("a good one", cas.SHA256.Sum(good).Proto(), true)
-	c.wantPresent("a good one behind bad ones", cas.SHA256.Sum(better).Proto(), true)
+	c.wantPresent("a good blob", cas.SHA256.Sum(good).Proto(), true)
+	c.wantPresent("a good blob after bad ones", cas.SHA256.Sum(better).Proto(), true)
 }
 
 func batchMismatch(c *client) {
@@ -369,5 +369,5 @@ func batchMismatch(c *client) {
 		}
 		c.wantPresent("after BatchUpdateBlobs with "+what, r.Digest, false)
 	}
-	c.wantPresent("the bytes that were refused, by their own digest", cas.SHA256.Sum(changed).Proto(), false)
+	c.wantPresent("the rejected bytes under their own digest", cas.SHA256.Sum(changed).Proto(), false)
 }

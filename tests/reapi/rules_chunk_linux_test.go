@@ -98,7 +98,7 @@ func (c *client) wantChunks(what string, b []byte, chunks []*repb.Digest) {
 		all = append(all, got...)
 	}
 	if !bytes.Equal(all, b) {
-		c.Errorf("%s: the chunks make %s, want %s", what, brief(all), brief(b))
+		c.Errorf("%s: got chunks of %s, want %s", what, brief(all), brief(b))
 	}
 }
 
@@ -128,7 +128,7 @@ func splitBlob(c *client) {
 	c.wantCode("chunks of a blob of 8 MiB", err, codes.OK)
 	c.fill(seeded(57), 1<<20, 64<<20)
 	c.wantChunks("after a store was filled", b, chunks)
-	c.wantBlob("after a store was filled, what was split", c.readName(d), b)
+	c.wantBlob("a split blob after the store was filled", c.readName(d), b)
 }
 
 func streamedMapping(c *client) {
@@ -146,7 +146,7 @@ func streamedMapping(c *client) {
 	ms, err := c.mapping(&repb.GetChunkMappingRequest{InstanceName: c.instance, BlobDigest: c.put(fresh(8 << 20)), DigestFunction: repb.DigestFunction_SHA256})
 	if c.wantCode("GetChunkMapping of 8 MiB", err, codes.OK, codes.NotFound) && err == nil {
 		if len(ms) == 0 || ms[0].GetChunkingFunction() == repb.ChunkingFunction_UNKNOWN {
-			c.Errorf("GetChunkMapping of 8 MiB: %d messages, of which the first does not state the chunking_function", len(ms))
+			c.Errorf("GetChunkMapping of 8 MiB: %d messages, want chunking_function in the first", len(ms))
 		}
 	}
 	if !splicing.met(c) {
@@ -183,9 +183,9 @@ func streamedMapping(c *client) {
 		got += len(m.GetChunkDigests())
 	}
 	if c.ours && (got != n || len(ms) < 2) {
-		c.Errorf("%d chunks that were registered are told as %d in %d messages", n, got, len(ms))
+		c.Errorf("%d registered chunks: got %d in %d messages", n, got, len(ms))
 	}
-	c.Logf("%d chunks are registered, and told as %d in %d messages", n, got, len(ms))
+	c.Logf("%d registered chunks are reported as %d in %d messages", n, got, len(ms))
 }
 
 // halves uploads the two halves of a new blob and returns the blob, its digest and theirs.
@@ -205,8 +205,8 @@ func firstMessage(c *client) {
 		&repb.RegisterChunkMappingRequest{InstanceName: "another/" + uuid(), BlobDigest: absentDigest(7), DigestFunction: repb.DigestFunction_MD5,
 			ChunkingFunction: repb.ChunkingFunction_REP_MAX_CDC, ChunkDigests: chunks[1:]},
 	)
-	c.wantCode("RegisterChunkMapping whose last message has another instance, digest and functions", err, codes.OK)
-	c.wantBlob("after that", c.readName(d), b)
+	c.wantCode("RegisterChunkMapping with another instance, digest and functions in the last message", err, codes.OK)
+	c.wantBlob("after the write", c.readName(d), b)
 	c.wantCode("RegisterChunkMapping without a message", c.register(), codes.InvalidArgument, codes.Unknown)
 	_, d, chunks = c.halves(5000)
 	c.wantCode("RegisterChunkMapping without a blob_digest", c.register(&repb.RegisterChunkMappingRequest{InstanceName: c.instance,
@@ -214,7 +214,7 @@ func firstMessage(c *client) {
 	c.wantCode("RegisterChunkMapping with the blob_digest in its second message", c.register(
 		&repb.RegisterChunkMappingRequest{InstanceName: c.instance, DigestFunction: repb.DigestFunction_SHA256},
 		&repb.RegisterChunkMappingRequest{BlobDigest: d, ChunkDigests: chunks}), codes.InvalidArgument)
-	c.wantPresent("after that", d, false)
+	c.wantPresent("after the write", d, false)
 }
 
 func splice(c *client) {
@@ -238,7 +238,7 @@ func splice(c *client) {
 		c.wantText(method+" with an absent chunk", err, []string{absent.Hash}, codes.NotFound)
 		c.wantPresent("after "+method+" with an absent chunk", d, false)
 		for what, bad := range map[string][]*repb.Digest{
-			"its chunks in another order": {chunks[1], chunks[0]}, "a chunk too few": chunks[:1], "a chunk too many": append(chunks[:2:2], chunks[0]), "no chunks": nil,
+			"chunks in another order": {chunks[1], chunks[0]}, "a chunk too few": chunks[:1], "a chunk too many": append(chunks[:2:2], chunks[0]), "no chunks": nil,
 		} {
 			c.wantCode(method+" with "+what, c.splices(unary, d, 0, bad...), codes.InvalidArgument)
 			c.wantPresent("after "+method+" with "+what, d, false)
@@ -260,7 +260,7 @@ func splice(c *client) {
 	if err := only(rs, err); err != nil || !bytes.Equal(rs[0].Data, b) {
 		c.Errorf("BatchReadBlobs of a blob of chunks: %v", err)
 	}
-	c.wantWritten("Write of a blob that is there by its chunks", b, pieces(c.writeName(d), b, 1<<20)...)
+	c.wantWritten("Write of a blob stored as chunks", b, pieces(c.writeName(d), b, 1<<20)...)
 }
 
 // specification returns the lines of a file with published test vectors.
@@ -343,7 +343,7 @@ func vectors(c *client) {
 			name := fmt.Sprintf("blobs/sha256tree/%s/%d", hash, size)
 			_, err := c.write(pieces(c.resource("uploads/%s/%s", uuid(), name), b, 64<<10)...)
 			c.wantCode("Write of the published SHA256TREE of "+fmt.Sprint(size)+" bytes", err, codes.OK)
-			c.wantBlob("after that", c.resource("%s", name), b)
+			c.wantBlob("after the write", c.resource("%s", name), b)
 		}
 	}
 	params := c.caps.GetCacheCapabilities().GetFastCdc_2020Params()

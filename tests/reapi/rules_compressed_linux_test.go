@@ -45,7 +45,7 @@ func compressedWrite(c *client) {
 		c.wantRefused(fmt.Sprintf("Write of %v of other bytes", v), d, pieces(c.compressedUpload(v, d), compress(v, other), 1000), codes.InvalidArgument)
 		z := compress(v, b)
 		ofZip := cas.SHA256.Sum(z).Proto()
-		c.wantRefused(fmt.Sprintf("Write of %v with the digest of what is compressed", v), ofZip, pieces(c.compressedUpload(v, ofZip), z, 1000), codes.InvalidArgument)
+		c.wantRefused(fmt.Sprintf("Write of %v with the digest of the compressed data", v), ofZip, pieces(c.compressedUpload(v, ofZip), z, 1000), codes.InvalidArgument)
 		c.wantRefused(fmt.Sprintf("Write of no %v at all", v), d, pieces(c.compressedUpload(v, d), fresh(10_000), 1000), codes.InvalidArgument)
 		bomb := absentDigest(1000)
 		c.wantRefused(fmt.Sprintf("Write of %v of 100 MiB for 1000 bytes", v), bomb,
@@ -54,7 +54,7 @@ func compressedWrite(c *client) {
 	b := compressible(2 << 20)
 	d := c.put(b)
 	if r, err := c.write(pieces(c.zstdUpload(d), zstdOf(b), 100)[0]); c.ours && (err != nil || r.CommittedSize != -1) {
-		c.Errorf("the first piece of a compressed blob that is present: got committed_size %d, %v, want -1 at once", r.GetCommittedSize(), err)
+		c.Errorf("the first message of a present compressed blob: got committed_size %d, %v, want -1 at once", r.GetCommittedSize(), err)
 	}
 }
 
@@ -63,19 +63,19 @@ func compressedOffsets(c *client) {
 	z, d := zstdOf(b), cas.SHA256.Sum(b).Proto()
 	ms := pieces(c.zstdUpload(d), z, 100_000)
 	ms[2].WriteOffset = 300_000 // as if uncompressed bytes were counted
-	c.wantRefused("compressed Write with an offset that does not count the compressed bytes", d, ms, codes.InvalidArgument, codes.OutOfRange)
+	c.wantRefused("compressed Write with an uncompressed offset", d, ms, codes.InvalidArgument, codes.OutOfRange)
 
 	// An interrupted write resumes where the server reports.
 	name := c.zstdUpload(d)
 	c.write(pieces(name, z, 100_000)[:2]...)
-	c.wantPresent("after a part of a compressed Write", d, false)
+	c.wantPresent("after part of a compressed Write", d, false)
 	q, err := c.bs.QueryWriteStatus(c.Context(), &bspb.QueryWriteStatusRequest{ResourceName: name})
-	c.wantCode("QueryWriteStatus of a part of a compressed Write", err, codes.OK, codes.NotFound)
+	c.wantCode("QueryWriteStatus of part of a compressed Write", err, codes.OK, codes.NotFound)
 	if q.GetComplete() || q.GetCommittedSize() > d.SizeBytes {
-		c.Errorf("QueryWriteStatus of a part of a compressed Write: got %v", q)
+		c.Errorf("QueryWriteStatus of part of a compressed Write: got %v", q)
 	}
 	if q.GetCommittedSize() == 0 {
-		c.wantCompressed("compressed Write that begins again", b, z, pieces(name, z, 100_000)...)
+		c.wantCompressed("restarted compressed Write", b, z, pieces(name, z, 100_000)...)
 		return
 	}
 	// The offset counts uncompressed bytes; the rest follows as a new compressed stream.
@@ -85,8 +85,8 @@ func compressedOffsets(c *client) {
 		m.WriteOffset += q.GetCommittedSize()
 	}
 	_, err = c.write(ms...)
-	c.wantCode(fmt.Sprintf("compressed Write that goes on at %d", q.GetCommittedSize()), err, codes.OK)
-	c.wantBlob("after that", c.readName(d), b)
+	c.wantCode(fmt.Sprintf("compressed Write resumed at %d", q.GetCommittedSize()), err, codes.OK)
+	c.wantBlob("after the write", c.readName(d), b)
 }
 
 func compressedOddities(c *client) {
@@ -99,9 +99,9 @@ func compressedOddities(c *client) {
 		c.wantCode(fmt.Sprintf("Read of compressed-blobs/%s", compressor), err, codes.InvalidArgument)
 	}
 	for what, bad := range map[string][]byte{
-		"garbage behind the frame":       append(bytes.Clone(z), "garbage"...),
-		"a byte behind the frame":        append(bytes.Clone(z), 0),
-		"a frame that is cut off":        z[:len(z)-10],
+		"trailing garbage":               append(bytes.Clone(z), "garbage"...),
+		"a trailing byte":                append(bytes.Clone(z), 0),
+		"a truncated frame":              z[:len(z)-10],
 		"a second frame with more bytes": slices.Concat(z, zstdOf([]byte("more"))),
 		"no bytes":                       nil,
 	} {

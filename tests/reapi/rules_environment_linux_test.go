@@ -62,11 +62,11 @@ func exactTree(c *client) {
 		case f.link != "" && (e.Type != "l" || e.Target != f.link):
 			c.Errorf("%q: got %+v, want a symlink to %q", p, e, f.link)
 		case f.link == "" && (e.Type != "f" || e.SHA256 != cas.SHA256.Sum([]byte(f.text)).Hash()):
-			c.Errorf("%q: got %+v, want a file with %d bytes of its own", p, e, len(f.text))
+			c.Errorf("%q: got %+v, want a file of %d bytes", p, e, len(f.text))
 		case f.link == "" && e.Mode&0o100 != 0 != f.x:
 			c.Errorf("%q: got mode %o, want is_executable=%v", p, e.Mode, f.x)
 		case c.ours && f.link == "" && (e.Mode != map[bool]uint32{false: 0o444, true: 0o555}[f.x] || e.MTime != 1_000_000_000 || e.MTimeNanos != 0):
-			c.Errorf("%q: got %+v, want the mode and the time that every input has", p, e)
+			c.Errorf("%q: got %+v, want the fixed mode and time of inputs", p, e)
 		}
 	}
 	for d := range dirs {
@@ -76,7 +76,7 @@ func exactTree(c *client) {
 	}
 	for p, e := range got {
 		if _, ok := want[p]; !ok && !dirs[p] && p != "." {
-			c.Errorf("%q: there is %+v, which is no input", p, e)
+			c.Errorf("%q: got %+v, want nothing", p, e)
 		}
 	}
 	supported := c.caps.GetExecutionCapabilities().GetSupportedNodeProperties()
@@ -130,7 +130,7 @@ func inputsStay(c *client) {
 	root := c.tree(withProbe(c, files))
 	stdout, _ := c.succeed(job{steps: steps, root: root, outputs: []string{"out", "dir/out"}})
 	if c.ours && stdout != strings.Repeat("kept\n", len(names)) {
-		c.Errorf("%q: got %q, want every input kept as it is", steps, stdout)
+		c.Errorf("%q: got %q, want every input unchanged", steps, stdout)
 	}
 	// A later action and the store must have the unchanged inputs.
 	stdout, _ = c.succeed(job{steps: []string{"tree ."}, root: root})
@@ -153,7 +153,7 @@ func inputsStay(c *client) {
 	}
 	slices.Sort(got)
 	if want := []string{"..", "../beside", "../probe", "../w", "../w/in"}; !slices.Equal(got, want) {
-		c.Errorf("the input root has %q, want %q", got, want)
+		c.Errorf("input root: got %q, want %q", got, want)
 	}
 	// The working directory and the parents of outputs are writable.
 	stdout, _ = c.succeed(job{
@@ -161,7 +161,7 @@ func inputsStay(c *client) {
 		outputs: []string{"../o/p/out"}, command: &repb.Command{WorkingDirectory: "w"},
 	})
 	if stdout != "made\nmade\n" {
-		c.Errorf("undeclared files in the working directory and beside an output: got %q, want both made", stdout)
+		c.Errorf("undeclared files in the working directory and beside an output: got %q, want both created", stdout)
 	}
 }
 
@@ -196,7 +196,7 @@ func inputAtOutput(c *client) {
 	})
 	c.wantOutputs("outputs over inputs", r, "directory d", "file f", "file g")
 	if f, g := c.file(r, "f"), c.file(r, "g"); f != "new" || g != "again" {
-		c.Errorf("outputs over inputs: got %q and %q, want what the action wrote", f, g)
+		c.Errorf("outputs over inputs: got %q and %q, want new and again", f, g)
 	}
 	if got := c.treeOf(r, "d"); !slices.Equal(got, []string{"keep", "y"}) {
 		c.Errorf("an output directory over an input: got %q, want keep and y", got)
@@ -293,19 +293,19 @@ func programFound(c *client) {
 	// The input root is at a path chosen by the server, which may differ the next time.
 	root := c.look(job{files: files}).Dir
 	for what, cmd := range map[string]*repb.Command{
-		"an absolute path":            {Arguments: []string{path.Join(root, "dir/tool"), "exit 3"}},
-		"a bare name in PATH":         {Arguments: []string{"tool", "exit 3"}, EnvironmentVariables: variables("PATH", "/nowhere:"+path.Join(root, "dir"))},
-		"a bare name, not here":       {Arguments: []string{"tool", "exit 3"}, WorkingDirectory: "dir"},
-		"a name that nobody has":      {Arguments: []string{"no-such-program"}},
-		"a path that nobody has":      {Arguments: []string{"./no-such-file"}},
-		"a file without the x":        {Arguments: []string{"./data"}},
-		"a directory":                 {Arguments: []string{"./dir"}},
-		"an x without being a format": {Arguments: []string{"./odd"}},
-		"a name in the default PATH":  {Arguments: []string{"false"}},
+		"an absolute path":                     {Arguments: []string{path.Join(root, "dir/tool"), "exit 3"}},
+		"a bare name in PATH":                  {Arguments: []string{"tool", "exit 3"}, EnvironmentVariables: variables("PATH", "/nowhere:"+path.Join(root, "dir"))},
+		"a bare name in the working directory": {Arguments: []string{"tool", "exit 3"}, WorkingDirectory: "dir"},
+		"an unknown name":                      {Arguments: []string{"no-such-program"}},
+		"an unknown path":                      {Arguments: []string{"./no-such-file"}},
+		"a file without execute permission":    {Arguments: []string{"./data"}},
+		"a directory":                          {Arguments: []string{"./dir"}},
+		"an executable of unknown format":      {Arguments: []string{"./odd"}},
+		"a name in the default PATH":           {Arguments: []string{"false"}},
 	} {
 		want := map[string]int32{
 			"a name in the default PATH": 1,
-			"an absolute path":           3, "a bare name in PATH": 3, "a file without the x": 126, "a directory": 126, "an x without being a format": 126,
+			"an absolute path":           3, "a bare name in PATH": 3, "a file without execute permission": 126, "a directory": 126, "an executable of unknown format": 126,
 		}[what]
 		if want == 0 {
 			want = 127

@@ -65,7 +65,7 @@ type need struct {
 var (
 	anything = need{}
 	// ownServer is the need of checks that restart, fill or break the server.
-	ownServer = need{"a server of its own", func(c *client) bool { return c.server != nil }}
+	ownServer = need{"its own server", func(c *client) bool { return c.server != nil }}
 	execution = need{"exec_enabled", func(c *client) bool { return c.caps.GetExecutionCapabilities().GetExecEnabled() }}
 	updates   = need{"update_enabled", func(c *client) bool {
 		return c.caps.GetCacheCapabilities().GetActionCacheUpdateCapabilities().GetUpdateEnabled()
@@ -141,7 +141,7 @@ func selected(parts, numbers string) ([]rule, error) {
 				}
 			}
 			if len(of) == n {
-				return nil, fmt.Errorf("-part %q: there is no such part", part)
+				return nil, fmt.Errorf("-part %q: no such part", part)
 			}
 		}
 		all = of
@@ -166,7 +166,7 @@ func selected(parts, numbers string) ([]rule, error) {
 	}
 	all = slices.DeleteFunc(all, func(r rule) bool { return !wanted[r.number] })
 	if len(all) == 0 {
-		return nil, fmt.Errorf("-rules %q: there is no such rule", numbers)
+		return nil, fmt.Errorf("-rules %q: no such rule", numbers)
 	}
 	return all, nil
 }
@@ -207,7 +207,7 @@ func (c *client) getCapabilities(ctx context.Context) error {
 func (c *client) own(cfg bazelrun.ServerConfig) *client {
 	c.Helper()
 	if c.server == nil {
-		c.Skip("a server of its own")
+		c.Skip("its own server")
 	}
 	if cfg.Dir == "" {
 		cfg.Dir = filepath.Join(c.TempDir(), "store")
@@ -254,7 +254,7 @@ func (c *client) evaluate(t testing.TB, r rule) *result {
 	v := &recorder{TB: t, ctx: ctx}
 	switch {
 	case r.check == nil:
-		v.Error("there is no check")
+		v.Error("no check")
 	case r.needs.met != nil && !r.needs.met(c.in(v)):
 		v.lacks = r.needs.what
 	default:

@@ -57,14 +57,14 @@ func firstOperation(c *client) {
 		c.Fatal(err)
 	}
 	if first.GetName() == "" || first.GetDone() || m.GetStage() != repb.ExecutionStage_QUEUED && m.GetStage() != repb.ExecutionStage_CACHE_CHECK {
-		c.Errorf("first message: got %v with stage %v, want a name, and the stage CACHE_CHECK or QUEUED, while the action runs", first, m.GetStage())
+		c.Errorf("first message: got %v with stage %v, want a name and stage CACHE_CHECK or QUEUED", first, m.GetStage())
 	}
 	if !proto.Equal(m.GetActionDigest(), d) {
 		c.Errorf("first message: got action %v, want %v", m.GetActionDigest(), d)
 	}
 	for _, op := range a.ops {
 		if op.GetName() != first.GetName() {
-			c.Errorf("the operation is called %q first, and %q later", first.GetName(), op.GetName())
+			c.Errorf("operation name: got %q, then %q", first.GetName(), op.GetName())
 		}
 	}
 }
@@ -81,13 +81,13 @@ func stagesInOrder(c *client) {
 			continue
 		}
 		if !proto.Equal(m.GetActionDigest(), d) {
-			c.Errorf("a message has the action %v, want %v", m.GetActionDigest(), d)
+			c.Errorf("action of a message: got %v, want %v", m.GetActionDigest(), d)
 		}
 		stages = append(stages, m.GetStage())
 	}
 	for i, s := range stages {
 		if s < repb.ExecutionStage_CACHE_CHECK || s > repb.ExecutionStage_COMPLETED {
-			c.Errorf("stages %v: %v is none", stages, s)
+			c.Errorf("stages %v: %v is not a valid stage", stages, s)
 		}
 		// Returning to QUEUED is permitted, since the worker may have been lost.
 		if i > 0 && s < stages[i-1] && s != repb.ExecutionStage_QUEUED {
@@ -95,23 +95,23 @@ func stagesInOrder(c *client) {
 		}
 	}
 	if c.ours && !slices.Contains(stages, repb.ExecutionStage_EXECUTING) {
-		c.Errorf("stages %v of an action that sleeps: want EXECUTING among them", stages)
+		c.Errorf("got stages %v of a sleeping action, want EXECUTING among them", stages)
 	}
 	if len(stages) == 0 || stages[len(stages)-1] != repb.ExecutionStage_COMPLETED {
-		c.Errorf("stages %v: want COMPLETED at the end", stages)
+		c.Errorf("got stages %v, want COMPLETED last", stages)
 	}
 }
 
 func doneOnce(c *client) {
 	for what, j := range map[string]job{
-		"a success":                 {steps: []string{"say x"}},
-		"a failure":                 {steps: []string{"exit 3"}},
-		"a timeout":                 {steps: []string{"sleep 1h"}, timeout: time.Second},
-		"an action that is refused": {outputs: []string{"/x"}},
+		"a success":         {steps: []string{"say x"}},
+		"a failure":         {steps: []string{"exit 3"}},
+		"a timeout":         {steps: []string{"sleep 1h"}, timeout: time.Second},
+		"a rejected action": {outputs: []string{"/x"}},
 	} {
 		a := c.try(j)
 		if len(a.ops) == 0 { // the call itself was rejected
-			if a.err == nil || what != "an action that is refused" {
+			if a.err == nil || what != "a rejected action" {
 				c.Errorf("%s: got no operation, and %v", what, a.err)
 			}
 			continue
@@ -127,7 +127,7 @@ func doneOnce(c *client) {
 			}
 			last := i == len(a.ops)-1
 			if completed := m.GetStage() == repb.ExecutionStage_COMPLETED; completed != last || op.GetDone() != last {
-				c.Errorf("%s: message %d of %d has done=%v in the stage %v", what, i+1, len(a.ops), op.GetDone(), m.GetStage())
+				c.Errorf("%s: message %d of %d: got done=%v in stage %v", what, i+1, len(a.ops), op.GetDone(), m.GetStage())
 			}
 			if op.GetError() != nil {
 				c.Errorf("%s: Operation.error is %v, want an ExecuteResponse with a status", what, op.GetError())
@@ -157,7 +157,7 @@ func signsOfLife(c *client) {
 		}
 	}
 	if !errors.Is(err, io.EOF) || signs == 0 {
-		c.Errorf("an action that runs for %v: got %d messages meanwhile, %v, want some", sleep, signs, err)
+		c.Errorf("an action that runs for %v: got %d messages, %v, want at least one", sleep, signs, err)
 	}
 	wait.Wait()
 }
@@ -176,7 +176,7 @@ func (c *client) pings() {
 	d.still("a connection was made")
 	time.Sleep(36 * time.Second)
 	if n := ends.ended.Load(); n > 0 {
-		c.Errorf("a connection with a ping every 10 s was ended %d times", n)
+		c.Errorf("a connection with pings every 10 s: ended %d times, want none", n)
 	}
 	d.still("pings")
 }
@@ -211,7 +211,7 @@ func (c *client) begin(d *repb.Digest) (name string, s stream, leave func()) {
 		m, err := stageOf(op)
 		if err != nil || op.GetDone() {
 			cancel()
-			c.Fatalf("got %v, %v, want an action that runs", op, err)
+			c.Fatalf("got %v, %v, want a running action", op, err)
 		}
 		if m.GetStage() == repb.ExecutionStage_EXECUTING {
 			return op.GetName(), s, cancel
@@ -222,7 +222,7 @@ func (c *client) begin(d *repb.Digest) (name string, s stream, leave func()) {
 func waitExecutions(c *client) {
 	for _, name := range []string{"no-such-operation", "operations/" + uuid(), fmt.Sprintf("%x", fresh(16))} {
 		err := c.waitExecution(c.resource("%s", name)).err
-		c.wantCode(fmt.Sprintf("WaitExecution of %q, which nobody began", name), err, codes.NotFound, codes.InvalidArgument)
+		c.wantCode(fmt.Sprintf("WaitExecution of the unknown operation %q", name), err, codes.NotFound, codes.InvalidArgument)
 	}
 	name, s, leave := c.begin(c.prepare(job{steps: []string{"sleep 4s", "random 100 out"}, outputs: []string{"out"}}))
 	defer leave()
@@ -271,10 +271,10 @@ func leaving(c *client) {
 	time.Sleep(500 * time.Millisecond) // so that the server notices
 	a := c.waitExecution(name)
 	if r := c.wantResult("WaitExecution of an action whose client left", a); r.Result.GetExitCode() != 0 || len(r.Result.GetOutputFiles()) != 1 {
-		c.Errorf("an action whose client left and came back: got %v", r)
+		c.Errorf("an action whose client reconnected: got %v", r)
 	}
 	if !c.ours {
-		c.Log("what becomes of an action to which nobody comes back was not looked at, which needs a server of its own")
+		c.Log("not checked: the cancellation of abandoned actions, which requires its own server")
 		return
 	}
 	sleep := mark()
@@ -287,9 +287,9 @@ func leaving(c *client) {
 		time.Sleep(500 * time.Millisecond)
 	}
 	if after := time.Since(left); after < 50*time.Second {
-		c.Errorf("an action was cancelled %v after its client left, want a minute", after)
+		c.Errorf("abandoned action: cancelled after %v, want a minute", after)
 	} else if alive() {
-		c.Errorf("an action runs %v after its client left, want it to be cancelled after a minute", after)
+		c.Errorf("abandoned action: running after %v, want it cancelled after a minute", after)
 	}
 	c.wantCode("WaitExecution of an action that was cancelled", c.waitExecution(name).err, codes.Canceled)
 }
@@ -328,7 +328,7 @@ func merging(c *client) {
 	first := c.wantResult("the first", answers[0])
 	for _, a := range answers[1:] {
 		if r := c.wantResult("another", a); !proto.Equal(r.Result, first.Result) {
-			c.Errorf("equal actions at once have different results: %v and %v", r.Result, first.Result)
+			c.Errorf("concurrent equal actions: got results %v and %v, want the same", r.Result, first.Result)
 		}
 	}
 	// The result goes to the remaining client.
@@ -337,15 +337,15 @@ func merging(c *client) {
 	_, s, leaveToo := c.begin(d)
 	defer leaveToo()
 	leave()
-	c.wantSuccess("an action of two clients of which one left", answered(s, nil))
+	c.wantSuccess("an action of two clients, one of which left", answered(s, nil))
 	if !c.ours {
-		c.Log("whether a more urgent request raises an action was not looked at, which needs a server of its own")
+		c.Log("not checked: whether a request raises the priority of an action, which requires its own server")
 		return
 	}
 	small := c.own(bazelrun.ServerConfig{Jobs: 1})
 	got := small.order([]contender{{"raised", 5}, {"other", 0}, {"raised", -5}})
 	if want := []string{"raised", "other"}; !slices.Equal(got, want) {
-		c.Errorf("executed in the order %q, want %q, since a more urgent request raises the first", got, want)
+		c.Errorf("got order %q, want %q: a request raises the priority of the first action", got, want)
 	}
 }
 
@@ -375,7 +375,7 @@ func notCached(c *client) {
 		seen[c.file(r, "out")] = true
 	}
 	if len(seen) != len(answers) {
-		c.Errorf("%d executions of an action with do_not_cache came from %d runs", len(answers), len(seen))
+		c.Errorf("%d executions of an action with do_not_cache: got %d runs", len(answers), len(seen))
 	}
 	d = c.prepare(j)
 	c.wantSuccess("do_not_cache", c.request(d, nil))

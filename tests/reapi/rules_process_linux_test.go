@@ -29,7 +29,7 @@ func commandsEnvironment(c *client) {
 	for _, v := range r.Env {
 		name, _, _ := strings.Cut(v, "=")
 		if names[name] {
-			c.Errorf("%s is there twice: %q", name, r.Env)
+			c.Errorf("variable %s is set twice: %q", name, r.Env)
 		}
 		names[name] = true
 		if !slices.Contains([]string{"A", "EMPTY", "HOME", "Z"}, name) {
@@ -63,7 +63,7 @@ func processState(c *client) {
 		c.Errorf("umask %03o, want 022", r.Umask)
 	}
 	if len(r.Ignored) > 0 || len(r.Blocked) > 0 {
-		c.Errorf("signals %v are ignored and %v blocked, want none, SIGPIPE (13) least of all", r.Ignored, r.Blocked)
+		c.Errorf("signals %v are ignored and %v blocked, want none", r.Ignored, r.Blocked)
 	}
 	again := c.look(job{})
 	if fmt.Sprint(r.Limits) != fmt.Sprint(again.Limits) {
@@ -77,11 +77,11 @@ func newTemporaries(c *client) {
 	look := func() *seen.Report {
 		r := c.look(job{})
 		if !r.TempWorks {
-			c.Error("no file can be made in the directory for temporary files")
+			c.Error("cannot create a file in the temporary directory")
 		}
 		for _, names := range [][]string{r.Tmp, r.TempDir} {
 			if len(names) > 0 {
-				c.Errorf("/tmp has %q, the directory of TMPDIR %q: want both empty at the start", r.Tmp, r.TempDir)
+				c.Errorf("got %q in /tmp and %q in TMPDIR, want both empty", r.Tmp, r.TempDir)
 				break
 			}
 		}
@@ -91,11 +91,11 @@ func newTemporaries(c *client) {
 	c.succeed(job{steps: []string{"write? /tmp/" + name, "write? " + name, "write? /var/tmp/" + name, "write? /dev/shm/" + name}})
 	stdout, _ := c.succeed(job{steps: []string{"exists /tmp/" + name, "exists " + name, "exists /var/tmp/" + name, "exists /dev/shm/" + name}})
 	if stdout != strings.Repeat("no\n", 4) {
-		c.Errorf("what an action left in /tmp, its directory, /var/tmp and /dev/shm is there for the next: got %q", stdout)
+		c.Errorf("files left in /tmp, the working directory, /var/tmp and /dev/shm: got %q, want none", stdout)
 	}
 	second := look()
 	if first.Hostname != second.Hostname || first.UID != second.UID || first.GID != second.GID {
-		c.Errorf("host %q and user %d:%d, then %q and %d:%d: want constants", first.Hostname, first.UID, first.GID, second.Hostname, second.UID, second.GID)
+		c.Errorf("got host %q and user %d:%d, then %q and %d:%d, want the same", first.Hostname, first.UID, first.GID, second.Hostname, second.UID, second.GID)
 	}
 	c.Logf("host %q, user %d:%d, directory %s", first.Hostname, first.UID, first.GID, filepath.Clean(first.Dir))
 }
@@ -106,16 +106,16 @@ func noNetwork(c *client) {
 	text, dialled, _ := strings.Cut(stdout, "\n")
 	r := c.report(text)
 	if dialled != "unreachable\nunreachable\n" {
-		c.Errorf("the server itself, and an address that nobody has: got %q, want both unreachable", dialled)
+		c.Errorf("the server and an unused address: got %q, want both unreachable", dialled)
 	}
 	for _, name := range r.Interfaces {
 		if name != "lo" {
-			c.Errorf("there are interfaces %q, want the loopback alone", r.Interfaces)
+			c.Errorf("got interfaces %q, want only loopback", r.Interfaces)
 			break
 		}
 	}
 	if !r.Loopback {
-		c.Error("an action cannot talk to itself by 127.0.0.1")
+		c.Error("127.0.0.1 is unreachable")
 	}
 }
 
@@ -131,7 +131,7 @@ func daemonsEnd(c *client) {
 	}
 	if c.ours {
 		if alive := sandboxtest.Running(c, life); len(alive) > 0 {
-			c.Errorf("alive after its action: %v", alive)
+			c.Errorf("processes alive after their action: %v", alive)
 		}
 	}
 }
@@ -150,22 +150,22 @@ func timeoutResult(c *client) {
 	}
 	stdout := c.stdout(r.Result)
 	if !strings.HasPrefix(stdout, "before\n") || c.ours && stdout != "before\ntold\n" {
-		c.Errorf("a timeout: got stdout %q, want what was said before, and on SIGTERM", stdout)
+		c.Errorf("a timeout: got stdout %q, want the output before and on SIGTERM", stdout)
 	}
 	if got := c.file(r.Result, "out"); got != "partial" {
-		c.Errorf("a timeout: got the output %q, want what was written before", got)
+		c.Errorf("a timeout: got output %q, want partial", got)
 	}
 	if m := r.Result.GetExecutionMetadata(); m.GetWorker() == "" || m.GetExecutionStartTimestamp() == nil {
-		c.Errorf("a timeout: got metadata %v, want when and by whom", m)
+		c.Errorf("a timeout: got metadata %v, want worker and start time", m)
 	}
 	c.notRecorded("a timeout", d)
 	if c.ours {
 		if alive := sandboxtest.Running(c, life); len(alive) > 0 {
-			c.Errorf("alive after the timeout: %v", alive)
+			c.Errorf("processes alive after the timeout: %v", alive)
 		}
 	}
 	if !c.ours {
-		c.Log("whether time in the queue counts was not looked at, which needs a server of its own")
+		c.Log("not checked: whether time in the queue counts, which requires its own server")
 		return
 	}
 	small := c.own(bazelrun.ServerConfig{Jobs: 1})
@@ -184,12 +184,12 @@ func signalCodes(c *client) {
 			c.Errorf("killed by signal %d: got exit code %d, want %d; stderr %q", signal, got, want, c.said(r.Result.GetStderrRaw(), r.Result.GetStderrDigest()))
 		}
 		if want := fmt.Sprintf("signal %d", signal); c.ours && !strings.Contains(r.GetMessage(), want) {
-			c.Errorf("killed by signal %d: got message %q, want one that says %q", signal, r.GetMessage(), want)
+			c.Errorf("killed by signal %d: got message %q, want %q in it", signal, r.GetMessage(), want)
 		}
 		c.notRecorded(j.steps[0], d)
 	}
 	if !c.ours {
-		c.Log("the end by want of memory was not looked at: how it is limited is the server's business")
+		c.Log("not checked: exceeding the memory limit, which is specific to the server")
 		return
 	}
 	// A signal that Go programs handle as their own crash.
@@ -214,7 +214,7 @@ func serverFaults(c *client) {
 		}
 		c.wantCode(what, a.err, codes.ResourceExhausted)
 		if r := a.response.GetResult(); r.GetExitCode() != 0 {
-			c.Errorf("%s: got exit code %d, of which the client concludes that the action failed", what, r.GetExitCode())
+			c.Errorf("%s: got exit code %d, want 0: the client would conclude that the action failed", what, r.GetExitCode())
 		}
 	})
 	// The worker is lost while it runs an action.

@@ -39,14 +39,14 @@ func readOffsets(c *client) {
 		got, _, err := c.read(c.readName(d), off, 0)
 		c.wantCode(fmt.Sprintf("Read of 100,000 bytes from offset %d", off), err, codes.OutOfRange)
 		if len(got) > 0 {
-			c.Errorf("Read from offset %d sends %s", off, brief(got))
+			c.Errorf("Read from offset %d: got data %s, want none", off, brief(got))
 		}
 	}
 	_, _, err = c.read(c.readName(d), 0, -1)
 	c.wantCode("Read with read_limit -1", err, codes.InvalidArgument, codes.OutOfRange)
 	for _, name := range []string{"", "/", "blobs", "blobs/", "blobs/" + d.Hash, "blobs/" + d.Hash + "/", "blobs/" + d.Hash + "/x", "nothing/" + d.Hash + "/100000"} {
 		_, _, err := c.read(name, 0, 0)
-		c.wantCode(fmt.Sprintf("Read of %q, which names nothing", name), err, codes.InvalidArgument, codes.NotFound, codes.Unimplemented)
+		c.wantCode(fmt.Sprintf("Read of the invalid name %q", name), err, codes.InvalidArgument, codes.NotFound, codes.Unimplemented)
 	}
 }
 
@@ -97,9 +97,9 @@ func readPieces(c *client) {
 		}
 		cancel()
 	}
-	c.wantBlob("after 100 reads that were broken off", c.readName(d), b)
+	c.wantBlob("after 100 cancelled reads", c.readName(d), b)
 	if c.server != nil {
-		until(c.TB, "the files of reads that were broken off to be closed", func() bool { return open() <= before+5 })
+		until(c.TB, "the files of cancelled reads closed", func() bool { return open() <= before+5 })
 	}
 }
 
@@ -136,17 +136,17 @@ func readWhileEvicted(c *client) {
 		case err == io.EOF && bytes.Equal(got, b):
 			whole++
 		case err == io.EOF:
-			c.Errorf("Read of a blob that was evicted meanwhile ended well: got %s, want %s", brief(got), brief(b))
+			c.Errorf("complete Read of a blob evicted meanwhile: got %s, want %s", brief(got), brief(b))
 		case bytes.HasPrefix(b, got):
 			failed++
 		default:
-			c.Errorf("Read of a blob that was evicted meanwhile: got other bytes, and %v", err)
+			c.Errorf("Read of a blob evicted meanwhile: got other bytes and %v", err)
 		}
 	}
 	if evicted == 0 {
-		c.Error("after 30 MiB in a store of 16 MiB, the blob that was being read was there 5 times")
+		c.Error("no blob was evicted while it was read, want at least one of 5")
 	}
-	c.Logf("%d blobs were evicted while they were read; %d reads were whole, %d ended in an error", evicted, whole, failed)
+	c.Logf("%d blobs were evicted while they were read; %d reads were complete, %d failed", evicted, whole, failed)
 }
 
 func resourceHeader(c *client) {
@@ -168,18 +168,18 @@ func resourceHeader(c *client) {
 		return err
 	}
 	name := c.writeName(d)
-	c.wantCode("Write with a header that has another resource name", write(c.writeName(absentDigest(5)), name), codes.InvalidArgument)
-	c.wantPresent("after that", d, false)
-	c.wantCode("Write with a header that has the resource name", write(name, name), codes.OK)
+	c.wantCode("Write with another resource name in the header", write(c.writeName(absentDigest(5)), name), codes.InvalidArgument)
+	c.wantPresent("after the write", d, false)
+	c.wantCode("Write with the resource name in the header", write(name, name), codes.OK)
 	read := func(value, name string) error {
 		r, err := c.bs.Read(with(value), &bspb.ReadRequest{ResourceName: name})
 		_, err = received(r, err)
 		return err
 	}
-	c.wantCode("Read with a header that has the resource name", read(c.readName(d), c.readName(d)), codes.OK)
-	c.wantCode("Read with a header that has another resource name", read(c.readName(absentDigest(5)), c.readName(d)), codes.InvalidArgument)
+	c.wantCode("Read with the resource name in the header", read(c.readName(d), c.readName(d)), codes.OK)
+	c.wantCode("Read with another resource name in the header", read(c.readName(absentDigest(5)), c.readName(d)), codes.InvalidArgument)
 	_, err := c.bs.QueryWriteStatus(with("other"), &bspb.QueryWriteStatusRequest{ResourceName: name})
-	c.wantCode("QueryWriteStatus with a header that has another resource name", err, codes.InvalidArgument)
+	c.wantCode("QueryWriteStatus with another resource name in the header", err, codes.InvalidArgument)
 }
 
 // A long is a blob of any size, generated on demand: equal random blocks, each with its offset at the start.
@@ -273,7 +273,7 @@ func fiveGiB(c *client) {
 			}
 			n := min(len(rest), len(data))
 			if n == 0 || !bytes.Equal(data[:n], rest[:n]) {
-				c.Fatalf("Read of 5 GiB sends other bytes at offset %d, or too many", off)
+				c.Fatalf("Read of 5 GiB: wrong or extra bytes at offset %d", off)
 			}
 			data, rest, off = data[n:], rest[n:], off+int64(n)
 		}
@@ -322,9 +322,9 @@ func crashWhileWriting(c *client) {
 	}
 	before.kill()
 	after := c.own(cfg)
-	after.wantBlob("a blob that was acknowledged before the crash", after.readName(cas.SHA256.Sum(kept).Proto()), kept)
+	after.wantBlob("a blob acknowledged before the crash", after.readName(cas.SHA256.Sum(kept).Proto()), kept)
 	for _, p := range parts {
-		what := fmt.Sprintf("%d bytes that were being written when the server crashed", len(p.b))
+		what := fmt.Sprintf("%d bytes partly written before the crash", len(p.b))
 		after.wantPresent(what, p.d, false)
 		_, _, err := after.read(after.readName(p.d), 0, 0)
 		after.wantCode("Read of "+what, err, codes.NotFound)

@@ -99,7 +99,7 @@ func outputSymlinks(c *client) {
 	}
 	slices.Sort(got)
 	if want := []string{"file target", "link dir"}; !slices.Equal(got, want) || len(r.GetOutputFiles())+len(r.GetOutputDirectories()) > 0 {
-		c.Errorf("output_paths: got symlinks %q in %v, want %q, not followed", got, r, want)
+		c.Errorf("output_paths: got symlinks %q in %v, want only %q", got, r, want)
 	}
 	// The fields for old clients, which new ones also find in output_symlinks.
 	a := c.try(job{steps: steps, command: &repb.Command{OutputFiles: []string{"file"}, OutputDirectories: []string{"link"}}})
@@ -112,7 +112,7 @@ func outputSymlinks(c *client) {
 		c.Errorf("output_files and output_directories: got %v and %v, want file -> target and link -> dir", files, dirs)
 	}
 	if c.ours && len(r.GetOutputSymlinks()) != 2 {
-		c.Errorf("output_files and output_directories: got output_symlinks %v, want both there, too", r.GetOutputSymlinks())
+		c.Errorf("output_files and output_directories: got output_symlinks %v, want both", r.GetOutputSymlinks())
 	}
 	absolute := c.try(job{steps: []string{"symlink /no/where abs"}, outputs: []string{"abs"}})
 	if c.caps.GetCacheCapabilities().GetSymlinkAbsolutePathStrategy() == repb.SymlinkAbsolutePathStrategy_DISALLOWED {
@@ -172,11 +172,11 @@ func outputDirectories(c *client) {
 		case asked && root != nil:
 			c.directoriesOf(what, root, o.GetTreeDigest())
 		case asked && (c.ours || o.GetTreeDigest() == nil):
-			c.Errorf("%s: there is no root_directory_digest: %v", what, o)
+			c.Errorf("%s: root_directory_digest is missing: %v", what, o)
 		}
 	}
 	if len(digests) != 1 {
-		c.Errorf("one directory has the Trees %v", digests)
+		c.Errorf("got different Trees for the same directory: %v", digests)
 	}
 }
 
@@ -195,9 +195,9 @@ func once(t *repb.Tree) error {
 			return err
 		}
 		if h := digest.Hash(); seen[h] {
-			return fmt.Errorf("the child %s of the Tree is there twice", h)
+			return fmt.Errorf("child %s occurs twice in the Tree", h)
 		} else if !needed[h] {
-			return fmt.Errorf("the child %s of the Tree is in no directory", h)
+			return fmt.Errorf("child %s of the Tree belongs to no directory", h)
 		}
 		seen[digest.Hash()] = true
 	}
@@ -217,7 +217,7 @@ func sorted(t *repb.Tree) error {
 	for i, d := range t.GetChildren() {
 		for _, sub := range d.GetDirectories() {
 			if at, ok := place[sub.GetDigest().GetHash()]; ok && at <= i {
-				return fmt.Errorf("the child %s of the Tree comes at %d, and a parent of it at %d", sub.GetDigest().GetHash(), at, i)
+				return fmt.Errorf("child %s of the Tree is at %d, after which its parent is at %d", sub.GetDigest().GetHash(), at, i)
 			}
 		}
 	}
@@ -251,7 +251,7 @@ func (c *client) directoriesOf(what string, root, tree *repb.Digest) {
 	if err := proto.Unmarshal([]byte(c.get(tree)), &t); err != nil {
 		c.Errorf("%s: %v", what, err)
 	} else if _, d := encoded(c, t.GetRoot()); !proto.Equal(d, root) {
-		c.Errorf("%s: root_directory_digest is %v, and the root of the Tree %v", what, root, d)
+		c.Errorf("%s: root_directory_digest %v differs from the root of the Tree %v", what, root, d)
 	}
 }
 
@@ -273,7 +273,7 @@ func specialFiles(c *client) {
 		}
 		_, r := c.wantSuccess(special, a)
 		if got := c.treeOf(r, "d"); !slices.Equal(got, []string{"fine"}) {
-			c.Errorf("a %s in an output directory: got %q, want fine alone", special, got)
+			c.Errorf("a %s in an output directory: got %q, want only fine", special, got)
 		}
 		if text := a.response.GetMessage(); c.ours && !strings.Contains(text, `"d/odd"`) {
 			c.Errorf("a %s in an output directory: got message %q, want one that names d/odd", special, text)

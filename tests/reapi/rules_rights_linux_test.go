@@ -175,7 +175,7 @@ callers:
 	end := time.Now().Add(time.Hour).Unix()
 	builder := a.guest(s.Addr, "", a.token(map[string]any{"iss": "conformance", "exp": end}))
 	action := builder.prepare(job{steps: []string{"say x"}})
-	builder.wantSuccess("an action of one who may", builder.request(action, nil))
+	builder.wantSuccess("an action of a caller with permission", builder.request(action, nil))
 
 	for name, g := range map[string]struct {
 		*client
@@ -217,5 +217,5 @@ callers:
 		g.wantCode(name+": ByteStream.Read", err, read)
 	}
 	builder.instance = "elsewhere"
-	builder.wantCode("Execute in an instance of others", builder.request(action, nil).err, codes.PermissionDenied)
+	builder.wantCode("Execute in an instance without permission", builder.request(action, nil).err, codes.PermissionDenied)
 }

@@ -88,7 +88,7 @@ func (c *client) stop() <-chan error {
 	return stopped
 }
 
-// drainLetsEnd checks that after SIGTERM running actions complete and new ones are told to retry.
+// drainLetsEnd checks that after SIGTERM running actions complete and new ones must be retried.
 func drainLetsEnd(c *client) {
 	c.put(fresh(10)) // so that the store is not empty
 	_, s, leave := c.begin(c.prepare(job{steps: []string{"sleep 4s", "write out done"}, outputs: []string{"out"}}))
@@ -121,7 +121,7 @@ func secondSignal(c *client) {
 		c.Fatal(err)
 	}
 	if a := answered(s, nil); a.code() != codes.Unavailable {
-		c.Errorf("the action: got %v, want UNAVAILABLE, so that its client asks again", a.err)
+		c.Errorf("the action: got %v, want UNAVAILABLE, so that the client retries", a.err)
 	}
 	until(c, "ended with the server", func() bool { return !alive() })
 	if err := <-stopped; err != nil {
@@ -180,7 +180,7 @@ func (c *client) killed(what string, stage repb.ExecutionStage_Value) {
 	select {
 	case <-moment:
 	case <-time.After(time.Minute):
-		c.Errorf("%s: the moment did not come", what)
+		c.Errorf("%s: the moment was not reached", what)
 	}
 	before.kill()
 	all.Wait()
@@ -189,7 +189,7 @@ func (c *client) killed(what string, stage repb.ExecutionStage_Value) {
 	for _, d := range todo {
 		got, err := after.recorded(d)
 		if want := acknowledged[d]; want != nil && (err != nil || !proto.Equal(got, want)) {
-			c.Errorf("%s: an action was acknowledged with %v, and after the restart there is %v, %v", what, want, got, err)
+			c.Errorf("%s: got result %v before the restart, and %v, %v after it, want the same", what, want, got, err)
 		}
 		if err == nil {
 			for _, b := range after.blobsOf(got) {
@@ -251,13 +251,13 @@ func (c *client) buildLikeBazel(j job) {
 			if _, err := missingOf(a.err); err != nil && !slices.Contains([]codes.Code{
 				codes.Unavailable, codes.Internal, codes.ResourceExhausted, codes.Aborted, codes.Unknown, codes.Canceled, codes.DeadlineExceeded,
 			}, a.code()) {
-				c.Fatalf("Execute, of a build in which blobs are lost: %v", a.err)
+				c.Fatalf("Execute of a build with lost blobs: %v", a.err)
 			}
 			why = append(why, a.err.Error())
 			continue
 		}
 		if n := a.response.GetResult().GetExitCode(); n != 0 {
-			c.Fatalf("an action failed with exit code %d since blobs were lost: %s", n, a.response.GetMessage())
+			c.Fatalf("an action failed with exit code %d because of lost blobs: %s", n, a.response.GetMessage())
 		}
 		lost := false
 		for _, f := range a.response.GetResult().GetOutputFiles() {
@@ -274,7 +274,7 @@ func (c *client) buildLikeBazel(j job) {
 		why = append(why, "an output is lost")
 		skip = true // Bazel rebuilds outputs that it cannot download
 	}
-	c.Fatalf("a build in which blobs are lost did not come to an end: %q", why)
+	c.Fatalf("a build with lost blobs did not complete: %q", why)
 }
 
 // download returns a blob, or the error of the server.

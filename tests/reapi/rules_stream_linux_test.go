@@ -76,7 +76,7 @@ func writeNames(c *client) {
 		d := blake.Sum(b)
 		_, err := c.write(pieces(c.resource("uploads/%s/blobs/blake3/%s/1000/behind", uuid(), d.Hash()), b, 400)...)
 		c.wantCode("Write to uploads/UUID/blobs/blake3/HASH/SIZE/behind", err, codes.OK)
-		c.wantBlob("after that", c.resource("blobs/blake3/%s/1000", d.Hash()), b)
+		c.wantBlob("after the write", c.resource("blobs/blake3/%s/1000", d.Hash()), b)
 	}
 }
 
@@ -101,7 +101,7 @@ func unusualNames(c *client) {
 		"uploads/x/nothing/" + d.Hash + "/1000", "uploads/x/compressed-blobs/" + d.Hash + "/1000", strings.Repeat("/", 3000),
 	} {
 		_, err := c.write(&bspb.WriteRequest{ResourceName: name, Data: b, FinishWrite: true})
-		c.wantCode(fmt.Sprintf("Write to %.60q, which names nothing", name), err, codes.InvalidArgument, codes.NotFound, codes.Unimplemented)
+		c.wantCode(fmt.Sprintf("Write to the invalid name %.60q", name), err, codes.InvalidArgument, codes.NotFound, codes.Unimplemented)
 	}
 	_, err := c.write()
 	c.wantCode("Write without a message", err, codes.InvalidArgument, codes.Unknown, codes.OutOfRange, codes.Canceled)
@@ -110,26 +110,26 @@ func unusualNames(c *client) {
 	for _, m := range ms[1:] {
 		m.ResourceName = ""
 	}
-	c.wantWritten("Write with the name in its first message alone", b, ms...)
+	c.wantWritten("Write with the name only in the first message", b, ms...)
 	b = fresh(1000)
 	d = cas.SHA256.Sum(b).Proto()
 	ms = pieces(c.writeName(d), b, 300)
 	ms[2].ResourceName = c.writeName(d)
-	c.wantRefused("Write whose name changes in its third message", d, ms, codes.InvalidArgument)
+	c.wantRefused("Write with another name in the third message", d, ms, codes.InvalidArgument)
 }
 
 func writeOffsets(c *client) {
 	for what, change := range map[string]func([]*bspb.WriteRequest) []*bspb.WriteRequest{
-		"begins at offset 300": func(ms []*bspb.WriteRequest) []*bspb.WriteRequest { return ms[1:] },
+		"starts at offset 300": func(ms []*bspb.WriteRequest) []*bspb.WriteRequest { return ms[1:] },
 		"has a gap":            func(ms []*bspb.WriteRequest) []*bspb.WriteRequest { return append(ms[:1:1], ms[2:]...) },
-		"goes back": func(ms []*bspb.WriteRequest) []*bspb.WriteRequest {
+		"repeats data": func(ms []*bspb.WriteRequest) []*bspb.WriteRequest {
 			return append(ms[:2:2], ms[1:]...)
 		},
-		"begins at offset -1": func(ms []*bspb.WriteRequest) []*bspb.WriteRequest {
+		"starts at offset -1": func(ms []*bspb.WriteRequest) []*bspb.WriteRequest {
 			ms[0].WriteOffset = -1
 			return ms
 		},
-		"begins behind its end": func(ms []*bspb.WriteRequest) []*bspb.WriteRequest {
+		"starts after its end": func(ms []*bspb.WriteRequest) []*bspb.WriteRequest {
 			ms[0].WriteOffset = 5000
 			return ms
 		},
@@ -156,17 +156,17 @@ func finishWrite(c *client) {
 		// The server may choose the result of the call.
 		r, err := c.write(part...)
 		if c.wantPresent("after a Write without finish_write", d, false); err == nil && r.CommittedSize > size {
-			c.Errorf("a Write of %d bytes without finish_write committed %d", size, r.CommittedSize)
+			c.Errorf("Write of %d bytes without finish_write: got committed_size %d", size, r.CommittedSize)
 		}
 		q, err := c.bs.QueryWriteStatus(c.Context(), &bspb.QueryWriteStatusRequest{ResourceName: name})
 		c.wantCode("QueryWriteStatus after a Write without finish_write", err, codes.OK, codes.NotFound)
 		n := q.GetCommittedSize()
 		if want := int64(len(part) * 20_000); q.GetComplete() || n > want || c.ours && n != want {
-			c.Errorf("QueryWriteStatus after %d bytes without finish_write: got %v, want them, and not complete", want, q)
+			c.Errorf("QueryWriteStatus without finish_write: want committed_size %d and not complete, got %v", want, q)
 			continue
 		}
 		rest := []*bspb.WriteRequest{{ResourceName: name, WriteOffset: n, Data: b[n:], FinishWrite: true}}
-		c.wantWritten(fmt.Sprintf("Write that goes on at %d", n), b, rest...)
+		c.wantWritten(fmt.Sprintf("Write resumed at %d", n), b, rest...)
 	}
 	// The client cancels the stream.
 	b := fresh(size)
@@ -180,7 +180,7 @@ func finishWrite(c *client) {
 		c.Errorf("Write: %v", err)
 	}
 	cancel()
-	c.wantPresent("after a Write that was broken off", d, false)
+	c.wantPresent("after a cancelled Write", d, false)
 
 	b = fresh(1000)
 	d = cas.SHA256.Sum(b).Proto()
@@ -197,7 +197,7 @@ func finishWrite(c *client) {
 	d = cas.SHA256.Sum(b).Proto()
 	early := pieces(c.writeName(d), b, 500)[:1]
 	early[0].FinishWrite = true
-	c.wantRefused("Write with finish_write after half of the bytes", d, early, codes.InvalidArgument)
+	c.wantRefused("Write with finish_write after half the bytes", d, early, codes.InvalidArgument)
 }
 
 func committedSize(c *client) {
@@ -208,7 +208,7 @@ func committedSize(c *client) {
 	b := fresh(1000)
 	d := cas.SHA256.Sum(b).Proto()
 	name := c.writeName(d)
-	c.wantWritten("Write with an empty message in the middle and finish_write in one of its own", b,
+	c.wantWritten("Write with an empty message in the middle and a separate finish_write", b,
 		&bspb.WriteRequest{ResourceName: name, Data: b[:400]}, &bspb.WriteRequest{WriteOffset: 400},
 		&bspb.WriteRequest{WriteOffset: 400, Data: b[400:]}, &bspb.WriteRequest{WriteOffset: 1000, FinishWrite: true})
 }
@@ -216,7 +216,7 @@ func committedSize(c *client) {
 func presentEndsWrite(c *client) {
 	b := fresh(4 << 20)
 	d := c.put(b)
-	c.wantWritten("Write of a blob that is present, all of it", b, pieces(c.writeName(d), b, 16<<10)...)
+	c.wantWritten("complete Write of a present blob", b, pieces(c.writeName(d), b, 16<<10)...)
 	if c.ours {
 		ctx, cancel := context.WithTimeout(c.Context(), 20*time.Second)
 		defer cancel()
@@ -229,7 +229,7 @@ func presentEndsWrite(c *client) {
 			err = w.RecvMsg(r) // without closing our side
 		}
 		if err != nil || r.CommittedSize != d.SizeBytes {
-			c.Errorf("the first piece of a blob that is present: got committed_size %d, %v, want %d at once", r.CommittedSize, err, d.SizeBytes)
+			c.Errorf("the first message of a present blob: got committed_size %d, %v, want %d at once", r.CommittedSize, err, d.SizeBytes)
 		}
 	}
 	// The blob arrives by another upload during the write.
@@ -242,7 +242,7 @@ func presentEndsWrite(c *client) {
 	ms := pieces(c.writeName(d), b, 256<<10)
 	for i, m := range ms {
 		if i == len(ms)/2 {
-			c.wantWritten("Write beside another", b, pieces(c.writeName(d), b, 1<<20)...)
+			c.wantWritten("concurrent Write", b, pieces(c.writeName(d), b, 1<<20)...)
 		}
 		if err := w.Send(m); errors.Is(err, io.EOF) {
 			break
@@ -252,7 +252,7 @@ func presentEndsWrite(c *client) {
 	}
 	r, err := w.CloseAndRecv()
 	if err != nil || r.CommittedSize != d.SizeBytes {
-		c.Errorf("Write of a blob that arrived meanwhile: got committed_size %d, %v, want %d", r.GetCommittedSize(), err, d.SizeBytes)
+		c.Errorf("Write of a blob that another upload stored: got committed_size %d, %v, want %d", r.GetCommittedSize(), err, d.SizeBytes)
 	}
 }
 
@@ -262,7 +262,7 @@ func writeMismatch(c *client) {
 	changed := bytes.Clone(b)
 	changed[50_000] ^= 1
 	c.wantRefused("Write of other bytes", d, pieces(c.writeName(d), changed, 16<<10), codes.InvalidArgument)
-	c.wantPresent("the other bytes, by their own digest", cas.SHA256.Sum(changed).Proto(), false)
+	c.wantPresent("the other bytes under their own digest", cas.SHA256.Sum(changed).Proto(), false)
 	short := &repb.Digest{Hash: d.Hash, SizeBytes: d.SizeBytes + 5}
 	c.wantRefused("Write of too few bytes", short, pieces(c.writeName(short), b, 16<<10), codes.InvalidArgument)
 
@@ -291,7 +291,7 @@ func writeMismatch(c *client) {
 	_, err = w.CloseAndRecv()
 	c.wantText("Write of too many bytes", err, []string{small.Hash}, codes.InvalidArgument, codes.OutOfRange)
 	if sent >= enough {
-		c.Errorf("Write of too many bytes: the server took %d bytes for a blob of 1000", sent)
+		c.Errorf("Write of too many bytes: the server accepted %d bytes for a blob of 1000", sent)
 	}
 	c.wantPresent("after Write of too many bytes", small, false)
 }
@@ -319,8 +319,8 @@ func queryWrite(c *client) {
 			c.Errorf("QueryWriteStatus of a blob that is present: got %v, %v, want complete with 5000", q, err)
 		}
 	}
-	_, err = query("no name of an upload")
-	c.wantCode("QueryWriteStatus of a name that names nothing", err, codes.InvalidArgument, codes.NotFound)
+	_, err = query("not an upload name")
+	c.wantCode("QueryWriteStatus of an invalid name", err, codes.InvalidArgument, codes.NotFound)
 }
 
 func concurrentWrites(c *client) {
@@ -345,8 +345,8 @@ func concurrentWrites(c *client) {
 	for range 8 {
 		names = append(names, c.writeName(d))
 	}
-	c.wantCode("8 uploads of one blob at once", first(writers(names...), nil), codes.OK)
-	c.wantBlob("after 8 uploads of one blob at once", c.readName(d), b)
+	c.wantCode("8 concurrent uploads of one blob", first(writers(names...), nil), codes.OK)
+	c.wantBlob("after 8 concurrent uploads of one blob", c.readName(d), b)
 
 	b = fresh(3 << 20)
 	d = cas.SHA256.Sum(b).Proto()
@@ -358,11 +358,11 @@ func concurrentWrites(c *client) {
 			succeeded++
 		case codes.Aborted, codes.InvalidArgument:
 		default:
-			c.Errorf("4 writers of one upload at once: got %v, want OK, ABORTED or INVALID_ARGUMENT", err)
+			c.Errorf("4 concurrent writers of one upload: got %v, want OK, ABORTED or INVALID_ARGUMENT", err)
 		}
 	}
 	if got, _, err := c.read(c.readName(d), 0, 0); succeeded > 0 && err != nil || err == nil && !bytes.Equal(got, b) {
-		c.Errorf("after 4 writers of one upload, of which %d succeeded: got %s, %v", succeeded, brief(got), err)
+		c.Errorf("after 4 writers of one upload with %d successes: got %s, %v", succeeded, brief(got), err)
 	}
 	c.wantWritten("Write after 4 writers of one upload", b, pieces(c.writeName(d), b, 64<<10)...)
 }

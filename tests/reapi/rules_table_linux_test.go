@@ -9,15 +9,15 @@ func TestEveryRuleHasACheck(t *testing.T) {
 	titles := map[string]bool{}
 	for i, r := range rules() {
 		if r.number != i+1 {
-			t.Fatalf("after rule %d comes rule %d", i, r.number)
+			t.Fatalf("rule %d is followed by rule %d", i, r.number)
 		}
 		if r.check == nil || r.title == "" || titles[r.title] {
-			t.Errorf("rule %d, %q, has no check or no title of its own", r.number, r.title)
+			t.Errorf("rule %d, %q: no check or no unique title", r.number, r.title)
 		}
 		titles[r.title] = true
 	}
 	if n := len(rules()); n != 132 {
-		t.Errorf("there are %d rules, want 132", n)
+		t.Errorf("got %d rules, want 132", n)
 	}
 }
 

@@ -56,7 +56,7 @@ func badActions(c *client) {
 		}
 	}
 	none := c.put(garbage())
-	c.wantText("Execute of an action that is none", c.request(none, nil).err, []string{none.Hash}, codes.InvalidArgument)
+	c.wantText("Execute of a malformed action", c.request(none, nil).err, []string{none.Hash}, codes.InvalidArgument)
 }
 
 func badCommand(c *client) {
@@ -67,7 +67,7 @@ func badCommand(c *client) {
 	absent := absentDigest(100)
 	c.lists("Execute of an action with an unknown command", c.try(with(absent)).err, absent)
 	none := c.put(garbage())
-	c.refused("a command that is none", with(none), []string{none.Hash}, codes.InvalidArgument)
+	c.refused("a malformed command", with(none), []string{none.Hash}, codes.InvalidArgument)
 	c.refused("a command without arguments", with(c.putProto(&repb.Command{Platform: c.platform()})), []string{"arguments"}, codes.InvalidArgument)
 }
 
@@ -144,23 +144,23 @@ func malformedDirectories(c *client) {
 		return a
 	}
 	cases := map[string]*repb.Directory{
-		"files out of order":        files("b", "a"),
-		"directories out of order":  directories("b", "a"),
-		"symlinks out of order":     symlinks("b", "a"),
-		"a file twice":              files("a", "a"),
-		"a directory twice":         directories("a", "a"),
-		"a symlink twice":           symlinks("a", "a"),
-		"a file and a directory":    both(files("a"), directories("a")),
-		"a file and a symlink":      both(files("a"), symlinks("a")),
-		"a directory and a symlink": both(directories("a"), symlinks("a")),
-		"a file without a digest":   {Files: []*repb.FileNode{{Name: "a"}}},
-		"a directory without one":   {Directories: []*repb.DirectoryNode{{Name: "a"}}},
-		"a symlink to nowhere":      {Symlinks: []*repb.SymlinkNode{{Name: "a"}}},
+		"files out of order":         files("b", "a"),
+		"directories out of order":   directories("b", "a"),
+		"symlinks out of order":      symlinks("b", "a"),
+		"a file twice":               files("a", "a"),
+		"a directory twice":          directories("a", "a"),
+		"a symlink twice":            symlinks("a", "a"),
+		"a file and a directory":     both(files("a"), directories("a")),
+		"a file and a symlink":       both(files("a"), symlinks("a")),
+		"a directory and a symlink":  both(directories("a"), symlinks("a")),
+		"a file without a digest":    {Files: []*repb.FileNode{{Name: "a"}}},
+		"a directory without one":    {Directories: []*repb.DirectoryNode{{Name: "a"}}},
+		"a symlink without a target": {Symlinks: []*repb.SymlinkNode{{Name: "a"}}},
 	}
 	for _, name := range []string{"", ".", "..", "a/b", "/a", "a\x00b"} {
-		cases[fmt.Sprintf("a file called %q", name)] = files(name)
-		cases[fmt.Sprintf("a directory called %q", name)] = directories(name)
-		cases[fmt.Sprintf("a symlink called %q", name)] = symlinks(name)
+		cases[fmt.Sprintf("a file named %q", name)] = files(name)
+		cases[fmt.Sprintf("a directory named %q", name)] = directories(name)
+		cases[fmt.Sprintf("a symlink named %q", name)] = symlinks(name)
 	}
 	for what, dir := range cases {
 		bad := c.putProto(dir)
@@ -192,10 +192,10 @@ func (c *client) chain(name string, depth int) *repb.Digest {
 
 func deepDirectories(c *client) {
 	none := c.put(garbage())
-	c.refused("a directory that is none", job{root: c.putProto(&repb.Directory{
+	c.refused("a malformed directory", job{root: c.putProto(&repb.Directory{
 		Directories: []*repb.DirectoryNode{{Name: "a", Digest: none}},
 	})}, []string{none.Hash}, codes.InvalidArgument)
-	c.refused("an input root that is none", job{root: none}, []string{none.Hash}, codes.InvalidArgument)
+	c.refused("a malformed input root", job{root: none}, []string{none.Hash}, codes.InvalidArgument)
 	for what, root := range map[string]*repb.Digest{
 		"900 directories within one another":        c.chain("d", 900),
 		"1,500 directories within one another":      c.chain("d", 1500),
@@ -227,7 +227,7 @@ func badEnvironment(c *client) {
 		return job{steps: []string{"report"}, command: &repb.Command{EnvironmentVariables: variables(words...)}}
 	}
 	for _, name := range []string{"", "A=B", "=", "A\x00B"} {
-		c.refused(fmt.Sprintf("a variable called %q", name), with(name, "x"), []string{"variable"}, codes.InvalidArgument)
+		c.refused(fmt.Sprintf("a variable named %q", name), with(name, "x"), []string{"variable"}, codes.InvalidArgument)
 	}
 	for range 2 { // the answer must be the same
 		c.refused("a variable twice", with("TWICE", "1", "TWICE", "2"), []string{"TWICE"}, codes.InvalidArgument)

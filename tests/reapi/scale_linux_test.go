@@ -44,11 +44,11 @@ type scaleTest struct {
 func slots(k int) func(int) int { return func(int) int { return k } }
 
 var scaleTests = []scaleTest{
-	{"actions that wait, each with a stream to a client", 2_000, [3]int{10_000, 30_000, 100_000}, slots(1), queued, 100 << 20, 30 << 10},
+	{"queued actions, each with a stream to a client", 2_000, [3]int{10_000, 30_000, 100_000}, slots(1), queued, 100 << 20, 30 << 10},
 	{"files of an input tree", 4_000, [3]int{50_000, 100_000, 200_000}, slots(2), manyInputs, 100 << 20, 5 << 9},
 	{"files of an output directory", 2_000, [3]int{12_500, 25_000, 50_000}, slots(2), manyOutputs, 100 << 20, 3 << 10},
 	{"bytes of stdout", 40 << 20, [3]int{64 << 20, 256 << 20, 1 << 30}, slots(2), muchStdout, 300 << 20, 0},
-	{"slots, each with an action that runs", 8, [3]int{16, 32, 64}, func(n int) int { return n }, manySlots, 100 << 20, 2 << 20},
+	{"slots, each with a running action", 8, [3]int{16, 32, 64}, func(n int) int { return n }, manySlots, 100 << 20, 2 << 20},
 }
 
 // TestScale checks large inputs in bounded memory. docs/performance.md has the table that it prints.
@@ -80,7 +80,7 @@ func TestScale(t *testing.T) {
 			})
 		}
 	}
-	t.Logf("\n| what | how many | time, with what the client does | peak memory of the server |\n|---|---|---|---|\n%s", &table)
+	t.Logf("\n| what | how many | time, including the client | peak memory of the server |\n|---|---|---|---|\n%s", &table)
 }
 
 // peak returns the peak memory of a process in bytes.
@@ -190,7 +190,7 @@ func queued(c *client, n int) {
 						err = op.GetMetadata().UnmarshalTo(&m)
 					}
 					if err != nil || op.Done {
-						c.Errorf("it does not wait: %v, %v", op, err)
+						c.Errorf("the action is not queued: %v, %v", op, err)
 						return
 					}
 					stage = m.Stage
@@ -201,14 +201,14 @@ func queued(c *client, n int) {
 	clients.Wait()
 	select {
 	case <-running:
-		c.Fatal("the action that all were to wait for has ended before")
+		c.Fatal("the blocking action ended too early")
 	default:
 	}
 	if r := c.wait(last, -1); code(r) != codes.OK || r.Result.GetStdoutDigest().GetHash() != cas.SHA256.Sum([]byte("overtook\n")).Hash() {
-		c.Errorf("the one that overtakes: %v", r)
+		c.Errorf("the overtaking action: %v", r)
 	}
 	if r := <-running; code(r) != codes.OK {
-		c.Errorf("the one that ran: %v", r)
+		c.Errorf("the blocking action: %v", r)
 	}
 }
 
@@ -259,7 +259,7 @@ func manyInputs(c *client, n int) {
 			c.Fatalf("status %v", r.Status)
 		}
 		if got := c.get(r.Result.StdoutDigest); got != want {
-			c.Errorf("it read %q, want %q; %s", got, want, c.stderr(r))
+			c.Errorf("got output %q, want %q; %s", got, want, c.stderr(r))
 		}
 	}
 }
@@ -298,8 +298,8 @@ func muchStdout(c *client, n int) {
 		c.Fatalf("status %v, %q", r.Status, c.stderr(r))
 	}
 	got := []byte(c.get(r.Result.StdoutDigest))
-	if len(got) < kept || !bytes.Equal(got[:kept], make([]byte, kept)) || !strings.Contains(string(got[kept:]), "cut off") {
-		c.Errorf("of stdout %d bytes are kept, with %q behind", len(got), got[min(kept, len(got)):])
+	if len(got) < kept || !bytes.Equal(got[:kept], make([]byte, kept)) || !strings.Contains(string(got[kept:]), "truncated") {
+		c.Errorf("stdout: got %d bytes ending in %q, want 32 MiB and a notice", len(got), got[min(kept, len(got)):])
 	}
 }
 
@@ -320,6 +320,6 @@ func manySlots(c *client, n int) {
 	}
 	byTime := func(a, b time.Time) int { return cmp.Compare(a.UnixNano(), b.UnixNano()) }
 	if slices.MaxFunc(begun, byTime).After(slices.MinFunc(ended, byTime)) {
-		c.Error("they did not all run at once")
+		c.Error("the actions did not all run concurrently")
 	}
 }

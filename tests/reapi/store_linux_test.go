@@ -148,7 +148,7 @@ func (c *client) fill(rnd *rand.Rand, size int, limit int) (stored []*repb.Diges
 		}
 		stored = append(stored, cas.SHA256.Sum(b).Proto())
 	}
-	c.Fatalf("%d bytes in blobs of %d were stored, and none refused", limit, size)
+	c.Fatalf("all %d bytes in blobs of %d were stored, want some rejected", limit, size)
 	return nil, nil, nil
 }
 
@@ -177,7 +177,7 @@ func TestRule024_ShortLeases(t *testing.T) {
 				continue
 			}
 			if err != nil {
-				t.Errorf("after %d bytes and %d refusals: %v", total, refusals, err)
+				t.Errorf("after %d bytes and %d rejections: %v", total, refusals, err)
 				return
 			}
 			total += len(b)
@@ -227,16 +227,16 @@ func TestRule024_ShortLeases(t *testing.T) {
 		kept++
 		for _, r := range resp.Responses {
 			if err := status.ErrorProto(r.Status); err != nil || cas.SHA256.Sum(r.Data).Hash() != r.Digest.Hash {
-				t.Errorf("blob %v was called present and is then: %v", r.Digest, err)
+				t.Errorf("blob %v was reported present, then: %v", r.Digest, err)
 			}
 		}
 	}
 	end()
 	missing, err := c.absent(t.Context(), stored...)
 	if err != nil || len(missing) == 0 || kept == 0 {
-		t.Errorf("%d blobs are evicted, and %d times those that were called present were read in time, want some of each: %v", len(missing), kept, err)
+		t.Errorf("got %d evicted blobs and %d checks within the lease, want some of each: %v", len(missing), kept, err)
 	}
-	t.Logf("%d blobs stored after %d refusals, %d evicted; %d times those called present were there, %d times it was too late to say",
+	t.Logf("%d blobs stored after %d rejections, %d evicted; %d checks within the lease, %d after it",
 		len(stored), refusals, len(missing), kept, late)
 }
 
@@ -308,9 +308,9 @@ func TestAcknowledgedBlobsSurviveKill(t *testing.T) {
 	}
 	c.wantAll(whole)
 	if len(acknowledged) == 0 || len(interrupted) == 0 {
-		t.Errorf("%d blobs were acknowledged and %d interrupted, want some of each", len(acknowledged), len(interrupted))
+		t.Errorf("got %d acknowledged and %d interrupted blobs, want some of each", len(acknowledged), len(interrupted))
 	}
-	t.Logf("%d kills: 0 of %d acknowledged blobs lost; of %d that were interrupted %d are whole and the others absent",
+	t.Logf("%d kills: 0 of %d acknowledged blobs lost; of %d interrupted ones, %d are complete and the others absent",
 		rounds, len(acknowledged), len(interrupted), len(whole))
 }
 
@@ -371,21 +371,21 @@ func checkFullDisk(c *client, disk string, sizes []int) {
 	for _, size := range sizes {
 		ds, b, err := c.fill(rnd, size, 256<<20)
 		if !strings.Contains(err.Error(), "room") && !strings.Contains(err.Error(), "space") {
-			c.Errorf("the refusal of %d bytes does not say why: %v", size, err)
+			c.Errorf("rejection of %d bytes: got %v, want the reason", size, err)
 		}
 		stored, refused = append(stored, ds...), append(refused, b)
 	}
 	if r := c.execute(uploaded, true); code(r) != codes.ResourceExhausted {
-		c.Errorf("outputs without room for them: got %v, want RESOURCE_EXHAUSTED", r)
+		c.Errorf("outputs that do not fit: got %v, want RESOURCE_EXHAUSTED", r)
 	}
 	c.wantAll(stored)
 	for _, b := range refused {
 		if missing, err := c.absent(c.Context(), cas.SHA256.Sum(b).Proto()); err != nil || len(missing) != 1 {
-			c.Errorf("a blob that was refused is missing as %v, %v", missing, err)
+			c.Errorf("rejected blob: got missing %v, %v, want one", missing, err)
 		}
 	}
 	if left, err := os.ReadDir(filepath.Join(disk, "store", "tmp")); err != nil || len(left) > 0 {
-		c.Errorf("half-written files %v remain: %v", left, err)
+		c.Errorf("temporary files: got %v, %v, want none", left, err)
 	}
 
 	if err := os.RemoveAll(filepath.Join(disk, "ballast")); err != nil {
@@ -393,13 +393,13 @@ func checkFullDisk(c *client, disk string, sizes []int) {
 	}
 	for _, b := range refused {
 		if err := c.store(c.Context(), b); err != nil {
-			c.Errorf("after there is room again: %v", err)
+			c.Errorf("after space was freed: %v", err)
 		}
 		stored = append(stored, cas.SHA256.Sum(b).Proto())
 	}
 	if r := c.execute(uploaded, true); code(r) != codes.OK || len(r.Result.GetOutputFiles()) != 4 {
-		c.Errorf("after there is room again: %v", r)
+		c.Errorf("after space was freed: %v", r)
 	}
 	c.wantAll(stored)
-	c.Logf("%d blobs stored and %d refused; all are there once there is room", len(stored)-len(refused), len(refused))
+	c.Logf("%d blobs stored and %d rejected; all are present once there is space", len(stored)-len(refused), len(refused))
 }

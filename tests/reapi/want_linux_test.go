@@ -59,7 +59,7 @@ func (c *client) wantText(what string, err error, parts []string, ours codes.Cod
 	}
 	for _, part := range parts {
 		if !strings.Contains(status.Convert(err).Message(), part) {
-			c.Errorf("%s: got %v, want a text that names %q", what, err, part)
+			c.Errorf("%s: got %v, want %q in the message", what, err, part)
 		}
 	}
 }

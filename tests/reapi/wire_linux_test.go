@@ -92,7 +92,7 @@ func (c *client) wantPresent(what string, d *repb.Digest, want bool) {
 	if err != nil {
 		c.Errorf("%s: FindMissingBlobs of %s: %v", what, name(d), err)
 	} else if got := len(missing) == 0; got != want {
-		c.Errorf("%s: FindMissingBlobs says that %s is present: %t, want %t", what, name(d), got, want)
+		c.Errorf("%s: FindMissingBlobs of %s: got present %t, want %t", what, name(d), got, want)
 	}
 }
 
@@ -115,7 +115,7 @@ func (c *client) updateAs(req *repb.BatchUpdateBlobsRequest) ([]error, error) {
 	for i, r := range req.Requests {
 		switch of := byName[name(r.Digest)]; len(of) {
 		case 0:
-			errs[i] = status.Errorf(codes.Unknown, "the reply has no entry for %s", name(r.Digest))
+			errs[i] = status.Errorf(codes.Unknown, "reply without an entry for %s", name(r.Digest))
 		case 1:
 			errs[i] = of[0]
 		default:
@@ -146,7 +146,7 @@ func (c *client) fetch(req *repb.BatchReadBlobsRequest) ([]*repb.BatchReadBlobsR
 		r := byName[name(d)]
 		if r == nil {
 			r = &repb.BatchReadBlobsResponse_Response{Digest: d,
-				Status: status.Newf(codes.Unknown, "the reply has no entry for %s", name(d)).Proto()}
+				Status: status.Newf(codes.Unknown, "reply without an entry for %s", name(d)).Proto()}
 		}
 		rs = append(rs, r)
 	}
@@ -288,7 +288,7 @@ func (c *client) methods() []method {
 // only returns the error of the only entry of a batch.
 func only[R interface{ GetStatus() *spb.Status }](rs []R, err error) error {
 	if err == nil && len(rs) == 0 {
-		return status.Error(codes.Unknown, "the reply has no entry")
+		return status.Error(codes.Unknown, "reply without an entry")
 	}
 	if err == nil {
 		err = status.ErrorProto(rs[0].GetStatus())

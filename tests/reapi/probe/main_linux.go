@@ -1,12 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Command probe runs as the command of an action, on any server, and says what it sees there. It is static and
-// needs nothing of its surroundings: no shell, no libraries, no /proc where it can do without. It judges
-// nothing; the checks of tests/reapi do.
+// Command probe is the command of the actions in tests/reapi. It examines its environment on any server and reports what
+// it finds; the tests evaluate it. It is static and needs no shell, no libraries and, as far as possible, no /proc.
 //
-// Each argument is a step: a word, then what the word needs, separated by one space each, of which the last takes
-// the rest of the argument. Steps are done in order; one that fails ends the probe with exit code 99 and
-// a line on stderr.
+// Each argument is a step: a word and its operands, separated by single spaces; the last operand is the rest of the
+// argument. The steps run in order. A failing step ends the probe with exit code 99 and a line on stderr.
 package main
 
 import (
@@ -28,12 +26,12 @@ import (
 	"time"
 )
 
-// stepFailed is the exit code for a step that could not be done.
+// stepFailed is the exit code for a failed step.
 const stepFailed = 99
 
 func main() {
-	// First of all, before anything is opened.
-	start := atStart()
+	// Before anything is opened.
+	start := initialState()
 	for _, arg := range os.Args[1:] {
 		word, rest, _ := strings.Cut(arg, " ")
 		if err := do(start, word, rest); err != nil {
@@ -43,20 +41,20 @@ func main() {
 	}
 }
 
-// A step is what a word stands for: how many operands it has, and what it does with them.
+// A step is the implementation of a word.
 type step struct {
 	operands int
 	do       func(o []string) error
 }
 
 var steps = map[string]step{
-	// What is said. Bytes in hexadecimal.
+	// Output, with bytes in hexadecimal.
 	"say":    {1, func(o []string) error { return say(os.Stdout, o[0]+"\n") }},
 	"bytes":  {1, func(o []string) error { return sayHex(os.Stdout, o[0]) }},
 	"ebytes": {1, func(o []string) error { return sayHex(os.Stderr, o[0]) }},
 	"repeat": {2, repeat}, // N TEXT
 
-	// What is in files.
+	// Files.
 	"cat":     {1, func(o []string) error { b, err := os.ReadFile(o[0]); os.Stdout.Write(b); return err }},
 	"copy":    {2, copyFile},
 	"write":   {2, func(o []string) error { return os.WriteFile(o[0], []byte(o[1]), 0o644) }},
@@ -73,41 +71,39 @@ var steps = map[string]step{
 	"odd":     {1, func(o []string) error { return os.WriteFile(o[0]+"/\xff", nil, 0o644) }},
 	"files":   {2, files},   // N DIR
 	"absent":  {1, absent},  // fails if there is something
-	"spoil":   {1, spoil},   // says whether an input could be changed in its place
+	"spoil":   {1, spoil},   // prints changed or kept
 	"tree":    {1, tree},    // one JSON line for each entry below
-	"exists":  {1, exists},  // says yes or no
-	"write?":  {1, mayFail}, // tries to make a file, and says how that went
+	"exists":  {1, exists},  // prints yes or no
+	"write?":  {1, mayFail}, // creates a file and prints made or refused
 
-	// How it ends, and when.
+	// Processes and resources.
 	"exit":   {1, exit},
 	"kill":   {1, killSelf}, // signal number
 	"sleep":  {1, sleep},    // a duration
-	"spin":   {1, spin},     // processor time, a duration
-	"deaf":   {0, func([]string) error { signal.Ignore(syscall.SIGTERM); return nil }},
-	"onterm": {1, onTerm}, // TEXT, which is said when SIGTERM comes; the probe goes on
-	"daemon": {2, daemon}, // DURATION DIR: a process with a session of its own and no parent that writes into DIR
+	"onterm": {1, onTerm},   // TEXT: printed on SIGTERM, after which the probe continues
+	"daemon": {2, daemon},   // DURATION DIR: an orphan in its own session that writes into DIR
 	"orphan": {2, orphan},
 	"linger": {2, linger},
-	"memory": {1, allocate}, // bytes, touched
+	"memory": {1, allocate}, // bytes to allocate and touch
 
-	// What else there is.
+	// Network.
 	"dial": {1, dial}, // HOST:PORT
 }
 
-func do(start atBegin, word, rest string) error {
+func do(start state, word, rest string) error {
 	if word == "report" {
 		return report(start)
 	}
 	s, ok := steps[word]
 	if !ok {
-		return errors.New("no such step")
+		return errors.New("unknown step")
 	}
 	var operands []string
 	if s.operands > 0 {
 		operands = strings.SplitN(rest, " ", s.operands)
 	}
 	if len(operands) != s.operands {
-		return fmt.Errorf("has %d operands, not %d", s.operands, len(operands))
+		return fmt.Errorf("got %d operands, want %d", len(operands), s.operands)
 	}
 	return s.do(operands)
 }
@@ -206,7 +202,7 @@ func files(o []string) error {
 
 func absent(o []string) error {
 	if fi, err := os.Lstat(o[0]); err == nil {
-		return fmt.Errorf("is there: %v", fi.Mode())
+		return fmt.Errorf("exists: %v", fi.Mode())
 	} else if !errors.Is(err, fs.ErrNotExist) {
 		return err
 	}
@@ -220,20 +216,20 @@ func exists(o []string) error {
 	return say(os.Stdout, "yes\n")
 }
 
-// spoil tries whatever might change the bytes of an input: its mode, its content, its length.
+// spoil tries to change the mode, the contents and the length of an input.
 func spoil(o []string) error {
-	said := "kept"
-	_ = os.Chmod(o[0], 0o777) // whether that is permitted is seen by what follows
+	outcome := "kept"
+	_ = os.Chmod(o[0], 0o777) // the steps below show whether it succeeded
 	if f, err := os.OpenFile(o[0], os.O_RDWR, 0); err == nil {
 		if _, err := f.WriteAt([]byte("spoilt"), 0); err == nil {
-			said = "changed"
+			outcome = "changed"
 		}
 		f.Close()
 	}
 	if err := os.Truncate(o[0], 1); err == nil {
-		said = "changed"
+		outcome = "changed"
 	}
-	return say(os.Stdout, said+"\n")
+	return say(os.Stdout, outcome+"\n")
 }
 
 func mayFail(o []string) error {
@@ -251,7 +247,7 @@ func exit(o []string) error {
 	return err
 }
 
-// killSelf ends the probe by a signal that Go leaves alone: not one of those that it takes for its own crash.
+// killSelf ends the probe by a signal that Go does not handle as a crash.
 func killSelf(o []string) error {
 	n, err := strconv.Atoi(o[0])
 	if err != nil {
@@ -262,26 +258,13 @@ func killSelf(o []string) error {
 		return err
 	}
 	time.Sleep(10 * time.Second)
-	return fmt.Errorf("lives on after signal %d", n)
+	return fmt.Errorf("alive after signal %d", n)
 }
 
 func sleep(o []string) error {
 	d, err := time.ParseDuration(o[0])
 	time.Sleep(d)
 	return err
-}
-
-func spin(o []string) error {
-	d, err := time.ParseDuration(o[0])
-	for {
-		var u syscall.Rusage
-		if err := syscall.Getrusage(syscall.RUSAGE_SELF, &u); err != nil {
-			return err
-		}
-		if time.Duration(u.Utime.Nano()+u.Stime.Nano()) >= d {
-			return err
-		}
-	}
 }
 
 func onTerm(o []string) error {
@@ -294,13 +277,13 @@ func onTerm(o []string) error {
 	return nil
 }
 
-// daemon starts a process that outlives the probe, if it is let: of a session of its own, and an orphan, since
-// the one that starts it ends. It keeps stdout open, which must not hold up the end of the action.
+// daemon starts an orphan in its own session, which outlives the probe unless it is killed. It keeps stdout open, which
+// must not delay the end of the action.
 func daemon(o []string) error { return self("orphan", o).Run() }
 
 func orphan(o []string) error { return self("linger", o).Start() }
 
-// linger shrugs off what can be and writes into the directory o[1] for the time o[0].
+// linger ignores signals and writes into the directory o[1] for the time o[0].
 func linger(o []string) error {
 	d, err := time.ParseDuration(o[0])
 	if err != nil {
@@ -308,14 +291,14 @@ func linger(o []string) error {
 	}
 	signal.Ignore(syscall.SIGTERM, syscall.SIGHUP, syscall.SIGINT, syscall.SIGPIPE)
 	for i, end := 0, time.Now().Add(d); time.Now().Before(end); i++ {
-		// It may be gone, which is no reason to end.
+		// Ignore errors: the directory may be gone.
 		_ = os.WriteFile(filepath.Join(o[1], strconv.Itoa(i)), []byte("late"), 0o644)
 		time.Sleep(20 * time.Millisecond)
 	}
 	return nil
 }
 
-// self returns the probe as another process, in a session of its own, that does one step.
+// self returns a command that runs one step of the probe in its own session.
 func self(word string, o []string) *exec.Cmd {
 	name, err := os.Executable()
 	if err != nil { // without /proc
@@ -327,7 +310,7 @@ func self(word string, o []string) *exec.Cmd {
 	return cmd
 }
 
-// kept holds memory until the probe ends.
+// kept keeps memory allocated until the probe ends.
 var kept []byte
 
 func allocate(o []string) error {

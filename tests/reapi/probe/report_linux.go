@@ -19,29 +19,29 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// atBegin is what is different once the probe has begun to look.
-type atBegin struct {
+// A state is the part of the initial state that the probe itself changes.
+type state struct {
 	fds    []int
 	status string // of /proc/self/status
 }
 
-func atStart() atBegin {
-	var b atBegin
+func initialState() state {
+	var b state
 	for fd := range 1024 {
 		flags, err := unix.FcntlInt(uintptr(fd), unix.F_GETFD, 0)
-		// What Go itself opens, it closes in every program that it starts.
+		// Skip descriptors that Go itself has opened; they are close-on-exec.
 		if err == nil && (fd < 3 || flags&unix.FD_CLOEXEC == 0) {
 			b.fds = append(b.fds, fd)
 		}
 	}
 	text, err := os.ReadFile("/proc/self/status")
-	if err == nil { // else there is no /proc, which no rule demands
+	if err == nil { // no rule requires /proc
 		b.status = string(text)
 	}
 	return b
 }
 
-func report(b atBegin) error {
+func report(b state) error {
 	dir, err := os.Getwd()
 	if err != nil {
 		return err
@@ -63,7 +63,7 @@ func report(b atBegin) error {
 		r.TTY = true
 		tty.Close()
 	}
-	r.Stdin, _ = io.Copy(io.Discard, os.Stdin) // a stdin that is closed is empty, too
+	r.Stdin, _ = io.Copy(io.Discard, os.Stdin) // a closed stdin counts as empty
 	if all, err := net.Interfaces(); err == nil {
 		for _, i := range all {
 			r.Interfaces = append(r.Interfaces, i.Name)
@@ -141,7 +141,7 @@ func loopback() bool {
 	return true
 }
 
-// tree says what is below a directory, itself included, sorted by path.
+// tree prints a directory and everything below it, sorted by path.
 func tree(o []string) error {
 	var all []seen.Entry
 	err := filepath.WalkDir(o[0], func(path string, d fs.DirEntry, err error) error {

@@ -1,35 +1,34 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package seen is what the probe says of the place in which it runs, as both of its ends know it. It looks
-// at nothing itself.
+// Package seen defines the reports of the probe, for the probe and for the tests.
 package seen
 
-// A Report is what a process was given. It travels as one line of JSON.
+// A Report describes the initial state of a process. The probe prints it as one line of JSON.
 type Report struct {
 	Args     []string
-	Dir      string   // what getcwd says
-	Env      []string // as given, in order
-	FDs      []int    // descriptors that were open at the start
+	Dir      string   // from getcwd
+	Env      []string // in the given order
+	FDs      []int    // descriptors open at the start
 	Umask    int
-	Limits   map[string]Limit // by name of the resource, as in RLIMIT_NOFILE without the prefix
+	Limits   map[string]Limit // by name without RLIMIT_, such as NOFILE
 	Hostname string
 	UID, GID int
-	TTY      bool  // there is a terminal that controls it
-	Stdin    int64 // bytes that can be read
-	// Ignored and Blocked are signals at the start.
+	TTY      bool  // has a controlling terminal
+	Stdin    int64 // readable bytes
+	// Ignored and Blocked are the signals at the start.
 	Ignored, Blocked []int
-	// Tmp and TempDir are the names in /tmp and in the directory that TMPDIR names.
+	// Tmp and TempDir are the entries of /tmp and of $TMPDIR.
 	Tmp, TempDir []string
-	TempWorks    bool // a file can be made in TempDir
-	// Interfaces are the names of the network's; Loopback says whether one can talk to oneself by 127.0.0.1.
+	TempWorks    bool // files can be created in TempDir
+	// Interfaces are the network interfaces; Loopback reports whether 127.0.0.1 is reachable.
 	Interfaces []string
 	Loopback   bool
 }
 
-// A Limit is a resource limit; math.MaxUint64 is none.
+// A Limit is a resource limit; math.MaxUint64 means unlimited.
 type Limit struct{ Soft, Hard uint64 }
 
-// An Entry is a line of a tree that the probe walked.
+// An Entry is one line of the step tree.
 type Entry struct {
 	Path       string
 	Type       string // f, d, l or ?
@@ -38,6 +37,6 @@ type Entry struct {
 	MTime      int64 // seconds
 	MTimeNanos int32
 	Target     string // of a symlink
-	SHA256     string // of a file's content
-	Error      string // why there is no more to say
+	SHA256     string // of the contents
+	Error      string // why the rest is missing
 }
