@@ -1,22 +1,20 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package audit keeps the record of what actions tried, in files that are only ever appended to. It
-// writes, reads and verifies that record; it neither watches runs nor decides what may be recorded, and
-// it knows nothing of stores or the wire.
+// Package audit keeps a tamper-evident log of the operations that the sandbox denied to actions.
 //
 // A log is a directory:
 //
-//	lock                          locked by its writer, whose process id it states
+//	lock                          locked by the writer; holds its process ID
 //	00000000000000000001.v1.jsonl a segment, named by the number of its first entry
-//	00000000000000018220.v1.jsonl the next
+//	00000000000000018220.v1.jsonl the next segment
 //
-// An entry is one line of JSON in printable ASCII. It begins with its number and the hash of the line
-// before it, and ends with its own hash: the SHA-256 of the line up to the comma before "hash". Whoever
-// changes, inserts, removes or moves a line must therefore write every later line anew. Against that, and
-// against a tail that is cut off, helps only a hash that is remembered elsewhere: Verify looks for it.
+// An entry is one line of JSON in printable ASCII. It begins with its number and the hash of the previous line, and ends
+// with its own hash: the SHA-256 of the line up to the comma before "hash". So anyone who changes, inserts, removes or
+// moves a line must rewrite every later one. That, and truncating the end, is detected only with a hash that was kept
+// elsewhere, which Verify looks for.
 //
-// A log that has a bound deletes its oldest segments. An entry says so first: what is gone without such an entry, somebody
-// else has deleted.
+// A log with a size limit deletes its oldest segments after an entry has announced it. If segments are missing without
+// such an entry, somebody else deleted them.
 //
 // The format is docs/audit.md.
 package audit
@@ -29,77 +27,73 @@ import (
 	"github.com/cloister-build/cloister/sandbox"
 )
 
-// ErrTampered says that a log is not what was appended to it. Its text names file and line, what is there
-// and what is expected.
+// ErrTampered is the error for a log that was modified. Its text names the file and line, what is there and what is
+// expected.
 var ErrTampered = errors.New("the audit log was changed")
 
-// genesis stands for the hash of the line before the first.
+// genesis is the hash before the first line.
 var genesis = strings.Repeat("0", hashDigits)
 
-// Sizes of what is written.
 const (
-	// maxLine is how long a line may be, in bytes, its end included.
+	// maxLine bounds a line, in bytes, with its end.
 	maxLine = 1 << 20
-	// maxText is how long one text of an entry may be, in bytes. Without events an entry fits a line
-	// whatever is in it: a byte becomes six at most.
+	// maxText bounds each text of an entry, in bytes. An entry without events always fits in a line, since encoding
+	// turns a byte into at most six.
 	maxText = 4 << 10
-	// segmentBytes is how large a segment grows at most. Open reads two of them.
+	// segmentBytes is the maximum size of a segment. Open reads two of them.
 	segmentBytes = 16 << 20
-	// segmentsOf is how many segments a bound is divided into: one of them is what is deleted at once.
-	segmentsOf = 8
-	// dropRoom is what an entry takes, in bytes, that says that older ones are deleted. It is there before they are gone.
-	dropRoom = 1 << 10
+	// segmentsPerLog is the number of segments in a log at its limit; one of them is deleted at a time.
+	segmentsPerLog = 8
+	// dropBytes is reserved for the entry that announces a deletion, since it is written first.
+	dropBytes = 1 << 10
 )
 
-// DefaultBytes is a bound for logs of whom nobody has asked for another: some two million entries of one event.
+// DefaultBytes is the default limit of a log: some two million entries with one event.
 const DefaultBytes = 1 << 30
 
-// LeastBytes is the least bound that is kept whatever is appended: a segment of it takes the longest entry.
-const LeastBytes = 16 << 20
+// MinBytes is the smallest limit that holds for all entries: a segment of it fits the longest entry.
+const MinBytes = 16 << 20
 
-// An Entry is what one run of an action tried. Texts may hold any bytes; those that are not UTF-8 are
-// recorded as \xNN.
+// An Entry describes the violations of one run. Its texts may hold any bytes; invalid UTF-8 is recorded as \xNN.
 type Entry struct {
 	// Time is when the run ended. It is recorded in UTC.
 	Time time.Time
 	// Action is the digest of the action.
 	Action string
-	// Instance is the instance name of the request. Target, Mnemonic and Invocation are what its client
-	// said of it, or "".
+	// Instance is the instance name of the request. Target, Mnemonic and Invocation are the client's metadata, or "".
 	Instance, Target, Mnemonic, Invocation string
-	// Worker is the name of the worker that ran it.
+	// Worker is the name of the worker.
 	Worker string
-	// Exit is the exit code of the command, sandbox.NeverRan if it was not executed.
+	// Exit is the exit code of the command, or sandbox.NeverRan.
 	Exit int
-	// Events and Unrecorded are those of the run's sandbox.Result.
+	// Events and Unrecorded are those of the sandbox.Result.
 	Events     []sandbox.Event
 	Unrecorded int
 }
 
-// A Drop says which entries the log itself deleted, to stay within its bound.
+// A Drop names the entries that the log deletes to stay within its limit.
 type Drop struct {
-	// First and Last are the numbers of the oldest and of the newest of them.
+	// First and Last are the numbers of the oldest and the newest deleted entry.
 	First, Last uint64
-	// Since is the time of the oldest, and Until that of the oldest that stayed; zero where that could not be read.
+	// Since is the time of the oldest deleted entry, and Until that of the oldest remaining one; zero if unknown.
 	Since, Until time.Time
 }
 
-// A Record is an Entry as it stands in a log.
+// A Record is an Entry as read from a log.
 type Record struct {
-	// Seq counts entries from 1, without a gap.
+	// Seq numbers the entries from 1, without gaps.
 	Seq uint64
-	// Prev is the hash of the line before, and Hash that of this one, in hexadecimal.
+	// Prev is the hash of the previous line, and Hash that of this one, in hexadecimal.
 	Prev, Hash string
-	// Note is what the log itself says: why this entry is not whole, how many before it could not be
-	// written, what was found as the log was opened, or what is deleted. In the last two cases the Entry holds
-	// nothing but the time.
+	// Note is a remark of the log: that this entry is truncated, that entries before it could not be written, that the
+	// log was repaired, or that entries are deleted. In the last two cases the Entry holds only the time.
 	Note string
-	// Dropped is what is deleted, nil in all entries that do not say so. It may still be there: the writer may have died.
+	// Dropped names the entries that are deleted, or is nil. They may still exist if the writer was killed.
 	Dropped *Drop
 	Entry
 
 	line string
 }
 
-// JSON returns the line as it is stored, without its end. It is printable ASCII.
+// JSON returns the line as stored, without its end. It is printable ASCII.
 func (r *Record) JSON() string { return r.line }

@@ -23,7 +23,7 @@ import (
 	"github.com/google/go-cmp/cmp/cmpopts"
 )
 
-// entry returns an entry that n decides.
+// entry returns an entry that depends on n.
 func entry(n int) audit.Entry {
 	return audit.Entry{
 		Time:   time.Date(2026, 11, 21, 12, 0, n, 5, time.UTC),
@@ -38,7 +38,13 @@ func entry(n int) audit.Entry {
 
 func open(t testing.TB, dir string) *audit.Log {
 	t.Helper()
-	l, err := audit.Open(audit.Config{Dir: dir})
+	return openConfig(t, audit.Config{Dir: dir})
+}
+
+// openConfig opens a log, which is closed at the end of the test.
+func openConfig(t testing.TB, c audit.Config) *audit.Log {
+	t.Helper()
+	l, err := audit.Open(c)
 	if errors.Is(err, errors.ErrUnsupported) {
 		t.Skipf("no file lock: %v", err)
 	}
@@ -90,7 +96,7 @@ func segments(t testing.TB, dir string) []string {
 	return paths
 }
 
-// filled makes a log of 12 entries in segments of four.
+// filled creates a log of 12 entries in segments of four.
 func filled(t testing.TB) (dir, head string) {
 	t.Helper()
 	dir = filepath.Join(t.TempDir(), "audit")
@@ -111,20 +117,20 @@ func filled(t testing.TB) (dir, head string) {
 	return dir, verify(t, dir, "").Head
 }
 
-func TestReadReturnsWhatWasAppended(t *testing.T) {
+func TestReadReturnsEntries(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "a", "audit")
 	l := open(t, dir)
 	want := []audit.Entry{entry(1), entry(2), {}, entry(3)}
 	want[2].Time = time.Date(2026, 11, 21, 12, 0, 0, 0, time.UTC)
 	appendAll(t, l, want...)
 	prev := strings.Repeat("0", 64)
-	rs := read(t, dir) // while the writer has it open
+	rs := read(t, dir) // while the log is open
 	for i, r := range rs {
 		if diff := cmp.Diff(want[i], r.Entry); diff != "" {
 			t.Errorf("entry %d (-want +got):\n%s", i+1, diff)
 		}
 		if r.Seq != uint64(i+1) || r.Prev != prev || r.Note != "" {
-			t.Errorf("entry %d: number %d, note %q, follows %s, want %s", i+1, r.Seq, r.Note, r.Prev, prev)
+			t.Errorf("entry %d: got number %d, note %q, previous hash %s, want no note, %s", i+1, r.Seq, r.Note, r.Prev, prev)
 		}
 		prev = r.Hash
 	}
@@ -137,8 +143,28 @@ func TestReadReturnsWhatWasAppended(t *testing.T) {
 	}
 	for _, path := range append(segments(t, dir), dir) {
 		if fi, err := os.Stat(path); err != nil || fi.Mode().Perm()&0o077 != 0 {
-			t.Errorf("%s is open to others: %v, %v", path, fi.Mode(), err)
+			t.Errorf("%s is accessible to others: %v, %v", path, fi.Mode(), err)
 		}
+	}
+}
+
+// TestReleasedFormat reads and continues a log that an earlier version wrote.
+func TestReleasedFormat(t *testing.T) {
+	const head = "cd2a1e5a5d7bde09332c832dd755543a941620e4e8496cd14fa1ecde3e0e4906"
+	dir := t.TempDir()
+	if err := os.CopyFS(dir, os.DirFS("testdata/v1")); err != nil {
+		t.Fatal(err)
+	}
+	report := verify(t, dir, head)
+	if report.Entries != 18 || report.First != 85 || !report.Announced() {
+		t.Errorf("got %+v, want 18 entries from 85", *report)
+	}
+	if r := read(t, dir)[1]; r.Target != "//app:b\u00fcn\x1b\\xff" || r.Events[0].Subject != "tcp 10.0.0.1:443" {
+		t.Errorf("got target %q, events %v", r.Target, r.Events)
+	}
+	appendAll(t, open(t, dir), entry(1))
+	if report := verify(t, dir, head); report.Entries != 19 {
+		t.Errorf("after an append: got %d entries, want 19", report.Entries)
 	}
 }
 
@@ -152,10 +178,10 @@ func TestTimeIsRecordedInUTC(t *testing.T) {
 	}
 }
 
-func TestChainGoesOnAcrossSegmentsAndWriters(t *testing.T) {
+func TestChainSpansSegmentsAndWriters(t *testing.T) {
 	dir, head := filled(t)
 	if n := len(segments(t, dir)); n != 3 {
-		t.Fatalf("%d segments, want 3", n)
+		t.Fatalf("got %d segments, want 3", n)
 	}
 	l := open(t, dir)
 	appendAll(t, l, entry(12))
@@ -168,7 +194,7 @@ func TestChainGoesOnAcrossSegmentsAndWriters(t *testing.T) {
 func TestOldestSegmentsMayBeDeleted(t *testing.T) {
 	dir, head := filled(t)
 	anchor := read(t, dir)[4].Prev
-	l := open(t, dir) // deleting needs no pause of the writer
+	l := open(t, dir) // the writer need not stop
 	if err := os.Remove(segments(t, dir)[0]); err != nil {
 		t.Fatal(err)
 	}
@@ -181,9 +207,9 @@ func TestOldestSegmentsMayBeDeleted(t *testing.T) {
 	if rs := read(t, dir); rs[0].Seq != 5 || rs[len(rs)-1].Seq != 13 {
 		t.Errorf("got entries %d to %d, want 5 to 13", rs[0].Seq, rs[len(rs)-1].Seq)
 	}
-	// Deleted is what is remembered from before.
+	// A head from the deleted part is not found.
 	if _, err := audit.Verify(dir, strings.Repeat("a", 64)); !errors.Is(err, audit.ErrTampered) || !strings.Contains(err.Error(), "before entry 5") {
-		t.Errorf("got %v, want ErrTampered that says where the log begins", err)
+		t.Errorf("got %v, want ErrTampered with the first entry", err)
 	}
 }
 
@@ -203,8 +229,8 @@ func TestReadWhileTheOldestSegmentsAreDeleted(t *testing.T) {
 	}
 }
 
-// A name whose file is never there is not waited for.
-func TestSegmentThatCannotBeOpened(t *testing.T) {
+// TestVerifyMissingFile checks that a listed file that never appears ends the retries.
+func TestVerifyMissingFile(t *testing.T) {
 	dir, head := filled(t)
 	path := segments(t, dir)[1]
 	if err := errors.Join(os.Remove(path), os.Symlink("nowhere", path)); err != nil {
@@ -215,14 +241,14 @@ func TestSegmentThatCannotBeOpened(t *testing.T) {
 	}
 }
 
-// rehash gives a line a hash that fits it.
+// rehash returns a line with the correct hash.
 func rehash(line []byte) []byte {
 	head, _, _ := bytes.Cut(line, []byte(`,"hash":"`))
 	sum := sha256.Sum256(head)
 	return fmt.Appendf(slices.Clone(head), `,"hash":"%s"}`, hex.EncodeToString(sum[:]))
 }
 
-func TestTamperingIsFound(t *testing.T) {
+func TestVerifyDetectsTampering(t *testing.T) {
 	// edit changes the lines of one segment.
 	edit := func(segment int, change func(lines [][]byte) [][]byte) func(*testing.T, []string) {
 		return func(t *testing.T, paths []string) {
@@ -263,29 +289,29 @@ func TestTamperingIsFound(t *testing.T) {
 	for _, c := range []struct {
 		name   string
 		change func(*testing.T, []string)
-		// segment and line are the first that does not fit; no line if only the head shows it.
+		// segment and line are the first that are wrong; line is 0 if only the head reveals the change.
 		segment, line int
 		why           string
 	}{
 		{"a byte", edit(1, replace(2, "curl", "curk", false)), 1, 3, "was changed"},
 		{"a byte of the last line", edit(2, replace(3, `"exit":2`, `"exit":0`, false)), 2, 4, "was changed"},
-		{"a byte of a hash", edit(0, replace(1, `,"hash":"`, `,"hash":"x`, false)), 0, 2, "does not end in a hash"},
-		{"a line's end", edit(0, func(l [][]byte) [][]byte { l[1] = append(l[1], ' '); return l }), 0, 2, "does not end in a hash"},
+		{"a byte of a hash", edit(0, replace(1, `,"hash":"`, `,"hash":"x`, false)), 0, 2, "does not end with a hash"},
+		{"a line's end", edit(0, func(l [][]byte) [][]byte { l[1] = append(l[1], ' '); return l }), 0, 2, "does not end with a hash"},
 		{"one line with its hash", edit(1, replace(1, "curl", "wget", true)), 1, 3, "was replaced"},
 		{"the last line of a segment with its hash", edit(0, replace(3, "curl", "wget", true)), 1, 1, "was replaced"},
-		{"the first line's past", edit(0, replace(0, `"prev":"0`, `"prev":"1`, true)), 0, 1, "was replaced"},
-		{"a number", edit(1, replace(1, `"seq":6`, `"seq":7`, true)), 1, 2, "this is entry 7, and entry 6 is expected"},
-		{"what is no JSON", edit(1, replace(1, `{`, `[`, true)), 1, 2, "is no entry"},
-		{"a line deleted", edit(1, func(l [][]byte) [][]byte { return slices.Delete(l, 1, 2) }), 1, 2, "this is entry 7, and entry 6 is expected"},
-		{"the first line deleted", edit(0, func(l [][]byte) [][]byte { return l[1:] }), 0, 1, "this is entry 2, and entry 1 is expected"},
-		{"the last line of a segment deleted", edit(0, func(l [][]byte) [][]byte { return l[:3] }), 1, 1, "entry 4 is expected"},
-		{"a line twice", edit(1, func(l [][]byte) [][]byte { return slices.Insert(l, 2, l[1]) }), 1, 3, "this is entry 6, and entry 7 is expected"},
-		{"an empty line", edit(1, func(l [][]byte) [][]byte { return slices.Insert(l, 2, nil) }), 1, 3, "does not end in a hash"},
-		{"lines swapped", edit(1, func(l [][]byte) [][]byte { l[1], l[2] = l[2], l[1]; return l }), 1, 2, "this is entry 7, and entry 6 is expected"},
+		{"the previous hash of the first line", edit(0, replace(0, `"prev":"0`, `"prev":"1`, true)), 0, 1, "was replaced"},
+		{"a number", edit(1, replace(1, `"seq":6`, `"seq":7`, true)), 1, 2, "this is entry 7, expected entry 6"},
+		{"malformed JSON", edit(1, replace(1, `{`, `[`, true)), 1, 2, "is not an entry"},
+		{"a line deleted", edit(1, func(l [][]byte) [][]byte { return slices.Delete(l, 1, 2) }), 1, 2, "this is entry 7, expected entry 6"},
+		{"the first line deleted", edit(0, func(l [][]byte) [][]byte { return l[1:] }), 0, 1, "this is entry 2, expected entry 1"},
+		{"the last line of a segment deleted", edit(0, func(l [][]byte) [][]byte { return l[:3] }), 1, 1, "expected entry 4"},
+		{"a line duplicated", edit(1, func(l [][]byte) [][]byte { return slices.Insert(l, 2, l[1]) }), 1, 3, "this is entry 6, expected entry 7"},
+		{"an empty line", edit(1, func(l [][]byte) [][]byte { return slices.Insert(l, 2, nil) }), 1, 3, "does not end with a hash"},
+		{"lines swapped", edit(1, func(l [][]byte) [][]byte { l[1], l[2] = l[2], l[1]; return l }), 1, 2, "this is entry 7, expected entry 6"},
 		{"a long line", edit(1, func(l [][]byte) [][]byte { l[1] = make([]byte, audit.MaxLine); return l }), 1, 2, "is longer than"},
-		{"a middle segment deleted", remove(1), 2, 1, "entry 5 is expected"},
-		{"a middle segment emptied", edit(1, func([][]byte) [][]byte { return nil }), 2, 1, "entry 5 is expected"},
-		{"a middle segment cut within a line", func(t *testing.T, paths []string) {
+		{"a middle segment deleted", remove(1), 2, 1, "expected entry 5"},
+		{"a middle segment emptied", edit(1, func([][]byte) [][]byte { return nil }), 2, 1, "expected entry 5"},
+		{"a middle segment truncated within a line", func(t *testing.T, paths []string) {
 			fi, err := os.Stat(paths[1])
 			if err == nil {
 				err = os.Truncate(paths[1], fi.Size()-1)
@@ -293,14 +319,14 @@ func TestTamperingIsFound(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-		}, 1, 4, "is cut off"},
+		}, 1, 4, "is truncated"},
 		{"a segment renamed", func(t *testing.T, paths []string) {
 			if err := os.Rename(paths[2], strings.Replace(paths[2], "009.", "010.", 1)); err != nil {
 				t.Fatal(err)
 			}
-		}, 2, 1, "entry 9 is expected"},
-		{"the tail cut", edit(2, func(l [][]byte) [][]byte { return l[:3] }), 2, 0, "no line has the hash"},
-		{"the tail cut within a line", func(t *testing.T, paths []string) {
+		}, 2, 1, "expected entry 9"},
+		{"the end removed", edit(2, func(l [][]byte) [][]byte { return l[:3] }), 2, 0, "no line has the hash"},
+		{"the end truncated within a line", func(t *testing.T, paths []string) {
 			if err := os.Truncate(paths[2], 100); err != nil {
 				t.Fatal(err)
 			}
@@ -327,7 +353,7 @@ func TestTamperingIsFound(t *testing.T) {
 			if !errors.Is(err, audit.ErrTampered) || !strings.Contains(err.Error(), want) || !strings.Contains(err.Error(), c.why) {
 				t.Errorf("got %v, want ErrTampered with %q and %q", err, want, c.why)
 			}
-			// Without the head the rest fits, where it is the head that shows it.
+			// Only the head reveals changes at the end.
 			if _, err := audit.Verify(dir, ""); errors.Is(err, audit.ErrTampered) != (c.line > 0) {
 				t.Errorf("without the head: %v", err)
 			}
@@ -338,7 +364,7 @@ func TestTamperingIsFound(t *testing.T) {
 	}
 }
 
-func TestEveryByteOfALineCounts(t *testing.T) {
+func TestVerifyDetectsEveryChangedByte(t *testing.T) {
 	dir := t.TempDir()
 	appendAll(t, open(t, dir), entry(1))
 	path := segments(t, dir)[0]
@@ -346,19 +372,19 @@ func TestEveryByteOfALineCounts(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for i := range len(b) - 1 { // without the last, the line is unfinished
+	for i := range len(b) - 1 { // not the line end, without which the line is unfinished
 		b[i] ^= 1
 		if err := os.WriteFile(path, b, 0o600); err != nil {
 			t.Fatal(err)
 		}
 		if _, err := audit.Verify(dir, ""); !errors.Is(err, audit.ErrTampered) {
-			t.Errorf("a bit of byte %d, %q, may be changed: %v", i, b[i]^1, err)
+			t.Errorf("changed byte %d, %q: got %v, want ErrTampered", i, b[i]^1, err)
 		}
 		b[i] ^= 1
 	}
 }
 
-func TestDamagedLogIsNotAppendedTo(t *testing.T) {
+func TestOpenRefusesDamagedLog(t *testing.T) {
 	dir, _ := filled(t)
 	paths := segments(t, dir)
 	b, err := os.ReadFile(paths[2])
@@ -368,14 +394,14 @@ func TestDamagedLogIsNotAppendedTo(t *testing.T) {
 	if err := os.WriteFile(paths[2], bytes.Replace(b, []byte("curl"), []byte("wget"), 1), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	for range 2 { // the lock was given back
+	for range 2 { // the lock was released
 		if _, err := audit.Open(audit.Config{Dir: dir}); !errors.Is(err, audit.ErrTampered) || !strings.Contains(err.Error(), "move "+dir+" aside") {
-			t.Errorf("got %v, want ErrTampered and what to do", err)
+			t.Errorf("got %v, want ErrTampered and advice", err)
 		}
 	}
 }
 
-func TestEmptySegments(t *testing.T) {
+func TestOpenEmptySegment(t *testing.T) {
 	t.Run("after another", func(t *testing.T) {
 		dir, head := filled(t)
 		if err := os.WriteFile(filepath.Join(dir, fmt.Sprintf("%020d.v1.jsonl", 13)), nil, 0o600); err != nil {
@@ -392,12 +418,12 @@ func TestEmptySegments(t *testing.T) {
 			t.Fatal(err)
 		}
 		if l, err := audit.Open(audit.Config{Dir: dir}); !errors.Is(err, audit.ErrTampered) && !errors.Is(err, errors.ErrUnsupported) {
-			t.Errorf("got %v, %v: a chain cannot go on from nothing", l, err)
+			t.Errorf("got %v, %v, want ErrTampered: there is no hash to continue from", l, err)
 		}
 	})
 }
 
-func TestNoLog(t *testing.T) {
+func TestReadMissingLog(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "absent")
 	if err := audit.Read(dir, nil); !errors.Is(err, fs.ErrNotExist) {
 		t.Errorf("Read: got %v, want ErrNotExist", err)
@@ -408,11 +434,11 @@ func TestNoLog(t *testing.T) {
 	open(t, dir)
 	zeros := strings.Repeat("0", 64)
 	if r := verify(t, dir, zeros); *r != (audit.Report{Head: zeros}) {
-		t.Errorf("got %+v of a log without entries", r)
+		t.Errorf("empty log: got %+v", r)
 	}
 }
 
-func TestVisitEndsRead(t *testing.T) {
+func TestReadEndsAtErrorOfVisit(t *testing.T) {
 	dir, _ := filled(t)
 	end, n := errors.New("enough"), 0
 	if err := audit.Read(dir, func(audit.Record) error { n++; return end }); !errors.Is(err, end) || n != 1 {
@@ -437,10 +463,10 @@ func TestConcurrentAppends(t *testing.T) {
 			}
 		})
 	}
-	wg.Go(func() { // and somebody looks on
+	wg.Go(func() {
 		for range 20 {
 			if _, err := audit.Verify(dir, ""); err != nil {
-				t.Errorf("while it is written: %v", err)
+				t.Errorf("during appends: %v", err)
 			}
 		}
 	})
@@ -454,12 +480,12 @@ func TestConcurrentAppends(t *testing.T) {
 	}
 	for w := range writers {
 		if n := next[fmt.Sprint(w)]; n != each {
-			t.Errorf("%d entries of worker %d, want %d", n, w, each)
+			t.Errorf("got %d entries of worker %d, want %d", n, w, each)
 		}
 	}
 }
 
-func TestAppendAfterClose(t *testing.T) {
+func TestAppendToClosedLog(t *testing.T) {
 	l := open(t, t.TempDir())
 	if err := l.Close(); err != nil {
 		t.Fatal(err)
@@ -469,22 +495,21 @@ func TestAppendAfterClose(t *testing.T) {
 	}
 }
 
-func TestSyncedEntriesCanBeRead(t *testing.T) {
+func TestSyncedEntries(t *testing.T) {
 	dir := t.TempDir()
-	l := open(t, dir)
-	l.Sync = true
+	l := openConfig(t, audit.Config{Dir: dir, Sync: true})
 	appendAll(t, l, entry(1), entry(2))
 	if n := verify(t, dir, "").Entries; n != 2 {
-		t.Errorf("%d entries, want 2", n)
+		t.Errorf("got %d entries, want 2", n)
 	}
 }
 
-// hostile are texts that a line or a terminal might take for something else.
+// hostile are texts with control characters or syntax of the log.
 var hostile = []string{
 	"a\n{\"seq\":9}", "\r\x1b[2J\x1b]0;title\a", "\x9b31m", "\u009b31m", "\u202egpj.exe", "\u2028", "\x7f", "\"},\"hash\":\"", "é 日 😀 <&>", `\x1b`, "\x00",
 }
 
-func TestTextsCannotForgeLines(t *testing.T) {
+func TestTextCannotForgeLines(t *testing.T) {
 	dir := t.TempDir()
 	l := open(t, dir)
 	for _, s := range hostile {
@@ -504,7 +529,7 @@ func TestTextsCannotForgeLines(t *testing.T) {
 	}
 	rs := read(t, dir)
 	if len(rs) != len(hostile) || bytes.Count(stored, []byte("\n")) != len(hostile) {
-		t.Fatalf("%d entries, %d lines, want %d", len(rs), bytes.Count(stored, []byte("\n")), len(hostile))
+		t.Fatalf("got %d entries, %d lines, want %d", len(rs), bytes.Count(stored, []byte("\n")), len(hostile))
 	}
 	for i, r := range rs {
 		want := hostile[i]
@@ -516,7 +541,7 @@ func TestTextsCannotForgeLines(t *testing.T) {
 		}
 		lines := r.Lines("")
 		if len(lines) != 1 {
-			t.Errorf("%q: %d lines for one event: %q", want, len(lines), lines)
+			t.Errorf("%q: got %d lines for one event: %q", want, len(lines), lines)
 		}
 		for _, text := range append(lines, strings.ReplaceAll(r.Text(), "\n", " ")) {
 			if j := strings.IndexFunc(text, func(r rune) bool { return r < ' ' || r >= 0x7f && r < 0xa0 || r >= 0x2028 && r <= 0x202e }); j >= 0 {
@@ -524,12 +549,12 @@ func TestTextsCannotForgeLines(t *testing.T) {
 			}
 		}
 		if n := strings.Count(r.Text(), "\n"); n != 12 {
-			t.Errorf("%q: %d lines, want 12:\n%s", want, n, r.Text())
+			t.Errorf("%q: got %d lines, want 12:\n%s", want, n, r.Text())
 		}
 	}
 }
 
-func TestHugeEntryIsCutAndSaysSo(t *testing.T) {
+func TestAppendTruncatesHugeEntry(t *testing.T) {
 	dir := t.TempDir()
 	l := open(t, dir)
 	long := strings.Repeat("\x01", 100_000)
@@ -541,30 +566,30 @@ func TestHugeEntryIsCutAndSaysSo(t *testing.T) {
 	verify(t, dir, "")
 	rs := read(t, dir)
 	if len(rs) != 3 {
-		t.Fatalf("%d entries, want 3", len(rs))
+		t.Fatalf("got %d entries, want 3", len(rs))
 	}
 	r := rs[1]
 	if n := len(r.JSON()); n >= audit.MaxLine {
-		t.Errorf("a line of %d bytes", n)
+		t.Errorf("got a line of %d bytes", n)
 	}
 	left := sandbox.MaxEvents - len(r.Events)
 	if len(r.Events) == 0 || left == 0 || r.Unrecorded != 7+left {
-		t.Errorf("%d events and %d unrecorded, want some and the others", len(r.Events), r.Unrecorded)
+		t.Errorf("got %d events and %d unrecorded, want all events in one or the other", len(r.Events), r.Unrecorded)
 	}
-	if want := fmt.Sprintf("texts were cut to 4096 bytes; %d events were left out", left); !strings.Contains(r.Note, want) {
-		t.Errorf("note %q, want %q", r.Note, want)
+	if want := fmt.Sprintf("texts were truncated to 4096 bytes; %d events were omitted", left); !strings.Contains(r.Note, want) {
+		t.Errorf("got note %q, want %q", r.Note, want)
 	}
 	if len(huge.Events) != sandbox.MaxEvents || len(huge.Events[0].Subject) != len(long) {
-		t.Error("the caller's entry was changed")
+		t.Error("Append modified the caller's entry")
 	}
 }
 
-func TestTextIsCutBetweenCharacters(t *testing.T) {
+func TestAppendTruncatesBetweenCharacters(t *testing.T) {
 	dir := t.TempDir()
 	appendAll(t, open(t, dir), audit.Entry{Target: "a" + strings.Repeat("日", 2000), Worker: strings.Repeat("\xbf", 5000)})
 	r := read(t, dir)[0]
 	if want := "a" + strings.Repeat("日", 1365); r.Target != want {
-		t.Errorf("got %d bytes that end in %q", len(r.Target), r.Target[len(r.Target)-6:])
+		t.Errorf("got %d bytes ending in %q", len(r.Target), r.Target[len(r.Target)-6:])
 	}
 	if !strings.HasPrefix(r.Worker, `\xbf\xbf`) {
 		t.Errorf("got %.20q", r.Worker)
@@ -583,15 +608,14 @@ func TestLines(t *testing.T) {
 		t.Errorf("got:\n%s\nwant:\n%s", got, want)
 	}
 	if got := r.Lines(sandbox.EventLimit); len(got) != 1 || !strings.Contains(got[0], "  limit  ") {
-		t.Errorf("of one kind: %q", got)
+		t.Errorf("lines of one kind: got %q", got)
 	}
 }
 
 func BenchmarkAppend(b *testing.B) {
 	for _, sync := range []bool{false, true} {
 		b.Run(fmt.Sprintf("sync=%v", sync), func(b *testing.B) {
-			l := open(b, b.TempDir())
-			l.Sync = sync
+			l := openConfig(b, audit.Config{Dir: b.TempDir(), Sync: sync})
 			e := entry(1)
 			b.ReportAllocs()
 			for b.Loop() {
@@ -603,7 +627,7 @@ func BenchmarkAppend(b *testing.B) {
 	}
 }
 
-// BenchmarkOpen opens a log whose two newest segments are full, which takes longest.
+// BenchmarkOpen opens a log with two full segments, the slowest case.
 func BenchmarkOpen(b *testing.B) {
 	dir := b.TempDir()
 	l := open(b, dir)

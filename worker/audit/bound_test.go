@@ -18,28 +18,14 @@ import (
 	"github.com/google/go-cmp/cmp"
 )
 
-// bound is one of eight segments, each of four entries.
+// bound is the size of eight segments of four entries.
 const bound = 24_000
 
-// openBounded opens a log with the bound; it is closed with the test.
-func openBounded(t testing.TB, dir string, most int64, log *slog.Logger) *audit.Log {
-	t.Helper()
-	l, err := audit.Open(audit.Config{Dir: dir, MaxBytes: most, Log: log})
-	if errors.Is(err, errors.ErrUnsupported) {
-		t.Skipf("no file lock: %v", err)
-	}
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { l.Close() })
-	return l
-}
-
-// bounded makes a log with the bound to which n entries were appended.
+// bounded creates a log of at most bound bytes, to which it appends n entries.
 func bounded(t testing.TB, n int) (dir string) {
 	t.Helper()
 	dir = filepath.Join(t.TempDir(), "audit")
-	l := openBounded(t, dir, bound, nil)
+	l := openConfig(t, audit.Config{Dir: dir, MaxBytes: bound})
 	for i := range n {
 		appendAll(t, l, entry(i))
 	}
@@ -62,24 +48,24 @@ func bytesOf(t testing.TB, dir string) (n int64) {
 	return n
 }
 
-// TestBoundIsKept: after each entry, and the log says what it deleted: one entry for each segment that goes.
-func TestBoundIsKept(t *testing.T) {
+// TestLogStaysBelowLimit checks the size after each entry, and that one entry announces each deleted segment.
+func TestLogStaysBelowLimit(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "audit")
-	l := openBounded(t, dir, bound, nil)
+	l := openConfig(t, audit.Config{Dir: dir, MaxBytes: bound})
 	most := int64(0)
 	for i := range 200 {
 		appendAll(t, l, entry(i))
 		n := bytesOf(t, dir)
 		if most = max(most, n); n > bound {
-			t.Fatalf("%d bytes after %d entries, want at most %d", n, i+1, bound)
+			t.Fatalf("got %d bytes after %d entries, want at most %d", n, i+1, bound)
 		}
 		r := verify(t, dir, "")
 		if !r.Announced() || (r.First > 1) != (r.Dropped != nil) {
-			t.Fatalf("after %d entries: it begins with entry %d, and says %+v", i+1, r.First, r.Dropped)
+			t.Fatalf("after %d entries: the log begins with entry %d and announces %+v", i+1, r.First, r.Dropped)
 		}
 	}
 	if most < bound*3/4 {
-		t.Errorf("at most %d bytes were kept of %d", most, bound)
+		t.Errorf("got at most %d bytes, want most of %d", most, bound)
 	}
 	rs := read(t, dir)
 	r := verify(t, dir, rs[0].Prev)
@@ -90,23 +76,23 @@ func TestBoundIsKept(t *testing.T) {
 			continue
 		}
 		drops = append(drops, *r.Dropped)
-		want := fmt.Sprintf("entries %d to %d are deleted, so that the log stays below 24000 bytes", r.Dropped.First, r.Dropped.Last)
+		want := fmt.Sprintf("entries %d to %d are deleted to keep the log below 24000 bytes", r.Dropped.First, r.Dropped.Last)
 		if r.Note != want || r.Time.IsZero() || len(r.Lines("note")) != 1 || len(r.Events) > 0 {
-			t.Errorf("entry %d: %+v, want the note %q", r.Seq, r, want)
+			t.Errorf("entry %d: got %+v, want the note %q", r.Seq, r, want)
 		}
 	}
 	last := drops[len(drops)-1]
 	if last != *r.Dropped.Dropped || last.Last != first.Seq-1 || last.Until != first.Time || !last.Since.Before(last.Until) || last.First >= last.Last {
-		t.Errorf("the last says %+v, and the log begins with entry %d of %v", last, first.Seq, first.Time)
+		t.Errorf("the last drop is %+v, but the log begins with entry %d of %v", last, first.Seq, first.Time)
 	}
 	for i := 1; i < len(drops); i++ {
 		if drops[i].First != drops[i-1].Last+1 || drops[i].Since != drops[i-1].Until {
-			t.Errorf("after %+v comes %+v", drops[i-1], drops[i])
+			t.Errorf("got %+v after %+v", drops[i], drops[i-1])
 		}
 	}
 }
 
-func TestWithoutABoundEverythingStays(t *testing.T) {
+func TestUnlimitedLogKeepsEverything(t *testing.T) {
 	dir := t.TempDir()
 	l := open(t, dir)
 	l.SetSegmentBytes(3000)
@@ -118,30 +104,28 @@ func TestWithoutABoundEverythingStays(t *testing.T) {
 	}
 }
 
-// TestAnotherBound: a log that is opened with a lower bound comes below it at once, and one that is opened with a higher one,
-// or none, goes on.
-func TestAnotherBound(t *testing.T) {
+func TestOpenWithAnotherLimit(t *testing.T) {
 	dir := bounded(t, 200)
 	before := verify(t, dir, "")
 	for _, most := range []int64{bound / 2, bound, 0} {
-		l := openBounded(t, dir, most, nil)
+		l := openConfig(t, audit.Config{Dir: dir, MaxBytes: most})
 		if n := bytesOf(t, dir); most > 0 && n > most {
-			t.Errorf("%d bytes with the bound %d", n, most)
+			t.Errorf("limit %[2]d: got %[1]d bytes", n, most)
 		}
 		for i := range 40 {
 			appendAll(t, l, entry(i))
 		}
 		if n := bytesOf(t, dir); most > 0 && n > most {
-			t.Errorf("%d bytes with the bound %d", n, most)
+			t.Errorf("limit %[2]d: got %[1]d bytes", n, most)
 		}
 		if err := l.Close(); err != nil {
 			t.Fatal(err)
 		}
 		if r := verify(t, dir, ""); !r.Announced() || r.First <= before.First {
-			t.Errorf("with the bound %d: got %+v", most, *r)
+			t.Errorf("limit %d: got %+v", most, *r)
 		}
 	}
-	// Segments of a log without a bound are larger than all of this one.
+	// A segment of an unlimited log is larger than the whole limit.
 	dir = filepath.Join(t.TempDir(), "large")
 	l := open(t, dir)
 	for i := range 200 {
@@ -150,46 +134,45 @@ func TestAnotherBound(t *testing.T) {
 	if err := l.Close(); err != nil {
 		t.Fatal(err)
 	}
-	openBounded(t, dir, bound, nil)
+	openConfig(t, audit.Config{Dir: dir, MaxBytes: bound})
 	if n, r := bytesOf(t, dir), verify(t, dir, ""); n > bound || !r.Announced() || r.First != 201 {
-		t.Errorf("%d bytes, %+v: want less than %d, and a log that begins with entry 201", n, *r, bound)
+		t.Errorf("got %d bytes, %+v, want at most %d bytes from entry 201", n, *r, bound)
 	}
 }
 
-// TestDeletedBySomebodyElse: what the log did not say is told from what it did.
-func TestDeletedBySomebodyElse(t *testing.T) {
+func TestUnannouncedDeletion(t *testing.T) {
 	dir := bounded(t, 200)
-	said := verify(t, dir, "").Dropped.Dropped.Last
+	announced := verify(t, dir, "").Dropped.Dropped.Last
 	if err := os.Remove(segments(t, dir)[0]); err != nil {
 		t.Fatal(err)
 	}
-	if r := verify(t, dir, ""); r.Announced() || r.Dropped.Dropped.Last != said || r.First <= said+1 {
-		t.Errorf("got %+v: a segment more than the log said is gone", *r)
+	if r := verify(t, dir, ""); r.Announced() || r.Dropped.Dropped.Last != announced || r.First <= announced+1 {
+		t.Errorf("got %+v, want an unannounced deletion", *r)
 	}
 	dir, _ = filled(t)
 	if err := os.Remove(segments(t, dir)[0]); err != nil {
 		t.Fatal(err)
 	}
 	if r := verify(t, dir, ""); r.Announced() {
-		t.Errorf("got %+v of a log that deletes nothing", *r)
+		t.Errorf("unlimited log: got %+v, want an unannounced deletion", *r)
 	}
 }
 
-// TestWhatCannotBeDeleted: entries go on, the operator is told, and it is tried again.
-func TestWhatCannotBeDeleted(t *testing.T) {
+// TestFailedDeletion checks that a log whose oldest segment cannot be deleted grows, warns and retries.
+func TestFailedDeletion(t *testing.T) {
 	dir := bounded(t, 200)
 	oldest := segments(t, dir)[0]
 	aside := filepath.Join(t.TempDir(), "aside")
 	if err := errors.Join(os.Rename(oldest, aside), os.MkdirAll(filepath.Join(oldest, "x"), 0o700)); err != nil {
 		t.Fatal(err)
 	}
-	var said bytes.Buffer
-	l := openBounded(t, dir, bound, slog.New(slog.NewTextHandler(&said, nil)))
+	var logged bytes.Buffer
+	l := openConfig(t, audit.Config{Dir: dir, MaxBytes: bound, Log: slog.New(slog.NewTextHandler(&logged, nil))})
 	for i := range 40 {
 		appendAll(t, l, entry(i))
 	}
-	if n := strings.Count(said.String(), "cannot be deleted"); n == 0 || n > 20 {
-		t.Errorf("40 entries in some ten segments, and it was told of %d times:\n%s", n, said.String())
+	if n := strings.Count(logged.String(), "cannot be deleted"); n == 0 || n > 20 {
+		t.Errorf("got %d warnings for 40 entries in some ten segments:\n%s", n, logged.String())
 	}
 	if err := errors.Join(os.RemoveAll(oldest), os.Rename(aside, oldest)); err != nil {
 		t.Fatal(err)
@@ -201,14 +184,13 @@ func TestWhatCannotBeDeleted(t *testing.T) {
 		appendAll(t, l, entry(i))
 	}
 	if n, r := bytesOf(t, dir), verify(t, dir, ""); n > bound || !r.Announced() {
-		t.Errorf("once it can be deleted: %d bytes of %d, %+v", n, bound, *r)
+		t.Errorf("after the retry: got %d bytes, want at most %d; %+v", n, bound, *r)
 	}
 }
 
-// TestReadersOfALogThatDeletes: somebody who looks on sees a log that fits, and that says why it does not begin with entry 1.
-func TestReadersOfALogThatDeletes(t *testing.T) {
+func TestVerifyDuringDeletion(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "audit")
-	l := openBounded(t, dir, bound, nil)
+	l := openConfig(t, audit.Config{Dir: dir, MaxBytes: bound})
 	appendAll(t, l, entry(0))
 	done := make(chan struct{})
 	var wg sync.WaitGroup
@@ -217,7 +199,7 @@ func TestReadersOfALogThatDeletes(t *testing.T) {
 			for n := 0; ; n++ {
 				r, err := audit.Verify(dir, "")
 				if err != nil || !r.Announced() {
-					t.Errorf("while it is written: %+v, %v", r, err)
+					t.Errorf("during appends: %+v, %v", r, err)
 					return
 				}
 				select {
@@ -235,8 +217,8 @@ func TestReadersOfALogThatDeletes(t *testing.T) {
 	wg.Wait()
 }
 
-// TestLinesOfADrop: the words of docs/audit.md.
-func TestLinesOfADrop(t *testing.T) {
+// TestDropFormat checks the format in docs/audit.md.
+func TestDropFormat(t *testing.T) {
 	dir := bounded(t, 200)
 	for _, r := range read(t, dir) {
 		if r.Dropped == nil {
@@ -248,7 +230,7 @@ func TestLinesOfADrop(t *testing.T) {
 			t.Errorf("got %s, want %s", r.JSON(), want)
 		}
 		if diff := cmp.Diff(audit.Entry{Time: r.Time}, r.Entry); diff != "" {
-			t.Errorf("the entry says more (-want +got):\n%s", diff)
+			t.Errorf("entry (-want +got):\n%s", diff)
 		}
 		return
 	}

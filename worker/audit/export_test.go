@@ -2,11 +2,11 @@
 
 package audit
 
-// SetSegmentBytes makes segments smaller, before the first Append.
-func (l *Log) SetSegmentBytes(n int64) { l.maximum = n }
+// SetSegmentBytes sets the maximum size of a segment.
+func (l *Log) SetSegmentBytes(n int64) { l.maxSegment = n }
 
-// MaxLine is how long a line may be.
+// MaxLine bounds a line.
 const MaxLine = maxLine
 
-// SetReached has f called between the steps of a rotation.
-func (c *Config) SetReached(f func(step string)) { c.reached = f }
+// SetStep sets a function that is called between the steps of a rotation.
+func (c *Config) SetStep(f func(name string)) { c.step = f }

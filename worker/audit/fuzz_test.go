@@ -13,8 +13,8 @@ import (
 	"github.com/cloister-build/cloister/worker/audit"
 )
 
-// FuzzRead reads a segment of any bytes. With fix, each of its lines gets a hash that fits, so that what
-// comes behind the check of hashes is reached, too.
+// FuzzRead reads a segment of arbitrary bytes. With fix, each line gets its correct hash, so that the code after the check
+// of hashes is reached.
 func FuzzRead(f *testing.F) {
 	dir, _ := filled(f)
 	for _, path := range segments(f, dir) {
@@ -49,7 +49,7 @@ func FuzzRead(f *testing.F) {
 				t.Errorf("entry %d after %d", r.Seq, last)
 			}
 			if r.Text() == "" {
-				t.Error("an entry without a text")
+				t.Error("Text returned \"\"")
 			}
 			r.Lines("")
 			last, size = r.Seq, size+len(r.JSON())+1
@@ -63,7 +63,7 @@ func FuzzRead(f *testing.F) {
 			t.Fatalf("Read: %v; Verify: %v", readErr, err)
 		}
 		if err == nil && (report.Entries != last || int64(size)+report.Unfinished != int64(len(b))) {
-			t.Errorf("%+v of %d bytes, of which %d in %d entries were read", report, len(b), size, last)
+			t.Errorf("got %+v for %d bytes, and read %d bytes in %d entries", report, len(b), size, last)
 		}
 	})
 }

@@ -17,11 +17,11 @@ import (
 	"github.com/cloister-build/cloister/sandbox"
 )
 
-// A line ends in its own hash.
+// A line ends with its own hash.
 const (
 	hashDigits = 2 * sha256.Size
 	beforeHash = `,"hash":"`
-	afterHash  = "\"}\n"
+	afterHash  = "\"}"
 	tailBytes  = len(beforeHash) + hashDigits + len(afterHash)
 )
 
@@ -43,8 +43,7 @@ type body struct {
 	Unrecorded int       `json:"unrecorded,omitempty"`
 }
 
-// event is a sandbox.Event with the names that it has in a line. A field that is added there does not
-// compile until it is added here.
+// event is a sandbox.Event with its names in a line. A new field there does not compile until it is added here.
 type event struct {
 	Kind    sandbox.EventKind `json:"kind"`
 	Subject string            `json:"subject"`
@@ -56,7 +55,7 @@ type event struct {
 	Detail  string            `json:"detail,omitempty"`
 }
 
-// dropped is a Drop with the names that it has in a line.
+// dropped is a Drop with its names in a line.
 type dropped struct {
 	First uint64    `json:"first"`
 	Last  uint64    `json:"last"`
@@ -64,8 +63,8 @@ type dropped struct {
 	Until time.Time `json:"until,omitzero"`
 }
 
-// encode returns the line of an entry, at most maxLine bytes of it, and its hash. What does not fit is
-// left out, and the line's note says so. What the log says of itself is in note and drop, "" and nil if it says nothing.
+// encode returns the line of an entry, without its end, and its hash. It omits what exceeds maxLine and reports that in the
+// note. The log's own remarks are note and drop.
 func encode(seq uint64, prev, note string, drop *Drop, e *Entry) (line []byte, hash string, err error) {
 	cut := false
 	text := func(s string) string {
@@ -87,16 +86,16 @@ func encode(seq uint64, prev, note string, drop *Drop, e *Entry) (line []byte, h
 	for {
 		b.Note = note
 		if cut {
-			b.Note = join(b.Note, fmt.Sprintf("texts were cut to %d bytes", maxText))
+			b.Note = join(b.Note, fmt.Sprintf("texts were truncated to %d bytes", maxText))
 		}
 		if left := len(e.Events) - len(b.Events); left > 0 {
 			b.Unrecorded = e.Unrecorded + left
-			b.Note = join(b.Note, fmt.Sprintf("%d events were left out: together they are too long", left))
+			b.Note = join(b.Note, fmt.Sprintf("%d events were omitted because the line would be too long", left))
 		}
 		if line, err = printableJSON(&b); err != nil {
 			return nil, "", err
 		}
-		if len(line)-len("}")+tailBytes <= maxLine {
+		if len(line)-len("}")+tailBytes < maxLine {
 			break
 		}
 		b.Events = b.Events[:len(b.Events)/2]
@@ -114,8 +113,7 @@ func join(a, b string) string {
 	return a + "; " + b
 }
 
-// bounded returns s as UTF-8, each byte that is none as \xNN, and whether all of it is there: it is cut
-// after maxText bytes.
+// bounded returns the first maxText bytes of s as UTF-8, with other bytes as \xNN, and whether that is all of s.
 func bounded(s string) (text string, whole bool) {
 	n := len(s)
 	if n > maxText {
@@ -138,8 +136,8 @@ func bounded(s string) (text string, whole bool) {
 	return b.String(), whole
 }
 
-// printableJSON returns v as JSON of the bytes from space to tilde alone. Escapes of JSON stand for all
-// others: what a line holds can neither end it nor steer a terminal on which somebody looks at the file.
+// printableJSON returns v as JSON in printable ASCII. Everything else is escaped, so that no text can end the line or control
+// a terminal.
 func printableJSON(v any) ([]byte, error) {
 	var b bytes.Buffer
 	enc := json.NewEncoder(&b)
@@ -164,21 +162,22 @@ func printableJSON(v any) ([]byte, error) {
 	return out, nil
 }
 
-// decode reads a line, its end included. The error says what is wrong with it.
+// decode decodes a line with its end. The error describes the line.
 func decode(line []byte) (Record, error) {
+	line = bytes.TrimSuffix(line, []byte("\n"))
 	head := line[:max(0, len(line)-tailBytes)]
 	tail := string(line[len(head):])
 	if len(tail) != tailBytes || !strings.HasPrefix(tail, beforeHash) || !strings.HasSuffix(tail, afterHash) {
-		return Record{}, errors.New("this line does not end in a hash, as every entry does")
+		return Record{}, errors.New("the line does not end with a hash")
 	}
 	says := tail[len(beforeHash) : len(beforeHash)+hashDigits]
 	sum := sha256.Sum256(head)
 	if has := hex.EncodeToString(sum[:]); says != has {
-		return Record{}, fmt.Errorf("this line was changed: its hash is %s, and it says %.*q", has, hashDigits, says)
+		return Record{}, fmt.Errorf("the line was changed: its hash is %s, but it says %.*q", has, hashDigits, says)
 	}
 	var b body
 	if err := json.Unmarshal(append(head[:len(head):len(head)], '}'), &b); err != nil {
-		return Record{}, fmt.Errorf("this line is no entry: %w", err)
+		return Record{}, fmt.Errorf("the line is not an entry: %w", err)
 	}
 	r := Record{
 		Seq: b.Seq, Prev: b.Prev, Hash: says, Note: b.Note, Dropped: (*Drop)(b.Dropped),
@@ -186,7 +185,7 @@ func decode(line []byte) (Record, error) {
 			Time: b.Time, Action: b.Action, Instance: b.Instance, Target: b.Target, Mnemonic: b.Mnemonic,
 			Invocation: b.Invocation, Worker: b.Worker, Exit: b.Exit, Unrecorded: b.Unrecorded,
 		},
-		line: string(line[:len(line)-1]),
+		line: string(line),
 	}
 	for _, ev := range b.Events {
 		r.Events = append(r.Events, sandbox.Event(ev))

@@ -12,8 +12,7 @@ import (
 
 var errHeld = errors.New("held")
 
-// tryLock refuses: without a lock two processes could append to one log. Logs of other hosts can be read
-// and verified here.
+// tryLock fails, because without locks two processes could append to one log. Reading and verifying needs no lock.
 func tryLock(*os.File) error {
-	return fmt.Errorf("this system has no lock that dies with its process: %w", errors.ErrUnsupported)
+	return fmt.Errorf("this system has no file locks that end with their process: %w", errors.ErrUnsupported)
 }

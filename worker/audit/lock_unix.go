@@ -9,11 +9,10 @@ import (
 	"syscall"
 )
 
-// errHeld is what tryLock fails with if another holds the lock.
+// errHeld is the error of tryLock if another process holds the lock.
 var errHeld error = syscall.EWOULDBLOCK
 
-// tryLock locks f for as long as it is open, or fails at once. The lock goes with the process, however
-// it dies.
+// tryLock locks f until it is closed, or fails immediately. The kernel releases the lock when the process ends.
 func tryLock(f *os.File) error {
 	for {
 		err := syscall.Flock(int(f.Fd()), syscall.LOCK_EX|syscall.LOCK_NB)

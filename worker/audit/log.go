@@ -13,63 +13,62 @@ import (
 	"strings"
 	"sync"
 	"time"
+
+	"github.com/cloister-build/cloister/cas/durable"
 )
 
-// Config says where a Log is and how much it keeps.
+// Config configures a Log.
 type Config struct {
-	// Dir is the log's directory, which is made if it is not there.
+	// Dir is the log's directory, which is created if necessary.
 	Dir string
-	// MaxBytes bounds the segments together: the oldest are deleted as the next one begins, and an entry of that one says so
-	// before they are. 0 keeps everything. Below LeastBytes, one long entry may be more than the bound.
+	// MaxBytes limits the size of all segments: a new segment deletes the oldest, after an entry has announced it. Zero
+	// keeps everything. Below MinBytes, a single long entry may exceed the limit.
 	MaxBytes int64
-	// Log is told when entries are deleted, and when they cannot be; nil discards that.
-	Log *slog.Logger
-	// reached, if not nil, is called between the steps of a rotation, by name.
-	reached func(step string)
-}
-
-// A Log is the one writer of a directory. Its methods are safe for concurrent use.
-type Log struct {
-	// Sync makes Append return only when the entry is on the disk. It is set before the first Append.
-	// Without it, entries survive the death of the process, however it dies; a loss of power may cost
-	// those of the last seconds (on Linux about thirty), and only a head that is remembered elsewhere
-	// shows that they are gone.
+	// Sync makes Append return only when the entry survives a power failure. Without it, entries survive the end of the
+	// process, but a power failure may cost those of the last seconds (about thirty on Linux), and only a head that is
+	// kept elsewhere reveals the loss.
 	Sync bool
-
-	Config
-	lock    *os.File // holds the lock of the directory as long as it is open
-	maximum int64    // size of a segment, in bytes
-
-	mu    sync.Mutex
-	chain          // guarded by mu; size is that of file
-	file  *os.File // the newest segment, or nil before the first; guarded by mu
-	err   error    // why nothing more can be appended; guarded by mu
-	lost  int      // entries that could not be written since the last that was; guarded by mu
+	// Log receives a message when entries are deleted, or cannot be; nil discards it.
+	Log *slog.Logger
+	// step, if not nil, is called between the steps of a rotation, by name.
+	step func(name string)
 }
 
-// Open opens the log of c, to go on behind its last entry. An unfinished line at the end, as a writer leaves
-// it that is killed, is cut off, and an entry says so. What is more than the bound is deleted, as by Append. It
-// fails if another process has the log open, and names it; and with ErrTampered if the newest entries do
-// not fit. The caller closes the Log.
+// A Log is the only writer of a directory. Its methods are safe for concurrent use.
+type Log struct {
+	Config
+	segments   durable.Segments
+	lock       *os.File // holds the lock of the directory while it is open
+	maxSegment int64    // in bytes
+
+	mu     sync.Mutex
+	chain               // guarded by mu; size is that of file
+	file   *durable.Log // the newest segment, or nil before the first; guarded by mu
+	lost   int          // entries that could not be written since the last one that was; guarded by mu
+	closed bool         // guarded by mu
+}
+
+// Open opens the log of c to append to it. It removes an unfinished line at the end, as a killed writer leaves it, and
+// records that in an entry. Like Append, it deletes segments that exceed the limit. It fails if another process has the
+// log open, and with ErrTampered if the newest entries are not a chain. The caller closes the Log.
 func Open(c Config) (*Log, error) {
 	const advice = "make it writable for this user, or choose another directory"
-	// What actions tried is nobody else's business.
-	if err := os.MkdirAll(c.Dir, 0o700); err != nil {
-		return nil, fmt.Errorf("audit log %s cannot be made: %w; %s", c.Dir, err, advice)
+	if err := os.MkdirAll(c.Dir, 0o700); err != nil { // private to the operator
+		return nil, fmt.Errorf("create audit log %s: %w; %s", c.Dir, err, advice)
 	}
 	lock, err := os.OpenFile(filepath.Join(c.Dir, "lock"), os.O_RDWR|os.O_CREATE, 0o600)
 	if err != nil {
-		return nil, fmt.Errorf("audit log %s cannot be written: %w; %s", c.Dir, err, advice)
+		return nil, fmt.Errorf("open audit log %s: %w; %s", c.Dir, err, advice)
 	}
 	if c.Log == nil {
 		c.Log = slog.New(slog.DiscardHandler)
 	}
-	if c.reached == nil {
-		c.reached = func(string) {}
+	if c.step == nil {
+		c.step = func(string) {}
 	}
-	l := &Log{Config: c, lock: lock, maximum: segmentBytes}
+	l := &Log{Config: c, segments: segmentsOf(c.Dir), lock: lock, maxSegment: segmentBytes}
 	if c.MaxBytes > 0 {
-		l.maximum = min(l.maximum, c.MaxBytes/segmentsOf)
+		l.maxSegment = min(l.maxSegment, c.MaxBytes/segmentsPerLog)
 	}
 	if err := l.open(); err != nil {
 		return nil, errors.Join(err, l.Close())
@@ -77,72 +76,77 @@ func Open(c Config) (*Log, error) {
 	return l, nil
 }
 
-// open takes the lock and finds the end of the chain. If it fails the caller closes l.
+// open takes the lock and finds the end of the chain.
 func (l *Log) open() error {
-	if err := tryLock(l.lock); err != nil {
-		return l.lockError(err)
+	if err := l.takeLock(); err != nil {
+		return err
 	}
-	if err := l.lock.Truncate(0); err != nil {
-		return fmt.Errorf("audit log %s cannot be written: %w", l.Dir, err)
-	}
-	if _, err := l.lock.WriteAt([]byte(strconv.Itoa(os.Getpid())+"\n"), 0); err != nil {
-		return fmt.Errorf("audit log %s cannot be written: %w", l.Dir, err)
-	}
-	firsts, err := segments(l.Dir)
+	firsts, err := l.segments.List()
 	if err != nil {
 		return fmt.Errorf("open audit log: %w", err)
 	}
-	// The newest segment is empty if its writer died as it began it. The one before then has the end.
-	if l.chain, err = follow(l.Dir, firsts[max(0, len(firsts)-2):], func(Record) error { return nil }); err != nil {
-		return fmt.Errorf("%w; nothing is appended to such a log: keep it, and move %s aside to begin another", err, l.Dir)
+	// A writer that was killed may have left an empty newest segment; then the previous one has the end of the chain.
+	newest := firsts[max(0, len(firsts)-2):]
+	if l.chain, err = follow(l.segments, newest, func(Record) error { return nil }); err != nil {
+		return fmt.Errorf("%w; keep the log as evidence, and move %s aside to begin a new one", err, l.Dir)
 	}
 	if len(firsts) == 0 {
 		return nil
 	}
-	path := filepath.Join(l.Dir, segmentName(firsts[len(firsts)-1]))
+	path := l.segments.Path(firsts[len(firsts)-1])
 	if l.head == "" {
-		return fmt.Errorf("%w: %s holds no entry, and what it should go on from was deleted: delete it, too", ErrTampered, path)
+		return fmt.Errorf("%w: %s has no entry, and the one before it was deleted: delete the file, too", ErrTampered, path)
 	}
-	if l.file, err = os.OpenFile(path, os.O_WRONLY|os.O_APPEND, 0); err != nil {
+	if l.file, err = durable.Open(durable.Config{Path: path, Sync: l.Sync}); err != nil {
 		return fmt.Errorf("open audit log: %w", err)
 	}
-	if torn := l.torn; torn > 0 {
-		if err := l.file.Truncate(l.size); err != nil {
-			return fmt.Errorf("open audit log: cut off an unfinished line: %w", err)
-		}
-		note := fmt.Sprintf("an unfinished line of %d bytes was cut off, as a writer leaves it that is killed", torn)
+	if torn := l.file.Torn(); torn > 0 { // the next write removes it
+		note := fmt.Sprintf("removed an unfinished line of %d bytes, as a killed writer leaves it", torn)
 		if err := l.append(note, &Entry{Time: time.Now()}); err != nil {
 			return err
 		}
 	}
-	if l.MaxBytes > 0 && l.size > l.maximum { // it was begun with another bound
+	if l.MaxBytes > 0 && l.size > l.maxSegment { // the limit was lowered
 		return l.rotate()
 	}
-	l.drop()
+	l.dropExcess()
 	return nil
 }
 
-// lockError explains why the lock was not to be had.
-func (l *Log) lockError(err error) error {
-	if !errors.Is(err, errHeld) {
-		return fmt.Errorf("audit log %s cannot be locked: %w", l.Dir, err)
+// takeLock locks the directory and writes our process ID into the lock.
+func (l *Log) takeLock() error {
+	err := tryLock(l.lock)
+	if errors.Is(err, errHeld) {
+		return fmt.Errorf("audit log %s is in use by %s: stop it, or choose another directory", l.Dir, l.holder())
 	}
-	holder := "a process that has not said its number"
-	b := make([]byte, 32)
-	n, _ := l.lock.ReadAt(b, 0) // at worst the holder has no number
-	if pid, err := strconv.Atoi(strings.TrimSpace(string(b[:n]))); err == nil {
-		holder = "process " + strconv.Itoa(pid)
+	if err != nil {
+		return fmt.Errorf("lock audit log %s: %w", l.Dir, err)
 	}
-	return fmt.Errorf("audit log %s is written by %s: stop that, or choose another directory", l.Dir, holder)
+	err = l.lock.Truncate(0)
+	if err == nil {
+		_, err = l.lock.WriteAt([]byte(strconv.Itoa(os.Getpid())+"\n"), 0)
+	}
+	if err != nil {
+		return fmt.Errorf("write the lock of audit log %s: %w", l.Dir, err)
+	}
+	return nil
 }
 
-// Append adds one entry at the end, as one line by one write. When it returns nil, the entry is there
-// whatever becomes of this process. When it fails, for want of room or of anything else, nothing of the
-// entry stays in the log, unless it is Sync that failed; a later Append may succeed, and its entry's note
-// says how many before it did not.
+// holder returns a description of the process that has the lock.
+func (l *Log) holder() string {
+	b := make([]byte, 32)
+	n, _ := l.lock.ReadAt(b, 0)
+	if pid, err := strconv.Atoi(strings.TrimSpace(string(b[:n]))); err == nil {
+		return "process " + strconv.Itoa(pid)
+	}
+	return "another process"
+}
+
+// Append appends an entry with one write. When it returns nil, the entry survives the end of this process. When it fails,
+// the log is unchanged and a later Append may succeed; that entry's note counts those that were lost.
 //
-// A text is cut to 4 KiB, and events are left out where the line would be longer than 1 MiB; the entry's
-// note says so, and Unrecorded counts them.
+// A text is truncated to 4 KiB, and events are omitted if the line would exceed 1 MiB. The note reports this, and
+// Unrecorded counts the omitted events.
 func (l *Log) Append(e Entry) error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -150,129 +154,94 @@ func (l *Log) Append(e Entry) error {
 	if l.lost > 0 {
 		note = fmt.Sprintf("%d entries before this one could not be written", l.lost)
 	}
-	l.lost++ // until it is there
-	return l.append(note, &e)
-}
-
-func (l *Log) append(note string, e *Entry) error {
-	if l.err != nil {
-		return l.err
-	}
-	line, hash, err := encode(l.next, l.head, note, nil, e)
-	if err != nil {
+	if err := l.append(note, &e); err != nil {
+		l.lost++
 		return fmt.Errorf("append to audit log %s: %w", l.Dir, err)
 	}
-	if l.file == nil || l.size > 0 && l.size+int64(len(line)) > l.maximum {
-		head := l.head
-		if err := l.rotate(); err != nil {
-			return fmt.Errorf("append to audit log %s: begin a segment: %w", l.Dir, err)
-		}
-		if l.err != nil {
-			return l.err
-		}
-		if l.head != head { // another entry has come before
-			if line, hash, err = encode(l.next, l.head, note, nil, e); err != nil {
-				return fmt.Errorf("append to audit log %s: %w", l.Dir, err)
-			}
-		}
-	}
-	next := l.next
-	if err = l.write(line, hash); l.next != next { // it is there, perhaps not on the disk
-		l.lost = 0
-	}
-	return err
-}
-
-// write adds the next line, of that hash, to the newest segment.
-func (l *Log) write(line []byte, hash string) error {
-	if _, err := l.file.Write(line); err != nil {
-		err = fmt.Errorf("append to audit log %s: %w", l.Dir, err)
-		// A part of the line may be there. The next one must not follow it.
-		if cut := l.file.Truncate(l.size); cut != nil {
-			l.err = fmt.Errorf("audit log %s ends in an unfinished line, which could not be cut off (%w): open it again", l.Dir, cut)
-		}
-		return err
-	}
-	l.next, l.head, l.size = l.next+1, hash, l.size+int64(len(line))
-	if l.Sync {
-		if err := l.file.Sync(); err != nil {
-			return fmt.Errorf("append to audit log %s: entry %d may not be on the disk: %w", l.Dir, l.next-1, err)
-		}
-	}
+	l.lost = 0
 	return nil
 }
 
-// rotate begins the next segment, and deletes the oldest as far as they are too much.
-func (l *Log) rotate() error {
-	// A loss of power must not take the end of this one and leave what follows it: that would be no chain.
-	if l.file != nil {
-		if err := l.file.Sync(); err != nil {
-			return err
-		}
+// append writes an entry, in a new segment if necessary. l.mu is held, or l is not shared yet.
+func (l *Log) append(note string, e *Entry) error {
+	if l.closed {
+		return os.ErrClosed
 	}
-	l.reached("segment ended")
-	f, err := os.OpenFile(filepath.Join(l.Dir, segmentName(l.next)), os.O_WRONLY|os.O_APPEND|os.O_CREATE|os.O_EXCL, 0o600)
+	line, hash, err := encode(l.next, l.head, note, nil, e)
 	if err != nil {
 		return err
 	}
-	l.reached("segment begun")
+	if l.file == nil || l.size > 0 && l.size+int64(len(line))+1 > l.maxSegment {
+		head := l.head
+		if err := l.rotate(); err != nil {
+			return fmt.Errorf("begin a segment: %w", err)
+		}
+		if l.head != head { // the rotation has added an entry
+			if line, hash, err = encode(l.next, l.head, note, nil, e); err != nil {
+				return err
+			}
+		}
+	}
+	return l.write(line, hash)
+}
+
+// write appends a line with this hash to the newest segment.
+func (l *Log) write(line []byte, hash string) error {
+	if err := l.file.Append(line); err != nil {
+		return err
+	}
+	l.next, l.head, l.size = l.next+1, hash, l.file.Size()
+	return nil
+}
+
+// rotate begins a segment and deletes the oldest ones if they exceed the limit.
+func (l *Log) rotate() error {
+	// A power failure must not remove the end of this segment and keep the next one.
+	if l.file != nil {
+		if err := l.file.Flush(); err != nil {
+			return err
+		}
+	}
+	l.step("segment ended")
+	f, err := l.segments.Create(l.next, l.Sync)
+	if err != nil {
+		return err
+	}
+	l.step("segment begun")
 	old := l.file
 	l.file, l.size = f, 0
 	if old != nil {
 		err = old.Close()
-	}
-	if l.Sync {
-		err = errors.Join(err, syncDir(l.Dir), syncDir(filepath.Dir(l.Dir)))
+	} else if l.Sync {
+		err = durable.SyncDir(filepath.Dir(l.Dir))
 	}
 	if err == nil {
-		l.drop()
+		l.dropExcess()
 	}
 	return err
 }
 
-// drop deletes the oldest segments, as far as they are too much with a newest one that is full. An entry on the disk says
-// so before. Where that cannot be written, or a segment cannot be deleted, the log is told of and grows until the next try,
-// with the next segment: to lose what is yet to come would be worse.
-func (l *Log) drop() {
+// dropExcess deletes the oldest segments if the log, with a full newest segment, exceeds its limit. If that fails, the log
+// keeps growing until it tries again with the next segment, because new entries matter more than the limit.
+func (l *Log) dropExcess() {
 	if l.MaxBytes <= 0 {
 		return
 	}
-	firsts, kept, err := l.excess()
+	firsts, kept, err := l.segments.Excess(max(l.size, l.maxSegment)+dropBytes, l.MaxBytes, time.Time{})
 	if err == nil && len(firsts) > 0 {
-		err = l.delete(firsts, kept)
+		err = l.drop(firsts, kept)
 	}
 	if err != nil {
-		l.Log.Warn("the oldest entries of the audit log cannot be deleted: it grows beyond its bound", "dir", l.Dir, "bound", l.MaxBytes, "err", err)
+		l.Log.Warn("the oldest entries of the audit log cannot be deleted: it exceeds its limit",
+			"dir", l.Dir, "limit", l.MaxBytes, "err", err)
 	}
 }
 
-// excess returns the segments that are too much, the oldest first, and the one that follows them.
-func (l *Log) excess() (firsts []uint64, kept uint64, err error) {
-	all, err := segments(l.Dir)
-	if err != nil || len(all) == 0 {
-		return nil, 0, err
-	}
-	newest := len(all) - 1
-	total := max(l.size, l.maximum) + dropRoom
-	for i := newest - 1; i >= 0; i-- {
-		info, err := os.Stat(filepath.Join(l.Dir, segmentName(all[i])))
-		if errors.Is(err, fs.ErrNotExist) {
-			continue // somebody else makes room, too
-		} else if err != nil {
-			return nil, 0, err
-		}
-		if total += info.Size(); total > l.MaxBytes {
-			return all[:i+1], all[i+1], nil
-		}
-	}
-	return nil, 0, nil
-}
-
-// delete says in an entry that the segments firsts go, of which kept is the next, and then deletes them.
-func (l *Log) delete(firsts []uint64, kept uint64) error {
-	path := func(first uint64) string { return filepath.Join(l.Dir, segmentName(first)) }
+// drop announces in an entry that segments are deleted, and then deletes them. The first one to keep is kept.
+func (l *Log) drop(firsts []uint64, kept uint64) error {
+	path := l.segments.Path
 	d := &Drop{First: firsts[0], Last: kept - 1, Since: firstTime(path(firsts[0])), Until: firstTime(path(kept))}
-	note := fmt.Sprintf("entries %d to %d are deleted, so that the log stays below %d bytes", d.First, d.Last, l.MaxBytes)
+	note := fmt.Sprintf("entries %d to %d are deleted to keep the log below %d bytes", d.First, d.Last, l.MaxBytes)
 	line, hash, err := encode(l.next, l.head, note, d, &Entry{Time: time.Now()})
 	if err != nil {
 		return err
@@ -280,37 +249,29 @@ func (l *Log) delete(firsts []uint64, kept uint64) error {
 	if err := l.write(line, hash); err != nil {
 		return err
 	}
-	l.reached("drop written")
-	if err := errors.Join(l.file.Sync(), syncDir(l.Dir)); err != nil {
+	l.step("drop written")
+	if err := errors.Join(l.file.Flush(), durable.SyncDir(l.Dir)); err != nil {
 		return err
 	}
-	for _, first := range firsts { // the oldest first: what is left of them is a chain at any time
+	for _, first := range firsts { // oldest first, so that the rest is a chain at any time
 		if err := os.Remove(path(first)); err != nil && !errors.Is(err, fs.ErrNotExist) {
 			return err
 		}
-		l.reached("segment deleted")
+		l.step("segment deleted")
 	}
-	l.Log.Info("the oldest entries of the audit log were deleted: it has reached its bound",
-		"dir", l.Dir, "bound", l.MaxBytes, "first", d.First, "last", d.Last)
+	l.Log.Info("deleted the oldest entries of the audit log: it reached its limit",
+		"dir", l.Dir, "limit", l.MaxBytes, "first", d.First, "last", d.Last)
 	return nil
 }
 
-func syncDir(dir string) error {
-	d, err := os.Open(dir)
-	if err != nil {
-		return err
-	}
-	return errors.Join(d.Sync(), d.Close())
-}
-
-// Close ends the log and gives the directory free. It may be called again.
+// Close closes the log and unlocks its directory. It may be called again.
 func (l *Log) Close() error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if errors.Is(l.err, os.ErrClosed) {
+	if l.closed {
 		return nil
 	}
-	l.err = fmt.Errorf("append to audit log %s: %w", l.Dir, os.ErrClosed)
+	l.closed = true
 	var err error
 	if l.file != nil {
 		err = l.file.Close()

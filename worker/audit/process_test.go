@@ -20,7 +20,7 @@ import (
 	"github.com/cloister-build/cloister/worker/audit"
 )
 
-// roles are what the test binary does as a child of itself, by the value of roleVar, with a log.
+// roles are what the test binary does as a child process, by the value of roleVar.
 var roles = map[string]func(dir string) error{"append": appendUntilKilled, "hold": hold, "fill": fill, "full": full, "lose": lose, "die": die}
 
 const roleVar = "CLOISTER_AUDIT_TEST_ROLE"
@@ -36,7 +36,7 @@ func TestMain(m *testing.M) {
 	}
 }
 
-// child returns the command that runs a role in another process. It ends with the test.
+// child returns the command for a role. It is killed at the end of the test.
 func child(t *testing.T, role, dir string) *exec.Cmd {
 	t.Helper()
 	self, err := os.Executable()
@@ -49,14 +49,14 @@ func child(t *testing.T, role, dir string) *exec.Cmd {
 	return cmd
 }
 
-// appendUntilKilled appends entries and writes a line to stdout for each that it was told is there.
+// appendUntilKilled appends entries and prints the worker of each acknowledged one.
 func appendUntilKilled(dir string) error {
 	l, err := audit.Open(audit.Config{Dir: dir})
 	if err != nil {
 		return err
 	}
 	l.SetSegmentBytes(100_000)
-	for i := range 20_000 { // an end, should nobody kill it
+	for i := range 20_000 { // bounded, in case nobody kills it
 		e := entry(i)
 		e.Worker = fmt.Sprintf("%d-%d", os.Getpid(), i)
 		if i%3 == 0 {
@@ -72,7 +72,7 @@ func appendUntilKilled(dir string) error {
 	return nil
 }
 
-func TestKilledWriterKeepsWhatItAcknowledged(t *testing.T) {
+func TestKilledWriterKeepsAcknowledgedEntries(t *testing.T) {
 	dir, head := t.TempDir(), ""
 	var acknowledged []string
 	for round := range 8 {
@@ -95,15 +95,15 @@ func TestKilledWriterKeepsWhatItAcknowledged(t *testing.T) {
 		}
 		var died *exec.ExitError
 		if err := cmd.Wait(); !errors.As(err, &died) || died.ExitCode() != -1 {
-			t.Fatalf("the writer ended by itself: %v", err)
+			t.Fatalf("the writer was not killed: %v", err)
 		}
-		verify(t, dir, head) // before anybody has repaired it, too
+		verify(t, dir, head) // before the next writer repairs it
 		if err := open(t, dir).Close(); err != nil {
 			t.Fatal(err)
 		}
 		report := verify(t, dir, head)
 		if report.Unfinished != 0 {
-			t.Errorf("round %d: %d bytes of an unfinished line", round, report.Unfinished)
+			t.Errorf("round %d: got an unfinished line of %d bytes", round, report.Unfinished)
 		}
 		head = report.Head
 	}
@@ -113,16 +113,16 @@ func TestKilledWriterKeepsWhatItAcknowledged(t *testing.T) {
 	}
 	for _, w := range acknowledged {
 		if !there[w] {
-			t.Errorf("entry %s was acknowledged, and is not there", w)
+			t.Errorf("the acknowledged entry %s is missing", w)
 		}
 	}
 	if len(acknowledged) < 8*20 {
-		t.Fatalf("only %d entries were acknowledged", len(acknowledged))
+		t.Fatalf("got only %d acknowledged entries", len(acknowledged))
 	}
 }
 
-// A kill seldom hits the middle of a write, so the line is cut at every place here.
-func TestUnfinishedLineIsCutOffAndRecorded(t *testing.T) {
+// TestUnfinishedLineIsRemoved cuts the last line at many places, since a kill rarely interrupts a write.
+func TestUnfinishedLineIsRemoved(t *testing.T) {
 	dir, _ := filled(t)
 	head := read(t, dir)[10].Hash // the last whole line
 	path := segments(t, dir)[2]
@@ -148,7 +148,7 @@ func TestUnfinishedLineIsCutOffAndRecorded(t *testing.T) {
 			t.Errorf("cut by %d: got %+v, want 13 entries", cut, *r)
 		}
 		rs := read(t, dir)
-		if want := fmt.Sprintf("unfinished line of %d bytes was cut off", line-cut); !strings.Contains(rs[11].Note, want) || rs[11].Time.IsZero() {
+		if want := fmt.Sprintf("unfinished line of %d bytes", line-cut); !strings.Contains(rs[11].Note, want) || rs[11].Time.IsZero() {
 			t.Errorf("cut by %d: note %q, want %q", cut, rs[11].Note, want)
 		}
 		if lines := rs[11].Lines("note"); len(lines) != 1 {
@@ -162,7 +162,7 @@ func TestUnfinishedLineIsCutOffAndRecorded(t *testing.T) {
 	}
 }
 
-// hold keeps the log until its stdin ends.
+// hold keeps the log open until its stdin ends.
 func hold(dir string) error {
 	l, err := audit.Open(audit.Config{Dir: dir})
 	if err != nil {
@@ -192,14 +192,14 @@ func TestSecondWriterIsRefused(t *testing.T) {
 	if line, err := bufio.NewReader(out).ReadString('\n'); err != nil {
 		t.Fatalf("%q, %v", line, err)
 	}
-	want := fmt.Sprintf("is written by process %d", cmd.Process.Pid)
-	for range 2 { // being refused leaves what the holder said
+	want := fmt.Sprintf("is in use by process %d", cmd.Process.Pid)
+	for range 2 { // a refused attempt keeps the holder's process ID
 		if _, err := audit.Open(audit.Config{Dir: dir}); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("got %v, want %q", err, want)
 		}
 	}
 	if _, err := audit.Verify(dir, ""); err != nil {
-		t.Errorf("readers need no lock: %v", err)
+		t.Errorf("Verify while the log is locked: %v", err)
 	}
 	if err := errors.Join(stdin.Close(), cmd.Wait()); err != nil {
 		t.Error(err)
@@ -207,26 +207,26 @@ func TestSecondWriterIsRefused(t *testing.T) {
 	open(t, dir)
 }
 
-// crowd has no file of this process grow beyond so many bytes, as if the disk were full, until room is called.
-func crowd(most uint64) (room func() error, err error) {
+// fillDisk limits the files of this process to a size, as a full disk does, until free is called.
+func fillDisk(size uint64) (free func() error, err error) {
 	signal.Ignore(syscall.SIGXFSZ)
 	var old syscall.Rlimit
 	if err := syscall.Getrlimit(syscall.RLIMIT_FSIZE, &old); err != nil {
 		return nil, err
 	}
 	few := old
-	few.Cur = most
+	few.Cur = size
 	return func() error { return syscall.Setrlimit(syscall.RLIMIT_FSIZE, &old) }, syscall.Setrlimit(syscall.RLIMIT_FSIZE, &few)
 }
 
-// fill appends to a log on a disk that becomes full in the middle of a line and then has room again.
+// fill appends to a log on a disk that becomes full in the middle of a line and is freed later.
 func fill(dir string) error {
 	l, err := audit.Open(audit.Config{Dir: dir})
 	if err != nil {
 		return err
 	}
 	defer l.Close()
-	room, err := crowd(3000)
+	free, err := fillDisk(3000)
 	if err != nil {
 		return err
 	}
@@ -242,7 +242,7 @@ func fill(dir string) error {
 	if err := l.Append(entry(n)); !errors.Is(err, syscall.EFBIG) {
 		return fmt.Errorf("got %v, want EFBIG again", err)
 	}
-	if err := room(); err != nil {
+	if err := free(); err != nil {
 		return err
 	}
 	for range 2 {
@@ -254,7 +254,7 @@ func fill(dir string) error {
 	return nil
 }
 
-func TestFullDiskLeavesNoPartOfALine(t *testing.T) {
+func TestFullDiskLeavesNoPartialLine(t *testing.T) {
 	dir := t.TempDir()
 	out, err := child(t, "fill", dir).Output()
 	if err != nil {
@@ -267,16 +267,16 @@ func TestFullDiskLeavesNoPartOfALine(t *testing.T) {
 	rs := read(t, dir)
 	for i, r := range rs {
 		want := ""
-		if i == len(rs)-2 { // the first that had room again
+		if i == len(rs)-2 { // the first one after the disk was freed
 			want = "2 entries before this one could not be written"
 		}
 		if r.Note != want {
-			t.Errorf("entry %d of %d: note %q, want %q", i+1, len(rs), r.Note, want)
+			t.Errorf("entry %d of %d: got note %q, want %q", i+1, len(rs), r.Note, want)
 		}
 	}
 }
 
-// full has no room for the entry that says what is deleted, in a log that has reached its bound.
+// full appends to a log at its limit on a full disk, where the announcement of a deletion cannot be written.
 func full(dir string) error {
 	l, err := audit.Open(audit.Config{Dir: dir, MaxBytes: bound})
 	if err != nil {
@@ -288,7 +288,7 @@ func full(dir string) error {
 		return err
 	}
 	for n := 0; n < 20; n++ { // more than a segment takes
-		room, err := crowd(0)
+		free, err := fillDisk(0)
 		if err != nil {
 			return err
 		}
@@ -297,10 +297,10 @@ func full(dir string) error {
 		}
 		for _, path := range before {
 			if _, err := os.Stat(path); err != nil {
-				return fmt.Errorf("deleted without a word: %w", err)
+				return fmt.Errorf("deleted without an announcement: %w", err)
 			}
 		}
-		if err := room(); err != nil {
+		if err := free(); err != nil {
 			return err
 		}
 		if err := l.Append(entry(n)); err != nil {
@@ -313,25 +313,24 @@ func full(dir string) error {
 	return err
 }
 
-// TestNothingIsDeletedThatIsNotSaid: where the entry that says so cannot be written, the oldest stay.
-func TestNothingIsDeletedThatIsNotSaid(t *testing.T) {
+func TestNothingIsDeletedUnannounced(t *testing.T) {
 	dir := bounded(t, 100)
 	if out, err := child(t, "full", dir).Output(); err != nil {
 		t.Fatalf("%v\n%s", err, out)
 	}
 	if r := verify(t, dir, ""); !r.Announced() || r.First == 1 {
-		t.Errorf("got %+v, want a log of which the oldest entries were deleted, as it says", *r)
+		t.Errorf("got %+v, want an announced deletion", *r)
 	}
 }
 
-// lose has room for the entry that says what is deleted, and none for the one that it makes room for.
+// lose fills the disk after a deletion was announced and before the next entry is written.
 func lose(dir string) error {
-	room := func() error { return nil }
+	free := func() error { return nil }
 	var failed error
 	c := audit.Config{Dir: dir, MaxBytes: bound}
-	c.SetReached(func(step string) {
+	c.SetStep(func(step string) {
 		if step == "segment deleted" {
-			room, failed = crowd(0)
+			free, failed = fillDisk(0)
 		}
 	})
 	l, err := audit.Open(c)
@@ -346,29 +345,28 @@ func lose(dir string) error {
 	if !errors.Is(err, syscall.EFBIG) {
 		return fmt.Errorf("got %v after %d entries, want EFBIG", err, n)
 	}
-	if err := errors.Join(failed, room()); err != nil {
+	if err := errors.Join(failed, free()); err != nil {
 		return err
 	}
 	return l.Append(entry(n))
 }
 
-// TestLostBehindADrop: that an entry says what is deleted is no reason to forget the one that could not be written behind it.
-func TestLostBehindADrop(t *testing.T) {
+// TestLostEntryAfterDrop checks that the entry of a deletion does not reset the number of lost entries.
+func TestLostEntryAfterDrop(t *testing.T) {
 	dir := bounded(t, 100)
 	if out, err := child(t, "lose", dir).Output(); err != nil {
 		t.Fatalf("%v\n%s", err, out)
 	}
 	rs := read(t, dir)
 	if said, last := rs[len(rs)-2], rs[len(rs)-1]; said.Dropped == nil || last.Note != "1 entries before this one could not be written" {
-		t.Errorf("it ends with the notes %q and %q, want that an entry was lost", said.Note, last.Note)
+		t.Errorf("got the last notes %q and %q, want a lost entry", said.Note, last.Note)
 	}
 }
 
-// dieAt is the variable that says at which step of a rotation, counted from the first that deletes something, the writer
-// dies: "STEP N".
+// dieAt is the variable with the step of a rotation at which the writer kills itself, and its number: "STEP N".
 const dieAt = "CLOISTER_AUDIT_TEST_DIE"
 
-// die appends entries to a log that is at its bound, and kills itself between two steps of a rotation.
+// die appends entries to a log at its limit, and kills itself between two steps of a rotation.
 func die(dir string) error {
 	var step string
 	var left int
@@ -376,7 +374,7 @@ func die(dir string) error {
 		return err
 	}
 	c := audit.Config{Dir: dir, MaxBytes: bound}
-	c.SetReached(func(name string) {
+	c.SetStep(func(name string) {
 		if name != step {
 			return
 		}
@@ -389,7 +387,7 @@ func die(dir string) error {
 	if err != nil {
 		return err
 	}
-	for i := range 1000 { // an end, should it live
+	for i := range 1000 { // bounded, in case it survives
 		e := entry(i)
 		e.Worker = fmt.Sprintf("%d-%d", os.Getpid(), i)
 		if err := l.Append(e); err != nil {
@@ -402,8 +400,8 @@ func die(dir string) error {
 	return l.Close()
 }
 
-// TestKilledWhileItRotates: whenever the writer dies, what was acknowledged and is not there, the log says that it deleted.
-func TestKilledWhileItRotates(t *testing.T) {
+// TestWriterKilledDuringRotation checks that acknowledged entries are kept or their deletion was announced.
+func TestWriterKilledDuringRotation(t *testing.T) {
 	for _, step := range []string{"segment ended", "segment begun", "drop written", "segment deleted"} {
 		t.Run(step, func(t *testing.T) {
 			dir := bounded(t, 41)
@@ -415,13 +413,13 @@ func TestKilledWhileItRotates(t *testing.T) {
 				out, err := cmd.Output()
 				var died *exec.ExitError
 				if !errors.As(err, &died) || died.ExitCode() != -1 {
-					t.Fatalf("the writer ended by itself: %v", err)
+					t.Fatalf("the writer was not killed: %v", err)
 				}
 				acknowledged = append(acknowledged, strings.Fields(string(out))...)
-				for range 2 { // before anybody has repaired it, and after
+				for range 2 { // before and after the next writer repairs it
 					r := verify(t, dir, "")
 					if !r.Announced() {
-						t.Errorf("round %d: it begins with entry %d, and does not say why: %+v", round, r.First, r.Dropped)
+						t.Errorf("round %d: the log begins with entry %d without an announcement: %+v", round, r.First, r.Dropped)
 					}
 					l, err := audit.Open(audit.Config{Dir: dir, MaxBytes: bound})
 					if err != nil {
@@ -431,7 +429,7 @@ func TestKilledWhileItRotates(t *testing.T) {
 						t.Fatal(err)
 					}
 					if n := bytesOf(t, dir); n > bound {
-						t.Errorf("round %d: %d bytes, want at most %d", round, n, bound)
+						t.Errorf("round %d: got %d bytes, want at most %d", round, n, bound)
 					}
 				}
 				if head == verify(t, dir, "").Head {
@@ -444,20 +442,20 @@ func TestKilledWhileItRotates(t *testing.T) {
 				there[r.Worker] = true
 			}
 			if len(acknowledged) == 0 || !there[acknowledged[len(acknowledged)-1]] {
-				t.Fatalf("the last of %d acknowledged entries is not there", len(acknowledged))
+				t.Fatalf("the last of %d acknowledged entries is missing", len(acknowledged))
 			}
-			begun := false // the oldest are deleted, and no others
+			begun := false // only the oldest may be missing
 			for _, w := range acknowledged {
 				if begun = begun || there[w]; begun && !there[w] {
-					t.Errorf("entry %s was acknowledged, and is not there, though an older one is", w)
+					t.Errorf("the acknowledged entry %s is missing, although an older one exists", w)
 				}
 			}
 		})
 	}
 }
 
-// The first segment is a pipe here, so that it is known how far the reader has come.
-func TestVerifyWhileTheOldestSegmentsAreDeleted(t *testing.T) {
+// TestVerifyWhileSegmentsAreDeleted uses a pipe as the first segment, to know how far the reader is.
+func TestVerifyWhileSegmentsAreDeleted(t *testing.T) {
 	dir, head := filled(t)
 	paths := segments(t, dir)
 	first, err := os.ReadFile(paths[0])
@@ -471,7 +469,7 @@ func TestVerifyWhileTheOldestSegmentsAreDeleted(t *testing.T) {
 		t.Fatal(err)
 	}
 	go func() {
-		pipe, err := os.OpenFile(paths[0], os.O_WRONLY, 0) // waits for the reader, who has listed all segments
+		pipe, err := os.OpenFile(paths[0], os.O_WRONLY, 0) // waits for the reader, which has listed the segments
 		if err != nil {
 			t.Error(err)
 			return

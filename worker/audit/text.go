@@ -9,24 +9,26 @@ import (
 	"time"
 
 	"github.com/cloister-build/cloister/sandbox"
+	"github.com/cloister-build/cloister/sandbox/printable"
 )
 
-// shownDigits is how much of an action's digest is in a line for a person. Text shows all of it.
+// shownDigits is the number of digits that Lines shows of an action's digest.
 const shownDigits = 12
 
-// Lines returns what happened for a person: for each event of this kind, or of every kind if it is "", one
-// line of time, action, kind and text. What the log itself says is of the kind "note", and that more
-// happened than was recorded is of the kind "more". Lines are printable and have no end.
+// Lines returns one line per event of this kind, or of every kind if kind is "": time, action, kind and text. Notes have
+// the kind "note", and the number of unrecorded events the kind "more". Lines are printable and have no line end.
 func (r *Record) Lines(kind sandbox.EventKind) []string {
 	var lines []string
 	add := func(k sandbox.EventKind, text string) {
-		if kind == "" || kind == k {
-			action := r.Action[:min(len(r.Action), shownDigits)]
-			if action == "" {
-				action = "-"
-			}
-			lines = append(lines, printable(fmt.Sprintf("%s  %-*s  %-7s  %s", r.Time.UTC().Format(time.RFC3339), shownDigits, action, k, text)))
+		if kind != "" && kind != k {
+			return
 		}
+		action := r.Action[:min(len(r.Action), shownDigits)]
+		if action == "" {
+			action = "-"
+		}
+		at := r.Time.UTC().Format(time.RFC3339)
+		lines = append(lines, printable.Text(fmt.Sprintf("%s  %-*s  %-7s  %s", at, shownDigits, action, k, text)))
 	}
 	if r.Note != "" {
 		add("note", r.Note)
@@ -35,18 +37,19 @@ func (r *Record) Lines(kind sandbox.EventKind) []string {
 		add(e.Kind, e.String())
 	}
 	if r.Unrecorded > 0 {
-		add("more", fmt.Sprintf("%d more, not recorded", r.Unrecorded))
+		add("more", r.more())
 	}
 	return lines
 }
 
-// Text returns everything that the entry says, for a person: a line a field, then a line an event. What is
-// empty is left out.
+func (r *Record) more() string { return fmt.Sprintf("%d more, not recorded", r.Unrecorded) }
+
+// Text returns the entry as text: one line per field that is not empty, then one per event.
 func (r *Record) Text() string {
 	var b strings.Builder
 	field := func(name, value string) {
 		if value != "" {
-			b.WriteString(printable(fmt.Sprintf("%-12s%s", name, value)) + "\n")
+			b.WriteString(printable.Text(fmt.Sprintf("%-12s%s", name, value)) + "\n")
 		}
 	}
 	field("entry", strconv.FormatUint(r.Seq, 10))
@@ -63,24 +66,9 @@ func (r *Record) Text() string {
 		field(string(e.Kind), e.String())
 	}
 	if r.Unrecorded > 0 {
-		field("more", fmt.Sprintf("%d more, not recorded", r.Unrecorded))
+		field("more", r.more())
 	}
 	field("previous", r.Prev)
 	field("hash", r.Hash)
-	return b.String()
-}
-
-// printable returns s with everything that is not a printable character written as in a Go string: names
-// of files are chosen by actions, and must neither end a line nor steer a terminal.
-func printable(s string) string {
-	var b strings.Builder
-	for _, r := range s {
-		if strconv.IsPrint(r) {
-			b.WriteRune(r)
-		} else {
-			q := strconv.QuoteRuneToASCII(r)
-			b.WriteString(q[1 : len(q)-1])
-		}
-	}
 	return b.String()
 }
