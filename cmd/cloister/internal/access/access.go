@@ -1,12 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package access decides who may call what: an operator's file names callers, how each is known and which rights it
-// has, and interceptors of gRPC hold every call against it. It executes no call, stores nothing, and knows of a request
-// its method and the instance that it names.
+// Package access authenticates and authorizes calls. An operator's file lists callers with their credentials and rights, and
+// gRPC interceptors check every call. The package looks only at the method of a request and the instance that it names.
 //
-// It fails closed: a file with a mistake permits nothing, a method that is in no table is nobody's, and a credential
-// that is no good is refused rather than ignored. No token is kept or stands in a message: files hold the SHA-256 of a
-// token, and signed tokens are held against keys.
+// It fails closed: a file with a mistake permits nothing, a method without a table entry is refused, and an invalid
+// credential is refused rather than ignored. Tokens are neither stored nor printed: files contain their SHA-256, and signed
+// tokens are verified with public keys.
 package access
 
 import (
@@ -22,21 +21,23 @@ import (
 	"google.golang.org/grpc/status"
 )
 
-// A Right is what a caller may do, one bit for each.
+// A Right is a set of permissions, one bit each.
 type Right uint8
 
 const (
-	Read    Right = 1 << iota // blobs and results
-	Write                     // blobs
-	Cache                     // results, by UpdateActionResult
-	Execute                   // actions, and see what became of them
-	Work                      // be given actions, and all that a worker needs for them, at the workers' own port
-	Operate                   // the server: drain its workers, and see what they do for whichever instance
+	Read    Right = 1 << iota // read blobs and results
+	Write                     // write blobs
+	Cache                     // write results with UpdateActionResult
+	Execute                   // execute actions and use their operations
+	Work                      // take actions, with everything that requires, at the workers' port
+	Operate                   // drain workers, and see the work of all instances
 )
 
-var rightNames = map[string]Right{"read": Read, "write": Write, "cache": Cache, "execute": Execute, "work": Work, "operate": Operate}
+var rightNames = map[string]Right{
+	"read": Read, "write": Write, "cache": Cache, "execute": Execute, "work": Work, "operate": Operate,
+}
 
-// String names the rights, any of which is meant.
+// String joins the names of the rights by "or".
 func (r Right) String() string {
 	var names []string
 	for i, name := range []string{"read", "write", "cache", "execute", "work", "operate"} {
@@ -47,20 +48,20 @@ func (r Right) String() string {
 	return strings.Join(names, " or ")
 }
 
-// everything is all rights.
+// everything contains all rights.
 const everything = Read | Write | Cache | Execute | Work | Operate
 
-// A caller is one entry of the file: how somebody is known, and what he may do.
+// A caller is one entry of the file: a credential and its rights.
 type caller struct {
 	name        string
 	anonymous   bool
-	tokens      [][32]byte // SHA-256 of what he shows
+	tokens      [][32]byte // SHA-256 of bearer tokens
 	certificate map[string]string
 	jwt         *issuer
 	rights      map[Right][]pattern // by single right
 }
 
-// may reports whether c has one of the rights in the instance.
+// may reports whether c has one of the rights in instance.
 func (c *caller) may(any Right, instance string) bool {
 	for right, patterns := range c.rights {
 		if any&right != 0 && slices.ContainsFunc(patterns, func(p pattern) bool { return p.match(instance) }) {
@@ -70,7 +71,7 @@ func (c *caller) may(any Right, instance string) bool {
 	return false
 }
 
-// somewhere reports whether c has one of the rights in an instance, whichever.
+// somewhere reports whether c has one of the rights in any instance.
 func (c *caller) somewhere(any Right) bool {
 	for right := range c.rights {
 		if any&right != 0 {
@@ -80,7 +81,7 @@ func (c *caller) somewhere(any Right) bool {
 	return false
 }
 
-// A pattern is a name, or PREFIX/* for all names below, or * for all.
+// A pattern is a name, PREFIX/* for all names below PREFIX, or * for all names.
 type pattern string
 
 func (p pattern) match(name string) bool {
@@ -90,62 +91,61 @@ func (p pattern) match(name string) bool {
 	return name == string(p)
 }
 
-// meets reports whether p matches the name prefix, or one that may be below it.
+// meets reports whether p matches prefix or some name below it.
 func (p pattern) meets(prefix string) bool {
 	name, below := strings.CutSuffix(string(p), "*")
 	below = below && (name == "" || strings.HasSuffix(name, "/"))
 	return prefix == "" || strings.HasPrefix(string(p)+"/", prefix+"/") || below && strings.HasPrefix(prefix, name)
 }
 
-// Rules are who may do what. They are safe for concurrent use, and never change; ReadFile makes them.
+// Rules are the callers of a file. They are immutable and safe for concurrent use; ReadFile makes them.
 type Rules struct {
 	callers  []*caller
-	read     map[string]filestate.State // files that they are of, as these were
-	patience time.Duration              // with strangers, 0 is strangerPatience
+	read     map[string]filestate.State // states of the files they were read from
+	patience time.Duration              // time limit for strangers, 0 means strangerPatience
 
 	mu       sync.Mutex
-	verified map[[32]byte]verified // guarded by mu; signed tokens by their SHA-256
+	verified map[[32]byte]verified // guarded by mu; signed tokens by SHA-256
 }
 
-// verified is a signed token that was found good.
+// verified is the caller of a verified signed token.
 type verified struct {
 	caller *caller
 	until  time.Time
 }
 
-// Certificates reports whether a caller is known by his certificate.
+// Certificates reports whether some caller has a certificate as its credential.
 func (r *Rules) Certificates() bool {
 	return slices.ContainsFunc(r.callers, func(c *caller) bool { return c.certificate != nil })
 }
 
-// Tokens reports whether a caller is known by what stands in a header, which whoever sees the connection can read.
+// Tokens reports whether some caller has a token as its credential, which is readable on an unencrypted connection.
 func (r *Rules) Tokens() bool {
 	return slices.ContainsFunc(r.callers, func(c *caller) bool { return c.tokens != nil || c.jwt != nil })
 }
 
-// callerKey is the key of the caller in the context of a call.
+// callerKey is the context key of a call's caller.
 type callerKey struct{}
 
-// Rights reports what the caller of a call that has passed the interceptors may do in an instance: have actions
-// executed, and write results.
+// Rights reports whether the caller of an admitted call may execute actions and write results in instance.
 func (r *Rules) Rights(ctx context.Context, instance string) (execute, cache bool) {
 	c, ok := ctx.Value(callerKey{}).(*caller)
 	return ok && c.may(Execute, instance), ok && c.may(Cache, instance)
 }
 
-// WorkerRights is Rights at the workers' port: nobody has actions executed there, and every worker writes results.
+// WorkerRights is Rights at the workers' port, where nobody executes actions and every worker writes results.
 func (r *Rules) WorkerRights(ctx context.Context, instance string) (execute, cache bool) {
 	c, ok := ctx.Value(callerKey{}).(*caller)
 	return false, ok && c.may(Work, instance)
 }
 
-// Sees reports whether the caller of a call that has passed the interceptors may know what runs in an instance.
+// Sees reports whether the caller of an admitted call may see what runs in instance.
 func (r *Rules) Sees(ctx context.Context, instance string) bool {
 	c, ok := ctx.Value(callerKey{}).(*caller)
 	return ok && c.may(Execute|Operate, instance)
 }
 
-// SeesBelow reports whether there may be an instance of the name prefix, or below it, of which Sees is true.
+// SeesBelow reports whether Sees may be true for the instance prefix or an instance below it.
 func (r *Rules) SeesBelow(ctx context.Context, prefix string) bool {
 	c, ok := ctx.Value(callerKey{}).(*caller)
 	if !ok {
@@ -159,7 +159,7 @@ func (r *Rules) SeesBelow(ctx context.Context, prefix string) bool {
 	return false
 }
 
-// Caller returns the name of the caller of a call that has passed the interceptors.
+// Caller returns the name of the caller of an admitted call.
 func (r *Rules) Caller(ctx context.Context) string {
 	c, ok := ctx.Value(callerKey{}).(*caller)
 	if !ok {
@@ -168,11 +168,11 @@ func (r *Rules) Caller(ctx context.Context) string {
 	return c.name
 }
 
-// permit returns nil if c may call method with message m, and else a status.
+// permit returns a status error unless c may call method with message m.
 func (t table) permit(c *caller, method string, m any) error {
 	d, ok := t[method]
 	if !ok {
-		return status.Errorf(codes.PermissionDenied, "method %+.200q: no right permits it", method)
+		return status.Errorf(codes.PermissionDenied, "no right permits method %+.200q", method)
 	}
 	if d.rights == 0 {
 		return nil
@@ -186,20 +186,21 @@ func (t table) permit(c *caller, method string, m any) error {
 	}
 	if instances == nil {
 		if !c.somewhere(d.rights) {
-			return status.Errorf(codes.PermissionDenied, "caller %s has the right %s in no instance, which %s needs", c.name, d.rights, method)
+			return status.Errorf(codes.PermissionDenied, "caller %s has the right %s in no instance, but %s needs it",
+				c.name, d.rights, method)
 		}
 		return nil
 	}
 	for _, instance := range instances {
 		if !c.may(d.rights, instance) {
-			return status.Errorf(codes.PermissionDenied, "caller %s does not have the right %s in instance %+.200q, which %s needs",
+			return status.Errorf(codes.PermissionDenied, "caller %s does not have the right %s in instance %+.200q, but %s needs it",
 				c.name, d.rights, instance, method)
 		}
 	}
 	return nil
 }
 
-// unauthenticated returns the status for a call by nobody who is known.
+// unauthenticated returns the status error for an unknown caller.
 func unauthenticated(format string, args ...any) error {
 	return status.Error(codes.Unauthenticated, fmt.Sprintf(format, args...))
 }

@@ -77,7 +77,7 @@ func newAuthority(t *testing.T) *authority {
 	return a
 }
 
-// sign writes a new certificate of what template says to files.
+// sign writes a new certificate for template to files.
 func (a *authority) sign(template x509.Certificate, certFile, keyFile string) {
 	a.t.Helper()
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
@@ -102,7 +102,7 @@ func (a *authority) sign(template x509.Certificate, certFile, keyFile string) {
 	write(a.t, keyFile, pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: secret}))
 }
 
-// pair returns files of a certificate of what template says.
+// pair returns the files of a new certificate for template.
 func (a *authority) pair(template x509.Certificate) (cert, key string) {
 	a.t.Helper()
 	dir := a.t.TempDir()
@@ -132,7 +132,7 @@ func parse(t *testing.T, text string) *access.Rules {
 	return r
 }
 
-// A server is one with all services, and what it serves is in memory.
+// A server has all services over an in-memory store.
 type server struct {
 	*testing.T
 	address string
@@ -140,14 +140,14 @@ type server struct {
 	health  *health.Server
 }
 
-// execution is a service of the kind that executes: whoever gets this far may.
+// execution is an Execution service that reports that a call was admitted.
 type execution struct {
 	repb.UnimplementedExecutionServer
 	longrunningpb.UnimplementedOperationsServer
 	logpb.UnimplementedLogStreamServiceServer
 }
 
-// A guard holds calls against rules, or those of a file as it is.
+// A guard checks calls against rules or the current rules of a file.
 type guard interface{ Options() []grpc.ServerOption }
 
 // serve starts a server, with TLS if pair is not nil.
@@ -173,7 +173,7 @@ func serve(t *testing.T, rules guard, config *tls.Config) *server {
 	return &server{t, listen(t, g), g.GetServiceInfo(), alive}
 }
 
-// listen serves g until the test ends, and returns where.
+// listen serves g until the test ends and returns its address.
 func listen(t *testing.T, g *grpc.Server) string {
 	t.Helper()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
@@ -186,7 +186,7 @@ func listen(t *testing.T, g *grpc.Server) string {
 	return l.Addr().String()
 }
 
-// dial returns a connection with a header authorization, unless that is "".
+// dial returns a connection that sends an authorization header unless it is "".
 func (s *server) dial(config *tls.Config, authorization string) *grpc.ClientConn {
 	s.Helper()
 	creds := insecure.NewCredentials()
@@ -213,10 +213,10 @@ func (s *server) dial(config *tls.Config, authorization string) *grpc.ClientConn
 	return conn
 }
 
-// blob is one that is always there.
+// blob is always present.
 var blob = &repb.Digest{Hash: "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855"}
 
-// calls are one call a method, in an instance.
+// calls has a call of each method in an instance.
 var calls = map[string]func(ctx context.Context, conn *grpc.ClientConn, instance string) error{
 	"GetCapabilities": func(ctx context.Context, conn *grpc.ClientConn, instance string) error {
 		_, err := repb.NewCapabilitiesClient(conn).GetCapabilities(ctx, &repb.GetCapabilitiesRequest{InstanceName: instance})
@@ -256,7 +256,7 @@ var calls = map[string]func(ctx context.Context, conn *grpc.ClientConn, instance
 		if err != nil {
 			return err
 		}
-		// An error of sending is that of the stream, which is received.
+		// Recv returns the stream's error.
 		_ = s.Send(&bspb.WriteRequest{ResourceName: under(instance, "uploads/x/blobs/"+blob.Hash+"/0"), FinishWrite: true})
 		_, err = s.CloseAndRecv()
 		return err
@@ -322,7 +322,7 @@ func passed(err error) bool {
 	return status.Code(err) != codes.PermissionDenied && status.Code(err) != codes.Unauthenticated
 }
 
-// TestEveryMethodHasARight: none that is served can be called by whoever likes, or by nobody.
+// TestEveryMethodHasARight checks that no served method is open or unreachable.
 func TestEveryMethodHasARight(t *testing.T) {
 	s := serve(t, parse(t, "version: 1\ncallers: [{name: nobody, anonymous: true, rights: [{read: none}]}]"), nil)
 	if err := access.Check(s.info); err != nil {
@@ -344,8 +344,8 @@ func TestEveryMethodHasARight(t *testing.T) {
 	}
 }
 
-// TestRule131_RightsAreApart: each right lets exactly its methods pass, in its instances alone, and the refusal says who,
-// what and where.
+// TestRule131_RightsAreApart checks that each right permits exactly its methods, in its instances only, and that refusals name
+// caller, right and instance.
 func TestRule131_RightsAreApart(t *testing.T) {
 	methods := map[string]string{
 		"read":    "GetCapabilities FindMissingBlobs BatchReadBlobs GetTree Read GetActionResult List",
@@ -381,8 +381,7 @@ func TestRule131_RightsAreApart(t *testing.T) {
 	}
 }
 
-// TestOperatorsHaveARightOfTheirOwn: who may execute sees the server's state and drains nothing; who operates needs no
-// other right for both.
+// TestOperatorsHaveARightOfTheirOwn checks that execute shows the server's state but does not drain, and operate does both.
 func TestOperatorsHaveARightOfTheirOwn(t *testing.T) {
 	text := "version: 1\ncallers:\n"
 	for _, right := range []string{"read", "write", "cache", "execute", "operate"} {
@@ -420,9 +419,8 @@ func TestOperatorsHaveARightOfTheirOwn(t *testing.T) {
 	}
 }
 
-// TestWhoMaySeeBelow: a worker takes actions of the instances below a prefix, and who may execute in one of them may know
-// of it.
-func TestWhoMaySeeBelow(t *testing.T) {
+// TestSeesBelow checks that callers see workers that serve an instance in which they may execute.
+func TestSeesBelow(t *testing.T) {
 	for _, c := range []struct{ rights, sees, not string }{
 		{"{execute: main}", " main", "other main/team mai mainly"},
 		{"{execute: main/team}", " main main/team", "main/tea main/team/a other team"},
@@ -449,8 +447,8 @@ func TestWhoMaySeeBelow(t *testing.T) {
 	}
 }
 
-// TestRule131_NoCredential: who shows nothing, or nothing good, is UNAUTHENTICATED by every method but health, and no
-// message repeats what was shown.
+// TestRule131_NoCredential checks that clients without a valid credential get UNAUTHENTICATED from every method but health,
+// and that no message repeats a credential.
 func TestRule131_NoCredential(t *testing.T) {
 	s := serve(t, parse(t, "version: 1\ncallers: [{name: ci, token_sha256: "+sum("secret-token")+", rights: [read, write, cache, execute]}]"), nil)
 	for _, header := range []string{"", "Bearer wrong-token", "Bearer ", "Bearer", "Basic secret-token", "secret-token", "Bearer secret-toke",
@@ -478,7 +476,7 @@ func TestRule131_NoCredential(t *testing.T) {
 	}
 }
 
-// TestAnonymous: who shows nothing has the rights of the entry for that; who shows something wrong has none.
+// TestAnonymous checks that clients without a credential have the anonymous rights, and those with an invalid one none.
 func TestAnonymous(t *testing.T) {
 	s := serve(t, parse(t, `
 version: 1
@@ -497,7 +495,7 @@ callers:
 	}
 }
 
-// TestRule005_006_CapabilitiesOfTheCaller: exec_enabled and update_enabled tell each caller what he may do.
+// TestRule005_006_CapabilitiesOfTheCaller checks that exec_enabled and update_enabled reflect the caller's rights.
 func TestRule005_006_CapabilitiesOfTheCaller(t *testing.T) {
 	s := serve(t, parse(t, `
 version: 1
@@ -518,7 +516,7 @@ callers:
 	}
 }
 
-// TestStrangeResourceNames: a name that could be of two instances needs the right in both, and one of none is refused.
+// TestStrangeResourceNames checks that an ambiguous name needs the right in each instance it could name.
 func TestStrangeResourceNames(t *testing.T) {
 	s := serve(t, parse(t, "version: 1\ncallers: [{name: g, anonymous: true, rights: [{read: a}, {execute: a}]}]"), nil)
 	conn := s.dial(nil, "")
@@ -547,7 +545,7 @@ func TestStrangeResourceNames(t *testing.T) {
 			t.Errorf("%s: %v, want %v", name, err, want)
 		}
 	}
-	// A bare name of an operation is known to whom it was told.
+	// An operation name without an instance cannot be guessed.
 	w, err := repb.NewExecutionClient(conn).WaitExecution(t.Context(), &repb.WaitExecutionRequest{Name: "0123"})
 	if err == nil {
 		_, err = w.Recv()
@@ -562,7 +560,7 @@ func TestStrangeResourceNames(t *testing.T) {
 	}
 }
 
-// A syncBuffer is a buffer for several goroutines.
+// A syncBuffer is a buffer for concurrent use.
 type syncBuffer struct {
 	mu sync.Mutex
 	b  strings.Builder
@@ -580,10 +578,10 @@ func (s *syncBuffer) String() string {
 	return s.b.String()
 }
 
-// loopback is a certificate of a server.
+// loopback is a server certificate.
 var loopback = x509.Certificate{IPAddresses: []net.IP{net.IPv4(127, 0, 0, 1)}, Subject: pkix.Name{CommonName: "server"}}
 
-// TestCertificates: a caller is known by a name in a certificate that the right authority has signed.
+// TestCertificates checks that a name in a certificate of the right authority identifies a caller.
 func TestCertificates(t *testing.T) {
 	ours, theirs := newAuthority(t), newAuthority(t)
 	rules := parse(t, `
@@ -666,8 +664,8 @@ func first(cert, key string) (string, string, *slog.Logger) {
 	return cert, key, slog.New(slog.DiscardHandler)
 }
 
-// TestCertificateIsReadAgain: a new certificate is shown from the next connection on; files that cannot be read leave
-// the old one in use.
+// TestCertificateIsReadAgain checks that the next connection uses a new certificate, and that unreadable files leave the old
+// one in use.
 func TestCertificateIsReadAgain(t *testing.T) {
 	a := newAuthority(t)
 	cert, key := a.pair(loopback)
@@ -698,7 +696,7 @@ func TestCertificateIsReadAgain(t *testing.T) {
 	if shown() != old {
 		t.Error("another certificate without a reason")
 	}
-	// What files of one size were written within the resolution of their times differs all the same.
+	// Files of one size and time may differ.
 	stamp := time.Now().Add(-time.Minute)
 	touch := func() {
 		stamp = stamp.Add(time.Second)
@@ -738,9 +736,8 @@ func TestCertificateIsReadAgain(t *testing.T) {
 	}
 }
 
-// TestStrangersMustHurry: gRPC reads the message of a call before anybody is asked who calls. Who shows no credential
-// cannot have the server wait for that, and so hold what it has received of it, for as long as he likes; who shows one
-// can, and so can the watcher of a service's health once he has said what he wants.
+// TestStrangersMustHurry checks the time limit for the first message of a call without a credential, which gRPC reads before it
+// calls an interceptor. Calls with a credential, and health watches after their first message, have no limit.
 func TestStrangersMustHurry(t *testing.T) {
 	rules := parse(t, "version: 1\ncallers: [{name: ci, token_sha256: "+sum("secret")+", rights: [read]}]")
 	rules.SetPatience(100 * time.Millisecond)
@@ -769,12 +766,12 @@ func TestStrangersMustHurry(t *testing.T) {
 		healthpb.Health_Check_FullMethodName,
 		healthpb.Health_Watch_FullMethodName,
 	} {
-		// A message that does not come, as one of which the end does not come.
+		// The message never arrives completely.
 		if err := begin(conn, method).RecvMsg(&healthpb.HealthCheckResponse{}); status.Code(err) == codes.DeadlineExceeded || err == nil {
 			t.Errorf("%s: the server waits for a stranger: %v", method, err)
 		}
 	}
-	// The patience has ended several times by now.
+	// The time limit has passed several times.
 	if err := known.SendMsg(&repb.FindMissingBlobsRequest{}); err != nil {
 		t.Fatal(err)
 	}

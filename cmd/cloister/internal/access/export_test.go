@@ -7,10 +7,10 @@ import (
 	"time"
 )
 
-// SetPatience sets how long whoever is not known may take to send a message.
+// SetPatience sets the time limit for a stranger's first message.
 func (r *Rules) SetPatience(d time.Duration) { r.patience = d }
 
-// LookAlways has a file looked at with each call.
+// LookAlways makes every call check the file.
 func (l *Live) LookAlways() { l.every = 0 }
 
 // First returns the context of a call by the first caller of r.

@@ -17,8 +17,7 @@ import (
 	"github.com/goccy/go-yaml/ast"
 )
 
-// ReadFile reads the rules of a file, and the keys that it names; docs/auth.md says how one is written. Any mistake is an
-// error that says where it is.
+// ReadFile reads a callers file (docs/auth.md) and the keys that it names. Mistakes are errors with their position.
 func ReadFile(file string) (*Rules, error) {
 	at := filestate.Of(file)
 	text, err := os.ReadFile(file)
@@ -33,11 +32,14 @@ func ReadFile(file string) (*Rules, error) {
 	return rules, nil
 }
 
-// Parse is ReadFile of a text. Names of files in it are relative to the directory of the file.
+// Parse parses the text of a callers file. File names in it are relative to the directory of file.
 func Parse(file string, text []byte) (*Rules, error) {
-	// Messages show the lines around a mistake, which may be that a token stands there itself.
+	// Messages quote the lines around a mistake, which may contain a token.
 	shown := tokenIn.ReplaceAll(text, []byte("$1..."))
-	r := &reader{Decoder: strict.NewDecoder(file, "a file of callers", shown), dir: filepath.Dir(file), rules: &Rules{read: map[string]filestate.State{}}}
+	r := &reader{
+		Decoder: strict.NewDecoder(file, "a callers file", shown), dir: filepath.Dir(file),
+		rules: &Rules{read: map[string]filestate.State{}},
+	}
 	root, err := r.Parse(text)
 	if err != nil {
 		return nil, err
@@ -57,24 +59,24 @@ func Parse(file string, text []byte) (*Rules, error) {
 	case err != nil:
 		return nil, err
 	case !version:
-		return nil, r.Errorf(root, "the version is missing: write version: 1")
+		return nil, r.Errorf(root, "missing version: write version: 1")
 	case len(r.rules.callers) == 0:
-		return nil, r.Errorf(root, "there are no callers: nobody could do anything")
+		return nil, r.Errorf(root, "no callers: nobody could do anything")
 	}
 	return r.rules, nil
 }
 
-// tokenIn finds what stands behind a key that begins with token, in the same line.
+// tokenIn matches the value after a key that begins with token.
 var tokenIn = regexp.MustCompile(`(?i)(\btoken[a-z0-9_]*["']?[ \t]*:[ \t]*)[^\s\[{][^\n,}]*`)
 
-// A reader makes rules of the parts of a file.
+// A reader turns the parts of a file into rules.
 type reader struct {
 	*strict.Decoder
 	dir   string
 	rules *Rules
 }
 
-// wellNamed is what callers may be called: nothing that needs quotes in a message.
+// wellNamed matches valid caller names, which need no quoting in messages.
 var wellNamed = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9@._-]{0,63}$`)
 
 // readCaller reads the next caller.
@@ -84,14 +86,14 @@ func (r *reader) readCaller(n ast.Node) error {
 	err := r.Mapping(n, strict.Keys{
 		"name": func(n ast.Node) (err error) {
 			if c.name, err = r.Scalar(n); err == nil && !wellNamed.MatchString(c.name) {
-				err = r.Errorf(n, "%q is no name: write at most 64 letters, digits, '@', '.', '_' and '-'", c.name)
+				err = r.Errorf(n, "invalid name %q: use at most 64 letters, digits, '@', '.', '_' and '-'", c.name)
 			}
 			return err
 		},
 		"anonymous": func(n ast.Node) error {
 			kinds++
 			if v, err := r.Scalar(n); err != nil || v != "true" {
-				return r.Errorf(n, "write anonymous: true, for whoever shows no credential, or leave it out")
+				return r.Errorf(n, "write anonymous: true, for clients without a credential, or omit it")
 			}
 			c.anonymous = true
 			return nil
@@ -105,25 +107,25 @@ func (r *reader) readCaller(n ast.Node) error {
 	case err != nil:
 		return err
 	case c.name == "":
-		return r.Errorf(n, "the caller has no name, by which refusals call it: write name: NAME")
+		return r.Errorf(n, "caller without a name: write name: NAME")
 	case kinds != 1:
-		return r.Errorf(n, "caller %s: write one of certificate, token_sha256, jwt and anonymous, by which it is known", c.name)
+		return r.Errorf(n, "caller %s: write exactly one of certificate, token_sha256, jwt and anonymous", c.name)
 	case len(c.rights) == 0:
-		return r.Errorf(n, "caller %s has no rights: write rights: [read], or leave the caller out", c.name)
+		return r.Errorf(n, "caller %s has no rights: write rights: [read], or remove the caller", c.name)
 	}
 	for _, other := range r.rules.callers {
 		if other.name == c.name {
-			return r.Errorf(n, "there is another caller %s: each has a name of its own", c.name)
+			return r.Errorf(n, "duplicate caller name %s", c.name)
 		}
 		if other.anonymous && c.anonymous {
-			return r.Errorf(n, "caller %s is never reached: %s is everybody without a credential, too", c.name, other.name)
+			return r.Errorf(n, "caller %s is never reached: %s is anonymous, too", c.name, other.name)
 		}
 	}
 	r.rules.callers = append(r.rules.callers, c)
 	return nil
 }
 
-// texts reads a scalar, or a list of them.
+// texts reads a scalar or a list of scalars.
 func (r *reader) texts(n ast.Node, read func(text string, n ast.Node) error) error {
 	one := func(n ast.Node) error {
 		text, err := r.Scalar(n)
@@ -142,21 +144,21 @@ func (r *reader) readTokens(n ast.Node, c *caller) error {
 	err := r.texts(n, func(text string, n ast.Node) error {
 		var sum [32]byte
 		if b, err := hex.DecodeString(text); err != nil || len(b) != len(sum) {
-			// It may be a token itself: neither it nor its line is repeated.
-			return fmt.Errorf("%s: token_sha256 is the SHA-256 of a token, 64 hexadecimal digits, as printf %%s TOKEN | sha256sum prints it", r.At(n))
+			// It may be a token, so the message does not repeat it.
+			return fmt.Errorf("%s: token_sha256 must be 64 hexadecimal digits: printf %%s TOKEN | sha256sum", r.At(n))
 		} else {
 			copy(sum[:], b)
 		}
 		for _, other := range append(slices.Clone(r.rules.callers), c) {
 			if slices.Contains(other.tokens, sum) {
-				return r.Errorf(n, "this token is there twice: a caller is known by it")
+				return r.Errorf(n, "duplicate token: it must identify one caller")
 			}
 		}
 		c.tokens = append(c.tokens, sum)
 		return nil
 	})
 	if err == nil && len(c.tokens) == 0 {
-		return r.Errorf(n, "there is no token")
+		return r.Errorf(n, "missing token")
 	}
 	return err
 }
@@ -167,9 +169,9 @@ func (r *reader) readPattern(n ast.Node) (pattern, error) {
 	if err != nil {
 		return "", err
 	}
-	// The one star is the last segment.
+	// Only the last segment may be a star.
 	if rest := strings.TrimSuffix(text, "*"); strings.Contains(rest, "*") || rest != text && rest != "" && !strings.HasSuffix(rest, "/") {
-		return "", r.Errorf(n, "%q: write a whole name, PREFIX/* for all below, or * for all", text)
+		return "", r.Errorf(n, "%q: write a complete name, PREFIX/* for all below, or * for all", text)
 	}
 	return pattern(text), nil
 }
@@ -180,7 +182,7 @@ func (r *reader) readCertificate(n ast.Node, c *caller) error {
 		return func(n ast.Node) error {
 			p, err := r.readPattern(n)
 			if err == nil && p == "" {
-				return r.Errorf(n, "a certificate is not known by an empty name")
+				return r.Errorf(n, "empty name")
 			}
 			c.certificate[kind] = string(p)
 			return err
@@ -188,7 +190,7 @@ func (r *reader) readCertificate(n ast.Node, c *caller) error {
 	}
 	err := r.Mapping(n, strict.Keys{"subject": read("subject"), "uri": read("uri"), "dns": read("dns")})
 	if err == nil && len(c.certificate) == 0 {
-		return r.Errorf(n, "write subject, uri or dns, by which the certificate is known")
+		return r.Errorf(n, "write subject, uri or dns of the certificate")
 	}
 	return err
 }
@@ -200,7 +202,7 @@ func (r *reader) readIssuer(n ast.Node, c *caller) error {
 	text := func(to *string) func(ast.Node) error {
 		return func(n ast.Node) (err error) {
 			if *to, err = r.Scalar(n); err == nil && *to == "" {
-				return r.Errorf(n, "write a value, or leave the key out")
+				return r.Errorf(n, "write a value or omit the key")
 			}
 			return err
 		}
@@ -230,7 +232,7 @@ func (r *reader) readIssuer(n ast.Node, c *caller) error {
 		},
 	})
 	if err == nil && keys == nil {
-		return r.Errorf(n, "the public keys of the issuer are missing: write keys: FILE")
+		return r.Errorf(n, "missing public keys of the issuer: write keys: FILE")
 	}
 	c.jwt = newIssuer(keys, name, audience, claims)
 	return err
@@ -244,7 +246,7 @@ func (r *reader) readRight(n ast.Node, c *caller) error {
 			return r.Unknown(n, "right", name, slices.Sorted(maps.Keys(rightNames)))
 		}
 		if right == Operate && !slices.Equal(in, []pattern{"*"}) {
-			return r.Errorf(n, "the right operate is about the server, and not about single instances: write operate alone")
+			return r.Errorf(n, "the right operate applies to the whole server: write it without instances")
 		}
 		c.rights[right] = append(c.rights[right], in...)
 		return nil
@@ -259,7 +261,7 @@ func (r *reader) readRight(n ast.Node, c *caller) error {
 				return err
 			})
 			if err == nil && len(in) == 0 {
-				err = r.Errorf(value, "the right %s is for no instance: write their names, or leave it out", name)
+				err = r.Errorf(value, "the right %s lists no instance: name some or omit the right", name)
 			}
 			if err != nil {
 				return err
@@ -274,7 +276,7 @@ func (r *reader) readRight(n ast.Node, c *caller) error {
 	return grant(name, n, []pattern{"*"})
 }
 
-// String says who is there, for the operator.
+// String returns the number of callers, for the startup banner.
 func (r *Rules) String() string {
 	if len(r.callers) == 1 {
 		return "1 caller"

@@ -15,8 +15,7 @@ import (
 
 var update = flag.Bool("update", false, "write testdata anew")
 
-// TestMistakes: whatever is wrong with a file, it permits nothing, and the message says where and why;
-// testdata/mistakes.txt has what is said.
+// TestMistakes checks that a file with a mistake permits nothing; testdata/mistakes.txt has the messages.
 func TestMistakes(t *testing.T) {
 	one := func(entry string) string { return "version: 1\ncallers:\n  - {" + entry + "}\n" }
 	digest := strings.Repeat("ab", 32)

@@ -18,51 +18,54 @@ import (
 	"google.golang.org/grpc/tap"
 )
 
-// Options returns the options of a server for clients that hold every call against the rules. A call by nobody who is
-// known is UNAUTHENTICATED, one by somebody who may not make it PERMISSION_DENIED; of a stream the first message decides.
+// Options returns server options for the clients' port that check every call: unknown callers get UNAUTHENTICATED, callers
+// without the right PERMISSION_DENIED. The first message of a stream decides.
 func (r *Rules) Options() []grpc.ServerOption { return guard{r.always, methods}.options() }
 
-// WorkerOptions is Options of a server for workers.
+// WorkerOptions is Options for the workers' port.
 func (r *Rules) WorkerOptions() []grpc.ServerOption { return guard{r.always, workers}.options() }
 
 func (r *Rules) always() *Rules { return r }
 
-// A guard stands at one port.
+// A guard checks the calls of one port.
 type guard struct {
-	rules func() *Rules // as they are now
+	rules func() *Rules // the current rules
 	table table
 }
 
 func (g guard) options() []grpc.ServerOption {
-	return []grpc.ServerOption{grpc.InTapHandle(g.hurry), grpc.ChainUnaryInterceptor(g.unary), grpc.ChainStreamInterceptor(g.stream)}
+	return []grpc.ServerOption{
+		grpc.InTapHandle(g.limitStrangers), grpc.ChainUnaryInterceptor(g.unary), grpc.ChainStreamInterceptor(g.stream),
+	}
 }
 
-// strangerPatience is how long a call without a good credential may take to send its first message, which gRPC reads
-// before it asks an interceptor: up to 16 MiB, and 1000 of them on one connection. So what strangers can make this
-// server hold is what they can send in that time.
+// strangerPatience is the time limit for the first message of a call without a valid credential. gRPC reads that message, up
+// to 16 MiB and 1000 per connection, before it calls an interceptor, so the limit bounds what strangers can make the server
+// hold.
 const strangerPatience = 2 * time.Second
 
-// A stranger is in the context of a call without a good credential.
+// A stranger is in the context of a call without a valid credential.
 type stranger struct {
-	end *time.Timer // ends the call
-	why error       // the credential is no good; nil where none is needed
+	end *time.Timer // cancels the call
+	why error       // why the credential is invalid; nil if none is needed
 }
 
-// strangerKey is the key of a *stranger.
+// strangerKey is the context key of a *stranger.
 type strangerKey struct{}
 
-// hurry implements tap.ServerInHandle: it sees the headers of a call. It refuses none itself, since gRPC would keep the
-// deadline of such a call, and all of its headers, until that has passed.
-func (g guard) hurry(ctx context.Context, call *tap.Info) (context.Context, error) {
+// limitStrangers implements tap.ServerInHandle, which sees the headers of a call. It does not refuse calls, since gRPC would
+// keep the headers of a refused call until its deadline.
+func (g guard) limitStrangers(ctx context.Context, call *tap.Info) (context.Context, error) {
 	c, err := g.admit(ctx, call.FullMethodName)
 	if err == nil && c.name != "" {
 		return ctx, nil
 	}
-	ctx, cancel := context.WithCancel(ctx) // gRPC cancels what it is made from when the call ends
-	return context.WithValue(ctx, strangerKey{}, &stranger{time.AfterFunc(cmp.Or(g.rules().patience, strangerPatience), cancel), err}), nil
+	ctx, cancel := context.WithCancel(ctx) // gRPC cancels the parent when the call ends
+	end := time.AfterFunc(cmp.Or(g.rules().patience, strangerPatience), cancel)
+	return context.WithValue(ctx, strangerKey{}, &stranger{end, err}), nil
 }
 
-// arrived notes that the first message of a call is there.
+// arrived stops the time limit of a stranger's call after its first message.
 func arrived(ctx context.Context) {
 	if s, ok := ctx.Value(strangerKey{}).(*stranger); ok {
 		s.end.Stop()
@@ -90,21 +93,21 @@ func (g guard) stream(srv any, s grpc.ServerStream, info *grpc.StreamServerInfo,
 	if err := next(srv, guarded); guarded.refusal == nil {
 		return err
 	}
-	return guarded.refusal // whatever the service made of it
+	return guarded.refusal // takes precedence over the service's error
 }
 
-// admit returns who calls, or nobody where the method is for everybody.
+// admit returns the caller, or an empty one if the method is open to everybody.
 func (g guard) admit(ctx context.Context, method string) (*caller, error) {
 	if d, ok := g.table[method]; ok && d.rights == 0 {
 		return &caller{}, nil
 	}
 	if s, ok := ctx.Value(strangerKey{}).(*stranger); ok && s.why != nil {
-		return nil, s.why // a signature is not verified twice
+		return nil, s.why // without verifying a signature twice
 	}
 	return g.rules().caller(ctx)
 }
 
-// A guarded stream lets its first message pass if the caller may send it.
+// A guarded stream checks its first message.
 type guarded struct {
 	grpc.ServerStream
 	table   table
@@ -119,7 +122,7 @@ func (g *guarded) Context() context.Context {
 	return context.WithValue(g.ServerStream.Context(), callerKey{}, g.caller)
 }
 
-// RecvMsg implements grpc.ServerStream. It is called by one goroutine at a time.
+// RecvMsg implements grpc.ServerStream. One goroutine at a time calls it.
 func (g *guarded) RecvMsg(m any) error {
 	if g.refusal != nil {
 		return g.refusal
@@ -134,8 +137,7 @@ func (g *guarded) RecvMsg(m any) error {
 	return err
 }
 
-// caller returns who calls: whom the token in the header names, or else the certificate, or else "anonymous", where
-// there is one.
+// caller returns the caller identified by the authorization header, or else by the certificate, or else the anonymous one.
 func (r *Rules) caller(ctx context.Context) (*caller, error) {
 	md, _ := metadata.FromIncomingContext(ctx)
 	switch values := md.Get("authorization"); len(values) {
@@ -143,12 +145,12 @@ func (r *Rules) caller(ctx context.Context) (*caller, error) {
 	case 1:
 		return r.bearer(values[0])
 	default:
-		return nil, unauthenticated("the header authorization is there %d times", len(values))
+		return nil, unauthenticated("the header authorization occurs %d times", len(values))
 	}
 	leaf := certificate(ctx)
 	if leaf != nil {
 		for _, c := range r.callers {
-			if c.certificate != nil && shows(leaf, c.certificate) {
+			if c.certificate != nil && matches(leaf, c.certificate) {
 				return c, nil
 			}
 		}
@@ -159,12 +161,12 @@ func (r *Rules) caller(ctx context.Context) (*caller, error) {
 		}
 	}
 	if leaf != nil {
-		return nil, unauthenticated("the client certificate of %+.200q is that of no caller of this server", leaf.Subject.String())
+		return nil, unauthenticated("the client certificate of %+.200q belongs to no caller of this server", leaf.Subject.String())
 	}
-	return nil, unauthenticated("no credential: this server wants a client certificate, or the header authorization with Bearer TOKEN")
+	return nil, unauthenticated("no credential: this server requires a client certificate or the header authorization: Bearer TOKEN")
 }
 
-// certificate returns the certificate of the caller's that the connection has verified, or nil.
+// certificate returns the verified client certificate of the connection, or nil.
 func certificate(ctx context.Context) *x509.Certificate {
 	p, ok := peer.FromContext(ctx)
 	if !ok {
@@ -177,8 +179,8 @@ func certificate(ctx context.Context) *x509.Certificate {
 	return info.State.VerifiedChains[0][0]
 }
 
-// shows reports whether a certificate has all the names that are wanted, of the kinds subject, uri and dns.
-func shows(leaf *x509.Certificate, wanted map[string]string) bool {
+// matches reports whether a certificate has all wanted names, which are keyed by subject, uri and dns.
+func matches(leaf *x509.Certificate, wanted map[string]string) bool {
 	for kind, name := range wanted {
 		found := false
 		switch kind {
@@ -200,21 +202,21 @@ func shows(leaf *x509.Certificate, wanted map[string]string) bool {
 	return true
 }
 
-// maxToken is the most bytes of a header that are looked at.
+// maxToken is the size limit of a token.
 const maxToken = 16 << 10
 
-// bearer returns the caller of a token.
+// bearer returns the caller identified by an authorization header.
 func (r *Rules) bearer(header string) (*caller, error) {
 	scheme, token, _ := strings.Cut(header, " ")
 	token = strings.TrimSpace(token)
 	if !strings.EqualFold(scheme, "Bearer") || token == "" || len(token) > maxToken {
-		return nil, unauthenticated("the header authorization is not Bearer TOKEN, with a token of at most %d bytes", maxToken)
+		return nil, unauthenticated("the header authorization must be Bearer TOKEN, with a token of at most %d bytes", maxToken)
 	}
 	sum := sha256.Sum256([]byte(token))
 	var found *caller
 	for _, c := range r.callers {
 		for i := range c.tokens {
-			// Neither which byte differs nor whose token it is takes another time.
+			// The comparison takes constant time, whichever byte differs and whichever caller's token it is.
 			if subtle.ConstantTimeCompare(sum[:], c.tokens[i][:]) == 1 && found == nil {
 				found = c
 			}

@@ -14,26 +14,28 @@ import (
 )
 
 const (
-	// leeway is how far the clocks of an issuer and of this host may be apart.
+	// leeway is the tolerated clock difference between an issuer and this host.
 	leeway = 30 * time.Second
-	// maxVerified is how many signed tokens are remembered, so that not every call verifies a signature.
+	// maxVerified limits the cache of verified tokens, which saves verifying a signature for each call.
 	maxVerified = 1024
 )
 
-// An issuer is whose signed tokens are believed, and what they must say.
+// An issuer has the keys and required claims of signed tokens.
 type issuer struct {
 	keys   []key
 	parser *jwt.Parser
 	claims map[string]pattern
 }
 
-// newIssuer returns an issuer with keys. A name that is "" is not looked at.
+// newIssuer returns an issuer with keys. An empty name or audience is not checked.
 func newIssuer(keys []key, name, audience string, claims map[string]pattern) *issuer {
 	var algorithms []string
 	for _, k := range keys {
 		algorithms = append(algorithms, k.algorithm)
 	}
-	options := []jwt.ParserOption{jwt.WithValidMethods(algorithms), jwt.WithExpirationRequired(), jwt.WithLeeway(leeway), jwt.WithStrictDecoding()}
+	options := []jwt.ParserOption{
+		jwt.WithValidMethods(algorithms), jwt.WithExpirationRequired(), jwt.WithLeeway(leeway), jwt.WithStrictDecoding(),
+	}
 	if name != "" {
 		options = append(options, jwt.WithIssuer(name))
 	}
@@ -43,20 +45,20 @@ func newIssuer(keys []key, name, audience string, claims map[string]pattern) *is
 	return &issuer{keys, jwt.NewParser(options...), claims}
 }
 
-// errKey says that a token was signed by nobody who is believed.
-var errKey = errors.New("no key of its algorithm and name")
+// errKey means that no trusted key matches a token.
+var errKey = errors.New("no key matches its algorithm and name")
 
-// verify returns until when a token is good.
+// verify verifies a token and returns when it expires.
 func (i *issuer) verify(token string) (time.Time, error) {
 	claims := jwt.MapClaims{}
 	_, err := i.parser.ParseWithClaims(token, claims, func(t *jwt.Token) (any, error) {
 		if _, ok := t.Header["crit"]; ok {
-			return nil, errors.New("it has extensions (crit), of which none is known")
+			return nil, errors.New("it has unknown extensions (crit)")
 		}
 		name, _ := t.Header["kid"].(string)
 		var fitting jwt.VerificationKeySet
 		for _, k := range i.keys {
-			// The key says by which algorithm it is used, never the token.
+			// The key decides its algorithm, never the token.
 			if k.algorithm == t.Method.Alg() && (k.name == "" || name == "" || k.name == name) {
 				fitting.Keys = append(fitting.Keys, k.public)
 			}
@@ -70,8 +72,8 @@ func (i *issuer) verify(token string) (time.Time, error) {
 		return time.Time{}, err
 	}
 	for name, want := range i.claims {
-		if !says(claims[name], want) {
-			return time.Time{}, fmt.Errorf("its claim %s is not that of a caller", name)
+		if !claimMatches(claims[name], want) {
+			return time.Time{}, fmt.Errorf("its claim %s does not match", name)
 		}
 	}
 	expires, err := claims.GetExpirationTime()
@@ -81,8 +83,8 @@ func (i *issuer) verify(token string) (time.Time, error) {
 	return expires.Add(leeway), nil
 }
 
-// says reports whether a claim is a text that is wanted, or a list that has one.
-func says(claim any, want pattern) bool {
+// claimMatches reports whether a claim is a matching text, or a list that contains one.
+func claimMatches(claim any, want pattern) bool {
 	switch v := claim.(type) {
 	case string:
 		return want.match(v)
@@ -92,7 +94,7 @@ func says(claim any, want pattern) bool {
 	return false
 }
 
-// signed returns the caller of a token of which sum is the SHA-256.
+// signed returns the caller identified by a signed token, whose SHA-256 is sum.
 func (r *Rules) signed(token string, sum [32]byte) (*caller, error) {
 	now := time.Now()
 	r.mu.Lock()
@@ -101,7 +103,7 @@ func (r *Rules) signed(token string, sum [32]byte) (*caller, error) {
 	if ok && now.Before(seen.until) {
 		return seen.caller, nil
 	}
-	why := errors.New("it is that of no caller")
+	why := errors.New("it belongs to no caller")
 	if strings.Count(token, ".") == 2 {
 		for _, c := range r.callers {
 			if c.jwt == nil {
@@ -109,7 +111,7 @@ func (r *Rules) signed(token string, sum [32]byte) (*caller, error) {
 			}
 			until, err := c.jwt.verify(token)
 			if err != nil {
-				why = nearer(why, err)
+				why = moreSpecific(why, err)
 				continue
 			}
 			r.mu.Lock()
@@ -121,12 +123,12 @@ func (r *Rules) signed(token string, sum [32]byte) (*caller, error) {
 			return c, nil
 		}
 	}
-	text := strconv.QuoteToASCII(why.Error()) // which may quote the token's head
-	return nil, unauthenticated("the token in the header authorization is no good: %.200s", text[1:len(text)-1])
+	text := strconv.QuoteToASCII(why.Error()) // may quote the token's header
+	return nil, unauthenticated("invalid token in the header authorization: %.200s", text[1:len(text)-1])
 }
 
-// nearer returns the error of the two that says more to whoever has the token: that of an issuer who has signed it.
-func nearer(a, b error) error {
+// moreSpecific returns the more helpful of two errors: that of an issuer who signed the token.
+func moreSpecific(a, b error) error {
 	if errors.Is(b, jwt.ErrTokenUnverifiable) || errors.Is(b, jwt.ErrTokenMalformed) || errors.Is(b, jwt.ErrTokenSignatureInvalid) {
 		if errors.Is(a, jwt.ErrTokenInvalidClaims) || strings.HasPrefix(a.Error(), "its claim") {
 			return a

@@ -26,7 +26,7 @@ import (
 	"google.golang.org/grpc/status"
 )
 
-// keys are one of each kind.
+// keys has a key of each kind.
 type keys struct {
 	rsa, other *rsa.PrivateKey
 	ec         *ecdsa.PrivateKey
@@ -59,7 +59,7 @@ func publicPEM(t *testing.T, public crypto.PublicKey) []byte {
 	return pem.EncodeToMemory(&pem.Block{Type: "PUBLIC KEY", Bytes: der})
 }
 
-// sign returns a token; a header that is nil is left out.
+// sign returns a token; nil headers are omitted.
 func sign(t *testing.T, method jwt.SigningMethod, secret any, header map[string]any, claims jwt.MapClaims) string {
 	t.Helper()
 	token := jwt.NewWithClaims(method, claims)
@@ -73,8 +73,8 @@ func sign(t *testing.T, method jwt.SigningMethod, secret any, header map[string]
 
 func b64(b []byte) string { return base64.RawURLEncoding.EncodeToString(b) }
 
-// TestRule131_SignedTokens: a token is believed if a key of the caller's issuer signed it, by the key's own algorithm,
-// for this server and this time.
+// TestRule131_SignedTokens checks that a token is valid if a key of the caller's issuer signed it with the key's algorithm, for
+// this server and this time.
 func TestRule131_SignedTokens(t *testing.T) {
 	k := newKeys(t)
 	dir := t.TempDir()
@@ -106,14 +106,14 @@ callers:
 			t.Fatal(err)
 		}
 	}
-	// What is no token at all is refused in words that every client can print, whatever it says.
+	// Refusals of malformed tokens are printable, whatever these contain.
 	for _, head := range []string{"{\"alg\":\u00e9}", "{\"alg\":\x1b[31m", "{\"alg\":\"\u00e9\"}", "\xff"} {
 		err := call(b64([]byte(head)) + "." + b64([]byte("{}")) + "." + b64([]byte("x")))
 		if text := status.Convert(err).Message(); status.Code(err) != codes.Unauthenticated || strings.ContainsFunc(text, func(r rune) bool { return r < ' ' || r > '~' }) {
 			t.Errorf("a head %q: %q", head, err)
 		}
 	}
-	// Clocks may be a little apart.
+	// Small clock differences are tolerated.
 	late := good()
 	late["exp"] = now.Add(-5 * time.Second).Unix()
 	if err := call(sign(t, jwt.SigningMethodRS256, k.rsa, map[string]any{"kid": "any"}, late)); err != nil {
@@ -165,7 +165,7 @@ callers:
 	}
 }
 
-// TestSignedTokenEnds: that a token was good once does not make it good for longer than it says.
+// TestSignedTokenEnds checks that a verified token expires.
 func TestSignedTokenEnds(t *testing.T) {
 	k := newKeys(t)
 	dir := t.TempDir()
@@ -176,7 +176,7 @@ func TestSignedTokenEnds(t *testing.T) {
 	}
 	conn := serve(t, rules, nil).dial(nil, "Bearer "+sign(t, jwt.SigningMethodEdDSA, k.ed, nil,
 		jwt.MapClaims{"exp": time.Now().Add(-28 * time.Second).Unix()}))
-	// Good for a second or two, since clocks may be 30 seconds apart.
+	// Valid for a second or two, given the leeway of 30 seconds.
 	for end := time.Now().Add(30 * time.Second); ; time.Sleep(50 * time.Millisecond) {
 		if err := calls["BatchReadBlobs"](t.Context(), conn, ""); status.Code(err) == codes.Unauthenticated {
 			return
@@ -186,7 +186,7 @@ func TestSignedTokenEnds(t *testing.T) {
 	}
 }
 
-// TestKeySet: of a JSON Web Key Set each key verifies by its own algorithm, under its own name.
+// TestKeySet checks that each key of a JSON Web Key Set verifies with its algorithm and name.
 func TestKeySet(t *testing.T) {
 	k := newKeys(t)
 	point, err := k.ec.PublicKey.Bytes()

@@ -21,18 +21,18 @@ import (
 	"slices"
 )
 
-// A key verifies signatures, by one algorithm.
+// A key verifies signatures of one algorithm.
 type key struct {
 	name      string // "kid", or ""
-	algorithm string // as tokens call it
+	algorithm string // as in "alg"
 	public    crypto.PublicKey
 }
 
-// minRSA is the fewest bits of an RSA key.
+// minRSA is the minimum size of an RSA key in bits.
 const minRSA = 2048
 
-// readKeys reads public keys: PEM, of keys or certificates, or a JSON Web Key Set. A secret key of either kind is a
-// mistake: who has it could sign tokens.
+// readKeys reads public keys: PEM public keys or certificates, or a JSON Web Key Set. It refuses secret keys, which could
+// sign tokens.
 func readKeys(file string) ([]key, error) {
 	text, err := os.ReadFile(file)
 	if err != nil {
@@ -45,7 +45,7 @@ func readKeys(file string) ([]key, error) {
 		keys, err = parsePEM(text)
 	}
 	if err == nil && len(keys) == 0 {
-		err = errors.New("there is no public key: it takes PEM, or a JSON Web Key Set")
+		err = errors.New("no public key: want PEM or a JSON Web Key Set")
 	}
 	if err != nil {
 		return nil, fmt.Errorf("%s: %w", file, err)
@@ -59,7 +59,7 @@ func parsePEM(text []byte) ([]key, error) {
 		var block *pem.Block
 		if block, text = pem.Decode(text); block == nil {
 			if len(bytes.TrimSpace(text)) > 0 {
-				return nil, errors.New("there is something in it that is no PEM")
+				return nil, errors.New("data that is not PEM")
 			}
 			return keys, nil
 		}
@@ -76,7 +76,7 @@ func parsePEM(text []byte) ([]key, error) {
 				public = c.PublicKey
 			}
 		default:
-			err = fmt.Errorf("a %.40q is no public key", block.Type)
+			err = fmt.Errorf("%.40q is not a public key", block.Type)
 		}
 		if err != nil {
 			return nil, err
@@ -89,29 +89,32 @@ func parsePEM(text []byte) ([]key, error) {
 	}
 }
 
-// newKey returns a key with its algorithm: the one that is stated, if it is one of such keys, or else the usual one.
+// newKey returns a key with the stated algorithm, which must fit it, or by default the usual one.
 func newKey(name, stated string, public any) (key, error) {
 	var fit []string
 	switch k := public.(type) {
 	case *rsa.PublicKey:
 		if k.N.BitLen() < minRSA {
-			return key{}, fmt.Errorf("an RSA key of %d bits is too short: at least %d", k.N.BitLen(), minRSA)
+			return key{}, fmt.Errorf("an RSA key of %d bits is too short: want at least %d", k.N.BitLen(), minRSA)
 		}
 		fit = []string{"RS256", "RS384", "RS512", "PS256", "PS384", "PS512"}
 	case *ecdsa.PublicKey:
-		if fit = map[elliptic.Curve][]string{elliptic.P256(): {"ES256"}, elliptic.P384(): {"ES384"}, elliptic.P521(): {"ES512"}}[k.Curve]; fit == nil {
-			return key{}, errors.New("the curve of an ECDSA key is not P-256, P-384 or P-521")
+		fit = map[elliptic.Curve][]string{
+			elliptic.P256(): {"ES256"}, elliptic.P384(): {"ES384"}, elliptic.P521(): {"ES512"},
+		}[k.Curve]
+		if fit == nil {
+			return key{}, errors.New("the curve of an ECDSA key must be P-256, P-384 or P-521")
 		}
 	case ed25519.PublicKey:
 		fit = []string{"EdDSA"}
 	default:
-		return key{}, fmt.Errorf("a key is neither RSA, ECDSA nor Ed25519: %T", public)
+		return key{}, fmt.Errorf("unsupported key type %T: want RSA, ECDSA or Ed25519", public)
 	}
 	if stated == "" {
 		stated = fit[0]
 	}
 	if !slices.Contains(fit, stated) {
-		return key{}, fmt.Errorf("algorithm %.40q does not go with the key: one of %v does", stated, fit)
+		return key{}, fmt.Errorf("algorithm %.40q does not fit the key: want one of %v", stated, fit)
 	}
 	return key{name, stated, public}, nil
 }
@@ -137,7 +140,7 @@ func parseSet(text []byte) ([]key, error) {
 	var keys []key
 	for i, w := range set.Keys {
 		if w.Use != "" && w.Use != "sig" || w.Ops != nil && !slices.Contains(w.Ops, "verify") {
-			continue // for something else than signatures
+			continue // not for verifying signatures
 		}
 		public, err := w.public()
 		if err == nil {
@@ -153,10 +156,10 @@ func parseSet(text []byte) ([]key, error) {
 	return keys, nil
 }
 
-// public returns the key.
+// public returns the public key.
 func (w *webKey) public() (any, error) {
 	if w.Secret != "" {
-		return nil, errors.New("it is a secret key")
+		return nil, errors.New("secret key: want a public one")
 	}
 	var parts [4][]byte
 	for i, text := range []string{w.N, w.E, w.X, w.Y} {
@@ -170,7 +173,7 @@ func (w *webKey) public() (any, error) {
 	case w.Kind == "RSA":
 		exponent := new(big.Int).SetBytes(e)
 		if exponent.BitLen() > 31 || exponent.Int64() < 3 || exponent.Bit(0) == 0 {
-			return nil, errors.New("its exponent is none of RSA")
+			return nil, errors.New("invalid RSA exponent")
 		}
 		return &rsa.PublicKey{N: new(big.Int).SetBytes(n), E: int(exponent.Int64())}, nil
 	case w.Kind == "OKP" && w.Curve == "Ed25519" && len(x) == ed25519.PublicKeySize:
@@ -185,10 +188,11 @@ func (w *webKey) public() (any, error) {
 				continue
 			}
 			if _, err := c.check.NewPublicKey(slices.Concat([]byte{4}, x, y)); err != nil {
-				return nil, errors.New("it is no point of its curve")
+				return nil, errors.New("the point is not on its curve")
 			}
 			return &ecdsa.PublicKey{Curve: c.curve, X: new(big.Int).SetBytes(x), Y: new(big.Int).SetBytes(y)}, nil
 		}
 	}
-	return nil, fmt.Errorf("kind %.20q with curve %.20q is none of public keys here: RSA, EC with P-256, P-384 or P-521, OKP with Ed25519", w.Kind, w.Curve)
+	return nil, fmt.Errorf("unsupported kind %.20q with curve %.20q: want RSA, EC with P-256, P-384 or P-521, OKP with Ed25519",
+		w.Kind, w.Curve)
 }

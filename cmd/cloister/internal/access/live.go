@@ -12,27 +12,26 @@ import (
 	"google.golang.org/grpc"
 )
 
-// Live are the rules of a file as it is now: they are read again when it, or a file of keys that it names, has changed. It is
-// safe for concurrent use.
+// Live holds the current rules of a file and reads them again when it or a key file changes. It is safe for concurrent use.
 type Live struct {
 	file  string
 	check func(*Rules) error
 	log   *slog.Logger
-	every time.Duration // how often the files are looked at, at most
+	every time.Duration // minimum time between two checks of the files
 	rules atomic.Pointer[Rules]
 
-	mu     sync.Mutex
-	looked time.Time // guarded by mu
-	told   string    // guarded by mu; why the files could not be read again, "" if they could
+	mu      sync.Mutex
+	checked time.Time // guarded by mu
+	logged  string    // guarded by mu; the last error of reading again, "" if there was none
 }
 
-// lookEvery is how long a call may be decided by rules that have changed.
-const lookEvery = time.Second
+// checkInterval is how long a call may be decided by outdated rules.
+const checkInterval = time.Second
 
-// NewLive reads the rules of a file. Rules that check refuses, with an error, are as good as a mistake in the file. When the
-// file has changed and has a mistake, log is told, and the rules that were read last hold.
+// NewLive reads the rules of a file. An error of check counts as a mistake in the file. If a changed file has a mistake, Live
+// logs it and keeps the previous rules.
 func NewLive(file string, check func(*Rules) error, log *slog.Logger) (*Live, error) {
-	l := &Live{file: file, check: check, log: log, every: lookEvery, looked: time.Now()}
+	l := &Live{file: file, check: check, log: log, every: checkInterval, checked: time.Now()}
 	rules, err := l.load()
 	if err != nil {
 		return nil, err
@@ -49,37 +48,37 @@ func (l *Live) load() (*Rules, error) {
 	return rules, err
 }
 
-// Rules returns the rules as they are in the file, or were a second ago.
+// Rules returns the rules of the file, at most a second old.
 func (l *Live) Rules() *Rules {
-	// Nobody waits for who is reading already: a file may be far away.
+	// Do not wait for another reader: the file may be on a network.
 	if !l.mu.TryLock() {
 		return l.rules.Load()
 	}
 	defer l.mu.Unlock()
 	now, rules := time.Now(), l.rules.Load()
-	if now.Sub(l.looked) < l.every {
+	if now.Sub(l.checked) < l.every {
 		return rules
 	}
-	l.looked = now
+	l.checked = now
 	if rules.current() {
-		l.told = ""
+		l.logged = ""
 		return rules
 	}
 	fresh, err := l.load()
 	if err != nil {
-		if why := err.Error(); why != l.told { // once, and not every second
-			l.told = why
-			l.log.Warn("the file of callers cannot be read again: those of before may do what they might", "auth", l.file, "err", err)
+		if why := err.Error(); why != l.logged { // log each error once
+			l.logged = why
+			l.log.Warn("cannot read the changed callers file; the previous rules stay in force", "auth", l.file, "err", err)
 		}
 		return rules
 	}
-	l.told = ""
+	l.logged = ""
 	l.rules.Store(fresh)
-	l.log.Info("the file of callers has changed, and holds from now on", "auth", l.file, "callers", len(fresh.callers))
+	l.log.Info("the callers file has changed and is in force", "auth", l.file, "callers", len(fresh.callers))
 	return fresh
 }
 
-// current reports whether the files that r is of are as they were read.
+// current reports whether the files of r are unchanged.
 func (r *Rules) current() bool {
 	for file, at := range r.read {
 		if !filestate.Of(file).Equal(at) {
@@ -89,8 +88,8 @@ func (r *Rules) current() bool {
 	return true
 }
 
-// Options is Rules.Options by the rules as they are when a call comes. One that is admitted goes on by those.
+// Options is Rules.Options with the rules in force when a call arrives, which apply to it until its end.
 func (l *Live) Options() []grpc.ServerOption { return guard{l.Rules, methods}.options() }
 
-// WorkerOptions is Options of a server for workers.
+// WorkerOptions is Options for the workers' port.
 func (l *Live) WorkerOptions() []grpc.ServerOption { return guard{l.Rules, workers}.options() }

@@ -20,7 +20,7 @@ import (
 	"google.golang.org/grpc/status"
 )
 
-// A written file has another time with each text, also where two are written within the resolution of times.
+// A written file gets a new modification time with each text, independent of the clock's resolution.
 type written struct {
 	t    *testing.T
 	name string
@@ -38,13 +38,13 @@ func (w *written) write(text string) {
 	}
 }
 
-// ofToken is a file with one caller.
+// ofToken returns the text of a file with one caller.
 func ofToken(token, right string) string {
 	return fmt.Sprintf("version: 1\ncallers: [{name: ci, token_sha256: %s, rights: [%s]}]\n", sum(token), right)
 }
 
-// TestCallersAreReadAgain: who is in the file may, from the next call on, on connections that are open as well; who is not
-// any more may not; and a file with a mistake leaves everything as it was, and is told of once.
+// TestCallersAreReadAgain checks that a changed file applies to the next call, also on open connections, and that a file with
+// a mistake changes nothing and is logged once.
 func TestCallersAreReadAgain(t *testing.T) {
 	file := &written{t: t, name: filepath.Join(t.TempDir(), "auth.yaml")}
 	file.write(ofToken("old", "read"))
@@ -90,7 +90,7 @@ func TestCallersAreReadAgain(t *testing.T) {
 		t.Fatal(err)
 	}
 	check("removed", codes.Unauthenticated, codes.OK)
-	if text := log.String(); strings.Count(text, "cannot be read again") != 5 || !strings.Contains(text, certain.Error()) {
+	if text := log.String(); strings.Count(text, "cannot read the changed callers file") != 5 || !strings.Contains(text, certain.Error()) {
 		t.Errorf("five mistakes, and the log says\n%s", text)
 	}
 	file.write(ofToken("new", "write"))
@@ -99,8 +99,8 @@ func TestCallersAreReadAgain(t *testing.T) {
 	check("as at first", codes.OK, codes.Unauthenticated)
 }
 
-// TestAFileOfTheSameTimeIsAnother: tools that unpack or copy files give all of them one time, and a hash is as long as another.
-func TestAFileOfTheSameTimeIsAnother(t *testing.T) {
+// TestReplacedFileWithSameTimeAndSizeIsReadAgain covers tools that preserve file times; all hashes have one length.
+func TestReplacedFileWithSameTimeAndSizeIsReadAgain(t *testing.T) {
 	dir, at := t.TempDir(), time.Unix(1, 0)
 	name := filepath.Join(dir, "auth.yaml")
 	replace := func(text string) {
@@ -127,7 +127,7 @@ func TestAFileOfTheSameTimeIsAnother(t *testing.T) {
 	}
 }
 
-// TestKeysAreReadAgain: a key that an issuer has taken back verifies nothing any more, not even a token that was good before.
+// TestKeysAreReadAgain checks that a removed key verifies nothing, not even a token that was verified before.
 func TestKeysAreReadAgain(t *testing.T) {
 	dir := t.TempDir()
 	file, keys := &written{t: t, name: filepath.Join(dir, "auth.yaml")}, &written{t: t, name: filepath.Join(dir, "keys.pem")}
@@ -157,7 +157,7 @@ func TestKeysAreReadAgain(t *testing.T) {
 	}
 }
 
-// TestCallsWhileTheFileChanges: whoever is in every version of the file may, at any time.
+// TestCallsWhileTheFileChanges checks that a caller in every version of the file is never refused.
 func TestCallsWhileTheFileChanges(t *testing.T) {
 	name := filepath.Join(t.TempDir(), "auth.yaml")
 	write(t, name, []byte(ofToken("ci", "read")))

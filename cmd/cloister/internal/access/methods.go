@@ -17,24 +17,24 @@ import (
 	healthpb "google.golang.org/grpc/health/grpc_health_v1"
 )
 
-// A demand is what a method needs.
+// A demand is the right that a method needs.
 type demand struct {
-	// rights are those of which one is needed; 0 is none, and no credential either.
+	// rights are alternatives, one of which is needed; 0 needs none, and no credential.
 	rights Right
-	// of returns the instances that a message may be about, in each of which the right is needed; nil, or a nil result,
-	// is one that the message does not say: the right in any instance will do.
+	// of returns the instances that a message may refer to; the right is needed in each. If of or its result is nil, the
+	// right in any instance suffices.
 	of func(m any) ([]string, error)
 }
 
-// A table has all methods that may be called at one port, by their full names.
+// A table has the methods of one port by full name.
 type table map[string]demand
 
-// methods are those of the clients' port.
+// methods is the table of the clients' port.
 var methods = table{
-	// They tell what the caller may do in the instance, which may be nothing; clients ask before they know their instance.
+	// It reports what the caller may do in the instance, possibly nothing. Clients ask before they know their instance.
 	repb.Capabilities_GetCapabilities_FullMethodName: {everything, nil},
 
-	// To ask what is absent is part of an upload, too.
+	// Uploads ask for missing blobs, too.
 	repb.ContentAddressableStorage_FindMissingBlobs_FullMethodName:     {Read | Write, named},
 	repb.ContentAddressableStorage_BatchUpdateBlobs_FullMethodName:     {Write, named},
 	repb.ContentAddressableStorage_BatchReadBlobs_FullMethodName:       {Read, named},
@@ -62,15 +62,15 @@ var methods = table{
 
 	logpb.LogStreamService_CreateLogStream_FullMethodName: {Write, parent},
 
-	// It says by which digests there is something to read.
+	// The history reveals digests that can be read.
 	cloisterpb.History_List_FullMethodName: {Read, named},
 
-	// What it tells of an instance depends on the caller. Draining is about all instances at once.
+	// The status of an instance depends on the caller. Draining affects all instances.
 	cloisterpb.Fleet_Status_FullMethodName:  {Execute | Operate, nil},
 	cloisterpb.Fleet_Drain_FullMethodName:   {Operate, nil},
 	cloisterpb.Fleet_Undrain_FullMethodName: {Operate, nil},
 
-	// Whoever balances load asks for the health, and has no credential.
+	// Load balancers have no credentials.
 	healthpb.Health_Check_FullMethodName: {},
 	healthpb.Health_Watch_FullMethodName: {},
 	healthpb.Health_List_FullMethodName:  {},
@@ -79,8 +79,8 @@ var methods = table{
 	"/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo": {Read, nil},
 }
 
-// workers are the methods of the workers' port: what a worker needs of the store, and the queue. Whoever is given actions
-// reads their inputs and makes their results, so that one right is for all of it, in the instances that it is for.
+// workers is the table of the workers' port: store and queue. A worker reads inputs and produces results, so one right per
+// instance covers everything.
 var workers = table{
 	repb.Capabilities_GetCapabilities_FullMethodName: {Work, nil},
 
@@ -107,10 +107,10 @@ var workers = table{
 	healthpb.Health_List_FullMethodName:  {},
 }
 
-// Check returns an error that names the methods of a server for clients for which it is not written who may call them.
+// Check returns an error that names the methods of a server for clients that lack a table entry.
 func Check(services map[string]grpc.ServiceInfo) error { return methods.check("methods", services) }
 
-// CheckWorkers is Check of a server for workers.
+// CheckWorkers is Check for the workers' port.
 func CheckWorkers(services map[string]grpc.ServiceInfo) error {
 	return workers.check("workers", services)
 }
@@ -128,15 +128,15 @@ func (t table) check(name string, services map[string]grpc.ServiceInfo) error {
 		return nil
 	}
 	slices.Sort(unknown)
-	return fmt.Errorf("no right is written for %s: add it to %s of package access", strings.Join(unknown, ", "), name)
+	return fmt.Errorf("no right is defined for %s: add it to %s in package access", strings.Join(unknown, ", "), name)
 }
 
 func (t table) known(method string) bool { _, ok := t[method]; return ok }
 
-// errMessage is for a message of another kind than the method's.
-var errMessage = errors.New("its message does not name an instance")
+// errMessage means that a message has the wrong type for its method.
+var errMessage = errors.New("the message does not name an instance")
 
-// named is for messages with an instance's name.
+// named is for messages with an instance name.
 func named(m any) ([]string, error) {
 	if m, ok := m.(interface{ GetInstanceName() string }); ok {
 		return []string{m.GetInstanceName()}, nil
@@ -144,9 +144,8 @@ func named(m any) ([]string, error) {
 	return nil, errMessage
 }
 
-// prefixed is for messages with the prefix of instances: it is about the instance of that name and all below it, which
-// the right must be for by a name with an asterisk. The second of these names is of no instance, and matches what all
-// below match.
+// prefixed is for messages with an instance name prefix, which refer to that instance and all below it. No instance has the
+// second of the returned names; only a right for PREFIX/* matches it.
 func prefixed(m any) ([]string, error) {
 	if m, ok := m.(interface{ GetInstanceNamePrefix() string }); ok {
 		return []string{m.GetInstanceNamePrefix(), m.GetInstanceNamePrefix() + "/"}, nil
@@ -162,8 +161,8 @@ func parent(m any) ([]string, error) {
 	return nil, errMessage
 }
 
-// operation is for messages with the name of an operation, [INSTANCE/]operations/ID. Another name says nothing of an
-// instance: who knows one was told it, since they cannot be guessed.
+// operation is for messages with an operation name, [INSTANCE/]operations/ID. Other names contain no instance; knowing one
+// is sufficient, since they cannot be guessed.
 func operation(m any) ([]string, error) {
 	o, ok := m.(interface{ GetName() string })
 	if !ok {
@@ -176,7 +175,7 @@ func operation(m any) ([]string, error) {
 	return nil, nil
 }
 
-// operations is for messages with the name of a collection of operations, INSTANCE or [INSTANCE/]operations.
+// operations is for messages with the name of an operation collection, INSTANCE or [INSTANCE/]operations.
 func operations(m any) ([]string, error) {
 	o, ok := m.(interface{ GetName() string })
 	if !ok {
@@ -189,14 +188,13 @@ func operations(m any) ([]string, error) {
 	return []string{name}, nil
 }
 
-// marks are the segments of a resource name that an instance's name can stand before.
+// marks are the resource name segments that may follow an instance name.
 var marks = []string{"blobs", "compressed-blobs", "uploads", "logstreams"}
 
-// resource is for messages with the name of a resource of ByteStream. A name with several marks is of each instance
-// that it could be of, whichever the service takes it for: [INSTANCE/]uploads/UUID/blobs/... is of INSTANCE alone, since
-// no instance has the segment "uploads" in its name, but there may be one with "logstreams". Some clients put the
-// instance before the name of a log stream once more, [INSTANCE/]logstreams/[INSTANCE/]logstreams/ID: that is of
-// INSTANCE alone.
+// resource is for messages with a ByteStream resource name. A name with several marks counts for every instance that it could
+// name. [INSTANCE/]uploads/UUID/blobs/... names only INSTANCE, since no instance name contains the segment "uploads", but one
+// may contain "logstreams". Some clients repeat the instance before a log stream, [INSTANCE/]logstreams/[INSTANCE/]logstreams/ID,
+// which names only INSTANCE.
 func resource(m any) ([]string, error) {
 	r, ok := m.(interface{ GetResourceName() string })
 	if !ok {
@@ -217,10 +215,10 @@ func resource(m any) ([]string, error) {
 		}
 	}
 	if instances == nil {
-		return nil, fmt.Errorf("resource name %+.256q has no segment of %s", r.GetResourceName(), strings.Join(marks, ", "))
+		return nil, fmt.Errorf("resource name %+.256q contains none of the segments %s", r.GetResourceName(), strings.Join(marks, ", "))
 	}
 	return instances, nil
 }
 
-// under returns the name of what is called rest below an instance; either may be "".
+// under joins an instance name and a name below it; either may be "".
 func under(instance, rest string) string { return strings.Trim(instance+"/"+rest, "/") }

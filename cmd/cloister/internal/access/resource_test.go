@@ -16,9 +16,8 @@ import (
 	"google.golang.org/grpc"
 )
 
-// TestNoNameReachesAnotherInstance: of every name that can be made of the words of resource names, ByteStream takes what
-// passes for that of the instance that the caller has his rights in, or refuses it. Two readers of one name that do not
-// agree would be a way into any instance.
+// TestNoNameReachesAnotherInstance combines the segments of resource names: ByteStream must read every admitted name as one of
+// the caller's instance. A disagreement between the two parsers would open every instance.
 func TestNoNameReachesAnotherInstance(t *testing.T) {
 	const depth = 4 // segments before HASH/SIZE
 	rules := parse(t, "version: 1\ncallers: [{name: g, anonymous: true, rights: [{read: a}, {write: a}]}]")

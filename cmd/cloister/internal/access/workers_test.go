@@ -19,7 +19,7 @@ import (
 	"google.golang.org/grpc/status"
 )
 
-// serveWorkers starts a server with all that the workers' port has, and what it serves is in memory.
+// serveWorkers starts a server with the services of the workers' port over an in-memory store.
 func serveWorkers(t *testing.T, rules *access.Rules) *server {
 	t.Helper()
 	g := grpc.NewServer(append(casserver.ServerOptions(slog.New(slog.DiscardHandler)), rules.WorkerOptions()...)...)
@@ -35,11 +35,11 @@ func synchronize(ctx context.Context, conn *grpc.ClientConn, prefix string) erro
 	return err
 }
 
-// served are those of calls that the workers' port has.
+// served selects the calls that the workers' port serves.
 var served = strings.Fields("GetCapabilities FindMissingBlobs BatchReadBlobs BatchUpdateBlobs GetTree Read Write QueryWriteStatus GetActionResult UpdateActionResult")
 
-// TestWorkersPort: there the right work is for everything that is served, in its instances alone, and no other right is
-// for anything; nowhere else is it for anything.
+// TestWorkersPort checks that at the workers' port the right work permits everything in its instances and no other right permits
+// anything, and that work permits nothing at the clients' port.
 func TestWorkersPort(t *testing.T) {
 	rules := parse(t, `
 version: 1
@@ -82,7 +82,7 @@ callers:
 	}
 }
 
-// TestWorkOfAPrefix: who takes the actions of all instances below a name has the right in all of them.
+// TestWorkOfAPrefix checks that a worker for all instances below a prefix needs the right in all of them.
 func TestWorkOfAPrefix(t *testing.T) {
 	s := serveWorkers(t, parse(t, `
 version: 1
