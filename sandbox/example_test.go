@@ -20,18 +20,18 @@ func TestMain(m *testing.M) {
 	flag.Parse()
 	b := namespace.New(namespace.Config{})
 	if _, err := b.Probe(context.Background()); err != nil {
-		fmt.Println("skipping Example: it needs namespaces:", err)
+		fmt.Println("skipping ExampleBackend: it needs namespaces:", err)
 		if slices.Contains(strings.Split(os.Getenv("CLOISTER_REQUIRE"), ","), "namespaces") {
 			os.Exit(1)
 		}
-		_ = flag.Set("test.skip", "^Example$")
+		_ = flag.Set("test.skip", "^ExampleBackend$")
 	}
 	b.Close()
 	os.Exit(m.Run())
 }
 
 // A command sees what its Spec lists, and the Result records what else it tried.
-func Example() {
+func ExampleBackend() {
 	b := namespace.New(namespace.Config{})
 	defer b.Close()
 	spec := &sandbox.Spec{

@@ -20,46 +20,45 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// A Backend runs commands in namespaces through one zygote, which it starts when it is first needed
-// and again if it died.
+// A Backend runs commands in namespaces through one zygote, which it starts on first use and again if it died.
 type Backend struct {
 	config     Config
 	rootless   bool
-	landlock   int         // the version that is in force, or 0
-	exposed    atomic.Bool // views of Config.Hidden cannot be made here
+	landlock   int         // version in force, or 0
+	exposed    atomic.Bool // Config.Hidden cannot be hidden here
 	conditions atomic.Pointer[[]sandbox.Condition]
 
 	mu         sync.Mutex
-	sock       int // of the zygote; -1 while there is none
+	sock       int // of the zygote; -1 if it does not run
 	proc       *os.Process
-	generation int    // how many zygotes there have been
-	ended      string // how the last of them ended
+	generation int    // number of zygotes so far
+	ended      string // how the last zygote ended
 	closed     bool
-	groups     *cgroup.Host // nil until the zygote is first started, and without control groups
+	groups     *cgroup.Host // nil until the first zygote starts, and without the layer Cgroups
 	slots      int          // slots
-	busy       int          // those that were taken
-	free       []*slot      // the one that was used longest ago first: it has had the time to prepare itself
-	returned   *sync.Cond   // a slot was given back
+	busy       int          // slots in use
+	free       []*slot      // least recently used first: it has had time to prepare itself
+	returned   *sync.Cond   // a slot was released
 	open       map[string]*workspace
 
-	lost    atomic.Int64 // how many runs a slot has lost before they began
-	mounted atomic.Int64 // images there have been
-	images  sync.Map     // of *image, by name
-	filters sync.Map     // encoded, by seccomp.Config
+	lost    atomic.Int64 // runs that slots lost before they began
+	mounted atomic.Int64 // number of images so far
+	images  sync.Map     // *image by name
+	filters sync.Map     // encoded filters by seccomp.Config
 }
 
-// A slot is what one run at a time has for itself: a child of the zygote and a control group.
+// A slot holds one run at a time: a child of the zygote and a control group.
 type slot struct {
 	number     int
-	sock       int // of the process; -1 while there is none
+	sock       int // of the process; -1 if it does not run
 	generation int // of the zygote that started it
-	// base is what it has ready, and networkClean says that its last run left the network as it was.
+	// base is what the slot has set up. networkClean means that its last run left the network unused.
 	base         *zygote.Base
 	networkClean bool
-	ready        bool // it has said that it is
+	ready        bool // it has reported so
 	group        *cgroup.Group
-	// last is the workspace of its last run, or nil. As long as it is open, what the run left there counts as
-	// memory of the slot's group.
+	// last is the workspace of its last run, or nil. While it is open, its contents count as memory of the slot's
+	// group.
 	last *workspace
 }
 
@@ -80,7 +79,7 @@ func (b *Backend) Close() error {
 	b.closed = true
 	b.drop("the sandbox is closed")
 	b.returned.Broadcast()
-	// Their processes are killed; whoever runs them reads their groups once more.
+	// Their processes are dying; their goroutines read the groups once more.
 	late := false
 	patience := time.AfterFunc(answerSeconds*time.Second, func() {
 		b.mu.Lock()
@@ -93,18 +92,18 @@ func (b *Backend) Close() error {
 		b.returned.Wait()
 	}
 	if b.busy > 0 {
-		return fmt.Errorf("%d runs do not end", b.busy)
+		return fmt.Errorf("%d runs did not end", b.busy)
 	}
 	if b.groups == nil {
 		return nil
 	}
-	// What was killed with the zygote may need a moment to be gone.
+	// Processes killed with the zygote may need a moment to vanish.
 	err := b.groups.Close()
 	b.groups = nil
 	return err
 }
 
-// drop forgets the zygote, and why. Its runs die with it. b.mu is held.
+// drop forgets the zygote, whose runs die with it. The caller holds b.mu.
 func (b *Backend) drop(why string) {
 	if b.sock < 0 {
 		return
@@ -129,7 +128,7 @@ func (s *slot) drop() {
 	s.sock, s.base, s.networkClean, s.ready = -1, nil, false, false
 }
 
-// start starts the zygote if there is none. b.mu is held.
+// start starts the zygote if it does not run. The caller holds b.mu.
 func (b *Backend) start() error {
 	if b.closed {
 		return errClosed
@@ -153,14 +152,14 @@ func (b *Backend) start() error {
 	return nil
 }
 
-// hungUp reports whether the other end of a socket was closed.
+// hungUp reports whether the other end of a socket is closed.
 func hungUp(sock int) bool {
 	poll := []unix.PollFd{{Fd: int32(sock)}}
 	n, err := unix.Poll(poll, 0)
 	return err == nil && n == 1
 }
 
-// request sends one packet to the zygote and, if answer, returns the descriptor of its reply, or -1.
+// request sends a packet to the zygote and, if answer is set, returns the descriptor in its reply, or -1.
 func (b *Backend) request(req []byte, answer bool, fds ...int) (int, error) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -168,7 +167,7 @@ func (b *Backend) request(req []byte, answer bool, fds ...int) (int, error) {
 }
 
 func (b *Backend) requestLocked(req []byte, answer bool, fds ...int) (int, error) {
-	// Twice, since a failure may be how one learns that the zygote died.
+	// Twice, since a failure may show that the zygote died.
 	var err error
 	for range 2 {
 		if err := b.start(); err != nil {
@@ -176,7 +175,7 @@ func (b *Backend) requestLocked(req []byte, answer bool, fds ...int) (int, error
 		}
 		err = zygote.Send(b.sock, req, fds...)
 		if err != nil && !errors.Is(err, unix.EPIPE) && !errors.Is(err, unix.ECONNRESET) {
-			// It lives, and with it every other run: only this request failed.
+			// The zygote and all other runs live: only this request failed.
 			return -1, fmt.Errorf("zygote: %w", err)
 		}
 		var text []byte
@@ -202,7 +201,7 @@ func (b *Backend) requestLocked(req []byte, answer bool, fds ...int) (int, error
 	return -1, fmt.Errorf("the zygote does not answer: %w", err)
 }
 
-// await returns when the slot is ready, with errLostSlot if it is gone.
+// awaitReady waits until the slot is ready; errLostSlot means that it died.
 func (s *slot) awaitReady() error {
 	if s.ready {
 		return nil
@@ -213,7 +212,7 @@ func (s *slot) awaitReady() error {
 		return errLostSlot
 	}
 	if err == nil && len(packet) != 1 {
-		err = fmt.Errorf("it says %q", packet)
+		err = fmt.Errorf("unexpected message %q", packet)
 	}
 	if err != nil {
 		s.drop()
@@ -223,7 +222,7 @@ func (s *slot) awaitReady() error {
 	return nil
 }
 
-// launch hands a run to the slot, which is ready, with descriptors. It fails with errLostSlot if the slot is gone.
+// launch hands a run and its descriptors to the slot, which is ready; errLostSlot means that it died.
 func (s *slot) launch(p *zygote.Plan, control int, streams []int, more []int) error {
 	base := p.Base
 	if base.SingleUse {
@@ -262,7 +261,7 @@ func (s *slot) launch(p *zygote.Plan, control int, streams []int, more []int) er
 	return nil
 }
 
-// memory returns the descriptor of a file in memory that holds text.
+// memory returns a file in memory that holds text.
 func memory(text []byte) (int, error) {
 	fd, err := unix.MemfdCreate("plan", unix.MFD_CLOEXEC)
 	if err != nil {
@@ -279,12 +278,12 @@ func memory(text []byte) (int, error) {
 	return fd, nil
 }
 
-// isGone reports whether an error of a socket says that the process at its other end is.
+// isGone reports whether an error of a socket means that its peer died.
 func isGone(err error) bool {
 	return errors.Is(err, os.ErrClosed) || errors.Is(err, unix.EPIPE) || errors.Is(err, unix.ECONNRESET)
 }
 
-// explain adds to errLostSlot how the slot ended. Every other error it returns as it is.
+// explainLost adds how the slot ended to errLostSlot, and returns other errors unchanged.
 func (b *Backend) explainLost(s *slot, err error) error {
 	if !errors.Is(err, errLostSlot) {
 		return err
@@ -292,7 +291,7 @@ func (b *Backend) explainLost(s *slot, err error) error {
 	return fmt.Errorf("%w: %s", err, b.slotEnd(s))
 }
 
-// ending returns in words how the process of a slot has ended, whose sockets are closed.
+// slotEnd describes how the process of a slot ended after its socket closed.
 func (b *Backend) slotEnd(s *slot) string {
 	for range 100 {
 		if text := b.askSlotEnd(s); text != "" {
@@ -300,10 +299,10 @@ func (b *Backend) slotEnd(s *slot) string {
 		}
 		time.Sleep(10 * time.Millisecond)
 	}
-	return "it has closed its sockets and has not ended"
+	return "it closed its sockets but has not exited"
 }
 
-// askSlotEnd is ending, or "" as long as it goes on.
+// askSlotEnd returns the same as slotEnd, or "" while the process lives.
 func (b *Backend) askSlotEnd(s *slot) string {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -311,7 +310,7 @@ func (b *Backend) askSlotEnd(s *slot) string {
 		b.drop("it died")
 	}
 	if b.sock < 0 || s.generation != b.generation {
-		return "its zygote has ended: " + b.ended
+		return "its zygote ended: " + b.ended
 	}
 	err := zygote.Send(b.sock, strconv.AppendInt([]byte{zygote.ReqSlotEnd}, int64(s.number), 10))
 	var packet []byte
@@ -320,13 +319,13 @@ func (b *Backend) askSlotEnd(s *slot) string {
 	}
 	if err != nil {
 		b.drop("it does not answer: " + err.Error())
-		return "its zygote has ended: " + b.ended
+		return "its zygote ended: " + b.ended
 	}
 	return string(packet[1:])
 }
 
-// replaceNetwork has the slot's next run get another network, and returns how many packets found no route in this one. A slot
-// that was killed since the run ended has taken its network along, and the number: that is no reason to lose the run.
+// replaceNetwork gives the slot's next run a new network and returns how many packets found no route in the old one. A
+// slot that was killed since the run ended took its network and the count along: that does not fail the run.
 func (s *slot) replaceNetwork() (noRoute int64, err error) {
 	var packet []byte
 	if err = s.awaitReady(); err == nil {
@@ -357,11 +356,11 @@ func (s *slot) replaceNetwork() (noRoute int64, err error) {
 
 var errClosed = errors.New("the sandbox is closed")
 
-// errLostSlot says that a slot had no success in beginning a run, of which nothing has happened: another may.
-var errLostSlot = errors.New("the slot lost the run before its command was executed")
+// errLostSlot means that a slot failed before the run began: another slot may run it.
+var errLostSlot = errors.New("the sandbox slot died before the command was executed")
 
-// take returns a slot that the caller has for itself until it gives it back, one that has base ready if there is one. It
-// waits if there are none left.
+// acquire returns a slot for the caller's own use until release, preferably one that has base set up. It waits until
+// one is free.
 func (b *Backend) acquire(base *zygote.Base) (*slot, error) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -383,7 +382,7 @@ func (b *Backend) acquire(base *zygote.Base) (*slot, error) {
 	return s, nil
 }
 
-// startSlot starts the process of a slot. b.mu is held.
+// startSlot starts the process of a slot. The caller holds b.mu.
 func (b *Backend) startSlot(s *slot) error {
 	s.drop()
 	want := zygote.Slot{Number: s.number, Nested: !b.config.has(NoNesting), Attached: b.config.attached}
@@ -406,7 +405,7 @@ func (b *Backend) startSlot(s *slot) error {
 	if err != nil {
 		return err
 	}
-	// A slot that does not answer must not hang the worker.
+	// An unresponsive slot must not hang the worker.
 	for _, option := range []int{unix.SO_RCVTIMEO, unix.SO_SNDTIMEO} {
 		if err := unix.SetsockoptTimeval(sock, unix.SOL_SOCKET, option, &unix.Timeval{Sec: answerSeconds}); err != nil {
 			unix.Close(sock)
@@ -417,7 +416,7 @@ func (b *Backend) startSlot(s *slot) error {
 	return nil
 }
 
-// pick returns a slot in which a run has all of its memory, if there can be one. b.mu is held.
+// pickSlot returns a slot in which a run has all of its memory, if possible. The caller holds b.mu.
 func (b *Backend) pickSlot(base *zygote.Base) (*slot, error) {
 	for len(b.free) == 0 && b.slots == zygote.MaxSlots && !b.closed {
 		b.returned.Wait()
@@ -438,7 +437,7 @@ func (b *Backend) pickSlot(base *zygote.Base) (*slot, error) {
 	return s, nil
 }
 
-// newSlot makes a slot, never one without the control group that it is to have. b.mu is held.
+// newSlot creates a slot, never without the control group that it needs. The caller holds b.mu.
 func (b *Backend) newSlot() (*slot, error) {
 	s := &slot{number: b.slots, sock: -1}
 	if b.groups != nil && b.groups.Mode() != cgroup.None {
@@ -451,7 +450,7 @@ func (b *Backend) newSlot() (*slot, error) {
 	return s, nil
 }
 
-// give takes a slot back after a run in a workspace.
+// release returns a slot after a run in a workspace.
 func (b *Backend) release(s *slot, workspace string) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -482,7 +481,7 @@ func (b *Backend) Workspace(_ context.Context, bytes, files int64) (sandbox.Work
 	return w, nil
 }
 
-// newWorkspace returns the descriptor of a workspace, by way of the zygote if this process may not mount.
+// newWorkspace returns the descriptor of a workspace, through the zygote if this process may not mount.
 func (b *Backend) newWorkspace(room zygote.WorkspaceSize) (int, error) {
 	if !b.rootless {
 		return zygote.NewWorkspace(room)
@@ -494,7 +493,7 @@ func (b *Backend) newWorkspace(room zygote.WorkspaceSize) (int, error) {
 	return b.request(append([]byte{zygote.ReqWorkspace}, text...), true)
 }
 
-// copiesDetached is asked of the kernel once.
+// copiesDetached caches what the kernel can do.
 var copiesDetached = sync.OnceValue(zygote.CopiesDetached)
 
 // Mount mounts an image, detached.
@@ -503,8 +502,8 @@ func (b *Backend) Mount(_ context.Context, file *os.File, devices []*os.File) (s
 		return nil, fmt.Errorf("%w: an ordinary user cannot mount an EROFS image", sandbox.ErrUnsupported)
 	}
 	if b.config.attached || !copiesDetached() {
-		// Attached in one run it could be in no other.
-		return nil, fmt.Errorf("%w: this kernel copies no mount that is attached nowhere (Linux 6.15 does)", sandbox.ErrUnsupported)
+		// It could be attached in one run only.
+		return nil, fmt.Errorf("%w: this kernel cannot copy detached mounts (needs Linux 6.15)", sandbox.ErrUnsupported)
 	}
 	fd, err := zygote.NewImage(file, devices)
 	if err != nil {
@@ -529,7 +528,7 @@ func (m *image) Close() error {
 	return unix.Close(m.fd)
 }
 
-// A workspace is a detached mount: it has no path but those of the descriptors that hold it.
+// A workspace is a detached mount, reachable through its descriptors only.
 type workspace struct {
 	b     *Backend
 	mount *os.File
@@ -541,11 +540,11 @@ func (w *workspace) Root() *os.Root { return w.root }
 func (w *workspace) Name() string   { return w.name }
 
 func (w *workspace) Close() error {
-	// Freeing much memory takes its time.
+	// Freeing much memory takes time.
 	err := errors.Join(w.root.Close(), w.mount.Close())
 	w.b.mu.Lock()
 	defer w.b.mu.Unlock()
-	if w.b.open[w.name] == w { // and not the next one of the same descriptor
+	if w.b.open[w.name] == w { // not a newer one with the same descriptor
 		delete(w.b.open, w.name)
 	}
 	return err

@@ -7,14 +7,13 @@ import (
 	"github.com/cloister-build/cloister/sandbox/internal/zygote"
 )
 
-// slotConditions are the conditions that a run gets in its slot: what pid 1 and the command set for themselves before the
-// command executes.
+// slotConditions are the conditions that pid 1 and the command set for themselves before the command executes.
 var slotConditions = []sandbox.Condition{
 	sandbox.ConditionHostname, sandbox.ConditionUser, sandbox.ConditionUmask, sandbox.ConditionCPUs,
 	sandbox.ConditionFixedLayout, sandbox.ConditionSkippedPIDs, sandbox.ConditionUptime,
 }
 
-// given returns what of the conditions is the slot's business, or nil if that is as usual.
+// slotConditionsOf returns the conditions that the slot implements, or nil if they are the default.
 func slotConditionsOf(c *sandbox.Conditions) *zygote.Conditions {
 	g := zygote.Conditions{
 		Hostname: c.Hostname, UID: int(c.UID), Umask: c.Umask, CPUs: c.CPUs, FixedLayout: c.FixedLayout,
@@ -26,13 +25,13 @@ func slotConditionsOf(c *sandbox.Conditions) *zygote.Conditions {
 	return &g
 }
 
-// An identity is what a run is called.
+// An identity is the user and host name of a run.
 type identity struct {
 	user, hostname string
 	uid, gid       int
 }
 
-// identityOf returns what a run under these conditions is called.
+// identityOf returns the identity of a run under these conditions.
 func identityOf(c *sandbox.Conditions) identity {
 	id := identity{"build", zygote.Hostname, zygote.UID, zygote.GID}
 	if c.User != "" {

@@ -14,13 +14,13 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// testConditions is a run that is unusual in all that a slot can make so.
+// testConditions change everything that a slot can change.
 var testConditions = sandbox.Conditions{
 	Hostname: "elsewhere", User: "someone", UID: 4321, Umask: 0o027, CPUs: 1, FixedLayout: true, SkippedPIDs: 3, Uptime: 1000 * time.Hour,
 }
 
-// probeConditions finds out which conditions can be given here, by giving them: all to one run, and if that fails,
-// each to one of its own.
+// probeConditions finds which conditions can be changed here, by running under all of them at once and, if that fails,
+// under each alone.
 func (b *Backend) probeConditions(ctx context.Context) {
 	able := slices.Clone(slotConditions)
 	b.conditions.Store(&able)
@@ -33,7 +33,7 @@ func (b *Backend) probeConditions(ctx context.Context) {
 	b.conditions.Store(&found)
 }
 
-// tryConditions performs a run under some of the conditions testConditions, and says what it found otherwise.
+// tryConditions performs a run under some of testConditions and returns what it found different.
 func (b *Backend) tryConditions(ctx context.Context, names []sandbox.Condition) error {
 	c := subset(&testConditions, names)
 	var before unix.Timespec
@@ -58,16 +58,16 @@ func (b *Backend) tryConditions(ctx context.Context, names []sandbox.Condition) 
 		{sandbox.ConditionUptime, facts.Monotonic >= before.Nano()+int64(c.Uptime)},
 	} {
 		if !row.ok {
-			return fmt.Errorf("the %s was not as given: %+v", row.name, facts)
+			return fmt.Errorf("the %s did not take effect: %+v", row.name, facts)
 		}
 	}
 	return nil
 }
 
-// usualPID is the number of the command's process.
+// usualPID is the process ID of the command.
 const usualPID = 2
 
-// pick returns what c says of the named conditions.
+// subset returns the named conditions of c.
 func subset(c *sandbox.Conditions, names []sandbox.Condition) sandbox.Conditions {
 	var p sandbox.Conditions
 	for _, name := range names {
@@ -91,15 +91,15 @@ func subset(c *sandbox.Conditions, names []sandbox.Condition) sandbox.Conditions
 	return p
 }
 
-// supportedConditions returns what Probe found of conditions; before it, none.
+// supportedConditions returns what Probe found; before it, none.
 func (b *Backend) supportedConditions() []sandbox.Condition {
 	if able := b.conditions.Load(); able != nil {
-		return slices.Clip(*able) // more are appended
+		return slices.Clip(*able) // callers append
 	}
 	return nil
 }
 
-// checkCPUs returns ErrUnsupported if a run is to have more processors than this worker.
+// checkCPUs returns ErrUnsupported if a run needs more processors than this worker may use.
 func checkCPUs(c *sandbox.Conditions) error {
 	if c.CPUs == 0 {
 		return nil
@@ -109,13 +109,13 @@ func checkCPUs(c *sandbox.Conditions) error {
 		return fmt.Errorf("processors: %w", err)
 	}
 	if n := mine.Count(); n < c.CPUs {
-		return fmt.Errorf("%w: a run cannot have %d processors: this worker may use %d", sandbox.ErrUnsupported, c.CPUs, n)
+		return fmt.Errorf("%w: the run needs %d processors, this worker may use %d", sandbox.ErrUnsupported, c.CPUs, n)
 	}
 	return nil
 }
 
-// users returns the descriptor of a user namespace for a run in s that is another user than usual, which the caller
-// closes; -1 for a run that is not.
+// userNamespace returns the descriptor of a user namespace for a run in s with another user than the default, which the
+// caller closes; -1 for other runs.
 func (b *Backend) userNamespace(s *slot, p *zygote.Plan) (int, error) {
 	if p.Conditions == nil || p.Conditions.UID == 0 {
 		return -1, nil

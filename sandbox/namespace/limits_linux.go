@@ -19,7 +19,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// can returns what control groups do here, which must have been looked for.
+// capabilities returns what control groups can do here; the backend must have been started.
 func (b *Backend) capabilities() cgroup.Capabilities {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -29,7 +29,7 @@ func (b *Backend) capabilities() cgroup.Capabilities {
 	return b.groups.Capabilities()
 }
 
-// enforced returns what this backend holds a run to.
+// features returns what this backend enforces.
 func (b *Backend) features(can cgroup.Capabilities) *sandbox.Features {
 	f := &sandbox.Features{Backend: Name, Endpoints: b.config.has(NetNamespace), ListenControl: b.config.has(Seccomp), Conditions: b.supportedConditions()}
 	for _, row := range []struct {
@@ -57,7 +57,7 @@ func (b *Backend) features(can cgroup.Capabilities) *sandbox.Features {
 	return f
 }
 
-// conditions returns what the plan of a run depends on besides its spec.
+// planOptions returns what the plan of a run depends on besides its spec.
 func (b *Backend) planOptions(spec *sandbox.Spec, can cgroup.Capabilities, terminal bool) *planOptions {
 	c := &planOptions{without: b.config.Without, landlock: b.landlock, groups: can.LimitProcesses, terminal: terminal}
 	if b.config.has(HiddenPaths) && !b.exposed.Load() {
@@ -76,7 +76,7 @@ func (b *Backend) planOptions(spec *sandbox.Spec, can cgroup.Capabilities, termi
 			Clock:  spec.Conditions.ClockOffset != 0 || spec.Conditions.FrozenClock != 0, Random: spec.Conditions.RandomSeed != 0,
 		}
 		if config.Clock || config.Random {
-			level = max(level, seccomp.MonitorViolations) // they need the monitor; account forgets what it saw
+			level = max(level, seccomp.MonitorViolations) // the monitor answers them; account discards its events
 		}
 		config.Monitor = level
 		c.notify = level != seccomp.MonitorOff
@@ -86,7 +86,7 @@ func (b *Backend) planOptions(spec *sandbox.Spec, can cgroup.Capabilities, termi
 	return c
 }
 
-// filter returns the filter of a run as bytes.
+// filter returns the encoded filter of a run.
 func (b *Backend) filter(c seccomp.Config) []byte {
 	if f, ok := b.filters.Load(c); ok {
 		return f.([]byte)
@@ -95,7 +95,7 @@ func (b *Backend) filter(c seccomp.Config) []byte {
 	return f.([]byte)
 }
 
-// reaper returns that of pid 1.
+// initFilter is the encoded filter of pid 1.
 var initFilter = sync.OnceValue(func() []byte { return encode(seccomp.InitFilter()) })
 
 // encode returns a program as bytes.
@@ -109,7 +109,7 @@ func encode(program []unix.SockFilter) []byte {
 	return b
 }
 
-// view returns what a run may do, for id watches it.
+// monitorConfig returns what a run may do, for its syscall monitor.
 func monitorConfig(spec *sandbox.Spec, source map[string]string) monitor.Config {
 	v := monitor.Config{
 		Source: source, Writable: []string{"/dev/shm"}, Loopback: spec.Network.Loopback, Full: spec.Audit == sandbox.AuditFull,
@@ -125,7 +125,7 @@ func monitorConfig(spec *sandbox.Spec, source map[string]string) monitor.Config 
 		v.Inputs = append(v.Inputs, in.Target)
 	}
 	for _, e := range spec.Network.Allow {
-		if a, err := netip.ParseAddr(e.Host); err == nil { // a name has an address on loopback
+		if a, err := netip.ParseAddr(e.Host); err == nil { // names resolve to loopback addresses
 			v.Allowed = append(v.Allowed, netip.AddrPortFrom(a, e.Port))
 		}
 	}
@@ -149,12 +149,11 @@ func (r *run) limit(can cgroup.Capabilities) error {
 	return nil
 }
 
-// interval is how often a run is looked at while it executes. It may exceed its processor time by that much on
-// every processor.
+// interval is how often a run's use is checked. The run may exceed its processor time by that much on every processor.
 const interval = 200 * time.Millisecond
 
-// enforceLimits kills the run when it has used up its processor time, or when the kernel has killed one of its processes
-// for want of memory: what is left of it could only confuse.
+// enforceLimits kills the run when it has used up its processor time, or when the OOM killer has killed one of its
+// processes: the rest could only produce confusing errors.
 func (r *run) enforceLimits(p *progress) {
 	tick := time.NewTicker(interval)
 	defer tick.Stop()
@@ -172,7 +171,7 @@ func (r *run) enforceLimits(p *progress) {
 		}
 		used, err := r.slot.group.Sample()
 		if err != nil {
-			continue // asked again at the end, where it matters
+			continue // account reads it again
 		}
 		if e := r.exceededBy(&used); e != nil {
 			r.mu.Lock()
@@ -184,11 +183,11 @@ func (r *run) enforceLimits(p *progress) {
 	}
 }
 
-// over returns the limit that ends the run, or nil.
+// exceededBy returns the limit that ends the run, or nil.
 func (r *run) exceededBy(used *cgroup.Usage) *sandbox.Event {
 	l := &r.spec.Limits
 	if used.OOMKills > 0 {
-		// What earlier runs left cached is not in the peak, so that it may seem to be below the limit.
+		// The peak excludes the page cache of earlier runs and may be below the limit.
 		return exceeded(sandbox.LimitMemory, max(used.PeakMemory, l.Memory), l.Memory)
 	}
 	if cpu := used.User + used.System; l.CPU != sandbox.Unlimited && cpu >= l.CPU {
@@ -201,7 +200,7 @@ func exceeded(l sandbox.Limit, actual, limit int64) *sandbox.Event {
 	return &sandbox.Event{Kind: sandbox.EventLimit, Subject: string(l), Count: 1, Actual: l.Format(actual), Limit: l.Format(limit)}
 }
 
-// account completes res with what the run used, and what was seen of it, now that all of it is dead.
+// account completes res with what the dead run used and what was recorded of it.
 func (r *run) account(res *sandbox.Result) error {
 	u := &res.Usage
 	res.Exceeded = r.exceeded
@@ -220,7 +219,7 @@ func (r *run) account(res *sandbox.Result) error {
 			res.Exceeded = r.exceededBy(&used)
 		}
 		if used.ForksRefused > 0 && r.spec.Limits.Processes != sandbox.Unlimited {
-			// The peak is known only where it exceeds that of earlier runs.
+			// The peak is known only if it exceeds that of earlier runs.
 			e := exceeded(sandbox.LimitProcesses, r.spec.Limits.Processes, r.spec.Limits.Processes)
 			e.Count = int(used.ForksRefused)
 			r.limitMet(res, e)
@@ -256,7 +255,7 @@ func (r *run) account(res *sandbox.Result) error {
 	return nil
 }
 
-// met records a limit that the run ran into. If its command failed, that is why.
+// limitMet records a limit that the run met. If its command failed, this is the cause.
 func (r *run) limitMet(res *sandbox.Result, e *sandbox.Event) {
 	res.Events = append(res.Events, *e)
 	if res.Exceeded == nil && res.ExitCode != 0 {
@@ -264,8 +263,8 @@ func (r *run) limitMet(res *sandbox.Result, e *sandbox.Event) {
 	}
 }
 
-// look remembers whether the workspace has no room left: it has a little more than the run may have, so that more
-// was wanted. What a run deletes again between two looks is not seen.
+// checkSpace records whether the workspace is full: it has a little more space than the run may use, so a full one
+// means that the run wanted more. Files deleted between two checks are missed.
 func (r *run) checkSpace() {
 	var st unix.Statfs_t
 	if r.spec.Workspace == "" || unix.Statfs(r.spec.Workspace, &st) != nil {
@@ -277,7 +276,7 @@ func (r *run) checkSpace() {
 	r.noFiles = r.noFiles || st.Ffree == 0 && st.Files > 0
 }
 
-// full records the room that was not enough.
+// recordFull records the space limits that the run met.
 func (r *run) recordFull(res *sandbox.Result) {
 	r.checkSpace()
 	l := &r.spec.Limits
@@ -297,7 +296,7 @@ func (r *run) recordFull(res *sandbox.Result) {
 	}
 }
 
-// layers returns the names of what is in force, for Features.
+// layers names the layers in force, for Features.
 func (b *Backend) layers() []string {
 	names := []string{"user", "mount", "pid", "network", "ipc", "uts", "cgroup"}
 	for layer, name := range map[Layer]string{NetNamespace: "network", IPCNamespace: "ipc"} {

@@ -201,7 +201,7 @@ func TestPidOneKilledDuringItsRun(t *testing.T) {
 		t.Fatal("the command is not there")
 	}
 	kill(t, one, syscall.SIGKILL)
-	if e := <-ended; e.err == nil || !strings.Contains(e.err.Error(), "pid 1 of the run was killed (SIGKILL)") {
+	if e := <-ended; e.err == nil || !strings.Contains(e.err.Error(), "pid 1 of the run was killed by somebody else (SIGKILL)") {
 		t.Errorf("got %+v, %v", e.res, e.err)
 	}
 	if b.Lost() != 0 {
@@ -221,7 +221,7 @@ func TestSlotSaysWhyItLostARun(t *testing.T) {
 		t.Fatal(err)
 	}
 	res, err := b.Run(t.Context(), s, sandbox.Stdio{})
-	if err == nil || !strings.Contains(err.Error(), "it says: receive a run: too many open files to receive a descriptor") {
+	if err == nil || !strings.Contains(err.Error(), "it reports: receive a run: too many open files to receive a descriptor") {
 		t.Errorf("got %+v, %v", res, err)
 	}
 	if b.Lost() != 3 {

@@ -16,7 +16,7 @@ import (
 // A Backend runs nothing on this system.
 type Backend struct{}
 
-// New returns a backend whose every method is sandbox.ErrUnsupported.
+// New returns a backend whose methods return sandbox.ErrUnsupported.
 func New(Config) *Backend { return &Backend{} }
 
 func unsupported() error {

@@ -20,7 +20,7 @@ var devices = []string{"full", "null", "random", "urandom", "zero"}
 // shmBytes bounds /dev/shm.
 const shmBytes = 1 << 30
 
-// What a mount may be restricted to (mount_setattr(2)); the numbers are the kernel's.
+// Mount attributes (mount_setattr(2)), with the kernel's values.
 const (
 	readOnly = 1
 	noSetuid = 2
@@ -28,7 +28,7 @@ const (
 	noExec   = 8
 )
 
-// Resources of getrlimit(2); the numbers are the kernel's.
+// Resources of getrlimit(2), with the kernel's values.
 const (
 	rlimitCPU     = 0
 	rlimitCore    = 4
@@ -41,25 +41,25 @@ const (
 	rlimitRTPrio  = 14
 )
 
-// conditions are what a plan depends on besides the spec.
+// planOptions are what a plan depends on besides the spec.
 type planOptions struct {
 	without []Layer
-	// landlock is the version that the kernel has, or 0.
+	// landlock is the kernel's version, or 0.
 	landlock int
-	// groups says that a control group counts processes.
+	// groups means that a control group counts processes.
 	groups bool
-	// filter and reaper are programs of the filter of system calls.
+	// filter and initFilter are encoded system call filters.
 	filter, initFilter []byte
 	notify             bool
-	// hidden are directories whose paths are not to show.
+	// hidden are directories whose paths must not be visible.
 	hidden   []string
 	terminal bool
 }
 
 func (c *planOptions) has(l Layer) bool { return !slices.Contains(c.without, l) }
 
-// plan turns a valid spec into what the slot does, and names the images that it speaks of. It decides everything and
-// touches nothing: the same spec under the same conditions gives the same plan on every host.
+// plan turns a valid spec into instructions for a slot, and names the images that they refer to. It decides everything and
+// touches nothing: the same spec and options give the same plan on every host.
 func plan(spec *sandbox.Spec, c *planOptions) (p *zygote.Plan, images []string) {
 	b := &zygote.Base{
 		Loopback:         spec.Network.Loopback,
@@ -70,62 +70,30 @@ func plan(spec *sandbox.Spec, c *planOptions) (p *zygote.Plan, images []string) 
 		InitFilter:       c.initFilter,
 		Notify:           c.notify,
 		Landlock:         c.landlock,
-		ProcOptions:      "subset=pid,hidepid=invisible",
 		WritableRoot:     !c.has(ReadOnly),
 		SingleUse:        !c.has(ReadOnly),
 	}
-	p = &zygote.Plan{
-		Base:      b,
-		Args:      spec.Args,
-		Env:       spec.Env,
-		Dir:       spec.Dir,
-		Workspace: spec.Workspace != "",
-		Terminal:  c.terminal,
-		Rlimits:   rlimits(&spec.Limits, c),
+	if c.has(ProcSubset) {
+		b.ProcOptions = "subset=pid,hidepid=invisible"
 	}
-	p.Conditions = slotConditionsOf(&spec.Conditions)
-	if !c.has(ProcSubset) {
-		b.ProcOptions = ""
+	p = &zygote.Plan{
+		Base:       b,
+		Args:       spec.Args,
+		Env:        spec.Env,
+		Dir:        spec.Dir,
+		Workspace:  spec.Workspace != "",
+		Terminal:   c.terminal,
+		Rlimits:    rlimits(&spec.Limits, c),
+		Conditions: slotConditionsOf(&spec.Conditions),
 	}
 	hosts := assignAddresses(spec.Network.Allow, p)
-	attrs := func(a uint64) uint64 {
-		if !c.has(ReadOnly) {
-			a &^= readOnly
-		}
-		if !c.has(NoSetuid) {
-			a &^= noSetuid
-		}
-		return a
-	}
-	add := func(kind zygote.OpKind, target, source string, a uint64) {
-		b.Ops = append(b.Ops, zygote.Op{Kind: kind, Target: target, Source: source, Attrs: attrs(a)})
-	}
-	temp := func(target string, bytes int64, a uint64) zygote.Op {
-		p.Writable = append(p.Writable, target)
-		return zygote.Op{Kind: zygote.OpTmpfs, Target: target, Bytes: bytes, Attrs: attrs(a)}
-	}
-	nodes := slices.Clone(devices)
-	if c.terminal {
-		nodes = append(nodes, "tty")
-	}
-	for _, d := range nodes {
-		add(zygote.OpDevice, "/dev/"+d, "/dev/"+d, readOnly|noSetuid|noExec)
-	}
-	add(zygote.OpSymlink, "/dev/fd", "/proc/self/fd", 0)
-	add(zygote.OpSymlink, "/dev/stdin", "/proc/self/fd/0", 0)
-	add(zygote.OpSymlink, "/dev/stdout", "/proc/self/fd/1", 0)
-	add(zygote.OpSymlink, "/dev/stderr", "/proc/self/fd/2", 0)
-	b.Temps = append(b.Temps, temp("/dev/shm", shmBytes, noSetuid|noDevice|noExec))
-	id := identityOf(&spec.Conditions)
-	add(zygote.OpFile, "/etc/passwd", fmt.Sprintf("root:x:0:0:root:/:/bin/sh\n%s:x:%d:%d:%[1]s:/tmp:/bin/sh\nnobody:x:65534:65534:nobody:/:/bin/false\n", id.user, id.uid, id.gid), 0)
-	add(zygote.OpFile, "/etc/group", fmt.Sprintf("root:x:0:\n%s:x:%d:\nnogroup:x:65534:\n", id.user, id.gid), 0)
-	add(zygote.OpFile, "/etc/hosts", "127.0.0.1 localhost "+id.hostname+"\n::1 localhost "+id.hostname+"\n"+hosts, 0)
-	add(zygote.OpFile, "/etc/nsswitch.conf", "passwd: files\ngroup: files\nhosts: files\n", 0)
+	b.Ops = append(c.deviceOps(), etcOps(&spec.Conditions, hosts)...)
+	b.Temps = append(b.Temps, c.temp(p, "/dev/shm", shmBytes, noSetuid|noDevice|noExec))
 
 	var ops []zygote.Op
 	numbers := map[string]int{}
 	for _, in := range spec.Inputs {
-		op := zygote.Op{Kind: zygote.OpBind, Target: in.Target, Source: in.Source, Attrs: attrs(readOnly | noSetuid | noDevice)}
+		op := zygote.Op{Kind: zygote.OpBind, Target: in.Target, Source: in.Source, Attrs: c.attrs(readOnly | noSetuid | noDevice)}
 		if in.Image != "" {
 			if numbers[in.Image] == 0 {
 				images = append(images, in.Image)
@@ -136,30 +104,77 @@ func plan(spec *sandbox.Spec, c *planOptions) (p *zygote.Plan, images []string) 
 		ops = append(ops, op)
 	}
 	for _, out := range spec.Outputs {
-		ops = append(ops, zygote.Op{Kind: zygote.OpBind, Target: out.Target, Source: out.Source, Attrs: attrs(noSetuid | noDevice)})
+		ops = append(ops, zygote.Op{Kind: zygote.OpBind, Target: out.Target, Source: out.Source, Attrs: c.attrs(noSetuid | noDevice)})
 		p.Writable = append(p.Writable, out.Target)
 	}
 	for _, t := range spec.Temp {
-		ops = append(ops, temp(t.Target, t.Bytes, noSetuid|noDevice))
+		ops = append(ops, c.temp(p, t.Target, t.Bytes, noSetuid|noDevice))
 	}
 	for _, dir := range c.hidden {
 		if slices.ContainsFunc(spec.Inputs, func(in sandbox.Input) bool { return within(in.Source, dir) }) {
 			b.Hidden = append(b.Hidden, dir)
 		}
 	}
-	// What lies inside something else comes after it, since a parent sorts before its children.
+	// A parent sorts before its children.
 	slices.SortStableFunc(ops, func(a, b zygote.Op) int { return strings.Compare(a.Target, b.Target) })
 	split(p, ops)
 	slices.Sort(p.Writable)
 	return p, images
 }
 
-// split divides ops between the plan and its base: what is the same for many runs is the base's.
+// attrs returns mount attributes without those of layers that are left out.
+func (c *planOptions) attrs(a uint64) uint64 {
+	if !c.has(ReadOnly) {
+		a &^= readOnly
+	}
+	if !c.has(NoSetuid) {
+		a &^= noSetuid
+	}
+	return a
+}
+
+// temp returns the operation for a temporary directory, which is writable in p.
+func (c *planOptions) temp(p *zygote.Plan, target string, bytes int64, attrs uint64) zygote.Op {
+	p.Writable = append(p.Writable, target)
+	return zygote.Op{Kind: zygote.OpTmpfs, Target: target, Bytes: bytes, Attrs: c.attrs(attrs)}
+}
+
+// deviceOps populate /dev.
+func (c *planOptions) deviceOps() (ops []zygote.Op) {
+	nodes := slices.Clone(devices)
+	if c.terminal {
+		nodes = append(nodes, "tty")
+	}
+	for _, d := range nodes {
+		ops = append(ops, zygote.Op{Kind: zygote.OpDevice, Target: "/dev/" + d, Source: "/dev/" + d, Attrs: c.attrs(readOnly | noSetuid | noExec)})
+	}
+	for _, l := range [][2]string{{"fd", ""}, {"stdin", "/0"}, {"stdout", "/1"}, {"stderr", "/2"}} {
+		ops = append(ops, zygote.Op{Kind: zygote.OpSymlink, Target: "/dev/" + l[0], Source: "/proc/self/fd" + l[1]})
+	}
+	return ops
+}
+
+// etcOps populate /etc; hosts are additional lines of /etc/hosts.
+func etcOps(c *sandbox.Conditions, hosts string) (ops []zygote.Op) {
+	id := identityOf(c)
+	for _, f := range [][2]string{
+		{"passwd", fmt.Sprintf("root:x:0:0:root:/:/bin/sh\n%s:x:%d:%d:%[1]s:/tmp:/bin/sh\nnobody:x:65534:65534:nobody:/:/bin/false\n",
+			id.user, id.uid, id.gid)},
+		{"group", fmt.Sprintf("root:x:0:\n%s:x:%d:\nnogroup:x:65534:\n", id.user, id.gid)},
+		{"hosts", "127.0.0.1 localhost " + id.hostname + "\n::1 localhost " + id.hostname + "\n" + hosts},
+		{"nsswitch.conf", "passwd: files\ngroup: files\nhosts: files\n"},
+	} {
+		ops = append(ops, zygote.Op{Kind: zygote.OpFile, Target: "/etc/" + f[0], Source: f[1]})
+	}
+	return ops
+}
+
+// split divides ops between the plan and its base, which gets what many runs share.
 func split(p *zygote.Plan, ops []zygote.Op) {
 	b := p.Base
-	var mine []string // targets in the plan
+	var inPlan []string // targets in the plan
 	for _, o := range ops {
-		over := slices.ContainsFunc(mine, func(dir string) bool { return within(o.Target, dir) })
+		over := slices.ContainsFunc(inPlan, func(dir string) bool { return within(o.Target, dir) })
 		hidden := slices.ContainsFunc(b.Hidden, func(dir string) bool { return within(o.Source, dir) })
 		switch {
 		case o.Kind == zygote.OpTmpfs && !over:
@@ -173,11 +188,11 @@ func split(p *zygote.Plan, ops []zygote.Op) {
 		if over {
 			continue
 		}
-		mine = append(mine, o.Target)
-		if slices.Contains(p.Writable, o.Target) { // an output, and so a directory
+		inPlan = append(inPlan, o.Target)
+		if slices.Contains(p.Writable, o.Target) { // an output is a directory
 			b.MountPoints = append(b.MountPoints, o.Target)
 		} else {
-			b.SingleUse = true // it remains to be seen what it is
+			b.SingleUse = true // a file or a directory
 		}
 	}
 }
@@ -185,13 +200,13 @@ func split(p *zygote.Plan, ops []zygote.Op) {
 // within reports whether p is dir or lies below it.
 func within(p, dir string) bool { return p == dir || strings.HasPrefix(p, dir+"/") }
 
-// rlimits are the limits of each process, and of a run where nothing else counts its processes.
+// rlimits are the limits of each process, and of the run if no control group counts its processes.
 func rlimits(l *sandbox.Limits, c *planOptions) []zygote.Rlimit {
 	if !c.has(Rlimits) {
 		return nil
 	}
-	// Of one byte, not of none: that stops a program of the host as well, to which the kernel would hand the
-	// core whatever its size (do_coredump in fs/coredump.c of Linux).
+	// One byte, not zero: that also stops a core handler of the host, which the kernel would start
+	// whatever the size (do_coredump in fs/coredump.c of Linux).
 	rs := []zygote.Rlimit{{Resource: rlimitCore, Value: 1}}
 	// Signals and message queues count for the user id owns the run's user namespace as well.
 	rs = append(rs, zygote.Rlimit{Resource: rlimitMemlock, Value: 64 << 10}, zygote.Rlimit{Resource: rlimitSignals, Value: 1024},
@@ -200,19 +215,18 @@ func rlimits(l *sandbox.Limits, c *planOptions) []zygote.Rlimit {
 		rs = append(rs, zygote.Rlimit{Resource: rlimitNofile, Value: uint64(l.OpenFiles)})
 	}
 	if l.Processes != sandbox.Unlimited && !c.groups {
-		// The kernel counts those of one user in one user namespace, and a slot has its own.
+		// The kernel counts per user and user namespace; each slot has its own.
 		rs = append(rs, zygote.Rlimit{Resource: rlimitNproc, Value: uint64(l.Processes)})
 	}
 	if l.CPU != sandbox.Unlimited {
-		// Of one process, and late: the monitor counts all of them together, and says so.
+		// For a single process, and later than enforceLimits, which counts all and reports it.
 		rs = append(rs, zygote.Rlimit{Resource: rlimitCPU, Value: uint64(math.Ceil(time.Duration(l.CPU).Seconds())) + 2})
 	}
 	return rs
 }
 
-// reach says in p how the endpoints are reached, and returns the lines of /etc/hosts for it. Each host has an
-// address on the run's own loopback, where the worker listens and carries on what comes: a name one of
-// 127.1.0.0/16, an address itself.
+// assignAddresses gives each host of the endpoints an address on the run's own loopback, where the egress proxy
+// listens: names get one of 127.1.0.0/16, addresses stay. It returns the lines for /etc/hosts.
 func assignAddresses(allow []sandbox.Endpoint, p *zygote.Plan) string {
 	var hosts strings.Builder
 	known := map[string][4]byte{}

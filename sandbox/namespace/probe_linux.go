@@ -19,8 +19,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Probe runs this executable in a sandbox and reports what it finds there. Nothing is concluded from
-// version numbers.
+// Probe runs this executable in a sandbox and reports what it finds there. It concludes nothing from version numbers.
 func (b *Backend) Probe(ctx context.Context) (sandbox.Features, error) {
 	f := sandbox.Features{Backend: Name, Tier: "none"}
 	check := func(ok bool, name, detail, fix string) {
@@ -49,49 +48,53 @@ func (b *Backend) Probe(ctx context.Context) (sandbox.Features, error) {
 		exposed := err
 		if facts, err = b.probeRun(ctx, sandbox.Conditions{}); err == nil {
 			f.Checks = append(f.Checks, sandbox.Check{Name: string(HiddenPaths),
-				Detail: "mount tables inside show paths of the store: " + exposed.Error()})
+				Detail: "mount tables of runs show paths of the store: " + exposed.Error()})
 		}
 	}
 	if err != nil {
-		return fail("namespaces and root from nothing", err)
+		return fail("namespaces and empty root", err)
 	}
-	check(true, "detached tmpfs", "inputs are laid out on a mount without a path", "")
-	check(facts.PID > 1 && facts.Processes == 1 || !b.config.has(ProcSubset), "pid namespace", fmt.Sprintf("a run sees its own processes only (%d)", facts.Processes), "")
-	if b.config.has(ReadOnly) {
-		check(!facts.RootWritable, "mount namespace", "a root from nothing, read-only", "")
-	}
-	if b.config.has(NetNamespace) {
-		check(len(facts.Interfaces) == 1 && facts.Interfaces[0] == "lo" && facts.Loopback, "network namespace",
-			fmt.Sprintf("loopback only (interfaces: %s)", strings.Join(facts.Interfaces, " ")), "")
-	}
-	check(facts.Hostname == zygote.Hostname, "UTS namespace", "the host name is "+zygote.Hostname, "")
-	check(facts.UID == zygote.UID && facts.GID == zygote.GID, "inner user namespace",
-		fmt.Sprintf("a run is user %d, group %d", facts.UID, facts.GID), "")
-	check(strings.Trim(facts.Capabilities, "0") == "", "capabilities", "none (effective set "+facts.Capabilities+")", "")
-	check(facts.NoNewPrivs, "no_new_privs", "set-user-ID programs gain nothing", "")
-	if b.config.has(Seccomp) {
-		check(facts.Filtered, "seccomp", "system calls that no action needs are refused", "")
-	}
-	for _, dir := range b.config.Hidden {
-		if b.config.has(HiddenPaths) && !b.exposed.Load() {
-			check(!showsPath(facts.Mounts, dir), string(HiddenPaths), "mount tables inside show no path of the store", "")
-		}
-	}
+	b.check(facts, check)
 	for _, c := range f.Checks {
 		if !c.OK && c.Required {
-			return f, fmt.Errorf("%w: %s: found: %s", sandbox.ErrUnsupported, c.Name, c.Detail)
+			return f, fmt.Errorf("%w: %s: got: %s", sandbox.ErrUnsupported, c.Name, c.Detail)
 		}
 	}
 	b.optional(&f)
 	b.probeConditions(ctx)
 	enforced := b.features(b.capabilities())
-	f.Limits, f.Audits, f.Endpoints, f.ListenControl = enforced.Limits, enforced.Audits, enforced.Endpoints, enforced.ListenControl
-	f.Conditions = enforced.Conditions
-	f.Tier, f.Layers = b.tier(), b.layers()
-	return f, nil
+	enforced.Checks, enforced.Tier, enforced.Layers = f.Checks, b.tier(), b.layers()
+	return *enforced, nil
 }
 
-// optional adds what is in force only where the host has it, and what was left out by name.
+// check checks what runs must always find.
+func (b *Backend) check(facts *zygote.Facts, check func(ok bool, name, detail, fix string)) {
+	check(true, "detached tmpfs", "inputs are on a mount without a path", "")
+	check(facts.PID > 1 && facts.Processes == 1 || !b.config.has(ProcSubset), "pid namespace",
+		fmt.Sprintf("runs see their own processes only (%d)", facts.Processes), "")
+	if b.config.has(ReadOnly) {
+		check(!facts.RootWritable, "mount namespace", "empty read-only root", "")
+	}
+	if b.config.has(NetNamespace) {
+		check(len(facts.Interfaces) == 1 && facts.Interfaces[0] == "lo" && facts.Loopback, "network namespace",
+			fmt.Sprintf("loopback only (interfaces: %s)", strings.Join(facts.Interfaces, " ")), "")
+	}
+	check(facts.Hostname == zygote.Hostname, "UTS namespace", "host name "+zygote.Hostname, "")
+	check(facts.UID == zygote.UID && facts.GID == zygote.GID, "inner user namespace",
+		fmt.Sprintf("runs have user %d, group %d", facts.UID, facts.GID), "")
+	check(strings.Trim(facts.Capabilities, "0") == "", "capabilities", "none (effective set "+facts.Capabilities+")", "")
+	check(facts.NoNewPrivs, "no_new_privs", "set-user-ID programs gain nothing", "")
+	if b.config.has(Seccomp) {
+		check(facts.Filtered, "seccomp", "unneeded system calls are refused", "")
+	}
+	for _, dir := range b.config.Hidden {
+		if b.config.has(HiddenPaths) && !b.exposed.Load() {
+			check(!showsPath(facts.Mounts, dir), string(HiddenPaths), "mount tables of runs show no path of the store", "")
+		}
+	}
+}
+
+// optional adds checks of what is in force only if the host has it, and of what was left out by name.
 func (b *Backend) optional(f *sandbox.Features) {
 	add := func(ok bool, name, detail, fix string) {
 		f.Checks = append(f.Checks, sandbox.Check{Name: name, OK: ok, Detail: detail, Fix: fix})
@@ -101,9 +104,9 @@ func (b *Backend) optional(f *sandbox.Features) {
 	}
 	switch {
 	case b.landlock > 0:
-		add(true, "landlock", fmt.Sprintf("a second layer over the file system (version %d)", b.landlock), "")
+		add(true, "landlock", fmt.Sprintf("second layer over the file system (version %d)", b.landlock), "")
 	case b.config.has(Landlock):
-		add(false, "landlock", "no second layer: the kernel has none, or it is not enabled", "boot with landlock in lsm=")
+		add(false, "landlock", "no second layer: the kernel lacks Landlock or it is disabled", "boot with landlock in lsm=")
 	}
 	if b.groups == nil {
 		return
@@ -113,13 +116,12 @@ func (b *Backend) optional(f *sandbox.Features) {
 	if b.groups.Mode() != cgroup.None {
 		add(true, "control groups", string(b.groups.Mode()), "")
 	}
-	add(can.LimitMemory, "memory limit", detail(can.LimitMemory, "all processes of a run together", why), fix)
-	add(can.CountCPU, "CPU time limit", detail(can.CountCPU, "all processes of a run together", "of each process alone: "+why), fix)
+	add(can.LimitMemory, "memory limit", detail(can.LimitMemory, "for all processes of a run together", why), fix)
+	add(can.CountCPU, "CPU time limit", detail(can.CountCPU, "for all processes of a run together", "for each process alone: "+why), fix)
 	add(can.LimitProcesses || b.config.has(Rlimits), "limit of processes",
 		detail(can.LimitProcesses, "by control group, with peak", "by resource limit, without peak: "+why), "")
 }
 
-// detail returns what is said of a check.
 func detail(ok bool, yes, no string) string {
 	if ok {
 		return yes
@@ -127,7 +129,7 @@ func detail(ok bool, yes, no string) string {
 	return no
 }
 
-// tier returns the name of what is in force.
+// tier names what is in force.
 func (b *Backend) tier() string {
 	switch {
 	case len(b.config.Without) == 0:
@@ -170,7 +172,7 @@ func (b *Backend) probeRun(ctx context.Context, c sandbox.Conditions) (*zygote.F
 	for i, dir := range b.config.Hidden {
 		spec.Inputs = append(spec.Inputs, sandbox.Input{Target: fmt.Sprintf("/hidden%d", i), Content: "host", Source: dir})
 	}
-	// An executable that is linked dynamically, as test binaries may be, needs its libraries.
+	// A dynamically linked executable, as test binaries may be, needs its libraries.
 	for _, dir := range []string{"/lib", "/lib64", "/usr/lib"} {
 		if src, err := filepath.EvalSymlinks(dir); err == nil {
 			spec.Inputs = append(spec.Inputs, sandbox.Input{Target: dir, Content: "host", Source: src})
@@ -188,7 +190,7 @@ func (b *Backend) probeRun(ctx context.Context, c sandbox.Conditions) (*zygote.F
 	return &facts, nil
 }
 
-// explain says what an error means on this host, and the line that would fix it.
+// explain describes an error on this host and the line that would fix it.
 func explain(err error) (detail, fix string) {
 	detail = err.Error()
 	read := func(name string) string {
@@ -202,29 +204,29 @@ func explain(err error) (detail, fix string) {
 	}
 	switch {
 	case strings.Contains(detail, "(seccomp)"):
-		return detail + " (the kernel has no such filter, or a container's own leaves no room for another)",
-			"--sandbox=namespaces, which does without the filter and the syscall monitor, and says so in every result"
+		return detail + " (the kernel lacks seccomp notification, or a container's filter blocks another one)",
+			"choose the sandbox tier \"namespaces\", which works without the filter and the syscall monitor and reports that in every result"
 	case read("kernel/unprivileged_userns_clone") == "0" && os.Geteuid() != 0:
 		return detail + " (kernel.unprivileged_userns_clone is 0)", "sudo sysctl -w kernel.unprivileged_userns_clone=1"
 	case read("kernel/apparmor_restrict_unprivileged_userns") == "1" && os.Geteuid() != 0:
-		return detail + " (AppArmor restricts user namespaces to programs that have a profile)",
+		return detail + " (AppArmor restricts user namespaces to programs with a profile)",
 			"sudo sysctl -w kernel.apparmor_restrict_unprivileged_userns=0, or an AppArmor profile with the rule userns for this executable"
 	case errors.Is(err, unix.ENOSYS) || errors.Is(err, unix.EINVAL):
 		return detail + " (the kernel is too old: mount_setattr needs Linux 5.12)", "run a newer kernel"
 	case errors.Is(err, unix.EPERM) || errors.Is(err, unix.EACCES) || strings.Contains(detail, "operation not permitted"):
-		return detail + " (in a container, its runtime's profile forbids it)", "run outside a container, or with a seccomp and AppArmor profile that permits mounts and user namespaces"
+		return detail + " (in a container, the runtime's profile may forbid it)", "run outside a container, or with seccomp and AppArmor profiles that permit mounts and user namespaces"
 	}
 	return detail, ""
 }
 
-// unlimited are the limits of a run of our own.
+// unlimited are the limits of a probe.
 var unlimited = sandbox.Limits{
 	Memory: sandbox.Unlimited, CPU: sandbox.Unlimited, Processes: sandbox.Unlimited,
 	OpenFiles: sandbox.Unlimited, OutputBytes: sandbox.Unlimited, OutputFiles: sandbox.Unlimited,
 }
 
-// showsPath reports whether a mount table (proc_pid_mountinfo(5)) has a path that is dir or below it, as a field or
-// within an option.
+// showsPath reports whether a mount table (proc_pid_mountinfo(5)) contains dir or a path below it, as a field or in an
+// option.
 func showsPath(mounts, dir string) bool {
 	dir = strings.NewReplacer(" ", `\040`, "\t", `\011`, "\n", `\012`, `\`, `\134`).Replace(dir)
 	return slices.ContainsFunc(strings.FieldsFunc(mounts, func(r rune) bool { return strings.ContainsRune(" \t\n,=:", r) }),

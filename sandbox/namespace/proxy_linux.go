@@ -17,15 +17,15 @@ import (
 	"github.com/cloister-build/cloister/sandbox"
 )
 
-// dialTime is how long the gate tries to reach an endpoint.
+// dialTime is how long the proxy tries to reach an endpoint.
 const dialTime = 30 * time.Second
 
-// maxConnections bounds those that one run has open through the gate at a time; more have to wait.
+// maxConnections is how many connections of one run are open at a time; more wait.
 const maxConnections = 256
 
-// A gate carries a run's connections to the endpoints that it may reach. It listens inside the run's network, where
-// each endpoint has an address of its own, and dials outside: the run itself never has a socket of the host's
-// network, and no route.
+// An egressProxy forwards a run's connections to the endpoints that it may reach. It listens inside the run's network,
+// where each endpoint has its own address, and dials outside: the run never has a socket of the host's network, and no
+// route.
 type egressProxy struct {
 	cancel    context.CancelFunc
 	listeners []net.Listener
@@ -36,13 +36,13 @@ type egressProxy struct {
 	events []sandbox.Event
 }
 
-// startProxy serves the listening sockets, which it takes over, one for each endpoint.
+// startProxy serves the listening sockets, one for each endpoint, and takes them over.
 func startProxy(fds []int, endpoints []sandbox.Endpoint) *egressProxy {
 	ctx, cancel := context.WithCancel(context.Background())
 	p := &egressProxy{cancel: cancel, open: make(chan struct{}, maxConnections)}
 	for i, fd := range fds {
 		f := os.NewFile(uintptr(fd), endpoints[i].String())
-		l, err := net.FileListener(f) // of a descriptor of its own
+		l, err := net.FileListener(f) // which duplicates the descriptor
 		f.Close()
 		if err != nil {
 			p.record(endpoints[i], "cannot listen: "+err.Error())
@@ -54,7 +54,7 @@ func startProxy(fds []int, endpoints []sandbox.Endpoint) *egressProxy {
 	return p
 }
 
-// close ends every connection and returns an event for each that there was. It may be called again.
+// close ends every connection and returns one event for each. It may be called again.
 func (p *egressProxy) close() []sandbox.Event {
 	p.cancel()
 	for _, l := range p.listeners {
@@ -83,13 +83,13 @@ func (p *egressProxy) serve(ctx context.Context, l net.Listener, e sandbox.Endpo
 	}
 }
 
-// carry connects inside with e until either has no more to say, and returns what to tell of it.
+// carry connects inside with e until both directions have ended, and describes the connection.
 func carry(ctx context.Context, inside net.Conn, e sandbox.Endpoint) string {
 	defer inside.Close()
 	dialer := net.Dialer{Timeout: dialTime, ControlContext: elsewhere}
 	outside, err := dialer.DialContext(ctx, "tcp", e.String())
 	if err != nil {
-		// The run sees a connection that ends at once.
+		// The run sees a connection that closes at once.
 		return strings.ReplaceAll("failed: "+err.Error(), "\n", " ")
 	}
 	defer outside.Close()
@@ -106,28 +106,28 @@ func carry(ctx context.Context, inside net.Conn, e sandbox.Endpoint) string {
 	return fmt.Sprintf("at %s, %d bytes sent, %d received", outside.RemoteAddr(), sent, received)
 }
 
-// elsewhere refuses addresses that are this host itself, or its neighbour without a router: a name may lead anywhere.
+// elsewhere refuses addresses of this host itself and of its link: a name may resolve to anything.
 func elsewhere(_ context.Context, _, address string, _ syscall.RawConn) error {
 	to, err := netip.ParseAddrPort(address)
 	if err != nil {
 		return err
 	}
 	if a := to.Addr().Unmap(); a.IsLoopback() || a.IsUnspecified() || a.IsLinkLocalUnicast() || a.IsMulticast() {
-		return fmt.Errorf("%s is no address of another host", a)
+		return fmt.Errorf("%s does not belong to another host", a)
 	}
 	return nil
 }
 
-// pass copies until from ends, and then ends to in that direction.
+// pass copies until from ends, and then ends that direction of to.
 func pass(to, from net.Conn) int64 {
-	n, _ := io.Copy(to, from) // an end is an end, however it comes
+	n, _ := io.Copy(to, from) // an error ends the connection as EOF does
 	if t, ok := to.(*net.TCPConn); ok {
-		_ = t.CloseWrite() // closed already if the run is over
+		_ = t.CloseWrite() // fails if the run has ended
 	}
 	return n
 }
 
-// record makes an event of a connection; beyond the bound those of an endpoint are counted by the last of its own.
+// record adds an event for a connection. Beyond the limit it increments the count of the endpoint's last event.
 func (p *egressProxy) record(e sandbox.Endpoint, detail string) {
 	p.mu.Lock()
 	defer p.mu.Unlock()

@@ -19,7 +19,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Run performs spec.
+// Run runs spec.
 func (b *Backend) Run(ctx context.Context, spec *sandbox.Spec, std sandbox.Stdio) (*sandbox.Result, error) {
 	if err := spec.Validate(); err != nil {
 		return nil, err
@@ -33,11 +33,11 @@ func (b *Backend) Run(ctx context.Context, spec *sandbox.Spec, std sandbox.Stdio
 		b.lost.Add(1)
 		lost = err
 	}
-	return nil, fmt.Errorf("%w; so did %d slots one after the other", lost, tries)
+	return nil, fmt.Errorf("%w; %d slots in a row failed", lost, tries)
 }
 
-// tries is how many slots a run may lose before its command is executed: the zygote, or one of them, may have died since
-// it was last used. Once it is executed there is no other try, since it may have changed its outputs.
+// tries is how many slots a run may lose before its command executes: the zygote or a slot may have died since it was
+// last used. Once the command has executed there is no other try, since it may have changed its outputs.
 const tries = 3
 
 func (b *Backend) try(ctx context.Context, spec *sandbox.Spec, std sandbox.Stdio) (*sandbox.Result, error) {
@@ -45,7 +45,7 @@ func (b *Backend) try(ctx context.Context, spec *sandbox.Spec, std sandbox.Stdio
 		return nil, err
 	}
 	b.mu.Lock()
-	err := b.start() // which finds out what control groups can do
+	err := b.start() // which also finds what control groups can do
 	b.mu.Unlock()
 	if err != nil {
 		return nil, err
@@ -78,55 +78,55 @@ func (b *Backend) try(ctx context.Context, spec *sandbox.Spec, std sandbox.Stdio
 	}
 	res, err := r.wait(ctx)
 	if err != nil {
-		s.base = nil // perhaps the slot could not make it
+		s.base = nil // the slot may have failed to set it up
 	}
 	return res, err
 }
 
-// identify says in a base what its sources are now: a template keeps what it was made of, whatever becomes of the name.
+// identify records in a base which files its sources are now: a template keeps them whatever happens to their names.
 func identify(base *zygote.Base) {
 	for i := range base.Ops {
 		o := &base.Ops[i]
 		var st unix.Stat_t
-		if o.Kind == zygote.OpBind && unix.Stat(o.Source, &st) == nil { // what is absent the slot complains of
+		if o.Kind == zygote.OpBind && unix.Stat(o.Source, &st) == nil { // the slot reports missing sources
 			o.Device, o.Inode = uint64(st.Dev), uint64(st.Ino)
 		}
 	}
 }
 
-// A run is the worker's side of one run: descriptors, and the goroutines that serve it.
+// A run is the worker's side of one run: descriptors and the goroutines that serve it.
 type run struct {
 	backend *Backend
 	spec    *sandbox.Spec
 	slot    *slot
 	source  map[string]string // see Config
-	slotFDs []int             // sent to the slot, and then closed
+	slotFDs []int             // sent to the slot, then closed
 	control int               // the worker's end
 	reports *os.File          // the same
-	init    int               // of pid 1, as soon as the command has started
+	init    int               // pidfd of pid 1, once the command has started
 	copying sync.WaitGroup
 	copyErr [2]error
 
-	syscalls *monitor.Monitor // nil while nobody watches
-	proxy    *egressProxy     // nil without exceptions of the network
+	syscalls *monitor.Monitor // nil without monitoring
+	proxy    *egressProxy     // nil without allowed endpoints
 
 	mu       sync.Mutex
 	exceeded *sandbox.Event // the limit for which the run was killed
-	noBytes  bool           // left in the workspace, at some time
+	noBytes  bool           // the workspace was full at some time
 	noFiles  bool
 
-	killed    syscall.Signal // by which somebody ended pid 1
-	fullTemps []string       // temporary directories that had no room left at the end
+	killed    syscall.Signal // with which somebody killed pid 1
+	fullTemps []string       // temporary directories that were full at the end
 }
 
-// begin hands the run to its slot.
+// start hands the run to its slot.
 func (r *run) start(b *Backend, p *zygote.Plan, images []string, std sandbox.Stdio) error {
 	sv, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_CLOEXEC, 0)
 	if err != nil {
 		return fmt.Errorf("control socket: %w", err)
 	}
 	r.slotFDs = append(r.slotFDs, sv[1])
-	// Only this end does not block: whoever waits at it must not keep a thread, and have the Go runtime watch that.
+	// Only this end is non-blocking: waiting for it must not occupy a thread.
 	if err := unix.SetNonblock(sv[0], true); err != nil {
 		unix.Close(sv[0])
 		return fmt.Errorf("control socket: %w", err)
@@ -147,12 +147,12 @@ func (r *run) start(b *Backend, p *zygote.Plan, images []string, std sandbox.Std
 		more = append(more, fd)
 	}
 	if len(images) > zygote.MaxImages {
-		return fmt.Errorf("%w: the run has %d images, and %d are the most", sandbox.ErrSpec, len(images), zygote.MaxImages)
+		return fmt.Errorf("%w: the run has %d images, more than %d", sandbox.ErrSpec, len(images), zygote.MaxImages)
 	}
 	for _, name := range images {
 		m, ok := b.images.Load(name)
 		if !ok {
-			return fmt.Errorf("%w: there is no image %q", sandbox.ErrSpec, name)
+			return fmt.Errorf("%w: unknown image %q", sandbox.ErrSpec, name)
 		}
 		more = append(more, m.(*image).fd)
 	}
@@ -171,7 +171,7 @@ func (r *run) start(b *Backend, p *zygote.Plan, images []string, std sandbox.Std
 	return nil
 }
 
-// streams makes the run's standard streams: an empty stdin and two pipes, or a terminal.
+// streams creates the run's standard streams: an empty stdin and two pipes, or a terminal.
 func (r *run) streams(std sandbox.Stdio) error {
 	if std.Terminal != nil {
 		for range 3 {
@@ -196,7 +196,7 @@ func (r *run) streams(std sandbox.Stdio) error {
 		if err != nil {
 			return fmt.Errorf("output pipe: %w", err)
 		}
-		// A descriptor of its own for the zygote: Fd would make the file blocking.
+		// Duplicated, since Fd would make the file blocking.
 		fd, err := unix.FcntlInt(theirs.Fd(), unix.F_DUPFD_CLOEXEC, 0)
 		theirs.Close()
 		if err != nil {
@@ -206,14 +206,14 @@ func (r *run) streams(std sandbox.Stdio) error {
 		r.slotFDs = append(r.slotFDs, fd)
 		r.copying.Go(func() {
 			_, r.copyErr[i] = io.Copy(w, ours)
-			// Whoever writes on learns it by SIGPIPE rather than waits for ever.
+			// Later writers get SIGPIPE instead of waiting forever.
 			ours.Close()
 		})
 	}
 	return nil
 }
 
-// handOver closes what the slot has now.
+// handOver closes what the slot has received.
 func (r *run) handOver() {
 	for _, fd := range r.slotFDs {
 		unix.Close(fd)
@@ -221,7 +221,7 @@ func (r *run) handOver() {
 	r.slotFDs = nil
 }
 
-// close ends what is left, and waits for the copying goroutines.
+// close ends what is left of the run and waits for its goroutines.
 func (r *run) close() {
 	r.handOver()
 	if r.reports != nil {
@@ -239,8 +239,8 @@ func (r *run) close() {
 	r.copying.Wait()
 }
 
-// watch follows the run to its end. When ctx ends, or the command has executed for the spec's timeout, it
-// stops the run: SIGTERM, grace, and the end of init, with which everything ends.
+// wait follows the run to its end. When ctx ends or the timeout expires it stops the run: SIGTERM, grace period,
+// SIGKILL for pid 1 and with it for everything.
 func (r *run) wait(ctx context.Context) (*sandbox.Result, error) {
 	p := &progress{started: make(chan struct{}), exited: make(chan struct{}), reaped: make(chan struct{})}
 	var stopping sync.WaitGroup
@@ -270,25 +270,25 @@ func (r *run) wait(ctx context.Context) (*sandbox.Result, error) {
 		return res, err
 	}
 	if r.killed != 0 && !res.Stopped && res.Exceeded == nil {
-		return nil, fmt.Errorf("pid 1 of the run was killed (%s), and not by this worker", unix.SignalName(r.killed))
+		return nil, fmt.Errorf("pid 1 of the run was killed by somebody else (%s)", unix.SignalName(r.killed))
 	}
 	return res, nil
 }
 
-// A progress is how far a run has come; each channel is closed when it has come there.
+// A progress is how far a run has come; each channel is closed at its stage.
 type progress struct {
 	started, exited, reaped chan struct{}
-	stopped                 bool // to end, before it exited by itself; written before reaped is waited for
+	stopped                 bool // before it exited by itself; read after the goroutine has ended
 }
 
-// heard returns the moment that another process has just read off the clock, in nanoseconds of Unix time, with a reading
-// of this process' monotonic clock: how long a run takes does not depend on id sets the clock meanwhile.
+// withMonotonic returns a time that another process has just read, in nanoseconds of Unix time, with a reading of this
+// process's monotonic clock: setting the clock does not change how long a run took.
 func withMonotonic(unix int64) time.Time {
 	now := time.Now()
 	return now.Add(time.Duration(unix - now.UnixNano()))
 }
 
-// stop tells the run to end when it is time to, and makes sure that it does.
+// stop stops the run when it is time to.
 func (r *run) stop(ctx context.Context, p *progress) {
 	var timeout <-chan time.Time
 	for started := p.started; ; {
@@ -302,7 +302,7 @@ func (r *run) stop(ctx context.Context, p *progress) {
 			}
 			continue
 		case <-p.exited:
-			return // the kernel is killing what remains; nothing makes that faster
+			return // the kernel is already killing the rest
 		case <-p.reaped:
 			return
 		case <-timeout:
@@ -312,7 +312,7 @@ func (r *run) stop(ctx context.Context, p *progress) {
 	}
 	select {
 	case <-p.exited:
-		return // at the same moment: by itself
+		return // it exited by itself at the same moment
 	default:
 	}
 	p.stopped = true
@@ -346,11 +346,11 @@ func (r *run) receive() (packet []byte, fds []int, err error) {
 func (r *run) follow(p *progress) (*sandbox.Result, error) {
 	var res sandbox.Result
 	var lost error
-	begun := false // the command may have been executed
+	begun := false // the command may have executed
 	for {
 		packet, fds, err := r.receive()
 		if errors.Is(err, zygote.ErrTruncated) {
-			// Without what came it cannot go on; it is followed to its end all the same.
+			// The run cannot continue without it, but is followed to its end.
 			lost, begun = fmt.Errorf("follow the run: %w", err), true
 			_ = zygote.Send(r.control, []byte(zygote.WordKill))
 			continue
@@ -396,38 +396,38 @@ func (r *run) follow(p *progress) (*sandbox.Result, error) {
 			}
 			close(p.exited)
 		case rep.Reaped != nil:
-			if res.End.IsZero() { // init was told to end, and the command with it, perhaps before its start
+			if res.End.IsZero() { // pid 1 was killed with the command, perhaps before its start
 				res.End = time.Now()
 				r.killed = syscall.Signal(rep.Reaped.Killed)
 				res.Signal, res.ExitCode = syscall.SIGKILL, 128+int(syscall.SIGKILL)
 			}
-			res.Usage = sandbox.Usage{
-				User:    time.Duration(rep.Reaped.UserNS),
-				System:  time.Duration(rep.Reaped.SystemNS),
-				PeakRSS: rep.Reaped.PeakRSS,
-				// Blocks are of 512 bytes (getrusage(2)).
-				ReadBytes:           rep.Reaped.ReadBlocks * 512,
-				WrittenBytes:        rep.Reaped.Written * 512,
-				VoluntarySwitches:   rep.Reaped.Voluntary,
-				InvoluntarySwitches: rep.Reaped.Involuntary,
-			}
+			res.Usage = usage(rep.Reaped)
 			r.fullTemps, res.Released = rep.Reaped.Full, rep.Reaped.Released == 1
 			return &res, lost
 		}
 	}
 }
 
-// abandoned says why control ended before the run: with errLostSlot if the command was not executed yet. Pid 1 and the
-// command, which held control as well as the slot did, are dead or as good as that, so that it never will be.
+func usage(r *zygote.Reaped) sandbox.Usage {
+	return sandbox.Usage{
+		User: time.Duration(r.UserNS), System: time.Duration(r.SystemNS), PeakRSS: r.PeakRSS,
+		// Blocks have 512 bytes (getrusage(2)).
+		ReadBytes: r.ReadBlocks * 512, WrittenBytes: r.Written * 512,
+		VoluntarySwitches: r.Voluntary, InvoluntarySwitches: r.Involuntary,
+	}
+}
+
+// lostControl returns why control closed before the run ended: errLostSlot if the command has not executed. Pid 1 and
+// the command, which held control as well, are dead or dying, so it never will.
 func (r *run) lostControl(begun bool) error {
 	var why string
 	packet, _, err := zygote.Receive(r.slot.sock)
 	switch {
 	case err == nil && len(packet) > 1:
-		why = "it says: " + string(packet[1:]) // and is ready a moment later
+		why = "it reports: " + string(packet[1:]) // it will be ready
 	case err == nil:
 		r.slot.ready = true
-		why = "it let go of the run, and lives"
+		why = "it dropped the run and is alive"
 	case isGone(err):
 		r.slot.drop()
 		why = r.backend.slotEnd(r.slot)
@@ -438,13 +438,13 @@ func (r *run) lostControl(begun bool) error {
 	if !begun {
 		return fmt.Errorf("%w: %s", errLostSlot, why)
 	}
-	return fmt.Errorf("the slot died when the command of the run had begun: %s", why)
+	return fmt.Errorf("the sandbox slot died after the command had started: %s", why)
 }
 
-// die ends a run that cannot be followed any more, and waits for its end: pid 1 has let go of control, and ends when
-// everything in its pid namespace has.
+// abort ends a run that can no longer be followed and waits for its end: pid 1 loses control, and is dead when
+// everything in its pid namespace is.
 func (r *run) abort() {
-	_ = unix.Shutdown(r.control, unix.SHUT_RDWR) // of a socket it is no error to have ended already
+	_ = unix.Shutdown(r.control, unix.SHUT_RDWR) // it may have ended already
 	for r.init >= 0 {
 		_, err := unix.Poll([]unix.PollFd{{Fd: int32(r.init), Events: unix.POLLIN}}, answerSeconds*1000)
 		if err != unix.EINTR {

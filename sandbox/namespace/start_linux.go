@@ -13,11 +13,10 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// answerSeconds is how many seconds the worker waits for an answer of the zygote, which makes none wait.
+// answerSeconds is how long the worker waits for an answer of the zygote.
 const answerSeconds = 30
 
-// ownsUsers reports whether this process is root and has a user for each run: not in a container that has
-// been given fewer.
+// ownsUsers reports whether this process is root and has two users for each slot; containers may have fewer.
 func ownsUsers() bool {
 	if os.Geteuid() != 0 {
 		return false
@@ -31,8 +30,8 @@ func ownsUsers() bool {
 	return true
 }
 
-// covers reports whether a line of a map of a user namespace has all ids from first to last: each is the
-// first id inside, the first outside and how many (user_namespaces(7)).
+// covers reports whether one line of a user namespace's ID map has all IDs from first to last. A line is the first ID
+// inside, the first outside and the count (user_namespaces(7)).
 func covers(idMap string, first, last int) bool {
 	for line := range strings.Lines(idMap) {
 		var inside, outside, n int
@@ -43,14 +42,14 @@ func covers(idMap string, first, last int) bool {
 	return false
 }
 
-// startZygote starts a zygote and returns its process and the worker's end of its socket, which the caller
-// closes to end it. If rootless it lives in a user namespace whose root is the calling user.
+// startZygote starts a zygote and returns its process and the worker's end of its socket, which the caller closes to
+// end it. A rootless zygote lives in a user namespace whose root is the calling user.
 func startZygote(rootless bool) (*os.Process, int, error) {
 	sv, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_CLOEXEC, 0)
 	if err != nil {
 		return nil, -1, fmt.Errorf("socket pair: %w", err)
 	}
-	// A zygote that does not answer must not hang the worker.
+	// An unresponsive zygote must not hang the worker.
 	for _, option := range []int{unix.SO_RCVTIMEO, unix.SO_SNDTIMEO} {
 		if err := unix.SetsockoptTimeval(sv[0], unix.SOL_SOCKET, option, &unix.Timeval{Sec: answerSeconds}); err != nil {
 			return nil, -1, fmt.Errorf("socket pair: %w", err)
@@ -64,7 +63,7 @@ func startZygote(rootless bool) (*os.Process, int, error) {
 	cmd.Dir = "/"
 	cmd.ExtraFiles = []*os.File{theirs}
 	cmd.Stderr = os.Stderr
-	// A terminal's Ctrl-C is for the worker, which drains; a session of its own keeps it from here.
+	// A terminal's Ctrl-C is for the worker, which drains; the session shields the zygote.
 	cmd.SysProcAttr = &syscall.SysProcAttr{Cloneflags: unix.CLONE_NEWNS | unix.CLONE_NEWUTS, Setsid: true}
 	if rootless {
 		cmd.Args[1] = zygote.Rootless
@@ -77,7 +76,7 @@ func startZygote(rootless bool) (*os.Process, int, error) {
 		return nil, -1, fmt.Errorf("start the zygote: %w", err)
 	}
 	theirs.Close()
-	// The first packet says whether it is ready.
+	// The first packet reports whether it is ready.
 	b, _, err := zygote.Receive(sv[0])
 	if err == nil && len(b) > 1 {
 		err = fmt.Errorf("%s", b[1:])
