@@ -28,24 +28,24 @@ import (
 	"github.com/cloister-build/cloister/worker/history"
 )
 
-// cut is not zero for whoever has two minutes, and so long more.
-var cut = flag.Duration("cut", 0, "have workers get lost during a build, and cut one off the network for so long; the head takes it for lost after two thirds of that")
+// cut enables a test that takes two minutes and this duration.
+var cut = flag.Duration("cut", 0, "lose workers during a build, and disconnect one for this time; the head gives it up after two thirds of it")
 
-// sleeper is a command that never ends.
+// sleeper is a command that does not end.
 const sleeper = "sleep 86399"
 
-// buildTime bounds a build that hangs.
+// buildTime limits a build.
 const buildTime = 5 * time.Minute
 
-// An executed is an action that a server has executed, as its history and its action cache have it.
-type executed struct {
+// An executedAction is an entry of a server's history with its result.
+type executedAction struct {
 	Action, How, Target, Mnemonic string
 	result                        *repb.ActionResult
 }
 
-// TestBuildSurvivesTheLossOfWorkers: of three workers one loses power and boots again, one is cut off and comes back, and
-// one is stopped, each while it executes. The build does not notice but by its time, its results are those of one serve,
-// no slot executes two actions at once, and nothing of a worker outlives it.
+// TestBuildSurvivesTheLossOfWorkers power-cycles one of three workers, disconnects one for a while and stops one, each
+// while it executes. The build must pass without retries, with the results of a single server; no slot may execute two
+// actions at once, and no process may outlive its worker.
 func TestBuildSurvivesTheLossOfWorkers(t *testing.T) {
 	if *cut == 0 {
 		t.Skip("takes minutes: make farm, or -args -cut=90s")
@@ -56,45 +56,45 @@ func TestBuildSurvivesTheLossOfWorkers(t *testing.T) {
 	f := newFarm(t, "--worker-timeout", (*cut * 2 / 3).String())
 	bazel := f.bazel(t)
 
-	want := f.alone(t, bazel)
+	want := f.buildOnOneServer(t, bazel)
 	c := dial(t, f.head.Addr)
 	cutOff, lost, drained := f.join(t, "cutoff", 2), f.join(t, "lost", 2), f.join(t, "drained", 2)
 	for _, w := range f.workers {
-		w.joined(t, c)
+		w.awaitJoin(t, c)
 	}
-	forever := cutOff.begins(t, c, sleeper)
+	forever := cutOff.begin(t, c, sleeper)
 	bazel.Endpoint = f.head.Addr
 	ended := start(t, bazel)
-	// Later than others, so that some of what it knows is at no other place.
-	cutOff.during(t, ended, 10)
+	// After some actions, so that it holds results that no other worker has.
+	cutOff.awaitProgress(t, ended, 10)
 	cutOff.machine.unplug(t)
 	back := time.Now().Add(*cut)
-	t.Logf("%s is cut off", cutOff.name)
+	t.Logf("%s is disconnected", cutOff.name)
 
-	lost.during(t, ended, 10)
+	lost.awaitProgress(t, ended, 10)
 	lost.machine.unplug(t)
 	lost.process.wantAllEnd(t, lost.process.kill)
 	t.Logf("%s has lost power", lost.name)
 	lost.machine.plug(t)
 	lost.boot(t)
-	lost.during(t, ended, 1)
+	lost.awaitProgress(t, ended, 1)
 	t.Logf("%s executes again", lost.name)
 
-	drained.during(t, ended, 1)
-	last := drained.begins(t, c, "sleep 2.5")
-	t.Logf("%s is told to end", drained.name)
-	drained.stops(t)
+	drained.awaitProgress(t, ended, 1)
+	last := drained.begin(t, c, "sleep 2.5")
+	t.Logf("%s is stopped", drained.name)
+	drained.stop(t)
 	if err := <-last.ended; err != nil {
-		t.Errorf("what %s executed when it was told to end, and no other may: %v", drained.name, err)
+		t.Errorf("action that only %s may execute, stopped while it ran: %v", drained.name, err)
 	}
 	t.Logf("%s has ended", drained.name)
 
 	time.Sleep(time.Until(back))
 	cutOff.machine.plug(t)
-	t.Logf("%s is back; the build has ended before: %v", cutOff.name, len(ended) > 0)
-	// It still executes what its head has given up, and must end that before it does anything else in that slot.
-	var again identity
-	until(t, time.Minute, "the action that only "+cutOff.name+" may execute runs once more", func() bool {
+	t.Logf("%s is connected again; the build had ended: %v", cutOff.name, len(ended) > 0)
+	// It still executes an action that the head has given up, and must kill it before it reuses the slot.
+	var again processID
+	until(t, time.Minute, "the action of "+cutOff.name+" runs again", func() bool {
 		now := cutOff.executing(sleeper)
 		if len(now) != 1 {
 			return false
@@ -103,44 +103,44 @@ func TestBuildSurvivesTheLossOfWorkers(t *testing.T) {
 		return again != forever.process
 	})
 	if len(forever.ended) > 0 {
-		t.Errorf("an action that never ends has: %v", <-forever.ended)
+		t.Errorf("an endless action ended: %v", <-forever.ended)
 	}
 	if _, err := c.cancels.CancelOperation(t.Context(), &longrunningpb.CancelOperationRequest{Name: <-forever.operation}); err != nil {
 		t.Error(err)
 	}
-	until(t, time.Minute, "an action that nobody wants any more ends", func() bool { return !again.alive() })
+	until(t, time.Minute, "a cancelled action ends", func() bool { return !again.alive() })
 	wantPassed(t, <-ended)
 
 	for _, w := range []*farmWorker{cutOff, lost} {
-		w.executes(t, c, "echo once more")
+		w.wantExecutes(t, c, "echo again")
 	}
-	got := f.executed(t, f.head.Addr)
+	got := f.history(t, f.head.Addr)
 	wantEqual(t, got, want)
 	wantWithinSlots(t, got, f.workers)
 	f.watch.wantOnePerSlot(t)
 	for _, w := range []*farmWorker{cutOff, lost} {
-		w.stops(t)
+		w.stop(t)
 	}
 }
 
-// alone returns what one serve executes of the build, which Bazel does not remember afterwards.
-func (f *farm) alone(t *testing.T, bazel *bazelrun.Bazel) map[string]executed {
+// buildOnOneServer runs the build on a single server, cleans it, and returns the executed actions.
+func (f *farm) buildOnOneServer(t *testing.T, bazel *bazelrun.Bazel) map[string]executedAction {
 	t.Helper()
 	config := f.config
 	config.Dir, config.Args = filepath.Join(f.dir, "serve"), []string{"--source-tree", bazel.Workspace}
-	config.Log = &lines{t: t, name: "serve"}
+	config.Log = &lineLogger{t: t, name: "serve"}
 	bazel.Endpoint = f.serve(t, config).Addr
 	wantPassed(t, <-start(t, bazel))
 	if err := bazel.Clean(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	return f.executed(t, bazel.Endpoint)
+	return f.history(t, bazel.Endpoint)
 }
 
-// bazel returns a Bazel with a copy of the example, which ends with the test.
+// bazel returns a Bazel with a copy of the examples, which ends with the test.
 func (f *farm) bazel(t *testing.T) *bazelrun.Bazel {
 	t.Helper()
-	b := &bazelrun.Bazel{Workspace: filepath.Join(f.dir, "workspace"), Root: filepath.Join(f.dir, "bazel"), Log: &lines{t: t, name: "bazel"}}
+	b := &bazelrun.Bazel{Workspace: filepath.Join(f.dir, "workspace"), Root: filepath.Join(f.dir, "bazel"), Log: &lineLogger{t: t, name: "bazel"}}
 	if err := bazelrun.CopyWorkspace(b.Workspace, "../.."); err != nil {
 		t.Fatal(err)
 	}
@@ -155,38 +155,37 @@ func (f *farm) bazel(t *testing.T) *bazelrun.Bazel {
 	return b
 }
 
-// A builtExample is what became of a build.
-type builtExample struct {
+// A buildResult is the result of a build.
+type buildResult struct {
 	*bazelrun.Build
 	err error
 }
 
-// start begins to build and test the example. The channel receives the end.
-func start(t *testing.T, b *bazelrun.Bazel) <-chan builtExample {
-	ended := make(chan builtExample, 1)
+// start starts to build and test the examples. The channel receives the result.
+func start(t *testing.T, b *bazelrun.Bazel) <-chan buildResult {
+	ended := make(chan buildResult, 1)
 	ctx, cancel := context.WithTimeoutCause(t.Context(), buildTime, errors.New("it takes too long"))
 	go func() {
 		defer cancel()
 		build, err := b.Run(ctx, "test", "//examples/...")
-		ended <- builtExample{build, err}
+		ended <- buildResult{build, err}
 	}()
 	return ended
 }
 
-// wantPassed checks that the build and its tests passed, that everything was executed remotely, and that Bazel had nothing
-// to try again.
-func wantPassed(t *testing.T, b builtExample) {
+// wantPassed checks that the build and its tests passed, and that everything was executed remotely, without retries.
+func wantPassed(t *testing.T, b buildResult) {
 	t.Helper()
 	if b.err != nil {
 		t.Fatal(b.err)
 	}
 	counts := b.Processes()
 	if b.ExitCode != 0 || counts["remote"] < 300 {
-		t.Fatalf("bazel: exit %d, processes %v; want 0, and 300 remote at least", b.ExitCode, counts)
+		t.Fatalf("bazel: exit %d, processes %v; want 0 and at least 300 remote", b.ExitCode, counts)
 	}
 	for way := range counts {
 		if way != "remote" && way != "internal" {
-			t.Errorf("processes are %v, want none but remote and internal", counts)
+			t.Errorf("processes are %v, want only remote and internal", counts)
 		}
 	}
 	if passed := regexp.MustCompile(`(?m)^//examples/\S+ +PASSED`).FindAllString(b.Output, -1); len(passed) < 20 {
@@ -195,36 +194,35 @@ func wantPassed(t *testing.T, b builtExample) {
 	t.Logf("the build took %v: %v", b.Wall.Round(time.Second/10), counts)
 }
 
-// during waits until the worker has executed that many more actions of the build and executes one. It does so while the
-// build goes on, or fails the test.
-func (w *farmWorker) during(t *testing.T, ended <-chan builtExample, more int) {
+// awaitProgress waits until the worker has executed that many more actions of the build and executes another. The build
+// must not end before.
+func (w *farmWorker) awaitProgress(t *testing.T, ended <-chan buildResult, more int) {
 	t.Helper()
 	before, _ := w.farm.watch.of(w.name)
 	until(t, buildTime, w.name+" executes", func() bool {
 		if len(ended) > 0 {
-			t.Fatalf("the build has ended before %s had executed %d actions", w.name, more)
+			t.Fatalf("the build ended before %s executed %d more actions", w.name, more)
 		}
 		runs, executing := w.farm.watch.of(w.name)
 		return runs >= before+more && executing > len(w.executing(sleeper))
 	})
 }
 
-// An asked is an action that was asked for and executes.
-type asked struct {
-	// process is that which executes it, at first.
-	process   identity
+// A pendingAction is an action that was requested.
+type pendingAction struct {
+	process   processID   // the first to execute it
 	operation chan string // receives its name
 	ended     chan error  // receives nil if it succeeded
 }
 
-// begins has the worker execute a command, in an action that no other may execute, and returns once it does.
-func (w *farmWorker) begins(t *testing.T, c *client, command string) *asked {
+// begin requests an action that only this worker may execute, and returns when it runs.
+func (w *farmWorker) begin(t *testing.T, c *client, command string) *pendingAction {
 	t.Helper()
 	action, err := c.put(t.Context(), "exec "+command, w.name)
 	if err != nil {
 		t.Fatal(err)
 	}
-	a := &asked{operation: make(chan string, 1), ended: make(chan error, 1)}
+	a := &pendingAction{operation: make(chan string, 1), ended: make(chan error, 1)}
 	go func() {
 		r, err := c.execute(t.Context(), action, func(name string) { a.operation <- name })
 		if err == nil && (r.GetStatus().GetCode() != 0 || r.GetResult().GetExitCode() != 0) {
@@ -242,44 +240,44 @@ func (w *farmWorker) begins(t *testing.T, c *client, command string) *asked {
 	return a
 }
 
-// executing returns the processes of the worker that execute a command.
-func (w *farmWorker) executing(command string) []identity {
-	var found []identity
+// executing returns the worker's processes that execute a command.
+func (w *farmWorker) executing(command string) []processID {
+	var found []processID
 	for _, p := range processes() {
 		cmdline, _ := os.ReadFile(fmt.Sprintf("/proc/%d/cmdline", p.pid))
-		if p.brand() == w.process.brand && string(cmdline) == strings.ReplaceAll(command, " ", "\x00")+"\x00" {
-			found = append(found, p.identity)
+		if p.tag() == w.process.tag && string(cmdline) == strings.ReplaceAll(command, " ", "\x00")+"\x00" {
+			found = append(found, p.processID)
 		}
 	}
 	return found
 }
 
-// executed returns by its digest each action that the server has executed.
-func (f *farm) executed(t *testing.T, address string) map[string]executed {
+// history returns the actions that a server has executed, by digest.
+func (f *farm) history(t *testing.T, address string) map[string]executedAction {
 	t.Helper()
 	out, err := exec.CommandContext(t.Context(), built.Path(t), "action", "ls", "--all", "-n", "10000", "--json", "--cas", "grpc://"+address).Output()
 	if err != nil {
 		t.Fatal(err)
 	}
-	var rows []executed
+	var rows []executedAction
 	if err := json.Unmarshal(out, &rows); err != nil {
 		t.Fatal(err)
 	}
 	c := dial(t, address)
-	all := map[string]executed{}
+	all := map[string]executedAction{}
 	for _, row := range rows {
 		if row.How != "executed" {
 			continue
 		}
 		if row.Target == "" {
-			continue // an action of the test's own
+			continue // requested by the test
 		}
 		action, err := cas.ParseDigest(row.Action)
 		if err != nil {
 			t.Fatal(err)
 		}
 		if row.result, err = c.in.Actions.Lookup(t.Context(), action); err != nil {
-			t.Errorf("the result of %s (%s of %s): %v", row.Action, row.Mnemonic, row.Target, err)
+			t.Errorf("result of %s (%s of %s): %v", row.Action, row.Mnemonic, row.Target, err)
 			continue
 		}
 		if _, twice := all[row.Action]; twice {
@@ -290,8 +288,8 @@ func (f *farm) executed(t *testing.T, address string) map[string]executed {
 	return all
 }
 
-// wantEqual checks that both servers executed the same actions, with the same results, and the same that decided on them.
-func wantEqual(t *testing.T, got, want map[string]executed) {
+// wantEqual checks that both servers executed the same actions with equal results and stable hashes.
+func wantEqual(t *testing.T, got, want map[string]executedAction) {
 	t.Helper()
 	if len(got) != len(want) {
 		t.Errorf("%d actions were executed, want %d", len(got), len(want))
@@ -301,10 +299,10 @@ func wantEqual(t *testing.T, got, want map[string]executed) {
 		here, known := want[digest]
 		switch {
 		case !known && there.Mnemonic == "TestRunner":
-			// Bazel writes into the action that makes a test.xml how many seconds the test has taken.
+			// The action that makes a test.xml contains the duration of the test.
 			alone++
 		case !known:
-			t.Errorf("action %s (%s of %s) is not of the other build", digest, there.Mnemonic, there.Target)
+			t.Errorf("action %s (%s of %s) is not in the other build", digest, there.Mnemonic, there.Target)
 		case history.Identity(there.result) != history.Identity(here.result):
 			t.Errorf("action %s (%s of %s) has the result %v, want %v", digest, there.Mnemonic, there.Target, there.result, here.result)
 		case stable(there.result) == "" || stable(there.result) != stable(here.result):
@@ -316,7 +314,7 @@ func wantEqual(t *testing.T, got, want map[string]executed) {
 	if equal < 250 {
 		t.Errorf("%d results are equal, want at least 250", equal)
 	}
-	t.Logf("%d results are equal, digest for digest; %d actions are of one build alone", equal, alone)
+	t.Logf("%d results are equal; %d actions are in one build only", equal, alone)
 }
 
 func stable(r *repb.ActionResult) string {
@@ -324,9 +322,8 @@ func stable(r *repb.ActionResult) string {
 	return hash
 }
 
-// wantWithinSlots checks by what the results say of when and where they came about that no worker executed more actions at
-// once than it has slots.
-func wantWithinSlots(t *testing.T, executed map[string]executed, workers []*farmWorker) {
+// wantWithinSlots checks with the metadata of results that no worker executed more actions at once than it has slots.
+func wantWithinSlots(t *testing.T, executed map[string]executedAction, workers []*farmWorker) {
 	t.Helper()
 	type change struct {
 		at time.Time
@@ -336,7 +333,7 @@ func wantWithinSlots(t *testing.T, executed map[string]executed, workers []*farm
 	for digest, e := range executed {
 		m := e.result.GetExecutionMetadata()
 		if !m.GetWorkerStartTimestamp().IsValid() || !m.GetWorkerCompletedTimestamp().IsValid() {
-			t.Errorf("%s: the result does not say when it came about: %v", digest, m)
+			t.Errorf("%s: metadata %v lack the times of the worker", digest, m)
 		}
 		name := workerOf(e.result)
 		changes[name] = append(changes[name], change{m.GetWorkerStartTimestamp().AsTime(), 1}, change{m.GetWorkerCompletedTimestamp().AsTime(), -1})
@@ -352,10 +349,10 @@ func wantWithinSlots(t *testing.T, executed map[string]executed, workers []*farm
 		}
 		t.Logf("%s: %d actions, at most %d at once in %d slots", w.name, len(of)/2, most, w.jobs)
 		if len(of) == 0 || most > w.jobs {
-			t.Errorf("%s has executed %d actions, and %d at once in %d slots", w.name, len(of)/2, most, w.jobs)
+			t.Errorf("%s executed %d actions, at most %d at once; want some, at most %d at once", w.name, len(of)/2, most, w.jobs)
 		}
 	}
 	for _, name := range slices.Sorted(maps.Keys(changes)) {
-		t.Errorf("%d actions were executed by %q, which is none of the workers", len(changes[name])/2, name)
+		t.Errorf("%d actions were executed by unknown worker %q", len(changes[name])/2, name)
 	}
 }

@@ -19,7 +19,7 @@ import (
 	"google.golang.org/protobuf/proto"
 )
 
-// A client asks a server for actions.
+// A client requests actions from a server.
 type client struct {
 	in        *cas.Instance
 	execution repb.ExecutionClient
@@ -46,7 +46,7 @@ func dial(t *testing.T, address string) *client {
 	return &client{in: in, execution: repb.NewExecutionClient(conn), cancels: longrunningpb.NewOperationsClient(conn)}
 }
 
-// put stores an action without inputs that runs a script in a shell, on the worker of that name unless it is "".
+// put stores an action that runs a shell script, on the worker of that name unless it is "".
 func (c *client) put(ctx context.Context, script, worker string) (cas.Digest, error) {
 	message := func(m proto.Message) (cas.Digest, error) { return cas.PutProto(ctx, c.in.Store, cas.SHA256, m) }
 	command, err := message(&repb.Command{Arguments: []string{"/bin/sh", "-c", script}})
@@ -64,8 +64,7 @@ func (c *client) put(ctx context.Context, script, worker string) (cas.Digest, er
 	return message(action)
 }
 
-// execute has an action executed, and returns the one answer that there is. It calls begun, if that is not nil, with the name
-// of the operation.
+// execute executes an action and returns its only response. It calls begun, unless nil, with the operation's name.
 func (c *client) execute(ctx context.Context, action cas.Digest, begun func(string)) (*repb.ExecuteResponse, error) {
 	stream, err := c.execution.Execute(ctx, &repb.ExecuteRequest{ActionDigest: action.Proto(), SkipCacheLookup: true})
 	if err != nil {
@@ -78,10 +77,10 @@ func (c *client) execute(ctx context.Context, action cas.Digest, begun func(stri
 			return answer, nil
 		}
 		if err != nil {
-			return nil, fmt.Errorf("answered before: %v: %w", answer != nil, err)
+			return nil, fmt.Errorf("with a response: %v: %w", answer != nil, err)
 		}
 		if answer != nil {
-			return nil, fmt.Errorf("a message after the answer: %v", op)
+			return nil, fmt.Errorf("message after the response: %v", op)
 		}
 		if begun != nil {
 			begun(op.Name)
@@ -96,8 +95,8 @@ func (c *client) execute(ctx context.Context, action cas.Digest, begun func(stri
 	}
 }
 
-// joined waits until the head knows of the worker: some time after its own start it refuses what no worker takes.
-func (w *farmWorker) joined(t *testing.T, c *client) {
+// awaitJoin waits until the head knows the worker: it refuses actions that no worker takes.
+func (w *farmWorker) awaitJoin(t *testing.T, c *client) {
 	t.Helper()
 	action, err := c.put(t.Context(), "true", w.name)
 	if err != nil {
@@ -112,8 +111,8 @@ func (w *farmWorker) joined(t *testing.T, c *client) {
 	})
 }
 
-// executes checks that the worker executes an action that only it may.
-func (w *farmWorker) executes(t *testing.T, c *client, script string) {
+// wantExecutes checks that the worker executes an action that only it may.
+func (w *farmWorker) wantExecutes(t *testing.T, c *client, script string) {
 	t.Helper()
 	action, err := c.put(t.Context(), script, w.name)
 	if err != nil {
@@ -124,9 +123,9 @@ func (w *farmWorker) executes(t *testing.T, c *client, script string) {
 		t.Fatalf("%s: %v", w.name, err)
 	}
 	if answer.GetStatus().GetCode() != 0 || answer.GetResult().GetExitCode() != 0 {
-		t.Fatalf("%s: got %v", w.name, answer)
+		t.Fatalf("%s: got %v, want exit code 0", w.name, answer)
 	}
 }
 
-// workerOf returns the name of the worker that a result names.
+// workerOf returns the worker of a result.
 func workerOf(r *repb.ActionResult) string { return r.GetExecutionMetadata().GetWorker() }

@@ -13,8 +13,8 @@ import (
 	"github.com/cloister-build/cloister/cas"
 )
 
-// TestEachActionIsAnsweredOnce: of many small actions, each is executed once, by one worker, and its client gets one
-// answer, which is that of its own action.
+// TestEachActionIsAnsweredOnce checks that each of many small actions is executed once, and that its client gets one
+// response with its own output.
 func TestEachActionIsAnsweredOnce(t *testing.T) {
 	const actions, clients = 2000, 50
 	f := newFarm(t)
@@ -23,7 +23,7 @@ func TestEachActionIsAnsweredOnce(t *testing.T) {
 		f.join(t, name, 1)
 	}
 	for _, w := range f.workers {
-		w.joined(t, c)
+		w.awaitJoin(t, c)
 	}
 	before := map[string]int{}
 	for _, w := range f.workers {
@@ -57,10 +57,10 @@ func TestEachActionIsAnsweredOnce(t *testing.T) {
 	for _, w := range f.workers {
 		n := w.executed(t) - before[w.name]
 		if n == 0 {
-			t.Errorf("worker %s has executed nothing", w.name)
+			t.Errorf("worker %s executed nothing", w.name)
 		}
 		if n != by[w.name] {
-			t.Errorf("worker %s has executed %d actions, and %d answers name it", w.name, n, by[w.name])
+			t.Errorf("worker %s executed %d actions, but %d responses name it", w.name, n, by[w.name])
 		}
 		sum += n
 	}
@@ -70,7 +70,7 @@ func TestEachActionIsAnsweredOnce(t *testing.T) {
 	t.Logf("%d actions by worker: %v", actions, by)
 }
 
-// answered has action n executed and returns the name of who did. An error says how the answer is not that of n.
+// answered executes action n, checks its response and returns its worker.
 func answered(t *testing.T, c *client, n int) (string, error) {
 	action, err := c.put(t.Context(), fmt.Sprintf("echo %d", n), "")
 	if err != nil {
@@ -82,16 +82,16 @@ func answered(t *testing.T, c *client, n int) (string, error) {
 	}
 	r := answer.GetResult()
 	if answer.GetStatus().GetCode() != 0 || answer.CachedResult || r.GetExitCode() != 0 {
-		return "", fmt.Errorf("got %v", answer)
+		return "", fmt.Errorf("got %v, want an uncached success", answer)
 	}
 	want := cas.SHA256.Sum([]byte(fmt.Sprintln(n)))
 	if got, err := cas.FromProto(cas.SHA256, r.GetStdoutDigest()); err != nil || got != want {
-		return "", fmt.Errorf("it wrote %v, %v, want %v", got, err, want)
+		return "", fmt.Errorf("stdout is %v, %v, want %v", got, err, want)
 	}
 	return workerOf(r), nil
 }
 
-// executed returns how many actions a worker has executed since it was started.
+// executed returns the number of actions that a worker has executed since its start.
 func (w *farmWorker) executed(t *testing.T) int {
 	t.Helper()
 	r, err := http.Get("http://" + w.machine.address + metricsPort + "/metrics")

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package farm_test has a head and workers execute, each worker a real cloister join in a network of its own with an address
-// of its own, so that it can be cut off, killed and drained alone. It looks at what clients get and at the processes that
-// the kernel has, and compares with that what workers say of themselves.
+// Package farm_test tests a head with workers. Each worker is a real cloister join in a network namespace with its own
+// address, so that it can be disconnected, killed and drained alone. The tests compare the answers to clients and the
+// processes in the kernel with what workers report.
 package farm_test
 
 import (
@@ -21,7 +21,7 @@ import (
 
 var (
 	built program.Program
-	// noNetwork is why there can be no network of the tests' own.
+	// noNetwork is the reason why the tests have no network namespace; nil if they have.
 	noNetwork error
 )
 
@@ -30,22 +30,22 @@ func TestMain(m *testing.M) {
 	os.Exit(built.Main(m))
 }
 
-// The port at which workers take actions, and that of their metrics.
+// The head's port for workers, and the workers' port for metrics.
 const (
 	workerPort  = ":8983"
 	metricsPort = ":9090"
 )
 
-// A farm is a head, and workers that have joined it.
+// A farm is a head and its workers.
 type farm struct {
-	dir     string // of everything
+	dir     string // parent of all directories
 	config  bazelrun.ServerConfig
 	head    *bazelrun.Server
 	workers []*farmWorker
 	watch   *watch
 }
 
-// A farmWorker is a machine, and what it executes with. An action may demand it by host=NAME.
+// A farmWorker is a worker on a machine of its own. Actions demand it with host=NAME.
 type farmWorker struct {
 	name    string
 	jobs    int
@@ -54,7 +54,7 @@ type farmWorker struct {
 	process *process
 }
 
-// newFarm starts a head without slots, with more flags, and no workers. All of it ends with the test.
+// newFarm starts a head without slots. It ends with the test.
 func newFarm(t *testing.T, flags ...string) *farm {
 	t.Helper()
 	if noNetwork != nil {
@@ -73,7 +73,7 @@ func newFarm(t *testing.T, flags ...string) *farm {
 		}
 	})
 	f := &farm{dir: dir, watch: newWatch(t, built.Path(t)), config: bazelrun.ServerConfig{
-		Binary: built.Path(t), Dir: filepath.Join(dir, "head"), Home: dir, Listen: "127.0.0.1:0", Log: &lines{t: t, name: "head"},
+		Binary: built.Path(t), Dir: filepath.Join(dir, "head"), Home: dir, Listen: "127.0.0.1:0", Log: &lineLogger{t: t, name: "head"},
 		Args: append([]string{"--jobs", "0", "--worker-listen", headAddress + workerPort}, flags...),
 	}}
 	f.head = f.serve(t, f.config)
@@ -83,7 +83,7 @@ func newFarm(t *testing.T, flags ...string) *farm {
 // serve starts a server, which ends with the test.
 func (f *farm) serve(t *testing.T, config bazelrun.ServerConfig) *bazelrun.Server {
 	t.Helper()
-	ctx, cancel := context.WithTimeoutCause(t.Context(), 30*time.Second, errors.New("it takes too long"))
+	ctx, cancel := context.WithTimeoutCause(t.Context(), 30*time.Second, errors.New("timeout"))
 	defer cancel()
 	s, err := bazelrun.StartServer(ctx, config)
 	if err != nil {
@@ -97,7 +97,7 @@ func (f *farm) serve(t *testing.T, config bazelrun.ServerConfig) *bazelrun.Serve
 	return s
 }
 
-// join starts a worker of so many slots on a machine of its own.
+// join starts a worker with that many slots on a new machine.
 func (f *farm) join(t *testing.T, name string, jobs int) *farmWorker {
 	t.Helper()
 	w := &farmWorker{name: name, jobs: jobs, farm: f, machine: newMachine(t, name, len(f.workers)+1)}
@@ -106,7 +106,7 @@ func (f *farm) join(t *testing.T, name string, jobs int) *farmWorker {
 	return w
 }
 
-// boot starts the worker on its machine, perhaps again, with the directory that it had.
+// boot starts or restarts the worker in its directory.
 func (w *farmWorker) boot(t *testing.T) {
 	t.Helper()
 	w.process = w.machine.start(t, built.Path(t), "join", "grpc://"+headAddress+workerPort, "--name", w.name, "--jobs", strconv.Itoa(w.jobs),
@@ -115,8 +115,8 @@ func (w *farmWorker) boot(t *testing.T) {
 	w.farm.watch.add(w.name, w.process.pid)
 }
 
-// stops tells the worker to end. It must end well, and nothing of it may be alive then.
-func (w *farmWorker) stops(t *testing.T) {
+// stop stops the worker, which must succeed and leave no process behind.
+func (w *farmWorker) stop(t *testing.T) {
 	t.Helper()
 	w.process.wantAllEnd(t, func() {
 		if err := w.process.stop(); err != nil {
@@ -125,12 +125,12 @@ func (w *farmWorker) stops(t *testing.T) {
 	})
 }
 
-// until waits until a condition holds.
+// until waits for a condition.
 func until(t *testing.T, limit time.Duration, what string, condition func() bool) {
 	t.Helper()
 	for deadline := time.Now().Add(limit); !condition(); time.Sleep(10 * time.Millisecond) {
 		if time.Now().After(deadline) {
-			t.Fatalf("%s: not in %v", what, limit)
+			t.Fatalf("timeout: %s, want it within %v", what, limit)
 		}
 	}
 }

@@ -15,22 +15,21 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// The network of the tests is the test program's own: nobody else sees it, and it ends with the last process that is
-// in it, however that ends.
+// The test program runs in its own network namespace, which ends with the last process in it.
 //
 //	the test, the head, Bazel          machine a            machine b
 //	  loopback                           loopback             loopback
 //	  farm 10.77.0.1 ---- a ------------ eth0 10.77.0.11
 //	       (bridge)  `--- b --------------------------------- eth0 10.77.0.12
 //
-// Only descriptors of the test program hold the namespaces of machines in which no process is.
+// Descriptors of the test program keep the namespaces of machines without a process.
 const headAddress = "10.77.0.1"
 
-// entered marks the environment of a program that is in its own network.
+// entered is the environment variable set in the program's own network namespace.
 const entered = "CLOISTER_TEST_OWN_NETWORK"
 
-// enterNetwork starts the program anew in a network of its own, with a bridge; there it returns nil. The network is that of
-// all threads, so that whatever a test starts is in it.
+// enterNetwork restarts the program in a new network namespace with a bridge, where it returns nil. All threads, and so
+// all processes that a test starts, are in that namespace.
 func enterNetwork() error {
 	if os.Getenv(entered) != "" {
 		os.Unsetenv(entered)
@@ -39,14 +38,14 @@ func enterNetwork() error {
 	if _, err := exec.LookPath("ip"); err != nil {
 		return errors.New("ip is not installed; fix: apt-get install iproute2")
 	}
-	runtime.LockOSThread() // until exec, which leaves this thread alone
+	runtime.LockOSThread() // until exec, which keeps this thread
 	if err := unix.Unshare(unix.CLONE_NEWNET); err != nil {
 		return fmt.Errorf("a network namespace, which takes root: %w", err)
 	}
-	return fmt.Errorf("start the test program anew: %w", syscall.Exec("/proc/self/exe", os.Args, append(os.Environ(), entered+"=1")))
+	return fmt.Errorf("restart the test program: %w", syscall.Exec("/proc/self/exe", os.Args, append(os.Environ(), entered+"=1")))
 }
 
-// ip has ip do what the lines say, in the network of the calling thread.
+// ip runs ip commands in the network namespace of the calling thread.
 func ip(lines ...string) error {
 	cmd := exec.Command("ip", "-batch", "-")
 	cmd.Stdin = strings.NewReader(strings.Join(lines, "\n") + "\n")
@@ -56,13 +55,13 @@ func ip(lines ...string) error {
 	return nil
 }
 
-// A machine is a network namespace with an address of its own, at a port of the bridge.
+// A machine is a network namespace with an address, connected to the bridge.
 type machine struct {
 	name, address string
 	network       *os.File
 }
 
-// newMachine makes the machine number n, from 1 on, whose name is that of its port, too. It goes with the test.
+// newMachine creates machine number n, from 1. Its name is also that of its port. It is removed with the test.
 func newMachine(t *testing.T, name string, n int) *machine {
 	t.Helper()
 	m := &machine{name: name, address: fmt.Sprintf("10.77.0.%d", 10+n)}
@@ -96,11 +95,11 @@ func newMachine(t *testing.T, name string, n int) *machine {
 	return m
 }
 
-// inside calls f on a thread that is in the network of m, and that ends afterwards. What f starts is there, too.
+// inside calls f on a new thread in the network namespace of m. Processes that f starts are in it, too.
 func (m *machine) inside(f func() error) error {
 	return onThread(func() error {
 		if err := unix.Setns(int(m.network.Fd()), unix.CLONE_NEWNET); err != nil {
-			return fmt.Errorf("enter the network of %s: %w", m.name, err)
+			return fmt.Errorf("enter the network namespace of %s: %w", m.name, err)
 		}
 		return f()
 	})
@@ -110,13 +109,13 @@ func (m *machine) inside(f func() error) error {
 func onThread(f func() error) error {
 	done := make(chan error)
 	go func() {
-		runtime.LockOSThread() // and never unlocked: nobody else is to get this thread
+		runtime.LockOSThread() // never unlocked, so that the thread is not reused
 		done <- f()
 	}()
 	return <-done
 }
 
-// unplug takes the machine off the bridge: to both sides the cable is in, and nothing comes through it.
+// unplug disconnects the machine from the bridge. Both sides keep their link, but no packet passes.
 func (m *machine) unplug(t *testing.T) {
 	t.Helper()
 	if err := ip("link set dev " + m.name + " nomaster"); err != nil {
@@ -124,7 +123,7 @@ func (m *machine) unplug(t *testing.T) {
 	}
 }
 
-// plug puts the machine on the bridge again.
+// plug reconnects the machine to the bridge.
 func (m *machine) plug(t *testing.T) {
 	t.Helper()
 	if err := ip("link set dev " + m.name + " master farm"); err != nil {

@@ -15,35 +15,35 @@ import (
 	"time"
 )
 
-// stopTime bounds how long a process may take to end that was told to: a guard against one that hangs.
+// stopTime limits how long a process may take to stop.
 const stopTime = 60 * time.Second
 
-// A process is a program that runs on a machine. What it starts, and what that starts, has its brand, wherever it goes.
+// A process is a running program on a machine. All its descendants have its tag.
 type process struct {
 	name  string
-	brand int
+	tag   int
 	pid   int
 	cmd   *exec.Cmd
-	ended chan struct{} // closed once it has, after err is set
+	ended chan struct{} // closed when it has ended and err is set
 	err   error
 }
 
 // start starts a program, which ends with the test at the latest.
 func (m *machine) start(t *testing.T, name string, args ...string) *process {
 	t.Helper()
-	p := &process{name: m.name, brand: unusedBrand(), ended: make(chan struct{})}
-	const branded = `echo "$0" > /proc/self/oom_score_adj && exec "$@"`
-	p.cmd = exec.Command("/bin/sh", append([]string{"-c", branded, strconv.Itoa(p.brand), name}, args...)...)
+	p := &process{name: m.name, tag: unusedTag(), ended: make(chan struct{})}
+	const setTag = `echo "$0" > /proc/self/oom_score_adj && exec "$@"`
+	p.cmd = exec.Command("/bin/sh", append([]string{"-c", setTag, strconv.Itoa(p.tag), name}, args...)...)
 	p.cmd.Dir = "/"
 	p.cmd.Env = []string{"HOME=/nonexistent", "LANG=C.UTF-8", "PATH=/usr/local/bin:/usr/bin:/bin"}
-	p.cmd.Stdout = &lines{t: t, name: m.name}
+	p.cmd.Stdout = &lineLogger{t: t, name: m.name}
 	p.cmd.Stderr = p.cmd.Stdout
-	p.cmd.WaitDelay = time.Second // for whoever outlives it, and could go on writing
+	p.cmd.WaitDelay = time.Second // for descendants that keep its output open
 	p.cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGKILL}
 	started := make(chan error, 1)
 	go func() {
 		defer close(p.ended)
-		// The thread that starts it is its parent, and lasts as long.
+		// The thread that starts it is its parent, and must not end before it.
 		p.err = m.inside(func() error {
 			err := p.cmd.Start()
 			started <- err
@@ -53,7 +53,7 @@ func (m *machine) start(t *testing.T, name string, args ...string) *process {
 			return p.cmd.Wait()
 		})
 		select {
-		case started <- p.err: // the network could not be entered
+		case started <- p.err: // the namespace could not be entered
 		default:
 		}
 	}()
@@ -72,7 +72,7 @@ func (m *machine) start(t *testing.T, name string, args ...string) *process {
 	return p
 }
 
-// alive reports whether it has not ended.
+// alive reports whether the process runs.
 func (p *process) alive() bool {
 	select {
 	case <-p.ended:
@@ -82,15 +82,15 @@ func (p *process) alive() bool {
 	}
 }
 
-// kill ends the process, and that alone, and waits until it has ended.
+// kill kills the process, but not its descendants, and waits for its end.
 func (p *process) kill() {
-	_ = p.cmd.Process.Kill() // the only error is that it has ended
+	_ = p.cmd.Process.Kill() // fails only if it has ended
 	<-p.ended
 }
 
-// stop tells it to end and waits until it has. It returns an error if it ends with one, or has to be killed.
+// stop sends SIGTERM and waits for the end. It fails if the process does, or must be killed.
 func (p *process) stop() error {
-	_ = p.cmd.Process.Signal(syscall.SIGTERM) // as above
+	_ = p.cmd.Process.Signal(syscall.SIGTERM) // fails only if it has ended
 	select {
 	case <-p.ended:
 		if p.err != nil {
@@ -99,62 +99,62 @@ func (p *process) stop() error {
 		return nil
 	case <-time.After(stopTime):
 		p.kill()
-		return fmt.Errorf("%s did not end in %v and was killed", p.name, stopTime)
+		return fmt.Errorf("%s did not stop within %v and was killed", p.name, stopTime)
 	}
 }
 
-// wantAllEnd calls end, which ends the process, and checks that soon afterwards nothing is alive that it has started.
+// wantAllEnd calls end, which ends the process, and checks that its descendants end soon afterwards.
 func (p *process) wantAllEnd(t *testing.T, end func()) {
 	t.Helper()
-	if n := len(marked(p.brand)); n < 3 {
-		t.Errorf("%s: %d processes have its brand, want its own, a zygote, and slots", p.name, n)
+	if n := len(tagged(p.tag)); n < 3 {
+		t.Errorf("%s: %d processes have its tag, want at least 3: its own, a zygote and slots", p.name, n)
 	}
 	end()
 	if p.alive() {
-		t.Errorf("%s has not ended", p.name)
+		t.Errorf("%s runs, want it to have ended", p.name)
 	}
 	if left := p.left(20 * time.Second); len(left) > 0 {
-		t.Errorf("%s has ended, and of what it has started these are alive: %s", p.name, strings.Join(left, "; "))
+		t.Errorf("%s has ended, but descendants are alive: %s", p.name, strings.Join(left, "; "))
 	}
 }
 
-// left describes what is alive, of all that has its brand, when none is or the time is up.
+// left waits for the end of all processes with the tag, and describes those alive at the time limit.
 func (p *process) left(limit time.Duration) []string {
 	for deadline := time.Now().Add(limit); ; time.Sleep(50 * time.Millisecond) {
-		if left := marked(p.brand); len(left) == 0 || time.Now().After(deadline) {
+		if left := tagged(p.tag); len(left) == 0 || time.Now().After(deadline) {
 			return left
 		}
 	}
 }
 
-// sweep ends it, and what was left behind.
+// sweep kills the process and its descendants.
 func (p *process) sweep() {
 	for _, q := range processes() {
-		if q.brand() == p.brand {
-			_ = syscall.Kill(q.pid, syscall.SIGKILL) // the only error is that it has ended
+		if q.tag() == p.tag {
+			_ = syscall.Kill(q.pid, syscall.SIGKILL) // fails only if it has ended
 		}
 	}
 	<-p.ended
 }
 
-// unusedBrand returns a brand that no process of this host has.
-func unusedBrand() int {
+// unusedTag returns a tag that no process of this host has.
+func unusedTag() int {
 	used := map[int]bool{}
 	for _, p := range processes() {
-		used[p.brand()] = true
+		used[p.tag()] = true
 	}
 	for {
-		if brand := 500 + rand.IntN(500); !used[brand] {
-			return brand
+		if tag := 500 + rand.IntN(500); !used[tag] {
+			return tag
 		}
 	}
 }
 
-// marked describes the processes that have a brand and are alive.
-func marked(brand int) []string {
+// tagged describes the live processes with a tag.
+func tagged(tag int) []string {
 	var all []string
 	for _, p := range processes() {
-		if p.brand() == brand && p.alive() {
+		if p.tag() == tag && p.alive() {
 			cmdline, _ := os.ReadFile(fmt.Sprintf("/proc/%d/cmdline", p.pid))
 			all = append(all, fmt.Sprintf("%d %.120q", p.pid, strings.ReplaceAll(string(cmdline), "\x00", " ")))
 		}
@@ -162,16 +162,16 @@ func marked(brand int) []string {
 	return all
 }
 
-// A lines logs what is written to it, a line at a time with a name.
-type lines struct {
+// A lineLogger logs each line written to it, with a name.
+type lineLogger struct {
 	t    *testing.T
 	name string
 
 	mu   sync.Mutex
-	rest string // guarded by mu; what came after the last end of line
+	rest string // guarded by mu; the unfinished last line
 }
 
-func (l *lines) Write(p []byte) (int, error) {
+func (l *lineLogger) Write(p []byte) (int, error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.rest += string(p)
