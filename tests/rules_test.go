@@ -19,6 +19,8 @@ import (
 	"slices"
 	"strings"
 	"testing"
+
+	"github.com/cloister-build/cloister/sandbox/sandboxtest"
 )
 
 const module = "github.com/cloister-build/cloister"
@@ -420,6 +422,19 @@ var skips = map[string]int{
 	"tests/escape/escape_linux_test.go":             1,
 	"tests/farm/build_linux_test.go":                1, // make farm
 	"sandbox/sandboxtest/sandboxtest.go":            1, // Unavailable
+}
+
+// TestRequirementsAreDocumented checks that CONTRIBUTING.md explains what tests may need of the host.
+func TestRequirementsAreDocumented(t *testing.T) {
+	text, err := os.ReadFile(filepath.Join(root, "CONTRIBUTING.md"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, word := range sandboxtest.Requirements {
+		if !strings.Contains(string(text), "`"+word+"`") {
+			t.Errorf("CONTRIBUTING.md does not mention the requirement %q", word)
+		}
+	}
 }
 
 // TestSkipsCanBeRequired checks that every other skip obeys CLOISTER_REQUIRE.

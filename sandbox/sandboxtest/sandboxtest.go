@@ -87,18 +87,31 @@ func TestBackend(t *testing.T, new func() sandbox.Backend) {
 	}
 }
 
-// Unavailable skips the test because the host lacks what, or fails it if CLOISTER_REQUIRE names what:
-// a skipped promise must not look like a kept one.
-func Unavailable(t testing.TB, what string, reason any) {
-	t.Helper()
-	if slices.Contains(strings.Split(os.Getenv("CLOISTER_REQUIRE"), ","), what) {
-		t.Fatalf("%s are required by CLOISTER_REQUIRE and missing: %v", what, reason)
-	}
-	t.Skipf("needs %s: %v", what, reason)
+// Requirements are the words for what a test may need of the host. CONTRIBUTING.md explains them.
+var Requirements = []string{
+	"namespaces", "unprivileged", "limits", "conditions", "timens", "monitor",
+	"bazel", "git", "python", "node", "tools", "networks", "root", "tmpfs", "interop", "packaging",
+	"disk", "ia32", "address", "diffoscope",
 }
 
-// Tool skips the test, as Unavailable does, if a program is not here. CLOISTER_REQUIRE knows python3 as python, git and
-// node by their names, and every other as tools.
+// Unavailable skips the test because the host lacks a requirement, or fails it if the comma-separated list CLOISTER_REQUIRE
+// contains the requirement, so that a skipped guarantee does not look like a kept one.
+func Unavailable(t testing.TB, requirement string, reason any) {
+	t.Helper()
+	required := strings.Split(os.Getenv("CLOISTER_REQUIRE"), ",")
+	for _, word := range append(required, requirement) {
+		if word != "" && !slices.Contains(Requirements, word) {
+			t.Fatalf("unknown requirement %q: see sandboxtest.Requirements", word)
+		}
+	}
+	if slices.Contains(required, requirement) {
+		t.Fatalf("CLOISTER_REQUIRE requires %s, which this host lacks: %v", requirement, reason)
+	}
+	t.Skipf("needs %s: %v", requirement, reason)
+}
+
+// Tool is Unavailable for a program, if it is missing. The requirement is git, node or python (for python3), and tools for
+// every other program.
 func Tool(t testing.TB, program string) {
 	t.Helper()
 	_, err := exec.LookPath(program)

@@ -330,9 +330,7 @@ func (c *country) close(t *testing.T) {
 func TestGrowing(t *testing.T) {
 	confined(t)
 	for _, name := range []string{"openssl", "curl", "sha256sum"} {
-		if _, err := exec.LookPath(name); err != nil {
-			sandboxtest.Unavailable(t, name, err)
-		}
+		sandboxtest.Tool(t, name)
 	}
 	c := newCountry(t)
 	t.Cleanup(func() { c.close(t) })

@@ -221,10 +221,7 @@ func TestHead(t *testing.T) {
 
 // TestHeadNeedsNoSandbox: where nothing can be sandboxed a server does not start, unless it executes nothing.
 func TestHeadNeedsNoSandbox(t *testing.T) {
-	unshare, err := exec.LookPath("unshare")
-	if err != nil {
-		sandboxtest.Unavailable(t, "unshare", err)
-	}
+	sandboxtest.Tool(t, "unshare")
 	run := func(flags string) (string, int) {
 		t.Helper()
 		// In a user namespace that can have no other below it, and within a sandbox's needs nothing else.
@@ -232,14 +229,14 @@ func TestHeadNeedsNoSandbox(t *testing.T) {
 			" serve --listen 127.0.0.1:0 --max-size 1GiB --dir " + t.TempDir() + " " + flags
 		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 		defer cancel()
-		cmd := exec.CommandContext(ctx, unshare, "--user", "--map-root-user", "/bin/sh", "-c", script)
+		cmd := exec.CommandContext(ctx, "unshare", "--user", "--map-root-user", "/bin/sh", "-c", script)
 		cmd.Env = append(os.Environ(), "HOME="+t.TempDir())
 		out, _ := cmd.CombinedOutput() // the code says it
 		return string(out), cmd.ProcessState.ExitCode()
 	}
 	if out, code := run("--jobs 1"); code != 3 || !strings.Contains(out, "actions cannot be sandboxed here") {
 		if code == 1 || code == 99 {
-			sandboxtest.Unavailable(t, "user namespaces", out)
+			sandboxtest.Unavailable(t, "unprivileged", out)
 		}
 		t.Fatalf("with slots it ends with %d:\n%s", code, out)
 	}
