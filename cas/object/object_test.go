@@ -29,13 +29,17 @@ import (
 // both runs a test for S3 and for Google.
 func both(t *testing.T, test func(t *testing.T, s *server)) {
 	for _, scheme := range schemes {
-		t.Run(scheme, func(t *testing.T) { test(t, serve(t, scheme)) })
+		t.Run(scheme, func(t *testing.T) {
+			t.Parallel()
+			test(t, serve(t, scheme))
+		})
 	}
 }
 
 func TestContract(t *testing.T) {
 	for _, scheme := range schemes {
 		t.Run(scheme, func(t *testing.T) {
+			t.Parallel()
 			castest.TestStore(t, func(t *testing.T) cas.Store { return serve(t, scheme).instance(t) })
 			castest.TestActionCache(t, func(t *testing.T) cas.ActionCache { return serve(t, scheme).instance(t) })
 		})
@@ -48,17 +52,13 @@ func TestLargeBlobsGoInParts(t *testing.T) {
 		for i, size := range []int{16 << 20, 16<<20 + 1, 48 << 20} {
 			b, d := castest.Blob(byte(i), size)
 			s.spoil(faults{})
-			if err := store.Put(t.Context(), d, iotest.DataErrReader(bytes.NewReader(b))); err != nil {
-				t.Fatal(err)
-			}
+			must(t, store.Put(t.Context(), d, iotest.DataErrReader(bytes.NewReader(b))))
 			if got, want := s.called("part"), []int{0, 2, 3}[i]; got != want {
 				t.Errorf("%d bytes were sent in %d parts, want %d", size, got, want)
 			}
 			for _, off := range []int64{0, 16 << 20} {
 				r, err := store.Open(t.Context(), d, off)
-				if err != nil {
-					t.Fatal(err)
-				}
+				must(t, err)
 				got, err := io.ReadAll(r)
 				r.Close()
 				if err != nil || !bytes.Equal(got, b[off:]) {
@@ -151,9 +151,7 @@ func TestPutRejectsBlobAboveObjectSize(t *testing.T) {
 	store := s.instance(t)
 	_, small := castest.Blob(1, 100)
 	d, err := cas.NewDigest(cas.SHA256, small.Hash(), 10_000*16<<20+1)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	if err := store.Put(t.Context(), d, iotest.ErrReader(errors.New("read"))); !errors.Is(err, cas.ErrFull) ||
 		s.called("begin") != 0 {
 		t.Errorf("got %v after %d uploads, want ErrFull before any", err, s.called("begin"))
@@ -175,17 +173,13 @@ func TestKeys(t *testing.T) {
 	var want []string
 	for name, part := range names {
 		in, err := c.Instance(name)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		if missing, err := in.Store.Missing(t.Context(), []cas.Digest{cas.SHA256.Sum([]byte("x"))}); err != nil ||
 			len(missing) != 1 {
 			t.Errorf("%q: got %v missing, %v; want the blob of another instance missing", name, missing, err)
 		}
 		d := put(t, in.Store, []byte("x"))
-		if err := in.Actions.Record(t.Context(), d, &repb.ActionResult{}); err != nil {
-			t.Fatal(err)
-		}
+		must(t, in.Actions.Record(t.Context(), d, &repb.ActionResult{}))
 		want = append(want, "team/one/"+part+"/blobs/sha256/"+hash+"-1", "team/one/"+part+"/results/sha256/"+hash+"-1")
 	}
 	got := s.keys(t)
@@ -317,9 +311,7 @@ func TestServerErrors(t *testing.T) {
 	both(t, func(t *testing.T, s *server) {
 		store := s.instance(t)
 		present := put(t, store, []byte("present"))
-		if err := store.Record(t.Context(), present, &repb.ActionResult{}); err != nil {
-			t.Fatal(err)
-		}
+		must(t, store.Record(t.Context(), present, &repb.ActionResult{}))
 		for _, c := range []struct {
 			status int
 			code   string
@@ -367,9 +359,7 @@ func TestTransientErrorsAreRetried(t *testing.T) {
 	both(t, func(t *testing.T, s *server) {
 		store := s.instance(t)
 		present := put(t, store, []byte("present"))
-		if err := store.Record(t.Context(), present, &repb.ActionResult{}); err != nil {
-			t.Fatal(err)
-		}
+		must(t, store.Record(t.Context(), present, &repb.ActionResult{}))
 		var turn int
 		var mu sync.Mutex
 		s.spoil(faults{before: func(w http.ResponseWriter, _ *http.Request, _ string, _ int) bool {
@@ -403,9 +393,7 @@ func TestTransientErrorsAreRetried(t *testing.T) {
 
 func TestUnreachableServerIsUnavailable(t *testing.T) {
 	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	l.Close()
 	both(t, func(t *testing.T, s *server) {
 		store := s.instance(t)
@@ -444,9 +432,7 @@ func TestContextEndsEveryCall(t *testing.T) {
 		present := put(t, store, b)
 		ctx, cancel := context.WithCancel(t.Context())
 		r, err := store.Open(ctx, present, 0)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		if _, err := io.ReadFull(r, b[:1<<20]); err != nil {
 			t.Fatal(err)
 		}
@@ -508,9 +494,7 @@ func TestBrokenDownloadsAreResumed(t *testing.T) {
 		for _, off := range []int64{0, 12345} {
 			s.spoil(faults{breakAt: 1 << 20, breaks: 3})
 			r, err := store.Open(t.Context(), d, off)
-			if err != nil {
-				t.Fatal(err)
-			}
+			must(t, err)
 			got, err := io.ReadAll(r)
 			r.Close()
 			if err != nil || !bytes.Equal(got, b[off:]) || s.called("GET") != 4 {
@@ -539,9 +523,7 @@ func TestBrokenDownloadsAreResumed(t *testing.T) {
 		// The object is deleted during the download.
 		s.spoil(faults{breakAt: 1 << 20, breaks: 1})
 		r, err := store.Open(t.Context(), d, 0)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		defer r.Close()
 		if _, err := s.objects.DeleteObject(bucketName, s.only(t)); err != nil {
 			t.Fatal(err)
@@ -562,9 +544,7 @@ func TestExpiringObjectsAreRenewed(t *testing.T) {
 		blob := "team/one/!/blobs/sha256/" + d.Hash() + "-1000"
 		result := "team/one/!/results/sha256/" + d.Hash() + "-1000"
 		put(t, store, b)
-		if err := store.Record(t.Context(), d, &repb.ActionResult{ExitCode: 1}); err != nil {
-			t.Fatal(err)
-		}
+		must(t, store.Record(t.Context(), d, &repb.ActionResult{ExitCode: 1}))
 		recorded := s.content(t, result)
 		use := map[string]func(store *object.Store) error{
 			blob: func(store *object.Store) error {
@@ -599,9 +579,7 @@ func TestExpiringObjectsAreRenewed(t *testing.T) {
 			// A Put or Record renews it, too, without a query.
 			s.replace(t, key, content, time.Now().Add(-9*day))
 			put(t, store, b)
-			if err := store.Record(t.Context(), d, &repb.ActionResult{ExitCode: 1}); err != nil {
-				t.Fatal(err)
-			}
+			must(t, store.Record(t.Context(), d, &repb.ActionResult{ExitCode: 1}))
 			s.spoil(faults{})
 			if err := use[key](store); err != nil || s.called("copy") != 0 {
 				t.Errorf("%s, stored again: got %v and %d copies", key, err, s.called("copy"))
@@ -625,9 +603,7 @@ func TestExpiringObjectsAreRenewed(t *testing.T) {
 		}
 		// S3 cannot copy it, so it must be put again. Google can, but this server does not have it.
 		d, err := cas.NewDigest(cas.SHA256, d.Hash(), 5<<30+1)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		s.spoil(faults{before: func(w http.ResponseWriter, r *http.Request, _ string, _ int) bool {
 			if r.Method != http.MethodHead {
 				return false

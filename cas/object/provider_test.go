@@ -43,24 +43,16 @@ func account(t *testing.T, tokens http.HandlerFunc) {
 	web := httptest.NewServer(tokens)
 	t.Cleanup(web.Close)
 	key, err := rsa.GenerateKey(rand.Reader, 2048)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	private, err := x509.MarshalPKCS8PrivateKey(key)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	file, err := json.Marshal(map[string]string{
 		"type": "service_account", "client_email": "farm@example.com", "token_uri": web.URL,
 		"private_key": string(pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: private})),
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	path := filepath.Join(t.TempDir(), "account.json")
-	if err := os.WriteFile(path, file, 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must(t, os.WriteFile(path, file, 0o600))
 	t.Setenv("GOOGLE_APPLICATION_CREDENTIALS", path)
 }
 

@@ -22,20 +22,14 @@ func TestFullJournal(t *testing.T) {
 	_, before := put(t, p.store, 1, 100)
 
 	var old syscall.Rlimit
-	if err := syscall.Getrlimit(syscall.RLIMIT_FSIZE, &old); err != nil {
-		t.Fatal(err)
-	}
+	must(t, syscall.Getrlimit(syscall.RLIMIT_FSIZE, &old))
 	info, err := os.Stat(p.journal)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	signal.Ignore(syscall.SIGXFSZ)
 	defer signal.Reset(syscall.SIGXFSZ)
 	// Enough for one and a half lines.
 	limit := syscall.Rlimit{Cur: uint64(info.Size() + info.Size()/2), Max: old.Max}
-	if err := syscall.Setrlimit(syscall.RLIMIT_FSIZE, &limit); err != nil {
-		t.Fatal(err)
-	}
+	must(t, syscall.Setrlimit(syscall.RLIMIT_FSIZE, &limit))
 	defer syscall.Setrlimit(syscall.RLIMIT_FSIZE, &old)
 	b, refused := castest.Blob(2, 100)
 	err = p.store.Put(t.Context(), refused, bytes.NewReader(b))
@@ -54,9 +48,7 @@ func TestFullJournal(t *testing.T) {
 	if err != nil || string(text) != "add blob \"\" "+before.String()+"\n" {
 		t.Errorf("got journal %q, %v", text, err)
 	}
-	if err := syscall.Setrlimit(syscall.RLIMIT_FSIZE, &old); err != nil {
-		t.Fatal(err)
-	}
+	must(t, syscall.Setrlimit(syscall.RLIMIT_FSIZE, &old))
 	_, after := put(t, p.store, 3, 100)
 	p.faultyUpstream.Heal()
 	p.drain(t)

@@ -36,9 +36,7 @@ func TestWritesOfUnservedFunctionsAreRefused(t *testing.T) {
 		o := open(t, overlay.Config{Local: one(local, local), Upstream: serving(upstream, &known), Policy: policy,
 			Journal: filepath.Join(t.TempDir(), "journal")})
 		in, err := o.Instance("")
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		b := []byte("of two functions")
 		mine, other := cas.SHA256.Sum(b), cas.SHA1.Sum(b)
 		if err := in.Store.Put(t.Context(), other, bytes.NewReader(b)); !errors.Is(err, cas.ErrInvalid) {
@@ -81,15 +79,11 @@ func TestWritesOfUnservedFunctionsAreDropped(t *testing.T) {
 			},
 		})
 		in, err := o.Instance("")
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		b := []byte("of two functions")
 		mine, other := cas.SHA256.Sum(b), cas.SHA1.Sum(b)
 		for _, d := range []cas.Digest{other, mine} {
-			if err := in.Store.Put(t.Context(), d, bytes.NewReader(b)); err != nil {
-				t.Fatal(err)
-			}
+			must(t, in.Store.Put(t.Context(), d, bytes.NewReader(b)))
 		}
 		synctest.Wait()
 		known.Store(true)

@@ -19,9 +19,7 @@ func newLocator(t *testing.T) (s cas.Store, local *castest.Faulty, mem *castest.
 	mem = castest.NewMemory()
 	upstream = castest.NewFaulty(mem, mem)
 	in, err := onDisk(t, t.TempDir())("")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	local = castest.NewFaulty(in.Store, in.Actions)
 	disk := struct {
 		*castest.Faulty
@@ -29,9 +27,7 @@ func newLocator(t *testing.T) (s cas.Store, local *castest.Faulty, mem *castest.
 		cas.Locator
 	}{local, in.Store.(cas.Filer), in.Store.(cas.Locator)}
 	over, err := open(t, overlay.Config{Local: one(disk, in.Actions), Upstream: one(upstream, upstream)}).Instance("")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	for i := range byte(5) {
 		_, d := put(t, mem, i, 3000)
 		ds = append(ds, d)
@@ -68,9 +64,7 @@ func TestLocateFetches(t *testing.T) {
 			asked = []cas.Digest{nowhere, ds[0], ds[1], nowhere, cas.SHA256.Sum(nil)}
 		}
 		p, err := locate(t, s, asked)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		defer p.Release()
 		if got := absent(p); !slices.Equal(got, want) {
 			t.Errorf("absent: got %v, want %v", got, want)
@@ -97,9 +91,7 @@ func TestLocateSkipsDamagedBlobs(t *testing.T) {
 	s, _, mem, _, ds := newLocator(t)
 	mem.Corrupt(ds[1])
 	p, err := locate(t, s, ds)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	defer p.Release()
 	if got := absent(p); !slices.Equal(got, []int{1}) {
 		t.Errorf("absent: got %v, want the damaged blob", got)

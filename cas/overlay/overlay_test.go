@@ -56,9 +56,7 @@ func newPair(t *testing.T, policy overlay.Policy) *pair {
 	p.Overlay = open(t, overlay.Config{Local: one(p.faultyLocal, p.faultyLocal),
 		Upstream: one(p.faultyUpstream, p.faultyUpstream), Policy: policy, Journal: p.journal})
 	in, err := p.Instance("")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	p.store, p.actions = in.Store, in.Actions
 	return p
 }
@@ -66,9 +64,7 @@ func newPair(t *testing.T, policy overlay.Policy) *pair {
 func open(t *testing.T, c overlay.Config) *overlay.Overlay {
 	t.Helper()
 	o, err := overlay.New(c)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	t.Cleanup(func() {
 		ctx, cancel := context.WithCancel(context.Background())
 		cancel()
@@ -91,18 +87,14 @@ func (p *pair) drain(t *testing.T) {
 func put(t *testing.T, m cas.Store, seed byte, size int) ([]byte, cas.Digest) {
 	t.Helper()
 	b, d := castest.Blob(seed, size)
-	if err := m.Put(t.Context(), d, bytes.NewReader(b)); err != nil {
-		t.Fatal(err)
-	}
+	must(t, m.Put(t.Context(), d, bytes.NewReader(b)))
 	return b, d
 }
 
 func has(t *testing.T, s cas.Store, d cas.Digest) bool {
 	t.Helper()
 	missing, err := s.Missing(t.Context(), []cas.Digest{d})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	return len(missing) == 0
 }
 
@@ -116,6 +108,7 @@ func wantError(t *testing.T, what string, err, want error) {
 func TestContracts(t *testing.T) {
 	for name, policy := range policies {
 		t.Run(name, func(t *testing.T) {
+			t.Parallel()
 			castest.TestStore(t, func(t *testing.T) cas.Store { return newPair(t, policy).store })
 			castest.TestActionCache(t, func(t *testing.T) cas.ActionCache { return newPair(t, policy).actions })
 		})
@@ -124,12 +117,11 @@ func TestContracts(t *testing.T) {
 
 // TestContractsOfPlainStores uses stores without optional capabilities.
 func TestContractsOfPlainStores(t *testing.T) {
+	t.Parallel()
 	castest.TestStore(t, func(t *testing.T) cas.Store {
 		local, upstream := struct{ cas.Store }{castest.NewMemory()}, struct{ cas.Store }{castest.NewMemory()}
 		in, err := open(t, overlay.Config{Local: one(local, nil), Upstream: one(upstream, nil)}).Instance("")
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		return in.Store
 	})
 }
@@ -140,9 +132,7 @@ func serve(t *testing.T, instances cas.Instances) string {
 	g := grpc.NewServer(casserver.ServerOptions(slog.New(slog.DiscardHandler))...)
 	casserver.Register(g, casserver.Config{Instances: instances})
 	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	go g.Serve(l)
 	t.Cleanup(g.Stop)
 	return l.Addr().String()
@@ -152,9 +142,7 @@ func serve(t *testing.T, instances cas.Instances) string {
 func blobsOf(t *testing.T, instances cas.Instances) repb.ContentAddressableStorageClient {
 	t.Helper()
 	conn, err := grpc.NewClient(serve(t, instances), grpc.WithTransportCredentials(insecure.NewCredentials()))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	t.Cleanup(func() { conn.Close() })
 	return repb.NewContentAddressableStorageClient(conn)
 }
@@ -163,9 +151,7 @@ func blobsOf(t *testing.T, instances cas.Instances) repb.ContentAddressableStora
 func served(t *testing.T, instances cas.Instances) *remote.Client {
 	t.Helper()
 	c, err := remote.New("grpc://" + serve(t, instances))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	t.Cleanup(func() { c.Close() })
 	return c
 }
@@ -174,9 +160,7 @@ func served(t *testing.T, instances cas.Instances) *remote.Client {
 func onDisk(t *testing.T, dir string) cas.Instances {
 	t.Helper()
 	c, err := disk.Open(disk.Config{Dir: dir, MaxBytes: 256 << 20})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	t.Cleanup(func() { c.Close() })
 	return c.Instance
 }
@@ -189,12 +173,11 @@ func TestContractsOfDiskAndServer(t *testing.T) {
 				Local: onDisk(t, t.TempDir()), Upstream: served(t, castest.Instances()).Instance,
 				Policy: policy, Journal: filepath.Join(t.TempDir(), "journal"),
 			}).Instance("a/b")
-			if err != nil {
-				t.Fatal(err)
-			}
+			must(t, err)
 			return in
 		}
 		t.Run(name, func(t *testing.T) {
+			t.Parallel()
 			castest.TestStore(t, func(t *testing.T) cas.Store { return instance(t).Store })
 			castest.TestActionCache(t, func(t *testing.T) cas.ActionCache { return instance(t).Actions })
 			s := instance(t).Store
@@ -212,16 +195,12 @@ func TestInstancesAreSeparate(t *testing.T) {
 	local, upstream := castest.Instances(), castest.Instances()
 	o := open(t, overlay.Config{Local: local, Upstream: upstream})
 	a, err := o.Instance("a")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	_, d := put(t, a.Store, 1, 100)
 	for name, want := range map[string]bool{"a": true, "b": false, "": false} {
 		for _, instances := range []cas.Instances{local, upstream, o.Instance} {
 			in, err := instances(name)
-			if err != nil {
-				t.Fatal(err)
-			}
+			must(t, err)
 			if in.Name != name || has(t, in.Store, d) != want {
 				t.Errorf("instance %q: got name %q, blob present %v, want %v", name, in.Name, !want, want)
 			}
@@ -235,15 +214,11 @@ func TestInstancesAreSeparate(t *testing.T) {
 func TestFileIsFetched(t *testing.T) {
 	upstream := castest.NewMemory()
 	in, err := open(t, overlay.Config{Local: onDisk(t, t.TempDir()), Upstream: one(upstream, upstream)}).Instance("")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	_, d := put(t, upstream, 1, 100_000)
 	filer, _ := cas.As[cas.Filer](in.Store)
 	path, release, err := filer.File(t.Context(), d, true)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	if path == "" {
 		t.Error("no path")
 	}
@@ -370,9 +345,7 @@ func TestSingleReadDoesNotJoinBatch(t *testing.T) {
 		faulty := castest.NewFaulty(upstream, nil)
 		s := &stuckCopier{faulty, make(chan struct{})}
 		in, err := open(t, overlay.Config{Local: one(local, local), Upstream: one(s, nil)}).Instance("")
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		_, a := put(t, upstream, 1, 100)
 		_, b := put(t, upstream, 2, 100)
 		var group sync.WaitGroup
@@ -461,9 +434,7 @@ func TestFetchUsesCopier(t *testing.T) {
 	c := &copier{Store: faulty, from: upstream}
 	o := open(t, overlay.Config{Local: one(local, local), Upstream: one(c, nil)})
 	in, err := o.Instance("")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	var ds []cas.Digest
 	for i := range 10 {
 		_, d := put(t, upstream, byte(i), 1000)
@@ -546,9 +517,7 @@ func TestDamagedBlobsAreNotCopied(t *testing.T) {
 				t.Errorf("%s: got %d bytes, which are also local; want an error", name, len(got))
 			}
 			p.faultyUpstream.Heal()
-			if err := p.upstream.Put(t.Context(), d, bytes.NewReader(want)); err != nil {
-				t.Fatal(err)
-			}
+			must(t, p.upstream.Put(t.Context(), d, bytes.NewReader(want)))
 		}
 		if got, err := cas.ReadAll(t.Context(), p.store, d, d.Size()); err != nil || !bytes.Equal(got, want) {
 			t.Errorf("healed: got %d bytes, %v", len(got), err)
@@ -595,9 +564,7 @@ func TestUnavailableUpstream(t *testing.T) {
 			_, there := put(t, p.upstream, 2, 100)
 			action, known := cas.SHA256.Sum([]byte("a")), cas.SHA256.Sum([]byte("b"))
 			for m, d := range map[*castest.Memory]cas.Digest{p.upstream: action, p.local: known} {
-				if err := m.Record(t.Context(), d, &repb.ActionResult{ExitCode: 3}); err != nil {
-					t.Fatal(err)
-				}
+				must(t, m.Record(t.Context(), d, &repb.ActionResult{ExitCode: 3}))
 			}
 			p.faultyUpstream.Fail(cas.ErrUnavailable, castest.Open, castest.Put, castest.PutAll, castest.Missing,
 				castest.Lookup, castest.Record)
@@ -644,9 +611,7 @@ func TestServerReadsBatches(t *testing.T) {
 			req.Digests = append(req.Digests, d.Proto())
 		}
 		resp, err := client.BatchReadBlobs(t.Context(), req)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		for _, r := range resp.Responses {
 			got = append(got, codes.Code(r.GetStatus().GetCode()))
 		}
@@ -717,17 +682,13 @@ func (s *strictCache) Record(ctx context.Context, action cas.Digest, r *repb.Act
 // newStrict is newPair with a strictCache upstream.
 func newStrict(t *testing.T, policy overlay.Policy) *pair {
 	p := newPair(t, policy)
-	if err := p.Close(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	must(t, p.Close(t.Context()))
 	p.Overlay = open(t, overlay.Config{
 		Local: one(p.faultyLocal, p.faultyLocal), Upstream: one(p.faultyUpstream,
 			&strictCache{p.faultyUpstream, p.upstream, t}), Policy: policy, Journal: p.journal,
 	})
 	in, err := p.Instance("")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	p.store, p.actions = in.Store, in.Actions
 	return p
 }
@@ -739,9 +700,7 @@ func built(t *testing.T, s cas.Store, seed byte) (action cas.Digest, r *repb.Act
 	_, inner := put(t, s, seed, 2<<20)
 	tree, err := cas.PutProto(t.Context(), s, cas.SHA256,
 		&repb.Tree{Root: &repb.Directory{Files: []*repb.FileNode{{Name: "f", Digest: inner.Proto()}}}})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	return cas.SHA256.Sum([]byte{seed}), &repb.ActionResult{
 		OutputFiles:       []*repb.OutputFile{{Path: "o", Digest: file.Proto()}},
 		OutputDirectories: []*repb.OutputDirectory{{Path: "d", TreeDigest: tree.Proto()}},
@@ -754,9 +713,7 @@ func TestResults(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			p := newStrict(t, policy)
 			action, r := built(t, p.local, 1) // without the overlay
-			if err := p.actions.Record(t.Context(), action, r); err != nil {
-				t.Fatal(err)
-			}
+			must(t, p.actions.Record(t.Context(), action, r))
 			// A result with absent blobs stays local.
 			lonely := cas.SHA256.Sum([]byte("lonely"))
 			_, nowhere := castest.Blob(9, 9)
@@ -779,13 +736,9 @@ func TestResults(t *testing.T) {
 func TestLookupRecordsLocally(t *testing.T) {
 	p := newPair(t, overlay.WriteThrough)
 	action, r := built(t, p.upstream, 1)
-	if err := p.upstream.Record(t.Context(), action, r); err != nil {
-		t.Fatal(err)
-	}
+	must(t, p.upstream.Record(t.Context(), action, r))
 	in, err := p.Instance("")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	for range 3 {
 		if got, err := cas.LookupComplete(t.Context(), in, action); err != nil || !proto.Equal(got, r) {
 			t.Fatalf("got %v, %v", got, err)
@@ -808,9 +761,7 @@ func TestLookupRecordsLocally(t *testing.T) {
 	}
 	p.faultyLocal.Fail(cas.ErrFull, castest.Record)
 	other := cas.SHA256.Sum([]byte("other"))
-	if err := p.upstream.Record(t.Context(), other, r); err != nil {
-		t.Fatal(err)
-	}
+	must(t, p.upstream.Record(t.Context(), other, r))
 	if _, err := p.actions.Lookup(t.Context(), other); err != nil {
 		t.Errorf("local store full: %v", err)
 	}
@@ -825,9 +776,7 @@ func TestLostBlobsAreMissing(t *testing.T) {
 		for i := range 200 {
 			b := fmt.Append(nil, i)
 			d, err := cas.PutBytes(t.Context(), p.store, cas.SHA256, b)
-			if err != nil {
-				t.Fatal(err)
-			}
+			must(t, err)
 			ds, want[d] = append(ds, d), b
 		}
 		gone := map[cas.Digest]int{}
@@ -835,9 +784,7 @@ func TestLostBlobsAreMissing(t *testing.T) {
 			gone[d]++
 		}
 		missing, err := p.store.Missing(t.Context(), ds)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		for _, d := range ds {
 			got, err := cas.ReadAll(t.Context(), p.store, d, 100)
 			if lost := gone[d] == 2; lost != slices.Contains(missing, d) || lost != errors.Is(err, cas.ErrNotFound) ||
@@ -846,5 +793,12 @@ func TestLostBlobsAreMissing(t *testing.T) {
 					got, err)
 			}
 		}
+	}
+}
+
+func must(t testing.TB, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
 	}
 }

@@ -23,9 +23,7 @@ func newSplicer(t *testing.T, policy overlay.Policy) (p *pair, m cas.Splicer) {
 	p.Overlay = open(t, overlay.Config{Local: one(p.local, p.local), Upstream: one(p.faultyUpstream, p.faultyUpstream),
 		Policy: policy, Journal: p.journal})
 	in, err := p.Instance("")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	p.store, p.actions = in.Store, in.Actions
 	m, ok := cas.As[cas.Splicer](p.store)
 	if !ok {
@@ -53,9 +51,7 @@ func TestSplicedBlobIsWholeUpstream(t *testing.T) {
 						at = p.upstream
 					}
 					b, d, of := castest.PutChunks(t, at, 1, 100_000, 2_000_000)
-					if err := m.Splice(t.Context(), d, of); err != nil {
-						t.Fatal(err)
-					}
+					must(t, m.Splice(t.Context(), d, of))
 					if policy == overlay.WriteBack {
 						p.drain(t)
 					}
@@ -81,9 +77,7 @@ func TestSplicedBlobIsWholeUpstream(t *testing.T) {
 func TestSplicedBlobWithLostChunkIsFetched(t *testing.T) {
 	p, m := newSplicer(t, overlay.WriteThrough)
 	b, d, of := castest.PutChunks(t, p.store, 1, 100_000, 2_000_000)
-	if err := m.Splice(t.Context(), d, of); err != nil {
-		t.Fatal(err)
-	}
+	must(t, m.Splice(t.Context(), d, of))
 	p.local.Delete(of.Chunks[1])
 	if has(t, p.local, d) || !has(t, p.store, d) {
 		t.Error("want the blob only in the upstream")

@@ -67,9 +67,7 @@ func TestUnknownInstanceLosesNothing(t *testing.T) {
 		p := newPair(t, overlay.WriteBack)
 		p.faultyUpstream.Fail(cas.ErrNotFound, castest.Missing, castest.Put, castest.PutAll, castest.Record)
 		action, r := built(t, p.store, 1)
-		if err := p.actions.Record(t.Context(), action, r); err != nil {
-			t.Fatal(err)
-		}
+		must(t, p.actions.Record(t.Context(), action, r))
 		time.Sleep(time.Minute)
 		if s := p.Stats(); s.Lost != 0 || s.Pending != 4 {
 			t.Errorf("got %+v, want 4 pending", s)
@@ -84,9 +82,7 @@ func TestUnknownInstanceLosesNothing(t *testing.T) {
 		local, upstream := castest.NewMemory(), castest.NewMemory()
 		_, d := put(t, local, 1, 100)
 		journal := filepath.Join(t.TempDir(), "journal")
-		if err := os.WriteFile(journal, fmt.Appendf(nil, "add blob \"\" %s\n", d), 0o600); err != nil {
-			t.Fatal(err)
-		}
+		must(t, os.WriteFile(journal, fmt.Appendf(nil, "add blob \"\" %s\n", d), 0o600))
 		refused := time.Now().Add(time.Minute)
 		o := open(t, overlay.Config{Local: one(local, local), Policy: overlay.WriteBack, Journal: journal,
 			Upstream: func(name string) (*cas.Instance, error) {
@@ -173,9 +169,7 @@ func TestManyUnsentBlobs(t *testing.T) {
 	}
 	last := len(blobs) - 1
 	for _, err := range p.store.(cas.Batcher).PutAll(t.Context(), blobs[:last]) {
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 	}
 	_, nowhere := castest.Blob(1, 100)
 	_, neither := castest.Blob(2, 100)
@@ -224,9 +218,7 @@ func TestUnreadableBlobsOfBatch(t *testing.T) {
 	// It lists more than it delivers.
 	o := open(t, overlay.Config{Local: one(local, nil), Upstream: one(&copier{Store: listed, from: held}, nil)})
 	in, err := o.Instance("")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	var ds []cas.Digest
 	for i := range 4 {
 		_, d := put(t, listed, byte(i), 100)
@@ -235,16 +227,12 @@ func TestUnreadableBlobsOfBatch(t *testing.T) {
 	put(t, held, 0, 100)
 	put(t, held, 2, 100)
 	for range 2 {
-		if err := cas.Fetch(t.Context(), in.Store, ds); err != nil {
-			t.Fatal(err)
-		}
+		must(t, cas.Fetch(t.Context(), in.Store, ds))
 		wantMissing(t, "not delivered", in.Store, ds, []cas.Digest{ds[1], ds[3]})
 	}
 	put(t, held, 1, 100)
 	put(t, held, 3, 100)
-	if err := cas.Fetch(t.Context(), in.Store, ds); err != nil {
-		t.Fatal(err)
-	}
+	must(t, cas.Fetch(t.Context(), in.Store, ds))
 	local.Delete(ds[1])
 	wantMissing(t, "delivered", in.Store, ds, nil)
 }
@@ -303,9 +291,7 @@ func TestLocalDamageIsRepaired(t *testing.T) {
 	}
 	in, err := open(t, overlay.Config{Local: one(&wornStore{Store: p.local, memory: p.local}, nil),
 		Upstream: one(p.upstream, nil)}).Instance("")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	filer, _ := cas.As[cas.Filer](in.Store)
 	if _, _, err := filer.File(t.Context(), d, true); err != nil {
 		t.Errorf("File: %v", err)

@@ -36,9 +36,7 @@ func TestWriteBack(t *testing.T) {
 			t.Fatal(errs[0])
 		}
 		action, r := built(t, p.store, 4)
-		if err := p.actions.Record(t.Context(), action, r); err != nil {
-			t.Fatal(err)
-		}
+		must(t, p.actions.Record(t.Context(), action, r))
 		synctest.Wait()
 		if n := p.Stats().Pending; n != 7 || p.upstream.Len() != 0 || !has(t, p.local, large) {
 			t.Errorf("got %d pending and %d upstream, want 7 and 0", n, p.upstream.Len())
@@ -89,9 +87,7 @@ func TestNewerResultIsSent(t *testing.T) {
 		action := cas.SHA256.Sum([]byte("a"))
 		gate := p.faultyUpstream.Hold(castest.Record)
 		for i := range 2 {
-			if err := p.actions.Record(t.Context(), action, &repb.ActionResult{ExitCode: int32(i)}); err != nil {
-				t.Fatal(err)
-			}
+			must(t, p.actions.Record(t.Context(), action, &repb.ActionResult{ExitCode: int32(i)}))
 			synctest.Wait() // the first waits at the gate
 		}
 		gate.Open()
@@ -157,9 +153,7 @@ func TestCloseEndsWithContext(t *testing.T) {
 		gate.Open()
 		o, err := overlay.New(overlay.Config{Local: one(p.local, p.local),
 			Upstream: one(p.faultyUpstream, p.faultyUpstream), Policy: overlay.WriteBack, Journal: p.journal})
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		if err := o.Close(t.Context()); err != nil || !has(t, p.upstream, d) {
 			t.Errorf("the next overlay: %v", err)
 		}
@@ -198,9 +192,7 @@ func TestJournalReplay(t *testing.T) {
 	_, c := put(t, local, 3, 100)
 	journal := filepath.Join(t.TempDir(), "journal")
 	start := func(text string) (*overlay.Overlay, error) {
-		if err := os.WriteFile(journal, []byte(text), 0o600); err != nil {
-			t.Fatal(err)
-		}
+		must(t, os.WriteFile(journal, []byte(text), 0o600))
 		return overlay.New(overlay.Config{Local: one(local, local), Upstream: one(upstream, upstream),
 			Policy: overlay.WriteBack, Journal: journal})
 	}
@@ -222,9 +214,7 @@ func TestJournalReplay(t *testing.T) {
 		}
 	}
 	o, err := start(fmt.Sprintf("add blob %[1]q %[2]s\nadd blob %[1]q %[3]s\nadd blob %[1]q %[2]s\ndone blob %[1]q %[3]s\nadd blob %[1]q %.9[4]s", "an instance", a, b, c))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	if err := o.Close(t.Context()); err != nil {
 		t.Error(err)
 	}
@@ -259,9 +249,7 @@ func TestJournalIsCompacted(t *testing.T) {
 	group.Wait()
 	p.drain(t)
 	info, err := os.Stat(p.journal)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	// 60,000 lines of 80 bytes would be 4.8 MB.
 	if info.Size() > 2_000_000 || p.upstream.Len() != len(blobs) {
 		t.Errorf("the journal has %d bytes, the upstream %d blobs", info.Size(), p.upstream.Len())
@@ -282,12 +270,8 @@ func TestKill(t *testing.T) {
 		cmd.Env = append(os.Environ(), "OVERLAY_TEST_DIR="+dir, fmt.Sprint("OVERLAY_TEST_ROUND=", round))
 		cmd.Stderr = os.Stderr
 		out, err := cmd.StdoutPipe()
-		if err != nil {
-			t.Fatal(err)
-		}
-		if err := cmd.Start(); err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
+		must(t, cmd.Start())
 		lines := bufio.NewScanner(out)
 		for n := 0; n < 50+37*round && lines.Scan(); n++ {
 			d, err := cas.ParseDigest(lines.Text())
@@ -296,9 +280,7 @@ func TestKill(t *testing.T) {
 			}
 			acknowledged = append(acknowledged, d)
 		}
-		if err := cmd.Process.Kill(); err != nil {
-			t.Fatal(err)
-		}
+		must(t, cmd.Process.Kill())
 		for lines.Scan() { // the rest of its output
 			if d, err := cas.ParseDigest(lines.Text()); err == nil {
 				acknowledged = append(acknowledged, d)
@@ -311,9 +293,7 @@ func TestKill(t *testing.T) {
 		Local: onDisk(t, filepath.Join(dir, "local")), Upstream: one(upstream, upstream), Policy: overlay.WriteBack,
 		Journal: filepath.Join(dir, "journal"),
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	if err := o.Close(t.Context()); err != nil {
 		t.Error(err)
 	}
@@ -333,9 +313,7 @@ func writeUntilKilled(t *testing.T, dir string) {
 		Journal: filepath.Join(dir, "journal"),
 	})
 	in, err := o.Instance("")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	for i := range 100_000 {
 		b := fmt.Append(nil, os.Getenv("OVERLAY_TEST_ROUND"), " ", i)
 		d := cas.SHA256.Sum(b)
@@ -344,9 +322,7 @@ func writeUntilKilled(t *testing.T, dir string) {
 		} else {
 			err = in.Store.Put(t.Context(), d, bytes.NewReader(b))
 		}
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		fmt.Println(d)
 	}
 }

@@ -36,9 +36,7 @@ func TestCacheHoldsEachDirectoryOnce(t *testing.T) {
 				Digest: d.Proto()})
 		}
 		d, err := cas.PutProto(t.Context(), m, cas.SHA256, dir)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		return d
 	}
 	leaf := put()
@@ -48,9 +46,7 @@ func TestCacheHoldsEachDirectoryOnce(t *testing.T) {
 	c := NewCache(1<<20, time.Hour)
 	load := func(s cas.Store, root cas.Digest) *Input {
 		in, err := c.Load(t.Context(), &cas.Instance{Store: s}, root)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		return in
 	}
 	var one *Input

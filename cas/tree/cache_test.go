@@ -409,6 +409,7 @@ func TestLimitsApplyToCachedTrees(t *testing.T) {
 
 // TestCacheIsConcurrent loads overlapping trees in parallel, while others are evicted.
 func TestCacheIsConcurrent(t *testing.T) {
+	t.Parallel()
 	s := newCountingStore()
 	in := instance("", s)
 	var roots []cas.Digest

@@ -266,36 +266,6 @@ func TestRule113_ContentIsStored(t *testing.T) {
 	}
 }
 
-// Rule 115. The Directory "same" is a child of the root and of z/deep, so a walk visits it before one of its parents.
-func TestCaptureTreeIsTopologicallySorted(t *testing.T) {
-	store := castest.NewMemory()
-	lines := []string{
-		"same/f = 1", "same/s/g *= 2", "z/deep/same/f = 1", "z/deep/same/s/g *= 2",
-		"z/empty/", "empty/", "l -> ../x", "z/l -> /abs",
-	}
-	n := parse(t, lines...)
-	below := dirNode()
-	below.kids["d"] = n
-	out := newRoot(t)
-	below.make(t, out)
-	r := capture(t, store, out, tree.OutputSpec{Paths: []string{"d"}, Format: repb.Command_TREE_AND_DIRECTORY})
-	o := r.OutputDirectories[0]
-	if want := n.put(t, castest.NewMemory()).Proto(); !proto.Equal(o.RootDirectoryDigest, want) {
-		t.Errorf("root_directory_digest: got %v, want %v", o.RootDirectoryDigest, want)
-	}
-
-	td, err := cas.FromProto(cas.SHA256, o.TreeDigest)
-	must(t, err)
-	b, err := cas.ReadAll(t.Context(), store, td, 1<<20)
-	must(t, err)
-	must(t, sorted(b))
-	dirs, err := records(b)
-	must(t, err)
-	if len(dirs) != 6 { // the root, same, same/s, z, z/deep, empty
-		t.Errorf("Tree has %d Directories, want 6", len(dirs))
-	}
-}
-
 func TestRule115_TreeIsDeterministic(t *testing.T) {
 	lines := []string{"d/b = 1", "d/a/x = 2", "d/c/x = 2", "d/l -> a"}
 	store := castest.NewMemory()
@@ -356,6 +326,7 @@ func TestRule116_UnreadableOutputsAreRead(t *testing.T) {
 
 // A run can nest directories without limit, but outputs must be usable as inputs.
 func TestCaptureLimitsDepth(t *testing.T) {
+	t.Parallel()
 	for depth, want := range map[int]error{1000: nil, 1001: tree.ErrOutput} {
 		out := newRoot(t)
 		must(t, out.MkdirAll("d"+strings.Repeat("/d", depth), 0o755))
@@ -367,6 +338,7 @@ func TestCaptureLimitsDepth(t *testing.T) {
 }
 
 func TestRule075_LengthOfPathsOfOutputsIsLimited(t *testing.T) {
+	t.Parallel()
 	name := strings.Repeat("n", 199)
 	for depth, want := range map[int]error{19: nil, 20: tree.ErrOutput} {
 		out := newRoot(t)
@@ -380,6 +352,7 @@ func TestRule075_LengthOfPathsOfOutputsIsLimited(t *testing.T) {
 
 // TestRule119_ManyOutputs checks that 5,000 outputs, some inside others, are stored in few calls.
 func TestRule119_ManyOutputs(t *testing.T) {
+	t.Parallel()
 	if testing.Short() {
 		t.Skip("5,000 files")
 	}
@@ -420,21 +393,6 @@ func (b *batches) PutAll(ctx context.Context, blobs []cas.Blob) []error {
 	return cas.PutAll(ctx, b.Memory, blobs)
 }
 
-func TestIngestIsCanonical(t *testing.T) {
-	n := parse(t, "b/f = 1", "b/g *= 2", "a -> ../dangling", "c/", "B/f = 1")
-	store := castest.NewMemory()
-	dir := newRoot(t)
-	n.make(t, dir)
-	got, err := tree.Ingest(t.Context(), store, cas.SHA256, dir)
-	must(t, err)
-	if want := n.put(t, castest.NewMemory()); got != want {
-		t.Errorf("got %v, want %v", got, want)
-	}
-	if _, err := tree.Load(t.Context(), store, got); err != nil {
-		t.Error(err)
-	}
-}
-
 func TestIngestKeepsModes(t *testing.T) {
 	dir := execRoot(t, "f = 1")
 	must(t, dir.Chmod("f", 0o040))
@@ -455,17 +413,6 @@ func TestExtractReplacesAndMerges(t *testing.T) {
 	must(t, tree.Extract(t.Context(), store, cas.SHA256, r, into))
 	same(t, "directory", read(t, into, "."), parse(t, "d/same = new", "d/other = kept",
 		"d/sub/f *= new", "d/l -> x", "file = new", "victim = kept", "deep/er/f = new", "dl -> d"))
-}
-
-func TestExtractReadsBothFormats(t *testing.T) {
-	for _, f := range []repb.Command_OutputDirectoryFormat{repb.Command_TREE_ONLY, repb.Command_DIRECTORY_ONLY} {
-		store := castest.NewMemory()
-		lines := []string{"d/a/x = 1", "d/b/x = 1", "d/e/"}
-		r := capture(t, store, execRoot(t, lines...), tree.OutputSpec{Paths: []string{"d"}, Format: f})
-		into := newRoot(t)
-		must(t, tree.Extract(t.Context(), store, cas.SHA256, r, into))
-		same(t, f.String(), read(t, into, "."), parse(t, lines...))
-	}
 }
 
 func TestExtractStaysInside(t *testing.T) {

@@ -34,9 +34,7 @@ func seedDirectory() *repb.Directory {
 // Clients state sizes; their sum must not overflow.
 func TestMeasureSaturatesBytes(t *testing.T) {
 	d, err := cas.NewDigest(cas.SHA256, strings.Repeat("a", 64), math.MaxInt64)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	dir := &directory{entries: []entry{{name: "a", kind: File, digest: d}, {name: "b", kind: File, digest: d}}}
 	if err := dir.measure(0); err != nil || dir.bytes != math.MaxInt64 {
 		t.Errorf("got %d bytes, %v, want %d", dir.bytes, err, int64(math.MaxInt64))
@@ -66,14 +64,10 @@ func TestScannerRejectsOversizedMessages(t *testing.T) {
 func TestScannerLimitsEntries(t *testing.T) {
 	dir := t.TempDir()
 	for _, name := range []string{"a", "b"} {
-		if err := os.WriteFile(filepath.Join(dir, name), nil, 0o600); err != nil {
-			t.Fatal(err)
-		}
+		must(t, os.WriteFile(filepath.Join(dir, name), nil, 0o600))
 	}
 	root, err := os.OpenRoot(dir)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	defer root.Close()
 	for ofRun, want := range map[bool]error{true: ErrOutput, false: cas.ErrInvalid} {
 		s := &scanner{root: root, ofRun: ofRun, limit: noLimit, entries: maxEntries - 2}
@@ -144,9 +138,7 @@ func canonical(m *repb.Directory) bool {
 func FuzzDirectory(f *testing.F) {
 	for _, m := range append(badDirectories(), &repb.Directory{}, seedDirectory()) {
 		b, err := proto.Marshal(m)
-		if err != nil {
-			f.Fatal(err)
-		}
+		must(f, err)
 		f.Add(b, "", "b/out")
 		f.Add(b, "b", "a/../../x")
 		f.Add(b, ".", "")
@@ -189,26 +181,18 @@ func FuzzDirectory(f *testing.F) {
 			}
 		}
 		encoded, err := again.encode(cas.SHA256)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		var back repb.Directory
-		if err := proto.Unmarshal(encoded.Data, &back); err != nil {
-			t.Fatal(err)
-		}
+		must(t, proto.Unmarshal(encoded.Data, &back))
 		third := &directory{digest: encoded.Digest}
-		if err := third.decode(&back); err != nil {
-			t.Fatal(err)
-		}
+		must(t, third.decode(&back))
 		for i := range third.entries {
 			third.entries[i].dir = d.entries[i].dir
 		}
 		if !reflect.DeepEqual(third.entries, d.entries) || !reflect.DeepEqual(third.props, d.props) {
 			t.Fatalf("encode turned %+v into %+v", d.entries, third.entries)
 		}
-		if err := d.measure(0); err != nil {
-			t.Fatal(err)
-		}
+		must(t, d.measure(0))
 		l, err := (&Input{root: d}).Plan(workdir, []string{output, "out"}, []string{output})
 		if err != nil {
 			if !errors.Is(err, cas.ErrInvalid) {
@@ -229,9 +213,7 @@ func FuzzTree(f *testing.F) {
 	child := seedDirectory()
 	child.Directories = nil
 	_, d, err := cas.MarshalProto(cas.SHA256, child)
-	if err != nil {
-		f.Fatal(err)
-	}
+	must(f, err)
 	x, y := &repb.DirectoryNode{Name: "x", Digest: d.Proto()}, &repb.DirectoryNode{Name: "y", Digest: d.Proto()}
 	root := &repb.Directory{Directories: []*repb.DirectoryNode{x, y}}
 	trees := []proto.Message{&repb.Tree{}, &repb.Tree{Root: child}, &repb.Tree{Root: root},
@@ -242,9 +224,7 @@ func FuzzTree(f *testing.F) {
 	}
 	for _, m := range trees {
 		b, err := proto.Marshal(m)
-		if err != nil {
-			f.Fatal(err)
-		}
+		must(f, err)
 		f.Add(b, "out", "link")
 		f.Add(b, "a/b", "a")
 		f.Add(b, "", "../x")
@@ -253,9 +233,7 @@ func FuzzTree(f *testing.F) {
 	f.Fuzz(func(t *testing.T, b []byte, p, linkAt string) {
 		store := castest.NewMemory()
 		d, err := cas.PutBytes(t.Context(), store, cas.SHA256, b)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		r := &repb.ActionResult{
 			OutputDirectories: []*repb.OutputDirectory{{Path: p, TreeDigest: d.Proto()}},
 			OutputSymlinks:    []*repb.OutputSymlink{{Path: linkAt, Target: ".."}},
@@ -266,13 +244,9 @@ func FuzzTree(f *testing.F) {
 			t.Fatalf("Closure: got error %v, want ErrInvalid", err)
 		}
 		above := t.TempDir()
-		if err := os.Mkdir(filepath.Join(above, "in"), 0o755); err != nil {
-			t.Fatal(err)
-		}
+		must(t, os.Mkdir(filepath.Join(above, "in"), 0o755))
 		in, err := os.OpenRoot(filepath.Join(above, "in"))
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		defer in.Close()
 		for range 2 { // also over existing files
 			_ = Extract(t.Context(), store, cas.SHA256, r, in) // may fail
@@ -299,4 +273,11 @@ func FuzzTree(f *testing.F) {
 			t.Fatalf("%d directories in a tree of %d entries", n, root.count)
 		}
 	})
+}
+
+func must(t testing.TB, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
 }

@@ -109,6 +109,7 @@ func TestPlanRejectsMalformedPaths(t *testing.T) {
 
 // Writable directories have separate paths, so deep outputs take far more memory than their declarations.
 func TestPlanLimitsWritableDirectories(t *testing.T) {
+	t.Parallel()
 	in := load(t, castest.NewMemory(), parse(t, "a/"))
 	var flat, branching, deep []string
 	for i := range 100_001 {

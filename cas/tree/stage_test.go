@@ -227,6 +227,7 @@ func TestStageRefusesUsedWorkspace(t *testing.T) {
 }
 
 func TestRule075_DeepTreeIsStaged(t *testing.T) {
+	t.Parallel()
 	store := castest.NewMemory()
 	root := chain(t, store, 1000, "d", files("f"))
 	in, err := tree.Load(t.Context(), store, root)

@@ -433,6 +433,7 @@ func images(s *tree.Staged) (names []string, binds int) {
 
 // Rules 98 and 100: images show the same as copies, before, while and after subtrees are cached.
 func TestImageShowsInputRootAndParentsOfOutputs(t *testing.T) {
+	t.Parallel()
 	r := newRig(t, plenty)
 	large := strings.Repeat("L", tree.LargeFile)
 	all := append(shapes(t), shape{name: "large", outputs: []string{"old", "out/x"},
@@ -538,6 +539,7 @@ func TestImageNamesContentOfBinds(t *testing.T) {
 
 // TestOnlyChangedSubtreesAreWritten uses 2,000 files in 100 directories, and changes 10 directories each time.
 func TestOnlyChangedSubtreesAreWritten(t *testing.T) {
+	t.Parallel()
 	r := newRig(t, plenty)
 	for i, want := range []int{2000, 2000, 200, 200, 200} {
 		changed := map[int]string{}
@@ -560,6 +562,7 @@ func TestOnlyChangedSubtreesAreWritten(t *testing.T) {
 
 // TestPartsOfCachedSubtreesAreFound checks that directories in a cached subtree are bound from there.
 func TestPartsOfCachedSubtreesAreFound(t *testing.T) {
+	t.Parallel()
 	r := newRig(t, plenty)
 	large := strings.Repeat("L", tree.LargeFile)
 	with := func(changed map[int]string) *node {
@@ -968,6 +971,7 @@ func TestFailedStageReleasesImages(t *testing.T) {
 
 // TestBindsFromCachedImagesAreLimited: the run still sees the subtrees beyond the limit.
 func TestBindsFromCachedImagesAreLimited(t *testing.T) {
+	t.Parallel()
 	r := newRig(t, plenty)
 	for i := range 4 {
 		n := dirNode() // its subdirectories recur, but their parent changes
@@ -1025,6 +1029,7 @@ func TestCachedImagesExpire(t *testing.T) {
 
 // TestConcurrentStages checks that each run sees its tree, whatever others mount and unmount.
 func TestConcurrentStages(t *testing.T) {
+	t.Parallel()
 	r := newRig(t, 60_000) // too small for all
 	var layouts []*tree.Layout
 	var trees []*node

@@ -86,6 +86,7 @@ func join(dirs ...[]byte) (b []byte) {
 // TestRule115_TreesAreTopologicallySorted uses random trees of few names and contents, in which directories repeat at
 // all depths. It also checks that sorted rejects wrong orders.
 func TestRule115_TreesAreTopologicallySorted(t *testing.T) {
+	t.Parallel()
 	store := castest.NewMemory()
 	refused := 0
 	for seed := range uint64(24) {

@@ -16,6 +16,7 @@ import (
 
 // TestReadsBack checks that an image decodes to its tree, also in a reused buffer.
 func TestReadsBack(t *testing.T) {
+	t.Parallel()
 	r := rand.New(rand.NewPCG(1, 2))
 	buf := bytes.Repeat([]byte{0xaa}, 1<<20)
 	for i := range 200 {
@@ -33,6 +34,7 @@ func TestReadsBack(t *testing.T) {
 
 // TestBoundaries checks names and targets of every length at block boundaries.
 func TestBoundaries(t *testing.T) {
+	t.Parallel()
 	for length := 1; length <= 255; length += 2 {
 		n := &node{mode: 0o555, kids: map[string]*node{}}
 		for i := range 60 {
@@ -54,6 +56,7 @@ func TestBoundaries(t *testing.T) {
 
 // TestLinksOfManySubdirectories exceeds the link count of a compact inode.
 func TestLinksOfManySubdirectories(t *testing.T) {
+	t.Parallel()
 	if testing.Short() {
 		t.Skip("70,000 directories")
 	}

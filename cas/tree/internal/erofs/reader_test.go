@@ -202,13 +202,9 @@ func (r *reader) inode(nid, parent uint64, kind byte) *node {
 func encode(t testing.TB, n *node, devices []int64, buf []byte) []byte {
 	t.Helper()
 	b, err := erofs.Encode(buf, n.flat(devices, len(devices)%2 == 0))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	got, blocks, err := decode(b)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	if g, w := got.String(), n.String(); g != w {
 		t.Fatalf("got\n%.4000s\nwant\n%.4000s", g, w)
 	}
@@ -259,4 +255,11 @@ func random(r *rand.Rand, n int, devices int, size int64) *node {
 		}
 	}
 	return root
+}
+
+func must(t testing.TB, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
 }
