@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package bazel_test has a real Bazel build the example through a real cloister serve. It does not look
-// inside either: it says what a person at the terminal would see, and what is in the store afterwards.
+// Package bazel_test builds the example with a real Bazel and a real cloister serve. It checks what a user at the terminal
+// sees, and the store afterwards.
 package bazel_test
 
 import (
@@ -28,28 +28,28 @@ import (
 	"github.com/cloister-build/cloister/tests/internal/program"
 )
 
-// The bounds of what may hang: one call of Bazel, and one start of serve.
+// Time limits for one call of Bazel and one start of serve.
 const (
 	bazelTime = 5 * time.Minute
 	serveTime = 15 * time.Second
 )
 
-// all is for whoever wants the stable hashes of all actions compared.
-var all = flag.Bool("all", false, "the second user builds all of the example, not a part of it")
+// all compares the stable hashes of all actions.
+var all = flag.Bool("all", false, "build the whole example as the second user, not a part of it")
 
-// built is the program, which other users may execute too.
+// built is the compiled program, which other users may execute.
 var built program.Program
 
 func TestMain(m *testing.M) { os.Exit(built.Main(m)) }
 
-// A rig is a serve and a Bazel that builds a copy of the example with it.
+// A rig is a serve, and a Bazel that builds a copy of the example with it.
 type rig struct {
 	*bazelrun.Bazel
 	server *bazelrun.Server
 	config bazelrun.ServerConfig
 }
 
-// newRig starts both as user, nil being whoever runs the test; they end with the test.
+// newRig starts both as user, or as the current user if that is nil; they end with the test.
 func newRig(t *testing.T, user *syscall.Credential) *rig {
 	t.Helper()
 	if err := bazelrun.Find(); err != nil {
@@ -108,10 +108,10 @@ func newRig(t *testing.T, user *syscall.Credential) *rig {
 	return r
 }
 
-// serve starts the server, on the address that it had before if it had one.
+// serve starts the server, with its previous address if it had one.
 func (r *rig) serve(t *testing.T) {
 	t.Helper()
-	ctx, cancel := context.WithTimeoutCause(t.Context(), serveTime, errors.New("it takes too long"))
+	ctx, cancel := context.WithTimeoutCause(t.Context(), serveTime, errors.New("time limit exceeded"))
 	defer cancel()
 	server, err := bazelrun.StartServer(ctx, r.config)
 	if err != nil {
@@ -121,10 +121,10 @@ func (r *rig) serve(t *testing.T) {
 	r.config.Listen, r.Endpoint = server.Addr, server.Addr
 }
 
-// bazel calls Bazel and returns what became of it; there must be a build, good or bad.
+// bazel runs Bazel and returns its build, successful or not.
 func (r *rig) bazel(t *testing.T, verb string, args ...string) *bazelrun.Build {
 	t.Helper()
-	ctx, cancel := context.WithTimeoutCause(t.Context(), bazelTime, errors.New("it takes too long"))
+	ctx, cancel := context.WithTimeoutCause(t.Context(), bazelTime, errors.New("time limit exceeded"))
 	defer cancel()
 	build, err := r.Run(ctx, verb, args...)
 	if err != nil {
@@ -133,7 +133,7 @@ func (r *rig) bazel(t *testing.T, verb string, args ...string) *bazelrun.Build {
 	return build
 }
 
-// blobs returns how many blobs and results the store holds, each of which must be what its name says.
+// blobs verifies the store and returns its number of blobs and results.
 func (r *rig) blobs(t *testing.T) int {
 	t.Helper()
 	n, err := bazelrun.Verify(t.Context(), r.config)
@@ -146,20 +146,20 @@ func (r *rig) blobs(t *testing.T) int {
 	return n
 }
 
-// wantAll checks that the build or test succeeded and that all its actions came about in one way.
-func wantAll(t *testing.T, build *bazelrun.Build, way string) {
+// wantAll checks that the build or test succeeded and that all its actions are of one kind.
+func wantAll(t *testing.T, build *bazelrun.Build, kind string) {
 	t.Helper()
 	if build.ExitCode != 0 {
 		t.Fatalf("bazel: exit %d, want 0", build.ExitCode)
 	}
 	counts := build.Processes()
-	if counts[way] == 0 {
-		t.Errorf("processes are %v, want %q among them", counts, way)
+	if counts[kind] == 0 {
+		t.Errorf("got processes %v, want some of kind %q", counts, kind)
 	}
 	for other := range counts {
 		// Internal actions execute nothing: they write a file that Bazel already knows.
-		if other != way && other != "internal" {
-			t.Errorf("processes are %v, want none but %q and internal", counts, way)
+		if other != kind && other != "internal" {
+			t.Errorf("got processes %v, want only %q and internal", counts, kind)
 		}
 	}
 }
@@ -180,11 +180,11 @@ func TestExampleBuildsAndIsCached(t *testing.T) {
 		remote = build.Processes()["remote"]
 		passed := regexp.MustCompile(`(?m)^//examples/\S+ +PASSED`).FindAllString(build.Output, -1)
 		if len(passed) < 20 {
-			t.Errorf("%d tests passed, want at least 20", len(passed))
+			t.Errorf("got %d passed tests, want at least 20", len(passed))
 		}
 		r.wantNoEvents(t)
 		if executed = r.executed(t); len(executed) != remote {
-			t.Errorf("the server's history has %d actions that were executed, want %d", len(executed), remote)
+			t.Errorf("got %d executed actions in the history, want %d", len(executed), remote)
 		}
 	})
 	t.Run("one action of each kind is reproducible", func(t *testing.T) { r.wantReproducible(t, executed) })
@@ -197,16 +197,16 @@ func TestExampleBuildsAndIsCached(t *testing.T) {
 		build := r.bazel(t, "test", "//examples/...")
 		wantAll(t, build, "remote cache hit")
 		if hits := build.Processes()["remote cache hit"]; hits != remote {
-			t.Errorf("%d actions are remote cache hits, want %d, as many as were executed", hits, remote)
+			t.Errorf("got %d remote cache hits, want %d, the number of executed actions", hits, remote)
 		}
 	})
 	before := r.blobs(t)
 	t.Run("a failing test shows its log", func(t *testing.T) { testFailureShowsLog(t, r) })
 	t.Run("a sleeping test times out and leaves no process", func(t *testing.T) { testTimeout(t, r) })
 	t.Run("hostile genrules fail", func(t *testing.T) { testHostile(t, r) })
-	t.Run("the store is as it was", func(t *testing.T) {
+	t.Run("the store keeps its blobs", func(t *testing.T) {
 		if after := r.blobs(t); after < before {
-			t.Errorf("there were %d blobs, and now %d", before, after)
+			t.Errorf("got %d blobs, want at least the previous %d", after, before)
 		}
 	})
 	t.Run("an unprivileged user builds and is confined", func(t *testing.T) { testUnprivileged(t, r, executed) })
@@ -241,10 +241,10 @@ func testTimeout(t *testing.T, r *rig) {
 	left := processes(token)
 	cancel()
 	if !<-seen {
-		t.Error("the child of the test was never alive, so that it is gone says nothing")
+		t.Error("the test's child process was never seen, so its absence proves nothing")
 	}
 	if len(left) > 0 {
-		t.Errorf("processes %v of the test are alive", left)
+		t.Errorf("got live processes %v of the test, want none", left)
 	}
 	if build.ExitCode != 3 {
 		t.Errorf("bazel: exit %d, want 3", build.ExitCode)
@@ -256,8 +256,7 @@ func testTimeout(t *testing.T, r *rig) {
 	}
 }
 
-// processes returns the ids of the processes that have token as an argument. Bazel, which was given it
-// as a part of one, is not among them.
+// processes returns the ids of the processes with token as a whole argument, which excludes Bazel.
 func processes(token string) []string {
 	var pids []string
 	names, _ := filepath.Glob("/proc/[0-9]*/cmdline")
@@ -308,23 +307,23 @@ func testHostile(t *testing.T, r *rig) {
 		})
 	}
 	if n := accepted.Load(); n != 0 {
-		t.Errorf("%d connections came out of the sandbox", n)
+		t.Errorf("got %d connections from the sandbox, want none", n)
 	}
-	// From outside the same connection works, so it was the sandbox that refused it.
+	// From outside the connection works, so the sandbox refused it.
 	conn, err := net.Dial("tcp4", listener.Addr().String())
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer conn.Close()
 	if secret, err := io.ReadAll(conn); err != nil || len(secret) == 0 {
-		t.Errorf("the listener answers %q, %v, want a secret", secret, err)
+		t.Errorf("got %q, %v from the listener, want a secret", secret, err)
 	}
 }
 
 func port(l net.Listener) string { return strconv.Itoa(l.Addr().(*net.TCPAddr).Port) }
 
-// testUnprivileged has another user build, with another server, below other directories. The runs are equal to those of
-// first, which are in executed.
+// testUnprivileged builds as another user with another server in other directories. Its runs must equal those of first, which
+// are in executed.
 func testUnprivileged(t *testing.T, first *rig, executed map[string]ran) {
 	if os.Geteuid() != 0 {
 		t.Skip("not root: the other tests of this package already run unprivileged")
@@ -349,11 +348,11 @@ func testUnprivileged(t *testing.T, first *rig, executed map[string]ran) {
 	t.Run("a sleeping test times out and leaves no process", func(t *testing.T) { testTimeout(t, r) })
 	t.Run("hostile genrules fail", func(t *testing.T) { testHostile(t, r) })
 	if after := r.blobs(t); after < before {
-		t.Errorf("there were %d blobs, and now %d", before, after)
+		t.Errorf("got %d blobs, want at least the previous %d", after, before)
 	}
 }
 
-// unusedUser returns a user and group that no account of this host has, and that own no file.
+// unusedUser returns a user and group id without an account on this host.
 func unusedUser(t *testing.T) *syscall.Credential {
 	for id := uint32(64000); id < 64900; id++ {
 		_, userErr := user.LookupId(strconv.Itoa(int(id)))
@@ -366,10 +365,10 @@ func unusedUser(t *testing.T) *syscall.Credential {
 	return nil
 }
 
-// A lines logs what is written to it, a line at a time, if the test runs verbosely or fails.
+// A lines logs what is written to it line by line.
 type lines struct {
 	t    *testing.T
-	rest string // what came after the last end of line
+	rest string // the text after the last newline
 }
 
 func (l *lines) Write(p []byte) (int, error) {

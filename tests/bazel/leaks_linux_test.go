@@ -20,7 +20,7 @@ import (
 	"github.com/cloister-build/cloister/sandbox/sandboxtest"
 )
 
-// audit calls cloister audit on the log of the server and returns what it prints.
+// audit runs cloister audit on the server's log and returns its output.
 func (r *rig) audit(t *testing.T, args ...string) string {
 	t.Helper()
 	args = append([]string{"audit", "--dir", r.config.Dir}, args...)
@@ -31,15 +31,15 @@ func (r *rig) audit(t *testing.T, args ...string) string {
 	return string(out)
 }
 
-// wantNoEvents checks that no action has tried anything.
+// wantNoEvents checks that no action had a violation.
 func (r *rig) wantNoEvents(t *testing.T) {
 	t.Helper()
 	if events := r.audit(t, "ls", "-n", "10"); events != "" {
-		t.Errorf("the audit log of an ordinary build has events, the last of them:\n%s", events)
+		t.Errorf("got events in the audit log of an ordinary build, want none:\n%s", events)
 	}
 }
 
-// limits returns the limits that a worker of whoever runs the test enforces.
+// limits returns the limits that a worker of the current user enforces.
 func limits(t *testing.T) []sandbox.Limit {
 	t.Helper()
 	b := namespace.New(namespace.Config{})
@@ -51,17 +51,16 @@ func limits(t *testing.T) []sandbox.Limit {
 	return features.Limits
 }
 
-// reproduce is the line by which a message names its action.
+// reproduce matches the line of a message that names its action.
 var reproduce = regexp.MustCompile(`(?m)^cloister: reproduce: cloister run --action (\S+) --cas grpc://\S+`)
 
-// TestLeaksAreNamed: what an action tries, and what it takes too much of, stands on Bazel's own console, on a
-// line of its own, and in the audit log.
+// TestLeaksAreNamed checks that violations and exceeded limits appear on Bazel's console, in a line each, and in the audit log.
 func TestLeaksAreNamed(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, nil)
 	enforced := limits(t)
 	for _, c := range []struct {
-		target, line, kind, event string // regular expressions of the whole line and of the whole event
+		target, line, kind, event string // regular expressions for the whole line and event
 		limit                     sandbox.Limit
 	}{
 		{target: "connects_outside", kind: "connect",
@@ -76,7 +75,7 @@ func TestLeaksAreNamed(t *testing.T) {
 			line: `killed: memory [\d.]+ MiB of 64\.0 MiB, peak [\d.]+ MiB`, event: `memory [\d.]+ MiB of 64\.0 MiB`},
 		{target: "eats_time", kind: "limit", limit: sandbox.LimitCPU,
 			line: `killed: CPU time [\d.]+s of 1s`, event: `CPU time [\d.]+s of 1s`},
-		// Without control groups processes are limited and nobody is told, and then memory is not limited.
+		// Without control groups, the limit of processes is enforced but not reported, and memory is not limited.
 		{target: "eats_processes", kind: "limit", limit: sandbox.LimitMemory,
 			line: `exit code [12] after a limit was exceeded: processes 16 of 16 \(\d+ times\)`, event: `processes 16 of 16 \(\d+ times\)`},
 	} {
@@ -92,11 +91,11 @@ func TestLeaksAreNamed(t *testing.T) {
 				c.line = c.event
 			}
 			if !regexp.MustCompile(`(?m)^cloister: ` + c.line + `$`).MatchString(build.Output) {
-				t.Errorf("no line of the console is %q", "cloister: "+c.line)
+				t.Errorf("got no console line %q", "cloister: "+c.line)
 			}
 			action := reproduce.FindStringSubmatch(build.Output)
 			if action == nil {
-				t.Fatalf("no line of the console matches %q", reproduce)
+				t.Fatalf("got no console line that matches %q", reproduce)
 			}
 			event := fmt.Sprintf(`^\S+  %s  %-7s  %s\n$`, action[1][:12], c.kind, c.event)
 			if got := r.audit(t, "ls", "--action", action[1]); !regexp.MustCompile(event).MatchString(got) {
@@ -107,21 +106,20 @@ func TestLeaksAreNamed(t *testing.T) {
 	t.Run("asks_too_much", func(t *testing.T) {
 		build := r.bazel(t, "build", "//examples/hostile:asks_too_much")
 		if build.ExitCode == 0 {
-			t.Error("bazel: exit 0")
+			t.Error("bazel: got exit 0, want a failure")
 		}
 		const want = `(?m)^Failed Precondition: confine: property cloister-memory=1TiB: rule "default" grants at most 4GiB \(built in\); lower the property`
 		if !regexp.MustCompile(want).MatchString(build.Output) {
-			t.Errorf("no line of the console matches %q", want)
+			t.Errorf("got no console line that matches %q", want)
 		}
 	})
 	t.Run("fetches", func(t *testing.T) { testFetches(t, r) })
 	if got := r.audit(t, "verify"); !regexp.MustCompile(`^\d+ entries, head [0-9a-f]{64}\n$`).MatchString(got) {
-		t.Errorf("audit verify: %q", got)
+		t.Errorf("audit verify: got %q, want a number of entries and a head", got)
 	}
 }
 
-// testFetches: an endpoint that the policy permits is reached, each connection is an event, and what came of
-// it is never taken from the cache.
+// testFetches checks that an allowed endpoint is reachable, that each connection is an event, and that the result is not cached.
 func testFetches(t *testing.T, r *rig) {
 	listener, err := net.Listen("tcp4", ownAddress(t)+":0")
 	if err != nil {
@@ -175,10 +173,10 @@ rules:
 	}
 	want := fmt.Sprintf("\ncloister: not hermetic, so its result is not cached: profile \"fetch\", chosen by rule \"downloads\", permits %s\n", endpoint)
 	if !strings.Contains(build.Output, want) {
-		t.Errorf("no line of the console is %q", want)
+		t.Errorf("got no console line %q", want)
 	}
 	if strings.Contains(build.Output, "tried to connect") {
-		t.Error("the console says of a connection that is permitted that it was tried")
+		t.Error("the console reports a permitted connection as an attempt")
 	}
 	var events string
 	for _, received := range []int{5, 5, 0} {
@@ -187,14 +185,14 @@ rules:
 	}
 	action := reproduce.FindStringSubmatch(build.Output)
 	if action == nil {
-		t.Fatalf("no line of the console matches %q", reproduce)
+		t.Fatalf("got no console line that matches %q", reproduce)
 	}
 	if got := r.audit(t, "ls", "--action", action[1]); !regexp.MustCompile("^" + events + "$").MatchString(got) {
 		t.Errorf("the audit log has of the action\n%swant lines that match %q", got, events)
 	}
 }
 
-// ownAddress returns an address of this host that is not of its loopback: what a policy may permit.
+// ownAddress returns a non-loopback address of this host, which a policy may allow.
 func ownAddress(t *testing.T) string {
 	t.Helper()
 	addresses, err := net.InterfaceAddrs()
@@ -206,6 +204,6 @@ func ownAddress(t *testing.T) string {
 			return n.IP.String()
 		}
 	}
-	sandboxtest.Unavailable(t, "address", "this host has no IPv4 address but that of loopback")
+	sandboxtest.Unavailable(t, "address", "this host has only the IPv4 loopback address")
 	return ""
 }

@@ -19,25 +19,25 @@ import (
 	"github.com/cloister-build/cloister/worker/repro/manifest"
 )
 
-// A ran is an action that a server has executed.
+// A ran is an executed action in a server's history.
 type ran struct {
 	Action, How, Target, Mnemonic string
 	StableHash                    string `json:"stable_hash"`
 }
 
-// cloister calls the program with the server's address and returns what it prints.
+// cloister runs the program with the server's address and returns its output.
 func (r *rig) cloister(t *testing.T, args ...string) []byte {
 	t.Helper()
-	var out, said bytes.Buffer
+	var out, stderr bytes.Buffer
 	cmd := exec.CommandContext(t.Context(), r.config.Binary, append(args, "--cas", "grpc://"+r.Endpoint)...)
-	cmd.Stdout, cmd.Stderr = &out, &said
+	cmd.Stdout, cmd.Stderr = &out, &stderr
 	if err := cmd.Run(); err != nil {
-		t.Errorf("cloister %v: %v\n%s%s", args, err, &said, &out)
+		t.Errorf("cloister %v: %v\n%s%s", args, err, &stderr, &out)
 	}
 	return out.Bytes()
 }
 
-// executed returns by its digest each action that the server has executed, as its history has it.
+// executed returns the executed actions in the server's history by digest.
 func (r *rig) executed(t *testing.T) map[string]ran {
 	t.Helper()
 	var rows []ran
@@ -53,7 +53,7 @@ func (r *rig) executed(t *testing.T) map[string]ran {
 	return executed
 }
 
-// manifest returns the record of the run of an action.
+// manifest returns the manifest of an action's run.
 func (r *rig) manifest(t *testing.T, action string) *manifest.Manifest {
 	t.Helper()
 	m, err := manifest.Parse(r.cloister(t, "action", "show", action, "--manifest"))
@@ -63,8 +63,7 @@ func (r *rig) manifest(t *testing.T, action string) *manifest.Manifest {
 	return m
 }
 
-// wantEqualRuns checks that each action that second has executed has the stable hash that it has at first. first executed
-// these, and perhaps more.
+// wantEqualRuns checks that each action executed by second has the same stable hash at first, which may have executed more.
 func wantEqualRuns(t *testing.T, first, second *rig, atFirst, atSecond map[string]ran) {
 	t.Helper()
 	equal, alone := 0, 0
@@ -72,25 +71,25 @@ func wantEqualRuns(t *testing.T, first, second *rig, atFirst, atSecond map[strin
 		here, known := atFirst[digest]
 		switch {
 		case !known && there.Mnemonic == "TestRunner":
-			// Bazel writes into the action that makes a test.xml how many seconds the test has taken.
+			// Bazel writes a test's duration into the action that makes its test.xml.
 			alone++
 		case !known:
-			t.Errorf("action %s (%s of %s) is not of the other build", digest, there.Mnemonic, there.Target)
+			t.Errorf("action %s (%s of %s) is missing in the other build", digest, there.Mnemonic, there.Target)
 		case there.StableHash == "" || here.StableHash != there.StableHash:
-			t.Errorf("action %s (%s of %s) has the stable hashes %q and %q: %+v", digest, there.Mnemonic, there.Target,
+			t.Errorf("action %s (%s of %s): got stable hashes %q and %q, want equal ones: %+v", digest, there.Mnemonic, there.Target,
 				here.StableHash, there.StableHash, manifest.Diff(first.manifest(t, digest), second.manifest(t, digest)))
 		default:
 			equal++
 		}
 	}
 	if equal < 50 {
-		t.Errorf("%d stable hashes are equal, want at least 50", equal)
+		t.Errorf("got %d equal stable hashes, want at least 50", equal)
 	}
-	t.Logf("two servers of two users: %d actions compared, %d stable hashes equal, %d actions of one build alone",
+	t.Logf("two servers of two users: %d actions compared, %d stable hashes equal, %d actions in one build only",
 		len(atSecond)-alone, equal, alone)
 }
 
-// wantReproducible checks that an action of each kind that the server has executed is the same in two runs.
+// wantReproducible checks that one action per mnemonic is the same in two runs.
 func (r *rig) wantReproducible(t *testing.T, executed map[string]ran) {
 	t.Helper()
 	sample := map[string]string{} // by mnemonic
@@ -117,12 +116,12 @@ func (r *rig) wantReproducible(t *testing.T, executed map[string]ran) {
 	}
 	slices.Sort(judged)
 	if got := strings.Join(judged, " "); got != "CppCompile CppLink Genrule Pages TestRunner" {
-		t.Errorf("judged were %s", got)
+		t.Errorf("got verdicts %s", got)
 	}
 }
 
-// TestBuildsThatOnlyUseTheCacheAreExplained: the history has what Bazel looked for and what it uploaded, so that two builds of which the
-// server executed nothing can be compared. Bazel uploads no inputs then; that they are others is told.
+// TestBuildsThatOnlyUseTheCacheAreExplained checks that builds can be compared by lookups and uploads, without execution.
+// Bazel uploads no inputs then, so changed inputs are reported only as a whole.
 func TestBuildsThatOnlyUseTheCacheAreExplained(t *testing.T) {
 	r := newRig(t, nil)
 	write := func(name, text string) {
@@ -138,7 +137,7 @@ genrule(name = "second", srcs = ["one"], outs = ["two"], cmd = "cat $< $< > $@")
 genrule(name = "other", outs = ["three"], cmd = "echo three > $@")
 `)
 	builds := 0
-	// build makes another build, of everything, and returns its id.
+	// build builds everything and returns the invocation id.
 	build := func(flags ...string) string {
 		t.Helper()
 		ctx, cancel := context.WithTimeout(t.Context(), bazelTime)
@@ -151,21 +150,21 @@ genrule(name = "other", outs = ["three"], cmd = "echo three > $@")
 		flags = append(flags, "--remote_executor=", "--remote_cache=grpc://"+r.Endpoint, "--remote_upload_local_results",
 			"--spawn_strategy=local", "--invocation_id="+id, "//pair:all")
 		if b := r.bazel(t, "build", flags...); b.ExitCode != 0 {
-			t.Fatalf("bazel: exit %d", b.ExitCode)
+			t.Fatalf("bazel: got exit %d, want 0", b.ExitCode)
 		}
 		return id
 	}
-	// want checks how the program compares two builds.
+	// want checks the output of diff for two builds.
 	want := func(a, b string, code int, texts ...string) {
 		t.Helper()
 		cmd := exec.CommandContext(t.Context(), r.config.Binary, "diff", "--invocation", a, b, "--cas", "grpc://"+r.Endpoint)
 		out, err := cmd.CombinedOutput()
 		if got := cmd.ProcessState.ExitCode(); got != code {
-			t.Errorf("exit code %d, want %d: %v", got, code, err)
+			t.Errorf("got exit code %d, want %d: %v", got, code, err)
 		}
 		for _, text := range texts {
 			if !strings.Contains(string(out), text) {
-				t.Errorf("%q is not said:\n%s", text, out)
+				t.Errorf("got output without %q:\n%s", text, out)
 			}
 		}
 	}
@@ -188,6 +187,6 @@ genrule(name = "other", outs = ["three"], cmd = "echo three > $@")
 		counts[row.How]++
 	}
 	if fmt.Sprint(counts) != "map[absent:8 found:4 uploaded:8]" {
-		t.Errorf("the history has %v", counts)
+		t.Errorf("got history %v", counts)
 	}
 }

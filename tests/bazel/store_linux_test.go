@@ -25,10 +25,9 @@ import (
 	"github.com/cloister-build/cloister/tests/internal/bazelrun"
 )
 
-// patient is what somebody sets whose server may be away for a while. Bazel waits 0.1 s before its second
-// attempt, twice as long before each next, and 5 s at most: its default of 5 more attempts gives up after 3 s,
-// 20 more after more than a minute. --remote_timeout stays at its default of 60 s a call; it need not cover
-// the time that a server is away, for a call that is cut off fails at once.
+// patient makes Bazel tolerate an absent server. Bazel waits 0.1 s before the second attempt, then twice as long each time, at
+// most 5 s: the default of 5 retries gives up after 3 s, 20 after more than a minute. --remote_timeout keeps its default of
+// 60 s per call, since a broken call fails at once.
 const patient = "--remote_retries=20"
 
 // newGraphRig is newRig with a package //graph in the workspace.
@@ -41,7 +40,7 @@ func newGraphRig(t *testing.T, g *bazelrun.Graph) *rig {
 	return r
 }
 
-// restart stops the server in order, and starts it again after change.
+// restart stops the server, calls change, and starts it again.
 func (r *rig) restart(t *testing.T, change func()) {
 	t.Helper()
 	if err := r.server.Stop(); err != nil {
@@ -51,7 +50,7 @@ func (r *rig) restart(t *testing.T, change func()) {
 	r.serve(t)
 }
 
-// clean makes Bazel forget what it built.
+// clean removes Bazel's outputs.
 func (r *rig) clean(t *testing.T) {
 	t.Helper()
 	ctx, cancel := context.WithTimeoutCause(t.Context(), bazelTime, errors.New("it takes too long"))
@@ -61,7 +60,7 @@ func (r *rig) clean(t *testing.T) {
 	}
 }
 
-// wantGraph checks that the build succeeded and that every byte of its outputs is right.
+// wantGraph checks that the build succeeded with correct outputs.
 func (r *rig) wantGraph(t *testing.T, g *bazelrun.Graph, build *bazelrun.Build) {
 	t.Helper()
 	if build.ExitCode != 0 {
@@ -73,14 +72,13 @@ func (r *rig) wantGraph(t *testing.T, g *bazelrun.Graph, build *bazelrun.Build) 
 	}
 	for name, want := range g.Outputs() {
 		if got, err := os.ReadFile(filepath.Join(dir, name)); err != nil || !bytes.Equal(got, want) {
-			t.Fatalf("output %s has %d bytes that begin with %.16q, %v, want %d that begin with %.16q",
+			t.Fatalf("output %s: got %d bytes beginning with %.16q, %v; want %d beginning with %.16q",
 				name, len(got), got, err, len(want), want)
 		}
 	}
 }
 
-// stored reads every input and output of the graph from the server, and returns how many there are. All must
-// be there and what their digests say.
+// stored reads every input and output of the graph from the server, verifies them, and returns their number.
 func (r *rig) stored(t *testing.T, g *bazelrun.Graph) int {
 	t.Helper()
 	client, err := remote.Dial(t.Context(), "grpc://"+r.Endpoint)
@@ -100,7 +98,7 @@ func (r *rig) stored(t *testing.T, g *bazelrun.Graph) int {
 	}
 	missing, err := store.Missing(t.Context(), ds)
 	if err != nil || len(missing) > 0 {
-		t.Fatalf("%d of %d blobs are lost, among them %v: %v", len(missing), len(ds), missing[:min(3, len(missing))], err)
+		t.Fatalf("got %d of %d blobs missing, want none; among them %v: %v", len(missing), len(ds), missing[:min(3, len(missing))], err)
 	}
 	for _, d := range ds {
 		if _, err := cas.ReadAll(t.Context(), store, d, d.Size()); err != nil {
@@ -110,21 +108,20 @@ func (r *rig) stored(t *testing.T, g *bazelrun.Graph) int {
 	return len(ds)
 }
 
-// TestBuildSurvivesKilledServe: serve is killed every two seconds of a build, and the build does not notice
-// but by its time.
+// TestBuildSurvivesKilledServe kills serve every two seconds during a build, which must still succeed.
 func TestBuildSurvivesKilledServe(t *testing.T) {
 	t.Parallel()
-	// Of four actions at once, these take at least 7.5 s of serve's life, which is cut into pieces of 2 s.
+	// With four actions at a time the build takes at least 7.5 s of serve's lifetime, in pieces of 2 s.
 	const kills, least = 8, 3
 	g := &bazelrun.Graph{Layers: 10, Width: 30, Pause: "0.1", Lines: func(_, i int) int {
 		if i%10 == 0 {
-			return 10_000 // a file of its own in the store
+			return 10_000 // a separate file in the store
 		}
 		return 0
 	}}
 	r := newGraphRig(t, g)
 	r.restart(t, func() { r.config.Jobs = 4 })
-	// So that the first life of serve is not over before Bazel has started.
+	// Starts Bazel before serve is killed for the first time.
 	r.bazel(t, "build", "//graph:n0_0")
 
 	ctx, cancel := context.WithTimeoutCause(t.Context(), bazelTime, errors.New("it takes too long"))
@@ -157,11 +154,11 @@ func TestBuildSurvivesKilledServe(t *testing.T) {
 		t.Fatal(e.err)
 	}
 	if killed < least {
-		t.Errorf("the build was over after %d kills, want at least %d", killed, least)
+		t.Errorf("got %d kills during the build, want at least %d", killed, least)
 	}
 	r.wantGraph(t, g, e.build)
 
-	// What Bazel was told in any of serve's lives holds in the last one.
+	// Everything acknowledged before any kill must still hold.
 	actions := g.Layers * g.Width
 	blobs := r.stored(t, g)
 	r.clean(t)
@@ -169,22 +166,22 @@ func TestBuildSurvivesKilledServe(t *testing.T) {
 	r.wantGraph(t, g, build)
 	wantAll(t, build, "remote cache hit")
 	if hits := build.Processes()["remote cache hit"]; hits != actions {
-		t.Errorf("%d actions are remote cache hits, want %d", hits, actions)
+		t.Errorf("got %d remote cache hits, want %d", hits, actions)
 	}
 	if !t.Failed() {
-		t.Logf("serve was killed %d times while Bazel built %d actions: it lost 0 of their results and 0 of %d blobs", killed, actions, blobs)
+		t.Logf("%d kills during a build of %d actions: 0 results and 0 of %d blobs lost", killed, actions, blobs)
 	}
 }
 
-// hole is what Bazel says of a blob that it was promised and that is not there.
+// hole matches Bazel's messages about a missing blob that it relied on.
 var hole = regexp.MustCompile(`(?i)lost inputs|not[ _]found|missing|no longer available`)
 
-// TestBuildUnderSmallBudget: a store that is far too small ends a build with a word about leases, or slows it,
-// but never loses what it has promised.
+// TestBuildUnderSmallBudget checks that a far too small store fails a build with a message about leases, or slows it down, but
+// never loses a promised blob.
 func TestBuildUnderSmallBudget(t *testing.T) {
 	t.Parallel()
-	// From 100 to 400 KiB an output. The graph is narrow: a second's lease on all that an action reads and writes
-	// must fit, or nobody can build it.
+	// Outputs have 100 to 400 KiB. The graph is narrow, since everything that an action reads and writes within a second's lease
+	// must fit.
 	g := &bazelrun.Graph{Layers: 30, Width: 2, Lines: func(layer, i int) int { return 11_500 * (1 + (layer+2*i)%4) }}
 	var need int
 	for _, out := range g.Outputs() {
@@ -198,9 +195,9 @@ func TestBuildUnderSmallBudget(t *testing.T) {
 		flags  []string
 		leased bool // for longer than the build takes
 	}{
-		// What is refused is so at every attempt, and by default Bazel goes on for most of a minute.
+		// A refused write is refused at every retry, which would take Bazel most of a minute.
 		{name: "leased for hours", flags: []string{"--remote_retries=1"}, leased: true},
-		// Few actions at once: what those that wait will read is leased too.
+		// Few concurrent actions, since inputs of waiting actions are leased too.
 		{name: "leased for a second", limits: []string{"--lease", "1s"}, flags: []string{patient, "--jobs=2"}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
@@ -210,7 +207,7 @@ func TestBuildUnderSmallBudget(t *testing.T) {
 			})
 			build := r.bazel(t, "build", append(c.flags, "//graph:all")...)
 			if found := hole.FindString(build.Output); found != "" {
-				t.Errorf("the console says %q", found)
+				t.Errorf("got %q on the console, want no missing blob", found)
 			}
 			if build.ExitCode == 0 || !c.leased {
 				r.wantGraph(t, g, build)
@@ -218,20 +215,20 @@ func TestBuildUnderSmallBudget(t *testing.T) {
 			}
 			for _, want := range []string{`(?i)resource[ _]exhausted`, `(?i)lease`} {
 				if !regexp.MustCompile(want).MatchString(build.Output) {
-					t.Errorf("bazel: exit %d, and no line of the console matches %q", build.ExitCode, want)
+					t.Errorf("bazel: got exit %d and no console line that matches %q", build.ExitCode, want)
 				}
 			}
 		})
 	}
 }
 
-// TestBuildAfterLoss: whatever of the store is damaged or lost, Bazel builds what it should.
+// TestBuildAfterLoss checks that Bazel's outputs are correct whatever part of the store is damaged or lost.
 func TestBuildAfterLoss(t *testing.T) {
 	t.Parallel()
 	const share, seed = 0.01, 4
 	g := &bazelrun.Graph{Layers: 5, Width: 16, Lines: func(layer, i int) int {
 		if (layer+i)%3 == 0 {
-			return 130_000 // more than one message when it is read
+			return 130_000 // read in several messages
 		}
 		return 10_000
 	}}
@@ -260,19 +257,19 @@ func TestBuildAfterLoss(t *testing.T) {
 		}
 		flipped, removed = flipped+f, removed+m
 	}
-	var counted float64 // by serve, in all its lives
+	var counted float64 // by all starts of serve
 	rounds := 0
 	for _, c := range []struct {
 		name   string
 		damage func()
-		stop   bool // serve, while the store is damaged
-		clean  bool // Bazel's outputs: all that is damaged is asked for
-		fresh  bool // Bazel's server, which then knows nothing of what is present
+		stop   bool // stop serve while the store is damaged
+		clean  bool // remove Bazel's outputs, so that damaged blobs are requested
+		fresh  bool // restart Bazel's server, which then does not know which blobs are present
 	}{
 		{name: "stopped", damage: all, stop: true},
 		{name: "stopped, new Bazel", damage: all, stop: true, clean: true, fresh: true},
 		{name: "stopped, clean", damage: all, stop: true, clean: true},
-		// A large blob that this life of serve has verified is mounted for an action as it is.
+		// A large blob verified since serve started is mounted without another check.
 		{name: "running", damage: small},
 		{name: "running, clean", damage: all, clean: true},
 		{name: "running, clean again", damage: all, clean: true},
@@ -318,17 +315,17 @@ func TestBuildAfterLoss(t *testing.T) {
 	}
 	for h := range quarantined {
 		if h == "" || !strings.Contains(log.text(), h) {
-			t.Errorf("blob %q is in quarantine, and the server's log does not name it", h)
+			t.Errorf("blob %q is in quarantine but not in the server's log", h)
 		}
 	}
 	if len(quarantined) == 0 || int(counted) < len(quarantined) {
-		t.Errorf("%d blobs are in quarantine, and cloister_cas_corrupt_total has counted %v", len(quarantined), counted)
+		t.Errorf("got %d blobs in quarantine, want cloister_cas_corrupt_total, %v", len(quarantined), counted)
 	}
 	t.Logf("%d rounds, %d damaged or lost parts of the store (%d files flipped, %d removed, %d extents of segments): %d blobs found damaged, %d builds right in every byte",
 		rounds, flipped+removed+extents, flipped, removed, extents, int(counted), rounds)
 }
 
-// corrupt returns how many damaged blobs the server at a metrics address has counted in this life.
+// corrupt returns the value of cloister_cas_corrupt_total at a metrics address.
 func corrupt(t *testing.T, metrics string) float64 {
 	t.Helper()
 	resp, err := http.Get("http://" + metrics + "/metrics")
@@ -342,7 +339,7 @@ func corrupt(t *testing.T, metrics string) float64 {
 	}
 	match := regexp.MustCompile(`(?m)^cloister_cas_corrupt_total ([0-9.e+]+)$`).FindSubmatch(body)
 	if match == nil {
-		t.Fatal("the server's metrics have no cloister_cas_corrupt_total")
+		t.Fatal("got no metric cloister_cas_corrupt_total")
 	}
 	n, err := strconv.ParseFloat(string(match[1]), 64)
 	if err != nil {
@@ -351,7 +348,7 @@ func corrupt(t *testing.T, metrics string) float64 {
 	return n
 }
 
-// unusedAddress returns a HOST:PORT of loopback on which nothing listens.
+// unusedAddress returns an unused loopback address, HOST:PORT.
 func unusedAddress(t *testing.T) string {
 	t.Helper()
 	l, err := net.Listen("tcp4", "127.0.0.1:0")
@@ -362,7 +359,7 @@ func unusedAddress(t *testing.T) string {
 	return l.Addr().String()
 }
 
-// A record keeps what is written to it. It is safe for concurrent use.
+// A record collects what is written to it. It is safe for concurrent use.
 type record struct {
 	mu  sync.Mutex
 	all bytes.Buffer // guarded by mu
