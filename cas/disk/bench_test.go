@@ -12,7 +12,7 @@ import (
 	"github.com/cloister-build/cloister/cas/disk"
 )
 
-// smallBlobs returns n blobs of size bytes, which depend on round.
+// smallBlobs returns n blobs of size bytes that depend on round.
 func smallBlobs(round, n, size int) []cas.Blob {
 	blobs := make([]cas.Blob, n)
 	for i := range blobs {
@@ -24,8 +24,8 @@ func smallBlobs(round, n, size int) []cas.Blob {
 	return blobs
 }
 
-// Of small blobs: put in batches, and one after the other, read, and asked for; as a file each, packed, and packed and
-// flushed to the disk.
+// BenchmarkSmallBlobs puts small blobs one by one and in batches, reads them and calls Missing: as files, packed, and
+// packed with Sync.
 func BenchmarkSmallBlobs(b *testing.B) {
 	const size, batch = 1024, 1000
 	for _, c := range []struct {

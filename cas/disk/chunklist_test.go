@@ -20,8 +20,8 @@ import (
 	"github.com/cloister-build/cloister/cas/disk"
 )
 
-// mapped keeps blobs of the given sizes, and their concatenation as them.
-func mapped(t testing.TB, s *disk.Store, seed byte, sizes ...int) ([]byte, cas.Digest, []cas.Digest) {
+// splice puts blobs of the given sizes, and splices their concatenation.
+func splice(t testing.TB, s *disk.Store, seed byte, sizes ...int) ([]byte, cas.Digest, []cas.Digest) {
 	t.Helper()
 	b, d, m := castest.PutChunks(t, s, seed, sizes...)
 	if err := s.Splice(t.Context(), d, m); err != nil {
@@ -30,22 +30,22 @@ func mapped(t testing.TB, s *disk.Store, seed byte, sizes ...int) ([]byte, cas.D
 	return b, d, m.Chunks
 }
 
-// wantBlob checks that d is b, read by its chunks.
+// wantBlob checks that d is b, read through its chunks.
 func wantBlob(t testing.TB, s *disk.Store, d cas.Digest, b []byte) {
 	t.Helper()
 	got, err := cas.ReadAll(t.Context(), s, d, d.Size())
 	if err != nil || !bytes.Equal(got, b) {
-		t.Errorf("blob %s: %d bytes, %v", d, len(got), err)
+		t.Errorf("blob %s: got %d bytes, %v", d, len(got), err)
 	}
 }
 
-// What two blobs have in common is stored once.
+// TestChunksAreStoredOnce: blobs share common chunks.
 func TestChunksAreStoredOnce(t *testing.T) {
 	c := open(t, disk.Config{Dir: t.TempDir(), MaxBytes: 256 << 20})
 	s := store(t, c, "")
 	const chunk, chunks = 512 << 10, 40
 	sizes := slices.Repeat([]int{chunk}, chunks)
-	b, d, of := mapped(t, s, 0, sizes...)
+	b, d, of := splice(t, s, 0, sizes...)
 	one := c.Stats().Bytes
 	if one < chunk*chunks || one > chunk*chunks+1<<20 {
 		t.Fatalf("a blob of %d bytes takes %d", chunk*chunks, one)
@@ -60,18 +60,18 @@ func TestChunksAreStoredOnce(t *testing.T) {
 		t.Fatal(err)
 	}
 	if both := c.Stats().Bytes; both > one+chunk+16<<10 {
-		t.Errorf("two blobs that differ in one chunk take %d bytes, and one of them %d", both, one)
+		t.Errorf("two blobs that differ in one chunk take %d bytes, one of them %d", both, one)
 	}
 	wantBlob(t, s, d, b)
 	wantBlob(t, s, cas.SHA256.Sum(other), other)
 }
 
-func TestMappingOutlivesTheProcess(t *testing.T) {
+func TestChunkListSurvivesReopen(t *testing.T) {
 	config := disk.Config{Dir: t.TempDir(), MaxBytes: 64 << 20}
 	c := open(t, config)
 	s := store(t, c, "")
-	b, d, of := mapped(t, s, 0, 1000, 100_000)
-	// It is replaced, and its first version must not come back.
+	b, d, of := splice(t, s, 0, 1000, 100_000)
+	// The list is replaced, and the first one must not reappear.
 	more := slices.Concat(of, of)
 	twice := cas.SHA256.Sum(append(bytes.Clone(b), b...))
 	for _, m := range []cas.ChunkList{{Function: 1, Chunks: more}, {Function: 2, Chunks: more}} {
@@ -85,21 +85,21 @@ func TestMappingOutlivesTheProcess(t *testing.T) {
 		c = open(t, config)
 		s = store(t, c, "")
 		if got := c.Stats(); got.Blobs != before.Blobs || got.Results != 0 || got.Blobs != 4 {
-			t.Errorf("%d blobs and %d results, want 2 chunks and 2 mappings", got.Blobs, got.Results)
+			t.Errorf("got %d blobs and %d results, want 2 chunks and 2 lists", got.Blobs, got.Results)
 		}
 		wantBlob(t, s, d, b)
 		if m, err := s.Split(t.Context(), twice); err != nil || m.Function != 2 || !slices.Equal(m.Chunks, more) {
-			t.Errorf("Mapping: %+v, %v", m, err)
+			t.Errorf("Split: got %+v, %v", m, err)
 		}
 		if has(t, store(t, c, "other"), d) {
-			t.Error("it is in another instance")
+			t.Error("the blob is present in another instance")
 		}
 		closeStore(t, c)
 	}
 }
 
-// Whoever uses a blob that is kept as chunks leases all of it anew.
-func TestUseOfMappedBlobLeasesItsChunks(t *testing.T) {
+// TestUseOfSplicedBlobRenewsLeasesOfChunks tries all uses.
+func TestUseOfSplicedBlobRenewsLeasesOfChunks(t *testing.T) {
 	maps := use{"Map", func(t *testing.T, s *disk.Store, d cas.Digest) error {
 		m, err := s.Split(t.Context(), d)
 		if err != nil {
@@ -109,7 +109,7 @@ func TestUseOfMappedBlobLeasesItsChunks(t *testing.T) {
 	}}
 	for _, u := range append(slices.Clone(uses), maps) {
 		if u.name == "Lookup" || u.name == "Record" {
-			continue // they are about results
+			continue // uses of results
 		}
 		t.Run(u.name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
@@ -135,7 +135,7 @@ func TestUseOfMappedBlobLeasesItsChunks(t *testing.T) {
 					}
 				}
 				if exists(filePath(config.Dir, d)) {
-					t.Error("it has become a whole")
+					t.Error("the blob is stored as a whole")
 				}
 				time.Sleep(lease)
 				if _, err := c.Collect(t.Context(), disk.CollectOptions{MaxBytes: 1}); err != nil {
@@ -147,23 +147,23 @@ func TestUseOfMappedBlobLeasesItsChunks(t *testing.T) {
 					t.Fatal(err)
 				}
 				if got := missing(t, s, d, m.Chunks[0], m.Chunks[1]); len(got) != 3 {
-					t.Errorf("after the lease only %v are missing", got)
+					t.Errorf("after the lease: missing only %v", got)
 				}
 			})
 		})
 	}
 }
 
-// Without a chunk there is no blob; with it there is again.
-func TestMappedBlobGoesAndComesWithItsChunks(t *testing.T) {
+// TestSplicedBlobDependsOnItsChunks: it is absent without a chunk, and present again with it.
+func TestSplicedBlobDependsOnItsChunks(t *testing.T) {
 	for name, size := range map[string]int{"packed": 5000, "file": 100_000} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				c := open(t, disk.Config{Dir: t.TempDir(), MaxBytes: 64 << 20, Lease: time.Hour})
 				s := store(t, c, "")
-				b, d, of := mapped(t, s, 0, 5000, size)
+				b, d, of := splice(t, s, 0, 5000, size)
 				time.Sleep(4 * time.Hour)
-				// The mapping and one chunk are used; the other chunk is not.
+				// The list and one chunk are used; the other chunk is not.
 				if _, err := s.Split(t.Context(), d); err != nil || !has(t, s, of[0]) {
 					t.Fatal(err)
 				}
@@ -171,17 +171,17 @@ func TestMappedBlobGoesAndComesWithItsChunks(t *testing.T) {
 					t.Fatal(err)
 				}
 				if got := missing(t, s, of[1], d, of[0], d); !slices.Equal(got, []cas.Digest{of[1], d}) {
-					t.Fatalf("missing are %v", got)
+					t.Fatalf("Missing: got %v", got)
 				}
 				if r, err := s.Open(t.Context(), d, 0); !errors.Is(err, cas.ErrNotFound) {
-					t.Errorf("Open: %v, %v", r, err)
+					t.Errorf("Open: got %v, %v", r, err)
 				}
 				if _, _, err := s.File(t.Context(), d, true); !errors.Is(err, cas.ErrNotFound) {
-					t.Errorf("File: %v", err)
+					t.Errorf("File: got %v", err)
 				}
 				p, err := s.Locate(t.Context(), []cas.Digest{d, of[1]})
 				if err != nil || p.Extents()[0].File != cas.Absent {
-					t.Errorf("Place: %v", err)
+					t.Errorf("Locate: got %v", err)
 				}
 				p.Release()
 				if err := s.Put(t.Context(), of[1], bytes.NewReader(b[5000:])); err != nil {
@@ -189,19 +189,19 @@ func TestMappedBlobGoesAndComesWithItsChunks(t *testing.T) {
 				}
 				wantBlob(t, s, d, b)
 				if got := missing(t, s, d); len(got) > 0 {
-					t.Errorf("missing are %v", got)
+					t.Errorf("Missing: got %v", got)
 				}
 			})
 		})
 	}
 }
 
-// A blob whose chunk is gone can be put whole, and is then read as it was put.
-func TestWholeTakesThePlaceOfWhatHasLostAChunk(t *testing.T) {
+// TestPutReplacesIncompleteChunkList: a blob that lost a chunk can be put as a whole.
+func TestPutReplacesIncompleteChunkList(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c := open(t, disk.Config{Dir: t.TempDir(), MaxBytes: 64 << 20, Lease: none})
 		s := store(t, c, "")
-		b, d, of := mapped(t, s, 0, 100_000, 200_000)
+		b, d, of := splice(t, s, 0, 100_000, 200_000)
 		time.Sleep(2 * time.Hour)
 		if _, err := s.Split(t.Context(), d); err != nil {
 			t.Fatal(err)
@@ -214,18 +214,18 @@ func TestWholeTakesThePlaceOfWhatHasLostAChunk(t *testing.T) {
 		}
 		wantBlob(t, s, d, b)
 		if got := missing(t, s, append(of, d)...); !slices.Equal(got, of) {
-			t.Errorf("missing are %v, want both chunks", got)
+			t.Errorf("Missing: got %v, want both chunks", got)
 		}
 		at, release := file(t, s, d, false)
 		defer release()
 		if got, err := os.ReadFile(at); err != nil || !bytes.Equal(got, b) {
-			t.Errorf("File: %d bytes, %v", len(got), err)
+			t.Errorf("File: got %d bytes, %v", len(got), err)
 		}
 	})
 }
 
-// A collection moves mappings like all that is packed.
-func TestMappingIsMoved(t *testing.T) {
+// TestChunkListIsMoved: evacuation moves chunk lists.
+func TestChunkListIsMoved(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		config := disk.Config{Dir: t.TempDir(), MaxBytes: 16 << 20, Lease: time.Hour}
 		c := open(t, config)
@@ -233,12 +233,12 @@ func TestMappingIsMoved(t *testing.T) {
 		for i := range byte(100) {
 			put(t, s, i)
 		}
-		b, d, _ := mapped(t, s, 200, 3000, 4000)
+		b, d, _ := splice(t, s, 200, 3000, 4000)
 		time.Sleep(3 * time.Hour)
 		wantBlob(t, s, d, b)
 		r, err := c.Collect(t.Context(), disk.CollectOptions{OlderThan: 2 * time.Hour})
 		if err != nil || r.Blobs < 100 || r.Moved == 0 {
-			t.Errorf("%+v, %v", r, err)
+			t.Errorf("Collect: got %+v, %v", r, err)
 		}
 		wantBlob(t, s, d, b)
 		closeStore(t, c)
@@ -246,7 +246,7 @@ func TestMappingIsMoved(t *testing.T) {
 	})
 }
 
-// listOf is what the store has of a mapping of two chunks, so that it can be found and damaged.
+// listOf returns the stored form of a list of two chunks, to find and damage it.
 func listOf(t *testing.T, chunks []cas.Digest) []byte {
 	b, err := hex.DecodeString(chunks[0].Hash())
 	if err != nil {
@@ -255,7 +255,7 @@ func listOf(t *testing.T, chunks []cas.Digest) []byte {
 	return b
 }
 
-func TestDamagedMappingIsFound(t *testing.T) {
+func TestDamagedChunkListIsFound(t *testing.T) {
 	for _, how := range []string{"Open", "Missing", "Mapping", "Verify", "Put"} {
 		t.Run(how, func(t *testing.T) {
 			dir := t.TempDir()
@@ -266,7 +266,7 @@ func TestDamagedMappingIsFound(t *testing.T) {
 				}
 			}})
 			s := store(t, c, "")
-			b, d, of := mapped(t, s, 0, 3000, 4000)
+			b, d, of := splice(t, s, 0, 3000, 4000)
 			path, at := find(t, dir, listOf(t, of))
 			damageFile(t, path, func(b []byte) []byte { b[at+3] ^= 4; return b })
 			var err error
@@ -294,7 +294,7 @@ func TestDamagedMappingIsFound(t *testing.T) {
 				t.Errorf("got %v", err)
 			}
 			if !slices.Equal(told, []cas.Digest{d}) {
-				t.Errorf("told of %v, want %s", told, d)
+				t.Errorf("Corrupt: got %v, want %s", told, d)
 			}
 			if err := s.Splice(t.Context(), d, cas.ChunkList{Chunks: of}); err != nil {
 				t.Fatal(err)
@@ -304,14 +304,14 @@ func TestDamagedMappingIsFound(t *testing.T) {
 	}
 }
 
-func TestDamagedChunkMakesTheBlobAbsent(t *testing.T) {
+func TestDamagedChunkMakesBlobAbsent(t *testing.T) {
 	for _, off := range []int64{0, 1, 3500} {
 		for _, size := range []int{4000, 100_000} {
 			t.Run(fmt.Sprint(off, ",", size), func(t *testing.T) {
 				dir := t.TempDir()
 				c := open(t, disk.Config{Dir: dir, MaxBytes: 16 << 20})
 				s := store(t, c, "")
-				b, d, of := mapped(t, s, 0, 3000, size)
+				b, d, of := splice(t, s, 0, 3000, size)
 				damageBlob(t, dir, b[3000:])
 				closeStoreDamaged(t, c)
 				c = open(t, disk.Config{Dir: dir, MaxBytes: 16 << 20})
@@ -321,14 +321,14 @@ func TestDamagedChunkMakesTheBlobAbsent(t *testing.T) {
 					var got []byte
 					got, err = io.ReadAll(r)
 					if r.Close(); err == nil || !bytes.HasPrefix(b[off:], got[:min(len(got), 3000)]) {
-						t.Errorf("%d bytes were read", len(got))
+						t.Errorf("got %d bytes", len(got))
 					}
 				}
 				if !errors.Is(err, cas.ErrCorrupt) && !errors.Is(err, cas.ErrNotFound) {
 					t.Errorf("got %v, want ErrCorrupt", err)
 				}
 				if got := missing(t, s, d, of[0], of[1]); !slices.Equal(got, []cas.Digest{d, of[1]}) {
-					t.Errorf("missing are %v", got)
+					t.Errorf("Missing: got %v", got)
 				}
 				if err := s.Put(t.Context(), of[1], bytes.NewReader(b[3000:])); err != nil {
 					t.Fatal(err)
@@ -339,7 +339,7 @@ func TestDamagedChunkMakesTheBlobAbsent(t *testing.T) {
 	}
 }
 
-// closeStoreDamaged closes a store that Check would not pass.
+// closeStoreDamaged closes a store without Check.
 func closeStoreDamaged(t *testing.T, c *disk.Cache) {
 	t.Helper()
 	if err := c.Close(); err != nil {
@@ -347,8 +347,8 @@ func closeStoreDamaged(t *testing.T, c *disk.Cache) {
 	}
 }
 
-// A mapping may be larger than a segment is to be.
-func TestLongMapping(t *testing.T) {
+// TestLongChunkList: a list may exceed the size of a segment.
+func TestLongChunkList(t *testing.T) {
 	config := disk.Config{Dir: t.TempDir(), MaxBytes: 8 << 20}
 	c := open(t, config)
 	s := store(t, c, "")
@@ -365,13 +365,13 @@ func TestLongMapping(t *testing.T) {
 	closeStore(t, c)
 	s = store(t, open(t, config), "")
 	wantBlob(t, s, d, whole)
-	// One that no budget has room for is refused.
+	// A list larger than the budget is rejected.
 	const more = 300_000
 	d = cas.SHA256.Sum(bytes.Repeat(b, more))
 	if err := s.Splice(t.Context(), d, cas.ChunkList{Chunks: slices.Repeat([]cas.Digest{piece}, more)}); !errors.Is(err, cas.ErrFull) {
 		t.Errorf("got %v, want ErrFull", err)
 	}
 	if has(t, s, d) {
-		t.Error("it is there")
+		t.Error("the blob is present")
 	}
 }

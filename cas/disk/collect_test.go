@@ -24,7 +24,7 @@ import (
 	"github.com/cloister-build/cloister/cas/disk"
 )
 
-// aged opens a store with blobs of one block and of ten, and results, put a day after each other.
+// aged opens a store with blobs of one block and of ten, and results, each put a day after the last.
 func aged(t *testing.T, days int, config disk.Config) (*disk.Cache, *disk.Store) {
 	t.Helper()
 	config.Dir, config.MaxBytes = t.TempDir(), 16<<20
@@ -57,16 +57,16 @@ func TestCollectOlderThan(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			time.Sleep(time.Minute) // so that there is a note in each log
-			// Nothing is left to do.
+			time.Sleep(time.Minute) // for a mark in each log
+			// A second call has nothing to do.
 			if r, err := c.Collect(t.Context(), o); err != nil || r.Freed != 0 || r.Moved != 0 || r.Segments != 0 {
-				t.Errorf("pack %d: once more: %+v, %v", pack, r, err)
+				t.Errorf("pack %d: second Collect: got %+v, %v", pack, r, err)
 			}
 			if r.Blobs+r.Files != 3*(days-kept) || c.Stats().EvictedBlobs != 3*(days-kept) {
-				t.Errorf("pack %d: collected %+v", pack, r)
+				t.Errorf("pack %d: Collect: got %+v", pack, r)
 			}
 			if got := present(t, s, days); len(got) != kept || got[0] != days-kept {
-				t.Errorf("pack %d: left are %v", pack, got)
+				t.Errorf("pack %d: left %v", pack, got)
 			}
 			for i := range byte(days) {
 				b, d := castest.Blob(i, 20*block)
@@ -80,10 +80,10 @@ func TestCollectOlderThan(t *testing.T) {
 			}
 			after := c.Stats()
 			if r.Freed != before.Bytes-after.Bytes+(after.Bytes-r.Bytes) || r.MaxBytes != before.MaxBytes {
-				t.Errorf("pack %d: %+v, and the store went from %d to %d bytes", pack, r, before.Bytes, after.Bytes)
+				t.Errorf("pack %d: got %+v, and the size went from %d to %d bytes", pack, r, before.Bytes, after.Bytes)
 			}
 			if dry.Freed < r.Freed*9/10 || dry.Freed > r.Freed*11/10 || dry.Files != r.Files || dry.Segments > r.Segments+1 || dry.Bytes != before.Bytes-dry.Freed {
-				t.Errorf("pack %d: the dry run said %+v, and it came to %+v", pack, dry, r)
+				t.Errorf("pack %d: the dry run reported %+v, Collect %+v", pack, dry, r)
 			}
 		})
 	}
@@ -104,12 +104,12 @@ func TestCollectMaxBytes(t *testing.T) {
 			r, err := c.Collect(t.Context(), o)
 			after := c.Stats()
 			if err != nil || after.Bytes > o.MaxBytes || after.Bytes < o.MaxBytes*6/10 || r.Bytes != after.Bytes || r.Freed != before.Bytes-after.Bytes {
-				t.Errorf("pack %d: %+v, %v, and there are %d bytes of %d", pack, r, err, after.Bytes, before.Bytes)
+				t.Errorf("pack %d: got %+v, %v, and the size went from %d to %d bytes", pack, r, err, before.Bytes, after.Bytes)
 			}
 			if dry.Freed < before.Bytes-o.MaxBytes || dry.Freed > r.Freed*3/2 {
-				t.Errorf("pack %d: the dry run said %+v, and it came to %+v", pack, dry, r)
+				t.Errorf("pack %d: the dry run reported %+v, Collect %+v", pack, dry, r)
 			}
-			// The youngest are still there.
+			// The youngest stay.
 			for i := byte(days - 8); i < days; i++ {
 				read(t, s, i, block)
 				read(t, s, i, 20*block)
@@ -124,7 +124,7 @@ func TestCollectKeepsLeasedAndPinned(t *testing.T) {
 		_, old := castest.Blob(0, 20*block)
 		path, release := file(t, s, old, false)
 		copied, releaseCopy := file(t, s, old, true)
-		time.Sleep(6 * 24 * time.Hour) // the use by File has lapsed, too
+		time.Sleep(6 * 24 * time.Hour) // the lease from File has expired, too
 		b, d := castest.Blob(19, block)
 		read(t, s, 19, block)
 		r, err := c.Collect(t.Context(), disk.CollectOptions{MaxBytes: 1})
@@ -132,22 +132,22 @@ func TestCollectKeepsLeasedAndPinned(t *testing.T) {
 			t.Fatal(err)
 		}
 		if st := c.Stats(); r.Leased != block || r.Pinned != 2*20*block || st.Blobs != 2 || r.Bytes > 45*block {
-			t.Errorf("%+v, and there are %+v", r, st)
+			t.Errorf("Collect: got %+v, Stats %+v", r, st)
 		}
 		if got, err := cas.ReadAll(t.Context(), s, d, block); err != nil || !bytes.Equal(got, b) {
-			t.Error("the leased one is gone")
+			t.Error("the leased blob was removed")
 		}
 		large, _ := castest.Blob(0, 20*block)
 		for _, path := range []string{path, copied} {
 			if got, err := os.ReadFile(path); err != nil || !bytes.Equal(got, large) {
-				t.Errorf("%s: %d bytes, %v", path, len(got), err)
+				t.Errorf("%s: got %d bytes, %v", path, len(got), err)
 			}
 		}
 		release()
 		releaseCopy()
 		time.Sleep(7 * 24 * time.Hour)
 		if r, err := c.Collect(t.Context(), disk.CollectOptions{MaxBytes: 1}); err != nil || r.Copies != 1 || r.Files != 1 || c.Stats().Bytes != 0 {
-			t.Errorf("after release: %+v, %v, %+v", r, err, c.Stats())
+			t.Errorf("after release: got %+v, %v, Stats %+v", r, err, c.Stats())
 		}
 	})
 }
@@ -165,7 +165,7 @@ func TestCollectAges(t *testing.T) {
 			time.Sleep(wait)
 		}
 		_, d := castest.Blob(0, 80_000)
-		_, release := file(t, s, d, false) // leased, and so not also pinned
+		_, release := file(t, s, d, false) // counts as leased, not as pinned
 		defer release()
 		r, err := c.Collect(t.Context(), disk.CollectOptions{MaxBytes: 16 << 20, DryRun: true})
 		if err != nil {
@@ -176,22 +176,22 @@ func TestCollectAges(t *testing.T) {
 			blobs += row.Blobs
 			sum += row.Bytes
 			if row.Leased && (row.Bytes != r.Leased || row.Blobs != 16+1+1) {
-				t.Errorf("leased are %d, and %+v", r.Leased, row)
+				t.Errorf("Leased: got %d, row %+v", r.Leased, row)
 			}
 		}
 		if want := int64(31*1024 + 5*20*block); blobs != 36 || sum != want || len(r.Ages) != 5 {
-			t.Errorf("%d blobs of %d bytes, want 36 of %d: %+v", blobs, sum, want, r.Ages)
+			t.Errorf("got %d blobs of %d bytes, want 36 of %d: %+v", blobs, sum, want, r.Ages)
 		}
-		// 40 days and more, 15, 3, and half of one; the leased ones are first.
+		// 40 days and more, 15, 3, and half a day; leased blobs come first.
 		for i, want := range []int64{18, 9, 5, 3, 1} {
 			if r.Ages[i].Blobs != want {
-				t.Errorf("%q has %d blobs, want %d", r.Ages[i].Label, r.Ages[i].Blobs, want)
+				t.Errorf("%q: got %d blobs, want %d", r.Ages[i].Label, r.Ages[i].Blobs, want)
 			}
 		}
 	})
 }
 
-func TestCollectRefusesNonsense(t *testing.T) {
+func TestCollectRejectsInvalidOptions(t *testing.T) {
 	c := open(t, disk.Config{Dir: t.TempDir()})
 	for _, o := range []disk.CollectOptions{{}, {MaxBytes: -1}, {OlderThan: -1}, {DryRun: true}} {
 		if _, err := c.Collect(t.Context(), o); !errors.Is(err, cas.ErrInvalid) {
@@ -205,7 +205,7 @@ func TestCollectRefusesNonsense(t *testing.T) {
 	}
 }
 
-// A Collect that is cancelled has done a part, and broken nothing.
+// TestCollectStopsWithItsContext: a cancelled Collect leaves a consistent store.
 func TestCollectStopsWithItsContext(t *testing.T) {
 	for calls := 1; calls < 60; calls += 6 {
 		synctest.Test(t, func(t *testing.T) {
@@ -222,7 +222,7 @@ func TestCollectStopsWithItsContext(t *testing.T) {
 	}
 }
 
-// Reading goes on while what is read is moved and removed.
+// TestReadersSurviveCollect reads while blobs are moved and removed.
 func TestReadersSurviveCollect(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c, s := aged(t, 20, disk.Config{Lease: none})
@@ -243,13 +243,13 @@ func TestReadersSurviveCollect(t *testing.T) {
 		}
 		for i, want := range [][]byte{b, small} {
 			if got, err := io.ReadAll(readers[i]); err != nil || !bytes.Equal(got, want) {
-				t.Errorf("read %d bytes, %v", len(got), err)
+				t.Errorf("got %d bytes, %v", len(got), err)
 			}
 		}
 	})
 }
 
-// A damaged blob does not become a sound one by being moved.
+// TestDamagedBlobIsNotMoved: evacuation drops a damaged blob.
 func TestDamagedBlobIsNotMoved(t *testing.T) {
 	for _, cut := range []bool{false, true} {
 		synctest.Test(t, func(t *testing.T) {
@@ -263,7 +263,7 @@ func TestDamagedBlobIsNotMoved(t *testing.T) {
 			}
 			time.Sleep(2 * lease)
 			put(t, s, 4)
-			d := put(t, s, 0) // the last, in the same segment as those that lapsed
+			d := put(t, s, 0) // the last, in the segment of the expired ones
 			b, _ := castest.Blob(0, block)
 			path, at := find(t, dir, b)
 			if cut {
@@ -274,26 +274,26 @@ func TestDamagedBlobIsNotMoved(t *testing.T) {
 				damageBlob(t, dir, b)
 			}
 			if r, err := c.Collect(t.Context(), disk.CollectOptions{OlderThan: lease}); err != nil || r.Segments == 0 {
-				t.Errorf("%+v, %v", r, err)
+				t.Errorf("Collect: got %+v, %v", r, err)
 			}
 			if exists(path) {
-				t.Error("the segment was not rewritten")
+				t.Error("the segment was not evacuated")
 			}
 			read(t, s, 4, block)
 			if has(t, s, d) {
 				t.Error("the damaged blob was moved")
 			}
 			if !slices.Equal(told, []cas.Digest{d}) || c.Stats().Corrupt != 1 {
-				t.Errorf("told of %v, counted %d", told, c.Stats().Corrupt)
+				t.Errorf("Corrupt was called with %v, counted %d", told, c.Stats().Corrupt)
 			}
 			if got := list(t, filepath.Join(dir, "quarantine")); len(got) != 2 && !cut {
-				t.Errorf("in quarantine is %q", got)
+				t.Errorf("quarantine: got %q", got)
 			}
 		})
 	}
 }
 
-// The later of two results wins, after reopening, and after both of their segments were written anew.
+// TestLaterResultWins also reopens the store, and evacuates the segments of both results.
 func TestLaterResultWins(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		const lease = time.Hour
@@ -303,43 +303,43 @@ func TestLaterResultWins(t *testing.T) {
 		n := 0
 		for round := range 4 {
 			s := store(t, c, "")
-			for range 4 - round { // fewer each time: an order that began anew would be too low
+			for range 4 - round { // fewer each time: orders that started again would be too low
 				n++
 				if err := s.Record(t.Context(), action, &repb.ActionResult{ExitCode: int32(n)}); err != nil {
 					t.Fatal(err)
 				}
-				for i := range byte(5) { // the next one is in another segment
+				for i := range byte(5) { // fill the segment
 					put(t, s, byte(n)*5+i)
 				}
 			}
 			if round%2 == 1 {
 				time.Sleep(2 * lease)
 				if r, err := s.Lookup(t.Context(), action); err != nil || r.ExitCode != int32(n) {
-					t.Errorf("round %d: %v, %v", round, r, err)
+					t.Errorf("round %d: Lookup: got %v, %v", round, r, err)
 				}
 				if r, err := c.Collect(t.Context(), disk.CollectOptions{OlderThan: lease}); err != nil || r.Segments == 0 {
-					t.Errorf("round %d: %+v, %v", round, r, err)
+					t.Errorf("round %d: Collect: got %+v, %v", round, r, err)
 				}
 			}
 			closeStore(t, c)
 			c = open(t, config)
 			if r, err := store(t, c, "").Lookup(t.Context(), action); err != nil || r.ExitCode != int32(n) {
-				t.Errorf("round %d, after reopening: %v, %v, want %d", round, r, err, n)
+				t.Errorf("round %d, after reopening: got %v, %v, want %d", round, r, err, n)
 			}
 			if got := c.Stats().Results; got != 1 {
-				t.Errorf("%d results are counted", got)
+				t.Errorf("got %d results, want 1", got)
 			}
 		}
 	})
 }
 
-// A result that was replaced does not come back when the later one is evicted, or lost; neither if the process ended
-// before it was noted that it is replaced.
+// TestReplacedResultStaysReplaced: a replaced result does not reappear when its successor is evicted or lost, even if the
+// process ended before it recorded the replacement.
 func TestReplacedResultStaysReplaced(t *testing.T) {
 	for _, lost := range []bool{false, true} {
 		for _, noted := range []bool{false, true} {
 			synctest.Test(t, func(t *testing.T) {
-				// In a large segment one result is no reason to write it anew.
+				// One result is no reason to evacuate a large segment.
 				config := disk.Config{Dir: t.TempDir(), MaxBytes: 4 << 20}
 				c := open(t, config)
 				s := store(t, c, "")
@@ -363,7 +363,7 @@ func TestReplacedResultStaysReplaced(t *testing.T) {
 					path := filepath.Join(config.Dir, firstLog)
 					fi, err := os.Stat(path)
 					if err != nil || fi.Size()%64 != 16 {
-						t.Fatalf("%v: without a note at its end the log has %d bytes", err, fi.Size())
+						t.Fatalf("%v: without the note at its end the log has %d bytes", err, fi.Size())
 					}
 					if err := os.Truncate(path, fi.Size()-16); err != nil {
 						t.Fatal(err)
@@ -374,13 +374,13 @@ func TestReplacedResultStaysReplaced(t *testing.T) {
 						t.Fatal(err)
 					}
 				}
-				if lost || !noted { // else all of it is one process
+				if lost || !noted { // otherwise in one process
 					c = open(t, config)
 					s = store(t, c, "")
 				}
 				if !lost {
 					time.Sleep(48 * time.Hour)
-					missing(t, s, used...) // and so the first segment stays
+					missing(t, s, used...) // keeps the first segment
 					if _, err := c.Collect(t.Context(), disk.CollectOptions{OlderThan: 24 * time.Hour}); err != nil {
 						t.Fatal(err)
 					}
@@ -397,8 +397,8 @@ func TestReplacedResultStaysReplaced(t *testing.T) {
 	}
 }
 
-// Where little has lapsed, one Put is no reason to write everything anew.
-func TestLittleIsRewrittenForLittle(t *testing.T) {
+// TestLittleEvacuationForLittleGain: one Put does not cause evacuating everything if little has expired.
+func TestLittleEvacuationForLittleGain(t *testing.T) {
 	for name, lapses := range map[string]func(i int) bool{
 		"a little everywhere":    func(i int) bool { return i%20 == 0 },
 		"half of the first ones": func(i int) bool { return i%20 == 0 || i < 300 && i%2 == 0 },
@@ -433,13 +433,13 @@ func TestLittleIsRewrittenForLittle(t *testing.T) {
 				}
 			}
 			if gone == 0 || gone > 8 || len(before) < 30 {
-				t.Errorf("%s: %d of %d segments were rewritten", name, gone, len(before))
+				t.Errorf("%s: evacuated %d of %d segments", name, gone, len(before))
 			}
 		})
 	}
 }
 
-// Random load on a store that is too small for it, in bytes or in files, under Collect and Verify.
+// TestBudgetsHoldUnderLoad runs random load with Collect and Verify on a store with few bytes or files.
 func TestBudgetsHoldUnderLoad(t *testing.T) {
 	for _, config := range []disk.Config{
 		{MaxBytes: 1 << 20, Lease: none}, {MaxBytes: 1 << 20, Lease: none, Pack: everyFile},
@@ -462,7 +462,7 @@ func TestBudgetsHoldUnderLoad(t *testing.T) {
 						case 0:
 							var got []byte
 							if got, err = cas.ReadAll(t.Context(), s, d, d.Size()); err == nil && !bytes.Equal(got, b) {
-								t.Errorf("%s: other bytes", d)
+								t.Errorf("%s: other content", d)
 							}
 						case 1:
 							var release func()
@@ -487,13 +487,13 @@ func TestBudgetsHoldUnderLoad(t *testing.T) {
 							t.Error(err)
 						}
 						st := c.Stats()
-						// What is being committed counts twice.
+						// Data that is being committed counts twice.
 						if st.Bytes > st.MaxBytes+workers*2<<16 {
-							t.Errorf("%d bytes of a budget of %d", st.Bytes, st.MaxBytes)
+							t.Errorf("got %d bytes, budget %d", st.Bytes, st.MaxBytes)
 						}
-						// What changes while it is counted may count twice.
+						// A file that changes while it is counted may count twice.
 						if _, files := occupied(t, config.Dir); config.MaxFiles > 0 && files > config.MaxFiles+workers {
-							t.Errorf("%d files of a budget of %d", files, config.MaxFiles)
+							t.Errorf("got %d files, budget %d", files, config.MaxFiles)
 						}
 					}
 				})
@@ -501,18 +501,18 @@ func TestBudgetsHoldUnderLoad(t *testing.T) {
 			wg.Wait()
 			st := c.Stats()
 			if st.Corrupt > 0 || st.EvictedBlobs == 0 {
-				t.Errorf("%+v", st)
+				t.Errorf("Stats: got %+v", st)
 			}
 			r, err := c.Verify(t.Context(), disk.VerifyOptions{Restart: true})
 			if err != nil || len(r.Damaged) > 0 || r.Blobs < int64(st.Blobs+st.Results) {
-				t.Errorf("Verify: %+v, %v", r, err)
+				t.Errorf("Verify: got %+v, %v", r, err)
 			}
 		})
 	}
 }
 
-// Puts that arrive together do not all take the last file.
-func TestFilesAreReserved(t *testing.T) {
+// TestConcurrentPutsReserveFiles: they do not all take the last file.
+func TestConcurrentPutsReserveFiles(t *testing.T) {
 	const most = 20
 	synctest.Test(t, func(t *testing.T) {
 		dir := t.TempDir()
@@ -531,12 +531,12 @@ func TestFilesAreReserved(t *testing.T) {
 		}
 		synctest.Wait()
 		if _, files := occupied(t, dir); files > most || c.Stats().Files > most {
-			t.Errorf("%d files are there and %d are counted, of a budget of %d", files, c.Stats().Files, most)
+			t.Errorf("found %d files, counted %d, budget %d", files, c.Stats().Files, most)
 		}
 		close(gate)
 		wg.Wait()
 		if _, files := occupied(t, dir); files > most || files < 5 {
-			t.Errorf("at the end there are %d files of a budget of %d", files, most)
+			t.Errorf("at the end: got %d files, budget %d", files, most)
 		}
 		for i := range byte(60) {
 			if err := tryPut(t, s, i); err != nil {

@@ -26,22 +26,22 @@ import (
 	"github.com/cloister-build/cloister/sandbox/sandboxtest"
 )
 
-// crashVar is the directory of the store that TestCrashChild, as a child, works on.
+// crashVar holds the directory of the store for TestCrashChild.
 const crashVar = "CLOISTER_DISK_TEST_CRASH"
 
-// Both processes live in a bubble in which time begins anew: so the lease means something.
+// Both processes run in a synctest bubble, where time starts again, so that leases matter.
 const crashLease = time.Hour
 
 func crashConfig(dir string, sync bool) disk.Config {
 	return disk.Config{Dir: dir, MaxBytes: 1 << 20, Pack: 8 << 10, Lease: crashLease, Sync: sync}
 }
 
-// TestCrashChild is what the child does: everything that a store can, with a line for each thing that it was told is
-// done, or that it is about to break.
+// TestCrashChild is the child process: it exercises all methods, and prints a line for each acknowledged operation and
+// before it damages a blob.
 func TestCrashChild(t *testing.T) {
 	dir := os.Getenv(crashVar)
 	if dir == "" {
-		t.Skip("it is the child of another test")
+		t.Skip("child of another test")
 	}
 	dir, sync := strings.CutSuffix(dir, "?sync")
 	synctest.Test(t, func(t *testing.T) { (&workload{T: t, config: crashConfig(dir, sync)}).run() })
@@ -53,7 +53,7 @@ type workload struct {
 	cache  *disk.Cache
 	store  *disk.Store
 	blobs  []crashBlob
-	exit   int32 // of the last result that was recorded
+	exit   int32 // of the last recorded result
 }
 
 type crashBlob struct {
@@ -69,7 +69,7 @@ func (w *workload) say(format string, args ...any) {
 	}
 }
 
-// check ends the child if err is anything but a full store.
+// check ends the child if err is anything but ErrFull.
 func (w *workload) check(err error) bool {
 	w.Helper()
 	if err != nil && !errors.Is(err, cas.ErrFull) {
@@ -114,7 +114,7 @@ func (w *workload) record(action byte) {
 	}
 }
 
-// use asks for blobs, and is told which are there, and stay.
+// use calls Missing, and prints the blobs that are present.
 func (w *workload) use(blobs []crashBlob) {
 	for _, b := range blobs {
 		_, d := b.content()
@@ -124,7 +124,7 @@ func (w *workload) use(blobs []crashBlob) {
 	}
 }
 
-// damage flips a bit of each of blobs that is there, and lets Verify find that.
+// damage flips a bit of each of blobs that is present, and lets Verify find it.
 func (w *workload) damage(blobs []crashBlob) {
 	for _, b := range blobs {
 		data, d := b.content()
@@ -132,7 +132,7 @@ func (w *workload) damage(blobs []crashBlob) {
 			continue
 		}
 		w.say("broken %d %d", b.seed, b.size)
-		// A copy of it that lies dead in another segment may come first: damage all.
+		// A dead copy may come first in another segment: damage all.
 		if path := filePath(w.config.Dir, d); exists(path) {
 			damageBlob(w, w.config.Dir, data)
 			continue
@@ -158,7 +158,7 @@ func (w *workload) damage(blobs []crashBlob) {
 	}
 }
 
-// sleep lets time pass, and says so.
+// sleep lets time pass, and prints it.
 func (w *workload) sleep(d time.Duration) {
 	time.Sleep(d)
 	w.say("now 0 0")
@@ -185,14 +185,14 @@ func (w *workload) run() {
 			}
 		}
 		w.damage(recent[:4])
-		for range 10 { // until there are more notes than records
+		for range 10 { // until notes outnumber puts
 			w.sleep(crashLease / 5)
 			w.use(recent)
 		}
 		w.cache.Maintain()
 		w.sleep(crashLease / 2)
 		w.use(recent[10:])
-		w.record(round) // and the others lapse
+		w.record(round) // the others expire
 		w.sleep(crashLease * 3 / 4)
 		if _, err := w.cache.Collect(w.Context(), disk.CollectOptions{OlderThan: time.Second}); err != nil {
 			w.Fatal(err)
@@ -200,7 +200,7 @@ func (w *workload) run() {
 		if _, err := w.cache.Verify(&endsAfter{Context: w.Context(), calls: 5}, disk.VerifyOptions{}); err == nil {
 			w.Fatal("Verify did not stop")
 		}
-		for range 40 { // more than there is room for
+		for range 40 { // more than fit
 			w.put(large())
 			w.put(small())
 			w.sleep(crashLease / 10)
@@ -210,7 +210,7 @@ func (w *workload) run() {
 	}
 }
 
-// points returns the names of all commit points of the package, as the source says them.
+// points returns the names of all commit points in the source of the package.
 func points(t *testing.T) []string {
 	t.Helper()
 	call := regexp.MustCompile(`commit\.Point\(([^)]*)\)`)
@@ -236,7 +236,7 @@ func points(t *testing.T) []string {
 	return slices.Compact(names)
 }
 
-// unquote returns the names that an argument of commit.Point stands for.
+// unquote returns the names that an argument of commit.Point can be.
 func unquote(argument string) ([]string, error) {
 	if name, ok := strings.CutSuffix(argument, `" + suffix`); ok {
 		return []string{strings.Trim(name, `"`) + ".log", strings.Trim(name, `"`) + ".data"}, nil
@@ -248,7 +248,7 @@ func unquote(argument string) ([]string, error) {
 	return []string{name}, nil
 }
 
-// A process that dies at any commit point leaves a store that has all that it was told is stored.
+// TestCrashAtEveryCommitPoint: a process killed at any commit point leaves everything that it acknowledged.
 func TestCrashAtEveryCommitPoint(t *testing.T) {
 	program, err := exec.LookPath("go")
 	if err != nil {
@@ -260,11 +260,11 @@ func TestCrashAtEveryCommitPoint(t *testing.T) {
 	}
 	names := points(t)
 	if len(names) < 15 {
-		t.Fatalf("only the points %q were found", names)
+		t.Fatalf("found only the points %q", names)
 	}
 	rounds := 0
 	for i, name := range names {
-		// Two points are passed with Sync alone, and one without it alone.
+		// Two points need Sync, and one needs its absence.
 		reached := false
 		for j, n := range []int{1, 3, 25} {
 			for _, sync := range []bool{false, true} {
@@ -278,20 +278,20 @@ func TestCrashAtEveryCommitPoint(t *testing.T) {
 			}
 		}
 		if !reached {
-			t.Errorf("no process died at %q: it does not get there", name)
+			t.Errorf("no process reached %q", name)
 		}
 	}
 	t.Logf("%d points, %d processes died", len(names), rounds)
 }
 
-// A crashModel is what is known of a store from what its process said.
+// A crashModel is the expected state, according to the output of the child.
 type crashModel struct {
 	now     int64
-	blobs   map[crashBlob]int64     // when it was used last
-	results map[byte]int32          // the last that is known to be recorded
-	tried   map[byte]map[int32]bool // those that may be recorded as well
-	broken  map[string]bool         // digests of those that were damaged
-	used    map[byte]int64          // when a result was recorded
+	blobs   map[crashBlob]int64     // time of the last use
+	results map[byte]int32          // the last one acknowledged
+	tried   map[byte]map[int32]bool // those that may be recorded
+	broken  map[string]bool         // digests of damaged blobs
+	used    map[byte]int64          // time when a result was recorded
 }
 
 func (m *crashModel) learn(line string) {
@@ -299,7 +299,7 @@ func (m *crashModel) learn(line string) {
 	var what string
 	var a, n int
 	if _, err := fmt.Sscanf(line, "%d %s %d %d", &at, &what, &a, &n); err != nil {
-		return // of the test binary itself
+		return // output of the test binary itself
 	}
 	m.now = at
 	switch what {
@@ -321,7 +321,7 @@ func (m *crashModel) learn(line string) {
 	}
 }
 
-// crashAt lets a child die at the nth passing of a point, if it gets there, and looks at what is left.
+// crashAt kills a child at the nth pass of a point, if it gets there, and checks the store.
 func crashAt(t *testing.T, binary, point string, n int, sync bool) (died bool) {
 	t.Helper()
 	what := fmt.Sprintf("%s, passing %d, sync %v", point, n, sync)
@@ -355,13 +355,13 @@ func crashAt(t *testing.T, binary, point string, n int, sync bool) (died bool) {
 	}
 	synctest.Test(t, func(t *testing.T) {
 		time.Sleep(time.Until(time.Unix(m.now, 0)))
-		for range 2 { // what the first Open leaves, the second finds
+		for range 2 { // the second Open must succeed after the first
 			c, err := disk.Open(config)
 			if err != nil {
 				t.Fatalf("%s: %v", what, err)
 			}
 			m.compare(t, what, store(t, c, ""))
-			// What the child had broken, and not yet found.
+			// Blobs damaged by the child and not yet found.
 			r, err := c.Verify(t.Context(), disk.VerifyOptions{Restart: true})
 			if err != nil {
 				t.Errorf("%s: %v", what, err)
@@ -380,7 +380,7 @@ func crashAt(t *testing.T, binary, point string, n int, sync bool) (died bool) {
 	return died
 }
 
-// compare reads all that must be there.
+// compare reads everything that must be present.
 func (m *crashModel) compare(t *testing.T, what string, s *disk.Store) {
 	t.Helper()
 	for b, used := range m.blobs {
@@ -389,7 +389,7 @@ func (m *crashModel) compare(t *testing.T, what string, s *disk.Store) {
 		}
 		want, d := b.content()
 		if got, err := cas.ReadAll(t.Context(), s, d, d.Size()); err != nil || !bytes.Equal(got, want) {
-			t.Errorf("%s: blob %v was acknowledged at %d, and now, at %d: %d bytes, %v", what, b, used, m.now, len(got), err)
+			t.Errorf("%s: blob %v was acknowledged at %d; now, at %d: got %d bytes, %v", what, b, used, m.now, len(got), err)
 		}
 	}
 	for a, exit := range m.results {
@@ -399,12 +399,12 @@ func (m *crashModel) compare(t *testing.T, what string, s *disk.Store) {
 			continue
 		}
 		if err != nil || !m.tried[a][r.ExitCode] {
-			t.Errorf("%s: result %d was %d at %d, and now, at %d: %v, %v", what, a, exit, m.used[a], m.now, r, err)
+			t.Errorf("%s: result %d was %d at %d; now, at %d: got %v, %v", what, a, exit, m.used[a], m.now, r, err)
 		}
 	}
 }
 
-// leftovers finds files that a store does not have. Check looks into files and tmp.
+// leftovers finds files that do not belong to a store. Check covers files and tmp.
 func leftovers(t *testing.T, what, dir string) {
 	t.Helper()
 	known := regexp.MustCompile(`^(version|lock|boot|instances|verify|segments|files|copies|quarantine|tmp)$`)
@@ -427,7 +427,7 @@ func leftovers(t *testing.T, what, dir string) {
 	}
 	for digits, n := range pairs {
 		if n != 2 {
-			t.Errorf("%s: of segment %s there are %d files", what, digits, n)
+			t.Errorf("%s: segment %s has %d files", what, digits, n)
 		}
 	}
 }

@@ -23,7 +23,8 @@ import (
 	"github.com/cloister-build/cloister/cas/disk"
 )
 
-// However a blob is damaged, and however it is asked for: never wrong bytes, then absent, told of, and put again.
+// TestDamagedBlobIsNotServedAndCanBePutAgain tries every kind of damage and use. The blob must become absent and be
+// reported.
 func TestDamagedBlobIsNotServedAndCanBePutAgain(t *testing.T) {
 	for _, c := range []struct {
 		name   string
@@ -41,20 +42,20 @@ func TestDamagedBlobIsNotServedAndCanBePutAgain(t *testing.T) {
 				var told atomic.Int32
 				s := store(t, open(t, disk.Config{Dir: dir, Pack: everyFile, Corrupt: func(instance string, d cas.Digest, where string) {
 					if instance != "" || filepath.Join(dir, where) != filePath(dir, d) {
-						t.Errorf("told of %q, %s", instance, where)
+						t.Errorf("Corrupt: got %q, %s", instance, where)
 					}
 					told.Add(1)
 				}}), "")
 				d := put(t, s, 0)
 				damageFile(t, filePath(dir, d), c.change)
 				if got, err := cas.ReadAll(t.Context(), s, d, block); !errors.Is(err, cas.ErrCorrupt) {
-					t.Errorf("read %d bytes, %v, want ErrCorrupt", len(got), err)
+					t.Errorf("got %d bytes, %v, want ErrCorrupt", len(got), err)
 				}
 				if exists(filePath(dir, d)) {
-					t.Error("the damaged file is still there")
+					t.Error("the damaged file still exists")
 				}
 				if !exists(filepath.Join(dir, "quarantine", fmt.Sprintf("%s-%d", d.Hash(), d.Size()))) {
-					t.Error("it is not in quarantine")
+					t.Error("the blob is not in quarantine")
 				}
 				if has(t, s, d) {
 					t.Error("the damaged blob is still present")
@@ -62,7 +63,7 @@ func TestDamagedBlobIsNotServedAndCanBePutAgain(t *testing.T) {
 				put(t, s, 0)
 				read(t, s, 0, block)
 				if n := told.Load(); n != 1 {
-					t.Errorf("told %d times of one", n)
+					t.Errorf("Corrupt was called %d times, want 1", n)
 				}
 			})
 		}
@@ -100,23 +101,23 @@ func TestDamagedPackedBlobIsNotServed(t *testing.T) {
 					t.Errorf("got %v, want ErrCorrupt or ErrNotFound", err)
 				}
 				if has(t, s, d) || !has(t, s, kept) {
-					t.Error("the damaged blob is present, or its neighbour absent")
+					t.Error("the damaged blob is present, or its neighbour is absent")
 				}
 				if len(told) != 1 || told[0] != "segments/00000001.data at 4096" || c.Stats().Corrupt != 1 {
-					t.Errorf("told of %q, and %d are counted", told, c.Stats().Corrupt)
+					t.Errorf("Corrupt: got %q, counted %d", told, c.Stats().Corrupt)
 				}
 				if got := list(t, filepath.Join(dir, "quarantine")); len(got) != 2 && !cut {
-					t.Errorf("in quarantine is %q", got)
+					t.Errorf("quarantine: got %q", got)
 				}
 				if cut {
-					return // the file is shorter than it is taken for: no store survives that before Open
+					return // no store survives a truncated segment before Open
 				}
-				// For a later process, too.
+				// Also after reopening.
 				closeStore(t, c)
 				c = open(t, config)
 				s = store(t, c, "")
 				if has(t, s, d) {
-					t.Error("after reopening it is present again")
+					t.Error("the blob is present again after reopening")
 				}
 				put(t, s, 0)
 				closeStore(t, c)
@@ -141,7 +142,7 @@ func TestTruncatedBlobIsNotServedFromAnOffset(t *testing.T) {
 		}
 	}
 	if got := present(t, s, 3); len(got) != 0 {
-		t.Errorf("the truncated blobs %v are still present", got)
+		t.Errorf("truncated blobs %v are still present", got)
 	}
 }
 
@@ -157,8 +158,8 @@ func TestFileOfTruncatedBlobIsNotFound(t *testing.T) {
 	}
 }
 
-// A copy that somebody has damaged or removed is made again; it is not the blob that is damaged.
-func TestDamagedCopyIsMadeAgain(t *testing.T) {
+// TestDamagedCopyIsReplaced: a copy damaged or removed by another process does not affect the blob.
+func TestDamagedCopyIsReplaced(t *testing.T) {
 	dir := t.TempDir()
 	s := store(t, open(t, disk.Config{Dir: dir}), "")
 	b, _ := castest.Blob(0, block)
@@ -176,13 +177,13 @@ func TestDamagedCopyIsMadeAgain(t *testing.T) {
 		harm(path)
 		path, release = file(t, s, d, true)
 		if got, err := os.ReadFile(path); err != nil || !bytes.Equal(got, b) {
-			t.Errorf("the file holds %d bytes, %v", len(got), err)
+			t.Errorf("file: got %d bytes, %v", len(got), err)
 		}
 		release()
 	}
 }
 
-// A copy that somebody has removed while it was handed out is made again, and counts once: Check compares.
+// TestCopyIsCountedOnce removes a copy that is in use. Check compares the counters.
 func TestCopyIsCountedOnce(t *testing.T) {
 	c := open(t, disk.Config{Dir: t.TempDir()})
 	s := store(t, c, "")
@@ -194,7 +195,7 @@ func TestCopyIsCountedOnce(t *testing.T) {
 	}
 	_, second := file(t, s, d, true)
 	if after := c.Stats(); after != before {
-		t.Errorf("there were %+v, and are %+v", before, after)
+		t.Errorf("Stats: got %+v, want %+v", after, before)
 	}
 	first()
 	second()
@@ -203,7 +204,7 @@ func TestCopyIsCountedOnce(t *testing.T) {
 	}
 }
 
-// A blob that was damaged while no process held the store, its size unchanged.
+// TestFileOfEarlierProcessIsVerifiedBeforeUse damages a blob, with its size unchanged, while the store is closed.
 func TestFileOfEarlierProcessIsVerifiedBeforeUse(t *testing.T) {
 	for _, c := range []struct {
 		name string
@@ -239,8 +240,7 @@ func TestFileOfEarlierProcessIsVerifiedBeforeUse(t *testing.T) {
 	}
 }
 
-// Verification is paid once: a file that is known to be whole is not read again, which shows in damage that is done
-// to it later.
+// TestFileIsVerifiedOnce: a verified file is not read again, so that later damage goes unnoticed.
 func TestFileIsVerifiedOnce(t *testing.T) {
 	use := func(s *disk.Store, d cas.Digest) error {
 		_, release, err := s.File(t.Context(), d, false)
@@ -306,11 +306,11 @@ func TestVerificationEndsWithItsContext(t *testing.T) {
 		t.Errorf("got %v, want context.Canceled", err)
 	}
 	if !has(t, s, d) {
-		t.Error("a blob that was not read to its end is taken for damaged")
+		t.Error("a blob that was read in part is considered damaged")
 	}
 }
 
-// endsAfter is a context that has ended after so many looks at it.
+// endsAfter is a context that ends after a number of calls of Err.
 type endsAfter struct {
 	context.Context
 	calls int
@@ -323,7 +323,7 @@ func (c *endsAfter) Err() error {
 	return nil
 }
 
-func TestBlobTruncatedWhileItIsRead(t *testing.T) {
+func TestBlobTruncatedDuringRead(t *testing.T) {
 	dir := t.TempDir()
 	s := store(t, open(t, disk.Config{Dir: dir, Pack: everyFile}), "")
 	for _, off := range []int64{0, 1} {
@@ -334,7 +334,7 @@ func TestBlobTruncatedWhileItIsRead(t *testing.T) {
 		}
 		damageFile(t, filePath(dir, d), func(b []byte) []byte { return b[:10] })
 		if got, err := io.ReadAll(r); !errors.Is(err, cas.ErrCorrupt) {
-			t.Errorf("from %d: read %d bytes, %v, want ErrCorrupt", off, len(got), err)
+			t.Errorf("from %d: got %d bytes, %v, want ErrCorrupt", off, len(got), err)
 		}
 		if err := r.Close(); err != nil {
 			t.Error(err)
@@ -360,10 +360,10 @@ func TestVanishedFileIsNotFound(t *testing.T) {
 		}
 	}
 	if got := present(t, s, 3); len(got) != 0 {
-		t.Errorf("the vanished blobs %v are still present", got)
+		t.Errorf("vanished blobs %v are still present", got)
 	}
 	if n := c.Stats().Corrupt; n != 3 {
-		t.Errorf("%d damaged blobs are counted, want 3", n)
+		t.Errorf("got %d damaged blobs, want 3", n)
 	}
 }
 
@@ -373,10 +373,10 @@ func TestDamagedResultIsMiss(t *testing.T) {
 	s := store(t, c, "")
 	_, action := castest.Blob(0, 10)
 	out, _ := castest.Blob(1, 20)
-	const sum = 32 // bytes before the message
+	const sum = 32 // length of the checksum before the message
 	record := func() (path string, at, size int) {
 		t.Helper()
-		out[0], out[1] = out[0]+1, ^out[0] // so that it is found, and none before it
+		out[0], out[1] = out[0]+1, ^out[0] // unique in the segment
 		if err := s.Record(t.Context(), action, &repb.ActionResult{ExitCode: 3, StdoutRaw: out}); err != nil {
 			t.Fatal(err)
 		}
@@ -385,7 +385,7 @@ func TestDamagedResultIsMiss(t *testing.T) {
 	}
 	_, _, size := record()
 	if size < sum+len(out) {
-		t.Fatalf("a result of %d bytes", size)
+		t.Fatalf("got a result of %d bytes", size)
 	}
 	for i := range size {
 		path, at, _ := record()
@@ -406,11 +406,11 @@ func TestDamagedResultIsMiss(t *testing.T) {
 		}
 	}
 	if got := c.Stats(); got.Corrupt != int64(size) || got.Results != 0 {
-		t.Errorf("after %d: %+v", size, got)
+		t.Errorf("Stats after flipping %d bytes: got %+v", size, got)
 	}
 }
 
-// Damage is no way to fill a store with what nobody may remove.
+// TestQuarantineIsBounded: damage must not fill a store.
 func TestQuarantineIsBounded(t *testing.T) {
 	for _, pack := range []int64{0, everyFile} {
 		const budget = 2 << 20
@@ -436,7 +436,7 @@ func TestQuarantineIsBounded(t *testing.T) {
 			}
 		}
 		if size == 0 || size > budget/64 {
-			t.Errorf("pack %d: quarantine has %d bytes of a budget of %d", pack, size, budget)
+			t.Errorf("pack %d: quarantine has %d bytes, budget %d", pack, size, budget)
 		}
 	}
 }
@@ -455,12 +455,12 @@ func TestQuarantineIsBoundedInFiles(t *testing.T) {
 			}
 		}
 		if n := len(list(t, filepath.Join(dir, "quarantine"))) - 1; n == 0 || n > files/64 {
-			t.Errorf("pack %d: quarantine has %d files of a budget of %d", pack, n, files)
+			t.Errorf("pack %d: quarantine has %d files, budget %d", pack, n, files)
 		}
 	}
 }
 
-func TestCheckFindsWhatIsWrong(t *testing.T) {
+func TestCheckFindsInconsistencies(t *testing.T) {
 	for _, c := range []struct {
 		name string
 		do   func(t *testing.T, dir string, d cas.Digest)
@@ -502,17 +502,17 @@ func TestCheckFindsWhatIsWrong(t *testing.T) {
 			d := putSize(t, store(t, cache, ""), 0, 70_000)
 			putSize(t, store(t, cache, ""), 1, 1000)
 			if err := cache.Check(t.Context()); err != nil {
-				t.Errorf("before: %v", err)
+				t.Errorf("before the change: %v", err)
 			}
 			c.do(t, dir, d)
 			if err := cache.Check(t.Context()); err == nil || !strings.Contains(err.Error(), c.says) {
-				t.Errorf("got %v, want it to say %q", err, c.says)
+				t.Errorf("got %v, want an error with %q", err, c.says)
 			}
 		})
 	}
 }
 
-// Each kind of damage: found, named, taken out, told of once.
+// TestVerifyFindsDamage: each kind of damage is found, reported once and dropped.
 func TestVerifyFindsDamage(t *testing.T) {
 	dir := t.TempDir()
 	told := map[string]int{}
@@ -558,18 +558,18 @@ func TestVerifyFindsDamage(t *testing.T) {
 	for _, d := range r.Damaged {
 		name := d.Instance + " " + d.Digest.String()
 		if where, ok := want[name]; !ok || !strings.HasPrefix(d.Where, where) {
-			t.Errorf("damaged is %+v, want it at %q", d, where)
+			t.Errorf("got damage %+v, want it at %q", d, where)
 		}
 		if told[name] != 1 {
-			t.Errorf("told %d times of %s", told[name], name)
+			t.Errorf("Corrupt was called %d times for %s, want 1", told[name], name)
 		}
 		delete(want, name)
 	}
 	if len(want) > 0 || len(told) != 6 || c.Stats().Corrupt != 6 {
-		t.Errorf("not found: %v; told of %d, counted %d", want, len(told), c.Stats().Corrupt)
+		t.Errorf("not found: %v; calls of Corrupt: %d, counted %d", want, len(told), c.Stats().Corrupt)
 	}
 	if r.Blobs != 26 || r.Resumed || r.TotalBytes < 1_000_000 || r.Bytes > r.TotalBytes {
-		t.Errorf("report %+v", r)
+		t.Errorf("Verify: got %+v", r)
 	}
 	for name, d := range blobs {
 		if has(t, s, d) {
@@ -577,22 +577,22 @@ func TestVerifyFindsDamage(t *testing.T) {
 		}
 	}
 	if has(t, other, otherDigest) {
-		t.Error("the one of the other instance is still present")
+		t.Error("the damaged blob of the other instance is still present")
 	}
 	if _, err := other.Lookup(t.Context(), action); !errors.Is(err, cas.ErrNotFound) {
-		t.Errorf("the damaged result: %v", err)
+		t.Errorf("damaged result: got %v, want ErrNotFound", err)
 	}
 	if got := list(t, filepath.Join(dir, "quarantine")); len(got) < 4 {
-		t.Errorf("in quarantine is %q", got)
+		t.Errorf("quarantine: got %q", got)
 	}
 	r, err = c.Verify(t.Context(), disk.VerifyOptions{})
 	if err != nil || len(r.Damaged) > 0 || r.Blobs != 20 {
-		t.Errorf("once more: %+v, %v", r, err)
+		t.Errorf("second Verify: got %+v, %v", r, err)
 	}
 }
 
-// A Verify that waits for another one waits no longer than its caller.
-func TestVerifyWaitsNoLongerThanItsContext(t *testing.T) {
+// TestWaitingVerifyEndsWithItsContext: a Verify that waits for another one does not outlast its context.
+func TestWaitingVerifyEndsWithItsContext(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c := open(t, disk.Config{Dir: t.TempDir()})
 		s := store(t, c, "")
@@ -604,22 +604,22 @@ func TestVerifyWaitsNoLongerThanItsContext(t *testing.T) {
 			defer close(ended)
 			c.Verify(first, disk.VerifyOptions{BytesPerSecond: 1})
 		}()
-		synctest.Wait() // the first has read one
+		synctest.Wait() // the first Verify has read one blob
 		began := time.Now()
 		second, cancel := context.WithTimeout(t.Context(), time.Minute)
 		defer cancel()
 		if _, err := c.Verify(second, disk.VerifyOptions{}); !errors.Is(err, context.DeadlineExceeded) || time.Since(began) != time.Minute {
-			t.Errorf("the second, after %v: %v", time.Since(began), err)
+			t.Errorf("second Verify, after %v: got %v", time.Since(began), err)
 		}
 		stop()
 		<-ended
 		if r, err := c.Verify(t.Context(), disk.VerifyOptions{}); err != nil || !r.Resumed {
-			t.Errorf("the third: %+v, %v", r, err)
+			t.Errorf("third Verify: got %+v, %v", r, err)
 		}
 	})
 }
 
-// A Verify that is stopped is gone on with, by this process or the next, and reads nothing twice.
+// TestVerifyResumes in the same or the next process and reads nothing twice.
 func TestVerifyResumes(t *testing.T) {
 	for _, pack := range []int64{0, everyFile} {
 		for _, reopen := range []bool{false, true} {
@@ -632,32 +632,32 @@ func TestVerifyResumes(t *testing.T) {
 			}
 			stopped, err := c.Verify(&endsAfter{Context: t.Context(), calls: 40}, disk.VerifyOptions{})
 			if !errors.Is(err, context.Canceled) || stopped.Blobs == 0 || stopped.Blobs == blobs {
-				t.Fatalf("%+v, %v", stopped, err)
+				t.Fatalf("got %+v, %v, want it to stop", stopped, err)
 			}
 			if reopen {
 				closeStore(t, c)
 				c = open(t, config)
 			}
-			// What was read is not read again, and so this is not found.
+			// A blob that was read is not read again, so this damage is not found.
 			b, _ := castest.Blob(0, 3000)
 			damageBlob(t, config.Dir, b)
 			rest, err := c.Verify(t.Context(), disk.VerifyOptions{})
 			if err != nil || !rest.Resumed || rest.Blobs+stopped.Blobs != blobs || len(rest.Damaged) > 0 || rest.TotalBytes > 3000*rest.Blobs {
-				t.Errorf("stopped after %+v, then %+v, %v", stopped, rest, err)
+				t.Errorf("stopped after %+v; then got %+v, %v", stopped, rest, err)
 			}
-			// Now from the beginning; and with Restart, too.
+			// From the beginning, and again with Restart.
 			if _, err := c.Verify(&endsAfter{Context: t.Context(), calls: 40}, disk.VerifyOptions{Restart: true}); !errors.Is(err, context.Canceled) {
 				t.Error(err)
 			}
 			all, err := c.Verify(t.Context(), disk.VerifyOptions{Restart: true})
 			if err != nil || all.Resumed || all.Blobs != blobs-1 || exists(filepath.Join(config.Dir, "verify")) {
-				t.Errorf("from the beginning: %+v, %v", all, err)
+				t.Errorf("from the beginning: got %+v, %v", all, err)
 			}
 		}
 	}
 }
 
-// Where a result was replaced Verify neither stops for good nor jumps ahead: it reads the later one where that is.
+// TestVerifyResumesAtReplacedResult: Verify reads the later result at its position, and neither stops nor skips.
 func TestVerifyResumesAtReplacedResult(t *testing.T) {
 	c := open(t, disk.Config{Dir: t.TempDir()})
 	s := store(t, c, "")
@@ -673,21 +673,21 @@ func TestVerifyResumesAtReplacedResult(t *testing.T) {
 	}
 	all, err := c.Verify(t.Context(), disk.VerifyOptions{})
 	if err != nil || all.Blobs != blobs+1 {
-		t.Errorf("%d entries: %+v, %v", blobs+1, all, err)
+		t.Errorf("%d entries: got %+v, %v", blobs+1, all, err)
 	}
 	for calls := range 4 {
 		stopped, err := c.Verify(&endsAfter{t.Context(), calls}, disk.VerifyOptions{Restart: true})
 		if !errors.Is(err, context.Canceled) {
-			t.Errorf("%+v, %v", stopped, err)
+			t.Errorf("got %+v, %v, want it to stop", stopped, err)
 		}
 		rest, err := c.Verify(t.Context(), disk.VerifyOptions{})
 		if err != nil || stopped.Blobs+rest.Blobs != all.Blobs {
-			t.Errorf("stopped after %d, then %d, want %d in all: %v", stopped.Blobs, rest.Blobs, all.Blobs, err)
+			t.Errorf("stopped after %d, then got %d, want %d in total: %v", stopped.Blobs, rest.Blobs, all.Blobs, err)
 		}
 	}
 }
 
-// Verify ends though more is put all the while than it may read.
+// TestVerifyEndsUnderLoad puts data faster than Verify may read it.
 func TestVerifyEndsUnderLoad(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c := open(t, disk.Config{Dir: t.TempDir(), Lease: none})
@@ -712,7 +712,7 @@ func TestVerifyEndsUnderLoad(t *testing.T) {
 		}()
 		for range 500 {
 			putNext()
-			time.Sleep(100 * time.Millisecond) // 40,000 bytes a second
+			time.Sleep(100 * time.Millisecond) // 40,000 bytes per second
 			select {
 			case err := <-done:
 				if err != nil {
@@ -722,13 +722,13 @@ func TestVerifyEndsUnderLoad(t *testing.T) {
 			default:
 			}
 		}
-		t.Errorf("it has not ended after %d puts, of which there were 20 when it began", n)
+		t.Errorf("Verify has not ended after %d puts, 20 of them before it began", n)
 		cancel()
 		<-done
 	})
 }
 
-func TestVerifyHonoursItsRate(t *testing.T) {
+func TestVerifyKeepsItsRate(t *testing.T) {
 	for _, pack := range []int64{0, everyFile} {
 		synctest.Test(t, func(t *testing.T) {
 			c := open(t, disk.Config{Dir: t.TempDir(), Pack: pack})
@@ -739,11 +739,11 @@ func TestVerifyHonoursItsRate(t *testing.T) {
 			before := time.Now()
 			var told int
 			r, err := c.Verify(t.Context(), disk.VerifyOptions{BytesPerSecond: 10_000, Progress: func(disk.VerifyReport) { told++ }})
-			// The last one is read without waiting.
+			// The last blob is read without waiting.
 			if took := time.Since(before); err != nil || took < 9900*time.Millisecond || took > 10*time.Second || told < 9 || told > 12 {
-				t.Errorf("100000 bytes at 10000 a second took %v and told %d times: %+v, %v", took, told, r, err)
+				t.Errorf("100000 bytes at 10000 per second took %v with %d reports: %+v, %v", took, told, r, err)
 			}
-			// Close does not wait for it.
+			// Close interrupts Verify.
 			done := make(chan error)
 			go func() {
 				_, err := c.Verify(t.Context(), disk.VerifyOptions{BytesPerSecond: 1})
@@ -755,14 +755,14 @@ func TestVerifyHonoursItsRate(t *testing.T) {
 				t.Error(err)
 			}
 			if err := <-done; !errors.Is(err, os.ErrClosed) || time.Since(before) > time.Second {
-				t.Errorf("Verify of a closed store: %v, after %v", err, time.Since(before))
+				t.Errorf("Verify of a closed store: got %v after %v", err, time.Since(before))
 			}
 		})
 	}
 }
 
-// TestDamageOfEveryFunction: what is named by whichever digest function survives a reopening, is known again by its bytes
-// alone, and is absent once it is damaged, until it is put again. Of hashes longer than 32 bytes the store tells no digest.
+// TestDamageOfEveryFunction: blobs of every digest function survive reopening and become absent when damaged, until they
+// are put again. For hashes longer than 32 bytes the reported digest is zero.
 func TestDamageOfEveryFunction(t *testing.T) {
 	for _, f := range cas.Functions() {
 		t.Run(f.String(), func(t *testing.T) {
@@ -784,25 +784,25 @@ func TestDamageOfEveryFunction(t *testing.T) {
 			c = open(t, disk.Config{Dir: dir, MaxBytes: 4 << 20})
 			s := store(t, c, "main")
 			if r, err := c.Verify(t.Context(), disk.VerifyOptions{}); err != nil || r.Blobs != 2 || len(r.Damaged) > 0 || len(missing(t, s, ds...)) > 0 {
-				t.Fatalf("opened again: %+v, %v", r, err)
+				t.Fatalf("after reopening: got %+v, %v", r, err)
 			}
 			damageBlob(t, dir, small)
 			files, err := filepath.Glob(filepath.Join(dir, "files", "*", f.String(), "*", "*"))
 			if err != nil || len(files) != 1 {
-				t.Fatalf("files %q, %v", files, err)
+				t.Fatalf("files: got %q, %v", files, err)
 			}
 			damageFile(t, files[0], func(b []byte) []byte { b[77] ^= 1; return b })
 			r, err := c.Verify(t.Context(), disk.VerifyOptions{})
 			if err != nil || len(r.Damaged) != 2 || len(missing(t, s, ds...)) != 2 {
-				t.Fatalf("damaged: %+v, %v", r, err)
+				t.Fatalf("after damage: got %+v, %v", r, err)
 			}
 			for _, d := range r.Damaged {
 				if known := slices.Contains(ds, d.Digest); known != (f.Size() <= 32) || !known && !d.Digest.IsZero() {
-					t.Errorf("damaged is %v", d)
+					t.Errorf("got damage %v", d)
 				}
 			}
 			if s = put(c); len(missing(t, s, ds...)) > 0 {
-				t.Error("what was put again is missing")
+				t.Error("the blob is absent after Put")
 			}
 		})
 	}

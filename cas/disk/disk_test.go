@@ -28,7 +28,7 @@ import (
 
 const (
 	block = 4096
-	// The smallest store has segments of 16 KiB, and keeps as much free.
+	// The smallest store has segments of 16 KiB, and keeps as much free for moves.
 	segmentSize = 16 << 10
 	everyFile   = -1 // Config.Pack: each blob is a file
 	none        = -1 // Config.Lease
@@ -67,7 +67,7 @@ func store(t testing.TB, c *disk.Cache, instance string) *disk.Store {
 	return in.Store.(*disk.Store)
 }
 
-// putSize stores a blob of size bytes that seed decides.
+// putSize stores a blob of size bytes that depends on seed.
 func putSize(t testing.TB, s cas.Store, seed byte, size int) cas.Digest {
 	t.Helper()
 	b, d := castest.Blob(seed, size)
@@ -94,7 +94,7 @@ func missing(t testing.TB, s cas.Store, ds ...cas.Digest) []cas.Digest {
 
 func has(t testing.TB, s cas.Store, d cas.Digest) bool { t.Helper(); return len(missing(t, s, d)) == 0 }
 
-// present returns the seeds below n whose blobs of one block are in s. It marks them as used.
+// present returns the seeds below n whose blobs of one block are in s. It renews their leases.
 func present(t testing.TB, s cas.Store, n byte) []byte {
 	t.Helper()
 	var seeds []byte
@@ -106,7 +106,7 @@ func present(t testing.TB, s cas.Store, n byte) []byte {
 	return seeds
 }
 
-// read reads a whole blob, and fails the test unless it is the one that seed decides.
+// read reads and verifies the blob of seed and size.
 func read(t testing.TB, s cas.Store, seed byte, size int) {
 	t.Helper()
 	b, d := castest.Blob(seed, size)
@@ -124,12 +124,12 @@ func file(t testing.TB, s *disk.Store, d cas.Digest, executable bool) (path stri
 	return path, release
 }
 
-// filePath returns where a blob of the empty-named instance has its file.
+// filePath returns the path of a blob of the instance "".
 func filePath(dir string, d cas.Digest) string {
 	return filepath.Join(dir, "files", "@", "sha256", d.Hash()[:2], fmt.Sprintf("%s-%d", d.Hash(), d.Size()))
 }
 
-// damageFile lets change rewrite the content of a file.
+// damageFile replaces the content of a file.
 func damageFile(t testing.TB, path string, change func([]byte) []byte) {
 	t.Helper()
 	fi, err := os.Stat(path)
@@ -145,7 +145,7 @@ func damageFile(t testing.TB, path string, change func([]byte) []byte) {
 	}
 }
 
-// find returns the data file of a segment that holds b, and where.
+// find returns the segment that holds b, and the offset.
 func find(t testing.TB, dir string, b []byte) (path string, at int) {
 	t.Helper()
 	for _, path := range segmentFiles(t, dir, ".data") {
@@ -157,7 +157,7 @@ func find(t testing.TB, dir string, b []byte) (path string, at int) {
 			return path, at
 		}
 	}
-	t.Fatalf("no segment holds the %d bytes", len(b))
+	t.Fatalf("no segment holds these %d bytes", len(b))
 	return "", 0
 }
 
@@ -170,7 +170,7 @@ func segmentFiles(t testing.TB, dir, suffix string) []string {
 	return paths
 }
 
-// damageBlob flips a bit of a blob of the empty-named instance, wherever it is.
+// damageBlob flips a bit of a blob of the instance "".
 func damageBlob(t testing.TB, dir string, b []byte) {
 	t.Helper()
 	d := cas.SHA256.Sum(b)
@@ -194,7 +194,7 @@ func exists(path string) bool {
 	return err == nil
 }
 
-// occupied returns what all files that count against the budget have, in bytes and in number.
+// occupied returns the size and number of files that count against the budget.
 func occupied(t testing.TB, dir string) (bytes, files int64) {
 	t.Helper()
 	for _, sub := range []string{"tmp", "files", "copies", "quarantine", "segments"} {
@@ -249,7 +249,7 @@ func (r checkReader) Read([]byte) (int, error) {
 	return 0, io.EOF
 }
 
-// kinds are the ways in which a store may be set up.
+// kinds are store configurations.
 var kinds = []struct {
 	name   string
 	config disk.Config
@@ -263,10 +263,12 @@ var kinds = []struct {
 }
 
 func TestContract(t *testing.T) {
+	t.Parallel()
 	for _, k := range kinds {
 		t.Run(k.name, func(t *testing.T) {
+			t.Parallel()
 			newStore := func(t *testing.T, instance string) *disk.Store {
-				k.config.Dir, k.config.MaxBytes = t.TempDir(), 40<<20 // the smallest that has 32 MiB for anybody
+				k.config.Dir, k.config.MaxBytes = t.TempDir(), 40<<20 // leaves 32 MiB for puts
 				return store(t, open(t, k.config), instance)
 			}
 			castest.TestStore(t, func(t *testing.T) cas.Store { return newStore(t, "") })
@@ -302,7 +304,7 @@ func TestReopenKeepsEverything(t *testing.T) {
 
 	c = open(t, disk.Config{Dir: dir})
 	after := c.Stats()
-	// The copies that File made are gone.
+	// Open removes the copies made by File.
 	before.Bytes -= 6 * block
 	before.Files -= 6
 	if after != before {
@@ -311,13 +313,13 @@ func TestReopenKeepsEverything(t *testing.T) {
 	for i, name := range instances {
 		s := store(t, c, name)
 		if got := present(t, s, byte(len(instances))); !slices.Equal(got, []byte{byte(i)}) {
-			t.Errorf("instance %q has the blobs %v, want %d alone", name, got, i)
+			t.Errorf("instance %q: got blobs %v, want only %d", name, got, i)
 		}
 		read(t, s, byte(i), block)
 		read(t, s, byte(i), 70_000)
 		_, d := castest.Blob(byte(i), block)
 		if r, err := s.Lookup(t.Context(), d); err != nil || r.ExitCode != int32(i) {
-			t.Errorf("instance %q: result %v, %v", name, r, err)
+			t.Errorf("instance %q: Lookup: got %v, %v, want exit code %d", name, r, err, i)
 		}
 	}
 }
@@ -332,7 +334,7 @@ func TestInstancesAreIsolated(t *testing.T) {
 	}
 	for _, name := range []string{"", "A", "b", "a/b", "a%2fb", "@a"} {
 		s := store(t, c, name)
-		put(t, s, 1) // so that it has a number
+		put(t, s, 1) // assigns a number
 		for _, d := range []cas.Digest{d, large} {
 			if has(t, s, d) {
 				t.Errorf("instance %q has a blob of instance a", name)
@@ -360,8 +362,7 @@ func TestInstanceRefusesReservedNames(t *testing.T) {
 	}
 }
 
-// A result and a blob of one digest are two things.
-func TestResultIsNoBlob(t *testing.T) {
+func TestResultIsNotABlob(t *testing.T) {
 	s := store(t, open(t, disk.Config{Dir: t.TempDir()}), "")
 	_, d := castest.Blob(0, 100)
 	if err := s.Record(t.Context(), d, &repb.ActionResult{}); err != nil {
@@ -372,8 +373,7 @@ func TestResultIsNoBlob(t *testing.T) {
 	}
 }
 
-// The directory is looked at when a Put has written everything and not yet committed: then the temporary file is
-// there beside all that was not evicted.
+// TestPutNeverExceedsBudget inspects the directory when a Put has written its temporary file but not committed.
 func TestPutNeverExceedsBudget(t *testing.T) {
 	const budget = 40 * block
 	for _, k := range kinds {
@@ -387,7 +387,7 @@ func TestPutNeverExceedsBudget(t *testing.T) {
 					t.Errorf("files occupy %d bytes of a budget of %d", n, budget)
 				}
 				if st := c.Stats(); st.Bytes > budget {
-					t.Errorf("the store counts %d bytes of a budget of %d", st.Bytes, budget)
+					t.Errorf("Stats: got %d bytes, budget %d", st.Bytes, budget)
 				}
 			}
 			for i := range 60 {
@@ -402,7 +402,7 @@ func TestPutNeverExceedsBudget(t *testing.T) {
 					check()
 					if err == nil {
 						release()
-					} else if !errors.Is(err, cas.ErrNotFound) { // it had to go for its own copy
+					} else if !errors.Is(err, cas.ErrNotFound) { // evicted to make room for its own copy
 						t.Fatal(err)
 					}
 				}
@@ -412,7 +412,7 @@ func TestPutNeverExceedsBudget(t *testing.T) {
 				check()
 			}
 			if st := c.Stats(); st.Blobs == 0 || st.Results == 0 || st.Bytes < budget/3 || st.EvictedBlobs == 0 || st.EvictedBytes == 0 {
-				t.Errorf("after all this the store holds only %+v", st)
+				t.Errorf("the store holds too little: %+v", st)
 			}
 		})
 	}
@@ -430,13 +430,13 @@ func TestPutAboveBudgetIsFull(t *testing.T) {
 		}
 	}
 	if got := present(t, s, 4); len(got) != 4 {
-		t.Errorf("a blob that can never fit evicted all but %v", got)
+		t.Errorf("a blob larger than the budget evicted all but %v", got)
 	}
 }
 
-// A client that states much and sends little costs the others little.
-func TestPutMakesRoomAsBytesArrive(t *testing.T) {
-	const blobs, size, budget = 8, 2 << 20, 17 << 20 // and 544 KiB are kept free
+// TestPutReservesAsBytesArrive: a large claimed size evicts nothing by itself.
+func TestPutReservesAsBytesArrive(t *testing.T) {
+	const blobs, size, budget = 8, 2 << 20, 17 << 20 // 544 KiB are kept free
 	c := open(t, disk.Config{Dir: t.TempDir(), MaxBytes: budget, Lease: none})
 	s := store(t, c, "")
 	var all []cas.Digest
@@ -449,29 +449,29 @@ func TestPutMakesRoomAsBytesArrive(t *testing.T) {
 		before := c.Stats().Bytes - int64(blobs-lost())*size
 		r := io.MultiReader(bytes.NewReader(b[:sent]), checkReader(func() {
 			if n := c.Stats().Bytes; n > budget {
-				t.Errorf("the store counts %d bytes of a budget of %d", n, budget)
+				t.Errorf("Stats: got %d bytes, budget %d", n, budget)
 			}
 		}))
 		if err := s.Put(t.Context(), d, r); !errors.Is(err, cas.ErrMismatch) {
 			t.Errorf("got %v, want ErrMismatch", err)
 		}
-		// Twice of what came, and a twentieth of the budget beside.
+		// Twice the bytes received, and a twentieth of the budget.
 		if n, most := lost(), (2*sent+budget/20+size-1)/size+1; n > most {
 			t.Errorf("%d bytes evicted %d blobs, want at most %d", sent, n, most)
 		}
 		if got, want := c.Stats().Bytes, before+int64(blobs-lost())*size; got != want {
-			t.Errorf("a broken Put left %d bytes counted, want %d", got, want)
+			t.Errorf("after a broken Put: got %d bytes, want %d", got, want)
 		}
 	}
 	if lost() == blobs {
-		t.Fatal("nothing is left for the last one to evict")
+		t.Fatal("nothing left to evict for the complete Put")
 	}
 	if err := s.Put(t.Context(), d, bytes.NewReader(b)); err != nil || lost() != blobs {
-		t.Errorf("all of it: %v, with %d blobs evicted", err, lost())
+		t.Errorf("complete Put: %v, evicted %d blobs", err, lost())
 	}
 }
 
-// When it turns out in the middle of a Put that there is no room, nothing of it stays.
+// TestPutIsFullMidway: a Put that runs out of space leaves nothing behind.
 func TestPutIsFullMidway(t *testing.T) {
 	dir := t.TempDir()
 	c := open(t, disk.Config{Dir: dir, MaxBytes: 8 << 20})
@@ -483,14 +483,14 @@ func TestPutIsFullMidway(t *testing.T) {
 		t.Errorf("got %v, want ErrFull", err)
 	}
 	if got := c.Stats(); got != before {
-		t.Errorf("left behind: %+v, before it was %+v", got, before)
+		t.Errorf("after the Put: got %+v, want %+v", got, before)
 	}
 	if got := list(t, filepath.Join(dir, "tmp")); len(got) != 1 {
 		t.Errorf("tmp holds %q", got)
 	}
 }
 
-func TestRejectedPutGivesItsRoomBack(t *testing.T) {
+func TestRejectedPutReleasesItsReservation(t *testing.T) {
 	for _, k := range kinds {
 		t.Run(k.name, func(t *testing.T) {
 			k.config.Dir = t.TempDir()
@@ -505,14 +505,14 @@ func TestRejectedPutGivesItsRoomBack(t *testing.T) {
 				}
 			}
 			if got := c.Stats(); got.Bytes != 0 || got.Files != 0 {
-				t.Errorf("rejected Puts left %+v", got)
+				t.Errorf("after rejected Puts: got %+v", got)
 			}
 		})
 	}
 }
 
-// There are 65,536 numbers, for good: who stores nothing gets none.
-func TestInstanceIsNamedByWhatIsStored(t *testing.T) {
+// TestInstanceIsNumberedAtFirstPut: there are only 65,536 numbers.
+func TestInstanceIsNumberedAtFirstPut(t *testing.T) {
 	dir := t.TempDir()
 	c := open(t, disk.Config{Dir: dir})
 	s := store(t, c, "visitor")
@@ -542,15 +542,16 @@ func TestInstanceIsNamedByWhatIsStored(t *testing.T) {
 			t.Errorf("Lookup: got %v, want ErrNotFound", err)
 		}
 	}
-	if names := filepath.Join(dir, "instances"); exists(names) {
-		t.Errorf("%s is there", names)
+	names := filepath.Join(dir, "instances")
+	if exists(names) {
+		t.Errorf("%s exists", names)
 	}
-	if put(t, s, 0); !exists(filepath.Join(dir, "instances")) {
-		t.Error("the test looks at the wrong file")
+	if put(t, s, 0); !exists(names) {
+		t.Errorf("%s does not exist after a Put", names)
 	}
 }
 
-// The file of a blob, a copy of a packed one, and one to be executed, among Puts that need the room.
+// TestFileIsNotEvictedBeforeRelease covers files, copies and executable copies.
 func TestFileIsNotEvictedBeforeRelease(t *testing.T) {
 	for _, pack := range []int64{0, everyFile} {
 		for _, executable := range []bool{false, true} {
@@ -567,13 +568,13 @@ func TestFileIsNotEvictedBeforeRelease(t *testing.T) {
 					}
 					churn(1)
 					if got, err := os.ReadFile(path); err != nil || !bytes.Equal(got, b) {
-						t.Errorf("the file handed out holds %d bytes, %v", len(got), err)
+						t.Errorf("file: got %d bytes, %v", len(got), err)
 					}
 					release()
-					release() // a second call must not undo somebody else's pin
+					release() // must not release another caller's pin
 					churn(101)
 					if exists(path) {
-						t.Error("after release the file was not evicted")
+						t.Error("the file was not evicted after its release")
 					}
 				})
 			})
@@ -593,13 +594,13 @@ func TestPinsAreCounted(t *testing.T) {
 		put(t, s, i)
 	}
 	if !exists(path) {
-		t.Error("one release took the file from another")
+		t.Error("releasing one File evicted the file of another")
 	}
 	other()
 }
 
-// On Windows a file that is open cannot be removed; here a directory stands in for it.
-func TestEvictionPassesOverWhatCannotBeRemoved(t *testing.T) {
+// TestEvictionSkipsWhatCannotBeRemoved replaces a file by a directory. On Windows an open file cannot be removed.
+func TestEvictionSkipsWhatCannotBeRemoved(t *testing.T) {
 	dir := t.TempDir()
 	s := store(t, open(t, disk.Config{Dir: dir, MaxBytes: 12 * block, Lease: none, Pack: everyFile}), "")
 	path := filePath(dir, put(t, s, 0))
@@ -612,18 +613,18 @@ func TestEvictionPassesOverWhatCannotBeRemoved(t *testing.T) {
 		put(t, s, i)
 	}
 	if got := present(t, s, 1); len(got) != 1 {
-		t.Error("what could not be removed is absent")
+		t.Error("a file that could not be removed is absent")
 	}
 	b, d := castest.Blob(40, 6*block+1)
 	err := s.Put(t.Context(), d, bytes.NewReader(b))
 	if !errors.Is(err, cas.ErrFull) || !strings.Contains(err.Error(), path) {
-		t.Errorf("got %v, want ErrFull that names %s", err, path)
+		t.Errorf("got %v, want ErrFull naming %s", err, path)
 	}
 	if err := errors.Join(os.Remove(filepath.Join(path, "file")), os.Remove(path), os.Rename(aside, path)); err != nil {
 		t.Fatal(err)
 	}
 	if err := s.Put(t.Context(), d, bytes.NewReader(b)); err != nil {
-		t.Errorf("once it can be removed: %v", err)
+		t.Errorf("Put after the file can be removed: %v", err)
 	}
 }
 
@@ -644,15 +645,15 @@ func TestPutIsFullWhenEverythingIsPinned(t *testing.T) {
 	}
 	n := byte(len(release))
 	if n < 5 || n > 12 {
-		t.Fatalf("%d blobs of one block were pinned in a store of 12", n)
+		t.Fatalf("pinned %d blobs of one block in a store of 12", n)
 	}
 	if got := present(t, s, n+1); len(got) != int(n) {
-		t.Errorf("pinned: got %v, want all below %d", got, n)
+		t.Errorf("pinned blobs: got %v, want all below %d", got, n)
 	}
 	release[1]()
 	put(t, s, n)
 	if got := present(t, s, n+1); len(got) != int(n) || slices.Contains(got, 1) {
-		t.Errorf("after release of 1: got %v", got)
+		t.Errorf("after releasing 1: got %v", got)
 	}
 	for _, r := range release {
 		r()
@@ -660,7 +661,7 @@ func TestPutIsFullWhenEverythingIsPinned(t *testing.T) {
 }
 
 // Rule 53.
-func TestOpenBlobIsReadToItsEndAfterEviction(t *testing.T) {
+func TestOpenReaderSurvivesEviction(t *testing.T) {
 	for _, pack := range []int64{0, everyFile} {
 		s := store(t, open(t, disk.Config{Dir: t.TempDir(), MaxBytes: 24 * block, Lease: none, Pack: pack}), "")
 		b, _ := castest.Blob(0, block)
@@ -672,12 +673,12 @@ func TestOpenBlobIsReadToItsEndAfterEviction(t *testing.T) {
 		defer r.Close()
 		evictAll(t, s, d)
 		if got, err := io.ReadAll(r); err != nil || !bytes.Equal(got, b) {
-			t.Errorf("pack %d: read %d bytes, %v", pack, len(got), err)
+			t.Errorf("pack %d: got %d bytes, %v", pack, len(got), err)
 		}
 	}
 }
 
-// evictAll puts others until d is gone.
+// evictAll puts other blobs until d is evicted.
 func evictAll(t testing.TB, s *disk.Store, d cas.Digest) {
 	t.Helper()
 	for i := range 1000 {
@@ -689,7 +690,7 @@ func evictAll(t testing.TB, s *disk.Store, d cas.Digest) {
 			return
 		}
 	}
-	t.Fatal("it was not evicted")
+	t.Fatal("the blob was not evicted")
 }
 
 func TestSecondOpenIsLocked(t *testing.T) {
@@ -702,7 +703,7 @@ func TestSecondOpenIsLocked(t *testing.T) {
 	}
 	for _, want := range []string{dir, "process " + strconv.Itoa(os.Getpid()) + ","} {
 		if !strings.Contains(err.Error(), want) {
-			t.Errorf("%q does not say %q", err, want)
+			t.Errorf("got %q, want it to contain %q", err, want)
 		}
 	}
 	closeStore(t, c)
@@ -743,7 +744,7 @@ func TestOpenRefuses(t *testing.T) {
 			}
 			for _, want := range c.says {
 				if !strings.Contains(err.Error(), want) {
-					t.Errorf("%q does not say %q", err, want)
+					t.Errorf("got %q, want it to contain %q", err, want)
 				}
 			}
 			if after := list(t, c.config.Dir); !slices.Equal(after, before) {
@@ -753,13 +754,13 @@ func TestOpenRefuses(t *testing.T) {
 	}
 }
 
-func TestOpenNamesDirectoryThatCannotBeMade(t *testing.T) {
+func TestOpenErrorNamesDirectory(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "file")
 	write(t, file, "")
 	for _, dir := range []string{file, filepath.Join(file, "store")} {
 		_, err := disk.Open(disk.Config{Dir: dir, MaxBytes: 1})
 		if err == nil || !strings.Contains(err.Error(), dir) || !strings.Contains(err.Error(), "choose another") {
-			t.Errorf("Open(%s): got %v, want an error that names it and says what to do", dir, err)
+			t.Errorf("Open(%s): got %v, want an error with the directory and advice", dir, err)
 		}
 	}
 	if _, err := disk.Open(disk.Config{MaxBytes: 1}); err == nil {
@@ -767,21 +768,21 @@ func TestOpenNamesDirectoryThatCannotBeMade(t *testing.T) {
 	}
 }
 
-func TestOpenTakesRootOfFileSystemAndUnfinishedStore(t *testing.T) {
+func TestOpenAcceptsRootOfFileSystemAndUnfinishedStore(t *testing.T) {
 	dir := t.TempDir()
 	if err := os.Mkdir(filepath.Join(dir, "lost+found"), 0o700); err != nil {
 		t.Fatal(err)
 	}
 	write(t, filepath.Join(dir, "lock"), "99999999\n")
 	write(t, filepath.Join(dir, "version.new"), "cloist")
-	// Also where mkdir lets the group write.
+	// mkdir may have made the directory writable for the group.
 	if err := os.Chmod(dir, 0o755); err != nil {
 		t.Fatal(err)
 	}
 	put(t, store(t, open(t, disk.Config{Dir: dir}), ""), 0)
 }
 
-func TestOpenSweepsFilesOfTmpOnly(t *testing.T) {
+func TestOpenRemovesOnlyFilesInTmp(t *testing.T) {
 	dir := t.TempDir()
 	closeStore(t, open(t, disk.Config{Dir: dir}))
 	kept := filepath.Join(dir, "tmp", "kept")
@@ -795,7 +796,7 @@ func TestOpenSweepsFilesOfTmpOnly(t *testing.T) {
 		t.Fatal(err)
 	}
 	if err := c.Check(t.Context()); err == nil || !strings.Contains(err.Error(), kept) {
-		t.Errorf("Check: got %v, want it to name %s", err, kept)
+		t.Errorf("Check: got %v, want an error naming %s", err, kept)
 	}
 	if err := c.Close(); err != nil {
 		t.Fatal(err)
@@ -813,7 +814,7 @@ func TestOpenRemovesCopies(t *testing.T) {
 	closeStore(t, c)
 	c = open(t, disk.Config{Dir: dir})
 	if exists(path) {
-		t.Error("the copy is still there")
+		t.Error("the copy still exists")
 	}
 	s = store(t, c, "")
 	_, release := file(t, s, put(t, s, 0), true)
@@ -829,13 +830,13 @@ func TestClosedStoreRefuses(t *testing.T) {
 			d := put(t, s, 0)
 			b, d1 := castest.Blob(1, block)
 			closing := make(chan error, 1)
-			// This Put is under way when the store is closed.
+			// This Put is in progress when the store is closed.
 			during := s.Put(t.Context(), d1, io.MultiReader(bytes.NewReader(b), checkReader(func() {
 				go func() { closing <- c.Close() }()
 				synctest.Wait()
 				select {
 				case err := <-closing:
-					t.Errorf("Close returned %v before the Put did", err)
+					t.Errorf("Close returned %v before the Put", err)
 				default:
 				}
 				if _, err := disk.Open(config); !errors.Is(err, disk.ErrLocked) {
@@ -870,7 +871,7 @@ func TestClosedStoreRefuses(t *testing.T) {
 	}
 }
 
-// What is found out or given back after Close must not change a directory that may be another's.
+// TestClosedStoreRemovesNothing: after Close the directory may belong to another process.
 func TestClosedStoreRemovesNothing(t *testing.T) {
 	dir := t.TempDir()
 	c := open(t, disk.Config{Dir: dir, Pack: everyFile})
@@ -898,8 +899,7 @@ func TestClosedStoreRemovesNothing(t *testing.T) {
 	}
 }
 
-// Everything at once in a store that is too small for it: each answer must be right or ErrNotFound or ErrFull, and
-// the store consistent in the end.
+// TestConcurrentUseUnderEviction runs all methods on a small store. Each must succeed or return ErrNotFound or ErrFull.
 func TestConcurrentUseUnderEviction(t *testing.T) {
 	for _, k := range []disk.Config{{}, {Pack: 4096}, {Pack: everyFile}, {Sync: true}} {
 		t.Run(fmt.Sprintf("pack=%d,sync=%v", k.Pack, k.Sync), func(t *testing.T) {
@@ -928,14 +928,14 @@ func concurrentUse(t *testing.T, config disk.Config) {
 				case 2:
 					var got []byte
 					if got, err = cas.ReadAll(t.Context(), s, d, d.Size()); err == nil && !bytes.Equal(got, b) {
-						t.Errorf("%s: Open gave other bytes", d)
+						t.Errorf("%s: Open returned other content", d)
 					}
 				case 3:
 					var path string
 					var release func()
 					if path, release, err = s.File(t.Context(), d, w%2 == 0); err == nil {
 						if got, err := os.ReadFile(path); err != nil || !bytes.Equal(got, b) {
-							t.Errorf("%s: File gave %d other bytes, %v", d, len(got), err)
+							t.Errorf("%s: File: got %d other bytes, %v", d, len(got), err)
 						}
 						release()
 					}
@@ -943,7 +943,7 @@ func concurrentUse(t *testing.T, config disk.Config) {
 					if err = s.Record(t.Context(), d, &repb.ActionResult{ExitCode: int32(d.Size())}); err == nil {
 						var r *repb.ActionResult
 						if r, err = s.Lookup(t.Context(), d); err == nil && r.ExitCode != int32(d.Size()) {
-							t.Errorf("%s: Lookup gave another result", d)
+							t.Errorf("%s: Lookup returned another result", d)
 						}
 					}
 				case 5:
@@ -952,9 +952,9 @@ func concurrentUse(t *testing.T, config disk.Config) {
 				if !tolerable(err) {
 					t.Errorf("%s: %v", d, err)
 				}
-				// What is committed at this moment counts twice.
+				// Data that is being committed counts twice.
 				if st := c.Stats(); st.Bytes > st.MaxBytes+workers*blobs*200*2 {
-					t.Errorf("%d bytes of a budget of %d", st.Bytes, st.MaxBytes)
+					t.Errorf("Stats: got %d bytes, budget %d", st.Bytes, st.MaxBytes)
 				}
 			}
 		})
@@ -962,13 +962,13 @@ func concurrentUse(t *testing.T, config disk.Config) {
 	wg.Wait()
 }
 
-// Another Put of a blob must leave the file alone that may be mounted.
-func TestPutDoesNotReplaceFileOfPresentBlob(t *testing.T) {
+// TestPutKeepsFileOfPresentBlob: the file may be mounted.
+func TestPutKeepsFileOfPresentBlob(t *testing.T) {
 	s := store(t, open(t, disk.Config{Dir: t.TempDir(), Pack: everyFile}), "")
 	b, d := castest.Blob(0, block)
 	var before os.FileInfo
 	var path string
-	// While one Put is at its end, another one is faster, and its file is handed out.
+	// A second Put finishes first, and its file is handed out.
 	err := s.Put(t.Context(), d, io.MultiReader(bytes.NewReader(b), checkReader(func() {
 		put(t, s, 0)
 		var release func()
@@ -983,7 +983,7 @@ func TestPutDoesNotReplaceFileOfPresentBlob(t *testing.T) {
 		t.Fatal(err)
 	}
 	if after, err := os.Stat(path); err != nil || !os.SameFile(before, after) {
-		t.Errorf("the file handed out was replaced: %v, %v", after, err)
+		t.Errorf("the file was replaced: %v, %v", after, err)
 	}
 }
 

@@ -20,14 +20,13 @@ import (
 )
 
 const (
-	// nowhere is a file whose beginning cannot be read: that is EIO, as of a bad sector.
+	// nowhere is a file whose beginning cannot be read: EIO, as from a bad sector.
 	nowhere = "/proc/self/mem"
-	// nothing is a file to which all can be written, and that cannot be flushed.
+	// nothing is a file that accepts all writes and cannot be synced.
 	nothing = "/dev/null"
 )
 
-// replaceOpen lets this process, where it has a file open, have another one, until the result is called, or the test
-// ends.
+// replaceOpen replaces a file that this process has open by another one, until the result is called or the test ends.
 func replaceOpen(t *testing.T, path, by string) (restore func()) {
 	t.Helper()
 	fds, err := os.ReadDir("/proc/self/fd")
@@ -63,7 +62,7 @@ func replaceOpen(t *testing.T, path, by string) (restore func()) {
 			t.Fatal(err)
 		}
 		restore = sync.OnceFunc(func() {
-			// Unless the store has closed it.
+			// The store may have closed it.
 			if now, err := os.Readlink(filepath.Join("/proc/self/fd", e.Name())); err == nil && now == link {
 				if err := unix.Dup3(saved, fd, unix.O_CLOEXEC); err != nil {
 					t.Error(err)
@@ -80,7 +79,7 @@ func replaceOpen(t *testing.T, path, by string) (restore func()) {
 	return nil
 }
 
-// twoSegments opens a store of which the first segment has blob 0 alone of those from seed 0 to 9, and is full.
+// twoSegments opens a store whose first segment is full and holds blob 0, and none of blobs 1 to 9.
 func twoSegments(t *testing.T, config disk.Config) (*disk.Cache, *disk.Store) {
 	t.Helper()
 	c := open(t, config)
@@ -95,7 +94,7 @@ func twoSegments(t *testing.T, config disk.Config) (*disk.Cache, *disk.Store) {
 	return c, s
 }
 
-// What the disk no longer gives is damaged, as what it gives wrongly, and all else goes on.
+// TestUnreadableBlobIsDamaged: a read error of the disk counts as damage to this blob only.
 func TestUnreadableBlobIsDamaged(t *testing.T) {
 	const lease = time.Hour
 	for _, how := range []struct {
@@ -118,7 +117,7 @@ func TestUnreadableBlobIsDamaged(t *testing.T) {
 		{"Verify", func(t *testing.T, c *disk.Cache, _ *disk.Store, _ cas.Digest) error {
 			r, err := c.Verify(t.Context(), disk.VerifyOptions{})
 			if want := int64(c.Stats().Blobs + len(r.Damaged)); r.Blobs != want {
-				t.Errorf("Verify has read %d of %d", r.Blobs, want)
+				t.Errorf("Verify: got %d blobs, want %d", r.Blobs, want)
 			}
 			return err
 		}, nil},
@@ -130,7 +129,7 @@ func TestUnreadableBlobIsDamaged(t *testing.T) {
 				c, s := twoSegments(t, config)
 				_, d := castest.Blob(0, block)
 				time.Sleep(2 * lease)
-				if !has(t, s, d) { // and nothing else is leased
+				if !has(t, s, d) { // renews the only lease
 					t.Fatal("absent")
 				}
 				restore := replaceOpen(t, filepath.Join(config.Dir, firstData), nowhere)
@@ -138,10 +137,10 @@ func TestUnreadableBlobIsDamaged(t *testing.T) {
 					t.Errorf("got %v, want %v", err, how.want)
 				}
 				if has(t, s, d) {
-					t.Error("it is present")
+					t.Error("the blob is present")
 				}
 				if told[d.String()] != 1 {
-					t.Errorf("told %d times of it", told[d.String()])
+					t.Errorf("Corrupt was called %d times, want 1", told[d.String()])
 				}
 				put(t, s, 0)
 				restore()
@@ -154,15 +153,14 @@ func TestUnreadableBlobIsDamaged(t *testing.T) {
 	}
 }
 
-// If what was moved from a segment cannot be flushed the segment stays, also the next time, when nothing is left to be
-// moved from it.
-func TestSegmentStaysIfMovedCannotBeFlushed(t *testing.T) {
+// TestSegmentStaysIfMoveCannotBeFlushed, even at the next attempt, when nothing is left to move.
+func TestSegmentStaysIfMoveCannotBeFlushed(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		const lease = time.Hour
 		config := disk.Config{Dir: t.TempDir(), Lease: lease}
 		c := open(t, config)
 		s := store(t, c, "")
-		// A first Collect makes the segment to which others are moved from then on.
+		// The first Collect creates the segment for moves.
 		put(t, s, 0)
 		put(t, s, 1)
 		time.Sleep(2 * lease)
@@ -176,7 +174,7 @@ func TestSegmentStaysIfMovedCannotBeFlushed(t *testing.T) {
 		}
 		moved := segmentFiles(t, config.Dir, ".log")
 		if len(moved) != 1 {
-			t.Fatalf("there are %q", moved)
+			t.Fatalf("got segments %q", moved)
 		}
 		put(t, s, 2)
 		put(t, s, 3)
@@ -188,31 +186,31 @@ func TestSegmentStaysIfMovedCannotBeFlushed(t *testing.T) {
 		restore := replaceOpen(t, moved[0], nothing)
 		for range 3 {
 			if err := collect(); !errors.Is(err, syscall.EINVAL) {
-				t.Errorf("got %v, want the error of the flush", err)
+				t.Errorf("got %v, want the error of fdatasync", err)
 			}
 			if !exists(source) {
-				t.Fatal("the segment is gone")
+				t.Fatal("the segment was removed")
 			}
 		}
 		restore()
 		if err := c.Close(); err != nil {
 			t.Fatal(err)
 		}
-		// What went to nothing is there all the same.
+		// Data written to the replaced file is still in the old segment.
 		s = store(t, open(t, config), "")
 		read(t, s, 0, block)
 		read(t, s, 2, block)
 	})
 }
 
-// faultVar is the directory in which TestFaultChild, as a child, mounts files on those of stores.
+// faultVar holds the directory in which TestFaultChild mounts files over those of stores.
 const faultVar = "CLOISTER_DISK_TEST_FAULT"
 
 func TestFaultsOfFiles(t *testing.T) { runInNamespace(t, "TestFaultChild", faultVar) }
 
 func TestFaultChild(t *testing.T) {
 	dir := inNamespace(t, faultVar)
-	// cover mounts one file on another, which cannot be removed then.
+	// cover mounts one file over another, which can then not be removed.
 	cover := func(t *testing.T, path, by string) (uncover func()) {
 		t.Helper()
 		if err := syscall.Mount(by, path, "", syscall.MS_BIND, ""); err != nil {
@@ -243,7 +241,7 @@ func TestFaultChild(t *testing.T) {
 		}
 		read(t, store(t, c, ""), 0, 70_000)
 		if err := putOther(t, store(t, c, ""), 0); !errors.Is(err, cas.ErrFull) || !errors.Is(err, syscall.EBUSY) {
-			t.Errorf("got %v, want ErrFull, and why", err)
+			t.Errorf("got %v, want ErrFull with the reason", err)
 		}
 		if err := c.Close(); err != nil {
 			t.Error(err)
@@ -263,11 +261,11 @@ func TestFaultChild(t *testing.T) {
 			uncover := cover(t, filePath(config.Dir, d), nowhere)
 			c, err := disk.Open(config)
 			if err != nil {
-				t.Fatalf("for one blob the store does not open: %v", err)
+				t.Fatalf("Open fails because of one blob: %v", err)
 			}
 			s = store(t, c, "")
 			if r, err := s.Open(t.Context(), d, 0); err == nil {
-				t.Error("it can be read")
+				t.Error("the blob can be read")
 				r.Close()
 			} else if !errors.Is(err, cas.ErrCorrupt) && !errors.Is(err, cas.ErrNotFound) {
 				t.Errorf("got %v", err)

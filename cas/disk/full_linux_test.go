@@ -22,16 +22,15 @@ import (
 	"github.com/cloister-build/cloister/sandbox/sandboxtest"
 )
 
-// fullVar is the directory on which TestFullChild, as a child, mounts small file systems.
+// fullVar holds the directory in which TestFullChild mounts small file systems.
 const fullVar = "CLOISTER_DISK_TEST_FULL"
 
-// The file systems are small ones, mounted in a mount namespace that ends with the child.
+// TestFullFileSystemIsErrFull mounts small file systems in a mount namespace that ends with the child.
 func TestFullFileSystemIsErrFull(t *testing.T) {
 	runInNamespace(t, "TestFullChild", fullVar)
 }
 
-// runInNamespace runs another test in a child with user and mount namespaces of its own, with a directory for it in
-// the environment.
+// runInNamespace runs another test in a child with its own user and mount namespaces, and passes it a directory.
 func runInNamespace(t *testing.T, test, variable string) {
 	t.Helper()
 	self, err := os.Executable()
@@ -54,11 +53,11 @@ func runInNamespace(t *testing.T, test, variable string) {
 	}
 }
 
-// inNamespace returns the directory that runInNamespace has given to this child, whose mounts nobody else sees.
+// inNamespace returns the directory passed by runInNamespace, and makes the mounts of this child private.
 func inNamespace(t *testing.T, variable string) (dir string) {
 	t.Helper()
 	if dir = os.Getenv(variable); dir == "" {
-		t.Skip("it is the child of another test")
+		t.Skip("child of another test")
 	}
 	if err := syscall.Mount("", "/", "", syscall.MS_REC|syscall.MS_PRIVATE, ""); err != nil {
 		t.Fatalf("make mounts private: %v", err)
@@ -66,12 +65,12 @@ func inNamespace(t *testing.T, variable string) (dir string) {
 	return dir
 }
 
-// fullCases are what is done on a file system without a free block, or without a free inode.
+// fullCases are operations on a file system without free blocks or inodes.
 var fullCases = []struct {
 	name   string
 	do     func(t *testing.T, f *fullStore, n int) error
-	bytes  bool // without blocks it must fail
-	inodes bool // without inodes it must
+	bytes  bool // must fail without blocks
+	inodes bool // must fail without inodes
 }{
 	{"Put of a small blob", func(t *testing.T, f *fullStore, n int) error { return putOther(t, f.store, n) }, true, false},
 	{"Put of a large blob", func(t *testing.T, f *fullStore, n int) error {
@@ -91,7 +90,7 @@ var fullCases = []struct {
 		return f.store.Record(t.Context(), d, &repb.ActionResult{StdoutRaw: make([]byte, 10*n)})
 	}, true, false},
 	{"File", func(t *testing.T, f *fullStore, n int) error {
-		for _, d := range f.digests { // the copies of all of them together are more than a page
+		for _, d := range f.digests { // the copies together exceed a page
 			_, release, err := f.store.File(t.Context(), d, true)
 			if err != nil {
 				return err
@@ -100,14 +99,14 @@ var fullCases = []struct {
 		}
 		return nil
 	}, true, true},
-	{"Missing", func(t *testing.T, f *fullStore, n int) error { // writes stamps where it can
+	{"Missing", func(t *testing.T, f *fullStore, n int) error { // writes stamps if it can
 		time.Sleep(time.Hour)
 		if lost := missing(t, f.store, f.digests...); len(lost) > 0 {
-			t.Errorf("missing are %v", lost)
+			t.Errorf("Missing: got %v, want none", lost)
 		}
 		return nil
 	}, false, false},
-	{"Collect", func(t *testing.T, f *fullStore, n int) error { // moves what is leased away from what is not
+	{"Collect", func(t *testing.T, f *fullStore, n int) error { // moves leased entries
 		r, err := f.cache.Collect(t.Context(), disk.CollectOptions{OlderThan: fullLease})
 		if err == nil && n == 0 && r.Moved == 0 {
 			t.Errorf("nothing was moved: %+v", r)
@@ -125,10 +124,10 @@ const fullLease = 10 * time.Hour
 type fullStore struct {
 	cache   *disk.Cache
 	store   *disk.Store
-	digests []cas.Digest // of the blobs that are leased
+	digests []cas.Digest // of leased blobs
 }
 
-// read reads all that is leased.
+// read reads everything that is leased.
 func (f *fullStore) read(t *testing.T) {
 	t.Helper()
 	for i := range byte(10) {
@@ -145,7 +144,7 @@ func (f *fullStore) read(t *testing.T) {
 
 func TestFullChild(t *testing.T) {
 	dir := inNamespace(t, fullVar)
-	syscall.Umask(0o077) // must not change what is promised of a file's mode
+	syscall.Umask(0o077) // must not affect file modes
 	for _, inodes := range []bool{false, true} {
 		for _, c := range fullCases {
 			t.Run(fmt.Sprintf("%s,inodes=%v", c.name, inodes), func(t *testing.T) {
@@ -164,7 +163,7 @@ func TestFullChild(t *testing.T) {
 	}
 }
 
-// mountSmall mounts a file system of a megabyte, or of few inodes, until the end of the test.
+// mountSmall mounts a file system of one megabyte, or with few inodes, until the end of the test.
 func mountSmall(t *testing.T, dir string, inodes bool) {
 	t.Helper()
 	options := "size=1m,mode=700"
@@ -181,7 +180,7 @@ func mountSmall(t *testing.T, dir string, inodes bool) {
 	})
 }
 
-// exhaust takes all that is free of the file system of dir, until the result is called.
+// exhaust uses up the file system of dir, until the result is called.
 func exhaust(t *testing.T, dir string, inodes bool) (free func()) {
 	t.Helper()
 	room := filepath.Join(dir, "..", "filler")
@@ -209,7 +208,7 @@ func exhaust(t *testing.T, dir string, inodes bool) (free func()) {
 			}
 		}
 	}
-	t.Fatal("the file system has no end")
+	t.Fatal("the file system does not fill up")
 	return nil
 }
 
@@ -240,11 +239,11 @@ func whenFull(t *testing.T, dir string, inodes bool, do func(*testing.T, *fullSt
 	if lost := missing(t, f.store, f.digests...); len(lost) > 0 {
 		t.Fatal(lost)
 	}
-	time.Sleep(fullLease / 2) // the other half of the small ones has lapsed
+	time.Sleep(fullLease / 2) // the other half of the small blobs has expired
 
 	free := exhaust(t, dir, inodes)
 	var err error
-	for n := range 200 { // there may be room at the end of a page
+	for n := range 200 { // the last page may have room
 		if err = do(t, f, n); err != nil || !fails && n == 20 {
 			break
 		}
@@ -253,15 +252,15 @@ func whenFull(t *testing.T, dir string, inodes bool, do func(*testing.T, *fullSt
 		t.Errorf("got %v, want ErrFull: %v", err, fails)
 	}
 	if fails && (!errors.Is(err, syscall.ENOSPC) || !strings.Contains(err.Error(), dir) || !strings.Contains(err.Error(), "free space")) {
-		t.Errorf("%q does not say what to do, or where", err)
+		t.Errorf("got %q, want it to name the store and give advice", err)
 	}
 	f.read(t)
 	if err := f.cache.Check(t.Context()); err != nil {
-		t.Errorf("while it is full: %v", err)
+		t.Errorf("on a full file system: %v", err)
 	}
 	free()
 	if err := do(t, f, 1000); err != nil {
-		t.Errorf("with room: %v", err)
+		t.Errorf("after space was freed: %v", err)
 	}
 	f.read(t)
 	closeStore(t, f.cache)
@@ -271,11 +270,11 @@ func whenFull(t *testing.T, dir string, inodes bool, do func(*testing.T, *fullSt
 	closeStore(t, f.cache)
 	fi, err := os.Lstat(filePath(dir, f.digests[10]))
 	if err != nil || fi.Mode() != 0o444 {
-		t.Errorf("under umask 077 a file has mode %v, %v", fi.Mode(), err)
+		t.Errorf("with umask 077: got mode %v, %v", fi.Mode(), err)
 	}
 }
 
-// A store on a full file system opens, or says what is wrong; either way nothing of it is lost.
+// TestOpenOnFullFileSystem: Open succeeds or returns ErrFull, and loses nothing.
 func openWhenFull(t *testing.T, dir string, inodes bool) {
 	config := disk.Config{Dir: filepath.Join(dir, "store"), MaxBytes: 64 << 20, MaxFiles: 1 << 20}
 	c := open(t, config)
@@ -295,7 +294,7 @@ func openWhenFull(t *testing.T, dir string, inodes bool) {
 	}
 	fresh := disk.Config{Dir: filepath.Join(dir, "filler", "new"), MaxBytes: 64 << 20}
 	if _, err := disk.Open(fresh); !errors.Is(err, cas.ErrFull) || !strings.Contains(err.Error(), fresh.Dir) {
-		t.Errorf("Open of a new store: got %v, want ErrFull that names it", err)
+		t.Errorf("Open of a new store: got %v, want ErrFull naming it", err)
 	}
 	free()
 	fresh.Dir = filepath.Join(dir, "new")

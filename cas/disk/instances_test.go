@@ -10,14 +10,13 @@ import (
 	"github.com/cloister-build/cloister/cas"
 )
 
-// TestNamesOfInstancesRunOut: with as many as there are numbers no other instance begins, which is told as a full store, and
-// those that have a name go on.
-func TestNamesOfInstancesRunOut(t *testing.T) {
+// TestInstanceNumbersRunOut: a put into one instance too many is ErrFull, and the other instances stay usable.
+func TestInstanceNumbersRunOut(t *testing.T) {
 	c, old := openStore(t, Config{Dir: t.TempDir()})
 	if _, err := cas.PutBytes(t.Context(), old, cas.SHA256, []byte("first")); err != nil {
 		t.Fatal(err)
 	}
-	for n := len(c.instances.names); n < 65_536; n++ { // as if each had been written to
+	for n := len(c.instances.names); n < 65_536; n++ {
 		c.instances.add(strconv.Itoa(n))
 	}
 	in, err := c.Instance("another")
@@ -29,9 +28,9 @@ func TestNamesOfInstancesRunOut(t *testing.T) {
 		t.Errorf("got %v, want ErrFull", err)
 	}
 	if missing, err := in.Store.Missing(t.Context(), []cas.Digest{d}); err != nil || len(missing) != 1 {
-		t.Errorf("a question for it: got %v, %v, want that it is absent", missing, err)
+		t.Errorf("Missing: got %v, %v, want the blob", missing, err)
 	}
 	if _, err := cas.PutBytes(t.Context(), old, cas.SHA256, []byte("second")); err != nil {
-		t.Errorf("the instance of before: %v", err)
+		t.Errorf("put into the first instance: %v", err)
 	}
 }

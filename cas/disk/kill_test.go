@@ -20,8 +20,7 @@ import (
 	"github.com/cloister-build/cloister/cas/disk"
 )
 
-// killVar says what TestKillChild, as a child, fills: the directory of a store, its budget, and whether anything in it
-// is leased.
+// killVar holds the directory and the budget of the store for TestKillChild, and whether it has leases.
 const killVar = "CLOISTER_DISK_TEST_KILL"
 
 func killConfig(dir string, maxBytes int64, leased bool) disk.Config {
@@ -32,11 +31,11 @@ func killConfig(dir string, maxBytes int64, leased bool) disk.Config {
 	return config
 }
 
-// TestKillChild puts in many goroutines, and writes a line for each blob and each result that it was told is stored.
+// TestKillChild puts from many goroutines, and prints a line for each acknowledged blob and result.
 func TestKillChild(t *testing.T) {
 	what := strings.Split(os.Getenv(killVar), "|")
 	if len(what) != 3 {
-		t.Skip("it is the child of another test")
+		t.Skip("child of another test")
 	}
 	maxBytes, err := strconv.ParseInt(what[1], 10, 64)
 	if err != nil {
@@ -50,7 +49,7 @@ func TestKillChild(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	const writers, rounds = 8, 2000 // an end, should nobody kill it
+	const writers, rounds = 8, 2000 // an end in case nobody kills it
 	var wg sync.WaitGroup
 	for w := range writers {
 		wg.Go(func() {
@@ -64,7 +63,7 @@ func TestKillChild(t *testing.T) {
 
 func putMany(in *cas.Instance, name string, rounds int) error {
 	ctx := context.Background()
-	var last []byte // which, with the next blob, is one that is kept as chunks
+	var last []byte // concatenated with the next blob, it is stored as chunks
 	for i := range rounds {
 		b := bytes.Repeat([]byte(fmt.Sprintf("%s-%d ", name, i)), 1+i*37%900)
 		d, err := cas.PutBytes(ctx, in.Store, cas.SHA256, b)
@@ -77,7 +76,7 @@ func putMany(in *cas.Instance, name string, rounds int) error {
 		both := append(last, b...)
 		whole := cas.SHA256.Sum(both)
 		if m := (cas.ChunkList{Chunks: []cas.Digest{cas.SHA256.Sum(last), d}}); len(last) > 0 {
-			// A chunk may have been evicted, where nothing is leased.
+			// Without leases a chunk may have been evicted.
 			if err := in.Store.(cas.Splicer).Splice(ctx, whole, m); err == nil {
 				if _, err := fmt.Println("blob", whole); err != nil {
 					return err
@@ -110,14 +109,14 @@ func TestKilledStoreKeepsWhatItAcknowledged(t *testing.T) {
 			t.Fatal("nothing was acknowledged")
 		}
 		if lost := missing(t, s, acknowledged["blob"]...); len(lost) > 0 {
-			t.Errorf("round %d: of %d acknowledged blobs are missing: %v", round, len(acknowledged["blob"]), lost)
+			t.Errorf("round %d: of %d acknowledged blobs, missing: %v", round, len(acknowledged["blob"]), lost)
 		}
 		for _, d := range acknowledged["result"] {
 			if r, err := s.Lookup(t.Context(), d); err != nil || string(r.StdoutRaw) != d.Hash() {
 				t.Errorf("round %d: acknowledged result of %s: %v, %v", round, d, r, err)
 			}
 		}
-		closeStore(t, c) // reads everything, and finds tmp empty
+		closeStore(t, c) // Check reads everything
 	}
 }
 
@@ -129,7 +128,7 @@ func TestKilledStoreIsConsistentUnderEviction(t *testing.T) {
 	}
 }
 
-// runAndKill lets a child put until it has acknowledged enough, and kills it. It adds all that was acknowledged to got.
+// runAndKill runs a child until it has acknowledged enough puts, and kills it. It adds what was acknowledged to got.
 func runAndKill(t *testing.T, config disk.Config, enough int, got map[string][]cas.Digest) {
 	t.Helper()
 	self, err := os.Executable()
@@ -149,11 +148,11 @@ func runAndKill(t *testing.T, config disk.Config, enough int, got map[string][]c
 	lines := bufio.NewScanner(out)
 	for n := 0; lines.Scan(); n++ {
 		if n == enough {
-			// While it lives it holds the store, and says who it is.
+			// While it runs, it has the store locked and is named in errors.
 			_, err := disk.Open(config)
 			holder := fmt.Sprintf("process %d,", cmd.Process.Pid)
 			if !errors.Is(err, disk.ErrLocked) || !strings.Contains(err.Error(), holder) {
-				t.Errorf("Open of a held store: got %v, want ErrLocked by %s", err, holder)
+				t.Errorf("Open of a locked store: got %v, want ErrLocked naming %s", err, holder)
 			}
 			if err := cmd.Process.Kill(); err != nil {
 				t.Error(err)
@@ -162,7 +161,7 @@ func runAndKill(t *testing.T, config disk.Config, enough int, got map[string][]c
 		kind, text, _ := strings.Cut(lines.Text(), " ")
 		d, err := cas.ParseDigest(text)
 		if err != nil {
-			break // the line in which it was killed
+			break // a partial line: the child was killed
 		}
 		got[kind] = append(got[kind], d)
 	}

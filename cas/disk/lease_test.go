@@ -21,7 +21,8 @@ import (
 	"github.com/cloister-build/cloister/cas/disk"
 )
 
-// fill puts blobs of one block, the first one of seed from, until the store is full, and returns how many fitted.
+// fill puts blobs of one block, with seeds counting up from the given one, until the store is full, and returns their
+// number.
 func fill(t *testing.T, s *disk.Store, from, most int) int {
 	t.Helper()
 	for i := range most {
@@ -46,7 +47,7 @@ type use struct {
 	use  func(t *testing.T, s *disk.Store, d cas.Digest) error
 }
 
-// uses are the ways in which a blob, or the result of that digest, is used.
+// uses are the ways to use a blob, or the result of an action with its digest.
 var uses = []use{
 	{"Open", func(t *testing.T, s *disk.Store, d cas.Digest) error {
 		r, err := s.Open(t.Context(), d, 1)
@@ -93,7 +94,7 @@ var uses = []use{
 	}},
 }
 
-// Whatever is put, what was used within the lease stays; and all of it stays if the process ends.
+// TestLeasedIsNotEvicted also reopens the store: leases survive the end of the process.
 func TestLeasedIsNotEvicted(t *testing.T) {
 	const lease = 2 * time.Hour
 	for _, pack := range []int64{0, everyFile} {
@@ -121,19 +122,19 @@ func TestLeasedIsNotEvicted(t *testing.T) {
 							s = store(t, c, "")
 						}
 						time.Sleep(lease)
-						// All else has lapsed, and is gone before this is full.
+						// The lease of everything else has expired.
 						if n := fill(t, s, 0, 200); n < 10 || n == 200 {
-							t.Errorf("%d blobs were put into a store of 32", n)
+							t.Errorf("put %d blobs into a store of 32", n)
 						}
 						if u.name == "Lookup" || u.name == "Record" {
 							if _, err := s.Lookup(t.Context(), d); err != nil {
-								t.Errorf("the leased result: %v", err)
+								t.Errorf("leased result: %v", err)
 							}
 							return
 						}
 						read(t, s, 0, block)
 						if got := present(t, s, 8); len(got) != 1 {
-							t.Errorf("present are %v, want 0 alone", got)
+							t.Errorf("present: got %v, want only 0", got)
 						}
 					})
 				})
@@ -142,8 +143,8 @@ func TestLeasedIsNotEvicted(t *testing.T) {
 	}
 }
 
-// A use that is not written, for the last one was a moment ago, is a lease all the same.
-func TestLeaseOutlivesTheGrain(t *testing.T) {
+// TestUseWithinGrainRenewsLease: a use soon after the last one is not written, but renews the lease.
+func TestUseWithinGrainRenewsLease(t *testing.T) {
 	for _, u := range uses {
 		synctest.Test(t, func(t *testing.T) {
 			const lease = 2 * time.Hour
@@ -159,14 +160,14 @@ func TestLeaseOutlivesTheGrain(t *testing.T) {
 			}
 			time.Sleep(lease)
 			if r, err := c.Collect(t.Context(), disk.CollectOptions{MaxBytes: 1}); err != nil {
-				t.Errorf("%+v, %v", r, err)
+				t.Errorf("Collect: got %+v, %v", r, err)
 			}
 			if u.name == "Lookup" || u.name == "Record" {
 				if _, err := s.Lookup(t.Context(), d); err != nil {
 					t.Errorf("%s: %v", u.name, err)
 				}
 			} else if !has(t, s, d) {
-				t.Errorf("%s: the blob is gone", u.name)
+				t.Errorf("%s: the blob was evicted", u.name)
 			}
 		})
 	}
@@ -179,22 +180,22 @@ func TestLongestLease(t *testing.T) {
 		put(t, s, 0)
 		time.Sleep(24 * time.Hour)
 		if r, err := c.Collect(t.Context(), disk.CollectOptions{MaxBytes: 1}); err != nil || r.Freed != 0 || r.Leased == 0 {
-			t.Errorf("%+v, %v", r, err)
+			t.Errorf("Collect: got %+v, %v", r, err)
 		}
 		read(t, s, 0, block)
 	})
 }
 
-// What was put while the clock was ahead lapses all the same.
-func TestClockThatWasAhead(t *testing.T) {
+// TestLeaseFromFutureExpires: a clock that was ahead does not extend leases.
+func TestLeaseFromFutureExpires(t *testing.T) {
 	const lease = time.Hour
 	config := disk.Config{Dir: t.TempDir(), MaxBytes: 32 * block, Lease: lease}
 	c := open(t, config)
 	if n := fill(t, store(t, c, ""), 0, 100); n == 100 {
-		t.Fatal("it does not get full")
+		t.Fatal("the store is not full")
 	}
 	closeStore(t, c)
-	synctest.Test(t, func(t *testing.T) { // where it is years earlier
+	synctest.Test(t, func(t *testing.T) { // starts years earlier
 		s := store(t, open(t, config), "")
 		time.Sleep(lease + lease/8 + 2*time.Second)
 		if err := putOther(t, s, 1000); err != nil {
@@ -203,7 +204,7 @@ func TestClockThatWasAhead(t *testing.T) {
 	})
 }
 
-func TestLapsedGoes(t *testing.T) {
+func TestExpiredIsEvicted(t *testing.T) {
 	for _, pack := range []int64{0, everyFile} {
 		synctest.Test(t, func(t *testing.T) {
 			const lease = time.Hour
@@ -216,25 +217,25 @@ func TestLapsedGoes(t *testing.T) {
 			if err := putOther(t, s, 1000); !errors.Is(err, cas.ErrFull) {
 				t.Errorf("got %v, want ErrFull", err)
 			}
-			time.Sleep(lease + lease/8 + 2*time.Second) // the grain beside the lease
+			time.Sleep(lease + lease/8 + 2*time.Second) // lease and grain
 			for i := range 25 {
 				if err := putOther(t, s, 1000+i); err != nil {
-					t.Fatalf("pack %d: after the lease: %v", pack, err)
+					t.Fatalf("pack %d: Put after the lease: %v", pack, err)
 				}
 				time.Sleep(lease / 5)
 			}
 			if has(t, s, d) {
-				t.Error("the lapsed blob is still there")
+				t.Error("the blob was not evicted after its lease")
 			}
 			if _, err := s.Lookup(t.Context(), d); pack == 0 && !errors.Is(err, cas.ErrNotFound) {
-				t.Errorf("the lapsed result is still there: %v", err)
+				t.Errorf("result after its lease: got %v, want ErrNotFound", err)
 			}
 		})
 	}
 }
 
-// Roughly: with a quarter of the age.
-func TestOldestGoesFirst(t *testing.T) {
+// TestOldestIsEvictedFirst: ages have a precision of a quarter.
+func TestOldestIsEvictedFirst(t *testing.T) {
 	for _, lease := range []time.Duration{none, time.Minute} {
 		for _, pack := range []int64{0, everyFile} {
 			synctest.Test(t, func(t *testing.T) {
@@ -247,7 +248,7 @@ func TestOldestGoesFirst(t *testing.T) {
 					time.Sleep(5 * time.Hour)
 				}
 				closeStore(t, c)
-				// Used are 4 to 7, which shared a segment: they are the youngest by now.
+				// Blobs 4 to 7 share a segment and are the last used.
 				s = store(t, open(t, config), "")
 				for i := byte(4); i < 8; i++ {
 					read(t, s, i, block)
@@ -260,15 +261,15 @@ func TestOldestGoesFirst(t *testing.T) {
 				}
 				got := present(t, s, 40)
 				if len(got) < 8 || len(got) > 36 {
-					t.Fatalf("lease %v, pack %d: %v are left", lease, pack, got)
+					t.Fatalf("lease %v, pack %d: left %v", lease, pack, got)
 				}
 				if !bytes.HasPrefix(got, []byte{4, 5, 6, 7}) {
-					t.Errorf("lease %v, pack %d: %v are left, without those used last", lease, pack, got)
+					t.Errorf("lease %v, pack %d: left %v, want 4 to 7 among them", lease, pack, got)
 				}
-				// Of the rest those put last.
+				// Of the others, the last ones put.
 				for _, seed := range got[4:] {
 					if int(seed) < 40-3*len(got)/2 {
-						t.Errorf("lease %v, pack %d: %v are left, though %d is old", lease, pack, got, seed)
+						t.Errorf("lease %v, pack %d: left %v, although %d is old", lease, pack, got, seed)
 					}
 				}
 			})
@@ -276,7 +277,7 @@ func TestOldestGoesFirst(t *testing.T) {
 	}
 }
 
-// A smaller budget takes effect at once, as far as leases permit.
+// TestSmallerBudget reopens a store with a smaller budget: it evicts at once, as far as leases permit.
 func TestSmallerBudget(t *testing.T) {
 	for _, pack := range []int64{0, everyFile} {
 		synctest.Test(t, func(t *testing.T) {
@@ -293,11 +294,11 @@ func TestSmallerBudget(t *testing.T) {
 			c = open(t, config)
 			s = store(t, c, "")
 			if got := c.Stats(); got.Bytes > 24*block || got.Blobs < 10 {
-				t.Errorf("pack %d: %+v", pack, got)
+				t.Errorf("pack %d: Stats: got %+v", pack, got)
 			}
 			got := present(t, s, 40)
 			if got[0] < 15 || got[len(got)-1] != 39 {
-				t.Errorf("pack %d: left are %v", pack, got)
+				t.Errorf("pack %d: left %v", pack, got)
 			}
 			if err := c.Check(t.Context()); err != nil {
 				t.Error(err)
@@ -305,7 +306,7 @@ func TestSmallerBudget(t *testing.T) {
 			if err := c.Close(); err != nil {
 				t.Fatal(err)
 			}
-			// All that is left is leased now.
+			// Everything left is leased.
 			config.MaxBytes = 10 * block
 			c, err := disk.Open(config)
 			if err != nil {
@@ -313,7 +314,7 @@ func TestSmallerBudget(t *testing.T) {
 			}
 			s = store(t, c, "")
 			if again := present(t, s, 40); !bytes.Equal(again, got) {
-				t.Errorf("pack %d: left are %v of %v", pack, again, got)
+				t.Errorf("pack %d: left %v, want %v", pack, again, got)
 			}
 			if err := putOther(t, s, 0); !errors.Is(err, cas.ErrFull) {
 				t.Errorf("pack %d: got %v, want ErrFull", pack, err)
@@ -325,7 +326,7 @@ func TestSmallerBudget(t *testing.T) {
 	}
 }
 
-func TestFullStoreSaysWhy(t *testing.T) {
+func TestFullErrorGivesReason(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		dir := t.TempDir()
 		s := store(t, open(t, disk.Config{Dir: dir, MaxBytes: 32 * block, Lease: 42 * time.Minute}), "")
@@ -347,14 +348,14 @@ func TestFullStoreSaysWhy(t *testing.T) {
 			}
 			for _, want := range []string{dir, "within the lease of", "42m0s", fmt.Sprint(32 * block)} {
 				if !strings.Contains(err.Error(), want) {
-					t.Errorf("%s: %q does not say %q", name, err, want)
+					t.Errorf("%s: got %q, want it to contain %q", name, err, want)
 				}
 			}
 		}
 	})
 }
 
-// A store in which all is leased has nothing to gain from writing it anew.
+// TestFullStoreIsNotRewritten: nothing can be gained while everything is leased.
 func TestFullStoreIsNotRewritten(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		dir := t.TempDir()
@@ -368,7 +369,7 @@ func TestFullStoreIsNotRewritten(t *testing.T) {
 			}
 		}
 		if after := list(t, dir); !equal(before, after) {
-			t.Errorf("ten Puts that found no room changed the directory from %q to %q", before, after)
+			t.Errorf("ten failed Puts changed the directory from %q to %q", before, after)
 		}
 	})
 }
@@ -387,7 +388,7 @@ func logBytes(t *testing.T, dir string) (n int64) {
 	return n
 }
 
-// Reading does not write, but once in a grain: an eighth of the lease, and a quarter of an hour at most.
+// TestUseIsWrittenOncePerGrain: the grain is an eighth of the lease, and at most 15 minutes.
 func TestUseIsWrittenOncePerGrain(t *testing.T) {
 	for _, test := range []struct{ lease, grain time.Duration }{
 		{80 * time.Minute, 10 * time.Minute}, {24 * time.Hour, 15 * time.Minute}, {none, 15 * time.Minute},
@@ -412,30 +413,30 @@ func TestUseIsWrittenOncePerGrain(t *testing.T) {
 					}
 				}
 			}
-			c.Maintain() // so that nothing else is noted
+			c.Maintain() // so that nothing else is written
 			before := logBytes(t, dir)
 			time.Sleep(test.grain)
 			use(3)
 			if n := logBytes(t, dir) - before; n != 0 {
-				t.Errorf("lease %v: within the grain %d bytes were written", test.lease, n)
+				t.Errorf("lease %v: within the grain: wrote %d bytes, want 0", test.lease, n)
 			}
 			time.Sleep(time.Second)
 			use(3)
 			if n := logBytes(t, dir) - before; n != 2*16 {
-				t.Errorf("lease %v: after the grain %d bytes were written, want two notes", test.lease, n)
+				t.Errorf("lease %v: after the grain: wrote %d bytes, want two notes", test.lease, n)
 			}
 		})
 	}
 }
 
-// A client that names blobs again and again makes no log longer for it.
-func TestBlobNamedOftenIsNotedOnce(t *testing.T) {
+// TestDuplicateDigestsAreNotedOnce: repeating a digest in a request does not grow a log.
+func TestDuplicateDigestsAreNotedOnce(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		dir := t.TempDir()
 		c := open(t, disk.Config{Dir: dir})
 		s := store(t, c, "")
 		a, b := put(t, s, 0), put(t, s, 1)
-		c.Maintain() // so that nothing else is noted
+		c.Maintain() // so that nothing else is written
 		before := logBytes(t, dir)
 		time.Sleep(time.Hour)
 		var ds []cas.Digest
@@ -444,13 +445,13 @@ func TestBlobNamedOftenIsNotedOnce(t *testing.T) {
 		}
 		missing(t, s, ds...)
 		if n := logBytes(t, dir) - before; n != 2*16 {
-			t.Errorf("%d bytes were written, want two notes", n)
+			t.Errorf("wrote %d bytes, want two notes", n)
 		}
 	})
 }
 
-// What is used while its segment is written anew has its new stamp in the new one, also for a later process.
-func TestUseDuringRewriteIsKept(t *testing.T) {
+// TestUseDuringEvacuationIsKept also reopens the store.
+func TestUseDuringEvacuationIsKept(t *testing.T) {
 	const lease = time.Hour
 	for round := range 5 {
 		synctest.Test(t, func(t *testing.T) {
@@ -458,7 +459,7 @@ func TestUseDuringRewriteIsKept(t *testing.T) {
 			c := open(t, config)
 			s := store(t, c, "")
 			var ds []cas.Digest
-			for i := range 200 { // of which one half lapses
+			for i := range 200 { // one half expires
 				b := fmt.Appendf(nil, "%d %d", round, i)
 				d, err := cas.PutBytes(t.Context(), s, cas.SHA256, bytes.Repeat(b, 100))
 				if err != nil {
@@ -472,7 +473,7 @@ func TestUseDuringRewriteIsKept(t *testing.T) {
 					t.Fatal("absent")
 				}
 			}
-			time.Sleep(lease) // the other half has lapsed
+			time.Sleep(lease) // the other half has expired
 			var wg sync.WaitGroup
 			var used []cas.Digest
 			wg.Go(func() {
@@ -492,7 +493,7 @@ func TestUseDuringRewriteIsKept(t *testing.T) {
 			}
 			wg.Wait()
 			if len(used) < len(ds)/2 || r.Segments == 0 {
-				t.Errorf("%d blobs were used, and %d segments rewritten", len(used), r.Segments)
+				t.Errorf("used %d blobs, evacuated %d segments", len(used), r.Segments)
 			}
 			closeStore(t, c)
 			time.Sleep(lease)
@@ -501,14 +502,14 @@ func TestUseDuringRewriteIsKept(t *testing.T) {
 				t.Error(err)
 			}
 			if lost := missing(t, store(t, c, ""), used...); len(lost) > 0 {
-				t.Errorf("%d of %d blobs that were used within the lease are gone", len(lost), len(used))
+				t.Errorf("%d of %d blobs used within the lease were evicted", len(lost), len(used))
 			}
 		})
 	}
 }
 
-// What Missing calls present can be read for as long as the lease is, whatever is put meanwhile.
-func TestMissingIsNotWrongUnderEviction(t *testing.T) {
+// TestMissingRenewsLeaseUnderEviction: what Missing reports as present stays for the lease.
+func TestMissingRenewsLeaseUnderEviction(t *testing.T) {
 	for _, pack := range []int64{0, everyFile} {
 		t.Run(fmt.Sprintf("pack=%d", pack), func(t *testing.T) {
 			const lease, workers, blobs = time.Minute, 6, 30
@@ -517,7 +518,7 @@ func TestMissingIsNotWrongUnderEviction(t *testing.T) {
 				s := store(t, c, "")
 				evicted := int64(0)
 				for round := range 12 {
-					time.Sleep(lease + lease/8 + 2*time.Second) // all that there is may go
+					time.Sleep(lease + lease/8 + 2*time.Second) // everything may be evicted
 					for i := range byte(blobs / 2) {
 						_ = tryPut(t, s, i+byte(round%2)*blobs/2)
 					}
@@ -536,12 +537,12 @@ func TestMissingIsNotWrongUnderEviction(t *testing.T) {
 								}
 								r, err := s.Open(t.Context(), d, 0)
 								if err != nil {
-									t.Errorf("Missing called it present: %v", err)
+									t.Errorf("a blob that Missing reported as present: %v", err)
 									continue
 								}
 								got, err := io.ReadAll(r)
 								if err = errors.Join(err, r.Close()); err != nil || !bytes.Equal(got, b) {
-									t.Errorf("Missing called it present: %d bytes, %v", len(got), err)
+									t.Errorf("a blob that Missing reported as present: got %d bytes, %v", len(got), err)
 								}
 							}
 						})
@@ -550,7 +551,7 @@ func TestMissingIsNotWrongUnderEviction(t *testing.T) {
 					evicted = c.Stats().EvictedBlobs
 				}
 				if evicted < blobs {
-					t.Errorf("only %d blobs were evicted meanwhile", evicted)
+					t.Errorf("evicted only %d blobs", evicted)
 				}
 			})
 		})
@@ -562,9 +563,8 @@ func tryPut(t *testing.T, s *disk.Store, seed byte) error {
 	return s.Put(t.Context(), d, bytes.NewReader(b))
 }
 
-// A log full of notes gets shorter, and nothing of what it says is lost: neither what is there, nor until when, nor
-// what is not.
-func TestLogGetsShorter(t *testing.T) {
+// TestCompactionShortensLog keeps entries, stamps and drops.
+func TestCompactionShortensLog(t *testing.T) {
 	for _, sync := range []bool{false, true} {
 		shorten(t, sync)
 	}
@@ -604,13 +604,13 @@ func shorten(t *testing.T, sync bool) {
 				t.Fatal(err)
 			}
 			before = logBytes(t, dir)
-			time.Sleep(time.Minute) // twice the time of upkeep
+			time.Sleep(time.Minute) // two maintenance intervals
 			if after = logBytes(t, dir); after < before {
-				break // and all stamps are in puts now
+				break // all stamps are in puts
 			}
 		}
 		if after >= before || after > 12*64+32 {
-			t.Errorf("sync %v: the log had %d bytes, and has %d", sync, before, after)
+			t.Errorf("sync %v: the log has %d bytes, before %d", sync, after, before)
 		}
 		check := func() {
 			t.Helper()
@@ -621,10 +621,10 @@ func shorten(t *testing.T, sync bool) {
 			}
 			read(t, s, 10, 70_000)
 			if r, err := s.Lookup(t.Context(), ds[0]); err != nil || r.ExitCode != 4 {
-				t.Errorf("%v, %v", r, err)
+				t.Errorf("Lookup: got %v, %v", r, err)
 			}
 		}
-		putSize(t, s, 20, 100) // in the next segment, or behind
+		putSize(t, s, 20, 100) // in the next segment, or at the end
 		time.Sleep(lease - 2*time.Minute)
 		for range 2 {
 			closeStore(t, c)
@@ -634,7 +634,7 @@ func shorten(t *testing.T, sync bool) {
 				t.Error(err)
 			}
 			if has(t, s, digestOfBlob(5, 1000)) {
-				t.Error("what was damaged is present again")
+				t.Error("a damaged blob is present again")
 			}
 		}
 		check()

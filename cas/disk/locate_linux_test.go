@@ -11,11 +11,11 @@ import (
 	"github.com/cloister-build/cloister/cas/disk"
 )
 
-// What the store itself takes back is nobody else's write.
-func TestFailedPutLeavesPlacementsValid(t *testing.T) {
+// TestFailedPutKeepsLocationsValid: truncating after a failed write is not a foreign write.
+func TestFailedPutKeepsLocationsValid(t *testing.T) {
 	config := disk.Config{Dir: t.TempDir()}
 	s := store(t, open(t, config), "")
-	p := place(t, s, put(t, s, 1))
+	p := locate(t, s, put(t, s, 1))
 	restore := replaceOpen(t, segmentFiles(t, config.Dir, ".log")[0], "/dev/full")
 	b, _ := castest.Blob(2, 3*block)
 	if _, err := cas.PutBytes(t.Context(), s, cas.SHA256, b); !errors.Is(err, cas.ErrFull) {
@@ -23,12 +23,12 @@ func TestFailedPutLeavesPlacementsValid(t *testing.T) {
 	}
 	restore()
 	if !p.Valid() {
-		t.Error("the placement is invalid")
+		t.Error("the Location is invalid")
 	}
 }
 
-// An action asks often: neither question costs an allocation for each blob.
-func TestPlaceAllocates(t *testing.T) {
+// TestLocateAllocations: neither method allocates for each blob, since every action calls them.
+func TestLocateAllocations(t *testing.T) {
 	s := store(t, open(t, disk.Config{Dir: t.TempDir(), MaxBytes: 64 << 20}), "")
 	blobs := smallBlobs(0, 2000, 1000)
 	if err := errors.Join(s.PutAll(t.Context(), blobs)...); err != nil {
@@ -38,9 +38,9 @@ func TestPlaceAllocates(t *testing.T) {
 	for i := range ds {
 		ds[i] = blobs[i].Digest
 	}
-	p := place(t, s, ds...)
+	p := locate(t, s, ds...)
 	if n := testing.AllocsPerRun(10, func() { p.Valid() }); n > 0 {
-		t.Errorf("Valid allocates %v times", n)
+		t.Errorf("Valid: got %v allocations", n)
 	}
 	n := testing.AllocsPerRun(10, func() {
 		p, err := s.Locate(t.Context(), ds)
@@ -50,6 +50,6 @@ func TestPlaceAllocates(t *testing.T) {
 		p.Release()
 	})
 	if n > 100 {
-		t.Errorf("Place allocates %v times", n)
+		t.Errorf("Locate: got %v allocations", n)
 	}
 }

@@ -18,8 +18,8 @@ import (
 	"github.com/cloister-build/cloister/cas/disk"
 )
 
-// place places the blobs of ds, and releases them with the test.
-func place(t testing.TB, s cas.Locator, ds ...cas.Digest) cas.Location {
+// locate locates the blobs of ds, and releases the result at the end of the test.
+func locate(t testing.TB, s cas.Locator, ds ...cas.Digest) cas.Location {
 	t.Helper()
 	p, err := s.Locate(t.Context(), ds)
 	if err != nil {
@@ -39,7 +39,7 @@ func absent(p cas.Location) (is []int) {
 	return is
 }
 
-// at returns the size bytes where blob i is.
+// at returns size bytes of the extent of blob i.
 func at(t testing.TB, p cas.Location, i, size int) []byte {
 	t.Helper()
 	b := make([]byte, size)
@@ -50,7 +50,7 @@ func at(t testing.TB, p cas.Location, i, size int) []byte {
 	return b
 }
 
-// overwrite writes b into the file at path as somebody else does, a while after the store.
+// overwrite writes b into the file at path as another process does.
 func overwrite(t testing.TB, path string, b []byte, off int) {
 	t.Helper()
 	f, err := os.OpenFile(path, os.O_WRONLY, 0)
@@ -64,22 +64,21 @@ func overwrite(t testing.TB, path string, b []byte, off int) {
 	}
 }
 
-func TestPlaceSaysWhatIsPacked(t *testing.T) {
+func TestLocateFindsPackedBlobs(t *testing.T) {
 	s := store(t, open(t, disk.Config{Pack: 8 << 10, Dir: t.TempDir()}), "")
 	small, large := putSize(t, s, 1, 8<<10-1), putSize(t, s, 2, 8<<10)
-	p := place(t, s, small, large)
+	p := locate(t, s, small, large)
 	if e := p.Extents(); e[0].File != 0 || e[1].File != cas.Unpacked || len(p.Files()) != 1 {
-		t.Errorf("got %v in %d files", e, len(p.Files()))
+		t.Errorf("got extents %v in %d files", e, len(p.Files()))
 	}
 	other := store(t, open(t, disk.Config{Dir: t.TempDir()}), "nothing was put here")
-	if p := place(t, other, small, cas.SHA256.Sum(nil)); p.Extents()[0].File != cas.Absent || p.Extents()[1].File != cas.Unpacked || !p.Valid() {
-		t.Errorf("in an empty instance: got %v", p.Extents())
+	if p := locate(t, other, small, cas.SHA256.Sum(nil)); p.Extents()[0].File != cas.Absent || p.Extents()[1].File != cas.Unpacked || !p.Valid() {
+		t.Errorf("unused instance: got %v", p.Extents())
 	}
 }
 
-// What an earlier process left is compared with its digest, and with the zeros behind it: each blob, however they lie,
-// and damage takes no other.
-func TestPlaceVerifies(t *testing.T) {
+// TestLocateVerifies: blobs of an earlier process are verified together with their padding. Damage affects no other blob.
+func TestLocateVerifies(t *testing.T) {
 	const n = 400
 	config := disk.Config{Dir: t.TempDir(), MaxBytes: 64 << 20, Pack: 1 << 20}
 	var told int
@@ -91,7 +90,7 @@ func TestPlaceVerifies(t *testing.T) {
 	for i := range n {
 		ds = append(ds, putSize(t, s, byte(i), size(i)))
 		if i%5 == 0 {
-			putSize(t, s, byte(i), 20_000+i) // not asked for
+			putSize(t, s, byte(i), 20_000+i) // not located
 		}
 	}
 	if err := c.Close(); err != nil {
@@ -102,7 +101,7 @@ func TestPlaceVerifies(t *testing.T) {
 		b, _ := castest.Blob(byte(i), size(i))
 		path, off := find(t, config.Dir, b)
 		if i%2 == 0 && size(i)%512 != 0 {
-			off += size(i) // what follows it
+			off += size(i) // in the padding
 		} else {
 			off += size(i) / 2
 		}
@@ -115,23 +114,23 @@ func TestPlaceVerifies(t *testing.T) {
 	}
 	c = open(t, config)
 	s = store(t, c, "")
-	p := place(t, s, append(slices.Clone(ds), ds...)...)
+	p := locate(t, s, append(slices.Clone(ds), ds...)...)
 	all := absent(p)
 	if got := all[:len(all)/2]; !slices.Equal(got, want) || len(all) != 2*len(want) || !p.Valid() {
-		t.Errorf("absent are %v, want %v twice; valid %v", all, want, p.Valid())
+		t.Errorf("absent: got %v, want %v twice; valid %v", all, want, p.Valid())
 	}
 	for i := range n {
 		if b, _ := castest.Blob(byte(i), size(i)); !slices.Contains(want, i) && !bytes.Equal(at(t, p, i, size(i)), b) {
-			t.Errorf("blob %d has other bytes", i)
+			t.Errorf("blob %d has other content", i)
 		}
 	}
 	if told != len(want) {
-		t.Errorf("told of %d damaged blobs, want %d", told, len(want))
+		t.Errorf("Corrupt was called for %d blobs, want %d", told, len(want))
 	}
 }
 
-// A placement holds what it says, also when its segment is removed, or the store is closed.
-func TestPlacementOutlivesItsSegment(t *testing.T) {
+// TestLocationOutlivesItsSegment: extents stay valid when the segment is removed or the store closed.
+func TestLocationOutlivesItsSegment(t *testing.T) {
 	for _, how := range []string{"evicted", "moved", "closed"} {
 		t.Run(how, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
@@ -144,7 +143,7 @@ func TestPlacementOutlivesItsSegment(t *testing.T) {
 				}
 				b, d := castest.Blob(1, 5000)
 				putSize(t, s, 1, 5000)
-				first, p := place(t, s, d), place(t, s, d)
+				first, p := locate(t, s, d), locate(t, s, d)
 				path := segmentFiles(t, config.Dir, ".data")[0]
 				switch how {
 				case "evicted":
@@ -155,45 +154,45 @@ func TestPlacementOutlivesItsSegment(t *testing.T) {
 						t.Fatal(err)
 					}
 					if exists(path) {
-						t.Fatal("the segment is still there")
+						t.Fatal("the segment still exists")
 					}
-					if now := place(t, s, d); how == "moved" && (now.Extents()[0].File != 0 || !bytes.Equal(at(t, now, 0, 5000), b)) {
-						t.Error("what was moved is not placed")
+					if now := locate(t, s, d); how == "moved" && (now.Extents()[0].File != 0 || !bytes.Equal(at(t, now, 0, 5000), b)) {
+						t.Error("a moved blob has no extent")
 					} else if how == "evicted" && now.Extents()[0].File != cas.Absent {
-						t.Error("what was evicted is placed")
+						t.Error("an evicted blob has an extent")
 					}
-					for i := range byte(20) { // would take the place of what is free
+					for i := range byte(20) { // would reuse free space
 						put(t, s, 100+i)
 					}
 					if got := c.Stats().HeldBytes; got != 5120+block {
-						t.Errorf("held are %d bytes", got)
+						t.Errorf("HeldBytes: got %d", got)
 					}
 				case "closed":
 					closeStore(t, c)
 					if _, err := s.Locate(t.Context(), []cas.Digest{d}); !errors.Is(err, os.ErrClosed) {
-						t.Errorf("Place of a closed store: %v", err)
+						t.Errorf("Locate in a closed store: got %v", err)
 					}
 				}
 				first.Release()
 				if !p.Valid() || !bytes.Equal(at(t, p, 0, 5000), b) {
-					t.Error("the placement holds no longer")
+					t.Error("the extents have changed")
 				}
 				f := p.Files()[0]
 				p.Release()
 				if _, err := f.Stat(); !errors.Is(err, os.ErrClosed) || p.Valid() {
-					t.Errorf("after Release: valid %v, and the file is open: %v", p.Valid(), err)
+					t.Errorf("after Release: valid %v, reading the file: %v", p.Valid(), err)
 				}
 				if got := c.Stats().HeldBytes; got != 0 {
-					t.Errorf("after Release %d bytes are held", got)
+					t.Errorf("HeldBytes after Release: got %d", got)
 				}
 			})
 		})
 	}
 }
 
-// Nobody but the store writes to segments. If somebody does, no placement is valid that was made before, whether the
-// store has written since or not, and the data is looked at each time from then on.
-func TestForeignWrite(t *testing.T) {
+// TestForeignWriteInvalidatesLocations: a write of another process to a segment invalidates all Locations, even if the
+// store has written since. From then on every Locate verifies the data again.
+func TestForeignWriteInvalidatesLocations(t *testing.T) {
 	for _, put := range []bool{false, true} {
 		config := disk.Config{Dir: t.TempDir()}
 		c := open(t, config)
@@ -205,23 +204,23 @@ func TestForeignWrite(t *testing.T) {
 			ds, blobs = append(ds, d), append(blobs, b)
 			putSize(t, s, i, 2000)
 		}
-		before := place(t, s, ds...)
+		before := locate(t, s, ds...)
 		path, off := find(t, config.Dir, blobs[0])
 		overwrite(t, path, []byte{blobs[0][0] ^ 1}, off)
 		if put {
 			putSize(t, s, 9, 2000)
 		}
 		if before.Valid() {
-			t.Error("the placement is valid after a write of somebody else")
+			t.Error("the Location is valid after a foreign write")
 		}
-		p := place(t, s, ds...)
+		p := locate(t, s, ds...)
 		if got := absent(p); !slices.Equal(got, []int{0}) || !p.Valid() || !bytes.Equal(at(t, p, 1, 2000), blobs[1]) {
-			t.Errorf("absent are %v, valid %v", got, p.Valid())
+			t.Errorf("absent: got %v, valid %v", got, p.Valid())
 		}
 		if before.Valid() {
-			t.Error("the placement of before is valid again")
+			t.Error("the old Location is valid again")
 		}
-		// Even of one that leaves no trace.
+		// A write that does not change size and time.
 		fi, err := os.Stat(path)
 		if err != nil {
 			t.Fatal(err)
@@ -231,31 +230,31 @@ func TestForeignWrite(t *testing.T) {
 		if err := os.Chtimes(path, fi.ModTime(), fi.ModTime()); err != nil {
 			t.Fatal(err)
 		}
-		if got := absent(place(t, s, ds...)); !slices.Equal(got, []int{0, 1}) {
-			t.Errorf("then absent are %v", got)
+		if got := absent(locate(t, s, ds...)); !slices.Equal(got, []int{0, 1}) {
+			t.Errorf("absent after a hidden write: got %v", got)
 		}
 	}
 }
 
-// What is not there is not placed: an image would show zeros in its place.
-func TestPlaceInShortSegment(t *testing.T) {
+// TestLocateInTruncatedSegment: an image would show zeros in place of missing data.
+func TestLocateInTruncatedSegment(t *testing.T) {
 	config := disk.Config{Dir: t.TempDir()}
 	s := store(t, open(t, config), "")
 	ds := []cas.Digest{put(t, s, 1), putSize(t, s, 2, 700)}
-	before := place(t, s, ds...)
+	before := locate(t, s, ds...)
 	if err := os.Truncate(segmentFiles(t, config.Dir, ".data")[0], block+700); err != nil {
 		t.Fatal(err)
 	}
 	if before.Valid() {
-		t.Error("the placement is valid after its file was cut")
+		t.Error("the Location is valid after its file was truncated")
 	}
-	if got := absent(place(t, s, ds...)); !slices.Equal(got, []int{1}) {
-		t.Errorf("absent are %v", got)
+	if got := absent(locate(t, s, ds...)); !slices.Equal(got, []int{1}) {
+		t.Errorf("absent: got %v", got)
 	}
 }
 
-// Another file by the name of a segment is not the one that the store writes and reads.
-func TestPlaceInReplacedSegment(t *testing.T) {
+// TestLocateInReplacedSegment replaces the file of a segment by another one.
+func TestLocateInReplacedSegment(t *testing.T) {
 	config := disk.Config{Dir: t.TempDir()}
 	s := store(t, open(t, config), "")
 	d := put(t, s, 1)
@@ -273,8 +272,8 @@ func TestPlaceInReplacedSegment(t *testing.T) {
 	}
 }
 
-// Damage, by whomever it is found, ends the placements of its segment.
-func TestDamageEndsPlacements(t *testing.T) {
+// TestDamageInvalidatesLocations of its segment, however it is found.
+func TestDamageInvalidatesLocations(t *testing.T) {
 	for name, discover := range map[string]func(*disk.Cache, *disk.Store, cas.Digest) error{
 		"Open": func(_ *disk.Cache, s *disk.Store, d cas.Digest) error {
 			_, err := s.Open(t.Context(), d, 0)
@@ -290,7 +289,7 @@ func TestDamageEndsPlacements(t *testing.T) {
 			c := open(t, config)
 			s := store(t, c, "")
 			d, kept := put(t, s, 1), put(t, s, 2)
-			p := place(t, s, d, kept)
+			p := locate(t, s, d, kept)
 			path := segmentFiles(t, config.Dir, ".data")[0]
 			fi, err := os.Stat(path)
 			if err != nil {
@@ -298,28 +297,28 @@ func TestDamageEndsPlacements(t *testing.T) {
 			}
 			b, _ := castest.Blob(1, block)
 			damageBlob(t, config.Dir, b)
-			// The disk did it, and not by a write.
+			// Damage without a write, as by the disk.
 			if err := os.Chtimes(path, fi.ModTime(), fi.ModTime()); err != nil {
 				t.Fatal(err)
 			}
 			if !p.Valid() {
-				t.Fatal("invalid before anybody has looked")
+				t.Fatal("the Location is invalid before the damage was found")
 			}
 			if err := discover(c, s, d); err != nil && !errors.Is(err, cas.ErrCorrupt) {
 				t.Fatal(err)
 			}
 			if p.Valid() {
-				t.Error("the placement is still valid")
+				t.Error("the Location is still valid")
 			}
-			if p := place(t, s, d, kept); !slices.Equal(absent(p), []int{0}) || !p.Valid() {
-				t.Errorf("absent are %v, valid %v", absent(p), p.Valid())
+			if p := locate(t, s, d, kept); !slices.Equal(absent(p), []int{0}) || !p.Valid() {
+				t.Errorf("absent: got %v, valid %v", absent(p), p.Valid())
 			}
 		})
 	}
 }
 
-// While others put, evict and move, what is placed is right and stays so.
-func TestPlaceConcurrently(t *testing.T) {
+// TestConcurrentLocate: extents are right and stay valid during puts, evictions and moves.
+func TestConcurrentLocate(t *testing.T) {
 	c := open(t, disk.Config{Dir: t.TempDir(), MaxBytes: 600 << 10, Lease: none})
 	s := store(t, c, "")
 	var group sync.WaitGroup
@@ -347,11 +346,11 @@ func TestPlaceConcurrently(t *testing.T) {
 				}
 				for j, e := range p.Extents() {
 					if e.File >= 0 && !bytes.Equal(at(t, p, j, len(blobs[j])), blobs[j]) {
-						t.Errorf("blob %d has other bytes", j)
+						t.Errorf("blob %d has other content", j)
 					}
 				}
 				if !p.Valid() {
-					t.Error("the placement is invalid")
+					t.Error("the Location is invalid")
 				}
 				p.Release()
 			}
@@ -359,12 +358,12 @@ func TestPlaceConcurrently(t *testing.T) {
 	}
 	group.Wait()
 	if got := c.Stats().HeldBytes; got != 0 {
-		t.Errorf("%d bytes are held by nobody", got)
+		t.Errorf("HeldBytes: got %d, want 0", got)
 	}
 }
 
-// Of 2,000 small blobs: placed when all are known, for the first time in a process, and whether that still holds.
-func BenchmarkPlace(b *testing.B) {
+// BenchmarkLocate locates 2,000 small blobs, verified or not, and checks whether the result is valid.
+func BenchmarkLocate(b *testing.B) {
 	config := disk.Config{Dir: b.TempDir(), MaxBytes: 64 << 30}
 	blobs := smallBlobs(0, 2000, 4096)
 	c := open(b, config)
@@ -392,7 +391,7 @@ func BenchmarkPlace(b *testing.B) {
 		}
 	})
 	b.Run("valid", func(b *testing.B) {
-		p := place(b, s, ds...)
+		p := locate(b, s, ds...)
 		for b.Loop() {
 			p.Valid()
 		}
@@ -406,7 +405,7 @@ func BenchmarkPlace(b *testing.B) {
 			c := open(b, config)
 			s := store(b, c, "")
 			b.StartTimer()
-			place(b, s, ds...).Release()
+			locate(b, s, ds...).Release()
 			b.StopTimer()
 			if err := c.Close(); err != nil {
 				b.Fatal(err)

@@ -13,7 +13,7 @@ import (
 
 var safe = regexp.MustCompile(`^@@?[a-z0-9_%-]*$`)
 
-// FuzzEscape tries pairs of names: a file name is safe everywhere, and equal only for equal names.
+// FuzzEscape checks that file names are safe everywhere, and equal only for equal names.
 func FuzzEscape(f *testing.F) {
 	long := strings.Repeat("ab/", 80)
 	for _, pair := range [][2]string{
@@ -30,14 +30,14 @@ func FuzzEscape(f *testing.F) {
 		if !safe.MatchString(x) || len(x) > maxName || !filepath.IsLocal(x) {
 			t.Errorf("escape(%q) = %q is not a safe file name", a, x)
 		}
-		// Even file systems that fold case see two names.
+		// They must differ even on file systems that fold case.
 		if a != b && strings.EqualFold(x, y) {
-			t.Errorf("escape(%q) = %q and escape(%q) = %q differ in case only", a, x, b, y)
+			t.Errorf("escape(%q) = %q and escape(%q) = %q differ only in case", a, x, b, y)
 		}
 	})
 }
 
-// FuzzParsePath: a path is either no key, or the very path of its key.
+// FuzzParsePath checks that a path is invalid or is the path of its key.
 func FuzzParsePath(f *testing.F) {
 	c := &Cache{dir: "d"}
 	c.instances.numbers, c.instances.byEscaped = map[string]uint16{}, map[string]uint16{}
@@ -68,13 +68,13 @@ func FuzzParsePath(f *testing.F) {
 		}
 		got, err := c.pathBelow("files", k)
 		if err != nil || filepath.ToSlash(got) != "d/files/"+rel {
-			t.Errorf("parsePath(%q) has the path %q, %v", rel, got, err)
+			t.Errorf("parsePath(%q): the path of its key is %q, %v", rel, got, err)
 		}
 	})
 }
 
-// A key is as good as its digest.
-func TestKeyIsItsDigest(t *testing.T) {
+// TestKeyIdentifiesDigest covers all digest functions.
+func TestKeyIdentifiesDigest(t *testing.T) {
 	for _, f := range cas.Functions() {
 		for _, b := range []string{"", "x"} {
 			d := f.Sum([]byte(b))
@@ -83,14 +83,14 @@ func TestKeyIsItsDigest(t *testing.T) {
 				t.Errorf("%v: got %v, want %v", f, got, d)
 			}
 			if !is(k, d) || is(k, f.Sum([]byte("other"))) {
-				t.Errorf("%v: a key is of another digest than its own", f)
+				t.Errorf("%v: is accepts another digest", f)
 			}
 		}
 	}
 	k := keyOf(0, blob, cas.SHA256.Sum(nil))
 	k.Kind = 0xf0 | blob
 	if d := digestOf(k); !d.IsZero() {
-		t.Errorf("a key of no function is %v", d)
+		t.Errorf("key without function: got %v", d)
 	}
 }
 
@@ -104,15 +104,15 @@ func TestChargeIsWholeBlocks(t *testing.T) {
 	}
 }
 
-// The classes of ages have no gaps, and are a quarter of the age wide at most.
+// TestClassesOfAges: the classes have no gaps, and a width of at most a quarter of the age.
 func TestClassesOfAges(t *testing.T) {
 	for c := range classes - 1 {
 		from, to := youngest(c), youngest(c+1)-1
 		if class(from) != c || class(to) != c || to-from > from/4 {
-			t.Errorf("class %d is from %d to %d, which are of classes %d and %d", c, from, to, class(from), class(to))
+			t.Errorf("class %d spans %d to %d, which are in classes %d and %d", c, from, to, class(from), class(to))
 		}
 	}
 	if got := class(1<<32 - 1); got != classes-1 {
-		t.Errorf("the greatest age is of class %d of %d", got, classes)
+		t.Errorf("highest age: got class %d of %d", got, classes)
 	}
 }

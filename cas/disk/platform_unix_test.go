@@ -15,12 +15,12 @@ import (
 	"github.com/cloister-build/cloister/sandbox/sandboxtest"
 )
 
-// A directory is this user's alone once it is a store. What others could have written is refused as it is.
-func TestOpenLetsNobodyElseIn(t *testing.T) {
+// TestOpenMakesDirectoryPrivate: Open refuses a directory that other users could have written to.
+func TestOpenMakesDirectoryPrivate(t *testing.T) {
 	for _, c := range []struct {
 		name string
 		mode os.FileMode
-		file bool // there is a store of before in it
+		file bool // the directory is a store
 		says string
 	}{
 		{"readable", 0o755, false, ""},
@@ -47,7 +47,7 @@ func TestOpenLetsNobodyElseIn(t *testing.T) {
 			if c.says != "" {
 				fi, _ := os.Stat(dir)
 				if err == nil || !strings.Contains(err.Error(), c.says) || fi.Mode() != c.mode|os.ModeDir || !slices.Equal(list(t, dir), before) {
-					t.Errorf("%v; the directory is %v", err, fi.Mode())
+					t.Errorf("got %v, and the directory has mode %v", err, fi.Mode())
 				}
 				return
 			}
@@ -56,15 +56,15 @@ func TestOpenLetsNobodyElseIn(t *testing.T) {
 			}
 			defer store.Close()
 			if fi, err := os.Stat(dir); err != nil || fi.Mode().Perm() != 0o700 {
-				t.Errorf("the directory is %v, %v", fi.Mode(), err)
+				t.Errorf("the directory has mode %v, %v", fi.Mode(), err)
 			}
 		})
 	}
 }
 
-func TestOpenRefusesWhatAnotherUserOwns(t *testing.T) {
+func TestOpenRefusesDirectoryOfAnotherUser(t *testing.T) {
 	if os.Getuid() != 0 {
-		sandboxtest.Unavailable(t, "root", "nobody else may give a directory away")
+		sandboxtest.Unavailable(t, "root", "only root can change the owner of a directory")
 	}
 	dir := t.TempDir()
 	if err := os.Chown(dir, 63210, 63210); err != nil {
@@ -74,6 +74,6 @@ func TestOpenRefusesWhatAnotherUserOwns(t *testing.T) {
 		t.Errorf("%v", err)
 	}
 	if got := list(t, dir); len(got) != 1 {
-		t.Errorf("Open left %q", got)
+		t.Errorf("Open created %q", got)
 	}
 }

@@ -24,8 +24,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// losePower returns a directory as a loss of power may leave it: all that was there before is there, and of what was
-// written since, any part of 512 bytes is there, or zeros, or the file ends before it, or has no name.
+// losePower returns a directory as a power failure may leave it. Everything in before is there. Of what was written since,
+// any block of 512 bytes may be zero, the file may end early, or its name may be missing.
 func losePower(t *testing.T, random *rand.Rand, before, after map[string][]byte) (dir string) {
 	t.Helper()
 	files := map[string][]byte{}
@@ -36,7 +36,7 @@ func losePower(t *testing.T, random *rand.Rand, before, after map[string][]byte)
 		}
 		was, old := before[name]
 		if name == "boot" || name == "instances" || name == "version" || name == "lock" {
-			files[name] = b // written so that they outlive it
+			files[name] = b // always synced
 			continue
 		}
 		if !old && random.IntN(4) == 0 {
@@ -55,7 +55,7 @@ func losePower(t *testing.T, random *rand.Rand, before, after map[string][]byte)
 			switch random.IntN(3) {
 			case 0:
 				clear(b[at:end])
-			case 1: // what was there before somebody else's file was removed
+			case 1: // the name refers to an earlier file
 				for i := at; i < end; i++ {
 					b[i] = byte(random.Uint32())
 				}
@@ -64,7 +64,7 @@ func losePower(t *testing.T, random *rand.Rand, before, after map[string][]byte)
 		}
 		files[name] = b
 	}
-	for name, b := range before { // a removal that was not yet on disk
+	for name, b := range before { // a removal that was not yet durable
 		if _, there := files[name]; !there && after[name] == nil {
 			files[name] = b
 		}
@@ -73,9 +73,9 @@ func losePower(t *testing.T, random *rand.Rand, before, after map[string][]byte)
 	return restore(t, files)
 }
 
-// After a loss of power what was on disk is there, and all that is called present is whole.
-func TestLossOfPower(t *testing.T) {
-	t.Parallel() // not beside a test that starts processes: between fork and exec they hold the lock, too
+// TestPowerLoss: durable data survives, and nothing damaged is reported as present.
+func TestPowerLoss(t *testing.T) {
+	t.Parallel() // after tests that fork: between fork and exec, children hold the lock
 	for _, pack := range []int64{0, everyFile} {
 		for round := range 30 {
 			random := rand.New(rand.NewPCG(uint64(round), 7))
@@ -92,7 +92,7 @@ func TestLossOfPower(t *testing.T) {
 					t.Fatal(err)
 				}
 			}
-			c.Maintain() // from here on it is on disk
+			c.Maintain() // durable from here on
 			before := snapshot(t, dir)
 			for i := byte(8); i < 16; i++ {
 				putSize(t, s, i, 2000)
@@ -106,7 +106,7 @@ func TestLossOfPower(t *testing.T) {
 			closeStore(t, c)
 
 			config := disk.Config{Dir: losePower(t, random, before, snapshot(t, dir)), MaxBytes: 1 << 20, Pack: pack}
-			for range 2 { // and it stays so
+			for range 2 { // also after reopening
 				c, err := disk.Open(config)
 				if err != nil {
 					t.Fatalf("round %d: %v", round, err)
@@ -117,12 +117,12 @@ func TestLossOfPower(t *testing.T) {
 				}
 				read(t, s, 0, 70_000)
 				if r, err := s.Lookup(t.Context(), other); err != nil || r.ExitCode != 1 {
-					t.Errorf("round %d: %v, %v", round, r, err)
+					t.Errorf("round %d: got %v, %v", round, r, err)
 				}
-				// The one that took the place of another may be lost, and then none is there.
+				// The replacement may be lost, and then there is none.
 				r, err := s.Lookup(t.Context(), large)
 				if err != nil && !errors.Is(err, cas.ErrNotFound) || err == nil && r.ExitCode != 1 && r.ExitCode != 2 {
-					t.Errorf("round %d: %v, %v", round, r, err)
+					t.Errorf("round %d: got %v, %v", round, r, err)
 				}
 				for i := byte(8); i < 16; i++ {
 					for _, size := range []int{2000, 70_000} {
@@ -134,7 +134,7 @@ func TestLossOfPower(t *testing.T) {
 				if err := c.Check(t.Context()); err != nil {
 					t.Errorf("round %d: %v", round, err)
 				}
-				for i := byte(16); i < 20; i++ { // these take the place of what was lost
+				for i := byte(16); i < 20; i++ { // written where lost data was
 					putSize(t, s, i, 2000)
 				}
 				if err := errors.Join(c.Check(t.Context()), c.Close()); err != nil {
@@ -145,17 +145,17 @@ func TestLossOfPower(t *testing.T) {
 	}
 }
 
-// A file that was put again after its eviction is not vouched for by the record of the first one.
+// TestFilePutAgainAfterEvictionMayBeLost: the old record of an evicted file does not vouch for a new one.
 func TestFilePutAgainAfterEvictionMayBeLost(t *testing.T) {
 	dir := t.TempDir()
 	c := open(t, disk.Config{Dir: dir, Lease: none})
 	s := store(t, c, "")
 	d := putSize(t, s, 0, 70_000)
-	put(t, s, 1) // so that the segment has something to stay for
+	put(t, s, 1) // keeps the segment
 	c.Maintain()
 	r, err := c.Collect(t.Context(), disk.CollectOptions{MaxBytes: c.Stats().Bytes - 1})
 	if err != nil || r.Files != 1 || r.Segments != 0 {
-		t.Fatalf("%+v, %v", r, err)
+		t.Fatalf("Collect: got %+v, %v", r, err)
 	}
 	c.Maintain()
 	before := snapshot(t, dir)
@@ -169,17 +169,17 @@ func TestFilePutAgainAfterEvictionMayBeLost(t *testing.T) {
 	}
 	files["boot"] = []byte("another start of the machine\n")
 	for _, size := range []int{70_000, 0} {
-		files[name] = make([]byte, size) // its name came to the disk, and its bytes did not
+		files[name] = make([]byte, size) // the name is durable, the content is not
 		s := store(t, open(t, disk.Config{Dir: restore(t, files)}), "")
 		if has(t, s, d) {
-			t.Errorf("a file of %d zeros is called present", size)
+			t.Errorf("a file of %d zeros is present", size)
 		}
 		read(t, s, 1, block)
 	}
 }
 
-// A store that is opened with Sync makes what an earlier process put without it as safe as all else.
-func TestSyncTakesInWhatWasNot(t *testing.T) {
+// TestOpenWithSyncMakesEarlierPutsDurable opens a store that was written without Sync.
+func TestOpenWithSyncMakesEarlierPutsDurable(t *testing.T) {
 	needsDisk(t)
 	config := disk.Config{Dir: t.TempDir()}
 	c := open(t, config)
@@ -190,12 +190,12 @@ func TestSyncTakesInWhatWasNot(t *testing.T) {
 	open(t, config)
 	for _, path := range append(segmentFiles(t, config.Dir, ".data"), filePath(config.Dir, d)) {
 		if n := unwritten(t, path); n > 0 {
-			t.Errorf("%d pages of %s are not on disk", n, path)
+			t.Errorf("%d pages of %s are not durable", n, path)
 		}
 	}
 }
 
-// unwritten returns how many pages of a file are not on disk, as the kernel says.
+// unwritten returns the number of dirty pages of a file.
 func unwritten(t *testing.T, path string) uint64 {
 	t.Helper()
 	f, err := os.OpenFile(path, os.O_RDONLY, 0)
@@ -210,7 +210,7 @@ func unwritten(t *testing.T, path string) uint64 {
 	return st.Dirty + st.Writeback
 }
 
-// needsDisk skips a test on a file system of which the kernel does not say what is on disk.
+// needsDisk skips a test on a file system for which the kernel does not report dirty pages.
 func needsDisk(t *testing.T) {
 	t.Helper()
 	probe := filepath.Join(t.TempDir(), "probe")
@@ -221,13 +221,13 @@ func needsDisk(t *testing.T) {
 	}
 	err = errors.Join(f.Sync(), f.Close())
 	if err != nil || unwritten(t, probe) > 0 {
-		sandboxtest.Unavailable(t, "disk", fmt.Sprintf("this file system has none, or does not say what is on it: %v", err))
+		sandboxtest.Unavailable(t, "disk", fmt.Sprintf("this file system has no disk, or does not report dirty pages: %v", err))
 	}
 }
 
-// With Sync all bytes of what was acknowledged are on disk, as far as the kernel can tell: it does not tell of names in
-// directories. Without, what is marked as durable is.
-func TestSyncIsOnDisk(t *testing.T) {
+// TestSyncIsDurable: with Sync all acknowledged content has been written, as far as the kernel reports. Without Sync the
+// content marked as durable has.
+func TestSyncIsDurable(t *testing.T) {
 	needsDisk(t)
 	check := func(what string, paths ...string) {
 		t.Helper()
@@ -236,7 +236,7 @@ func TestSyncIsOnDisk(t *testing.T) {
 		}
 		for _, path := range paths {
 			if n := unwritten(t, path); n > 0 {
-				t.Errorf("%s: %d pages of %s are not on disk", what, n, path)
+				t.Errorf("%s: %d pages of %s are not durable", what, n, path)
 			}
 		}
 	}
@@ -280,8 +280,8 @@ func TestSyncIsOnDisk(t *testing.T) {
 	})
 }
 
-// Before a segment goes, what was moved from it is on disk.
-func TestMovedIsOnDisk(t *testing.T) {
+// TestMovedDataIsDurableBeforeRemoval: moved data is synced before its old segment is removed.
+func TestMovedDataIsDurableBeforeRemoval(t *testing.T) {
 	needsDisk(t)
 	synctest.Test(t, func(t *testing.T) {
 		const lease = time.Hour
@@ -298,27 +298,27 @@ func TestMovedIsOnDisk(t *testing.T) {
 		time.Sleep(lease)
 		before := segmentFiles(t, dir, ".data")
 		if r, err := c.Collect(t.Context(), disk.CollectOptions{OlderThan: lease}); err != nil || r.Moved != 20*block {
-			t.Errorf("%+v, %v", r, err)
+			t.Errorf("Collect: got %+v, %v", r, err)
 		}
 		moved := 0
 		for _, suffix := range []string{".data", ".log"} {
 			for _, path := range segmentFiles(t, dir, suffix) {
 				if slices.Contains(before, strings.TrimSuffix(path, suffix)+".data") {
-					t.Errorf("%s is still there", path)
+					t.Errorf("%s still exists", path)
 				}
 				if moved++; unwritten(t, path) > 0 {
-					t.Errorf("%s is not on disk", path)
+					t.Errorf("%s is not durable", path)
 				}
 			}
 		}
 		if moved < 4 {
-			t.Errorf("only %d files", moved)
+			t.Errorf("got only %d files", moved)
 		}
 	})
 }
 
-// Nor does it go before what a process had moved from it that was killed before it flushed that.
-func TestMovedByKilledProcessIsOnDisk(t *testing.T) {
+// TestDataMovedByKilledProcessIsDurableBeforeRemoval: the process that moved the data was killed before it synced it.
+func TestDataMovedByKilledProcessIsDurableBeforeRemoval(t *testing.T) {
 	needsDisk(t)
 	dir := t.TempDir()
 	c := open(t, disk.Config{Dir: dir})
@@ -327,7 +327,7 @@ func TestMovedByKilledProcessIsOnDisk(t *testing.T) {
 	for i := range byte(3) {
 		ds = append(ds, put(t, s, i))
 	}
-	moved := map[string][]byte{} // a segment of the same records
+	moved := map[string][]byte{} // a segment with the same records
 	for _, suffix := range []string{".data", ".log"} {
 		b, err := os.ReadFile(filepath.Join(dir, "segments", "00000001"+suffix))
 		if err != nil {
@@ -335,20 +335,20 @@ func TestMovedByKilledProcessIsOnDisk(t *testing.T) {
 		}
 		moved[filepath.Join(dir, "segments", "00000002"+suffix)] = b
 	}
-	c.Maintain() // the first one is on disk
+	c.Maintain() // the first segment is durable
 	closeStore(t, c)
 	for path, b := range moved {
 		write(t, path, string(b))
 	}
-	// Logs are read in order now: the later one takes the entries.
+	// With one processor logs are read in order: the later one wins.
 	defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(1))
 	c = open(t, disk.Config{Dir: dir})
 	if r, err := c.Collect(t.Context(), disk.CollectOptions{OlderThan: time.Hour}); err != nil || r.Segments != 1 || exists(filepath.Join(dir, firstLog)) {
-		t.Errorf("%+v, %v", r, err)
+		t.Errorf("Collect: got %+v, %v", r, err)
 	}
 	for path := range moved {
 		if n := unwritten(t, path); n > 0 {
-			t.Errorf("%d pages of %s are not on disk", n, path)
+			t.Errorf("%d pages of %s are not durable", n, path)
 		}
 	}
 	if lost := missing(t, store(t, c, ""), ds...); len(lost) > 0 {

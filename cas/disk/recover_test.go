@@ -47,7 +47,7 @@ func openStore(t *testing.T, config Config) (*Cache, *Store) {
 	return c, in.Store.(*Store)
 }
 
-// What is listed in tmp may be gone when it is to be removed.
+// TestSweepToleratesVanishedFiles: a listed file may vanish before it is removed.
 func TestSweepToleratesVanishedFiles(t *testing.T) {
 	c, _ := openStore(t, Config{Dir: t.TempDir()})
 	for i := range 500 {
@@ -55,7 +55,7 @@ func TestSweepToleratesVanishedFiles(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	// Each of these removes files that the others have listed.
+	// Each call removes files that the others have listed.
 	var group sync.WaitGroup
 	for range 8 {
 		group.Go(func() {
@@ -67,13 +67,13 @@ func TestSweepToleratesVanishedFiles(t *testing.T) {
 	group.Wait()
 }
 
-// An event is what a log may say of one key.
+// An event is a record about one key.
 type event struct {
 	name string
 	tell func(*visitor)
 }
 
-// orders calls visit with all orders of logs: within one log its events stay in order.
+// orders calls visit with all interleavings of the logs.
 func orders(logs [][]event, visit func([]event)) {
 	var so []event
 	var next func(rest [][]event)
@@ -97,7 +97,7 @@ func orders(logs [][]event, visit func([]event)) {
 	next(logs)
 }
 
-// Logs are read at the same time, and what comes out must not depend on how that goes.
+// TestRecoveryDoesNotDependOnOrder: logs are read concurrently.
 func TestRecoveryDoesNotDependOnOrder(t *testing.T) {
 	_, d := castest.Blob(0, 100)
 	entry := func(kind index.Kind, n uint32, stamp uint32) index.Entry {
@@ -129,8 +129,8 @@ func TestRecoveryDoesNotDependOnOrder(t *testing.T) {
 		name    string
 		kind    index.Kind
 		logs    [][]event
-		segment uint32 // where it must be found; 0 is nowhere
-		stamp   uint32 // the least it must have
+		segment uint32 // where the entry must be; 0 means absent
+		stamp   uint32 // minimum stamp
 	}{
 		{"damaged and put again", blob, [][]event{{drop(blob, 1, 0)}, {put(blob, 2, 5, 0, false)}}, 2, 5},
 		{"evicted file, then packed", blob, [][]event{{put(blob, 1, 5, 0, true)}, {put(blob, 2, 9, 0, false)}}, 2, 9},
@@ -166,15 +166,14 @@ func TestRecoveryDoesNotDependOnOrder(t *testing.T) {
 			}
 			e, ok := cache.index.Get(keyOf(0, c.kind, d))
 			if ok != (c.segment != 0) || ok && (e.Segment != c.segment || e.Stamp < c.stamp) {
-				t.Errorf("%s: after %q it is present: %v, in segment %d, with stamp %d; want segment %d and stamp %d",
+				t.Errorf("%s: after %q: got present %v, segment %d, stamp %d; want segment %d, stamp %d",
 					c.name, names, ok, e.Segment, e.Stamp, c.segment, c.stamp)
 			}
 		})
 	}
 }
 
-// A blob that was found damaged and put again is there after Open, whichever log is read first: that of the damaged
-// one is long.
+// TestBlobPutAgainAfterDamageSurvivesReopen reads a long log with the damaged blob and a short one with the new blob.
 func TestBlobPutAgainAfterDamageSurvivesReopen(t *testing.T) {
 	config := Config{Dir: t.TempDir(), MaxBytes: 8 << 20}
 	c, s := openStore(t, config)
@@ -200,7 +199,7 @@ func TestBlobPutAgainAfterDamageSurvivesReopen(t *testing.T) {
 	for range 5 {
 		c, s := openStore(t, config)
 		if got, err := cas.ReadAll(t.Context(), s, d, d.Size()); err != nil || !bytes.Equal(got, b) {
-			t.Fatalf("read %d bytes, %v", len(got), err)
+			t.Fatalf("got %d bytes, %v", len(got), err)
 		}
 		if err := c.Close(); err != nil {
 			t.Fatal(err)
@@ -208,7 +207,7 @@ func TestBlobPutAgainAfterDamageSurvivesReopen(t *testing.T) {
 	}
 }
 
-// A put whose bytes were lost must not come back as the bytes of another one that has taken their place.
+// TestLostPutStaysLost: a put whose data was lost must not reappear with the data of a later one.
 func TestLostPutStaysLost(t *testing.T) {
 	config := Config{Dir: t.TempDir()}
 	c, s := openStore(t, config)
@@ -227,21 +226,21 @@ func TestLostPutStaysLost(t *testing.T) {
 	if err := s.Put(t.Context(), o, bytes.NewReader(other)); err != nil {
 		t.Fatal(err)
 	}
-	c.maintainOnce() // so that none is doubtful
+	c.maintainOnce() // so that no put is doubtful
 	if err := c.Close(); err != nil {
 		t.Fatal(err)
 	}
 	c, s = openStore(t, config)
 	if missing, err := s.Missing(t.Context(), []cas.Digest{d, o}); err != nil || !slices.Equal(missing, []cas.Digest{d}) {
-		t.Errorf("missing are %v, %v, want %v", missing, err, d)
+		t.Errorf("Missing: got %v, %v, want %v", missing, err, d)
 	}
 	if err := c.Check(t.Context()); err != nil {
 		t.Error(err)
 	}
 }
 
-// Of a put that is recorded and not yet in the index nothing is lost if the log is written anew at this moment.
-func TestLogIsNotShortenedUnderAPut(t *testing.T) {
+// TestCompactionDuringPutLosesNothing compacts a log when a put is recorded but not yet in the index.
+func TestCompactionDuringPutLosesNothing(t *testing.T) {
 	config := Config{Dir: t.TempDir()}
 	c, s := openStore(t, config)
 	b, d := castest.Blob(0, 1000)
@@ -259,7 +258,7 @@ func TestLogIsNotShortenedUnderAPut(t *testing.T) {
 	}
 	g := c.segments.Segments()[0]
 	if !g.NeedsCompaction() {
-		t.Fatal("the log is not to be shortened")
+		t.Fatal("the log does not need compaction")
 	}
 	shortened := make(chan struct{})
 	err = c.fresh.Append([]segment.Item{newItem(k, b)}, func(it *segment.Item) {
@@ -267,7 +266,7 @@ func TestLogIsNotShortenedUnderAPut(t *testing.T) {
 			c.maintainOnce()
 			close(shortened)
 		}()
-		for range 10_000 { // as long as it takes, if it is not waited for
+		for range 10_000 { // long enough to finish, if compaction does not wait for the put
 			runtime.Gosched()
 			if !g.NeedsCompaction() {
 				break
@@ -280,18 +279,18 @@ func TestLogIsNotShortenedUnderAPut(t *testing.T) {
 	}
 	<-shortened
 	if g.NeedsCompaction() {
-		t.Error("the log was not shortened")
+		t.Error("the log was not compacted")
 	}
 	if err := errors.Join(c.Check(t.Context()), c.Close()); err != nil {
 		t.Error(err)
 	}
 	_, s = openStore(t, config)
 	if missing, err := s.Missing(t.Context(), []cas.Digest{d, cas.SHA256.Sum([]byte("x"))}); err != nil || len(missing) > 0 {
-		t.Errorf("missing are %v, %v", missing, err)
+		t.Errorf("Missing: got %v, %v, want none", missing, err)
 	}
 }
 
-// Who has read a damaged file to its end must not take away the whole one that was put meanwhile.
+// TestReaderOfDamagedFileSparesItsSuccessor: a reader that finds damage must not drop a file put meanwhile.
 func TestReaderOfDamagedFileSparesItsSuccessor(t *testing.T) {
 	c, s := openStore(t, Config{Dir: t.TempDir(), Pack: -1})
 	b, d := castest.Blob(0, 10_000)
@@ -318,29 +317,29 @@ func TestReaderOfDamagedFileSparesItsSuccessor(t *testing.T) {
 		t.Errorf("got %v, want ErrCorrupt", err)
 	}
 	put()
-	// When the log is written anew the second put comes to where the first one was.
+	// After compaction the second put has the position of the first.
 	k := keyOf(0, blob, d)
 	for n := uint32(1); n < 200; n++ {
 		c.touch([]index.Key{k}, seconds(time.Now()))
 	}
 	c.maintainOnce()
 	if e, ok := c.index.Get(k); !ok || e.Position != (index.Position{Segment: 1}) {
-		t.Errorf("the second one is at %v", e.Position)
+		t.Errorf("second put: got position %v, want that of the first", e.Position)
 	}
 	if _, err := io.ReadAll(slow); !errors.Is(err, cas.ErrCorrupt) {
 		t.Errorf("got %v, want ErrCorrupt", err)
 	}
 	if missing, err := s.Missing(t.Context(), []cas.Digest{d}); err != nil || len(missing) > 0 {
-		t.Errorf("the whole one is gone: %v", err)
+		t.Errorf("the sound file was dropped: %v", err)
 	}
 	if got := c.Stats().Corrupt; got != 1 {
-		t.Errorf("%d damaged blobs are counted, want 1", got)
+		t.Errorf("got %d damaged blobs, want 1", got)
 	}
 }
 
-// A file that somebody takes for damaged is there all the while that it is read once more, also in a log that is written
-// anew meanwhile, and stays if it is sound.
-func TestSoundFileStaysWhileItIsReadAgain(t *testing.T) {
+// TestSoundFileStaysDuringRecheck: a file that a reader reports as damaged is read again, and stays if it is sound, even if
+// its log is compacted meanwhile.
+func TestSoundFileStaysDuringRecheck(t *testing.T) {
 	config := Config{Dir: t.TempDir(), MaxBytes: 8 << 20}
 	c, s := openStore(t, config)
 	b, d := castest.Blob(0, 2<<20)
@@ -366,7 +365,7 @@ func TestSoundFileStaysWhileItIsReadAgain(t *testing.T) {
 	until(func() bool {
 		missing, err := s.Missing(t.Context(), []cas.Digest{d})
 		if err != nil || len(missing) > 0 {
-			t.Errorf("missing are %v, %v", missing, err)
+			t.Errorf("Missing: got %v, %v, want none", missing, err)
 			return false
 		}
 		return true
@@ -384,20 +383,19 @@ func TestSoundFileStaysWhileItIsReadAgain(t *testing.T) {
 	close(done)
 	group.Wait()
 	if got := c.Stats().Corrupt; got != 0 {
-		t.Errorf("%d damaged blobs are counted", got)
+		t.Errorf("got %d damaged blobs, want 0", got)
 	}
 	if err := c.Close(); err != nil {
 		t.Error(err)
 	}
 	_, s = openStore(t, config)
 	if missing, err := s.Missing(t.Context(), []cas.Digest{d}); err != nil || len(missing) > 0 {
-		t.Errorf("missing are %v, %v after Open", missing, err)
+		t.Errorf("Missing after Open: got %v, %v, want none", missing, err)
 	}
 }
 
-// A use between the moment at which an entry is read to be moved, and the one at which it has moved, is in the log of
-// where it is then.
-func TestUseBetweenReadAndMoveIsKept(t *testing.T) {
+// TestUseDuringMoveIsKept: a use after an entry was read for moving, and before it moved, is in the new log.
+func TestUseDuringMoveIsKept(t *testing.T) {
 	synctest.Test(t, useBetweenReadAndMove)
 }
 
@@ -426,7 +424,7 @@ func useBetweenReadAndMove(t *testing.T) {
 	time.Sleep(time.Hour)
 	used := seconds(time.Now())
 	if absent := c.touch(keys, used); len(absent) > 0 {
-		t.Errorf("absent are %v", absent)
+		t.Errorf("absent: got %v, want none", absent)
 	}
 	if err := m.flush(); err != nil {
 		t.Fatal(err)
@@ -440,13 +438,13 @@ func useBetweenReadAndMove(t *testing.T) {
 	c, s = openStore(t, config)
 	for _, k := range keys {
 		if e, ok := c.index.Get(k); !ok || e.Stamp < used {
-			t.Errorf("it is there: %v, with stamp %d, and was used at %d", ok, e.Stamp, used)
+			t.Errorf("got present %v, stamp %d, want %d", ok, e.Stamp, used)
 		}
 	}
 }
 
-// recorder returns a function that records results of one action, and a check that none of it is there, neither now nor
-// after Open.
+// recorder returns a function that records results of an action, and a check that the action has no result, now and after
+// Open.
 func recorder(t *testing.T, s *Store) (record func(int32), absent func(*Store)) {
 	_, action := castest.Blob(0, 10)
 	record = func(n int32) {
@@ -463,7 +461,7 @@ func recorder(t *testing.T, s *Store) (record func(int32), absent func(*Store)) 
 	}
 }
 
-// evictAllOf evicts all that a segment has.
+// evictAllOf evicts everything in a segment.
 func evictAllOf(t *testing.T, c *Cache, g *segment.Segment) error {
 	c.room.Lock()
 	defer c.room.Unlock()
@@ -472,7 +470,7 @@ func evictAllOf(t *testing.T, c *Cache, g *segment.Segment) error {
 	return c.evacuate(t.Context(), p, g)
 }
 
-// A result that is replaced while it is moved does not come back when the later one is evicted.
+// TestResultReplacedWhileMoved: the replaced result does not reappear when its successor is evicted.
 func TestResultReplacedWhileMoved(t *testing.T) {
 	config := Config{Dir: t.TempDir(), Lease: -1}
 	c, s := openStore(t, config)
@@ -497,16 +495,17 @@ func TestResultReplacedWhileMoved(t *testing.T) {
 	absent(s)
 }
 
-// A result that was evicted from a segment that had to stay does not come back when a later one is evicted.
+// TestResultEvictedFromKeptSegment: a result evicted from a segment that stays does not reappear when its successor is
+// evicted.
 func TestResultEvictedFromKeptSegment(t *testing.T) {
 	config := Config{Dir: t.TempDir(), Lease: -1}
 	c, s := openStore(t, config)
 	record, absent := recorder(t, s)
 	record(1)
 	g := c.segments.Segments()[0]
-	g.Files.Add(1) // one that is wanted, of which the plan did not know
+	g.Files.Add(1) // keeps the segment
 	if err := evictAllOf(t, c, g); err == nil {
-		t.Fatal("the segment is gone")
+		t.Fatal("the segment was removed")
 	}
 	g.Files.Add(-1)
 	record(2)
@@ -521,8 +520,7 @@ func TestResultEvictedFromKeptSegment(t *testing.T) {
 	absent(s)
 }
 
-// The budget holds also while a whole segment is there twice, in a store that is full: with its log, which is the
-// longer the smaller its blobs are.
+// TestBudgetHoldsDuringMove moves a whole segment of a full store. With small blobs the log is large.
 func TestBudgetHoldsDuringMove(t *testing.T) {
 	c, s := openStore(t, Config{Dir: t.TempDir()})
 	var full error
@@ -536,17 +534,17 @@ func TestBudgetHoldsDuringMove(t *testing.T) {
 	c.room.Lock()
 	defer c.room.Unlock()
 	g := c.segments.Segments()[0]
-	g.Files.Add(1) // so that it stays
+	g.Files.Add(1) // keeps the segment
 	defer g.Files.Add(-1)
 	if err := c.evacuate(t.Context(), &plan{census: c.takeCensus(0)}, g); err == nil || g.Live.Load() > 0 {
-		t.Errorf("not all was moved, or the segment is gone: %v", err)
+		t.Errorf("some entries were not moved, or the segment was removed: %v", err)
 	}
 	if used, _ := c.used(); used > c.MaxBytes {
-		t.Errorf("%d bytes of %d", used, c.MaxBytes)
+		t.Errorf("got %d bytes, budget %d", used, c.MaxBytes)
 	}
 }
 
-// A file, or a copy, may be handed out after it was chosen to go, and before it goes.
+// TestFileHandedOutDuringEvictionStays: a file or copy may be handed out after it was selected for eviction.
 func TestFileHandedOutDuringEvictionStays(t *testing.T) {
 	for _, executable := range []bool{false, true} {
 		c, s := openStore(t, Config{Dir: t.TempDir(), Pack: -1, Lease: -1})
@@ -575,8 +573,8 @@ func TestFileHandedOutDuringEvictionStays(t *testing.T) {
 	}
 }
 
-// Verify passes nothing over because a log is written anew while it reads, or after it was stopped, or before it stops.
-func TestVerifyWhileLogGetsShorter(t *testing.T) {
+// TestVerifyDuringCompaction: Verify skips nothing if a log is compacted while it reads, or before or after it stops.
+func TestVerifyDuringCompaction(t *testing.T) {
 	for _, when := range []string{"reading", "stopped", "stopping"} {
 		c, s := openStore(t, Config{Dir: t.TempDir()})
 		var ds []cas.Digest
@@ -590,7 +588,7 @@ func TestVerifyWhileLogGetsShorter(t *testing.T) {
 		}
 		g := c.segments.Segments()[0]
 		shorten := func() {
-			for _, k := range keys[:10] { // so that the others have earlier records
+			for _, k := range keys[:10] { // so that the others move to earlier records
 				e, _ := c.index.Get(k)
 				_ = c.damaged(e, nil)
 			}
@@ -598,7 +596,7 @@ func TestVerifyWhileLogGetsShorter(t *testing.T) {
 				c.touch(keys[10:], seconds(time.Now())+i)
 			}
 			if c.maintainOnce(); g.NeedsCompaction() {
-				t.Error("the log was not shortened")
+				t.Error("the log was not compacted")
 			}
 		}
 		e, _ := c.index.Get(keys[11])
@@ -610,7 +608,7 @@ func TestVerifyWhileLogGetsShorter(t *testing.T) {
 			t.Fatal(err)
 		}
 		if when != "reading" {
-			// After the first ten: the position is one that the later records do not reach any more.
+			// After the first ten: later records end before this position.
 			if err := os.WriteFile(filepath.Join(c.dir, "verify"), fmt.Appendf(nil, "segment %d record %d\n", g.N, e.Record), 0o600); err != nil {
 				t.Fatal(err)
 			}
@@ -632,20 +630,19 @@ func TestVerifyWhileLogGetsShorter(t *testing.T) {
 		}})
 		if when == "stopping" {
 			if !errors.Is(err, context.Canceled) || r.Blobs > 0 {
-				t.Errorf("%+v, %v", r, err)
+				t.Errorf("Verify: got %+v, %v", r, err)
 			}
 			r, err = c.Verify(t.Context(), VerifyOptions{})
 		}
 		if err != nil || len(r.Damaged) != 1 || r.Damaged[0].Digest != ds[11] {
-			t.Errorf("%s: %+v, %v", when, r, err)
+			t.Errorf("%s: got %+v, %v", when, r, err)
 		}
 	}
 }
 
-// A process may end after it has moved something, and before it has removed the source. Then both are there; unless the
-// power was lost as well, and the new record came to the disk without its bytes, or with zeros in their place: it must
-// not take the place of what is sound. Either way it is there at each later Open.
-func TestMovedAndNotYetRemoved(t *testing.T) {
+// TestMovedButNotRemoved: the process ended after a move and before it removed the source, so both exist. After a power
+// failure the new record may refer to missing or zeroed data; it must not replace the sound entry at any later Open.
+func TestMovedButNotRemoved(t *testing.T) {
 	for _, power := range []string{"stays", "leaves zeros", "leaves nothing"} {
 		config := Config{Dir: t.TempDir(), MaxBytes: 1 << 20}
 		c, s := openStore(t, config)
@@ -682,10 +679,10 @@ func TestMovedAndNotYetRemoved(t *testing.T) {
 		for round := range 3 {
 			c, s = openStore(t, config)
 			if got, err := cas.ReadAll(t.Context(), s, d, d.Size()); err != nil || !bytes.Equal(got, b) {
-				t.Errorf("power %s, round %d: the blob has %d bytes, %v", power, round, len(got), err)
+				t.Errorf("power %s, round %d: blob: got %d bytes, %v", power, round, len(got), err)
 			}
 			if r, err := s.Lookup(t.Context(), d); err != nil || r.ExitCode != 1 {
-				t.Errorf("power %s, round %d: the result is %v, %v", power, round, r, err)
+				t.Errorf("power %s, round %d: result: got %v, %v", power, round, r, err)
 			}
 			if err := errors.Join(c.Check(t.Context()), c.Close()); err != nil {
 				t.Error(err)
@@ -694,8 +691,8 @@ func TestMovedAndNotYetRemoved(t *testing.T) {
 	}
 }
 
-// A collection that takes long is no reason for a loss of power to take more.
-func TestMarkDuringCollection(t *testing.T) {
+// TestMarkDurableDuringCollection: a long collection does not delay it.
+func TestMarkDurableDuringCollection(t *testing.T) {
 	c, s := openStore(t, Config{Dir: t.TempDir()})
 	b, d := castest.Blob(0, 1000)
 	if err := s.Put(t.Context(), d, bytes.NewReader(b)); err != nil {
@@ -705,12 +702,12 @@ func TestMarkDuringCollection(t *testing.T) {
 	defer c.room.Unlock()
 	c.maintainOnce()
 	if c.segments.Segments()[0].DurableSince() == 0 {
-		t.Error("nothing is marked as durable while room is being made")
+		t.Error("nothing is marked as durable during eviction")
 	}
 }
 
-// What a clock that was ahead says of the last use is no lease for as long.
-func TestClockIsPutBack(t *testing.T) {
+// TestStampsAreClamped: a stamp set by a clock that was ahead does not extend the lease.
+func TestStampsAreClamped(t *testing.T) {
 	c, s := openStore(t, Config{Dir: t.TempDir()})
 	b, d := castest.Blob(0, 1000)
 	if err := s.Put(t.Context(), d, bytes.NewReader(b)); err != nil {
@@ -718,16 +715,16 @@ func TestClockIsPutBack(t *testing.T) {
 	}
 	k, ahead := keyOf(0, blob, d), seconds(time.Now().Add(1000*time.Hour))
 	c.touch([]index.Key{k}, ahead)
-	c.maintained = ahead // this was upkeep before the clock was put back
+	c.maintained = ahead // maintenance ran before the clock was set back
 	c.maintainOnce()
 	if e, _ := c.index.Get(k); e.Stamp > seconds(time.Now()) {
-		t.Errorf("the last use is %d seconds from now", e.Stamp-seconds(time.Now()))
+		t.Errorf("last use: got %d seconds from now, want 0", e.Stamp-seconds(time.Now()))
 	}
 }
 
-// Of two results that are recorded at once the same one is there before and after Open: in the log, too, the later of
-// them has the greater order.
-func TestResultsAreOrderedAsTheyAreWritten(t *testing.T) {
+// TestConcurrentResultsAreOrdered: of two concurrent results the same one wins before and after Open, because the later
+// one in the log has the greater order.
+func TestConcurrentResultsAreOrdered(t *testing.T) {
 	const writers, rounds = 8, 300
 	c, s := openStore(t, Config{Dir: t.TempDir(), MaxBytes: 64 << 20})
 	_, action := castest.Blob(0, 10)
@@ -747,7 +744,7 @@ func TestResultsAreOrderedAsTheyAreWritten(t *testing.T) {
 	for _, g := range c.segments.Segments() {
 		err := g.Puts(0, func(r *segment.Record) bool {
 			if r.Order != last+1 {
-				t.Errorf("record %d has order %d, after %d", n, r.Order, last)
+				t.Errorf("record %d: got order %d after %d", n, r.Order, last)
 			}
 			last = r.Order
 			n++
@@ -758,11 +755,11 @@ func TestResultsAreOrderedAsTheyAreWritten(t *testing.T) {
 		}
 	}
 	if n != writers*rounds {
-		t.Errorf("%d records, want %d", n, writers*rounds)
+		t.Errorf("got %d records, want %d", n, writers*rounds)
 	}
 }
 
-// Verify passes no file of an earlier process over because its record was moved meanwhile: of a file that says nothing.
+// TestVerifyWhileRecordOfFileMoves: Verify reads a file of an earlier process even if its record moves meanwhile.
 func TestVerifyWhileRecordOfFileMoves(t *testing.T) {
 	config := Config{Dir: t.TempDir()}
 	c, s := openStore(t, config)
@@ -798,6 +795,6 @@ func TestVerifyWhileRecordOfFileMoves(t *testing.T) {
 		}
 	}})
 	if err != nil || len(r.Damaged) != 1 || r.Damaged[0].Digest != d || first {
-		t.Errorf("%+v, %v", r, err)
+		t.Errorf("Verify: got %+v, %v", r, err)
 	}
 }

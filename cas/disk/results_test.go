@@ -12,7 +12,7 @@ import (
 	"github.com/cloister-build/cloister/cas/disk"
 )
 
-// A result that was forgotten stays so, also where older ones of its action are in the log; another one may follow.
+// TestForget: a forgotten result does not reappear, although older ones are in the log. Another one may follow.
 func TestForget(t *testing.T) {
 	dir := t.TempDir()
 	c := open(t, disk.Config{Dir: dir})
@@ -22,7 +22,7 @@ func TestForget(t *testing.T) {
 	forget := func(want bool) {
 		t.Helper()
 		if was, err := s.Forget(t.Context(), action); was != want || err != nil {
-			t.Errorf("Forget = %v, %v, want %v", was, err, want)
+			t.Errorf("Forget: got %v, %v, want %v", was, err, want)
 		}
 	}
 	forget(false)
@@ -37,10 +37,10 @@ func TestForget(t *testing.T) {
 	forget(false)
 	for range 2 {
 		if r, err := s.Lookup(t.Context(), action); !errors.Is(err, cas.ErrNotFound) {
-			t.Errorf("Lookup of what was forgotten: got %v, %v, want ErrNotFound", r, err)
+			t.Errorf("Lookup of a forgotten result: got %v, %v, want ErrNotFound", r, err)
 		}
 		if r, err := s.Lookup(t.Context(), other); err != nil || r.ExitCode != 2 {
-			t.Errorf("Lookup of another: got %v, %v", r, err)
+			t.Errorf("Lookup of another result: got %v, %v", r, err)
 		}
 		if report, err := c.Verify(t.Context(), disk.VerifyOptions{Restart: true}); err != nil || len(report.Damaged) > 0 {
 			t.Errorf("Verify: got %+v, %v", report, err)
@@ -49,7 +49,7 @@ func TestForget(t *testing.T) {
 		c = open(t, disk.Config{Dir: dir})
 		s = store(t, c, "a")
 	}
-	// The empty result is one like any other.
+	// The empty result is valid.
 	if err := s.Record(t.Context(), action, &repb.ActionResult{}); err != nil {
 		t.Fatal(err)
 	}

@@ -21,8 +21,8 @@ import (
 	"github.com/cloister-build/cloister/cas/disk"
 )
 
-// A file system image may point at a blob: each begins at a multiple of 512 bytes, and nothing but zeros follows up to
-// the next.
+// TestBlobsAreAlignedAndPadded: a file system image may refer to a blob, so it starts at a multiple of 512 bytes and is
+// padded with zeros.
 func TestBlobsAreAlignedAndPadded(t *testing.T) {
 	dir := t.TempDir()
 	c := open(t, disk.Config{Dir: dir})
@@ -42,7 +42,7 @@ func TestBlobsAreAlignedAndPadded(t *testing.T) {
 		for _, seed := range seeds {
 			b, _ := castest.Blob(byte(seed+i), size)
 			if size < 16 {
-				continue // may be found anywhere
+				continue // too short to be unique
 			}
 			path, at := find(t, dir, b)
 			data, err := os.ReadFile(path)
@@ -51,19 +51,19 @@ func TestBlobsAreAlignedAndPadded(t *testing.T) {
 			}
 			end := (at + size + 511) / 512 * 512
 			if at%512 != 0 || len(data) < end || bytes.Count(data[at+size:end], []byte{0}) != end-at-size {
-				t.Errorf("%d bytes at %d of %d: not aligned, or not padded with zeros", size, at, len(data))
+				t.Errorf("blob of %d bytes at %d of %d: not aligned, or not padded with zeros", size, at, len(data))
 			}
 		}
 	}
 }
 
-// What arrives together lies together.
+// TestBlobsOfOneBatchAreAdjacent puts other blobs concurrently.
 func TestBlobsOfOneBatchAreAdjacent(t *testing.T) {
 	dir := t.TempDir()
 	c := open(t, disk.Config{Dir: dir, MaxBytes: 8 << 20})
 	s := store(t, c, "")
 	done := make(chan struct{})
-	go func() { // others in between
+	go func() { // concurrent puts
 		defer close(done)
 		for i := range 200 {
 			if err := putOther(t, s, i); err != nil {
@@ -83,14 +83,14 @@ func TestBlobsOfOneBatchAreAdjacent(t *testing.T) {
 		path, at := find(t, dir, blobs[0].Data)
 		for i, b := range blobs {
 			if p, where := find(t, dir, b.Data); p != path || where != at+i*1024 {
-				t.Errorf("blob %d of a batch is in %s at %d, the first one in %s at %d", i, p, where, path, at)
+				t.Errorf("blob %d of a batch: got %s at %d, the first one is in %s at %d", i, p, where, path, at)
 			}
 		}
 	}
 	<-done
 }
 
-// However much arrives at once, no segment is larger than the room that is kept to write one anew.
+// TestLargeBatchIsManySegments: no segment exceeds the space reserved for moving one.
 func TestLargeBatchIsManySegments(t *testing.T) {
 	const limit = 1 << 20 / 32
 	dir := t.TempDir()
@@ -113,11 +113,11 @@ func TestLargeBatchIsManySegments(t *testing.T) {
 	}
 }
 
-// Committed data is never written over, in this process or a later one.
-func TestDataIsNeverWrittenOver(t *testing.T) {
+// TestDataIsNeverOverwritten also reopens the store.
+func TestDataIsNeverOverwritten(t *testing.T) {
 	config := disk.Config{Dir: t.TempDir(), Lease: none}
 	random := rand.New(rand.NewPCG(1, 1))
-	sums := map[string][2]any{} // by path: how long it was, and its hash
+	sums := map[string][2]any{} // length and hash by path
 	check := func() {
 		t.Helper()
 		for path, was := range sums {
@@ -127,7 +127,7 @@ func TestDataIsNeverWrittenOver(t *testing.T) {
 				continue
 			}
 			if n := was[0].(int); len(b) < n || sha256.Sum256(b[:n]) != was[1] {
-				t.Fatalf("%s was written over", path)
+				t.Fatalf("%s was overwritten", path)
 			}
 		}
 		for _, path := range segmentFiles(t, config.Dir, ".data") {
@@ -154,11 +154,11 @@ func TestDataIsNeverWrittenOver(t *testing.T) {
 		closeStore(t, c)
 	}
 	if len(sums) < 10 {
-		t.Errorf("only %d segments", len(sums))
+		t.Errorf("got only %d segments", len(sums))
 	}
 }
 
-// snapshot reads all files of a directory, and restore writes them to another one.
+// snapshot reads all files of a directory. restore writes them to another one.
 func snapshot(t *testing.T, dir string) map[string][]byte {
 	t.Helper()
 	files := map[string][]byte{}
@@ -203,9 +203,9 @@ const (
 	firstLog  = "segments/00000001.log"
 )
 
-// However a write was torn, what was committed before it is there, and what was being written is whole or absent.
+// TestTornWrites: committed blobs survive a torn write, and the blob being written is complete or absent.
 func TestTornWrites(t *testing.T) {
-	t.Parallel() // not beside a test that starts processes: between fork and exec they hold the lock, too
+	t.Parallel() // after tests that fork: between fork and exec, children hold the lock
 	dir := t.TempDir()
 	config := disk.Config{Dir: dir}
 	c := open(t, config)
@@ -273,7 +273,7 @@ func TestTornWrites(t *testing.T) {
 	try("longer data", firstData, append(bytes.Clone(after[firstData]), "garbage that no record tells of"...), true)
 }
 
-// Whatever bit of a log is flipped, at most what it tells of is lost, and never are wrong bytes served.
+// TestFlippedBitInLog: a flipped bit loses at most the entry of its record, and never leads to wrong content.
 func TestFlippedBitInLog(t *testing.T) {
 	dir := t.TempDir()
 	c := open(t, disk.Config{Dir: dir})
@@ -292,13 +292,13 @@ func TestFlippedBitInLog(t *testing.T) {
 	closeStore(t, c)
 	files := snapshot(t, dir)
 	log := files[firstLog]
-	if len(log) != 8*64+2*16+16 { // puts, two results that were replaced, a mark
+	if len(log) != 8*64+2*16+16 { // puts, two drops, a mark
 		t.Fatalf("the log has %d bytes", len(log))
 	}
 	for bit := 0; bit < 8*len(log); bit += 3 {
 		flipped := bytes.Clone(log)
 		flipped[bit/8] ^= 1 << (bit % 8)
-		// In place: the directory is as Open left it but for the log.
+		// In place: only the log differs from what Open left.
 		files[firstLog] = flipped
 		for _, name := range []string{firstLog, firstData} {
 			if err := os.WriteFile(filepath.Join(dir, name), files[name], 0o600); err != nil {
@@ -306,7 +306,7 @@ func TestFlippedBitInLog(t *testing.T) {
 			}
 		}
 		large, d := castest.Blob(4, 70_000)
-		if !exists(filePath(dir, d)) { // the record was lost, and it with it
+		if !exists(filePath(dir, d)) { // the record was lost, and the file with it
 			if err := errors.Join(os.MkdirAll(filepath.Dir(filePath(dir, d)), 0o700), os.WriteFile(filePath(dir, d), large, 0o600)); err != nil {
 				t.Fatal(err)
 			}
@@ -331,12 +331,12 @@ func TestFlippedBitInLog(t *testing.T) {
 		if err != nil || r.ExitCode != 2 {
 			lost++
 		}
-		// Damage before the last put is told; at the end it cannot be told from a torn write.
+		// Damage before the last put is reported; at the end it looks like a torn write.
 		if damage := c.Stats().LogDamage; (damage > 0) != (bit/8 < len(log)-2*16-64) {
-			t.Errorf("bit %d: %d bytes are told to be damaged", bit, damage)
+			t.Errorf("bit %d: got %d damaged bytes", bit, damage)
 		}
 		if lost > 1 {
-			t.Errorf("bit %d: %d are lost", bit, lost)
+			t.Errorf("bit %d: got %d lost puts", bit, lost)
 		}
 		if err := errors.Join(c.Check(t.Context()), c.Close()); err != nil {
 			t.Errorf("bit %d: %v", bit, err)
@@ -344,7 +344,7 @@ func TestFlippedBitInLog(t *testing.T) {
 	}
 }
 
-// What no record tells of goes, what has no other half, too, and a file that is not there is absent.
+// TestOrphansAreSwept: Open removes data without records, halves of segments, and entries without files.
 func TestOrphansAreSwept(t *testing.T) {
 	dir := t.TempDir()
 	config := disk.Config{Dir: dir}
@@ -377,25 +377,25 @@ func TestOrphansAreSwept(t *testing.T) {
 	read(t, s, 0, block)
 	read(t, s, 1, 70_000)
 	if !has(t, s, kept) || has(t, s, vanished) || has(t, s, orphan) {
-		t.Error("the wrong ones are present")
+		t.Error("the wrong blobs are present")
 	}
 	if exists(filePath(dir, orphan)) {
-		t.Error("the file without a record is still there")
+		t.Error("the file without a record still exists")
 	}
 	got := list(t, filepath.Join(dir, "segments"))
 	if want := []string{".", "00000001.data", "00000001.log", "letter.txt"}; !slices.Equal(got, want) {
-		t.Errorf("segments has %q, want %q", got, want)
+		t.Errorf("segments: got %q, want %q", got, want)
 	}
-	// No number is used twice: an old position must not mean a new segment.
+	// Segment numbers are not reused: an old position must not refer to a new segment.
 	for i := byte(10); i < 40; i++ {
 		put(t, s, i)
 	}
 	if slices.Contains(list(t, filepath.Join(dir, "segments")), "00000003.data") {
-		t.Error("the number of a segment that was there is used again")
+		t.Error("the number of a removed segment was reused")
 	}
 }
 
-// A line that was being written when the process ended is no name, and the next one takes its place.
+// TestTornInstance: a torn line is ignored, and the next one replaces it.
 func TestTornInstance(t *testing.T) {
 	dir := t.TempDir()
 	config := disk.Config{Dir: dir}
@@ -413,13 +413,13 @@ func TestTornInstance(t *testing.T) {
 		write(t, path, string(whole)+string(whole[last:n]))
 		c := open(t, config)
 		if got := present(t, store(t, c, "second/of/a/long/name"), 2); !slices.Equal(got, []byte{1}) {
-			t.Errorf("torn after %d bytes: the second instance has %v", n, got)
+			t.Errorf("torn after %d bytes: second instance: got %v", n, got)
 		}
 		put(t, store(t, c, "third"), 2)
 		closeStore(t, c)
 		c = open(t, config)
 		if got := present(t, store(t, c, "third"), 3); !slices.Equal(got, []byte{2}) {
-			t.Errorf("torn after %d bytes: instance third has %v", n, got)
+			t.Errorf("torn after %d bytes: third instance: got %v", n, got)
 		}
 		if _, err := c.Collect(t.Context(), disk.CollectOptions{MaxBytes: 1}); err != nil {
 			t.Error(err)
@@ -434,14 +434,14 @@ func TestTornInstance(t *testing.T) {
 		put(t, store(t, c, "second/of/a/long/name"), 1)
 		closeStore(t, c)
 	}
-	// A line that is whole and wrong is no torn one: what it named is unknown, and nothing is guessed.
+	// A whole but wrong line is an error: the name of the instance is unknown.
 	write(t, path, "7 \"x\"\n")
 	if _, err := disk.Open(disk.Config{Dir: dir, MaxBytes: 1 << 20}); err == nil || !strings.Contains(err.Error(), "line 1: damaged") {
-		t.Errorf("got %v", err)
+		t.Errorf("got %v, want an error naming line 1", err)
 	}
 }
 
-// A blob that is there twice, for two Puts of it raced or a process was killed while it was moved, is one blob.
+// TestDuplicatesAreOneBlob: concurrent puts, or a process killed during a move, leave two copies.
 func TestDuplicatesAreOneBlob(t *testing.T) {
 	dir := t.TempDir()
 	config := disk.Config{Dir: dir}
@@ -453,10 +453,10 @@ func TestDuplicatesAreOneBlob(t *testing.T) {
 		t.Fatal(err)
 	}
 	if got := c.Stats().Blobs; got != 1 {
-		t.Errorf("%d blobs are counted", got)
+		t.Errorf("got %d blobs", got)
 	}
 	closeStore(t, c)
-	// The whole segment once more.
+	// A copy of the whole segment.
 	for _, suffix := range []string{".data", ".log"} {
 		b, err := os.ReadFile(filepath.Join(dir, "segments/00000001"+suffix))
 		if err != nil {
@@ -466,12 +466,12 @@ func TestDuplicatesAreOneBlob(t *testing.T) {
 	}
 	c = open(t, config)
 	if got := c.Stats(); got.Blobs != 1 || got.Segments != 2 {
-		t.Errorf("%+v", got)
+		t.Errorf("Stats: got %+v", got)
 	}
 	read(t, store(t, c, ""), 0, block)
 }
 
-// Pack may be another one each time: what is there stays where it is.
+// TestPackMayChange: existing blobs stay where they are.
 func TestPackMayChange(t *testing.T) {
 	config := disk.Config{Dir: t.TempDir()}
 	for i, pack := range []int64{0, everyFile, 1 << 20, 2000, 0} {
