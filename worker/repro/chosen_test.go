@@ -27,8 +27,8 @@ func (c changed) Execute(ctx context.Context, t *worker.Task, report func(worker
 	return out, err
 }
 
-// TestOnlyUsualRunsAreSampled: what was not run now, what depends on more than the action, what ended badly by a limit of time
-// and what a person runs are not run again.
+// TestOnlyUsualRunsAreSampled: what was not run now, what depends on more than the action, what ended badly by a limit
+// of time and what a person runs are not run again.
 func TestOnlyUsualRunsAreSampled(t *testing.T) {
 	for name, c := range map[string]struct {
 		task    func(*worker.Task)
@@ -60,7 +60,8 @@ func TestOnlyUsualRunsAreSampled(t *testing.T) {
 	}
 }
 
-// TestBacklogIsBoundedInBytes, of the results that wait to be compared; and kinds of actions are counted apart up to a bound.
+// TestBacklogIsBoundedInBytes, of the results that wait to be compared; and kinds of actions are counted apart up to a
+// bound.
 func TestBacklogIsBoundedInBytes(t *testing.T) {
 	s, b := newScript(t, func(int, *worker.Variation) made { return file("x") }), &book{}
 	e := s.sampler(b, false)

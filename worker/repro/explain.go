@@ -8,21 +8,20 @@ import (
 	"fmt"
 	"io"
 	"slices"
-	"strings"
 
 	"github.com/cloister-build/cloister/cas"
 	"github.com/cloister-build/cloister/worker/repro/compare"
 )
 
-// maxExplained is how many outputs are looked into, of those that differ.
+// maxExplained limits the outputs whose contents are compared.
 const maxExplained = 50
 
-// explain looks into the outputs that differ. That one cannot be read any more, or not be compared, is no failure: that it
-// differs is known by its digest.
+// explain compares the contents of the outputs that differ. An output that cannot be read or compared is not an error: its
+// digest shows that it differs.
 func (c *check) explain(ctx context.Context) {
 	v := &c.verdict
 	explained := 0
-	for i, name := range paths(v.Runs) {
+	for i, name := range itemNames(v.Runs) {
 		o := &v.Outputs[i]
 		if !o.Differ {
 			continue
@@ -31,79 +30,92 @@ func (c *check) explain(ctx context.Context) {
 			v.Unexplained = append(v.Unexplained, "further outputs: too many differ")
 			return
 		}
-		other := slices.IndexFunc(v.Runs, func(r Run) bool { return r.outputs[name].name != v.Runs[0].outputs[name].name })
+		other := slices.IndexFunc(v.Runs, func(r Run) bool { return r.items[name].name != v.Runs[0].items[name].name })
 		found, err := differences(ctx, name, &v.Runs[0], &v.Runs[other])
 		if err != nil {
 			v.Unexplained = append(v.Unexplained, fmt.Sprintf("%s: %s", o.Path, text(err.Error())))
 		}
-		shares := c.bySteps(ctx, name)
+		bySteps := c.factorsBySteps(ctx, name)
 		rest := slices.Clone(o.Factors)
 		for _, d := range found {
-			rest = slices.DeleteFunc(rest, func(f string) bool { return slices.Contains(shares[key(&d)], f) })
+			known := bySteps[locationKey(&d)]
+			rest = slices.DeleteFunc(rest, func(f string) bool { return slices.Contains(known, f) })
 		}
 		for _, d := range found[:min(len(found), MaxDifferences-len(v.Differences))] {
-			full := Difference{Output: o.Path, Difference: d, Runs: [2]int{0, other}, Factors: shares[key(&d)]}
-			proved := len(full.Factors) > 0
-			switch {
-			case proved:
-			case c.byItself(name, &d):
-				if factor := v.Bisection.noise.origin(name, key(&d)).factor; c.chosen(factor) {
-					full.Factors = []string{factor}
-				}
-			case len(o.Factors) == 1:
-				full.Factors = o.Factors
-			case len(rest) == 1: // all others explain something else
-				full.Factors = rest
-			}
-			full.Factors = ofCause(full.Factors, &d, found)
-			// Where one factor is left it is as good as proved; of an order it is not: what came first is chance.
-			proved = proved || len(full.Factors) == 1 && !isOrder(d.Cause) && !c.byItself(name, &d)
-			if d.Cause == compare.Unknown || proved && !canLook(full.Factors, d.Cause) || c.refuted(o, &full, name) {
-				full.Cause = c.causeBy(o, full.Factors)
-				if full.Cause == compare.Random && isOrder(d.Cause) {
-					full.Cause = compare.HashSeed // whatever the items look like
-				}
-				full.Fix = compare.FixFor(full.Cause, d.Format)
-			}
+			full := Difference{Output: o.Path, Difference: d, Runs: [2]int{0, other}, Factors: bySteps[locationKey(&d)]}
+			c.attribute(o, &full, name, rest, found)
 			v.Differences = append(v.Differences, full)
 		}
 	}
 }
 
-// byItself reports whether a difference of an item is among those that are there with everything held.
-func (c *check) byItself(name string, d *compare.Difference) bool {
+// attribute sets the factors of a difference, and its cause if the factors prove another one than it shows. rest are the
+// factors of the output that explain no other difference, and all are the differences of the item.
+func (c *check) attribute(o *Output, d *Difference, name string, rest []string, all []compare.Difference) {
+	proved := len(d.Factors) > 0
+	isNoise := c.isNoise(name, &d.Difference)
+	switch {
+	case proved:
+	case isNoise:
+		factor := c.verdict.Bisection.noise.explanation(name, locationKey(&d.Difference)).factor
+		if c.varies(factor) {
+			d.Factors = []string{factor}
+		}
+	case len(o.Factors) == 1:
+		d.Factors = o.Factors
+	case len(rest) == 1:
+		d.Factors = rest
+	}
+	d.Factors = withoutOthers(d.Factors, &d.Difference, all)
+	// A single factor is as good as proved, except for an order, where the first one is chance.
+	proved = proved || len(d.Factors) == 1 && !isOrder(d.Cause) && !isNoise
+	if d.Cause == compare.Unknown || proved && !canShow(d.Factors, d.Cause) || c.refuted(o, d, name) {
+		shown := d.Cause
+		d.Cause = c.causeBy(o, d.Factors)
+		if d.Cause == compare.Random && isOrder(shown) {
+			d.Cause = compare.HashSeed // whatever the items are
+		}
+		d.Fix = compare.FixFor(d.Cause, d.Format)
+	}
+}
+
+// isNoise reports whether a difference of an item exists with all factors held.
+func (c *check) isNoise(name string, d *compare.Difference) bool {
 	b := c.verdict.Bisection
-	return b != nil && b.noise.knows(name, key(d))
+	return b != nil && b.noise.knows(name, locationKey(d))
 }
 
-// canLook reports whether what one of some factors makes differ can look as if it had this cause. What it looks like gives
-// way to what is proved.
-func canLook(factors []string, looks compare.Cause) bool {
-	return slices.ContainsFunc(factors, func(name string) bool { return factorOf(name).explains(looks) })
+// canShow reports whether differences by one of these factors may show a cause. What a bisection proves outweighs what a
+// difference shows.
+func canShow(factors []string, cause compare.Cause) bool {
+	return slices.ContainsFunc(factors, func(name string) bool { return factorOf(name).explains(cause) })
 }
 
-// ofCause returns those of the factors of a place that are not another difference's there: of a mode and an owner in one line each
-// has its own.
-func ofCause(factors []string, d *compare.Difference, all []compare.Difference) []string {
+// withoutOthers returns the factors of a difference without those that belong to another difference at the same location,
+// such as the mode and the owner in one line.
+func withoutOthers(factors []string, d *compare.Difference, all []compare.Difference) []string {
+	if !slices.ContainsFunc(factors, func(name string) bool { return factorOf(name).shows(d.Cause) }) {
+		return factors
+	}
 	return slices.DeleteFunc(slices.Clone(factors), func(name string) bool {
 		f := factorOf(name)
-		return !f.shows(d.Cause) && slices.ContainsFunc(factors, func(other string) bool { return factorOf(other).shows(d.Cause) }) &&
-			slices.ContainsFunc(all, func(other compare.Difference) bool {
-				return key(&other) == key(d) && f.shows(other.Cause)
-			})
+		return !f.shows(d.Cause) && slices.ContainsFunc(all, func(other compare.Difference) bool {
+			return locationKey(&other) == locationKey(d) && f.shows(other.Cause)
+		})
 	})
 }
 
-// refuted reports whether an order cannot be what it looks like: it is there as well where all that can look so was held.
+// refuted reports whether an order cannot have the cause that it shows, because it differs with all such factors held.
 func (c *check) refuted(o *Output, d *Difference, name string) bool {
 	b := c.verdict.Bisection
-	if b != nil && b.noise.origin(name, key(&d.Difference)).cause == d.Cause {
-		return false // it looked so even there
+	if b == nil || b.noise.explanation(name, locationKey(&d.Difference)).cause == d.Cause {
+		return false
 	}
-	return b != nil && len(b.Unheld) == 0 && isOrder(d.Cause) && slices.Contains(b.Nondeterministic, o.Path) && !canLook(d.Factors, d.Cause)
+	return len(b.Unheld) == 0 && isOrder(d.Cause) && slices.Contains(b.Nondeterministic, o.Path) &&
+		!canShow(d.Factors, d.Cause)
 }
 
-// causeBy returns the cause that is known of a difference by what was varied.
+// causeBy returns the cause that follows from what was varied.
 func (c *check) causeBy(o *Output, by []string) compare.Cause {
 	switch b := c.verdict.Bisection; {
 	case isSeed(by):
@@ -113,64 +125,60 @@ func (c *check) causeBy(o *Output, by []string) compare.Cause {
 	case b != nil && slices.Contains(b.Nondeterministic, o.Path) && len(b.Unheld) == 0:
 		return compare.Parallel
 	case b == nil && len(c.verdict.Factors) == 1:
-		return factorOf(c.verdict.Factors[0]).Cause // nothing else was other
+		return factorOf(c.verdict.Factors[0]).Cause // nothing else varied
 	}
 	return compare.Unknown
 }
 
-// isSeed reports whether factors are those of which programs make seeds that do not ask the kernel for one: the clock, with
-// numbers of processes or addresses.
+// isSeed reports whether programs that do not ask the kernel for random numbers derive seeds from these factors: the clock
+// together with process IDs or addresses.
 func isSeed(by []string) bool {
 	has := func(name string) bool { return slices.Contains(by, name) }
 	return (has("time") || has("uptime")) && (has("pids") || has("aslr"))
 }
 
-// bySteps returns the factors of each difference of an item that a step of the bisection shows alone.
-func (c *check) bySteps(ctx context.Context, name string) map[string][]string {
+// factorsBySteps returns the factors of each location of an item that the steps of the bisection show.
+func (c *check) factorsBySteps(ctx context.Context, name string) map[string][]string {
 	all := map[string][]string{}
-	if c.verdict.Bisection == nil {
+	b := c.verdict.Bisection
+	if b == nil {
 		return all
 	}
-	b := c.verdict.Bisection
 	for i := range b.Steps {
 		s := &b.Steps[i]
-		if s.run == nil || !slices.Contains(s.Changed, shown(name)) {
+		if s.run == nil || !slices.Contains(s.Changed, displayName(name)) {
 			continue
 		}
-		found, _ := differences(ctx, name, &b.control, s.run) // without them the output's factors are known all the same
+		f := factorOf(s.Factor)
+		found, _ := differences(ctx, name, &b.control, s.run) // the output's factors are known anyway
 		for _, d := range found {
-			if k := key(&d); !b.noise.knows(name, k) && !b.chance(name, &spot{k, d.Cause, d.Format}, factorOf(s.Factor)) && !slices.Contains(all[k], s.Factor) {
-				all[k] = append(all[k], s.Factor)
+			l := location{locationKey(&d), d.Cause, d.Format}
+			if !b.noise.knows(name, l.key) && !b.chance(name, &l, f) && !slices.Contains(all[l.key], s.Factor) {
+				all[l.key] = append(all[l.key], s.Factor)
 			}
 		}
 	}
 	return all
 }
 
-// key names the place of a difference, whatever stands there.
-func key(d *compare.Difference) string {
-	what, _, _ := strings.Cut(d.What, ", ") // "content, of 5 and 6 bytes"
-	return strings.Join(d.Where, "\x00") + "\x00" + what
-}
-
-// differences compares what two runs have in one place.
+// differences compares an item of two runs.
 func differences(ctx context.Context, name string, a, b *Run) ([]compare.Difference, error) {
-	x, err := a.entry(ctx, a.outputs[name])
+	x, err := a.entry(ctx, a.items[name])
 	if err != nil {
 		return nil, err
 	}
-	y, err := b.entry(ctx, b.outputs[name])
+	y, err := b.entry(ctx, b.items[name])
 	if err != nil {
 		return nil, err
 	}
-	s := a.place.Store
-	if b.place != a.place {
-		s = &either{s, b.place.Store}
+	s := a.executor.Store
+	if b.executor != a.executor {
+		s = &fallbackStore{s, b.executor.Store}
 	}
-	return compare.Entries(ctx, s, shown(name), x, y, compare.Known{A: a.facts, B: b.facts})
+	return compare.Entries(ctx, s, displayName(name), x, y, compare.Known{A: a.facts, B: b.facts})
 }
 
-// entry returns an item as package compare has it.
+// entry returns an item for package compare.
 func (r *Run) entry(ctx context.Context, it item) (e compare.Entry, err error) {
 	switch it.kind {
 	case "":
@@ -179,27 +187,27 @@ func (r *Run) entry(ctx context.Context, it item) (e compare.Entry, err error) {
 		e.Target = it.target
 		return e, nil
 	case "directory":
-		if e.Directory, err = cas.FromProto(r.digests, it.digest); err != nil || !it.tree {
+		if e.Directory, err = cas.FromProto(r.function, it.digest); err != nil || !it.tree {
 			return e, err
 		}
-		if e.Tree, err = compare.ReadTree(ctx, r.place.Store, e.Directory); err == nil {
+		if e.Tree, err = compare.ReadTree(ctx, r.executor.Store, e.Directory); err == nil {
 			e.Directory = e.Tree.Root
 		}
 		return e, err
 	}
 	e.Executable = it.executable
-	e.File, err = cas.FromProto(r.digests, it.digest)
+	e.File, err = cas.FromProto(r.function, it.digest)
 	return e, err
 }
 
-// An either is two stores: what the first lacks is looked for in the second.
-type either struct {
+// A fallbackStore reads the blobs that Store lacks from second.
+type fallbackStore struct {
 	cas.Store
 	second cas.Store
 }
 
-// Open opens a blob of one of them.
-func (s *either) Open(ctx context.Context, d cas.Digest, off int64) (io.ReadCloser, error) {
+// Open implements cas.Store.
+func (s *fallbackStore) Open(ctx context.Context, d cas.Digest, off int64) (io.ReadCloser, error) {
 	r, err := s.Store.Open(ctx, d, off)
 	if errors.Is(err, cas.ErrNotFound) {
 		return s.second.Open(ctx, d, off)
@@ -207,19 +215,19 @@ func (s *either) Open(ctx context.Context, d cas.Digest, off int64) (io.ReadClos
 	return r, err
 }
 
-// settle gives the output directories of all runs names that are equal where what is in them is: a Tree can be written in
-// more than one way, and servers differ. Those that cannot be read keep theirs.
-func settle(ctx context.Context, runs []Run) {
-	for _, name := range paths(runs) {
+// normalizeTrees names output directories by their root Directory, because servers may encode the same Tree differently. It
+// skips directories that cannot be read.
+func normalizeTrees(ctx context.Context, runs []Run) {
+	for _, name := range itemNames(runs) {
 		for i := range runs {
-			it := runs[i].outputs[name]
+			it := runs[i].items[name]
 			if !it.tree {
 				continue
 			}
 			if e, err := runs[i].entry(ctx, it); err == nil {
 				it.root = e.Directory.Proto()
 				it.name = digestName(it.root)
-				runs[i].outputs[name] = it
+				runs[i].items[name] = it
 			}
 		}
 	}

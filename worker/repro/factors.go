@@ -14,86 +14,85 @@ import (
 	"github.com/cloister-build/cloister/worker/repro/compare"
 )
 
-// A Factor is one named thing that a run can notice and that is no input of it. It can be varied: a run then notices
-// something else than the usual run, and than every other run that varies it. And it can be held: all runs then notice
-// the same. What has neither a vary nor a hold of its own is other in each run, or the same in each, by itself.
+// A Factor is a condition that a run can observe although it is not an input. A varied Factor has a different value in
+// every run, a held one the same value. A Factor without vary changes on its own unless it is held; one without hold stays
+// the same unless it is varied.
 type Factor struct {
-	// Name is what a person chooses it by.
+	// Name is how users select it.
 	Name string
-	// Changes says what is other in a varied run, in a few words.
+	// Changes describes what varies, in a few words.
 	Changes string
-	// Cause is why outputs differ that only this factor changes, where the outputs themselves do not tell.
+	// Cause is the cause of differences that only this factor makes, if the outputs themselves do not show it.
 	Cause compare.Cause
 
-	causes []compare.Cause // others that it can have, by what outputs look like
+	causes []compare.Cause // further causes that its differences may show
 
-	needs []sandbox.Condition // of the sandbox, to vary it
-	holds []sandbox.Condition // of the sandbox, to hold it
-	// unfit says why it cannot be varied for the action of a scene, "" if it can.
-	unfit func(s *scene) string
-	// vary sets what run i, from 1, notices.
-	vary func(v *worker.Variation, i int, s *scene)
+	varyNeeds sandbox.Condition // "" if it needs none
+	holdNeeds sandbox.Condition // "" if it needs none
+	// unfit returns why it cannot be varied for the planner's action, "" if it can.
+	unfit func(p *planner) string
+	// vary sets the value of run i, counted from 1.
+	vary func(v *worker.Variation, i int, p *planner)
 	hold func(v *worker.Variation)
-	// copies is how many further runs are made beside a varied one.
+	// copies is the number of further runs beside a varied one.
 	copies int
 }
 
-// explains reports whether a factor can be why things differ for which a cause is likely by what they look like.
+// explains reports whether differences by the factor may show a cause.
 func (f *Factor) explains(c compare.Cause) bool {
 	return c == f.Cause || slices.Contains(f.causes, c)
 }
 
-// shows reports whether what a factor changes may look as if it had a cause: a local time looks like any other.
+// shows is explains, but local times of other zones also show Timestamp.
 func (f *Factor) shows(c compare.Cause) bool {
 	return f.explains(c) || f.Cause == compare.Zone && c == compare.Timestamp
 }
 
-// factorOf returns the factor of a name, which is one of Names.
+// factorOf returns the factor of a name, which must be one of Names.
 func factorOf(name string) *Factor {
 	i := slices.IndexFunc(factors, func(f Factor) bool { return f.Name == name })
 	return &factors[i]
 }
 
-// A scene is what is known of the action and of the host where it is varied.
-type scene struct {
+// A planner chooses the conditions of an action's runs.
+type planner struct {
 	command  *repb.Command
 	features *sandbox.Features
 	host     Host
-	seed     *uint64 // of the task
+	seed     *uint64 // Task.Seed
 }
 
-// Host is what of this host decides on how runs can be varied. Its zero value is a host of which nothing is known.
+// Host describes what limits variation on a host. The zero value is valid.
 type Host struct {
-	CPUs    int      // that runs may use
-	Locales []string // that are installed, besides C and POSIX
-	Zones   []string // names of time zones that programs find, of those in zones
+	CPUs    int      // available to runs
+	Locales []string // installed, except C and POSIX
+	Zones   []string // installed time zones of zones
 }
 
-// heldTime is when a run begins whose clock is held: a moment at which it is another day in each of zones.
+// heldTime is the start of a held clock. At this time each of zones has a different date.
 const heldTime = 1_700_046_000 // 2023-11-15 11:00:00 UTC
 
-// zones are where it is another day than in UTC for ten hours or more of each day, and for all for one hour.
+// zones have another date than UTC for at least ten hours of each day, and all of them during the same hour.
 var zones = []string{"Etc/GMT-14", "Etc/GMT+12", "Etc/GMT-13"}
 
-// posixZones are the same for programs that find no names of zones (POSIX.1-2017, section 8.3).
+// posixZones are the same zones for hosts without names of zones (POSIX.1-2017, section 8.3).
 var posixZones = []string{"CLA-14", "CLB+12", "CLC-13"}
 
-// factors are all factors, in the order in which a person is told of them and of which the first wins that explains a
-// difference.
+// factors are all factors in the order of messages. The first one that explains a difference wins.
 var factors = []Factor{
 	{
-		Name: "time", Changes: "time of day, by more than a year", Cause: compare.Timestamp,
-		causes: []compare.Cause{compare.BuildDate},
-		needs:  []sandbox.Condition{sandbox.ConditionClockOffset}, holds: []sandbox.Condition{sandbox.ConditionFrozenClock},
-		vary: func(v *worker.Variation, i int, _ *scene) { v.Conditions.ClockOffset = clockShift(i) },
+		Name: "time", Changes: "time, by more than a year", Cause: compare.Timestamp,
+		causes:    []compare.Cause{compare.BuildDate},
+		varyNeeds: sandbox.ConditionClockOffset, holdNeeds: sandbox.ConditionFrozenClock,
+		vary: func(v *worker.Variation, i int, _ *planner) { v.Conditions.ClockOffset = clockOffset(i) },
 		hold: func(v *worker.Variation) { v.Conditions.FrozenClock = heldTime },
 	},
 	{
 		Name: "zone", Changes: "time zone (TZ)", Cause: compare.Zone,
 		causes: []compare.Cause{compare.BuildDate},
 		unfit:  declares("TZ"),
-		vary: func(v *worker.Variation, i int, s *scene) {
-			names := s.host.Zones
+		vary: func(v *worker.Variation, i int, p *planner) {
+			names := p.host.Zones
 			if len(names) == 0 {
 				names = posixZones
 			}
@@ -101,96 +100,98 @@ var factors = []Factor{
 		},
 	},
 	{
-		Name: "user", Changes: "name and number of the user", Cause: compare.Owner,
-		causes: []compare.Cause{compare.Path}, // of a home
-		needs:  []sandbox.Condition{sandbox.ConditionUser},
-		vary: func(v *worker.Variation, i int, _ *scene) {
+		Name: "user", Changes: "name and ID of the user", Cause: compare.Owner,
+		causes:    []compare.Cause{compare.Path}, // of a home directory
+		varyNeeds: sandbox.ConditionUser,
+		vary: func(v *worker.Variation, i int, _ *planner) {
 			v.Conditions.User, v.Conditions.UID = fmt.Sprintf("somebody%d", i), uint32(20_000+i)
 		},
 	},
 	{
-		Name: "hostname", Changes: "name of the host", Cause: compare.Hostname,
-		needs: []sandbox.Condition{sandbox.ConditionHostname},
-		vary:  func(v *worker.Variation, i int, _ *scene) { v.Conditions.Hostname = fmt.Sprintf("elsewhere%d", i) },
+		Name: "hostname", Changes: "host name", Cause: compare.Hostname,
+		varyNeeds: sandbox.ConditionHostname,
+		vary:      func(v *worker.Variation, i int, _ *planner) { v.Conditions.Hostname = fmt.Sprintf("elsewhere%d", i) },
 	},
 	{
 		Name: "locale", Changes: "language and sorting (LC_ALL, LANG)", Cause: compare.Locale,
-		// Shells and Perl complain, to stderr, of a locale that is not there: no fault of the action's.
+		// Only installed locales: shells and Perl complain about others on stderr.
 		unfit: declares("LANG", "LANGUAGE", "LC_*"),
-		vary: func(v *worker.Variation, i int, s *scene) {
-			names := s.host.Locales
+		vary: func(v *worker.Variation, i int, p *planner) {
+			names := p.host.Locales
 			if len(names) == 0 {
-				names = []string{"C.UTF-8"} // which C libraries have built in
+				names = []string{"C.UTF-8"} // built into C libraries
 			}
 			name := cycle(names, i)
 			v.Env = append(v.Env, "LANG="+name, "LC_ALL="+name)
 		},
 	},
 	{
-		Name: "umask", Changes: "mask of modes of new files", Cause: compare.Mode,
-		needs: []sandbox.Condition{sandbox.ConditionUmask},
-		vary: func(v *worker.Variation, i int, _ *scene) {
+		Name: "umask", Changes: "umask", Cause: compare.Mode,
+		varyNeeds: sandbox.ConditionUmask,
+		vary: func(v *worker.Variation, i int, _ *planner) {
 			v.Conditions.Umask = cycle([]uint32{0o077, 0o002, 0o027, 0o007}, i)
 		},
 	},
 	{
 		Name: "cpus", Changes: "number of processors", Cause: compare.Processors,
-		causes: []compare.Cause{compare.Parallel},
-		needs:  []sandbox.Condition{sandbox.ConditionCPUs},
-		unfit: func(s *scene) string {
-			if s.host.CPUs == 1 {
+		causes:    []compare.Cause{compare.Parallel},
+		varyNeeds: sandbox.ConditionCPUs,
+		unfit: func(p *planner) string {
+			if p.host.CPUs == 1 {
 				return "this host has one processor"
 			}
 			return ""
 		},
-		vary: func(v *worker.Variation, i int, s *scene) {
-			v.Conditions.CPUs = 1 + (i-1)%max(1, min(s.host.CPUs-1, 4))
+		vary: func(v *worker.Variation, i int, p *planner) {
+			v.Conditions.CPUs = 1 + (i-1)%max(1, min(p.host.CPUs-1, 4))
 		},
 	},
 	{
-		Name: "readdir", Changes: "order in which directories of inputs list their entries", Cause: compare.MemberOrder,
-		vary: func(v *worker.Variation, i int, _ *scene) { v.Order = heldOrder + uint64(i) },
+		Name: "readdir", Changes: "order of entries in input directories", Cause: compare.MemberOrder,
+		vary: func(v *worker.Variation, i int, _ *planner) { v.Order = heldOrder + uint64(i) },
 		hold: func(v *worker.Variation) { v.Order = heldOrder },
 	},
 	{
 		Name: "path", Changes: "path of the working directory", Cause: compare.Path,
-		vary: func(v *worker.Variation, i int, _ *scene) {
+		vary: func(v *worker.Variation, i int, _ *planner) {
 			v.Root = "/b/" + strings.Repeat("x", (i-1)%40+1) + "/build"
 		},
 	},
 	{
-		Name: "aslr", Changes: "where in memory things lie", Cause: compare.Address,
-		causes: []compare.Cause{compare.HashSeed}, // tables of things by where they lie
-		holds:  []sandbox.Condition{sandbox.ConditionFixedLayout},
-		hold:   func(v *worker.Variation) { v.Conditions.FixedLayout = true },
+		Name: "aslr", Changes: "memory layout", Cause: compare.Address,
+		causes:    []compare.Cause{compare.HashSeed}, // hash tables with pointers as keys
+		holdNeeds: sandbox.ConditionFixedLayout,
+		hold:      func(v *worker.Variation) { v.Conditions.FixedLayout = true },
 	},
 	{
-		Name: "random", Changes: "what the kernel gives as random", Cause: compare.Random,
-		causes: []compare.Cause{compare.HashSeed, compare.BuildID, compare.Path}, // of a temporary file
-		holds:  []sandbox.Condition{sandbox.ConditionRandomSeed},
-		unfit: func(s *scene) string {
-			if s.seed != nil {
-				return "the seed of it is stated"
+		Name: "random", Changes: "random numbers of the kernel", Cause: compare.Random,
+		causes:    []compare.Cause{compare.HashSeed, compare.BuildID, compare.Path}, // of a temporary file
+		holdNeeds: sandbox.ConditionRandomSeed,
+		unfit: func(p *planner) string {
+			if p.seed != nil {
+				return "the action states a seed"
 			}
 			return ""
 		},
 		hold: func(v *worker.Variation) { v.Conditions.RandomSeed = 1 },
 	},
 	{
-		Name: "pids", Changes: "numbers of processes", Cause: compare.ProcessID,
-		causes: []compare.Cause{compare.Random, compare.Path}, // of a temporary file
-		needs:  []sandbox.Condition{sandbox.ConditionSkippedPIDs},
-		vary:   func(v *worker.Variation, i int, _ *scene) { v.Conditions.SkippedPIDs = (i*117-1)%1000 + 1 },
+		Name: "pids", Changes: "process IDs", Cause: compare.ProcessID,
+		causes:    []compare.Cause{compare.Random, compare.Path}, // of a temporary file
+		varyNeeds: sandbox.ConditionSkippedPIDs,
+		vary:      func(v *worker.Variation, i int, _ *planner) { v.Conditions.SkippedPIDs = (i*117-1)%1000 + 1 },
 	},
 	{
 		Name: "uptime", Changes: "time since boot", Cause: compare.Uptime,
-		needs: []sandbox.Condition{sandbox.ConditionUptime},
-		vary:  func(v *worker.Variation, i int, _ *scene) { v.Conditions.Uptime = time.Duration(i) * 2191 * time.Hour },
+		varyNeeds: sandbox.ConditionUptime,
+		vary: func(v *worker.Variation, i int, _ *planner) {
+			v.Conditions.Uptime = time.Duration(i) * 2191 * time.Hour
+		},
 	},
 	{
-		Name: "environment", Changes: "a variable that is none of the command's", Cause: compare.Environment,
+		Name: "environment", Changes: "a variable that the command does not set", Cause: compare.Environment,
 		unfit: declares(padding),
-		vary: func(v *worker.Variation, i int, _ *scene) {
+		vary: func(v *worker.Variation, i int, _ *planner) {
 			v.Env = append(v.Env, padding+"="+strings.Repeat("x", 100+(i*37)%1000))
 		},
 	},
@@ -205,21 +206,22 @@ const (
 	heldOrder = 1
 )
 
-// clockShift is by how much the clock of run i is fast: more than a year and less than eleven, so that clocks of 32 bits
-// last, and never by whole days or hours.
-func clockShift(i int) time.Duration {
+// clockOffset returns how far the clock of run i is ahead: between one and eleven years, so that 32-bit clocks do not
+// overflow, and never whole days or hours.
+func clockOffset(i int) time.Duration {
 	return time.Duration((i-1)%9+1)*400*24*time.Hour + time.Duration(i)*(7*time.Hour+13*time.Minute+29*time.Second)
 }
 
 func cycle[T any](of []T, i int) T { return of[(i-1)%len(of)] }
 
-// declares returns a Factor.unfit for variables: what a command sets itself is an input of it, and to vary it would not be
-// fair. A name that ends in "*" stands for all that begin so.
-func declares(names ...string) func(*scene) string {
-	return func(s *scene) string {
-		for _, v := range s.command.GetEnvironmentVariables() {
+// declares returns a Factor.unfit for variables that the command sets, because these are inputs. A name that ends in "*" is
+// a prefix.
+func declares(names ...string) func(*planner) string {
+	return func(p *planner) string {
+		for _, v := range p.command.GetEnvironmentVariables() {
 			for _, name := range names {
-				if begin, all := strings.CutSuffix(name, "*"); v.Name == name || all && strings.HasPrefix(v.Name, begin) {
+				if begin, all := strings.CutSuffix(name, "*"); v.Name == name ||
+					all && strings.HasPrefix(v.Name, begin) {
 					return "the command sets " + v.Name
 				}
 			}
@@ -231,12 +233,11 @@ func declares(names ...string) func(*scene) string {
 // Factors returns all factors.
 func Factors() []Factor { return slices.Clone(factors) }
 
-// Choose returns the names of the factors that a list of names, divided by commas, means: "all", "none", or some. "uid"
-// and "tz" are what people call two of them. That the list is empty is a mistake, lest a variable of a shell that is not set finds everything the
-// same.
+// Choose parses a comma-separated list of factors, "all" or "none". "uid" and "tz" are aliases. An empty list is an error,
+// because it may be an unset shell variable, and every action would seem reproducible.
 func Choose(list string) ([]string, error) {
 	if strings.Trim(list, ", ") == "" {
-		return nil, fmt.Errorf("nothing is chosen: choose from %s, all, none", strings.Join(Names(), ", "))
+		return nil, fmt.Errorf("no factor: choose from %s, all, none", strings.Join(Names(), ", "))
 	}
 	names := []string{}
 	for name := range strings.SplitSeq(list, ",") {
@@ -244,17 +245,19 @@ func Choose(list string) ([]string, error) {
 		case "none", "":
 			continue
 		case "all":
-			for _, f := range factors {
-				names = append(names, f.Name)
-			}
+			names = append(names, Names()...)
 			continue
 		case "uid":
 			name = "user"
 		case "tz":
 			name = "zone"
 		}
-		if !slices.ContainsFunc(factors, func(f Factor) bool { return f.Name == name }) {
-			return nil, fmt.Errorf("%+.100q is nothing that can be varied: choose from %s, all, none", name, strings.Join(Names(), ", "))
+		if !slices.Contains(Names(), name) {
+			return nil, fmt.Errorf(
+				"unknown factor %+.100q: choose from %s, all, none",
+				name,
+				strings.Join(Names(), ", "),
+			)
 		}
 		names = append(names, name)
 	}
@@ -271,7 +274,7 @@ func Names() []string {
 	return names
 }
 
-// A Skipped is a factor that was not varied, and why.
+// A Skipped is a factor that was not varied, with the reason.
 type Skipped struct {
 	Factor string `json:"factor"`
 	Why    string `json:"why"`
@@ -279,14 +282,17 @@ type Skipped struct {
 
 // fit returns those of the named factors, nil being all, that can be varied in a scene, and those that cannot. What can
 // neither be varied nor held is left out as well: nothing about it can be found out.
-func (s *scene) fit(names []string) (fit []Factor, skipped []Skipped) {
+func (p *planner) fit(names []string) (fit []Factor, skipped []Skipped) {
 	for _, f := range factors {
 		if names != nil && !slices.Contains(names, f.Name) {
 			continue
 		}
-		why := s.lacks(f.needs)
-		if why == "" && f.unfit != nil {
-			why = f.unfit(s)
+		why := ""
+		switch {
+		case p.lacks(f.varyNeeds):
+			why = "this worker cannot vary it"
+		case f.unfit != nil:
+			why = f.unfit(p)
 		}
 		if why != "" {
 			skipped = append(skipped, Skipped{f.Name, why})
@@ -297,49 +303,44 @@ func (s *scene) fit(names []string) (fit []Factor, skipped []Skipped) {
 	return fit, skipped
 }
 
-// lacks says which of the conditions the host cannot give, "" if none.
-func (s *scene) lacks(conditions []sandbox.Condition) string {
-	for _, c := range conditions {
-		if s.features == nil || !slices.Contains(s.features.Conditions, c) {
-			return "this worker cannot vary it"
-		}
-	}
-	return ""
+// lacks reports whether the host cannot set a condition. "" needs nothing.
+func (p *planner) lacks(c sandbox.Condition) bool {
+	return c != "" && (p.features == nil || !slices.Contains(p.features.Conditions, c))
 }
 
-// usual returns what a run is given of which nothing is varied: its randomness, if it is stated.
-func (s *scene) usual() *worker.Variation {
+// baseline returns the variation of a run without varied factors: the random seed that the task states, if any.
+func (p *planner) baseline() *worker.Variation {
 	v := &worker.Variation{}
-	if s.seed != nil && s.lacks([]sandbox.Condition{sandbox.ConditionRandomSeed}) == "" {
-		v.Conditions.RandomSeed = *s.seed + 1 // zero is the kernel's own, and a seed may be zero
+	if p.seed != nil && !p.lacks(sandbox.ConditionRandomSeed) {
+		v.Conditions.RandomSeed = *p.seed + 1 // 0 means the kernel's own, and a seed may be 0
 	}
 	return v
 }
 
-// varied returns what run i, from 1, is given if the factors vary, and how many copies run beside it.
-func (s *scene) varied(fs []Factor, i int) (v *worker.Variation, copies int) {
-	v = s.usual()
+// varied returns the variation of run i, counted from 1, and the number of copies beside it.
+func (p *planner) varied(fs []Factor, i int) (v *worker.Variation, copies int) {
+	v = p.baseline()
 	for _, f := range fs {
 		if f.vary != nil {
-			f.vary(v, i, s)
+			f.vary(v, i, p)
 		}
 		copies += f.copies
 	}
 	return v, copies
 }
 
-// held returns what a run is given of which only the factor vary, which may be nil, is not held, and of all other factors
-// those that can be. Random numbers and addresses vary by not being held.
-func (s *scene) held(vary *Factor, i int) (v *worker.Variation, copies int) {
-	v = s.usual()
+// held returns the variation of run i that holds all factors except vary, which may be nil. Factors without vary, such as
+// random numbers, vary if they are not held.
+func (p *planner) held(vary *Factor, i int) (v *worker.Variation, copies int) {
+	v = p.baseline()
 	for _, f := range factors {
 		switch {
 		case vary != nil && f.Name == vary.Name:
 			if f.vary != nil {
-				f.vary(v, i, s)
+				f.vary(v, i, p)
 			}
 			copies += f.copies
-		case f.hold != nil && (s.seed == nil || f.Name != "random") && s.lacks(f.holds) == "":
+		case f.hold != nil && (p.seed == nil || f.Name != "random") && !p.lacks(f.holdNeeds):
 			f.hold(v)
 		}
 	}

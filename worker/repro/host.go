@@ -13,13 +13,13 @@ import (
 	"strings"
 )
 
-// Where programs of this host, and so of its sandbox, look for them.
+// Where programs look for time zones and locales. The sandbox shows these directories of the host.
 const (
 	zoneinfo  = "/usr/share/zoneinfo"
 	localeDir = "/usr/lib/locale"
 )
 
-// ThisHost returns what of this host decides on how runs can be varied. What cannot be read is as if it were not there.
+// ThisHost describes this host. It ignores what it cannot read.
 func ThisHost() Host {
 	h := Host{CPUs: runtime.NumCPU()}
 	for _, name := range zones {
@@ -35,16 +35,16 @@ func ThisHost() Host {
 		}
 	}
 	if f, err := os.Open(path.Join(localeDir, "locale-archive")); err == nil {
-		names = append(names, archived(f)...)
+		names = append(names, archivedLocales(f)...)
 		f.Close()
 	}
-	h.Locales = choose(names)
+	h.Locales = usableLocales(names)
 	return h
 }
 
-// choose returns the locales that a run may notice, those first that sort otherwise than bytes do. Their encodings are
-// UTF-8, for the text of an action's inputs is.
-func choose(names []string) []string {
+// usableLocales returns the UTF-8 locales that sort differently from bytes or, if there are none, the other UTF-8 locales.
+// Other encodings would not fit the text of inputs.
+func usableLocales(names []string) []string {
 	var sorting, plain []string
 	for _, name := range names {
 		language, encoding, _ := strings.Cut(name, ".")
@@ -65,12 +65,11 @@ func choose(names []string) []string {
 	return slices.Compact(plain)
 }
 
-// maxNames is how many bytes of names are read of an archive of locales.
+// maxNames limits the names of a locale archive, in bytes.
 const maxNames = 1 << 20
 
-// archived returns the names of the locales in the archive of the GNU C library: after a magic number (locarchive.h) its
-// header says where they stand, each ended by a zero.
-func archived(r io.ReaderAt) []string {
+// archivedLocales returns the names in a locale archive of the GNU C library (locarchive.h).
+func archivedLocales(r io.ReaderAt) []string {
 	var header [7 * 4]byte // magic, serial, namehash offset, used, size, string offset, used
 	if n, _ := r.ReadAt(header[:], 0); n < len(header) {
 		return nil

@@ -18,7 +18,7 @@ func TestLocalesThatSortOtherwiseComeFirst(t *testing.T) {
 		{"none", []string{"C.utf8", "POSIX"}, []string{"C.utf8"}},
 		{"nothing", nil, nil},
 	} {
-		if got := choose(c.given); !slices.Equal(got, c.want) {
+		if got := usableLocales(c.given); !slices.Equal(got, c.want) {
 			t.Errorf("%s: got %q, want %q", c.name, got, c.want)
 		}
 	}
@@ -34,13 +34,13 @@ func TestArchiveOfLocalesIsRead(t *testing.T) {
 	}
 	const magic = 0xde020109
 	good := archive(magic, 28, 16, "a.utf8\x00sv.utf8\x00\x00")
-	if got := archived(bytes.NewReader(good)); !slices.Equal(got, []string{"a.utf8", "sv.utf8"}) {
+	if got := archivedLocales(bytes.NewReader(good)); !slices.Equal(got, []string{"a.utf8", "sv.utf8"}) {
 		t.Errorf("got %q", got)
 	}
 	for what, b := range map[string][]byte{
 		"short": good[:20], "of something else": archive(1, 28, 16, "a\x00"), "damaged": archive(magic, 1<<31, 1<<31, "a\x00"),
 	} {
-		if got := archived(bytes.NewReader(b)); len(got) > 0 {
+		if got := archivedLocales(bytes.NewReader(b)); len(got) > 0 {
 			t.Errorf("%s: got %q", what, got)
 		}
 	}

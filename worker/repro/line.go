@@ -9,22 +9,22 @@ import (
 	"github.com/cloister-build/cloister/worker/repro/compare"
 )
 
-// Line says in one line of ASCII why the action is not reproducible; "" if it is.
+// Line returns why the action is not reproducible in one line of ASCII; "" if it is.
 func (v *Verdict) Line() string {
 	if v.Result == Same {
 		return ""
 	}
 	var what string
 	if v.Result == FlakyExit {
-		what = "it exits in more than one way: " + v.exits()
+		what = "exit codes differ: " + v.exits()
 	} else {
 		names := v.Differing()
 		for i := range names {
-			names[i] = clip(names[i]) // what is to be done comes after them
+			names[i] = clip(names[i]) // what follows them must be seen
 		}
-		what = some(names) + " differs"
+		what = abbreviate(names) + " differs"
 		if len(names) > 1 {
-			what = some(names) + " differ"
+			what = abbreviate(names) + " differ"
 		}
 	}
 	for _, d := range v.Differences {
@@ -47,7 +47,7 @@ func (v *Verdict) Differing() []string {
 	return names
 }
 
-// exits says how the runs ended.
+// exits lists how the runs ended.
 func (v *Verdict) exits() string {
 	var all []string
 	for _, r := range v.Runs {
@@ -56,7 +56,7 @@ func (v *Verdict) exits() string {
 	return strings.Join(all, ", ")
 }
 
-// Ended says how the run ended, in a few words.
+// Ended returns how the run ended in a few words.
 func (r *Run) Ended() string {
 	if r.Code != "" {
 		return fmt.Sprintf("exit %d (%s)", r.ExitCode, r.Code)

@@ -9,18 +9,23 @@ import (
 	"fmt"
 	"html/template"
 	"strings"
+
+	"github.com/cloister-build/cloister/sandbox/printable"
 )
 
-// A Report is what is told of several actions.
+// ErrPageTooLarge means that even the shortest HTML page exceeds 60 kB. The other formats have no limit.
+var ErrPageTooLarge = errors.New("report is too large for an HTML page")
+
+// A Report presents the verdicts of several actions.
 type Report []*Verdict
 
-// maxPage bounds a page, in bytes.
+// maxPage limits the size of an HTML page, in bytes.
 const maxPage = 60_000
 
 //go:embed report.html
 var page string
 
-// pages is the template of a page. What actions made is escaped by it, as all else.
+// pages is the template of the HTML page. It escapes all values.
 var pages = template.Must(template.New("report").Funcs(template.FuncMap{
 	"inc":   func(i int) int { return i + 1 },
 	"join":  strings.Join,
@@ -28,36 +33,37 @@ var pages = template.Must(template.New("report").Funcs(template.FuncMap{
 	"clip":  clip,
 }).Parse(page))
 
-// clip returns the text of s as a page shows it. Names are long where somebody wants them to be.
+// clip returns s as printable text of limited length, because actions choose their names.
 func clip(s string) string {
-	const most = 300
-	if s = text(s); len(s) > most {
-		return s[:most] + "..."
-	}
-	return s
+	return printable.Head(s, 300)
 }
 
-// A cut is how much of each verdict a page shows.
-type cut struct{ verdicts, outputs, differences, runs int }
+// pageLimits limit what a page shows.
+type pageLimits struct{ verdicts, outputs, differences, runs int }
 
-// cuts are tried in this order. The last one takes less than maxPage, whatever it is that is told.
-var cuts = []cut{
-	{1000, 200, 60, MaxRuns}, {200, 60, 20, MaxRuns}, {100, 20, 8, MaxRuns}, {40, 10, 3, MaxRuns}, {10, 5, 2, MaxRuns}, {3, 3, 1, MaxRuns},
+// limits are tried in this order. The last ones always fit into maxPage.
+var limits = []pageLimits{
+	{
+		1000,
+		200,
+		60,
+		MaxRuns,
+	}, {200, 60, 20, MaxRuns}, {100, 20, 8, MaxRuns}, {40, 10, 3, MaxRuns}, {10, 5, 2, MaxRuns}, {3, 3, 1, MaxRuns},
 	{200, 20, 8, 10}, {40, 10, 3, 5}, {10, 5, 2, 3}, {1, 3, 1, 3},
 }
 
-// A sheet is a verdict as a page shows it.
-type sheet struct {
+// A section is a verdict on a page.
+type section struct {
 	*Verdict
-	Ran      []Run
-	Rows     []row
-	Shown    []*Difference
-	Runless  int // runs that are not in Ran, nor in the cells of Rows
-	Outputs  int // that are not in Rows
-	Unshown  int // differences
-	Unknown  []string
-	Headline string
-	Skips    []Skipped
+	Ran             []Run
+	Rows            []row
+	Shown           []*Difference
+	MoreRuns        int // not in Ran and Rows
+	MoreOutputs     int // not in Rows
+	MoreDifferences int // not in Shown
+	Unknown         []string
+	Headline        string
+	Skips           []Skipped
 }
 
 // A row is an output in all runs.
@@ -66,52 +72,54 @@ type row struct {
 	Cells []cell
 }
 
-// A cell is what one run made: equal ones of a row have one number.
+// A cell is an output of one run. Equal cells of a row have the same Class.
 type cell struct {
 	Digest string
 	Class  int
 }
 
-// HTML returns a page that needs nothing else: no script, no other file. It is at most 60 kB, for which it leaves out
-// outputs that are the same, then differences, and then runs.
+// HTML returns a self-contained page without scripts of at most 60 kB. If necessary it omits equal outputs, then
+// differences, and then runs.
 func (r Report) HTML() ([]byte, error) {
-	for _, c := range cuts {
+	for _, l := range limits {
 		var b bytes.Buffer
-		var sheets []*sheet
-		for _, v := range r[:min(len(r), c.verdicts)] {
-			sheets = append(sheets, v.sheet(c))
+		var sections []*section
+		for _, v := range r[:min(len(r), l.verdicts)] {
+			sections = append(sections, v.section(l))
 		}
-		if err := pages.Execute(&b, map[string]any{"Sheets": sheets, "All": r, "More": len(r) - len(sheets)}); err != nil {
+		if err := pages.Execute(&b, map[string]any{"Sections": sections, "All": r, "More": len(r) - len(sections)}); err != nil {
 			return nil, err
 		}
 		if b.Len() <= maxPage {
 			return b.Bytes(), nil
 		}
 	}
-	return nil, errors.New("even the shortest page takes more than 60 kB: write the report as .json or .md")
+	return nil, ErrPageTooLarge
 }
 
-// sheet returns what a page shows of v.
-func (v *Verdict) sheet(c cut) *sheet {
-	ran := min(len(v.Runs), c.runs)
-	s := &sheet{Verdict: v, Headline: v.conclusion(), Skips: v.skips(), Ran: v.Runs[:ran], Runless: len(v.Runs) - ran}
-	s.Unknown = v.Unexplained[:min(len(v.Unexplained), c.differences)]
+// section returns what a page shows of v.
+func (v *Verdict) section(l pageLimits) *section {
+	ran := min(len(v.Runs), l.runs)
+	s := &section{
+		Verdict: v, Headline: v.conclusion(), Skips: v.skips(), Ran: v.Runs[:ran], MoreRuns: len(v.Runs) - ran,
+		Unknown: v.Unexplained[:min(len(v.Unexplained), l.differences)],
+	}
 	for _, differ := range []bool{true, false} {
 		for i := range v.Outputs {
 			o := &v.Outputs[i]
 			if o.Differ != differ {
 				continue
 			}
-			if len(s.Rows) == c.outputs {
-				s.Outputs++
+			if len(s.Rows) == l.outputs {
+				s.MoreOutputs++
 				continue
 			}
 			s.Rows = append(s.Rows, row{o, o.cells()[:ran]})
 		}
 	}
 	for i := range v.Differences {
-		if len(s.Shown) == c.differences {
-			s.Unshown = len(v.Differences) - i
+		if len(s.Shown) == l.differences {
+			s.MoreDifferences = len(v.Differences) - i
 			break
 		}
 		s.Shown = append(s.Shown, &v.Differences[i])
@@ -131,7 +139,7 @@ func (o *Output) cells() []cell {
 	return all
 }
 
-// Location says where a difference is.
+// Location returns where a difference is.
 func (d *Difference) Location() string {
 	s := text(strings.Join(d.Where, " > ")) + ": " + text(d.What)
 	if d.Offset >= 0 {
@@ -140,14 +148,14 @@ func (d *Difference) Location() string {
 	return s
 }
 
-// Markdown returns the report as a text for a review or an issue. Of several actions it begins with how many there are of
-// each result, and has further only those that are not the same.
+// Markdown returns the report as text for a review or an issue. For several actions it begins with counts and omits the
+// reproducible ones.
 func (r Report) Markdown() []byte {
 	var b bytes.Buffer
 	line := func(format string, args ...any) { fmt.Fprintf(&b, format+"\n", args...) }
 	line("# Reproducibility")
 	if len(r) > 1 {
-		kinds, all := r.tally()
+		kinds, all := r.count()
 		line("\n| mnemonic | actions | same | differs | flaky exit |\n|---|---|---|---|---|")
 		for _, k := range kinds {
 			line("| %s | %d | %d | %d | %d |", code(orNone(k.mnemonic)), k.actions(), k.same, k.differ, k.flaky)
@@ -179,7 +187,14 @@ func (r Report) Markdown() []byte {
 			if len(d.Factors) > 0 {
 				why = strings.TrimPrefix(why+", found by varying "+strings.Join(d.Factors, ", "), ", ")
 			}
-			line("| %s | %s | %s | %s | %s |", code(d.Location()), code(text(d.A)), code(text(d.B)), why, code(text(d.Fix)))
+			line(
+				"| %s | %s | %s | %s | %s |",
+				code(d.Location()),
+				code(text(d.A)),
+				code(text(d.B)),
+				why,
+				code(text(d.Fix)),
+			)
 		}
 		if v.Bisection != nil {
 			line("\nBisected in %d runs: %s.", v.Bisection.Runs, code(v.Bisection.Summary))
@@ -191,18 +206,18 @@ func (r Report) Markdown() []byte {
 	return b.Bytes()
 }
 
-// code returns s as Markdown shows it as it is, also in a table; "" is nothing.
+// code returns s as a code span that is also valid in tables; "" stays empty.
 func code(s string) string {
 	if s == "" {
 		return ""
 	}
-	// No backquote and no bar of a text is told apart from one of ours.
+	// A code span cannot contain backquotes, and a table no bars.
 	return "`" + strings.NewReplacer("`", "'", "|", "\\x7c", "\n", " ").Replace(s) + "`"
 }
 
 func cells(all []string) string {
 	if len(all) == 0 {
-		return "as usual"
+		return "no variation"
 	}
 	return code(strings.Join(all, ", "))
 }

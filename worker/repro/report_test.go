@@ -61,9 +61,9 @@ func TestReportsCommandNeitherBrowserNorTerminal(t *testing.T) {
 	}
 }
 
-func TestPageIsSmall(t *testing.T) {
+func TestPageOmitsOutputs(t *testing.T) {
 	v := hostileVerdict(t, 25)
-	for i := range 300 { // that are the same
+	for i := range 300 { // equal ones
 		v.Outputs = append(v.Outputs, repro.Output{Path: fmt.Sprint(hostile, i), Kind: "file", Digests: v.Outputs[0].Digests})
 	}
 	r := repro.Report{v, v, v}
@@ -72,12 +72,11 @@ func TestPageIsSmall(t *testing.T) {
 		t.Errorf("%d bytes, %v", len(html), err)
 	}
 	if !bytes.Contains(html, []byte(" more</tr>")) {
-		t.Error("nothing says that something was left out")
+		t.Error("the page does not tell that outputs were omitted")
 	}
 }
 
-// TestPageIsSmallWhateverIsInIt: many runs and names as long as they may be leave a page, too.
-func TestPageIsSmallWhateverIsInIt(t *testing.T) {
+func TestPageIsSmallWithLongNames(t *testing.T) {
 	long := strings.Repeat("\"&", 600)
 	v := hostileVerdict(t, 5)
 	for i := range v.Outputs {
@@ -104,9 +103,9 @@ func TestPageIsSmallWhateverIsInIt(t *testing.T) {
 	}
 }
 
-func TestTextSaysWhatAPersonNeeds(t *testing.T) {
+func TestTextShowsRunsCausesAndFactors(t *testing.T) {
 	s := newScript(t, func(n int, v *worker.Variation) made {
-		return made{files: map[string]string{"lib.a": "for " + noticed("hostname", n, v), "x": "1"}}
+		return made{files: map[string]string{"lib.a": "for " + observed("hostname", n, v), "x": "1"}}
 	})
 	o := s.options()
 	o.Bisect, o.Factors = true, []string{"hostname", "umask"}
@@ -117,7 +116,7 @@ func TestTextSaysWhatAPersonNeeds(t *testing.T) {
 	}
 	for _, want := range []string{
 		"//a:b  Make  " + v.Action + "  DIFFERS  3 runs: local\n",
-		"  run 1   local, as usual\n", "  run 2   local, hostname elsewhere1, umask 0077\n",
+		"  run 1   local, no variation\n", "  run 2   local, hostname elsewhere1, umask 0077\n",
 		"  lib.a  DIFFERS  3 digests in 3 runs  (1 of 2 outputs)  depends on hostname\n",
 		"found by varying: hostname", "  bisected in 7 runs: caused by hostname\n", "  not reproducible: hostname\n",
 	} {
@@ -127,12 +126,11 @@ func TestTextSaysWhatAPersonNeeds(t *testing.T) {
 	}
 }
 
-// Of files that differ alike in one directory some are shown, and the rest is counted by the directory.
-func TestTextCountsWhatIsAlike(t *testing.T) {
+func TestTextCountsSimilarDifferences(t *testing.T) {
 	s := newScript(t, func(n int, v *worker.Variation) made {
 		m := made{directory: map[string]string{}}
 		for i := range 40 {
-			m.directory[fmt.Sprintf("f%02d", i)] = "for " + noticed("hostname", n, v)
+			m.directory[fmt.Sprintf("f%02d", i)] = "for " + observed("hostname", n, v)
 		}
 		return m
 	})
@@ -145,8 +143,7 @@ func TestTextCountsWhatIsAlike(t *testing.T) {
 	}
 }
 
-// Who judges a build sees how many actions of each kind are how, and is shown what is not the same.
-func TestManyActionsAreCountedByKind(t *testing.T) {
+func TestReportsCountActionsByMnemonic(t *testing.T) {
 	verdict := func(mnemonic string, result repro.Result) *repro.Verdict {
 		return &repro.Verdict{Action: "0123", Target: "//a:" + mnemonic, Mnemonic: mnemonic, Result: result, Runs: []repro.Run{{}}}
 	}
@@ -167,12 +164,12 @@ Link                  1        0        1           0
 	}
 	md := string(r.Markdown())
 	if !strings.Contains(md, "| `Compile` | 2 | 1 | 0 | 1 |\n") || !strings.Contains(md, "| all | 4 | 2 | 1 | 1 |\n") {
-		t.Errorf("the counts are not in\n%s", md)
+		t.Errorf("no counts in\n%s", md)
 	}
 	if strings.Count(md, "\n## ") != 2 {
-		t.Errorf("not only what is not the same is in\n%s", md)
+		t.Errorf("want a section per irreproducible action in\n%s", md)
 	}
 	if one := string(r[1:2].Markdown()); !strings.Contains(one, "\n## ") {
-		t.Errorf("the one that is the same is not in\n%s", one)
+		t.Errorf("want a section for a single reproducible action in\n%s", one)
 	}
 }

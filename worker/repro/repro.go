@@ -29,90 +29,90 @@ import (
 	"github.com/cloister-build/cloister/worker/repro/compare"
 )
 
-// A Result is what runs of one action come to. It is a closed list.
+// A Result classifies the runs of an action.
 type Result string
 
 // The results.
 const (
-	Same      Result = "same"       // outputs, exit codes, stdout and stderr of all runs are equal
-	Differs   Result = "differs"    // an output, stdout or stderr is not
-	FlakyExit Result = "flaky exit" // the exit code is not, or how the run ended
+	Same      Result = "same"       // outputs, stdout, stderr and exit codes are equal
+	Differs   Result = "differs"    // an output, stdout or stderr differs
+	FlakyExit Result = "flaky exit" // the exit or status code differs
 )
 
-// Runs of one check.
+// Limits of Options.Runs.
 const (
 	DefaultRuns = 3
 	MinRuns     = 2
 	MaxRuns     = 100
 )
 
-// Options say how an action is checked. Executors is required.
+// Options configure a check. Executors is required.
 type Options struct {
-	// Runs is how many runs are compared; 0 is DefaultRuns, but one for each of Executors at least.
+	// Runs is the number of runs; 0 means DefaultRuns, or more if there are more Executors.
 	Runs int
-	// Factors are the names of those that vary, as Choose returns them; nil is all that can.
+	// Factors are the names of the factors to vary, as Choose returns them; nil means all.
 	Factors []string
-	// Bisect has the factors found that make the runs differ, if they do.
+	// Bisect searches for the factors that cause the differences.
 	Bisect bool
-	// Executors are where it runs, in turns, the first run at the first.
+	// Executors run the action alternately, beginning with the first.
 	Executors []Executor
 	Host      Host
-	// First, if not nil, is the outcome of the first run, which was made already, as a usual one.
+	// First, if not nil, is the outcome of a run without variation, which serves as the first run.
 	First *worker.Outcome
-	// Pause is how long after the first run the second begins at the earliest, if the time is to vary and no clock can be
-	// shifted; and the last control of a bisection after the first, if none can be held. 0 is some two seconds, and negative
-	// is none.
+	// Pause is the minimum time between the starts of the first two runs if the time is to vary and the clock cannot be
+	// shifted, and between the controls of a bisection if the clock cannot be held. 0 means about two seconds, a negative
+	// value none.
 	Pause time.Duration
-	// Progress, if not nil, is told before each run what it is for, in a few words of ASCII.
-	Progress func(what string)
+	// Progress, if not nil, is called before each run with its purpose in a few words of ASCII.
+	Progress func(purpose string)
 }
 
 // An Executor runs the action of a check.
 type Executor struct {
-	// Name is what a person calls it.
+	// Name is its name for people.
 	Name     string
 	Executor worker.Executor
-	// Store is where the outputs of its runs are.
+	// Store holds the outputs of its runs.
 	Store cas.Store
-	// Action is what the action is called there, if it has another name than in the Task.
+	// Action replaces the action of the Task, unless it is zero.
 	Action cas.Digest
-	// Features say what it can vary; nil is nothing, and every run there is as usual.
+	// Features tell what it can vary; nil means nothing.
 	Features *sandbox.Features
 }
 
-// A Verdict is what came of a check. Its texts from actions and servers are printable ASCII.
+// A Verdict is the result of a check. Texts from actions and servers are printable ASCII.
 type Verdict struct {
 	Action   string `json:"action"`
 	Instance string `json:"instance,omitempty"`
 	Target   string `json:"target,omitempty"`
 	Mnemonic string `json:"mnemonic,omitempty"`
 	Result   Result `json:"result"`
-	// Factors are those that were varied, in the order of Factors, and Skipped the others that were wanted.
+	// Factors were varied. Skipped were requested but could not be varied.
 	Factors []string  `json:"factors"`
 	Skipped []Skipped `json:"skipped,omitempty"`
 	Runs    []Run     `json:"runs"`
-	// Outputs are those of all runs, by their path; after them stdout and stderr.
+	// Outputs are the outputs of all runs by path, then stdout and stderr.
 	Outputs     []Output     `json:"outputs"`
 	Differences []Difference `json:"differences,omitempty"`
-	// Unexplained says of which outputs no difference can be told, and why.
+	// Unexplained names the outputs that could not be compared, and why.
 	Unexplained []string   `json:"unexplained,omitempty"`
 	Bisection   *Bisection `json:"bisection,omitempty"`
-	// Diffoscope is what diffoscope(1) says of the outputs of two runs, in printable lines, if it was asked.
+	// Diffoscope is the report of diffoscope(1) on the outputs of two runs in printable lines, if requested.
 	Diffoscope string `json:"diffoscope,omitempty"`
 }
 
 // A Run is one run of an action.
 type Run struct {
-	// On is the name of the place.
+	// On is the name of the Executor.
 	On string `json:"on"`
-	// Action is the digest that the action has there, if it is another.
+	// Action is the digest of the action if the Executor replaced it.
 	Action string `json:"action,omitempty"`
-	// Worker is what the worker calls itself.
+	// Worker is the worker's own name.
 	Worker string `json:"worker,omitempty"`
-	// Varied says what the run noticed otherwise than a usual one: "hostname elsewhere1".
+	// Varied lists the varied conditions: "hostname elsewhere1".
 	Varied   []string `json:"varied,omitempty"`
 	ExitCode int32    `json:"exit_code"`
-	// Code is how the run ended, if not well, as the API has it: "DeadlineExceeded".
+	// Code is the status code of the API unless it is OK: "DeadlineExceeded".
 	Code string `json:"code,omitempty"`
 	// Start and End are when the command ran, by the worker's clock.
 	Start      time.Time `json:"start,omitzero"`
@@ -120,54 +120,54 @@ type Run struct {
 	Manifest   string    `json:"manifest,omitempty"`
 	StableHash string    `json:"stable_hash,omitempty"`
 
-	// Result is what the run left, in the store of its place.
+	// Result is the result of the run, in the store of its Executor.
 	Result *repb.ActionResult `json:"-"`
 
-	outputs map[string]item // by path
-	place   *Executor
-	facts   *compare.Facts
-	digests cas.Function // of its outputs
+	items    map[string]item // by path, and stdout and stderr
+	executor *Executor
+	facts    *compare.Facts
+	function cas.Function // of the outputs' digests
 }
 
-// Function returns the digest function of everything that the runs made.
-func (v *Verdict) Function() cas.Function { return v.Runs[0].digests }
+// Function returns the digest function of the outputs.
+func (v *Verdict) Function() cas.Function { return v.Runs[0].function }
 
-// An Output is one thing that runs made.
+// An Output is an output of the action in all runs.
 type Output struct {
-	// Path is compare.Stdout or compare.Stderr for what the command said.
+	// Path is a path, compare.Stdout or compare.Stderr.
 	Path string `json:"path"`
 	// Kind is file, directory, symlink, stdout or stderr.
 	Kind string `json:"kind"`
-	// Digests are what each run made there, "" for nothing: HASH/SIZE, or what a symlink holds.
+	// Digests has one entry per run: HASH/SIZE, the target of a symlink, or "" if there is no output.
 	Digests []string `json:"digests"`
-	// Differ says that they are not all equal.
+	// Differ means that the Digests differ.
 	Differ bool `json:"differ,omitempty"`
-	// Factors are those that make it differ, if these were looked for.
+	// Factors are the factors it depends on, if they were searched for.
 	Factors []string `json:"factors,omitempty"`
 }
 
-// Distinct returns how many different things the runs made.
+// Distinct returns the number of distinct digests.
 func (o *Output) Distinct() int {
 	d := slices.Sorted(slices.Values(o.Digests))
 	return len(slices.Compact(d))
 }
 
-// A Difference is one place in which the outputs of two runs differ.
+// A Difference is a difference between the outputs of two runs.
 type Difference struct {
-	// Output is the path of the output that it is in.
+	// Output is the path of the output.
 	Output string `json:"output"`
 	compare.Difference
-	// Runs are the two, counted from 0.
+	// Runs are the indexes of the two runs.
 	Runs [2]int `json:"runs"`
-	// Factors are those that make it differ, if they were looked for and found.
+	// Factors are the factors that cause it, if known.
 	Factors []string `json:"factors,omitempty"`
 }
 
-// MaxDifferences is how many differences a Verdict has at most.
+// MaxDifferences is the maximum number of a Verdict's Differences.
 const MaxDifferences = 200
 
-// Check runs the action of t several times and compares what comes out. A run that fails by itself is one like any other.
-// It fails with a *worker.Fault if a run cannot be made, and when ctx ends.
+// Check runs the action of t several times and compares the results. Runs may fail: that is a result, too. Check fails with
+// a *worker.Fault if a run is impossible, and when ctx ends.
 func Check(ctx context.Context, t *worker.Task, o Options) (*Verdict, error) {
 	c, err := newCheck(ctx, t, o)
 	if err != nil {
@@ -177,8 +177,9 @@ func Check(ctx context.Context, t *worker.Task, o Options) (*Verdict, error) {
 	if o.First != nil {
 		began = o.First.Result.GetExecutionMetadata().GetExecutionStartTimestamp().AsTime()
 	}
+	varyTime := o.Factors == nil || slices.Contains(o.Factors, "time")
 	for i := range c.Runs {
-		if i == 1 && (o.Factors == nil || slices.Contains(o.Factors, "time")) && c.scene.lacks([]sandbox.Condition{sandbox.ConditionClockOffset}) != "" {
+		if i == 1 && varyTime && c.planner.lacks(sandbox.ConditionClockOffset) {
 			if err := c.pause(ctx, began); err != nil {
 				return nil, err
 			}
@@ -188,9 +189,9 @@ func Check(ctx context.Context, t *worker.Task, o Options) (*Verdict, error) {
 		}
 	}
 	if len(c.Executors) > 1 {
-		settle(ctx, c.verdict.Runs)
+		normalizeTrees(ctx, c.verdict.Runs)
 	}
-	c.judge()
+	c.verdict.Result, c.verdict.Outputs = compareRuns(c.verdict.Runs)
 	if o.Bisect && c.verdict.Result != Same {
 		if err := c.bisect(ctx); err != nil {
 			return nil, err
@@ -200,49 +201,49 @@ func Check(ctx context.Context, t *worker.Task, o Options) (*Verdict, error) {
 	return &c.verdict, ctx.Err()
 }
 
-// A check is one under way.
+// A check is the state of Check.
 type check struct {
 	Options
 	task    worker.Task
-	scene   scene // of the first place that can vary
+	planner planner // for the first Executor that can vary conditions
 	factors []Factor
 	verdict Verdict
 }
 
 func newCheck(ctx context.Context, t *worker.Task, o Options) (*check, error) {
 	if len(o.Executors) == 0 {
-		return nil, invalidf("there is no place for the runs")
+		return nil, invalidf("no executor to run the action on")
 	}
 	if o.Runs == 0 {
 		o.Runs = max(DefaultRuns, len(o.Executors))
 	}
 	if o.Runs < MinRuns || o.Runs > MaxRuns {
-		return nil, invalidf("%d runs cannot be compared: %d to %d can", o.Runs, MinRuns, MaxRuns)
+		return nil, invalidf("%d runs: want %d to %d", o.Runs, MinRuns, MaxRuns)
 	}
 	c := &check{Options: o, task: *t}
 	c.task.Args, c.task.Terminal, c.task.Stdout, c.task.Stderr, c.task.Logs = nil, nil, nil, nil, nil
 	action := t.Action
-	if p := &o.Executors[0]; !p.Action.IsZero() {
-		action = p.Action
+	if x := &o.Executors[0]; !x.Action.IsZero() {
+		action = x.Action
 	}
 	command, err := commandOf(ctx, o.Executors[0].Store, action)
 	if err != nil {
 		return nil, err
 	}
-	c.scene = scene{command: command, host: o.Host, seed: t.Seed}
+	c.planner = planner{command: command, host: o.Host, seed: t.Seed}
 	for i := range o.Executors {
-		if p := &o.Executors[i]; p.Features != nil && c.scene.features == nil {
-			c.scene.features = p.Features
+		if x := &o.Executors[i]; x.Features != nil && c.planner.features == nil {
+			c.planner.features = x.Features
 		}
 	}
 	v := &c.verdict
 	v.Action, v.Instance, v.Target, v.Mnemonic = t.Action.String(), text(t.Instance), text(t.Target), text(t.Mnemonic)
 	v.Factors = []string{}
-	if c.scene.features == nil {
-		v.Skipped = []Skipped{{"all", "no run is on a worker that can be told what to vary"}}
+	if c.planner.features == nil {
+		v.Skipped = []Skipped{{"all", "no executor can vary conditions"}}
 		return c, nil
 	}
-	c.factors, v.Skipped = c.scene.fit(o.Factors)
+	c.factors, v.Skipped = c.planner.fit(o.Factors)
 	for _, f := range c.factors {
 		v.Factors = append(v.Factors, f.Name)
 	}
@@ -253,21 +254,21 @@ func newCheck(ctx context.Context, t *worker.Task, o Options) (*check, error) {
 func commandOf(ctx context.Context, s cas.Store, action cas.Digest) (*repb.Command, error) {
 	var a repb.Action
 	if err := cas.ReadProto(ctx, s, action, &a); err != nil {
-		return nil, unread(fmt.Errorf("action %s: %w", action, err))
+		return nil, readFault(fmt.Errorf("action %s: %w", action, err))
 	}
 	d, err := cas.FromProto(action.Function(), a.CommandDigest)
 	if err != nil {
-		return nil, unread(fmt.Errorf("command of action %s: %w", action, err))
+		return nil, readFault(fmt.Errorf("command of action %s: %w", action, err))
 	}
 	var command repb.Command
 	if err := cas.ReadProto(ctx, s, d, &command); err != nil {
-		return nil, unread(fmt.Errorf("command of action %s: %w", action, err))
+		return nil, readFault(fmt.Errorf("command of action %s: %w", action, err))
 	}
 	return &command, nil
 }
 
-// unread gives an error of reading a message its kind.
-func unread(err error) error {
+// readFault turns an error of reading a message into a Fault.
+func readFault(err error) error {
 	kind := worker.Unavailable
 	switch {
 	case errors.Is(err, cas.ErrNotFound):

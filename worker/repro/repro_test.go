@@ -22,8 +22,8 @@ import (
 	"google.golang.org/protobuf/types/known/timestamppb"
 )
 
-// noticed returns what a run notices of a factor, as an action would write it down: the same text for the same value.
-func noticed(factor string, n int, v *worker.Variation) string {
+// observed returns the value of a factor in a run as text.
+func observed(factor string, n int, v *worker.Variation) string {
 	c := &v.Conditions
 	variable := func(name string) string {
 		for _, kv := range v.Env {
@@ -72,14 +72,14 @@ func noticed(factor string, n int, v *worker.Variation) string {
 	return ""
 }
 
-func TestEveryFactorIsFoundAndNamed(t *testing.T) {
+func TestBisectFindsEveryFactor(t *testing.T) {
 	for _, f := range repro.Factors() {
 		if f.Name == "parallel" {
-			continue // TestParallelRunsAreMadeAtOnce
+			continue // TestParallelRunsOverlap
 		}
 		t.Run(f.Name, func(t *testing.T) {
 			s := newScript(t, func(n int, v *worker.Variation) made {
-				return made{files: map[string]string{"out": "x" + noticed(f.Name, n, v), "steady": "y"}}
+				return made{files: map[string]string{"out": "x" + observed(f.Name, n, v), "steady": "y"}}
 			})
 			o := s.options()
 			o.Bisect = true
@@ -88,22 +88,21 @@ func TestEveryFactorIsFoundAndNamed(t *testing.T) {
 				t.Fatalf("got %s, %+v; want one of two outputs that differs", v.Result, v.Outputs)
 			}
 			if !slices.Equal(v.Bisection.Factors, []string{f.Name}) || !slices.Equal(v.Outputs[0].Factors, []string{f.Name}) {
-				t.Errorf("bisection says %+v of %+v", v.Bisection, v.Outputs[0])
+				t.Errorf("got bisection %+v and output %+v", v.Bisection, v.Outputs[0])
 			}
 			if len(v.Differences) == 0 {
-				t.Fatal("no difference is told")
+				t.Fatal("got no difference")
 			}
 			if d := v.Differences[0]; !slices.Equal(d.Factors, []string{f.Name}) || d.Cause == compare.Unknown || d.Output != "out" {
-				t.Errorf("told %+v", d)
+				t.Errorf("got %+v, want factor %s", d, f.Name)
 			}
 		})
 	}
 }
 
-// TestOneFactorAloneGivesTheCause, where the output itself does not.
-func TestOneFactorAloneGivesTheCause(t *testing.T) {
+func TestSingleVariedFactorIsTheCause(t *testing.T) {
 	s := newScript(t, func(n int, v *worker.Variation) made {
-		return made{files: map[string]string{"out": fmt.Sprintf("%x", len(noticed("environment", n, v)))}}
+		return made{files: map[string]string{"out": fmt.Sprintf("%x", len(observed("environment", n, v)))}}
 	})
 	o := s.options()
 	o.Factors = []string{"environment"}
@@ -122,19 +121,19 @@ func TestReproducibleActionIsTheSame(t *testing.T) {
 		t.Errorf("got %+v", v)
 	}
 	if len(v.Runs) != repro.DefaultRuns || len(v.Runs[0].Varied) > 0 || len(v.Runs[1].Varied) < 12 || slices.Equal(v.Runs[1].Varied, v.Runs[2].Varied) {
-		t.Errorf("the runs are %+v", v.Runs)
+		t.Errorf("got runs %+v", v.Runs)
 	}
 	for _, task := range s.tasks {
 		if task.Variation == nil || !task.SkipCacheLookup {
-			t.Error("a run may be recorded, or be answered from the cache")
+			t.Error("a run may be recorded or answered from the cache")
 		}
 	}
 }
 
-func TestEveryRunVariesOtherwise(t *testing.T) {
+func TestVariedRunsHaveDifferentConditions(t *testing.T) {
 	for _, f := range repro.Factors() {
 		if slices.Contains([]string{"aslr", "random", "parallel", "cpus", "umask", "zone", "locale"}, f.Name) {
-			continue // by themselves, or in turns
+			continue // vary on their own or repeat
 		}
 		t.Run(f.Name, func(t *testing.T) {
 			s := newScript(t, func(int, *worker.Variation) made { return file("x") })
@@ -158,7 +157,7 @@ func TestEveryRunVariesOtherwise(t *testing.T) {
 	}
 }
 
-func TestWhatDiffers(t *testing.T) {
+func TestCheckFindsEveryKindOfDifference(t *testing.T) {
 	for _, c := range []struct {
 		name string
 		act  func(n int) made
@@ -170,11 +169,11 @@ func TestWhatDiffers(t *testing.T) {
 		{"timeout", func(n int) made { return made{status: []worker.Status{worker.OK, worker.TimedOut}[n%2]} }, repro.FlakyExit, "", ""},
 		{"stdout", func(n int) made { return made{stdout: fmt.Sprint("n ", n)} }, repro.Differs, compare.Stdout, ""},
 		{"stderr", func(n int) made { return made{stderr: fmt.Sprint("n ", n)} }, repro.Differs, compare.Stderr, ""},
-		{"an output that is not always there", func(n int) made {
+		{"missing output", func(n int) made {
 			return made{files: map[string]string{"a": "x", strings.Repeat("b", n): "y"}}
 		}, repro.Differs, "b", "entry"},
-		{"in a directory", func(n int) made { return made{directory: map[string]string{"in": fmt.Sprint(n)}} }, repro.Differs, "dir", ""},
-		{"beside a directory", func(n int) made { return made{directory: map[string]string{fmt.Sprint(n): "x"}} }, repro.Differs, "dir", "entry"},
+		{"content in a directory", func(n int) made { return made{directory: map[string]string{"in": fmt.Sprint(n)}} }, repro.Differs, "dir", ""},
+		{"name in a directory", func(n int) made { return made{directory: map[string]string{fmt.Sprint(n): "x"}} }, repro.Differs, "dir", "entry"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			s := newScript(t, func(n int, _ *worker.Variation) made { return c.act(n) })
@@ -189,10 +188,10 @@ func TestWhatDiffers(t *testing.T) {
 			}
 			i := slices.IndexFunc(v.Outputs, func(o repro.Output) bool { return o.Path == c.path })
 			if i < 0 || !v.Outputs[i].Differ || len(v.Outputs[i].Digests) != 3 {
-				t.Fatalf("outputs %+v", v.Outputs)
+				t.Fatalf("got outputs %+v", v.Outputs)
 			}
 			if len(v.Differences) == 0 || v.Differences[0].Output != c.path || c.what != "" && v.Differences[0].What != c.what {
-				t.Errorf("differences %+v, unexplained %q", v.Differences, v.Unexplained)
+				t.Errorf("got differences %+v, unexplained %q", v.Differences, v.Unexplained)
 			}
 		})
 	}
@@ -205,19 +204,19 @@ func TestDeclaredVariablesAreNotVaried(t *testing.T) {
 	for _, name := range []string{"zone", "locale", "environment"} {
 		i := slices.IndexFunc(v.Skipped, func(k repro.Skipped) bool { return k.Factor == name })
 		if i < 0 || !strings.Contains(v.Skipped[i].Why, "the command sets") {
-			t.Errorf("%s: skipped are %+v", name, v.Skipped)
+			t.Errorf("%s: got skipped %+v", name, v.Skipped)
 		}
 	}
 	for _, task := range s.tasks {
 		if len(task.Variation.Env) > 0 {
-			t.Errorf("variables %q are varied", task.Variation.Env)
+			t.Errorf("got varied variables %q, want none", task.Variation.Env)
 		}
 	}
 }
 
-// TestSeedIsKept: who states what the randomness is made from has made it an input.
-func TestSeedIsKept(t *testing.T) {
-	s := newScript(t, func(n int, v *worker.Variation) made { return file(noticed("random", n, v)) })
+// A stated seed is an input.
+func TestSeedIsNotVaried(t *testing.T) {
+	s := newScript(t, func(n int, v *worker.Variation) made { return file(observed("random", n, v)) })
 	task, seed := s.action(), uint64(0)
 	task.Seed = &seed
 	if v := check(t, s, task, s.options()); v.Result != repro.Same || slices.Contains(v.Factors, "random") {
@@ -225,7 +224,7 @@ func TestSeedIsKept(t *testing.T) {
 	}
 }
 
-func TestWhatTheHostCannotIsSkippedByName(t *testing.T) {
+func TestUnsupportedFactorsAreSkipped(t *testing.T) {
 	s := newScript(t, func(int, *worker.Variation) made { return file("x") })
 	o := s.options()
 	o.Executors[0].Features = &sandbox.Features{Conditions: []sandbox.Condition{sandbox.ConditionHostname}}
@@ -236,15 +235,14 @@ func TestWhatTheHostCannotIsSkippedByName(t *testing.T) {
 	}
 	for _, task := range s.tasks {
 		if task.Variation.Conditions.Umask != 0 {
-			t.Error("a condition was asked for that the host cannot give")
+			t.Error("a run requested an unsupported condition")
 		}
 	}
 }
 
-// TestWhatCannotBeHeldIsSaid: an action that differs in two runs that notice the same is at odds with itself.
-func TestWhatCannotBeHeldIsSaid(t *testing.T) {
+func TestBisectReportsNondeterminism(t *testing.T) {
 	s := newScript(t, func(n int, v *worker.Variation) made {
-		return made{files: map[string]string{"raced": fmt.Sprint(n), "named": noticed("hostname", n, v)}}
+		return made{files: map[string]string{"raced": fmt.Sprint(n), "named": observed("hostname", n, v)}}
 	})
 	o := s.options()
 	o.Bisect = true
@@ -255,19 +253,18 @@ func TestWhatCannotBeHeldIsSaid(t *testing.T) {
 	}
 }
 
-// TestDriftIsTime: what is the same at once, and other a while later, has times of files in it; what it depends on beside
-// them is found all the same.
-func TestDriftIsTime(t *testing.T) {
+// An output that is equal in a row and different after a pause contains times. Other factors are still found.
+func TestBisectReportsTimeDependence(t *testing.T) {
 	s := newScript(t, func(n int, v *worker.Variation) made {
 		at := min(8, max(7, n))
 		if n == 1 {
 			at = 1
 		}
-		return made{files: map[string]string{"out": fmt.Sprintf("written %d\nthen\nby %s\nat last\n", at, noticed("hostname", n, v))}}
+		return made{files: map[string]string{"out": fmt.Sprintf("written %d\nthen\nby %s\nat last\n", at, observed("hostname", n, v))}}
 	})
 	o := s.options()
 	o.Bisect = true
-	v := check(t, s, s.action(), o) // its controls are runs 6 to 8, after three with two copies
+	v := check(t, s, s.action(), o) // the controls are runs 6 to 8, after three runs with two copies
 	if b := v.Bisection; !slices.Equal(b.TimeDependent, []string{"out"}) || !slices.Equal(b.Factors, []string{"time", "hostname"}) || len(b.Nondeterministic) > 0 {
 		t.Errorf("got %+v", b)
 	}
@@ -278,8 +275,7 @@ func TestDriftIsTime(t *testing.T) {
 	}
 }
 
-// TestRacesAreNotTime: what differs a while later and then again at once is not as time goes by.
-func TestRacesAreNotTime(t *testing.T) {
+func TestRacesAreNotTimeDependence(t *testing.T) {
 	s := newScript(t, func(n int, _ *worker.Variation) made { return file(fmt.Sprint("x", n > 1, max(7, n))) })
 	o := s.options()
 	o.Bisect = true
@@ -288,10 +284,9 @@ func TestRacesAreNotTime(t *testing.T) {
 	}
 }
 
-// TestPlacesThatDifferByThemselvesAreNoFactors: each place has the factor that is known of it, and not the next best.
-func TestPlacesThatDifferByThemselvesAreNoFactors(t *testing.T) {
+func TestNoiseIsNotAttributedToFactors(t *testing.T) {
 	s := newScript(t, func(n int, v *worker.Variation) made {
-		return made{files: map[string]string{"out": fmt.Sprintf("written 2026-11-22 01:45:%02d\nsalt %08x\nby %s\nat last\n", n, n*0x9e3779b9, noticed("hostname", n, v))}}
+		return made{files: map[string]string{"out": fmt.Sprintf("written 2026-11-22 01:45:%02d\nsalt %08x\nby %s\nat last\n", n, n*0x9e3779b9, observed("hostname", n, v))}}
 	})
 	o := s.options()
 	o.Bisect = true
@@ -309,13 +304,13 @@ func TestPlacesThatDifferByThemselvesAreNoFactors(t *testing.T) {
 	o.Factors = []string{"hostname"}
 	for _, d := range check(t, s, s.action(), o).Differences {
 		if slices.Contains(d.Factors, "time") {
-			t.Errorf("found is what was not varied: %+v", d)
+			t.Errorf("got a factor that was not varied: %+v", d)
 		}
 	}
 }
 
-// TestOrderThatNothingHoldsIsScheduling, but not where there are things that could not be held.
-func TestOrderThatNothingHoldsIsScheduling(t *testing.T) {
+// A different order is only due to scheduling if everything else was held.
+func TestOrderIsSchedulingIfAllFactorsAreHeld(t *testing.T) {
 	s := newScript(t, func(n int, _ *worker.Variation) made {
 		parts := []string{"the first part is done\n", "and a second one is done\n", "now the third part as well\n"}
 		slices.Reverse(parts[n%2:])
@@ -332,8 +327,8 @@ func TestOrderThatNothingHoldsIsScheduling(t *testing.T) {
 	}
 }
 
-// TestProofOutweighsLooks: words in another order look like those of a hash table, and a local time like any other.
-func TestProofOutweighsLooks(t *testing.T) {
+// Words in a different order look like a hash table, and local times like any other.
+func TestProvedFactorsOutweighLooks(t *testing.T) {
 	for _, c := range []struct {
 		factor string
 		cause  compare.Cause
@@ -352,7 +347,7 @@ func TestProofOutweighsLooks(t *testing.T) {
 			}
 			return "2001-09-09 01:46"
 		}},
-		// Two factors make it: the one that can make it look so is told.
+		// Of two factors the one that explains the look is the cause.
 		{"random", compare.HashSeed, func(v *worker.Variation) string {
 			words := strings.Split("alpha beta gamma delta epsilon zeta", " ")
 			slices.Reverse(words[v.Conditions.RandomSeed%2*2:])
@@ -372,8 +367,8 @@ func TestProofOutweighsLooks(t *testing.T) {
 	}
 }
 
-// TestTimesOfFilesAreNoticed where no clock can be shifted: the second run waits until those of the first are over.
-func TestTimesOfFilesAreNoticed(t *testing.T) {
+// If the clock cannot be shifted the second run waits until times of files change.
+func TestCheckPausesToVaryTime(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newScript(t, func(int, *worker.Variation) made { return file(fmt.Sprint("made at ", time.Now().Unix()/2)) })
 		o := s.options()
@@ -382,10 +377,10 @@ func TestTimesOfFilesAreNoticed(t *testing.T) {
 			t.Errorf("got %s", v.Result)
 		}
 		for what, change := range map[string]func(){
-			"not the time is varied": func() { o.Factors, o.Executors[0].Features = []string{"hostname"}, &sandbox.Features{} },
-			"somebody waits":         func() { o.Factors, o.Pause, o.Executors[0].Features = nil, -1, &sandbox.Features{} },
-			"the clock is shifted":   func() { o.Factors, o.Pause, o.Executors[0].Features = nil, 0, able },
-			"the first run is long ago": func() {
+			"time is not varied": func() { o.Factors, o.Executors[0].Features = []string{"hostname"}, &sandbox.Features{} },
+			"negative pause":         func() { o.Factors, o.Pause, o.Executors[0].Features = nil, -1, &sandbox.Features{} },
+			"clock can be shifted":   func() { o.Factors, o.Pause, o.Executors[0].Features = nil, 0, able },
+			"first run is long ago": func() {
 				o.Factors, o.Pause, o.Executors[0].Features = nil, 0, &sandbox.Features{}
 				task := s.action()
 				o.First, _ = s.Execute(t.Context(), task, func(worker.Stage) {})
@@ -396,14 +391,13 @@ func TestTimesOfFilesAreNoticed(t *testing.T) {
 			change()
 			began := time.Now()
 			if check(t, s, s.action(), o); time.Now() != began {
-				t.Errorf("%s: a check takes %v", what, time.Since(began))
+				t.Errorf("%s: the check paused for %v", what, time.Since(began))
 			}
 		}
 	})
 }
 
-// TestChanceIsNoFactor: what a varied run does once and not again is not what the factor makes it do.
-func TestChanceIsNoFactor(t *testing.T) {
+func TestUnconfirmedChangesAreNotFactors(t *testing.T) {
 	s := newScript(t, func(n int, v *worker.Variation) made {
 		return file("x" + map[bool]string{true: "odd"}[n == 2 || n == 8])
 	})
@@ -414,8 +408,7 @@ func TestChanceIsNoFactor(t *testing.T) {
 	}
 }
 
-// TestWhatWasHeldIsNotTheCause, whatever it looks like: lines in another order may be a hash table's, or whoever came first.
-func TestWhatWasHeldIsNotTheCause(t *testing.T) {
+func TestHeldFactorsAreNotTheCause(t *testing.T) {
 	s := newScript(t, func(n int, _ *worker.Variation) made {
 		order := []string{"123456", "651423", "236451", "124356"}[n%4]
 		return file(strings.Join(strings.Split(order, ""), "\n") + "\n")
@@ -423,7 +416,7 @@ func TestWhatWasHeldIsNotTheCause(t *testing.T) {
 	o := s.options()
 	v := check(t, s, s.action(), o)
 	if len(v.Differences) == 0 || v.Differences[0].Cause == compare.Parallel || v.Differences[0].Cause == compare.Unknown {
-		t.Fatalf("without a bisection: %+v", v.Differences)
+		t.Fatalf("without bisection: got %+v", v.Differences)
 	}
 	o.Bisect = true
 	if v := check(t, s, s.action(), o); len(v.Differences) == 0 || v.Differences[0].Cause != compare.Parallel {
@@ -431,10 +424,9 @@ func TestWhatWasHeldIsNotTheCause(t *testing.T) {
 	}
 }
 
-// TestEachDifferenceHasItsFactors: of several in one output, by the place that each changes.
-func TestEachDifferenceHasItsFactors(t *testing.T) {
+func TestFactorsAreAttributedByLocation(t *testing.T) {
 	s := newScript(t, func(n int, v *worker.Variation) made {
-		return file(fmt.Sprintf("by %s\nsame\nmask %s\nsame\n", noticed("hostname", n, v), noticed("umask", n, v)))
+		return file(fmt.Sprintf("by %s\nsame\nmask %s\nsame\n", observed("hostname", n, v), observed("umask", n, v)))
 	})
 	o := s.options()
 	o.Bisect = true
@@ -444,8 +436,8 @@ func TestEachDifferenceHasItsFactors(t *testing.T) {
 	}
 }
 
-// TestPlaceWithTwoCausesHasAFactorForEach: a line of ls(1) has a mode and an owner.
-func TestPlaceWithTwoCausesHasAFactorForEach(t *testing.T) {
+// A line of ls(1) has a mode, an owner and a time.
+func TestEachCauseAtALocationHasItsFactor(t *testing.T) {
 	s := newScript(t, func(n int, v *worker.Variation) made {
 		mode, user := "-rw-r--r--", cmp.Or(v.Conditions.User, "build")
 		if v.Conditions.Umask == 0o077 {
@@ -466,16 +458,16 @@ func TestPlaceWithTwoCausesHasAFactorForEach(t *testing.T) {
 	}
 }
 
-// TestDurationsAreNoFactors: that a duration is another one twice in a row, and was the same in the controls, is chance.
-func TestDurationsAreNoFactors(t *testing.T) {
-	for name, control := range map[string]func(n int) int{"controls differ": func(n int) int { return n }, "controls are the same": func(int) int { return 7 }} {
+// A duration may agree in all controls and differ in two runs in a row by chance.
+func TestDurationsAreNotAttributedToFactors(t *testing.T) {
+	for name, control := range map[string]func(n int) int{"controls differ": func(n int) int { return n }, "controls agree": func(int) int { return 7 }} {
 		t.Run(name, func(t *testing.T) {
 			s := newScript(t, func(n int, v *worker.Variation) made {
 				user, real := 2, control(n)
 				if v.Conditions.User != "" {
 					user, real = 3, 8
 				}
-				return file(fmt.Sprintf("real\t0m0.%03ds\nuser\t0m0.00%ds\nby %s\n", real, user, noticed("hostname", n, v)))
+				return file(fmt.Sprintf("real\t0m0.%03ds\nuser\t0m0.00%ds\nby %s\n", real, user, observed("hostname", n, v)))
 			})
 			o := s.options()
 			o.Bisect = true
@@ -492,9 +484,8 @@ func TestDurationsAreNoFactors(t *testing.T) {
 	}
 }
 
-// TestHashTableOfAClock: a set that is seeded by a clock that goes on, as those of Java, is in another order with everything held. No
-// factor is known, and it is not several programs that write one line.
-func TestHashTableOfAClock(t *testing.T) {
+// Java seeds sets by a clock that cannot be held. The words of one line are not reordered by a race.
+func TestUnheldHashSeedHasNoFactor(t *testing.T) {
 	s := newScript(t, func(n int, _ *worker.Variation) made {
 		words := []string{"alpha", "beta", "gamma", "delta", "epsilon", "zeta", "eta"}
 		return file("[" + strings.Join(append(words[n%7:], words[:n%7]...), ", ") + "]\n")
@@ -510,9 +501,8 @@ func TestHashTableOfAClock(t *testing.T) {
 	}
 }
 
-// TestSeedOfManyThings: what is made of the time, the number of a process and addresses, as by the shell, is a random number, and
-// none of these alone would end it.
-func TestSeedOfManyThings(t *testing.T) {
+// Shells derive random numbers from the time, process IDs and addresses.
+func TestSeveralSeedFactorsAreRandom(t *testing.T) {
 	s := newScript(t, func(n int, v *worker.Variation) made {
 		c := &v.Conditions
 		return file(fmt.Sprintln((int64(c.ClockOffset/time.Second) + c.FrozenClock + 7919*int64(c.SkippedPIDs) + int64(c.UID)) % 32768))
@@ -525,12 +515,12 @@ func TestSeedOfManyThings(t *testing.T) {
 	}
 }
 
-// TestOnlyFactorLeftIsTheCause: where all others explain something else, what looks as none of them does is not told by its looks.
-func TestOnlyFactorLeftIsTheCause(t *testing.T) {
+// If all other factors explain other differences, the remaining one explains the remaining difference.
+func TestRemainingFactorIsTheCause(t *testing.T) {
 	s := newScript(t, func(n int, v *worker.Variation) made {
-		text, salt := "by "+noticed("hostname", n, v)+"\n", "11ee05c7731b84fd29ae05c7731b84f0"
+		text, salt := "by "+observed("hostname", n, v)+"\n", "11ee05c7731b84fd29ae05c7731b84f0"
 		switch {
-		case v.Root != "" && v.Conditions.FrozenClock != 0: // the bisection sees it at another place than the check
+		case v.Root != "" && v.Conditions.FrozenClock != 0: // the bisection finds it at another location than the check
 			text = "more\n" + text
 		case v.Root != "":
 			salt = "9ae05c7731b84fd29ae05c7731b84fd2"
@@ -545,8 +535,7 @@ func TestOnlyFactorLeftIsTheCause(t *testing.T) {
 	}
 }
 
-// TestOrderByRandomNumbersIsAHashTable, whatever the items look like.
-func TestOrderByRandomNumbersIsAHashTable(t *testing.T) {
+func TestOrderByRandomNumbersIsAHashSeed(t *testing.T) {
 	s := newScript(t, func(n int, v *worker.Variation) made {
 		parts := []string{"the first part is done\n", "and a second one is done\n", "now the third part as well\n"}
 		if v.Conditions.RandomSeed == 0 {
@@ -562,8 +551,8 @@ func TestOrderByRandomNumbersIsAHashTable(t *testing.T) {
 	}
 }
 
-// TestFixIsOfTheFormat, though the cause is that of the factor.
-func TestFixIsOfTheFormat(t *testing.T) {
+// The cause comes from the factor, the fix from the format.
+func TestFixDependsOnFormat(t *testing.T) {
 	s := newScript(t, func(n int, v *worker.Variation) made {
 		return file("oncg*22B" + map[bool]string{false: "1234", true: "5678"}[v.Root != ""] + "\x00\x00")
 	})
@@ -575,7 +564,7 @@ func TestFixIsOfTheFormat(t *testing.T) {
 	}
 }
 
-func TestOnlyTogether(t *testing.T) {
+func TestBisectReportsFactorsThatActTogether(t *testing.T) {
 	s := newScript(t, func(_ int, v *worker.Variation) made {
 		if v.Conditions.Hostname != "" && v.Conditions.Umask != 0 {
 			return file("odd")
@@ -589,17 +578,16 @@ func TestOnlyTogether(t *testing.T) {
 	}
 }
 
-func TestSeldomDifferencesAreSaidToBe(t *testing.T) {
+func TestBisectReportsRareDifferences(t *testing.T) {
 	s := newScript(t, func(n int, _ *worker.Variation) made { return file(map[bool]string{true: "odd"}[n == 2]) })
 	o := s.options()
 	o.Bisect = true
-	if b := check(t, s, s.action(), o).Bisection; !strings.Contains(b.Summary, "seldom") {
+	if b := check(t, s, s.action(), o).Bisection; !strings.Contains(b.Summary, "try more than") {
 		t.Errorf("got %+v", b)
 	}
 }
 
-// TestParallelRunsAreMadeAtOnce: each waits until both are there.
-func TestParallelRunsAreMadeAtOnce(t *testing.T) {
+func TestParallelRunsOverlap(t *testing.T) {
 	s := newScript(t, func(n int, _ *worker.Variation) made { return file("x") })
 	var both = make(chan struct{})
 	s.wait = func(n int) <-chan struct{} {
@@ -617,11 +605,11 @@ func TestParallelRunsAreMadeAtOnce(t *testing.T) {
 	o.Runs, o.Factors = 2, []string{"parallel"}
 	v := check(t, s, s.action(), o)
 	if v.Result != repro.Same || s.runs() != 3 || !slices.Contains(v.Runs[1].Varied, "parallel, with another run") {
-		t.Errorf("%d runs, %+v", s.runs(), v.Runs)
+		t.Errorf("got %d runs, %+v", s.runs(), v.Runs)
 	}
 }
 
-func TestFirstRunMayHaveBeenMade(t *testing.T) {
+func TestCheckUsesAnEarlierRun(t *testing.T) {
 	s := newScript(t, func(n int, _ *worker.Variation) made { return file("x") })
 	task := s.action()
 	out, err := s.Execute(t.Context(), task, func(worker.Stage) {})
@@ -635,8 +623,8 @@ func TestFirstRunMayHaveBeenMade(t *testing.T) {
 	}
 }
 
-// TestServersAreComparedByContent: each run is at the next place, under the name of the action there.
-func TestServersAreComparedByContent(t *testing.T) {
+// Each executor may replace the action, and servers encode Trees differently.
+func TestExecutorsAreComparedByContent(t *testing.T) {
 	act := func(int, *worker.Variation) made { return made{directory: map[string]string{"a": "1"}} }
 	here, there := newScript(t, act), newScript(t, act)
 	there.idleChild = true
@@ -649,14 +637,14 @@ func TestServersAreComparedByContent(t *testing.T) {
 		t.Errorf("got %+v", v)
 	}
 	if a, b := v.Runs[0].Root("dir"), v.Runs[1].Root("dir"); a == nil || a.Hash != b.GetHash() || v.Runs[0].Root("x") != nil {
-		t.Errorf("the roots that were compared are %v and %v", a, b)
+		t.Errorf("got roots %v and %v", a, b)
 	}
 	if len(v.Runs[1].Varied) > 0 || v.Runs[1].On != `there\x1b[0m` {
-		t.Errorf("the run elsewhere is %+v", v.Runs[1])
+		t.Errorf("got second run %+v", v.Runs[1])
 	}
 }
 
-func TestFaultsEndACheck(t *testing.T) {
+func TestCheckReturnsFaults(t *testing.T) {
 	s := newScript(t, func(int, *worker.Variation) made { return file("x") })
 	s.fail = func(n int) error {
 		if n == 2 {
@@ -672,10 +660,10 @@ func TestFaultsEndACheck(t *testing.T) {
 	cancel()
 	s.wait = func(int) <-chan struct{} { return nil }
 	if _, err := repro.Check(ctx, s.action(), s.options()); err == nil {
-		t.Error("a check that was cancelled has a verdict")
+		t.Error("cancelled check: got no error")
 	}
 	for what, o := range map[string]repro.Options{
-		"no place": {}, "one run": {Runs: 1, Executors: s.options().Executors}, "too many": {Runs: 101, Executors: s.options().Executors},
+		"no executor": {}, "one run": {Runs: 1, Executors: s.options().Executors}, "too many": {Runs: 101, Executors: s.options().Executors},
 	} {
 		if _, err := repro.Check(t.Context(), s.action(), o); !errors.As(err, &f) || f.Kind != worker.Invalid {
 			t.Errorf("%s: %v", what, err)
@@ -683,8 +671,7 @@ func TestFaultsEndACheck(t *testing.T) {
 	}
 }
 
-// TestVerdictsAreEqualTexts: what is told of equal runs does not depend on the order of a map.
-func TestVerdictsAreEqualTexts(t *testing.T) {
+func TestVerdictsAreDeterministic(t *testing.T) {
 	var texts [][]byte
 	for range 5 {
 		s := newScript(t, func(n int, _ *worker.Variation) made {
@@ -720,7 +707,7 @@ func TestChoose(t *testing.T) {
 	if got, err := repro.Choose("all"); err != nil || len(got) != len(repro.Factors()) {
 		t.Errorf("Choose(all) = %q, %v", got, err)
 	}
-	for _, empty := range []string{"", " ", ",", " , "} { // of a variable of the shell that was not set
+	for _, empty := range []string{"", " ", ",", " , "} { // an unset shell variable
 		if _, err := repro.Choose(empty); err == nil || !strings.Contains(err.Error(), "none") {
 			t.Errorf("Choose(%q): %v", empty, err)
 		}

@@ -6,30 +6,32 @@ import (
 	"cmp"
 	"context"
 	"fmt"
+	"maps"
 	"slices"
-	"strconv"
 	"strings"
+	"sync"
 	"time"
 
 	repb "github.com/bazelbuild/remote-apis/build/bazel/remote/execution/v2"
 	"github.com/cloister-build/cloister/cas"
 	"github.com/cloister-build/cloister/sandbox"
+	"github.com/cloister-build/cloister/sandbox/printable"
 	"github.com/cloister-build/cloister/worker"
 	"github.com/cloister-build/cloister/worker/repro/compare"
 )
 
-// run makes run i of the check, the first as usual.
+// run makes run i of the check. The first one has no variation.
 func (c *check) run(ctx context.Context, i int) error {
-	place := &c.Executors[i%len(c.Executors)]
+	x := &c.Executors[i%len(c.Executors)]
 	if i == 0 && c.First != nil {
-		c.verdict.Runs = append(c.verdict.Runs, c.record(place, &worker.Variation{}, c.First))
+		c.verdict.Runs = append(c.verdict.Runs, c.record(x, &worker.Variation{}, c.First))
 		return nil
 	}
-	v, copies := c.scene.usual(), 0
-	if i > 0 && place.Features != nil {
-		v, copies = c.scene.varied(c.factors, i)
+	v, copies := c.planner.baseline(), 0
+	if i > 0 && x.Features != nil {
+		v, copies = c.planner.varied(c.factors, i)
 	}
-	r, err := c.execute(ctx, place, v, copies, fmt.Sprintf("run %d of %d", i+1, c.Runs))
+	r, err := c.execute(ctx, x, v, copies, fmt.Sprintf("run %d of %d", i+1, c.Runs))
 	if err != nil {
 		return err
 	}
@@ -37,51 +39,47 @@ func (c *check) run(ctx context.Context, i int) error {
 	return nil
 }
 
-// execute makes a run, and copies of it at the same time, of which nothing is kept.
-func (c *check) execute(ctx context.Context, p *Executor, v *worker.Variation, copies int, what string) (*Run, error) {
+// execute makes a run, with copies of it at the same time whose results are discarded.
+func (c *check) execute(
+	ctx context.Context, x *Executor, v *worker.Variation, copies int, purpose string,
+) (*Run, error) {
 	if c.Progress != nil {
-		c.Progress(fmt.Sprintf("%s, %s", what, p.Name))
+		c.Progress(fmt.Sprintf("%s, %s", purpose, x.Name))
 	}
 	task := c.task
 	task.Variation, task.SkipCacheLookup = v, true
-	if !p.Action.IsZero() {
-		task.Action = p.Action
+	if !x.Action.IsZero() {
+		task.Action = x.Action
 	}
 	task.Queued = time.Now()
 	ctx, cancel := context.WithCancel(ctx)
-	beside := make(chan struct{})
+	var others sync.WaitGroup
 	for range copies {
 		t := task
-		go func() {
-			// It is there to be in the way. How it ends is nobody's business.
-			_, _ = p.Executor.Execute(ctx, &t, func(worker.Stage) {})
-			beside <- struct{}{}
-		}()
+		others.Go(func() { _, _ = x.Executor.Execute(ctx, &t, func(worker.Stage) {}) })
 	}
-	out, err := p.Executor.Execute(ctx, &task, func(worker.Stage) {})
+	out, err := x.Executor.Execute(ctx, &task, func(worker.Stage) {})
 	cancel()
-	for range copies {
-		<-beside
-	}
+	others.Wait()
 	if err != nil {
 		return nil, err
 	}
-	r := c.record(p, v, out)
+	r := c.record(x, v, out)
 	if copies > 0 {
 		r.Varied = append(r.Varied, "parallel, with another run")
 	}
 	return &r, nil
 }
 
-// record returns what is known of a run.
-func (c *check) record(p *Executor, v *worker.Variation, out *worker.Outcome) Run {
-	m := out.Result.GetExecutionMetadata()
+// record returns the Run of an outcome.
+func (c *check) record(x *Executor, v *worker.Variation, out *worker.Outcome) Run {
+	m, function := out.Result.GetExecutionMetadata(), c.task.Action.Function()
 	r := Run{
-		On: text(p.Name), Worker: text(m.GetWorker()), Varied: describe(v), ExitCode: out.Result.GetExitCode(),
-		Result: out.Result, outputs: items(out.Result, c.task.Action.Function()), place: p, facts: c.scene.facts(v, m), digests: c.task.Action.Function(),
+		On: text(x.Name), Worker: text(m.GetWorker()), Varied: describe(v), ExitCode: out.Result.GetExitCode(),
+		Result: out.Result, items: items(out.Result, function), executor: x, facts: c.planner.facts(v, m), function: function,
 	}
-	if !p.Action.IsZero() && p.Action != c.task.Action {
-		r.Action = p.Action.String()
+	if !x.Action.IsZero() && x.Action != c.task.Action {
+		r.Action = x.Action.String()
 	}
 	if out.Status != worker.OK {
 		r.Code = out.Status.String()
@@ -95,23 +93,23 @@ func (c *check) record(p *Executor, v *worker.Variation, out *worker.Outcome) Ru
 	return r
 }
 
-// An item is what one run left in one place.
+// An item is an output, stdout or stderr of one run.
 type item struct {
-	kind, name string // name is what is compared, and printed
+	kind, name string // items are equal if both are; name is a digest or a target
 	digest     *repb.Digest
-	tree       bool // digest is that of a Tree, and not of a Directory
+	tree       bool // digest is that of a Tree rather than a Directory
 	executable bool
 	target     string       // of a symlink
-	root       *repb.Digest // of a Tree by whose root it is compared, else nil
+	root       *repb.Digest // of a Tree that is compared by its root
 }
 
-// The names of stdout and stderr among the items: no path ends in a slash.
+// The keys of stdout and stderr among the items. No path ends in a slash.
 const (
 	stdout = "stdout/"
 	stderr = "stderr/"
 )
 
-// items returns what a result names, by path. Function is that of its digests.
+// items returns the items of a result. function is that of its digests.
 func items(r *repb.ActionResult, function cas.Function) map[string]item {
 	all := map[string]item{}
 	for _, f := range r.GetOutputFiles() {
@@ -122,7 +120,7 @@ func items(r *repb.ActionResult, function cas.Function) map[string]item {
 		all[f.Path] = item{kind: "file", name: name, digest: f.Digest, executable: f.IsExecutable}
 	}
 	for _, d := range r.GetOutputDirectories() {
-		// The root says the same as the Tree, which need not be written in one way alone.
+		// Servers may encode the same Tree differently.
 		if root := d.RootDirectoryDigest; root != nil {
 			all[d.Path] = item{kind: "directory", name: digestName(root), digest: root}
 		} else {
@@ -139,7 +137,7 @@ func items(r *repb.ActionResult, function cas.Function) map[string]item {
 	}{{stdout, r.GetStdoutDigest(), r.GetStdoutRaw()}, {stderr, r.GetStderrDigest(), r.GetStderrRaw()}} {
 		d := log.digest
 		if d == nil && len(log.raw) > 0 {
-			d = function.Sum(log.raw).Proto() // only others inline without a digest
+			d = function.Sum(log.raw).Proto() // other servers inline without a digest
 		}
 		if d.GetSizeBytes() > 0 {
 			all[log.name] = item{kind: strings.TrimSuffix(log.name, "/"), name: digestName(d), digest: d}
@@ -148,29 +146,22 @@ func items(r *repb.ActionResult, function cas.Function) map[string]item {
 	return all
 }
 
-// Root returns the digest of the Directory that is the root of an output directory, where that is what was compared and not
-// the digest of its Tree, else nil.
-func (r *Run) Root(path string) *repb.Digest { return r.outputs[path].root }
+// Root returns the digest of an output directory's root Directory if directories were compared by their roots, else nil.
+func (r *Run) Root(path string) *repb.Digest { return r.items[path].root }
 
 func digestName(d *repb.Digest) string { return fmt.Sprintf("%s/%d", d.GetHash(), d.GetSizeBytes()) }
 
-// judge compares the runs.
-func (c *check) judge() {
-	v := &c.verdict
-	v.Result, v.Outputs = judge(v.Runs)
-}
-
-// judge says what runs come to, and what they made.
-func judge(runs []Run) (Result, []Output) {
+// compareRuns returns the result of runs and their outputs.
+func compareRuns(runs []Run) (Result, []Output) {
 	result := Same
 	outputs := []Output{}
-	for _, name := range paths(runs) {
-		o := Output{Path: shown(name)}
+	for _, name := range itemNames(runs) {
+		o := Output{Path: displayName(name)}
 		for i := range runs {
-			it := runs[i].outputs[name]
+			it := runs[i].items[name]
 			o.Kind = cmp.Or(o.Kind, it.kind)
 			o.Digests = append(o.Digests, text(it.name))
-			if it.kind != runs[0].outputs[name].kind || it.name != runs[0].outputs[name].name {
+			if it.kind != runs[0].items[name].kind || it.name != runs[0].items[name].name {
 				o.Differ, result = true, Differs
 			}
 		}
@@ -184,46 +175,40 @@ func judge(runs []Run) (Result, []Output) {
 	return result, outputs
 }
 
-// paths returns the names of all items of runs: paths in their order, then stdout and stderr.
-func paths(runs []Run) []string {
-	seen := map[string]bool{}
+// itemNames returns the keys of the items of all runs: sorted paths, then stdout and stderr.
+func itemNames(runs []Run) []string {
+	var names []string
 	for i := range runs {
-		for name := range runs[i].outputs {
-			seen[name] = true
-		}
-	}
-	names := make([]string, 0, len(seen))
-	for name := range seen {
-		names = append(names, name)
+		names = slices.AppendSeq(names, maps.Keys(runs[i].items))
 	}
 	last := func(name string) int { return slices.Index([]string{stdout, stderr}, name) }
 	slices.SortFunc(names, func(a, b string) int {
 		return cmp.Or(cmp.Compare(last(a), last(b)), cmp.Compare(a, b))
 	})
-	return names
+	return slices.Compact(names)
 }
 
-// describe says what a variation changes, each in a few words.
+// describe lists what a variation changes, each in a few words.
 func describe(v *worker.Variation) []string {
 	var all []string
 	c := &v.Conditions
-	say := func(format string, args ...any) { all = append(all, fmt.Sprintf(format, args...)) }
+	add := func(format string, args ...any) { all = append(all, fmt.Sprintf(format, args...)) }
 	if c.ClockOffset != 0 {
 		day := 24 * time.Hour
-		say("time +%dd%s", c.ClockOffset/day, c.ClockOffset%day)
+		add("time +%dd%s", c.ClockOffset/day, c.ClockOffset%day)
 	}
 	if c.FrozenClock != 0 {
-		say("time held at %s", time.Unix(c.FrozenClock, 0).UTC().Format(time.RFC3339))
+		add("time held at %s", time.Unix(c.FrozenClock, 0).UTC().Format(time.RFC3339))
 	}
 	for _, kv := range v.Env {
 		key, value, _ := strings.Cut(kv, "=")
 		switch key {
 		case "TZ":
-			say("zone %s", value)
+			add("zone %s", value)
 		case "LC_ALL":
-			say("locale %s", value)
+			add("locale %s", value)
 		case padding:
-			say("environment +%d", len(kv)+1)
+			add("environment +%d", len(kv)+1)
 		}
 	}
 	for _, name := range []struct {
@@ -241,37 +226,37 @@ func describe(v *worker.Variation) []string {
 		{sandbox.ConditionUptime, "uptime +%v", c.Uptime},
 	} {
 		if c.Of(name.condition) != "" {
-			say(name.format, name.value)
+			add(name.format, name.value)
 		}
 	}
 	if v.Order != 0 {
-		say("readdir order %d", v.Order)
+		add("readdir order %d", v.Order)
 	}
 	if v.Root != "" {
-		say("path %s", v.Root)
+		add("path %s", v.Root)
 	}
 	return all
 }
 
-// What every run has that is given nothing else (docs/sandbox.md).
+// Conditions of a run without variation (docs/sandbox.md).
 const (
-	usualHostname = "cloister"
-	usualUser     = "build"
-	usualUID      = 1000
-	usualUmask    = 0o022
+	defaultHostname = "cloister"
+	defaultUser     = "build"
+	defaultUID      = 1000
+	defaultUmask    = 0o022
 )
 
-// facts returns what a run noticed.
-func (s *scene) facts(v *worker.Variation, m *repb.ExecutedActionMetadata) *compare.Facts {
+// facts returns the conditions of a run.
+func (p *planner) facts(v *worker.Variation, m *repb.ExecutedActionMetadata) *compare.Facts {
 	c := &v.Conditions
 	f := &compare.Facts{
-		Hostname: cmp.Or(c.Hostname, usualHostname),
-		User:     cmp.Or(c.User, usualUser), UID: cmp.Or(c.UID, usualUID), Umask: cmp.Or(c.Umask, usualUmask),
-		Root: cmp.Or(v.Root, worker.ExecRoot), CPUs: cmp.Or(c.CPUs, s.host.CPUs),
+		Hostname: cmp.Or(c.Hostname, defaultHostname),
+		User:     cmp.Or(c.User, defaultUser), UID: cmp.Or(c.UID, defaultUID), Umask: cmp.Or(c.Umask, defaultUmask),
+		Root: cmp.Or(v.Root, worker.ExecRoot), CPUs: cmp.Or(c.CPUs, p.host.CPUs),
 		FixedLayout: c.FixedLayout, HeldRandom: c.RandomSeed != 0,
 	}
 	env := map[string]string{}
-	for _, kv := range s.command.GetEnvironmentVariables() {
+	for _, kv := range p.command.GetEnvironmentVariables() {
 		env[kv.Name] = kv.Value
 	}
 	for _, kv := range v.Env {
@@ -286,33 +271,22 @@ func (s *scene) facts(v *worker.Variation, m *repb.ExecutedActionMetadata) *comp
 	slices.Sort(f.Env)
 	f.Zone, f.Locale = env["TZ"], cmp.Or(env["LC_ALL"], env["LANG"])
 	if m.GetExecutionStartTimestamp() != nil {
-		f.Start, f.End = m.GetExecutionStartTimestamp().AsTime().Add(c.ClockOffset), m.GetExecutionCompletedTimestamp().AsTime().Add(c.ClockOffset)
+		f.Start, f.End = m.GetExecutionStartTimestamp().AsTime().Add(
+			c.ClockOffset,
+		), m.GetExecutionCompletedTimestamp().AsTime().Add(
+			c.ClockOffset,
+		)
 		if c.FrozenClock != 0 {
 			f.Start = time.Unix(c.FrozenClock, 0).UTC()
-			// A millisecond for each reading: how many there were is not known.
+			// The held clock advances by a millisecond per reading, so the end is unknown.
 			f.End = f.Start.Add(max(f.End.Sub(m.GetExecutionStartTimestamp().AsTime()), time.Minute))
 		}
 	}
 	return f
 }
 
-// maxName bounds, in bytes, what is told of a name that an action or a client chose.
-const maxName = 1000
+// maxText limits texts from actions and clients, in bytes.
+const maxText = 1000
 
-// text returns s as one line of ASCII, with other characters as Go's escapes, and not too long: an output's name must not
-// command a terminal. What it returns it leaves as it is.
-func text(s string) string {
-	var b []byte
-	for _, r := range s {
-		if len(b) >= maxName {
-			return string(b[:maxName]) + "[cut]"
-		}
-		if ' ' <= r && r <= '~' {
-			b = append(b, byte(r))
-			continue
-		}
-		quoted := strconv.QuoteRuneToASCII(r)
-		b = append(b, quoted[1:len(quoted)-1]...)
-	}
-	return string(b)
-}
+// text returns s as printable text. Output names must not control a terminal.
+func text(s string) string { return printable.Head(s, maxText) }

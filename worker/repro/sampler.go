@@ -22,64 +22,63 @@ import (
 type SamplerConfig struct {
 	Executor  worker.Executor
 	Instances cas.Instances
-	// Name is what this worker is called.
+	// Name is the worker's name.
 	Name     string
 	Features sandbox.Features
 	Host     Host
 	// Command, if not nil, returns the command that shows more of an action, for the messages about it.
 	Command func(instance string, action cas.Digest) string
-	// SampleRate is that of the executed actions which are checked, 0 to 1.
+	// SampleRate is the fraction of executed actions that are checked, from 0 to 1.
 	SampleRate float64
-	// Gate has an action that is checked run again before its result is recorded, which it is only if both runs are the
-	// same. Without, it runs again when there is time.
+	// Gate checks an action before its result is recorded, and records it only if both runs are equal. Without it, checks
+	// run while the worker is idle.
 	Gate bool
-	// Salt decides, with the digest, which actions are chosen; nil is the day, so that those of one day are the same on
-	// all servers and over time each action has its turn.
+	// Salt determines, with the digest, which actions are checked. nil means the current day: all servers choose the same
+	// actions on a day, and over time each action is chosen.
 	Salt func() uint64
-	// Count, if not nil, is told of every check by its result: a Result in the words of a metric, or "skipped".
+	// Count, if not nil, is called for every check with the label of a metric: a Result or "skipped".
 	Count    func(result string)
 	Recorder Recorder
-	// Verdicts are what is known of actions that are not reproducible; nil is a memory of the Sampler's own. They stay the
-	// caller's.
+	// Verdicts belong to the caller; nil keeps verdicts in memory.
 	Verdicts *Verdicts
 	Log      *slog.Logger
 }
 
-// A Recorder keeps what checks have come to. It is called by one goroutine at a time for each action, and must not block.
+// A Recorder receives the results of checks. It must not block. Calls for one action are not concurrent.
 type Recorder interface {
 	Record(*Summary)
 }
 
-// A Summary is what a check by a Sampler came to.
+// A Summary is the result of a check by a Sampler.
 type Summary struct {
 	Time                         time.Time
 	Instance                     string
 	Action                       cas.Digest
 	Target, Mnemonic, Invocation string
 	Result                       Result
-	// Line says to a person what differs and how to see more, "" if nothing does.
+	// Line tells what differs and which command shows more; "" if nothing differs.
 	Line string
 }
 
-// What a Sampler keeps.
+// Limits of a Sampler.
 const (
-	maxBacklog      = 1000     // checks that wait for a free slot
-	maxBacklogBytes = 64 << 20 // of the results that they have
-	maxTries        = 10       // of a check that other work interrupts
-	maxTallied      = 10_000   // kinds of actions that are counted apart
+	maxBacklog      = 1000     // pending checks
+	maxBacklogBytes = 64 << 20 // of their results
+	maxTries        = 10       // of an interrupted check
+	maxTallied      = 10_000   // kinds of actions with separate counts
 )
 
-// A Sampler is an Executor that runs a share of the actions a second time, varied in all that this host can but that
-// another run is made at the same time, and compares. It is safe for concurrent use.
+// A Sampler is an Executor that runs a sample of the actions a second time, varies every factor that needs no second
+// slot, and compares the results. It is safe for concurrent use.
 type Sampler struct {
 	SamplerConfig
 	factors []string
 
 	mu      sync.Mutex         // guards everything below
-	backlog []*pending         // the next first
+	backlog []*pending         // next one first
 	bytes   int64              // of backlog
-	queued  map[actionKey]bool // what is in backlog
-	filled  chan struct{}      // holds a value if there may be more in backlog
+	queued  map[actionKey]bool // actions in backlog
+	filled  chan struct{}      // has a value if backlog may have grown
 	tallies map[Kind]*Tally
 }
 
@@ -89,21 +88,21 @@ type actionKey struct {
 	action   cas.Digest
 }
 
-// A Kind is what clients say of the actions of one rule of a target.
+// A Kind groups actions by what the client says about them.
 type Kind struct{ Mnemonic, Target string }
 
 // A Tally counts the checks of one Kind.
 type Tally struct{ Same, Differs, FlakyExit, Skipped int }
 
-// A pending check waits for a slot.
+// A pending check waits for a free slot.
 type pending struct {
 	task  worker.Task
 	first *worker.Outcome
-	bytes int64 // that its result takes
+	bytes int64 // of its result
 	tries int
 }
 
-// NewSampler returns a Sampler. It starts nothing: without the gate, Idle does the work.
+// NewSampler returns a Sampler. Without Gate, the caller must call Idle.
 func NewSampler(c SamplerConfig) *Sampler {
 	if c.Salt == nil {
 		c.Salt = func() uint64 { return uint64(time.Now().Unix() / 86_400) }
@@ -115,18 +114,23 @@ func NewSampler(c SamplerConfig) *Sampler {
 		c.Log = slog.New(slog.DiscardHandler)
 	}
 	if c.Verdicts == nil {
-		c.Verdicts, _ = OpenVerdicts(VerdictsConfig{}) // which reads nothing
+		c.Verdicts, _ = OpenVerdicts(VerdictsConfig{}) // cannot fail without a file
 	}
-	s := &Sampler{SamplerConfig: c, queued: map[actionKey]bool{}, filled: make(chan struct{}, 1), tallies: map[Kind]*Tally{}}
+	s := &Sampler{
+		SamplerConfig: c,
+		queued:        map[actionKey]bool{},
+		filled:        make(chan struct{}, 1),
+		tallies:       map[Kind]*Tally{},
+	}
 	for _, f := range factors {
-		if f.copies == 0 { // a second slot is nobody's to take
+		if f.copies == 0 {
 			s.factors = append(s.factors, f.Name)
 		}
 	}
 	return s
 }
 
-// Execute executes t, and checks it or has it checked later if it is chosen.
+// Execute executes t. If t is chosen it checks it now, with Gate, or later.
 func (s *Sampler) Execute(ctx context.Context, t *worker.Task, report func(worker.Stage)) (*worker.Outcome, error) {
 	if t.Variation != nil || t.Args != nil || t.Terminal != nil || !s.chosen(t) {
 		return s.Executor.Execute(ctx, t, report)
@@ -143,8 +147,8 @@ func (s *Sampler) Execute(ctx context.Context, t *worker.Task, report func(worke
 	return out, err
 }
 
-// chosen reports whether an action is of the share. What the gate once held back is, until it comes out the same: else
-// another day would let it through.
+// chosen reports whether an action is in the sample. With Gate, actions that are not known to be reproducible always are:
+// else another day would let them through.
 func (s *Sampler) chosen(t *worker.Task) bool {
 	if s.Gate && s.Remark(t.Instance, t.Action) != "" {
 		return true
@@ -155,16 +159,16 @@ func (s *Sampler) chosen(t *worker.Task) bool {
 	h.Write(salt[:])
 	fmt.Fprintf(h, "%s\n%s", t.Action, t.Instance)
 	sum := h.Sum(nil)
-	// The first 53 bits of the hash are a number that a float64 has as it is.
+	// A float64 represents 53 bits exactly.
 	return float64(binary.BigEndian.Uint64(sum)>>11) < s.SampleRate*(1<<53)
 }
 
-// approve runs the action of t again and reports whether its first outcome may be recorded.
+// approve checks t and reports whether its first outcome may be recorded.
 func (s *Sampler) approve(ctx context.Context, t *worker.Task, first *worker.Outcome) bool {
 	v, err := s.check(ctx, t, first)
 	if err != nil {
 		if ctx.Err() == nil {
-			s.skip(t, fmt.Sprintf("not cached, since it could not be run again: %v", err))
+			s.skip(t, fmt.Sprintf("not cached: the action could not be run again: %v", err))
 		}
 		return false
 	}
@@ -172,12 +176,20 @@ func (s *Sampler) approve(ctx context.Context, t *worker.Task, first *worker.Out
 	return v.Result == Same
 }
 
-// check runs the action of t again. A defect that what it made has found, of ours or of a library's, is an error: it must
-// end no server.
+// check runs the action of t again. It turns a panic into an error: hostile outputs must not end the server, even if they
+// trigger a bug.
 func (s *Sampler) check(ctx context.Context, t *worker.Task, first *worker.Outcome) (v *Verdict, err error) {
 	defer func() {
 		if p := recover(); p != nil {
-			s.Log.Error("a check of an action failed", "action", t.Action.String(), "err", p, "stack", string(debug.Stack()))
+			s.Log.Error(
+				"checking an action panicked",
+				"action",
+				t.Action.String(),
+				"err",
+				p,
+				"stack",
+				string(debug.Stack()),
+			)
 			v, err = nil, &worker.Fault{Kind: worker.Internal, Err: fmt.Errorf("panic: %v", p)}
 		}
 	}()
@@ -189,7 +201,7 @@ func (s *Sampler) check(ctx context.Context, t *worker.Task, first *worker.Outco
 	task.Approve = nil
 	var pause time.Duration
 	if s.Gate {
-		pause = -1 // somebody waits
+		pause = -1 // a client waits
 	}
 	return Check(ctx, &task, Options{
 		Runs: 2, Factors: s.factors, Host: s.Host, First: first, Pause: pause,
@@ -197,7 +209,7 @@ func (s *Sampler) check(ctx context.Context, t *worker.Task, first *worker.Outco
 	})
 }
 
-// add has the action of t checked when there is time. What finds no room is skipped.
+// add appends a check of t to the backlog, or skips it if the backlog is full.
 func (s *Sampler) add(t *worker.Task, first *worker.Outcome) {
 	p := &pending{task: *t, first: first, bytes: int64(proto.Size(first.Result))}
 	p.task.Stdout, p.task.Stderr, p.task.Logs = nil, nil, nil
@@ -213,7 +225,7 @@ func (s *Sampler) add(t *worker.Task, first *worker.Outcome) {
 	}
 }
 
-// put puts a check behind all others. The caller holds s.mu.
+// put appends a check to the backlog. The caller holds s.mu.
 func (s *Sampler) put(p *pending) {
 	s.queued[actionKey{p.task.Instance, p.task.Action}] = true
 	s.bytes += p.bytes
@@ -224,8 +236,8 @@ func (s *Sampler) put(p *pending) {
 	}
 }
 
-// Idle checks what waits for it, one action after the other, and waits for more, until ctx ends. The check that is under
-// way then is made again later. It is called by one goroutine.
+// Idle runs pending checks and waits for more, until ctx ends. It repeats an interrupted check later. Only one goroutine may
+// call it at a time.
 func (s *Sampler) Idle(ctx context.Context) {
 	for ctx.Err() == nil {
 		p := s.next()
@@ -248,7 +260,7 @@ func (s *Sampler) Idle(ctx context.Context) {
 	}
 }
 
-// next takes the next check, or nil.
+// next takes the next check from the backlog, nil if it is empty.
 func (s *Sampler) next() *pending {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -256,14 +268,14 @@ func (s *Sampler) next() *pending {
 		return nil
 	}
 	p := s.backlog[0]
-	s.backlog[0] = nil // else the array behind the slice would keep it
+	s.backlog[0] = nil // lets the collector free it
 	s.backlog = s.backlog[1:]
 	s.bytes -= p.bytes
 	delete(s.queued, actionKey{p.task.Instance, p.task.Action})
 	return p
 }
 
-// again puts a check back that was interrupted, behind the others, so that one that takes long holds up no short ones.
+// again puts an interrupted check at the end of the backlog, so that a long one does not block short ones.
 func (s *Sampler) again(p *pending) {
 	if p.tries++; p.tries >= maxTries {
 		s.skip(&p.task, "")
@@ -274,11 +286,12 @@ func (s *Sampler) again(p *pending) {
 	s.put(p)
 }
 
-// learn remembers what a check came to.
+// learn records the result of a check.
 func (s *Sampler) learn(t *worker.Task, v *Verdict) {
 	k, why := actionKey{t.Instance, t.Action}, v.Line()
 	sum := &Summary{
-		Time: time.Now(), Instance: t.Instance, Action: t.Action, Target: t.Target, Mnemonic: t.Mnemonic, Invocation: t.Invocation, Result: v.Result,
+		Time: time.Now(), Instance: t.Instance, Action: t.Action, Target: t.Target, Mnemonic: t.Mnemonic,
+		Invocation: t.Invocation, Result: v.Result,
 	}
 	s.mu.Lock()
 	tally, word := s.tally(t), string(v.Result)
@@ -300,7 +313,8 @@ func (s *Sampler) learn(t *worker.Task, v *Verdict) {
 	}
 	s.Count(word)
 	if v.Result != Same {
-		s.Log.Warn("an action is not reproducible", "action", v.Action, "instance", v.Instance, "target", v.Target, "mnemonic", v.Mnemonic, "why", sum.Line)
+		s.Log.Warn("action is not reproducible", "action", v.Action, "instance", v.Instance, "target", v.Target,
+			"mnemonic", v.Mnemonic, "why", sum.Line)
 	}
 	if s.Recorder != nil {
 		s.Recorder.Record(sum)
@@ -320,7 +334,7 @@ func (s *Sampler) message(k actionKey, why string) string {
 	return why
 }
 
-// skip counts a check that was not made. Line is what a person is told of the action, if anything.
+// skip counts a check that was not made. line, if any, becomes the remark on the action.
 func (s *Sampler) skip(t *worker.Task, line string) {
 	s.mu.Lock()
 	s.tally(t).Skipped++
@@ -331,7 +345,7 @@ func (s *Sampler) skip(t *worker.Task, line string) {
 	s.Count("skipped")
 }
 
-// tally returns the counts of the kind of t; kinds beyond the bound have one together. The caller holds s.mu.
+// tally returns the Tally of t's kind. Kinds beyond maxTallied share one. The caller holds s.mu.
 func (s *Sampler) tally(t *worker.Task) *Tally {
 	k := Kind{text(t.Mnemonic), text(t.Target)}
 	if s.tallies[k] == nil {
@@ -345,8 +359,7 @@ func (s *Sampler) tally(t *worker.Task) *Tally {
 	return s.tallies[k]
 }
 
-// Remark returns what a person is to be told of an action beside each of its results, in one line of ASCII, "" if there is
-// nothing.
+// Remark returns a line about an action to show with each of its results, "" if there is none.
 func (s *Sampler) Remark(instance string, action cas.Digest) string {
 	k := actionKey{instance, action}
 	why, verdict := s.Verdicts.of(k)
@@ -367,7 +380,7 @@ func (s *Sampler) Tallies() map[Kind]Tally {
 	return all
 }
 
-// Waiting returns how many checks wait.
+// Waiting returns the number of pending checks.
 func (s *Sampler) Waiting() int {
 	s.mu.Lock()
 	defer s.mu.Unlock()

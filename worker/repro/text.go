@@ -12,27 +12,28 @@ import (
 	"github.com/cloister-build/cloister/worker/repro/compare"
 )
 
-// Text writes v for a person at a terminal, in ASCII.
+// Text writes v for a terminal in ASCII.
 func (v *Verdict) Text(w io.Writer) error {
 	var b strings.Builder
 	line := func(format string, args ...any) { fmt.Fprintf(&b, format+"\n", args...) }
-	line("%s  %s  %d runs: %s", v.Title(), strings.ToUpper(string(v.Result)), len(v.Runs), v.places())
+	line("%s  %s  %d runs: %s", v.Title(), strings.ToUpper(string(v.Result)), len(v.Runs), v.executors())
 	for i, r := range v.Runs {
-		line("  run %-3d %s", i+1, strings.Join(v.about(i, &r), ", "))
+		line("  run %-3d %s", i+1, strings.Join(r.about(), ", "))
 	}
 	if v.Result == FlakyExit {
 		line("  exit code  DIFFERS  %s", v.exits())
 	}
 	differing := v.Differing()
 	for i, name := range differing {
-		const most = 40
-		if i == most {
-			line("  and %d more", len(differing)-most)
+		const limit = 40
+		if i == limit {
+			line("  and %d more", len(differing)-limit)
 			break
 		}
 		o := v.output(name)
-		line("  %s  DIFFERS  %d digests in %d runs  (%d of %d outputs)%s", name, o.Distinct(), len(o.Digests), len(differing), len(v.Outputs), by(o.Factors))
-		for _, d := range v.of(name) {
+		line("  %s  DIFFERS  %d digests in %d runs  (%d of %d outputs)%s",
+			name, o.Distinct(), len(o.Digests), len(differing), len(v.Outputs), dependsOn(o.Factors))
+		for _, d := range v.differences(name) {
 			line("    %s", d.sentence())
 			if d.Cause != compare.Unknown || len(d.Factors) > 0 || d.Fix != "" {
 				line("      %s", d.why())
@@ -40,7 +41,7 @@ func (v *Verdict) Text(w io.Writer) error {
 		}
 	}
 	for _, u := range v.Unexplained {
-		line("  not looked into: %s", u)
+		line("  not compared: %s", u)
 	}
 	for _, s := range v.skips() {
 		line("  not varied: %s: %s", s.Factor, s.Why)
@@ -54,7 +55,7 @@ func (v *Verdict) Text(w io.Writer) error {
 	return err
 }
 
-// Title names the action.
+// Title returns target, mnemonic and digest of the action.
 func (v *Verdict) Title() string {
 	var words []string
 	for _, w := range []string{v.Target, v.Mnemonic, v.Action} {
@@ -65,8 +66,8 @@ func (v *Verdict) Title() string {
 	return strings.Join(words, "  ")
 }
 
-// places names where the runs were, each once.
-func (v *Verdict) places() string {
+// executors lists the names of the executors.
+func (v *Verdict) executors() string {
 	var names []string
 	for _, r := range v.Runs {
 		if !slices.Contains(names, r.On) {
@@ -76,11 +77,11 @@ func (v *Verdict) places() string {
 	return strings.Join(names, ", ")
 }
 
-// about says what is to be known of run i.
-func (v *Verdict) about(i int, r *Run) []string {
+// about describes a run.
+func (r *Run) about() []string {
 	words := []string{r.On}
 	if len(r.Varied) == 0 {
-		words = append(words, "as usual")
+		words = append(words, "no variation")
 	}
 	words = append(words, r.Varied...)
 	if r.Action != "" {
@@ -92,7 +93,7 @@ func (v *Verdict) about(i int, r *Run) []string {
 	return words
 }
 
-// skips returns what was skipped, with the factors of one reason together.
+// skips returns the skipped factors grouped by reason.
 func (v *Verdict) skips() []Skipped {
 	var all []Skipped
 	for _, s := range v.Skipped {
@@ -110,8 +111,8 @@ func (v *Verdict) output(path string) *Output {
 	return &v.Outputs[i]
 }
 
-// of returns the differences of an output.
-func (v *Verdict) of(path string) []*Difference {
+// differences returns the differences of an output.
+func (v *Verdict) differences(path string) []*Difference {
 	var all []*Difference
 	for i := range v.Differences {
 		if d := &v.Differences[i]; d.Output == path {
@@ -121,15 +122,15 @@ func (v *Verdict) of(path string) []*Difference {
 	return all
 }
 
-// by says which factors something depends on.
-func by(factors []string) string {
+// dependsOn lists the factors of an output.
+func dependsOn(factors []string) string {
 	if len(factors) == 0 {
 		return ""
 	}
 	return "  depends on " + strings.Join(factors, ", ")
 }
 
-// sentence says what differs, in printable ASCII.
+// sentence describes a difference in printable ASCII.
 func (d *Difference) sentence() string {
 	where := strings.Join(d.Where, " > ")
 	switch below, in := strings.CutPrefix(where, d.Output); {
@@ -144,13 +145,13 @@ func (d *Difference) sentence() string {
 	if d.Offset >= 0 {
 		at = fmt.Sprintf(" at byte %d", d.Offset)
 	}
-	if d.A == "" && d.B == "" { // more like those before it, or what was not looked into
+	if d.A == "" && d.B == "" { // a count, or content that was not compared
 		return text(where + d.What + at)
 	}
 	return text(fmt.Sprintf("%s%s%s: %s != %s", where, d.What, at, orNone(d.A), orNone(d.B)))
 }
 
-// why says why, and what would end it.
+// why returns the cause and how to remove it.
 func (d *Difference) why() string {
 	var words []string
 	if d.Cause != compare.Unknown {
@@ -165,7 +166,7 @@ func (d *Difference) why() string {
 	return strings.Join(words, "   ")
 }
 
-// Causes returns the causes that were found, each once, in the order of the differences.
+// Causes returns the distinct causes in the order of the differences.
 func (v *Verdict) Causes() []string {
 	var all []string
 	for _, d := range v.Differences {
@@ -176,50 +177,64 @@ func (v *Verdict) Causes() []string {
 	return all
 }
 
-// conclusion says what it all comes to.
+// conclusion summarizes the verdict.
 func (v *Verdict) conclusion() string {
 	switch causes := v.Causes(); {
 	case v.Result == Same && len(v.Factors) == 0:
-		return fmt.Sprintf("same in %d runs, of which nothing was varied", len(v.Runs))
+		return fmt.Sprintf("same in %d runs; nothing was varied", len(v.Runs))
 	case v.Result == Same:
-		return fmt.Sprintf("same in %d runs, varied in %s", len(v.Runs), strings.Join(v.Factors, ", "))
+		return fmt.Sprintf("same in %d runs; varied: %s", len(v.Runs), strings.Join(v.Factors, ", "))
 	case len(causes) > 0:
 		return fmt.Sprintf("not reproducible: %s", strings.Join(causes, ", "))
 	case v.Bisection == nil:
-		return "not reproducible, and no cause is known: --bisect looks for the factor"
+		return "not reproducible for an unknown cause; bisect to find the factor"
 	}
 	return "not reproducible"
 }
 
-// Table writes a line for each verdict, and how many there are of each result, of each kind of action and of all.
+// Table writes a line per verdict and the number of each result by mnemonic.
 func (r Report) Table(w io.Writer) error {
 	var b strings.Builder
 	b.WriteString("\n")
 	for _, v := range r {
-		line := fmt.Sprintf("%-10s  %-14.14s  %.12s  %s  %s", v.Result, v.Mnemonic, v.Action, v.Target, strings.Join(v.Causes(), ", "))
+		line := fmt.Sprintf(
+			"%-10s  %-14.14s  %.12s  %s  %s",
+			v.Result,
+			v.Mnemonic,
+			v.Action,
+			v.Target,
+			strings.Join(v.Causes(), ", "),
+		)
 		b.WriteString(strings.TrimRight(line, " ") + "\n")
 	}
-	kinds, all := r.tally()
+	kinds, all := r.count()
 	if len(kinds) > 1 {
 		fmt.Fprintf(&b, "\n%-14s  %7s  %7s  %7s  %10s\n", "mnemonic", "actions", "same", "differs", "flaky exit")
 		for _, k := range kinds {
 			fmt.Fprintf(&b, "%-14s  %7d  %7d  %7d  %10d\n", orNone(k.mnemonic), k.actions(), k.same, k.differ, k.flaky)
 		}
 	}
-	fmt.Fprintf(&b, "%d actions: %d same, %d differ, %d with flaky exit\n", all.actions(), all.same, all.differ, all.flaky)
+	fmt.Fprintf(
+		&b,
+		"%d actions: %d same, %d differ, %d with flaky exit\n",
+		all.actions(),
+		all.same,
+		all.differ,
+		all.flaky,
+	)
 	_, err := io.WriteString(w, b.String())
 	return err
 }
 
-// A tally is how many actions of a kind there are of each result.
-type tally struct {
+// counts holds the number of each result for a mnemonic.
+type counts struct {
 	mnemonic            string
 	same, differ, flaky int
 }
 
-func (t *tally) actions() int { return t.same + t.differ + t.flaky }
+func (t *counts) actions() int { return t.same + t.differ + t.flaky }
 
-func (t *tally) count(r Result) {
+func (t *counts) add(r Result) {
 	switch r {
 	case Same:
 		t.same++
@@ -230,15 +245,15 @@ func (t *tally) count(r Result) {
 	}
 }
 
-// tally counts the actions of each mnemonic, in the order of these, and all of them.
-func (r Report) tally() (kinds []tally, all tally) {
-	of := map[string]*tally{}
+// count returns the counts of each mnemonic, sorted, and of all actions.
+func (r Report) count() (kinds []counts, all counts) {
+	of := map[string]*counts{}
 	for _, v := range r {
 		if of[v.Mnemonic] == nil {
-			of[v.Mnemonic] = &tally{mnemonic: v.Mnemonic}
+			of[v.Mnemonic] = &counts{mnemonic: v.Mnemonic}
 		}
-		of[v.Mnemonic].count(v.Result)
-		all.count(v.Result)
+		of[v.Mnemonic].add(v.Result)
+		all.add(v.Result)
 	}
 	for _, name := range slices.Sorted(maps.Keys(of)) {
 		kinds = append(kinds, *of[name])

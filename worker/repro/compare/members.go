@@ -235,6 +235,6 @@ func (c *comparison) skipTooMuch(name string, err error) error {
 	if !errors.Is(err, errTooMuch) {
 		return err
 	}
-	c.follows("content, not looked into: "+errTooMuch.Error(), "", "", -1, Unknown, name)
+	c.follows("content, not compared: "+errTooMuch.Error(), "", "", -1, Unknown, name)
 	return nil
 }
