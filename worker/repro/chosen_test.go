@@ -13,7 +13,7 @@ import (
 	"github.com/cloister-build/cloister/worker/repro"
 )
 
-// A changed is an Executor with other outcomes.
+// A changed is an Executor that changes outcomes.
 type changed struct {
 	worker.Executor
 	change func(*worker.Task, *worker.Outcome)
@@ -27,9 +27,7 @@ func (c changed) Execute(ctx context.Context, t *worker.Task, report func(worker
 	return out, err
 }
 
-// TestOnlyUsualRunsAreSampled: what was not run now, what depends on more than the action, what ended badly by a limit
-// of time and what a person runs are not run again.
-func TestOnlyUsualRunsAreSampled(t *testing.T) {
+func TestSamplerSkipsCachedFailedAndInteractiveRuns(t *testing.T) {
 	for name, c := range map[string]struct {
 		task    func(*worker.Task)
 		outcome func(*worker.Task, *worker.Outcome)
@@ -55,14 +53,12 @@ func TestOnlyUsualRunsAreSampled(t *testing.T) {
 		}
 		execute(t, e, task)
 		if e.Waiting() != c.waiting {
-			t.Errorf("%s: %d wait, want %d", name, e.Waiting(), c.waiting)
+			t.Errorf("%s: got %d waiting, want %d", name, e.Waiting(), c.waiting)
 		}
 	}
 }
 
-// TestBacklogIsBoundedInBytes, of the results that wait to be compared; and kinds of actions are counted apart up to a
-// bound.
-func TestBacklogIsBoundedInBytes(t *testing.T) {
+func TestBacklogBytesAndTalliesAreLimited(t *testing.T) {
 	s, b := newScript(t, func(int, *worker.Variation) made { return file("x") }), &book{}
 	e := s.sampler(b, false)
 	large := make([]byte, 1<<20)
@@ -71,7 +67,7 @@ func TestBacklogIsBoundedInBytes(t *testing.T) {
 		execute(t, e, s.action(fmt.Sprint("A=", i)))
 	}
 	if e.Waiting() != 63 || b.counts["skipped"] != 7 {
-		t.Errorf("%d wait, counts %v", e.Waiting(), b.counts)
+		t.Errorf("got %d waiting, counts %v", e.Waiting(), b.counts)
 	}
 	task := s.action()
 	for i := range 10_100 {
@@ -80,12 +76,11 @@ func TestBacklogIsBoundedInBytes(t *testing.T) {
 		execute(t, e, &kind)
 	}
 	if n := len(e.Tallies()); n > 10_001 {
-		t.Errorf("%d kinds are counted apart", n)
+		t.Errorf("got %d tallies", n)
 	}
 }
 
-// TestExecutableIsADifference: a file with the same bytes that one run alone leaves executable.
-func TestExecutableIsADifference(t *testing.T) {
+func TestExecutableBitIsADifference(t *testing.T) {
 	s := newScript(t, func(int, *worker.Variation) made { return file("x") })
 	o := s.options()
 	o.Executors[0].Executor = changed{s, func(t *worker.Task, o *worker.Outcome) {
@@ -93,12 +88,11 @@ func TestExecutableIsADifference(t *testing.T) {
 	}}
 	v := check(t, s, s.action(), o)
 	if v.Result != repro.Differs || len(v.Differences) != 1 || v.Differences[0].What != "executable" {
-		t.Errorf("%s: %+v", v.Result, v.Differences)
+		t.Errorf("got %s, %+v", v.Result, v.Differences)
 	}
 }
 
-// TestFiftyOutputsAreLookedInto, and of the others it is said that they differ.
-func TestFiftyOutputsAreLookedInto(t *testing.T) {
+func TestFiftyOutputsAreExplained(t *testing.T) {
 	s := newScript(t, func(n int, _ *worker.Variation) made {
 		m := made{files: map[string]string{}}
 		for i := range 60 {
@@ -112,12 +106,11 @@ func TestFiftyOutputsAreLookedInto(t *testing.T) {
 		outputs[d.Output] = true
 	}
 	if len(v.Differing()) != 60 || len(outputs) != 50 || !strings.Contains(strings.Join(v.Unexplained, "\n"), "further outputs") {
-		t.Errorf("of %d outputs %d are looked into; %q", len(v.Differing()), len(outputs), v.Unexplained)
+		t.Errorf("of %d outputs %d are explained; %q", len(v.Differing()), len(outputs), v.Unexplained)
 	}
 }
 
-// TestEachPlaceHasARun also where there are more of them than runs by default.
-func TestEachPlaceHasARun(t *testing.T) {
+func TestEachExecutorHasARun(t *testing.T) {
 	s := newScript(t, func(int, *worker.Variation) made { return file("x") })
 	o := s.options()
 	for i := range 4 {
@@ -126,6 +119,6 @@ func TestEachPlaceHasARun(t *testing.T) {
 		o.Executors = append(o.Executors, p)
 	}
 	if v := check(t, s, s.action(), o); len(v.Runs) != 5 || v.Runs[4].On != "place3" {
-		t.Errorf("the runs are %+v", v.Runs)
+		t.Errorf("got runs %+v", v.Runs)
 	}
 }

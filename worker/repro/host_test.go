@@ -9,7 +9,7 @@ import (
 	"testing"
 )
 
-func TestLocalesThatSortOtherwiseComeFirst(t *testing.T) {
+func TestUsableLocalesPrefersLocaleSorting(t *testing.T) {
 	for _, c := range []struct {
 		name        string
 		given, want []string
@@ -24,7 +24,7 @@ func TestLocalesThatSortOtherwiseComeFirst(t *testing.T) {
 	}
 }
 
-func TestArchiveOfLocalesIsRead(t *testing.T) {
+func TestArchivedLocales(t *testing.T) {
 	archive := func(magic uint32, offset, size uint32, names string) []byte {
 		b := make([]byte, 28)
 		for i, v := range []uint32{magic, 0, 0, 0, 0, offset, size} {

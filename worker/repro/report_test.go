@@ -13,7 +13,7 @@ import (
 	"github.com/cloister-build/cloister/worker/repro/compare"
 )
 
-// hostile is what an action may call an output, and write into it.
+// hostile is a name and a content that an action may choose.
 const hostile = "<script>alert(1)</script>`|\x1b[2J\"'&"
 
 func hostileVerdict(t *testing.T, files int) *repro.Verdict {
@@ -33,7 +33,7 @@ func hostileVerdict(t *testing.T, files int) *repro.Verdict {
 	return v
 }
 
-func TestReportsCommandNeitherBrowserNorTerminal(t *testing.T) {
+func TestReportsEscapeHostileText(t *testing.T) {
 	r := repro.Report{hostileVerdict(t, 2)}
 	html, err := r.HTML()
 	if err != nil {
@@ -49,14 +49,14 @@ func TestReportsCommandNeitherBrowserNorTerminal(t *testing.T) {
 		}
 	}
 	if bytes.Contains(html, []byte("<script")) || !bytes.Contains(html, []byte("&lt;script&gt;")) {
-		t.Errorf("what an action wrote is not escaped:\n%s", html)
+		t.Errorf("hostile text is not escaped:\n%s", html)
 	}
 	if bytes.Contains(html, []byte("http")) && strings.Count(string(html), "http") != strings.Count(string(html), "http-equiv") {
-		t.Error("the page refers to another")
+		t.Error("the page has external references")
 	}
 	for i, line := range strings.Split(string(r.Markdown()), "\n") {
 		if strings.HasPrefix(line, "| `") && strings.Count(line, "`")%2 != 0 {
-			t.Errorf("line %d of the Markdown ends within a text: %s", i, line)
+			t.Errorf("line %d of the Markdown has an open code span: %s", i, line)
 		}
 	}
 }

@@ -2,10 +2,10 @@
 
 // Package repro checks whether an action is reproducible and finds out why it is not.
 //
-// Check has a worker.Executor run an action several times, varies one condition per run, such as the time or the host
-// name, and compares the results. Bisect finds the first action of a build that differs. A Sampler re-runs a sample of
-// the actions that a server executes, and Verdicts keeps what it found. Package repro neither starts processes nor
-// parses file formats: the executor and package compare do.
+// Check runs an action several times, varies factors such as the time or the host name in each run, and compares the
+// results. With Options.Bisect it also searches for the factors that cause the differences. A Sampler checks a sample of
+// the actions that a server executes, and Verdicts keep its results. Package repro neither starts processes nor parses
+// file formats: a worker.Executor and package compare do.
 //
 // The packages below it answer the other questions about equal and different results:
 //

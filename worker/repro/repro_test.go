@@ -377,9 +377,9 @@ func TestCheckPausesToVaryTime(t *testing.T) {
 			t.Errorf("got %s", v.Result)
 		}
 		for what, change := range map[string]func(){
-			"time is not varied": func() { o.Factors, o.Executors[0].Features = []string{"hostname"}, &sandbox.Features{} },
-			"negative pause":         func() { o.Factors, o.Pause, o.Executors[0].Features = nil, -1, &sandbox.Features{} },
-			"clock can be shifted":   func() { o.Factors, o.Pause, o.Executors[0].Features = nil, 0, able },
+			"time is not varied":   func() { o.Factors, o.Executors[0].Features = []string{"hostname"}, &sandbox.Features{} },
+			"negative pause":       func() { o.Factors, o.Pause, o.Executors[0].Features = nil, -1, &sandbox.Features{} },
+			"clock can be shifted": func() { o.Factors, o.Pause, o.Executors[0].Features = nil, 0, able },
 			"first run is long ago": func() {
 				o.Factors, o.Pause, o.Executors[0].Features = nil, 0, &sandbox.Features{}
 				task := s.action()

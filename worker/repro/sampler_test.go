@@ -20,7 +20,7 @@ import (
 	"github.com/cloister-build/cloister/worker/repro"
 )
 
-// A book is a Recorder, and counts.
+// A book is a Recorder that also counts results.
 type book struct {
 	mu        sync.Mutex
 	summaries []*repro.Summary
@@ -68,7 +68,7 @@ func execute(t *testing.T, e worker.Executor, task *worker.Task) *worker.Outcome
 	return out
 }
 
-func TestGateRecordsOnlyWhatIsTheSame(t *testing.T) {
+func TestGateRecordsOnlyReproducibleResults(t *testing.T) {
 	for _, c := range []struct {
 		name     string
 		act      func(n int, v *worker.Variation) made
@@ -98,75 +98,73 @@ func TestGateRecordsOnlyWhatIsTheSame(t *testing.T) {
 			e := s.sampler(b, true)
 			execute(t, e, task)
 			if s.recorded != c.recorded || s.runs() != 2 || b.counts[c.count] != 1 {
-				t.Errorf("recorded %d, after %d runs, counts %v", s.recorded, s.runs(), b.counts)
+				t.Errorf("got %d recorded, %d runs, counts %v", s.recorded, s.runs(), b.counts)
 			}
 			line := e.Remark("i", task.Action)
 			if !strings.Contains(line, c.line) || (c.line == "") != (line == "") {
-				t.Errorf("remark %q", line)
+				t.Errorf("got remark %q", line)
 			}
 			if c.count == "differs" && !strings.HasSuffix(line, "see: cloister repro "+task.Action.String()+" --cas grpc://127.0.0.1:1 --instance i") {
-				t.Errorf("remark %q does not say how to see more", line)
+				t.Errorf("remark %q lacks the command", line)
 			}
 			if e.Remark("", task.Action) != "" {
-				t.Error("another instance is told of it")
+				t.Error("another instance has the remark")
 			}
 		})
 	}
 }
 
-// fickle returns a script whose actions differ until they are mended.
-func fickle(t *testing.T) (s *script, mended *bool) {
-	mended = new(bool)
+// irreproducible returns a script whose actions differ until *fixed.
+func irreproducible(t *testing.T) (s *script, fixed *bool) {
+	fixed = new(bool)
 	return newScript(t, func(_ int, v *worker.Variation) made {
-		if *mended {
+		if *fixed {
 			return file("x")
 		}
 		return file(v.Conditions.Hostname)
-	}), mended
+	}), fixed
 }
 
-// TestGateHoldsWhatItOnceHeld: an action that differed is checked on other days as well, though these would choose others, and
-// nothing that says that it is not cached stands beside a result that is.
-func TestGateHoldsWhatItOnceHeld(t *testing.T) {
-	s, mended := fickle(t)
+// The gate always checks actions with a verdict, even if they are not in the day's sample.
+func TestGateKeepsCheckingIrreproducibleActions(t *testing.T) {
+	s, fixed := irreproducible(t)
 	b := &book{}
 	e := s.sampler(b, true)
 	task := s.action()
 	execute(t, e, task)
-	e.SampleRate = 0 // as a day on which it has no turn
+	e.SampleRate = 0 // not in the sample
 	execute(t, e, task)
 	if s.recorded != 0 || b.counts["differs"] != 2 {
-		t.Errorf("%d recorded, counts %v, remark %q", s.recorded, b.counts, e.Remark("", task.Action))
+		t.Errorf("got %d recorded, counts %v, remark %q", s.recorded, b.counts, e.Remark("", task.Action))
 	}
 	execute(t, e, s.action("A=1"))
 	if s.recorded != 1 {
-		t.Errorf("%d recorded of another action", s.recorded)
+		t.Errorf("other action: got %d recorded, want 1", s.recorded)
 	}
-	*mended = true
+	*fixed = true
 	execute(t, e, task)
 	if s.recorded != 2 || e.Remark("", task.Action) != "" {
-		t.Errorf("%d recorded, remark %q", s.recorded, e.Remark("", task.Action))
+		t.Errorf("got %d recorded, remark %q", s.recorded, e.Remark("", task.Action))
 	}
 	if runs := s.runs(); runs != 7 {
-		t.Errorf("%d runs", runs)
+		t.Errorf("got %d runs, want 7", runs)
 	}
 }
 
-// TestVerdictsOutliveTheServer: one that is started anew tells what the last one knew, in its own words, and its gate holds
-// what that one would have held, whoever recorded a result of it; until it comes out the same.
-func TestVerdictsOutliveTheServer(t *testing.T) {
-	s, mended := fickle(t)
+// A restarted server reports and withholds what the last one found, until the action is reproducible.
+func TestVerdictsSurviveRestarts(t *testing.T) {
+	s, fixed := irreproducible(t)
 	b := &book{}
 	path := filepath.Join(t.TempDir(), repro.VerdictsFile)
-	// begin starts a server, whose share chooses nothing from the second on. Nobody ends the one before.
-	begin := func(share float64, gate bool, port string) (*repro.Sampler, cas.Instances) {
+	// begin starts a server without stopping the one before.
+	begin := func(rate float64, gate bool, port string) (*repro.Sampler, cas.Instances) {
 		v, err := repro.OpenVerdicts(repro.VerdictsConfig{Path: path})
 		if err != nil {
 			t.Fatal(err)
 		}
 		t.Cleanup(func() { v.Close() })
 		e := s.sampler(b, gate)
-		e.Verdicts, e.SampleRate, e.Command = v, share, commandOn(port)
+		e.Verdicts, e.SampleRate, e.Command = v, rate, commandOn(port)
 		return e, v.Withhold(e.Instances)
 	}
 	task := s.action()
@@ -190,7 +188,7 @@ func TestVerdictsOutliveTheServer(t *testing.T) {
 
 	first, instances := begin(1, true, "1")
 	if !served(instances, "i") {
-		t.Error("what nobody has checked is withheld")
+		t.Error("the gate withholds an unchecked action")
 	}
 	execute(t, first, task)
 	second, instances := begin(0, true, "2")
@@ -198,27 +196,26 @@ func TestVerdictsOutliveTheServer(t *testing.T) {
 		t.Errorf("remark %q, want %q", got, want)
 	}
 	if served(instances, "i") || !served(instances, "other") {
-		t.Error("the gate serves what is known to differ, or withholds it from another instance as well")
+		t.Error("the gate serves an irreproducible action, or withholds it from another instance")
 	}
 	execute(t, second, task)
 	if s.recorded != 0 || b.counts["differs"] != 2 {
-		t.Errorf("%d recorded, counts %v", s.recorded, b.counts)
+		t.Errorf("got %d recorded, counts %v", s.recorded, b.counts)
 	}
 	third, _ := begin(0, false, "3")
 	if got, want := third.Remark("i", task.Action), fmt.Sprintf(see, "3"); got != want {
-		t.Errorf("without the gate the remark is %q, want %q", got, want)
+		t.Errorf("without the gate: got remark %q, want %q", got, want)
 	}
-	*mended = true
+	*fixed = true
 	fourth, instances := begin(0, true, "4")
 	execute(t, fourth, task)
 	fifth, _ := begin(0, true, "5")
 	if s.recorded != 1 || !served(instances, "i") || fourth.Remark("i", task.Action)+fifth.Remark("i", task.Action) != "" {
-		t.Errorf("%d recorded of what is the same now; remarks %q, %q", s.recorded, fourth.Remark("i", task.Action), fifth.Remark("i", task.Action))
+		t.Errorf("fixed action: got %d recorded, remarks %q, %q", s.recorded, fourth.Remark("i", task.Action), fifth.Remark("i", task.Action))
 	}
 }
 
-// TestLineEndsWithWhatToDo, however long the names of outputs are.
-func TestLineEndsWithWhatToDo(t *testing.T) {
+func TestRemarkWithLongNamesEndsWithCommand(t *testing.T) {
 	s, b := newScript(t, func(_ int, v *worker.Variation) made {
 		m := made{files: map[string]string{}}
 		for i := range 5 {
@@ -230,34 +227,32 @@ func TestLineEndsWithWhatToDo(t *testing.T) {
 	task := s.action()
 	execute(t, e, task)
 	line := e.Remark("", task.Action)
-	const most = 2000 // of a line in the message of a result
-	if len(line) > most || !strings.Contains(line, "see: cloister repro "+task.Action.String()) {
-		t.Errorf("%d bytes: %s", len(line), line)
+	const limit = 2000
+	if len(line) > limit || !strings.Contains(line, "see: cloister repro "+task.Action.String()) {
+		t.Errorf("got %d bytes: %s", len(line), line)
 	}
 }
 
-// TestGateDoesNotWait: it holds up a client, who need not wait until the times of files are others as well.
-func TestGateDoesNotWait(t *testing.T) {
+func TestGateDoesNotPause(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s, b := newScript(t, func(int, *worker.Variation) made { return file("x") }), &book{}
 		e, began := s.sampler(b, true), time.Now()
-		e.Features = sandbox.Features{} // which cannot shift a clock
+		e.Features = sandbox.Features{} // cannot shift the clock
 		if execute(t, e, s.action()); s.runs() != 2 || time.Now() != began {
-			t.Errorf("%d runs in %v", s.runs(), time.Since(began))
+			t.Errorf("got %d runs in %v", s.runs(), time.Since(began))
 		}
 	})
 }
 
-func TestGateAsksNothingOfWhatIsNotRecorded(t *testing.T) {
+func TestGateSkipsUnrecordedResults(t *testing.T) {
 	s, b := newScript(t, func(int, *worker.Variation) made { return made{exit: 1} }), &book{}
 	execute(t, s.sampler(b, true), s.action())
 	if s.runs() != 1 || len(b.counts) > 0 {
-		t.Errorf("%d runs, counts %v", s.runs(), b.counts)
+		t.Errorf("got %d runs, counts %v", s.runs(), b.counts)
 	}
 }
 
-// TestGateThatIsCancelledSaysNothing: nothing is recorded, and nothing known of the action.
-func TestGateThatIsCancelledSaysNothing(t *testing.T) {
+func TestCancelledGateRecordsNothing(t *testing.T) {
 	s, b := newScript(t, func(int, *worker.Variation) made { return file("x") }), &book{}
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
@@ -275,17 +270,17 @@ func TestGateThatIsCancelledSaysNothing(t *testing.T) {
 		t.Fatal(err)
 	}
 	if s.runs() != 2 || s.recorded != 0 || len(b.counts)+len(b.summaries) > 0 || e.Remark("", task.Action) != "" {
-		t.Errorf("%d runs, %d recorded, counts %v, remark %q", s.runs(), s.recorded, b.counts, e.Remark("", task.Action))
+		t.Errorf("got %d runs, %d recorded, counts %v, remark %q", s.runs(), s.recorded, b.counts, e.Remark("", task.Action))
 	}
 }
 
-// idle lets a sampler work until nothing of it moves any more.
+// idle runs Sampler.Idle until all goroutines block.
 func idle(t *testing.T, e *repro.Sampler) {
 	t.Helper()
 	ctx, cancel := context.WithCancel(t.Context())
 	done := make(chan struct{})
 	go func() { e.Idle(ctx); close(done) }()
-	time.Sleep(time.Minute) // of the bubble: checks wait for a time
+	time.Sleep(time.Minute) // in the bubble: checks may pause
 	synctest.Wait()
 	cancel()
 	<-done
@@ -297,28 +292,27 @@ func TestSamplesAreCheckedWhenIdle(t *testing.T) {
 		e := s.sampler(b, false)
 		task := s.action()
 		execute(t, e, task)
-		execute(t, e, task) // which waits already
+		execute(t, e, task) // is in the backlog already
 		if s.runs() != 2 || s.recorded != 2 || e.Waiting() != 1 || e.Remark("", task.Action) != "" {
-			t.Fatalf("%d runs, %d recorded, %d wait, before there was time", s.runs(), s.recorded, e.Waiting())
+			t.Fatalf("before Idle: got %d runs, %d recorded, %d waiting", s.runs(), s.recorded, e.Waiting())
 		}
 		idle(t, e)
 		if s.runs() != 3 || s.recorded != 2 || b.counts["differs"] != 1 || e.Waiting() != 0 {
-			t.Errorf("%d runs, %d recorded, %d wait, counts %v", s.runs(), s.recorded, e.Waiting(), b.counts)
+			t.Errorf("got %d runs, %d recorded, %d waiting, counts %v", s.runs(), s.recorded, e.Waiting(), b.counts)
 		}
 		if line := e.Remark("", task.Action); !strings.HasPrefix(line, "not reproducible: out differs") {
-			t.Errorf("remark %q", line)
+			t.Errorf("got remark %q", line)
 		}
 		if got := e.Tallies()[repro.Kind{Mnemonic: "Make", Target: "//a:b"}]; got.Differs != 1 {
-			t.Errorf("tallies %+v", e.Tallies())
+			t.Errorf("got tallies %+v", e.Tallies())
 		}
 		if len(b.summaries) != 1 || b.summaries[0].Action != task.Action || b.summaries[0].Result != repro.Differs {
-			t.Errorf("recorded are %+v", b.summaries)
+			t.Errorf("got summaries %+v", b.summaries)
 		}
 	})
 }
 
-// TestInterruptedChecksAreMadeAgain, and not for ever.
-func TestInterruptedChecksAreMadeAgain(t *testing.T) {
+func TestInterruptedChecksAreRepeatedTenTimes(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s, b := newScript(t, func(int, *worker.Variation) made { return file("x") }), &book{}
 		e := s.sampler(b, false)
@@ -326,15 +320,15 @@ func TestInterruptedChecksAreMadeAgain(t *testing.T) {
 		open := make(chan struct{})
 		s.wait = func(int) <-chan struct{} { return open }
 		for i := range 5 {
-			idle(t, e) // ends while the run waits
+			idle(t, e) // ends during the run
 			if e.Waiting() != 1 || len(b.counts) > 0 || s.runs() != i+2 {
-				t.Fatalf("%d wait, counts %v, %d runs", e.Waiting(), b.counts, s.runs())
+				t.Fatalf("got %d waiting, counts %v, %d runs", e.Waiting(), b.counts, s.runs())
 			}
 		}
 		close(open)
 		idle(t, e)
 		if e.Waiting() != 0 || b.counts["same"] != 1 {
-			t.Errorf("%d wait, counts %v", e.Waiting(), b.counts)
+			t.Errorf("got %d waiting, counts %v", e.Waiting(), b.counts)
 		}
 		execute(t, e, s.action("A=1"))
 		s.wait = func(int) <-chan struct{} { return make(chan struct{}) }
@@ -342,7 +336,7 @@ func TestInterruptedChecksAreMadeAgain(t *testing.T) {
 			idle(t, e)
 		}
 		if e.Waiting() != 0 || b.counts["skipped"] != 1 {
-			t.Errorf("%d wait, counts %v", e.Waiting(), b.counts)
+			t.Errorf("got %d waiting, counts %v", e.Waiting(), b.counts)
 		}
 	})
 }
@@ -355,13 +349,12 @@ func TestEvictedInputsAreSkipped(t *testing.T) {
 		s.fail = func(int) error { return &worker.Fault{Kind: worker.Missing, Err: errors.New("gone")} }
 		idle(t, e)
 		if b.counts["skipped"] != 1 || e.Waiting() != 0 {
-			t.Errorf("counts %v, %d wait", b.counts, e.Waiting())
+			t.Errorf("got counts %v, %d waiting", b.counts, e.Waiting())
 		}
 	})
 }
 
-// TestDefectsEndNoServer: a check that panics is one that was not made.
-func TestDefectsEndNoServer(t *testing.T) {
+func TestPanicsAreSkippedChecks(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		for _, gate := range []bool{false, true} {
 			s, b := newScript(t, func(n int, _ *worker.Variation) made {
@@ -374,27 +367,26 @@ func TestDefectsEndNoServer(t *testing.T) {
 			execute(t, e, s.action())
 			idle(t, e)
 			if b.counts["skipped"] != 1 || gate && s.recorded != 0 {
-				t.Errorf("gate %v: counts %v, %d recorded", gate, b.counts, s.recorded)
+				t.Errorf("gate %v: got counts %v, %d recorded", gate, b.counts, s.recorded)
 			}
 		}
 	})
 }
 
-func TestBacklogIsBounded(t *testing.T) {
+func TestBacklogIsLimited(t *testing.T) {
 	s, b := newScript(t, func(int, *worker.Variation) made { return file("x") }), &book{}
 	e := s.sampler(b, false)
 	for i := range 1003 {
 		execute(t, e, s.action(fmt.Sprint("A=", i)))
 	}
 	if e.Waiting() != 1000 || b.counts["skipped"] != 3 {
-		t.Errorf("%d wait, counts %v", e.Waiting(), b.counts)
+		t.Errorf("got %d waiting, counts %v", e.Waiting(), b.counts)
 	}
 }
 
-// TestShareIsChosenByDigestAndSalt: the same actions each time, others with another salt, and as many as the share says.
-func TestShareIsChosenByDigestAndSalt(t *testing.T) {
+func TestSampleIsChosenByDigestAndSalt(t *testing.T) {
 	s, b := newScript(t, func(int, *worker.Variation) made { return file("x") }), &book{}
-	// chosen returns which of 500 actions a sampler chooses.
+	// chosen returns which of 500 actions are in the sample.
 	chosen := func(salt uint64) (which [500]bool, n int) {
 		e := s.sampler(b, false)
 		e.SampleRate, e.Salt = 0.1, func() uint64 { return salt }
@@ -409,12 +401,12 @@ func TestShareIsChosenByDigestAndSalt(t *testing.T) {
 	}
 	first, n := chosen(1)
 	if n < 25 || n > 85 {
-		t.Errorf("%d of 500 are chosen at a share of 10%%", n)
+		t.Errorf("got %d of 500 actions at a rate of 10%%", n)
 	}
 	if again, _ := chosen(1); again != first {
-		t.Error("other actions are chosen by the same salt")
+		t.Error("the same salt chooses different actions")
 	}
 	if other, _ := chosen(2); other == first {
-		t.Error("the same actions are chosen by another salt")
+		t.Error("another salt chooses the same actions")
 	}
 }

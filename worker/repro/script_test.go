@@ -20,7 +20,7 @@ import (
 	"google.golang.org/protobuf/types/known/timestamppb"
 )
 
-// A made is what a run of a script leaves: output files by their path, and beside them what their names say.
+// A made is the result of a run: output files by path, and the rest.
 type made struct {
 	files          map[string]string
 	stdout, stderr string
@@ -29,21 +29,21 @@ type made struct {
 	directory      map[string]string // in the output directory "dir"
 }
 
-// A script is an Executor whose actions are functions of what they notice. What they make is really in a store.
+// A script is an Executor whose actions are functions of their conditions. It stores their outputs.
 type script struct {
 	t     *testing.T
 	store *castest.Memory
-	// act is what an action does in its n-th run, from 1.
+	// act is the n-th run of an action, counted from 1.
 	act func(n int, v *worker.Variation) made
-	// wait, if not nil, holds up each run until it is closed or the run cancelled.
+	// wait, if not nil, blocks each run until the channel is closed or the run cancelled.
 	wait func(n int) <-chan struct{}
-	// idleChild has Trees hold a directory that nothing refers to, as a server may.
+	// idleChild adds an unused directory to Trees, as a server may.
 	idleChild bool
-	// fail, if not nil, is asked for a fault in place of the outcome.
+	// fail, if not nil, may return a fault instead of the outcome.
 	fail func(n int) error
 
 	mu       sync.Mutex
-	tasks    []*worker.Task // as they came
+	tasks    []*worker.Task
 	recorded int
 }
 
@@ -57,7 +57,7 @@ func (s *script) runs() int {
 	return len(s.tasks)
 }
 
-// Execute implements worker.Executor, and the part of publish that asks Task.Approve.
+// Execute implements worker.Executor. It calls Task.Approve like a worker.
 func (s *script) Execute(ctx context.Context, t *worker.Task, report func(worker.Stage)) (*worker.Outcome, error) {
 	s.mu.Lock()
 	s.tasks = append(s.tasks, t)
@@ -124,7 +124,7 @@ func (s *script) put(text string) *repb.Digest {
 	return d.Proto()
 }
 
-// action stores an action with these variables, and returns the task of it.
+// action stores an action with variables and returns its task.
 func (s *script) action(env ...string) *worker.Task {
 	s.t.Helper()
 	command := &repb.Command{Arguments: []string{"true"}}
@@ -147,7 +147,7 @@ func (s *script) action(env ...string) *worker.Task {
 	return &worker.Task{Action: a, Target: "//a:b", Mnemonic: "Make"}
 }
 
-// able is a worker that can give every condition.
+// able are the features of a worker that supports every condition.
 var able = &sandbox.Features{Conditions: sandbox.AllConditions}
 
 var host = repro.Host{CPUs: 4, Zones: []string{"Etc/GMT-14", "Etc/GMT+12"}}
@@ -165,5 +165,5 @@ func check(t *testing.T, s *script, task *worker.Task, o repro.Options) *repro.V
 	return v
 }
 
-// file returns what a run leaves that writes one file.
+// file returns the result of a run that writes one file.
 func file(text string) made { return made{files: map[string]string{"out": text}} }
