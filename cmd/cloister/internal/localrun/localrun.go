@@ -196,7 +196,7 @@ func execute(ctx context.Context, local *worker.Local, task *worker.Task, store 
 			return nil, err
 		}
 		defer t.Close()
-		task.Terminal, task.Args = t.Slave, []string{"/bin/sh", "-i"}
+		task.Terminal, task.Args = t.TTY, []string{"/bin/sh", "-i"}
 	}
 	return local.Execute(ctx, task, func(worker.Stage) {})
 }

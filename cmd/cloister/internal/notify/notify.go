@@ -1,106 +1,81 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package notify tells a service manager how a server does, by the protocol of sd_notify(3): when it is ready, what it is
-// doing, that it is about to stop, and at intervals that it is alive. It decides nothing: who waits for the server, and
-// what becomes of one that is silent, is the manager's.
-//
-// A command of three lines has all of it:
+// Package notify tells a service manager, by the protocol of sd_notify(3), when a server is ready, what it is doing, that
+// it is about to stop, and periodically that it is alive.
 //
 //	service, err := notify.Ready(notify.Config{Check: check, Log: log}) // once everything answers
 //	defer service.Close()
 //	service.Stopping() // before it drains
 //
-// Where no manager asks, which is where NOTIFY_SOCKET is not set, none of them does anything.
+// Without a manager, that is without NOTIFY_SOCKET, these calls do nothing.
 package notify
 
 import (
+	"errors"
 	"fmt"
 	"log/slog"
-	"net"
-	"os"
-	"strconv"
 	"strings"
 	"sync"
 	"time"
+
+	"github.com/coreos/go-systemd/v22/daemon"
 )
 
-// DefaultEvery is how often a manager is told the status if it does not ask for a sign of life more often.
-const DefaultEvery = 10 * time.Second
+// DefaultInterval is the interval of status messages if the manager does not ask for signs of life more often.
+const DefaultInterval = 10 * time.Second
 
-// Config says what a manager is told.
+// Config says what to tell a manager.
 type Config struct {
-	// Check returns a line about what the server is doing, or an error if it could not serve anybody. It must go
-	// through what a request goes through: while it does not return, or returns errors, no sign of life is given, and
-	// the manager ends the process. A server that merely takes no work just now is alive.
+	// Check returns a line about what the server is doing, or an error if it can serve nobody. It must go through what a
+	// request goes through: while it blocks or fails, no sign of life is sent, and the manager ends the process. A server
+	// that only takes no more work is alive.
 	Check func() (status string, err error)
-	// Log is told of checks that failed, and of messages that were not sent.
+	// Log receives failed checks and messages that could not be sent.
 	Log *slog.Logger
-	// Getenv looks up what the manager asks for; nil is os.Getenv.
-	Getenv func(string) string
 }
 
-// A Service is a server that has told its manager that it is ready. Its methods may be called concurrently, and on a nil
-// Service, which has no manager.
+// A Service is a server that has told its manager that it is ready. Its methods are safe for concurrent use, and do
+// nothing on a nil Service, which has no manager.
 type Service struct {
-	config Config
-	conn   *net.UnixConn
-	every  time.Duration
-	alive  bool // the manager asks for signs of life
-	stop   chan struct{}
-	ended  chan struct{}
+	config   Config
+	interval time.Duration
+	watchdog bool // the manager asks for signs of life
+	stop     chan struct{}
+	ended    chan struct{}
 
 	mu       sync.Mutex
 	stopping bool // guarded by mu
 }
 
-// Ready tells the manager that the server is ready, and from then on what its check says. It returns nil if there is no
-// manager, and an error if what it asks for makes no sense or it cannot be reached. The caller closes the Service.
+// Ready tells the manager that the server is ready, and from then on what its check returns. It returns nil without a
+// manager, and an error if the manager's settings are invalid or it cannot be reached. The caller closes the Service.
 func Ready(c Config) (*Service, error) {
-	if c.Getenv == nil {
-		c.Getenv = os.Getenv
+	watchdog, err := daemon.SdWatchdogEnabled(false)
+	if err == nil && watchdog < 0 {
+		err = errors.New("too large")
 	}
-	address := c.Getenv("NOTIFY_SOCKET")
-	if address == "" {
-		return nil, nil
-	}
-	if !strings.HasPrefix(address, "/") && !strings.HasPrefix(address, "@") {
-		return nil, fmt.Errorf("NOTIFY_SOCKET=%s: not the path of a socket, nor an abstract one, which begins with @", address)
-	}
-	every, alive, err := interval(c.Getenv)
 	if err != nil {
-		return nil, err
+		return nil, fmt.Errorf("WATCHDOG_USEC: %w", err)
 	}
-	conn, err := net.DialUnix("unixgram", nil, &net.UnixAddr{Name: address, Net: "unixgram"})
+	sent, err := daemon.SdNotify(false, daemon.SdNotifyReady)
 	if err != nil {
 		return nil, fmt.Errorf("reach the service manager at NOTIFY_SOCKET: %w", err)
 	}
-	s := &Service{config: c, conn: conn, every: every, alive: alive, stop: make(chan struct{}), ended: make(chan struct{})}
-	if err := s.send("READY=1"); err != nil {
-		conn.Close()
-		return nil, fmt.Errorf("tell the service manager: %w", err)
+	if !sent {
+		return nil, nil
+	}
+	s := &Service{config: c, interval: DefaultInterval, watchdog: watchdog > 0, stop: make(chan struct{}), ended: make(chan struct{})}
+	if s.watchdog {
+		s.interval = min(watchdog/2, DefaultInterval) // half, as sd_watchdog_enabled(3) advises
 	}
 	go s.watch()
 	return s, nil
 }
 
-// interval returns how often the manager wants to hear something, and whether it is for a sign of life. It is half the
-// time after which it would end this process, as sd_watchdog_enabled(3) advises.
-func interval(getenv func(string) string) (every time.Duration, alive bool, err error) {
-	text := getenv("WATCHDOG_USEC")
-	if pid := getenv("WATCHDOG_PID"); text == "" || pid != "" && pid != strconv.Itoa(os.Getpid()) {
-		return DefaultEvery, false, nil // or it is another process that must give signs
-	}
-	n, err := strconv.ParseInt(text, 10, 64)
-	if err != nil || n < 1 || n > int64(24*time.Hour/time.Microsecond) {
-		return 0, false, fmt.Errorf("WATCHDOG_USEC=%s: not a number of microseconds of at most a day", text)
-	}
-	return min(time.Duration(n)*time.Microsecond/2, DefaultEvery), true, nil
-}
-
-// watch gives signs of life until the Service is closed.
+// watch sends signs of life until the Service is closed.
 func (s *Service) watch() {
 	defer close(s.ended)
-	tick := time.NewTicker(s.every)
+	tick := time.NewTicker(s.interval)
 	defer tick.Stop()
 	for {
 		s.beat()
@@ -112,30 +87,26 @@ func (s *Service) watch() {
 	}
 }
 
-// beat gives one sign of life, if there is one.
+// beat sends the status, with a sign of life if the check succeeds.
 func (s *Service) beat() {
 	status, err := s.config.Check()
 	var lines []string
 	if err != nil {
-		s.config.Log.Error("this server cannot serve anybody", "err", err)
+		s.config.Log.Error("the server can serve nobody", "err", err)
 		status = "cannot serve anybody: " + err.Error()
-	} else if s.alive {
-		lines = append(lines, "WATCHDOG=1")
+	} else if s.watchdog {
+		lines = append(lines, daemon.SdNotifyWatchdog)
 	}
 	s.mu.Lock()
 	if s.stopping {
 		status = "draining: " + status
 	}
 	s.mu.Unlock()
-	// One line each: a line break would begin another message.
-	lines = append(lines, "STATUS="+strings.Join(strings.Fields(status), " "))
-	if err := s.send(lines...); err != nil {
-		s.config.Log.Warn("the service manager was not told", "err", err)
-	}
+	// A line break in the status would begin another message.
+	s.send(append(lines, "STATUS="+strings.Join(strings.Fields(status), " "))...)
 }
 
-// Stopping tells the manager that the server takes no more work and will end. Signs of life go on until Close, for it may
-// take a while.
+// Stopping tells the manager that the server takes no more work and will end. Signs of life continue until Close.
 func (s *Service) Stopping() {
 	if s == nil {
 		return
@@ -143,23 +114,20 @@ func (s *Service) Stopping() {
 	s.mu.Lock()
 	s.stopping = true
 	s.mu.Unlock()
-	if err := s.send("STOPPING=1", "STATUS=draining"); err != nil {
-		s.config.Log.Warn("the service manager was not told", "err", err)
-	}
+	s.send(daemon.SdNotifyStopping, "STATUS=draining")
 }
 
-// Close ends the signs of life. It waits for a check that is under way.
+// Close ends the signs of life. It waits for a running check.
 func (s *Service) Close() {
 	if s == nil {
 		return
 	}
 	close(s.stop)
 	<-s.ended
-	s.conn.Close()
 }
 
-// send sends one message, which a datagram carries as a whole or not at all.
-func (s *Service) send(lines ...string) error {
-	_, err := s.conn.Write([]byte(strings.Join(lines, "\n")))
-	return err
+func (s *Service) send(lines ...string) {
+	if _, err := daemon.SdNotify(false, strings.Join(lines, "\n")); err != nil {
+		s.config.Log.Warn("cannot reach the service manager", "err", err)
+	}
 }

@@ -21,7 +21,6 @@ import (
 type manager struct {
 	t    *testing.T
 	conn *net.UnixConn
-	env  map[string]string
 }
 
 // listen starts a manager at a path, or at an abstract name if it begins with @.
@@ -32,12 +31,13 @@ func listen(t *testing.T, name string) *manager {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { conn.Close() })
-	return &manager{t, conn, map[string]string{"NOTIFY_SOCKET": name}}
+	t.Setenv("NOTIFY_SOCKET", name)
+	t.Setenv("WATCHDOG_USEC", "")
+	t.Setenv("WATCHDOG_PID", "")
+	return &manager{t, conn}
 }
 
-func (m *manager) getenv(name string) string { return m.env[name] }
-
-// next returns the next message. That none comes is found by the time limit of the tests.
+// next returns the next message.
 func (m *manager) next() string {
 	m.t.Helper()
 	b := make([]byte, 4096)
@@ -50,7 +50,7 @@ func (m *manager) next() string {
 
 func (m *manager) ready(check func() (string, error)) *notify.Service {
 	m.t.Helper()
-	s, err := notify.Ready(notify.Config{Check: check, Log: slog.New(slog.NewTextHandler(io.Discard, nil)), Getenv: m.getenv})
+	s, err := notify.Ready(notify.Config{Check: check, Log: slog.New(slog.NewTextHandler(io.Discard, nil))})
 	if err != nil {
 		m.t.Fatal(err)
 	}
@@ -66,11 +66,11 @@ func (m *manager) expect(want string) {
 
 func idle() (string, error) { return "0 running\n0 queued", nil }
 
-func TestManagerIsToldOfTheWholeLife(t *testing.T) {
+func TestNotifyLifecycle(t *testing.T) {
 	for _, name := range []string{filepath.Join(t.TempDir(), "s"), "@cloister-notify-test-" + strconv.Itoa(os.Getpid())} {
 		m := listen(t, name)
-		m.env["WATCHDOG_USEC"] = "20000"
-		m.env["WATCHDOG_PID"] = strconv.Itoa(os.Getpid())
+		t.Setenv("WATCHDOG_USEC", "20000")
+		t.Setenv("WATCHDOG_PID", strconv.Itoa(os.Getpid()))
 		s := m.ready(idle)
 		m.expect("READY=1")
 		for range 3 {
@@ -85,10 +85,10 @@ func TestManagerIsToldOfTheWholeLife(t *testing.T) {
 	}
 }
 
-// TestNoSignOfLifeWithoutACheckThatSucceeds: a server that is stuck, or that errs, is not said to live.
-func TestNoSignOfLifeWithoutACheckThatSucceeds(t *testing.T) {
+// TestWatchdogNeedsSuccessfulCheck: a stuck or failing server sends no sign of life.
+func TestWatchdogNeedsSuccessfulCheck(t *testing.T) {
 	m := listen(t, filepath.Join(t.TempDir(), "s"))
-	m.env["WATCHDOG_USEC"] = "2000"
+	t.Setenv("WATCHDOG_USEC", "2000")
 	release := make(chan struct{})
 	var calls int
 	s := m.ready(func() (string, error) {
@@ -102,7 +102,7 @@ func TestNoSignOfLifeWithoutACheckThatSucceeds(t *testing.T) {
 	})
 	m.expect("READY=1")
 	m.expect("STATUS=cannot serve anybody: the store is gone")
-	// Many intervals pass while the check is stuck; nothing may have been said when it is not any more.
+	// Many intervals pass while the check is stuck.
 	time.Sleep(50 * time.Millisecond)
 	if err := m.conn.SetReadDeadline(time.Now()); err != nil {
 		t.Fatal(err)
@@ -118,7 +118,7 @@ func TestNoSignOfLifeWithoutACheckThatSucceeds(t *testing.T) {
 	s.Close()
 }
 
-func TestSignsOfLifeAreGivenByWhomTheyAreAskedOf(t *testing.T) {
+func TestWatchdogIsForThisProcess(t *testing.T) {
 	for name, env := range map[string]map[string]string{
 		"of nobody":          {},
 		"of another process": {"WATCHDOG_USEC": "20000", "WATCHDOG_PID": "1"},
@@ -126,7 +126,7 @@ func TestSignsOfLifeAreGivenByWhomTheyAreAskedOf(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			m := listen(t, filepath.Join(t.TempDir(), "s"))
 			for k, v := range env {
-				m.env[k] = v
+				t.Setenv(k, v)
 			}
 			s := m.ready(idle)
 			defer s.Close()
@@ -136,11 +136,9 @@ func TestSignsOfLifeAreGivenByWhomTheyAreAskedOf(t *testing.T) {
 	}
 }
 
-func TestWithoutManagerNothingIsDone(t *testing.T) {
-	s, err := notify.Ready(notify.Config{
-		Check:  func() (string, error) { t.Error("checked for nobody"); return "", nil },
-		Getenv: func(string) string { return "" },
-	})
+func TestNotifyWithoutManager(t *testing.T) {
+	t.Setenv("NOTIFY_SOCKET", "")
+	s, err := notify.Ready(notify.Config{Check: func() (string, error) { t.Error("checked for nobody"); return "", nil }})
 	if s != nil || err != nil {
 		t.Fatalf("got %v, %v", s, err)
 	}
@@ -148,19 +146,21 @@ func TestWithoutManagerNothingIsDone(t *testing.T) {
 	s.Close()
 }
 
-func TestWhatAManagerCannotMeanIsRefused(t *testing.T) {
+func TestNotifyRejectsInvalidEnvironment(t *testing.T) {
 	dir := t.TempDir()
-	there := listen(t, filepath.Join(dir, "s")).env["NOTIFY_SOCKET"]
+	there := filepath.Join(dir, "s")
+	listen(t, there)
 	for _, c := range []struct{ name, socket, usec, want string }{
-		{"another protocol", "vsock:2:1234", "", "NOTIFY_SOCKET=vsock:2:1234"},
+		{"another protocol", "vsock:2:1234", "", "NOTIFY_SOCKET"},
 		{"nobody listens", filepath.Join(dir, "none"), "", "reach the service manager"},
-		{"no number", there, "soon", "WATCHDOG_USEC=soon"},
-		{"no time", there, "0", "WATCHDOG_USEC=0"},
-		{"too long", there, "9223372036854775807", "WATCHDOG_USEC="},
+		{"no number", there, "soon", "WATCHDOG_USEC"},
+		{"no time", there, "0", "WATCHDOG_USEC"},
+		{"too long", there, "9223372036854775807", "WATCHDOG_USEC"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			env := map[string]string{"NOTIFY_SOCKET": c.socket, "WATCHDOG_USEC": c.usec}
-			s, err := notify.Ready(notify.Config{Check: idle, Getenv: func(n string) string { return env[n] }})
+			t.Setenv("NOTIFY_SOCKET", c.socket)
+			t.Setenv("WATCHDOG_USEC", c.usec)
+			s, err := notify.Ready(notify.Config{Check: idle})
 			if s != nil || err == nil || !strings.Contains(err.Error(), c.want) {
 				t.Errorf("got %v, %v, want an error with %q", s, err, c.want)
 			}

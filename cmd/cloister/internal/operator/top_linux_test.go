@@ -42,7 +42,7 @@ func TestTopOnATerminal(t *testing.T) {
 	}
 	defer persons.Close()
 	settings := func() (s *unix.Termios) {
-		if err := terminal.Control(persons.Slave, func(fd int) (err error) {
+		if err := terminal.Control(persons.TTY, func(fd int) (err error) {
 			s, err = unix.IoctlGetTermios(fd, unix.TCGETS)
 			return err
 		}); err != nil {
@@ -50,7 +50,7 @@ func TestTopOnATerminal(t *testing.T) {
 		}
 		return s
 	}
-	if err := terminal.Control(persons.Slave, func(fd int) error {
+	if err := terminal.Control(persons.TTY, func(fd int) error {
 		return unix.IoctlSetWinsize(fd, unix.TIOCSWINSZ, &unix.Winsize{Row: 3, Col: 20})
 	}); err != nil {
 		t.Fatal(err)
@@ -59,7 +59,7 @@ func TestTopOnATerminal(t *testing.T) {
 	c := Top{Interval: 100 * time.Millisecond}
 	c.From.Server.Address = "grpc://" + address
 	ended := make(chan error, 1)
-	go func() { ended <- c.Watch(t.Context(), persons.Slave, persons.Slave) }()
+	go func() { ended <- c.Watch(t.Context(), persons.TTY, persons.TTY) }()
 
 	shown.SetReadDeadline(time.Now().Add(time.Minute)) // a bound, which is not met
 	var text strings.Builder
@@ -78,7 +78,7 @@ func TestTopOnATerminal(t *testing.T) {
 	if s := settings(); s.Lflag&(unix.ICANON|unix.ECHO) != 0 || s.Lflag&unix.ISIG == 0 {
 		t.Errorf("keys do not come at once, or Ctrl-C is no signal: %+v", s)
 	}
-	if _, err := io.WriteString(persons.Ours, "xq"); err != nil {
+	if _, err := io.WriteString(persons.PTMX, "xq"); err != nil {
 		t.Fatal(err)
 	}
 	if err := <-ended; err != nil {

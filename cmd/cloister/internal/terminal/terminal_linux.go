@@ -15,44 +15,42 @@ import (
 
 	"github.com/cloister-build/cloister/cmd/cloister/internal/interrupt"
 	"golang.org/x/sys/unix"
+	"golang.org/x/term"
 )
 
-// A terminal is a pseudo-terminal made for one run, joined to the terminal, or the pipes, of a person.
+// A PTY is a pseudo-terminal for one run, connected to a person's terminal or to pipes.
 type PTY struct {
-	// run is the run's end.
-	Slave *os.File
+	TTY  *os.File // the end of the run
+	PTMX *os.File // our end
 
-	Ours    *os.File
 	in      *os.File
-	before  *unix.Termios // of in, nil if it is no terminal
+	before  *term.State // of in, nil if it is not a terminal
 	resized chan os.Signal
-	drained chan struct{} // closed once all that the run wrote has been passed on
+	drained chan struct{} // closed when all output has been copied
 	once    sync.Once
 }
 
-// Open makes a pseudo-terminal and begins to copy what comes from in to it and what it shows to
-// out. If in is a terminal, its settings and its size become those of the new one, and it passes on
-// every key, until close. If in is none, its lines are typed without being shown, and its end ends the
-// shell that reads them.
+// Open makes a pseudo-terminal, and copies in to it and its output to out. If in is a terminal, the new one takes its
+// settings and its size, and in passes on every key until Close. Otherwise its lines are typed without an echo, and its
+// end ends the shell that reads them.
 func Open(in, out *os.File) (_ *PTY, err error) {
 	t := &PTY{in: in, resized: make(chan os.Signal, 1), drained: make(chan struct{})}
-	if t.Ours, err = os.OpenFile("/dev/ptmx", os.O_RDWR|unix.O_NOCTTY, 0); err != nil {
+	if t.PTMX, err = os.OpenFile("/dev/ptmx", os.O_RDWR|unix.O_NOCTTY, 0); err != nil {
 		return nil, fmt.Errorf("pseudo-terminal: %w", err)
 	}
 	if err := t.prepare(); err != nil {
-		t.Ours.Close()
-		if t.Slave != nil {
-			t.Slave.Close()
+		t.PTMX.Close()
+		if t.TTY != nil {
+			t.TTY.Close()
 		}
 		return nil, fmt.Errorf("pseudo-terminal: %w", err)
 	}
 	go func() {
-		io.Copy(out, t.Ours)
-		// Where nobody reads any more, this tells the run so.
-		t.Ours.Close()
+		io.Copy(out, t.PTMX)
+		t.PTMX.Close() // hangs up on the run if out cannot be written
 		close(t.drained)
 	}()
-	go t.typeIn()
+	go t.typeInput()
 	if t.before != nil {
 		signal.Notify(t.resized, unix.SIGWINCH)
 		go func() {
@@ -64,10 +62,10 @@ func Open(in, out *os.File) (_ *PTY, err error) {
 	return t, nil
 }
 
-// prepare opens the run's end and gives both terminals their settings.
+// prepare opens the end of the run and sets up both terminals.
 func (t *PTY) prepare() error {
 	var number int
-	err := Control(t.Ours, func(fd int) (err error) {
+	err := Control(t.PTMX, func(fd int) (err error) {
 		if err = unix.IoctlSetPointerInt(fd, unix.TIOCSPTLCK, 0); err != nil {
 			return err
 		}
@@ -77,91 +75,74 @@ func (t *PTY) prepare() error {
 	if err != nil {
 		return err
 	}
-	// Opened by package os it would not block, and neither would the shell's reads.
+	// Package os would make it non-blocking, also for the shell.
 	path := fmt.Sprintf("/dev/pts/%d", number)
 	fd, err := unix.Open(path, unix.O_RDWR|unix.O_NOCTTY|unix.O_CLOEXEC, 0)
 	if err != nil {
 		return fmt.Errorf("%s: %w", path, err)
 	}
-	t.Slave = os.NewFile(uintptr(fd), path)
+	t.TTY = os.NewFile(uintptr(fd), path)
 
-	settings, err := unix.IoctlGetTermios(fd, unix.TCGETS)
-	if err != nil {
-		return err
-	}
+	var settings *unix.Termios
 	err = Control(t.in, func(fd int) (err error) {
-		t.before, err = unix.IoctlGetTermios(fd, unix.TCGETS)
+		settings, err = unix.IoctlGetTermios(fd, unix.TCGETS)
 		return err
 	})
 	if err != nil {
-		t.before = nil
+		if settings, err = unix.IoctlGetTermios(fd, unix.TCGETS); err != nil {
+			return err
+		}
 		settings.Lflag &^= unix.ECHO
 		settings.Oflag &^= unix.OPOST
 		return unix.IoctlSetTermios(fd, unix.TCSETS, settings)
 	}
-	if err := unix.IoctlSetTermios(fd, unix.TCSETS, t.before); err != nil {
+	if err := unix.IoctlSetTermios(fd, unix.TCSETS, settings); err != nil {
 		return err
 	}
 	t.resize()
-	return t.set(raw(*t.before))
+	return Control(t.in, func(fd int) (err error) { t.before, err = term.MakeRaw(fd); return err })
 }
 
-// raw returns s without anything that the terminal itself would do about a key or a character.
-func raw(s unix.Termios) *unix.Termios {
-	s.Iflag &^= unix.IGNBRK | unix.BRKINT | unix.PARMRK | unix.ISTRIP | unix.INLCR | unix.IGNCR | unix.ICRNL | unix.IXON
-	s.Oflag &^= unix.OPOST
-	s.Lflag &^= unix.ECHO | unix.ECHONL | unix.ICANON | unix.ISIG | unix.IEXTEN
-	s.Cflag = s.Cflag&^(unix.CSIZE|unix.PARENB) | unix.CS8
-	s.Cc[unix.VMIN], s.Cc[unix.VTIME] = 1, 0
-	return &s
-}
-
-func (t *PTY) set(s *unix.Termios) error {
-	return Control(t.in, func(fd int) error { return unix.IoctlSetTermios(fd, unix.TCSETS, s) })
-}
-
-// resize gives the run's terminal the size of the person's. A size that is not known is none.
+// resize gives the pseudo-terminal the size of the person's terminal, if that is known.
 func (t *PTY) resize() {
 	var size *unix.Winsize
 	if Control(t.in, func(fd int) (err error) {
 		size, err = unix.IoctlGetWinsize(fd, unix.TIOCGWINSZ)
 		return err
 	}) == nil {
-		Control(t.Ours, func(fd int) error { return unix.IoctlSetWinsize(fd, unix.TIOCSWINSZ, size) })
+		Control(t.PTMX, func(fd int) error { return unix.IoctlSetWinsize(fd, unix.TIOCSWINSZ, size) })
 	}
 }
 
-// typeIn types what comes from in, and then says that this was all until the run is over: whoever reads
-// at that moment, a program of the shell or it itself, takes only one such word.
-func (t *PTY) typeIn() {
-	io.Copy(t.Ours, t.in)
+// typeInput types the input, and then Ctrl-D until the run ends: each reader, a program or the shell, takes one.
+func (t *PTY) typeInput() {
+	io.Copy(t.PTMX, t.in)
 	const pause = 100 * time.Millisecond
-	for end := []byte{4}; ; time.Sleep(pause) { // Ctrl-D
-		if _, err := t.Ours.Write(end); err != nil {
+	for end := []byte{4}; ; time.Sleep(pause) {
+		if _, err := t.PTMX.Write(end); err != nil {
 			return
 		}
 	}
 }
 
-// Close gives the person's terminal back as it was, after all that the run wrote has been shown. The run
-// is over. Calls after the first do nothing.
+// Close waits until all output of the run, which is over, has been shown, and restores the person's terminal. Later
+// calls do nothing.
 func (t *PTY) Close() {
 	t.once.Do(func() {
-		t.Slave.Close()
-		// Nobody has the run's end open now, and reading ends behind its last byte. Should somebody have it
-		// open all the same, it ends soon.
-		t.Ours.SetReadDeadline(time.Now().Add(time.Second))
+		t.TTY.Close()
+		// Reading ends when nobody has the other end open. The deadline is for a process that still has.
+		t.PTMX.SetReadDeadline(time.Now().Add(time.Second))
 		<-t.drained
 		if t.before != nil {
 			signal.Stop(t.resized)
 			close(t.resized)
-			t.set(t.before)
+			Control(t.in, func(fd int) error { return term.Restore(fd, t.before) })
 		}
 	})
 }
 
-// CharMode has a terminal hand on each key at once, and show none. Ctrl-C remains a signal. The caller calls what it returns
-// to give the terminal back as it was. A file that is no terminal stays as it is.
+// CharMode makes a terminal pass on each key at once, without an echo; Ctrl-C remains a signal. The caller calls restore.
+// A file that is not a terminal stays unchanged.
 func CharMode(in *os.File) (restore func()) {
 	restore, err := setTerminal(in, func(s *unix.Termios) {
 		s.Lflag &^= unix.ICANON | unix.ECHO
@@ -173,8 +154,7 @@ func CharMode(in *os.File) (restore func()) {
 	return restore
 }
 
-// setTerminal has change change the settings of a terminal. The caller calls what it returns to give the terminal back as
-// it was. It fails for a file that is no terminal.
+// setTerminal changes the settings of a terminal until the caller calls restore. It fails for other files.
 func setTerminal(in *os.File, change func(*unix.Termios)) (restore func(), err error) {
 	var before *unix.Termios
 	err = Control(in, func(fd int) (err error) {
@@ -190,25 +170,24 @@ func setTerminal(in *os.File, change func(*unix.Termios)) (restore func(), err e
 	}, err
 }
 
-// AskSecret asks a person for one line on the terminal of this process, wherever its streams lead to, and does not show what
-// is typed. It fails where there is no terminal, and with *interrupted after Ctrl-C or another signal that would end this process. The
-// PTY is then as it was.
+// AskSecret prompts for a line on the controlling terminal, wherever the standard streams lead, without an echo. It
+// fails without a terminal, and with an *interrupt.Error after a signal, having restored the terminal.
 func AskSecret(ctx context.Context, prompt string) ([]byte, error) {
 	tty, err := os.OpenFile("/dev/tty", os.O_RDWR, 0)
 	if err != nil {
-		return nil, errors.New("there is no terminal")
+		return nil, errors.New("no terminal")
 	}
 	defer tty.Close()
 	return readSecret(ctx, tty, prompt)
 }
 
-// maxSecret is how many bytes a line has that readSecret takes.
+// maxSecret is the size limit of a line that readSecret accepts.
 const maxSecret = 1 << 10
 
-// readSecret is askSecret on a terminal, from which reads can be given up.
+// readSecret is AskSecret on a terminal that supports deadlines.
 func readSecret(ctx context.Context, tty *os.File, prompt string) ([]byte, error) {
-	ctx, end := interrupt.Context(ctx)
-	defer end()
+	ctx, stop := interrupt.Context(ctx)
+	defer stop()
 	defer context.AfterFunc(ctx, func() { tty.SetReadDeadline(time.Now()) })()
 	restore, err := setTerminal(tty, func(s *unix.Termios) {
 		s.Lflag &^= unix.ECHO
@@ -223,39 +202,14 @@ func readSecret(ctx context.Context, tty *os.File, prompt string) ([]byte, error
 		return nil, err
 	}
 	defer io.WriteString(tty, "\n")
-	// The rest of a line that was given up must not become a command of the person's shell.
+	// The rest of an abandoned line must not become a command of the person's shell.
 	defer Control(tty, func(fd int) error { return unix.IoctlSetInt(fd, unix.TCFLSH, unix.TCIFLUSH) })
 	line, err := bufio.NewReaderSize(io.LimitReader(tty, maxSecret), maxSecret).ReadSlice('\n')
 	switch {
 	case ctx.Err() != nil:
 		return nil, context.Cause(ctx)
 	case err != nil:
-		return nil, fmt.Errorf("it ends before the line does, or the line is too long: %w", err)
+		return nil, fmt.Errorf("incomplete or too long: %w", err)
 	}
 	return line[:len(line)-1], nil
-}
-
-// Rows returns how many lines a terminal has, 0 if that is not known.
-func Rows(out *os.File) int {
-	var size *unix.Winsize
-	if Control(out, func(fd int) (err error) {
-		size, err = unix.IoctlGetWinsize(fd, unix.TIOCGWINSZ)
-		return err
-	}) != nil {
-		return 0
-	}
-	return int(size.Row)
-}
-
-// Control calls f with the descriptor of file, and leaves the file as it is.
-func Control(file *os.File, f func(fd int) error) error {
-	conn, err := file.SyscallConn()
-	if err != nil {
-		return err
-	}
-	var failed error
-	if err := conn.Control(func(fd uintptr) { failed = f(int(fd)) }); err != nil {
-		return err
-	}
-	return failed
 }

@@ -22,7 +22,7 @@ import (
 func shell(t *testing.T, on *PTY) *exec.Cmd {
 	t.Helper()
 	cmd := exec.CommandContext(t.Context(), "/bin/sh", "-i")
-	cmd.Stdin, cmd.Stdout, cmd.Stderr = on.Slave, on.Slave, on.Slave
+	cmd.Stdin, cmd.Stdout, cmd.Stderr = on.TTY, on.TTY, on.TTY
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true, Setctty: true}
 	cmd.Env = []string{"PATH=/usr/bin:/bin", "PS1=", "PS2="}
 	if err := cmd.Start(); err != nil {
@@ -90,7 +90,7 @@ func TestTerminalOfAPerson(t *testing.T) {
 	}
 	defer persons.Close()
 	settings := func() (s *unix.Termios) {
-		if err := Control(persons.Slave, func(fd int) (err error) {
+		if err := Control(persons.TTY, func(fd int) (err error) {
 			s, err = unix.IoctlGetTermios(fd, unix.TCGETS)
 			return err
 		}); err != nil {
@@ -99,7 +99,7 @@ func TestTerminalOfAPerson(t *testing.T) {
 		return s
 	}
 	size := func(rows, columns uint16) {
-		if err := Control(persons.Slave, func(fd int) error {
+		if err := Control(persons.TTY, func(fd int) error {
 			return unix.IoctlSetWinsize(fd, unix.TIOCSWINSZ, &unix.Winsize{Row: rows, Col: columns})
 		}); err != nil {
 			t.Fatal(err)
@@ -108,7 +108,7 @@ func TestTerminalOfAPerson(t *testing.T) {
 	before := settings()
 	size(33, 77)
 	shown, out := pipe(t)
-	term, err := Open(persons.Slave, out)
+	term, err := Open(persons.TTY, out)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -129,7 +129,7 @@ func TestTerminalOfAPerson(t *testing.T) {
 		t.Fatalf("%q never came: %v", want, lines.Err())
 	}
 	say := func(keys string) {
-		if _, err := io.WriteString(persons.Ours, keys); err != nil {
+		if _, err := io.WriteString(persons.PTMX, keys); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -165,7 +165,7 @@ func TestSecretIsNotShown(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer persons.Close()
-	tty, err := os.OpenFile(persons.Slave.Name(), os.O_RDWR|unix.O_NOCTTY, 0)
+	tty, err := os.OpenFile(persons.TTY.Name(), os.O_RDWR|unix.O_NOCTTY, 0)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -217,7 +217,7 @@ func TestSecretIsNotShown(t *testing.T) {
 		}
 		if typed == "" {
 			end(&interrupt.Error{Signal: syscall.SIGINT})
-		} else if _, err := io.WriteString(persons.Ours, typed); err != nil {
+		} else if _, err := io.WriteString(persons.PTMX, typed); err != nil {
 			t.Fatal(err)
 		}
 		a := <-got

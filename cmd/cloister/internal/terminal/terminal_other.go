@@ -11,22 +11,19 @@ import (
 	"runtime"
 )
 
-// terminal does not exist on this system.
-type PTY struct{ Slave *os.File }
+// A PTY does not exist on this system.
+type PTY struct{ TTY *os.File }
 
-func Open(_, _ *os.File) (*PTY, error) {
-	return nil, errors.New("--shell needs Linux, as the sandbox does")
-}
+// Open fails: interactive runs need the sandbox, and so Linux.
+func Open(_, _ *os.File) (*PTY, error) { return nil, errors.New("--shell needs Linux") }
 
+// Close does nothing.
 func (*PTY) Close() {}
 
-// keys leaves a terminal as it is: keys come by the line.
+// CharMode leaves a terminal unchanged.
 func CharMode(*os.File) (restore func()) { return func() {} }
 
-// askSecret asks nobody: what is typed would be shown.
+// AskSecret fails, because the terminal would show what is typed.
 func AskSecret(context.Context, string) ([]byte, error) {
-	return nil, errors.New("nobody is asked on " + runtime.GOOS)
+	return nil, errors.New("cannot prompt on " + runtime.GOOS)
 }
-
-// rowsOf is not known.
-func Rows(*os.File) int { return 0 }
