@@ -406,9 +406,9 @@ func TestServeDoesNotStartUnguarded(t *testing.T) {
 		{"no file", "no such file", append(pair, "--auth", "/nonexistent")},
 		{"a misspelt right", "did you mean \"execute\"?", append(pair, "--auth", a.text(t, "bad.yaml", strings.Replace(token, "[read]", "[exceute]", 1)))},
 		{"certificates without an authority", "--tls-client-ca", append(pair, "--auth", a.text(t, "cert.yaml", "version: 1\ncallers: [{name: c, certificate: {subject: c}, rights: [read]}]\n"))},
-		{"an authority without TLS", "goes with --tls-cert", []string{"--tls-client-ca", a.file("ca.pem")}},
+		{"an authority without TLS", "needs --tls-cert", []string{"--tls-client-ca", a.file("ca.pem")}},
 		{"no authority in it", "no certificate", append(pair, "--tls-client-ca", a.file("server.key"))},
-		{"a front without a server", "go with --cas", []string{"--cas-token-file", a.text(t, "token", "x")}},
+		{"a front without a server", "need --cas", []string{"--cas-token-file", a.text(t, "token", "x")}},
 		{"a token in clear text", "clear text", []string{"--cas", "grpc://192.0.2.1:1", "--cas-token-file", a.file("token")}},
 	} {
 		got := cloister(t, "", append([]string{"serve", "--listen", "127.0.0.1:0", "--dir", t.TempDir()}, c.args...)...)

@@ -192,7 +192,7 @@ func TestDrainOfAServer(t *testing.T) {
 	if s := fleet(t, at...); s.Ready || s.Workers[0].State != "draining" || s.Workers[0].Reason != "new kernel" {
 		t.Errorf("drained: %+v", s)
 	}
-	if code, text := get(t, metrics, "/ready"); code != 503 || !whole(`every worker is drained since \S+Z: new kernel; cloister undrain .*\n`, text) {
+	if code, text := get(t, metrics, "/ready"); code != 503 || !whole(`every worker is drained since \S+Z: new kernel; end it with cloister undrain\n`, text) {
 		t.Errorf("/ready: %d, %q", code, text)
 	}
 	until(t, "the health says so", func() bool { return health(t, r.Client, "") == healthpb.HealthCheckResponse_NOT_SERVING })

@@ -205,7 +205,7 @@ func TestJoinWithoutASchedulerWaits(t *testing.T) {
 		{"NAME=VALUE", []string{"grpc://localhost:1", "--property", "x"}},
 		{"--browser-url", []string{"grpc://localhost:1", "--browser-url", "x"}},
 		{"--jobs 0", []string{"grpc://localhost:1", "--jobs", "0"}},
-		{"go with --cas", []string{"grpc://localhost:1", "--cas-tls-ca", "x"}},
+		{"need --cas", []string{"grpc://localhost:1", "--cas-tls-ca", "x"}},
 	} {
 		if got := cloister(t, "", append([]string{"join"}, c.args...)...); got.code != 2 || !strings.Contains(got.err, c.says) {
 			t.Errorf("%q: %+v", c.args, got)

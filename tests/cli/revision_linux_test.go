@@ -139,7 +139,7 @@ func TestRunOfARevision(t *testing.T) {
 	if fixed := slices.Contains(features.Conditions, sandbox.ConditionFixedLayout); s.code != 0 || s.out == "" || fixed == strings.Contains(s.err, "not equal") {
 		t.Errorf("the layout of two runs with one seed: %+v", s)
 	}
-	if s := cloister(t, dir, "run", "-n", "2", "--", "/bin/sh", "-c", "date +%N; exit 3"); s.code != 3 || !strings.Contains(s.err, "the 2 runs are not equal: they have 2 stable hashes") {
+	if s := cloister(t, dir, "run", "-n", "2", "--", "/bin/sh", "-c", "date +%N; exit 3"); s.code != 3 || !strings.Contains(s.err, "the 2 runs differ: they have 2 stable hashes") {
 		t.Errorf("two runs that differ: %+v", s)
 	}
 }
@@ -184,19 +184,19 @@ func TestRunOfARevisionPassesNothingElse(t *testing.T) {
 		code int
 		want string
 	}{
-		{[]string{"--git", "https://example.com/x"}, 2, "clone it first"},
+		{[]string{"--git", "https://example.com/x"}, 2, "git clone"},
 		{[]string{"--git", "nosuch@v1"}, 2, "REPOSITORY@REVISION"},
 		{[]string{"--git", repo + "@nosuch"}, 125, `"nosuch" is not a commit of the repository`},
 		{[]string{"--git", t.TempDir()}, 125, "not a Git repository"},
-		{[]string{"--git", repo, "--in", "."}, 2, "state one"},
-		{[]string{"--git", repo, "--submodules", "some"}, 2, "there is empty"},
-		{[]string{"--submodules", "empty"}, 2, "goes with --git"},
+		{[]string{"--git", repo, "--in", "."}, 2, "pass one of them"},
+		{[]string{"--git", repo, "--submodules", "some"}, 2, "write empty"},
+		{[]string{"--submodules", "empty"}, 2, "needs --git"},
 		{[]string{"--seed", "-1"}, 2, "whole number"},
 		{[]string{"--seed", "18446744073709551615"}, 2, "to 18446744073709551614"},
 		{[]string{"-n", "0"}, 2, "from 1 to"},
-		{[]string{"--pass-env", "NOT_SET"}, 2, "NOT_SET: it is not set here"},
+		{[]string{"--pass-env", "NOT_SET"}, 2, "NOT_SET: not set in this environment"},
 		{[]string{"--pass-env", "PASSED=x"}, 2, "name of a variable"},
-		{[]string{"--pass-env", "PASSED", "--env", "PASSED=x"}, 2, "stated twice"},
+		{[]string{"--pass-env", "PASSED", "--env", "PASSED=x"}, 2, "given twice"},
 		{[]string{"--manifest", "/nowhere/m", "--out-dir", t.TempDir()}, 125, "/nowhere/m"},
 	} {
 		if s := cloister(t, "", append(append([]string{"run"}, c.args...), "--", "true")...); s.code != c.code || !strings.Contains(s.err, c.want) {

@@ -192,7 +192,7 @@ func TestRunnerSocket(t *testing.T) {
 	if err := os.WriteFile(file, []byte("kept"), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	if s := cloister(t, "", "runner", "--socket", file, "--build-dir", r.build); s.code != 3 || !strings.Contains(s.err, "no socket") {
+	if s := cloister(t, "", "runner", "--socket", file, "--build-dir", r.build); s.code != 3 || !strings.Contains(s.err, "not a socket") {
 		t.Errorf("a file in the socket's place: %+v", s)
 	}
 	if b, err := os.ReadFile(file); string(b) != "kept" {

@@ -206,7 +206,7 @@ func TestGCLeavesWhatIsLeased(t *testing.T) {
 			f.stop()
 		}
 		s := cloister(t, "", "gc", "--max-size", "4KiB", "--dir", f.dir)
-		if s.code != 1 || !regexp.MustCompile(`\nleased +19\d\.\d KiB: used in the last 3h; what is not used again may go by \w+ \d+ \d\d:\d\d\n`).MatchString(s.out) ||
+		if s.code != 1 || !regexp.MustCompile(`\nleased +19\d\.\d KiB: used in the last 3h; unless used again it can be removed by \w+ \d+ \d\d:\d\d\n`).MatchString(s.out) ||
 			!strings.Contains(s.err, "--max-size 4.0 KiB") {
 			t.Errorf("held %v: a size that cannot be reached: %+v", held, s)
 		}
@@ -322,7 +322,7 @@ func TestVerifyFindsAFlippedByte(t *testing.T) {
 	pid := f.server.PID
 	const text = "a blob that is small"
 	small, large := f.put(t, text)
-	if s := cloister(t, "", "cas", "verify", "--dir", f.dir); s.code != 0 || !whole(`(?s)store .*, held by process \d+, which was asked\nverified +\d+ blobs.*: sound\n`, s.out) {
+	if s := cloister(t, "", "cas", "verify", "--dir", f.dir); s.code != 0 || !whole(`(?s)store .*, held by process \d+, which answers\nverified +\d+ blobs.*: sound\n`, s.out) {
 		t.Errorf("a sound store: %+v", s)
 	}
 	f.flip(t, text, large)
@@ -360,7 +360,7 @@ func TestVerifyFindsAFlippedByte(t *testing.T) {
 	f.stop()
 	f.flip(t, text, large)
 	s := cloister(t, "", "cas", "verify", "--dir", f.dir)
-	if s.code != 1 || s.err != "" || !strings.Contains(s.out, "held by nobody, opened for this\n") || strings.Count(s.out, "\n  kept as    "+f.dir) != 2 ||
+	if s.code != 1 || s.err != "" || !strings.Contains(s.out, "held by no process\n") || strings.Count(s.out, "\n  kept as    "+f.dir) != 2 ||
 		!strings.Contains(s.out, "damaged      "+small.String()+"\n  instance   main\n  was in     ") || !strings.Contains(s.out, ": 2 damaged, and absent now") {
 		t.Errorf("without a server: %+v", s)
 	}
@@ -434,7 +434,7 @@ func TestScrub(t *testing.T) {
 
 func TestServeTakesItsLimits(t *testing.T) {
 	f := farming(t, "--lease", "12h", "--max-blob", "1MiB", "--max-files", "1000", "--sync")
-	if want := "store    what was used stays for 12h, synced\n"; !strings.Contains(f.log.String(), want) {
+	if want := "store    used blobs are kept for 12h, synced\n"; !strings.Contains(f.log.String(), want) {
 		t.Errorf("it does not say %q:\n%s", want, f.log)
 	}
 	s := cloister(t, "", "cas", "stat", "--dir", f.dir)
@@ -751,7 +751,7 @@ func TestUpstreamIsDownForLong(t *testing.T) {
 		t.Fatal(err)
 	}
 	err = s.Stop()
-	if want := `level=WARN msg="not sent to an upstream, .*--cas-write back.* "blobs and results"=2 journal=` + journal; err != nil || !regexp.MustCompile(want).Match(log.Bytes()) {
+	if want := `level=WARN msg="writes wait for an upstream.*--cas-write back.* "blobs and results"=2 journal=` + journal; err != nil || !regexp.MustCompile(want).Match(log.Bytes()) {
 		t.Errorf("%v; a start that does not send does not say %q:\n%s", err, want, &log)
 	}
 	if c := near.counted(t, 0, "cas", "stat"); c.Blobs < 2 {

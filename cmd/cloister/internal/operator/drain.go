@@ -18,25 +18,25 @@ import (
 	"google.golang.org/grpc"
 )
 
-// Drain is what the arguments and flags of drain and undrain say.
+// Drain is the flags and the argument of drain and undrain.
 type Drain struct {
 	From           Fleet
 	worker, Reason string
 	Wait           bool
-	Timeout        time.Duration // 0 is none
+	Timeout        time.Duration // 0: no limit
 }
 
-// Named goes on with the worker that the arguments name. An empty name would be all of them.
+// Named sets the worker that the arguments name, and calls next. An empty name would mean all workers.
 func (c *Drain) Named(args []string, next func() error) error {
 	if len(args) > 0 {
 		if c.worker = args[0]; c.worker == "" {
-			return errors.New("WORKER is empty: name one, or leave it out for all")
+			return errors.New("WORKER is empty: name a worker, or omit it for all")
 		}
 	}
 	return next()
 }
 
-// Run drains, and waits if it is to.
+// Run drains the workers, and waits for them if requested.
 func (c *Drain) Run(ctx context.Context, out io.Writer) error {
 	ctx, end := interrupt.Context(ctx)
 	defer end()
@@ -45,7 +45,7 @@ func (c *Drain) Run(ctx context.Context, out io.Writer) error {
 		if err != nil {
 			return err
 		}
-		fmt.Fprintf(out, "drained %s; %d actions run there\n", workerNames(r.Workers, "every worker that will join"), r.Running)
+		fmt.Fprintf(out, "drained %s; %d actions run there\n", workerNames(r.Workers, "all future workers"), r.Running)
 		if !c.Wait {
 			return nil
 		}
@@ -53,14 +53,14 @@ func (c *Drain) Run(ctx context.Context, out io.Writer) error {
 	})
 }
 
-// Undo undoes drain.
+// Undo ends the drain.
 func (c *Drain) Undo(ctx context.Context, out io.Writer) error {
 	ctx, end := interrupt.Context(ctx)
 	defer end()
 	return c.From.Connect(func(client cloisterpb.FleetClient) error {
 		r, err := c.call(ctx, client.Undrain)
 		if err == nil {
-			fmt.Fprintf(out, "undrained %s\n", workerNames(r.Workers, "every worker that will join"))
+			fmt.Fprintf(out, "undrained %s\n", workerNames(r.Workers, "all future workers"))
 		}
 		return err
 	})
@@ -74,16 +74,16 @@ func (c *Drain) waitIdle(ctx context.Context, client cloisterpb.FleetClient, wor
 	}
 	const pause = 500 * time.Millisecond
 	answered := time.Now()
-	had := make(map[string]int) // how many slots each was seen with
+	had := make(map[string]int) // slots that each was seen with
 	for {
 		s, err := c.From.Status(ctx, client)
 		if e, ok := errors.AsType[*exit.Error](err); ok && e.Code == exit.Unreachable && time.Since(answered) < reconnectTime {
-			// It may be on its way back, and knows then who is drained.
+			// It may be restarting; it remembers its drains.
 			select {
 			case <-time.After(pause):
 				continue
 			case <-over:
-				return exit.New(exit.Timeout, fmt.Errorf("after %s the server does not answer, and it is not known what still runs: %w", c.Timeout, err))
+				return exit.New(exit.Timeout, fmt.Errorf("after %s the server does not answer, and actions may still run: %w", c.Timeout, err))
 			case <-ctx.Done():
 			}
 		}
@@ -94,8 +94,8 @@ func (c *Drain) waitIdle(ctx context.Context, client cloisterpb.FleetClient, wor
 		var busy []string
 		running := 0
 		if s.Up < reconnectTime.Seconds() {
-			// They were there when they were drained, so that this server may have been started since. It has nothing of what ran
-			// before; each slot that may execute that still is to be heard of.
+			// The workers were connected when they were drained, so the server may have restarted since. It does not
+			// know what ran before until every slot of theirs has called.
 			for _, name := range workers {
 				if n := away(s.Workers, name, had[name]); n > 0 {
 					running += n
@@ -112,11 +112,11 @@ func (c *Drain) waitIdle(ctx context.Context, client cloisterpb.FleetClient, wor
 				busy = append(busy, w.Name)
 			}
 			if w.State == workerWorks && slices.Contains(workers, w.Name) {
-				return exit.New(exit.No, fmt.Errorf("worker %s is not drained any more: it takes actions", render.Quote(w.Name)))
+				return exit.New(exit.No, fmt.Errorf("worker %s is no longer drained", render.Quote(w.Name)))
 			}
 		}
 		if running == 0 {
-			_, err := fmt.Fprintf(out, "idle    %s\n", workerNames(workers, "no worker was there"))
+			_, err := fmt.Fprintf(out, "idle    %s\n", workerNames(workers, "no workers"))
 			return err
 		}
 		select {
@@ -129,12 +129,12 @@ func (c *Drain) waitIdle(ctx context.Context, client cloisterpb.FleetClient, wor
 	}
 }
 
-// reconnectTime is how long a server that was there may not answer, and for how long after the start of a server its workers may
-// be on their way back: they call every ten seconds, and take no longer after that server was away.
+// reconnectTime is how long a server may be unreachable, and how long after its start its workers may still be
+// reconnecting: they call every ten seconds.
 const reconnectTime = time.Minute
 
-// away returns how many slots of a worker a server that was just started has not heard of, if the worker had so many before. One
-// that has left since has none that execute.
+// away returns the number of slots, of a worker that had so many before, that a restarted server has not heard from
+// yet. A worker that left has none.
 func away(all []workerState, name string, had int) int {
 	known := slices.ContainsFunc(all, func(w workerState) bool { return w.Name == name })
 	there := slices.ContainsFunc(all, func(w workerState) bool { return w.Name == name && w.State != workerGone })
@@ -147,7 +147,7 @@ func away(all []workerState, name string, had int) int {
 	return had - slotsOf(all, name)
 }
 
-// slotsOf returns how many slots there are of a worker.
+// slotsOf returns the number of slots of a worker.
 func slotsOf(all []workerState, name string) int {
 	n := 0
 	for _, w := range all {

@@ -17,16 +17,17 @@ import (
 	"google.golang.org/grpc/status"
 )
 
-// Fleet is the flags that say whose workers are meant.
+// Fleet is the flags that select the server whose workers an operator controls.
 type Fleet struct{ Server client.Server }
 
+// Register adds the flags.
 func (f *Fleet) Register(cmd *cobra.Command) {
 	flags := cmd.Flags()
 	flags.StringVar(&f.Server.Address, "cas", "grpc://"+client.DefaultAddress, "address of a cloister serve: grpc://HOST:PORT or grpcs://HOST:PORT")
 	f.Server.Identity.Register(flags, "")
 }
 
-// Connect calls do with a client of the server, and closes it after that.
+// Connect calls do with a client of the server, and then closes it.
 func (f *Fleet) Connect(do func(cloisterpb.FleetClient) error) error {
 	conn, _, err := f.Server.Dial()
 	if err != nil {
@@ -36,7 +37,7 @@ func (f *Fleet) Connect(do func(cloisterpb.FleetClient) error) error {
 	return do(cloisterpb.NewFleetClient(conn))
 }
 
-// Status asks for the state of the server.
+// Status returns the state of the server.
 func (f *Fleet) Status(ctx context.Context, c cloisterpb.FleetClient) (*State, error) {
 	within, cancel := context.WithTimeout(ctx, callTimeout)
 	defer cancel()
@@ -47,20 +48,20 @@ func (f *Fleet) Status(ctx context.Context, c cloisterpb.FleetClient) (*State, e
 	return stateOf(m), nil
 }
 
-// explain says why a call came to nothing, with its exit code.
+// explain returns the reason of a failed call, with its exit code.
 func (f *Fleet) explain(ctx context.Context, err error) error {
 	if ctx.Err() != nil {
 		return interrupt.Explain(ctx, err, "stopped")
 	}
-	said := remote.Reason(status.Convert(err))
+	reason := remote.Reason(status.Convert(err))
 	code := exit.No
 	switch status.Code(err) {
 	case codes.Unimplemented:
-		return exit.New(exit.No, fmt.Errorf("the server at %s says nothing of its workers: it does not serve cloister.v1.Fleet", f.Server.Address))
+		return exit.New(exit.No, fmt.Errorf("the server at %s does not show its workers: it does not serve cloister.v1.Fleet", f.Server.Address))
 	case codes.NotFound:
 		code = exit.Absent
 	case codes.Unavailable, codes.DeadlineExceeded:
-		return exit.New(exit.Unreachable, fmt.Errorf("%s: %s; name the server with --cas", f.Server.Address, said))
+		return exit.New(exit.Unreachable, fmt.Errorf("%s: %s; name the server with --cas", f.Server.Address, reason))
 	}
-	return exit.New(code, fmt.Errorf("%s: %s", f.Server.Address, said))
+	return exit.New(code, fmt.Errorf("%s: %s", f.Server.Address, reason))
 }

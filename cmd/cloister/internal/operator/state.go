@@ -14,10 +14,10 @@ import (
 	"google.golang.org/protobuf/types/known/timestamppb"
 )
 
-// callTimeout is how long one answer may take.
+// callTimeout is the time limit of an answer.
 const callTimeout = 20 * time.Second
 
-// A fleetState is how a server and its workers stand at one moment, as status --json prints it.
+// A State is the state of a server and its workers at one moment, as status --json prints it.
 type State struct {
 	Name    string        `json:"name"`
 	Version string        `json:"version"`
@@ -25,7 +25,7 @@ type State struct {
 	Up      float64       `json:"up_seconds"`
 	Ready   bool          `json:"ready"`
 	Unready []string      `json:"unready,omitempty"` // why
-	Slots   int           `json:"slots"`             // of workers that are drained, too
+	Slots   int           `json:"slots"`             // including drained workers
 	Queued  int64         `json:"queued"`
 	Running int64         `json:"running"`
 	Oldest  float64       `json:"oldest_seconds,omitempty"`
@@ -35,7 +35,7 @@ type State struct {
 	Again   int64         `json:"again"`
 	Demands []demandState `json:"demands,omitempty"`
 	Workers []workerState `json:"workers,omitempty"`
-	// Elsewhere is what there is of instances that the caller may not know of.
+	// Elsewhere sums up the instances that the caller may not see.
 	Elsewhere *elsewhereState `json:"elsewhere,omitempty"`
 }
 
@@ -61,13 +61,13 @@ type workerState struct {
 	Reason     string      `json:"reason,omitempty"`
 	Slots      int         `json:"slots"`
 	Busy       int         `json:"busy"`
-	Silent     float64     `json:"silent_seconds,omitempty"` // since it was heard of
+	Silent     float64     `json:"silent_seconds,omitempty"` // since its last call
 	Done       int64       `json:"done"`
 	Lost       int64       `json:"lost"`
 	Running    []slotState `json:"running,omitempty"`
 }
 
-// A slotState is a slot that is busy.
+// A slotState is a busy slot.
 type slotState struct {
 	Slot       string  `json:"slot"`
 	Stage      string  `json:"stage,omitempty"`
@@ -79,15 +79,15 @@ type slotState struct {
 	Invocation string  `json:"invocation,omitempty"`
 }
 
-// What a worker does.
+// States of a worker.
 const (
 	workerWorks    = "working"
-	workerDraining = "draining" // it is given nothing more, and executes what it has
+	workerDraining = "draining" // finishing its actions
 	workerDrained  = "drained"
 	workerGone     = "gone"
 )
 
-// stateOf reads the state of a server.
+// stateOf converts the state of a server.
 func stateOf(m *cloisterpb.StatusResponse) *State {
 	now := m.Time.AsTime()
 	since := func(t *timestamppb.Timestamp) float64 {
@@ -137,7 +137,7 @@ func stateOf(m *cloisterpb.StatusResponse) *State {
 	return s
 }
 
-// Lines returns s for a person. What others have chosen is quoted.
+// Lines returns s for a person, with text chosen by others quoted.
 func (s *State) Lines() []string {
 	readiness := "ready"
 	if !s.Ready {
@@ -207,14 +207,13 @@ func (s *State) Lines() []string {
 	return all
 }
 
-// others are instances of which nothing but numbers is told.
+// others describes the instances of which only totals are known.
 const others = "instances that you may not execute in"
 
-// silence is how long a worker that executes nothing may say nothing without being worth a word: it asks for work and
-// is answered after two minutes at the latest.
+// silence is the time after which an idle worker counts as silent: it asks for work and is answered within two minutes.
 const silence = 3 * time.Minute
 
-// counts says how much there is to do, and was done.
+// counts describes how much work waits, runs and is done.
 func (s *State) counts() string {
 	waiting := fmt.Sprintf("%d waiting", s.Queued)
 	if s.Queued > 0 {
@@ -227,7 +226,7 @@ func (s *State) counts() string {
 	return text
 }
 
-// line says what a slot executes.
+// line describes what a slot executes.
 func (r *slotState) line() string {
 	what := "an action of an instance that you may not execute in"
 	if r.Action != "" {
@@ -246,7 +245,7 @@ func (r *slotState) line() string {
 	return fmt.Sprintf("  %-4s %-8s %7s  %s", render.Quote(r.Slot), render.Quote(stage), render.Age(r.For), what)
 }
 
-// properties returns NAME=VALUE texts for a person, or what stands for none.
+// properties returns NAME=VALUE texts for a person, or none.
 func properties(all []string, none string) string {
 	if len(all) == 0 {
 		return none

@@ -16,14 +16,14 @@ import (
 	"github.com/cloister-build/cloister/sandbox/printable"
 )
 
-// Top is what the flags of top say.
+// Top is the flags of top.
 type Top struct {
 	From     Fleet
 	Interval time.Duration
-	Rounds   int // 0 is without end
+	Rounds   int // 0: no limit
 }
 
-// Watch asks and shows until it is told to end, which is no failure.
+// Watch shows the state until a signal or q, neither of which is a failure.
 func (c *Top) Watch(ctx context.Context, in io.Reader, out io.Writer) error {
 	ctx, end := interrupt.Context(ctx)
 	defer end()
@@ -42,7 +42,8 @@ func (c *Top) Watch(ctx context.Context, in io.Reader, out io.Writer) error {
 	return c.follow(ctx, plainView(out))
 }
 
-// awaitQuit calls quit when q is typed. It reads until the program ends: nothing else ends a read of a terminal.
+// awaitQuit calls quit when q is typed. It reads until the program ends, because nothing else ends a read of a
+// terminal.
 func awaitQuit(keyboard io.Reader, quit func()) {
 	key := make([]byte, 1)
 	for {
@@ -58,9 +59,9 @@ func awaitQuit(keyboard io.Reader, quit func()) {
 // A frame is what top shows at one moment.
 type frame struct {
 	*State
-	rate  float64 // operations that have ended a second, since the frame before
-	rated bool    // there is one before
-	err   error   // why the state is an old one
+	rate  float64 // completed operations per second since the previous frame
+	rated bool    // there is a previous frame
+	err   error   // why the state is outdated
 }
 
 // follow shows a frame at once and then every interval.
@@ -109,7 +110,7 @@ func plainView(out io.Writer) func(frame) error {
 	}
 }
 
-// summary says in one line what status says in many.
+// summary describes the state in one line.
 func (f *frame) summary() string {
 	readiness := "ready"
 	if !f.Ready {
@@ -139,11 +140,11 @@ func (f *frame) summary() string {
 	return strings.Join(parts, "; ")
 }
 
-// A screen shows frames on a terminal, each in the place of the one before.
+// A screen shows frames on a terminal, each in place of the previous one.
 type screen struct{ out *os.File }
 
-// What a terminal is told: another page than the one that people had, without a cursor, and lines that end where the
-// page does; all of that back; the upper left corner; away with the rest of the line, or of the page.
+// Control sequences: switch to an alternate screen without cursor and line wrap; switch back; move to the upper left
+// corner; erase the rest of the line, or of the screen.
 const (
 	screenOpen  = "\x1b[?1049h\x1b[?25l\x1b[?7l"
 	screenClose = "\x1b[?7h\x1b[?25h\x1b[?1049l"
@@ -162,10 +163,10 @@ func (v *screen) show(f frame) error {
 		lines[0] += fmt.Sprintf("  %.1f/s", f.rate)
 	}
 	if f.err != nil {
-		lines = append([]string{f.err.Error() + " (this is of " + f.Time + ")"}, lines...)
+		lines = append([]string{f.err.Error() + " (state of " + f.Time + ")"}, lines...)
 	}
 	if rows := terminal.Rows(v.out); rows > 1 && len(lines) > rows-1 {
-		lines = append(lines[:rows-2], fmt.Sprintf("(%d lines more: cloister status)", len(lines)-(rows-2)))
+		lines = append(lines[:rows-2], fmt.Sprintf("(%d more lines: cloister status)", len(lines)-(rows-2)))
 	}
 	var page strings.Builder
 	page.WriteString(screenHome)

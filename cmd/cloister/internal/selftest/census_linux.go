@@ -17,23 +17,23 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// A census is what there is on this host before a self-test, of all that the test makes.
+// A census is the state of this host before a self-test, of everything that the test makes.
 type census struct {
 	mounts      []string // lines of /proc/self/mountinfo
-	descriptors []string // to what those of this process lead
+	descriptors []string // targets of those of this process
 	groups      []string // of the control groups of this process
-	temp        string   // where files are made during the test, and nothing else
+	temp        string   // the temporary directory of the test
 	was         string   // TMPDIR
 }
 
-// takeCensus has temporary files made in a directory of their own, and orphans become children of this process, so that
-// nobody is lost sight of. The caller calls compare.
+// takeCensus makes a temporary directory for the test and adopts orphans, so that no process is missed. The caller
+// calls compare.
 func takeCensus() (*census, error) {
 	if err := unix.Prctl(unix.PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0); err != nil {
 		return nil, fmt.Errorf("adopt orphans: %w", err)
 	}
 	if left, err := alive(); err != nil || len(left) > 0 {
-		return nil, errors.Join(err, fmt.Errorf("this process has children already: %v", left))
+		return nil, errors.Join(err, fmt.Errorf("this process already has children: %v", left))
 	}
 	c := &census{was: os.Getenv("TMPDIR")}
 	var err error
@@ -47,7 +47,7 @@ func takeCensus() (*census, error) {
 	return c, nil
 }
 
-// compare says of each kind of thing what there is more than before, and removes the directory for temporary files.
+// compare reports everything left over, by kind, and removes the temporary directory.
 func (c *census) compare() []line {
 	_ = os.Setenv("TMPDIR", c.was)
 	var lines []line
@@ -61,18 +61,18 @@ func (c *census) compare() []line {
 		lines = append(lines, l)
 	}
 	processes, err := alive()
-	// What was killed takes a moment to be gone, and this process is told of it before it is.
+	// A killed process takes a moment to disappear.
 	for deadline := time.Now().Add(time.Second); len(processes) > 0 && err == nil && time.Now().Before(deadline); {
 		time.Sleep(10 * time.Millisecond)
 		processes, err = alive()
 	}
-	add("no process left", "none that this one or what it started has started", processes, err)
+	add("no process left", "no descendant is alive", processes, err)
 	more := without(mounts(), c.mounts)
 	add("no mount left", fmt.Sprintf("%d as before", len(c.mounts)), more, nil)
-	// A namespace lives as long as a process is in it, a descriptor leads to it, or it is mounted (namespaces(7)).
+	// A namespace lives while a process is in it, a descriptor refers to it, or it is mounted (namespaces(7)).
 	held := append(slices.Clone(processes), without(namespaceDescriptors(), c.descriptors)...)
 	held = append(held, slices.DeleteFunc(more, func(m string) bool { return !strings.Contains(m, " - nsfs ") })...)
-	add("no namespace left", "no process, descriptor or mount holds one", held, nil)
+	add("no namespace left", "none held by a process, descriptor or mount", held, nil)
 	add("no control group left", fmt.Sprintf("%d as before", len(c.groups)), without(controlGroups(), c.groups), nil)
 	var files []string
 	err = filepath.WalkDir(c.temp, func(path string, _ fs.DirEntry, err error) error {
@@ -81,19 +81,19 @@ func (c *census) compare() []line {
 		}
 		return err
 	})
-	add("no file left", "the directory for temporary files is as it was", files, err)
+	add("no file left", "the temporary directory is empty", files, err)
 	if len(files) == 0 {
-		_ = os.Remove(c.temp) // what is left is for a person to look at
+		_ = os.Remove(c.temp)
 	}
 	return lines
 }
 
-// without returns those of all that are not among known.
+// without returns the elements of all that are not in known.
 func without(all, known []string) []string {
 	return slices.DeleteFunc(slices.Clone(all), func(s string) bool { return slices.Contains(known, s) })
 }
 
-// alive returns the processes that this one has started, directly or not, and that have not ended.
+// alive returns the living descendants of this process.
 func alive() ([]string, error) {
 	children := map[int][]int{}
 	about := map[int]string{}
@@ -106,7 +106,7 @@ func alive() ([]string, error) {
 		if err != nil {
 			continue // it has ended
 		}
-		// The name is in parentheses and may hold anything; state and parent come after the last one (proc_pid_stat(5)).
+		// The name is in parentheses and may hold anything. State and parent follow the last one (proc_pid_stat(5)).
 		f := strings.Fields(string(b[bytes.LastIndexByte(b, ')')+1:]))
 		pid, err1 := strconv.Atoi(filepath.Base(filepath.Dir(s)))
 		if err1 != nil || len(f) < 2 || f[0] == "Z" || f[0] == "X" {
@@ -125,13 +125,13 @@ func alive() ([]string, error) {
 	return left, nil
 }
 
-// mounts returns those that this process sees.
+// mounts returns the mounts that this process sees.
 func mounts() []string {
 	b, _ := os.ReadFile("/proc/self/mountinfo")
 	return strings.Split(strings.TrimSpace(string(b)), "\n")
 }
 
-// namespaceDescriptors returns where those descriptors of this process lead that keep a namespace.
+// namespaceDescriptors returns the namespaces that descriptors of this process hold.
 func namespaceDescriptors() []string {
 	links, _ := filepath.Glob("/proc/self/fd/*")
 	var all []string
@@ -144,7 +144,7 @@ func namespaceDescriptors() []string {
 	return all
 }
 
-// controlGroups returns the groups that are named for this process, in whatever hierarchy is mounted in the usual place.
+// controlGroups returns the groups named for this process in the mounted hierarchies.
 func controlGroups() []string {
 	var all []string
 	mark := fmt.Sprintf("cloister.%d.", os.Getpid())
@@ -152,7 +152,7 @@ func controlGroups() []string {
 		if err == nil && e.IsDir() && strings.Contains(path, mark) {
 			all = append(all, path)
 		}
-		return nil // groups come and go while one looks
+		return nil // groups come and go meanwhile
 	})
 	return all
 }

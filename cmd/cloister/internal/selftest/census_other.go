@@ -9,7 +9,7 @@ import (
 	"fmt"
 )
 
-// A census counts what a self-test makes; there is none here.
+// A census does not exist on this system.
 type census struct{}
 
 func takeCensus() (*census, error) {

@@ -27,8 +27,8 @@ import (
 	"github.com/cloister-build/cloister/worker"
 )
 
-// A selftest proves on this host, by two runs of a program that tries what it must not, that the sandbox keeps its
-// promises. The program is this one, as an input (selfProbe).
+// A selftest runs a program that tries what it must not, twice, and checks that the sandbox keeps its guarantees. The
+// program is this one, as an input (Command).
 type selftest struct {
 	out    io.Writer
 	failed bool
@@ -38,8 +38,8 @@ type selftest struct {
 	input    cas.Digest // what the program tries to write to
 }
 
-// say prints a line as check does.
-func (s *selftest) say(ok bool, what, format string, args ...any) {
+// report prints a line in the format of check.
+func (s *selftest) report(ok bool, what, format string, args ...any) {
 	mark := "ok  "
 	if !ok {
 		mark, s.failed = "FAIL", true
@@ -47,13 +47,13 @@ func (s *selftest) say(ok bool, what, format string, args ...any) {
 	fmt.Fprintf(s.out, "%s  %-24s %s\n", mark, what, fmt.Sprintf(format, args...))
 }
 
-// Run makes the runs and says what came of each promise. It exits with 1 if one is broken, and with 3 if that
-// cannot be found out. Change, if not nil, changes the workbench before it starts.
+// Run makes the runs and reports on each guarantee. It fails with exit code 1 if one is broken, and with 3 if the test
+// cannot be made. change, if not nil, modifies the worker before it starts.
 func Run(ctx context.Context, box *confinement.Flags, out io.Writer, change func(*localworker.Worker)) (err error) {
 	defer func() {
 		var told *exit.Error
 		if err != nil && !errors.As(err, &told) {
-			err = exit.New(exit.Environment, fmt.Errorf("the self-test cannot be made here: %w", err))
+			err = exit.New(exit.Environment, fmt.Errorf("cannot run the self-test: %w", err))
 		}
 	}()
 	before, err := takeCensus()
@@ -62,20 +62,20 @@ func Run(ctx context.Context, box *confinement.Flags, out io.Writer, change func
 	}
 	s := &selftest{out: out}
 	err = s.runs(ctx, box, change)
-	left := before.compare() // in any case: it removes what is its own
+	left := before.compare() // always: it also cleans up
 	if err != nil {
 		return err
 	}
 	for _, l := range left {
-		s.say(l.ok, l.what, "%s", l.detail)
+		s.report(l.ok, l.what, "%s", l.detail)
 	}
 	if s.failed {
-		return exit.New(exit.No, errors.New("the sandbox does not keep its promises here"))
+		return exit.New(exit.No, errors.New("the sandbox breaks its guarantees on this machine"))
 	}
 	return nil
 }
 
-// runs makes two runs in a workbench, and closes it.
+// runs makes two runs with a Worker, and closes it.
 func (s *selftest) runs(ctx context.Context, box *confinement.Flags, change func(*localworker.Worker)) (err error) {
 	bench, err := localworker.Open(box)
 	if err != nil {
@@ -121,13 +121,13 @@ func (s *selftest) runs(ctx context.Context, box *confinement.Flags, change func
 		}
 	}
 	end()
-	return s.judge(ctx, in.Store, outcomes)
+	return s.check(ctx, in.Store, outcomes)
 }
 
-// selfInput is large enough to be shown to a run as the store's own file, where a store can do that.
+// selfInput is large enough to be mounted from the store, where that is supported.
 var selfInput = bytes.Repeat([]byte("input of the self-test\n"), 10_000)
 
-// put puts the action: this program, and a file that it tries to write to.
+// put puts the action: this program, and a file that it tries to modify.
 func (s *selftest) put(ctx context.Context, store cas.Store, address string) (cas.Digest, error) {
 	path, err := os.Executable()
 	if err != nil {
@@ -155,8 +155,8 @@ func (s *selftest) put(ctx context.Context, store cas.Store, address string) (ca
 	return r.PutAction(ctx, store, root)
 }
 
-// judge says what the two runs showed.
-func (s *selftest) judge(ctx context.Context, store cas.Store, outcomes [2]*worker.Outcome) error {
+// check reports what the two runs showed.
+func (s *selftest) check(ctx context.Context, store cas.Store, outcomes [2]*worker.Outcome) error {
 	var said []attempted
 	for _, o := range outcomes {
 		text := o.Result.StdoutRaw
@@ -167,7 +167,7 @@ func (s *selftest) judge(ctx context.Context, store cas.Store, outcomes [2]*work
 		}
 		var of []attempted
 		if err := json.Unmarshal(text, &of); err != nil || o.Result.ExitCode != 0 {
-			return fmt.Errorf("its program ended with exit code %d: %s", o.Result.ExitCode, o.Message)
+			return fmt.Errorf("the program ended with exit code %d: %s", o.Result.ExitCode, o.Message)
 		}
 		said = append(said, of...)
 	}
@@ -190,50 +190,50 @@ func (s *selftest) judge(ctx context.Context, store cas.Store, outcomes [2]*work
 	if s.heard != "" {
 		ok, detail = false, "this host was reached from "+s.heard
 	}
-	s.say(ok, "network off", "%s", detail)
+	s.report(ok, "network off", "%s", detail)
 	audited := slices.IndexFunc(s.attempts, func(e sandbox.Event) bool { return e.Kind == sandbox.EventConnect && e.Subject == "tcp "+nowhere })
 	if audited >= 0 {
-		s.say(true, "attempts audited", "%s", s.attempts[audited])
+		s.report(true, "attempts audited", "%s", s.attempts[audited])
 	} else {
-		s.say(false, "attempts audited", "no event says that a connection to %s was tried", nowhere)
+		s.report(false, "attempts audited", "no event for a connection to %s", nowhere)
 	}
 	ok, detail = held("write")
 	if b, err := cas.ReadAll(ctx, store, s.input, 1<<20); err != nil || !bytes.Equal(b, selfInput) {
-		ok, detail = false, fmt.Sprintf("the blob has changed: %v", err)
+		ok, detail = false, fmt.Sprintf("the blob was modified: %v", err)
 	}
-	s.say(ok, "inputs unwritable", "%s", detail)
+	s.report(ok, "inputs unwritable", "%s", detail)
 	a, b := outcomes[0].StableHash, outcomes[1].StableHash
 	if a == b && a != "" && len(outcomes[0].Result.OutputFiles) == 1 {
-		s.say(true, "stable hash", "%s of two runs", a)
+		s.report(true, "stable hash", "%s of two runs", a)
 	} else {
-		s.say(false, "stable hash", "two equal runs have %s and %s, and %d outputs", a, b, len(outcomes[0].Result.OutputFiles))
+		s.report(false, "stable hash", "two equal runs have %s and %s, and %d outputs", a, b, len(outcomes[0].Result.OutputFiles))
 	}
 	return nil
 }
 
-// A line is what one comparison came to.
+// A line is the result of a comparison.
 type line struct {
 	ok           bool
 	what, detail string
 }
 
-// Command makes the attempts, inside a run of the self-test.
+// Command names the hidden command that makes the attempts inside a run.
 const Command = "selftest-attempts"
 
-// nowhere is an address for documentation, where nobody is (RFC 5737).
+// nowhere is an address for documentation, which nobody has (RFC 5737).
 const nowhere = "192.0.2.1:80"
 
-// An attempted is what came of one attempt.
+// An attempted is the result of an attempt.
 type attempted struct {
 	Kind, What string
 	Error      string // "" if it succeeded
-	Late       bool   // nobody refused it: it took too long
+	Late       bool   // it timed out instead of being refused
 }
 
-// Attempts makes the attempts, inside a run of the self-test, and prints what came of them.
+// Attempts makes the attempts inside a run, and prints and stores their results.
 func Attempts(ctx context.Context, address string, out io.Writer) error {
 	all := append(connects(ctx, address, nowhere), writes("input")...)
-	// What one run says is what the next says: numbers of ports and the like are cut off.
+	// Cut off port numbers and the like, so that both runs print the same.
 	for i := range all {
 		if at := strings.LastIndex(all[i].Error, ": "); at >= 0 {
 			all[i].Error = all[i].Error[at+2:]
@@ -268,7 +268,7 @@ func connects(ctx context.Context, addresses ...string) []attempted {
 	return all
 }
 
-// writes tries to change a file.
+// writes tries to modify a file.
 func writes(name string) []attempted {
 	var all []attempted
 	for _, try := range []struct {

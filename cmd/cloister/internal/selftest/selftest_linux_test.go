@@ -36,7 +36,7 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// TestSelfTestNamesWhatIsBroken: each line fails where its promise is not kept, and no other line does.
+// TestSelfTestNamesWhatIsBroken: each line fails if its guarantee is broken, and no other line does.
 func TestSelfTestNamesWhatIsBroken(t *testing.T) {
 	b := namespace.New(namespace.Config{})
 	_, err := b.Probe(t.Context())
@@ -54,7 +54,7 @@ func TestSelfTestNamesWhatIsBroken(t *testing.T) {
 		{"nothing", "", nil},
 		{"a network", "network off", without(namespace.NetNamespace, namespace.Landlock)},
 		{"no monitor", "attempts audited", without(namespace.Monitor)},
-		// Whoever started it is gone.
+		// Its parent has exited.
 		{"a process", "no process left, no namespace left", func(t *testing.T, _ *localworker.Worker) {
 			out, err := exec.CommandContext(t.Context(), "/bin/sh", "-c", "sleep 60 >/dev/null 2>&1 & echo $!").Output()
 			if err != nil {
@@ -97,7 +97,7 @@ func TestSelfTestNamesWhatIsBroken(t *testing.T) {
 			}
 			f, err := os.Open(dir)
 			if err == nil {
-				err = unix.Flock(int(f.Fd()), unix.LOCK_EX) // or it is taken for that of a worker that died
+				err = unix.Flock(int(f.Fd()), unix.LOCK_EX) // otherwise it counts as that of a dead worker
 			}
 			if err != nil {
 				t.Fatal(err)
@@ -135,8 +135,8 @@ func TestSelfTestNamesWhatIsBroken(t *testing.T) {
 	}
 }
 
-// TestSelfTestJudges what no layer can be made to do here.
-func TestSelfTestJudges(t *testing.T) {
+// TestSelfTestChecks covers results that no layer can be made to produce here.
+func TestSelfTestChecks(t *testing.T) {
 	in, err := castest.Instances()("")
 	if err != nil {
 		t.Fatal(err)
@@ -166,7 +166,7 @@ func TestSelfTestJudges(t *testing.T) {
 		run := func(hash string) *worker.Outcome {
 			return &worker.Outcome{StableHash: hash, Result: &repb.ActionResult{StdoutRaw: []byte("[" + c.said + "]"), OutputFiles: []*repb.OutputFile{{}}}}
 		}
-		if err := s.judge(t.Context(), in.Store, [2]*worker.Outcome{run("1"), run(c.hash)}); err != nil {
+		if err := s.check(t.Context(), in.Store, [2]*worker.Outcome{run("1"), run(c.hash)}); err != nil {
 			t.Error(err)
 		}
 		if (c.broken != "") != s.failed || c.broken != "" && !strings.Contains(out.String(), "FAIL  "+c.broken) || strings.Count(out.String(), "FAIL") > 1 {

@@ -40,6 +40,7 @@ type server struct {
 	log      *slog.Logger
 	node     *node.Node
 	history  *history.Log // nil without a history
+	verdicts *repro.Verdicts
 	listener net.Listener
 	runFlags []string // with which a command on this machine reruns an action
 	logs     *logstream.Registry
@@ -58,9 +59,9 @@ func Run(ctx context.Context, c *Config, out io.Writer) error {
 	defer signal.Stop(signals)
 	s := &server{Config: c, log: slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: slog.LevelInfo}))}
 	defer s.close()
-	verdicts, err := s.open(ctx)
+	err := s.open(ctx)
 	if err == nil {
-		err = s.openQueue(verdicts)
+		err = s.openQueue()
 	}
 	if err == nil {
 		err = s.openServices()
@@ -80,48 +81,47 @@ func (s *server) close() {
 }
 
 // open opens the node, the history and the port of the clients, and starts the node.
-func (s *server) open(ctx context.Context) (verdicts *repro.Verdicts, err error) {
+func (s *server) open(ctx context.Context) (err error) {
 	if err := s.Auth.open(s.log); err != nil {
-		return nil, err
+		return err
 	}
 	if s.node, err = node.Open(ctx, &s.Config.Config, s.log); err != nil {
-		return nil, err
+		return err
 	}
 	s.onClose(s.node.Close)
 	if err := s.boundBlobs(s.node.Store.MaxBytes); err != nil {
-		return nil, err
+		return err
 	}
 	if s.history, err = s.openHistory(s.log); err != nil {
-		return nil, err
+		return err
 	}
 	if s.history != nil {
 		s.onClose(func() { s.history.Close() })
 	}
-	if verdicts, err = s.Sampling.openVerdicts(&s.Config.Config, s.log); err != nil {
-		return nil, err
+	if s.verdicts, err = s.Sampling.openVerdicts(&s.Config.Config, s.log); err != nil {
+		return err
 	}
-	s.onClose(func() { verdicts.Close() })
+	s.onClose(func() { s.verdicts.Close() })
 	if !s.Head {
 		if err := s.node.Confine(ctx); err != nil {
-			return nil, err
+			return err
 		}
 	}
 	if s.listener, err = node.Listen(s.Listen, "--listen"); err != nil {
-		return nil, err
+		return err
 	}
 	s.runFlags = append(s.addressFlags(s.listener.Addr()), s.RunFlags()...)
-	err = s.node.Start(ctx, s.runFlags, func(next cas.Instances) cas.Instances {
-		return s.Sampling.withhold(verdicts, s.DigestFunctions.Instances(next))
+	return s.node.Start(ctx, s.runFlags, func(next cas.Instances) cas.Instances {
+		return s.Sampling.withhold(s.verdicts, s.DigestFunctions.Instances(next))
 	})
-	return verdicts, err
 }
 
 // openQueue makes the queue with the drains of an earlier server, and its metrics.
-func (s *server) openQueue(verdicts *repro.Verdicts) (err error) {
+func (s *server) openQueue() (err error) {
 	n := s.node
 	s.logs = logstream.New(logstream.Config{Instances: n.Instances})
 	s.onClose(s.logs.Close)
-	s.sampler = s.Sampling.sampler(n.Local, s.runFlags, n.Telemetry.Check, s.history, verdicts)
+	s.sampler = s.Sampling.sampler(n.Local, s.runFlags, n.Telemetry.Check, s.history, s.verdicts)
 	config := s.queueConfig()
 	if config.Drains, err = readDrains(n.Dir); err != nil {
 		return err
