@@ -21,14 +21,14 @@ import (
 	"google.golang.org/protobuf/proto"
 )
 
-// TestEscapesFromImages: what serve measures is what is attacked: a worker whose inputs lie in images, the second time in
-// one that stays mounted. Afterwards each blob of the store is what it was.
+// TestEscapesFromImages attacks a worker whose inputs are in mounted images, twice so that the second run reuses the image,
+// and then verifies the store.
 func TestEscapesFromImages(t *testing.T) {
 	program, err := build()
 	if err != nil {
 		t.Fatal(err)
 	}
-	dir, err := os.MkdirTemp("/var/tmp", "cloister-escape-") // no file system in memory has images
+	dir, err := os.MkdirTemp("/var/tmp", "cloister-escape-") // images need a disk
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -109,20 +109,20 @@ func TestEscapesFromImages(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			var said bytes.Buffer
-			out, err := local.Execute(t.Context(), &worker.Task{Action: action, Stdout: &said, Stderr: &said}, func(worker.Stage) {})
+			var output bytes.Buffer
+			out, err := local.Execute(t.Context(), &worker.Task{Action: action, Stdout: &output, Stderr: &output}, func(worker.Stage) {})
 			if err != nil {
 				t.Fatalf("%v: %v", attack, err)
 			}
-			if !strings.HasPrefix(said.String(), "held:") || out.Result.ExitCode != 0 {
-				t.Errorf("%v, round %d: exit code %d, it says %.200q, want that all was held", attack, round, out.Result.ExitCode, said.String())
+			if !strings.HasPrefix(output.String(), "held:") || out.Result.ExitCode != 0 {
+				t.Errorf("%v, round %d: got exit code %d, %.200q, want \"held: ...\"", attack, round, out.Result.ExitCode, output.String())
 			}
 			var m cloisterpb.Execution
 			if err := out.Result.ExecutionMetadata.AuxiliaryMetadata[0].UnmarshalTo(&m); err != nil {
 				t.Fatal(err)
 			}
 			if m.Sandbox.Inputs != string(tree.FormImage) {
-				t.Errorf("%v: inputs were laid out by %q, because %q", attack, m.Sandbox.Inputs, m.Sandbox.InputsReason)
+				t.Errorf("%v: inputs were staged by %q, because %q", attack, m.Sandbox.Inputs, m.Sandbox.InputsReason)
 			}
 		}
 	}
@@ -131,6 +131,6 @@ func TestEscapesFromImages(t *testing.T) {
 		t.Fatal(err)
 	}
 	if len(report.Damaged) > 0 || report.Blobs == 0 {
-		t.Errorf("of %d blobs these are damaged: %v", report.Blobs, report.Damaged)
+		t.Errorf("of %d blobs, these are damaged: %v", report.Blobs, report.Damaged)
 	}
 }

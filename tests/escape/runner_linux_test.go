@@ -29,21 +29,20 @@ import (
 	"google.golang.org/grpc/status"
 )
 
-// Policies of the runners that are attacked: with a small /tmp, and with small limits.
+// Policies of the attacked runners: one with a small /tmp, one with small limits.
 const (
 	roomy = "version: 1\nprofiles:\n  build: {tmp: 16MiB, memory: 4GiB}\n"
 	tight = "version: 1\nprofiles:\n  build: {memory: 64MiB, cpu: 1s, processes: 64, open_files: 64, output_bytes: 16MiB, output_files: 1000, tmp: 1GiB}\n"
 )
 
-// elsewhere are attacks that a runner is not asked to withstand, or that are another one for it, and why. The table in
-// docs/runner.md has the same.
-var elsewhere = map[string]string{
-	"input-name-host": "no directory of a runner's input root is an input; those of the toolchain are, and input-name has one",
-	"stubborn":        "a runner's time is its caller's: TestRunnerEndsWhatIsCancelled",
+// notForRunners are attacks that do not apply to a runner, and why. The table in docs/runner.md lists them, too.
+var notForRunners = map[string]string{
+	"input-name-host": "directories of a runner's input root are not inputs; input-name attacks one of the toolchain",
+	"stubborn":        "the caller of a runner sets the timeout: TestRunnerKillsCancelledCommand",
 }
 
-// A mouth is a cloister runner, with a build directory in the world's store.
-type mouth struct {
+// A runnerProcess is a running "cloister runner" with a build directory in the store.
+type runnerProcess struct {
 	runnerpb.RunnerClient
 	pid   int
 	build string
@@ -51,15 +50,15 @@ type mouth struct {
 	n     int
 }
 
-// newMouth starts a runner, which ends with the test.
-func newMouth(t *testing.T, w *world, policy string, flags ...string) *mouth {
+// startRunner starts a runner for the duration of the test.
+func startRunner(t *testing.T, w *fixture, policy string, flags ...string) *runnerProcess {
 	t.Helper()
 	dir, err := os.MkdirTemp("", "cl-") // short, for the address of a socket
 	if err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { os.RemoveAll(dir) })
-	m := &mouth{build: filepath.Join(w.store, "build")}
+	m := &runnerProcess{build: filepath.Join(w.store, "build")}
 	rules, socket := filepath.Join(dir, "policy.yaml"), filepath.Join(dir, "runner")
 	if err := errors.Join(os.MkdirAll(m.build, 0o755), os.WriteFile(rules, []byte(policy), 0o644)); err != nil {
 		t.Fatal(err)
@@ -79,7 +78,7 @@ func newMouth(t *testing.T, w *world, policy string, flags ...string) *mouth {
 		_ = cmd.Process.Signal(syscall.SIGTERM)
 		err := cmd.Wait()
 		if _, gone := os.Lstat(socket); err != nil || !errors.Is(gone, os.ErrNotExist) {
-			t.Errorf("the runner ended with %v, its socket: %v\n%s", err, gone, &stderr)
+			t.Errorf("the runner exited with %v, its socket: %v\n%s", err, gone, &stderr)
 		}
 	})
 	m.pid = cmd.Process.Pid
@@ -88,7 +87,7 @@ func newMouth(t *testing.T, w *world, policy string, flags ...string) *mouth {
 		line, err := banner.ReadString('\n')
 		if err != nil {
 			_ = cmd.Wait()
-			t.Fatalf("the runner does not start: %s", &stderr)
+			t.Fatalf("the runner did not start: %s", &stderr)
 		}
 		if strings.HasPrefix(line, "runner ") {
 			break
@@ -113,9 +112,9 @@ type trial struct {
 	request *runnerpb.RunRequest
 }
 
-// action lays out the input root of an attack as bb_worker does: with files that are links into its cache, here such as
-// anybody may write.
-func (m *mouth) action(w *world, attack []string) (*trial, error) {
+// action creates the input root of an attack as bb_worker does, with hard links to its cache, which are world-writable
+// here.
+func (m *runnerProcess) action(w *fixture, attack []string) (*trial, error) {
 	m.mu.Lock()
 	m.n++
 	name := fmt.Sprintf("%d-%d", m.pid, m.n)
@@ -139,9 +138,8 @@ func (m *mouth) action(w *world, attack []string) (*trial, error) {
 	}}, err
 }
 
-// translate returns an attack with its paths as a runner's command has them: inputs in the input root, and where a
-// directory must not be written to, one of the toolchain.
-func (*mouth) translate(attack []string) []string {
+// translate converts the paths of an attack: inputs are in the input root, and a read-only directory is one of the toolchain.
+func (*runnerProcess) translate(attack []string) []string {
 	var to []string
 	for _, a := range attack {
 		switch {
@@ -155,9 +153,9 @@ func (*mouth) translate(attack []string) []string {
 	return to
 }
 
-// follow calls said for each line that a file gets until done is closed.
-func follow(file string, done <-chan struct{}, said func(string)) {
-	var told int
+// follow calls onLine for each new line of a file until done is closed.
+func follow(file string, done <-chan struct{}, onLine func(string)) {
+	var read int
 	for ended := false; !ended; {
 		select {
 		case <-done:
@@ -166,22 +164,22 @@ func follow(file string, done <-chan struct{}, said func(string)) {
 		}
 		b, _ := os.ReadFile(file)
 		for {
-			line, _, whole := strings.Cut(string(b[told:]), "\n")
+			line, _, whole := strings.Cut(string(b[read:]), "\n")
 			if !whole {
 				break
 			}
-			told += len(line) + 1
-			said(line)
+			read += len(line) + 1
+			onLine(line)
 		}
 	}
 }
 
-// run performs an attack.
-func (m *mouth) run(ctx context.Context, a *trial, said func(string)) (*runnerpb.RunResponse, string, error) {
+// run runs an attack.
+func (m *runnerProcess) run(ctx context.Context, a *trial, onLine func(string)) (*runnerpb.RunResponse, string, error) {
 	done := make(chan struct{})
 	var following sync.WaitGroup
-	if said != nil {
-		following.Go(func() { follow(filepath.Join(a.dir, "stdout"), done, said) })
+	if onLine != nil {
+		following.Go(func() { follow(filepath.Join(a.dir, "stdout"), done, onLine) })
 	}
 	resp, err := m.Run(ctx, a.request)
 	close(done)
@@ -191,21 +189,20 @@ func (m *mouth) run(ctx context.Context, a *trial, said func(string)) (*runnerpb
 	return resp, string(stdout) + string(stderr), err
 }
 
-// attempt performs the attack of a guarantee through a runner and returns what escaped, "" if nothing did, and what the
-// runner says of it to people.
-func (m *mouth) attempt(t *testing.T, w *world, g *guarantee) (escaped, told string, err error) {
-	if g.first != nil {
-		a, err := m.action(w, g.first)
+// attempt runs the attack of a guarantee through a runner. It returns what escaped, or "" and what the runner reports.
+func (m *runnerProcess) attempt(t *testing.T, w *fixture, g *guarantee) (escaped, reported string, err error) {
+	if g.before != nil {
+		a, err := m.action(w, g.before)
 		if err != nil {
 			return "", "", err
 		}
 		if _, text, err := m.run(t.Context(), a, nil); err != nil || !strings.HasPrefix(text, "held:") {
-			return "", "", fmt.Errorf("%v, which comes first: %q, %w", g.first, text, err)
+			return "", "", fmt.Errorf("the preceding attack %v: %q, %w", g.before, text, err)
 		}
 	}
 	ended := make(chan struct{})
-	if g.beside != nil {
-		a, err := m.action(w, g.beside)
+	if g.concurrent != nil {
+		a, err := m.action(w, g.concurrent)
 		if err != nil {
 			return "", "", err
 		}
@@ -224,25 +221,25 @@ func (m *mouth) attempt(t *testing.T, w *world, g *guarantee) (escaped, told str
 		select {
 		case <-ready:
 		case <-ended:
-			return "", "", fmt.Errorf("%v, which is to be alive meanwhile: %s", g.beside, failed)
+			return "", "", fmt.Errorf("the concurrent attack %v: %s", g.concurrent, failed)
 		}
 	}
 	a, err := m.action(w, g.attack)
 	if err != nil {
 		return "", "", err
 	}
-	var said func(string)
-	if g.said != nil {
-		said = func(line string) { g.said(w, line) }
+	var onLine func(string)
+	if g.onLine != nil {
+		onLine = func(line string) { g.onLine(w, line) }
 	}
-	resp, text, err := m.run(t.Context(), a, said)
-	w.knocks.Wait()
-	// That the attack met a limit makes no result of it, whatever its exit code.
+	resp, text, err := m.run(t.Context(), a, onLine)
+	w.connecting.Wait()
+	// A run that hit a limit has no result.
 	if err != nil && !(status.Code(err) == codes.FailedPrecondition && strings.Contains(err.Error(), "hit a limit")) {
 		return "", "", err
 	}
 	log, _ := os.ReadFile(filepath.Join(a.dir, "logs", "cloister.txt"))
-	told = fmt.Sprintf("%s\n%v", log, err)
+	reported = fmt.Sprintf("%s\n%v", log, err)
 	var checked error
 	if g.outputs != nil {
 		out, err := os.OpenRoot(filepath.Join(a.dir, "root"))
@@ -251,20 +248,20 @@ func (m *mouth) attempt(t *testing.T, w *world, g *guarantee) (escaped, told str
 		}
 		checked = errors.Join(g.outputs(out), out.Close())
 	}
-	if g.beside != nil {
+	if g.concurrent != nil {
 		select {
 		case <-ended:
-			checked = errors.Join(checked, errors.New("the run beside was ended"))
+			checked = errors.Join(checked, errors.New("the concurrent run was killed"))
 		default:
 		}
 	}
 	if g.check != nil {
 		checked = errors.Join(checked, g.check(w))
 	}
-	checked = errors.Join(checked, w.intact(), a.intact())
+	checked = errors.Join(checked, w.checkInputs(), a.checkInputs())
 	verdict := text
 	if i := strings.Index(text, "\ncloister: "); i >= 0 {
-		verdict = text[:i] // what follows is the runner's own word
+		verdict = text[:i] // the rest is from the runner
 	}
 	verdict = lastLine(verdict)
 	switch {
@@ -272,51 +269,50 @@ func (m *mouth) attempt(t *testing.T, w *world, g *guarantee) (escaped, told str
 		return verdict, "", nil
 	case checked != nil:
 		return checked.Error(), "", nil
-	case len(w.reach) > 0:
-		return strings.Join(w.reach, ", "), "", nil
-	case strings.HasPrefix(verdict, "held:") && (resp == nil || resp.ExitCode == 0), g.ends && resp != nil && resp.ExitCode == -1:
-		return "", told, nil
+	case len(w.reached) > 0:
+		return strings.Join(w.reached, ", "), "", nil
+	case strings.HasPrefix(verdict, "held:") && (resp == nil || resp.ExitCode == 0), g.kills && resp != nil && resp.ExitCode == -1:
+		return "", reported, nil
 	}
 	return "", "", fmt.Errorf("%v: %.2000s", resp, text)
 }
 
-// intact returns what has happened to the inputs that are this action's alone.
-func (a *trial) intact() error {
+// checkInputs returns an error if an input of this action has changed.
+func (a *trial) checkInputs() error {
 	for _, f := range []string{"file", "in/file", "in/dir/sub"} {
 		b, err := os.ReadFile(filepath.Join(a.dir, "root", f))
 		if err != nil || string(b) != "original" {
-			return fmt.Errorf("the input %s holds %q: %w", f, b, err)
+			return fmt.Errorf("the input %s contains %q: %w", f, b, err)
 		}
 	}
 	return nil
 }
 
-// runnerWorld is a world whose store is a worker's cache, with its build directory in it.
-func runnerWorld(t *testing.T) (*world, sandbox.Features) {
-	w := newWorld(t)
-	b := namespace.New(namespace.Config{})
-	defer b.Close()
-	f, err := b.Probe(t.Context())
-	if err != nil || f.Tier != "full" {
-		sandboxtest.Unavailable(t, "namespaces", fmt.Sprintf("tier %q, %v", f.Tier, err))
+// newRunnerFixture returns a fixture whose store is the cache of a worker and contains its build directory.
+func newRunnerFixture(t *testing.T) (*fixture, sandbox.Features) {
+	t.Helper()
+	w := newFixture(t)
+	f := w.features[w.backend(t, nil)]
+	if f.Tier != "full" {
+		sandboxtest.Unavailable(t, "namespaces", fmt.Sprintf("tier %q", f.Tier))
 	}
-	if err := w.stock(); err != nil {
+	if err := w.resetStore(); err != nil {
 		t.Fatal(err)
 	}
 	return w, f
 }
 
-// TestEscapesThroughRunner tries the attacks as commands of a bb_worker: what its process and its socket are in front of is
-// confined as well. Those that the filter of system calls alone holds must succeed through a runner that has none.
+// TestEscapesThroughRunner runs the attacks as commands of a bb_worker. Those that only the system call filter prevents must
+// succeed through a runner without it.
 func TestEscapesThroughRunner(t *testing.T) {
-	w, features := runnerWorld(t)
-	wide, narrow := newMouth(t, w, roomy), newMouth(t, w, tight)
-	open := newMouth(t, w, "version: 1\nprofiles:\n  build: {tmp: 16MiB}\n", "--sandbox", "namespaces")
+	w, features := newRunnerFixture(t)
+	wide, narrow := startRunner(t, w, roomy), startRunner(t, w, tight)
+	open := startRunner(t, w, "version: 1\nprofiles:\n  build: {tmp: 16MiB}\n", "--sandbox", "namespaces")
 	all := guarantees(w)
 	tried := 0
 	for i := range all {
 		g := &all[i]
-		if elsewhere[g.name] != "" {
+		if notForRunners[g.name] != "" {
 			continue
 		}
 		tried++
@@ -324,50 +320,50 @@ func TestEscapesThroughRunner(t *testing.T) {
 			if g.limit != "" && !slices.Contains(features.Limits, g.limit) {
 				sandboxtest.Unavailable(t, "limits", fmt.Sprintf("this worker cannot limit %s", g.limit))
 			}
-			// The store holds the build directory, so that it is only ever mended in part.
-			mend := func() error {
+			// The store contains the build directory, so only the inputs are restored.
+			restore := func() error {
 				return errors.Join(inputFile(rewrite, os.Chmod, filepath.Join(w.store, "file")), inputFile(rewrite, os.Chmod, filepath.Join(w.store, "open", "sub")))
 			}
-			if err := mend(); err != nil {
+			if err := restore(); err != nil {
 				t.Fatal(err)
 			}
-			w.reach = nil
+			w.reached = nil
 			m := wide
 			if g.spec != nil {
 				m = narrow
 			}
-			escaped, told, err := m.attempt(t, w, g)
+			escaped, reported, err := m.attempt(t, w, g)
 			if err != nil || escaped != "" {
 				t.Fatalf("%s\n%s%v", g.promise, escaped, err)
 			}
-			if g.limit != "" && !strings.Contains(told, string(g.limit)) {
-				t.Errorf("nobody is told that the limit of %s was met: %s", g.limit, told)
+			if g.limit != "" && !strings.Contains(reported, string(g.limit)) {
+				t.Errorf("the limit of %s is not reported: %s", g.limit, reported)
 			}
 			for _, want := range g.events {
 				subject := m.translate([]string{want.Subject})[0]
 				if dir, isNew := strings.CutSuffix(want.Subject, "/new"); isNew {
 					subject = m.translate([]string{dir})[0] + "/new"
 				}
-				if !slices.ContainsFunc(strings.Split(told, "\n"), func(line string) bool {
+				if !slices.ContainsFunc(strings.Split(reported, "\n"), func(line string) bool {
 					return strings.HasPrefix(line, string(want.Kind)) && strings.Contains(line, subject)
 				}) {
-					t.Errorf("the log does not tell of %s %s:\n%s", want.Kind, subject, told)
+					t.Errorf("the log lacks %s %s:\n%s", want.Kind, subject, reported)
 				}
 			}
 			if !slices.Equal(g.without, []namespace.Layer{namespace.Seccomp}) {
 				return
 			}
-			if escaped, told, err := open.attempt(t, w, g); err != nil || escaped == "" {
-				t.Errorf("without its layer the attack fails all the same: %s, %v", told, err)
+			if escaped, reported, err := open.attempt(t, w, g); err != nil || escaped == "" {
+				t.Errorf("without its layer the attack still fails: %s, %v", reported, err)
 			}
 		})
 	}
 	if tried < 40 {
-		t.Errorf("%d attacks were tried", tried)
+		t.Errorf("got %d attacks, want at least 40", tried)
 	}
 }
 
-// rewrite writes a file only if it has to: others may have it open.
+// rewrite writes a file only if its content differs, because others may have it open.
 func rewrite(name string, b []byte, mode os.FileMode) error {
 	if got, err := os.ReadFile(name); err == nil && bytes.Equal(got, b) {
 		return nil
@@ -375,11 +371,10 @@ func rewrite(name string, b []byte, mode os.FileMode) error {
 	return os.WriteFile(name, b, mode)
 }
 
-// TestRunnerEndsWhatIsCancelled: when its caller has gone, nothing of a command is left, also if it ignores signals; and
-// nothing that it made gets to the build directory.
-func TestRunnerEndsWhatIsCancelled(t *testing.T) {
-	w, _ := runnerWorld(t)
-	m := newMouth(t, w, roomy)
+// TestRunnerKillsCancelledCommand checks that a command that ignores signals leaves neither processes nor outputs.
+func TestRunnerKillsCancelledCommand(t *testing.T) {
+	w, _ := newRunnerFixture(t)
+	m := startRunner(t, w, roomy)
 	a, err := m.action(w, []string{"stubborn", w.mark})
 	if err != nil {
 		t.Fatal(err)
@@ -388,8 +383,8 @@ func TestRunnerEndsWhatIsCancelled(t *testing.T) {
 	defer cancel()
 	_, text, err := m.run(ctx, a, func(line string) {
 		if line == "ready" {
-			if len(w.left()) == 0 {
-				t.Error("the attack is not there: its mark proves nothing")
+			if len(w.survivors()) == 0 {
+				t.Error("no process has the mark")
 			}
 			cancel()
 		}
@@ -397,12 +392,12 @@ func TestRunnerEndsWhatIsCancelled(t *testing.T) {
 	if status.Code(err) != codes.Canceled {
 		t.Fatalf("%v: %s", err, text)
 	}
-	for deadline := time.Now().Add(30 * time.Second); noneLeft(w) != nil; time.Sleep(10 * time.Millisecond) {
+	for deadline := time.Now().Add(30 * time.Second); noSurvivors(w) != nil; time.Sleep(10 * time.Millisecond) {
 		if time.Now().After(deadline) {
-			t.Fatal(noneLeft(w))
+			t.Fatal(noSurvivors(w))
 		}
 	}
-	if err := errors.Join(a.intact(), w.intact()); err != nil {
+	if err := errors.Join(a.checkInputs(), w.checkInputs()); err != nil {
 		t.Error(err)
 	}
 }

@@ -21,15 +21,14 @@ import (
 	"github.com/cloister-build/cloister/cas"
 	"github.com/cloister-build/cloister/cas/disk"
 	"github.com/cloister-build/cloister/sandbox"
-	"github.com/cloister-build/cloister/sandbox/sandboxtest"
 )
 
-var soak = flag.Int("soak", 400, "how many runs TestSoak makes")
+var soak = flag.Int("soak", 400, "number of runs of TestSoak")
 
-// soakSlots is how many runs there are at once.
+// soakSlots is the number of concurrent runs.
 const soakSlots = 8
 
-// soakAttacks are what the runs do, in turn: some are ordinary, some leave all that they can, some end badly.
+// soakAttacks are the attacks of the runs, in turn. Some are harmless, some leave things behind, some fail.
 var soakAttacks = [][]string{
 	{"daemon"}, {"input-write", "/in/file", "/in/host"}, {"input-write", "/blobs/0", "/blobs/1"}, {"input-name", "/blobs/2", "/blobs"}, {"leave", "/tmp", "/dev/shm", "/build"}, {"fill", "/tmp/big", "64"},
 	{"outside", "/", "/in/open"}, {"forks", "32"}, {"links", "/etc/shadow"}, {"syscalls"},
@@ -37,14 +36,14 @@ var soakAttacks = [][]string{
 	{"identity"}, {"memory", "memfd", "4"}, {"stubborn"}, {"no such attack"},
 }
 
-// blobs are those of a store of the worker's own kind, as inputs of every run.
+// blobs are blobs of a disk store that are inputs of every run.
 type blobs struct {
 	store   cas.Store
 	digests []cas.Digest
 	inputs  []sandbox.Input
 }
 
-// newBlobs fills a store.
+// newBlobs creates a store with blobs.
 func newBlobs(t *testing.T) *blobs {
 	t.Helper()
 	dir, err := filepath.EvalSymlinks(t.TempDir())
@@ -78,7 +77,7 @@ func newBlobs(t *testing.T) *blobs {
 	return b
 }
 
-// verify reads every blob against its digest: as the store has it, and as runs were given it.
+// verify checks the digest of every blob, in the store and in the file that runs were given.
 func (b *blobs) verify(t *testing.T) {
 	t.Helper()
 	for i, d := range b.digests {
@@ -87,19 +86,16 @@ func (b *blobs) verify(t *testing.T) {
 		}
 		given, err := os.ReadFile(b.inputs[i].Source)
 		if err != nil || cas.SHA256.Sum(given) != d {
-			t.Errorf("blob %d was given to runs and is %d other bytes (%v)", i, len(given), err)
+			t.Errorf("the file of blob %d has %d other bytes (%v)", i, len(given), err)
 		}
 	}
 }
 
-// TestSoak makes many runs, hostile and ordinary ones, and compares the host before and after.
+// TestSoak compares the host before and after many hostile and ordinary runs.
 func TestSoak(t *testing.T) {
-	w := newWorld(t)
-	b := w.backend(nil)
-	if _, err := b.Probe(t.Context()); err != nil {
-		sandboxtest.Unavailable(t, "namespaces", err)
-	}
-	if err := w.stock(); err != nil {
+	w := newFixture(t)
+	b := w.backend(t, nil)
+	if err := w.resetStore(); err != nil {
 		t.Fatal(err)
 	}
 	if err := w.fillSlots(t.Context(), b); err != nil {
@@ -131,15 +127,15 @@ func TestSoak(t *testing.T) {
 	after := settled(t, w, before)
 	for what, want := range before {
 		if got := after[what]; got != want {
-			t.Errorf("%s: %s before, %s after %d runs", what, want, got, *soak)
+			t.Errorf("%s: got %[3]s after %[4]d runs, want %[2]s", what, want, got, *soak)
 		}
 	}
-	if err := w.intact(); err != nil {
+	if err := w.checkInputs(); err != nil {
 		t.Error(err)
 	}
 	blobs.verify(t)
-	if pids := w.left(); len(pids) > 0 {
-		t.Errorf("processes %v are alive", pids)
+	if pids := w.survivors(); len(pids) > 0 {
+		t.Errorf("processes %v are still alive", pids)
 	}
 	for _, what := range slices.Sorted(maps.Keys(after)) {
 		t.Logf("after as before: %s %.60s", what, after[what])
@@ -147,16 +143,16 @@ func TestSoak(t *testing.T) {
 	t.Logf("%d runs, %d at once", *soak, soakSlots)
 }
 
-// soakMark is what the command lines of some attacks carry, so that their processes can be found.
-func (w *world) soakMark(i int) []string {
+// soakMark returns the mark for the command lines of attacks whose processes could survive.
+func (w *fixture) soakMark(i int) []string {
 	if a := soakAttacks[i%len(soakAttacks)][0]; a == "stubborn" || a == "daemon" {
 		return []string{w.mark}
 	}
 	return nil
 }
 
-// fillSlots has as many runs alive at once as there will be, so that what the backend keeps for each is there.
-func (w *world) fillSlots(parent context.Context, b sandbox.Backend) error {
+// fillSlots starts soakSlots concurrent runs, so that the backend allocates everything that it keeps.
+func (w *fixture) fillSlots(parent context.Context, b sandbox.Backend) error {
 	ctx, cancel := context.WithTimeout(parent, time.Minute)
 	defer cancel()
 	var all, ready sync.WaitGroup
@@ -167,7 +163,7 @@ func (w *world) fillSlots(parent context.Context, b sandbox.Backend) error {
 			once := sync.OnceFunc(ready.Done)
 			defer once()
 			if _, text, err := w.run(ctx, b, w.spec([]string{"stubborn", w.mark}), func(string) { once() }, nil); err != nil || !strings.HasPrefix(text, "ready") {
-				errs <- fmt.Errorf("a run that waits: %q, %w", text, err)
+				errs <- fmt.Errorf("waiting run: %q, %w", text, err)
 			}
 		})
 	}
@@ -178,12 +174,12 @@ func (w *world) fillSlots(parent context.Context, b sandbox.Backend) error {
 	return <-errs
 }
 
-// A census is what a host has of this process's doing, by what is counted.
+// A census counts the resources of this process on the host.
 type census map[string]string
 
-// settled returns a census once it is as want, or after ten seconds whatever it is: the kernel takes some time
-// to clear up after a run.
-func settled(t *testing.T, w *world, want census) census {
+// settled returns a census once it equals want, or after ten seconds, because the kernel cleans up with a delay. If want is
+// nil, it waits until two censuses are equal.
+func settled(t *testing.T, w *fixture, want census) census {
 	t.Helper()
 	var got census
 	for range 100 {
@@ -201,7 +197,7 @@ func settled(t *testing.T, w *world, want census) census {
 	return got
 }
 
-func count(w *world) (census, error) {
+func count(w *fixture) (census, error) {
 	c := census{}
 	number := func(what string, n int) { c[what] = strconv.Itoa(n) }
 	tree, err := descendants()
@@ -230,11 +226,11 @@ func count(w *world) (census, error) {
 	number("namespaces", len(spaces))
 	groups := 0
 	_ = filepath.WalkDir("/sys/fs/cgroup", func(path string, e fs.DirEntry, err error) error {
-		// Those of this worker alone: others may be at work on the same host.
+		// Only those of this worker; others may run on the same host.
 		if err == nil && e.IsDir() && strings.Contains(path, "cloister") && strings.Contains(path, strconv.Itoa(os.Getpid())) {
 			groups++
 		}
-		return nil // groups come and go while one looks
+		return nil // groups may disappear during the walk
 	})
 	number("groups", groups)
 	files := 0
@@ -243,28 +239,28 @@ func count(w *world) (census, error) {
 	return c, err
 }
 
-// descriptors returns what a process has open, by kind.
+// descriptors returns the open files of a process, by kind.
 func descriptors(pid int) string {
 	links, _ := filepath.Glob(fmt.Sprintf("/proc/%d/fd/*", pid))
 	kinds := map[string]int{}
 	for _, l := range links {
 		to, err := os.Readlink(l)
 		if err != nil {
-			continue // that by which the directory was read
+			continue // the descriptor of this directory
 		}
 		if kind, _, ok := strings.Cut(to, ":["); ok && kind != "anon_inode" {
 			to = kind // the rest is a number
 		}
 		kinds[to]++
 	}
-	// The runtime of Go makes one of each when it first needs it, which may be late.
+	// The Go runtime creates one of each when it first needs it.
 	for _, lazy := range []string{"anon_inode:[eventpoll]", "anon_inode:[eventfd]"} {
 		kinds[lazy] = max(kinds[lazy], 1)
 	}
 	return fmt.Sprint(kinds)
 }
 
-// descendants returns this process and all that it has started, directly or not.
+// descendants returns this process and its descendants.
 func descendants() ([]int, error) {
 	children := map[int][]int{}
 	stats, err := filepath.Glob("/proc/[0-9]*/stat")
@@ -276,7 +272,7 @@ func descendants() ([]int, error) {
 		if err != nil {
 			continue // it has ended
 		}
-		// The name is in parentheses and may hold anything; state and parent come after the last one.
+		// The name is in parentheses and may contain anything; state and parent follow the last one.
 		f := strings.Fields(string(b[bytes.LastIndexByte(b, ')')+1:]))
 		pid, err1 := strconv.Atoi(filepath.Base(filepath.Dir(s)))
 		parent, err2 := strconv.Atoi(f[1])

@@ -12,8 +12,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// call makes a system call as it is, without a library that knows better. An argument is an int, a string,
-// which is passed with a NUL at its end, or a []byte, which is passed as a pointer and may be nil.
+// call makes a raw system call. An argument is an int, a string, which is passed with a NUL at its end, or a []byte, which is
+// passed as a pointer and may be nil.
 func call(number int, args ...any) (int, error) {
 	var raw [6]uintptr
 	var pin runtime.Pinner
@@ -44,11 +44,11 @@ func call(number int, args ...any) (int, error) {
 	return int(n), nil
 }
 
-// address returns where b begins.
+// address returns the address of b.
 func address(b []byte) uintptr { return uintptr(unsafe.Pointer(&b[0])) }
 
-// fork makes a child that only waits, and returns its process id. The child is a copy of one thread, in
-// which the runtime of Go does not work: it makes system calls and nothing else.
+// fork creates a child that only waits, and returns its process ID. The child is a copy of one thread, in which the Go runtime
+// does not work, so it makes nothing but system calls.
 //
 //go:norace
 func fork() (int, error) {
@@ -64,7 +64,7 @@ func fork() (int, error) {
 	return int(pid), nil
 }
 
-// cloneThree makes a child by clone3(2) with flags, which ends at once.
+// cloneThree creates a child with clone3(2), which exits immediately.
 //
 //go:norace
 func cloneThree(flags uint64) error {

@@ -13,10 +13,10 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// original is what every input holds.
+// original is the content of every input.
 const original = "original"
 
-// inputWrite tries to change the bytes of each file.
+// inputWrite tries to change the content of each file.
 func inputWrite(r *report, args []string) {
 	for _, file := range args {
 		for _, mode := range []struct {
@@ -39,7 +39,7 @@ func inputWrite(r *report, args []string) {
 		if !r.must("open "+file, err) {
 			continue
 		}
-		// A descriptor that was opened for reading does not say which right is missing.
+		// With a read-only descriptor, the error does not show which permission is missing.
 		_, err = unix.Write(fd, []byte("changed"))
 		r.refused("write", err, unix.EBADF)
 		r.refused("ftruncate", unix.Ftruncate(fd, 0), unix.EINVAL)
@@ -57,7 +57,7 @@ func inputWrite(r *report, args []string) {
 			}
 		}
 		_, err = unix.Open(fmt.Sprintf("/proc/self/fd/%d", fd), unix.O_RDWR|unix.O_CLOEXEC, 0)
-		r.refused("open the descriptor again for writing", err)
+		r.refused("reopen the descriptor for writing", err)
 		if at, err := unix.Open(file, unix.O_PATH|unix.O_CLOEXEC, 0); r.must("O_PATH", err) {
 			_, err = unix.Open(fmt.Sprintf("/proc/self/fd/%d", at), unix.O_WRONLY|unix.O_CLOEXEC, 0)
 			r.refused("open an O_PATH descriptor for writing", err)
@@ -75,7 +75,7 @@ func unchanged(r *report, file string) {
 	}
 }
 
-// inputMetadata tries to change what the file system says of each file.
+// inputMetadata tries to change the metadata of each file.
 func inputMetadata(r *report, args []string) {
 	for _, file := range args {
 		fd, err := unix.Open(file, unix.O_RDONLY|unix.O_CLOEXEC, 0)
@@ -98,13 +98,13 @@ func inputMetadata(r *report, args []string) {
 	}
 }
 
-// inputName tries to remove, replace and add names: of a file first, then in a directory that holds sub.
+// inputName tries to remove, replace and add names, of a file and in a directory that contains sub.
 func inputName(r *report, args []string) {
 	file, dir := args[0], args[1]
 	if !r.must("make a file", os.WriteFile("/build/new", []byte("changed"), 0o600)) {
 		return
 	}
-	// A mount point cannot be removed or replaced (EBUSY), and no name leads from one mount into another (EXDEV).
+	// A mount point cannot be removed or replaced (EBUSY), and renames and links cannot cross mounts (EXDEV).
 	r.refused("unlink "+file, unix.Unlink(file), unix.EBUSY)
 	r.refused("rename "+file, unix.Rename(file, "/build/gone"), unix.EBUSY, unix.EXDEV)
 	r.refused("replace "+file, unix.Rename("/build/new", file), unix.EBUSY, unix.EXDEV)
@@ -126,11 +126,11 @@ func inputName(r *report, args []string) {
 	unchanged(r, file)
 }
 
-// create tries to make one thing of each kind in dir, and removes what it made.
+// create tries to create a file of each kind in dir, and removes those that it created.
 func create(r *report, dir string) {
 	name := dir + "/new"
 	try := func(what string, err error) {
-		r.refused(what+" "+name, err, unix.ENOENT) // /proc knows no new names
+		r.refused(what+" "+name, err, unix.ENOENT) // in /proc
 		if err == nil {
 			_ = os.Remove(name)
 		}
@@ -145,10 +145,10 @@ func create(r *report, dir string) {
 	try("mkfifo", unix.Mkfifo(name, 0o600))
 }
 
-// dnAccess asks for a signal when something in a directory is read (fcntl(2)).
+// dnAccess requests a signal when a file in a directory is read (fcntl(2)).
 const dnAccess = 1
 
-// inputLease tries to learn of the host's own use of a file, and to hold it up.
+// inputLease tries to observe and to block the host's use of a file.
 func inputLease(r *report, args []string) {
 	fd, err := unix.Open(args[0], unix.O_RDONLY|unix.O_CLOEXEC, 0)
 	if !r.must("open "+args[0], err) {
@@ -158,11 +158,11 @@ func inputLease(r *report, args []string) {
 	r.refused("lease on "+args[0], err)
 	if dir, err := unix.Open(args[1], unix.O_RDONLY|unix.O_DIRECTORY|unix.O_CLOEXEC, 0); r.must("open "+args[1], err) {
 		_, err = unix.FcntlInt(uintptr(dir), unix.F_NOTIFY, dnAccess)
-		r.refused("notice of changes in "+args[1], err)
+		r.refused("notification of changes in "+args[1], err)
 	}
 }
 
-// outside tries to make files in directories that are not the run's to write.
+// outside tries to create files in directories that are not writable.
 func outside(r *report, args []string) {
 	for _, dir := range args {
 		if _, err := os.Stat(dir); r.must(dir, err) {
@@ -171,7 +171,7 @@ func outside(r *report, args []string) {
 	}
 }
 
-// device tries to make device nodes wherever a run can write.
+// device tries to create device nodes in writable directories.
 func device(r *report, args []string) {
 	for _, dir := range args {
 		for _, d := range []struct {
@@ -187,7 +187,7 @@ func device(r *report, args []string) {
 	}
 }
 
-// setuid looks for a mount on which set-user-ID bits have a meaning, and executes a file that has them.
+// setuid looks for a mount on which set-user-ID bits are effective, and executes a file with them.
 func setuid(r *report, _ []string) {
 	if on, err := unix.PrctlRetInt(unix.PR_GET_NO_NEW_PRIVS, 0, 0, 0, 0); err != nil || on != 1 {
 		r.escape("no_new_privs is not set")
@@ -220,7 +220,7 @@ func ids(r *report, _ []string) {
 	r.hold("one user and one group")
 }
 
-// fill writes a file of so many MiB.
+// fill writes a file of a given size in MiB.
 func fill(r *report, args []string) {
 	want, err := strconv.Atoi(args[1])
 	if !r.must("size", err) {
@@ -245,7 +245,7 @@ func fill(r *report, args []string) {
 	r.escape("%d MiB were written", want)
 }
 
-// files makes so many files in a directory.
+// files creates a number of files in a directory.
 func files(r *report, args []string) {
 	want, err := strconv.Atoi(args[1])
 	if !r.must("number", err) {
@@ -260,8 +260,7 @@ func files(r *report, args []string) {
 	r.escape("%d files were made", want)
 }
 
-// names leaves what a careless reader of the outputs stumbles over: every odd byte, the longest names, directories
-// deeper than a path can say.
+// names creates outputs with every unusual byte in their names, with the longest names, and deeper than the longest path.
 func names(r *report, _ []string) {
 	for b := 1; b < 256; b++ {
 		if b == '/' {
@@ -280,10 +279,10 @@ func names(r *report, _ []string) {
 			return
 		}
 	}
-	r.hold("left odd names")
+	r.hold("created odd names")
 }
 
-// links leaves symlinks that lead out, and files that are neither regular nor directories.
+// links creates symlinks out of the outputs, and special files.
 func links(r *report, args []string) {
 	for i, to := range append(args, "/etc/shadow", "../../../../../../etc/shadow", "/proc/self/root") {
 		if !r.must("symlink", unix.Symlink(to, fmt.Sprintf("/build/link%d", i))) {
@@ -295,6 +294,6 @@ func links(r *report, args []string) {
 	}
 	fd, err := unix.Socket(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
 	if r.must("socket", err) && r.must("bind", unix.Bind(fd, &unix.SockaddrUnix{Name: "/build/socket"})) {
-		r.hold("left links")
+		r.hold("created links")
 	}
 }

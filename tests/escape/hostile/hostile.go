@@ -1,14 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Command hostile is what a sandbox must withstand: one program, one subcommand for each attack. It is run by
-// the escape tests alone, inside a sandbox, and attacks nothing that it was not pointed at.
+// Command hostile attacks a sandbox from inside, with one subcommand per attack. Only the escape tests run it, in a sandbox,
+// and it attacks nothing but its arguments.
 //
 //	hostile ATTACK [ARGUMENT...]
 //
-// An attack prints one line and exits: "held: ..." and 0 if everything was refused, "ESCAPED: ..." and 1 if
-// anything was not. Any other exit means that the attack could not be tried, which proves nothing. Every attack
-// ends by itself and takes no more than a few seconds, a few hundred MiB and a few hundred processes, so
-// that it is safe to watch it succeed.
+// An attack prints one line and exits: "held: ..." with 0 if everything was refused, and "ESCAPED: ..." with 1 otherwise. Any
+// other exit means that the attack could not run, which proves nothing. Every attack ends by itself and takes at most a few
+// seconds, a few hundred MiB and a few hundred processes, so that it may safely succeed.
 package main
 
 import (
@@ -17,18 +16,18 @@ import (
 	"strings"
 )
 
-// Exit codes beside 0.
+// Exit codes other than 0.
 const (
 	exitEscaped = 1
 	exitBroken  = 2
 )
 
-// A report gathers what an attack found.
+// A report collects the findings of an attack.
 type report struct {
 	held, escapes, broken []string
 }
 
-// hold records something that was as it should be.
+// hold records something that was refused.
 func (r *report) hold(format string, args ...any) {
 	r.held = append(r.held, fmt.Sprintf(format, args...))
 }
@@ -38,12 +37,12 @@ func (r *report) escape(format string, args ...any) {
 	r.escapes = append(r.escapes, fmt.Sprintf(format, args...))
 }
 
-// stop records that the attack could not be tried.
+// stop records that the attack could not run.
 func (r *report) stop(format string, args ...any) {
 	r.broken = append(r.broken, fmt.Sprintf(format, args...))
 }
 
-// exit prints the verdict and ends the program. What escaped counts more than what could not be tried.
+// exit prints the verdict and exits. An escape takes precedence over an attack that could not run.
 func (r *report) exit() {
 	one := func(list []string) string { return strings.ReplaceAll(strings.Join(list, ", "), "\n", " ") }
 	switch {

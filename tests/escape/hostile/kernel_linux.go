@@ -11,7 +11,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// absent looks for files that tell of the machine, or lead to it.
+// absent looks for files that reveal the machine or lead to its devices.
 func absent(r *report, args []string) {
 	for _, name := range append(args,
 		"/sys", "/run", "/var", "/home", "/root", "/boot", "/mnt", "/etc/shadow", "/etc/hostname", "/etc/machine-id", "/etc/resolv.conf",
@@ -28,7 +28,7 @@ func absent(r *report, args []string) {
 	}
 }
 
-// mounts looks in what the kernel says of mounts and groups for each of some words of the host.
+// mounts looks for words of the host in the files of /proc about mounts and control groups.
 func mounts(r *report, args []string) {
 	for _, name := range []string{"mountinfo", "mounts", "mountstats", "cgroup", "maps", "environ", "status"} {
 		b, err := os.ReadFile("/proc/self/" + name)
@@ -54,8 +54,8 @@ func mounts(r *report, args []string) {
 	}
 }
 
-// filtered records a system call that the filter must stop. An error of any other kind than the filter's means
-// that the kernel has looked at the call.
+// filtered records a system call that the filter must stop. An error other than the filter's means that the call reached the
+// kernel.
 func (r *report) filtered(what string, err error) {
 	switch err {
 	case nil:
@@ -63,11 +63,11 @@ func (r *report) filtered(what string, err error) {
 	case unix.EPERM, unix.ENOSYS:
 		r.hold("%s: %s", what, errorName(err))
 	default:
-		r.escape("%s came through to the kernel: %v", what, err)
+		r.escape("%s reached the kernel: %v", what, err)
 	}
 }
 
-// systemCalls makes the calls that no action needs, with arguments that do no harm where they come through.
+// systemCalls makes system calls that no action needs, with arguments that do no harm if they reach the kernel.
 func systemCalls(r *report, _ []string) {
 	try := func(name string, number int, args ...any) {
 		fd, err := call(number, args...)
@@ -91,13 +91,13 @@ func systemCalls(r *report, _ []string) {
 	try("delete_module", unix.SYS_DELETE_MODULE, "cloister_no_such_module", 0)
 	try("open_by_handle_at", unix.SYS_OPEN_BY_HANDLE_AT, unix.AT_FDCWD, binary.NativeEndian.AppendUint64(nil, 8), 0)
 	try("fanotify_init", unix.SYS_FANOTIFY_INIT, unix.FAN_CLOEXEC, 0)
-	// A time that no clock can be set to.
+	// An invalid time.
 	never := bytes.Repeat([]byte{0xff}, 16)
 	try("settimeofday", unix.SYS_SETTIMEOFDAY, never, none)
 	try("clock_settime", unix.SYS_CLOCK_SETTIME, unix.CLOCK_REALTIME, never)
 	try("sethostname", unix.SYS_SETHOSTNAME, "cloister", 8)
 	try("setdomainname", unix.SYS_SETDOMAINNAME, "(none)", 6)
-	try("reboot", unix.SYS_REBOOT, 0, 0, 0, none) // not the magic that it asks for
+	try("reboot", unix.SYS_REBOOT, 0, 0, 0, none) // without the magic numbers
 	try("swapon", unix.SYS_SWAPON, "/build/no-such-swap", 0)
 	try("swapoff", unix.SYS_SWAPOFF, "/build/no-such-swap")
 	try("acct", unix.SYS_ACCT, "/build/no-such-account")
@@ -107,7 +107,7 @@ func systemCalls(r *report, _ []string) {
 	try("fspick", unix.SYS_FSPICK, unix.AT_FDCWD, "/tmp", 0)
 	try("statmount", unix.SYS_STATMOUNT, none, none, 0, 0)
 	try("listmount", unix.SYS_LISTMOUNT, none, none, 0, 0)
-	try("clock_adjtime", unix.SYS_CLOCK_ADJTIME, unix.CLOCK_REALTIME, make([]byte, 256)) // which only asks
+	try("clock_adjtime", unix.SYS_CLOCK_ADJTIME, unix.CLOCK_REALTIME, make([]byte, 256)) // a query
 	try("move_pages", unix.SYS_MOVE_PAGES, 0, 0, none, none, none, 0)
 	try("migrate_pages", unix.SYS_MIGRATE_PAGES, 0, 0, none, none)
 	try("vhangup", unix.SYS_VHANGUP)
@@ -116,13 +116,13 @@ func systemCalls(r *report, _ []string) {
 	try("ioctl TIOCSTI", unix.SYS_IOCTL, 0, unix.TIOCSTI, "x")
 	try("ioctl TIOCLINUX", unix.SYS_IOCTL, 0, 0x541c, "\x02")
 	try("ioctl TIOCSTI with high bits", unix.SYS_IOCTL, 0, 1<<40|unix.TIOCSTI, "x")
-	try("a call that no kernel has", 1000)
+	try("an unknown call", 1000)
 	for name, c := range machineCalls {
 		try(name, c[0], c[1], c[2], c[3])
 	}
 }
 
-// perfAttr describes a counter of this process alone, of what the kernel itself calls software.
+// perfAttr describes a software counter of this process.
 func perfAttr() []byte {
 	b := make([]byte, 128)
 	binary.NativeEndian.PutUint32(b, 1)                // PERF_TYPE_SOFTWARE

@@ -9,7 +9,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// machineCalls are what only this architecture has: number and three arguments.
+// machineCalls are calls of this architecture: number and three arguments.
 var machineCalls = map[string][4]int{
 	"iopl":          {unix.SYS_IOPL, 3, 0, 0},
 	"ioperm":        {unix.SYS_IOPERM, 0x80, 1, 1},
@@ -18,11 +18,11 @@ var machineCalls = map[string][4]int{
 	"nfsservctl":    {unix.SYS_NFSSERVCTL, 0, 0, 0},
 }
 
-// int80 makes a system call without arguments as a program for i386 does.
+// int80 makes a system call without arguments like a program for i386.
 func int80(number uintptr) uintptr
 
-// foreign makes calls by the numbers of other architectures, which a filter may have forgotten: getpid by that of
-// x32, and by that of i386. A filter may answer by a signal, so that each is made by a child.
+// foreign makes calls by the numbers of other architectures, which a filter may have overlooked: getpid of x32 and of i386. Each
+// is made by a child, because a filter may answer with a signal.
 func foreign(r *report, _ []string) {
 	for _, kind := range []string{"x32", "i386"} {
 		pid, err := syscall.ForkExec(self, []string{"hostile", "child-" + kind}, &syscall.ProcAttr{Files: []uintptr{0}})
@@ -36,8 +36,8 @@ func foreign(r *report, _ []string) {
 			r.escape("getpid of %s succeeded", kind)
 		case ws.ExitStatus() == 0:
 			r.hold("getpid of %s failed", kind)
-		default: // the runtime of Go makes an exit code of SIGSYS
-			r.hold("getpid of %s ended the process: %#x", kind, ws)
+		default: // the Go runtime turns SIGSYS into an exit code
+			r.hold("getpid of %s killed the process: %#x", kind, ws)
 		}
 	}
 }

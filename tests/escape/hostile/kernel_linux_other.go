@@ -4,8 +4,8 @@
 
 package main
 
-// machineCalls are what only this architecture has.
+// machineCalls are calls of this architecture.
 var machineCalls map[string][4]int
 
-// foreign has no numbers of other architectures to try.
-func foreign(r *report, _ []string) { r.hold("one architecture has one table of calls here") }
+// foreign does nothing on this architecture.
+func foreign(r *report, _ []string) { r.hold("this architecture has only one table of calls") }

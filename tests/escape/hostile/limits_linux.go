@@ -13,13 +13,13 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// forks makes so many processes that do nothing.
+// forks creates a number of idle processes.
 func forks(r *report, args []string) {
 	want, err := strconv.Atoi(args[0])
 	if !r.must("number", err) {
 		return
 	}
-	// No thread may become necessary after the last process that there is room for.
+	// The runtime must not need a new thread after the limit is reached.
 	debug.SetGCPercent(-1)
 	var children []int
 	for range want {
@@ -34,13 +34,13 @@ func forks(r *report, args []string) {
 		kill(pid)
 	}
 	if err == nil {
-		r.escape("%d processes were made", want)
+		r.escape("created %d processes", want)
 		return
 	}
 	r.refused("process "+strconv.Itoa(len(children)+1), err, unix.EAGAIN)
 }
 
-// memory takes so many MiB of one kind: "anonymous", "memfd", or a directory to write them to.
+// memory takes a number of MiB of one kind: "anonymous", "memfd", or a directory for a file.
 func memory(r *report, args []string) {
 	mib, err := strconv.Atoi(args[1])
 	if !r.must("size", err) {
@@ -73,10 +73,10 @@ func memory(r *report, args []string) {
 			}
 		}
 	}
-	r.escape("%d MiB of memory were taken", mib)
+	r.escape("took %d MiB of memory", mib)
 }
 
-// descriptors opens so many files.
+// descriptors opens a number of files.
 func descriptors(r *report, args []string) {
 	want, err := strconv.Atoi(args[0])
 	if !r.must("number", err) {
@@ -88,10 +88,10 @@ func descriptors(r *report, args []string) {
 			return
 		}
 	}
-	r.escape("%d files were opened", want)
+	r.escape("opened %d files", want)
 }
 
-// cpu uses three seconds of processor time, no process of its own more than one.
+// cpu uses three seconds of CPU time, at most one per process.
 func cpu(r *report, _ []string) {
 	for range 4 {
 		pid, err := start(self, syscall.SysProcAttr{}, "child-spin")
@@ -102,10 +102,10 @@ func cpu(r *report, _ []string) {
 			return
 		}
 	}
-	r.escape("three seconds of processor time were used")
+	r.escape("used three seconds of CPU time")
 }
 
-// spin uses 750 ms of processor time.
+// spin uses 750 ms of CPU time.
 func spin() {
 	for {
 		var used unix.Timespec
@@ -115,7 +115,7 @@ func spin() {
 	}
 }
 
-// flood writes so many MiB to stdout, with no verdict but that of SIGPIPE.
+// flood writes a number of MiB to stdout, without a verdict.
 func flood(r *report, args []string) {
 	mib, err := strconv.Atoi(args[0])
 	if !r.must("size", err) {

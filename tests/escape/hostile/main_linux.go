@@ -10,7 +10,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// attacks are the subcommands. Each gets the arguments that follow its name.
+// attacks are the subcommands. Each receives the arguments after its name.
 var attacks = map[string]func(*report, []string){
 	// files
 	"input-write":    inputWrite,
@@ -42,7 +42,7 @@ var attacks = map[string]func(*report, []string){
 	"inbound":  inbound,
 	"families": families,
 	"route":    route,
-	// left for the next run, and for the one beside
+	// between runs
 	"leave":  leave,
 	"find":   find,
 	"victim": victim,
@@ -73,18 +73,17 @@ var attacks = map[string]func(*report, []string){
 func main() {
 	r := &report{}
 	if len(os.Args) < 2 || attacks[os.Args[1]] == nil {
-		r.stop("there is no attack %q", slices.Clip(os.Args[1:]))
+		r.stop("unknown attack %q", slices.Clip(os.Args[1:]))
 		r.exit()
 	}
 	attacks[os.Args[1]](r, os.Args[2:])
 	r.exit()
 }
 
-// refusals are how a sandbox says no. Any other error may be this program's own mistake, and then proves
-// nothing.
+// refusals are the errors with which a sandbox refuses. Any other error may be a bug in this program and proves nothing.
 var refusals = []error{unix.EPERM, unix.EACCES, unix.EROFS, unix.ENOSYS}
 
-// refused records an attempt that must fail: with one of refusals, or with one of also.
+// refused records an attempt that must fail with one of refusals or of also.
 func (r *report) refused(what string, err error, also ...error) {
 	is := func(target error) bool { return errors.Is(err, target) }
 	switch {
@@ -97,7 +96,7 @@ func (r *report) refused(what string, err error, also ...error) {
 	}
 }
 
-// must reports whether what an attack needs first came about.
+// must reports whether a precondition of an attack holds.
 func (r *report) must(what string, err error) bool {
 	if err != nil {
 		r.stop("%s: %v", what, err)

@@ -14,7 +14,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// dial connects without waiting, and returns what the kernel says at once or within two seconds.
+// dial connects and returns the kernel's answer within two seconds.
 func dial(family, kind int, to unix.Sockaddr) error {
 	fd, err := unix.Socket(family, kind|unix.SOCK_NONBLOCK|unix.SOCK_CLOEXEC, 0)
 	if err != nil {
@@ -24,7 +24,7 @@ func dial(family, kind int, to unix.Sockaddr) error {
 	err = unix.Connect(fd, to)
 	if err == unix.EINPROGRESS {
 		if n, err := unix.Poll([]unix.PollFd{{Fd: int32(fd), Events: unix.POLLOUT}}, 2000); err != nil || n == 0 {
-			return nil // packets leave, and nobody says no
+			return nil // packets leave and nobody refuses them
 		}
 		no, err := unix.GetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_ERROR)
 		if err != nil || no == 0 {
@@ -42,7 +42,7 @@ func sockaddr(a netip.AddrPort) (int, unix.Sockaddr) {
 	return unix.AF_INET6, &unix.SockaddrInet6{Addr: a.Addr().As16(), Port: int(a.Port())}
 }
 
-// connect tries to reach listeners of the host. On a loopback of the run's own nobody listens.
+// connect tries to reach listeners of the host. Nobody listens on the loopback of the run.
 func connect(r *report, args []string) {
 	for _, a := range args {
 		to, err := netip.ParseAddrPort(a)
@@ -54,8 +54,7 @@ func connect(r *report, args []string) {
 	}
 }
 
-// public tries to reach addresses that belong to nobody (RFC 5737, RFC 3849) and that of cloud metadata. It is
-// never to be run where there is a network.
+// public tries to reach documentation addresses (RFC 5737, RFC 3849) and cloud metadata. Never run it with a network.
 func public(r *report, _ []string) {
 	for _, a := range []string{"192.0.2.1:80", "192.0.2.1:53", "169.254.169.254:80", "[2001:db8::1]:80", "[ff02::1]:53"} {
 		family, sa := sockaddr(netip.MustParseAddrPort(a))
@@ -69,14 +68,14 @@ func public(r *report, _ []string) {
 	}
 }
 
-// abstract tries to reach unix sockets of the host that have no file.
+// abstract tries to reach abstract unix sockets of the host.
 func abstract(r *report, args []string) {
 	for _, name := range args {
 		r.refused("connect to "+name, dial(unix.AF_UNIX, unix.SOCK_STREAM, &unix.SockaddrUnix{Name: name}), unix.ECONNREFUSED)
 	}
 }
 
-// inbound listens everywhere, says on which port, and waits for a second whether anybody comes.
+// inbound listens on all addresses, prints the port, and waits a second for a connection.
 func inbound(r *report, _ []string) {
 	fd, err := listen(netip.AddrPortFrom(netip.IPv4Unspecified(), 0))
 	if !r.must("listen", err) {
@@ -88,9 +87,9 @@ func inbound(r *report, _ []string) {
 	}
 	fmt.Println("port", at.(*unix.SockaddrInet4).Port)
 	if n, err := unix.Poll([]unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}}, 1000); err == nil && n > 0 {
-		r.escape("somebody came")
+		r.escape("accepted a connection")
 	}
-	r.hold("nobody came")
+	r.hold("no connection")
 }
 
 func listen(at netip.AddrPort) (int, error) {
@@ -102,7 +101,7 @@ func listen(at netip.AddrPort) (int, error) {
 	return fd, errors.Join(unix.Bind(fd, sa), unix.Listen(fd, 1))
 }
 
-// families tries the kinds of socket that lead around a network namespace, or deep into the kernel.
+// families tries socket families that bypass a network namespace or expose much of the kernel.
 func families(r *report, _ []string) {
 	for _, s := range []struct {
 		name                   string
@@ -155,7 +154,7 @@ func attribute(kind uint16, value []byte) []byte {
 	return append(binary.NativeEndian.AppendUint16(b, kind), value...)
 }
 
-// netlink makes one request and returns the kernel's answer.
+// netlink sends a request and returns the kernel's answer.
 func netlink(fd int, kind uint16, payload []byte) error {
 	const flags = unix.NLM_F_REQUEST | unix.NLM_F_ACK | unix.NLM_F_CREATE | unix.NLM_F_EXCL
 	b := binary.NativeEndian.AppendUint32(nil, uint32(unix.SizeofNlMsghdr+len(payload)))
@@ -168,7 +167,7 @@ func netlink(fd int, kind uint16, payload []byte) error {
 	answer := make([]byte, 4096)
 	n, _, err := unix.Recvfrom(fd, answer, 0)
 	if err != nil || n < unix.SizeofNlMsghdr+4 {
-		return errors.Join(err, fmt.Errorf("an answer of %d bytes", n))
+		return errors.Join(err, fmt.Errorf("got an answer of %d bytes", n))
 	}
 	if no := int32(binary.NativeEndian.Uint32(answer[unix.SizeofNlMsghdr:])); no != 0 {
 		return unix.Errno(-no)
@@ -176,14 +175,14 @@ func netlink(fd int, kind uint16, payload []byte) error {
 	return nil
 }
 
-// What a victim holds, and what leave leaves behind: found again, it is a way from one run to another.
+// Names of the objects that victim and leave create. If find sees them, runs can communicate.
 const (
 	meetingKey  = 0x636c6f69
 	meetingName = "@cloister-escape"
 	meetingPort = 47113
 )
 
-// leave leaves something of every kind that outlives a process.
+// leave creates an object of every kind that outlives a process.
 func leave(r *report, args []string) {
 	for _, dir := range args {
 		r.must("leave a file", os.WriteFile(dir+"/left", []byte("left"), 0o666))
@@ -194,14 +193,14 @@ func leave(r *report, args []string) {
 	r.must("message queue", err)
 	_, err = call(unix.SYS_SEMGET, meetingKey, 1, unix.IPC_CREAT|0o666)
 	r.must("semaphores", err)
-	// Some filters know no POSIX queues, and then there is nothing to leave.
+	// Some filters refuse POSIX queues.
 	if _, err = call(unix.SYS_MQ_OPEN, "cloister-escape", unix.O_CREAT|unix.O_RDWR, 0o666, []byte(nil)); err != nil {
 		r.hold("POSIX queue: %s", errorName(err))
 	}
 	r.hold("left")
 }
 
-// find looks for what leave left, or for what a victim holds, and removes what it can.
+// find looks for the objects of leave and victim, and removes what it can.
 func find(r *report, args []string) {
 	for _, dir := range args {
 		if _, err := os.Stat(dir + "/left"); err == nil {
@@ -232,11 +231,11 @@ func find(r *report, args []string) {
 	if dial(unix.AF_UNIX, unix.SOCK_STREAM, &unix.SockaddrUnix{Name: meetingName}) == nil {
 		r.escape("an abstract socket was found")
 	}
-	r.hold("nothing was found")
+	r.hold("found nothing")
 }
 
-// victim holds whatever another run could reach, says so, and waits, for a minute at most. The first argument
-// is a file to lock, the others are directories to leave files in.
+// victim creates everything that another run could reach, prints "ready", and waits for at most a minute. The first argument is
+// a file to lock, the others are directories for files.
 func victim(r *report, args []string) {
 	leave(r, args[1:])
 	_, err := listen(netip.AddrPortFrom(netip.AddrFrom4([4]byte{127, 0, 0, 1}), meetingPort))
@@ -252,19 +251,19 @@ func victim(r *report, args []string) {
 	time.Sleep(time.Minute)
 }
 
-// lock tries to see the lock that a victim has on a file which both were given.
+// lock tries to see the lock of a victim on a shared file.
 func lock(r *report, args []string) {
 	fd, err := unix.Open(args[0], unix.O_RDONLY|unix.O_CLOEXEC, 0)
 	if !r.must("open", err) {
 		return
 	}
 	if err := unix.Flock(fd, unix.LOCK_EX|unix.LOCK_NB); err == unix.EWOULDBLOCK {
-		r.escape("the lock of another run is felt")
+		r.escape("the lock of another run is visible")
 	}
 	r.hold("no lock of another run")
 }
 
-// keys tries to leave keys in the kernel, and to find those of others.
+// keys tries to add keys to keyrings and to find those of others.
 func keys(r *report, _ []string) {
 	for name, ring := range map[string]int{
 		"thread": unix.KEY_SPEC_THREAD_KEYRING, "process": unix.KEY_SPEC_PROCESS_KEYRING,

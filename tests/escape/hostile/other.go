@@ -6,7 +6,7 @@ package main
 
 func main() {
 	r := &report{}
-	r.stop("the attacks are on Linux")
+	r.stop("the attacks need Linux")
 	r.hold("nothing")
 	r.escape("nothing is confined here")
 	r.exit()

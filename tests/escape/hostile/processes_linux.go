@@ -20,14 +20,14 @@ import (
 
 const self = "/proc/self/exe"
 
-// start starts this program, or a copy of it, anew.
+// start starts this program or a copy of it.
 func start(program string, attr syscall.SysProcAttr, args ...string) (int, error) {
 	return syscall.ForkExec(program, append([]string{"hostile"}, args...), &syscall.ProcAttr{
 		Files: []uintptr{0, 1, 2}, Sys: &attr,
 	})
 }
 
-// ended runs a program that prints nothing unless something is wrong, and reports how it ended.
+// ended runs a program that prints nothing unless something is wrong, and reports its exit.
 func ended(r *report, what, program string, args ...string) {
 	pid, err := syscall.ForkExec(program, append([]string{"hostile"}, args...), &syscall.ProcAttr{Files: []uintptr{0, 2, 2}})
 	if !r.must(what, err) {
@@ -46,27 +46,26 @@ func ended(r *report, what, program string, args ...string) {
 	}
 }
 
-// kill ends and reaps a child.
+// kill kills and reaps a child.
 func kill(pid int) {
 	_ = unix.Kill(pid, unix.SIGKILL)
 	_, _ = unix.Wait4(pid, nil, 0, nil)
 }
 
-// sleep is a child that waits to be attacked, for a minute at most.
+// sleep is a child that waits to be attacked, for at most a minute.
 func sleep() {
 	time.Sleep(time.Minute)
 	os.Exit(0)
 }
 
-// userns tries every way to a user namespace of one's own, in which one would be root.
+// userns tries every way to create a user namespace, in which it would be root.
 func userns(r *report, _ []string) {
 	try := func(what string, attr syscall.SysProcAttr) {
 		pid, err := start(self, attr, "child-sleep")
 		if err == nil {
 			kill(pid)
 		}
-		// The runtime tells of a refused clone and of a refused unshare in the same way. ENOSPC is
-		// the kernel's own bound on namespaces.
+		// The runtime reports a refused clone and a refused unshare alike. ENOSPC is the kernel's limit of namespaces.
 		r.refused(what, err)
 	}
 	try("clone into a user namespace", syscall.SysProcAttr{Cloneflags: unix.CLONE_NEWUSER})
@@ -76,7 +75,7 @@ func userns(r *report, _ []string) {
 	r.refused("clone3 into a user namespace", cloneThree(unix.CLONE_NEWUSER))
 }
 
-// mount tries to change what lies where: each call for itself, by the old interface and by the new one.
+// mount tries to change the mount table with each call of the old and the new interface.
 func mount(r *report, args []string) {
 	if !r.must("make a directory", errors.Join(os.Mkdir("/tmp/at", 0o700), os.Mkdir("/tmp/at/old", 0o700))) {
 		return
@@ -92,14 +91,14 @@ func mount(r *report, args []string) {
 	r.refused("open_tree", err)
 	for _, in := range args {
 		r.refused("make "+in+" writable", unix.Mount("", in, "", unix.MS_REMOUNT|unix.MS_BIND, ""))
-		r.refused("make "+in+" writable anew", unix.MountSetattr(unix.AT_FDCWD, in, 0, &unix.MountAttr{Attr_clr: unix.MOUNT_ATTR_RDONLY}))
+		r.refused("make "+in+" writable by mount_setattr", unix.MountSetattr(unix.AT_FDCWD, in, 0, &unix.MountAttr{Attr_clr: unix.MOUNT_ATTR_RDONLY}))
 		r.refused("mount over "+in, unix.Mount("/build", in, "", unix.MS_BIND, ""))
 		r.refused("unmount "+in, unix.Unmount(in, unix.MNT_DETACH))
 		_, err := call(unix.SYS_MOVE_MOUNT, unix.AT_FDCWD, in, unix.AT_FDCWD, "/tmp/at", 0)
 		r.refused("move "+in, err)
 	}
 	r.refused("chroot", unix.Chroot("/tmp/at"))
-	// Whoever is root of a user namespace may mount in it.
+	// Root of a user namespace may mount in it.
 	pid, err := start(self, syscall.SysProcAttr{
 		Cloneflags:  unix.CLONE_NEWUSER | unix.CLONE_NEWNS,
 		UidMappings: []syscall.SysProcIDMap{{ContainerID: 0, HostID: os.Getuid(), Size: 1}},
@@ -111,10 +110,10 @@ func mount(r *report, args []string) {
 			err = unix.EPERM
 		}
 	}
-	r.refused("mount in a user namespace of one's own", err)
+	r.refused("mount in a new user namespace", err)
 }
 
-// mountHere exits with 1 if it could mount, which is all that its parent can learn of it.
+// mountHere exits with 1 if it could mount.
 func mountHere(_ *report, args []string) {
 	if unix.Mount("tmp", args[0], "tmpfs", 0, "") == nil {
 		os.Exit(exitEscaped)
@@ -129,7 +128,7 @@ func setns(r *report, _ []string) {
 			name := "/proc/" + of + "/ns/" + kind
 			fd, err := unix.Open(name, unix.O_RDONLY|unix.O_CLOEXEC, 0)
 			if err == nil {
-				// Of one's own user namespace, and by more than one thread, it is an error of another kind.
+				// For its own user namespace, and with several threads, the error differs.
 				err = unix.Setns(fd, 0)
 				unix.Close(fd)
 			}
@@ -143,7 +142,7 @@ func setns(r *report, _ []string) {
 	r.refused("enter the namespaces of pid 1", err)
 }
 
-// ptrace tries to control and read another process: pid 1, and a child, which is as near as a sibling.
+// ptrace tries to control and read pid 1 and a child.
 func ptrace(r *report, _ []string) {
 	runtime.LockOSThread()
 	pid, err := start(self, syscall.SysProcAttr{}, "child-sleep")
@@ -158,7 +157,7 @@ func ptrace(r *report, _ []string) {
 		buffer := make([]byte, 8)
 		local := []unix.Iovec{{Base: &buffer[0]}}
 		local[0].SetLen(len(buffer))
-		// The program is linked without a place of its own to be chosen: its data is at the same address in all.
+		// The program is not position-independent, so its data has the same address in all processes.
 		_, err = unix.ProcessVMReadv(pid, local, []unix.RemoteIovec{{Base: address(shared), Len: len(buffer)}}, 0)
 		r.refused("read memory of "+name, err)
 		fd, err := unix.PidfdOpen(pid, 0)
@@ -171,12 +170,12 @@ func ptrace(r *report, _ []string) {
 	if err == nil {
 		kill(traced)
 	}
-	r.refused("be traced by one's parent", err)
+	r.refused("be traced by the parent", err)
 }
 
-var shared = []byte("as in every copy of this program")
+var shared = []byte("the same in every copy of this program")
 
-// initProcess tries to look into pid 1, which has been outside, and to end it.
+// initProcess tries to inspect and to kill pid 1, which was once outside the sandbox.
 func initProcess(r *report, _ []string) {
 	for _, name := range []string{"environ", "mem", "maps", "auxv", "stack", "syscall", "pagemap", "fd/0", "fdinfo/3", "map_files"} {
 		f, err := os.Open("/proc/1/" + name)
@@ -193,17 +192,17 @@ func initProcess(r *report, _ []string) {
 	_, err := os.ReadDir("/proc/1/root/")
 	r.refused("enter /proc/1/root", err, unix.ENOENT)
 	for s := syscall.Signal(1); s <= 64; s++ {
-		_ = unix.Kill(1, s) // no error is promised, but that nothing comes of it
+		_ = unix.Kill(1, s) // it may succeed but must have no effect
 	}
 	if fd, err := unix.PidfdOpen(1, 0); err == nil {
 		_ = unix.PidfdSendSignal(fd, unix.SIGKILL, nil, 0)
 	}
-	// If pid 1 had been ended, this process would not get this far.
+	// If pid 1 had been killed, this process would be dead.
 	time.Sleep(50 * time.Millisecond)
-	r.hold("pid 1 took no signal")
+	r.hold("pid 1 ignored all signals")
 }
 
-// others looks for processes that are not the run's own: in /proc, and by the ids of the host that it is given.
+// others looks for foreign processes in /proc, and by the given process IDs of the host.
 func others(r *report, args []string) {
 	dirs, err := filepath.Glob("/proc/[0-9]*")
 	if !r.must("list processes", err) {
@@ -211,7 +210,7 @@ func others(r *report, args []string) {
 	}
 	for _, d := range dirs {
 		if pid, _ := strconv.Atoi(filepath.Base(d)); pid != os.Getpid() && pid != 1 {
-			r.escape("process %d is in sight", pid)
+			r.escape("process %d is visible", pid)
 		}
 	}
 	for _, a := range args {
@@ -219,15 +218,15 @@ func others(r *report, args []string) {
 		if !r.must("process id", err) {
 			continue
 		}
-		// EPERM would say that it exists.
+		// EPERM would mean that it exists.
 		if err := unix.Kill(pid, 0); err != unix.ESRCH {
-			r.escape("process %d is in reach: %v", pid, err)
+			r.escape("process %d is reachable: %v", pid, err)
 		}
 	}
 	r.hold("no other process of %d", len(args))
 }
 
-// killAll sends SIGKILL to every process that can be reached. It is never to be run outside a pid namespace.
+// killAll sends SIGKILL to every reachable process. Never run it outside a pid namespace.
 func killAll(r *report, _ []string) {
 	pid, err := start(self, syscall.SysProcAttr{Setsid: true}, "child-sleep")
 	if !r.must("start a child", err) || !r.must("kill -1", unix.Kill(-1, unix.SIGKILL)) {
@@ -240,8 +239,7 @@ func killAll(r *report, _ []string) {
 	r.hold("only the run's own processes were killed")
 }
 
-// daemon leaves processes behind that hide from their parent and ignore what can be ignored; their command
-// lines hold the mark.
+// daemon leaves processes behind that detach from their parent and ignore signals. Their command lines contain the mark.
 func daemon(r *report, args []string) {
 	ready, theirs, err := os.Pipe()
 	if !r.must("pipe", err) {
@@ -265,7 +263,7 @@ func daemon(r *report, args []string) {
 	r.hold("left %d daemons", len(alive))
 }
 
-// linger is a process that was left behind, and the parent of a few more.
+// linger is a process that was left behind, with a few children.
 func linger(r *report, args []string) {
 	signal.Ignore()
 	more, err := strconv.Atoi(args[1])
@@ -283,15 +281,15 @@ func linger(r *report, args []string) {
 	os.Exit(0)
 }
 
-// stubborn does not end when it is told to.
+// stubborn ignores signals.
 func stubborn(r *report, _ []string) {
 	signal.Ignore()
 	fmt.Println("ready")
 	time.Sleep(time.Minute)
-	r.escape("nobody ended it")
+	r.escape("nobody killed it")
 }
 
-// core dies in a way that leaves the memory of a process on the disk.
+// core dies in a way that makes the kernel dump core.
 func core(r *report, _ []string) {
 	for _, dir := range []string{"/build", "/tmp"} {
 		if !r.must("directory", os.Chdir(dir)) {
@@ -323,18 +321,18 @@ func core(r *report, _ []string) {
 // abort is the process that crashes.
 func abort() {
 	if null, err := os.OpenFile("/dev/null", os.O_WRONLY, 0); err == nil {
-		_ = unix.Dup3(int(null.Fd()), 2, 0) // nobody wants to read the stacks
+		_ = unix.Dup3(int(null.Fd()), 2, 0) // discard the stacks
 	}
 	debug.SetTraceback("crash")
-	panic("as was asked for")
+	panic("deliberate")
 }
 
-// identity looks for anything by which a run could tell who or where it is.
+// identity looks for anything that distinguishes workers.
 func identity(r *report, _ []string) {
 	if uid, gid := os.Getuid(), os.Getgid(); uid != 1000 || gid != 1000 {
 		r.escape("user %d, group %d", uid, gid)
 	}
-	// Where a host cannot empty the list, what is in it has no name inside.
+	// If a host cannot empty the list, its entries have no names in the sandbox.
 	if groups, err := os.Getgroups(); r.must("groups", err) && slices.ContainsFunc(groups, func(g int) bool { return g != 65534 && g != 1000 }) {
 		r.escape("groups %v", groups)
 	}
@@ -360,12 +358,12 @@ func identity(r *report, _ []string) {
 		r.escape("there is a terminal")
 	}
 	if sid, err := unix.Getsid(0); err != nil || sid != os.Getpid() {
-		r.escape("the session is that of %d", sid)
+		r.escape("the session leader is %d", sid)
 	}
-	r.hold("nothing tells one worker from another")
+	r.hold("workers cannot be distinguished")
 }
 
-// capabilities looks for any that is left, in any set.
+// capabilities looks for a capability in any set.
 func capabilities(r *report, _ []string) {
 	status, err := os.ReadFile("/proc/self/status")
 	if !r.must("status", err) {
@@ -380,5 +378,5 @@ func capabilities(r *report, _ []string) {
 	if fields["NoNewPrivs"] != "1" {
 		r.escape("no_new_privs is %s", fields["NoNewPrivs"])
 	}
-	r.hold("none in any of five sets")
+	r.hold("all five sets are empty")
 }
